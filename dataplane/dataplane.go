@@ -1,0 +1,46 @@
+// Package dataplane is the seam between what a node has decided (model) and what a kernel holds: facts and three verbs.
+//
+// A data plane says how the kernel is told, never what it is told: it holds no loop, no timer, no metric and no word of
+// Kubernetes. The one loop that calls it is package reconcile.
+package dataplane
+
+import "context"
+
+// Key names a fact. Two facts with the same key say different things about the same place.
+type Key interface {
+	comparable
+	// Rank orders writes: a fact of a lower rank is true before one of a higher rank that needs it, and untrue after.
+	Rank() int
+}
+
+// Fact is one thing that the kernel can hold: a set element, a chain's body, a map entry. A value that can't be read
+// back word for word stands as a digest that can.
+type Fact[K Key, V comparable] struct {
+	Key   K
+	Value V
+}
+
+// Plane owns one slice of kernel state and makes it say what parts of the model need. T is the model's part, a pointer.
+type Plane[T any, K Key, V comparable] interface {
+	// Render gives the facts that a part needs. It is pure: equal parts give equal facts. Different parts may give
+	// the same fact; two parts never give different values for one key.
+	Render(T) []Fact[K, V]
+	// Read gives every fact that the kernel holds in this plane's slice, also those that nobody asked for.
+	Read(context.Context) ([]Fact[K, V], error)
+	// Write makes the facts of put true and those of del untrue, all at once where the kernel can, else put by rising
+	// rank, then del by falling rank. A fact whose value changes stands in both, old in del and new in put.
+	Write(ctx context.Context, put, del []Fact[K, V]) error
+}
+
+// Watcher is a Plane that learns when others write into its slice.
+type Watcher interface {
+	// Watch sends whenever somebody else may have changed the plane's slice, until ctx ends. Its own writes don't count.
+	Watch(ctx context.Context) (<-chan struct{}, error)
+}
+
+// Cleaner is a Plane that can leave its slice of the kernel without anything read first, also what another version or
+// a killed run has left there.
+type Cleaner interface {
+	// Clean removes everything that the plane ever wrote. Nothing there is no error.
+	Clean(context.Context) error
+}

@@ -1,0 +1,123 @@
+// Package source says what a source of Kubernetes objects gives: changes, one object each, and problems.
+//
+// A source decides nothing. It reads objects of the real k8s.io/api types from somewhere (source/manifest: a folder of
+// YAML; later source/kube: the API) and tells, as told, what came, what changed and what went.
+package source
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Kind is a kind of object that Fairlead reads.
+type Kind string
+
+// The kinds, by their names in the Kubernetes API.
+const (
+	Service       Kind = "Service"
+	EndpointSlice Kind = "EndpointSlice"
+	Node          Kind = "Node"
+	Namespace     Kind = "Namespace"
+	Pod           Kind = "Pod"
+	NetworkPolicy Kind = "NetworkPolicy"
+)
+
+// Kinds lists every kind that Fairlead reads.
+func Kinds() []Kind { return []Kind{Service, EndpointSlice, Node, Namespace, Pod, NetworkPolicy} }
+
+// Namespaced says whether objects of this kind live in a namespace.
+func (k Kind) Namespaced() bool { return k != Node && k != Namespace }
+
+// Object is one of *corev1.Service, *discoveryv1.EndpointSlice, *corev1.Node, *corev1.Namespace, *corev1.Pod and
+// *networkingv1.NetworkPolicy. Objects are never changed once they left their source.
+type Object = metav1.Object
+
+// Key names an object.
+type Key struct {
+	Kind            Kind
+	Namespace, Name string
+}
+
+// String gives "Service shop/web", or "Node a" for kinds without a namespace.
+func (k Key) String() string {
+	if k.Namespace == "" {
+		return fmt.Sprintf("%s %s", k.Kind, k.Name)
+	}
+	return fmt.Sprintf("%s %s/%s", k.Kind, k.Namespace, k.Name)
+}
+
+// KeyOf names o. It panics on a type that is not an Object's: that is an error in the source, not in its input.
+func KeyOf(o Object) Key {
+	k := Key{Namespace: o.GetNamespace(), Name: o.GetName()}
+	switch o.(type) {
+	case *corev1.Service:
+		k.Kind = Service
+	case *discoveryv1.EndpointSlice:
+		k.Kind = EndpointSlice
+	case *corev1.Node:
+		k.Kind = Node
+	case *corev1.Namespace:
+		k.Kind = Namespace
+	case *corev1.Pod:
+		k.Kind = Pod
+	case *networkingv1.NetworkPolicy:
+		k.Kind = NetworkPolicy
+	default:
+		panic(fmt.Sprintf("source: %T is not an object that Fairlead reads", o))
+	}
+	return k
+}
+
+// Change says that an object is now so, or, with a nil Object, that it is gone.
+type Change struct {
+	Key    Key
+	Object Object
+}
+
+// Problem is something in the input that could not be taken as it stands. It never stops the rest of the input.
+type Problem struct {
+	Object  Key    `json:"object"`          // zero where the text names none
+	File    string `json:"file,omitempty"`  // where a file is the source
+	Line    int    `json:"line,omitempty"`  // first line of the document, from 1
+	Field   string `json:"field,omitempty"` // path in the object, such as spec.ports[0].port
+	Reason  string `json:"reason"`          // one CamelCase word, for programs
+	Message string `json:"message"`         // what is wrong, what is done instead, the way out
+	Kept    bool   `json:"kept,omitempty"`  // the object's last good content stays in force
+}
+
+// String gives the problem in one line: place, object, field, reason, message.
+func (p Problem) String() string {
+	s := ""
+	if p.File != "" {
+		s = p.File
+		if p.Line > 0 {
+			s += fmt.Sprintf(":%d", p.Line)
+		}
+		s += ": "
+	}
+	if p.Object != (Key{}) {
+		s += p.Object.String() + ": "
+	}
+	if p.Field != "" {
+		s += p.Field + ": "
+	}
+	return s + p.Message + " (" + p.Reason + ")"
+}
+
+// Batch is what a source saw at one time. The first batch holds everything there is.
+type Batch struct {
+	Changes  []Change
+	Problems []Problem // all that stand now, not only new ones
+}
+
+// Source is a place where objects come from.
+type Source interface {
+	// Run calls deliver with a first batch, then with each later change as soon as it is seen, until ctx ends.
+	// It returns an error only where it can't go on at all.
+	Run(ctx context.Context, deliver func(Batch)) error
+}
