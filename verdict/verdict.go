@@ -1,0 +1,124 @@
+// Package verdict says what must become of a packet on a decided node. It is the meaning of the model as a function: the
+// judge of every data plane, and what `fairlead explain` prints. It never looks at a kernel.
+package verdict
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Packet is the first packet of a connection, as it enters the node (or leaves a process on it). Addresses are never
+// IPv4-mapped IPv6.
+type Packet struct {
+	Src, Dst netip.AddrPort
+	Protocol model.Protocol
+}
+
+// Action is what becomes of a packet.
+type Action uint8
+
+// The actions.
+const (
+	Pass    Action = iota // no frontend takes it: it goes on as if Fairlead were not there
+	Forward               // to one of the candidates, each equally likely
+	Reject                // refused with an answer
+	Drop                  // refused in silence
+)
+
+// String gives "pass", "forward", "reject" or "drop".
+func (a Action) String() string { return [...]string{"pass", "forward", "reject", "drop"}[a] }
+
+// Candidate is a backend that may get the packet.
+type Candidate struct {
+	Backend model.Backend
+	Hidden  bool // the backend sees an address of this node in place of the client's
+}
+
+// Outcome is what must become of a packet, and why.
+type Outcome struct {
+	Action     Action
+	Reason     string
+	Origin     model.Origin
+	Frontend   *model.Frontend // nil for Pass
+	Candidates []Candidate     // for Forward, in the pool's order
+}
+
+// Of decides p on the node that s describes. A client that has affinity gets the same candidate again while it lasts.
+func Of(s *model.Services, p Packet) Outcome {
+	o := Outcome{Origin: OriginOf(s.Node, p.Src.Addr())}
+	f, why := frontend(s, p)
+	if f == nil {
+		o.Reason = why
+		return o
+	}
+	o.Frontend = f
+	if !admits(f, p.Src.Addr()) {
+		o.Action, o.Reason = Drop, fmt.Sprintf("%s is in none of the permitted sources %v", p.Src.Addr(), f.Sources)
+		return o
+	}
+	t := f.Target(o.Origin)
+	if len(t.Pool.Backends) == 0 {
+		o.Action, o.Reason = Reject, fmt.Sprintf("no backend in pool %q", t.Pool.Name)
+		if t.Empty == model.Drop {
+			o.Action = Drop
+		}
+		return o
+	}
+	o.Action, o.Reason = Forward, fmt.Sprintf("%d backends in pool %q", len(t.Pool.Backends), t.Pool.Name)
+	o.Candidates = make([]Candidate, len(t.Pool.Backends))
+	for i, b := range t.Pool.Backends {
+		o.Candidates[i] = Candidate{b, f.Hide.Has(o.Origin) || hairpin(o.Origin, p, b)}
+	}
+	return o
+}
+
+// OriginOf tells where src comes from, seen from n. Loopback addresses are the node's own.
+func OriginOf(n *model.Node, src netip.Addr) model.Origin {
+	switch {
+	case own(n, src):
+		return model.FromNode
+	case slices.ContainsFunc(n.Pods, func(r netip.Prefix) bool { return r.Contains(src) }):
+		return model.FromPod
+	}
+	return model.FromOutside
+}
+
+// own says whether a is an address of the node itself.
+func own(n *model.Node, a netip.Addr) bool { return a.IsLoopback() || slices.Contains(n.Addresses, a) }
+
+// frontend finds who takes p: an entry of exactly its address first, then, if the address is the node's own and takes
+// node ports, an entry of any address. Without one it says why.
+func frontend(s *model.Services, p Packet) (*model.Frontend, string) {
+	dst := p.Dst.Addr()
+	if f := s.Frontends[model.Entry{Addr: dst, Port: p.Dst.Port(), Protocol: p.Protocol}]; f != nil {
+		return f, ""
+	}
+	entry := model.Entry{Addr: netip.IPv6Unspecified(), Port: p.Dst.Port(), Protocol: p.Protocol}
+	if dst.Is4() {
+		entry.Addr = netip.IPv4Unspecified()
+	}
+	f := s.Frontends[entry]
+	switch {
+	case f == nil:
+		return nil, fmt.Sprintf("no frontend at %s/%s", p.Dst, p.Protocol)
+	case !own(s.Node, dst):
+		return nil, fmt.Sprintf("%s is no address of node %s", dst, s.Node.Name)
+	case !slices.ContainsFunc(s.Node.NodePorts, func(r model.Range) bool { return r.Contains(dst) }):
+		return nil, fmt.Sprintf("%s is not among the addresses that take node ports", dst)
+	}
+	return f, ""
+}
+
+// admits says whether f lets src in.
+func admits(f *model.Frontend, src netip.Addr) bool {
+	return f.Sources == nil || slices.ContainsFunc(f.Sources, func(r netip.Prefix) bool { return r.Contains(src) })
+}
+
+// hairpin says that b would get its own packet back. Its answer would then never leave it, so the source is hidden. A
+// process of the node itself needs no help: its address is the node's already.
+func hairpin(o model.Origin, p Packet, b model.Backend) bool {
+	return o != model.FromNode && b.Local && b.Addr.Addr() == p.Src.Addr()
+}

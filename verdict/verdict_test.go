@@ -1,0 +1,80 @@
+package verdict
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+)
+
+func world() *model.Services {
+	ap, a, pre := netip.MustParseAddrPort, netip.MustParseAddr, netip.MustParsePrefix
+	two := &model.Pool{Name: "web cluster", Protocol: model.TCP, Affinity: time.Hour, Backends: []model.Backend{
+		{Addr: ap("10.244.0.1:8080"), Local: true}, {Addr: ap("10.244.1.1:8080")}}}
+	local := &model.Pool{Name: "web local", Protocol: model.TCP, Backends: two.Backends[:1]}
+	none := &model.Pool{Name: "none", Protocol: model.TCP}
+	s := &model.Services{
+		Node: &model.Node{Name: "a", Addresses: []netip.Addr{a("10.0.0.1"), a("10.244.0.254")}, Pods: []netip.Prefix{pre("10.244.0.0/16")},
+			NodePorts: []model.Range{{First: a("0.0.0.0"), Last: a("126.255.255.255")}}},
+		Frontends: map[model.Entry]*model.Frontend{},
+	}
+	to := func(p *model.Pool, e model.Action) model.Target { return model.Target{Pool: p, Empty: e} }
+	for _, f := range []*model.Frontend{
+		{Entry: model.Entry{Addr: a("10.96.0.1"), Port: 80}, Inside: to(two, 0), Outside: to(two, 0), Hide: model.OriginsOf(model.FromNode, model.FromOutside)},
+		{Entry: model.Entry{Addr: a("10.96.0.2"), Port: 80}, Inside: to(none, model.Reject), Outside: to(none, model.Drop)},
+		{Entry: model.Entry{Addr: a("198.51.100.1"), Port: 80}, Inside: to(two, 0), Outside: to(two, 0), Sources: []netip.Prefix{pre("10.0.0.0/24")}},
+		{Entry: model.Entry{Addr: a("198.51.100.2"), Port: 80}, Inside: to(two, 0), Outside: to(two, 0), Sources: []netip.Prefix{}},
+		{Entry: model.Entry{Addr: a("0.0.0.0"), Port: 30080}, Inside: to(two, 0), Outside: to(local, model.Drop), Hide: model.OriginsOf(model.FromNode)},
+	} {
+		f.Entry.Protocol = model.TCP
+		s.Frontends[f.Entry] = f
+	}
+	return s
+}
+
+func TestOf(t *testing.T) {
+	for _, c := range []struct {
+		src, dst string
+		proto    model.Protocol
+		want     string // action, then candidates; ~ marks a hidden source
+	}{
+		{"10.244.1.9:1", "10.96.0.1:80", model.TCP, "forward 10.244.0.1 10.244.1.1"},
+		{"10.244.0.1:1", "10.96.0.1:80", model.TCP, "forward ~10.244.0.1 10.244.1.1"},    // hairpin
+		{"10.244.1.1:1", "10.96.0.1:80", model.TCP, "forward 10.244.0.1 10.244.1.1"},     // not local: not this node's hairpin
+		{"10.0.0.1:1", "10.96.0.1:80", model.TCP, "forward ~10.244.0.1 ~10.244.1.1"},     // the node itself
+		{"10.244.0.254:1", "10.96.0.1:80", model.TCP, "forward ~10.244.0.1 ~10.244.1.1"}, // its address wins over the pods' range
+		{"127.0.0.1:1", "10.96.0.1:80", model.TCP, "forward ~10.244.0.1 ~10.244.1.1"},
+		{"192.0.2.1:1", "10.96.0.1:80", model.TCP, "forward ~10.244.0.1 ~10.244.1.1"},
+		{"192.0.2.1:1", "10.96.0.1:81", model.TCP, "pass"},
+		{"192.0.2.1:1", "10.96.0.1:80", model.UDP, "pass"},
+		{"10.244.1.9:1", "10.96.0.2:80", model.TCP, "reject"},
+		{"192.0.2.1:1", "10.96.0.2:80", model.TCP, "drop"},
+		{"10.0.0.77:1", "198.51.100.1:80", model.TCP, "forward 10.244.0.1 10.244.1.1"},
+		{"10.0.1.77:1", "198.51.100.1:80", model.TCP, "drop"},
+		{"10.0.0.77:1", "198.51.100.2:80", model.TCP, "drop"}, // an empty list lets nobody in
+		{"192.0.2.1:1", "10.0.0.1:30080", model.TCP, "forward 10.244.0.1"},
+		{"10.244.1.9:1", "10.0.0.1:30080", model.TCP, "forward 10.244.0.1 10.244.1.1"},
+		{"10.0.0.1:1", "10.0.0.1:30080", model.TCP, "forward ~10.244.0.1 ~10.244.1.1"},
+		{"192.0.2.1:1", "10.0.0.2:30080", model.TCP, "pass"},  // another node's address
+		{"127.0.0.1:1", "127.0.0.1:30080", model.TCP, "pass"}, // loopback takes no node ports here
+		{"[fd00::9]:1", "[fd00::1]:30080", model.TCP, "pass"},
+	} {
+		o := Of(world(), Packet{netip.MustParseAddrPort(c.src), netip.MustParseAddrPort(c.dst), c.proto})
+		got := []string{o.Action.String()}
+		for _, k := range o.Candidates {
+			h := ""
+			if k.Hidden {
+				h = "~"
+			}
+			got = append(got, h+k.Backend.Addr.Addr().String())
+		}
+		if s := strings.Join(got, " "); s != c.want {
+			t.Errorf("%s -> %s/%s: got %q (%s), want %q", c.src, c.dst, c.proto, s, o.Reason, c.want)
+		}
+		if o.Reason == "" {
+			t.Errorf("%s -> %s/%s: no reason given", c.src, c.dst, c.proto)
+		}
+	}
+}
