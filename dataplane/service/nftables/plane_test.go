@@ -1,0 +1,147 @@
+package nftables
+
+import (
+	"net/netip"
+	"os/exec"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// inNamespace runs the test's body in a network namespace of its own. The thread is thrown away with it.
+func inNamespace(t testing.TB, body func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			t.Errorf("new network namespace: %v: run as root", err)
+			return
+		}
+		body()
+	}()
+	<-done
+}
+
+// everything gives a node with every shape of frontend, in both families.
+func everything() *model.Services {
+	a, pre := netip.MustParseAddr, netip.MustParsePrefix
+	s := &model.Services{Frontends: map[model.Entry]*model.Frontend{}, Node: &model.Node{
+		Name: "a", Pods: []netip.Prefix{pre("10.244.0.0/16"), pre("10.9.9.9/32"), pre("fd00:244::/48")}, Localhost: true,
+		NodePorts: []model.Range{{First: a("0.0.0.0"), Last: a("255.255.255.255")}, {First: a("::2"), Last: a("fd00::1")}}}}
+	id := uint64(1 << 60)
+	pool := func(n int, affinity time.Duration, base netip.Addr) *model.Pool {
+		id++
+		p := &model.Pool{ID: id, Name: "p", Affinity: affinity}
+		for i := range n {
+			p.Backends = append(p.Backends, model.Backend{Addr: netip.AddrPortFrom(base, uint16(i+1)), Local: i%2 == 0})
+		}
+		return p
+	}
+	for _, f := range []struct{ vip, any, backend string }{{"10.96.0.1", "0.0.0.0", "10.244.0.1"}, {"fd00:96::1", "::", "fd00:244::1"}} {
+		port := uint16(0)
+		for _, n := range []int{0, 1, 10, 300} {
+			for _, affinity := range []time.Duration{0, time.Hour} {
+				for _, sources := range [][]netip.Prefix{nil, {}, {netip.PrefixFrom(a(f.vip), len(f.vip)/8*8+16).Masked(), netip.PrefixFrom(a(f.backend), a(f.backend).BitLen())}} {
+					for _, addr := range []string{f.vip, f.any} {
+						port++
+						in := model.Target{Pool: pool(n, affinity, a(f.backend))}
+						out := in
+						if port%3 == 0 {
+							out = model.Target{Pool: pool(n/2, affinity, a(f.backend)), Empty: model.Drop}
+						}
+						e := model.Entry{Addr: a(addr), Port: port, Protocol: []model.Protocol{model.TCP, model.UDP, model.SCTP}[port%3]}
+						s.Frontends[e] = &model.Frontend{Entry: e, Inside: in, Outside: out, Hide: model.Origins(port % 8), Sources: sources}
+					}
+				}
+			}
+		}
+	}
+	return s
+}
+
+// facts renders parts, each fact once.
+func facts(t *testing.T, p *Plane, parts []model.Part) []Fact {
+	t.Helper()
+	m := map[Key]Fact{}
+	for _, part := range parts {
+		for _, f := range p.Render(part) {
+			if g, ok := m[f.Key]; ok && g != f {
+				t.Fatalf("%v is wanted as %q and as %q", f.Key, f.Value, g.Value)
+			}
+			m[f.Key] = f
+		}
+	}
+	l := make([]Fact, 0, len(m))
+	for _, f := range m {
+		l = append(l, f)
+	}
+	return l
+}
+
+// difference gives the facts of a that b has not.
+func difference(a, b []Fact) (l []Fact) {
+	in := map[Fact]bool{}
+	for _, f := range b {
+		in[f] = true
+	}
+	for _, f := range a {
+		if !in[f] {
+			l = append(l, f)
+		}
+	}
+	return l
+}
+
+func TestKernelHoldsWhatIsWritten(t *testing.T) {
+	inNamespace(t, func() {
+		p, err := New()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer p.Close()
+		want := facts(t, p, everything().Parts())
+		steps := []struct {
+			name           string
+			put, del, want []Fact
+		}{
+			{"write", want, nil, want},
+			{"replace", want, want, want},
+			{"remove", nil, want, nil},
+			{"write again", want, nil, want},
+		}
+		for _, s := range steps {
+			if err := p.Write(t.Context(), s.put, s.del); err != nil {
+				t.Errorf("%s: %v", s.name, err)
+				return
+			}
+			held, err := p.Read(t.Context())
+			if err != nil {
+				t.Errorf("%s: read: %v", s.name, err)
+				return
+			}
+			if missing, extra := difference(s.want, held), difference(held, s.want); len(missing)+len(extra) > 0 {
+				t.Errorf("%s: missing %v, extra %v", s.name, missing, extra)
+				return
+			}
+		}
+		if out, err := exec.Command("nft", "list", "table", "inet", Table).CombinedOutput(); err != nil {
+			t.Errorf("nft list: %v: %s", err, out)
+		}
+		if err := p.Clean(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if held, err := p.Read(t.Context()); len(held) > 0 || err != nil {
+			t.Errorf("after clean: %v, %v", held, err)
+		}
+		if v, err := p.sysctl(routeLocalnet); v != "0" || err != nil {
+			t.Errorf("after clean: %s is %q, %v", routeLocalnet, v, err)
+		}
+	})
+}

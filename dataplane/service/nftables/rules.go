@@ -1,0 +1,282 @@
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	nft "fairlead.dev/fairlead/kernel/nftables"
+	"fairlead.dev/fairlead/model"
+)
+
+// join makes one rule of pieces.
+func join(pieces ...[]nft.Expr) []nft.Expr { return slices.Concat(pieces...) }
+
+// exprs makes a piece.
+func exprs(e ...nft.Expr) []nft.Expr { return e }
+
+// frontendKey loads stage · address · protocol · port of the packet from register r on; for node ports the address is 0.
+func (f *proto) frontendKey(r int, stage uint32, any bool) []nft.Expr {
+	return join(exprs(nft.Load(nft.R(r), word(nil, stage))), f.placeKey(r+1, any))
+}
+
+// placeKey loads address · protocol · port.
+func (f *proto) placeKey(r int, any bool) []nft.Expr {
+	addr := nft.Payload(nft.NetworkHeader, f.dst, uint32(4*f.words), nft.R(r))
+	if any {
+		addr = nft.Load(nft.R(r), f.anyAddress.AsSlice())
+	}
+	return exprs(addr, nft.Meta(nft.MetaL4Proto, nft.R(r+f.words)), nft.Payload(nft.TransportHeader, 2, 2, nft.R(r+f.words+1)))
+}
+
+// client loads the source address.
+func (f *proto) client(r int) nft.Expr {
+	return nft.Payload(nft.NetworkHeader, f.src, uint32(4*f.words), nft.R(r))
+}
+
+// Where rules keep things. A key made of what a map gave begins at zero.
+const (
+	zero  = 0 // four registers of 0; what maps give goes behind the first
+	place = 4 // stage · address · protocol · port
+)
+
+// clear puts 16 bytes of 0 at r. A key that begins there may go on with what a map gave. The kernel would take a key
+// of a map's value alone; the nft command (seen with 1.0.6, mended later) stops dead on it when it lists the table, as
+// it thinks such a value has no length. The constant's length satisfies it.
+func clear(r int) nft.Expr { return nft.Load(nft.R(r), make([]byte, 16)) }
+
+// follow goes on with what the frontend's element of a stage says.
+func (f *proto) follow(stage uint32, any bool, set string) []nft.Expr {
+	return join(exprs(clear(zero)), f.frontendKey(place, stage, any), exprs(
+		nft.Map("service"+f.name, nft.R(place), nft.R(zero+1)),
+		nft.VMap(set+f.name, nft.R(zero))))
+}
+
+// drawing picks one of the pool's backends.
+func (n next) drawing(f *proto) []nft.Expr {
+	const number, pool, backend = zero + 1, zero + 2, place
+	return join(exprs(clear(zero)), f.frontendKey(place, n.stage(), n.any), exprs(
+		nft.Map("pool"+f.name, nft.R(place), nft.R(pool)),
+		nft.Random(n.size, nft.R(number)),
+		nft.Map(f.endpoint, nft.R(zero), nft.R(backend)),
+		nft.DNAT(f.number, nft.R(backend), nft.R(backend+f.words))))
+}
+
+// remembering gives the rules of a pool with affinity: a client that is known and whose backend is still a member goes
+// there; another draws one and is remembered; where the set of clients is full, the client draws without.
+func (n next) remembering(f *proto) [][]nft.Expr {
+	// client · its pool, the key of affinity; then 0 · number · pool, the key of drawn and member, its first half also
+	// affinity's value; then the frontend's place, of which the first register is soon needed again; then a backend.
+	const client = 0
+	clientPool, zero := f.words, f.words+2
+	number, pool, place, backend := zero+1, zero+2, zero+3, zero+4
+	affinity, timeout := "affinity"+f.name, time.Duration(n.seconds)*time.Second
+
+	find := join(exprs(clear(zero)), f.frontendKey(place, n.stage(), n.any), exprs(
+		nft.Payload(nft.NetworkHeader, f.src, uint32(4*f.words+8), nft.R(client)), // longer than the address, for clear's reason
+		nft.Map("pool"+f.name, nft.R(place), nft.R(clientPool))))
+	known := join(find, exprs(
+		nft.Map(affinity, nft.R(client), nft.R(place)),
+		nft.Copy(nft.R(place+1), nft.R(number), 4),
+		nft.Copy(nft.R(clientPool), nft.R(pool), 8)))
+	drawn := join(find, exprs(
+		nft.Copy(nft.R(clientPool), nft.R(pool), 8),
+		nft.Random(n.size, nft.R(number)),
+		nft.Map(f.drawn, nft.R(zero), nft.R(number))))
+	choose := nft.Map(f.member, nft.R(zero), nft.R(backend))
+	remember := nft.Remember(affinity, nft.R(client), nft.R(zero), timeout)
+	send := nft.DNAT(f.number, nft.R(backend), nft.R(backend+f.words))
+	return [][]nft.Expr{
+		join(known, exprs(choose, remember, send)),
+		join(drawn, exprs(choose, nft.Forget(affinity, nft.R(client), nft.R(zero)), remember, send)),
+		join(drawn, exprs(choose, send)),
+	}
+}
+
+// node gives everything that does not depend on Services.
+func (p *Plane) node(v *model.Node) []Fact {
+	facts := []Fact{{Key: Key{Kind: KindTable, Name: Table}, Value: layout}}
+	for _, s := range allSets {
+		facts = append(facts, Fact{Key: Key{Kind: KindSet, Name: s.Name}, Value: s.Schema()})
+	}
+	for name, rules := range baseChains {
+		facts = append(facts, p.chain(name, rules))
+	}
+	facts = append(facts, p.chain("refuse", refuse()))
+	for _, f := range protos {
+		facts = append(facts, p.family(f, v)...)
+	}
+	if v.Localhost {
+		facts = append(facts, p.chain("localhost", guard()), Fact{Key: Key{Kind: KindSysctl, Name: routeLocalnet}, Value: "1"})
+	}
+	return facts
+}
+
+// family gives a family's chains that every frontend may need.
+func (p *Plane) family(f *proto, v *model.Node) []Fact {
+	facts := []Fact{
+		p.chain("enter"+f.name, f.enter()),
+		p.chain("nodeports"+f.name, f.nodePorts(v)),
+		p.chain("leave"+f.name, f.leave(v)),
+	}
+	for _, any := range []bool{false, true} {
+		facts = append(facts,
+			p.chain(next{does: restricts, any: any}.chain(f), f.restricted(any)),
+			p.chain(next{does: splits, any: any}.chain(f), f.split(v, any)))
+	}
+	for m := model.Origins(0); m <= model.AllOrigins; m++ {
+		name := hideChain(f, m)
+		facts = append(facts, p.chain(name, f.hide(v, m)), element("hide"+f.name, word(word(nil, 0), uint32(m)), gotoText+name))
+	}
+	return facts
+}
+
+// enter finds a packet's frontend: by its address, else, at an address of this host, among the node ports.
+func (f *proto) enter() [][]nft.Expr {
+	return [][]nft.Expr{
+		f.follow(stageEntry, false, "entry"),
+		append(nft.FibLocal(false, nft.R(0)), nft.Do(nft.Goto("nodeports"+f.name))),
+	}
+}
+
+// nodePorts lets the addresses that take node ports find one.
+func (f *proto) nodePorts(v *model.Node) (rules [][]nft.Expr) {
+	load := nft.Payload(nft.NetworkHeader, f.dst, uint32(4*f.words), nft.R(0))
+	for _, r := range f.within(load, v.NodePorts) {
+		rules = append(rules, append(r, f.follow(stageEntry, true, "entry")...))
+	}
+	return rules
+}
+
+// within gives, for each of the family's ranges, a rule's beginning that goes on only if what load puts into the first
+// registers is in the range.
+func (f *proto) within(load nft.Expr, ranges []model.Range) (begins [][]nft.Expr) {
+	for _, r := range ranges {
+		if protoOf(r.First) == f {
+			begins = append(begins, exprs(load, nft.Cmp(nft.Gte, nft.R(0), r.First.AsSlice()), nft.Cmp(nft.Lte, nft.R(0), r.Last.AsSlice())))
+		}
+	}
+	return begins
+}
+
+// restricted lets clients of permitted sources go on and drops the others.
+func (f *proto) restricted(any bool) [][]nft.Expr {
+	permitted := join(f.placeKey(0, any), exprs(f.client(f.words+2), nft.Member("permitted"+f.name, nft.R(0))))
+	return [][]nft.Expr{
+		append(permitted, f.follow(stageAdmitted, any, "admitted")...),
+		exprs(nft.Do(nft.DropIt)),
+	}
+}
+
+// split sends clients on this node and pods to the inside, others to the outside.
+func (f *proto) split(v *model.Node, any bool) [][]nft.Expr {
+	inside := f.follow(stageInside, any, "side")
+	rules := [][]nft.Expr{append(nft.FibLocal(true, nft.R(0)), inside...)}
+	for _, r := range f.fromPods(v) {
+		rules = append(rules, append(r, inside...))
+	}
+	return append(rules, f.follow(stageOutside, any, "side"), exprs(nft.Do(nft.DropIt)))
+}
+
+// fromPods gives, for each of the pods' ranges, a rule's beginning that goes on only if the source is in it.
+func (f *proto) fromPods(v *model.Node) (begins [][]nft.Expr) {
+	for _, r := range v.Pods {
+		if protoOf(r.Addr()) != f {
+			continue
+		}
+		begin := exprs(f.client(0))
+		if r.Bits() < r.Addr().BitLen() {
+			begin = append(begin, nft.And(nft.R(0), nft.R(0), mask(r)))
+		}
+		begins = append(begins, append(begin, nft.Cmp(nft.Eq, nft.R(0), r.Masked().Addr().AsSlice())))
+	}
+	return begins
+}
+
+// mask gives a prefix's netmask.
+func mask(r netip.Prefix) []byte {
+	m := make([]byte, r.Addr().BitLen()/8)
+	for i := range r.Bits() {
+		m[i/8] |= 0x80 >> (i % 8)
+	}
+	return m
+}
+
+// leave finds the frontend of a translated connection again, by its original destination, to hide its source.
+func (f *proto) leave(v *model.Node) [][]nft.Expr {
+	original := func(addr nft.Expr) []nft.Expr {
+		return exprs(clear(zero), nft.Load(nft.R(place), word(nil, stageEntry)), addr, nft.Meta(nft.MetaL4Proto, nft.R(place+1+f.words)),
+			nft.CtOriginal(nft.CtProtoDst, nft.R(place+2+f.words)), nft.Map("source"+f.name, nft.R(place), nft.R(zero+1)), nft.VMap("hide"+f.name, nft.R(zero)))
+	}
+	rules := [][]nft.Expr{original(nft.CtOriginal(f.ctDst, nft.R(place+1)))}
+	for _, r := range f.within(nft.CtOriginal(f.ctDst, nft.R(0)), v.NodePorts) {
+		rules = append(rules, append(r, original(nft.Load(nft.R(place+1), f.anyAddress.AsSlice()))...))
+	}
+	return rules
+}
+
+// hideChain names the chain that hides the sources of origins, such as hide4-node-outside or hide4-none.
+func hideChain(f *proto, m model.Origins) string {
+	return "hide" + f.name + "-" + strings.ReplaceAll(m.String(), ",", "-")
+}
+
+// hide masquerades packets of the origins in m, and those that a backend on this node sends to itself.
+func (f *proto) hide(v *model.Node, m model.Origins) [][]nft.Expr {
+	decide := func(o model.Origin) nft.Expr {
+		if m.Has(o) {
+			return nft.Masquerade()
+		}
+		return nft.Do(nft.Return)
+	}
+	rules := [][]nft.Expr{
+		append(nft.FibLocal(true, nft.R(0)), decide(model.FromNode)),
+		exprs(f.client(0), nft.Payload(nft.NetworkHeader, f.dst, uint32(4*f.words), nft.R(f.words)), nft.Member("hairpin"+f.name, nft.R(0)), nft.Masquerade()),
+	}
+	for _, r := range f.fromPods(v) {
+		rules = append(rules, append(r, decide(model.FromPod)))
+	}
+	return append(rules, exprs(decide(model.FromOutside)))
+}
+
+// refuse answers that nothing is there.
+func refuse() [][]nft.Expr {
+	return [][]nft.Expr{
+		exprs(nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.IPPROTO_TCP}), nft.RejectTCP()),
+		exprs(nft.RejectPort()),
+	}
+}
+
+// guard drops packets to IPv4 loopback addresses that come in through any other device than lo. Without it, letting
+// packets with such addresses out for node ports on localhost would let others' in (CVE-2020-8558).
+func guard() [][]nft.Expr {
+	const loopback = unix.ARPHRD_LOOPBACK
+	return [][]nft.Expr{exprs(
+		nft.Meta(nft.MetaNFProto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.NFPROTO_IPV4}),
+		nft.Meta(nft.MetaIIFType, nft.R(0)), nft.Cmp(nft.Neq, nft.R(0), []byte{loopback & 0xff, loopback >> 8}),
+		nft.Payload(nft.NetworkHeader, protos[0].dst, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{127}),
+		nft.Do(nft.DropIt))}
+}
+
+// hooks tells which chains see packets by themselves.
+var hooks = map[string]*nft.Hook{
+	"prerouting":  {Type: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: -100},
+	"output":      {Type: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: -100},
+	"postrouting": {Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100},
+	"localhost":   {Type: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: -300},
+}
+
+// baseChains are the chains that send packets to their family's.
+var baseChains = func() map[string][][]nft.Expr {
+	var in, out [][]nft.Expr
+	for _, f := range protos {
+		family := exprs(nft.Meta(nft.MetaNFProto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{f.number}))
+		dnat := word(nil, nft.StatusDNAT)
+		translated := exprs(nft.Ct(nft.CtStatus, nft.R(0)), nft.And(nft.R(0), nft.R(0), dnat), nft.Cmp(nft.Neq, nft.R(0), make([]byte, 4)))
+		in = append(in, join(family, exprs(nft.Do(nft.Goto("enter"+f.name)))))
+		out = append(out, join(translated, family, exprs(nft.Do(nft.Goto("leave"+f.name)))))
+	}
+	return map[string][][]nft.Expr{"prerouting": in, "output": in, "postrouting": out}
+}()

@@ -1,0 +1,207 @@
+package nftables
+
+import (
+	"bytes"
+	"encoding/binary"
+	"time"
+)
+
+// Reg is one of the sixteen 32-bit data registers of a rule, R(0) to R(15). Longer values take consecutive ones.
+type Reg uint32
+
+// R gives the i-th 32-bit register (NFT_REG32_00 + i).
+func R(i int) Reg { return Reg(8 + i) }
+
+// Verdict ends a rule or names the chain to go on with.
+type Verdict struct {
+	Code  int32
+	Chain string
+}
+
+// Accept, DropIt and Return are verdicts without a chain.
+var (
+	Accept = Verdict{Code: 1}
+	DropIt = Verdict{Code: 0}
+	Return = Verdict{Code: -5}
+)
+
+// Goto goes on in a chain and does not come back.
+func Goto(chain string) Verdict { return Verdict{Code: -4, Chain: chain} }
+
+// Expr is one instruction of a rule, as the kernel takes it.
+type Expr []byte
+
+// expr encodes an instruction of a kind with its attributes.
+func expr(kind string, attrs func(b *buffer)) Expr {
+	var b buffer
+	b.nest(nftaListElem, func() {
+		b.str(nftaExprName, kind)
+		b.nest(nftaExprData, func() { attrs(&b) })
+	})
+	return Expr(b)
+}
+
+// Base is where a Payload load counts from.
+type Base uint32
+
+// The payload bases.
+const (
+	NetworkHeader   Base = 1
+	TransportHeader Base = 2
+)
+
+// Payload loads n bytes of the packet into dst.
+func Payload(base Base, offset, n uint32, dst Reg) Expr {
+	return expr("payload", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(base)); b.u32(3, offset); b.u32(4, n) })
+}
+
+// MetaKey is a property of a packet beside its bytes.
+type MetaKey uint32
+
+// The meta keys in use (enum nft_meta_keys).
+const (
+	MetaIIF     MetaKey = 4
+	MetaIIFType MetaKey = 8
+	MetaNFProto MetaKey = 15
+	MetaL4Proto MetaKey = 16
+)
+
+// Meta loads a property into dst.
+func Meta(k MetaKey, dst Reg) Expr {
+	return expr("meta", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(k)) })
+}
+
+// CtKey is a property of a packet's connection.
+type CtKey uint32
+
+// The conntrack keys in use (enum nft_ct_keys).
+const (
+	CtStatus   CtKey = 2
+	CtProtoDst CtKey = 12
+	CtDstIP    CtKey = 20
+	CtDstIP6   CtKey = 22
+)
+
+// StatusDNAT is the bit of CtStatus that says that the destination was translated (IPS_DST_NAT).
+const StatusDNAT uint32 = 1 << 5
+
+// Ct loads a property of the connection into dst.
+func Ct(k CtKey, dst Reg) Expr {
+	return expr("ct", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(k)) })
+}
+
+// CtOriginal loads a property of the connection's original direction into dst.
+func CtOriginal(k CtKey, dst Reg) Expr {
+	return expr("ct", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(k)); b.u8(3, 0) })
+}
+
+// CmpOp is a comparison.
+type CmpOp uint32
+
+// The comparisons.
+const (
+	Eq CmpOp = iota
+	Neq
+	Lt
+	Lte
+	Gt
+	Gte
+)
+
+// Cmp goes on with the rule only if src compares so to v, in the order of bytes.
+func Cmp(op CmpOp, src Reg, v []byte) Expr {
+	return expr("cmp", func(b *buffer) { b.u32(1, uint32(src)); b.u32(2, uint32(op)); b.value(3, string(v)) })
+}
+
+// And masks src into dst; the mask's length is the value's.
+func And(src, dst Reg, mask []byte) Expr {
+	return expr("bitwise", func(b *buffer) {
+		b.u32(1, uint32(src))
+		b.u32(2, uint32(dst))
+		b.u32(3, uint32(len(mask)))
+		b.value(4, string(mask))
+		b.value(5, string(make([]byte, len(mask))))
+	})
+}
+
+// Copy puts n bytes from src at dst.
+func Copy(src, dst Reg, n int) Expr { return And(src, dst, bytes.Repeat([]byte{0xff}, n)) }
+
+// Load puts a constant of at most 16 bytes into dst.
+func Load(dst Reg, v []byte) Expr {
+	return expr("immediate", func(b *buffer) { b.u32(1, uint32(dst)); b.value(2, string(v)) })
+}
+
+// Do ends the rule with a verdict.
+func Do(v Verdict) Expr {
+	return expr("immediate", func(b *buffer) { b.u32(1, 0); b.verdict(2, v) })
+}
+
+// Member goes on with the rule only if the key that begins at src is in the set.
+func Member(set string, src Reg) Expr {
+	return expr("lookup", func(b *buffer) { b.str(1, set); b.u32(2, uint32(src)) })
+}
+
+// Map looks the key that begins at src up and puts the value at dst; without one the rule ends.
+func Map(set string, src, dst Reg) Expr {
+	return expr("lookup", func(b *buffer) { b.str(1, set); b.u32(2, uint32(src)); b.u32(3, uint32(dst)) })
+}
+
+// VMap looks the key that begins at src up and does what the verdict there says; without one the rule ends.
+func VMap(set string, src Reg) Expr { return Map(set, src, 0) }
+
+// Local kinds of an address (RTN_LOCAL of the route table).
+const rtnLocal = 2
+
+// FibLocal goes on with the rule only if the packet's source (or destination) is an address of this host; it uses tmp.
+func FibLocal(source bool, tmp Reg) []Expr {
+	flag := uint32(1 << 1) // NFTA_FIB_F_DADDR
+	if source {
+		flag = 1 << 0
+	}
+	load := expr("fib", func(b *buffer) { b.u32(1, uint32(tmp)); b.u32(2, 3); b.u32(3, flag) })
+	return []Expr{load, Cmp(Eq, tmp, binary.NativeEndian.AppendUint32(nil, rtnLocal))}
+}
+
+// Random puts an equally distributed number from 0 to n-1 into dst, in the host's byte order.
+func Random(n uint32, dst Reg) Expr {
+	return expr("numgen", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, n); b.u32(3, 1); b.u32(4, 0) })
+}
+
+// DNAT translates the destination to the address at addr and the port at port; family is NFPROTO_IPV4 or NFPROTO_IPV6.
+func DNAT(family uint8, addr, port Reg) Expr {
+	return expr("nat", func(b *buffer) {
+		b.u32(1, 1)
+		b.u32(2, uint32(family))
+		b.u32(3, uint32(addr))
+		b.u32(5, uint32(port))
+	})
+}
+
+// Masquerade gives the packet the address of the device it leaves through and a random port.
+func Masquerade() Expr {
+	const randomFully = 1 << 4 // NF_NAT_RANGE_PROTO_RANDOM_FULLY
+	return expr("masq", func(b *buffer) { b.u32(1, randomFully) })
+}
+
+// RejectTCP answers with a TCP reset.
+func RejectTCP() Expr { return expr("reject", func(b *buffer) { b.u32(1, 1); b.u8(2, 0) }) }
+
+// RejectPort answers with ICMP or ICMPv6 port unreachable.
+func RejectPort() Expr { return expr("reject", func(b *buffer) { b.u32(1, 2); b.u8(2, 1) }) }
+
+// Remember adds (or, if it is there, refreshes) the element of key with data for a time. A full set ends the rule.
+func Remember(set string, key, data Reg, timeout time.Duration) Expr {
+	return expr("dynset", func(b *buffer) {
+		b.str(1, set)
+		b.u32(3, 1)
+		b.u32(4, uint32(key))
+		b.u32(5, uint32(data))
+		b.u64(6, uint64(timeout.Milliseconds()))
+	})
+}
+
+// Forget removes the element of key, if it is there. For a map the kernel wants a register of data to be named too.
+func Forget(set string, key, data Reg) Expr {
+	return expr("dynset", func(b *buffer) { b.str(1, set); b.u32(3, 2); b.u32(4, uint32(key)); b.u32(5, uint32(data)) })
+}

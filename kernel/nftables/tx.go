@@ -1,0 +1,299 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Attribute and message numbers of include/uapi/linux/netfilter/nf_tables.h; those that golang.org/x/sys has not.
+const (
+	nftaListElem     = 1
+	nftaExprName     = 1
+	nftaExprData     = 2
+	nftaDataValue    = 1
+	nftaDataVerdict  = 2
+	nftaVerdictCode  = 1
+	nftaVerdictChain = 2
+
+	msgNewTable, msgGetTable, msgDelTable       = 0, 1, 2
+	msgNewChain, msgGetChain, msgDelChain       = 3, 4, 5
+	msgNewRule, msgGetRule, msgDelRule          = 6, 7, 8
+	msgNewSet, msgGetSet, msgDelSet             = 9, 10, 11
+	msgNewElem, msgGetElem, msgDelElem          = 12, 13, 14
+	elemKey, elemData, elemFlags, elemKeyEnd    = 1, 2, 3, 10
+	setInterval, setMap, setTimeout, setDynamic = 0x4, 0x8, 0x10, 0x20
+	setConcat                                   = 0x80
+	verdictType                                 = 0xffffff00
+)
+
+// family of every table here: inet, both IPv4 and IPv6.
+const family = unix.NFPROTO_INET
+
+// messageLimit keeps a message of elements below the 65,535 bytes that an attribute's length can say.
+const messageLimit = 60_000
+
+// Type is a type of a field, as the nft command knows it, and its length in bytes.
+type Type struct{ ID, Len uint32 }
+
+// Types of fields (nftables' enum datatypes). Mark stands for any 32-bit number, Integer
+// for one of 64 bits.
+var (
+	IPv4     = Type{7, 4}
+	IPv6     = Type{8, 16}
+	Proto    = Type{12, 1}
+	Port     = Type{13, 2}
+	Mark     = Type{19, 4}
+	Integer  = Type{4, 8}
+	Verdicts = Type{1, 0}
+)
+
+// typed gives the concatenated type's number and its length in registers.
+func typed(fields []Type) (id, length uint32) {
+	for _, f := range fields {
+		id = id<<6 | f.ID
+		length += (f.Len + 3) &^ 3
+	}
+	return id, length
+}
+
+// Set is a set, or a map if it has Data.
+type Set struct {
+	Name     string
+	Key      []Type
+	Data     []Type // one Verdicts for a map to verdicts
+	Interval bool   // elements may be ranges in any field
+	Dynamic  bool   // packets add elements, which time out
+	Size     uint32 // elements at most; 0: no limit
+}
+
+// ToVerdicts says whether the set is a map to verdicts.
+func (s Set) ToVerdicts() bool { return len(s.Data) == 1 && s.Data[0] == Verdicts }
+
+// flags gives the set's flags for the kernel.
+func (s Set) flags() (f uint32) {
+	if s.Interval {
+		f |= setInterval
+	}
+	if s.Data != nil {
+		f |= setMap
+	}
+	if s.Dynamic {
+		f |= setDynamic | setTimeout
+	}
+	if len(s.Key) > 1 {
+		f |= setConcat
+	}
+	return f
+}
+
+// Schema describes what can be read back of a set: key, data, flags and size.
+func (s Set) Schema() string {
+	_, k := typed(s.Key)
+	_, d := typed(s.Data)
+	if s.ToVerdicts() {
+		d = 16 // sizeof(struct nft_verdict)
+	}
+	return schema(k, d, s.flags(), s.Size)
+}
+
+func schema(key, data, flags, size uint32) string {
+	return fmt.Sprintf("key %d data %d flags %#x size %d", key, data, flags, size)
+}
+
+// Hook is where a base chain sees packets.
+type Hook struct {
+	Type     string // nat or filter
+	Number   uint32 // NF_INET_PRE_ROUTING and so on
+	Priority int32
+}
+
+// Chain is a chain; without a Hook only other chains lead to it.
+type Chain struct {
+	Name string
+	Hook *Hook
+}
+
+// Rule is a list of instructions with a comment.
+type Rule struct {
+	Comment string // at most 127 bytes
+	Exprs   []Expr
+}
+
+// Element is one element of a set. End is the last key of a range and empty for a single key. Of Data and Verdict a map
+// has one.
+type Element struct {
+	Key, End, Data string
+	Verdict        *Verdict
+}
+
+// Tx is a list of changes that take effect all at once, or not at all.
+type Tx struct {
+	b     buffer
+	said  []string // what each message does, for errors
+	setID uint32
+}
+
+// Empty says that nothing is to be done.
+func (t *Tx) Empty() bool { return len(t.said) == 0 }
+
+// Bytes gives the size of the transaction on the wire.
+func (t *Tx) Bytes() int { return len(t.b) }
+
+// message writes one message; what it does is told by said.
+func (t *Tx) message(kind uint16, flags uint16, said string, body func(b *buffer)) {
+	at := header(&t.b, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, uint32(len(t.said)+1), family, 0)
+	body(&t.b)
+	binary.NativeEndian.PutUint32(t.b[at:], uint32(len(t.b)-at))
+	t.said = append(t.said, said)
+}
+
+// header writes a netlink header with nfgenmsg and gives its place, where the length goes.
+func header(b *buffer, kind, flags uint16, seq uint32, family uint8, res uint16) int {
+	at := len(*b)
+	*b = binary.NativeEndian.AppendUint32(*b, 20)
+	*b = binary.NativeEndian.AppendUint16(*b, kind)
+	*b = binary.NativeEndian.AppendUint16(*b, unix.NLM_F_REQUEST|flags)
+	*b = binary.NativeEndian.AppendUint32(*b, seq)
+	*b = binary.NativeEndian.AppendUint32(*b, 0)
+	*b = append(*b, family, 0)
+	*b = binary.BigEndian.AppendUint16(*b, res)
+	return at
+}
+
+// AddTable makes a table; one that is there stays.
+func (t *Tx) AddTable(name string) {
+	t.message(msgNewTable, unix.NLM_F_CREATE, "add table "+name, func(b *buffer) { b.str(1, name) })
+}
+
+// DelTable removes a table and everything in it.
+func (t *Tx) DelTable(name string) {
+	t.message(msgDelTable, 0, "delete table "+name, func(b *buffer) { b.str(1, name) })
+}
+
+// AddSet makes a set.
+func (t *Tx) AddSet(table string, s Set) {
+	t.setID++
+	t.message(msgNewSet, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "add set "+s.Name, func(b *buffer) {
+		id, length := typed(s.Key)
+		b.str(1, table)
+		b.str(2, s.Name)
+		b.u32(3, s.flags())
+		b.u32(4, id)
+		b.u32(5, length)
+		if s.ToVerdicts() {
+			b.u32(6, verdictType)
+			b.u32(7, 0)
+		} else if s.Data != nil {
+			id, length := typed(s.Data)
+			b.u32(6, id)
+			b.u32(7, length)
+		}
+		b.nest(9, func() { s.describe(b) })
+		b.u32(10, t.setID)
+	})
+}
+
+// describe writes the set's size and the lengths of its key's fields.
+func (s Set) describe(b *buffer) {
+	if s.Size > 0 {
+		b.u32(1, s.Size)
+	}
+	if len(s.Key) < 2 {
+		return
+	}
+	b.nest(2, func() {
+		for _, f := range s.Key {
+			b.nest(nftaListElem, func() { b.u32(1, f.Len) })
+		}
+	})
+}
+
+// DelSet removes a set.
+func (t *Tx) DelSet(table, set string) {
+	t.message(msgDelSet, 0, "delete set "+set, func(b *buffer) { b.str(1, table); b.str(2, set) })
+}
+
+// AddChain makes a chain; one that is there stays as it is.
+func (t *Tx) AddChain(table string, c Chain) {
+	t.message(msgNewChain, unix.NLM_F_CREATE, "add chain "+c.Name, func(b *buffer) {
+		b.str(1, table)
+		b.str(3, c.Name)
+		if c.Hook == nil {
+			return
+		}
+		b.nest(4, func() { b.u32(1, c.Hook.Number); b.u32(2, uint32(c.Hook.Priority)) })
+		b.str(7, c.Hook.Type)
+	})
+}
+
+// DelChain removes a chain.
+func (t *Tx) DelChain(table, chain string) {
+	t.message(msgDelChain, 0, "delete chain "+chain, func(b *buffer) { b.str(1, table); b.str(3, chain) })
+}
+
+// Flush removes every rule of a chain.
+func (t *Tx) Flush(table, chain string) {
+	t.message(msgDelRule, 0, "flush chain "+chain, func(b *buffer) { b.str(1, table); b.str(2, chain) })
+}
+
+// AddRule appends a rule to a chain.
+func (t *Tx) AddRule(table, chain string, r Rule) {
+	t.message(msgNewRule, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "add rule to "+chain, func(b *buffer) {
+		b.str(1, table)
+		b.str(2, chain)
+		b.nest(4, func() {
+			for _, e := range r.Exprs {
+				*b = append(*b, e...)
+			}
+		})
+		b.bytes(7, comment(r.Comment))
+	})
+}
+
+// comment encodes user data that the nft command shows as a comment: type 0, length, text, end mark.
+func comment(s string) []byte {
+	return append(append([]byte{0, byte(len(s) + 1)}, s...), 0)
+}
+
+// AddElements adds elements. One that is there already with the same data is no error.
+func (t *Tx) AddElements(table, set string, es []Element) {
+	t.elements(msgNewElem, unix.NLM_F_CREATE, "add to set "+set, table, set, es)
+}
+
+// DelElements removes elements, each of which must be there.
+func (t *Tx) DelElements(table, set string, es []Element) {
+	t.elements(msgDelElem, 0, "delete from set "+set, table, set, es)
+}
+
+// elements writes elements in as many messages as their lengths need.
+func (t *Tx) elements(kind, flags uint16, said, table, set string, es []Element) {
+	for len(es) > 0 {
+		t.message(kind, flags, said, func(b *buffer) {
+			b.str(1, table)
+			b.str(2, set)
+			b.nest(3, func() {
+				for start := len(*b); len(es) > 0 && len(*b)-start < messageLimit; es = es[1:] {
+					es[0].encode(b, kind == msgNewElem)
+				}
+			})
+		})
+	}
+}
+
+// encode writes one element; what it maps to only if it is being added.
+func (e Element) encode(b *buffer, add bool) {
+	at := b.open(nftaListElem | nested)
+	b.value(elemKey, e.Key)
+	if e.End != "" {
+		b.value(elemKeyEnd, e.End)
+	}
+	if add && e.Data != "" {
+		b.value(elemData, e.Data)
+	}
+	if add && e.Verdict != nil {
+		b.verdict(elemData, *e.Verdict)
+	}
+	b.close(at)
+}
