@@ -288,9 +288,23 @@ func (p *Plane) lead(f *proto, set string, n next) []Fact {
 	if n.does == drops {
 		return []Fact{element(set+f.name, key, dropText)}
 	}
-	facts := []Fact{element(set+f.name, key, gotoText+n.chain(f))}
-	if n.does == picks {
-		facts = append(facts, p.chain(n.chain(f), n.rules(f)))
+	lead := element(set+f.name, key, gotoText+n.chain(f))
+	if n.does != picks {
+		return []Fact{lead} // the node has the chain
 	}
-	return facts
+	return []Fact{lead, p.picks(f, n)}
+}
+
+// picks gives the chain that draws a backend. Frontends by the thousand share it: it is made once.
+func (p *Plane) picks(f *proto, n next) Fact {
+	type shape struct {
+		*proto
+		next
+	}
+	if made, ok := p.drawers.Load(shape{f, n}); ok {
+		return made.(Fact)
+	}
+	made := p.chain(n.chain(f), n.rules(f))
+	p.drawers.Store(shape{f, n}, made)
+	return made
 }

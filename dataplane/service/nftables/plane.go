@@ -22,7 +22,8 @@ import (
 type Plane struct {
 	conn    *nft.Conn
 	sysctls map[string]*os.File // open, so that they stay this namespace's whatever thread writes
-	bodies  sync.Map            // chain name and digest → [][]nft.Expr: what a chain's fact stands for
+	bodies  sync.Map            // a chain's Fact → [][]nft.Expr: what it stands for
+	drawers sync.Map            // family and step → Fact of the chain that draws a backend
 }
 
 var (

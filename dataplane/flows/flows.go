@@ -1,0 +1,139 @@
+// Package flows is the data plane that cuts stale flows: connections of UDP and SCTP that the kernel tracks to a backend
+// which their frontend no longer has, or to no backend at all from before there was a frontend. TCP ends by itself.
+//
+// What traffic writes into the kernel is no fact; which backends an entry's flows may have is. A fact that becomes true
+// cuts the entry's other flows, one that becomes untrue those that it allowed. It is told after the service data plane
+// has the change, else a client could come back to the old backend in between.
+package flows
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/kernel/conntrack"
+	"fairlead.dev/fairlead/model"
+)
+
+// Key is the entry that flows go to.
+type Key model.Entry
+
+// Rank implements dataplane.Key: entries don't depend on each other.
+func (Key) Rank() int { return 0 }
+
+// Allowed is the pools that an entry's flows may have a backend of.
+type Allowed struct{ Inside, Outside *model.Pool }
+
+// has says whether a is a backend.
+func (p Allowed) has(a netip.AddrPort) bool {
+	is := func(b model.Backend) bool { return b.Addr == a }
+	return slices.ContainsFunc(p.Inside.Backends, is) || slices.ContainsFunc(p.Outside.Backends, is)
+}
+
+// Fact says which backends an entry's flows may have.
+type Fact = dataplane.Fact[Key, Allowed]
+
+// Plane implements dataplane.Plane[model.Part, Key, Allowed].
+type Plane struct{ conn *conntrack.Conn }
+
+var _ dataplane.Plane[model.Part, Key, Allowed] = (*Plane)(nil)
+
+// New opens the plane of the calling thread's network namespace.
+func New() (*Plane, error) {
+	conn, err := conntrack.Open()
+	if err != nil {
+		return nil, err
+	}
+	return &Plane{conn}, nil
+}
+
+// Close gives the plane's sockets back.
+func (p *Plane) Close() { p.conn.Close() }
+
+// Render implements dataplane.Plane.
+func (p *Plane) Render(part model.Part) []Fact {
+	f, ok := part.(*model.Frontend)
+	if !ok || f.Entry.Protocol == model.TCP {
+		return nil
+	}
+	return []Fact{{Key: Key(f.Entry), Value: Allowed{f.Inside.Pool, f.Outside.Pool}}}
+}
+
+// Read implements dataplane.Plane. The kernel holds no such facts: after a restart each is told, and looked after, anew.
+func (p *Plane) Read(context.Context) ([]Fact, error) { return nil, nil }
+
+// Write implements dataplane.Plane with one look through the flows of each family concerned.
+func (p *Plane) Write(_ context.Context, put, del []Fact) error {
+	if len(put)+len(del) == 0 {
+		return nil
+	}
+	own, err := p.conn.Addresses()
+	if err != nil {
+		return err
+	}
+	c := cutter{now: map[Key]Allowed{}, past: map[Key]Allowed{}, own: own}
+	families := map[uint8]bool{}
+	note := func(m map[Key]Allowed, facts []Fact) {
+		for _, f := range facts {
+			m[f.Key] = f.Value
+			families[familyOf(f.Key.Addr)] = true
+		}
+	}
+	note(c.past, del)
+	note(c.now, put)
+	var errs []error
+	for family := range families {
+		_, err := p.conn.Cut(family, c.stale)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func familyOf(a netip.Addr) uint8 {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// cutter decides about flows.
+type cutter struct {
+	now, past map[Key]Allowed // of entries that are and entries that are no more
+	own       map[netip.Addr]bool
+}
+
+// stale says whether a flow is to be cut: it goes to an entry that is, by another way than its backends; or it went to
+// an entry that is no more by one of the backends of then.
+func (c cutter) stale(f conntrack.Flow) bool {
+	if f.Protocol == uint8(model.TCP) {
+		return false
+	}
+	k := Key{Addr: f.Destination.Addr(), Port: f.Destination.Port(), Protocol: model.Protocol(f.Protocol)}
+	if yes, known := c.decide(k, f); known {
+		return yes
+	}
+	if !c.own[k.Addr] {
+		return false
+	}
+	k.Addr = netip.IPv6Unspecified()
+	if f.Destination.Addr().Is4() {
+		k.Addr = netip.IPv4Unspecified()
+	}
+	yes, _ := c.decide(k, f)
+	return yes
+}
+
+// decide says whether a flow of an entry is stale, if the entry is known.
+func (c cutter) decide(k Key, f conntrack.Flow) (stale, known bool) {
+	if now, ok := c.now[k]; ok {
+		return !now.has(f.Answers), true
+	}
+	if past, ok := c.past[k]; ok {
+		return past.has(f.Answers), true
+	}
+	return false, false
+}

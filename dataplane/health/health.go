@@ -1,0 +1,143 @@
+// Package health is the data plane of healthCheckNodePort: HTTP servers on which load balancers ask whether this node has
+// backends of a Service of its own. What a kernel is to others, the process's listeners are to it.
+package health
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Key is the port of a server.
+type Key uint16
+
+// Rank implements dataplane.Key: servers don't depend on each other.
+func (Key) Rank() int { return 0 }
+
+// State is what a server answers.
+type State struct {
+	Service string // "namespace/name"
+	Local   int    // ready backends on this node
+}
+
+// Fact says what the server at a port answers.
+type Fact = dataplane.Fact[Key, State]
+
+// Plane implements dataplane.Plane[*model.HealthCheck, Key, State].
+type Plane struct {
+	listen  func(port uint16) (net.Listener, error)
+	mu      sync.Mutex
+	servers map[Key]*server
+}
+
+var _ dataplane.Plane[*model.HealthCheck, Key, State] = (*Plane)(nil)
+
+// New gives a plane without servers. listen opens a port; nil opens it on every address, as load balancers need.
+func New(listen func(port uint16) (net.Listener, error)) *Plane {
+	if listen == nil {
+		listen = func(port uint16) (net.Listener, error) { return net.Listen("tcp", ":"+strconv.Itoa(int(port))) }
+	}
+	return &Plane{listen: listen, servers: map[Key]*server{}}
+}
+
+// Render implements dataplane.Plane.
+func (p *Plane) Render(h *model.HealthCheck) []Fact {
+	return []Fact{{Key: Key(h.Port), Value: State{h.Service, h.Local}}}
+}
+
+// Read implements dataplane.Plane.
+func (p *Plane) Read(context.Context) (facts []Fact, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k, s := range p.servers {
+		facts = append(facts, Fact{Key: k, Value: *s.state.Load()})
+	}
+	return facts, nil
+}
+
+// Write implements dataplane.Plane. A port that is taken fails; the others are served.
+func (p *Plane) Write(_ context.Context, put, del []Fact) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	stays := map[Key]bool{}
+	var errs []error
+	for _, f := range put {
+		stays[f.Key] = true
+		errs = append(errs, p.serve(f))
+	}
+	for _, f := range del {
+		if s := p.servers[f.Key]; s != nil && !stays[f.Key] {
+			s.http.Close()
+			delete(p.servers, f.Key)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// serve tells a server what to answer, and starts it if there is none.
+func (p *Plane) serve(f Fact) error {
+	if s := p.servers[f.Key]; s != nil {
+		s.state.Store(&f.Value)
+		return nil
+	}
+	l, err := p.listen(uint16(f.Key))
+	if err != nil {
+		return fmt.Errorf("health: listen on healthCheckNodePort %d of Service %s: %w", f.Key, f.Value.Service, err)
+	}
+	s := &server{}
+	s.state.Store(&f.Value)
+	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 5 * time.Second}
+	p.servers[f.Key] = s
+	go s.http.Serve(l)
+	return nil
+}
+
+// Close ends all servers.
+func (p *Plane) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k, s := range p.servers {
+		s.http.Close()
+		delete(p.servers, k)
+	}
+}
+
+// server answers for one Service.
+type server struct {
+	state atomic.Pointer[State]
+	http  *http.Server
+}
+
+// ServeHTTP answers 200 if the node has backends and 503 if not, in the words of kube-proxy's health check server.
+func (s *server) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	state := *s.state.Load()
+	namespace, name, _ := strings.Cut(state.Service, "/")
+	var body struct {
+		Service struct {
+			Namespace string `json:"namespace"`
+			Name      string `json:"name"`
+		} `json:"service"`
+		LocalEndpoints      int  `json:"localEndpoints"`
+		ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
+	}
+	body.Service.Namespace, body.Service.Name = namespace, name
+	body.LocalEndpoints, body.ServiceProxyHealthy = state.Local, true
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(state.Local))
+	if state.Local == 0 {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	json.NewEncoder(w).Encode(body)
+}

@@ -1,0 +1,86 @@
+// Package conntrack reads and cuts connections in the kernel's connection tracking, by netlink.
+package conntrack
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Flow is a tracked connection: where its first packet was sent, and who answers.
+type Flow struct {
+	Protocol    uint8          // IP protocol number
+	Source      netip.AddrPort // the client
+	Destination netip.AddrPort // as the client wrote it
+	Answers     netip.AddrPort // the source of replies: the backend, if the destination was translated
+}
+
+// Conn reaches one network namespace's connection tracking.
+type Conn struct {
+	flows  *netlink.Handle
+	routes *netlink.Handle
+}
+
+// Open connects to the calling thread's network namespace. It needs CAP_NET_ADMIN there.
+func Open() (*Conn, error) {
+	flows, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("conntrack: open netlink socket: %w", err)
+	}
+	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		flows.Close()
+		return nil, fmt.Errorf("conntrack: open netlink socket: %w", err)
+	}
+	return &Conn{flows, routes}, nil
+}
+
+// Close gives the sockets back.
+func (c *Conn) Close() {
+	c.flows.Close()
+	c.routes.Close()
+}
+
+// Cut removes the flows of a family (unix.AF_INET or AF_INET6) that match says, and gives their number. A packet of such
+// a flow that comes later is the first of a new one.
+func (c *Conn) Cut(family uint8, match func(Flow) bool) (int, error) {
+	n, err := c.flows.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(family), filter(match))
+	if err != nil {
+		return int(n), fmt.Errorf("conntrack: cut flows of family %d: %w", family, err)
+	}
+	return int(n), nil
+}
+
+// filter is a netlink.CustomConntrackFilter.
+type filter func(Flow) bool
+
+// MatchConntrackFlow implements netlink.CustomConntrackFilter.
+func (f filter) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	return f(Flow{
+		Protocol:    flow.Forward.Protocol,
+		Source:      addrPort(flow.Forward.SrcIP, flow.Forward.SrcPort),
+		Destination: addrPort(flow.Forward.DstIP, flow.Forward.DstPort),
+		Answers:     addrPort(flow.Reverse.SrcIP, flow.Reverse.SrcPort),
+	})
+}
+
+func addrPort(ip net.IP, port uint16) netip.AddrPort {
+	a, _ := netip.AddrFromSlice(ip)
+	return netip.AddrPortFrom(a.Unmap(), port)
+}
+
+// Addresses gives the addresses of the namespace's interfaces.
+func (c *Conn) Addresses() (map[netip.Addr]bool, error) {
+	list, err := c.routes.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("conntrack: list addresses: %w", err)
+	}
+	own := map[netip.Addr]bool{}
+	for _, a := range list {
+		own[addrPort(a.IP, 0).Addr()] = true
+	}
+	return own, nil
+}

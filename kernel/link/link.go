@@ -1,0 +1,185 @@
+// Package link makes veth pairs, bridges, addresses, routes and neighbours in a network namespace, over netlink.
+//
+// It is a thin typed layer: one call is one kernel request (two where an index must be read back). It keeps nothing and
+// decides nothing. Together with the other packages under kernel it is the only importer of vishvananda/netlink.
+package link
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/netns"
+)
+
+// MaxName is how many characters an interface name may have.
+const MaxName = unix.IFNAMSIZ - 1
+
+// Conn is a netlink connection to one network namespace. It may not be used by two goroutines at once.
+type Conn struct{ h *netlink.Handle }
+
+// Dial connects to ns. The connection works from any thread and outlives ns's handle.
+func Dial(ns *netns.Namespace) (*Conn, error) {
+	c := &Conn{}
+	err := ns.Do(func() (err error) {
+		c.h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open netlink in %s: %w", ns.Name, err)
+	}
+	return c, nil
+}
+
+// Close ends the connection.
+func (c *Conn) Close() { c.h.Close() }
+
+// Index gives the index of the interface of that name.
+func (c *Conn) Index(name string) (int, error) {
+	l, err := c.h.LinkByName(name)
+	if err != nil {
+		return 0, fmt.Errorf("look up interface %s: %w", name, err)
+	}
+	return l.Attrs().Index, nil
+}
+
+// End is one end of a veth pair.
+type End struct {
+	Name  string // at most MaxName characters
+	MAC   net.HardwareAddr
+	Alias string // for people, up to 255 bytes; near end only
+}
+
+// AddVeth makes a pair of interfaces: near here and up, far in another namespace and down. It gives near's index.
+func (c *Conn) AddVeth(near, far End, in *netns.Namespace) (int, error) {
+	a := netlink.NewLinkAttrs()
+	a.Name, a.HardwareAddr, a.Alias, a.Flags = near.Name, near.MAC, near.Alias, net.FlagUp
+	v := &netlink.Veth{
+		LinkAttrs: a, PeerName: far.Name, PeerHardwareAddr: far.MAC, PeerNamespace: netlink.NsFd(in.FD()), PeerTxQLen: -1,
+	}
+	if err := c.h.LinkAdd(v); err != nil {
+		return 0, fmt.Errorf("add veth %s with peer %s in %s: %w", near.Name, far.Name, in.Name, err)
+	}
+	return v.Index, nil
+}
+
+// AddBridge makes a bridge that is up, forwards from the first moment and doesn't snoop multicast. It gives its index.
+func (c *Conn) AddBridge(name string) (int, error) {
+	a := netlink.NewLinkAttrs()
+	a.Name, a.Flags = name, net.FlagUp
+	snoop := false
+	b := &netlink.Bridge{LinkAttrs: a, MulticastSnooping: &snoop}
+	if err := c.h.LinkAdd(b); err != nil {
+		return 0, fmt.Errorf("add bridge %s: %w", name, err)
+	}
+	return b.Index, nil
+}
+
+// dev names an interface for requests that need no more than its index.
+func dev(index int) netlink.Link { return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}} }
+
+// Attach makes the interface a port of the bridge.
+func (c *Conn) Attach(port, bridge int) error {
+	if err := c.h.LinkSetMasterByIndex(dev(port), bridge); err != nil {
+		return fmt.Errorf("attach interface %d to bridge %d: %w", port, bridge, err)
+	}
+	return nil
+}
+
+// Up brings the interface up.
+func (c *Conn) Up(index int) error {
+	if err := c.h.LinkSetUp(dev(index)); err != nil {
+		return fmt.Errorf("bring interface %d up: %w", index, err)
+	}
+	return nil
+}
+
+// Delete removes the interface, and with it the other end of a veth pair. One that isn't there is no error.
+func (c *Conn) Delete(index int) error {
+	if err := c.h.LinkDel(dev(index)); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete interface %d: %w", index, err)
+	}
+	return nil
+}
+
+// AddAddress gives the interface an address, usable at once: without duplicate address detection, and with a route only
+// where the prefix is wider than the address. One that it has is no error.
+func (c *Conn) AddAddress(index int, p netip.Prefix) error {
+	a := &netlink.Addr{IPNet: ipNet(p)}
+	if p.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	if err := c.h.AddrAdd(dev(index), a); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add address %s to interface %d: %w", p, index, err)
+	}
+	return nil
+}
+
+// Route is a unicast route in the main table.
+type Route struct {
+	To     netip.Prefix
+	Via    netip.Addr // next hop on Dev's link, whatever addresses Dev has; zero: To is on the link itself
+	Dev    int        // interface index
+	Source netip.Addr // the source that the kernel prefers; zero: its choice
+}
+
+// PutRoute makes the route the one to r.To, in place of any other.
+func (c *Conn) PutRoute(r Route) error {
+	if err := c.h.RouteReplace(r.netlink()); err != nil {
+		return fmt.Errorf("set route to %s via %s: %w", r.To, r.Via, err)
+	}
+	return nil
+}
+
+// DeleteRoute removes the route. One that isn't there is no error.
+func (c *Conn) DeleteRoute(r Route) error {
+	if err := c.h.RouteDel(r.netlink()); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("delete route to %s via %s: %w", r.To, r.Via, err)
+	}
+	return nil
+}
+
+func (r Route) netlink() *netlink.Route {
+	n := &netlink.Route{LinkIndex: r.Dev, Dst: ipNet(r.To), Src: r.Source.AsSlice(), Gw: r.Via.AsSlice()}
+	if r.Via.IsValid() {
+		n.Flags = int(netlink.FLAG_ONLINK)
+	} else {
+		n.Scope = netlink.SCOPE_LINK
+	}
+	return n
+}
+
+// Neighbour is a link-layer address that needs no asking.
+type Neighbour struct {
+	Dev  int // interface index
+	Addr netip.Addr
+	MAC  [6]byte
+}
+
+// PutNeighbour makes the neighbour permanent, in place of what is known of its address.
+func (c *Conn) PutNeighbour(n Neighbour) error {
+	if err := c.h.NeighSet(n.netlink()); err != nil {
+		return fmt.Errorf("set neighbour %s on interface %d: %w", n.Addr, n.Dev, err)
+	}
+	return nil
+}
+
+// DeleteNeighbour forgets the neighbour. One that isn't there is no error.
+func (c *Conn) DeleteNeighbour(n Neighbour) error {
+	if err := c.h.NeighDel(n.netlink()); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("delete neighbour %s on interface %d: %w", n.Addr, n.Dev, err)
+	}
+	return nil
+}
+
+func (n Neighbour) netlink() *netlink.Neigh {
+	return &netlink.Neigh{LinkIndex: n.Dev, State: netlink.NUD_PERMANENT, IP: n.Addr.AsSlice(), HardwareAddr: n.MAC[:]}
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

@@ -1,0 +1,231 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// prefix starts the names of all namespaces of this test process.
+var prefix = fmt.Sprintf("flnetns%d-", os.Getpid())
+
+// space makes a namespace that goes with the test.
+func space(t *testing.T, name string) *Namespace {
+	t.Helper()
+	ns, err := New(prefix + name)
+	if err != nil {
+		t.Fatalf("this test needs root, to make network namespaces: %v", err)
+	}
+	t.Cleanup(func() {
+		ns.Close()
+		if err := Delete(ns.Name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+		if left, err := List(ns.Name); len(left) > 0 || err != nil {
+			t.Errorf("left: %v, %v", left, err)
+		}
+	})
+	return ns
+}
+
+// inode tells the calling thread's namespace from others.
+func inode(t *testing.T) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Ino
+}
+
+func TestNewIsAnotherNamespaceWithItsName(t *testing.T) {
+	ns := space(t, "a")
+	home := inode(t)
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(Dir, ns.Name), &st); err != nil {
+		t.Fatal(err)
+	}
+	err := ns.Do(func() error {
+		if got := inode(t); got == home || got != st.Ino {
+			t.Errorf("inside: namespace %d, outside %d, by name %d", got, home, st.Ino)
+		}
+		links, err := net.Interfaces()
+		if len(links) != 1 || links[0].Name != "lo" {
+			t.Errorf("interfaces %v, want only lo", links)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if got := inode(t); got != home {
+		t.Errorf("afterwards in %d, before in %d", got, home)
+	}
+}
+
+func TestNamesThatCantBe(t *testing.T) {
+	ns := space(t, "a")
+	if _, err := New(ns.Name); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a taken name: %v", err)
+	}
+	for _, name := range []string{"", ".", "..", "a/b", "/", strings.Repeat("x", 256)} {
+		if _, err := New(name); err == nil {
+			t.Errorf("name %q is taken", name)
+		}
+	}
+	for _, f := range []func(string) error{Delete, func(n string) error { _, err := Open(n); return err }} {
+		if err := f(prefix + "none"); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("a name that isn't there: %v", err)
+		}
+	}
+}
+
+func TestDoNestsAndPassesErrorsOn(t *testing.T) {
+	a, b := space(t, "a"), space(t, "b")
+	inside := func(n *Namespace) (i uint64) {
+		if err := n.Do(func() error { i = inode(t); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return i
+	}
+	ia, ib := inside(a), inside(b)
+	sad := errors.New("sad")
+	err := a.Do(func() error {
+		if err := b.Do(func() error {
+			if inode(t) != ib {
+				t.Error("not in b")
+			}
+			return sad
+		}); !errors.Is(err, sad) {
+			t.Errorf("inner: %v", err)
+		}
+		if inode(t) != ia {
+			t.Error("not back in a")
+		}
+		return sad
+	})
+	if !errors.Is(err, sad) {
+		t.Errorf("outer: %v", err)
+	}
+}
+
+func TestDoComesBackFromAPanic(t *testing.T) {
+	ns, home := space(t, "a"), inode(t)
+	func() {
+		defer func() { recover() }()
+		ns.Do(func() error { panic("on purpose") })
+	}()
+	if got := inode(t); got != home {
+		t.Errorf("in %d after a panic, before in %d", got, home)
+	}
+}
+
+func TestManyThreads(t *testing.T) {
+	spaces := []*Namespace{space(t, "a"), space(t, "b"), space(t, "c")}
+	home := inode(t)
+	var inodes [3]uint64
+	for i, n := range spaces {
+		n.Do(func() error { inodes[i] = inode(t); return nil })
+	}
+	var wg sync.WaitGroup
+	for g := range 24 {
+		wg.Go(func() {
+			for i := range 100 {
+				k := (g + i) % 3
+				if err := spaces[k].Do(func() error {
+					if got := inode(t); got != inodes[k] {
+						t.Errorf("in %d, want %d", got, inodes[k])
+					}
+					return nil
+				}); err != nil {
+					t.Error(err)
+				}
+				if got := inode(t); got != home {
+					t.Errorf("home is %d, want %d", got, home)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestOpenAndCurrent(t *testing.T) {
+	ns := space(t, "a")
+	again, err := Open(ns.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	home, err := Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer home.Close()
+	want := inode(t)
+	err = again.Do(func() error {
+		return home.Do(func() error {
+			if got := inode(t); got != want {
+				t.Errorf("in %d, want %d", got, want)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDeleteTakesTheNameOnly(t *testing.T) {
+	ns := space(t, "a")
+	if err := Delete(ns.Name); err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.Do(func() error { return nil }); err != nil {
+		t.Errorf("an open namespace is gone with its name: %v", err)
+	}
+	if left, _ := List(ns.Name); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestDeleteOfAHalfMadeName(t *testing.T) {
+	path := filepath.Join(Dir, prefix+"half")
+	space(t, "a") // makes Dir
+	if err := os.WriteFile(path, nil, 0o444); err != nil {
+		t.Fatal(err)
+	}
+	if err := Delete(prefix + "half"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestList(t *testing.T) {
+	space(t, "b1")
+	space(t, "b2")
+	space(t, "c")
+	got, err := List(prefix + "b")
+	if want := []string{prefix + "b1", prefix + "b2"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v, want %v", got, err, want)
+	}
+}
+
+func TestClosedHandle(t *testing.T) {
+	ns := space(t, "a")
+	again, err := Open(ns.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Close()
+	if err := again.Do(func() error { t.Error("ran"); return nil }); err == nil {
+		t.Error("a closed handle still opens")
+	}
+}
