@@ -1,0 +1,53 @@
+# Bare `make` lists the verbs. Both `make lab` and `make test` do all their own set-up on a Debian machine with Go, as root.
+GO ?= go
+export CGO_ENABLED ?= 0
+VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+# Packages whose goroutines share state: tested again with the race detector, which needs a C compiler.
+RACY := ./reconcile/... ./agent/... ./source/... ./dataplane/health/...
+
+.PHONY: help
+help:
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build bin/fairlead
+	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/fairlead ./cmd/fairlead
+
+.PHONY: lab
+lab: build root ## measure on this machine: the experiment `services`, quick profile, about 4 minutes
+	bin/fairlead lab run services --quick
+
+.PHONY: lab-full
+lab-full: build root ## the same with every block: for the night
+	bin/fairlead lab run services
+
+.PHONY: test
+test: root packages vet ## every test: pure, in the kernel, with real packets, with the race detector
+	$(GO) test -timeout 20m ./...
+	CGO_ENABLED=1 $(GO) test -race -short -timeout 20m $(RACY)
+
+.PHONY: vet
+vet: ## gofmt, vet and staticcheck
+	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "make vet: run gofmt -w on these files" >&2; exit 1; }
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+
+.PHONY: fuzz
+fuzz: ## each fuzz target for a minute
+	@for p in $$($(GO) list ./...); do \
+	  for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime 60s $$p || exit 1; done; done
+
+.PHONY: bench
+bench: root ## Go benchmarks of the data plane, the resolver, the loop and the source
+	$(GO) test -run '^$$' -bench . ./dataplane/... ./resolve/... ./reconcile/... ./source/...
+
+.PHONY: packages
+packages: # Debian packages that tests need: nft reads back what we wrote, gcc serves the race detector
+	@missing=; for p in nftables gcc libc6-dev; do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	if [ -n "$$missing" ]; then echo "installing$$missing"; \
+	  apt-get update -q >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$missing >/dev/null; fi
+
+.PHONY: root
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "make: the kernel is part of this: run as root (sudo make ...)" >&2; exit 1; }

@@ -1,0 +1,174 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane/health"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+	"fairlead.dev/fairlead/resolve"
+	"fairlead.dev/fairlead/source"
+)
+
+// Options is what a node's agent is told.
+type Options struct {
+	Source  source.Source
+	Resolve resolve.Config
+	Log     *slog.Logger
+	Status  string // address of the status page, such as 127.0.0.1:10249; empty: none
+}
+
+// Agent serves one node.
+type Agent struct {
+	options  Options
+	services *Services
+	health   *reconcile.Loop[*model.HealthCheck, health.Key, health.State]
+
+	mu       sync.Mutex // guards the resolver and what follows
+	resolver *resolve.Resolver
+	problems []source.Problem // the source's
+	known    map[string]bool  // problems that were logged
+	synced   bool             // the first batch is in the kernel
+	batches  int
+}
+
+// Run serves a node in the calling thread's network namespace until ctx ends, and leaves the kernel as it is then.
+func Run(ctx context.Context, o Options) error {
+	if err := o.Resolve.Validate(); err != nil {
+		return err
+	}
+	services, err := OpenServices(o.Log)
+	if err != nil {
+		return err
+	}
+	defer services.Close()
+	checks := health.New(nil)
+	defer checks.Close()
+	a := &Agent{
+		options: o, services: services, resolver: resolve.New(o.Resolve), known: map[string]bool{},
+		health: reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
+			Owner: func(h *model.HealthCheck) string { return h.Service }, Log: o.Log.With("plane", "health")}),
+	}
+	var listener net.Listener
+	if o.Status != "" {
+		if listener, err = net.Listen("tcp", o.Status); err != nil {
+			return fmt.Errorf("agent: listen for the status page: %w; choose another address or none with --status-address", err)
+		}
+	}
+	return a.run(ctx, listener)
+}
+
+// run holds the loops, the status page and the source together: the first that can't go on ends all.
+func (a *Agent) run(ctx context.Context, status net.Listener) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	var ended sync.WaitGroup
+	start := func(what string, run func(context.Context) error) {
+		ended.Go(func() {
+			if err := run(ctx); err != nil && ctx.Err() == nil {
+				stop(fmt.Errorf("agent: %s: %w", what, err))
+			}
+		})
+	}
+	start("health checks", a.health.Run)
+	if status != nil {
+		start("status page", func(ctx context.Context) error { return serve(ctx, status, a.handler()) })
+	}
+	start("source", func(ctx context.Context) error {
+		return a.options.Source.Run(ctx, func(b source.Batch) { a.take(ctx, b) })
+	})
+	<-ctx.Done()
+	ended.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// take passes what the source saw down the line.
+func (a *Agent) take(ctx context.Context, b source.Batch) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delta := a.resolver.Apply(b.Changes)
+	a.problems = b.Problems
+	first := a.batches == 0
+	a.batches++
+	if first || !delta.Empty() {
+		a.services.Change(delta.Put, delta.Del)
+		a.health.Change(delta.PutHealth, delta.DelHealth)
+	}
+	a.tell(append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...))
+	if first {
+		go a.arrive(ctx)
+	}
+}
+
+// tell logs each problem once while it lasts.
+func (a *Agent) tell(problems []source.Problem) {
+	now := make(map[string]bool, len(problems))
+	for _, p := range problems {
+		s := p.String()
+		now[s] = true
+		if !a.known[s] {
+			a.options.Log.Warn("problem in the input", "problem", s)
+		}
+	}
+	a.known = now
+}
+
+// arrive waits until the first batch is in the kernel, then says so and gives memory of the start back.
+func (a *Agent) arrive(ctx context.Context) {
+	start := time.Now()
+	err := a.services.Sync(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	a.mu.Lock()
+	a.synced = true
+	a.mu.Unlock()
+	debug.FreeOSMemory()
+	s := a.services.loop.Status()
+	a.options.Log.Info("serving", "node", a.options.Resolve.Node, "facts", s.Held, "took", time.Since(start).Round(time.Microsecond), "error", err)
+}
+
+// ready says whether the first batch is in the kernel.
+func (a *Agent) ready() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.synced
+}
+
+// serve answers on a listener until ctx ends.
+func serve(ctx context.Context, l net.Listener, h http.Handler) error {
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	stop := context.AfterFunc(ctx, func() { s.Close() })
+	defer stop()
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// Addresses gives the calling thread's namespace's own addresses that others can reach: not loopback, not link-local.
+func Addresses() ([]netip.Addr, error) {
+	list, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("agent: list the node's addresses: %w", err)
+	}
+	var addrs []netip.Addr
+	for _, a := range list {
+		p, err := netip.ParsePrefix(a.String())
+		if err == nil && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {
+			addrs = append(addrs, p.Addr())
+		}
+	}
+	return addrs, nil
+}

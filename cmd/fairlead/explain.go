@@ -1,0 +1,281 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+
+	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/verdict"
+)
+
+// explainCommand says what becomes of a packet and why.
+func explainCommand() *cobra.Command {
+	var n nodeFlags
+	var o output
+	c := &cobra.Command{
+		Use:   "explain FROM TO:PORT[/PROTOCOL]",
+		Short: "Say where a packet goes and why, and check it against the kernel",
+		Long: `Say what becomes of the first packet of a connection on a node, and why: the frontend that takes
+it, who is let in, which backends may get it, and whose address they see. What should hold is
+then checked against what this network namespace's kernel holds.
+
+FROM is an address, a pod (namespace/name), a node's name, or "outside".
+TO is an address, a Service (namespace/name), or a node's name, with a port by number or name.`,
+		Example: `  fairlead explain --source examples/shop --node a shop/client shop/web:http
+  fairlead explain --source examples/shop --node a outside a:30080
+  fairlead explain --source examples/shop --node a 192.0.2.7 '[fd00:96::10]:53/udp'`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			w, err := n.read()
+			if err != nil {
+				return err
+			}
+			p, err := w.packet(args[0], args[1])
+			if err != nil {
+				return err
+			}
+			a, err := agent.Check(c.Context(), w.services)
+			if err != nil {
+				return err
+			}
+			e := explain(w, a, p)
+			return o.print(c.OutOrStdout(), e, e.tree)
+		},
+	}
+	n.add(c)
+	o.add(c)
+	return c
+}
+
+// packet reads FROM and TO.
+func (w *world) packet(from, to string) (verdict.Packet, error) {
+	p := verdict.Packet{Protocol: model.TCP}
+	rest, proto, named := cutLast(to, "/")
+	if byName := map[string]model.Protocol{"tcp": model.TCP, "udp": model.UDP, "sctp": model.SCTP}; named && byName[strings.ToLower(proto)] != 0 {
+		p.Protocol, to = byName[strings.ToLower(proto)], rest
+	}
+	host, port, ok := cutLast(to, ":")
+	if !ok {
+		return p, fmt.Errorf("%q has no port: write it like shop/web:80 or 10.96.0.10:80/udp", to)
+	}
+	dst, service, err := w.destination(strings.Trim(host, "[]"))
+	if err != nil {
+		return p, err
+	}
+	number, err := portOf(port, service)
+	if err != nil {
+		return p, err
+	}
+	src, err := w.address(from, dst.Is4())
+	if err != nil {
+		return p, err
+	}
+	p.Dst, p.Src = netip.AddrPortFrom(dst, number), netip.AddrPortFrom(src, 0)
+	return p, nil
+}
+
+// cutLast cuts s at the last sep.
+func cutLast(s, sep string) (before, after string, found bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(sep):], true
+}
+
+// destination gives the address that TO's host means, and the Service if it is one.
+func (w *world) destination(host string) (netip.Addr, *corev1.Service, error) {
+	for _, o := range w.objects {
+		s, ok := o.(*corev1.Service)
+		if !ok || s.Namespace+"/"+s.Name != host {
+			continue
+		}
+		a, err := netip.ParseAddr(s.Spec.ClusterIP)
+		if err != nil {
+			return a, nil, fmt.Errorf("Service %s has no cluster IP: name one of its addresses", host)
+		}
+		return a, s, nil
+	}
+	a, err := w.address(host, true)
+	return a, nil, err
+}
+
+// portOf reads a port's number, or the name of one of a Service's ports.
+func portOf(port string, s *corev1.Service) (uint16, error) {
+	if n, err := strconv.ParseUint(port, 10, 16); err == nil && n > 0 {
+		return uint16(n), nil
+	}
+	var names []string
+	if s != nil {
+		for _, p := range s.Spec.Ports {
+			if p.Name == port {
+				return uint16(p.Port), nil
+			}
+			names = append(names, p.Name)
+		}
+	}
+	return 0, fmt.Errorf("port %q: write a number from 1 to 65535, or the name of a Service's port %q", port, names)
+}
+
+// address gives the address of a host by its name or address, of the family asked for if it has one of each.
+func (w *world) address(host string, v4 bool) (netip.Addr, error) {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return a, nil
+	}
+	if host == "outside" {
+		if v4 {
+			return netip.MustParseAddr("192.0.2.1"), nil
+		}
+		return netip.MustParseAddr("2001:db8::1"), nil
+	}
+	var found []netip.Addr
+	add := func(s string) {
+		if a, err := netip.ParseAddr(s); err == nil {
+			found = append(found, a)
+		}
+	}
+	for _, o := range w.objects {
+		switch v := o.(type) {
+		case *corev1.Pod:
+			if v.Namespace+"/"+v.Name == host {
+				for _, ip := range v.Status.PodIPs {
+					add(ip.IP)
+				}
+			}
+		case *corev1.Node:
+			if v.Name == host {
+				for _, a := range v.Status.Addresses {
+					add(a.Address)
+				}
+			}
+		}
+	}
+	if i := slices.IndexFunc(found, func(a netip.Addr) bool { return a.Is4() == v4 }); i >= 0 {
+		return found[i], nil
+	}
+	if len(found) > 0 {
+		return netip.Addr{}, fmt.Errorf("%s has no address of the other end's family, only %v", host, found)
+	}
+	return netip.Addr{}, fmt.Errorf("%q is no address, no pod namespace/name, no Service namespace/name and no node of the source", host)
+}
+
+// explained is what explain prints.
+type explained struct {
+	From       string               `json:"from"`
+	To         string               `json:"to"`
+	Node       string               `json:"node"`
+	Origin     string               `json:"origin"`
+	Outcome    string               `json:"outcome"`
+	Reason     string               `json:"reason"`
+	Service    string               `json:"service,omitempty"`
+	Via        string               `json:"via,omitempty"`
+	Sources    []string             `json:"permittedSources,omitempty"`
+	Pool       string               `json:"pool,omitempty"`
+	Affinity   string               `json:"affinity,omitempty"`
+	Candidates []explainedCandidate `json:"candidates,omitempty"`
+	Kernel     string               `json:"kernel"`
+}
+
+type explainedCandidate struct {
+	Address string `json:"address"`
+	Pod     string `json:"pod,omitempty"`
+	Local   bool   `json:"onThisNode"`
+	Sees    string `json:"seesSource"`
+}
+
+// explain decides and gathers.
+func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
+	v := verdict.Of(w.services, p)
+	e := explained{From: p.Src.Addr().String(), To: fmt.Sprintf("%s/%s", p.Dst, p.Protocol), Node: w.services.Node.Name,
+		Origin: v.Origin.String(), Outcome: v.Action.String(), Reason: v.Reason, Kernel: "holds nothing for it, as wanted"}
+	f := v.Frontend
+	if f == nil {
+		return e
+	}
+	e.Service, e.Via, e.Pool, e.Kernel = f.Service, f.Via, f.Target(v.Origin).Pool.Name, kernelSays(a, f)
+	for _, s := range f.Sources {
+		e.Sources = append(e.Sources, s.String())
+	}
+	if t := f.Target(v.Origin).Pool.Affinity; t > 0 {
+		e.Affinity = t.String()
+	}
+	pods := w.pods()
+	for _, c := range v.Candidates {
+		sees := e.From
+		if c.Hidden {
+			sees = "an address of node " + e.Node
+		}
+		e.Candidates = append(e.Candidates, explainedCandidate{c.Backend.Addr.String(), pods[c.Backend.Addr.Addr()], c.Backend.Local, sees})
+	}
+	return e
+}
+
+// pods names the pods by their addresses.
+func (w *world) pods() map[netip.Addr]string {
+	m := map[netip.Addr]string{}
+	for _, o := range w.objects {
+		if v, ok := o.(*corev1.Pod); ok {
+			for _, ip := range v.Status.PodIPs {
+				if a, err := netip.ParseAddr(ip.IP); err == nil && !v.Spec.HostNetwork {
+					m[a] = source.KeyOf(v).Namespace + "/" + v.Name
+				}
+			}
+		}
+	}
+	return m
+}
+
+// tree prints for people.
+func (e explained) tree(w io.Writer) error {
+	var lines []string
+	add := func(depth int, format string, args ...any) {
+		lines = append(lines, strings.Repeat("│  ", depth)+"├─ "+fmt.Sprintf(format, args...))
+	}
+	add(0, "on node %s it comes from: %s", e.Node, map[string]string{"node": "the node itself", "pod": "a pod", "outside": "outside"}[e.Origin])
+	if e.Service == "" {
+		add(0, "frontend: none: %s", e.Reason)
+	} else {
+		add(0, "frontend: %s of Service %s", e.Via, e.Service)
+		if e.Sources != nil {
+			add(1, "lets in only %s", strings.Join(e.Sources, ", "))
+		}
+		add(1, "serves it from pool %q", e.Pool)
+		if e.Affinity != "" {
+			add(1, "the client returns to its backend within %s", e.Affinity)
+		}
+	}
+	switch e.Outcome {
+	case "forward":
+		add(0, "goes to one of %d backends, each as likely", len(e.Candidates))
+		for _, c := range e.Candidates {
+			where := "elsewhere"
+			if c.Local {
+				where = "on this node"
+			}
+			pod := ""
+			if c.Pod != "" {
+				pod = " pod " + c.Pod
+			}
+			add(1, "%s%s, %s, sees %s", c.Address, pod, where, c.Sees)
+		}
+	case "pass":
+		add(0, "passes as if Fairlead were not there")
+	default:
+		add(0, "%s: %s", map[string]string{"reject": "is refused with an answer", "drop": "is dropped"}[e.Outcome], e.Reason)
+	}
+	fmt.Fprintf(w, "%s → %s\n", e.From, e.To)
+	for _, l := range lines {
+		fmt.Fprintln(w, l)
+	}
+	_, err := fmt.Fprintf(w, "└─ kernel: %s\n", e.Kernel)
+	return err
+}

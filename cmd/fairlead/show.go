@@ -1,0 +1,269 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/dataplane/service/nftables"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+)
+
+// shown is what show prints.
+type shown struct {
+	Node      string           `json:"node"`
+	Wanted    int              `json:"factsWanted"`
+	Held      int              `json:"factsHeld"`
+	Missing   int              `json:"factsMissing"`
+	Extra     int              `json:"factsExtra"`
+	Frontends []shownFrontend  `json:"frontends"`
+	Health    []shownHealth    `json:"healthChecks,omitempty"`
+	Problems  []source.Problem `json:"problems,omitempty"`
+}
+
+type shownFrontend struct {
+	Service  string   `json:"service"`
+	Via      string   `json:"via"`
+	Entry    string   `json:"entry"`
+	Inside   []string `json:"inside"`
+	Outside  []string `json:"outside"`
+	Affinity string   `json:"affinity,omitempty"`
+	Hidden   string   `json:"sourceHiddenFor"`
+	Sources  []string `json:"permittedSources,omitempty"`
+	Kernel   string   `json:"kernel"`
+}
+
+type shownHealth struct {
+	Service string `json:"service"`
+	Port    uint16 `json:"port"`
+	Local   int    `json:"localBackends"`
+}
+
+// showCommand tells what is wanted, what the kernel holds, and where they differ.
+func showCommand() *cobra.Command {
+	var n nodeFlags
+	var o output
+	c := &cobra.Command{
+		Use:   "show --source DIR --node NAME",
+		Short: "Show what is wanted, what the kernel holds, and where they differ",
+		Example: `  fairlead show --source examples/shop --node a
+  fairlead show --source examples/shop --node a -o json | jq '.frontends[] | select(.kernel != "as wanted")'`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			w, err := n.read()
+			if err != nil {
+				return err
+			}
+			a, err := agent.Check(c.Context(), w.services)
+			if err != nil {
+				return err
+			}
+			s := show(w, a)
+			return o.print(c.OutOrStdout(), s, s.table)
+		},
+	}
+	n.add(c)
+	o.add(c)
+	return c
+}
+
+// show gathers what show prints.
+func show(w *world, a *agent.Audit) shown {
+	s := shown{Node: w.services.Node.Name, Wanted: a.Wanted, Held: a.Held, Missing: len(a.Put), Extra: len(a.Del), Problems: w.problems}
+	for _, f := range w.services.Sorted() {
+		row := shownFrontend{Service: f.Service, Via: f.Via, Entry: f.Entry.String(), Inside: target(f.Inside), Outside: target(f.Outside),
+			Hidden: f.Hide.String(), Kernel: kernelSays(a, f)}
+		if f.Inside.Pool.Affinity > 0 {
+			row.Affinity = f.Inside.Pool.Affinity.String()
+		}
+		for _, p := range f.Sources {
+			row.Sources = append(row.Sources, p.String())
+		}
+		s.Frontends = append(s.Frontends, row)
+	}
+	for _, h := range w.services.HealthChecks {
+		s.Health = append(s.Health, shownHealth{h.Service, h.Port, h.Local})
+	}
+	return s
+}
+
+// kernelSays words what an audit found of a frontend.
+func kernelSays(a *agent.Audit, f *model.Frontend) string {
+	if missing, of := a.Lacks(f); missing > 0 {
+		return fmt.Sprintf("lacks %d of %d facts", missing, of)
+	}
+	return "as wanted"
+}
+
+// target lists a target's backends, or what becomes of packets without any.
+func target(t model.Target) (l []string) {
+	for _, b := range t.Pool.Backends {
+		l = append(l, b.Addr.String())
+	}
+	if l == nil {
+		return []string{t.Empty.String()}
+	}
+	return l
+}
+
+// few shortens a list for a column.
+func few(l []string) string {
+	const most = 3
+	if len(l) > most {
+		return fmt.Sprintf("%s, … %d in all", strings.Join(l[:most], ", "), len(l))
+	}
+	return strings.Join(l, ", ")
+}
+
+func (s shown) table(w io.Writer) error {
+	rows := [][]string{{"SERVICE", "VIA", "ENTRY", "BACKENDS", "FROM OUTSIDE", "AFFINITY", "SOURCE HIDDEN", "KERNEL"}}
+	for _, f := range s.Frontends {
+		outside := "same"
+		if few(f.Inside) != few(f.Outside) {
+			outside = few(f.Outside)
+		}
+		rows = append(rows, []string{f.Service, f.Via, f.Entry, few(f.Inside), outside, dash(f.Affinity), f.Hidden, f.Kernel})
+	}
+	if err := table(w, rows); err != nil {
+		return err
+	}
+	for _, h := range s.Health {
+		fmt.Fprintf(w, "health check of %s at port %d: %d backends on this node\n", h.Service, h.Port, h.Local)
+	}
+	fmt.Fprintf(w, "\nnode %s: %d facts wanted, %d in the kernel: %d missing, %d too many\n", s.Node, s.Wanted, s.Held, s.Missing, s.Extra)
+	return printProblems(w, s.Problems)
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// printProblems lists the input's problems, a line each.
+func printProblems(w io.Writer, problems []source.Problem) error {
+	for _, p := range problems {
+		if _, err := fmt.Fprintln(w, "problem:", p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// planned is what plan prints.
+type planned struct {
+	Node         string           `json:"node"`
+	Put          int              `json:"put"`
+	Replace      int              `json:"replace"`
+	Delete       int              `json:"delete"`
+	Unchanged    int              `json:"unchanged"`
+	Transactions int              `json:"transactions"`
+	Estimate     string           `json:"estimatedTime"`
+	ByKind       map[string][]int `json:"byKind"` // put, replace, delete
+	Operations   []string         `json:"operations,omitempty"`
+	Problems     []source.Problem `json:"problems,omitempty"`
+}
+
+// What writing costs, for plan's estimate: measured with the lab's experiment services (2 cores, Linux 6.18).
+const (
+	perTransaction = 60 * time.Microsecond
+	perFact        = 2 * time.Microsecond
+	perWrite       = 4096 // facts in one transaction
+)
+
+// planCommand tells what a sync would do.
+func planCommand() *cobra.Command {
+	var n nodeFlags
+	var o output
+	var all bool
+	c := &cobra.Command{
+		Use:   "plan --source DIR --node NAME",
+		Short: "Tell what serving a folder would change in the kernel, without touching it",
+		Example: `  fairlead plan --source new-manifests --node worker-1
+  fairlead plan --source new-manifests --node worker-1 --operations`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			w, err := n.read()
+			if err != nil {
+				return err
+			}
+			a, err := agent.Check(c.Context(), w.services)
+			if err != nil {
+				return err
+			}
+			p := plan(w, a, all)
+			return o.print(c.OutOrStdout(), p, p.table)
+		},
+	}
+	n.add(c)
+	o.add(c)
+	c.Flags().BoolVar(&all, "operations", false, "list each operation")
+	return c
+}
+
+// plan counts what an audit would have written.
+func plan(w *world, a *agent.Audit, operations bool) planned {
+	p := planned{Node: w.services.Node.Name, ByKind: map[string][]int{}, Problems: w.problems}
+	gone := make(map[nftables.Key]bool, len(a.Del))
+	for _, f := range a.Del {
+		gone[f.Key] = true
+	}
+	count := func(what int, sign string, total *int, f nftables.Fact) {
+		kind := f.Key.Name
+		if f.Key.Kind != nftables.KindElement {
+			kind, _, _ = strings.Cut(f.Key.String(), " ")
+		}
+		if p.ByKind[kind] == nil {
+			p.ByKind[kind] = make([]int, 3)
+		}
+		p.ByKind[kind][what]++
+		*total++
+		if operations {
+			p.Operations = append(p.Operations, sign+" "+f.Key.String())
+		}
+	}
+	for _, f := range a.Put {
+		if gone[f.Key] {
+			delete(gone, f.Key)
+			count(1, "~", &p.Replace, f)
+		} else {
+			count(0, "+", &p.Put, f)
+		}
+	}
+	for _, f := range a.Del {
+		if gone[f.Key] {
+			count(2, "-", &p.Delete, f)
+		}
+	}
+	p.Unchanged = a.Wanted - p.Put - p.Replace
+	changes := p.Put + p.Replace + p.Delete
+	p.Transactions = (changes + perWrite - 1) / perWrite
+	p.Estimate = (time.Duration(p.Transactions)*perTransaction + time.Duration(changes)*perFact).String()
+	return p
+}
+
+func (p planned) table(w io.Writer) error {
+	rows := [][]string{{"KIND", "PUT", "REPLACE", "DELETE"}}
+	for _, kind := range sortedKeys(p.ByKind) {
+		n := p.ByKind[kind]
+		rows = append(rows, []string{kind, fmt.Sprint(n[0]), fmt.Sprint(n[1]), fmt.Sprint(n[2])})
+	}
+	if len(rows) > 1 {
+		if err := table(w, rows); err != nil {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	for _, op := range p.Operations {
+		fmt.Fprintln(w, op)
+	}
+	fmt.Fprintf(w, "node %s: put %d, replace %d, delete %d, leave %d as they are: %d transactions, about %s. Nothing was touched.\n",
+		p.Node, p.Put, p.Replace, p.Delete, p.Unchanged, p.Transactions, p.Estimate)
+	return printProblems(w, p.Problems)
+}

@@ -1,0 +1,150 @@
+package conformance
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// faulty hands a right data plane wrong parts, or handles it wrongly.
+type faulty struct {
+	*plain
+	node     func(*model.Node)
+	pool     func(*model.Pool)
+	frontend func(*model.Frontend)
+	parts    map[model.Part]model.Part // the wrong part for a right one
+	syncs    int
+	stop     int  // hear no changes after so many syncs; 0: hear all
+	keep     bool // never remove anything
+	uncut    bool // leave stale UDP flows
+	cutAll   bool // cut every UDP flow at each sync
+}
+
+func (f *faulty) wrong(x model.Part) model.Part {
+	if p, ok := f.parts[x]; ok {
+		return p
+	}
+	out := x
+	switch x := x.(type) {
+	case *model.Node:
+		if f.node != nil {
+			c := *x
+			f.node(&c)
+			out = &c
+		}
+	case *model.Pool:
+		if f.pool != nil {
+			c := *x
+			c.Backends = slices.Clone(x.Backends)
+			f.pool(&c)
+			out = &c
+		}
+	case *model.Frontend:
+		c := *x
+		c.Inside.Pool, c.Outside.Pool = f.wrong(x.Inside.Pool).(*model.Pool), f.wrong(x.Outside.Pool).(*model.Pool)
+		if f.frontend != nil {
+			f.frontend(&c)
+		}
+		out = &c
+	}
+	f.parts[x] = out
+	return out
+}
+
+func (f *faulty) Change(put, del []model.Part) {
+	if f.stop > 0 && f.syncs >= f.stop {
+		return
+	}
+	each := func(l []model.Part) (out []model.Part) {
+		for _, x := range l {
+			out = append(out, f.wrong(x))
+		}
+		return out
+	}
+	if f.keep {
+		del = nil
+	}
+	f.plain.Change(each(put), each(del))
+}
+
+func (f *faulty) Sync(ctx context.Context) error {
+	f.syncs++
+	f.plain.uncut, f.plain.cutAll = f.uncut, f.cutAll
+	return f.plain.Sync(ctx)
+}
+
+// TestFaultsAreFound makes a data plane with one fault after the other and asks whether a case finds it.
+func TestFaultsAreFound(t *testing.T) {
+	all, err := Cases()
+	if err != nil {
+		t.Fatal(err)
+	}
+	extra := model.Backend{Addr: netip.MustParseAddrPort("10.244.2.3:8080")}
+	for _, c := range []struct {
+		fault string
+		does  faulty
+		cases []string // that must find it
+	}{
+		{"a backend too many", faulty{pool: func(p *model.Pool) {
+			if len(p.Backends) > 0 && p.Backends[0].Addr.Addr().Is4() && !slices.Contains(p.Backends, extra) {
+				p.Backends = append(p.Backends, extra)
+			}
+		}}, []string{"clusterip-dual-stack", "nodeport", "port-equals-target", "external-policy-local-inside"}},
+		{"a backend too few", faulty{pool: func(p *model.Pool) {
+			if len(p.Backends) > 1 {
+				p.Backends = p.Backends[1:]
+			}
+		}}, []string{"clusterip-tcp", "clusterip-ipv6", "nodeport-udp", "hundred-endpoints"}},
+		{"an uneven draw", faulty{pool: func(p *model.Pool) {
+			if len(p.Backends) > 1 {
+				for range 20 {
+					p.Backends = append(p.Backends, p.Backends[0])
+				}
+			}
+		}}, []string{"clusterip-tcp", "clusterip-udp"}},
+		{"sources kept", faulty{frontend: func(f *model.Frontend) { f.Hide = 0 }}, []string{"nodeport", "clusterip-from-outside", "masquerade-all"}},
+		{"sources hidden", faulty{frontend: func(f *model.Frontend) { f.Hide = model.AllOrigins }}, []string{"clusterip-tcp", "external-policy-local-outside", "pods-by-cluster-range"}},
+		{"no hairpin", faulty{pool: func(p *model.Pool) {
+			for i := range p.Backends {
+				p.Backends[i].Local = false
+			}
+		}}, []string{"hairpin", "hairpin-external"}},
+		{"rejects what it should drop", faulty{frontend: func(f *model.Frontend) { f.Inside.Empty, f.Outside.Empty = model.Reject, model.Reject }}, []string{"internal-policy-local", "internal-policy-local-udp", "external-policy-local-outside"}},
+		{"drops what it should reject", faulty{frontend: func(f *model.Frontend) { f.Inside.Empty, f.Outside.Empty = model.Drop, model.Drop }}, []string{"reject-without-endpoints", "endpoints-come-and-go"}},
+		{"everybody let in", faulty{frontend: func(f *model.Frontend) { f.Sources = nil }}, []string{"source-ranges", "source-ranges-other-family", "source-ranges-many"}},
+		{"no affinity", faulty{pool: func(p *model.Pool) { p.Affinity = 0 }}, []string{"affinity", "affinity-udp-ipv6", "affinity-all-ways"}},
+		{"endless affinity", faulty{pool: func(p *model.Pool) { p.Affinity *= 1000 }}, []string{"affinity-expires"}},
+		{"outside as inside", faulty{frontend: func(f *model.Frontend) { f.Outside = f.Inside }}, []string{"external-policy-local-outside", "both-policies-local"}},
+		{"inside as outside", faulty{frontend: func(f *model.Frontend) { f.Inside = f.Outside }}, []string{"external-policy-local-inside", "topology-and-local-policy"}},
+		{"node ports at every address", faulty{node: func(n *model.Node) {
+			n.NodePorts = []model.Range{{First: netip.MustParseAddr("0.0.0.0"), Last: netip.MustParseAddr("255.255.255.255")}, {First: netip.MustParseAddr("::2"), Last: netip.MustParseAddr("ffff::")}}
+		}}, []string{"nodeport-primary", "nodeport-cidr", "nodeport-not-localhost"}},
+		{"nothing counts as a pod", faulty{node: func(n *model.Node) { n.Pods = nil }}, []string{"clusterip-tcp", "external-policy-local-inside"}},
+		{"hears no changes", faulty{stop: 1}, []string{"endpoints-come-and-go", "service-changes", "endpoint-moves"}},
+		{"never removes", faulty{keep: true}, []string{"service-removed", "service-changes"}},
+		{"leaves stale UDP flows", faulty{uncut: true}, []string{"udp-endpoint-removed", "udp-last-endpoint-removed", "udp-service-comes-late"}},
+		{"cuts every UDP flow", faulty{cutAll: true}, []string{"udp-endpoint-stays"}},
+	} {
+		for _, name := range c.cases {
+			t.Run(c.fault+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				i := slices.IndexFunc(all, func(k *Case) bool { return k.File == "cases/"+name+".txt" })
+				if i < 0 {
+					t.Fatal("there is no such case")
+				}
+				s := Subject{Name: "faulty", Start: func() (Runner, error) {
+					p, err := startPlain()
+					f := c.does
+					f.plain, f.parts = p.(*plain), map[model.Part]model.Part{}
+					return &f, err
+				}}
+				if wrong := tryCase(t.Context(), s, all[i]); len(wrong) == 0 {
+					t.Errorf("%s is not found by %s", c.fault, name)
+				}
+			})
+		}
+	}
+}

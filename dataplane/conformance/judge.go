@@ -1,0 +1,131 @@
+package conformance
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/verdict"
+)
+
+// judgement is what verdict says of a packet, and on which node.
+type judgement struct {
+	node    string
+	packet  verdict.Packet
+	outcome verdict.Outcome
+}
+
+// judge asks verdict what becomes of a packet: on the node where it enters and, if that lets it pass, on the node that it
+// is for.
+func (w *world) judge(c client, to netip.AddrPort, p model.Protocol, via string) judgement {
+	j := judgement{packet: verdict.Packet{Src: netip.AddrPortFrom(c.Addr, 40000), Dst: to, Protocol: p}}
+	owner := nodeOf(to.Addr())
+	if j.node = place(c.Name).Node; j.node == "" {
+		if j.node = owner; j.node == "" {
+			j.node = entrance(via)
+		}
+	}
+	j.outcome = verdict.Of(w.agents[j.node].services, j.packet)
+	if j.outcome.Action == verdict.Pass && owner != "" && owner != j.node {
+		j.node = owner
+		j.outcome = verdict.Of(w.agents[j.node].services, j.packet)
+	}
+	return j
+}
+
+// entrance is the node by which packets from outside come that are for no node's address.
+func entrance(via string) string {
+	if via == "" {
+		return "a"
+	}
+	return via
+}
+
+// nodeOf gives the node that has the address, or "".
+func nodeOf(a netip.Addr) string {
+	for _, m := range cast {
+		if m.isNode() && slices.Contains(m.Addrs, a) {
+			return m.Node
+		}
+	}
+	return ""
+}
+
+// expected are the places that a line lets answer, the remembered ones put in.
+func (l *packetLine) expected(known map[string]netip.AddrPort) (list []candidate) {
+	for _, c := range l.Candidates {
+		if n, ok := strings.CutPrefix(c.Name, "$"); ok {
+			c.Name, c.Addr, c.Port = nameOf(known[n].Addr()), known[n].Addr(), known[n].Port()
+		}
+		if !slices.ContainsFunc(l.Without, func(n string) bool { return c.is(known[n]) }) {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// is says whether the candidate is the backend.
+func (c candidate) is(at netip.AddrPort) bool {
+	return c.Addr == at.Addr() && (c.Port == 0 || c.Port == at.Port())
+}
+
+func (c candidate) String() string {
+	s := c.Name
+	if c.Port != 0 {
+		s = fmt.Sprintf("%s:%d", c.Name, c.Port)
+	}
+	if c.Hidden {
+		s += "(source=node)"
+	}
+	return s
+}
+
+// differs says how verdict's outcome differs from what the line says, or "".
+func (j judgement) differs(l *packetLine, expected []candidate) string {
+	o := j.outcome
+	if o.Action != l.Action {
+		return fmt.Sprintf("verdict says %s, because of %s", o.Action, o.Reason)
+	}
+	for _, v := range o.Candidates {
+		if !slices.ContainsFunc(expected, func(c candidate) bool { return c.is(v.Backend.Addr) && c.Hidden == v.Hidden }) {
+			return fmt.Sprintf("verdict also has %s", show(v))
+		}
+	}
+	if l.Action != verdict.Forward {
+		return ""
+	}
+	for _, c := range expected {
+		if !slices.ContainsFunc(o.Candidates, func(v verdict.Candidate) bool { return c.is(v.Backend.Addr) && c.Hidden == v.Hidden }) {
+			return fmt.Sprintf("verdict has no %s", c)
+		}
+	}
+	return ""
+}
+
+func show(v verdict.Candidate) string {
+	return candidate{Name: nameOf(v.Backend.Addr.Addr()), Port: v.Backend.Addr.Port(), Hidden: v.Hidden}.String()
+}
+
+// String tells the whole judgement, for the messages of failed cases.
+func (j judgement) String() string {
+	o := j.outcome
+	s := fmt.Sprintf("on node %s, where %s is %s: %s, %s", j.node, j.packet.Src.Addr(), o.Origin, o.Action, o.Reason)
+	for _, c := range o.Candidates {
+		s += "\n    " + show(c)
+	}
+	if f := o.Frontend; f != nil {
+		s += fmt.Sprintf("\n  frontend %s of %s (%s), hides %s, lets in %v\n    inside  %s\n    outside %s",
+			f.Entry, f.Service, f.Via, f.Hide, f.Sources, showTarget(f.Inside), showTarget(f.Outside))
+	}
+	return s
+}
+
+func showTarget(t model.Target) string {
+	s := fmt.Sprintf("pool %q, affinity %s, else %s:", t.Pool.Name, t.Pool.Affinity, t.Empty)
+	for _, b := range t.Pool.Backends {
+		s += " " + b.Addr.String()
+	}
+	return s
+}

@@ -1,0 +1,290 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/verdict"
+)
+
+// packetLine is one line of a packets section: who sends what where, and what must become of it.
+type packetLine struct {
+	Line int
+	Text string
+
+	Hold    string   // keep the flow open under this name: "hold NAME: CLIENT -> …"
+	Held    string   // ask again over the flow of this name: "held NAME = …". Then neither Clients nor To are set
+	Clients []client // each sends the packet for itself
+	To      netip.AddrPort
+	Proto   model.Protocol
+
+	Action     verdict.Action
+	Candidates []candidate // for Forward: one of them answers
+	Without    []string    // but not the places remembered under these names
+	Hidden     bool        // source=node, for every candidate
+	Sticks     bool        // always the same candidate
+	As         string      // and it is remembered under this name, or, if the name is known, is that very one
+	Moves      bool        // not for ever the same candidate, if one waits longer than the affinity lasts
+	Evenly     bool        // each candidate as often as any other
+	Via        string      // the node through which a packet from outside comes; default: the node that has the address, or a
+}
+
+// client is a sender: a name of the cast, and the source address if it is not the first of its family.
+type client struct {
+	Name string
+	Addr netip.Addr
+}
+
+// candidate is a place that may answer: a name of the cast or an address, and its port if it matters.
+type candidate struct {
+	Name   string     // "$NAME" for a remembered place
+	Addr   netip.Addr // of the line's family; invalid for a remembered place
+	Port   uint16     // 0: any
+	Hidden bool       // this one sees a node's address even where the line's others see the client's
+}
+
+// parsePacket reads a line of a packets section.
+func parsePacket(text string) (packetLine, error) {
+	l := packetLine{Text: text}
+	left, right, found := strings.Cut(text, " = ")
+	if !found {
+		return l, fmt.Errorf("%q has no \" = \" between the packet and what becomes of it", text)
+	}
+	left = strings.TrimSpace(left)
+	if name, ok := strings.CutPrefix(left, "held "); ok {
+		l.Held = strings.TrimSpace(name)
+		return l, l.parseOutcome(right)
+	}
+	if name, ok := strings.CutPrefix(left, "hold "); ok {
+		name, rest, found := strings.Cut(name, ":")
+		if !found {
+			return l, fmt.Errorf("%q: hold needs a name and a colon: hold NAME: CLIENT -> ADDRESS:PORT/PROTOCOL", left)
+		}
+		l.Hold, left = strings.TrimSpace(name), rest
+	}
+	from, to, found := strings.Cut(left, "->")
+	if !found {
+		return l, fmt.Errorf("%q is not of the form: CLIENT -> ADDRESS:PORT/PROTOCOL", left)
+	}
+	if err := l.parseTarget(strings.TrimSpace(to)); err != nil {
+		return l, err
+	}
+	for _, c := range strings.Split(from, ",") {
+		c, err := parseClient(strings.TrimSpace(c), l.To.Addr().Is6())
+		if err != nil {
+			return l, err
+		}
+		l.Clients = append(l.Clients, c)
+	}
+	if l.Hold != "" && len(l.Clients) != 1 {
+		return l, errors.New("only one client can hold a flow")
+	}
+	return l, l.parseOutcome(right)
+}
+
+// parseTarget reads "10.96.0.1:80/tcp", "[fd00:96::1]:80/tcp", or a name of the cast in place of the address.
+func (l *packetLine) parseTarget(text string) error {
+	bad := fmt.Errorf("%q is not of the form: ADDRESS:PORT/PROTOCOL", text)
+	hostport, proto, _ := strings.Cut(text, "/")
+	i := strings.LastIndex(hostport, ":")
+	if i < 0 {
+		return bad
+	}
+	port, err := strconv.ParseUint(hostport[i+1:], 10, 16)
+	if err != nil {
+		return bad
+	}
+	host := strings.Trim(hostport[:i], "[]")
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		if addr = castAddr(host); !addr.IsValid() {
+			return fmt.Errorf("%q is neither an address nor a name of the cast", host)
+		}
+	} else if addr.Is6() != strings.HasPrefix(hostport, "[") {
+		return bad
+	}
+	l.To = netip.AddrPortFrom(addr, uint16(port))
+	l.Proto, err = parseProtocol(proto)
+	return err
+}
+
+func parseProtocol(text string) (model.Protocol, error) {
+	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		if p.String() == text {
+			return p, nil
+		}
+	}
+	return 0, fmt.Errorf("%q is no protocol: tcp, udp or sctp", text)
+}
+
+// parseClient reads "NAME" or "NAME(ADDRESS)".
+func parseClient(text string, six bool) (client, error) {
+	name, addr, given := strings.Cut(strings.TrimSuffix(text, ")"), "(")
+	c := client{Name: name}
+	p := place(name)
+	if p == nil {
+		return c, fmt.Errorf("%q is no name of the cast: %s", name, strings.Join(castNames(), " "))
+	}
+	if !given {
+		c.Addr = p.addr(six)
+		return c, nil
+	}
+	var err error
+	if c.Addr, err = netip.ParseAddr(addr); err != nil {
+		return c, fmt.Errorf("%q is not of the form: NAME(ADDRESS)", text)
+	}
+	if c.Addr.Is6() != six {
+		return c, fmt.Errorf("%s can't send from %s to an address of the other family", name, addr)
+	}
+	return c, nil
+}
+
+// parseOutcome reads what stands after the equals sign.
+func (l *packetLine) parseOutcome(text string) error {
+	words := strings.Fields(text)
+	if len(words) == 0 {
+		return errors.New("nothing says what becomes of the packet")
+	}
+	switch words[0] {
+	case "pass", "reject", "drop":
+		l.Action = map[string]verdict.Action{"pass": verdict.Pass, "reject": verdict.Reject, "drop": verdict.Drop}[words[0]]
+		words = words[1:]
+	default:
+		l.Action = verdict.Forward
+	}
+	for _, w := range words {
+		if err := l.parseWord(w); err != nil {
+			return err
+		}
+	}
+	if l.Action == verdict.Forward {
+		if len(l.Candidates) == 0 {
+			return errors.New("no endpoint is named")
+		}
+		for i := range l.Candidates {
+			l.Candidates[i].Hidden = l.Candidates[i].Hidden || l.Hidden
+		}
+	}
+	return nil
+}
+
+// parseWord reads an option or a candidate.
+func (l *packetLine) parseWord(w string) error {
+	key, value, _ := strings.Cut(w, "=")
+	switch {
+	case key == "via" && slices.Contains([]string{"a", "b"}, value):
+		l.Via = value
+	case l.Action != verdict.Forward:
+		return fmt.Errorf("%q does not go with %s", w, l.Action)
+	case w == "source=kept":
+	case w == "source=node":
+		l.Hidden = true
+	case w == "moves":
+		l.Moves = true
+	case w == "evenly":
+		l.Evenly = true
+	case key == "sticks":
+		l.Sticks, l.As = true, value
+	case strings.HasPrefix(w, "-$"):
+		l.Without = append(l.Without, w[2:])
+	default:
+		return l.parseCandidate(w)
+	}
+	return nil
+}
+
+// parseCandidate reads "web-1", "web-1:8080", "web-1:9000-9009" or "10.244.9.9:80", each with "(source=node)" or not.
+func (l *packetLine) parseCandidate(w string) error {
+	var c candidate
+	if w, c.Hidden = strings.CutSuffix(w, "(source=node)"); strings.HasPrefix(w, "$") {
+		c.Name = w
+		l.Candidates = append(l.Candidates, c)
+		return nil
+	}
+	first, last := uint64(0), uint64(0)
+	c.Name = w
+	if i := strings.LastIndex(w, ":"); i >= 0 {
+		from, to, ranged := strings.Cut(w[i+1:], "-")
+		var err, err2 error
+		first, err = strconv.ParseUint(from, 10, 16)
+		if last = first; ranged {
+			last, err2 = strconv.ParseUint(to, 10, 16)
+		}
+		if err != nil || err2 != nil || last < first || last-first >= 1000 {
+			return fmt.Errorf("%q is neither an option nor an endpoint", w)
+		}
+		c.Name = strings.Trim(w[:i], "[]")
+	}
+	if p := place(c.Name); p != nil {
+		c.Addr = p.addr(l.To.Addr().Is6())
+	} else if a, err := netip.ParseAddr(c.Name); err == nil {
+		c.Addr = a
+	} else {
+		return fmt.Errorf("%q is neither an option nor an endpoint", w)
+	}
+	for port := first; port <= last; port++ {
+		c.Port = uint16(port)
+		l.Candidates = append(l.Candidates, c)
+	}
+	return nil
+}
+
+// checkFlows faults names that are used before they are known, and gives each held line the packet of its flow.
+func (c *Case) checkFlows(fail func(int, error)) {
+	flows, places := map[string]*packetLine{}, map[string]bool{}
+	check := func(line int, names []string) {
+		for _, n := range names {
+			if !places[n] {
+				fail(line, fmt.Errorf("no place is remembered as $%s", n))
+			}
+		}
+	}
+	for _, s := range c.Steps {
+		for _, l := range s.Slices {
+			check(l.Line, l.references())
+		}
+		for i := range s.Packets {
+			l := &s.Packets[i]
+			if l.Held != "" {
+				if flows[l.Held] == nil {
+					fail(l.Line, fmt.Errorf("no flow is held under the name %q", l.Held))
+					continue
+				}
+				l.follow(flows[l.Held])
+			}
+			check(l.Line, l.references())
+			if l.Hold != "" {
+				flows[l.Hold], places[l.Hold] = l, true
+			}
+			if l.As != "" {
+				places[l.As] = true
+			}
+		}
+	}
+}
+
+// references gives the names of remembered places that the line needs.
+func (l *packetLine) references() []string {
+	names := slices.Clone(l.Without)
+	for _, c := range l.Candidates {
+		if n, ok := strings.CutPrefix(c.Name, "$"); ok {
+			names = append(names, n)
+		}
+	}
+	return names
+}
+
+// follow makes a held line one of the flow that was opened by first.
+func (l *packetLine) follow(first *packetLine) {
+	l.To, l.Proto, l.Clients, l.Via = first.To, first.Proto, first.Clients, first.Via
+	for i, c := range l.Candidates {
+		if p := place(c.Name); p != nil {
+			l.Candidates[i].Addr = p.addr(l.To.Addr().Is6())
+		}
+	}
+}

@@ -1,0 +1,137 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/service/nftables"
+	"fairlead.dev/fairlead/kernel/conntrack"
+	"fairlead.dev/fairlead/model"
+)
+
+// plain is the simplest Runner there can be: at each Sync it reads everything and writes the difference. It is there to
+// try the suite itself; the planes' own tests judge the planes.
+type plain struct {
+	plane *nftables.Plane
+	flows *conntrack.Conn
+	parts map[model.Part]bool
+	gone  map[model.Entry]bool // entries that were there and may have left flows
+
+	uncut, cutAll bool // faults: leave stale flows, cut all
+}
+
+func startPlain() (Runner, error) {
+	p, err := nftables.New()
+	if err != nil {
+		return nil, err
+	}
+	c, err := conntrack.Open()
+	if err != nil {
+		return nil, err
+	}
+	return &plain{plane: p, flows: c, parts: map[model.Part]bool{}, gone: map[model.Entry]bool{}}, nil
+}
+
+func (p *plain) Change(put, del []model.Part) {
+	for _, x := range del {
+		if delete(p.parts, x); isFrontend(x) {
+			p.gone[x.(*model.Frontend).Entry] = true
+		}
+	}
+	for _, x := range put {
+		p.parts[x] = true
+	}
+}
+
+func isFrontend(x model.Part) bool { _, ok := x.(*model.Frontend); return ok }
+
+func (p *plain) Sync(ctx context.Context) error {
+	wanted := map[nftables.Key]nftables.Fact{}
+	for x := range p.parts {
+		for _, f := range p.plane.Render(x) {
+			wanted[f.Key] = f
+		}
+	}
+	held, err := p.plane.Read(ctx)
+	if err != nil {
+		return err
+	}
+	var del []nftables.Fact
+	for _, f := range held {
+		if w, ok := wanted[f.Key]; ok && w == f {
+			delete(wanted, f.Key)
+		} else {
+			del = append(del, f)
+		}
+	}
+	if err := p.plane.Write(ctx, slices.Collect(maps.Values(wanted)), del); err != nil {
+		return err
+	}
+	if p.uncut {
+		return nil
+	}
+	return p.cut()
+}
+
+// cut removes UDP flows to frontends that lead where they no longer may.
+func (p *plain) cut() error {
+	own, err := p.flows.Addresses()
+	if err != nil {
+		return err
+	}
+	entries := map[model.Entry]*model.Frontend{}
+	for e := range p.gone {
+		entries[e] = nil
+	}
+	for x := range p.parts {
+		if f, ok := x.(*model.Frontend); ok {
+			entries[f.Entry] = f
+		}
+	}
+	stale := func(f conntrack.Flow) bool {
+		if f.Protocol != unix.IPPROTO_UDP {
+			return false
+		}
+		if p.cutAll {
+			return true
+		}
+		e := model.Entry{Addr: f.Destination.Addr(), Port: f.Destination.Port(), Protocol: model.UDP}
+		front, known := entries[e]
+		if !known && own[e.Addr] {
+			if e.Addr = netip.IPv6Unspecified(); f.Destination.Addr().Is4() {
+				e.Addr = netip.IPv4Unspecified()
+			}
+			front, known = entries[e]
+		}
+		if front == nil {
+			return known
+		}
+		return !slices.ContainsFunc(append(slices.Clone(front.Inside.Pool.Backends), front.Outside.Pool.Backends...), func(b model.Backend) bool { return b.Addr == f.Answers })
+	}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		if _, err := p.flows.Cut(family, stale); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *plain) Close() error { p.flows.Close(); return p.plane.Close() }
+
+// Disturb implements Disturber.
+func (p *plain) Disturb(context.Context) error {
+	out, err := exec.Command("nft", "flush", "map", "inet", nftables.Table, "service4").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("nft: %w: %s", err, out)
+	}
+	return nil
+}
+
+func TestRun(t *testing.T) { Run(t, Subject{Name: "plain", Start: startPlain}) }

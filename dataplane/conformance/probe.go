@@ -1,0 +1,402 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/sandbox/echo"
+	"fairlead.dev/fairlead/verdict"
+	"golang.org/x/sys/unix"
+)
+
+// How long a probe waits: for an answer that must come, and for one that must not.
+const (
+	patience = 3 * time.Second
+	silence  = 300 * time.Millisecond
+)
+
+// probe sends one client's packets of a line for real and gives what is wrong with their fate, or "".
+type probe struct {
+	w *world
+	l *packetLine
+	c client
+	j judgement
+}
+
+// flow is a connection, or a client's port, that is kept open.
+type flow struct {
+	probe
+	held *echo.Held
+	last netip.AddrPort // who answered last
+}
+
+// run sends until the line is proven or disproven.
+func (p probe) run(ctx context.Context) string {
+	if err := p.lead(); err != nil {
+		return err.Error()
+	}
+	switch {
+	case p.l.Hold != "":
+		return p.hold(ctx)
+	case p.l.Action == verdict.Reject:
+		return p.refused(ctx)
+	case p.l.Action == verdict.Drop:
+		return p.dropped(ctx)
+	case p.l.Action == verdict.Pass:
+		return p.passed(ctx)
+	case p.l.Moves:
+		return p.moves(ctx)
+	case p.l.Sticks:
+		return p.sticks(ctx)
+	}
+	return p.covers(ctx)
+}
+
+// lead has packets from outside come by the line's node.
+func (p probe) lead() error {
+	to := p.l.To.Addr()
+	if place(p.c.Name).Node != "" || nodeOf(to) != "" {
+		return nil
+	}
+	via := place("node-" + entrance(p.l.Via)).addr(to.Is6())
+	return p.w.cluster.Outside().Route(netip.PrefixFrom(to, to.BitLen()), via)
+}
+
+// ask asks once, from a new port.
+func (p probe) ask(ctx context.Context, wait time.Duration) (a echo.Answer, err error) {
+	host, err := p.w.host(place(p.c.Name))
+	if err != nil {
+		return a, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	err = host.Do(func() error {
+		a, err = echo.Ask(ctx, p.l.Proto, p.l.To, p.from())
+		return err
+	})
+	return a, err
+}
+
+// from gives the address to ask from where it is not the first, and a port that was not used before: the kernel may
+// still know a connection of one that was.
+func (p probe) from() echo.Options {
+	var addr netip.Addr
+	if m := place(p.c.Name); p.c.Addr != m.addr(p.l.To.Addr().Is6()) {
+		addr = p.c.Addr
+	}
+	return echo.Options{From: netip.AddrPortFrom(addr, p.w.port())}
+}
+
+// port gives the client ports from 1024 on, one after the other and none that the cast serves or holds.
+func (w *world) port() uint16 {
+	for {
+		if w.ports++; w.ports < 1024 {
+			w.ports = 1024
+		}
+		if w.ports < 8000 || w.ports >= 10000 {
+			return w.ports
+		}
+	}
+}
+
+// answered says what is wrong with an answer, or "".
+func (p probe) answered(a echo.Answer, err error) string {
+	if err != nil {
+		return fmt.Sprintf("no answer: %v", err)
+	}
+	i := slices.IndexFunc(p.j.outcome.Candidates, func(v verdict.Candidate) bool { return v.Backend.Addr == a.Server })
+	if i < 0 {
+		return fmt.Sprintf("%s answers, at %s", a.Pod, a.Server)
+	}
+	return p.seen(a, p.j.outcome.Candidates[i].Hidden)
+}
+
+// seen says what is wrong with the client address that a server saw, or "". A server in the very network of the node
+// that hides a source may see it: its answer needs no help to come back.
+func (p probe) seen(a echo.Answer, hidden bool) string {
+	node, from := p.w.agents[p.j.node].host.Addresses, a.Client.Addr()
+	own := slices.Contains(node, from)
+	kept := from == p.c.Addr || slices.Contains(node, p.c.Addr) && own
+	switch {
+	case hidden && !own && !(kept && nodeOf(a.Server.Addr()) == p.j.node):
+		return fmt.Sprintf("%s saw the source %s, which is not node %s's", a.Server, from, p.j.node)
+	case !hidden && !kept:
+		return fmt.Sprintf("%s saw the source %s instead of %s", a.Server, from, p.c.Addr)
+	}
+	return ""
+}
+
+// tries says how often to ask so that n endpoints, drawn evenly, have all answered, and one too many would have, too. The
+// first number always; then up to the second until all have: that one doesn't do has a probability below n·exp(-last/n),
+// here 1e-13. With the first, one endpoint too many stays unseen with a probability below 0.3 %.
+func tries(n int) (first, last int) {
+	return 6*n + 6, int(math.Ceil(float64(n) * (math.Log(float64(n)) + 30)))
+}
+
+// covers asks until every candidate has answered.
+func (p probe) covers(ctx context.Context) string {
+	n := len(p.j.outcome.Candidates)
+	first, last := tries(n)
+	if p.l.Evenly {
+		first, last = 200*n, 200*n
+	}
+	count := map[netip.AddrPort]int{}
+	for i := 0; i < last && (i < first || len(count) < n); i++ {
+		a, err := p.ask(ctx, patience)
+		if wrong := p.answered(a, err); wrong != "" {
+			return fmt.Sprintf("try %d: %s", i+1, wrong)
+		}
+		count[a.Server]++
+	}
+	for _, v := range p.j.outcome.Candidates {
+		k := count[v.Backend.Addr]
+		if k == 0 {
+			return fmt.Sprintf("%s never answers in %d tries", show(v), last)
+		}
+		// 200 ± 100 is seven standard deviations of what a fair draw gives.
+		if p.l.Evenly && n > 1 && (k < 100 || k > 300) {
+			return fmt.Sprintf("%s answers %d times in %d tries: that is no even share", show(v), k, last)
+		}
+	}
+	return ""
+}
+
+// sticks asks several times and lets one endpoint alone answer.
+func (p probe) sticks(ctx context.Context) string {
+	mine, known := p.w.known[p.l.As]
+	for i := range 12 {
+		a, err := p.ask(ctx, patience)
+		if wrong := p.answered(a, err); wrong != "" {
+			return fmt.Sprintf("try %d: %s", i+1, wrong)
+		}
+		if i == 0 && !known {
+			mine = a.Server
+		}
+		if a.Server != mine {
+			return fmt.Sprintf("try %d: %s answers, though the client belongs to %s", i+1, a.Server, mine)
+		}
+	}
+	p.w.known[p.l.As] = mine
+	return ""
+}
+
+// moves asks with pauses longer than the affinity until another endpoint answers: with n of them drawn evenly, each try
+// has a chance of (n-1)/n.
+func (p probe) moves(ctx context.Context) string {
+	pause := p.j.outcome.Frontend.Target(p.j.outcome.Origin).Pool.Affinity + 500*time.Millisecond
+	var first netip.AddrPort
+	for i := range 30 {
+		a, err := p.ask(ctx, patience)
+		if wrong := p.answered(a, err); wrong != "" {
+			return fmt.Sprintf("try %d: %s", i+1, wrong)
+		}
+		if i == 0 {
+			first = a.Server
+		}
+		if a.Server != first {
+			return ""
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return ctx.Err().Error()
+		}
+	}
+	return fmt.Sprintf("%s alone answers in 30 tries with %s between them", first, pause)
+}
+
+// refused asks and must be told no each time.
+func (p probe) refused(ctx context.Context) string {
+	for i := range 3 {
+		if a, err := p.ask(ctx, patience); !errors.Is(err, echo.Refused) {
+			return fmt.Sprintf("try %d: %s, instead of a refusal", i+1, tell(a, err))
+		}
+	}
+	return ""
+}
+
+// dropped asks and must hear nothing.
+func (p probe) dropped(ctx context.Context) string {
+	if a, err := p.ask(ctx, silence); !errors.Is(err, echo.Timeout) {
+		return fmt.Sprintf("%s, instead of silence", tell(a, err))
+	}
+	return ""
+}
+
+// passed asks, while whoever has the address answers there: it must, and see the packet as it was sent.
+func (p probe) passed(ctx context.Context) string {
+	answers, stop, err := p.w.stand(p.c, p.l.To, p.l.Proto)
+	if err != nil {
+		return err.Error()
+	}
+	defer stop()
+	if !answers {
+		if a, err := p.ask(ctx, silence); err == nil {
+			return tell(a, err) + ", though nobody has the address"
+		}
+		return ""
+	}
+	for i := range 2 {
+		if wrong := p.through(p.ask(ctx, patience)); wrong != "" {
+			return fmt.Sprintf("try %d: %s", i+1, wrong)
+		}
+	}
+	return ""
+}
+
+// through says what is wrong with the answer to a packet that should have passed, or "".
+func (p probe) through(a echo.Answer, err error) string {
+	if err != nil || a.Server != p.l.To {
+		return fmt.Sprintf("%s, instead of who is at %s", tell(a, err), p.l.To)
+	}
+	return p.seen(a, false)
+}
+
+func tell(a echo.Answer, err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%s answers, at %s", a.Pod, a.Server)
+}
+
+// stand has whoever has an address answer there: a host of the cast, or, for an address of nobody's, the one outside,
+// where such packets go. It says whether somebody answers: not where the one outside asks for an address of nobody's.
+func (w *world) stand(c client, at netip.AddrPort, proto model.Protocol) (answers bool, stop func(), err error) {
+	owner := place(nameOf(at.Addr()))
+	if at.Addr().IsLoopback() {
+		owner = place(c.Name)
+	}
+	var undo []func() error
+	stop = func() {
+		for _, f := range slices.Backward(undo) {
+			f() // the sandbox goes soon; what an address or server too many would do shows in later lines
+		}
+	}
+	if owner == nil {
+		if owner = place("outside"); c.Name == owner.Name {
+			return false, stop, nil
+		}
+		drop, err := w.lend(at.Addr())
+		if err != nil {
+			return false, stop, err
+		}
+		undo = append(undo, drop)
+	}
+	host, err := w.host(owner)
+	if err != nil {
+		return false, stop, err
+	}
+	err = host.Do(func() error {
+		s, err := echo.Serve(owner.Name, []echo.Port{{Number: at.Port(), Protocol: proto}})
+		if errors.Is(err, unix.EADDRINUSE) {
+			return nil // it answers there anyway
+		}
+		if err == nil {
+			undo = append(undo, s.Close)
+		}
+		return err
+	})
+	if err != nil {
+		stop()
+	}
+	return true, stop, err
+}
+
+// lend gives the one outside a further address for a while.
+func (w *world) lend(a netip.Addr) (drop func() error, err error) {
+	out := w.cluster.Outside()
+	err = out.Do(func() error {
+		ns, err := netns.Current()
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		conn, err := link.Dial(ns)
+		if err != nil {
+			return err
+		}
+		dev, err := conn.AddBridge("lent") // an interface of its own, so that the address goes with it
+		if err == nil {
+			err = conn.AddAddress(dev, netip.PrefixFrom(a, a.BitLen()))
+		}
+		drop = func() error { defer conn.Close(); return conn.Delete(dev) }
+		return err
+	})
+	return drop, err
+}
+
+// hold opens a flow, asks over it once, and keeps it.
+func (p probe) hold(ctx context.Context) string {
+	host, err := p.w.host(place(p.c.Name))
+	if err != nil {
+		return err.Error()
+	}
+	f := &flow{probe: p}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	stop := func() {}
+	if p.l.Action == verdict.Pass {
+		if _, stop, err = p.w.stand(p.c, p.l.To, p.l.Proto); err != nil {
+			return err.Error()
+		}
+	}
+	defer stop()
+	err = host.Do(func() (err error) {
+		f.held, err = echo.Hold(ctx, p.l.Proto, p.l.To, p.from())
+		return err
+	})
+	if err != nil {
+		return err.Error()
+	}
+	p.w.flows[p.l.Hold] = f
+	a, err := f.held.Ask(ctx)
+	f.last = a.Server
+	p.w.known[p.l.Hold] = a.Server
+	if p.l.Action == verdict.Pass {
+		return p.through(a, err)
+	}
+	return p.answered(a, err)
+}
+
+// again asks over a held flow, as line l has it, and gives what is wrong, or "". Where the flow must change sides, it has
+// a while to do so; where it must stay, it must stay at once.
+func (f *flow) again(ctx context.Context, l *packetLine) string {
+	expected := l.expected(f.w.known)
+	stays := slices.ContainsFunc(expected, func(c candidate) bool { return c.is(f.last) })
+	for end := time.Now().Add(patience); ; {
+		wrong := f.once(ctx, l, expected)
+		if wrong == "" || stays || time.Now().After(end) {
+			return wrong
+		}
+	}
+}
+
+func (f *flow) once(ctx context.Context, l *packetLine, expected []candidate) string {
+	wait := silence
+	if l.Proto == model.TCP {
+		wait = patience
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	a, err := f.held.Ask(ctx)
+	switch {
+	case l.Action == verdict.Reject && errors.Is(err, echo.Refused), l.Action == verdict.Drop && errors.Is(err, echo.Timeout):
+		return ""
+	case l.Action != verdict.Forward, err != nil:
+		return tell(a, err)
+	}
+	i := slices.IndexFunc(expected, func(c candidate) bool { return c.is(a.Server) })
+	if i < 0 {
+		return tell(a, err)
+	}
+	f.last = a.Server
+	return f.seen(a, expected[i].Hidden)
+}

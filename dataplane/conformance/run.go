@@ -1,0 +1,154 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Run judges a subject by every case.
+func Run(t *testing.T, s Subject) {
+	cases, err := Cases()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("cases", func(t *testing.T) {
+		for _, c := range cases {
+			name := strings.TrimSuffix(strings.TrimPrefix(c.File, "cases/"), ".txt")
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				RunCase(t, s, c)
+			})
+		}
+	})
+}
+
+// RunCase judges a subject by one case, in a sandbox of its own.
+func RunCase(t *testing.T, s Subject, c *Case) {
+	t.Helper()
+	for _, wrong := range tryCase(t.Context(), s, c) {
+		t.Errorf("%s:%s\n  It must hold that: %s", c.File, wrong, c.Comment)
+	}
+}
+
+// tryCase gives everything that is wrong, each beginning with its line in the case's file where it has one.
+func tryCase(ctx context.Context, s Subject, c *Case) (wrong []string) {
+	config := Config{}
+	if first := c.Steps[0].Config; first != nil {
+		config = *first
+	}
+	w, err := newWorld(ctx, s, config)
+	if err != nil {
+		return []string{" " + err.Error()}
+	}
+	defer func() {
+		if err := w.close(); err != nil {
+			wrong = append(wrong, " "+err.Error())
+		}
+	}()
+	given := false
+	for i := range c.Steps {
+		step := &c.Steps[i]
+		if err := w.take(ctx, step); err != nil {
+			return append(wrong, fmt.Sprintf(" step %d: %v", i+1, err))
+		}
+		wrong = append(wrong, w.check(ctx, step)...)
+		given = given || step.problemsGiven
+	}
+	if !given {
+		for _, p := range w.problems() {
+			wrong = append(wrong, " a problem that the case doesn't expect: "+p)
+		}
+	}
+	return wrong
+}
+
+// check gives everything that a step's expectations find wrong, each with its line.
+func (w *world) check(ctx context.Context, s *Step) (wrong []string) {
+	for i := range s.Packets {
+		wrong = append(wrong, w.checkPacket(ctx, &s.Packets[i])...)
+	}
+	for _, l := range s.Health {
+		if is := w.health(l); is != "" {
+			wrong = append(wrong, fmt.Sprintf("%d: %s: %s", l.Line, l.Text, is))
+		}
+	}
+	if s.problemsGiven {
+		wrong = append(wrong, w.checkProblems(s)...)
+	}
+	return wrong
+}
+
+// checkPacket judges a line for each of its clients, by verdict and then by real packets.
+func (w *world) checkPacket(ctx context.Context, l *packetLine) (wrong []string) {
+	if l.Held != "" {
+		f := w.flows[l.Held]
+		if f == nil {
+			return []string{fmt.Sprintf("%d: %s: the flow was never opened", l.Line, l.Text)}
+		}
+		if is := f.again(ctx, l); is != "" {
+			wrong = append(wrong, fmt.Sprintf("%d: %s\n  %s; last it was %s\n%s", l.Line, l.Text, is, f.last, w.dump(f.j.node)))
+		}
+		return wrong
+	}
+	expected := l.expected(w.known)
+	for _, c := range l.Clients {
+		j := w.judge(c, l.To, l.Proto, l.Via)
+		is := j.differs(l, expected)
+		if is == "" && w.subject.cannot(j.outcome.Frontend) == "" {
+			if is = (probe{w, l, c, j}).run(ctx); is != "" {
+				is = w.subject.Name + ": " + is + "\n" + w.dump(j.node)
+			}
+		}
+		if is != "" {
+			wrong = append(wrong, fmt.Sprintf("%d: %s\n  %s: %s\n  verdict: %s", l.Line, l.Text, c.Name, is, j))
+		}
+	}
+	return wrong
+}
+
+// health says how a node's health check differs from the line, or "".
+func (w *world) health(l healthLine) string {
+	checks := w.agents[l.Node].services.HealthChecks
+	i := slices.IndexFunc(checks, func(h *model.HealthCheck) bool { return h.Service == l.Service && int(h.Port) == l.Port })
+	switch {
+	case i < 0 && l.Local >= 0:
+		return "there is no such health check"
+	case i >= 0 && l.Local < 0:
+		return "there is one"
+	case i >= 0 && checks[i].Local != l.Local:
+		return fmt.Sprintf("it counts %d", checks[i].Local)
+	}
+	return ""
+}
+
+// problems gives the reasons and objects of all problems that stand on any node, sorted, each once.
+func (w *world) problems() (l []string) {
+	for _, n := range nodes {
+		for _, p := range w.agents[n].resolver.Problems() {
+			l = append(l, p.Reason+" "+p.Object.String())
+		}
+	}
+	slices.Sort(l)
+	return slices.Compact(l)
+}
+
+func (w *world) checkProblems(s *Step) (wrong []string) {
+	stand := w.problems()
+	for _, l := range s.Problems {
+		text := l.Reason + " " + l.Object
+		if i := slices.Index(stand, text); i >= 0 {
+			stand = slices.Delete(stand, i, i+1)
+		} else {
+			wrong = append(wrong, fmt.Sprintf("%d: no problem is %s", l.Line, text))
+		}
+	}
+	for _, p := range stand {
+		wrong = append(wrong, fmt.Sprintf("%d: a problem that isn't expected: %s", s.problemsLine, p))
+	}
+	return wrong
+}

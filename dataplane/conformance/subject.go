@@ -1,0 +1,45 @@
+package conformance
+
+import (
+	"context"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Subject is a service data plane to be judged.
+type Subject struct {
+	Name string
+	// Start makes the plane in the calling thread's network namespace. Runner takes the decided node's changes. What an
+	// earlier Runner left in the kernel is put right, not flushed.
+	Start func() (Runner, error)
+	// Cannot gives the reason why the plane refuses to serve a frontend, or "". Nil serves everything.
+	Cannot func(*model.Frontend) string
+}
+
+// Runner is a data plane at work on one node. Its methods are called by one goroutine at a time.
+type Runner interface {
+	// Change hands over what is now and what is no more, as model.Delta has it.
+	Change(put, del []model.Part)
+	// Sync returns once the kernel is as told, whoever has changed it, or with the reason why it can't be.
+	Sync(ctx context.Context) error
+	// Close stops and leaves the kernel as it is.
+	Close() error
+}
+
+// Disturber is a Runner that can do what a stranger could: remove some of what it wrote from the kernel, past its own
+// bookkeeping. It is called in the node's network namespace. Cases with a section disturb need it.
+type Disturber interface {
+	Disturb(ctx context.Context) error
+}
+
+// Dumper is a Runner that can show what the kernel holds of it, for the messages of failed cases. It is called in the
+// node's network namespace.
+type Dumper interface{ Dump() string }
+
+// cannot says why the subject doesn't serve f, or "".
+func (s Subject) cannot(f *model.Frontend) string {
+	if s.Cannot == nil || f == nil {
+		return ""
+	}
+	return s.Cannot(f)
+}

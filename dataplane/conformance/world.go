@@ -1,0 +1,272 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve"
+	"fairlead.dev/fairlead/sandbox"
+	"fairlead.dev/fairlead/source"
+)
+
+// syncTime is how long a data plane may take until the kernel is as told.
+const syncTime = 20 * time.Second
+
+// nodes are the nodes of the cast.
+var nodes = []string{"a", "b"}
+
+// world is the cast in a sandbox, with the subject at work on each node.
+type world struct {
+	subject Subject
+	cluster *sandbox.Cluster
+	config  Config
+	objects map[source.Key]source.Object
+	agents  map[string]*agent       // by node
+	made    map[string][]source.Key // by the name in a slices section: the objects that it made
+	known   map[string]netip.AddrPort
+	flows   map[string]*flow
+	ports   uint16 // the last client port that was chosen here
+}
+
+// agent is what runs on a node: a resolver and the subject, and what they have come to.
+type agent struct {
+	host     *sandbox.Host
+	resolver *resolve.Resolver
+	runner   Runner
+	services *model.Services // as of the last sync
+}
+
+// newWorld brings the cast up, and the subject on each node with nothing but the nodes and pods to know of.
+func newWorld(ctx context.Context, s Subject, c Config) (*world, error) {
+	w := &world{subject: s, config: c, objects: map[source.Key]source.Object{}, agents: map[string]*agent{},
+		made: map[string][]source.Key{}, known: map[string]netip.AddrPort{}, flows: map[string]*flow{}, ports: 1023}
+	for _, o := range castObjects() {
+		w.objects[source.KeyOf(o)] = o
+	}
+	var err error
+	if w.cluster, err = sandbox.Up(ctx, sandbox.Options{Objects: castObjects(), Serve: true}); err != nil {
+		return nil, err
+	}
+	for _, n := range nodes {
+		if err := w.start(n); err != nil {
+			return nil, errors.Join(err, w.close())
+		}
+	}
+	return w, nil
+}
+
+// close ends everything.
+func (w *world) close() error {
+	var errs []error
+	for _, f := range w.flows {
+		errs = append(errs, f.held.Close())
+	}
+	for _, a := range w.agents {
+		errs = append(errs, a.runner.Close())
+	}
+	return errors.Join(append(errs, w.cluster.Down())...)
+}
+
+// start starts a node's agent, which then learns of everything there is.
+func (w *world) start(node string) error {
+	host, err := w.cluster.Node(node)
+	if err != nil {
+		return err
+	}
+	cidrs, err := prefixes(w.config.ClusterCIDRs)
+	if err != nil {
+		return err
+	}
+	a := &agent{host: host, resolver: resolve.New(resolve.Config{
+		Node: node, Addresses: host.Addresses, ClusterCIDRs: cidrs, MasqueradeAll: w.config.MasqueradeAll,
+		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName,
+	})}
+	err = host.Do(func() (err error) {
+		a.runner, err = w.subject.Start()
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("start %s on node %s: %w", w.subject.Name, node, err)
+	}
+	w.agents[node] = a
+	var all []source.Change
+	for _, k := range slices.SortedFunc(maps.Keys(w.objects), func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) }) {
+		all = append(all, source.Change{Key: k, Object: w.objects[k]})
+	}
+	a.change(all)
+	return nil
+}
+
+func prefixes(texts []string) (l []netip.Prefix, err error) {
+	for _, t := range texts {
+		p, err := netip.ParsePrefix(t)
+		if err != nil {
+			return nil, err
+		}
+		l = append(l, p)
+	}
+	return l, nil
+}
+
+// change hands changes to the subject by way of the resolver.
+func (a *agent) change(l []source.Change) {
+	d := a.resolver.Apply(l)
+	a.runner.Change(d.Put, d.Del)
+}
+
+// restart stops a node's agent and starts another in its place.
+func (w *world) restart(node string) error {
+	if err := w.agents[node].runner.Close(); err != nil {
+		return fmt.Errorf("stop %s on node %s: %w", w.subject.Name, node, err)
+	}
+	return w.start(node)
+}
+
+// change makes changes known on every node, at once. To agents that are to restart, they come while these are away.
+func (w *world) change(l []source.Change, restarts ...string) error {
+	for _, c := range l {
+		if delete(w.objects, c.Key); c.Object != nil {
+			w.objects[c.Key] = c.Object
+		}
+	}
+	for _, n := range nodes {
+		if !slices.Contains(restarts, n) {
+			w.agents[n].change(l)
+		} else if err := w.restart(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sync waits until every node's kernel is as told.
+func (w *world) sync(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, syncTime)
+	defer cancel()
+	for _, n := range nodes {
+		a := w.agents[n]
+		if err := a.runner.Sync(ctx); err != nil {
+			return fmt.Errorf("sync %s on node %s: %w", w.subject.Name, n, err)
+		}
+		a.services = a.resolver.Services()
+	}
+	return nil
+}
+
+// take applies a step's changes and waits until they are in force.
+func (w *world) take(ctx context.Context, s *Step) error {
+	changes, err := w.changes(s)
+	if err != nil {
+		return err
+	}
+	restarts := s.Restart
+	if s.Config != nil && !equalConfig(*s.Config, w.config) {
+		w.config, restarts = *s.Config, nodes
+	}
+	if err := w.change(changes, restarts...); err != nil {
+		return err
+	}
+	for _, n := range s.Disturb {
+		if err := w.agents[n].disturb(ctx); err != nil {
+			return fmt.Errorf("disturb %s on node %s: %w", w.subject.Name, n, err)
+		}
+	}
+	return w.sync(ctx)
+}
+
+func equalConfig(a, b Config) bool {
+	return a.MasqueradeAll == b.MasqueradeAll && a.ProxyName == b.ProxyName && slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) &&
+		slices.Equal(a.NodePortAddresses, b.NodePortAddresses)
+}
+
+func (a *agent) disturb(ctx context.Context) error {
+	d, ok := a.runner.(Disturber)
+	if !ok {
+		return errors.New("its Runner is no Disturber, so what it does after damage can't be tried")
+	}
+	return a.host.Do(func() error { return d.Disturb(ctx) })
+}
+
+// changes gives what a step changes, object by object.
+func (w *world) changes(s *Step) (l []source.Change, err error) {
+	for _, text := range s.Remove {
+		k, err := parseKey(text)
+		if err != nil {
+			return nil, err
+		}
+		keys := []source.Key{k}
+		if name, ok := strings.CutPrefix(text, "slice "); ok {
+			keys = w.made[name]
+			delete(w.made, name)
+		}
+		for _, k := range keys {
+			l = append(l, source.Change{Key: k})
+		}
+	}
+	for _, m := range s.YAML {
+		objects, err := m.decode()
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range objects {
+			l = append(l, source.Change{Key: source.KeyOf(o), Object: o})
+		}
+	}
+	for _, line := range s.Slices {
+		l = append(l, w.slices(line.settle(w.known))...)
+	}
+	return l, nil
+}
+
+// slices gives what a line of a slices section changes: what it makes, and what an earlier one of its name and family
+// made that it doesn't.
+func (w *world) slices(line sliceLine) (l []source.Change) {
+	var keys []source.Key
+	for _, s := range line.slices() {
+		k := source.KeyOf(s)
+		keys = append(keys, k)
+		l = append(l, source.Change{Key: k, Object: s})
+	}
+	for _, k := range w.made[line.Name] {
+		switch {
+		case slices.Contains(keys, k):
+		case line.makes(k):
+			l = append(l, source.Change{Key: k})
+		default:
+			keys = append(keys, k)
+		}
+	}
+	w.made[line.Name] = keys
+	return l
+}
+
+// host gives the sandbox's host of a member of the cast.
+func (w *world) host(m *member) (*sandbox.Host, error) {
+	switch {
+	case m.Node == "":
+		return w.cluster.Outside(), nil
+	case m.isNode():
+		return w.cluster.Node(m.Node)
+	}
+	return w.cluster.Pod("default", m.Name)
+}
+
+// dump shows what the kernel of a node holds of the subject, as far as it can say.
+func (w *world) dump(node string) string {
+	d, ok := w.agents[node].runner.(Dumper)
+	if !ok {
+		return w.subject.Name + " has no Dump"
+	}
+	var text string
+	if err := w.agents[node].host.Do(func() error { text = d.Dump(); return nil }); err != nil {
+		return err.Error()
+	}
+	return text
+}

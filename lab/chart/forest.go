@@ -1,0 +1,166 @@
+package chart
+
+import (
+	"fmt"
+	"math"
+)
+
+// Outcome of a claim.
+type Outcome uint8
+
+// The outcomes.
+const (
+	Open    Outcome = iota // the interval crosses the bound, or is not sure
+	Kept                   // all of the interval keeps the bound
+	Broken                 // none of it does
+	Missing                // not measured
+)
+
+var outcomeLook = map[Outcome]struct {
+	sign, word string
+	colour     colour
+}{Open: {"?", "unclear", cInk}, Kept: {"✓", "hit", cGood}, Broken: {"✗", "miss", cBad}, Missing: {"–", "not measured", cMute}}
+
+// Claim is one line of a forest plot: a number and its interval as multiples of the bound, so that every bound stands at 1.
+type Claim struct {
+	ID, Text  string
+	Value     float64 // over the bound
+	Low, High float64
+	Least     bool   // the bound is a lower one: to keep it is to be above 1
+	Says      string // the number and its bound in their own unit
+	Outcome   Outcome
+}
+
+// Forest is every claim against its bound. For a claim with a lower bound, the bound over the number is drawn, so that left
+// of the line is always good.
+type Forest struct {
+	Frame
+	Claims []Claim
+}
+
+// SVG draws it.
+func (c Forest) SVG() []byte { return c.plot().done() }
+
+// forestText is the width of the claims' words.
+const forestText = 300.0
+
+func (c Forest) plot() *plot {
+	if c.Frame.Width == 0 {
+		c.Frame.Width = 920
+	}
+	heights, sum := c.rows()
+	if c.Frame.Height == 0 {
+		probe := newPlot(c.Frame, 1000, "", nil)
+		c.Frame.Height = int(probe.top + 20 + sum + 40 + 1000 - probe.bottom)
+	}
+	p := newPlot(c.Frame, 0, "", nil)
+	p.top += 20
+	p.bottom -= 40
+	says := labelFace.width("not measured")
+	for _, cl := range c.Claims {
+		says = max(says, labelFace.width(cl.Says))
+	}
+	p.left += 40 + forestText
+	p.right -= says + 34
+	p.forestAxis(c.Claims)
+	y := p.top
+	for i, cl := range c.Claims {
+		p.claim(cl, y, heights[i])
+		y += heights[i]
+	}
+	return p
+}
+
+// rows is how high each claim's row is.
+func (c Forest) rows() (h []float64, sum float64) {
+	for _, cl := range c.Claims {
+		lines := len(labelFace.wrap(cl.Text, forestText))
+		h = append(h, math.Max(26, float64(lines)*labelFace.size*lineHeight+10))
+		sum += h[len(h)-1]
+	}
+	return h, sum
+}
+
+// oriented is the claim's number so that less is better.
+func (cl Claim) oriented() (value, low, high float64) {
+	if cl.Least {
+		return 1 / cl.Value, 1 / cl.High, 1 / cl.Low
+	}
+	return cl.Value, cl.Low, cl.High
+}
+
+// The farthest that a forest plot reaches; what lies beyond is an arrow.
+const forestMost = 32.0
+
+func (p *plot) forestAxis(claims []Claim) {
+	values := []float64{0.8, 1.25}
+	for _, cl := range claims {
+		if cl.Outcome != Missing {
+			v, lo, hi := cl.oriented()
+			for _, x := range []float64{v, lo, hi} {
+				values = append(values, min(max(x, 1/forestMost), forestMost))
+			}
+		}
+	}
+	p.x = scale{a: p.left + 13, b: p.right - 13, log: true}
+	p.x.lo, p.x.hi = span(Axis{Log: true}, values)
+	one := p.x.at(1)
+	p.rect(p.left, p.top, one, p.bottom, cGood, ` fill-opacity=".08"`)
+	last := math.Inf(-1)
+	for _, v := range []float64{0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 2, 5, 10, 20, 50} {
+		at := p.x.at(v)
+		label := tickNumber(v) + " ×"
+		w := tickFace.width(label)
+		if v < p.x.lo || v > p.x.hi || at-w/2 < last && v != 1 {
+			continue
+		}
+		if v != 1 && v < 1 && at+w/2 > one-w { // the bound's own label comes first
+			continue
+		}
+		p.line(at, p.top, at, p.bottom, 1, cGrid, "")
+		p.text(at, p.bottom+16, middle, tickFace, label)
+		last = at + w/2 + 6
+	}
+	p.line(one, p.top-4, one, p.bottom, 1.6, cInk, "")
+	p.text(one, p.top-8, middle, labelFace, "bound")
+	p.text(one-30, p.top-8, end, ghostFace, "← better")
+	p.text((p.left+p.right)/2, p.bottom+33, middle, axisFace, "measured ÷ bound")
+}
+
+func (p *plot) claim(cl Claim, top, h float64) {
+	look := outcomeLook[cl.Outcome]
+	y := top + h/2
+	p.line(margin, top, p.w-margin, top, 1, cGrid, "")
+	p.text(margin, y+4, start, face{size: 12, bold: true, colour: cInk}, cl.ID)
+	lines := labelFace.wrap(cl.Text, forestText)
+	step := labelFace.size * lineHeight
+	for i, l := range lines {
+		p.text(margin+40, y+4+step*(float64(i)-float64(len(lines)-1)/2), start, labelFace, l)
+	}
+	p.text(p.right+12, y+4, start, face{size: 13, bold: true, colour: look.colour}, look.sign)
+	if cl.Says == "" {
+		cl.Says = look.word
+	}
+	p.text(p.right+30, y+4, start, labelFace, cl.Says)
+	if cl.Outcome != Missing {
+		p.interval(cl, y, look.colour)
+	}
+}
+
+// interval draws the claim's number, with an arrow where it leaves the axis.
+func (p *plot) interval(cl Claim, y float64, col colour) {
+	v, lo, hi := cl.oriented()
+	a, b, at := p.x.clamp(lo), p.x.clamp(hi), p.x.clamp(v)
+	p.line(a, y, b, y, 2, col, "")
+	for _, e := range []struct {
+		x, way float64
+		out    bool
+	}{{a, -1, lo < p.x.lo}, {b, 1, hi > p.x.hi}} {
+		if e.out {
+			p.area(fmt.Sprintf("M%s %sL%s %sL%s %sZ", px(e.x+11*e.way), px(y), px(e.x+5*e.way), px(y-4), px(e.x+5*e.way), px(y+4)), col, "")
+		} else {
+			p.line(e.x, y-4, e.x, y+4, 1.6, col, "")
+		}
+	}
+	p.rect(at-4, y-4, at+4, y+4, col, "")
+}

@@ -1,0 +1,245 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Op is what a closed-loop client does over and over, and which part of it the clock sees.
+type Op uint8
+
+// The operations, in netperf's words where it has them.
+const (
+	Connect Op = iota // connect() alone; socket(), close() and, with Fin, the farewell are not timed
+	CRR               // connect(), a request, its response, close(); socket() is not timed
+	RR                // a request and its response on a kept connection
+)
+
+// String gives "connect", "crr" or "rr".
+func (o Op) String() string { return [...]string{"connect", "crr", "rr"}[o] }
+
+// Client is a closed loop: the next operation starts when the last one has ended. What it says about tails is blind to
+// coordinated omission; that is what Open is for.
+type Client struct {
+	Place
+	Targets []netip.AddrPort // visited in turn; RR keeps one connection to each
+	Seed    uint64           // draws the order of the targets
+	Sizes   Sizes
+	Close   Close
+	Timeout time.Duration // of each system call; 0: 5 s
+	Warm    time.Duration // runs before the clock counts
+	Servers []*Server     // whose processor time is counted in
+}
+
+// Run does op for d. An operation that fails is counted, not returned; an error means that nothing could be measured. Ops that
+// fail are not in the histogram.
+func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err error) {
+	if err := c.Sizes.check(); err != nil {
+		return s, err
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 5 * time.Second
+	}
+	err = c.Place.run(func() error {
+		l, err := c.loop(op, d)
+		if err != nil {
+			return err
+		}
+		defer l.close()
+		l.run(ctx, c.Warm)
+		l.rec.clear()
+		before, start := c.counts(), time.Now()
+		wall := l.run(ctx, d)
+		after := c.counts()
+		s = l.rec.sample()
+		s.Start, s.Wall = start, wall
+		s.CPU, s.Counters = after.sub(before)
+		return ctx.Err()
+	})
+	if err != nil {
+		return s, fmt.Errorf("%s load on %d targets from %s: %w", op, len(c.Targets), first(c.Targets), err)
+	}
+	return s, nil
+}
+
+func first(a []netip.AddrPort) string {
+	if len(a) == 0 {
+		return "none"
+	}
+	return a[0].String()
+}
+
+func (c Client) counts() Counts { return ReadCounts(c.CPUs, c.Servers) }
+
+// loop is a closed loop at work. Times are since base.
+type loop struct {
+	Client
+	base  time.Time
+	route *route
+	rec   *recorder
+	kept  []int // RR: descriptors by target, -1 where there is none
+	req   []byte
+	resp  []byte
+	do    func(*loop) (start, end time.Duration, err error)
+}
+
+// keep and farewell are the first byte of a request.
+const (
+	keep     = 'k'
+	farewell = 'c'
+)
+
+func (c Client) loop(op Op, d time.Duration) (*loop, error) {
+	r, err := newRoute(c.Targets, c.Seed)
+	if err != nil {
+		return nil, err
+	}
+	l := &loop{Client: c, base: time.Now(), route: r, req: make([]byte, c.Sizes.Request), resp: make([]byte, c.Sizes.Response)}
+	l.rec = newRecorder(int(min(d/(4*time.Microsecond), 1<<20)) + 1024)
+	l.do = [...]func(*loop) (time.Duration, time.Duration, error){(*loop).connect, (*loop).crr, (*loop).rr}[op]
+	l.req[0] = keep
+	if c.Close == Fin && op != RR {
+		l.req[0] = farewell
+	}
+	if op == RR {
+		l.kept = make([]int, len(r.to))
+		for i := range l.kept {
+			l.kept[i] = -1
+		}
+	}
+	return l, nil
+}
+
+func (l *loop) now() time.Duration { return time.Since(l.base) }
+
+// run loops for d and says how long that took. It looks at ctx every 64 operations.
+func (l *loop) run(ctx context.Context, d time.Duration) time.Duration {
+	begin := l.now()
+	for n, now := 0, begin; now-begin < d && (n%64 != 0 || ctx.Err() == nil); n++ {
+		start, end, err := l.do(l)
+		if err != nil {
+			l.rec.errors[Kind(err)]++
+		} else {
+			l.rec.ns = append(l.rec.ns, int64(end-start))
+		}
+		now = end
+	}
+	return l.now() - begin
+}
+
+func (l *loop) connect() (start, end time.Duration, err error) {
+	to, _ := l.route.step()
+	fd, err := l.socket(to)
+	if err != nil {
+		return 0, l.now(), err
+	}
+	defer unix.Close(fd)
+	start = l.now()
+	err = connect(fd, to)
+	end = l.now()
+	if err == nil && l.Close == Fin {
+		err = l.request(fd)
+	}
+	return start, end, err
+}
+
+func (l *loop) crr() (start, end time.Duration, err error) {
+	to, _ := l.route.step()
+	fd, err := l.socket(to)
+	if err != nil {
+		return 0, l.now(), err
+	}
+	start = l.now()
+	if err = connect(fd, to); err == nil {
+		err = l.request(fd)
+	}
+	unix.Close(fd)
+	return start, l.now(), err
+}
+
+func (l *loop) rr() (start, end time.Duration, err error) {
+	to, i := l.route.step()
+	if l.kept[i] < 0 {
+		if l.kept[i], err = l.dial(to); err != nil {
+			return 0, l.now(), err
+		}
+	}
+	start = l.now()
+	err = l.request(l.kept[i])
+	end = l.now()
+	if err != nil {
+		unix.Close(l.kept[i])
+		l.kept[i] = -1
+	}
+	return start, end, err
+}
+
+// dial connects and exchanges one request, so that what follows finds the connection accepted and the path warm.
+func (l *loop) dial(to unix.Sockaddr) (int, error) {
+	fd, err := l.socket(to)
+	if err != nil {
+		return -1, err
+	}
+	if err = connect(fd, to); err == nil {
+		err = l.request(fd)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// request sends one and reads its response, and the server's FIN after a farewell.
+func (l *loop) request(fd int) error {
+	if err := writeAll(fd, l.req); err != nil {
+		return err
+	}
+	if err := readAll(fd, l.resp); err != nil {
+		return err
+	}
+	l.rec.answers[l.resp[0]]++
+	if l.req[0] == farewell {
+		return readEnd(fd)
+	}
+	return nil
+}
+
+func (l *loop) socket(to unix.Sockaddr) (int, error) {
+	fd, err := unix.Socket(family(to), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	tv := unix.NsecToTimeval(int64(l.Timeout))
+	err = errors.Join(
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv), // bounds connect() too
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv),
+		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
+		linger(fd, l.Close),
+	)
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func (l *loop) close() {
+	for _, fd := range l.kept {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+func linger(fd int, c Close) error {
+	if c != Reset {
+		return nil
+	}
+	return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+}

@@ -1,0 +1,354 @@
+package load
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Open is an open loop: one connection with one request begins at each intended start, at a fixed rate, whatever became of
+// those before it, and its time counts from the intended start. So an outage of a second at 1,000/s shows as 1,000
+// slow or failed connections, and a slow one delays no other. Like Client, it is one thread.
+type Open struct {
+	Place
+	Targets []netip.AddrPort // visited in turn
+	Seed    uint64           // draws the order of the targets
+	Sizes   Sizes
+	Close   Close
+	Rate    float64       // connections per second
+	Timeout time.Duration // from the intended start to the answer, after which it counts as lost; 0: 5 s
+	Most    int           // connections under way at once, beyond which they count as "overload"; 0: 4096
+	Servers []*Server     // whose processor time is counted in
+}
+
+// Event is one connection worth telling of.
+type Event struct {
+	At     time.Duration  `json:"at"`   // intended start, since the sample's start
+	Took   time.Duration  `json:"took"` // from then to the answer or the failure
+	Target netip.AddrPort `json:"target"`
+	Kind   string         `json:"kind,omitempty"` // of failure, see Kind; "" for an answer
+}
+
+// Trace is what an open loop saw beside its Sample.
+type Trace struct {
+	Intended int64   `json:"intended"`      // connections that were to start: each is among Ops or Errors
+	Late     float64 `json:"late"`          // the largest delay, in ns, of an actual start: the load's own fault
+	Failures []Event `json:"failures"`      // by start, the first 1,000
+	Slowest  []Event `json:"slowest"`       // answers, slowest first, at most 10
+	Cut      bool    `json:"cut,omitempty"` // ended early by its context
+}
+
+// Run makes connections for d, then waits for those under way, Timeout at most. A failed connection is counted, not
+// returned; an ended context ends the loop early, which Trace says, without an error.
+func (o Open) Run(ctx context.Context, d time.Duration) (s Sample, t Trace, err error) {
+	if o.Timeout == 0 {
+		o.Timeout = 5 * time.Second
+	}
+	if o.Most == 0 {
+		o.Most = 4096
+	}
+	if o.Rate <= 0 {
+		return s, t, fmt.Errorf("open loop: the rate %g/s is not above 0", o.Rate)
+	}
+	if err := o.Sizes.check(); err != nil {
+		return s, t, err
+	}
+	err = o.Place.run(func() error {
+		l, err := o.loop(d)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(l.epoll)
+		before := ReadCounts(o.CPUs, o.Servers)
+		l.base = time.Now()
+		if err := l.run(ctx); err != nil {
+			return err
+		}
+		wall := l.now()
+		after := ReadCounts(o.CPUs, o.Servers)
+		s = l.rec.sample()
+		s.Start, s.Wall = l.base, wall
+		s.CPU, s.Counters = after.sub(before)
+		slices.SortStableFunc(l.trace.Failures, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
+		t = l.trace
+		return nil
+	})
+	if err != nil {
+		return s, t, fmt.Errorf("open loop at %g/s on %d targets from %s: %w", o.Rate, len(o.Targets), first(o.Targets), err)
+	}
+	return s, t, nil
+}
+
+// openLoop is an open loop at work.
+type openLoop struct {
+	Open
+	base   time.Time
+	total  int64
+	route  *route
+	rec    *recorder
+	trace  Trace
+	epoll  int
+	live   int
+	flows  []flow // by descriptor
+	oldest []due  // under way by intended start, for time-outs; may name flows that have ended
+	req    []byte
+	buf    []byte
+}
+
+// flow is a connection under way.
+type flow struct {
+	serial int64 // 0: none
+	at     time.Duration
+	target int
+	sent   bool
+	got    int // bytes of the response
+}
+
+// due is a flow by descriptor and serial, since descriptors come again.
+type due struct {
+	fd     int
+	serial int64
+}
+
+func (o Open) loop(d time.Duration) (*openLoop, error) {
+	r, err := newRoute(o.Targets, o.Seed)
+	if err != nil {
+		return nil, err
+	}
+	total := int64(math.Ceil(d.Seconds() * o.Rate))
+	l := &openLoop{Open: o, total: total, route: r, rec: newRecorder(int(min(total, 1<<20))),
+		req: make([]byte, o.Sizes.Request), buf: make([]byte, o.Sizes.Response+1)}
+	l.req[0] = keep
+	if o.Close == Fin {
+		l.req[0] = farewell
+	}
+	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, err
+	}
+	// Wake-ups to the nanosecond instead of the customary 50 µs later; the thread ends with the loop.
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
+		unix.Close(l.epoll)
+		return nil, fmt.Errorf("set the timer slack: %w", err)
+	}
+	return l, nil
+}
+
+func (l *openLoop) now() time.Duration { return time.Since(l.base) }
+
+// intended is the start of connection n.
+func (l *openLoop) intended(n int64) time.Duration {
+	return time.Duration(float64(n) / l.Rate * float64(time.Second))
+}
+
+func (l *openLoop) run(ctx context.Context) error {
+	events := make([]unix.EpollEvent, 256)
+	for l.trace.Intended < l.total || l.live > 0 {
+		now := l.now()
+		for l.trace.Intended < l.total && l.intended(l.trace.Intended) <= now {
+			at := l.intended(l.trace.Intended)
+			l.trace.Late = max(l.trace.Late, float64(now-at))
+			l.begin(at)
+			now = l.now()
+		}
+		l.expire(now)
+		n, err := l.wait(events, l.pause(now))
+		if err != nil {
+			return err
+		}
+		for _, e := range events[:n] {
+			l.advance(int(e.Fd))
+		}
+		if ctx.Err() != nil && l.trace.Intended < l.total {
+			l.total, l.trace.Cut = l.trace.Intended, true
+		}
+	}
+	return nil
+}
+
+// pause is how long nothing is due: 100 ms at most, so that an ended context is noticed.
+func (l *openLoop) pause(now time.Duration) time.Duration {
+	p := 100 * time.Millisecond
+	if l.trace.Intended < l.total {
+		p = min(p, l.intended(l.trace.Intended)-now)
+	}
+	if len(l.oldest) > 0 {
+		p = min(p, l.flows[l.oldest[0].fd].at+l.Timeout-now)
+	}
+	return max(p, 0)
+}
+
+// wait is epoll_pwait2(2), which counts in nanoseconds.
+func (l *openLoop) wait(events []unix.EpollEvent, d time.Duration) (int, error) {
+	ts := unix.NsecToTimespec(int64(d))
+	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)),
+		uintptr(unsafe.Pointer(&ts)), 0, 0)
+	if errno == unix.EINTR {
+		return 0, nil
+	}
+	if errno != 0 {
+		return 0, fmt.Errorf("epoll_pwait2: %w", errno)
+	}
+	return int(n), nil
+}
+
+// begin starts the connection intended at a time.
+func (l *openLoop) begin(at time.Duration) {
+	l.trace.Intended++
+	to, target := l.route.step()
+	if l.live >= l.Most {
+		l.fail(flow{at: at, target: target}, errBusy)
+		return
+	}
+	fd, err := unix.Socket(family(to), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		l.fail(flow{at: at, target: target}, err)
+		return
+	}
+	for fd >= len(l.flows) {
+		l.flows = append(l.flows, make([]flow, 1024)...)
+	}
+	l.flows[fd] = flow{serial: l.trace.Intended, at: at, target: target}
+	l.live++
+	if err := l.open(fd, to); err != nil {
+		l.end(fd, err)
+		return
+	}
+	l.oldest = append(l.oldest, due{fd, l.trace.Intended})
+}
+
+// open begins to connect. The first edge comes at once if that was all.
+func (l *openLoop) open(fd int, to unix.Sockaddr) error {
+	err := errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1), linger(fd, l.Close))
+	if err != nil {
+		return err
+	}
+	if err := unix.Connect(fd, to); err != nil && err != unix.EINPROGRESS {
+		return err
+	}
+	e := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLET, Fd: int32(fd)}
+	return unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &e)
+}
+
+// advance does what a flow can do now: learn that it is connected, send, receive, end.
+func (l *openLoop) advance(fd int) {
+	f := &l.flows[fd]
+	if f.serial == 0 {
+		return // ended earlier in this batch
+	}
+	if !f.sent {
+		if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || code != 0 {
+			l.end(fd, cmp.Or(err, error(unix.Errno(code))))
+			return
+		}
+		n, err := unix.Write(fd, l.req)
+		switch {
+		case err == unix.EAGAIN || err == unix.ENOTCONN || err == unix.EINTR:
+			return // not connected yet: an edge is to come
+		case err != nil:
+			l.end(fd, err)
+			return
+		case n < len(l.req):
+			l.end(fd, fmt.Errorf("a request of %d bytes does not fit into an empty socket buffer", len(l.req)))
+			return
+		}
+		f.sent = true
+	}
+	l.receive(fd, f)
+}
+
+func (l *openLoop) receive(fd int, f *flow) {
+	for {
+		n, err := unix.Read(fd, l.buf[:l.Sizes.Response+1-f.got])
+		switch {
+		case err == unix.EINTR:
+		case err == unix.EAGAIN:
+			if f.got == l.Sizes.Response && l.Close == Reset {
+				l.end(fd, nil)
+			}
+			return
+		case err != nil:
+			l.end(fd, err)
+			return
+		case n == 0 && f.got == l.Sizes.Response:
+			l.end(fd, nil)
+			return
+		case n == 0:
+			l.end(fd, io.ErrUnexpectedEOF)
+			return
+		default:
+			if f.got == 0 {
+				l.rec.answers[l.buf[0]]++
+			}
+			if f.got += n; f.got > l.Sizes.Response {
+				l.end(fd, errMore)
+				return
+			}
+			if f.got == l.Sizes.Response && l.Close == Reset {
+				l.end(fd, nil)
+				return
+			}
+		}
+	}
+}
+
+// expire gives up what has been under way for too long.
+func (l *openLoop) expire(now time.Duration) {
+	for len(l.oldest) > 0 {
+		d := l.oldest[0]
+		f := l.flows[d.fd]
+		if f.serial == d.serial {
+			if now-f.at < l.Timeout {
+				return
+			}
+			l.end(d.fd, errTimeout)
+		}
+		l.oldest = l.oldest[1:]
+	}
+}
+
+// end closes a flow and counts it.
+func (l *openLoop) end(fd int, err error) {
+	f := l.flows[fd]
+	l.flows[fd] = flow{}
+	l.live--
+	if err != nil {
+		_ = linger(fd, Reset) // so that a failure keeps no port
+		unix.Close(fd)
+		l.fail(f, err)
+		return
+	}
+	took := l.now() - f.at
+	unix.Close(fd)
+	l.rec.ns = append(l.rec.ns, int64(took))
+	l.slow(Event{At: f.at, Took: took, Target: l.route.name[f.target]})
+}
+
+func (l *openLoop) fail(f flow, err error) {
+	k := Kind(err)
+	l.rec.errors[k]++
+	if len(l.trace.Failures) < 1000 {
+		l.trace.Failures = append(l.trace.Failures, Event{At: f.at, Took: l.now() - f.at, Target: l.route.name[f.target], Kind: k})
+	}
+}
+
+// slow keeps the ten slowest answers.
+func (l *openLoop) slow(e Event) {
+	t := l.trace.Slowest
+	if len(t) == 10 && e.Took <= t[9].Took {
+		return
+	}
+	i, _ := slices.BinarySearchFunc(t, e, func(a, b Event) int { return cmp.Compare(b.Took, a.Took) })
+	if t = slices.Insert(t, i, e); len(t) > 10 {
+		t = t[:10]
+	}
+	l.trace.Slowest = t
+}

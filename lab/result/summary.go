@@ -1,0 +1,440 @@
+package result
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"fairlead.dev/fairlead/lab/load"
+	"fairlead.dev/fairlead/lab/stats"
+)
+
+// Summary is what follows from a run: a pure function of its manifest and blocks.
+type Summary struct {
+	Schema     int                   `json:"schema"`
+	Design     Design                `json:"design"`
+	Profile    string                `json:"profile"`
+	Rounds     int                   `json:"rounds"` // that have at least one block
+	Blocks     int                   `json:"blocks"`
+	Resolution map[string]Resolution `json:"resolution"` // by measure
+	Cells      []Cell                `json:"cells"`      // by measure and arm as in the design, then by parameters
+	Aims       []AimResult           `json:"aims"`
+	Noise      Noise                 `json:"noise"`
+	Warnings   []string              `json:"warnings,omitempty"` // what keeps this run from being a whole one
+}
+
+// Resolution is what a measure can tell in this run.
+type Resolution struct {
+	AA   stats.Estimate `json:"aa"`   // the baseline again, as a ratio to the baseline
+	Half float64        `json:"half"` // differences below this are not told from nothing: 0.01 is ±1 %
+}
+
+// Cell is one arm with one set of parameters, in one measure.
+type Cell struct {
+	Measure   string             `json:"measure"`
+	Arm       string             `json:"arm"`
+	Params    map[string]string  `json:"params,omitempty"`
+	X         float64            `json:"x,omitempty"` // the varied parameter as a number
+	HasX      bool               `json:"has_x"`
+	Blocks    int                `json:"blocks"`
+	Ops       int64              `json:"ops"`
+	Errors    map[string]int64   `json:"errors,omitempty"`
+	Value     *stats.Estimate    `json:"value,omitempty"`     // median over blocks of the measure's figure, base units; nil: no block has one
+	Ratio     *stats.Estimate    `json:"ratio,omitempty"`     // median over rounds of the ratio to that round's baseline
+	Verdict   stats.Verdict      `json:"verdict,omitempty"`   // on Ratio
+	Quantiles map[string]float64 `json:"quantiles,omitempty"` // over all blocks' operations, ns
+	Counters  map[string]float64 `json:"counters,omitempty"`  // per operation, median over blocks
+	CPU       map[string]float64 `json:"cpu,omitempty"`       // ns per operation, over all blocks
+}
+
+// Failed is the number of operations that did not succeed.
+func (c Cell) Failed() (n int64) {
+	for _, e := range c.Errors {
+		n += e
+	}
+	return n
+}
+
+// AimResult is what became of an aim.
+type AimResult struct {
+	Aim
+	Got     *stats.Estimate `json:"got,omitempty"`
+	Outcome Outcome         `json:"outcome"`
+	Why     string          `json:"why,omitempty"`
+}
+
+// Noise is how quiet the machine was.
+type Noise struct {
+	Noisy  bool     `json:"noisy"`
+	Steal  float64  `json:"steal"`  // share of all processors' time that the hypervisor gave away
+	Others float64  `json:"others"` // share of all processors' time that other processes took
+	Why    []string `json:"why,omitempty"`
+}
+
+// The bounds beyond which a run calls itself noisy.
+const (
+	mostSteal  = 0.01
+	mostOthers = 0.05
+	mostHalf   = 0.03 // of a measure's resolution
+	mostSpread = 0.10 // of the baseline between its quarters, over its median
+)
+
+// Cell finds one.
+func (s Summary) Cell(measure, arm string, params map[string]string) (Cell, bool) {
+	for _, c := range s.Cells {
+		if c.Measure == measure && c.Arm == arm && maps.Equal(c.Params, params) {
+			return c, true
+		}
+	}
+	return Cell{}, false
+}
+
+// Select gives a measure's cells of one arm, by rising X.
+func (s Summary) Select(measure, arm string) (cells []Cell) {
+	for _, c := range s.Cells {
+		if c.Measure == measure && c.Arm == arm {
+			cells = append(cells, c)
+		}
+	}
+	return cells
+}
+
+// Summarize makes a run's summary. It fails on blocks that don't belong to the design and on histograms that can't be read.
+func Summarize(r Run) (Summary, error) {
+	d := r.Manifest.Design
+	s := Summary{Schema: Schema, Design: d, Profile: r.Manifest.Profile, Blocks: len(r.Blocks), Resolution: map[string]Resolution{}}
+	groups, err := group(r)
+	if err != nil {
+		return s, err
+	}
+	rounds := map[int]bool{}
+	for _, b := range r.Blocks {
+		rounds[b.Round] = true
+	}
+	s.Rounds = len(rounds)
+	for _, g := range groups {
+		if m := g.measure; m.Ratio && g.arm == d.Again {
+			if e := stats.MedianCI(g.ratios(groups, d.Baseline)); e.N > 0 {
+				s.Resolution[m.ID] = Resolution{AA: e, Half: stats.Resolution(e)}
+			}
+		}
+	}
+	for _, g := range groups {
+		c, err := g.cell(s, groups)
+		if err != nil {
+			return s, err
+		}
+		s.Cells = append(s.Cells, c)
+	}
+	for i, a := range d.Aims {
+		got, err := judge(r.Manifest.Seed+uint64(i), a, groups, d)
+		if err != nil {
+			return s, err
+		}
+		s.Aims = append(s.Aims, got)
+	}
+	s.Noise = noise(r.Manifest, s, groups)
+	s.Warnings = warnings(r, s)
+	return s, nil
+}
+
+// cellBlocks is the blocks of one cell.
+type cellBlocks struct {
+	measure Measure
+	arm     string
+	params  map[string]string
+	x       float64
+	hasX    bool
+	blocks  []Block
+}
+
+// ParamsString gives "keepalive=0 services=10", sorted.
+func ParamsString(p map[string]string) string {
+	var l []string
+	for _, k := range slices.Sorted(maps.Keys(p)) {
+		l = append(l, k+"="+p[k])
+	}
+	return strings.Join(l, " ")
+}
+
+// group sorts blocks into cells, in the order of tables.
+func group(r Run) ([]*cellBlocks, error) {
+	d := r.Manifest.Design
+	byKey := map[string]*cellBlocks{}
+	var all []*cellBlocks
+	for _, b := range r.Blocks {
+		key := b.Measure + "\x00" + b.Arm + "\x00" + ParamsString(b.Params)
+		g := byKey[key]
+		if g == nil {
+			m, ok := d.Measure(b.Measure)
+			if !ok || !slices.ContainsFunc(d.Arms, func(a Arm) bool { return a.ID == b.Arm }) {
+				return nil, fmt.Errorf("block %d: the design knows no measure %q of an arm %q", b.Order, b.Measure, b.Arm)
+			}
+			g = &cellBlocks{measure: m, arm: b.Arm, params: b.Params}
+			x, err := strconv.ParseFloat(b.Params[d.Vary.Param], 64)
+			if g.hasX = err == nil && !math.IsInf(x, 0) && !math.IsNaN(x); g.hasX {
+				g.x = x
+			}
+			byKey[key] = g
+			all = append(all, g)
+		}
+		g.blocks = append(g.blocks, b)
+	}
+	rank := func(g *cellBlocks) (int, int) {
+		return slices.IndexFunc(d.Measures, func(m Measure) bool { return m.ID == g.measure.ID }),
+			slices.IndexFunc(d.Arms, func(a Arm) bool { return a.ID == g.arm })
+	}
+	slices.SortStableFunc(all, func(a, b *cellBlocks) int {
+		am, aa := rank(a)
+		bm, ba := rank(b)
+		return cmp.Or(am-bm, aa-ba, cmp.Compare(a.x, b.x), strings.Compare(ParamsString(a.params), ParamsString(b.params)))
+	})
+	return all, nil
+}
+
+// figure is a block's number in its measure.
+func figure(m Measure, b Block) (float64, bool) {
+	v, ok := b.Figures[m.Stat]
+	if name, is := strings.CutPrefix(m.Stat, "counter:"); is {
+		v, ok = b.Counters[name]
+		v /= float64(b.Ops)
+	}
+	return v, ok && b.Ops > 0 && !math.IsNaN(v) && !math.IsInf(v, 0)
+}
+
+// figures are the blocks' numbers, in order.
+func (g *cellBlocks) figures() (v []float64) {
+	for _, b := range g.blocks {
+		if f, ok := figure(g.measure, b); ok {
+			v = append(v, f)
+		}
+	}
+	return v
+}
+
+// byRound is the mean of the numbers of each round: of the two ends, for the baseline.
+func (g *cellBlocks) byRound() map[int]float64 {
+	sum, n := map[int]float64{}, map[int]float64{}
+	for _, b := range g.blocks {
+		if f, ok := figure(g.measure, b); ok {
+			sum[b.Round] += f
+			n[b.Round]++
+		}
+	}
+	for r := range sum {
+		sum[r] /= n[r]
+	}
+	return sum
+}
+
+// ratios are to the baseline of the same measure and round: rounds without one, or with one of 0, are left out.
+func (g *cellBlocks) ratios(all []*cellBlocks, baseline string) []float64 {
+	base := map[int]float64{}
+	for _, b := range all {
+		if b.measure.ID == g.measure.ID && b.arm == baseline {
+			maps.Copy(base, b.byRound())
+		}
+	}
+	return pairs(g.byRound(), base)
+}
+
+// pairs divides what both have, in the order of rounds.
+func pairs(over, under map[int]float64) (ratios []float64) {
+	for _, r := range slices.Sorted(maps.Keys(over)) {
+		if u := under[r]; u > 0 {
+			ratios = append(ratios, over[r]/u)
+		}
+	}
+	return ratios
+}
+
+func (g *cellBlocks) cell(s Summary, all []*cellBlocks) (Cell, error) {
+	c := Cell{Measure: g.measure.ID, Arm: g.arm, Params: g.params, X: g.x, HasX: g.hasX, Blocks: len(g.blocks)}
+	for _, b := range g.blocks {
+		c.Ops += b.Ops
+		for k, n := range b.Errors {
+			if c.Errors == nil {
+				c.Errors = map[string]int64{}
+			}
+			c.Errors[k] += n
+		}
+	}
+	if e := stats.MedianCI(g.figures()); e.N > 0 {
+		c.Value = &e
+	}
+	if g.measure.Ratio && g.arm != s.Design.Baseline {
+		if e := stats.MedianCI(g.ratios(all, s.Design.Baseline)); e.N > 0 {
+			c.Ratio = &e
+			c.Verdict = stats.Compare(e, s.Design.margin(g.measure), s.Resolution[g.measure.ID].Half)
+		}
+	}
+	h, err := g.hist()
+	if err != nil {
+		return c, err
+	}
+	if h != nil {
+		c.Quantiles = map[string]float64{}
+		for _, q := range []float64{0.01, 0.1, 0.5, 0.9, 0.99, 0.999} {
+			c.Quantiles[load.QuantileName(q)] = float64(h.ValueAtQuantile(q * 100))
+		}
+		c.Quantiles["max"] = float64(h.Max())
+	}
+	c.Counters, c.CPU = g.perOp()
+	return c, nil
+}
+
+// perOp gives counters, as medians over blocks, and processor times, as the mean over all, per operation.
+func (g *cellBlocks) perOp() (counters, cpu map[string]float64) {
+	values := map[string][]float64{}
+	var sum load.CPU
+	ops := 0.0
+	for _, b := range g.blocks {
+		if b.Ops == 0 {
+			continue
+		}
+		for k, v := range b.Counters {
+			values[k] = append(values[k], v/float64(b.Ops))
+		}
+		if c := b.CPU; c != nil {
+			ops += float64(b.Ops)
+			sum.User, sum.System, sum.Server = sum.User+c.User, sum.System+c.System, sum.Server+c.Server
+			sum.Softirq += c.Softirq
+		}
+	}
+	for k, v := range values {
+		if counters == nil {
+			counters = map[string]float64{}
+		}
+		counters[k] = stats.Median(v)
+	}
+	if ops > 0 {
+		cpu = map[string]float64{"user": float64(sum.User) / ops, "system": float64(sum.System) / ops,
+			"server": float64(sum.Server) / ops, "softirq": float64(sum.Softirq) / ops}
+	}
+	return counters, cpu
+}
+
+// hists decodes the blocks' histograms; blocks without one are left out.
+func (g *cellBlocks) hists() (hs []*hdrhistogram.Histogram, err error) {
+	for _, b := range g.blocks {
+		if b.Hist == "" {
+			continue
+		}
+		h, err := hdrhistogram.Decode([]byte(b.Hist))
+		if err != nil {
+			return nil, fmt.Errorf("block %d: its histogram: %w", b.Order, err)
+		}
+		if h.TotalCount() > 0 {
+			hs = append(hs, h)
+		}
+	}
+	return hs, nil
+}
+
+// hist is all blocks' operations in one, nil if there are none.
+func (g *cellBlocks) hist() (*hdrhistogram.Histogram, error) {
+	hs, err := g.hists()
+	if err != nil || len(hs) == 0 {
+		return nil, err
+	}
+	all := load.NewHist()
+	for _, h := range hs {
+		if lost := all.Merge(h); lost > 0 {
+			return nil, fmt.Errorf("%s %s: %d operations are beyond the histogram's range", g.arm, g.measure.ID, lost)
+		}
+	}
+	return all, nil
+}
+
+// Hist is all operations of a cell in one histogram, ns, nil if it has none.
+func (r Run) Hist(c Cell) (*hdrhistogram.Histogram, error) {
+	g := &cellBlocks{arm: c.Arm}
+	for _, b := range r.Blocks {
+		if b.Measure == c.Measure && b.Arm == c.Arm && maps.Equal(b.Params, c.Params) {
+			g.blocks = append(g.blocks, b)
+		}
+	}
+	return g.hist()
+}
+
+func noise(m Manifest, s Summary, groups []*cellBlocks) Noise {
+	n := Noise{}
+	if span := float64(m.After.Total - m.Before.Total); span > 0 && m.After.Total > 0 {
+		n.Steal = float64(m.After.Steal-m.Before.Steal) / span
+		n.Others = max(0, float64(m.After.Busy-m.Before.Busy-(m.After.Own-m.Before.Own))/span)
+	}
+	say := func(format string, a ...any) { n.Why = append(n.Why, fmt.Sprintf(format, a...)) }
+	if n.Steal > mostSteal {
+		say("the hypervisor took %.1f %% of the processors' time", 100*n.Steal)
+	}
+	if n.Others > mostOthers {
+		say("other processes used %.1f %% of the processors' time", 100*n.Others)
+	}
+	for _, m := range s.Design.Measures {
+		r, ok := s.Resolution[m.ID]
+		switch {
+		case !ok:
+		case !r.AA.CI.Contains(1):
+			say("%s: the baseline differs from itself (%.3f to %.3f)", m.Title, r.AA.CI.Low, r.AA.CI.High)
+		case r.Half > mostHalf:
+			say("%s: differences below %.1f %% can't be told from nothing", m.Title, 100*r.Half)
+		}
+	}
+	for _, g := range groups {
+		if g.arm != s.Design.Baseline || !g.measure.Ratio {
+			continue
+		}
+		v := g.figures()
+		if spread := (stats.Quantile(v, 0.75) - stats.Quantile(v, 0.25)) / stats.Median(v); spread > mostSpread {
+			say("%s: the middle half of the baseline's blocks spreads over %.0f %% of their median", g.measure.Title, 100*spread)
+		}
+	}
+	n.Noisy = len(n.Why) > 0
+	return n
+}
+
+func warnings(r Run, s Summary) (w []string) {
+	say := func(format string, a ...any) { w = append(w, fmt.Sprintf(format, a...)) }
+	m := r.Manifest
+	if m.Ended.IsZero() {
+		say("the run has no end: it was killed, or is still going on")
+	}
+	if m.Outcome != "" {
+		say("the run ended early: %s", m.Outcome)
+	}
+	if r.Cut {
+		say("the last block was written incompletely and is left out")
+	}
+	if s.Rounds < s.Design.Rounds {
+		say("%d of %d planned rounds were measured", s.Rounds, s.Design.Rounds)
+	}
+	for _, c := range s.Cells {
+		if n := c.Failed(); n > 0 {
+			m, _ := s.Design.Measure(c.Measure)
+			say("%s, %s%s: %d of %d operations failed (%s)", m.Title, s.Design.ArmTitle(c.Arm), suffix(c.Params), n, n+c.Ops, kinds(c.Errors))
+		}
+	}
+	return w
+}
+
+func suffix(p map[string]string) string {
+	if len(p) == 0 {
+		return ""
+	}
+	return " (" + ParamsString(p) + ")"
+}
+
+// kinds gives "3 refused, 1 timeout".
+func kinds(errors map[string]int64) string {
+	var l []string
+	for _, k := range slices.Sorted(maps.Keys(errors)) {
+		l = append(l, fmt.Sprintf("%d %s", errors[k], k))
+	}
+	return strings.Join(l, ", ")
+}

@@ -1,0 +1,25 @@
+// Package reconcile is the one loop that every data plane shares: it learns which parts of the model are wanted, and
+// makes the kernel hold exactly the facts that a plane renders for them.
+//
+// A plane brings three verbs (dataplane.Plane); the loop makes of them:
+//
+//   - start: Read first. Facts held and wanted are left alone, so that a restart flushes nothing; what nobody wants any
+//     more goes last, after all that is new.
+//   - change: the difference alone is rendered, compared and written. The cost follows the change, not the world.
+//   - failure: after an error nothing is assumed. Read, compare, try again with back-off; a fact that the kernel goes on
+//     refusing is found by halving and set aside with what stands on it, and everything else is written.
+//   - drift: what others do to the slice is seen (dataplane.Watcher), counted and undone.
+//   - plan: the same comparison, written nowhere.
+//
+// What a plane can rely on: Write gets put by rising rank and del by falling rank; a key whose value changes stands in
+// both, never in two Writes; a change that fits (Options.MaxFacts) comes as one Write. Where it has to be cut, the cuts
+// follow that same order, so each state in between is safe: nothing is true before what it stands on, and nothing goes
+// before what stands on it has gone or been rewritten. Verbs are never called at the same time, except Render, which is
+// pure.
+//
+// What a plane must hold to: equal parts render equal facts; two parts never render different values for one key (the
+// loop keeps the first and names both owners in Status); Read gives a key once.
+//
+// The loop knows no network word and no Kubernetes, keeps no timer while idle, and alone of all packages below cmd writes
+// a log.
+package reconcile

@@ -1,0 +1,136 @@
+package resolve
+
+import (
+	"cmp"
+	"fmt"
+
+	"fairlead.dev/fairlead/source"
+)
+
+// claim is a Service's wish for something that only one can have, for its n-th entry, its n-th pool or its health check.
+type claim struct {
+	by *service
+	n  int
+}
+
+// claims says who has what. Who has it follows from who wants it, whatever the order in which they came.
+type claims[K comparable] struct {
+	holder map[K]claim
+	rivals map[K][]claim // the others that want it, in no order
+	before func(a, b claim) bool
+}
+
+func newClaims[K comparable](before func(a, b claim) bool) claims[K] {
+	return claims[K]{map[K]claim{}, map[K][]claim{}, before}
+}
+
+// add adds a claim and gives the Service that may have lost by it, nil for none.
+func (c *claims[K]) add(k K, x claim) *service {
+	h, taken := c.holder[k]
+	if !taken {
+		c.holder[k] = x
+		return nil
+	}
+	if c.before(x, h) {
+		c.holder[k] = x
+		x = h
+	}
+	c.rivals[k] = append(c.rivals[k], x)
+	return x.by
+}
+
+// drop takes a claim away and gives the Service that won by it, nil for none.
+func (c *claims[K]) drop(k K, x claim) *service {
+	others := c.rivals[k]
+	if c.holder[k] != x {
+		c.keep(k, without(others, x))
+		return nil
+	}
+	if len(others) == 0 {
+		delete(c.holder, k)
+		return nil
+	}
+	heir := others[0]
+	for _, o := range others[1:] {
+		if c.before(o, heir) {
+			heir = o
+		}
+	}
+	c.holder[k] = heir
+	c.keep(k, without(others, heir))
+	return heir.by
+}
+
+func (c *claims[K]) keep(k K, rivals []claim) {
+	if len(rivals) == 0 {
+		delete(c.rivals, k)
+	} else {
+		c.rivals[k] = rivals
+	}
+}
+
+// has says whether x is the claim that holds k.
+func (c *claims[K]) has(k K, x claim) bool { return c.holder[k] == x }
+
+// without takes x out of list, which is in no order.
+func without(list []claim, x claim) []claim {
+	for i, o := range list {
+		if o == x {
+			list[i] = list[len(list)-1]
+			return list[:len(list)-1]
+		}
+	}
+	return list
+}
+
+// byAge puts the older Service first, then the first by namespace and name, then the first claim of one Service.
+func byAge(a, b claim) int {
+	return cmp.Or(
+		cmp.Compare(a.by.created, b.by.created),
+		cmp.Compare(a.by.key.Namespace, b.by.key.Namespace),
+		cmp.Compare(a.by.key.Name, b.by.key.Name),
+		cmp.Compare(a.n, b.n))
+}
+
+func older(a, b claim) bool { return byAge(a, b) < 0 }
+
+// entryBefore puts clusterIPs before all else: nobody may take traffic meant for another Service by naming its clusterIP.
+func entryBefore(a, b claim) bool {
+	aIn, bIn := a.entry().via == viaClusterIP, b.entry().via == viaClusterIP
+	return aIn && !bIn || aIn == bIn && older(a, b)
+}
+
+// entry gives the entry of a claim for one.
+func (x claim) entry() *entry { return &x.by.entries[x.n] }
+
+// pool gives the name of the pool of a claim for an ID.
+func (x claim) pool() string { return x.by.groups[x.n/scopes].pools[x.n%scopes].name }
+
+// conflicts adds a problem for everything that somebody wanted and another has.
+func (r *Resolver) conflicts(ps []source.Problem) []source.Problem {
+	rep := report{problems: ps}
+	for k, losers := range r.entries.rivals {
+		h := r.entries.holder[k]
+		for _, x := range losers {
+			e := x.entry()
+			rep.object = x.by.key
+			rep.add(e.field(), "EntryTaken", "%s leads to %s (%s, %s); its %s for %s is left out until that one is gone; use another address or port",
+				k, h.by.groups[h.entry().group].label, h.entry().via, h.entry().field(), e.via, x.by.groups[e.group].label)
+		}
+	}
+	for k, losers := range r.health.rivals {
+		for _, x := range losers {
+			rep.object = x.by.key
+			rep.add("spec.healthCheckNodePort", "HealthPortTaken", "%d answers for %s; no health check of this Service is served until that one is gone; use another port",
+				k, r.health.holder[k].by.label)
+		}
+	}
+	for k, losers := range r.ids.rivals {
+		for _, x := range losers {
+			rep.object = x.by.key
+			rep.add("metadata.name", "PoolIDTaken", "the pools %q and %q have one ID, %s: what needs the first is not served; rename this Service or its port",
+				x.pool(), r.ids.holder[k].pool(), fmt.Sprintf("%016x", k))
+		}
+	}
+	return rep.problems
+}

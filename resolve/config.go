@@ -1,0 +1,120 @@
+package resolve
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+)
+
+// Config is what a node is told beside the objects.
+type Config struct {
+	Node              string         // this node's name
+	Addresses         []netip.Addr   // further addresses of this node's interfaces, beside those in the Node object
+	ClusterCIDRs      []netip.Prefix // sources that count as pods; empty: this Node's spec.podCIDRs; neither: nothing counts as a pod
+	MasqueradeAll     bool           // hide every client of a clusterIP
+	NodePortAddresses []string       // ranges, or all (but loopback), primary (the Node's first InternalIP of each family), localhost (127.0.0.0/8); empty: all
+	ProxyName         string         // serve only Services with this service.kubernetes.io/service-proxy-name; "" serves those without the label
+}
+
+// Validate says what is wrong with the configuration, all of it: field, value, and the way out.
+func (c Config) Validate() error {
+	var errs []error
+	for _, p := range c.read().problems {
+		errs = append(errs, fmt.Errorf("%s: %s", p.Field, p.Message))
+	}
+	return errors.Join(errs...)
+}
+
+// settings is a Config as read: what is of no use is left out and named in problems.
+type settings struct {
+	Config
+	podsGiven bool          // ClusterCIDRs were given: spec.podCIDRs don't count
+	ranges    []model.Range // of NodePortAddresses, but for primary
+	primary   bool          // NodePortAddresses holds primary
+	localhost bool          // ranges hold an IPv4 loopback address
+	problems  []source.Problem
+}
+
+func (c Config) read() *settings {
+	s, rep := &settings{Config: c, podsGiven: len(c.ClusterCIDRs) > 0}, &report{}
+	if c.Node == "" {
+		rep.add("Node", "NodeMissing", "is empty, so no endpoint counts as local: give this node's name as the Node object has it")
+	}
+	s.Addresses = nil
+	for i, a := range c.Addresses {
+		if !a.IsValid() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() {
+			rep.add(fmt.Sprintf("Addresses[%d]", i), "InvalidAddress", "%s is not an address that an interface has: give plain addresses, IPv4 as 192.0.2.1", a)
+			continue
+		}
+		s.Addresses = append(s.Addresses, a)
+	}
+	s.ClusterCIDRs = nil
+	for i, p := range c.ClusterCIDRs {
+		if !p.IsValid() || p.Addr().Is4In6() {
+			rep.add(fmt.Sprintf("ClusterCIDRs[%d]", i), "InvalidRange", "%s is not a range of addresses: give one such as 10.244.0.0/16", p)
+			continue
+		}
+		s.ClusterCIDRs = append(s.ClusterCIDRs, p.Masked())
+	}
+	s.ClusterCIDRs = outermost(s.ClusterCIDRs)
+	s.readNodePorts(rep)
+	s.problems = rep.problems
+	return s
+}
+
+func (s *settings) readNodePorts(rep *report) {
+	list := s.NodePortAddresses
+	if len(list) == 0 {
+		list = []string{"all"}
+	}
+	for i, text := range list {
+		if err := s.readNodePort(text); err != nil {
+			rep.flawed(fmt.Sprintf("NodePortAddresses[%d]", i), err, "give a range, or one of all, primary and localhost")
+		}
+	}
+	s.ranges = merge(s.ranges)
+	s.localhost = slices.ContainsFunc(s.ranges, func(r model.Range) bool { return overlap(r, loopback4) })
+}
+
+func (s *settings) readNodePort(text string) *flaw {
+	switch text {
+	case "all":
+		s.ranges = append(s.ranges, everywhere...)
+		return nil
+	case "primary":
+		s.primary = true
+		return nil
+	case "localhost":
+		s.ranges = append(s.ranges, loopback4)
+		return nil
+	}
+	p, err := parsePrefix(text)
+	if err != nil {
+		return err
+	}
+	r := rangeOf(p)
+	if first := everywhere[2].First; p.Addr().Is6() && r.First.Less(first) { // :: and ::1 never leave this node
+		if r.Last.Less(first) {
+			return &flaw{"InvalidRange", fmt.Sprintf("%s holds no address that takes node ports: IPv6 has none on loopback", p)}
+		}
+		r.First = first
+	}
+	s.ranges = append(s.ranges, r)
+	return nil
+}
+
+var (
+	loopback4  = rangeOf(netip.MustParsePrefix("127.0.0.0/8"))
+	everywhere = []model.Range{ // all but loopback
+		{First: netip.MustParseAddr("0.0.0.0"), Last: netip.MustParseAddr("126.255.255.255")},
+		{First: netip.MustParseAddr("128.0.0.0"), Last: netip.MustParseAddr("255.255.255.255")},
+		{First: netip.MustParseAddr("::2"), Last: netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")},
+	}
+)
+
+// overlap says whether two ranges share an address.
+func overlap(a, b model.Range) bool { return a.Contains(b.First) || b.Contains(a.First) }

@@ -1,0 +1,189 @@
+package resolve
+
+import (
+	"net/netip"
+	"slices"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+)
+
+// decision is what one Service comes to on this node, as if it were alone.
+type decision struct {
+	pools    []*model.Pool      // scopes for each group; nil where no policy needs the pool
+	fronts   []*model.Frontend  // one for each entry
+	health   *model.HealthCheck // nil: none
+	problems []source.Problem
+}
+
+// decider decides one Service at a time: a pure function of what the Service declares, its slices and the place. It
+// keeps room between uses, no meaning.
+type decider struct {
+	*place
+	*declared
+	key source.Key
+	old *decision // lends its pointers where parts are equal
+	out decision
+
+	candidates []candidate
+	backends   []model.Backend
+	usable     []bool       // by group: some endpoint of the cluster takes traffic
+	counted    []netip.Addr // ready endpoints on this node
+}
+
+// decide gives what d, the Service of that key, comes to at p.
+func (w *decider) decide(p *place, key source.Key, d *declared, all []*endpointSlice, old *decision) decision {
+	w.place, w.key, w.declared, w.old, w.out = p, key, d, old, decision{}
+	w.usable, w.counted = w.usable[:0], w.counted[:0]
+	w.out.pools = make([]*model.Pool, 0, scopes*len(d.groups))
+	for i := range d.groups {
+		w.fill(&d.groups[i], all)
+	}
+	w.out.fronts = make([]*model.Frontend, len(d.entries))
+	for i := range d.entries {
+		w.out.fronts[i] = w.front(i)
+		w.warn(&d.entries[i])
+	}
+	w.check()
+	w.place, w.declared, w.old = nil, nil, nil
+	return w.out
+}
+
+// fill makes the pools of a group.
+func (w *decider) fill(g *group, all []*endpointSlice) {
+	w.candidates = gather(w.candidates, all, g)
+	w.usable = append(w.usable, slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.is.has(ready) || c.is.draining() }))
+	here := func(e *endpoint) bool { return e.is.has(local) }
+	every := func(*endpoint) bool { return true }
+	for scope, name := range g.pools {
+		var p *model.Pool
+		switch {
+		case name.name == "":
+		case scope == cluster:
+			t := topologyFor(w.candidates, w.spread, w.zone)
+			p = w.pool(g, name, choose(w.backends, w.candidates, every, t.fits))
+		default:
+			p = w.pool(g, name, choose(w.backends, w.candidates, here, every))
+		}
+		w.out.pools = append(w.out.pools, p)
+	}
+	for _, c := range w.candidates {
+		if w.declared.health != 0 && c.is.has(ready|local) {
+			w.counted = append(w.counted, c.addr)
+		}
+	}
+}
+
+// pool gives the old pool if it is equal, else a new one. The backends are copied.
+func (w *decider) pool(g *group, name poolName, backends []model.Backend) *model.Pool {
+	w.backends = backends
+	old := find(w.old.pools, len(w.out.pools), func(p *model.Pool) bool { return p != nil && p.Name == name.name })
+	if old != nil && old.ID == name.id && old.Affinity == w.affinity && slices.Equal(old.Backends, backends) {
+		return old
+	}
+	return &model.Pool{ID: name.id, Name: name.name, Protocol: g.protocol, Affinity: w.affinity, Backends: append([]model.Backend(nil), backends...)}
+}
+
+// front makes the frontend of an entry, or gives the old one if it is equal.
+func (w *decider) front(i int) *model.Frontend {
+	e := &w.entries[i]
+	f := model.Frontend{Service: w.groups[e.group].label, Via: e.via.String(), Entry: e.Entry, Hide: w.hide(e), Sources: w.permitted(e)}
+	f.Inside, f.Outside = w.targets(e)
+	old := find(w.old.fronts, i, func(o *model.Frontend) bool { return o.Entry == e.Entry && o.Via == f.Via })
+	if old != nil && equalFrontend(old, &f) {
+		return old
+	}
+	return &f
+}
+
+// targets gives the two sides of an entry. internalTrafficPolicy Local holds for everybody who uses a clusterIP;
+// externalTrafficPolicy Local for clients outside only, since others would not come by a load balancer.
+func (w *decider) targets(e *entry) (inside, outside model.Target) {
+	whole := model.Target{Pool: w.out.pools[e.group*scopes+cluster], Empty: model.Reject}
+	if !w.isLocal(e) {
+		return whole, whole
+	}
+	here := model.Target{Pool: w.out.pools[e.group*scopes+onlyLocal], Empty: model.Reject}
+	if w.usable[e.group] {
+		here.Empty = model.Drop // the client may come to another node instead
+	}
+	if e.via == viaClusterIP {
+		return here, here
+	}
+	return whole, here
+}
+
+// hide says which clients' addresses become this node's, so that answers come back through it.
+func (w *decider) hide(e *entry) model.Origins {
+	switch {
+	case e.via == viaClusterIP && w.MasqueradeAll:
+		return model.AllOrigins
+	case e.via == viaClusterIP && w.podsIn.has(familyOf(e.Addr)):
+		return model.OriginsOf(model.FromNode, model.FromOutside)
+	case e.via == viaClusterIP:
+		return 0
+	case w.external:
+		return model.OriginsOf(model.FromNode)
+	}
+	return model.AllOrigins
+}
+
+// permitted gives the sources that an entry lets in: nil for all, an empty slice for nobody. Where this node is let in, the
+// entry's own address is too: an ingress address is often also an address of the node, and then its packets' source.
+func (w *decider) permitted(e *entry) []netip.Prefix {
+	if e.via != viaLoadBalancer || w.sources == nil {
+		return nil
+	}
+	list := make([]netip.Prefix, 0, len(w.sources)+1)
+	for _, p := range w.sources {
+		if familyOf(p.Addr()) == familyOf(e.Addr) {
+			list = append(list, p)
+		}
+	}
+	if w.ownsSome(list) {
+		list = outermost(append(list, hostPrefix(e.Addr)))
+	}
+	return list
+}
+
+// check makes the health check. Endpoints count once, whatever their ports; of two families the larger number counts.
+func (w *decider) check() {
+	if w.declared.health == 0 {
+		return
+	}
+	slices.SortFunc(w.counted, netip.Addr.Compare)
+	w.counted = slices.Compact(w.counted)
+	v6, _ := slices.BinarySearchFunc(w.counted, ipv6.any(), netip.Addr.Compare)
+	h := model.HealthCheck{Service: w.label, Port: w.declared.health, Local: max(v6, len(w.counted)-v6)}
+	if old := w.old.health; old != nil && *old == h {
+		w.out.health = old
+	} else {
+		w.out.health = &h
+	}
+}
+
+// warn notes an external address that is this node's own: it is served, as kube-proxy does.
+func (w *decider) warn(e *entry) {
+	if e.via == viaExternalIP && w.owns(e.Addr) {
+		rep := report{w.key, w.out.problems}
+		rep.add(e.field(), "NodeAddress", "%s is this node's own: what listens there on port %d/%s can't be reached any more; use an address of no node, or a node port",
+			e.Addr, e.Port, e.Protocol)
+		w.out.problems = rep.problems
+	}
+}
+
+// find gives the part of list that is the one: looks at index i first, where it nearly always is. Zero for none.
+func find[P any](list []P, i int, is func(P) bool) (none P) {
+	if i < len(list) && is(list[i]) {
+		return list[i]
+	}
+	if at := slices.IndexFunc(list, is); at >= 0 {
+		return list[at]
+	}
+	return none
+}
+
+func equalFrontend(a, b *model.Frontend) bool {
+	return a.Service == b.Service && a.Via == b.Via && a.Entry == b.Entry && a.Inside == b.Inside && a.Outside == b.Outside &&
+		a.Hide == b.Hide && (a.Sources == nil) == (b.Sources == nil) && slices.Equal(a.Sources, b.Sources)
+}

@@ -1,0 +1,23 @@
+// Package resolve turns Kubernetes objects into a decided node: Services, EndpointSlices and this Node in, the model out.
+//
+// It is the only room that understands Kubernetes Services: which endpoints may take traffic, traffic policies, topology,
+// affinity, source ranges, node ports, and what to do when objects contradict each other. There is no I/O here, no clock,
+// no log and no goroutine. What can't be taken as it stands becomes a source.Problem and leaves everything else alone.
+//
+// The meaning is kube-proxy's (kubernetes/kubernetes, pkg/proxy), with these differences:
+//   - trafficDistribution on a Service whose ready endpoints carry no hint at all, as in hand-written manifests, is decided
+//     by the endpoints' own zone and nodeName, with the fallbacks that hints have. The EndpointSlice controller would have
+//     set just these hints.
+//   - loadBalancerSourceRanges without a range of a frontend's family let nobody of that family in; kube-proxy lets
+//     everybody in. A range that can't be read is left out, never widened.
+//   - The annotation service.beta.kubernetes.io/load-balancer-source-ranges counts where the field is empty.
+//   - NodePortAddresses that name only one family leave the other without node ports; kube-proxy opens all of it.
+//   - Node ports need type NodePort or LoadBalancer, ingress addresses type LoadBalancer. The API server clears them elsewhere.
+//   - Addresses with leading zeros and IPv4-mapped IPv6 addresses are refused; kube-proxy reads both as IPv4.
+//   - A Service that has spec.ipFamilies gets node ports of each of them, also without a clusterIP of that family.
+//   - Two that want the same address, port and protocol: kube-proxy serves one of them, by chance. Here a clusterIP comes
+//     before anything else, then the older Service, then the first by name, and the other one is named.
+//   - One address in several EndpointSlices: not terminating comes before terminating, as in kube-proxy since 1.36
+//     (kubernetes#135593); where that leaves a choice, ready, serving and local endpoints come first, then the first slice.
+//   - A health check counts the endpoints behind the Service's own ports only, and a dual-stack pod once.
+package resolve

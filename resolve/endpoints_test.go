@@ -1,0 +1,109 @@
+package resolve
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"fairlead.dev/fairlead/source"
+)
+
+// arrow is how the line of the base Service's clusterIP begins.
+const arrow = "10.96.0.1:80/tcp ClusterIP -> "
+
+func TestReadiness(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		endpoints []discoveryv1.Endpoint
+		want      string
+	}{
+		{"nothing said", []discoveryv1.Endpoint{ep("10.0.0.1")}, "10.0.0.1:8080"},
+		{"ready", []discoveryv1.Endpoint{ep("10.0.0.1", conditions("t--"))}, "10.0.0.1:8080"},
+		{"not ready", []discoveryv1.Endpoint{ep("10.0.0.1", conditions("f--"))}, "reject"},
+		{"ready beats draining", []discoveryv1.Endpoint{ep("10.0.0.1"), ep("10.0.0.2", drains)}, "10.0.0.1:8080"},
+		{"draining alone", []discoveryv1.Endpoint{ep("10.0.0.1", drains), ep("10.0.0.2", gone)}, "10.0.0.1:8080"},
+		{"draining with serving not said", []discoveryv1.Endpoint{ep("10.0.0.1", conditions("f-t"))}, "10.0.0.1:8080"},
+		{"terminating not said", []discoveryv1.Endpoint{ep("10.0.0.1", conditions("ft-"))}, "reject"},
+		{"terminating, not serving", []discoveryv1.Endpoint{ep("10.0.0.1", gone)}, "reject"},
+		{"ready though terminating", []discoveryv1.Endpoint{ep("10.0.0.1", conditions("ttt")), ep("10.0.0.2")}, "10.0.0.1:8080 10.0.0.2:8080"},
+		{"sorted by address", []discoveryv1.Endpoint{ep("10.0.0.10"), ep("10.0.0.9")}, "10.0.0.9:8080 10.0.0.10:8080"},
+		{"local", []discoveryv1.Endpoint{ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n2")), ep("10.0.0.3", on(""))}, "10.0.0.1:8080* 10.0.0.2:8080 10.0.0.3:8080"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			same(t, "frontends", frontLines(resolved(n1, svc(), eps(c.endpoints...)).Services()), lines(arrow+c.want))
+		})
+	}
+}
+
+func TestSlices(t *testing.T) {
+	labelledEps := func(k, v string) editEps { return func(s *discoveryv1.EndpointSlice) { s.Labels[k] = v } }
+	addressType := func(a discoveryv1.AddressType) editEps {
+		return func(s *discoveryv1.EndpointSlice) { s.AddressType = a }
+	}
+	name, udp := "http", corev1.ProtocolUDP
+	number := int32(8080)
+	one := ep("10.0.0.1")
+	runWorlds(t, []world{
+		{name: "several slices", objects: objects(svc(), eps(ep("10.0.0.2")), slice(eps(one), sliceNamed("web-2"))), fronts: lines(arrow + "10.0.0.1:8080 10.0.0.2:8080")},
+		{name: "each with its own port number", objects: objects(svc(), eps(ep("10.0.0.2")), slice(eps(one), sliceNamed("web-2"), slicePorts(eport("http", 81)))),
+			fronts: lines(arrow + "10.0.0.1:81 10.0.0.2:8080")},
+		{name: "other names are other ports", objects: objects(svc(), slice(eps(one), slicePorts(eport("https", 1), eport("http", 2), eport("", 3)))), fronts: lines(arrow + "10.0.0.1:2")},
+		{name: "unnamed ports", objects: objects(svc(ports(sport("", 80))), slice(eps(one), slicePorts(discoveryv1.EndpointPort{Port: &number}))), fronts: lines(arrow + "10.0.0.1:8080")},
+		{name: "the protocol must be the same", objects: objects(svc(), slice(eps(one), slicePorts(discoveryv1.EndpointPort{Name: &name, Port: &number, Protocol: &udp}))), fronts: lines(arrow + "reject")},
+		{name: "no port number", objects: objects(svc(), slice(eps(one), slicePorts(discoveryv1.EndpointPort{Name: &name}))),
+			fronts: lines(arrow + "reject"), problems: lines("EndpointSlice shop/web-1 ports[0] PortMissing")},
+		{name: "no ports", objects: objects(svc(), slice(eps(one), slicePorts())), fronts: lines(arrow + "reject")},
+		{name: "port numbers out of range", objects: objects(svc(), slice(eps(one), slicePorts(eport("http", 0), eport("http", 65536), eport("http", 81)))),
+			fronts: lines(arrow + "10.0.0.1:81"), problems: lines("EndpointSlice shop/web-1 ports[0] InvalidPort", "EndpointSlice shop/web-1 ports[1] InvalidPort")},
+		{name: "unknown protocol", objects: objects(svc(), slice(eps(one), func(s *discoveryv1.EndpointSlice) { p := corev1.Protocol("ICMP"); s.Ports[0].Protocol = &p })),
+			fronts: lines(arrow + "reject"), problems: lines("EndpointSlice shop/web-1 ports[0] UnknownProtocol")},
+		{name: "unusable addresses", objects: objects(svc(), eps(one, ep("127.0.0.1"), ep("169.254.0.1"), ep("224.0.1.1"), ep("0.0.0.0"), ep("ten"), ep("fd00::1"), ep("::ffff:10.0.0.2"),
+			discoveryv1.Endpoint{})),
+			fronts: lines(arrow + "10.0.0.1:8080"), problems: lines(
+				"EndpointSlice shop/web-1 endpoints[1].addresses UnusableAddress", "EndpointSlice shop/web-1 endpoints[2].addresses UnusableAddress",
+				"EndpointSlice shop/web-1 endpoints[3].addresses UnusableAddress", "EndpointSlice shop/web-1 endpoints[4].addresses UnusableAddress",
+				"EndpointSlice shop/web-1 endpoints[5].addresses InvalidAddress", "EndpointSlice shop/web-1 endpoints[6].addresses WrongFamily",
+				"EndpointSlice shop/web-1 endpoints[7].addresses UnusableAddress", "EndpointSlice shop/web-1 endpoints[8].addresses InvalidAddress")},
+		{name: "only the first address", objects: objects(svc(), eps(discoveryv1.Endpoint{Addresses: []string{"10.0.0.1", "10.0.0.2"}})),
+			fronts: lines(arrow + "10.0.0.1:8080"), problems: lines("EndpointSlice shop/web-1 endpoints[0].addresses AddressesLeftOut")},
+		{name: "names", objects: objects(svc(), slice(eps(one), addressType(discoveryv1.AddressTypeFQDN))),
+			fronts: lines(arrow + "reject"), problems: lines("EndpointSlice shop/web-1 addressType NameNotAddress")},
+		{name: "unknown type", objects: objects(svc(), slice(eps(one), addressType("IPX"))),
+			fronts: lines(arrow + "reject"), problems: lines("EndpointSlice shop/web-1 addressType UnknownValue")},
+		{name: "no service", objects: objects(slice(eps(ep("ten")), addressType(discoveryv1.AddressTypeFQDN)))},
+		{name: "no service-name label", objects: objects(svc(), slice(eps(one), of("")), slice(eps(one), func(s *discoveryv1.EndpointSlice) { s.Labels, s.Name = nil, "x" })), fronts: lines(arrow + "reject")},
+		{name: "a headless Service's slices have no problems", objects: objects(svc(clusterIPs("None")), eps(ep("ten")))},
+		{name: "slice of a headless Service", objects: objects(svc(), slice(eps(one), labelledEps(corev1.IsHeadlessService, ""))), fronts: lines(arrow + "reject")},
+		{name: "slice for another proxy", objects: objects(svc(), slice(eps(one), labelledEps(proxyNameLabel, "other"))), fronts: lines(arrow + "reject")},
+		{name: "slice for this proxy", config: Config{ProxyName: "mine"}, objects: objects(svc(labelled(proxyNameLabel, "mine")), slice(eps(one), labelledEps(proxyNameLabel, "mine"))),
+			fronts: lines(arrow + "10.0.0.1:8080")},
+		{name: "slice of another namespace", objects: objects(svc(), slice(eps(one), func(s *discoveryv1.EndpointSlice) { s.Namespace = "other" })), fronts: lines(arrow + "reject")},
+	})
+}
+
+func TestDuplicateEndpoints(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		a, b editEp // of the same address in two slices
+		want string
+	}{
+		{"both ready", conditions("t--"), conditions("t--"), "10.0.0.1:8080"},
+		{"running before terminating", drains, conditions("ttf"), "10.0.0.1:8080"},
+		{"running before terminating, though not ready", conditions("ttt"), notReady, "reject"},
+		{"ready before not ready", notReady, conditions("ttf"), "10.0.0.1:8080"},
+		{"serving before not serving", gone, drains, "10.0.0.1:8080"},
+		{"local before remote", on("n2"), on("n1"), "10.0.0.1:8080*"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, pair := range [][2]editEp{{c.a, c.b}, {c.b, c.a}} {
+				for _, os := range [][]source.Object{
+					objects(svc(), eps(ep("10.0.0.1", pair[0])), slice(eps(ep("10.0.0.1", pair[1])), sliceNamed("web-2"))),
+					objects(svc(), eps(ep("10.0.0.1", pair[0]), ep("10.0.0.1", pair[1]))),
+				} {
+					same(t, "frontends", frontLines(resolved(n1, os...).Services()), lines(arrow+c.want))
+				}
+			}
+		})
+	}
+}

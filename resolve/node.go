@@ -1,0 +1,123 @@
+package resolve
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+)
+
+// place is what is known of this node: what the configuration says, and what the Node object adds once it is seen.
+type place struct {
+	*settings
+	model    *model.Node
+	zone     unique.Handle[string] // by the label topology.kubernetes.io/zone; zero: not known
+	podsIn   families              // families in which pods are told from others
+	problems []source.Problem      // of the Node object
+}
+
+// locate reads the Node object, nil for none. Parts equal to old's keep their pointer.
+func locate(set *settings, obj *corev1.Node, old *model.Node) *place {
+	p := &place{settings: set}
+	n := &model.Node{Name: set.Node, Addresses: slices.Clone(set.Addresses), Pods: set.ClusterCIDRs, NodePorts: set.ranges, Localhost: set.localhost}
+	if obj != nil {
+		rep := &report{object: source.KeyOf(obj)}
+		p.zone = intern(obj.Labels[corev1.LabelTopologyZone])
+		internal := readAddresses(obj, n, rep)
+		if set.primary {
+			n.NodePorts = merge(append(slices.Clone(set.ranges), primaries(internal)...))
+		}
+		if !set.podsGiven {
+			n.Pods = readPodCIDRs(obj, rep)
+		}
+		p.problems = rep.problems
+	}
+	slices.SortFunc(n.Addresses, netip.Addr.Compare)
+	n.Addresses = slices.Compact(n.Addresses)
+	for _, pods := range n.Pods {
+		p.podsIn.add(familyOf(pods.Addr()))
+	}
+	if old != nil && equalNode(n, old) {
+		n = old
+	}
+	p.model = n
+	return p
+}
+
+// readAddresses adds the node's internal and external addresses to n and gives the internal ones as listed.
+func readAddresses(obj *corev1.Node, n *model.Node, rep *report) (internal []netip.Addr) {
+	for i, a := range obj.Status.Addresses {
+		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
+			continue
+		}
+		addr, err := parseAddr(a.Address)
+		if err != nil {
+			rep.flawed(fmt.Sprintf("status.addresses[%d].address", i), err, "it doesn't count as this node's; have the kubelet report another one")
+			continue
+		}
+		n.Addresses = append(n.Addresses, addr)
+		if a.Type == corev1.NodeInternalIP {
+			internal = append(internal, addr)
+		}
+	}
+	return internal
+}
+
+// primaries gives the first address of each family, as ranges.
+func primaries(list []netip.Addr) (rs []model.Range) {
+	var seen families
+	for _, a := range list {
+		if f := familyOf(a); !seen.has(f) {
+			seen.add(f)
+			rs = append(rs, model.Range{First: a, Last: a})
+		}
+	}
+	return rs
+}
+
+func readPodCIDRs(obj *corev1.Node, rep *report) (pods []netip.Prefix) {
+	list := obj.Spec.PodCIDRs
+	if len(list) == 0 && obj.Spec.PodCIDR != "" {
+		list = []string{obj.Spec.PodCIDR}
+	}
+	for i, s := range list {
+		p, err := parsePrefix(s)
+		if err != nil {
+			rep.flawed(fmt.Sprintf("spec.podCIDRs[%d]", i), err, "its addresses don't count as pods; correct it, or configure ClusterCIDRs")
+			continue
+		}
+		pods = append(pods, p)
+	}
+	return outermost(pods)
+}
+
+func equalNode(a, b *model.Node) bool {
+	return a.Name == b.Name && a.Localhost == b.Localhost && slices.Equal(a.Addresses, b.Addresses) &&
+		slices.Equal(a.Pods, b.Pods) && slices.Equal(a.NodePorts, b.NodePorts)
+}
+
+// owns says whether a is one of this node's addresses.
+func (p *place) owns(a netip.Addr) bool {
+	_, found := slices.BinarySearchFunc(p.model.Addresses, a, netip.Addr.Compare)
+	return found
+}
+
+// ownsSome says whether one of this node's addresses is in one of the ranges.
+func (p *place) ownsSome(ranges []netip.Prefix) bool {
+	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool {
+		return slices.ContainsFunc(p.model.Addresses, r.Contains)
+	})
+}
+
+// intern gives one handle for equal texts, the zero handle for "".
+func intern(s string) (h unique.Handle[string]) {
+	if s != "" {
+		h = unique.Make(s)
+	}
+	return h
+}

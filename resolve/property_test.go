@@ -1,0 +1,383 @@
+package resolve
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"pgregory.net/rapid"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+)
+
+// A small world, so that objects meet: few names, few addresses, good and bad ones.
+
+func drawn[T any](t *rapid.T, what string, from ...T) T {
+	return rapid.SampledFrom(from).Draw(t, what)
+}
+
+// maybe draws f's value, or nil.
+func maybe[T any](t *rapid.T, what string, from ...T) *T {
+	if rapid.Bool().Draw(t, what+"?") {
+		v := drawn(t, what, from...)
+		return &v
+	}
+	return nil
+}
+
+func drawText(t *rapid.T, what string, from ...string) string {
+	if rapid.IntRange(0, 20).Draw(t, what+" odd") == 20 {
+		return rapid.String().Draw(t, what)
+	}
+	return drawn(t, what, from...)
+}
+
+func several(t *rapid.T, what string, most int, one func()) {
+	for range rapid.IntRange(0, most).Draw(t, "number of "+what) {
+		one()
+	}
+}
+
+var addressTexts = []string{"10.96.0.1", "10.96.0.2", "192.0.2.1", "192.0.2.2", "fd96::1", "2001:db8::1", "172.18.0.2",
+	"127.0.0.1", "::1", "0.0.0.0", "::", "169.254.0.1", "224.0.0.1", "::ffff:10.96.0.1", "fe80::1%eth0", "x", ""}
+
+func drawService(t *rapid.T) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: drawText(t, "namespace", "a", "b"), Name: drawText(t, "name", "x", "y")}}
+	if rapid.Bool().Draw(t, "aged") {
+		s.CreationTimestamp = metav1.Unix(int64(rapid.IntRange(1, 3).Draw(t, "age")), 0)
+	}
+	p := &s.Spec
+	p.Type = drawn[corev1.ServiceType](t, "type", "", "ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer", "ExternalName", "Odd")
+	p.ClusterIP = drawText(t, "clusterIP", "", "", "", "10.96.0.1", "None")
+	several(t, "clusterIPs", 2, func() {
+		p.ClusterIPs = append(p.ClusterIPs, drawText(t, "clusterIPs", addressTexts...))
+	})
+	several(t, "ipFamilies", 2, func() {
+		p.IPFamilies = append(p.IPFamilies, drawn[corev1.IPFamily](t, "family", "IPv4", "IPv6", "Odd"))
+	})
+	several(t, "externalIPs", 2, func() {
+		p.ExternalIPs = append(p.ExternalIPs, drawText(t, "externalIP", addressTexts...))
+	})
+	several(t, "ingress", 2, func() {
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{
+			IP: drawText(t, "ingress", addressTexts...), IPMode: maybe[corev1.LoadBalancerIPMode](t, "ipMode", "VIP", "Proxy", "Odd")})
+	})
+	several(t, "ranges", 2, func() {
+		p.LoadBalancerSourceRanges = append(p.LoadBalancerSourceRanges, drawText(t, "range", "172.18.0.0/16", "172.0.0.0/8", "0.0.0.0/0", "2001:db8::/32", "x"))
+	})
+	several(t, "ports", 3, func() {
+		p.Ports = append(p.Ports, corev1.ServicePort{Name: drawText(t, "port name", "", "h", "g"), Protocol: drawn[corev1.Protocol](t, "protocol", "TCP", "UDP", "SCTP", "", "ICMP"),
+			Port: drawn[int32](t, "port", 80, 80, 81, 0, 65536, -1), NodePort: drawn[int32](t, "node port", 0, 30080, 30081, 65536)})
+	})
+	p.InternalTrafficPolicy = maybe[corev1.ServiceInternalTrafficPolicy](t, "internal", "Cluster", "Local", "Odd")
+	p.ExternalTrafficPolicy = drawn[corev1.ServiceExternalTrafficPolicy](t, "external", "", "Cluster", "Local", "Local", "Odd")
+	p.TrafficDistribution = maybe(t, "distribution", "PreferClose", "PreferSameZone", "PreferSameNode", "Odd")
+	p.SessionAffinity = drawn[corev1.ServiceAffinity](t, "affinity", "", "None", "ClientIP", "Odd")
+	if seconds := maybe[int32](t, "timeout", 10, 0, 86401); seconds != nil {
+		p.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: seconds}}
+	}
+	p.HealthCheckNodePort = drawn[int32](t, "health", 0, 30900, 30901, 65536)
+	s.Labels = drawLabels(t, proxyNameLabel, corev1.IsHeadlessService)
+	return s
+}
+
+// drawLabels mostly draws none.
+func drawLabels(t *rapid.T, keys ...string) map[string]string {
+	if rapid.IntRange(0, 9).Draw(t, "labels?") < 9 {
+		return map[string]string{}
+	}
+	return map[string]string{drawn(t, "label", keys...): drawn(t, "label's value", "", "mine", "other")}
+}
+
+func drawSlice(t *rapid.T) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: drawText(t, "namespace", "a", "b"), Name: drawText(t, "name", "s1", "s2", "s3"),
+		Labels: drawLabels(t, proxyNameLabel, corev1.IsHeadlessService)}}
+	s.Labels[discoveryv1.LabelServiceName] = drawText(t, "service", "x", "x", "y", "none", "")
+	s.AddressType = drawn[discoveryv1.AddressType](t, "address type", "IPv4", "IPv4", "IPv4", "IPv6", "FQDN", "Odd")
+	several(t, "ports", 2, func() {
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: maybe(t, "port name", "", "h", "g"), Port: maybe[int32](t, "port", 8080, 8081, 0, 65536),
+			Protocol: maybe[corev1.Protocol](t, "protocol", "TCP", "UDP", "ICMP")})
+	})
+	several(t, "endpoints", 4, func() { s.Endpoints = append(s.Endpoints, drawEndpoint(t)) })
+	return s
+}
+
+func drawEndpoint(t *rapid.T) (e discoveryv1.Endpoint) {
+	several(t, "addresses", 2, func() {
+		e.Addresses = append(e.Addresses, drawText(t, "endpoint", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1", "127.0.0.1", "x"))
+	})
+	e.Conditions = discoveryv1.EndpointConditions{Ready: maybe(t, "ready", true, false), Serving: maybe(t, "serving", true, false), Terminating: maybe(t, "terminating", true, false)}
+	e.NodeName, e.Zone = maybe(t, "node", "n1", "n2", ""), maybe(t, "zone", "z1", "z2", "")
+	if rapid.Bool().Draw(t, "hints") {
+		e.Hints = &discoveryv1.EndpointHints{}
+		several(t, "zones", 2, func() {
+			e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: drawText(t, "zone", "z1", "z2")})
+		})
+		several(t, "nodes", 2, func() {
+			e.Hints.ForNodes = append(e.Hints.ForNodes, discoveryv1.ForNode{Name: drawText(t, "node", "n1", "n2")})
+		})
+	}
+	return e
+}
+
+func drawNode(t *rapid.T) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: drawn(t, "name", "n1", "n1", "n2")}}
+	if z := maybe(t, "zone", "z1", "z2", ""); z != nil {
+		n.Labels = map[string]string{corev1.LabelTopologyZone: *z}
+	}
+	several(t, "podCIDRs", 2, func() {
+		n.Spec.PodCIDRs = append(n.Spec.PodCIDRs, drawText(t, "podCIDR", "10.0.0.0/24", "10.0.0.0/16", "fd00::/64", "x"))
+	})
+	several(t, "addresses", 2, func() {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: drawn(t, "type", corev1.NodeInternalIP, corev1.NodeExternalIP),
+			Address: drawText(t, "address", addressTexts...)})
+	})
+	return n
+}
+
+func drawObject(t *rapid.T) source.Object {
+	switch rapid.IntRange(0, 6).Draw(t, "kind") {
+	case 0, 1, 2:
+		return drawService(t)
+	case 3, 4, 5:
+		return drawSlice(t)
+	}
+	return drawNode(t)
+}
+
+func drawConfig(t *rapid.T) Config {
+	c := Config{Node: drawn(t, "this node", "n1", "n1", "n1", ""), MasqueradeAll: rapid.Bool().Draw(t, "masqueradeAll"), ProxyName: drawn(t, "proxy", "", "", "", "mine")}
+	several(t, "node port addresses", 2, func() {
+		c.NodePortAddresses = append(c.NodePortAddresses, drawText(t, "node ports", "all", "primary", "localhost", "172.18.0.0/16", "::/0"))
+	})
+	several(t, "clusterCIDRs", 1, func() { c.ClusterCIDRs = append(c.ClusterCIDRs, prefixes("10.0.0.0/8")...) })
+	several(t, "addresses", 1, func() { c.Addresses = append(c.Addresses, addrs("192.0.2.2")...) })
+	return c
+}
+
+// drawChange puts a new object, or takes away one that is there.
+func drawChange(t *rapid.T, there map[source.Key]source.Object) source.Change {
+	if len(there) > 0 && rapid.IntRange(0, 3).Draw(t, "delete?") == 3 {
+		keys := slices.SortedFunc(maps.Keys(there), func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) })
+		return source.Change{Key: drawn(t, "deleted", keys...)}
+	}
+	return puts(drawObject(t))[0]
+}
+
+// Objects that come and go in any order come to what they come to at once; Deltas tell each step, no more and no less.
+func steps(t *rapid.T) {
+	config := drawConfig(t)
+	r, there, sum := New(config), map[source.Key]source.Object{}, parts{}
+	for range rapid.IntRange(1, 12).Draw(t, "steps") {
+		var batch []source.Change
+		for range rapid.IntRange(1, 3).Draw(t, "changes") {
+			c := drawChange(t, there)
+			batch = append(batch, c)
+			if there[c.Key] = c.Object; c.Object == nil {
+				delete(there, c.Key)
+			}
+		}
+		before := r.Services()
+		sum.apply(t, r.Apply(batch))
+		sum.mustBe(t, r.Services())
+		sound(t, r.Services())
+		mustKeepPointers(t, before, r.Services())
+	}
+	for _, order := range orders(t, there) {
+		fresh := New(config)
+		for _, batch := range order {
+			fresh.Apply(batch)
+		}
+		mustEqual(t, fresh, r)
+	}
+	sum.apply(t, r.Apply(deepCopies(there)))
+	if !sum.unchanged {
+		t.Fatal("the same objects again change something")
+	}
+}
+
+func TestSteps(t *testing.T) { rapid.Check(t, steps) }
+
+func FuzzApply(f *testing.F) {
+	f.Add([]byte("fairlead"))
+	f.Fuzz(rapid.MakeFuzz(steps))
+}
+
+// orders gives the objects at once, one by one, one by one reversed, and mixed, each put twice.
+func orders(t *rapid.T, there map[source.Key]source.Object) [][][]source.Change {
+	keys := slices.SortedFunc(maps.Keys(there), func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) })
+	single := func(keys []source.Key) (order [][]source.Change) {
+		for _, k := range keys {
+			order = append(order, puts(there[k]))
+		}
+		return order
+	}
+	forth := single(keys)
+	mixed := single(rapid.Permutation(keys).Draw(t, "order"))
+	back := slices.Clone(forth)
+	slices.Reverse(back)
+	return [][][]source.Change{{slices.Concat(forth...)}, forth, back, append(mixed, mixed...)}
+}
+
+func deepCopies(there map[source.Key]source.Object) (cs []source.Change) {
+	for _, o := range there {
+		switch o := o.(type) {
+		case *corev1.Service:
+			cs = append(cs, puts(o.DeepCopy())...)
+		case *discoveryv1.EndpointSlice:
+			cs = append(cs, puts(o.DeepCopy())...)
+		case *corev1.Node:
+			cs = append(cs, puts(o.DeepCopy())...)
+		}
+	}
+	return cs
+}
+
+func mustEqual(t *rapid.T, a, b *Resolver) {
+	if !reflect.DeepEqual(a.Services(), b.Services()) {
+		t.Fatalf("Services (-fresh +stepped):\n%s", cmp.Diff(a.Services(), b.Services(), comparers...))
+	}
+	if !reflect.DeepEqual(a.Problems(), b.Problems()) {
+		t.Fatalf("Problems (-fresh +stepped):\n%s", cmp.Diff(a.Problems(), b.Problems()))
+	}
+}
+
+// parts is the sum of Deltas.
+type parts struct {
+	now       []model.Part
+	health    []*model.HealthCheck
+	unchanged bool
+}
+
+func (s *parts) apply(t *rapid.T, d model.Delta) {
+	s.unchanged = d.Empty()
+	s.now = replace(t, s.now, d.Del, d.Put)
+	s.health = replace(t, s.health, d.DelHealth, d.PutHealth)
+	gone := map[string]model.Part{}
+	for _, p := range d.Del {
+		gone[partNames([]model.Part{p})[0]] = p
+	}
+	for i, name := range partNames(d.Put) {
+		if reflect.DeepEqual(gone[name], d.Put[i]) {
+			t.Fatalf("%s is put again as it was", name)
+		}
+	}
+}
+
+// replace takes del, which must be there, out of list, and puts put, which must not, in.
+func replace[P comparable](t *rapid.T, list, del, put []P) []P {
+	for _, p := range del {
+		i := slices.Index(list, p)
+		if i < 0 {
+			t.Fatalf("%v is deleted but not there", p)
+		}
+		list = slices.Delete(list, i, i+1)
+	}
+	for _, p := range put {
+		if slices.Contains(list, p) {
+			t.Fatalf("%v is put but there", p)
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+func (s *parts) mustBe(t *rapid.T, all *model.Services) {
+	want := all.Parts()
+	if len(want) != len(s.now) || len(all.HealthChecks) != len(s.health) {
+		t.Fatalf("the deltas come to %d parts and %d health checks, Services has %d and %d", len(s.now), len(s.health), len(want), len(all.HealthChecks))
+	}
+	for _, p := range want {
+		if !slices.Contains(s.now, p) {
+			t.Fatalf("%v is in no delta", p)
+		}
+	}
+	for _, h := range all.HealthChecks {
+		if !slices.Contains(s.health, h) {
+			t.Fatalf("%v is in no delta", h)
+		}
+	}
+}
+
+// mustKeepPointers checks that what is equal before and after is the same.
+func mustKeepPointers(t *rapid.T, before, after *model.Services) {
+	for e, f := range before.Frontends {
+		if g := after.Frontends[e]; g != f && reflect.DeepEqual(f, g) {
+			t.Fatalf("%s is equal but another", e)
+		}
+	}
+	if before.Node != after.Node && reflect.DeepEqual(before.Node, after.Node) {
+		t.Fatal("the node is equal but another")
+	}
+}
+
+// sound checks what holds for every decided node.
+func sound(t *rapid.T, s *model.Services) {
+	pools := map[uint64]*model.Pool{}
+	for e, f := range s.Frontends {
+		if f.Entry != e || e.Port == 0 || !e.AnyAddr() && unusable(e.Addr) != "" || f.Service == "" || f.Via == "" {
+			t.Fatalf("frontend %s: %+v", e, f)
+		}
+		if (f.Via == viaNodePort.String()) != e.AnyAddr() {
+			t.Fatalf("%s is a %s", e, f.Via)
+		}
+		for _, p := range []*model.Pool{f.Inside.Pool, f.Outside.Pool} {
+			soundPool(t, p, e)
+			if other := pools[p.ID]; other != nil && other != p {
+				t.Fatalf("pools %q and %q have one ID", p.Name, other.Name)
+			}
+			pools[p.ID] = p
+		}
+		if !slices.IsSortedFunc(f.Sources, netip.Prefix.Compare) {
+			t.Fatalf("%s lets in %s", e, f.Sources)
+		}
+		for i, p := range f.Sources {
+			if p != p.Masked() || p.Addr().Is4() != e.Addr.Is4() || slices.ContainsFunc(f.Sources[:i], p.Overlaps) {
+				t.Fatalf("%s lets in %s", e, f.Sources)
+			}
+		}
+	}
+	soundNode(t, s.Node)
+	checks := map[uint16]bool{}
+	for _, h := range s.HealthChecks {
+		if checks[h.Port] || h.Port == 0 || h.Local < 0 {
+			t.Fatalf("health check %+v", h)
+		}
+		checks[h.Port] = true
+	}
+}
+
+func soundPool(t *rapid.T, p *model.Pool, e model.Entry) {
+	if p == nil || p.Protocol != e.Protocol || p.ID != hashName(p.Name) {
+		t.Fatalf("%s has pool %+v", e, p)
+	}
+	for i, b := range p.Backends {
+		bad := b.Addr.Port() == 0 || b.Addr.Addr().Is4() != e.Addr.Is4() || unusable(b.Addr.Addr()) != ""
+		if bad || i > 0 && p.Backends[i-1].Addr.Compare(b.Addr) >= 0 {
+			t.Fatalf("%s has backends %v", e, p.Backends)
+		}
+		if strings.HasSuffix(p.Name, " local") && !b.Local {
+			t.Fatalf("%s has a backend elsewhere: %v", p.Name, b)
+		}
+	}
+}
+
+func soundNode(t *rapid.T, n *model.Node) {
+	for i, r := range n.NodePorts {
+		if r.Last.Less(r.First) || r.First.BitLen() != r.Last.BitLen() || i > 0 && !n.NodePorts[i-1].Last.Less(r.First) {
+			t.Fatalf("node ports %v", n.NodePorts)
+		}
+	}
+	if !slices.IsSortedFunc(n.Addresses, netip.Addr.Compare) || !slices.IsSortedFunc(n.Pods, netip.Prefix.Compare) {
+		t.Fatal(fmt.Sprint(n))
+	}
+}

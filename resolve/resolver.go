@@ -1,0 +1,323 @@
+package resolve
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+)
+
+// Resolver holds what is known of the cluster, as far as this node needs it, and what that comes to. It is not safe for
+// use by several goroutines at once; what it gives is.
+type Resolver struct {
+	set      *settings
+	hash     func(string) uint64
+	place    *place
+	told     *model.Node // the node of the last Delta; nil before the first
+	services map[source.Key]*service
+	owners   map[source.Key]*service // by EndpointSlice
+	entries  claims[model.Entry]
+	health   claims[uint16]
+	ids      claims[uint64]
+	troubled map[*service]struct{} // those with problems of their own
+
+	changed []*service // since the last Delta
+	decider decider
+}
+
+// service is what is known of one Service, and what it comes to.
+type service struct {
+	key       source.Key
+	*declared                  // nil while only slices are known
+	slices    []*endpointSlice // by name
+	decision  decision
+	shown     decision // what the Deltas so far come to: of the decision, what no other Service has
+	stale     bool     // decision is out of date
+	listed    bool     // in Resolver.changed
+}
+
+// New makes a Resolver that knows no object yet. What Config.Validate complains of is left out and stands as a Problem.
+func New(c Config) *Resolver {
+	set := c.read()
+	return &Resolver{
+		set:      set,
+		hash:     hashName,
+		place:    locate(set, nil, nil),
+		services: map[source.Key]*service{},
+		owners:   map[source.Key]*service{},
+		entries:  newClaims[model.Entry](entryBefore),
+		health:   newClaims[uint16](older),
+		ids:      newClaims[uint64](older),
+		troubled: map[*service]struct{}{},
+	}
+}
+
+// hashName gives the first 8 bytes of the name's SHA-256, big endian.
+func hashName(name string) uint64 {
+	sum := sha256.Sum256([]byte(name))
+	return binary.BigEndian.Uint64(sum[:8])
+}
+
+// Apply takes changes in and gives what changes on the node by them, in a settled order: the node, pools and frontends.
+// Its cost follows the Services that the changes touch. Kinds that mean nothing to Services are ignored.
+func (r *Resolver) Apply(changes []source.Change) model.Delta {
+	var node *source.Change // the last one of this node's
+	for i, c := range changes {
+		switch c.Key.Kind {
+		case source.Service:
+			svc, _ := c.Object.(*corev1.Service)
+			r.applyService(c.Key, svc)
+		case source.EndpointSlice:
+			obj, _ := c.Object.(*discoveryv1.EndpointSlice)
+			r.applySlice(c.Key, obj)
+		case source.Node:
+			if c.Key.Name == r.set.Node {
+				node = &changes[i]
+			}
+		}
+	}
+	if node != nil {
+		obj, _ := node.Object.(*corev1.Node)
+		r.applyNode(obj)
+	}
+	return r.settle()
+}
+
+func (r *Resolver) applyService(key source.Key, obj *corev1.Service) {
+	s := r.service(key)
+	if s.declared != nil {
+		r.claim(s, false)
+		s.declared = nil
+	}
+	if obj != nil {
+		s.declared = declare(obj, r.set.ProxyName, r.hash)
+		r.claim(s, true)
+	}
+	r.touch(s, true)
+}
+
+func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
+	var owner *service
+	if obj != nil {
+		if name := ownerOf(obj, r.set.ProxyName); name != "" {
+			owner = r.service(source.Key{Kind: source.Service, Namespace: key.Namespace, Name: name})
+		}
+	}
+	if old := r.owners[key]; old != nil && old != owner {
+		i, _ := old.findSlice(key.Name)
+		old.slices = slices.Delete(old.slices, i, i+1)
+		delete(r.owners, key)
+		r.touch(old, true)
+	}
+	if owner == nil {
+		return
+	}
+	read := readSlice(obj, r.set.Node)
+	if i, found := owner.findSlice(key.Name); found {
+		owner.slices[i] = read
+	} else {
+		owner.slices = slices.Insert(owner.slices, i, read)
+		r.owners[key] = owner
+	}
+	r.touch(owner, true)
+}
+
+func (r *Resolver) applyNode(obj *corev1.Node) {
+	was := r.place
+	r.place = locate(r.set, obj, was.model)
+	if r.place.model == was.model && r.place.zone == was.zone {
+		return
+	}
+	for _, s := range r.services {
+		r.touch(s, true)
+	}
+}
+
+// service gives the Service of that key, a new one if nothing was known of it.
+func (r *Resolver) service(key source.Key) *service {
+	s := r.services[key]
+	if s == nil {
+		s = &service{key: key}
+		r.services[key] = s
+	}
+	return s
+}
+
+func (s *service) findSlice(name string) (int, bool) {
+	return slices.BinarySearchFunc(s.slices, name, func(e *endpointSlice, name string) int { return strings.Compare(e.name, name) })
+}
+
+// touch marks s as to be looked at again, and its decision as out of date if stale.
+func (r *Resolver) touch(s *service, stale bool) {
+	if s == nil {
+		return
+	}
+	s.stale = s.stale || stale
+	if !s.listed {
+		s.listed = true
+		r.changed = append(r.changed, s)
+	}
+}
+
+// claim adds or drops everything that s declares to want.
+func (r *Resolver) claim(s *service, add bool) {
+	for i := range s.entries {
+		r.touch(move(&r.entries, add, s.entries[i].Entry, claim{s, i}), false)
+	}
+	for i := range s.groups {
+		for scope, p := range s.groups[i].pools {
+			if p.name != "" {
+				r.touch(move(&r.ids, add, p.id, claim{s, i*scopes + scope}), false)
+			}
+		}
+	}
+	if s.declared.health != 0 {
+		r.touch(move(&r.health, add, s.declared.health, claim{s, 0}), false)
+	}
+}
+
+// move adds or drops one claim and gives the Service that loses or wins by it.
+func move[K comparable](c *claims[K], add bool, k K, x claim) *service {
+	if add {
+		return c.add(k, x)
+	}
+	return c.drop(k, x)
+}
+
+// settle decides what is out of date and gives the difference from what was shown before.
+func (r *Resolver) settle() model.Delta {
+	slices.SortFunc(r.changed, func(a, b *service) int {
+		return cmp.Or(strings.Compare(a.key.Namespace, b.key.Namespace), strings.Compare(a.key.Name, b.key.Name))
+	})
+	var d difference
+	if r.told != r.place.model {
+		d.node(r.told, r.place.model)
+		r.told = r.place.model
+	}
+	for _, s := range r.changed {
+		if s.stale {
+			r.decide(s)
+		}
+		shown := r.visible(s)
+		d.between(&s.shown, &shown)
+		s.shown, s.stale, s.listed = shown, false, false
+		if s.declared == nil && len(s.slices) == 0 {
+			delete(r.services, s.key)
+		}
+	}
+	clear(r.changed)
+	r.changed = r.changed[:0]
+	return d.delta()
+}
+
+func (r *Resolver) decide(s *service) {
+	if s.declared == nil {
+		s.decision = decision{}
+	} else {
+		s.decision = r.decider.decide(r.place, s.key, s.declared, s.slices, &s.decision)
+	}
+	if s.hasProblems() {
+		r.troubled[s] = struct{}{}
+	} else {
+		delete(r.troubled, s)
+	}
+}
+
+// visible gives the part of a Service's decision that no other Service has a better claim to.
+func (r *Resolver) visible(s *service) decision {
+	if r.unrivalled(s) {
+		return s.decision
+	}
+	v := decision{pools: make([]*model.Pool, len(s.decision.pools))}
+	for i, f := range s.decision.fronts {
+		if r.holds(s, i) {
+			v.fronts = append(v.fronts, f)
+			for _, at := range s.poolsOf(i) {
+				v.pools[at] = s.decision.pools[at]
+			}
+		}
+	}
+	if h := s.decision.health; h != nil && r.health.has(h.Port, claim{s, 0}) {
+		v.health = h
+	}
+	return v
+}
+
+// unrivalled says whether s has all that it wants.
+func (r *Resolver) unrivalled(s *service) bool {
+	for i := range s.decision.fronts {
+		if !r.holds(s, i) {
+			return false
+		}
+	}
+	h := s.decision.health
+	return h == nil || r.health.has(h.Port, claim{s, 0})
+}
+
+// holds says whether s has its i-th entry, and the IDs of the pools that the entry needs.
+func (r *Resolver) holds(s *service, i int) bool {
+	for _, at := range s.poolsOf(i) {
+		if !r.ids.has(s.decision.pools[at].ID, claim{s, at}) {
+			return false
+		}
+	}
+	return r.entries.has(s.entries[i].Entry, claim{s, i})
+}
+
+// poolsOf gives the places in decision.pools of the pools that the i-th entry needs: both sides', also where they are one.
+func (s *service) poolsOf(i int) [2]int {
+	f, at := s.decision.fronts[i], int(s.entries[i].group)*scopes
+	place := func(p *model.Pool) int {
+		if s.decision.pools[at+cluster] == p {
+			return at + cluster
+		}
+		return at + onlyLocal
+	}
+	return [2]int{place(f.Inside.Pool), place(f.Outside.Pool)}
+}
+
+// hasProblems says whether the Service or, if it is served, one of its slices has problems of its own.
+func (s *service) hasProblems() bool {
+	if s.declared == nil || len(s.declared.problems)+len(s.decision.problems) > 0 {
+		return s.declared != nil
+	}
+	return len(s.entries) > 0 && slices.ContainsFunc(s.slices, func(e *endpointSlice) bool { return len(e.problems) > 0 })
+}
+
+// Problems gives everything that stands now, sorted. Slices of Services that are not served have none.
+func (r *Resolver) Problems() []source.Problem {
+	ps := slices.Concat(r.set.problems, r.place.problems)
+	for s := range r.troubled {
+		ps = append(append(ps, s.declared.problems...), s.decision.problems...)
+		for _, e := range s.slices {
+			if len(s.entries) > 0 {
+				ps = append(ps, e.problems...)
+			}
+		}
+	}
+	ps = r.conflicts(ps)
+	sortProblems(ps)
+	return ps
+}
+
+// Services gives the whole decided node as it stands: what all Deltas so far come to, with the same pointers.
+func (r *Resolver) Services() *model.Services {
+	out := &model.Services{Node: r.place.model, Frontends: make(map[model.Entry]*model.Frontend, len(r.entries.holder))}
+	for _, s := range r.services {
+		for _, f := range s.shown.fronts {
+			out.Frontends[f.Entry] = f
+		}
+		if s.shown.health != nil {
+			out.HealthChecks = append(out.HealthChecks, s.shown.health)
+		}
+	}
+	slices.SortFunc(out.HealthChecks, func(a, b *model.HealthCheck) int { return strings.Compare(a.Service, b.Service) })
+	return out
+}

@@ -1,0 +1,205 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+
+	"fairlead.dev/fairlead/sandbox"
+)
+
+// Agent is the state of one node's agent.
+type Agent struct {
+	Node     string `json:"node"`
+	State    string `json:"state"` // Starting, Ready, NotReady or Crashed
+	PID      int    `json:"pid,omitempty"`
+	Restarts int    `json:"restarts"`
+	Error    string `json:"error,omitempty"` // how it ended last time
+	Log      string `json:"log"`             // path of its output
+}
+
+// The states of an agent.
+const (
+	Starting = "starting"
+	Ready    = "ready"
+	NotReady = "not ready" // was ready, and isn't now
+	Crashed  = "crashed"   // will be started again
+)
+
+// How long things may take.
+const (
+	farewell  = 10 * time.Second        // from SIGTERM to SIGKILL
+	firstWait = 250 * time.Millisecond  // before a crashed agent is started again; doubles
+	lastWait  = 10 * time.Second        // at most
+	impatient = 50 * time.Millisecond   // between questions until an agent is ready
+	patient   = 1000 * time.Millisecond // between questions to one that is
+)
+
+// agent keeps one node's agent running.
+type agent struct {
+	host *sandbox.Host
+	end  func() // ends it and waits for that
+}
+
+// hire starts the agent of a node and keeps it running until end is called.
+func (d *daemon) hire(ctx context.Context, h *sandbox.Host) *agent {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		d.keep(ctx, h)
+	}()
+	return &agent{host: h, end: func() {
+		cancel()
+		<-done
+	}}
+}
+
+// keep starts the agent again whenever it ends, until ctx does.
+func (d *daemon) keep(ctx context.Context, h *sandbox.Host) {
+	a := Agent{Node: h.Node, Log: filepath.Join(Folder(d.Name), "node-"+h.Node+".log")}
+	defer d.forget(h.Node)
+	for wait := firstWait; ; wait = min(2*wait, lastWait) {
+		a.State = Starting
+		d.note(a)
+		began := time.Now()
+		err := d.runOnce(ctx, h, &a)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > time.Minute {
+			wait = firstWait
+		}
+		slog.Warn("agent ended, will be started again", "node", h.Node, "error", err, "after", wait)
+		a.State, a.PID, a.Error = Crashed, 0, err.Error()
+		a.Restarts++
+		d.note(a)
+		if !sleep(ctx, wait) {
+			return
+		}
+	}
+}
+
+// sleep waits, and says whether ctx still stands.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// runOnce starts the agent and waits until it ends; once ctx ends it is told to. The error says how it ended, never nil.
+func (d *daemon) runOnce(ctx context.Context, h *sandbox.Host, a *Agent) error {
+	out, err := os.OpenFile(a.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("open agent's log: %w", err)
+	}
+	defer out.Close()
+	args := d.Agent(h.Node)
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = out, out, "/"
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = farewell
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
+	if err := d.start(h, cmd.Start); err != nil {
+		return fmt.Errorf("start agent: %w", err)
+	}
+	a.PID = cmd.Process.Pid
+	d.note(*a)
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	err = d.attend(h, a, ended)
+	if err == nil {
+		err = errors.New("ended with status 0")
+	}
+	return err
+}
+
+// attend notes whether the agent is ready, until it has ended.
+func (d *daemon) attend(h *sandbox.Host, a *Agent, ended <-chan error) error {
+	web := client(h)
+	defer web.CloseIdleConnections()
+	for wait := impatient; ; {
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(wait):
+		}
+		state := a.State
+		switch ready := isReady(web); {
+		case ready:
+			state, wait = Ready, patient
+		case state == Ready:
+			state, wait = NotReady, impatient
+		}
+		if state != a.State {
+			a.State = state
+			d.note(*a)
+		}
+	}
+}
+
+// client asks from within the host's namespace.
+func client(h *sandbox.Host) *http.Client {
+	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
+		err = h.Do(func() error {
+			c, err = new(net.Dialer).DialContext(ctx, network, address)
+			return err
+		})
+		return c, err
+	}
+	return &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DialContext: dial}}
+}
+
+func isReady(web *http.Client) bool {
+	r, err := web.Get("http://127.0.0.1:10249/readyz")
+	if err != nil {
+		return false
+	}
+	defer r.Body.Close()
+	io.Copy(io.Discard, io.LimitReader(r.Body, 1<<16))
+	return r.StatusCode == http.StatusOK
+}
+
+// spawner gives a function that calls start inside a host's namespace, always on one thread, which lives until ctx ends.
+// A child gets its parent-death signal when the thread that made it ends (PR_SET_PDEATHSIG(2const)), so no other will do.
+func spawner(ctx context.Context) func(*sandbox.Host, func() error) error {
+	type order struct {
+		host  *sandbox.Host
+		start func() error
+		err   chan error
+	}
+	orders := make(chan order)
+	go func() {
+		runtime.LockOSThread() // and never unlock
+		for {
+			select {
+			case o := <-orders:
+				o.err <- o.host.Do(o.start)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return func(h *sandbox.Host, start func() error) error {
+		o := order{h, start, make(chan error, 1)}
+		select {
+		case orders <- o:
+			return <-o.err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,239 @@
+package echo
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Options say how to ask. The zero value asks from any address and port, by a connected socket.
+type Options struct {
+	From        netip.AddrPort // local address, local port, or both; zero parts are the kernel's choice
+	Unconnected bool           // UDP: by a socket that isn't connected, each datagram with its address
+}
+
+// Ask asks once: a new connection, or a datagram from a new port. It is called on the thread whose network namespace the
+// question leaves from, such as within sandbox.Host.Do, and waits until ctx ends. One thing it can't see: where neither the
+// kernel nor a Server speaks SCTP on the asker's own host, a question to an address of that very host is met with
+// silence, since the asking raw socket itself counts as a taker.
+func Ask(ctx context.Context, p model.Protocol, to netip.AddrPort, o Options) (Answer, error) {
+	h, err := Hold(ctx, p, to, o)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer h.Close()
+	return h.Ask(ctx)
+}
+
+// Held is a connection that can be asked again and again: a TCP or SCTP connection, or packets from one port.
+type Held struct {
+	s      *socket
+	what   string // for errors
+	proto  model.Protocol
+	to     netip.AddrPort
+	local  netip.AddrPort
+	opts   Options
+	packet bool   // packets, not a stream
+	rest   []byte // of a stream: bytes after the last whole line
+	asked  int
+}
+
+// Hold connects as Ask does. Later calls of the Held's methods may be made on any thread, by one goroutine at a time.
+func Hold(ctx context.Context, p model.Protocol, to netip.AddrPort, o Options) (*Held, error) {
+	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
+	h := &Held{proto: p, to: to, opts: o, what: fmt.Sprintf("ask %s/%s", to, p)}
+	kind := unix.SOCK_STREAM
+	switch {
+	case p == model.UDP:
+		kind, h.packet = unix.SOCK_DGRAM, true
+	case p == model.SCTP && !haveSCTP():
+		kind, h.packet = unix.SOCK_RAW, true
+	case p != model.TCP && p != model.SCTP:
+		return nil, fmt.Errorf("%s: echo knows tcp, udp and sctp", h.what)
+	}
+	var err error
+	if h.s, err = open(family(to.Addr()), kind, p); err != nil {
+		return nil, fmt.Errorf("%s: %w", h.what, err)
+	}
+	defer h.s.during(ctx)()
+	if err := h.connect(kind); err != nil {
+		h.Close()
+		return nil, classify(ctx, h.what, err)
+	}
+	return h, nil
+}
+
+func (h *Held) connect(kind int) (err error) {
+	from := h.opts.From
+	if !from.Addr().IsValid() {
+		from = netip.AddrPortFrom(unspecified(h.to.Addr()), from.Port())
+	}
+	if kind == unix.SOCK_RAW { // no ports: those are ours to choose
+		if from.Port() == 0 {
+			from = netip.AddrPortFrom(from.Addr(), uint16(32768+rand.IntN(28232)))
+		}
+		h.local = from
+		return h.attach(netip.AddrPortFrom(from.Addr(), 0), netip.AddrPortFrom(h.to.Addr(), 0))
+	}
+	if err := h.attach(from, h.to); err != nil {
+		return err
+	}
+	h.local, err = h.s.name(unix.Getsockname)
+	return err
+}
+
+// attach binds the socket where an address or port is given, and connects it unless it is to stay unconnected.
+func (h *Held) attach(from, to netip.AddrPort) error {
+	if from.Port() != 0 {
+		// A port that was used a moment ago is free at once, and free again when we leave.
+		if err := h.s.option(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return err
+		}
+	}
+	if from.Port() != 0 || !from.Addr().IsUnspecified() {
+		if err := h.s.bind(from); err != nil {
+			return err
+		}
+	}
+	if h.packet {
+		if err := h.s.byFamily(unix.IP_RECVERR, unix.IPV6_RECVERR, 1); err != nil {
+			return err
+		}
+	}
+	if h.opts.Unconnected && h.proto == model.UDP {
+		return nil
+	}
+	return h.s.connect(to)
+}
+
+func unspecified(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// Local is the address and port that the Held asks from. Where packets choose their address as they leave, it is 0.0.0.0
+// or ::.
+func (h *Held) Local() netip.AddrPort { return h.local }
+
+// Close ends the connection. One from a port that was asked for is reset, so that the port is free at once.
+func (h *Held) Close() error {
+	if h.opts.From.Port() != 0 && !h.packet {
+		h.s.control(func(fd int) error {
+			return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		})
+	}
+	return h.s.Close()
+}
+
+// Ask asks once more. Late answers to earlier questions are passed over.
+func (h *Held) Ask(ctx context.Context) (Answer, error) {
+	defer h.s.during(ctx)()
+	h.asked++
+	ask := h.line
+	switch {
+	case h.packet && h.proto == model.SCTP:
+		ask = h.init
+	case h.packet:
+		ask = h.datagram
+	}
+	a, err := ask(strconv.Itoa(h.asked))
+	return a, classify(ctx, h.what, err)
+}
+
+// line asks over a stream.
+func (h *Held) line(question string) (a Answer, err error) {
+	if _, err := h.s.Write([]byte(question + "\n")); err != nil {
+		return a, err
+	}
+	for a.Said != question {
+		l, err := h.readLine()
+		if err != nil {
+			return a, err
+		}
+		if a, err = parseAnswer(l); err != nil {
+			return a, err
+		}
+	}
+	return a, nil
+}
+
+// readLine reads up to a newline. A line that comes in parts, over several calls, is whole in the last.
+func (h *Held) readLine() ([]byte, error) {
+	for len(h.rest) < 1<<16 {
+		if line, rest, whole := bytes.Cut(h.rest, []byte{'\n'}); whole {
+			h.rest = rest
+			return line, nil
+		}
+		buf := make([]byte, 2048)
+		n, err := h.s.Read(buf)
+		h.rest = append(h.rest, buf[:n]...)
+		if err == io.EOF {
+			return nil, errors.New("connection closed without an answer")
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return nil, errors.New("answer without an end")
+}
+
+// datagram asks by UDP.
+func (h *Held) datagram(question string) (a Answer, err error) {
+	q := packet{data: []byte(question + "\n")}
+	if h.opts.Unconnected {
+		q.from = h.to
+	}
+	if err := h.s.send(q); err != nil {
+		return a, err
+	}
+	buf := make([]byte, 2048)
+	for a.Said != question {
+		r, err := h.s.receive(buf)
+		if err != nil {
+			return a, err
+		}
+		if r.from != h.to {
+			return a, fmt.Errorf("answer comes from %s", r.from)
+		}
+		if a, err = parseAnswer(r.data); err != nil {
+			return a, err
+		}
+	}
+	return a, nil
+}
+
+// init asks by an SCTP INIT chunk over a raw socket.
+func (h *Held) init(string) (a Answer, err error) {
+	tag := rand.Uint32() | 1
+	q := segment{Src: h.local.Port(), Dst: h.to.Port(), Chunk: chunkInit, Init: tag}
+	if err := h.s.send(packet{data: q.marshal()}); err != nil {
+		return a, err
+	}
+	buf := make([]byte, 2048)
+	for {
+		r, err := h.s.receive(buf)
+		if err != nil {
+			return a, err
+		}
+		in, err := parseSegment(payload(r.data, h.to.Addr().Is4()))
+		switch {
+		case err != nil, in.Src != q.Dst, in.Dst != q.Src, in.Tag != tag:
+			continue // not ours, or not whole
+		case in.Chunk == chunkAbort:
+			return a, fmt.Errorf("SCTP ABORT: %w", unix.ECONNREFUSED)
+		case in.Chunk == chunkInitAck:
+			return parseAnswer(in.Cookie)
+		}
+	}
+}

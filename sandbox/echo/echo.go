@@ -1,0 +1,64 @@
+// Package echo answers packets with who got them and from whom, and asks for such answers.
+//
+// A server stands for a pod: on each of its ports it says the pod's name and the client address that it saw. TCP (and
+// SCTP where the kernel has SCTP sockets) answers line by line, and speaks HTTP/1.1 to clients that do; UDP answers each
+// datagram. Where the kernel has no SCTP sockets, a raw socket answers an INIT chunk with an INIT ACK whose State Cookie
+// carries the answer: enough for one packet each way, no association (RFC 9260, section 5.1).
+//
+// Sockets are made in the calling thread's network namespace, of exactly the family of their address, and stay there;
+// nothing is looked up by name. The package measures nothing and is no load generator.
+package echo
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Port is a port to serve.
+type Port struct {
+	Number   uint16
+	Protocol model.Protocol
+}
+
+// String gives "80/tcp".
+func (p Port) String() string { return fmt.Sprintf("%d/%s", p.Number, p.Protocol) }
+
+// Answer is what a server says: one line of JSON.
+type Answer struct {
+	Pod    string         `json:"pod"`            // who answers, "namespace/name"
+	Client netip.AddrPort `json:"client"`         // whom the server saw
+	Server netip.AddrPort `json:"server"`         // which of its own addresses it was seen at
+	Proto  string         `json:"proto"`          // tcp, udp, sctp or http
+	Said   string         `json:"said,omitempty"` // the line or datagram that is answered, up to 64 bytes
+}
+
+// The ways in which a question goes unanswered; Ask's and Hold's errors are one of these where errors.Is says so.
+var (
+	// Refused says that somebody said no: a TCP reset, an SCTP ABORT, an ICMP error, or the sending kernel (EPERM).
+	Refused = errors.New("refused")
+	// Timeout says that nobody said anything until the context's deadline.
+	Timeout = errors.New("no answer")
+)
+
+const maxSaid = 64
+
+// answer is the line for a question that came from client to server.
+func answer(pod, proto string, client, server netip.AddrPort, said []byte) []byte {
+	line, err := json.Marshal(Answer{pod, client, server, proto, string(said[:min(len(said), maxSaid)])})
+	if err != nil {
+		panic(err) // strings and addresses always marshal
+	}
+	return append(line, '\n')
+}
+
+// parseAnswer reads a server's line.
+func parseAnswer(line []byte) (a Answer, err error) {
+	if err := json.Unmarshal(line, &a); err != nil {
+		return a, fmt.Errorf("answer %.80q: %w", line, err)
+	}
+	return a, nil
+}

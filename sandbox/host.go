@@ -1,0 +1,73 @@
+package sandbox
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/sandbox/echo"
+)
+
+// Role is what a host stands for.
+type Role string
+
+// The roles.
+const (
+	Node    Role = "node"
+	Pod     Role = "pod"
+	Outside Role = "outside"
+)
+
+// Host is a place to send packets from and to: a network namespace, which pods on the host network share with their node.
+type Host struct {
+	Role      Role         `json:"role"`
+	Name      string       `json:"name"`           // "node a", "pod shop/web-1", "outside"
+	Node      string       `json:"node,omitempty"` // the Node that it is, or runs on
+	Namespace string       `json:"namespace"`      // name of the network namespace
+	Addresses []netip.Addr `json:"addresses"`      // the first of each family is what it sends from
+
+	cluster *Cluster
+	spec    *spec
+	box     *box
+	port    int // pods: interface of the node that leads here
+	server  *echo.Server
+}
+
+// Do runs f on a thread that is inside the host's network namespace. Goroutines that f starts are not.
+func (h *Host) Do(f func() error) error { return h.box.ns.Do(f) }
+
+// Route sends what h sends to prefix by way of via, an address on the link of h's one interface: a node's or the outside
+// client's address for those, for pods their node's. It takes the place of h's route to that very prefix and stays
+// through Updates.
+func (h *Host) Route(prefix netip.Prefix, via netip.Addr) error {
+	if prefix.Addr().BitLen() != via.BitLen() {
+		return fmt.Errorf("%s: route to %s via %s: not of one family", h.Name, prefix, via)
+	}
+	h.cluster.mu.Lock()
+	defer h.cluster.mu.Unlock()
+	h.box.asked[prefix.Masked()] = via
+	return h.cluster.connect(h)
+}
+
+// source gives the address that h sends from to a, or none where it has none of that family.
+func (h *Host) source(a netip.Addr) netip.Addr {
+	i := slices.IndexFunc(h.Addresses, func(b netip.Addr) bool { return b.BitLen() == a.BitLen() })
+	if i < 0 {
+		return netip.Addr{}
+	}
+	return h.Addresses[i]
+}
+
+func (h *Host) equal(o Host) bool {
+	return h.Role == o.Role && h.Name == o.Name && h.Node == o.Node && h.Namespace == o.Namespace &&
+		slices.Equal(h.Addresses, o.Addresses)
+}
+
+// compareHosts orders hosts as they are built: each after those that it hangs on.
+func compareHosts(a, b *Host) int {
+	return cmp.Or(slices.Index(roles, a.Role)-slices.Index(roles, b.Role), strings.Compare(a.Name, b.Name))
+}
+
+var roles = []Role{Outside, Node, Pod}

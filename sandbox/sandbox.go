@@ -1,0 +1,450 @@
+// Package sandbox is a cluster in a box: nodes, pods and a client outside as network namespaces of one machine, made
+// from Kubernetes objects.
+//
+//	             wire (a bridge in a namespace of its own)
+//	   ┌──────────────┬──────────────┐
+//	outside         node a         node b
+//	              ┌───┴───┐          │
+//	           pod x    pod y      pod z
+//
+// A Node is a namespace on the wire with its InternalIPs and ExternalIPs; whatever these are, the hosts on the wire have
+// a route to each. A Pod with a node is a namespace behind it, with one default route; a Pod on the host network is its
+// node. Every node, and the outside client, knows the way to every pod. What nobody knows the way to, such as the address
+// of a Service that no data plane serves, goes from pods to their node, from nodes to the outside client, and ends there
+// unanswered; from the outside client it goes to the first node by name. Link-layer addresses are all known beforehand:
+// no packet waits for one.
+//
+// There is no data plane here, no policy and no host port: those are what a sandbox is for. Nothing is put into the
+// namespace that the caller runs in.
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"sync"
+
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/sandbox/echo"
+	"fairlead.dev/fairlead/source"
+)
+
+// Options say what cluster to make.
+type Options struct {
+	Name     string          // starts the names of all namespaces; lower-case letters and digits; default "fl" and 8 hex digits
+	Objects  []source.Object // Nodes and Pods are built, the addresses of others are kept free
+	Serve    bool            // answer on every container port, see package echo
+	Progress func(done, total int)
+}
+
+// Cluster is a cluster that is up.
+type Cluster struct {
+	Name  string
+	serve bool
+	tell  func(done, total int)
+
+	mu     sync.Mutex
+	wire   *box
+	bridge int // interface index of the bridge in wire
+	hosts  map[string]*Host
+	made   uint32 // counts interfaces, for names and link-layer addresses
+}
+
+var goodName = regexp.MustCompile(`^[a-z][a-z0-9]{0,31}$`)
+
+// Up makes a cluster. On an error nothing is left behind; errors in the objects come before anything is made. A name is
+// taken while its cluster is up, and also where a process was killed and left one: see Leftovers.
+func Up(ctx context.Context, o Options) (*Cluster, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("a sandbox is made of network namespaces, which takes root: run this with sudo")
+	}
+	if o.Name == "" {
+		o.Name = randomName()
+	}
+	if !goodName.MatchString(o.Name) {
+		return nil, fmt.Errorf("sandbox name %q: must be a lower-case letter, then up to 31 of a-z and 0-9", o.Name)
+	}
+	want, err := newLayout(o.Objects, nil)
+	if err != nil {
+		return nil, fmt.Errorf("lay out sandbox %s: %w", o.Name, err)
+	}
+	if err := claim(o.Name); err != nil {
+		return nil, err
+	}
+	c := &Cluster{Name: o.Name, serve: o.Serve, tell: o.Progress, hosts: map[string]*Host{}}
+	if err := c.build(ctx, want); err != nil {
+		return nil, errors.Join(fmt.Errorf("build sandbox %s: %w", o.Name, err), c.Down())
+	}
+	return c, nil
+}
+
+func randomName() string {
+	b := make([]byte, 4)
+	rand.Read(b)
+	return "fl" + hex.EncodeToString(b)
+}
+
+// Update makes the cluster follow the objects, which are all there are now: pods and nodes come and go, and one that has
+// changed goes and comes. Errors in the objects leave the cluster as it is; after another error the next Update mends it.
+func (c *Cluster) Update(ctx context.Context, objects []source.Object) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	outside := c.hosts["outside"]
+	if outside == nil {
+		return fmt.Errorf("update sandbox %s: it is down", c.Name)
+	}
+	want, err := newLayout(objects, outside.Addresses)
+	if err != nil {
+		return fmt.Errorf("lay out sandbox %s: %w", c.Name, err)
+	}
+	if err := c.follow(ctx, want); err != nil {
+		return fmt.Errorf("update sandbox %s: %w", c.Name, err)
+	}
+	return nil
+}
+
+// Down removes the cluster. The kernel takes the namespaces apart in the background. Down again is no error.
+func (c *Cluster) Down() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var errs []error
+	for _, h := range c.hosts {
+		if h.server != nil {
+			errs = append(errs, h.server.Close())
+		}
+	}
+	for _, h := range c.hosts {
+		if !h.spec.shared {
+			errs = append(errs, h.box.delete())
+		}
+	}
+	if c.wire != nil {
+		errs = append(errs, c.wire.delete())
+	}
+	clear(c.hosts)
+	c.wire = nil
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("take sandbox %s down: %w", c.Name, err)
+	}
+	return unclaim(c.Name)
+}
+
+// Node gives the host of the Node of that name.
+func (c *Cluster) Node(name string) (*Host, error) { return c.host("node " + name) }
+
+// Pod gives the host of a Pod.
+func (c *Cluster) Pod(namespace, name string) (*Host, error) {
+	return c.host("pod " + namespace + "/" + name)
+}
+
+// Outside gives the client outside the cluster, nil once the cluster is down.
+func (c *Cluster) Outside() *Host {
+	h, _ := c.host("outside")
+	return h
+}
+
+func (c *Cluster) host(name string) (*Host, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h, ok := c.hosts[name]
+	if !ok {
+		return nil, fmt.Errorf("sandbox %s has no %s", c.Name, name)
+	}
+	return h, nil
+}
+
+// Hosts gives all hosts: outside, nodes, pods, each by name.
+func (c *Cluster) Hosts() []*Host {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sorted()
+}
+
+func (c *Cluster) sorted() []*Host { return slices.SortedFunc(maps.Values(c.hosts), compareHosts) }
+
+// build makes the wire, then everything else.
+func (c *Cluster) build(ctx context.Context, want layout) (err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.wire, err = newBox(c.Name+"-wire", [6]byte{}, wireSettings); err != nil {
+		return err
+	}
+	err = c.wire.dial(func(w *link.Conn) (err error) {
+		c.bridge, err = w.AddBridge("wire")
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return c.follow(ctx, want)
+}
+
+// follow removes hosts that are not wanted as they are, adds those that are missing, and connects all.
+func (c *Cluster) follow(ctx context.Context, want layout) error {
+	for _, h := range slices.Backward(c.sorted()) {
+		if !c.stays(h, want) {
+			if err := c.remove(h); err != nil {
+				return fmt.Errorf("remove %s: %w", h.Name, err)
+			}
+		}
+	}
+	specs := want.sorted()
+	for i, s := range specs {
+		if c.hosts[s.host.Name] == nil {
+			if err := errors.Join(ctx.Err(), c.add(s)); err != nil {
+				return fmt.Errorf("add %s: %w", s.host.Name, err)
+			}
+		}
+		if c.tell != nil {
+			c.tell(i+1, len(specs))
+		}
+	}
+	for _, h := range c.hosts {
+		if h.Role == Pod {
+			continue // its one route never changes
+		}
+		if err := errors.Join(ctx.Err(), c.connect(h)); err != nil {
+			return fmt.Errorf("connect %s: %w", h.Name, err)
+		}
+	}
+	return c.record()
+}
+
+// stays says whether a host is wanted just as it is. A pod goes when its node does.
+func (c *Cluster) stays(h *Host, want layout) bool {
+	s, ok := want.specs[h.Name]
+	if !ok || !s.equal(*h.spec) {
+		return false
+	}
+	return h.Role != Pod || c.stays(c.hosts["node "+h.Node], want)
+}
+
+// remove takes a host away, and its interface at once: another may want its addresses.
+func (c *Cluster) remove(h *Host) error {
+	if h.server != nil {
+		h.server.Close()
+		h.server = nil
+	}
+	if h.spec.shared {
+		delete(c.hosts, h.Name)
+		return nil
+	}
+	at := c.wire
+	if h.Role == Pod {
+		at = c.hosts["node "+h.Node].box
+	}
+	if h.port != 0 {
+		if err := at.dial(func(l *link.Conn) error { return l.Delete(h.port) }); err != nil {
+			return err
+		}
+		at.forget(h.port)
+	}
+	delete(c.hosts, h.Name)
+	return h.box.delete()
+}
+
+// add makes a host. What it got half made is removed.
+func (c *Cluster) add(s spec) (err error) {
+	h := s.host
+	h.cluster, h.spec = c, &s
+	switch {
+	case s.shared:
+		h.box = c.hosts["node "+h.Node].box
+		h.Namespace = h.box.ns.Name
+	case h.Role == Pod:
+		h.Namespace = c.namespace(h.Namespace)
+		err = c.addPod(&h)
+	default:
+		h.Namespace = c.namespace(h.Namespace)
+		err = c.addToWire(&h)
+	}
+	if err == nil && c.serve && len(s.ports) > 0 {
+		err = h.Do(func() error {
+			h.server, err = echo.Serve(h.Name[len("pod "):], s.ports)
+			return err
+		})
+	}
+	if err == nil {
+		c.hosts[h.Name] = &h
+		return nil
+	}
+	if h.box != nil && !s.shared {
+		err = errors.Join(err, c.remove(&h))
+	}
+	return err
+}
+
+// namespace gives the full name of a namespace. One too long for a file name ends in a digest of itself.
+func (c *Cluster) namespace(name string) string {
+	full := c.Name + "-" + name
+	if len(full) <= 200 {
+		return full
+	}
+	digest := fnv.New64a()
+	digest.Write([]byte(full))
+	return fmt.Sprintf("%s.%016x", full[:183], digest.Sum64())
+}
+
+// next counts one interface and gives its number and link-layer address.
+func (c *Cluster) next() (uint32, [6]byte) {
+	c.made++
+	mac := [6]byte{0x02, 0xf1}
+	binary.BigEndian.PutUint32(mac[2:], c.made)
+	return c.made, mac
+}
+
+// alias is a host's name for ip-link(8) to show, as far as the kernel has room for it.
+func alias(h *Host) string { return h.Name[:min(len(h.Name), 255)] }
+
+// addToWire makes a node or the outside client.
+func (c *Cluster) addToWire(h *Host) (err error) {
+	settings := hostSettings
+	if h.Role == Node {
+		settings = nodeSettings
+	}
+	n, mac := c.next()
+	if h.box, err = newBox(h.Namespace, mac, settings); err != nil {
+		return err
+	}
+	err = c.wire.dial(func(w *link.Conn) error {
+		near := link.End{Name: fmt.Sprintf("host%d", n), Alias: alias(h)}
+		h.port, err = w.AddVeth(near, link.End{Name: "eth0", MAC: mac[:]}, h.box.ns)
+		if err != nil {
+			return err
+		}
+		return w.Attach(h.port, c.bridge)
+	})
+	if err != nil {
+		return err
+	}
+	return h.box.plug(h.Addresses)
+}
+
+// A pod's gateways are link-local addresses that nobody has: a permanent neighbour entry says that they are the node.
+var (
+	gateways   = []netip.Addr{netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1")}
+	gatewayMAC = [6]byte{0x02, 0xf1, 0xff, 0xff, 0xff, 0xff}
+)
+
+// addPod makes a pod behind its node.
+func (c *Cluster) addPod(h *Host) (err error) {
+	n, mac := c.next()
+	if h.box, err = newBox(h.Namespace, mac, hostSettings); err != nil {
+		return err
+	}
+	err = c.hosts["node "+h.Node].box.dial(func(l *link.Conn) error {
+		near := link.End{Name: fmt.Sprintf("pod%d", n), MAC: gatewayMAC[:], Alias: alias(h)}
+		h.port, err = l.AddVeth(near, link.End{Name: "eth0", MAC: mac[:]}, h.box.ns)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := h.box.plug(h.Addresses); err != nil {
+		return err
+	}
+	return c.connect(h)
+}
+
+// connect gives a host its routes and neighbours as the other hosts are now.
+func (c *Cluster) connect(h *Host) error {
+	w := ways{h: h, routes: map[netip.Prefix]link.Route{}, neighbours: map[netip.Addr]link.Neighbour{}}
+	if h.spec.shared {
+		h = c.hosts["node "+h.Node]
+		w.h = h
+	}
+	if h.Role == Pod {
+		w.pod()
+	} else {
+		w.wire(c.hosts, c.sorted())
+	}
+	for p, via := range h.box.asked {
+		w.route(p, via, h.box.eth0)
+	}
+	return h.box.set(w.routes, w.neighbours)
+}
+
+// ways collects the routes and neighbours of one host.
+type ways struct {
+	h          *Host
+	routes     map[netip.Prefix]link.Route
+	neighbours map[netip.Addr]link.Neighbour
+}
+
+// route sends a prefix to a next hop, or onto the link where via is zero, if the host has an address of that family.
+func (w ways) route(p netip.Prefix, via netip.Addr, dev int) {
+	if src := w.h.source(p.Addr()); src.IsValid() {
+		w.routes[p] = link.Route{To: p, Via: via, Dev: dev, Source: src}
+	}
+}
+
+// neighbour makes an address known on a link, if the host has an address of that family.
+func (w ways) neighbour(a netip.Addr, mac [6]byte, dev int) {
+	if w.h.source(a).IsValid() {
+		w.neighbours[a] = link.Neighbour{Dev: dev, Addr: a, MAC: mac}
+	}
+}
+
+// pod has its node as the gateway to everything.
+func (w ways) pod() {
+	for _, g := range gateways {
+		w.neighbour(g, gatewayMAC, w.h.box.eth0)
+		w.route(anywhere(g), g, w.h.box.eth0)
+	}
+}
+
+// wire has the other hosts on the wire as neighbours, pods by their nodes, and everything else by the outside client;
+// that itself by the first node.
+func (w ways) wire(hosts map[string]*Host, sorted []*Host) {
+	for _, o := range sorted {
+		for _, a := range o.Addresses {
+			to := netip.PrefixFrom(a, a.BitLen())
+			switch {
+			case o == w.h, o.spec.shared:
+			case o.Role != Pod:
+				w.neighbour(a, o.box.mac, w.h.box.eth0)
+				w.route(to, netip.Addr{}, w.h.box.eth0)
+				w.fallback(o, a)
+			case o.Node == w.h.Node:
+				w.neighbour(a, o.box.mac, o.port)
+				w.route(to, netip.Addr{}, o.port)
+			default:
+				w.route(to, hosts["node "+o.Node].source(a), w.h.box.eth0)
+			}
+		}
+	}
+}
+
+// fallback takes address a of host o for the way to everything else, unless there is one already.
+func (w ways) fallback(o *Host, a netip.Addr) {
+	all := anywhere(a)
+	if _, have := w.routes[all]; !have && (o.Role == Outside || w.h.Role == Outside) {
+		w.route(all, a, w.h.box.eth0)
+	}
+}
+
+// anywhere is the default route's prefix of a's family.
+func anywhere(a netip.Addr) netip.Prefix {
+	if a.Is4() {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+// record writes the hosts down for other processes to see.
+func (c *Cluster) record() error {
+	s := self(c.Name)
+	for _, h := range c.sorted() {
+		s.Hosts = append(s.Hosts, *h)
+	}
+	return s.write()
+}
