@@ -104,6 +104,4 @@ func (j *judged) Dump() string {
 
 func TestConformance(t *testing.T) { conformance.Run(t, subject()) }
 
-func TestRandomWorlds(t *testing.T) { conformance.Random(t, subject(), 200) }
 
-func TestChangeUnderTraffic(t *testing.T) { conformance.Churn(t, subject()) }

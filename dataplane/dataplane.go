@@ -34,7 +34,8 @@ type Plane[T any, K Key, V comparable] interface {
 
 // Watcher is a Plane that learns when others write into its slice.
 type Watcher interface {
-	// Watch sends whenever somebody else may have changed the plane's slice, until ctx ends. Its own writes don't count.
+	// Watch sends whenever somebody else may have changed the plane's slice, until ctx ends; then it closes the channel.
+	// The plane's own writes don't count.
 	Watch(ctx context.Context) (<-chan struct{}, error)
 }
 

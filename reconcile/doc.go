@@ -17,7 +17,7 @@
 // before what stands on it has gone or been rewritten. Verbs are never called at the same time, except Render, which is
 // pure.
 //
-// What a plane must hold to: equal parts render equal facts; two parts never render different values for one key (the
+// What a plane must hold to: a Write that is not all at once stops at the first refusal; equal parts render equal facts; two parts never render different values for one key (the
 // loop keeps the first and names both owners in Status); Read gives a key once.
 //
 // The loop knows no network word and no Kubernetes, keeps no timer while idle, and alone of all packages below cmd writes

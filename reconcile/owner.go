@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"math"
 	"slices"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -38,16 +39,17 @@ func (l *Loop[T, K, V]) owners(only map[string]bool) map[K][]string {
 	return owners
 }
 
-// barrier is what facts that can't be written mean for others of the same owner.
+// barrier is what facts that can't be written mean for others: of the same owner, and where an owner is not known, of all.
 type barrier[K dataplane.Key] struct {
 	owners map[K][]string
-	floor  map[string]int // lowest rank not yet true: nothing above may come
-	ceil   map[string]int // highest rank not yet gone or rewritten: nothing below may go
+	floor  map[string]int // by owner, the lowest rank not yet true: nothing above may come
+	ceil   map[string]int // by owner, the highest rank not yet gone or rewritten: nothing below may go
+	top    int            // the highest of ceil
 }
 
 // pass gives those of moves, which are in order, that need not wait for any of stuck. What has to wait stops others in turn.
 func pass[K dataplane.Key](moves, stuck []move[K], owners map[K][]string) []move[K] {
-	b := barrier[K]{owners, map[string]int{}, map[string]int{}}
+	b := barrier[K]{owners, map[string]int{}, map[string]int{}, math.MinInt}
 	for _, m := range stuck {
 		b.add(m)
 	}
@@ -60,21 +62,23 @@ func pass[K dataplane.Key](moves, stuck []move[K], owners map[K][]string) []move
 	})
 }
 
-func (b barrier[K]) add(m move[K]) {
+func (b *barrier[K]) add(m move[K]) {
 	for _, o := range b.owners[m.key] {
 		if r, ok := b.floor[o]; m.put && (!ok || m.rank < r) {
 			b.floor[o] = m.rank
 		}
 		if r, ok := b.ceil[o]; m.del && (!ok || m.rank > r) {
 			b.ceil[o] = m.rank
+			b.top = max(b.top, m.rank)
 		}
 	}
 }
 
-func (b barrier[K]) stops(m move[K]) bool {
-	return slices.ContainsFunc(b.owners[m.key], func(o string) bool {
-		floor, low := b.floor[o]
-		ceil, high := b.ceil[o]
-		return m.put && low && m.rank > floor || !m.put && high && m.rank < ceil
-	})
+func (b *barrier[K]) stops(m move[K]) bool {
+	owners := b.owners[m.key]
+	if m.put {
+		return slices.ContainsFunc(owners, func(o string) bool { r, ok := b.floor[o]; return ok && m.rank > r })
+	}
+	below := func(o string) bool { r, ok := b.ceil[o]; return ok && m.rank < r }
+	return below(Nobody) || slices.ContainsFunc(owners, below) || slices.Contains(owners, Nobody) && m.rank < b.top
 }

@@ -78,7 +78,8 @@ func (l *Loop[T, K, V]) report() error {
 }
 
 // failing gives the owners of facts that were refused or that parts want with different values. It forgets parts that
-// went without a trace.
+// went without a trace: none of their facts is left to be written, and nothing of their owner that is held may stand on
+// one.
 func (l *Loop[T, K, V]) failing() map[string]Failing {
 	if len(l.table.todo)+len(l.table.claims) == 0 {
 		l.gone, l.suspects = nil, map[string]bool{}
@@ -89,9 +90,12 @@ func (l *Loop[T, K, V]) failing() map[string]Failing {
 		only = nil
 	}
 	owners := l.owners(only)
-	failing := map[string]Failing{}
+	failing, held := map[string]Failing{}, map[string]bool{}
 	for k, f := range l.table.todo {
 		if f != nil {
+			for _, o := range owners[k] {
+				held[o] = held[o] || l.table.entries[k].held
+			}
 			note(failing, owners[k], Failing{f.err.Error(), f.since, f.attempts, f.err, k.Rank()})
 		}
 	}
@@ -104,7 +108,7 @@ func (l *Loop[T, K, V]) failing() map[string]Failing {
 		note(failing, owners[k], Failing{err.Error(), time.Now(), 0, err, k.Rank()})
 	}
 	l.gone = slices.DeleteFunc(l.gone, func(p T) bool {
-		return !slices.ContainsFunc(l.plane.Render(p), func(f dataplane.Fact[K, V]) bool { _, ok := l.table.todo[f.Key]; return ok })
+		return !held[l.owner(p)] && !slices.ContainsFunc(l.plane.Render(p), func(f dataplane.Fact[K, V]) bool { _, ok := l.table.todo[f.Key]; return ok })
 	})
 	return failing
 }

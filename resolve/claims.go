@@ -3,6 +3,7 @@ package resolve
 import (
 	"cmp"
 	"fmt"
+	"slices"
 
 	"fairlead.dev/fairlead/source"
 )
@@ -16,7 +17,7 @@ type claim struct {
 // claims says who has what. Who has it follows from who wants it, whatever the order in which they came.
 type claims[K comparable] struct {
 	holder map[K]claim
-	rivals map[K][]claim // the others that want it, in no order
+	rivals map[K][]claim // the others that want it, in the order they came
 	before func(a, b claim) bool
 }
 
@@ -72,15 +73,10 @@ func (c *claims[K]) keep(k K, rivals []claim) {
 // has says whether x is the claim that holds k.
 func (c *claims[K]) has(k K, x claim) bool { return c.holder[k] == x }
 
-// without takes x out of list, which is in no order.
+// without takes x, which must be there, out of list.
 func without(list []claim, x claim) []claim {
-	for i, o := range list {
-		if o == x {
-			list[i] = list[len(list)-1]
-			return list[:len(list)-1]
-		}
-	}
-	return list
+	i := slices.Index(list, x)
+	return slices.Delete(list, i, i+1)
 }
 
 // byAge puts the older Service first, then the first by namespace and name, then the first claim of one Service.

@@ -74,23 +74,26 @@ func (w *decider) fill(g *group, all []*endpointSlice) {
 	}
 }
 
-// pool gives the old pool if it is equal, else a new one. The backends are copied.
+// pool gives the old pool if there is an equal one, else a new one. The backends are copied.
 func (w *decider) pool(g *group, name poolName, backends []model.Backend) *model.Pool {
 	w.backends = backends
-	old := find(w.old.pools, len(w.out.pools), func(p *model.Pool) bool { return p != nil && p.Name == name.name })
-	if old != nil && old.ID == name.id && old.Affinity == w.affinity && slices.Equal(old.Backends, backends) {
+	p := model.Pool{ID: name.id, Name: name.name, Protocol: g.protocol, Affinity: w.affinity}
+	old := find(w.old.pools, len(w.out.pools), func(o *model.Pool) bool {
+		return o != nil && o.Name == p.Name && o.ID == p.ID && o.Affinity == p.Affinity && slices.Equal(o.Backends, backends)
+	})
+	if old != nil {
 		return old
 	}
-	return &model.Pool{ID: name.id, Name: name.name, Protocol: g.protocol, Affinity: w.affinity, Backends: append([]model.Backend(nil), backends...)}
+	p.Backends = append(p.Backends, backends...)
+	return &p
 }
 
-// front makes the frontend of an entry, or gives the old one if it is equal.
+// front makes the frontend of an entry, or gives the old one if there is an equal one.
 func (w *decider) front(i int) *model.Frontend {
 	e := &w.entries[i]
 	f := model.Frontend{Service: w.groups[e.group].label, Via: e.via.String(), Entry: e.Entry, Hide: w.hide(e), Sources: w.permitted(e)}
 	f.Inside, f.Outside = w.targets(e)
-	old := find(w.old.fronts, i, func(o *model.Frontend) bool { return o.Entry == e.Entry && o.Via == f.Via })
-	if old != nil && equalFrontend(old, &f) {
+	if old := find(w.old.fronts, i, func(o *model.Frontend) bool { return equalFrontend(o, &f) }); old != nil {
 		return old
 	}
 	return &f
@@ -166,7 +169,7 @@ func (w *decider) check() {
 func (w *decider) warn(e *entry) {
 	if e.via == viaExternalIP && w.owns(e.Addr) {
 		rep := report{w.key, w.out.problems}
-		rep.add(e.field(), "NodeAddress", "%s is this node's own: what listens there on port %d/%s can't be reached any more; use an address of no node, or a node port",
+		rep.add(e.field(), "NodeAddress", "%s is this node's own: it is served, so what listens there on port %d/%s is out of reach; use an address of no node, or a node port",
 			e.Addr, e.Port, e.Protocol)
 		w.out.problems = rep.problems
 	}

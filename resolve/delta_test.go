@@ -91,6 +91,8 @@ func TestWhatAChangeChanges(t *testing.T) {
 		{"policy", objects(svc(ways...), eps(here)), objects(svc(append(ways, external("Cluster"))...), eps(here)), lines("192.0.2.1:80/tcp", "*4:30080/tcp")},
 		{"an unready endpoint", objects(svc(ways...), eps(here)), objects(svc(ways...), eps(here, ep("10.0.0.2", notReady))), nil},
 		{"the order of ports", objects(svc(two)), objects(svc(turned)), nil},
+		{"one clusterIP twice, and the order of ports with one number", objects(svc(clusterIPs("10.96.0.1", "10.96.0.1"), ports(sport("b", 80), sport("http", 80)))),
+			objects(svc(clusterIPs("10.96.0.1", "10.96.0.1"), ports(sport("udp", 80), sport("b", 80)))), lines("shop/web:udp udp ipv4 cluster", "10.96.0.1:80/udp")},
 		{"an age", objects(svc(born(1))), objects(svc(born(2))), nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,8 +1,8 @@
 package resolve
 
 import (
-	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -19,30 +19,65 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
+// dice draw a world: rapid's, which shrink what fails, or the bytes of a fuzzer.
+type dice interface {
+	roll(what string, sides int) int // from 0
+	text(what string) string
+	Fatalf(format string, args ...any)
+}
+
+type rapidDice struct{ *rapid.T }
+
+func (d rapidDice) roll(what string, sides int) int {
+	return rapid.IntRange(0, sides-1).Draw(d.T, what)
+}
+func (d rapidDice) text(what string) string { return rapid.String().Draw(d.T, what) }
+
+// byteDice takes a byte for each roll, and rolls 0 once there is none left.
+type byteDice struct {
+	*testing.T
+	bytes []byte
+}
+
+func (d *byteDice) roll(_ string, sides int) int {
+	if len(d.bytes) == 0 {
+		return 0
+	}
+	b := d.bytes[0]
+	d.bytes = d.bytes[1:]
+	return int(b) % sides
+}
+
+func (d *byteDice) text(what string) string {
+	n := min(d.roll(what, 64), len(d.bytes))
+	s := string(d.bytes[:n])
+	d.bytes = d.bytes[n:]
+	return s
+}
+
 // A small world, so that objects meet: few names, few addresses, good and bad ones.
 
-func drawn[T any](t *rapid.T, what string, from ...T) T {
-	return rapid.SampledFrom(from).Draw(t, what)
-}
+func drawn[T any](t dice, what string, from ...T) T { return from[t.roll(what, len(from))] }
 
-// maybe draws f's value, or nil.
-func maybe[T any](t *rapid.T, what string, from ...T) *T {
-	if rapid.Bool().Draw(t, what+"?") {
-		v := drawn(t, what, from...)
-		return &v
+// maybe draws one of from, or nil.
+func maybe[T any](t dice, what string, from ...T) *T {
+	if t.roll(what+"?", 2) == 0 {
+		return nil
 	}
-	return nil
+	v := drawn(t, what, from...)
+	return &v
 }
 
-func drawText(t *rapid.T, what string, from ...string) string {
-	if rapid.IntRange(0, 20).Draw(t, what+" odd") == 20 {
-		return rapid.String().Draw(t, what)
+// drawText mostly draws one of from, and any text now and then.
+func drawText(t dice, what string, from ...string) string {
+	if t.roll("odd "+what, 20) == 19 {
+		return t.text(what)
 	}
 	return drawn(t, what, from...)
 }
 
-func several(t *rapid.T, what string, most int, one func()) {
-	for range rapid.IntRange(0, most).Draw(t, "number of "+what) {
+func several(t dice, what string, most int, one func()) {
+	for range t.roll("number of "+what, most+1) {
 		one()
 	}
 }
@@ -50,10 +85,10 @@ func several(t *rapid.T, what string, most int, one func()) {
 var addressTexts = []string{"10.96.0.1", "10.96.0.2", "192.0.2.1", "192.0.2.2", "fd96::1", "2001:db8::1", "172.18.0.2",
 	"127.0.0.1", "::1", "0.0.0.0", "::", "169.254.0.1", "224.0.0.1", "::ffff:10.96.0.1", "fe80::1%eth0", "x", ""}
 
-func drawService(t *rapid.T) *corev1.Service {
+func drawService(t dice) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: drawText(t, "namespace", "a", "b"), Name: drawText(t, "name", "x", "y")}}
-	if rapid.Bool().Draw(t, "aged") {
-		s.CreationTimestamp = metav1.Unix(int64(rapid.IntRange(1, 3).Draw(t, "age")), 0)
+	if age := maybe[int64](t, "age", 1, 2, 3); age != nil {
+		s.CreationTimestamp = metav1.Unix(*age, 0)
 	}
 	p := &s.Spec
 	p.Type = drawn[corev1.ServiceType](t, "type", "", "ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer", "ExternalName", "Odd")
@@ -91,14 +126,14 @@ func drawService(t *rapid.T) *corev1.Service {
 }
 
 // drawLabels mostly draws none.
-func drawLabels(t *rapid.T, keys ...string) map[string]string {
-	if rapid.IntRange(0, 9).Draw(t, "labels?") < 9 {
+func drawLabels(t dice, keys ...string) map[string]string {
+	if t.roll("labels?", 10) < 9 {
 		return map[string]string{}
 	}
 	return map[string]string{drawn(t, "label", keys...): drawn(t, "label's value", "", "mine", "other")}
 }
 
-func drawSlice(t *rapid.T) *discoveryv1.EndpointSlice {
+func drawSlice(t dice) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: drawText(t, "namespace", "a", "b"), Name: drawText(t, "name", "s1", "s2", "s3"),
 		Labels: drawLabels(t, proxyNameLabel, corev1.IsHeadlessService)}}
 	s.Labels[discoveryv1.LabelServiceName] = drawText(t, "service", "x", "x", "y", "none", "")
@@ -111,13 +146,13 @@ func drawSlice(t *rapid.T) *discoveryv1.EndpointSlice {
 	return s
 }
 
-func drawEndpoint(t *rapid.T) (e discoveryv1.Endpoint) {
+func drawEndpoint(t dice) (e discoveryv1.Endpoint) {
 	several(t, "addresses", 2, func() {
 		e.Addresses = append(e.Addresses, drawText(t, "endpoint", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1", "127.0.0.1", "x"))
 	})
 	e.Conditions = discoveryv1.EndpointConditions{Ready: maybe(t, "ready", true, false), Serving: maybe(t, "serving", true, false), Terminating: maybe(t, "terminating", true, false)}
 	e.NodeName, e.Zone = maybe(t, "node", "n1", "n2", ""), maybe(t, "zone", "z1", "z2", "")
-	if rapid.Bool().Draw(t, "hints") {
+	if t.roll("hints?", 2) == 1 {
 		e.Hints = &discoveryv1.EndpointHints{}
 		several(t, "zones", 2, func() {
 			e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: drawText(t, "zone", "z1", "z2")})
@@ -129,7 +164,7 @@ func drawEndpoint(t *rapid.T) (e discoveryv1.Endpoint) {
 	return e
 }
 
-func drawNode(t *rapid.T) *corev1.Node {
+func drawNode(t dice) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: drawn(t, "name", "n1", "n1", "n2")}}
 	if z := maybe(t, "zone", "z1", "z2", ""); z != nil {
 		n.Labels = map[string]string{corev1.LabelTopologyZone: *z}
@@ -144,8 +179,8 @@ func drawNode(t *rapid.T) *corev1.Node {
 	return n
 }
 
-func drawObject(t *rapid.T) source.Object {
-	switch rapid.IntRange(0, 6).Draw(t, "kind") {
+func drawObject(t dice) source.Object {
+	switch t.roll("kind", 7) {
 	case 0, 1, 2:
 		return drawService(t)
 	case 3, 4, 5:
@@ -154,8 +189,8 @@ func drawObject(t *rapid.T) source.Object {
 	return drawNode(t)
 }
 
-func drawConfig(t *rapid.T) Config {
-	c := Config{Node: drawn(t, "this node", "n1", "n1", "n1", ""), MasqueradeAll: rapid.Bool().Draw(t, "masqueradeAll"), ProxyName: drawn(t, "proxy", "", "", "", "mine")}
+func drawConfig(t dice) Config {
+	c := Config{Node: drawn(t, "this node", "n1", "n1", "n1", ""), MasqueradeAll: t.roll("masqueradeAll", 2) == 1, ProxyName: drawn(t, "proxy", "", "", "", "mine")}
 	several(t, "node port addresses", 2, func() {
 		c.NodePortAddresses = append(c.NodePortAddresses, drawText(t, "node ports", "all", "primary", "localhost", "172.18.0.0/16", "::/0"))
 	})
@@ -165,8 +200,8 @@ func drawConfig(t *rapid.T) Config {
 }
 
 // drawChange puts a new object, or takes away one that is there.
-func drawChange(t *rapid.T, there map[source.Key]source.Object) source.Change {
-	if len(there) > 0 && rapid.IntRange(0, 3).Draw(t, "delete?") == 3 {
+func drawChange(t dice, there map[source.Key]source.Object) source.Change {
+	if len(there) > 0 && t.roll("delete?", 4) == 3 {
 		keys := slices.SortedFunc(maps.Keys(there), func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) })
 		return source.Change{Key: drawn(t, "deleted", keys...)}
 	}
@@ -174,12 +209,12 @@ func drawChange(t *rapid.T, there map[source.Key]source.Object) source.Change {
 }
 
 // Objects that come and go in any order come to what they come to at once; Deltas tell each step, no more and no less.
-func steps(t *rapid.T) {
+func steps(t dice) {
 	config := drawConfig(t)
 	r, there, sum := New(config), map[source.Key]source.Object{}, parts{}
-	for range rapid.IntRange(1, 12).Draw(t, "steps") {
+	for range 1 + t.roll("steps", 12) {
 		var batch []source.Change
-		for range rapid.IntRange(1, 3).Draw(t, "changes") {
+		for range 1 + t.roll("changes", 3) {
 			c := drawChange(t, there)
 			batch = append(batch, c)
 			if there[c.Key] = c.Object; c.Object == nil {
@@ -201,19 +236,23 @@ func steps(t *rapid.T) {
 	}
 	sum.apply(t, r.Apply(deepCopies(there)))
 	if !sum.unchanged {
-		t.Fatal("the same objects again change something")
+		t.Fatalf("the same objects again change something")
 	}
 }
 
-func TestSteps(t *testing.T) { rapid.Check(t, steps) }
+func TestSteps(t *testing.T) { rapid.Check(t, func(t *rapid.T) { steps(rapidDice{t}) }) }
 
 func FuzzApply(f *testing.F) {
-	f.Add([]byte("fairlead"))
-	f.Fuzz(rapid.MakeFuzz(steps))
+	for seed := range 20 {
+		data := make([]byte, 2048)
+		rand.NewChaCha8([32]byte{byte(seed)}).Read(data)
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) { steps(&byteDice{t, data}) })
 }
 
 // orders gives the objects at once, one by one, one by one reversed, and mixed, each put twice.
-func orders(t *rapid.T, there map[source.Key]source.Object) [][][]source.Change {
+func orders(t dice, there map[source.Key]source.Object) [][][]source.Change {
 	keys := slices.SortedFunc(maps.Keys(there), func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) })
 	single := func(keys []source.Key) (order [][]source.Change) {
 		for _, k := range keys {
@@ -222,7 +261,11 @@ func orders(t *rapid.T, there map[source.Key]source.Object) [][][]source.Change 
 		return order
 	}
 	forth := single(keys)
-	mixed := single(rapid.Permutation(keys).Draw(t, "order"))
+	mixed := slices.Clone(forth)
+	for i := range mixed {
+		j := t.roll("order", i+1)
+		mixed[i], mixed[j] = mixed[j], mixed[i]
+	}
 	back := slices.Clone(forth)
 	slices.Reverse(back)
 	return [][][]source.Change{{slices.Concat(forth...)}, forth, back, append(mixed, mixed...)}
@@ -242,7 +285,7 @@ func deepCopies(there map[source.Key]source.Object) (cs []source.Change) {
 	return cs
 }
 
-func mustEqual(t *rapid.T, a, b *Resolver) {
+func mustEqual(t dice, a, b *Resolver) {
 	if !reflect.DeepEqual(a.Services(), b.Services()) {
 		t.Fatalf("Services (-fresh +stepped):\n%s", cmp.Diff(a.Services(), b.Services(), comparers...))
 	}
@@ -258,7 +301,7 @@ type parts struct {
 	unchanged bool
 }
 
-func (s *parts) apply(t *rapid.T, d model.Delta) {
+func (s *parts) apply(t dice, d model.Delta) {
 	s.unchanged = d.Empty()
 	s.now = replace(t, s.now, d.Del, d.Put)
 	s.health = replace(t, s.health, d.DelHealth, d.PutHealth)
@@ -274,7 +317,7 @@ func (s *parts) apply(t *rapid.T, d model.Delta) {
 }
 
 // replace takes del, which must be there, out of list, and puts put, which must not, in.
-func replace[P comparable](t *rapid.T, list, del, put []P) []P {
+func replace[P comparable](t dice, list, del, put []P) []P {
 	for _, p := range del {
 		i := slices.Index(list, p)
 		if i < 0 {
@@ -291,7 +334,7 @@ func replace[P comparable](t *rapid.T, list, del, put []P) []P {
 	return list
 }
 
-func (s *parts) mustBe(t *rapid.T, all *model.Services) {
+func (s *parts) mustBe(t dice, all *model.Services) {
 	want := all.Parts()
 	if len(want) != len(s.now) || len(all.HealthChecks) != len(s.health) {
 		t.Fatalf("the deltas come to %d parts and %d health checks, Services has %d and %d", len(s.now), len(s.health), len(want), len(all.HealthChecks))
@@ -309,19 +352,19 @@ func (s *parts) mustBe(t *rapid.T, all *model.Services) {
 }
 
 // mustKeepPointers checks that what is equal before and after is the same.
-func mustKeepPointers(t *rapid.T, before, after *model.Services) {
+func mustKeepPointers(t dice, before, after *model.Services) {
 	for e, f := range before.Frontends {
 		if g := after.Frontends[e]; g != f && reflect.DeepEqual(f, g) {
 			t.Fatalf("%s is equal but another", e)
 		}
 	}
 	if before.Node != after.Node && reflect.DeepEqual(before.Node, after.Node) {
-		t.Fatal("the node is equal but another")
+		t.Fatalf("the node is equal but another")
 	}
 }
 
 // sound checks what holds for every decided node.
-func sound(t *rapid.T, s *model.Services) {
+func sound(t dice, s *model.Services) {
 	pools := map[uint64]*model.Pool{}
 	for e, f := range s.Frontends {
 		if f.Entry != e || e.Port == 0 || !e.AnyAddr() && unusable(e.Addr) != "" || f.Service == "" || f.Via == "" {
@@ -356,7 +399,7 @@ func sound(t *rapid.T, s *model.Services) {
 	}
 }
 
-func soundPool(t *rapid.T, p *model.Pool, e model.Entry) {
+func soundPool(t dice, p *model.Pool, e model.Entry) {
 	if p == nil || p.Protocol != e.Protocol || p.ID != hashName(p.Name) {
 		t.Fatalf("%s has pool %+v", e, p)
 	}
@@ -371,13 +414,13 @@ func soundPool(t *rapid.T, p *model.Pool, e model.Entry) {
 	}
 }
 
-func soundNode(t *rapid.T, n *model.Node) {
+func soundNode(t dice, n *model.Node) {
 	for i, r := range n.NodePorts {
 		if r.Last.Less(r.First) || r.First.BitLen() != r.Last.BitLen() || i > 0 && !n.NodePorts[i-1].Last.Less(r.First) {
 			t.Fatalf("node ports %v", n.NodePorts)
 		}
 	}
 	if !slices.IsSortedFunc(n.Addresses, netip.Addr.Compare) || !slices.IsSortedFunc(n.Pods, netip.Prefix.Compare) {
-		t.Fatal(fmt.Sprint(n))
+		t.Fatalf("node %v", n)
 	}
 }

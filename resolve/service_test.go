@@ -24,6 +24,7 @@ func TestFrontends(t *testing.T) {
 		{name: "clusterIP", objects: with(), fronts: lines("10.96.0.1:80/tcp ClusterIP -> 10.0.0.1:8080")},
 		{name: "clusterIP alone in spec.clusterIP", objects: with(spec(func(s *corev1.ServiceSpec) { s.ClusterIPs, s.ClusterIP = nil, "10.96.0.1" })),
 			fronts: lines("10.96.0.1:80/tcp ClusterIP -> 10.0.0.1:8080")},
+		{name: "spec.clusterIP unreadable", objects: with(spec(func(s *corev1.ServiceSpec) { s.ClusterIPs, s.ClusterIP = nil, "ten" })), problems: lines("spec.clusterIP InvalidAddress")},
 		{name: "spec.clusterIP differs", objects: with(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.0.2" })),
 			fronts: lines("10.96.0.1:80/tcp ClusterIP -> 10.0.0.1:8080"), problems: lines("spec.clusterIP ClusterIPsDiffer")},
 		{name: "two families", objects: with(dual), fronts: lines(

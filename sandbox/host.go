@@ -35,6 +35,15 @@ type Host struct {
 	server  *echo.Server
 }
 
+// Short is the name without the role: "a", "shop/web-1", "outside".
+func (h *Host) Short() string {
+	_, short, more := strings.Cut(h.Name, " ")
+	if !more {
+		return h.Name
+	}
+	return short
+}
+
 // Do runs f on a thread that is inside the host's network namespace. Goroutines that f starts are not.
 func (h *Host) Do(f func() error) error { return h.box.ns.Do(f) }
 

@@ -166,11 +166,13 @@ func (l *layout) podAddresses(key source.Key, p *corev1.Pod, node spec) []netip.
 	return list
 }
 
+// protocols are those that echo serves, by their names in Kubernetes; none is TCP.
+var protocols = map[corev1.Protocol]model.Protocol{
+	"": model.TCP, corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP,
+}
+
 // ports gives the container ports of a pod, each once.
 func (l *layout) ports(key source.Key, p *corev1.Pod) (list []echo.Port) {
-	protocols := map[corev1.Protocol]model.Protocol{
-		"": model.TCP, corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP,
-	}
 	for _, c := range p.Spec.Containers {
 		for _, cp := range c.Ports {
 			proto, ok := protocols[cp.Protocol]

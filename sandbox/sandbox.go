@@ -302,9 +302,6 @@ func (c *Cluster) next() (uint32, [6]byte) {
 	return c.made, mac
 }
 
-// alias is a host's name for ip-link(8) to show, as far as the kernel has room for it.
-func alias(h *Host) string { return h.Name[:min(len(h.Name), 255)] }
-
 // addToWire makes a node or the outside client.
 func (c *Cluster) addToWire(h *Host) (err error) {
 	settings := hostSettings
@@ -316,7 +313,7 @@ func (c *Cluster) addToWire(h *Host) (err error) {
 		return err
 	}
 	err = c.wire.dial(func(w *link.Conn) error {
-		near := link.End{Name: fmt.Sprintf("host%d", n), Alias: alias(h)}
+		near := link.End{Name: fmt.Sprintf("host%d", n)}
 		h.port, err = w.AddVeth(near, link.End{Name: "eth0", MAC: mac[:]}, h.box.ns)
 		if err != nil {
 			return err
@@ -342,7 +339,7 @@ func (c *Cluster) addPod(h *Host) (err error) {
 		return err
 	}
 	err = c.hosts["node "+h.Node].box.dial(func(l *link.Conn) error {
-		near := link.End{Name: fmt.Sprintf("pod%d", n), MAC: gatewayMAC[:], Alias: alias(h)}
+		near := link.End{Name: fmt.Sprintf("pod%d", n), MAC: gatewayMAC[:]}
 		h.port, err = l.AddVeth(near, link.End{Name: "eth0", MAC: mac[:]}, h.box.ns)
 		return err
 	})

@@ -142,7 +142,10 @@ func StateOf(name string) (s State, err error) {
 	if err == nil {
 		err = json.Unmarshal(b, &s)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return s, fmt.Errorf("there is no sandbox %s: %w", name, fs.ErrNotExist)
+	case err != nil:
 		return s, fmt.Errorf("read state of sandbox %s: %w", name, err)
 	}
 	return s, nil
@@ -172,6 +175,22 @@ func States() ([]State, error) {
 	return states, nil
 }
 
+// Host finds a host by its name, written as in Host.Name, with a slash after the role, or without the role: "pod shop/web-1",
+// "pod/shop/web-1" and "shop/web-1" are one.
+func (s State) Host(name string) (Host, error) {
+	var known []string
+	for _, h := range s.Hosts {
+		if short := h.Short(); name == h.Name || name == string(h.Role)+"/"+short || name == short {
+			return h, nil
+		}
+		known = append(known, h.Short())
+	}
+	if len(known) > 12 {
+		known = append(known[:12], fmt.Sprintf("and %d more", len(known)-12))
+	}
+	return Host{}, fmt.Errorf("sandbox %s has no host %q: it has %s", s.Name, name, strings.Join(known, ", "))
+}
+
 // Leftovers gives the sandboxes whose process is gone: killed before it could take them down.
 func Leftovers() ([]State, error) {
 	states, err := States()
@@ -198,5 +217,10 @@ func DownByName(name string) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("take sandbox %s down: %w", name, err)
 	}
-	return errors.Join(os.RemoveAll(filepath.Join(Dir, name)), unclaim(name))
+	halfWritten, err := filepath.Glob(filepath.Join(Dir, "."+name+"-*"))
+	errs = append(errs, err)
+	for _, path := range append(halfWritten, filepath.Join(Dir, name)) {
+		errs = append(errs, os.RemoveAll(path))
+	}
+	return errors.Join(append(errs, unclaim(name))...)
 }

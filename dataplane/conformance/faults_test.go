@@ -117,7 +117,7 @@ func TestFaultsAreFound(t *testing.T) {
 		{"everybody let in", faulty{frontend: func(f *model.Frontend) { f.Sources = nil }}, []string{"source-ranges", "source-ranges-other-family", "source-ranges-many"}},
 		{"no affinity", faulty{pool: func(p *model.Pool) { p.Affinity = 0 }}, []string{"affinity", "affinity-udp-ipv6", "affinity-all-ways"}},
 		{"endless affinity", faulty{pool: func(p *model.Pool) { p.Affinity *= 1000 }}, []string{"affinity-expires"}},
-		{"outside as inside", faulty{frontend: func(f *model.Frontend) { f.Outside = f.Inside }}, []string{"external-policy-local-outside", "both-policies-local"}},
+		{"outside as inside", faulty{frontend: func(f *model.Frontend) { f.Outside = f.Inside }}, []string{"external-policy-local-inside", "both-policies-local"}},
 		{"inside as outside", faulty{frontend: func(f *model.Frontend) { f.Inside = f.Outside }}, []string{"external-policy-local-inside", "topology-and-local-policy"}},
 		{"node ports at every address", faulty{node: func(n *model.Node) {
 			n.NodePorts = []model.Range{{First: netip.MustParseAddr("0.0.0.0"), Last: netip.MustParseAddr("255.255.255.255")}, {First: netip.MustParseAddr("::2"), Last: netip.MustParseAddr("ffff::")}}
@@ -141,7 +141,7 @@ func TestFaultsAreFound(t *testing.T) {
 					f.plain, f.parts = p.(*plain), map[model.Part]model.Part{}
 					return &f, err
 				}}
-				if wrong := tryCase(t.Context(), s, all[i]); len(wrong) == 0 {
+				if wrong := tryCase(t.Context(), s, all[i], 1); len(wrong) == 0 {
 					t.Errorf("%s is not found by %s", c.fault, name)
 				}
 			})

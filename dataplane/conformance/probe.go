@@ -29,6 +29,8 @@ type probe struct {
 	l *packetLine
 	c client
 	j judgement
+
+	sample int // ask so often, whether all candidates have answered or not; 0: until they have
 }
 
 // flow is a connection, or a client's port, that is kept open.
@@ -148,6 +150,9 @@ func (p probe) covers(ctx context.Context) string {
 	if p.l.Evenly {
 		first, last = 200*n, 200*n
 	}
+	if p.sample > 0 {
+		first, last = p.sample, p.sample
+	}
 	count := map[netip.AddrPort]int{}
 	for i := 0; i < last && (i < first || len(count) < n); i++ {
 		a, err := p.ask(ctx, patience)
@@ -158,7 +163,7 @@ func (p probe) covers(ctx context.Context) string {
 	}
 	for _, v := range p.j.outcome.Candidates {
 		k := count[v.Backend.Addr]
-		if k == 0 {
+		if k == 0 && p.sample == 0 {
 			return fmt.Sprintf("%s never answers in %d tries", show(v), last)
 		}
 		// 200 ± 100 is seven standard deviations of what a fair draw gives.
@@ -172,6 +177,7 @@ func (p probe) covers(ctx context.Context) string {
 // sticks asks several times and lets one endpoint alone answer.
 func (p probe) sticks(ctx context.Context) string {
 	mine, known := p.w.known[p.l.As]
+	known = known && p.l.As != ""
 	for i := range 12 {
 		a, err := p.ask(ctx, patience)
 		if wrong := p.answered(a, err); wrong != "" {
@@ -188,12 +194,17 @@ func (p probe) sticks(ctx context.Context) string {
 	return ""
 }
 
-// moves asks with pauses longer than the affinity until another endpoint answers: with n of them drawn evenly, each try
-// has a chance of (n-1)/n.
+// moves asks with pauses longer than the affinity until another endpoint answers. Each of n endpoints is drawn as often as
+// another, so that the first is drawn k times more with a probability of n^-k: k is chosen for less than 1e-9.
 func (p probe) moves(ctx context.Context) string {
 	pause := p.j.outcome.Frontend.Target(p.j.outcome.Origin).Pool.Affinity + 500*time.Millisecond
+	n := len(p.j.outcome.Candidates)
+	if n < 2 {
+		return "there is nowhere to move to"
+	}
+	last := 1 + int(math.Ceil(9/math.Log10(float64(n))))
 	var first netip.AddrPort
-	for i := range 30 {
+	for i := range last {
 		a, err := p.ask(ctx, patience)
 		if wrong := p.answered(a, err); wrong != "" {
 			return fmt.Sprintf("try %d: %s", i+1, wrong)
@@ -210,7 +221,7 @@ func (p probe) moves(ctx context.Context) string {
 			return ctx.Err().Error()
 		}
 	}
-	return fmt.Sprintf("%s alone answers in 30 tries with %s between them", first, pause)
+	return fmt.Sprintf("%s alone answers in %d tries with %s between them", first, last, pause)
 }
 
 // refused asks and must be told no each time.
@@ -223,12 +234,14 @@ func (p probe) refused(ctx context.Context) string {
 	return ""
 }
 
-// dropped asks and must hear nothing.
+// dropped asks and must hear nothing. A process of the node itself may be told by its own kernel that the packet was not
+// let out.
 func (p probe) dropped(ctx context.Context) string {
-	if a, err := p.ask(ctx, silence); !errors.Is(err, echo.Timeout) {
-		return fmt.Sprintf("%s, instead of silence", tell(a, err))
+	a, err := p.ask(ctx, silence)
+	if errors.Is(err, echo.Timeout) || errors.Is(err, unix.EPERM) && p.j.outcome.Origin == model.FromNode {
+		return ""
 	}
-	return ""
+	return fmt.Sprintf("%s, instead of silence", tell(a, err))
 }
 
 // passed asks, while whoever has the address answers there: it must, and see the packet as it was sent.
@@ -310,26 +323,38 @@ func (w *world) stand(c client, at netip.AddrPort, proto model.Protocol) (answer
 	return true, stop, err
 }
 
-// lend gives the one outside a further address for a while.
+// lend gives the one outside a further address for a while: on an interface of its own, with which it goes again.
 func (w *world) lend(a netip.Addr) (drop func() error, err error) {
-	out := w.cluster.Outside()
-	err = out.Do(func() error {
-		ns, err := netns.Current()
+	var conn *link.Conn
+	dev := 0
+	err = w.cluster.Outside().Do(func() error {
+		here, err := netns.Current()
 		if err != nil {
 			return err
 		}
-		defer ns.Close()
-		conn, err := link.Dial(ns)
-		if err != nil {
+		defer here.Close()
+		if conn, err = link.Dial(here); err != nil {
 			return err
 		}
-		dev, err := conn.AddBridge("lent") // an interface of its own, so that the address goes with it
+		if dev, err = conn.AddVeth(link.End{Name: "lent"}, link.End{Name: "lent-peer"}, here); err != nil {
+			return err
+		}
+		peer, err := conn.Index("lent-peer")
+		if err == nil {
+			err = conn.Up(peer) // without a carrier, an IPv6 address is of no use
+		}
 		if err == nil {
 			err = conn.AddAddress(dev, netip.PrefixFrom(a, a.BitLen()))
 		}
-		drop = func() error { defer conn.Close(); return conn.Delete(dev) }
 		return err
 	})
+	drop = func() error {
+		defer conn.Close()
+		return conn.Delete(dev)
+	}
+	if err != nil && conn != nil {
+		err = errors.Join(err, drop())
+	}
 	return drop, err
 }
 

@@ -30,13 +30,16 @@ func Run(t *testing.T, s Subject) {
 // RunCase judges a subject by one case, in a sandbox of its own.
 func RunCase(t *testing.T, s Subject, c *Case) {
 	t.Helper()
-	for _, wrong := range tryCase(t.Context(), s, c) {
+	for _, wrong := range tryCase(t.Context(), s, c, enough) {
 		t.Errorf("%s:%s\n  It must hold that: %s", c.File, wrong, c.Comment)
 	}
 }
 
-// tryCase gives everything that is wrong, each beginning with its line in the case's file where it has one.
-func tryCase(ctx context.Context, s Subject, c *Case) (wrong []string) {
+// enough is how many faults of a case are shown: after that the rest would be more of the same, and slow.
+const enough = 5
+
+// tryCase gives what is wrong, each beginning with its line in the case's file where it has one, and stops after limit.
+func tryCase(ctx context.Context, s Subject, c *Case, limit int) (wrong []string) {
 	config := Config{}
 	if first := c.Steps[0].Config; first != nil {
 		config = *first
@@ -56,7 +59,9 @@ func tryCase(ctx context.Context, s Subject, c *Case) (wrong []string) {
 		if err := w.take(ctx, step); err != nil {
 			return append(wrong, fmt.Sprintf(" step %d: %v", i+1, err))
 		}
-		wrong = append(wrong, w.check(ctx, step)...)
+		if wrong = append(wrong, w.check(ctx, step, limit-len(wrong))...); len(wrong) >= limit {
+			return wrong
+		}
 		given = given || step.problemsGiven
 	}
 	if !given {
@@ -67,10 +72,12 @@ func tryCase(ctx context.Context, s Subject, c *Case) (wrong []string) {
 	return wrong
 }
 
-// check gives everything that a step's expectations find wrong, each with its line.
-func (w *world) check(ctx context.Context, s *Step) (wrong []string) {
+// check gives what a step's expectations find wrong, each with its line, and sends no more packets after limit.
+func (w *world) check(ctx context.Context, s *Step, limit int) (wrong []string) {
 	for i := range s.Packets {
-		wrong = append(wrong, w.checkPacket(ctx, &s.Packets[i])...)
+		if wrong = append(wrong, w.checkPacket(ctx, &s.Packets[i])...); len(wrong) >= limit {
+			return wrong
+		}
 	}
 	for _, l := range s.Health {
 		if is := w.health(l); is != "" {
@@ -83,7 +90,7 @@ func (w *world) check(ctx context.Context, s *Step) (wrong []string) {
 	return wrong
 }
 
-// checkPacket judges a line for each of its clients, by verdict and then by real packets.
+// checkPacket judges a line for each of its clients, by verdict and then by real packets, until one is wrong.
 func (w *world) checkPacket(ctx context.Context, l *packetLine) (wrong []string) {
 	if l.Held != "" {
 		f := w.flows[l.Held]
@@ -100,15 +107,15 @@ func (w *world) checkPacket(ctx context.Context, l *packetLine) (wrong []string)
 		j := w.judge(c, l.To, l.Proto, l.Via)
 		is := j.differs(l, expected)
 		if is == "" && w.subject.cannot(j.outcome.Frontend) == "" {
-			if is = (probe{w, l, c, j}).run(ctx); is != "" {
+			if is = (probe{w: w, l: l, c: c, j: j}).run(ctx); is != "" {
 				is = w.subject.Name + ": " + is + "\n" + w.dump(j.node)
 			}
 		}
 		if is != "" {
-			wrong = append(wrong, fmt.Sprintf("%d: %s\n  %s: %s\n  verdict: %s", l.Line, l.Text, c.Name, is, j))
+			return []string{fmt.Sprintf("%d: %s\n  %s: %s\n  verdict: %s", l.Line, l.Text, c.Name, is, j)}
 		}
 	}
-	return wrong
+	return nil
 }
 
 // health says how a node's health check differs from the line, or "".

@@ -80,14 +80,7 @@ func (w *world) start(node string) error {
 	if err != nil {
 		return err
 	}
-	cidrs, err := prefixes(w.config.ClusterCIDRs)
-	if err != nil {
-		return err
-	}
-	a := &agent{host: host, resolver: resolve.New(resolve.Config{
-		Node: node, Addresses: host.Addresses, ClusterCIDRs: cidrs, MasqueradeAll: w.config.MasqueradeAll,
-		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName,
-	})}
+	a := &agent{host: host, resolver: resolve.New(w.resolveConfig(node, host))}
 	err = host.Do(func() (err error) {
 		a.runner, err = w.subject.Start()
 		return err
@@ -96,23 +89,33 @@ func (w *world) start(node string) error {
 		return fmt.Errorf("start %s on node %s: %w", w.subject.Name, node, err)
 	}
 	w.agents[node] = a
-	var all []source.Change
-	for _, k := range slices.SortedFunc(maps.Keys(w.objects), func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) }) {
-		all = append(all, source.Change{Key: k, Object: w.objects[k]})
-	}
-	a.change(all)
+	a.change(w.everything())
 	return nil
 }
 
-func prefixes(texts []string) (l []netip.Prefix, err error) {
-	for _, t := range texts {
-		p, err := netip.ParsePrefix(t)
-		if err != nil {
-			return nil, err
-		}
-		l = append(l, p)
+// everything gives all objects, as changes.
+func (w *world) everything() (l []source.Change) {
+	for _, k := range sortedKeys(w.objects) {
+		l = append(l, source.Change{Key: k, Object: w.objects[k]})
 	}
-	return l, nil
+	return l
+}
+
+func sortedKeys(m map[source.Key]source.Object) []source.Key {
+	return slices.SortedFunc(maps.Keys(m), func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) })
+}
+
+// resolveConfig gives what a node's resolver is told.
+func (w *world) resolveConfig(node string, host *sandbox.Host) resolve.Config {
+	c := resolve.Config{
+		Node: node, Addresses: host.Addresses, MasqueradeAll: w.config.MasqueradeAll,
+		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName,
+	}
+	for _, t := range w.config.ClusterCIDRs {
+		p, _ := netip.ParsePrefix(t) // what is no range is the resolver's to complain of
+		c.ClusterCIDRs = append(c.ClusterCIDRs, p)
+	}
+	return c
 }
 
 // change hands changes to the subject by way of the resolver.

@@ -49,15 +49,14 @@ func (c *Conn) Index(name string) (int, error) {
 
 // End is one end of a veth pair.
 type End struct {
-	Name  string // at most MaxName characters
-	MAC   net.HardwareAddr
-	Alias string // for people, up to 255 bytes; near end only
+	Name string           // at most MaxName characters
+	MAC  net.HardwareAddr // nil: the kernel's choice
 }
 
 // AddVeth makes a pair of interfaces: near here and up, far in another namespace and down. It gives near's index.
 func (c *Conn) AddVeth(near, far End, in *netns.Namespace) (int, error) {
 	a := netlink.NewLinkAttrs()
-	a.Name, a.HardwareAddr, a.Alias, a.Flags = near.Name, near.MAC, near.Alias, net.FlagUp
+	a.Name, a.HardwareAddr, a.Flags = near.Name, near.MAC, net.FlagUp
 	v := &netlink.Veth{
 		LinkAttrs: a, PeerName: far.Name, PeerHardwareAddr: far.MAC, PeerNamespace: netlink.NsFd(in.FD()), PeerTxQLen: -1,
 	}

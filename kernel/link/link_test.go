@@ -95,7 +95,7 @@ func TestRoutedPairOverABridge(t *testing.T) {
 	}
 	for i := range 2 {
 		ns[i], conns[i] = space(t)
-		port, err := wire.AddVeth(End{Name: fmt.Sprint("port", i), Alias: "for people"}, End{Name: "eth0", MAC: macs[i][:]}, ns[i])
+		port, err := wire.AddVeth(End{Name: fmt.Sprint("port", i)}, End{Name: "eth0", MAC: macs[i][:]}, ns[i])
 		check(t, err, wire.Attach(port, bridge))
 		dev := index(t, conns[i], "eth0")
 		check(t, conns[i].Up(dev))

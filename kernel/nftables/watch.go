@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watch sends whenever anyone but c changes a table, until ctx ends.
+// Watch sends whenever anyone but c changes a table, until ctx ends; then it closes the channel.
 func (c *Conn) Watch(ctx context.Context, table string) (<-chan struct{}, error) {
 	fd, err := unix.FcntlInt(uintptr(c.events), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -28,6 +28,7 @@ func (c *Conn) Watch(ctx context.Context, table string) (<-chan struct{}, error)
 	stop := context.AfterFunc(ctx, func() { unix.Write(wake, binary.NativeEndian.AppendUint64(nil, 1)) })
 	changes := make(chan struct{}, 1)
 	go func() {
+		defer close(changes)
 		defer unix.Close(fd)
 		defer unix.Close(wake)
 		defer stop()

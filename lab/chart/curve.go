@@ -7,7 +7,11 @@ import (
 	"strings"
 )
 
-// ECDF is empirical distributions: for each X, the share of numbers at most X, rising from 0 to 1.
+// most is the share of a distribution that an axis shows at least; the rest is told in words.
+const most = 0.99
+
+// ECDF is empirical distributions: for each X, the share of numbers at most X, rising from 0 to 1. What lies beyond the
+// 99th percentile of every curve is left out and told.
 type ECDF struct {
 	Frame
 	X      Axis
@@ -18,18 +22,40 @@ type ECDF struct {
 func (c ECDF) SVG() []byte { return c.plot().done() }
 
 func (c ECDF) plot() *plot {
+	xs, beyond := c.reach()
+	c.Frame.Sub = strings.TrimSpace(c.Frame.Sub + beyond)
 	p := newPlot(c.Frame, 340, "share of all at most x", curveKeys(c.Curves))
-	var xs []float64
-	for _, s := range c.Curves {
-		for _, q := range s.Points {
-			xs = append(xs, q.X)
-		}
-	}
 	p.axes(c.X, Axis{Suffix: " %"}, xs, []float64{0, 100}, 8)
 	for _, s := range c.Curves {
 		p.steps(s)
 	}
 	return p
+}
+
+// reach is the values that the axis shows, and words for the rest.
+func (c ECDF) reach() (xs []float64, words string) {
+	hi := math.Inf(-1)
+	for _, s := range c.Curves {
+		for _, q := range s.Points {
+			if hi = max(hi, q.X); q.Y >= most {
+				break
+			}
+		}
+	}
+	beyond := 0.0
+	for _, s := range c.Curves {
+		upTo := 0.0
+		for _, q := range s.Points {
+			if q.X <= hi {
+				xs, upTo = append(xs, q.X), q.Y
+			}
+		}
+		beyond = max(beyond, 1-upTo)
+	}
+	if beyond > 1e-9 {
+		words = fmt.Sprintf("; at most %.2g %% lie beyond the right edge", 100*beyond)
+	}
+	return xs, words
 }
 
 func curveKeys(curves []Series) (keys []key) {
@@ -45,6 +71,9 @@ func (p *plot) steps(s Series) {
 	y, mark := p.y.at(0), 0.25
 	var marks [][2]float64
 	for _, q := range s.Points {
+		if q.X > p.x.hi*(1+1e-9) {
+			break
+		}
 		x := p.x.clamp(q.X)
 		if len(at) == 0 {
 			at = append(at, [2]float64{p.left, y})
@@ -166,8 +195,8 @@ type Counts struct {
 	Bins  []Bin
 }
 
-// Histogram is sets of numbers by value, each as shares of its own total, over a logarithmic axis if X says so. What lies beyond the
-// 99.5th percentile of every set is left out and told.
+// Histogram is sets of numbers by value, each as shares of its own total, over a logarithmic axis if X says so. What lies
+// beyond the 99th percentile of every set is left out and told.
 type Histogram struct {
 	Frame
 	X    Axis
@@ -202,11 +231,11 @@ func (c Histogram) plot() *plot {
 	return p
 }
 
-// reach is the values from the least to the 99.5th percentile of the widest set, and words for the rest.
+// reach is the values from the least to the 99th percentile of the widest set, and words for the rest.
 func (c Histogram) reach() (lo, hi float64, words string) {
 	lo = math.Inf(1)
 	for _, s := range c.Sets {
-		need := 0.995 * s.total()
+		need := most * s.total()
 		for _, b := range s.Bins {
 			if b.Count == 0 || c.X.Log && b.From <= 0 {
 				continue

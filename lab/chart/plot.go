@@ -50,9 +50,9 @@ func newPlot(f Frame, height int, yTitle string, legend []key) *plot {
 		p.top += 4
 	}
 	lines := footFace.wrap(f.Footer, p.w-2*margin)
-	for i := range slices.Backward(lines) {
-		p.text(margin, p.bottom-3, start, footFace, lines[i])
-		p.bottom -= footFace.size * lineHeight
+	p.bottom -= footFace.size * lineHeight * float64(len(lines))
+	for i, l := range lines {
+		p.text(margin, p.bottom-3+footFace.size*lineHeight*float64(i+1), start, footFace, l)
 	}
 	p.bottom -= 6
 	return p

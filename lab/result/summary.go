@@ -371,10 +371,10 @@ func noise(m Manifest, s Summary, groups []*cellBlocks) Noise {
 	}
 	say := func(format string, a ...any) { n.Why = append(n.Why, fmt.Sprintf(format, a...)) }
 	if n.Steal > mostSteal {
-		say("the hypervisor took %.1f %% of the processors' time", 100*n.Steal)
+		say("the hypervisor took more than %g %% of the processors' time", 100*mostSteal)
 	}
 	if n.Others > mostOthers {
-		say("other processes used %.1f %% of the processors' time", 100*n.Others)
+		say("other processes used more than %g %% of the processors' time", 100*mostOthers)
 	}
 	for _, m := range s.Design.Measures {
 		r, ok := s.Resolution[m.ID]

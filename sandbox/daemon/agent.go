@@ -55,9 +55,12 @@ type agent struct {
 func (d *daemon) hire(ctx context.Context, h *sandbox.Host) *agent {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
+	a := Agent{Node: h.Node, State: Starting, Log: filepath.Join(Folder(d.Name), "node-"+h.Node+".log")}
+	d.note(a)
 	go func() {
 		defer close(done)
-		d.keep(ctx, h)
+		defer d.forget(h.Node)
+		d.keep(ctx, h, a)
 	}()
 	return &agent{host: h, end: func() {
 		cancel()
@@ -66,12 +69,8 @@ func (d *daemon) hire(ctx context.Context, h *sandbox.Host) *agent {
 }
 
 // keep starts the agent again whenever it ends, until ctx does.
-func (d *daemon) keep(ctx context.Context, h *sandbox.Host) {
-	a := Agent{Node: h.Node, Log: filepath.Join(Folder(d.Name), "node-"+h.Node+".log")}
-	defer d.forget(h.Node)
+func (d *daemon) keep(ctx context.Context, h *sandbox.Host, a Agent) {
 	for wait := firstWait; ; wait = min(2*wait, lastWait) {
-		a.State = Starting
-		d.note(a)
 		began := time.Now()
 		err := d.runOnce(ctx, h, &a)
 		if ctx.Err() != nil {
@@ -87,6 +86,7 @@ func (d *daemon) keep(ctx context.Context, h *sandbox.Host) {
 		if !sleep(ctx, wait) {
 			return
 		}
+		a.State = Starting
 	}
 }
 
@@ -112,7 +112,7 @@ func (d *daemon) runOnce(ctx context.Context, h *sandbox.Host, a *Agent) error {
 	cmd.Stdout, cmd.Stderr, cmd.Dir = out, out, "/"
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = farewell
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if err := d.start(h, cmd.Start); err != nil {
 		return fmt.Errorf("start agent: %w", err)
 	}

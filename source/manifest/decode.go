@@ -263,7 +263,7 @@ func notRead(j []byte, version, kind string) *refusal {
 	}
 	k, ok := kinds[kind]
 	if kind == "" {
-		return &refusal{fate: unreadable, problems: problem("kind", UnknownKind, "is missing: write one of %s", strings.Join(kindNames(), ", "))}
+		return &refusal{fate: unreadable, problems: problem("kind", UnknownKind, "names no kind: write one of %s", strings.Join(kindNames(), ", "))}
 	}
 	if !ok {
 		if near := nearest(kind, kindNames()); near != "" {
@@ -272,6 +272,7 @@ func notRead(j []byte, version, kind string) *refusal {
 		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead, "Fairlead has no use for %s %s and ignores it%s", orNone(version), kind, instead[kind])}
 	}
 	if group, _, ok := strings.Cut(version, "/"); ok && strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io") {
+		key.Kind = source.Kind(kind + "." + group)
 		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead, "%s %s is not the %s of %s: Fairlead has no use for it and ignores it", version, kind, kind, k.version)}
 	}
 	return refuse(key, problem("apiVersion", WrongVersion, "%s of %s is not read: write apiVersion %s", kind, orNone(version), k.version))

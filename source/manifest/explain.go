@@ -95,7 +95,11 @@ func (e *explainer) value(path string, v any, t reflect.Type) {
 func (e *explainer) scalar(path string, v any, t reflect.Type) {
 	switch t.Kind() {
 	case reflect.String:
-		if _, ok := v.(string); !ok {
+		switch v.(type) {
+		case string:
+		case bool:
+			e.wrong(path, v, "must be text: put it in quotes (YAML takes y, yes, on, n, no and off for true and false)")
+		default:
 			e.wrong(path, v, "must be text: put it in quotes")
 		}
 	case reflect.Bool:
@@ -180,7 +184,7 @@ func nearest(word string, known []string) string {
 		if !strings.EqualFold(word, k) {
 			d = distance(strings.ToLower(word), strings.ToLower(k))
 		}
-		if d < at && (d < 2 || len(k) > 6) {
+		if d < at && (d < 2 || len(k) > 5) {
 			best, at = k, d
 		}
 	}

@@ -35,6 +35,7 @@ type follower struct {
 	due   map[string]wait    // paths to look at
 	open  map[string]writing // files written to and not closed since
 	moves []move             // renames to follow
+	moved map[string]bool    // folders that came by them in this round
 	last  move               // the first half of the last move
 	reads []read             // files to read in this round
 }
@@ -53,6 +54,7 @@ type writing struct {
 type move struct {
 	cookie   uint32
 	from, to string
+	folder   bool
 }
 
 // A read is a file's new content.
@@ -175,11 +177,11 @@ func (f *follower) within(path string, e event) {
 		return
 	}
 	f.happened(path, e.mask)
-	switch readable := e.mask&unix.IN_ISDIR != 0 || f.wants(path); {
+	switch folder := e.mask&unix.IN_ISDIR != 0; {
 	case e.mask&unix.IN_MOVED_FROM != 0:
 		f.last = move{cookie: e.cookie, from: path}
-	case e.mask&unix.IN_MOVED_TO != 0 && e.cookie == f.last.cookie && readable:
-		f.moves = append(f.moves, move{from: f.last.from, to: path})
+	case e.mask&unix.IN_MOVED_TO != 0 && e.cookie == f.last.cookie && (folder || f.wants(path)):
+		f.moves = append(f.moves, move{from: f.last.from, to: path, folder: folder})
 		f.due[f.last.from] = wait{sure: true}
 	}
 }
@@ -208,9 +210,11 @@ func (f *follower) happened(path string, mask uint32) {
 // round looks at what is due.
 func (f *follower) round() error {
 	now := time.Now()
+	f.moved = map[string]bool{}
 	for _, m := range f.moves {
-		if f.store.files[m.from] != nil || f.dirs[m.from] {
+		if m.folder || f.store.files[m.from] != nil {
 			f.store.rename(m.from, m.to)
+			f.moved[m.to] = m.folder
 		}
 	}
 	f.moves, f.reads = nil, nil
@@ -400,7 +404,7 @@ func (f *follower) gone(path string, sure bool) {
 		return
 	}
 	files := []string{path}
-	if f.dirs[path] {
+	if f.dirs[path] || f.moved[path] {
 		files = f.store.below(path)
 	}
 	f.leave(path)

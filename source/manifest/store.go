@@ -150,7 +150,7 @@ func (s *store) drop(f *file, o source.Object) {
 		i := slices.Index(rest, claim{f, o})
 		rest = slices.Delete(rest, i, i+1)
 	case len(rest) > 0:
-		s.counts[key], rest = rest[0], slices.Delete(rest, 0, 1)
+		s.counts[key], rest = rest[0], rest[1:]
 	default:
 		delete(s.counts, key)
 	}
@@ -231,6 +231,15 @@ func (s *store) collect(at places) (out []source.Problem) {
 	for f := range s.broken {
 		out = append(out, f.problems()...)
 	}
+	out = append(out, s.duplicates(at)...)
+	slices.SortStableFunc(out, func(a, b source.Problem) int {
+		return cmp.Or(strings.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line))
+	})
+	return out
+}
+
+// duplicates names the documents that don't count because others say the same object.
+func (s *store) duplicates(at places) (out []source.Problem) {
 	for key, rest := range s.others {
 		for _, c := range rest {
 			if line := at.line(c); line > 0 {
@@ -241,9 +250,7 @@ func (s *store) collect(at places) (out []source.Problem) {
 			}
 		}
 	}
-	slices.SortStableFunc(out, func(a, b source.Problem) int {
-		return cmp.Or(strings.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), compareKeys(a.Object, b.Object), strings.Compare(a.Field, b.Field))
-	})
+	slices.SortFunc(out, func(a, b source.Problem) int { return compareKeys(a.Object, b.Object) })
 	return out
 }
 

@@ -129,7 +129,7 @@ func portOrName(p intstr.IntOrString) string {
 	return fmt.Sprintf("%q is no port: use a number (without quotes) or a port's name: small letters, digits and single '-', with a letter, at most 15", p.StrVal)
 }
 
-// address gives the IP address s, or what is wrong with it.
+// parseIP gives the IP address s, or what is wrong with it.
 func parseIP(s string) (netip.Addr, string) {
 	a, err := netip.ParseAddr(s)
 	switch {
@@ -149,8 +149,12 @@ func detail(err error) string {
 	return " (" + s[strings.LastIndex(s, ": ")+2:] + ")"
 }
 
-func badIP(s string) string { _, msg := parseIP(s); return msg }
+func badIP(s string) string {
+	_, msg := parseIP(s)
+	return msg
+}
 
+// parseCIDR gives the address range s, or what is wrong with it.
 func parseCIDR(s string) (netip.Prefix, string) {
 	p, err := netip.ParsePrefix(s)
 	switch {
@@ -165,7 +169,10 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	return p, ""
 }
 
-func badCIDR(s string) string { _, msg := parseCIDR(s); return msg }
+func badCIDR(s string) string {
+	_, msg := parseCIDR(s)
+	return msg
+}
 
 func (c *check) service(o *corev1.Service) {
 	s := &o.Spec
@@ -258,7 +265,10 @@ func (c *check) clusterIPs(s *corev1.ServiceSpec) {
 	var families []corev1.IPFamily
 	for i, ip := range s.ClusterIPs {
 		a, msg := parseIP(ip)
-		c.invalid(msg, "spec.clusterIPs[%d]", i)
+		if msg != "" {
+			c.invalid(msg, "spec.clusterIPs[%d]", i)
+			return
+		}
 		families = append(families, family(a))
 	}
 	switch {

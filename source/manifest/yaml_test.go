@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 )
 
@@ -21,7 +22,7 @@ func plainJSON(doc string) (string, bool) {
 	return string(p.out), true
 }
 
-func decoded(t *testing.T, j []byte) (v any) {
+func decoded(t rapid.TB, j []byte) (v any) {
 	t.Helper()
 	d := json.NewDecoder(strings.NewReader(string(j)))
 	d.UseNumber()
@@ -32,7 +33,7 @@ func decoded(t *testing.T, j []byte) (v any) {
 }
 
 // agree compares the fast way with the library, where the fast way gives an answer.
-func agree(t *testing.T, doc string) {
+func agree(t rapid.TB, doc string) {
 	t.Helper()
 	got, ok := plainJSON(doc)
 	if !ok {
@@ -137,4 +138,30 @@ func FuzzPlainYAML(f *testing.F) {
 	f.Add("a: |\n  b\n\n  c\nd: {e: [f, 1], g: \"h\"}\n")
 	f.Add("a:\n- b: 1\n  c:\n  - d\n  -\n- e\n")
 	f.Fuzz(func(t *testing.T, doc string) { agree(t, doc) })
+}
+
+// Documents drawn from pieces that matter reach further than bytes do.
+func TestPlainYAMLDrawn(t *testing.T) {
+	piece := rapid.SampledFrom([]string{
+		"a:", "b:", "c: ", "a: ", "\"q\": ", "'q':", "- ", "-", "- a: ", "- - ", "x", "10.0.0.1", "fd00::1", "::1", "2001:db8::",
+		"80", "080", "0x1f", "1e3", "1.5", "1_000", "123456789012345", "12345678901234567890", "true", "False", "y", "no", "null", "Null", "~",
+		"\"s\"", "'s'", "\"a: b\"", "'a #b'", "'it''s'", "\"\\n\"", "#c", " #c", ",", "[a, 1]", "[]", "[ ]", "{}", "{ }", "{a: b}", "{a: [b, {c: d}]}",
+		"{a: b,c: 1}", "[a,b]", "{\"a\": 1}", "{'a':1}", "{a}", "{a: }", "[a, ]", "|", "|-", "|+", ">", "  ", " ", "a b", "a:b", "a/b", "a_b", "_a", "/a", "%x", "@x", "&x a", "*x", "!t a",
+		"<<: ", "=", "? ", "2026-01-01", "10:30:00", "1.2.3.4/24", "a\\b", "a\"b", ":", ": ", "...", "http://x:80/y", "k8s.io/a: ",
+	})
+	rapid.Check(t, func(r *rapid.T) {
+		var b strings.Builder
+		for range rapid.IntRange(1, 8).Draw(r, "lines") {
+			b.WriteString(strings.Repeat(" ", rapid.SampledFrom([]int{0, 0, 0, 2, 2, 4, 1, 3}).Draw(r, "indent")))
+			for range rapid.IntRange(0, 3).Draw(r, "pieces") {
+				b.WriteString(piece.Draw(r, "piece"))
+			}
+			b.WriteString("\n")
+		}
+		doc := b.String()
+		if rapid.Bool().Draw(r, "cut") {
+			doc = strings.TrimSuffix(doc, "\n")
+		}
+		agree(r, doc)
+	})
 }

@@ -1,0 +1,651 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/sandbox"
+	"fairlead.dev/fairlead/sandbox/daemon"
+	"fairlead.dev/fairlead/sandbox/echo"
+	"fairlead.dev/fairlead/sandbox/generate"
+	"fairlead.dev/fairlead/source/manifest"
+	"fairlead.dev/fairlead/verdict"
+)
+
+// sandboxCommand is a cluster in a box.
+func sandboxCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "sandbox",
+		Short: "Run a cluster in a box: nodes and pods as network namespaces of this machine",
+		Long: `Run a cluster in a box: nodes and pods as network namespaces of this machine.
+
+A folder of Kubernetes manifests is all it takes: every Node and every running Pod in it becomes a network
+namespace, every container port answers with the pod's name and the client it saw, and every node runs an
+agent. Nothing is put into the machine's own network.`,
+		Args: cobra.NoArgs,
+	}
+	c.AddCommand(sandboxUp(), sandboxServe(), sandboxLs(), sandboxExec(), sandboxAsk(), sandboxDown(), sandboxGenerate())
+	return c
+}
+
+// needRoot gives the way out to those who are not root.
+func needRoot(c *cobra.Command) error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s enters network namespaces, which takes root: run it with sudo", c.CommandPath())
+}
+
+// boxFlag is the flag --name of commands that work in one sandbox.
+type boxFlag string
+
+func (b *boxFlag) add(c *cobra.Command) {
+	c.Flags().StringVar((*string)(b), "name", "", "name of the sandbox (default: the only one)")
+	c.RegisterFlagCompletionFunc("name", completeSandbox)
+}
+
+// completeSandbox offers the names of sandboxes.
+func completeSandbox(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	states, _ := sandbox.States()
+	var names []string
+	for _, s := range states {
+		names = append(names, s.Name)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeHost offers the sandbox's hosts as the first n arguments.
+func (b *boxFlag) completeHost(n int) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		s, err := daemon.Pick(string(*b))
+		if err != nil || len(args) >= n {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		var names []string
+		for _, h := range s.Hosts {
+			names = append(names, h.Short())
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+func sandboxUp() *cobra.Command {
+	var name string
+	var agents bool
+	var wait time.Duration
+	c := &cobra.Command{
+		Use:   "up DIR [-- AGENT FLAGS]",
+		Short: "Build a cluster from a folder of manifests and keep it up in the background",
+		Long: `Build a cluster from a folder of manifests and keep it up in the background. It follows the folder:
+nodes and pods that come, go or change there do so here. Flags after -- go to every node's "fairlead run".`,
+		Example: `  fairlead sandbox up examples/shop
+  fairlead sandbox up examples/shop --name two -- --nodeport-addresses primary`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if n := c.ArgsLenAtDash(); n > 1 || n < 0 && len(args) > 1 {
+				return errors.New("name one folder; flags for the agents come after --")
+			}
+			dir, err := filepath.Abs(args[0])
+			if err != nil {
+				return err
+			}
+			name = cmp.Or(name, sandboxName(dir))
+			if err := clearSandbox(c, name, dir); err != nil {
+				return err
+			}
+			serve := []string{"sandbox", "serve", "--name", name, "--events", strconv.Itoa(daemon.EventsFD), "--node-agent=" + strconv.FormatBool(agents), dir, "--"}
+			if err := daemon.Start(c.Context(), name, append(serve, args[1:]...), progress(c.ErrOrStderr())); err != nil {
+				return err
+			}
+			return awaitSandbox(c, name, wait)
+		},
+	}
+	c.Flags().StringVar(&name, "name", "", "name of the sandbox: a letter, then letters and digits (default: the folder's name)")
+	c.Flags().BoolVar(&agents, "node-agent", true, "run an agent on each node")
+	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait until the agents are ready")
+	return c
+}
+
+// sandboxName makes a sandbox's name from a folder's.
+func sandboxName(dir string) string {
+	name := regexp.MustCompile(`[^a-z0-9]+`).ReplaceAllString(strings.ToLower(filepath.Base(dir)), "")
+	name = strings.TrimLeft(name, "0123456789")
+	return cmp.Or(name[:min(len(name), 32)], "sandbox")
+}
+
+// clearSandbox sees that a sandbox can be made: reads the folder once, removes what a killed process left under that
+// name, and tells of other leftovers.
+func clearSandbox(c *cobra.Command, name, dir string) error {
+	if err := needRoot(c); err != nil {
+		return err
+	}
+	_, problems, err := manifest.Load(dir)
+	if err != nil {
+		return err
+	}
+	for _, p := range problems {
+		c.PrintErrln("warning:", p)
+	}
+	left, err := sandbox.Leftovers()
+	if err != nil {
+		return err
+	}
+	for _, s := range left {
+		if s.Name != name {
+			c.PrintErrf("note: sandbox %s was left over by a process that was killed; to remove it: fairlead sandbox down %[1]s\n", s.Name)
+			continue
+		}
+		if err := sandbox.DownByName(name); err != nil {
+			return err
+		}
+		c.PrintErrf("note: removed what a killed process had left over of sandbox %s\n", name)
+	}
+	if s, err := sandbox.StateOf(name); err == nil {
+		return fmt.Errorf("sandbox %s is up already, held by process %d: take it down first with fairlead sandbox down %[1]s, or give a --name", name, s.PID)
+	}
+	return nil
+}
+
+// progress shows on a terminal how far a sandbox is built, and nothing elsewhere.
+func progress(w io.Writer) func(done, total int) {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return func(int, int) {}
+	}
+	return func(done, total int) {
+		fmt.Fprintf(w, "\r\033[Kbuilding: %d of %d hosts", done, total)
+		if done == total {
+			fmt.Fprint(w, "\r\033[K")
+		}
+	}
+}
+
+// awaitSandbox waits for the agents, then shows what there is and what one can do with it.
+func awaitSandbox(c *cobra.Command, name string, wait time.Duration) error {
+	ctx, cancel := context.WithTimeout(c.Context(), wait)
+	defer cancel()
+	waited := daemon.WaitReady(ctx, name)
+	s, err := sandbox.StateOf(name)
+	if err != nil {
+		return err
+	}
+	if err := table(c.OutOrStdout(), hostRows(look(s), 40)); err != nil {
+		return err
+	}
+	if waited != nil {
+		return fmt.Errorf("sandbox %s is up, but not ready after %s: %w", name, wait, waited)
+	}
+	tryNext(c.OutOrStdout(), s)
+	return nil
+}
+
+// tryNext says what one can do with a sandbox.
+func tryNext(w io.Writer, s sandbox.State) {
+	client := "outside"
+	for _, h := range s.Hosts {
+		if h.Role == sandbox.Pod && (client == "outside" || strings.Contains(h.Name, "client")) {
+			client = h.Short()
+		}
+	}
+	fmt.Fprintf(w, `
+Try:
+  fairlead sandbox ask --name %[1]s %[2]s NAMESPACE/SERVICE:PORT
+  fairlead sandbox exec --name %[1]s %[2]s -- curl -s http://ADDRESS:PORT
+  fairlead sandbox ls %[1]s
+  fairlead sandbox down %[1]s
+`, s.Name, client)
+}
+
+// sandboxServe is the process that holds a sandbox.
+func sandboxServe() *cobra.Command {
+	var name string
+	var agents bool
+	var fd int
+	c := &cobra.Command{
+		Use:    "serve DIR [-- AGENT FLAGS]",
+		Short:  "Hold a sandbox in the foreground until told to end",
+		Hidden: true,
+		Args:   cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			tell := func(daemon.Event) {}
+			if fd > 0 {
+				tell = daemon.Events(fd)
+			}
+			o := daemon.Options{
+				Name: cmp.Or(name, sandboxName(args[0])), Follow: args[0], Source: manifest.New(args[0]),
+				Progress: func(done, total int) { tell(daemon.Event{Done: done, Total: total}) },
+				Up:       func() { tell(daemon.Event{Up: true}) },
+			}
+			if agents {
+				o.Agent = func(node string) []string {
+					return append([]string{"/proc/self/exe", "run", "--source", args[0], "--node", node}, args[1:]...)
+				}
+			}
+			err := daemon.Run(c.Context(), o)
+			if err != nil {
+				tell(daemon.Event{Error: err.Error()})
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&name, "name", "", "name of the sandbox")
+	c.Flags().BoolVar(&agents, "node-agent", true, "run an agent on each node")
+	c.Flags().IntVar(&fd, "events", 0, "file descriptor to tell progress to")
+	return c
+}
+
+// box is a sandbox as "ls" shows it.
+type box struct {
+	sandbox.State
+	Alive  bool           `json:"alive"`
+	Daemon *daemon.Status `json:"daemon,omitempty"`
+}
+
+func look(s sandbox.State) box {
+	b := box{State: s, Alive: s.Alive()}
+	if d, err := daemon.StatusOf(s.Name); err == nil {
+		b.Daemon = &d
+	}
+	return b
+}
+
+func sandboxLs() *cobra.Command {
+	var o output
+	c := &cobra.Command{
+		Use:   "ls [NAME]",
+		Short: "List sandboxes, or the hosts of one",
+		Args:  cobra.MaximumNArgs(1), ValidArgsFunction: completeSandbox,
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				s, err := sandbox.StateOf(args[0])
+				if err != nil {
+					return err
+				}
+				b := look(s)
+				return o.print(c.OutOrStdout(), b, func(w io.Writer) error { return table(w, hostRows(b, len(b.Hosts))) })
+			}
+			states, err := sandbox.States()
+			if err != nil {
+				return err
+			}
+			boxes := []box{}
+			for _, s := range states {
+				boxes = append(boxes, look(s))
+			}
+			return o.print(c.OutOrStdout(), boxes, func(w io.Writer) error { return table(w, boxRows(boxes)) })
+		},
+	}
+	o.add(c)
+	return c
+}
+
+// boxRows is a line for each sandbox.
+func boxRows(boxes []box) [][]string {
+	rows := [][]string{{"NAME", "STATE", "NODES", "PODS", "AGENTS READY", "RESTARTS", "SINCE", "FOLLOWS"}}
+	for _, b := range boxes {
+		count := map[sandbox.Role]int{}
+		for _, h := range b.Hosts {
+			count[h.Role]++
+		}
+		ready, restarts, since, follows := "-", "-", "-", "-"
+		if d := b.Daemon; d != nil {
+			n, r := 0, 0
+			for _, a := range d.Agents {
+				r += a.Restarts
+				if a.State == daemon.Ready {
+					n++
+				}
+			}
+			ready, restarts = fmt.Sprintf("%d of %d", n, len(d.Agents)), strconv.Itoa(r)
+			since, follows = d.Since.Format(time.DateTime), d.Follows
+		}
+		rows = append(rows, []string{b.Name, b.state(), strconv.Itoa(count[sandbox.Node]), strconv.Itoa(count[sandbox.Pod]), ready, restarts, since, follows})
+	}
+	return rows
+}
+
+// state says in a few words how a sandbox is.
+func (b box) state() string {
+	switch {
+	case !b.Alive:
+		return "left over"
+	case b.Daemon == nil:
+		return fmt.Sprintf("up, in process %d", b.PID)
+	case b.Daemon.Problem != "":
+		return "up, can't follow: " + b.Daemon.Problem
+	}
+	return "up"
+}
+
+// hostRows is a line for each of up to most hosts.
+func hostRows(b box, most int) [][]string {
+	rows := [][]string{{"HOST", "ROLE", "ON", "ADDRESSES", "NAMESPACE", "STATE"}}
+	for i, h := range b.Hosts {
+		if i == most {
+			return append(rows, []string{fmt.Sprintf("and %d more: fairlead sandbox ls %s", len(b.Hosts)-most, b.Name)})
+		}
+		var addrs []string
+		for _, a := range h.Addresses {
+			addrs = append(addrs, a.String())
+		}
+		on := "-"
+		if h.Role == sandbox.Pod {
+			on = h.Node
+		}
+		rows = append(rows, []string{h.Short(), string(h.Role), on, strings.Join(addrs, ","), h.Namespace, b.hostState(h)})
+	}
+	return rows
+}
+
+// hostState is the sandbox's state, or for a node with an agent the agent's.
+func (b box) hostState(h sandbox.Host) string {
+	if b.Daemon == nil || h.Role != sandbox.Node || !b.Alive {
+		return b.state()
+	}
+	for _, a := range b.Daemon.Agents {
+		switch {
+		case a.Node == h.Node && a.Restarts > 0:
+			return fmt.Sprintf("agent %s, %d restarts, the last after %s", a.State, a.Restarts, a.Error)
+		case a.Node == h.Node:
+			return "agent " + a.State
+		}
+	}
+	return b.state()
+}
+
+func sandboxExec() *cobra.Command {
+	var name boxFlag
+	c := &cobra.Command{
+		Use:   "exec HOST [-- COMMAND [ARGUMENT...]]",
+		Short: "Run a command, or a shell, in the network of one host",
+		Long: `Run a command, or a shell, in the network of one host: a node's name, a pod (namespace/name) or "outside".
+
+FAIRLEAD_SOURCE is set to the folder of manifests, and FAIRLEAD_NODE to the node that the host is or runs on,
+so that other fairlead commands know them.`,
+		Example: `  fairlead sandbox exec shop/client -- curl -s http://10.96.0.10
+  fairlead sandbox exec a -- fairlead show`,
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: name.completeHost(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			b, h, err := enterable(c, name, args[0])
+			if err != nil {
+				return err
+			}
+			command := args[1:]
+			if len(command) > 0 && command[0] == "--" {
+				command = command[1:]
+			}
+			if len(command) == 0 {
+				command = []string{cmp.Or(os.Getenv("SHELL"), "/bin/sh")}
+			}
+			env := append(os.Environ(), "FAIRLEAD_NODE="+h.Node)
+			if b.Daemon != nil {
+				env = append(env, "FAIRLEAD_SOURCE="+b.Daemon.Follows)
+			}
+			return become(h, command, env)
+		},
+	}
+	name.add(c)
+	c.Flags().SetInterspersed(false)
+	return c
+}
+
+// enterable finds a host of the sandbox, for root.
+func enterable(c *cobra.Command, name boxFlag, host string) (b box, h sandbox.Host, err error) {
+	if err := needRoot(c); err != nil {
+		return b, h, err
+	}
+	s, err := daemon.Pick(string(name))
+	if err != nil {
+		return b, h, err
+	}
+	h, err = s.Host(host)
+	return look(s), h, err
+}
+
+// become replaces this process by the command, inside the host's network namespace.
+func become(h sandbox.Host, command, env []string) error {
+	path, err := exec.LookPath(command[0])
+	if err != nil {
+		return err
+	}
+	ns, err := netns.Open(h.Namespace)
+	if err != nil {
+		return err
+	}
+	if err := ns.Enter(); err != nil {
+		return err
+	}
+	return fmt.Errorf("run %s: %w", path, syscall.Exec(path, command, env))
+}
+
+func sandboxAsk() *cobra.Command {
+	var name boxFlag
+	var o output
+	var from string
+	var count int
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use:   "ask FROM TO:PORT[/PROTOCOL]",
+		Short: "Ask from one host who answers at an address",
+		Long: `Ask from one host who answers at an address: which pod, and which client address it saw. Each question is a
+new connection, or for UDP a new port.
+
+FROM is a node's name, a pod (namespace/name) or "outside".
+TO is an address, a Service (namespace/name), a pod or a node's name, with a port by number or name.
+PROTOCOL is tcp, udp or sctp.`,
+		Example: `  fairlead sandbox ask shop/client shop/web:http
+  fairlead sandbox ask outside a:30080 --count 20
+  fairlead sandbox ask shop/client '[fd00:96::12]:53/udp'`,
+		Args: cobra.ExactArgs(2), ValidArgsFunction: name.completeHost(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			b, h, err := enterable(c, name, args[0])
+			if err != nil {
+				return err
+			}
+			to, err := b.destination(args[1])
+			if err != nil {
+				return err
+			}
+			local, err := localAddress(from)
+			if err != nil {
+				return fmt.Errorf("--from %q: %w", from, err)
+			}
+			replies, err := askAll(c.Context(), h, to, echo.Options{From: local}, max(count, 1), timeout)
+			if err != nil {
+				return err
+			}
+			if err := o.print(c.OutOrStdout(), replies, func(w io.Writer) error { return table(w, replyRows(replies)) }); err != nil {
+				return err
+			}
+			return unanswered(replies)
+		},
+	}
+	name.add(c)
+	o.add(c)
+	c.Flags().StringVar(&from, "from", "", "local ADDRESS, ADDRESS:PORT or :PORT to ask from")
+	c.Flags().IntVarP(&count, "count", "n", 1, "how often to ask")
+	c.Flags().DurationVar(&timeout, "timeout", 2*time.Second, "how long to wait for each answer")
+	return c
+}
+
+// destination reads TO as "explain" does, with the objects that the sandbox follows.
+func (b box) destination(to string) (verdict.Packet, error) {
+	w := &world{}
+	if b.Daemon != nil {
+		objects, _, err := manifest.Load(b.Daemon.Follows)
+		if err != nil {
+			return verdict.Packet{}, err
+		}
+		w.objects = objects
+	}
+	return w.packet("outside", to)
+}
+
+// localAddress reads "ADDRESS", "ADDRESS:PORT" or ":PORT".
+func localAddress(text string) (netip.AddrPort, error) {
+	if text == "" {
+		return netip.AddrPort{}, nil
+	}
+	if a, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
+		return netip.AddrPortFrom(a, 0), nil
+	}
+	if port, ok := strings.CutPrefix(text, ":"); ok {
+		n, err := strconv.ParseUint(port, 10, 16)
+		return netip.AddrPortFrom(netip.Addr{}, uint16(n)), err
+	}
+	return netip.ParseAddrPort(text)
+}
+
+// reply is one answer, or why there is none.
+type reply struct {
+	*echo.Answer
+	Error string `json:"error,omitempty"`
+}
+
+// askAll asks so many times.
+func askAll(ctx context.Context, h sandbox.Host, to verdict.Packet, o echo.Options, count int, timeout time.Duration) (replies []reply, err error) {
+	ns, err := netns.Open(h.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	for range count {
+		var a echo.Answer
+		err := ns.Do(func() (err error) {
+			ctx, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			a, err = echo.Ask(ctx, to.Protocol, to.Dst, o)
+			return err
+		})
+		switch {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case err != nil:
+			replies = append(replies, reply{Error: err.Error()})
+		default:
+			replies = append(replies, reply{Answer: &a})
+		}
+	}
+	return replies, nil
+}
+
+// unanswered makes an error of questions without an answer.
+func unanswered(replies []reply) error {
+	n := len(slices.DeleteFunc(slices.Clone(replies), func(r reply) bool { return r.Error == "" }))
+	if n == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d of %d questions went unanswered", n, len(replies))
+}
+
+// replyRows is a line for the one answer, or for each who answered, the most frequent first.
+func replyRows(replies []reply) [][]string {
+	times := map[string]int{}
+	example := map[string][]string{}
+	for _, r := range replies {
+		who, row := "nobody", []string{"nobody", "-", r.Error}
+		if r.Answer != nil {
+			who = r.Pod
+			row = []string{r.Pod, fmt.Sprintf("%s/%s", r.Server, r.Proto), r.Client.String()}
+		}
+		times[who]++
+		example[who] = row
+	}
+	names := sortedKeys(times)
+	slices.SortStableFunc(names, func(a, b string) int { return times[b] - times[a] })
+	rows := [][]string{{"TIMES", "WHO ANSWERED", "AT", "SEEING"}}
+	for _, n := range names {
+		rows = append(rows, append([]string{strconv.Itoa(times[n])}, example[n]...))
+	}
+	return rows
+}
+
+func sandboxDown() *cobra.Command {
+	var all bool
+	c := &cobra.Command{
+		Use:   "down [NAME...]",
+		Short: "Take sandboxes down, also those that a killed process left over",
+		Args:  cobra.ArbitraryArgs, ValidArgsFunction: completeSandbox,
+		RunE: func(c *cobra.Command, names []string) error {
+			if err := needRoot(c); err != nil {
+				return err
+			}
+			names, err := downNames(names, all)
+			errs := []error{err}
+			for _, n := range names {
+				err := daemon.Stop(c.Context(), n)
+				if err == nil {
+					fmt.Fprintf(c.OutOrStdout(), "sandbox %s is down\n", n)
+				}
+				errs = append(errs, err)
+			}
+			return errors.Join(errs...)
+		},
+	}
+	c.Flags().BoolVar(&all, "all", false, "all sandboxes that were started with up or left over")
+	return c
+}
+
+// downNames gives the sandboxes that are meant: those named, all, or the only one.
+func downNames(names []string, all bool) ([]string, error) {
+	if len(names) > 0 && all {
+		return nil, errors.New("name sandboxes, or give --all")
+	}
+	if len(names) > 0 {
+		return names, nil
+	}
+	if !all {
+		s, err := daemon.Pick("")
+		if err != nil {
+			return nil, err
+		}
+		return []string{s.Name}, nil
+	}
+	states, err := daemon.All()
+	for _, s := range states {
+		names = append(names, s.Name)
+	}
+	return names, err
+}
+
+func sandboxGenerate() *cobra.Command {
+	var services, endpoints, perFile int
+	c := &cobra.Command{
+		Use:     "generate DIR",
+		Short:   "Write the manifests of a large cluster into a new folder",
+		Example: `  fairlead sandbox generate --services 10000 --endpoints 10 /tmp/large`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := generate.Check(services, endpoints); err != nil {
+				return err
+			}
+			objects := generate.Cluster(services, endpoints)
+			if err := generate.Write(args[0], objects, perFile); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(c.OutOrStdout(), "%s: Node a and %d Services with %d endpoints each, %d objects\n", args[0], services, endpoints, len(objects))
+			return err
+		},
+	}
+	c.Flags().IntVar(&services, "services", 1000, "how many Services")
+	c.Flags().IntVar(&endpoints, "endpoints", 10, "how many endpoints each Service has")
+	c.Flags().IntVar(&perFile, "per-file", 500, "how many objects to a file")
+	return c
+}

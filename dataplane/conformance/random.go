@@ -1,0 +1,196 @@
+package conformance
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve"
+	"fairlead.dev/fairlead/verdict"
+)
+
+// SeedVariable names the environment variable that gives Random its seed. Without it, each run has a new one.
+const SeedVariable = "CONFORMANCE_SEED"
+
+// packetsPerWorld is how many packets Random sends in each world.
+const packetsPerWorld = 12
+
+// Random walks a subject through random worlds in one sandbox, and wants its packets to fare as verdict says in each. A
+// failure is reduced to a small world and shown as a case, ready to go into the folder cases.
+func Random(t *testing.T, s Subject, worlds int) {
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv(SeedVariable); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("%s: %v", SeedVariable, err)
+		}
+	}
+	t.Logf("%d worlds from %s=%d", worlds, SeedVariable, seed)
+	w, err := newWorld(t.Context(), s, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	walk := walk{draw: newDraw(seed), w: w, scene: &scene{}}
+	for i := range worlds {
+		if found := walk.step(t.Context()); found != nil {
+			t.Fatalf("world %d of %s=%d: %s\n\n%s", i, SeedVariable, seed, found.wrong, found.reduce(t.Context(), s))
+		}
+	}
+	t.Logf("%d packets as verdict says, %d by verdict alone, %d restarts, %d asks over kept connections", walk.sent, walk.unsent, walk.restarts, walk.kept)
+}
+
+// walk is a way from world to world.
+type walk struct {
+	draw
+	w                            *world
+	scene                        *scene
+	sent, unsent, restarts, kept int
+}
+
+// step goes to the next world and sends packets there.
+func (k *walk) step(ctx context.Context) *finding {
+	before := k.scene
+	k.scene = k.next(before)
+	if err := k.w.enter(ctx, before, k.scene, k.restart()); err != nil {
+		return &finding{wrong: err.Error(), scenes: []*scene{before, k.scene}}
+	}
+	for _, n := range nodes {
+		if wrong := k.w.incremental(n); wrong != "" {
+			return &finding{wrong: wrong, scenes: []*scene{before, k.scene}}
+		}
+	}
+	if wrong := k.ask(ctx); wrong != "" {
+		return &finding{wrong: wrong, scenes: []*scene{before, k.scene}}
+	}
+	for i := range packetsPerWorld {
+		l := k.packet(k.w)
+		sent, wrong := k.w.fares(ctx, l, i%4 == 0)
+		if wrong != "" {
+			return &finding{wrong, []*scene{before, k.scene}, l}
+		}
+		if !sent {
+			k.unsent++
+			continue
+		}
+		k.sent++
+		k.keep(ctx, l)
+	}
+	return nil
+}
+
+// restart draws the nodes whose agent restarts on the way.
+func (k *walk) restart() (l []string) {
+	for _, n := range nodes {
+		if k.chance(10) {
+			l = append(l, n)
+			k.restarts++
+		}
+	}
+	return l
+}
+
+// keep holds a few of the TCP connections.
+func (k *walk) keep(ctx context.Context, l *packetLine) {
+	j := k.w.judge(l.Clients[0], l.To, l.Proto, l.Via)
+	if l.Proto != model.TCP || j.outcome.Action != verdict.Forward || len(k.w.flows) >= 4 {
+		return
+	}
+	held := *l
+	held.Hold = fmt.Sprint("flow ", k.sent)
+	if p := (probe{w: k.w, l: &held, c: l.Clients[0], j: j}); p.hold(ctx) != "" {
+		delete(k.w.flows, held.Hold)
+	}
+}
+
+// ask asks over the kept connections: whatever has changed, they stay with who answered first. Each is asked some ten
+// times, then closed.
+func (k *walk) ask(ctx context.Context) string {
+	for _, name := range slices.Sorted(maps.Keys(k.w.flows)) {
+		f := k.w.flows[name]
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		a, err := f.held.Ask(ctx)
+		cancel()
+		if err != nil || a.Server != f.last {
+			return fmt.Sprintf("a TCP connection from %s to %s, kept with %s while all else changed: %s", f.c.Name, f.l.To, f.last, tell(a, err))
+		}
+		if k.kept++; k.chance(10) {
+			f.held.Close()
+			delete(k.w.flows, name)
+		}
+	}
+	return ""
+}
+
+// enter changes the world from one scene to another.
+func (w *world) enter(ctx context.Context, from, to *scene, restarts []string) error {
+	if !equalConfig(from.Config, to.Config) {
+		w.config, restarts = to.Config, nodes
+	}
+	if err := w.change(to.changesFrom(from), restarts...); err != nil {
+		return err
+	}
+	return w.sync(ctx)
+}
+
+// incremental says how a node that came here change by change differs from one that knows the world at once, or "".
+func (w *world) incremental(node string) string {
+	fresh := resolve.New(w.resolveConfig(node, w.agents[node].host))
+	fresh.Apply(w.everything())
+	if !reflect.DeepEqual(fresh.Services(), w.agents[node].services) {
+		return "resolve comes to something else on node " + node + " change by change than at once"
+	}
+	return ""
+}
+
+// fares sends a packet and says whether it could be sent for real, and how its fate differs from what verdict says.
+func (w *world) fares(ctx context.Context, l *packetLine, thorough bool) (sent bool, wrong string) {
+	c := l.Clients[0]
+	j := w.judge(c, l.To, l.Proto, l.Via)
+	o := j.outcome
+	if l.Action = o.Action; j.unanswerable() || w.subject.cannot(o.Frontend) != "" {
+		return false, ""
+	}
+	if l.Sticks = o.Action == verdict.Forward && o.Frontend.Target(o.Origin).Pool.Affinity > 0; l.Sticks {
+		thorough = false
+	}
+	p := probe{w: w, l: l, c: c, j: j, sample: 4}
+	if thorough {
+		p.sample = 0
+	}
+	if wrong = p.run(ctx); wrong != "" {
+		wrong = fmt.Sprintf("%s -> %s/%s via node %s: %s: %s\n%s\n%s", c.Name, l.To, l.Proto, entrance(l.Via), w.subject.Name, wrong, j, w.dump(j.node))
+	}
+	return true, wrong
+}
+
+// unanswerable says that some candidate's answer would not come back through the node that translated the packet, so
+// that the client wouldn't know it. Nobody runs a cluster so; a random world may be.
+func (j judgement) unanswerable() bool {
+	home := ""
+	for _, m := range cast {
+		if slices.Contains(m.Addrs, j.packet.Src.Addr()) {
+			home = cmp.Or(home, m.Node)
+		}
+	}
+	if j.packet.Src.Addr().IsLoopback() {
+		home = j.node
+	}
+	return slices.ContainsFunc(j.outcome.Candidates, func(v verdict.Candidate) bool {
+		at := v.Backend.Addr.Addr()
+		far := home != j.node && place(nameOf(at)).Node != j.node
+		return !v.Hidden && (far || at == j.packet.Src.Addr())
+	})
+}

@@ -1,0 +1,543 @@
+package report
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"fairlead.dev/fairlead/lab/chart"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/stats"
+)
+
+// drawn is a chart of the report.
+type drawn struct {
+	Name string // of its file, without .svg
+	Kind string // "forest", or the measure that it belongs to
+	SVG  []byte
+	Text string // its title, for Markdown
+}
+
+// artist draws a run's charts.
+type artist struct {
+	run    result.Run
+	s      result.Summary
+	d      result.Design
+	charts []drawn
+}
+
+type picture interface{ SVG() []byte }
+
+func (a *artist) add(name, kind, title string, p picture) {
+	a.charts = append(a.charts, drawn{Name: name, Kind: kind, SVG: p.SVG(), Text: title})
+}
+
+// draw makes every chart that the run has numbers for, in the order of the report.
+func draw(r result.Run, s result.Summary) ([]drawn, error) {
+	a := &artist{run: r, s: s, d: s.Design}
+	if len(s.Aims) > 0 {
+		a.forest()
+	}
+	for _, m := range s.Design.Measures {
+		var err error
+		switch {
+		case len(a.arms(m.ID)) == 0:
+		case m.Ratio:
+			err = a.compared(m)
+		default:
+			err = a.alone(m)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return a.charts, nil
+}
+
+// arms are those with at least one number in a measure.
+func (a *artist) arms(measure string) (ids []string) {
+	for _, arm := range a.d.Arms {
+		for _, c := range a.s.Select(measure, arm.ID) {
+			if c.Value != nil {
+				ids = append(ids, arm.ID)
+				break
+			}
+		}
+	}
+	return ids
+}
+
+// style is an arm's, the same in every chart: the baseline is grey, so is its repetition, the others follow in order.
+func (a *artist) style(arm string) chart.Style {
+	n := 0
+	for _, x := range a.d.Arms {
+		if x.ID != a.d.Baseline && x.ID != a.d.Again {
+			n++
+		}
+		if x.ID == arm {
+			break
+		}
+	}
+	if arm == a.d.Baseline || arm == a.d.Again {
+		return 0
+	}
+	return chart.Style(n)
+}
+
+// subjects are the arms that are neither the baseline nor its repetition.
+func (a *artist) subjects(measure string) (ids []string) {
+	for _, id := range a.arms(measure) {
+		if id != a.d.Baseline && id != a.d.Again {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+func (a *artist) frame(id, title, sub, desc string, m *result.Measure) chart.Frame {
+	return chart.Frame{ID: id, Title: title, Sub: sub, Desc: desc, Footer: a.footer(m)}
+}
+
+// footer says where and with what a number was measured, what can be told from nothing, and whether the machine was quiet.
+func (a *artist) footer(m *result.Measure) string {
+	mf := a.run.Manifest
+	f := []string{kernelName(mf.Machine), cpuName(mf.Machine), "commit " + commitName(mf.Build), mf.Profile + " profile, seed " + fmt.Sprint(mf.Seed),
+		mf.Started.UTC().Format("2006-01-02")}
+	switch {
+	case m == nil:
+	case !m.Ratio:
+		f = append(f, "no baseline: holds for this machine")
+	default:
+		if r, ok := a.s.Resolution[m.ID]; ok {
+			f = append(f, "resolution "+plusMinus(r.Half)+" (A/A)")
+		} else {
+			f = append(f, "resolution not known: no A/A blocks")
+		}
+	}
+	if a.s.Noise.Noisy {
+		f = append(f, "NOISY RUN")
+	}
+	return strings.Join(f, " · ")
+}
+
+func kernelName(m result.Machine) string {
+	release, _, _ := strings.Cut(m.Kernel, " ")
+	return "Linux " + release
+}
+
+func cpuName(m result.Machine) string {
+	if m.CPU == "" {
+		return fmt.Sprintf("%s, %s", m.Arch, plural(m.CPUs, "processor"))
+	}
+	return fmt.Sprintf("%s, %s", m.CPU, plural(m.CPUs, "processor"))
+}
+
+func commitName(b result.Build) string {
+	c := b.Commit
+	switch {
+	case c == "":
+		return "not recorded"
+	case len(c) > 12:
+		c = c[:12]
+	}
+	if b.Modified {
+		c += " with changes"
+	}
+	return c
+}
+
+func (a *artist) vary() chart.Axis { return chart.Axis{Title: a.d.Vary.Title, Log: true} }
+
+// points are an arm's cells with a varied parameter, as value or ratio.
+func points(cells []result.Cell, pick func(result.Cell) *stats.Estimate, unit string) (ps []chart.Point) {
+	for _, c := range cells {
+		if e := pick(c); c.HasX && e != nil {
+			ps = append(ps, chart.Point{X: c.X, Y: in(e.Value, unit), Low: in(e.CI.Low, unit), High: in(e.CI.High, unit)})
+		}
+	}
+	return ps
+}
+
+func value(c result.Cell) *stats.Estimate    { return c.Value }
+func toDirect(c result.Cell) *stats.Estimate { return c.Ratio }
+
+// series has an arm per line.
+func (a *artist) series(m result.Measure, arms []string, pick func(result.Cell) *stats.Estimate, unit string) (ss []chart.Series) {
+	for _, arm := range arms {
+		if p := points(a.s.Select(m.ID, arm), pick, unit); len(p) > 0 {
+			ss = append(ss, chart.Series{Name: a.d.ArmTitle(arm), Style: a.style(arm), Points: p})
+		}
+	}
+	return ss
+}
+
+// compared draws a measure that has a baseline: its value, its ratio, and how it is distributed.
+func (a *artist) compared(m result.Measure) error {
+	arms := a.subjects(m.ID)
+	base := first(a.s.Select(m.ID, a.d.Baseline))
+	half := a.s.Resolution[m.ID].Half
+	if ss := a.series(m, arms, value, m.Unit); len(ss) > 0 {
+		title := fmt.Sprintf("%s: %s", m.Title, a.spread(m, arms))
+		line := chart.Line{Frame: a.frame(m.ID, title, blocksOf(a.s, m, arms), a.words(m), &m), X: a.vary(),
+			Y: chart.Axis{Title: perWhat(m), Zero: true}, Series: ss, Ghosts: a.ghosts(m)}
+		if base.Value != nil {
+			v := in(base.Value.Value, m.Unit)
+			line.References = []chart.Reference{{Name: a.d.ArmTitle(a.d.Baseline), Value: v, Low: v * (1 - half), High: v * (1 + half)}}
+		}
+		a.add(m.ID, m.ID, title, line)
+	}
+	if ss := a.series(m, arms, toDirect, ""); len(ss) > 0 {
+		title := fmt.Sprintf("%s, to %s: %s", m.Title, a.d.ArmTitle(a.d.Baseline), a.ratioRange(m, arms))
+		margin := m.Margin
+		if margin == 0 {
+			margin = a.d.Margin
+		}
+		name := a.d.ArmTitle(a.d.Baseline)
+		if half > 0 {
+			name += " " + plusMinus(half)
+		}
+		sub := fmt.Sprintf("median of the ratios to %s in the same round, %s; 95 %% interval; grey: what can't be told from nothing",
+			a.d.ArmTitle(a.d.Baseline), roundsOf(a.s, m, arms))
+		a.add(m.ID+"-ratio", m.ID, title, chart.Line{Frame: a.frame(m.ID+"-ratio", title, sub, a.words(m), &m), X: a.vary(),
+			Y: chart.Axis{Title: "ratio to " + a.d.ArmTitle(a.d.Baseline), Suffix: " ×"}, Series: ss,
+			References: []chart.Reference{
+				{Name: name, Value: 1, Low: 1 - half, High: 1 + half},
+				{Name: plusMinus(margin) + " margin", Value: 1 + margin, Dashed: true},
+				{Value: 1 - margin, Dashed: true},
+			}})
+	}
+	return a.distributions(m, arms)
+}
+
+// distributions draws all operations of the baseline and of each arm at its largest parameter.
+func (a *artist) distributions(m result.Measure, arms []string) error {
+	cells := []result.Cell{first(a.s.Select(m.ID, a.d.Baseline))}
+	for _, arm := range arms {
+		cells = append(cells, last(a.s.Select(m.ID, arm)))
+	}
+	var curves []chart.Series
+	var sets []chart.Counts
+	var says []string
+	ops := int64(0)
+	for _, c := range cells {
+		h, err := a.run.Hist(c)
+		if err != nil {
+			return err
+		}
+		if h == nil {
+			continue
+		}
+		name := a.cellName(c)
+		curves = append(curves, chart.Series{Name: name, Style: a.style(c.Arm), Points: percentiles(h, m.Unit)})
+		sets = append(sets, chart.Counts{Name: name, Style: a.style(c.Arm), Bins: bins(h, m.Unit)})
+		says = append(says, fmt.Sprintf("%s %s", amount(float64(h.ValueAtQuantile(99)), m.Unit), a.longName(c)))
+		ops = max(ops, h.TotalCount())
+	}
+	if len(curves) < 2 {
+		return nil
+	}
+	title := fmt.Sprintf("%s: 99 %% within %s", m.Title, strings.Join(says, ", "))
+	sub := fmt.Sprintf("all operations of all blocks, up to %s each; closed loop; marks at 50, 90, 99 and 99.9 %%", group(fmt.Sprint(ops)))
+	a.add(m.ID+"-percentiles", m.ID, title, chart.Percentiles{Frame: a.frame(m.ID+"-percentiles", title, sub, "", &m),
+		Y: chart.Axis{Title: perWhat(m), Log: true}, Curves: curves})
+	title = fmt.Sprintf("%s: where the times lie", m.Title)
+	a.add(m.ID+"-histogram", m.ID, title, chart.Histogram{Frame: a.frame(m.ID+"-histogram", title,
+		"all operations of all blocks, shares of each arm's own total", "", &m), X: chart.Axis{Title: perWhat(m), Log: true}, Sets: sets})
+	return nil
+}
+
+// alone draws a measure without a baseline.
+func (a *artist) alone(m result.Measure) error {
+	arms := a.arms(m.ID)
+	ss := a.series(m, arms, value, m.Unit)
+	title := fmt.Sprintf("%s: %s", m.Title, a.spread(m, arms))
+	frame := a.frame(m.ID, title, blocksOf(a.s, m, arms), a.words(m), &m)
+	lo, hi, most := extent(ss)
+	if most < 3 || lo <= 0 || m.Unit == "MiB" || m.Unit == "%" {
+		a.bars(m, arms, frame)
+	} else {
+		a.add(m.ID, m.ID, title, chart.Line{Frame: frame, X: a.vary(), Y: chart.Axis{Title: perWhat(m), Log: hi > 5*lo, Zero: hi <= 5*lo}, Series: ss, Ghosts: a.ghosts(m)})
+	}
+	return a.ecdf(m, arms)
+}
+
+// extent is the least and greatest value, and the number of points in the longest line.
+func extent(ss []chart.Series) (lo, hi float64, most int) {
+	lo = math.Inf(1)
+	for _, s := range ss {
+		most = max(most, len(s.Points))
+		for _, p := range s.Points {
+			lo, hi = min(lo, p.Y, p.Low), max(hi, p.Y, p.High)
+		}
+	}
+	return lo, hi, most
+}
+
+func (a *artist) bars(m result.Measure, arms []string, f chart.Frame) {
+	b := chart.Bars{Frame: f, X: chart.Axis{Title: perWhat(m)}}
+	for _, arm := range arms {
+		for _, c := range a.s.Select(m.ID, arm) {
+			if e := c.Value; e != nil {
+				b.Bars = append(b.Bars, chart.Bar{Name: a.cellName(c), Style: a.style(arm), Parts: []float64{in(e.Value, m.Unit)},
+					Low: in(e.CI.Low, m.Unit), High: in(e.CI.High, m.Unit)})
+			}
+		}
+	}
+	for _, aim := range a.d.Aims {
+		if aim.Measure == m.ID && aim.Of == "value" && aim.Over == nil && in(aim.Bound, m.Unit) > 0 {
+			b.Bound, b.Limits = in(aim.Bound, m.Unit), fmt.Sprintf("%s: %s %s", aim.ID, sign(aim), bound(aim, a.d))
+		}
+	}
+	a.add(m.ID, m.ID, f.Title, b)
+}
+
+// ecdf draws the distributions of a measure without a baseline: every parameter of a single arm, the largest of several.
+func (a *artist) ecdf(m result.Measure, arms []string) error {
+	var cells []result.Cell
+	for _, arm := range arms {
+		of := a.s.Select(m.ID, arm)
+		if len(arms) > 1 {
+			of = of[len(of)-1:]
+		}
+		cells = append(cells, of...)
+	}
+	if len(cells) > 5 {
+		cells = cells[len(cells)-5:]
+	}
+	var curves []chart.Series
+	says := ""
+	n := int64(math.MaxInt64)
+	for i, c := range cells {
+		h, err := a.run.Hist(c)
+		if err != nil {
+			return err
+		}
+		if h == nil || h.TotalCount() < 20 {
+			continue
+		}
+		style := a.style(c.Arm)
+		if len(arms) == 1 {
+			style = chart.Style(i + 1)
+		}
+		curves = append(curves, chart.Series{Name: a.cellName(c), Style: style, Points: cumulative(h, m.Unit)})
+		says = fmt.Sprintf("%s: half within %s, 99 %% within %s", a.longName(c), amount(float64(h.ValueAtQuantile(50)), m.Unit), amount(float64(h.ValueAtQuantile(99)), m.Unit))
+		n = min(n, h.TotalCount())
+	}
+	if len(curves) == 0 {
+		return nil
+	}
+	title := m.Title + ", " + says
+	sub := fmt.Sprintf("at least %s each; marks at the quarters", group(fmt.Sprint(n)))
+	a.add(m.ID+"-ecdf", m.ID, title, chart.ECDF{Frame: a.frame(m.ID+"-ecdf", title, sub, "", &m),
+		X: chart.Axis{Title: perWhat(m), Log: true}, Curves: curves})
+	return nil
+}
+
+func (a *artist) ghosts(m result.Measure) (gs []chart.Ghost) {
+	for _, g := range a.d.Ghosts {
+		if g.Measure == m.ID {
+			gs = append(gs, chart.Ghost{X: g.X, Y: in(g.Value, m.Unit), Label: g.Label})
+		}
+	}
+	return gs
+}
+
+// forest draws every aim against its bound.
+func (a *artist) forest() {
+	looks := map[result.Outcome]chart.Outcome{result.Hit: chart.Kept, result.Miss: chart.Broken, result.Inconclusive: chart.Open, result.NotMeasured: chart.Missing}
+	var claims []chart.Claim
+	for _, x := range a.s.Aims {
+		c := chart.Claim{ID: x.ID, Text: x.Text, Least: x.Least, Says: says(x, a.d), Outcome: looks[x.Outcome]}
+		switch {
+		case x.Got == nil:
+			c.Outcome = chart.Missing
+		case x.Bound > 0:
+			c.Value, c.Low, c.High = x.Got.Value/x.Bound, x.Got.CI.Low/x.Bound, x.Got.CI.High/x.Bound
+		default: // a bound of 0, such as failed connections: 0 is on the good side, anything else beyond the plot
+			c.Value = map[bool]float64{true: 0.5, false: 1e9}[x.Got.Value <= 0]
+			c.Low, c.High = c.Value, c.Value
+		}
+		claims = append(claims, c)
+	}
+	title := "Aims: " + tally(a.s)
+	a.add("aims", "forest", title, chart.Forest{Frame: chart.Frame{ID: "aims", Width: 920, Title: title,
+		Sub: "each number over its bound, with its 95 % interval; an interval that holds the bound is unclear", Footer: a.footer(nil)}, Claims: claims})
+}
+
+// tally gives "3 hit, 2 miss, 1 unclear".
+func tally(s result.Summary) string {
+	n := map[result.Outcome]int{}
+	for _, a := range s.Aims {
+		n[a.Outcome]++
+	}
+	var l []string
+	for _, o := range []result.Outcome{result.Hit, result.Miss, result.Inconclusive, result.NotMeasured} {
+		if n[o] > 0 {
+			l = append(l, fmt.Sprintf("%d %s", n[o], o))
+		}
+	}
+	return strings.Join(l, ", ")
+}
+
+// cellName gives "nftables, 10,000".
+func (a *artist) cellName(c result.Cell) string { return a.name(c, "") }
+
+// longName gives "nftables, 10,000 Services".
+func (a *artist) longName(c result.Cell) string { return a.name(c, " "+a.d.Vary.Short) }
+
+func (a *artist) name(c result.Cell, of string) string {
+	name := a.d.ArmTitle(c.Arm)
+	if v, ok := c.Params[a.d.Vary.Param]; ok {
+		name += ", " + number(v) + of
+	}
+	for _, k := range slices.Sorted(maps.Keys(c.Params)) {
+		if k != a.d.Vary.Param {
+			name += ", " + k + " " + c.Params[k]
+		}
+	}
+	return name
+}
+
+// spread gives "nftables 65.1 to 66.0 µs, direct 61.0 µs".
+func (a *artist) spread(m result.Measure, arms []string) string {
+	var l []string
+	for _, arm := range arms {
+		l = append(l, a.d.ArmTitle(arm)+" "+a.extremes(m, a.s.Select(m.ID, arm)))
+	}
+	if base := first(a.s.Select(m.ID, a.d.Baseline)); m.Ratio && base.Value != nil {
+		l = append(l, a.d.ArmTitle(a.d.Baseline)+" "+amount(base.Value.Value, m.Unit))
+	}
+	return strings.Join(l, ", ")
+}
+
+// extremes gives "65.1 µs" or "65.1 to 66.0 µs", with the numbers between which it varies.
+func (a *artist) extremes(m result.Measure, cells []result.Cell) string {
+	lo, hi := math.Inf(1), math.Inf(-1)
+	for _, c := range cells {
+		if c.Value != nil {
+			lo, hi = min(lo, c.Value.Value), max(hi, c.Value.Value)
+		}
+	}
+	if x, y := chart.Number(in(lo, m.Unit)), amount(hi, m.Unit); amount(lo, m.Unit) != y {
+		return x + " to " + y
+	}
+	return amount(hi, m.Unit)
+}
+
+// ratioRange gives "nftables 1.061 to 1.076 ×".
+func (a *artist) ratioRange(m result.Measure, arms []string) string {
+	var l []string
+	for _, arm := range arms {
+		lo, hi := math.Inf(1), math.Inf(-1)
+		for _, c := range a.s.Select(m.ID, arm) {
+			if c.Ratio != nil {
+				lo, hi = min(lo, c.Ratio.Value), max(hi, c.Ratio.Value)
+			}
+		}
+		s := a.d.ArmTitle(arm) + " " + ratio(lo)
+		if ratio(lo) != ratio(hi) {
+			s += " to " + ratio(hi)
+		}
+		l = append(l, s+" ×")
+	}
+	return strings.Join(l, ", ")
+}
+
+// words are a measure's numbers for those who can't see the chart.
+func (a *artist) words(m result.Measure) string {
+	var l []string
+	for _, c := range a.s.Cells {
+		if c.Measure != m.ID || c.Value == nil {
+			continue
+		}
+		s := a.cellName(c) + ": " + amount(c.Value.Value, m.Unit)
+		if c.Ratio != nil {
+			s += fmt.Sprintf(", ratio %s (%s)", ratio(c.Ratio.Value), ratios(c.Ratio.CI))
+		}
+		l = append(l, s)
+	}
+	return strings.Join(l, "; ")
+}
+
+// perWhat is an axis' title: the measure and its unit.
+func perWhat(m result.Measure) string {
+	if m.Unit == "" {
+		return m.Title
+	}
+	return m.Unit + ", " + m.Title
+}
+
+// blocksOf gives "median of 21 blocks, 95 % interval".
+func blocksOf(s result.Summary, m result.Measure, arms []string) string {
+	return "median of " + counted(s, m, arms, "block", value) + ", 95 % interval"
+}
+
+func roundsOf(s result.Summary, m result.Measure, arms []string) string {
+	return counted(s, m, arms, "round", toDirect)
+}
+
+// counted gives "21 blocks", or "20 to 21 blocks" where cells differ.
+func counted(s result.Summary, m result.Measure, arms []string, word string, pick func(result.Cell) *stats.Estimate) string {
+	lo, hi := math.MaxInt, 0
+	for _, arm := range arms {
+		for _, c := range s.Select(m.ID, arm) {
+			if e := pick(c); e != nil {
+				lo, hi = min(lo, e.N), max(hi, e.N)
+			}
+		}
+	}
+	if lo < hi {
+		return fmt.Sprintf("%d to %s", lo, plural(hi, word))
+	}
+	return plural(hi, word)
+}
+
+func first(cells []result.Cell) (c result.Cell) {
+	if len(cells) > 0 {
+		c = cells[0]
+	}
+	return c
+}
+
+func last(cells []result.Cell) (c result.Cell) {
+	if len(cells) > 0 {
+		c = cells[len(cells)-1]
+	}
+	return c
+}
+
+// percentiles, cumulative and bins read a histogram's filled buckets.
+func percentiles(h *hdrhistogram.Histogram, unit string) (ps []chart.Point) {
+	seen, total := int64(0), float64(h.TotalCount())
+	for _, b := range h.Distribution() {
+		if b.Count > 0 {
+			ps = append(ps, chart.Point{X: float64(seen) / total, Y: in(float64(b.To), unit)})
+			seen += b.Count
+		}
+	}
+	return ps
+}
+
+func cumulative(h *hdrhistogram.Histogram, unit string) (ps []chart.Point) {
+	seen, total := int64(0), float64(h.TotalCount())
+	for _, b := range h.Distribution() {
+		if b.Count > 0 {
+			seen += b.Count
+			ps = append(ps, chart.Point{X: in(float64(b.To), unit), Y: float64(seen) / total})
+		}
+	}
+	return ps
+}
+
+func bins(h *hdrhistogram.Histogram, unit string) (bs []chart.Bin) {
+	for _, b := range h.Distribution() {
+		if b.Count > 0 {
+			bs = append(bs, chart.Bin{From: in(float64(b.From), unit), To: in(float64(b.To+1), unit), Count: float64(b.Count)})
+		}
+	}
+	return bs
+}

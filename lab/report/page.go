@@ -1,0 +1,436 @@
+package report
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"fairlead.dev/fairlead/lab/chart"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/stats"
+)
+
+// page is the report's content, the same for HTML and Markdown.
+type page struct {
+	Title, Question string
+	Where           string // profile, date, duration, in a line
+	Verdict         []string
+	Aims            *table
+	Answers         *table // measures with a baseline: arm × parameter
+	Absolute        *table // the others
+	Counters        *table
+	Noise           []string
+	Noisy           bool
+	Warnings        []string
+	Remarks         []string
+	Method          []string
+	Missing         []string
+	Machine         []pair
+	More            []pair // of the machine, for those who look closely
+	Charts          []drawn
+	Ghosts          []string
+	Files           []rawFile
+	Command         string
+}
+
+type pair struct{ Name, Value string }
+
+// table is rows of text. Rows[i] is as long as Head.
+type table struct {
+	Head   []string
+	Groups []heading // above Head, if any
+	Rows   [][]cell
+	Note   string
+}
+
+// numeric says whether a column's last cell is a number: the baseline, which comes first, has none in some.
+func (t *table) numeric(i int) bool {
+	return len(t.Rows) > 0 && t.Rows[len(t.Rows)-1][i].Class == "num"
+}
+
+// heading is a heading over several columns.
+type heading struct {
+	Title string
+	Cols  int
+}
+
+// cell is a text with a second, fainter one, and a class that says what it means: "num", "same", "higher", "lower", "unclear",
+// "hit", "miss", "base".
+type cell struct{ Text, Small, Class string }
+
+func newPage(r result.Run, s result.Summary, files []rawFile) (*page, error) {
+	charts, err := draw(r, s)
+	if err != nil {
+		return nil, err
+	}
+	d, m := s.Design, r.Manifest
+	p := &page{
+		Title: d.Title, Question: d.Question, Where: where(m, s), Verdict: sentences(s), Noise: noiseWords(s.Noise), Noisy: s.Noise.Noisy,
+		Warnings: s.Warnings, Remarks: m.Remarks, Method: append(method(s), d.Method...), Missing: d.Missing, Charts: charts, Files: files,
+		Command: shell(m.Command), Aims: aims(s), Answers: answers(s), Absolute: absolute(s), Counters: counters(s),
+	}
+	for _, g := range d.Ghosts {
+		if s := g.Label + ": " + g.Source; !slices.Contains(p.Ghosts, s) {
+			p.Ghosts = append(p.Ghosts, s)
+		}
+	}
+	p.Machine, p.More = machine(m)
+	return p, nil
+}
+
+func where(m result.Manifest, s result.Summary) string {
+	l := []string{"experiment " + m.Design.ID, m.Profile + " profile", m.Started.UTC().Format("2 January 2006, 15:04 UTC")}
+	if !m.Ended.IsZero() {
+		l = append(l, span(m.Ended.Sub(m.Started)))
+	}
+	return strings.Join(append(l, plural(s.Rounds, "round"), plural(s.Blocks, "block")), " · ")
+}
+
+// sentences are the verdict: per measure and arm at its largest parameter, then the aims.
+func sentences(s result.Summary) (l []string) {
+	d := s.Design
+	for _, m := range d.Measures {
+		base := first(s.Select(m.ID, d.Baseline))
+		for _, arm := range d.Arms {
+			c := last(s.Select(m.ID, arm.ID))
+			if !m.Ratio || arm.ID == d.Baseline || arm.ID == d.Again || c.Ratio == nil {
+				continue
+			}
+			l = append(l, sentence(s, m, c, base))
+		}
+	}
+	if len(s.Aims) > 0 {
+		l = append(l, "Aims: "+tally(s)+".")
+	}
+	return l
+}
+
+func sentence(s result.Summary, m result.Measure, c, base result.Cell) string {
+	d := s.Design
+	name := d.ArmTitle(c.Arm)
+	if v, ok := c.Params[d.Vary.Param]; ok {
+		name += " at " + number(v) + " " + d.Vary.Short
+	}
+	e := *c.Ratio
+	text := fmt.Sprintf("%s: %s takes %s × %s (95 %% interval %s)", m.Title, name, ratio(e.Value), d.ArmTitle(d.Baseline), ratios(e.CI))
+	switch {
+	case !e.Sure:
+		return text + ": too few rounds for a verdict."
+	case c.Verdict == stats.Same && e.CI.Contains(1):
+		return text + fmt.Sprintf(": no difference within %s.", plusMinus(margin(d, m)))
+	case c.Verdict == stats.Same:
+		return text + fmt.Sprintf(": %s, which lies within the margin of %s.", percent(e.Value), plusMinus(margin(d, m)))
+	case c.Verdict == stats.Unclear:
+		return text + fmt.Sprintf(": unclear, neither the same within %s nor different beyond what this run can resolve (%s).",
+			plusMinus(margin(d, m)), plusMinus(s.Resolution[m.ID].Half))
+	case base.Value == nil:
+		return text + "."
+	}
+	way := "more than"
+	if e.Value < 1 {
+		way = "less than"
+	}
+	return text + fmt.Sprintf(": %s, about %s %s %s.", percent(e.Value), amount(math.Abs(e.Value-1)*base.Value.Value, m.Unit), way, amount(base.Value.Value, m.Unit))
+}
+
+func margin(d result.Design, m result.Measure) float64 {
+	if m.Margin > 0 {
+		return m.Margin
+	}
+	return d.Margin
+}
+
+func noiseWords(n result.Noise) []string {
+	l := []string{fmt.Sprintf("The hypervisor took %.2f %% of the processors' time; other processes used %.1f %%.", 100*n.Steal, 100*n.Others)}
+	for _, w := range n.Why {
+		l = append(l, strings.ToUpper(w[:1])+w[1:]+".")
+	}
+	return l
+}
+
+// rows gives every arm and parameter that has a cell in one of the measures, in order.
+func rows(s result.Summary, measures []result.Measure) (keys []result.Cell) {
+	for _, arm := range s.Design.Arms {
+		var of []result.Cell
+		for _, m := range measures {
+			for _, c := range s.Select(m.ID, arm.ID) {
+				if !slices.ContainsFunc(of, func(o result.Cell) bool { return maps.Equal(o.Params, c.Params) }) {
+					of = append(of, result.Cell{Arm: c.Arm, Params: c.Params, X: c.X})
+				}
+			}
+		}
+		slices.SortStableFunc(of, func(a, b result.Cell) int { return int(a.X - b.X) })
+		keys = append(keys, of...)
+	}
+	return keys
+}
+
+// head begins a row: the arm, and the varied parameter with the others.
+func head(d result.Design, c result.Cell) []cell {
+	var params []string
+	if v, ok := c.Params[d.Vary.Param]; ok {
+		params = append(params, number(v))
+	}
+	for _, k := range slices.Sorted(maps.Keys(c.Params)) {
+		if k != d.Vary.Param {
+			params = append(params, k+" "+c.Params[k])
+		}
+	}
+	class := ""
+	if c.Arm == d.Baseline || c.Arm == d.Again {
+		class = "base"
+	}
+	return []cell{{Text: d.ArmTitle(c.Arm), Class: class}, {Text: strings.Join(params, ", "), Class: "num"}}
+}
+
+// measured are the measures with or without a baseline that have a cell.
+func measured(s result.Summary, ratio bool) (ms []result.Measure) {
+	for _, m := range s.Design.Measures {
+		if m.Ratio == ratio && slices.ContainsFunc(s.Cells, func(c result.Cell) bool { return c.Measure == m.ID && c.Value != nil }) {
+			ms = append(ms, m)
+		}
+	}
+	return ms
+}
+
+// answers has two columns per measure: the time, and the ratio with its interval and verdict.
+func answers(s result.Summary) *table {
+	d, ms := s.Design, measured(s, true)
+	if len(ms) == 0 {
+		return nil
+	}
+	t := &table{Head: []string{"", d.Vary.Short}, Groups: []heading{{"", 2}}}
+	for _, m := range ms {
+		t.Groups = append(t.Groups, heading{m.Title, 2})
+		t.Head = append(t.Head, m.Unit, "× "+d.ArmTitle(d.Baseline))
+	}
+	for _, k := range rows(s, ms) {
+		row := head(d, k)
+		for _, m := range ms {
+			c, _ := s.Cell(m.ID, k.Arm, k.Params)
+			row = append(row, valueCell(c, m, false), ratioCell(c))
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	var l []string
+	for _, m := range ms {
+		if r, ok := s.Resolution[m.ID]; ok {
+			l = append(l, m.Title+" "+plusMinus(r.Half))
+		}
+	}
+	t.Note = fmt.Sprintf("Medians over blocks; ratios are medians over rounds of block to the %s blocks of the same round, with 95 %% intervals. "+
+		"“No difference” means that the whole interval lies within %s and holds 1; “in margin”, that it lies within but does not hold 1.", d.ArmTitle(d.Baseline), plusMinus(d.Margin))
+	if len(l) > 0 {
+		t.Note += " What this run can't tell from nothing (A/A): " + strings.Join(l, ", ") + "."
+	}
+	return t
+}
+
+func valueCell(c result.Cell, m result.Measure, interval bool) cell {
+	if c.Value == nil {
+		return cell{Text: "–", Class: "num"}
+	}
+	out := cell{Text: chart.Number(in(c.Value.Value, m.Unit)), Class: "num"}
+	if interval && c.Value.CI.Low != c.Value.CI.High {
+		out.Small = between(c.Value.CI, m.Unit)
+	}
+	return out
+}
+
+func ratioCell(c result.Cell) cell {
+	if c.Ratio == nil {
+		return cell{Text: "–", Class: "base"}
+	}
+	class := string(c.Verdict)
+	if !c.Ratio.Sure {
+		class = string(stats.Unclear)
+	}
+	return cell{Text: ratio(c.Ratio.Value) + "  " + verdict(c), Small: ratios(c.Ratio.CI), Class: class}
+}
+
+// absolute has two columns per measure that is a distribution, one for the others.
+func absolute(s result.Summary) *table {
+	d, ms := s.Design, measured(s, false)
+	if len(ms) == 0 {
+		return nil
+	}
+	t := &table{Head: []string{"", d.Vary.Short}, Groups: []heading{{"", 2}}, Note: "Medians over blocks with 95 % intervals; p99 is over all operations. " +
+		"These have no baseline: they hold for this machine."}
+	tails := map[string]bool{}
+	for _, m := range ms {
+		tails[m.ID] = slices.ContainsFunc(s.Cells, func(c result.Cell) bool { return c.Measure == m.ID && c.Quantiles != nil })
+		over := heading{m.Title, 1}
+		t.Head = append(t.Head, strings.TrimSpace(m.Unit+" (95 %)"))
+		if tails[m.ID] {
+			over.Cols = 2
+			t.Head = append(t.Head, "p99")
+		}
+		t.Groups = append(t.Groups, over)
+	}
+	for _, k := range rows(s, ms) {
+		row := head(d, k)
+		for _, m := range ms {
+			c, _ := s.Cell(m.ID, k.Arm, k.Params)
+			row = append(row, valueCell(c, m, true))
+			if tails[m.ID] {
+				row = append(row, tailCell(c, m))
+			}
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return t
+}
+
+func tailCell(c result.Cell, m result.Measure) cell {
+	if c.Quantiles == nil {
+		return cell{Text: "–", Class: "num"}
+	}
+	return cell{Text: chart.Number(in(c.Quantiles["p99"], m.Unit)), Class: "num"}
+}
+
+// counters has what was counted exactly, per operation, for measures with a baseline.
+func counters(s result.Summary) *table {
+	d, ms := s.Design, measured(s, true)
+	names := counterNames(s, ms)
+	if len(names) == 0 {
+		return nil
+	}
+	t := &table{Head: []string{"", d.Vary.Short}, Groups: []heading{{"", 2}}, Note: "Counts per operation, medians over blocks. Packets through the receive path and context switches are " +
+		"exact for the machine; traffic of other processes adds to the former."}
+	for _, m := range ms {
+		t.Groups = append(t.Groups, heading{m.Title, len(names)})
+		for _, n := range names {
+			t.Head = append(t.Head, counterTitle(n))
+		}
+	}
+	for _, k := range rows(s, ms) {
+		row := head(d, k)
+		for _, m := range ms {
+			c, _ := s.Cell(m.ID, k.Arm, k.Params)
+			for _, n := range names {
+				row = append(row, countCell(c.Counters, n))
+			}
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return t
+}
+
+// hiddenCounters say nothing that others don't.
+var hiddenCounters = map[string]bool{"softnet_pinned": true, "preempted": true, "faults": true}
+
+// counterNames are those that are not 0 everywhere.
+func counterNames(s result.Summary, ms []result.Measure) []string {
+	names := map[string]bool{}
+	for _, c := range s.Cells {
+		if !slices.ContainsFunc(ms, func(m result.Measure) bool { return m.ID == c.Measure }) {
+			continue
+		}
+		for n, v := range c.Counters {
+			if v != 0 && !hiddenCounters[n] {
+				names[n] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+func counterTitle(n string) string {
+	switch n {
+	case "softnet":
+		return "packets received"
+	case "switches":
+		return "context switches"
+	}
+	return strings.ReplaceAll(n, "_", " ")
+}
+
+func countCell(counters map[string]float64, name string) cell {
+	v, ok := counters[name]
+	if !ok {
+		return cell{Text: "–", Class: "num"}
+	}
+	return cell{Text: strings.TrimSuffix(strconv.FormatFloat(v, 'f', 2, 64), ".00"), Class: "num"}
+}
+
+func aims(s result.Summary) *table {
+	if len(s.Aims) == 0 {
+		return nil
+	}
+	t := &table{Head: []string{"", "aim", "measured", "bound", "outcome"}}
+	for _, a := range s.Aims {
+		got := cell{Text: "–", Class: "num"}
+		if a.Got != nil {
+			got.Text = quantity(a.Aim, s.Design, a.Got.Value)
+			if a.Got.CI.Low != a.Got.CI.High {
+				got.Small = quantity(a.Aim, s.Design, a.Got.CI.Low) + " – " + quantity(a.Aim, s.Design, a.Got.CI.High)
+			}
+		}
+		t.Rows = append(t.Rows, []cell{{Text: a.ID}, {Text: a.Text}, got, {Text: sign(a.Aim) + " " + bound(a.Aim, s.Design), Class: "num"},
+			{Text: outcomeSign(a.Outcome) + " " + string(a.Outcome), Small: a.Why, Class: outcomeClass(a.Outcome)}})
+	}
+	return t
+}
+
+func outcomeSign(o result.Outcome) string {
+	return map[result.Outcome]string{result.Hit: "✓", result.Miss: "✗", result.Inconclusive: "?", result.NotMeasured: "–"}[o]
+}
+
+func outcomeClass(o result.Outcome) string {
+	return map[result.Outcome]string{result.Hit: "hit", result.Miss: "miss", result.Inconclusive: "unclear", result.NotMeasured: "base"}[o]
+}
+
+// method is what holds for every experiment.
+func method(s result.Summary) []string {
+	d := s.Design
+	base := d.ArmTitle(d.Baseline)
+	return []string{
+		fmt.Sprintf("Nothing is compared across runs. Work is done in short blocks; each round has every arm once, in random order, with %s at both ends. "+
+			"A ratio is a block's median over the mean of its own round's %s blocks, and the number given is the median of those ratios over rounds.", base, base),
+		"Intervals hold 95 %: bootstrap of the median over blocks or rounds, expanded for small counts (Hesterberg 2015), computed rather than drawn. " +
+			"Quantiles over all operations get theirs from resampling whole blocks.",
+		fmt.Sprintf("%s is measured twice under two names in every round (A/A). How far that ratio's interval reaches from 1 is the resolution: smaller differences can't be told from nothing here.",
+			strings.ToUpper(base[:1])+base[1:]),
+		fmt.Sprintf("“No difference” and “in margin” are equivalence claims: the whole interval lies within %s of 1 (two one-sided tests). "+
+			"A difference is claimed only when the interval lies beyond the resolution. Everything else is unclear.", plusMinus(d.Margin)),
+		"Closed loops send the next request when the last is answered, so their tails are too kind; open loops count from the intended start.",
+	}
+}
+
+func machine(m result.Manifest) (short, more []pair) {
+	x, b := m.Machine, m.Build
+	virtual := ""
+	if x.Hypervisor {
+		virtual = ", in a virtual machine"
+	}
+	short = []pair{
+		{"Kernel", "Linux " + x.Kernel},
+		{"Processor", cpuName(x) + virtual},
+		{"Memory", amount(float64(x.Memory), "MiB")},
+		{"Clock", x.Clocksource},
+		{"Commit", commitName(b)},
+		{"Program", fmt.Sprintf("%s %s, %s, SHA-256 %.12s…", b.Module, b.Version, b.Go, b.Binary)},
+		{"Seed", fmt.Sprint(m.Seed)},
+		{"Load before", m.Before.Average},
+		{"Load after", m.After.Average},
+		{"Stolen time", fmt.Sprintf("%s before, %s after, since boot", m.Before.Steal.Round(10*time.Millisecond), m.After.Steal.Round(10*time.Millisecond))},
+		{"Control group", strings.TrimSpace(x.Cgroup + " " + x.CPUMax)},
+	}
+	for _, v := range m.Versions {
+		short = append(short, pair{"With", v})
+	}
+	short = slices.DeleteFunc(short, func(p pair) bool { return p.Value == "" })
+	for _, group := range []struct {
+		title string
+		of    map[string]string
+	}{{"Kernel option", x.Config}, {"Setting", x.Sysctls}, {"Mitigation", x.Mitigations}} {
+		for _, k := range slices.Sorted(maps.Keys(group.of)) {
+			more = append(more, pair{group.title + " " + k, group.of[k]})
+		}
+	}
+	return short, more
+}

@@ -1,0 +1,96 @@
+package resolve
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+	"unique"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+)
+
+// via is the kind of way into a Service.
+type via uint8
+
+const (
+	viaClusterIP via = iota
+	viaLoadBalancer
+	viaExternalIP
+	viaNodePort
+)
+
+// String gives the word for model.Frontend.Via.
+func (v via) String() string {
+	return [...]string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"}[v]
+}
+
+// declared is what a Service asks for, whatever its endpoints and the node.
+type declared struct {
+	label    string // "shop/web"
+	created  int64  // Unix seconds; the highest number where not said, so that those with an age come first
+	groups   []group
+	entries  []entry // in the order in which they take an entry that two of them want
+	internal bool    // internalTrafficPolicy: Local
+	external bool    // externalTrafficPolicy: Local
+	spread   distribution
+	affinity time.Duration
+	sources  []netip.Prefix // for ingress addresses: the only ones let in. nil lets all in
+	health   uint16         // port of the health check; 0: none
+	problems []source.Problem
+}
+
+// group is what one port of a Service has in one family: endpoints, and pools of them.
+type group struct {
+	label    string // "shop/web:http", the start of its pools' names
+	port     unique.Handle[string]
+	protocol model.Protocol
+	family   family
+	pools    [scopes]poolName
+}
+
+// The pools of a group.
+const (
+	cluster = iota // all of the cluster's endpoints
+	onlyLocal
+	scopes
+)
+
+// poolName names a pool; zero where no policy needs the pool.
+type poolName struct {
+	name string
+	id   uint64
+}
+
+// entry is a way into a Service.
+type entry struct {
+	model.Entry
+	via   via
+	group int32
+	port  int32 // index in spec.ports
+	index int32 // of the address in its list
+}
+
+// field gives the path of what asks for the entry.
+func (e *entry) field() string { return field(e.via, int(e.index), int(e.port)) }
+
+// field gives the path of the address at that index of its list, or of the port's node port. A clusterIP's index is -1
+// where spec.clusterIP alone is given.
+func field(v via, index, port int) string {
+	switch {
+	case v == viaNodePort:
+		return fmt.Sprintf("spec.ports[%d].nodePort", port)
+	case v == viaExternalIP:
+		return fmt.Sprintf("spec.externalIPs[%d]", index)
+	case v == viaLoadBalancer:
+		return fmt.Sprintf("status.loadBalancer.ingress[%d].ip", index)
+	case index < 0:
+		return "spec.clusterIP"
+	}
+	return fmt.Sprintf("spec.clusterIPs[%d]", index)
+}
+
+// isLocal says whether the entry's traffic from outside goes to endpoints of this node only.
+func (d *declared) isLocal(e *entry) bool {
+	return e.via == viaClusterIP && d.internal || e.via != viaClusterIP && d.external
+}
