@@ -57,14 +57,12 @@ func portion[K dataplane.Key](moves []move[K], limit int) (n int) {
 // facts gives what a Write is told for moves: put by rising rank, del by falling rank.
 func (t *table[T, K, V]) facts(moves []move[K]) (put, del []dataplane.Fact[K, V]) {
 	for _, m := range moves {
-		e := t.entries[m.key]
-		old := e.value
 		if m.put {
-			put = append(put, dataplane.Fact[K, V]{Key: m.key, Value: e.value})
-			old = t.old[m.key]
+			put = append(put, dataplane.Fact[K, V]{Key: m.key, Value: t.entries[m.key].value})
 		}
 		if m.del {
-			del = append(del, dataplane.Fact[K, V]{Key: m.key, Value: old})
+			held, _ := t.holds(m.key)
+			del = append(del, dataplane.Fact[K, V]{Key: m.key, Value: held})
 		}
 	}
 	falling(del)

@@ -275,7 +275,8 @@ func (l *Loop[T, K, V]) wait(ctx context.Context, n uint64) error {
 	}
 }
 
-// respond tells those who wait that n Changes and Checks are true in the kernel, or why they are not.
+// respond tells those who wait that n Changes and Checks are true in the kernel, or why they are not. An n of 0 takes back
+// the last answer.
 func (l *Loop[T, K, V]) respond(n uint64, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

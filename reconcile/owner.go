@@ -7,19 +7,23 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// Nobody is the owner of facts that no part rendered as far as the loop knows: an earlier run's, or a stranger's.
+// Nobody is the owner of held facts that no part rendered as far as the loop knows: an earlier run's, or a stranger's.
 const Nobody = "nobody"
 
 // owners says to whom unsettled keys belong: owner names by key. It renders the parts of the owners in only (nil: all)
-// and every part that is going, so it is for times of trouble. A key of other owners than those has none here.
+// and every part that is going, so it is for times of trouble. A key that only other owners want has none here; one whose
+// held value has no known origin has Nobody besides.
 func (l *Loop[T, K, V]) owners(only map[string]bool) map[K][]string {
-	owners := map[K][]string{}
+	owners, origin := map[K][]string{}, map[K]bool{}
 	note := func(p T, o string) {
 		for _, f := range l.plane.Render(p) {
 			_, unsettled := l.table.todo[f.Key]
 			_, claimed := l.table.claims[f.Key]
 			if (unsettled || claimed) && !slices.Contains(owners[f.Key], o) {
 				owners[f.Key] = append(owners[f.Key], o)
+			}
+			if v, ok := l.table.holds(f.Key); unsettled && ok && v == f.Value {
+				origin[f.Key] = true
 			}
 		}
 	}
@@ -32,8 +36,8 @@ func (l *Loop[T, K, V]) owners(only map[string]bool) map[K][]string {
 		note(p, l.owner(p))
 	}
 	for k := range l.table.todo {
-		if len(owners[k]) == 0 && !l.table.entries[k].wanted() {
-			owners[k] = []string{Nobody}
+		if _, ok := l.table.holds(k); ok && !origin[k] {
+			owners[k] = append(owners[k], Nobody)
 		}
 	}
 	return owners
@@ -64,7 +68,7 @@ func pass[K dataplane.Key](moves, stuck []move[K], owners map[K][]string) []move
 
 func (b *barrier[K]) add(m move[K]) {
 	for _, o := range b.owners[m.key] {
-		if r, ok := b.floor[o]; m.put && (!ok || m.rank < r) {
+		if r, ok := b.floor[o]; m.put && o != Nobody && (!ok || m.rank < r) {
 			b.floor[o] = m.rank
 		}
 		if r, ok := b.ceil[o]; m.del && (!ok || m.rank > r) {

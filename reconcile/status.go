@@ -116,6 +116,9 @@ func (l *Loop[T, K, V]) failing() map[string]Failing {
 // note adds f to what is known of owners. The fact of the lowest rank is the one to tell of: others stand on it.
 func note(failing map[string]Failing, owners []string, f Failing) {
 	for _, o := range owners {
+		if o == Nobody && len(owners) > 1 {
+			continue
+		}
 		n := f
 		if b, ok := failing[o]; ok {
 			if b.rank < n.rank || b.rank == n.rank && b.Error < n.Error {

@@ -147,6 +147,7 @@ func (l *Loop[T, K, V]) read(ctx context.Context) error {
 	if start || len(drift) == 0 {
 		return nil
 	}
+	l.respond(0, nil)
 	owners := l.owners(nil)
 	for _, k := range drift {
 		l.drifted[k] = owners[k]
@@ -292,9 +293,10 @@ func (l *Loop[T, K, V]) retry(ctx context.Context, asked uint64, err error) <-ch
 	l.pause = time.Now().Add(wait)
 	l.log.Warn("failed; trying again", "error", err, "attempt", l.trouble, "in", wait)
 	l.count(func(s *Status) { s.Error = err.Error() })
-	if l.trouble > 1 {
-		l.respond(asked, err)
+	if l.trouble == 1 {
+		asked = 0 // those who wait learn of it when it is repeated
 	}
+	l.respond(asked, err)
 	return time.After(wait)
 }
 

@@ -252,8 +252,9 @@ func (w *walker) stray(o op) {
 }
 
 func (w *walker) sync() error {
+	_ = w.loop.Sync(context.Background()) // in the thick of it
+	synctest.Wait()                       // a signal may bring about more
 	err := w.loop.Sync(context.Background())
-	synctest.Wait() // what a signal has brought about meanwhile
 	blind := false
 	w.with(func() { blind = w.blind })
 	if blind {

@@ -199,6 +199,15 @@ func (t *table[T, K, V]) hold(f dataplane.Fact[K, V]) {
 	t.entries[f.Key] = e
 }
 
+// holds gives the value that the kernel holds for k.
+func (t *table[T, K, V]) holds(k K) (v V, ok bool) {
+	e := t.entries[k]
+	if e.other {
+		return t.old[k], true
+	}
+	return e.value, e.held
+}
+
 // done notes that the kernel now holds what is wanted of k.
 func (t *table[T, K, V]) done(k K) {
 	e := t.entries[k]

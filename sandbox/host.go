@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/sandbox/echo"
 )
 
@@ -45,14 +46,27 @@ func (h *Host) Short() string {
 }
 
 // Do runs f on a thread that is inside the host's network namespace. Goroutines that f starts are not.
-func (h *Host) Do(f func() error) error { return h.box.ns.Do(f) }
+func (h *Host) Do(f func() error) error {
+	if h.box != nil {
+		return h.box.ns.Do(f)
+	}
+	ns, err := netns.Open(h.Namespace) // another process holds the cluster
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return ns.Do(f)
+}
 
 // Route sends what h sends to prefix by way of via, an address on the link of h's one interface: a node's or the outside
 // client's address for those, for pods their node's. It takes the place of h's route to that very prefix and stays
-// through Updates.
+// through Updates. It is for hosts of a Cluster, not of a State.
 func (h *Host) Route(prefix netip.Prefix, via netip.Addr) error {
 	if prefix.Addr().BitLen() != via.BitLen() {
 		return fmt.Errorf("%s: route to %s via %s: not of one family", h.Name, prefix, via)
+	}
+	if h.cluster == nil {
+		return fmt.Errorf("%s: another process holds its cluster", h.Name)
 	}
 	h.cluster.mu.Lock()
 	defer h.cluster.mu.Unlock()

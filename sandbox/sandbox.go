@@ -198,11 +198,13 @@ func (c *Cluster) follow(ctx context.Context, want layout) error {
 		}
 	}
 	specs := want.sorted()
+	var added []*Host
 	for i, s := range specs {
 		if c.hosts[s.host.Name] == nil {
 			if err := errors.Join(ctx.Err(), c.add(s)); err != nil {
 				return fmt.Errorf("add %s: %w", s.host.Name, err)
 			}
+			added = append(added, c.hosts[s.host.Name])
 		}
 		if c.tell != nil {
 			c.tell(i+1, len(specs))
@@ -216,7 +218,30 @@ func (c *Cluster) follow(ctx context.Context, want layout) error {
 			return fmt.Errorf("connect %s: %w", h.Name, err)
 		}
 	}
+	for _, h := range added {
+		if err := c.await(ctx, h); err != nil {
+			return fmt.Errorf("wait for %s: %w", h.Name, err)
+		}
+	}
 	return c.record()
+}
+
+// await waits until a host is ready for packets.
+func (c *Cluster) await(ctx context.Context, h *Host) error {
+	if h.spec.shared {
+		return nil
+	}
+	return errors.Join(
+		c.above(h).dial(func(l *link.Conn) error { return l.Await(ctx, h.port) }),
+		h.box.dial(func(l *link.Conn) error { return l.Await(ctx, h.box.eth0, h.Addresses...) }))
+}
+
+// above is where the other end of a host's eth0 is: the wire's namespace, or its node's.
+func (c *Cluster) above(h *Host) *box {
+	if h.Role == Pod {
+		return c.hosts["node "+h.Node].box
+	}
+	return c.wire
 }
 
 // stays says whether a host is wanted just as it is. A pod goes when its node does.
@@ -238,10 +263,7 @@ func (c *Cluster) remove(h *Host) error {
 		delete(c.hosts, h.Name)
 		return nil
 	}
-	at := c.wire
-	if h.Role == Pod {
-		at = c.hosts["node "+h.Node].box
-	}
+	at := c.above(h)
 	if h.port != 0 {
 		if err := at.dial(func(l *link.Conn) error { return l.Delete(h.port) }); err != nil {
 			return err
@@ -338,7 +360,7 @@ func (c *Cluster) addPod(h *Host) (err error) {
 	if h.box, err = newBox(h.Namespace, mac, hostSettings); err != nil {
 		return err
 	}
-	err = c.hosts["node "+h.Node].box.dial(func(l *link.Conn) error {
+	err = c.above(h).dial(func(l *link.Conn) error {
 		near := link.End{Name: fmt.Sprintf("pod%d", n), MAC: gatewayMAC[:]}
 		h.port, err = l.AddVeth(near, link.End{Name: "eth0", MAC: mac[:]}, h.box.ns)
 		return err

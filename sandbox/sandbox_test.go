@@ -170,7 +170,7 @@ func answering(t *testing.T, h *Host, addrs ...netip.Addr) {
 				return err
 			}
 		}
-		return nil
+		return c.Await(t.Context(), 1, addrs...)
 	})
 	if err == nil {
 		err = h.Do(func() (err error) {
@@ -495,6 +495,21 @@ func TestLeftoversOfAKilledProcess(t *testing.T) {
 	}
 	if err := DownByName(name); err == nil {
 		t.Error("a cluster that another process holds is taken down")
+	}
+	for _, n := range []string{"pod shop/web-1", "pod/shop/web-1", "shop/web-1"} { // its hosts can be used all the same
+		h, err := s.Host(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ask(t, &h, ports[0], netip.MustParseAddr("10.200.0.4")); err != nil || got.Client.Addr() != h.Addresses[0] {
+			t.Errorf("from %s: %+v, %v", n, got, err)
+		}
+		if err := h.Route(netip.MustParsePrefix("10.0.0.0/8"), h.Addresses[0]); err == nil {
+			t.Error("a route is set in another process's cluster")
+		}
+	}
+	if _, err := s.Host("shop/nosuchpod"); err == nil || !strings.Contains(err.Error(), "shop/web-1") {
+		t.Errorf("a host that isn't there: %v, want to be told which are", err)
 	}
 	hold.Process.Kill()
 	hold.Wait()

@@ -22,7 +22,7 @@ type State struct {
 	Name  string `json:"name"`
 	PID   int    `json:"pid"`   // the process that holds it
 	Born  uint64 `json:"born"`  // when that process started, in clock ticks after boot: numbers are used again
-	Hosts []Host `json:"hosts"` // outside, nodes, pods; their Do doesn't work here
+	Hosts []Host `json:"hosts"` // outside, nodes, pods
 }
 
 // self is the state of a sandbox that this process holds.

@@ -289,6 +289,9 @@ func sandboxLs() *cobra.Command {
 			for _, s := range states {
 				boxes = append(boxes, look(s))
 			}
+			if len(boxes) == 0 {
+				c.PrintErrln("no sandbox is there; to start one: fairlead sandbox up DIR")
+			}
 			return o.print(c.OutOrStdout(), boxes, func(w io.Writer) error { return table(w, boxRows(boxes)) })
 		},
 	}
@@ -521,14 +524,9 @@ type reply struct {
 
 // askAll asks so many times.
 func askAll(ctx context.Context, h sandbox.Host, to verdict.Packet, o echo.Options, count int, timeout time.Duration) (replies []reply, err error) {
-	ns, err := netns.Open(h.Namespace)
-	if err != nil {
-		return nil, err
-	}
-	defer ns.Close()
 	for range count {
 		var a echo.Answer
-		err := ns.Do(func() (err error) {
+		err := h.Do(func() (err error) {
 			ctx, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
 			a, err = echo.Ask(ctx, to.Protocol, to.Dst, o)

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
+	"os/exec"
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -259,6 +261,8 @@ func (p probe) passed(ctx context.Context) string {
 	}
 	for i := range 2 {
 		if wrong := p.through(p.ask(ctx, patience)); wrong != "" {
+			p.w.cluster.Outside().Do(func() error { o, _ := exec.Command("sh", "-c", "ip a; ip -6 r; ip -6 r show table local; ss -lnup; ss -lnw; nstat -az | grep -v ' 0  '").CombinedOutput(); println(string(o)); return nil })
+			for range 3 { x, err := p.ask(ctx, patience); println(tell(x, err)) }
 			return fmt.Sprintf("try %d: %s", i+1, wrong)
 		}
 	}
@@ -346,7 +350,10 @@ func (w *world) lend(a netip.Addr) (drop func() error, err error) {
 		if err == nil {
 			err = conn.AddAddress(dev, netip.PrefixFrom(a, a.BitLen()))
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return usable(a)
 	})
 	drop = func() error {
 		defer conn.Close()
@@ -356,6 +363,19 @@ func (w *world) lend(a netip.Addr) (drop func() error, err error) {
 		err = errors.Join(err, drop())
 	}
 	return drop, err
+}
+
+// usable waits until sockets may have the address: the kernel notices a carrier in the background.
+func usable(a netip.Addr) error {
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 0)))
+		if err == nil {
+			return c.Close()
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("wait for address %s: %w", a, err)
+		}
+	}
 }
 
 // hold opens a flow, asks over it once, and keeps it.

@@ -105,7 +105,8 @@ func (k *walk) restart() (l []string) {
 // keep holds a few of the TCP connections.
 func (k *walk) keep(ctx context.Context, l *packetLine) {
 	j := k.w.judge(l.Clients[0], l.To, l.Proto, l.Via)
-	if l.Proto != model.TCP || j.outcome.Action != verdict.Forward || len(k.w.flows) >= 4 {
+	fixed := place(l.Clients[0].Name).Node != "" || nodeOf(l.To.Addr()) != "" // not led by one node now, by another then
+	if !fixed || l.Proto != model.TCP || j.outcome.Action != verdict.Forward || len(k.w.flows) >= 4 {
 		return
 	}
 	held := *l

@@ -5,10 +5,12 @@
 package link
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -97,6 +99,51 @@ func (c *Conn) Up(index int) error {
 	return nil
 }
 
+// Await waits until the kernel has done in the background what follows from earlier requests: the interface passes
+// packets (link watch knows of its carrier, a bridge that it is a port of forwards), and the namespace takes packets to
+// its IPv6 addresses. Before, packets are lost or go astray. It gives up with ctx, and after ten seconds.
+func (c *Conn) Await(ctx context.Context, index int, addrs ...netip.Addr) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for wait := 50 * time.Microsecond; ; wait = min(2*wait, 5*time.Millisecond) {
+		ready, err := c.ready(index, addrs)
+		if ready || err != nil {
+			return err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return fmt.Errorf("wait until interface %d is ready with %v: %w", index, addrs, ctx.Err())
+		}
+	}
+}
+
+func (c *Conn) ready(index int, addrs []netip.Addr) (bool, error) {
+	l, err := c.h.LinkByIndex(index) // which has the kernel see to its carrier at once, since Linux 6.8
+	if err != nil {
+		return false, fmt.Errorf("look up interface %d: %w", index, err)
+	}
+	if a := l.Attrs(); a.OperState != netlink.OperUp && a.Flags&net.FlagLoopback == 0 { // a loopback has no such state
+		return false, nil
+	}
+	for _, a := range addrs {
+		if a.Is4() {
+			continue // ready once it is there
+		}
+		routes, err := c.h.RouteGet(a.AsSlice())
+		if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("look up route to %s: %w", a, err)
+		}
+		if len(routes) == 0 || routes[0].Type != unix.RTN_LOCAL {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
 // Delete removes the interface, and with it the other end of a veth pair. One that isn't there is no error.
 func (c *Conn) Delete(index int) error {
 	if err := c.h.LinkDel(dev(index)); err != nil && !errors.Is(err, unix.ENODEV) {
@@ -105,8 +152,8 @@ func (c *Conn) Delete(index int) error {
 	return nil
 }
 
-// AddAddress gives the interface an address, usable at once: without duplicate address detection, and with a route only
-// where the prefix is wider than the address. One that it has is no error.
+// AddAddress gives the interface an address, without duplicate address detection, and with a route only where the prefix
+// is wider than the address. One that it has is no error. See Await for when it is in use.
 func (c *Conn) AddAddress(index int, p netip.Prefix) error {
 	a := &netlink.Addr{IPNet: ipNet(p)}
 	if p.Addr().Is6() {

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -110,6 +111,9 @@ func TestRoutedPairOverABridge(t *testing.T) {
 			)
 		}
 	}
+	for i := range 2 {
+		check(t, wire.Await(t.Context(), index(t, wire, fmt.Sprint("port", i))), conns[i].Await(t.Context(), index(t, conns[i], "eth0"), addrs[i][:]...))
+	}
 	for k, to := range addrs[1] {
 		got, err := talk(ns[0], ns[1], netip.AddrPortFrom(to, 1000).String())
 		if err != nil || got != addrs[0][k] {
@@ -168,6 +172,30 @@ func TestRouteIsReplacedAndDeleted(t *testing.T) {
 	check(t, c.Delete(dev), c.Delete(dev))
 	if _, err := o.Index("eth0"); err == nil {
 		t.Error("the other end is still there")
+	}
+}
+
+func TestAwait(t *testing.T) {
+	_, c := space(t)
+	other, o := space(t)
+	near, err := c.AddVeth(End{Name: "eth0"}, End{Name: "eth0"}, other)
+	check(t, err)
+	far := index(t, o, "eth0")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := c.Await(ctx, near); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("an interface whose peer is down: %v", err)
+	}
+	check(t, o.Up(far), c.Await(t.Context(), near), o.Await(t.Context(), far))
+	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	a := netip.MustParseAddr("fd00::1")
+	if err := c.Await(ctx, near, a); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("an address that isn't there: %v", err)
+	}
+	check(t, c.AddAddress(near, netip.PrefixFrom(a, 64)), c.Await(t.Context(), near, a))
+	if err := c.Await(t.Context(), 99); err == nil {
+		t.Error("an interface that isn't there is ready")
 	}
 }
 

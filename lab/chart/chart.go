@@ -1,9 +1,10 @@
-// Package chart draws measurements as SVG: lines with intervals, bars, histograms, distributions, percentiles, and the
-// forest plot of claims. A chart is a value; SVG gives its text, the same for the same value.
+// Package chart draws measurements as SVG: lines with intervals, bars, histograms, distributions, percentiles, and
+// the forest plot of claims. A chart is a value; SVG gives its text, the same for the same value.
 //
-// Every chart carries a title that states what was found, its axes' units, how many numbers stand behind it, and a footer that
-// says where it was measured. Colours are safe for colour-blind readers and never the only difference; dark mode and print are in the
-// drawing's own style; <title> and <desc> speak to screen readers. No script, no font, no other file is needed.
+// Every chart carries a title that states what was found, its axes' units, how many numbers stand behind it, and a
+// footer that says where it was measured. Colours are safe for colour-blind readers and never the only difference;
+// dark mode and print are in the drawing's own style; <title> and <desc> speak to screen readers. No script, no font,
+// no other file is needed.
 //
 // It knows no statistics: intervals come from outside, in the units that the axes name.
 package chart
@@ -40,8 +41,8 @@ type Style int
 // tint is a colour on light and on dark ground.
 type tint struct{ light, dark string }
 
-// tints are chosen for a contrast of 3 and more on both grounds, and to differ in lightness where red-green blindness brings
-// their hues together.
+// tints are chosen for a contrast of 3 and more on both grounds, and to differ in lightness where red-green blindness
+// brings their hues together.
 var tints = []tint{
 	{"#5b6470", "#aab4c0"}, // baseline: grey
 	{"#0068a8", "#58b4f0"}, // blue
@@ -76,8 +77,8 @@ func (s Style) index() int {
 	return 1 + (int(s)-1)%(len(tints)-1)
 }
 
-// style is the drawing's style sheet. Drawings share it, so that several on one page agree. Where custom properties are not understood, the
-// presentation attributes of each element hold, in light colours.
+// style is the drawing's style sheet. Drawings share it, so that several on one page agree. Where custom properties
+// are not understood, the presentation attributes of each element hold, in light colours.
 var style = func() string {
 	vars := func(pick func(tint) string) string {
 		var b strings.Builder

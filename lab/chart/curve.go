@@ -106,8 +106,8 @@ func thin(at [][2]float64) [][2]float64 {
 	return out
 }
 
-// Percentiles is an HDR percentile plot: the value below which a share lies, the share drawn as the logarithm of 1/(1 - share), so that
-// every further nine takes the same width.
+// Percentiles is an HDR percentile plot: the value below which a share lies, the share drawn as the logarithm of 1/(1
+// - share), so that every further nine takes the same width.
 type Percentiles struct {
 	Frame
 	Y      Axis

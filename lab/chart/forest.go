@@ -21,7 +21,8 @@ var outcomeLook = map[Outcome]struct {
 	colour     colour
 }{Open: {"?", "unclear", cInk}, Kept: {"✓", "hit", cGood}, Broken: {"✗", "miss", cBad}, Missing: {"–", "not measured", cMute}}
 
-// Claim is one line of a forest plot: a number and its interval as multiples of the bound, so that every bound stands at 1.
+// Claim is one line of a forest plot: a number and its interval as multiples of the bound, so that every bound stands
+// at 1.
 type Claim struct {
 	ID, Text  string
 	Value     float64 // over the bound
@@ -31,8 +32,8 @@ type Claim struct {
 	Outcome   Outcome
 }
 
-// Forest is every claim against its bound. For a claim with a lower bound, the bound over the number is drawn, so that left
-// of the line is always good.
+// Forest is every claim against its bound. For a claim with a lower bound, the bound over the number is drawn, so
+// that left of the line is always good.
 type Forest struct {
 	Frame
 	Claims []Claim

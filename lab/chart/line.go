@@ -39,7 +39,8 @@ type Line struct {
 	Ghosts     []Ghost
 }
 
-// dodge is how far apart the points of neighbouring series stand at the same X, so that their intervals can be told apart.
+// dodge is how far apart the points of neighbouring series stand at the same X, so that their intervals can be told
+// apart.
 const dodge = 5.0
 
 // SVG draws it.

@@ -30,7 +30,8 @@ type key struct {
 	plain bool // a block of colour instead of line and marker
 }
 
-// newPlot draws title, sub-title, legend and footer and leaves the rest to the data. yTitle stands above the upright axis.
+// newPlot draws title, sub-title, legend and footer and leaves the rest to the data. yTitle stands above the upright
+// axis.
 func newPlot(f Frame, height int, yTitle string, legend []key) *plot {
 	p := &plot{frame: f, w: float64(f.Width), h: float64(f.Height)}
 	if f.Width == 0 {
@@ -221,7 +222,8 @@ func (p *plot) tags(tags []tag) {
 	}
 }
 
-// apart moves rising positions so that neighbours stand at least gap apart, as little as possible in sum, within [lo, hi] where they fit.
+// apart moves rising positions so that neighbours stand at least gap apart, as little as possible in sum, within [lo,
+// hi] where they fit.
 func apart(want []float64, gap, lo, hi float64) []float64 {
 	type cluster struct {
 		sum float64 // of want minus the offset in the cluster

@@ -75,7 +75,8 @@ func (s scale) ticks(n int) []tick {
 	return t
 }
 
-// decades marks powers of ten, with 2 and 5 between them where there is room: labelled below two decades, minor below five.
+// decades marks powers of ten, with 2 and 5 between them where there is room: labelled below two decades, minor below
+// five.
 func (s scale) decades(n int) (t []tick) {
 	count := math.Log10(s.hi / s.lo)
 	every := math.Max(1, math.Ceil(count/float64(n+1)))

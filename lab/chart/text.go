@@ -99,8 +99,8 @@ func tickNumber(v float64) string {
 	return group(strconv.FormatFloat(math.Round(v*1e9)/1e9, 'f', -1, 64))
 }
 
-// tickLabels writes an axis' marks, "" for the minor ones: with equally many digits where they stand at equal distances, so
-// that 1 is 1.00 beside 1.05.
+// tickLabels writes an axis' marks, "" for the minor ones: with equally many digits where they stand at equal
+// distances, so that 1 is 1.00 beside 1.05.
 func tickLabels(ticks []tick, log bool, suffix string) (labels []string) {
 	digits := 0
 	for _, t := range ticks {

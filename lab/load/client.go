@@ -36,8 +36,8 @@ type Client struct {
 	Servers []*Server     // whose processor time is counted in
 }
 
-// Run does op for d. An operation that fails is counted, not returned; an error means that nothing could be measured. Ops that
-// fail are not in the histogram.
+// Run does op for d. An operation that fails is counted, not returned; an error means that nothing could be measured.
+// Ops that fail are not in the histogram.
 func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err error) {
 	if err := c.Sizes.check(); err != nil {
 		return s, err

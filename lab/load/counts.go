@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPU is processor time spent during a sample. User, System and Server are exact; Softirq, Steal and Others are counted by
-// the kernel in ticks (10 ms in /proc/stat) over all processors, so only their sums over many samples mean something.
+// CPU is processor time spent during a sample. Server and the sum of User and System are exact; Softirq, Steal and Others are
+// counted by the kernel in ticks (10 ms in /proc/stat) over all processors, so only their sums over many samples mean
+// something.
 type CPU struct {
 	User    time.Duration `json:"user"`    // the client's thread
 	System  time.Duration `json:"system"`  // the client's thread

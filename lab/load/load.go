@@ -2,13 +2,13 @@
 // whole connection with one request, a request on a kept connection), an open-loop engine that measures from the
 // intended start, and the server that answers them.
 //
-// Every engine is one operating system thread, pinned to a processor, in a network namespace of the caller's choice, making
-// plain blocking system calls or its own epoll loop: neither Go's network poller nor a goroutine switch stands between the
-// clock and the kernel. It is no general load generator: fixed sizes, one protocol, no HTTP, no TLS. It builds no topology
-// and draws no conclusion.
+// Every engine is one operating system thread, pinned to a processor, in a network namespace of the caller's choice,
+// making plain blocking system calls or its own epoll loop: neither Go's network poller nor a goroutine switch stands
+// between the clock and the kernel. It is no general load generator: fixed sizes, one protocol, no HTTP, no TLS. It
+// builds no topology and draws no conclusion.
 //
-// The protocol: a request is Sizes.Request bytes, the first of which says whether the server is to keep the connection or
-// close it after its answer; the answer is Sizes.Response bytes, each of them the server's ID.
+// The protocol: a request is Sizes.Request bytes, the first of which says whether the server is to keep the
+// connection or close it after its answer; the answer is Sizes.Response bytes, each of them the server's ID.
 package load
 
 import (
@@ -110,8 +110,9 @@ func QuantileName(q float64) string {
 	return "p" + strconv.FormatFloat(float64(int(q*1e6+0.5))/1e4, 'f', -1, 64)
 }
 
-// Quantiles gives exact quantiles (the smallest number that has at least the share q at or below it), mean, min and max by
-// name, and the HdrHistogram of the same numbers, all in ns. It sorts its argument. No numbers give no quantiles.
+// Quantiles gives exact quantiles (the smallest number that has at least the share q at or below it), mean, min and
+// max by name, and the HdrHistogram of the same numbers, all in ns. It sorts its argument. No numbers give no
+// quantiles.
 func Quantiles(ns []int64) (map[string]float64, *hdrhistogram.Histogram) {
 	h := NewHist()
 	if len(ns) == 0 {
@@ -137,7 +138,8 @@ func Quantiles(ns []int64) (map[string]float64, *hdrhistogram.Histogram) {
 // NewHist is an empty histogram of the kind that samples carry: 1 ns to 5 minutes, three digits.
 func NewHist() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(5*time.Minute), 3) }
 
-// recorder collects one run. Times are appended to room that is already mapped, so that the loop neither counts nor faults.
+// recorder collects one run. Times are appended to room that is already mapped, so that the loop neither counts nor
+// faults.
 type recorder struct {
 	ns      []int64
 	errors  map[string]int64

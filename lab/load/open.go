@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open is an open loop: one connection with one request begins at each intended start, at a fixed rate, whatever became of
-// those before it, and its time counts from the intended start. So an outage of a second at 1,000/s shows as 1,000
-// slow or failed connections, and a slow one delays no other. Like Client, it is one thread.
+// Open is an open loop: one connection with one request begins at each intended start, at a fixed rate, whatever
+// became of those before it, and its time counts from the intended start. So an outage of a second at 1,000/s shows
+// as 1,000 slow or failed connections, and a slow one delays no other. Like Client, it is one thread.
 type Open struct {
 	Place
 	Targets []netip.AddrPort // visited in turn

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// connect waits for the connection. Go's runtime interrupts long-running goroutines with a signal; a second connect() on the
-// same socket then goes on waiting for the first.
+// connect waits for the connection. Go's runtime interrupts long-running goroutines with a signal; a second connect()
+// on the same socket then goes on waiting for the first.
 func connect(fd int, to unix.Sockaddr) error {
 	err := unix.Connect(fd, to)
 	for err == unix.EINTR {

@@ -30,8 +30,9 @@ type Bar struct {
 	shown   int       // percent that plain text last said
 }
 
-// New begins a run of so many steps that are planned to take so much time together. On a terminal the bar keeps to one line; anything
-// else gets a line at the beginning, about every tenth and at least every minute that something happens.
+// New begins a run of so many steps that are planned to take so much time together. On a terminal the bar keeps to
+// one line; anything else gets a line at the beginning, about every tenth and at least every minute that something
+// happens.
 func New(w io.Writer, steps int, work time.Duration) *Bar {
 	b := &Bar{w: w, total: steps, work: work, now: time.Now, shown: -1}
 	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {

@@ -102,7 +102,8 @@ func (a *artist) frame(id, title, sub, desc string, m *result.Measure) chart.Fra
 	return chart.Frame{ID: id, Title: title, Sub: sub, Desc: desc, Footer: a.footer(m)}
 }
 
-// footer says where and with what a number was measured, what can be told from nothing, and whether the machine was quiet.
+// footer says where and with what a number was measured, what can be told from nothing, and whether the machine was
+// quiet.
 func (a *artist) footer(m *result.Measure) string {
 	mf := a.run.Manifest
 	f := []string{kernelName(mf.Machine), cpuName(mf.Machine), "commit " + commitName(mf.Build), mf.Profile + " profile, seed " + fmt.Sprint(mf.Seed),

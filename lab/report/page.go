@@ -58,8 +58,8 @@ type heading struct {
 	Cols  int
 }
 
-// cell is a text with a second, fainter one, and a class that says what it means: "num", "same", "higher", "lower", "unclear",
-// "hit", "miss", "base".
+// cell is a text with a second, fainter one, and a class that says what it means: "num", "same", "higher", "lower",
+// "unclear", "hit", "miss", "base".
 type cell struct{ Text, Small, Class string }
 
 func newPage(r result.Run, s result.Summary, files []rawFile) (*page, error) {

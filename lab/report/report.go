@@ -1,6 +1,6 @@
-// Package report turns a run's directory into what people read: report.html (one file that needs nothing else), report.md,
-// the charts as SVG, and a table for the terminal. It is a pure function of the directory: it measures nothing, and the
-// same raw files give the same report on any machine.
+// Package report turns a run's directory into what people read: report.html (one file that needs nothing else),
+// report.md, the charts as SVG, and a table for the terminal. It is a pure function of the directory: it measures
+// nothing, and the same raw files give the same report on any machine.
 package report
 
 import (

@@ -82,7 +82,8 @@ func number(seed uint64, a Aim, g *cellBlocks, groups []*cellBlocks, d Design) (
 	return &e, nil
 }
 
-// over is one cell's number divided by another's: round by round where they share at least 5 rounds, else median by median.
+// over is one cell's number divided by another's: round by round where they share at least 5 rounds, else median by
+// median.
 func over(seed uint64, of string, g, other *cellBlocks) (*stats.Estimate, error) {
 	if strings.HasPrefix(of, "p") {
 		return pooled(seed, of, g, other)

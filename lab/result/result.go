@@ -1,9 +1,9 @@
-// Package result is a run's directory: what was asked and on which machine (manifest.json), what was seen (blocks.jsonl, one line
-// per block, only ever appended to) and what follows from it (summary.json, which Summarize can make again from the
-// other two at any time). It measures nothing and draws nothing.
+// Package result is a run's directory: what was asked and on which machine (manifest.json), what was seen
+// (blocks.jsonl, one line per block, only ever appended to) and what follows from it (summary.json, which Summarize
+// can make again from the other two at any time). It measures nothing and draws nothing.
 //
-// All numbers are in base units: times in ns, memory in bytes, shares and ratios as plain numbers. A Measure says in which
-// unit people read it.
+// All numbers are in base units: times in ns, memory in bytes, shares and ratios as plain numbers. A Measure says in
+// which unit people read it.
 package result
 
 import (
@@ -51,7 +51,8 @@ type Manifest struct {
 	Versions []string  `json:"versions,omitempty"` // of other programs that took part
 }
 
-// Block is what one arm did in one short stretch of one measure. Blocks of one round stand between the same two baselines.
+// Block is what one arm did in one short stretch of one measure. Blocks of one round stand between the same two
+// baselines.
 type Block struct {
 	Experiment string             `json:"experiment"`
 	Measure    string             `json:"measure"`

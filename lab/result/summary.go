@@ -105,7 +105,8 @@ func (s Summary) Select(measure, arm string) (cells []Cell) {
 	return cells
 }
 
-// Summarize makes a run's summary. It fails on blocks that don't belong to the design and on histograms that can't be read.
+// Summarize makes a run's summary. It fails on blocks that don't belong to the design and on histograms that can't be
+// read.
 func Summarize(r Run) (Summary, error) {
 	d := r.Manifest.Design
 	s := Summary{Schema: Schema, Design: d, Profile: r.Manifest.Profile, Blocks: len(r.Blocks), Resolution: map[string]Resolution{}}

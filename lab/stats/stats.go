@@ -84,8 +84,8 @@ func sorted(xs []float64) []float64 {
 // Fewer than 5 numbers can't bound a median: their range is given, and Sure is false.
 func MedianCI(xs []float64) Estimate { return QuantileCI(xs, 0.5) }
 
-// QuantileCI is the q-quantile with its interval as for MedianCI, from the order statistics around it. Sure is false where the numbers are too few to bound the quantile, such as a
-// 99th percentile of 100.
+// QuantileCI is the q-quantile with its interval as for MedianCI, from the order statistics around it. Sure is false
+// where the numbers are too few to bound the quantile, such as a 99th percentile of 100.
 func QuantileCI(xs []float64, q float64) Estimate {
 	s := sorted(xs)
 	n := len(s)
@@ -140,8 +140,9 @@ func expandedTail(n int) float64 {
 const Resamples = 10_000
 
 // Bootstrap is a statistic of one or more samples, resampled independently, with its expanded percentile interval by
-// simulation: for statistics whose bootstrap distribution has no closed form. The same seed gives the same interval. The
-// statistic must not keep or sort the slices it is given. N is the smallest sample's size, and Sure says that it is at least 5.
+// simulation: for statistics whose bootstrap distribution has no closed form. The same seed gives the same interval.
+// The statistic must not keep or sort the slices it is given. N is the smallest sample's size, and Sure says that it
+// is at least 5.
 func Bootstrap(seed uint64, stat func(samples ...[]float64) float64, samples ...[]float64) Estimate {
 	e := Estimate{Value: stat(samples...), N: math.MaxInt}
 	for _, s := range samples {
@@ -199,11 +200,12 @@ const (
 	Unclear Verdict = "unclear" // none of these: more blocks or a quieter machine would be needed
 )
 
-// Compare judges a ratio to 1 by inclusion of its interval: two one-sided tests (TOST, Schuirmann 1987) with equivalence
-// range [1-margin, 1+margin]. A 95 % interval makes each of the two tests one at 2.5 %, stricter than the customary 5 %.
-// resolution is the least deviation that this run can tell from nothing (see Resolution), 0 if unknown: with an
-// interval that enters [1-resolution, 1+resolution] neither Higher nor Lower is claimed. The two may both be
-// small and true: an interval wholly above 1 and within the margin is Same, since no difference that matters is what was asked.
+// Compare judges a ratio to 1 by inclusion of its interval: two one-sided tests (TOST, Schuirmann 1987) with
+// equivalence range [1-margin, 1+margin]. A 95 % interval makes each of the two tests one at 2.5 %, stricter than the
+// customary 5 %. resolution is the least deviation that this run can tell from nothing (see Resolution), 0 if
+// unknown: with an interval that enters [1-resolution, 1+resolution] neither Higher nor Lower is claimed. The two may
+// both be small and true: an interval wholly above 1 and within the margin is Same, since no difference that matters
+// is what was asked.
 func Compare(e Estimate, margin, resolution float64) Verdict {
 	switch {
 	case !e.Sure || math.IsNaN(e.Value):
@@ -218,8 +220,8 @@ func Compare(e Estimate, margin, resolution float64) Verdict {
 	return Unclear
 }
 
-// Resolution is what an A/A comparison, the baseline against itself, can't tell from nothing: half of its interval's width, or the
-// farther end's distance from 1 where the interval is not centred on 1.
+// Resolution is what an A/A comparison, the baseline against itself, can't tell from nothing: half of its interval's
+// width, or the farther end's distance from 1 where the interval is not centred on 1.
 func Resolution(aa Estimate) float64 { return max(aa.CI.Half(), 1-aa.CI.Low, aa.CI.High-1) }
 
 // Fit is the outcome of a chi-square test.
@@ -229,8 +231,8 @@ type Fit struct {
 	P         float64 `json:"p"`       // chance of so bad a fit, or a worse one, if the expectation is true
 }
 
-// ChiSquare is Pearson's test of counts against what was expected, of equal lengths ≥ 2. A nil expected means all equal. The
-// approximation wants expected counts of 5 or more.
+// ChiSquare is Pearson's test of counts against what was expected, of equal lengths ≥ 2. A nil expected means all
+// equal. The approximation wants expected counts of 5 or more.
 func ChiSquare(observed, expected []float64) Fit {
 	f := Fit{Freedom: len(observed) - 1}
 	for i, o := range observed {

@@ -82,6 +82,8 @@ func pair(t *testing.T) (client, server *netns.Namespace) {
 	for _, a := range []netip.Addr{nobody4, nobody6} {
 		must(c.PutNeighbour(link.Neighbour{Dev: near, Addr: a, MAC: mac}))
 	}
+	must(c.Await(t.Context(), near, client6))
+	must(s.Await(t.Context(), far, server6, second6))
 	return client, server
 }
 

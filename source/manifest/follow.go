@@ -34,9 +34,8 @@ type follower struct {
 	dirs  map[string]bool    // folders that were listed
 	due   map[string]wait    // paths to look at
 	open  map[string]writing // files written to and not closed since
-	moves []move             // renames to follow
-	moved map[string]bool    // folders that came by them in this round
 	last  move               // the first half of the last move
+	moves []move             // that happened in this round
 	reads []read             // files to read in this round
 }
 
@@ -54,7 +53,6 @@ type writing struct {
 type move struct {
 	cookie   uint32
 	from, to string
-	folder   bool
 }
 
 // A read is a file's new content.
@@ -163,8 +161,16 @@ func (f *follower) itself(dir string, mask uint32) {
 	if f.dirs[dir] && mask&unix.IN_ATTRIB != 0 {
 		f.touch(dir)
 	}
-	if gone(mask) && (dir == f.root || slices.Contains(f.tree.through, dir)) {
-		f.touch(f.root)
+	if gone(mask) {
+		f.changed(dir)
+	}
+}
+
+// changed has all paths looked at that are reached through a folder, which has gone or moved.
+func (f *follower) changed(dir string) {
+	for _, path := range f.tree.passing(dir) {
+		delete(f.open, path)
+		f.touch(path)
 	}
 }
 
@@ -177,12 +183,66 @@ func (f *follower) within(path string, e event) {
 		return
 	}
 	f.happened(path, e.mask)
-	switch folder := e.mask&unix.IN_ISDIR != 0; {
+	switch {
 	case e.mask&unix.IN_MOVED_FROM != 0:
 		f.last = move{cookie: e.cookie, from: path}
-	case e.mask&unix.IN_MOVED_TO != 0 && e.cookie == f.last.cookie && (folder || f.wants(path)):
-		f.moves = append(f.moves, move{from: f.last.from, to: path, folder: folder})
-		f.due[f.last.from] = wait{sure: true}
+	case e.mask&unix.IN_MOVED_TO != 0 && e.cookie == f.last.cookie && (e.mask&unix.IN_ISDIR != 0 || f.wants(path)):
+		f.last.to = path
+		f.rename(f.last)
+	}
+}
+
+// rename gives what is known of a path to the new one. What comes after in the queue of events is about that.
+func (f *follower) rename(m move) {
+	f.moves = append(f.moves, m)
+	left := f.store.rename(m.from, m.to)
+	for dir := range maps.Clone(f.dirs) {
+		if !under(dir, m.from) {
+			continue
+		}
+		to := m.to + strings.TrimPrefix(dir, m.from)
+		if f.dirs[to] {
+			f.tree.leave(to)
+		}
+		f.tree.rename(dir, to)
+		delete(f.dirs, dir)
+		f.dirs[to] = true
+		f.changed(dir)
+	}
+	rekey(f.open, m)
+	rekey(f.due, m)
+	for _, path := range append(left, m.from) {
+		f.due[path] = wait{sure: true}
+	}
+	f.touch(m.to)
+	f.unfollow(m.from)
+	f.absolve(m.from)
+}
+
+// rekey moves what is known of paths.
+func rekey[T any](known map[string]T, m move) {
+	for path, v := range maps.Clone(known) {
+		if under(path, m.from) {
+			delete(known, path)
+			known[m.to+strings.TrimPrefix(path, m.from)] = v
+		}
+	}
+}
+
+// under says whether path is dir or below it.
+func under(path, dir string) bool {
+	if dir == "." || dir == "/" {
+		return true
+	}
+	return strings.HasPrefix(path, dir) && (len(path) == len(dir) || path[len(dir)] == filepath.Separator)
+}
+
+// unfollow forgets the ways to links below a folder.
+func (f *follower) unfollow(dir string) {
+	for link := range maps.Clone(f.tree.ways) {
+		if link != f.root && under(link, dir) {
+			f.tree.unfollow(link)
+		}
 	}
 }
 
@@ -210,13 +270,6 @@ func (f *follower) happened(path string, mask uint32) {
 // round looks at what is due.
 func (f *follower) round() error {
 	now := time.Now()
-	f.moved = map[string]bool{}
-	for _, m := range f.moves {
-		if m.folder || f.store.files[m.from] != nil {
-			f.store.rename(m.from, m.to)
-			f.moved[m.to] = m.folder
-		}
-	}
 	f.moves, f.reads = nil, nil
 	for _, path := range slices.Sorted(maps.Keys(f.due)) {
 		if w := f.due[path]; !w.until.After(now) {
@@ -282,7 +335,7 @@ func (f *follower) look(path string, sure bool) {
 	fi, err := os.Lstat(path)
 	switch {
 	case path == f.root:
-		f.tree.followRoot(path)
+		f.tree.follow(path)
 		fi, err = os.Stat(path)
 	case err == nil && fi.Mode()&fs.ModeSymlink != 0:
 		f.tree.follow(path)
@@ -341,12 +394,16 @@ func (f *follower) loops(path string, fi fs.FileInfo) bool {
 
 // list goes through a folder.
 func (f *follower) list(dir string) {
-	watch, known := f.tree.watch, f.dirs[dir]
+	watch, known, before := f.tree.watch, f.dirs[dir], f.tree.watches[dir]
 	if known {
 		watch = f.tree.renew
 	}
 	f.dirs[dir] = true
-	if err := watch(dir, allEvents); err != nil {
+	err := watch(dir, allEvents)
+	if f.tree.watches[dir] != before {
+		f.closed(dir)
+	}
+	if err != nil {
 		f.fault(dir, NotWatched, "changes in this folder will not be seen: %v", err)
 	}
 	entries, err := os.ReadDir(dir)
@@ -404,7 +461,7 @@ func (f *follower) gone(path string, sure bool) {
 		return
 	}
 	files := []string{path}
-	if f.dirs[path] || f.moved[path] {
+	if f.dirs[path] {
 		files = f.store.below(path)
 	}
 	f.leave(path)
@@ -422,26 +479,35 @@ func (f *follower) leave(path string) {
 	if !f.dirs[path] {
 		return
 	}
-	below := path + string(filepath.Separator)
-	for dir := range f.dirs {
-		if dir == path || strings.HasPrefix(dir, below) {
+	f.closed(path)
+	f.unfollow(path)
+	f.absolve(path)
+	for dir := range maps.Clone(f.dirs) {
+		if under(dir, path) {
 			delete(f.dirs, dir)
-			delete(f.store.faults, dir)
 			f.tree.leave(dir)
 		}
 	}
-	for link := range f.tree.steps {
-		if strings.HasPrefix(link, below) {
-			f.tree.unfollow(link)
-		}
-	}
+}
+
+// absolve forgets what was wrong with paths in a folder.
+func (f *follower) absolve(dir string) {
+	maps.DeleteFunc(f.store.faults, func(path string, _ []source.Problem) bool { return under(path, dir) })
+}
+
+// closed forgets which files below a folder are open: events will no longer tell.
+func (f *follower) closed(dir string) {
+	maps.DeleteFunc(f.open, func(path string, _ writing) bool { return path != dir && under(path, dir) })
 }
 
 // apply takes over what was read, unless it was written meanwhile.
 func (f *follower) apply(r *read) {
 	_, again := f.due[r.path]
 	_, open := f.open[r.path]
+	moved := slices.ContainsFunc(f.moves, func(m move) bool { return under(r.path, m.from) || under(r.path, m.to) })
 	switch {
+	case moved:
+		f.touch(r.path)
 	case again || open:
 	case errors.Is(r.err, fs.ErrNotExist):
 		f.touch(r.path)

@@ -98,16 +98,20 @@ func (s *store) remove(path string) {
 	delete(s.faults, path)
 }
 
-// rename gives a file, or all files below a folder, another path, unless there is a file already.
-func (s *store) rename(from, to string) {
+// rename gives a file, or all files below a folder, another path. It gives the paths that it left since the new one is
+// a file's already.
+func (s *store) rename(from, to string) (left []string) {
 	for _, path := range s.below(from) {
 		f, path := s.files[path], to+strings.TrimPrefix(path, from)
-		if s.files[path] == nil {
-			delete(s.files, f.path)
-			delete(s.faults, f.path)
-			f.path, s.files[path], s.moved[f] = path, f, true
+		if s.files[path] != nil {
+			left = append(left, f.path)
+			continue
 		}
+		delete(s.files, f.path)
+		delete(s.faults, f.path)
+		f.path, s.files[path], s.moved[f] = path, f, true
 	}
+	return left
 }
 
 // below gives the paths of the file path and of all files below the folder path, in order.

@@ -9,18 +9,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A tree knows which folders are watched, by what paths, and which names lead to a path over symbolic links.
+// A tree knows which folders are watched, by what paths, and how one gets to paths that are reached over links.
 type tree struct {
-	n       *notifier          // nil: nothing is watched
-	paths   map[int32][]string // of each watch: a folder can have several
-	watches map[string]int32   // of each path
-	uses    map[string]int     // of each path: how many need it
-	steps   map[string][]step  // of each path followed: how one gets there
-	leads   map[string][]string
-	through []string // the folders on the way to the root
+	n       *notifier           // nil: nothing is watched
+	paths   map[int32][]string  // of each watch: a folder can have several
+	watches map[string]int32    // of each path
+	uses    map[string]int      // of each path: how many need it
+	ways    map[string]way      // of each path followed
+	leads   map[string][]string // of each step's name: the paths that it leads to
 }
 
-// A step is a name on the way to a path, in a folder without links, and what events there say that the way has changed.
+// A way is how the kernel gets to a path.
+type way struct {
+	steps   []step   // links on the way, and its end or the first name that is missing
+	through []string // folders
+}
+
+// A step is a name in a folder, and what events there say that the way has changed.
 type step struct {
 	name   string
 	events uint32
@@ -29,7 +34,7 @@ type step struct {
 func newTree(n *notifier) *tree {
 	return &tree{
 		n: n, paths: map[int32][]string{}, watches: map[string]int32{}, uses: map[string]int{},
-		steps: map[string][]step{}, leads: map[string][]string{},
+		ways: map[string]way{}, leads: map[string][]string{},
 	}
 }
 
@@ -48,13 +53,7 @@ func (t *tree) renew(dir string, events uint32) error {
 	if err != nil {
 		return err
 	}
-	if old, ok := t.watches[dir]; ok && old != w {
-		t.part(dir, old)
-	}
-	t.watches[dir] = w
-	if !slices.Contains(t.paths[w], dir) {
-		t.paths[w] = append(t.paths[w], dir)
-	}
+	t.name(w, dir)
 	return nil
 }
 
@@ -88,76 +87,83 @@ func (t *tree) ended(w int32) {
 	delete(t.paths, w)
 }
 
-// follow watches the way to path: the names of links on it, and of the file at its end.
+// rename gives a watched folder another path.
+func (t *tree) rename(from, to string) {
+	if w, ok := t.watches[from]; ok {
+		t.uses[to]++
+		t.name(w, to)
+	}
+	t.leave(from)
+}
+
+// name makes w the watch of a path.
+func (t *tree) name(w int32, dir string) {
+	if old, ok := t.watches[dir]; ok && old != w {
+		t.part(dir, old)
+	}
+	t.watches[dir] = w
+	if !slices.Contains(t.paths[w], dir) {
+		t.paths[w] = append(t.paths[w], dir)
+	}
+}
+
+// follow watches the way to path.
 func (t *tree) follow(path string) {
 	if t.n == nil {
 		return
 	}
-	old := t.steps[path]
-	delete(t.steps, path)
-	t.forget(path, old)
-	for range 3 { // the way may change before it is watched
-		steps, _ := way(path)
-		for _, s := range steps {
+	for range 3 { // it may change before it is watched
+		w := find(path)
+		for _, s := range w.steps {
 			_ = t.watch(filepath.Dir(s.name), s.events) // a folder that has just gone changes the way
 		}
-		t.release(old)
-		if old = steps; slices.Equal(steps, first(way(path))) {
-			break
+		for _, dir := range w.through {
+			_ = t.watch(dir, selfEvents)
 		}
-	}
-	t.steps[path] = old
-	for _, s := range old {
-		t.leads[s.name] = append(t.leads[s.name], path)
-	}
-}
-
-func first[A, B any](a A, _ B) A { return a }
-
-// followRoot follows the root and watches all folders on the way: if one goes, so does the root.
-func (t *tree) followRoot(path string) {
-	t.follow(path)
-	old := t.through
-	_, t.through = way(path)
-	for _, dir := range t.through {
-		_ = t.watch(dir, selfEvents)
-	}
-	for _, dir := range old {
-		t.leave(dir)
+		t.unfollow(path)
+		t.ways[path] = w
+		for _, s := range w.steps {
+			t.leads[s.name] = append(t.leads[s.name], path)
+		}
+		if now := find(path); slices.Equal(now.steps, w.steps) && slices.Equal(now.through, w.through) {
+			return
+		}
 	}
 }
 
 func (t *tree) unfollow(path string) {
-	if old, ok := t.steps[path]; ok {
-		delete(t.steps, path)
-		t.forget(path, old)
-		t.release(old)
+	w, ok := t.ways[path]
+	if !ok {
+		return
 	}
-}
-
-// forget takes path from what steps lead to.
-func (t *tree) forget(path string, steps []step) {
-	for _, s := range steps {
+	delete(t.ways, path)
+	for _, s := range w.steps {
+		t.leave(filepath.Dir(s.name))
 		t.leads[s.name] = slices.DeleteFunc(t.leads[s.name], func(p string) bool { return p == path })
 		if len(t.leads[s.name]) == 0 {
 			delete(t.leads, s.name)
 		}
 	}
-}
-
-// release stops watching the folders of steps.
-func (t *tree) release(steps []step) {
-	for _, s := range steps {
-		t.leave(filepath.Dir(s.name))
+	for _, dir := range w.through {
+		t.leave(dir)
 	}
 }
 
-// way goes to path as the kernel does: steps are the links on the way and the end, or the first name that is missing;
-// through are the folders.
-func way(path string) (steps []step, through []string) {
+// passing gives the paths whose way goes through the folder dir.
+func (t *tree) passing(dir string) (out []string) {
+	for path, w := range t.ways {
+		if slices.Contains(w.through, dir) {
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
+// find goes to path.
+func find(path string) (w way) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
-		return nil, nil
+		return w
 	}
 	dir, rest := "/", strings.Split(abs, "/")
 	for n := 0; len(rest) > 0 && n < 1000; n++ {
@@ -174,15 +180,15 @@ func way(path string) (steps []step, through []string) {
 		fi, err := os.Lstat(at)
 		link := err == nil && fi.Mode()&os.ModeSymlink != 0
 		if err != nil || link || len(rest) == 0 {
-			steps = append(steps, step{at, nameEvents | selfEvents})
+			w.steps = append(w.steps, step{at, nameEvents | selfEvents})
 		}
 		switch {
 		case err != nil:
-			return steps, through
+			return w
 		case link:
 			target, err := os.Readlink(at)
 			if err != nil {
-				return steps, through
+				return w
 			}
 			if filepath.IsAbs(target) {
 				dir = "/"
@@ -190,14 +196,14 @@ func way(path string) (steps []step, through []string) {
 			rest = append(strings.Split(target, "/"), rest...)
 		case fi.IsDir():
 			dir = at
-			through = append(through, at)
+			w.through = append(w.through, at)
 		case len(rest) == 0:
-			steps[len(steps)-1].events |= writeEvents
+			w.steps[len(w.steps)-1].events |= writeEvents
 		default:
-			return steps, through // a file where a folder should be
+			return w // a file where a folder should be
 		}
 	}
-	return steps, through
+	return w
 }
 
 const allEvents = nameEvents | writeEvents | selfEvents

@@ -1,0 +1,77 @@
+package flows
+
+import (
+	"net/netip"
+	"testing"
+
+	"fairlead.dev/fairlead/kernel/conntrack"
+	"fairlead.dev/fairlead/model"
+)
+
+func pool(addrs ...string) *model.Pool {
+	p := &model.Pool{}
+	for _, a := range addrs {
+		p.Backends = append(p.Backends, model.Backend{Addr: netip.MustParseAddrPort(a)})
+	}
+	return p
+}
+
+func key(addr string, proto model.Protocol) Key {
+	a := netip.MustParseAddrPort(addr)
+	return Key{Addr: a.Addr(), Port: a.Port(), Protocol: proto}
+}
+
+func TestStale(t *testing.T) {
+	c := cutter{
+		now: map[Key]Allowed{
+			key("10.96.0.53:53", model.UDP): {Inside: pool("10.1.0.1:53", "10.1.0.2:53"), Outside: pool("10.1.0.3:53")},
+			key("0.0.0.0:30053", model.UDP): {Inside: pool("10.1.0.1:53"), Outside: pool()},
+			key("10.96.0.9:9", model.SCTP):  {Inside: pool("10.1.0.1:9"), Outside: pool("10.1.0.1:9")},
+			key("[fd00::53]:53", model.UDP): {Inside: pool("[fd01::1]:53"), Outside: pool("[fd01::1]:53")},
+		},
+		past: map[Key]Allowed{key("10.96.0.54:53", model.UDP): {Inside: pool("10.1.0.7:53"), Outside: pool("10.1.0.8:53")}},
+		own:  map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true},
+	}
+	for _, f := range []struct {
+		proto       model.Protocol
+		to, answers string
+		stale       bool
+		what        string
+	}{
+		{model.UDP, "10.96.0.53:53", "10.1.0.1:53", false, "a backend for clients inside"},
+		{model.UDP, "10.96.0.53:53", "10.1.0.3:53", false, "a backend for clients outside"},
+		{model.UDP, "10.96.0.53:53", "10.1.0.9:53", true, "no backend any more"},
+		{model.UDP, "10.96.0.53:53", "10.1.0.1:54", true, "another port of a backend"},
+		{model.UDP, "10.96.0.53:53", "10.96.0.53:53", true, "never translated: from before the frontend"},
+		{model.UDP, "10.96.0.53:54", "10.1.0.9:53", false, "an entry that is not ours"},
+		{model.TCP, "10.96.0.53:53", "10.1.0.9:53", false, "TCP ends by itself"},
+		{model.SCTP, "10.96.0.9:9", "10.1.0.2:9", true, "SCTP to a backend that went"},
+		{model.UDP, "10.0.0.1:30053", "10.1.0.2:53", true, "a node port to a backend that went"},
+		{model.UDP, "10.0.0.1:30053", "10.1.0.1:53", false, "a node port to a backend"},
+		{model.UDP, "10.0.0.2:30053", "10.1.0.2:53", false, "another host's port of that number"},
+		{model.UDP, "[fd00::53]:53", "[fd01::2]:53", true, "IPv6"},
+		{model.UDP, "10.96.0.54:53", "10.1.0.7:53", true, "the Service went, and this was its backend"},
+		{model.UDP, "10.96.0.54:53", "10.1.0.9:53", false, "the Service went, but this flow was another's"},
+	} {
+		flow := conntrack.Flow{Protocol: uint8(f.proto), Source: netip.MustParseAddrPort("10.2.0.1:1000"),
+			Destination: netip.MustParseAddrPort(f.to), Answers: netip.MustParseAddrPort(f.answers)}
+		if got := c.stale(flow); got != f.stale {
+			t.Errorf("%s to %s answered by %s: stale is %v, want %v: %s", f.proto, f.to, f.answers, got, f.stale, f.what)
+		}
+	}
+}
+
+func TestRenderLeavesTCPAlone(t *testing.T) {
+	p := &Plane{}
+	f := func(proto model.Protocol) *model.Frontend {
+		return &model.Frontend{Entry: model.Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 53, Protocol: proto}}
+	}
+	for proto, want := range map[model.Protocol]int{model.TCP: 0, model.UDP: 1, model.SCTP: 1} {
+		if got := len(p.Render(f(proto))); got != want {
+			t.Errorf("%s: %d facts, want %d", proto, got, want)
+		}
+	}
+	if got := p.Render(&model.Pool{}); got != nil {
+		t.Errorf("a pool has facts: %v", got)
+	}
+}

@@ -1,0 +1,97 @@
+package health
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// onLoopback opens servers on loopback, on whatever port is free, and tells where.
+func onLoopback(at map[uint16]string) func(uint16) (net.Listener, error) {
+	return func(port uint16) (net.Listener, error) {
+		if port == 1 {
+			return nil, fmt.Errorf("port %d is taken", port)
+		}
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err == nil {
+			at[port] = "http://" + l.Addr().String()
+		}
+		return l, err
+	}
+}
+
+func ask(t *testing.T, url string) (int, string, http.Header) {
+	t.Helper()
+	r, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, _ := io.ReadAll(r.Body)
+	return r.StatusCode, string(b), r.Header
+}
+
+func render(p *Plane, hs ...*model.HealthCheck) (facts []Fact) {
+	for _, h := range hs {
+		facts = append(facts, p.Render(h)...)
+	}
+	return facts
+}
+
+func TestServersAnswerAsTold(t *testing.T) {
+	at := map[uint16]string{}
+	p := New(onLoopback(at))
+	defer p.Close()
+	two := render(p, &model.HealthCheck{Service: "shop/web", Port: 30999, Local: 2})
+	none := render(p, &model.HealthCheck{Service: "shop/web", Port: 30999})
+	if err := p.Write(t.Context(), two, nil); err != nil {
+		t.Fatal(err)
+	}
+	code, body, header := ask(t, at[30999])
+	var said struct {
+		Service             struct{ Namespace, Name string }
+		LocalEndpoints      int
+		ServiceProxyHealthy bool
+	}
+	if err := json.Unmarshal([]byte(body), &said); err != nil || code != 200 || said.Service.Namespace != "shop" || said.Service.Name != "web" ||
+		said.LocalEndpoints != 2 || !said.ServiceProxyHealthy || header.Get("X-Load-Balancing-Endpoint-Weight") != "2" {
+		t.Errorf("with backends: %d %s %v", code, body, err)
+	}
+	if err := p.Write(t.Context(), none, two); err != nil {
+		t.Fatal(err)
+	}
+	if code, body, _ := ask(t, at[30999]); code != 503 || !strings.Contains(body, `"localEndpoints":0`) {
+		t.Errorf("without backends: %d %s", code, body)
+	}
+	if held, _ := p.Read(t.Context()); len(held) != 1 || held[0] != none[0] {
+		t.Errorf("read: %v, want %v", held, none)
+	}
+	if err := p.Write(t.Context(), nil, none); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := http.Get(at[30999]); err == nil {
+		t.Error("the server still answers after its fact went")
+	}
+}
+
+func TestOnePortTakenLeavesTheOthers(t *testing.T) {
+	at := map[uint16]string{}
+	p := New(onLoopback(at))
+	defer p.Close()
+	err := p.Write(t.Context(), render(p, &model.HealthCheck{Service: "a/a", Port: 1}, &model.HealthCheck{Service: "b/b", Port: 2, Local: 1}), nil)
+	if err == nil || !strings.Contains(err.Error(), "healthCheckNodePort 1 of Service a/a") {
+		t.Errorf("error is %v, want it to name port and Service", err)
+	}
+	if code, _, _ := ask(t, at[2]); code != 200 {
+		t.Errorf("the other server answers %d", code)
+	}
+	if held, _ := p.Read(t.Context()); len(held) != 1 {
+		t.Errorf("held: %v, want the one that listens", held)
+	}
+}
