@@ -134,6 +134,7 @@ func (a *Agent) arrive(ctx context.Context) {
 	a.mu.Lock()
 	a.synced = true
 	a.mu.Unlock()
+	debug.SetGCPercent(50) // from now on memory counts more than time
 	debug.FreeOSMemory()
 	s := a.services.loop.Status()
 	a.options.Log.Info("serving", "node", a.options.Resolve.Node, "facts", s.Held, "took", time.Since(start).Round(time.Microsecond), "error", err)

@@ -103,5 +103,3 @@ func (j *judged) Dump() string {
 }
 
 func TestConformance(t *testing.T) { conformance.Run(t, subject()) }
-
-

@@ -3,6 +3,7 @@ package agent
 import (
 	"encoding/json"
 	"net/http"
+	"net/http/pprof"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -40,12 +41,14 @@ func (a *Agent) loops() map[string]reconcile.Status {
 	}
 }
 
-// handler answers /readyz, /livez, /status (JSON) and /metrics (Prometheus).
+// handler answers /readyz, /livez, /status (JSON), /metrics (Prometheus) and /debug/pprof.
 func (a *Agent) handler() http.Handler {
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collector{a}, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewGoCollector())
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if !a.ready() {

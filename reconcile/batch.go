@@ -11,6 +11,7 @@ import (
 type move[K dataplane.Key] struct {
 	key      K
 	rank     int
+	n        uint64 // among moves of the same rank
 	put, del bool
 }
 
@@ -25,20 +26,22 @@ func (m move[K]) facts() int {
 // move gives what the unsettled key k needs.
 func (t *table[T, K, V]) move(k K) move[K] {
 	e := t.entries[k]
-	return move[K]{key: k, rank: k.Rank(), put: e.wanted(), del: e.held}
+	return move[K]{key: k, rank: k.Rank(), n: t.todo[k].n, put: e.wanted(), del: e.held}
 }
 
 // order sorts moves so that each state in between is safe: what comes or changes by rising rank, then what goes by
-// falling rank.
+// falling rank. It gives the same order each time, or a search would lose its way.
 func order[K dataplane.Key](moves []move[K]) {
 	slices.SortFunc(moves, func(a, b move[K]) int {
 		switch {
-		case a.put && b.put:
-			return cmp.Compare(a.rank, b.rank)
-		case a.put:
+		case a.put != b.put && a.put:
 			return -1
-		case b.put:
+		case a.put != b.put:
 			return 1
+		case a.rank == b.rank:
+			return cmp.Compare(a.n, b.n)
+		case a.put:
+			return cmp.Compare(a.rank, b.rank)
 		}
 		return cmp.Compare(b.rank, a.rank)
 	})

@@ -177,8 +177,7 @@ func (l *Loop[T, K, V]) Run(ctx context.Context) error {
 	return nil
 }
 
-// watch asks for a Read whenever the plane says that others may have written, and once after each start of watching,
-// for what came before.
+// watch asks for a Read whenever the plane says that others may have written.
 func (l *Loop[T, K, V]) watch(ctx context.Context) {
 	w, ok := l.plane.(dataplane.Watcher)
 	for attempt := 1; ok && ctx.Err() == nil; attempt++ {
@@ -203,11 +202,11 @@ func (l *Loop[T, K, V]) watch(ctx context.Context) {
 	}
 }
 
-// follow asks for a Read now and at each signal, until there will be no more. It leaves nine times as long as a Read takes
+// follow asks for a Read at each signal, until there will be no more. It leaves nine times as long as a Read takes
 // between two, so that whoever writes without end costs a tenth of a processor, not all of it.
 func (l *Loop[T, K, V]) follow(signals <-chan struct{}) {
 	var rest <-chan time.Time
-	for signalled := true; ; {
+	for signalled := false; ; {
 		if signalled && rest == nil {
 			signalled = false
 			l.lookAgain()

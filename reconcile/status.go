@@ -91,8 +91,8 @@ func (l *Loop[T, K, V]) failing() map[string]Failing {
 	}
 	owners := l.owners(only)
 	failing, held := map[string]Failing{}, map[string]bool{}
-	for k, f := range l.table.todo {
-		if f != nil {
+	for k, j := range l.table.todo {
+		if f := j.why; f != nil {
 			for _, o := range owners[k] {
 				held[o] = held[o] || l.table.entries[k].held
 			}

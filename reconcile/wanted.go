@@ -28,20 +28,27 @@ type claim[T comparable, V comparable] struct {
 	value V
 }
 
+// job is a key that is not settled.
+type job struct {
+	n   uint64   // jobs of one rank are done by rising n
+	why *failure // nil: never refused
+}
+
 // failure is why facts are not true, shared by all that were refused in one Write.
 type failure struct {
-	err      error
-	since    time.Time
-	attempts int
-	due      time.Time // of the next attempt
-	alone    bool      // this one fact is the cause: it is tried by itself
+	err       error
+	since     time.Time
+	attempts  int
+	from, due time.Time // the next attempt: not before, and not much later
+	alone     bool      // this one fact is the cause
 }
 
 // table holds every key that is wanted or held, and which of them are not settled.
 type table[T comparable, K dataplane.Key, V comparable] struct {
 	entries map[K]entry[V]
 	old     map[K]V             // held values of entries with other set
-	todo    map[K]*failure      // keys that are not settled; nil: never refused
+	todo    map[K]job           // keys that are not settled
+	jobs    uint64              // jobs so far
 	claims  map[K][]claim[T, V] // wishes that wait behind another value, in the order they came
 	known   bool                // a Read has come in: held means something, and todo is kept
 	held    int                 // entries held
@@ -49,7 +56,7 @@ type table[T comparable, K dataplane.Key, V comparable] struct {
 
 func newTable[T comparable, K dataplane.Key, V comparable]() *table[T, K, V] {
 	return &table[T, K, V]{
-		entries: map[K]entry[V]{}, old: map[K]V{}, todo: map[K]*failure{}, claims: map[K][]claim[T, V]{},
+		entries: map[K]entry[V]{}, old: map[K]V{}, todo: map[K]job{}, claims: map[K][]claim[T, V]{},
 	}
 }
 
@@ -145,8 +152,13 @@ func (t *table[T, K, V]) touch(k K, e entry[V]) {
 	case e.settled():
 		delete(t.todo, k)
 	default:
-		t.todo[k] = nil
+		t.add(k)
 	}
+}
+
+func (t *table[T, K, V]) add(k K) {
+	t.jobs++
+	t.todo[k] = job{n: t.jobs}
 }
 
 // found takes in what the kernel holds, all of it, and gives the keys that came to be unsettled by that alone.
@@ -165,7 +177,7 @@ func (t *table[T, K, V]) found(facts []dataplane.Fact[K, V]) (drift []K) {
 			t.held++
 		}
 		if _, ok := t.todo[k]; !ok && !e.settled() {
-			t.todo[k] = nil
+			t.add(k)
 			drift = append(drift, k)
 		}
 	}
@@ -225,6 +237,6 @@ func (t *table[T, K, V]) done(k K) {
 		delete(t.entries, k)
 	}
 	if delete(t.todo, k); len(t.todo) == 0 {
-		t.todo = map[K]*failure{} // a map never shrinks
+		t.todo = map[K]job{} // a map never shrinks
 	}
 }

@@ -19,12 +19,14 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+	corev1 "k8s.io/api/core/v1"
 
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/daemon"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/sandbox/generate"
+	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/manifest"
 	"fairlead.dev/fairlead/verdict"
 )
@@ -107,14 +109,15 @@ nodes and pods that come, go or change there do so here. Flags after -- go to ev
 				return err
 			}
 			name = cmp.Or(name, sandboxName(dir))
-			if err := clearSandbox(c, name, dir); err != nil {
+			objects, err := clearSandbox(c, name, dir)
+			if err != nil {
 				return err
 			}
 			serve := []string{"sandbox", "serve", "--name", name, "--events", strconv.Itoa(daemon.EventsFD), "--node-agent=" + strconv.FormatBool(agents), dir, "--"}
 			if err := daemon.Start(c.Context(), name, append(serve, args[1:]...), progress(c.ErrOrStderr())); err != nil {
 				return err
 			}
-			return awaitSandbox(c, name, wait)
+			return awaitSandbox(c, name, wait, objects)
 		},
 	}
 	c.Flags().StringVar(&name, "name", "", "name of the sandbox: a letter, then letters and digits (default: the folder's name)")
@@ -132,20 +135,20 @@ func sandboxName(dir string) string {
 
 // clearSandbox sees that a sandbox can be made: reads the folder once, removes what a killed process left under that
 // name, and tells of other leftovers.
-func clearSandbox(c *cobra.Command, name, dir string) error {
+func clearSandbox(c *cobra.Command, name, dir string) ([]source.Object, error) {
 	if err := needRoot(c); err != nil {
-		return err
+		return nil, err
 	}
-	_, problems, err := manifest.Load(dir)
+	objects, problems, err := manifest.Load(dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, p := range problems {
 		c.PrintErrln("warning:", p)
 	}
 	left, err := sandbox.Leftovers()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, s := range left {
 		if s.Name != name {
@@ -153,14 +156,14 @@ func clearSandbox(c *cobra.Command, name, dir string) error {
 			continue
 		}
 		if err := sandbox.DownByName(name); err != nil {
-			return err
+			return nil, err
 		}
 		c.PrintErrf("note: removed what a killed process had left over of sandbox %s\n", name)
 	}
 	if s, err := sandbox.StateOf(name); err == nil {
-		return fmt.Errorf("sandbox %s is up already, held by process %d: take it down first with fairlead sandbox down %[1]s, or give a --name", name, s.PID)
+		return nil, fmt.Errorf("sandbox %s is up already, held by process %d: take it down first with fairlead sandbox down %[1]s, or give a --name", name, s.PID)
 	}
-	return nil
+	return objects, nil
 }
 
 // progress shows on a terminal how far a sandbox is built, and nothing elsewhere.
@@ -178,7 +181,7 @@ func progress(w io.Writer) func(done, total int) {
 }
 
 // awaitSandbox waits for the agents, then shows what there is and what one can do with it.
-func awaitSandbox(c *cobra.Command, name string, wait time.Duration) error {
+func awaitSandbox(c *cobra.Command, name string, wait time.Duration, objects []source.Object) error {
 	ctx, cancel := context.WithTimeout(c.Context(), wait)
 	defer cancel()
 	waited := daemon.WaitReady(ctx, name)
@@ -192,25 +195,41 @@ func awaitSandbox(c *cobra.Command, name string, wait time.Duration) error {
 	if waited != nil {
 		return fmt.Errorf("sandbox %s is up, but not ready after %s: %w", name, wait, waited)
 	}
-	tryNext(c.OutOrStdout(), s)
+	tryNext(c.OutOrStdout(), s, objects)
 	return nil
 }
 
 // tryNext says what one can do with a sandbox.
-func tryNext(w io.Writer, s sandbox.State) {
+func tryNext(w io.Writer, s sandbox.State, objects []source.Object) {
 	client := "outside"
 	for _, h := range s.Hosts {
 		if h.Role == sandbox.Pod && (client == "outside" || strings.Contains(h.Name, "client")) {
 			client = h.Short()
 		}
 	}
+	service, address := entrance(objects)
 	fmt.Fprintf(w, `
 Try:
-  fairlead sandbox ask --name %[1]s %[2]s NAMESPACE/SERVICE:PORT
-  fairlead sandbox exec --name %[1]s %[2]s -- curl -s http://ADDRESS:PORT
+  fairlead sandbox ask --name %[1]s %[2]s %[3]s
+  fairlead sandbox exec --name %[1]s %[2]s -- curl -s http://%[4]s
   fairlead sandbox ls %[1]s
   fairlead sandbox down %[1]s
-`, s.Name, client)
+`, s.Name, client, service, address)
+}
+
+// entrance gives a TCP Service that one can ask, as "ask" and as curl take it.
+func entrance(objects []source.Object) (service, address string) {
+	for _, o := range objects {
+		s, ok := o.(*corev1.Service)
+		if !ok || len(s.Spec.Ports) == 0 || s.Spec.Ports[0].Protocol != corev1.ProtocolTCP {
+			continue
+		}
+		if a, err := netip.ParseAddr(s.Spec.ClusterIP); err == nil {
+			port := s.Spec.Ports[0].Port
+			return fmt.Sprintf("%s/%s:%d", s.Namespace, s.Name, port), netip.AddrPortFrom(a, uint16(port)).String()
+		}
+	}
+	return "NAMESPACE/SERVICE:PORT", "ADDRESS:PORT"
 }
 
 // sandboxServe is the process that holds a sandbox.

@@ -60,31 +60,39 @@ func parsePacket(text string) (packetLine, error) {
 		l.Held = strings.TrimSpace(name)
 		return l, l.parseOutcome(right)
 	}
-	if name, ok := strings.CutPrefix(left, "hold "); ok {
+	if err := l.parseFrom(left); err != nil {
+		return l, err
+	}
+	return l, l.parseOutcome(right)
+}
+
+// parseFrom reads what stands before the equals sign: who sends what where.
+func (l *packetLine) parseFrom(text string) error {
+	if name, ok := strings.CutPrefix(text, "hold "); ok {
 		name, rest, found := strings.Cut(name, ":")
 		if !found {
-			return l, fmt.Errorf("%q: hold needs a name and a colon: hold NAME: CLIENT -> ADDRESS:PORT/PROTOCOL", left)
+			return fmt.Errorf("%q: hold needs a name and a colon: hold NAME: CLIENT -> ADDRESS:PORT/PROTOCOL", text)
 		}
-		l.Hold, left = strings.TrimSpace(name), rest
+		l.Hold, text = strings.TrimSpace(name), rest
 	}
-	from, to, found := strings.Cut(left, "->")
+	from, to, found := strings.Cut(text, "->")
 	if !found {
-		return l, fmt.Errorf("%q is not of the form: CLIENT -> ADDRESS:PORT/PROTOCOL", left)
+		return fmt.Errorf("%q is not of the form: CLIENT -> ADDRESS:PORT/PROTOCOL", text)
 	}
 	if err := l.parseTarget(strings.TrimSpace(to)); err != nil {
-		return l, err
+		return err
 	}
 	for _, c := range strings.Split(from, ",") {
 		c, err := parseClient(strings.TrimSpace(c), l.To.Addr().Is6())
 		if err != nil {
-			return l, err
+			return err
 		}
 		l.Clients = append(l.Clients, c)
 	}
 	if l.Hold != "" && len(l.Clients) != 1 {
-		return l, errors.New("only one client can hold a flow")
+		return errors.New("only one client can hold a flow")
 	}
-	return l, l.parseOutcome(right)
+	return nil
 }
 
 // parseTarget reads "10.96.0.1:80/tcp", "[fd00:96::1]:80/tcp", or a name of the cast in place of the address.

@@ -137,3 +137,5 @@ func (p *plain) Disturb(context.Context) error {
 func TestRun(t *testing.T) { Run(t, Subject{Name: "plain", Start: startPlain}) }
 
 func TestRandom(t *testing.T) { Random(t, Subject{Name: "plain", Start: startPlain}, 60) }
+
+func TestChurn(t *testing.T) { Churn(t, Subject{Name: "plain", Start: startPlain}) }

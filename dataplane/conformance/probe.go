@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 	"time"
-	"os/exec"
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -99,17 +98,8 @@ func (p probe) from() echo.Options {
 	return echo.Options{From: netip.AddrPortFrom(addr, p.w.port())}
 }
 
-// port gives the client ports from 1024 on, one after the other and none that the cast serves or holds.
-func (w *world) port() uint16 {
-	for {
-		if w.ports++; w.ports < 1024 {
-			w.ports = 1024
-		}
-		if w.ports < 8000 || w.ports >= 10000 {
-			return w.ports
-		}
-	}
-}
+// port gives the client ports from 10000 on, past those that the cast serves, one after the other, round and round.
+func (w *world) port() uint16 { return uint16(10000 + (w.ports.Add(1)-1)%50000) }
 
 // answered says what is wrong with an answer, or "".
 func (p probe) answered(a echo.Answer, err error) string {
@@ -261,8 +251,6 @@ func (p probe) passed(ctx context.Context) string {
 	}
 	for i := range 2 {
 		if wrong := p.through(p.ask(ctx, patience)); wrong != "" {
-			p.w.cluster.Outside().Do(func() error { o, _ := exec.Command("sh", "-c", "ip a; ip -6 r; ip -6 r show table local; ss -lnup; ss -lnw; nstat -az | grep -v ' 0  '").CombinedOutput(); println(string(o)); return nil })
-			for range 3 { x, err := p.ask(ctx, patience); println(tell(x, err)) }
 			return fmt.Sprintf("try %d: %s", i+1, wrong)
 		}
 	}
@@ -365,45 +353,59 @@ func (w *world) lend(a netip.Addr) (drop func() error, err error) {
 	return drop, err
 }
 
-// usable waits until sockets may have the address: the kernel notices a carrier in the background.
+// usable waits until packets to the address arrive: the kernel notices a carrier and sets up local routes in the background.
 func usable(a netip.Addr) error {
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	try := func() error {
 		c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 0)))
-		if err == nil {
-			return c.Close()
+		if err != nil {
+			return err
 		}
-		if time.Now().After(end) {
-			return fmt.Errorf("wait for address %s: %w", a, err)
+		defer c.Close()
+		if _, err := c.WriteTo([]byte{0}, c.LocalAddr()); err != nil {
+			return err
+		}
+		c.SetReadDeadline(time.Now().Add(2 * time.Millisecond))
+		_, err = c.Read(make([]byte, 1))
+		return err
+	}
+	for end := time.Now().Add(patience); ; {
+		err := try()
+		if err == nil || time.Now().After(end) {
+			return err
 		}
 	}
 }
 
-// hold opens a flow, asks over it once, and keeps it.
-func (p probe) hold(ctx context.Context) string {
+// open opens a flow.
+func (p probe) open(ctx context.Context) (held *echo.Held, err error) {
 	host, err := p.w.host(place(p.c.Name))
 	if err != nil {
-		return err.Error()
+		return nil, err
 	}
-	f := &flow{probe: p}
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	stop := func() {}
-	if p.l.Action == verdict.Pass {
-		if _, stop, err = p.w.stand(p.c, p.l.To, p.l.Proto); err != nil {
-			return err.Error()
-		}
-	}
-	defer stop()
 	err = host.Do(func() (err error) {
-		f.held, err = echo.Hold(ctx, p.l.Proto, p.l.To, p.from())
+		held, err = echo.Hold(ctx, p.l.Proto, p.l.To, p.from())
 		return err
 	})
+	return held, err
+}
+
+// hold opens a flow, asks over it once, and keeps it.
+func (p probe) hold(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if p.l.Action == verdict.Pass {
+		_, stop, err := p.w.stand(p.c, p.l.To, p.l.Proto)
+		if err != nil {
+			return err.Error()
+		}
+		defer stop()
+	}
+	held, err := p.open(ctx)
 	if err != nil {
 		return err.Error()
 	}
-	p.w.flows[p.l.Hold] = f
-	a, err := f.held.Ask(ctx)
-	f.last = a.Server
+	a, err := held.Ask(ctx)
+	p.w.flows[p.l.Hold] = &flow{probe: p, held: held, last: a.Server}
 	p.w.known[p.l.Hold] = a.Server
 	if p.l.Action == verdict.Pass {
 		return p.through(a, err)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"fairlead.dev/fairlead/model"
@@ -32,7 +33,7 @@ type world struct {
 	made    map[string][]source.Key // by the name in a slices section: the objects that it made
 	known   map[string]netip.AddrPort
 	flows   map[string]*flow
-	ports   uint16 // the last client port that was chosen here
+	ports   atomic.Uint32 // client ports chosen so far
 }
 
 // agent is what runs on a node: a resolver and the subject, and what they have come to.
@@ -46,7 +47,7 @@ type agent struct {
 // newWorld brings the cast up, and the subject on each node with nothing but the nodes and pods to know of.
 func newWorld(ctx context.Context, s Subject, c Config) (*world, error) {
 	w := &world{subject: s, config: c, objects: map[source.Key]source.Object{}, agents: map[string]*agent{},
-		made: map[string][]source.Key{}, known: map[string]netip.AddrPort{}, flows: map[string]*flow{}, ports: 1023}
+		made: map[string][]source.Key{}, known: map[string]netip.AddrPort{}, flows: map[string]*flow{}}
 	for _, o := range castObjects() {
 		w.objects[source.KeyOf(o)] = o
 	}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,6 +25,9 @@ type Conn struct {
 	port   uint32 // our netlink port: tells our own events from others'
 	events int    // a second socket in the same namespace, for Watch
 	reader []byte
+
+	commits atomic.Uint32 // transactions of ours since Open
+	since   atomic.Uint32 // generation of the ruleset at the last Mark, less our commits until then
 }
 
 // Open connects to the calling thread's network namespace. It needs CAP_NET_ADMIN there.
@@ -47,7 +51,7 @@ func Open() (*Conn, error) {
 
 // probe asks for the ruleset's generation, which every kernel with nf_tables knows.
 func (c *Conn) probe() error {
-	err := c.dump(16, 0, func(*buffer) {}, func([]byte) {})
+	_, err := c.Generation()
 	switch {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("nftables: not permitted: run as root or with CAP_NET_ADMIN: %w", err)
@@ -107,7 +111,30 @@ func (c *Conn) Commit(t *Tx) error {
 	if _, err := unix.Write(c.fd, b); err != nil {
 		return fmt.Errorf("nftables: send %d bytes: %w", len(b), err)
 	}
-	return c.answers(t, last)
+	err := c.answers(t, last)
+	if err == nil {
+		c.commits.Add(1)
+	}
+	return err
+}
+
+// Generation gives the ruleset's generation, a number that every transaction of anyone in the namespace raises by one.
+func (c *Conn) Generation() (g uint32, err error) {
+	err = c.dump(msgGetGen, 0, func(*buffer) {}, func(b []byte) { g = number(find(b, 1)) })
+	return g, err
+}
+
+// Mark remembers the ruleset as it is now, for Alone.
+func (c *Conn) Mark() error {
+	g, err := c.Generation()
+	c.since.Store(g - c.commits.Load())
+	return err
+}
+
+// Alone says whether nobody but c has changed any table since Mark.
+func (c *Conn) Alone() (bool, error) {
+	g, err := c.Generation()
+	return g-c.commits.Load() == c.since.Load(), err
 }
 
 // acknowledged gives t's messages with an acknowledgement asked of the last one.

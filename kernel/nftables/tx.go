@@ -22,6 +22,7 @@ const (
 	msgNewRule, msgGetRule, msgDelRule          = 6, 7, 8
 	msgNewSet, msgGetSet, msgDelSet             = 9, 10, 11
 	msgNewElem, msgGetElem, msgDelElem          = 12, 13, 14
+	msgGetGen                                   = 16
 	elemKey, elemData, elemFlags, elemKeyEnd    = 1, 2, 3, 10
 	setInterval, setMap, setTimeout, setDynamic = 0x4, 0x8, 0x10, 0x20
 	setConcat                                   = 0x80

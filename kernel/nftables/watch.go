@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watch sends whenever anyone but c changes a table, until ctx ends; then it closes the channel.
+// Watch sends whenever anyone but c changes a table, until ctx ends; then it closes the channel. It sends at once if any
+// table has changed since Mark.
 func (c *Conn) Watch(ctx context.Context, table string) (<-chan struct{}, error) {
 	fd, err := unix.FcntlInt(uintptr(c.events), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -27,6 +28,9 @@ func (c *Conn) Watch(ctx context.Context, table string) (<-chan struct{}, error)
 	}
 	stop := context.AfterFunc(ctx, func() { unix.Write(wake, binary.NativeEndian.AppendUint64(nil, 1)) })
 	changes := make(chan struct{}, 1)
+	if alone, err := c.Alone(); err != nil || !alone {
+		changes <- struct{}{}
+	}
 	go func() {
 		defer close(changes)
 		defer unix.Close(fd)

@@ -121,6 +121,6 @@ func WaitReady(ctx context.Context, name string) error {
 		if a.Error != "" {
 			a.State += ", last ended with " + a.Error
 		}
-		return fmt.Errorf("the agent of node %s is %s: see %s: %w", a.Node, a.State, a.Log, ctx.Err())
+		return fmt.Errorf("the agent of node %s is %s: see %s", a.Node, a.State, a.Log)
 	}
 }

@@ -39,8 +39,12 @@ type Answer struct {
 // The ways in which a question goes unanswered; Ask's and Hold's errors are one of these where errors.Is says so.
 var (
 	// Refused says that somebody said no: a TCP reset, an SCTP ABORT, an ICMP error, or the sending kernel (EPERM).
+	//
+	//lint:ignore ST1012 echo.Refused says it
 	Refused = errors.New("refused")
 	// Timeout says that nobody said anything until the context's deadline.
+	//
+	//lint:ignore ST1012 echo.Timeout says it
 	Timeout = errors.New("no answer")
 )
 

@@ -398,6 +398,7 @@ func FuzzSegment(f *testing.F) {
 	f.Add(segment{Src: 1, Dst: 2, Chunk: chunkInit, Init: 3}.marshal())
 	f.Add(segment{Src: 1, Dst: 2, Tag: 3, Chunk: chunkInitAck, Init: 3, Cookie: []byte("cookie")}.marshal())
 	f.Add(segment{Src: 1, Dst: 2, Tag: 3, Chunk: chunkAbort}.marshal())
+	f.Add([]byte("00000000....\x010\x00\x1e0000000000000000\x00\a\x00\n000000")) // an INIT with a cookie
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) >= 12 { // let bytes past the checksum in
 			sum := crc(b)

@@ -82,7 +82,9 @@ func parseSegment(b []byte) (s segment, err error) {
 	if s.Init = be.Uint32(chunk[4:]); s.Init == 0 {
 		return s, errors.New("SCTP INIT with tag 0")
 	}
-	s.Cookie, err = cookie(chunk[20:])
+	if s.Chunk == chunkInitAck {
+		s.Cookie, err = cookie(chunk[20:])
+	}
 	return s, err
 }
 

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -117,20 +118,26 @@ func (s *Server) stream(at netip.AddrPort, p model.Protocol) error {
 	s.wg.Go(func() {
 		defer s.drop(l)
 		for {
-			s.slots <- struct{}{}
 			c, err := l.accept()
-			if err == nil && s.keep(c) {
-				s.wg.Go(func() {
-					s.converse(c, p.String())
-					s.drop(c)
-					<-s.slots
-				})
+			switch {
+			case errors.Is(err, unix.ECONNABORTED):
 				continue
+			case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+				time.Sleep(10 * time.Millisecond) // the client waits in the kernel until there is room
+				continue
+			case err != nil:
+				return // closed
 			}
-			<-s.slots
-			if err != nil && !errors.Is(err, unix.ECONNABORTED) {
+			s.slots <- struct{}{}
+			if !s.keep(c) {
+				<-s.slots
 				return
 			}
+			s.wg.Go(func() {
+				s.converse(c, p.String())
+				s.drop(c)
+				<-s.slots
+			})
 		}
 	})
 	return nil

@@ -84,6 +84,9 @@ func (p *Plane) chain(name string, rules [][]nft.Expr) Fact {
 
 // Read implements dataplane.Plane. A table of another layout is read as that one fact, so that it is made anew.
 func (p *Plane) Read(context.Context) ([]Fact, error) {
+	if err := p.conn.Mark(); err != nil {
+		return nil, err
+	}
 	tables, err := p.conn.Tables()
 	if err != nil || !slices.Contains(tables, Table) {
 		return nil, err

@@ -1,0 +1,331 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/sandbox/echo"
+	"fairlead.dev/fairlead/source"
+)
+
+// How Churn goes.
+const (
+	replacements = 1000                  // of an endpoint of the Service busy
+	pace         = 4 * time.Millisecond  // between them, at least
+	interval     = 25 * time.Millisecond // between a stream's questions, whether earlier ones are answered or not
+	underway     = 200                   // questions of a stream that may be open at once
+)
+
+// churnServices are one that stays as it is while all else changes, and one whose endpoints are replaced.
+const churnServices = `
+apiVersion: v1
+kind: Service
+metadata: {name: steady}
+spec:
+  type: NodePort
+  clusterIPs: [10.96.1.1, "fd00:96::1:1"]
+  ports:
+  - {name: http, port: 80, nodePort: 30101}
+  - {name: dns, protocol: UDP, port: 53, nodePort: 30153}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: busy}
+spec:
+  type: NodePort
+  clusterIPs: [10.96.1.2, "fd00:96::1:2"]
+  ports:
+  - {name: http, port: 80, nodePort: 30102}
+  - {name: dns, protocol: UDP, port: 53, nodePort: 30154}
+`
+
+// stream is a client that asks all the time.
+type stream struct {
+	packet string // as in a case; with a hold, over one flow for ever
+	from   answerers
+
+	line     packetLine
+	held     *echo.Held
+	first    string // who answered first
+	answers  int
+	slowest  time.Duration
+	failures []string
+}
+
+// answerers says who may answer a stream.
+type answerers int
+
+const (
+	steady answerers = iota // an endpoint of steady
+	busy                    // who was an endpoint of busy at some time while the question was open
+	same                    // who answered first
+)
+
+func churnStreams() []*stream {
+	return []*stream{
+		{packet: "client-a -> 10.96.1.1:80/tcp", from: steady},
+		{packet: "client-b -> [fd00:96::1:1]:53/udp", from: steady},
+		{packet: "outside -> node-a:30101/tcp", from: steady},
+		{packet: "node-a -> 10.96.1.1:80/tcp", from: steady},
+		{packet: "client-a -> 10.96.1.2:80/tcp", from: busy},
+		{packet: "client-b -> [fd00:96::1:2]:80/tcp", from: busy},
+		{packet: "outside -> node-b.6:30102/tcp", from: busy},
+		{packet: "client-a -> 10.96.1.2:53/udp", from: busy},
+		{packet: "hold 1: client-a -> 10.96.1.1:80/tcp", from: same},
+		{packet: "hold 2: outside -> node-a:30153/udp", from: same},
+		{packet: "hold 3: client-b -> 10.96.1.2:80/tcp", from: same}, // established: also when its endpoint has gone
+		{packet: "hold 4: client-b -> 10.96.1.2:53/udp", from: busy},
+	}
+}
+
+// Churn changes Services and endpoints under traffic and restarts the subject in the middle. Every question to a Service
+// that has living endpoints must be answered, by one that was an endpoint while it was asked.
+func Churn(t *testing.T, s Subject) {
+	w, err := newWorld(t.Context(), s, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	c := &churn{w: w, Rand: rand.New(rand.NewPCG(1, 1)), extra: map[string]bool{}}
+	if err := c.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	streams := churnStreams()
+	var wg sync.WaitGroup
+	for _, l := range streams {
+		if err := l.line.parseFrom(l.packet); err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() { c.run(ctx, l) })
+	}
+	begin := time.Now()
+	if err := c.change(ctx); err != nil {
+		t.Error(err)
+	}
+	took := time.Since(begin)
+	cancel()
+	wg.Wait()
+	t.Logf("%d endpoint replacements, %d changes of other Services and %d restarts in %s",
+		c.replaced, c.others, c.restarts, took.Round(time.Millisecond))
+	for _, l := range streams {
+		t.Logf("%5d answers, slowest %6s, %d failures: %s", l.answers, l.slowest.Round(time.Millisecond), len(l.failures), l.packet)
+		if l.answers == 0 || len(l.failures) > 0 {
+			t.Errorf("%s: %d answers, %d failures:\n  %s", l.packet, l.answers, len(l.failures), strings.Join(l.failures[:min(5, len(l.failures))], "\n  "))
+		}
+	}
+}
+
+// churn is change under traffic.
+type churn struct {
+	*rand.Rand
+	w                          *world
+	endpoints                  []string        // of busy's port http, NAME:PORT; the first stays
+	extra                      map[string]bool // the other Services that are there
+	replaced, others, restarts int
+
+	mu     sync.Mutex        // for the streams too
+	told   []map[string]bool // who was an endpoint of busy, change by change
+	synced int               // the last change that is known to be in force
+}
+
+// begin puts the first endpoints in force.
+func (c *churn) begin(ctx context.Context) error {
+	c.endpoints = []string{"web-1:8080"}
+	for len(c.endpoints) < 6 {
+		c.endpoints = append(c.endpoints, c.unused())
+	}
+	objects, err := manifest{Text: churnServices}.decode()
+	if err != nil {
+		return err
+	}
+	l := c.slice("steady http=8080 dns=8053/udp: web-1 web-2 web-3")
+	for _, o := range objects {
+		l = append(l, source.Change{Key: source.KeyOf(o), Object: o})
+	}
+	return c.apply(ctx, l)
+}
+
+// unused draws an endpoint that busy doesn't have.
+func (c *churn) unused() string {
+	for {
+		e := fmt.Sprintf("web-%d:%d", 1+c.IntN(3), 9000+c.IntN(34))
+		if !slices.Contains(c.endpoints, e) {
+			return e
+		}
+	}
+}
+
+// change makes all changes, one after the other.
+func (c *churn) change(ctx context.Context) error {
+	tick := time.NewTicker(pace)
+	defer tick.Stop()
+	for c.replaced < replacements {
+		<-tick.C
+		c.endpoints[1+c.IntN(len(c.endpoints)-1)] = c.unused()
+		c.replaced++
+		var restart []string
+		if c.replaced%(replacements/8) == 0 {
+			restart = []string{nodes[c.restarts%2]}
+			c.restarts++
+		}
+		if err := c.apply(ctx, c.other(), restart...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apply makes busy's endpoints known together with other changes, and waits until all is in force.
+func (c *churn) apply(ctx context.Context, l []source.Change, restart ...string) error {
+	is := map[string]bool{"web-1:8053": true}
+	for i, e := range c.endpoints {
+		pod, port, _ := strings.Cut(e, ":")
+		l = append(l, c.slice(fmt.Sprintf("busy#%d http=%s: %s", i, port, pod))...)
+		is[e] = true
+	}
+	dns := "busy#dns dns=8053/udp: web-1"
+	for _, pod := range []string{"web-2", "web-3"} {
+		if c.IntN(2) == 0 {
+			dns += " " + pod
+			is[pod+":8053"] = true
+		}
+	}
+	l = append(l, c.slice(dns)...)
+	c.mu.Lock()
+	c.told = append(c.told, is)
+	now := len(c.told) - 1
+	c.mu.Unlock()
+	if err := c.w.change(l, restart...); err != nil {
+		return err
+	}
+	if err := c.w.sync(ctx); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.synced = now
+	c.mu.Unlock()
+	return nil
+}
+
+// slice gives the changes of a line of ours, as in a case's section slices.
+func (c *churn) slice(text string) []source.Change {
+	line, err := parseSlice(text)
+	if err != nil {
+		panic(err)
+	}
+	return c.w.slices(line)
+}
+
+// other makes a Service that wasn't there, or removes one that was.
+func (c *churn) other() (l []source.Change) {
+	n := c.IntN(50)
+	name := fmt.Sprintf("other-%d", n)
+	c.others++
+	if c.extra[name] {
+		for _, k := range c.w.made[name] {
+			l = append(l, source.Change{Key: k})
+		}
+		delete(c.extra, name)
+		delete(c.w.made, name)
+		return append(l, source.Change{Key: source.Key{Kind: source.Service, Namespace: "default", Name: name}})
+	}
+	o, err := decodeObject(fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: %s}, spec: {type: NodePort,
+		clusterIPs: [10.96.2.%d], sessionAffinity: %s, ports: [{port: 80, nodePort: %d}]}}`,
+		name, n, [...]string{"None", "ClientIP"}[n%2], 31000+n))
+	if err != nil {
+		panic(err)
+	}
+	c.extra[name] = true
+	return append(c.slice(name+" 8080: web-1 web-2"), source.Change{Key: source.KeyOf(o), Object: o})
+}
+
+// run asks, as the stream has it, until ctx ends.
+func (c *churn) run(ctx context.Context, s *stream) {
+	p := probe{w: c.w, l: &s.line, c: s.line.Clients[0]}
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	var wg sync.WaitGroup
+	defer func() {
+		if wg.Wait(); s.held != nil {
+			s.held.Close()
+		}
+	}()
+	slots := make(chan struct{}, underway)
+	for ctx.Err() == nil {
+		<-tick.C
+		if s.line.Hold != "" {
+			c.ask(s, func(ctx context.Context) (echo.Answer, error) { return s.again(ctx, p) })
+			continue
+		}
+		select {
+		case slots <- struct{}{}:
+			wg.Go(func() {
+				c.ask(s, func(ctx context.Context) (echo.Answer, error) { return p.ask(ctx, patience) })
+				<-slots
+			})
+		default:
+			c.fail(s, fmt.Sprintf("%d questions wait for an answer", underway))
+		}
+	}
+}
+
+// again asks over the stream's flow.
+func (s *stream) again(ctx context.Context, p probe) (a echo.Answer, err error) {
+	if s.held == nil {
+		if s.held, err = p.open(ctx); err != nil {
+			return a, err
+		}
+	}
+	return s.held.Ask(ctx)
+}
+
+// ask asks once and judges who answers.
+func (c *churn) ask(s *stream, ask func(context.Context) (echo.Answer, error)) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c.mu.Lock()
+	since := c.synced
+	c.mu.Unlock()
+	begin := time.Now()
+	a, err := ask(ctx)
+	took := time.Since(begin)
+	if err != nil {
+		c.fail(s, err.Error())
+		return
+	}
+	who := fmt.Sprintf("%s:%d", nameOf(a.Server.Addr()), a.Server.Port())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.answers++; s.answers == 1 {
+		s.first = who
+	}
+	s.slowest = max(s.slowest, took)
+	right := true
+	switch s.from {
+	case busy:
+		right = slices.ContainsFunc(c.told[since:], func(is map[string]bool) bool { return is[who] })
+	case same:
+		right = who == s.first
+	}
+	if !right {
+		s.failures = append(s.failures, fmt.Sprintf("after %d changes: %s answers, who is no endpoint now; first it was %s", len(c.told), who, s.first))
+	}
+}
+
+func (c *churn) fail(s *stream, wrong string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.failures = append(s.failures, fmt.Sprintf("after %d changes: %s", len(c.told), wrong))
+}

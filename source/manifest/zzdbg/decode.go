@@ -1,0 +1,292 @@
+package manifest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	kjson "sigs.k8s.io/json"
+
+	"fairlead.dev/fairlead/source"
+)
+
+// The reasons of this package's problems.
+const (
+	CannotRead     = "CannotRead"     // a file, a folder or a link can't be read
+	Missing        = "Missing"        // the folder or file that is the source is gone
+	NotWatched     = "NotWatched"     // changes in a folder will not be seen
+	StillOpen      = "StillOpen"      // a program still has a file open for writing
+	Syntax         = "Syntax"         // neither YAML nor JSON
+	UnknownKind    = "UnknownKind"    // no kind, or one that looks misspelt
+	KindNotRead    = "KindNotRead"    // a kind that Fairlead has no use for: ignored
+	WrongVersion   = "WrongVersion"   // a kind that Fairlead reads in another apiVersion
+	UnknownField   = "UnknownField"   // no such field
+	DuplicateField = "DuplicateField" // one field twice
+	WrongType      = "WrongType"      // text for a number, and so on
+	Required       = "Required"       // a field is missing
+	Invalid        = "Invalid"        // a value that an API server would refuse
+	Duplicate      = "Duplicate"      // the same object stands elsewhere, and that one counts
+)
+
+// An item is what one document says, or what one item of a List does.
+type item struct {
+	hash uint64        // of the text, in a List; else 0
+	obj  source.Object // nil where there is none; where refused, the last good content
+	bad  *refusal      // nil where all is well
+}
+
+// A refusal says what is wrong with an item.
+type refusal struct {
+	fate     fate
+	key      source.Key // zero where not known
+	problems []source.Problem
+}
+
+// fate is what comes of an item that is not taken.
+type fate int
+
+const (
+	ignored    fate = iota // not for Fairlead
+	refused                // the object that it names keeps its last good content
+	unreadable             // it may be any object
+)
+
+// kinds tells how each kind is written.
+var kinds = map[string]struct {
+	version string
+	make    func() source.Object
+}{
+	string(source.Service):       {"v1", func() source.Object { return new(corev1.Service) }},
+	string(source.Node):          {"v1", func() source.Object { return new(corev1.Node) }},
+	string(source.Namespace):     {"v1", func() source.Object { return new(corev1.Namespace) }},
+	string(source.Pod):           {"v1", func() source.Object { return new(corev1.Pod) }},
+	string(source.EndpointSlice): {"discovery.k8s.io/v1", func() source.Object { return new(discoveryv1.EndpointSlice) }},
+	string(source.NetworkPolicy): {"networking.k8s.io/v1", func() source.Object { return new(networkingv1.NetworkPolicy) }},
+}
+
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// decode gives what one document says. Items of a List that stand in old are taken from there.
+func decode(c chunk, old *cache, words *words) []item {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	j, bad := c.toJSON((*buf)[:0])
+	if bad != nil {
+		return []item{{bad: bad}}
+	}
+	if !c.json && cap(j) > cap(*buf) {
+		*buf = j
+	}
+	switch {
+	case string(j) == "null":
+		return nil
+	case j[space(j, 0)] != '{':
+		return []item{{bad: unread("", Syntax, "a document must be an object with apiVersion, kind and metadata")}}
+	}
+	version, kind := peek(j)
+	if of, ok := strings.CutSuffix(kind, "List"); ok && (of == "" || kinds[of].make != nil) {
+		return list(j, version, kind, of, old, words)
+	}
+	return []item{object(j, version, kind, words)}
+}
+
+// unread makes the refusal of an item that may be any object.
+func unread(field, reason, message string, args ...any) *refusal {
+	return &refusal{fate: unreadable, problems: []source.Problem{{Field: field, Reason: reason, Message: fmt.Sprintf(message, args...)}}}
+}
+
+// toJSON gives the document as JSON, in buf where it must be converted.
+func (c chunk) toJSON(buf []byte) ([]byte, *refusal) {
+	if c.json && json.Valid(c.text) {
+		return c.text, nil
+	}
+	j, err := toJSON(buf, c.text)
+	if err == nil {
+		return j, nil
+	}
+	if twice := duplicateKeys(err, c.line); twice != nil {
+		return nil, &refusal{fate: unreadable, problems: twice}
+	}
+	if syntax := new(json.SyntaxError); c.json && errors.As(json.Unmarshal(c.text, new(any)), &syntax) {
+		return nil, unread("", Syntax, "line %d: %v", c.line+bytes.Count(c.text[:syntax.Offset], []byte("\n")), syntax)
+	}
+	message := inFile(strings.TrimPrefix(err.Error(), "yaml: "), c.line)
+	if strings.Contains(message, "cannot start any token") && bytes.Contains(c.text, []byte("\t")) {
+		message += ": indent with spaces, not with tabs"
+	}
+	return nil, unread("", Syntax, "%s", message)
+}
+
+var yamlLine = regexp.MustCompile(`\bline (\d+)`)
+
+// inFile turns the line in an error of the YAML library into the line in the file.
+func inFile(message string, first int) string {
+	return yamlLine.ReplaceAllStringFunc(message, func(s string) string {
+		n, _ := strconv.Atoi(s[len("line "):])
+		return fmt.Sprintf("line %d", first+n-1)
+	})
+}
+
+var yamlTwice = regexp.MustCompile(`line \d+: key "?(.*?)"? already set in map`)
+
+// duplicateKeys gives the problems of a YAML library's error that is about nothing but repeated keys.
+func duplicateKeys(err error, first int) (out []source.Problem) {
+	for _, m := range yamlTwice.FindAllStringSubmatch(err.Error(), -1) {
+		at, _, _ := strings.Cut(inFile(m[0], first), ":")
+		out = append(out, source.Problem{Field: m[1], Reason: DuplicateField, Message: "stands twice, again in " + at + ": keep one"})
+	}
+	return out
+}
+
+// list gives the items of a List, or of a list of one kind, whose items need not repeat it.
+func list(j []byte, version, kind, of string, old *cache, words *words) []item {
+	var raw []byte
+	seen := map[string]bool{}
+	for name, val := range members(j) {
+		n := text(name)
+		switch {
+		case seen[n]:
+			return []item{{bad: unread(n, DuplicateField, "stands twice in the %s: keep one", kind)}}
+		case n == "items":
+			raw = val
+		case n != "apiVersion" && n != "kind" && n != "metadata":
+			return []item{{bad: unread(n, UnknownField, "a %s has no such field%s", kind, didYouMean(n, "items", "metadata"))}}
+		}
+		seen[n] = true
+	}
+	switch {
+	case of == "" && version != "v1" || of != "" && version != kinds[of].version:
+		want := "v1"
+		if of != "" {
+			want = kinds[of].version
+		}
+		return []item{{bad: unread("apiVersion", WrongVersion, "a %s of %s is not read: write %s", kind, orNone(version), want)}}
+	case raw != nil && string(raw) != "null" && raw[0] != '[':
+		return []item{{bad: unread("items", WrongType, "must be a list of objects")}}
+	case raw == nil || raw[0] != '[':
+		return nil
+	}
+	raws := elements(raw)
+	out := make([]item, len(raws))
+	parallel(len(raws), func(i int) {
+		hash := digest(raws[i])
+		if it, ok := old.take(hash); ok {
+			out[i] = it
+			return
+		}
+		version, kind := peek(raws[i])
+		if of != "" && kind == "" && version == "" {
+			version, kind = kinds[of].version, of
+		}
+		out[i] = object(raws[i], version, kind, words)
+		out[i].hash = hash
+		if bad := out[i].bad; bad != nil {
+			for n := range bad.problems {
+				bad.problems[n].Field = strings.TrimSuffix(fmt.Sprintf("items[%d].%s", i, bad.problems[n].Field), ".")
+			}
+		}
+	})
+	return out
+}
+
+// object gives what the JSON object j says.
+func object(j []byte, version, kind string, words *words) item {
+	if j[0] != '{' {
+		return item{bad: unread("", WrongType, "must be an object with apiVersion, kind and metadata")}
+	}
+	k, ok := kinds[kind]
+	if !ok || version != k.version {
+		return item{bad: notRead(j, version, kind)}
+	}
+	o := k.make()
+	strict, err := kjson.UnmarshalStrict(j, o)
+	if err != nil || strict != nil {
+		return item{bad: explain(j, o, kind, strict, err)}
+	}
+	setDefaults(o)
+	if problems := validate(o); problems != nil {
+		return item{bad: refuse(source.KeyOf(o), problems)}
+	}
+	strip(o, words)
+	return item{obj: o}
+}
+
+// refuse makes the refusal of an item: if its name is a good one, of that object.
+func refuse(key source.Key, problems []source.Problem) *refusal {
+	bad := &refusal{fate: refused, key: key, problems: problems}
+	if nameProblem(key.Kind, key.Name) != "" || key.Namespace != "" && labelProblem(key.Namespace) != "" {
+		bad.fate = unreadable
+	}
+	if key.Name == "" {
+		bad.key = source.Key{}
+	}
+	return bad
+}
+
+// identity gives the key that an object's metadata says, with an empty name where it says none that is text.
+func identity(j []byte, kind string) source.Key {
+	var o struct {
+		Metadata struct {
+			Name      any `json:"name"`
+			Namespace any `json:"namespace"`
+		} `json:"metadata"`
+	}
+	_ = kjson.UnmarshalCaseSensitivePreserveInts(j, &o) // what can't be read stays empty
+	key := source.Key{Kind: source.Kind(kind)}
+	switch ns := o.Metadata.Namespace.(type) {
+	case string:
+		key.Namespace = ns
+	case nil:
+	default:
+		return key
+	}
+	if key.Namespace == "" && kinds[kind].make != nil && key.Kind.Namespaced() {
+		key.Namespace = "default"
+	}
+	key.Name, _ = o.Metadata.Name.(string)
+	return key
+}
+
+// notRead tells what is wrong with an apiVersion and a kind that are not read.
+func notRead(j []byte, version, kind string) *refusal {
+	key := identity(j, kind)
+	problem := func(field, reason, message string, args ...any) []source.Problem {
+		return []source.Problem{{Field: field, Reason: reason, Message: fmt.Sprintf(message, args...)}}
+	}
+	k, ok := kinds[kind]
+	if kind == "" {
+		return &refusal{fate: unreadable, problems: problem("kind", UnknownKind, "names no kind: write one of %s", strings.Join(kindNames(), ", "))}
+	}
+	if !ok {
+		if near := nearest(kind, kindNames()); near != "" {
+			return &refusal{fate: unreadable, problems: problem("kind", UnknownKind, "there is no kind %s: did you mean %s (apiVersion %s)?", kind, near, kinds[near].version)}
+		}
+		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead, "Fairlead has no use for %s %s and ignores it%s", orNone(version), kind, instead[kind])}
+	}
+	if group, _, ok := strings.Cut(version, "/"); ok && strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io") {
+		key.Kind = source.Kind(kind + "." + group)
+		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead, "%s %s is not the %s of %s: Fairlead has no use for it and ignores it", version, kind, kind, k.version)}
+	}
+	return refuse(key, problem("apiVersion", WrongVersion, "%s of %s is not read: write apiVersion %s", kind, orNone(version), k.version))
+}
+
+// instead tells what to write for kinds that people may expect to count.
+var instead = map[string]string{
+	"Endpoints": ": write an EndpointSlice (discovery.k8s.io/v1)",
+	"Ingress":   ": it is for an ingress controller, behind a Service",
+}
+
+func orNone(version string) string {
+	if version == "" {
+		return "no apiVersion"
+	}
+	return version
+}

@@ -1,0 +1,190 @@
+package manifest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"fairlead.dev/fairlead/source"
+)
+
+// Stdin is the path that stands for standard input.
+const Stdin = "-"
+
+// A Source reads one path.
+type Source struct {
+	path  string
+	stdin io.Reader
+}
+
+var _ source.Source = (*Source)(nil)
+
+// New makes a source of the folder, or of the file, at path. With Stdin it reads standard input once, to its end.
+func New(path string) *Source { return &Source{path, os.Stdin} }
+
+// Run gives what there is and then each change, until ctx ends. Only a path that can't be read at first is an error.
+func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
+	if stream, err := s.stream(); err != nil {
+		return err
+	} else if stream != nil {
+		return s.follow(ctx, stream, deliver)
+	}
+	n, err := newNotifier()
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", s.path, err)
+	}
+	defer n.close()
+	return newFollower(s.path, n).run(ctx, deliver)
+}
+
+// Load reads path once. Objects come by file and place. Only a path that can't be read is an error.
+func Load(path string) ([]source.Object, []source.Problem, error) { return New(path).load() }
+
+func (s *Source) load() (objects []source.Object, problems []source.Problem, err error) {
+	if stream, err := s.stream(); err != nil {
+		return nil, nil, err
+	} else if stream != nil {
+		st, err := s.read(stream)
+		if err != nil {
+			return nil, nil, err
+		}
+		b, _ := st.batch()
+		return st.listing(), b.Problems, nil
+	}
+	f := newFollower(s.path, nil)
+	for range 10 { // files that vanish while they are read are looked at again
+		if err := f.round(); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := f.rootError(); err != nil {
+		return nil, nil, err
+	}
+	b, _ := f.store.batch()
+	return f.store.listing(), b.Problems, nil
+}
+
+// stream gives what can be read only once: standard input, or a pipe. It is nil for folders and files.
+func (s *Source) stream() (io.Reader, error) {
+	if s.path == Stdin {
+		return s.stdin, nil
+	}
+	fi, err := os.Stat(s.path)
+	if err != nil {
+		return nil, pathError(s.path, err)
+	}
+	if fi.IsDir() || fi.Mode().IsRegular() {
+		return nil, nil
+	}
+	file, err := os.Open(s.path)
+	if err != nil {
+		return nil, pathError(s.path, err)
+	}
+	return file, nil
+}
+
+// follow reads a stream, delivers what it says, and waits for ctx to end. A stream may never end: then a goroutine is
+// left that reads it.
+func (s *Source) follow(ctx context.Context, stream io.Reader, deliver func(source.Batch)) error {
+	st, failed := make(chan *store, 1), make(chan error, 1)
+	go func() {
+		if got, err := s.read(stream); err != nil {
+			failed <- err
+		} else {
+			st <- got
+		}
+	}()
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-failed:
+		return err
+	case got := <-st:
+		b, _ := got.batch()
+		deliver(b)
+		<-ctx.Done()
+		return nil
+	}
+}
+
+// read reads a stream to its end.
+func (s *Source) read(stream io.Reader) (*store, error) {
+	text, err := io.ReadAll(stream)
+	if err != nil {
+		return nil, fmt.Errorf("read manifests from %s: %w", s.name(), err)
+	}
+	st := newStore()
+	c, d := content{}.read(text, st.words)
+	st.update(s.name(), c, d)
+	return st, nil
+}
+
+func (s *Source) name() string {
+	if s.path == Stdin {
+		return "stdin"
+	}
+	return s.path
+}
+
+// rootError gives the reason why the root itself could not be read.
+func (f *follower) rootError() error {
+	for _, p := range f.store.faults[f.root] {
+		if p.Reason == CannotRead || p.Reason == Missing {
+			return fmt.Errorf("read manifests from %s: %s", f.root, p.Message)
+		}
+	}
+	return nil
+}
+
+// pathError says why a path given by a person can't be read, and what to do.
+func pathError(path string, err error) error {
+	hint := ""
+	if errors.Is(err, fs.ErrNotExist) {
+		hint = similar(filepath.Clean(path))
+	}
+	return fmt.Errorf("read manifests from %s: %w%s", path, reason(err), hint)
+}
+
+// reason gives an error of the os package without what was tried on what, and with a way out.
+func reason(err error) error {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		err = pe.Err
+	}
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w: run as a user that may read it, or let all read it with chmod a+rX", err)
+	case errors.Is(err, syscall.ELOOP):
+		return fmt.Errorf("%w: a link leads back to itself", err)
+	}
+	return err
+}
+
+// similar gives a hint for a path that does not exist: the first part that is missing, and a name like it.
+func similar(path string) string {
+	parent := filepath.Dir(path)
+	for ; parent != filepath.Dir(parent); path, parent = parent, filepath.Dir(parent) {
+		if _, err := os.Stat(parent); err == nil {
+			break
+		}
+	}
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		return ""
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	slices.Sort(names)
+	if near := nearest(filepath.Base(path), names); near != "" {
+		return ": did you mean " + filepath.Join(parent, near) + "?"
+	}
+	return fmt.Sprintf(": %s has no %s", parent, filepath.Base(path))
+}

@@ -1,0 +1,272 @@
+package manifest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fairlead.dev/fairlead/source"
+)
+
+// words holds text that repeats, once. It forgets all of it when it has grown large, so that it needs no counting of
+// who still uses what: later text is then shared anew.
+type words struct {
+	mu         sync.Mutex
+	known      map[string]*string
+	labels     map[string]map[string]string
+	containers map[string][]corev1.Container
+}
+
+const maxWords = 1 << 16
+
+func newWords() *words {
+	return &words{known: map[string]*string{}, labels: map[string]map[string]string{}, containers: map[string][]corev1.Container{}}
+}
+
+// share gives a pointer to s that all who have the same text are given.
+func (w *words) share(s string) *string {
+	if p, ok := w.known[s]; ok {
+		return p
+	}
+	return once(w.known, s, &s)
+}
+
+func (w *words) text(s string) string { return *w.share(s) }
+
+func (w *words) pointer(s *string) *string {
+	if s == nil {
+		return nil
+	}
+	return w.share(*s)
+}
+
+// set gives m, or a map with the same labels that was here before.
+func (w *words) set(m map[string]string) map[string]string {
+	if len(m) == 0 {
+		return nil
+	}
+	var b strings.Builder
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		b.WriteString(k + "=" + m[k] + ",")
+	}
+	return once(w.labels, b.String(), m)
+}
+
+// once gives what is known under key, which v becomes if nothing is.
+func once[T any](known map[string]T, key string, v T) T {
+	if old, ok := known[key]; ok {
+		return old
+	}
+	if len(known) >= maxWords {
+		clear(known)
+	}
+	known[key] = v
+	return v
+}
+
+// pairs gives m with shared keys.
+func (w *words) pairs(m map[string]string) map[string]string {
+	if len(m) == 0 {
+		return nil
+	}
+	out := make(map[string]string, len(m))
+	for k, v := range m {
+		out[w.text(k)] = v
+	}
+	return out
+}
+
+// strip drops what the package comment says, and shares what repeats.
+func strip(o source.Object, w *words) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch o := o.(type) {
+	case *corev1.Service:
+		w.meta(&o.TypeMeta, &o.ObjectMeta)
+		w.service(o)
+	case *discoveryv1.EndpointSlice:
+		w.meta(&o.TypeMeta, &o.ObjectMeta)
+		w.slice(o)
+	case *corev1.Node:
+		w.meta(&o.TypeMeta, &o.ObjectMeta)
+		s, st := o.Spec, o.Status
+		o.Spec = corev1.NodeSpec{PodCIDR: s.PodCIDR, PodCIDRs: s.PodCIDRs, ProviderID: s.ProviderID, Unschedulable: s.Unschedulable, Taints: s.Taints}
+		o.Status = corev1.NodeStatus{Addresses: st.Addresses, Conditions: st.Conditions}
+	case *corev1.Namespace:
+		w.meta(&o.TypeMeta, &o.ObjectMeta)
+		o.Spec, o.Status = corev1.NamespaceSpec{}, corev1.NamespaceStatus{Phase: o.Status.Phase}
+	case *corev1.Pod:
+		w.meta(&o.TypeMeta, &o.ObjectMeta)
+		o.Labels = w.set(o.Labels)
+		w.pod(o)
+	case *networkingv1.NetworkPolicy:
+		w.meta(&o.TypeMeta, &o.ObjectMeta)
+	}
+}
+
+func (w *words) meta(t *metav1.TypeMeta, m *metav1.ObjectMeta) {
+	*t = metav1.TypeMeta{}
+	delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
+	*m = metav1.ObjectMeta{
+		Name:              m.Name,
+		Namespace:         w.text(m.Namespace),
+		Labels:            w.pairs(m.Labels),
+		Annotations:       w.pairs(m.Annotations),
+		CreationTimestamp: m.CreationTimestamp,
+		DeletionTimestamp: m.DeletionTimestamp,
+	}
+}
+
+func (w *words) service(o *corev1.Service) {
+	s := &o.Spec
+	s.Ports = slices.Clone(s.Ports)
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		p.Name, p.Protocol = w.text(p.Name), corev1.Protocol(w.text(string(p.Protocol)))
+		p.AppProtocol = w.pointer(p.AppProtocol)
+	}
+	if s.Selector = w.pairs(s.Selector); maps.Equal(s.Selector, o.Labels) {
+		s.Selector = o.Labels
+	}
+	if p := s.InternalTrafficPolicy; p != nil {
+		if s.InternalTrafficPolicy = &everywhere; *p == nearby {
+			s.InternalTrafficPolicy = &nearby
+		}
+	}
+	if len(s.ClusterIPs) > 0 {
+		s.ClusterIP = s.ClusterIPs[0]
+	}
+	if len(s.IPFamilies) == 1 && s.IPFamilies[0] == corev1.IPv4Protocol {
+		s.IPFamilies = onlyIPv4
+	}
+	o.Status.Conditions = nil
+}
+
+// Values that many objects point to.
+var (
+	yes, no            = true, false
+	everywhere, nearby = corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal
+	onlyIPv4           = []corev1.IPFamily{corev1.IPv4Protocol}
+	protocols          = [...]corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
+)
+
+func shareBool(b *bool) *bool {
+	switch {
+	case b == nil:
+		return nil
+	case *b:
+		return &yes
+	}
+	return &no
+}
+
+func (w *words) slice(o *discoveryv1.EndpointSlice) {
+	o.AddressType = discoveryv1.AddressType(w.text(string(o.AddressType)))
+	o.Endpoints, o.Ports = slices.Clone(o.Endpoints), slices.Clone(o.Ports)
+	pack(o.Endpoints)
+	for i := range o.Endpoints {
+		e := &o.Endpoints[i]
+		e.Conditions = discoveryv1.EndpointConditions{Ready: shareBool(e.Conditions.Ready), Serving: shareBool(e.Conditions.Serving), Terminating: shareBool(e.Conditions.Terminating)}
+		e.NodeName, e.Zone = w.pointer(e.NodeName), w.pointer(e.Zone)
+		e.Hostname, e.DeprecatedTopology = nil, nil
+		e.TargetRef = w.podRef(e.TargetRef)
+		w.hints(e.Hints)
+	}
+	for i := range o.Ports {
+		p := &o.Ports[i]
+		p.Name, p.AppProtocol = w.pointer(p.Name), w.pointer(p.AppProtocol)
+		p.Protocol = &protocols[slices.Index(protocols[:], *p.Protocol)]
+	}
+}
+
+// pack lays all addresses of a slice behind one another: one text and one array instead of two for each endpoint.
+func pack(es []discoveryv1.Endpoint) {
+	n, size := 0, 0
+	for i := range es {
+		for _, a := range es[i].Addresses {
+			n, size = n+1, size+len(a)
+		}
+	}
+	var b strings.Builder
+	b.Grow(size)
+	for i := range es {
+		for _, a := range es[i].Addresses {
+			b.WriteString(a)
+		}
+	}
+	all, rest := make([]string, 0, n), b.String()
+	for i := range es {
+		from := len(all)
+		for _, a := range es[i].Addresses {
+			all, rest = append(all, rest[:len(a)]), rest[len(a):]
+		}
+		es[i].Addresses = all[from:len(all):len(all)]
+	}
+}
+
+func (w *words) podRef(r *corev1.ObjectReference) *corev1.ObjectReference {
+	if r == nil || r.Kind != string(source.Pod) {
+		return nil
+	}
+	return &corev1.ObjectReference{Kind: string(source.Pod), Namespace: w.text(r.Namespace), Name: r.Name}
+}
+
+func (w *words) hints(h *discoveryv1.EndpointHints) {
+	if h == nil {
+		return
+	}
+	for i := range h.ForZones {
+		h.ForZones[i].Name = w.text(h.ForZones[i].Name)
+	}
+	for i := range h.ForNodes {
+		h.ForNodes[i].Name = w.text(h.ForNodes[i].Name)
+	}
+}
+
+func (w *words) pod(o *corev1.Pod) {
+	s, st := o.Spec, o.Status
+	o.Spec = corev1.PodSpec{
+		NodeName: w.text(s.NodeName), HostNetwork: s.HostNetwork,
+		InitContainers: w.ports(s.InitContainers), Containers: w.ports(s.Containers),
+	}
+	o.Status = corev1.PodStatus{
+		Phase: corev1.PodPhase(w.text(string(st.Phase))), PodIP: st.PodIP, PodIPs: slices.Clone(st.PodIPs),
+		HostIP: w.text(st.HostIP), HostIPs: slices.Clone(st.HostIPs),
+	}
+	if len(st.PodIPs) > 0 {
+		o.Status.PodIP = st.PodIPs[0].IP
+	}
+	for _, c := range st.Conditions {
+		o.Status.Conditions = append(o.Status.Conditions, corev1.PodCondition{Type: corev1.PodConditionType(w.text(string(c.Type))), Status: corev1.ConditionStatus(w.text(string(c.Status)))})
+	}
+}
+
+// ports keeps the containers' names, ports and restart policies. The type is large, so pods that are alike share them.
+func (w *words) ports(cs []corev1.Container) (out []corev1.Container) {
+	for _, c := range cs {
+		c = corev1.Container{Name: w.text(c.Name), Ports: slices.Clone(c.Ports), RestartPolicy: c.RestartPolicy}
+		for i := range c.Ports {
+			c.Ports[i].Name, c.Ports[i].Protocol = w.text(c.Ports[i].Name), corev1.Protocol(w.text(string(c.Ports[i].Protocol)))
+		}
+		out = append(out, c)
+	}
+	var b strings.Builder
+	for _, c := range out {
+		fmt.Fprintf(&b, "%q %v %s;", c.Name, c.Ports, restart(c.RestartPolicy))
+	}
+	return once(w.containers, b.String(), out)
+}
+
+func restart(p *corev1.ContainerRestartPolicy) corev1.ContainerRestartPolicy {
+	if p == nil {
+		return ""
+	}
+	return *p
+}
