@@ -89,8 +89,8 @@ func (t *tree) ended(w int32) {
 
 // rename gives a watched folder another path.
 func (t *tree) rename(from, to string) {
+	t.uses[to]++
 	if w, ok := t.watches[from]; ok {
-		t.uses[to]++
 		t.name(w, to)
 	}
 	t.leave(from)

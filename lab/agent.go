@@ -1,0 +1,257 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/reconcile"
+)
+
+// statusAddress is the agents', each in its own network namespace.
+const statusAddress = "127.0.0.1:10249"
+
+// patience is how long anything may take that takes seconds at most.
+const patience = 2 * time.Minute
+
+// process is an agent at work: the same program as users run, from a folder of manifests.
+type process struct {
+	pair  *pair
+	cmd   *exec.Cmd
+	out   bytes.Buffer // what it says
+	ended chan struct{}
+	err   error // how it ended, once ended is closed
+	web   *http.Client
+	begun time.Time
+}
+
+// hire starts the agent of a pair's node.
+func (r *run) hire(p *pair, dir string) (*process, error) {
+	a := &process{pair: p, ended: make(chan struct{}), web: client(p)}
+	args := append(r.Agent[1:len(r.Agent):len(r.Agent)], "run", "--source", dir, "--node", nodeName, "--status-address", statusAddress)
+	a.cmd = exec.Command(r.Agent[0], args...)
+	a.cmd.Stdout, a.cmd.Stderr, a.cmd.Dir = &a.out, &a.out, "/"
+	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // Ctrl-C at the terminal is for us alone
+	a.begun = time.Now()
+	if err := r.spawn(func() error { return p.node.Do(a.cmd.Start) }); err != nil {
+		return nil, fmt.Errorf("start the agent of %s: %w", p.node.Name, err)
+	}
+	go func() {
+		a.err = a.cmd.Wait()
+		close(a.ended)
+	}()
+	return a, nil
+}
+
+// spawner gives a function that calls others always on one thread, which lives as long as ctx: a child gets its
+// parent-death signal when the thread that made it ends (PR_SET_PDEATHSIG(2const)).
+func spawner(ctx context.Context) func(func() error) error {
+	type order struct {
+		start func() error
+		err   chan error
+	}
+	orders := make(chan order)
+	go func() {
+		runtime.LockOSThread() // and never unlock
+		for {
+			select {
+			case o := <-orders:
+				o.err <- o.start()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return func(start func() error) error {
+		o := order{start, make(chan error, 1)}
+		select {
+		case orders <- o:
+			return <-o.err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// client asks from within the pair's node.
+func client(p *pair) *http.Client {
+	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
+		err = p.node.Do(func() error {
+			c, err = new(net.Dialer).DialContext(ctx, network, address)
+			return err
+		})
+		return c, err
+	}
+	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: dial}}
+}
+
+// get asks the agent's status page.
+func (a *process) get(path string) ([]byte, int, error) {
+	r, err := a.web.Get("http://" + statusAddress + path)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(r.Body, 16<<20))
+	return b, r.StatusCode, err
+}
+
+// ready waits until the agent says that all is in the kernel, and gives how long after its start that was.
+func (a *process) ready(ctx context.Context) (time.Duration, error) {
+	give := time.After(patience)
+	for {
+		if _, code, err := a.get("/readyz"); err == nil && code == http.StatusOK {
+			return time.Since(a.begun), nil
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-a.ended:
+			return 0, fmt.Errorf("the agent of %s ended by itself: %v: %s", a.pair.node.Name, a.err, a.last())
+		case <-give:
+			return 0, fmt.Errorf("the agent of %s is not ready after %v: %s", a.pair.node.Name, patience, a.last())
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+}
+
+// last is the end of what the agent said. It may be read once the agent has ended or while it is silent.
+func (a *process) last() string {
+	lines := strings.Split(strings.TrimSpace(a.out.String()), "\n")
+	return strings.Join(lines[max(0, len(lines)-3):], "; ")
+}
+
+// loop is how the agent's loop of the nftables plane does.
+func (a *process) loop() (reconcile.Status, error) {
+	b, _, err := a.get("/status")
+	var s agent.State
+	if err == nil {
+		err = json.Unmarshal(b, &s)
+	}
+	if err != nil {
+		return reconcile.Status{}, fmt.Errorf("ask the agent of %s for its state: %w", a.pair.node.Name, err)
+	}
+	return s.Loops["nftables"], nil
+}
+
+// kill ends the agent without a word (SIGKILL) and waits for that.
+func (a *process) kill() {
+	a.cmd.Process.Kill() // an error means that it has ended
+	<-a.ended
+	a.web.CloseIdleConnections()
+}
+
+// end asks the agent to end (SIGTERM), as an operator would, and kills it if it does not.
+func (a *process) end() {
+	a.cmd.Process.Signal(unix.SIGTERM)
+	select {
+	case <-a.ended:
+	case <-time.After(10 * time.Second):
+	}
+	a.kill()
+}
+
+// tasks gives what is in a file of each of the agent's threads.
+func (a *process) tasks(file string) (texts []string, err error) {
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/%s", a.cmd.Process.Pid, file))
+	for _, p := range paths {
+		b, rerr := os.ReadFile(p)
+		if errors.Is(rerr, os.ErrNotExist) || errors.Is(rerr, unix.ESRCH) {
+			continue // that thread has ended
+		}
+		err = errors.Join(err, rerr)
+		texts = append(texts, string(b))
+	}
+	if err == nil && len(texts) == 0 {
+		err = fmt.Errorf("the agent of %s has no thread: %w", a.pair.node.Name, os.ErrProcessDone)
+	}
+	return texts, err
+}
+
+// used is the processor time of the agent's threads (/proc/PID/task/TID/schedstat, first field).
+func (a *process) used() (sum time.Duration, err error) {
+	texts, err := a.tasks("schedstat")
+	for _, t := range texts {
+		ns, _, _ := strings.Cut(t, " ")
+		n, perr := strconv.ParseInt(ns, 10, 64)
+		err = errors.Join(err, perr)
+		sum += time.Duration(n)
+	}
+	return sum, err
+}
+
+// woken is how many times the agent's threads went to sleep by themselves.
+func (a *process) woken() (sum float64, err error) {
+	texts, err := a.tasks("status")
+	for _, t := range texts {
+		sum += float64(statusField(t, "voluntary_ctxt_switches"))
+	}
+	return sum, err
+}
+
+// memory is the agent's resident memory in bytes, and the most that it ever was.
+func (a *process) memory() (now, most int64, err error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.cmd.Process.Pid))
+	if err != nil {
+		return 0, 0, fmt.Errorf("read the memory of the agent of %s: %w", a.pair.node.Name, err)
+	}
+	return statusField(string(b), "VmRSS") << 10, statusField(string(b), "VmHWM") << 10, nil
+}
+
+// statusField is a number in /proc/PID/status, 0 if it isn't there.
+func statusField(text, name string) (v int64) {
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, name+":"); ok {
+			fmt.Sscan(rest, &v)
+		}
+	}
+	return v
+}
+
+// settle waits until the agent rests: no more than 2 % of a processor in a fifth of a second. After ten seconds it goes on.
+func (a *process) settle(ctx context.Context) error {
+	const window = 200 * time.Millisecond
+	for range 50 {
+		before, err := a.used()
+		if err != nil {
+			return err
+		}
+		if err := rest(ctx, window); err != nil {
+			return err
+		}
+		after, err := a.used()
+		if err != nil {
+			return err
+		}
+		if after-before < window/50 {
+			return nil
+		}
+	}
+	return nil
+}
+
+// rest waits.
+func rest(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,111 @@
+package lab
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"fairlead.dev/fairlead/sandbox/generate"
+	"fairlead.dev/fairlead/source"
+)
+
+// nodeName is the node that the agents serve, as generate calls it.
+const nodeName = "a"
+
+// endpoints of each Service.
+const endpoints = 10
+
+// mostTargets is how many Services are connected to in turn: more than one, so that the maps are not looked up in one
+// place all the time.
+const mostTargets = 100
+
+// cluster is a number of Services with ten endpoints each. The endpoints of those that are connected to are the
+// server's addresses, all others' are addresses behind which there is nothing.
+type cluster struct {
+	services int
+	objects  []source.Object // the Node, then each Service and its EndpointSlice
+}
+
+func newCluster(services int) *cluster {
+	c := &cluster{services: services, objects: generate.Cluster(services, endpoints)}
+	elsewhere := "servers"
+	for _, i := range targets(services) {
+		for k := range c.slice(i).Endpoints {
+			e := &c.slice(i).Endpoints[k]
+			e.Addresses, e.NodeName = []string{serverAddr(k).String()}, &elsewhere
+		}
+	}
+	return c
+}
+
+// targets gives the Services that are connected to: spread over all, the first among them.
+func targets(services int) []int {
+	n := min(services, mostTargets)
+	list := make([]int, n)
+	for i := range list {
+		list[i] = i * services / n
+	}
+	return list
+}
+
+// entry is where a Service is connected to.
+func entry(service int) netip.AddrPort {
+	return netip.AddrPortFrom(generate.ServiceAddress(service), 80)
+}
+
+func (c *cluster) slice(service int) *discoveryv1.EndpointSlice {
+	return c.objects[c.place(service)].(*discoveryv1.EndpointSlice)
+}
+
+// place is where a Service's EndpointSlice stands among the objects.
+func (c *cluster) place(service int) int { return 2 + 2*service }
+
+// with gives a Service's EndpointSlice with another address for one endpoint.
+func (c *cluster) with(service, endpoint int, addr netip.Addr) *discoveryv1.EndpointSlice {
+	s := c.slice(service).DeepCopy()
+	s.Endpoints[endpoint].Addresses = []string{addr.String()}
+	return s
+}
+
+// spare is an address that no endpoint has.
+func spare(service, endpoint int) netip.Addr {
+	return generate.EndpointAddress(generate.MaxEndpoints/2 + service*endpoints + endpoint)
+}
+
+// changes tells a resolver of the whole cluster.
+func (c *cluster) changes() []source.Change {
+	l := make([]source.Change, len(c.objects))
+	for i, o := range c.objects {
+		l[i] = source.Change{Key: source.KeyOf(o), Object: o}
+	}
+	return l
+}
+
+// folder is a cluster as manifests, one object to a file, and a place outside where the next file is written.
+type folder struct {
+	*cluster
+	dir, next string
+}
+
+// write makes the folder below dir.
+func (c *cluster) write(dir string) (*folder, error) {
+	f := &folder{cluster: c, dir: filepath.Join(dir, fmt.Sprint("services-", c.services)), next: filepath.Join(dir, fmt.Sprint("next-", c.services))}
+	return f, generate.Write(f.dir, c.objects, 1)
+}
+
+// prepare writes an EndpointSlice's next content beside the folder. What it gives moves it in, as one change of name.
+func (f *folder) prepare(service int, s *discoveryv1.EndpointSlice) (save func() error, err error) {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return nil, fmt.Errorf("write EndpointSlice %s: %w", s.Name, err)
+	}
+	if err := os.WriteFile(f.next, b, 0o644); err != nil {
+		return nil, fmt.Errorf("write EndpointSlice %s: %w", s.Name, err)
+	}
+	to := filepath.Join(f.dir, fmt.Sprintf("objects-%06d.yaml", f.place(service)))
+	return func() error { return os.Rename(f.next, to) }, nil
+}

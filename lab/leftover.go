@@ -1,0 +1,74 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"fairlead.dev/fairlead/kernel/netns"
+)
+
+// Whatever a run makes outside its results has a name that begins so, followed by its process and when that began.
+const (
+	spacePrefix  = "fllab-"
+	folderPrefix = "fairlead-lab-"
+)
+
+// owner names this process for as long as the machine runs: number and start, since numbers are used again.
+func owner() string {
+	born, _ := born(os.Getpid())
+	return fmt.Sprintf("%d-%d", os.Getpid(), born)
+}
+
+// dead says whether name, without its prefix, tells of an owner that is gone. A name of another kind is nobody's.
+func dead(name string) bool {
+	var pid int
+	var begun uint64
+	if n, _ := fmt.Sscanf(name, "%d-%d", &pid, &begun); n < 2 {
+		return false
+	}
+	b, running := born(pid)
+	return !running || b != begun
+}
+
+// born gives when a process started, in clock ticks after boot, and whether it runs (proc_pid_stat(5): fields 22 and 3).
+func born(pid int) (ticks uint64, running bool) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, false
+	}
+	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:])) // the second field is a name in parentheses, which may hold anything
+	if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
+		return 0, false
+	}
+	_, err = fmt.Sscan(f[19], &ticks)
+	return ticks, err == nil
+}
+
+// Sweep removes what runs left over that were killed before they could, and says what it was. Those that still run
+// are left alone.
+func Sweep() (removed []string, err error) {
+	spaces, err := netns.List(spacePrefix)
+	errs := []error{err}
+	for _, name := range spaces {
+		if dead(strings.TrimPrefix(name, spacePrefix)) {
+			if err := netns.Delete(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+				continue
+			}
+			removed = append(removed, "network namespace "+name)
+		}
+	}
+	folders, err := filepath.Glob(filepath.Join(os.TempDir(), folderPrefix+"*"))
+	errs = append(errs, err)
+	for _, dir := range folders {
+		if dead(strings.TrimPrefix(filepath.Base(dir), folderPrefix)) {
+			errs = append(errs, os.RemoveAll(dir))
+			removed = append(removed, "folder "+dir)
+		}
+	}
+	return removed, errors.Join(errs...)
+}

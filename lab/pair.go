@@ -1,0 +1,179 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/lab/load"
+)
+
+// Addresses are the same in every pair.
+var (
+	nodeAddr = netip.MustParseAddr("172.18.0.2") // as generate's Node says
+	farAddr  = netip.MustParseAddr("172.18.0.1")
+)
+
+const (
+	serverPort = 8080 // as generate's endpoints have it
+	servers    = 2 * endpoints
+)
+
+// serverAddr is the i-th address that the server answers at: the first endpoints are those of the Services that are
+// connected to, the others stand in for them when they are replaced.
+func serverAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 64, 0, byte(1 + i)}) }
+
+// pair is two network namespaces joined by a veth: a node, where the client and perhaps an agent run, and a far end
+// with the server.
+type pair struct {
+	arm      string
+	services int // 0: without an agent
+	node     *netns.Namespace
+	far      *netns.Namespace
+	server   *load.Server
+	targets  []netip.AddrPort
+}
+
+// settings of both namespaces: no packet but ours, and ports enough that none comes again while conntrack knows it.
+var settings = []link.Setting{
+	{Name: "ipv4/conf/all/rp_filter", Value: "0"},
+	{Name: "ipv4/conf/default/rp_filter", Value: "0"},
+	{Name: "-ipv6/conf/all/disable_ipv6", Value: "1"},
+	{Name: "-ipv6/conf/default/disable_ipv6", Value: "1"},
+	{Name: "ipv4/ip_local_port_range", Value: "1024 65535"},
+	{Name: "core/somaxconn", Value: "65535"},
+}
+
+// newPair makes the namespaces NAME-node and NAME-far.
+func newPair(ctx context.Context, name string) (p *pair, err error) {
+	p = &pair{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	if p.node, err = newSpace(name + "-node"); err != nil {
+		return p, err
+	}
+	if p.far, err = newSpace(name + "-far"); err != nil {
+		return p, err
+	}
+	return p, p.join(ctx)
+}
+
+// newSpace makes a namespace with our settings and its loopback up.
+func newSpace(name string) (*netns.Namespace, error) {
+	ns, err := netns.New(name)
+	if err != nil {
+		return nil, err
+	}
+	err = link.Set(ns, settings...)
+	if err == nil {
+		err = dial(ns, func(c *link.Conn) error { return c.Up(1) }) // the loopback is always interface 1
+	}
+	if err != nil {
+		return nil, errors.Join(err, ns.Close(), netns.Delete(name))
+	}
+	return ns, nil
+}
+
+func dial(ns *netns.Namespace, f func(*link.Conn) error) error {
+	c, err := link.Dial(ns)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return f(c)
+}
+
+var nodeMAC, farMAC = [6]byte{2, 0xf1, 0, 0, 0, 2}, [6]byte{2, 0xf1, 0, 0, 0, 1}
+
+// join lays the veth. Every route leads over it by way of the other end, whose link-layer address needs no asking.
+func (p *pair) join(ctx context.Context) error {
+	err := dial(p.node, func(c *link.Conn) error {
+		_, err := c.AddVeth(link.End{Name: "eth0", MAC: net.HardwareAddr(nodeMAC[:])}, link.End{Name: "eth0", MAC: net.HardwareAddr(farMAC[:])}, p.far)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	far := []netip.Addr{farAddr}
+	for i := range servers {
+		far = append(far, serverAddr(i))
+	}
+	return errors.Join(
+		plug(ctx, p.far, far, nodeAddr, nodeMAC),
+		plug(ctx, p.node, []netip.Addr{nodeAddr}, farAddr, farMAC))
+}
+
+// plug brings a namespace's eth0 up with addresses and a default route via the other end.
+func plug(ctx context.Context, ns *netns.Namespace, addrs []netip.Addr, via netip.Addr, mac [6]byte) error {
+	return dial(ns, func(c *link.Conn) error {
+		eth0, err := c.Index("eth0")
+		if err != nil {
+			return err
+		}
+		if err := c.Up(eth0); err != nil {
+			return err
+		}
+		for _, a := range addrs {
+			if err := c.AddAddress(eth0, netip.PrefixFrom(a, a.BitLen())); err != nil {
+				return err
+			}
+		}
+		return errors.Join(
+			c.PutNeighbour(link.Neighbour{Dev: eth0, Addr: via, MAC: mac}),
+			c.PutRoute(link.Route{To: netip.MustParsePrefix("0.0.0.0/0"), Via: via, Dev: eth0, Source: addrs[0]}),
+			c.Await(ctx, eth0, addrs...))
+	})
+}
+
+// serve starts the server on these processors.
+func (p *pair) serve(cpus []int) (err error) {
+	p.server, err = load.Serve(load.ServerConfig{
+		Place:  load.Place{Enter: p.far.Do, CPUs: cpus},
+		Listen: []netip.AddrPort{netip.AddrPortFrom(netip.IPv4Unspecified(), serverPort)},
+		Sizes:  sizes, ID: 1,
+	})
+	return err
+}
+
+// tracked is how many connections conntrack knows of in the node's namespace.
+func (p *pair) tracked() (n int, err error) {
+	err = p.node.Do(func() error {
+		b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // this kernel tracks nothing yet
+		}
+		if err == nil {
+			n, err = strconv.Atoi(strings.TrimSpace(string(b)))
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("count tracked connections in %s: %w", p.node.Name, err)
+	}
+	return n, nil
+}
+
+// close ends the server and removes the namespaces.
+func (p *pair) close() error {
+	var errs []error
+	if p.server != nil {
+		errs = append(errs, p.server.Close())
+	}
+	for _, ns := range []*netns.Namespace{p.node, p.far} {
+		if ns != nil {
+			errs = append(errs, ns.Close(), netns.Delete(ns.Name))
+		}
+	}
+	return errors.Join(errs...)
+}
