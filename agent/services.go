@@ -33,11 +33,13 @@ type Services struct {
 	ended   sync.WaitGroup
 	told    chan struct{} // holds one when there is something to hand on
 	mu      sync.Mutex
-	settled *sync.Cond   // signals that handing may have changed
-	handing bool         // changes are on their way to after
-	put     []model.Part // changes that the data plane was told of and after not yet
-	del     []model.Part
+	settled *sync.Cond // signals that handing may have changed
+	handing bool       // changes are on their way to after
+	waiting []change   // what the data plane was told of and after not yet, in its order
 }
+
+// change is what one Change told.
+type change struct{ put, del []model.Part }
 
 // OpenServices opens the service side of the calling thread's network namespace. It begins with the first Change.
 func OpenServices(log *slog.Logger) (*Services, error) {
@@ -80,7 +82,7 @@ func Owner(p model.Part) string {
 func (s *Services) Change(put, del []model.Part) {
 	s.loop.Change(put, del)
 	s.mu.Lock()
-	s.put, s.del = append(s.put, put...), append(s.del, del...)
+	s.waiting = append(s.waiting, change{put, del})
 	s.handing = true
 	s.mu.Unlock()
 	select {
@@ -98,13 +100,15 @@ func (s *Services) follow(ctx context.Context) error {
 		case <-s.told:
 		}
 		s.mu.Lock()
-		put, del := s.put, s.del
-		s.put, s.del = nil, nil
+		changes := s.waiting
+		s.waiting = nil
 		s.mu.Unlock()
 		s.loop.Sync(ctx) // what could not be written is in the loop's status; the rest is
-		s.after.Change(put, del)
+		for _, c := range changes {
+			s.after.Change(c.put, c.del)
+		}
 		s.mu.Lock()
-		s.handing = len(s.put)+len(s.del) > 0
+		s.handing = len(s.waiting) > 0
 		s.settled.Broadcast()
 		s.mu.Unlock()
 	}

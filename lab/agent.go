@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,7 +33,7 @@ const patience = 2 * time.Minute
 type process struct {
 	pair  *pair
 	cmd   *exec.Cmd
-	out   bytes.Buffer // what it says
+	log   *os.File      // what it says
 	ended chan struct{}
 	err   error // how it ended, once ended is closed
 	web   *http.Client
@@ -43,14 +42,18 @@ type process struct {
 
 // hire starts the agent of a pair's node.
 func (r *run) hire(p *pair, dir string) (*process, error) {
-	a := &process{pair: p, ended: make(chan struct{}), web: client(p)}
+	log, err := os.CreateTemp(r.tmp, "agent-*.log")
+	if err != nil {
+		return nil, fmt.Errorf("start the agent of %s: %w", p.node.Name, err)
+	}
+	a := &process{pair: p, log: log, ended: make(chan struct{}), web: client(p)}
 	args := append(r.Agent[1:len(r.Agent):len(r.Agent)], "run", "--source", dir, "--node", nodeName, "--status-address", statusAddress)
 	a.cmd = exec.Command(r.Agent[0], args...)
-	a.cmd.Stdout, a.cmd.Stderr, a.cmd.Dir = &a.out, &a.out, "/"
+	a.cmd.Stdout, a.cmd.Stderr, a.cmd.Dir = log, log, "/"
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // Ctrl-C at the terminal is for us alone
 	a.begun = time.Now()
 	if err := r.spawn(func() error { return p.node.Do(a.cmd.Start) }); err != nil {
-		return nil, fmt.Errorf("start the agent of %s: %w", p.node.Name, err)
+		return nil, errors.Join(fmt.Errorf("start the agent of %s: %w", p.node.Name, err), log.Close())
 	}
 	go func() {
 		a.err = a.cmd.Wait()
@@ -131,9 +134,10 @@ func (a *process) ready(ctx context.Context) (time.Duration, error) {
 	}
 }
 
-// last is the end of what the agent said. It may be read once the agent has ended or while it is silent.
+// last is the end of what the agent said.
 func (a *process) last() string {
-	lines := strings.Split(strings.TrimSpace(a.out.String()), "\n")
+	b, _ := os.ReadFile(a.log.Name())
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")
 }
 
@@ -155,6 +159,7 @@ func (a *process) kill() {
 	a.cmd.Process.Kill() // an error means that it has ended
 	<-a.ended
 	a.web.CloseIdleConnections()
+	a.log.Close()
 }
 
 // end asks the agent to end (SIGTERM), as an operator would, and kills it if it does not.

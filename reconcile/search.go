@@ -5,6 +5,9 @@ import "time"
 // patience is how many Writes in a row may fail before facts are set aside by the batch, no longer one by one.
 const patience = 32
 
+// few is how many facts that were found before may be refused again in one turn, before the others have to wait for another.
+const few = 8
+
 // respite is how long after that the search for single facts goes on.
 const respite = 30 * time.Second
 

@@ -39,7 +39,7 @@ func (l *Loop[T, K, V]) due(now time.Time) (moves []move[K], next time.Time) {
 
 // oldest gives those of moves, each refused by itself before, that have waited longest: as many as to be tried at once.
 func (l *Loop[T, K, V]) oldest(moves []move[K]) []move[K] {
-	if l.search.refused >= patience {
+	if l.search.refused >= few {
 		return nil
 	}
 	due := func(m move[K]) time.Time { return l.table.todo[m.key].why.due }

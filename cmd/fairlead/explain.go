@@ -101,7 +101,7 @@ func (w *world) destination(host string) (netip.Addr, *corev1.Service, error) {
 		}
 		a, err := netip.ParseAddr(s.Spec.ClusterIP)
 		if err != nil {
-			return a, nil, fmt.Errorf("Service %s has no cluster IP: name one of its addresses", host)
+			return a, nil, fmt.Errorf("no cluster IP in Service %s: name one of its addresses", host)
 		}
 		return a, s, nil
 	}

@@ -87,44 +87,58 @@ func churnStreams() []*stream {
 // Churn changes Services and endpoints under traffic and restarts the subject in the middle. Every question to a Service
 // that has living endpoints must be answered, by one that was an endpoint while it was asked.
 func Churn(t *testing.T, s Subject) {
-	w, err := newWorld(t.Context(), s, Config{})
+	log, wrong := churned(t.Context(), s, replacements)
+	t.Log(log)
+	for _, w := range wrong {
+		t.Error(w)
+	}
+}
+
+// churned does it with so many replacements. It gives the counts and what went wrong.
+func churned(ctx context.Context, s Subject, replacements int) (log string, wrong []string) {
+	w, err := newWorld(ctx, s, Config{})
 	if err != nil {
-		t.Fatal(err)
+		return "", []string{err.Error()}
 	}
 	defer func() {
 		if err := w.close(); err != nil {
-			t.Error(err)
+			wrong = append(wrong, err.Error())
 		}
 	}()
-	c := &churn{w: w, Rand: rand.New(rand.NewPCG(1, 1)), extra: map[string]bool{}}
-	if err := c.begin(t.Context()); err != nil {
-		t.Fatal(err)
+	c := &churn{w: w, wanted: replacements, Rand: rand.New(rand.NewPCG(1, 1)), extra: map[string]bool{}}
+	if err := c.begin(ctx); err != nil {
+		return "", []string{err.Error()}
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	streams := churnStreams()
+	streams, begin := churnStreams(), time.Now()
+	stop := c.start(ctx, streams)
+	if err := c.change(ctx); err != nil {
+		wrong = append(wrong, err.Error())
+	}
+	took := time.Since(begin)
+	stop()
+	log = fmt.Sprintf("%d endpoint replacements, %d changes of other Services and %d restarts in %s",
+		c.replaced, c.others, c.restarts, took.Round(time.Millisecond))
+	for _, l := range streams {
+		log += fmt.Sprintf("\n%6d answers, slowest %6s, %d failures: %s", l.answers, l.slowest.Round(time.Millisecond), len(l.failures), l.packet)
+		if l.answers == 0 || len(l.failures) > 0 {
+			few := strings.Join(l.failures[:min(5, len(l.failures))], "\n  ")
+			wrong = append(wrong, fmt.Sprintf("%s: %d answers, %d failures:\n  %s", l.packet, l.answers, len(l.failures), few))
+		}
+	}
+	return log, wrong
+}
+
+// start has the streams ask until stop, which waits for their last answers.
+func (c *churn) start(ctx context.Context, streams []*stream) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	for _, l := range streams {
 		if err := l.line.parseFrom(l.packet); err != nil {
-			t.Fatal(err)
+			panic(err) // the text is ours
 		}
 		wg.Go(func() { c.run(ctx, l) })
 	}
-	begin := time.Now()
-	if err := c.change(ctx); err != nil {
-		t.Error(err)
-	}
-	took := time.Since(begin)
-	cancel()
-	wg.Wait()
-	t.Logf("%d endpoint replacements, %d changes of other Services and %d restarts in %s",
-		c.replaced, c.others, c.restarts, took.Round(time.Millisecond))
-	for _, l := range streams {
-		t.Logf("%5d answers, slowest %6s, %d failures: %s", l.answers, l.slowest.Round(time.Millisecond), len(l.failures), l.packet)
-		if l.answers == 0 || len(l.failures) > 0 {
-			t.Errorf("%s: %d answers, %d failures:\n  %s", l.packet, l.answers, len(l.failures), strings.Join(l.failures[:min(5, len(l.failures))], "\n  "))
-		}
-	}
+	return func() { cancel(); wg.Wait() }
 }
 
 // churn is change under traffic.
@@ -133,6 +147,7 @@ type churn struct {
 	w                          *world
 	endpoints                  []string        // of busy's port http, NAME:PORT; the first stays
 	extra                      map[string]bool // the other Services that are there
+	wanted                     int             // replacements
 	replaced, others, restarts int
 
 	mu     sync.Mutex        // for the streams too
@@ -171,12 +186,12 @@ func (c *churn) unused() string {
 func (c *churn) change(ctx context.Context) error {
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
-	for c.replaced < replacements {
+	for c.replaced < c.wanted {
 		<-tick.C
 		c.endpoints[1+c.IntN(len(c.endpoints)-1)] = c.unused()
 		c.replaced++
 		var restart []string
-		if c.replaced%(replacements/8) == 0 {
+		if c.replaced%(c.wanted/8) == 0 {
 			restart = []string{nodes[c.restarts%2]}
 			c.restarts++
 		}

@@ -21,6 +21,23 @@ type faulty struct {
 	keep     bool // never remove anything
 	uncut    bool // leave stale UDP flows
 	cutAll   bool // cut every UDP flow at each sync
+	flush    bool // remove all at the start
+}
+
+// subject gives a data plane with the fault.
+func (f faulty) subject() Subject {
+	return Subject{Name: "faulty", Start: func() (Runner, error) {
+		p, err := startPlain()
+		if err != nil {
+			return nil, err
+		}
+		n := f
+		n.plain, n.parts = p.(*plain), map[model.Part]model.Part{}
+		if f.flush {
+			err = n.plane.Clean(context.Background())
+		}
+		return &n, err
+	}}
 }
 
 func (f *faulty) wrong(x model.Part) model.Part {
@@ -135,16 +152,62 @@ func TestFaultsAreFound(t *testing.T) {
 				if i < 0 {
 					t.Fatal("there is no such case")
 				}
-				s := Subject{Name: "faulty", Start: func() (Runner, error) {
-					p, err := startPlain()
-					f := c.does
-					f.plain, f.parts = p.(*plain), map[model.Part]model.Part{}
-					return &f, err
-				}}
-				if wrong := tryCase(t.Context(), s, all[i], 1); len(wrong) == 0 {
+				if wrong := tryCase(t.Context(), c.does.subject(), all[i], 1); len(wrong) == 0 {
 					t.Errorf("%s is not found by %s", c.fault, name)
 				}
 			})
 		}
+	}
+}
+
+func TestRandomFindsFaults(t *testing.T) {
+	for fault, f := range map[string]faulty{
+		"sources kept": {frontend: func(f *model.Frontend) { f.Hide = 0 }},
+		"no hairpin": {pool: func(p *model.Pool) {
+			for i := range p.Backends {
+				p.Backends[i].Local = false
+			}
+		}},
+		"never removes": {keep: true},
+	} {
+		t.Run(fault, func(t *testing.T) {
+			t.Parallel()
+			s := f.subject()
+			log, found := wander(t.Context(), s, 1, 200)
+			t.Log(log)
+			if found == nil {
+				t.Fatal("not found")
+			}
+			text := found.reduce(t.Context(), s)
+			c, err := Parse("found.txt", []byte(text))
+			if err != nil {
+				t.Fatalf("what is found is no case: %v\n%s", err, text)
+			}
+			if len(text) > 3000 {
+				t.Errorf("what is found is not small:\n%s", text)
+			}
+			if wrong := tryCase(t.Context(), s, c, 1); len(wrong) == 0 {
+				t.Errorf("the case doesn't find it again:\n%s", text)
+			}
+			right := Subject{Name: "plain", Start: startPlain}
+			if wrong := tryCase(t.Context(), right, c, 1); len(wrong) > 0 {
+				t.Errorf("the case finds it where it isn't: %v\n%s", wrong, text)
+			}
+		})
+	}
+}
+
+func TestChurnFindsFaults(t *testing.T) {
+	for fault, f := range map[string]faulty{
+		"flushes at the start":   {flush: true},
+		"hears no changes":       {stop: 1},
+		"leaves stale UDP flows": {uncut: true},
+	} {
+		t.Run(fault, func(t *testing.T) {
+			t.Parallel()
+			if log, wrong := churned(t.Context(), f.subject(), 40); len(wrong) == 0 {
+				t.Errorf("not found: %s", log)
+			}
+		})
 	}
 }

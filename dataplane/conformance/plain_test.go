@@ -136,6 +136,12 @@ func (p *plain) Disturb(context.Context) error {
 
 func TestRun(t *testing.T) { Run(t, Subject{Name: "plain", Start: startPlain}) }
 
-func TestRandom(t *testing.T) { Random(t, Subject{Name: "plain", Start: startPlain}, 60) }
+func TestRandom(t *testing.T) { Random(t, Subject{Name: "plain", Start: startPlain}, 40) }
 
-func TestChurn(t *testing.T) { Churn(t, Subject{Name: "plain", Start: startPlain}) }
+func TestChurn(t *testing.T) {
+	log, wrong := churned(t.Context(), Subject{Name: "plain", Start: startPlain}, 80)
+	t.Log(log)
+	for _, w := range wrong {
+		t.Error(w)
+	}
+}

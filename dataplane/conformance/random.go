@@ -34,30 +34,36 @@ func Random(t *testing.T, s Subject, worlds int) {
 		}
 	}
 	t.Logf("%d worlds from %s=%d", worlds, SeedVariable, seed)
-	w, err := newWorld(t.Context(), s, Config{})
+	log, found := wander(t.Context(), s, seed, worlds)
+	t.Log(log)
+	if found != nil {
+		t.Errorf("%s\n\n%s", found.wrong, found.reduce(t.Context(), s))
+	}
+}
+
+// wander walks until something is found, and gives the counts.
+func wander(ctx context.Context, s Subject, seed uint64, worlds int) (log string, found *finding) {
+	w, err := newWorld(ctx, s, Config{})
 	if err != nil {
-		t.Fatal(err)
+		return "", &finding{wrong: err.Error(), scenes: []*scene{{}}}
 	}
-	defer func() {
-		if err := w.close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	walk := walk{draw: newDraw(seed), w: w, scene: &scene{}}
-	for i := range worlds {
-		if found := walk.step(t.Context()); found != nil {
-			t.Fatalf("world %d of %s=%d: %s\n\n%s", i, SeedVariable, seed, found.wrong, found.reduce(t.Context(), s))
-		}
+	defer w.close()
+	k := walk{draw: newDraw(seed), w: w, scene: &scene{}, fates: map[verdict.Action]int{}}
+	n := 0
+	for ; n < worlds && found == nil; n++ {
+		found = k.step(ctx)
 	}
-	t.Logf("%d packets as verdict says, %d by verdict alone, %d restarts, %d asks over kept connections", walk.sent, walk.unsent, walk.restarts, walk.kept)
+	return fmt.Sprintf("%d worlds: %v packets as verdict says, %d by verdict alone, %d restarts, %d questions over kept connections",
+		n, k.fates, k.unsent, k.restarts, k.kept), found
 }
 
 // walk is a way from world to world.
 type walk struct {
 	draw
-	w                            *world
-	scene                        *scene
-	sent, unsent, restarts, kept int
+	w                      *world
+	scene                  *scene
+	fates                  map[verdict.Action]int // packets sent, by what became of them
+	unsent, restarts, kept int
 }
 
 // step goes to the next world and sends packets there.
@@ -85,7 +91,7 @@ func (k *walk) step(ctx context.Context) *finding {
 			k.unsent++
 			continue
 		}
-		k.sent++
+		k.fates[l.Action]++
 		k.keep(ctx, l)
 	}
 	return nil
@@ -110,7 +116,7 @@ func (k *walk) keep(ctx context.Context, l *packetLine) {
 		return
 	}
 	held := *l
-	held.Hold = fmt.Sprint("flow ", k.sent)
+	held.Hold = fmt.Sprint("flow ", k.fates)
 	if p := (probe{w: k.w, l: &held, c: l.Clients[0], j: j}); p.hold(ctx) != "" {
 		delete(k.w.flows, held.Hold)
 	}

@@ -20,14 +20,15 @@ type Subject struct {
 type Runner interface {
 	// Change hands over what is now and what is no more, as model.Delta has it.
 	Change(put, del []model.Part)
-	// Sync returns once the kernel is as told, whoever has changed it, or with the reason why it can't be.
+	// Sync returns once the kernel is as told, or with the reason why it can't be.
 	Sync(ctx context.Context) error
 	// Close stops and leaves the kernel as it is.
 	Close() error
 }
 
 // Disturber is a Runner that can do what a stranger could: remove some of what it wrote from the kernel, past its own
-// bookkeeping. It is called in the node's network namespace. Cases with a section disturb need it.
+// bookkeeping; that must be mended within seconds. It is called in the node's network namespace. Cases with a section disturb
+// need it.
 type Disturber interface {
 	Disturb(ctx context.Context) error
 }
