@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"fairlead.dev/fairlead/dataplane/flows"
 	"fairlead.dev/fairlead/dataplane/service/nftables"
@@ -91,7 +92,8 @@ func (s *Services) Change(put, del []model.Part) {
 	}
 }
 
-// follow tells after of changes once the data plane has them.
+// follow tells after of changes once the data plane has them. To look for stale flows the kernel walks all its flows: follow
+// leaves as long as that took until the next time, and tells of what changed meanwhile together.
 func (s *Services) follow(ctx context.Context) error {
 	for {
 		select {
@@ -104,13 +106,21 @@ func (s *Services) follow(ctx context.Context) error {
 		s.waiting = nil
 		s.mu.Unlock()
 		s.loop.Sync(ctx) // what could not be written is in the loop's status; the rest is
+		writes := s.after.Status().Writes
 		for _, c := range changes {
 			s.after.Change(c.put, c.del)
 		}
+		s.after.Sync(ctx) // likewise
 		s.mu.Lock()
 		s.handing = len(s.waiting) > 0
 		s.settled.Broadcast()
 		s.mu.Unlock()
+		if looked := s.after.Status(); looked.Writes > writes {
+			select {
+			case <-ctx.Done():
+			case <-time.After(looked.LastWrite):
+			}
+		}
 	}
 }
 
