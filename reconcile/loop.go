@@ -24,7 +24,7 @@ type Options[T comparable] struct {
 // Backoff gives 50 ms, doubling with every attempt up to 30 s, less up to a half drawn at random.
 func Backoff(attempt int) time.Duration {
 	d := 30 * time.Second
-	if attempt < 10 {
+	if attempt <= 10 {
 		d = 50 * time.Millisecond << attempt / 2
 	}
 	return d - rand.N(d/2)
@@ -57,7 +57,6 @@ type Loop[T comparable, K dataplane.Key, V comparable] struct {
 	table    *table[T, K, V]
 	gone     []T             // parts no longer wanted of which some fact may still be held
 	suspects map[string]bool // owners of refused facts, and perhaps some more
-	drifted  map[K][]string  // owners of keys that others have changed and that are not repaired yet
 	repaired map[string]int  // facts repaired in this turn, by owner
 	begin    time.Time       // when the first Change was there
 	stale    bool            // what the kernel holds is not known: Read first
@@ -82,7 +81,7 @@ func New[T comparable, K dataplane.Key, V comparable](p dataplane.Plane[T, K, V]
 		first: make(chan struct{}), ended: make(chan struct{}),
 		wake: make(chan struct{}, 1), busy: make(chan struct{}, 1), news: make(chan struct{}),
 		parts: map[T]phase{}, table: newTable[T, K, V](), suspects: map[string]bool{},
-		drifted: map[K][]string{}, repaired: map[string]int{}, stale: true,
+		repaired: map[string]int{}, stale: true,
 	}
 	if l.owner == nil {
 		l.owner = func(p T) string { return fmt.Sprintf("%T", p) }

@@ -232,7 +232,7 @@ func TestRefusedFact(t *testing.T) {
 	in(t, Options[*part]{}, func(r *rig) {
 		r.run()
 		bad := errors.New("invalid argument")
-		r.refuse["chain"] = bad
+		r.with(func() { r.refuse["chain"] = bad })
 		a := of("a", "1 chain v", "2 entry v") // a kernel that sees no reference between them
 		b := of("b", "1 x v", "2 y v>x")
 		twin := of("twin", "1 chain v", "2 other v")
@@ -278,7 +278,7 @@ func TestRefusedFactIsForgottenWhenNotWanted(t *testing.T) {
 	in(t, Options[*part]{}, func(r *rig) {
 		r.run()
 		a := of("a", "1 x v")
-		r.refuse["x"] = errBusy
+		r.with(func() { r.refuse["x"] = errBusy })
 		r.loop.Change([]*part{a}, nil)
 		if err := r.answer(); err == nil {
 			r.Error("no error for a refused fact")
@@ -303,12 +303,12 @@ func TestNothingGoesFromUnderARefusedFact(t *testing.T) {
 				r.run()
 				r.loop.Change([]*part{before}, nil)
 				r.sync(before)
-			} else {
-				r.loop.Change(nil, nil)
+			}
+			r.with(func() { r.refuse["entry"] = errBusy })
+			r.loop.Change([]*part{after}, []*part{before})
+			if owner == "b" {
 				r.run()
 			}
-			r.refuse["entry"] = errBusy
-			r.loop.Change([]*part{after}, []*part{before})
 			if err := r.answer(); err == nil {
 				r.Error("no error for a refused fact")
 			}
@@ -428,8 +428,8 @@ func TestIdleIsIdle(t *testing.T) {
 		synctest.Wait()
 		reads, writes := r.reads, r.writes
 		r.later(1000 * time.Hour)
-		if reads != 2 || r.reads != reads || r.writes != writes {
-			r.Errorf("%d Reads at the start, want 2; %d Reads and %d Writes in idle time", reads, r.reads-reads, r.writes-writes)
+		if reads != 1 || r.reads != reads || r.writes != writes {
+			r.Errorf("%d Reads at the start, want 1; %d Reads and %d Writes in idle time", reads, r.reads-reads, r.writes-writes)
 		}
 	})
 }
@@ -485,9 +485,11 @@ func TestEndlessSignalsCostATenth(t *testing.T) {
 			r.drift(key{1, "alien"}, "")
 			r.later(100 * time.Millisecond)
 		}
-		if r.reads > 15 {
-			r.Errorf("%d Reads of a second in 100 s", r.reads)
-		}
+		r.with(func() {
+			if r.reads < 5 || r.reads > 15 {
+				r.Errorf("%d Reads of a second in 100 s", r.reads)
+			}
+		})
 	})
 }
 
@@ -571,22 +573,23 @@ func TestPlan(t *testing.T) {
 func TestStatusJSON(t *testing.T) {
 	in(t, Options[*part]{}, func(r *rig) {
 		begin := time.Now()
-		r.refuse["y"] = errBusy
-		r.loop.Change([]*part{of("a", "1 x v"), of("b", "1 y v")}, nil)
+		r.atomic = true
+		r.with(func() { r.refuse["y"] = errBusy })
+		r.loop.Change(nil, nil)
 		r.run()
+		r.sync()
+		r.loop.Change([]*part{of("a", "1 x v"), of("b", "1 y v")}, nil)
 		_ = r.answer()
 		got, err := json.Marshal(r.loop.Status())
 		if err != nil {
 			r.Fatal(err)
 		}
 		stamp := func(d time.Duration) string { return begin.Add(d).Format(time.RFC3339Nano) }
-		want := `{"parts":2,"held":1,"unsynced":1,"writes":3,"puts":1,"dels":0,"repairs":0,"retries":2,"failures":2,` +
-			`"lastReadNanoseconds":0,"lastWriteNanoseconds":0,"lastChange":"` + stamp(0) + `","firstSync":"` + stamp(100*time.Millisecond) +
-			`","firstSyncNanoseconds":100000000,"failing":{"b":{"error":"writing y: device or resource busy","since":"` +
+		want := `{"parts":2,"held":1,"unsynced":1,"writes":4,"puts":1,"dels":0,"repairs":0,"retries":6,"failures":3,` +
+			`"lastReadNanoseconds":0,"lastWriteNanoseconds":0,"lastChange":"` + stamp(0) + `","firstSync":"` + stamp(0) +
+			`","firstSyncNanoseconds":0,"failing":{"b":{"error":"writing y: device or resource busy","since":"` +
 			stamp(100*time.Millisecond) + `","attempts":1}}}`
-		// Which of the two comes first is chance, and so is whether it takes one Write more.
-		text := strings.NewReplacer(`"writes":4`, `"writes":3`, `"retries":3`, `"retries":2`, `"failures":3`, `"failures":2`).Replace(string(got))
-		if d := cmp.Diff(want, text); d != "" {
+		if d := cmp.Diff(want, string(got)); d != "" {
 			r.Error(d)
 		}
 	})
@@ -606,22 +609,28 @@ func TestBackoff(t *testing.T) {
 }
 
 func TestPortion(t *testing.T) {
-	one, two := move[key]{put: true}, move[key]{put: true, del: true}
+	one := &job[key, string]{entry: &entry[key, string]{refs: 1}}
+	two := &job[key, string]{entry: &entry[key, string]{refs: 1, held: true}}
 	for _, c := range []struct {
-		moves []move[key]
+		jobs  []*job[key, string]
 		limit int
 		want  int
 	}{
-		{[]move[key]{one, one, one}, 2, 2}, {[]move[key]{two, one}, 1, 1}, {[]move[key]{one, two}, 2, 1}, {[]move[key]{two, two}, 4, 2}, {nil, 4, 0},
+		{[]*job[key, string]{one, one, one}, 2, 2},
+		{[]*job[key, string]{two, one}, 1, 1},
+		{[]*job[key, string]{one, two}, 2, 1},
+		{[]*job[key, string]{two, two}, 4, 2},
+		{nil, 4, 0},
 	} {
-		if got := portion(c.moves, c.limit); got != c.want {
-			t.Errorf("%d of %v for %d facts, want %d", got, c.moves, c.limit, c.want)
+		if got := portion(c.jobs, c.limit); got != c.want {
+			t.Errorf("%d of %d jobs for %d facts, want %d", got, len(c.jobs), c.limit, c.want)
 		}
 	}
 }
 
 // The way to a world leaves no trace: step by step, squashed into one change, or its independent changes the other way round.
 func TestOrderOfChangesLeavesNoTrace(t *testing.T) {
+	many(t, 500)
 	rapid.Check(t, func(r *rapid.T) {
 		var steps []op
 		for _, o := range rapid.SliceOfN(ops, 1, 20).Draw(r, "ops") {

@@ -10,79 +10,122 @@ import (
 // Nobody is the owner of held facts that no part rendered as far as the loop knows: an earlier run's, or a stranger's.
 const Nobody = "nobody"
 
-// owners says to whom unsettled keys belong: owner names by key. It renders the parts of the owners in only (nil: all)
-// and every part that is going, so it is for times of trouble. A key that only other owners want has none here; one whose
-// held value has no known origin has Nobody besides.
-func (l *Loop[T, K, V]) owners(only map[string]bool) map[K][]string {
-	owners, origin := map[K][]string{}, map[K]bool{}
-	note := func(p T, o string) {
-		for _, f := range l.plane.Render(p) {
-			_, unsettled := l.table.todo[f.Key]
-			_, claimed := l.table.claims[f.Key]
-			if (unsettled || claimed) && !slices.Contains(owners[f.Key], o) {
-				owners[f.Key] = append(owners[f.Key], o)
-			}
-			if v, ok := l.table.holds(f.Key); unsettled && ok && v == f.Value {
-				origin[f.Key] = true
-			}
-		}
+// find says in all jobs to whom they belong. It renders the parts of the owners in only (nil: all) and every part that is
+// going, so it is for times of trouble. A job that is only other owners' has none then; one whose held value has no known
+// origin has Nobody besides.
+func (l *Loop[T, K, V]) find(only map[string]bool) {
+	for _, j := range l.table.todo {
+		j.owners, j.origin = nil, false
 	}
 	for _, p := range l.present() {
 		if o := l.owner(p); only == nil || only[o] {
-			note(p, o)
+			l.sign(p, o)
 		}
 	}
 	for _, p := range l.gone {
-		note(p, l.owner(p))
+		l.sign(p, l.owner(p))
 	}
-	for k := range l.table.todo {
-		if _, ok := l.table.holds(k); ok && !origin[k] {
-			owners[k] = append(owners[k], Nobody)
+	for _, j := range l.table.todo {
+		if j.held && !j.origin {
+			j.owners = append(j.owners, Nobody)
 		}
 	}
-	return owners
 }
 
-// barrier is what facts that can't be written mean for others: of the same owner, and where an owner is not known, of all.
-type barrier[K dataplane.Key] struct {
-	owners map[K][]string
-	floor  map[string]int // by owner, the lowest rank not yet true: nothing above may come
-	ceil   map[string]int // by owner, the highest rank not yet gone or rewritten: nothing below may go
-	top    int            // the highest of ceil
-}
-
-// pass gives those of moves, which are in order, that need not wait for any of stuck. What has to wait stops others in turn.
-func pass[K dataplane.Key](moves, stuck []move[K], owners map[K][]string) []move[K] {
-	b := barrier[K]{owners, map[string]int{}, map[string]int{}, math.MinInt}
-	for _, m := range stuck {
-		b.add(m)
+// sign puts p's owner o into the jobs that p has to do with.
+func (l *Loop[T, K, V]) sign(p T, o string) {
+	for _, f := range l.plane.Render(p) {
+		j := l.table.job(f.Key)
+		if j == nil {
+			continue
+		}
+		if !slices.Contains(j.owners, o) {
+			j.owners = append(j.owners, o)
+		}
+		has, held := j.has()
+		j.origin = j.origin || held && has == f.Value
 	}
-	return slices.DeleteFunc(moves, func(m move[K]) bool {
-		stops := b.stops(m)
+}
+
+// named leaves Nobody out where there is somebody.
+func named(owners []string) []string {
+	if len(owners) < 2 {
+		return owners
+	}
+	return slices.DeleteFunc(slices.Clone(owners), func(o string) bool { return o == Nobody })
+}
+
+// forget drops the parts that went, save those whose owners have held facts that could not go or change. Such a fact may
+// stand on any other held fact of its owner, so one part is kept for each: for the key, and for the value that is held.
+func (l *Loop[T, K, V]) forget() {
+	type trace struct {
+		owner  string
+		key    K
+		origin bool
+	}
+	stuck, kept := map[string]bool{}, map[trace]bool{}
+	for _, j := range l.table.todo {
+		for _, o := range j.owners {
+			stuck[o] = stuck[o] || j.held
+		}
+	}
+	l.gone = slices.DeleteFunc(l.gone, func(p T) bool {
+		o, known := l.owner(p), true
+		if !stuck[o] {
+			return true
+		}
+		for _, f := range l.plane.Render(p) {
+			e := l.table.entries[f.Key]
+			if e == nil || !e.held {
+				continue
+			}
+			has, _ := e.has()
+			if t := (trace{o, f.Key, has == f.Value}); !kept[t] {
+				kept[t], known = true, false
+			}
+		}
+		return known
+	})
+}
+
+// barrier is what jobs that can't be done mean for others: of the same owner, and where an owner is not known, of all.
+type barrier[K dataplane.Key, V comparable] struct {
+	floor map[string]int // by owner, the lowest rank not yet true: nothing above may come
+	ceil  map[string]int // by owner, the highest rank not yet gone or rewritten: nothing below may go
+	top   int            // the highest of ceil
+}
+
+// pass gives those of jobs, which are in order, that need not wait for any of stuck. What has to wait stops others in turn.
+func pass[K dataplane.Key, V comparable](jobs, stuck []*job[K, V]) []*job[K, V] {
+	b := barrier[K, V]{map[string]int{}, map[string]int{}, math.MinInt}
+	for _, j := range stuck {
+		b.add(j)
+	}
+	return slices.DeleteFunc(jobs, func(j *job[K, V]) bool {
+		stops := b.stops(j)
 		if stops {
-			b.add(m)
+			b.add(j)
 		}
 		return stops
 	})
 }
 
-func (b *barrier[K]) add(m move[K]) {
-	for _, o := range b.owners[m.key] {
-		if r, ok := b.floor[o]; m.put && o != Nobody && (!ok || m.rank < r) {
-			b.floor[o] = m.rank
+func (b *barrier[K, V]) add(j *job[K, V]) {
+	for _, o := range j.owners {
+		if r, ok := b.floor[o]; j.puts() && o != Nobody && (!ok || j.rank < r) {
+			b.floor[o] = j.rank
 		}
-		if r, ok := b.ceil[o]; m.del && (!ok || m.rank > r) {
-			b.ceil[o] = m.rank
-			b.top = max(b.top, m.rank)
+		if r, ok := b.ceil[o]; j.dels() && (!ok || j.rank > r) {
+			b.ceil[o] = j.rank
+			b.top = max(b.top, j.rank)
 		}
 	}
 }
 
-func (b *barrier[K]) stops(m move[K]) bool {
-	owners := b.owners[m.key]
-	if m.put {
-		return slices.ContainsFunc(owners, func(o string) bool { r, ok := b.floor[o]; return ok && m.rank > r })
+func (b *barrier[K, V]) stops(j *job[K, V]) bool {
+	if j.puts() {
+		return slices.ContainsFunc(j.owners, func(o string) bool { r, ok := b.floor[o]; return ok && j.rank > r })
 	}
-	below := func(o string) bool { r, ok := b.ceil[o]; return ok && m.rank < r }
-	return below(Nobody) || slices.ContainsFunc(owners, below) || slices.Contains(owners, Nobody) && m.rank < b.top
+	below := func(o string) bool { r, ok := b.ceil[o]; return ok && j.rank < r }
+	return below(Nobody) || slices.ContainsFunc(j.owners, below) || slices.Contains(j.owners, Nobody) && j.rank < b.top
 }

@@ -33,7 +33,7 @@ func (l *Loop[T, K, V]) Plan(ctx context.Context) (Plan[K, V], error) {
 func (t *table[T, K, V]) plan(facts []dataplane.Fact[K, V]) (p Plan[K, V]) {
 	same := make(map[K]bool, len(facts))
 	for _, f := range facts {
-		if e := t.entries[f.Key]; e.wanted() && e.value == f.Value {
+		if e := t.entries[f.Key]; e != nil && e.wanted() && e.value == f.Value {
 			same[f.Key] = true
 		} else {
 			p.Del = append(p.Del, f)

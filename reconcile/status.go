@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"fairlead.dev/fairlead/dataplane"
 )
 
 // Status is how a loop does. Counters count since New.
@@ -64,6 +62,12 @@ func (l *Loop[T, K, V]) count(f func(*Status)) {
 func (l *Loop[T, K, V]) report() error {
 	failing := l.failing()
 	before := l.Status().Failing
+	for o, f := range failing {
+		if b := before[o]; b.Error == f.Error && b.Since.Before(f.Since) {
+			f.Since = b.Since
+			failing[o] = f
+		}
+	}
 	l.logFailing(before, failing)
 	l.logRepairs()
 	l.count(func(s *Status) {
@@ -77,48 +81,54 @@ func (l *Loop[T, K, V]) report() error {
 	return refusals(failing)
 }
 
-// failing gives the owners of facts that were refused or that parts want with different values. It forgets parts that
-// went without a trace: none of their facts is left to be written, and nothing of their owner that is held may stand on
-// one.
+// failing gives the owners of facts that were refused or that parts want with different values. The owners of jobs are
+// those that due has just found.
 func (l *Loop[T, K, V]) failing() map[string]Failing {
 	if len(l.table.todo)+len(l.table.claims) == 0 {
-		l.gone, l.suspects = nil, map[string]bool{}
+		l.gone = nil
+		clear(l.suspects)
 		return nil
 	}
-	only := l.suspects
-	if len(l.table.claims) > 0 {
-		only = nil
-	}
-	owners := l.owners(only)
-	failing, held := map[string]Failing{}, map[string]bool{}
-	for k, j := range l.table.todo {
+	l.forget()
+	failing := map[string]Failing{}
+	for _, j := range l.table.todo {
 		if f := j.why; f != nil {
-			for _, o := range owners[k] {
-				held[o] = held[o] || l.table.entries[k].held
-			}
-			note(failing, owners[k], Failing{f.err.Error(), f.since, f.attempts, f.err, k.Rank()})
+			note(failing, j.owners, Failing{f.err.Error(), f.since, f.attempts, f.err, j.rank})
 		}
 	}
 	l.suspects = map[string]bool{}
 	for o := range failing {
 		l.suspects[o] = true
 	}
-	for k := range l.table.claims {
-		err := fmt.Errorf("%v is wanted with different values by parts of %s; the first stays", k, strings.Join(owners[k], " and "))
-		note(failing, owners[k], Failing{err.Error(), time.Now(), 0, err, k.Rank()})
+	for k, owners := range l.claimants() {
+		err := fmt.Errorf("%v is wanted with different values by parts of %s; the first stays", k, strings.Join(owners, " and "))
+		note(failing, owners, Failing{err.Error(), time.Now(), 0, err, k.Rank()})
 	}
-	l.gone = slices.DeleteFunc(l.gone, func(p T) bool {
-		return !held[l.owner(p)] && !slices.ContainsFunc(l.plane.Render(p), func(f dataplane.Fact[K, V]) bool { _, ok := l.table.todo[f.Key]; return ok })
-	})
 	return failing
+}
+
+// claimants gives the owners of each key that parts want with different values.
+func (l *Loop[T, K, V]) claimants() map[K][]string {
+	if len(l.table.claims) == 0 {
+		return nil
+	}
+	owners := map[K][]string{}
+	for _, p := range l.present() {
+		for _, f := range l.plane.Render(p) {
+			if l.table.claims[f.Key] != nil && !slices.Contains(owners[f.Key], l.owner(p)) {
+				owners[f.Key] = append(owners[f.Key], l.owner(p))
+			}
+		}
+	}
+	for _, o := range owners {
+		slices.Sort(o)
+	}
+	return owners
 }
 
 // note adds f to what is known of owners. The fact of the lowest rank is the one to tell of: others stand on it.
 func note(failing map[string]Failing, owners []string, f Failing) {
-	for _, o := range owners {
-		if o == Nobody && len(owners) > 1 {
-			continue
-		}
+	for _, o := range named(owners) {
 		n := f
 		if b, ok := failing[o]; ok {
 			if b.rank < n.rank || b.rank == n.rank && b.Error < n.Error {
@@ -176,15 +186,10 @@ func (l *Loop[T, K, V]) logFailing(before, now map[string]Failing) {
 	}
 }
 
-// logRepairs tells whose drifted facts were repaired, and forgets drift that is no more.
+// logRepairs tells whose drifted facts were repaired.
 func (l *Loop[T, K, V]) logRepairs() {
 	for _, o := range slices.Sorted(maps.Keys(l.repaired)) {
 		l.log.Warn("drift repaired", "owner", o, "facts", l.repaired[o])
 	}
 	clear(l.repaired)
-	for k := range l.drifted {
-		if _, ok := l.table.todo[k]; !ok {
-			delete(l.drifted, k)
-		}
-	}
 }

@@ -25,12 +25,12 @@ func (l *Loop[T, K, V]) turn(ctx context.Context) <-chan time.Time {
 		if err := l.read(ctx); err != nil {
 			return l.retry(ctx, asked, err)
 		}
-		moves, due := l.due(now)
-		if len(moves) == 0 {
+		jobs, due := l.due(now)
+		if len(jobs) == 0 {
 			l.settle(asked)
 			return until(due)
 		}
-		if err := l.write(ctx, moves); err != nil {
+		if err := l.write(ctx, jobs); err != nil {
 			return l.retry(ctx, asked, err)
 		}
 	}
@@ -50,10 +50,10 @@ func (l *Loop[T, K, V]) take() uint64 {
 	came, went, asked := l.taken()
 	for _, p := range came {
 		for _, f := range l.plane.Render(p) {
-			if l.table.todo[f.Key].why != nil {
+			l.table.want(p, f)
+			if j := l.table.job(f.Key); len(l.suspects) > 0 && j != nil && j.why != nil {
 				l.suspects[l.owner(p)] = true
 			}
-			l.table.want(p, f)
 		}
 	}
 	for _, p := range went {
@@ -120,9 +120,9 @@ func (l *Loop[T, K, V]) read(ctx context.Context) error {
 		return nil
 	}
 	l.respond(0, nil)
-	owners := l.owners(nil)
-	for _, k := range drift {
-		l.drifted[k] = owners[k]
+	l.find(nil)
+	for _, j := range drift {
+		j.drifted = named(j.owners)
 	}
 	return nil
 }

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"math/bits"
 	"slices"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -329,6 +331,10 @@ func (w *walker) quiet() error {
 	if err := errors.Join(w.loop.Sync(context.Background()), w.loop.Check(context.Background())); err != nil {
 		return err
 	}
+	if err := w.loop.acquire(context.Background()); err != nil {
+		return err
+	}
+	defer w.loop.release()
 	s := w.loop.Status()
 	switch {
 	case w.writes != writes:
@@ -337,7 +343,7 @@ func (w *walker) quiet() error {
 		return fmt.Errorf("the kernel holds %d facts, but status says %+v", len(w.facts), s)
 	case len(w.loop.table.entries) != len(w.facts):
 		return fmt.Errorf("%d entries for %d facts", len(w.loop.table.entries), len(w.facts))
-	case len(w.loop.table.old)+len(w.loop.table.claims)+len(w.loop.gone)+len(w.loop.suspects)+len(w.loop.drifted) > 0:
+	case len(w.loop.table.todo)+len(w.loop.table.claims)+len(w.loop.gone)+len(w.loop.suspects)+len(w.loop.repaired) > 0:
 		return errors.New("something is left over from trouble that has ended")
 	}
 	return nil
@@ -349,12 +355,38 @@ func bubble(t *testing.T, f func() error) (err error) {
 	return err
 }
 
+// many makes rapid draw n times, unless the command line says how often.
+func many(t *testing.T, n int) {
+	f := flag.Lookup("rapid.checks")
+	if before := f.Value.String(); before == f.DefValue {
+		t.Cleanup(func() { _ = f.Value.Set(before) })
+		_ = f.Value.Set(strconv.Itoa(n))
+	}
+}
+
 // Whatever happens on the way, the kernel ends as the last world wants it, and no state in between was unsafe.
 func TestWalk(t *testing.T) {
+	many(t, 3000)
 	rapid.Check(t, func(r *rapid.T) {
 		s := scripts.Draw(r, "script")
 		if err := bubble(t, func() error { return newWalker(s).walk() }); err != nil {
 			r.Fatal(err)
 		}
 	})
+}
+
+// Walks that went wrong once, each many times: what merges with what is chance.
+func TestWalksThatWentWrong(t *testing.T) {
+	for name, ops := range map[string][]op{
+		"a chain that a blocked frontend stands on goes with another Service": {
+			{"change", 1, 5}, {"change", 0, 0}, {"change", 1, 13}, {"refuse", 1, 0}, {"change", 0, 5}, {"sync", 0, 0}, {"change", 0, 0},
+		},
+		"drift that can't be repaired at once": {{"drift", 0, 0}, {"every", 1, 0}, {"sync", 0, 0}},
+	} {
+		for range 300 {
+			if err := bubble(t, func() error { return newWalker(script{watched: true, maxFacts: 1, ops: ops}).walk() }); err != nil {
+				t.Fatal(name, err)
+			}
+		}
+	}
 }

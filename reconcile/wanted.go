@@ -7,32 +7,45 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// entry is what is known of one key. Most keys are wanted and held with one value, so there is room for one; a held value
-// that is not the wanted one stands in table.old.
-type entry[V comparable] struct {
-	value V     // the wanted value; where the key is not wanted, the held one
-	refs  int32 // how many times wanted parts render it
-	held  bool  // the kernel holds the key
-	other bool  // held, with another value than the wanted one
+// entry is what is known of one key. There is one for each key that is wanted or held, so it is small.
+type entry[K dataplane.Key, V comparable] struct {
+	value V          // the wanted value; where the key is not wanted, the held one
+	job   *job[K, V] // what there is to do; nil: the kernel holds just what is wanted
+	refs  int32      // how many times wanted parts render it
+	held  bool       // the kernel holds the key
+	seen  bool       // in the Read that is being taken in
 }
 
-func (e entry[V]) wanted() bool { return e.refs > 0 }
+func (e *entry[K, V]) wanted() bool { return e.refs > 0 }
 
-// settled says that the kernel holds just what is wanted.
-func (e entry[V]) settled() bool { return e.wanted() == e.held && !e.other }
-
-// claim is a part's wish for a value of a key that other parts want with another value. While a change is taken in, it is
-// the new value that waits for the old part to go; one that outlives the change is a bug of the plane.
-type claim[T comparable, V comparable] struct {
-	part  T
-	value V
+// has gives the value that the kernel holds.
+func (e *entry[K, V]) has() (v V, held bool) {
+	if e.job != nil && e.job.other {
+		return e.job.old, true
+	}
+	return e.value, e.held
 }
 
-// job is a key that is not settled.
-type job struct {
-	n   uint64   // jobs of one rank are done by rising n
-	why *failure // nil: never refused
+// job is a key that is not as wanted: it has to be put, to go, or, both, to change its value.
+type job[K dataplane.Key, V comparable] struct {
+	*entry[K, V]
+	key   K
+	rank  int
+	n     uint64 // among jobs of the same rank
+	at    int    // place in the list of all jobs
+	other bool   // the key is held with another value than the wanted one:
+	old   V
+
+	why     *failure // nil: never refused
+	drifted []string // owners, where it was others who undid it
+
+	// Known in times of trouble.
+	owners []string // of this key, as far as asked for
+	origin bool     // one of them has rendered the held value
 }
+
+func (j *job[K, V]) puts() bool { return j.wanted() }
+func (j *job[K, V]) dels() bool { return j.held }
 
 // failure is why facts are not true, shared by all that were refused in one Write.
 type failure struct {
@@ -43,45 +56,55 @@ type failure struct {
 	alone     bool      // this one fact is the cause
 }
 
-// table holds every key that is wanted or held, and which of them are not settled.
+// claim is a part's wish for a value of a key that other parts want with another value. While a change is taken in, it is
+// the new value that waits for the old part to go; one that outlives the change is a bug of the plane.
+type claim[T comparable, V comparable] struct {
+	part  T
+	value V
+}
+
+// table holds every key that is wanted or held, and what there is to do.
 type table[T comparable, K dataplane.Key, V comparable] struct {
-	entries map[K]entry[V]
-	old     map[K]V             // held values of entries with other set
-	todo    map[K]job           // keys that are not settled
+	entries map[K]*entry[K, V]
+	todo    []*job[K, V]        // in no order
 	jobs    uint64              // jobs so far
-	claims  map[K][]claim[T, V] // wishes that wait behind another value, in the order they came
-	known   bool                // a Read has come in: held means something, and todo is kept
 	held    int                 // entries held
+	claims  map[K][]claim[T, V] // wishes that wait behind another value, in the order they came
+	known   bool                // a Read has come in; before, nothing is held and there are no jobs
 }
 
 func newTable[T comparable, K dataplane.Key, V comparable]() *table[T, K, V] {
-	return &table[T, K, V]{
-		entries: map[K]entry[V]{}, old: map[K]V{}, todo: map[K]job{}, claims: map[K][]claim[T, V]{},
+	return &table[T, K, V]{entries: map[K]*entry[K, V]{}, claims: map[K][]claim[T, V]{}}
+}
+
+// at gives k's entry, a new one where there is none.
+func (t *table[T, K, V]) at(k K) *entry[K, V] {
+	e := t.entries[k]
+	if e == nil {
+		e = &entry[K, V]{}
+		t.entries[k] = e
 	}
+	return e
+}
+
+// job gives what there is to do about k, or nil.
+func (t *table[T, K, V]) job(k K) *job[K, V] {
+	if e := t.entries[k]; e != nil {
+		return e.job
+	}
+	return nil
 }
 
 // want counts one more wish for f. A second value for a key waits as a claim: the first stays.
 func (t *table[T, K, V]) want(part T, f dataplane.Fact[K, V]) {
-	e := t.entries[f.Key]
-	switch {
+	switch e := t.at(f.Key); {
 	case !e.wanted():
 		t.adopt(f.Key, e, f.Value, 1)
 	case e.value == f.Value:
 		e.refs++
-		t.entries[f.Key] = e
 	default:
 		t.claims[f.Key] = append(t.claims[f.Key], claim[T, V]{part, f.Value})
 	}
-}
-
-// adopt makes v, wished for refs times, the wanted value of k, whose entry e is not wanted.
-func (t *table[T, K, V]) adopt(k K, e entry[V], v V, refs int32) {
-	if e.held && e.value != v {
-		t.old[k], e.other = e.value, true
-	}
-	e.value, e.refs = v, refs
-	t.entries[k] = e
-	t.touch(k, e)
 }
 
 // drop takes back one wish of part for f.
@@ -89,25 +112,22 @@ func (t *table[T, K, V]) drop(part T, f dataplane.Fact[K, V]) {
 	if t.unclaim(f.Key, claim[T, V]{part, f.Value}) {
 		return
 	}
-	e := t.entries[f.Key]
-	if e.refs--; e.refs > 0 {
-		t.entries[f.Key] = e
+	e := t.at(f.Key)
+	if e.refs > 1 {
+		e.refs--
 		return
 	}
-	if e.other {
-		e.value, e.other = t.old[f.Key], false
-		delete(t.old, f.Key)
+	v, refs := t.nextClaim(f.Key)
+	t.adopt(f.Key, e, v, refs)
+}
+
+// adopt makes v, wished for refs times, what is wanted of k. What was refused before says nothing about it.
+func (t *table[T, K, V]) adopt(k K, e *entry[K, V], v V, refs int32) {
+	has, held := e.has()
+	e.value, e.refs = v, refs
+	if t.set(k, e, has, held); e.job != nil {
+		e.job.why = nil
 	}
-	if v, refs, ok := t.nextClaim(f.Key); ok {
-		t.adopt(f.Key, e, v, refs)
-		return
-	}
-	if e.held {
-		t.entries[f.Key] = e
-	} else {
-		delete(t.entries, f.Key)
-	}
-	t.touch(f.Key, e)
 }
 
 // unclaim forgets c, if it is there.
@@ -121,17 +141,17 @@ func (t *table[T, K, V]) unclaim(k K, c claim[T, V]) bool {
 	return true
 }
 
-// nextClaim takes the oldest claim on k and all others for the same value.
-func (t *table[T, K, V]) nextClaim(k K) (v V, refs int32, ok bool) {
+// nextClaim takes the oldest claim on k and all others for the same value, and says how many they are.
+func (t *table[T, K, V]) nextClaim(k K) (v V, refs int32) {
 	cs := t.claims[k]
 	if len(cs) == 0 {
-		return v, 0, false
+		return v, 0
 	}
 	v = cs[0].value
 	n := len(cs)
 	cs = slices.DeleteFunc(cs, func(c claim[T, V]) bool { return c.value == v })
 	t.setClaims(k, cs)
-	return v, int32(n - len(cs)), true
+	return v, int32(n - len(cs))
 }
 
 func (t *table[T, K, V]) setClaims(k K, cs []claim[T, V]) {
@@ -144,99 +164,78 @@ func (t *table[T, K, V]) setClaims(k K, cs []claim[T, V]) {
 	}
 }
 
-// touch notes that what is wanted of k has changed: there is something to do, or nothing more, and an earlier refusal
-// says nothing about it.
-func (t *table[T, K, V]) touch(k K, e entry[V]) {
-	switch {
-	case !t.known:
-	case e.settled():
-		delete(t.todo, k)
-	default:
-		t.add(k)
-	}
-}
-
-func (t *table[T, K, V]) add(k K) {
-	t.jobs++
-	t.todo[k] = job{n: t.jobs}
-}
-
-// found takes in what the kernel holds, all of it, and gives the keys that came to be unsettled by that alone.
-func (t *table[T, K, V]) found(facts []dataplane.Fact[K, V]) (drift []K) {
-	t.forget()
-	for _, f := range facts {
-		t.hold(f)
-	}
-	for k := range t.todo {
-		if e, ok := t.entries[k]; !ok || e.settled() {
-			delete(t.todo, k)
-		}
-	}
-	for k, e := range t.entries {
-		if e.held {
-			t.held++
-		}
-		if _, ok := t.todo[k]; !ok && !e.settled() {
-			t.add(k)
-			drift = append(drift, k)
-		}
-	}
+// found takes in what the kernel holds, all of it, and gives the jobs that come of that alone.
+func (t *table[T, K, V]) found(facts []dataplane.Fact[K, V]) (fresh []*job[K, V]) {
 	t.known = true
-	return drift
-}
-
-// forget leaves what is wanted, and of what is held nothing.
-func (t *table[T, K, V]) forget() {
-	t.held = 0
-	clear(t.old)
+	before := t.jobs
+	for _, f := range facts {
+		e := t.at(f.Key)
+		e.seen = true
+		t.set(f.Key, e, f.Value, true)
+	}
 	for k, e := range t.entries {
-		if !e.wanted() {
-			delete(t.entries, k)
-		} else if e.held {
-			e.held, e.other = false, false
-			t.entries[k] = e
+		if !e.seen {
+			t.set(k, e, e.value, false)
+		}
+		e.seen = false
+	}
+	for _, j := range t.todo {
+		if j.n > before {
+			fresh = append(fresh, j)
 		}
 	}
+	return fresh
 }
 
-// hold notes that the kernel holds f.
-func (t *table[T, K, V]) hold(f dataplane.Fact[K, V]) {
-	e := t.entries[f.Key]
-	e.held = true
+// done notes that the kernel holds what is wanted of j's key.
+func (t *table[T, K, V]) done(j *job[K, V]) { t.set(j.key, j.entry, j.value, j.wanted()) }
+
+// set notes what the kernel holds for k, the value has or nothing, and with it what there is to do.
+func (t *table[T, K, V]) set(k K, e *entry[K, V], has V, held bool) {
+	if e.held != held {
+		t.held += step(held)
+		e.held = held
+	}
 	if !e.wanted() {
-		e.value = f.Value
-	} else if e.value != f.Value {
-		e.other, t.old[f.Key] = true, f.Value
+		e.value = has
 	}
-	t.entries[f.Key] = e
-}
-
-// holds gives the value that the kernel holds for k.
-func (t *table[T, K, V]) holds(k K) (v V, ok bool) {
-	e := t.entries[k]
-	if e.other {
-		return t.old[k], true
+	other := held && e.value != has
+	switch {
+	case t.known && (other || held != e.wanted()):
+		j := t.start(k, e)
+		j.other, j.old = other, has
+	case e.job != nil:
+		t.finish(e.job)
 	}
-	return e.value, e.held
-}
-
-// done notes that the kernel now holds what is wanted of k.
-func (t *table[T, K, V]) done(k K) {
-	e := t.entries[k]
-	if !e.held {
-		t.held++
-	}
-	if e.other {
-		delete(t.old, k)
-	}
-	if e.wanted() {
-		e.held, e.other = true, false
-		t.entries[k] = e
-	} else {
-		t.held--
+	if !e.wanted() && !held {
 		delete(t.entries, k)
 	}
-	if delete(t.todo, k); len(t.todo) == 0 {
-		t.todo = map[K]job{} // a map never shrinks
+}
+
+func step(up bool) int {
+	if up {
+		return 1
 	}
+	return -1
+}
+
+// start gives e's job, a new one where there is none.
+func (t *table[T, K, V]) start(k K, e *entry[K, V]) *job[K, V] {
+	if e.job == nil {
+		t.jobs++
+		e.job = &job[K, V]{entry: e, key: k, rank: k.Rank(), n: t.jobs, at: len(t.todo)}
+		t.todo = append(t.todo, e.job)
+	}
+	return e.job
+}
+
+// finish takes j off the list.
+func (t *table[T, K, V]) finish(j *job[K, V]) {
+	last := len(t.todo) - 1
+	t.todo[j.at], t.todo[last].at = t.todo[last], j.at
+	t.todo[last] = nil
+	if t.todo = t.todo[:last]; last == 0 {
+		t.todo = nil
+	}
+	j.entry.job = nil
 }

@@ -49,16 +49,16 @@ func decodeObject(text string) (source.Object, error) {
 		return nil, err
 	}
 	objects := map[source.Kind]source.Object{
-		source.Service: &corev1.Service{}, source.EndpointSlice: &discoveryv1.EndpointSlice{},
+		source.Service: &corev1.Service{}, source.EndpointSlice: &discoveryv1.EndpointSlice{}, source.Node: &corev1.Node{},
 	}
 	o, ok := objects[source.Kind(kind.Kind)]
 	if !ok {
-		return nil, fmt.Errorf("a case has no use for the kind %q: Service or EndpointSlice", kind.Kind)
+		return nil, fmt.Errorf("a case has no use for the kind %q: Service, EndpointSlice or Node", kind.Kind)
 	}
 	if err := yaml.UnmarshalStrict([]byte(text), o); err != nil {
 		return nil, err
 	}
-	if o.GetNamespace() == "" {
+	if o.GetNamespace() == "" && source.Kind(kind.Kind).Namespaced() {
 		o.SetNamespace("default")
 	}
 	return o, nil

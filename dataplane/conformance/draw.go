@@ -17,8 +17,9 @@ import (
 
 // scene is everything that a random world has beside the cast.
 type scene struct {
-	Config Config
-	Apps   [8]app
+	Config  Config
+	Restart []string // nodes whose agent restarts on the way here
+	Apps    [8]app
 }
 
 // app is a Service and its EndpointSlices; without a Service, nothing.
@@ -70,6 +71,7 @@ func one[T any](d draw, of ...T) T { return of[d.IntN(len(of))] }
 
 // some draws up to n different ones of the list.
 func some[T any](d draw, n int, of ...T) []T {
+	of = slices.Clone(of)
 	d.Shuffle(len(of), func(i, j int) { of[i], of[j] = of[j], of[i] })
 	return of[:min(n, len(of))]
 }
@@ -77,6 +79,7 @@ func some[T any](d draw, n int, of ...T) []T {
 // next draws the scene after s: some Services new, changed or gone, others with other endpoints, most as they were.
 func (d draw) next(s *scene) *scene {
 	n := *s
+	n.Restart = some(d, one(d, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2), nodes...)
 	if d.chance(10) {
 		n.Config = d.config()
 	}
@@ -138,10 +141,10 @@ func (d draw) ports(s *corev1.Service) {
 
 func (d draw) policies(s *corev1.Service) {
 	spec, local := &s.Spec, corev1.ServiceInternalTrafficPolicyLocal
-	if d.chance(35) {
+	if d.chance(40) {
 		spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	}
-	if d.chance(20) {
+	if d.chance(25) {
 		spec.InternalTrafficPolicy = &local
 	}
 	if d.chance(20) {
@@ -193,7 +196,7 @@ func (d draw) slices(s *corev1.Service) (l []*discoveryv1.EndpointSlice) {
 		if host {
 			pods = append(pods, "host-b")
 		}
-		for _, name := range some(d, d.IntN(5), pods...) {
+		for _, name := range some(d, one(d, 0, 1, 1, 2, 2, 3, 3, 4), pods...) {
 			line.Endpoints = append(line.Endpoints, d.endpoint(place(name)))
 		}
 		if len(line.Ports) > 0 {
@@ -239,7 +242,7 @@ func (d draw) packet(w *world) *packetLine {
 		if e.AnyAddr() {
 			l.To = netip.AddrPortFrom(d.nodeAddress(e.Addr.Is6()), e.Port)
 		}
-		if d.chance(8) {
+		if d.chance(4) {
 			l.To = netip.AddrPortFrom(l.To.Addr(), uint16(one(d, 80, 443, 53, 30000+d.IntN(30))))
 		}
 	case k < 95:

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How long a probe waits: for an answer that must come, and for one that must not.
+// How long a probe waits: for an answer that must come, unless the world says else, and for one that must not.
 const (
 	patience = 3 * time.Second
 	silence  = 300 * time.Millisecond
@@ -45,6 +45,13 @@ type flow struct {
 func (p probe) run(ctx context.Context) string {
 	if err := p.lead(); err != nil {
 		return err.Error()
+	}
+	if m := place(p.c.Name); !p.c.Addr.IsLoopback() && !slices.Contains(m.Addrs, p.c.Addr) {
+		drop, err := p.w.lend(m, p.c.Addr)
+		if err != nil {
+			return err.Error()
+		}
+		defer drop()
 	}
 	switch {
 	case p.l.Hold != "":
@@ -147,7 +154,7 @@ func (p probe) covers(ctx context.Context) string {
 	}
 	count := map[netip.AddrPort]int{}
 	for i := 0; i < last && (i < first || len(count) < n); i++ {
-		a, err := p.ask(ctx, patience)
+		a, err := p.ask(ctx, p.w.patience)
 		if wrong := p.answered(a, err); wrong != "" {
 			return fmt.Sprintf("try %d: %s", i+1, wrong)
 		}
@@ -171,7 +178,7 @@ func (p probe) sticks(ctx context.Context) string {
 	mine, known := p.w.known[p.l.As]
 	known = known && p.l.As != ""
 	for i := range 12 {
-		a, err := p.ask(ctx, patience)
+		a, err := p.ask(ctx, p.w.patience)
 		if wrong := p.answered(a, err); wrong != "" {
 			return fmt.Sprintf("try %d: %s", i+1, wrong)
 		}
@@ -197,7 +204,7 @@ func (p probe) moves(ctx context.Context) string {
 	last := 1 + int(math.Ceil(9/math.Log10(float64(n))))
 	var first netip.AddrPort
 	for i := range last {
-		a, err := p.ask(ctx, patience)
+		a, err := p.ask(ctx, p.w.patience)
 		if wrong := p.answered(a, err); wrong != "" {
 			return fmt.Sprintf("try %d: %s", i+1, wrong)
 		}
@@ -219,7 +226,7 @@ func (p probe) moves(ctx context.Context) string {
 // refused asks and must be told no each time.
 func (p probe) refused(ctx context.Context) string {
 	for i := range 3 {
-		if a, err := p.ask(ctx, patience); !errors.Is(err, echo.Refused) {
+		if a, err := p.ask(ctx, p.w.patience); !errors.Is(err, echo.Refused) {
 			return fmt.Sprintf("try %d: %s, instead of a refusal", i+1, tell(a, err))
 		}
 	}
@@ -250,7 +257,7 @@ func (p probe) passed(ctx context.Context) string {
 		return ""
 	}
 	for i := range 2 {
-		if wrong := p.through(p.ask(ctx, patience)); wrong != "" {
+		if wrong := p.through(p.ask(ctx, p.w.patience)); wrong != "" {
 			return fmt.Sprintf("try %d: %s", i+1, wrong)
 		}
 	}
@@ -289,7 +296,7 @@ func (w *world) stand(c client, at netip.AddrPort, proto model.Protocol) (answer
 		if owner = place("outside"); c.Name == owner.Name {
 			return false, stop, nil
 		}
-		drop, err := w.lend(at.Addr())
+		drop, err := w.lend(owner, at.Addr())
 		if err != nil {
 			return false, stop, err
 		}
@@ -315,11 +322,15 @@ func (w *world) stand(c client, at netip.AddrPort, proto model.Protocol) (answer
 	return true, stop, err
 }
 
-// lend gives the one outside a further address for a while: on an interface of its own, with which it goes again.
-func (w *world) lend(a netip.Addr) (drop func() error, err error) {
+// lend gives a host a further address for a while: on an interface of its own, with which it goes again.
+func (w *world) lend(m *member, a netip.Addr) (drop func() error, err error) {
+	host, err := w.host(m)
+	if err != nil {
+		return nil, err
+	}
 	var conn *link.Conn
 	dev := 0
-	err = w.cluster.Outside().Do(func() error {
+	err = host.Do(func() error {
 		here, err := netns.Current()
 		if err != nil {
 			return err

@@ -48,7 +48,7 @@ func wander(ctx context.Context, s Subject, seed uint64, worlds int) (log string
 		return "", &finding{wrong: err.Error(), scenes: []*scene{{}}}
 	}
 	defer w.close()
-	k := walk{draw: newDraw(seed), w: w, scene: &scene{}, fates: map[verdict.Action]int{}}
+	k := walk{draw: newDraw(seed), w: w, path: []*scene{{}}, fates: map[verdict.Action]int{}}
 	n := 0
 	for ; n < worlds && found == nil; n++ {
 		found = k.step(ctx)
@@ -61,57 +61,49 @@ func wander(ctx context.Context, s Subject, seed uint64, worlds int) (log string
 type walk struct {
 	draw
 	w                      *world
-	scene                  *scene
+	path                   []*scene               // all so far
 	fates                  map[verdict.Action]int // packets sent, by what became of them
 	unsent, restarts, kept int
 }
 
 // step goes to the next world and sends packets there.
 func (k *walk) step(ctx context.Context) *finding {
-	before := k.scene
-	k.scene = k.next(before)
-	if err := k.w.enter(ctx, before, k.scene, k.restart()); err != nil {
-		return &finding{wrong: err.Error(), scenes: []*scene{before, k.scene}}
+	before := k.path[len(k.path)-1]
+	here := k.next(before)
+	k.path = append(k.path, here)
+	k.restarts += len(here.Restart)
+	if err := k.w.enter(ctx, before, here); err != nil {
+		return &finding{wrong: err.Error(), scenes: k.path}
 	}
 	for _, n := range nodes {
 		if wrong := k.w.incremental(n); wrong != "" {
-			return &finding{wrong: wrong, scenes: []*scene{before, k.scene}}
+			return &finding{wrong: wrong, scenes: k.path}
 		}
 	}
 	if wrong := k.ask(ctx); wrong != "" {
-		return &finding{wrong: wrong, scenes: []*scene{before, k.scene}}
+		return &finding{wrong: wrong, scenes: k.path}
 	}
 	for i := range packetsPerWorld {
 		l := k.packet(k.w)
 		sent, wrong := k.w.fares(ctx, l, i%4 == 0)
-		if wrong != "" {
-			return &finding{wrong, []*scene{before, k.scene}, l}
-		}
-		if !sent {
+		switch {
+		case wrong != "":
+			return &finding{wrong, k.path, l}
+		case sent:
+			k.fates[l.Action]++
+			k.keep(ctx, l)
+		default:
 			k.unsent++
-			continue
 		}
-		k.fates[l.Action]++
-		k.keep(ctx, l)
 	}
 	return nil
-}
-
-// restart draws the nodes whose agent restarts on the way.
-func (k *walk) restart() (l []string) {
-	for _, n := range nodes {
-		if k.chance(10) {
-			l = append(l, n)
-			k.restarts++
-		}
-	}
-	return l
 }
 
 // keep holds a few of the TCP connections.
 func (k *walk) keep(ctx context.Context, l *packetLine) {
 	j := k.w.judge(l.Clients[0], l.To, l.Proto, l.Via)
-	fixed := place(l.Clients[0].Name).Node != "" || nodeOf(l.To.Addr()) != "" // not led by one node now, by another then
+	// Not one that is led by one node now, by another then, nor one by loopback, which ends with the permission to do so.
+	fixed := (place(l.Clients[0].Name).Node != "" || nodeOf(l.To.Addr()) != "") && !l.To.Addr().IsLoopback()
 	if !fixed || l.Proto != model.TCP || j.outcome.Action != verdict.Forward || len(k.w.flows) >= 4 {
 		return
 	}
@@ -142,11 +134,12 @@ func (k *walk) ask(ctx context.Context) string {
 }
 
 // enter changes the world from one scene to another.
-func (w *world) enter(ctx context.Context, from, to *scene, restarts []string) error {
+func (w *world) enter(ctx context.Context, from, to *scene) error {
+	restart := to.Restart
 	if !equalConfig(from.Config, to.Config) {
-		w.config, restarts = to.Config, nodes
+		w.config, restart = to.Config, nodes
 	}
-	if err := w.change(to.changesFrom(from), restarts...); err != nil {
+	if err := w.change(to.changesFrom(from), restart...); err != nil {
 		return err
 	}
 	return w.sync(ctx)

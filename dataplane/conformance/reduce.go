@@ -25,16 +25,16 @@ type finding struct {
 // reduceTime is how long a finding is made smaller.
 const reduceTime = time.Minute
 
-// reduce gives the finding as a case, as small as it was found to be in a minute.
+// reduce gives the finding as a case, as small as it got in a minute.
 func (f *finding) reduce(ctx context.Context, s Subject) string {
-	scenes, note := f.scenes, "It was not seen again in a sandbox of its own: this is where the walk was."
-	for _, fewer := range [][]*scene{f.scenes[len(f.scenes)-1:], f.scenes} {
-		if f.seenAgain(ctx, s, fewer) {
-			scenes, note = f.smaller(ctx, s, fewer), "This is as small as it got."
-			break
+	last := len(f.scenes) - 1
+	for n := 1; n < 64; n *= 2 { // so many scenes of the walk's end
+		scenes := f.scenes[max(0, last+1-n):]
+		if f.seenAgain(ctx, s, scenes) {
+			return f.format(ctx, s, f.smaller(ctx, s, scenes), "Found on a random walk. This is as small as it got.")
 		}
 	}
-	return f.format(ctx, s, scenes, "Found on a random walk. "+note)
+	return f.format(ctx, s, f.scenes[last:], "Found on a random walk. It was not seen again in a sandbox of its own: this is where the walk was.")
 }
 
 // seenAgain says whether the finding is seen in a sandbox of its own too, after these scenes.
@@ -44,9 +44,10 @@ func (f *finding) seenAgain(ctx context.Context, s Subject, scenes []*scene) boo
 		return false
 	}
 	defer w.close()
+	w.patience = time.Second // what is found may be no answer: there are many to wait for
 	before := &scene{Config: scenes[0].Config}
 	for _, sc := range scenes {
-		if err := w.enter(ctx, before, sc, nil); err != nil {
+		if err := w.enter(ctx, before, sc); err != nil {
 			return f.line == nil
 		}
 		before = sc
@@ -65,6 +66,18 @@ func (f *finding) seenAgain(ctx context.Context, s Subject, scenes []*scene) boo
 // smaller takes away what the finding doesn't need, one thing after the other, until nothing more can go or time is up.
 func (f *finding) smaller(ctx context.Context, s Subject, scenes []*scene) []*scene {
 	end := time.Now().Add(reduceTime)
+	keep := func(fewer []*scene) bool {
+		if time.Now().After(end) || reflect.DeepEqual(fewer, scenes) || !f.seenAgain(ctx, s, fewer) {
+			return false
+		}
+		scenes = fewer
+		return true
+	}
+	for i := 0; i < len(scenes)-1; {
+		if !keep(slices.Delete(slices.Clone(scenes), i, i+1)) {
+			i++
+		}
+	}
 	for again := true; again; {
 		again = false
 		for _, cut := range cuts() {
@@ -73,16 +86,14 @@ func (f *finding) smaller(ctx context.Context, s Subject, scenes []*scene) []*sc
 				fewer[i] = scenes[i].copy()
 				cut(fewer[i])
 			}
-			if time.Now().Before(end) && !reflect.DeepEqual(fewer, scenes) && f.seenAgain(ctx, s, fewer) {
-				scenes, again = fewer, true
-			}
+			again = keep(fewer) || again
 		}
 	}
 	return scenes
 }
 
 func (s *scene) copy() *scene {
-	n := &scene{Config: s.Config}
+	n := &scene{Config: s.Config, Restart: s.Restart}
 	for i, a := range s.Apps {
 		n.Apps[i].Service = a.Service.DeepCopy()
 		for _, e := range a.Slices {
@@ -105,7 +116,8 @@ func cuts() []func(*scene) {
 		}
 	}
 	each(func(a *app) { *a = app{} })
-	l = append(l, func(s *scene) { s.Config = Config{} },
+	l = append(l, func(s *scene) { s.Restart = nil },
+		func(s *scene) { s.Config = Config{} },
 		func(s *scene) { s.Config.MasqueradeAll = false },
 		func(s *scene) { s.Config.ClusterCIDRs = nil },
 		func(s *scene) { s.Config.NodePortAddresses = nil })
@@ -168,8 +180,11 @@ func (f *finding) format(ctx context.Context, s Subject, scenes []*scene, commen
 		if !equalConfig(sc.Config, before.Config) {
 			text += "-- config --\n" + asYAML(sc.Config)
 		}
+		if len(sc.Restart) > 0 {
+			text += "-- restart --\n" + strings.Join(sc.Restart, " ") + "\n"
+		}
 		text += formatChanges(sc, before)
-		_ = w.enter(ctx, before, sc, nil) // how the subject fares is known: this is for resolve and verdict
+		_ = w.enter(ctx, before, sc) // how the subject fares is known: this is for resolve and verdict
 		if before = sc; i == len(scenes)-1 && f.line != nil {
 			text += "-- packets --\n" + w.format(f.line) + "\n"
 		}

@@ -25,15 +25,16 @@ var nodes = []string{"a", "b"}
 
 // world is the cast in a sandbox, with the subject at work on each node.
 type world struct {
-	subject Subject
-	cluster *sandbox.Cluster
-	config  Config
-	objects map[source.Key]source.Object
-	agents  map[string]*agent       // by node
-	made    map[string][]source.Key // by the name in a slices section: the objects that it made
-	known   map[string]netip.AddrPort
-	flows   map[string]*flow
-	ports   atomic.Uint32 // client ports chosen so far
+	subject  Subject
+	cluster  *sandbox.Cluster
+	config   Config
+	objects  map[source.Key]source.Object
+	agents   map[string]*agent       // by node
+	made     map[string][]source.Key // by the name in a slices section: the objects that it made
+	known    map[string]netip.AddrPort
+	flows    map[string]*flow
+	ports    atomic.Uint32 // client ports chosen so far
+	patience time.Duration
 }
 
 // agent is what runs on a node: a resolver and the subject, and what they have come to.
@@ -46,7 +47,7 @@ type agent struct {
 
 // newWorld brings the cast up, and the subject on each node with nothing but the nodes and pods to know of.
 func newWorld(ctx context.Context, s Subject, c Config) (*world, error) {
-	w := &world{subject: s, config: c, objects: map[source.Key]source.Object{}, agents: map[string]*agent{},
+	w := &world{patience: patience, subject: s, config: c, objects: map[source.Key]source.Object{}, agents: map[string]*agent{},
 		made: map[string][]source.Key{}, known: map[string]netip.AddrPort{}, flows: map[string]*flow{}}
 	for _, o := range castObjects() {
 		w.objects[source.KeyOf(o)] = o

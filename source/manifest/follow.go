@@ -332,6 +332,10 @@ func (f *follower) fault(path, reason, message string, args ...any) {
 // look finds out what there is at path now. It leaves files to be read in f.reads.
 func (f *follower) look(path string, sure bool) {
 	delete(f.store.faults, path)
+	if path != f.root && !f.dirs[filepath.Dir(path)] {
+		f.gone(path, sure) // if the folder is there again, an event will come and it will be listed
+		return
+	}
 	fi, err := os.Lstat(path)
 	switch {
 	case path == f.root:
