@@ -105,7 +105,9 @@ func TestSession(t *testing.T) {
 	contains(t, must(t, onNode(name, "a", dir, "show")...), "shop/web:http", "10.96.0.10:80/tcp", "as wanted", "0 missing, 0 too many")
 	contains(t, must(t, onNode(name, "a", dir, "plan")...), "put 0, replace 0, delete 0", "Nothing was touched")
 	contains(t, must(t, onNode(name, "b", dir, "explain", "shop/client", "shop/web:http")...),
-		"comes from: a pod", "ClusterIP of Service shop/web:http", "one of 3 backends", "pod shop/web-1", "sees 10.128.2.99", "kernel: as wanted")
+		"comes from: a pod", "ClusterIP of Service shop/web:http", "one of 3 backends", "pod shop/web-1", "sees 10.128.2.99", "kernel: as wanted",
+		"traffic policy: internalTrafficPolicy Cluster")
+	contains(t, must(t, onNode(name, "a", dir, "explain", "shop/client", "shop/web:http")...), "runs on node b")
 
 	t.Run("a saved file takes effect", func(t *testing.T) {
 		file := filepath.Join(dir, "web.yaml")

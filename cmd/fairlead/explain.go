@@ -179,10 +179,12 @@ type explained struct {
 	Service    string               `json:"service,omitempty"`
 	Via        string               `json:"via,omitempty"`
 	Sources    []string             `json:"permittedSources,omitempty"`
+	Policy     string               `json:"trafficPolicy,omitempty"`
 	Pool       string               `json:"pool,omitempty"`
 	Affinity   string               `json:"affinity,omitempty"`
 	Candidates []explainedCandidate `json:"candidates,omitempty"`
 	Kernel     string               `json:"kernel"`
+	Note       string               `json:"note,omitempty"`
 }
 
 type explainedCandidate struct {
@@ -197,10 +199,12 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	v := verdict.Of(w.services, p)
 	e := explained{From: p.Src.Addr().String(), To: fmt.Sprintf("%s/%s", p.Dst, p.Protocol), Node: w.services.Node.Name,
 		Origin: v.Origin.String(), Outcome: v.Action.String(), Reason: v.Reason, Kernel: "holds nothing for it, as wanted"}
+	e.Note = w.elsewhere(p.Src.Addr())
 	f := v.Frontend
 	if f == nil {
 		return e
 	}
+	e.Policy = w.trafficPolicy(f)
 	e.Service, e.Via, e.Pool, e.Kernel = f.Service, f.Via, f.Target(v.Origin).Pool.Name, kernelSays(a, f)
 	for _, s := range f.Sources {
 		e.Sources = append(e.Sources, s.String())
@@ -217,6 +221,43 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 		e.Candidates = append(e.Candidates, explainedCandidate{c.Backend.Addr.String(), pods[c.Backend.Addr.Addr()], c.Backend.Local, sees})
 	}
 	return e
+}
+
+// elsewhere says so if a is the address of a pod that runs on another node: its packets enter the network there.
+func (w *world) elsewhere(a netip.Addr) string {
+	for _, o := range w.objects {
+		v, ok := o.(*corev1.Pod)
+		if !ok || v.Spec.NodeName == w.services.Node.Name || v.Spec.HostNetwork {
+			continue
+		}
+		if slices.ContainsFunc(v.Status.PodIPs, func(ip corev1.PodIP) bool { return ip.IP == a.String() }) {
+			return fmt.Sprintf("pod %s/%s runs on node %s, where its packets meet Services first: explain it there with --node %s",
+				v.Namespace, v.Name, v.Spec.NodeName, v.Spec.NodeName)
+		}
+	}
+	return ""
+}
+
+// trafficPolicy quotes the policy that chose the frontend's pools.
+func (w *world) trafficPolicy(f *model.Frontend) string {
+	for _, o := range w.objects {
+		s, ok := o.(*corev1.Service)
+		if !ok || !strings.HasPrefix(f.Service, s.Namespace+"/"+s.Name+":") && f.Service != s.Namespace+"/"+s.Name {
+			continue
+		}
+		policy := "internalTrafficPolicy " + string(corev1.ServiceInternalTrafficPolicyCluster)
+		if s.Spec.InternalTrafficPolicy != nil {
+			policy = "internalTrafficPolicy " + string(*s.Spec.InternalTrafficPolicy)
+		}
+		if f.Via != "ClusterIP" {
+			policy = "externalTrafficPolicy " + string(s.Spec.ExternalTrafficPolicy)
+		}
+		if s.Spec.TrafficDistribution != nil {
+			policy += ", trafficDistribution " + *s.Spec.TrafficDistribution
+		}
+		return policy
+	}
+	return ""
 }
 
 // pods names the pods by their addresses.
@@ -248,6 +289,9 @@ func (e explained) tree(w io.Writer) error {
 		if e.Sources != nil {
 			add(1, "lets in only %s", strings.Join(e.Sources, ", "))
 		}
+		if e.Policy != "" {
+			add(1, "traffic policy: %s", e.Policy)
+		}
 		add(1, "serves it from pool %q", e.Pool)
 		if e.Affinity != "" {
 			add(1, "the client returns to its backend within %s", e.Affinity)
@@ -277,5 +321,8 @@ func (e explained) tree(w io.Writer) error {
 		fmt.Fprintln(w, l)
 	}
 	_, err := fmt.Fprintf(w, "└─ kernel: %s\n", e.Kernel)
+	if e.Note != "" {
+		_, err = fmt.Fprintf(w, "note: %s\n", e.Note)
+	}
 	return err
 }
