@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -257,5 +258,55 @@ func TestWithoutRoot(t *testing.T) {
 			t.Errorf("fairlead %s as nobody: no error: %s", strings.Join(args, " "), out)
 		}
 		contains(t, string(out), "root")
+	}
+}
+
+// agentIn gives the process id of the agent in a namespace, 0 if there is none now.
+func agentIn(namespace string) int {
+	pids, _ := try("ip", "netns", "pids", namespace)
+	for _, f := range strings.Fields(pids) {
+		if line, _ := os.ReadFile("/proc/" + f + "/cmdline"); strings.Contains(string(line), "\x00run\x00") {
+			pid, _ := strconv.Atoi(f)
+			return pid
+		}
+	}
+	return 0
+}
+
+func TestKilledAgentLeavesTrafficAlone(t *testing.T) {
+	name, _ := box(t)
+	node := name + "-node-b" // where the client is
+	monitor := exec.Command("ip", "netns", "exec", node, "nft", "monitor")
+	var events bytes.Buffer
+	monitor.Stdout, monitor.Stderr = &events, &events
+	if err := monitor.Start(); err != nil {
+		t.Fatal(err)
+	}
+	before := must(t, "ip", "netns", "exec", node, "nft", "-s", "list", "table", "inet", "fairlead")
+	asked := make(chan string)
+	go func() {
+		out, err := try(fairlead, "sandbox", "ask", "--name", name, "--count", "3000", "shop/client", "shop/web:80")
+		asked <- fmt.Sprintf("%s%v", out, err)
+	}()
+	for range 3 {
+		pid := agentIn(node)
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatalf("kill agent %d: %v", pid, err)
+		}
+		eventually(t, "the agent is back and ready", func() bool {
+			again := agentIn(node)
+			return again != 0 && again != pid && strings.Count(must(t, fairlead, "sandbox", "ls", name), "agent ready") == 3
+		})
+	}
+	if out := <-asked; !strings.Contains(out, "shop/web-1") || strings.Contains(out, "refused") || strings.Contains(out, "no answer") || !strings.HasSuffix(out, "<nil>") {
+		t.Errorf("connections failed while the agent was killed three times:\n%s", out)
+	}
+	monitor.Process.Signal(syscall.SIGINT)
+	monitor.Wait()
+	if s := events.String(); strings.Contains(s, "fairlead") {
+		t.Errorf("restarts wrote to the kernel, which was as it should be:\n%.2000s", s)
+	}
+	if after := must(t, "ip", "netns", "exec", node, "nft", "-s", "list", "table", "inet", "fairlead"); len(after) != len(before) {
+		t.Errorf("the table is another after restarts: %d bytes, before %d", len(after), len(before))
 	}
 }
