@@ -6,14 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/source"
 )
@@ -72,18 +73,11 @@ var kinds = map[string]struct {
 	string(source.NetworkPolicy): {"networking.k8s.io/v1", func() source.Object { return new(networkingv1.NetworkPolicy) }},
 }
 
-var buffers = sync.Pool{New: func() any { return new([]byte) }}
-
 // decode gives what one document says. Items of a List that stand in old are taken from there.
 func decode(c chunk, old *cache, words *words) []item {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	j, bad := c.toJSON((*buf)[:0])
+	j, bad := c.toJSON()
 	if bad != nil {
 		return []item{{bad: bad}}
-	}
-	if !c.json && cap(j) > cap(*buf) {
-		*buf = j
 	}
 	switch {
 	case string(j) == "null":
@@ -103,17 +97,17 @@ func unread(field, reason, message string, args ...any) *refusal {
 	return &refusal{fate: unreadable, problems: []source.Problem{{Field: field, Reason: reason, Message: fmt.Sprintf(message, args...)}}}
 }
 
-// toJSON gives the document as JSON, in buf where it must be converted.
-func (c chunk) toJSON(buf []byte) ([]byte, *refusal) {
+// toJSON gives the document as JSON.
+func (c chunk) toJSON() ([]byte, *refusal) {
 	if c.json && json.Valid(c.text) {
 		return c.text, nil
 	}
-	j, err := toJSON(buf, c.text)
+	j, err := yaml.YAMLToJSONStrict(c.text)
 	if err == nil {
 		return j, nil
 	}
 	if twice := duplicateKeys(err, c.line); twice != nil {
-		return nil, &refusal{fate: unreadable, problems: twice}
+		return nil, c.whose(twice)
 	}
 	if syntax := new(json.SyntaxError); c.json && errors.As(json.Unmarshal(c.text, new(any)), &syntax) {
 		return nil, unread("", Syntax, "line %d: %v", c.line+bytes.Count(c.text[:syntax.Offset], []byte("\n")), syntax)
@@ -123,6 +117,21 @@ func (c chunk) toJSON(buf []byte) ([]byte, *refusal) {
 		message += ": indent with spaces, not with tabs"
 	}
 	return nil, unread("", Syntax, "%s", message)
+}
+
+// whose makes the refusal of a YAML document in which fields stand twice: of the object that it names, unless one of
+// those fields may be part of the naming.
+func (c chunk) whose(twice []source.Problem) *refusal {
+	naming := func(p source.Problem) bool {
+		return slices.Contains([]string{"apiVersion", "kind", "metadata", "name", "namespace"}, p.Field)
+	}
+	j, err := yaml.YAMLToJSON(c.text)
+	if err == nil && j[space(j, 0)] == '{' && !slices.ContainsFunc(twice, naming) {
+		if _, kind := peek(j); kinds[kind].make != nil {
+			return refuse(identity(j, kind), twice)
+		}
+	}
+	return &refusal{fate: unreadable, problems: twice}
 }
 
 var yamlLine = regexp.MustCompile(`\bline (\d+)`)

@@ -263,6 +263,9 @@ func (f *follower) happened(path string, mask uint32) {
 		}
 	default:
 		delete(f.open, path)
+		if mask&unix.IN_ISDIR != 0 {
+			f.closed(path)
+		}
 		f.touch(path)
 	}
 }
@@ -437,15 +440,19 @@ func (f *follower) missing(dir string, entries []fs.DirEntry) {
 		there[filepath.Join(dir, e.Name())] = true
 	}
 	var lost []string
-	for path := range f.store.files {
-		if filepath.Dir(path) == dir && !there[path] {
-			lost = append(lost, path)
-		}
-	}
-	for path := range f.dirs {
+	note := func(path string) {
 		if path != dir && filepath.Dir(path) == dir && !there[path] {
 			lost = append(lost, path)
 		}
+	}
+	for path := range f.store.files {
+		note(path)
+	}
+	for path := range f.store.faults {
+		note(path)
+	}
+	for path := range f.dirs {
+		note(path)
 	}
 	for _, path := range lost {
 		f.gone(path, false)

@@ -297,7 +297,7 @@ func TestBroken(t *testing.T) {
 		{"a value, and another document goes", join(doc(b, "b", 0), doc(c, "c", 9)), "b:2 c:9", "its last good content stays"},
 		{"a value under a new name", join(doc(a, "a", 1), doc(b, "new", 0), doc(c, "c", 3)), "a:1 c:3", "Service default/new: spec.ports[0].port: 0 is no port: use 1 to 65535; until then it is left out"},
 		{"a field", join(doc(a, "a", 1), strings.Replace(doc(b, "b", 9), "port:", "prt:", 1)), "a:1 b:2", "did you mean port? Until then its last good content stays (UnknownField)"},
-		{"a field twice", join(doc(a, "a", 1), doc(b, "b", 9)+"  type: ClusterIP\n  type: ClusterIP\n"), "a:1 b:2", "spec.type: stands twice: keep one; until then its last good content stays (DuplicateField)"},
+		{"a field twice", join(doc(a, "a", 1), doc(b, "b", 9)+"  type: ClusterIP\n  type: ClusterIP\n"), "a:1 b:2", "keep one; until then its last good content stays (DuplicateField)"},
 		{"syntax", join(doc(a, "a", 9), doc(b, "b", 9)+"- x\n", doc(c, "c", 9)), "a:9 b:2 c:9", "until then Service default/b stays as before (Syntax)"},
 		{"syntax, and another document goes", join(doc(b, "b", 9)+"- x\n", doc(c, "c", 9)), "a:1 b:2 c:9", "until then Service default/a, Service default/b stay as before (Syntax)"},
 		{"cut short", start[:len(doc(a, "a", 1))+len("---\n")+50], "a:1 b:2 c:3", "until then Service default/b, Service default/c stay as before"},
