@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/agent"
+	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/reconcile"
 )
 
@@ -29,37 +30,49 @@ const statusAddress = "127.0.0.1:10249"
 // patience is how long anything may take that takes seconds at most.
 const patience = 2 * time.Minute
 
-// process is an agent at work: the same program as users run, from a folder of manifests.
+// node is a pair whose node has an agent: the same program as users run, from a folder of manifests.
+type node struct {
+	*pair
+	*folder
+	*process
+	conn    *nft.Conn
+	signals <-chan struct{} // one for each transaction of the agent that wrote into its table
+	blind   func() error    // ends the signals
+	service int             // whose endpoint is replaced at present; -1: none
+}
+
+// process is an agent at work.
 type process struct {
-	pair  *pair
+	name  string // of its network namespace
 	cmd   *exec.Cmd
-	log   *os.File      // what it says
+	log   *os.File // what it says
 	ended chan struct{}
 	err   error // how it ended, once ended is closed
 	web   *http.Client
 	begun time.Time
 }
 
-// hire starts the agent of a pair's node.
-func (r *run) hire(p *pair, dir string) (*process, error) {
+// hire starts a node's agent.
+func (r *run) hire(n *node) error {
 	log, err := os.CreateTemp(r.tmp, "agent-*.log")
 	if err != nil {
-		return nil, fmt.Errorf("start the agent of %s: %w", p.node.Name, err)
+		return fmt.Errorf("start the agent of %s: %w", n.pair.node.Name, err)
 	}
-	a := &process{pair: p, log: log, ended: make(chan struct{}), web: client(p)}
-	args := append(r.Agent[1:len(r.Agent):len(r.Agent)], "run", "--source", dir, "--node", nodeName, "--status-address", statusAddress)
+	a := &process{name: n.pair.node.Name, log: log, ended: make(chan struct{}), web: client(n.pair)}
+	args := append(r.Agent[1:len(r.Agent):len(r.Agent)], "run", "--source", n.dir, "--node", nodeName, "--status-address", statusAddress)
 	a.cmd = exec.Command(r.Agent[0], args...)
 	a.cmd.Stdout, a.cmd.Stderr, a.cmd.Dir = log, log, "/"
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // Ctrl-C at the terminal is for us alone
 	a.begun = time.Now()
-	if err := r.spawn(func() error { return p.node.Do(a.cmd.Start) }); err != nil {
-		return nil, errors.Join(fmt.Errorf("start the agent of %s: %w", p.node.Name, err), log.Close())
+	if err := r.spawn(func() error { return n.pair.node.Do(a.cmd.Start) }); err != nil {
+		return errors.Join(fmt.Errorf("start the agent of %s: %w", a.name, err), log.Close())
 	}
 	go func() {
 		a.err = a.cmd.Wait()
 		close(a.ended)
 	}()
-	return a, nil
+	n.process = a
+	return nil
 }
 
 // spawner gives a function that calls others always on one thread, which lives as long as ctx: a child gets its
@@ -115,8 +128,8 @@ func (a *process) get(path string) ([]byte, int, error) {
 	return b, r.StatusCode, err
 }
 
-// ready waits until the agent says that all is in the kernel, and gives how long after its start that was.
-func (a *process) ready(ctx context.Context) (time.Duration, error) {
+// wait waits until the agent says that all is in the kernel, and gives how long after its start that was.
+func (a *process) wait(ctx context.Context) (time.Duration, error) {
 	give := time.After(patience)
 	for {
 		if _, code, err := a.get("/readyz"); err == nil && code == http.StatusOK {
@@ -125,9 +138,9 @@ func (a *process) ready(ctx context.Context) (time.Duration, error) {
 		select {
 		case <-time.After(2 * time.Millisecond):
 		case <-a.ended:
-			return 0, fmt.Errorf("the agent of %s ended by itself: %v: %s", a.pair.node.Name, a.err, a.last())
+			return 0, fmt.Errorf("the agent of %s ended by itself: %v: %s", a.name, a.err, a.last())
 		case <-give:
-			return 0, fmt.Errorf("the agent of %s is not ready after %v: %s", a.pair.node.Name, patience, a.last())
+			return 0, fmt.Errorf("the agent of %s is not ready after %v: %s", a.name, patience, a.last())
 		case <-ctx.Done():
 			return 0, ctx.Err()
 		}
@@ -149,7 +162,7 @@ func (a *process) loop() (reconcile.Status, error) {
 		err = json.Unmarshal(b, &s)
 	}
 	if err != nil {
-		return reconcile.Status{}, fmt.Errorf("ask the agent of %s for its state: %w", a.pair.node.Name, err)
+		return reconcile.Status{}, fmt.Errorf("ask the agent of %s for its state: %w", a.name, err)
 	}
 	return s.Loops["nftables"], nil
 }
@@ -184,7 +197,7 @@ func (a *process) tasks(file string) (texts []string, err error) {
 		texts = append(texts, string(b))
 	}
 	if err == nil && len(texts) == 0 {
-		err = fmt.Errorf("the agent of %s has no thread: %w", a.pair.node.Name, os.ErrProcessDone)
+		err = fmt.Errorf("the agent of %s has no thread: %w", a.name, os.ErrProcessDone)
 	}
 	return texts, err
 }
@@ -214,7 +227,7 @@ func (a *process) woken() (sum float64, err error) {
 func (a *process) memory() (now, most int64, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.cmd.Process.Pid))
 	if err != nil {
-		return 0, 0, fmt.Errorf("read the memory of the agent of %s: %w", a.pair.node.Name, err)
+		return 0, 0, fmt.Errorf("read the memory of the agent of %s: %w", a.name, err)
 	}
 	return statusField(string(b), "VmRSS") << 10, statusField(string(b), "VmHWM") << 10, nil
 }

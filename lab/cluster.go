@@ -19,9 +19,12 @@ const nodeName = "a"
 // endpoints of each Service.
 const endpoints = 10
 
-// mostTargets is how many Services are connected to in turn: more than one, so that the maps are not looked up in one
-// place all the time.
-const mostTargets = 100
+// How many Services are connected to in turn: as many as direct has addresses, so that an arm differs from another in
+// its number of Services alone; and many, so that what is looked up has long left the caches.
+const (
+	fewTargets  = endpoints
+	manyTargets = 1000
+)
 
 // cluster is a number of Services with ten endpoints each. The endpoints of those that are connected to are the
 // server's addresses, all others' are addresses behind which there is nothing.
@@ -42,14 +45,16 @@ func newCluster(services int) *cluster {
 	return c
 }
 
-// targets gives the Services that are connected to: spread over all, the first among them.
-func targets(services int) []int {
-	n := min(services, mostTargets)
-	list := make([]int, n)
-	for i := range list {
-		list[i] = i * services / n
+// targets gives the Services that may be connected to: spread over all, the first among them.
+func targets(services int) []int { return spread(services, manyTargets) }
+
+// spread gives at most so many of 0 to n-1, evenly.
+func spread(n, most int) []int {
+	l := make([]int, min(n, most))
+	for i := range l {
+		l[i] = i * n / len(l)
 	}
-	return list
+	return l
 }
 
 // entry is where a Service is connected to.

@@ -158,12 +158,12 @@ func written() (n float64) {
 }
 
 // probe programs one Service in a namespace of its own, to learn whether this kernel can.
-func (r *run) probe(ctx context.Context) error {
+func (r *run) probe(ctx context.Context) (err error) {
 	ns, err := newSpace(r.id + "-probe")
 	if err != nil {
 		return err
 	}
-	defer r.drop(ns)
+	defer func() { err = errors.Join(err, r.drop(ns)) }()
 	w, err := newWorld(1)
 	if err != nil {
 		return err
@@ -183,12 +183,12 @@ func (r *run) probe(ctx context.Context) error {
 }
 
 // cold measures a cold sync and a restart with that number of Services.
-func (r *run) cold(ctx context.Context, round int, w *world) error {
+func (r *run) cold(ctx context.Context, round int, w *world) (err error) {
 	ns, err := newSpace(r.id + "-cold")
 	if err != nil {
 		return err
 	}
-	defer r.drop(ns)
+	defer func() { err = errors.Join(err, r.drop(ns)) }()
 	for _, again := range []bool{false, true} {
 		if err := r.sync(ctx, round, w, ns, again); err != nil {
 			return fmt.Errorf("sync %d Services: %w", w.services, err)
@@ -224,23 +224,8 @@ func (r *run) sync(ctx context.Context, round int, w *world, ns *netns.Namespace
 type changing struct {
 	*world
 	*control
+	ns      *netns.Namespace
 	service int // whose endpoint is replaced at present; -1: none
-}
-
-// settled makes one whose loop has read the kernel again, as it does once after its first sync.
-func (r *run) settled(ctx context.Context, w *world, ns *netns.Namespace) (*changing, error) {
-	c, err := newControl(ns)
-	if err != nil {
-		return nil, err
-	}
-	if _, err = c.tell(ctx, w.parts, nil); err == nil {
-		err = c.loop.Check(ctx)
-	}
-	if err != nil {
-		c.stop()
-		return nil, err
-	}
-	return &changing{w, c, -1}, nil
 }
 
 // change replaces one endpoint of a Service, or puts the one back that was replaced last.
@@ -259,6 +244,7 @@ func (r *run) change(ctx context.Context, c *changing) (told, error) {
 
 // prepareChanges fills a network namespace each for the least and the greatest number of Services.
 func (r *run) prepareChanges(ctx context.Context) error {
+	r.later(r.endChanges)
 	for i, w := range r.worlds {
 		if w.services != r.Profile.few() && w.services != r.Profile.most() {
 			continue
@@ -267,13 +253,17 @@ func (r *run) prepareChanges(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		r.later(func() error { return r.drop(ns) })
-		c, err := r.settled(ctx, w, ns)
+		c, err := newControl(ns)
+		if err != nil {
+			return errors.Join(err, r.drop(ns))
+		}
+		r.changing = append(r.changing, &changing{w, c, ns, -1})
+		if _, err = c.tell(ctx, w.parts, nil); err == nil {
+			err = c.loop.Check(ctx) // a loop reads once more after its first sync: not while we measure
+		}
 		if err != nil {
 			return fmt.Errorf("sync %d Services: %w", w.services, err)
 		}
-		r.later(c.stop)
-		r.changing = append(r.changing, c)
 	}
 	return nil
 }

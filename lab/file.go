@@ -13,50 +13,38 @@ import (
 	"fairlead.dev/fairlead/reconcile"
 )
 
-// watched is an agent with its folder and an independent view of what it writes.
-type watched struct {
-	*process
-	*folder
-	conn    *nft.Conn
-	signals <-chan struct{} // one for each transaction of the agent that wrote into its table
-	stop    func()
-	service int // whose endpoint is replaced at present; -1: none
-	k       int // which endpoint that is
-}
-
-// watch begins to look at what an agent's node's kernel tells of changes.
-func watch(p *process, f *folder) (*watched, error) {
-	w := &watched{process: p, folder: f, service: -1}
-	err := p.pair.node.Do(func() (err error) {
-		w.conn, err = nft.Open()
+// watch begins to look, independently of the agent, at what a node's kernel tells of changes.
+func (n *node) watch() (err error) {
+	err = n.pair.node.Do(func() error {
+		n.conn, err = nft.Open()
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	if w.signals, err = w.conn.Watch(ctx, nftables.Table); err != nil {
+	if n.signals, err = n.conn.Watch(ctx, nftables.Table); err != nil {
 		cancel()
-		return nil, errors.Join(err, w.conn.Close())
+		return errors.Join(err, n.conn.Close())
 	}
-	w.stop = func() {
+	n.blind = func() error {
 		cancel()
-		for range w.signals {
+		for range n.signals {
 		}
-		w.conn.Close()
+		return n.conn.Close()
 	}
-	return w, nil
+	return nil
 }
 
 // next writes the next change beside the folder: one endpoint of a Service replaced, or put back.
-func (w *watched) next(r *run) (save func() error, err error) {
-	if w.service >= 0 {
-		s := w.service
-		w.service = -1
-		return w.prepare(s, w.slice(s))
+func (n *node) next(r *run) (save func() error, err error) {
+	if s := n.service; s >= 0 {
+		n.service = -1
+		return n.prepare(s, n.slice(s))
 	}
-	w.service, w.k = r.rand.IntN(w.services), r.rand.IntN(endpoints)
-	return w.prepare(w.service, w.with(w.service, w.k, spare(w.service, w.k)))
+	n.service = r.rand.IntN(n.services)
+	k := r.rand.IntN(endpoints)
+	return n.prepare(n.service, n.with(n.service, k, spare(n.service, k)))
 }
 
 // late is how long a change is waited for.
@@ -65,24 +53,24 @@ const late = 5 * time.Second
 // files measures a batch of saved files with each agent, in random order.
 func (r *run) files(ctx context.Context, round int) error {
 	runtime.GC()
-	for _, i := range r.rand.Perm(len(r.watched)) {
-		if err := r.save(ctx, round, r.watched[i]); err != nil {
-			return fmt.Errorf("save files of %d Services: %w", r.watched[i].services, err)
+	for _, i := range r.rand.Perm(len(r.nodes)) {
+		if err := r.save(ctx, round, r.nodes[i]); err != nil {
+			return fmt.Errorf("save files of %d Services: %w", r.nodes[i].services, err)
 		}
 	}
 	return nil
 }
 
 // save saves files one by one, each from a moment of rest until the kernel tells of the change.
-func (r *run) save(ctx context.Context, round int, w *watched) error {
-	before, err := w.loop()
+func (r *run) save(ctx context.Context, round int, n *node) error {
+	before, err := n.loop()
 	if err != nil {
 		return err
 	}
 	var ns []int64
 	missed, begin := int64(0), time.Now()
 	for range r.Profile.PerFiles {
-		took, err := r.saveOne(ctx, w)
+		took, err := r.saveOne(ctx, n)
 		switch {
 		case err != nil:
 			return err
@@ -92,26 +80,35 @@ func (r *run) save(ctx context.Context, round int, w *watched) error {
 			ns = append(ns, int64(took))
 		}
 	}
-	b := result.Block{Arm: armNFT, Round: round, Params: params(w.services), Start: begin, Wall: time.Since(begin)}
+	b := result.Block{Arm: armNFT, Round: round, Params: params(n.services), Start: begin, Wall: time.Since(begin)}
 	if missed > 0 {
 		b.Errors = map[string]int64{"not seen": missed}
 	}
-	after, err := w.loop()
+	after, err := n.counted(ctx, before.Writes+uint64(len(ns)))
 	if err != nil {
 		return err
 	}
-	b.Counters = written2(before, after)
+	b.Counters = map[string]float64{"facts": float64(after.Puts - before.Puts), "transactions": float64(after.Writes - before.Writes)}
 	return r.addTimes(b, "file", ns)
 }
 
-// written2 is what an agent wrote between two looks at its loop.
-func written2(before, after reconcile.Status) map[string]float64 {
-	return map[string]float64{"facts": float64(after.Puts - before.Puts), "transactions": float64(after.Writes - before.Writes)}
+// counted is the state of an agent's loop once it has counted so many transactions, of which the kernel tells a moment
+// earlier than it does. If it never does, it is that of a while later.
+func (n *node) counted(ctx context.Context, writes uint64) (s reconcile.Status, err error) {
+	for range 50 {
+		if s, err = n.loop(); err != nil || s.Writes >= writes {
+			return s, err
+		}
+		if err := rest(ctx, 4*time.Millisecond); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
 }
 
 // saveOne saves one file and waits for the kernel's word.
-func (r *run) saveOne(ctx context.Context, w *watched) (time.Duration, error) {
-	save, err := w.next(r)
+func (r *run) saveOne(ctx context.Context, n *node) (time.Duration, error) {
+	save, err := n.next(r)
 	if err != nil {
 		return 0, err
 	}
@@ -119,7 +116,7 @@ func (r *run) saveOne(ctx context.Context, w *watched) (time.Duration, error) {
 		return 0, err
 	}
 	select {
-	case <-w.signals: // of something before
+	case <-n.signals: // of something before
 	default:
 	}
 	begin := time.Now()
@@ -127,12 +124,12 @@ func (r *run) saveOne(ctx context.Context, w *watched) (time.Duration, error) {
 		return 0, err
 	}
 	select {
-	case <-w.signals:
+	case <-n.signals:
 		return time.Since(begin), nil
 	case <-time.After(late):
 		return late + 1, nil
-	case <-w.ended:
-		return 0, fmt.Errorf("the agent ended by itself: %v: %s", w.err, w.last())
+	case <-n.ended:
+		return 0, fmt.Errorf("the agent ended by itself: %v: %s", n.err, n.last())
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"time"
 
@@ -16,7 +15,7 @@ import (
 const (
 	whileNothing = "nothing changes"
 	whileOthers  = "other Services change"
-	whileOwn     = "its endpoints are replaced"
+	whileOwn     = "its own endpoints change"
 	whileKilled  = "the agent is killed"
 )
 
@@ -25,9 +24,9 @@ const pace = 5 * time.Millisecond
 
 // loss opens connections at a steady rate to one Service of the greatest number while something goes on, and counts
 // those that fail.
-func (r *run) loss(ctx context.Context, round int, while string, something func(context.Context, *watched) error) error {
-	w := r.watched[len(r.watched)-1]
-	before, err := w.loop()
+func (r *run) loss(ctx context.Context, round int, while string, something func(context.Context, *node) error) error {
+	n := r.nodes[len(r.nodes)-1]
+	before, err := n.loop()
 	if err != nil {
 		return err
 	}
@@ -37,7 +36,7 @@ func (r *run) loss(ctx context.Context, round int, while string, something func(
 	go func() {
 		err := rest(ctx, 200*time.Millisecond) // of connections that are under way when it begins
 		if err == nil {
-			err = something(ctx, w)
+			err = something(ctx, n)
 		}
 		if err == nil {
 			err = rest(ctx, 200*time.Millisecond)
@@ -45,9 +44,9 @@ func (r *run) loss(ctx context.Context, round int, while string, something func(
 		enough()
 		ended <- err
 	}()
-	p := w.pair
+	p := n.pair
 	s, t, err := load.Open{
-		Place: load.Place{Enter: p.node.Do, CPUs: r.cpus.load}, Targets: []netip.AddrPort{entry(0)}, Seed: 1,
+		Place: r.place(p.node), Targets: []netip.AddrPort{entry(0)}, Seed: 1,
 		Sizes: sizes, Close: load.Fin, Rate: r.Profile.Rate, Timeout: 2 * time.Second, Servers: []*load.Server{p.server},
 	}.Run(loading, time.Hour)
 	enough()
@@ -59,44 +58,45 @@ func (r *run) loss(ctx context.Context, round int, while string, something func(
 	if err != nil {
 		return err
 	}
-	b.Trace = &t
-	after, err := w.loop()
-	if err != nil {
-		return err
-	}
-	if while != whileKilled { // a new agent counts from 0
-		maps.Copy(b.Counters, written2(before, after))
+	b.Trace, r.late = &t, max(r.late, time.Duration(t.Late))
+	if while == whileOthers || while == whileOwn {
+		after, err := n.loop()
+		if err != nil {
+			return err
+		}
+		r.out.Remark(fmt.Sprintf("While %s, %d connections were made, and the agent wrote %d facts in %d transactions.",
+			while, s.Ops, after.Puts-before.Puts, after.Writes-before.Writes))
 	}
 	return r.out.Add(b)
 }
 
 // calm lets nothing go on.
-func (r *run) calm(ctx context.Context, _ *watched) error { return rest(ctx, r.Profile.Calm) }
+func (r *run) calm(ctx context.Context, _ *node) error { return rest(ctx, r.Profile.Calm) }
 
 // replaceOthers replaces endpoints of other Services.
-func (r *run) replaceOthers(ctx context.Context, w *watched) error {
+func (r *run) replaceOthers(ctx context.Context, n *node) error {
 	return r.replace(ctx, r.Profile.Others, func(i int) (func() error, error) {
-		s, k := 1+r.rand.IntN(w.services-1), r.rand.IntN(endpoints)
-		return w.prepare(s, w.with(s, k, spare(s, k)))
+		s, k := 1+r.rand.IntN(n.services-1), r.rand.IntN(endpoints)
+		return n.prepare(s, n.with(s, k, spare(s, k)))
 	})
 }
 
 // replaceOwn replaces endpoints of the Service that is connected to, one after the other, by others that answer as well:
 // nine of ten stay each time.
-func (r *run) replaceOwn(ctx context.Context, w *watched) error {
-	s := w.slice(0).DeepCopy()
+func (r *run) replaceOwn(ctx context.Context, n *node) error {
+	s := n.slice(0).DeepCopy()
 	return r.replace(ctx, r.Profile.Own, func(i int) (func() error, error) {
 		k := i % endpoints
-		s.Endpoints[k].Addresses = []string{serverAddr(i % servers).String()}
-		return w.prepare(0, s)
+		s.Endpoints[k].Addresses = []string{serverAddr((i + endpoints) % servers).String()}
+		return n.prepare(0, s)
 	})
 }
 
 // replace saves so many files at a steady pace.
-func (r *run) replace(ctx context.Context, n int, next func(i int) (func() error, error)) error {
+func (r *run) replace(ctx context.Context, times int, next func(i int) (func() error, error)) error {
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
-	for i := range n {
+	for i := range times {
 		save, err := next(i)
 		if err != nil {
 			return err
@@ -113,26 +113,22 @@ func (r *run) replace(ctx context.Context, n int, next func(i int) (func() error
 	return nil
 }
 
-// killAgent kills the agent and starts it again, with everything in the kernel, and with a change to find that came
+// killAgent kills the agent and starts it again, with everything in the kernel, and with a change to find that was made
 // while it was away.
-func (r *run) killAgent(ctx context.Context, w *watched, round int) error {
-	w.kill()
-	save, err := w.next(r)
-	if err == nil {
-		err = save()
+func (r *run) killAgent(ctx context.Context, n *node, round int) error {
+	n.kill()
+	if n.services > 1 {
+		s := 1 + r.rand.IntN(n.services-1)
+		save, err := n.prepare(s, n.with(s, 0, spare(s, 1)))
+		if err == nil {
+			err = save()
+		}
+		if err != nil {
+			return err
+		}
 	}
-	if err != nil {
+	if err := r.hire(n); err != nil {
 		return err
 	}
-	a, err := r.hire(w.pair, w.dir)
-	if err != nil {
-		return err
-	}
-	*w.process = *a
-	took, err := w.ready(ctx)
-	if err != nil {
-		return err
-	}
-	b := result.Block{Arm: armNFT, Round: round, Params: with(w.services, "kernel", "full"), Wall: took}
-	return r.add(b, "ready", float64(took))
+	return r.ready(ctx, n, round, "full")
 }

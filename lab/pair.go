@@ -136,12 +136,11 @@ func plug(ctx context.Context, ns *netns.Namespace, addrs []netip.Addr, via neti
 	})
 }
 
-// serve starts the server on these processors.
-func (p *pair) serve(cpus []int) (err error) {
+// serve starts the server at a place in the far namespace.
+func (p *pair) serve(place load.Place) (err error) {
 	p.server, err = load.Serve(load.ServerConfig{
-		Place:  load.Place{Enter: p.far.Do, CPUs: cpus},
+		Place: place, Sizes: sizes, ID: 1,
 		Listen: []netip.AddrPort{netip.AddrPortFrom(netip.IPv4Unspecified(), serverPort)},
-		Sizes:  sizes, ID: 1,
 	})
 	return err
 }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/source"
 )
@@ -24,7 +23,6 @@ const (
 	pace         = 4 * time.Millisecond  // between them, at least
 	interval     = 50 * time.Millisecond // between a stream's questions, whether earlier ones are answered or not
 	underway     = 100                   // questions of a stream that may be open at once
-	retry        = time.Second           // after which a UDP client asks again, once
 )
 
 // churnServices are one that stays as it is while all else changes, and one whose endpoints are replaced.
@@ -92,7 +90,7 @@ func churnStreams() []*stream {
 
 // Churn changes Services and endpoints under traffic and restarts the subject in the middle. Every question to a Service
 // that has living endpoints must be answered, by one that was an endpoint while it was asked. Only a UDP question may need
-// to be asked twice, where its flow is cut with the answer under way, since its endpoint went.
+// to be asked again, where its flow was cut with the answer under way, since its endpoint went.
 func Churn(t *testing.T, s Subject) {
 	log, wrong := churned(t.Context(), s, replacements)
 	t.Log(log)
@@ -339,6 +337,9 @@ func (c *churn) ask(s *stream, ask func(context.Context) (echo.Answer, error)) {
 			c.fail(s, err.Error())
 			return
 		}
+		c.mu.Lock()
+		s.retries++
+		c.mu.Unlock()
 	}
 }
 
@@ -356,9 +357,6 @@ func (c *churn) judge(s *stream, a echo.Answer, since int, took time.Duration) {
 	defer c.mu.Unlock()
 	if s.answers++; s.answers == 1 {
 		s.first = who
-	}
-	if again {
-		s.retries++
 	}
 	s.slowest = max(s.slowest, took)
 	right := true

@@ -73,9 +73,11 @@ func (f *finding) smaller(ctx context.Context, s Subject, scenes []*scene) []*sc
 		scenes = fewer
 		return true
 	}
-	for i := 0; i < len(scenes)-1; {
-		if !keep(slices.Delete(slices.Clone(scenes), i, i+1)) {
-			i++
+	for n := len(scenes) / 2; n > 0; n /= 2 { // of the way, longer parts first
+		for i := 0; i+n < len(scenes); {
+			if !keep(slices.Delete(slices.Clone(scenes), i, i+n)) {
+				i += n
+			}
 		}
 	}
 	for again := true; again; {

@@ -15,7 +15,7 @@ type Op uint8
 
 // The operations, in netperf's words where it has them.
 const (
-	Connect Op = iota // connect() alone; socket(), close() and, with Fin, the farewell are not timed
+	Connect Op = iota // connect() alone; socket(), a request and its response, which let the server come to rest, and close() are not timed
 	CRR               // connect(), a request, its response, close(); socket() is not timed
 	RR                // a request and its response on a kept connection
 )
@@ -142,7 +142,7 @@ func (l *loop) connect() (start, end time.Duration, err error) {
 	start = l.now()
 	err = connect(fd, to)
 	end = l.now()
-	if err == nil && l.Close == Fin {
+	if err == nil {
 		err = l.request(fd)
 	}
 	return start, end, err

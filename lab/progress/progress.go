@@ -68,6 +68,13 @@ func (b *Bar) Finish() {
 	fmt.Fprintf(b.w, "%d of %d steps in %s\n", b.done, b.total, clock(b.now().Sub(b.begun)))
 }
 
+// Stop leaves a line that says why the run goes no further, and how far it came.
+func (b *Bar) Stop(why string) {
+	b.clear()
+	fmt.Fprintf(b.w, "%s, after %d of %d steps and %s\n", why, b.done, b.total, clock(b.now().Sub(b.begun)))
+	b.step = ""
+}
+
 func (b *Bar) end() {
 	if b.step == "" {
 		return

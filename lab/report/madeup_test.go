@@ -118,8 +118,11 @@ func (g *generator) scalar(round int, measure string, services int, v float64) {
 
 func (g *generator) round(i int) {
 	drift := 1 + 0.03*math.Sin(float64(i))
-	for measure, mid := range map[string]float64{"connect": 26_100, "crr": 61_300, "rr": 15_000} {
-		cost := map[string]float64{"connect": 1.05, "crr": 1.14, "rr": 1.012}[measure]
+	for _, o := range []struct {
+		measure   string
+		mid, cost float64
+	}{{"connect", 26_100, 1.05}, {"crr", 61_300, 1.14}, {"rr", 15_000, 1.012}} {
+		measure, mid, cost := o.measure, o.mid, o.cost
 		n := int(3e6 / mid)
 		g.times(i, measure, "direct", 0, mid*drift, n)
 		g.times(i, measure, "again", 0, mid*drift, n)

@@ -46,6 +46,9 @@ func (p *page) markdown(w io.Writer) error {
 	if p.Counters != nil {
 		say("## Exact counts\n\n%s", p.Counters.markdown())
 	}
+	if p.Upkeep != nil {
+		say("## Exact counts of programming and upkeep\n\n%s", p.Upkeep.markdown())
+	}
 	say("## Method in brief\n\n%s\n", escape(strings.Join(p.Method, "\n\n")))
 	list("Not measured", p.Missing)
 	list("Remarks", p.Remarks)

@@ -23,6 +23,7 @@ type page struct {
 	Answers         *table // measures with a baseline: arm × parameter
 	Absolute        *table // the others
 	Counters        *table
+	Upkeep          *table // counts of the others
 	Noise           []string
 	Noisy           bool
 	Warnings        []string
@@ -71,7 +72,7 @@ func newPage(r result.Run, s result.Summary, files []rawFile) (*page, error) {
 	p := &page{
 		Title: d.Title, Question: d.Question, Where: where(m, s), Verdict: sentences(s), Noise: noiseWords(s.Noise), Noisy: s.Noise.Noisy,
 		Warnings: s.Warnings, Remarks: m.Remarks, Method: append(method(s), d.Method...), Missing: d.Missing, Charts: charts, Files: files,
-		Command: shell(m.Command), Aims: aims(s), Answers: answers(s), Absolute: absolute(s), Counters: counters(s),
+		Command: shell(m.Command), Aims: aims(s), Answers: answers(s), Absolute: absolute(s), Counters: counters(s), Upkeep: upkeepCounts(s),
 	}
 	for _, g := range d.Ghosts {
 		if s := g.Label + ": " + g.Source; !slices.Contains(p.Ghosts, s) {
@@ -250,46 +251,6 @@ func ratioCell(c result.Cell) cell {
 		class = string(stats.Unclear)
 	}
 	return cell{Text: ratio(c.Ratio.Value) + "  " + verdict(c), Small: ratios(c.Ratio.CI), Class: class}
-}
-
-// absolute has two columns per measure that is a distribution, one for the others.
-func absolute(s result.Summary) *table {
-	d, ms := s.Design, measured(s, false)
-	if len(ms) == 0 {
-		return nil
-	}
-	t := &table{Head: []string{"", d.Vary.Short}, Groups: []heading{{"", 2}}, Note: "Medians over blocks with 95 % intervals; p99 is over all operations. " +
-		"These have no baseline: they hold for this machine."}
-	tails := map[string]bool{}
-	for _, m := range ms {
-		tails[m.ID] = slices.ContainsFunc(s.Cells, func(c result.Cell) bool { return c.Measure == m.ID && c.Quantiles != nil })
-		over := heading{m.Title, 1}
-		t.Head = append(t.Head, strings.TrimSpace(m.Unit+" (95 %)"))
-		if tails[m.ID] {
-			over.Cols = 2
-			t.Head = append(t.Head, "p99")
-		}
-		t.Groups = append(t.Groups, over)
-	}
-	for _, k := range rows(s, ms) {
-		row := head(d, k)
-		for _, m := range ms {
-			c, _ := s.Cell(m.ID, k.Arm, k.Params)
-			row = append(row, valueCell(c, m, true))
-			if tails[m.ID] {
-				row = append(row, tailCell(c, m))
-			}
-		}
-		t.Rows = append(t.Rows, row)
-	}
-	return t
-}
-
-func tailCell(c result.Cell, m result.Measure) cell {
-	if c.Quantiles == nil {
-		return cell{Text: "–", Class: "num"}
-	}
-	return cell{Text: chart.Number(in(c.Quantiles["p99"], m.Unit)), Class: "num"}
 }
 
 // counters has what was counted exactly, per operation, for measures with a baseline.

@@ -28,7 +28,8 @@ func (c column) width() (w int) {
 	return w
 }
 
-// Table writes a summary for a terminal of so many columns: warnings, a table per measure, the aims. Columns that matter
+// Table writes a summary for a terminal of so many columns: warnings, a table per measure that has a baseline, one of all
+// others, the aims. Columns that matter
 // less are left out where width is short.
 func Table(w io.Writer, s result.Summary, width int) error {
 	var b strings.Builder
@@ -38,12 +39,16 @@ func Table(w io.Writer, s result.Summary, width int) error {
 	if s.Noise.Noisy {
 		fmt.Fprintf(&b, "! noisy run: %s\n", strings.Join(s.Noise.Why, "; "))
 	}
-	for _, m := range s.Design.Measures {
+	for _, m := range measured(s, true) {
 		columns := measureColumns(s, m)
 		if len(columns[0].cells) == 0 {
 			continue
 		}
 		fmt.Fprintf(&b, "\n%s%s\n", m.Title, resolutionWords(s, m))
+		render(&b, columns, width)
+	}
+	if columns := upkeepColumns(s); columns != nil {
+		fmt.Fprint(&b, "\nProgramming and upkeep  (medians, on this machine)\n")
 		render(&b, columns, width)
 	}
 	if len(s.Aims) > 0 {

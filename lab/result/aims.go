@@ -62,7 +62,7 @@ func number(seed uint64, a Aim, g *cellBlocks, groups []*cellBlocks, d Design) (
 	var e stats.Estimate
 	switch of := a.Of; {
 	case of == "value":
-		e = stats.MedianCI(g.figures())
+		e = g.value()
 	case of == "ratio":
 		e = stats.MedianCI(g.ratios(groups, d.Baseline))
 	case of == "failed":

@@ -43,6 +43,7 @@ type Measure struct {
 	Stat   string  `json:"stat"`             // of a block: "p50" or another of its figures, "value", or "counter:NAME" for a counter per operation
 	Ratio  bool    `json:"ratio,omitempty"`  // compared with the baseline of the same round
 	Margin float64 `json:"margin,omitempty"` // for "no difference" instead of the design's
+	Mean   bool    `json:"mean,omitempty"`   // a cell's number is the mean over its blocks, not their median: for what comes in bursts
 }
 
 // Aim is a number to be reached, or a claim to be tested: a cell's number against a bound.

@@ -20,10 +20,10 @@ type Summary struct {
 	Schema     int                   `json:"schema"`
 	Design     Design                `json:"design"`
 	Profile    string                `json:"profile"`
-	Rounds     int                   `json:"rounds"` // that have at least one block
+	Rounds     int                   `json:"rounds"` // that have at least one block in a measure with a baseline, if any has one
 	Blocks     int                   `json:"blocks"`
 	Resolution map[string]Resolution `json:"resolution"` // by measure
-	Cells      []Cell                `json:"cells"`      // by measure and arm as in the design, then by parameters
+	Cells      []Cell                `json:"cells"`      // by measure and arm as in the design, then by X, then as they came
 	Aims       []AimResult           `json:"aims"`
 	Noise      Noise                 `json:"noise"`
 	Warnings   []string              `json:"warnings,omitempty"` // what keeps this run from being a whole one
@@ -45,7 +45,7 @@ type Cell struct {
 	Blocks    int                `json:"blocks"`
 	Ops       int64              `json:"ops"`
 	Errors    map[string]int64   `json:"errors,omitempty"`
-	Value     *stats.Estimate    `json:"value,omitempty"`     // median over blocks of the measure's figure, base units; nil: no block has one
+	Value     *stats.Estimate    `json:"value,omitempty"`     // median (or mean, see Measure) over blocks of the measure's figure, base units; nil: no block has one
 	Ratio     *stats.Estimate    `json:"ratio,omitempty"`     // median over rounds of the ratio to that round's baseline
 	Verdict   stats.Verdict      `json:"verdict,omitempty"`   // on Ratio
 	Quantiles map[string]float64 `json:"quantiles,omitempty"` // over all blocks' operations, ns
@@ -114,11 +114,7 @@ func Summarize(r Run) (Summary, error) {
 	if err != nil {
 		return s, err
 	}
-	rounds := map[int]bool{}
-	for _, b := range r.Blocks {
-		rounds[b.Round] = true
-	}
-	s.Rounds = len(rounds)
+	s.Rounds = roundsOf(groups)
 	for _, g := range groups {
 		if m := g.measure; m.Ratio && g.arm == d.Again {
 			if e := stats.MedianCI(g.ratios(groups, d.Baseline)); e.N > 0 {
@@ -194,7 +190,7 @@ func group(r Run) ([]*cellBlocks, error) {
 	slices.SortStableFunc(all, func(a, b *cellBlocks) int {
 		am, aa := rank(a)
 		bm, ba := rank(b)
-		return cmp.Or(am-bm, aa-ba, cmp.Compare(a.x, b.x), strings.Compare(ParamsString(a.params), ParamsString(b.params)))
+		return cmp.Or(am-bm, aa-ba, cmp.Compare(a.x, b.x)) // then in the order of the run
 	})
 	return all, nil
 }
@@ -207,6 +203,32 @@ func figure(m Measure, b Block) (float64, bool) {
 		v /= float64(b.Ops)
 	}
 	return v, ok && b.Ops > 0 && !math.IsNaN(v) && !math.IsInf(v, 0)
+}
+
+// roundsOf counts those of the measures that have a baseline, or of all where none has.
+func roundsOf(groups []*cellBlocks) int {
+	compared, all := map[int]bool{}, map[int]bool{}
+	for _, g := range groups {
+		for _, b := range g.blocks {
+			all[b.Round] = true
+			if g.measure.Ratio {
+				compared[b.Round] = true
+			}
+		}
+	}
+	if len(compared) > 0 {
+		return len(compared)
+	}
+	return len(all)
+}
+
+// value is the cell's number.
+func (g *cellBlocks) value() stats.Estimate {
+	f := g.figures()
+	if !g.measure.Mean || len(f) == 0 {
+		return stats.MedianCI(f)
+	}
+	return stats.Bootstrap(1, func(s ...[]float64) float64 { return stats.Mean(s[0]) }, f)
 }
 
 // figures are the blocks' numbers, in order.
@@ -266,7 +288,7 @@ func (g *cellBlocks) cell(s Summary, all []*cellBlocks) (Cell, error) {
 			c.Errors[k] += n
 		}
 	}
-	if e := stats.MedianCI(g.figures()); e.N > 0 {
+	if e := g.value(); e.N > 0 {
 		c.Value = &e
 	}
 	if g.measure.Ratio && g.arm != s.Design.Baseline {
