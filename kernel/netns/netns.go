@@ -31,7 +31,7 @@ func New(name string) (*Namespace, error) {
 	if name == "" || name != filepath.Base(name) || name == "." || name == ".." || len(name) > unix.NAME_MAX {
 		return nil, fmt.Errorf("make network namespace %q: not a file name", name)
 	}
-	if err := os.MkdirAll(Dir, 0o755); err != nil {
+	if err := prepare(); err != nil {
 		return nil, fmt.Errorf("make network namespace %s: %w", name, err)
 	}
 	path := filepath.Join(Dir, name)
@@ -45,6 +45,29 @@ func New(name string) (*Namespace, error) {
 		return nil, errors.Join(fmt.Errorf("make network namespace %s: %w", name, err), os.Remove(path))
 	}
 	return &Namespace{Name: name, handle: h}, nil
+}
+
+// prepare makes Dir a shared mount of itself, as ip-netns(8) does before it adds the first name. Were ip to do so later,
+// over names that are mounted already, each would stand twice and could not be removed (EBUSY). The lock is ip's too.
+func prepare() error {
+	if err := os.MkdirAll(Dir, 0o755); err != nil {
+		return err
+	}
+	lock, err := os.Open(Dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", Dir, err)
+	}
+	if err := unix.Mount("", Dir, "none", unix.MS_SHARED|unix.MS_REC, ""); !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	if err := unix.Mount(Dir, Dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("mount %s on itself: %w", Dir, err)
+	}
+	return unix.Mount("", Dir, "none", unix.MS_SHARED|unix.MS_REC, "")
 }
 
 // unshare makes a namespace and mounts it at path.

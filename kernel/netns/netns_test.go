@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -227,5 +228,30 @@ func TestClosedHandle(t *testing.T) {
 	again.Close()
 	if err := again.Do(func() error { t.Error("ran"); return nil }); err == nil {
 		t.Error("a closed handle still opens")
+	}
+}
+
+// TestBesideIP is in a mount namespace of its own, where nobody has made a network namespace before.
+func TestBesideIP(t *testing.T) {
+	script := `mount -t tmpfs tmpfs /run && mkdir /run/netns && "$0" -test.run='^TestChildMakesOneBesideIP$'`
+	c := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-ec", script, os.Args[0])
+	c.Env = append(os.Environ(), "FAIRLEAD_TEST_CHILD=1")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestChildMakesOneBesideIP(t *testing.T) {
+	if os.Getenv("FAIRLEAD_TEST_CHILD") == "" {
+		return // run by TestBesideIP
+	}
+	if _, err := New("ours"); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("ip", "netns", "add", "others").CombinedOutput(); err != nil {
+		t.Fatalf("ip netns add: %v: %s", err, out)
+	}
+	if err := Delete("ours"); err != nil {
+		t.Error(err)
 	}
 }
