@@ -12,6 +12,7 @@ import (
 const (
 	armDirect = "direct"
 	armAgain  = "again"
+	armRule   = "rule"
 	armNFT    = "nftables"
 )
 
@@ -25,6 +26,7 @@ func design(p Profile) result.Design {
 		Arms: []result.Arm{
 			{ID: armDirect, Title: "direct", Text: "the servers' own addresses, in a pair of network namespaces without any rule and without conntrack"},
 			{ID: armAgain, Title: "direct again", Text: "the same in another pair of namespaces: what it differs from direct is what this run can't tell from nothing"},
+			{ID: armRule, Title: "one DNAT rule", Text: "one address, translated by the only rule of its node's kernel: what conntrack and NAT cost by themselves"},
 			{ID: armNFT, Title: "nftables", Text: "Services' addresses, in a pair whose node's kernel was programmed by `fairlead run` from a folder of manifests"},
 		},
 		Baseline: armDirect, Again: armAgain, Margin: 0.02, Rounds: p.Rounds,
@@ -48,7 +50,7 @@ func measures(p Profile) []result.Measure {
 		{ID: "ready", Title: "agent's start to ready", Unit: "ms", Stat: "value", Text: "from starting `fairlead run` until its /readyz says that all is in the kernel"},
 		{ID: "memory", Title: "agent's resident memory", Unit: "MiB", Stat: "value", Text: fmt.Sprintf("VmRSS at rest, %d looks", looks)},
 		{ID: "idle", Title: "idle agent, of a core", Unit: "%", Stat: "value", Mean: true, Text: fmt.Sprintf("processor time of all its threads without a change in its source: in %d windows of %v in which nothing else runs here, and in each round of traffic; the mean, since it comes in bursts", looks, p.Quiet/looks)},
-		{ID: "loss", Title: "slowest connection", Unit: "ms", Stat: "max", Text: fmt.Sprintf("open loop, %g/s: connect, request, close by FIN, from the intended start", p.Rate)},
+		{ID: "loss", Title: "steady connections", Unit: "ms", Stat: "p50", Text: fmt.Sprintf("open loop, %g/s: connect, request, close by FIN, from the intended start", p.Rate)},
 	}
 }
 
@@ -82,7 +84,8 @@ func aims() []result.Aim {
 func method(p Profile) []string {
 	return []string{
 		fmt.Sprintf("Every arm has two network namespaces of its own, joined by a veth: a node, where the client runs, and a far end, where one server "+
-			"answers at %d addresses. Direct means: to those addresses, through a node without any rule and without conntrack. All arms stand at the same time. "+
+			"answers at %d addresses. Direct means: to those addresses, through a node without any rule and without conntrack. One DNAT rule means: to an address that the only rule of the node "+
+			"translates to one of them. All arms stand at the same time. "+
 			"Client and server share one processor, so that no wake-up of another one is measured, and have real-time priority, so that neither interrupts the other "+
 			"and nobody else does; everything else, the agents too, is kept on the other processors.", servers),
 		fmt.Sprintf("A round takes the three operations in random order; for each, direct comes first and last, and the other arms in random order between. "+
@@ -109,7 +112,8 @@ func times(n int) string {
 func missing(p Profile) []string {
 	l := []string{
 		"Other ways than nftables: kube-proxy's modes, IPVS, eBPF.",
-		"Clients in pods, and traffic from outside the node: the client is on the node itself (the output hook), where a Service's cost per connection is the same look-ups.",
+		"Clients in pods, and traffic from outside the node: the client is on the node itself (the output hook). The look-ups are the same, but the source of a node's own connections is hidden, " +
+			"as with kube-proxy, which pods' connections are spared.",
 		"UDP, SCTP and IPv6.",
 		"An API server: the source is a folder of manifests.",
 		"Rules tested per packet: this layout has a constant number, whatever the number of Services.",

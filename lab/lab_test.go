@@ -133,6 +133,9 @@ func promised(p Profile) (l []result.Cell) {
 	for _, o := range operations {
 		add(o.measure, armDirect, nil)
 		add(o.measure, armAgain, nil)
+		if !o.many {
+			add(o.measure, armRule, nil)
+		}
 		for _, n := range p.Services {
 			if !o.many || n > fewTargets {
 				add(o.measure, armNFT, params(n))

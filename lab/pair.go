@@ -2,17 +2,22 @@ package lab
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/lab/load"
 )
 
@@ -35,7 +40,7 @@ func serverAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 64, 0, by
 // with the server.
 type pair struct {
 	arm      string
-	services int // 0: without an agent
+	services int // 0: none, and no agent
 	node     *netns.Namespace
 	far      *netns.Namespace
 	server   *load.Server
@@ -134,6 +139,33 @@ func plug(ctx context.Context, ns *netns.Namespace, addrs []netip.Addr, via neti
 			c.PutRoute(link.Route{To: netip.MustParsePrefix("0.0.0.0/0"), Via: via, Dev: eth0, Source: addrs[0]}),
 			c.Await(ctx, eth0, addrs...))
 	})
+}
+
+// translate writes one rule into the node's kernel: what it sends to one TCP port goes to another address.
+func (p *pair) translate(from, to netip.AddrPort) error {
+	addr, port := from.Addr().As4(), func(a netip.AddrPort) []byte { return binary.BigEndian.AppendUint16(nil, a.Port()) }
+	is := func(load nft.Expr, v []byte) []nft.Expr { return []nft.Expr{load, nft.Cmp(nft.Eq, nft.R(0), v)} }
+	var tx nft.Tx
+	tx.AddTable("lab")
+	tx.AddChain("lab", nft.Chain{Name: "output", Hook: &nft.Hook{Type: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: -100}})
+	tx.AddRule("lab", "output", nft.Rule{Comment: "the only one", Exprs: slices.Concat(
+		is(nft.Meta(nft.MetaNFProto, nft.R(0)), []byte{unix.NFPROTO_IPV4}),
+		is(nft.Payload(nft.NetworkHeader, 16, 4, nft.R(0)), addr[:]),
+		is(nft.Meta(nft.MetaL4Proto, nft.R(0)), []byte{unix.IPPROTO_TCP}),
+		is(nft.Payload(nft.TransportHeader, 2, 2, nft.R(0)), port(from)),
+		[]nft.Expr{nft.Load(nft.R(0), to.Addr().AsSlice()), nft.Load(nft.R(1), port(to)), nft.DNAT(unix.NFPROTO_IPV4, nft.R(0), nft.R(1))},
+	)})
+	err := p.node.Do(func() error {
+		c, err := nft.Open()
+		if err != nil {
+			return err
+		}
+		return errors.Join(c.Commit(&tx), c.Close())
+	})
+	if err != nil {
+		return fmt.Errorf("write the one rule of %s: %w", p.node.Name, err)
+	}
+	return nil
 }
 
 // serve starts the server at a place in the far namespace.

@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/lab/load"
@@ -50,7 +53,7 @@ type run struct {
 	spawn    func(func() error) error
 	undo     []func() error // what is to be taken down, last first
 
-	pairs    []*pair // direct, direct again, and one for each number of Services
+	pairs    []*pair // direct, direct again, one rule, and one for each number of Services
 	nodes    []*node // those of pairs with an agent
 	worlds   []*world
 	changing []*changing
@@ -74,7 +77,9 @@ func Services(ctx context.Context, o Options) (dir string, err error) {
 	if r.cpus, err = readProcessors(); err != nil {
 		return "", err
 	}
-	if err := r.probe(ctx); err != nil {
+	if err := r.probe(ctx); errors.Is(err, unix.EPERM) {
+		return "", fmt.Errorf("%w\nThe lab needs root with CAP_SYS_ADMIN and CAP_NET_ADMIN, to make network namespaces and program them: in a container, run it with --privileged", err)
+	} else if err != nil {
 		return "", err
 	}
 	dir = filepath.Join(o.Out, "services-"+time.Now().Format("20060102-150405"))
@@ -151,7 +156,7 @@ func (r *run) steps() (l []step) {
 	}
 	add("reading memory", 2*time.Second, func(ctx context.Context) error { return r.memory(ctx, "the changes") })
 	add("starting servers", 100*time.Millisecond, r.serve)
-	blocks := time.Duration(4 * (len(p.Services) + 3))
+	blocks := time.Duration(4 * (len(p.Services) + 4))
 	for i := range p.Rounds {
 		add(fmt.Sprintf("traffic, round %d of %d", i+1, p.Rounds), blocks*(p.Block+p.Warm+10*time.Millisecond), func(ctx context.Context) error { return r.traffic(ctx, i) })
 	}
@@ -204,13 +209,13 @@ func (r *run) prepare(ctx context.Context) (err error) {
 	if len(r.cpus.all) == 1 {
 		r.out.Remark("This machine has one processor for us: the load shares it with everything else.")
 	}
-	for _, a := range []struct {
-		arm      string
-		services int
-	}{{armDirect, 0}, {armAgain, 0}} {
-		if err := r.pair(ctx, a.arm, a.services); err != nil {
+	for _, arm := range []string{armDirect, armAgain, armRule} {
+		if err := r.pair(ctx, arm, 0); err != nil {
 			return err
 		}
+	}
+	if err := r.pairs[2].translate(entry(0), netip.AddrPortFrom(serverAddr(0), serverPort)); err != nil {
+		return err
 	}
 	for _, n := range r.Profile.Services {
 		if err := r.pair(ctx, armNFT, n); err != nil {

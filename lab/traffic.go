@@ -28,7 +28,11 @@ type operation struct {
 
 // aim gives a pair what its client may connect to: the server's own addresses, or Services.
 func (p *pair) aim() {
-	if p.services == 0 {
+	switch {
+	case p.arm == armRule:
+		p.targets = []netip.AddrPort{entry(0)}
+		return
+	case p.services == 0:
 		for i := range fewTargets {
 			p.targets = append(p.targets, netip.AddrPortFrom(serverAddr(i), serverPort))
 		}
@@ -40,7 +44,9 @@ func (p *pair) aim() {
 }
 
 // has says whether an arm takes part in an operation.
-func (o operation) has(p *pair) bool { return !o.many || p.services == 0 || p.services > fewTargets }
+func (o operation) has(p *pair) bool {
+	return !o.many || p.arm == armDirect || p.arm == armAgain || p.services > fewTargets
+}
 
 // targets of an operation. A kept connection is kept for each: in every arm as many, so that sockets are equally warm.
 func (o operation) targets(p *pair) (l []netip.AddrPort) {
@@ -109,7 +115,7 @@ func (r *run) block(ctx context.Context, round int, p *pair, o operation) error 
 	if err != nil {
 		return err
 	}
-	if r.tracked = max(r.tracked, n); n > 0 && p.services == 0 {
+	if r.tracked = max(r.tracked, n); n > 0 && (p.arm == armDirect || p.arm == armAgain) {
 		return fmt.Errorf("%d connections are tracked where there should be no conntrack: something else writes rules into this namespace", n)
 	}
 	return r.out.Add(b)

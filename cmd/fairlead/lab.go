@@ -30,7 +30,7 @@ every number comes with its interval, every run with what it can't tell from not
 network namespaces that the lab makes and removes: nothing of the machine's own network is touched.`,
 		Args: cobra.NoArgs,
 	}
-	run := &cobra.Command{Use: "run", Short: "Run an experiment", Args: cobra.NoArgs}
+	run := &cobra.Command{Use: "run", Short: "Run an experiment", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	run.AddCommand(labServices())
 	c.AddCommand(run, labReport())
 	return c

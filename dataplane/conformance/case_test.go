@@ -1,7 +1,9 @@
 package conformance
 
 import (
+	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -13,6 +15,35 @@ func TestCasesParse(t *testing.T) {
 	}
 	if len(cases) < 75 {
 		t.Errorf("%d cases: some are missing", len(cases))
+	}
+}
+
+// TestReadme wants the format's page to tell the cast as it is, and every section.
+func TestReadme(t *testing.T) {
+	b, err := os.ReadFile("cases/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(b), "\n")
+	for _, m := range cast {
+		i := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "| "+m.Name+" |") })
+		if i < 0 {
+			t.Errorf("%s is not in the table of the cast", m.Name)
+			continue
+		}
+		for _, a := range m.Addrs {
+			if !m.Host && !strings.Contains(strings.NewReplacer(",", " ", ";", " ").Replace(lines[i])+" ", " "+a.String()+" ") {
+				t.Errorf("%s: its address %s is not in %q", m.Name, a, lines[i])
+			}
+		}
+	}
+	for s := range sections {
+		if !strings.Contains(string(b), "`"+s+"`") {
+			t.Errorf("no word of the section %s", s)
+		}
+		if !strings.Contains(sectionNames, s) {
+			t.Errorf("errors don't name the section %s", s)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -135,6 +136,27 @@ func (p *plain) Disturb(context.Context) error {
 }
 
 func TestRun(t *testing.T) { Run(t, Subject{Name: "plain", Start: startPlain}) }
+
+func TestWhatIsRefusedIsNotAsked(t *testing.T) {
+	s := Subject{Name: "forgetful", Start: faulty{pool: func(p *model.Pool) { p.Affinity = 0 }}.subject().Start, Cannot: func(f *model.Frontend) string {
+		if f.Inside.Pool.Affinity > 0 {
+			return "no affinity"
+		}
+		return ""
+	}}
+	cases, err := Cases()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range cases {
+		if !strings.HasPrefix(c.File, "cases/affinity") {
+			continue
+		}
+		if wrong, refused := tryCase(t.Context(), s, c, enough); len(wrong) > 0 || len(refused) == 0 || !strings.Contains(refused[0], "no affinity") {
+			t.Errorf("%s: wrong %v, refused %v", c.File, wrong, refused)
+		}
+	}
+}
 
 func TestRandom(t *testing.T) { Random(t, Subject{Name: "plain", Start: startPlain}, 40) }
 

@@ -31,8 +31,12 @@ func Run(t *testing.T, s Subject) {
 // RunCase judges a subject by one case, in a sandbox of its own.
 func RunCase(t *testing.T, s Subject, c *Case) {
 	t.Helper()
-	for _, wrong := range tryCase(t.Context(), s, c, enough) {
-		t.Errorf("%s:%s\n  It must hold that: %s", c.File, wrong, c.Comment)
+	wrong, refused := tryCase(t.Context(), s, c, enough)
+	for _, r := range refused {
+		t.Logf("%s:%s", c.File, r)
+	}
+	for _, w := range wrong {
+		t.Errorf("%s:%s\n  It must hold that: %s", c.File, w, c.Comment)
 	}
 }
 
@@ -42,17 +46,19 @@ const repairTime = 5 * time.Second
 // enough is how many faults of a case are shown: after that the rest would be more of the same, and slow.
 const enough = 5
 
-// tryCase gives what is wrong, each beginning with its line in the case's file where it has one, and stops after limit.
-func tryCase(ctx context.Context, s Subject, c *Case, limit int) (wrong []string) {
+// tryCase gives what is wrong, each beginning with its line in the case's file where it has one, and stops after limit. It
+// also gives what the subject refuses to serve; where the rest of the case hangs on that, it ends there.
+func tryCase(ctx context.Context, s Subject, c *Case, limit int) (wrong, refused []string) {
 	config := Config{}
 	if first := c.Steps[0].Config; first != nil {
 		config = *first
 	}
 	w, err := newWorld(ctx, s, config)
 	if err != nil {
-		return []string{" " + err.Error()}
+		return []string{" " + err.Error()}, nil
 	}
 	defer func() {
+		refused = w.refused
 		if err := w.close(); err != nil {
 			wrong = append(wrong, " "+err.Error())
 		}
@@ -61,14 +67,14 @@ func tryCase(ctx context.Context, s Subject, c *Case, limit int) (wrong []string
 	for i := range c.Steps {
 		step := &c.Steps[i]
 		if err := w.take(ctx, step); err != nil {
-			return append(wrong, fmt.Sprintf(" step %d: %v", i+1, err))
+			return append(wrong, fmt.Sprintf(" step %d: %v", i+1, err)), nil
 		}
 		is := w.check(ctx, step, limit-len(wrong))
 		for end := time.Now().Add(repairTime); len(step.Disturb) > 0 && len(is) > 0 && time.Now().Before(end); {
 			is = w.check(ctx, step, limit-len(wrong))
 		}
-		if wrong = append(wrong, is...); len(wrong) >= limit {
-			return wrong
+		if wrong = append(wrong, is...); len(wrong) >= limit || w.ended {
+			return wrong, nil
 		}
 		given = given || step.problemsGiven
 	}
@@ -77,13 +83,13 @@ func tryCase(ctx context.Context, s Subject, c *Case, limit int) (wrong []string
 			wrong = append(wrong, " a problem that the case doesn't expect: "+p)
 		}
 	}
-	return wrong
+	return wrong, nil
 }
 
 // check gives what a step's expectations find wrong, each with its line, and sends no more packets after limit.
 func (w *world) check(ctx context.Context, s *Step, limit int) (wrong []string) {
 	for i := range s.Packets {
-		if wrong = append(wrong, w.checkPacket(ctx, &s.Packets[i])...); len(wrong) >= limit {
+		if wrong = append(wrong, w.checkPacket(ctx, &s.Packets[i])...); len(wrong) >= limit || w.ended {
 			return wrong
 		}
 	}
@@ -114,7 +120,10 @@ func (w *world) checkPacket(ctx context.Context, l *packetLine) (wrong []string)
 	for _, c := range l.Clients {
 		j := w.judge(c, l.To, l.Proto, l.Via)
 		is := j.differs(l, expected)
-		if is == "" && w.subject.cannot(j.outcome.Frontend) == "" {
+		if r := w.subject.cannot(j.outcome.Frontend); is == "" && r != "" {
+			w.refused = append(w.refused, fmt.Sprintf("%d: %s: %s refuses it: %s", l.Line, l.Text, w.subject.Name, r))
+			w.ended = l.Hold != "" || l.As != "" // later lines need what this one would have remembered
+		} else if is == "" {
 			if is = (probe{w: w, l: l, c: c, j: j}).run(ctx); is != "" {
 				is = w.subject.Name + ": " + is + "\n" + w.dump(j.node)
 			}

@@ -35,6 +35,8 @@ type world struct {
 	flows    map[string]*flow
 	ports    atomic.Uint32 // client ports chosen so far
 	patience time.Duration
+	refused  []string // what the subject was not asked for, as it says that it can't
+	ended    bool     // the rest hangs on that
 }
 
 // agent is what runs on a node: a resolver and the subject, and what they have come to.

@@ -151,11 +151,17 @@ func (p *plot) percentAxes(y Axis, xs, ys []float64, room float64) {
 	p.right -= room
 	p.axisY(y, ys)
 	p.x = scale{a: p.left + airX, b: p.right - airX, hi: max(1, slices.Max(xs))}
+	last := math.Inf(-1)
 	for _, q := range []float64{0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999} {
-		if v := nines(q); v <= p.x.hi {
-			at := p.x.at(v)
-			p.line(at, p.top, at, p.bottom, 1, cGrid, "")
-			p.text(at, p.bottom+17, middle, tickFace, tickNumber(math.Round(q*1e7)/1e5)+" %")
+		v, label := nines(q), tickNumber(math.Round(q*1e7)/1e5)+" %"
+		if v > p.x.hi {
+			break
+		}
+		at, w := p.x.at(v), tickFace.width(label)
+		p.line(at, p.top, at, p.bottom, 1, cGrid, "")
+		if at-w/2 > last {
+			p.text(at, p.bottom+17, middle, tickFace, label)
+			last = at + w/2 + 4
 		}
 	}
 	p.text((p.left+p.right)/2, p.bottom+34, middle, axisFace, "share of all that took at most so long")

@@ -61,15 +61,26 @@ func (c Forest) plot() *plot {
 	for _, cl := range c.Claims {
 		says = max(says, labelFace.width(cl.Says))
 	}
-	p.left += 40 + forestText
+	p.left += c.names() + forestText
 	p.right -= says + 34
 	p.forestAxis(c.Claims)
 	y := p.top
 	for i, cl := range c.Claims {
-		p.claim(cl, y, heights[i])
+		p.claim(cl, y, heights[i], margin+c.names())
 		y += heights[i]
 	}
 	return p
+}
+
+// claimFace is that of the claims' names.
+var claimFace = face{size: 12, bold: true, colour: cInk}
+
+// names is the width of the claims' names and the room after them.
+func (c Forest) names() (w float64) {
+	for _, cl := range c.Claims {
+		w = max(w, claimFace.width(cl.ID))
+	}
+	return max(40, w+12)
 }
 
 // rows is how high each claim's row is.
@@ -128,15 +139,16 @@ func (p *plot) forestAxis(claims []Claim) {
 	p.text((p.left+p.right)/2, p.bottom+33, middle, axisFace, "measured ÷ bound")
 }
 
-func (p *plot) claim(cl Claim, top, h float64) {
+// claim draws a row whose words begin at x = words.
+func (p *plot) claim(cl Claim, top, h, words float64) {
 	look := outcomeLook[cl.Outcome]
 	y := top + h/2
 	p.line(margin, top, p.w-margin, top, 1, cGrid, "")
-	p.text(margin, y+4, start, face{size: 12, bold: true, colour: cInk}, cl.ID)
+	p.text(margin, y+4, start, claimFace, cl.ID)
 	lines := labelFace.wrap(cl.Text, forestText)
 	step := labelFace.size * lineHeight
 	for i, l := range lines {
-		p.text(margin+40, y+4+step*(float64(i)-float64(len(lines)-1)/2), start, labelFace, l)
+		p.text(words, y+4+step*(float64(i)-float64(len(lines)-1)/2), start, labelFace, l)
 	}
 	p.text(p.right+12, y+4, start, face{size: 13, bold: true, colour: look.colour}, look.sign)
 	if cl.Says == "" {

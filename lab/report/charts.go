@@ -176,6 +176,73 @@ func (a *artist) series(m result.Measure, arms []string, pick func(result.Cell) 
 	return ss
 }
 
+// levels are the arms in which nothing varies, as lines across.
+func (a *artist) levels(m result.Measure, arms []string, pick func(result.Cell) *stats.Estimate, unit string) (rs []chart.Reference) {
+	for _, arm := range arms {
+		c := first(a.s.Select(m.ID, arm))
+		if e := pick(c); e != nil && !c.HasX {
+			rs = append(rs, chart.Reference{Name: a.d.ArmTitle(arm), Style: a.style(arm), Value: in(e.Value, unit), Dashed: true})
+		}
+	}
+	return rs
+}
+
+// split has a line for each arm and each further parameter.
+func (a *artist) split(m result.Measure, arms []string) (ss []chart.Series) {
+	for _, arm := range arms {
+		var names []string
+		of := map[string][]result.Cell{}
+		for _, c := range a.s.Select(m.ID, arm) {
+			name := lineName(a.d, result.Measure{Title: a.d.ArmTitle(arm)}, c, false)
+			if of[name] == nil {
+				names = append(names, name)
+			}
+			of[name] = append(of[name], c)
+		}
+		for i, name := range names {
+			style := a.style(arm)
+			if len(arms) == 1 {
+				style = chart.Style(i + 1)
+			}
+			if p := points(of[name], value, m.Unit); len(p) > 0 {
+				ss = append(ss, chart.Series{Name: name, Style: style, Points: p})
+			}
+		}
+	}
+	return ss
+}
+
+// open says whether a measure is of an open loop.
+func (a *artist) open(m result.Measure) bool {
+	return slices.ContainsFunc(a.run.Blocks, func(b result.Block) bool { return b.Measure == m.ID && b.Trace != nil })
+}
+
+// tails draws every operation of an open loop, whose slowest ones are what it is for.
+func (a *artist) tails(m result.Measure, arms []string) error {
+	var curves []chart.Series
+	slowest := 0.0
+	for _, arm := range arms {
+		for _, c := range a.s.Select(m.ID, arm) {
+			h, err := a.run.Hist(c)
+			if err != nil {
+				return err
+			}
+			if h == nil || len(curves) == 8 {
+				continue
+			}
+			slowest = max(slowest, float64(h.Max()))
+			curves = append(curves, chart.Series{Name: lineName(a.d, result.Measure{Title: a.d.ArmTitle(arm)}, c, false), Style: chart.Style(len(curves) + 1), Points: percentiles(h, m.Unit)})
+		}
+	}
+	if len(curves) == 0 {
+		return nil
+	}
+	title := fmt.Sprintf("%s: the slowest took %s", m.Title, amount(slowest, m.Unit))
+	a.add(m.ID, m.ID, title, chart.Percentiles{Frame: a.frame(m.ID, title, "every connection, from its intended start; marks at 50, 90, 99 and 99.9 %", a.words(m), &m),
+		Y: chart.Axis{Title: perWhat(m), Log: true}, Curves: curves})
+	return nil
+}
+
 // compared draws a measure that has a baseline: its value, its ratio, and how it is distributed.
 func (a *artist) compared(m result.Measure) error {
 	arms := a.subjects(m.ID)
@@ -189,6 +256,7 @@ func (a *artist) compared(m result.Measure) error {
 			v := in(base.Value.Value, m.Unit)
 			line.References = []chart.Reference{{Name: a.d.ArmTitle(a.d.Baseline), Value: v, Low: v * (1 - half), High: v * (1 + half)}}
 		}
+		line.References = append(line.References, a.levels(m, arms, value, m.Unit)...)
 		a.add(m.ID, m.ID, title, line)
 	}
 	if ss := a.series(m, arms, toDirect, ""); len(ss) > 0 {
@@ -205,11 +273,11 @@ func (a *artist) compared(m result.Measure) error {
 			a.d.ArmTitle(a.d.Baseline), roundsOf(a.s, m, arms))
 		a.add(m.ID+"-ratio", m.ID, title, chart.Line{Frame: a.frame(m.ID+"-ratio", title, sub, a.words(m), &m), X: a.vary(),
 			Y: chart.Axis{Title: "ratio to " + a.d.ArmTitle(a.d.Baseline), Suffix: " ×"}, Series: ss,
-			References: []chart.Reference{
+			References: append([]chart.Reference{
 				{Name: name, Value: 1, Low: 1 - half, High: 1 + half},
 				{Name: plusMinus(margin) + " margin", Value: 1 + margin, Dashed: true},
 				{Value: 1 - margin, Dashed: true},
-			}})
+			}, a.levels(m, arms, toDirect, "")...)})
 	}
 	return a.distributions(m, arms)
 }
@@ -254,13 +322,16 @@ func (a *artist) distributions(m result.Measure, arms []string) error {
 // alone draws a measure without a baseline.
 func (a *artist) alone(m result.Measure) error {
 	arms := a.arms(m.ID)
-	ss := a.series(m, arms, value, m.Unit)
+	ss := a.split(m, arms)
 	title := fmt.Sprintf("%s: %s", m.Title, a.spread(m, arms))
 	frame := a.frame(m.ID, title, blocksOf(a.s, m, arms), a.words(m), &m)
 	lo, hi, most := extent(ss)
-	if most < 3 || lo <= 0 || m.Unit == "MiB" || m.Unit == "%" {
+	switch open := a.open(m); {
+	case open:
+		return a.tails(m, arms)
+	case most < 3 || lo <= 0 || m.Unit == "MiB" || m.Unit == "%":
 		a.bars(m, arms, frame)
-	} else {
+	default:
 		a.add(m.ID, m.ID, title, chart.Line{Frame: frame, X: a.vary(), Y: chart.Axis{Title: perWhat(m), Log: hi > 5*lo, Zero: hi <= 5*lo}, Series: ss, Ghosts: a.ghosts(m)})
 	}
 	return a.ecdf(m, arms)
@@ -474,7 +545,14 @@ func perWhat(m result.Measure) string {
 
 // blocksOf gives "median of 21 blocks, 95 % interval".
 func blocksOf(s result.Summary, m result.Measure, arms []string) string {
-	return "median of " + counted(s, m, arms, "block", value) + ", 95 % interval"
+	n, of := counted(s, m, arms, "block", value), "median of "
+	switch {
+	case n == "1 block":
+		return n
+	case m.Mean:
+		of = "mean of "
+	}
+	return of + n + ", 95 % interval"
 }
 
 func roundsOf(s result.Summary, m result.Measure, arms []string) string {

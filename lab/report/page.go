@@ -46,6 +46,8 @@ type table struct {
 	Groups []heading // above Head, if any
 	Rows   [][]cell
 	Note   string
+
+	Stacked bool // intervals stand below their numbers
 }
 
 // numeric says whether a column's last cell is a number: the baseline, which comes first, has none in some.

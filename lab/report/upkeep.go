@@ -71,9 +71,7 @@ func (l *line) has(what func(result.Cell) bool) bool {
 	return false
 }
 
-func (l *line) tails() bool {
-	return l.has(func(c result.Cell) bool { return c.Quantiles != nil }) && l.measure.Stat != "p99"
-}
+func (l *line) tails() bool { return l.has(func(c result.Cell) bool { return c.Quantiles != nil }) }
 
 func (l *line) failures() bool { return l.has(func(c result.Cell) bool { return c.Failed() > 0 }) }
 
@@ -84,14 +82,16 @@ func absolute(s result.Summary) *table {
 		return nil
 	}
 	t := &table{Head: []string{"", ""}, Groups: []heading{{"", 2}, {s.Design.Vary.Short, len(xs)}}, Note: "Medians over blocks, or means where the measure says so, with 95 % intervals; " +
-		"99 % are over all operations. These have no baseline: they hold for this machine."}
+		"99 % and slowest are over all operations. These have no baseline: they hold for this machine.", Stacked: true}
 	for _, x := range xs {
 		t.Head = append(t.Head, number(x))
 	}
 	for _, l := range lines {
 		t.Rows = append(t.Rows, l.row(xs, cell{Text: l.name}, func(c result.Cell) cell { return valueCell(c, l.measure, true) }))
 		if l.tails() {
-			t.Rows = append(t.Rows, l.row(xs, cell{Text: "  99 % within", Class: "base"}, func(c result.Cell) cell { return tailCell(c, l.measure) }))
+			for _, tail := range []struct{ title, of string }{{"  99 % within", "p99"}, {"  slowest", "max"}} {
+				t.Rows = append(t.Rows, l.row(xs, cell{Text: tail.title, Class: "base"}, func(c result.Cell) cell { return tailCell(c, l.measure, tail.of) }))
+			}
 		}
 		if l.failures() {
 			t.Rows = append(t.Rows, l.row(xs, cell{Text: "  failed", Class: "miss"}, func(c result.Cell) cell {
@@ -115,11 +115,12 @@ func (l *line) row(xs []string, name cell, text func(result.Cell) cell) []cell {
 	return row
 }
 
-func tailCell(c result.Cell, m result.Measure) cell {
-	if c.Quantiles == nil {
+func tailCell(c result.Cell, m result.Measure, of string) cell {
+	v, ok := c.Quantiles[of]
+	if !ok {
 		return cell{Text: "–", Class: "num"}
 	}
-	return cell{Text: chart.Number(in(c.Quantiles["p99"], m.Unit)), Class: "num"}
+	return cell{Text: chart.Number(in(v, m.Unit)), Class: "num"}
 }
 
 // upkeepColumns is the same for a terminal, without intervals. Where width is short the smaller values of the parameter

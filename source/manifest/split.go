@@ -35,13 +35,19 @@ func split(text []byte) (out []chunk) {
 			flush(at)
 			from += 3
 		}
-		if line := bytes.TrimLeft(text[from:end], " \t\r\n"); first == 0 && len(line) > 0 && line[0] != '#' && text[from] != '%' {
+		if first == 0 && says(text[from:end]) {
 			start, first = from, n
 		}
 		at = end
 	}
 	flush(len(text))
 	return out
+}
+
+// says tells whether a line is neither blank nor a comment nor a directive.
+func says(line []byte) bool {
+	i := space(line, 0)
+	return i < len(line) && line[i] != '#' && line[0] != '%'
 }
 
 // marker says whether a line begins or ends a document.
@@ -114,13 +120,16 @@ func value(b []byte, i int) int {
 
 // quoted gives the offset behind the JSON string at i, or -1.
 func quoted(b []byte, i int) int {
-	for i++; i < len(b); i++ {
-		switch b[i] {
-		case '\\':
-			i++
-		case '"':
-			return i + 1
+	for i++; i < len(b); {
+		end := bytes.IndexByte(b[i:], '"')
+		if end < 0 {
+			return -1
 		}
+		escape := bytes.IndexByte(b[i:i+end], '\\')
+		if escape < 0 {
+			return i + end + 1
+		}
+		i += escape + 2
 	}
 	return -1
 }
