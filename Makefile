@@ -1,7 +1,6 @@
 # Bare `make` lists the verbs. Both `make lab` and `make test` do all their own set-up on a Debian machine with Go, as root.
 GO ?= go
 export CGO_ENABLED ?= 0
-VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Packages whose goroutines share state: tested again with the race detector, which needs a C compiler.
 RACY := ./reconcile/... ./agent/... ./source/... ./dataplane/health/...
@@ -12,7 +11,7 @@ help:
 
 .PHONY: build
 build: ## build bin/fairlead
-	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/fairlead ./cmd/fairlead
+	$(GO) build -trimpath -buildvcs=auto -o bin/fairlead ./cmd/fairlead
 
 .PHONY: lab
 lab: build root ## measure on this machine: the experiment `services`, quick profile, about 4 minutes

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -30,6 +31,7 @@ and measures on your own machine what that costs.
 
 Start with a cluster in a box:    fairlead sandbox up examples/shop
 or with a measurement:            fairlead lab run services --quick`,
+		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -48,4 +50,20 @@ or with a measurement:            fairlead lab run services --quick`,
 	add("look", showCommand(), planCommand(), explainCommand())
 	add("box", sandboxCommand(), labCommand())
 	return c
+}
+
+// version names the commit that the binary was built from.
+func version() string {
+	v := "unknown commit"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			switch {
+			case s.Key == "vcs.revision":
+				v = s.Value
+			case s.Key == "vcs.modified" && s.Value == "true":
+				v += ", modified"
+			}
+		}
+	}
+	return v
 }
