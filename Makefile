@@ -3,7 +3,7 @@ GO ?= go
 export CGO_ENABLED ?= 0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Packages whose goroutines share state: tested again with the race detector, which needs a C compiler.
-RACY := ./reconcile/... ./agent/... ./source/... ./dataplane/health/...
+RACY := ./reconcile/... ./source/... ./dataplane/health/...
 
 .PHONY: help
 help:
@@ -24,7 +24,8 @@ lab-full: build root ## the same with every block: for the night
 .PHONY: test
 test: root packages vet ## every test: pure, in the kernel, with real packets, with the race detector
 	$(GO) test -timeout 20m ./...
-	CGO_ENABLED=1 $(GO) test -race -short -timeout 20m $(RACY)
+	CGO_ENABLED=1 $(GO) test -race -timeout 20m $(RACY)
+	CGO_ENABLED=1 $(GO) test -race -timeout 20m -run TestConformance ./agent
 
 .PHONY: vet
 vet: ## gofmt, vet and staticcheck
