@@ -123,15 +123,27 @@ type Pool struct {
 	ID       uint64 // stands for Name: stable over restarts and nodes, different for different names
 	Name     string // for people, such as "shop/web:http tcp ipv4 cluster"
 	Protocol Protocol
-	Backends []Backend     // sorted by address and port, no duplicates, one family, each equally likely
+	Backends []Backend     // sorted by address and port, no duplicates, one family
 	Affinity time.Duration // how long after its last connection a client address returns to its backend; 0: not at all
+
+	Scheduler Scheduler // how a client that has no affinity is given a backend
+	Ports     bool      // a Scheduler that hashes the client's address hashes its port too
 }
 
 // Backend is one place that answers.
 type Backend struct {
 	Addr  netip.AddrPort
 	Local bool // runs on this node: its own packets to a frontend may come back to it
+	// Weight is how many connections the backend is to get against the others of its pool. 0 is as 1: where all weigh the
+	// same, all are 0. Weights of a pool have no common divisor. At most MaxWeight.
+	Weight uint16
 }
+
+// MaxWeight is the largest weight.
+const MaxWeight = 256
+
+// Share gives the backend's weight as a number to reckon with: from 1 to MaxWeight.
+func (b Backend) Share() int { return max(int(b.Weight), 1) }
 
 // Entry is where traffic enters. An unspecified Addr (0.0.0.0 or ::) stands for every address in Node.NodePorts.
 type Entry struct {

@@ -23,7 +23,7 @@ type Action uint8
 // The actions.
 const (
 	Pass    Action = iota // no frontend takes it: it goes on as if Fairlead were not there
-	Forward               // to one of the candidates, each equally likely
+	Forward               // to one of the candidates, as the pool's scheduler says
 	Reject                // refused with an answer
 	Drop                  // refused in silence
 )

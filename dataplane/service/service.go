@@ -1,0 +1,15 @@
+// Package service holds what a service data plane says of itself to those who choose among them. The planes are the
+// packages below.
+package service
+
+import "fairlead.dev/fairlead/model"
+
+// Abilities is what a service data plane can do. What it can't is decided before it, in resolve: a scheduler has a stated
+// substitute, a frontend that is refused is not told to the plane, and both are named as problems of their Service.
+type Abilities struct {
+	Name       string                       // as --mode has it, such as nftables
+	Schedulers model.Schedulers             // Random is always among them
+	Cannot     func(*model.Frontend) string // why a frontend can't be served, or ""; nil serves all
+	Tracked    bool                         // translates by the kernel's connection tracking, where stale flows must be cut
+	Notes      []string                     // what else a user should know before choosing it: sentences
+}

@@ -1,0 +1,124 @@
+package model
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Scheduler is how a pool gives a new connection one of its backends.
+type Scheduler uint8
+
+// The schedulers. Those that know IPVS know most of them (ip_vs_*.c).
+const (
+	Random                   Scheduler = iota // any, each as likely as its weight
+	RoundRobin                                // one after the other, whatever the weights
+	WeightedRoundRobin                        // one after the other, each as often as its weight
+	LeastConnections                          // the one with the fewest connections
+	WeightedLeastConnections                  // the one with the fewest connections for its weight
+	SourceHash                                // by a hash of the client's address
+	DestinationHash                           // by a hash of the address that the client asked for
+	ShortestExpectedDelay                     // the lowest (connections + 1) / weight
+	NeverQueue                                // an idle one, else as ShortestExpectedDelay
+	Maglev                                    // by consistent hashing of the client's address (Eisenbud et al., NSDI 2016)
+	lastScheduler
+)
+
+// schedulerNames gives each scheduler's names: ours, then IPVS's.
+var schedulerNames = [lastScheduler][2]string{
+	Random:                   {"random", "random"},
+	RoundRobin:               {"round-robin", "rr"},
+	WeightedRoundRobin:       {"weighted-round-robin", "wrr"},
+	LeastConnections:         {"least-connections", "lc"},
+	WeightedLeastConnections: {"weighted-least-connections", "wlc"},
+	SourceHash:               {"source-hash", "sh"},
+	DestinationHash:          {"destination-hash", "dh"},
+	ShortestExpectedDelay:    {"shortest-expected-delay", "sed"},
+	NeverQueue:               {"never-queue", "nq"},
+	Maglev:                   {"maglev", "mh"},
+}
+
+// instead tells what stands in for a scheduler that a data plane can't do. Every one can do Random.
+var instead = [lastScheduler]Scheduler{
+	RoundRobin:               Random,
+	WeightedRoundRobin:       Random,
+	LeastConnections:         RoundRobin,
+	WeightedLeastConnections: WeightedRoundRobin,
+	SourceHash:               Maglev,
+	DestinationHash:          Random,
+	ShortestExpectedDelay:    WeightedLeastConnections,
+	NeverQueue:               ShortestExpectedDelay,
+	Maglev:                   SourceHash,
+}
+
+// String gives the scheduler's name, such as "round-robin".
+func (s Scheduler) String() string {
+	if s < lastScheduler {
+		return schedulerNames[s][0]
+	}
+	return fmt.Sprintf("scheduler %d", uint8(s))
+}
+
+// IPVS gives the scheduler's name in IPVS, such as "rr".
+func (s Scheduler) IPVS() string { return schedulerNames[s][1] }
+
+// Hashes says whether the scheduler gives equal packets the same backend.
+func (s Scheduler) Hashes() bool { return s == SourceHash || s == DestinationHash || s == Maglev }
+
+// ParseScheduler reads a scheduler by either of its names.
+func ParseScheduler(name string) (Scheduler, error) {
+	for s := range lastScheduler {
+		if slices.Contains(schedulerNames[s][:], name) {
+			return s, nil
+		}
+	}
+	return 0, fmt.Errorf("%q is no scheduler; those are %s", name, AllSchedulers)
+}
+
+// Schedulers is a set of schedulers, a bit each (1 << Scheduler).
+type Schedulers uint16
+
+// AllSchedulers holds every scheduler.
+const AllSchedulers = Schedulers(1<<lastScheduler - 1)
+
+// SchedulersOf makes a set.
+func SchedulersOf(list ...Scheduler) (s Schedulers) {
+	for _, x := range list {
+		s |= 1 << x
+	}
+	return s
+}
+
+// Has says whether x is in the set.
+func (s Schedulers) Has(x Scheduler) bool { return s&(1<<x) != 0 }
+
+// Instead gives x if the set has it, else what stands in for it: the first of its chain of substitutes that the set has,
+// at last Random.
+func (s Schedulers) Instead(x Scheduler) Scheduler {
+	for range lastScheduler {
+		if s.Has(x) {
+			return x
+		}
+		x = instead[x]
+	}
+	return Random
+}
+
+// List gives the set's members in order.
+func (s Schedulers) List() (l []Scheduler) {
+	for x := range lastScheduler {
+		if s.Has(x) {
+			l = append(l, x)
+		}
+	}
+	return l
+}
+
+// String gives the members' names, comma-separated.
+func (s Schedulers) String() string {
+	var l []string
+	for _, x := range s.List() {
+		l = append(l, x.String())
+	}
+	return strings.Join(l, ", ")
+}
