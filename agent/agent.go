@@ -21,6 +21,7 @@ import (
 
 // Options is what a node's agent is told.
 type Options struct {
+	Mode    Mode
 	Source  source.Source
 	Resolve resolve.Config
 	Log     *slog.Logger
@@ -46,7 +47,8 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.Resolve.Validate(); err != nil {
 		return err
 	}
-	services, err := OpenServices(o.Log)
+	o.Resolve = o.Mode.Resolve(o.Resolve)
+	services, err := OpenServices(o.Mode, o.Log)
 	if err != nil {
 		return err
 	}
@@ -136,8 +138,11 @@ func (a *Agent) arrive(ctx context.Context) {
 	a.mu.Unlock()
 	debug.SetGCPercent(50) // from now on memory counts more than time
 	debug.FreeOSMemory()
-	s := a.services.loop.Status()
-	a.options.Log.Info("serving", "node", a.options.Resolve.Node, "facts", s.Held, "took", time.Since(start).Round(time.Microsecond), "error", err)
+	facts := 0
+	for _, s := range a.services.Status() {
+		facts += s.Held
+	}
+	a.options.Log.Info("serving", "node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "facts", facts, "took", time.Since(start).Round(time.Microsecond), "error", err)
 }
 
 // ready says whether the first batch is in the kernel.

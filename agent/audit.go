@@ -2,39 +2,40 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 
-	"fairlead.dev/fairlead/dataplane/service/nftables"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/reconcile"
 )
 
 // Audit is what a node should hold against what its kernel holds. Nothing was written for it.
 type Audit struct {
-	Wanted, Held int             // facts
-	Put, Del     []nftables.Fact // what a sync would write and remove
-	plane        *nftables.Plane
-	missing      map[nftables.Key]bool
+	Wanted, Held int      // facts
+	Put, Del     []string // the facts that a sync would write and remove, such as "chain refuse"; one that changes is in both
+	lacks        []func(model.Part) (lacking, of int)
 }
 
 // Check audits the calling thread's network namespace.
-func Check(ctx context.Context, s *model.Services) (*Audit, error) {
-	plane, err := nftables.New()
-	if err != nil {
-		return nil, err
+func Check(ctx context.Context, m Mode, s *model.Services) (*Audit, error) {
+	a := &Audit{}
+	return a, m.each(func(l loop) error {
+		l.Change(s.Parts(), nil)
+		return l.audit(ctx, a)
+	})
+}
+
+// each opens the mode's planes one after the other, and closes them again.
+func (m Mode) each(do func(loop) error) error {
+	for _, p := range m.planes {
+		l, err := p.open(slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(do(l), l.Close()); err != nil {
+			return err
+		}
 	}
-	defer plane.Close()
-	loop := reconcile.New(plane, reconcile.Options[model.Part]{Owner: Owner, Log: slog.New(slog.DiscardHandler)})
-	loop.Change(s.Parts(), nil)
-	p, err := loop.Plan(ctx)
-	if err != nil {
-		return nil, err
-	}
-	a := &Audit{Wanted: p.Held + len(p.Put), Held: p.Held + len(p.Del), Put: p.Put, Del: p.Del, plane: plane, missing: map[nftables.Key]bool{}}
-	for _, f := range p.Put {
-		a.missing[f.Key] = true
-	}
-	return a, nil
+	return nil
 }
 
 // Lacks gives how many facts that f and its pools need the kernel lacks, and of how many.
@@ -44,22 +45,32 @@ func (a *Audit) Lacks(f *model.Frontend) (missing, of int) {
 		parts = append(parts, f.Outside.Pool)
 	}
 	for _, p := range parts {
-		for _, fact := range a.plane.Render(p) {
-			of++
-			if a.missing[fact.Key] {
-				missing++
-			}
+		for _, lacks := range a.lacks {
+			m, n := lacks(p)
+			missing, of = missing+m, of+n
 		}
 	}
 	return missing, of
 }
 
-// Clean removes everything of ours from the calling thread's network namespace.
+// Clean removes everything of ours from the calling thread's network namespace, whatever the mode that wrote it. A mode
+// that this kernel can't do at all has left nothing.
 func Clean(ctx context.Context) error {
-	plane, err := nftables.New()
-	if err != nil {
-		return err
+	var errs []error
+	for _, m := range modes {
+		for _, p := range m.planes {
+			if p.name != m.Name {
+				continue // another mode's
+			}
+			l, err := p.open(slog.New(slog.DiscardHandler))
+			if err != nil {
+				if m.Name == Default {
+					errs = append(errs, err)
+				}
+				continue
+			}
+			errs = append(errs, l.Clean(ctx), l.Close())
+		}
 	}
-	defer plane.Close()
-	return plane.Clean(ctx)
+	return errors.Join(errs...)
 }

@@ -2,13 +2,17 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conformance"
 	"fairlead.dev/fairlead/dataplane/service/nftables"
 	"fairlead.dev/fairlead/model"
@@ -18,19 +22,35 @@ import (
 type judged struct {
 	*Services
 	parts   map[model.Part]bool
-	repairs uint64 // that there must be before the kernel is as told
+	repairs map[string]uint64 // that there must be, by plane, before the kernel is as told
 }
 
-func subject() conformance.Subject {
-	return conformance.Subject{Name: "nftables", Start: func() (conformance.Runner, error) {
+// subject is a mode to be judged.
+func subject(m Mode) conformance.Subject {
+	return conformance.Subject{Abilities: m.Abilities, Start: func() (conformance.Runner, error) {
 		log := slog.New(slog.DiscardHandler)
 		if testing.Verbose() && os.Getenv("FAIRLEAD_TEST_LOG") != "" {
 			log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		}
-		s, err := OpenServices(log)
+		s, err := OpenServices(m, log)
 		return &judged{Services: s, parts: map[model.Part]bool{}}, err
 	}}
 }
+
+// here are the modes that the kernel at hand can do; the second kernel's test judges the others.
+func here(t *testing.T, judge func(t *testing.T, s conformance.Subject)) {
+	for _, m := range modes {
+		if !m.elsewhere() {
+			t.Run(m.Name, func(t *testing.T) { judge(t, subject(m)) })
+		}
+	}
+}
+
+// elsewhere says that tests judge the mode in the second kernel, since stock kernels for small machines lack what it needs.
+func (m Mode) elsewhere() bool { return m.Name == "ipvs" && os.Getenv(secondKernel) == "" }
+
+// secondKernel is set where these tests run in the second kernel.
+const secondKernel = "FAIRLEAD_SECOND_KERNEL"
 
 // Change also keeps what is wanted, to disturb some of it.
 func (j *judged) Change(put, del []model.Part) {
@@ -43,51 +63,70 @@ func (j *judged) Change(put, del []model.Part) {
 	j.Services.Change(put, del)
 }
 
-// Disturb implements conformance.Disturber: like a stranger with the nft command, it removes elements and a chain's rules.
+// disturber is a loop that tests can have harmed.
+type disturber interface {
+	disturb(context.Context, []model.Part) error
+}
+
+// Disturb implements conformance.Disturber: like a stranger, it removes what the parts need past the loop's knowledge, and
+// a chain's rules with the nft command.
 func (j *judged) Disturb(ctx context.Context) error {
-	j.repairs = j.loop.Status().Repairs + 1
-	stranger, err := nftables.New()
-	if err != nil {
-		return err
-	}
-	defer stranger.Close()
-	var gone []nftables.Fact
-	for p := range j.parts {
-		for _, f := range stranger.Render(p) {
-			if f.Key.Kind == nftables.KindElement && f.Key.Rank() >= 5 {
-				gone = append(gone, f)
+	j.repairs = map[string]uint64{}
+	for i, l := range j.loops {
+		name := j.planes[i].name
+		j.repairs[name] = l.Status().Repairs + 1
+		stranger, err := j.planes[i].open(slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		err = errors.Join(stranger.(disturber).disturb(ctx, slices.Collect(maps.Keys(j.parts))), stranger.Close())
+		if err != nil {
+			return err
+		}
+		if name == "nftables" {
+			out, err := exec.Command("nft", "flush", "chain", "inet", nftables.Table, "enter4").CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("nft flush chain: %w: %s", err, out)
 			}
 		}
-	}
-	if err := stranger.Write(ctx, nil, distinct(gone)); err != nil {
-		return err
-	}
-	out, err := exec.Command("nft", "flush", "chain", "inet", nftables.Table, "enter4").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("nft flush chain: %w: %s", err, out)
 	}
 	return nil
 }
 
-// distinct gives each fact once.
-func distinct(facts []nftables.Fact) (l []nftables.Fact) {
-	seen := map[nftables.Key]bool{}
-	for _, f := range facts {
-		if !seen[f.Key] {
-			seen[f.Key] = true
-			l = append(l, f)
+// disturb implements disturber: what only some parts need goes, what all stand on stays.
+func (s served[K, V]) disturb(ctx context.Context, parts []model.Part) error {
+	if _, err := s.Read(ctx); err != nil {
+		return err
+	}
+	gone := map[K]V{}
+	for _, p := range parts {
+		if _, base := p.(*model.Node); base {
+			continue
+		}
+		for _, f := range s.Render(p) {
+			gone[f.Key] = f.Value
 		}
 	}
-	return l
+	lowest := slices.MinFunc(slices.Collect(maps.Keys(gone)), func(a, b K) int { return a.Rank() - b.Rank() }).Rank()
+	highest := slices.MaxFunc(slices.Collect(maps.Keys(gone)), func(a, b K) int { return a.Rank() - b.Rank() }).Rank()
+	var del []dataplane.Fact[K, V]
+	for k, v := range gone {
+		if k.Rank() == highest || k.Rank() > lowest {
+			del = append(del, dataplane.Fact[K, V]{Key: k, Value: v})
+		}
+	}
+	return s.Write(ctx, nil, del)
 }
 
 // Sync also waits for what Disturb did to be seen and repaired.
 func (j *judged) Sync(ctx context.Context) error {
-	for j.loop.Status().Repairs < j.repairs {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("drift was not repaired: %w", ctx.Err())
-		case <-time.After(time.Millisecond):
+	for name, repairs := range j.repairs {
+		for j.Status()[name].Repairs < repairs {
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("drift was not repaired: %w", ctx.Err())
+			case <-time.After(time.Millisecond):
+			}
 		}
 	}
 	return j.Services.Sync(ctx)
@@ -95,11 +134,12 @@ func (j *judged) Sync(ctx context.Context) error {
 
 // Dump implements conformance.Dumper.
 func (j *judged) Dump() string {
-	out, err := exec.Command("nft", "list", "table", "inet", nftables.Table).CombinedOutput()
-	if err != nil {
-		return fmt.Sprintf("nft list: %v: %s", err, out)
+	text := ""
+	for _, c := range [][]string{{"nft", "list", "ruleset"}, {"ip", "route", "show", "table", "local"}} {
+		out, err := exec.Command(c[0], c[1:]...).CombinedOutput()
+		text += fmt.Sprintf("%v: %v\n%s", c, err, out)
 	}
-	return string(out)
+	return text
 }
 
-func TestConformance(t *testing.T) { conformance.Run(t, subject()) }
+func TestConformance(t *testing.T) { here(t, conformance.Run) }

@@ -11,24 +11,17 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane/flows"
-	"fairlead.dev/fairlead/dataplane/service/nftables"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 )
 
-// servicesLoop and flowsLoop are the loops of the service side.
-type (
-	servicesLoop = reconcile.Loop[model.Part, nftables.Key, string]
-	flowsLoop    = reconcile.Loop[model.Part, flows.Key, flows.Allowed]
-)
-
-// Services is the service side of a node in one network namespace: the data plane and, behind it, the cutting of stale
-// flows.
+// Services is the service side of a node in one network namespace: the mode's data planes and, behind them, the cutting of
+// stale flows where they leave any.
 type Services struct {
-	plane *nftables.Plane
-	stale *flows.Plane
-	loop  *servicesLoop
-	after *flowsLoop
+	planes []opener
+	loops  []loop // a plane each
+	stale  *flows.Plane
+	after  *reconcile.Loop[model.Part, flows.Key, flows.Allowed] // nil where the mode leaves no flows
 
 	stop    context.CancelFunc
 	ended   sync.WaitGroup
@@ -43,25 +36,28 @@ type Services struct {
 type change struct{ put, del []model.Part }
 
 // OpenServices opens the service side of the calling thread's network namespace. It begins with the first Change.
-func OpenServices(log *slog.Logger) (*Services, error) {
-	plane, err := nftables.New()
-	if err != nil {
-		return nil, err
-	}
-	stale, err := flows.New()
-	if err != nil {
-		plane.Close()
-		return nil, err
-	}
+func OpenServices(m Mode, log *slog.Logger) (*Services, error) {
 	ctx, stop := context.WithCancel(context.Background())
-	s := &Services{
-		plane: plane, stale: stale, stop: stop, told: make(chan struct{}, 1),
-		loop:  reconcile.New(plane, reconcile.Options[model.Part]{Owner: Owner, Log: log.With("plane", "nftables")}),
-		after: reconcile.New(stale, reconcile.Options[model.Part]{Owner: Owner, Log: log.With("plane", "flows")}),
-	}
+	s := &Services{planes: m.planes, stop: stop, told: make(chan struct{}, 1)}
 	s.settled = sync.NewCond(&s.mu)
-	for _, run := range []func(context.Context) error{s.loop.Run, s.after.Run, s.follow} {
-		s.ended.Go(func() { run(ctx) })
+	for _, p := range m.planes {
+		l, err := p.open(log)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("mode %s: %w", m.Name, err), s.Close())
+		}
+		s.loops = append(s.loops, l)
+	}
+	if m.Tracked {
+		var err error
+		if s.stale, err = flows.New(); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		s.after = reconcile.New(s.stale, reconcile.Options[model.Part]{Owner: Owner, Log: log.With("plane", "flows")})
+		s.ended.Go(func() { s.after.Run(ctx) })
+		s.ended.Go(func() { s.follow(ctx) })
+	}
+	for _, l := range s.loops {
+		s.ended.Go(func() { l.Run(ctx) })
 	}
 	return s, nil
 }
@@ -81,7 +77,12 @@ func Owner(p model.Part) string {
 
 // Change tells what is wanted, as a change. It returns at once.
 func (s *Services) Change(put, del []model.Part) {
-	s.loop.Change(put, del)
+	for _, l := range s.loops {
+		l.Change(put, del)
+	}
+	if s.after == nil {
+		return
+	}
 	s.mu.Lock()
 	s.waiting = append(s.waiting, change{put, del})
 	s.handing = true
@@ -94,18 +95,18 @@ func (s *Services) Change(put, del []model.Part) {
 
 // follow tells after of changes once the data plane has them. To look for stale flows the kernel walks all its flows: follow
 // leaves as long as that took until the next time, and tells of what changed meanwhile together.
-func (s *Services) follow(ctx context.Context) error {
+func (s *Services) follow(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return
 		case <-s.told:
 		}
 		s.mu.Lock()
 		changes := s.waiting
 		s.waiting = nil
 		s.mu.Unlock()
-		s.loop.Sync(ctx) // what could not be written is in the loop's status; the rest is
+		s.syncPlanes(ctx) // what could not be written is in the loop's status; the rest is
 		writes := s.after.Status().Writes
 		for _, c := range changes {
 			s.after.Change(c.put, c.del)
@@ -126,7 +127,10 @@ func (s *Services) follow(ctx context.Context) error {
 
 // Sync waits until the kernel has what was changed before the call and no flow is stale. The error says what it has not.
 func (s *Services) Sync(ctx context.Context) error {
-	err := s.loop.Sync(ctx)
+	err := s.syncPlanes(ctx)
+	if s.after == nil {
+		return err
+	}
 	stop := context.AfterFunc(ctx, func() { s.mu.Lock(); s.settled.Broadcast(); s.mu.Unlock() })
 	defer stop()
 	s.mu.Lock()
@@ -137,10 +141,37 @@ func (s *Services) Sync(ctx context.Context) error {
 	return errors.Join(err, s.after.Sync(ctx))
 }
 
+// syncPlanes waits until the planes have what was changed before the call.
+func (s *Services) syncPlanes(ctx context.Context) error {
+	var errs []error
+	for _, l := range s.loops {
+		errs = append(errs, l.Sync(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// Status gives the loops' states by data plane.
+func (s *Services) Status() map[string]reconcile.Status {
+	m := map[string]reconcile.Status{}
+	for i, l := range s.loops {
+		m[s.planes[i].name] = l.Status()
+	}
+	if s.after != nil {
+		m["flows"] = s.after.Status()
+	}
+	return m
+}
+
 // Close ends the loops and leaves the kernel as it is: traffic goes on.
 func (s *Services) Close() error {
 	s.stop()
 	s.ended.Wait()
-	s.stale.Close()
-	return s.plane.Close()
+	var errs []error
+	if s.stale != nil {
+		s.stale.Close()
+	}
+	for _, l := range s.loops {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(errs...)
 }

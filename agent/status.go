@@ -16,6 +16,7 @@ import (
 // State is what the status page tells.
 type State struct {
 	Node     string                      `json:"node"`
+	Mode     string                      `json:"mode"`
 	Ready    bool                        `json:"ready"`
 	Batches  int                         `json:"batches"` // of changes, from the source
 	Loops    map[string]reconcile.Status `json:"loops"`   // by data plane
@@ -25,7 +26,7 @@ type State struct {
 // state gathers what the status page tells.
 func (a *Agent) state() State {
 	a.mu.Lock()
-	s := State{Node: a.options.Resolve.Node, Ready: a.synced, Batches: a.batches,
+	s := State{Node: a.options.Resolve.Node, Mode: a.options.Mode.Name, Ready: a.synced, Batches: a.batches,
 		Problems: append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)}
 	a.mu.Unlock()
 	s.Loops = a.loops()
@@ -34,11 +35,9 @@ func (a *Agent) state() State {
 
 // loops gives the loops' states by data plane.
 func (a *Agent) loops() map[string]reconcile.Status {
-	return map[string]reconcile.Status{
-		"nftables": a.services.loop.Status(),
-		"flows":    a.services.after.Status(),
-		"health":   a.health.Status(),
-	}
+	m := a.services.Status()
+	m["health"] = a.health.Status()
+	return m
 }
 
 // handler answers /readyz, /livez, /status (JSON), /metrics (Prometheus) and /debug/pprof.

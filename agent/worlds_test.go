@@ -6,6 +6,8 @@ import (
 	"fairlead.dev/fairlead/dataplane/conformance"
 )
 
-func TestRandomWorlds(t *testing.T) { conformance.Random(t, subject(), 200) }
+func TestRandomWorlds(t *testing.T) {
+	here(t, func(t *testing.T, s conformance.Subject) { conformance.Random(t, s, 200) })
+}
 
-func TestChangeUnderTraffic(t *testing.T) { conformance.Churn(t, subject()) }
+func TestChangeUnderTraffic(t *testing.T) { here(t, conformance.Churn) }

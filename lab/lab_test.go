@@ -42,7 +42,12 @@ func TestMain(m *testing.M) {
 func runAgent(args []string) error {
 	f := flag.NewFlagSet("run", flag.ContinueOnError)
 	dir, node, status := f.String("source", "", ""), f.String("node", "", ""), f.String("status-address", "", "")
+	mode := f.String("mode", "", "")
 	if err := f.Parse(args); err != nil {
+		return err
+	}
+	m, err := agent.ModeOf(*mode)
+	if err != nil {
 		return err
 	}
 	addrs, err := agent.Addresses()
@@ -51,7 +56,7 @@ func runAgent(args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 	defer stop()
-	return agent.Run(ctx, agent.Options{Source: manifest.New(*dir), Resolve: resolve.Config{Node: *node, Addresses: addrs},
+	return agent.Run(ctx, agent.Options{Mode: m, Source: manifest.New(*dir), Resolve: resolve.Config{Node: *node, Addresses: addrs},
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Status: *status})
 }
 

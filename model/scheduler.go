@@ -38,10 +38,11 @@ var schedulerNames = [lastScheduler][2]string{
 	Maglev:                   {"maglev", "mh"},
 }
 
-// instead tells what stands in for a scheduler that a data plane can't do. Every one can do Random.
+// instead tells what stands in for a scheduler that a data plane can't do. Every one can do Random or RoundRobin.
 var instead = [lastScheduler]Scheduler{
+	Random:                   WeightedRoundRobin,
 	RoundRobin:               Random,
-	WeightedRoundRobin:       Random,
+	WeightedRoundRobin:       RoundRobin,
 	LeastConnections:         RoundRobin,
 	WeightedLeastConnections: WeightedRoundRobin,
 	SourceHash:               Maglev,
@@ -92,8 +93,8 @@ func SchedulersOf(list ...Scheduler) (s Schedulers) {
 // Has says whether x is in the set.
 func (s Schedulers) Has(x Scheduler) bool { return s&(1<<x) != 0 }
 
-// Instead gives x if the set has it, else what stands in for it: the first of its chain of substitutes that the set has,
-// at last Random.
+// Instead gives x if the set has it, else what stands in for it: the first of its chain of substitutes that the set has.
+// An empty set gives Random.
 func (s Schedulers) Instead(x Scheduler) Scheduler {
 	for range lastScheduler {
 		if s.Has(x) {

@@ -18,6 +18,12 @@ type Config struct {
 	MasqueradeAll     bool           // hide every client of a clusterIP
 	NodePortAddresses []string       // ranges, or all (but loopback), primary (the Node's first InternalIP of each family), localhost (127.0.0.0/8); empty: all
 	ProxyName         string         // serve only Services with this service.kubernetes.io/service-proxy-name; "" serves those without the label
+
+	Scheduler  model.Scheduler              // of Services that don't choose one
+	Plane      string                       // the node's data plane, for messages
+	Schedulers model.Schedulers             // those that the plane can do; none given: all
+	HidesAll   bool                         // the plane shows no client's address to any backend
+	Cannot     func(*model.Frontend) string // why the plane can't serve a frontend, or ""; nil: it serves all
 }
 
 // Validate says what is wrong with the configuration, all of it: field, value, and the way out.
@@ -61,6 +67,10 @@ func (c Config) read() *settings {
 		s.ClusterCIDRs = append(s.ClusterCIDRs, p.Masked())
 	}
 	s.ClusterCIDRs = outermost(s.ClusterCIDRs)
+	if granted := s.granted(c.Scheduler); granted != c.Scheduler && c.Scheduler != model.Random {
+		rep.add("Scheduler", "SchedulerNotAvailable", "the data plane %s can't do %s: Services are served by %s; choose one of %s, or another data plane",
+			c.Plane, c.Scheduler, granted, c.Schedulers)
+	}
 	s.readNodePorts(rep)
 	s.problems = rep.problems
 	return s
@@ -118,3 +128,11 @@ var (
 
 // overlap says whether two ranges share an address.
 func overlap(a, b model.Range) bool { return a.Contains(b.First) || b.Contains(a.First) }
+
+// refuses gives the reason why the data plane can't serve a frontend, or "".
+func (s *settings) refuses(f *model.Frontend) string {
+	if s.Cannot == nil {
+		return ""
+	}
+	return s.Cannot(f)
+}

@@ -42,7 +42,7 @@ func (w *decider) decide(p *place, key source.Key, d *declared, all []*endpointS
 	w.out.fronts = make([]*model.Frontend, len(d.entries))
 	for i := range d.entries {
 		w.out.fronts[i] = w.front(i)
-		w.warn(&d.entries[i])
+		w.warn(&d.entries[i], w.out.fronts[i])
 	}
 	w.check()
 	w.place, w.declared, w.old = nil, nil, nil
@@ -77,9 +77,10 @@ func (w *decider) fill(g *group, all []*endpointSlice) {
 // pool gives the old pool if there is an equal one, else a new one. The backends are copied.
 func (w *decider) pool(g *group, name poolName, backends []model.Backend) *model.Pool {
 	w.backends = backends
-	p := model.Pool{ID: name.id, Name: name.name, Protocol: g.protocol, Affinity: w.affinity}
+	p := model.Pool{ID: name.id, Name: name.name, Protocol: g.protocol, Affinity: w.affinity, Scheduler: w.scheduler, Ports: w.ports}
 	old := find(w.old.pools, len(w.out.pools), func(o *model.Pool) bool {
-		return o != nil && o.Name == p.Name && o.ID == p.ID && o.Affinity == p.Affinity && slices.Equal(o.Backends, backends)
+		return o != nil && o.Name == p.Name && o.ID == p.ID && o.Affinity == p.Affinity &&
+			o.Scheduler == p.Scheduler && o.Ports == p.Ports && slices.Equal(o.Backends, backends)
 	})
 	if old != nil {
 		return old
@@ -119,6 +120,8 @@ func (w *decider) targets(e *entry) (inside, outside model.Target) {
 // hide says which clients' addresses become this node's, so that answers come back through it.
 func (w *decider) hide(e *entry) model.Origins {
 	switch {
+	case w.HidesAll:
+		return model.AllOrigins
 	case e.via == viaClusterIP && w.MasqueradeAll:
 		return model.AllOrigins
 	case e.via == viaClusterIP && w.podsIn.has(familyOf(e.Addr)):
@@ -165,14 +168,17 @@ func (w *decider) check() {
 	}
 }
 
-// warn notes an external address that is this node's own: it is served, as kube-proxy does.
-func (w *decider) warn(e *entry) {
-	if e.via == viaExternalIP && w.owns(e.Addr) {
-		rep := report{w.key, w.out.problems}
+// warn notes a frontend that the data plane can't serve, and an external address that is this node's own: it is served, as
+// kube-proxy does.
+func (w *decider) warn(e *entry, f *model.Frontend) {
+	rep := report{w.key, w.out.problems}
+	if why := w.refuses(f); why != "" {
+		rep.add(e.field(), "NotServed", "%s is not served: the data plane %s can't: %s; choose another data plane", f.Entry, w.Plane, why)
+	} else if e.via == viaExternalIP && w.owns(e.Addr) {
 		rep.add(e.field(), "NodeAddress", "%s is this node's own: it is served, so what listens there on port %d/%s is out of reach; use an address of no node, or a node port",
 			e.Addr, e.Port, e.Protocol)
-		w.out.problems = rep.problems
 	}
+	w.out.problems = rep.problems
 }
 
 // find gives the part of list that is the one: looks at index i first, where it nearly always is. Zero for none.

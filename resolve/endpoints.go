@@ -49,6 +49,7 @@ type endpoint struct {
 	zone     unique.Handle[string] // where it runs; zero: not said
 	forZones unique.Handle[string] // the zones that should use it by its hints, comma-separated; zero: not said
 	is       traits
+	weight   uint16
 }
 
 // slicePort is a port of an EndpointSlice.
@@ -130,6 +131,7 @@ func readSlicePort(p discoveryv1.EndpointPort) (out slicePort, err *flaw) {
 
 func (s *endpointSlice) readEndpoints(obj *discoveryv1.EndpointSlice, node string, rep *report) {
 	s.endpoints = make([]endpoint, 0, len(obj.Endpoints))
+	weight := readWeight(obj.Annotations, rep)
 	for i := range obj.Endpoints {
 		e := &obj.Endpoints[i]
 		addr, err := s.parseEndpoint(e)
@@ -141,7 +143,7 @@ func (s *endpointSlice) readEndpoints(obj *discoveryv1.EndpointSlice, node strin
 			rep.add(fmt.Sprintf("endpoints[%d].addresses", i), "AddressesLeftOut",
 				"only the first of %d addresses counts, as the API says; list an endpoint for each", len(e.Addresses))
 		}
-		s.endpoints = append(s.endpoints, readEndpoint(addr, e, node))
+		s.endpoints = append(s.endpoints, readEndpoint(addr, e, node, weight))
 	}
 	slices.SortStableFunc(s.endpoints, func(a, b endpoint) int { return a.addr.Compare(b.addr) })
 }
@@ -157,8 +159,8 @@ func (s *endpointSlice) parseEndpoint(e *discoveryv1.Endpoint) (netip.Addr, *fla
 	return addr, err
 }
 
-func readEndpoint(addr netip.Addr, e *discoveryv1.Endpoint, node string) endpoint {
-	out := endpoint{addr: addr}
+func readEndpoint(addr netip.Addr, e *discoveryv1.Endpoint, node string, weight uint16) endpoint {
+	out := endpoint{addr: addr, weight: weight}
 	set := func(t traits, yes bool) {
 		if yes {
 			out.is |= t
@@ -268,10 +270,11 @@ func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) 
 	} {
 		for _, c := range of {
 			if want(c.endpoint) {
-				list = append(list, model.Backend{Addr: c.at, Local: c.is.has(local)})
+				list = append(list, model.Backend{Addr: c.at, Local: c.is.has(local), Weight: c.weight})
 			}
 		}
 		if len(list) > 0 {
+			reduce(list)
 			return list
 		}
 	}

@@ -97,7 +97,7 @@ func (r *Resolver) applyService(key source.Key, obj *corev1.Service) {
 		s.declared = nil
 	}
 	if obj != nil {
-		s.declared = declare(obj, r.set.ProxyName, r.hash)
+		s.declared = declare(obj, r.set, r.hash)
 		r.claim(s, true)
 	}
 	r.touch(s, true)
@@ -261,8 +261,11 @@ func (r *Resolver) unrivalled(s *service) bool {
 	return h == nil || r.health.has(h.Port, claim{s, 0})
 }
 
-// holds says whether s has its i-th entry, and the IDs of the pools that the entry needs.
+// holds says whether s has its i-th entry, and the IDs of the pools that the entry needs, and is served there.
 func (r *Resolver) holds(s *service, i int) bool {
+	if r.set.refuses(s.decision.fronts[i]) != "" {
+		return false
+	}
 	for _, at := range s.poolsOf(i) {
 		if !r.ids.has(s.decision.pools[at].ID, claim{s, at}) {
 			return false

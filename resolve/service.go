@@ -20,6 +20,7 @@ const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 type reading struct {
 	report
 	svc      *corev1.Service
+	set      *settings
 	hash     func(string) uint64
 	out      *declared
 	families families
@@ -33,15 +34,15 @@ type way struct {
 	index int
 }
 
-// declare reads a Service. hash gives the ID of a pool from its name.
-func declare(svc *corev1.Service, proxyName string, hash func(string) uint64) *declared {
-	r := &reading{svc: svc, hash: hash, out: &declared{created: math.MaxInt64}}
+// declare reads a Service for a node that is set so. hash gives the ID of a pool from its name.
+func declare(svc *corev1.Service, set *settings, hash func(string) uint64) *declared {
+	r := &reading{svc: svc, set: set, hash: hash, out: &declared{created: math.MaxInt64}}
 	r.object = source.KeyOf(svc)
 	r.out.label = word(svc.Namespace) + "/" + word(svc.Name)
 	if !svc.CreationTimestamp.IsZero() {
 		r.out.created = svc.CreationTimestamp.Unix()
 	}
-	if served(svc, proxyName) {
+	if served(svc, set.ProxyName) {
 		r.read()
 	}
 	r.out.problems = r.problems
@@ -69,6 +70,7 @@ func (r *reading) read() {
 	r.readFamilies(clusterIPs)
 	r.readPolicies()
 	r.readAffinity()
+	r.readScheduler()
 	r.readSources()
 	r.readHealth()
 	for i, s := range clusterIPs {

@@ -43,7 +43,7 @@ TO is an address, a Service (namespace/name), or a node's name, with a port by n
 			if err != nil {
 				return err
 			}
-			a, err := agent.Check(c.Context(), w.services)
+			a, err := agent.Check(c.Context(), w.mode, w.services)
 			if err != nil {
 				return err
 			}

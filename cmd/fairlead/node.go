@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -23,6 +24,8 @@ type nodeFlags struct {
 	masquerade   bool
 	nodePorts    []string
 	proxyName    string
+	mode         string
+	scheduler    string
 }
 
 // add gives a command the flags.
@@ -34,8 +37,26 @@ func (n *nodeFlags) add(c *cobra.Command) {
 	f.BoolVar(&n.masquerade, "masquerade-all", false, "hide the source of all traffic to ClusterIPs")
 	f.StringSliceVar(&n.nodePorts, "nodeport-addresses", nil, "own addresses that take node ports: CIDRs, all, primary or localhost (default all)")
 	f.StringVar(&n.proxyName, "service-proxy-name", "", "serve only Services with this label service.kubernetes.io/service-proxy-name")
+	f.StringVar(&n.mode, "mode", agent.Default, "data plane for Services: "+strings.Join(modeNames(), ", "))
+	f.StringVar(&n.scheduler, "scheduler", model.Random.String(), "how Services that don't say choose an endpoint: "+model.AllSchedulers.String())
 	c.RegisterFlagCompletionFunc("node", n.completeNode)
+	c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(modeNames(), cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("scheduler", cobra.FixedCompletions(schedulerNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.MarkFlagDirname("source")
+}
+
+func modeNames() (names []string) {
+	for _, m := range agent.Modes() {
+		names = append(names, m.Name)
+	}
+	return names
+}
+
+func schedulerNames() (names []string) {
+	for _, s := range model.AllSchedulers.List() {
+		names = append(names, s.String())
+	}
+	return names
 }
 
 // completeNode offers the names of the source's nodes.
@@ -56,8 +77,19 @@ func nodeNames(objects []source.Object) (names []string) {
 	return names
 }
 
-// config gives what the resolver is told.
-func (n *nodeFlags) config() (resolve.Config, error) {
+// config gives the mode and what the resolver is told.
+func (n *nodeFlags) config() (m agent.Mode, c resolve.Config, err error) {
+	if m, err = agent.ModeOf(n.mode); err != nil {
+		return m, c, fmt.Errorf("--mode: %w", err)
+	}
+	if c, err = n.resolve(); err != nil {
+		return m, c, err
+	}
+	c = m.Resolve(c)
+	return m, c, c.Validate()
+}
+
+func (n *nodeFlags) resolve() (resolve.Config, error) {
 	c := resolve.Config{Node: n.node, MasqueradeAll: n.masquerade, NodePortAddresses: n.nodePorts, ProxyName: n.proxyName}
 	if n.source == "" {
 		return c, errors.New("--source is missing: name a folder of Kubernetes YAML, such as examples/shop")
@@ -72,16 +104,17 @@ func (n *nodeFlags) config() (resolve.Config, error) {
 		}
 		c.ClusterCIDRs = append(c.ClusterCIDRs, p)
 	}
-	addrs, err := agent.Addresses()
-	if err != nil {
-		return c, err
+	var err error
+	if c.Scheduler, err = model.ParseScheduler(n.scheduler); err != nil {
+		return c, fmt.Errorf("--scheduler: %w", err)
 	}
-	c.Addresses = addrs
-	return c, c.Validate()
+	c.Addresses, err = agent.Addresses()
+	return c, err
 }
 
 // world is a source read once and decided for a node.
 type world struct {
+	mode     agent.Mode
 	objects  []source.Object
 	problems []source.Problem
 	services *model.Services
@@ -89,7 +122,7 @@ type world struct {
 
 // read reads the source and decides.
 func (n *nodeFlags) read() (*world, error) {
-	c, err := n.config()
+	m, c, err := n.config()
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +136,7 @@ func (n *nodeFlags) read() (*world, error) {
 		changes[i] = source.Change{Key: source.KeyOf(o), Object: o}
 	}
 	r.Apply(changes)
-	w := &world{objects, append(problems, r.Problems()...), r.Services()}
+	w := &world{m, objects, append(problems, r.Problems()...), r.Services()}
 	return w, w.knows(n.node)
 }
 

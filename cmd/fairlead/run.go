@@ -24,7 +24,7 @@ started again it goes on from what the kernel holds.`,
   fairlead run --source examples/shop --node a --nodeport-addresses primary`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			config, err := n.config()
+			mode, config, err := n.config()
 			if err != nil {
 				return err
 			}
@@ -33,7 +33,7 @@ started again it goes on from what the kernel holds.`,
 				level = slog.LevelDebug
 			}
 			log := slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
-			return agent.Run(c.Context(), agent.Options{Source: manifest.New(n.source), Resolve: config, Log: log, Status: status})
+			return agent.Run(c.Context(), agent.Options{Mode: mode, Source: manifest.New(n.source), Resolve: config, Log: log, Status: status})
 		},
 	}
 	n.add(c)

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent"
-	"fairlead.dev/fairlead/dataplane/service/nftables"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
 )
@@ -59,7 +58,7 @@ func showCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			a, err := agent.Check(c.Context(), w.services)
+			a, err := agent.Check(c.Context(), w.mode, w.services)
 			if err != nil {
 				return err
 			}
@@ -193,7 +192,7 @@ func planCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			a, err := agent.Check(c.Context(), w.services)
+			a, err := agent.Check(c.Context(), w.mode, w.services)
 			if err != nil {
 				return err
 			}
@@ -210,34 +209,31 @@ func planCommand() *cobra.Command {
 // plan counts what an audit would have written.
 func plan(w *world, a *agent.Audit, operations bool) planned {
 	p := planned{Node: w.services.Node.Name, ByKind: map[string][]int{}, Problems: w.problems}
-	gone := make(map[nftables.Key]bool, len(a.Del))
-	for _, f := range a.Del {
-		gone[f.Key] = true
+	gone := make(map[string]bool, len(a.Del))
+	for _, fact := range a.Del {
+		gone[fact] = true
 	}
-	count := func(what int, sign string, total *int, f nftables.Fact) {
-		kind := f.Key.Name
-		if f.Key.Kind != nftables.KindElement {
-			kind, _, _ = strings.Cut(f.Key.String(), " ")
-		}
+	count := func(what int, sign string, total *int, fact string) {
+		kind, _, _ := strings.Cut(fact, " ")
 		if p.ByKind[kind] == nil {
 			p.ByKind[kind] = make([]int, 3)
 		}
 		p.ByKind[kind][what]++
 		*total++
 		if operations {
-			p.Operations = append(p.Operations, sign+" "+f.Key.String())
+			p.Operations = append(p.Operations, sign+" "+fact)
 		}
 	}
 	for _, f := range a.Put {
-		if gone[f.Key] {
-			delete(gone, f.Key)
+		if gone[f] {
+			delete(gone, f)
 			count(1, "~", &p.Replace, f)
 		} else {
 			count(0, "+", &p.Put, f)
 		}
 	}
 	for _, f := range a.Del {
-		if gone[f.Key] {
+		if gone[f] {
 			count(2, "-", &p.Delete, f)
 		}
 	}

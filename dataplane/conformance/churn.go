@@ -88,7 +88,7 @@ func churnStreams() []*stream {
 	}
 }
 
-// Churn changes Services and endpoints under traffic and restarts the subject in the middle. Every question to a Service
+// Churn changes Services and endpoints under traffic and restarts the subject in the middle, unless its connections end then. Every question to a Service
 // that has living endpoints must be answered, by one that was an endpoint while it was asked. Only a UDP question may need
 // to be asked again, where its flow was cut with the answer under way, since its endpoint went.
 func Churn(t *testing.T, s Subject) {
@@ -198,7 +198,7 @@ func (c *churn) change(ctx context.Context) error {
 		c.endpoints[1+c.IntN(len(c.endpoints)-1)] = c.unused()
 		c.replaced++
 		var restart []string
-		if c.replaced%(c.wanted/8) == 0 {
+		if c.replaced%(c.wanted/8) == 0 && !c.w.subject.Ends {
 			restart = []string{nodes[c.restarts%2]}
 			c.restarts++
 		}

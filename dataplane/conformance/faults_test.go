@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -25,7 +26,7 @@ type faulty struct {
 
 // subject gives a data plane with the fault.
 func (f faulty) subject() Subject {
-	return Subject{Name: "faulty", Start: func() (Runner, error) {
+	return Subject{service.Abilities{Name: "faulty"}, func() (Runner, error) {
 		p, err := startPlain()
 		if err != nil {
 			return nil, err
@@ -190,7 +191,7 @@ func TestRandomFindsFaults(t *testing.T) {
 			if wrong, _ := tryCase(t.Context(), s, c, 1); len(wrong) == 0 {
 				t.Errorf("the case doesn't find it again:\n%s", text)
 			}
-			right := Subject{Name: "plain", Start: startPlain}
+			right := Subject{service.Abilities{Name: "plain"}, startPlain}
 			if wrong, _ := tryCase(t.Context(), right, c, 1); len(wrong) > 0 {
 				t.Errorf("the case finds it where it isn't: %v\n%s", wrong, text)
 			}

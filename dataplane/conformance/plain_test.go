@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/dataplane/service/nftables"
 	"fairlead.dev/fairlead/kernel/conntrack"
 	"fairlead.dev/fairlead/model"
@@ -135,15 +136,16 @@ func (p *plain) Disturb(context.Context) error {
 	return nil
 }
 
-func TestRun(t *testing.T) { Run(t, Subject{Name: "plain", Start: startPlain}) }
+func TestRun(t *testing.T) { Run(t, Subject{service.Abilities{Name: "plain"}, startPlain}) }
 
 func TestWhatIsRefusedIsNotAsked(t *testing.T) {
-	s := Subject{Name: "forgetful", Start: faulty{pool: func(p *model.Pool) { p.Affinity = 0 }}.subject().Start, Cannot: func(f *model.Frontend) string {
+	s := faulty{pool: func(p *model.Pool) { p.Affinity = 0 }}.subject()
+	s.Name, s.Cannot = "forgetful", func(f *model.Frontend) string {
 		if f.Inside.Pool.Affinity > 0 {
 			return "no affinity"
 		}
 		return ""
-	}}
+	}
 	cases, err := Cases()
 	if err != nil {
 		t.Fatal(err)
@@ -158,10 +160,10 @@ func TestWhatIsRefusedIsNotAsked(t *testing.T) {
 	}
 }
 
-func TestRandom(t *testing.T) { Random(t, Subject{Name: "plain", Start: startPlain}, 40) }
+func TestRandom(t *testing.T) { Random(t, Subject{service.Abilities{Name: "plain"}, startPlain}, 40) }
 
 func TestChurn(t *testing.T) {
-	log, wrong := churned(t.Context(), Subject{Name: "plain", Start: startPlain}, 80)
+	log, wrong := churned(t.Context(), Subject{service.Abilities{Name: "plain"}, startPlain}, 80)
 	t.Log(log)
 	for _, w := range wrong {
 		t.Error(w)

@@ -125,6 +125,7 @@ func (p probe) answered(a echo.Answer, err error) string {
 func (p probe) seen(a echo.Answer, hidden bool) string {
 	node, from := p.w.agents[p.j.node].host.Addresses, a.Client.Addr()
 	own := slices.Contains(node, from)
+	hidden = hidden || p.w.subject.HidesAll
 	kept := from == p.c.Addr || slices.Contains(node, p.c.Addr) && own
 	switch {
 	case hidden && !own && !(kept && nodeOf(a.Server.Addr()) == p.j.node):

@@ -108,6 +108,10 @@ func (w *world) check(ctx context.Context, s *Step, limit int) (wrong []string) 
 func (w *world) checkPacket(ctx context.Context, l *packetLine) (wrong []string) {
 	if l.Held != "" {
 		f := w.flows[l.Held]
+		if w.lost[l.Held] {
+			w.refused = append(w.refused, fmt.Sprintf("%d: %s: connections through %s end with its agent", l.Line, l.Text, w.subject.Name))
+			return nil
+		}
 		if f == nil {
 			return []string{fmt.Sprintf("%d: %s: the flow was never opened", l.Line, l.Text)}
 		}

@@ -3,17 +3,16 @@ package conformance
 import (
 	"context"
 
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
 )
 
 // Subject is a service data plane to be judged.
 type Subject struct {
-	Name string
+	service.Abilities
 	// Start makes the plane in the calling thread's network namespace. Runner takes the decided node's changes. What an
 	// earlier Runner left in the kernel is put right, not flushed.
 	Start func() (Runner, error)
-	// Cannot gives the reason why the plane refuses to serve a frontend, or "". Nil serves everything.
-	Cannot func(*model.Frontend) string
 }
 
 // Runner is a data plane at work on one node. Its methods are called by one goroutine at a time.

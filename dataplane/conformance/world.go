@@ -33,7 +33,8 @@ type world struct {
 	made     map[string][]source.Key // by the name in a slices section: the objects that it made
 	known    map[string]netip.AddrPort
 	flows    map[string]*flow
-	ports    atomic.Uint32 // client ports chosen so far
+	lost     map[string]bool // flows that ended with a subject whose connections do
+	ports    atomic.Uint32   // client ports chosen so far
 	patience time.Duration
 	refused  []string // what the subject was not asked for, as it says that it can't
 	ended    bool     // the rest hangs on that
@@ -41,6 +42,7 @@ type world struct {
 
 // agent is what runs on a node: a resolver and the subject, and what they have come to.
 type agent struct {
+	subject  Subject
 	host     *sandbox.Host
 	resolver *resolve.Resolver
 	runner   Runner
@@ -50,7 +52,7 @@ type agent struct {
 // newWorld brings the cast up, and the subject on each node with nothing but the nodes and pods to know of.
 func newWorld(ctx context.Context, s Subject, c Config) (*world, error) {
 	w := &world{patience: patience, subject: s, config: c, objects: map[source.Key]source.Object{}, agents: map[string]*agent{},
-		made: map[string][]source.Key{}, known: map[string]netip.AddrPort{}, flows: map[string]*flow{}}
+		made: map[string][]source.Key{}, known: map[string]netip.AddrPort{}, flows: map[string]*flow{}, lost: map[string]bool{}}
 	for _, o := range castObjects() {
 		w.objects[source.KeyOf(o)] = o
 	}
@@ -84,7 +86,7 @@ func (w *world) start(node string) error {
 	if err != nil {
 		return err
 	}
-	a := &agent{host: host, resolver: resolve.New(w.resolveConfig(node, host))}
+	a := &agent{subject: w.subject, host: host, resolver: resolve.New(w.resolveConfig(node, host))}
 	err = host.Do(func() (err error) {
 		a.runner, err = w.subject.Start()
 		return err
@@ -125,7 +127,17 @@ func (w *world) resolveConfig(node string, host *sandbox.Host) resolve.Config {
 // change hands changes to the subject by way of the resolver.
 func (a *agent) change(l []source.Change) {
 	d := a.resolver.Apply(l)
-	a.runner.Change(d.Put, d.Del)
+	a.runner.Change(a.served(d.Put), a.served(d.Del))
+}
+
+// served leaves out the frontends that the subject refuses.
+func (a *agent) served(parts []model.Part) (l []model.Part) {
+	for _, p := range parts {
+		if f, ok := p.(*model.Frontend); !ok || a.subject.cannot(f) == "" {
+			l = append(l, p)
+		}
+	}
+	return l
 }
 
 // restart stops a node's agent and starts another in its place.
@@ -133,7 +145,22 @@ func (w *world) restart(node string) error {
 	if err := w.agents[node].runner.Close(); err != nil {
 		return fmt.Errorf("stop %s on node %s: %w", w.subject.Name, node, err)
 	}
+	if w.subject.Ends {
+		w.forget(node)
+	}
 	return w.start(node)
+}
+
+// forget drops what ends with the agent of a node: connections through it, and which endpoint was whose.
+func (w *world) forget(node string) {
+	for name, f := range w.flows {
+		if f.j.node == node {
+			f.held.Close()
+			delete(w.flows, name)
+			w.lost[name] = true
+		}
+	}
+	clear(w.known)
 }
 
 // change makes changes known on every node, at once. To agents that are to restart, they come while these are away.

@@ -10,6 +10,9 @@ type Abilities struct {
 	Name       string                       // as --mode has it, such as nftables
 	Schedulers model.Schedulers             // Random is always among them
 	Cannot     func(*model.Frontend) string // why a frontend can't be served, or ""; nil serves all
+	HidesAll   bool                         // backends never see the client's address, whatever Frontend.Hide says
+	Ends       bool                         // its connections end with the agent, since they run through it
+	Batch      int                          // facts in one Write at most; 0 leaves it to the loop
 	Tracked    bool                         // translates by the kernel's connection tracking, where stale flows must be cut
 	Notes      []string                     // what else a user should know before choosing it: sentences
 }

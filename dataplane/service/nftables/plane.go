@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/service"
 	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/model"
 )
@@ -37,6 +38,13 @@ const routeLocalnet = "net/ipv4/conf/all/route_localnet"
 
 // setHere is a chain without rules that stands where the sysctl was changed by us, so that clean knows to change it back.
 const setHere = "route_localnet-set"
+
+// Abilities is what the plane can do.
+var Abilities = service.Abilities{
+	Name: "nftables", Tracked: true,
+	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.SourceHash, model.DestinationHash),
+	Notes:      []string{"round-robin counts for each number of backends, not for each Service: Services of equal size share a counter"},
+}
 
 // New opens the plane of the calling thread's network namespace.
 func New() (*Plane, error) {

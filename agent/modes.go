@@ -1,0 +1,120 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/service"
+	"fairlead.dev/fairlead/dataplane/service/nftables"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+	"fairlead.dev/fairlead/resolve"
+)
+
+// Mode is a way of carrying Service traffic: a data plane, or several that share the work.
+type Mode struct {
+	service.Abilities
+	planes []opener
+}
+
+// modes are all there are. A new service plane is a line here.
+var modes = []Mode{
+	{nftables.Abilities, []opener{opens(nftables.Abilities, nftables.New)}},
+}
+
+// Default is the mode of those who choose none.
+const Default = "nftables"
+
+// Modes gives all modes.
+func Modes() []Mode { return modes }
+
+// ModeOf gives a mode by its name; "" is Default.
+func ModeOf(name string) (Mode, error) {
+	var names []string
+	for _, m := range modes {
+		if m.Name == name || name == "" && m.Name == Default {
+			return m, nil
+		}
+		names = append(names, m.Name)
+	}
+	return Mode{}, fmt.Errorf("no mode %q: choose one of %s", name, strings.Join(names, ", "))
+}
+
+// Resolve tells a resolver's configuration what the mode can do.
+func (m Mode) Resolve(c resolve.Config) resolve.Config {
+	c.Plane, c.Schedulers, c.HidesAll, c.Cannot = m.Name, m.Schedulers, m.HidesAll, m.Cannot
+	return c
+}
+
+// loop is a reconcile.Loop of any plane for services.
+type loop interface {
+	Change(put, del []model.Part)
+	Run(context.Context) error
+	Sync(context.Context) error
+	Status() reconcile.Status
+	audit(context.Context, *Audit) error
+	Clean(context.Context) error
+	Close() error
+}
+
+// opener makes a plane's loop for the calling thread's network namespace.
+type opener struct {
+	name string
+	open func(*slog.Logger) (loop, error)
+}
+
+// plane is what a service plane must be.
+type plane[K dataplane.Key, V comparable] interface {
+	dataplane.Plane[model.Part, K, V]
+	dataplane.Cleaner
+	Close() error
+}
+
+// served is a plane and its loop.
+type served[K dataplane.Key, V comparable] struct {
+	plane[K, V]
+	*reconcile.Loop[model.Part, K, V]
+}
+
+// opens gives the opener of a plane that has those abilities.
+func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, open func() (P, error)) opener {
+	return opener{a.Name, func(log *slog.Logger) (loop, error) {
+		p, err := open()
+		if err != nil {
+			return nil, err
+		}
+		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Log: log.With("plane", a.Name), MaxFacts: a.Batch})
+		return served[K, V]{p, l}, nil
+	}}
+}
+
+// audit adds to a what the plane holds against what it was told.
+func (s served[K, V]) audit(ctx context.Context, a *Audit) error {
+	p, err := s.Plan(ctx)
+	if err != nil {
+		return err
+	}
+	missing := map[K]bool{}
+	for _, f := range p.Put {
+		missing[f.Key] = true
+		a.Put = append(a.Put, fmt.Sprint(f.Key))
+	}
+	for _, f := range p.Del {
+		a.Del = append(a.Del, fmt.Sprint(f.Key))
+	}
+	a.Wanted += p.Held + len(p.Put)
+	a.Held += p.Held + len(p.Del)
+	a.lacks = append(a.lacks, func(part model.Part) (lacking, of int) {
+		for _, f := range s.Render(part) {
+			of++
+			if missing[f.Key] {
+				lacking++
+			}
+		}
+		return lacking, of
+	})
+	return nil
+}
