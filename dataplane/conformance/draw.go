@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
 )
 
@@ -137,6 +138,14 @@ func (d draw) ports(s *corev1.Service) {
 		}
 		s.Spec.Ports = append(s.Spec.Ports, p)
 	}
+	if d.chance(30) {
+		by := one(d, model.AllSchedulers.List()...)
+		name := by.String()
+		if by.Hashes() && d.chance(30) {
+			name += ",port"
+		}
+		s.Annotations = map[string]string{resolve.SchedulerAnnotation: name}
+	}
 }
 
 func (d draw) policies(s *corev1.Service) {
@@ -182,6 +191,9 @@ func (d draw) slices(s *corev1.Service) (l []*discoveryv1.EndpointSlice) {
 		line := sliceLine{Name: fmt.Sprintf("%s#%d", s.Name, n), Namespace: s.Namespace, Service: s.Name, Families: []bool{false, true}}
 		if d.chance(15) {
 			line.Families = []bool{d.chance(50)}
+		}
+		if d.chance(15) {
+			line.Weight = one(d, "1", "2", "3", "4")
 		}
 		host := true // an endpoint on the node's network serves one port
 		for _, p := range s.Spec.Ports {

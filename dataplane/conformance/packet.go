@@ -30,7 +30,8 @@ type packetLine struct {
 	Sticks     bool        // always the same candidate
 	As         string      // and it is remembered under this name, or, if the name is known, is that very one
 	Moves      bool        // not for ever the same candidate, if one waits longer than the affinity lasts
-	Evenly     bool        // each candidate as often as any other
+	Evenly     bool        // each candidate as often as its weight says
+	Scheduled  bool        // as the pool's scheduler promises
 	Via        string      // the node through which a packet from outside comes; default: the node that has the address, or a
 }
 
@@ -194,6 +195,8 @@ func (l *packetLine) parseWord(w string) error {
 		l.Hidden = true
 	case w == "moves":
 		l.Moves = true
+	case w == "scheduled":
+		l.Scheduled = true
 	case w == "evenly":
 		l.Evenly = true
 	case key == "sticks":

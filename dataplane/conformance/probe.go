@@ -66,6 +66,8 @@ func (p probe) run(ctx context.Context) string {
 		return p.moves(ctx)
 	case p.l.Sticks:
 		return p.sticks(ctx)
+	case p.l.Scheduled:
+		return p.scheduled(ctx)
 	}
 	return p.covers(ctx)
 }
@@ -145,10 +147,13 @@ func tries(n int) (first, last int) {
 
 // covers asks until every candidate has answered.
 func (p probe) covers(ctx context.Context) string {
-	n := len(p.j.outcome.Candidates)
-	first, last := tries(n)
+	n, sum := len(p.j.outcome.Candidates), p.shares()
+	first, last := tries(sum)
 	if p.l.Evenly {
-		first, last = 200*n, 200*n
+		first, last = 200*sum, 200*sum
+	}
+	if p.few() {
+		last = first
 	}
 	if p.sample > 0 {
 		first, last = p.sample, p.sample
@@ -163,12 +168,74 @@ func (p probe) covers(ctx context.Context) string {
 	}
 	for _, v := range p.j.outcome.Candidates {
 		k := count[v.Backend.Addr]
-		if k == 0 && p.sample == 0 {
+		if k == 0 && p.sample == 0 && !p.few() {
 			return fmt.Sprintf("%s never answers in %d tries", show(v), last)
 		}
-		// 200 ± 100 is seven standard deviations of what a fair draw gives.
-		if p.l.Evenly && n > 1 && (k < 100 || k > 300) {
-			return fmt.Sprintf("%s answers %d times in %d tries: that is no even share", show(v), k, last)
+		// 200 ± 100 is seven standard deviations of what a fair draw gives; more than that of a multiple.
+		if share := v.Backend.Share(); p.l.Evenly && n > 1 && (k < 100*share || k > 300*share) {
+			return fmt.Sprintf("%s answers %d times in %d tries: its share is %d of %d", show(v), k, last, share, sum)
+		}
+	}
+	return ""
+}
+
+// pool is the one that the packet is served from.
+func (p probe) pool() *model.Pool { return p.j.outcome.Frontend.Target(p.j.outcome.Origin).Pool }
+
+// shares gives the sum of the candidates' weights; a scheduler that knows none counts heads.
+func (p probe) shares() (sum int) {
+	if p.pool().Scheduler == model.RoundRobin {
+		return len(p.pool().Backends)
+	}
+	for _, b := range p.pool().Backends {
+		sum += b.Share()
+	}
+	return sum
+}
+
+// few says that not every candidate need answer one client that asks again and again: by hash it belongs to one, and by
+// connections whoever has none may be taken each time.
+func (p probe) few() bool {
+	switch p.pool().Scheduler {
+	case model.Random, model.RoundRobin, model.WeightedRoundRobin:
+		return false
+	}
+	return true
+}
+
+// scheduled wants what the pool's scheduler promises to a client that asks one question after the other.
+func (p probe) scheduled(ctx context.Context) string {
+	l := *p.l
+	p.l = &l
+	switch pool := p.pool(); {
+	case pool.Scheduler == model.Random:
+		p.l.Evenly = true
+	case pool.Scheduler == model.RoundRobin || pool.Scheduler == model.WeightedRoundRobin:
+		return p.turns(ctx)
+	case pool.Scheduler.Hashes() && !pool.Ports:
+		return p.sticks(ctx)
+	}
+	return p.covers(ctx)
+}
+
+// turns wants every candidate to answer just as often as its weight says, counted over three rounds.
+func (p probe) turns(ctx context.Context) string {
+	const rounds = 3
+	count, sum := map[netip.AddrPort]int{}, p.shares()
+	for i := range rounds * sum {
+		a, err := p.ask(ctx, p.w.patience)
+		if wrong := p.answered(a, err); wrong != "" {
+			return fmt.Sprintf("try %d: %s", i+1, wrong)
+		}
+		count[a.Server]++
+	}
+	for _, v := range p.j.outcome.Candidates {
+		due := rounds
+		if p.pool().Scheduler == model.WeightedRoundRobin {
+			due *= v.Backend.Share()
+		}
+		if k := count[v.Backend.Addr]; k != due {
+			return fmt.Sprintf("%s answers %d times in %d rounds: its turns are %d", show(v), k, rounds, due)
 		}
 	}
 	return ""

@@ -158,7 +158,9 @@ func (w *world) health(l healthLine) string {
 func (w *world) problems() (l []string) {
 	for _, n := range nodes {
 		for _, p := range w.agents[n].resolver.Problems() {
-			l = append(l, p.Reason+" "+p.Object.String())
+			if p.Reason != "SchedulerNotAvailable" { // that is about the subject
+				l = append(l, p.Reason+" "+p.Object.String())
+			}
 		}
 	}
 	slices.Sort(l)

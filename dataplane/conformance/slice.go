@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -17,13 +18,15 @@ import (
 //
 //	NAME PORT…: ENDPOINT…
 //
-// NAME is [NAMESPACE/]SERVICE, with #N for a second slice of the same Service, and /4 or /6 for one family only. PORT is
+// NAME is [NAMESPACE/]SERVICE, with #N for a second slice of the same Service, *WEIGHT for endpoints of another weight than
+// 1, and /4 or /6 for one family only. PORT is
 // [NAME=]NUMBER[-LAST][/PROTOCOL]. ENDPOINT is a pod or ADDRESS[@NODE], with (CONDITION,…) or not.
 type sliceLine struct {
 	Line      int
 	Name      string // as written, without the family: what "remove: slice NAME" names
 	Namespace string
 	Service   string
+	Weight    string
 	Families  []bool // true: IPv6
 	Ports     []slicePort
 	Endpoints []sliceEndpoint
@@ -57,6 +60,7 @@ func parseSlice(text string) (l sliceLine, err error) {
 	} else if n, ok := strings.CutSuffix(l.Name, "/6"); ok {
 		l.Name, l.Families = n, []bool{true}
 	}
+	l.Name, l.Weight, _ = strings.Cut(l.Name, "*")
 	l.Service, _, _ = strings.Cut(l.Name, "#")
 	if l.Namespace, l.Service, found = strings.Cut(l.Service, "/"); !found {
 		l.Namespace, l.Service = "default", l.Namespace
@@ -212,6 +216,9 @@ func (l sliceLine) slice(name string, i int, six bool) *discoveryv1.EndpointSlic
 		ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: name,
 			Labels: map[string]string{discoveryv1.LabelServiceName: l.Service}},
 		AddressType: [...]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}[b2i(six)],
+	}
+	if l.Weight != "" {
+		s.Annotations = map[string]string{resolve.WeightAnnotation: l.Weight}
 	}
 	for _, p := range l.Ports {
 		if number := int32(p.First) + int32(i); number <= int32(p.Last) {

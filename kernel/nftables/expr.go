@@ -168,6 +168,23 @@ func Random(n uint32, dst Reg) Expr {
 	return expr("numgen", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, n); b.u32(3, 1); b.u32(4, 0) })
 }
 
+// Turn puts one number from 0 to n-1 after the other into dst, in the host's byte order; the rule counts.
+func Turn(n uint32, dst Reg) Expr {
+	return expr("numgen", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, n); b.u32(3, 0); b.u32(4, 0) })
+}
+
+// Hash puts a number from 0 to n-1 that depends on the size bytes at src alone into dst (jhash, always of the same seed).
+func Hash(src Reg, size, n uint32, dst Reg) Expr {
+	return expr("hash", func(b *buffer) {
+		b.u32(1, uint32(src))
+		b.u32(2, uint32(dst))
+		b.u32(3, size)
+		b.u32(4, n)
+		b.u32(5, 1)
+		b.u32(7, 0)
+	})
+}
+
 // DNAT translates the destination to the address at addr and the port at port; family is NFPROTO_IPV4 or NFPROTO_IPV6.
 func DNAT(family uint8, addr, port Reg) Expr {
 	return expr("nat", func(b *buffer) {

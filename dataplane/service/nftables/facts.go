@@ -18,7 +18,7 @@ import (
 const Table = "fairlead"
 
 // layout is the value of the table's fact. Maps of another layout can't be mended: the table is made anew.
-const layout = "layout 1"
+const layout = "layout 2"
 
 // Kind is a kind of fact.
 type Kind uint8
@@ -132,7 +132,7 @@ func (p *proto) sets() []nft.Set {
 	backend := []nft.Type{p.typ, nft.Port}
 	verdicts := []nft.Type{nft.Verdicts}
 	return []nft.Set{
-		{Name: "service" + p.name, Key: place, Data: marks(2)},
+		{Name: "service" + p.name, Key: place, Data: marks(3)},
 		{Name: "pool" + p.name, Key: place, Data: marks(2)},
 		{Name: "source" + p.name, Key: place, Data: marks(1)},
 		{Name: p.endpoint, Key: marks(4), Data: backend},
@@ -141,9 +141,9 @@ func (p *proto) sets() []nft.Set {
 		{Name: "affinity" + p.name, Key: []nft.Type{p.typ, nft.Mark, nft.Mark}, Data: []nft.Type{nft.Integer}, Dynamic: true, Size: 1 << 17},
 		{Name: p.hairpin, Key: []nft.Type{p.typ, p.typ}},
 		{Name: "permitted" + p.name, Key: []nft.Type{p.typ, nft.Proto, nft.Port, p.typ}, Interval: true},
-		{Name: "entry" + p.name, Key: marks(3), Data: verdicts},
-		{Name: "admitted" + p.name, Key: marks(3), Data: verdicts},
-		{Name: "side" + p.name, Key: marks(3), Data: verdicts},
+		{Name: "entry" + p.name, Key: marks(4), Data: verdicts},
+		{Name: "admitted" + p.name, Key: marks(4), Data: verdicts},
+		{Name: "side" + p.name, Key: marks(4), Data: verdicts},
 		{Name: "hide" + p.name, Key: marks(2), Data: verdicts},
 	}
 }
@@ -209,14 +209,19 @@ func pool(v *model.Pool) []Fact {
 	id := poolToken(v)
 	facts := make([]Fact, 0, len(v.Backends))
 	tokens := map[uint32]bool{}
-	for i, e := range v.Backends {
+	slot := uint32(0)
+	for _, e := range v.Backends {
 		addr := e.Addr.Addr().AsSlice()
 		backend := port(addr[:len(addr):len(addr)], e.Addr.Port())
-		if v.Affinity == 0 {
-			facts = append(facts, element(f.endpoint, ofPool(uint32(i), id), string(backend)))
-		} else {
+		set, value := f.endpoint, string(backend)
+		if v.Affinity > 0 {
 			t := backendToken(backend, tokens)
-			facts = append(facts, element(f.drawn, ofPool(uint32(i), id), string(word(nil, t))), element(f.member, ofPool(t, id), string(backend)))
+			facts = append(facts, element(f.member, ofPool(t, id), value))
+			set, value = f.drawn, string(word(nil, t))
+		}
+		for range slots(v, e) {
+			facts = append(facts, element(set, ofPool(slot, id), value))
+			slot++
 		}
 		if e.Local {
 			facts = append(facts, element(f.hairpin, append(addr[:len(addr):len(addr)], addr...), ""))

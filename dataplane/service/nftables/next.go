@@ -24,31 +24,65 @@ type next struct {
 	does    deed
 	any     bool   // the frontend is a node port
 	outside bool   // the pool is that of the stage outside
-	size    uint32 // backends to draw from
+	size    uint32 // slots to draw from: a backend has as many as its share
 	seconds uint32 // of affinity
+	by      draw
+	ports   bool   // a hash of the client's address takes in its port
+	pool    uint32 // of a pool that has a chain of its own, what its name begins with: turns are counted there
+}
+
+// draw is a way of choosing a slot.
+type draw uint32
+
+const (
+	atRandom draw = iota
+	inTurn
+	bySource
+	byDestination
+)
+
+// draws tells how schedulers choose. Weights are in the number of slots.
+var draws = map[model.Scheduler]draw{
+	model.Random: atRandom, model.RoundRobin: inTurn, model.WeightedRoundRobin: inTurn,
+	model.SourceHash: bySource, model.DestinationHash: byDestination,
 }
 
 // pick gives the step that serves a target.
 func pick(t model.Target, any, outside bool) next {
+	p := t.Pool
 	switch {
-	case len(t.Pool.Backends) > 0:
-		return next{picks, any, outside, uint32(len(t.Pool.Backends)), uint32(t.Pool.Affinity.Seconds())}
+	case len(p.Backends) > 0:
+		n := next{does: picks, any: any, outside: outside, seconds: uint32(p.Affinity.Seconds()), by: draws[p.Scheduler], ports: p.Ports}
+		for _, b := range p.Backends {
+			n.size += uint32(slots(p, b))
+		}
+		if n.by == inTurn {
+			n.pool = uint32(p.ID >> 32)
+		}
+		return n
 	case t.Empty == model.Drop:
 		return next{does: drops}
 	}
 	return next{does: refuses}
 }
 
-// code gives the step in two registers: how many; how long and what.
+// slots gives in how many slots of its pool a backend stands.
+func slots(p *model.Pool, b model.Backend) int {
+	if p.Scheduler == model.RoundRobin {
+		return 1
+	}
+	return b.Share()
+}
+
+// code gives the step in three registers: how many; how long, how and what; whose.
 func (n next) code() []byte {
-	what := n.seconds<<12 | uint32(n.does)
-	if n.any {
-		what |= 1 << 8
+	what := n.seconds<<12 | uint32(n.by)<<10 | uint32(n.does)
+	for bit, is := range map[int]bool{8: n.any, 9: n.outside, 29: n.ports} {
+		if is {
+			what |= 1 << bit
+		}
 	}
-	if n.outside {
-		what |= 1 << 9
-	}
-	return word(word(nil, n.size), what)
+	return word(word(word(nil, n.size), what), n.pool)
 }
 
 // chain names the chain that does n, such as restricted4-any or pick6-10-outside-10800s.
@@ -65,6 +99,17 @@ func (n next) chain(f *proto) string {
 	}
 	if n.seconds > 0 {
 		name += fmt.Sprintf("-%ds", n.seconds)
+	}
+	switch n.by {
+	case inTurn:
+		name += fmt.Sprintf("-turn-%08x", n.pool)
+	case bySource:
+		name += "-source"
+	case byDestination:
+		name += "-destination"
+	}
+	if n.ports {
+		name += "-port"
 	}
 	return name
 }
@@ -83,4 +128,24 @@ func (n next) rules(f *proto) [][]nft.Expr {
 		return n.remembering(f)
 	}
 	return [][]nft.Expr{n.drawing(f)}
+}
+
+// number puts the number of a slot at to. It may use the registers from free on, of which it needs one more than an address
+// takes.
+func (n next) number(f *proto, to, free int) []nft.Expr {
+	at := f.src
+	switch n.by {
+	case atRandom:
+		return exprs(nft.Random(n.size, nft.R(to)))
+	case inTurn:
+		return exprs(nft.Turn(n.size, nft.R(to)))
+	case byDestination:
+		at = f.dst
+	}
+	width, load := uint32(4*f.words), exprs(nft.Payload(nft.NetworkHeader, at, uint32(4*f.words), nft.R(free)))
+	if n.ports {
+		width += 4
+		load = append(load, nft.Payload(nft.TransportHeader, 0, 2, nft.R(free+f.words)))
+	}
+	return append(load, nft.Hash(nft.R(free), width, n.size, nft.R(to)))
 }

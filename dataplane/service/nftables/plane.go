@@ -43,7 +43,6 @@ const setHere = "route_localnet-set"
 var Abilities = service.Abilities{
 	Name: "nftables", Tracked: true,
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.SourceHash, model.DestinationHash),
-	Notes:      []string{"round-robin counts for each number of backends, not for each Service: Services of equal size share a counter"},
 }
 
 // New opens the plane of the calling thread's network namespace.

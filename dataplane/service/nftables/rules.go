@@ -59,8 +59,7 @@ func (f *proto) follow(stage uint32, any bool, set string) []nft.Expr {
 func (n next) drawing(f *proto) []nft.Expr {
 	const number, pool, backend = zero + 1, zero + 2, place
 	return join(exprs(clear(zero)), f.frontendKey(place, n.stage(), n.any), exprs(
-		nft.Map("pool"+f.name, nft.R(place), nft.R(pool)),
-		nft.Random(n.size, nft.R(number)),
+		nft.Map("pool"+f.name, nft.R(place), nft.R(pool))), n.number(f, number, place), exprs(
 		nft.Map(f.endpoint, nft.R(zero), nft.R(backend)),
 		nft.DNAT(f.number, nft.R(backend), nft.R(backend+f.words))))
 }
@@ -83,8 +82,7 @@ func (n next) remembering(f *proto) [][]nft.Expr {
 		nft.Copy(nft.R(place+1), nft.R(number), 4),
 		nft.Copy(nft.R(clientPool), nft.R(pool), 8)))
 	drawn := join(find, exprs(
-		nft.Copy(nft.R(clientPool), nft.R(pool), 8),
-		nft.Random(n.size, nft.R(number)),
+		nft.Copy(nft.R(clientPool), nft.R(pool), 8)), n.number(f, number, backend), exprs(
 		nft.Map(f.drawn, nft.R(zero), nft.R(number))))
 	choose := nft.Map(f.member, nft.R(zero), nft.R(backend))
 	remember := nft.Remember(affinity, nft.R(client), nft.R(zero), timeout)
