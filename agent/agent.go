@@ -136,7 +136,7 @@ func (a *Agent) arrive(ctx context.Context) {
 	a.mu.Lock()
 	a.synced = true
 	a.mu.Unlock()
-	debug.SetGCPercent(50) // from now on memory counts more than time
+	rest() // from now on memory and peace count more than time
 	debug.FreeOSMemory()
 	facts := 0
 	for _, s := range a.services.Status() {

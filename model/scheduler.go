@@ -93,14 +93,17 @@ func SchedulersOf(list ...Scheduler) (s Schedulers) {
 // Has says whether x is in the set.
 func (s Schedulers) Has(x Scheduler) bool { return s&(1<<x) != 0 }
 
-// Instead gives x if the set has it, else what stands in for it: the first of its chain of substitutes that the set has.
-// An empty set gives Random.
+// Instead gives x if the set has it, else what stands in for it: the first of its chain of substitutes that the set has, or
+// of Random's. A set with none of these gives Random.
 func (s Schedulers) Instead(x Scheduler) Scheduler {
-	for range lastScheduler {
-		if s.Has(x) {
-			return x
+	for _, start := range []Scheduler{x, Random} {
+		x = start
+		for range lastScheduler {
+			if s.Has(x) {
+				return x
+			}
+			x = instead[x]
 		}
-		x = instead[x]
 	}
 	return Random
 }

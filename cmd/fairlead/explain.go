@@ -183,6 +183,10 @@ type explained struct {
 	Pool       string               `json:"pool,omitempty"`
 	Affinity   string               `json:"affinity,omitempty"`
 	Candidates []explainedCandidate `json:"candidates,omitempty"`
+	Scheduler  string               `json:"scheduler,omitempty"`
+	Problems   []source.Problem     `json:"problems,omitempty"` // of the Service asked for, if the frontend isn't served as it says
+	Mode       string               `json:"mode"`
+	Notes      []string             `json:"modeNotes,omitempty"`
 	Kernel     string               `json:"kernel"`
 	Note       string               `json:"note,omitempty"`
 }
@@ -191,6 +195,7 @@ type explainedCandidate struct {
 	Address string `json:"address"`
 	Pod     string `json:"pod,omitempty"`
 	Local   bool   `json:"onThisNode"`
+	Weight  uint16 `json:"weight,omitempty"`
 	Sees    string `json:"seesSource"`
 }
 
@@ -199,7 +204,8 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	v := verdict.Of(w.services, p)
 	e := explained{From: p.Src.Addr().String(), To: fmt.Sprintf("%s/%s", p.Dst, p.Protocol), Node: w.services.Node.Name,
 		Origin: v.Origin.String(), Outcome: v.Action.String(), Reason: v.Reason, Kernel: "holds nothing for it, as wanted"}
-	e.Note = w.elsewhere(p.Src.Addr())
+	e.Note, e.Mode, e.Notes = w.elsewhere(p.Src.Addr()), w.mode.Name, w.mode.Notes
+	e.Problems = w.problemsOf(v.Frontend, model.Entry{Addr: p.Dst.Addr(), Port: p.Dst.Port(), Protocol: p.Protocol})
 	f := v.Frontend
 	if f == nil {
 		return e
@@ -212,15 +218,31 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	if t := f.Target(v.Origin).Pool.Affinity; t > 0 {
 		e.Affinity = t.String()
 	}
+	e.Scheduler = f.Target(v.Origin).Pool.Scheduler.String()
+	if f.Target(v.Origin).Pool.Ports {
+		e.Scheduler += " and the client's port"
+	}
 	pods := w.pods()
 	for _, c := range v.Candidates {
 		sees := e.From
 		if c.Hidden {
 			sees = "an address of node " + e.Node
 		}
-		e.Candidates = append(e.Candidates, explainedCandidate{c.Backend.Addr.String(), pods[c.Backend.Addr.Addr()], c.Backend.Local, sees})
+		e.Candidates = append(e.Candidates, explainedCandidate{c.Backend.Addr.String(), pods[c.Backend.Addr.Addr()], c.Backend.Local, c.Backend.Weight, sees})
 	}
 	return e
+}
+
+// problemsOf gives the problems of the Service that a frontend is of, or that would have one at the entry.
+func (w *world) problemsOf(f *model.Frontend, at model.Entry) (l []source.Problem) {
+	for _, p := range w.problems {
+		name := p.Object.Namespace + "/" + p.Object.Name
+		ours := f != nil && p.Object.Kind == source.Service && (f.Service == name || strings.HasPrefix(f.Service, name+":"))
+		if ours || f == nil && strings.HasPrefix(p.Message, at.String()+" ") {
+			l = append(l, p)
+		}
+	}
+	return l
 }
 
 // elsewhere says so if a is the address of a pod that runs on another node: its packets enter the network there.
@@ -299,7 +321,7 @@ func (e explained) tree(w io.Writer) error {
 	}
 	switch e.Outcome {
 	case "forward":
-		add(0, "goes to one of %d backends, each as likely", len(e.Candidates))
+		add(0, "goes to one of %d backends, chosen by %s", len(e.Candidates), e.Scheduler)
 		for _, c := range e.Candidates {
 			where := "elsewhere"
 			if c.Local {
@@ -309,18 +331,28 @@ func (e explained) tree(w io.Writer) error {
 			if c.Pod != "" {
 				pod = " pod " + c.Pod
 			}
-			add(1, "%s%s, %s, sees %s", c.Address, pod, where, c.Sees)
+			weight := ""
+			if c.Weight > 0 {
+				weight = fmt.Sprintf(", weight %d", c.Weight)
+			}
+			add(1, "%s%s, %s%s, sees %s", c.Address, pod, where, weight, c.Sees)
 		}
 	case "pass":
 		add(0, "passes as if Fairlead were not there")
 	default:
 		add(0, "%s: %s", map[string]string{"reject": "is refused with an answer", "drop": "is dropped"}[e.Outcome], e.Reason)
 	}
+	for _, p := range e.Problems {
+		add(0, "problem: %s", p)
+	}
 	fmt.Fprintf(w, "%s → %s\n", e.From, e.To)
 	for _, l := range lines {
 		fmt.Fprintln(w, l)
 	}
 	_, err := fmt.Fprintf(w, "└─ kernel: %s\n", e.Kernel)
+	for _, n := range e.Notes {
+		fmt.Fprintf(w, "note on mode %s: %s\n", e.Mode, n)
+	}
 	if e.Note != "" {
 		_, err = fmt.Fprintf(w, "note: %s\n", e.Note)
 	}

@@ -1,0 +1,52 @@
+package agent
+
+import (
+	"math"
+	"runtime"
+	"runtime/debug"
+	"testing"
+)
+
+// collections counts the collections while f runs, and tells the highest heap seen after each step of f.
+func collections(f func(step func())) (n uint32, highest uint64) {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	before := m.NumGC
+	f(func() {
+		runtime.ReadMemStats(&m)
+		highest = max(highest, m.HeapAlloc)
+	})
+	return m.NumGC - before, highest
+}
+
+func TestRestCollectsWhatItMakes(t *testing.T) {
+	defer debug.SetGCPercent(100)
+	defer debug.SetMemoryLimit(math.MaxInt64)
+	const piece, mib = 1 << 20, 1 << 20
+	var living [][]byte
+	keep := func() { living = append(living, make([]byte, piece)) }
+	for range 40 {
+		keep()
+	}
+	rest()
+	runtime.GC()
+	n, highest := collections(func(step func()) {
+		for range 400 {
+			living[0] = make([]byte, piece) // and the last one is garbage
+			step()
+		}
+	})
+	if n < 8 || highest > 100*mib {
+		t.Errorf("400 MiB of garbage beside 40 MiB in use: %d collections, up to %d MiB in the heap", n, highest/mib)
+	}
+	n, _ = collections(func(step func()) {
+		for range 120 {
+			keep()
+			step()
+		}
+	})
+	if n == 0 || n > 40 {
+		t.Errorf("40 MiB in use grow to 160 MiB: %d collections", n)
+	}
+	runtime.KeepAlive(living)
+}
