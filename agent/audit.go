@@ -24,6 +24,12 @@ func Check(ctx context.Context, m Mode, s *model.Services) (*Audit, error) {
 	})
 }
 
+// Probe says why the calling thread's network namespace can't have the mode, nil if it can. It opens and reads, and writes
+// nothing.
+func (m Mode) Probe(ctx context.Context) error {
+	return m.each(func(l loop) error { return l.audit(ctx, &Audit{}) })
+}
+
 // each opens the mode's planes one after the other, and closes them again.
 func (m Mode) each(do func(loop) error) error {
 	for _, p := range m.planes {

@@ -47,7 +47,7 @@ or with a measurement:            fairlead lab run services --quick`,
 		}
 	}
 	add("node", runCommand(), cleanCommand())
-	add("look", showCommand(), planCommand(), explainCommand())
+	add("look", showCommand(), planCommand(), explainCommand(), modesCommand())
 	add("box", sandboxCommand(), labCommand())
 	return c
 }
