@@ -209,23 +209,23 @@ func pool(v *model.Pool) []Fact {
 	id := poolToken(v)
 	facts := make([]Fact, 0, len(v.Backends))
 	tokens := map[uint32]bool{}
-	slot := uint32(0)
-	for _, e := range v.Backends {
+	held := make([]string, len(v.Backends)) // what a slot holds for a backend
+	set := f.endpoint
+	for i, e := range v.Backends {
 		addr := e.Addr.Addr().AsSlice()
 		backend := port(addr[:len(addr):len(addr)], e.Addr.Port())
-		set, value := f.endpoint, string(backend)
+		held[i] = string(backend)
 		if v.Affinity > 0 {
 			t := backendToken(backend, tokens)
-			facts = append(facts, element(f.member, ofPool(t, id), value))
-			set, value = f.drawn, string(word(nil, t))
-		}
-		for range slots(v, e) {
-			facts = append(facts, element(set, ofPool(slot, id), value))
-			slot++
+			facts = append(facts, element(f.member, ofPool(t, id), held[i]))
+			set, held[i] = f.drawn, string(word(nil, t))
 		}
 		if e.Local {
 			facts = append(facts, element(f.hairpin, append(addr[:len(addr):len(addr)], addr...), ""))
 		}
+	}
+	for slot, i := range slots(v) {
+		facts = append(facts, element(set, ofPool(uint32(slot), id), held[i]))
 	}
 	return facts
 }

@@ -3,6 +3,7 @@ package nftables
 import (
 	"fmt"
 
+	"fairlead.dev/fairlead/dataplane/maglev"
 	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/model"
 )
@@ -44,7 +45,7 @@ const (
 // draws tells how schedulers choose. Weights are in the number of slots.
 var draws = map[model.Scheduler]draw{
 	model.Random: atRandom, model.RoundRobin: inTurn, model.WeightedRoundRobin: inTurn,
-	model.SourceHash: bySource, model.DestinationHash: byDestination,
+	model.SourceHash: bySource, model.Maglev: bySource, model.DestinationHash: byDestination,
 }
 
 // pick gives the step that serves a target.
@@ -52,10 +53,7 @@ func pick(t model.Target, any, outside bool) next {
 	p := t.Pool
 	switch {
 	case len(p.Backends) > 0:
-		n := next{does: picks, any: any, outside: outside, seconds: uint32(p.Affinity.Seconds()), by: draws[p.Scheduler], ports: p.Ports}
-		for _, b := range p.Backends {
-			n.size += uint32(slots(p, b))
-		}
+		n := next{does: picks, any: any, outside: outside, size: size(p), seconds: uint32(p.Affinity.Seconds()), by: draws[p.Scheduler], ports: p.Ports}
 		if n.by == inTurn {
 			n.pool = uint32(p.ID >> 32)
 		}
@@ -66,12 +64,50 @@ func pick(t model.Target, any, outside bool) next {
 	return next{does: refuses}
 }
 
-// slots gives in how many slots of its pool a backend stands.
-func slots(p *model.Pool, b model.Backend) int {
+// slots gives what a number is drawn for: the index of a backend in each slot.
+func slots(p *model.Pool) (l []uint16) {
+	if p.Scheduler == model.Maglev {
+		return maglev.Table(p.Backends, int(size(p)))
+	}
+	for i, b := range p.Backends {
+		for range shares(p, b) {
+			l = append(l, uint16(i))
+		}
+	}
+	return l
+}
+
+// size gives the number of a pool's slots. Maglev's table has a hundred for each backend, for which its shares are even to
+// about 1 %, but no more than the usual one.
+func size(p *model.Pool) (n uint32) {
+	if p.Scheduler == model.Maglev {
+		return prime(uint32(min(100*len(p.Backends), maglev.Size)))
+	}
+	for _, b := range p.Backends {
+		n += uint32(shares(p, b))
+	}
+	return n
+}
+
+// shares gives in how many slots a backend stands.
+func shares(p *model.Pool, b model.Backend) int {
 	if p.Scheduler == model.RoundRobin {
 		return 1
 	}
 	return b.Share()
+}
+
+// prime gives the first prime from n on.
+func prime(n uint32) uint32 {
+	for ; ; n++ {
+		d := uint32(2)
+		for d*d <= n && n%d != 0 {
+			d++
+		}
+		if n > 1 && d*d > n {
+			return n
+		}
+	}
 }
 
 // code gives the step in three registers: how many; how long, how and what; whose.
