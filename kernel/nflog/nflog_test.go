@@ -1,0 +1,63 @@
+package nflog
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// inNamespace runs the test's body in a network namespace of its own. The thread is thrown away with it.
+func inNamespace(t *testing.T, body func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			t.Errorf("new network namespace: %v: run as root", err)
+			return
+		}
+		body()
+	}()
+	<-done
+}
+
+func TestHears(t *testing.T) {
+	inNamespace(t, func() {
+		for _, c := range [][]string{{"ip", "link", "set", "lo", "up"}, {"iptables-legacy", "-w", "300", "-A", "OUTPUT", "-p", "udp", "-j", "NFLOG", "--nflog-prefix", "seen: "}} {
+			if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
+				t.Errorf("%v: %v: %s", c, err, out)
+				return
+			}
+		}
+		before, _ := os.ReadFile(sysctlName)
+		l, err := Open()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if _, err := Open(); !errors.Is(err, unix.EPERM) {
+			t.Errorf("a second one to hear the group: %v, want EPERM", err)
+		}
+		c, err := net.Dial("udp4", "127.0.0.1:9")
+		if err == nil {
+			_, err = c.Write([]byte("hello"))
+		}
+		heard, err2 := l.Heard()
+		if err != nil || err2 != nil || len(heard) != 1 || heard[0].Prefix != "seen: " || !strings.HasSuffix(string(heard[0].Payload), "hello") {
+			t.Errorf("%+v, %v, %v", heard, err, err2)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		if after, _ := os.ReadFile(sysctlName); string(after) != string(before) {
+			t.Errorf("nf_log/2 was %q and is %q", before, after)
+		}
+	})
+}

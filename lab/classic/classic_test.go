@@ -1,0 +1,146 @@
+package classic
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// small gives n Services of two endpoints each, every third with a node port.
+func small(n int) *Cluster {
+	c := &Cluster{Pods: netip.MustParsePrefix("10.128.0.0/9"), Node: []netip.Addr{netip.MustParseAddr("172.18.0.2")}}
+	for i := range n {
+		s := Service{Name: fmt.Sprintf("ns/s%d:http", i), Protocol: model.TCP, Address: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: 80}
+		if i%3 == 0 {
+			s.NodePort = uint16(30000 + i)
+		}
+		for j := range 2 {
+			s.Endpoints = append(s.Endpoints, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 128, byte(i), byte(j + 1)}), 8080))
+		}
+		c.Services = append(c.Services, s)
+	}
+	return c
+}
+
+// inNamespace runs the test's body in a network namespace of its own. The thread is thrown away with it.
+func inNamespace(t testing.TB, body func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			t.Errorf("new network namespace: %v: run as root", err)
+			return
+		}
+		body()
+	}()
+	<-done
+}
+
+// Names that kube-proxy gave, from dumps in Kubernetes' issues and documents.
+func TestNamesAreKubeProxys(t *testing.T) {
+	s := Service{Name: "default/kubernetes:https", Protocol: model.TCP}
+	dns := Service{Name: "kube-system/kube-dns:dns", Protocol: model.UDP}
+	svc1 := Service{Name: "ns1/svc1:p80", Protocol: model.TCP}
+	for got, want := range map[string]string{
+		s.chain("SVC"):            "KUBE-SVC-NPX46M4PTMTKRN6Y",
+		dns.chain("SVC"):          "KUBE-SVC-TCOU7JCQXEZGVUNU",
+		s.nftChain("service"):     "service-2QRHZV4L-default/kubernetes/tcp/https",
+		svc1.nftChain("external"): "external-ULMVA6XW-ns1/svc1/tcp/p80",
+		svc1.nftEndpoint(netip.MustParseAddrPort("10.180.0.1:80")): "endpoint-5OJB2KTY-ns1/svc1/tcp/p80__10.180.0.1/80",
+	} {
+		if got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+// saved gives the kernel's rules without counters, comments and order of tables.
+func saved(t *testing.T, r *Rules) []string {
+	t.Helper()
+	name, args := "iptables-"+string(r.Variant)+"-save", []string(nil)
+	if r.Layout == NFTables {
+		name, args = "nft", []string{"-s", "list", "ruleset"}
+	}
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Errorf("%s: %v: %s", name, err, out)
+	}
+	var l []string
+	for line := range strings.Lines(string(out)) {
+		if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, ":") {
+			l = append(l, strings.TrimSpace(line))
+		}
+	}
+	slices.Sort(l)
+	return l
+}
+
+func TestKernelTakesThem(t *testing.T) {
+	for _, c := range []struct {
+		Layout
+		Variant
+	}{{IPTables19, Legacy}, {IPTables19, NFT}, {IPTables, Legacy}, {IPTables, NFT}, {NFTables, NFT}} {
+		t.Run(fmt.Sprint(c.Layout, " ", c.Variant), func(t *testing.T) {
+			inNamespace(t, func() { live(t, c.Layout, c.Variant) })
+		})
+	}
+}
+
+// live installs, replaces an endpoint, resyncs and cleans, and compares with an installation of the result.
+func live(t *testing.T, l Layout, v Variant) {
+	ctx := context.Background()
+	must := func(err error) {
+		if err != nil {
+			t.Error(err)
+			runtime.Goexit()
+		}
+	}
+	r, err := Install(ctx, l, v, small(4))
+	must(err)
+	before := saved(t, r)
+	to := netip.MustParseAddrPort("10.200.0.1:8080")
+	must(r.Replace(ctx, 2, 1, to))
+	after := saved(t, r)
+	must(r.Resync(ctx))
+	if again := saved(t, r); !slices.Equal(after, again) {
+		t.Errorf("a resync changed rules:\n%s\n\n%s", strings.Join(after, "\n"), strings.Join(again, "\n"))
+	}
+	if slices.Equal(before, after) || !strings.Contains(strings.Join(after, "\n"), "10.200.0.1") {
+		t.Error("replacing an endpoint changed nothing")
+	}
+	must(r.Replace(ctx, 2, 1, small(4).Services[2].Endpoints[1]))
+	if back := saved(t, r); !slices.Equal(before, back) {
+		t.Errorf("replacing an endpoint and putting it back left something:\n%s\n\n%s", strings.Join(before, "\n"), strings.Join(back, "\n"))
+	}
+	must(r.Clean(ctx))
+	if left := saved(t, r); slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "KUBE") || strings.Contains(s, "kube") }) {
+		t.Errorf("after clean: %s", strings.Join(left, "\n"))
+	}
+}
+
+func TestFromParts(t *testing.T) {
+	pool := &model.Pool{Name: "p", Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.128.0.1:8080")}}}
+	target := model.Target{Pool: pool}
+	front := func(name, via, addr string, port uint16) *model.Frontend {
+		return &model.Frontend{Service: name, Via: via, Entry: model.Entry{Addr: netip.MustParseAddr(addr), Port: port, Protocol: model.TCP}, Inside: target, Outside: target}
+	}
+	c := FromParts([]model.Part{
+		&model.Node{Addresses: []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd00::2")}, Pods: []netip.Prefix{netip.MustParsePrefix("10.128.0.0/24")}},
+		pool, front("ns/b:http", "ClusterIP", "10.96.0.2", 80), front("ns/a:http", "ClusterIP", "10.96.0.1", 80),
+		front("ns/a:http", "NodePort", "0.0.0.0", 30080), front("ns/a:http", "ClusterIP", "fd00:96::1", 80)})
+	if len(c.Services) != 2 || c.Services[0].Name != "ns/a:http" || c.Services[0].NodePort != 30080 || c.Services[1].NodePort != 0 ||
+		len(c.Services[0].Endpoints) != 1 || c.Pods.Bits() != 24 || len(c.Node) != 1 {
+		t.Errorf("%+v", c)
+	}
+}
