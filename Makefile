@@ -43,8 +43,8 @@ bench: root ## Go benchmarks of the data plane, the resolver, the loop and the s
 	$(GO) test -run '^$$' -bench . ./dataplane/... ./resolve/... ./reconcile/... ./source/...
 
 .PHONY: packages
-packages: # Debian packages that tests need: nft and ip look from outside, gcc serves the race detector
-	@missing=; for p in nftables iproute2 gcc libc6-dev; do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+packages: # Debian packages that tests need: nft and ip look from outside, gcc serves the race detector, qemu the second kernel
+	@missing=; for p in nftables iproute2 iptables ipset gcc libc6-dev qemu-system-x86 qemu-system-common kmod; do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ]; then echo "installing$$missing"; \
 	  apt-get update -q >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$missing >/dev/null; fi
 

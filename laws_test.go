@@ -37,6 +37,7 @@ var laws = []law{
 	{"dataplane/health", []string{"dataplane", "model"}, slices.Concat(kubernetes, netlink), "a data plane renders finished decisions"},
 	{"agent", []string{"agent", "source", "resolve", "model", "reconcile", "dataplane"}, slices.Concat(kubernetes, netlink), "the agent only joins the line"},
 	{"sandbox", []string{"sandbox", "source", "model", "kernel"}, netlink, "the sandbox builds namespaces through kernel, and is no part of the product's line"},
+	{"vm", []string{"vm"}, slices.Concat(kubernetes, netlink), "the second kernel knows nothing of what runs in it"},
 	{"lab", nil, nil, ""},
 }
 

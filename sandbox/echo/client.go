@@ -104,7 +104,7 @@ func (h *Held) attach(from, to netip.AddrPort) error {
 			return err
 		}
 	}
-	if h.packet {
+	if h.packet || h.proto == model.SCTP { // else an ICMP error is not heard of
 		if err := h.s.byFamily(unix.IP_RECVERR, unix.IPV6_RECVERR, 1); err != nil {
 			return err
 		}

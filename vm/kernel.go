@@ -1,0 +1,196 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// Kernel is a kernel on disk that can be booted.
+type Kernel struct {
+	Release string // what uname -r says
+	Image   string // path
+	Modules string // directory with modules and their index
+}
+
+const (
+	series = "6.12"                    // a long-term kernel
+	suite  = "bookworm-backports"      // of Debian, that has it
+	meta   = "linux-image-cloud-amd64" // the package that depends on the newest; virtio-fs is built in, which spares an initramfs
+	keys   = "/usr/share/keyrings/debian-archive-keyring.gpg"
+	mirror = "http://deb.debian.org/debian" // for a machine whose own sources name none
+)
+
+// Prepare gives the kernel to boot: the one in the cache ($FAIRLEAD_CACHE, or fairlead in the user's cache directory), or else
+// downloaded there with this machine's apt, about 34 MB, checked by apt's keys and never installed. The system's apt
+// configuration is read and stays as it is.
+func Prepare(ctx context.Context) (Kernel, error) {
+	dir, err := cache()
+	if err != nil {
+		return Kernel{}, fmt.Errorf("a place for the second kernel: %w", err)
+	}
+	unlock, err := lock(dir)
+	if err != nil {
+		return Kernel{}, fmt.Errorf("a place for the second kernel: %w", err)
+	}
+	defer unlock()
+	place := filepath.Join(dir, series)
+	if k, err := at(place); !errors.Is(err, fs.ErrNotExist) {
+		return k, err
+	}
+	if err := download(ctx, dir, place); err != nil {
+		return Kernel{}, fmt.Errorf("download Debian's kernel %s to %s: %w", series, place, err)
+	}
+	return at(place)
+}
+
+func cache() (string, error) {
+	dir := os.Getenv("FAIRLEAD_CACHE")
+	if dir == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			return "", fmt.Errorf("%w: set FAIRLEAD_CACHE to a directory", err)
+		}
+		dir = filepath.Join(user, "fairlead")
+	}
+	dir, err := filepath.Abs(filepath.Join(dir, "kernel"))
+	if err != nil {
+		return "", err
+	}
+	return dir, os.MkdirAll(dir, 0o755)
+}
+
+// lock keeps other processes out until unlock.
+func lock(dir string) (unlock func() error, err error) {
+	f, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX); !errors.Is(err, syscall.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return f.Close, nil
+}
+
+// at gives the kernel unpacked in a directory. It's there whole or not at all, unless somebody meddled.
+func at(dir string) (Kernel, error) {
+	if _, err := os.Stat(dir); err != nil {
+		return Kernel{}, err
+	}
+	images, _ := filepath.Glob(filepath.Join(dir, "boot", "vmlinuz-*")) // the pattern is well-formed
+	if len(images) != 1 {
+		return Kernel{}, fmt.Errorf("%s holds %d kernel images instead of one: remove it to have it downloaded again", dir, len(images))
+	}
+	release := strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
+	k := Kernel{Release: release, Image: images[0], Modules: filepath.Join(dir, "lib/modules", release)}
+	if index := k.Modules + "/modules.dep.bin"; !exists(index) {
+		return Kernel{}, fmt.Errorf("%s lacks %s: remove it to have it downloaded again", dir, index)
+	}
+	return k, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// download fetches the series' newest kernel with apt-get to place, from a source of our own, with all of apt's state in a
+// directory of our own, which is made below dir and goes again.
+func download(ctx context.Context, dir, place string) error {
+	tmp, err := os.MkdirTemp(dir, ".download-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	source := fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keys, debian(ctx), suite)
+	if err := os.WriteFile(filepath.Join(tmp, "sources.list"), []byte(source), 0o644); err != nil {
+		return err
+	}
+	for _, d := range []string{"lists/partial", "cache/archives/partial", "root"} {
+		if err := os.MkdirAll(filepath.Join(tmp, d), 0o755); err != nil {
+			return err
+		}
+	}
+	apt := func(name string, args ...string) (string, error) {
+		return output(ctx, tmp, "apt", name, append([]string{"-q",
+			"-o", "Dir::Etc::sourcelist=" + tmp + "/sources.list", "-o", "Dir::Etc::sourceparts=-",
+			"-o", "Dir::State::lists=" + tmp + "/lists", "-o", "Dir::Cache=" + tmp + "/cache",
+			"-o", "APT::Sandbox::User=root", "-o", "APT::Architectures=amd64"}, args...)...)
+	}
+	if _, err := apt("apt-get", "update", "--error-on=any"); err != nil {
+		return err
+	}
+	depends, err := apt("apt-cache", "depends", meta)
+	if err != nil {
+		return err
+	}
+	_, name, ok := strings.Cut(depends, "Depends: ")
+	if name, _, _ = strings.Cut(name, "\n"); !ok || !strings.HasPrefix(name, "linux-image-"+series+".") {
+		return fmt.Errorf("%s of %s depends on %q, which is no kernel %s: set FAIRLEAD_CACHE to a directory that has one", meta, suite, name, series)
+	}
+	if _, err := apt("apt-get", "download", name); err != nil {
+		return err
+	}
+	packages, _ := filepath.Glob(filepath.Join(tmp, name+"_*.deb"))
+	if len(packages) != 1 {
+		return fmt.Errorf("apt-get download %s left %d files instead of one", name, len(packages))
+	}
+	if _, err := output(ctx, tmp, "dpkg", "dpkg-deb", "-x", packages[0], tmp+"/root"); err != nil {
+		return err
+	}
+	release := strings.TrimPrefix(name, "linux-image-")
+	if _, err := output(ctx, tmp, "kmod", "depmod", "-b", tmp+"/root", release); err != nil {
+		return err
+	}
+	if _, err := at(tmp + "/root"); err != nil {
+		return err
+	}
+	return os.Rename(tmp+"/root", place)
+}
+
+// debian gives the address of the Debian archive that this machine's apt is configured for.
+func debian(ctx context.Context) string {
+	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian", "Label: Debian").Output()
+	if uri, _, _ := strings.Cut(string(out), "\n"); err == nil && uri != "" {
+		return uri
+	}
+	return mirror
+}
+
+// output runs a program of a Debian package and gives its standard output.
+func output(ctx context.Context, dir, pkg, name string, args ...string) (string, error) {
+	path, err := program(pkg, name)
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	var stderr tail
+	cmd.Dir, cmd.Stderr, cmd.Env = dir, &stderr, append(os.Environ(), "LC_ALL=C")
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), errors.Join(err, ctx.Err()), &stderr)
+	}
+	return string(out), nil
+}
+
+// program finds a program of a Debian package, also where users' paths don't lead.
+func program(pkg, name string) (string, error) {
+	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin", "/usr/lib/qemu", "/usr/libexec") {
+		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("the second kernel needs %s: apt-get install --no-install-recommends %s", name, pkg)
+}

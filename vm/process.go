@@ -1,0 +1,92 @@
+package vm
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// process is a child that the kernel kills when this process dies.
+type process struct {
+	name string
+	pid  int
+	done chan struct{} // closed once it has ended; err is set then
+	err  error
+	said tail
+}
+
+// start runs a program with these files as its descriptors 3, 4, ..., which start closes here. What it prints is kept and also
+// goes to console, if not nil.
+func start(path string, args []string, console io.Writer, files ...*os.File) (*process, error) {
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	p := &process{name: path[strings.LastIndexByte(path, '/')+1:], done: make(chan struct{}), said: tail{next: console}}
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &p.said, &p.said, files
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // not reached by the terminal's Ctrl-C
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread() // Pdeathsig comes when the starting thread ends
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		if err == nil {
+			p.pid = cmd.Process.Pid
+		}
+		started <- err
+		if err == nil {
+			p.err = cmd.Wait()
+			close(p.done)
+		}
+	}()
+	return p, <-started
+}
+
+// kill ends the process and waits until it is gone.
+func (p *process) kill() {
+	select {
+	case <-p.done:
+	default:
+		_ = syscall.Kill(p.pid, syscall.SIGKILL) // not yet waited for, so the id is still its own; or it's just gone
+		<-p.done
+	}
+}
+
+// tail keeps the last of what was written to it, and passes all on.
+type tail struct {
+	mu   sync.Mutex
+	kept []byte
+	next io.Writer
+}
+
+const tailSize = 4 << 10 // bytes
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kept = append(t.kept, b...)
+	if n := len(t.kept) - tailSize; n > 0 {
+		t.kept = append(t.kept[:0], t.kept[n:]...)
+	}
+	if t.next != nil {
+		return t.next.Write(b)
+	}
+	return len(b), nil
+}
+
+// String gives the last lines, the first of them whole.
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := string(t.kept)
+	if _, whole, cut := strings.Cut(s, "\n"); cut && len(s) == tailSize {
+		s = whole
+	}
+	return strings.TrimSpace(strings.ReplaceAll(s, "\r", ""))
+}

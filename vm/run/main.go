@@ -1,0 +1,50 @@
+// Command run runs one command under the second kernel, as package vm boots it, with this directory's files:
+//
+//	go run ./vm/run [-share DIR]... uname -a
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"fairlead.dev/fairlead/vm"
+)
+
+func main() {
+	var o vm.Options
+	flag.Func("share", "a `directory` (absolute path) that the command may write; nothing else that it writes stays", func(s string) error {
+		o.Shared = append(o.Shared, s)
+		return nil
+	})
+	console := flag.Bool("console", false, "show what the kernel prints")
+	flag.Parse()
+	if *console {
+		o.Console = os.Stderr
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	code, err := run(ctx, o, flag.Args())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "vm/run:", err)
+		code = 125
+	}
+	os.Exit(code)
+}
+
+func run(ctx context.Context, o vm.Options, args []string) (int, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return 0, err
+	}
+	m, err := vm.Open(ctx, o)
+	if err != nil {
+		return 0, err
+	}
+	code, err := m.Run(ctx, vm.Command{Args: args, Dir: dir, Stdout: os.Stdout, Stderr: os.Stderr})
+	return code, errors.Join(err, m.Close())
+}
