@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -37,20 +38,40 @@ func subject(m Mode) conformance.Subject {
 	}}
 }
 
-// here are the modes that the kernel at hand can do; the second kernel's test judges the others.
+var (
+	second = flag.Bool("second-kernel", false, "judge the modes that are judged in the second kernel")
+	worlds = flag.Int("worlds", 200, "random worlds for each mode")
+)
+
+// Where modes are judged. The host may lack IPVS: that one is judged in the second kernel alone, and those that stand on
+// netfilter there too, for a second version of it. "iptables" is one of its variants.
+var (
+	onHost   = []string{"nftables", "iptables-legacy", "iptables-nft", "userspace", "ebpf"}
+	onSecond = []string{"ipvs", "nftables", "iptables-legacy", "iptables-nft"}
+)
+
+// here judges the modes whose turn it is in the kernel at hand.
 func here(t *testing.T, judge func(t *testing.T, s conformance.Subject)) {
-	for _, m := range modes {
-		if !m.elsewhere() {
-			t.Run(m.Name, func(t *testing.T) { judge(t, subject(m)) })
+	names := onHost
+	if *second {
+		names = onSecond
+	}
+	for _, name := range names {
+		m, err := ModeOf(name)
+		if err != nil {
+			t.Fatal(err)
 		}
+		t.Run(name, func(t *testing.T) { judge(t, subject(m)) })
 	}
 }
 
-// elsewhere says that tests judge the mode in the second kernel, since stock kernels for small machines lack what it needs.
-func (m Mode) elsewhere() bool { return m.Name == "ipvs" && os.Getenv(secondKernel) == "" }
-
-// secondKernel is set where these tests run in the second kernel.
-const secondKernel = "FAIRLEAD_SECOND_KERNEL"
+func TestEveryModeIsJudgedSomewhere(t *testing.T) {
+	for _, m := range modes {
+		if m.Name != "iptables" && !slices.Contains(append(onHost, onSecond...), m.Name) {
+			t.Errorf("mode %s is judged nowhere", m.Name)
+		}
+	}
+}
 
 // Change also keeps what is wanted, to disturb some of it.
 func (j *judged) Change(put, del []model.Part) {

@@ -4,11 +4,16 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service"
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/dataplane/service/iptables"
+	"fairlead.dev/fairlead/dataplane/service/ipvs"
 	"fairlead.dev/fairlead/dataplane/service/nftables"
+	"fairlead.dev/fairlead/dataplane/service/userspace"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/resolve"
@@ -22,7 +27,42 @@ type Mode struct {
 
 // modes are all there are. A new service plane is a line here.
 var modes = []Mode{
-	{nftables.Abilities, []opener{opens(nftables.Abilities, nftables.New)}},
+	alone(nftables.Abilities, nftables.New),
+	alone(iptables.Abilities, iptables.New),
+	alone(variant(iptables.Legacy), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.Legacy) }),
+	alone(variant(iptables.NFT), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }),
+	alone(ipvs.Abilities, ipvs.New),
+	alone(userspace.Abilities, userspace.New),
+	before(ebpf.Abilities, ebpf.New, nftables.Abilities, nftables.New),
+}
+
+// variant names a mode for one variant of iptables.
+func variant(v iptables.Variant) service.Abilities {
+	a := iptables.Abilities
+	a.Name += "-" + string(v)
+	return a
+}
+
+// alone makes a mode of one plane.
+func alone[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, open func() (P, error)) Mode {
+	return Mode{a, []opener{opens(a, open)}}
+}
+
+// before makes a mode of a plane that serves some clients and one behind it that serves all others: it can do what both can.
+func before[K, L dataplane.Key, V, W comparable, P plane[K, V], Q plane[L, W]](a service.Abilities, first func() (P, error), b service.Abilities, second func() (Q, error)) Mode {
+	both := a
+	both.Schedulers &= b.Schedulers
+	both.Tracked, both.HidesAll, both.Ends = a.Tracked || b.Tracked, a.HidesAll || b.HidesAll, a.Ends || b.Ends
+	both.Notes = slices.Concat(a.Notes, b.Notes)
+	both.Cannot = func(f *model.Frontend) string {
+		for _, cannot := range []func(*model.Frontend) string{a.Cannot, b.Cannot} {
+			if cannot != nil && cannot(f) != "" {
+				return cannot(f)
+			}
+		}
+		return ""
+	}
+	return Mode{both, []opener{opens(b, second), opens(a, first)}}
 }
 
 // Default is the mode of those who choose none.

@@ -7,7 +7,7 @@ import (
 )
 
 func TestRandomWorlds(t *testing.T) {
-	here(t, func(t *testing.T, s conformance.Subject) { conformance.Random(t, s, 200) })
+	here(t, func(t *testing.T, s conformance.Subject) { conformance.Random(t, s, *worlds) })
 }
 
 func TestChangeUnderTraffic(t *testing.T) { here(t, conformance.Churn) }

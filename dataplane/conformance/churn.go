@@ -317,11 +317,15 @@ func (s *stream) again(ctx context.Context, p probe) (a echo.Answer, err error) 
 			return a, err
 		}
 	}
-	return s.held.Ask(ctx)
+	if a, err = s.held.Ask(ctx); closed(err) {
+		s.held.Close()
+		s.held = nil
+	}
+	return a, err
 }
 
 // ask asks once and judges who answers. A datagram to an endpoint that goes while it is under way may lose its answer with
-// the flow that is cut: that is UDP, whose clients ask again, and so does ask.
+// the flow that is cut, or find its socket closed: that is UDP, whose clients ask again, and so does ask.
 func (c *churn) ask(s *stream, ask func(context.Context) (echo.Answer, error)) {
 	const most = 3
 	for try := 1; ; try++ {
@@ -333,7 +337,7 @@ func (c *churn) ask(s *stream, ask func(context.Context) (echo.Answer, error)) {
 			c.judge(s, a, since, time.Since(begin))
 			return
 		}
-		if s.from != busy || s.line.Proto != model.UDP || !errors.Is(err, echo.Timeout) || c.now() == since || try == most {
+		if s.from != busy || s.line.Proto != model.UDP || !errors.Is(err, echo.Timeout) && !closed(err) || !closed(err) && c.now() == since || try == most {
 			c.fail(s, err.Error())
 			return
 		}

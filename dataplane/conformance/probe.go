@@ -119,18 +119,17 @@ func (p probe) answered(a echo.Answer, err error) string {
 	if i < 0 {
 		return fmt.Sprintf("%s answers, at %s", a.Pod, a.Server)
 	}
-	return p.seen(a, p.j.outcome.Candidates[i].Hidden)
+	return p.seen(a, p.j.outcome.Candidates[i].Hidden || p.w.subject.HidesAll)
 }
 
 // seen says what is wrong with the client address that a server saw, or "". A server in the very network of the node
-// that hides a source may see it: its answer needs no help to come back.
+// that hides a source may see it, and one that asks itself: their answers need no help to come back.
 func (p probe) seen(a echo.Answer, hidden bool) string {
 	node, from := p.w.agents[p.j.node].host.Addresses, a.Client.Addr()
 	own := slices.Contains(node, from)
-	hidden = hidden || p.w.subject.HidesAll
 	kept := from == p.c.Addr || slices.Contains(node, p.c.Addr) && own
 	switch {
-	case hidden && !own && !(kept && nodeOf(a.Server.Addr()) == p.j.node):
+	case hidden && !own && !(kept && (nodeOf(a.Server.Addr()) == p.j.node || a.Server.Addr() == from)):
 		return fmt.Sprintf("%s saw the source %s, which is not node %s's", a.Server, from, p.j.node)
 	case !hidden && !kept:
 		return fmt.Sprintf("%s saw the source %s instead of %s", a.Server, from, p.c.Addr)
@@ -505,6 +504,26 @@ func (f *flow) again(ctx context.Context, l *packetLine) string {
 	}
 }
 
+// ask asks over the flow. A socket that the kernel has closed is opened anew, as a program would.
+func (f *flow) ask(ctx context.Context) (a echo.Answer, err error) {
+	if f.held != nil {
+		if a, err = f.held.Ask(ctx); !closed(err) {
+			return a, err
+		}
+		f.held.Close()
+	}
+	if f.held, err = f.open(ctx); err != nil {
+		return a, err
+	}
+	return f.held.Ask(ctx)
+}
+
+// closed says that a UDP socket was closed for its owner since its endpoint has gone: the first call hears so, later ones
+// that it is not connected.
+func closed(err error) bool {
+	return errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EDESTADDRREQ)
+}
+
 func (f *flow) once(ctx context.Context, l *packetLine, expected []candidate) string {
 	wait := silence
 	if l.Proto == model.TCP {
@@ -512,7 +531,7 @@ func (f *flow) once(ctx context.Context, l *packetLine, expected []candidate) st
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	a, err := f.held.Ask(ctx)
+	a, err := f.ask(ctx)
 	switch {
 	case l.Action == verdict.Reject && errors.Is(err, echo.Refused), l.Action == verdict.Drop && errors.Is(err, echo.Timeout):
 		return ""
@@ -524,5 +543,8 @@ func (f *flow) once(ctx context.Context, l *packetLine, expected []candidate) st
 		return tell(a, err)
 	}
 	f.last = a.Server
+	if f.w.subject.HidesAll && f.seen(a, true) == "" { // if it was not let pass when it was opened
+		return ""
+	}
 	return f.seen(a, expected[i].Hidden)
 }

@@ -72,7 +72,9 @@ func newWorld(ctx context.Context, s Subject, c Config) (*world, error) {
 func (w *world) close() error {
 	var errs []error
 	for _, f := range w.flows {
-		errs = append(errs, f.held.Close())
+		if f.held != nil {
+			errs = append(errs, f.held.Close())
+		}
 	}
 	for _, a := range w.agents {
 		errs = append(errs, a.runner.Close())

@@ -1,0 +1,82 @@
+// Package userspace is the service data plane that carries traffic itself, by plain sockets: a listener where a Service is, a
+// connection of its own to a backend, and splice(2) between the two. It needs no netfilter and no eBPF.
+//
+// # The room
+//
+// A listener on a Service's address and port in the node's own network namespace would keep every process of the node from
+// taking that port on all addresses (bind(2) refuses it either way round): on most nodes somebody does so on some Service's
+// port, be it 443 or 9100. So the plane listens in a network namespace without a name, the room, in which every address is
+// local, and a veth pair leads there. It goes with the process. The price is one more hop for packets between client and
+// plane. Connections to backends are made in the node's namespace, from the node's address.
+//
+//	node:  rule protocol · port → table of that protocol and port: Service address → room
+//	room:  a socket at address · port; the client's address is seen as it is
+//
+// Rules are one for each protocol and port in use, whatever the number of Services, and routes are exact: a packet to another
+// port of a Service's address goes on as if Fairlead were not there. Rules for ports come before the kernel's own for local
+// addresses (which keeps its priority 0, and is put behind ours), so that node ports and Service addresses that the node
+// itself has lead to the room as well. The kernel asks rule after rule for every packet that it routes.
+//
+// ICMP shows no port. Errors for connections of the room don't get there; where a path takes smaller packets than it says,
+// the room's TCP finds out by itself (RFC 4821, tcp_mtu_probing). Fragments of datagrams are led by the address alone, but
+// not those to node ports.
+//
+// # Sockets
+//
+// Each entry with somewhere to go has a socket of its own (per address for node ports), since that alone makes refusals the
+// kernel's own: no socket, and it answers a SYN with a reset and a datagram with ICMP port unreachable. One wildcard socket
+// for each port would save most of the memory, but accept connections that it must then reset. Measured with 9,000 entries of
+// ten backends: 5 KiB of kernel memory and 80 µs of processor time for each. Where some clients must meet silence (permitted
+// sources, sides that drop), the listener has a filter of classic BPF, which keeps their SYNs out. One case shows: where
+// permitted sources are named and no backend is there, those let in are accepted, then reset. UDP refusals of that kind, and
+// those of backends, are ICMP messages that the plane itself sends.
+//
+// One loop per processor waits by epoll and owns what it carries; there is no goroutine per Service or connection. TCP:
+// half-closed connections stay so; a reset is handed on as a reset; at most 1 MiB waits in each direction; a backend that
+// refuses or does not answer in 7 seconds is passed over for another. UDP: a socket for each client and entry, ended after 30
+// seconds of silence, 120 once answered, batches of 32.
+//
+// # Changes
+//
+// A TCP connection goes on when its backend leaves the pool, and when its frontend goes: then a rule of its own keeps its
+// packets coming, until it ends. A UDP flow ends when a new one would not be like it. Affinity and counts of connections
+// survive changes of other backends. All of it ends with the process (Abilities.Ends): rules stay and lead nowhere, until a
+// new process has its room.
+//
+// File descriptors: the limit is raised as far as it may be, and 512 are left to everything else. When they run out, clients
+// wait in the kernel's queues, and their frontends are errors until there are some again.
+package userspace
+
+import (
+	"fairlead.dev/fairlead/dataplane/service"
+	"fairlead.dev/fairlead/model"
+)
+
+// Abilities is what the plane can do.
+var Abilities = service.Abilities{
+	Name:       "userspace",
+	Schedulers: model.AllSchedulers,
+	Cannot:     cannot,
+	HidesAll:   true,
+	Ends:       true,
+	Notes: []string{
+		"Backends see the node's address in place of every client's.",
+		"Connections run through the agent: they end when it does, and affinity is forgotten.",
+		"SCTP is not carried.",
+		"Fragmented UDP datagrams don't reach node ports, and Services that share an address get each other's.",
+		"The node must forward packets (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding), also to and from interface " + Veth + " where a firewall forbids that by default.",
+		"Routing rules are asked one by one: a node with hundreds of different Service ports and node ports feels it.",
+	},
+}
+
+// cannot refuses SCTP, since bytes alone can be handed on between two sockets and associations have messages and streams, and
+// the one port that the kernel's routing rules can't name (fib_rule_port_range_valid).
+func cannot(f *model.Frontend) string {
+	switch {
+	case f.Entry.Port == 65535 && !f.Entry.AnyAddr():
+		return "the kernel's routing rules, by which the userspace plane is reached, can't name port 65535: choose another port"
+	case f.Entry.Protocol == model.SCTP:
+		return "the userspace plane hands bytes from socket to socket, and SCTP's messages and streams would be lost on the way: choose another mode for SCTP"
+	}
+	return ""
+}

@@ -1,0 +1,242 @@
+package userspace
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Kind is a kind of fact.
+type Kind uint8
+
+// The kinds. Those up to KindFrontend are held by the process, the others by the kernel.
+const (
+	KindRoom      Kind = iota // the way into the room
+	KindNode                  // which sources are pods; routes of the node's own addresses that take node ports
+	KindPool                  // backends
+	KindFrontend              // sockets, and the pools behind them
+	KindRoute                 // an entry's address, in the table of its protocol and port
+	KindReach                 // its address in the table for fragments
+	KindRule                  // the way to the table of a protocol and port
+	KindNodePort              // the way of a protocol and port to the table of the node's own addresses
+	KindFragments             // the way to that table
+)
+
+// Key names a fact: a pool by its ID, all else by an entry, of which parts may stand for any.
+type Key struct {
+	Kind  Kind
+	Pool  uint64
+	Entry model.Entry
+}
+
+// Fact is a fact of this plane. Its value is text that says all there is to say.
+type Fact = dataplane.Fact[Key, string]
+
+// String gives "frontend 10.96.0.1:80/tcp", "pool 1f", "rule 80/tcp of ipv4".
+func (k Key) String() string {
+	family := "ipv4"
+	if k.Entry.Addr.Is6() {
+		family = "ipv6"
+	}
+	switch k.Kind {
+	case KindRoom:
+		return "room"
+	case KindNode:
+		return "node"
+	case KindPool:
+		return fmt.Sprintf("pool %x", k.Pool)
+	case KindFrontend:
+		return "frontend " + k.Entry.String()
+	case KindRoute:
+		return "route to " + k.Entry.String()
+	case KindReach:
+		return "route of fragments to " + k.Entry.Addr.String()
+	case KindNodePort:
+		return "rule " + k.Entry.String()
+	case KindRule:
+		return fmt.Sprintf("rule %d/%s of %s", k.Entry.Port, k.Entry.Protocol, family)
+	}
+	return fmt.Sprintf("rules of %s for fragments", family)
+}
+
+// Rank implements dataplane.Key: a packet finds its way last.
+func (k Key) Rank() int {
+	return [...]int{KindRoom: 0, KindNode: 1, KindPool: 2, KindFrontend: 3, KindRoute: 4, KindReach: 4, KindRule: 5, KindNodePort: 5, KindFragments: 5}[k.Kind]
+}
+
+// there is the value of facts that only are or are not.
+const there = "there"
+
+// Render implements dataplane.Plane.
+func (p *Plane) Render(part model.Part) []Fact {
+	switch v := part.(type) {
+	case *model.Node:
+		return node(v)
+	case *model.Pool:
+		return []Fact{{Key: Key{Kind: KindPool, Pool: v.ID}, Value: poolText(v)}}
+	case *model.Frontend:
+		return frontendFacts(v)
+	}
+	panic(fmt.Sprintf("userspace: no facts for a %T", part))
+}
+
+func node(v *model.Node) []Fact {
+	return []Fact{
+		{Key: Key{Kind: KindRoom}, Value: there},
+		{Key: Key{Kind: KindNode}, Value: nodeText(v)},
+	}
+}
+
+func frontendFacts(v *model.Frontend) []Fact {
+	e := v.Entry
+	facts := []Fact{{Key: Key{Kind: KindFrontend, Entry: e}, Value: frontendText(v)}}
+	if e.AnyAddr() {
+		return append(facts, Fact{Key: Key{Kind: KindNodePort, Entry: e}, Value: there})
+	}
+	if e.Protocol == model.UDP {
+		facts = append(facts, Fact{Key: Key{Kind: KindReach, Entry: model.Entry{Addr: e.Addr}}, Value: there},
+			Fact{Key: Key{Kind: KindFragments, Entry: model.Entry{Addr: anyOf(e.Addr)}}, Value: there})
+	}
+	return append(facts,
+		Fact{Key: Key{Kind: KindRoute, Entry: e}, Value: there},
+		Fact{Key: Key{Kind: KindRule, Entry: model.Entry{Addr: anyOf(e.Addr), Port: e.Port, Protocol: e.Protocol}}, Value: there})
+}
+
+// anyOf gives the unspecified address of an address's family.
+func anyOf(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// list joins what prints itself.
+func list[T fmt.Stringer](of []T) string {
+	l := make([]string, len(of))
+	for i, x := range of {
+		l[i] = x.String()
+	}
+	return strings.Join(l, ",")
+}
+
+// nodeText gives "pods=10.244.0.0/16 nodeports=10.0.0.1-10.0.0.9,…".
+func nodeText(v *model.Node) string {
+	return "pods=" + list(v.Pods) + " nodeports=" + list(v.NodePorts)
+}
+
+func parseNode(text string) (n model.Node, err error) {
+	for word := range strings.FieldsSeq(text) {
+		key, value, _ := strings.Cut(word, "=")
+		for one := range strings.SplitSeq(value, ",") {
+			switch {
+			case one == "":
+			case key == "pods":
+				r, e := netip.ParsePrefix(one)
+				n.Pods, err = append(n.Pods, r), firstError(err, e)
+			default:
+				first, last, _ := strings.Cut(one, "-")
+				a, e := netip.ParseAddr(first)
+				b, e2 := netip.ParseAddr(last)
+				n.NodePorts, err = append(n.NodePorts, model.Range{First: a, Last: b}), firstError(err, e, e2)
+			}
+		}
+	}
+	return n, err
+}
+
+func firstError(errs ...error) error {
+	for _, e := range errs {
+		if e != nil {
+			return e
+		}
+	}
+	return nil
+}
+
+// poolText gives "tcp maglev ports=true affinity=3h0m0s 10.244.0.1:80=2 10.244.0.2:80=1": each backend with its share.
+func poolText(v *model.Pool) string {
+	b := fmt.Appendf(nil, "%s %s ports=%t affinity=%s", v.Protocol, v.Scheduler, v.Ports, v.Affinity)
+	for _, e := range v.Backends {
+		b = e.Addr.AppendTo(append(b, ' '))
+		b = strconv.AppendInt(append(b, '='), int64(e.Share()), 10)
+	}
+	return string(b)
+}
+
+func parsePool(text string) (v model.Pool, err error) {
+	w := strings.Fields(text)
+	if len(w) < 4 {
+		return v, fmt.Errorf("userspace: %q is no pool", text)
+	}
+	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		if p.String() == w[0] {
+			v.Protocol = p
+		}
+	}
+	v.Scheduler, err = model.ParseScheduler(w[1])
+	v.Ports = w[2] == "ports=true"
+	affinity, e := time.ParseDuration(strings.TrimPrefix(w[3], "affinity="))
+	v.Affinity, err = affinity, firstError(err, e)
+	for _, b := range w[4:] {
+		at, weight, _ := strings.Cut(b, "=")
+		a, e := netip.ParseAddrPort(at)
+		n, e2 := strconv.ParseUint(weight, 10, 16)
+		v.Backends, err = append(v.Backends, model.Backend{Addr: a, Weight: uint16(n)}), firstError(err, e, e2)
+	}
+	return v, err
+}
+
+// settings is what a frontend's fact says.
+type settings struct {
+	inside, outside target
+	sources         []netip.Prefix // nil: all
+}
+
+type target struct {
+	pool  uint64
+	empty model.Action
+}
+
+// frontendText gives "inside=1f,reject outside=2e,drop from=10.0.0.0/8,…", the last only where sources are limited.
+func frontendText(v *model.Frontend) string {
+	side := func(t model.Target) string { return fmt.Sprintf("%x,%s", t.Pool.ID, t.Empty) }
+	s := "inside=" + side(v.Inside) + " outside=" + side(v.Outside)
+	if v.Sources != nil {
+		s += " from=" + list(v.Sources)
+	}
+	return s
+}
+
+func parseFrontend(text string) (s settings, err error) {
+	for word := range strings.FieldsSeq(text) {
+		key, value, _ := strings.Cut(word, "=")
+		if key == "from" {
+			s.sources = []netip.Prefix{}
+			for one := range strings.SplitSeq(value, ",") {
+				if one != "" {
+					r, e := netip.ParsePrefix(one)
+					s.sources, err = append(s.sources, r), firstError(err, e)
+				}
+			}
+			continue
+		}
+		id, empty, _ := strings.Cut(value, ",")
+		n, e := strconv.ParseUint(id, 16, 64)
+		t := target{pool: n}
+		if empty == model.Drop.String() {
+			t.empty = model.Drop
+		}
+		err = firstError(err, e)
+		if key == "inside" {
+			s.inside = t
+		} else {
+			s.outside = t
+		}
+	}
+	return s, err
+}

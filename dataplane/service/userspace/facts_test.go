@@ -1,0 +1,135 @@
+package userspace
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+func TestFactsSayAllThereIsToSay(t *testing.T) {
+	a, pre := netip.MustParseAddr, netip.MustParsePrefix
+	for _, n := range []*model.Node{{}, {Pods: []netip.Prefix{pre("10.0.0.0/8"), pre("fd00::/48")}, NodePorts: []model.Range{{First: a("1.2.3.4"), Last: a("5.6.7.8")}, {First: a("::2"), Last: a("fd00::")}}}} {
+		if got, err := parseNode(nodeText(n)); err != nil || !reflect.DeepEqual(got, *n) {
+			t.Errorf("%q is read as %+v, %v", nodeText(n), got, err)
+		}
+	}
+	for _, p := range []*model.Pool{{Protocol: model.UDP}, {Protocol: model.TCP, Scheduler: model.Maglev, Ports: true, Affinity: 3 * time.Hour,
+		Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 3}, {Addr: netip.MustParseAddrPort("[fd00::1]:80"), Weight: 256}}}} {
+		if got, err := parsePool(poolText(p)); err != nil || !reflect.DeepEqual(got, *p) {
+			t.Errorf("%q is read as %+v, %v", poolText(p), got, err)
+		}
+	}
+	p, q := &model.Pool{ID: 1<<64 - 1}, &model.Pool{ID: 2}
+	for _, sources := range [][]netip.Prefix{nil, {}, {pre("10.0.0.0/8"), pre("0.0.0.0/0")}} {
+		f := &model.Frontend{Inside: model.Target{Pool: p}, Outside: model.Target{Pool: q, Empty: model.Drop}, Sources: sources}
+		want := settings{target{p.ID, model.Reject}, target{2, model.Drop}, sources}
+		if got, err := parseFrontend(frontendText(f)); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%q is read as %+v, %v", frontendText(f), got, err)
+		}
+	}
+}
+
+// FuzzFacts: no text makes a parser panic.
+func FuzzFacts(f *testing.F) {
+	f.Add("tcp random ports=true affinity=1s 10.0.0.1:80=1")
+	f.Add("pods=10.0.0.0/8, nodeports=1.2.3.4-5")
+	f.Add("inside=1f,reject outside=,drop from=,")
+	f.Fuzz(func(t *testing.T, text string) {
+		parseNode(text)
+		parsePool(text)
+		parseFrontend(text)
+	})
+}
+
+// passes runs a filter as the kernel does, over a packet from a source.
+func passes(t *testing.T, b []unix.SockFilter, from netip.Addr) bool {
+	t.Helper()
+	if b == nil {
+		return true
+	}
+	header := make([]byte, 12)
+	if from.Is6() {
+		header = header[:8]
+	}
+	header = append(header, from.AsSlice()...)
+	acc := uint32(0)
+	for pc := 0; pc < len(b); pc++ {
+		switch i := b[pc]; i.Code {
+		case bpfLoad:
+			acc = binary.BigEndian.Uint32(header[i.K-netOffset:])
+		case bpfAnd:
+			acc &= i.K
+		case bpfEqual:
+			if pc += int(i.Jt); acc != i.K {
+				pc += int(i.Jf) - int(i.Jt)
+			}
+		case bpfJump:
+			pc += int(i.K)
+		case bpfReturn:
+			return i.K != 0
+		default:
+			t.Fatalf("instruction %#x is none of ours", i.Code)
+		}
+	}
+	t.Fatal("the filter has no end")
+	return false
+}
+
+func TestFilterKeepsOutWhomItShould(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 3))
+	address := func(six bool) netip.Addr {
+		b := make([]byte, 4+12*b2i(six))
+		for i := range b {
+			b[i] = byte(r.IntN(2)) // near each other
+		}
+		a, _ := netip.AddrFromSlice(b)
+		return a
+	}
+	prefixes := func(six bool, n int) []netip.Prefix {
+		l := []netip.Prefix{}
+		for range n {
+			a := address(six)
+			l = append(l, netip.PrefixFrom(a, r.IntN(a.BitLen()+1)).Masked())
+		}
+		return l
+	}
+	within := func(l []netip.Prefix, a netip.Addr) bool {
+		return slices.ContainsFunc(l, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	kept, let := 0, 0
+	for range 2000 {
+		six := r.IntN(2) == 1
+		sources := prefixes(six, r.IntN(5))
+		if r.IntN(3) == 0 {
+			sources = nil
+		}
+		insiders := append(prefixes(six, r.IntN(4)), prefixes(!six, 1)...)
+		sides := [2]model.Action{model.Action(r.IntN(2)), model.Action(r.IntN(2))}
+		b, err := program(six, sources, insiders, sides[0], sides[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			from := address(six)
+			want := (sources == nil || within(sources, from)) && sides[b2i(!within(insiders, from))] == model.Reject
+			if got := passes(t, b, from); got != want {
+				t.Fatalf("sources %v, insiders %v, sides %v: %s passes: %t", sources, insiders, sides, from, got)
+			}
+			kept, let = kept+b2i(!want), let+b2i(want)
+		}
+	}
+	if kept < 1000 || let < 1000 {
+		t.Errorf("%d were kept out and %d let in: that says little", kept, let)
+	}
+	if _, err := program(false, prefixes(false, 2000), nil, 0, 0); err == nil {
+		t.Error("a filter that no kernel takes is no error")
+	}
+}

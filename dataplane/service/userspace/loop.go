@@ -1,0 +1,279 @@
+package userspace
+
+import (
+	"encoding/binary"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/netns"
+)
+
+// loop carries connections and flows on a thread of its own in the node's network namespace, waiting by epoll. What it
+// carries belongs to it alone; others have it do what concerns that.
+type loop struct {
+	epoll, bell int
+	steady      *atomic.Int64 // Plane.steady
+
+	mu     sync.Mutex
+	mail   []func()
+	closed bool
+
+	slots  []slot
+	free   []uint32
+	again  []*stream // with more to move than a turn may
+	idle   []*pipe
+	conns  map[*conn]struct{}
+	flows  [2]line // by how long they may be silent: those without an answer yet, and with
+	batch  *packets
+	hungry map[*listener]struct{} // that wait for file descriptors
+	now    time.Time              // when the turn began
+	done   chan struct{}
+}
+
+// slot is what an event is about. Its generation tells late events of what was there before.
+type slot struct {
+	who        watcher
+	generation uint32
+}
+
+// watcher is what events are for.
+type watcher interface{ ready(events uint32) }
+
+// newLoop starts a loop.
+func newLoop(node *netns.Namespace, steady *atomic.Int64) (*loop, error) {
+	l := &loop{steady: steady, conns: map[*conn]struct{}{}, hungry: map[*listener]struct{}{}, done: make(chan struct{})}
+	var err error
+	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, err
+	}
+	if l.bell, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err == nil {
+		_, err = l.watch(l.bell, unix.EPOLLIN|unix.EPOLLET, bell{})
+	}
+	if err != nil {
+		unix.Close(l.epoll)
+		return nil, err
+	}
+	entered := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := node.Enter()
+		if entered <- err; err == nil {
+			l.run()
+		}
+		close(l.done)
+	}()
+	if err := <-entered; err != nil {
+		unix.Close(l.epoll)
+		unix.Close(l.bell)
+		return nil, err
+	}
+	return l, nil
+}
+
+// bell only wakes.
+type bell struct{}
+
+func (bell) ready(uint32) {}
+
+// do has the loop's thread call f and waits until it has. After close it calls nothing.
+func (l *loop) do(f func()) {
+	done := make(chan struct{})
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return
+	}
+	l.mail = append(l.mail, func() { f(); close(done) })
+	l.mu.Unlock()
+	l.ring()
+	<-done
+}
+
+func (l *loop) ring() { unix.Write(l.bell, binary.NativeEndian.AppendUint64(nil, 1)) }
+
+// close ends everything that the loop carries.
+func (l *loop) close() {
+	l.do(func() {
+		for c := range l.conns {
+			c.abort()
+		}
+		for i := range l.flows {
+			for l.flows[i].first != nil {
+				l.flows[i].first.close()
+			}
+		}
+		for _, p := range l.idle {
+			l.discard(p)
+		}
+		l.mu.Lock()
+		l.closed = true
+		l.mu.Unlock()
+	})
+	<-l.done
+	unix.Close(l.epoll)
+	unix.Close(l.bell)
+}
+
+// watch has events of a file descriptor told to who, until forget, which comes before the descriptor is closed.
+func (l *loop) watch(fd int, events uint32, who watcher) (token uint32, err error) {
+	if len(l.free) > 0 {
+		token = l.free[len(l.free)-1]
+	} else {
+		token = uint32(len(l.slots))
+		l.slots = append(l.slots, slot{})
+		l.free = append(l.free, token)
+	}
+	s := &l.slots[token]
+	e := unix.EpollEvent{Events: events, Fd: int32(token), Pad: int32(s.generation)}
+	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &e); err != nil {
+		return 0, err
+	}
+	l.free = l.free[:len(l.free)-1]
+	s.who = who
+	return token, nil
+}
+
+// forget ends what watch began.
+func (l *loop) forget(fd int, token uint32) {
+	unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
+	s := &l.slots[token]
+	s.who = nil
+	s.generation++
+	l.free = append(l.free, token)
+}
+
+// run waits for events and hands them out.
+func (l *loop) run() {
+	events := make([]unix.EpollEvent, 256)
+	for {
+		n, err := unix.EpollWait(l.epoll, events, l.patience())
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			panic("userspace: epoll_wait: " + err.Error()) // only of a descriptor that is none
+		}
+		l.now = time.Now()
+		for _, e := range events[:max(n, 0)] {
+			if s := l.slots[e.Fd]; s.who != nil && s.generation == uint32(e.Pad) {
+				s.who.ready(e.Events)
+			}
+		}
+		again := l.again
+		l.again = nil
+		for _, s := range again {
+			s.queued = false
+			s.conn.move(s)
+		}
+		l.expire()
+		l.feed()
+		if l.errands() {
+			return
+		}
+	}
+}
+
+// errands does what others asked for, and says whether that was to end.
+func (l *loop) errands() bool {
+	l.mu.Lock()
+	mail := l.mail
+	l.mail = nil
+	l.mu.Unlock()
+	if len(mail) > 0 {
+		unix.Read(l.bell, make([]byte, 8))
+	}
+	for _, f := range mail {
+		f()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
+// appetite is how long those who found no file descriptors wait until they try again.
+const appetite = 100 * time.Millisecond
+
+// patience is how many milliseconds to wait for events: without end where nothing else is due.
+func (l *loop) patience() int {
+	wait := time.Duration(-1)
+	sooner := func(d time.Duration) {
+		if wait < 0 || d < wait {
+			wait = max(d, 0)
+		}
+	}
+	if len(l.again) > 0 {
+		return 0
+	}
+	if len(l.hungry) > 0 {
+		sooner(appetite)
+	}
+	for i := range l.flows {
+		if f := l.flows[i].first; f != nil {
+			sooner(time.Until(f.last.Add(silences[i])) + time.Millisecond)
+		}
+	}
+	if wait < 0 {
+		return -1
+	}
+	return int(wait / time.Millisecond)
+}
+
+// expire ends flows that were silent for too long.
+func (l *loop) expire() {
+	for i := range l.flows {
+		for f := l.flows[i].first; f != nil && l.now.Sub(f.last) >= silences[i]; f = l.flows[i].first {
+			f.close()
+		}
+	}
+}
+
+// feed lets those who wait for file descriptors try again.
+func (l *loop) feed() {
+	for li := range l.hungry {
+		if !li.starved.IsZero() && l.now.Sub(li.starved) >= appetite {
+			delete(l.hungry, li)
+			li.ready(unix.EPOLLIN)
+		}
+	}
+}
+
+// pipe is where bytes wait between two sockets, without being copied.
+type pipe struct{ out, in int } // to read from, to write to
+
+// capacity is a pipe's size in bytes, and the most that waits between two sockets.
+const capacity = 1 << 20
+
+// borrow gives an empty pipe.
+func (l *loop) borrow() (*pipe, error) {
+	if n := len(l.idle); n > 0 {
+		p := l.idle[n-1]
+		l.idle = l.idle[:n-1]
+		return p, nil
+	}
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {
+		return nil, err
+	}
+	l.steady.Add(2)
+	unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, capacity) // else it stays at the usual 64 KiB: slower, no less right
+	return &pipe{fds[0], fds[1]}, nil
+}
+
+// giveBack takes an empty pipe back.
+func (l *loop) giveBack(p *pipe) {
+	const most = 32
+	if len(l.idle) < most {
+		l.idle = append(l.idle, p)
+	} else {
+		l.discard(p)
+	}
+}
+
+// discard closes a pipe, and what waits in it is lost.
+func (l *loop) discard(p *pipe) {
+	unix.Close(p.out)
+	unix.Close(p.in)
+	l.steady.Add(-2)
+}

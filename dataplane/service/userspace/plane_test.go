@@ -1,0 +1,530 @@
+package userspace
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/model"
+)
+
+// stage is a client, a node with a plane, and a server, each in a network namespace and wired in a row.
+type stage struct {
+	testing.TB
+	client, node, server *netns.Namespace
+	plane                *Plane
+	held                 []Fact
+}
+
+var (
+	serverAddr = netip.MustParseAddr("10.2.0.2")
+	nodeAddr   = netip.MustParseAddr("10.1.0.1")
+	stages     atomic.Int32
+)
+
+// patience is how long something that must come is waited for.
+const patience = 10 * time.Second
+
+func newStage(t testing.TB) *stage {
+	t.Helper()
+	s := &stage{TB: t}
+	n := stages.Add(1)
+	for i, ns := range []**netns.Namespace{&s.client, &s.node, &s.server} {
+		name := fmt.Sprintf("fluser%d-%d-%d", os.Getpid(), n, i)
+		var err error
+		if *ns, err = netns.New(name); err != nil {
+			t.Fatalf("this test needs root, to make network namespaces: %v", err)
+		}
+		t.Cleanup(func() { s.check((*ns).Close(), netns.Delete(name)) })
+		s.check(link.Set(*ns, link.Setting{Name: "ipv4/conf/all/rp_filter", Value: "0"}, link.Setting{Name: "ipv4/conf/default/rp_filter", Value: "0"}))
+	}
+	s.check(link.Set(s.node, link.Setting{Name: "ipv4/ip_forward", Value: "1"}))
+	s.wire(s.client, "client", "10.1.0.2/24", "10.1.0.1/24")
+	s.wire(s.server, "server", "10.2.0.2/24", "10.2.0.1/24")
+	s.check(s.node.Do(func() (err error) { s.plane, err = New(); return err }))
+	t.Cleanup(func() { s.check(s.plane.Close()) })
+	return s
+}
+
+func (s *stage) check(errs ...error) {
+	s.Helper()
+	if err := errors.Join(errs...); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// wire connects a host to the node.
+func (s *stage) wire(host *netns.Namespace, name, far, near string) {
+	s.Helper()
+	c, err := link.Dial(host)
+	s.check(err)
+	defer c.Close()
+	n, err := link.Dial(s.node)
+	s.check(err)
+	defer n.Close()
+	dev, err := n.AddVeth(link.End{Name: name}, link.End{Name: "eth0"}, host)
+	s.check(err)
+	eth, err := c.Index("eth0")
+	a, b := netip.MustParsePrefix(far), netip.MustParsePrefix(near)
+	s.check(err, n.Up(1), c.Up(1), c.Up(eth), c.AddAddress(eth, a), n.AddAddress(dev, b))
+	s.check(c.PutRoute(link.Route{To: netip.MustParsePrefix("0.0.0.0/0"), Via: b.Addr(), Dev: eth}), c.Await(s.Context(), eth), n.Await(s.Context(), dev))
+}
+
+// tell has the plane hold what parts need, and nothing else.
+func (s *stage) tell(parts ...model.Part) error {
+	put, wanted := []Fact{}, map[Key]string{}
+	for _, p := range append([]model.Part{&model.Node{NodePorts: []model.Range{{First: nodeAddr, Last: nodeAddr}}}}, parts...) {
+		for _, f := range s.plane.Render(p) {
+			if wanted[f.Key] == "" {
+				put = append(put, f)
+			}
+			wanted[f.Key] = f.Value
+		}
+	}
+	var del []Fact
+	for _, f := range s.held {
+		if wanted[f.Key] != f.Value {
+			del = append(del, f)
+		}
+	}
+	s.held = put
+	return s.plane.Write(s.Context(), put, del)
+}
+
+// serves gives a frontend at the vip, or with node at every node's port, with its pool at the server's ports.
+func serves(protocol model.Protocol, port uint16, ports ...uint16) (*model.Frontend, *model.Pool) {
+	p := &model.Pool{ID: uint64(protocol), Name: "web", Protocol: protocol, Scheduler: model.RoundRobin}
+	for _, n := range ports {
+		p.Backends = append(p.Backends, model.Backend{Addr: netip.AddrPortFrom(serverAddr, n)})
+	}
+	t := model.Target{Pool: p}
+	return &model.Frontend{Service: "web", Entry: model.Entry{Addr: vip, Port: port, Protocol: protocol}, Inside: t, Outside: t}, p
+}
+
+// listen listens at the server.
+func (s *stage) listen(port int) *net.TCPListener {
+	s.Helper()
+	var l net.Listener
+	s.check(s.server.Do(func() (err error) {
+		c := net.ListenConfig{}
+		c.SetMultipathTCP(false)
+		l, err = c.Listen(s.Context(), "tcp4", fmt.Sprintf("%s:%d", serverAddr, port))
+		return err
+	}))
+	s.Cleanup(func() { l.Close() })
+	return l.(*net.TCPListener)
+}
+
+// dial connects the client.
+func (s *stage) dial(network, to string) (c net.Conn, err error) {
+	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	defer cancel()
+	err = s.client.Do(func() (err error) {
+		d := net.Dialer{}
+		d.SetMultipathTCP(false)
+		c, err = d.DialContext(ctx, network, to)
+		return err
+	})
+	if err == nil {
+		c.SetDeadline(time.Now().Add(patience))
+		s.Cleanup(func() { c.Close() })
+	}
+	return c, err
+}
+
+// pair connects the client by the frontend to a listener of the server.
+func (s *stage) pair(l *net.TCPListener) (client, server *net.TCPConn) {
+	s.Helper()
+	c, err := s.dial("tcp4", vip.String()+":80")
+	s.check(err)
+	l.SetDeadline(time.Now().Add(patience))
+	d, err := l.AcceptTCP()
+	s.check(err)
+	d.SetDeadline(time.Now().Add(patience))
+	s.Cleanup(func() { d.Close() })
+	return c.(*net.TCPConn), d
+}
+
+// exchange sends text one way.
+func (s *stage) exchange(from, to net.Conn, text string) {
+	s.Helper()
+	_, err := from.Write([]byte(text))
+	b := make([]byte, len(text))
+	_, err2 := io.ReadFull(to, b)
+	if s.check(err, err2); string(b) != text {
+		s.Fatalf("%q came as %q", text, b)
+	}
+}
+
+func TestHalfCloseIsKept(t *testing.T) {
+	s := newStage(t)
+	l := s.listen(8080)
+	f, p := serves(model.TCP, 80, 8080)
+	s.check(s.tell(p, f))
+	client, server := s.pair(l)
+	s.exchange(client, server, "question")
+	s.check(client.CloseWrite())
+	if b, err := io.ReadAll(server); err != nil || len(b) != 0 {
+		t.Fatalf("after the client's end: %q, %v", b, err)
+	}
+	s.exchange(server, client, "a late answer")
+	s.check(server.Close())
+	if b, err := io.ReadAll(client); err != nil || len(b) != 0 {
+		t.Fatalf("after the server's end: %q, %v", b, err)
+	}
+	s.settled()
+}
+
+// settled waits until the plane carries nothing.
+func (s *stage) settled() {
+	s.Helper()
+	for end := time.Now().Add(patience); s.plane.open.Load() != 0; {
+		if time.Now().After(end) {
+			s.Fatalf("%d file descriptors are counted when all has ended", s.plane.open.Load())
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestResetIsHandedOn(t *testing.T) {
+	s := newStage(t)
+	l := s.listen(8080)
+	f, p := serves(model.TCP, 80, 8080)
+	s.check(s.tell(p, f))
+	for i := range 2 {
+		client, server := s.pair(l)
+		ends := []*net.TCPConn{client, server}
+		s.exchange(client, server, "x")
+		s.check(ends[i].SetLinger(0), ends[i].Close())
+		if _, err := ends[1-i].Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("one end resets, the other reads: %v", err)
+		}
+	}
+	s.settled()
+}
+
+func TestBytesArriveWhateverWaits(t *testing.T) {
+	s := newStage(t)
+	l := s.listen(8080)
+	f, p := serves(model.TCP, 80, 8080)
+	s.check(s.tell(p, f))
+	client, server := s.pair(l)
+	// The server does not read: the client is held up, since nobody on the way keeps more than a little.
+	sent := int64(0)
+	block := bytes.Repeat([]byte("0123456789abcdef"), 4096)
+	client.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+	for {
+		n, err := client.Write(block[sent%16:][:len(block)-16])
+		if sent += int64(n); err != nil {
+			break
+		}
+	}
+	if sent > 64<<20 {
+		t.Errorf("%d MiB are on their way to a server that does not read", sent>>20)
+	}
+	client.SetDeadline(time.Now().Add(patience))
+	s.check(client.CloseWrite())
+	all, err := io.ReadAll(server)
+	if err != nil || int64(len(all)) != sent {
+		t.Fatalf("%d of %d bytes arrive: %v", len(all), sent, err)
+	}
+	for i, c := range all {
+		if c != block[i%16] {
+			t.Fatalf("byte %d is %q", i, c)
+		}
+	}
+}
+
+func TestBackendThatRefusesIsPassedOver(t *testing.T) {
+	s := newStage(t)
+	l := s.listen(8080)
+	f, p := serves(model.TCP, 80, 8079, 8080, 8081)
+	s.check(s.tell(p, f))
+	for range 6 {
+		client, server := s.pair(l)
+		s.exchange(client, server, "x")
+	}
+	f, p = serves(model.TCP, 80, 8079, 8081)
+	s.check(s.tell(p, f))
+	c, err := s.dial("tcp4", vip.String()+":80")
+	if err == nil {
+		_, err = c.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("all backends refuse, and the client is told: %v", err)
+	}
+}
+
+func TestConnectionsOutliveBackendAndFrontend(t *testing.T) {
+	s := newStage(t)
+	l, m := s.listen(8080), s.listen(8081)
+	f, p := serves(model.TCP, 80, 8080)
+	s.check(s.tell(p, f))
+	client, server := s.pair(l)
+	s.exchange(client, server, "first")
+	f, p = serves(model.TCP, 80, 8081)
+	s.check(s.tell(p, f))
+	other, another := s.pair(m)
+	s.exchange(client, server, "its backend has gone")
+	s.check(s.tell())
+	s.exchange(client, server, "its frontend has gone")
+	s.exchange(another, other, "and so has that of this one")
+	if n := s.keptRules(); n != 2 {
+		t.Errorf("%d rules keep 2 connections", n)
+	}
+	if _, err := s.dial("tcp4", vip.String()+":80"); err == nil {
+		t.Error("a frontend that has gone takes connections")
+	}
+	s.check(client.Close(), server.Close(), other.Close(), another.Close())
+	s.settled()
+	if n := s.keptRules(); n != 0 {
+		t.Errorf("%d rules keep no connection", n)
+	}
+}
+
+// keptRules counts the rules of connections without a frontend.
+func (s *stage) keptRules() int {
+	rules, err := s.plane.policy.Rules(ownerKept)
+	s.check(err)
+	return len(rules)
+}
+
+// udp answers each datagram at the server's port with the port and what it said.
+func (s *stage) udp(port int) {
+	s.Helper()
+	var c *net.UDPConn
+	s.check(s.server.Do(func() (err error) {
+		c, err = net.ListenUDP("udp4", &net.UDPAddr{IP: serverAddr.AsSlice(), Port: port})
+		return err
+	}))
+	s.Cleanup(func() { c.Close() })
+	go func() {
+		b := make([]byte, 1<<16)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			c.WriteToUDPAddrPort(append([]byte(fmt.Sprint(port, " ")), b[:n]...), from)
+		}
+	}()
+}
+
+// ask sends datagrams until one is answered.
+func (s *stage) ask(c net.Conn, text string) (answer string, err error) {
+	b := make([]byte, 1<<16)
+	for range 20 {
+		if _, err = c.Write([]byte(text)); err != nil {
+			return "", err
+		}
+		c.SetReadDeadline(time.Now().Add(patience / 20))
+		n, e := c.Read(b)
+		if err = e; err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return string(b[:n]), err
+		}
+	}
+	return "", err
+}
+
+func TestFlowsEndWithTheirBackend(t *testing.T) {
+	s := newStage(t)
+	s.udp(53)
+	s.udp(54)
+	f, p := serves(model.UDP, 80, 53)
+	s.check(s.tell(p, f))
+	c, err := s.dial("udp4", vip.String()+":80")
+	s.check(err)
+	want := func(text string) {
+		t.Helper()
+		long := strings.Repeat(text, 700) // in two fragments
+		for _, q := range []string{text, long} {
+			if a, err := s.ask(c, q); err != nil || a != text+" "+q {
+				t.Fatalf("%s, %d bytes: %.20q, %v", text, len(q), a, err)
+			}
+		}
+	}
+	want("53")
+	if n := s.plane.open.Load(); n != 1 {
+		t.Errorf("%d file descriptors are counted for one flow", n)
+	}
+	f, p = serves(model.UDP, 80, 54)
+	s.check(s.tell(p, f))
+	want("54")
+	f, p = serves(model.UDP, 80, 55)
+	s.check(s.tell(p, f))
+	if _, err := s.ask(c, "x"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("the backend refuses, and the client is told: %v", err)
+	}
+	f, p = serves(model.UDP, 80)
+	s.check(s.tell(p, f))
+	if _, err := s.ask(c, "x"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("there is no backend, and the client is told: %v", err)
+	}
+	f.Sources = []netip.Prefix{netip.MustParsePrefix("10.1.0.2/32")}
+	s.check(s.tell(p, f))
+	if _, err := s.ask(c, "x"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("there is no backend for those let in, and the client is told: %v", err)
+	}
+	s.settled()
+}
+
+func TestSilentFlowsEnd(t *testing.T) {
+	defer func(d [2]time.Duration) { silences = d }(silences)
+	silences = [2]time.Duration{50 * time.Millisecond, 100 * time.Millisecond}
+	s := newStage(t)
+	s.udp(53)
+	f, p := serves(model.UDP, 80, 53)
+	s.check(s.tell(p, f))
+	for range 10 {
+		c, err := s.dial("udp4", vip.String()+":80")
+		s.check(err)
+		if _, err := s.ask(c, "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.settled()
+}
+
+func TestClientsWaitForFileDescriptors(t *testing.T) {
+	s := newStage(t)
+	l := s.listen(8080)
+	f, p := serves(model.TCP, 80, 8080)
+	s.check(s.tell(p, f))
+	s.pipes()
+	rest := s.plane.limit - 2*perConn - s.plane.steady.Load()
+	s.plane.open.Add(rest) // as if others had it
+	defer s.plane.open.Add(-rest)
+	first, server := s.pair(l)
+	s.pair(l)
+	waiting, err := s.dial("tcp4", vip.String()+":80") // in the kernel's queue
+	s.check(err)
+	_, err = waiting.Write([]byte("patient"))
+	s.check(err)
+	for end := time.Now().Add(patience); ; {
+		if err = s.tell(p, f); err != nil || time.Now().After(end) {
+			break
+		}
+	}
+	if err == nil || !strings.Contains(err.Error(), "LimitNOFILE") {
+		t.Fatalf("clients wait, and a write says %v", err)
+	}
+	if facts, _ := s.plane.Read(t.Context()); !strings.Contains(fmt.Sprint(facts), "without file descriptors") {
+		t.Errorf("clients wait, and all is as wanted: %v", facts)
+	}
+	s.exchange(first, server, "others go on")
+	s.check(first.Close(), server.Close())
+	l.SetDeadline(time.Now().Add(patience))
+	late, err := l.AcceptTCP()
+	s.check(err)
+	defer late.Close()
+	late.SetDeadline(time.Now().Add(patience))
+	b := make([]byte, 7)
+	if _, err := io.ReadFull(late, b); err != nil || string(b) != "patient" {
+		t.Errorf("who waited says %q, %v", b, err)
+	}
+	s.check(s.tell(p, f))
+}
+
+// pipes has the loops have pipes, so that none is to be made later.
+func (s *stage) pipes() {
+	for _, l := range s.plane.loops {
+		l.do(func() {
+			p, err := l.borrow()
+			s.check(err)
+			q, err := l.borrow()
+			s.check(err)
+			l.giveBack(p)
+			l.giveBack(q)
+		})
+	}
+}
+
+func TestKernelHoldsWhatIsWritten(t *testing.T) {
+	s := newStage(t)
+	f, p := serves(model.TCP, 80, 8080)
+	g, q := serves(model.UDP, 53, 53)
+	e := *f
+	e.Entry.Addr = netip.IPv4Unspecified()
+	six := *f
+	six.Entry.Addr, six.Sources = netip.MustParseAddr("fd00:96::1"), []netip.Prefix{netip.MustParsePrefix("fd00::/8")}
+	for range 2 {
+		s.check(s.tell(p, q, f, g, &e, &six))
+		s.holds(s.held)
+		s.check(s.tell(p, f, q, &six))
+		s.holds(s.held)
+	}
+	c, err := link.Dial(s.node)
+	s.check(err)
+	defer c.Close()
+	s.check(shut(c))
+	if err := s.plane.Write(t.Context(), s.held, nil); err != nil {
+		t.Errorf("somebody removes the way into the room, and it can't be made again: %v", err)
+	}
+	s.holds(s.held)
+	s.check(s.plane.Clean(t.Context()))
+	s.holds(nil)
+	if rules, err := s.plane.policy.Rules(0); err != nil || len(rules) != 5 {
+		t.Errorf("rules of the kernel's own are left: %v, %v", rules, err)
+	}
+}
+
+// holds checks that Read gives these facts, each once.
+func (s *stage) holds(want []Fact) {
+	s.Helper()
+	got, err := s.plane.Read(s.Context())
+	s.check(err)
+	left := map[Fact]bool{}
+	for _, f := range want {
+		left[f] = true
+	}
+	for _, f := range got {
+		if !left[f] {
+			s.Errorf("%v is held as %q", f.Key, f.Value)
+		}
+		delete(left, f)
+	}
+	for f := range left {
+		s.Errorf("%v is not held as %q", f.Key, f.Value)
+	}
+}
+
+func TestOtherAddressesOfTheNodeAreServed(t *testing.T) {
+	s := newStage(t)
+	l := s.listen(8080)
+	f, p := serves(model.TCP, 80, 8080)
+	e := *f
+	e.Entry.Addr = netip.IPv4Unspecified()
+	s.check(s.tell(p, &e))
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	signals, err := s.plane.Watch(ctx)
+	s.check(err)
+	<-signals // the first comes by itself
+	c, err := link.Dial(s.node)
+	s.check(err)
+	defer c.Close()
+	s.check(c.AddAddress(1, netip.PrefixFrom(vip, 32)))
+	s.plane.text = "pods= nodeports=10.0.0.0-10.255.255.255"
+	s.held[1].Value = s.plane.text
+	select {
+	case <-signals:
+	case <-time.After(patience):
+		t.Fatal("an address has come, and nobody is told")
+	}
+	s.check(s.plane.Write(t.Context(), s.held, nil))
+	client, server := s.pair(l)
+	s.exchange(client, server, "x")
+}

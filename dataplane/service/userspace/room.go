@@ -1,0 +1,210 @@
+package userspace
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netns"
+)
+
+// Veth is the name of the node's end of the way into the room.
+const Veth = "fairlead-room"
+
+// inside is the name of the room's end.
+const inside = "eth0"
+
+// What marks routes and rules as ours. Rules for connections that outlive their frontend are nobody's facts.
+const (
+	Owner     = 0xf1
+	ownerKept = 0xf2
+)
+
+// The tables: for fragments of datagrams, of connections that outlive their frontend, of the node's addresses that take node ports, and
+// one for each protocol and port.
+const (
+	tables    = uint32(0xfa) << 24
+	tableKept = tables + 1
+	tableNode = tables + 2
+)
+
+func tableOf(protocol uint8, port uint16) uint32 { return tables | uint32(protocol)<<16 | uint32(port) }
+
+// Priorities of our rules. Those that name a port come before the kernel's own for local addresses, whose priority is 0, too:
+// see localLast.
+const (
+	priorityPort      = 0
+	priorityBack      = 70 // of what comes from the room: past the next ones
+	priorityWhole     = 71 // of datagrams that are whole: past the next
+	priorityFragments = 72
+	priorityOthers    = 73 // where they go on
+)
+
+// The next hops between node and room, on links of theirs alone, and an address for what the room itself has to say.
+var (
+	gateway4, gateway6 = netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1")
+	speaker6           = netip.MustParsePrefix("fd66:6169:726c:6561::1/128")
+	macNode, macRoom   = [6]byte{2, 'f', 'l', 0, 0, 1}, [6]byte{2, 'f', 'l', 0, 0, 2}
+)
+
+func gateway(six bool) netip.Addr {
+	if six {
+		return gateway6
+	}
+	return gateway4
+}
+
+// room is a network namespace without a name in which every address is local. It lives as long as the process.
+type room struct {
+	ns  *netns.Namespace
+	dev int // index of the node's end of the way in; 0: there is none
+}
+
+// newRoom makes a room without a way in.
+func newRoom() (*room, error) {
+	r := &room{}
+	err := aside(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make a network namespace: %w", err)
+		}
+		r.ns, err = netns.Current()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("userspace: %w", err)
+	}
+	return r, nil
+}
+
+// aside runs f on a thread of its own, which ends with it.
+func aside(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked
+		done <- f()
+	}()
+	return <-done
+}
+
+// open makes the way between the node and the room anew.
+func (r *room) open(node *netns.Namespace) error {
+	here, err := link.Dial(node)
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	there, err := link.Dial(r.ns)
+	if err != nil {
+		return err
+	}
+	defer there.Close()
+	if err := shut(here); err != nil {
+		return err
+	}
+	near := link.End{Name: Veth, MAC: net.HardwareAddr(macNode[:])}
+	dev, err := here.AddVeth(near, link.End{Name: inside, MAC: net.HardwareAddr(macRoom[:])}, r.ns)
+	if err != nil {
+		return err
+	}
+	if err := r.furnish(there); err != nil {
+		return errors.Join(err, here.Delete(dev))
+	}
+	r.dev = dev
+	return errors.Join(neighbours(here, dev, macRoom), link.Set(node, vethSettings...))
+}
+
+// settings of the way into the room: packets from there may come from addresses of the node itself, loopback ones among them.
+var vethSettings = []link.Setting{
+	{Name: "ipv4/conf/" + Veth + "/accept_local", Value: "1"},
+	{Name: "ipv4/conf/" + Veth + "/route_localnet", Value: "1"},
+	{Name: "ipv4/conf/" + Veth + "/rp_filter", Value: "0"},
+}
+
+// neighbours has next hops be at the other end of the way into the room.
+func neighbours(c *link.Conn, dev int, mac [6]byte) (err error) {
+	for _, every := range everywhere() {
+		err = errors.Join(err, c.PutNeighbour(link.Neighbour{Dev: dev, Addr: gateway(every.Addr().Is6()), MAC: mac}))
+	}
+	return err
+}
+
+// haveIPv6 says whether the kernel speaks it.
+var haveIPv6 = sync.OnceValue(func() bool {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	unix.Close(fd)
+	return true
+})
+
+// everywhere gives the prefix of all addresses, for each family that the kernel speaks.
+func everywhere() []netip.Prefix {
+	l := []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
+	if haveIPv6() {
+		l = append(l, netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+	}
+	return l
+}
+
+// shut removes the way into a room, whoever's it is.
+func shut(node *link.Conn) error {
+	dev, err := node.Index(Veth)
+	if err != nil {
+		return nil // there is none
+	}
+	return node.Delete(dev)
+}
+
+// settings of the room. Refusals are answered every time, as a node's own are.
+var roomSettings = []link.Setting{
+	{Name: "ipv4/conf/all/rp_filter", Value: "0"},
+	{Name: "ipv4/conf/" + inside + "/rp_filter", Value: "0"},
+	{Name: "ipv4/conf/" + inside + "/route_localnet", Value: "1"},
+	{Name: "ipv4/tcp_mtu_probing", Value: "1"}, // it hears of no ICMP errors
+	{Name: "ipv4/icmp_ratelimit", Value: "0"},
+	{Name: "-ipv6/icmp/ratelimit", Value: "0"},
+	{Name: "-ipv6/conf/" + inside + "/accept_ra", Value: "0"},
+}
+
+// furnish has every packet that comes in be for the room itself, and everything that it sends go to the node.
+func (r *room) furnish(c *link.Conn) error {
+	dev, err := c.Index(inside)
+	if err != nil {
+		return err
+	}
+	const lo = 1
+	err = errors.Join(link.Set(r.ns, roomSettings...), c.Up(lo), c.Up(dev), neighbours(c, dev, macNode))
+	if haveIPv6() && err == nil {
+		err = c.AddAddress(lo, speaker6)
+	}
+	if err != nil {
+		return err
+	}
+	const kernels, local, main = unix.RTPROT_KERNEL, unix.RT_TABLE_LOCAL, unix.RT_TABLE_MAIN
+	var l []link.Change
+	for _, every := range everywhere() {
+		six := every.Addr().Is6()
+		l = append(l,
+			link.Change{Way: &link.Way{Owner: Owner, Table: local, To: every, Local: true, Dev: lo}, Gone: true}, // no gateway may be local
+			link.Change{Rule: &link.Rule{Owner: Owner, Priority: 10, Six: six, Input: inside, Table: local}},
+			link.Change{Rule: &link.Rule{Owner: Owner, Priority: 20, Six: six, Input: "lo", Table: main}},
+			link.Change{Way: &link.Way{Owner: Owner, Table: main, To: every, Via: gateway(six), Dev: dev}},
+			link.Change{Way: &link.Way{Owner: Owner, Table: local, To: every, Local: true, Dev: lo}},
+			link.Change{Rule: &link.Rule{Owner: kernels, Priority: 0, Six: six, Table: local}, Gone: true})
+	}
+	return r.ns.Do(func() error {
+		p, err := link.DialPolicy()
+		if err != nil {
+			return err
+		}
+		defer p.Close()
+		return p.Apply(l)
+	})
+}

@@ -1,0 +1,275 @@
+package userspace
+
+import (
+	"errors"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// conn is a TCP connection of a client, and ours to a backend.
+type conn struct {
+	loop           *loop
+	front          *front
+	from, to       netip.AddrPort // the client, and what it asked for
+	client, server end
+	up, down       stream // from client to server, and back
+	pool           *pool
+	backend        *backend
+	tried          []*backend
+	connected      bool
+	kept           func() // gives up the rule by which the connection outlives its frontend
+}
+
+// end is one of a conn's two sockets.
+type end struct {
+	fd    int
+	token uint32
+}
+
+// stream is one direction.
+type stream struct {
+	conn     *conn
+	src, dst *end
+	pipe     *pipe // nil while nothing waits in it
+	waiting  int   // bytes in it
+	full     bool  // dst takes no more for now
+	ended    bool  // src has said that no more comes
+	over     bool  // and dst has been told
+	queued   bool
+}
+
+// perConn is how many file descriptors a connection has; it borrows pipes only while bytes wait.
+const perConn = 2
+
+// accepted begins to carry a connection. It may end at once.
+func (l *loop) accepted(fd int, from netip.AddrPort, li *listener) error {
+	c := &conn{loop: l, front: li.front, from: from, to: li.at, client: end{fd: fd}, server: end{fd: -1}}
+	c.up = stream{conn: c, src: &c.client, dst: &c.server}
+	c.down = stream{conn: c, src: &c.server, dst: &c.client}
+	l.conns[c] = struct{}{}
+	li.front.plane.open.Add(perConn)
+	c.pool, _ = li.front.decide(from.Addr())
+	return c.dial()
+}
+
+// dial connects to a backend that was not tried yet. Without one it ends the connection.
+func (c *conn) dial() (err error) {
+	for c.pool != nil {
+		if c.backend = c.pool.take(c.from, c.to.Addr(), c.tried, c.loop.now); c.backend == nil {
+			break
+		}
+		if err = c.connect(); err == nil {
+			return nil
+		}
+		c.leave()
+		if starving(err) {
+			break
+		}
+	}
+	c.abort()
+	return err
+}
+
+// leave gives the backend up.
+func (c *conn) leave() {
+	if c.server.fd >= 0 {
+		c.loop.forget(c.server.fd, c.server.token)
+		unix.Close(c.server.fd)
+		c.server.fd = -1
+	}
+	c.pool.give(c.backend)
+	c.tried = append(c.tried, c.backend)
+	c.backend = nil
+}
+
+// edges are what a conn's sockets are watched for: whatever changes.
+const edges = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET
+
+// impatience is how often a SYN is repeated before another backend is tried: 7 seconds in all.
+const impatience = 2
+
+func (c *conn) connect() error {
+	fd, err := unix.Socket(domainOf(c.backend.addr.Addr()), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return err
+	}
+	unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_SYNCNT, impatience)
+	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+	unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, idle)
+	err = unix.Connect(fd, sockaddr(c.backend.addr))
+	if err == nil || errors.Is(err, unix.EINPROGRESS) {
+		c.server.token, err = c.loop.watch(fd, edges, serverSide{c})
+	}
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	c.server.fd = fd
+	return nil
+}
+
+// serverSide and clientSide take the events of a conn's sockets.
+type (
+	serverSide struct{ *conn }
+	clientSide struct{ *conn }
+)
+
+const (
+	input = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR
+	space = unix.EPOLLOUT | unix.EPOLLHUP | unix.EPOLLERR
+)
+
+func (s serverSide) ready(events uint32) {
+	c := s.conn
+	if !c.connected && !c.established(events) {
+		return
+	}
+	c.serve(events, &c.down, &c.up)
+}
+
+func (s clientSide) ready(events uint32) { s.serve(events, &s.up, &s.down) }
+
+// serve moves what an event at one of the sockets lets move: what comes from there, and what was held up on the way there.
+func (c *conn) serve(events uint32, from, to *stream) {
+	if events&space != 0 && to.full {
+		to.full = false
+		if !c.move(to) {
+			return
+		}
+	}
+	if events&input != 0 && !from.full {
+		c.move(from)
+	}
+}
+
+// established says whether the backend has answered; if it has refused, the next one is dialled.
+func (c *conn) established(events uint32) bool {
+	if events&(unix.EPOLLOUT|unix.EPOLLERR|unix.EPOLLHUP) == 0 {
+		return false
+	}
+	if e, err := unix.GetsockoptInt(c.server.fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || e != 0 {
+		c.leave()
+		c.dial()
+		return false
+	}
+	var err error
+	if c.client.token, err = c.loop.watch(c.client.fd, edges, clientSide{c}); err != nil {
+		c.abort()
+		return false
+	}
+	c.connected, c.tried = true, nil
+	return true
+}
+
+// turn is how many bytes one stream may move before others have their turn.
+const turn = 4 << 20
+
+// move carries bytes as long as both sockets let it. It says whether the connection is still there.
+func (c *conn) move(s *stream) bool {
+	if _, here := c.loop.conns[c]; !here || s.over {
+		return here
+	}
+	if s.pipe == nil {
+		p, err := c.loop.borrow()
+		if err != nil {
+			c.front.starve()
+			c.abort()
+			return false
+		}
+		s.pipe = p
+	}
+	for moved := 0; moved < turn; {
+		n, err := splice(s.src.fd, s.pipe.in, capacity)
+		if err != nil && err != unix.EAGAIN { // which says that nothing comes for now, or that the pipe is full
+			c.abort()
+			return false
+		}
+		s.ended = s.ended || n == 0 && err == nil
+		if s.waiting += n; s.waiting == 0 {
+			return c.rest(s)
+		}
+		n, err = splice(s.pipe.out, s.dst.fd, s.waiting)
+		if err == unix.EAGAIN {
+			s.full = true
+			return true
+		}
+		if err != nil {
+			c.abort()
+			return false
+		}
+		s.waiting -= n
+		moved += n
+	}
+	if !s.queued {
+		s.queued = true
+		c.loop.again = append(c.loop.again, s)
+	}
+	return true
+}
+
+// rest ends a stream's work for now, or for good when its source has ended: then its other end is told, and when both
+// directions have ended, so has the connection.
+func (c *conn) rest(s *stream) bool {
+	c.loop.giveBack(s.pipe)
+	s.pipe = nil
+	if !s.ended {
+		return true
+	}
+	s.over = true
+	if c.up.over && c.down.over {
+		c.end(func(fd int) { unix.Close(fd) })
+		return false
+	}
+	if err := unix.Shutdown(s.dst.fd, unix.SHUT_WR); err != nil {
+		c.abort()
+		return false
+	}
+	return true
+}
+
+// splice moves up to n bytes. No bytes and no error: the source has ended.
+func splice(from, to, n int) (int, error) {
+	for {
+		m, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+		if err != unix.EINTR {
+			return int(max(m, 0)), err
+		}
+	}
+}
+
+// abort ends the connection with resets.
+func (c *conn) abort() { c.end(reset) }
+
+// end gives back all that the connection has.
+func (c *conn) end(shut func(fd int)) {
+	l := c.loop
+	delete(l.conns, c)
+	for _, s := range []*stream{&c.up, &c.down} {
+		if s.pipe != nil {
+			l.discard(s.pipe) // bytes may wait in it
+			s.pipe = nil
+		}
+	}
+	if c.connected {
+		l.forget(c.client.fd, c.client.token)
+	}
+	if c.server.fd >= 0 {
+		l.forget(c.server.fd, c.server.token)
+		shut(c.server.fd)
+	}
+	shut(c.client.fd)
+	if c.backend != nil {
+		c.pool.give(c.backend)
+	}
+	if c.kept != nil {
+		c.kept()
+	}
+	c.front.plane.open.Add(-perConn)
+}
+
+// starving says whether an error means that there are no more file descriptors, or no memory for them.
+func starving(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
+}

@@ -1,0 +1,63 @@
+package apiserver
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"fairlead.dev/fairlead/source"
+)
+
+// resource is where a kind of object is served.
+type resource struct {
+	schema.GroupVersionResource
+	kind       source.Kind
+	namespaced bool
+}
+
+// resources are all there are. ServiceCIDRs are always none: kube-proxy watches them.
+func resources() []resource {
+	core, discovery, networking := schema.GroupVersion{Version: "v1"}, schema.GroupVersion{Group: "discovery.k8s.io", Version: "v1"},
+		schema.GroupVersion{Group: "networking.k8s.io", Version: "v1"}
+	return []resource{
+		{core.WithResource("namespaces"), source.Namespace, false},
+		{core.WithResource("nodes"), source.Node, false},
+		{core.WithResource("pods"), source.Pod, true},
+		{core.WithResource("services"), source.Service, true},
+		{discovery.WithResource("endpointslices"), source.EndpointSlice, true},
+		{networking.WithResource("networkpolicies"), source.NetworkPolicy, true},
+		{networking.WithResource("servicecidrs"), "ServiceCIDR", false},
+	}
+}
+
+// typeMeta names the kind in objects, or with "List" behind it, that of its lists.
+func (r resource) typeMeta(suffix string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: r.GroupVersion().String(), Kind: string(r.kind) + suffix}
+}
+
+// fieldsOf gives what a field selector may ask about an object, as an API server has it
+// (kubernetes/pkg/registry/core/*/strategy.go).
+func fieldsOf(o source.Object) fields.Set {
+	set := fields.Set{"metadata.name": o.GetName(), "metadata.namespace": o.GetNamespace()}
+	switch o := o.(type) {
+	case *corev1.Service:
+		set["spec.clusterIP"], set["spec.type"] = o.Spec.ClusterIP, string(o.Spec.Type)
+	case *corev1.Pod:
+		set["spec.nodeName"], set["status.phase"] = o.Spec.NodeName, string(o.Status.Phase)
+	}
+	return set
+}
+
+// selectable says whether a field selector may ask for a field of this kind.
+func (r resource) selectable(field string) bool {
+	switch field {
+	case "metadata.name", "metadata.namespace":
+		return true
+	case "spec.clusterIP", "spec.type":
+		return r.kind == source.Service
+	case "spec.nodeName", "status.phase":
+		return r.kind == source.Pod
+	}
+	return false
+}

@@ -1,0 +1,60 @@
+package kubeproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	"fairlead.dev/fairlead/lab/apiserver"
+	"fairlead.dev/fairlead/source"
+)
+
+// Node is a network namespace with a kube-proxy at work in it, and the API server of its own that it listens to, on the
+// namespace's loopback. The server is in this process: what it costs is in no Usage.
+type Node struct {
+	*Proxy
+	API  *apiserver.Server
+	stop func() error
+}
+
+// NewNode serves the objects, of which one must be the Node o.Node, and measures a cold sync. o.Server is set here.
+func NewNode(ctx context.Context, o Options, objects ...source.Object) (n *Node, c Cold, err error) {
+	n = &Node{API: apiserver.New(objects...)}
+	n.API.Encode()
+	if o.Server, n.stop, err = listen(o, n.API); err != nil {
+		return nil, c, err
+	}
+	if n.Proxy, c, err = ColdSync(ctx, o); err != nil {
+		return nil, c, errors.Join(err, n.stop())
+	}
+	return n, c, nil
+}
+
+// listen serves inside the namespace.
+func listen(o Options, api *apiserver.Server) (url string, stop func() error, err error) {
+	var l net.Listener
+	err = o.Namespace.Do(func() (err error) {
+		l, err = net.Listen("tcp4", "127.0.0.1:0")
+		return err
+	})
+	if err != nil {
+		return "", nil, fmt.Errorf("serve the Kubernetes API in %s: %w", o.Namespace.Name, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- api.Serve(ctx, l) }()
+	return "http://" + l.Addr().String(), func() error {
+		cancel()
+		return <-done
+	}, nil
+}
+
+// Tell puts an object in, new or changed. The kube-proxy hears of it at once.
+func (n *Node) Tell(o source.Object) error {
+	n.API.Apply(source.Change{Key: source.KeyOf(o), Object: o})
+	return nil
+}
+
+// Close stops the kube-proxy, then the server. The rules stay, as with Stop.
+func (n *Node) Close() error { return errors.Join(n.Stop(), n.stop()) }

@@ -1,0 +1,276 @@
+package kubeproxy
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/dataplane/service/nftables"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/lab/kubeproxy"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+	"fairlead.dev/fairlead/resolve"
+	"fairlead.dev/fairlead/sandbox/generate"
+	"fairlead.dev/fairlead/source"
+)
+
+var (
+	services = flag.String("services", "1000,10000", "numbers of Services, of ten endpoints each")
+	changes  = flag.Int("changes", 30, "endpoint changes, each from a moment of rest; a fifth of that above 5,000 Services")
+)
+
+// sizes are the numbers of Services that are wanted.
+func sizes(b *testing.B) (l []int) {
+	for text := range strings.SplitSeq(*services, ",") {
+		n, err := strconv.Atoi(text)
+		check(b, err)
+		l = append(l, n)
+	}
+	return l
+}
+
+// running is a program that keeps a kernel as its source says.
+type running struct {
+	wall, sync time.Duration // cold: from its start until all was in the kernel; of that, in its sync, 0 if it doesn't say
+	usage      func() (kubeproxy.Usage, error)
+	tell       func(source.Object) error
+	stop       func()
+}
+
+// subject is something that can be started.
+type subject struct {
+	name  string
+	most  int // Services that end in an acceptable time
+	start func(*testing.B, *netns.Namespace, []source.Object) running
+}
+
+func subjects() (l []subject) {
+	for _, w := range ways {
+		most := 1 << 20
+		if w.variant == kubeproxy.Nft {
+			most = 1000 // 414 s at 5,000 have been seen
+		}
+		l = append(l, subject{"kube-proxy-" + w.name, most, func(b *testing.B, ns *netns.Namespace, objects []source.Object) running {
+			return startKubeProxy(b, ns, objects, w.mode, w.variant)
+		}})
+	}
+	return append(l, subject{"fairlead-nftables", 1 << 20, startFairlead})
+}
+
+func startKubeProxy(b *testing.B, ns *netns.Namespace, objects []source.Object, mode kubeproxy.Mode, variant kubeproxy.Variant) running {
+	n, cold, err := kubeproxy.NewNode(patience(b, 20*time.Minute), options(b, ns, mode, variant), objects...)
+	check(b, err)
+	return running{cold.Wall, cold.Sync, n.Usage, n.Tell, func() { check(b, n.Close()) }}
+}
+
+// startFairlead starts `fairlead run` from a folder with one object to a file.
+func startFairlead(b *testing.B, ns *netns.Namespace, objects []source.Object) running {
+	const address = "127.0.0.1:10249"
+	dir := filepath.Join(b.TempDir(), "objects")
+	check(b, generate.Write(dir, objects, 1))
+	cmd := exec.Command(program(b, "FAIRLEAD"), "run", "--source", dir, "--node", nodeName, "--status-address", address)
+	cmd.Stderr, cmd.SysProcAttr = os.Stderr, &syscall.SysProcAttr{Setpgid: true}
+	begin := time.Now()
+	check(b, ns.Do(cmd.Start))
+	web := &http.Client{Transport: &http.Transport{DialContext: func(_ context.Context, network, address string) (c net.Conn, err error) {
+		err = ns.Do(func() error {
+			c, err = net.Dial(network, address)
+			return err
+		})
+		return c, err
+	}}}
+	for give := time.After(2 * time.Minute); ; {
+		if r, err := web.Get("http://" + address + "/readyz"); err == nil {
+			r.Body.Close()
+			if r.StatusCode == http.StatusOK {
+				break
+			}
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-give:
+			cmd.Process.Kill()
+			b.Fatal("fairlead is not ready after two minutes")
+		}
+	}
+	wall := time.Since(begin)
+	tell := func(s source.Object) error {
+		text, err := json.Marshal(s)
+		next := dir + ".next"
+		check(b, err, os.WriteFile(next, text, 0o644))
+		return os.Rename(next, filepath.Join(dir, fmt.Sprintf("objects-%06d.yaml", len(objects)-1))) // the probe's slice is the last
+	}
+	return running{wall, 0, func() (kubeproxy.Usage, error) { return kubeproxy.UsageOf(cmd.Process.Pid) }, tell, func() {
+		cmd.Process.Signal(unix.SIGTERM)
+		cmd.Wait()
+	}}
+}
+
+// BenchmarkSubjects starts each subject with nothing in the kernel, then moves an endpoint, again and again, each time
+// from a moment of rest. Run it with -benchtime 1x -count N: each count is one start.
+func BenchmarkSubjects(b *testing.B) {
+	for _, n := range sizes(b) {
+		for _, s := range subjects() {
+			if n > s.most {
+				continue
+			}
+			b.Run(fmt.Sprintf("%s/services=%d", s.name, n), func(b *testing.B) {
+				for b.Loop() {
+					measure(b, s, n)
+				}
+			})
+		}
+	}
+}
+
+func measure(b *testing.B, s subject, n int) {
+	ns := space(b)
+	p := probe(b, ns)
+	r := s.start(b, ns, append(generate.Cluster(n, 10), p.Objects()...))
+	stopped := false
+	stop := func() {
+		if !stopped {
+			r.stop()
+		}
+		stopped = true
+	}
+	defer stop()
+	cold, err := r.usage()
+	check(b, err, p.Reach(patience(b, time.Minute)))
+	settle(b, r)
+	before, err := r.usage()
+	check(b, err)
+	times := *changes
+	if n > 5000 {
+		times = max(1, times/5)
+	}
+	var took []time.Duration
+	for range times {
+		t, err := p.Move(patience(b, 5*time.Minute), r.tell)
+		check(b, err)
+		took = append(took, t)
+		settle(b, r)
+	}
+	after, err := r.usage()
+	check(b, err)
+	stop()
+	slices.Sort(took)
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(ms(r.wall), "cold-ms")
+	b.ReportMetric(ms(cold.CPU()), "cold-cpu-ms")
+	if r.sync > 0 {
+		b.ReportMetric(ms(r.sync), "sync-ms")
+	}
+	b.ReportMetric(float64(cold.Resident)/(1<<20), "MiB")
+	b.ReportMetric(float64(after.Resident)/(1<<20), "MiB-later")
+	b.ReportMetric(ms(took[len(took)/2]), "change-p50-ms")
+	b.ReportMetric(ms(took[len(took)-1-len(took)/100]), "change-p99-ms")
+	b.ReportMetric(ms(after.CPU()-before.CPU())/float64(times), "change-cpu-ms")
+}
+
+// settle waits until a program has rested for longer than kube-proxy leaves between two syncs.
+func settle(b *testing.B, r running) {
+	const window, enough = 300 * time.Millisecond, 5
+	rested := 0
+	for range 400 {
+		before, err := r.usage()
+		check(b, err)
+		time.Sleep(window) // rest is measured, nobody is waited for
+		after, err := r.usage()
+		check(b, err)
+		if rested++; after.CPU()-before.CPU() > window/15 {
+			rested = 0
+		}
+		if rested == enough {
+			return
+		}
+	}
+}
+
+// BenchmarkInProcess is Fairlead's loop and nftables plane alone, with the decided model at hand: what kube-proxy's own
+// sync-ms is to be held against.
+func BenchmarkInProcess(b *testing.B) {
+	for _, n := range sizes(b) {
+		resolver := resolve.New(resolve.Config{Node: nodeName, Addresses: []netip.Addr{addresses[0]}})
+		var all []source.Change
+		for _, o := range generate.Cluster(n, 10) {
+			all = append(all, source.Change{Key: source.KeyOf(o), Object: o})
+		}
+		parts := resolver.Apply(all).Put
+		b.Run(fmt.Sprintf("fairlead-nftables/services=%d", n), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				ns := space(b)
+				plane := &timed{}
+				check(b, ns.Do(func() (err error) {
+					plane.Plane, err = nftables.New()
+					return err
+				}))
+				ctx, cancel := context.WithCancel(patience(b, time.Minute))
+				loop := reconcile.New[model.Part, nftables.Key, string](plane, reconcile.Options[model.Part]{Owner: agent.Owner})
+				done := make(chan struct{})
+				go func() {
+					loop.Run(ctx)
+					close(done)
+				}()
+				runtime.GC() // of the cluster's making
+				before := used()
+				b.StartTimer()
+				begin := time.Now()
+				loop.Change(parts, nil)
+				check(b, loop.Sync(ctx))
+				wall := time.Since(begin)
+				b.StopTimer()
+				b.ReportMetric(0, "ns/op")
+				b.ReportMetric(float64(wall.Microseconds())/1000, "sync-ms")
+				b.ReportMetric(float64((used()-before).Microseconds())/1000, "sync-cpu-ms")
+				cancel()
+				<-done
+				b.ReportMetric(float64(plane.wrote.Microseconds())/1000, "kernel-ms")
+				check(b, plane.Close())
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+// timed is a plane that keeps how long its writes took. Its loop has ended when that is looked at.
+type timed struct {
+	*nftables.Plane
+	wrote time.Duration
+}
+
+func (t *timed) Write(ctx context.Context, put, del []nftables.Fact) error {
+	begin := time.Now()
+	err := t.Plane.Write(ctx, put, del)
+	t.wrote += time.Since(begin)
+	return err
+}
+
+// used is the processor time of this process.
+func used() time.Duration {
+	var r unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
+		panic(err)
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+}

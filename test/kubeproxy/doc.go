@@ -1,0 +1,3 @@
+// Package kubeproxy tries lab/kubeproxy and lab/apiserver with a real kube-proxy, which the module in ./kube-proxy builds,
+// and measures it beside Fairlead. `make` here lists how.
+package kubeproxy
