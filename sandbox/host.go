@@ -2,11 +2,14 @@ package sandbox
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/sandbox/echo"
 )
@@ -28,6 +31,9 @@ type Host struct {
 	Node      string       `json:"node,omitempty"` // the Node that it is, or runs on
 	Namespace string       `json:"namespace"`      // name of the network namespace
 	Addresses []netip.Addr `json:"addresses"`      // the first of each family is what it sends from
+	// Cgroup is the folder of the cgroup that stands for the node that the host is, or runs on: its threads, and its sockets,
+	// are in there. Empty where the machine has none to give: then nobody can tell nodes apart by it.
+	Cgroup string `json:"cgroup,omitempty"`
 
 	cluster *Cluster
 	spec    *spec
@@ -45,8 +51,16 @@ func (h *Host) Short() string {
 	return short
 }
 
-// Do runs f on a thread that is inside the host's network namespace. Goroutines that f starts are not.
+// Do runs f on a thread that is inside the host's network namespace and its node's cgroup. Goroutines that f starts are not.
 func (h *Host) Do(f func() error) error {
+	if h.Cgroup == "" {
+		return h.inside(f)
+	}
+	return cgroup.Do(h.Cgroup, func() error { return h.inside(f) })
+}
+
+// inside runs f in the host's network namespace.
+func (h *Host) inside(f func() error) error {
 	if h.box != nil {
 		return h.box.ns.Do(f)
 	}
@@ -94,3 +108,29 @@ func compareHosts(a, b *Host) int {
 }
 
 var roles = []Role{Outside, Node, Pod}
+
+// join gives a node its cgroup, and a pod its node's.
+func (c *Cluster) join(h *Host) {
+	switch h.Role {
+	case Node:
+		h.Cgroup, _ = cgroup.New(h.Namespace) // see Host.Cgroup
+		c.cgroups = append(c.cgroups, h.Cgroup)
+	case Pod:
+		h.Cgroup = c.hosts["node "+h.Node].Cgroup
+	}
+}
+
+// unload removes what programs of a node have pinned, and its cgroup: on a machine of its own they would end with that.
+func (h *Host) unload() error {
+	if h.Role != Node {
+		return nil
+	}
+	err := h.inside(func() error {
+		folder, _, err := bpf.Folder()
+		if err != nil {
+			return err
+		}
+		return bpf.RemoveFolder(folder)
+	})
+	return errors.Join(err, cgroup.Delete(h.Cgroup))
+}

@@ -33,6 +33,7 @@ import (
 	"slices"
 	"sync"
 
+	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/source"
@@ -58,6 +59,8 @@ type Cluster struct {
 	hosts  map[string]*Host
 	made   uint32 // counts interfaces, for names and link-layer addresses
 	gone   bool   // Down is done
+
+	cgroups []string // all that were made: one stays while somebody is in there
 }
 
 var goodName = regexp.MustCompile(`^[a-z][a-z0-9]{0,31}$`)
@@ -128,11 +131,14 @@ func (c *Cluster) Down() error {
 	}
 	for _, h := range c.hosts {
 		if !h.spec.shared {
-			errs = append(errs, h.box.delete())
+			errs = append(errs, h.unload(), h.box.delete())
 		}
 	}
 	if c.wire != nil {
 		errs = append(errs, c.wire.delete())
+	}
+	for _, path := range c.cgroups {
+		errs = append(errs, cgroup.Delete(path))
 	}
 	clear(c.hosts)
 	c.wire = nil
@@ -276,7 +282,7 @@ func (c *Cluster) remove(h *Host) error {
 		at.forget(h.port)
 	}
 	delete(c.hosts, h.Name)
-	return h.box.delete()
+	return errors.Join(h.unload(), h.box.delete())
 }
 
 // add makes a host. What it got half made is removed.
@@ -294,6 +300,7 @@ func (c *Cluster) add(s spec) (err error) {
 		h.Namespace = c.namespace(h.Namespace)
 		err = c.addToWire(&h)
 	}
+	c.join(&h)
 	if err == nil && c.serve && len(s.ports) > 0 {
 		err = h.Do(func() error {
 			h.server, err = echo.Serve(h.Name[len("pod "):], s.ports)

@@ -209,6 +209,11 @@ func DownByName(name string) error {
 	}
 	spaces, err := s.Namespaces()
 	errs := []error{err}
+	for _, h := range s.Hosts {
+		if err := h.unload(); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
 	for _, n := range spaces {
 		if err := netns.Delete(n); !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)

@@ -211,7 +211,7 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 		return e
 	}
 	e.Policy = w.trafficPolicy(f)
-	e.Service, e.Via, e.Pool, e.Kernel = f.Service, f.Via, f.Target(v.Origin).Pool.Name, kernelSays(a, f)
+	e.Service, e.Via, e.Pool, e.Kernel = f.Service, f.Via, f.Target(v.Origin).Pool.Name, kernelSays(w, a, f)
 	for _, s := range f.Sources {
 		e.Sources = append(e.Sources, s.String())
 	}

@@ -76,7 +76,7 @@ func show(w *world, a *agent.Audit) shown {
 	s := shown{Node: w.services.Node.Name, Wanted: a.Wanted, Held: a.Held, Missing: len(a.Put), Extra: len(a.Del), Problems: w.problems}
 	for _, f := range w.services.Sorted() {
 		row := shownFrontend{Service: f.Service, Via: f.Via, Entry: f.Entry.String(), Inside: target(f.Inside), Outside: target(f.Outside),
-			Hidden: f.Hide.String(), Kernel: kernelSays(a, f)}
+			Hidden: f.Hide.String(), Kernel: kernelSays(w, a, f)}
 		if f.Inside.Pool.Affinity > 0 {
 			row.Affinity = f.Inside.Pool.Affinity.String()
 		}
@@ -92,7 +92,10 @@ func show(w *world, a *agent.Audit) shown {
 }
 
 // kernelSays words what an audit found of a frontend.
-func kernelSays(a *agent.Audit, f *model.Frontend) string {
+func kernelSays(w *world, a *agent.Audit, f *model.Frontend) string {
+	if w.mode.Ends {
+		return "in the agent's process: ask its /status"
+	}
 	if missing, of := a.Lacks(f); missing > 0 {
 		return fmt.Sprintf("lacks %d of %d facts", missing, of)
 	}

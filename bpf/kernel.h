@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * The little that our programs know of the kernel's own structs. The loader finds each field in the running kernel by
+ * name (CO-RE), so that order, size and what else is there don't matter.
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/in6.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct list_head {
+	struct list_head *next;
+};
+
+struct net {
+	struct list_head dev_base_head;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
+struct sock_common {
+	possible_net_t skc_net;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+};
+
+/* What a struct bpf_sock_addr is inside the kernel. */
+struct bpf_sock_addr_kern {
+	struct sock *sk;
+};
+
+struct in_ifaddr {
+	__be32 ifa_local;
+};
+
+struct in_device {
+	struct in_ifaddr *ifa_list;
+};
+
+struct inet6_ifaddr {
+	struct in6_addr addr;
+	struct list_head if_list;
+};
+
+struct inet6_dev {
+	struct list_head addr_list;
+};
+
+struct net_device {
+	struct list_head dev_list;
+	unsigned int flags;
+	struct in_device *ip_ptr;
+	struct inet6_dev *ip6_ptr;
+};
+
+#pragma clang attribute pop
+
+/* include/uapi/linux/if.h */
+#define IFF_UP 1
+#define IFF_LOOPBACK 8
+
+/* A helper that not every kernel has: by its number in enum bpf_func_id of the running kernel. */
+#define kernel_has(func) bpf_core_enum_value_exists(enum bpf_func_id, func)

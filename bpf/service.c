@@ -1,0 +1,840 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Services for the sockets of a cgroup: what a program connects or sends to is translated before there is a packet, and
+ * translated back where it asks who it talks to. What can't be decided here exactly, or can't be done by a socket (hide
+ * the client's address, stay silent), goes on as it is, to whoever serves the node's packets.
+ */
+#include "kernel.h"
+#include "service.h"
+
+#include <linux/in.h>
+#include <linux/socket.h>
+#include <stdbool.h>
+
+#define AF_INET 2
+#define ECONNREFUSED 111
+
+char _license[] SEC("license") = "GPL";
+
+const volatile __u64 node_namespace = 0; /* set at load time: the cookie of the node's network namespace */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct entry);
+	__type(value, struct frontend);
+} frontends SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1 << 16);
+	__type(key, __u32);
+	__type(value, struct pool);
+} pools SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1 << 19);
+	__type(key, __u32);
+	__type(value, union slot);
+} slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 14);
+	__type(key, struct prefix);
+	__type(value, __u32);
+} places SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct client);
+	__type(value, struct memory);
+} affinity SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 17);
+	__type(key, __u64);
+	__type(value, struct connected);
+} connected SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, NAMES);
+	__type(key, __u32);
+	__type(value, struct name);
+} recent SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct flow);
+} named SEC(".maps");
+
+#define FLOWS 8 /* a power of two */
+
+/* The latest flows of a socket that isn't connected, round and round. */
+struct flows {
+	__u32 next;
+	__u32 zero;
+	struct flow flow[FLOWS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct flows);
+} peers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 12);
+	__type(key, struct home);
+	__type(value, struct address_of);
+} homes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1 << 16);
+	__type(key, __u32);
+	__type(value, struct count);
+} counts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct trace);
+} traced SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 17);
+} events SEC(".maps");
+
+/* Types that no map has, but the agent needs. */
+const struct event *unused_event __attribute__((unused));
+const enum origin unused_origin __attribute__((unused));
+const enum scheduler unused_scheduler __attribute__((unused));
+const enum place unused_place __attribute__((unused));
+const enum outcome unused_outcome __attribute__((unused));
+
+/* What a socket asks for, and what it is told. */
+struct question {
+	struct place_of entry;
+	struct address from;	/* where the socket is bound, or zero */
+	struct place_of kept;	/* where the socket's datagrams to the entry went before, or zero */
+	struct place_of backend; /* the answer */
+	__u64 namespace;
+	__u64 pool; /* that serves it, */
+	__u32 index; /* its place in pools */
+	__u32 origin;
+	__u32 protocol;
+	__u32 zero;
+};
+
+static __always_inline bool zero(const struct address *a)
+{
+	return !(a->word[0] | a->word[1] | a->word[2] | a->word[3]);
+}
+
+static __always_inline bool is4(const struct address *a)
+{
+	return !a->word[0] && !a->word[1] && a->word[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline bool loopback(const struct address *a)
+{
+	if (is4(a))
+		return (a->word[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+	return !a->word[0] && !a->word[1] && !a->word[2] && a->word[3] == bpf_htonl(1);
+}
+
+static __always_inline bool same_place(const struct place_of *a, const struct place_of *b)
+{
+	return !((a->address.word[0] ^ b->address.word[0]) | (a->address.word[1] ^ b->address.word[1]) |
+		 (a->address.word[2] ^ b->address.word[2]) | (a->address.word[3] ^ b->address.word[3]) | (a->port ^ b->port));
+}
+
+static __always_inline void map4(struct address *a, __be32 v4)
+{
+	a->word[0] = a->word[1] = 0;
+	a->word[2] = bpf_htonl(0xffff);
+	a->word[3] = v4;
+}
+
+/* The address that a hook is about: a peer's, or a destination. Reads and writes are of four bytes, as the verifier asks. */
+static __always_inline void get_address(struct bpf_sock_addr *ctx, struct address *a, bool six)
+{
+	if (!six) {
+		map4(a, ctx->user_ip4);
+		return;
+	}
+	a->word[0] = ctx->user_ip6[0];
+	a->word[1] = ctx->user_ip6[1];
+	a->word[2] = ctx->user_ip6[2];
+	a->word[3] = ctx->user_ip6[3];
+}
+
+static __always_inline void set_place(struct bpf_sock_addr *ctx, const struct place_of *p, bool six)
+{
+	ctx->user_port = p->port;
+	if (!six) {
+		ctx->user_ip4 = p->address.word[3];
+		return;
+	}
+	ctx->user_ip6[0] = p->address.word[0];
+	ctx->user_ip6[1] = p->address.word[1];
+	ctx->user_ip6[2] = p->address.word[2];
+	ctx->user_ip6[3] = p->address.word[3];
+}
+
+/* Where the socket is bound; zero where it isn't. */
+static __always_inline void get_source(struct bpf_sock_addr *ctx, struct address *a, bool six)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	__builtin_memset(a, 0, sizeof(*a));
+	if (!sk)
+		return;
+	if (!six || sk->family == AF_INET) {
+		if (sk->src_ip4)
+			map4(a, sk->src_ip4);
+		return;
+	}
+	a->word[0] = sk->src_ip6[0];
+	a->word[1] = sk->src_ip6[1];
+	a->word[2] = sk->src_ip6[2];
+	a->word[3] = sk->src_ip6[3];
+	if (is4(a) && !a->word[3])
+		a->word[2] = 0;
+}
+
+#define DEVICES 8
+#define ADDRESSES 8
+
+/* The first IPv6 address of a device that others than its neighbours know. */
+static __always_inline bool address6(struct inet6_dev *dev, struct address *a)
+{
+	struct list_head *head, *at;
+	int i;
+
+	if (!dev)
+		return false;
+	head = (void *)dev + bpf_core_field_offset(struct inet6_dev, addr_list);
+	at = BPF_CORE_READ(head, next);
+	for (i = 0; i < ADDRESSES && at && at != head; i++) {
+		struct inet6_ifaddr *ifa = (void *)at - bpf_core_field_offset(struct inet6_ifaddr, if_list);
+
+		bpf_core_read(a, sizeof(*a), &ifa->addr);
+		if ((a->word[0] & bpf_htonl(0xffc00000)) != bpf_htonl(0xfe800000))
+			return !zero(a);
+		at = BPF_CORE_READ(at, next);
+	}
+	return false;
+}
+
+/*
+ * The address that a socket of a pod sends from, unless it is bound: the first of the first interface of its namespace
+ * that is up and isn't loopback. False where there is none. A function that is not static, like this, is verified by
+ * itself, not again for every way that leads to it.
+ */
+__noinline int own_address(struct bpf_sock_addr *ctx, struct address *a, bool v4)
+{
+	struct net *net = BPF_CORE_READ((struct bpf_sock_addr_kern *)ctx, sk, __sk_common.skc_net.net);
+	struct list_head *head, *at;
+	int i;
+
+	if (!net || !a)
+		return false;
+	head = (void *)net + bpf_core_field_offset(struct net, dev_base_head);
+	at = BPF_CORE_READ(head, next);
+	for (i = 0; i < DEVICES && at && at != head; i++) {
+		struct net_device *dev = (void *)at - bpf_core_field_offset(struct net_device, dev_list);
+		unsigned int flags = BPF_CORE_READ(dev, flags);
+
+		at = BPF_CORE_READ(dev, dev_list.next);
+		if (!(flags & IFF_UP) || (flags & IFF_LOOPBACK))
+			continue;
+		if (v4) {
+			__be32 v = BPF_CORE_READ(dev, ip_ptr, ifa_list, ifa_local);
+
+			if (v) {
+				map4(a, v);
+				return true;
+			}
+		} else if (address6(BPF_CORE_READ(dev, ip6_ptr), a)) {
+			return true;
+		}
+	}
+	return false;
+}
+
+#define SECOND 1000000000ULL
+
+/* Finds where a pod's socket that isn't bound sends from. An address is remembered for a second. */
+static __always_inline bool find_source(struct bpf_sock_addr *ctx, struct question *q)
+{
+	bool v4 = is4(&q->entry.address);
+	struct home home = {.namespace = q->namespace, .family = v4 ? 4 : 6};
+	struct address_of *known = bpf_map_lookup_elem(&homes, &home), found = {};
+	__u64 now = bpf_ktime_get_ns();
+
+	if (known && known->until > now) {
+		q->from = known->address;
+		return true;
+	}
+	if (!own_address(ctx, &found.address, v4))
+		return false;
+	q->from = found.address;
+	found.until = now + SECOND;
+	bpf_map_update_elem(&homes, &home, &found, BPF_ANY);
+	return true;
+}
+
+static __always_inline __u32 place(const struct address *a)
+{
+	struct prefix key = {.length = 128, .address = *a};
+	__u32 *is = bpf_map_lookup_elem(&places, &key);
+
+	return is ? *is : 0;
+}
+
+/* The frontend that serves the question: one of exactly its address, or a node port. */
+static __always_inline struct frontend *find(const struct question *q)
+{
+	struct entry to = {.address = q->entry.address, .port = q->entry.port, .protocol = q->protocol};
+	struct frontend *f;
+
+	if (zero(&to.address) || (is4(&to.address) && !to.address.word[3]))
+		return NULL; /* 0.0.0.0 and :: are this host, and no node port's */
+	f = bpf_map_lookup_elem(&frontends, &to);
+	if (f)
+		return f;
+	if (is4(&to.address))
+		to.address.word[3] = 0;
+	else
+		__builtin_memset(&to.address, 0, sizeof(to.address));
+	f = bpf_map_lookup_elem(&frontends, &to);
+	if (!f || !(place(&q->entry.address) & NODE_PORTS))
+		return NULL;
+	if (q->namespace != node_namespace && loopback(&q->entry.address))
+		return NULL; /* the pod's own */
+	return f;
+}
+
+static __always_inline union slot *slot(__u32 at)
+{
+	return bpf_map_lookup_elem(&slots, &at);
+}
+
+static __always_inline __u32 mix(__u32 h)
+{
+	/* the finish of MurmurHash3 */
+	h ^= h >> 16;
+	h *= 0x85ebca6b;
+	h ^= h >> 13;
+	h *= 0xc2b2ae35;
+	h ^= h >> 16;
+	return h;
+}
+
+static __always_inline __u32 hash(const struct address *a)
+{
+	return mix(mix(mix(mix(a->word[0] + 1) ^ a->word[1]) ^ a->word[2]) ^ a->word[3]);
+}
+
+/* Draws a backend as the pool's scheduler has it: its index, or count where there is none. */
+__noinline int draw(struct pool *p, const struct header *h, __u32 extent, const struct question *q)
+{
+	__u32 r, i;
+	union slot *s;
+
+	if (!p || !h || !q || !h->count)
+		return 0;
+	switch (h->scheduler) {
+	case TURNS:
+		r = __sync_fetch_and_add(&p->next, 1);
+		break;
+	case SOURCE:
+		r = hash(&q->from);
+		break;
+	case DESTINATION:
+		r = hash(&q->entry.address);
+		break;
+	default:
+		r = bpf_get_prandom_u32();
+	}
+	if (h->choices) {
+		r %= h->choices;
+		s = slot(extent + 1 + h->count + r / CHOICES);
+		r %= CHOICES;
+		barrier_var(r); /* or the compiler drops the check that the verifier wants */
+		if (!s || r >= CHOICES)
+			return h->count;
+		return s->choice[r];
+	}
+	i = r % h->count;
+	if (h->scheduler == TURNS)
+		return i;
+	s = slot(extent + 1 + i);
+	if (!s)
+		return h->count;
+	return (mix(r) & 0xffff) <= s->backend.own ? i : s->backend.other;
+}
+
+/* Compares addresses as bytes, then ports: less than 0, 0 or more than 0. */
+static __always_inline int compare(const struct place_of *a, const struct backend *b)
+{
+	__u64 x, y;
+
+	x = (__u64)bpf_ntohl(a->address.word[0]) << 32 | bpf_ntohl(a->address.word[1]);
+	y = (__u64)bpf_ntohl(b->address.word[0]) << 32 | bpf_ntohl(b->address.word[1]);
+	if (x != y)
+		return x < y ? -1 : 1;
+	x = (__u64)bpf_ntohl(a->address.word[2]) << 32 | bpf_ntohl(a->address.word[3]);
+	y = (__u64)bpf_ntohl(b->address.word[2]) << 32 | bpf_ntohl(b->address.word[3]);
+	if (x != y)
+		return x < y ? -1 : 1;
+	return (int)bpf_ntohs(a->port) - (int)bpf_ntohs(b->port);
+}
+
+/* Whether a place is still one of an extent's backends. */
+__noinline int member(__u32 extent, __u32 count, const struct place_of *at)
+{
+	__u32 low = 0, high = count;
+	int i;
+
+	if (!at)
+		return false;
+
+	for (i = 0; i < 17 && low < high; i++) {
+		__u32 middle = (low + high) / 2;
+		union slot *s = slot(extent + 1 + middle);
+		int c;
+
+		if (!s)
+			return false;
+		c = compare(at, &s->backend);
+		if (!c)
+			return true;
+		if (c < 0)
+			high = middle;
+		else
+			low = middle + 1;
+	}
+	return false;
+}
+
+/* The backend of a client with affinity, if it has one that still counts. */
+static __always_inline bool remembered(const struct client *c, const struct header *h, __u32 extent, struct place_of *to)
+{
+	struct memory *m = bpf_map_lookup_elem(&affinity, c);
+	__u64 now;
+
+	if (!m)
+		return false;
+	now = bpf_ktime_get_ns();
+	if (m->seen + h->affinity * SECOND <= now || !member(extent, h->count, &m->backend))
+		return false;
+	*to = m->backend;
+	m->seen = now;
+	return true;
+}
+
+static __always_inline void remember(const struct client *c, const struct place_of *to)
+{
+	struct memory m = {.backend = *to, .seen = bpf_ktime_get_ns()};
+
+	bpf_map_update_elem(&affinity, c, &m, BPF_ANY);
+}
+
+/* Tells whoever reads events what became of a question. */
+__noinline int report(const struct question *q, __u8 outcome)
+{
+	__u32 first = 0;
+	struct trace *t = bpf_map_lookup_elem(&traced, &first);
+	struct event *e;
+
+	if (!t || !q || (t->pool && t->pool != q->pool) || (t->namespace && t->namespace != q->namespace))
+		return 0;
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e)
+		return 0;
+	e->time = bpf_ktime_get_ns();
+	e->namespace = q->namespace;
+	e->pool = q->pool;
+	e->entry = q->entry;
+	e->backend = q->backend;
+	e->process = bpf_get_current_pid_tgid() >> 32;
+	e->protocol = q->protocol;
+	e->outcome = outcome;
+	e->zero = 0;
+	bpf_get_current_comm(e->command, sizeof(e->command));
+	bpf_ringbuf_submit(e, 0);
+	return 0;
+}
+
+static __always_inline bool tracing(void)
+{
+	__u32 first = 0;
+	struct trace *t = bpf_map_lookup_elem(&traced, &first);
+
+	return t && t->on;
+}
+
+/* Answers a question: where to go, refusal, or nothing. Verified once for all hooks, since it is not static. */
+__noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
+{
+	struct client client = {};
+	struct frontend *f;
+	struct header h;
+	struct pool *p;
+	union slot *s;
+	__u32 extent, i;
+	bool node;
+
+	if (!q)
+		return LEFT;
+	node = q->namespace == node_namespace;
+	q->origin = node ? FROM_NODE : FROM_POD;
+	f = find(q);
+	if (!f)
+		return LEFT;
+	if (!node && f->ask) {
+		if (zero(&q->from) && !find_source(ctx, q))
+			return LEFT;
+		if (!(place(&q->from) & PODS))
+			q->origin = FROM_OUTSIDE;
+	}
+	i = q->origin == FROM_OUTSIDE ? f->outside : f->inside;
+	p = bpf_map_lookup_elem(&pools, &i);
+	if (!p)
+		return LEFT;
+	q->pool = p->id;
+	q->index = i;
+	if (f->leave & q->origin || (node && loopback(&q->from)))
+		return LEFT;
+	extent = *(volatile __u32 *)&p->extent;
+	s = slot(extent);
+	if (!s || !extent)
+		return LEFT;
+	h = s->header;
+	if (!h.count)
+		return f->drop & q->origin ? LEFT : REFUSED;
+	if (!zero(&q->kept.address) && member(extent, h.count, &q->kept)) {
+		q->backend = q->kept;
+		return TRANSLATED;
+	}
+	if (h.affinity || h.scheduler == SOURCE) {
+		if (!node && zero(&q->from) && !find_source(ctx, q))
+			return LEFT;
+		if (!node && p->leave)
+			q->origin = place(&q->from) & PODS ? FROM_POD : FROM_OUTSIDE;
+		if (p->leave & q->origin)
+			return LEFT;
+	}
+	if (h.affinity) {
+		client.address = q->from;
+		client.pool = h.id;
+		if (remembered(&client, &h, extent, &q->backend))
+			return TRANSLATED;
+	}
+	i = draw(p, &h, extent, q);
+	if (i >= h.count)
+		return LEFT;
+	s = slot(extent + 1 + i);
+	if (!s)
+		return LEFT;
+	q->backend.address = s->backend.address;
+	q->backend.port = s->backend.port;
+	if (h.affinity)
+		remember(&client, &q->backend);
+	return TRANSLATED;
+}
+
+/* Counts a question's outcome, and reports it. */
+static __always_inline void note(const struct question *q, int outcome)
+{
+	struct count *c = bpf_map_lookup_elem(&counts, &q->index);
+
+	if (!q->pool || !c)
+		return;
+	if (outcome == TRANSLATED)
+		__sync_fetch_and_add(&c->connections, 1);
+	if (outcome == REFUSED)
+		__sync_fetch_and_add(&c->refused, 1);
+	if (tracing())
+		report(q, outcome);
+}
+
+/* Reads the question from a hook's context. False where it isn't for us. */
+static __always_inline bool ask(struct bpf_sock_addr *ctx, struct question *q, bool six)
+{
+	__builtin_memset(q, 0, sizeof(*q));
+	if (ctx->protocol == IPPROTO_TCP || ctx->protocol == IPPROTO_MPTCP)
+		q->protocol = IPPROTO_TCP;
+	else if (ctx->protocol == IPPROTO_UDP)
+		q->protocol = IPPROTO_UDP;
+	else
+		return false;
+	get_address(ctx, &q->entry.address, six);
+	q->entry.port = ctx->user_port;
+	q->namespace = bpf_get_netns_cookie(ctx);
+	get_source(ctx, &q->from, six);
+	return true;
+}
+
+/* Refuses with ECONNREFUSED, or, where the kernel lacks that (before 5.18), with EPERM. */
+static __always_inline int refuse(void)
+{
+	if (kernel_has(BPF_FUNC_set_retval))
+		bpf_set_retval(-ECONNREFUSED);
+	return 0;
+}
+
+/*
+ * Notes what a socket is connected to. For TCP this must cost next to nothing: to give each connection memory of its own
+ * would take longer than all else here together.
+ */
+static __always_inline void keep(struct bpf_sock_addr *ctx, const struct question *q)
+{
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	struct name *n;
+	__u32 at;
+
+	if (q->protocol == IPPROTO_UDP) {
+		struct connected c = {.flow.entry = q->entry, .flow.backend = q->backend, .namespace = q->namespace, .pool = q->pool};
+
+		bpf_map_update_elem(&connected, &cookie, &c, BPF_ANY);
+		return;
+	}
+	at = cookie % NAMES;
+	n = bpf_map_lookup_elem(&recent, &at);
+	if (!n)
+		return;
+	n->cookie = cookie;
+	n->namespace = q->namespace;
+	n->pool = q->pool;
+	n->flow.entry = q->entry;
+	n->flow.backend = q->backend;
+}
+
+static __always_inline int connect(struct bpf_sock_addr *ctx, bool six)
+{
+	struct question q;
+	int outcome;
+
+	if (!ask(ctx, &q, six))
+		return 1;
+	outcome = decide(ctx, &q);
+	note(&q, outcome);
+	if (outcome == REFUSED)
+		return refuse();
+	if (outcome == TRANSLATED) {
+		keep(ctx, &q);
+		set_place(ctx, &q.backend, six);
+	} else if (q.protocol == IPPROTO_UDP) {
+		__u64 cookie = bpf_get_socket_cookie(ctx);
+
+		bpf_map_delete_elem(&connected, &cookie); /* of an earlier connect() */
+	}
+	return 1;
+}
+
+/* The index of a socket's flow to an entry, or, with back, from a backend; FLOWS where there is none. */
+__noinline int which(const struct flows *flows, const struct place_of *at, bool back)
+{
+	int i;
+
+	if (!flows || !at)
+		return FLOWS;
+	for (i = 0; i < FLOWS; i++) {
+		const struct flow *f = &flows->flow[i];
+
+		if (!zero(&f->entry.address) && same_place(back ? &f->backend : &f->entry, at))
+			return i;
+	}
+	return FLOWS;
+}
+
+/* A datagram by a socket that isn't connected. A socket keeps its backend at an entry while that is one. */
+static __always_inline int send(struct bpf_sock_addr *ctx, bool six)
+{
+	struct flows *flows;
+	struct question q;
+	__u32 i = FLOWS;
+	int outcome;
+
+	if (!ask(ctx, &q, six) || !ctx->sk)
+		return 1;
+	if (zero(&q.from) && !six && ctx->msg_src_ip4)
+		map4(&q.from, ctx->msg_src_ip4);
+	if (zero(&q.from) && six) {
+		q.from.word[0] = ctx->msg_src_ip6[0];
+		q.from.word[1] = ctx->msg_src_ip6[1];
+		q.from.word[2] = ctx->msg_src_ip6[2];
+		q.from.word[3] = ctx->msg_src_ip6[3];
+	}
+	flows = bpf_sk_storage_get(&peers, ctx->sk, NULL, 0);
+	if (flows)
+		i = which(flows, &q.entry, false);
+	if (flows && i < FLOWS)
+		q.kept = flows->flow[i].backend;
+	outcome = decide(ctx, &q);
+	if (outcome == TRANSLATED && same_place(&q.backend, &q.kept)) {
+		set_place(ctx, &q.backend, six);
+		return 1;
+	}
+	note(&q, outcome);
+	if (outcome == REFUSED)
+		return refuse();
+	if (outcome != TRANSLATED)
+		return 1;
+	if (!flows)
+		flows = bpf_sk_storage_get(&peers, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!flows)
+		return 1;
+	if (i >= FLOWS)
+		i = flows->next++ & (FLOWS - 1);
+	if (i < FLOWS) {
+		flows->flow[i].entry = q.entry;
+		flows->flow[i].backend = q.backend;
+	}
+	set_place(ctx, &q.backend, six);
+	return 1;
+}
+
+/* Puts the entry of a flow in its backend's place, if that is the place at hand. */
+static __always_inline bool put_back(struct bpf_sock_addr *ctx, const struct flow *f, const struct place_of *at, bool six)
+{
+	if (!same_place(&f->backend, at))
+		return false;
+	set_place(ctx, &f->entry, six);
+	return true;
+}
+
+/* What a UDP socket hears from a backend comes from the entry that it asked. */
+static __always_inline int hear(struct bpf_sock_addr *ctx, bool six)
+{
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	struct place_of from = {.port = ctx->user_port};
+	struct connected *c = bpf_map_lookup_elem(&connected, &cookie);
+	struct flows *flows;
+	__u32 i;
+
+	get_address(ctx, &from.address, six);
+	if ((c && put_back(ctx, &c->flow, &from, six)) || !ctx->sk)
+		return 1;
+	flows = bpf_sk_storage_get(&peers, ctx->sk, NULL, 0);
+	if (!flows)
+		return 1;
+	i = which(flows, &from, true);
+	if (i < FLOWS)
+		set_place(ctx, &flows->flow[i].entry, six);
+	return 1;
+}
+
+/* The peer of a connected socket is the entry that it asked for. */
+static __always_inline int name(struct bpf_sock_addr *ctx, bool six)
+{
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	__u32 at = cookie % NAMES;
+	struct place_of peer = {.port = ctx->user_port};
+	struct connected *c;
+	struct name *n;
+	struct flow *f;
+
+	get_address(ctx, &peer.address, six);
+	if (ctx->protocol == IPPROTO_UDP) {
+		c = bpf_map_lookup_elem(&connected, &cookie);
+		if (c)
+			put_back(ctx, &c->flow, &peer, six);
+		return 1;
+	}
+	if (!ctx->sk)
+		return 1;
+	f = bpf_sk_storage_get(&named, ctx->sk, NULL, 0);
+	if (f && put_back(ctx, f, &peer, six))
+		return 1;
+	n = bpf_map_lookup_elem(&recent, &at);
+	if (!n || n->cookie != cookie || !put_back(ctx, &n->flow, &peer, six))
+		return 1;
+	f = bpf_sk_storage_get(&named, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (f)
+		*f = n->flow;
+	return 1;
+}
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	return connect(ctx, false);
+}
+
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	return connect(ctx, true);
+}
+
+SEC("cgroup/sendmsg4")
+int sendmsg4(struct bpf_sock_addr *ctx)
+{
+	return send(ctx, false);
+}
+
+SEC("cgroup/sendmsg6")
+int sendmsg6(struct bpf_sock_addr *ctx)
+{
+	return send(ctx, true);
+}
+
+SEC("cgroup/recvmsg4")
+int recvmsg4(struct bpf_sock_addr *ctx)
+{
+	return hear(ctx, false);
+}
+
+SEC("cgroup/recvmsg6")
+int recvmsg6(struct bpf_sock_addr *ctx)
+{
+	return hear(ctx, true);
+}
+
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	return name(ctx, false);
+}
+
+SEC("cgroup/getpeername6")
+int getpeername6(struct bpf_sock_addr *ctx)
+{
+	return name(ctx, true);
+}
+
+/* A UDP socket is closed: it is connected no more. */
+SEC("cgroup/sock_release")
+int release(struct bpf_sock *sk)
+{
+	__u64 cookie;
+
+	if (sk->protocol != IPPROTO_UDP)
+		return 1;
+	cookie = bpf_get_socket_cookie(sk);
+	bpf_map_delete_elem(&connected, &cookie);
+	return 1;
+}

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * What the service plane and the agent share: maps and what is in them. Go's types of the same names are generated from
+ * here. Addresses are 16 bytes for both families, IPv4 as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2); addresses and ports are in
+ * network byte order.
+ */
+#pragma once
+
+#include <linux/types.h>
+
+struct address {
+	__be32 word[4];
+};
+
+/* Where traffic enters. A node port stands as 0.0.0.0 (::ffff:0:0) or ::. */
+struct entry {
+	struct address address;
+	__be16 port;
+	__u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 zero;
+};
+
+/* Whose clients are meant, a bit each: model.Origin. */
+enum origin {
+	FROM_NODE = 1 << 0,
+	FROM_POD = 1 << 1,
+	FROM_OUTSIDE = 1 << 2,
+};
+
+/* What becomes of the clients of an entry. */
+struct frontend {
+	__u32 inside;  /* index in pools, for clients of the node and pods */
+	__u32 outside; /* the same for others */
+	__u8 leave;    /* origins whose packets go on as they are: somebody else serves them */
+	__u8 ask;      /* 1: pods and others fare differently, so the client's address must be known */
+	__u8 drop;     /* origins that hear nothing where there is no backend; others are refused */
+	__u8 zero;
+};
+
+/*
+ * A pool, in the array pools. What may change stands in slots, in an extent of its own: a header, backends, choices.
+ * A new version is written beside the old one, then extent is set: a client sees the one or the other.
+ */
+struct pool {
+	__u64 id;     /* model.Pool.ID, 0 where nothing is */
+	__u32 extent; /* where the extent begins in slots, 0 where nothing is */
+	__u32 next;   /* the turn of the next connection, counted by packets */
+	__u32 leave;  /* origins that others serve at one of the pool's entries: affinity must then be theirs alone */
+	__u32 zero;
+};
+
+enum scheduler {
+	RANDOM,
+	TURNS,	     /* by pool.next */
+	SOURCE,	     /* by a hash of the client's address */
+	DESTINATION, /* by a hash of the entry's address */
+};
+
+struct header {
+	__u32 count;	/* of backends, which follow, sorted by address and port */
+	__u32 choices;	/* of choices, which follow those; 0: each backend is as likely as its draw says */
+	__u32 affinity; /* seconds */
+	__u8 scheduler;
+	__u8 model;	 /* model.Scheduler, for the agent */
+	__u8 protocol;
+	__u8 zero;
+	__u64 id; /* the pool's */
+};
+
+struct backend {
+	struct address address;
+	__be16 port;
+	__u16 weight; /* model.Backend.Weight */
+	/* A draw that comes upon this backend is its own up to this of 65536, else another's (Walker's alias method). */
+	__u16 own;
+	__u16 other; /* index among backends */
+};
+
+#define CHOICES 12
+
+/* One slot of an extent is any of these. */
+union slot {
+	struct header header;
+	struct backend backend;
+	__u16 choice[CHOICES]; /* indices among backends */
+};
+
+/* Prefixes that the agent knows of, the longest counts. */
+struct prefix {
+	__u32 length; /* of 128 */
+	struct address address;
+};
+
+enum place {
+	PODS = 1 << 0,	     /* sources that count as pods */
+	NODE_PORTS = 1 << 1, /* addresses of this node that take node ports */
+};
+
+/* A client that returns to the same backend of a pool. */
+struct client {
+	struct address address; /* zero for the node's own processes */
+	__u64 pool;
+};
+
+struct place_of {
+	struct address address;
+	__be16 port;
+	__u16 zero;
+	__u32 zeros;
+};
+
+struct memory {
+	struct place_of backend;
+	__u64 seen; /* nanoseconds since boot */
+};
+
+/* What a socket asked for and what it got. */
+struct flow {
+	struct place_of entry, backend;
+};
+
+/*
+ * A TCP connection, in the array recent at its socket's cookie modulo NAMES: there until a socket made that much later
+ * takes its place. One that has been asked for its peer is remembered with the socket itself.
+ */
+struct name {
+	__u64 cookie;
+	__u64 namespace;
+	__u64 pool;
+	struct flow flow;
+};
+
+#define NAMES (1 << 16)
+
+/* A connected UDP socket, by its cookie, from connect() until it is closed. */
+struct connected {
+	struct flow flow;
+	__u64 namespace; /* the network namespace's cookie */
+	__u64 pool;
+};
+
+/* The address of a namespace other than the node's, by its cookie and family. */
+struct home {
+	__u64 namespace;
+	__u32 family; /* 4 or 6 */
+	__u32 zero;
+};
+
+struct address_of {
+	struct address address;
+	__u64 until; /* nanoseconds since boot: then it is looked up again */
+};
+
+/* By a pool's index. */
+struct count {
+	__u64 connections; /* TCP connections and UDP flows given a backend */
+	__u64 refused;	   /* those for which there was none */
+};
+
+/* What to report, if anything, to whoever reads the ring events. */
+struct trace {
+	__u32 on;
+	__u32 zero;
+	__u64 pool;	 /* only this one's, or 0 */
+	__u64 namespace; /* only of this namespace's sockets, or 0 */
+};
+
+enum outcome {
+	TRANSLATED,
+	REFUSED,
+	LEFT, /* to whoever serves it behind us */
+};
+
+struct event {
+	__u64 time; /* nanoseconds since boot */
+	__u64 namespace;
+	__u64 pool;
+	struct place_of entry, backend;
+	__u32 process;
+	__u8 protocol;
+	__u8 outcome;
+	__u16 zero;
+	char command[16];
+};

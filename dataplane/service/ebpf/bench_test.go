@@ -1,0 +1,117 @@
+package ebpf_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/model"
+)
+
+// world gives so many Services with so many endpoints each, with the facts that they need.
+func world(p *ebpf.Plane, services, endpoints int) (facts []ebpf.Fact, pools []*model.Pool) {
+	facts = p.Render(&model.Node{Name: "a"})
+	for i := range services {
+		v := &model.Pool{ID: uint64(i + 1), Name: fmt.Sprint("pool ", i), Protocol: model.TCP}
+		for k := range endpoints {
+			a := netip.AddrFrom4([4]byte{10, 128 + byte(i>>12), byte(i >> 4), byte(i<<4) + byte(k)})
+			v.Backends = append(v.Backends, model.Backend{Addr: netip.AddrPortFrom(a, 8080)})
+		}
+		e := model.Entry{Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80, Protocol: model.TCP}
+		t := model.Target{Pool: v}
+		facts = append(facts, p.Render(v)...)
+		facts = append(facts, p.Render(&model.Frontend{Service: v.Name, Entry: e, Inside: t, Outside: t})...)
+		pools = append(pools, v)
+	}
+	return facts, pools
+}
+
+// BenchmarkColdSync writes 10,000 Services with 10 endpoints each into empty maps, programs and hooks included.
+func BenchmarkColdSync(b *testing.B) {
+	inside(b, func(o ebpf.Options) {
+		for range b.N {
+			b.StopTimer()
+			p := opened(b, o)
+			facts, _ := world(p, 10_000, 10)
+			b.StartTimer()
+			byKind := map[ebpf.Kind][]ebpf.Fact{}
+			for _, f := range facts {
+				byKind[f.Key.Kind] = append(byKind[f.Key.Kind], f)
+			}
+			for k := ebpf.KindMaps; k <= ebpf.KindHooks; k++ {
+				begin := spent()
+				if err := p.Write(context.Background(), byKind[k], nil); err != nil {
+					b.Fatal(err)
+				}
+				b.ReportMetric((spent()-begin).Seconds()*1000, fmt.Sprintf("kind%d-cpu-ms", k))
+			}
+			b.StopTimer()
+			if err := p.Clean(context.Background()); err != nil {
+				b.Fatal(err)
+			}
+			p.Close()
+		}
+	})
+}
+
+// BenchmarkChange replaces an endpoint of one of 10,000 Services with 10 each.
+func BenchmarkChange(b *testing.B) {
+	inside(b, func(o ebpf.Options) {
+		p := opened(b, o)
+		facts, pools := world(p, 10_000, 10)
+		if err := p.Write(context.Background(), facts, nil); err != nil {
+			b.Fatal(err)
+		}
+		now := map[uint64]ebpf.Fact{}
+		for _, v := range pools {
+			now[v.ID] = p.Render(v)[0]
+		}
+		defer clean(b, p)
+		b.ResetTimer()
+		begin := spent()
+		defer func() { b.ReportMetric(float64((spent()-begin).Nanoseconds())/float64(b.N), "cpu-ns/op") }()
+		for i := range b.N {
+			v := *pools[i*7919%len(pools)]
+			v.Backends = slices.Clone(v.Backends)
+			v.Backends[i%10].Addr = netip.AddrPortFrom(v.Backends[i%10].Addr.Addr(), uint16(i%60000+1))
+			put := p.Render(&v)
+			if err := p.Write(context.Background(), put, []ebpf.Fact{now[v.ID]}); err != nil {
+				b.Fatal(err)
+			}
+			now[v.ID] = put[0]
+		}
+	})
+}
+
+// BenchmarkRead reads 10,000 Services with 10 endpoints each back, as after a restart.
+func BenchmarkRead(b *testing.B) {
+	inside(b, func(o ebpf.Options) {
+		p := opened(b, o)
+		facts, _ := world(p, 10_000, 10)
+		if err := p.Write(context.Background(), facts, nil); err != nil {
+			b.Fatal(err)
+		}
+		defer clean(b, p)
+		b.ResetTimer()
+		for range b.N {
+			if held, err := p.Read(context.Background()); err != nil || len(held) != len(facts) {
+				b.Fatal(len(held), err)
+			}
+		}
+	})
+}
+
+// spent gives the processor time of the calling thread: on a busy machine, that says more than the clock.
+func spent() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
+		panic(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}

@@ -1,0 +1,189 @@
+package ebpf
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane/maglev"
+	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/model"
+)
+
+// maxBackends and maxChoices are what a 16-bit index can tell apart.
+const (
+	maxBackends = 1<<16 - 1
+	maxChoices  = 1 << 16
+)
+
+// choicesPerSlot is how many choices a slot holds.
+const choicesPerSlot = len(bpf.Slot{}) / 2
+
+// extent is what a pool is in slots: how it is drawn from, and what choices it needs.
+type extent struct {
+	*model.Pool
+	scheduler uint8
+	choices   []uint16
+}
+
+// newExtent lays a pool out.
+func newExtent(p *model.Pool) (e extent, err error) {
+	if len(p.Backends) > maxBackends {
+		return e, fmt.Errorf("ebpf: a pool of %d backends: %d at most", len(p.Backends), maxBackends)
+	}
+	e = extent{Pool: p}
+	switch p.Scheduler {
+	case model.Random:
+		e.scheduler = bpf.Random
+	case model.RoundRobin:
+		e.scheduler = bpf.Turns
+	case model.WeightedRoundRobin:
+		e.scheduler, e.choices = bpf.Turns, turns(p.Backends)
+	case model.SourceHash:
+		e.scheduler = bpf.Source
+	case model.DestinationHash:
+		e.scheduler = bpf.Destination
+	case model.Maglev:
+		e.scheduler = bpf.Source
+		if len(p.Backends) > 0 {
+			e.choices = maglev.Table(p.Backends, maglevSize(len(p.Backends)))
+		}
+	default:
+		return e, fmt.Errorf("ebpf: scheduler %s is none of %s", p.Scheduler, Abilities.Schedulers)
+	}
+	return e, nil
+}
+
+// maglevSize gives a prime of at least a hundred entries for each backend, as far as an index reaches: that makes shares
+// even to 1 %.
+func maglevSize(n int) int {
+	for _, prime := range []int{1009, 10007} {
+		if 100*n <= prime {
+			return prime
+		}
+	}
+	return maglev.Size
+}
+
+// turns gives a round in which each backend has as many turns as its weight asks for, spread evenly; none where all
+// weigh the same.
+func turns(backends []model.Backend) []uint16 {
+	total := 0
+	for _, b := range backends {
+		total += b.Share()
+	}
+	if total == len(backends) {
+		return nil
+	}
+	scale := min(1, float64(maxChoices-len(backends))/float64(total))
+	type turn struct {
+		at  float64
+		who uint16
+	}
+	round := make([]turn, 0, min(total, maxChoices))
+	for i, b := range backends {
+		n := max(1, int(float64(b.Share())*scale))
+		for k := range n {
+			round = append(round, turn{(float64(k) + 0.5) / float64(n), uint16(i)})
+		}
+	}
+	slices.SortStableFunc(round, func(a, b turn) int {
+		if a.at < b.at {
+			return -1
+		}
+		return 1 - b2i(a.at == b.at)
+	})
+	who := make([]uint16, len(round))
+	for i, t := range round {
+		who[i] = t.who
+	}
+	return who
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// size is how many slots the extent takes.
+func (e extent) size() uint32 {
+	return uint32(1 + len(e.Backends) + (len(e.choices)+choicesPerSlot-1)/choicesPerSlot)
+}
+
+// write puts the extent into slots that no program looks at.
+func (e extent) write(id uint64, to []bpf.Slot) {
+	*to[0].Header() = bpf.Header{Count: uint32(len(e.Backends)), Choices: uint32(len(e.choices)), Affinity: uint32(e.Affinity / time.Second),
+		Scheduler: e.scheduler, Model: uint8(e.Pool.Scheduler), Protocol: uint8(e.Protocol), Id: id}
+	own, other := aliases(e.Backends)
+	for i, b := range e.Backends {
+		s := bpf.Backend{Port: bpf.Port(b.Addr.Port()), Weight: b.Weight, Own: own[i], Other: other[i]}
+		s.Address.Word = bpf.Words(b.Addr.Addr())
+		*to[1+i].Backend() = s
+	}
+	for i, c := range e.choices {
+		to[1+len(e.Backends)+i/choicesPerSlot].Choices()[i%choicesPerSlot] = c
+	}
+}
+
+// extentSize gives the size of the extent whose header is the first of slots, or 0 where it makes no sense.
+func extentSize(s []bpf.Slot) uint32 {
+	h := s[0].Header()
+	size := 1 + uint64(h.Count) + (uint64(h.Choices)+uint64(choicesPerSlot)-1)/uint64(choicesPerSlot)
+	if size > uint64(len(s)) {
+		return 0
+	}
+	return uint32(size)
+}
+
+// readExtent reads the value of a pool's fact back from slots that begin with its header, or "" where they make no sense.
+func readExtent(s []bpf.Slot) (value string, size uint32) {
+	if size = extentSize(s); size == 0 {
+		return "", 0
+	}
+	h := s[0].Header()
+	p := &model.Pool{Protocol: model.Protocol(h.Protocol), Scheduler: model.Scheduler(h.Model),
+		Affinity: time.Duration(h.Affinity) * time.Second, Backends: make([]model.Backend, h.Count)}
+	for i := range p.Backends {
+		b := s[1+i].Backend()
+		p.Backends[i] = model.Backend{Addr: netip.AddrPortFrom(bpf.Addr(b.Address.Word), bpf.Port(b.Port)), Weight: b.Weight}
+	}
+	return poolValue(p), size
+}
+
+// aliases gives for each backend how many of 65536 draws that come upon it are its own, less one, and whose the others
+// are, so that each is drawn by its weight (Vose, "A linear algorithm for generating random numbers with a given
+// distribution", 1991).
+func aliases(backends []model.Backend) (own, other []uint16) {
+	n := len(backends)
+	own, other = make([]uint16, n), make([]uint16, n)
+	total := 0
+	for i, b := range backends {
+		own[i], other[i] = math.MaxUint16, uint16(i)
+		total += b.Share()
+	}
+	if total == n {
+		return own, other
+	}
+	share := make([]float64, n) // of what is even
+	var small, large []int
+	for i, b := range backends {
+		if share[i] = float64(b.Share()) * float64(n) / float64(total); share[i] < 1 {
+			small = append(small, i)
+		} else {
+			large = append(large, i)
+		}
+	}
+	for len(small) > 0 && len(large) > 0 {
+		s, l := small[len(small)-1], large[len(large)-1]
+		small = small[:len(small)-1]
+		own[s], other[s] = uint16(max(0, math.Round(share[s]*65536)-1)), uint16(l)
+		if share[l] -= 1 - share[s]; share[l] < 1 {
+			large, small = large[:len(large)-1], append(small, l)
+		}
+	}
+	return own, other
+}

@@ -1,0 +1,234 @@
+package ebpf
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/model"
+)
+
+// Kind is a kind of fact.
+type Kind uint8
+
+// The kinds, in the order in which they become true.
+const (
+	KindMaps     Kind = iota // a set of maps, by its layout
+	KindPlace                // what a prefix is; value: its bits
+	KindPool                 // a pool, by ID; value: all there is to it
+	KindLeft                 // origins of which others serve clients at one of a pool's entries
+	KindFrontend             // by its entry; value: pools and who is left to others
+	KindHooks                // all programs, attached; value: their digest
+)
+
+// Key names a fact: by text, or bytes in network order.
+type Key struct {
+	Kind Kind
+	Name string
+}
+
+// hooksKey is the key of the one fact of its kind.
+var hooksKey = Key{KindHooks, "hooks"}
+
+// Rank implements dataplane.Key: the hooks come last and go first.
+func (k Key) Rank() int { return int(k.Kind) }
+
+// String gives such as "pool 00000000deadbeef" or "frontend 10.96.0.1:80/tcp".
+func (k Key) String() string {
+	b := []byte(k.Name)
+	switch {
+	case k.Kind == KindPlace && len(b) == 17:
+		return "prefix " + place(k).String()
+	case k.Kind == KindPool && len(b) == 8:
+		return fmt.Sprintf("pool %x", b)
+	case k.Kind == KindLeft && len(b) == 9:
+		return fmt.Sprintf("left to others %x of %s", b[:8], model.Origins(b[8]))
+	case k.Kind == KindFrontend && len(b) == 19:
+		return "frontend " + entry(k).String()
+	}
+	return k.Name
+}
+
+// Fact is a fact of this plane.
+type Fact = dataplane.Fact[Key, string]
+
+func fact(k Key, value string) Fact { return Fact{Key: k, Value: value} }
+
+// Render implements dataplane.Plane.
+func (p *Plane) Render(part model.Part) []Fact {
+	switch v := part.(type) {
+	case *model.Node:
+		return append(places(v), fact(Key{KindMaps, p.layout}, p.sizes), fact(hooksKey, p.digest))
+	case *model.Pool:
+		return []Fact{fact(poolKey(v.ID), poolValue(v))}
+	case *model.Frontend:
+		return frontend(v)
+	}
+	panic(fmt.Sprintf("ebpf: no facts for a %T", part))
+}
+
+// places gives what prefixes are: sources that count as pods, addresses of the node that take node ports.
+func places(n *model.Node) (facts []Fact) {
+	is := map[netip.Prefix]uint32{}
+	for _, r := range n.Pods {
+		is[r.Masked()] |= bpf.Pods
+	}
+	for _, a := range n.Addresses {
+		if !a.IsLoopback() && slices.ContainsFunc(n.NodePorts, func(r model.Range) bool { return r.Contains(a) }) {
+			is[netip.PrefixFrom(a, a.BitLen())] |= bpf.NodePorts
+		}
+	}
+	for _, home := range []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")} {
+		for _, r := range n.NodePorts {
+			for _, part := range within(home, r) {
+				is[part] |= bpf.NodePorts
+			}
+		}
+	}
+	for r, bits := range is {
+		facts = append(facts, fact(placeKey(r), string(binary.BigEndian.AppendUint32(nil, bits))))
+	}
+	slices.SortFunc(facts, func(a, b Fact) int { return strings.Compare(a.Key.Name, b.Key.Name) })
+	return facts
+}
+
+// within gives the prefixes that make up those addresses of home that are in the range.
+func within(home netip.Prefix, r model.Range) []netip.Prefix {
+	last := lastOf(home)
+	switch {
+	case home.Addr().BitLen() != r.First.BitLen(), last.Less(r.First), r.Last.Less(home.Addr()):
+		return nil
+	case r.Contains(home.Addr()) && r.Contains(last):
+		return []netip.Prefix{home}
+	}
+	half := netip.PrefixFrom(home.Addr(), home.Bits()+1)
+	other := netip.PrefixFrom(lastOf(half).Next(), half.Bits())
+	return append(within(half, r), within(other, r)...)
+}
+
+// lastOf gives the last address of a prefix.
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+func placeKey(r netip.Prefix) Key {
+	a := r.Addr().As16()
+	return Key{KindPlace, string(append(a[:], byte(r.Bits()+128-r.Addr().BitLen())))}
+}
+
+// place is the inverse of placeKey.
+func place(k Key) netip.Prefix {
+	a := netip.AddrFrom16([16]byte([]byte(k.Name[:16]))).Unmap()
+	return netip.PrefixFrom(a, int(k.Name[16])-128+a.BitLen())
+}
+
+func poolKey(id uint64) Key { return Key{KindPool, string(binary.BigEndian.AppendUint64(nil, id))} }
+
+// poolID is the inverse of poolKey; of a KindLeft key it gives the pool's too.
+func poolID(k Key) uint64 { return binary.BigEndian.Uint64([]byte(k.Name)) }
+
+// A pool's value is protocol · scheduler · 0 · 0 · seconds of affinity, then 20 bytes for each backend:
+// address · port · weight.
+const (
+	poolHead    = 8
+	poolBackend = 20
+)
+
+func poolValue(v *model.Pool) string {
+	b := make([]byte, 0, poolHead+poolBackend*len(v.Backends))
+	b = append(b, byte(v.Protocol), byte(v.Scheduler), 0, 0)
+	b = binary.BigEndian.AppendUint32(b, uint32(v.Affinity/time.Second))
+	for _, e := range v.Backends {
+		a := e.Addr.Addr().As16()
+		b = append(b, a[:]...)
+		b = binary.BigEndian.AppendUint16(b, e.Addr.Port())
+		b = binary.BigEndian.AppendUint16(b, e.Weight)
+	}
+	return string(b)
+}
+
+// readPool is the inverse of poolValue, but for what it doesn't hold: name, ID, Local and Ports.
+func readPool(value string) *model.Pool {
+	b := []byte(value)
+	p := &model.Pool{Protocol: model.Protocol(b[0]), Scheduler: model.Scheduler(b[1]),
+		Affinity: time.Duration(binary.BigEndian.Uint32(b[4:])) * time.Second,
+		Backends: make([]model.Backend, 0, (len(b)-poolHead)/poolBackend)}
+	for b = b[poolHead:]; len(b) >= poolBackend; b = b[poolBackend:] {
+		a := netip.AddrFrom16([16]byte(b)).Unmap()
+		p.Backends = append(p.Backends, model.Backend{
+			Addr: netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[16:])), Weight: binary.BigEndian.Uint16(b[18:])})
+	}
+	return p
+}
+
+func leftKey(id uint64, o model.Origin) Key {
+	return Key{KindLeft, string(append(binary.BigEndian.AppendUint64(nil, id), 1<<o))}
+}
+
+// frontend gives a frontend's facts: none for SCTP, whose sockets have no hooks.
+func frontend(v *model.Frontend) []Fact {
+	if v.Entry.Protocol != model.TCP && v.Entry.Protocol != model.UDP {
+		return nil
+	}
+	leave := left(v)
+	facts := []Fact{fact(frontendKey(v.Entry), frontendValue(v, leave))}
+	for _, o := range []model.Origin{model.FromNode, model.FromPod, model.FromOutside} {
+		if p := v.Target(o).Pool; leave.Has(o) && remembers(p) {
+			facts = append(facts, fact(leftKey(p.ID, o), ""))
+		}
+	}
+	return facts
+}
+
+// remembers says whether a pool gives a client the same backend again, which takes that the client is always served by the
+// same plane.
+func remembers(p *model.Pool) bool {
+	return p.Affinity > 0 || p.Scheduler == model.SourceHash || p.Scheduler == model.Maglev
+}
+
+// left gives the origins whose clients a socket can't serve at a frontend: those whose source is hidden (the node's own is
+// the node's anyway), all where sources are looked at or a port that isn't chosen yet.
+func left(v *model.Frontend) model.Origins {
+	if v.Sources != nil || v.Inside.Pool.Ports || v.Outside.Pool.Ports {
+		return model.AllOrigins
+	}
+	return v.Hide &^ model.OriginsOf(model.FromNode)
+}
+
+func frontendKey(e model.Entry) Key {
+	a := e.Addr.As16()
+	return Key{KindFrontend, string(append(binary.BigEndian.AppendUint16(a[:], e.Port), byte(e.Protocol)))}
+}
+
+// entry is the inverse of frontendKey.
+func entry(k Key) model.Entry {
+	b := []byte(k.Name)
+	return model.Entry{Addr: netip.AddrFrom16([16]byte(b)).Unmap(), Port: binary.BigEndian.Uint16(b[16:]), Protocol: model.Protocol(b[18])}
+}
+
+// A frontend's value is inside pool's ID · outside pool's · origins left to others · 1 if pods must be told from others ·
+// origins that hear nothing where there is no backend.
+func frontendValue(v *model.Frontend, leave model.Origins) string {
+	ask, drop := byte(0), model.Origins(0)
+	if v.Inside != v.Outside || leave.Has(model.FromPod) != leave.Has(model.FromOutside) {
+		ask = 1
+	}
+	if v.Inside.Empty == model.Drop {
+		drop |= model.OriginsOf(model.FromNode, model.FromPod)
+	}
+	if v.Outside.Empty == model.Drop {
+		drop |= model.OriginsOf(model.FromOutside)
+	}
+	b := binary.BigEndian.AppendUint64(nil, v.Inside.Pool.ID)
+	return string(append(binary.BigEndian.AppendUint64(b, v.Outside.Pool.ID), byte(leave), ask, byte(drop)))
+}

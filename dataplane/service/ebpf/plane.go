@@ -1,0 +1,248 @@
+package ebpf
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/service"
+	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/kernel/cgroup"
+	"fairlead.dev/fairlead/model"
+)
+
+// Abilities is what the plane can do, together with one for packets behind it.
+var Abilities = service.Abilities{
+	Name: "ebpf",
+	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.SourceHash,
+		model.DestinationHash, model.Maglev),
+	Notes: []string{
+		"Clients on the node are translated once, at connect(); others, and what a socket can't do, go through a plane for packets that stands behind it.",
+		"When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read ECONNABORTED and must connect anew.",
+		"A round robin turns for clients on the node by itself, apart from that for others.",
+	},
+}
+
+// Options are what a plane may be told.
+type Options struct {
+	Cgroup   string    // folder of the cgroup that holds the node's clients; "": cgroup.Node
+	Sizes    bpf.Sizes // zero: DefaultSizes
+	CloseTCP bool      // close clients' TCP connections to an endpoint that goes, too
+}
+
+// DefaultSizes have room for 40,000 pools of 10 backends. The arrays of pools and slots take 1.5 and 12 MiB of the kernel's
+// memory at once, the others as they fill.
+var DefaultSizes = bpf.Sizes{Frontends: 1 << 16, Pools: 1 << 16, Slots: 1 << 19}
+
+// Plane writes facts into the maps of one node. It implements dataplane.Plane[model.Part, Key, string], dataplane.Watcher and
+// dataplane.Cleaner.
+type Plane struct {
+	Options
+	folder string // for all that is pinned
+	node   uint64 // the cookie of the node's network namespace
+	layout string // name of the maps' folder
+	sizes  string // in words
+	digest string // of the programs
+
+	maps  *bpf.Maps // nil where there are none of our layout
+	grace *bpf.Grace
+	pools map[uint64]uint32 // index of each pool held, by ID
+	index *space            // of pools
+	slots *space
+
+	hooked atomic.Bool // the hooks are as wanted, unless others changed that
+}
+
+var (
+	_ dataplane.Plane[model.Part, Key, string] = (*Plane)(nil)
+	_ dataplane.Watcher                        = (*Plane)(nil)
+	_ dataplane.Cleaner                        = (*Plane)(nil)
+)
+
+// New opens the plane of the calling thread's network namespace. Nothing is in the kernel before the first Write.
+func New() (*Plane, error) { return Open(Options{}) }
+
+// Open is New, with options.
+func Open(o Options) (_ *Plane, err error) {
+	p := &Plane{Options: o}
+	if p.Sizes == (bpf.Sizes{}) {
+		p.Sizes = DefaultSizes
+	}
+	if p.Cgroup == "" {
+		if p.Cgroup, err = cgroup.Node(); err != nil {
+			return nil, err
+		}
+	}
+	if p.folder, p.node, err = bpf.Folder(); err != nil {
+		return nil, err
+	}
+	if p.layout, err = bpf.Layout(p.Sizes); err != nil {
+		return nil, err
+	}
+	p.sizes = fmt.Sprintf("%d frontends, %d pools, %d slots", p.Sizes.Frontends, p.Sizes.Pools, p.Sizes.Slots)
+	if p.digest, err = bpf.Digest(p.Sizes, p.programs()); err != nil {
+		return nil, err
+	}
+	if p.grace, err = bpf.NewGrace(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// programs gives the programs' options.
+func (p *Plane) programs() bpf.Options {
+	return bpf.Options{Node: p.node, Cgroup: p.Cgroup}
+}
+
+// Close gives up the plane's handles. The kernel keeps what was written, and the hooks stay.
+func (p *Plane) Close() error {
+	p.grace.Close()
+	return p.forget()
+}
+
+// forget closes the maps.
+func (p *Plane) forget() error {
+	if p.maps == nil {
+		return nil
+	}
+	defer func() { p.maps = nil }()
+	return p.maps.Close()
+}
+
+func (p *Plane) mapsFolder() string  { return filepath.Join(p.folder, p.layout) }
+func (p *Plane) linksFolder() string { return filepath.Join(p.folder, "links") }
+
+// mapsPrefix begins the names of folders of maps.
+const mapsPrefix = "maps-"
+
+// Read implements dataplane.Plane. Of maps of another layout it tells that they are there, no more: nobody wants them, so
+// they go when all else is true.
+func (p *Plane) Read(context.Context) (facts []Fact, err error) {
+	if err := p.forget(); err != nil {
+		return nil, err
+	}
+	list, err := os.ReadDir(p.folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ebpf: look for maps: %w", err)
+	}
+	for _, e := range list {
+		switch n := e.Name(); {
+		case n == p.layout:
+			if facts, err = p.readMaps(facts); err != nil {
+				return nil, err
+			}
+		case strings.HasPrefix(n, mapsPrefix):
+			facts = append(facts, fact(Key{KindMaps, n}, "of another layout"))
+		}
+	}
+	digest, err := bpf.Attached(p.linksFolder(), p.maps)
+	if err != nil || digest == "" {
+		return facts, err
+	}
+	if p.maps == nil {
+		digest += ", with other maps"
+	}
+	p.hooked.Store(digest == p.digest)
+	return append(facts, fact(hooksKey, digest)), nil
+}
+
+// readMaps adds what the maps of our layout hold.
+func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
+	m, err := bpf.OpenMaps(p.mapsFolder(), p.Sizes)
+	if bpf.Absent(err) {
+		return append(facts, fact(Key{KindMaps, p.layout}, "some are missing")), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.begin(m)
+	facts = append(facts, fact(Key{KindMaps, p.layout}, p.sizes))
+	facts = p.readPools(facts)
+	names := make(map[uint32]uint64, len(p.pools))
+	for id, i := range p.pools {
+		names[i] = id
+	}
+	err = m.Frontends(func(k bpf.Entry, v bpf.Frontend) {
+		facts = append(facts, fact(entryKey(k), heldValue(v, names)))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return facts, m.Places(readPlaces(&facts))
+}
+
+// begin starts to work on maps of which nothing is known.
+func (p *Plane) begin(m *bpf.Maps) {
+	p.maps = m
+	p.pools = map[uint64]uint32{}
+	p.index = newSpace("pools", p.Sizes.Pools, p.grace.Wait)
+	p.slots = newSpace("slots for backends", p.Sizes.Slots, p.grace.Wait)
+}
+
+// readPools adds the pools and who is left to others, and learns which places are taken. Of two pools with one ID, which
+// nobody makes, the first counts.
+func (p *Plane) readPools(facts []Fact) []Fact {
+	var indices, extents []span
+	for i := range p.maps.Pools {
+		pool := &p.maps.Pools[i]
+		if pool.Extent == 0 {
+			continue
+		}
+		value, size := "", uint32(0)
+		if pool.Extent < p.Sizes.Slots {
+			value, size = readExtent(p.maps.Slots[pool.Extent:])
+		}
+		if _, twice := p.pools[pool.Id]; twice || i == 0 {
+			continue
+		}
+		p.pools[pool.Id] = uint32(i)
+		indices = append(indices, span{uint32(i), 1})
+		if size > 0 {
+			extents = append(extents, span{pool.Extent, rounded(size)})
+		}
+		facts = append(facts, fact(poolKey(pool.Id), value))
+		for o := model.FromNode; o <= model.FromOutside; o++ {
+			if pool.Leave&(1<<o) != 0 {
+				facts = append(facts, Fact{Key: leftKey(pool.Id, o)})
+			}
+		}
+	}
+	p.index.fill(indices)
+	p.slots.fill(extents)
+	return facts
+}
+
+// rounded gives the size to which extents are rounded up, so that there are fewer different ones.
+func rounded(size uint32) uint32 { return (size + 3) &^ 3 }
+
+func entryKey(k bpf.Entry) Key {
+	return frontendKey(model.Entry{Addr: bpf.Addr(k.Address.Word), Port: bpf.Port(k.Port), Protocol: model.Protocol(k.Protocol)})
+}
+
+// heldValue gives the value of a frontend's fact as the kernel holds it.
+func heldValue(v bpf.Frontend, names map[uint32]uint64) string {
+	b := binary.BigEndian.AppendUint64(nil, names[v.Inside])
+	return string(append(binary.BigEndian.AppendUint64(b, names[v.Outside]), v.Leave, v.Ask, v.Drop))
+}
+
+// Clean implements dataplane.Cleaner.
+func (p *Plane) Clean(context.Context) error {
+	if err := p.forget(); err != nil {
+		return err
+	}
+	p.hooked.Store(false)
+	if err := bpf.Detach(p.linksFolder()); err != nil {
+		return err
+	}
+	return bpf.RemoveFolder(p.folder)
+}

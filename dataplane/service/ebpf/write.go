@@ -1,0 +1,357 @@
+package ebpf
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/kernel/sockets"
+	"fairlead.dev/fairlead/model"
+)
+
+// writes is what one Write is to do, by kinds of facts.
+type writes struct {
+	put, del [KindHooks + 1][]Fact
+	stays    map[Key]bool // keys that are put: those in del too only change their value
+}
+
+func sorted(put, del []Fact) *writes {
+	w := &writes{stays: make(map[Key]bool, len(put))}
+	for _, f := range put {
+		w.put[f.Key.Kind] = append(w.put[f.Key.Kind], f)
+		w.stays[f.Key] = true
+	}
+	for _, f := range del {
+		w.del[f.Key.Kind] = append(w.del[f.Key.Kind], f)
+	}
+	return w
+}
+
+// gone calls f with each fact of a kind that goes for good.
+func (w *writes) gone(k Kind, f func(Fact) error) error {
+	for _, d := range w.del[k] {
+		if w.stays[d.Key] {
+			continue
+		}
+		if err := f(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Write implements dataplane.Plane. Each fact becomes true at once; the hooks' one after another, and all or none.
+func (p *Plane) Write(_ context.Context, put, del []Fact) error {
+	w := sorted(put, del)
+	for _, step := range []func(*writes) error{
+		p.makeMaps, p.putPlaces, p.putPools, p.putLeft, p.putFrontends, p.attach,
+		p.detach, p.deleteFrontends, p.deleteLeft, p.deletePools, p.deletePlaces, p.removeMaps, p.closeSockets,
+	} {
+		if err := step(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeMaps makes the maps, or opens those that are there. What is left of incomplete ones goes first.
+func (p *Plane) makeMaps(w *writes) error {
+	for _, f := range w.del[KindMaps] {
+		if f.Key.Name == p.layout && w.stays[f.Key] {
+			if err := p.dropMaps(f.Key.Name); err != nil {
+				return err
+			}
+		}
+	}
+	if p.maps != nil {
+		return nil
+	}
+	if len(w.put[KindMaps]) == 0 {
+		_, err := p.readMaps(nil) // a plane that was told to write before it read
+		return err
+	}
+	if k := w.put[KindMaps][0].Key; k.Name != p.layout {
+		return fmt.Errorf("ebpf: %s: this version's maps are %s", k, p.layout)
+	}
+	m, err := bpf.CreateMaps(p.mapsFolder(), p.Sizes)
+	if err != nil {
+		return err
+	}
+	p.begin(m)
+	p.readPools(nil) // none, unless an attempt ended halfway
+	return nil
+}
+
+// dropMaps removes maps of a layout.
+func (p *Plane) dropMaps(layout string) error {
+	if layout == p.layout {
+		if err := p.forget(); err != nil {
+			return err
+		}
+	}
+	return bpf.RemoveFolder(filepath.Join(p.folder, layout))
+}
+
+// removeMaps removes maps that are not wanted.
+func (p *Plane) removeMaps(w *writes) error {
+	return w.gone(KindMaps, func(f Fact) error { return p.dropMaps(f.Key.Name) })
+}
+
+// held says that there are maps to write to, or why not.
+func (p *Plane) held(facts []Fact) error {
+	if p.maps == nil && len(facts) > 0 {
+		return fmt.Errorf("ebpf: no maps to write %s to", facts[0].Key)
+	}
+	return nil
+}
+
+func (p *Plane) putPlaces(w *writes) error {
+	facts := w.put[KindPlace]
+	if err := p.held(facts); err != nil {
+		return err
+	}
+	for _, f := range facts {
+		if err := p.maps.PutPlace(place(f.Key), binary.BigEndian.Uint32([]byte(f.Value))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Plane) deletePlaces(w *writes) error {
+	if p.maps == nil {
+		return nil
+	}
+	return w.gone(KindPlace, func(f Fact) error { return p.maps.DeletePlace(place(f.Key)) })
+}
+
+// readPlaces gives a function that adds prefixes to facts.
+func readPlaces(facts *[]Fact) func(netip.Prefix, uint32) {
+	return func(r netip.Prefix, is uint32) {
+		*facts = append(*facts, fact(placeKey(r), string(binary.BigEndian.AppendUint32(nil, is))))
+	}
+}
+
+func (p *Plane) putPools(w *writes) error {
+	facts := w.put[KindPool]
+	if err := p.held(facts); err != nil {
+		return err
+	}
+	for _, f := range facts {
+		if err := p.putPool(poolID(f.Key), f.Value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// putPool writes a pool beside what is there of it, then makes it true with one word.
+func (p *Plane) putPool(id uint64, value string) error {
+	e, err := newExtent(readPool(value))
+	if err != nil {
+		return err
+	}
+	size := rounded(e.size())
+	at, err := p.slots.take(size)
+	if err != nil {
+		return fmt.Errorf("%w; give the maps more room", err)
+	}
+	e.write(id, p.maps.Slots[at:at+size])
+	i, known := p.pools[id]
+	if !known {
+		if i, err = p.index.take(1); err != nil {
+			p.slots.give(at, size)
+			return fmt.Errorf("%w; give the maps more room", err)
+		}
+		p.pools[id] = i
+		p.maps.Pools[i], p.maps.Counts[i] = bpf.Pool{Id: id}, bpf.Count{}
+	}
+	p.release(atomic.SwapUint32(&p.maps.Pools[i].Extent, at))
+	return nil
+}
+
+// release takes back an extent that no pool leads to any more.
+func (p *Plane) release(extent uint32) {
+	if extent == 0 || extent >= p.Sizes.Slots {
+		return
+	}
+	if size := extentSize(p.maps.Slots[extent:]); size > 0 {
+		p.slots.give(extent, rounded(size))
+	}
+}
+
+func (p *Plane) deletePools(w *writes) error {
+	return w.gone(KindPool, func(f Fact) error {
+		id := poolID(f.Key)
+		i, known := p.pools[id]
+		if p.maps == nil || !known {
+			return nil
+		}
+		p.release(atomic.SwapUint32(&p.maps.Pools[i].Extent, 0))
+		delete(p.pools, id)
+		p.index.give(i, 1)
+		return nil
+	})
+}
+
+func (p *Plane) putLeft(w *writes) error {
+	if err := p.held(w.put[KindLeft]); err != nil {
+		return err
+	}
+	for _, f := range w.put[KindLeft] {
+		i, known := p.pools[poolID(f.Key)]
+		if !known {
+			return fmt.Errorf("ebpf: %s: the pool isn't there", f.Key)
+		}
+		atomic.OrUint32(&p.maps.Pools[i].Leave, uint32(f.Key.Name[8]))
+	}
+	return nil
+}
+
+func (p *Plane) deleteLeft(w *writes) error {
+	return w.gone(KindLeft, func(f Fact) error {
+		if i, known := p.pools[poolID(f.Key)]; known && p.maps != nil {
+			atomic.AndUint32(&p.maps.Pools[i].Leave, ^uint32(f.Key.Name[8]))
+		}
+		return nil
+	})
+}
+
+func (p *Plane) putFrontends(w *writes) error {
+	facts := w.put[KindFrontend]
+	if err := p.held(facts); err != nil || len(facts) == 0 {
+		return err
+	}
+	keys, values := make([]bpf.Entry, len(facts)), make([]bpf.Frontend, len(facts))
+	for i, f := range facts {
+		b := []byte(f.Value)
+		inside, ok := p.pools[binary.BigEndian.Uint64(b)]
+		outside, ok2 := p.pools[binary.BigEndian.Uint64(b[8:])]
+		if !ok || !ok2 {
+			return fmt.Errorf("ebpf: %s: its pool isn't there", f.Key)
+		}
+		keys[i] = heldEntry(f.Key)
+		values[i] = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18]}
+	}
+	return p.maps.PutFrontends(keys, values)
+}
+
+func (p *Plane) deleteFrontends(w *writes) error {
+	if p.maps == nil {
+		return nil
+	}
+	var keys []bpf.Entry
+	w.gone(KindFrontend, func(f Fact) error {
+		keys = append(keys, heldEntry(f.Key))
+		return nil
+	})
+	return p.maps.DeleteFrontends(keys)
+}
+
+// heldEntry gives a frontend's key as the kernel holds it.
+func heldEntry(k Key) bpf.Entry {
+	e := entry(k)
+	held := bpf.Entry{Port: bpf.Port(e.Port), Protocol: uint8(e.Protocol)}
+	held.Address.Word = bpf.Words(e.Addr)
+	return held
+}
+
+// attach loads the programs and has the hooks call them.
+func (p *Plane) attach(w *writes) error {
+	facts := w.put[KindHooks]
+	if err := p.held(facts); err != nil || len(facts) == 0 {
+		return err
+	}
+	if f := facts[0]; f.Value != p.digest {
+		return fmt.Errorf("ebpf: hooks %s: this version's are %s", f.Value, p.digest)
+	}
+	programs, err := p.maps.Load(p.programs())
+	if err != nil {
+		return err
+	}
+	defer programs.Close()
+	if err := programs.Attach(p.linksFolder(), p.Cgroup); err != nil {
+		return err
+	}
+	p.hooked.Store(true)
+	return nil
+}
+
+func (p *Plane) detach(w *writes) error {
+	return w.gone(KindHooks, func(Fact) error {
+		p.hooked.Store(false)
+		return bpf.Detach(p.linksFolder())
+	})
+}
+
+// member is a backend of a pool.
+type member struct {
+	pool uint64
+	at   netip.AddrPort
+}
+
+// closeSockets closes connected sockets whose backend has gone from their pool: those of UDP would talk to nobody without ever
+// knowing. TCP ends by itself, and is closed only if asked for.
+func (p *Plane) closeSockets(w *writes) error {
+	gone := p.lost(w)
+	if len(gone) == 0 || p.maps == nil {
+		return nil
+	}
+	udp, tcp := sockets.Names{}, sockets.Names{}
+	note := func(names sockets.Names, namespace, cookie, pool uint64, f bpf.Flow) {
+		at := netip.AddrPortFrom(bpf.Addr(f.Backend.Address.Word), bpf.Port(f.Backend.Port))
+		if gone[member{pool, at}] {
+			names.Add(namespace, cookie)
+		}
+	}
+	err := p.maps.Connected(func(cookie uint64, c bpf.Connected) { note(udp, c.Namespace, cookie, c.Pool, c.Flow) })
+	if err != nil {
+		return err
+	}
+	if p.CloseTCP {
+		for _, n := range p.maps.Recent {
+			note(tcp, n.Namespace, n.Cookie, n.Pool, n.Flow)
+		}
+	}
+	_, err = sockets.Close(unix.IPPROTO_UDP, udp)
+	_, err2 := sockets.Close(unix.IPPROTO_TCP, tcp)
+	return errors.Join(err, err2)
+}
+
+// lost gives the backends that pools have lost, of protocols whose sockets are closed then.
+func (p *Plane) lost(w *writes) map[member]bool {
+	gone := map[member]bool{}
+	each := func(f Fact, is bool) {
+		if len(f.Value) < poolHead {
+			return
+		}
+		pool := readPool(f.Value)
+		if pool.Protocol != model.UDP && !p.CloseTCP {
+			return
+		}
+		for _, b := range pool.Backends {
+			if k := (member{poolID(f.Key), b.Addr}); is {
+				gone[k] = true
+			} else {
+				delete(gone, k)
+			}
+		}
+	}
+	for _, f := range w.del[KindPool] {
+		each(f, true)
+	}
+	if len(gone) == 0 {
+		return nil
+	}
+	for _, f := range w.put[KindPool] {
+		each(f, false)
+	}
+	return gone
+}

@@ -1,0 +1,349 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/kernel/iptables"
+	"fairlead.dev/fairlead/model"
+)
+
+// Kind is a kind of fact.
+type Kind uint8
+
+// The kinds.
+const (
+	KindNode     Kind = iota // what holds whatever the Service; altered if anything that is built of all facts is not as it should be
+	KindPool                 // a pool's chain
+	KindFrontend             // an entry's place in the tree
+	KindSysctl
+)
+
+// Key names a fact: a pool by its chain, a frontend by its entry, a sysctl by its name.
+type Key struct {
+	Kind   Kind
+	Family iptables.Family
+	Name   string
+	Entry  model.Entry
+}
+
+// Fact is a fact of this plane. Its value is text that says all of it: nothing else is needed to write the rules.
+type Fact = dataplane.Fact[Key, string]
+
+func fact(k Key, value string) Fact { return Fact{Key: k, Value: value} }
+
+// String gives "node 4", "chain FAIRLEAD-…" or "frontend 10.96.0.1:80/tcp".
+func (k Key) String() string {
+	switch k.Kind {
+	case KindNode:
+		return fmt.Sprintf("node %d", k.Family)
+	case KindPool:
+		return "chain " + k.Name
+	case KindFrontend:
+		return "frontend " + k.Entry.String()
+	}
+	return "sysctl " + k.Name
+}
+
+// Rank implements dataplane.Key: pools come before the frontends that lead to them, and the sysctl that lets packets with
+// loopback addresses out after the guard, which is the node's.
+func (k Key) Rank() int { return int(k.Kind) }
+
+// altered is the beginning of the value of what is not as this plane writes it.
+const altered = "altered: "
+
+// familyOf gives an address's family.
+func familyOf(a netip.Addr) iptables.Family {
+	if a.Is4() {
+		return iptables.IPv4
+	}
+	return iptables.IPv6
+}
+
+// Render implements dataplane.Plane.
+func (p *Plane) Render(part model.Part) []Fact {
+	switch v := part.(type) {
+	case *model.Node:
+		return renderNode(v)
+	case *model.Pool:
+		return renderPool(v)
+	case *model.Frontend:
+		return []Fact{renderFrontend(v)}
+	}
+	panic(fmt.Sprintf("iptables: no facts for a %T", part))
+}
+
+// renderNode gives what holds for this node, once for each family.
+func renderNode(v *model.Node) (facts []Fact) {
+	for _, f := range iptables.Families {
+		n := node{localhost: v.Localhost && f == iptables.IPv4}
+		for _, r := range v.Pods {
+			if familyOf(r.Addr()) == f {
+				n.pods = append(n.pods, r)
+			}
+		}
+		for _, r := range v.NodePorts {
+			if familyOf(r.First) == f {
+				n.ports = append(n.ports, r)
+			}
+		}
+		facts = append(facts, fact(Key{Kind: KindNode, Family: f}, n.String()))
+	}
+	if v.Localhost {
+		facts = append(facts, fact(Key{Kind: KindSysctl, Family: iptables.IPv4, Name: routeLocalnet}, "1"))
+	}
+	return facts
+}
+
+// node is what the rules need to know of the node, of one family.
+type node struct {
+	pods      []netip.Prefix
+	ports     []model.Range
+	localhost bool
+}
+
+// String gives the node fact's value, such as "node; pods 10.244.0.0/16; ports 0.0.0.0-126.255.255.255; localhost".
+func (n node) String() string { return strings.Join(n.items(), "; ") }
+
+// items gives it in pieces that fit into comments.
+func (n node) items() []string {
+	l := []string{"node"}
+	for _, p := range n.pods {
+		l = append(l, "pods "+p.String())
+	}
+	for _, r := range n.ports {
+		l = append(l, "ports "+r.String())
+	}
+	if n.localhost {
+		l = append(l, "localhost")
+	}
+	return l
+}
+
+// parseNode reads what items gives.
+func parseNode(items []string) (n node, err error) {
+	for _, item := range items {
+		what, of, _ := strings.Cut(item, " ")
+		switch what {
+		case "node":
+		case "localhost":
+			n.localhost = true
+		case "pods":
+			r, e := netip.ParsePrefix(of)
+			n.pods, err = append(n.pods, r), firstOf(err, e)
+		case "ports":
+			first, last, _ := strings.Cut(of, "-")
+			a, e1 := netip.ParseAddr(first)
+			b, e2 := netip.ParseAddr(last)
+			n.ports, err = append(n.ports, model.Range{First: a, Last: b}), firstOf(err, e1, e2)
+		default:
+			err = firstOf(err, fmt.Errorf("unknown word %q", what))
+		}
+	}
+	return n, err
+}
+
+func firstOf(errs ...error) error {
+	for _, e := range errs {
+		if e != nil {
+			return e
+		}
+	}
+	return nil
+}
+
+// renderPool gives the pool's chain; one without backends has none.
+func renderPool(v *model.Pool) []Fact {
+	if len(v.Backends) == 0 {
+		return nil
+	}
+	p := pool{protocol: v.Protocol, seconds: int(v.Affinity.Seconds()), turns: v.Scheduler == model.RoundRobin && len(v.Backends) > 1}
+	for _, b := range v.Backends {
+		share := b.Share()
+		if p.turns {
+			share = 1
+		}
+		p.backends = append(p.backends, backend{b.Addr, share})
+	}
+	return []Fact{fact(Key{Kind: KindPool, Family: familyOf(v.Backends[0].Addr.Addr()), Name: poolChain(v)}, p.String())}
+}
+
+// poolChain names a pool's chain.
+func poolChain(v *model.Pool) string { return fmt.Sprintf("%s%016x", Prefix, v.ID) }
+
+// isPool says whether a chain is a pool's first one, and with more behind it one of its others.
+func isPool(chain string) (first, other bool) {
+	hex, ok := strings.CutPrefix(chain, Prefix)
+	if !ok || len(hex) < 16 || strings.Trim(hex, "0123456789abcdef") != "" {
+		return false, false
+	}
+	return len(hex) == 16, len(hex) == 19
+}
+
+// pool is what a pool's chain does.
+type pool struct {
+	protocol model.Protocol
+	seconds  int  // of affinity
+	turns    bool // one after the other
+	backends []backend
+}
+
+// backend is where a connection may go, and how many shares of them.
+type backend struct {
+	addr  netip.AddrPort
+	share int
+}
+
+// String gives the pool fact's value, such as "tcp affinity=10800 10.244.1.1:8080 10.244.2.1:8080*3".
+func (p pool) String() string {
+	b := []byte(p.protocol.String())
+	if p.seconds > 0 {
+		b = fmt.Appendf(b, " affinity=%d", p.seconds)
+	}
+	if p.turns {
+		b = append(b, " round-robin"...)
+	}
+	for _, e := range p.backends {
+		b = e.addr.AppendTo(append(b, ' '))
+		if e.share > 1 {
+			b = strconv.AppendInt(append(b, '*'), int64(e.share), 10)
+		}
+	}
+	return string(b)
+}
+
+// parsePool reads what String gives.
+func parsePool(text string) (p pool, err error) {
+	for i, word := range strings.Fields(text) {
+		seconds, affine := strings.CutPrefix(word, "affinity=")
+		switch {
+		case i == 0:
+			p.protocol, err = parseProtocol(word)
+		case affine:
+			p.seconds, err = strconv.Atoi(seconds)
+		case word == "round-robin":
+			p.turns = true
+		default:
+			b := backend{share: 1}
+			addr, share, weighs := strings.Cut(word, "*")
+			if weighs {
+				b.share, err = strconv.Atoi(share)
+			}
+			if err == nil {
+				b.addr, err = netip.ParseAddrPort(addr)
+			}
+			p.backends = append(p.backends, b)
+		}
+		if err != nil {
+			return p, fmt.Errorf("iptables: pool %q: %w", text, err)
+		}
+	}
+	return p, nil
+}
+
+func parseProtocol(name string) (model.Protocol, error) {
+	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		if p.String() == name {
+			return p, nil
+		}
+	}
+	return 0, fmt.Errorf("%q is no protocol", name)
+}
+
+// renderFrontend gives an entry's place in the tree.
+func renderFrontend(v *model.Frontend) Fact {
+	f := frontend{entry: v.Entry, inside: goal(v.Inside), outside: goal(v.Outside), hide: v.Hide, restricted: v.Sources != nil, sources: v.Sources}
+	f.normalize()
+	return fact(Key{Kind: KindFrontend, Family: familyOf(v.Entry.Addr), Entry: v.Entry}, f.String())
+}
+
+// goal gives the chain that serves a target.
+func goal(t model.Target) string {
+	switch {
+	case len(t.Pool.Backends) > 0:
+		return poolChain(t.Pool)
+	case t.Empty == model.Drop:
+		return chainDrop
+	}
+	return chainReject
+}
+
+// refuses says whether a goal is a refusal.
+func refuses(goal string) bool { return goal == chainDrop || goal == chainReject }
+
+// frontend is what becomes of an entry's packets.
+type frontend struct {
+	entry           model.Entry
+	inside, outside string // the chains that clients there go to
+	hide            model.Origins
+	restricted      bool
+	sources         []netip.Prefix // the only ones let in, if restricted
+}
+
+// normalize says in one way only that nobody is let in, and forgets whose source is hidden where no packet goes anywhere.
+func (f *frontend) normalize() {
+	if f.restricted && len(f.sources) == 0 {
+		f.inside, f.outside, f.restricted = chainDrop, chainDrop, false
+	}
+	if refuses(f.inside) && refuses(f.outside) {
+		f.hide = 0
+	}
+}
+
+// closed says whether some packet may be refused, which the table filter does.
+func (f *frontend) closed() bool { return f.restricted || refuses(f.inside) || refuses(f.outside) }
+
+// String gives the frontend fact's value, such as "to=FAIRLEAD-0123456789abcdef hide=5 from=10.0.0.0/8".
+func (f *frontend) String() string {
+	text := "to=" + f.inside
+	if f.outside != f.inside {
+		text = "inside=" + f.inside + " outside=" + f.outside
+	}
+	if f.hide != 0 {
+		text += " hide=" + strconv.Itoa(int(f.hide))
+	}
+	if !f.restricted {
+		return text
+	}
+	var from []string
+	for _, s := range f.sources {
+		from = append(from, s.String())
+	}
+	return text + " from=" + strings.Join(from, ",")
+}
+
+// parseFrontend reads what String gives.
+func parseFrontend(e model.Entry, text string) (*frontend, error) {
+	f := &frontend{entry: e}
+	for _, word := range strings.Fields(text) {
+		name, value, _ := strings.Cut(word, "=")
+		switch name {
+		case "to":
+			f.inside, f.outside = value, value
+		case "inside":
+			f.inside = value
+		case "outside":
+			f.outside = value
+		case "hide":
+			n, err := strconv.ParseUint(value, 10, 3)
+			if err != nil {
+				return nil, fmt.Errorf("iptables: frontend %s: %q: %w", e, text, err)
+			}
+			f.hide = model.Origins(n)
+		case "from":
+			f.restricted = true
+			for _, s := range slices.DeleteFunc(strings.Split(value, ","), func(s string) bool { return s == "" }) {
+				r, err := netip.ParsePrefix(s)
+				if err != nil {
+					return nil, fmt.Errorf("iptables: frontend %s: %q: %w", e, text, err)
+				}
+				f.sources = append(f.sources, r)
+			}
+		}
+	}
+	return f, nil
+}

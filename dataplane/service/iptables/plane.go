@@ -1,0 +1,317 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"math/bits"
+	"os"
+	"slices"
+	"sync"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/service"
+	"fairlead.dev/fairlead/kernel/iptables"
+	"fairlead.dev/fairlead/model"
+)
+
+// Abilities is what the plane can do.
+var Abilities = service.Abilities{
+	Name:       "iptables",
+	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin),
+	Batch:      1 << 17,
+	Tracked:    true,
+	Notes: []string{
+		"One bit of the packet mark, 0x4000, is used between PREROUTING and POSTROUTING.",
+		"Permitted sources are a list: a new connection tests a rule for each until one fits.",
+		"Each backend remembers at most /sys/module/xt_recent/parameters/ip_list_tot clients for affinity, 100 unless the kernel was told otherwise; a new connection to a pool with affinity tests a rule for each backend.",
+		"With the legacy variant a change replaces a whole table: 0.4 s at 10,000 Services of 10 backends, and round-robin begins anew with each.",
+		"With the legacy variant others' changes are seen by the tables' sizes, once a second.",
+	},
+}
+
+// Mark is the bit of the packet mark that notes that a source is to be hidden, unless another is chosen.
+const Mark = 0x4000
+
+// Variant is which of the two sets of iptables' commands is used.
+type Variant = iptables.Variant
+
+// The variants.
+const (
+	Legacy = iptables.Legacy
+	NFT    = iptables.NFT
+)
+
+// Plane writes facts into one network namespace. It implements dataplane.Plane[model.Part, Key, string],
+// dataplane.Watcher and dataplane.Cleaner.
+type Plane struct {
+	conn     *iptables.Conn
+	localnet *os.File // open, so that it stays this namespace's whatever thread writes
+	mark     uint32
+
+	mu   sync.Mutex
+	held map[iptables.Family]*held // what the kernel holds; nil: not known
+}
+
+var (
+	_ dataplane.Plane[model.Part, Key, string] = (*Plane)(nil)
+	_ dataplane.Watcher                        = (*Plane)(nil)
+	_ dataplane.Cleaner                        = (*Plane)(nil)
+)
+
+// routeLocalnet is the sysctl that lets packets with IPv4 loopback addresses leave the host, for node ports on localhost.
+const routeLocalnet = "net/ipv4/conf/all/route_localnet"
+
+// New opens the plane of the calling thread's network namespace, with the variant that is in use there.
+func New() (*Plane, error) {
+	v, err := iptables.Probe(context.Background(), Prefix)
+	if err != nil {
+		return nil, err
+	}
+	return NewVariant(v)
+}
+
+// NewVariant opens the plane of the calling thread's network namespace with a chosen variant.
+func NewVariant(v Variant) (*Plane, error) { return NewMarked(v, Mark) }
+
+// NewMarked also chooses the bit of the packet mark, where another owner uses Mark. What was written with another bit is
+// read as altered, and so written anew.
+func NewMarked(v Variant, mark uint32) (*Plane, error) {
+	if bits.OnesCount32(mark) != 1 {
+		return nil, fmt.Errorf("iptables: packet mark %#x: choose one bit, such as %#x", mark, Mark)
+	}
+	conn, err := iptables.Open(v, Prefix)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile("/proc/sys/"+routeLocalnet, os.O_RDWR, 0)
+	if err != nil {
+		f, err = os.Open("/proc/sys/" + routeLocalnet) // read-only: enough unless localhost takes node ports
+	}
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("iptables: open sysctl: %w", err)
+	}
+	return &Plane{conn: conn, localnet: f, mark: mark, held: map[iptables.Family]*held{}}, nil
+}
+
+// Variant gives the variant in use.
+func (p *Plane) Variant() Variant { return p.conn.Variant }
+
+// Close gives up the plane's handles. The kernel keeps what was written.
+func (p *Plane) Close() error {
+	p.localnet.Close()
+	return p.conn.Close()
+}
+
+// Watch implements dataplane.Watcher, as far as the variant allows.
+func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.conn.Watch(ctx) }
+
+// Read implements dataplane.Plane.
+func (p *Plane) Read(ctx context.Context) (facts []Fact, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.conn.Mark(); err != nil {
+		return nil, err
+	}
+	for _, f := range iptables.Families {
+		if err := p.load(ctx, f); err != nil {
+			return nil, err
+		}
+		facts = append(facts, p.held[f].facts()...)
+	}
+	if four := p.held[iptables.IPv4]; four.localnet || four.node != nil && four.node.localhost {
+		v, err := p.sysctl()
+		if err != nil {
+			return nil, err
+		}
+		facts = append(facts, fact(Key{Kind: KindSysctl, Family: iptables.IPv4, Name: routeLocalnet}, v))
+	}
+	return facts, nil
+}
+
+// load learns what a family's tables hold.
+func (p *Plane) load(ctx context.Context, f iptables.Family) error {
+	read := map[string]*iptables.Table{}
+	for _, t := range tables {
+		var err error
+		if read[t], err = p.conn.Save(ctx, f, t); err != nil {
+			return err
+		}
+	}
+	p.held[f] = understand(f, p.mark, read)
+	return nil
+}
+
+// facts gives what the tables stand for.
+func (h *held) facts() (facts []Fact) {
+	node := Key{Kind: KindNode, Family: h.family}
+	switch {
+	case h.wrong != "":
+		facts = append(facts, fact(node, h.wrong))
+	case h.node != nil:
+		facts = append(facts, fact(node, h.node.String()))
+	}
+	for name, p := range h.pools {
+		facts = append(facts, fact(Key{Kind: KindPool, Family: h.family, Name: name}, p.value))
+	}
+	for e, f := range h.frontends {
+		facts = append(facts, fact(Key{Kind: KindFrontend, Family: h.family, Entry: e}, f.String()))
+	}
+	return facts
+}
+
+// Write implements dataplane.Plane: one restore for each family concerned (in the nft variant more where very much is put), and the sysctl after (or, when it goes, before)
+// it. After an error nothing is known of the kernel until the next Read.
+func (p *Plane) Write(ctx context.Context, put, del []Fact) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, f := range iptables.Families {
+		is := func(x Fact) bool { return x.Key.Family != f }
+		ours, gone := slices.DeleteFunc(slices.Clone(put), is), slices.DeleteFunc(slices.Clone(del), is)
+		for len(ours)+len(gone) > 0 {
+			var now, then []Fact
+			now, then, ours, gone = p.portion(ours, gone)
+			if err := p.write(ctx, f, now, then); err != nil {
+				delete(p.held, f)
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// most is how many pools' chains one restore of the nft variant is given: it takes longer than linearly in their number.
+const most = 2000
+
+// portion gives what one restore is to do, and what is left: everything, or, where there are many pools to put, some of those.
+// A pool may come before what leads to it.
+func (p *Plane) portion(put, del []Fact) (now, then, later, after []Fact) {
+	chosen := map[Key]bool{}
+	for _, f := range put {
+		if f.Key.Kind == KindPool && len(chosen) < most {
+			chosen[f.Key] = true
+		}
+	}
+	if p.Variant() == Legacy || len(chosen) < most || len(put) == len(chosen) {
+		return put, del, nil, nil
+	}
+	for _, f := range put {
+		if chosen[f.Key] {
+			now = append(now, f)
+		} else {
+			later = append(later, f)
+		}
+	}
+	for _, f := range del {
+		if chosen[f.Key] {
+			then = append(then, f)
+		} else {
+			after = append(after, f)
+		}
+	}
+	return now, then, later, after
+}
+
+// write writes one family's facts.
+func (p *Plane) write(ctx context.Context, f iptables.Family, put, del []Fact) error {
+	if p.held[f] == nil {
+		if err := p.load(ctx, f); err != nil {
+			return err
+		}
+	}
+	h := p.held[f]
+	c, err := h.change(put, del)
+	if err != nil {
+		return err
+	}
+	after, err := p.localhost(c)
+	if err != nil {
+		return err
+	}
+	if input := c.input(); len(input) > 0 {
+		if err := p.conn.Restore(ctx, f, input); err != nil {
+			return err
+		}
+	}
+	if after {
+		if err := p.setSysctl("1"); err != nil {
+			return err
+		}
+	}
+	h.become(c)
+	return nil
+}
+
+// localhost changes the sysctl back before the guard goes, if it was us who changed it, which a comment among the rules
+// says; and says whether it is to be set once the guard stands.
+func (p *Plane) localhost(c *change) (after bool, err error) {
+	if c.sysctl == nil {
+		return false, nil
+	}
+	if !*c.sysctl {
+		if c.localnet {
+			c.localnet = false
+			err = p.setSysctl("0")
+		}
+		return false, err
+	}
+	now, err := p.sysctl()
+	if err != nil || now == "1" {
+		return false, err
+	}
+	c.localnet = true
+	return true, nil
+}
+
+// sysctl reads route_localnet of the plane's namespace.
+func (p *Plane) sysctl() (string, error) {
+	b := make([]byte, 64)
+	n, err := p.localnet.ReadAt(b, 0)
+	if err != nil && err != io.EOF {
+		return "", fmt.Errorf("iptables: read sysctl %s: %w", routeLocalnet, err)
+	}
+	return string(bytes.TrimSpace(b[:n])), nil
+}
+
+func (p *Plane) setSysctl(value string) error {
+	if _, err := p.localnet.WriteAt([]byte(value), 0); err != nil {
+		return fmt.Errorf("iptables: node ports on localhost need sysctl %s=%s: %w", routeLocalnet, value, err)
+	}
+	return nil
+}
+
+// Clean implements dataplane.Cleaner, for both variants where they are installed.
+func (p *Plane) Clean(ctx context.Context) error {
+	if err := p.clean(ctx); err != nil {
+		return err
+	}
+	other := NFT
+	if p.Variant() == NFT {
+		other = Legacy
+	}
+	var q *Plane
+	err := p.conn.Do(func() (err error) {
+		q, err = NewVariant(other)
+		return err
+	})
+	if err != nil {
+		return nil // not installed, or not in this kernel: nothing of ours can be there
+	}
+	defer q.Close()
+	return q.clean(ctx)
+}
+
+// clean removes everything of ours from the plane's variant.
+func (p *Plane) clean(ctx context.Context) error {
+	facts, err := p.Read(ctx)
+	if err != nil {
+		return err
+	}
+	return p.Write(ctx, nil, facts)
+}
+
+// sortedKeys gives a map's keys in order.
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

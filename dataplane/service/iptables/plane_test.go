@@ -1,0 +1,287 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// TestMain gives the legacy commands a lock of their own: the one that they take else is the whole host's, whatever the
+// namespace, and another's large table holds it for seconds.
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "fairlead-iptables-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Setenv("XTABLES_LOCKFILE", filepath.Join(dir, "lock"))
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// inNamespace runs the test's body in a network namespace of its own. The thread is thrown away with it.
+func inNamespace(t testing.TB, body func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			t.Errorf("new network namespace: %v: run as root", err)
+			return
+		}
+		body()
+	}()
+	<-done
+}
+
+// eachVariant runs a test with both variants, each in a namespace of its own.
+func eachVariant(t *testing.T, body func(t *testing.T, p *Plane)) {
+	for _, v := range []Variant{Legacy, NFT} {
+		t.Run(string(v), func(t *testing.T) {
+			inNamespace(t, func() {
+				p, err := NewVariant(v)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer p.Close()
+				body(t, p)
+			})
+		})
+	}
+}
+
+// everything gives a node with every shape of frontend, in both families.
+func everything() *model.Services {
+	a, pre := netip.MustParseAddr, netip.MustParsePrefix
+	s := &model.Services{Frontends: map[model.Entry]*model.Frontend{}, Node: &model.Node{
+		Name: "a", Pods: []netip.Prefix{pre("10.244.0.0/16"), pre("10.9.9.9/32"), pre("fd00:244::/48")}, Localhost: true,
+		NodePorts: []model.Range{{First: a("0.0.0.0"), Last: a("255.255.255.255")}, {First: a("::2"), Last: a("fd00::1")}}}}
+	id := uint64(1 << 60)
+	pool := func(n int, affinity time.Duration, base netip.Addr, p model.Protocol) *model.Pool {
+		id++
+		l := &model.Pool{ID: id, Name: "p", Affinity: affinity, Protocol: p, Scheduler: []model.Scheduler{model.Random, model.RoundRobin}[id%2]}
+		for i := range n {
+			l.Backends = append(l.Backends, model.Backend{Addr: netip.AddrPortFrom(base, uint16(i+1)), Local: i%2 == 0, Weight: uint16(id % 3 * uint64(i%5))})
+		}
+		return l
+	}
+	for _, f := range []struct{ vip, any, backend string }{{"10.96.0.1", "0.0.0.0", "10.244.0.1"}, {"fd00:96::1", "::", "fd00:244::1"}} {
+		port, vip := uint16(0), a(f.vip)
+		for _, n := range []int{0, 1, 10, 60} {
+			for _, affinity := range []time.Duration{0, time.Hour} {
+				for _, sources := range [][]netip.Prefix{nil, {}, {netip.PrefixFrom(vip, 16).Masked(), netip.PrefixFrom(a(f.backend), a(f.backend).BitLen())}} {
+					for _, addr := range []netip.Addr{vip, a(f.any)} {
+						port++
+						protocol := []model.Protocol{model.TCP, model.UDP, model.SCTP}[port%3]
+						in := model.Target{Pool: pool(n, affinity, a(f.backend), protocol)}
+						out := in
+						if port%3 == 0 {
+							out = model.Target{Pool: pool(n/2, affinity, a(f.backend), protocol), Empty: model.Drop}
+						}
+						e := model.Entry{Addr: addr, Port: port, Protocol: protocol}
+						s.Frontends[e] = &model.Frontend{Entry: e, Inside: in, Outside: out, Hide: model.Origins(port % 8), Sources: sources}
+					}
+					if n > 0 {
+						vip = vip.Next()
+					}
+				}
+			}
+		}
+	}
+	return s
+}
+
+// facts renders parts, each fact once.
+func facts(t testing.TB, p *Plane, parts []model.Part) []Fact {
+	t.Helper()
+	m := map[Key]Fact{}
+	for _, part := range parts {
+		for _, f := range p.Render(part) {
+			if g, ok := m[f.Key]; ok && g != f {
+				t.Fatalf("%v is wanted as %q and as %q", f.Key, f.Value, g.Value)
+			}
+			m[f.Key] = f
+		}
+	}
+	l := make([]Fact, 0, len(m))
+	for _, f := range m {
+		l = append(l, f)
+	}
+	return l
+}
+
+// difference gives the facts of a that b has not.
+func difference(a, b []Fact) (l []Fact) {
+	in := map[Fact]bool{}
+	for _, f := range b {
+		in[f] = true
+	}
+	for _, f := range a {
+		if !in[f] {
+			l = append(l, f)
+		}
+	}
+	return l
+}
+
+// holds says how the kernel differs from facts.
+func holds(t *testing.T, p *Plane, want []Fact) string {
+	held, err := p.Read(t.Context())
+	if err != nil {
+		return err.Error()
+	}
+	if missing, extra := difference(want, held), difference(held, want); len(missing)+len(extra) > 0 {
+		return fmt.Sprintf("missing %q, extra %q", missing, extra)
+	}
+	return ""
+}
+
+func TestKernelHoldsWhatIsWritten(t *testing.T) {
+	eachVariant(t, func(t *testing.T, p *Plane) {
+		want := facts(t, p, everything().Parts())
+		for _, s := range []struct {
+			name           string
+			put, del, want []Fact
+		}{
+			{"write", want, nil, want},
+			{"replace", want, want, want},
+			{"remove", nil, want, nil},
+			{"write again", want, nil, want},
+		} {
+			if err := p.Write(t.Context(), s.put, s.del); err != nil {
+				t.Errorf("%s: %v", s.name, err)
+				return
+			}
+			if wrong := holds(t, p, s.want); wrong != "" {
+				t.Errorf("%s: %s", s.name, wrong)
+				return
+			}
+		}
+		for _, name := range []string{"iptables", "ip6tables"} {
+			if out, err := exec.Command(name+"-"+string(p.Variant()), "-t", "nat", "-A", "PREROUTING", "-j", "ACCEPT").CombinedOutput(); err != nil {
+				t.Errorf("%s: %v: %s", name, err, out)
+			}
+		}
+		if err := p.Clean(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if wrong := holds(t, p, nil); wrong != "" {
+			t.Errorf("after clean: %s", wrong)
+		}
+		if v, err := p.sysctl(); v != "0" || err != nil {
+			t.Errorf("after clean: %s is %q, %v", routeLocalnet, v, err)
+		}
+		for _, name := range []string{"iptables", "ip6tables"} {
+			out, err := exec.Command(name+"-"+string(p.Variant()), "-t", "nat", "-D", "PREROUTING", "-j", "ACCEPT").CombinedOutput()
+			if err != nil {
+				t.Errorf("another's rule did not outlive clean: %v: %s", err, out)
+			}
+		}
+	})
+}
+
+func TestMark(t *testing.T) {
+	for _, mark := range []uint32{0, 3} {
+		if _, err := NewMarked(NFT, mark); err == nil {
+			t.Errorf("mark %#x is taken", mark)
+		}
+	}
+	inNamespace(t, func() {
+		first, err := NewVariant(NFT)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer first.Close()
+		want := facts(t, first, everything().Parts())
+		if err := first.Write(t.Context(), want, nil); err != nil {
+			t.Error(err)
+			return
+		}
+		second, err := NewMarked(NFT, 0x10)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer second.Close()
+		held, err := second.Read(t.Context())
+		if err != nil || len(difference(held, want)) == 0 {
+			t.Errorf("rules with another mark are taken for ours: %v", err)
+		}
+		if err := second.Write(t.Context(), difference(want, held), difference(held, want)); err != nil {
+			t.Error(err)
+		}
+		if wrong := holds(t, second, want); wrong != "" {
+			t.Error(wrong)
+		}
+	})
+}
+
+// TestOthersStay holds that what others have in the same chains is never touched, and that ours comes before it.
+func TestOthersStay(t *testing.T) {
+	eachVariant(t, func(t *testing.T, p *Plane) {
+		run := func(args ...string) string {
+			out, err := exec.Command("iptables-"+string(p.Variant()), args...).CombinedOutput()
+			if err != nil {
+				t.Errorf("%v: %v: %s", args, err, out)
+			}
+			return string(out)
+		}
+		run("-t", "nat", "-N", "THEIRS")
+		run("-t", "nat", "-A", "THEIRS", "-d", "192.0.2.1", "-j", "ACCEPT")
+		run("-t", "nat", "-A", "PREROUTING", "-j", "THEIRS")
+		all := facts(t, p, services(30))
+		if err := p.Write(t.Context(), all, nil); err != nil {
+			t.Error(err)
+		}
+		rules := strings.Split(strings.TrimSpace(run("-t", "nat", "-S", "PREROUTING")), "\n")
+		if want := "-A PREROUTING -j THEIRS"; rules[len(rules)-1] != want || len(rules) < 3 {
+			t.Errorf("PREROUTING: %q", rules)
+		}
+		if err := p.Write(t.Context(), nil, all); err != nil {
+			t.Error(err)
+		}
+		want := "-P PREROUTING ACCEPT\n-P INPUT ACCEPT\n-P OUTPUT ACCEPT\n-P POSTROUTING ACCEPT\n-N THEIRS\n-A PREROUTING -j THEIRS\n-A THEIRS -d 192.0.2.1/32 -j ACCEPT\n"
+		if left := run("-t", "nat", "-S"); left != want {
+			t.Errorf("left is:\n%s", left)
+		}
+	})
+}
+
+// TestManyPools writes more pools than one restore of the nft variant is given, and then others in their place.
+func TestManyPools(t *testing.T) {
+	eachVariant(t, func(t *testing.T, p *Plane) {
+		const n = 2*most + 10
+		first := facts(t, p, services(n))
+		var other []Fact
+		for i := range n {
+			other = append(other, p.Render(tenBackends(i, 1))...)
+		}
+		before := slices.DeleteFunc(slices.Clone(first), func(f Fact) bool { return f.Key.Kind != KindPool })
+		second := append(slices.DeleteFunc(slices.Clone(first), func(f Fact) bool { return f.Key.Kind == KindPool }), other...)
+		for _, step := range []struct{ put, del, want []Fact }{{first, nil, first}, {other, before, second}, {nil, second, nil}} {
+			if err := p.Write(t.Context(), step.put, step.del); err != nil {
+				t.Error(err)
+				return
+			}
+			if wrong := holds(t, p, step.want); wrong != "" {
+				t.Errorf("%.1000s", wrong)
+				return
+			}
+		}
+	})
+}

@@ -1,0 +1,324 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/kernel/iptables"
+	"fairlead.dev/fairlead/model"
+)
+
+// Prefix begins the name of each of our chains.
+const Prefix = "FAIRLEAD-"
+
+// Chains that there is one of. Those of refusals are ends in the table nat, where nothing can be refused, and refuse in the
+// table filter.
+const (
+	chainState  = Prefix + "STATE"    // never entered: its comments say what the node fact is
+	chainReject = Prefix + "REJECT"   // tells the client that nobody is there
+	chainDrop   = Prefix + "DROP"     // says nothing
+	chainLeave  = Prefix + "LEAVE"    // hides the source of translated packets that need it
+	chainHide   = Prefix + "HIDE"     // does it
+	chainRefuse = Prefix + "REFUSE"   // finds the frontends that may refuse
+	chainNode   = Prefix + "NODEPORT" // packets to this node's own addresses
+	chainPorts  = Prefix + "PORTS"    // to those that take node ports
+	chainGuard  = Prefix + "GUARD"    // drops packets to loopback addresses from outside
+)
+
+// tables are those that hold rules of ours, in the order in which they are written.
+var tables = []string{"raw", "filter", "nat"}
+
+// builtIn are the chains that lead to ours, by table.
+var builtIn = map[string][]string{
+	"raw":    {"PREROUTING"},
+	"filter": {"INPUT", "FORWARD", "OUTPUT"},
+	"nat":    {"PREROUTING", "OUTPUT", "POSTROUTING"},
+}
+
+// content is what a table holds of ours, pools aside.
+type content struct {
+	chains map[string][]string // our chains' rules
+	leads  map[string][]string // the rules of built-in chains that lead to ours
+}
+
+func newContent() *content { return &content{map[string][]string{}, map[string][]string{}} }
+
+// hideChain names the chain that notes that packets of some origins have their source hidden.
+func hideChain(m model.Origins) string { return fmt.Sprintf("%sFROM-%d", Prefix, m) }
+
+// world is what a family's tables are built of.
+type world struct {
+	family    iptables.Family
+	node      *node // nil: none
+	frontends map[model.Entry]*frontend
+	localnet  bool   // the sysctl route_localnet was changed by us
+	mark      uint32 // the bit of the packet mark that is ours
+}
+
+// build gives every table's content.
+func (w *world) build() map[string]*content {
+	out := map[string]*content{"raw": newContent(), "filter": newContent(), "nat": newContent()}
+	if w.node == nil && len(w.frontends) == 0 {
+		return out
+	}
+	var all, closed []*frontend
+	for _, f := range w.frontends {
+		if all = append(all, f); f.closed() {
+			closed = append(closed, f)
+		}
+	}
+	slices.SortFunc(all, order)
+	slices.SortFunc(closed, order)
+	w.nat(out["nat"], all)
+	if len(closed) > 0 {
+		w.filter(out["filter"], closed)
+	}
+	if w.node != nil && w.node.localhost {
+		raw := out["raw"]
+		raw.chains[chainGuard] = []string{"-j DROP"}
+		raw.leads["PREROUTING"] = []string{"-d 127.0.0.0/8 ! -i lo -j " + chainGuard}
+	}
+	return out
+}
+
+// nat translates.
+func (w *world) nat(c *content, of []*frontend) {
+	c.chains[chainState] = w.state()
+	for _, refusal := range []string{chainReject, chainDrop} {
+		c.chains[refusal] = []string{"-j ACCEPT"}
+	}
+	t := &tree{chains: c.chains, hiding: map[string]hiding{}, forget: fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", w.mark)}
+	for m, h := range w.hidings() {
+		t.hiding[hideChain(m)] = h
+		c.chains[hideChain(m)] = h.rules
+	}
+	c.chains[chainLeave] = []string{
+		fmt.Sprintf("-m mark --mark %#x/%#x -g %s", w.mark, w.mark, chainHide),
+		fmt.Sprintf("-m bpf --bytecode %q -m addrtype ! --src-type LOCAL -j MASQUERADE", sameAddresses[w.family]),
+	}
+	c.chains[chainHide] = []string{t.forget, "-j MASQUERADE"}
+	c.leads["POSTROUTING"] = []string{"-m conntrack --ctstate DNAT -j " + chainLeave}
+
+	addressed, ports := apart(of)
+	var leads []string
+	for _, door := range doors(addressed) {
+		p := shared(door)
+		name := prefixChain(p)
+		t.root(name, door)
+		leads = append(leads, within(p)+"-j "+name)
+	}
+	if len(ports) > 0 {
+		leads = append(leads, toNode)
+		w.nodePorts(t, ports)
+	}
+	c.leads["PREROUTING"], c.leads["OUTPUT"] = leads, leads
+	w.branches(c.chains, of, func(goal string) string { return "-g " + goal })
+}
+
+// filter refuses what nat did not translate.
+func (w *world) filter(c *content, of []*frontend) {
+	w.refusals(c.chains)
+	t := &tree{chains: c.chains}
+	addressed, ports := apart(of)
+	t.root(chainRefuse, addressed)
+	if len(ports) > 0 {
+		t.add(chainRefuse, toNode)
+		w.nodePorts(t, ports)
+	}
+	w.branches(c.chains, of, func(goal string) string {
+		if refuses(goal) {
+			return "-g " + goal
+		}
+		return "-j RETURN"
+	})
+	for _, chain := range builtIn["filter"] {
+		c.leads[chain] = []string{"-m conntrack ! --ctstate INVALID,RELATED,ESTABLISHED,DNAT -j " + chainRefuse}
+	}
+}
+
+// refusals gives the chains that refuse.
+func (w *world) refusals(chains map[string][]string) {
+	unreachable := "icmp-port-unreachable"
+	if w.family == iptables.IPv6 {
+		unreachable = "icmp6-port-unreachable"
+	}
+	chains[chainReject] = []string{"-p tcp -j REJECT --reject-with tcp-reset", "-j REJECT --reject-with " + unreachable}
+	chains[chainDrop] = []string{"-j DROP"}
+}
+
+// toNode leads packets to this node's addresses to the node ports.
+const toNode = "-m addrtype --dst-type LOCAL -j " + chainNode
+
+// apart parts sorted frontends with addresses from node ports.
+func apart(of []*frontend) (addressed, ports []*frontend) {
+	n := 0
+	for n < len(of) && of[n].entry.AnyAddr() {
+		n++
+	}
+	return of[n:], of[:n]
+}
+
+// nodePorts lets the addresses that take node ports find one.
+func (w *world) nodePorts(t *tree, of []*frontend) {
+	t.chains[chainNode] = nil
+	if w.node != nil {
+		for _, r := range w.node.ports {
+			match := fmt.Sprintf("-m iprange --dst-range %s ", r)
+			if whole(r) {
+				match = ""
+			}
+			t.add(chainNode, match+"-g "+chainPorts)
+		}
+	}
+	t.root(chainPorts, of)
+}
+
+// whole says whether a range holds every address of its family.
+func whole(r model.Range) bool {
+	return r.First.IsUnspecified() && !r.Last.Next().IsValid()
+}
+
+// within matches a destination in a prefix.
+func within(p netip.Prefix) string {
+	if p.Bits() == 0 {
+		return ""
+	}
+	return "-d " + p.String() + " "
+}
+
+// state says what the node fact is, in comments.
+func (w *world) state() (rules []string) {
+	if w.node != nil {
+		for _, item := range w.node.items() {
+			rules = append(rules, comment(item))
+		}
+	}
+	if w.localnet {
+		rules = append(rules, comment(localnetSet))
+	}
+	return rules
+}
+
+// localnetSet says that the sysctl was changed by us, so that it is changed back.
+const localnetSet = "route_localnet was 0"
+
+// comment is a rule that says something. One without anything but letters would be printed without quotes.
+func comment(text string) string {
+	if strings.Trim(text, "abcdefghijklmnopqrstuvwxyz") == "" {
+		return "-m comment --comment " + text
+	}
+	return fmt.Sprintf("-m comment --comment %q", text)
+}
+
+// hidings gives, for each set of origins, the rules that note that their packets' source is to be hidden. Rules that would
+// be the same for two sets, or none, stand only in a chain that names the set.
+func (w *world) hidings() map[model.Origins]hiding {
+	all, first := map[model.Origins]hiding{}, map[string]model.Origins{"": 0}
+	for m := model.Origins(1); m <= model.AllOrigins; m++ {
+		h := w.hiding(m)
+		text := strings.Join(h.rules, "\n")
+		if other, twice := first[text]; twice {
+			h.inline = false
+			all[other] = hiding{all[other].rules, false}
+		}
+		first[text], all[m] = m, h
+	}
+	delete(all, 0)
+	return all
+}
+
+// hiding gives the rules that note, for packets of the origins in m, that their source is to be hidden.
+func (w *world) hiding(m model.Origins) hiding {
+	var pods []netip.Prefix
+	if w.node != nil {
+		pods = w.node.pods
+	}
+	const local, notLocal = "-m addrtype --src-type LOCAL ", "-m addrtype ! --src-type LOCAL "
+	note := fmt.Sprintf("-j MARK --set-xmark %#x/%#x", w.mark, w.mark)
+	if m == model.AllOrigins {
+		return hiding{[]string{note}, true}
+	}
+	h := hiding{inline: true}
+	add := func(parts ...string) { h.rules = append(h.rules, strings.Join(parts, "")) }
+	foreign := notLocal // a source that is judged as a pod's or outside's, not as the node's
+	if m.Has(model.FromNode) {
+		add(local, note)
+		foreign = ""
+	}
+	switch in, out := m.Has(model.FromPod), m.Has(model.FromOutside); {
+	case in && out:
+		add(foreign, note)
+	case in:
+		for _, p := range pods {
+			add(from(p), foreign, note)
+		}
+	case out && len(pods) == 1 && pods[0].Bits() > 0:
+		add("! ", from(pods[0]), foreign, note)
+	case out:
+		h.inline = len(pods) == 0
+		for _, p := range pods {
+			add(from(p), "-j RETURN")
+		}
+		add(foreign, note)
+	}
+	return h
+}
+
+// from matches a source.
+func from(p netip.Prefix) string {
+	if p.Bits() == 0 {
+		return ""
+	}
+	return "-s " + p.String() + " "
+}
+
+// sameAddresses are programs for the kernel's classic BPF: whether a packet is sent to where it comes from. No match of
+// iptables compares two fields of a packet.
+var sameAddresses = map[iptables.Family]string{
+	iptables.IPv4: "6,32 0 0 12,7 0 0 0,32 0 0 16,29 0 1 0,6 0 0 1,6 0 0 0",
+	iptables.IPv6: "18,32 0 0 8,7 0 0 0,32 0 0 24,29 0 13 0,32 0 0 12,7 0 0 0,32 0 0 28,29 0 9 0," +
+		"32 0 0 16,7 0 0 0,32 0 0 32,29 0 5 0,32 0 0 20,7 0 0 0,32 0 0 36,29 0 1 0,6 0 0 1,6 0 0 0",
+}
+
+// first gives the chain that a frontend's packets go to.
+func (f *frontend) first() string {
+	switch {
+	case f.restricted:
+		return f.admission()
+	case f.inside != f.outside:
+		return f.sides()
+	}
+	return f.inside
+}
+
+// admission and sides name the chains that look at who sends.
+func (f *frontend) admission() string { return hashed("SRC", f.entry.String()) }
+func (f *frontend) sides() string     { return hashed("TWO", f.entry.String()) }
+
+// branches adds the chains of frontends that look at who sends: whether it is let in, and whether it is inside. Do gives the
+// end of a rule that leads to a goal.
+func (w *world) branches(chains map[string][]string, of []*frontend, do func(goal string) string) {
+	for _, f := range of {
+		end := do(f.inside)
+		if f.inside != f.outside {
+			var rules []string
+			rules = append(rules, "-m addrtype --src-type LOCAL "+end)
+			if w.node != nil {
+				for _, p := range w.node.pods {
+					rules = append(rules, from(p)+end)
+				}
+			}
+			chains[f.sides()] = append(rules, do(f.outside))
+			end = "-g " + f.sides()
+		}
+		if f.restricted {
+			var rules []string
+			for _, s := range f.sources {
+				rules = append(rules, from(s)+end)
+			}
+			chains[f.admission()] = append(rules, "-g "+chainDrop)
+		}
+	}
+}

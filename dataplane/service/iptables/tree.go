@@ -1,0 +1,241 @@
+package iptables
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// bucket is how many frontends stand one after the other at the tree's leaves.
+const bucket = 3
+
+// tree builds the chains that lead a packet to its frontend, in one table.
+//
+// Each inner node is one rule: if the packet's address is in a prefix that holds about half of the frontends, it goes to
+// that half's chain, else it goes on in this one, which is the other half's. So a step costs one rule either way, and half
+// of the nodes need no chain. Frontends of one address are told apart by protocol and port in the same way.
+type tree struct {
+	hiding map[string]hiding   // the rules that note whose source is hidden, by origins' chains; nil in the table filter
+	forget string              // the rule that takes the note away
+	chains map[string][]string // what is built
+}
+
+// hiding is how a packet's source is noted to be hidden, for a set of origins.
+type hiding struct {
+	rules  []string // ends of rules, each for some packets
+	inline bool     // they may stand in any chain; else only in one of their own
+}
+
+// order sorts as the tree needs it: by address, protocol, port.
+func order(a, b *frontend) int {
+	return cmp.Or(a.entry.Addr.Compare(b.entry.Addr), cmp.Compare(a.entry.Protocol, b.entry.Protocol), cmp.Compare(a.entry.Port, b.entry.Port))
+}
+
+// root builds a tree that begins in a chain. A packet that belongs to none of the frontends comes to the chain's end, from
+// wherever it was: the chain jumps to its branches, which then only ever go on. There it forgets what was noted.
+func (t *tree) root(chain string, of []*frontend) {
+	t.chains[chain] = nil
+	t.grow(chain, " -j ", of, t.hiding == nil)
+	if t.hiding != nil && slices.ContainsFunc(of, func(f *frontend) bool { return f.hide != 0 }) {
+		t.add(chain, t.forget)
+	}
+}
+
+// grow adds to a chain what leads to frontends, which are sorted. Hidden says that it was noted already whose source is
+// hidden, or need not be.
+func (t *tree) grow(chain, branch string, of []*frontend, hidden bool) {
+	for {
+		hidden = hidden || t.hideAll(chain, of)
+		if len(of) <= bucket {
+			for _, f := range of {
+				t.leaf(chain, f, hidden)
+			}
+			return
+		}
+		from, end, test, name := part(of)
+		if end-from == 1 {
+			t.leaf(chain, of[from], hidden)
+		} else {
+			t.add(chain, test+branch+name)
+			t.grow(name, " -g ", of[from:end], hidden)
+		}
+		of = slices.Concat(of[:from], of[end:])
+	}
+}
+
+func (t *tree) add(chain, rule string) { t.chains[chain] = append(t.chains[chain], rule) }
+
+// hideAll notes whose source is hidden for all frontends at once, if it is the same for all that have somewhere to go.
+func (t *tree) hideAll(chain string, of []*frontend) (same bool) {
+	var hide model.Origins
+	known := false
+	for _, f := range of {
+		if refuses(f.inside) && refuses(f.outside) {
+			continue
+		}
+		if known && f.hide != hide {
+			return false
+		}
+		hide, known = f.hide, true
+	}
+	if hide == 0 {
+		return true
+	}
+	if h := t.hiding[hideChain(hide)]; h.inline {
+		for _, r := range h.rules {
+			t.add(chain, r)
+		}
+	} else {
+		t.add(chain, "-j "+hideChain(hide))
+	}
+	return true
+}
+
+// leaf adds the rules of one frontend.
+func (t *tree) leaf(chain string, f *frontend, hidden bool) {
+	match := f.match()
+	if !hidden && f.hide != 0 {
+		t.add(chain, match+" -j "+hideChain(f.hide))
+	}
+	t.add(chain, match+" -g "+f.first())
+}
+
+// match gives what a packet to the frontend looks like; that a node port's address is this node's is known before.
+func (f *frontend) match() string {
+	return fmt.Sprintf("%s-p %[2]s -m %[2]s --dport %d", to(f.entry.Addr, f.entry.Addr.BitLen()), f.entry.Protocol, f.entry.Port)
+}
+
+// to matches a destination, save for the unspecified one, which stands for this node's addresses.
+func to(a netip.Addr, bits int) string {
+	if a.IsUnspecified() {
+		return ""
+	}
+	return fmt.Sprintf("-d %s/%d ", a, bits)
+}
+
+// part gives those of frontends, from and end, that one test tells from all others and that are nearest to a half of them:
+// a prefix's, or of one address a protocol's, or half of the ports. It gives the test, and the name of the part's chain.
+func part(of []*frontend) (from, end int, test, chain string) {
+	first, last := of[0].entry, of[len(of)-1].entry
+	if first.Addr != last.Addr {
+		from, end = nearestHalf(of)
+		p := shared(of[from:end])
+		return from, end, "-d " + p.String(), prefixChain(p)
+	}
+	address := to(first.Addr, first.Addr.BitLen())
+	if first.Protocol != last.Protocol {
+		for end = 1; of[end].entry.Protocol == first.Protocol; {
+			end++
+		}
+		return 0, end, fmt.Sprintf("%s-p %s", address, first.Protocol), portsChain(first, "")
+	}
+	end = len(of) / 2
+	ports := fmt.Sprintf("%d:%d", first.Port, of[end-1].entry.Port)
+	return 0, end, fmt.Sprintf("%s-p %[2]s -m %[2]s --dport %[3]s", address, first.Protocol, ports), portsChain(first, ports)
+}
+
+// nearestHalf goes down the larger branch of the addresses' bits until that is no more than half of all, and gives the part
+// on the way that was nearest to half.
+func nearestHalf(of []*frontend) (from, end int) {
+	far := func(from, end int) int { return max(2*(end-from)-len(of), len(of)-2*(end-from)) }
+	end = halve(of)
+	for lo, hi := 0, len(of); 2*(hi-lo) > len(of) && of[lo].entry.Addr != of[hi-1].entry.Addr; {
+		if mid := lo + halve(of[lo:hi]); mid-lo >= hi-mid {
+			hi = mid
+		} else {
+			lo = mid
+		}
+		if far(lo, hi) <= far(from, end) {
+			from, end = lo, hi
+		}
+	}
+	return from, end
+}
+
+// halve counts those of frontends, not all of one address, that have 0 where their addresses first differ.
+func halve(of []*frontend) int {
+	bit := sharedBits(of[0].entry.Addr, of[len(of)-1].entry.Addr)
+	n, _ := slices.BinarySearchFunc(of, true, func(f *frontend, _ bool) int { return -1 + 2*bitOf(f.entry.Addr, bit) })
+	return n
+}
+
+// sharedBits counts the leading bits that two addresses of a family have in common.
+func sharedBits(a, b netip.Addr) int {
+	n := 0
+	for n < a.BitLen() && bitOf(a, n) == bitOf(b, n) {
+		n++
+	}
+	return n
+}
+
+// bitOf gives an address's n-th bit.
+func bitOf(a netip.Addr, n int) int {
+	b := a.As16()
+	n += 128 - a.BitLen()
+	return int(b[n/8]>>(7-n%8)) & 1
+}
+
+// shared gives the longest prefix that frontends, sorted, share.
+func shared(of []*frontend) netip.Prefix {
+	a, b := of[0].entry.Addr, of[len(of)-1].entry.Addr
+	return netip.PrefixFrom(a, sharedBits(a, b)).Masked()
+}
+
+// longest is the length of a chain's name that the kernel takes.
+const longest = 28
+
+// prefixChain names the chain of a prefix: by itself, or where that is too long by a hash.
+func prefixChain(p netip.Prefix) string {
+	name := Prefix + strings.ReplaceAll(p.String(), ":", "_")
+	if len(name) > longest {
+		return hashed("NET", p.String())
+	}
+	return name
+}
+
+// portsChain names the chain of an address's protocol, or of some of its ports.
+func portsChain(e model.Entry, ports string) string {
+	if e.AnyAddr() {
+		return strings.TrimSuffix(fmt.Sprintf("%s%s-%s", Prefix, e.Protocol, strings.ReplaceAll(ports, ":", "-")), "-")
+	}
+	return hashed("ADR", fmt.Sprint(e.Addr, e.Protocol, ports))
+}
+
+// hashed names a chain by a hash of what it is for.
+func hashed(kind, of string) string {
+	h := fnv.New64a()
+	h.Write([]byte(of))
+	return fmt.Sprintf("%s%s%016x", Prefix, kind, h.Sum64())
+}
+
+// doors are at most three groups of frontends with addresses, each with the prefix that lets packets in. Each is a rule that
+// every new connection tests, so a group is split only where that leaves at most a quarter of its addresses inside.
+func doors(of []*frontend) (groups [][]*frontend) {
+	if len(of) > 0 {
+		groups = append(groups, of)
+	}
+	size := func(of []*frontend) float64 { return math.Exp2(-float64(shared(of).Bits())) }
+	for len(groups) > 0 && len(groups) < 3 {
+		best, at, cut := 0.25, 0, 0
+		for i, g := range groups {
+			if g[0].entry.Addr == g[len(g)-1].entry.Addr {
+				continue
+			}
+			n := halve(g)
+			if share := (size(g[:n]) + size(g[n:])) / size(g); share <= best {
+				best, at, cut = share, i, n
+			}
+		}
+		if cut == 0 {
+			break
+		}
+		groups = slices.Replace(groups, at, at+1, groups[at][:cut], groups[at][cut:])
+	}
+	return groups
+}

@@ -1,0 +1,198 @@
+package iptables
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// change is what becomes of what a family's tables hold.
+type change struct {
+	from   *held
+	world                       // as it is to be
+	tables map[string]*content  // nil: as they are
+	pools  map[string]*heldPool // those that change; nil: gone
+	bodies map[string][]chain   // the chains of those that don't go
+	sysctl *bool                // the sysctl is wanted, or no longer
+}
+
+// change takes facts in. Nothing of h is changed.
+func (h *held) change(put, del []Fact) (*change, error) {
+	c := &change{from: h, world: h.world, pools: map[string]*heldPool{}, bodies: map[string][]chain{}}
+	rebuild := h.wrong != ""
+	frontends := map[model.Entry]*frontend{}
+	for _, f := range del {
+		switch f.Key.Kind {
+		case KindNode:
+			c.node, rebuild = nil, true
+		case KindPool:
+			c.pools[f.Key.Name] = nil
+		case KindFrontend:
+			frontends[f.Key.Entry] = nil
+		case KindSysctl:
+			c.sysctl = new(bool)
+		}
+	}
+	for _, f := range put {
+		var err error
+		switch f.Key.Kind {
+		case KindNode:
+			var n node
+			n, err = parseNode(strings.Split(f.Value, "; "))
+			c.node, rebuild = &n, true
+		case KindPool:
+			err = c.putPool(f)
+		case KindFrontend:
+			frontends[f.Key.Entry], err = parseFrontend(f.Key.Entry, f.Value)
+		case KindSysctl:
+			yes := true
+			c.sysctl = &yes
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if len(frontends) > 0 {
+		c.frontends, rebuild = maps.Clone(h.frontends), true
+		for e, f := range frontends {
+			if f == nil {
+				delete(c.frontends, e)
+			} else {
+				c.frontends[e] = f
+			}
+		}
+	}
+	if rebuild || c.sysctl != nil {
+		c.tables = map[string]*content{} // built when it is known whose the sysctl is
+	}
+	return c, nil
+}
+
+// putPool takes in a pool.
+func (c *change) putPool(f Fact) error {
+	p, err := parsePool(f.Value)
+	if err != nil {
+		return err
+	}
+	made := p.chains(f.Key.Name)
+	is := &heldPool{value: f.Value}
+	for _, m := range made {
+		is.chains = append(is.chains, m.name)
+	}
+	c.pools[f.Key.Name], c.bodies[f.Key.Name] = is, made
+	return nil
+}
+
+// input gives what restore is told.
+func (c *change) input() []byte {
+	if c.tables != nil {
+		c.tables = c.build()
+	}
+	var b bytes.Buffer
+	for _, table := range tables {
+		w := writer{}
+		if c.tables != nil {
+			w.content(c.from.tables[table], c.tables[table])
+		}
+		if table == "nat" {
+			for _, name := range sortedKeys(c.pools) {
+				w.pool(c.from.pools[name], c.bodies[name])
+			}
+		}
+		w.finish(&b, table)
+	}
+	return b.Bytes()
+}
+
+// writer collects a table's part of the input: chains are declared, which empties them, rules that lead to us are removed,
+// rules are added, then what leads to us, and chains that go are removed last.
+type writer struct{ declared, removed, added, led, gone bytes.Buffer }
+
+// finish writes a table's part, if there is anything.
+func (w *writer) finish(b *bytes.Buffer, table string) {
+	if w.declared.Len()+w.removed.Len()+w.led.Len() == 0 {
+		return
+	}
+	fmt.Fprintf(b, "*%s\n", table)
+	for _, part := range []*bytes.Buffer{&w.declared, &w.removed, &w.added, &w.led, &w.gone} {
+		b.Write(part.Bytes())
+	}
+	b.WriteString("COMMIT\n")
+}
+
+// declare makes a chain, or empties it.
+func (w *writer) declare(name string) { fmt.Fprintf(&w.declared, ":%s - [0:0]\n", name) }
+
+// body writes a chain anew.
+func (w *writer) body(name string, rules []string) {
+	w.declare(name)
+	for _, r := range rules {
+		fmt.Fprintf(&w.added, "-A %s %s\n", name, r)
+	}
+}
+
+// remove removes a chain.
+func (w *writer) remove(name string) {
+	w.declare(name)
+	fmt.Fprintf(&w.gone, "-X %s\n", name)
+}
+
+// content writes the difference between what is and what is wanted.
+func (w *writer) content(is, want *content) {
+	for _, name := range sortedKeys(want.chains) {
+		if there, ok := is.chains[name]; !ok || !slices.Equal(there, want.chains[name]) {
+			w.body(name, want.chains[name])
+		}
+	}
+	for _, name := range sortedKeys(is.chains) {
+		if _, stays := want.chains[name]; !stays {
+			w.remove(name)
+		}
+	}
+	names := slices.Concat(sortedKeys(is.leads), sortedKeys(want.leads))
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		if slices.Equal(is.leads[name], want.leads[name]) {
+			continue
+		}
+		for _, r := range is.leads[name] {
+			fmt.Fprintf(&w.removed, "-D %s %s\n", name, r)
+		}
+		for _, r := range slices.Backward(want.leads[name]) {
+			fmt.Fprintf(&w.led, "-I %s %s\n", name, r)
+		}
+	}
+}
+
+// pool writes a pool's chains and removes those that it had and needs no more.
+func (w *writer) pool(was heldPool, now []chain) {
+	stays := map[string]bool{}
+	for _, c := range now {
+		stays[c.name] = true
+		w.body(c.name, c.rules)
+	}
+	for _, name := range was.chains {
+		if !stays[name] {
+			w.remove(name)
+		}
+	}
+}
+
+// become takes in that a change is true.
+func (h *held) become(c *change) {
+	h.world = c.world
+	if c.tables != nil {
+		h.tables, h.wrong = c.tables, ""
+	}
+	for name, p := range c.pools {
+		if p == nil {
+			delete(h.pools, name)
+		} else {
+			h.pools[name] = *p
+		}
+	}
+}

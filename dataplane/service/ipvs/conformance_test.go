@@ -1,0 +1,120 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+
+	"fairlead.dev/fairlead/dataplane/conformance"
+	"fairlead.dev/fairlead/dataplane/flows"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+)
+
+// runner is the plane, and the cutting of stale flows behind it, as a conformance.Runner.
+type runner struct {
+	plane   *Plane
+	stale   *flows.Plane
+	loop    *reconcile.Loop[model.Part, Key, string]
+	after   *reconcile.Loop[model.Part, flows.Key, flows.Allowed]
+	stop    context.CancelFunc
+	ended   chan struct{}
+	waiting []func()
+	parts   map[model.Part]bool
+	repairs uint64
+}
+
+func start() (conformance.Runner, error) {
+	plane, err := New()
+	if err != nil {
+		return nil, err
+	}
+	stale, err := flows.New()
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	log := slog.New(slog.DiscardHandler)
+	if os.Getenv("FAIRLEAD_TEST_LOG") != "" {
+		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	r := &runner{plane: plane, stale: stale, stop: stop, ended: make(chan struct{}, 2), parts: map[model.Part]bool{},
+		loop:  reconcile.New(plane, reconcile.Options[model.Part]{Log: log}),
+		after: reconcile.New(stale, reconcile.Options[model.Part]{Log: log})}
+	for _, run := range []func(context.Context) error{r.loop.Run, r.after.Run} {
+		go func() { run(ctx); r.ended <- struct{}{} }()
+	}
+	return r, nil
+}
+
+func (r *runner) Change(put, del []model.Part) {
+	for _, p := range del {
+		delete(r.parts, p)
+	}
+	for _, p := range put {
+		r.parts[p] = true
+	}
+	r.loop.Change(put, del)
+	r.waiting = append(r.waiting, func() { r.after.Change(put, del) })
+}
+
+func (r *runner) Sync(ctx context.Context) error {
+	for r.loop.Status().Repairs < r.repairs {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("drift was not repaired: %w", err)
+		}
+		if err := r.loop.Check(ctx); err != nil {
+			return err
+		}
+	}
+	if err := r.loop.Sync(ctx); err != nil {
+		return err
+	}
+	for _, tell := range r.waiting {
+		tell()
+	}
+	r.waiting = nil
+	return r.after.Sync(ctx)
+}
+
+func (r *runner) Close() error {
+	r.stop()
+	<-r.ended
+	<-r.ended
+	r.stale.Close()
+	return r.plane.Close()
+}
+
+// Disturb implements conformance.Disturber: a stranger removes what pools and frontends need.
+func (r *runner) Disturb(ctx context.Context) error {
+	r.repairs = r.loop.Status().Repairs + 1
+	stranger, err := New()
+	if err != nil {
+		return err
+	}
+	_, err = stranger.Read(ctx)
+	var parts []model.Part
+	for p := range r.parts {
+		if _, base := p.(*model.Node); !base {
+			parts = append(parts, p)
+		}
+	}
+	facts, wrong := rendered(stranger, parts)
+	return errors.Join(err, wrong, stranger.Write(ctx, nil, facts), stranger.Close())
+}
+
+// Dump implements conformance.Dumper.
+func (r *runner) Dump() string {
+	text := ""
+	for _, c := range [][]string{{"nft", "list", "table", "inet", Table}, {"ip", "rule"}, {"ip", "route", "show", "table", fmt.Sprint(owner)},
+		{"cat", "/proc/net/ip_vs"}, {"cat", "/proc/net/ip_vs_conn"}, {"cat", "/proc/net/nf_conntrack"}} {
+		out, err := exec.Command(c[0], c[1:]...).CombinedOutput()
+		text += fmt.Sprintf("%v: %v\n%s", c, err, out)
+	}
+	return text
+}
+
+func subject() conformance.Subject { return conformance.Subject{Abilities: Abilities, Start: start} }

@@ -1,0 +1,237 @@
+package ipvs
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"fairlead.dev/fairlead/dataplane/conformance"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/vm/vmtest"
+)
+
+// inside says that these tests run in the second kernel, which has IPVS.
+var inside = flag.Bool("second-kernel", false, "run the tests that need IPVS here")
+
+func TestInSecondKernel(t *testing.T) {
+	if !*inside {
+		vmtest.Run(t, "fairlead.dev/fairlead/dataplane/service/ipvs", "^TestInSecondKernel$", "-second-kernel")
+		return
+	}
+	t.Run("kernel holds what is written", kernelHoldsWhatIsWritten)
+	t.Run("ten thousand", tenThousand)
+	t.Run("cases", cases)
+	t.Run("conformance", func(t *testing.T) { conformance.Run(t, subject()) })
+	t.Run("random", func(t *testing.T) { conformance.Random(t, subject(), 200) })
+	t.Run("churn", func(t *testing.T) { conformance.Churn(t, subject()) })
+}
+
+// tenThousand Services of ten endpoints are written, read, found again and left, and one change costs what it costs at ten. The
+// times are an emulated processor's: only their ratios say something.
+func tenThousand(t *testing.T) {
+	took := map[int]time.Duration{}
+	for _, n := range []int{10, 10_000} {
+		inNamespace(t, func() {
+			p, err := New()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer p.Close()
+			facts, err := rendered(p, services(n, 0))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			timed := func(what string, f func() error) time.Duration {
+				begin := time.Now()
+				if err := f(); err != nil {
+					t.Errorf("%d Services: %s: %v", n, what, err)
+				}
+				d := time.Since(begin)
+				t.Logf("%6d Services: %-8s %v", n, what, d)
+				return d
+			}
+			timed("write", func() error {
+				for c := range slices.Chunk(facts, 4096) {
+					if err := p.Write(t.Context(), c, nil); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			var held []Fact
+			timed("read", func() (err error) { held, err = p.Read(t.Context()); return err })
+			if missing, extra := difference(facts, held), difference(held, facts); len(missing)+len(extra) > 0 {
+				t.Errorf("%d missing, %d extra", len(missing), len(extra))
+			}
+			const changes = 50
+			took[n] = timed("changes", func() error {
+				for i := range changes {
+					old, now := p.Render(services(1, i%2)[1]), p.Render(services(1, 1-i%2)[1])
+					if err := p.Write(t.Context(), difference(now, old), difference(old, now)); err != nil {
+						return err
+					}
+				}
+				return nil
+			}) / changes
+			timed("clean", func() error { return p.Clean(t.Context()) })
+			if held, err := p.Read(t.Context()); len(held) > 0 || err != nil {
+				t.Errorf("after clean: %d facts, %v", len(held), err)
+			}
+		})
+	}
+	if took[10_000] > 5*took[10]+10*time.Millisecond {
+		t.Errorf("one change takes %v with 10,000 Services and %v with 10", took[10_000], took[10])
+	}
+}
+
+// services gives a node and n pools of ten backends with a frontend each. shift moves the last backend of the first.
+func services(n, shift int) []model.Part {
+	parts := []model.Part{&model.Node{Name: "a", NodePorts: []model.Range{{First: address("0.0.0.0"), Last: address("126.255.255.255")}}}}
+	for i := range n {
+		p := &model.Pool{ID: uint64(i + 1), Name: fmt.Sprint(i), Protocol: model.TCP, Scheduler: model.RoundRobin}
+		for j := range 10 {
+			at := netip.AddrFrom4([4]byte{10, 128 + byte(i>>8), byte(i), byte(j)})
+			if i == 0 && j == 9 {
+				at = netip.AddrFrom4([4]byte{10, 250, 0, byte(shift)})
+			}
+			p.Backends = append(p.Backends, model.Backend{Addr: netip.AddrPortFrom(at, 8080)})
+		}
+		to := model.Target{Pool: p}
+		e := model.Entry{Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80, Protocol: model.TCP}
+		parts = append(parts, p, &model.Frontend{Entry: e, Inside: to, Outside: to, Hide: model.OriginsOf(model.FromNode, model.FromOutside)})
+	}
+	return parts
+}
+
+// cases judges the plane by cases of its own, of where IPVS has gone wrong before.
+func cases(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d cases, %v", len(files), err)
+	}
+	for _, f := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(f), ".txt"), func(t *testing.T) {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := conformance.Parse(f, text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conformance.RunCase(t, subject(), c)
+		})
+	}
+}
+
+// inNamespace runs the test's body in a network namespace of its own. The thread is thrown away with it.
+func inNamespace(t testing.TB, body func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			t.Errorf("new network namespace: %v: run as root", err)
+			return
+		}
+		if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+			t.Errorf("ip link set lo up: %v: %s", err, out)
+			return
+		}
+		body()
+	}()
+	<-done
+}
+
+// difference gives the facts of a that b has not.
+func difference(a, b []Fact) (l []Fact) {
+	in := map[Fact]bool{}
+	for _, f := range b {
+		in[f] = true
+	}
+	for _, f := range a {
+		if !in[f] {
+			l = append(l, f)
+		}
+	}
+	return l
+}
+
+func kernelHoldsWhatIsWritten(t *testing.T) {
+	inNamespace(t, func() {
+		p, err := New()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer p.Close()
+		before := settings(t, p)
+		var held []Fact
+		for seed := range 12 {
+			s := rapid.Custom(func(t *rapid.T) *model.Services { return drawWorld(t) }).Example(seed)
+			want, err := rendered(p, s.Parts())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if seed%4 == 3 {
+				want = nil
+			}
+			if err := p.Write(t.Context(), difference(want, held), difference(held, want)); err != nil {
+				t.Errorf("world %d: %v", seed, err)
+				return
+			}
+			if held, err = p.Read(t.Context()); err != nil {
+				t.Errorf("world %d: read: %v", seed, err)
+				return
+			}
+			if missing, extra := difference(want, held), difference(held, want); len(missing)+len(extra) > 0 {
+				t.Errorf("world %d: missing %v, extra %v", seed, missing, extra)
+				return
+			}
+			if out, err := exec.Command("nft", "list", "ruleset").CombinedOutput(); err != nil {
+				t.Errorf("nft list: %v: %s", err, out)
+			}
+		}
+		s := rapid.Custom(func(t *rapid.T) *model.Services { return drawWorld(t) }).Example(100)
+		want, _ := rendered(p, s.Parts())
+		if err := p.Write(t.Context(), want, nil); err != nil {
+			t.Error(err)
+		}
+		if err := p.Clean(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if held, err := p.Read(t.Context()); len(held) > 0 || err != nil {
+			t.Errorf("after clean: %v, %v", held, err)
+		}
+		if after := settings(t, p); after != before {
+			t.Errorf("after clean: settings are %v, were %v", after, before)
+		}
+	})
+}
+
+// settings gives all settings that the plane may change.
+func settings(t *testing.T, p *Plane) (all string) {
+	for _, name := range []string{wasTimeout, "conntrack", "expire_nodest_conn", "conn_reuse_mode", "run_estimation"} {
+		v, err := p.setting(name)
+		if err != nil {
+			t.Error(err)
+		}
+		all += name + "=" + v + " "
+	}
+	return all
+}

@@ -1,0 +1,278 @@
+package ipvs
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/service"
+	"fairlead.dev/fairlead/kernel/ipvs"
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netns"
+	nft "fairlead.dev/fairlead/kernel/nftables"
+	"fairlead.dev/fairlead/model"
+)
+
+// Abilities is what the plane can do.
+var Abilities = service.Abilities{
+	Name:       "ipvs",
+	Schedulers: model.AllSchedulers &^ model.SchedulersOf(model.Random),
+	Cannot:     func(*model.Frontend) string { return "" },
+	Tracked:    true,
+	Notes: []string{
+		"The kernel needs IPVS (module ip_vs and one for each scheduler, loaded by themselves) and nf_tables.",
+		"IPVS knows no drawing at random: weighted round-robin stands in for it.",
+		"Packets to Services are delivered to this host, so a firewall of yours sees them in its input chains: these must let them in.",
+		"Packets to Services carry a mark of ours (0x5e in the low 12 bits) from prerouting until IPVS has sent them on (0x5f until they leave), " +
+			"instead of whatever mark they came with.",
+		"Clients that affinity remembers are sent to their backend by connection tracking, so that least-connections schedulers don't count them.",
+		"Destination hash goes by the Service's own address, so that all clients of an address get one backend; when it leaves, its connections end.",
+		"TCP connections outlive their backend's removal and their Service's, until they end or are silent for a day; their remains are swept with " +
+			"the next change or look.",
+		"IPVS tells nobody of changes: what a stranger does to its services is seen with the next look, not at once.",
+	},
+}
+
+// Plane writes facts into one network namespace. It implements dataplane.Plane[model.Part, Key, string],
+// dataplane.Watcher and dataplane.Cleaner.
+type Plane struct {
+	nft     *nft.Conn
+	ipvs    *ipvs.Conn
+	links   *link.Conn
+	sysctls map[string]*os.File // open, so that they stay this namespace's whatever thread writes; nil: this kernel has it not
+	bodies  sync.Map            // a chain's Fact → [][]nft.Expr: what it stands for
+	numbers *numbering          // nil: not read yet
+	pools   map[ipvs.ServiceID]scheduler
+	leaving map[ipvs.ServiceID]*leaving
+	lingers map[Key]lingering // by elements of frontends that are no more
+}
+
+var (
+	_ dataplane.Plane[model.Part, Key, string] = (*Plane)(nil)
+	_ dataplane.Watcher                        = (*Plane)(nil)
+	_ dataplane.Cleaner                        = (*Plane)(nil)
+)
+
+// sysctls are IPVS's settings that the plane needs, by their names below net/ipv4/vs.
+var sysctls = map[string]struct {
+	want     string
+	optional bool // kernels before some version have it not
+}{
+	"conntrack":          {want: "1"},                 // connections are tracked, so that sources can be hidden
+	"expire_nodest_conn": {want: "1"},                 // a connection whose destination is gone is scheduled anew, or ends
+	"conn_reuse_mode":    {want: "1"},                 // a client's port that is used again is a new connection
+	"sloppy_tcp":         {want: "0"},                 // only SYN opens a connection: the rest of a lost one is refused
+	"drop_entry":         {want: "0"},                 // no connection is forgotten at random
+	"drop_packet":        {want: "0"},                 // no packet is lost at random
+	"run_estimation":     {want: "0", optional: true}, // nobody asks for rates, which cost a walk through all every two seconds
+}
+
+// timeoutTCP is how long IPVS remembers a TCP connection that says nothing: its default of 15 minutes cuts what lives.
+const timeoutTCP = 24 * time.Hour
+
+// owner marks our rules and routes (FRA_PROTOCOL, rtm_protocol), and is the priority of our rules and the number of our table.
+const owner = 0x5e
+
+// delivery is how packets that a frontend takes are led to this host.
+func delivery(f *proto) link.Delivery {
+	return link.Delivery{Owner: owner, Six: f.name == "6", Priority: owner, Table: owner, Mark: claimed, Mask: ourBits}
+}
+
+// New opens the plane of the calling thread's network namespace.
+func New() (_ *Plane, err error) {
+	p := &Plane{sysctls: map[string]*os.File{}, pools: map[ipvs.ServiceID]scheduler{}, leaving: map[ipvs.ServiceID]*leaving{}, lingers: map[Key]lingering{}}
+	defer func() {
+		if err != nil {
+			p.Close()
+		}
+	}()
+	if p.nft, err = nft.Open(); err != nil {
+		return nil, err
+	}
+	if p.ipvs, err = ipvs.Open(); err != nil {
+		return nil, err
+	}
+	here, err := netns.Current()
+	if err != nil {
+		return nil, err
+	}
+	defer here.Close()
+	if p.links, err = link.Dial(here); err != nil {
+		return nil, err
+	}
+	for name, s := range sysctls {
+		f, err := os.OpenFile("/proc/sys/net/ipv4/vs/"+name, os.O_RDWR, 0)
+		if err != nil && !(s.optional && errors.Is(err, fs.ErrNotExist)) {
+			return nil, fmt.Errorf("ipvs: open sysctl: run as root: %w", err)
+		}
+		p.sysctls[name] = f
+	}
+	return p, nil
+}
+
+// Close gives up the plane's handles. The kernel keeps what was written.
+func (p *Plane) Close() error {
+	for _, f := range p.sysctls {
+		f.Close() // nil is no file, which is as well
+	}
+	if p.links != nil {
+		p.links.Close()
+	}
+	var errs []error
+	if p.ipvs != nil {
+		errs = append(errs, p.ipvs.Close())
+	}
+	if p.nft != nil {
+		errs = append(errs, p.nft.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// chain makes the fact of a chain with rules and remembers what it stands for.
+func (p *Plane) chain(name string, rules [][]nft.Expr) Fact {
+	h := sha256.New()
+	if k := hooks[name]; k != nil {
+		fmt.Fprintln(h, *k)
+	}
+	for _, r := range rules {
+		for _, e := range r {
+			h.Write(e)
+		}
+		h.Write([]byte{0})
+	}
+	f := fact(Key{Kind: KindChain, Name: name}, fmt.Sprintf("%s of %d", hex.EncodeToString(h.Sum(nil)[:6]), len(rules)))
+	if len(rules) == 0 {
+		f.Value = emptyChain
+	}
+	p.bodies.LoadOrStore(f, rules)
+	return f
+}
+
+// emptyChain is the value of a chain without rules.
+const emptyChain = "empty"
+
+// Watch implements dataplane.Watcher, for the table: IPVS itself tells nobody.
+func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.nft.Watch(ctx, Table) }
+
+// Clean implements dataplane.Cleaner: packets are let go first, then IPVS forgets, then all is set back.
+func (p *Plane) Clean(context.Context) error {
+	for _, f := range protos {
+		if err := p.links.DeleteDeliveries(owner, delivery(f).Six, owner); err != nil {
+			return err
+		}
+	}
+	services, err := p.ipvs.Services()
+	if err != nil {
+		return err
+	}
+	var b ipvs.Batch
+	for _, s := range services {
+		if ours(s.ServiceID) {
+			b.DelService(s.ServiceID)
+		}
+	}
+	if err := p.ipvs.Run(&b); err != nil {
+		return err
+	}
+	p.forget()
+	return p.removeTable()
+}
+
+// forget forgets what is only in the kernel.
+func (p *Plane) forget() {
+	p.numbers, p.pools = newNumbering(), map[ipvs.ServiceID]scheduler{}
+	p.leaving, p.lingers = map[ipvs.ServiceID]*leaving{}, map[Key]lingering{}
+}
+
+// ours says whether a service is one of this plane's.
+func ours(s ipvs.ServiceID) bool { return s.Mark&ourBits == claimed }
+
+// A chain without rules remembers a setting that we changed, for Clean: was-NAME-VALUE.
+const was = "was-"
+
+// wasTimeout is the setting's name in place of a sysctl's.
+const wasTimeout = "timeout"
+
+// remember leaves a mark of what a setting was, if that isn't remembered yet.
+func (p *Plane) remember(setting, value string) error {
+	chains, err := p.nft.Chains(Table)
+	if err != nil {
+		return err
+	}
+	for _, c := range chains {
+		if strings.HasPrefix(c, was+setting+"-") {
+			return nil
+		}
+	}
+	var tx nft.Tx
+	tx.AddChain(Table, nft.Chain{Name: was + setting + "-" + value})
+	return p.nft.Commit(&tx)
+}
+
+// setBack gives settings the values that they had, and forgets these.
+func (p *Plane) setBack(chains []string, settings func(string) bool) error {
+	var tx nft.Tx
+	for _, c := range chains {
+		i := strings.LastIndexByte(c, '-')
+		if !strings.HasPrefix(c, was) || i < len(was) || !settings(c[len(was):i]) {
+			continue
+		}
+		if err := p.give(c[len(was):i], c[i+1:]); err != nil {
+			return err
+		}
+		tx.DelChain(Table, c)
+	}
+	return p.nft.Commit(&tx)
+}
+
+// give gives a setting a value.
+func (p *Plane) give(setting, value string) error {
+	if setting != wasTimeout {
+		return p.writeSysctl(setting, value)
+	}
+	d, err := time.ParseDuration(value)
+	if err != nil {
+		return fmt.Errorf("ipvs: read %q as the timeout of TCP: %w", value, err)
+	}
+	return p.ipvs.SetTimeoutTCP(d)
+}
+
+// setting gives a setting's value, and for one that this kernel hasn't the wanted one.
+func (p *Plane) setting(name string) (string, error) {
+	if name == wasTimeout {
+		d, err := p.ipvs.TimeoutTCP()
+		return d.String(), err
+	}
+	f := p.sysctls[name]
+	if f == nil {
+		return sysctls[name].want, nil
+	}
+	b := make([]byte, 64)
+	n, err := f.ReadAt(b, 0)
+	if err != nil && err != io.EOF {
+		return "", fmt.Errorf("ipvs: read sysctl net.ipv4.vs.%s: %w", name, err)
+	}
+	return string(bytes.TrimSpace(b[:n])), nil
+}
+
+// writeSysctl sets a sysctl of the plane's namespace.
+func (p *Plane) writeSysctl(name, value string) error {
+	f := p.sysctls[name]
+	if f == nil {
+		return nil
+	}
+	if _, err := f.WriteAt([]byte(value), 0); err != nil {
+		return fmt.Errorf("ipvs: set sysctl net.ipv4.vs.%s=%s: %w", name, value, err)
+	}
+	return nil
+}

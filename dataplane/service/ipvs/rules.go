@@ -1,0 +1,432 @@
+package ipvs
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	nft "fairlead.dev/fairlead/kernel/nftables"
+	"fairlead.dev/fairlead/model"
+)
+
+// join makes one rule of pieces.
+func join(pieces ...[]nft.Expr) []nft.Expr { return slices.Concat(pieces...) }
+
+// exprs makes a piece.
+func exprs(e ...nft.Expr) []nft.Expr { return e }
+
+// Where rules keep things. A key made of what a map gave begins at zero; what service gives goes behind its first register.
+const (
+	zero  = 0 // four registers of 0
+	pool_ = 1 // what service gives: by which mark the pool goes,
+	does_ = 2 // what is done,
+	hide_ = 3 // whose source is hidden
+	place = 4 // stage · address · protocol · port
+)
+
+// clear puts 16 bytes of 0 at r. A key that begins there may go on with what a map gave. The kernel would take a key
+// of a map's value alone; the nft command (seen with 1.0.6) stops dead on it when it lists the table, as it thinks such a
+// value has no length. The constant's length satisfies it.
+func clear(r int) nft.Expr { return nft.Load(nft.R(r), make([]byte, 16)) }
+
+// find loads what the packet's frontend says at a stage; for node ports the address is 0. Without one the rule ends.
+func (f *proto) find(stage uint32, any bool) []nft.Expr {
+	addr := f.address(f.dst, place+1)
+	if any {
+		addr = nft.Load(nft.R(place+1), f.anyAddress.AsSlice())
+	}
+	return f.findAt(stage, addr, nft.Meta(nft.MetaL4Proto, nft.R(place+1+f.words)), nft.Payload(nft.TransportHeader, 2, 2, nft.R(place+2+f.words)))
+}
+
+// findOriginal is find for where the connection's first packet was sent.
+func (f *proto) findOriginal(any bool) []nft.Expr {
+	addr := nft.CtOriginal(f.ctDst, nft.R(place+1))
+	if any {
+		addr = nft.Load(nft.R(place+1), f.anyAddress.AsSlice())
+	}
+	return f.findAt(stageEntry, addr, nft.CtOriginal(ctProtocol, nft.R(place+1+f.words)), nft.CtOriginal(nft.CtProtoDst, nft.R(place+2+f.words)))
+}
+
+func (f *proto) findAt(stage uint32, addr, protocol, port nft.Expr) []nft.Expr {
+	return exprs(clear(zero), nft.Load(nft.R(place), word(nil, stage)), addr, protocol, port, nft.Map("service"+f.name, nft.R(place), nft.R(pool_)))
+}
+
+// address loads the packet's address at an offset in its header.
+func (f *proto) address(offset uint32, r int) nft.Expr {
+	return nft.Payload(nft.NetworkHeader, offset, uint32(4*f.words), nft.R(r))
+}
+
+// follow goes on with what the frontend's element of a stage says is to be done.
+func (f *proto) follow(stage uint32, any bool) []nft.Expr {
+	return f.lookup(f.find(stage, any), does_, acts[stage])
+}
+
+// lookup goes on where a map of verdicts says for a register of what the frontend says.
+func (f *proto) lookup(find []nft.Expr, r int, set string) []nft.Expr {
+	// Loaded so that the nft command, which knows r from nothing else, can list it.
+	listed := exprs(nft.Load(nft.R(r), word(nil, 0)))
+	return join(listed, find, exprs(nft.Copy(nft.R(r), nft.R(zero+1), 4), nft.VMap(set+f.name, nft.R(zero))))
+}
+
+// end ends the base chain.
+func end() nft.Expr { return nft.Do(nft.Accept) }
+
+// node gives everything that does not depend on Services.
+func (p *Plane) node(v *model.Node) []Fact {
+	facts := []Fact{fact(Key{Kind: KindTable, Name: Table}, layout), fact(Key{Kind: KindTimeout}, timeoutTCP.String())}
+	for _, s := range allSets {
+		facts = append(facts, fact(Key{Kind: KindSet, Name: s.Name}, s.Schema()))
+	}
+	for name, s := range sysctls {
+		facts = append(facts, fact(Key{Kind: KindSysctl, Name: name}, s.want))
+	}
+	for name, rules := range baseChains {
+		facts = append(facts, p.chain(name, rules))
+	}
+	facts = append(facts, p.chain("refuse", refuse()), p.chain("pass", [][]nft.Expr{exprs(end())}))
+	for _, f := range protos {
+		facts = append(facts, p.family(f, v)...)
+		facts = append(facts, fact(Key{Kind: KindDelivery, Name: f.name}, delivery(f).String()))
+	}
+	if i := slices.IndexFunc(v.Addresses, netip.Addr.Is4); v.Localhost && i >= 0 {
+		out, in := loopback(v, v.Addresses[i])
+		facts = append(facts, p.chain("loop-out", out), p.chain("loop-in", in))
+	}
+	return facts
+}
+
+// family gives a family's chains that every frontend may need.
+func (p *Plane) family(f *proto, v *model.Node) []Fact {
+	facts := []Fact{
+		p.chain("enter"+f.name, f.enter()),
+		p.chain("enterports"+f.name, f.within(f.address(f.dst, 0), v.NodePorts, f.follow(stageEntry, true))),
+		p.chain("claim"+f.name, f.claim()),
+		p.chain("take"+f.name, f.taken(mark(claimed, nft.R(0)))),
+		p.chain("linger"+f.name, f.taken()),
+		p.chain("claimports"+f.name, f.within(f.address(f.dst, 0), v.NodePorts, f.take(true))),
+		p.chain("assign"+f.name, f.assign(v)),
+		p.chain("assignports"+f.name, f.assignPorts(v)),
+		p.chain("leave"+f.name, f.leave(v)),
+	}
+	for _, any := range []bool{false, true} {
+		facts = append(facts,
+			p.chain(deed{does: restricts, any: any}.chain(f), f.restricted(any)),
+			p.chain(deed{does: splits, any: any}.chain(f), f.split(v, any)))
+	}
+	for m := model.Origins(0); m <= model.AllOrigins; m++ {
+		name := hideChain(f, m)
+		facts = append(facts, p.chain(name, f.hide(v, m)), element("hide"+f.name, word(word(nil, 0), uint32(m)), gotoText+name))
+	}
+	return facts
+}
+
+// within gives, for each of the family's ranges, a rule that does then only if what load puts into the first registers is
+// in the range.
+func (f *proto) within(load nft.Expr, ranges []model.Range, then ...[]nft.Expr) (rules [][]nft.Expr) {
+	for _, r := range ranges {
+		if protoOf(r.First) == f {
+			begin := exprs(load, nft.Cmp(nft.Gte, nft.R(0), r.First.AsSlice()), nft.Cmp(nft.Lte, nft.R(0), r.Last.AsSlice()))
+			rules = append(rules, append(begin, join(then...)...))
+		}
+	}
+	return rules
+}
+
+// enter finds the frontend of a packet that opens a connection: by its address, else, at an address of this host, among the
+// node ports.
+func (f *proto) enter() [][]nft.Expr {
+	return [][]nft.Expr{
+		f.follow(stageEntry, false),
+		append(nft.FibLocal(false, nft.R(0)), nft.Do(nft.Goto("enterports"+f.name))),
+	}
+}
+
+// restricted lets clients of permitted sources go on and drops the others.
+func (f *proto) restricted(any bool) [][]nft.Expr {
+	addr := f.address(f.dst, 0)
+	if any {
+		addr = nft.Load(nft.R(0), f.anyAddress.AsSlice())
+	}
+	return [][]nft.Expr{
+		join(f.permitted(addr), f.follow(stageAdmitted, any)),
+		join(marked(looped, ^uint32(0)), f.follow(stageAdmitted, any)),
+		exprs(nft.Do(nft.DropIt)),
+	}
+}
+
+// permitted goes on only if the packet comes from one of its frontend's permitted sources; addr loads the frontend's address.
+func (f *proto) permitted(addr nft.Expr) []nft.Expr {
+	return exprs(addr, nft.Meta(nft.MetaL4Proto, nft.R(f.words)), nft.Payload(nft.TransportHeader, 2, 2, nft.R(f.words+1)),
+		f.address(f.src, f.words+2), nft.Member("permitted"+f.name, nft.R(0)))
+}
+
+// loopback has IPVS serve processes of this node that ask for a node port at an IPv4 loopback address, from 127.0.0.1. IPVS
+// won't send what comes from there to other hosts, and nothing translates sources before it does. So such packets have own
+// for their source before connection tracking sees them, and what comes back, 127.0.0.1 for its destination after IPVS is
+// done with it; no state is needed for that, since the kernel keeps the ports of all its addresses apart by connection.
+func loopback(v *model.Node, own netip.Addr) (out, in [][]nft.Expr) {
+	f, home := protos[0], []byte{127, 0, 0, 1}
+	from := join(f.is(), exprs(f.address(f.src, 0), nft.Cmp(nft.Eq, nft.R(0), home), nft.Payload(nft.NetworkHeader, f.dst, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), home[:1])))
+	find := append(f.find(stageEntry, true), nft.Cmp(nft.Neq, nft.R(pool_), word(nil, claimed)), nft.Cmp(nft.Neq, nft.R(pool_), word(nil, lingers)))
+	open := exprs(nft.Cmp(nft.Neq, nft.R(does_), deed{does: restricts, any: true}.code()))
+	permitted := f.permitted(nft.Load(nft.R(0), f.anyAddress.AsSlice()))
+	send := join(exprs(nft.Load(nft.R(0), own.AsSlice()), setAddress(f.src, nft.R(0))), mark(looped, nft.R(0)), exprs(end()))
+	for _, let := range [][]nft.Expr{open, permitted} {
+		out = append(out, f.within(f.address(f.dst, 0), v.NodePorts, from, find, let, send)...)
+	}
+	back := join(f.is(), exprs(
+		nft.Ct(ctDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{directionReply}),
+		nft.CtOriginal(ctSrcIP, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), own.AsSlice()),
+		nft.Payload(nft.NetworkHeader, f.src, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), home[:1]),
+		nft.CtOriginal(nft.CtDstIP, nft.R(0)), nft.And(nft.R(0), nft.R(0), []byte{255, 0, 0, 0}), nft.Cmp(nft.Eq, nft.R(0), []byte{127, 0, 0, 0}),
+		nft.Load(nft.R(0), home), setAddress(f.dst, nft.R(0))))
+	return out, [][]nft.Expr{back}
+}
+
+// split sends clients on this node and pods to the inside, others to the outside.
+func (f *proto) split(v *model.Node, any bool) [][]nft.Expr {
+	inside := f.follow(stageInside, any)
+	rules := [][]nft.Expr{append(nft.FibLocal(true, nft.R(0)), inside...)}
+	for _, r := range f.pods(v) {
+		rules = append(rules, join(f.source(nft.Eq, r, 0), inside))
+	}
+	return append(rules, f.follow(stageOutside, any), exprs(nft.Do(nft.DropIt)))
+}
+
+// pods gives the pods' ranges of the family.
+func (f *proto) pods(v *model.Node) (l []netip.Prefix) {
+	for _, r := range v.Pods {
+		if protoOf(r.Addr()) == f {
+			l = append(l, r)
+		}
+	}
+	return l
+}
+
+// source goes on only if the packet's source is (nft.Eq) or is not (nft.Neq) in the prefix; it uses registers from tmp on.
+func (f *proto) source(op nft.CmpOp, r netip.Prefix, tmp int) []nft.Expr {
+	e := exprs(f.address(f.src, tmp))
+	if r.Bits() < r.Addr().BitLen() {
+		mask := make([]byte, r.Addr().BitLen()/8)
+		for i := range r.Bits() {
+			mask[i/8] |= 0x80 >> (i % 8)
+		}
+		e = append(e, nft.And(nft.R(tmp), nft.R(tmp), mask))
+	}
+	return append(e, nft.Cmp(op, nft.R(tmp), r.Masked().Addr().AsSlice()))
+}
+
+// known sends a client that is remembered to its backend again, if that is still of its pool, by connection tracking alone.
+// Others go on to IPVS.
+func (f *proto) known(d deed) [][]nft.Expr {
+	// client · pool is affinity's key, 0 · pool · address · port member's. That begins with constants which say its length, for
+	// clear's reason, as the payload is as long as affinity's key.
+	client, member, w := place, place+f.words+1, f.words
+	affinity := "affinity" + f.name
+	zeros := exprs(clear(member))
+	if rest := 3 + w - 4; rest > 0 {
+		zeros = append(zeros, nft.Load(nft.R(member+4), make([]byte, 4*rest)))
+	}
+	return [][]nft.Expr{join(f.find(d.stage, d.any), exprs(
+		nft.Payload(nft.NetworkHeader, f.src, uint32(4*w+4), nft.R(client)),
+		nft.Copy(nft.R(pool_), nft.R(client+w), 4)), zeros, exprs(
+		nft.Copy(nft.R(pool_), nft.R(member+1), 4),
+		nft.Map(affinity, nft.R(client), nft.R(member+2)),
+		nft.Member("member"+f.name, nft.R(member)),
+		// The element is there, so that its data stays: what is named as data here is only as long.
+		nft.Remember(affinity, nft.R(client), nft.R(client), time.Duration(d.seconds)*time.Second),
+		nft.DNAT(f.number, nft.R(member+2), nft.R(member+2+w)),
+	)), exprs(end())}
+}
+
+// claim marks packets that a frontend takes, so that they are delivered to this host: all packets of a connection, from the
+// client's side, and ICMP errors about what it was sent. A connection that was translated before it came here (of a client
+// that is known) goes its own way.
+func (f *proto) claim() [][]nft.Expr {
+	return [][]nft.Expr{
+		exprs(nft.Ct(ctDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{directionReply}), end()),
+		join(translated(), f.findOriginal(false), exprs(end())),
+		f.take(false),
+		join(inState(stateRelated), f.findOriginal(false), mark(claimed, nft.R(0)), exprs(end())),
+		join(f.find(stageEntry, true), nft.FibLocal(false, nft.R(0)), exprs(nft.Do(nft.Goto("claimports"+f.name)))),
+	}
+}
+
+// take marks a packet of a frontend's.
+func (f *proto) take(any bool) []nft.Expr {
+	return append(f.find(stageEntry, any), setMark(nft.R(pool_)), nft.Do(nft.Goto("take"+f.name)))
+}
+
+// taken gives what follows once a packet has the mark that its frontend says: it becomes then's. Of a frontend that lingers
+// only connections that IPVS has count: those that passed have their answers from where they were sent, not from a backend.
+func (f *proto) taken(then ...[]nft.Expr) [][]nft.Expr {
+	passed := f.findAt(stageEntry, ctReply(f.ctSrc, nft.R(place+1)), nft.CtOriginal(ctProtocol, nft.R(place+1+f.words)), ctReply(ctProtoSrc, nft.R(place+2+f.words)))
+	return [][]nft.Expr{
+		join(marked(claimed, ourBits), join(then...), exprs(end())),
+		join(passed, mark(0, nft.R(0)), exprs(end())),
+		join(inState(stateEstablished), mark(claimed, nft.R(0)), exprs(end())),
+		mark(0, nft.R(0)),
+	}
+}
+
+// translated goes on only if connection tracking translates the connection's destination.
+func translated() []nft.Expr {
+	dnat := word(nil, nft.StatusDNAT)
+	return exprs(nft.Ct(nft.CtStatus, nft.R(0)), nft.And(nft.R(0), nft.R(0), dnat), nft.Cmp(nft.Neq, nft.R(0), make([]byte, 4)))
+}
+
+// assign marks a packet with its frontend's virtual service.
+func (f *proto) assign(v *model.Node) [][]nft.Expr {
+	rules := f.assigned(v, false)
+	return append(rules, join(f.find(stageEntry, true), nft.FibLocal(false, nft.R(0)), exprs(nft.Do(nft.Goto("assignports"+f.name)))))
+}
+
+// assignPorts does the same for node ports.
+func (f *proto) assignPorts(v *model.Node) (rules [][]nft.Expr) {
+	for _, then := range f.assigned(v, true) {
+		rules = append(rules, f.within(f.address(f.dst, 0), v.NodePorts, then)...)
+	}
+	return rules
+}
+
+// assigned gives the rules that mark: of clients outside if they have their own, and of all others.
+func (f *proto) assigned(v *model.Node, any bool) [][]nft.Expr {
+	outside := append(f.find(stageOutside, any), notLocal(true, nft.R(place))...)
+	for _, r := range f.pods(v) {
+		outside = append(outside, f.source(nft.Neq, r, place)...)
+	}
+	return [][]nft.Expr{
+		append(outside, setMark(nft.R(pool_)), end()),
+		append(f.find(stageEntry, any), setMark(nft.R(pool_)), nft.Do(nft.Goto("linger"+f.name))),
+	}
+}
+
+// keep remembers which backend IPVS has given a client.
+func (f *proto) keep(seconds uint32) [][]nft.Expr {
+	client, pool, backend := 0, f.words, f.words+1
+	affinity := "affinity" + f.name
+	remember := exprs(
+		nft.CtOriginal(f.ctSrc, nft.R(client)), nft.Meta(metaMark, nft.R(pool)),
+		ctReply(f.ctSrc, nft.R(backend)), ctReply(ctProtoSrc, nft.R(backend+f.words)),
+		nft.Forget(affinity, nft.R(client), nft.R(backend)),
+		nft.Remember(affinity, nft.R(client), nft.R(backend), time.Duration(seconds)*time.Second))
+	return [][]nft.Expr{remember}
+}
+
+// leave finds the frontend of a connection again, by where its first packet was sent, to hide its source.
+func (f *proto) leave(v *model.Node) [][]nft.Expr {
+	return append([][]nft.Expr{f.lookup(f.findOriginal(false), hide_, "hide")},
+		f.within(nft.CtOriginal(f.ctDst, nft.R(0)), v.NodePorts, f.lookup(f.findOriginal(true), hide_, "hide"))...)
+}
+
+// hideChain names the chain that hides the sources of origins, such as hide4-node-outside or hide4-none.
+func hideChain(f *proto, m model.Origins) string {
+	return "hide" + f.name + "-" + strings.ReplaceAll(m.String(), ",", "-")
+}
+
+// hide masquerades packets of the origins in m, and those that a backend on this node sends to itself.
+func (f *proto) hide(v *model.Node, m model.Origins) [][]nft.Expr {
+	decide := func(o model.Origin) nft.Expr {
+		if m.Has(o) {
+			return nft.Masquerade()
+		}
+		return nft.Do(nft.Return)
+	}
+	rules := [][]nft.Expr{
+		append(nft.FibLocal(true, nft.R(0)), decide(model.FromNode)),
+		exprs(f.address(f.src, 0), f.address(f.dst, f.words), nft.Member("hairpin"+f.name, nft.R(0)), nft.Masquerade()),
+	}
+	for _, r := range f.pods(v) {
+		rules = append(rules, append(f.source(nft.Eq, r, 0), decide(model.FromPod)))
+	}
+	return append(rules, exprs(decide(model.FromOutside)))
+}
+
+// refuse answers that nothing is there.
+func refuse() [][]nft.Expr {
+	return [][]nft.Expr{
+		join(overTCP(), exprs(nft.RejectTCP())),
+		exprs(nft.RejectPort()),
+	}
+}
+
+func overTCP() []nft.Expr {
+	return exprs(nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.IPPROTO_TCP}))
+}
+
+// inState goes on only if the connection is in that state, and the packet not one of its replies.
+func inState(state uint32) []nft.Expr {
+	return exprs(nft.Ct(ctState, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), word(nil, state)))
+}
+
+// is goes on only if the packet is of the family.
+func (f *proto) is() []nft.Expr {
+	return exprs(nft.Meta(nft.MetaNFProto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{f.number}))
+}
+
+// marked goes on only if the packet's mark is v, in the bits of mask.
+func marked(v, mask uint32) []nft.Expr {
+	e := exprs(nft.Meta(metaMark, nft.R(0)))
+	if mask != ^uint32(0) {
+		e = append(e, nft.And(nft.R(0), nft.R(0), word(nil, mask)))
+	}
+	return append(e, nft.Cmp(nft.Eq, nft.R(0), word(nil, v)))
+}
+
+// Where the chains see packets, in numbers of the kernel's: IPVS looks at priorities 98 and 99 of input (ip_vs_reply4,
+// ip_vs_remote_request4) and at -99 and -98 of output (ip_vs_local_reply4, ip_vs_local_request4), see net/netfilter/ipvs/ip_vs_core.c.
+const (
+	beforeInput, afterInput = 97, 101
+	beforeOutput            = -99
+)
+
+// hooks tells which chains see packets by themselves.
+var hooks = map[string]*nft.Hook{
+	"open-in":   {Type: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: -100},
+	"open-out":  {Type: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: -100},
+	"claim-in":  {Type: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: -90},
+	"claim-out": {Type: "route", Number: unix.NF_INET_LOCAL_OUT, Priority: beforeOutput},
+	"assign-in": {Type: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: beforeInput},
+	"arrived":   {Type: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: afterInput},
+	"loop-out":  {Type: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: -300},
+	"loop-in":   {Type: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: 110},
+	"sent":      {Type: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: -500},
+	"hide":      {Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100},
+	"gone":      {Type: "filter", Number: unix.NF_INET_POST_ROUTING, Priority: 110},
+}
+
+// baseChains are the chains with hooks, and what they lead to first.
+var baseChains = func() map[string][][]nft.Expr {
+	chains := map[string][][]nft.Expr{}
+	add := func(chain string, pieces ...[]nft.Expr) { chains[chain] = append(chains[chain], join(pieces...)) }
+	jump := func(to string) []nft.Expr { return exprs(nft.Do(nft.Goto(to))) }
+	ours := marked(claimed, ourBits)
+
+	add("claim-out", marked(sent, ^uint32(0)), exprs(end()))
+	add("claim-out", exprs(nft.Ct(ctDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{directionReply}), end()))
+	add("assign-in", marked(claimed, ^uint32(0)), overTCP(), inState(stateEstablished), exprs(end()))
+	add("arrived", ours, notLocal(false, nft.R(0)), jump("refuse"))
+	for _, f := range protos {
+		for _, c := range []string{"open-in", "open-out"} {
+			add(c, f.is(), jump("enter"+f.name))
+		}
+		add("claim-in", f.is(), jump("claim"+f.name))
+		add("claim-out", translated(), f.is(), f.findOriginal(false), exprs(end()))
+		add("claim-out", f.is(), jump("assign"+f.name))
+		add("assign-in", marked(claimed, ^uint32(0)), f.is(), jump("assign"+f.name))
+		for _, c := range []string{"arrived", "sent", "gone"} {
+			add(c, ours, f.is(), exprs(clear(zero), nft.Meta(metaMark, nft.R(place)), nft.Map("sticky"+f.name, nft.R(place), nft.R(zero+1)), nft.VMap("keep"+f.name, nft.R(zero))))
+		}
+		for _, piece := range [][]nft.Expr{marked(sent, ^uint32(0)), ours, translated()} {
+			add("hide", f.is(), piece, jump("leave"+f.name))
+		}
+	}
+	add("arrived", ours, mark(0, nft.R(0)))
+	add("sent", ours, mark(sent, nft.R(0)))
+	add("gone", ours, mark(0, nft.R(0)))
+	add("gone", marked(sent, ^uint32(0)), mark(0, nft.R(0)))
+	return chains
+}()

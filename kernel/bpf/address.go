@@ -1,0 +1,55 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"net/netip"
+)
+
+// The structs of bpf/service.h.
+type (
+	Entry     = serviceEntry
+	Frontend  = serviceFrontend
+	Pool      = servicePool
+	Header    = serviceHeader
+	Backend   = serviceBackend
+	Connected = serviceConnected
+	Name      = serviceName
+	Flow      = serviceFlow
+	Count     = serviceCount
+)
+
+// What they hold.
+const (
+	Pods      = uint32(servicePlacePODS)
+	NodePorts = uint32(servicePlaceNODE_PORTS)
+
+	Random      = uint8(serviceSchedulerRANDOM)
+	Turns       = uint8(serviceSchedulerTURNS)
+	Source      = uint8(serviceSchedulerSOURCE)
+	Destination = uint8(serviceSchedulerDESTINATION)
+)
+
+// Words gives an address as the programs know it: 16 bytes of either family, IPv4 as ::ffff:a.b.c.d.
+func Words(a netip.Addr) (w [4]uint32) {
+	b := a.As16()
+	for i := range w {
+		w[i] = binary.NativeEndian.Uint32(b[4*i:])
+	}
+	return w
+}
+
+// Addr is the inverse of Words.
+func Addr(w [4]uint32) netip.Addr {
+	var b [16]byte
+	for i := range w {
+		binary.NativeEndian.PutUint32(b[4*i:], w[i])
+	}
+	return netip.AddrFrom16(b).Unmap()
+}
+
+// Port gives a port in network byte order, or back.
+func Port(p uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], p)
+	return binary.NativeEndian.Uint16(b[:])
+}

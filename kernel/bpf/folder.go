@@ -1,0 +1,87 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mount is where the BPF file system is. What is pinned there outlives who made it.
+const Mount = "/sys/fs/bpf"
+
+// Folder gives the folder for what belongs to the calling thread's network namespace, and the namespace's cookie: nodes
+// in a sandbox share one file system.
+func Folder() (path string, cookie uint64, err error) {
+	if cookie, err = Namespace(); err != nil {
+		return "", 0, err
+	}
+	return filepath.Join(Mount, "fairlead", strconv.FormatUint(cookie, 10)), cookie, nil
+}
+
+// Namespace gives the cookie of the calling thread's network namespace.
+func Namespace() (uint64, error) {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("bpf: open a socket to know this network namespace: %w", err)
+	}
+	defer unix.Close(s)
+	cookie, err := unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("bpf: ask for this network namespace's cookie: %w; that takes Linux 5.14 or later", err)
+	}
+	return cookie, nil
+}
+
+// MakeFolder makes a folder for pins, and mounts the file system first where it is missing.
+func MakeFolder(path string) error {
+	if err := mount(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return fmt.Errorf("bpf: make a folder for pins: %w", err)
+	}
+	return nil
+}
+
+// mount makes sure that a BPF file system is at Mount. One in a mount namespace that is ours alone would end with us, and all
+// that is pinned there with it, so there it is not mounted: a parent process in another tells of that.
+func mount() error {
+	var at unix.Statfs_t
+	if err := unix.Statfs(Mount, &at); err == nil && at.Type == unix.BPF_FS_MAGIC {
+		return nil
+	}
+	ours, err := os.Readlink("/proc/thread-self/ns/mnt")
+	if err != nil {
+		return fmt.Errorf("bpf: %w", err)
+	}
+	if above, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid())); err != nil || above != ours {
+		return fmt.Errorf("bpf: no BPF file system is mounted at %s, and in this mount namespace one would not last: mount it on the "+
+			"host with `mount -t bpf bpf %s` and give it to this container", Mount, Mount)
+	}
+	if err := unix.Mount("bpf", Mount, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+		return fmt.Errorf("bpf: mount a BPF file system at %s: %w", Mount, err)
+	}
+	return nil
+}
+
+// RemoveFolder removes a folder with its pins, and those above where nothing else is there. What only the pins held goes.
+func RemoveFolder(path string) error {
+	if err := os.RemoveAll(path); err != nil {
+		return fmt.Errorf("bpf: remove pins: %w", err)
+	}
+	for above := filepath.Dir(path); len(above) > len(Mount); above = filepath.Dir(above) {
+		err := os.Remove(above)
+		if errors.Is(err, unix.ENOTEMPTY) {
+			return nil
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("bpf: remove a folder for pins: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,287 @@
+package bpf
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// hook is a place in the kernel where one of our programs is called.
+type hook struct {
+	name, short string
+	attach      ebpf.AttachType
+}
+
+// hooks are all there are, in the order in which they are attached: who translates back comes before who translates.
+var hooks = []hook{
+	{"release", "re", ebpf.AttachCgroupInetSockRelease},
+	{"recvmsg4", "r4", ebpf.AttachCGroupUDP4Recvmsg}, {"recvmsg6", "r6", ebpf.AttachCGroupUDP6Recvmsg},
+	{"getpeername4", "p4", ebpf.AttachCgroupInet4GetPeername}, {"getpeername6", "p6", ebpf.AttachCgroupInet6GetPeername},
+	{"sendmsg4", "s4", ebpf.AttachCGroupUDP4Sendmsg}, {"sendmsg6", "s6", ebpf.AttachCGroupUDP6Sendmsg},
+	{"connect4", "c4", ebpf.AttachCGroupInet4Connect}, {"connect6", "c6", ebpf.AttachCGroupInet6Connect},
+}
+
+// Options are the programs' constants, and the cgroup whose sockets they see.
+type Options struct {
+	Node   uint64 // the cookie of the node's network namespace
+	Cgroup string // folder
+}
+
+// Digest stands for the programs with these constants.
+func Digest(s Sizes, o Options) (string, error) {
+	layout, err := Layout(s)
+	if err != nil {
+		return "", err
+	}
+	cgroup, err := cgroupID(o.Cgroup)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	h.Write(_ServiceBytes)
+	fmt.Fprint(h, layout, o.Node, cgroup)
+	return fmt.Sprintf("%x", h.Sum(nil)[:4]), nil
+}
+
+// cgroupID gives a cgroup's number, as links know it: its folder's inode.
+func cgroupID(path string) (uint64, error) {
+	var s unix.Stat_t
+	if err := unix.Stat(path, &s); err != nil {
+		return 0, fmt.Errorf("bpf: cgroup %s: %w", path, err)
+	}
+	return s.Ino, nil
+}
+
+// programName is what bpftool shows; the kernel keeps 15 bytes.
+func (h hook) programName(digest string) string { return "fl_" + h.short + "_" + digest }
+
+// Programs are loaded programs, not yet attached.
+type Programs struct {
+	digest string
+	by     map[string]*ebpf.Program
+}
+
+// Load loads the programs to work on maps.
+func (m *Maps) Load(o Options) (*Programs, error) {
+	digest, err := Digest(m.sizes, o)
+	if err != nil {
+		return nil, err
+	}
+	c, err := spec(m.sizes)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Variables["node_namespace"].Set(o.Node); err != nil {
+		return nil, fmt.Errorf("bpf: set the programs' constants: %w", err)
+	}
+	for _, h := range hooks {
+		c.Programs[h.name].Name = h.programName(digest)
+	}
+	for n, s := range c.Maps {
+		if own(n) {
+			s.Pinning = ebpf.PinNone
+		}
+	}
+	all, err := ebpf.NewCollectionWithOptions(c, ebpf.CollectionOptions{MapReplacements: m.named})
+	if err != nil {
+		return nil, fmt.Errorf("bpf: load the programs: %w", explain(err))
+	}
+	p := &Programs{digest: digest, by: map[string]*ebpf.Program{}}
+	for _, h := range hooks {
+		p.by[h.name] = all.DetachProgram(h.name)
+	}
+	all.Close()
+	return p, nil
+}
+
+// Close gives the programs back; attached, they stay.
+func (p *Programs) Close() {
+	for _, prog := range p.by {
+		prog.Close()
+	}
+}
+
+// Attach makes the kernel call the programs for the sockets of a cgroup, in place of those whose links are pinned in the
+// folder. Each of the hooks changes over at once, and stays when its maker ends. After an error nothing is attached that was
+// not before.
+func (p *Programs) Attach(folder, cgroup string) (err error) {
+	if err := MakeFolder(folder); err != nil {
+		return err
+	}
+	id, err := cgroupID(cgroup)
+	if err != nil {
+		return err
+	}
+	var made []string
+	defer func() {
+		if err != nil {
+			err = errors.Join(append([]error{err}, remove(folder, made)...)...)
+		}
+	}()
+	for _, h := range hooks {
+		was, err := h.attach1(p.by[h.name], folder, cgroup, id)
+		if err != nil {
+			return fmt.Errorf("bpf: attach %s to cgroup %s: %w", h.name, cgroup, explain(err))
+		}
+		if !was {
+			made = append(made, h.name)
+		}
+	}
+	return nil
+}
+
+// attach1 attaches one program; was says that it took another's place.
+func (h hook) attach1(p *ebpf.Program, folder, cgroup string, id uint64) (was bool, err error) {
+	pin := filepath.Join(folder, h.name)
+	if l, err := link.LoadPinnedLink(pin, nil); err == nil {
+		defer l.Close()
+		if at(l) == id {
+			return true, l.Update(p)
+		}
+		if err := os.Remove(pin); err != nil {
+			return true, err
+		}
+	}
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: cgroup, Attach: h.attach, Program: p})
+	if err != nil {
+		if errors.Is(err, unix.EPERM) {
+			err = fmt.Errorf("%w: programs are attached there that allow no others beside them: %s; detach them with "+
+				"`bpftool cgroup detach`, or end whoever attached them", err, strings.Join(h.others(cgroup), ", "))
+		}
+		return false, err
+	}
+	defer l.Close()
+	return false, l.Pin(pin)
+}
+
+// at gives the cgroup to which a link is attached, 0 where it isn't any more.
+func at(l link.Link) uint64 {
+	i, err := l.Info()
+	if err != nil || i.Cgroup() == nil {
+		return 0
+	}
+	return i.Cgroup().CgroupId
+}
+
+// others names the programs that are attached to a cgroup beside ours.
+func (h hook) others(cgroup string) (names []string) {
+	f, err := os.Open(cgroup)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	list, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: h.attach})
+	if err != nil {
+		return nil
+	}
+	for _, a := range list.Programs {
+		if n := programName(a.ID); !strings.HasPrefix(n, "fl_") {
+			names = append(names, fmt.Sprintf("program %d (%s)", a.ID, n))
+		}
+	}
+	return names
+}
+
+// Others names the programs of others that see the same sockets at the same hooks.
+func Others(cgroup string) (names []string) {
+	for _, h := range hooks {
+		for _, n := range h.others(cgroup) {
+			names = append(names, h.name+": "+n)
+		}
+	}
+	return names
+}
+
+func programName(id ebpf.ProgramID) string {
+	name, _ := program(id)
+	return name
+}
+
+// program gives a program's name and the maps that it uses.
+func program(id ebpf.ProgramID) (name string, maps []ebpf.MapID) {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return "?", nil
+	}
+	defer p.Close()
+	i, err := p.Info()
+	if err != nil {
+		return "?", nil
+	}
+	maps, _ = i.MapIDs()
+	return i.Name, maps
+}
+
+// remove removes links: who translates goes before who translates back.
+func remove(folder string, names []string) (errs []error) {
+	for _, n := range slices.Backward(names) {
+		if err := os.Remove(filepath.Join(folder, n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("bpf: detach %s: %w", n, err))
+		}
+	}
+	return errs
+}
+
+// Detach detaches the programs whose links are pinned in the folder, and removes it.
+func Detach(folder string) error {
+	var names []string
+	for _, h := range hooks {
+		names = append(names, h.name)
+	}
+	if errs := remove(folder, names); len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	if err := os.RemoveAll(folder); err != nil {
+		return fmt.Errorf("bpf: remove links: %w", err)
+	}
+	return nil
+}
+
+// Attached gives the digest of the programs whose links are pinned in the folder, "" where there are none, and in words
+// what is wrong where they are not all of one digest, attached, and at work on these maps (nil: whichever).
+func Attached(folder string, m *Maps) (string, error) {
+	digest, missing := "", 0
+	for _, h := range hooks {
+		l, err := link.LoadPinnedLink(filepath.Join(folder, h.name), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			missing++
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("bpf: read link %s: %w", h.name, err)
+		}
+		i, err := l.Info()
+		here := at(l) != 0
+		l.Close()
+		if err != nil {
+			return "", fmt.Errorf("bpf: read link %s: %w", h.name, err)
+		}
+		name, maps := program(i.Program)
+		d, ours := strings.CutPrefix(name, "fl_"+h.short+"_")
+		switch {
+		case m != nil && ours && !m.among(maps):
+			return h.name + " works on other maps", nil
+		case !here:
+			return h.name + " is detached", nil
+		case !ours, digest != "" && d != digest:
+			return h.name + " has another program", nil
+		}
+		digest = d
+	}
+	switch {
+	case missing == len(hooks):
+		return "", nil
+	case missing > 0:
+		return fmt.Sprintf("%d hooks are missing", missing), nil
+	}
+	return digest, nil
+}

@@ -1,0 +1,6 @@
+// Package iptables runs the save and restore commands of iptables and ip6tables in one network namespace, in either of
+// their variants: legacy (the kernel's xtables) and nft (nf_tables told in xtables' words). It reads what save prints,
+// finds out which variant a host uses, and tells when others write.
+//
+// It knows no meaning of a rule, and never changes one rule at a time: a change is one restore.
+package iptables

@@ -1,0 +1,73 @@
+package iptables
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Table is what a table holds: chains in the order in which save prints them, and the rules of each, in order, as save
+// prints them after "-A CHAIN ".
+type Table struct {
+	Chains []string
+	Rules  map[string][]string
+}
+
+// Parse reads what iptables-save prints, by tables' names. Rules are parts of text: they keep it in memory.
+func Parse(text string) (map[string]*Table, error) {
+	tables := map[string]*Table{}
+	var t *Table
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		line = strings.TrimRight(line, "\r\n")
+		wrong := ""
+		switch {
+		case line == "":
+		case line[0] == '#':
+			if strings.Contains(line, "is incompatible") {
+				wrong = "the nft command put rules there that the iptables commands can't read; remove those, or use the data plane nftables"
+			}
+		case line[0] == '*':
+			if t = tables[line[1:]]; t == nil {
+				t = &Table{Rules: map[string][]string{}}
+				tables[line[1:]] = t
+			}
+		case t == nil:
+			wrong = "stands in no table"
+		case line == "COMMIT":
+			t = nil
+		default:
+			wrong = t.line(line)
+		}
+		if wrong != "" {
+			return nil, fmt.Errorf("line %d: %q: %s", n, line, wrong)
+		}
+	}
+	if t != nil {
+		return nil, fmt.Errorf("line %d: the text ends before COMMIT", n)
+	}
+	return tables, nil
+}
+
+// line reads a line that declares a chain or adds a rule, and says what is wrong with it, or "".
+func (t *Table) line(line string) (wrong string) {
+	if name, ok := strings.CutPrefix(line, ":"); ok {
+		name, _, ok = strings.Cut(name, " ")
+		if _, twice := t.Rules[name]; !ok || name == "" || twice {
+			return "declares no new chain with a policy"
+		}
+		t.Chains = append(t.Chains, name)
+		t.Rules[name] = nil
+		return ""
+	}
+	rest, ok := strings.CutPrefix(line, "-A ")
+	if !ok {
+		return "is neither a chain nor a rule"
+	}
+	chain, rule, _ := strings.Cut(rest, " ")
+	if _, known := t.Rules[chain]; !known {
+		return "adds to a chain that was not declared"
+	}
+	t.Rules[chain] = append(t.Rules[chain], rule)
+	return ""
+}

@@ -1,0 +1,198 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+
+	"fairlead.dev/fairlead/kernel/netns"
+)
+
+// Variant is which of the two sets of commands, and with it which part of the kernel, holds the rules.
+type Variant string
+
+// The variants.
+const (
+	Legacy Variant = "legacy" // xtables: every change replaces a whole table
+	NFT    Variant = "nft"    // nf_tables: a change costs what it changes
+)
+
+// Family is an IP family: 4 or 6.
+type Family uint8
+
+// The families.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// Families are both families.
+var Families = []Family{IPv4, IPv6}
+
+// command gives the name of a family's command: "iptables-nft-save".
+func (f Family) command(v Variant, verb string) string {
+	name := "iptables"
+	if f == IPv6 {
+		name = "ip6tables"
+	}
+	return fmt.Sprintf("%s-%s-%s", name, v, verb)
+}
+
+// names gives the file that lists the tables of xtables, which the kernel makes when they are first asked for.
+func (f Family) names() string {
+	if f == IPv6 {
+		return "/proc/thread-self/net/ip6_tables_names"
+	}
+	return "/proc/thread-self/net/ip_tables_names"
+}
+
+// LockWait is how many seconds a restore waits for the lock that all legacy commands of a host share.
+const LockWait = 30
+
+// Conn runs commands in one network namespace. Calls may come from any goroutine, one at a time; Watch beside them.
+type Conn struct {
+	Variant Variant
+	prefix  string // of our chains' names
+	ns      *netns.Namespace
+	mu      sync.Mutex
+	witness witness
+}
+
+// Open takes up a variant in the calling thread's network namespace. Chains whose names begin with prefix are ours: a
+// change of those, and of built-in chains, counts for Watch.
+func Open(v Variant, prefix string) (*Conn, error) {
+	for _, f := range Families {
+		if err := installed(f, v); err != nil {
+			return nil, err
+		}
+	}
+	ns, err := netns.Current()
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{Variant: v, prefix: prefix, ns: ns}
+	if v == NFT {
+		c.witness, err = newEvents(prefix)
+	} else {
+		c.witness, err = newCounts(c.used)
+	}
+	if err != nil {
+		ns.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// installed says what is missing of a variant.
+func installed(f Family, v Variant) error {
+	for _, verb := range []string{"save", "restore"} {
+		if _, err := exec.LookPath(f.command(v, verb)); err != nil {
+			return fmt.Errorf("iptables: %w; install the package iptables", err)
+		}
+	}
+	return nil
+}
+
+// Close gives up the handles. Rules stay.
+func (c *Conn) Close() error { return errors.Join(c.witness.close(), c.ns.Close()) }
+
+// Do runs f on a thread in the connection's network namespace.
+func (c *Conn) Do(f func() error) error { return c.ns.Do(f) }
+
+// Mark forgets what others have changed so far: the caller is about to read everything.
+func (c *Conn) Mark() error { return c.witness.mark() }
+
+// Watch sends when somebody else may have changed our chains or a built-in one since Mark, until ctx ends; then it closes
+// the channel. The nft variant learns it from the kernel. The legacy kernel tells nobody: there the sizes of the tables
+// are looked at once a second, which takes microseconds but misses a change that leaves a table's size as it was.
+func (c *Conn) Watch(ctx context.Context) (<-chan struct{}, error) { return c.witness.watch(ctx) }
+
+// Save reads a table. One that was never used is empty, and reading it makes none.
+func (c *Conn) Save(ctx context.Context, f Family, table string) (*Table, error) {
+	if c.Variant == Legacy {
+		names, err := c.used(f)
+		if err != nil || !strings.Contains(names, "\n"+table+"\n") {
+			return &Table{}, err
+		}
+	}
+	name := f.command(c.Variant, "save")
+	cmd := exec.CommandContext(ctx, name, "-t", table)
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	err := c.ns.Do(cmd.Start)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("iptables: %s -t %s: %w: %s", name, table, err, bytes.TrimSpace(said.Bytes()))
+	}
+	tables, err := Parse(out.String())
+	if err != nil {
+		return nil, fmt.Errorf("iptables: %s -t %s: %w", name, table, err)
+	}
+	if t := tables[table]; t != nil {
+		return t, nil
+	}
+	return &Table{}, nil
+}
+
+// used gives the tables of xtables that are in use, each on a line of its own, with a line's end before the first.
+func (c *Conn) used(f Family) (names string, err error) {
+	err = c.ns.Do(func() error {
+		b, err := os.ReadFile(f.names())
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("iptables: read the names of tables: %w", err)
+		}
+		names = "\n" + string(b)
+		return nil
+	})
+	return names, err
+}
+
+// Restore makes the changes of input, in the form of iptables-restore; what input does not name stays. Each table's
+// changes come true at once or not at all.
+func (c *Conn) Restore(ctx context.Context, f Family, input []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	name := f.command(c.Variant, "restore")
+	cmd := exec.CommandContext(ctx, name, "--noflush", "--wait", fmt.Sprint(LockWait))
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return fmt.Errorf("iptables: %s: %w", name, err)
+	}
+	if err := c.ns.Do(cmd.Start); err != nil {
+		return fmt.Errorf("iptables: %s: %w", name, err)
+	}
+	c.witness.begin(cmd.Process.Pid) // before the command has anything to do
+	_, broken := io.Copy(in, bytes.NewReader(input))
+	in.Close()
+	err = cmd.Wait()
+	if err == nil && broken != nil {
+		err = broken
+	}
+	if err != nil {
+		return fmt.Errorf("iptables: %s: %w: %s%s", name, err, bytes.TrimSpace(said.Bytes()), advice(said.String()))
+	}
+	return c.witness.end(f)
+}
+
+// advice gives the way out of a known trouble.
+func advice(said string) string {
+	switch {
+	case strings.Contains(said, "xtables lock"):
+		return fmt.Sprintf("; another program has held /run/xtables.lock for %d s: find it with `fuser -v /run/xtables.lock`", LockWait)
+	case strings.Contains(said, "Permission denied"), strings.Contains(said, "Operation not permitted"):
+		return "; run as root or with CAP_NET_ADMIN and CAP_NET_RAW"
+	case strings.Contains(said, "missing kernel module"):
+		return "; the kernel lacks a match or target that the rules need"
+	}
+	return ""
+}

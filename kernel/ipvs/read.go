@@ -1,0 +1,100 @@
+package ipvs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// errInterrupted says that services changed while they were read.
+var errInterrupted = errors.New("ipvs: services changed while they were read")
+
+// dump asks for a list, again where it changed meanwhile, a bounded number of times.
+func (c *Conn) dump(command uint8, request func(*buffer), begin func(), f func(attrs []byte)) error {
+	var b buffer
+	at := header(&b, c.family, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, 1, command)
+	if request != nil {
+		request(&b)
+	}
+	finish(&b, at)
+	err := errInterrupted
+	for i := 0; i < 20 && errors.Is(err, errInterrupted); i++ {
+		begin()
+		err = c.ask(b, f)
+	}
+	return err
+}
+
+// Services gives the namespace's services that are known by a mark.
+func (c *Conn) Services() (list []Service, err error) {
+	err = c.dump(cmdGetService, nil, func() { list = nil }, func(attrs []byte) {
+		s := find(attrs, attrService)
+		if find(s, svcMark) == nil {
+			return
+		}
+		list = append(list, Service{
+			ServiceID: ServiceID{Six: number(find(s, svcFamily)) == unix.AF_INET6, Mark: number(find(s, svcMark))},
+			Scheduler: text(find(s, svcScheduler)), Flags: number(find(s, svcFlags)) &^ hashed,
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("ipvs: list services: %w", err)
+	}
+	return list, nil
+}
+
+// Destinations gives a service's destinations, none for a service that isn't there.
+func (c *Conn) Destinations(s ServiceID) (list []Destination, err error) {
+	err = c.dump(cmdGetDest, func(b *buffer) { s.append(b, nil) }, func() { list = nil }, func(attrs []byte) {
+		d := find(attrs, attrDest)
+		list = append(list, Destination{
+			Addr: addrPort(find(d, destAddr), find(d, destPort), s.Six), Weight: number(find(d, destWeight)),
+			Active: number(find(d, destActive)), Idle: number(find(d, destIdle)),
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("ipvs: list destinations of %s: %w", s, err)
+	}
+	return list, nil
+}
+
+// addrPort reads an address, of which IPv4 takes the first 4 of 16 bytes, and a port.
+func addrPort(addr, port []byte, six bool) netip.AddrPort {
+	n := 4
+	if six {
+		n = 16
+	}
+	if len(addr) < n || len(port) < 2 {
+		return netip.AddrPort{}
+	}
+	a, _ := netip.AddrFromSlice(addr[:n])
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(port))
+}
+
+// TimeoutTCP gives how long an established TCP connection may be silent before it is forgotten.
+func (c *Conn) TimeoutTCP() (timeout time.Duration, err error) {
+	var b buffer
+	at := header(&b, c.family, unix.NLM_F_REQUEST|unix.NLM_F_ACK, 1, cmdGetConfig)
+	finish(&b, at)
+	err = c.ask(b, func(attrs []byte) { timeout = time.Duration(number(find(attrs, attrTimeoutTCP))) * time.Second })
+	if err != nil {
+		return 0, fmt.Errorf("ipvs: read timeouts: %w", err)
+	}
+	return timeout, nil
+}
+
+// SetTimeoutTCP sets it, in whole seconds.
+func (c *Conn) SetTimeoutTCP(timeout time.Duration) error {
+	var b buffer
+	at := header(&b, c.family, unix.NLM_F_REQUEST|unix.NLM_F_ACK, 1, cmdSetConfig)
+	b.u32(attrTimeoutTCP, uint32(timeout/time.Second))
+	finish(&b, at)
+	if err := c.ask(b, func([]byte) {}); err != nil {
+		return fmt.Errorf("ipvs: set the timeout of TCP to %s: %w", timeout, err)
+	}
+	return nil
+}
