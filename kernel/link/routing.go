@@ -37,6 +37,7 @@ type Rule struct {
 	Table    uint32 // 0: none, the rule does nothing but be there
 	Goto     uint32 // in place of Table: go on with the rule of this priority
 	Again    bool   // put it behind others of its priority, even if an equal one is there
+	More     bool   // read alone: it also looks at what has no field here, such as a packet's mark
 }
 
 // PortRange is ports from First to Last.
@@ -141,11 +142,18 @@ const (
 	fraGoto
 	_
 	fraPriority
+	fraMark      = 10
+	fraTunnel    = 12
 	fraTable     = 15
+	fraOifname   = 17
+	fraL3mdev    = 19
+	fraUsers     = 20
 	fraProtocol  = 21
 	fraIPProto   = 22
 	fraSportRng  = 23
 	fraDportRng  = 24
+	fraDSCP      = 25
+	fraFlowLabel = 26
 	actToTable   = 1
 	actGoto      = 2
 	actNothing   = 3
@@ -365,7 +373,7 @@ func (p *Policy) Ways(owner uint8) (list []Way, err error) {
 		body := make([]byte, headerLength)
 		body[0], body[5] = family, owner
 		err := p.request(unix.RTM_GETROUTE, unix.NLM_F_DUMP, body, func(m message) {
-			if len(m.body) >= headerLength && m.body[5] == owner {
+			if len(m.body) >= headerLength && m.body[5] == owner && m.body[0] == family { // without IPv6, the kernel gives IPv4's again
 				list = append(list, way(m))
 			}
 		})
@@ -417,6 +425,9 @@ func (p *Policy) Rules(owner uint8) (list []Rule, err error) {
 				list = append(list, r)
 			}
 		})
+		if errors.Is(err, unix.EAFNOSUPPORT) && family == unix.AF_INET6 {
+			continue // a kernel without IPv6, or without rules for it, has none
+		}
 		if err != nil {
 			return nil, fmt.Errorf("list rules: %w", err)
 		}
@@ -429,7 +440,9 @@ func rule(m message) (r Rule) {
 	if len(m.body) < headerLength {
 		return r
 	}
+	const invert = 2 // FIB_RULE_INVERT
 	r.Six, r.Table = m.body[0] == unix.AF_INET6, uint32(m.body[4])
+	r.More = m.body[3] != 0 || binary.NativeEndian.Uint32(m.body[8:])&invert != 0 // the type of service
 	m.attributes(headerLength, func(kind uint16, v []byte) {
 		number := uint32(0)
 		if len(v) == 4 {
@@ -456,6 +469,10 @@ func rule(m message) (r Rule) {
 			r.FromPort = binary.NativeEndian.Uint16(v)
 		case fraDportRng:
 			r.ToPort = PortRange{binary.NativeEndian.Uint16(v), binary.NativeEndian.Uint16(v[2:])}
+		case fraMark, fraTunnel, fraOifname, fraUsers, fraDSCP, fraFlowLabel:
+			r.More = true
+		case fraL3mdev:
+			r.More = r.More || v[0] != 0
 		}
 	})
 	return r

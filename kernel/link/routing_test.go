@@ -118,3 +118,25 @@ func TestPolicyTellsOfOthersChanges(t *testing.T) {
 	for range signals {
 	}
 }
+
+func TestRulesSayThatTheyLookAtMore(t *testing.T) {
+	ns, _ := space(t)
+	p := policy(t, ns.Do)
+	const owner = 0xee
+	for _, more := range []string{"", "fwmark 5", "oif lo", "uidrange 5-7", "tos 0x10", "not"} {
+		check(t, ns.Do(func() error {
+			args := append([]string{"rule", "add"}, strings.Fields(more+" dport 80 ipproto tcp lookup 7 pref 60 protocol 238")...)
+			if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+				return fmt.Errorf("%q: %w: %s", args, err, out)
+			}
+			return nil
+		}))
+		rules, err := p.Rules(owner)
+		check(t, err)
+		want := Rule{Owner: owner, Priority: 60, Protocol: 6, ToPort: PortRange{80, 80}, Table: 7, More: more != ""}
+		if len(rules) != 1 || rules[0] != want {
+			t.Errorf("%q: rules %v, want %v", more, rules, want)
+		}
+		check(t, p.Apply([]Change{{Rule: &want, Gone: true}}))
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -69,12 +70,36 @@ func (s *Server) port(at netip.AddrPort, p model.Protocol) error {
 	switch {
 	case p == model.UDP:
 		return s.packets(at, unix.SOCK_DGRAM, p, s.datagram)
-	case p == model.TCP, p == model.SCTP && haveSCTP():
+	case p == model.TCP:
 		return s.stream(at, p)
+	case p == model.SCTP && haveSCTP():
+		return s.eachAddress(at)
 	case p == model.SCTP:
 		return nil
 	}
 	return errors.New("echo knows tcp, udp and sctp")
+}
+
+// eachAddress opens an SCTP port at each address that this network namespace has now, apart: a socket for all of them would
+// offer them all to its peers (RFC 9260, section 3.3.3.1), and answer from whichever it likes.
+func (s *Server) eachAddress(at netip.AddrPort) error {
+	if !at.Addr().IsUnspecified() {
+		return s.stream(at, model.SCTP)
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return err
+	}
+	for _, a := range addrs {
+		p, err := netip.ParsePrefix(a.String())
+		if err != nil || p.Addr().Is4() != at.Addr().Is4() || p.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		if err := s.stream(netip.AddrPortFrom(p.Addr(), at.Port()), model.SCTP); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // keep notes an open socket for Close, or closes it where that has been called.

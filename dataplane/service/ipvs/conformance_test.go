@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -23,8 +22,6 @@ type runner struct {
 	stop    context.CancelFunc
 	ended   chan struct{}
 	waiting []func()
-	parts   map[model.Part]bool
-	repairs uint64
 }
 
 func start() (conformance.Runner, error) {
@@ -41,7 +38,7 @@ func start() (conformance.Runner, error) {
 	if os.Getenv("FAIRLEAD_TEST_LOG") != "" {
 		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
-	r := &runner{plane: plane, stale: stale, stop: stop, ended: make(chan struct{}, 2), parts: map[model.Part]bool{},
+	r := &runner{plane: plane, stale: stale, stop: stop, ended: make(chan struct{}, 2),
 		loop:  reconcile.New(plane, reconcile.Options[model.Part]{Log: log}),
 		after: reconcile.New(stale, reconcile.Options[model.Part]{Log: log})}
 	for _, run := range []func(context.Context) error{r.loop.Run, r.after.Run} {
@@ -51,25 +48,11 @@ func start() (conformance.Runner, error) {
 }
 
 func (r *runner) Change(put, del []model.Part) {
-	for _, p := range del {
-		delete(r.parts, p)
-	}
-	for _, p := range put {
-		r.parts[p] = true
-	}
 	r.loop.Change(put, del)
 	r.waiting = append(r.waiting, func() { r.after.Change(put, del) })
 }
 
 func (r *runner) Sync(ctx context.Context) error {
-	for r.loop.Status().Repairs < r.repairs {
-		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("drift was not repaired: %w", err)
-		}
-		if err := r.loop.Check(ctx); err != nil {
-			return err
-		}
-	}
 	if err := r.loop.Sync(ctx); err != nil {
 		return err
 	}
@@ -88,24 +71,6 @@ func (r *runner) Close() error {
 	return r.plane.Close()
 }
 
-// Disturb implements conformance.Disturber: a stranger removes what pools and frontends need.
-func (r *runner) Disturb(ctx context.Context) error {
-	r.repairs = r.loop.Status().Repairs + 1
-	stranger, err := New()
-	if err != nil {
-		return err
-	}
-	_, err = stranger.Read(ctx)
-	var parts []model.Part
-	for p := range r.parts {
-		if _, base := p.(*model.Node); !base {
-			parts = append(parts, p)
-		}
-	}
-	facts, wrong := rendered(stranger, parts)
-	return errors.Join(err, wrong, stranger.Write(ctx, nil, facts), stranger.Close())
-}
-
 // Dump implements conformance.Dumper.
 func (r *runner) Dump() string {
 	text := ""
@@ -116,5 +81,3 @@ func (r *runner) Dump() string {
 	}
 	return text
 }
-
-func subject() conformance.Subject { return conformance.Subject{Abilities: Abilities, Start: start} }

@@ -74,14 +74,14 @@ func keepChain(f *proto, seconds uint32) string { return fmt.Sprintf("keep%s-%ds
 type scheduler struct {
 	name  string // as IPVS has it
 	flags uint32
-	tcp   bool // for a pool of TCP
+	tcp   bool // for a pool of TCP, whose connections outlive their backend's leaving it
 }
 
 // schedulerOf gives a pool's scheduler. sh and mh go on to the next where their choice takes no more connections.
 func schedulerOf(v *model.Pool) scheduler {
 	s := scheduler{name: v.Scheduler.IPVS(), tcp: v.Protocol == model.TCP}
 	switch v.Scheduler {
-	case model.Random: // not among our Abilities
+	case model.Random, model.DestinationHash: // not among our Abilities
 		s.name = model.WeightedRoundRobin.IPVS()
 	case model.SourceHash, model.Maglev:
 		s.flags = ipvs.Fallback

@@ -38,8 +38,8 @@
 //
 // Draw at random: weighted round-robin stands in (Abilities). Affinity by IPVS's persistence: a service known by a mark then
 // sends to the port that the client asked for (ip_vs_sched_persist), and a client is remembered for two minutes after its last
-// connection whatever the timeout, so affinity is nf_tables' here. Loopback addresses: see loopback in rules.go. Weight 0 with dh,
-// which has no way past it: its destinations go at once.
+// connection whatever the timeout, so affinity is nf_tables' here. Loopback addresses: see loopback in rules.go. Draining with
+// dh: it has no way past a destination of weight 0 and would refuse those who hash to it, so the plane doesn't offer it.
 //
 // A TCP destination that goes is given weight 0 and removed once it has no connections; until then it is no fact. There is no
 // timer: each Write and Read sweeps. A service that goes waits for its last destination, and elements of its frontends then
@@ -55,8 +55,9 @@
 //   - kubernetes#92019, #108319 (weight stays 0 after a restart): a destination of weight 0 is no fact, so that a wanted one is
 //     written again; testdata/backend-returns.txt, with a restart between.
 //   - kubernetes#76664 (UDP flows stick to a dead endpoint): removed at once; testdata/udp-backend-leaves.txt.
-//   - kubernetes#71071 (hangs): that was a lock and a timer in the proxy: the plane has neither. The kernel's own timer that walks all
-//     services for their rates (ip_vs_est.c), which held a processor for long before Linux 6.2, is switched off after.
+//   - kubernetes#71071 (hangs): a lock and a timer of the proxy's; the plane has neither. The kernel walks all services for their rates
+//     (ip_vs_est.c), before Linux 6.2 in one go in a timer; from then on it can be told not to, and is
+//     (net.ipv4.vs.run_estimation=0).
 //   - kubernetes#73382, #88212 (slow, with an address on a dummy device for each Service, compared one by one): no addresses; a
 //     change costs its facts, and what is written is never listed but by Read.
 //   - kubernetes#72236 (this host's sockets answer at Services' addresses): only ports with a frontend are delivered here.
@@ -64,7 +65,8 @@
 //   - connections silent for 15 minutes were cut: the timeout of TCP is a fact, a day.
 //
 // IPVS hashes services by mark into 256 lists (ip_vs_ctl.c): at 10,000 Services a new connection walks some 20 entries on
-// average. The kernel tells nobody of changes to IPVS, so Watch hears of the table alone.
+// average. A destination that is removed stays in a list for two minutes, which each new destination of any service walks through
+// (ip_vs_trash_get_dest): when 100,000 go at once, the next 100,000 come slowly. The kernel tells nobody of changes to IPVS, so Watch hears of the table alone.
 //
 // Kernel: Linux 5.13 or later with IPVS and its schedulers, nf_tables, policy routing; seen with 6.12 alone.
 package ipvs

@@ -26,19 +26,19 @@ import (
 // Abilities is what the plane can do.
 var Abilities = service.Abilities{
 	Name:       "ipvs",
-	Schedulers: model.AllSchedulers &^ model.SchedulersOf(model.Random),
-	Cannot:     func(*model.Frontend) string { return "" },
+	Schedulers: model.AllSchedulers &^ model.SchedulersOf(model.Random, model.DestinationHash),
 	Tracked:    true,
 	Notes: []string{
 		"The kernel needs IPVS (module ip_vs and one for each scheduler, loaded by themselves) and nf_tables.",
-		"IPVS knows no drawing at random: weighted round-robin stands in for it.",
+		"IPVS knows no drawing at random: weighted round-robin stands in for it. Its destination hash has no way past a backend that is " +
+			"leaving, so it isn't offered.",
 		"Packets to Services are delivered to this host, so a firewall of yours sees them in its input chains: these must let them in.",
 		"Packets to Services carry a mark of ours (0x5e in the low 12 bits) from prerouting until IPVS has sent them on (0x5f until they leave), " +
 			"instead of whatever mark they came with.",
 		"Clients that affinity remembers are sent to their backend by connection tracking, so that least-connections schedulers don't count them.",
-		"Destination hash goes by the Service's own address, so that all clients of an address get one backend; when it leaves, its connections end.",
 		"TCP connections outlive their backend's removal and their Service's, until they end or are silent for a day; their remains are swept with " +
 			"the next change or look.",
+		"Node ports at loopback addresses are there for processes that ask from 127.0.0.1, not from another loopback address.",
 		"IPVS tells nobody of changes: what a stranger does to its services is seen with the next look, not at once.",
 	},
 }
@@ -49,10 +49,10 @@ type Plane struct {
 	nft     *nft.Conn
 	ipvs    *ipvs.Conn
 	links   *link.Conn
-	sysctls map[string]*os.File // open, so that they stay this namespace's whatever thread writes; nil: this kernel has it not
-	bodies  sync.Map            // a chain's Fact → [][]nft.Expr: what it stands for
-	numbers *numbering          // nil: not read yet
-	pools   map[ipvs.ServiceID]scheduler
+	sysctls map[string]*os.File     // open, so that they stay this namespace's whatever thread writes; nil: this kernel has it not
+	bodies  sync.Map                // a chain's Fact → [][]nft.Expr: what it stands for
+	numbers *numbering              // nil: not read yet
+	present map[ipvs.ServiceID]bool // services that are there, also those that are leaving
 	leaving map[ipvs.ServiceID]*leaving
 	lingers map[Key]lingering // by elements of frontends that are no more
 }
@@ -90,7 +90,7 @@ func delivery(f *proto) link.Delivery {
 
 // New opens the plane of the calling thread's network namespace.
 func New() (_ *Plane, err error) {
-	p := &Plane{sysctls: map[string]*os.File{}, pools: map[ipvs.ServiceID]scheduler{}, leaving: map[ipvs.ServiceID]*leaving{}, lingers: map[Key]lingering{}}
+	p := &Plane{sysctls: map[string]*os.File{}, present: map[ipvs.ServiceID]bool{}, leaving: map[ipvs.ServiceID]*leaving{}, lingers: map[Key]lingering{}}
 	defer func() {
 		if err != nil {
 			p.Close()
@@ -190,7 +190,7 @@ func (p *Plane) Clean(context.Context) error {
 
 // forget forgets what is only in the kernel.
 func (p *Plane) forget() {
-	p.numbers, p.pools = newNumbering(), map[ipvs.ServiceID]scheduler{}
+	p.numbers, p.present = newNumbering(), map[ipvs.ServiceID]bool{}
 	p.leaving, p.lingers = map[ipvs.ServiceID]*leaving{}, map[Key]lingering{}
 }
 

@@ -204,7 +204,7 @@ func (p *Plane) readService(s ipvs.Service, ds []ipvs.Destination, facts []Fact)
 		facts = append(facts, fact(Key{KindDestination, family.name, key}, strconv.Itoa(int(d.Weight))))
 	}
 	how := scheduler{name: s.Scheduler, flags: s.Flags, tcp: isTCP(s.Mark)}
-	p.pools[s.ServiceID] = how
+	p.present[s.ServiceID] = true
 	if !live && len(ds) > 0 {
 		p.leaves(s.ServiceID).service = true
 		return facts

@@ -161,14 +161,9 @@ func (p *Plane) serve(w *writes) error {
 	for _, f := range w.kinds[KindService].put {
 		id, s := p.id(f.Key), schedulerIn(f.Value)
 		b.SetService(ipvs.Service{ServiceID: id, Scheduler: s.name, Flags: s.flags})
-		p.pools[id] = s
+		p.present[id] = true
 		if l := p.leaving[id]; l != nil {
 			l.service = false
-			if s.name == destinationHash { // it can't pass over what takes no connections
-				for key := range l.destinations {
-					b.DelDestination(id, Key{Element: key}.backend())
-				}
-			}
 		}
 	}
 	for _, f := range w.kinds[KindDestination].put {
@@ -252,20 +247,21 @@ func (p *Plane) elements(w *writes) error {
 // leftover gives what may be left of a frontend's connections once its element goes. outside is the value of its element for
 // clients outside, if it has one.
 func (p *Plane) leftover(f Fact, outside string) (l lingering, is bool) {
-	if base(f.Key.Name) != "service" || unword(f.Key.Element) != stageEntry {
+	key := f.Key.Element
+	if base(f.Key.Name) != "service" || unword(key) != stageEntry || model.Protocol(key[len(key)-8]) != model.TCP {
 		return l, false
 	}
 	l.inside = p.numbers.of(id(f.Value))
 	if outside != "" {
 		l.outside = p.numbers.of(id(outside))
 	}
-	return l, isTCP(l.inside) || isTCP(l.outside)
+	return l, true
 }
 
 // there says whether a service that has connections of a frontend is there.
 func (p *Plane) there(k Key, l lingering) bool {
 	for _, mark := range []uint32{l.inside, l.outside} {
-		if _, is := p.pools[ipvs.ServiceID{Six: k.Name == "service6", Mark: mark}]; is && isTCP(mark) {
+		if isTCP(mark) && p.present[ipvs.ServiceID{Six: k.Name == "service6", Mark: mark}] {
 			return true
 		}
 	}
@@ -293,7 +289,7 @@ func (p *Plane) retire(w *writes) error {
 	var b ipvs.Batch
 	for _, f := range w.kinds[KindDestination].del {
 		id := p.id(f.Key)
-		if !p.drains(id) {
+		if !isTCP(id.Mark) {
 			b.DelDestination(id, f.Key.backend())
 			continue
 		}
@@ -304,14 +300,6 @@ func (p *Plane) retire(w *writes) error {
 		p.leaves(p.id(f.Key)).service = true
 	}
 	return p.ipvs.Run(&b)
-}
-
-// destinationHash is the scheduler that can't pass over a destination of weight 0.
-var destinationHash = model.DestinationHash.IPVS()
-
-// drains says whether connections of a service's destinations outlive these.
-func (p *Plane) drains(id ipvs.ServiceID) bool {
-	return isTCP(id.Mark) && p.pools[id].name != destinationHash
 }
 
 // strip removes chains, sets and the table, gives settings back, and lets packets go.
@@ -414,7 +402,7 @@ func (p *Plane) sweep(services int) error {
 			continue
 		}
 		b.DelService(id)
-		delete(p.pools, id)
+		delete(p.present, id)
 		if mark, ok := p.numbers.mark[pool]; ok {
 			free = append(free, poolElement(pool, mark))
 			p.numbers.drop(pool)
@@ -425,8 +413,9 @@ func (p *Plane) sweep(services int) error {
 	}
 	var tx nft.Tx
 	tx.DelElements(Table, numbers.Name, free)
+	// A service that is leaving may have connections of any frontend that is no more: it may have served another before.
 	for k, l := range p.lingers {
-		if !p.there(k, l) {
+		if len(p.leaving) == 0 && !p.there(k, l) {
 			tx.DelElements(Table, k.Name, []nft.Element{{Key: k.Element}})
 			delete(p.lingers, k)
 		}
