@@ -23,10 +23,15 @@ lab-full: build root ## the same with every block: for the night
 
 .PHONY: test
 test: root packages vet ## every test: pure, in the kernel, with real packets, with the race detector
-	$(GO) test -timeout 20m -skip TestSecondKernel ./...
+	$(GO) test -timeout 25m -skip SecondKernel $$($(GO) list ./... | grep -v /vm)
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m $(RACY)
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m -run TestConformance/nftables ./agent
-	$(GO) test -timeout 45m -v -run TestSecondKernel ./test
+	$(GO) test -timeout 20m -p 1 ./vm/...
+	$(GO) test -timeout 40m -p 1 -run SecondKernel ./kernel/ipvs ./dataplane/service/ipvs ./test
+
+.PHONY: test-kubeproxy
+test-kubeproxy: root packages ## the lab's subject kube-proxy: builds the real one (minutes) and runs it
+	$(MAKE) -C test/kubeproxy test
 
 .PHONY: vet
 vet: ## gofmt, vet and staticcheck
