@@ -23,7 +23,7 @@ type law struct {
 }
 
 var kubernetes = []string{"k8s.io/", "sigs.k8s.io/"}
-var netlink = []string{"github.com/vishvananda/", "github.com/mdlayher/", "github.com/google/nftables"}
+var netlink = []string{"github.com/vishvananda/", "github.com/mdlayher/", "github.com/google/nftables", "github.com/cilium/ebpf"}
 
 var laws = []law{
 	{"model", nil, slices.Concat(kubernetes, netlink), "model holds nouns that know neither Kubernetes nor a kernel"},

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/term"
 	corev1 "k8s.io/api/core/v1"
 
+	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/daemon"
@@ -441,11 +442,16 @@ func enterable(c *cobra.Command, name boxFlag, host string) (b box, h sandbox.Ho
 	return look(s), h, err
 }
 
-// become replaces this process by the command, inside the host's network namespace.
+// become replaces this process by the command, inside the host's network namespace and cgroup.
 func become(h sandbox.Host, command, env []string) error {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
 		return err
+	}
+	if h.Cgroup != "" {
+		if err := cgroup.Enter(h.Cgroup); err != nil {
+			return err
+		}
 	}
 	ns, err := netns.Open(h.Namespace)
 	if err != nil {

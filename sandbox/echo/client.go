@@ -109,6 +109,11 @@ func (h *Held) attach(from, to netip.AddrPort) error {
 			return err
 		}
 	}
+	if h.proto == model.SCTP && !h.packet {
+		if err := h.s.hurry(); err != nil {
+			return err
+		}
+	}
 	if h.opts.Unconnected && h.proto == model.UDP {
 		return nil
 	}

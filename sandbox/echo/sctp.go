@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+
+	"golang.org/x/sys/unix"
 )
 
 // Chunk types of SCTP (RFC 9260, section 3.2) and the one parameter that we use (section 3.3.3).
@@ -14,6 +16,21 @@ const (
 	chunkAbort   = 6
 	stateCookie  = 7
 )
+
+// hurry has an SCTP socket ask again after a fifth of a second instead of three: an ICMP error that comes back while connect(2)
+// is still sending is not heard (sctp_v4_err_handle in net/sctp/input.c leaves a socket in use alone), the next one is.
+func (s *socket) hurry() error {
+	const sctpRTOInfo = 0 // SCTP_RTOINFO, RFC 6458, section 8.1.1: association, initial, maximum and minimum timeout in ms
+	b := make([]byte, 0, 16)
+	for _, v := range []uint32{0, 200, 1000, 200} {
+		b = binary.NativeEndian.AppendUint32(b, v)
+	}
+	err := s.control(func(fd int) error { return unix.SetsockoptString(fd, unix.IPPROTO_SCTP, sctpRTOInfo, string(b)) })
+	if err != nil {
+		return fmt.Errorf("set SCTP's timeouts: %w", err)
+	}
+	return nil
+}
 
 // segment is an SCTP packet with one chunk: INIT, INIT ACK, or another whose content doesn't matter.
 type segment struct {
