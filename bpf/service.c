@@ -275,8 +275,9 @@ __noinline int own_address(struct bpf_sock_addr *ctx, struct address *a, bool v4
 				map4(a, v);
 				return true;
 			}
-		} else if (address6(BPF_CORE_READ(dev, ip6_ptr), a)) {
-			return true;
+		} else if (bpf_core_field_exists(dev->ip6_ptr)) { /* CONFIG_IPV6 */
+			if (address6(BPF_CORE_READ(dev, ip6_ptr), a))
+				return true;
 		}
 	}
 	return false;
@@ -290,7 +291,7 @@ static __always_inline bool find_source(struct bpf_sock_addr *ctx, struct questi
 	bool v4 = is4(&q->entry.address);
 	struct home home = {.namespace = q->namespace, .family = v4 ? 4 : 6};
 	struct address_of *known = bpf_map_lookup_elem(&homes, &home), found = {};
-	__u64 now = bpf_ktime_get_ns();
+	__u64 now = bpf_ktime_get_coarse_ns();
 
 	if (known && known->until > now) {
 		q->from = known->address;
@@ -446,7 +447,7 @@ static __always_inline bool remembered(const struct client *c, const struct head
 
 	if (!m)
 		return false;
-	now = bpf_ktime_get_ns();
+	now = bpf_ktime_get_coarse_ns();
 	if (m->seen + h->affinity * SECOND <= now || !member(extent, h->count, &m->backend))
 		return false;
 	*to = m->backend;
@@ -456,7 +457,7 @@ static __always_inline bool remembered(const struct client *c, const struct head
 
 static __always_inline void remember(const struct client *c, const struct place_of *to)
 {
-	struct memory m = {.backend = *to, .seen = bpf_ktime_get_ns()};
+	struct memory m = {.backend = *to, .seen = bpf_ktime_get_coarse_ns()};
 
 	bpf_map_update_elem(&affinity, c, &m, BPF_ANY);
 }

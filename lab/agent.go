@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/kernel/cgroup"
 	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/reconcile"
 )
@@ -39,6 +40,7 @@ type node struct {
 	signals <-chan struct{} // one for each transaction of the agent that wrote into its table
 	blind   func() error    // ends the signals
 	service int             // whose endpoint is replaced at present; -1: none
+	mode    string
 }
 
 // process is an agent at work.
@@ -54,24 +56,27 @@ type process struct {
 
 // hire starts a node's agent.
 func (r *run) hire(n *node) error {
+	if n.mode == armEBPF && n.pair.cgroup == "" { // which hooks into one; others are spared it, since to enter takes tens of milliseconds
+		n.pair.cgroup, _ = cgroup.New(n.pair.node.Name) // without one it would hook into all of this machine's
+	}
 	log, err := os.CreateTemp(r.tmp, "agent-*.log")
 	if err != nil {
 		return fmt.Errorf("start the agent of %s: %w", n.pair.node.Name, err)
 	}
 	a := &process{name: n.pair.node.Name, log: log, ended: make(chan struct{}), web: client(n.pair)}
-	args := append(r.Agent[1:len(r.Agent):len(r.Agent)], "run", "--source", n.dir, "--node", nodeName, "--status-address", statusAddress)
+	args := append(r.Agent[1:len(r.Agent):len(r.Agent)], "run", "--source", n.dir, "--node", nodeName, "--mode", n.mode, "--status-address", statusAddress)
 	a.cmd = exec.Command(r.Agent[0], args...)
 	a.cmd.Stdout, a.cmd.Stderr, a.cmd.Dir = log, log, "/"
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // Ctrl-C at the terminal is for us alone
 	a.begun = time.Now()
-	if err := r.spawn(func() error { return n.pair.node.Do(a.cmd.Start) }); err != nil {
+	if err := r.spawn(func() error { return n.pair.enter(a.cmd.Start) }); err != nil {
 		return errors.Join(fmt.Errorf("start the agent of %s: %w", a.name, err), log.Close())
 	}
 	go func() {
 		a.err = a.cmd.Wait()
 		close(a.ended)
 	}()
-	n.process = a
+	n.process, n.pair.agent = a, a
 	return nil
 }
 
@@ -154,7 +159,7 @@ func (a *process) last() string {
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")
 }
 
-// loop is how the agent's loop of the nftables plane does.
+// loop is how the loop of the agent's mode does.
 func (a *process) loop() (reconcile.Status, error) {
 	b, _, err := a.get("/status")
 	var s agent.State
@@ -164,7 +169,7 @@ func (a *process) loop() (reconcile.Status, error) {
 	if err != nil {
 		return reconcile.Status{}, fmt.Errorf("ask the agent of %s for its state: %w", a.name, err)
 	}
-	return s.Loops["nftables"], nil
+	return s.Loops[s.Mode], nil
 }
 
 // kill ends the agent without a word (SIGKILL) and waits for that.
@@ -212,6 +217,12 @@ func (a *process) used() (sum time.Duration, err error) {
 		sum += time.Duration(n)
 	}
 	return sum, err
+}
+
+// CPU is the same, 0 where it can't be read.
+func (a *process) CPU() time.Duration {
+	d, _ := a.used()
+	return d
 }
 
 // woken is how many times the agent's threads went to sleep by themselves.

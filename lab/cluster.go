@@ -2,6 +2,7 @@ package lab
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -33,10 +34,14 @@ type cluster struct {
 	objects  []source.Object // the Node, then each Service and its EndpointSlice
 }
 
-func newCluster(services int) *cluster {
+// newCluster makes one of so many Services. Those connected to are the targets, unless others are named.
+func newCluster(services int, connected ...int) *cluster {
 	c := &cluster{services: services, objects: generate.Cluster(services, endpoints)}
 	elsewhere := "servers"
-	for _, i := range targets(services) {
+	if connected == nil {
+		connected = targets(services)
+	}
+	for _, i := range connected {
 		for k := range c.slice(i).Endpoints {
 			e := &c.slice(i).Endpoints[k]
 			e.Addresses, e.NodeName = []string{serverAddr(k).String()}, &elsewhere
@@ -53,6 +58,14 @@ func spread(n, most int) []int {
 	l := make([]int, min(n, most))
 	for i := range l {
 		l[i] = i * n / len(l)
+	}
+	return l
+}
+
+// direct gives the first n addresses of the server.
+func direct(n int) (l []netip.AddrPort) {
+	for i := range n {
+		l = append(l, netip.AddrPortFrom(serverAddr(i), serverPort))
 	}
 	return l
 }
@@ -90,17 +103,25 @@ func (c *cluster) changes() []source.Change {
 	return l
 }
 
-// folder is a cluster as manifests, one object to a file, and a place outside where the next file is written.
+// folder is a cluster as manifests, and a place outside where the next file is written.
 type folder struct {
 	*cluster
 	dir, next string
 }
 
-// write makes the folder below dir.
-func (c *cluster) write(dir string) (*folder, error) {
-	f := &folder{cluster: c, dir: filepath.Join(dir, fmt.Sprint("services-", c.services)), next: filepath.Join(dir, fmt.Sprint("next-", c.services))}
-	return f, generate.Write(f.dir, c.objects, 1)
+// write makes the folder below dir, with so many objects to a file: prepare wants one.
+func (c *cluster) write(dir string, perFile int) (*folder, error) {
+	return c.writeTo(dir, fmt.Sprint("services-", c.services), perFile)
 }
+
+// writeTo is the same with a name for the folder.
+func (c *cluster) writeTo(dir, name string, perFile int) (*folder, error) {
+	f := &folder{cluster: c, dir: filepath.Join(dir, name), next: filepath.Join(dir, "next-"+name)}
+	return f, generate.Write(f.dir, c.objects, perFile)
+}
+
+// remove removes the folder.
+func (f *folder) remove() error { return errors.Join(os.RemoveAll(f.dir), os.RemoveAll(f.next)) }
 
 // prepare writes an EndpointSlice's next content beside the folder. What it gives moves it in, as one change of name.
 func (f *folder) prepare(service int, s *discoveryv1.EndpointSlice) (save func() error, err error) {

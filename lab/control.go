@@ -74,8 +74,8 @@ type world struct {
 	parts    []model.Part
 }
 
-func newWorld(services int) (*world, error) {
-	w := &world{cluster: newCluster(services), resolver: resolve.New(resolve.Config{Node: nodeName, Addresses: []netip.Addr{nodeAddr}})}
+func newWorld(services int, connected ...int) (*world, error) {
+	w := &world{cluster: newCluster(services, connected...), resolver: resolve.New(resolve.Config{Node: nodeName, Addresses: []netip.Addr{nodeAddr}})}
 	w.parts = w.resolver.Apply(w.changes()).Put
 	if p := w.resolver.Problems(); len(p) > 0 {
 		return nil, fmt.Errorf("decide %d Services: %s", services, p[0])
@@ -158,7 +158,7 @@ func written() (n float64) {
 }
 
 // probe programs one Service in a namespace of its own, to learn whether this kernel can.
-func (r *run) probe(ctx context.Context) (err error) {
+func (r *services) probe(ctx context.Context) (err error) {
 	ns, err := newSpace(r.id + "-probe")
 	if err != nil {
 		return err
@@ -183,7 +183,7 @@ func (r *run) probe(ctx context.Context) (err error) {
 }
 
 // cold measures a cold sync and a restart with that number of Services.
-func (r *run) cold(ctx context.Context, round int, w *world) (err error) {
+func (r *services) cold(ctx context.Context, round int, w *world) (err error) {
 	ns, err := newSpace(r.id + "-cold")
 	if err != nil {
 		return err
@@ -198,7 +198,7 @@ func (r *run) cold(ctx context.Context, round int, w *world) (err error) {
 }
 
 // sync has a new loop make all parts true: in an empty kernel, or, again, in one where they are true already.
-func (r *run) sync(ctx context.Context, round int, w *world, ns *netns.Namespace, again bool) error {
+func (r *services) sync(ctx context.Context, round int, w *world, ns *netns.Namespace, again bool) error {
 	c, err := newControl(ns)
 	if err != nil {
 		return err
@@ -231,7 +231,7 @@ type changing struct {
 }
 
 // change replaces one endpoint of a Service, or puts the one back that was replaced last.
-func (r *run) change(ctx context.Context, c *changing) (told, error) {
+func (r *services) change(ctx context.Context, c *changing) (told, error) {
 	s := c.slice(max(0, c.service))
 	if c.service < 0 {
 		c.service = r.rand.IntN(c.services)
@@ -245,7 +245,7 @@ func (r *run) change(ctx context.Context, c *changing) (told, error) {
 }
 
 // prepareChanges fills a network namespace each for the least and the greatest number of Services.
-func (r *run) prepareChanges(ctx context.Context) error {
+func (r *services) prepareChanges(ctx context.Context) error {
 	r.later(r.endChanges)
 	for i, w := range r.worlds {
 		if w.services != r.Profile.few() && w.services != r.Profile.most() {
@@ -271,7 +271,7 @@ func (r *run) prepareChanges(ctx context.Context) error {
 }
 
 // batches measures a batch of single changes at each of the two numbers of Services, in random order.
-func (r *run) batches(ctx context.Context, round int) error {
+func (r *services) batches(ctx context.Context, round int) error {
 	runtime.GC()
 	for _, i := range r.rand.Perm(len(r.changing)) {
 		c := r.changing[i]
@@ -282,7 +282,7 @@ func (r *run) batches(ctx context.Context, round int) error {
 	return nil
 }
 
-func (r *run) batch(ctx context.Context, round int, c *changing) error {
+func (r *services) batch(ctx context.Context, round int, c *changing) error {
 	var kernel, wall []int64
 	begin, counters := time.Now(), map[string]float64{}
 	for range r.Profile.Batch {

@@ -1,10 +1,20 @@
 // Package lab runs experiments: it builds the network that one needs, loads it, and writes what it saw into a run's
 // directory, from which package report makes what people read.
 //
-// The experiment is services: what a Service costs a connection, and what it costs to keep the kernel as a cluster of
-// many Services says. The product is used from outside alone, as its users have it: manifests go in, packets, netlink
-// events, the status page and /proc come out.
+//	services     what a Service costs a connection, and what it costs to keep the kernel as a cluster of many says
+//	tigera       round trips, processor time and rules per connection in every mode and with kube-proxy's rules, by number of
+//	             Services; the claims of "Comparing kube-proxy modes: iptables or IPVS?"
+//	centurylink  round trips of userspace against iptables and all others, as histograms; a stream's throughput
+//	balance      how evenly each scheduler spreads connections, and whom a hash moves when a backend goes
 //
-// The parts stand by themselves: stats (arithmetic), load (packets), result (the directory), chart and report
-// (drawing and words), progress. What is measured and how is here; no number is judged here.
+// The product is used from outside alone, as its users have it: manifests go in, packets, netlink events, the status page
+// and /proc come out. Which modes this kernel can do is tried, not guessed: findModes.
+//
+// An experiment is a work: a design, which says in words and numbers all that a reader must know to judge the raw blocks,
+// and steps. What they share is run: namespaces in pairs, agents, rounds in which every arm does every operation in random
+// order with the baseline first and last, and the taking down of all that.
+//
+// The parts stand by themselves: stats (arithmetic), load (packets), classic (kube-proxy's rules), rules (counting them),
+// result (the directory), chart and report (drawing and words), progress. What is measured and how is here; no number is
+// judged here.
 package lab

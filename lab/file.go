@@ -37,7 +37,7 @@ func (n *node) watch() (err error) {
 }
 
 // next writes the next change beside the folder: one endpoint of a Service replaced, or put back.
-func (n *node) next(r *run) (save func() error, err error) {
+func (n *node) next(r *services) (save func() error, err error) {
 	if s := n.service; s >= 0 {
 		n.service = -1
 		return n.prepare(s, n.slice(s))
@@ -51,7 +51,7 @@ func (n *node) next(r *run) (save func() error, err error) {
 const late = 5 * time.Second
 
 // files measures a batch of saved files with each agent, in random order.
-func (r *run) files(ctx context.Context, round int) error {
+func (r *services) files(ctx context.Context, round int) error {
 	runtime.GC()
 	for _, i := range r.rand.Perm(len(r.nodes)) {
 		if err := r.save(ctx, round, r.nodes[i]); err != nil {
@@ -62,7 +62,7 @@ func (r *run) files(ctx context.Context, round int) error {
 }
 
 // save saves files one by one, each from a moment of rest until the kernel tells of the change.
-func (r *run) save(ctx context.Context, round int, n *node) error {
+func (r *services) save(ctx context.Context, round int, n *node) error {
 	before, err := n.loop()
 	if err != nil {
 		return err
@@ -107,7 +107,7 @@ func (n *node) counted(ctx context.Context, writes uint64) (s reconcile.Status, 
 }
 
 // saveOne saves one file and waits for the kernel's word.
-func (r *run) saveOne(ctx context.Context, n *node) (time.Duration, error) {
+func (r *services) saveOne(ctx context.Context, n *node) (time.Duration, error) {
 	save, err := n.next(r)
 	if err != nil {
 		return 0, err

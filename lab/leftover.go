@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/kernel/netns"
 )
 
@@ -15,6 +18,7 @@ import (
 const (
 	spacePrefix  = "fllab-"
 	folderPrefix = "fairlead-lab-"
+	nodeSuffix   = "-node" // of a pair's near namespace
 )
 
 // owner names this process for as long as the machine runs: number and start, since numbers are used again.
@@ -55,11 +59,19 @@ func Sweep() (removed []string, err error) {
 	errs := []error{err}
 	for _, name := range spaces {
 		if dead(strings.TrimPrefix(name, spacePrefix)) {
-			if err := netns.Delete(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := errors.Join(unpin(name), netns.Delete(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				errs = append(errs, err)
 				continue
 			}
 			removed = append(removed, "network namespace "+name)
+		}
+	}
+	groups, err := leftGroups()
+	errs = append(errs, err)
+	for _, dir := range groups {
+		if dead(strings.TrimPrefix(filepath.Base(dir), spacePrefix)) {
+			errs = append(errs, cgroup.Delete(dir))
+			removed = append(removed, "cgroup "+dir)
 		}
 	}
 	folders, err := filepath.Glob(filepath.Join(os.TempDir(), folderPrefix+"*"))
@@ -71,4 +83,26 @@ func Sweep() (removed []string, err error) {
 		}
 	}
 	return removed, errors.Join(errs...)
+}
+
+// unpin removes what an agent left in a node's namespace, since not all of it goes with the namespace.
+func unpin(name string) error {
+	if !strings.HasSuffix(name, nodeSuffix) {
+		return nil
+	}
+	ns, err := netns.Open(name)
+	if err != nil {
+		return nil // a name without a namespace, of which Delete knows
+	}
+	defer ns.Close()
+	return ns.Do(func() error { return agent.Clean(context.Background()) })
+}
+
+// leftGroups lists the cgroups of all runs, below the one that this process is in.
+func leftGroups() ([]string, error) {
+	own, err := cgroup.Own()
+	if err != nil {
+		return nil, nil // no such file system, so nothing in it
+	}
+	return filepath.Glob(filepath.Join(own, spacePrefix+"*"))
 }

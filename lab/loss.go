@@ -24,7 +24,7 @@ const pace = 5 * time.Millisecond
 
 // loss opens connections at a steady rate to one Service of the greatest number while something goes on, and counts
 // those that fail.
-func (r *run) loss(ctx context.Context, round int, while string, something func(context.Context, *node) error) error {
+func (r *services) loss(ctx context.Context, round int, while string, something func(context.Context, *node) error) error {
 	n := r.nodes[len(r.nodes)-1]
 	before, err := n.loop()
 	if err != nil {
@@ -46,15 +46,15 @@ func (r *run) loss(ctx context.Context, round int, while string, something func(
 	}()
 	p := n.pair
 	s, t, err := load.Open{
-		Place: r.place(p.node), Targets: []netip.AddrPort{entry(0)}, Seed: 1,
-		Sizes: sizes, Close: load.Fin, Rate: r.Profile.Rate, Timeout: 2 * time.Second, Servers: []*load.Server{p.server},
+		Place: r.place(p), Targets: []netip.AddrPort{entry(0)}, Seed: 1,
+		Sizes: sizes, Close: load.Fin, Rate: r.Profile.Rate, Timeout: 2 * time.Second, Workers: p.workers(),
 	}.Run(loading, time.Hour)
 	enough()
 	if err := errors.Join(err, <-ended, ctx.Err()); err != nil {
 		return fmt.Errorf("count losses while %s: %w", while, err)
 	}
 	t.Cut = false // it was to end when something did
-	b, err := result.Block{Measure: "loss", Arm: armNFT, Round: round, Params: with(p.services, "while", while)}.Timed(s)
+	b, err := result.Block{Measure: "loss", Arm: armNFT, Round: round, Params: with(p.services, also("while", while))}.Timed(s)
 	if err != nil {
 		return err
 	}
@@ -71,10 +71,10 @@ func (r *run) loss(ctx context.Context, round int, while string, something func(
 }
 
 // calm lets nothing go on.
-func (r *run) calm(ctx context.Context, _ *node) error { return rest(ctx, r.Profile.Calm) }
+func (r *services) calm(ctx context.Context, _ *node) error { return rest(ctx, r.Profile.Calm) }
 
 // replaceOthers replaces endpoints of other Services.
-func (r *run) replaceOthers(ctx context.Context, n *node) error {
+func (r *services) replaceOthers(ctx context.Context, n *node) error {
 	return r.replace(ctx, r.Profile.Others, func(i int) (func() error, error) {
 		s, k := 1+r.rand.IntN(n.services-1), r.rand.IntN(endpoints)
 		return n.prepare(s, n.with(s, k, spare(s, k)))
@@ -83,7 +83,7 @@ func (r *run) replaceOthers(ctx context.Context, n *node) error {
 
 // replaceOwn replaces endpoints of the Service that is connected to, one after the other, by others that answer as well:
 // nine of ten stay each time.
-func (r *run) replaceOwn(ctx context.Context, n *node) error {
+func (r *services) replaceOwn(ctx context.Context, n *node) error {
 	s := n.slice(0).DeepCopy()
 	return r.replace(ctx, r.Profile.Own, func(i int) (func() error, error) {
 		k := i % endpoints
@@ -93,7 +93,7 @@ func (r *run) replaceOwn(ctx context.Context, n *node) error {
 }
 
 // replace saves so many files at a steady pace.
-func (r *run) replace(ctx context.Context, times int, next func(i int) (func() error, error)) error {
+func (r *services) replace(ctx context.Context, times int, next func(i int) (func() error, error)) error {
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
 	for i := range times {
@@ -115,7 +115,7 @@ func (r *run) replace(ctx context.Context, times int, next func(i int) (func() e
 
 // killAgent kills the agent and starts it again, with everything in the kernel, and with a change to find that was made
 // while it was away.
-func (r *run) killAgent(ctx context.Context, n *node, round int) error {
+func (r *services) killAgent(ctx context.Context, n *node, round int) error {
 	n.kill()
 	if n.services > 1 {
 		s := 1 + r.rand.IntN(n.services-1)

@@ -12,9 +12,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 	nft "fairlead.dev/fairlead/kernel/nftables"
@@ -43,8 +46,16 @@ type pair struct {
 	services int // 0: none, and no agent
 	node     *netns.Namespace
 	far      *netns.Namespace
-	server   *load.Server
-	targets  []netip.AddrPort
+	servers  []server
+	agent    *process    // nil: none, or none yet
+	cgroup   string      // folder of the one that holds the node's processes; "": they need none of their own
+	words    *load.Words // that the server understands; nil: load's own
+}
+
+// server answers in a far end.
+type server interface {
+	load.Worker
+	Close() error
 }
 
 // settings of both namespaces: no packet but ours, and ports enough that none comes again while conntrack knows it.
@@ -65,13 +76,34 @@ func newPair(ctx context.Context, name string) (p *pair, err error) {
 			err = errors.Join(err, p.close())
 		}
 	}()
-	if p.node, err = newSpace(name + "-node"); err != nil {
+	if p.node, err = newSpace(name + nodeSuffix); err != nil {
 		return p, err
 	}
 	if p.far, err = newSpace(name + "-far"); err != nil {
 		return p, err
 	}
 	return p, p.join(ctx)
+}
+
+// enter runs f on the calling thread as one of the node's processes.
+func (p *pair) enter(f func() error) error {
+	return p.node.Do(func() error {
+		if p.cgroup == "" {
+			return f()
+		}
+		return cgroup.Do(p.cgroup, f)
+	})
+}
+
+// workers are those whose processor time belongs to a load between the two.
+func (p *pair) workers() (w load.Workers) {
+	for _, s := range p.servers {
+		w.Servers = append(w.Servers, s)
+	}
+	if p.agent != nil {
+		w.Agents = []load.Worker{p.agent}
+	}
+	return w
 }
 
 // newSpace makes a namespace with our settings and its loopback up.
@@ -168,12 +200,15 @@ func (p *pair) translate(from, to netip.AddrPort) error {
 	return nil
 }
 
-// serve starts the server at a place in the far namespace.
-func (p *pair) serve(place load.Place) (err error) {
-	p.server, err = load.Serve(load.ServerConfig{
-		Place: place, Sizes: sizes, ID: 1,
-		Listen: []netip.AddrPort{netip.AddrPortFrom(netip.IPv4Unspecified(), serverPort)},
-	})
+// everywhere is all addresses of the far namespace, at the endpoints' port.
+var everywhere = netip.AddrPortFrom(netip.IPv4Unspecified(), serverPort)
+
+// serve starts a server at a place in the far namespace.
+func (p *pair) serve(place load.Place, at netip.AddrPort, sizes load.Sizes, id byte) error {
+	s, err := load.Serve(load.ServerConfig{Place: place, Sizes: sizes, ID: id, Listen: []netip.AddrPort{at}})
+	if err == nil {
+		p.servers = append(p.servers, s)
+	}
 	return err
 }
 
@@ -198,8 +233,18 @@ func (p *pair) tracked() (n int, err error) {
 // close ends the server and removes the namespaces.
 func (p *pair) close() error {
 	var errs []error
-	if p.server != nil {
-		errs = append(errs, p.server.Close())
+	for _, s := range p.servers {
+		errs = append(errs, s.Close())
+	}
+	if p.agent != nil { // what it pinned outlives the namespace
+		errs = append(errs, p.enter(func() error { return agent.Clean(context.Background()) }))
+	}
+	for end := time.Now().Add(time.Second); p.cgroup != "" && time.Now().Before(end); {
+		errs = append(errs, cgroup.Delete(p.cgroup))
+		if _, err := os.Stat(p.cgroup); err != nil {
+			break
+		}
+		time.Sleep(time.Millisecond) // threads that have ended leave it a moment later
 	}
 	for _, ns := range []*netns.Namespace{p.node, p.far} {
 		if ns != nil {

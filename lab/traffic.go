@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"time"
 
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/lab/load"
@@ -14,83 +15,60 @@ import (
 // sizes of a request and its answer: a small HTTP exchange's.
 var sizes = load.Sizes{Request: 100, Response: 1000}
 
-// operations of the closed loop, by measure.
-var operations = []operation{
-	{"connect", load.Connect, false}, {"crr", load.CRR, false}, {"rr", load.RR, false}, {"connect-many", load.Connect, true},
-}
-
-// operation is what a client does in a block.
+// operation is what every arm that takes part does for a block in each round.
 type operation struct {
 	measure string
-	op      load.Op
-	many    bool // to all targets, which only arms of more Services than endpoints have
+	targets func(*pair) []netip.AddrPort // whom an arm's client connects to; none: the arm takes no part
+	load    loader
+	bytes   int // carried by each operation, where that is measured
 }
 
-// aim gives a pair what its client may connect to: the server's own addresses, or Services.
-func (p *pair) aim() {
-	switch {
-	case p.arm == armRule:
-		p.targets = []netip.AddrPort{entry(0)}
-		return
-	case p.services == 0:
-		for i := range fewTargets {
-			p.targets = append(p.targets, netip.AddrPortFrom(serverAddr(i), serverPort))
-		}
-		return
-	}
-	for _, i := range targets(p.services) {
-		p.targets = append(p.targets, entry(i))
+// loader has the client of an arm load targets for a while.
+type loader func(ctx context.Context, p *pair, to []netip.AddrPort) (load.Sample, *load.Trace, error)
+
+// closed is a closed loop for a time.
+func (r *run) closed(op load.Op, warm, block time.Duration) loader {
+	return func(ctx context.Context, p *pair, to []netip.AddrPort) (load.Sample, *load.Trace, error) {
+		s, err := r.client(p, to, warm).Run(ctx, op, block)
+		return s, nil, err
 	}
 }
 
-// has says whether an arm takes part in an operation.
-func (o operation) has(p *pair) bool {
-	return !o.many || p.arm == armDirect || p.arm == armAgain || p.services > fewTargets
+// client is a closed loop's that ends connections with a reset.
+func (r *run) client(p *pair, to []netip.AddrPort, warm time.Duration) load.Client {
+	return load.Client{Place: r.place(p), Targets: to, Seed: r.rand.Uint64(), Sizes: sizes, Words: p.words, Close: load.Reset, Warm: warm, Workers: p.workers()}
 }
 
-// targets of an operation. A kept connection is kept for each: in every arm as many, so that sockets are equally warm.
-func (o operation) targets(p *pair) (l []netip.AddrPort) {
-	if o.many {
-		return p.targets
-	}
-	for i := range fewTargets {
-		l = append(l, p.targets[i*len(p.targets)/fewTargets])
-	}
-	return l
+// place is where a pair's client runs: on the processor set apart, uninterrupted if that may be, where the node's own
+// processes are.
+func (r *run) place(p *pair) load.Place {
+	return load.Place{Enter: p.enter, CPUs: r.cpus.load, Realtime: r.realtime}
 }
 
-// place is where client and server run: on the processor set apart, and uninterrupted if that may be.
-func (r *run) place(ns *netns.Namespace) load.Place {
+// far is where a server runs: on the same processor.
+func (r *run) far(ns *netns.Namespace) load.Place {
 	return load.Place{Enter: ns.Do, CPUs: r.cpus.load, Realtime: r.realtime}
 }
 
-// traffic is a round, in which the agents have nothing to do.
-func (r *run) traffic(ctx context.Context, n int) error {
-	return r.unchanged(n, duringTraffic, func() error { return r.round(ctx, n) })
-}
-
-// round has every arm do every operation for a block, the baseline first and last.
-func (r *run) round(ctx context.Context, n int) error {
+// round has every arm do every operation for a block, in an order drawn for each, the baseline first and last.
+func (r *run) round(ctx context.Context, n int, operations []operation) error {
 	for _, i := range r.rand.Perm(len(operations)) {
 		o := operations[i]
-		if o.many && r.Profile.most() <= fewTargets {
-			continue
-		}
 		runtime.GC() // so that none falls into a block
 		for _, p := range r.order(o) {
 			if err := r.block(ctx, n, p, o); err != nil {
-				return fmt.Errorf("round %d of %s: %w", n+1, p.node.Name, err)
+				return fmt.Errorf("round %d, %s of %s: %w", n+1, o.measure, p.node.Name, err)
 			}
 		}
 	}
 	return nil
 }
 
-// order draws one of the arms: the baseline, which is the first pair, at both ends.
+// order draws one of the arms that take part: the baseline, which is the first pair, at both ends.
 func (r *run) order(o operation) []*pair {
 	base, l := r.pairs[0], []*pair{}
 	for _, p := range r.pairs[1:] {
-		if o.has(p) {
+		if len(o.targets(p)) > 0 {
 			l = append(l, p)
 		}
 	}
@@ -100,15 +78,22 @@ func (r *run) order(o operation) []*pair {
 
 // block has one arm do one operation for a while.
 func (r *run) block(ctx context.Context, round int, p *pair, o operation) error {
-	s, err := load.Client{
-		Place: r.place(p.node), Targets: o.targets(p), Seed: r.rand.Uint64(), Sizes: sizes, Close: load.Reset,
-		Warm: r.Profile.Warm, Servers: []*load.Server{p.server},
-	}.Run(ctx, o.op, r.Profile.Block)
+	s, t, err := o.load(ctx, p, o.targets(p))
 	if err != nil {
 		return err
 	}
 	b, err := result.Block{Measure: o.measure, Arm: p.arm, Round: round, Params: params(p.services)}.Timed(s)
 	if err != nil {
+		return err
+	}
+	if t != nil {
+		t.Slowest = nil
+		b.Trace, r.late = t, max(r.late, time.Duration(t.Late))
+	}
+	if o.bytes > 0 {
+		b.Counters["bytes"] = float64(o.bytes) * float64(s.Ops)
+	}
+	if err := r.out.Samples(b, s.Times); err != nil {
 		return err
 	}
 	n, err := p.tracked()

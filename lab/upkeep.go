@@ -11,7 +11,7 @@ import (
 )
 
 // begin starts a node's agent with nothing in the kernel and waits until it is done and rests.
-func (r *run) begin(ctx context.Context, n *node) error {
+func (r *services) begin(ctx context.Context, n *node) error {
 	if err := r.hire(n); err != nil {
 		return err
 	}
@@ -23,12 +23,12 @@ func (r *run) begin(ctx context.Context, n *node) error {
 }
 
 // ready waits until a node's agent is ready and notes how long after its start that was.
-func (r *run) ready(ctx context.Context, n *node, round int, kernel string) error {
+func (r *services) ready(ctx context.Context, n *node, round int, kernel string) error {
 	took, err := n.wait(ctx)
 	if err != nil {
 		return err
 	}
-	b := result.Block{Arm: armNFT, Round: round, Params: with(n.services, "kernel", kernel), Wall: took}
+	b := result.Block{Arm: armNFT, Round: round, Params: with(n.services, also("kernel", kernel)), Wall: took}
 	return r.add(b, "ready", float64(took))
 }
 
@@ -37,7 +37,7 @@ func (r *run) ready(ctx context.Context, n *node, round int, kernel string) erro
 const looks = 5
 
 // memory reads the resident memory of every agent.
-func (r *run) memory(ctx context.Context, after string) error {
+func (r *services) memory(ctx context.Context, after string) error {
 	for _, n := range r.nodes {
 		if err := n.settle(ctx); err != nil {
 			return err
@@ -52,7 +52,7 @@ func (r *run) memory(ctx context.Context, after string) error {
 			if err != nil {
 				return err
 			}
-			b := result.Block{Arm: armNFT, Round: i, Params: with(n.services, "after", after), Counters: map[string]float64{"most": float64(most)}}
+			b := result.Block{Arm: armNFT, Round: i, Params: with(n.services, also("after", after)), Counters: map[string]float64{"most": float64(most)}}
 			if err := r.add(b, "memory", float64(now)); err != nil {
 				return err
 			}
@@ -68,7 +68,7 @@ const (
 )
 
 // idle sees what the agents use of a processor while nothing changes and nothing else runs here.
-func (r *run) idle(ctx context.Context) error {
+func (r *services) idle(ctx context.Context) error {
 	for i := range looks {
 		if err := r.unchanged(i, duringQuiet, func() error { return rest(ctx, r.Profile.Quiet/looks) }); err != nil {
 			return err
@@ -78,7 +78,7 @@ func (r *run) idle(ctx context.Context) error {
 }
 
 // unchanged notes what the agents use of a processor while something goes on that changes nothing for them.
-func (r *run) unchanged(round int, during string, something func() error) error {
+func (r *services) unchanged(round int, during string, something func() error) error {
 	before, err := r.activity()
 	if err != nil {
 		return err
@@ -93,7 +93,7 @@ func (r *run) unchanged(round int, during string, something func() error) error 
 		return err
 	}
 	for k, n := range r.nodes {
-		b := result.Block{Arm: armNFT, Round: round, Params: with(n.services, "during", during), Start: begin, Wall: wall,
+		b := result.Block{Arm: armNFT, Round: round, Params: with(n.services, also("during", during)), Start: begin, Wall: wall,
 			Counters: map[string]float64{"wakeups": after[k].woken - before[k].woken}}
 		if err := r.add(b, "idle", float64(after[k].used-before[k].used)/float64(wall)); err != nil {
 			return err
@@ -108,7 +108,7 @@ type activity struct {
 }
 
 // activity reads what every agent has used so far.
-func (r *run) activity() (l []activity, err error) {
+func (r *services) activity() (l []activity, err error) {
 	for _, n := range r.nodes {
 		used, uerr := n.used()
 		woken, werr := n.woken()
@@ -126,9 +126,12 @@ func params(services int) map[string]string {
 	return map[string]string{"services": fmt.Sprint(services)}
 }
 
-// with adds one to them.
-func with(services int, name, value string) map[string]string {
-	p := maps.Clone(params(services))
-	p[name] = value
+// with adds others to them.
+func with(services int, more map[string]string) map[string]string {
+	p := params(services)
+	maps.Copy(p, more)
 	return p
 }
+
+// also is one parameter, for with.
+func also(name, value string) map[string]string { return map[string]string{name: value} }

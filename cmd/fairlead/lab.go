@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -30,72 +29,73 @@ every number comes with its interval, every run with what it can't tell from not
 network namespaces that the lab makes and removes: nothing of the machine's own network is touched.`,
 		Args: cobra.NoArgs,
 	}
-	run := &cobra.Command{Use: "run", Short: "Run an experiment", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	run.AddCommand(labServices())
+	run := &cobra.Command{
+		Use: "run", Short: "Run an experiment", Args: cobra.NoArgs,
+		Long: "Run an experiment: build its network, load it, and report. --help of each says what it does and how long it takes.",
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	for _, e := range lab.Experiments() {
+		run.AddCommand(labRun(e))
+	}
 	c.AddCommand(run, labReport())
 	return c
 }
 
-// labServices runs the experiment services.
-func labServices() *cobra.Command {
-	var quick bool
-	var out string
-	var services []int
-	var seed uint64
+// labRun runs an experiment.
+func labRun(e lab.Experiment) *cobra.Command {
+	o := lab.Options{Agent: []string{"/proc/self/exe"}}
 	c := &cobra.Command{
-		Use:   "services",
-		Short: "What a Service costs a connection, and what it costs to keep the kernel up to date",
-		Long: `Measure what a connection through a Service costs at 1 to 10,000 Services of ten endpoints, against the same
-connection without any rule, and what it costs to keep the kernel up to date: cold sync, one change, a saved file,
-memory, idle time, and connections lost while everything changes. It takes about four minutes with --quick, one to two
-hours without, and root.
+		Use:   e.Name,
+		Short: e.Short,
+		Long: e.Long + `
 
 Results go to a folder of their own below --out: the raw blocks, a summary, charts, report.html and report.md.
 Ctrl-C takes everything down and reports what was measured so far.`,
-		Example: `  fairlead lab run services --quick
-  fairlead lab run services --services 10,1000 --seed 7 --out results`,
-		Args: cobra.NoArgs,
+		Example: fmt.Sprintf("  fairlead lab run %s --quick\n  fairlead lab run %[1]s --seed 7 --out results", e.Name),
+		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			p := lab.Full()
-			if quick {
-				p = lab.Quick()
-			}
-			if c.Flags().Changed("services") {
-				p.Services = services
-			}
 			if !c.Flags().Changed("seed") {
-				seed = uint64(time.Now().UnixNano()) % 1_000_000
+				o.Seed = uint64(time.Now().UnixNano()) % 1_000_000
 			}
-			o := lab.Options{Profile: p, Seed: seed, Out: out, Agent: []string{"/proc/self/exe"}, Output: c.ErrOrStderr(),
-				Command: again(p, quick, seed)}
-			return runLab(c, o)
+			if !c.Flags().Changed("services") {
+				o.Services = nil
+			}
+			o.Output, o.Command = c.ErrOrStderr(), again(e, o)
+			return runLab(c, e, o)
 		},
 	}
 	f := c.Flags()
-	f.BoolVar(&quick, "quick", false, "about four minutes instead of hours: fewer rounds, wider intervals")
-	f.StringVar(&out, "out", "lab-results", "folder in which the run's own folder is made")
-	f.IntSliceVar(&services, "services", lab.Full().Services, "numbers of Services, rising")
-	f.Uint64Var(&seed, "seed", 0, "draws every order (default: from the clock)")
+	f.BoolVar(&o.Quick, "quick", false, "minutes instead of hours: fewer rounds, wider intervals")
+	f.StringVar(&o.Out, "out", "lab-results", "folder in which the run's own folder is made")
+	f.Uint64Var(&o.Seed, "seed", 0, "draws every order (default: from the clock)")
+	if e.Services != nil {
+		f.IntSliceVar(&o.Services, "services", e.Services, "numbers of Services, rising; --quick has fewer")
+	}
+	if e.Compares {
+		f.StringSliceVar(&o.Modes, "modes", nil, "modes to compare (default: all that run here)")
+	}
 	c.MarkFlagDirname("out")
 	return c
 }
 
 // again is the command that repeats a run.
-func again(p lab.Profile, quick bool, seed uint64) []string {
-	l := []string{"fairlead", "lab", "run", "services"}
-	if quick {
+func again(e lab.Experiment, o lab.Options) []string {
+	l := []string{"fairlead", "lab", "run", e.Name}
+	if o.Quick {
 		l = append(l, "--quick")
 	}
-	var n []string
-	for _, s := range p.Services {
-		n = append(n, strconv.Itoa(s))
+	if o.Services != nil {
+		l = append(l, "--services", strings.ReplaceAll(strings.Trim(fmt.Sprint(o.Services), "[]"), " ", ","))
 	}
-	return append(l, "--services", strings.Join(n, ","), "--seed", strconv.FormatUint(seed, 10))
+	if o.Modes != nil {
+		l = append(l, "--modes", strings.Join(o.Modes, ","))
+	}
+	return append(l, "--seed", fmt.Sprint(o.Seed))
 }
 
 // runLab runs the experiment and shows what came of it, also of a part of it.
-func runLab(c *cobra.Command, o lab.Options) error {
-	dir, err := lab.Services(c.Context(), o)
+func runLab(c *cobra.Command, e lab.Experiment, o lab.Options) error {
+	dir, err := e.Run(c.Context(), o)
 	if dir == "" {
 		return err
 	}

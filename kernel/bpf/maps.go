@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -36,8 +37,10 @@ func spec(s Sizes) (*ebpf.CollectionSpec, error) {
 // own says whether a map is one that agents share: not the programs' constants.
 func own(name string) bool { return name[0] != '.' }
 
-// Layout names the form of the maps: maps of another can't be used by these programs. It is "64k-…": the size, then a
-// digest of names, types and sizes.
+// layoutPrefix begins the names of layouts.
+const layoutPrefix = "maps-"
+
+// Layout names the form of the maps, by a digest of names, types and sizes: programs can't use maps of another.
 func Layout(s Sizes) (string, error) {
 	c, err := spec(s)
 	if err != nil {
@@ -49,7 +52,7 @@ func Layout(s Sizes) (string, error) {
 			fmt.Fprintln(h, n, m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags, m.Key, m.Value)
 		}
 	}
-	return "maps-" + hex.EncodeToString(h.Sum(nil)[:5]), nil
+	return layoutPrefix + hex.EncodeToString(h.Sum(nil)[:5]), nil
 }
 
 // Maps are the programs' maps, opened.
@@ -65,11 +68,55 @@ type Maps struct {
 	mapped [][]byte
 }
 
-// CreateMaps makes empty maps, pinned in a folder. What is there already of an attempt that ended halfway is opened.
-func CreateMaps(folder string, s Sizes) (*Maps, error) {
-	if err := MakeFolder(folder); err != nil {
-		return nil, err
+// traffic is the maps that packets and sockets write. They don't go with a layout: an upgrade finds what it needs to go on.
+var traffic = map[string]bool{
+	serviceMapAffinity: true, serviceMapConnected: true, serviceMapHomes: true, serviceMapNamed: true, serviceMapPeers: true,
+	serviceMapRecent: true,
+}
+
+// stateFolder is where the traffic's maps are, beside the layouts' folders.
+const stateFolder = "state"
+
+// pin gives the path of a map's pin. The name of one of the traffic's says of what form it is.
+func pin(folder string, m *ebpf.MapSpec) string {
+	if !traffic[m.Name] {
+		return filepath.Join(folder, m.Name)
 	}
+	form := sha256.Sum256(fmt.Append(nil, m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags, m.Key, m.Value))
+	return filepath.Join(filepath.Dir(folder), stateFolder, m.Name+"-"+hex.EncodeToString(form[:4]))
+}
+
+// CreateMaps makes the maps of a layout, pinned in a folder. What is there already is opened: the traffic's maps, and those of
+// an attempt that ended halfway.
+func CreateMaps(folder string, s Sizes) (*Maps, error) {
+	for _, f := range []string{folder, filepath.Join(filepath.Dir(folder), stateFolder)} {
+		if err := MakeFolder(f); err != nil {
+			return nil, err
+		}
+	}
+	return newMaps(folder, s, func(path string, m *ebpf.MapSpec) (*ebpf.Map, error) {
+		held, err := ebpf.LoadPinnedMap(path, nil)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return held, err
+		}
+		made, err := ebpf.NewMap(m)
+		if err != nil {
+			return nil, explain(err)
+		}
+		if err := made.Pin(path); err != nil {
+			made.Close()
+			return nil, err
+		}
+		return made, nil
+	})
+}
+
+// OpenMaps opens the maps of a layout pinned in a folder. Where there are none, or not all, the error is fs.ErrNotExist.
+func OpenMaps(folder string, s Sizes) (*Maps, error) {
+	return newMaps(folder, s, func(path string, _ *ebpf.MapSpec) (*ebpf.Map, error) { return ebpf.LoadPinnedMap(path, nil) })
+}
+
+func newMaps(folder string, s Sizes, open func(string, *ebpf.MapSpec) (*ebpf.Map, error)) (*Maps, error) {
 	c, err := spec(s)
 	if err != nil {
 		return nil, err
@@ -79,43 +126,62 @@ func CreateMaps(folder string, s Sizes) (*Maps, error) {
 		if !own(n) {
 			continue
 		}
-		ms.Pinning = ebpf.PinByName
-		if m.named[n], err = ebpf.NewMapWithOptions(ms, ebpf.MapOptions{PinPath: folder}); err != nil {
-			return nil, errors.Join(fmt.Errorf("bpf: make map %s: %w", n, explain(err)), m.Close())
+		held, err := open(pin(folder, ms), ms)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("bpf: map %s: %w", n, err), m.Close())
 		}
+		m.named[n] = held
 	}
 	return m, m.mapMemory()
 }
 
-// OpenMaps opens the maps pinned in a folder. Where there are none, or not all, the error is fs.ErrNotExist.
-func OpenMaps(folder string, s Sizes) (*Maps, error) {
+// RemoveMaps removes the maps of a layout; with the last layout, also the traffic's, and else those of these that no layout of
+// this version has.
+func RemoveMaps(folder string, s Sizes) error {
+	if err := os.RemoveAll(folder); err != nil {
+		return fmt.Errorf("bpf: remove maps: %w", err)
+	}
+	above := filepath.Dir(folder)
+	if others, _ := filepath.Glob(filepath.Join(above, layoutPrefix+"*")); len(others) == 0 {
+		return RemoveFolder(filepath.Join(above, stateFolder))
+	}
 	c, err := spec(s)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	m := &Maps{sizes: s, named: map[string]*ebpf.Map{}}
-	for n := range c.Maps {
-		if !own(n) {
+	ours := map[string]bool{}
+	for _, m := range c.Maps {
+		ours[pin(folder, m)] = true
+	}
+	held, _ := filepath.Glob(filepath.Join(above, stateFolder, "*"))
+	for _, path := range held {
+		if ours[path] {
 			continue
 		}
-		if m.named[n], err = ebpf.LoadPinnedMap(filepath.Join(folder, n), nil); err != nil {
-			delete(m.named, n)
-			return nil, errors.Join(fmt.Errorf("bpf: open map %s: %w", n, err), m.Close())
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("bpf: remove maps: %w", err)
 		}
 	}
-	return m, m.mapMemory()
+	return nil
 }
 
-// among says whether one of the maps is among those, by ID.
-func (m *Maps) among(ids []ebpf.MapID) bool {
+// serve says whether a program that uses maps of those IDs works on these: all but one, its constants, must be ours.
+func (m *Maps) serve(program []ebpf.MapID) bool {
+	ours := map[ebpf.MapID]bool{}
 	for _, n := range m.named {
 		if i, err := n.Info(); err == nil {
-			if id, ok := i.ID(); ok && slices.Contains(ids, id) {
-				return true
+			if id, ok := i.ID(); ok {
+				ours[id] = true
 			}
 		}
 	}
-	return false
+	others := 0
+	for _, id := range program {
+		if !ours[id] {
+			others++
+		}
+	}
+	return others <= 1
 }
 
 // mapMemory maps the arrays.
@@ -153,6 +219,9 @@ func (m *Maps) memory(name string, each uintptr) ([]byte, error) {
 	m.mapped = append(m.mapped, b)
 	return b, nil
 }
+
+// IsLayout says whether a name is one that Layout gives, in any version.
+func IsLayout(name string) bool { return strings.HasPrefix(name, layoutPrefix) }
 
 // Close gives the maps back. Pinned, they stay.
 func (m *Maps) Close() error {

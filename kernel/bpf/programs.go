@@ -268,7 +268,7 @@ func Attached(folder string, m *Maps) (string, error) {
 		name, maps := program(i.Program)
 		d, ours := strings.CutPrefix(name, "fl_"+h.short+"_")
 		switch {
-		case m != nil && ours && !m.among(maps):
+		case m != nil && ours && !m.serve(maps):
 			return h.name + " works on other maps", nil
 		case !here:
 			return h.name + " is detached", nil

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"time"
 	"unsafe"
 
@@ -53,7 +52,7 @@ func (m *Maps) Trace(ctx context.Context, pool, namespace uint64, take func(Even
 		return fmt.Errorf("bpf: read events: %w", err)
 	}
 	defer r.Close()
-	stop := context.AfterFunc(ctx, func() { r.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { r.Close() })
 	defer stop()
 	if err := m.trace(serviceTrace{On: 1, Pool: pool, Namespace: namespace}); err != nil {
 		return err
@@ -61,7 +60,7 @@ func (m *Maps) Trace(ctx context.Context, pool, namespace uint64, take func(Even
 	defer m.trace(serviceTrace{})
 	for {
 		record, err := r.Read()
-		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, ringbuf.ErrClosed) {
+		if errors.Is(err, ringbuf.ErrClosed) {
 			return nil
 		}
 		if err != nil {
@@ -93,10 +92,13 @@ func event(b []byte) (e Event, ok bool) {
 		}
 		command = append(command, byte(c))
 	}
-	return Event{
+	e = Event{
 		Time: time.Duration(raw.Time), Namespace: raw.Namespace, Pool: raw.Pool,
 		Entry:   netip.AddrPortFrom(Addr(raw.Entry.Address.Word), Port(raw.Entry.Port)),
-		Backend: netip.AddrPortFrom(Addr(raw.Backend.Address.Word), Port(raw.Backend.Port)),
 		Process: raw.Process, Protocol: raw.Protocol, Outcome: Outcome(raw.Outcome), Command: string(command),
-	}, true
+	}
+	if e.Outcome == Translated {
+		e.Backend = netip.AddrPortFrom(Addr(raw.Backend.Address.Word), Port(raw.Backend.Port))
+	}
+	return e, true
 }

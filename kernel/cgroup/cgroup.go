@@ -128,6 +128,14 @@ func Do(path string, f func() error) (err error) {
 	return f()
 }
 
+// Enter moves the whole process for good: for programs about to exec another.
+func Enter(path string) error {
+	if err := os.WriteFile(filepath.Join(path, "cgroup.procs"), []byte("0"), 0); err != nil {
+		return fmt.Errorf("cgroup: enter %s: %w", path, err)
+	}
+	return nil
+}
+
 // enter moves the calling thread.
 func enter(path string) error {
 	f, err := os.OpenFile(filepath.Join(path, "cgroup.threads"), os.O_WRONLY, 0)

@@ -214,12 +214,22 @@ func TestConcerns(t *testing.T) {
 
 func TestAdvice(t *testing.T) {
 	for said, want := range map[string]string{
-		"Another app is currently holding the xtables lock; waiting (1s) for it to exit...": "fuser",
-		"can't initialize iptables table `nat': Permission denied (you must be root)":       "run as root",
-		"Warning: Extension bpf revision 0 not supported, missing kernel module?":           "lacks",
+		"Another app is currently holding the xtables lock; waiting (1s) for it to exit...":    "fuser",
+		"can't initialize iptables table `nat': Permission denied (you must be root)":          "run as root",
+		"Warning: Extension bpf revision 0 not supported, missing kernel module?":              "lacks",
+		"can't initialize iptables table `nat': Table does not exist (do you need to insmod?)": "nft",
+		"iptables-nft-restore: Failed to initialize nft: Protocol not supported":               "legacy",
 	} {
 		if is := advice(said); !strings.Contains(is, want) {
 			t.Errorf("%q: advice %q says nothing of %q", said, is, want)
 		}
+	}
+}
+
+func TestSizesOfAFamilyThatTheKernelLacks(t *testing.T) {
+	inUse := func(Family) (string, error) { return "\nnat\n", nil }
+	c := &counts{used: inUse, fds: map[Family]int{}, known: map[place]info{}}
+	if changed, err := c.look(IPv6); changed || err != nil {
+		t.Errorf("tables of a family without a socket: changed %t, %v", changed, err)
 	}
 }

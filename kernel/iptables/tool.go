@@ -193,6 +193,10 @@ func advice(said string) string {
 		return "; run as root or with CAP_NET_ADMIN and CAP_NET_RAW"
 	case strings.Contains(said, "missing kernel module"):
 		return "; the kernel lacks a match or target that the rules need"
+	case strings.Contains(said, "do you need to insmod"):
+		return "; the kernel lacks that table of xtables: use the variant nft, or the data plane nftables"
+	case strings.Contains(said, "Failed to initialize nft"):
+		return "; the kernel lacks nf_tables: use the variant legacy"
 	}
 	return ""
 }

@@ -184,7 +184,7 @@ func attribute(b []byte, kind uint16) string {
 type counts struct {
 	used  func(Family) (string, error)
 	mu    sync.Mutex
-	fds   map[Family]int
+	fds   map[Family]int // of the families that the kernel speaks
 	known map[place]info
 }
 
@@ -202,6 +202,9 @@ func newCounts(used func(Family) (string, error)) (*counts, error) {
 	c := &counts{used: used, fds: map[Family]int{}, known: map[place]info{}}
 	for f, domain := range map[Family]int{IPv4: unix.AF_INET, IPv6: unix.AF_INET6} {
 		fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if errors.Is(err, unix.EAFNOSUPPORT) {
+			continue
+		}
 		if err != nil {
 			c.close()
 			return nil, fmt.Errorf("iptables: open raw socket: %w; run as root or with CAP_NET_RAW", err)
@@ -265,6 +268,9 @@ func (c *counts) changed() bool {
 // look takes the sizes of a family's tables, and says whether one has changed. It leaves out tables that were never used:
 // looking would make them (xt_find_table_lock).
 func (c *counts) look(f Family) (changed bool, err error) {
+	if _, spoken := c.fds[f]; !spoken {
+		return false, nil
+	}
 	names, err := c.used(f)
 	if err != nil {
 		return false, err

@@ -51,6 +51,8 @@ var tints = []tint{
 	{"#9c3d82", "#e99bd0"}, // purple
 	{"#866000", "#e6bc43"}, // ochre
 	{"#2c2f8f", "#a9adff"}, // indigo
+	{"#a3123f", "#ff8fab"}, // crimson
+	{"#00707f", "#4cc9d9"}, // teal
 }
 
 // Grounds and inks.
@@ -63,7 +65,7 @@ var (
 	bad    = tint{"#b3261e", "#ff8a80"}
 )
 
-var dashes = []string{"", "", "7 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2"}
+var dashes = []string{"", "", "7 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2", "3 2", "14 3 3 3"}
 
 func (s Style) class() string { return "c" + strconv.Itoa(s.index()) }
 func (s Style) tint() tint    { return tints[s.index()] }
@@ -263,6 +265,10 @@ func (c *canvas) marker(x, y float64, s Style, hollow bool) {
 	case 6:
 		poly(at(-1.2, -0.45), at(-0.45, -0.45), at(-0.45, -1.2), at(0.45, -1.2), at(0.45, -0.45), at(1.2, -0.45),
 			at(1.2, 0.45), at(0.45, 0.45), at(0.45, 1.2), at(-0.45, 1.2), at(-0.45, 0.45), at(-1.2, 0.45))
+	case 7:
+		poly(at(-1.2, -0.6), at(1.2, -0.6), at(1.2, 0.6), at(-1.2, 0.6))
+	case 8:
+		poly(at(0, -1.2), at(1.15, -0.35), at(0.7, 1), at(-0.7, 1), at(-1.15, -0.35))
 	default:
 		fmt.Fprintf(&c.b, `<circle cx="%s" cy="%s" r="%s"%s/>`+"\n", px(x), px(y), px(r), look)
 	}

@@ -199,6 +199,7 @@ type Counts struct {
 	Name  string
 	Style Style
 	Bins  []Bin
+	Line  bool // its outline alone is drawn
 }
 
 // Histogram is sets of numbers by value, each as shares of its own total, over a logarithmic axis if X says so. What lies
@@ -219,7 +220,7 @@ func (c Histogram) plot() *plot {
 	lo, hi, beyond := c.reach()
 	var keys []key
 	for _, s := range c.Sets {
-		keys = append(keys, key{name: s.Name, style: s.Style, plain: true})
+		keys = append(keys, key{name: s.Name, style: s.Style, plain: !s.Line, bare: s.Line})
 	}
 	c.Frame.Sub = strings.TrimSpace(c.Frame.Sub + beyond)
 	p := newPlot(c.Frame, 330, "share per column", keys)
@@ -232,7 +233,7 @@ func (c Histogram) plot() *plot {
 	}
 	p.axes(c.X, Axis{Zero: true, Suffix: " %"}, []float64{lo, hi}, ys, 8)
 	for i, s := range c.Sets {
-		p.outline(shares[i], s.Style)
+		p.outline(shares[i], s)
 	}
 	return p
 }
@@ -299,8 +300,9 @@ func (s Counts) shares(cols scale) []float64 {
 	return out
 }
 
-// outline fills a histogram faintly and draws its upper edge.
-func (p *plot) outline(shares []float64, s Style) {
+// outline draws a histogram's upper edge, and fills it faintly unless it is a line alone.
+func (p *plot) outline(shares []float64, c Counts) {
+	s := c.Style
 	step := (p.x.b - p.x.a) / columns
 	first := slices.IndexFunc(shares, func(v float64) bool { return v > 0 })
 	if first < 0 {
@@ -313,6 +315,8 @@ func (p *plot) outline(shares []float64, s Style) {
 	}
 	at = append(at, [2]float64{at[len(at)-1][0], p.bottom})
 	d := join(at)
-	p.area(d+"Z", of(s), ` fill-opacity=".18"`)
+	if !c.Line {
+		p.area(d+"Z", of(s), ` fill-opacity=".3"`)
+	}
 	p.path(d, 1.6, of(s), dashed(s.dash()))
 }

@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 )
@@ -27,8 +28,9 @@ type Claim struct {
 	ID, Text  string
 	Value     float64 // over the bound
 	Low, High float64
-	Least     bool   // the bound is a lower one: to keep it is to be above 1
-	Says      string // the number and its bound in their own unit
+	Least     bool    // the bound is a lower one: to keep it is to be above 1
+	Margin    float64 // above 0: the bound is on both sides, 1 ± Margin
+	Says      string  // the number and its bound in their own unit
 	Outcome   Outcome
 }
 
@@ -37,6 +39,7 @@ type Claim struct {
 type Forest struct {
 	Frame
 	Claims []Claim
+	Better string // which way is good; "": "← better"
 }
 
 // SVG draws it.
@@ -63,7 +66,7 @@ func (c Forest) plot() *plot {
 	}
 	p.left += c.names() + forestText
 	p.right -= says + 34
-	p.forestAxis(c.Claims)
+	p.forestAxis(c.Claims, cmp.Or(c.Better, "← better"))
 	y := p.top
 	for i, cl := range c.Claims {
 		p.claim(cl, y, heights[i], margin+c.names())
@@ -104,7 +107,7 @@ func (cl Claim) oriented() (value, low, high float64) {
 // The farthest that a forest plot reaches; what lies beyond is an arrow.
 const forestMost = 32.0
 
-func (p *plot) forestAxis(claims []Claim) {
+func (p *plot) forestAxis(claims []Claim, better string) {
 	values := []float64{0.8, 1.25}
 	for _, cl := range claims {
 		if cl.Outcome != Missing {
@@ -135,7 +138,7 @@ func (p *plot) forestAxis(claims []Claim) {
 	}
 	p.line(one, p.top-4, one, p.bottom, 1.6, cInk, "")
 	p.text(one, p.top-8, middle, labelFace, "bound")
-	p.text(one-30, p.top-8, end, ghostFace, "← better")
+	p.text(one-30, p.top-8, end, ghostFace, better)
 	p.text((p.left+p.right)/2, p.bottom+33, middle, axisFace, "measured ÷ bound")
 }
 
@@ -155,9 +158,13 @@ func (p *plot) claim(cl Claim, top, h, words float64) {
 		cl.Says = look.word
 	}
 	p.text(p.right+30, y+4, start, labelFace, cl.Says)
-	if cl.Outcome != Missing {
-		p.interval(cl, y, look.colour)
+	if cl.Outcome == Missing {
+		return
 	}
+	if cl.Margin > 0 { // the bound's other side, and no line of "better"
+		p.rect(p.x.clamp(1-cl.Margin), y-7, p.x.clamp(1+cl.Margin), y+7, cMute, ` fill-opacity=".25"`)
+	}
+	p.interval(cl, y, look.colour)
 }
 
 // interval draws the claim's number, with an arrow where it leaves the axis.

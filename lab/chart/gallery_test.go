@@ -106,7 +106,7 @@ func drawings() map[string]drawing {
 		},
 		"histogram": Histogram{
 			Frame: Frame{ID: "h", Title: "New connection: where the times lie", Footer: madeUp, Sub: "4,000 connections each"},
-			X:     Axis{Title: "µs per connection", Log: true}, Sets: []Counts{{"direct", 0, bins(direct)}, {"nftables", 1, bins(nft)}},
+			X:     Axis{Title: "µs per connection", Log: true}, Sets: []Counts{{"direct", 0, bins(direct), true}, {"nftables", 1, bins(nft), false}},
 		},
 		"bars": Bars{
 			Frame: Frame{ID: "m", Title: "Resident memory: 31 MiB with one Service, 118 MiB with 10,000", Footer: madeUp, Sub: "highest of 3 readings"},

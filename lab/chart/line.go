@@ -1,11 +1,14 @@
 package chart
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
-// Point is a value at X with its interval; Low = High = 0 means none.
+// Point is a value at X with its interval; equal ends mean none.
 type Point struct{ X, Y, Low, High float64 }
 
-func (p Point) interval() bool { return p.Low != 0 || p.High != 0 }
+func (p Point) interval() bool { return p.Low != p.High }
 
 // Series is points of one kind, by rising X.
 type Series struct {
@@ -55,7 +58,11 @@ func (c Line) plot() *plot {
 		p.reference(r)
 	}
 	for i, s := range c.Series {
-		p.series(s, (float64(i)-float64(len(c.Series)-1)/2)*dodge, c.Y.Log)
+		shift := 0.0
+		if slices.ContainsFunc(s.Points, Point.interval) {
+			shift = (float64(i) - float64(len(c.Series)-1)/2) * dodge
+		}
+		p.series(s, shift, c.Y.Log)
 	}
 	for _, g := range c.Ghosts {
 		p.ghost(g)

@@ -28,6 +28,7 @@ type key struct {
 	style Style
 	ghost bool // hollow, no line
 	plain bool // a block of colour instead of line and marker
+	bare  bool // no marker
 }
 
 // newPlot draws title, sub-title, legend and footer and leaves the rest to the data. yTitle stands above the upright
@@ -96,6 +97,9 @@ func (p *plot) sample(x, y float64, k key) {
 	}
 	if !k.ghost {
 		p.line(x, y, x+24, y, 2, of(k.style), dashed(k.style.dash()))
+	}
+	if k.bare {
+		return
 	}
 	p.marker(x+12, y, k.style, k.ghost)
 }

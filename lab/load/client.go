@@ -18,22 +18,27 @@ const (
 	Connect Op = iota // connect() alone; socket(), a request and its response, which let the server come to rest, and close() are not timed
 	CRR               // connect(), a request, its response, close(); socket() is not timed
 	RR                // a request and its response on a kept connection
+	Stream            // the same with a request of any length, sent out of a small buffer
 )
 
-// String gives "connect", "crr" or "rr".
-func (o Op) String() string { return [...]string{"connect", "crr", "rr"}[o] }
+// String gives "connect", "crr", "rr" or "stream".
+func (o Op) String() string { return [...]string{"connect", "crr", "rr", "stream"}[o] }
 
 // Client is a closed loop: the next operation starts when the last one has ended. What it says about tails is blind to
 // coordinated omission; that is what Open is for.
 type Client struct {
 	Place
 	Targets []netip.AddrPort // visited in turn; RR keeps one connection to each
+	Sources []netip.Addr     // that connections come from, in turn; none: the kernel's choice
 	Seed    uint64           // draws the order of the targets
 	Sizes   Sizes
+	Words   *Words // nil: the package's own protocol
 	Close   Close
 	Timeout time.Duration // of each system call; 0: 5 s
 	Warm    time.Duration // runs before the clock counts
-	Servers []*Server     // whose processor time is counted in
+	Most    int           // operations after which it ends, if the time hasn't before; 0: none
+	Keep    bool          // the sample has each operation's time and answer, in order
+	Workers
 }
 
 // Run does op for d. An operation that fails is counted, not returned; an error means that nothing could be measured.
@@ -42,6 +47,7 @@ func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err 
 	if err := c.Sizes.check(); err != nil {
 		return s, err
 	}
+	c.Words = c.Sizes.words(c.Words)
 	if c.Timeout == 0 {
 		c.Timeout = 5 * time.Second
 	}
@@ -51,12 +57,15 @@ func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err 
 			return err
 		}
 		defer l.close()
-		l.run(ctx, c.Warm)
+		l.run(ctx, c.Warm, 0)
 		l.rec.clear()
-		before, start := c.counts(), time.Now()
-		wall := l.run(ctx, d)
+		l.from = 0
+		before := c.counts()
+		before.own()
+		start := time.Now()
+		wall := l.run(ctx, d, c.Most)
 		after := c.counts()
-		s = l.rec.sample()
+		s = l.rec.sample(c.Keep)
 		s.Start, s.Wall = start, wall
 		s.CPU, s.Counters = after.sub(before)
 		return ctx.Err()
@@ -74,7 +83,7 @@ func first(a []netip.AddrPort) string {
 	return a[0].String()
 }
 
-func (c Client) counts() Counts { return ReadCounts(c.CPUs, c.Servers) }
+func (c Client) counts() Counts { return ReadCounts(c.CPUs, c.Workers) }
 
 // loop is a closed loop at work. Times are since base.
 type loop struct {
@@ -83,30 +92,29 @@ type loop struct {
 	route *route
 	rec   *recorder
 	kept  []int // RR: descriptors by target, -1 where there is none
+	from  int   // the next of Sources
 	req   []byte
+	size  int // of a request: req, over and over
 	resp  []byte
 	do    func(*loop) (start, end time.Duration, err error)
 }
-
-// keep and farewell are the first byte of a request.
-const (
-	keep     = 'k'
-	farewell = 'c'
-)
 
 func (c Client) loop(op Op, d time.Duration) (*loop, error) {
 	r, err := newRoute(c.Targets, c.Seed)
 	if err != nil {
 		return nil, err
 	}
-	l := &loop{Client: c, base: time.Now(), route: r, req: make([]byte, c.Sizes.Request), resp: make([]byte, c.Sizes.Response)}
+	l := &loop{Client: c, base: time.Now(), route: r, req: c.Words.Keep, resp: make([]byte, c.Words.Kept)}
 	l.rec = newRecorder(int(min(d/(4*time.Microsecond), 1<<20)) + 1024)
-	l.do = [...]func(*loop) (time.Duration, time.Duration, error){(*loop).connect, (*loop).crr, (*loop).rr}[op]
-	l.req[0] = keep
-	if c.Close == Fin && op != RR {
-		l.req[0] = farewell
+	l.do = [...]func(*loop) (time.Duration, time.Duration, error){(*loop).connect, (*loop).crr, (*loop).rr, (*loop).rr}[op]
+	if c.Close == Fin && op < RR {
+		l.req, l.resp = c.Words.Bye, make([]byte, c.Words.Byed)
 	}
-	if op == RR {
+	l.size = len(l.req)
+	if op == Stream {
+		l.size, l.req = c.Sizes.Request, l.req[:min(len(l.req), 1<<17)]
+	}
+	if op >= RR {
 		l.kept = make([]int, len(r.to))
 		for i := range l.kept {
 			l.kept[i] = -1
@@ -117,10 +125,11 @@ func (c Client) loop(op Op, d time.Duration) (*loop, error) {
 
 func (l *loop) now() time.Duration { return time.Since(l.base) }
 
-// run loops for d and says how long that took. It looks at ctx every 64 operations.
-func (l *loop) run(ctx context.Context, d time.Duration) time.Duration {
+// run loops for d, or for so many operations if most is not 0, and says how long that took. It looks at ctx every 64
+// operations.
+func (l *loop) run(ctx context.Context, d time.Duration, most int) time.Duration {
 	begin := l.now()
-	for n, now := 0, begin; now-begin < d && (n%64 != 0 || ctx.Err() == nil); n++ {
+	for n, now := 0, begin; now-begin < d && (most == 0 || n < most) && (n%64 != 0 || ctx.Err() == nil); n++ {
 		start, end, err := l.do(l)
 		if err != nil {
 			l.rec.errors[Kind(err)]++
@@ -197,14 +206,16 @@ func (l *loop) dial(to unix.Sockaddr) (int, error) {
 
 // request sends one and reads its response, and the server's FIN after a farewell.
 func (l *loop) request(fd int) error {
-	if err := writeAll(fd, l.req); err != nil {
-		return err
+	for left := l.size; left > 0; left -= len(l.req) {
+		if err := writeAll(fd, l.req[:min(left, len(l.req))]); err != nil {
+			return err
+		}
 	}
 	if err := readAll(fd, l.resp); err != nil {
 		return err
 	}
-	l.rec.answers[l.resp[0]]++
-	if l.req[0] == farewell {
+	l.rec.answered(l.resp[0])
+	if l.Close == Fin && l.kept == nil {
 		return readEnd(fd)
 	}
 	return nil
@@ -221,12 +232,25 @@ func (l *loop) socket(to unix.Sockaddr) (int, error) {
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv),
 		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
 		linger(fd, l.Close),
+		l.bind(fd),
 	)
 	if err != nil {
 		unix.Close(fd)
 		return -1, err
 	}
 	return fd, nil
+}
+
+// bind gives a socket the next source. Its port is drawn at connect(), when the other side is known too.
+func (l *loop) bind(fd int) error {
+	if len(l.Sources) == 0 {
+		return nil
+	}
+	a := l.Sources[l.from%len(l.Sources)]
+	l.from++
+	return errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1),
+		unix.Bind(fd, sockaddr(netip.AddrPortFrom(a, 0))))
 }
 
 func (l *loop) close() {

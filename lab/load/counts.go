@@ -11,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPU is processor time spent during a sample. Server and the sum of User and System are exact; Softirq, Steal and Others are
+// CPU is processor time spent during a sample. Server, Agent and the sum of User and System are exact; Softirq, Steal and Others are
 // counted by the kernel in ticks (10 ms in /proc/stat) over all processors, so only their sums over many samples mean
 // something.
 type CPU struct {
 	User    time.Duration `json:"user"`    // the client's thread
 	System  time.Duration `json:"system"`  // the client's thread
-	Server  time.Duration `json:"server"`  // the servers' threads
+	Server  time.Duration `json:"server"`  // the servers
+	Agent   time.Duration `json:"agent"`   // the agents
 	Softirq time.Duration `json:"softirq"` // network and other deferred work, on the pinned processors if there are any
 	Steal   time.Duration `json:"steal"`   // time that the hypervisor gave to somebody else
 	Others  time.Duration `json:"others"`  // busy time that was not this process
@@ -25,10 +26,10 @@ type CPU struct {
 
 // Counts is a reading of the counters; two readings make a sample's CPU and Counters. What can't be read counts as 0.
 type Counts struct {
-	cpu CPU
-	n   map[string]float64
-	all CPUTimes
-	own time.Duration
+	cpu     CPU
+	n       map[string]float64
+	all     CPUTimes
+	process time.Duration
 }
 
 // ReadCounts reads them for the calling thread, in its network namespace. The counters are:
@@ -43,20 +44,18 @@ type Counts struct {
 //	listen_overflows connections refused since an accept queue was full, in this network namespace
 //
 // softnet counts the whole machine: on a busy one read it over many operations.
-func ReadCounts(cpus []int, servers []*Server) Counts {
+func ReadCounts(cpus []int, w Workers) Counts {
 	c := Counts{n: map[string]float64{}}
-	var ru unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_THREAD, &ru) == nil {
-		c.cpu.User, c.cpu.System = time.Duration(ru.Utime.Nano()), time.Duration(ru.Stime.Nano())
-		c.n["switches"], c.n["preempted"] = float64(ru.Nvcsw+ru.Nivcsw), float64(ru.Nivcsw)
-		c.n["faults"] = float64(ru.Minflt + ru.Majflt)
-	}
-	for _, s := range servers {
+	c.own()
+	for _, s := range w.Servers {
 		c.cpu.Server += s.CPU()
+	}
+	for _, a := range w.Agents {
+		c.cpu.Agent += a.CPU()
 	}
 	perCPU, _ := os.ReadFile("/proc/stat")
 	times := ParseStat(perCPU)
-	c.all, c.own = times[-1], OwnCPU()
+	c.all, c.process = times[-1], OwnCPU()
 	c.cpu.Steal = c.all.Steal
 	soft, _ := os.ReadFile("/proc/thread-self/net/softnet_stat")
 	rows := parseSoftnet(soft)
@@ -86,6 +85,16 @@ func ReadCounts(cpus []int, servers []*Server) Counts {
 	return c
 }
 
+// own reads the calling thread's part: once more just before work begins, so that reading the rest is not counted as work.
+func (c *Counts) own() {
+	var ru unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_THREAD, &ru) == nil {
+		c.cpu.User, c.cpu.System = time.Duration(ru.Utime.Nano()), time.Duration(ru.Stime.Nano())
+		c.n["switches"], c.n["preempted"] = float64(ru.Nvcsw+ru.Nivcsw), float64(ru.Nivcsw)
+		c.n["faults"] = float64(ru.Minflt + ru.Majflt)
+	}
+}
+
 // sub is what happened between an earlier reading and this one.
 func (c Counts) sub(before Counts) (CPU, map[string]float64) {
 	n := map[string]float64{}
@@ -93,9 +102,9 @@ func (c Counts) sub(before Counts) (CPU, map[string]float64) {
 		n[k] = v - before.n[k]
 	}
 	a, b := c.cpu, before.cpu
-	busy, own := c.all.Busy()-before.all.Busy(), c.own-before.own
+	busy, own := c.all.Busy()-before.all.Busy(), c.process-before.process
 	return CPU{
-		a.User - b.User, a.System - b.System, a.Server - b.Server, a.Softirq - b.Softirq, a.Steal - b.Steal, max(0, busy-own),
+		a.User - b.User, a.System - b.System, a.Server - b.Server, a.Agent - b.Agent, a.Softirq - b.Softirq, a.Steal - b.Steal, max(0, busy-own),
 	}, n
 }
 

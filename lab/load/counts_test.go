@@ -45,13 +45,13 @@ func TestParseSNMP(t *testing.T) {
 
 // ReadCounts must find every counter that it promises on the kernel that the tests run on.
 func TestReadCounts(t *testing.T) {
-	c := ReadCounts([]int{cpu(t)}, nil)
+	c := ReadCounts([]int{cpu(t)}, Workers{})
 	for _, name := range []string{"softnet", "softnet_pinned", "softnet_dropped", "switches", "preempted", "faults", "retransmits", "listen_overflows"} {
 		if _, ok := c.n[name]; !ok {
 			t.Errorf("no counter %q: %v", name, c.n)
 		}
 	}
-	if c.all.Total() == 0 || c.own == 0 {
+	if c.all.Total() == 0 || c.process == 0 {
 		t.Errorf("no times: %+v", c)
 	}
 	_, n := c.sub(c)

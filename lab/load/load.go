@@ -93,6 +93,37 @@ func (s Sizes) check() error {
 	return nil
 }
 
+// keep and farewell are the first byte of a request.
+const (
+	keep     = 'k'
+	farewell = 'c'
+)
+
+// Words are what a client says to a server, and how long the answers are: after Keep the connection stays, after Bye the
+// server closes it.
+type Words struct {
+	Keep, Bye  []byte
+	Kept, Byed int // bytes of their answers
+}
+
+// words are those of the package's own protocol, unless there are others.
+func (s Sizes) words(others *Words) *Words {
+	if others != nil {
+		return others
+	}
+	w := &Words{Keep: make([]byte, s.Request), Bye: make([]byte, s.Request), Kept: s.Response, Byed: s.Response}
+	w.Keep[0], w.Bye[0] = keep, farewell
+	return w
+}
+
+// Worker is a process or thread that works for a load.
+type Worker interface {
+	CPU() time.Duration // processor time used so far
+}
+
+// Workers are those whose processor time is counted with a load's.
+type Workers struct{ Servers, Agents []Worker }
+
 // Sample is what an engine saw in one run.
 type Sample struct {
 	Start     time.Time
@@ -101,7 +132,9 @@ type Sample struct {
 	Errors    map[string]int64 // the others, by kind
 	Quantiles map[string]float64
 	Hist      *hdrhistogram.Histogram // ns of the successful operations, three digits
-	Answers   map[byte]int64          // by the server's ID
+	Answers   map[byte]int64          // by the first byte of the answer: the server's ID
+	Times     []int64                 // ns of each successful operation, in order, if they were to be kept
+	Said      []byte                  // the first byte of each answer, likewise
 	CPU       CPU
 	Counters  map[string]float64 // exact counts over the whole run, see Counts
 }
@@ -156,6 +189,7 @@ type recorder struct {
 	ns      []int64
 	errors  map[string]int64
 	answers [256]int64
+	said    []byte // in order
 }
 
 func newRecorder(room int) *recorder {
@@ -164,17 +198,28 @@ func newRecorder(room int) *recorder {
 		r.ns[i] = 1 // map the page
 	}
 	r.ns = r.ns[:0]
+	r.said = make([]byte, 0, room)
 	return r
+}
+
+// answered notes an answer by its first byte.
+func (r *recorder) answered(id byte) {
+	r.answers[id]++
+	r.said = append(r.said, id)
 }
 
 func (r *recorder) clear() {
 	r.ns = r.ns[:0]
 	clear(r.errors)
 	r.answers = [256]int64{}
+	r.said = r.said[:0]
 }
 
-func (r *recorder) sample() Sample {
+func (r *recorder) sample(keep bool) Sample {
 	s := Sample{Ops: int64(len(r.ns)), Errors: maps.Clone(r.errors), Answers: map[byte]int64{}}
+	if keep {
+		s.Times, s.Said = slices.Clone(r.ns), r.said
+	}
 	s.Quantiles, s.Hist = Quantiles(r.ns)
 	for id, n := range r.answers {
 		if n > 0 {

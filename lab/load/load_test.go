@@ -125,7 +125,7 @@ func TestClosedLoops(t *testing.T) {
 					sizes := Sizes{Request: 3, Response: 5}
 					srv := serve(t, p, sizes, 42, addr)
 					fewPorts(t, p)
-					c := Client{Place: p, Targets: srv.Addrs, Sizes: sizes, Close: end, Warm: 5 * time.Millisecond, Servers: []*Server{srv}}
+					c := Client{Place: p, Targets: srv.Addrs, Sizes: sizes, Close: end, Warm: 5 * time.Millisecond, Workers: Workers{Servers: []Worker{srv}}}
 					s, err := c.Run(t.Context(), op, 60*time.Millisecond)
 					if err != nil {
 						t.Fatal(err)
@@ -284,7 +284,7 @@ func TestOpenLoop(t *testing.T) {
 			p := Place{Enter: namespace(t)}
 			sizes := Sizes{2, 3000}
 			srv := serve(t, p, sizes, 7, addr)
-			o := Open{Place: p, Targets: srv.Addrs, Sizes: sizes, Close: end, Rate: 2000, Servers: []*Server{srv}}
+			o := Open{Place: p, Targets: srv.Addrs, Sizes: sizes, Close: end, Rate: 2000, Workers: Workers{Servers: []Worker{srv}}}
 			s, tr, err := o.Run(t.Context(), 100*time.Millisecond)
 			if err != nil {
 				t.Fatal(err)

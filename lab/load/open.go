@@ -15,19 +15,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open is an open loop: one connection with one request begins at each intended start, at a fixed rate, whatever
-// became of those before it, and its time counts from the intended start. So an outage of a second at 1,000/s shows
-// as 1,000 slow or failed connections, and a slow one delays no other. Like Client, it is one thread.
+// Open is an open loop: one request begins at each intended start, at a fixed rate, on a connection of its own or on one that
+// is kept for a few, whatever became of those before it, and its time counts from the intended start. So an outage of a
+// second at 1,000/s shows as 1,000 slow or failed connections, and a slow one delays no other. Like Client, it is one thread.
 type Open struct {
 	Place
 	Targets []netip.AddrPort // visited in turn
 	Seed    uint64           // draws the order of the targets
 	Sizes   Sizes
+	Words   *Words // nil: the package's own protocol
 	Close   Close
-	Rate    float64       // connections per second
+	Rate    float64       // requests per second
+	Each    int           // requests on a connection, before a new one is opened; 0: 1
+	Work    time.Duration // that the client computes after each answer, as an application would
+	Warm    time.Duration // runs before the clock counts
 	Timeout time.Duration // from the intended start to the answer, after which it counts as lost; 0: 5 s
 	Most    int           // connections under way at once, beyond which they count as "overload"; 0: 4096
-	Servers []*Server     // whose processor time is counted in
+	Workers
 }
 
 // Event is one connection worth telling of.
@@ -62,20 +66,27 @@ func (o Open) Run(ctx context.Context, d time.Duration) (s Sample, t Trace, err 
 	if err := o.Sizes.check(); err != nil {
 		return s, t, err
 	}
+	o.Words, o.Each = o.Sizes.words(o.Words), max(o.Each, 1)
 	err = o.Place.run(func() error {
 		l, err := o.loop(d)
 		if err != nil {
 			return err
 		}
-		defer unix.Close(l.epoll)
-		before := ReadCounts(o.CPUs, o.Servers)
+		defer l.close()
+		if o.Warm > 0 {
+			if err := l.warm(ctx); err != nil {
+				return err
+			}
+		}
+		before := ReadCounts(o.CPUs, o.Workers)
+		before.own()
 		l.base = time.Now()
 		if err := l.run(ctx); err != nil {
 			return err
 		}
 		wall := l.now()
-		after := ReadCounts(o.CPUs, o.Servers)
-		s = l.rec.sample()
+		after := ReadCounts(o.CPUs, o.Workers)
+		s = l.rec.sample(false)
 		s.Start, s.Wall = l.base, wall
 		s.CPU, s.Counters = after.sub(before)
 		slices.SortStableFunc(l.trace.Failures, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
@@ -100,17 +111,19 @@ type openLoop struct {
 	live   int
 	flows  []flow // by descriptor
 	oldest []due  // under way by intended start, for time-outs; may name flows that have ended
-	req    []byte
+	idle   []int  // kept connections without a request, by descriptor
 	buf    []byte
+	memory []byte // that Work reads
 }
 
 // flow is a connection under way.
 type flow struct {
-	serial int64 // 0: none
+	serial int64 // of its request; 0: none, and the connection idle or no more
 	at     time.Duration
 	target int
-	sent   bool
-	got    int // bytes of the response
+	asked  int  // requests on this connection, with this one
+	sent   bool // this one
+	got    int  // bytes of the response
 }
 
 // due is a flow by descriptor and serial, since descriptors come again.
@@ -126,10 +139,9 @@ func (o Open) loop(d time.Duration) (*openLoop, error) {
 	}
 	total := int64(math.Ceil(d.Seconds() * o.Rate))
 	l := &openLoop{Open: o, total: total, route: r, rec: newRecorder(int(min(total, 1<<20))),
-		req: make([]byte, o.Sizes.Request), buf: make([]byte, o.Sizes.Response+1)}
-	l.req[0] = keep
-	if o.Close == Fin {
-		l.req[0] = farewell
+		buf: make([]byte, max(o.Words.Kept, o.Words.Byed)+1)}
+	if o.Work > 0 {
+		l.memory = make([]byte, 1<<20)
 	}
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, err
@@ -203,6 +215,12 @@ func (l *openLoop) wait(events []unix.EpollEvent, d time.Duration) (int, error) 
 // begin starts the connection intended at a time.
 func (l *openLoop) begin(at time.Duration) {
 	l.trace.Intended++
+	if n := len(l.idle); n > 0 {
+		fd := l.idle[n-1]
+		l.idle = l.idle[:n-1]
+		l.again(fd, at)
+		return
+	}
 	to, target := l.route.step()
 	if l.live >= l.Most {
 		l.fail(flow{at: at, target: target}, errBusy)
@@ -216,7 +234,7 @@ func (l *openLoop) begin(at time.Duration) {
 	for fd >= len(l.flows) {
 		l.flows = append(l.flows, make([]flow, 1024)...)
 	}
-	l.flows[fd] = flow{serial: l.trace.Intended, at: at, target: target}
+	l.flows[fd] = flow{serial: l.trace.Intended, at: at, target: target, asked: 1}
 	l.live++
 	if err := l.open(fd, to); err != nil {
 		l.end(fd, err)
@@ -249,15 +267,16 @@ func (l *openLoop) advance(fd int) {
 			l.end(fd, cmp.Or(err, error(unix.Errno(code))))
 			return
 		}
-		n, err := unix.Write(fd, l.req)
+		req, _ := l.words(f)
+		n, err := unix.Write(fd, req)
 		switch {
 		case err == unix.EAGAIN || err == unix.ENOTCONN || err == unix.EINTR:
 			return // not connected yet: an edge is to come
 		case err != nil:
 			l.end(fd, err)
 			return
-		case n < len(l.req):
-			l.end(fd, fmt.Errorf("a request of %d bytes does not fit into an empty socket buffer", len(l.req)))
+		case n < len(req):
+			l.end(fd, fmt.Errorf("a request of %d bytes does not fit into an empty socket buffer", len(req)))
 			return
 		}
 		f.sent = true
@@ -265,20 +284,40 @@ func (l *openLoop) advance(fd int) {
 	l.receive(fd, f)
 }
 
+// again begins a request, intended at a time, on a kept connection.
+func (l *openLoop) again(fd int, at time.Duration) {
+	f := &l.flows[fd]
+	f.serial, f.at, f.sent, f.got = l.trace.Intended, at, false, 0
+	f.asked++
+	l.live++
+	l.oldest = append(l.oldest, due{fd, f.serial})
+	l.advance(fd)
+}
+
+// last says whether a flow's request is the last of its connection.
+func (l *openLoop) last(f *flow) bool { return f.asked >= l.Each }
+
+// words are a flow's request and the length of its answer.
+func (l *openLoop) words(f *flow) ([]byte, int) {
+	if l.last(f) && l.Close == Fin {
+		return l.Words.Bye, l.Words.Byed
+	}
+	return l.Words.Keep, l.Words.Kept
+}
+
 func (l *openLoop) receive(fd int, f *flow) {
+	_, length := l.words(f)
+	waits := l.last(f) && l.Close == Fin // for the server to close
 	for {
-		n, err := unix.Read(fd, l.buf[:l.Sizes.Response+1-f.got])
+		n, err := unix.Read(fd, l.buf[:length+1-f.got])
 		switch {
 		case err == unix.EINTR:
 		case err == unix.EAGAIN:
-			if f.got == l.Sizes.Response && l.Close == Reset {
-				l.end(fd, nil)
-			}
 			return
 		case err != nil:
 			l.end(fd, err)
 			return
-		case n == 0 && f.got == l.Sizes.Response:
+		case n == 0 && f.got == length:
 			l.end(fd, nil)
 			return
 		case n == 0:
@@ -286,13 +325,13 @@ func (l *openLoop) receive(fd int, f *flow) {
 			return
 		default:
 			if f.got == 0 {
-				l.rec.answers[l.buf[0]]++
+				l.rec.answered(l.buf[0])
 			}
-			if f.got += n; f.got > l.Sizes.Response {
+			if f.got += n; f.got > length {
 				l.end(fd, errMore)
 				return
 			}
-			if f.got == l.Sizes.Response && l.Close == Reset {
+			if f.got == length && !waits {
 				l.end(fd, nil)
 				return
 			}
@@ -318,8 +357,14 @@ func (l *openLoop) expire(now time.Duration) {
 // end closes a flow and counts it.
 func (l *openLoop) end(fd int, err error) {
 	f := l.flows[fd]
-	l.flows[fd] = flow{}
 	l.live--
+	if err == nil && !l.last(&f) {
+		l.flows[fd].serial = 0
+		l.idle = append(l.idle, fd)
+		l.took(f)
+		return
+	}
+	l.flows[fd] = flow{}
 	if err != nil {
 		_ = linger(fd, Reset) // so that a failure keeps no port
 		unix.Close(fd)
@@ -328,8 +373,49 @@ func (l *openLoop) end(fd int, err error) {
 	}
 	took := l.now() - f.at
 	unix.Close(fd)
+	l.note(f, took)
+}
+
+// took notes an answer on a connection that stays.
+func (l *openLoop) took(f flow) { l.note(f, l.now()-f.at) }
+
+func (l *openLoop) note(f flow, took time.Duration) {
 	l.rec.ns = append(l.rec.ns, int64(took))
 	l.slow(Event{At: f.at, Took: took, Target: l.route.name[f.target]})
+	l.compute()
+}
+
+// compute reads memory for as long as Work says.
+func (l *openLoop) compute() {
+	if l.Work == 0 {
+		return
+	}
+	const line, lines = 64, 64 // bytes of a cache line, and how many are read between looks at the clock
+	for at, begin := 0, l.now(); l.now()-begin < l.Work; {
+		for range lines {
+			l.memory[at]++
+			at = (at + line) % len(l.memory)
+		}
+	}
+}
+
+// warm runs for a while and forgets it.
+func (l *openLoop) warm(ctx context.Context) error {
+	total := l.total
+	l.total, l.base = int64(math.Ceil(l.Warm.Seconds()*l.Rate)), time.Now()
+	err := l.run(ctx)
+	l.rec.clear()
+	l.total, l.trace, l.oldest = total, Trace{}, nil
+	return err
+}
+
+// close ends what is still open.
+func (l *openLoop) close() {
+	for _, fd := range l.idle {
+		_ = linger(fd, Reset) // so that it keeps no port
+		unix.Close(fd)
+	}
+	unix.Close(l.epoll)
 }
 
 func (l *openLoop) fail(f flow, err error) {

@@ -187,7 +187,7 @@ func listen(a netip.AddrPort) (fd int, bound netip.AddrPort, err error) {
 
 func (s *Server) loop() error {
 	events := make([]unix.EpollEvent, 256)
-	in := make([]byte, max(s.conf.Sizes.Request, 1<<12))
+	in := make([]byte, min(max(s.conf.Sizes.Request, 1<<12), 1<<18))
 	out := make([]byte, s.conf.Sizes.Response)
 	for i := range out {
 		out[i] = s.conf.ID

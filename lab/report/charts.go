@@ -39,13 +39,17 @@ func (a *artist) add(name, kind, title string, p picture) {
 // draw makes every chart that the run has numbers for, in the order of the report.
 func draw(r result.Run, s result.Summary) ([]drawn, error) {
 	a := &artist{run: r, s: s, d: s.Design}
-	if len(s.Aims) > 0 {
-		a.forest()
+	a.forest(true)
+	a.forest(false)
+	if err := a.pictures(); err != nil {
+		return nil, err
 	}
 	for _, m := range s.Design.Measures {
 		var err error
 		switch {
-		case len(a.arms(m.ID)) == 0:
+		case len(a.arms(m.ID)) == 0 || a.pictured(m):
+		case broad(s.Design):
+			a.broadly(m)
 		case m.Ratio:
 			err = a.compared(m)
 		default:
@@ -71,10 +75,14 @@ func (a *artist) arms(measure string) (ids []string) {
 	return ids
 }
 
-// style is an arm's, the same in every chart: the baseline is grey, so is its repetition, the others follow in order.
+// style is an arm's, the same in every chart: the baseline is grey, so is its repetition, the others have their own or follow
+// in order.
 func (a *artist) style(arm string) chart.Style {
 	n := 0
 	for _, x := range a.d.Arms {
+		if x.ID == arm && x.Style > 0 {
+			return chart.Style(x.Style)
+		}
 		if x.ID != a.d.Baseline && x.ID != a.d.Again {
 			n++
 		}
@@ -110,10 +118,14 @@ func (a *artist) footer(m *result.Measure) string {
 		mf.Started.UTC().Format("2006-01-02")}
 	switch {
 	case m == nil:
-	case !m.Ratio:
+	case m.Exact:
+		f = append(f, "counted")
+	case !compared(*m):
 		f = append(f, "no baseline: holds for this machine")
 	default:
-		if r, ok := a.s.Resolution[m.ID]; ok {
+		if r, ok := a.s.Resolution[m.ID]; ok && m.More {
+			f = append(f, "resolution ±"+amount(r.Half, m.Unit)+" (A/A)")
+		} else if ok {
 			f = append(f, "resolution "+plusMinus(r.Half)+" (A/A)")
 		} else {
 			f = append(f, "resolution not known: no A/A blocks")
@@ -418,12 +430,15 @@ func (a *artist) ghosts(m result.Measure) (gs []chart.Ghost) {
 	return gs
 }
 
-// forest draws every aim against its bound.
-func (a *artist) forest() {
-	looks := map[result.Outcome]chart.Outcome{result.Hit: chart.Kept, result.Miss: chart.Broken, result.Inconclusive: chart.Open, result.NotMeasured: chart.Missing}
+// looks are the outcomes' in a forest.
+var looks = map[result.Outcome]chart.Outcome{result.Hit: chart.Kept, result.Miss: chart.Broken, result.Inconclusive: chart.Open, result.NotMeasured: chart.Missing,
+	result.Confirmed: chart.Kept, result.Refuted: chart.Broken, result.Undecided: chart.Open, result.NotTestable: chart.Missing}
+
+// forest draws every claim of others, or every aim of our own, against its bound.
+func (a *artist) forest(others bool) {
 	var claims []chart.Claim
-	for _, x := range a.s.Aims {
-		c := chart.Claim{ID: x.ID, Text: x.Text, Least: x.Least, Says: says(x, a.d), Outcome: looks[x.Outcome]}
+	for _, x := range chosen(a.s, others) {
+		c := chart.Claim{ID: x.ID, Text: x.Text, Least: x.Least, Margin: x.Margin, Says: says(x, a.d), Outcome: looks[x.Outcome]}
 		switch {
 		case x.Got == nil:
 			c.Outcome = chart.Missing
@@ -435,19 +450,26 @@ func (a *artist) forest() {
 		}
 		claims = append(claims, c)
 	}
-	title := "Aims: " + tally(a.s)
-	a.add("aims", "forest", title, chart.Forest{Frame: chart.Frame{ID: "aims", Width: 920, Title: title,
-		Sub: "each number over its bound, with its 95 % interval; an interval that holds the bound is unclear", Footer: a.footer(nil)}, Claims: claims})
+	if len(claims) == 0 {
+		return
+	}
+	title, name, better := kind(others)+": "+tally(a.s, others), strings.ToLower(kind(others)), ""
+	sub := "each number over its bound, with its 95 % interval; an interval that holds the bound is unclear"
+	if others {
+		better = "← it holds"
+		sub = "each number over its bound, with its 95 % interval; a grey box is a bound on both sides, in which the whole interval must lie"
+	}
+	a.add(name, "forest", title, chart.Forest{Frame: chart.Frame{ID: name, Width: 920, Title: title, Sub: sub, Footer: a.footer(nil)}, Claims: claims, Better: better})
 }
 
 // tally gives "3 hit, 2 miss, 1 unclear".
-func tally(s result.Summary) string {
+func tally(s result.Summary, claims bool) string {
 	n := map[result.Outcome]int{}
-	for _, a := range s.Aims {
+	for _, a := range chosen(s, claims) {
 		n[a.Outcome]++
 	}
 	var l []string
-	for _, o := range []result.Outcome{result.Hit, result.Miss, result.Inconclusive, result.NotMeasured} {
+	for _, o := range []result.Outcome{result.Hit, result.Miss, result.Inconclusive, result.Confirmed, result.Refuted, result.Undecided, result.NotTestable, result.NotMeasured} {
 		if n[o] > 0 {
 			l = append(l, fmt.Sprintf("%d %s", n[o], o))
 		}

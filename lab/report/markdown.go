@@ -26,12 +26,18 @@ func (p *page) markdown(w io.Writer) error {
 		list("This run was noisy", p.Noise)
 	}
 	list("Verdict", p.Verdict)
-	for _, t := range []struct {
-		title string
-		t     *table
-	}{{"Traffic", p.Answers}, {"Programming and upkeep", p.Absolute}, {"Aims", p.Aims}} {
-		if t.t != nil {
-			say("## %s\n\n%s", t.title, t.t.markdown())
+	for _, of := range []struct {
+		title  string
+		tables []*table
+	}{{"Claims", some(p.Claims)}, {"Aims", some(p.Aims)}, {"Traffic", p.Answers}, {"Without a baseline", p.Absolute}} {
+		if len(of.tables) > 0 {
+			say("## %s\n", of.title)
+		}
+		for _, t := range of.tables {
+			if t.Title != "" {
+				say("### %s\n", escape(t.Title))
+			}
+			say("%s", t.markdown())
 		}
 	}
 	if len(p.Charts) > 0 {
@@ -47,7 +53,7 @@ func (p *page) markdown(w io.Writer) error {
 		say("## Exact counts\n\n%s", p.Counters.markdown())
 	}
 	if p.Upkeep != nil {
-		say("## Exact counts of programming and upkeep\n\n%s", p.Upkeep.markdown())
+		say("## Exact counts without a baseline\n\n%s", p.Upkeep.markdown())
 	}
 	say("## Method in brief\n\n%s\n", escape(strings.Join(p.Method, "\n\n")))
 	list("Not measured", p.Missing)

@@ -19,9 +19,10 @@ type page struct {
 	Title, Question string
 	Where           string // profile, date, duration, in a line
 	Verdict         []string
-	Aims            *table
-	Answers         *table // measures with a baseline: arm × parameter
-	Absolute        *table // the others
+	Claims          *table   // of others
+	Aims            *table   // our own
+	Answers         []*table // measures with a baseline: arm × parameter
+	Absolute        []*table // the others
 	Counters        *table
 	Upkeep          *table // counts of the others
 	Noise           []string
@@ -42,6 +43,7 @@ type pair struct{ Name, Value string }
 
 // table is rows of text. Rows[i] is as long as Head.
 type table struct {
+	Title  string // if there are several of a kind
 	Head   []string
 	Groups []heading // above Head, if any
 	Rows   [][]cell
@@ -74,7 +76,19 @@ func newPage(r result.Run, s result.Summary, files []rawFile) (*page, error) {
 	p := &page{
 		Title: d.Title, Question: d.Question, Where: where(m, s), Verdict: sentences(s), Noise: noiseWords(s.Noise), Noisy: s.Noise.Noisy,
 		Warnings: s.Warnings, Remarks: m.Remarks, Method: append(method(s), d.Method...), Missing: d.Missing, Charts: charts, Files: files,
-		Command: shell(m.Command), Aims: aims(s), Answers: answers(s), Absolute: absolute(s), Counters: counters(s), Upkeep: upkeepCounts(s),
+		Command: shell(m.Command), Claims: aims(s, true), Aims: aims(s, false),
+	}
+	if broad(d) {
+		for _, g := range grids(s, true) {
+			p.Answers = append(p.Answers, g.table(s))
+		}
+		p.Absolute = some(fits(s))
+		for _, g := range grids(s, false) {
+			p.Absolute = append(p.Absolute, g.table(s))
+		}
+	} else {
+		p.Answers, p.Absolute = some(answers(s)), some(absolute(s))
+		p.Counters, p.Upkeep = counters(s), upkeepCounts(s)
 	}
 	for _, g := range d.Ghosts {
 		if s := g.Label + ": " + g.Source; !slices.Contains(p.Ghosts, s) {
@@ -83,6 +97,14 @@ func newPage(r result.Run, s result.Summary, files []rawFile) (*page, error) {
 	}
 	p.Machine, p.More = machine(m)
 	return p, nil
+}
+
+// some is a table, if there is one.
+func some(t *table) []*table {
+	if t == nil {
+		return nil
+	}
+	return []*table{t}
 }
 
 func where(m result.Manifest, s result.Summary) string {
@@ -96,6 +118,9 @@ func where(m result.Manifest, s result.Summary) string {
 // sentences are the verdict: per measure and arm at its largest parameter, then the aims.
 func sentences(s result.Summary) (l []string) {
 	d := s.Design
+	if broad(d) {
+		return append(tallies(s), gridSentences(s)...)
+	}
 	for _, m := range d.Measures {
 		base := first(s.Select(m.ID, d.Baseline))
 		for _, arm := range d.Arms {
@@ -106,10 +131,7 @@ func sentences(s result.Summary) (l []string) {
 			l = append(l, sentence(s, m, c, base))
 		}
 	}
-	if len(s.Aims) > 0 {
-		l = append(l, "Aims: "+tally(s)+".")
-	}
-	return l
+	return append(l, tallies(s)...)
 }
 
 func sentence(s result.Summary, m result.Measure, c, base result.Cell) string {
@@ -193,7 +215,7 @@ func head(d result.Design, c result.Cell) []cell {
 // measured are the measures with or without a baseline that have a cell.
 func measured(s result.Summary, ratio bool) (ms []result.Measure) {
 	for _, m := range s.Design.Measures {
-		if m.Ratio == ratio && slices.ContainsFunc(s.Cells, func(c result.Cell) bool { return c.Measure == m.ID && c.Value != nil }) {
+		if compared(m) == ratio && slices.ContainsFunc(s.Cells, func(c result.Cell) bool { return c.Measure == m.ID && c.Value != nil }) {
 			ms = append(ms, m)
 		}
 	}
@@ -284,7 +306,7 @@ func counters(s result.Summary) *table {
 }
 
 // hiddenCounters say nothing that others don't.
-var hiddenCounters = map[string]bool{"softnet_pinned": true, "preempted": true, "faults": true}
+var hiddenCounters = map[string]bool{"softnet_pinned": true, "servers": true, "bytes": true, "preempted": true, "faults": true}
 
 // counterNames are those that are not 0 everywhere.
 func counterNames(s result.Summary, ms []result.Measure) []string {
@@ -320,12 +342,36 @@ func countCell(counters map[string]float64, name string) cell {
 	return cell{Text: strings.TrimSuffix(strconv.FormatFloat(v, 'f', 2, 64), ".00"), Class: "num"}
 }
 
-func aims(s result.Summary) *table {
-	if len(s.Aims) == 0 {
+// tallies count outcomes: "Claims: 3 confirmed, 1 refuted."
+func tallies(s result.Summary) (l []string) {
+	for _, claims := range []bool{true, false} {
+		if t := tally(s, claims); t != "" {
+			l = append(l, kind(claims)+": "+t+".")
+		}
+	}
+	return l
+}
+
+// kind is what aims are called: others' or our own.
+func kind(claims bool) string { return map[bool]string{true: "Claims", false: "Aims"}[claims] }
+
+// chosen are the claims of others, or our own aims.
+func chosen(s result.Summary, claims bool) (l []result.AimResult) {
+	for _, a := range s.Aims {
+		if (a.Claim != "") == claims {
+			l = append(l, a)
+		}
+	}
+	return l
+}
+
+func aims(s result.Summary, claims bool) *table {
+	l := chosen(s, claims)
+	if len(l) == 0 {
 		return nil
 	}
-	t := &table{Head: []string{"", "aim", "measured", "bound", "outcome"}}
-	for _, a := range s.Aims {
+	t := &table{Head: []string{"", map[bool]string{true: "claim", false: "aim"}[claims], "measured", "bound", "outcome"}}
+	for _, a := range l {
 		got := cell{Text: "–", Class: "num"}
 		if a.Got != nil {
 			got.Text = quantity(a.Aim, s.Design, a.Got.Value)
@@ -333,24 +379,29 @@ func aims(s result.Summary) *table {
 				got.Small = quantity(a.Aim, s.Design, a.Got.CI.Low) + " – " + quantity(a.Aim, s.Design, a.Got.CI.High)
 			}
 		}
-		t.Rows = append(t.Rows, []cell{{Text: a.ID}, {Text: a.Text}, got, {Text: sign(a.Aim) + " " + bound(a.Aim, s.Design), Class: "num"},
+		t.Rows = append(t.Rows, []cell{{Text: a.ID}, {Text: a.Text, Small: a.Claim}, got, {Text: limit(a.Aim, s.Design), Class: "num"},
 			{Text: outcomeSign(a.Outcome) + " " + string(a.Outcome), Small: a.Why, Class: outcomeClass(a.Outcome)}})
 	}
 	return t
 }
 
 func outcomeSign(o result.Outcome) string {
-	return map[result.Outcome]string{result.Hit: "✓", result.Miss: "✗", result.Inconclusive: "?", result.NotMeasured: "–"}[o]
+	return map[result.Outcome]string{result.Hit: "✓", result.Miss: "✗", result.Inconclusive: "?", result.NotMeasured: "–",
+		result.Confirmed: "✓", result.Refuted: "✗", result.Undecided: "?", result.NotTestable: "–"}[o]
 }
 
 func outcomeClass(o result.Outcome) string {
-	return map[result.Outcome]string{result.Hit: "hit", result.Miss: "miss", result.Inconclusive: "unclear", result.NotMeasured: "base"}[o]
+	return map[result.Outcome]string{result.Hit: "hit", result.Miss: "miss", result.Inconclusive: "unclear", result.NotMeasured: "base",
+		result.Confirmed: "hit", result.Refuted: "miss", result.Undecided: "unclear", result.NotTestable: "base"}[o]
 }
 
 // method is what holds for every experiment.
 func method(s result.Summary) []string {
 	d := s.Design
 	base := d.ArmTitle(d.Baseline)
+	if base == "" {
+		return []string{"Intervals hold 95 %: bootstrap of the median over blocks, expanded for small counts (Hesterberg 2015), computed rather than drawn."}
+	}
 	return []string{
 		fmt.Sprintf("Nothing is compared across runs. Work is done in short blocks; each round has every arm once, in random order, with %s at both ends. "+
 			"A ratio is a block's median over the mean of its own round's %s blocks, and the number given is the median of those ratios over rounds.", base, base),

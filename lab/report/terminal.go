@@ -29,8 +29,7 @@ func (c column) width() (w int) {
 }
 
 // Table writes a summary for a terminal of so many columns: warnings, a table per measure that has a baseline, one of all
-// others, the aims. Columns that matter
-// less are left out where width is short.
+// others or one for each, claims and aims. Columns that matter less are left out where width is short.
 func Table(w io.Writer, s result.Summary, width int) error {
 	var b strings.Builder
 	for _, line := range s.Warnings {
@@ -39,24 +38,41 @@ func Table(w io.Writer, s result.Summary, width int) error {
 	if s.Noise.Noisy {
 		fmt.Fprintf(&b, "! noisy run: %s\n", strings.Join(s.Noise.Why, "; "))
 	}
+	if broad(s.Design) {
+		for _, g := range append(grids(s, true), grids(s, false)...) {
+			if !g.m.Detail {
+				g.term(&b, s, width)
+			}
+		}
+		termTable(&b, fits(s), width)
+		fmt.Fprint(&b, "\n  =  no difference beyond the margin    ?  unclear\n")
+	} else {
+		few(&b, s, width)
+	}
+	for _, claims := range []bool{true, false} {
+		if cols := aimColumns(s, claims); len(cols[0].cells) > 0 {
+			fmt.Fprintf(&b, "\n%s: %s\n", kind(claims), tally(s, claims))
+			render(&b, cols, width)
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// few writes the tables of a design with few arms.
+func few(b *strings.Builder, s result.Summary, width int) {
 	for _, m := range measured(s, true) {
 		columns := measureColumns(s, m)
 		if len(columns[0].cells) == 0 {
 			continue
 		}
-		fmt.Fprintf(&b, "\n%s%s\n", m.Title, resolutionWords(s, m))
-		render(&b, columns, width)
+		fmt.Fprintf(b, "\n%s%s\n", m.Title, resolutionWords(s, m))
+		render(b, columns, width)
 	}
 	if columns := upkeepColumns(s); columns != nil {
-		fmt.Fprint(&b, "\nProgramming and upkeep  (medians, on this machine)\n")
-		render(&b, columns, width)
+		fmt.Fprint(b, "\nProgramming and upkeep  (medians, on this machine)\n")
+		render(b, columns, width)
 	}
-	if len(s.Aims) > 0 {
-		fmt.Fprintf(&b, "\nAims: %s\n", tally(s))
-		render(&b, aimColumns(s), width)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }
 
 func resolutionWords(s result.Summary, m result.Measure) string {
@@ -113,9 +129,9 @@ func measureRow(s result.Summary, m result.Measure, c result.Cell) []string {
 	return row
 }
 
-func aimColumns(s result.Summary) []column {
+func aimColumns(s result.Summary, claims bool) []column {
 	cols := []column{{left: true}, {left: true}, {left: true}, {left: true, drop: 1, cut: true}}
-	for _, a := range s.Aims {
+	for _, a := range chosen(s, claims) {
 		for i, text := range []string{outcomeSign(a.Outcome), a.ID, says(a, s.Design), a.Text} {
 			cols[i].cells = append(cols[i].cells, text)
 		}

@@ -13,7 +13,7 @@ import (
 )
 
 // units are how many base units stand in the units that people read.
-var units = map[string]float64{"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9, "KiB": 1 << 10, "MiB": 1 << 20, "%": 0.01, "": 1}
+var units = map[string]float64{"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9, "Gbit/s": 1.25e8, "ns/B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "%": 0.01, "": 1}
 
 // in converts to a unit; one that is not known stands for itself.
 func in(v float64, unit string) float64 {
@@ -89,9 +89,20 @@ func verdict(c result.Cell) string {
 // says is an aim's number and bound in their own unit: "0.84 s of ≤ 0.4 s".
 func says(a result.AimResult, d result.Design) string {
 	if a.Got == nil {
-		return "not measured"
+		return string(a.Outcome)
 	}
-	return quantity(a.Aim, d, a.Got.Value) + " of " + sign(a.Aim) + " " + bound(a.Aim, d)
+	return quantity(a.Aim, d, a.Got.Value) + " of " + limit(a.Aim, d)
+}
+
+// limit gives "≤ 0.4 s", or "1 × ±2 %".
+func limit(a result.Aim, d result.Design) string {
+	switch {
+	case a.Cannot != "":
+		return ""
+	case a.Margin > 0:
+		return bound(a, d) + " " + plusMinus(a.Margin)
+	}
+	return sign(a) + " " + bound(a, d)
 }
 
 func sign(a result.Aim) string {
@@ -122,6 +133,8 @@ func aimUnit(a result.Aim, d result.Design) string {
 		return "×"
 	case a.Of == "failed":
 		return "failed"
+	case a.Of == "p":
+		return ""
 	}
 	return m.Unit
 }

@@ -1,18 +1,23 @@
 package result
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
 	"strconv"
-	"strings"
 
 	"fairlead.dev/fairlead/lab/stats"
 )
 
 // judge finds an aim's number and holds it against its bound.
-func judge(seed uint64, a Aim, groups []*cellBlocks, d Design) (AimResult, error) {
+func judge(seed uint64, a Aim, groups []*cellBlocks, s Summary) (AimResult, error) {
+	d := s.Design
 	r := AimResult{Aim: a, Outcome: NotMeasured}
+	if a.Cannot != "" {
+		r.Outcome, r.Why = NotTestable, a.Cannot
+		return r, nil
+	}
 	g := find(groups, a.Measure, a.Arm, a.Params)
 	if g == nil {
 		r.Why = fmt.Sprintf("no block of %s %s%s", d.ArmTitle(a.Arm), a.Measure, suffix(a.Params))
@@ -27,7 +32,11 @@ func judge(seed uint64, a Aim, groups []*cellBlocks, d Design) (AimResult, error
 		r.Why = "it would be divided by nothing"
 		return r, nil
 	}
-	r.Got, r.Outcome = e, a.judge(*e)
+	half := 0.0
+	if g.measure.Ratio {
+		half = s.Resolution[a.Measure].Half
+	}
+	r.Got, r.Outcome = e, a.word(a.judge(*e, half))
 	if !e.Sure {
 		r.Why = fmt.Sprintf("%d blocks are too few to bound it", e.N)
 	}
@@ -45,82 +54,168 @@ func find(groups []*cellBlocks, measure, arm string, params map[string]string) *
 
 // number is what the aim is about, nil if the blocks don't tell it.
 func number(seed uint64, a Aim, g *cellBlocks, groups []*cellBlocks, d Design) (*stats.Estimate, error) {
-	if a.Over != nil {
-		o := *a.Over
-		if o.Measure == "" {
-			o.Measure = a.Measure
+	of := func(ref *CellRef) (*cellBlocks, string) {
+		if ref == nil {
+			return nil, ""
 		}
-		if o.Arm == "" {
-			o.Arm = a.Arm
-		}
-		other := find(groups, o.Measure, o.Arm, o.Params)
-		if other == nil {
+		o := find(groups, cmp.Or(ref.Measure, a.Measure), cmp.Or(ref.Arm, a.Arm), ref.Params)
+		return o, cmp.Or(ref.Of, a.Of)
+	}
+	if under, what := of(a.Over); a.Over != nil {
+		if under == nil {
 			return nil, nil
 		}
-		return over(seed, a.Of, g, other)
+		return over(seed, a.Of, g, what, under, groups, d)
 	}
-	var e stats.Estimate
-	switch of := a.Of; {
-	case of == "value":
-		e = g.value()
-	case of == "ratio":
-		e = stats.MedianCI(g.ratios(groups, d.Baseline))
-	case of == "failed":
+	if a.Less != nil || a.Plus != nil {
+		return sum(seed, a, g, of, groups, d)
+	}
+	switch {
+	case a.Of == "failed":
 		n := 0.0
 		for _, b := range g.blocks {
 			n += float64(b.Failed())
 		}
-		e = stats.Estimate{Value: n, CI: stats.Interval{Low: n, High: n}, N: len(g.blocks), Sure: true} // a count is exact
-	case strings.HasPrefix(of, "p"):
-		return pooled(seed, of, g)
-	default:
-		return nil, fmt.Errorf("aim %s is of %q: that is no number of a cell", a.ID, of)
+		return &stats.Estimate{Value: n, CI: stats.Interval{Low: n, High: n}, N: len(g.blocks), Sure: true}, nil // a count is exact
+	case a.Of == "p":
+		f := g.fit()
+		if f == nil {
+			return nil, nil
+		}
+		return &stats.Estimate{Value: f.P, CI: stats.Interval{Low: f.P, High: f.P}, N: len(g.blocks), Sure: true}, nil
+	case isQuantile(a.Of):
+		return pooled(seed, []string{a.Of}, g)
 	}
-	if e.N == 0 {
-		return nil, nil
+	e, err := g.estimate(a.Of, groups, d)
+	if err != nil || e.N == 0 {
+		return nil, err
 	}
 	return &e, nil
 }
 
-// over is one cell's number divided by another's: round by round where they share at least 5 rounds, else median by
+// isQuantile says whether a number is a quantile's name.
+func isQuantile(of string) bool { return len(of) > 1 && of[0] == 'p' }
+
+// estimate is a cell's "value", "ratio" or "more".
+func (g *cellBlocks) estimate(of string, groups []*cellBlocks, d Design) (e stats.Estimate, err error) {
+	if of == "value" {
+		return g.value(), nil
+	}
+	l, err := g.numbers(of, groups, d)
+	return stats.MedianCI(l), err
+}
+
+// numbers are what an estimate is the median of.
+func (g *cellBlocks) numbers(of string, groups []*cellBlocks, d Design) ([]float64, error) {
+	switch of {
+	case "value":
+		return g.figures(), nil
+	case "ratio":
+		return g.ratios(groups, d.Baseline), nil
+	case "more":
+		return g.differences(groups, d.Baseline), nil
+	}
+	return nil, fmt.Errorf("%q is no number of a cell", of)
+}
+
+// over is one cell's number divided by another's: values round by round where they share at least 5 rounds, else median by
 // median.
-func over(seed uint64, of string, g, other *cellBlocks) (*stats.Estimate, error) {
-	if strings.HasPrefix(of, "p") {
-		return pooled(seed, of, g, other)
+func over(seed uint64, of string, g *cellBlocks, under string, other *cellBlocks, groups []*cellBlocks, d Design) (*stats.Estimate, error) {
+	if isQuantile(of) {
+		return pooled(seed, []string{of, under}, g, other)
 	}
-	e := stats.MedianCI(pairs(g.byRound(), other.byRound()))
-	if e.N < 5 {
-		e = stats.MedianRatio(seed, g.figures(), other.figures())
+	if of == "value" && under == "value" {
+		if g.measure.Exact && other.measure.Exact && len(g.figures()) > 0 && len(other.figures()) > 0 {
+			e := exact(g.figures()[0] / other.figures()[0])
+			return &e, nil
+		}
+		if e := stats.MedianCI(pairs(g.byRound(), other.byRound())); e.N >= 5 {
+			return &e, nil
+		}
 	}
+	a, err := g.numbers(of, groups, d)
+	if err != nil {
+		return nil, err
+	}
+	b, err := other.numbers(under, groups, d)
+	if err != nil {
+		return nil, err
+	}
+	e := stats.MedianRatio(seed, a, b)
 	if e.N == 0 {
 		return nil, nil
 	}
 	return &e, nil
 }
 
-// pooled is a quantile, named as in "p99", of all operations of a cell, or its ratio to that of a second cell. Its
-// interval comes from resampling whole blocks, since operations of one block are not independent of each other.
-func pooled(seed uint64, name string, cells ...*cellBlocks) (*stats.Estimate, error) {
-	percent, err := strconv.ParseFloat(name[1:], 64)
-	if err != nil || percent <= 0 || percent >= 100 {
-		return nil, fmt.Errorf("%q is no quantile between p0 and p100", name)
+// sum is a cell's number, less another's, plus a third one's. What is taken away is taken round by round where they share at
+// least 5 rounds.
+func sum(seed uint64, a Aim, g *cellBlocks, of func(*CellRef) (*cellBlocks, string), groups []*cellBlocks, d Design) (*stats.Estimate, error) {
+	own, err := g.numbers(a.Of, groups, d)
+	if err != nil {
+		return nil, err
 	}
+	samples, signs := [][]float64{own}, []float64{1}
+	for _, part := range []struct {
+		ref  *CellRef
+		sign float64
+	}{{a.Less, -1}, {a.Plus, 1}} {
+		if part.ref == nil {
+			continue
+		}
+		o, what := of(part.ref)
+		if o == nil {
+			return nil, nil
+		}
+		if a.Of == "value" && what == "value" && part.sign < 0 {
+			if l := differences(g.byRound(), o.byRound()); len(l) >= 5 {
+				samples[0] = l
+				continue
+			}
+		}
+		l, err := o.numbers(what, groups, d)
+		if err != nil || len(l) == 0 {
+			return nil, err
+		}
+		samples, signs = append(samples, l), append(signs, part.sign)
+	}
+	e := stats.Bootstrap(seed, func(s ...[]float64) (v float64) {
+		for i, l := range s {
+			v += signs[i] * stats.Median(l)
+		}
+		return v
+	}, samples...)
+	if e.N == 0 {
+		return nil, nil
+	}
+	return &e, nil
+}
+
+// pooled is a quantile, named as in "p99", of all operations of a cell, or its ratio to one of a second cell. Its
+// interval comes from resampling whole blocks, since operations of one block are not independent of each other.
+func pooled(seed uint64, names []string, cells ...*cellBlocks) (*stats.Estimate, error) {
 	var pools []pool
 	var indices [][]float64
+	var at []float64
 	enough := true
-	for _, g := range cells {
+	for i, g := range cells {
+		percent, err := strconv.ParseFloat(names[i][1:], 64)
+		if err != nil || percent <= 0 || percent >= 100 {
+			return nil, fmt.Errorf("%q is no quantile between p0 and p100", names[i])
+		}
 		p, err := newPool(g)
 		if err != nil || p.total == 0 {
 			return nil, err
 		}
 		// Below this, the interval's upper end is beyond what was seen: 0.99^299 = 0.05.
-		enough = enough && float64(p.total)*(1-percent/100) >= 3
+		enough = enough && float64(p.total)*min(percent, 100-percent)/100 >= 3
+		at = append(at, percent/100)
 		pools, indices = append(pools, p), append(indices, p.indices())
 	}
 	e := stats.Bootstrap(seed, func(samples ...[]float64) float64 {
-		v := pools[0].quantile(samples[0], percent/100)
+		v := pools[0].quantile(samples[0], at[0])
 		if len(pools) > 1 {
-			v /= pools[1].quantile(samples[1], percent/100)
+			v /= pools[1].quantile(samples[1], at[1])
 		}
 		return v
 	}, indices...)

@@ -1,6 +1,11 @@
 package result
 
-import "fairlead.dev/fairlead/lab/stats"
+import (
+	"cmp"
+	"strings"
+
+	"fairlead.dev/fairlead/lab/stats"
+)
 
 // Design is an experiment in words and numbers: all that a reader of the raw blocks must know to judge them.
 type Design struct {
@@ -18,7 +23,26 @@ type Design struct {
 	Method   []string  `json:"method,omitempty"`       // paragraphs
 	Missing  []string  `json:"not_measured,omitempty"` // what a reader might expect here and won't find, and why
 	Ghosts   []Ghost   `json:"ghosts,omitempty"`
+	Pictures []Picture `json:"pictures,omitempty"`
 }
+
+// Picture is a chart of several measures or arms together, beside those that every measure gets.
+type Picture struct {
+	ID       string   `json:"id"`
+	Kind     string   `json:"kind"` // one of the kinds below
+	Title    string   `json:"title"`
+	Measures []string `json:"measures"`
+	Arms     []string `json:"arms,omitempty"`  // of which the picture is above all
+	Alone    bool     `json:"alone,omitempty"` // these measures get no chart of their own
+}
+
+// The kinds of pictures.
+const (
+	Stack     = "stack"     // the measures' values on each other, a bar for each arm at its greatest parameter
+	Overlay   = "overlay"   // all operations of a measure as histograms: the arms filled, all others as lines
+	Deviation = "deviation" // a measure's mean and standard deviation over all operations, a bar for each arm
+	Shares    = "shares"    // who gave the answers, a bar for each arm and parameter
+)
 
 // Axis is a parameter that an experiment varies.
 type Axis struct {
@@ -31,7 +55,8 @@ type Axis struct {
 type Arm struct {
 	ID    string `json:"id"`
 	Title string `json:"title"`
-	Text  string `json:"text,omitempty"` // what it is, in a sentence
+	Text  string `json:"text,omitempty"`  // what it is, in a sentence
+	Style int    `json:"style,omitempty"` // in charts, see chart.Style; 0: in the order of the arms
 }
 
 // Measure is one kind of number.
@@ -40,27 +65,46 @@ type Measure struct {
 	Title  string  `json:"title"`            // such as "connect() alone"
 	Text   string  `json:"text,omitempty"`   // what exactly is measured
 	Unit   string  `json:"unit"`             // that people read: "µs", "ms", "s", "MiB", "%", or "" for a plain number
-	Stat   string  `json:"stat"`             // of a block: "p50" or another of its figures, "value", or "counter:NAME" for a counter per operation
-	Ratio  bool    `json:"ratio,omitempty"`  // compared with the baseline of the same round
-	Margin float64 `json:"margin,omitempty"` // for "no difference" instead of the design's
+	Stat   string  `json:"stat"`             // of a block, see figure
+	From   string  `json:"from,omitempty"`   // the measure whose blocks it reads; "": its own
+	Ratio  bool    `json:"ratio,omitempty"`  // compared with the baseline of the same round, by ratio
+	More   bool    `json:"more,omitempty"`   // likewise by difference
+	Margin float64 `json:"margin,omitempty"` // for "no difference" instead of the design's; in base units for differences
 	Mean   bool    `json:"mean,omitempty"`   // a cell's number is the mean over its blocks, not their median: for what comes in bursts
+	Exact  bool    `json:"exact,omitempty"`  // counted: one block says all
+	Detail bool    `json:"detail,omitempty"` // in the report, not in the terminal
 }
 
-// Aim is a number to be reached, or a claim to be tested: a cell's number against a bound.
+// source is the measure that its blocks bear.
+func (m Measure) source() string { return cmp.Or(m.From, m.ID) }
+
+// times says whether it is about the times of operations.
+func (m Measure) times() bool {
+	return m.Stat == "mean" || m.Stat == "min" || m.Stat == "max" || strings.HasPrefix(m.Stat, "p")
+}
+
+// Aim is a number to be reached, or a claim to be tested: a cell's number, or what is left of it after others', against a
+// bound.
 type Aim struct {
 	ID      string            `json:"id"`   // such as "G5"
 	Text    string            `json:"text"` // such as "cold sync of 10,000 × 10 in ≤ 0.4 s"
 	Measure string            `json:"measure"`
 	Arm     string            `json:"arm"`
 	Params  map[string]string `json:"params,omitempty"`
-	Of      string            `json:"of"`              // "value", "ratio" (to the baseline), a quantile over all blocks such as "p99", or "failed" (operations)
-	Over    *CellRef          `json:"over,omitempty"`  // the number is divided by that of this cell
-	Bound   float64           `json:"bound"`           // in base units
-	Least   bool              `json:"least,omitempty"` // the bound is a lower one
+	Of      string            `json:"of"`               // "value", "ratio" or "more" (to the baseline), a quantile over all blocks such as "p99", "failed" (operations), or "p" (of the fit of answers)
+	Less    *CellRef          `json:"less,omitempty"`   // this cell's number is taken away
+	Plus    *CellRef          `json:"plus,omitempty"`   // and this one's added
+	Over    *CellRef          `json:"over,omitempty"`   // the number is divided by that of this cell
+	Bound   float64           `json:"bound"`            // in base units
+	Least   bool              `json:"least,omitempty"`  // the bound is a lower one
+	Margin  float64           `json:"margin,omitempty"` // the number is to be within this share of the bound, on both sides
+	Claim   string            `json:"claim,omitempty"`  // who says so: it is confirmed or refuted, not hit or missed
+	Cannot  string            `json:"cannot,omitempty"` // why it can't be tested here
 }
 
-// CellRef names a cell.
+// CellRef names a cell, and which number of it.
 type CellRef struct {
+	Of      string            `json:"of,omitempty"`      // "": the same
 	Measure string            `json:"measure,omitempty"` // "": the same
 	Arm     string            `json:"arm,omitempty"`     // "": the same
 	Params  map[string]string `json:"params,omitempty"`
@@ -112,11 +156,36 @@ const (
 	Miss         Outcome = "miss"         // none of it does
 	Inconclusive Outcome = "unclear"      // the bound lies in the interval, or there are too few blocks
 	NotMeasured  Outcome = "not measured" // this run has no such cell
+
+	// Of claims.
+	Confirmed   Outcome = "confirmed"
+	Refuted     Outcome = "refuted"
+	Undecided   Outcome = "inconclusive"
+	NotTestable Outcome = "not testable here"
 )
 
-// judge says what an interval means for the aim.
-func (a Aim) judge(e stats.Estimate) Outcome {
+// word is an outcome in the words of the kind of aim.
+func (a Aim) word(o Outcome) Outcome {
+	if a.Claim != "" {
+		switch o {
+		case Hit:
+			return Confirmed
+		case Miss:
+			return Refuted
+		case Inconclusive:
+			return Undecided
+		}
+	}
+	return o
+}
+
+// judge says what an interval means for the aim. resolution is what the run can't tell from nothing in the aim's measure, as
+// a share, 0 where it is none: no closer to equality is a difference claimed.
+func (a Aim) judge(e stats.Estimate, resolution float64) Outcome {
 	low, high := e.CI.Low, e.CI.High
+	if a.Margin > 0 {
+		return a.within(e, resolution)
+	}
 	if a.Least {
 		low, high = -high, -low
 	}
@@ -130,6 +199,22 @@ func (a Aim) judge(e stats.Estimate) Outcome {
 	case high <= bound:
 		return Hit
 	case low > bound:
+		return Miss
+	}
+	return Inconclusive
+}
+
+// within judges an interval by an equivalence test (TOST): all of it must lie within the margin of the bound, or none of it,
+// nor within the resolution.
+func (a Aim) within(e stats.Estimate, resolution float64) Outcome {
+	low, high := a.Bound*(1-a.Margin), a.Bound*(1+a.Margin)
+	far := max(a.Margin, resolution)
+	switch {
+	case !e.Sure:
+		return Inconclusive
+	case e.CI.Low >= low && e.CI.High <= high:
+		return Hit
+	case e.CI.High < a.Bound*(1-far) || e.CI.Low > a.Bound*(1+far):
 		return Miss
 	}
 	return Inconclusive

@@ -31,6 +31,7 @@ const (
 	ManifestFile = "manifest.json"
 	BlocksFile   = "blocks.jsonl"
 	SummaryFile  = "summary.json"
+	SamplesFile  = "samples.csv" // of runs that keep every operation's time
 )
 
 // Manifest says what was run, with what, where and when.
@@ -116,6 +117,32 @@ func (b Block) Failed() (n int64) {
 	return n
 }
 
+// busy is processor time per time: of the client, the server, the agent, softirq's, or "", the first three together, which
+// hold softirq's time: it is spent in whoever is interrupted.
+func (b Block) busy(part string) (float64, bool) {
+	if b.CPU == nil || b.Wall <= 0 {
+		return 0, false
+	}
+	client := b.CPU.User + b.CPU.System
+	parts := map[string]time.Duration{"": client + b.CPU.Server + b.CPU.Agent, "client": client, "server": b.CPU.Server, "agent": b.CPU.Agent, "softirq": b.CPU.Softirq}
+	v, ok := parts[part]
+	return float64(v) / float64(b.Wall), ok
+}
+
+// imbalance is the greatest number of answers from one server over the mean, less 1. A server without answers is one that
+// Counters["servers"] knows of.
+func (b Block) imbalance() (float64, bool) {
+	n := b.Counters["servers"]
+	if n == 0 || len(b.Answers) == 0 {
+		return 0, false
+	}
+	most, sum := 0.0, 0.0
+	for _, a := range b.Answers {
+		most, sum = max(most, float64(a)), sum+float64(a)
+	}
+	return most*n/sum - 1, true
+}
+
 // Run is a directory as read.
 type Run struct {
 	Manifest Manifest
@@ -128,6 +155,8 @@ type Writer struct {
 	dir      string
 	manifest Manifest
 	blocks   *os.File
+	samples  *bufio.Writer // nil: none yet
+	file     *os.File      // that it writes to
 	order    int
 	begun    time.Time // with its monotonic reading
 }
@@ -166,6 +195,28 @@ func (w *Writer) Add(b Block) error {
 	return nil
 }
 
+// Samples appends the time of each of a block's operations, in ns and in order, to the samples' file, of which the first line
+// names the columns. None make no file.
+func (w *Writer) Samples(b Block, ns []int64) (err error) {
+	if len(ns) == 0 {
+		return nil
+	}
+	if w.samples == nil {
+		if w.file, err = os.OpenFile(filepath.Join(w.dir, SamplesFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644); err != nil {
+			return fmt.Errorf("begin the samples: %w", err)
+		}
+		w.samples = bufio.NewWriter(w.file)
+		fmt.Fprintln(w.samples, "measure,arm,round,number,ns")
+	}
+	for i, t := range ns {
+		fmt.Fprintf(w.samples, "%s,%s,%d,%d,%d\n", b.Measure, b.Arm, b.Round, i, t)
+	}
+	if err := w.samples.Flush(); err != nil {
+		return fmt.Errorf("write samples: %w", err)
+	}
+	return nil
+}
+
 // Remark adds something that the report must tell.
 func (w *Writer) Remark(s string) { w.manifest.Remarks = append(w.manifest.Remarks, s) }
 
@@ -174,6 +225,11 @@ func (w *Writer) Close(outcome string) error {
 	w.manifest.Ended, w.manifest.Outcome, w.manifest.After = time.Now().Round(0), outcome, ReadLoad()
 	if err := errors.Join(w.blocks.Sync(), w.blocks.Close()); err != nil {
 		return fmt.Errorf("end the blocks: %w", err)
+	}
+	if w.file != nil {
+		if err := w.file.Close(); err != nil {
+			return fmt.Errorf("end the samples: %w", err)
+		}
 	}
 	if err := writeJSON(filepath.Join(w.dir, ManifestFile), w.manifest); err != nil {
 		return err

@@ -31,8 +31,8 @@ type Summary struct {
 
 // Resolution is what a measure can tell in this run.
 type Resolution struct {
-	AA   stats.Estimate `json:"aa"`   // the baseline again, as a ratio to the baseline
-	Half float64        `json:"half"` // differences below this are not told from nothing: 0.01 is ±1 %
+	AA   stats.Estimate `json:"aa"`   // the baseline again, as a ratio to the baseline, or its difference
+	Half float64        `json:"half"` // differences below this are not told from nothing: 0.01 is ±1 %, or base units
 }
 
 // Cell is one arm with one set of parameters, in one measure.
@@ -47,7 +47,10 @@ type Cell struct {
 	Errors    map[string]int64   `json:"errors,omitempty"`
 	Value     *stats.Estimate    `json:"value,omitempty"`     // median (or mean, see Measure) over blocks of the measure's figure, base units; nil: no block has one
 	Ratio     *stats.Estimate    `json:"ratio,omitempty"`     // median over rounds of the ratio to that round's baseline
-	Verdict   stats.Verdict      `json:"verdict,omitempty"`   // on Ratio
+	More      *stats.Estimate    `json:"more,omitempty"`      // median over rounds of the difference to that round's baseline, base units
+	Verdict   stats.Verdict      `json:"verdict,omitempty"`   // on Ratio or More
+	Answers   map[string]int64   `json:"answers,omitempty"`   // by who gave them
+	Fit       *stats.Fit         `json:"fit,omitempty"`       // of Answers to equal shares
 	Quantiles map[string]float64 `json:"quantiles,omitempty"` // over all blocks' operations, ns
 	Counters  map[string]float64 `json:"counters,omitempty"`  // per operation, median over blocks
 	CPU       map[string]float64 `json:"cpu,omitempty"`       // ns per operation, over all blocks
@@ -120,6 +123,10 @@ func Summarize(r Run) (Summary, error) {
 			if e := stats.MedianCI(g.ratios(groups, d.Baseline)); e.N > 0 {
 				s.Resolution[m.ID] = Resolution{AA: e, Half: stats.Resolution(e)}
 			}
+		} else if m.More && g.arm == d.Again {
+			if e := stats.MedianCI(g.differences(groups, d.Baseline)); e.N > 0 {
+				s.Resolution[m.ID] = Resolution{AA: e, Half: max(e.CI.Half(), -e.CI.Low, e.CI.High)}
+			}
 		}
 	}
 	for _, g := range groups {
@@ -130,7 +137,7 @@ func Summarize(r Run) (Summary, error) {
 		s.Cells = append(s.Cells, c)
 	}
 	for i, a := range d.Aims {
-		got, err := judge(r.Manifest.Seed+uint64(i), a, groups, d)
+		got, err := judge(r.Manifest.Seed+uint64(i), a, groups, s)
 		if err != nil {
 			return s, err
 		}
@@ -166,22 +173,24 @@ func group(r Run) ([]*cellBlocks, error) {
 	byKey := map[string]*cellBlocks{}
 	var all []*cellBlocks
 	for _, b := range r.Blocks {
-		key := b.Measure + "\x00" + b.Arm + "\x00" + ParamsString(b.Params)
-		g := byKey[key]
-		if g == nil {
-			m, ok := d.Measure(b.Measure)
-			if !ok || !slices.ContainsFunc(d.Arms, func(a Arm) bool { return a.ID == b.Arm }) {
-				return nil, fmt.Errorf("block %d: the design knows no measure %q of an arm %q", b.Order, b.Measure, b.Arm)
+		known := false
+		for _, m := range d.Measures {
+			if m.source() != b.Measure || !slices.ContainsFunc(d.Arms, func(a Arm) bool { return a.ID == b.Arm }) {
+				continue
 			}
-			g = &cellBlocks{measure: m, arm: b.Arm, params: b.Params}
-			x, err := strconv.ParseFloat(b.Params[d.Vary.Param], 64)
-			if g.hasX = err == nil && !math.IsInf(x, 0) && !math.IsNaN(x); g.hasX {
-				g.x = x
+			known = true
+			key := m.ID + "\x00" + b.Arm + "\x00" + ParamsString(b.Params)
+			g := byKey[key]
+			if g == nil {
+				g = newCell(d, m, b)
+				byKey[key] = g
+				all = append(all, g)
 			}
-			byKey[key] = g
-			all = append(all, g)
+			g.blocks = append(g.blocks, b)
 		}
-		g.blocks = append(g.blocks, b)
+		if !known {
+			return nil, fmt.Errorf("block %d: the design knows no measure %q of an arm %q", b.Order, b.Measure, b.Arm)
+		}
 	}
 	rank := func(g *cellBlocks) (int, int) {
 		return slices.IndexFunc(d.Measures, func(m Measure) bool { return m.ID == g.measure.ID }),
@@ -195,12 +204,42 @@ func group(r Run) ([]*cellBlocks, error) {
 	return all, nil
 }
 
-// figure is a block's number in its measure.
+// newCell is a cell of b's, without blocks.
+func newCell(d Design, m Measure, b Block) *cellBlocks {
+	g := &cellBlocks{measure: m, arm: b.Arm, params: b.Params}
+	x, err := strconv.ParseFloat(b.Params[d.Vary.Param], 64)
+	if g.hasX = err == nil && !math.IsInf(x, 0) && !math.IsNaN(x); g.hasX {
+		g.x = x
+	}
+	return g
+}
+
+// figure is a block's number in its measure, by Stat:
+//
+//	p50, mean, value …   one of its figures
+//	counter:NAME         a counter, per operation
+//	rate:NAME            a counter, per second
+//	spent:NAME           processor time of client, server and agent, per counter
+//	cpu, cpu:PART        processor time per time, of all or of the client, server or agent, or softirq's, which is part of these
+//	imbalance            the greatest number of answers from one server over the mean, less 1
 func figure(m Measure, b Block) (float64, bool) {
 	v, ok := b.Figures[m.Stat]
-	if name, is := strings.CutPrefix(m.Stat, "counter:"); is {
+	kind, name, _ := strings.Cut(m.Stat, ":")
+	switch kind {
+	case "counter":
 		v, ok = b.Counters[name]
 		v /= float64(b.Ops)
+	case "rate":
+		v, ok = b.Counters[name]
+		v /= b.Wall.Seconds()
+	case "spent":
+		if v, ok = b.busy(""); ok {
+			v *= float64(b.Wall) / b.Counters[name]
+		}
+	case "cpu":
+		v, ok = b.busy(name)
+	case "imbalance":
+		v, ok = b.imbalance()
 	}
 	return v, ok && b.Ops > 0 && !math.IsNaN(v) && !math.IsInf(v, 0)
 }
@@ -222,9 +261,17 @@ func roundsOf(groups []*cellBlocks) int {
 	return len(all)
 }
 
+// exact is a number that was counted.
+func exact(v float64) stats.Estimate {
+	return stats.Estimate{Value: v, CI: stats.Interval{Low: v, High: v}, N: 1, Sure: true}
+}
+
 // value is the cell's number.
 func (g *cellBlocks) value() stats.Estimate {
 	f := g.figures()
+	if g.measure.Exact && len(f) > 0 {
+		return exact(f[0])
+	}
 	if !g.measure.Mean || len(f) == 0 {
 		return stats.MedianCI(f)
 	}
@@ -258,13 +305,33 @@ func (g *cellBlocks) byRound() map[int]float64 {
 
 // ratios are to the baseline of the same measure and round: rounds without one, or with one of 0, are left out.
 func (g *cellBlocks) ratios(all []*cellBlocks, baseline string) []float64 {
+	return pairs(g.byRound(), g.base(all, baseline))
+}
+
+// differences are likewise.
+func (g *cellBlocks) differences(all []*cellBlocks, baseline string) []float64 {
+	return differences(g.byRound(), g.base(all, baseline))
+}
+
+// differences subtracts what both have, in the order of rounds.
+func differences(of, less map[int]float64) (l []float64) {
+	for _, r := range slices.Sorted(maps.Keys(of)) {
+		if b, ok := less[r]; ok {
+			l = append(l, of[r]-b)
+		}
+	}
+	return l
+}
+
+// base is the baseline of the same measure, by round.
+func (g *cellBlocks) base(all []*cellBlocks, baseline string) map[int]float64 {
 	base := map[int]float64{}
 	for _, b := range all {
 		if b.measure.ID == g.measure.ID && b.arm == baseline {
 			maps.Copy(base, b.byRound())
 		}
 	}
-	return pairs(g.byRound(), base)
+	return base
 }
 
 // pairs divides what both have, in the order of rounds.
@@ -297,18 +364,31 @@ func (g *cellBlocks) cell(s Summary, all []*cellBlocks) (Cell, error) {
 			c.Verdict = stats.Compare(e, s.Design.margin(g.measure), s.Resolution[g.measure.ID].Half)
 		}
 	}
+	if m := g.measure; m.More && g.arm != s.Design.Baseline {
+		if e := stats.MedianCI(g.differences(all, s.Design.Baseline)); e.N > 0 {
+			c.More = &e
+			one := e // as a ratio would be judged: by its distance from 1
+			one.Value, one.CI = e.Value+1, stats.Interval{Low: e.CI.Low + 1, High: e.CI.High + 1}
+			c.Verdict = stats.Compare(one, s.Design.margin(m), s.Resolution[m.ID].Half)
+		}
+	}
+	if g.measure.From == "" {
+		c.Answers, c.Fit = g.answers(), g.fit()
+	}
 	h, err := g.hist()
 	if err != nil {
 		return c, err
 	}
-	if h != nil {
+	if h != nil && (g.measure.From == "" || g.measure.times()) {
 		c.Quantiles = map[string]float64{}
 		for _, q := range []float64{0.01, 0.1, 0.5, 0.9, 0.99, 0.999} {
 			c.Quantiles[load.QuantileName(q)] = float64(h.ValueAtQuantile(q * 100))
 		}
 		c.Quantiles["max"] = float64(h.Max())
 	}
-	c.Counters, c.CPU = g.perOp()
+	if g.measure.From == "" {
+		c.Counters, c.CPU = g.perOp()
+	}
 	return c, nil
 }
 
@@ -327,7 +407,7 @@ func (g *cellBlocks) perOp() (counters, cpu map[string]float64) {
 		if c := b.CPU; c != nil {
 			ops += float64(b.Ops)
 			sum.User, sum.System, sum.Server = sum.User+c.User, sum.System+c.System, sum.Server+c.Server
-			sum.Softirq += c.Softirq
+			sum.Agent, sum.Softirq = sum.Agent+c.Agent, sum.Softirq+c.Softirq
 		}
 	}
 	for k, v := range values {
@@ -338,7 +418,7 @@ func (g *cellBlocks) perOp() (counters, cpu map[string]float64) {
 	}
 	if ops > 0 {
 		cpu = map[string]float64{"user": float64(sum.User) / ops, "system": float64(sum.System) / ops,
-			"server": float64(sum.Server) / ops, "softirq": float64(sum.Softirq) / ops}
+			"server": float64(sum.Server) / ops, "agent": float64(sum.Agent) / ops, "softirq": float64(sum.Softirq) / ops}
 	}
 	return counters, cpu
 }
@@ -378,8 +458,9 @@ func (g *cellBlocks) hist() (*hdrhistogram.Histogram, error) {
 // Hist is all operations of a cell in one histogram, ns, nil if it has none.
 func (r Run) Hist(c Cell) (*hdrhistogram.Histogram, error) {
 	g := &cellBlocks{arm: c.Arm}
+	m, _ := r.Manifest.Design.Measure(c.Measure)
 	for _, b := range r.Blocks {
-		if b.Measure == c.Measure && b.Arm == c.Arm && maps.Equal(b.Params, c.Params) {
+		if b.Measure == m.source() && b.Arm == c.Arm && maps.Equal(b.Params, c.Params) {
 			g.blocks = append(g.blocks, b)
 		}
 	}
@@ -402,7 +483,7 @@ func noise(m Manifest, s Summary, groups []*cellBlocks) Noise {
 	for _, m := range s.Design.Measures {
 		r, ok := s.Resolution[m.ID]
 		switch {
-		case !ok:
+		case !ok || !m.Ratio:
 		case !r.AA.CI.Contains(1):
 			say("%s: the baseline differs from itself (%.3f to %.3f)", m.Title, r.AA.CI.Low, r.AA.CI.High)
 		case r.Half > mostHalf:
@@ -438,8 +519,8 @@ func warnings(r Run, s Summary) (w []string) {
 		say("%d of %d planned rounds were measured", s.Rounds, s.Design.Rounds)
 	}
 	for _, c := range s.Cells {
-		if n := c.Failed(); n > 0 {
-			m, _ := s.Design.Measure(c.Measure)
+		m, _ := s.Design.Measure(c.Measure)
+		if n := c.Failed(); n > 0 && m.From == "" {
 			say("%s, %s%s: %d of %d operations failed (%s)", m.Title, s.Design.ArmTitle(c.Arm), suffix(c.Params), n, n+c.Ops, kinds(c.Errors))
 		}
 	}
@@ -460,4 +541,34 @@ func kinds(errors map[string]int64) string {
 		l = append(l, fmt.Sprintf("%d %s", errors[k], k))
 	}
 	return strings.Join(l, ", ")
+}
+
+// answers are all blocks', by who gave them.
+func (g *cellBlocks) answers() (sum map[string]int64) {
+	for _, b := range g.blocks {
+		for id, n := range b.Answers {
+			if sum == nil {
+				sum = map[string]int64{}
+			}
+			sum[id] += n
+		}
+	}
+	return sum
+}
+
+// fit tests whether as many servers as the blocks name gave equal shares of all answers; nil where they name none.
+func (g *cellBlocks) fit() *stats.Fit {
+	if len(g.blocks) == 0 {
+		return nil
+	}
+	n, sum := int(g.blocks[0].Counters["servers"]), g.answers()
+	if n < 2 || len(sum) == 0 {
+		return nil
+	}
+	observed := make([]float64, max(n, len(sum)))
+	for i, id := range slices.Sorted(maps.Keys(sum)) {
+		observed[i] = float64(sum[id])
+	}
+	f := stats.ChiSquare(observed, nil)
+	return &f
 }

@@ -115,3 +115,18 @@ func spent() time.Duration {
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
+
+// BenchmarkUDPChange takes an endpoint away from a Service and gives it back, where sockets might be connected to it.
+func BenchmarkUDPChange(b *testing.B) {
+	inside(b, func(o ebpf.Options) {
+		p := opened(b, o)
+		defer clean(b, p)
+		all, less := poolOf(1, false, model.UDP, 1, 2, 3), poolOf(1, false, model.UDP, 1, 2)
+		write(b, p, render(p, theNode, all), nil)
+		b.ResetTimer()
+		for range b.N {
+			write(b, p, p.Render(less), p.Render(all))
+			write(b, p, p.Render(all), p.Render(less))
+		}
+	})
+}

@@ -13,7 +13,8 @@
 //	maps-…/pools       index → pool, its extent, whose turn it is          (memory, shared with the kernel)
 //	maps-…/slots       an extent: a header, backends, choices              (memory, shared with the kernel)
 //	maps-…/places      prefix → counts as pods, takes node ports
-//	maps-…/affinity    client · pool → backend, when                       (written by connections)
+//	maps-…/counts      index of a pool → connections, refusals             (memory, shared with the kernel)
+//	state/…            affinity, connected sockets, flows                  (written by traffic, whatever the layout)
 //	links/…            the hooks
 //
 // A pool that changes is written beside itself, in a new extent, and one 32-bit word makes it true: a client sees the old
@@ -24,6 +25,6 @@
 // or else the first of its network namespace, which for a pod is the pod's. The node's own processes are one client, unless
 // bound: which address they send from is not known before they are routed.
 //
-// Kernel: Linux 5.14 or later with BTF (before 5.18, what has no endpoint is refused with EPERM, not ECONNREFUSED). No part of
-// it was tried below 6.18 yet.
+// Kernel: Linux 5.14 or later with BTF (before 5.18, what has no endpoint is refused with EPERM, not ECONNREFUSED). Tried on 6.12
+// and 6.18.
 package ebpf

@@ -2,13 +2,13 @@ package ebpf
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -26,6 +26,7 @@ var Abilities = service.Abilities{
 	Notes: []string{
 		"Clients on the node are translated once, at connect(); others, and what a socket can't do, go through a plane for packets that stands behind it.",
 		"When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read ECONNABORTED and must connect anew.",
+		"In a container, the agent must see the node's cgroup file system (cgroup namespace of the host) and BPF file system (/sys/fs/bpf): what is attached to its own cgroup serves nobody else.",
 		"A round robin turns for clients on the node by itself, apart from that for others.",
 	},
 }
@@ -37,8 +38,9 @@ type Options struct {
 	CloseTCP bool      // close clients' TCP connections to an endpoint that goes, too
 }
 
-// DefaultSizes have room for 40,000 pools of 10 backends. The arrays of pools and slots take 1.5 and 12 MiB of the kernel's
-// memory at once, the others as they fill.
+// DefaultSizes have room for 40,000 pools of 10 backends. All maps take 30 MiB of the kernel's memory at once; a frontend adds
+// 96 bytes. Of that, a pool has 40 bytes and 24 for its header and each backend, by fours; Maglev's table takes 2 KiB for up
+// to 10 backends, 20 KiB for up to 100, 128 KiB for more.
 var DefaultSizes = bpf.Sizes{Frontends: 1 << 16, Pools: 1 << 16, Slots: 1 << 19}
 
 // Plane writes facts into the maps of one node. It implements dataplane.Plane[model.Part, Key, string], dataplane.Watcher and
@@ -57,7 +59,9 @@ type Plane struct {
 	index *space            // of pools
 	slots *space
 
-	hooked atomic.Bool // the hooks are as wanted, unless others changed that
+	id        string      // of this plane, among those of the node
+	announced bool        // others know that we write
+	hooked    atomic.Bool // the hooks are as wanted, unless others changed that
 }
 
 var (
@@ -71,7 +75,10 @@ func New() (*Plane, error) { return Open(Options{}) }
 
 // Open is New, with options.
 func Open(o Options) (_ *Plane, err error) {
-	p := &Plane{Options: o}
+	if err := bpf.Probe(); err != nil {
+		return nil, err
+	}
+	p := &Plane{Options: o, id: rand.Text()}
 	if p.Sizes == (bpf.Sizes{}) {
 		p.Sizes = DefaultSizes
 	}
@@ -119,12 +126,10 @@ func (p *Plane) forget() error {
 func (p *Plane) mapsFolder() string  { return filepath.Join(p.folder, p.layout) }
 func (p *Plane) linksFolder() string { return filepath.Join(p.folder, "links") }
 
-// mapsPrefix begins the names of folders of maps.
-const mapsPrefix = "maps-"
-
 // Read implements dataplane.Plane. Of maps of another layout it tells that they are there, no more: nobody wants them, so
 // they go when all else is true.
 func (p *Plane) Read(context.Context) (facts []Fact, err error) {
+	p.announced = false
 	if err := p.forget(); err != nil {
 		return nil, err
 	}
@@ -141,7 +146,7 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 			if facts, err = p.readMaps(facts); err != nil {
 				return nil, err
 			}
-		case strings.HasPrefix(n, mapsPrefix):
+		case bpf.IsLayout(n):
 			facts = append(facts, fact(Key{KindMaps, n}, "of another layout"))
 		}
 	}

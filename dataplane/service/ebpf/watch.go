@@ -1,55 +1,73 @@
 package ebpf
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/kernel/bpf"
 )
 
-// Watch implements dataplane.Watcher for the hooks: it tells when links' pins are removed. What others write into maps, the
-// kernel tells nobody.
+// Watch implements dataplane.Watcher: it tells when pins of hooks are removed, and when another plane writes (see announce).
+// Of what others write into maps past this package, the kernel tells nobody.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("ebpf: watch the hooks: %w", err)
 	}
 	events := os.NewFile(uintptr(fd), "inotify")
-	if _, err := unix.InotifyAddWatch(fd, p.linksFolder(), unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_DELETE_SELF); err != nil {
+	signals := make(chan struct{}, 1)
+	_, err = unix.InotifyAddWatch(fd, p.folder, unix.IN_CREATE)
+	if err == nil {
+		_, err = unix.InotifyAddWatch(fd, p.linksFolder(), unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_DELETE_SELF)
+	}
+	if errors.Is(err, unix.ENOENT) { // there will be one to watch when the hooks are there again
+		defer close(signals)
+		p.tell(signals, false)
+		return signals, events.Close()
+	}
+	if err != nil {
 		events.Close()
 		return nil, fmt.Errorf("ebpf: watch %s: %w", p.linksFolder(), err)
 	}
-	signals := make(chan struct{}, 1)
 	stop := context.AfterFunc(ctx, func() { events.Close() })
 	go func() {
 		defer stop()
 		defer events.Close()
 		defer close(signals)
-		p.tell(signals)
+		p.tell(signals, false)
 		for b := make([]byte, 4096); ; {
 			n, err := events.Read(b)
 			if err != nil {
 				return
 			}
-			p.tell(signals)
-			if n >= 8 && lost(b[:n]) {
-				return // the folder is gone: watch the new one
+			gone, other := p.heard(b[:n])
+			p.tell(signals, other)
+			if gone {
+				return // watch the new folder
 			}
 		}
 	}()
 	return signals, nil
 }
 
-// tell sends a signal if the hooks are not as they were written, and that is not our own doing.
-func (p *Plane) tell(signals chan<- struct{}) {
-	if !p.hooked.Load() {
-		return
-	}
-	if digest, err := bpf.Attached(p.linksFolder(), nil); err == nil && digest == p.digest {
-		return
+// tell sends a signal if another wrote, or the hooks are not as they were written and that is not our own doing.
+func (p *Plane) tell(signals chan<- struct{}, other bool) {
+	if !other {
+		if !p.hooked.Load() {
+			return
+		}
+		if digest, err := bpf.Attached(p.linksFolder(), nil); err == nil && digest == p.digest {
+			return
+		}
 	}
 	select {
 	case signals <- struct{}{}:
@@ -57,15 +75,38 @@ func (p *Plane) tell(signals chan<- struct{}) {
 	}
 }
 
-// lost says whether some event is that the folder itself was removed (struct inotify_event of inotify(7)).
-func lost(b []byte) bool {
+// heard reads events (struct inotify_event of inotify(7)): whether the folder of links was removed, and whether another plane
+// announced itself.
+func (p *Plane) heard(b []byte) (gone, other bool) {
 	for len(b) >= unix.SizeofInotifyEvent {
-		mask := uint32(b[4]) | uint32(b[5])<<8 | uint32(b[6])<<16 | uint32(b[7])<<24
-		if mask&(unix.IN_DELETE_SELF|unix.IN_IGNORED) != 0 {
-			return true
+		mask, length := binary.NativeEndian.Uint32(b[4:]), int(binary.NativeEndian.Uint32(b[12:]))
+		b = b[unix.SizeofInotifyEvent:]
+		if length > len(b) {
+			return gone, other
 		}
-		length := uint32(b[12]) | uint32(b[13])<<8
-		b = b[min(len(b), unix.SizeofInotifyEvent+int(length)):]
+		name := string(bytes.TrimRight(b[:length], "\x00"))
+		b = b[length:]
+		gone = gone || mask&(unix.IN_DELETE_SELF|unix.IN_IGNORED) != 0
+		other = other || strings.HasPrefix(name, writer) && name != writer+p.id
 	}
-	return false
+	return gone, other
+}
+
+// writer begins the name of a folder that a plane makes for a moment.
+const writer = "writer-"
+
+// announce lets other planes of this node know that we write, once after each Read: theirs may be stale from now on.
+func (p *Plane) announce(*writes) error {
+	if p.announced || p.maps == nil {
+		return nil
+	}
+	path := filepath.Join(p.folder, writer+p.id)
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("ebpf: announce a write: %w", err)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("ebpf: announce a write: %w", err)
+	}
+	p.announced = true
+	return nil
 }

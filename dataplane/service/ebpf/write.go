@@ -51,7 +51,7 @@ func (w *writes) gone(k Kind, f func(Fact) error) error {
 func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	w := sorted(put, del)
 	for _, step := range []func(*writes) error{
-		p.makeMaps, p.putPlaces, p.putPools, p.putLeft, p.putFrontends, p.attach,
+		p.makeMaps, p.announce, p.putPlaces, p.putPools, p.putLeft, p.putFrontends, p.attach,
 		p.detach, p.deleteFrontends, p.deleteLeft, p.deletePools, p.deletePlaces, p.removeMaps, p.closeSockets,
 	} {
 		if err := step(w); err != nil {
@@ -96,7 +96,7 @@ func (p *Plane) dropMaps(layout string) error {
 			return err
 		}
 	}
-	return bpf.RemoveFolder(filepath.Join(p.folder, layout))
+	return bpf.RemoveMaps(filepath.Join(p.folder, layout), p.Sizes)
 }
 
 // removeMaps removes maps that are not wanted.

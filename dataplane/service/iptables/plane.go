@@ -3,6 +3,7 @@ package iptables
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -109,31 +110,42 @@ func (p *Plane) Close() error {
 // Watch implements dataplane.Watcher, as far as the variant allows.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.conn.Watch(ctx) }
 
-// Read implements dataplane.Plane.
-func (p *Plane) Read(ctx context.Context) (facts []Fact, err error) {
+// Read implements dataplane.Plane. A family that can't be read, while the other can, has no facts: a Write of them says why.
+func (p *Plane) Read(ctx context.Context) ([]Fact, error) {
+	facts, failed, err := p.read(ctx)
+	if err == nil && (ctx.Err() != nil || len(failed) == len(iptables.Families)) {
+		err = errors.Join(failed...)
+	}
+	return facts, err
+}
+
+// read gives the facts of the families that can be read, and what is wrong with the others.
+func (p *Plane) read(ctx context.Context) (facts []Fact, failed []error, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.conn.Mark(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, f := range iptables.Families {
 		if err := p.load(ctx, f); err != nil {
-			return nil, err
+			failed = append(failed, err)
+		} else {
+			facts = append(facts, p.held[f].facts()...)
 		}
-		facts = append(facts, p.held[f].facts()...)
 	}
-	if four := p.held[iptables.IPv4]; four.localnet || four.node != nil && four.node.localhost {
+	if four := p.held[iptables.IPv4]; four != nil && (four.localnet || four.node != nil && four.node.localhost) {
 		v, err := p.sysctl()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		facts = append(facts, fact(Key{Kind: KindSysctl, Family: iptables.IPv4, Name: routeLocalnet}, v))
 	}
-	return facts, nil
+	return facts, failed, nil
 }
 
 // load learns what a family's tables hold.
 func (p *Plane) load(ctx context.Context, f iptables.Family) error {
+	delete(p.held, f)
 	read := map[string]*iptables.Table{}
 	for _, t := range tables {
 		var err error
@@ -163,11 +175,12 @@ func (h *held) facts() (facts []Fact) {
 	return facts
 }
 
-// Write implements dataplane.Plane: one restore for each family concerned (in the nft variant more where very much is put), and the sysctl after (or, when it goes, before)
-// it. After an error nothing is known of the kernel until the next Read.
+// Write implements dataplane.Plane: one restore for each family concerned (in the nft variant more where very much is put), and
+// the sysctl after (or, when it goes, before) it. A family that fails leaves the other be, and is read again before the next.
 func (p *Plane) Write(ctx context.Context, put, del []Fact) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	var errs []error
 	for _, f := range iptables.Families {
 		is := func(x Fact) bool { return x.Key.Family != f }
 		ours, gone := slices.DeleteFunc(slices.Clone(put), is), slices.DeleteFunc(slices.Clone(del), is)
@@ -176,11 +189,12 @@ func (p *Plane) Write(ctx context.Context, put, del []Fact) error {
 			now, then, ours, gone = p.portion(ours, gone)
 			if err := p.write(ctx, f, now, then); err != nil {
 				delete(p.held, f)
-				return err
+				errs = append(errs, err)
+				break
 			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // most is how many pools' chains one restore of the nft variant is given: it takes longer than linearly in their number.
@@ -304,13 +318,10 @@ func (p *Plane) Clean(ctx context.Context) error {
 	return q.clean(ctx)
 }
 
-// clean removes everything of ours from the plane's variant.
+// clean removes everything of ours from the plane's variant, as far as it can be read.
 func (p *Plane) clean(ctx context.Context) error {
-	facts, err := p.Read(ctx)
-	if err != nil {
-		return err
-	}
-	return p.Write(ctx, nil, facts)
+	facts, failed, err := p.read(ctx)
+	return errors.Join(err, p.Write(ctx, nil, facts), errors.Join(failed...))
 }
 
 // sortedKeys gives a map's keys in order.

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/iptables"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -243,6 +244,7 @@ func TestOthersStay(t *testing.T) {
 		}
 		run("-t", "nat", "-N", "THEIRS")
 		run("-t", "nat", "-A", "THEIRS", "-d", "192.0.2.1", "-j", "ACCEPT")
+		run("-t", "nat", "-A", "PREROUTING", "-m", "comment", "--comment", "not for -j FAIRLEAD-DROP", "-j", "THEIRS")
 		run("-t", "nat", "-A", "PREROUTING", "-j", "THEIRS")
 		all := facts(t, p, services(30))
 		if err := p.Write(t.Context(), all, nil); err != nil {
@@ -255,7 +257,7 @@ func TestOthersStay(t *testing.T) {
 		if err := p.Write(t.Context(), nil, all); err != nil {
 			t.Error(err)
 		}
-		want := "-P PREROUTING ACCEPT\n-P INPUT ACCEPT\n-P OUTPUT ACCEPT\n-P POSTROUTING ACCEPT\n-N THEIRS\n-A PREROUTING -j THEIRS\n-A THEIRS -d 192.0.2.1/32 -j ACCEPT\n"
+		want := "-P PREROUTING ACCEPT\n-P INPUT ACCEPT\n-P OUTPUT ACCEPT\n-P POSTROUTING ACCEPT\n-N THEIRS\n-A PREROUTING -m comment --comment \"not for -j FAIRLEAD-DROP\" -j THEIRS\n-A PREROUTING -j THEIRS\n-A THEIRS -d 192.0.2.1/32 -j ACCEPT\n"
 		if left := run("-t", "nat", "-S"); left != want {
 			t.Errorf("left is:\n%s", left)
 		}
@@ -284,4 +286,81 @@ func TestManyPools(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestGuardOutlivesTheSysctl holds that packets to loopback addresses are kept out as long as the kernel routes them for us,
+// whatever is written when.
+func TestGuardOutlivesTheSysctl(t *testing.T) {
+	eachVariant(t, func(t *testing.T, p *Plane) {
+		guarded := func() bool {
+			out, err := exec.Command("iptables-"+string(p.Variant()), "-t", "raw", "-S").CombinedOutput()
+			if err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+			return strings.Contains(string(out), chainGuard)
+		}
+		write := func(put, del []Fact) {
+			if err := p.Write(t.Context(), put, del); err != nil {
+				t.Error(err)
+			}
+		}
+		with, without := p.Render(&model.Node{Localhost: true}), p.Render(&model.Node{})
+		write(with, nil)
+		sysctl := difference(with, without)
+		sysctl = slices.DeleteFunc(sysctl, func(f Fact) bool { return f.Key.Kind != KindSysctl })
+		write(without, slices.DeleteFunc(slices.Clone(with), func(f Fact) bool { return f.Key.Kind == KindSysctl }))
+		if v, err := p.sysctl(); err != nil || v != "1" || !guarded() {
+			t.Errorf("the sysctl is %q, %v, and guarded is %t", v, err, guarded())
+		}
+		if wrong := holds(t, p, append(slices.Clone(without), sysctl...)); wrong != "" {
+			t.Error(wrong)
+		}
+		write(nil, sysctl)
+		if v, err := p.sysctl(); err != nil || v != "0" || guarded() {
+			t.Errorf("after it has gone, the sysctl is %q, %v, and guarded is %t", v, err, guarded())
+		}
+	})
+}
+
+// TestOneFamilyAlone holds that a family whose commands don't work leaves the other be, and that writes say which.
+func TestOneFamilyAlone(t *testing.T) {
+	path := os.Getenv("PATH")
+	for _, verb := range []string{"save", "restore"} {
+		eachVariant(t, func(t *testing.T, p *Plane) {
+			dir, name := t.TempDir(), "ip6tables-"+string(p.Variant())+"-"+verb
+			if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\ncat >/dev/null; echo broken >&2; exit 3\n"), 0o755); err != nil {
+				t.Error(err)
+			}
+			all := facts(t, p, everything().Parts())
+			six := slices.DeleteFunc(slices.Clone(all), func(f Fact) bool { return f.Key.Family != iptables.IPv6 })
+			if err := p.Write(t.Context(), six, nil); err != nil {
+				t.Error(err)
+			}
+			os.Setenv("PATH", dir+":"+path)
+			defer os.Setenv("PATH", path)
+			if _, err := p.Read(t.Context()); err != nil {
+				t.Errorf("%s does not work, and nothing can be read: %v", name, err)
+			}
+			if err := p.Write(t.Context(), difference(all, six), nil); err != nil {
+				t.Error(err)
+			}
+			held, err := p.Read(t.Context())
+			if missing := difference(difference(all, six), held); len(missing) > 0 || err != nil {
+				t.Errorf("missing %q, %v", missing, err)
+			}
+			if err := p.Write(t.Context(), nil, six); err == nil || !strings.Contains(err.Error(), name) {
+				t.Errorf("a write by %s says %v", name, err)
+			}
+			if err := p.Clean(t.Context()); err == nil || !strings.Contains(err.Error(), name) {
+				t.Errorf("cleaning leaves what %s can't reach, and says %v", name, err)
+			}
+			os.Setenv("PATH", path)
+			if err := p.Clean(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if wrong := holds(t, p, nil); wrong != "" {
+				t.Error(wrong)
+			}
+		})
+	}
 }

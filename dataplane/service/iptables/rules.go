@@ -60,7 +60,7 @@ type world struct {
 // build gives every table's content.
 func (w *world) build() map[string]*content {
 	out := map[string]*content{"raw": newContent(), "filter": newContent(), "nat": newContent()}
-	if w.node == nil && len(w.frontends) == 0 {
+	if w.node == nil && len(w.frontends) == 0 && !w.localnet {
 		return out
 	}
 	var all, closed []*frontend
@@ -75,7 +75,7 @@ func (w *world) build() map[string]*content {
 	if len(closed) > 0 {
 		w.filter(out["filter"], closed)
 	}
-	if w.node != nil && w.node.localhost {
+	if w.localnet || w.node != nil && w.node.localhost { // as long as the sysctl is ours to answer for, whatever was asked for since
 		raw := out["raw"]
 		raw.chains[chainGuard] = []string{"-j DROP"}
 		raw.leads["PREROUTING"] = []string{"-d 127.0.0.0/8 ! -i lo -j " + chainGuard}

@@ -32,14 +32,14 @@
 // those of backends, are ICMP messages that the plane itself sends.
 //
 // One loop per processor waits by epoll and owns what it carries; there is no goroutine per Service or connection. TCP:
-// half-closed connections stay so; a reset is handed on as a reset; at most 1 MiB waits in each direction; a backend that
-// refuses or does not answer in 7 seconds is passed over for another. UDP: a socket for each client and entry, ended after 30
+// half-closed connections stay so; a reset is handed on as a reset, at once where nothing can move; at most 1 MiB waits in each
+// direction; a backend that refuses or does not answer in 7 seconds is passed over for another. UDP: a socket for each client and entry, ended after 30
 // seconds of silence, 120 once answered, batches of 32.
 //
 // # Changes
 //
 // A TCP connection goes on when its backend leaves the pool, and when its frontend goes: then a rule of its own keeps its
-// packets coming, until it ends. A UDP flow ends when a new one would not be like it. Affinity and counts of connections
+// packets coming, until it ends; what a killed process leaves of those goes when the next makes its room. A UDP flow ends when a new one would not be like it. Affinity and counts of connections
 // survive changes of other backends. All of it ends with the process (Abilities.Ends): rules stay and lead nowhere, until a
 // new process has its room.
 //
@@ -65,7 +65,9 @@ var Abilities = service.Abilities{
 		"SCTP is not carried.",
 		"Fragmented UDP datagrams don't reach node ports, and Services that share an address get each other's.",
 		"The node must forward packets (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding), also to and from interface " + Veth + " where a firewall forbids that by default.",
-		"Routing rules are asked one by one: a node with hundreds of different Service ports and node ports feels it.",
+		"Routing rules are asked one by one: a node with hundreds of different Service ports and node ports feels it, and so does one whose frontends go while thousands of connections to them are open.",
+		"A node port within net.ipv4.ip_local_port_range takes the answers to connections that the node itself makes from that port: keep the two apart, or name it in net.ipv4.ip_local_reserved_ports.",
+		"Where net.ipv4.conf.all.rp_filter is 1, refusals of UDP datagrams don't leave the node, and clients meet silence.",
 	},
 }
 

@@ -56,6 +56,8 @@ type listener struct {
 	token   uint32
 	at      netip.AddrPort
 	starved time.Time                // since when it waits for file descriptors
+	queued  bool                     // it waits for its next turn
+	gone    bool                     // its socket is no longer watched
 	flows   map[netip.AddrPort]*flow // UDP: by client
 }
 
@@ -84,11 +86,14 @@ func (li *listener) ready(uint32) {
 	}
 }
 
-// accept takes all connections that wait. Where file descriptors have run out it leaves them waiting, says so, and has the
-// loop try again later.
+// greed is how many connections one listener may take before others have their turn.
+const greed = 64
+
+// accept takes connections that wait. Where file descriptors have run out it leaves them waiting, says so, and has the loop
+// try again later.
 func (li *listener) accept() {
 	filtered := li.filtered()
-	for {
+	for range greed {
 		if li.front.plane.crowded() && li.awaited() {
 			li.starve()
 			return
@@ -113,6 +118,17 @@ func (li *listener) accept() {
 		case errors.Is(err, unix.EBADF), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOTSOCK):
 			return
 		} // else it is the connection's error, which goes with it (accept(2))
+	}
+	if !li.queued {
+		li.queued = true
+		li.loop.again = append(li.loop.again, li)
+	}
+}
+
+// resume implements waiting.
+func (li *listener) resume() {
+	if li.queued = false; !li.gone {
+		li.accept()
 	}
 }
 

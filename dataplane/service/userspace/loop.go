@@ -25,7 +25,7 @@ type loop struct {
 
 	slots  []slot
 	free   []uint32
-	again  []*stream // with more to move than a turn may
+	again  []waiting // with more to do than a turn may
 	idle   []*pipe
 	conns  map[*conn]struct{}
 	flows  [2]line // by how long they may be silent: those without an answer yet, and with
@@ -43,6 +43,9 @@ type slot struct {
 
 // watcher is what events are for.
 type watcher interface{ ready(events uint32) }
+
+// waiting is what has had its turn and is not done.
+type waiting interface{ resume() }
 
 // newLoop starts a loop.
 func newLoop(node *netns.Namespace, steady *atomic.Int64) (*loop, error) {
@@ -80,7 +83,7 @@ type bell struct{}
 
 func (bell) ready(uint32) {}
 
-// do has the loop's thread call f and waits until it has. After close it calls nothing.
+// do has the loop's thread call f and waits until it has. Once the loop ends it calls nothing.
 func (l *loop) do(f func()) {
 	done := make(chan struct{})
 	l.mu.Lock()
@@ -91,7 +94,10 @@ func (l *loop) do(f func()) {
 	l.mail = append(l.mail, func() { f(); close(done) })
 	l.mu.Unlock()
 	l.ring()
-	<-done
+	select {
+	case <-done:
+	case <-l.done:
+	}
 }
 
 func (l *loop) ring() { unix.Write(l.bell, binary.NativeEndian.AppendUint64(nil, 1)) }
@@ -163,9 +169,8 @@ func (l *loop) run() {
 		}
 		again := l.again
 		l.again = nil
-		for _, s := range again {
-			s.queued = false
-			s.conn.move(s)
+		for _, w := range again {
+			w.resume()
 		}
 		l.expire()
 		l.feed()

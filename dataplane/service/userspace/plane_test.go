@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -527,4 +528,226 @@ func TestOtherAddressesOfTheNodeAreServed(t *testing.T) {
 	s.check(s.plane.Write(t.Context(), s.held, nil))
 	client, server := s.pair(l)
 	s.exchange(client, server, "x")
+}
+
+func TestResetEndsWhatCannotMove(t *testing.T) {
+	for name, prepare := range map[string]func(s *stage, client, server *net.TCPConn){
+		"after its own end": func(s *stage, client, server *net.TCPConn) {
+			s.check(client.CloseWrite())
+			if _, err := io.ReadAll(server); err != nil {
+				s.Error(err)
+			}
+		},
+		"while the other end does not read": func(s *stage, client, _ *net.TCPConn) {
+			client.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+			for block := make([]byte, 1<<16); ; {
+				if _, err := client.Write(block); err != nil {
+					return
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			l := s.listen(8080)
+			f, p := serves(model.TCP, 80, 8080)
+			s.check(s.tell(p, f))
+			client, server := s.pair(l)
+			prepare(s, client, server)
+			s.check(client.SetLinger(0), client.Close())
+			s.settled()
+		})
+	}
+}
+
+func TestManyConnectionsAtOnceLeaveTurnsToOthers(t *testing.T) {
+	s := newStage(t)
+	l := s.listen(8080)
+	f, p := serves(model.TCP, 80, 8080)
+	s.check(s.tell(p, f))
+	rest := s.plane.limit
+	s.plane.open.Add(rest) // so that they wait
+	const many = 3 * greed
+	for range many {
+		_, err := s.dial("tcp4", vip.String()+":80")
+		s.check(err)
+	}
+	for i, o := range s.plane.loops {
+		o.do(func() {
+			if i == 0 {
+				s.plane.open.Add(-rest)
+			}
+			before := len(o.conns)
+			s.plane.fronts[f.Entry].sockets[0].listeners[i].accept()
+			if n := len(o.conns) - before; n > greed || i == 0 && n == 0 {
+				t.Errorf("one turn takes %d connections", n)
+			}
+		})
+	}
+	l.SetDeadline(time.Now().Add(patience))
+	for range many {
+		c, err := l.AcceptTCP()
+		s.check(err)
+		c.Close()
+	}
+}
+
+func TestRoomIsWholeOrNotThere(t *testing.T) {
+	s := newStage(t)
+	right := vethSettings
+	defer func() { vethSettings = right }()
+	vethSettings = append(vethSettings[:len(vethSettings):len(vethSettings)], link.Setting{Name: "ipv4/conf/" + Veth + "/nothing", Value: "1"})
+	f, p := serves(model.TCP, 80, 8080)
+	for range 2 {
+		if err := s.tell(p, f); err == nil {
+			t.Error("a room that can't be set up is taken for one")
+		}
+	}
+	vethSettings = right
+	s.held = nil
+	s.check(s.tell(p, f))
+	s.holds(s.held)
+}
+
+func TestRulesOfAKilledProcessGo(t *testing.T) {
+	s := newStage(t)
+	r := link.Rule{Owner: ownerKept, From: netip.PrefixFrom(nodeAddr, 32), To: netip.PrefixFrom(vip, 32), Protocol: uint8(model.TCP), FromPort: 4242,
+		ToPort: link.PortRange{First: 80, Last: 80}, Table: tableKept}
+	s.check(s.plane.policy.Apply([]link.Change{{Rule: &r}}))
+	f, p := serves(model.TCP, 80, 8080)
+	s.check(s.tell(p, f))
+	if n := s.keptRules(); n != 0 {
+		t.Errorf("%d rules of connections that nobody carries any more are left", n)
+	}
+}
+
+func TestOthersRulesForLocalAddressesStay(t *testing.T) {
+	s := newStage(t)
+	ip := func(args ...string) (out string) {
+		s.check(s.node.Do(func() error {
+			b, err := exec.Command("ip", args...).CombinedOutput()
+			out = string(b)
+			return err
+		}))
+		return out
+	}
+	ip("rule", "add", "fwmark", "0x5", "lookup", "local", "pref", "0")
+	for _, port := range []uint16{80, 81, 82} {
+		f, p := serves(model.TCP, port, 8080)
+		s.check(s.tell(p, f))
+		all := ip("rule", "show", "pref", "0")
+		if strings.Count(all, "from all lookup local") != 1 || strings.Count(all, "from all fwmark 0x5 lookup local") != 1 {
+			t.Fatalf("port %d: rules are\n%s", port, all)
+		}
+	}
+	s.holds(s.held)
+	second := link.Rule{Owner: unix.RTPROT_KERNEL, Table: unix.RT_TABLE_LOCAL, Again: true} // as by a process that was killed while it moved it
+	s.check(s.plane.policy.Apply([]link.Change{{Rule: &second}}))
+	f, p := serves(model.TCP, 83, 8080)
+	s.check(s.tell(p, f))
+	if all := ip("rule", "show", "pref", "0"); strings.Count(all, "from all lookup local") != 1 {
+		t.Errorf("rules are\n%s", all)
+	}
+}
+
+func TestErrandsEndWithTheirLoop(t *testing.T) {
+	s := newStage(t)
+	o := s.plane.loops[0]
+	late := make(chan struct{})
+	listener := &listener{loop: o, front: &front{plane: s.plane}}
+	o.do(func() { // what the loop's end comes upon
+		c := &conn{loop: o, front: listener.front, client: end{fd: -1}, server: end{fd: -1}, kept: func() {
+			go func() { o.do(func() {}); close(late) }()
+			for waiting := 0; waiting == 0; {
+				o.mu.Lock()
+				waiting = len(o.mail)
+				o.mu.Unlock()
+			}
+		}}
+		o.conns[c] = struct{}{}
+	})
+	o.close()
+	s.plane.loops = s.plane.loops[1:]
+	select {
+	case <-late:
+	case <-time.After(patience):
+		t.Fatal("an errand that came with the end is waited for in vain")
+	}
+}
+
+// TestChurnLeavesNothing has connections and flows end in each way that there is, and counts what the process still has.
+func TestChurnLeavesNothing(t *testing.T) {
+	defer func(d [2]time.Duration) { silences = d }(silences)
+	silences = [2]time.Duration{50 * time.Millisecond, 100 * time.Millisecond}
+	s := newStage(t)
+	l := s.listen(8080)
+	s.udp(53)
+	f, p := serves(model.TCP, 80, 8079, 8080) // one of two refuses
+	g, q := serves(model.UDP, 80, 53)
+	s.check(s.tell(p, f, q, g))
+	s.pipes()
+	descriptors := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		s.check(err)
+		return len(all)
+	}
+	before, steady := descriptors(), s.plane.steady.Load()
+	for i := range 2000 {
+		client, server := s.pair(l)
+		s.exchange(client, server, "x")
+		ends := []*net.TCPConn{client, server}
+		if i%4 < 2 {
+			s.check(ends[i%2].SetLinger(0)) // a reset
+		}
+		s.check(ends[i%2].Close(), ends[1-i%2].Close())
+		if i%8 == 0 {
+			c, err := s.dial("udp4", vip.String()+":80")
+			s.check(err)
+			if _, err := s.ask(c, "x"); err != nil {
+				t.Fatal(err)
+			}
+			s.check(c.Close())
+		}
+	}
+	s.settled()
+	if after, pipes := descriptors(), int(s.plane.steady.Load()-steady); after-before != pipes || pipes > 8*len(s.plane.loops) {
+		t.Errorf("%d file descriptors have become %d, of which %d are new pipes'", before, after, pipes)
+	}
+	for _, o := range s.plane.loops {
+		o.do(func() {
+			if n := len(o.slots) - len(o.free); len(o.conns)+len(o.hungry)+len(o.again) > 0 || n > 3 { // the bell and two listeners
+				t.Errorf("a loop has %d watched sockets, %d connections, %d hungry, %d waiting", n, len(o.conns), len(o.hungry), len(o.again))
+			}
+		})
+	}
+	s.plane.pools[p.ID].mu.Lock()
+	defer s.plane.pools[p.ID].mu.Unlock()
+	for _, b := range s.plane.pools[p.ID].backends {
+		if b.active != 0 {
+			t.Errorf("%s is counted for %d connections", b.addr, b.active)
+		}
+	}
+}
+
+func TestNoBackendIsTriedForAClientThatHasGone(t *testing.T) {
+	s := newStage(t)
+	f, p := serves(model.TCP, 80)
+	for i := range byte(8) { // nobody answers there, which the node takes some seconds each to find out
+		p.Backends = append(p.Backends, model.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 0, 100 + i}), 8080)})
+	}
+	s.check(s.tell(p, f))
+	c, err := s.dial("tcp4", vip.String()+":80")
+	s.check(err, c.(*net.TCPConn).SetLinger(0), c.Close())
+	s.settled()
+}
+
+func TestIPv4IsServedWhereIPv6IsSwitchedOff(t *testing.T) {
+	s := newStage(t)
+	s.check(link.Set(s.node, link.Setting{Name: "ipv6/conf/all/disable_ipv6", Value: "1"}, link.Setting{Name: "ipv6/conf/default/disable_ipv6", Value: "1"}))
+	l := s.listen(8080)
+	f, p := serves(model.TCP, 80, 8080)
+	s.check(s.tell(p, f))
+	client, server := s.pair(l)
+	s.exchange(client, server, "x")
+	s.holds(s.held)
 }

@@ -92,7 +92,7 @@ func aside(f func() error) error {
 	return <-done
 }
 
-// open makes the way between the node and the room anew.
+// open makes the way between the node and the room anew, whole or not at all.
 func (r *room) open(node *netns.Namespace) error {
 	here, err := link.Dial(node)
 	if err != nil {
@@ -104,6 +104,7 @@ func (r *room) open(node *netns.Namespace) error {
 		return err
 	}
 	defer there.Close()
+	r.dev = 0
 	if err := shut(here); err != nil {
 		return err
 	}
@@ -115,12 +116,17 @@ func (r *room) open(node *netns.Namespace) error {
 	if err := r.furnish(there); err != nil {
 		return errors.Join(err, here.Delete(dev))
 	}
+	if err := errors.Join(link.Set(node, vethSettings...), neighbours(here, dev, macRoom)); err != nil {
+		return errors.Join(err, here.Delete(dev))
+	}
 	r.dev = dev
-	return errors.Join(neighbours(here, dev, macRoom), link.Set(node, vethSettings...))
+	return nil
 }
 
 // settings of the way into the room: packets from there may come from addresses of the node itself, loopback ones among them.
+// It speaks IPv6 also where that is switched off for all interfaces: the kernel refuses next hops on it else.
 var vethSettings = []link.Setting{
+	{Name: "-ipv6/conf/" + Veth + "/disable_ipv6", Value: "0"},
 	{Name: "ipv4/conf/" + Veth + "/accept_local", Value: "1"},
 	{Name: "ipv4/conf/" + Veth + "/route_localnet", Value: "1"},
 	{Name: "ipv4/conf/" + Veth + "/rp_filter", Value: "0"},
@@ -170,6 +176,8 @@ var roomSettings = []link.Setting{
 	{Name: "ipv4/tcp_mtu_probing", Value: "1"}, // it hears of no ICMP errors
 	{Name: "ipv4/icmp_ratelimit", Value: "0"},
 	{Name: "-ipv6/icmp/ratelimit", Value: "0"},
+	{Name: "-ipv6/conf/lo/disable_ipv6", Value: "0"}, // which the namespace may have got from the host
+	{Name: "-ipv6/conf/" + inside + "/disable_ipv6", Value: "0"},
 	{Name: "-ipv6/conf/" + inside + "/accept_ra", Value: "0"},
 }
 

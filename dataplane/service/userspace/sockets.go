@@ -124,6 +124,7 @@ func (p *Plane) shut(sockets []*socket) {
 				if li.loop == l {
 					l.forget(li.fd, li.token)
 					delete(l.hungry, li)
+					li.gone = true
 					for _, f := range li.flows {
 						f.close()
 					}

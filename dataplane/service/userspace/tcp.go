@@ -132,6 +132,7 @@ func (s serverSide) ready(events uint32) {
 func (s clientSide) ready(events uint32) { s.serve(events, &s.up, &s.down) }
 
 // serve moves what an event at one of the sockets lets move: what comes from there, and what was held up on the way there.
+// Where there is an error at the socket and nothing to move, the connection ends.
 func (c *conn) serve(events uint32, from, to *stream) {
 	if events&space != 0 && to.full {
 		to.full = false
@@ -139,19 +140,25 @@ func (c *conn) serve(events uint32, from, to *stream) {
 			return
 		}
 	}
-	if events&input != 0 && !from.full {
-		c.move(from)
+	if events&input != 0 && !from.full && !c.move(from) {
+		return
+	}
+	if events&unix.EPOLLERR != 0 && (from.full || from.over) {
+		c.abort() // nothing will be read from there by which to learn of the reset
 	}
 }
 
-// established says whether the backend has answered; if it has refused, the next one is dialled.
+// established says whether the backend has answered; if it has refused, the next one is dialled, while the client is there.
 func (c *conn) established(events uint32) bool {
 	if events&(unix.EPOLLOUT|unix.EPOLLERR|unix.EPOLLHUP) == 0 {
 		return false
 	}
 	if e, err := unix.GetsockoptInt(c.server.fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || e != 0 {
-		c.leave()
-		c.dial()
+		if c.leave(); c.deserted() {
+			c.abort()
+		} else {
+			c.dial()
+		}
 		return false
 	}
 	var err error
@@ -161,6 +168,13 @@ func (c *conn) established(events uint32) bool {
 	}
 	c.connected, c.tried = true, nil
 	return true
+}
+
+// deserted says whether the client has reset the connection. One that has only said all it has to say waits for an answer.
+func (c *conn) deserted() bool {
+	p := []unix.PollFd{{Fd: int32(c.client.fd)}}
+	n, _ := unix.Poll(p, 0)
+	return n > 0 && p[0].Revents&unix.POLLERR != 0
 }
 
 // turn is how many bytes one stream may move before others have their turn.
@@ -207,6 +221,12 @@ func (c *conn) move(s *stream) bool {
 		c.loop.again = append(c.loop.again, s)
 	}
 	return true
+}
+
+// resume implements waiting.
+func (s *stream) resume() {
+	s.queued = false
+	s.conn.move(s)
 }
 
 // rest ends a stream's work for now, or for good when its source has ended: then its other end is told, and when both

@@ -24,13 +24,14 @@ func (p *Plane) putWays(w *writes) error {
 }
 
 // localLast puts the rule for local addresses behind ours of its priority, as the kernel puts ours behind it: a second one at
-// the end, then the first goes. Where somebody has moved it to another priority, it is behind already.
+// the end, and once that is there, and not before, those ahead of it go. A process that is killed in between leaves two, which
+// do what one does. Where somebody has moved it to another priority, it is behind already.
 func (p *Plane) localLast() error {
 	all, err := p.policy.Rules(0)
 	if err != nil {
 		return fmt.Errorf("userspace: %w", err)
 	}
-	var l []link.Change
+	var behind, before []link.Change
 	for _, six := range []bool{false, true} {
 		at := slices.IndexFunc(all, func(r link.Rule) bool { return isLocal(r) && r.Six == six })
 		if at < 0 || !slices.ContainsFunc(all[at:], func(r link.Rule) bool { return ours(r) && r.Six == six }) {
@@ -38,9 +39,17 @@ func (p *Plane) localLast() error {
 		}
 		again := all[at]
 		again.Again = true
-		l = append(l, link.Change{Rule: &again}, link.Change{Rule: &all[at], Gone: true})
+		behind = append(behind, link.Change{Rule: &again})
+		for i, r := range all {
+			if isLocal(r) && r.Six == six {
+				before = append(before, link.Change{Rule: &all[i], Gone: true})
+			}
+		}
 	}
-	return p.policy.Apply(l)
+	if err := p.policy.Apply(behind); err != nil {
+		return fmt.Errorf("userspace: put the rule for local addresses behind others: %w", err)
+	}
+	return p.policy.Apply(before)
 }
 
 // isLocal says whether a rule is the kernel's for local addresses.
@@ -173,9 +182,7 @@ func (p *Plane) detain(ways []Fact) error {
 
 // detained makes a connection's rule and gives what removes it.
 func (p *Plane) detained(c *conn) (release func()) {
-	whole := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-	r := &link.Rule{Owner: ownerKept, Priority: priorityPort, Six: c.to.Addr().Is6(), From: whole(c.from.Addr()), To: whole(c.to.Addr()),
-		Protocol: uint8(model.TCP), FromPort: c.from.Port(), ToPort: link.PortRange{First: c.to.Port(), Last: c.to.Port()}, Table: tableKept}
+	r := c.rule()
 	apply := func(gone bool) {
 		p.keep.Lock()
 		defer p.keep.Unlock()
@@ -183,4 +190,11 @@ func (p *Plane) detained(c *conn) (release func()) {
 	}
 	apply(false)
 	return func() { apply(true) }
+}
+
+// rule gives the rule that leads a connection's packets into the room, whatever becomes of its frontend.
+func (c *conn) rule() *link.Rule {
+	whole := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+	return &link.Rule{Owner: ownerKept, Priority: priorityPort, Six: c.to.Addr().Is6(), From: whole(c.from.Addr()), To: whole(c.to.Addr()),
+		Protocol: uint8(model.TCP), FromPort: c.from.Port(), ToPort: link.PortRange{First: c.to.Port(), Last: c.to.Port()}, Table: tableKept}
 }

@@ -74,14 +74,39 @@ func (p *Plane) putRoom(w *writes) (err error) {
 		}
 		p.room.ns.Do(func() error { p.voices = openVoices(); return nil })
 	}
+	l, err := p.strays()
+	if err != nil {
+		return err
+	}
 	if err := p.room.open(p.node); err != nil {
 		return fmt.Errorf("userspace: make the room: %w", err)
 	}
-	var l []link.Change
 	for _, every := range everywhere() {
 		l = append(l, link.Change{Way: &link.Way{Owner: ownerKept, Table: tableKept, To: every, Via: gateway(every.Addr().Is6()), Dev: p.room.dev}})
 	}
 	return p.policy.Apply(l)
+}
+
+// strays gives the rules of connections that ended with a process that was killed, to go.
+func (p *Plane) strays() (l []link.Change, err error) {
+	rules, err := p.policy.Rules(ownerKept)
+	if err != nil {
+		return nil, fmt.Errorf("userspace: %w", err)
+	}
+	carried := map[link.Rule]bool{}
+	p.inLoops(len(rules) > 0, func(o *loop) {
+		for c := range o.conns {
+			if c.kept != nil {
+				carried[*c.rule()] = true
+			}
+		}
+	})
+	for i, r := range rules {
+		if !carried[r] {
+			l = append(l, link.Change{Rule: &rules[i], Gone: true})
+		}
+	}
+	return l, nil
 }
 
 // putNode learns which sources are pods and which addresses take node ports.

@@ -1,0 +1,356 @@
+package ebpf_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+	"fairlead.dev/fairlead/sandbox/echo"
+)
+
+// sortedFacts puts facts in order, to be compared.
+func sortedFacts(facts []ebpf.Fact) []ebpf.Fact {
+	l := slices.Clone(facts)
+	slices.SortFunc(l, func(a, b ebpf.Fact) int {
+		if a.Key.Kind != b.Key.Kind {
+			return int(a.Key.Kind) - int(b.Key.Kind)
+		}
+		return strings.Compare(a.Key.Name, b.Key.Name)
+	})
+	return l
+}
+
+func read(t testing.TB, p *ebpf.Plane) []ebpf.Fact {
+	t.Helper()
+	facts, err := p.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sortedFacts(facts)
+}
+
+// everything is parts of all kinds.
+func everything() []model.Part {
+	node := *theNode
+	node.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+	node.NodePorts = []model.Range{{First: netip.MustParseAddr("127.0.0.3"), Last: netip.MustParseAddr("255.0.0.0")}}
+	four, six, none := poolOf(1, false, model.TCP, 1, 2, 3), poolOf(2, true, model.UDP, 1, 2), poolOf(3, false, model.TCP)
+	four.Affinity, four.Scheduler = 3*time.Hour, model.WeightedRoundRobin
+	four.Backends[1].Weight = 7
+	maglev := poolOf(1<<63, true, model.TCP, 1, 3)
+	maglev.Scheduler = model.Maglev
+	hidden, split := frontendOf("0.0.0.0:30080", four), frontendOf("10.96.0.2:80", none)
+	hidden.Hide = model.AllOrigins
+	split.Outside = model.Target{Pool: four, Empty: model.Drop}
+	sctp := frontendOf("10.96.0.1:80", four)
+	sctp.Entry.Protocol = model.SCTP
+	return []model.Part{&node, four, six, none, maglev, hidden, split, sctp,
+		frontendOf("10.96.0.1:80", four), frontendOf("[fd00:96::1]:53", six), frontendOf("[fd00:96::1]:80", maglev)}
+}
+
+// What one agent wrote the next one reads; and what none wants goes without a trace.
+func TestReadGivesWhatWasWritten(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		p := opened(t, o)
+		want := sortedFacts(render(p, everything()...))
+		write(t, p, want, nil)
+		if diff := cmp.Diff(want, read(t, p)); diff != "" {
+			t.Errorf("wanted less, read more:\n%s", diff)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		next := opened(t, o)
+		if diff := cmp.Diff(want, read(t, next)); diff != "" {
+			t.Errorf("after a restart, wanted less, read more:\n%s", diff)
+		}
+		slices.Reverse(want)
+		write(t, next, nil, want)
+		if left := read(t, next); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+		if err := next.Close(); err != nil {
+			t.Error(err)
+		}
+	}, endpoints...)
+}
+
+// Equal parts give equal facts, and each fact's key prints.
+func TestRenderIsPure(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		a, b := opened(t, o), opened(t, o)
+		defer a.Close()
+		defer b.Close()
+		if diff := cmp.Diff(render(a, everything()...), render(b, everything()...)); diff != "" {
+			t.Error(diff)
+		}
+		var lines []string
+		for _, f := range sortedFacts(render(a, everything()...)) {
+			lines = append(lines, f.Key.String())
+		}
+		for _, want := range []string{"prefix 10.244.0.0/16", "prefix 127.0.0.3/32", "pool 0000000000000001",
+			"left to others 0000000000000001 of pod", "frontend *4:30080/tcp", "frontend [fd00:96::1]:53/udp", "hooks"} {
+			if !slices.Contains(lines, want) {
+				t.Errorf("no %q among\n%s", want, strings.Join(lines, "\n"))
+			}
+		}
+	})
+}
+
+// looped has a loop bring a plane to where it should be.
+func looped(t testing.TB, p *ebpf.Plane, parts []model.Part) {
+	t.Helper()
+	l := reconcile.New(p, reconcile.Options[model.Part]{})
+	ctx, stop := context.WithTimeout(context.Background(), 30*time.Second)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(ctx) }()
+	l.Change(parts, nil)
+	if err := l.Sync(ctx); err != nil {
+		t.Error(err)
+	}
+	stop()
+	<-ended
+}
+
+// While agents end and others take over, also one whose maps have another layout, every connection is served.
+func TestTrafficGoesOnThroughUpgrades(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		v := poolOf(1, false, model.TCP, 1, 2, 3)
+		parts := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+		first := opened(t, o)
+		looped(t, first, parts)
+		stranger := opened(t, o)
+		defer clean(t, stranger)
+		node, err := netns.Current()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer node.Close()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if err := first.Close(); err != nil {
+				t.Error(err)
+			}
+			for i := range 6 {
+				now := o
+				if i%2 == 0 {
+					now.Sizes = bpf.Sizes{Frontends: 128 << i, Pools: 128, Slots: 4096}
+				}
+				var p *ebpf.Plane
+				err := node.Do(func() (err error) {
+					p, err = ebpf.Open(now)
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				looped(t, p, parts)
+				if err := p.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		for n := 0; ; n++ {
+			select {
+			case <-done:
+				if folder, _, err := bpf.Folder(); err == nil {
+					if left, _ := filepath.Glob(filepath.Join(folder, "maps-*")); len(left) != 1 || n == 0 {
+						t.Errorf("%d connections; folders of maps: %v", n, left)
+					}
+				}
+				return
+			default:
+			}
+			if _, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil {
+				t.Fatalf("connection %d: %v", n, err)
+			}
+		}
+	}, endpoints...)
+}
+
+// Damage is seen and mended: pins of hooks or maps that are removed, one or all.
+func TestDamageIsMended(t *testing.T) {
+	for _, gone := range []string{"links/connect4", "links/recvmsg6", "links", "."} {
+		t.Run(gone, func(t *testing.T) {
+			inside(t, func(o ebpf.Options) {
+				serve(t)
+				v := poolOf(1, false, model.TCP, 1)
+				p := opened(t, o)
+				defer clean(t, p)
+				l := reconcile.New(p, reconcile.Options[model.Part]{})
+				ctx, stop := context.WithTimeout(context.Background(), 30*time.Second)
+				ended := make(chan error, 1)
+				go func() { ended <- l.Run(ctx) }()
+				defer func() { stop(); <-ended }()
+				l.Change([]model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}, nil)
+				if err := l.Sync(ctx); err != nil {
+					t.Fatal(err)
+				}
+				folder, _, err := bpf.Folder()
+				if err != nil {
+					t.Fatal(err)
+				}
+				for l.Status().Repairs == 0 { // the watch may not have begun when the first goes
+					if err := os.RemoveAll(filepath.Join(folder, gone)); err != nil {
+						t.Fatal(err)
+					}
+					for end := time.After(time.Second); l.Status().Repairs == 0 && end != nil; {
+						select {
+						case <-end:
+							end = nil
+						case <-time.After(time.Millisecond):
+						}
+					}
+					if ctx.Err() != nil {
+						t.Fatal("nothing was repaired")
+					}
+				}
+				if err := l.Sync(ctx); err != nil {
+					t.Error(err)
+				}
+				if _, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil {
+					t.Error(err)
+				}
+			}, endpoints...)
+		})
+	}
+}
+
+// Maps of which a part is missing, or all, are made anew, and the programs with them.
+func TestMissingMapsAreMadeAnew(t *testing.T) {
+	for _, gone := range []string{"maps-*/slots", "maps-*", "state", "state/connected-*"} {
+		t.Run(gone, func(t *testing.T) {
+			inside(t, func(o ebpf.Options) {
+				serve(t)
+				v := poolOf(1, false, model.TCP, 1)
+				parts := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+				p := opened(t, o)
+				defer clean(t, p)
+				looped(t, p, parts)
+				folder, _, err := bpf.Folder()
+				if err != nil {
+					t.Fatal(err)
+				}
+				files, _ := filepath.Glob(filepath.Join(folder, gone))
+				if len(files) != 1 || os.RemoveAll(files[0]) != nil {
+					t.Fatal("nothing to remove", files)
+				}
+				looped(t, p, parts)
+				now := poolOf(1, false, model.TCP, 2)
+				change(t, p, parts, []model.Part{theNode, now, frontendOf("10.96.0.1:80", now)})
+				if who, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); who != "10.244.0.2" {
+					t.Errorf("%s answers, %v", who, err)
+				}
+			}, endpoints...)
+		})
+	}
+}
+
+// What doesn't fit is refused by name, and everything else is served.
+func TestFullMaps(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		o.Sizes = bpf.Sizes{Frontends: 4, Pools: 8, Slots: 33}
+		p := opened(t, o)
+		defer clean(t, p)
+		v := poolOf(1, false, model.TCP, 1)
+		write(t, p, render(p, theNode, v, frontendOf("10.96.0.1:80", v)), nil)
+		big := poolOf(2, false, model.TCP, 1, 2, 3)
+		for i := range 64 {
+			big.Backends = append(big.Backends, model.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.244.1.1"), uint16(i+1))})
+		}
+		if err := p.Write(context.Background(), p.Render(big), nil); err == nil || !strings.Contains(err.Error(), "more slots for backends don't fit: there is room for 32") {
+			t.Errorf("a pool of 67 backends in 32 slots: %v", err)
+		}
+		var err error
+		for i := 0; i < 64 && err == nil; i++ {
+			err = p.Write(context.Background(), render(p, frontendOf(fmt.Sprintf("10.96.1.1:%d", i+1), v)), nil)
+		}
+		if err == nil || !strings.Contains(err.Error(), "full") {
+			t.Errorf("64 frontends in a map of 4: %v", err)
+		}
+		if _, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil {
+			t.Error(err)
+		}
+	}, endpoints...)
+}
+
+// Of two planes of one node, each learns that the other wrote, and neither of its own writes.
+func TestAnotherPlaneIsNoticed(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		v := poolOf(1, false, model.TCP, 1)
+		p, other := opened(t, o), opened(t, o)
+		defer other.Close()
+		defer clean(t, p)
+		write(t, p, render(p, theNode, v, frontendOf("10.96.0.1:80", v)), nil)
+		read(t, p)
+		signals, err := p.Watch(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, p, p.Render(poolOf(1, false, model.TCP, 2)), p.Render(v))
+		read(t, other)
+		select {
+		case <-signals:
+			t.Error("an own write, or another's read, is told")
+		default:
+		}
+		write(t, other, p.Render(v), p.Render(poolOf(1, false, model.TCP, 2)))
+		select {
+		case <-signals:
+		case <-time.After(20 * time.Second):
+			t.Error("another's write is not told")
+		}
+	})
+}
+
+// What traffic wrote outlives a layout: a client's backend, and who a connected socket talks to.
+func TestUpgradesKeepWhatTrafficWrote(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		v := poolOf(1, false, model.UDP, 1, 2, 3)
+		v.Affinity = time.Hour
+		parts := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+		p := opened(t, o)
+		looped(t, p, parts)
+		h, err := echo.Hold(t.Context(), model.UDP, netip.MustParseAddrPort("10.96.0.1:80"), echo.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close()
+		a, err := h.Ask(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Close()
+		o.Sizes = bpf.Sizes{Frontends: 64, Pools: 64, Slots: 1024}
+		next := opened(t, o)
+		defer clean(t, next)
+		looped(t, next, parts)
+		if who := answers(t, 20, model.UDP, "10.96.0.1:80", echo.Options{}); who[a.Server.Addr().String()] != 20 {
+			t.Errorf("the client was %s's, and is now %v's", a.Server.Addr(), who)
+		}
+		now := poolOf(1, false, model.UDP)
+		change(t, next, parts, []model.Part{theNode, now, frontendOf("10.96.0.1:80", now)})
+		if _, err := h.Ask(t.Context()); err == nil {
+			t.Error("a socket connected before the upgrade was not closed when its backend went")
+		}
+	}, endpoints...)
+}

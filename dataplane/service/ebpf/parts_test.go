@@ -1,0 +1,248 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/model"
+)
+
+// Whatever is taken and given back, no place is handed out twice at a time, nor one that was given back before grace; and
+// what is free can be had.
+func TestSpace(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const end = 101
+		waited := 0
+		s := newSpace("places", end, func() error { waited++; return nil })
+		used, limbo := map[uint32]uint32{}, map[uint32]bool{} // runs in use; places given back since the last wait
+		for range rapid.IntRange(1, 200).Draw(t, "steps") {
+			if size := rapid.Uint32Range(1, 20).Draw(t, "size"); rapid.Bool().Draw(t, "take") {
+				before := waited
+				at, err := s.take(size)
+				if waited > before {
+					clear(limbo)
+				}
+				if err != nil {
+					if longest(used, end) >= size {
+						t.Fatalf("%d places are free in a row, yet %v", longest(used, end), err)
+					}
+					continue
+				}
+				for i := at; i < at+size; i++ {
+					if i == 0 || i >= end || limbo[i] || inUse(used, i) {
+						t.Fatalf("place %d of %d at %d is taken", i, size, at)
+					}
+				}
+				used[at] = size
+			} else if len(used) > 0 {
+				keys := make([]uint32, 0, len(used))
+				for at := range used {
+					keys = append(keys, at)
+				}
+				slices.Sort(keys)
+				at := rapid.SampledFrom(keys).Draw(t, "give")
+				s.give(at, used[at])
+				for i := range used[at] {
+					limbo[at+i] = true
+				}
+				delete(used, at)
+			}
+		}
+		spans := []span{}
+		for at, size := range used {
+			spans = append(spans, span{at, size})
+		}
+		again := newSpace("places", end, func() error { return errors.New("nobody can look") })
+		again.fill(spans)
+		free := uint32(end - 1)
+		for _, size := range used {
+			free -= size
+		}
+		for ; free > 0; free-- {
+			at, err := again.take(1)
+			if err != nil || inUse(used, at) {
+				t.Fatalf("%d are free, yet %d, %v", free, at, err)
+			}
+			used[at] = 1
+		}
+	})
+}
+
+func inUse(used map[uint32]uint32, i uint32) bool {
+	for at, size := range used {
+		if at <= i && i < at+size {
+			return true
+		}
+	}
+	return false
+}
+
+func longest(used map[uint32]uint32, end uint32) (best uint32) {
+	run := uint32(0)
+	for i := uint32(1); i < end; i++ {
+		if run++; inUse(used, i) {
+			run = 0
+		}
+		best = max(best, run)
+	}
+	return best
+}
+
+// drawPool draws a pool that a plane may be told.
+func drawPool(t *rapid.T) *model.Pool {
+	p := &model.Pool{ID: rapid.Uint64().Draw(t, "id"), Protocol: rapid.SampledFrom([]model.Protocol{model.TCP, model.UDP}).Draw(t, "protocol"),
+		Scheduler: rapid.SampledFrom(Abilities.Schedulers.List()).Draw(t, "scheduler"),
+		Affinity:  time.Duration(rapid.IntRange(0, 86400).Draw(t, "affinity")) * time.Second}
+	six := rapid.Bool().Draw(t, "six")
+	for i := range rapid.IntRange(0, 20).Draw(t, "backends") {
+		a := netip.AddrFrom4([4]byte{10, 0, byte(i), rapid.Byte().Draw(t, "byte")})
+		if six {
+			a = netip.AddrFrom16([16]byte{0xfd, 14: byte(i), 15: rapid.Byte().Draw(t, "byte")})
+		}
+		p.Backends = append(p.Backends, model.Backend{
+			Addr: netip.AddrPortFrom(a, rapid.Uint16Min(1).Draw(t, "port")), Weight: rapid.Uint16Range(0, model.MaxWeight).Draw(t, "weight")})
+	}
+	return p
+}
+
+// A pool reads back from slots as it was written; each backend is drawn by its weight.
+func TestExtents(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := drawPool(t)
+		e, err := newExtent(readPool(poolValue(p)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		slots := make([]bpf.Slot, e.size()+3)
+		e.write(p.ID, slots)
+		value, size := readExtent(slots)
+		if value != poolValue(p) || size != e.size() {
+			t.Fatalf("%d slots read %x, wrote %d, %x", size, value, e.size(), poolValue(p))
+		}
+		for i := uint32(1); i < size; i++ {
+			if value, n := readExtent(slots[:i]); n != 0 || value != "" {
+				t.Fatal("part of an extent is taken for the whole")
+			}
+		}
+		n, total := len(p.Backends), 0
+		chance, chosen := make([]float64, n), make([]int, n)
+		for i, b := range p.Backends {
+			total += b.Share()
+			s := slots[1+i].Backend()
+			chance[i] += float64(s.Own) + 1
+			chance[s.Other] += 65535 - float64(s.Own)
+		}
+		for i := range e.choices {
+			chosen[slots[1+n+i/choicesPerSlot].Choices()[i%choicesPerSlot]]++
+		}
+		for i, b := range p.Backends {
+			want := float64(b.Share()) / float64(total)
+			if got := chance[i] / float64(n) / 65536; math.Abs(got-want) > float64(n)/65536 {
+				t.Fatalf("backend %d of %d is drawn with %f, not %f", i, n, got, want)
+			}
+			if got := float64(chosen[i]) / float64(max(1, len(e.choices))); len(e.choices) > 0 && math.Abs(got-want) > 0.01*want+2.0/1009 {
+				t.Fatalf("%s: backend %d of %d has %f of the choices, not %f", p.Scheduler, i, n, got, want)
+			}
+		}
+	})
+}
+
+// The turns of weights 1, 2 and 5 are spread, and too many are scaled down.
+func TestTurns(t *testing.T) {
+	weighted := func(w ...uint16) (l []model.Backend) {
+		for _, n := range w {
+			l = append(l, model.Backend{Weight: n})
+		}
+		return l
+	}
+	if got := fmt.Sprint(turns(weighted(1, 2, 5))); got != "[2 1 2 0 2 2 1 2]" {
+		t.Errorf("turns are %s", got)
+	}
+	if l := turns(weighted(7, 7)); len(l) != 14 {
+		t.Errorf("%d turns", len(l))
+	}
+	if l := turns(weighted(0, 0)); l != nil {
+		t.Errorf("equal weights take no turns: %v", l)
+	}
+	many := slices.Repeat([]uint16{256, 1}, 1000)
+	if l := turns(weighted(many...)); len(l) > maxChoices || len(l) < maxChoices/2 {
+		t.Errorf("%d turns of 2,000 backends", len(l))
+	}
+}
+
+func TestWithin(t *testing.T) {
+	home := netip.MustParsePrefix("127.0.0.0/8")
+	for _, c := range []struct {
+		first, last string
+		want        []string
+	}{
+		{"0.0.0.0", "255.255.255.255", []string{"127.0.0.0/8"}},
+		{"127.0.0.1", "127.0.0.1", []string{"127.0.0.1/32"}},
+		{"127.0.0.0", "127.0.0.9", []string{"127.0.0.0/29", "127.0.0.8/31"}},
+		{"10.0.0.0", "126.255.255.255", nil},
+		{"::", "::1", nil},
+	} {
+		var got []string
+		for _, p := range within(home, model.Range{First: netip.MustParseAddr(c.first), Last: netip.MustParseAddr(c.last)}) {
+			got = append(got, p.String())
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s-%s: %s", c.first, c.last, diff)
+		}
+	}
+}
+
+// Keys and values read back as they were written.
+func TestKeys(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "address")
+		a := netip.AddrFrom16([16]byte(b)).Unmap()
+		if rapid.Bool().Draw(t, "four") {
+			a = netip.AddrFrom4([4]byte(b))
+		}
+		e := model.Entry{Addr: a, Port: rapid.Uint16().Draw(t, "port"), Protocol: model.UDP}
+		if got := entry(frontendKey(e)); got != e {
+			t.Fatalf("%s reads %s", e, got)
+		}
+		if got := entryKey(heldEntry(frontendKey(e))); got != frontendKey(e) {
+			t.Fatalf("%s is held as %s", e, got)
+		}
+		p := netip.PrefixFrom(a, rapid.IntRange(0, a.BitLen()).Draw(t, "bits")).Masked()
+		if got := place(placeKey(p)); p.Addr().Unmap() == p.Addr() && got != p {
+			t.Fatalf("%s reads %s", p, got)
+		}
+	})
+}
+
+// Which clients a socket can't serve at a frontend.
+func TestLeft(t *testing.T) {
+	v := &model.Pool{ID: 1}
+	ports := &model.Pool{ID: 2, Ports: true}
+	for _, c := range []struct {
+		f    model.Frontend
+		want string
+	}{
+		{model.Frontend{}, "none"},
+		{model.Frontend{Hide: model.OriginsOf(model.FromNode)}, "none"},
+		{model.Frontend{Hide: model.OriginsOf(model.FromNode, model.FromOutside)}, "outside"},
+		{model.Frontend{Hide: model.AllOrigins}, "pod,outside"},
+		{model.Frontend{Sources: []netip.Prefix{}}, "node,pod,outside"},
+		{model.Frontend{Outside: model.Target{Pool: ports}}, "node,pod,outside"},
+	} {
+		if c.f.Inside.Pool = v; c.f.Outside.Pool == nil {
+			c.f.Outside.Pool = v
+		}
+		if got := left(&c.f).String(); got != c.want {
+			t.Errorf("%+v leaves %s, not %s", c.f, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,610 @@
+package ebpf_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/kernel/cgroup"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/sandbox/echo"
+)
+
+// Three endpoints of each family, all on the node's loopback. No route leads to a Service's address: what is not translated
+// goes nowhere.
+var endpoints = []string{"10.244.0.1", "10.244.0.2", "10.244.0.3", "fd00:244::1", "fd00:244::2", "fd00:244::3"}
+
+var theNode = &model.Node{Name: "a", Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/64")}}
+
+// pool makes a pool of the endpoints of a family, by their last digits.
+func poolOf(id uint64, six bool, p model.Protocol, last ...int) *model.Pool {
+	v := &model.Pool{ID: id, Protocol: p, Name: fmt.Sprint("pool ", id)}
+	for _, n := range last {
+		a := fmt.Sprintf("10.244.0.%d", n)
+		if six {
+			a = fmt.Sprintf("fd00:244::%d", n)
+		}
+		v.Backends = append(v.Backends, model.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 8080)})
+	}
+	return v
+}
+
+// frontendOf makes a frontend that serves everybody with one pool.
+func frontendOf(at string, v *model.Pool) *model.Frontend {
+	a := netip.MustParseAddrPort(at)
+	t := model.Target{Pool: v}
+	return &model.Frontend{Service: "default/web", Entry: model.Entry{Addr: a.Addr(), Port: a.Port(), Protocol: v.Protocol}, Inside: t, Outside: t}
+}
+
+// render gives the facts of parts, each once.
+func render(p *ebpf.Plane, parts ...model.Part) (facts []ebpf.Fact) {
+	for _, v := range parts {
+		for _, f := range p.Render(v) {
+			if !slices.Contains(facts, f) {
+				facts = append(facts, f)
+			}
+		}
+	}
+	return facts
+}
+
+// change writes what makes parts of others.
+func change(t testing.TB, p *ebpf.Plane, from, to []model.Part) {
+	t.Helper()
+	old, now := render(p, from...), render(p, to...)
+	differs := func(l []ebpf.Fact) func(ebpf.Fact) bool {
+		return func(f ebpf.Fact) bool { return slices.Contains(l, f) }
+	}
+	write(t, p, slices.DeleteFunc(slices.Clone(now), differs(old)), slices.DeleteFunc(slices.Clone(old), differs(now)))
+}
+
+// serve answers on port 8080 of all addresses.
+func serve(t testing.TB) {
+	t.Helper()
+	s, err := echo.Serve("web", []echo.Port{{Number: 8080, Protocol: model.TCP}, {Number: 8080, Protocol: model.UDP}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+}
+
+// ask asks once.
+func ask(p model.Protocol, to string, o echo.Options) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	a, err := echo.Ask(ctx, p, netip.MustParseAddrPort(to), o)
+	return a.Server.Addr().String(), err
+}
+
+// answers asks often and counts who answers.
+func answers(t testing.TB, n int, p model.Protocol, to string, o echo.Options) map[string]int {
+	t.Helper()
+	count := map[string]int{}
+	for range n {
+		who, err := ask(p, to, o)
+		if err != nil {
+			t.Fatalf("%s/%s: %v", to, p, err)
+		}
+		count[who]++
+	}
+	return count
+}
+
+func TestEverySocketReachesItsService(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		p := opened(t, o)
+		defer clean(t, p)
+		parts := []model.Part{theNode}
+		for i, proto := range []model.Protocol{model.TCP, model.UDP} {
+			four, six := poolOf(uint64(2*i+1), false, proto, 1, 2, 3), poolOf(uint64(2*i+2), true, proto, 1, 2, 3)
+			parts = append(parts, four, six, frontendOf("10.96.0.1:80", four), frontendOf("[fd00:96::1]:80", six))
+		}
+		change(t, p, nil, parts)
+		for _, to := range []string{"10.96.0.1:80", "[fd00:96::1]:80"} {
+			for _, c := range []struct {
+				proto model.Protocol
+				echo.Options
+			}{{proto: model.TCP}, {proto: model.UDP}, {model.UDP, echo.Options{Unconnected: true}}} {
+				if who := answers(t, 60, c.proto, to, c.Options); len(who) != 3 {
+					t.Errorf("%s/%s %+v: answers come from %v alone", to, c.proto, c.Options, who)
+				}
+			}
+		}
+		if _, err := ask(model.TCP, "10.96.0.1:81", echo.Options{}); err == nil {
+			t.Error("another port than the Service's is served")
+		}
+	}, endpoints...)
+}
+
+// A program that asks who it is connected to hears the Service's address, also by a socket of both families.
+func TestThePeerIsTheService(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		p := opened(t, o)
+		defer clean(t, p)
+		four, six, udp := poolOf(1, false, model.TCP, 1), poolOf(2, true, model.TCP, 1), poolOf(3, false, model.UDP, 1)
+		change(t, p, nil, []model.Part{theNode, four, six, udp,
+			frontendOf("10.96.0.1:80", four), frontendOf("[fd00:96::1]:80", six), frontendOf("10.96.0.1:80", udp)})
+		four1, six1 := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")
+		for _, c := range []struct {
+			family, kind int
+			to           netip.Addr
+		}{
+			{unix.AF_INET, unix.SOCK_STREAM, four1}, {unix.AF_INET6, unix.SOCK_STREAM, six1},
+			{unix.AF_INET6, unix.SOCK_STREAM, netip.AddrFrom16(four1.As16())},
+			{unix.AF_INET, unix.SOCK_DGRAM, four1}, {unix.AF_INET6, unix.SOCK_DGRAM, netip.AddrFrom16(four1.As16())},
+		} {
+			fd, err := unix.Socket(c.family, c.kind|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var to unix.Sockaddr = &unix.SockaddrInet6{Addr: c.to.As16(), Port: 80}
+			if c.family == unix.AF_INET {
+				to = &unix.SockaddrInet4{Addr: c.to.As4(), Port: 80}
+			}
+			if err := unix.Connect(fd, to); err != nil {
+				t.Fatalf("connect to %s: %v", c.to, err)
+			}
+			for range 2 { // the second is remembered with the socket
+				if peer, err := unix.Getpeername(fd); err != nil || !cmp.Equal(peer, to, cmp.AllowUnexported(unix.SockaddrInet4{}, unix.SockaddrInet6{})) {
+					if a, b := address(peer), address(to); a != b {
+						t.Errorf("family %d kind %d to %s: the peer is %s, %v", c.family, c.kind, c.to, a, err)
+					}
+				}
+			}
+			unix.Close(fd)
+		}
+	}, endpoints...)
+}
+
+func address(sa unix.Sockaddr) netip.AddrPort {
+	switch v := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(v.Addr), uint16(v.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(v.Addr), uint16(v.Port))
+	}
+	return netip.AddrPort{}
+}
+
+func TestWithoutEndpointsIsRefused(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		p := opened(t, o)
+		defer clean(t, p)
+		tcp, udp, quiet := poolOf(1, false, model.TCP), poolOf(2, false, model.UDP), frontendOf("10.96.0.2:80", poolOf(1, false, model.TCP))
+		quiet.Inside.Empty, quiet.Outside.Empty = model.Drop, model.Drop
+		change(t, p, nil, []model.Part{theNode, tcp, udp, frontendOf("10.96.0.1:80", tcp), frontendOf("10.96.0.1:80", udp), quiet})
+		for _, c := range []struct {
+			proto model.Protocol
+			echo.Options
+		}{{proto: model.TCP}, {proto: model.UDP}, {model.UDP, echo.Options{Unconnected: true}}} {
+			if _, err := ask(c.proto, "10.96.0.1:80", c.Options); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("%s %+v: %v", c.proto, c.Options, err)
+			}
+		}
+		if _, err := ask(model.TCP, "10.96.0.2:80", echo.Options{}); !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("what is to be silent should have been left alone: %v", err)
+		}
+		counts, err := p.Counts()
+		if err != nil || counts[1].Refused != 1 || counts[2].Refused != 2 {
+			t.Errorf("counts are %v, %v", counts, err)
+		}
+	})
+}
+
+// What a socket can't do is left alone: here, to no route.
+func TestOthersAreLeftAlone(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		p := opened(t, o)
+		defer clean(t, p)
+		v := poolOf(1, false, model.TCP, 1)
+		sources, hidden := frontendOf("10.96.0.1:80", v), frontendOf("10.96.0.2:80", v)
+		sources.Sources = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+		hidden.Hide = model.AllOrigins
+		change(t, p, nil, []model.Part{theNode, v, sources, hidden})
+		if _, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("sources that are looked at: %v", err)
+		}
+		if _, err := ask(model.TCP, "10.96.0.2:80", echo.Options{}); err != nil {
+			t.Errorf("the node hides its own processes by itself: %v", err)
+		}
+		from := echo.Options{From: netip.MustParseAddrPort("127.0.0.1:0")}
+		if _, err := ask(model.TCP, "10.96.0.2:80", from); err == nil {
+			t.Error("a socket bound to loopback was translated, though its packets can't leave")
+		}
+		pod(t, func(ns *netns.Namespace) {
+			err := ns.Do(func() error {
+				serve(t)
+				if _, err := ask(model.TCP, "10.96.0.2:80", echo.Options{}); err == nil {
+					return errors.New("a pod's source was not hidden")
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}, "10.244.0.1")
+		root, err := cgroup.Root()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = cgroup.Do(root, func() error {
+			_, err := ask(model.TCP, "10.96.0.2:80", echo.Options{})
+			return err
+		})
+		if !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("a socket outside the cgroup: %v", err)
+		}
+	}, endpoints...)
+}
+
+// Pods inside and outside the ranges that count as pods get what is theirs.
+func TestPodsAreKnownByTheirAddress(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		p := opened(t, o)
+		defer clean(t, p)
+		in, out := poolOf(1, false, model.TCP, 1), poolOf(2, false, model.TCP, 2)
+		f := frontendOf("10.96.0.1:80", in)
+		f.Outside.Pool = out
+		node := *theNode
+		node.Pods = []netip.Prefix{netip.MustParsePrefix("10.244.0.2/31")}
+		change(t, p, nil, []model.Part{&node, in, out, f})
+		for mine, want := range map[string]string{"10.244.0.3": "10.244.0.1", "10.244.0.9": "10.244.0.2"} {
+			pod(t, func(ns *netns.Namespace) {
+				err := ns.Do(func() error {
+					serve(t)
+					if who, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); who != want {
+						return fmt.Errorf("a pod at %s is answered by %s, not %s: %v", mine, who, want, err)
+					}
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}, mine, "10.244.0.1", "10.244.0.2")
+		}
+	})
+}
+
+func TestNodePorts(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		p := opened(t, o)
+		defer clean(t, p)
+		four, six := poolOf(1, false, model.TCP, 1, 2), poolOf(2, true, model.TCP, 1, 2)
+		node := *theNode
+		node.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::1")}
+		node.NodePorts = []model.Range{
+			{First: netip.MustParseAddr("127.0.0.0"), Last: netip.MustParseAddr("127.0.0.9")},
+			{First: netip.MustParseAddr("192.0.2.0"), Last: netip.MustParseAddr("192.0.2.1")},
+			{First: netip.MustParseAddr("::"), Last: netip.MustParseAddr("ffff::")},
+		}
+		change(t, p, nil, []model.Part{&node, four, six, frontendOf("0.0.0.0:30080", four), frontendOf("[::]:30080", six)})
+		for to, served := range map[string]bool{
+			"127.0.0.1:30080": true, "127.0.0.9:30080": true, "127.0.0.10:30080": false, "192.0.2.1:30080": true, "192.0.2.2:30080": false,
+			"[2001:db8::1]:30080": true, "[::1]:30080": true, "10.244.0.3:30080": false, "0.0.0.0:30080": false, "192.0.2.1:30081": false,
+		} {
+			if _, err := ask(model.TCP, to, echo.Options{}); (err == nil) != served {
+				t.Errorf("%s: served should be %t: %v", to, served, err)
+			}
+		}
+	}, append([]string{"192.0.2.1", "192.0.2.2", "2001:db8::1"}, endpoints...)...)
+}
+
+func TestAffinity(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		p := opened(t, o)
+		defer clean(t, p)
+		v := poolOf(1, false, model.TCP, 1, 2, 3)
+		v.Affinity = time.Hour
+		f := frontendOf("10.96.0.1:80", v)
+		change(t, p, nil, []model.Part{theNode, v, f})
+		who := answers(t, 20, model.TCP, "10.96.0.1:80", echo.Options{})
+		if len(who) != 1 {
+			t.Fatalf("a client has several backends: %v", who)
+		}
+		mine := slices.Collect(maps.Keys(who))[0]
+		many := map[string]bool{}
+		for i := range 40 {
+			from := echo.Options{From: netip.MustParseAddrPort(fmt.Sprintf("10.1.0.%d:0", i+1))}
+			for w := range answers(t, 2, model.TCP, "10.96.0.1:80", from) {
+				many[w] = true
+			}
+		}
+		if len(many) != 3 {
+			t.Errorf("40 clients all went to %v", many)
+		}
+		keeps := func(last ...int) map[string]int {
+			now := poolOf(1, false, model.TCP, last...)
+			now.Affinity = time.Hour
+			change(t, p, []model.Part{v, f}, []model.Part{now, frontendOf("10.96.0.1:80", now)})
+			v, f = now, frontendOf("10.96.0.1:80", now)
+			return answers(t, 20, model.TCP, "10.96.0.1:80", echo.Options{})
+		}
+		var m int
+		fmt.Sscanf(mine, "10.244.0.%d", &m)
+		if who := keeps(m); who[mine] != 20 {
+			t.Errorf("with its backend alone: %v, not %s", who, mine)
+		}
+		if who := keeps(1, 2, 3); who[mine] != 20 {
+			t.Errorf("with others again: %v, not %s", who, mine)
+		}
+		if who := keeps(slices.DeleteFunc([]int{1, 2, 3}, func(n int) bool { return n == m })...); len(who) != 1 || who[mine] != 0 {
+			t.Errorf("without its backend %s: %v", mine, who)
+		}
+	}, append(manyAddresses(), endpoints...)...)
+}
+
+func manyAddresses() (l []string) {
+	for i := range 40 {
+		l = append(l, fmt.Sprintf("10.1.0.%d", i+1))
+	}
+	return l
+}
+
+func TestSchedulers(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		p := opened(t, o)
+		defer clean(t, p)
+		before := []model.Part{theNode}
+		change(t, p, nil, before)
+		for _, c := range []struct {
+			scheduler model.Scheduler
+			weights   [3]uint16
+			least     [3]int // of 240 connections of one client
+			most      [3]int
+		}{
+			// six standard deviations of what a fair draw gives
+			{model.Random, [3]uint16{}, [3]int{36, 36, 36}, [3]int{124, 124, 124}},
+			{model.Random, [3]uint16{1, 2, 5}, [3]int{1, 19, 104}, [3]int{61, 101, 196}},
+			{model.RoundRobin, [3]uint16{1, 2, 5}, [3]int{80, 80, 80}, [3]int{80, 80, 80}},
+			{model.WeightedRoundRobin, [3]uint16{}, [3]int{80, 80, 80}, [3]int{80, 80, 80}},
+			{model.WeightedRoundRobin, [3]uint16{1, 2, 5}, [3]int{30, 60, 150}, [3]int{30, 60, 150}},
+		} {
+			v := poolOf(1, false, model.TCP, 1, 2, 3)
+			v.Scheduler = c.scheduler
+			for i := range v.Backends {
+				v.Backends[i].Weight = c.weights[i]
+			}
+			now := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+			change(t, p, before, now)
+			before = now
+			who := answers(t, 240, model.TCP, "10.96.0.1:80", echo.Options{})
+			for i := range 3 {
+				if n := who[endpoints[i]]; n < c.least[i] || n > c.most[i] {
+					t.Errorf("%s %v: %v", c.scheduler, c.weights, who)
+					break
+				}
+			}
+		}
+		for _, s := range []model.Scheduler{model.SourceHash, model.DestinationHash, model.Maglev} {
+			v := poolOf(1, false, model.TCP, 1, 2, 3)
+			v.Scheduler = s
+			now := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+			change(t, p, before, now)
+			before = now
+			all := map[string]bool{}
+			for i := range 40 {
+				from := echo.Options{From: netip.MustParseAddrPort(fmt.Sprintf("10.1.0.%d:0", i+1))}
+				who := answers(t, 3, model.TCP, "10.96.0.1:80", from)
+				if len(who) != 1 {
+					t.Errorf("%s: one client goes to %v", s, who)
+				}
+				for w := range who {
+					all[w] = true
+				}
+			}
+			if len(all) != map[model.Scheduler]int{model.SourceHash: 3, model.DestinationHash: 1, model.Maglev: 3}[s] {
+				t.Errorf("%s: 40 clients go to %v", s, all)
+			}
+		}
+	}, append(manyAddresses(), endpoints...)...)
+}
+
+// A socket that isn't connected keeps its backend while that is one, and takes another when it goes.
+func TestDatagramsKeepTheirBackend(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		p := opened(t, o)
+		defer clean(t, p)
+		v := poolOf(1, false, model.UDP, 1, 2, 3)
+		before := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+		change(t, p, nil, before)
+		ctx := t.Context()
+		h, err := echo.Hold(ctx, model.UDP, netip.MustParseAddrPort("10.96.0.1:80"), echo.Options{Unconnected: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close()
+		who := func() string {
+			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+			defer cancel()
+			a, err := h.Ask(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return a.Server.Addr().String()
+		}
+		first := who()
+		for range 10 {
+			if w := who(); w != first {
+				t.Fatalf("%s, then %s", first, w)
+			}
+		}
+		left := slices.DeleteFunc([]int{1, 2, 3}, func(n int) bool { return strings.HasSuffix(first, fmt.Sprint(".", n)) })
+		now := poolOf(1, false, model.UDP, left...)
+		change(t, p, before, []model.Part{theNode, now, frontendOf("10.96.0.1:80", now)})
+		if w := who(); w == first {
+			t.Errorf("%s answers, though it is no backend any more", w)
+		}
+	}, endpoints...)
+}
+
+// When a backend goes, connected sockets that use it are closed, and only those: not others to the same Service, nor such as
+// were connected to the backend directly.
+func TestSocketsOfGoneBackendsAreClosed(t *testing.T) {
+	for _, c := range []struct {
+		proto  model.Protocol
+		tcp    bool
+		closed bool
+	}{{model.UDP, false, true}, {model.TCP, false, false}, {model.TCP, true, true}} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			inside(t, func(o ebpf.Options) {
+				serve(t)
+				o.CloseTCP = c.tcp
+				p := opened(t, o)
+				defer clean(t, p)
+				v := poolOf(1, false, c.proto, 1, 2)
+				before := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+				change(t, p, nil, before)
+				held := map[string][]*echo.Held{}
+				hold := func(to string) (who string) {
+					h, err := echo.Hold(t.Context(), c.proto, netip.MustParseAddrPort(to), echo.Options{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(func() { h.Close() })
+					a, err := h.Ask(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					who = a.Server.Addr().String()
+					if strings.HasPrefix(to, "10.244") {
+						who = "direct"
+					}
+					held[who] = append(held[who], h)
+					return who
+				}
+				hold("10.244.0.1:8080")
+				for range 40 {
+					hold("10.96.0.1:80")
+				}
+				now := poolOf(1, false, c.proto, 2)
+				change(t, p, before, []model.Part{theNode, now, frontendOf("10.96.0.1:80", now)})
+				for who, l := range held {
+					for _, h := range l {
+						_, err := h.Ask(t.Context())
+						if gone := who == "10.244.0.1" && c.closed; gone != (err != nil) {
+							t.Errorf("a socket of %s: closed should be %t: %v", who, gone, err)
+						}
+					}
+				}
+			}, endpoints...)
+		})
+	}
+}
+
+// While a pool changes all the time, every connection goes to a backend of before or after.
+func TestAPoolChangesAtOnce(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		o.Sizes = bpf.Sizes{Frontends: 16, Pools: 16, Slots: 64} // so that extents are used again and again
+		p := opened(t, o)
+		defer clean(t, p)
+		a, b, other := poolOf(1, false, model.TCP, 1, 2), poolOf(1, false, model.TCP, 2), poolOf(2, false, model.TCP, 3)
+		f := frontendOf("10.96.0.1:80", a)
+		write(t, p, render(p, theNode, a, other, f, frontendOf("10.96.0.2:80", other)), nil)
+		done := make(chan error, 1)
+		go func() {
+			for i := range 3000 {
+				put, del := p.Render(a), p.Render(b)
+				if i%2 == 0 {
+					put, del = del, put
+				}
+				if err := p.Write(context.Background(), put, del); err != nil {
+					done <- err
+					return
+				}
+				if err := p.Write(context.Background(), p.Render(other), p.Render(other)); err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+		for n := 0; ; n++ {
+			select {
+			case err := <-done:
+				if err != nil || n == 0 {
+					t.Error(n, err)
+				}
+				return
+			default:
+			}
+			if who, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil || who == "10.244.0.3" {
+				t.Fatal(who, err)
+			}
+		}
+	}, endpoints...)
+}
+
+func TestTrace(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		p := opened(t, o)
+		defer clean(t, p)
+		seen, unseen := poolOf(1, false, model.TCP, 1), poolOf(2, false, model.TCP)
+		change(t, p, nil, []model.Part{theNode, seen, unseen, frontendOf("10.96.0.1:80", seen), frontendOf("10.96.0.2:80", unseen)})
+		ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		defer stop()
+		events := make(chan bpf.Event, 100)
+		ended := make(chan error, 1)
+		go func() { ended <- p.Trace(ctx, 1, 0, func(e bpf.Event) { events <- e }) }()
+		for {
+			ask(model.TCP, "10.96.0.2:80", echo.Options{})
+			ask(model.TCP, "10.96.0.1:80", echo.Options{})
+			select {
+			case e := <-events:
+				want := bpf.Event{Time: e.Time, Namespace: e.Namespace, Pool: 1, Entry: netip.MustParseAddrPort("10.96.0.1:80"),
+					Backend: netip.MustParseAddrPort("10.244.0.1:8080"), Protocol: 6, Process: uint32(os.Getpid()), Command: e.Command}
+				if e != want || e.Time == 0 || e.Namespace == 0 || e.Command == "" {
+					t.Errorf("event %+v, not %+v", e, want)
+				}
+				stop()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+				return
+			case err := <-ended:
+				t.Fatalf("no event came: %v", err)
+			default:
+			}
+		}
+	}, endpoints...)
+}
+
+// MPTCP sockets are TCP's to who uses them.
+func TestMultipathTCP(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		p := opened(t, o)
+		defer clean(t, p)
+		v := poolOf(1, false, model.TCP, 1)
+		change(t, p, nil, []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)})
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP)
+		if err != nil {
+			t.Fatalf("this test needs a kernel with MPTCP: %v", err)
+		}
+		defer unix.Close(fd)
+		if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 1}, Port: 80}); err != nil {
+			t.Error(err)
+		}
+	}, endpoints...)
+}

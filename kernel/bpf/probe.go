@@ -1,0 +1,40 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/features"
+)
+
+// Probe asks the kernel for what the programs need, and gives an error that names everything it lacks, with the version of
+// Linux that has it.
+var Probe = sync.OnceValue(func() error {
+	var errs []error
+	need := func(err error, what string) {
+		switch {
+		case errors.Is(err, ebpf.ErrNotSupported):
+			errs = append(errs, fmt.Errorf("bpf: this kernel lacks %s; use another mode", what))
+		case err != nil:
+			errs = append(errs, fmt.Errorf("bpf: look for %s: %w", what, explain(err)))
+		}
+	}
+	if _, err := btf.LoadKernelSpec(); err != nil {
+		errs = append(errs, fmt.Errorf("bpf: this kernel does not describe its types (CONFIG_DEBUG_INFO_BTF): %w; use another mode", err))
+	}
+	need(features.HaveProgramType(ebpf.CGroupSockAddr), "programs at a cgroup's sockets (Linux 4.17, CONFIG_CGROUP_BPF)")
+	need(features.HaveMapType(ebpf.LRUHash), "maps of the type LRU hash (4.10)")
+	need(features.HaveMapType(ebpf.LPMTrie), "maps of the type LPM trie (4.11)")
+	need(features.HaveMapType(ebpf.SkStorage), "storage with sockets (5.2)")
+	need(features.HaveMapType(ebpf.RingBuf), "ring buffers (5.8)")
+	need(features.HaveBoundedLoops(), "loops in programs (5.3)")
+	need(features.HaveV3ISA(), "32-bit instructions (5.1)")
+	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnGetNetnsCookie), "network namespaces' cookies (5.7)")
+	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSkStorageGet), "storage with sockets for programs at a cgroup's (5.8)")
+	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnProbeReadKernel), "reading of its own structs by such programs (5.8)")
+	return errors.Join(errs...)
+})

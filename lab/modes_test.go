@@ -1,0 +1,194 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/csv"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/lab/classic"
+	"fairlead.dev/fairlead/lab/report"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/model"
+)
+
+// finish runs an experiment in some modes and gives its summary.
+func finish(t *testing.T, modes []string, begin func(context.Context, *run) (work, error)) (dir string, s result.Summary) {
+	t.Helper()
+	o := options(t, io.Discard)
+	o.Modes = modes
+	dir, err := perform(t.Context(), o, begin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t)
+	r, err := result.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err = result.Summarize(r); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range s.Cells {
+		if c.Failed() > 0 {
+			t.Errorf("%s of %s, %v: failed %v", c.Measure, c.Arm, c.Params, c.Errors)
+		}
+	}
+	reportsFromRawFilesAlone(t, dir)
+	return dir, s
+}
+
+// number is a cell's, which must be there.
+func number(t *testing.T, s result.Summary, measure, arm string, params map[string]string) float64 {
+	t.Helper()
+	c, ok := s.Cell(measure, arm, params)
+	if !ok || c.Value == nil {
+		t.Errorf("no number for %s of %s, %v", measure, arm, params)
+		return math.NaN()
+	}
+	return c.Value.Value
+}
+
+func TestTigera(t *testing.T) {
+	p := tigeraProfile{Name: "tiny", Services: []int{1, 20}, Rounds: 2, Closed: 3 * time.Millisecond, Open: 20 * time.Millisecond, Warm: time.Millisecond,
+		Rate: 500, Each: 5, Work: 50 * time.Microsecond, Resyncs: 2}
+	dir, s := finish(t, nil, func(ctx context.Context, r *run) (work, error) { return newTigera(ctx, r, p) })
+	arms := map[string]bool{}
+	for _, a := range s.Design.Arms {
+		arms[a.ID] = true
+	}
+	for _, m := range []string{armNFT, "iptables", "userspace", old, present, proxy} {
+		if !arms[m] {
+			t.Errorf("no arm %s: %v", m, s.Design.Missing)
+		}
+	}
+	for _, m := range agent.Modes() { // each is an arm, or is named with its reason
+		if !arms[m.Name] && !strings.Contains(m.Name, "-") && !slices.ContainsFunc(s.Design.Missing, func(w string) bool { return strings.HasPrefix(w, "Mode "+m.Name+":") }) {
+			t.Errorf("mode %s is neither an arm nor named as missing", m.Name)
+		}
+	}
+	few, many := params(1), params(20)
+	for _, arm := range []string{armNFT, old, present, proxy} {
+		for _, m := range []string{"connect", "crr", "http", "http-kept", "cpu", "rules", "rules-none", "rules-established", "load"} {
+			number(t, s, m, arm, few)
+			number(t, s, m, arm, many)
+		}
+		for _, m := range []string{"crr-first", "crr-last", "crr-none", "http-last", "cpu-last", "rules-first", "rules-last"} {
+			number(t, s, m, arm, many)
+		}
+		if a, b := number(t, s, "rules-established", arm, few), number(t, s, "rules-established", arm, many); a != b {
+			t.Errorf("%s: an established packet meets %v rules at 1 Service, %v at 20", arm, a, b)
+		}
+	}
+	for arm, each := range map[string]float64{old: 2, present: 1, armNFT: 0, proxy: 0} {
+		if got := number(t, s, "rules-last", arm, many) - number(t, s, "rules-first", arm, many); math.Abs(got-19*each) > 1e-9 {
+			t.Errorf("%s: the last of 20 Services meets %v rules more than the first, want %v", arm, got, 19*each)
+		}
+	}
+	for _, a := range s.Aims {
+		if want := map[string]result.Outcome{"C3": result.Confirmed, "C7": result.NotTestable, "C9": result.NotTestable}[a.ID]; want != "" && a.Outcome != want {
+			t.Errorf("%s is %s, want %s", a.ID, a.Outcome, want)
+		}
+	}
+	for _, name := range []string{"claims", "cpu-parts", "crr", "crr-value", "rules"} {
+		if _, err := os.Stat(filepath.Join(dir, report.ChartsDir, name+".svg")); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Every aim must be of cells that a whole run has, whatever modes there are.
+func TestTigeraDesign(t *testing.T) {
+	for _, modes := range [][]string{{armNFT}, {armNFT, "iptables", "userspace", "ebpf", "ipvs"}, {"userspace"}} {
+		r := &tigera{run: &run{}, Profile: fullTigera, modes: modes, layouts: classic.Layouts}
+		d := r.design()
+		known := func(measure, arm string) bool {
+			_, ok := d.Measure(measure)
+			return ok && slices.ContainsFunc(d.Arms, func(a result.Arm) bool { return a.ID == arm || arm == "nobody" })
+		}
+		for _, a := range d.Aims {
+			if a.Cannot == "" && !known(a.Measure, a.Arm) {
+				t.Errorf("%v: aim %s is of %s of %s", modes, a.ID, a.Measure, a.Arm)
+			}
+			for _, ref := range []*result.CellRef{a.Over, a.Less, a.Plus} {
+				if a.Cannot != "" || ref == nil {
+					continue
+				}
+				m, arm := a.Measure, a.Arm
+				if ref.Measure != "" {
+					m = ref.Measure
+				}
+				if ref.Arm != "" {
+					arm = ref.Arm
+				}
+				if !known(m, arm) {
+					t.Errorf("%v: aim %s refers to %s of %s", modes, a.ID, m, arm)
+				}
+			}
+		}
+	}
+}
+
+func TestUnknownMode(t *testing.T) {
+	o := options(t, io.Discard)
+	o.Modes = []string{"teleport"}
+	if _, err := perform(t.Context(), o, balanceExperiment.begin); err == nil || !strings.Contains(err.Error(), "teleport") {
+		t.Errorf("error %v", err)
+	}
+	nothingLeft(t)
+}
+
+func TestCenturylink(t *testing.T) {
+	p := centurylinkProfile{"tiny", 3, 2, 20, time.Millisecond, 5 * time.Millisecond}
+	modes := []string{"userspace", "iptables"}
+	dir, s := finish(t, modes, func(ctx context.Context, r *run) (work, error) { return newCenturylink(ctx, r, p) })
+	at := params(3)
+	for _, m := range []string{"rr", "rr-mean", "crr", "crr-mean", "stream", "stream-spent"} {
+		for _, arm := range modes {
+			number(t, s, m, arm, at)
+		}
+	}
+	b, err := os.ReadFile(filepath.Join(dir, result.SamplesFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := csv.NewReader(bytes.NewReader(b)).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := 1 + 2*p.Rounds*p.Each*(3+len(modes)); len(rows) != want { // direct stands twice in each round
+		t.Errorf("%d lines of samples, want %d", len(rows), want)
+	}
+	svg, err := os.ReadFile(filepath.Join(dir, report.ChartsDir, "rr-overlay.svg"))
+	if err != nil || bytes.Count(svg, []byte(`fill-opacity=".3"`)) != 2 {
+		t.Errorf("the histogram fills %d sets, want userspace and iptables: %v", bytes.Count(svg, []byte(`fill-opacity=".3"`)), err)
+	}
+}
+
+func TestBalance(t *testing.T) {
+	p := balanceProfile{"tiny", 200, 2}
+	_, s := finish(t, []string{armNFT, "userspace"}, func(ctx context.Context, r *run) (work, error) { return newBalance(ctx, r, p) })
+	for _, mode := range []string{armNFT, "userspace"} {
+		for _, x := range schedulers(mode) {
+			c, ok := s.Cell("spread", mode, scheduled(x))
+			if !ok || c.Fit == nil || c.Ops != int64(p.Each*p.Parts) {
+				t.Fatalf("%s, %s: %+v", mode, x, c)
+			}
+			if x == model.RoundRobin && c.Fit.ChiSquare > 1 {
+				t.Errorf("%s takes turns unevenly: %v", mode, c.Answers)
+			}
+		}
+	}
+	number(t, s, "moved", "userspace", scheduled(model.Maglev))
+	if v := number(t, s, "table-imbalance", armTable, scheduled(model.Maglev)); v > 0.01 {
+		t.Errorf("Maglev's table: the fullest backend has %v above the mean", v)
+	}
+}

@@ -1,0 +1,263 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/lab/chart"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/stats"
+)
+
+// broad says whether a design has so many arms that each measure gets a table of its own, arms by the varied parameter, instead
+// of a row for each arm and parameter.
+func broad(d result.Design) bool {
+	n := 0
+	for _, a := range d.Arms {
+		if a.ID != d.Baseline && a.ID != d.Again {
+			n++
+		}
+	}
+	return n > 3
+}
+
+// grid is a measure's cells, arms by the varied parameter.
+type grid struct {
+	m    result.Measure
+	base result.Cell // the baseline's, if it is compared
+	xs   []string
+	rows []*line
+}
+
+// compared says whether a measure has a baseline.
+func compared(m result.Measure) bool { return m.Ratio || m.More }
+
+// grids gives the measures that have a cell, with or without a baseline.
+func grids(s result.Summary, with bool) (l []grid) {
+	for _, m := range s.Design.Measures {
+		if g := gridOf(s, m); compared(m) == with && len(g.rows) > 0 {
+			l = append(l, g)
+		}
+	}
+	return l
+}
+
+func gridOf(s result.Summary, m result.Measure) grid {
+	g, at, byName := grid{m: m}, map[string]float64{}, map[string]*line{}
+	for _, c := range s.Cells {
+		switch {
+		case c.Measure != m.ID || c.Value == nil:
+			continue
+		case compared(m) && c.Arm == s.Design.Baseline:
+			g.base = c
+			continue
+		}
+		x := c.Params[s.Design.Vary.Param]
+		at[x] = c.X
+		name := lineName(s.Design, result.Measure{Title: s.Design.ArmTitle(c.Arm)}, c, false)
+		l := byName[name]
+		if l == nil {
+			l = &line{m, name, map[string]result.Cell{}}
+			byName[name], g.rows = l, append(g.rows, l)
+		}
+		l.cells[x] = c
+	}
+	g.xs = slices.SortedFunc(maps.Keys(at), func(a, b string) int { return cmp.Or(cmp.Compare(at[a], at[b]), strings.Compare(a, b)) })
+	if len(g.xs) > 1 && g.xs[0] == "" { // what the parameter doesn't touch stands in the other columns' place
+		g.xs = g.xs[1:]
+		for _, l := range g.rows {
+			if c, ok := l.cells[""]; ok {
+				l.cells[g.xs[0]] = c
+			}
+		}
+	}
+	return g
+}
+
+// table writes a grid for a page.
+func (g grid) table(s result.Summary) *table {
+	t := &table{Title: g.m.Title, Head: []string{"", ""}, Stacked: true, Note: g.note(s)}
+	if len(g.xs) > 1 || g.xs[0] != "" {
+		t.Groups = []heading{{"", 2}, {s.Design.Vary.Short, len(g.xs)}}
+	}
+	for _, x := range g.xs {
+		t.Head = append(t.Head, number(x))
+	}
+	for _, l := range g.rows {
+		t.Rows = append(t.Rows, l.row(g.xs, cell{Text: l.name}, func(c result.Cell) cell { return gridCell(c, g.m) }))
+	}
+	return t
+}
+
+// note says what a grid's numbers are.
+func (g grid) note(s result.Summary) string {
+	base := s.Design.ArmTitle(s.Design.Baseline)
+	text := strings.TrimSuffix(g.m.Text, ".")
+	if text != "" {
+		text = strings.ToUpper(text[:1]) + text[1:] + ". "
+	}
+	r, ok := s.Resolution[g.m.ID]
+	switch {
+	case g.base.Value == nil:
+		return strings.TrimSpace(text)
+	case g.m.Ratio && ok:
+		text += fmt.Sprintf("%s: %s; resolution %s; margin %s.", base, amount(g.base.Value.Value, g.m.Unit), plusMinus(r.Half), plusMinus(margin(s.Design, g.m)))
+	case ok:
+		text += fmt.Sprintf("%s: %s; resolution ±%s.", base, amount(g.base.Value.Value, g.m.Unit), amount(r.Half, g.m.Unit))
+	default:
+		text += fmt.Sprintf("%s: %s.", base, amount(g.base.Value.Value, g.m.Unit))
+	}
+	return text
+}
+
+func gridCell(c result.Cell, m result.Measure) cell {
+	switch {
+	case m.Ratio && c.Ratio != nil:
+		return cell{Text: ratio(c.Ratio.Value) + " ×  " + amount(c.Value.Value, m.Unit), Small: ratios(c.Ratio.CI), Class: gridClass(c, c.Ratio)}
+	case m.More && c.More != nil:
+		return cell{Text: signed(c.More.Value, m.Unit) + "  of " + amount(c.Value.Value, m.Unit), Small: between(c.More.CI, m.Unit), Class: gridClass(c, c.More)}
+	}
+	return valueCell(c, m, true)
+}
+
+func gridClass(c result.Cell, e *stats.Estimate) string {
+	if !e.Sure {
+		return string(stats.Unclear)
+	}
+	return string(c.Verdict)
+}
+
+// signed gives "+2.41 %".
+func signed(v float64, unit string) string {
+	if v < 0 {
+		return "−" + amount(-v, unit)
+	}
+	return "+" + amount(v, unit)
+}
+
+// fits has how answers were shared out, for cells that know of how many servers.
+func fits(s result.Summary) *table {
+	t := &table{Title: "Shares of the answers", Head: []string{"", "", "answers", "least", "most", "even", "chi-square", "freedom", "p"},
+		Note: "Answers by server: the least and the most of one, and what equal shares would be. p is the chance of shares so uneven, or more, if every server were equally likely."}
+	for _, c := range s.Cells {
+		if c.Fit == nil {
+			continue
+		}
+		n := c.Fit.Freedom + 1
+		sum, least, most := int64(0), int64(math.MaxInt64), int64(0)
+		for _, v := range c.Answers {
+			sum, least, most = sum+v, min(least, v), max(most, v)
+		}
+		if len(c.Answers) < n {
+			least = 0
+		}
+		row := head(s.Design, c)
+		row[1].Class = ""
+		for _, text := range []string{group(fmt.Sprint(sum)), group(fmt.Sprint(least)), group(fmt.Sprint(most)), chart.Number(float64(sum) / float64(n)),
+			chart.Number(c.Fit.ChiSquare), fmt.Sprint(c.Fit.Freedom), probability(c.Fit.P)} {
+			row = append(row, cell{Text: text, Class: "num"})
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	if len(t.Rows) == 0 {
+		return nil
+	}
+	return t
+}
+
+// termTable writes a page's table for a terminal.
+func termTable(w io.Writer, t *table, width int) {
+	if t == nil {
+		return
+	}
+	var cols []column
+	for i, h := range t.Head {
+		c := column{title: h, left: !t.numeric(i)}
+		for _, r := range t.Rows {
+			c.cells = append(c.cells, r[i].Text)
+		}
+		cols = append(cols, c)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n%s\n", t.Title)
+	render(&b, cols, width)
+	io.WriteString(w, b.String())
+}
+
+// term writes a grid for a terminal.
+func (g grid) term(w io.Writer, s result.Summary, width int) {
+	about := map[bool]string{true: "  " + g.m.Unit}[g.m.Unit != ""]
+	if base := g.base.Value; base != nil {
+		unit := map[bool]string{true: ", × ", false: ", more than "}[g.m.Ratio] + s.Design.ArmTitle(s.Design.Baseline)
+		about = fmt.Sprintf("%s  (%s %s", unit, s.Design.ArmTitle(s.Design.Baseline), amount(base.Value, g.m.Unit))
+		if r, ok := s.Resolution[g.m.ID]; ok && g.m.Ratio {
+			about += ", resolution " + plusMinus(r.Half)
+		} else if ok {
+			about += ", resolution ±" + amount(r.Half, g.m.Unit)
+		}
+		about += ")"
+	}
+	fmt.Fprintf(w, "\n%s%s\n", g.m.Title, about)
+	cols := []column{{left: true}}
+	for i, x := range g.xs {
+		cols = append(cols, column{title: number(x), drop: len(g.xs) - 1 - i})
+	}
+	for _, l := range g.rows {
+		cols[0].cells = append(cols[0].cells, l.name)
+		for i, x := range g.xs {
+			c, ok := l.cells[x]
+			cols[i+1].cells = append(cols[i+1].cells, map[bool]string{true: gridWord(c, g.m)}[ok])
+		}
+	}
+	var b strings.Builder
+	render(&b, cols, width)
+	io.WriteString(w, b.String())
+}
+
+// gridWord is a number with "=" for no difference that matters, and "?" for none that is sure.
+func gridWord(c result.Cell, m result.Measure) string {
+	sign := map[stats.Verdict]string{stats.Same: " =", stats.Unclear: " ?"}[c.Verdict]
+	switch {
+	case m.Ratio && c.Ratio != nil:
+		return ratio(c.Ratio.Value) + cmp.Or(sign, "  ")
+	case m.More && c.More != nil:
+		return signed(c.More.Value, m.Unit) + cmp.Or(sign, "  ")
+	case c.Value == nil:
+		return "–"
+	}
+	return chart.Number(in(c.Value.Value, m.Unit))
+}
+
+// gridSentences are the verdict of a broad design: a measure with a baseline in a line, each arm at its largest parameter.
+func gridSentences(s result.Summary) (l []string) {
+	for _, g := range grids(s, true) {
+		if g.m.Detail {
+			continue
+		}
+		var says []string
+		at := ""
+		for _, r := range g.rows {
+			c := last(sortedCells(r.cells))
+			if c.Arm == s.Design.Again {
+				continue
+			}
+			at = c.Params[s.Design.Vary.Param]
+			says = append(says, r.name+" "+strings.TrimSpace(strings.TrimSuffix(gridWord(c, g.m), "=")))
+		}
+		if len(says) == 0 {
+			continue
+		}
+		text := g.m.Title
+		if at != "" {
+			text += fmt.Sprintf(" at %s %s", number(at), s.Design.Vary.Short)
+		}
+		unit := map[bool]string{true: " × " + s.Design.ArmTitle(s.Design.Baseline), false: " more than " + s.Design.ArmTitle(s.Design.Baseline)}[g.m.Ratio]
+		l = append(l, text+": "+strings.Join(says, ", ")+unit+".")
+	}
+	return l
+}

@@ -1,0 +1,442 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/lab/classic"
+	"fairlead.dev/fairlead/lab/load"
+	"fairlead.dev/fairlead/lab/result"
+)
+
+var tigeraExperiment = Experiment{
+	Name:  "tigera",
+	Short: "Round trips, processor time and rules per connection, of every mode and of kube-proxy's rules, by number of Services",
+	Long: `Measure what "Comparing kube-proxy modes: iptables or IPVS?" (Tigera, 2019) measured, in every mode that this
+kernel can do and with the rules that kube-proxy writes and wrote: HTTP round trips at 1,000 requests a second with and
+without kept connections, connect(), whole connections, processor time, and the rules that a packet is tested against,
+from 1 to 10,000 Services of ten endpoints. The article's claims are tested one by one. It takes about five minutes with
+--quick, some hours without, and root.`,
+	Services: fullTigera.Services,
+	Compares: true,
+	begin: func(ctx context.Context, r *run) (work, error) {
+		p := fullTigera
+		if r.Quick {
+			p = quickTigera
+		}
+		if r.Services != nil {
+			p.Services = r.Services
+		}
+		return newTigera(ctx, r, p)
+	},
+}
+
+// tigeraProfile says how much of everything is measured.
+type tigeraProfile struct {
+	Name       string
+	Services   []int
+	Rounds     int
+	Closed     time.Duration // a block of a closed loop
+	Open       time.Duration // a block of an open loop
+	Warm       time.Duration // before each block, not measured
+	Rate       float64       // requests a second of the open loop
+	Each       int           // requests on a kept connection
+	Work       time.Duration // that the client computes for each request, where it does
+	Everywhere bool          // first and last Services, and kept connections, at every number of Services, not only the ends
+	Resyncs    int           // full writes of kube-proxy's rules
+}
+
+var (
+	quickTigera = tigeraProfile{Name: "quick", Services: []int{1, 10, 1000, 10000}, Rounds: 21, Closed: 30 * time.Millisecond, Open: 80 * time.Millisecond, Warm: 10 * time.Millisecond,
+		Rate: 1000, Each: 100, Work: 200 * time.Microsecond, Resyncs: 5}
+	fullTigera = tigeraProfile{Name: "full", Services: []int{1, 10, 100, 1000, 10000}, Rounds: 101, Closed: 250 * time.Millisecond, Open: time.Second, Warm: 50 * time.Millisecond,
+		Rate: 1000, Each: 100, Work: 200 * time.Microsecond, Everywhere: true, Resyncs: 11}
+)
+
+// resyncPeriod is how often kube-proxy of 2019 wrote everything again.
+const resyncPeriod = 30 * time.Second
+
+// tigera is the experiment of that name at work.
+type tigera struct {
+	*run
+	Profile tigeraProfile
+	modes   []string
+	layouts []classic.Layout
+	cannot  []unable
+	folders []*folder // by number of Services
+	worlds  []*world
+	nginx   string // the program; "": the lab's own server answers
+	version string
+}
+
+// newTigera finds out what this machine can do.
+func newTigera(ctx context.Context, r *run, p tigeraProfile) (work, error) {
+	if err := (Profile{Services: p.Services}).check(); err != nil {
+		return nil, err
+	}
+	t := &tigera{run: r, Profile: p}
+	t.nginx, t.version = findNginx()
+	var err error
+	if t.modes, t.cannot, err = r.findModes(ctx); err != nil {
+		return nil, err
+	}
+	for _, l := range classic.Layouts {
+		if err := r.tryLayout(ctx, l); err != nil {
+			t.cannot = append(t.cannot, unable{l.String(), brief(err.Error())})
+			continue
+		}
+		t.layouts = append(t.layouts, l)
+	}
+	return t, ctx.Err()
+}
+
+// tryLayout writes one Service's rules in a namespace of their own.
+func (r *run) tryLayout(ctx context.Context, l classic.Layout) (err error) {
+	ns, err := newSpace(r.id + "-try")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.drop(ns)) }()
+	w, err := newWorld(1)
+	if err != nil {
+		return err
+	}
+	return ns.Do(func() error {
+		return write(ctx, l, classic.FromParts(w.parts))
+	})
+}
+
+func (r *tigera) profile() string { return r.Profile.Name }
+
+// most is the greatest number of Services.
+func (r *tigera) most() int { return slices.Max(r.Profile.Services) }
+
+// steps is the whole run in order.
+func (r *tigera) steps() []step {
+	p, l := r.Profile, &plan{}
+	l.add("writing manifests", time.Duration(r.most())*30*time.Microsecond, r.prepare)
+	for _, layout := range r.layouts {
+		for i, n := range p.Services {
+			each := map[classic.Layout]time.Duration{classic.IPTables19: 500 * time.Microsecond, classic.IPTables: 500 * time.Microsecond, classic.NFTables: 2 * time.Millisecond}[layout]
+			l.add(fmt.Sprintf("writing %s of %s Services", layout, thousands(n)), time.Duration(n)*each*time.Duration(1+r.resyncs(layout, n)), func(ctx context.Context) error {
+				return r.install(ctx, layout, i)
+			})
+		}
+	}
+	for _, mode := range r.modes {
+		for i, n := range p.Services {
+			l.add(fmt.Sprintf("starting %s of %s Services", mode, thousands(n)), time.Second+time.Duration(n)*300*time.Microsecond, func(ctx context.Context) error {
+				return r.start(ctx, mode, i)
+			})
+		}
+	}
+	l.add("starting servers", time.Second, r.serve)
+	l.add("counting rules", time.Duration(r.most()*len(r.layouts))*time.Millisecond, r.countRules)
+	blocks := time.Duration(0)
+	for _, o := range r.operations() {
+		arms := 3 + len(p.Services)*(len(r.modes)+len(r.layouts))
+		if !p.Everywhere && o.measure != "connect" && o.measure != "crr" && o.measure != "http" {
+			arms /= len(p.Services)
+		}
+		d := p.Closed
+		if strings.HasPrefix(o.measure, "http") {
+			d = p.Open
+		}
+		blocks += time.Duration(arms) * (d + p.Warm + 4*time.Millisecond)
+	}
+	l.times(p.Rounds, "traffic, round", blocks, func(ctx context.Context, i int) error { return r.round(ctx, i, r.operations()) })
+	l.add("noting what was seen", 0, func(context.Context) error { r.note(); return nil })
+	return *l
+}
+
+// positions of the Service that is connected to, among those of its arm, by the name that measures have for them.
+const (
+	first  = "first"
+	middle = "middle"
+	last   = "last"
+	none   = "none" // traffic to no Service, through a node that has some
+)
+
+// service gives which Service that is.
+func service(position string, services int) int {
+	return map[string]int{first: 0, middle: services / 2, last: services - 1}[position]
+}
+
+// prepare writes the clusters.
+func (r *tigera) prepare(ctx context.Context) error {
+	for _, arm := range []string{armDirect, armAgain} {
+		if _, err := r.pair(ctx, arm, 0); err != nil {
+			return err
+		}
+	}
+	for _, n := range r.Profile.Services {
+		w, err := newWorld(n, service(first, n), service(middle, n), service(last, n))
+		if err != nil {
+			return err
+		}
+		f, err := w.write(r.tmp, 1000)
+		if err != nil {
+			return err
+		}
+		r.worlds, r.folders = append(r.worlds, w), append(r.folders, f)
+	}
+	return nil
+}
+
+// resyncs is how often rules are written again: only those of 2019 ever were.
+func (r *tigera) resyncs(l classic.Layout, services int) int {
+	switch {
+	case l != classic.IPTables19:
+		return 0
+	case services == r.most():
+		return r.Profile.Resyncs
+	}
+	return 1
+}
+
+// install writes kube-proxy's rules into a pair of their own, and again, to see what that costs.
+func (r *tigera) install(ctx context.Context, l classic.Layout, i int) error {
+	w := r.worlds[i]
+	p, err := r.pair(ctx, l.String(), w.services)
+	if err != nil {
+		return err
+	}
+	c := classic.FromParts(w.parts)
+	began := time.Now()
+	err = p.node.Do(func() error { return write(ctx, l, c) })
+	if err != nil {
+		return fmt.Errorf("write %s of %d Services: %w", l, w.services, err)
+	}
+	if err := r.add(result.Block{Arm: p.arm, Params: params(p.services)}, "load", float64(time.Since(began))); err != nil {
+		return err
+	}
+	again := classic.Rules{Layout: l, Variant: classic.Legacy, Cluster: c}
+	for i := range r.resyncs(l, w.services) {
+		before := children()
+		if err := p.node.Do(func() error { return again.Resync(ctx) }); err != nil {
+			return fmt.Errorf("write %s of %d Services again: %w", l, w.services, err)
+		}
+		used := children() - before
+		if err := r.add(result.Block{Arm: p.arm, Round: i, Params: params(p.services), Wall: used}, "resync", float64(used)/float64(resyncPeriod)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write writes a layout's rules into the calling thread's network namespace. Those of nftables go in pieces: the kernel's time
+// for one transaction grows with its square.
+func write(ctx context.Context, l classic.Layout, c *classic.Cluster) error {
+	if l != classic.NFTables {
+		_, err := classic.Install(ctx, l, classic.Legacy, c)
+		return err
+	}
+	const piece = 20000
+	for lines := range slices.Chunk(slices.Collect(strings.Lines(l.Text(c))), piece) {
+		if err := l.Restore(ctx, classic.NFT, strings.Join(lines, "")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// children is the processor time of commands that this process has waited for.
+func children() time.Duration {
+	var ru unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_CHILDREN, &ru) != nil {
+		return 0
+	}
+	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+}
+
+// start starts an agent.
+func (r *tigera) start(ctx context.Context, mode string, i int) error {
+	n, took, err := r.staff(ctx, mode, r.folders[i])
+	if err != nil {
+		return err
+	}
+	return r.add(result.Block{Arm: mode, Params: params(n.services), Wall: took}, "load", float64(took))
+}
+
+// serve starts the servers: nginx, where there is one, or the lab's own.
+func (r *tigera) serve(ctx context.Context) error {
+	if r.nginx == "" {
+		return r.run.serve(ctx)
+	}
+	if err := r.apart(); err != nil {
+		return err
+	}
+	for _, p := range r.pairs {
+		if err := r.serveWeb(ctx, p, r.nginx, r.Profile.Each); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// to gives whom an operation connects to: a Service at a position, with ten endpoints, or those endpoints themselves.
+func (r *tigera) to(position string, takes func(*pair) bool) func(*pair) []netip.AddrPort {
+	return func(p *pair) []netip.AddrPort {
+		switch {
+		case p.services == 0:
+			return direct(fewTargets)
+		case !takes(p):
+			return nil
+		case position == none:
+			return direct(fewTargets)
+		}
+		return []netip.AddrPort{entry(service(position, p.services))}
+	}
+}
+
+// operations are those of a round.
+func (r *tigera) operations() (l []operation) {
+	p := r.Profile
+	all := func(*pair) bool { return true }
+	most := func(a *pair) bool { return a.services == r.most() }
+	beside := func(a *pair) bool { return a.services > 1 && (p.Everywhere || most(a)) }
+	ends := func(a *pair) bool { return p.Everywhere || most(a) || a.services == p.Services[0] }
+	two := func(a *pair) bool { return most(a) && (a.arm == classic.IPTables19.String() || a.arm == r.constant()) }
+	add := func(measure, position string, takes func(*pair) bool, load loader) {
+		l = append(l, operation{measure: measure, targets: r.to(position, takes), load: load})
+	}
+	add("connect", middle, all, r.closed(load.Connect, p.Warm, p.Closed))
+	crr := r.closed(load.CRR, p.Warm, p.Closed)
+	add("crr", middle, all, crr)
+	add("crr-first", first, beside, crr)
+	add("crr-last", last, beside, crr)
+	add("crr-none", none, beside, crr)
+	add("http", middle, all, r.open(1, 0))
+	add("http-last", last, beside, r.open(1, 0))
+	add("http-kept", middle, ends, r.open(p.Each, 0))
+	if r.constant() != "" {
+		add("http-work", middle, two, r.open(1, p.Work))
+	}
+	return l
+}
+
+// open is the open loop of so many requests on a connection.
+func (r *tigera) open(each int, work time.Duration) loader {
+	p := r.Profile
+	return func(ctx context.Context, a *pair, to []netip.AddrPort) (load.Sample, *load.Trace, error) {
+		s, t, err := load.Open{Place: r.place(a), Targets: to, Seed: r.rand.Uint64(), Sizes: sizes, Words: a.words, Close: load.Fin,
+			Rate: p.Rate, Each: each, Work: work, Warm: p.Warm, Workers: a.workers()}.Run(ctx, p.Open)
+		if t.Cut && err == nil {
+			err = ctx.Err()
+		}
+		return s, &t, err
+	}
+}
+
+// countRules counts, in every arm, the rules that a packet is tested against: on paper, and by the kernel.
+func (r *tigera) countRules(ctx context.Context) error {
+	agreed := 0
+	for _, p := range r.pairs {
+		if p.services == 0 {
+			continue
+		}
+		n, err := r.countArm(ctx, p)
+		if err != nil {
+			return fmt.Errorf("count the rules of %s at %d Services: %w", p.arm, p.services, err)
+		}
+		agreed += n
+	}
+	r.out.Remark(fmt.Sprintf("Rules per packet were counted on paper for every arm; the kernel, asked to trace a packet, agreed in all %d cases in which it was asked.", agreed))
+	return nil
+}
+
+// countArm counts those of one arm. It gives in how many cases the kernel was asked too.
+func (r *tigera) countArm(ctx context.Context, p *pair) (asked int, err error) {
+	set, err := readRules(ctx, p.node)
+	if err != nil {
+		return 0, err
+	}
+	for _, position := range []string{middle, first, last, none} {
+		to := serverEntry
+		if position != none && p.arm != armEBPF { // which translates before there is a packet
+			to = entry(service(position, p.services))
+		}
+		if p.services == 1 && (position == first || position == last) {
+			continue
+		}
+		packet := sent(to)
+		n, err := set.count(packet)
+		if err != nil {
+			return asked, err
+		}
+		measure := "rules"
+		if position != middle {
+			measure += "-" + position
+		}
+		mean := n.Mean
+		if position == middle {
+			if mean, err = r.average(set, p); err != nil {
+				return asked, err
+			}
+		}
+		if err := r.add(result.Block{Arm: p.arm, Params: params(p.services)}, measure, mean); err != nil {
+			return asked, err
+		}
+		traced, err := r.trace(ctx, p, set, packet)
+		if err != nil {
+			return asked, err
+		}
+		if traced < n.Min || traced > n.Max {
+			return asked, fmt.Errorf("the way to %s: on paper %d to %d rules, the kernel's trace has %d", to, n.Min, n.Max, traced)
+		}
+		asked++
+	}
+	known := sent(entry(service(middle, p.services)))
+	known.Established, known.To = true, serverEntry
+	if p.arm == armEBPF {
+		known.Dst, known.To = serverEntry, netip.AddrPort{}
+	}
+	n, err := set.count(known)
+	if err != nil {
+		return asked, err
+	}
+	return asked, r.add(result.Block{Arm: p.arm, Params: params(p.services)}, "rules-established", n.Mean)
+}
+
+// average is how many rules a connection meets, over Services spread evenly.
+func (r *tigera) average(set ruleset, p *pair) (mean float64, err error) {
+	const most = 100
+	k := min(p.services, most)
+	for i := range k {
+		to := serverEntry
+		if p.arm != armEBPF {
+			to = entry((2*i + 1) * p.services / (2 * k))
+		}
+		n, err := set.count(sent(to))
+		if err != nil {
+			return 0, err
+		}
+		mean += n.Mean / float64(k)
+	}
+	return mean, nil
+}
+
+// serverEntry is one of the server's own addresses.
+var serverEntry = netip.AddrPortFrom(serverAddr(0), serverPort)
+
+// note tells what only the run could find out.
+func (r *tigera) note() {
+	most, _ := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max")
+	r.out.Remark(fmt.Sprintf("At most %d connections were tracked at once in one network namespace, of %s (nf_conntrack_max).", r.tracked, bytes.TrimSpace(most)))
+	r.out.Remark(fmt.Sprintf("Requests of the open loop began up to %v later than intended by the load's own fault, which is part of their time.", r.late.Round(10*time.Microsecond)))
+	for _, c := range [][]string{{"iptables-legacy", "--version"}, {"nft", "--version"}} {
+		if out, err := exec.Command(c[0], c[1:]...).Output(); err == nil {
+			r.out.Remark(c[0] + ": " + string(bytes.TrimSpace(out)))
+		}
+	}
+}
