@@ -43,7 +43,7 @@ network namespaces that the lab makes and removes: nothing of the machine's own 
 
 // labRun runs an experiment.
 func labRun(e lab.Experiment) *cobra.Command {
-	o := lab.Options{Agent: []string{"/proc/self/exe"}}
+	o, kernel := lab.Options{Agent: []string{"/proc/self/exe"}}, hostKernel
 	c := &cobra.Command{
 		Use:   e.Name,
 		Short: e.Short,
@@ -54,6 +54,13 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 		Example: fmt.Sprintf("  fairlead lab run %s --quick\n  fairlead lab run %[1]s --seed 7 --out results", e.Name),
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			switch kernel {
+			case hostKernel:
+			case secondKernel:
+				return inSecondKernel(c, o.Out)
+			default:
+				return fmt.Errorf("--kernel %q: choose %s or %s", kernel, hostKernel, secondKernel)
+			}
 			if !c.Flags().Changed("seed") {
 				o.Seed = uint64(time.Now().UnixNano()) % 1_000_000
 			}
@@ -74,6 +81,8 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 	if e.Compares {
 		f.StringSliceVar(&o.Modes, "modes", nil, "modes to compare (default: all that run here)")
 	}
+	f.StringVar(&kernel, "kernel", hostKernel, "host, or vm: Debian's backport kernel under emulation, for what this kernel lacks; its times compare with nothing else")
+	c.RegisterFlagCompletionFunc("kernel", cobra.FixedCompletions([]string{hostKernel, secondKernel}, cobra.ShellCompDirectiveNoFileComp))
 	c.MarkFlagDirname("out")
 	return c
 }

@@ -48,23 +48,12 @@ func newExtent(p *model.Pool) (e extent, err error) {
 	case model.Maglev:
 		e.scheduler = bpf.Source
 		if len(p.Backends) > 0 {
-			e.choices = maglev.Table(p.Backends, maglevSize(len(p.Backends)))
+			e.choices = maglev.Table(p.Backends, maglev.Entries(len(p.Backends), 1000))
 		}
 	default:
 		return e, fmt.Errorf("ebpf: scheduler %s is none of %s", p.Scheduler, Abilities.Schedulers)
 	}
 	return e, nil
-}
-
-// maglevSize gives a prime of at least a hundred entries for each backend, as far as an index reaches: that makes shares
-// even to 1 %.
-func maglevSize(n int) int {
-	for _, prime := range []int{1009, 10007} {
-		if 100*n <= prime {
-			return prime
-		}
-	}
-	return maglev.Size
 }
 
 // turns gives a round in which each backend has as many turns as its weight asks for, spread evenly; none where all

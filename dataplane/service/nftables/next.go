@@ -77,11 +77,11 @@ func slots(p *model.Pool) (l []uint16) {
 	return l
 }
 
-// size gives the number of a pool's slots. Maglev's table has a hundred for each backend, for which its shares are even to
-// about 1 %, but no more than the usual one.
+// size gives the number of a pool's slots. Maglev's table has about a hundred for each backend: each is an element of a
+// map here.
 func size(p *model.Pool) (n uint32) {
 	if p.Scheduler == model.Maglev {
-		return prime(uint32(min(100*len(p.Backends), maglev.Size)))
+		return uint32(maglev.Entries(len(p.Backends), 100))
 	}
 	for _, b := range p.Backends {
 		n += uint32(shares(p, b))
@@ -95,19 +95,6 @@ func shares(p *model.Pool, b model.Backend) int {
 		return 1
 	}
 	return b.Share()
-}
-
-// prime gives the first prime from n on.
-func prime(n uint32) uint32 {
-	for ; ; n++ {
-		d := uint32(2)
-		for d*d <= n && n%d != 0 {
-			d++
-		}
-		if n > 1 && d*d > n {
-			return n
-		}
-	}
 }
 
 // code gives the step in three registers: how many; how long, how and what; whose.
