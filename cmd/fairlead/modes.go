@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -56,7 +57,10 @@ func (l shownModes) table(w io.Writer) error {
 	if err := table(w, rows); err != nil {
 		return err
 	}
-	for _, m := range l {
+	for i, m := range l {
+		if i > 0 && slices.Equal(m.Notes, l[i-1].Notes) {
+			continue // a variant
+		}
 		for _, n := range m.Notes {
 			fmt.Fprintf(w, "%s: %s\n", m.Name, n)
 		}
