@@ -8,13 +8,13 @@ import (
 )
 
 // TestSecondKernel judges IPVS, which the host's kernel may not have, in the second kernel, and there again the planes that
-// stand on netfilter, for another version of it. Emulated, each of iptables' commands takes a second: they see fewer worlds
-// there, and all on the host.
+// stand on netfilter, for another version of it. Emulated, each of iptables' commands takes a second: they see few worlds there,
+// and more on the host.
 func TestSecondKernel(t *testing.T) {
 	for _, c := range []struct {
 		mode   string
 		worlds int
-	}{{"ipvs", 200}, {"nftables", 200}, {"iptables-nft", 20}, {"iptables-legacy", 20}} {
+	}{{"ipvs", 200}, {"nftables", 50}, {"iptables-nft", 5}, {"iptables-legacy", 5}} {
 		t.Run(c.mode, func(t *testing.T) {
 			vmtest.Run(t, "fairlead.dev/fairlead/agent", "(TestConformance|TestRandomWorlds)/"+c.mode+"$", "-second-kernel", fmt.Sprint("-worlds=", c.worlds))
 		})
