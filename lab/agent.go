@@ -254,17 +254,20 @@ func statusField(text, name string) (v int64) {
 }
 
 // settle waits until the agent rests: no more than 2 % of a processor in a fifth of a second. After ten seconds it goes on.
-func (a *process) settle(ctx context.Context) error {
+func (a *process) settle(ctx context.Context) error { return settle(ctx, a.used) }
+
+// settle does that with whoever has used so much.
+func settle(ctx context.Context, used func() (time.Duration, error)) error {
 	const window = 200 * time.Millisecond
 	for range 50 {
-		before, err := a.used()
+		before, err := used()
 		if err != nil {
 			return err
 		}
 		if err := rest(ctx, window); err != nil {
 			return err
 		}
-		after, err := a.used()
+		after, err := used()
 		if err != nil {
 			return err
 		}

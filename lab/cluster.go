@@ -120,6 +120,22 @@ func (c *cluster) writeTo(dir, name string, perFile int) (*folder, error) {
 	return f, generate.Write(f.dir, c.objects, perFile)
 }
 
+// save moves an object's file into the folder, new or in place of the one before, and gives its path.
+func (f *folder) save(o source.Object) (path string, err error) {
+	path = filepath.Join(f.dir, fmt.Sprintf("probe-%T.yaml", o))
+	b, err := json.Marshal(o)
+	if err == nil {
+		err = os.WriteFile(f.next, b, 0o644)
+	}
+	if err == nil {
+		err = os.Rename(f.next, path)
+	}
+	if err != nil {
+		return path, fmt.Errorf("save %s: %w", o.GetName(), err)
+	}
+	return path, nil
+}
+
 // remove removes the folder.
 func (f *folder) remove() error { return errors.Join(os.RemoveAll(f.dir), os.RemoveAll(f.next)) }
 

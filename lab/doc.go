@@ -14,6 +14,8 @@
 // and steps. What they share is run: namespaces in pairs, agents, rounds in which every arm does every operation in random
 // order with the baseline first and last, and the taking down of all that.
 //
+// Others' programs that are given as subjects (subject.go) are arms beside ours: kube-proxy, by package kubeproxy.
+//
 // The parts stand by themselves: stats (arithmetic), load (packets), classic (kube-proxy's rules), rules (counting them),
 // result (the directory), chart and report (drawing and words), progress. What is measured and how is here; no number is
 // judged here.

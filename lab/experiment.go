@@ -15,6 +15,7 @@ type Experiment struct {
 	Long     string // how, and how long that takes
 	Services []int  // the numbers of Services that it varies unless told others; nil: it varies none
 	Compares bool   // modes, of which Options may name some
+	Subjects bool   // takes others' programs as arms
 	begin    func(context.Context, *run) (work, error)
 }
 

@@ -107,9 +107,15 @@ func TestTigera(t *testing.T) {
 
 // Every aim must be of cells that a whole run has, whatever modes there are.
 func TestTigeraDesign(t *testing.T) {
-	for _, modes := range [][]string{{armNFT}, {armNFT, "iptables", "userspace", "ebpf", "ipvs"}, {"userspace"}} {
+	for i, modes := range [][]string{{armNFT}, {armNFT, "iptables", "userspace", "ebpf", "ipvs"}, {"userspace"}} {
 		r := &tigera{run: &run{}, Profile: fullTigera, modes: modes, layouts: classic.Layouts}
+		if i > 0 {
+			r.kubeProxy = "/kube-proxy"
+		}
 		d := r.design()
+		if given := slices.ContainsFunc(d.Arms, func(a result.Arm) bool { return a.ID == armProxyNFT }); given != (i > 0) || given == slices.Contains(d.Missing, noSubject) {
+			t.Errorf("%v: kube-proxy is an arm: %v; missing: %v", modes, given, d.Missing)
+		}
 		known := func(measure, arm string) bool {
 			_, ok := d.Measure(measure)
 			return ok && slices.ContainsFunc(d.Arms, func(a result.Arm) bool { return a.ID == arm || arm == "nobody" })

@@ -21,6 +21,7 @@ import (
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 	nft "fairlead.dev/fairlead/kernel/nftables"
+	"fairlead.dev/fairlead/lab/kubeproxy"
 	"fairlead.dev/fairlead/lab/load"
 )
 
@@ -47,9 +48,10 @@ type pair struct {
 	node     *netns.Namespace
 	far      *netns.Namespace
 	servers  []server
-	agent    *process    // nil: none, or none yet
-	cgroup   string      // folder of the one that holds the node's processes; "": they need none of their own
-	words    *load.Words // that the server understands; nil: load's own
+	agent    *process        // nil: none, or none yet
+	proxy    *kubeproxy.Node // nil: none
+	cgroup   string          // folder of the one that holds the node's processes; "": they need none of their own
+	words    *load.Words     // that the server understands; nil: load's own
 }
 
 // server answers in a far end.
@@ -103,7 +105,19 @@ func (p *pair) workers() (w load.Workers) {
 	if p.agent != nil {
 		w.Agents = []load.Worker{p.agent}
 	}
+	if p.proxy != nil {
+		w.Agents = []load.Worker{proxyWorker{p.proxy}}
+	}
 	return w
+}
+
+// proxyWorker is a kube-proxy as one whose processor time is counted.
+type proxyWorker struct{ *kubeproxy.Node }
+
+// CPU is 0 where it can't be read.
+func (w proxyWorker) CPU() time.Duration {
+	d, _ := w.Node.CPU()
+	return d
 }
 
 // newSpace makes a namespace with our settings and its loopback up.

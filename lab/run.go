@@ -26,6 +26,7 @@ type Options struct {
 	Quick    bool
 	Services []int    // numbers of Services, rising; nil: the experiment's own
 	Modes    []string // to be compared; nil: all that run here
+	Subjects []string // others' programs to be measured beside ours, such as kube-proxy=PATH
 	Seed     uint64
 	Out      string    // folder in which the run's own is made
 	Agent    []string  // the program whose "run" is the agent, with arguments that come before
@@ -175,11 +176,15 @@ func (r *run) apart() error {
 		r.out.Remark("Client and server may not have real-time priority here (CAP_SYS_NICE is missing): other threads can come between, and connect() scatters more.")
 	}
 	for _, p := range r.pairs {
-		if p.agent == nil {
-			continue
+		if p.agent != nil {
+			if err := pin(p.agent.cmd.Process.Pid, r.cpus.rest); err != nil {
+				return err
+			}
 		}
-		if err := pin(p.agent.cmd.Process.Pid, r.cpus.rest); err != nil {
-			return err
+		if p.proxy != nil {
+			if err := pin(p.proxy.PID(), r.cpus.rest); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -22,8 +22,10 @@ var servicesExperiment = Experiment{
 	Long: `Measure what a connection through a Service costs at 1 to 10,000 Services of ten endpoints, against the same
 connection without any rule, and what it costs to keep the kernel up to date: cold sync, one change, a saved file,
 memory, idle time, and connections lost while everything changes. It takes about four minutes with --quick, one to two
-hours without, and root.`,
+hours without, and root. The control side of a kube-proxy given with --subject is measured beside, which takes about
+six minutes more with --quick.`,
 	Services: Full().Services,
+	Subjects: true,
 	begin: func(ctx context.Context, r *run) (work, error) {
 		p := Full()
 		if r.Quick {
@@ -39,10 +41,11 @@ hours without, and root.`,
 // services is the experiment of that name at work.
 type services struct {
 	*run
-	Profile  Profile
-	nodes    []*node // those of pairs with an agent
-	worlds   []*world
-	changing []*changing
+	Profile   Profile
+	nodes     []*node // those of pairs with an agent
+	worlds    []*world
+	changing  []*changing
+	kubeProxy string // the program that was given; "": none
 }
 
 // newServices checks the profile and learns whether this kernel can do it.
@@ -51,12 +54,25 @@ func newServices(ctx context.Context, r *run, p Profile) (work, error) {
 		return nil, err
 	}
 	s := &services{run: r, Profile: p}
-	return s, s.probe(ctx)
+	if err := s.probe(ctx); err != nil {
+		return nil, err
+	}
+	var err error
+	s.kubeProxy, err = r.trySubject(ctx)
+	return s, err
 }
 
 func (r *services) profile() string { return r.Profile.Name }
 
-func (r *services) design() result.Design { return design(r.Profile) }
+func (r *services) design() result.Design {
+	d := design(r.Profile)
+	if r.kubeProxy == "" {
+		d.Missing = append(d.Missing, noSubject)
+	} else {
+		proxyDesign(&d)
+	}
+	return d
+}
 
 // steps is the whole run in order: the control side while this process and the agents may use every processor, then,
 // with a processor set apart, the packets.
@@ -64,6 +80,15 @@ func (r *services) steps() []step {
 	p, l := r.Profile, &plan{}
 	l.add("writing manifests", time.Second+r.perService(200*time.Microsecond), r.prepare)
 	l.times(p.Cold, "cold syncs", r.perService(250*time.Microsecond), r.colds)
+	if r.kubeProxy != "" {
+		for _, a := range proxyArms {
+			for i, n := range p.Services {
+				l.times(p.Cold, fmt.Sprintf("kube-proxy %s of %s Services", a.mode, thousands(n)), moves*moveAfter+2*time.Second+time.Duration(n)*1500*time.Microsecond, func(ctx context.Context, round int) error {
+					return r.subject(ctx, round, a, r.worlds[i])
+				})
+			}
+		}
+	}
 	l.add("filling kernels for single changes", r.perService(250*time.Microsecond), r.prepareChanges)
 	l.times(p.Batches, "single changes", time.Duration(p.Batch)*time.Millisecond, r.batches)
 	l.add("making room", time.Second, func(context.Context) error { return r.endChanges() })
@@ -72,6 +97,9 @@ func (r *services) steps() []step {
 			func(ctx context.Context) error { return r.begin(ctx, r.nodes[i]) })
 	}
 	l.add("reading memory", 2*time.Second, func(ctx context.Context) error { return r.memory(ctx, "the first sync") })
+	if r.kubeProxy != "" {
+		l.add("moving endpoints", time.Duration(p.Cold*len(p.Services)*moves)*moveAfter, r.moveOurs)
+	}
 	l.add("watching idle agents", p.Quiet, r.idle)
 	l.add("watching the kernels", 100*time.Millisecond, r.watch)
 	l.times(p.Files, "saving files", time.Duration(p.PerFiles*len(p.Services))*8*time.Millisecond, r.files)

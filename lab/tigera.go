@@ -26,9 +26,11 @@ var tigeraExperiment = Experiment{
 kernel can do and with the rules that kube-proxy writes and wrote: HTTP round trips at 1,000 requests a second with and
 without kept connections, connect(), whole connections, processor time, and the rules that a packet is tested against,
 from 1 to 10,000 Services of ten endpoints. The article's claims are tested one by one. It takes about five minutes with
---quick, some hours without, and root.`,
+--quick, some hours without, and root. A kube-proxy given with --subject
+makes two more arms, iptables and nftables, as the real program writes them.`,
 	Services: fullTigera.Services,
 	Compares: true,
+	Subjects: true,
 	begin: func(ctx context.Context, r *run) (work, error) {
 		p := fullTigera
 		if r.Quick {
@@ -69,14 +71,15 @@ const resyncPeriod = 30 * time.Second
 // tigera is the experiment of that name at work.
 type tigera struct {
 	*run
-	Profile tigeraProfile
-	modes   []string
-	layouts []classic.Layout
-	cannot  []unable
-	folders []*folder // by number of Services
-	worlds  []*world
-	nginx   string // the program; "": the lab's own server answers
-	version string
+	Profile   tigeraProfile
+	modes     []string
+	layouts   []classic.Layout
+	cannot    []unable
+	folders   []*folder // by number of Services
+	worlds    []*world
+	nginx     string // the program; "": the lab's own server answers
+	version   string
+	kubeProxy string // the program that was given; "": none
 }
 
 // newTigera finds out what this machine can do.
@@ -96,6 +99,9 @@ func newTigera(ctx context.Context, r *run, p tigeraProfile) (work, error) {
 			continue
 		}
 		t.layouts = append(t.layouts, l)
+	}
+	if t.kubeProxy, err = r.trySubject(ctx); err != nil {
+		return nil, err
 	}
 	return t, ctx.Err()
 }
@@ -140,11 +146,18 @@ func (r *tigera) steps() []step {
 			})
 		}
 	}
+	for _, a := range r.proxies() {
+		for _, n := range p.Services {
+			l.add(fmt.Sprintf("starting kube-proxy %s of %s Services", a.mode, thousands(n)), 2*time.Second+time.Duration(n)*1500*time.Microsecond, func(ctx context.Context) error {
+				return r.startProxy(ctx, a, n)
+			})
+		}
+	}
 	l.add("starting servers", time.Second, r.serve)
 	l.add("counting rules", time.Duration(r.most()*len(r.layouts))*time.Millisecond, r.countRules)
 	blocks := time.Duration(0)
 	for _, o := range r.operations() {
-		arms := 3 + len(p.Services)*(len(r.modes)+len(r.layouts))
+		arms := 3 + len(p.Services)*(len(r.modes)+len(r.layouts)+len(r.proxies()))
 		if !p.Everywhere && o.measure != "connect" && o.measure != "crr" && o.measure != "http" {
 			arms /= len(p.Services)
 		}
@@ -268,6 +281,35 @@ func (r *tigera) start(ctx context.Context, mode string, i int) error {
 	return r.add(result.Block{Arm: mode, Params: params(n.services), Wall: took}, "load", float64(took))
 }
 
+// proxies are the arms of the kube-proxy that was given.
+func (r *tigera) proxies() []proxyArm {
+	if r.kubeProxy == "" {
+		return nil
+	}
+	return proxyArms
+}
+
+// startProxy starts a kube-proxy and waits until all is in the kernel and it rests.
+func (r *tigera) startProxy(ctx context.Context, a proxyArm, services int) error {
+	p, err := r.pair(ctx, a.id, services)
+	if err != nil {
+		return err
+	}
+	c := newCluster(services, append(spread(services, fewTargets), service(middle, services))...)
+	limited, stop := slowly(ctx, services)
+	defer stop()
+	n, cold, err := r.proxy(limited, r.kubeProxy, a, p, c.objects...)
+	if err != nil {
+		return err
+	}
+	r.later(n.Close)
+	p.proxy = n
+	if err := r.add(result.Block{Arm: a.id, Params: params(services), Wall: cold.Wall}, "load", float64(cold.Wall)); err != nil {
+		return err
+	}
+	return settle(limited, n.CPU)
+}
+
 // serve starts the servers: nginx, where there is one, or the lab's own.
 func (r *tigera) serve(ctx context.Context) error {
 	if r.nginx == "" {
@@ -294,9 +336,22 @@ func (r *tigera) to(position string, takes func(*pair) bool) func(*pair) []netip
 			return nil
 		case position == none:
 			return direct(fewTargets)
+		case p.proxy != nil && position != middle:
+			return nil // its rules are in no order that lasts
+		case p.arm == armProxyIPT:
+			return anywhere(p.services)
 		}
 		return []netip.AddrPort{entry(service(position, p.services))}
 	}
+}
+
+// anywhere gives Services spread over all: kube-proxy draws the order of its list at each sync, so that one Service alone
+// would be at the list's begin or end by chance.
+func anywhere(services int) (l []netip.AddrPort) {
+	for _, i := range spread(services, fewTargets) {
+		l = append(l, entry(i))
+	}
+	return l
 }
 
 // operations are those of a round.
@@ -342,7 +397,7 @@ func (r *tigera) open(each int, work time.Duration) loader {
 func (r *tigera) countRules(ctx context.Context) error {
 	agreed := 0
 	for _, p := range r.pairs {
-		if p.services == 0 {
+		if p.services == 0 || p.proxy != nil {
 			continue
 		}
 		n, err := r.countArm(ctx, p)

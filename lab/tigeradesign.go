@@ -37,7 +37,7 @@ func (r *tigera) design() result.Design {
 		Question: "What do a new connection, a request and the processor pay for Services as their number grows, with the rules of kube-proxy, of 2019 and of today, and in each of our modes? " +
 			"And do the claims of “Comparing kube-proxy modes: iptables or IPVS?” (Tigera, 2019) hold on this kernel?",
 		Vary:     result.Axis{Param: "services", Title: fmt.Sprintf("Services × %d endpoints", endpoints), Short: "Services"},
-		Arms:     slices.Concat(baselines(), modeArms(r.modes), r.layoutArms()),
+		Arms:     slices.Concat(baselines(), modeArms(r.modes), r.layoutArms(), r.proxyArms()),
 		Baseline: armDirect, Again: armAgain, Margin: 0.02, Rounds: p.Rounds,
 		Measures: r.measures(), Aims: r.aims(), Method: r.method(), Missing: r.missing(), Ghosts: r.ghosts(),
 		Pictures: []result.Picture{{ID: "cpu-parts", Kind: result.Stack, Title: "Processor time at the greatest number of Services, by who spent it", Measures: []string{"cpu-client", "cpu-server", "cpu-agent", "resync"}}},
@@ -52,6 +52,14 @@ func (r *tigera) layoutArms() (arms []result.Arm) {
 	}
 	for _, l := range r.layouts {
 		arms = append(arms, result.Arm{ID: l.String(), Title: l.String(), Style: styles[l.String()], Text: says[l]})
+	}
+	return arms
+}
+
+// proxyArms are those of the kube-proxy that was given.
+func (r *tigera) proxyArms() (arms []result.Arm) {
+	for _, a := range r.proxies() {
+		arms = append(arms, a.arm())
 	}
 	return arms
 }
@@ -199,7 +207,7 @@ func (r *tigera) noIPVS() string {
 
 func (r *tigera) method() []string {
 	p := r.Profile
-	return []string{
+	l := []string{
 		fmt.Sprintf("Every arm has two network namespaces of its own, joined by a veth: a node, where the client runs, and a far end, where the server answers at ten addresses. "+
 			"Direct means: to those addresses in turn, through a node without any rule and without conntrack. All arms stand at the same time. The server is %s. "+
 			"Client and server share one processor and have real-time priority; agents, also that of userspace, which carries every byte, are kept on the other processors.", r.server()),
@@ -213,6 +221,11 @@ func (r *tigera) method() []string {
 			"ebpf translates at connect(), so its packets bear an endpoint's address when they meet rules.",
 		"A claim of equality is tested by equivalence with the stated margin; all others against a bound. Confirmed or refuted means that all of the 95 % interval says so.",
 	}
+	if r.kubeProxy != "" {
+		l = append(l, fmt.Sprintf("kube-proxy itself is the program that was given, as upstream configures it, with an API server within the lab's process. What it does by itself meanwhile, it does on the other processors. "+
+			"In mode iptables it draws the order of its list of Services anew at each sync, so that arm connects to %d Services in turn, spread over all, instead of the one in the middle. Its processor time is that of its threads and of the commands that it runs.", fewTargets))
+	}
+	return l
 }
 
 // server says who answers.
@@ -225,6 +238,11 @@ func (r *tigera) server() string {
 
 func (r *tigera) missing() []string {
 	l := unableWords(r.cannot)
+	if r.kubeProxy == "" {
+		l = append(l, noSubject)
+	} else {
+		l = append(l, "Rules per packet, and first and last Services, of kube-proxy itself: it writes its list in an order drawn anew at each sync. The lab's own copy of its layouts, in a fixed order, has both.")
+	}
 	l = append(l,
 		"The article's own numbers: its charts have no values, and its machines had a network between them. Shapes and claims are compared, not microseconds.",
 		"IPVS's times, where this kernel has none. nftables stands for it where a claim wants a constant look-up behind the same connection tracking.",

@@ -29,6 +29,12 @@ func (r *services) ready(ctx context.Context, n *node, round int, kernel string)
 		return err
 	}
 	b := result.Block{Arm: armNFT, Round: round, Params: with(n.services, also("kernel", kernel)), Wall: took}
+	if r.kubeProxy != "" && kernel == "empty" {
+		used, err := n.used()
+		if err = errors.Join(err, r.add(b, "ready-cpu", float64(used))); err != nil {
+			return err
+		}
+	}
 	return r.add(b, "ready", float64(took))
 }
 

@@ -81,6 +81,10 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 	if e.Compares {
 		f.StringSliceVar(&o.Modes, "modes", nil, "modes to compare (default: all that run here)")
 	}
+	if e.Subjects {
+		f.StringArrayVar(&o.Subjects, "subject", nil, "another's program to measure beside ours, as `kube-proxy=PATH`; repeatable, each program once (make -C test/kubeproxy build builds one)")
+		c.Example += fmt.Sprintf("\n  fairlead lab run %s --quick --subject kube-proxy=./kube-proxy", e.Name)
+	}
 	f.StringVar(&kernel, "kernel", hostKernel, "host, or vm: Debian's backport kernel under emulation, for what this kernel lacks; its times compare with nothing else")
 	c.RegisterFlagCompletionFunc("kernel", cobra.FixedCompletions([]string{hostKernel, secondKernel}, cobra.ShellCompDirectiveNoFileComp))
 	c.MarkFlagDirname("out")
@@ -95,6 +99,9 @@ func again(e lab.Experiment, o lab.Options) []string {
 	}
 	if o.Services != nil {
 		l = append(l, "--services", strings.ReplaceAll(strings.Trim(fmt.Sprint(o.Services), "[]"), " ", ","))
+	}
+	for _, s := range o.Subjects {
+		l = append(l, "--subject", s)
 	}
 	if o.Modes != nil {
 		l = append(l, "--modes", strings.Join(o.Modes, ","))

@@ -53,6 +53,8 @@ var tints = []tint{
 	{"#2c2f8f", "#a9adff"}, // indigo
 	{"#a3123f", "#ff8fab"}, // crimson
 	{"#00707f", "#4cc9d9"}, // teal
+	{"#6b3a22", "#d8a88f"}, // brown
+	{"#3f5a00", "#b4e04a"}, // olive
 }
 
 // Grounds and inks.
@@ -65,7 +67,7 @@ var (
 	bad    = tint{"#b3261e", "#ff8a80"}
 )
 
-var dashes = []string{"", "", "7 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2", "3 2", "14 3 3 3"}
+var dashes = []string{"", "", "7 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2", "3 2", "14 3 3 3", "6 2 2 2 2 2", "1 4"}
 
 func (s Style) class() string { return "c" + strconv.Itoa(s.index()) }
 func (s Style) tint() tint    { return tints[s.index()] }
@@ -269,6 +271,10 @@ func (c *canvas) marker(x, y float64, s Style, hollow bool) {
 		poly(at(-1.2, -0.6), at(1.2, -0.6), at(1.2, 0.6), at(-1.2, 0.6))
 	case 8:
 		poly(at(0, -1.2), at(1.15, -0.35), at(0.7, 1), at(-0.7, 1), at(-1.15, -0.35))
+	case 9:
+		poly(at(-1.1, -1.1), at(1.1, -1.1), at(-1.1, 1.1), at(1.1, 1.1))
+	case 10:
+		poly(at(-0.6, -1.2), at(0.6, -1.2), at(0.6, 1.2), at(-0.6, 1.2))
 	default:
 		fmt.Fprintf(&c.b, `<circle cx="%s" cy="%s" r="%s"%s/>`+"\n", px(x), px(y), px(r), look)
 	}

@@ -156,6 +156,9 @@ func TestStartMeasureStopClean(t *testing.T) {
 	}
 	child, err := strconv.Atoi(said["child"])
 	check(t, err)
+	if used, err := p.CPU(); used <= 0 || err != nil {
+		t.Errorf("it used %v, %v", used, err)
+	}
 	check(t, unix.Kill(child, 0), p.Close())
 	await(t, "the child to end", func() bool { return !alive(child) })
 	if alive(p.cmd.Process.Pid) {
@@ -309,6 +312,9 @@ func TestTimesOfAProcess(t *testing.T) {
 	user, system, err := times([]byte("7 (a ) b) S 1 7 7 0 -1 4194560 10 20 0 0 100 20 3 4 20 0 9 0 500 1000 200"))
 	if user != 1030*time.Millisecond || system != 240*time.Millisecond || err != nil {
 		t.Errorf("%v, %v, %v", user, system, err)
+	}
+	if d, err := children([]byte("7 (a ) b) S 1 7 7 0 -1 4194560 10 20 0 0 100 20 3 4 20 0 9")); d != 70*time.Millisecond || err != nil {
+		t.Errorf("of children: %v, %v", d, err)
 	}
 	if u, err := UsageOf(os.Getpid()); err != nil || u.Resident < 1<<20 || u.Peak < u.Resident {
 		t.Errorf("of this process: %+v, %v", u, err)

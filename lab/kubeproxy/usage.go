@@ -2,11 +2,15 @@ package kubeproxy
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Usage is what a process took until now.
@@ -20,6 +24,42 @@ func (u Usage) CPU() time.Duration { return u.User + u.System }
 
 // Usage of the kube-proxy, and of the iptables-restore or nft that it ran.
 func (p *Proxy) Usage() (Usage, error) { return UsageOf(p.cmd.Process.Pid) }
+
+// PID is its process.
+func (p *Proxy) PID() int { return p.cmd.Process.Pid }
+
+// CPU is the processor time of its threads that live (/proc/PID/task/TID/schedstat, first field) and, in steps of 10 ms, of
+// the programs that it ran and that have ended.
+func (p *Proxy) CPU() (sum time.Duration, err error) {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.PID()))
+	for _, path := range threads {
+		b, rerr := os.ReadFile(path)
+		if errors.Is(rerr, os.ErrNotExist) || errors.Is(rerr, unix.ESRCH) {
+			continue // that thread has ended
+		}
+		ns, _, _ := strings.Cut(string(b), " ")
+		n, perr := strconv.ParseInt(ns, 10, 64)
+		err = errors.Join(err, rerr, perr)
+		sum += time.Duration(n)
+	}
+	stat, rerr := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
+	if err = errors.Join(err, rerr); err != nil {
+		return 0, fmt.Errorf("read what %s used: %w", p, err)
+	}
+	ran, err := children(stat)
+	return sum + ran, err
+}
+
+// children is what of a process's times is its ended children's.
+func children(stat []byte) (time.Duration, error) {
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 15 {
+		return 0, fmt.Errorf("%d fields in %q", len(fields)+2, stat)
+	}
+	user, err := strconv.ParseInt(fields[13], 10, 64)
+	system, serr := strconv.ParseInt(fields[14], 10, 64)
+	return time.Duration(user+system) * 10 * time.Millisecond, errors.Join(err, serr)
+}
 
 // UsageOf reads /proc/PID/stat and /proc/PID/status (proc_pid_stat(5)).
 func UsageOf(pid int) (u Usage, err error) {
