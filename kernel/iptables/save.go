@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -11,6 +12,9 @@ type Table struct {
 	Chains []string
 	Rules  map[string][]string
 }
+
+// ErrForeign says that a table can't be read by the iptables commands.
+var ErrForeign = errors.New("the nft command put rules there that the iptables commands can't read; remove those, or use the data plane nftables")
 
 // Parse reads what iptables-save prints, by tables' names. Rules are parts of text: they keep it in memory.
 func Parse(text string) (map[string]*Table, error) {
@@ -25,7 +29,7 @@ func Parse(text string) (map[string]*Table, error) {
 		case line == "":
 		case line[0] == '#':
 			if strings.Contains(line, "is incompatible") {
-				wrong = "the nft command put rules there that the iptables commands can't read; remove those, or use the data plane nftables"
+				return nil, fmt.Errorf("line %d: %q: %w", n, line, ErrForeign)
 			}
 		case line[0] == '*':
 			if t = tables[line[1:]]; t == nil {

@@ -238,8 +238,15 @@ func destination(control []byte) (netip.Addr, []byte) {
 	return netip.Addr{}, nil
 }
 
-// haveSCTP says whether this kernel has SCTP sockets.
-var haveSCTP = sync.OnceValue(func() bool {
+// RawSCTP is an environment variable: where it is set, SCTP is spoken by raw sockets, one INIT at a time, also by kernels that
+// have SCTP sockets. It takes a kernel that hasn't loaded them yet, or else that answers too.
+const RawSCTP = "FAIRLEAD_RAW_SCTP"
+
+// haveSCTP says whether SCTP sockets are used here.
+func haveSCTP() bool { return os.Getenv(RawSCTP) == "" && kernelSCTP() }
+
+// kernelSCTP says whether this kernel has SCTP sockets.
+var kernelSCTP = sync.OnceValue(func() bool {
 	s, err := open(unix.AF_INET, unix.SOCK_STREAM, model.SCTP)
 	if err != nil {
 		return false

@@ -321,6 +321,11 @@ func (p *Plane) Clean(ctx context.Context) error {
 // clean removes everything of ours from the plane's variant, as far as it can be read.
 func (p *Plane) clean(ctx context.Context) error {
 	facts, failed, err := p.read(ctx)
+	if errors.Is(errors.Join(failed...), iptables.ErrForeign) {
+		if there, lerr := p.conn.Chains(Prefix); lerr == nil && !there {
+			return err // somebody else's table alone
+		}
+	}
 	return errors.Join(err, p.Write(ctx, nil, facts), errors.Join(failed...))
 }
 
