@@ -7,18 +7,25 @@ import (
 	"fairlead.dev/fairlead/vm/vmtest"
 )
 
-// TestSecondKernel judges IPVS, which the host's kernel may not have, in the second kernel, and there again the planes that
-// stand on netfilter, for another version of it. Emulated, each of iptables' commands takes a second: they see few worlds there,
-// and more on the host. Cases and worlds have a boot each, since worlds want a kernel that has no SCTP yet.
+// TestSecondKernel judges IPVS, which the host's kernel may not have, in the second kernel, and nftables again, for another
+// version of it.
 func TestSecondKernel(t *testing.T) {
-	for _, c := range []struct {
-		mode   string
-		worlds int
-	}{{"ipvs", 200}, {"nftables", 50}, {"iptables-nft", 5}, {"iptables-legacy", 5}} {
-		t.Run(c.mode, func(t *testing.T) {
-			for _, test := range []string{"TestConformance", "TestRandomWorlds"} {
-				vmtest.Run(t, "fairlead.dev/fairlead/agent", test+"/"+c.mode+"$", "-second-kernel", fmt.Sprint("-worlds=", c.worlds))
-			}
-		})
-	}
+	emulated(t, "ipvs", 200)
+	emulated(t, "nftables", 50)
+}
+
+// TestSlowSecondKernel is the same for iptables, each of whose commands takes a second there: it is no part of make test.
+func TestSlowSecondKernel(t *testing.T) {
+	emulated(t, "iptables-nft", 20)
+	emulated(t, "iptables-legacy", 20)
+}
+
+// emulated judges a mode in the second kernel. Cases and worlds have a boot each, since worlds want a kernel that has no SCTP
+// yet.
+func emulated(t *testing.T, mode string, worlds int) {
+	t.Run(mode, func(t *testing.T) {
+		for _, test := range []string{"TestConformance", "TestRandomWorlds"} {
+			vmtest.Run(t, "fairlead.dev/fairlead/agent", test+"/"+mode+"$", "-second-kernel", fmt.Sprint("-worlds=", worlds))
+		}
+	})
 }
