@@ -419,6 +419,29 @@ func TestDriftIsRepaired(t *testing.T) {
 	})
 }
 
+func TestAfterDriftItLooksAgain(t *testing.T) {
+	in(t, Options[*part]{}, func(r *rig) {
+		a := of("a", "1 x v", "1 y v")
+		r.loop.Change([]*part{a}, nil)
+		r.run()
+		r.sync(a)
+		r.drift(key{1, "x"}, "")
+		r.later(afterDrift / 2)
+		r.with(func() { // of this the plane doesn't hear
+			r.facts[key{1, "y"}] = "stranger's"
+			delete(r.keep, key{1, "y"})
+			r.blind = true
+		})
+		r.later(2 * afterDrift)
+		r.wants(a)
+		reads := r.reads
+		r.later(time.Hour)
+		if r.reads > reads+1 {
+			r.Errorf("%d Reads after the last drift, want 1 at most", r.reads-reads)
+		}
+	})
+}
+
 func TestIdleIsIdle(t *testing.T) {
 	in(t, Options[*part]{}, func(r *rig) {
 		a := of("a", "1 x v")

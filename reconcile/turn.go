@@ -9,6 +9,9 @@ import (
 // calm is the back-off, as a number of failures, between two turns while the kernel takes nothing at all.
 const calm = 5
 
+// afterDrift is how long after drift was found the loop looks again, until it finds none.
+const afterDrift = time.Second
+
 // turn does everything that can be done now. The channel it returns tells when there is more to do of itself; nil: never.
 func (l *Loop[T, K, V]) turn(ctx context.Context) <-chan time.Time {
 	if l.acquire(ctx) != nil {
@@ -119,6 +122,8 @@ func (l *Loop[T, K, V]) read(ctx context.Context) error {
 	if start || len(drift) == 0 {
 		return nil
 	}
+	// Whoever meddles may be in the middle of it, and not every plane hears of all that is done to it.
+	time.AfterFunc(afterDrift, l.lookAgain)
 	l.respond(0, nil)
 	l.find(nil)
 	for _, j := range drift {

@@ -161,35 +161,8 @@ func (p *Plane) chain(name string, rules [][]nft.Expr) Fact {
 // emptyChain is the value of a chain without rules.
 const emptyChain = "empty"
 
-// Watch implements dataplane.Watcher, for the table: IPVS itself tells nobody. Who meddles with the table may next meddle with
-// IPVS, so a signal comes again a second later.
-func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
-	told, err := p.nft.Watch(ctx, Table)
-	if err != nil {
-		return nil, err
-	}
-	signals := make(chan struct{}, 1)
-	go func() {
-		defer close(signals)
-		var again <-chan time.Time
-		for {
-			select {
-			case _, open := <-told:
-				if !open {
-					return
-				}
-				again = time.After(time.Second)
-			case <-again:
-				again = nil
-			}
-			select {
-			case signals <- struct{}{}:
-			default:
-			}
-		}
-	}()
-	return signals, nil
-}
+// Watch implements dataplane.Watcher, for the table: IPVS itself tells nobody.
+func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.nft.Watch(ctx, Table) }
 
 // Clean implements dataplane.Cleaner: packets are let go first, then IPVS forgets, then all is set back.
 func (p *Plane) Clean(context.Context) error {
