@@ -74,7 +74,7 @@ func (r *row) step(at, size uint32) uint32 {
 func permutations(backends []model.Backend, size uint32) (rows []row, heaviest int) {
 	rows = make([]row, len(backends))
 	for i, b := range backends {
-		h := hash(b)
+		h := Hash(b)
 		rows[i] = row{next: uint32(h>>32) % size, skip: uint32(h)%(size-1) + 1, share: b.Share()}
 		heaviest = max(heaviest, rows[i].share)
 	}
@@ -84,8 +84,8 @@ func permutations(backends []model.Backend, size uint32) (rows []row, heaviest i
 	return rows, heaviest
 }
 
-// hash is FNV-1a of the backend's address and port, stirred as in splitmix64, so that near addresses lie far apart.
-func hash(b model.Backend) uint64 {
+// Hash is FNV-1a of the backend's address and port, stirred as in splitmix64, so that near addresses lie far apart.
+func Hash(b model.Backend) uint64 {
 	h := uint64(14695981039346656037)
 	add := func(c byte) { h = (h ^ uint64(c)) * 1099511628211 }
 	a := b.Addr.Addr().As16()

@@ -69,6 +69,9 @@ func slots(p *model.Pool) (l []uint16) {
 	if p.Scheduler == model.Maglev {
 		return maglev.Table(p.Backends, int(size(p)))
 	}
+	if n := size(p); n <= seated {
+		return seats(p, int(n))
+	}
 	for i, b := range p.Backends {
 		for range shares(p, b) {
 			l = append(l, uint16(i))
