@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/vm/vmtest"
 )
 
@@ -36,14 +36,7 @@ func TestInSecondKernel(t *testing.T) {
 // inNamespace runs f in a network namespace of its own. The thread is thrown away with it.
 func inNamespace(t *testing.T, f func(*testing.T, *Conn)) {
 	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Errorf("new network namespace: %v: run as root", err)
-			return
-		}
+	netnstest.Do(t, func() {
 		if err := loopbackUp(); err != nil { // before, the kernel takes no destination
 			t.Errorf("bring lo up: %v", err)
 			return
@@ -55,8 +48,7 @@ func inNamespace(t *testing.T, f func(*testing.T, *Conn)) {
 		}
 		defer c.Close()
 		f(t, c)
-	}()
-	<-done
+	})
 }
 
 func loopbackUp() error {

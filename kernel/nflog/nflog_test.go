@@ -5,31 +5,16 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 )
 
-// inNamespace runs the test's body in a network namespace of its own. The thread is thrown away with it.
-func inNamespace(t *testing.T, body func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Errorf("new network namespace: %v: run as root", err)
-			return
-		}
-		body()
-	}()
-	<-done
-}
-
 func TestHears(t *testing.T) {
-	inNamespace(t, func() {
+	netnstest.Do(t, func() {
 		for _, c := range [][]string{{"ip", "link", "set", "lo", "up"}, {"iptables-legacy", "-w", "300", "-A", "OUTPUT", "-p", "udp", "-j", "NFLOG", "--nflog-prefix", "seen: "}} {
 			if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
 				t.Errorf("%v: %v: %s", c, err, out)

@@ -3,6 +3,7 @@ package nftables
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 	"time"
 )
 
@@ -27,6 +28,26 @@ var (
 
 // Goto goes on in a chain and does not come back.
 func Goto(chain string) Verdict { return Verdict{Code: -4, Chain: chain} }
+
+// Jump goes on in a chain and comes back.
+func Jump(chain string) Verdict { return Verdict{Code: -3, Chain: chain} }
+
+// Word puts a 32-bit number as registers hold it.
+func Word(b []byte, v uint32) []byte { return binary.NativeEndian.AppendUint32(b, v) }
+
+// PortWord puts a port as a register holds it.
+func PortWord(b []byte, p uint16) []byte { return append(binary.BigEndian.AppendUint16(b, p), 0, 0) }
+
+// Join makes one rule of pieces.
+func Join(pieces ...[]Expr) []Expr { return slices.Concat(pieces...) }
+
+// Exprs makes a piece of a rule.
+func Exprs(e ...Expr) []Expr { return e }
+
+// Clear puts 16 bytes of 0 at register r. A key that begins there may go on with what a map gave. The kernel would take a key
+// of a map's value alone; the nft command (seen with 1.0.6, mended later) stops dead on it when it lists the table, as it
+// thinks such a value has no length. The constant's length satisfies it.
+func Clear(r Reg) Expr { return Load(r, make([]byte, 16)) }
 
 // Expr is one instruction of a rule, as the kernel takes it.
 type Expr []byte
@@ -60,6 +81,7 @@ type MetaKey uint32
 
 // The meta keys in use (enum nft_meta_keys).
 const (
+	MetaMark    MetaKey = 3
 	MetaIIF     MetaKey = 4
 	MetaIIFType MetaKey = 8
 	MetaNFProto MetaKey = 15
@@ -71,19 +93,51 @@ func Meta(k MetaKey, dst Reg) Expr {
 	return expr("meta", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(k)) })
 }
 
+// SetMark gives the packet the mark at src.
+func SetMark(src Reg) Expr {
+	return expr("meta", func(b *buffer) { b.u32(2, uint32(MetaMark)); b.u32(3, uint32(src)) })
+}
+
+// SetAddress gives the packet the IPv4 address at src, at an offset of its header, and mends its checksums.
+func SetAddress(offset uint32, src Reg) Expr {
+	const header, pseudo = 1, 1 // NFT_PAYLOAD_CSUM_INET, NFT_PAYLOAD_L4CSUM_PSEUDOHDR
+	return expr("payload", func(b *buffer) {
+		b.u32(2, uint32(NetworkHeader))
+		b.u32(3, offset)
+		b.u32(4, 4)
+		b.u32(5, uint32(src))
+		b.u32(6, header)
+		b.u32(7, 10)
+		b.u32(8, pseudo)
+	})
+}
+
 // CtKey is a property of a packet's connection.
 type CtKey uint32
 
 // The conntrack keys in use (enum nft_ct_keys).
 const (
-	CtStatus   CtKey = 2
-	CtProtoDst CtKey = 12
-	CtDstIP    CtKey = 20
-	CtDstIP6   CtKey = 22
+	CtState     CtKey = 0
+	CtDirection CtKey = 1
+	CtStatus    CtKey = 2
+	CtProtocol  CtKey = 10
+	CtProtoSrc  CtKey = 11
+	CtProtoDst  CtKey = 12
+	CtSrcIP     CtKey = 19
+	CtDstIP     CtKey = 20
+	CtSrcIP6    CtKey = 21
+	CtDstIP6    CtKey = 22
 )
 
 // StatusDNAT is the bit of CtStatus that says that the destination was translated (IPS_DST_NAT).
 const StatusDNAT uint32 = 1 << 5
+
+// Values of CtState (NF_CT_STATE_BIT) and CtDirection.
+const (
+	StateEstablished uint32 = 1 << 1
+	StateRelated     uint32 = 1 << 2
+	DirectionReply          = 1
+)
 
 // Ct loads a property of the connection into dst.
 func Ct(k CtKey, dst Reg) Expr {
@@ -93,6 +147,11 @@ func Ct(k CtKey, dst Reg) Expr {
 // CtOriginal loads a property of the connection's original direction into dst.
 func CtOriginal(k CtKey, dst Reg) Expr {
 	return expr("ct", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(k)); b.u8(3, 0) })
+}
+
+// CtReply loads a property of the connection's replies into dst.
+func CtReply(k CtKey, dst Reg) Expr {
+	return expr("ct", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(k)); b.u8(3, DirectionReply) })
 }
 
 // CmpOp is a comparison.

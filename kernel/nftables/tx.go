@@ -129,6 +129,30 @@ type Element struct {
 	Verdict        *Verdict
 }
 
+// Element makes an element of a set out of text: the key, first and last in one where it is a range, and the value, which
+// is a verdict's text or the data's bytes. To delete an element its key is enough.
+func (s Set) Element(key, value string) Element {
+	e := Element{Key: key}
+	if s.Interval {
+		e.Key, e.End = key[:len(key)/2], key[len(key)/2:]
+	}
+	if !s.ToVerdicts() {
+		e.Data = value
+		return e
+	}
+	v, _ := ParseVerdict(value)
+	e.Verdict = &v
+	return e
+}
+
+// Text gives the key and the value of which Set.Element makes the element again.
+func (e Element) Text() (key, value string) {
+	if e.Verdict != nil {
+		return e.Key + e.End, e.Verdict.String()
+	}
+	return e.Key + e.End, e.Data
+}
+
 // Tx is a list of changes that take effect all at once, or not at all.
 type Tx struct {
 	b     buffer

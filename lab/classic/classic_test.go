@@ -10,8 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -29,22 +28,6 @@ func small(n int) *Cluster {
 		c.Services = append(c.Services, s)
 	}
 	return c
-}
-
-// inNamespace runs the test's body in a network namespace of its own. The thread is thrown away with it.
-func inNamespace(t testing.TB, body func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Errorf("new network namespace: %v: run as root", err)
-			return
-		}
-		body()
-	}()
-	<-done
 }
 
 // Names that kube-proxy gave, from dumps in Kubernetes' issues and documents.
@@ -92,7 +75,7 @@ func TestKernelTakesThem(t *testing.T) {
 		Variant
 	}{{IPTables19, Legacy}, {IPTables19, NFT}, {IPTables, Legacy}, {IPTables, NFT}, {NFTables, NFT}} {
 		t.Run(fmt.Sprint(c.Layout, " ", c.Variant), func(t *testing.T) {
-			inNamespace(t, func() { live(t, c.Layout, c.Variant) })
+			netnstest.Do(t, func() { live(t, c.Layout, c.Variant) })
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"fairlead.dev/fairlead/dataplane/service/servicetest"
 	"fairlead.dev/fairlead/kernel/iptables"
 	"fairlead.dev/fairlead/model"
 )
@@ -115,7 +116,7 @@ func (w *walk) after(t *testing.T, rules []string, n int, chance float64, then f
 func tables4(t testing.TB, parts []model.Part) map[string][]string {
 	h := &held{world: world{family: iptables.IPv4, mark: Mark, frontends: map[model.Entry]*frontend{}}}
 	var four []Fact
-	for _, f := range facts(t, &Plane{}, parts) {
+	for _, f := range servicetest.Facts(t, &Plane{}, parts) {
 		if f.Key.Family == iptables.IPv4 {
 			four = append(four, f)
 		}
@@ -168,12 +169,12 @@ func TestRulesTested(t *testing.T) {
 		parts         []model.Part
 		average, most float64
 	}{
-		{"10 in a row", services(10), 17, 24},
-		{"10,000 in a row", services(10000), 26, 32},
-		{"10,000 scattered", servicesAt(somewhere), 26, 32},
+		{"10 in a row", servicetest.Services(10), 17, 24},
+		{"10,000 in a row", servicetest.Services(10000), 26, 32},
+		{"10,000 scattered", servicetest.ServicesAt(somewhere), 26, 32},
 	} {
 		chains := tables4(t, c.parts)
-		pod := packet{src: address(10<<24|200<<16, 7), protocol: model.TCP, port: 80}
+		pod := packet{src: servicetest.Address(10<<24|200<<16, 7), protocol: model.TCP, port: 80}
 		sum, worst, n := 0.0, 0, 0
 		for _, part := range c.parts {
 			f, ok := part.(*model.Frontend)
@@ -199,7 +200,7 @@ func TestRulesTested(t *testing.T) {
 			}
 			n++
 		}
-		outside := packet{src: address(192<<24, 7), dst: pod.dst, protocol: model.TCP, port: 81}
+		outside := packet{src: servicetest.Address(192<<24, 7), dst: pod.dst, protocol: model.TCP, port: 81}
 		if ends, _ := count(t, chains, outside); len(ends) != 1 || ends[0].target != "" {
 			t.Errorf("%s: a packet to another port ends at %+v", c.name, ends)
 		}
@@ -207,7 +208,7 @@ func TestRulesTested(t *testing.T) {
 		if _, after := count(t, chains, outside); after != 4 {
 			t.Errorf("%s: a packet from outside is not hidden", c.name)
 		}
-		pod.dst = address(10<<24|200<<16, 9)
+		pod.dst = servicetest.Address(10<<24|200<<16, 9)
 		ends, after := count(t, chains, pod)
 		t.Logf("%s: %.2f rules on average, %d at most; no Service: %d; %d chains", c.name, sum/float64(n), worst, ends[0].rules+after, len(chains))
 		if mean := sum / float64(n); mean > c.average || float64(worst) > c.most {
@@ -229,7 +230,7 @@ func TestShares(t *testing.T) {
 		for i := range c.n {
 			share := c.weights[i%len(c.weights)]
 			all += share
-			p.backends = append(p.backends, backend{netip.AddrPortFrom(address(10<<24, i), 80), share})
+			p.backends = append(p.backends, backend{netip.AddrPortFrom(servicetest.Address(10<<24, i), 80), share})
 		}
 		w := &walk{chains: map[string][]string{}, packet: packet{protocol: model.TCP}}
 		for _, b := range p.chains(Prefix + "0123456789abcdef") {

@@ -6,15 +6,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"fairlead.dev/fairlead/dataplane/service/servicetest"
 	"fairlead.dev/fairlead/kernel/iptables"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -32,27 +31,11 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// inNamespace runs the test's body in a network namespace of its own. The thread is thrown away with it.
-func inNamespace(t testing.TB, body func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Errorf("new network namespace: %v: run as root", err)
-			return
-		}
-		body()
-	}()
-	<-done
-}
-
 // eachVariant runs a test with both variants, each in a namespace of its own.
 func eachVariant(t *testing.T, body func(t *testing.T, p *Plane)) {
 	for _, v := range []Variant{Legacy, NFT} {
 		t.Run(string(v), func(t *testing.T) {
-			inNamespace(t, func() {
+			netnstest.Do(t, func() {
 				p, err := NewVariant(v)
 				if err != nil {
 					t.Error(err)
@@ -106,46 +89,13 @@ func everything() *model.Services {
 	return s
 }
 
-// facts renders parts, each fact once.
-func facts(t testing.TB, p *Plane, parts []model.Part) []Fact {
-	t.Helper()
-	m := map[Key]Fact{}
-	for _, part := range parts {
-		for _, f := range p.Render(part) {
-			if g, ok := m[f.Key]; ok && g != f {
-				t.Fatalf("%v is wanted as %q and as %q", f.Key, f.Value, g.Value)
-			}
-			m[f.Key] = f
-		}
-	}
-	l := make([]Fact, 0, len(m))
-	for _, f := range m {
-		l = append(l, f)
-	}
-	return l
-}
-
-// difference gives the facts of a that b has not.
-func difference(a, b []Fact) (l []Fact) {
-	in := map[Fact]bool{}
-	for _, f := range b {
-		in[f] = true
-	}
-	for _, f := range a {
-		if !in[f] {
-			l = append(l, f)
-		}
-	}
-	return l
-}
-
 // holds says how the kernel differs from facts.
 func holds(t *testing.T, p *Plane, want []Fact) string {
 	held, err := p.Read(t.Context())
 	if err != nil {
 		return err.Error()
 	}
-	if missing, extra := difference(want, held), difference(held, want); len(missing)+len(extra) > 0 {
+	if missing, extra := servicetest.Difference(want, held), servicetest.Difference(held, want); len(missing)+len(extra) > 0 {
 		return fmt.Sprintf("missing %q, extra %q", missing, extra)
 	}
 	return ""
@@ -153,7 +103,7 @@ func holds(t *testing.T, p *Plane, want []Fact) string {
 
 func TestKernelHoldsWhatIsWritten(t *testing.T) {
 	eachVariant(t, func(t *testing.T, p *Plane) {
-		want := facts(t, p, everything().Parts())
+		want := servicetest.Facts(t, p, everything().Parts())
 		for _, s := range []struct {
 			name           string
 			put, del, want []Fact
@@ -201,14 +151,14 @@ func TestMark(t *testing.T) {
 			t.Errorf("mark %#x is taken", mark)
 		}
 	}
-	inNamespace(t, func() {
+	netnstest.Do(t, func() {
 		first, err := NewVariant(NFT)
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		defer first.Close()
-		want := facts(t, first, everything().Parts())
+		want := servicetest.Facts(t, first, everything().Parts())
 		if err := first.Write(t.Context(), want, nil); err != nil {
 			t.Error(err)
 			return
@@ -220,10 +170,10 @@ func TestMark(t *testing.T) {
 		}
 		defer second.Close()
 		held, err := second.Read(t.Context())
-		if err != nil || len(difference(held, want)) == 0 {
+		if err != nil || len(servicetest.Difference(held, want)) == 0 {
 			t.Errorf("rules with another mark are taken for ours: %v", err)
 		}
-		if err := second.Write(t.Context(), difference(want, held), difference(held, want)); err != nil {
+		if err := second.Write(t.Context(), servicetest.Difference(want, held), servicetest.Difference(held, want)); err != nil {
 			t.Error(err)
 		}
 		if wrong := holds(t, second, want); wrong != "" {
@@ -246,7 +196,7 @@ func TestOthersStay(t *testing.T) {
 		run("-t", "nat", "-A", "THEIRS", "-d", "192.0.2.1", "-j", "ACCEPT")
 		run("-t", "nat", "-A", "PREROUTING", "-m", "comment", "--comment", "not for -j FAIRLEAD-DROP", "-j", "THEIRS")
 		run("-t", "nat", "-A", "PREROUTING", "-j", "THEIRS")
-		all := facts(t, p, services(30))
+		all := servicetest.Facts(t, p, servicetest.Services(30))
 		if err := p.Write(t.Context(), all, nil); err != nil {
 			t.Error(err)
 		}
@@ -268,10 +218,10 @@ func TestOthersStay(t *testing.T) {
 func TestManyPools(t *testing.T) {
 	eachVariant(t, func(t *testing.T, p *Plane) {
 		const n = 2*most + 10
-		first := facts(t, p, services(n))
+		first := servicetest.Facts(t, p, servicetest.Services(n))
 		var other []Fact
 		for i := range n {
-			other = append(other, p.Render(tenBackends(i, 1))...)
+			other = append(other, p.Render(servicetest.Pool(i, 1))...)
 		}
 		before := slices.DeleteFunc(slices.Clone(first), func(f Fact) bool { return f.Key.Kind != KindPool })
 		second := append(slices.DeleteFunc(slices.Clone(first), func(f Fact) bool { return f.Key.Kind == KindPool }), other...)
@@ -306,7 +256,7 @@ func TestGuardOutlivesTheSysctl(t *testing.T) {
 		}
 		with, without := p.Render(&model.Node{Localhost: true}), p.Render(&model.Node{})
 		write(with, nil)
-		sysctl := difference(with, without)
+		sysctl := servicetest.Difference(with, without)
 		sysctl = slices.DeleteFunc(sysctl, func(f Fact) bool { return f.Key.Kind != KindSysctl })
 		write(without, slices.DeleteFunc(slices.Clone(with), func(f Fact) bool { return f.Key.Kind == KindSysctl }))
 		if v, err := p.sysctl(); err != nil || v != "1" || !guarded() {
@@ -331,7 +281,7 @@ func TestOneFamilyAlone(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\ncat >/dev/null; echo broken >&2; exit 3\n"), 0o755); err != nil {
 				t.Error(err)
 			}
-			all := facts(t, p, everything().Parts())
+			all := servicetest.Facts(t, p, everything().Parts())
 			six := slices.DeleteFunc(slices.Clone(all), func(f Fact) bool { return f.Key.Family != iptables.IPv6 })
 			if err := p.Write(t.Context(), six, nil); err != nil {
 				t.Error(err)
@@ -341,11 +291,11 @@ func TestOneFamilyAlone(t *testing.T) {
 			if _, err := p.Read(t.Context()); err != nil {
 				t.Errorf("%s does not work, and nothing can be read: %v", name, err)
 			}
-			if err := p.Write(t.Context(), difference(all, six), nil); err != nil {
+			if err := p.Write(t.Context(), servicetest.Difference(all, six), nil); err != nil {
 				t.Error(err)
 			}
 			held, err := p.Read(t.Context())
-			if missing := difference(difference(all, six), held); len(missing) > 0 || err != nil {
+			if missing := servicetest.Difference(servicetest.Difference(all, six), held); len(missing) > 0 || err != nil {
 				t.Errorf("missing %q, %v", missing, err)
 			}
 			if err := p.Write(t.Context(), nil, six); err == nil || !strings.Contains(err.Error(), name) {

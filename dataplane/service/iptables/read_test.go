@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane/service/servicetest"
 	"fairlead.dev/fairlead/kernel/iptables"
 	"fairlead.dev/fairlead/model"
 )
@@ -49,7 +50,7 @@ func of(f iptables.Family, all []Fact) []Fact {
 
 // TestWhatIsAlteredIsSeen takes away, doubles and moves each rule of each chain: the facts that are read must change.
 func TestWhatIsAlteredIsSeen(t *testing.T) {
-	all := facts(t, &Plane{}, everything().Parts())
+	all := servicetest.Facts(t, &Plane{}, everything().Parts())
 	for _, family := range iptables.Families {
 		want := of(family, all)
 		c, err := nothing(family).change(want, nil)
@@ -59,11 +60,11 @@ func TestWhatIsAlteredIsSeen(t *testing.T) {
 		tables := read(c)
 		same := func() bool {
 			is := understand(family, Mark, tables).facts()
-			return len(difference(want, is))+len(difference(is, want)) == 0
+			return len(servicetest.Difference(want, is))+len(servicetest.Difference(is, want)) == 0
 		}
 		if !same() {
 			is := understand(family, Mark, tables).facts()
-			t.Fatalf("family %d: missing %q, extra %q", family, difference(want, is), difference(is, want))
+			t.Fatalf("family %d: missing %q, extra %q", family, servicetest.Difference(want, is), servicetest.Difference(is, want))
 		}
 		random := rand.New(rand.NewPCG(1, 1))
 		tried := 0
@@ -104,7 +105,7 @@ func TestWhatIsAlteredIsSeen(t *testing.T) {
 
 // TestAlteredIsRepaired holds that the difference to what is wanted mends what is altered.
 func TestAlteredIsRepaired(t *testing.T) {
-	want := of(iptables.IPv4, facts(t, &Plane{}, everything().Parts()))
+	want := of(iptables.IPv4, servicetest.Facts(t, &Plane{}, everything().Parts()))
 	c, err := nothing(iptables.IPv4).change(want, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -114,7 +115,7 @@ func TestAlteredIsRepaired(t *testing.T) {
 	tables["nat"].Chains = sortedKeys(tables["nat"].Rules)
 	h := understand(iptables.IPv4, Mark, tables)
 	is := h.facts()
-	put, del := difference(want, is), difference(is, want)
+	put, del := servicetest.Difference(want, is), servicetest.Difference(is, want)
 	if c, err = h.change(put, del); err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +150,7 @@ func shop(backends ...string) (web *model.Frontend, parts []model.Part) {
 func TestGolden(t *testing.T) {
 	web, parts := shop("10.244.1.1:8080", "10.244.2.1:8080", "10.244.2.2:8080")
 	_, later := shop("10.244.1.1:8080", "10.244.2.2:8080")
-	now, then := of(iptables.IPv4, facts(t, &Plane{}, parts)), of(iptables.IPv4, facts(t, &Plane{}, later))
+	now, then := of(iptables.IPv4, servicetest.Facts(t, &Plane{}, parts)), of(iptables.IPv4, servicetest.Facts(t, &Plane{}, later))
 	slices.SortFunc(now, func(a, b Fact) int { return a.Key.Rank() - b.Key.Rank() })
 	h := nothing(iptables.IPv4)
 	for _, step := range []struct {
@@ -157,7 +158,7 @@ func TestGolden(t *testing.T) {
 		put, del []Fact
 	}{
 		{"cold", now, nil},
-		{"endpoint", difference(then, now), difference(now, then)},
+		{"endpoint", servicetest.Difference(then, now), servicetest.Difference(now, then)},
 		{"frontend", nil, (&Plane{}).Render(web)},
 		{"gone", nil, slices.DeleteFunc(slices.Clone(then), func(f Fact) bool { return f.Key.Entry == web.Entry })},
 	} {
@@ -189,7 +190,7 @@ func TestGolden(t *testing.T) {
 // FuzzUnderstand reads any rules: it must not fail on them, and say that they are altered where it would not write them so.
 func FuzzUnderstand(f *testing.F) {
 	_, parts := shop("10.244.1.1:8080", "10.244.2.1:8080")
-	c, err := nothing(iptables.IPv4).change(of(iptables.IPv4, facts(f, &Plane{}, parts)), nil)
+	c, err := nothing(iptables.IPv4).change(of(iptables.IPv4, servicetest.Facts(f, &Plane{}, parts)), nil)
 	if err != nil {
 		f.Fatal(err)
 	}

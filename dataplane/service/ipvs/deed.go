@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"fairlead.dev/fairlead/kernel/ipvs"
+	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -46,7 +47,7 @@ func (d deed) code() []byte {
 	if d.any {
 		what |= 1 << 3
 	}
-	return word(nil, what)
+	return nft.Word(nil, what)
 }
 
 // chain names the chain that does d, such as restricted4-any or known6-10800s-outside.

@@ -132,8 +132,8 @@ type proto struct {
 }
 
 var protos = []*proto{
-	{"4", unix.NFPROTO_IPV4, 1, 12, 16, nft.IPv4, ctSrcIP, nft.CtDstIP, netip.IPv4Unspecified()},
-	{"6", unix.NFPROTO_IPV6, 4, 8, 24, nft.IPv6, ctSrcIP6, nft.CtDstIP6, netip.IPv6Unspecified()},
+	{"4", unix.NFPROTO_IPV4, 1, 12, 16, nft.IPv4, nft.CtSrcIP, nft.CtDstIP, netip.IPv4Unspecified()},
+	{"6", unix.NFPROTO_IPV6, 4, 8, 24, nft.IPv6, nft.CtSrcIP6, nft.CtDstIP6, netip.IPv6Unspecified()},
 }
 
 // protoOf gives an address's family.
@@ -180,18 +180,11 @@ var allSets = func() map[string]nft.Set {
 // written says whether elements of a set are facts; those of affinity are the packets', and numbers come and go with pools.
 func written(s nft.Set) bool { return !s.Dynamic && s.Name != numbers.Name }
 
-// word puts a 32-bit number as registers hold it.
-func word(b []byte, v uint32) []byte { return binary.NativeEndian.AppendUint32(b, v) }
-
 // entryKey puts address · protocol · port as registers hold them.
 func entryKey(b []byte, e model.Entry) []byte {
 	b = append(b, e.Addr.AsSlice()...)
 	b = append(b, byte(e.Protocol), 0, 0, 0)
-	return port(b, e.Port)
-}
-
-func port(b []byte, p uint16) []byte {
-	return append(binary.BigEndian.AppendUint16(b, p), 0, 0)
+	return nft.PortWord(b, e.Port)
 }
 
 // element makes the fact of an element.
@@ -236,7 +229,7 @@ func (p *Plane) pool(v *model.Pool) []Fact {
 		addr := b.Addr.Addr().AsSlice()
 		facts = append(facts, fact(Key{KindDestination, f.name, string(destinationKey(v.ID, b.Addr))}, strconv.Itoa(b.Share())))
 		if v.Affinity > 0 {
-			facts = append(facts, element("member"+f.name, port(append(id[:8:8], addr...), b.Addr.Port()), ""))
+			facts = append(facts, element("member"+f.name, nft.PortWord(append(id[:8:8], addr...), b.Addr.Port()), ""))
 		}
 		if b.Local {
 			facts = append(facts, element("hairpin"+f.name, append(addr[:len(addr):len(addr)], addr...), ""))
@@ -251,8 +244,8 @@ func seconds(v *model.Pool) uint32 { return max(1, uint32(v.Affinity.Seconds()))
 // sticks gives what remembers the clients of a pool.
 func (p *Plane) sticks(f *proto, id []byte, seconds uint32) []Fact {
 	return []Fact{
-		element("sticky"+f.name, id, string(word(nil, seconds))),
-		element("keep"+f.name, word(word(nil, 0), seconds), jumpText+keepChain(f, seconds)),
+		element("sticky"+f.name, id, string(nft.Word(nil, seconds))),
+		element("keep"+f.name, nft.Word(nft.Word(nil, 0), seconds), nft.Jump(keepChain(f, seconds)).String()),
 		p.chain(keepChain(f, seconds), f.keep(seconds)),
 	}
 }
@@ -265,7 +258,7 @@ func (p *Plane) frontend(v *model.Frontend) []Fact {
 	var facts []Fact
 	stage := func(s uint32, d deed, t model.Target) {
 		value := append(ofPool(served(t)), d.code()...)
-		facts = append(facts, element("service"+f.name, append(word(nil, s), at...), string(word(value, uint32(v.Hide)))))
+		facts = append(facts, element("service"+f.name, append(nft.Word(nil, s), at...), string(nft.Word(value, uint32(v.Hide)))))
 		facts = append(facts, p.lead(f, acts[s]+f.name, d)...)
 	}
 	first := serve(v.Inside, any, stageEntry)
@@ -305,12 +298,12 @@ func source(at []byte, r netip.Prefix) []byte {
 
 // lead gives the element of a map that leads to the chain that does d, and the chain where the node hasn't it.
 func (p *Plane) lead(f *proto, set string, d deed) []Fact {
-	key := append(word(nil, 0), d.code()...)
+	key := append(nft.Word(nil, 0), d.code()...)
 	switch d.does {
 	case drops:
-		return []Fact{element(set, key, dropText)}
+		return []Fact{element(set, key, nft.DropIt.String())}
 	case knows:
-		return []Fact{element(set, key, gotoText+d.chain(f)), p.chain(d.chain(f), f.known(d))}
+		return []Fact{element(set, key, nft.Goto(d.chain(f)).String()), p.chain(d.chain(f), f.known(d))}
 	}
-	return []Fact{element(set, key, gotoText+d.chain(f))}
+	return []Fact{element(set, key, nft.Goto(d.chain(f)).String())}
 }

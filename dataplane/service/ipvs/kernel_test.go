@@ -7,16 +7,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"fairlead.dev/fairlead/dataplane/conformance"
+	"fairlead.dev/fairlead/dataplane/service/servicetest"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/vm/vmtest"
 )
@@ -67,14 +67,14 @@ func thousands(t *testing.T) {
 			})
 			var held []Fact
 			timed("read", func() (err error) { held, err = p.Read(t.Context()); return err })
-			if missing, extra := difference(facts, held), difference(held, facts); len(missing)+len(extra) > 0 {
+			if missing, extra := servicetest.Difference(facts, held), servicetest.Difference(held, facts); len(missing)+len(extra) > 0 {
 				t.Errorf("%d missing, %d extra", len(missing), len(extra))
 			}
 			const changes = 50
 			timed(fmt.Sprint(changes, " changes"), func() error {
 				for i := range changes {
 					old, now := p.Render(services(1, i%2)[1]), p.Render(services(1, 1-i%2)[1])
-					if err := p.Write(t.Context(), difference(now, old), difference(old, now)); err != nil {
+					if err := p.Write(t.Context(), servicetest.Difference(now, old), servicetest.Difference(old, now)); err != nil {
 						return err
 					}
 				}
@@ -131,35 +131,13 @@ func cases(t *testing.T) {
 // inNamespace runs the test's body in a network namespace of its own. The thread is thrown away with it.
 func inNamespace(t testing.TB, body func()) {
 	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Errorf("new network namespace: %v: run as root", err)
-			return
-		}
+	netnstest.Do(t, func() {
 		if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
 			t.Errorf("ip link set lo up: %v: %s", err, out)
 			return
 		}
 		body()
-	}()
-	<-done
-}
-
-// difference gives the facts of a that b has not.
-func difference(a, b []Fact) (l []Fact) {
-	in := map[Fact]bool{}
-	for _, f := range b {
-		in[f] = true
-	}
-	for _, f := range a {
-		if !in[f] {
-			l = append(l, f)
-		}
-	}
-	return l
+	})
 }
 
 func kernelHoldsWhatIsWritten(t *testing.T) {
@@ -182,7 +160,7 @@ func kernelHoldsWhatIsWritten(t *testing.T) {
 			if seed%4 == 3 {
 				want = nil
 			}
-			if err := p.Write(t.Context(), difference(want, held), difference(held, want)); err != nil {
+			if err := p.Write(t.Context(), servicetest.Difference(want, held), servicetest.Difference(held, want)); err != nil {
 				t.Errorf("world %d: %v", seed, err)
 				return
 			}
@@ -190,7 +168,7 @@ func kernelHoldsWhatIsWritten(t *testing.T) {
 				t.Errorf("world %d: read: %v", seed, err)
 				return
 			}
-			if missing, extra := difference(want, held), difference(held, want); len(missing)+len(extra) > 0 {
+			if missing, extra := servicetest.Difference(want, held), servicetest.Difference(held, want); len(missing)+len(extra) > 0 {
 				t.Errorf("world %d: missing %v, extra %v", seed, missing, extra)
 				return
 			}

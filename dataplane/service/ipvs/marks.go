@@ -93,14 +93,14 @@ func stranger(pool uint64) (mark uint32, is bool) { return uint32(pool), pool>>3
 
 // inKernel gives an element as the kernel has it, with a mark where the fact names a pool.
 func (n *numbering) inKernel(set, key, value string) (k, v string) {
-	mark := func(b string) string { return string(word(nil, n.of(id(b)))) }
+	mark := func(b string) string { return string(nft.Word(nil, n.of(id(b)))) }
 	switch base(set) {
 	case "service":
 		return key, mark(value) + value[8:]
 	case "sticky":
 		return mark(key), value
 	case "member":
-		return string(word(nil, 0)) + mark(key) + key[8:], value
+		return string(nft.Word(nil, 0)) + mark(key) + key[8:], value
 	}
 	return key, value
 }
@@ -110,7 +110,7 @@ type lingering struct{ inside, outside uint32 }
 
 // element gives what leads on these connections. No packet is told to do anything by what stands for deed and origins here.
 func (l lingering) element(key string) nft.Element {
-	return nft.Element{Key: key, Data: string(word(word(word(nil, lingers), l.inside), l.outside))}
+	return nft.Element{Key: key, Data: string(nft.Word(nft.Word(nft.Word(nil, lingers), l.inside), l.outside))}
 }
 
 // lingeringIn reads an element of a frontend that is no more, if that is what it is.
@@ -144,5 +144,5 @@ func base(set string) string { return set[:max(len(set)-1, 0)] }
 
 // poolElement is what says by which mark a pool goes.
 func poolElement(pool uint64, mark uint32) nft.Element {
-	return nft.Element{Key: string(ofPool(pool)), Data: string(word(nil, mark))}
+	return nft.Element{Key: string(ofPool(pool)), Data: string(nft.Word(nil, mark))}
 }

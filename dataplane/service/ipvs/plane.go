@@ -3,8 +3,6 @@ package ipvs
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -140,26 +138,10 @@ func (p *Plane) Close() error {
 
 // chain makes the fact of a chain with rules and remembers what it stands for.
 func (p *Plane) chain(name string, rules [][]nft.Expr) Fact {
-	h := sha256.New()
-	if k := hooks[name]; k != nil {
-		fmt.Fprintln(h, *k)
-	}
-	for _, r := range rules {
-		for _, e := range r {
-			h.Write(e)
-		}
-		h.Write([]byte{0})
-	}
-	f := fact(Key{Kind: KindChain, Name: name}, fmt.Sprintf("%s of %d", hex.EncodeToString(h.Sum(nil)[:6]), len(rules)))
-	if len(rules) == 0 {
-		f.Value = emptyChain
-	}
+	f := fact(Key{Kind: KindChain, Name: name}, nft.Digest(hooks[name], rules))
 	p.bodies.LoadOrStore(f, rules)
 	return f
 }
-
-// emptyChain is the value of a chain without rules.
-const emptyChain = "empty"
 
 // Watch implements dataplane.Watcher, for the table: IPVS itself tells nobody.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.nft.Watch(ctx, Table) }

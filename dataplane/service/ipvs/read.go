@@ -3,13 +3,11 @@ package ipvs
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
 	"fairlead.dev/fairlead/kernel/ipvs"
-	nft "fairlead.dev/fairlead/kernel/nftables"
 )
 
 // Read implements dataplane.Plane. A table of another layout is read as that one fact, so that it is made anew. What only
@@ -102,21 +100,13 @@ func (p *Plane) known() error {
 
 // readChains adds the chains, and the settings that come with the table.
 func (p *Plane) readChains(facts []Fact) ([]Fact, error) {
-	names, err := p.nft.Chains(Table)
+	digests, err := p.nft.Digests(Table)
 	if err != nil {
 		return nil, err
 	}
-	rules, err := p.nft.Rules(Table)
-	if err != nil {
-		return nil, err
-	}
-	comments := map[string][]string{}
-	for _, r := range rules {
-		comments[r.Chain] = append(comments[r.Chain], r.Comment)
-	}
-	for _, n := range names {
+	for n, digest := range digests {
 		if !strings.HasPrefix(n, was) {
-			facts = append(facts, fact(Key{Kind: KindChain, Name: n}, bodyOf(comments[n])))
+			facts = append(facts, fact(Key{Kind: KindChain, Name: n}, digest))
 		}
 	}
 	for name := range sysctls {
@@ -130,39 +120,16 @@ func (p *Plane) readChains(facts []Fact) ([]Fact, error) {
 	return append(facts, fact(Key{Kind: KindTimeout}, v)), err
 }
 
-// ruleComment marks the i-th rule, from 1, of a chain whose fact has a value: "digest of n: i".
-func ruleComment(value string, i int) string { return fmt.Sprintf("%s: %d", value, i) }
-
-// bodyOf gives the value of a chain's fact from its rules' comments; a chain that was tampered with says so.
-func bodyOf(comments []string) string {
-	if len(comments) == 0 {
-		return emptyChain
-	}
-	value, _, _ := strings.Cut(comments[0], ": ")
-	for i, c := range comments {
-		if c != ruleComment(value, i+1) {
-			return fmt.Sprintf("rule %d altered", i+1)
-		}
-	}
-	if !strings.HasSuffix(value, fmt.Sprintf(" of %d", len(comments))) {
-		return fmt.Sprintf("%d rules of %s", len(comments), value)
-	}
-	return value
-}
-
 // readElements adds the elements of a set.
 func (p *Plane) readElements(n *numbering, set string, facts []Fact) ([]Fact, error) {
 	es, err := p.nft.Elements(Table, set)
 	for _, e := range es {
-		data := e.Data
-		if e.Verdict != nil {
-			data = verdictText(*e.Verdict)
-		}
+		key, data := e.Text()
 		if l, is := lingeringIn(set, data); is {
 			p.lingers[Key{KindElement, set, e.Key}] = l
 			continue
 		}
-		facts = append(facts, n.inFact(set, e.Key+e.End, data))
+		facts = append(facts, n.inFact(set, key, data))
 	}
 	return facts, err
 }
@@ -210,34 +177,4 @@ func (p *Plane) readService(s ipvs.Service, ds []ipvs.Destination, facts []Fact)
 		return facts
 	}
 	return append(facts, fact(Key{KindService, family.name, string(ofPool(pool))}, how.String()))
-}
-
-// verdictText gives a verdict's value; one that this plane never writes gets a value that it never wants.
-func verdictText(v nft.Verdict) string {
-	switch {
-	case v == nft.DropIt:
-		return dropText
-	case v == nft.Goto(v.Chain):
-		return gotoText + v.Chain
-	case v == jump(v.Chain):
-		return jumpText + v.Chain
-	}
-	return fmt.Sprintf("verdict %d %s", v.Code, v.Chain)
-}
-
-// A verdict's value is "drop", "goto CHAIN" or "jump CHAIN".
-const dropText, gotoText, jumpText = "drop", "goto ", "jump "
-
-// jump goes on in a chain and comes back.
-func jump(chain string) nft.Verdict { return nft.Verdict{Code: -3, Chain: chain} }
-
-// verdictOf reads a verdict's value.
-func verdictOf(value string) *nft.Verdict {
-	v := nft.DropIt
-	if chain, ok := strings.CutPrefix(value, gotoText); ok {
-		v = nft.Goto(chain)
-	} else if chain, ok := strings.CutPrefix(value, jumpText); ok {
-		v = jump(chain)
-	}
-	return &v
 }

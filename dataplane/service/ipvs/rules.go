@@ -12,12 +12,6 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// join makes one rule of pieces.
-func join(pieces ...[]nft.Expr) []nft.Expr { return slices.Concat(pieces...) }
-
-// exprs makes a piece.
-func exprs(e ...nft.Expr) []nft.Expr { return e }
-
 // Where rules keep things. A key made of what a map gave begins at zero; what service gives goes behind its first register.
 const (
 	zero  = 0 // four registers of 0
@@ -26,11 +20,6 @@ const (
 	hide_ = 3 // whose source is hidden
 	place = 4 // stage · address · protocol · port
 )
-
-// clear puts 16 bytes of 0 at r. A key that begins there may go on with what a map gave. The kernel would take a key
-// of a map's value alone; the nft command (seen with 1.0.6) stops dead on it when it lists the table, as it thinks such a
-// value has no length. The constant's length satisfies it.
-func clear(r int) nft.Expr { return nft.Load(nft.R(r), make([]byte, 16)) }
 
 // find loads what the packet's frontend says at a stage; for node ports the address is 0. Without one the rule ends.
 func (f *proto) find(stage uint32, any bool) []nft.Expr {
@@ -47,11 +36,11 @@ func (f *proto) findOriginal(any bool) []nft.Expr {
 	if any {
 		addr = nft.Load(nft.R(place+1), f.anyAddress.AsSlice())
 	}
-	return f.findAt(stageEntry, addr, nft.CtOriginal(ctProtocol, nft.R(place+1+f.words)), nft.CtOriginal(nft.CtProtoDst, nft.R(place+2+f.words)))
+	return f.findAt(stageEntry, addr, nft.CtOriginal(nft.CtProtocol, nft.R(place+1+f.words)), nft.CtOriginal(nft.CtProtoDst, nft.R(place+2+f.words)))
 }
 
 func (f *proto) findAt(stage uint32, addr, protocol, port nft.Expr) []nft.Expr {
-	return exprs(clear(zero), nft.Load(nft.R(place), word(nil, stage)), addr, protocol, port, nft.Map("service"+f.name, nft.R(place), nft.R(pool_)))
+	return nft.Exprs(nft.Clear(nft.R(zero)), nft.Load(nft.R(place), nft.Word(nil, stage)), addr, protocol, port, nft.Map("service"+f.name, nft.R(place), nft.R(pool_)))
 }
 
 // address loads the packet's address at an offset in its header.
@@ -67,8 +56,8 @@ func (f *proto) follow(stage uint32, any bool) []nft.Expr {
 // lookup goes on where a map of verdicts says for a register of what the frontend says.
 func (f *proto) lookup(find []nft.Expr, r int, set string) []nft.Expr {
 	// Loaded so that the nft command, which knows r from nothing else, can list it.
-	listed := exprs(nft.Load(nft.R(r), word(nil, 0)))
-	return join(listed, find, exprs(nft.Copy(nft.R(r), nft.R(zero+1), 4), nft.VMap(set+f.name, nft.R(zero))))
+	listed := nft.Exprs(nft.Load(nft.R(r), nft.Word(nil, 0)))
+	return nft.Join(listed, find, nft.Exprs(nft.Copy(nft.R(r), nft.R(zero+1), 4), nft.VMap(set+f.name, nft.R(zero))))
 }
 
 // end ends the base chain.
@@ -86,7 +75,7 @@ func (p *Plane) node(v *model.Node) []Fact {
 	for name, rules := range baseChains {
 		facts = append(facts, p.chain(name, rules))
 	}
-	facts = append(facts, p.chain("refuse", refuse()), p.chain("pass", [][]nft.Expr{exprs(end())}))
+	facts = append(facts, p.chain("refuse", refuse()), p.chain("pass", [][]nft.Expr{nft.Exprs(end())}))
 	for _, f := range protos {
 		facts = append(facts, p.family(f, v)...)
 		facts = append(facts, fact(Key{Kind: KindDelivery, Name: f.name}, delivery(f).String()))
@@ -118,7 +107,7 @@ func (p *Plane) family(f *proto, v *model.Node) []Fact {
 	}
 	for m := model.Origins(0); m <= model.AllOrigins; m++ {
 		name := hideChain(f, m)
-		facts = append(facts, p.chain(name, f.hide(v, m)), element("hide"+f.name, word(word(nil, 0), uint32(m)), gotoText+name))
+		facts = append(facts, p.chain(name, f.hide(v, m)), element("hide"+f.name, nft.Word(nft.Word(nil, 0), uint32(m)), nft.Goto(name).String()))
 	}
 	return facts
 }
@@ -128,8 +117,8 @@ func (p *Plane) family(f *proto, v *model.Node) []Fact {
 func (f *proto) within(load nft.Expr, ranges []model.Range, then ...[]nft.Expr) (rules [][]nft.Expr) {
 	for _, r := range ranges {
 		if protoOf(r.First) == f {
-			begin := exprs(load, nft.Cmp(nft.Gte, nft.R(0), r.First.AsSlice()), nft.Cmp(nft.Lte, nft.R(0), r.Last.AsSlice()))
-			rules = append(rules, append(begin, join(then...)...))
+			begin := nft.Exprs(load, nft.Cmp(nft.Gte, nft.R(0), r.First.AsSlice()), nft.Cmp(nft.Lte, nft.R(0), r.Last.AsSlice()))
+			rules = append(rules, append(begin, nft.Join(then...)...))
 		}
 	}
 	return rules
@@ -151,15 +140,15 @@ func (f *proto) restricted(any bool) [][]nft.Expr {
 		addr = nft.Load(nft.R(0), f.anyAddress.AsSlice())
 	}
 	return [][]nft.Expr{
-		join(f.permitted(addr), f.follow(stageAdmitted, any)),
-		join(marked(looped, ^uint32(0)), f.follow(stageAdmitted, any)),
-		exprs(nft.Do(nft.DropIt)),
+		nft.Join(f.permitted(addr), f.follow(stageAdmitted, any)),
+		nft.Join(marked(looped, ^uint32(0)), f.follow(stageAdmitted, any)),
+		nft.Exprs(nft.Do(nft.DropIt)),
 	}
 }
 
 // permitted goes on only if the packet comes from one of its frontend's permitted sources; addr loads the frontend's address.
 func (f *proto) permitted(addr nft.Expr) []nft.Expr {
-	return exprs(addr, nft.Meta(nft.MetaL4Proto, nft.R(f.words)), nft.Payload(nft.TransportHeader, 2, 2, nft.R(f.words+1)),
+	return nft.Exprs(addr, nft.Meta(nft.MetaL4Proto, nft.R(f.words)), nft.Payload(nft.TransportHeader, 2, 2, nft.R(f.words+1)),
 		f.address(f.src, f.words+2), nft.Member("permitted"+f.name, nft.R(0)))
 }
 
@@ -169,20 +158,20 @@ func (f *proto) permitted(addr nft.Expr) []nft.Expr {
 // done with it; no state is needed for that, since the kernel keeps the ports of all its addresses apart by connection.
 func loopback(v *model.Node, own netip.Addr) (out, in [][]nft.Expr) {
 	f, home := protos[0], []byte{127, 0, 0, 1}
-	from := join(f.is(), exprs(f.address(f.src, 0), nft.Cmp(nft.Eq, nft.R(0), home), nft.Payload(nft.NetworkHeader, f.dst, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), home[:1])))
-	find := append(f.find(stageEntry, true), nft.Cmp(nft.Neq, nft.R(pool_), word(nil, claimed)), nft.Cmp(nft.Neq, nft.R(pool_), word(nil, lingers)))
-	open := exprs(nft.Cmp(nft.Neq, nft.R(does_), deed{does: restricts, any: true}.code()))
+	from := nft.Join(f.is(), nft.Exprs(f.address(f.src, 0), nft.Cmp(nft.Eq, nft.R(0), home), nft.Payload(nft.NetworkHeader, f.dst, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), home[:1])))
+	find := append(f.find(stageEntry, true), nft.Cmp(nft.Neq, nft.R(pool_), nft.Word(nil, claimed)), nft.Cmp(nft.Neq, nft.R(pool_), nft.Word(nil, lingers)))
+	open := nft.Exprs(nft.Cmp(nft.Neq, nft.R(does_), deed{does: restricts, any: true}.code()))
 	permitted := f.permitted(nft.Load(nft.R(0), f.anyAddress.AsSlice()))
-	send := join(exprs(nft.Load(nft.R(0), own.AsSlice()), setAddress(f.src, nft.R(0))), mark(looped, nft.R(0)), exprs(end()))
+	send := nft.Join(nft.Exprs(nft.Load(nft.R(0), own.AsSlice()), nft.SetAddress(f.src, nft.R(0))), mark(looped, nft.R(0)), nft.Exprs(end()))
 	for _, let := range [][]nft.Expr{open, permitted} {
 		out = append(out, f.within(f.address(f.dst, 0), v.NodePorts, from, find, let, send)...)
 	}
-	back := join(f.is(), exprs(
-		nft.Ct(ctDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{directionReply}),
-		nft.CtOriginal(ctSrcIP, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), own.AsSlice()),
+	back := nft.Join(f.is(), nft.Exprs(
+		nft.Ct(nft.CtDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{nft.DirectionReply}),
+		nft.CtOriginal(nft.CtSrcIP, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), own.AsSlice()),
 		nft.Payload(nft.NetworkHeader, f.src, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), home[:1]),
 		nft.CtOriginal(nft.CtDstIP, nft.R(0)), nft.And(nft.R(0), nft.R(0), []byte{255, 0, 0, 0}), nft.Cmp(nft.Eq, nft.R(0), []byte{127, 0, 0, 0}),
-		nft.Load(nft.R(0), home), setAddress(f.dst, nft.R(0))))
+		nft.Load(nft.R(0), home), nft.SetAddress(f.dst, nft.R(0))))
 	return out, [][]nft.Expr{back}
 }
 
@@ -191,9 +180,9 @@ func (f *proto) split(v *model.Node, any bool) [][]nft.Expr {
 	inside := f.follow(stageInside, any)
 	rules := [][]nft.Expr{append(nft.FibLocal(true, nft.R(0)), inside...)}
 	for _, r := range f.pods(v) {
-		rules = append(rules, join(f.source(nft.Eq, r, 0), inside))
+		rules = append(rules, nft.Join(f.source(nft.Eq, r, 0), inside))
 	}
-	return append(rules, f.follow(stageOutside, any), exprs(nft.Do(nft.DropIt)))
+	return append(rules, f.follow(stageOutside, any), nft.Exprs(nft.Do(nft.DropIt)))
 }
 
 // pods gives the pods' ranges of the family.
@@ -208,7 +197,7 @@ func (f *proto) pods(v *model.Node) (l []netip.Prefix) {
 
 // source goes on only if the packet's source is (nft.Eq) or is not (nft.Neq) in the prefix; it uses registers from tmp on.
 func (f *proto) source(op nft.CmpOp, r netip.Prefix, tmp int) []nft.Expr {
-	e := exprs(f.address(f.src, tmp))
+	e := nft.Exprs(f.address(f.src, tmp))
 	if r.Bits() < r.Addr().BitLen() {
 		mask := make([]byte, r.Addr().BitLen()/8)
 		for i := range r.Bits() {
@@ -226,20 +215,20 @@ func (f *proto) known(d deed) [][]nft.Expr {
 	// clear's reason, as the payload is as long as affinity's key.
 	client, member, w := place, place+f.words+1, f.words
 	affinity := "affinity" + f.name
-	zeros := exprs(clear(member))
+	zeros := nft.Exprs(nft.Clear(nft.R(member)))
 	if rest := 3 + w - 4; rest > 0 {
 		zeros = append(zeros, nft.Load(nft.R(member+4), make([]byte, 4*rest)))
 	}
-	return [][]nft.Expr{join(f.find(d.stage, d.any), exprs(
+	return [][]nft.Expr{nft.Join(f.find(d.stage, d.any), nft.Exprs(
 		nft.Payload(nft.NetworkHeader, f.src, uint32(4*w+4), nft.R(client)),
-		nft.Copy(nft.R(pool_), nft.R(client+w), 4)), zeros, exprs(
+		nft.Copy(nft.R(pool_), nft.R(client+w), 4)), zeros, nft.Exprs(
 		nft.Copy(nft.R(pool_), nft.R(member+1), 4),
 		nft.Map(affinity, nft.R(client), nft.R(member+2)),
 		nft.Member("member"+f.name, nft.R(member)),
 		// The element is there, so that its data stays: what is named as data here is only as long.
 		nft.Remember(affinity, nft.R(client), nft.R(client), time.Duration(d.seconds)*time.Second),
 		nft.DNAT(f.number, nft.R(member+2), nft.R(member+2+w)),
-	)), exprs(end())}
+	)), nft.Exprs(end())}
 }
 
 // claim marks packets that a frontend takes, so that they are delivered to this host: all packets of a connection, from the
@@ -247,41 +236,41 @@ func (f *proto) known(d deed) [][]nft.Expr {
 // that is known) goes its own way.
 func (f *proto) claim() [][]nft.Expr {
 	return [][]nft.Expr{
-		exprs(nft.Ct(ctDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{directionReply}), end()),
-		join(translated(), f.findOriginal(false), exprs(end())),
+		nft.Exprs(nft.Ct(nft.CtDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{nft.DirectionReply}), end()),
+		nft.Join(translated(), f.findOriginal(false), nft.Exprs(end())),
 		f.take(false),
-		join(inState(stateRelated), f.findOriginal(false), mark(claimed, nft.R(0)), exprs(end())),
-		join(f.find(stageEntry, true), nft.FibLocal(false, nft.R(0)), exprs(nft.Do(nft.Goto("claimports"+f.name)))),
+		nft.Join(inState(nft.StateRelated), f.findOriginal(false), mark(claimed, nft.R(0)), nft.Exprs(end())),
+		nft.Join(f.find(stageEntry, true), nft.FibLocal(false, nft.R(0)), nft.Exprs(nft.Do(nft.Goto("claimports"+f.name)))),
 	}
 }
 
 // take marks a packet of a frontend's.
 func (f *proto) take(any bool) []nft.Expr {
-	return append(f.find(stageEntry, any), setMark(nft.R(pool_)), nft.Do(nft.Goto("take"+f.name)))
+	return append(f.find(stageEntry, any), nft.SetMark(nft.R(pool_)), nft.Do(nft.Goto("take"+f.name)))
 }
 
 // taken gives what follows once a packet has the mark that its frontend says: it becomes then's. Of a frontend that lingers
 // only connections that IPVS has count: those that passed have their answers from where they were sent, not from a backend.
 func (f *proto) taken(then ...[]nft.Expr) [][]nft.Expr {
-	passed := f.findAt(stageEntry, ctReply(f.ctSrc, nft.R(place+1)), nft.CtOriginal(ctProtocol, nft.R(place+1+f.words)), ctReply(ctProtoSrc, nft.R(place+2+f.words)))
+	passed := f.findAt(stageEntry, nft.CtReply(f.ctSrc, nft.R(place+1)), nft.CtOriginal(nft.CtProtocol, nft.R(place+1+f.words)), nft.CtReply(nft.CtProtoSrc, nft.R(place+2+f.words)))
 	return [][]nft.Expr{
-		join(marked(claimed, ourBits), join(then...), exprs(end())),
-		join(passed, mark(0, nft.R(0)), exprs(end())),
-		join(inState(stateEstablished), mark(claimed, nft.R(0)), exprs(end())),
+		nft.Join(marked(claimed, ourBits), nft.Join(then...), nft.Exprs(end())),
+		nft.Join(passed, mark(0, nft.R(0)), nft.Exprs(end())),
+		nft.Join(inState(nft.StateEstablished), mark(claimed, nft.R(0)), nft.Exprs(end())),
 		mark(0, nft.R(0)),
 	}
 }
 
 // translated goes on only if connection tracking translates the connection's destination.
 func translated() []nft.Expr {
-	dnat := word(nil, nft.StatusDNAT)
-	return exprs(nft.Ct(nft.CtStatus, nft.R(0)), nft.And(nft.R(0), nft.R(0), dnat), nft.Cmp(nft.Neq, nft.R(0), make([]byte, 4)))
+	dnat := nft.Word(nil, nft.StatusDNAT)
+	return nft.Exprs(nft.Ct(nft.CtStatus, nft.R(0)), nft.And(nft.R(0), nft.R(0), dnat), nft.Cmp(nft.Neq, nft.R(0), make([]byte, 4)))
 }
 
 // assign marks a packet with its frontend's virtual service.
 func (f *proto) assign(v *model.Node) [][]nft.Expr {
 	rules := f.assigned(v, false)
-	return append(rules, join(f.find(stageEntry, true), nft.FibLocal(false, nft.R(0)), exprs(nft.Do(nft.Goto("assignports"+f.name)))))
+	return append(rules, nft.Join(f.find(stageEntry, true), nft.FibLocal(false, nft.R(0)), nft.Exprs(nft.Do(nft.Goto("assignports"+f.name)))))
 }
 
 // assignPorts does the same for node ports.
@@ -299,8 +288,8 @@ func (f *proto) assigned(v *model.Node, any bool) [][]nft.Expr {
 		outside = append(outside, f.source(nft.Neq, r, place)...)
 	}
 	return [][]nft.Expr{
-		append(outside, setMark(nft.R(pool_)), end()),
-		append(f.find(stageEntry, any), setMark(nft.R(pool_)), nft.Do(nft.Goto("linger"+f.name))),
+		append(outside, nft.SetMark(nft.R(pool_)), end()),
+		append(f.find(stageEntry, any), nft.SetMark(nft.R(pool_)), nft.Do(nft.Goto("linger"+f.name))),
 	}
 }
 
@@ -308,9 +297,9 @@ func (f *proto) assigned(v *model.Node, any bool) [][]nft.Expr {
 func (f *proto) keep(seconds uint32) [][]nft.Expr {
 	client, pool, backend := 0, f.words, f.words+1
 	affinity := "affinity" + f.name
-	remember := exprs(
-		nft.CtOriginal(f.ctSrc, nft.R(client)), nft.Meta(metaMark, nft.R(pool)),
-		ctReply(f.ctSrc, nft.R(backend)), ctReply(ctProtoSrc, nft.R(backend+f.words)),
+	remember := nft.Exprs(
+		nft.CtOriginal(f.ctSrc, nft.R(client)), nft.Meta(nft.MetaMark, nft.R(pool)),
+		nft.CtReply(f.ctSrc, nft.R(backend)), nft.CtReply(nft.CtProtoSrc, nft.R(backend+f.words)),
 		nft.Forget(affinity, nft.R(client), nft.R(backend)),
 		nft.Remember(affinity, nft.R(client), nft.R(backend), time.Duration(seconds)*time.Second))
 	return [][]nft.Expr{remember}
@@ -337,43 +326,43 @@ func (f *proto) hide(v *model.Node, m model.Origins) [][]nft.Expr {
 	}
 	rules := [][]nft.Expr{
 		append(nft.FibLocal(true, nft.R(0)), decide(model.FromNode)),
-		exprs(f.address(f.src, 0), f.address(f.dst, f.words), nft.Member("hairpin"+f.name, nft.R(0)), nft.Masquerade()),
+		nft.Exprs(f.address(f.src, 0), f.address(f.dst, f.words), nft.Member("hairpin"+f.name, nft.R(0)), nft.Masquerade()),
 	}
 	for _, r := range f.pods(v) {
 		rules = append(rules, append(f.source(nft.Eq, r, 0), decide(model.FromPod)))
 	}
-	return append(rules, exprs(decide(model.FromOutside)))
+	return append(rules, nft.Exprs(decide(model.FromOutside)))
 }
 
 // refuse answers that nothing is there.
 func refuse() [][]nft.Expr {
 	return [][]nft.Expr{
-		join(overTCP(), exprs(nft.RejectTCP())),
-		exprs(nft.RejectPort()),
+		nft.Join(overTCP(), nft.Exprs(nft.RejectTCP())),
+		nft.Exprs(nft.RejectPort()),
 	}
 }
 
 func overTCP() []nft.Expr {
-	return exprs(nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.IPPROTO_TCP}))
+	return nft.Exprs(nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.IPPROTO_TCP}))
 }
 
 // inState goes on only if the connection is in that state, and the packet not one of its replies.
 func inState(state uint32) []nft.Expr {
-	return exprs(nft.Ct(ctState, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), word(nil, state)))
+	return nft.Exprs(nft.Ct(nft.CtState, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), nft.Word(nil, state)))
 }
 
 // is goes on only if the packet is of the family.
 func (f *proto) is() []nft.Expr {
-	return exprs(nft.Meta(nft.MetaNFProto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{f.number}))
+	return nft.Exprs(nft.Meta(nft.MetaNFProto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{f.number}))
 }
 
 // marked goes on only if the packet's mark is v, in the bits of mask.
 func marked(v, mask uint32) []nft.Expr {
-	e := exprs(nft.Meta(metaMark, nft.R(0)))
+	e := nft.Exprs(nft.Meta(nft.MetaMark, nft.R(0)))
 	if mask != ^uint32(0) {
-		e = append(e, nft.And(nft.R(0), nft.R(0), word(nil, mask)))
+		e = append(e, nft.And(nft.R(0), nft.R(0), nft.Word(nil, mask)))
 	}
-	return append(e, nft.Cmp(nft.Eq, nft.R(0), word(nil, v)))
+	return append(e, nft.Cmp(nft.Eq, nft.R(0), nft.Word(nil, v)))
 }
 
 // Where the chains see packets, in numbers of the kernel's: IPVS looks at priorities 98 and 99 of input (ip_vs_reply4,
@@ -401,24 +390,24 @@ var hooks = map[string]*nft.Hook{
 // baseChains are the chains with hooks, and what they lead to first.
 var baseChains = func() map[string][][]nft.Expr {
 	chains := map[string][][]nft.Expr{}
-	add := func(chain string, pieces ...[]nft.Expr) { chains[chain] = append(chains[chain], join(pieces...)) }
-	jump := func(to string) []nft.Expr { return exprs(nft.Do(nft.Goto(to))) }
+	add := func(chain string, pieces ...[]nft.Expr) { chains[chain] = append(chains[chain], nft.Join(pieces...)) }
+	jump := func(to string) []nft.Expr { return nft.Exprs(nft.Do(nft.Goto(to))) }
 	ours := marked(claimed, ourBits)
 
-	add("claim-out", marked(sent, ^uint32(0)), exprs(end()))
-	add("claim-out", exprs(nft.Ct(ctDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{directionReply}), end()))
-	add("assign-in", marked(claimed, ^uint32(0)), overTCP(), inState(stateEstablished), exprs(end()))
+	add("claim-out", marked(sent, ^uint32(0)), nft.Exprs(end()))
+	add("claim-out", nft.Exprs(nft.Ct(nft.CtDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{nft.DirectionReply}), end()))
+	add("assign-in", marked(claimed, ^uint32(0)), overTCP(), inState(nft.StateEstablished), nft.Exprs(end()))
 	add("arrived", ours, notLocal(false, nft.R(0)), jump("refuse"))
 	for _, f := range protos {
 		for _, c := range []string{"open-in", "open-out"} {
 			add(c, f.is(), jump("enter"+f.name))
 		}
 		add("claim-in", f.is(), jump("claim"+f.name))
-		add("claim-out", translated(), f.is(), f.findOriginal(false), exprs(end()))
+		add("claim-out", translated(), f.is(), f.findOriginal(false), nft.Exprs(end()))
 		add("claim-out", f.is(), jump("assign"+f.name))
 		add("assign-in", marked(claimed, ^uint32(0)), f.is(), jump("assign"+f.name))
 		for _, c := range []string{"arrived", "sent", "gone"} {
-			add(c, ours, f.is(), exprs(clear(zero), nft.Meta(metaMark, nft.R(place)), nft.Map("sticky"+f.name, nft.R(place), nft.R(zero+1)), nft.VMap("keep"+f.name, nft.R(zero))))
+			add(c, ours, f.is(), nft.Exprs(nft.Clear(nft.R(zero)), nft.Meta(nft.MetaMark, nft.R(place)), nft.Map("sticky"+f.name, nft.R(place), nft.R(zero+1)), nft.VMap("keep"+f.name, nft.R(zero))))
 		}
 		for _, piece := range [][]nft.Expr{marked(sent, ^uint32(0)), ours, translated()} {
 			add("hide", f.is(), piece, jump("leave"+f.name))
@@ -430,3 +419,13 @@ var baseChains = func() map[string][][]nft.Expr {
 	add("gone", marked(sent, ^uint32(0)), mark(0, nft.R(0)))
 	return chains
 }()
+
+// mark gives the packet a constant mark by way of tmp.
+func mark(v uint32, tmp nft.Reg) []nft.Expr {
+	return nft.Exprs(nft.Load(tmp, nft.Word(nil, v)), nft.SetMark(tmp))
+}
+
+// notLocal goes on with the rule only if the packet's source (or destination) is no address of this host.
+func notLocal(source bool, tmp nft.Reg) []nft.Expr {
+	return nft.Exprs(nft.FibLocal(source, tmp)[0], nft.Cmp(nft.Neq, tmp, nft.Word(nil, unix.RTN_LOCAL)))
+}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/model"
 	"pgregory.net/rapid"
 )
@@ -182,10 +183,14 @@ func TestRanks(t *testing.T) {
 			switch {
 			case k.Kind == KindDestination:
 				before(Key{KindService, k.Name, k.Element[:8]}, k)
-			case k.Kind == KindElement && allSets[k.Name].ToVerdicts() && f.Value != dropText:
-				before(Key{Kind: KindChain, Name: verdictOf(f.Value).Chain}, k)
+			case k.Kind == KindElement && allSets[k.Name].ToVerdicts() && f.Value != nft.DropIt.String():
+				v, err := nft.ParseVerdict(f.Value)
+				if err != nil {
+					t.Error(err)
+				}
+				before(Key{Kind: KindChain, Name: v.Chain}, k)
 			case k.Kind == KindElement && base(k.Name) == "service":
-				before(Key{Kind: KindElement, Name: acts[unword(k.Element)] + k.Name[7:], Element: string(word(nil, 0)) + f.Value[8:12]}, k)
+				before(Key{Kind: KindElement, Name: acts[unword(k.Element)] + k.Name[7:], Element: string(nft.Word(nil, 0)) + f.Value[8:12]}, k)
 				before(Key{Kind: KindDelivery, Name: k.Name[7:]}, k)
 				if pool := id(f.Value); pool != 0 {
 					before(Key{KindService, k.Name[7:], string(ofPool(pool))}, k)

@@ -106,9 +106,7 @@ func (p *Plane) frame(w *writes) error {
 		if !ok {
 			return fmt.Errorf("ipvs: chain %s %q was not rendered by this plane", c.Key.Name, c.Value)
 		}
-		for i, r := range rules.([][]nft.Expr) {
-			tx.AddRule(Table, c.Key.Name, nft.Rule{Comment: ruleComment(c.Value, i+1), Exprs: r})
-		}
+		tx.AddRules(Table, c.Key.Name, c.Value, rules.([][]nft.Expr))
 	}
 	var es []nft.Element
 	for _, s := range w.kinds[KindService].put {
@@ -219,7 +217,7 @@ func (p *Plane) elements(w *writes) error {
 	outside := map[Key]string{} // of frontends that go, by their entry
 	for _, f := range w.kinds[KindElement].del {
 		if base(f.Key.Name) == "service" && unword(f.Key.Element) == stageOutside {
-			outside[Key{KindElement, f.Key.Name, string(word(nil, stageEntry)) + f.Key.Element[4:]}] = f.Value
+			outside[Key{KindElement, f.Key.Name, string(nft.Word(nil, stageEntry)) + f.Key.Element[4:]}] = f.Value
 		}
 	}
 	for _, f := range w.kinds[KindElement].del {
@@ -271,17 +269,7 @@ func (p *Plane) there(k Key, l lingering) bool {
 // element gives a fact's element as the kernel has it.
 func (p *Plane) element(f Fact) nft.Element {
 	key, value := p.numbers.inKernel(f.Key.Name, f.Key.Element, f.Value)
-	e := nft.Element{Key: key}
-	set := allSets[f.Key.Name]
-	if set.Interval {
-		e.Key, e.End = key[:len(key)/2], key[len(key)/2:]
-	}
-	if set.ToVerdicts() {
-		e.Verdict = verdictOf(value)
-	} else {
-		e.Data = value
-	}
-	return e
+	return allSets[f.Key.Name].Element(key, value)
 }
 
 // retire gives destinations and services no new connections. Those that have any yet, and of TCP, wait for these to end.

@@ -162,18 +162,11 @@ var allSets = func() map[string]nft.Set {
 // written says whether elements of a set are facts; those of affinity are the packets'.
 func written(s nft.Set) bool { return !s.Dynamic }
 
-// word puts a 32-bit number as registers hold it.
-func word(b []byte, v uint32) []byte { return binary.NativeEndian.AppendUint32(b, v) }
-
 // entryKey puts address · protocol · port as registers hold them.
 func entryKey(b []byte, e model.Entry) []byte {
 	b = append(b, e.Addr.AsSlice()...)
 	b = append(b, byte(e.Protocol), 0, 0, 0)
-	return port(b, e.Port)
-}
-
-func port(b []byte, p uint16) []byte {
-	return append(binary.BigEndian.AppendUint16(b, p), 0, 0)
+	return nft.PortWord(b, e.Port)
 }
 
 // element makes the fact of an element.
@@ -198,7 +191,9 @@ func (p *Plane) Render(part model.Part) []Fact {
 func poolToken(v *model.Pool) []byte { return binary.BigEndian.AppendUint64(nil, v.ID) }
 
 // ofPool makes a key of endpoint, drawn or member: 0 · number · pool.
-func ofPool(number uint32, pool []byte) []byte { return append(word(word(nil, 0), number), pool...) }
+func ofPool(number uint32, pool []byte) []byte {
+	return append(nft.Word(nft.Word(nil, 0), number), pool...)
+}
 
 // pool gives what holds for a pool whoever uses it.
 func pool(v *model.Pool) []Fact {
@@ -213,12 +208,12 @@ func pool(v *model.Pool) []Fact {
 	set := f.endpoint
 	for i, e := range v.Backends {
 		addr := e.Addr.Addr().AsSlice()
-		backend := port(addr[:len(addr):len(addr)], e.Addr.Port())
+		backend := nft.PortWord(addr[:len(addr):len(addr)], e.Addr.Port())
 		held[i] = string(backend)
 		if v.Affinity > 0 {
 			t := backendToken(backend, tokens)
 			facts = append(facts, element(f.member, ofPool(t, id), held[i]))
-			set, held[i] = f.drawn, string(word(nil, t))
+			set, held[i] = f.drawn, string(nft.Word(nil, t))
 		}
 		if e.Local {
 			facts = append(facts, element(f.hairpin, append(addr[:len(addr):len(addr)], addr...), ""))
@@ -248,9 +243,9 @@ func (p *Plane) frontend(v *model.Frontend) []Fact {
 	f := protoOf(v.Entry.Addr)
 	any := v.Entry.AnyAddr()
 	at := entryKey(nil, v.Entry)
-	key := func(s uint32) []byte { return append(word(nil, s), at...) }
+	key := func(s uint32) []byte { return append(nft.Word(nil, s), at...) }
 	facts := []Fact{
-		element("source"+f.name, key(stageEntry), string(word(nil, uint32(v.Hide)))),
+		element("source"+f.name, key(stageEntry), string(nft.Word(nil, uint32(v.Hide)))),
 		element("pool"+f.name, key(stageEntry), string(poolToken(v.Inside.Pool))),
 	}
 	stage := func(s uint32, set string, n next) {
@@ -289,11 +284,11 @@ func source(at []byte, r netip.Prefix) []byte {
 
 // lead gives the chain that does n and the element that leads to it from a set.
 func (p *Plane) lead(f *proto, set string, n next) []Fact {
-	key := append(word(nil, 0), n.code()...)
+	key := append(nft.Word(nil, 0), n.code()...)
 	if n.does == drops {
-		return []Fact{element(set+f.name, key, dropText)}
+		return []Fact{element(set+f.name, key, nft.DropIt.String())}
 	}
-	lead := element(set+f.name, key, gotoText+n.chain(f))
+	lead := element(set+f.name, key, nft.Goto(n.chain(f)).String())
 	if n.does != picks {
 		return []Fact{lead} // the node has the chain
 	}

@@ -108,7 +108,7 @@ func (n next) code() []byte {
 			what |= 1 << bit
 		}
 	}
-	return word(word(word(nil, n.size), what), n.pool)
+	return nft.Word(nft.Word(nft.Word(nil, n.size), what), n.pool)
 }
 
 // chain names the chain that does n, such as restricted4-any or pick6-10-outside-10800s.
@@ -162,13 +162,13 @@ func (n next) number(f *proto, to, free int) []nft.Expr {
 	at := f.src
 	switch n.by {
 	case atRandom:
-		return exprs(nft.Random(n.size, nft.R(to)))
+		return nft.Exprs(nft.Random(n.size, nft.R(to)))
 	case inTurn:
-		return exprs(nft.Turn(n.size, nft.R(to)))
+		return nft.Exprs(nft.Turn(n.size, nft.R(to)))
 	case byDestination:
 		at = f.dst
 	}
-	width, load := uint32(4*f.words), exprs(nft.Payload(nft.NetworkHeader, at, uint32(4*f.words), nft.R(free)))
+	width, load := uint32(4*f.words), nft.Exprs(nft.Payload(nft.NetworkHeader, at, uint32(4*f.words), nft.R(free)))
 	if n.ports {
 		width += 4
 		load = append(load, nft.Payload(nft.TransportHeader, 0, 2, nft.R(free+f.words)))

@@ -3,13 +3,10 @@ package nftables
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -73,19 +70,7 @@ func (p *Plane) Close() error {
 
 // chain makes the fact of a chain with rules and remembers what it stands for.
 func (p *Plane) chain(name string, rules [][]nft.Expr) Fact {
-	h := sha256.New()
-	fmt.Fprintln(h, hooks[name])
-	if k := hooks[name]; k != nil {
-		fmt.Fprintln(h, *k)
-	}
-	for _, r := range rules {
-		for _, e := range r {
-			h.Write(e)
-		}
-		h.Write([]byte{0})
-	}
-	digest := hex.EncodeToString(h.Sum(nil)[:6])
-	f := Fact{Key: Key{Kind: KindChain, Name: name}, Value: fmt.Sprintf("%s of %d", digest, len(rules))}
+	f := Fact{Key: Key{Kind: KindChain, Name: name}, Value: nft.Digest(hooks[name], rules)}
 	p.bodies.LoadOrStore(f, rules)
 	return f
 }
@@ -127,24 +112,16 @@ func (p *Plane) Read(context.Context) ([]Fact, error) {
 
 // chains reads the chains, and the sysctl if a chain says that it is ours.
 func (p *Plane) chains() ([]Fact, error) {
-	names, err := p.conn.Chains(Table)
+	digests, err := p.conn.Digests(Table)
 	if err != nil {
 		return nil, err
-	}
-	rules, err := p.conn.Rules(Table)
-	if err != nil {
-		return nil, err
-	}
-	comments := map[string][]string{}
-	for _, r := range rules {
-		comments[r.Chain] = append(comments[r.Chain], r.Comment)
 	}
 	var facts []Fact
-	for _, n := range names {
+	for n, digest := range digests {
 		if n == setHere {
 			continue
 		}
-		facts = append(facts, Fact{Key: Key{Kind: KindChain, Name: n}, Value: bodyOf(n, comments[n])})
+		facts = append(facts, Fact{Key: Key{Kind: KindChain, Name: n}, Value: digest})
 		if n == "localhost" {
 			if v, err := p.sysctl(routeLocalnet); err == nil {
 				facts = append(facts, Fact{Key: Key{Kind: KindSysctl, Name: routeLocalnet}, Value: v})
@@ -154,35 +131,12 @@ func (p *Plane) chains() ([]Fact, error) {
 	return facts, nil
 }
 
-// ruleComment marks the i-th rule, from 1, of a chain whose fact has a value: "digest of n: i".
-func ruleComment(value string, i int) string { return fmt.Sprintf("%s: %d", value, i) }
-
-// bodyOf gives the value of a chain's fact from its rules' comments; a chain that was tampered with says so.
-func bodyOf(chain string, comments []string) string {
-	if len(comments) == 0 {
-		return "empty"
-	}
-	value, _, _ := strings.Cut(comments[0], ": ")
-	for i, c := range comments {
-		if c != ruleComment(value, i+1) {
-			return fmt.Sprintf("rule %d altered", i+1)
-		}
-	}
-	if !strings.HasSuffix(value, fmt.Sprintf(" of %d", len(comments))) {
-		return fmt.Sprintf("%d rules of %s", len(comments), value)
-	}
-	return value
-}
-
 // elements adds the elements of a set to facts.
 func (p *Plane) elements(set string, facts []Fact) ([]Fact, error) {
 	es, err := p.conn.Elements(Table, set)
 	for _, e := range es {
-		f := Fact{Key: Key{KindElement, set, e.Key + e.End}, Value: e.Data}
-		if e.Verdict != nil {
-			f.Value = verdictText(*e.Verdict)
-		}
-		facts = append(facts, f)
+		key, value := e.Text()
+		facts = append(facts, Fact{Key: Key{KindElement, set, key}, Value: value})
 	}
 	return facts, err
 }
@@ -265,9 +219,7 @@ func (p *Plane) body(tx *nft.Tx, c Fact) error {
 	if !ok {
 		return fmt.Errorf("nftables: chain %s %q was not rendered by this plane", c.Key.Name, c.Value)
 	}
-	for i, r := range rules.([][]nft.Expr) {
-		tx.AddRule(Table, c.Key.Name, nft.Rule{Comment: ruleComment(c.Value, i+1), Exprs: r})
-	}
+	tx.AddRules(Table, c.Key.Name, c.Value, rules.([][]nft.Expr))
 	return nil
 }
 

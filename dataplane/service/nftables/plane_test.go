@@ -3,30 +3,13 @@ package nftables
 import (
 	"net/netip"
 	"os/exec"
-	"runtime"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"fairlead.dev/fairlead/dataplane/service/servicetest"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/model"
 )
-
-// inNamespace runs the test's body in a network namespace of its own. The thread is thrown away with it.
-func inNamespace(t testing.TB, body func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Errorf("new network namespace: %v: run as root", err)
-			return
-		}
-		body()
-	}()
-	<-done
-}
 
 // everything gives a node with every shape of frontend, in both families.
 func everything() *model.Services {
@@ -65,48 +48,15 @@ func everything() *model.Services {
 	return s
 }
 
-// facts renders parts, each fact once.
-func facts(t *testing.T, p *Plane, parts []model.Part) []Fact {
-	t.Helper()
-	m := map[Key]Fact{}
-	for _, part := range parts {
-		for _, f := range p.Render(part) {
-			if g, ok := m[f.Key]; ok && g != f {
-				t.Fatalf("%v is wanted as %q and as %q", f.Key, f.Value, g.Value)
-			}
-			m[f.Key] = f
-		}
-	}
-	l := make([]Fact, 0, len(m))
-	for _, f := range m {
-		l = append(l, f)
-	}
-	return l
-}
-
-// difference gives the facts of a that b has not.
-func difference(a, b []Fact) (l []Fact) {
-	in := map[Fact]bool{}
-	for _, f := range b {
-		in[f] = true
-	}
-	for _, f := range a {
-		if !in[f] {
-			l = append(l, f)
-		}
-	}
-	return l
-}
-
 func TestKernelHoldsWhatIsWritten(t *testing.T) {
-	inNamespace(t, func() {
+	netnstest.Do(t, func() {
 		p, err := New()
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		defer p.Close()
-		want := facts(t, p, everything().Parts())
+		want := servicetest.Facts(t, p, everything().Parts())
 		steps := []struct {
 			name           string
 			put, del, want []Fact
@@ -126,7 +76,7 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 				t.Errorf("%s: read: %v", s.name, err)
 				return
 			}
-			if missing, extra := difference(s.want, held), difference(held, s.want); len(missing)+len(extra) > 0 {
+			if missing, extra := servicetest.Difference(s.want, held), servicetest.Difference(held, s.want); len(missing)+len(extra) > 0 {
 				t.Errorf("%s: missing %v, extra %v", s.name, missing, extra)
 				return
 			}

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -12,15 +11,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// join makes one rule of pieces.
-func join(pieces ...[]nft.Expr) []nft.Expr { return slices.Concat(pieces...) }
-
-// exprs makes a piece.
-func exprs(e ...nft.Expr) []nft.Expr { return e }
-
 // frontendKey loads stage · address · protocol · port of the packet from register r on; for node ports the address is 0.
 func (f *proto) frontendKey(r int, stage uint32, any bool) []nft.Expr {
-	return join(exprs(nft.Load(nft.R(r), word(nil, stage))), f.placeKey(r+1, any))
+	return nft.Join(nft.Exprs(nft.Load(nft.R(r), nft.Word(nil, stage))), f.placeKey(r+1, any))
 }
 
 // placeKey loads address · protocol · port.
@@ -29,7 +22,7 @@ func (f *proto) placeKey(r int, any bool) []nft.Expr {
 	if any {
 		addr = nft.Load(nft.R(r), f.anyAddress.AsSlice())
 	}
-	return exprs(addr, nft.Meta(nft.MetaL4Proto, nft.R(r+f.words)), nft.Payload(nft.TransportHeader, 2, 2, nft.R(r+f.words+1)))
+	return nft.Exprs(addr, nft.Meta(nft.MetaL4Proto, nft.R(r+f.words)), nft.Payload(nft.TransportHeader, 2, 2, nft.R(r+f.words+1)))
 }
 
 // client loads the source address.
@@ -43,14 +36,9 @@ const (
 	place = 4 // stage · address · protocol · port
 )
 
-// clear puts 16 bytes of 0 at r. A key that begins there may go on with what a map gave. The kernel would take a key
-// of a map's value alone; the nft command (seen with 1.0.6, mended later) stops dead on it when it lists the table, as
-// it thinks such a value has no length. The constant's length satisfies it.
-func clear(r int) nft.Expr { return nft.Load(nft.R(r), make([]byte, 16)) }
-
 // follow goes on with what the frontend's element of a stage says.
 func (f *proto) follow(stage uint32, any bool, set string) []nft.Expr {
-	return join(exprs(clear(zero)), f.frontendKey(place, stage, any), exprs(
+	return nft.Join(nft.Exprs(nft.Clear(nft.R(zero))), f.frontendKey(place, stage, any), nft.Exprs(
 		nft.Map("service"+f.name, nft.R(place), nft.R(zero+1)),
 		nft.VMap(set+f.name, nft.R(zero))))
 }
@@ -58,8 +46,8 @@ func (f *proto) follow(stage uint32, any bool, set string) []nft.Expr {
 // drawing picks one of the pool's backends.
 func (n next) drawing(f *proto) []nft.Expr {
 	const number, pool, backend = zero + 1, zero + 2, place
-	return join(exprs(clear(zero)), f.frontendKey(place, n.stage(), n.any), exprs(
-		nft.Map("pool"+f.name, nft.R(place), nft.R(pool))), n.number(f, number, place), exprs(
+	return nft.Join(nft.Exprs(nft.Clear(nft.R(zero))), f.frontendKey(place, n.stage(), n.any), nft.Exprs(
+		nft.Map("pool"+f.name, nft.R(place), nft.R(pool))), n.number(f, number, place), nft.Exprs(
 		nft.Map(f.endpoint, nft.R(zero), nft.R(backend)),
 		nft.DNAT(f.number, nft.R(backend), nft.R(backend+f.words))))
 }
@@ -74,23 +62,23 @@ func (n next) remembering(f *proto) [][]nft.Expr {
 	number, pool, place, backend := zero+1, zero+2, zero+3, zero+4
 	affinity, timeout := "affinity"+f.name, time.Duration(n.seconds)*time.Second
 
-	find := join(exprs(clear(zero)), f.frontendKey(place, n.stage(), n.any), exprs(
+	find := nft.Join(nft.Exprs(nft.Clear(nft.R(zero))), f.frontendKey(place, n.stage(), n.any), nft.Exprs(
 		nft.Payload(nft.NetworkHeader, f.src, uint32(4*f.words+8), nft.R(client)), // longer than the address, for clear's reason
 		nft.Map("pool"+f.name, nft.R(place), nft.R(clientPool))))
-	known := join(find, exprs(
+	known := nft.Join(find, nft.Exprs(
 		nft.Map(affinity, nft.R(client), nft.R(place)),
 		nft.Copy(nft.R(place+1), nft.R(number), 4),
 		nft.Copy(nft.R(clientPool), nft.R(pool), 8)))
-	drawn := join(find, exprs(
-		nft.Copy(nft.R(clientPool), nft.R(pool), 8)), n.number(f, number, backend), exprs(
+	drawn := nft.Join(find, nft.Exprs(
+		nft.Copy(nft.R(clientPool), nft.R(pool), 8)), n.number(f, number, backend), nft.Exprs(
 		nft.Map(f.drawn, nft.R(zero), nft.R(number))))
 	choose := nft.Map(f.member, nft.R(zero), nft.R(backend))
 	remember := nft.Remember(affinity, nft.R(client), nft.R(zero), timeout)
 	send := nft.DNAT(f.number, nft.R(backend), nft.R(backend+f.words))
 	return [][]nft.Expr{
-		join(known, exprs(choose, remember, send)),
-		join(drawn, exprs(choose, nft.Forget(affinity, nft.R(client), nft.R(zero)), remember, send)),
-		join(drawn, exprs(choose, send)),
+		nft.Join(known, nft.Exprs(choose, remember, send)),
+		nft.Join(drawn, nft.Exprs(choose, nft.Forget(affinity, nft.R(client), nft.R(zero)), remember, send)),
+		nft.Join(drawn, nft.Exprs(choose, send)),
 	}
 }
 
@@ -127,7 +115,7 @@ func (p *Plane) family(f *proto, v *model.Node) []Fact {
 	}
 	for m := model.Origins(0); m <= model.AllOrigins; m++ {
 		name := hideChain(f, m)
-		facts = append(facts, p.chain(name, f.hide(v, m)), element("hide"+f.name, word(word(nil, 0), uint32(m)), gotoText+name))
+		facts = append(facts, p.chain(name, f.hide(v, m)), element("hide"+f.name, nft.Word(nft.Word(nil, 0), uint32(m)), nft.Goto(name).String()))
 	}
 	return facts
 }
@@ -154,7 +142,7 @@ func (f *proto) nodePorts(v *model.Node) (rules [][]nft.Expr) {
 func (f *proto) within(load nft.Expr, ranges []model.Range) (begins [][]nft.Expr) {
 	for _, r := range ranges {
 		if protoOf(r.First) == f {
-			begins = append(begins, exprs(load, nft.Cmp(nft.Gte, nft.R(0), r.First.AsSlice()), nft.Cmp(nft.Lte, nft.R(0), r.Last.AsSlice())))
+			begins = append(begins, nft.Exprs(load, nft.Cmp(nft.Gte, nft.R(0), r.First.AsSlice()), nft.Cmp(nft.Lte, nft.R(0), r.Last.AsSlice())))
 		}
 	}
 	return begins
@@ -162,10 +150,10 @@ func (f *proto) within(load nft.Expr, ranges []model.Range) (begins [][]nft.Expr
 
 // restricted lets clients of permitted sources go on and drops the others.
 func (f *proto) restricted(any bool) [][]nft.Expr {
-	permitted := join(f.placeKey(0, any), exprs(f.client(f.words+2), nft.Member("permitted"+f.name, nft.R(0))))
+	permitted := nft.Join(f.placeKey(0, any), nft.Exprs(f.client(f.words+2), nft.Member("permitted"+f.name, nft.R(0))))
 	return [][]nft.Expr{
 		append(permitted, f.follow(stageAdmitted, any, "admitted")...),
-		exprs(nft.Do(nft.DropIt)),
+		nft.Exprs(nft.Do(nft.DropIt)),
 	}
 }
 
@@ -176,7 +164,7 @@ func (f *proto) split(v *model.Node, any bool) [][]nft.Expr {
 	for _, r := range f.fromPods(v) {
 		rules = append(rules, append(r, inside...))
 	}
-	return append(rules, f.follow(stageOutside, any, "side"), exprs(nft.Do(nft.DropIt)))
+	return append(rules, f.follow(stageOutside, any, "side"), nft.Exprs(nft.Do(nft.DropIt)))
 }
 
 // fromPods gives, for each of the pods' ranges, a rule's beginning that goes on only if the source is in it.
@@ -185,7 +173,7 @@ func (f *proto) fromPods(v *model.Node) (begins [][]nft.Expr) {
 		if protoOf(r.Addr()) != f {
 			continue
 		}
-		begin := exprs(f.client(0))
+		begin := nft.Exprs(f.client(0))
 		if r.Bits() < r.Addr().BitLen() {
 			begin = append(begin, nft.And(nft.R(0), nft.R(0), mask(r)))
 		}
@@ -206,7 +194,7 @@ func mask(r netip.Prefix) []byte {
 // leave finds the frontend of a translated connection again, by its original destination, to hide its source.
 func (f *proto) leave(v *model.Node) [][]nft.Expr {
 	original := func(addr nft.Expr) []nft.Expr {
-		return exprs(clear(zero), nft.Load(nft.R(place), word(nil, stageEntry)), addr, nft.Meta(nft.MetaL4Proto, nft.R(place+1+f.words)),
+		return nft.Exprs(nft.Clear(nft.R(zero)), nft.Load(nft.R(place), nft.Word(nil, stageEntry)), addr, nft.Meta(nft.MetaL4Proto, nft.R(place+1+f.words)),
 			nft.CtOriginal(nft.CtProtoDst, nft.R(place+2+f.words)), nft.Map("source"+f.name, nft.R(place), nft.R(zero+1)), nft.VMap("hide"+f.name, nft.R(zero)))
 	}
 	rules := [][]nft.Expr{original(nft.CtOriginal(f.ctDst, nft.R(place+1)))}
@@ -231,19 +219,19 @@ func (f *proto) hide(v *model.Node, m model.Origins) [][]nft.Expr {
 	}
 	rules := [][]nft.Expr{
 		append(nft.FibLocal(true, nft.R(0)), decide(model.FromNode)),
-		exprs(f.client(0), nft.Payload(nft.NetworkHeader, f.dst, uint32(4*f.words), nft.R(f.words)), nft.Member("hairpin"+f.name, nft.R(0)), nft.Masquerade()),
+		nft.Exprs(f.client(0), nft.Payload(nft.NetworkHeader, f.dst, uint32(4*f.words), nft.R(f.words)), nft.Member("hairpin"+f.name, nft.R(0)), nft.Masquerade()),
 	}
 	for _, r := range f.fromPods(v) {
 		rules = append(rules, append(r, decide(model.FromPod)))
 	}
-	return append(rules, exprs(decide(model.FromOutside)))
+	return append(rules, nft.Exprs(decide(model.FromOutside)))
 }
 
 // refuse answers that nothing is there.
 func refuse() [][]nft.Expr {
 	return [][]nft.Expr{
-		exprs(nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.IPPROTO_TCP}), nft.RejectTCP()),
-		exprs(nft.RejectPort()),
+		nft.Exprs(nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.IPPROTO_TCP}), nft.RejectTCP()),
+		nft.Exprs(nft.RejectPort()),
 	}
 }
 
@@ -251,7 +239,7 @@ func refuse() [][]nft.Expr {
 // packets with such addresses out for node ports on localhost would let others' in (CVE-2020-8558).
 func guard() [][]nft.Expr {
 	const loopback = unix.ARPHRD_LOOPBACK
-	return [][]nft.Expr{exprs(
+	return [][]nft.Expr{nft.Exprs(
 		nft.Meta(nft.MetaNFProto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.NFPROTO_IPV4}),
 		nft.Meta(nft.MetaIIFType, nft.R(0)), nft.Cmp(nft.Neq, nft.R(0), []byte{loopback & 0xff, loopback >> 8}),
 		nft.Payload(nft.NetworkHeader, protos[0].dst, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{127}),
@@ -270,11 +258,11 @@ var hooks = map[string]*nft.Hook{
 var baseChains = func() map[string][][]nft.Expr {
 	var in, out [][]nft.Expr
 	for _, f := range protos {
-		family := exprs(nft.Meta(nft.MetaNFProto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{f.number}))
-		dnat := word(nil, nft.StatusDNAT)
-		translated := exprs(nft.Ct(nft.CtStatus, nft.R(0)), nft.And(nft.R(0), nft.R(0), dnat), nft.Cmp(nft.Neq, nft.R(0), make([]byte, 4)))
-		in = append(in, join(family, exprs(nft.Do(nft.Goto("enter"+f.name)))))
-		out = append(out, join(translated, family, exprs(nft.Do(nft.Goto("leave"+f.name)))))
+		family := nft.Exprs(nft.Meta(nft.MetaNFProto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{f.number}))
+		dnat := nft.Word(nil, nft.StatusDNAT)
+		translated := nft.Exprs(nft.Ct(nft.CtStatus, nft.R(0)), nft.And(nft.R(0), nft.R(0), dnat), nft.Cmp(nft.Neq, nft.R(0), make([]byte, 4)))
+		in = append(in, nft.Join(family, nft.Exprs(nft.Do(nft.Goto("enter"+f.name)))))
+		out = append(out, nft.Join(translated, family, nft.Exprs(nft.Do(nft.Goto("leave"+f.name)))))
 	}
 	return map[string][][]nft.Expr{"prerouting": in, "output": in, "postrouting": out}
 }()

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"fairlead.dev/fairlead/dataplane/service/servicetest"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -13,7 +14,7 @@ import (
 func poolOf(numbers ...int) *model.Pool {
 	p := &model.Pool{}
 	for _, n := range numbers {
-		p.Backends = append(p.Backends, model.Backend{Addr: netip.AddrPortFrom(address(10<<24, n), 80), Weight: 1})
+		p.Backends = append(p.Backends, model.Backend{Addr: netip.AddrPortFrom(servicetest.Address(10<<24, n), 80), Weight: 1})
 	}
 	return p
 }

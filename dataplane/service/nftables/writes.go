@@ -1,9 +1,7 @@
 package nftables
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 
 	nft "fairlead.dev/fairlead/kernel/nftables"
 )
@@ -68,45 +66,12 @@ func (w *writes) element(f Fact, put bool) {
 		es = &elements{}
 		w.elements[f.Key.Name] = es
 	}
-	e := nft.Element{Key: f.Key.Element}
-	set := allSets[f.Key.Name]
-	if set.Interval {
-		half := len(e.Key) / 2
-		e.Key, e.End = e.Key[:half], e.Key[half:]
-	}
-	if set.ToVerdicts() {
-		e.Verdict = verdictOf(f.Value)
-	} else {
-		e.Data = f.Value
-	}
+	e := allSets[f.Key.Name].Element(f.Key.Element, f.Value)
 	if put {
 		es.put = append(es.put, e)
 	} else {
 		es.del = append(es.del, e)
 	}
-}
-
-// A verdict's value is "drop" or "goto CHAIN".
-const dropText, gotoText = "drop", "goto "
-
-// verdictText gives a verdict's value; one that this plane never writes gets a value that it never wants.
-func verdictText(v nft.Verdict) string {
-	switch {
-	case v == nft.DropIt:
-		return dropText
-	case v == nft.Goto(v.Chain):
-		return gotoText + v.Chain
-	}
-	return fmt.Sprintf("verdict %d %s", v.Code, v.Chain)
-}
-
-// verdictOf reads a verdict's value.
-func verdictOf(value string) *nft.Verdict {
-	v := nft.DropIt
-	if chain, ok := strings.CutPrefix(value, gotoText); ok {
-		v = nft.Goto(chain)
-	}
-	return &v
 }
 
 // removeNothing forgets what is to be removed.
