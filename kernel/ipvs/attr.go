@@ -2,15 +2,13 @@ package ipvs
 
 import (
 	"encoding/binary"
-	"fmt"
+
+	"fairlead.dev/fairlead/kernel/nlattr"
 )
 
 // Netlink attributes: u16 length, u16 type, payload padded to 4 bytes. Numbers of IPVS are in the host's byte order, but
 // ports and the IPv4 netmask.
-const (
-	nested   = 1 << 15
-	typeMask = 0x3fff
-)
+const nested = nlattr.Nested
 
 // buffer is a message being written.
 type buffer []byte
@@ -42,29 +40,6 @@ func (b *buffer) close(at int) {
 	}
 }
 
-// each calls f with every attribute in b, type without flags.
-func each(b []byte, f func(t uint16, v []byte)) error {
-	for len(b) >= 4 {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < 4 || n > len(b) {
-			return fmt.Errorf("attribute of %d bytes in %d", n, len(b))
-		}
-		f(binary.NativeEndian.Uint16(b[2:])&typeMask, b[4:n])
-		b = b[min((n+3)&^3, len(b)):]
-	}
-	return nil
-}
-
-// find gives the first attribute of type t, nil if there is none.
-func find(b []byte, t uint16) (found []byte) {
-	each(b, func(u uint16, v []byte) {
-		if u == t && found == nil {
-			found = v
-		}
-	})
-	return found
-}
-
 func number(v []byte) uint32 {
 	switch {
 	case len(v) >= 4:
@@ -73,16 +48,6 @@ func number(v []byte) uint32 {
 		return uint32(binary.NativeEndian.Uint16(v))
 	}
 	return 0
-}
-
-// text cuts a string attribute at its end mark.
-func text(v []byte) string {
-	for i, c := range v {
-		if c == 0 {
-			return string(v[:i])
-		}
-	}
-	return string(v)
 }
 
 // eachMessage calls f with every netlink message in b.

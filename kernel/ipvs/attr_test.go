@@ -3,6 +3,8 @@ package ipvs
 import (
 	"net/netip"
 	"testing"
+
+	"fairlead.dev/fairlead/kernel/nlattr"
 )
 
 func FuzzAnswers(f *testing.F) {
@@ -17,10 +19,10 @@ func FuzzAnswers(f *testing.F) {
 			if len(body) < 4 {
 				return
 			}
-			each(body[4:], func(_ uint16, v []byte) {
-				each(v, func(_ uint16, v []byte) { number(v); text(v) })
-				addrPort(find(v, destAddr), find(v, destPort), true)
-				addrPort(find(v, destAddr), find(v, destPort), false)
+			nlattr.Each(body[4:], func(_ uint16, v []byte) {
+				nlattr.Each(v, func(_ uint16, v []byte) { number(v); nlattr.Text(v) })
+				addrPort(nlattr.Find(v, destAddr), nlattr.Find(v, destPort), true)
+				addrPort(nlattr.Find(v, destAddr), nlattr.Find(v, destPort), false)
 			})
 		})
 	})
@@ -39,7 +41,7 @@ func TestRepeat(t *testing.T) {
 	var seqs []uint32
 	eachMessage(again.b, func(_, _ uint16, seq uint32, body []byte) {
 		commands, seqs = append(commands, body[0]), append(seqs, seq)
-		if s := find(body[4:], attrService); number(find(s, svcMark)) != id.Mark || number(find(s, svcFamily)) != uint32(id.family()) {
+		if s := nlattr.Find(body[4:], attrService); number(nlattr.Find(s, svcMark)) != id.Mark || number(nlattr.Find(s, svcFamily)) != uint32(id.family()) {
 			t.Errorf("%x names another service", body)
 		}
 	})

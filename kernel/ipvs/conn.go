@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"sync"
 
+	"fairlead.dev/fairlead/kernel/nlattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,7 +55,7 @@ func (c *Conn) resolve() error {
 	at := header(&b, unix.GENL_ID_CTRL, unix.NLM_F_REQUEST|unix.NLM_F_ACK, 1, unix.CTRL_CMD_GETFAMILY)
 	b.str(unix.CTRL_ATTR_FAMILY_NAME, "IPVS")
 	finish(&b, at)
-	err := c.ask(b, func(body []byte) { c.family = uint16(number(find(body, unix.CTRL_ATTR_FAMILY_ID))) })
+	err := c.ask(b, func(body []byte) { c.family = uint16(number(nlattr.Find(body, unix.CTRL_ATTR_FAMILY_ID))) })
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return fmt.Errorf("ipvs: this kernel has no IPVS: it needs CONFIG_IP_VS, as module ip_vs: modprobe ip_vs, or choose another mode: %w", err)

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"fairlead.dev/fairlead/kernel/nlattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,13 +33,13 @@ func (c *Conn) dump(command uint8, request func(*buffer), begin func(), f func(a
 // Services gives the namespace's services that are known by a mark.
 func (c *Conn) Services() (list []Service, err error) {
 	err = c.dump(cmdGetService, nil, func() { list = nil }, func(attrs []byte) {
-		s := find(attrs, attrService)
-		if find(s, svcMark) == nil {
+		s := nlattr.Find(attrs, attrService)
+		if nlattr.Find(s, svcMark) == nil {
 			return
 		}
 		list = append(list, Service{
-			ServiceID: ServiceID{Six: number(find(s, svcFamily)) == unix.AF_INET6, Mark: number(find(s, svcMark))},
-			Scheduler: text(find(s, svcScheduler)), Flags: number(find(s, svcFlags)) &^ hashed,
+			ServiceID: ServiceID{Six: number(nlattr.Find(s, svcFamily)) == unix.AF_INET6, Mark: number(nlattr.Find(s, svcMark))},
+			Scheduler: nlattr.Text(nlattr.Find(s, svcScheduler)), Flags: number(nlattr.Find(s, svcFlags)) &^ hashed,
 		})
 	})
 	if err != nil {
@@ -50,10 +51,10 @@ func (c *Conn) Services() (list []Service, err error) {
 // Destinations gives a service's destinations, none for a service that isn't there.
 func (c *Conn) Destinations(s ServiceID) (list []Destination, err error) {
 	err = c.dump(cmdGetDest, func(b *buffer) { s.append(b, nil) }, func() { list = nil }, func(attrs []byte) {
-		d := find(attrs, attrDest)
+		d := nlattr.Find(attrs, attrDest)
 		list = append(list, Destination{
-			Addr: addrPort(find(d, destAddr), find(d, destPort), s.Six), Weight: number(find(d, destWeight)),
-			Active: number(find(d, destActive)), Idle: number(find(d, destIdle)),
+			Addr: addrPort(nlattr.Find(d, destAddr), nlattr.Find(d, destPort), s.Six), Weight: number(nlattr.Find(d, destWeight)),
+			Active: number(nlattr.Find(d, destActive)), Idle: number(nlattr.Find(d, destIdle)),
 		})
 	})
 	if err != nil {
@@ -80,7 +81,7 @@ func (c *Conn) TimeoutTCP() (timeout time.Duration, err error) {
 	var b buffer
 	at := header(&b, c.family, unix.NLM_F_REQUEST|unix.NLM_F_ACK, 1, cmdGetConfig)
 	finish(&b, at)
-	err = c.ask(b, func(attrs []byte) { timeout = time.Duration(number(find(attrs, attrTimeoutTCP))) * time.Second })
+	err = c.ask(b, func(attrs []byte) { timeout = time.Duration(number(nlattr.Find(attrs, attrTimeoutTCP))) * time.Second })
 	if err != nil {
 		return 0, fmt.Errorf("ipvs: read timeouts: %w", err)
 	}

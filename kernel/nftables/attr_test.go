@@ -3,6 +3,8 @@ package nftables
 import (
 	"strings"
 	"testing"
+
+	"fairlead.dev/fairlead/kernel/nlattr"
 )
 
 // decoded gives the elements that a transaction's messages hold, message by message.
@@ -10,7 +12,7 @@ func decoded(t *testing.T, tx *Tx) (es []Element, messages int) {
 	t.Helper()
 	eachMessage(tx.b, func(_, _ uint16, _ uint32, body []byte) {
 		messages++
-		if err := each(find(body[4:], 3), func(_ uint16, v []byte) { es = append(es, element(v)) }); err != nil {
+		if err := nlattr.Each(nlattr.Find(body[4:], 3), func(_ uint16, v []byte) { es = append(es, element(v)) }); err != nil {
 			t.Error(err)
 		}
 	})
@@ -74,10 +76,10 @@ func FuzzAnswers(f *testing.F) {
 			if len(body) < 4 {
 				return
 			}
-			each(body[4:], func(_ uint16, v []byte) {
-				each(v, func(_ uint16, v []byte) { element(v) })
+			nlattr.Each(body[4:], func(_ uint16, v []byte) {
+				nlattr.Each(v, func(_ uint16, v []byte) { element(v) })
 				commentOf(v)
-				text(v)
+				nlattr.Text(v)
 				number(v)
 			})
 			(&Tx{}).refused(0, 1, body)

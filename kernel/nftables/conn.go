@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"fairlead.dev/fairlead/kernel/nlattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -120,7 +121,7 @@ func (c *Conn) Commit(t *Tx) error {
 
 // Generation gives the ruleset's generation, a number that every transaction of anyone in the namespace raises by one.
 func (c *Conn) Generation() (g uint32, err error) {
-	err = c.dump(msgGetGen, 0, func(*buffer) {}, func(b []byte) { g = number(find(b, 1)) })
+	err = c.dump(msgGetGen, 0, func(*buffer) {}, func(b []byte) { g = number(nlattr.Find(b, 1)) })
 	return g, err
 }
 
@@ -184,8 +185,8 @@ func (t *Tx) refused(seq uint32, e unix.Errno, body []byte) error {
 		what = t.said[i]
 	}
 	if len(body) > 20 {
-		if m := find(body[20:], 1); m != nil { // NLMSGERR_ATTR_MSG
-			return fmt.Errorf("nftables: %s: %w (%s)", what, e, text(m))
+		if m := nlattr.Find(body[20:], 1); m != nil { // NLMSGERR_ATTR_MSG
+			return fmt.Errorf("nftables: %s: %w (%s)", what, e, nlattr.Text(m))
 		}
 	}
 	return fmt.Errorf("nftables: %s: %w", what, e)

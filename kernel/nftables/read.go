@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"fairlead.dev/fairlead/kernel/nlattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,7 +17,7 @@ var errInterrupted = errors.New("nftables: the ruleset changed while it was read
 func (c *Conn) Tables() (names []string, err error) {
 	err = c.stable(func() error {
 		names = nil
-		return c.dump(msgGetTable, unix.NLM_F_DUMP, func(*buffer) {}, func(b []byte) { names = append(names, text(find(b, 1))) })
+		return c.dump(msgGetTable, unix.NLM_F_DUMP, func(*buffer) {}, func(b []byte) { names = append(names, nlattr.Text(nlattr.Find(b, 1))) })
 	})
 	return names, err
 }
@@ -29,8 +30,8 @@ func (c *Conn) Sets(table string) (sets []SetInfo, err error) {
 	err = c.stable(func() error {
 		sets = nil
 		return c.dump(msgGetSet, unix.NLM_F_DUMP, func(b *buffer) { b.str(1, table) }, func(b []byte) {
-			data := number(find(b, 7))
-			sets = append(sets, SetInfo{text(find(b, 2)), schema(number(find(b, 5)), data, number(find(b, 3)), number(find(find(b, 9), 1)))})
+			data := number(nlattr.Find(b, 7))
+			sets = append(sets, SetInfo{nlattr.Text(nlattr.Find(b, 2)), schema(number(nlattr.Find(b, 5)), data, number(nlattr.Find(b, 3)), number(nlattr.Find(nlattr.Find(b, 9), 1)))})
 		})
 	})
 	return sets, err
@@ -41,8 +42,8 @@ func (c *Conn) Chains(table string) (names []string, err error) {
 	err = c.stable(func() error {
 		names = nil
 		return c.dump(msgGetChain, unix.NLM_F_DUMP, func(b *buffer) { b.str(1, table) }, func(b []byte) {
-			if text(find(b, 1)) == table {
-				names = append(names, text(find(b, 3)))
+			if nlattr.Text(nlattr.Find(b, 1)) == table {
+				names = append(names, nlattr.Text(nlattr.Find(b, 3)))
 			}
 		})
 	})
@@ -57,8 +58,8 @@ func (c *Conn) Rules(table string) (rules []RuleInfo, err error) {
 	err = c.stable(func() error {
 		rules = nil
 		return c.dump(msgGetRule, unix.NLM_F_DUMP, func(b *buffer) { b.str(1, table) }, func(b []byte) {
-			if text(find(b, 1)) == table {
-				rules = append(rules, RuleInfo{text(find(b, 2)), commentOf(find(b, 7))})
+			if nlattr.Text(nlattr.Find(b, 1)) == table {
+				rules = append(rules, RuleInfo{nlattr.Text(nlattr.Find(b, 2)), commentOf(nlattr.Find(b, 7))})
 			}
 		})
 	})
@@ -70,7 +71,7 @@ func commentOf(b []byte) string {
 	if len(b) < 2 || b[0] != 0 {
 		return ""
 	}
-	return text(b[2:])
+	return nlattr.Text(b[2:])
 }
 
 // Elements gives the elements of a set. While the kernel resizes a set's hash table a dump can miss elements or give
@@ -82,7 +83,7 @@ func (c *Conn) Elements(table, set string) (es []Element, err error) {
 		es = es[:0]
 		seen := map[[2]string]bool{}
 		err := c.dump(msgGetElem, unix.NLM_F_DUMP, func(b *buffer) { b.str(1, table); b.str(2, set) }, func(b []byte) {
-			each(find(b, 3), func(_ uint16, v []byte) {
+			nlattr.Each(nlattr.Find(b, 3), func(_ uint16, v []byte) {
 				if e := element(v); !seen[[2]string{e.Key, e.End}] {
 					seen[[2]string{e.Key, e.End}] = true
 					es = append(es, e)
@@ -108,7 +109,7 @@ func (c *Conn) Elements(table, set string) (es []Element, err error) {
 func (c *Conn) count(table, set string) (n int, err error) {
 	n = -1
 	err = c.dump(msgGetSet, 0, func(b *buffer) { b.str(1, table); b.str(2, set) }, func(b []byte) {
-		if v := find(b, 20); v != nil { // NFTA_SET_COUNT
+		if v := nlattr.Find(b, 20); v != nil { // NFTA_SET_COUNT
 			n = int(number(v))
 		}
 	})
@@ -117,16 +118,16 @@ func (c *Conn) count(table, set string) (n int, err error) {
 
 // element reads one element.
 func element(b []byte) (e Element) {
-	each(b, func(t uint16, v []byte) {
+	nlattr.Each(b, func(t uint16, v []byte) {
 		switch t {
 		case elemKey:
-			e.Key = string(find(v, nftaDataValue))
+			e.Key = string(nlattr.Find(v, nftaDataValue))
 		case elemKeyEnd:
-			e.End = string(find(v, nftaDataValue))
+			e.End = string(nlattr.Find(v, nftaDataValue))
 		case elemData:
-			e.Data = string(find(v, nftaDataValue))
-			if d := find(v, nftaDataVerdict); d != nil {
-				e.Verdict = &Verdict{int32(number(find(d, nftaVerdictCode))), text(find(d, nftaVerdictChain))}
+			e.Data = string(nlattr.Find(v, nftaDataValue))
+			if d := nlattr.Find(v, nftaDataVerdict); d != nil {
+				e.Verdict = &Verdict{int32(number(nlattr.Find(d, nftaVerdictCode))), nlattr.Text(nlattr.Find(d, nftaVerdictChain))}
 			}
 		}
 	})

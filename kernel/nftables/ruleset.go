@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"slices"
 
+	"fairlead.dev/fairlead/kernel/nlattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,32 +31,34 @@ type Instruction struct {
 }
 
 // Has says whether an attribute is there.
-func (i Instruction) Has(attr uint16) bool { return find(i.attrs, attr) != nil }
+func (i Instruction) Has(attr uint16) bool { return nlattr.Find(i.attrs, attr) != nil }
 
 // Number gives a 32-bit attribute, 0 if it isn't there.
-func (i Instruction) Number(attr uint16) uint32 { return number(find(i.attrs, attr)) }
+func (i Instruction) Number(attr uint16) uint32 { return number(nlattr.Find(i.attrs, attr)) }
 
 // Byte gives an attribute of 8 bits, 0 if it isn't there.
 func (i Instruction) Byte(attr uint16) uint8 {
-	if v := find(i.attrs, attr); len(v) > 0 {
+	if v := nlattr.Find(i.attrs, attr); len(v) > 0 {
 		return v[0]
 	}
 	return 0
 }
 
 // Text gives a string attribute.
-func (i Instruction) Text(attr uint16) string { return text(find(i.attrs, attr)) }
+func (i Instruction) Text(attr uint16) string { return nlattr.Text(nlattr.Find(i.attrs, attr)) }
 
 // Value gives the plain value that an attribute of data holds, nil for none.
-func (i Instruction) Value(attr uint16) []byte { return find(find(i.attrs, attr), nftaDataValue) }
+func (i Instruction) Value(attr uint16) []byte {
+	return nlattr.Find(nlattr.Find(i.attrs, attr), nftaDataValue)
+}
 
 // Verdict gives the verdict that an attribute of data holds, nil for none.
 func (i Instruction) Verdict(attr uint16) *Verdict {
-	d := find(find(i.attrs, attr), nftaDataVerdict)
+	d := nlattr.Find(nlattr.Find(i.attrs, attr), nftaDataVerdict)
 	if d == nil {
 		return nil
 	}
-	return &Verdict{int32(number(find(d, nftaVerdictCode))), text(find(d, nftaVerdictChain))}
+	return &Verdict{int32(number(nlattr.Find(d, nftaVerdictCode))), nlattr.Text(nlattr.Find(d, nftaVerdictChain))}
 }
 
 // FullSet is a set or map of any family.
@@ -129,9 +132,9 @@ func of(family uint8, request func(*buffer)) func(*buffer) {
 func (c *Conn) fullChains(family uint8) (chains []*FullChain, err error) {
 	place, any := map[[2]string]*FullChain{}, of(family, func(*buffer) {})
 	err = c.dump(msgGetChain, unix.NLM_F_DUMP, any, func(b []byte) {
-		f := &FullChain{Family: family, Table: text(find(b, 1)), Name: text(find(b, 3)), Policy: int32(number(find(b, 5)))}
-		if h := find(b, 4); h != nil {
-			f.Hook = &Hook{Type: text(find(b, 7)), Number: number(find(h, 1)), Priority: int32(number(find(h, 2)))}
+		f := &FullChain{Family: family, Table: nlattr.Text(nlattr.Find(b, 1)), Name: nlattr.Text(nlattr.Find(b, 3)), Policy: int32(number(nlattr.Find(b, 5)))}
+		if h := nlattr.Find(b, 4); h != nil {
+			f.Hook = &Hook{Type: nlattr.Text(nlattr.Find(b, 7)), Number: number(nlattr.Find(h, 1)), Priority: int32(number(nlattr.Find(h, 2)))}
 		}
 		chains = append(chains, f)
 		place[[2]string{f.Table, f.Name}] = f
@@ -140,7 +143,7 @@ func (c *Conn) fullChains(family uint8) (chains []*FullChain, err error) {
 		return nil, err
 	}
 	err = c.dump(msgGetRule, unix.NLM_F_DUMP, any, func(b []byte) {
-		if f := place[[2]string{text(find(b, 1)), text(find(b, 2))}]; f != nil {
+		if f := place[[2]string{nlattr.Text(nlattr.Find(b, 1)), nlattr.Text(nlattr.Find(b, 2))}]; f != nil {
 			f.Rules = append(f.Rules, fullRule(b))
 		}
 	})
@@ -148,9 +151,9 @@ func (c *Conn) fullChains(family uint8) (chains []*FullChain, err error) {
 }
 
 func fullRule(b []byte) FullRule {
-	r := FullRule{Handle: long(find(b, 3))}
-	each(find(b, 4), func(_ uint16, v []byte) {
-		r.Instructions = append(r.Instructions, Instruction{text(find(v, nftaExprName)), slices.Clone(find(v, nftaExprData))})
+	r := FullRule{Handle: long(nlattr.Find(b, 3))}
+	nlattr.Each(nlattr.Find(b, 4), func(_ uint16, v []byte) {
+		r.Instructions = append(r.Instructions, Instruction{nlattr.Text(nlattr.Find(v, nftaExprName)), slices.Clone(nlattr.Find(v, nftaExprData))})
 	})
 	return r
 }
@@ -163,9 +166,9 @@ func long(b []byte) uint64 {
 }
 
 func fullSet(family uint8, b []byte) *FullSet {
-	s := &FullSet{Family: family, Table: text(find(b, 1)), Name: text(find(b, 2)), Flags: number(find(b, 3)), KeyLen: number(find(b, 5)), count: -1}
-	each(find(find(b, 9), 2), func(_ uint16, v []byte) { s.Fields = append(s.Fields, number(find(v, 1))) })
-	if v := find(b, 20); v != nil && s.Flags&(setInterval|setTimeout) == 0 { // NFTA_SET_COUNT, since 6.16
+	s := &FullSet{Family: family, Table: nlattr.Text(nlattr.Find(b, 1)), Name: nlattr.Text(nlattr.Find(b, 2)), Flags: number(nlattr.Find(b, 3)), KeyLen: number(nlattr.Find(b, 5)), count: -1}
+	nlattr.Each(nlattr.Find(nlattr.Find(b, 9), 2), func(_ uint16, v []byte) { s.Fields = append(s.Fields, number(nlattr.Find(v, 1))) })
+	if v := nlattr.Find(b, 20); v != nil && s.Flags&(setInterval|setTimeout) == 0 { // NFTA_SET_COUNT, since 6.16
 		s.count = int(number(v))
 	}
 	return s
@@ -177,8 +180,8 @@ func (c *Conn) Fill(s *FullSet) error {
 	return c.stable(func() error {
 		s.Elements = nil
 		err := c.dump(msgGetElem, unix.NLM_F_DUMP, of(s.Family, named), func(b []byte) {
-			each(find(b, 3), func(_ uint16, v []byte) {
-				flags := number(find(v, elemFlags))
+			nlattr.Each(nlattr.Find(b, 3), func(_ uint16, v []byte) {
+				flags := number(nlattr.Find(v, elemFlags))
 				s.Elements = append(s.Elements, FullElement{Element: element(v), Ends: flags&1 != 0, CatchAll: flags&2 != 0})
 			})
 		})

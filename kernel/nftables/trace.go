@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"fairlead.dev/fairlead/kernel/nlattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -76,9 +77,9 @@ func (t *Tracer) Heard() (events []TraceEvent, err error) {
 }
 
 func traceEvent(family uint8, b []byte) TraceEvent {
-	e := TraceEvent{Packet: number(find(b, 6)), Kind: TraceKind(number(find(b, 4))), Family: family, Table: text(find(b, 1)), Chain: text(find(b, 2)), Handle: long(find(b, 3))}
-	if v := find(b, 5); v != nil {
-		e.Verdict = Verdict{int32(number(find(v, nftaVerdictCode))), text(find(v, nftaVerdictChain))}
+	e := TraceEvent{Packet: number(nlattr.Find(b, 6)), Kind: TraceKind(number(nlattr.Find(b, 4))), Family: family, Table: nlattr.Text(nlattr.Find(b, 1)), Chain: nlattr.Text(nlattr.Find(b, 2)), Handle: long(nlattr.Find(b, 3))}
+	if v := nlattr.Find(b, 5); v != nil {
+		e.Verdict = Verdict{int32(number(nlattr.Find(v, nftaVerdictCode))), nlattr.Text(nlattr.Find(v, nftaVerdictChain))}
 	}
 	return e
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"fairlead.dev/fairlead/kernel/nlattr"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
@@ -88,7 +89,7 @@ func watch(ctx context.Context, fd, wake int, table string, changes chan<- struc
 func concerns(b []byte, table string) (yes bool) {
 	eachMessage(b, func(kind, _ uint16, _ uint32, body []byte) {
 		const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | 15
-		if kind != newGeneration && len(body) > 4 && body[0] == family && text(find(body[4:], 1)) == table {
+		if kind != newGeneration && len(body) > 4 && body[0] == family && nlattr.Text(nlattr.Find(body[4:], 1)) == table {
 			yes = true
 		}
 	})
