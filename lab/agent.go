@@ -41,6 +41,7 @@ type node struct {
 	blind   func() error    // ends the signals
 	service int             // whose endpoint is replaced at present; -1: none
 	mode    string
+	flags   []string // of its agent, beyond those that every one has
 }
 
 // process is an agent at work.
@@ -65,6 +66,7 @@ func (r *run) hire(n *node) error {
 	}
 	a := &process{name: n.pair.node.Name, log: log, ended: make(chan struct{}), web: client(n.pair)}
 	args := append(r.Agent[1:len(r.Agent):len(r.Agent)], "run", "--source", n.dir, "--node", nodeName, "--mode", n.mode, "--status-address", statusAddress)
+	args = append(args, n.flags...)
 	a.cmd = exec.Command(r.Agent[0], args...)
 	a.cmd.Stdout, a.cmd.Stderr, a.cmd.Dir = log, log, "/"
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // Ctrl-C at the terminal is for us alone

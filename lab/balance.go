@@ -117,7 +117,7 @@ func (r *balance) start(ctx context.Context, mode string) error {
 	if err != nil {
 		return err
 	}
-	n, _, err := r.staff(ctx, mode, f)
+	n, _, err := r.staff(ctx, mode, f, "--maglev-table-size", fmt.Sprint(maglev.Size))
 	if err != nil {
 		return err
 	}
@@ -304,7 +304,7 @@ func (r *balance) design() result.Design {
 		Aims: r.aims(n),
 		Method: []string{
 			fmt.Sprintf("In each mode there is a Service for each of its schedulers, asked for by the annotation %s, with the same %d backends of equal weight, each a server of its own that says who it is. "+
-				"%s connections are made to each, one after the other, each from another address of the node's, so that a hash of the client has as many clients.", resolve.SchedulerAnnotation, endpoints, n),
+				"%s connections are made to each, one after the other, each from another address of the node's, so that a hash of the client has as many clients. Maglev's tables have %s entries (run --maglev-table-size), but IPVS's.", resolve.SchedulerAnnotation, endpoints, n, thousands(maglev.Size)),
 			"The test is Pearson's chi-square of all counts against equal shares. Random draws and hashes should look like chance (p is anywhere between 0 and 1, below 0.001 once in a thousand); taking turns should be more even than chance (p near 1). " +
 				"Schedulers that count connections see one at a time here, and one that hashes the destination has but one: these are shown and not judged.",
 		},

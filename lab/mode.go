@@ -130,12 +130,12 @@ func baselines() []result.Arm {
 }
 
 // staff starts an agent of a mode in a pair of its own and waits until all is in the kernel and it rests.
-func (r *run) staff(ctx context.Context, mode string, f *folder) (*node, time.Duration, error) {
+func (r *run) staff(ctx context.Context, mode string, f *folder, flags ...string) (*node, time.Duration, error) {
 	p, err := r.pair(ctx, mode, f.services)
 	if err != nil {
 		return nil, 0, err
 	}
-	n := &node{pair: p, folder: f, service: -1, mode: mode}
+	n := &node{pair: p, folder: f, service: -1, mode: mode, flags: flags}
 	if err := r.hire(n); err != nil {
 		return nil, 0, err
 	}

@@ -128,6 +128,7 @@ type Pool struct {
 
 	Scheduler Scheduler // how a client that has no affinity is given a backend
 	Ports     bool      // a Scheduler that hashes the client's address hashes its port too
+	Entries   int       // of Maglev's table, a prime; 0: as many as the plane sees fit
 }
 
 // Backend is one place that answers.

@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"math/big"
 	"slices"
 	"strings"
 )
@@ -65,6 +66,17 @@ func (s Scheduler) IPVS() string { return schedulerNames[s][1] }
 
 // Hashes says whether the scheduler gives equal packets the same backend.
 func (s Scheduler) Hashes() bool { return s == SourceHash || s == DestinationHash || s == Maglev }
+
+// MaxEntries is the greatest size of Maglev's table: the largest prime of 16 bits, so that an index is one.
+const MaxEntries = 65521
+
+// CheckEntries says what is wrong with a size of Maglev's table.
+func CheckEntries(n int) error {
+	if n < 0 || n > MaxEntries || n > 0 && !big.NewInt(int64(n)).ProbablyPrime(0) {
+		return fmt.Errorf("%d is no size of a Maglev table: give a prime up to %d, such as 1021, 16381 or %d, at least a hundred times the number of endpoints", n, MaxEntries, MaxEntries)
+	}
+	return nil
+}
 
 // ParseScheduler reads a scheduler by either of its names.
 func ParseScheduler(name string) (Scheduler, error) {

@@ -20,6 +20,7 @@ type Config struct {
 	ProxyName         string         // serve only Services with this service.kubernetes.io/service-proxy-name; "" serves those without the label
 
 	Scheduler  model.Scheduler              // of Services that don't choose one
+	Entries    int                          // of Maglev's tables (model.Pool.Entries); 0: as many as the plane sees fit
 	Plane      string                       // the node's data plane, for messages
 	Schedulers model.Schedulers             // those that the plane can do; none given: all
 	HidesAll   bool                         // the plane shows no client's address to any backend
@@ -70,6 +71,10 @@ func (c Config) read() *settings {
 	if granted := s.granted(c.Scheduler); granted != c.Scheduler && c.Scheduler != model.Random {
 		rep.add("Scheduler", "SchedulerNotAvailable", "the data plane %s can't do %s: Services are served by %s; choose one of %s, or another data plane",
 			c.Plane, c.Scheduler, granted, c.Schedulers)
+	}
+	if err := model.CheckEntries(c.Entries); err != nil {
+		rep.add("Entries", "InvalidTable", "%v", err)
+		s.Entries = 0
 	}
 	s.readNodePorts(rep)
 	s.problems = rep.problems

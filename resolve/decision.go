@@ -78,9 +78,12 @@ func (w *decider) fill(g *group, all []*endpointSlice) {
 func (w *decider) pool(g *group, name poolName, backends []model.Backend) *model.Pool {
 	w.backends = backends
 	p := model.Pool{ID: name.id, Name: name.name, Protocol: g.protocol, Affinity: w.affinity, Scheduler: w.scheduler, Ports: w.ports}
+	if p.Scheduler == model.Maglev {
+		p.Entries = w.tableSize
+	}
 	old := find(w.old.pools, len(w.out.pools), func(o *model.Pool) bool {
 		return o != nil && o.Name == p.Name && o.ID == p.ID && o.Affinity == p.Affinity &&
-			o.Scheduler == p.Scheduler && o.Ports == p.Ports && slices.Equal(o.Backends, backends)
+			o.Scheduler == p.Scheduler && o.Ports == p.Ports && o.Entries == p.Entries && slices.Equal(o.Backends, backends)
 	})
 	if old != nil {
 		return old

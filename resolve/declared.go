@@ -37,6 +37,7 @@ type declared struct {
 	affinity  time.Duration
 	scheduler model.Scheduler
 	ports     bool           // the scheduler hashes the client's port too
+	tableSize int            // of its table, where the scheduler is Maglev; 0: the plane's own
 	sources   []netip.Prefix // for ingress addresses: the only ones let in. nil lets all in
 	health    uint16         // port of the health check; 0: none
 	problems  []source.Problem

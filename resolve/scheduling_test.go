@@ -114,3 +114,19 @@ func TestPlaneThatHidesAll(t *testing.T) {
 		t.Errorf("hides %s", f.Hide)
 	}
 }
+
+func TestMaglevsTable(t *testing.T) {
+	c := n1
+	c.Entries = 16381
+	for text, want := range map[string]int{"maglev": 16381, "random": 0} {
+		r := resolved(c, svc(scheduled(text)), eps(ep("10.0.0.1")))
+		if got := frontend(t, r, "10.96.0.1:80/tcp").Inside.Pool.Entries; got != want {
+			t.Errorf("%s: %d entries, want %d", text, got, want)
+		}
+	}
+	for _, n := range []int{-7, 16380, 65537} {
+		if c.Entries = n; c.Validate() == nil {
+			t.Errorf("a table of %d entries is taken", n)
+		}
+	}
+}

@@ -26,6 +26,7 @@ type nodeFlags struct {
 	proxyName    string
 	mode         string
 	scheduler    string
+	entries      int
 }
 
 // add gives a command the flags.
@@ -39,6 +40,7 @@ func (n *nodeFlags) add(c *cobra.Command) {
 	f.StringVar(&n.proxyName, "service-proxy-name", "", "serve only Services with this label service.kubernetes.io/service-proxy-name")
 	f.StringVar(&n.mode, "mode", agent.Default, "data plane for Services: "+strings.Join(modeNames(), ", "))
 	f.StringVar(&n.scheduler, "scheduler", model.Random.String(), "how Services that don't say choose an endpoint: "+model.AllSchedulers.String())
+	f.IntVar(&n.entries, "maglev-table-size", 0, fmt.Sprintf("entries of each Maglev table, a prime up to %d: more of them move fewer clients (default: as the mode sees fit)", model.MaxEntries))
 	c.RegisterFlagCompletionFunc("node", n.completeNode)
 	c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(modeNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("scheduler", cobra.FixedCompletions(schedulerNames(), cobra.ShellCompDirectiveNoFileComp))
@@ -107,6 +109,11 @@ func (n *nodeFlags) resolve() (resolve.Config, error) {
 	var err error
 	if c.Scheduler, err = model.ParseScheduler(n.scheduler); err != nil {
 		return c, fmt.Errorf("--scheduler: %w", err)
+	}
+	if c.Entries = n.entries; n.entries != 0 {
+		if err := model.CheckEntries(n.entries); err != nil {
+			return c, fmt.Errorf("--maglev-table-size: %w", err)
+		}
 	}
 	c.Addresses, err = agent.Addresses()
 	return c, err

@@ -9,14 +9,18 @@ import "fairlead.dev/fairlead/model"
 // Size is the usual number of a table's entries, a prime. With up to 655 backends of equal weight none gets 1 % more or
 // less than its share. When one of N backends goes, at most 1/N + 0.5 % of the entries change up to N = 50, and 1/N + 1 %
 // up to 600: the paper's own algorithm moves that much with a table of this size.
-const Size = 65537
+const Size = model.MaxEntries
 
-// Entries gives a size of at least so many entries for each of n backends, as far as Size reaches. There are few sizes, so that it
-// rarely changes with n: another size moves nearly every client. With 100 each, shares are even to 1 % and 2 to 3 % of the
-// clients whose backend stays are moved when another goes; with 1000 each, below 1 %.
-func Entries(n, each int) int {
+// Entries gives the size of a pool's table: what the model says, or else at least so many entries for each of its backends, as
+// far as Size reaches. There are few of those sizes, so that it rarely changes with the pool: another size moves nearly every
+// client. With 100 each, shares are even to 1 % and 2 to 3 % of the clients whose backend stays are moved when another goes;
+// with 1000 each, below 1 %.
+func Entries(p *model.Pool, each int) int {
+	if p.Entries > len(p.Backends) {
+		return p.Entries
+	}
 	for _, prime := range []int{1009, 10007} {
-		if each*n <= prime {
+		if each*len(p.Backends) <= prime {
 			return prime
 		}
 	}

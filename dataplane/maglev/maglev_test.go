@@ -107,7 +107,7 @@ func BenchmarkTable(b *testing.B) {
 
 func TestFewSizes(t *testing.T) {
 	for _, c := range []struct{ n, each, want int }{{1, 100, 1009}, {10, 100, 1009}, {11, 100, 10007}, {101, 100, Size}, {5000, 100, Size}, {10, 1000, 10007}, {11, 1000, Size}} {
-		if got := Entries(c.n, c.each); got != c.want {
+		if got := Entries(&model.Pool{Backends: backends(c.n)}, c.each); got != c.want {
 			t.Errorf("%d for each of %d backends: %d entries, want %d", c.each, c.n, got, c.want)
 		}
 	}
@@ -116,8 +116,8 @@ func TestFewSizes(t *testing.T) {
 func TestHowManyMoveByNumberOfEntries(t *testing.T) {
 	for each, most := range map[int]float64{100: 0.04, 1000: 0.01} {
 		all := backends(10)
-		before := Table(all, Entries(10, each))
-		after := Table(append(slices.Clone(all[:4]), all[5:]...), Entries(9, each))
+		before := Table(all, Entries(&model.Pool{Backends: all}, each))
+		after := Table(append(slices.Clone(all[:4]), all[5:]...), Entries(&model.Pool{Backends: all[1:]}, each))
 		moved, stayed := 0, 0
 		for i, b := range before {
 			if b == 4 {

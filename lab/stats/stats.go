@@ -180,15 +180,6 @@ func MedianRatio(seed uint64, a, b []float64) Estimate {
 	return Bootstrap(seed, func(s ...[]float64) float64 { return Median(s[0]) / Median(s[1]) }, a, b)
 }
 
-// Ratios divides element by element. Both have the same length.
-func Ratios(a, b []float64) []float64 {
-	r := make([]float64, len(a))
-	for i := range a {
-		r[i] = a[i] / b[i]
-	}
-	return r
-}
-
 // Verdict says what a ratio's interval allows to be said about it.
 type Verdict string
 

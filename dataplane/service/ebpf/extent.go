@@ -48,7 +48,7 @@ func newExtent(p *model.Pool) (e extent, err error) {
 	case model.Maglev:
 		e.scheduler = bpf.Source
 		if len(p.Backends) > 0 {
-			e.choices = maglev.Table(p.Backends, maglev.Entries(len(p.Backends), 1000))
+			e.choices = maglev.Table(p.Backends, maglev.Entries(p, 1000))
 		}
 	default:
 		return e, fmt.Errorf("ebpf: scheduler %s is none of %s", p.Scheduler, Abilities.Schedulers)
