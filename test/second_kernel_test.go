@@ -7,11 +7,12 @@ import (
 	"fairlead.dev/fairlead/vm/vmtest"
 )
 
-// TestSecondKernel judges IPVS, which the host's kernel may not have, in the second kernel, and nftables again, for another
-// version of it.
+// TestSecondKernel judges IPVS, which the host's kernel may not have, in the second kernel, and nftables and eBPF again, for
+// another version of it and another verifier.
 func TestSecondKernel(t *testing.T) {
 	emulated(t, "ipvs", 200)
 	emulated(t, "nftables", 50)
+	emulated(t, "ebpf", 25)
 }
 
 // TestSlowSecondKernel is the same for iptables, each of whose commands takes a second there: it is no part of make test.

@@ -118,7 +118,7 @@ func (w *world) resolveConfig(node string, host *sandbox.Host) resolve.Config {
 	c := resolve.Config{
 		Node: node, Addresses: host.Addresses, MasqueradeAll: w.config.MasqueradeAll,
 		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName,
-		Plane: w.subject.Name, Schedulers: w.subject.Schedulers,
+		Plane: w.subject.Name, Schedulers: w.subject.Schedulers, Behind: w.subject.Behind,
 	}
 	for _, t := range w.config.ClusterCIDRs {
 		p, _ := netip.ParsePrefix(t) // what is no range is the resolver's to complain of

@@ -9,6 +9,7 @@ import "fairlead.dev/fairlead/model"
 type Abilities struct {
 	Name       string                       // as --mode has it, such as nftables
 	Schedulers model.Schedulers             // Random is always among them
+	Behind     model.Schedulers             // those of a second plane, for clients that this one can't serve; 0: there is none
 	Cannot     func(*model.Frontend) string // why a frontend can't be served, or ""; nil serves all
 	HidesAll   bool                         // backends never see the client's address, whatever Frontend.Hide says
 	Ends       bool                         // its connections end with the agent, since they run through it

@@ -30,11 +30,11 @@ func (p *Plane) Counts() (map[uint64]Count, error) {
 	return counts, nil
 }
 
-// Trace calls take with what each connect() and first datagram to a frontend comes to, until ctx ends: only of one pool or
-// one network namespace (by cookie) where these are not 0. It needs a Read before.
-func (p *Plane) Trace(ctx context.Context, pool, namespace uint64, take func(bpf.Event)) error {
+// Trace calls take with what each connect() and first datagram to a frontend comes to, until ctx ends, and gives how many of
+// these were lost. It needs a Read before.
+func (p *Plane) Trace(ctx context.Context, f bpf.Filter, take func(bpf.Event)) (lost uint64, err error) {
 	if p.maps == nil {
-		return errNothing
+		return 0, errNothing
 	}
-	return p.maps.Trace(ctx, pool, namespace, take)
+	return p.maps.Trace(ctx, f, take)
 }

@@ -21,12 +21,13 @@ import (
 // Abilities is what the plane can do, together with one for packets behind it.
 var Abilities = service.Abilities{
 	Name: "ebpf",
-	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.SourceHash,
-		model.DestinationHash, model.Maglev),
+	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.LeastConnections,
+		model.WeightedLeastConnections, model.ShortestExpectedDelay, model.SourceHash, model.DestinationHash, model.Maglev),
 	Notes: []string{
 		"Clients on the node are translated once, at connect(); others, and what a socket can't do, go through a plane for packets that stands behind it.",
 		"When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read ECONNABORTED and must connect anew.",
 		"In a container, the agent must see the node's cgroup file system (cgroup namespace of the host) and BPF file system (/sys/fs/bpf): what is attached to its own cgroup serves nobody else.",
+		"Schedulers by connections count the sockets of clients on the node: from connect() until they are closed. Of more than 8 endpoints they take the better of two that are drawn.",
 		"A round robin turns for clients on the node by itself, apart from that for others.",
 	},
 }
@@ -58,6 +59,7 @@ type Plane struct {
 	pools map[uint64]uint32 // index of each pool held, by ID
 	index *space            // of pools
 	slots *space
+	leave []bpf.Endpoint // that left their pools and may have open sockets counted, see loads.go
 
 	id        string      // of this plane, among those of the node
 	announced bool        // others know that we write
@@ -183,6 +185,9 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := p.readLoads(); err != nil {
+		return nil, err
+	}
 	return facts, m.Places(readPlaces(&facts))
 }
 
@@ -192,6 +197,7 @@ func (p *Plane) begin(m *bpf.Maps) {
 	p.pools = map[uint64]uint32{}
 	p.index = newSpace("pools", p.Sizes.Pools, p.grace.Wait)
 	p.slots = newSpace("slots for backends", p.Sizes.Slots, p.grace.Wait)
+	p.leave = nil
 }
 
 // readPools adds the pools and who is left to others, and learns which places are taken. Of two pools with one ID, which

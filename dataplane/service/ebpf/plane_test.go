@@ -566,7 +566,10 @@ func TestTrace(t *testing.T) {
 		defer stop()
 		events := make(chan bpf.Event, 100)
 		ended := make(chan error, 1)
-		go func() { ended <- p.Trace(ctx, 1, 0, func(e bpf.Event) { events <- e }) }()
+		go func() {
+			_, err := p.Trace(ctx, bpf.Filter{Pools: []uint64{1}}, func(e bpf.Event) { events <- e })
+			ended <- err
+		}()
 		for {
 			ask(model.TCP, "10.96.0.2:80", echo.Options{})
 			ask(model.TCP, "10.96.0.1:80", echo.Options{})

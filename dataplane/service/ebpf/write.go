@@ -52,7 +52,7 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	w := sorted(put, del)
 	for _, step := range []func(*writes) error{
 		p.makeMaps, p.announce, p.putPlaces, p.putPools, p.putLeft, p.putFrontends, p.attach,
-		p.detach, p.deleteFrontends, p.deleteLeft, p.deletePools, p.deletePlaces, p.removeMaps, p.closeSockets,
+		p.detach, p.deleteFrontends, p.deleteLeft, p.deletePools, p.deletePlaces, p.removeMaps, p.closeSockets, p.forgetLoads,
 	} {
 		if err := step(w); err != nil {
 			return err
@@ -300,7 +300,7 @@ type member struct {
 // closeSockets closes connected sockets whose backend has gone from their pool: those of UDP would talk to nobody without ever
 // knowing. TCP ends by itself, and is closed only if asked for.
 func (p *Plane) closeSockets(w *writes) error {
-	gone := p.lost(w)
+	gone := w.lost(func(v *model.Pool) bool { return v.Protocol == model.UDP || p.CloseTCP })
 	if len(gone) == 0 || p.maps == nil {
 		return nil
 	}
@@ -325,18 +325,14 @@ func (p *Plane) closeSockets(w *writes) error {
 	return errors.Join(err, err2)
 }
 
-// lost gives the backends that pools have lost, of protocols whose sockets are closed then.
-func (p *Plane) lost(w *writes) map[member]bool {
+// lost gives the backends that pools have lost, of those pools that are asked for by what stands before the backends.
+func (w *writes) lost(of func(*model.Pool) bool) map[member]bool {
 	gone := map[member]bool{}
 	each := func(f Fact, is bool) {
-		if len(f.Value) < poolHead {
+		if len(f.Value) < poolHead || !of(readPool(f.Value[:poolHead])) {
 			return
 		}
-		pool := readPool(f.Value)
-		if pool.Protocol != model.UDP && !p.CloseTCP {
-			return
-		}
-		for _, b := range pool.Backends {
+		for _, b := range readPool(f.Value).Backends {
 			if k := (member{poolID(f.Key), b.Addr}); is {
 				gone[k] = true
 			} else {
