@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 
@@ -115,6 +116,7 @@ type loop interface {
 	audit(context.Context, *Audit) error
 	Clean(context.Context) error
 	Close() error
+	merge(map[uint64]ebpf.Count) (map[uint64]ebpf.Count, error)
 }
 
 // opener makes a plane's loop for the calling thread's network namespace.
@@ -128,6 +130,17 @@ type plane[K dataplane.Key, V comparable] interface {
 	dataplane.Plane[model.Part, K, V]
 	dataplane.Cleaner
 	Close() error
+}
+
+// EBPF gives the mode with what its plane ebpf, if it has one, is told.
+func (m Mode) EBPF(o ebpf.Options) Mode {
+	m.planes = slices.Clone(m.planes)
+	for i, p := range m.planes {
+		if p.name == ebpf.Abilities.Name {
+			m.planes[i] = opens(ebpf.Abilities, func() (*ebpf.Plane, error) { return ebpf.Open(o) })
+		}
+	}
+	return m
 }
 
 // limited is a plane that is told what stands in for schedulers that it can't do.
@@ -171,10 +184,31 @@ func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, op
 	}}
 }
 
+// counter is a plane that knows what became of pools' clients, by the pools' IDs. Its method may be called at any time.
+type counter interface {
+	Counts() (map[uint64]ebpf.Count, error)
+}
+
+// merge adds what the plane counted.
+func (s served[K, V]) merge(to map[uint64]ebpf.Count) (map[uint64]ebpf.Count, error) {
+	c, ok := s.plane.(counter)
+	if !ok {
+		return to, nil
+	}
+	counts, err := c.Counts()
+	if to != nil {
+		maps.Copy(counts, to)
+	}
+	return counts, err
+}
+
 // audit adds to a what the plane holds against what it was told.
 func (s served[K, V]) audit(ctx context.Context, a *Audit) error {
 	p, err := s.Plan(ctx)
 	if err != nil {
+		return err
+	}
+	if a.Counts, err = s.merge(a.Counts); err != nil {
 		return err
 	}
 	missing := map[K]bool{}

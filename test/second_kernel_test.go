@@ -7,26 +7,35 @@ import (
 	"fairlead.dev/fairlead/vm/vmtest"
 )
 
-// TestSecondKernel judges IPVS, which the host's kernel may not have, in the second kernel, and nftables and eBPF again, for
-// another version of it and another verifier.
+// TestSecondKernel judges IPVS, which the host's kernel may not have, in the second kernel, and nftables again, for another
+// version of it. Of eBPF, whose programs take seconds to load there, it judges a few cases: another verifier takes them.
 func TestSecondKernel(t *testing.T) {
 	emulated(t, "ipvs", 200)
 	emulated(t, "nftables", 50)
-	emulated(t, "ebpf", 25)
+	t.Run("ebpf", func(t *testing.T) {
+		const cases = "TestConformance/ebpf$/cases/(clusterip-dual-stack|reject-without-endpoints|scheduler-connections|udp-endpoint-removed)$"
+		vmtest.Run(t, "fairlead.dev/fairlead/agent", cases, "-second-kernel", fewAtOnce)
+	})
 }
 
-// TestSlowSecondKernel is the same for iptables, each of whose commands takes a second there: it is no part of make test.
+// TestSlowSecondKernel judges what takes long there, iptables, each of whose commands takes a second, and the rest of eBPF: it is
+// no part of make test.
 func TestSlowSecondKernel(t *testing.T) {
 	emulated(t, "iptables-nft", 20)
 	emulated(t, "iptables-legacy", 20)
+	emulated(t, "ebpf", 25, fewAtOnce)
 }
+
+// fewAtOnce keeps cases from waiting for one another's programs to be loaded longer than they may.
+const fewAtOnce = "-test.parallel=2"
 
 // emulated judges a mode in the second kernel. Cases and worlds have a boot each, since worlds want a kernel that has no SCTP
 // yet.
-func emulated(t *testing.T, mode string, worlds int) {
+func emulated(t *testing.T, mode string, worlds int, flags ...string) {
 	t.Run(mode, func(t *testing.T) {
 		for _, test := range []string{"TestConformance", "TestRandomWorlds"} {
-			vmtest.Run(t, "fairlead.dev/fairlead/agent", test+"/"+mode+"$", "-second-kernel", fmt.Sprint("-worlds=", worlds))
+			flags := append([]string{"-second-kernel", fmt.Sprint("-worlds=", worlds)}, flags...)
+			vmtest.Run(t, "fairlead.dev/fairlead/agent", test+"/"+mode+"$", flags...)
 		}
 	})
 }

@@ -262,18 +262,13 @@ func (m *Maps) PutFrontends(keys []Entry, values []Frontend) error {
 		return nil
 	}
 	if _, err := m.named[serviceMapFrontends].BatchUpdate(keys, values, nil); err != nil {
-		return fmt.Errorf("bpf: write %d frontends: %w", len(keys), full(err))
+		return fmt.Errorf("bpf: write %d frontends: %w", len(keys), err)
 	}
 	return nil
 }
 
-// full names the way out of a map that is full.
-func full(err error) error {
-	if errors.Is(err, unix.E2BIG) || errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, unix.ENOSPC) {
-		return fmt.Errorf("%w: the map is full", err)
-	}
-	return err
-}
+// Full says whether an error is that a map has no room for more.
+func Full(err error) bool { return errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) }
 
 // DeleteFrontends removes frontends. What isn't there is no error.
 func (m *Maps) DeleteFrontends(keys []Entry) error {
@@ -321,7 +316,7 @@ func (m *Maps) Frontends(take func(Entry, Frontend)) error {
 // PutPlace says what an address of a prefix is.
 func (m *Maps) PutPlace(p netip.Prefix, is uint32) error {
 	if err := m.named[serviceMapPlaces].Put(prefixKey(p), is); err != nil {
-		return fmt.Errorf("bpf: write prefix %s: %w", p, full(err))
+		return fmt.Errorf("bpf: write prefix %s into map places, which has room for %d: %w", p, m.named[serviceMapPlaces].MaxEntries(), err)
 	}
 	return nil
 }

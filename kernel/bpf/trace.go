@@ -50,6 +50,9 @@ type Event struct {
 	Command   string
 }
 
+// At gives the event's time by the calendar.
+func (e Event) At() time.Time { return time.Now().Add(e.Time - Now()) }
+
 // Filter says which events are wanted.
 type Filter struct {
 	Namespace uint64   // the cookie of the sockets' network namespace; 0: any

@@ -42,7 +42,19 @@ type Options struct {
 // DefaultSizes have room for 40,000 pools of 10 backends. All maps take 30 MiB of the kernel's memory at once; a frontend adds
 // 96 bytes. Of that, a pool has 40 bytes and 24 for its header and each backend, by fours; Maglev's table takes 2 KiB for up
 // to 10 backends, 20 KiB for up to 100, 128 KiB for more.
-var DefaultSizes = bpf.Sizes{Frontends: 1 << 16, Pools: 1 << 16, Slots: 1 << 19}
+var DefaultSizes = Room(DefaultRoom)
+
+// DefaultRoom is how many slots there are unless somebody says: see Room.
+const DefaultRoom = 1 << 19
+
+// Room gives sizes by the number of slots: a slot for each pool and each of its backends, more for schedulers with a table; and
+// an eighth as many pools and frontends.
+func Room(slots uint32) bpf.Sizes {
+	return bpf.Sizes{Frontends: max(slots/8, 64), Pools: max(slots/8, 64), Slots: max(slots, 512)}
+}
+
+// roomier is the way out of full maps.
+const roomier = "give more with --ebpf-room"
 
 // Plane writes facts into the maps of one node. It implements dataplane.Plane[model.Part, Key, string], dataplane.Watcher and
 // dataplane.Cleaner.

@@ -161,14 +161,14 @@ func (p *Plane) putPool(id uint64, value string) error {
 	size := rounded(e.size())
 	at, err := p.slots.take(size)
 	if err != nil {
-		return fmt.Errorf("%w; give the maps more room", err)
+		return fmt.Errorf("%w; %s", err, roomier)
 	}
 	e.write(id, p.maps.Slots[at:at+size])
 	i, known := p.pools[id]
 	if !known {
 		if i, err = p.index.take(1); err != nil {
 			p.slots.give(at, size)
-			return fmt.Errorf("%w; give the maps more room", err)
+			return fmt.Errorf("%w; %s", err, roomier)
 		}
 		p.pools[id] = i
 		p.maps.Pools[i], p.maps.Counts[i] = bpf.Pool{Id: id}, bpf.Count{}
@@ -240,7 +240,11 @@ func (p *Plane) putFrontends(w *writes) error {
 		keys[i] = heldEntry(f.Key)
 		values[i] = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18]}
 	}
-	return p.maps.PutFrontends(keys, values)
+	err := p.maps.PutFrontends(keys, values)
+	if bpf.Full(err) {
+		return fmt.Errorf("ebpf: %s: the map frontends is full, with room for %d: %s: %w", facts[0].Key, p.Sizes.Frontends, roomier, err)
+	}
+	return err
 }
 
 func (p *Plane) deleteFrontends(w *writes) error {
