@@ -9,6 +9,14 @@
 
 #define SCAN 8
 
+/* Whether any socket may count: else there is nothing to look for. */
+static __always_inline bool counting(void)
+{
+	struct trace *t = asked();
+
+	return t && t->counting;
+}
+
 /* How many sockets a backend of a pool has open. */
 static __always_inline __u64 opened(const struct header *h, const struct backend *b)
 {
@@ -62,7 +70,7 @@ static __always_inline void uncount(struct counted *c)
 }
 
 /* A socket counts no more for what it was connected to, and, with more, counts for what it connects to now. */
-static __always_inline void count(struct bpf_sock_addr *ctx, const struct question *q, bool more)
+static __noinline void count(struct bpf_sock_addr *ctx, const struct question *q, bool more)
 {
 	struct load none = {}, *l;
 	struct counted *c;

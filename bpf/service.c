@@ -411,6 +411,13 @@ __noinline int draw(struct pool *p, const struct header *h, __u32 extent, const 
 	return (mix(r) & 0xffff) <= s->backend.own ? i : s->backend.other;
 }
 
+static __always_inline struct trace *asked(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&traced, &first);
+}
+
 #include "least.h"
 
 /* Compares addresses as bytes, then ports: less than 0, 0 or more than 0. */
@@ -482,8 +489,7 @@ static __always_inline void remember(const struct client *c, const struct place_
 /* Who is told what becomes of questions, if anybody. */
 static __always_inline struct trace *listener(void)
 {
-	__u32 first = 0;
-	struct trace *t = bpf_map_lookup_elem(&traced, &first);
+	struct trace *t = asked();
 
 	return t && t->until ? t : NULL;
 }
@@ -669,7 +675,8 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, bool six)
 		return 1;
 	outcome = decide(ctx, &q);
 	note(&q, outcome);
-	count(ctx, &q, outcome == TRANSLATED && q.counted);
+	if (counting())
+		count(ctx, &q, outcome == TRANSLATED && q.counted);
 	if (outcome == REFUSED)
 		return refuse();
 	if (outcome == TRANSLATED) {
@@ -861,7 +868,8 @@ int release(struct bpf_sock *sk)
 {
 	__u64 cookie;
 
-	uncount(bpf_sk_storage_get(&counted, sk, NULL, 0));
+	if (counting())
+		uncount(bpf_sk_storage_get(&counted, sk, NULL, 0));
 	if (sk->protocol != IPPROTO_UDP)
 		return 1;
 	cookie = bpf_get_socket_cookie(sk);

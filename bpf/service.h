@@ -181,8 +181,9 @@ struct count {
 
 #define TRACED 8
 
-/* What to report to whoever reads the ring events, if anybody does. */
+/* What the programs do only if asked to: count sockets, and report to whoever reads the ring events. */
 struct trace {
+	__u64 counting;	     /* 1: there are pools whose sockets are counted, or were */
 	__u64 until;	     /* nanoseconds since boot: who listens sets it ever further off; 0: nobody does */
 	__u64 lost;	     /* events for which the ring had no room, counted by packets */
 	__u64 namespace;     /* only of this namespace's sockets, or 0 */

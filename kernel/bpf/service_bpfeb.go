@@ -270,6 +270,7 @@ type serviceSlot struct {
 
 type serviceTrace struct {
 	_         structs.HostLayout
+	Counting  uint64
 	Until     uint64
 	Lost      uint64
 	Namespace uint64

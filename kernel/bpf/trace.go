@@ -101,6 +101,9 @@ func (m *Maps) Trace(ctx context.Context, f Filter, take func(Event)) (lost uint
 	}
 }
 
+// CountSockets has the programs count the sockets of pools that are scheduled by that.
+func (m *Maps) CountSockets() { atomic.StoreUint64(&m.traced.Counting, 1) }
+
 // attention is how long the programs go on to report when they hear nothing: whoever listened may have been killed.
 const attention = 10 * time.Second
 

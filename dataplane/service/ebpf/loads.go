@@ -75,6 +75,7 @@ func (p *Plane) serves(e bpf.Endpoint) bool {
 // readLoads notes the endpoints that left pools while nobody looked.
 func (p *Plane) readLoads() error {
 	return p.maps.Loads(func(e bpf.Endpoint, _ bpf.Load) {
+		p.maps.CountSockets() // some may be open still
 		if !p.serves(e) {
 			p.leave = append(p.leave, e)
 		}

@@ -86,7 +86,7 @@ func (p *Plane) makeMaps(w *writes) error {
 	}
 	p.begin(m)
 	p.readPools(nil) // none, unless an attempt ended halfway
-	return nil
+	return p.readLoads()
 }
 
 // dropMaps removes maps of a layout.
@@ -164,6 +164,9 @@ func (p *Plane) putPool(id uint64, value string) error {
 		return fmt.Errorf("%w; %s", err, roomier)
 	}
 	e.write(id, p.maps.Slots[at:at+size])
+	if counts(e.Pool.Scheduler) {
+		p.maps.CountSockets()
+	}
 	i, known := p.pools[id]
 	if !known {
 		if i, err = p.index.take(1); err != nil {
