@@ -15,5 +15,6 @@ type Abilities struct {
 	Ends       bool                         // its connections end with the agent, since they run through it
 	Batch      int                          // facts in one Write at most; 0 leaves it to the loop
 	Tracked    bool                         // translates by the kernel's connection tracking, where stale flows must be cut
+	Lacks      func() []string              // what this kernel lacks that the plane can do without, and what follows: sentences; nil: nothing
 	Notes      []string                     // what else a user should know before choosing it: sentences
 }

@@ -20,7 +20,8 @@ import (
 
 // Abilities is what the plane can do, together with one for packets behind it.
 var Abilities = service.Abilities{
-	Name: "ebpf",
+	Name:  "ebpf",
+	Lacks: bpf.Lacks,
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.LeastConnections,
 		model.WeightedLeastConnections, model.ShortestExpectedDelay, model.SourceHash, model.DestinationHash, model.Maglev),
 	Notes: []string{
