@@ -18,7 +18,7 @@ import (
 )
 
 // syncTime is how long a data plane may take until the kernel is as told.
-const syncTime = 20 * time.Second
+const syncTime = 90 * time.Second
 
 // nodes are the nodes of the cast.
 var nodes = []string{"a", "b"}

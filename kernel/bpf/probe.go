@@ -37,7 +37,7 @@ var Probe = sync.OnceValue(func() error {
 	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSkStorageGet), "storage with sockets for programs at a cgroup's (5.8)")
 	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnProbeReadKernel), "reading of its own structs by such programs (5.8)")
 	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnKtimeGetCoarseNs), "the coarse clock (5.11)")
-	need(features.HaveProgramHelper(ebpf.CGroupSock, asm.FnSkStorageGet), "storage with sockets where these are closed (5.12)")
+	need(features.HaveProgramHelper(ebpf.CGroupSock, asm.FnSkStorageGet), "storage with sockets where these are closed (5.14 has it)")
 	return errors.Join(errs...)
 })
 
