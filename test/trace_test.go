@@ -74,4 +74,7 @@ func TestTrace(t *testing.T) {
 	}
 	contains(t, out, "the node serves no such Service")
 	contains(t, must(t, onNode(name, "b", dir, "show", "--mode", "ebpf")...), "CONNECTIONS FROM THIS NODE", "shop/web:http")
+	const get = `exec 3<>/dev/tcp/127.0.0.1/10249; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3; cat <&3`
+	contains(t, must(t, fairlead, "sandbox", "exec", "--name", name, "b", "--", "bash", "-c", get),
+		`fairlead_service_connections_total{service="shop/web:http"}`, `fairlead_service_refused_total{service="shop/web:http"} 0`)
 }
