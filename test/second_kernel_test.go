@@ -8,17 +8,14 @@ import (
 )
 
 // TestSecondKernel judges IPVS, which the host's kernel may not have, in the second kernel, and nftables again, for another
-// version of it. Of eBPF, whose programs take seconds to load there, it judges a few cases: another verifier takes them.
+// version of it.
 func TestSecondKernel(t *testing.T) {
 	emulated(t, "ipvs", 200)
 	emulated(t, "nftables", 50)
-	t.Run("ebpf", func(t *testing.T) {
-		const cases = "TestConformance/ebpf$/cases/(clusterip-dual-stack|reject-without-endpoints|scheduler-connections|udp-endpoint-removed)$"
-		vmtest.Run(t, "fairlead.dev/fairlead/agent", cases, "-second-kernel", fewAtOnce)
-	})
 }
 
-// TestSlowSecondKernel judges what takes long there, iptables, each of whose commands takes a second, and the rest of eBPF: it is
+// TestSlowSecondKernel judges what takes long there, iptables, each of whose commands takes a second, and eBPF, whose
+// first programs take minutes to load: it is
 // no part of make test.
 func TestSlowSecondKernel(t *testing.T) {
 	emulated(t, "iptables-nft", 20)
