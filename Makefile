@@ -30,8 +30,8 @@ test: root packages vet ## every test: pure, in the kernel, with real packets, w
 	$(GO) test -timeout 30m -p 1 -run '^Test(In)?SecondKernel$$' ./kernel/ipvs ./dataplane/service/ipvs ./test
 
 .PHONY: test-slow
-test-slow: root packages ## iptables in the second kernel too: half an hour
-	$(GO) test -timeout 80m -v -run TestSlowSecondKernel ./test
+test-slow: root packages ## iptables and all of eBPF in the second kernel too: an hour
+	$(GO) test -timeout 120m -v -run TestSlowSecondKernel ./test
 
 .PHONY: test-kubeproxy
 test-kubeproxy: root packages ## the lab's subject kube-proxy: builds the real one (minutes) and runs it

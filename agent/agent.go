@@ -38,7 +38,8 @@ type Agent struct {
 	resolver *resolve.Resolver
 	problems []source.Problem // the source's
 	known    map[string]bool  // problems that were logged
-	synced   bool             // the first batch is in the kernel
+	names    servicesOf
+	synced   bool // the first batch is in the kernel
 	batches  int
 }
 
@@ -56,7 +57,7 @@ func Run(ctx context.Context, o Options) error {
 	checks := health.New(nil)
 	defer checks.Close()
 	a := &Agent{
-		options: o, services: services, resolver: resolve.New(o.Resolve), known: map[string]bool{},
+		options: o, services: services, resolver: resolve.New(o.Resolve), known: map[string]bool{}, names: servicesOf{},
 		health: reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
 			Owner: func(h *model.HealthCheck) string { return h.Service }, Log: o.Log.With("plane", "health")}),
 	}
@@ -105,6 +106,7 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 	a.batches++
 	if first || !delta.Empty() {
 		a.services.Change(delta.Put, delta.Del)
+		a.names.follow(delta.Put, delta.Del)
 		a.health.Change(delta.PutHealth, delta.DelHealth)
 	}
 	a.tell(append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...))

@@ -5,13 +5,15 @@ import (
 	"errors"
 	"log/slog"
 
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/model"
 )
 
 // Audit is what a node should hold against what its kernel holds. Nothing was written for it.
 type Audit struct {
-	Wanted, Held int      // facts
-	Put, Del     []string // the facts that a sync would write and remove, such as "chain refuse"; one that changes is in both
+	Wanted, Held int                   // facts
+	Put, Del     []string              // the facts that a sync would write and remove, such as "chain refuse"; one that changes is in both
+	Counts       map[uint64]ebpf.Count // what became of pools' clients on this node, by pools' IDs; nil where the mode counts nothing
 	lacks        []func(model.Part) (lacking, of int)
 }
 

@@ -47,7 +47,7 @@ var (
 // netfilter there too, for a second version of it. "iptables" is one of its variants.
 var (
 	onHost   = []string{"nftables", "iptables-legacy", "iptables-nft", "userspace", "ebpf"}
-	onSecond = []string{"ipvs", "nftables", "iptables-legacy", "iptables-nft"}
+	onSecond = []string{"ipvs", "nftables", "iptables-legacy", "iptables-nft", "ebpf"}
 )
 
 // here judges the modes whose turn it is in the kernel at hand.

@@ -23,11 +23,14 @@ func schedulerTable() string {
 	for _, s := range model.AllSchedulers.List() {
 		fmt.Fprintf(&b, "| `%s` | `%s` |", s, s.IPVS())
 		for _, m := range Modes() {
-			if m.Schedulers.Has(s) {
-				b.WriteString(" yes |")
-			} else {
-				fmt.Fprintf(&b, " no: %s |", m.Schedulers.Instead(s))
+			granted, word := m.Schedulers.Instead(s), "yes"
+			if granted != s {
+				word = fmt.Sprint("no: ", granted)
 			}
+			if m.Behind != 0 && !m.Behind.Has(granted) {
+				word += fmt.Sprint("; from outside ", m.Behind.Instead(granted))
+			}
+			fmt.Fprintf(&b, " %s |", word)
 		}
 		b.WriteString("\n")
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 
@@ -48,10 +49,11 @@ func alone[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, op
 	return Mode{a, []opener{opens(a, open)}}
 }
 
-// before makes a mode of a plane that serves some clients and one behind it that serves all others: it can do what both can.
+// before makes a mode of a plane that serves some clients and one behind it that serves all others. It has the first's
+// schedulers; the second is told what stands in for those that it can't do. Of all else it can do what both can.
 func before[K, L dataplane.Key, V, W comparable, P plane[K, V], Q plane[L, W]](a service.Abilities, first func() (P, error), b service.Abilities, second func() (Q, error)) Mode {
 	both := a
-	both.Schedulers &= b.Schedulers
+	both.Behind = b.Schedulers
 	both.Tracked, both.HidesAll, both.Ends = a.Tracked || b.Tracked, a.HidesAll || b.HidesAll, a.Ends || b.Ends
 	both.Notes = slices.Concat(a.Notes, b.Notes)
 	both.Cannot = func(f *model.Frontend) string {
@@ -62,7 +64,14 @@ func before[K, L dataplane.Key, V, W comparable, P plane[K, V], Q plane[L, W]](a
 		}
 		return ""
 	}
-	return Mode{both, []opener{opens(b, second), opens(a, first)}}
+	limited := func() (plane[L, W], error) {
+		p, err := second()
+		if err != nil {
+			return nil, err
+		}
+		return within(p, b.Schedulers), nil
+	}
+	return Mode{both, []opener{opens(b, limited), opens(a, first)}}
 }
 
 // Default is the mode of those who choose none.
@@ -85,8 +94,17 @@ func ModeOf(name string) (Mode, error) {
 
 // Resolve tells a resolver's configuration what the mode can do.
 func (m Mode) Resolve(c resolve.Config) resolve.Config {
-	c.Plane, c.Schedulers, c.HidesAll, c.Cannot = m.Name, m.Schedulers, m.HidesAll, m.Cannot
+	c.Plane, c.Schedulers, c.Behind, c.HidesAll, c.Cannot = m.Name, m.Schedulers, m.Behind, m.HidesAll, m.Cannot
 	return c
+}
+
+// Scheduler gives the scheduler that clients of an origin are served by where a pool has s: those from outside, whom a mode's first
+// plane never serves, by what its second can do.
+func (m Mode) Scheduler(o model.Origin, s model.Scheduler) model.Scheduler {
+	if o == model.FromOutside && m.Behind != 0 {
+		return m.Behind.Instead(s)
+	}
+	return s
 }
 
 // loop is a reconcile.Loop of any plane for services.
@@ -98,6 +116,7 @@ type loop interface {
 	audit(context.Context, *Audit) error
 	Clean(context.Context) error
 	Close() error
+	merge(map[uint64]ebpf.Count) (map[uint64]ebpf.Count, error)
 }
 
 // opener makes a plane's loop for the calling thread's network namespace.
@@ -111,6 +130,40 @@ type plane[K dataplane.Key, V comparable] interface {
 	dataplane.Plane[model.Part, K, V]
 	dataplane.Cleaner
 	Close() error
+}
+
+// EBPF gives the mode with what its plane ebpf, if it has one, is told.
+func (m Mode) EBPF(o ebpf.Options) Mode {
+	m.planes = slices.Clone(m.planes)
+	for i, p := range m.planes {
+		if p.name == ebpf.Abilities.Name {
+			m.planes[i] = opens(ebpf.Abilities, func() (*ebpf.Plane, error) { return ebpf.Open(o) })
+		}
+	}
+	return m
+}
+
+// limited is a plane that is told what stands in for schedulers that it can't do.
+type limited[K dataplane.Key, V comparable] struct {
+	plane[K, V]
+	schedulers model.Schedulers
+}
+
+// Render implements dataplane.Plane.
+func (l limited[K, V]) Render(p model.Part) []dataplane.Fact[K, V] {
+	return l.plane.Render(service.Within(l.schedulers, p))
+}
+
+// within limits a plane; one that watches still does.
+func within[K dataplane.Key, V comparable](p plane[K, V], s model.Schedulers) plane[K, V] {
+	l := limited[K, V]{p, s}
+	if w, ok := p.(dataplane.Watcher); ok {
+		return struct {
+			limited[K, V]
+			dataplane.Watcher
+		}{l, w}
+	}
+	return l
 }
 
 // served is a plane and its loop.
@@ -131,10 +184,31 @@ func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, op
 	}}
 }
 
+// counter is a plane that knows what became of pools' clients, by the pools' IDs. Its method may be called at any time.
+type counter interface {
+	Counts() (map[uint64]ebpf.Count, error)
+}
+
+// merge adds what the plane counted.
+func (s served[K, V]) merge(to map[uint64]ebpf.Count) (map[uint64]ebpf.Count, error) {
+	c, ok := s.plane.(counter)
+	if !ok {
+		return to, nil
+	}
+	counts, err := c.Counts()
+	if to != nil {
+		maps.Copy(counts, to)
+	}
+	return counts, err
+}
+
 // audit adds to a what the plane holds against what it was told.
 func (s served[K, V]) audit(ctx context.Context, a *Audit) error {
 	p, err := s.Plan(ctx)
 	if err != nil {
+		return err
+	}
+	if a.Counts, err = s.merge(a.Counts); err != nil {
 		return err
 	}
 	missing := map[K]bool{}

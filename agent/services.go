@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane/flows"
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 )
@@ -160,6 +161,16 @@ func (s *Services) Status() map[string]reconcile.Status {
 		m["flows"] = s.after.Status()
 	}
 	return m
+}
+
+// Counts gives what became of pools' clients on this node, by the pools' IDs; nil where the mode counts nothing.
+func (s *Services) Counts() (counts map[uint64]ebpf.Count, err error) {
+	for _, l := range s.loops {
+		if counts, err = l.merge(counts); err != nil {
+			return nil, err
+		}
+	}
+	return counts, nil
 }
 
 // Close ends the loops and leaves the kernel as it is: traffic goes on.

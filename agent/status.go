@@ -97,6 +97,8 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- m.desc
 	}
 	ch <- problemsDesc
+	ch <- connectionsDesc
+	ch <- refusedDesc
 }
 
 // Collect implements prometheus.Collector.
@@ -110,4 +112,5 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	n := len(c.problems) + len(c.resolver.Problems())
 	c.mu.Unlock()
 	ch <- prometheus.MustNewConstMetric(problemsDesc, prometheus.GaugeValue, float64(n))
+	c.collectServices(ch)
 }

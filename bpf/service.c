@@ -80,6 +80,21 @@ struct {
 	__type(value, struct flow);
 } named SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct endpoint);
+	__type(value, struct load);
+} loads SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct counted);
+} counted SEC(".maps");
+
 #define FLOWS 8 /* a power of two */
 
 /* The latest flows of a socket that isn't connected, round and round. */
@@ -142,7 +157,7 @@ struct question {
 	__u32 index; /* its place in pools */
 	__u32 origin;
 	__u32 protocol;
-	__u32 zero;
+	__u32 counted; /* 1: the pool's sockets are counted */
 };
 
 static __always_inline bool zero(const struct address *a)
@@ -396,6 +411,15 @@ __noinline int draw(struct pool *p, const struct header *h, __u32 extent, const 
 	return (mix(r) & 0xffff) <= s->backend.own ? i : s->backend.other;
 }
 
+static __always_inline struct trace *asked(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&traced, &first);
+}
+
+#include "least.h"
+
 /* Compares addresses as bytes, then ports: less than 0, 0 or more than 0. */
 static __always_inline int compare(const struct place_of *a, const struct backend *b)
 {
@@ -462,18 +486,34 @@ static __always_inline void remember(const struct client *c, const struct place_
 	bpf_map_update_elem(&affinity, c, &m, BPF_ANY);
 }
 
-/* Tells whoever reads events what became of a question. */
+/* Who is told what becomes of questions, if anybody. */
+static __always_inline struct trace *listener(void)
+{
+	struct trace *t = asked();
+
+	return t && t->until ? t : NULL;
+}
+
+/* Tells whoever listens what became of a question. */
 __noinline int report(const struct question *q, __u8 outcome)
 {
-	__u32 first = 0;
-	struct trace *t = bpf_map_lookup_elem(&traced, &first);
+	struct trace *t = listener();
 	struct event *e;
+	int i;
 
-	if (!t || !q || (t->pool && t->pool != q->pool) || (t->namespace && t->namespace != q->namespace))
+	if (!t || !q || (t->namespace && t->namespace != q->namespace) || t->until < bpf_ktime_get_coarse_ns())
+		return 0;
+	for (i = 0; t->pool[0] && i < TRACED; i++) {
+		if (t->pool[i] == q->pool)
+			break;
+	}
+	if (i == TRACED)
 		return 0;
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
-	if (!e)
+	if (!e) {
+		__sync_fetch_and_add(&t->lost, 1);
 		return 0;
+	}
 	e->time = bpf_ktime_get_ns();
 	e->namespace = q->namespace;
 	e->pool = q->pool;
@@ -486,14 +526,6 @@ __noinline int report(const struct question *q, __u8 outcome)
 	bpf_get_current_comm(e->command, sizeof(e->command));
 	bpf_ringbuf_submit(e, 0);
 	return 0;
-}
-
-static __always_inline bool tracing(void)
-{
-	__u32 first = 0;
-	struct trace *t = bpf_map_lookup_elem(&traced, &first);
-
-	return t && t->on;
 }
 
 /* Answers a question: where to go, refusal, or nothing. Verified once for all hooks, since it is not static. */
@@ -534,7 +566,8 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 		return LEFT;
 	h = s->header;
 	if (!h.count)
-		return f->drop & q->origin ? LEFT : REFUSED;
+		return f->drop & q->origin ? SILENT : REFUSED;
+	q->counted = h.scheduler >= LEAST;
 	if (!zero(&q->kept.address) && member(extent, h.count, &q->kept)) {
 		q->backend = q->kept;
 		return TRANSLATED;
@@ -553,7 +586,7 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 		if (remembered(&client, &h, extent, &q->backend))
 			return TRANSLATED;
 	}
-	i = draw(p, &h, extent, q);
+	i = q->counted ? least(p, &h, extent, q) : draw(p, &h, extent, q);
 	if (i >= h.count)
 		return LEFT;
 	s = slot(extent + 1 + i);
@@ -577,7 +610,7 @@ static __always_inline void note(const struct question *q, int outcome)
 		__sync_fetch_and_add(&c->connections, 1);
 	if (outcome == REFUSED)
 		__sync_fetch_and_add(&c->refused, 1);
-	if (tracing())
+	if (listener())
 		report(q, outcome);
 }
 
@@ -642,6 +675,8 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, bool six)
 		return 1;
 	outcome = decide(ctx, &q);
 	note(&q, outcome);
+	if (counting())
+		count(ctx, &q, outcome == TRANSLATED && q.counted);
 	if (outcome == REFUSED)
 		return refuse();
 	if (outcome == TRANSLATED) {
@@ -827,12 +862,14 @@ int getpeername6(struct bpf_sock_addr *ctx)
 	return name(ctx, true);
 }
 
-/* A UDP socket is closed: it is connected no more. */
+/* A socket is closed: it counts no more, and one of UDP is connected no more. */
 SEC("cgroup/sock_release")
 int release(struct bpf_sock *sk)
 {
 	__u64 cookie;
 
+	if (counting())
+		uncount(bpf_sk_storage_get(&counted, sk, NULL, 0));
 	if (sk->protocol != IPPROTO_UDP)
 		return 1;
 	cookie = bpf_get_socket_cookie(sk);

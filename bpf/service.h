@@ -54,6 +54,10 @@ enum scheduler {
 	TURNS,	     /* by pool.next */
 	SOURCE,	     /* by a hash of the client's address */
 	DESTINATION, /* by a hash of the entry's address */
+	/* By sockets that are open, see least.h. */
+	LEAST,		/* the fewest */
+	WEIGHTED_LEAST, /* the fewest for the backend's weight */
+	DELAY,		/* the same with this one counted in */
 };
 
 struct header {
@@ -114,6 +118,24 @@ struct memory {
 	__u64 seen; /* nanoseconds since boot */
 };
 
+/* A backend of a pool. */
+struct endpoint {
+	struct place_of backend;
+	__u64 pool;
+};
+
+/* How many sockets are connected to an endpoint, of a pool that is scheduled by that. */
+struct load {
+	__u64 open;
+	__u64 since; /* nanoseconds since boot: tells this count from an earlier one of the same endpoint */
+};
+
+/* What a socket counts for, until it is closed or connected elsewhere. */
+struct counted {
+	struct endpoint endpoint;
+	__u64 since; /* of the load */
+};
+
 /* What a socket asked for and what it got. */
 struct flow {
 	struct place_of entry, backend;
@@ -157,18 +179,22 @@ struct count {
 	__u64 refused;	   /* those for which there was none */
 };
 
-/* What to report, if anything, to whoever reads the ring events. */
+#define TRACED 8
+
+/* What the programs do only if asked to: count sockets, and report to whoever reads the ring events. */
 struct trace {
-	__u32 on;
-	__u32 zero;
-	__u64 pool;	 /* only this one's, or 0 */
-	__u64 namespace; /* only of this namespace's sockets, or 0 */
+	__u64 counting;	     /* 1: there are pools whose sockets are counted, or were */
+	__u64 until;	     /* nanoseconds since boot: who listens sets it ever further off; 0: nobody does */
+	__u64 lost;	     /* events for which the ring had no room, counted by packets */
+	__u64 namespace;     /* only of this namespace's sockets, or 0 */
+	__u64 pool[TRACED];  /* only these pools', where the first isn't 0 */
 };
 
 enum outcome {
 	TRANSLATED,
-	REFUSED,
-	LEFT, /* to whoever serves it behind us */
+	REFUSED, /* for want of a backend */
+	LEFT,	 /* to whoever serves it behind us */
+	SILENT,	 /* left for want of a backend: nobody is to answer */
 };
 
 struct event {

@@ -23,6 +23,7 @@ type Config struct {
 	Entries    int                          // of Maglev's tables (model.Pool.Entries); 0: as many as the plane sees fit
 	Plane      string                       // the node's data plane, for messages
 	Schedulers model.Schedulers             // those that the plane can do; none given: all
+	Behind     model.Schedulers             // those of another plane that serves clients whom the first can't; none given: the first serves all
 	HidesAll   bool                         // the plane shows no client's address to any backend
 	Cannot     func(*model.Frontend) string // why the plane can't serve a frontend, or ""; nil: it serves all
 }

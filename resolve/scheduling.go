@@ -41,6 +41,10 @@ func (r *reading) readScheduler() {
 		r.add(field, "SchedulerNotAvailable", "the data plane %s can't do %s: served by %s; choose one of %s, or another data plane",
 			r.set.Plane, wish, r.out.scheduler, r.set.Schedulers)
 	}
+	if b := r.set.Behind; b != 0 && !b.Has(r.out.scheduler) {
+		r.add(field, "SchedulerNotAvailable", "the data plane %s can do %s for clients on the node alone: others are served by %s; choose one of %s for all, or another data plane",
+			r.set.Plane, r.out.scheduler, b.Instead(r.out.scheduler), r.set.Schedulers&b)
+	}
 }
 
 // granted gives a scheduler, or what stands in for it where the data plane can't do it.

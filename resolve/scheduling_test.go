@@ -19,6 +19,8 @@ func TestScheduler(t *testing.T) {
 	const field = "metadata.annotations[" + SchedulerAnnotation + "] "
 	few := n1
 	few.Plane, few.Schedulers = "nftables", model.SchedulersOf(model.Random, model.SourceHash)
+	both := few
+	both.Behind = model.SchedulersOf(model.Random)
 	byDefault := n1
 	byDefault.Scheduler = model.Maglev
 	for _, c := range []struct {
@@ -40,6 +42,9 @@ func TestScheduler(t *testing.T) {
 		{"empty", n1, []edit{scheduled("")}, model.Random, false, lines(field + "UnknownScheduler")},
 		{"what the plane can do", few, []edit{scheduled("sh")}, model.SourceHash, false, nil},
 		{"what stands in", few, []edit{scheduled("maglev,port")}, model.SourceHash, true, lines(field + "SchedulerNotAvailable")},
+		{"on the node alone", both, []edit{scheduled("sh")}, model.SourceHash, false, lines(field + "SchedulerNotAvailable")},
+		{"from everywhere", both, []edit{scheduled("random")}, model.Random, false, nil},
+		{"nowhere, and elsewhere otherwise", both, []edit{scheduled("maglev")}, model.SourceHash, false, lines(field+"SchedulerNotAvailable", field+"SchedulerNotAvailable")},
 		{"what stands in at last", few, []edit{scheduled("nq")}, model.Random, false, lines(field + "SchedulerNotAvailable")},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -77,8 +77,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// box brings a sandbox up from a copy of the shop, and gives its name and the copy's folder.
-func box(t *testing.T) (name, dir string) {
+// box brings a sandbox up from a copy of the shop, whose agents get flags, and gives its name and the copy's folder.
+func box(t *testing.T, flags ...string) (name, dir string) {
 	t.Helper()
 	name, dir = fmt.Sprintf("t%x", time.Now().UnixNano()%(1<<28)), t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS("../examples/shop")); err != nil {
@@ -90,7 +90,7 @@ func box(t *testing.T) (name, dir string) {
 			t.Errorf("namespaces are left behind:\n%s", out)
 		}
 	})
-	must(t, fairlead, "sandbox", "up", dir, "--name", name)
+	must(t, append([]string{fairlead, "sandbox", "up", dir, "--name", name, "--"}, flags...)...)
 	return name, dir
 }
 

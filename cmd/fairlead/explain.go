@@ -218,7 +218,7 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	if t := f.Target(v.Origin).Pool.Affinity; t > 0 {
 		e.Affinity = t.String()
 	}
-	e.Scheduler = f.Target(v.Origin).Pool.Scheduler.String()
+	e.Scheduler = w.mode.Scheduler(v.Origin, f.Target(v.Origin).Pool.Scheduler).String()
 	if f.Target(v.Origin).Pool.Ports {
 		e.Scheduler += " and the client's port"
 	}

@@ -47,7 +47,7 @@ or with a measurement:            fairlead lab run services --quick`,
 		}
 	}
 	add("node", runCommand(), cleanCommand())
-	add("look", showCommand(), planCommand(), explainCommand(), modesCommand())
+	add("look", showCommand(), planCommand(), explainCommand(), traceCommand(), modesCommand())
 	add("box", sandboxCommand(), labCommand())
 	return c
 }

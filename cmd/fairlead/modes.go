@@ -13,7 +13,8 @@ import (
 // shownMode is one mode as modes prints it.
 type shownMode struct {
 	Name       string   `json:"name"`
-	Here       string   `json:"here"` // "yes", or why this kernel can't
+	Here       string   `json:"here"`            // "yes", or why this kernel can't
+	Lacks      []string `json:"lacks,omitempty"` // what this kernel lacks that it can do without, and what follows
 	Schedulers []string `json:"schedulers"`
 	Notes      []string `json:"notes,omitempty"`
 }
@@ -36,6 +37,8 @@ user's rights, can. Nothing is written.`,
 				s := shownMode{Name: m.Name, Here: "yes", Notes: m.Notes}
 				if err := m.Probe(c.Context()); err != nil {
 					s.Here = "no: " + err.Error()
+				} else if m.Lacks != nil {
+					s.Lacks = m.Lacks()
 				}
 				for _, x := range m.Schedulers.List() {
 					s.Schedulers = append(s.Schedulers, x.String())
@@ -58,6 +61,9 @@ func (l shownModes) table(w io.Writer) error {
 		return err
 	}
 	for i, m := range l {
+		for _, n := range m.Lacks {
+			fmt.Fprintf(w, "%s, here: %s\n", m.Name, n)
+		}
 		if i > 0 && slices.Equal(m.Notes, l[i-1].Notes) {
 			continue // a variant
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
@@ -27,6 +28,8 @@ type nodeFlags struct {
 	mode         string
 	scheduler    string
 	entries      int
+	room         uint32
+	closeTCP     bool
 }
 
 // add gives a command the flags.
@@ -41,10 +44,23 @@ func (n *nodeFlags) add(c *cobra.Command) {
 	f.StringVar(&n.mode, "mode", agent.Default, "data plane for Services: "+strings.Join(modeNames(), ", "))
 	f.StringVar(&n.scheduler, "scheduler", model.Random.String(), "how Services that don't say choose an endpoint: "+model.AllSchedulers.String())
 	f.IntVar(&n.entries, "maglev-table-size", 0, fmt.Sprintf("entries of each Maglev table, a prime up to %d: more of them move fewer clients (default: as the mode sees fit)", model.MaxEntries))
+	f.Uint32Var(&n.room, "ebpf-room", ebpf.DefaultRoom, "mode ebpf: slots in the kernel's maps: one for each port of a Service and each endpoint of it; an eighth as many entries")
+	f.BoolVar(&n.closeTCP, "ebpf-close-tcp", false, "mode ebpf: when an endpoint goes, close TCP connections of clients on the node to it, as is done with UDP")
 	c.RegisterFlagCompletionFunc("node", n.completeNode)
 	c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(modeNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("scheduler", cobra.FixedCompletions(schedulerNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.MarkFlagDirname("source")
+}
+
+// What --ebpf-room may be: a slot is 24 bytes of the kernel's memory.
+const (
+	leastRoom = 512
+	mostRoom  = 1 << 26
+)
+
+// ebpf gives the options of the plane ebpf.
+func (n *nodeFlags) ebpf() ebpf.Options {
+	return ebpf.Options{Sizes: ebpf.Room(n.room), CloseTCP: n.closeTCP}
 }
 
 func modeNames() (names []string) {
@@ -87,6 +103,10 @@ func (n *nodeFlags) config() (m agent.Mode, c resolve.Config, err error) {
 	if c, err = n.resolve(); err != nil {
 		return m, c, err
 	}
+	if n.room < leastRoom || n.room > mostRoom {
+		return m, c, fmt.Errorf("--ebpf-room %d: give from %d to %d slots", n.room, leastRoom, mostRoom)
+	}
+	m = m.EBPF(n.ebpf())
 	c = m.Resolve(c)
 	return m, c, c.Validate()
 }

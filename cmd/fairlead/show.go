@@ -21,6 +21,7 @@ type shown struct {
 	Missing   int              `json:"factsMissing"`
 	Extra     int              `json:"factsExtra"`
 	Frontends []shownFrontend  `json:"frontends"`
+	Counts    []shownCount     `json:"counts,omitempty"`
 	Health    []shownHealth    `json:"healthChecks,omitempty"`
 	Problems  []source.Problem `json:"problems,omitempty"`
 }
@@ -35,6 +36,12 @@ type shownFrontend struct {
 	Hidden   string   `json:"sourceHiddenFor"`
 	Sources  []string `json:"permittedSources,omitempty"`
 	Kernel   string   `json:"kernel"`
+}
+
+type shownCount struct {
+	Service     string `json:"service"`
+	Connections uint64 `json:"connections"` // of clients on this node, given an endpoint
+	Refused     uint64 `json:"refused"`     // for want of one
 }
 
 type shownHealth struct {
@@ -85,10 +92,41 @@ func show(w *world, a *agent.Audit) shown {
 		}
 		s.Frontends = append(s.Frontends, row)
 	}
+	names := w.serviceOf()
+	counts := agent.PerService(a.Counts, func(id uint64) string { return names[id] })
+	for _, service := range sortedKeys(counts) {
+		s.Counts = append(s.Counts, shownCount{service, counts[service].Connections, counts[service].Refused})
+	}
 	for _, h := range w.services.HealthChecks {
 		s.Health = append(s.Health, shownHealth{h.Service, h.Port, h.Local})
 	}
 	return s
+}
+
+// countTable prints what became of clients on this node.
+func (s shown) countTable(w io.Writer) error {
+	if len(s.Counts) == 0 {
+		return nil
+	}
+	rows := [][]string{{"SERVICE", "CONNECTIONS FROM THIS NODE", "REFUSED: NO ENDPOINT"}}
+	for _, c := range s.Counts {
+		rows = append(rows, []string{c.Service, fmt.Sprint(c.Connections), fmt.Sprint(c.Refused)})
+	}
+	fmt.Fprintln(w)
+	if err := table(w, rows); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w)
+	return err
+}
+
+// serviceOf names the Services of pools, by the pools' IDs.
+func (w *world) serviceOf() map[uint64]string {
+	names := map[uint64]string{}
+	for _, f := range w.services.Frontends {
+		names[f.Inside.Pool.ID], names[f.Outside.Pool.ID] = f.Service, f.Service
+	}
+	return names
 }
 
 // kernelSays words what an audit found of a frontend.
@@ -132,6 +170,9 @@ func (s shown) table(w io.Writer) error {
 		rows = append(rows, []string{f.Service, f.Via, f.Entry, few(f.Inside), outside, dash(f.Affinity), f.Hidden, f.Kernel})
 	}
 	if err := table(w, rows); err != nil {
+		return err
+	}
+	if err := s.countTable(w); err != nil {
 		return err
 	}
 	for _, h := range s.Health {

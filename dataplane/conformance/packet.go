@@ -25,6 +25,7 @@ type packetLine struct {
 
 	Action     verdict.Action
 	Candidates []candidate // for Forward: one of them answers
+	Apart      []string    // but not one remembered under these names, unless the scheduler is random
 	Without    []string    // but not the places remembered under these names
 	Hidden     bool        // source=node, for every candidate
 	Sticks     bool        // always the same candidate
@@ -201,6 +202,8 @@ func (l *packetLine) parseWord(w string) error {
 		l.Evenly = true
 	case key == "sticks":
 		l.Sticks, l.As = true, value
+	case key == "apart" && l.Hold != "":
+		l.Apart = append(l.Apart, value)
 	case strings.HasPrefix(w, "-$"):
 		l.Without = append(l.Without, w[2:])
 	default:
@@ -281,7 +284,7 @@ func (c *Case) checkFlows(fail func(int, error)) {
 
 // references gives the names of remembered places that the line needs.
 func (l *packetLine) references() []string {
-	names := slices.Clone(l.Without)
+	names := slices.Concat(l.Without, l.Apart)
 	for _, c := range l.Candidates {
 		if n, ok := strings.CutPrefix(c.Name, "$"); ok {
 			names = append(names, n)

@@ -136,7 +136,9 @@ func (p *plain) Disturb(context.Context) error {
 	return nil
 }
 
-func TestRun(t *testing.T) { Run(t, Subject{service.Abilities{Name: "plain"}, startPlain}) }
+func TestRun(t *testing.T) {
+	Run(t, Subject{service.Abilities{Name: "plain", Schedulers: model.SchedulersOf(model.Random)}, startPlain})
+}
 
 func TestWhatIsRefusedIsNotAsked(t *testing.T) {
 	s := faulty{pool: func(p *model.Pool) { p.Affinity = 0 }}.subject()

@@ -483,6 +483,11 @@ func (p probe) hold(ctx context.Context) string {
 		return err.Error()
 	}
 	a, err := held.Ask(ctx)
+	for _, n := range p.l.Apart {
+		if p.w.known[n] == a.Server && p.pool().Scheduler != model.Random {
+			return fmt.Sprintf("%s answers again, as in %s", a.Server, n)
+		}
+	}
 	p.w.flows[p.l.Hold] = &flow{probe: p, held: held, last: a.Server}
 	p.w.known[p.l.Hold] = a.Server
 	if p.l.Action == verdict.Pass {

@@ -18,7 +18,7 @@ import (
 )
 
 // syncTime is how long a data plane may take until the kernel is as told.
-const syncTime = 20 * time.Second
+const syncTime = 90 * time.Second
 
 // nodes are the nodes of the cast.
 var nodes = []string{"a", "b"}
@@ -118,7 +118,7 @@ func (w *world) resolveConfig(node string, host *sandbox.Host) resolve.Config {
 	c := resolve.Config{
 		Node: node, Addresses: host.Addresses, MasqueradeAll: w.config.MasqueradeAll,
 		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName,
-		Plane: w.subject.Name, Schedulers: w.subject.Schedulers,
+		Plane: w.subject.Name, Schedulers: w.subject.Schedulers, Behind: w.subject.Behind,
 	}
 	for _, t := range w.config.ClusterCIDRs {
 		p, _ := netip.ParsePrefix(t) // what is no range is the resolver's to complain of

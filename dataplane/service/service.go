@@ -9,10 +9,12 @@ import "fairlead.dev/fairlead/model"
 type Abilities struct {
 	Name       string                       // as --mode has it, such as nftables
 	Schedulers model.Schedulers             // Random is always among them
+	Behind     model.Schedulers             // those of a second plane, for clients that this one can't serve; 0: there is none
 	Cannot     func(*model.Frontend) string // why a frontend can't be served, or ""; nil serves all
 	HidesAll   bool                         // backends never see the client's address, whatever Frontend.Hide says
 	Ends       bool                         // its connections end with the agent, since they run through it
 	Batch      int                          // facts in one Write at most; 0 leaves it to the loop
 	Tracked    bool                         // translates by the kernel's connection tracking, where stale flows must be cut
+	Lacks      func() []string              // what this kernel lacks that the plane can do without, and what follows: sentences; nil: nothing
 	Notes      []string                     // what else a user should know before choosing it: sentences
 }

@@ -16,6 +16,8 @@ type (
 	Name      = serviceName
 	Flow      = serviceFlow
 	Count     = serviceCount
+	Endpoint  = serviceEndpoint
+	Load      = serviceLoad
 )
 
 // What they hold.
@@ -27,6 +29,10 @@ const (
 	Turns       = uint8(serviceSchedulerTURNS)
 	Source      = uint8(serviceSchedulerSOURCE)
 	Destination = uint8(serviceSchedulerDESTINATION)
+
+	Least         = uint8(serviceSchedulerLEAST)
+	WeightedLeast = uint8(serviceSchedulerWEIGHTED_LEAST)
+	Delay         = uint8(serviceSchedulerDELAY)
 )
 
 // Words gives an address as the programs know it: 16 bytes of either family, IPv4 as ::ffff:a.b.c.d.

@@ -63,6 +63,7 @@ type Maps struct {
 	Slots  []Slot
 	Recent []Name // TCP connections: some may have ended
 
+	traced *serviceTrace
 	sizes  Sizes
 	named  map[string]*ebpf.Map
 	mapped [][]byte
@@ -71,7 +72,7 @@ type Maps struct {
 // traffic is the maps that packets and sockets write. They don't go with a layout: an upgrade finds what it needs to go on.
 var traffic = map[string]bool{
 	serviceMapAffinity: true, serviceMapConnected: true, serviceMapHomes: true, serviceMapNamed: true, serviceMapPeers: true,
-	serviceMapRecent: true,
+	serviceMapRecent: true, serviceMapLoads: true, serviceMapCounted: true,
 }
 
 // stateFolder is where the traffic's maps are, beside the layouts' folders.
@@ -202,6 +203,11 @@ func (m *Maps) mapMemory() error {
 	if err != nil {
 		return errors.Join(err, m.Close())
 	}
+	traced, err := m.memory(serviceMapTraced, unsafe.Sizeof(serviceTrace{}))
+	if err != nil {
+		return errors.Join(err, m.Close())
+	}
+	m.traced = (*serviceTrace)(unsafe.Pointer(&traced[0]))
 	m.Recent = unsafe.Slice((*Name)(unsafe.Pointer(&recent[0])), m.named[serviceMapRecent].MaxEntries())
 	m.Counts = unsafe.Slice((*Count)(unsafe.Pointer(&counts[0])), m.sizes.Pools)
 	m.Pools = unsafe.Slice((*Pool)(unsafe.Pointer(&pools[0])), m.sizes.Pools)
@@ -234,7 +240,7 @@ func (m *Maps) Close() error {
 			errs = append(errs, n.Close())
 		}
 	}
-	m.mapped, m.named, m.Pools, m.Counts, m.Slots, m.Recent = nil, nil, nil, nil, nil, nil
+	m.mapped, m.named, m.traced, m.Pools, m.Counts, m.Slots, m.Recent = nil, nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -256,18 +262,13 @@ func (m *Maps) PutFrontends(keys []Entry, values []Frontend) error {
 		return nil
 	}
 	if _, err := m.named[serviceMapFrontends].BatchUpdate(keys, values, nil); err != nil {
-		return fmt.Errorf("bpf: write %d frontends: %w", len(keys), full(err))
+		return fmt.Errorf("bpf: write %d frontends: %w", len(keys), err)
 	}
 	return nil
 }
 
-// full names the way out of a map that is full.
-func full(err error) error {
-	if errors.Is(err, unix.E2BIG) || errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, unix.ENOSPC) {
-		return fmt.Errorf("%w: the map is full", err)
-	}
-	return err
-}
+// Full says whether an error is that a map has no room for more.
+func Full(err error) bool { return errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) }
 
 // DeleteFrontends removes frontends. What isn't there is no error.
 func (m *Maps) DeleteFrontends(keys []Entry) error {
@@ -315,7 +316,7 @@ func (m *Maps) Frontends(take func(Entry, Frontend)) error {
 // PutPlace says what an address of a prefix is.
 func (m *Maps) PutPlace(p netip.Prefix, is uint32) error {
 	if err := m.named[serviceMapPlaces].Put(prefixKey(p), is); err != nil {
-		return fmt.Errorf("bpf: write prefix %s: %w", p, full(err))
+		return fmt.Errorf("bpf: write prefix %s into map places, which has room for %d: %w", p, m.named[serviceMapPlaces].MaxEntries(), err)
 	}
 	return nil
 }
@@ -353,6 +354,38 @@ func (m *Maps) Places(take func(netip.Prefix, uint32)) error {
 // Connected reads the connected UDP sockets, by cookie.
 func (m *Maps) Connected(take func(uint64, Connected)) error {
 	return all(m.named[serviceMapConnected], take)
+}
+
+// Loads reads how many sockets are open, by endpoint.
+func (m *Maps) Loads(take func(Endpoint, Load)) error {
+	return all(m.named[serviceMapLoads], take)
+}
+
+// Open reads one: 0 where there is none.
+func (m *Maps) Open(e Endpoint) (n uint64, err error) {
+	var l Load
+	err = m.named[serviceMapLoads].Lookup(e, &l)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, fmt.Errorf("bpf: read an endpoint's open sockets: %w", err)
+	}
+	return l.Open, nil
+}
+
+// DeleteLoads forgets endpoints' open sockets; those that are open then never count again.
+func (m *Maps) DeleteLoads(keys []Endpoint) error {
+	for _, k := range keys {
+		if err := m.named[serviceMapLoads].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("bpf: forget an endpoint's open sockets: %w", err)
+		}
+	}
+	return nil
+}
+
+// forgetLoads forgets all: sockets may have been closed unseen.
+func (m *Maps) forgetLoads() error {
+	var keys []Endpoint
+	err := m.Loads(func(e Endpoint, _ Load) { keys = append(keys, e) })
+	return errors.Join(err, m.DeleteLoads(keys))
 }
 
 // Absent says whether an error is that maps are not there, or not all.

@@ -36,5 +36,15 @@ var Probe = sync.OnceValue(func() error {
 	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnGetNetnsCookie), "network namespaces' cookies (5.7)")
 	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSkStorageGet), "storage with sockets for programs at a cgroup's (5.8)")
 	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnProbeReadKernel), "reading of its own structs by such programs (5.8)")
+	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnKtimeGetCoarseNs), "the coarse clock (5.11)")
+	need(features.HaveProgramHelper(ebpf.CGroupSock, asm.FnSkStorageGet), "storage with sockets where these are closed (5.14 has it)")
 	return errors.Join(errs...)
+})
+
+// Lacks names what this kernel lacks that the programs can do without, and what follows: sentences.
+var Lacks = sync.OnceValue(func() (lacks []string) {
+	if errors.Is(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval), ebpf.ErrNotSupported) {
+		lacks = append(lacks, "This kernel lacks bpf_set_retval (Linux 5.18): a connect() without endpoint reads EPERM in place of ECONNREFUSED.")
+	}
+	return lacks
 })

@@ -68,6 +68,7 @@ func (h hook) programName(digest string) string { return "fl_" + h.short + "_" +
 type Programs struct {
 	digest string
 	by     map[string]*ebpf.Program
+	maps   *Maps
 }
 
 // Load loads the programs to work on maps.
@@ -95,7 +96,7 @@ func (m *Maps) Load(o Options) (*Programs, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bpf: load the programs: %w", explain(err))
 	}
-	p := &Programs{digest: digest, by: map[string]*ebpf.Program{}}
+	p := &Programs{digest: digest, by: map[string]*ebpf.Program{}, maps: m}
 	for _, h := range hooks {
 		p.by[h.name] = all.DetachProgram(h.name)
 	}
@@ -132,8 +133,14 @@ func (p *Programs) Attach(folder, cgroup string) (err error) {
 		if err != nil {
 			return fmt.Errorf("bpf: attach %s to cgroup %s: %w", h.name, cgroup, explain(err))
 		}
-		if !was {
-			made = append(made, h.name)
+		if was {
+			continue
+		}
+		made = append(made, h.name)
+		if h.name == "release" {
+			if err := p.maps.forgetLoads(); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -56,6 +56,27 @@ type serviceCount struct {
 	Refused     uint64
 }
 
+type serviceCounted struct {
+	_        structs.HostLayout
+	Endpoint serviceEndpoint
+	Since    uint64
+}
+
+type serviceEndpoint struct {
+	_       structs.HostLayout
+	Backend struct {
+		_       structs.HostLayout
+		Address struct {
+			_    structs.HostLayout
+			Word [4]uint32
+		}
+		Port  uint16
+		Zero  uint16
+		Zeros uint32
+	}
+	Pool uint64
+}
+
 type serviceEntry struct {
 	_       structs.HostLayout
 	Address struct {
@@ -159,6 +180,12 @@ type serviceHome struct {
 	Zero      uint32
 }
 
+type serviceLoad struct {
+	_     structs.HostLayout
+	Open  uint64
+	Since uint64
+}
+
 type serviceMemory struct {
 	_       structs.HostLayout
 	Backend struct {
@@ -196,6 +223,7 @@ const (
 	serviceOutcomeTRANSLATED serviceOutcome = 0
 	serviceOutcomeREFUSED    serviceOutcome = 1
 	serviceOutcomeLEFT       serviceOutcome = 2
+	serviceOutcomeSILENT     serviceOutcome = 3
 )
 
 type servicePlace uint32
@@ -226,10 +254,13 @@ type servicePrefix struct {
 type serviceScheduler uint32
 
 const (
-	serviceSchedulerRANDOM      serviceScheduler = 0
-	serviceSchedulerTURNS       serviceScheduler = 1
-	serviceSchedulerSOURCE      serviceScheduler = 2
-	serviceSchedulerDESTINATION serviceScheduler = 3
+	serviceSchedulerRANDOM         serviceScheduler = 0
+	serviceSchedulerTURNS          serviceScheduler = 1
+	serviceSchedulerSOURCE         serviceScheduler = 2
+	serviceSchedulerDESTINATION    serviceScheduler = 3
+	serviceSchedulerLEAST          serviceScheduler = 4
+	serviceSchedulerWEIGHTED_LEAST serviceScheduler = 5
+	serviceSchedulerDELAY          serviceScheduler = 6
 )
 
 type serviceSlot struct {
@@ -239,10 +270,11 @@ type serviceSlot struct {
 
 type serviceTrace struct {
 	_         structs.HostLayout
-	On        uint32
-	Zero      uint32
-	Pool      uint64
+	Counting  uint64
+	Until     uint64
+	Lost      uint64
 	Namespace uint64
+	Pool      [8]uint64
 }
 
 // Names of all BPF objects in the ELF.
@@ -251,10 +283,12 @@ type serviceTrace struct {
 const (
 	serviceMapAffinity        = "affinity"
 	serviceMapConnected       = "connected"
+	serviceMapCounted         = "counted"
 	serviceMapCounts          = "counts"
 	serviceMapEvents          = "events"
 	serviceMapFrontends       = "frontends"
 	serviceMapHomes           = "homes"
+	serviceMapLoads           = "loads"
 	serviceMapNamed           = "named"
 	serviceMapPeers           = "peers"
 	serviceMapPlaces          = "places"
@@ -338,10 +372,12 @@ type serviceProgramSpecs struct {
 type serviceMapSpecs struct {
 	Affinity  *ebpf.MapSpec `ebpf:"affinity"`
 	Connected *ebpf.MapSpec `ebpf:"connected"`
+	Counted   *ebpf.MapSpec `ebpf:"counted"`
 	Counts    *ebpf.MapSpec `ebpf:"counts"`
 	Events    *ebpf.MapSpec `ebpf:"events"`
 	Frontends *ebpf.MapSpec `ebpf:"frontends"`
 	Homes     *ebpf.MapSpec `ebpf:"homes"`
+	Loads     *ebpf.MapSpec `ebpf:"loads"`
 	Named     *ebpf.MapSpec `ebpf:"named"`
 	Peers     *ebpf.MapSpec `ebpf:"peers"`
 	Places    *ebpf.MapSpec `ebpf:"places"`
@@ -385,10 +421,12 @@ func (o *serviceObjects) Close() error {
 type serviceMaps struct {
 	Affinity  *ebpf.Map `ebpf:"affinity"`
 	Connected *ebpf.Map `ebpf:"connected"`
+	Counted   *ebpf.Map `ebpf:"counted"`
 	Counts    *ebpf.Map `ebpf:"counts"`
 	Events    *ebpf.Map `ebpf:"events"`
 	Frontends *ebpf.Map `ebpf:"frontends"`
 	Homes     *ebpf.Map `ebpf:"homes"`
+	Loads     *ebpf.Map `ebpf:"loads"`
 	Named     *ebpf.Map `ebpf:"named"`
 	Peers     *ebpf.Map `ebpf:"peers"`
 	Places    *ebpf.Map `ebpf:"places"`
@@ -402,10 +440,12 @@ func (m *serviceMaps) Close() error {
 	return _ServiceClose(
 		m.Affinity,
 		m.Connected,
+		m.Counted,
 		m.Counts,
 		m.Events,
 		m.Frontends,
 		m.Homes,
+		m.Loads,
 		m.Named,
 		m.Peers,
 		m.Places,

@@ -6,11 +6,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
 )
 
 // Outcome is what became of a socket's question.
@@ -20,20 +25,21 @@ type Outcome uint8
 const (
 	Translated = Outcome(serviceOutcomeTRANSLATED)
 	Refused    = Outcome(serviceOutcomeREFUSED)
-	Left       = Outcome(serviceOutcomeLEFT) // to whoever serves packets
+	Left       = Outcome(serviceOutcomeLEFT)   // to whoever serves packets
+	Silent     = Outcome(serviceOutcomeSILENT) // for want of a backend, where nobody is to answer
 )
 
-// String gives "translated", "refused" or "left".
+// String gives what people read.
 func (o Outcome) String() string {
-	if o > Left {
+	if o > Silent {
 		return fmt.Sprintf("outcome %d", uint8(o))
 	}
-	return [...]string{"translated", "refused", "left"}[o]
+	return [...]string{"translated", "no endpoint, refused", "left to packets", "no endpoint, silent"}[o]
 }
 
 // Event is one question of a socket: a connect(), or a datagram that began a flow.
 type Event struct {
-	Time      time.Duration // since boot
+	Time      time.Duration // as Now
 	Namespace uint64        // cookie of the socket's network namespace
 	Pool      uint64
 	Entry     netip.AddrPort
@@ -44,39 +50,85 @@ type Event struct {
 	Command   string
 }
 
-// Trace has the programs report what they decide, and calls take with each event until ctx ends: only of one pool or one
-// network namespace, where these are not 0. One may trace at a time: two share the events.
-func (m *Maps) Trace(ctx context.Context, pool, namespace uint64, take func(Event)) error {
+// At gives the event's time by the calendar.
+func (e Event) At() time.Time { return time.Now().Add(e.Time - Now()) }
+
+// Filter says which events are wanted.
+type Filter struct {
+	Namespace uint64   // the cookie of the sockets' network namespace; 0: any
+	Pools     []uint64 // of which one serves them; none: any
+}
+
+// takes says whether an event is wanted. The programs leave most of the others out, not all.
+func (f Filter) takes(e Event) bool {
+	return (f.Namespace == 0 || f.Namespace == e.Namespace) && (len(f.Pools) == 0 || slices.Contains(f.Pools, e.Pool))
+}
+
+// Trace has the programs report what they decide, and calls take with each event until ctx ends. It gives how many were lost
+// because take was slower than they. One process may trace a node at a time.
+func (m *Maps) Trace(ctx context.Context, f Filter, take func(Event)) (lost uint64, err error) {
+	alone, err := net.Listen("unix", "@fairlead-trace") // a name of this network namespace, for as long as we live
+	if err != nil {
+		return 0, fmt.Errorf("bpf: events go to one listener at a time, and another process traces this node: end it first (%w)", err)
+	}
+	defer alone.Close()
 	r, err := ringbuf.NewReader(m.named[serviceMapEvents])
 	if err != nil {
-		return fmt.Errorf("bpf: read events: %w", err)
+		return 0, fmt.Errorf("bpf: read events: %w", err)
 	}
 	defer r.Close()
-	stop := context.AfterFunc(ctx, func() { r.Close() })
-	defer stop()
-	if err := m.trace(serviceTrace{On: 1, Pool: pool, Namespace: namespace}); err != nil {
-		return err
+	begin, before := Now(), atomic.LoadUint64(&m.traced.Lost)
+	m.traced.Namespace, m.traced.Pool = f.Namespace, [len(m.traced.Pool)]uint64{}
+	if len(f.Pools) <= len(m.traced.Pool) {
+		copy(m.traced.Pool[:], f.Pools)
 	}
-	defer m.trace(serviceTrace{})
+	ctx, stop := context.WithCancel(ctx)
+	var ended sync.WaitGroup
+	ended.Go(func() { m.listen(ctx); r.Flush() })
+	defer ended.Wait()
+	defer stop()
 	for {
 		record, err := r.Read()
-		if errors.Is(err, ringbuf.ErrClosed) {
-			return nil
+		if errors.Is(err, ringbuf.ErrFlushed) {
+			return atomic.LoadUint64(&m.traced.Lost) - before, nil
 		}
 		if err != nil {
-			return fmt.Errorf("bpf: read events: %w", err)
+			return 0, fmt.Errorf("bpf: read events: %w", err)
 		}
-		if e, ok := event(record.RawSample); ok {
+		if e, ok := event(record.RawSample); ok && e.Time >= begin && f.takes(e) {
 			take(e)
 		}
 	}
 }
 
-func (m *Maps) trace(t serviceTrace) error {
-	if err := m.named[serviceMapTraced].Put(uint32(0), t); err != nil {
-		return fmt.Errorf("bpf: turn tracing on or off: %w", err)
+// CountSockets has the programs count the sockets of pools that are scheduled by that.
+func (m *Maps) CountSockets() { atomic.StoreUint64(&m.traced.Counting, 1) }
+
+// attention is how long the programs go on to report when they hear nothing: whoever listened may have been killed.
+const attention = 10 * time.Second
+
+// listen has the programs report until ctx ends.
+func (m *Maps) listen(ctx context.Context) {
+	again := time.NewTicker(attention / 4)
+	defer again.Stop()
+	for {
+		atomic.StoreUint64(&m.traced.Until, uint64(Now()+attention))
+		select {
+		case <-ctx.Done():
+			atomic.StoreUint64(&m.traced.Until, 0)
+			return
+		case <-again.C:
+		}
 	}
-	return nil
+}
+
+// Now is the programs' clock: the time since boot, but for suspension.
+func Now() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
+		panic(err) // every kernel has it
+	}
+	return time.Duration(t.Nano())
 }
 
 // event reads a struct event.

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"path/filepath"
 
 	"github.com/vishvananda/netlink/nl"
 	vnetns "github.com/vishvananda/netns"
@@ -38,7 +37,7 @@ func Close(protocol uint8, names Names) (closed int, err error) {
 	}
 	var errs []error
 	seen := map[uint64]bool{}
-	for _, path := range namespaces() {
+	for _, path := range netns.All() {
 		if len(seen) == len(names) {
 			break
 		}
@@ -52,30 +51,6 @@ func Close(protocol uint8, names Names) (closed int, err error) {
 		}
 	}
 	return closed, errors.Join(errs...)
-}
-
-// namespaces gives a path to each network namespace that can be found, the own first.
-func namespaces() (paths []string) {
-	all := []string{"/proc/thread-self/ns/net"}
-	for _, pattern := range []string{netns.Dir + "/*", "/proc/[0-9]*/ns/net"} {
-		more, _ := filepath.Glob(pattern) // the patterns are right
-		all = append(all, more...)
-	}
-	type file struct{ device, inode uint64 }
-	seen := map[file]bool{}
-	for _, p := range all {
-		var s unix.Stat_t
-		var on unix.Statfs_t
-		if unix.Stat(p, &s) != nil || seen[file{uint64(s.Dev), s.Ino}] {
-			continue // gone
-		}
-		if unix.Statfs(p, &on) != nil || on.Type != unix.NSFS_MAGIC {
-			continue // a name that is just being made or removed
-		}
-		seen[file{uint64(s.Dev), s.Ino}] = true
-		paths = append(paths, p)
-	}
-	return paths
 }
 
 // closeIn closes the named sockets of one namespace, unless that has been seen, and gives its cookie.

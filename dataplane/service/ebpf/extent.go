@@ -50,6 +50,12 @@ func newExtent(p *model.Pool) (e extent, err error) {
 		if len(p.Backends) > 0 {
 			e.choices = maglev.Table(p.Backends, maglev.Entries(p, 1000))
 		}
+	case model.LeastConnections:
+		e.scheduler = bpf.Least
+	case model.WeightedLeastConnections:
+		e.scheduler = bpf.WeightedLeast
+	case model.ShortestExpectedDelay:
+		e.scheduler = bpf.Delay
 	default:
 		return e, fmt.Errorf("ebpf: scheduler %s is none of %s", p.Scheduler, Abilities.Schedulers)
 	}
@@ -107,7 +113,7 @@ func (e extent) size() uint32 {
 func (e extent) write(id uint64, to []bpf.Slot) {
 	*to[0].Header() = bpf.Header{Count: uint32(len(e.Backends)), Choices: uint32(len(e.choices)), Affinity: uint32(e.Affinity / time.Second),
 		Scheduler: e.scheduler, Model: uint8(e.Pool.Scheduler), Protocol: uint8(e.Protocol), Id: id}
-	own, other := aliases(e.Backends)
+	own, other := e.aliases()
 	for i, b := range e.Backends {
 		s := bpf.Backend{Port: bpf.Port(b.Addr.Port()), Weight: b.Weight, Own: own[i], Other: other[i]}
 		s.Address.Word = bpf.Words(b.Addr.Addr())
@@ -141,6 +147,14 @@ func readExtent(s []bpf.Slot) (value string, size uint32) {
 		p.Backends[i] = model.Backend{Addr: netip.AddrPortFrom(bpf.Addr(b.Address.Word), bpf.Port(b.Port)), Weight: b.Weight}
 	}
 	return poolValue(p), size
+}
+
+// aliases is aliases of the backends, or, where the scheduler heeds no weights, of as many that weigh the same.
+func (e extent) aliases() (own, other []uint16) {
+	if e.Scheduler == model.LeastConnections {
+		return aliases(make([]model.Backend, len(e.Backends)))
+	}
+	return aliases(e.Backends)
 }
 
 // aliases gives for each backend how many of 65536 draws that come upon it are its own, less one, and whose the others

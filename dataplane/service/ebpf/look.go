@@ -3,9 +3,18 @@ package ebpf
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"sync/atomic"
 
 	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/kernel/netns"
+)
+
+// What the programs report, and which of it is wanted.
+type (
+	Event  = bpf.Event
+	Filter = bpf.Filter
 )
 
 // Count is what a pool's clients on this node were told since it was written.
@@ -14,27 +23,59 @@ type Count struct {
 	Refused     uint64 // those for which there was none
 }
 
-// errNothing says that a plane can't look at what it never read.
-var errNothing = errors.New("ebpf: nothing of this version is in the kernel: is the agent running, in this mode and network namespace?")
+// errNothing says that there is nothing to look at.
+var errNothing = errors.New("ebpf: no programs of this version are attached in this network namespace: run the agent there with --mode ebpf " +
+	"(the other modes have no hooks to look through), and this command with its --ebpf flags")
 
-// Counts gives the counts of all pools held, by ID. It needs a Read before.
-func (p *Plane) Counts() (map[uint64]Count, error) {
-	if p.maps == nil {
-		return nil, errNothing
-	}
-	counts := make(map[uint64]Count, len(p.pools))
-	for id, i := range p.pools {
-		c := &p.maps.Counts[i]
-		counts[id] = Count{atomic.LoadUint64(&c.Connections), atomic.LoadUint64(&c.Refused)}
-	}
-	return counts, nil
-}
-
-// Trace calls take with what each connect() and first datagram to a frontend comes to, until ctx ends: only of one pool or
-// one network namespace (by cookie) where these are not 0. It needs a Read before.
-func (p *Plane) Trace(ctx context.Context, pool, namespace uint64, take func(bpf.Event)) error {
-	if p.maps == nil {
+// look calls f with the maps as they are, beside whoever writes them.
+func (p *Plane) look(f func(*bpf.Maps) error) error {
+	if _, err := os.Stat(p.linksFolder()); err != nil {
 		return errNothing
 	}
-	return p.maps.Trace(ctx, pool, namespace, take)
+	m, err := bpf.OpenMaps(p.mapsFolder(), p.Sizes)
+	if bpf.Absent(err) {
+		return errNothing
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(m), m.Close())
+}
+
+// Counts gives the counts of all pools held, by ID: none where nothing is in the kernel. It may be called at any time.
+func (p *Plane) Counts() (counts map[uint64]Count, err error) {
+	err = p.look(func(m *bpf.Maps) error {
+		counts = map[uint64]Count{}
+		for i := range m.Pools {
+			if atomic.LoadUint32(&m.Pools[i].Extent) == 0 {
+				continue
+			}
+			c := &m.Counts[i]
+			counts[m.Pools[i].Id] = Count{atomic.LoadUint64(&c.Connections), atomic.LoadUint64(&c.Refused)}
+		}
+		return nil
+	})
+	if errors.Is(err, errNothing) {
+		err = nil
+	}
+	return counts, err
+}
+
+// Trace calls take with what each connect() and first datagram to a frontend comes to, until ctx ends, and gives how many of
+// these were lost.
+func (p *Plane) Trace(ctx context.Context, f Filter, take func(Event)) (lost uint64, err error) {
+	err = p.look(func(m *bpf.Maps) (err error) {
+		lost, err = m.Trace(ctx, f, take)
+		return err
+	})
+	return lost, err
+}
+
+// Hosts tells of the network namespaces of this machine, whose cookies events bear.
+func Hosts() ([]netns.Host, error) {
+	hosts, err := netns.Hosts()
+	if err != nil {
+		return nil, fmt.Errorf("ebpf: find the clients' network namespaces: %w", err)
+	}
+	return hosts, nil
 }

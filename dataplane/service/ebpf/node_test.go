@@ -91,3 +91,5 @@ func clean(t testing.TB, p *ebpf.Plane) {
 		t.Error(err)
 	}
 }
+
+func addrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }

@@ -133,6 +133,11 @@ func TestExtents(t *testing.T) {
 				t.Fatal("part of an extent is taken for the whole")
 			}
 		}
+		if p.Scheduler == model.LeastConnections { // heeds no weights
+			for i := range p.Backends {
+				p.Backends[i].Weight = 0
+			}
+		}
 		n, total := len(p.Backends), 0
 		chance, chosen := make([]float64, n), make([]int, n)
 		for i, b := range p.Backends {

@@ -20,13 +20,15 @@ import (
 
 // Abilities is what the plane can do, together with one for packets behind it.
 var Abilities = service.Abilities{
-	Name: "ebpf",
-	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.SourceHash,
-		model.DestinationHash, model.Maglev),
+	Name:  "ebpf",
+	Lacks: bpf.Lacks,
+	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.LeastConnections,
+		model.WeightedLeastConnections, model.ShortestExpectedDelay, model.SourceHash, model.DestinationHash, model.Maglev),
 	Notes: []string{
 		"Clients on the node are translated once, at connect(); others, and what a socket can't do, go through a plane for packets that stands behind it.",
 		"When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read ECONNABORTED and must connect anew.",
 		"In a container, the agent must see the node's cgroup file system (cgroup namespace of the host) and BPF file system (/sys/fs/bpf): what is attached to its own cgroup serves nobody else.",
+		"Schedulers by connections count the sockets of clients on the node: from connect() until they are closed. Of more than 8 endpoints they take the better of two that are drawn.",
 		"A round robin turns for clients on the node by itself, apart from that for others.",
 	},
 }
@@ -41,7 +43,19 @@ type Options struct {
 // DefaultSizes have room for 40,000 pools of 10 backends. All maps take 30 MiB of the kernel's memory at once; a frontend adds
 // 96 bytes. Of that, a pool has 40 bytes and 24 for its header and each backend, by fours; Maglev's table takes 2 KiB for up
 // to 10 backends, 20 KiB for up to 100, 128 KiB for more.
-var DefaultSizes = bpf.Sizes{Frontends: 1 << 16, Pools: 1 << 16, Slots: 1 << 19}
+var DefaultSizes = Room(DefaultRoom)
+
+// DefaultRoom is how many slots there are unless somebody says: see Room.
+const DefaultRoom = 1 << 19
+
+// Room gives sizes by the number of slots: a slot for each pool and each of its backends, more for schedulers with a table; and
+// an eighth as many pools and frontends.
+func Room(slots uint32) bpf.Sizes {
+	return bpf.Sizes{Frontends: max(slots/8, 64), Pools: max(slots/8, 64), Slots: max(slots, 512)}
+}
+
+// roomier is the way out of full maps.
+const roomier = "give more with --ebpf-room"
 
 // Plane writes facts into the maps of one node. It implements dataplane.Plane[model.Part, Key, string], dataplane.Watcher and
 // dataplane.Cleaner.
@@ -58,6 +72,7 @@ type Plane struct {
 	pools map[uint64]uint32 // index of each pool held, by ID
 	index *space            // of pools
 	slots *space
+	leave []bpf.Endpoint // that left their pools and may have open sockets counted, see loads.go
 
 	id        string      // of this plane, among those of the node
 	announced bool        // others know that we write
@@ -183,6 +198,9 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := p.readLoads(); err != nil {
+		return nil, err
+	}
 	return facts, m.Places(readPlaces(&facts))
 }
 
@@ -192,6 +210,7 @@ func (p *Plane) begin(m *bpf.Maps) {
 	p.pools = map[uint64]uint32{}
 	p.index = newSpace("pools", p.Sizes.Pools, p.grace.Wait)
 	p.slots = newSpace("slots for backends", p.Sizes.Slots, p.grace.Wait)
+	p.leave = nil
 }
 
 // readPools adds the pools and who is left to others, and learns which places are taken. Of two pools with one ID, which

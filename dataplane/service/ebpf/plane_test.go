@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -511,6 +512,49 @@ func TestSocketsOfGoneBackendsAreClosed(t *testing.T) {
 	}
 }
 
+// Sockets of a backend that goes are closed wherever their owners are: on the node, and in each pod.
+func TestSocketsAreClosedInEveryNamespace(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		p := opened(t, o)
+		defer clean(t, p)
+		v, other := poolOf(1, false, model.UDP, 1), poolOf(2, false, model.UDP, 1)
+		before := []model.Part{theNode, v, other, frontendOf("10.96.0.1:80", v), frontendOf("10.96.0.2:80", other)}
+		change(t, p, nil, before)
+		gone := map[string]bool{"10.96.0.1:80": true, "10.96.0.2:80": false, "10.244.0.1:8080": false}
+		held := map[string][]net.Conn{}
+		hold := func() error {
+			for to := range gone {
+				held[to] = append(held[to], dial(t, 2, "udp", to)...)
+			}
+			return nil
+		}
+		hold()
+		pod(t, func(a *netns.Namespace) {
+			pod(t, func(b *netns.Namespace) {
+				if err := errors.Join(a.Do(hold), b.Do(hold)); err != nil {
+					t.Fatal(err)
+				}
+				now := poolOf(1, false, model.UDP, 2)
+				change(t, p, before, []model.Part{theNode, now, other, frontendOf("10.96.0.1:80", now), frontendOf("10.96.0.2:80", other)})
+				for to, l := range held {
+					for i, c := range l {
+						var reset bool
+						if raw, err := c.(*net.UDPConn).SyscallConn(); err == nil {
+							raw.Control(func(fd uintptr) {
+								_, err := unix.Getpeername(int(fd))
+								reset = err == unix.ENOTCONN
+							})
+						}
+						if reset != gone[to] {
+							t.Errorf("socket %d of %d to %s: closed should be %t", i, len(l), to, gone[to])
+						}
+					}
+				}
+			}, "10.244.9.2", "10.244.0.1", "10.244.0.2")
+		}, "10.244.9.1", "10.244.0.1", "10.244.0.2")
+	}, endpoints...)
+}
+
 // While a pool changes all the time, every connection goes to a backend of before or after.
 func TestAPoolChangesAtOnce(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
@@ -566,7 +610,10 @@ func TestTrace(t *testing.T) {
 		defer stop()
 		events := make(chan bpf.Event, 100)
 		ended := make(chan error, 1)
-		go func() { ended <- p.Trace(ctx, 1, 0, func(e bpf.Event) { events <- e }) }()
+		go func() {
+			_, err := p.Trace(ctx, bpf.Filter{Pools: []uint64{1}}, func(e bpf.Event) { events <- e })
+			ended <- err
+		}()
 		for {
 			ask(model.TCP, "10.96.0.2:80", echo.Options{})
 			ask(model.TCP, "10.96.0.1:80", echo.Options{})

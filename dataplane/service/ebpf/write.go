@@ -52,7 +52,7 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	w := sorted(put, del)
 	for _, step := range []func(*writes) error{
 		p.makeMaps, p.announce, p.putPlaces, p.putPools, p.putLeft, p.putFrontends, p.attach,
-		p.detach, p.deleteFrontends, p.deleteLeft, p.deletePools, p.deletePlaces, p.removeMaps, p.closeSockets,
+		p.detach, p.deleteFrontends, p.deleteLeft, p.deletePools, p.deletePlaces, p.removeMaps, p.closeSockets, p.forgetLoads,
 	} {
 		if err := step(w); err != nil {
 			return err
@@ -86,7 +86,7 @@ func (p *Plane) makeMaps(w *writes) error {
 	}
 	p.begin(m)
 	p.readPools(nil) // none, unless an attempt ended halfway
-	return nil
+	return p.readLoads()
 }
 
 // dropMaps removes maps of a layout.
@@ -161,14 +161,17 @@ func (p *Plane) putPool(id uint64, value string) error {
 	size := rounded(e.size())
 	at, err := p.slots.take(size)
 	if err != nil {
-		return fmt.Errorf("%w; give the maps more room", err)
+		return fmt.Errorf("%w; %s", err, roomier)
 	}
 	e.write(id, p.maps.Slots[at:at+size])
+	if counts(e.Pool.Scheduler) {
+		p.maps.CountSockets()
+	}
 	i, known := p.pools[id]
 	if !known {
 		if i, err = p.index.take(1); err != nil {
 			p.slots.give(at, size)
-			return fmt.Errorf("%w; give the maps more room", err)
+			return fmt.Errorf("%w; %s", err, roomier)
 		}
 		p.pools[id] = i
 		p.maps.Pools[i], p.maps.Counts[i] = bpf.Pool{Id: id}, bpf.Count{}
@@ -240,7 +243,11 @@ func (p *Plane) putFrontends(w *writes) error {
 		keys[i] = heldEntry(f.Key)
 		values[i] = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18]}
 	}
-	return p.maps.PutFrontends(keys, values)
+	err := p.maps.PutFrontends(keys, values)
+	if bpf.Full(err) {
+		return fmt.Errorf("ebpf: %s: the map frontends is full, with room for %d: %s: %w", facts[0].Key, p.Sizes.Frontends, roomier, err)
+	}
+	return err
 }
 
 func (p *Plane) deleteFrontends(w *writes) error {
@@ -300,7 +307,7 @@ type member struct {
 // closeSockets closes connected sockets whose backend has gone from their pool: those of UDP would talk to nobody without ever
 // knowing. TCP ends by itself, and is closed only if asked for.
 func (p *Plane) closeSockets(w *writes) error {
-	gone := p.lost(w)
+	gone := w.lost(func(v *model.Pool) bool { return v.Protocol == model.UDP || p.CloseTCP })
 	if len(gone) == 0 || p.maps == nil {
 		return nil
 	}
@@ -325,18 +332,14 @@ func (p *Plane) closeSockets(w *writes) error {
 	return errors.Join(err, err2)
 }
 
-// lost gives the backends that pools have lost, of protocols whose sockets are closed then.
-func (p *Plane) lost(w *writes) map[member]bool {
+// lost gives the backends that pools have lost, of those pools that are asked for by what stands before the backends.
+func (w *writes) lost(of func(*model.Pool) bool) map[member]bool {
 	gone := map[member]bool{}
 	each := func(f Fact, is bool) {
-		if len(f.Value) < poolHead {
+		if len(f.Value) < poolHead || !of(readPool(f.Value[:poolHead])) {
 			return
 		}
-		pool := readPool(f.Value)
-		if pool.Protocol != model.UDP && !p.CloseTCP {
-			return
-		}
-		for _, b := range pool.Backends {
+		for _, b := range readPool(f.Value).Backends {
 			if k := (member{poolID(f.Key), b.Addr}); is {
 				gone[k] = true
 			} else {

@@ -1,0 +1,62 @@
+package agent
+
+import (
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/model"
+)
+
+// PerService adds counts of pools up by their Services, such as "shop/web:http".
+func PerService(counts map[uint64]ebpf.Count, service func(pool uint64) string) map[string]ebpf.Count {
+	sums := map[string]ebpf.Count{}
+	for id, c := range counts {
+		if name := service(id); name != "" {
+			s := sums[name]
+			sums[name] = ebpf.Count{Connections: s.Connections + c.Connections, Refused: s.Refused + c.Refused}
+		}
+	}
+	return sums
+}
+
+// servicesOf are the names of pools' Services, by the pools' IDs, for as long as the pools are wanted.
+type servicesOf map[uint64]string
+
+// follow takes a change in.
+func (s servicesOf) follow(put, del []model.Part) {
+	for _, p := range del {
+		if v, ok := p.(*model.Pool); ok {
+			delete(s, v.ID)
+		}
+	}
+	for _, p := range put {
+		if v, ok := p.(*model.Pool); ok {
+			s[v.ID], _, _ = strings.Cut(v.Name, " ")
+		}
+	}
+}
+
+var (
+	connectionsDesc = prometheus.NewDesc("fairlead_service_connections_total",
+		"TCP connections and UDP flows of clients on this node that were given an endpoint, since the Service was written (mode ebpf).", []string{"service"}, nil)
+	refusedDesc = prometheus.NewDesc("fairlead_service_refused_total",
+		"Those for which there was no endpoint (mode ebpf).", []string{"service"}, nil)
+)
+
+// collectServices makes metrics of what became of Services' clients.
+func (c collector) collectServices(ch chan<- prometheus.Metric) {
+	counts, err := c.services.Counts()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(connectionsDesc, err)
+		return
+	}
+	c.mu.Lock()
+	sums := PerService(counts, func(id uint64) string { return c.names[id] })
+	c.mu.Unlock()
+	for service, n := range sums {
+		ch <- prometheus.MustNewConstMetric(connectionsDesc, prometheus.CounterValue, float64(n.Connections), service)
+		ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(n.Refused), service)
+	}
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Schedulers that go by open sockets. One counts for a backend from connect(), whatever comes of it, until it is closed or
+ * connected elsewhere. Of up to SCAN backends the best is taken; of more, the better of two that are drawn by their weights:
+ * that comes close, for the price of two look-ups (Mitzenmacher, "The power of two choices in randomized load balancing",
+ * 2001).
+ */
+#pragma once
+
+#define SCAN 8
+
+/* Whether any socket may count: else there is nothing to look for. */
+static __always_inline bool counting(void)
+{
+	struct trace *t = asked();
+
+	return t && t->counting;
+}
+
+/* How many sockets a backend of a pool has open. */
+static __always_inline __u64 opened(const struct header *h, const struct backend *b)
+{
+	struct endpoint m = {.pool = h->id};
+	struct load *l;
+
+	m.backend.address = b->address;
+	m.backend.port = b->port;
+	l = bpf_map_lookup_elem(&loads, &m);
+	return l ? l->open : 0;
+}
+
+/* Finds the backend with the least to do: its index, or count where there is none. Of equals, the first met from anywhere. */
+__noinline int least(struct pool *p, const struct header *h, __u32 extent, const struct question *q)
+{
+	__u64 open, best_open = 0, weight, best_weight = 1;
+	__u32 first = bpf_get_prandom_u32(), best, tries, t, i;
+	union slot *s;
+
+	if (!p || !h || !q || !h->count)
+		return 0;
+	best = h->count;
+	tries = best <= SCAN ? best : 2;
+	for (t = 0; t < SCAN && t < tries; t++) {
+		i = h->count <= SCAN ? (first + t) % h->count : draw(p, h, extent, q);
+		s = slot(extent + 1 + i);
+		if (!s || i >= h->count)
+			continue;
+		open = opened(h, &s->backend) + (h->scheduler == DELAY);
+		weight = h->scheduler == LEAST || !s->backend.weight ? 1 : s->backend.weight;
+		if (best < h->count && open * best_weight >= best_open * weight)
+			continue;
+		best = i;
+		best_open = open;
+		best_weight = weight;
+	}
+	return best;
+}
+
+/* A socket counts no more. */
+static __always_inline void uncount(struct counted *c)
+{
+	struct load *l;
+
+	if (!c || !c->since)
+		return;
+	l = bpf_map_lookup_elem(&loads, &c->endpoint);
+	if (l && l->since == c->since)
+		__sync_fetch_and_sub(&l->open, 1);
+	c->since = 0;
+}
+
+/* A socket counts no more for what it was connected to, and, with more, counts for what it connects to now. */
+static __noinline void count(struct bpf_sock_addr *ctx, const struct question *q, bool more)
+{
+	struct load none = {}, *l;
+	struct counted *c;
+
+	if (!ctx->sk)
+		return;
+	c = bpf_sk_storage_get(&counted, ctx->sk, NULL, more ? BPF_SK_STORAGE_GET_F_CREATE : 0);
+	uncount(c);
+	if (!c || !more)
+		return;
+	c->endpoint.backend = q->backend;
+	c->endpoint.pool = q->pool;
+	none.since = bpf_ktime_get_ns();
+	bpf_map_update_elem(&loads, &c->endpoint, &none, BPF_NOEXIST);
+	l = bpf_map_lookup_elem(&loads, &c->endpoint);
+	if (!l)
+		return; /* full: this one goes uncounted */
+	__sync_fetch_and_add(&l->open, 1);
+	c->since = l->since;
+}

@@ -1,0 +1,85 @@
+package netns
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// All gives a path to each network namespace that can be found, the own first: those that a name or a process leads to.
+func All() (paths []string) {
+	all := []string{"/proc/thread-self/ns/net"}
+	for _, pattern := range []string{Dir + "/*", "/proc/[0-9]*/ns/net"} {
+		more, _ := filepath.Glob(pattern) // the patterns are right
+		all = append(all, more...)
+	}
+	type file struct{ device, inode uint64 }
+	seen := map[file]bool{}
+	for _, p := range all {
+		var s unix.Stat_t
+		var on unix.Statfs_t
+		if unix.Stat(p, &s) != nil || seen[file{uint64(s.Dev), s.Ino}] {
+			continue // gone
+		}
+		if unix.Statfs(p, &on) != nil || on.Type != unix.NSFS_MAGIC {
+			continue // a name that is just being made or removed
+		}
+		seen[file{uint64(s.Dev), s.Ino}] = true
+		paths = append(paths, p)
+	}
+	return paths
+}
+
+// Host is a network namespace as sockets know it.
+type Host struct {
+	Cookie    uint64
+	Addresses []netip.Addr // of its interfaces, but for loopback and what only neighbours know
+}
+
+// Hosts tells of each network namespace that can be found. One that goes meanwhile is left out.
+func Hosts() (hosts []Host, err error) {
+	err = away(func() error {
+		for _, path := range All() {
+			h, err := netns.GetFromPath(path)
+			if err != nil {
+				continue // gone
+			}
+			err = netns.Set(h)
+			h.Close()
+			if err != nil {
+				continue
+			}
+			host, err := here()
+			if err != nil {
+				return fmt.Errorf("netns: look into %s: %w", path, err)
+			}
+			hosts = append(hosts, host)
+		}
+		return nil
+	})
+	return hosts, err
+}
+
+// here tells of the calling thread's.
+func here() (h Host, err error) {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return h, err
+	}
+	defer unix.Close(s)
+	if h.Cookie, err = unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err != nil {
+		return h, err
+	}
+	list, err := net.InterfaceAddrs()
+	for _, a := range list {
+		p, err := netip.ParsePrefix(a.String())
+		if err == nil && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {
+			h.Addresses = append(h.Addresses, p.Addr())
+		}
+	}
+	return h, err
+}
