@@ -35,7 +35,7 @@ func removal(name string, t *iptables.Table) string {
 			m := jump.FindStringSubmatch(rule)
 			switch {
 			case m == nil || !theirs(m[1]) || theirs(chain):
-			case chain == strings.ToUpper(chain) && builtin[chain]:
+			case builtin[chain]:
 				jumps = append(jumps, "-D "+chain+" "+rule)
 			default:
 				kept[m[1]], kept["KUBE-POSTROUTING"] = true, true
