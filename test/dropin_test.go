@@ -2,7 +2,11 @@ package test_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"fairlead.dev/fairlead/kernel/netns"
 )
 
 // dropIn is the file that kubeadm's users have, shortened, and ours beside it.
@@ -67,9 +73,26 @@ func TestDropIn(t *testing.T) {
 	says("msg=serving node=a mode=nftables")
 	says("portRange")
 	says("--proxy-mode is not honoured")
+	space, err := netns.Open(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer space.Close()
+	web := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, network, address string) (c net.Conn, err error) {
+		err = space.Do(func() error {
+			c, err = net.Dial(network, address)
+			return err
+		})
+		return c, err
+	}}}
 	page := func(url string) string {
-		out, _ := try(in("python3", "-c", "import urllib.request as u; print(u.urlopen('http://127.0.0.1:"+url+"').read().decode())")...)
-		return out
+		r, err := web.Get("http://127.0.0.1:" + url)
+		if err != nil {
+			return err.Error()
+		}
+		defer r.Body.Close()
+		b, _ := io.ReadAll(r.Body)
+		return string(b)
 	}
 	eventually(t, "the node is healthy by the kernel's word", func() bool { return strings.Contains(page("10256/healthz"), `"IPv4"`) })
 	contains(t, page("10249/proxyMode"), "nftables")
