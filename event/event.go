@@ -9,7 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/events"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/util/flowcontrol"
 
 	"fairlead.dev/fairlead/source"
@@ -24,9 +24,15 @@ const (
 	longest = 1000
 )
 
+// Recorder is client-go's events.EventRecorder: named here, so that a process that reads files isn't burdened with every client of
+// the API (15 MiB).
+type Recorder interface {
+	Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any)
+}
+
 // Teller tells of problems.
 type Teller struct {
-	to    events.EventRecorder
+	to    Recorder
 	log   *slog.Logger
 	limit flowcontrol.PassiveRateLimiter
 	now   func() time.Time
@@ -36,7 +42,7 @@ type Teller struct {
 }
 
 // New makes a Teller that knows of no problem yet.
-func New(to events.EventRecorder, log *slog.Logger) *Teller {
+func New(to Recorder, log *slog.Logger) *Teller {
 	return &Teller{to: to, log: log, limit: flowcontrol.NewTokenBucketPassiveRateLimiter(perSecond, burst), now: time.Now, told: map[source.Problem]time.Time{}}
 }
 

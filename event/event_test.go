@@ -12,6 +12,8 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
+var _ Recorder = events.EventRecorder(nil)
+
 func problem(i int) source.Problem {
 	return source.Problem{Object: source.Key{Kind: source.Service, Namespace: "shop", Name: fmt.Sprintf("web-%d", i)}, Field: "spec.ports[0]", Reason: "Odd", Message: "is odd"}
 }

@@ -3,16 +3,15 @@ package main
 import (
 	"errors"
 
-	"k8s.io/client-go/tools/events"
-
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/event"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/manifest"
 )
 
 // openSource opens where a node's objects come from, and where Events about them go, nil where nobody takes any. A folder wins
 // over the API server of c.Proxy.ClientConnection and c.Server.
-func openSource(c *config.Config) (source.Source, events.EventRecorder, error) {
+func openSource(c *config.Config) (source.Source, event.Recorder, error) {
 	if c.Own.Source != "" {
 		return manifest.New(c.Own.Source), nil, nil
 	}
