@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,7 +15,6 @@ import (
 
 // said is a log that tells of each line.
 type said struct {
-	mu    sync.Mutex
 	text  bytes.Buffer
 	lines chan string
 }
