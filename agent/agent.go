@@ -5,12 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"fairlead.dev/fairlead/dataplane/health"
 	"fairlead.dev/fairlead/model"
@@ -22,10 +28,14 @@ import (
 // Options is what a node's agent is told.
 type Options struct {
 	Mode    Mode
+	Why     string // that mode, for people
 	Source  source.Source
 	Resolve resolve.Config
 	Log     *slog.Logger
-	Status  string // address of the status page, such as 127.0.0.1:10249; empty: none
+	Servers Servers
+
+	Tell   func([]source.Problem) // is called with all problems that stand when they may have changed; nil: they are logged alone
+	Served func(context.Context)  // is called once the first batch is in the kernel, in a goroutine of its own; nil: nobody waits for that
 }
 
 // Agent serves one node.
@@ -33,6 +43,9 @@ type Agent struct {
 	options  Options
 	services *Services
 	health   *reconcile.Loop[*model.HealthCheck, health.Key, health.State]
+	registry *prometheus.Registry
+	metrics  *proxyMetrics
+	progress *progress
 
 	mu       sync.Mutex // guards the resolver and what follows
 	resolver *resolve.Resolver
@@ -51,27 +64,23 @@ func Run(ctx context.Context, o Options) error {
 	o.Resolve = o.Mode.Resolve(o.Resolve)
 	services, err := OpenServices(o.Mode, o.Log)
 	if err != nil {
-		return err
+		return impossible(ctx, err)
 	}
 	defer services.Close()
-	checks := health.New(nil)
+	registry := prometheus.NewRegistry()
+	metrics := newProxyMetrics(registry)
+	a := &Agent{options: o, services: services, registry: registry, metrics: metrics, progress: newProgress(metrics, o.Servers.Late),
+		resolver: resolve.New(o.Resolve), known: map[string]bool{}, names: servicesOf{}}
+	checks := health.New(nil, func() bool { _, healthy := a.progress.health(time.Now()); return healthy })
 	defer checks.Close()
-	a := &Agent{
-		options: o, services: services, resolver: resolve.New(o.Resolve), known: map[string]bool{}, names: servicesOf{},
-		health: reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
-			Owner: func(h *model.HealthCheck) string { return h.Service }, Log: o.Log.With("plane", "health")}),
-	}
-	var listener net.Listener
-	if o.Status != "" {
-		if listener, err = net.Listen("tcp", o.Status); err != nil {
-			return fmt.Errorf("agent: listen for the status page: %w; choose another address or none with --status-address", err)
-		}
-	}
-	return a.run(ctx, listener)
+	a.health = reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
+		Owner: func(h *model.HealthCheck) string { return h.Service }, Log: o.Log.With("plane", "health")})
+	registry.MustRegister(collector{a}, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewGoCollector())
+	return a.run(ctx)
 }
 
-// run holds the loops, the status page and the source together: the first that can't go on ends all.
-func (a *Agent) run(ctx context.Context, status net.Listener) error {
+// run holds the loops, the servers and the source together: the first that can't go on ends all.
+func (a *Agent) run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	var ended sync.WaitGroup
 	start := func(what string, run func(context.Context) error) {
@@ -81,10 +90,27 @@ func (a *Agent) run(ctx context.Context, status net.Listener) error {
 			}
 		})
 	}
-	start("health checks", a.health.Run)
-	if status != nil {
-		start("status page", func(ctx context.Context) error { return serve(ctx, status, a.handler()) })
+	for _, s := range []struct {
+		what, address, flag string
+		handler             http.Handler
+	}{
+		{"metrics", a.options.Servers.Metrics, "--metrics-bind-address", a.handler()},
+		{"health", a.options.Servers.Health, "--healthz-bind-address", a.healthHandler()},
+	} {
+		if s.address == "" {
+			continue
+		}
+		l, err := a.options.Servers.listen(a.options.Log, s.address, s.flag)
+		if err != nil {
+			stop(err)
+			break
+		}
+		start(s.what, func(ctx context.Context) error {
+			return a.options.Servers.serve(ctx, a.options.Log, l, s.address, s.handler)
+		})
 	}
+	start("health checks", a.health.Run)
+	ended.Go(func() { a.progress.follow(ctx, a.sync) })
 	start("source", func(ctx context.Context) error {
 		return a.options.Source.Run(ctx, func(b source.Batch) { a.take(ctx, b) })
 	})
@@ -105,15 +131,75 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 	first := a.batches == 0
 	a.batches++
 	if first || !delta.Empty() {
+		a.metrics.changed(delta)
 		a.services.Change(delta.Put, delta.Del)
 		a.names.follow(delta.Put, delta.Del)
 		a.health.Change(delta.PutHealth, delta.DelHealth)
+	}
+	if q := count(b.Changes, delta.Triggered); first || q.services+q.slices > 0 {
+		a.progress.queue(q)
 	}
 	a.tell(append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...))
 	if first {
 		go a.arrive(ctx)
 	}
 }
+
+// count says what a batch changes.
+func count(changes []source.Change, triggered []time.Time) queued {
+	q := queued{triggered: triggered}
+	for _, c := range changes {
+		switch c.Key.Kind {
+		case source.Service:
+			q.services++
+		case source.EndpointSlice:
+			q.slices++
+		}
+	}
+	return q
+}
+
+// sync waits for the planes to have what they were told, tells what the kernel refuses, and says whether it takes anything.
+func (a *Agent) sync(ctx context.Context) bool {
+	a.services.syncPlanes(ctx) // what could not be written is in the loops' states
+	if ctx.Err() != nil {
+		return false
+	}
+	if a.options.Tell != nil {
+		a.options.Tell(a.standing())
+	}
+	for _, s := range a.services.Status() {
+		if s.Error != "" {
+			return false
+		}
+	}
+	return true
+}
+
+// standing gives every problem that stands now: the source's, the resolver's, and what the kernel refuses.
+func (a *Agent) standing() []source.Problem {
+	a.mu.Lock()
+	all := append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)
+	a.mu.Unlock()
+	for plane, s := range a.loops() {
+		for _, owner := range sortedKeys(s.Failing) {
+			all = append(all, source.Problem{Object: ownerKey(owner), Reason: "Refused",
+				Message: fmt.Sprintf("the data plane %s can't serve %s: %s", plane, owner, s.Failing[owner].Error)})
+		}
+	}
+	return all
+}
+
+// ownerKey gives the Service of an owner such as "shop/web:http"; the zero key for others.
+func ownerKey(owner string) (k source.Key) {
+	namespace, rest, ok := strings.Cut(owner, "/")
+	if name, _, _ := strings.Cut(rest, ":"); ok && !strings.Contains(namespace, " ") {
+		k = source.Key{Kind: source.Service, Namespace: namespace, Name: name}
+	}
+	return k
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // tell logs each problem once while it lasts.
 func (a *Agent) tell(problems []source.Problem) {
@@ -144,7 +230,10 @@ func (a *Agent) arrive(ctx context.Context) {
 	for _, s := range a.services.Status() {
 		facts += s.Held
 	}
-	a.options.Log.Info("serving", "node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "facts", facts, "took", time.Since(start).Round(time.Microsecond), "error", err)
+	a.options.Log.Info("serving", "node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "why", a.options.Why, "facts", facts, "took", time.Since(start).Round(time.Microsecond), "error", err)
+	if a.options.Served != nil {
+		a.options.Served(ctx)
+	}
 }
 
 // ready says whether the first batch is in the kernel.
@@ -152,17 +241,6 @@ func (a *Agent) ready() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.synced
-}
-
-// serve answers on a listener until ctx ends.
-func serve(ctx context.Context, l net.Listener, h http.Handler) error {
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
-	stop := context.AfterFunc(ctx, func() { s.Close() })
-	defer stop()
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
 }
 
 // Addresses gives the calling thread's namespace's own addresses that others can reach: not loopback, not link-local.

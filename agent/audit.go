@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
+	"strings"
 
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/model"
@@ -59,6 +61,32 @@ func (a *Audit) Lacks(f *model.Frontend) (missing, of int) {
 		}
 	}
 	return missing, of
+}
+
+// CleanOthers removes what other modes than m left in the calling thread's network namespace. Modes that share a plane's name,
+// or are variants of one, leave each other's.
+func CleanOthers(ctx context.Context, m Mode) error {
+	uses := func(name string) bool {
+		return slices.ContainsFunc(m.planes, func(p opener) bool { return family(p.name) == family(name) })
+	}
+	var errs []error
+	for _, o := range modes {
+		for _, p := range o.planes {
+			if p.name != o.Name || uses(p.name) || o.Name != family(o.Name) {
+				continue
+			}
+			if l, err := p.open(slog.New(slog.DiscardHandler)); err == nil {
+				errs = append(errs, l.Clean(ctx), l.Close())
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// family is the name of a plane without its variant.
+func family(name string) string {
+	name, _, _ = strings.Cut(name, "-")
+	return name
 }
 
 // Clean removes everything of ours from the calling thread's network namespace, whatever the mode that wrote it. A mode

@@ -132,6 +132,9 @@ type plane[K dataplane.Key, V comparable] interface {
 	Close() error
 }
 
+// DefaultRoom is how many slots the maps of the mode ebpf have where nobody says.
+const DefaultRoom = ebpf.DefaultRoom
+
 // EBPF gives the mode with what its plane ebpf, if it has one, is told.
 func (m Mode) EBPF(o ebpf.Options) Mode {
 	m.planes = slices.Clone(m.planes)

@@ -2,11 +2,16 @@ package agent
 
 import (
 	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
 	"net/http"
 	"net/http/pprof"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"fairlead.dev/fairlead/reconcile"
@@ -16,7 +21,9 @@ import (
 // State is what the status page tells.
 type State struct {
 	Node     string                      `json:"node"`
+	Leaving  string                      `json:"leaving,omitempty"` // why load balancers should send nothing new here
 	Mode     string                      `json:"mode"`
+	Why      string                      `json:"why,omitempty"` // that mode
 	Ready    bool                        `json:"ready"`
 	Batches  int                         `json:"batches"` // of changes, from the source
 	Loops    map[string]reconcile.Status `json:"loops"`   // by data plane
@@ -26,7 +33,7 @@ type State struct {
 // state gathers what the status page tells.
 func (a *Agent) state() State {
 	a.mu.Lock()
-	s := State{Node: a.options.Resolve.Node, Mode: a.options.Mode.Name, Ready: a.synced, Batches: a.batches,
+	s := State{Node: a.options.Resolve.Node, Leaving: a.resolver.Leaving(), Mode: a.options.Mode.Name, Why: a.options.Why, Ready: a.synced, Batches: a.batches,
 		Problems: append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)}
 	a.mu.Unlock()
 	s.Loops = a.loops()
@@ -40,77 +47,66 @@ func (a *Agent) loops() map[string]reconcile.Status {
 	return m
 }
 
-// handler answers /readyz, /livez, /status (JSON), /metrics (Prometheus) and /debug/pprof.
+// pages is a mux that knows what it serves.
+type pages struct {
+	*http.ServeMux
+	paths []string
+}
+
+func (p *pages) add(path string, h http.Handler) {
+	p.Handle(path, h)
+	p.paths = append(p.paths, path)
+}
+
+// text adds a page of plain text.
+func (p *pages) text(path string, write func(w io.Writer)) {
+	p.add(path, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		write(w)
+	}))
+}
+
+// json adds a page of JSON.
+func (p *pages) json(path string, value func() any) {
+	p.add(path, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		json.NewEncoder(w).Encode(value())
+	}))
+}
+
+// handler answers kube-proxy's pages (/healthz, /proxyMode, /metrics, /configz, /flagz, /statusz) and ours (/livez, /readyz,
+// /status), and /debug/pprof if that was asked for.
 func (a *Agent) handler() http.Handler {
-	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(collector{a}, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewGoCollector())
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+	s, p := a.options.Servers, &pages{ServeMux: http.NewServeMux()}
+	started := time.Now()
+	p.add("/metrics", promhttp.HandlerFor(a.registry, promhttp.HandlerOpts{}))
+	p.text("/healthz", func(w io.Writer) { io.WriteString(w, "ok") })
+	p.text("/livez", func(w io.Writer) { io.WriteString(w, "ok\n") })
+	p.add("/readyz", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if !a.ready() {
 			http.Error(w, "the first state of the source is not in the kernel yet", http.StatusServiceUnavailable)
 			return
 		}
 		w.Write([]byte("ok\n"))
-	})
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		json.NewEncoder(w).Encode(a.state())
-	})
-	return mux
-}
-
-// collector makes metrics of the loops' states when they are asked for.
-type collector struct{ *Agent }
-
-// metric is a metric of each loop.
-type metric struct {
-	desc  *prometheus.Desc
-	kind  prometheus.ValueType
-	value func(reconcile.Status) float64
-}
-
-// loopMetrics are the metrics of each loop, by data plane.
-var loopMetrics = func() (l []metric) {
-	add := func(name, help string, kind prometheus.ValueType, value func(reconcile.Status) float64) {
-		l = append(l, metric{prometheus.NewDesc("fairlead_"+name, help, []string{"plane"}, nil), kind, value})
-	}
-	add("facts", "Facts that the kernel holds of ours.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(s.Held) })
-	add("writes_total", "Transactions written to the kernel.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Writes) })
-	add("facts_put_total", "Facts made true.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Puts) })
-	add("facts_deleted_total", "Facts made untrue.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Dels) })
-	add("repairs_total", "Facts that others had changed and that were put right.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Repairs) })
-	add("retries_total", "Writes tried again after a failure.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Retries) })
-	add("failing_owners", "Services and others whose facts the kernel refuses.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(len(s.Failing)) })
-	add("first_sync_seconds", "How long the first sync took.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return s.FirstSyncTook.Seconds() })
-	return l
-}()
-
-var problemsDesc = prometheus.NewDesc("fairlead_input_problems", "Problems in the input that stand now.", nil, nil)
-
-// Describe implements prometheus.Collector.
-func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, m := range loopMetrics {
-		ch <- m.desc
-	}
-	ch <- problemsDesc
-	ch <- connectionsDesc
-	ch <- refusedDesc
-}
-
-// Collect implements prometheus.Collector.
-func (c collector) Collect(ch chan<- prometheus.Metric) {
-	for plane, s := range c.loops() {
-		for _, m := range loopMetrics {
-			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(s), plane)
+	}))
+	p.text("/proxyMode", func(w io.Writer) { io.WriteString(w, a.options.Mode.Name) })
+	p.json("/status", func() any { return a.state() })
+	p.json("/configz", func() any { return s.Config })
+	p.text("/flagz", func(w io.Writer) {
+		for _, name := range slices.Sorted(maps.Keys(s.Flags)) {
+			fmt.Fprintf(w, "%s=%s\n", name, s.Flags[name])
 		}
+	})
+	p.text("/statusz", func(w io.Writer) {
+		fmt.Fprintf(w, "fairlead statusz\n\nStarted: %s\nUp: %s\nGo version: %s\nNode: %s\nMode: %s (%s)\nPaths: %s\n", started.Format(time.UnixDate),
+			time.Since(started).Truncate(time.Second), runtime.Version(), a.options.Resolve.Node, a.options.Mode.Name, a.options.Why, strings.Join(p.paths, " "))
+	})
+	if s.Profiling {
+		p.add("/debug/pprof/", http.HandlerFunc(pprof.Index))
+		p.add("/debug/pprof/profile", http.HandlerFunc(pprof.Profile))
+		p.add("/debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
+		p.add("/debug/pprof/trace", http.HandlerFunc(pprof.Trace))
 	}
-	c.mu.Lock()
-	n := len(c.problems) + len(c.resolver.Problems())
-	c.mu.Unlock()
-	ch <- prometheus.MustNewConstMetric(problemsDesc, prometheus.GaugeValue, float64(n))
-	c.collectServices(ch)
+	return p
 }

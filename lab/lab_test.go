@@ -57,7 +57,7 @@ func runAgent(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 	defer stop()
 	return agent.Run(ctx, agent.Options{Mode: m, Source: manifest.New(*dir), Resolve: resolve.Config{Node: *node, Addresses: addrs},
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Status: *status})
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Servers: agent.Servers{Metrics: *status}})
 }
 
 // tiny is a run of every part, too short for its numbers to mean anything.

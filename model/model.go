@@ -216,6 +216,7 @@ type HealthCheck struct {
 type Delta struct {
 	Put, Del             []Part
 	PutHealth, DelHealth []*HealthCheck
+	Triggered            []time.Time // when what the change tells of happened, by the cluster's clock, as far as it is known
 }
 
 // Empty says that nothing changed.

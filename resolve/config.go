@@ -15,6 +15,8 @@ type Config struct {
 	Node              string         // this node's name
 	Addresses         []netip.Addr   // further addresses of this node's interfaces, beside those in the Node object
 	ClusterCIDRs      []netip.Prefix // sources that count as pods; empty: this Node's spec.podCIDRs; neither: nothing counts as a pod
+	NoPods            bool           // nothing counts as a pod, whatever the Node's spec.podCIDRs
+	Primary           netip.Addr     // this node's primary address of its family, in place of what the Node says; zero: none
 	MasqueradeAll     bool           // hide every client of a clusterIP
 	NodePortAddresses []string       // ranges, or all (but loopback), primary (the Node's first InternalIP of each family), localhost (127.0.0.0/8); empty: all
 	ProxyName         string         // serve only Services with this service.kubernetes.io/service-proxy-name; "" serves those without the label
@@ -40,7 +42,7 @@ func (c Config) Validate() error {
 // settings is a Config as read: what is of no use is left out and named in problems.
 type settings struct {
 	Config
-	podsGiven bool          // ClusterCIDRs were given: spec.podCIDRs don't count
+	podsGiven bool          // ClusterCIDRs were given, or that there are none: spec.podCIDRs don't count
 	ranges    []model.Range // of NodePortAddresses, but for primary
 	primary   bool          // NodePortAddresses holds primary
 	localhost bool          // ranges hold an IPv4 loopback address
@@ -48,7 +50,7 @@ type settings struct {
 }
 
 func (c Config) read() *settings {
-	s, rep := &settings{Config: c, podsGiven: len(c.ClusterCIDRs) > 0}, &report{}
+	s, rep := &settings{Config: c, podsGiven: c.NoPods || len(c.ClusterCIDRs) > 0}, &report{}
 	if c.Node == "" {
 		rep.add("Node", "NodeMissing", "is empty, so no endpoint counts as local: give this node's name as the Node object has it")
 	}
@@ -59,6 +61,9 @@ func (c Config) read() *settings {
 			continue
 		}
 		s.Addresses = append(s.Addresses, a)
+	}
+	if s.Primary.IsValid() {
+		s.Addresses = append(s.Addresses, s.Primary)
 	}
 	s.ClusterCIDRs = nil
 	for i, p := range c.ClusterCIDRs {

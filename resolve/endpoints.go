@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
@@ -66,6 +67,7 @@ type endpointSlice struct {
 	ports     []slicePort
 	endpoints []endpoint // by address
 	problems  []source.Problem
+	triggered int64 // when what the slice tells of happened, in ns since 1970; 0: not said
 }
 
 // ownerOf gives the name of the Service that a slice belongs to; "" where the slice is not for this proxy.
@@ -91,6 +93,9 @@ func readSlice(obj *discoveryv1.EndpointSlice, node string) *endpointSlice {
 		rep.add("addressType", "NameNotAddress", "the slice gives names instead of addresses: it is left out; give a slice of type IPv4 or IPv6")
 	default:
 		rep.add("addressType", "UnknownValue", "%q is unknown: the slice is left out; use IPv4 or IPv6", obj.AddressType)
+	}
+	if t, err := time.Parse(time.RFC3339Nano, obj.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
+		s.triggered = t.UnixNano()
 	}
 	if s.family != 0 {
 		s.readPorts(obj, rep)

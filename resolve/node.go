@@ -19,23 +19,29 @@ type place struct {
 	zone     unique.Handle[string] // by the label topology.kubernetes.io/zone; zero: not known
 	podsIn   families              // families in which pods are told from others
 	problems []source.Problem      // of the Node object
+	leaving  string                // why load balancers should send nothing new here (KEP-3836); "" otherwise
 }
 
 // locate reads the Node object, nil for none. Parts equal to old's keep their pointer.
 func locate(set *settings, obj *corev1.Node, old *model.Node) *place {
 	p := &place{settings: set}
 	n := &model.Node{Name: set.Node, Addresses: slices.Clone(set.Addresses), Pods: set.ClusterCIDRs, NodePorts: set.ranges, Localhost: set.localhost}
+	var internal []netip.Addr
+	if set.Primary.IsValid() {
+		internal = append(internal, set.Primary)
+	}
 	if obj != nil {
 		rep := &report{object: source.KeyOf(obj)}
+		p.leaving = leaving(obj)
 		p.zone = intern(obj.Labels[corev1.LabelTopologyZone])
-		internal := readAddresses(obj, n, rep)
-		if set.primary {
-			n.NodePorts = merge(append(slices.Clone(set.ranges), primaries(internal)...))
-		}
+		internal = append(internal, readAddresses(obj, n, rep)...)
 		if !set.podsGiven {
 			n.Pods = readPodCIDRs(obj, rep)
 		}
 		p.problems = rep.problems
+	}
+	if set.primary {
+		n.NodePorts = merge(append(slices.Clone(set.ranges), primaries(internal)...))
 	}
 	slices.SortFunc(n.Addresses, netip.Addr.Compare)
 	n.Addresses = slices.Compact(n.Addresses)
@@ -47,6 +53,20 @@ func locate(set *settings, obj *corev1.Node, old *model.Node) *place {
 	}
 	p.model = n
 	return p
+}
+
+// toBeDeleted is the taint that the cluster autoscaler puts on a node before it deletes it.
+const toBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// leaving says why a node is not to be sent anything new, or "".
+func leaving(obj *corev1.Node) string {
+	if obj.DeletionTimestamp != nil {
+		return "the Node is being deleted"
+	}
+	if slices.ContainsFunc(obj.Spec.Taints, func(t corev1.Taint) bool { return t.Key == toBeDeleted }) {
+		return "the Node has the taint " + toBeDeleted
+	}
+	return ""
 }
 
 // readAddresses adds the node's internal and external addresses to n and gives the internal ones as listed.

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -28,8 +29,9 @@ type Resolver struct {
 	ids      claims[uint64]
 	troubled map[*service]struct{} // those with problems of their own
 
-	changed []*service // since the last Delta
-	decider decider
+	changed   []*service  // since the last Delta
+	triggered []time.Time // likewise: see model.Delta
+	decider   decider
 }
 
 // service is what is known of one Service, and what it comes to.
@@ -120,7 +122,11 @@ func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
 		return
 	}
 	read := readSlice(obj, r.set.Node)
-	if i, found := owner.findSlice(key.Name); found {
+	i, found := owner.findSlice(key.Name)
+	if read.triggered != 0 && !(found && owner.slices[i].triggered == read.triggered) {
+		r.triggered = append(r.triggered, time.Unix(0, read.triggered))
+	}
+	if found {
 		owner.slices[i] = read
 	} else {
 		owner.slices = slices.Insert(owner.slices, i, read)
@@ -132,6 +138,9 @@ func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
 func (r *Resolver) applyNode(obj *corev1.Node) {
 	was := r.place
 	r.place = locate(r.set, obj, was.model)
+	if obj == nil {
+		r.place.leaving = "the Node was deleted"
+	}
 	if r.place.model == was.model && r.place.zone == was.zone {
 		return
 	}
@@ -214,8 +223,14 @@ func (r *Resolver) settle() model.Delta {
 	}
 	clear(r.changed)
 	r.changed = r.changed[:0]
-	return d.delta()
+	delta := d.delta()
+	delta.Triggered, r.triggered = r.triggered, nil
+	return delta
 }
+
+// Leaving says why load balancers should send nothing new to this node, or "" (KEP-3836). A node of which no object was ever
+// seen is not leaving.
+func (r *Resolver) Leaving() string { return r.place.leaving }
 
 func (r *Resolver) decide(s *service) {
 	if s.declared == nil {

@@ -1,15 +1,15 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve"
@@ -19,55 +19,24 @@ import (
 
 // nodeFlags are the flags of every command that decides for a node.
 type nodeFlags struct {
-	source       string
-	node         string
-	clusterCIDRs []string
-	masquerade   bool
-	nodePorts    []string
-	proxyName    string
-	mode         string
-	scheduler    string
-	entries      int
-	room         uint32
-	closeTCP     bool
+	config.Flags
+	source string // as loaded
+	node   string
 }
 
 // add gives a command the flags.
 func (n *nodeFlags) add(c *cobra.Command) {
-	f := c.Flags()
-	f.StringVar(&n.source, "source", os.Getenv("FAIRLEAD_SOURCE"), "folder or file of Kubernetes YAML or JSON, or - for standard input (or $FAIRLEAD_SOURCE)")
-	f.StringVar(&n.node, "node", os.Getenv("FAIRLEAD_NODE"), "name of this node, as in its Node object (or $FAIRLEAD_NODE)")
-	f.StringSliceVar(&n.clusterCIDRs, "cluster-cidr", nil, "sources that count as pods (default: the Node's spec.podCIDRs)")
-	f.BoolVar(&n.masquerade, "masquerade-all", false, "hide the source of all traffic to ClusterIPs")
-	f.StringSliceVar(&n.nodePorts, "nodeport-addresses", nil, "own addresses that take node ports: CIDRs, all, primary or localhost (default all)")
-	f.StringVar(&n.proxyName, "service-proxy-name", "", "serve only Services with this label service.kubernetes.io/service-proxy-name")
-	f.StringVar(&n.mode, "mode", agent.Default, "data plane for Services: "+strings.Join(modeNames(), ", "))
-	f.StringVar(&n.scheduler, "scheduler", model.Random.String(), "how Services that don't say choose an endpoint: "+model.AllSchedulers.String())
-	f.IntVar(&n.entries, "maglev-table-size", 0, fmt.Sprintf("entries of each Maglev table, a prime up to %d: more of them move fewer clients (default: as the mode sees fit)", model.MaxEntries))
-	f.Uint32Var(&n.room, "ebpf-room", ebpf.DefaultRoom, "mode ebpf: slots in the kernel's maps: one for each port of a Service and each endpoint of it; an eighth as many entries")
-	f.BoolVar(&n.closeTCP, "ebpf-close-tcp", false, "mode ebpf: when an endpoint goes, close TCP connections of clients on the node to it, as is done with UDP")
-	c.RegisterFlagCompletionFunc("node", n.completeNode)
-	c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(modeNames(), cobra.ShellCompDirectiveNoFileComp))
+	n.AddDecisions(c.Flags())
+	n.complete(c)
+}
+
+// complete gives a command's flags their completions.
+func (n *nodeFlags) complete(c *cobra.Command) {
+	c.RegisterFlagCompletionFunc("node", completeNode)
+	c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(append(agent.Names(), agent.Auto), cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("scheduler", cobra.FixedCompletions(schedulerNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.MarkFlagDirname("source")
-}
-
-// What --ebpf-room may be: a slot is 24 bytes of the kernel's memory.
-const (
-	leastRoom = 512
-	mostRoom  = 1 << 26
-)
-
-// ebpf gives the options of the plane ebpf.
-func (n *nodeFlags) ebpf() ebpf.Options {
-	return ebpf.Options{Sizes: ebpf.Room(n.room), CloseTCP: n.closeTCP}
-}
-
-func modeNames() (names []string) {
-	for _, m := range agent.Modes() {
-		names = append(names, m.Name)
-	}
-	return names
+	c.MarkFlagFilename("config", "yaml", "yml", "json")
 }
 
 func schedulerNames() (names []string) {
@@ -78,9 +47,10 @@ func schedulerNames() (names []string) {
 }
 
 // completeNode offers the names of the source's nodes.
-func (n *nodeFlags) completeNode(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	objects, _, err := manifest.Load(n.source)
-	if n.source == "" || n.source == "-" || err != nil {
+func completeNode(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	path, _ := c.Flags().GetString("source")
+	objects, _, err := manifest.Load(path)
+	if path == "" || path == manifest.Stdin || err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return nodeNames(objects), cobra.ShellCompDirectiveNoFileComp
@@ -95,52 +65,36 @@ func nodeNames(objects []source.Object) (names []string) {
 	return names
 }
 
-// config gives the mode and what the resolver is told.
-func (n *nodeFlags) config() (m agent.Mode, c resolve.Config, err error) {
-	if m, err = agent.ModeOf(n.mode); err != nil {
-		return m, c, fmt.Errorf("--mode: %w", err)
-	}
-	if c, err = n.resolve(); err != nil {
-		return m, c, err
-	}
-	if n.room < leastRoom || n.room > mostRoom {
-		return m, c, fmt.Errorf("--ebpf-room %d: give from %d to %d slots", n.room, leastRoom, mostRoom)
-	}
-	m = m.EBPF(n.ebpf())
-	c = m.Resolve(c)
-	return m, c, c.Validate()
+// decided is a configuration with what follows from it here.
+type decided struct {
+	*config.Config
+	mode    agent.Mode
+	why     string
+	resolve resolve.Config
 }
 
-func (n *nodeFlags) resolve() (resolve.Config, error) {
-	c := resolve.Config{Node: n.node, MasqueradeAll: n.masquerade, NodePortAddresses: n.nodePorts, ProxyName: n.proxyName}
-	if n.source == "" {
-		return c, errors.New("--source is missing: name a folder of Kubernetes YAML, such as examples/shop")
+// decide finds out what a configuration comes to in the calling thread's network namespace.
+func decide(ctx context.Context, c *config.Config) (d decided, err error) {
+	d.Config = c
+	if d.resolve, err = c.Resolve(); err != nil {
+		return d, err
 	}
-	if n.node == "" {
-		return c, errors.New("--node is missing: name the node to decide for, as in its Node object")
+	if d.mode, d.why, err = agent.Choose(ctx, c.Own.Mode); err != nil {
+		return d, err
 	}
-	for _, s := range n.clusterCIDRs {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			return c, fmt.Errorf("--cluster-cidr %q: %w: write it like 10.244.0.0/16", s, err)
-		}
-		c.ClusterCIDRs = append(c.ClusterCIDRs, p)
-	}
-	var err error
-	if c.Scheduler, err = model.ParseScheduler(n.scheduler); err != nil {
-		return c, fmt.Errorf("--scheduler: %w", err)
-	}
-	if c.Entries = n.entries; n.entries != 0 {
-		if err := model.CheckEntries(n.entries); err != nil {
-			return c, fmt.Errorf("--maglev-table-size: %w", err)
-		}
-	}
-	c.Addresses, err = agent.Addresses()
-	return c, err
+	d.mode = d.mode.EBPF(ebpfOptions(c))
+	d.resolve = d.mode.Resolve(d.resolve)
+	return d, d.resolve.Validate()
+}
+
+// ebpfOptions gives the options of the plane ebpf.
+func ebpfOptions(c *config.Config) ebpf.Options {
+	return ebpf.Options{Sizes: ebpf.Room(c.Own.EBPF.Room), CloseTCP: c.Own.EBPF.CloseTCP}
 }
 
 // world is a source read once and decided for a node.
 type world struct {
+	config   *config.Config
 	mode     agent.Mode
 	objects  []source.Object
 	problems []source.Problem
@@ -148,22 +102,33 @@ type world struct {
 }
 
 // read reads the source and decides.
-func (n *nodeFlags) read() (*world, error) {
-	m, c, err := n.config()
+func (n *nodeFlags) read(ctx context.Context) (*world, error) {
+	c, err := n.Load()
 	if err != nil {
 		return nil, err
 	}
+	for _, w := range c.Warnings {
+		fmt.Fprintln(os.Stderr, "fairlead: warning:", w)
+	}
+	if c.Own.Source == "" {
+		return nil, errors.New("--source is missing: name a folder of Kubernetes YAML, such as examples/shop")
+	}
+	d, err := decide(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	n.source, n.node = c.Own.Source, d.resolve.Node
 	objects, problems, err := manifest.Load(n.source)
 	if err != nil {
 		return nil, err
 	}
-	r := resolve.New(c)
+	r := resolve.New(d.resolve)
 	changes := make([]source.Change, len(objects))
 	for i, o := range objects {
 		changes[i] = source.Change{Key: source.KeyOf(o), Object: o}
 	}
 	r.Apply(changes)
-	w := &world{m, objects, append(problems, r.Problems()...), r.Services()}
+	w := &world{c, d.mode, objects, append(problems, r.Problems()...), r.Services()}
 	return w, w.knows(n.node)
 }
 

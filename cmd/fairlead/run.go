@@ -1,43 +1,123 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"io"
 	"log/slog"
+	"os"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"fairlead.dev/fairlead/agent"
-	"fairlead.dev/fairlead/source/manifest"
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/event"
+	"fairlead.dev/fairlead/takeover"
 )
 
 // runCommand serves a node.
 func runCommand() *cobra.Command {
 	var n nodeFlags
-	var status string
-	var verbose bool
 	c := &cobra.Command{
-		Use:   "run --source DIR --node NAME",
+		Use:   "run [--config FILE] [--source DIR --node NAME]",
 		Short: "Serve a node: keep its kernel as the source says",
-		Long: `Serve a node: read Services and EndpointSlices from a folder, keep this network namespace's
-nf_tables as they say, and follow every change. Ending the agent changes nothing for traffic;
-started again it goes on from what the kernel holds.`,
-		Example: `  fairlead run --source /etc/fairlead/manifests --node worker-1
-  fairlead run --source examples/shop --node a --nodeport-addresses primary`,
+		Long: `Serve a node: read Services and EndpointSlices, keep this network namespace's kernel as they say, and follow every
+change. Ending the agent changes nothing for traffic; started again it goes on from what the kernel holds.
+
+It takes kube-proxy's configuration file and flags as they are: what is not honoured is named in a warning. A file that
+changes is taken up at once, without harm to traffic; one that is wrong is named, and the last good one stays in force.`,
+		Example: `  fairlead run --config /var/lib/kube-proxy/config.conf --take-over Remove
+  fairlead run --source /etc/fairlead/manifests --node worker-1
+  fairlead run --source examples/shop --node a --nodeport-addresses primary --mode auto`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			mode, config, err := n.config()
-			if err != nil {
-				return err
-			}
-			level := slog.LevelInfo
-			if verbose {
-				level = slog.LevelDebug
-			}
-			log := slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
-			return agent.Run(c.Context(), agent.Options{Mode: mode, Source: manifest.New(n.source), Resolve: config, Log: log, Status: status})
-		},
+		RunE: func(c *cobra.Command, _ []string) error { return run(c, &n) },
 	}
-	n.add(c)
-	c.Flags().StringVar(&status, "status-address", "127.0.0.1:10249", "address of /readyz, /livez, /status and /metrics; empty for none")
-	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log each write")
+	n.Add(c.Flags())
+	n.complete(c)
 	return c
+}
+
+// run does what the flags say, again with each configuration that the file comes to hold.
+func run(c *cobra.Command, n *nodeFlags) error {
+	if n.CleanUp {
+		return agent.Clean(c.Context())
+	}
+	told, err := n.Load()
+	if err != nil {
+		return err
+	}
+	if n.WriteTo != "" {
+		text, err := told.YAML()
+		if err == nil {
+			err = os.WriteFile(n.WriteTo, text, 0o644)
+		}
+		return err
+	}
+	flags := map[string]string{}
+	c.Flags().VisitAll(func(f *pflag.Flag) { flags[f.Name] = f.Value.String() })
+	for {
+		log := logger(c.ErrOrStderr(), told)
+		for _, w := range told.Warnings {
+			log.Warn("configuration", "warning", w)
+		}
+		ctx, stop := context.WithCancel(c.Context())
+		next := n.Follow(ctx, told, log, stop)
+		err := serve(ctx, told, log, flags, n.SetUpOnly)
+		stop()
+		if told = <-next; told == nil || err != nil {
+			return err
+		}
+		log.Info("taking the changed configuration up; traffic goes on meanwhile")
+	}
+}
+
+// logger makes the log as a configuration says.
+func logger(w io.Writer, c *config.Config) *slog.Logger {
+	o := &slog.HandlerOptions{Level: slog.LevelInfo}
+	if c.Proxy.Logging.Verbosity >= 4 {
+		o.Level = slog.LevelDebug
+	}
+	if c.Proxy.Logging.Format == "json" {
+		return slog.New(slog.NewJSONHandler(w, o))
+	}
+	return slog.New(slog.NewTextHandler(w, o))
+}
+
+// serve makes the system's settings, and serves the node until ctx ends unless that was all.
+func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[string]string, only bool) error {
+	d, err := decide(ctx, c)
+	if err != nil {
+		return err
+	}
+	set, again := c.System(d.mode), false
+	if err := set.Apply(log); only {
+		return err
+	} else if err != nil {
+		log.Warn("not every setting of the system could be made; it is tried again once Services are served", "error", err)
+		again = true
+	}
+	objects, recorder, err := openSource(c)
+	if err != nil {
+		return err
+	}
+	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers()}
+	o.Servers.Flags = flags
+	if recorder != nil {
+		o.Tell = event.New(recorder, log).Tell
+	}
+	o.Served = func(ctx context.Context) {
+		if again {
+			if err := set.Apply(log); err != nil {
+				log.Warn("settings of the system could not be made", "error", err)
+			}
+		}
+		if err := agent.CleanOthers(ctx, d.mode); err != nil && ctx.Err() == nil {
+			log.Warn("what another mode left could not be removed", "error", err)
+		}
+		if err := takeover.Run(ctx, log, takeover.Options{Remove: c.Own.TakeOver == config.Remove, Keep: c.Kept()}); err != nil && !errors.Is(err, context.Canceled) {
+			log.Warn("a kube-proxy's rules could not be taken over", "error", err)
+		}
+	}
+	return agent.Run(ctx, o)
 }

@@ -36,7 +36,7 @@ One process may trace a node at a time.`,
 			if o != "" && o != "json" {
 				return fmt.Errorf("--output %q: json is known, a line for each connection", o)
 			}
-			w, err := n.read()
+			w, err := n.read(c.Context())
 			if err != nil {
 				return err
 			}
@@ -45,7 +45,7 @@ One process may trace a node at a time.`,
 			if err != nil {
 				return err
 			}
-			lost, err := agent.Trace(c.Context(), n.ebpf(), f, t.print)
+			lost, err := agent.Trace(c.Context(), ebpfOptions(w.config), f, t.print)
 			if lost > 0 {
 				c.PrintErrf("%d more were lost: they came faster than they could be printed; narrow it with --service or --pod\n", lost)
 			}

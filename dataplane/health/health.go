@@ -37,18 +37,23 @@ type Fact = dataplane.Fact[Key, State]
 // Plane implements dataplane.Plane[*model.HealthCheck, Key, State].
 type Plane struct {
 	listen  func(port uint16) (net.Listener, error)
+	healthy func() bool
 	mu      sync.Mutex
 	servers map[Key]*server
 }
 
 var _ dataplane.Plane[*model.HealthCheck, Key, State] = (*Plane)(nil)
 
-// New gives a plane without servers. listen opens a port; nil opens it on every address, as load balancers need.
-func New(listen func(port uint16) (net.Listener, error)) *Plane {
+// New gives a plane without servers. listen opens a port; nil opens it on every address, as load balancers need. healthy says
+// whether the node serves Services at all: while it doesn't, no server has backends; nil: it does.
+func New(listen func(port uint16) (net.Listener, error), healthy func() bool) *Plane {
 	if listen == nil {
 		listen = func(port uint16) (net.Listener, error) { return net.Listen("tcp", ":"+strconv.Itoa(int(port))) }
 	}
-	return &Plane{listen: listen, servers: map[Key]*server{}}
+	if healthy == nil {
+		healthy = func() bool { return true }
+	}
+	return &Plane{listen: listen, healthy: healthy, servers: map[Key]*server{}}
 }
 
 // Render implements dataplane.Plane.
@@ -95,7 +100,7 @@ func (p *Plane) serve(f Fact) error {
 	if err != nil {
 		return fmt.Errorf("health: listen on healthCheckNodePort %d of Service %s: %w", f.Key, f.Value.Service, err)
 	}
-	s := &server{}
+	s := &server{healthy: p.healthy}
 	s.state.Store(&f.Value)
 	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 5 * time.Second}
 	p.servers[f.Key] = s
@@ -115,8 +120,9 @@ func (p *Plane) Close() {
 
 // server answers for one Service.
 type server struct {
-	state atomic.Pointer[State]
-	http  *http.Server
+	state   atomic.Pointer[State]
+	healthy func() bool
+	http    *http.Server
 }
 
 // ServeHTTP answers 200 if the node has backends and 503 if not, in the words of kube-proxy's health check server.
@@ -132,11 +138,11 @@ func (s *server) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 		ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 	}
 	body.Service.Namespace, body.Service.Name = namespace, name
-	body.LocalEndpoints, body.ServiceProxyHealthy = state.Local, true
+	body.LocalEndpoints, body.ServiceProxyHealthy = state.Local, s.healthy()
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(state.Local))
-	if state.Local == 0 {
+	if state.Local == 0 || !body.ServiceProxyHealthy {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 	json.NewEncoder(w).Encode(body)

@@ -46,7 +46,7 @@ func render(p *Plane, hs ...*model.HealthCheck) (facts []Fact) {
 
 func TestServersAnswerAsTold(t *testing.T) {
 	at := map[uint16]string{}
-	p := New(onLoopback(at))
+	p := New(onLoopback(at), nil)
 	defer p.Close()
 	two := render(p, &model.HealthCheck{Service: "shop/web", Port: 30999, Local: 2})
 	none := render(p, &model.HealthCheck{Service: "shop/web", Port: 30999})
@@ -82,7 +82,7 @@ func TestServersAnswerAsTold(t *testing.T) {
 
 func TestOnePortTakenLeavesTheOthers(t *testing.T) {
 	at := map[uint16]string{}
-	p := New(onLoopback(at))
+	p := New(onLoopback(at), nil)
 	defer p.Close()
 	err := p.Write(t.Context(), render(p, &model.HealthCheck{Service: "a/a", Port: 1}, &model.HealthCheck{Service: "b/b", Port: 2, Local: 1}), nil)
 	if err == nil || !strings.Contains(err.Error(), "healthCheckNodePort 1 of Service a/a") {

@@ -1,20 +1,18 @@
 package iptables
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/bits"
-	"os"
 	"slices"
 	"sync"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/iptables"
+	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -49,7 +47,7 @@ const (
 // dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	conn     *iptables.Conn
-	localnet *os.File // open, so that it stays this namespace's whatever thread writes
+	localnet *sysctl.Setting
 	mark     uint32
 
 	mu   sync.Mutex
@@ -87,15 +85,12 @@ func NewMarked(v Variant, mark uint32) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile("/proc/sys/"+routeLocalnet, os.O_RDWR, 0)
-	if err != nil {
-		f, err = os.Open("/proc/sys/" + routeLocalnet) // read-only: enough unless localhost takes node ports
-	}
+	s, err := sysctl.Open(routeLocalnet) // read-only is enough unless localhost takes node ports
 	if err != nil {
 		conn.Close()
-		return nil, fmt.Errorf("iptables: open sysctl: %w", err)
+		return nil, fmt.Errorf("iptables: %w", err)
 	}
-	return &Plane{conn: conn, localnet: f, mark: mark, held: map[iptables.Family]*held{}}, nil
+	return &Plane{conn: conn, localnet: s, mark: mark, held: map[iptables.Family]*held{}}, nil
 }
 
 // Variant gives the variant in use.
@@ -134,7 +129,7 @@ func (p *Plane) read(ctx context.Context) (facts []Fact, failed []error, err err
 		}
 	}
 	if four := p.held[iptables.IPv4]; four != nil && (four.localnet || four.node != nil && four.node.localhost) {
-		v, err := p.sysctl()
+		v, err := p.localnet.Get()
 		if err != nil {
 			return nil, nil, err
 		}
@@ -272,7 +267,7 @@ func (p *Plane) localhost(c *change) (after bool, err error) {
 		}
 		return false, err
 	}
-	now, err := p.sysctl()
+	now, err := p.localnet.Get()
 	if err != nil || now == "1" {
 		return false, err
 	}
@@ -280,19 +275,9 @@ func (p *Plane) localhost(c *change) (after bool, err error) {
 	return true, nil
 }
 
-// sysctl reads route_localnet of the plane's namespace.
-func (p *Plane) sysctl() (string, error) {
-	b := make([]byte, 64)
-	n, err := p.localnet.ReadAt(b, 0)
-	if err != nil && err != io.EOF {
-		return "", fmt.Errorf("iptables: read sysctl %s: %w", routeLocalnet, err)
-	}
-	return string(bytes.TrimSpace(b[:n])), nil
-}
-
 func (p *Plane) setSysctl(value string) error {
-	if _, err := p.localnet.WriteAt([]byte(value), 0); err != nil {
-		return fmt.Errorf("iptables: node ports on localhost need sysctl %s=%s: %w", routeLocalnet, value, err)
+	if err := p.localnet.Set(value); err != nil {
+		return fmt.Errorf("iptables: node ports on localhost: %w", err)
 	}
 	return nil
 }

@@ -133,7 +133,7 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 		if wrong := holds(t, p, nil); wrong != "" {
 			t.Errorf("after clean: %s", wrong)
 		}
-		if v, err := p.sysctl(); v != "0" || err != nil {
+		if v, err := p.localnet.Get(); v != "0" || err != nil {
 			t.Errorf("after clean: %s is %q, %v", routeLocalnet, v, err)
 		}
 		for _, name := range []string{"iptables", "ip6tables"} {
@@ -259,14 +259,14 @@ func TestGuardOutlivesTheSysctl(t *testing.T) {
 		sysctl := servicetest.Difference(with, without)
 		sysctl = slices.DeleteFunc(sysctl, func(f Fact) bool { return f.Key.Kind != KindSysctl })
 		write(without, slices.DeleteFunc(slices.Clone(with), func(f Fact) bool { return f.Key.Kind == KindSysctl }))
-		if v, err := p.sysctl(); err != nil || v != "1" || !guarded() {
+		if v, err := p.localnet.Get(); err != nil || v != "1" || !guarded() {
 			t.Errorf("the sysctl is %q, %v, and guarded is %t", v, err, guarded())
 		}
 		if wrong := holds(t, p, append(slices.Clone(without), sysctl...)); wrong != "" {
 			t.Error(wrong)
 		}
 		write(nil, sysctl)
-		if v, err := p.sysctl(); err != nil || v != "0" || guarded() {
+		if v, err := p.localnet.Get(); err != nil || v != "0" || guarded() {
 			t.Errorf("after it has gone, the sysctl is %q, %v, and guarded is %t", v, err, guarded())
 		}
 	})

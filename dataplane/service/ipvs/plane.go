@@ -1,13 +1,10 @@
 package ipvs
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +15,7 @@ import (
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 	nft "fairlead.dev/fairlead/kernel/nftables"
+	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -47,10 +45,10 @@ type Plane struct {
 	nft     *nft.Conn
 	ipvs    *ipvs.Conn
 	links   *link.Conn
-	sysctls map[string]*os.File     // open, so that they stay this namespace's whatever thread writes; nil: this kernel has it not
-	bodies  sync.Map                // a chain's Fact → [][]nft.Expr: what it stands for
-	numbers *numbering              // nil: not read yet
-	present map[ipvs.ServiceID]bool // services that are there, also those that are leaving
+	sysctls map[string]*sysctl.Setting // nil: this kernel has it not
+	bodies  sync.Map                   // a chain's Fact → [][]nft.Expr: what it stands for
+	numbers *numbering                 // nil: not read yet
+	present map[ipvs.ServiceID]bool    // services that are there, also those that are leaving
 	leaving map[ipvs.ServiceID]*leaving
 	lingers map[Key]lingering // by elements of frontends that are no more
 }
@@ -88,7 +86,7 @@ func delivery(f *proto) link.Delivery {
 
 // New opens the plane of the calling thread's network namespace.
 func New() (_ *Plane, err error) {
-	p := &Plane{sysctls: map[string]*os.File{}, present: map[ipvs.ServiceID]bool{}, leaving: map[ipvs.ServiceID]*leaving{}, lingers: map[Key]lingering{}}
+	p := &Plane{sysctls: map[string]*sysctl.Setting{}, present: map[ipvs.ServiceID]bool{}, leaving: map[ipvs.ServiceID]*leaving{}, lingers: map[Key]lingering{}}
 	defer func() {
 		if err != nil {
 			p.Close()
@@ -109,19 +107,21 @@ func New() (_ *Plane, err error) {
 		return nil, err
 	}
 	for name, s := range sysctls {
-		f, err := os.OpenFile("/proc/sys/net/ipv4/vs/"+name, os.O_RDWR, 0)
+		open, err := sysctl.Open("net/ipv4/vs/" + name)
 		if err != nil && !(s.optional && errors.Is(err, fs.ErrNotExist)) {
-			return nil, fmt.Errorf("ipvs: open sysctl: run as root: %w", err)
+			return nil, fmt.Errorf("ipvs: %w", err)
 		}
-		p.sysctls[name] = f
+		p.sysctls[name] = open
 	}
 	return p, nil
 }
 
 // Close gives up the plane's handles. The kernel keeps what was written.
 func (p *Plane) Close() error {
-	for _, f := range p.sysctls {
-		f.Close() // nil is no file, which is as well
+	for _, s := range p.sysctls {
+		if s != nil {
+			s.Close()
+		}
 	}
 	if p.links != nil {
 		p.links.Close()
@@ -235,26 +235,25 @@ func (p *Plane) setting(name string) (string, error) {
 		d, err := p.ipvs.TimeoutTCP()
 		return d.String(), err
 	}
-	f := p.sysctls[name]
-	if f == nil {
+	s := p.sysctls[name]
+	if s == nil {
 		return sysctls[name].want, nil
 	}
-	b := make([]byte, 64)
-	n, err := f.ReadAt(b, 0)
-	if err != nil && err != io.EOF {
-		return "", fmt.Errorf("ipvs: read sysctl net.ipv4.vs.%s: %w", name, err)
+	value, err := s.Get()
+	if err != nil {
+		return "", fmt.Errorf("ipvs: %w", err)
 	}
-	return string(bytes.TrimSpace(b[:n])), nil
+	return value, nil
 }
 
 // writeSysctl sets a sysctl of the plane's namespace.
 func (p *Plane) writeSysctl(name, value string) error {
-	f := p.sysctls[name]
-	if f == nil {
+	s := p.sysctls[name]
+	if s == nil {
 		return nil
 	}
-	if _, err := f.WriteAt([]byte(value), 0); err != nil {
-		return fmt.Errorf("ipvs: set sysctl net.ipv4.vs.%s=%s: %w", name, value, err)
+	if err := s.Set(value); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
 	}
 	return nil
 }

@@ -1,17 +1,15 @@
 package nftables
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"sync"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service"
 	nft "fairlead.dev/fairlead/kernel/nftables"
+	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -19,9 +17,9 @@ import (
 // dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	conn    *nft.Conn
-	sysctls map[string]*os.File // open, so that they stay this namespace's whatever thread writes
-	bodies  sync.Map            // a chain's Fact → [][]nft.Expr: what it stands for
-	drawers sync.Map            // family and step → Fact of the chain that draws a backend
+	sysctls map[string]*sysctl.Setting
+	bodies  sync.Map // a chain's Fact → [][]nft.Expr: what it stands for
+	drawers sync.Map // family and step → Fact of the chain that draws a backend
 }
 
 var (
@@ -49,21 +47,18 @@ func New() (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile("/proc/sys/"+routeLocalnet, os.O_RDWR, 0)
-	if err != nil {
-		f, err = os.Open("/proc/sys/" + routeLocalnet) // read-only: enough unless localhost takes node ports
-	}
+	s, err := sysctl.Open(routeLocalnet) // read-only is enough unless localhost takes node ports
 	if err != nil {
 		conn.Close()
-		return nil, fmt.Errorf("nftables: open sysctl: %w", err)
+		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	return &Plane{conn: conn, sysctls: map[string]*os.File{routeLocalnet: f}}, nil
+	return &Plane{conn: conn, sysctls: map[string]*sysctl.Setting{routeLocalnet: s}}, nil
 }
 
 // Close gives up the plane's handles. The kernel keeps what was written.
 func (p *Plane) Close() error {
-	for _, f := range p.sysctls {
-		f.Close()
+	for _, s := range p.sysctls {
+		s.Close()
 	}
 	return p.conn.Close()
 }
@@ -123,7 +118,7 @@ func (p *Plane) chains() ([]Fact, error) {
 		}
 		facts = append(facts, Fact{Key: Key{Kind: KindChain, Name: n}, Value: digest})
 		if n == "localhost" {
-			if v, err := p.sysctl(routeLocalnet); err == nil {
+			if v, err := p.sysctls[routeLocalnet].Get(); err == nil {
 				facts = append(facts, Fact{Key: Key{Kind: KindSysctl, Name: routeLocalnet}, Value: v})
 			}
 		}
@@ -223,20 +218,10 @@ func (p *Plane) body(tx *nft.Tx, c Fact) error {
 	return nil
 }
 
-// sysctl reads a sysctl of the plane's namespace.
-func (p *Plane) sysctl(name string) (string, error) {
-	b := make([]byte, 64)
-	n, err := p.sysctls[name].ReadAt(b, 0)
-	if err != nil && err != io.EOF {
-		return "", fmt.Errorf("nftables: read sysctl %s: %w", name, err)
-	}
-	return string(bytes.TrimSpace(b[:n])), nil
-}
-
 // writeSysctl sets a sysctl of the plane's namespace.
 func (p *Plane) writeSysctl(name, value string) error {
-	if _, err := p.sysctls[name].WriteAt([]byte(value), 0); err != nil {
-		return fmt.Errorf("nftables: node ports on localhost need sysctl %s=%s: %w", name, value, err)
+	if err := p.sysctls[name].Set(value); err != nil {
+		return fmt.Errorf("nftables: node ports on localhost: %w", err)
 	}
 	return nil
 }
@@ -244,7 +229,7 @@ func (p *Plane) writeSysctl(name, value string) error {
 // set makes wanted sysctls true, and first leaves a mark where that changes something.
 func (p *Plane) set(w *writes) error {
 	for _, s := range w.sysctls.put {
-		now, err := p.sysctl(s.Key.Name)
+		now, err := p.sysctls[s.Key.Name].Get()
 		if err != nil {
 			return err
 		}

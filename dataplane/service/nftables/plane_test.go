@@ -90,7 +90,7 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 		if held, err := p.Read(t.Context()); len(held) > 0 || err != nil {
 			t.Errorf("after clean: %v, %v", held, err)
 		}
-		if v, err := p.sysctl(routeLocalnet); v != "0" || err != nil {
+		if v, err := p.sysctls[routeLocalnet].Get(); v != "0" || err != nil {
 			t.Errorf("after clean: %s is %q, %v", routeLocalnet, v, err)
 		}
 	})

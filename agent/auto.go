@@ -1,0 +1,65 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Auto stands for the best mode that the kernel at hand can.
+const Auto = "auto"
+
+// preference is the order of Auto. nftables costs the same at any number of Services and serves every client in one way; ebpf is
+// faster for clients on the node but stands on nftables too, so it is chosen by name; userspace comes last, since its connections
+// end with the agent.
+var preference = []string{"nftables", "iptables", "ipvs", "userspace"}
+
+// Names gives the modes' names.
+func Names() (names []string) {
+	for _, m := range modes {
+		names = append(names, m.Name)
+	}
+	return names
+}
+
+// Choose gives the mode of that name, or for Auto the first of its order that the calling thread's network namespace can have, and
+// says why it was chosen.
+func Choose(ctx context.Context, name string) (m Mode, why string, err error) {
+	if name != Auto {
+		m, err = ModeOf(name)
+		return m, "asked for", err
+	}
+	var passed []error
+	for _, name := range preference {
+		if m, err = ModeOf(name); err != nil {
+			return m, "", err
+		}
+		if err = m.Probe(ctx); err == nil {
+			return m, strings.Join(append([]string{"auto: the first of " + strings.Join(preference, ", ") + " that this kernel can"}, lines(passed)...), "; "), nil
+		}
+		passed = append(passed, fmt.Errorf("not %s: %w", name, err))
+	}
+	return Mode{}, "", fmt.Errorf("no mode is possible here: %w", errors.Join(passed...))
+}
+
+func lines(errs []error) (l []string) {
+	for _, e := range errs {
+		l = append(l, e.Error())
+	}
+	return l
+}
+
+// impossible adds to the error of a mode that can't be opened which ones could.
+func impossible(ctx context.Context, err error) error {
+	var can []string
+	for _, m := range modes {
+		if m.Probe(ctx) == nil {
+			can = append(can, m.Name)
+		}
+	}
+	if len(can) == 0 {
+		return fmt.Errorf("%w; no other mode is possible here either: run as root, with CAP_NET_ADMIN", err)
+	}
+	return fmt.Errorf("%w; possible here: %s, and %s for the first of those", err, strings.Join(can, ", "), Auto)
+}

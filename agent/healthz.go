@@ -1,0 +1,70 @@
+package agent
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// family names as kube-proxy writes them. The kernel is told of both in one go, so what is said of one holds for the other.
+var bothFamilies = []string{"IPv4", "IPv6"}
+
+// proxyHealth is what /healthz and /livez answer, in the words of kube-proxy (pkg/proxy/healthcheck/proxy_health.go).
+type proxyHealth struct {
+	LastUpdated  time.Time               `json:"lastUpdated"`
+	CurrentTime  time.Time               `json:"currentTime"`
+	NodeEligible *bool                   `json:"nodeEligible,omitempty"` // of /healthz alone
+	Healthy      bool                    `json:"healthy"`
+	Status       map[string]familyHealth `json:"status,omitempty"` // by family; none before the first sync
+}
+
+type familyHealth struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+// checkup says how the node's service proxy does at a time.
+func (p *progress) checkup(now time.Time) proxyHealth {
+	updated, healthy := p.health(now)
+	h := proxyHealth{LastUpdated: updated, CurrentTime: now, Healthy: healthy, Status: map[string]familyHealth{}}
+	for _, f := range bothFamilies {
+		if !updated.IsZero() {
+			h.Status[f] = familyHealth{updated, healthy}
+		}
+	}
+	return h
+}
+
+// healthHandler answers /healthz and /livez (KEP-3836): load balancers ask the first, which is 503 also while the node is to
+// be deleted, so that they drain it; whoever restarts a proxy that hangs asks the second.
+func (a *Agent) healthHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		h := a.progress.checkup(time.Now())
+		a.mu.Lock()
+		eligible := a.resolver.Leaving() == ""
+		a.mu.Unlock()
+		h.NodeEligible = &eligible
+		a.metrics.healthz.WithLabelValues(h.answer(w, h.Healthy && eligible)).Inc()
+	})
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
+		h := a.progress.checkup(time.Now())
+		a.metrics.livez.WithLabelValues(h.answer(w, h.Healthy)).Inc()
+	})
+	return mux
+}
+
+// answer writes the answer and gives its code. The lastUpdated of a good one is now, as kube-proxy has it for those who
+// judge by that alone.
+func (h proxyHealth) answer(w http.ResponseWriter, good bool) string {
+	code := http.StatusServiceUnavailable
+	if good {
+		code, h.LastUpdated = http.StatusOK, h.CurrentTime
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	json.NewEncoder(w).Encode(h)
+	return strconv.Itoa(code)
+}

@@ -1,0 +1,210 @@
+package agent
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+)
+
+// proxyMetrics are those that dashboards of kube-proxy ask for, by its names, labels and buckets (pkg/proxy/metrics/metrics.go).
+type proxyMetrics struct {
+	syncs, full, partial       *prometheus.HistogramVec
+	programming                *prometheus.HistogramVec
+	lastSync, lastQueued       *prometheus.GaugeVec
+	slicesPending, svcsPending prometheus.Gauge
+	slicesTotal, svcsTotal     prometheus.Counter
+	noLocal                    *prometheus.GaugeVec
+	healthz, livez             *prometheus.CounterVec
+	lacks                      map[lack]int // frontends by what they lack, of those that do
+	lacking                    map[lack]int // Services' ports by what they lack: Service is empty
+}
+
+// lack is a Service's port that has endpoints, but none here where its traffic policy wants them.
+type lack struct{ policy, family, service string }
+
+func newProxyMetrics(r prometheus.Registerer) *proxyMetrics {
+	m := &proxyMetrics{lacks: map[lack]int{}, lacking: map[lack]int{}}
+	times := prometheus.ExponentialBuckets(0.001, 2, 15)
+	buckets := append(prometheus.LinearBuckets(0.25, 0.25, 2), prometheus.LinearBuckets(1, 1, 59)...)
+	buckets = append(append(buckets, prometheus.LinearBuckets(60, 5, 12)...), prometheus.LinearBuckets(120, 30, 7)...)
+	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
+		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubeproxy_" + name, Help: help, Buckets: buckets}, []string{"ip_family"})
+		r.MustRegister(v)
+		return v
+	}
+	gauges := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubeproxy_" + name, Help: help}, labels)
+		r.MustRegister(v)
+		return v
+	}
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubeproxy_" + name, Help: help}, labels)
+		r.MustRegister(v)
+		return v
+	}
+	m.syncs = histogram("sync_proxy_rules_duration_seconds", "From a change's arrival until the kernel had it.", times)
+	m.full = histogram("sync_full_proxy_rules_duration_seconds", "The same, of the first sync.", times)
+	m.partial = histogram("sync_partial_proxy_rules_duration_seconds", "The same, of all later ones.", times)
+	m.programming = histogram("network_programming_duration_seconds", "From an endpoint's change in the cluster until the kernel had it, by both clocks.", buckets)
+	m.lastSync = gauges("sync_proxy_rules_last_timestamp_seconds", "When the kernel last became as wanted.", "ip_family")
+	m.lastQueued = gauges("sync_proxy_rules_last_queued_timestamp_seconds", "When a change last came.", "ip_family")
+	m.slicesPending = gauges("sync_proxy_rules_endpoint_changes_pending", "Changed EndpointSlices that the kernel hasn't yet.").WithLabelValues()
+	m.slicesTotal = counters("sync_proxy_rules_endpoint_changes_total", "Changed EndpointSlices.").WithLabelValues()
+	m.svcsPending = gauges("sync_proxy_rules_service_changes_pending", "Changed Services that the kernel hasn't yet.").WithLabelValues()
+	m.svcsTotal = counters("sync_proxy_rules_service_changes_total", "Changed Services.").WithLabelValues()
+	m.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total", "Services' ports whose traffic policy is Local and that have endpoints, but none on this node.", "traffic_policy", "ip_family")
+	m.healthz = counters("proxy_healthz_total", "Answers of /healthz.", "code")
+	m.livez = counters("proxy_livez_total", "Answers of /livez.", "code")
+	for _, f := range bothFamilies {
+		m.noLocal.WithLabelValues("internal", f)
+		m.noLocal.WithLabelValues("external", f)
+	}
+	for _, code := range []string{"200", "503"} {
+		m.healthz.WithLabelValues(code)
+		m.livez.WithLabelValues(code)
+	}
+	return m
+}
+
+// asked notes that changes came.
+func (m *proxyMetrics) asked(now time.Time, q queued) {
+	for _, f := range bothFamilies {
+		m.lastQueued.WithLabelValues(f).Set(seconds(now))
+	}
+	m.slicesTotal.Add(float64(q.slices))
+	m.svcsTotal.Add(float64(q.services))
+}
+
+func (m *proxyMetrics) pending(q queued) {
+	m.slicesPending.Set(float64(q.slices))
+	m.svcsPending.Set(float64(q.services))
+}
+
+// synced notes that the kernel has what was queued.
+func (m *proxyMetrics) synced(now time.Time, took time.Duration, first bool, triggered []time.Time) {
+	which := m.partial
+	if first {
+		which = m.full
+	}
+	for _, f := range bothFamilies {
+		m.syncs.WithLabelValues(f).Observe(took.Seconds())
+		which.WithLabelValues(f).Observe(took.Seconds())
+		m.lastSync.WithLabelValues(f).Set(seconds(now))
+		for _, t := range triggered {
+			m.programming.WithLabelValues(f).Observe(now.Sub(t).Seconds())
+		}
+	}
+}
+
+func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
+
+// changed counts the Services that lack local endpoints anew.
+func (m *proxyMetrics) changed(d model.Delta) {
+	for _, p := range d.Del {
+		if f, ok := p.(*model.Frontend); ok {
+			m.count(f, -1)
+		}
+	}
+	for _, p := range d.Put {
+		if f, ok := p.(*model.Frontend); ok {
+			m.count(f, 1)
+		}
+	}
+}
+
+// count adds a frontend that lacks something, or takes it away. A Service's port counts once, however many frontends it has.
+func (m *proxyMetrics) count(f *model.Frontend, by int) {
+	target, l := f.Outside, lack{"external", bothFamilies[0], f.Service}
+	if f.Via == "ClusterIP" {
+		target, l.policy = f.Inside, "internal"
+	}
+	if len(target.Pool.Backends) > 0 || target.Empty != model.Drop {
+		return
+	}
+	if f.Entry.Addr.Is6() {
+		l.family = bothFamilies[1]
+	}
+	before := m.lacks[l]
+	m.lacks[l] += by
+	of := lack{l.policy, l.family, ""}
+	switch {
+	case m.lacks[l] == 0:
+		delete(m.lacks, l)
+		m.lacking[of]--
+	case before == 0:
+		m.lacking[of]++
+	}
+	m.noLocal.WithLabelValues(of.policy, of.family).Set(float64(m.lacking[of]))
+}
+
+// collector makes metrics of the loops' states when they are asked for.
+type collector struct{ *Agent }
+
+// metric is a metric of each loop.
+type metric struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(reconcile.Status) float64
+}
+
+// loopMetrics are the metrics of each loop, by data plane.
+var loopMetrics = func() (l []metric) {
+	add := func(name, help string, kind prometheus.ValueType, value func(reconcile.Status) float64) {
+		l = append(l, metric{prometheus.NewDesc("fairlead_"+name, help, []string{"plane"}, nil), kind, value})
+	}
+	add("facts", "Facts that the kernel holds of ours.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(s.Held) })
+	add("facts_unsynced", "Facts that are not as wanted.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(s.Unsynced) })
+	add("writes_total", "Transactions written to the kernel.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Writes) })
+	add("facts_put_total", "Facts made true.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Puts) })
+	add("facts_deleted_total", "Facts made untrue.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Dels) })
+	add("repairs_total", "Facts that others had changed and that were put right.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Repairs) })
+	add("retries_total", "Reads and writes tried again after a failure.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Retries) })
+	add("failures_total", "Reads and writes that failed.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Failures) })
+	add("failing_owners", "Services and others whose facts the kernel refuses.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(len(s.Failing)) })
+	add("first_sync_seconds", "How long the first sync took.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return s.FirstSyncTook.Seconds() })
+	add("last_write_seconds", "How long the last write took.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return s.LastWrite.Seconds() })
+	return l
+}()
+
+var (
+	problemsDesc = prometheus.NewDesc("fairlead_input_problems", "Problems in the input that stand now.", nil, nil)
+	modeDesc     = prometheus.NewDesc("fairlead_mode", "1 for the mode in use.", []string{"mode"}, nil)
+	iptablesDesc = prometheus.NewDesc("kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "Restores that failed, of both families.", []string{"ip_family"}, nil)
+	nftablesDesc = prometheus.NewDesc("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "Transactions that failed, each of both families.", []string{"ip_family"}, nil)
+)
+
+// failures are kube-proxy's counters of a plane's failures, by the plane's name.
+var failures = map[string]*prometheus.Desc{"iptables": iptablesDesc, "iptables-legacy": iptablesDesc, "iptables-nft": iptablesDesc, "nftables": nftablesDesc}
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range loopMetrics {
+		ch <- m.desc
+	}
+	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc, refusedDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	for plane, s := range c.loops() {
+		for _, m := range loopMetrics {
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(s), plane)
+		}
+		if d := failures[plane]; d != nil {
+			for _, f := range bothFamilies {
+				ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(s.Failures), f)
+			}
+		}
+	}
+	c.mu.Lock()
+	n := len(c.problems) + len(c.resolver.Problems())
+	c.mu.Unlock()
+	ch <- prometheus.MustNewConstMetric(problemsDesc, prometheus.GaugeValue, float64(n))
+	ch <- prometheus.MustNewConstMetric(modeDesc, prometheus.GaugeValue, 1, c.options.Mode.Name)
+	c.collectServices(ch)
+}

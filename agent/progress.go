@@ -1,0 +1,109 @@
+package agent
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// progress follows changes from the source into the kernel: what is on its way, since when, and how long it took.
+type progress struct {
+	metrics *proxyMetrics
+	late    time.Duration // how long a change may wait
+	started time.Time
+
+	told    chan struct{} // holds one when something was queued
+	mu      sync.Mutex
+	oldest  time.Time // when the oldest change that waits came; zero: none waits
+	updated time.Time // when the kernel last became as wanted; zero: never
+	waiting queued
+}
+
+// queued is what waits for the kernel.
+type queued struct {
+	services, slices int         // objects that changed
+	triggered        []time.Time // when what they tell of happened
+}
+
+func newProgress(m *proxyMetrics, late time.Duration) *progress {
+	if late <= 0 {
+		late = time.Minute
+	}
+	return &progress{metrics: m, late: late, started: time.Now(), told: make(chan struct{}, 1)}
+}
+
+// queue notes that changes are on their way.
+func (p *progress) queue(q queued) {
+	now := time.Now()
+	p.mu.Lock()
+	if p.oldest.IsZero() {
+		p.oldest = now
+	}
+	p.waiting.services += q.services
+	p.waiting.slices += q.slices
+	for _, t := range q.triggered {
+		if t.After(p.started) { // what was there before says nothing of this agent
+			p.waiting.triggered = append(p.waiting.triggered, t)
+		}
+	}
+	p.metrics.asked(now, q)
+	p.metrics.pending(p.waiting)
+	p.mu.Unlock()
+	select {
+	case p.told <- struct{}{}:
+	default: // it will be seen with what waits already
+	}
+}
+
+// follow waits for the kernel to have what was queued, again and again until ctx ends. sync says whether it has: facts that are
+// refused alone don't count, they are told of as their owners'.
+func (p *progress) follow(ctx context.Context, sync func(context.Context) bool) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.told:
+		}
+		for wait := time.Second; !p.step(ctx, sync); wait = min(2*wait, again) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
+		}
+	}
+}
+
+// step waits once for the kernel to have what is queued now, and says whether it has.
+func (p *progress) step(ctx context.Context, sync func(context.Context) bool) bool {
+	p.mu.Lock()
+	began, first := p.oldest, p.updated.IsZero()
+	taken := p.waiting
+	p.mu.Unlock()
+	looked := time.Now()
+	if !sync(ctx) {
+		return false
+	}
+	now := time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.updated, p.oldest = now, time.Time{}
+	p.waiting.services -= taken.services
+	p.waiting.slices -= taken.slices
+	p.waiting.triggered = p.waiting.triggered[len(taken.triggered):]
+	if len(p.told) > 0 {
+		p.oldest = looked // queued meanwhile
+	}
+	if !began.IsZero() {
+		p.metrics.synced(now, now.Sub(began), first, taken.triggered)
+	}
+	p.metrics.pending(p.waiting)
+	return true
+}
+
+// health says when the kernel last was as wanted, and whether nothing waits for too long.
+func (p *progress) health(now time.Time) (updated time.Time, healthy bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.updated, p.updated.IsZero() || p.oldest.IsZero() || now.Sub(p.oldest) < p.late
+}

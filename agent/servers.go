@@ -1,0 +1,61 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+// Servers is what an agent serves beside packets, and where.
+type Servers struct {
+	Health    string         // address of /healthz and /livez for load balancers and probes, such as 0.0.0.0:10256; empty: none
+	Metrics   string         // address of /metrics and the other pages, such as 127.0.0.1:10249; empty: none
+	HardFail  bool           // an address that can't be had ends the agent; else it is tried again
+	Profiling bool           // /debug/pprof is among the pages
+	Late      time.Duration  // how long a change may wait for the kernel before the node counts as unhealthy; 0: a minute
+	Config    map[string]any // what /configz shows, by API group
+	Flags     map[string]string
+}
+
+// again is how long to wait for an address that is taken.
+const again = 5 * time.Second
+
+// listen opens an address. Where that fails and may, it gives nil.
+func (s Servers) listen(log *slog.Logger, address, flag string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	if err == nil {
+		return l, nil
+	}
+	err = fmt.Errorf("agent: %w; choose another address with %s, or none", err, flag)
+	if s.HardFail {
+		return nil, err
+	}
+	log.Error("an address can't be had; it is tried again", "error", err, "every", again)
+	return nil, nil
+}
+
+// serve answers at an address until ctx ends. l is its listener, nil where it is still to be had.
+func (s Servers) serve(ctx context.Context, log *slog.Logger, l net.Listener, address string, h http.Handler) error {
+	for l == nil {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(again):
+			if got, err := net.Listen("tcp", address); err == nil {
+				l = got
+				log.Info("the address is free now", "address", address)
+			}
+		}
+	}
+	web := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	stop := context.AfterFunc(ctx, func() { web.Close() })
+	defer stop()
+	if err := web.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}

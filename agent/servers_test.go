@@ -1,0 +1,266 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fairlead.dev/fairlead/dataplane/health"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+	"fairlead.dev/fairlead/resolve"
+	"fairlead.dev/fairlead/source"
+)
+
+// still is an agent whose loops don't run: what it is told stays on its way.
+func still(t *testing.T, o Options) *Agent {
+	t.Helper()
+	mode, err := ModeOf("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Mode, o.Log, o.Resolve = mode, slog.New(slog.DiscardHandler), resolve.Config{Node: "a"}
+	checks := health.New(nil, nil)
+	t.Cleanup(checks.Close)
+	a := &Agent{options: o, services: &Services{}, registry: prometheus.NewRegistry(), resolver: resolve.New(o.Resolve), known: map[string]bool{}, batches: 1,
+		health: reconcile.New(checks, reconcile.Options[*model.HealthCheck]{})}
+	a.metrics = newProxyMetrics(a.registry)
+	a.progress = newProgress(a.metrics, o.Servers.Late)
+	a.registry.MustRegister(collector{a})
+	return a
+}
+
+// say tells the agent of objects.
+func (a *Agent) say(ctx context.Context, objects ...source.Object) {
+	var b source.Batch
+	for _, o := range objects {
+		b.Changes = append(b.Changes, source.Change{Key: source.KeyOf(o), Object: o})
+	}
+	a.take(ctx, b)
+}
+
+func get(h http.Handler, path string) (int, string) {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return w.Code, w.Body.String()
+}
+
+// webObjects are a Service with endpoints elsewhere, and a traffic policy that wants them here.
+func webObjects() []source.Object {
+	local, port, tcp, name, elsewhere := corev1.ServiceInternalTrafficPolicyLocal, int32(80), corev1.ProtocolTCP, "", "b"
+	return []source.Object{
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
+			InternalTrafficPolicy: &local, Type: corev1.ServiceTypeClusterIP, Ports: []corev1.ServicePort{{Port: 80, Protocol: tcp}}}},
+		&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+			Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Add(time.Second).Format(time.RFC3339Nano)}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &tcp}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, NodeName: &elsewhere}}},
+	}
+}
+
+func TestHealth(t *testing.T) {
+	a := still(t, Options{Servers: Servers{Late: time.Minute}})
+	h := a.healthHandler()
+	expect := func(when string, healthz, livez int) {
+		t.Helper()
+		for path, want := range map[string]int{"/healthz": healthz, "/livez": livez} {
+			code, body := get(h, path)
+			var keys map[string]any
+			if err := json.Unmarshal([]byte(body), &keys); err != nil || code != want {
+				t.Errorf("%s: %s is %d, want %d: %s %v", when, path, code, want, body, err)
+			}
+			_, eligible := keys["nodeEligible"]
+			for _, k := range []string{"lastUpdated", "currentTime", "healthy"} {
+				if _, ok := keys[k]; !ok || eligible != (path == "/healthz") {
+					t.Errorf("%s: %s lacks %s, or has too much: %s", when, path, k, body)
+				}
+			}
+		}
+	}
+	expect("at first", 200, 200)
+	a.say(t.Context(), webObjects()...)
+	a.progress.step(t.Context(), func(context.Context) bool { return true })
+	expect("in the kernel", 200, 200)
+	if _, body := get(h, "/healthz"); !strings.Contains(body, `"IPv4":{"lastUpdated":`) || !strings.Contains(body, `"IPv6":`) {
+		t.Errorf("it says nothing of the families: %s", body)
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	a.say(t.Context(), node)
+	expect("with a Node", 200, 200)
+	tainted := node.DeepCopy()
+	tainted.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
+	a.say(t.Context(), tainted)
+	expect("tainted", 503, 200)
+	deleting := node.DeepCopy()
+	deleting.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+	a.say(t.Context(), deleting)
+	expect("being deleted", 503, 200)
+	a.take(t.Context(), source.Batch{Changes: []source.Change{{Key: source.KeyOf(node)}}})
+	expect("deleted", 503, 200)
+	a.say(t.Context(), node)
+	expect("there again", 200, 200)
+	a.say(t.Context(), webObjects()...)
+	if a.progress.step(t.Context(), func(context.Context) bool { return false }) {
+		t.Error("a kernel that takes nothing counts as synced")
+	}
+	expect("a change on its way", 200, 200)
+	a.progress.oldest = a.progress.oldest.Add(-time.Hour)
+	expect("a change on its way for too long", 503, 503)
+	if _, healthy := a.progress.health(time.Now()); healthy {
+		t.Error("healthCheckNodePort servers would say that all is well")
+	}
+	a.progress.step(t.Context(), func(context.Context) bool { return true })
+	expect("in the kernel at last", 200, 200)
+}
+
+// metrics gives the values of all metrics by name and labels; of histograms their counts.
+func values(t *testing.T, r *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := map[string]float64{}
+	for _, f := range families {
+		for _, x := range f.Metric {
+			name := f.GetName()
+			for _, l := range x.Label {
+				name += " " + l.GetValue()
+			}
+			switch f.GetType() {
+			case dto.MetricType_HISTOGRAM:
+				m[name] = float64(x.Histogram.GetSampleCount())
+			case dto.MetricType_COUNTER:
+				m[name] = x.Counter.GetValue()
+			default:
+				m[name] = x.Gauge.GetValue()
+			}
+		}
+	}
+	return m
+}
+
+func TestMetrics(t *testing.T) {
+	a := still(t, Options{})
+	a.say(t.Context(), webObjects()...)
+	is := values(t, a.registry)
+	for name, want := range map[string]float64{
+		"kubeproxy_sync_proxy_rules_service_changes_total": 1, "kubeproxy_sync_proxy_rules_service_changes_pending": 1,
+		"kubeproxy_sync_proxy_rules_endpoint_changes_total": 1, "kubeproxy_sync_proxy_rules_endpoint_changes_pending": 1,
+		"kubeproxy_sync_proxy_rules_no_local_endpoints_total IPv4 internal": 1, "kubeproxy_sync_proxy_rules_no_local_endpoints_total IPv4 external": 0,
+		"kubeproxy_proxy_healthz_total 503": 0, "fairlead_mode nftables": 1,
+	} {
+		if got, ok := is[name]; !ok || got != want {
+			t.Errorf("%s is %v (%t), want %v", name, got, ok, want)
+		}
+	}
+	a.progress.step(t.Context(), func(context.Context) bool { return true })
+	here := "a"
+	moved := webObjects()
+	moved[1].(*discoveryv1.EndpointSlice).Endpoints[0].NodeName = &here
+	a.say(t.Context(), moved...)
+	a.progress.step(t.Context(), func(context.Context) bool { return true })
+	get(a.healthHandler(), "/livez")
+	is = values(t, a.registry)
+	for name, want := range map[string]float64{
+		"kubeproxy_sync_proxy_rules_service_changes_total": 2, "kubeproxy_sync_proxy_rules_endpoint_changes_pending": 0,
+		"kubeproxy_sync_proxy_rules_no_local_endpoints_total IPv4 internal": 0, "kubeproxy_proxy_livez_total 200": 1,
+		"kubeproxy_sync_proxy_rules_duration_seconds IPv4": 2, "kubeproxy_sync_proxy_rules_duration_seconds IPv6": 2,
+		"kubeproxy_sync_full_proxy_rules_duration_seconds IPv4": 1, "kubeproxy_sync_partial_proxy_rules_duration_seconds IPv4": 1,
+		"kubeproxy_network_programming_duration_seconds IPv4": 2,
+	} {
+		if got, ok := is[name]; !ok || got != want {
+			t.Errorf("later %s is %v (%t), want %v", name, got, ok, want)
+		}
+	}
+	docs, err := os.ReadFile("../docs/kube-proxy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range is {
+		if name, _, _ = strings.Cut(name, " "); strings.HasPrefix(name, "fairlead_") && !strings.Contains(string(docs), "`"+name+"`") {
+			t.Errorf("docs/kube-proxy.md lacks %s", name)
+		}
+	}
+	for _, m := range loopMetrics {
+		name := strings.Split(m.desc.String(), `"`)[1]
+		if !strings.Contains(string(docs), "`"+name+"`") {
+			t.Errorf("docs/kube-proxy.md lacks %s", name)
+		}
+	}
+}
+
+func TestPages(t *testing.T) {
+	o := Options{Why: "because", Servers: Servers{Config: map[string]any{"kubeproxy.config.k8s.io": map[string]string{"mode": "ipvs"}}, Flags: map[string]string{"v": "2"}}}
+	h := still(t, o).handler()
+	for path, want := range map[string]string{"/proxyMode": "nftables", "/configz": `{"kubeproxy.config.k8s.io":{"mode":"ipvs"}}`, "/flagz": "v=2", "/statusz": "/metrics",
+		"/healthz": "ok", "/livez": "ok", "/status": `"why":"because"`, "/metrics": "kubeproxy_sync_proxy_rules_last_timestamp_seconds"} {
+		if code, body := get(h, path); path != "/metrics" && (code != 200 || !strings.Contains(body, want)) {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+	if code, _ := get(h, "/readyz"); code != 503 {
+		t.Errorf("/readyz before the first sync: %d", code)
+	}
+	if code, _ := get(h, "/debug/pprof/"); code != 404 {
+		t.Errorf("/debug/pprof/ without being asked for: %d", code)
+	}
+	o.Servers.Profiling = true
+	if code, _ := get(still(t, o).handler(), "/debug/pprof/"); code != 200 {
+		t.Errorf("/debug/pprof/: %d", code)
+	}
+}
+
+func TestTakenPort(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	log := slog.New(slog.DiscardHandler)
+	if got, err := (Servers{}).listen(log, l.Addr().String(), "--x"); got != nil || err != nil {
+		t.Errorf("it must be tried again: %v, %v", got, err)
+	}
+	if _, err := (Servers{HardFail: true}).listen(log, l.Addr().String(), "--x"); err == nil || !strings.Contains(err.Error(), "--x") {
+		t.Errorf("hard: %v", err)
+	}
+	if got, err := (Servers{HardFail: true}).listen(log, "[::1]:0", "--x"); err != nil {
+		t.Errorf("IPv6: %v", err)
+	} else {
+		got.Close()
+	}
+}
+
+func TestChoose(t *testing.T) {
+	m, why, err := Choose(t.Context(), Auto)
+	if err != nil || !strings.Contains(why, "auto: ") {
+		t.Errorf("auto: %v, %q", err, why)
+	}
+	for _, name := range preference {
+		if name == m.Name {
+			break
+		}
+		if !strings.Contains(why, "not "+name) {
+			t.Errorf("it is not said why not %s: %s", name, why)
+		}
+	}
+	if m, _, err := Choose(t.Context(), "ebpf"); err != nil || m.Name != "ebpf" {
+		t.Errorf("by name: %s, %v", m.Name, err)
+	}
+	if _, _, err := Choose(t.Context(), "magic"); err == nil || !strings.Contains(err.Error(), "userspace") {
+		t.Errorf("unknown: %v", err)
+	}
+}

@@ -1,0 +1,370 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// load loads a file's text with flags.
+func load(t *testing.T, text string, args ...string) (*Config, error) {
+	t.Helper()
+	f, fs := &Flags{}, pflag.NewFlagSet("", pflag.ContinueOnError)
+	f.Add(fs)
+	if text != "" {
+		file := filepath.Join(t.TempDir(), "config.conf")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config", file)
+	}
+	if err := fs.Parse(args); err != nil {
+		return nil, err
+	}
+	return f.Load()
+}
+
+func must(t *testing.T, text string, args ...string) *Config {
+	t.Helper()
+	c, err := load(t, text, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+// kubeadm is what kubeadm writes into the ConfigMap kube-proxy.
+const kubeadm = head + `bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection:
+  acceptContentTypes: ""
+  burst: 0
+  contentType: ""
+  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
+  qps: 0
+clusterCIDR: 10.244.0.0/16
+configSyncPeriod: 0s
+conntrack:
+  maxPerCore: null
+  min: null
+  tcpBeLiberal: false
+  tcpCloseWaitTimeout: null
+  tcpEstablishedTimeout: null
+  udpStreamTimeout: 0s
+  udpTimeout: 0s
+detectLocal:
+  bridgeInterface: ""
+  interfaceNamePrefix: ""
+detectLocalMode: ""
+enableProfiling: false
+healthzBindAddress: ""
+hostnameOverride: ""
+iptables:
+  localhostNodePorts: null
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+ipvs:
+  excludeCIDRs: null
+  minSyncPeriod: 0s
+  scheduler: ""
+  strictARP: false
+  syncPeriod: 0s
+  tcpFinTimeout: 0s
+  tcpTimeout: 0s
+  udpTimeout: 0s
+logging:
+  flushFrequency: 0
+  options:
+    json:
+      infoBufferSize: "0"
+    text:
+      infoBufferSize: "0"
+  verbosity: 0
+metricsBindAddress: ""
+mode: ""
+nftables:
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: ""
+showHiddenMetricsForVersion: ""
+winkernel:
+  enableDSR: false
+  forwardHealthCheckVip: false
+  networkName: ""
+  rootHnsEndpointName: ""
+  sourceVip: ""
+`
+
+func TestEveryFieldHasOneRow(t *testing.T) {
+	used := map[string]bool{}
+	for _, l := range leaves(&v1alpha1.KubeProxyConfiguration{}) {
+		f, ok := fieldOf(l.path)
+		if !ok {
+			t.Errorf("field %s of KubeProxyConfiguration has no row: say what becomes of it", l.path)
+		}
+		used[f.Path] = true
+	}
+	for _, f := range Fields() {
+		if !used[f.Path] {
+			t.Errorf("row %s is of no field", f.Path)
+		}
+		if f.Text == "" {
+			t.Errorf("row %s says nothing", f.Path)
+		}
+	}
+}
+
+// TestEveryFieldThatIsNotHonouredWarns changes each such field alone and looks for its name in the warnings.
+func TestEveryFieldThatIsNotHonouredWarns(t *testing.T) {
+	for i, l := range leaves(defaults()) {
+		f, _ := fieldOf(l.path)
+		c := defaults()
+		change(t, l.path, leaves(c)[i].value)
+		warned := strings.Contains(strings.Join(ignored(c), "\n"), l.path+": ")
+		if warned == f.Honoured {
+			t.Errorf("%s: honoured is %t, warned of is %t", l.path, f.Honoured, warned)
+		}
+	}
+}
+
+// change gives a field another value.
+func change(t *testing.T, path string, v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString("other")
+	case reflect.Bool:
+		v.SetBool(!v.Bool())
+	case reflect.Int32, reflect.Int64:
+		v.SetInt(v.Int() + 1)
+	case reflect.Uint32:
+		v.SetUint(v.Uint() + 1)
+	case reflect.Float32:
+		v.SetFloat(v.Float() + 1)
+	case reflect.Pointer:
+		if v.IsNil() {
+			v.Set(reflect.New(v.Type().Elem()))
+		}
+		change(t, path, v.Elem())
+	case reflect.Struct:
+		if q, ok := v.Addr().Interface().(*resource.QuantityValue); ok {
+			q.Quantity = resource.MustParse("7Mi")
+			return
+		}
+		change(t, path, v.Field(0))
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+	case reflect.Map:
+		m := reflect.MakeMap(v.Type())
+		m.SetMapIndex(reflect.ValueOf("Gate"), reflect.ValueOf(true))
+		v.Set(m)
+	default:
+		t.Fatalf("%s: a field of kind %s: teach the test", path, v.Kind())
+	}
+}
+
+func TestEveryFlagHasOneRow(t *testing.T) {
+	f, fs := &Flags{}, pflag.NewFlagSet("", pflag.ContinueOnError)
+	f.Add(fs)
+	rows := map[string]bool{}
+	for _, r := range Rows() {
+		if rows[r.Flag] {
+			t.Errorf("--%s has two rows", r.Flag)
+		}
+		rows[r.Flag] = true
+		if fs.Lookup(r.Flag) == nil {
+			t.Errorf("row --%s is of no flag", r.Flag)
+		}
+		if _, ok := fieldOf(r.Field); r.Field != "" && !ok {
+			t.Errorf("--%s sets %s, which has no row", r.Flag, r.Field)
+		}
+	}
+	fs.VisitAll(func(f *pflag.Flag) {
+		if !rows[f.Name] {
+			t.Errorf("--%s has no row", f.Name)
+		}
+	})
+}
+
+// TestKubeadmsFile: the file that most clusters have is taken whole, without a warning, as kube-proxy takes it.
+func TestKubeadmsFile(t *testing.T) {
+	c := must(t, kubeadm, "--hostname-override", "Worker-1")
+	if len(c.Warnings) != 0 {
+		t.Errorf("warnings: %q", c.Warnings)
+	}
+	r, err := c.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Own.Mode != "auto" || r.Node != "worker-1" || len(r.ClusterCIDRs) != 1 || r.NoPods || strings.Join(r.NodePortAddresses, ",") != "all,localhost" {
+		t.Errorf("mode %s, %+v", c.Own.Mode, r)
+	}
+	if s := c.Servers(); s.Health != "0.0.0.0:10256" || s.Metrics != "127.0.0.1:10249" || s.Late.String() != "1m0s" || s.HardFail || s.Profiling {
+		t.Errorf("servers: %+v", s)
+	}
+	if c.Proxy.ClientConnection.Kubeconfig != "/var/lib/kube-proxy/kubeconfig.conf" || c.Proxy.ClientConnection.QPS != 5 || c.Proxy.ClientConnection.Burst != 10 {
+		t.Errorf("connection: %+v", c.Proxy.ClientConnection)
+	}
+}
+
+func TestMeaning(t *testing.T) {
+	type outcome struct {
+		mode, ports, scheduler string
+		all, noPods            bool
+		health, metrics, leave string
+	}
+	usual := outcome{mode: "auto", ports: "all,localhost", scheduler: "random", noPods: true, health: "0.0.0.0:10256", metrics: "127.0.0.1:10249", leave: "Leave"}
+	with := func(f func(*outcome)) outcome { o := usual; f(&o); return o }
+	flags := with(func(o *outcome) { o.mode, o.ports, o.noPods = "nftables", "", false })
+	for _, c := range []struct {
+		name, text, args string
+		want             outcome
+	}{
+		{"an empty file", head, "", usual},
+		{"mode nftables", head + "mode: nftables\niptables: {masqueradeAll: true}", "", with(func(o *outcome) { o.mode, o.ports = "nftables", "primary" })},
+		{"its masqueradeAll", head + "mode: nftables\nnftables: {masqueradeAll: true}", "", with(func(o *outcome) { o.mode, o.ports, o.all = "nftables", "primary", true })},
+		{"mode ipvs", head + "mode: ipvs\niptables: {masqueradeAll: true}", "", with(func(o *outcome) { o.mode, o.ports, o.all, o.scheduler = "ipvs", "", true, "round-robin" })},
+		{"ipvs with a scheduler", head + "mode: ipvs\nipvs: {scheduler: mh}", "", with(func(o *outcome) { o.mode, o.ports, o.scheduler = "ipvs", "", "maglev" })},
+		{"no localhost", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [0.0.0.0/4, 96.0.0.0/3, 127.1.0.0/16, 'fd00::/8']", "",
+			with(func(o *outcome) {
+				o.ports = "0.0.0.0/4,96.0.0.0/4,112.0.0.0/5,120.0.0.0/6,124.0.0.0/7,126.0.0.0/8,fd00::/8"
+			})},
+		{"only localhost, and not that", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [localhost]", "", with(func(o *outcome) { o.ports = "127.255.255.255/32" })},
+		{"IPv6", head + "bindAddress: '::'", "", with(func(o *outcome) { o.health, o.metrics = "[::]:10256", "[::1]:10249" })},
+		{"ports of their own", head + "healthzBindAddress: fd00::1\nmetricsBindAddress: 10.0.0.1:99", "", with(func(o *outcome) { o.health, o.metrics = "[fd00::1]:10256", "10.0.0.1:99" })},
+		{"NodeCIDR", head + "detectLocalMode: NodeCIDR", "", with(func(o *outcome) { o.noPods = false })},
+		{"ours beside it", head + "mode: iptables\n---\napiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmode: ebpf\nscheduler: maglev\ntakeOver: Remove", "",
+			with(func(o *outcome) { o.mode, o.scheduler, o.leave = "ebpf", "maglev", "Remove" })},
+		{"our flags win over our document", "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmode: ebpf\nscheduler: maglev", "--mode userspace", with(func(o *outcome) {
+			*o = flags
+			o.mode, o.scheduler = "userspace", "maglev"
+		})},
+		{"a file wins over kube-proxy's flags", head, "--proxy-mode ipvs --metrics-bind-address 1.2.3.4 --masquerade-all", usual},
+		{"no file, no flag", "", "", flags},
+		{"kube-proxy's flags", "", "--proxy-mode iptables --masquerade-all --nodeport-addresses primary --metrics-bind-address 0.0.0.0 --healthz-bind-address 127.0.0.1:1",
+			with(func(o *outcome) {
+				*o = flags
+				o.mode, o.all, o.ports, o.metrics, o.health = "iptables", true, "primary", "0.0.0.0:10249", "127.0.0.1:1"
+			})},
+		{"old ports", "", "--healthz-port 7 --metrics-port 0", with(func(o *outcome) { *o = flags; o.health, o.metrics = "0.0.0.0:7", "" })},
+		{"no servers", "", "--status-address= --healthz-bind-address=", with(func(o *outcome) { *o = flags; o.health, o.metrics = "", "" })},
+		{"flags for pods", "", "--detect-local-mode ClusterCIDR", with(func(o *outcome) { *o = flags; o.noPods = true })},
+		{"an empty --proxy-mode", "", "--proxy-mode=", with(func(o *outcome) { *o = flags; o.mode = "auto" })},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l, err := load(t, c.text, append(strings.Fields(c.args), "--hostname-override", "a")...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := l.Resolve()
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := l.Servers()
+			is := outcome{l.Own.Mode, strings.Join(r.NodePortAddresses, ","), r.Scheduler.String(), r.MasqueradeAll, r.NoPods, s.Health, s.Metrics, string(l.Own.TakeOver)}
+			if is != c.want {
+				t.Errorf("is   %+v\nwant %+v", is, c.want)
+			}
+		})
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	c := must(t, head+"mode: iptables\nmode: nftables\nnoSuchField: 1\niptables: {masqueradeBit: 3}\n", "--proxy-mode", "ipvs", "-v", "6", "--hostname-override", "b")
+	all := strings.Join(c.Warnings, "\n")
+	for _, want := range []string{"noSuchField", "already set", "iptables.masqueradeBit: 3", "--proxy-mode"} {
+		if !strings.Contains(all, want) {
+			t.Errorf("%q is missing in:\n%s", want, all)
+		}
+	}
+	if len(c.Warnings) != 4 || c.Proxy.Logging.Verbosity != 6 || c.Proxy.HostnameOverride != "b" {
+		t.Errorf("%d warnings, verbosity %d, node %q:\n%s", len(c.Warnings), c.Proxy.Logging.Verbosity, c.Proxy.HostnameOverride, all)
+	}
+}
+
+// TestErrorsNameEverything: each wrong value is named by its path, all at once.
+func TestErrorsNameEverything(t *testing.T) {
+	_, err := load(t, head+`mode: userspace
+bindAddress: here
+metricsBindAddress: "1.2.3.4:99999"
+oomScoreAdj: 2000
+clusterCIDR: 10.0.0.0
+detectLocalMode: ClusterCIDR
+nodePortAddresses: [primry]
+conntrack: {min: -1}
+iptables: {syncPeriod: 1s, minSyncPeriod: 2s}
+ipvs: {excludeCIDRs: [x]}
+---
+apiVersion: fairlead.dev/v1alpha1
+kind: FairleadConfiguration
+mode: magic
+scheduler: best
+takeOver: Maybe
+`)
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, path := range []string{"mode", "bindAddress", "metricsBindAddress", "oomScoreAdj", "clusterCIDR[0]", "nodePortAddresses[0]", "conntrack.min", "iptables.minSyncPeriod",
+		"ipvs.excludeCIDRs[0]", "scheduler", "takeOver", `"magic"`, `"userspace"`} {
+		if !strings.Contains(err.Error(), path) {
+			t.Errorf("%s is missing in: %v", path, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"":                          "",
+		"a: [":                      "YAML",
+		"# nothing":                 "no configuration",
+		"kind: Pod\napiVersion: v1": "Pod",
+		head + "---\n" + head:       "second",
+		"apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmood: x": "mood",
+		head + "oomScoreAdj: many": "oomScoreAdj",
+	} {
+		if text == "" {
+			continue
+		}
+		if _, err := load(t, text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func TestWrittenConfigurationIsTheSame(t *testing.T) {
+	c := must(t, "", "--proxy-mode", "ipvs", "--cluster-cidr", "10.244.0.0/16", "--conntrack-min", "7", "--scheduler", "maglev", "--node", "a")
+	text, err := c.YAML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := must(t, string(text)); !again.Equal(c) || len(again.Warnings) > 0 {
+		t.Errorf("%q\n%+v\n%+v", again.Warnings, again, c)
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add([]byte(kubeadm))
+	f.Add([]byte(head + "---\napiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmode: ebpf"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		in, err := read(text)
+		if err != nil || in.proxy == nil {
+			return
+		}
+		c := Config{Proxy: *in.proxy}
+		complete(&c.Proxy)
+		if c.validate() == nil {
+			ignored(&c.Proxy)
+			c.nodePorts()
+		}
+	})
+}

@@ -1,0 +1,50 @@
+package config
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The API of our own configuration.
+const (
+	APIVersion = "fairlead.dev/v1alpha1"
+	Kind       = "FairleadConfiguration"
+)
+
+// FairleadConfiguration is what only Fairlead has. Unknown fields are errors.
+type FairleadConfiguration struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// source is a folder or file of Kubernetes YAML or JSON to read in place of the API server. Default: the API server.
+	Source string `json:"source,omitempty"`
+	// mode is the data plane for Services, one of those that `fairlead modes` lists, or "auto": the best that this kernel can.
+	// Default: what KubeProxyConfiguration's mode says; "auto" where a file says nothing; "nftables" without a file.
+	Mode string `json:"mode,omitempty"`
+	// scheduler is how Services that don't say choose an endpoint. Default: ipvs.scheduler in mode ipvs, "random" elsewhere.
+	Scheduler string `json:"scheduler,omitempty"`
+	// maglevTableSize is how many entries each Maglev table has, a prime up to 65521. Default: as the mode sees fit.
+	MaglevTableSize int `json:"maglevTableSize,omitempty"`
+	// ebpf are settings of the mode ebpf.
+	EBPF EBPFConfiguration `json:"ebpf,omitzero"`
+	// serviceProxyName has only Services with this label service.kubernetes.io/service-proxy-name served. Default: those without.
+	ServiceProxyName string `json:"serviceProxyName,omitempty"`
+	// takeOver says what becomes of a kube-proxy's rules: "Leave" lets them stand, and says so; "Remove" removes them once
+	// Fairlead serves and no kube-proxy runs any more. Default: "Leave".
+	TakeOver TakeOver `json:"takeOver,omitempty"`
+}
+
+// EBPFConfiguration are settings of the mode ebpf.
+type EBPFConfiguration struct {
+	// room is how many slots the kernel's maps have: one for each port of a Service and each endpoint of it. Default: 524288.
+	Room uint32 `json:"room,omitempty"`
+	// closeTCP has TCP connections of clients on the node closed when their endpoint goes, as is done with UDP. Default: false.
+	CloseTCP bool `json:"closeTCP,omitempty"`
+}
+
+// TakeOver says what becomes of a kube-proxy's rules.
+type TakeOver string
+
+// The ways.
+const (
+	Leave  TakeOver = "Leave"
+	Remove TakeOver = "Remove"
+)

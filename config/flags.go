@@ -1,0 +1,286 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/model"
+)
+
+// Flags are what can be told on a command line: kube-proxy's flags, by their names there, and our own.
+type Flags struct {
+	File      string // --config
+	WriteTo   string // --write-config-to
+	CleanUp   bool   // --cleanup
+	SetUpOnly bool   // --init-only
+	Server    string // --master
+	Verbose   bool
+
+	set   *pflag.FlagSet
+	proxy *v1alpha1.KubeProxyConfiguration
+	own   FairleadConfiguration
+
+	node                    string
+	clusterCIDRs            []string
+	masqueradeAll           bool
+	healthzPort, statusPort int32
+}
+
+// Row is a flag and what becomes of it: of Field, if it sets one, else Text.
+type Row struct{ Flag, Field, Text string }
+
+// rows are kube-proxy's flags and our own, by the field that they set.
+var rows = []Row{
+	{"config", "", "The configuration file: YAML, a KubeProxyConfiguration, a FairleadConfiguration, or both as two documents."},
+	{"write-config-to", "", "Writes the configuration that the flags come to, and ends."},
+	{"cleanup", "", "Removes everything of Fairlead's, and ends: as `fairlead clean`."},
+	{"init-only", "", "Makes the system's settings, and ends."},
+	{"master", "", "The API server's address, in place of the kubeconfig's."},
+	{"kubeconfig", "clientConnection.kubeconfig", ""},
+	{"kube-api-content-type", "clientConnection.contentType", ""},
+	{"kube-api-burst", "clientConnection.burst", ""},
+	{"kube-api-qps", "clientConnection.qps", ""},
+	{"feature-gates", "featureGates", ""},
+	{"hostname-override", "hostnameOverride", ""},
+	{"bind-address", "bindAddress", ""},
+	{"healthz-bind-address", "healthzBindAddress", ""},
+	{"healthz-port", "", "Deprecated: the port in --healthz-bind-address. 0: none is served."},
+	{"metrics-bind-address", "metricsBindAddress", ""},
+	{"metrics-port", "", "Deprecated: the port in --metrics-bind-address. 0: none is served."},
+	{"bind-address-hard-fail", "bindAddressHardFail", ""},
+	{"profiling", "enableProfiling", ""},
+	{"show-hidden-metrics-for-version", "showHiddenMetricsForVersion", ""},
+	{"proxy-mode", "mode", ""},
+	{"iptables-masquerade-bit", "iptables.masqueradeBit", ""},
+	{"masquerade-all", "", "iptables.masqueradeAll and nftables.masqueradeAll."},
+	{"iptables-localhost-nodeports", "iptables.localhostNodePorts", ""},
+	{"iptables-sync-period", "iptables.syncPeriod", ""},
+	{"iptables-min-sync-period", "iptables.minSyncPeriod", ""},
+	{"ipvs-sync-period", "ipvs.syncPeriod", ""},
+	{"ipvs-min-sync-period", "ipvs.minSyncPeriod", ""},
+	{"ipvs-scheduler", "ipvs.scheduler", ""},
+	{"ipvs-exclude-cidrs", "ipvs.excludeCIDRs", ""},
+	{"ipvs-strict-arp", "ipvs.strictARP", ""},
+	{"ipvs-tcp-timeout", "ipvs.tcpTimeout", ""},
+	{"ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", ""},
+	{"ipvs-udp-timeout", "ipvs.udpTimeout", ""},
+	{"detect-local-mode", "detectLocalMode", ""},
+	{"pod-bridge-interface", "detectLocal.bridgeInterface", ""},
+	{"pod-interface-name-prefix", "detectLocal.interfaceNamePrefix", ""},
+	{"cluster-cidr", "clusterCIDR", "Without it the Node's spec.podCIDRs, unless --detect-local-mode says ClusterCIDR."},
+	{"nodeport-addresses", "nodePortAddresses", ""},
+	{"oom-score-adj", "oomScoreAdj", ""},
+	{"conntrack-max-per-core", "conntrack.maxPerCore", ""},
+	{"conntrack-min", "conntrack.min", ""},
+	{"conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout", ""},
+	{"conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout", ""},
+	{"conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal", ""},
+	{"conntrack-udp-timeout", "conntrack.udpTimeout", ""},
+	{"conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", ""},
+	{"config-sync-period", "configSyncPeriod", ""},
+	{"v", "logging.verbosity", ""},
+	{"vmodule", "logging.vmodule", ""},
+	{"logging-format", "logging.format", ""},
+	{"log-flush-frequency", "logging.flushFrequency", ""},
+	{"log-json-info-buffer-size", "logging.options", ""},
+	{"log-json-split-stream", "logging.options", ""},
+	{"log-text-info-buffer-size", "logging.options", ""},
+	{"log-text-split-stream", "logging.options", ""},
+	{"boot-id-file", "", "Changes nothing here."},
+	{"machine-id-file", "", "Changes nothing here."},
+
+	{"node", "hostnameOverride", "The same as --hostname-override, which goes before it; also $FAIRLEAD_NODE."},
+	{"status-address", "metricsBindAddress", "The same as --metrics-bind-address."},
+	{"verbose", "logging.verbosity", "Logs each write: the same as -v 4."},
+	{"source", "", "FairleadConfiguration's source; also $FAIRLEAD_SOURCE."},
+	{"mode", "", "FairleadConfiguration's mode."},
+	{"scheduler", "", "FairleadConfiguration's scheduler."},
+	{"maglev-table-size", "", "FairleadConfiguration's maglevTableSize."},
+	{"ebpf-room", "", "FairleadConfiguration's ebpf.room."},
+	{"ebpf-close-tcp", "", "FairleadConfiguration's ebpf.closeTCP."},
+	{"service-proxy-name", "", "FairleadConfiguration's serviceProxyName."},
+	{"take-over", "", "FairleadConfiguration's takeOver."},
+}
+
+// idle are flags of kube-proxy's libraries, which do nothing here.
+var idle = []string{"boot-id-file", "machine-id-file", "log-json-info-buffer-size", "log-json-split-stream"}
+
+// Rows are all flags, kube-proxy's first.
+func Rows() []Row { return rows }
+
+// AddDecisions gives a command the flags that decide what a node does: enough to show, plan and explain.
+func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
+	f.set, f.proxy = fs, defaults()
+	f.proxy.HealthzBindAddress, f.proxy.MetricsBindAddress, f.proxy.BindAddress = "", "", ""
+	c := f.proxy
+	fs.StringVar(&f.File, "config", "", "configuration file: a KubeProxyConfiguration, a FairleadConfiguration, or both as two YAML documents")
+	fs.StringVar(&f.own.Source, "source", os.Getenv("FAIRLEAD_SOURCE"), "folder or file of Kubernetes YAML or JSON, or - for standard input (or $FAIRLEAD_SOURCE)")
+	fs.StringVar(&f.node, "node", os.Getenv("FAIRLEAD_NODE"), "name of this node, as in its Node object (or $FAIRLEAD_NODE)")
+	fs.StringSliceVar(&f.clusterCIDRs, "cluster-cidr", nil, "sources that count as pods (default: the Node's spec.podCIDRs)")
+	fs.BoolVar(&f.masqueradeAll, "masquerade-all", false, "hide the source of all traffic to ClusterIPs")
+	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "own addresses that take node ports: CIDRs, all, primary or localhost (default all)")
+	fs.StringVar(&f.own.ServiceProxyName, "service-proxy-name", "", "serve only Services with this label service.kubernetes.io/service-proxy-name")
+	fs.StringVar(&f.own.Mode, "mode", agent.Default, "data plane for Services, auto for the best that this kernel can: "+strings.Join(append(agent.Names(), agent.Auto), ", "))
+	fs.StringVar(&f.own.Scheduler, "scheduler", model.Random.String(), "how Services that don't say choose an endpoint: "+model.AllSchedulers.String())
+	fs.IntVar(&f.own.MaglevTableSize, "maglev-table-size", 0, fmt.Sprintf("entries of each Maglev table, a prime up to %d: more of them move fewer clients (default: as the mode sees fit)", model.MaxEntries))
+	fs.Uint32Var(&f.own.EBPF.Room, "ebpf-room", agent.DefaultRoom, "mode ebpf: slots in the kernel's maps: one for each port of a Service and each endpoint of it; an eighth as many entries")
+	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false, "mode ebpf: when an endpoint goes, close TCP connections of clients on the node to it, as is done with UDP")
+}
+
+// Add gives a command all flags.
+func (f *Flags) Add(fs *pflag.FlagSet) {
+	f.AddDecisions(fs)
+	c := f.proxy
+	fs.StringVar((*string)(&f.own.TakeOver), "take-over", string(Leave), "a kube-proxy's rules: Leave lets them stand, Remove removes them once these serve and it runs no more")
+	fs.StringVar(&c.MetricsBindAddress, "status-address", "", "the same as --metrics-bind-address")
+	fs.BoolVar(&f.Verbose, "verbose", false, "log each write: the same as -v 4")
+	fs.MarkHidden("status-address")
+	for name, add := range map[string]func(name, usage string){
+		"write-config-to":                   func(n, u string) { fs.StringVar(&f.WriteTo, n, "", u) },
+		"cleanup":                           func(n, u string) { fs.BoolVar(&f.CleanUp, n, false, u) },
+		"init-only":                         func(n, u string) { fs.BoolVar(&f.SetUpOnly, n, false, u) },
+		"master":                            func(n, u string) { fs.StringVar(&f.Server, n, "", u) },
+		"kubeconfig":                        func(n, u string) { fs.StringVar(&c.ClientConnection.Kubeconfig, n, "", u) },
+		"kube-api-content-type":             text(fs, &c.ClientConnection.ContentType),
+		"kube-api-burst":                    func(n, u string) { fs.Int32Var(&c.ClientConnection.Burst, n, c.ClientConnection.Burst, u) },
+		"kube-api-qps":                      func(n, u string) { fs.Float32Var(&c.ClientConnection.QPS, n, c.ClientConnection.QPS, u) },
+		"feature-gates":                     func(n, u string) { fs.Var(gates(c.FeatureGates), n, u) },
+		"hostname-override":                 text(fs, &c.HostnameOverride),
+		"bind-address":                      text(fs, &c.BindAddress),
+		"healthz-bind-address":              text(fs, &c.HealthzBindAddress),
+		"metrics-bind-address":              text(fs, &c.MetricsBindAddress),
+		"healthz-port":                      func(n, u string) { fs.Int32Var(&f.healthzPort, n, healthPort, u) },
+		"metrics-port":                      func(n, u string) { fs.Int32Var(&f.statusPort, n, metricsPort, u) },
+		"bind-address-hard-fail":            yes(fs, &c.BindAddressHardFail),
+		"profiling":                         yes(fs, &c.EnableProfiling),
+		"show-hidden-metrics-for-version":   text(fs, &c.ShowHiddenMetricsForVersion),
+		"proxy-mode":                        text(fs, (*string)(&c.Mode)),
+		"iptables-masquerade-bit":           number(fs, c.IPTables.MasqueradeBit),
+		"iptables-localhost-nodeports":      yes(fs, c.IPTables.LocalhostNodePorts),
+		"iptables-sync-period":              period(fs, &c.IPTables.SyncPeriod.Duration),
+		"iptables-min-sync-period":          period(fs, &c.IPTables.MinSyncPeriod.Duration),
+		"ipvs-sync-period":                  period(fs, &c.IPVS.SyncPeriod.Duration),
+		"ipvs-min-sync-period":              period(fs, &c.IPVS.MinSyncPeriod.Duration),
+		"ipvs-scheduler":                    text(fs, &c.IPVS.Scheduler),
+		"ipvs-exclude-cidrs":                func(n, u string) { fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, n, nil, u) },
+		"ipvs-strict-arp":                   yes(fs, &c.IPVS.StrictARP),
+		"ipvs-tcp-timeout":                  period(fs, &c.IPVS.TCPTimeout.Duration),
+		"ipvs-tcpfin-timeout":               period(fs, &c.IPVS.TCPFinTimeout.Duration),
+		"ipvs-udp-timeout":                  period(fs, &c.IPVS.UDPTimeout.Duration),
+		"detect-local-mode":                 text(fs, (*string)(&c.DetectLocalMode)),
+		"pod-bridge-interface":              text(fs, &c.DetectLocal.BridgeInterface),
+		"pod-interface-name-prefix":         text(fs, &c.DetectLocal.InterfaceNamePrefix),
+		"oom-score-adj":                     number(fs, c.OOMScoreAdj),
+		"conntrack-max-per-core":            number(fs, c.Conntrack.MaxPerCore),
+		"conntrack-min":                     number(fs, c.Conntrack.Min),
+		"conntrack-tcp-timeout-established": period(fs, &c.Conntrack.TCPEstablishedTimeout.Duration),
+		"conntrack-tcp-timeout-close-wait":  period(fs, &c.Conntrack.TCPCloseWaitTimeout.Duration),
+		"conntrack-tcp-be-liberal":          yes(fs, &c.Conntrack.TCPBeLiberal),
+		"conntrack-udp-timeout":             period(fs, &c.Conntrack.UDPTimeout.Duration),
+		"conntrack-udp-timeout-stream":      period(fs, &c.Conntrack.UDPStreamTimeout.Duration),
+		"config-sync-period":                period(fs, &c.ConfigSyncPeriod.Duration),
+	} {
+		add(name, usage(name))
+	}
+	for _, name := range idle {
+		text(fs, new(string))(name, usage(name))
+	}
+	logsapi.AddFlags(&c.Logging, fs)
+	fs.Lookup("logging-format").Usage = `"text" or "json"`
+}
+
+// usage says what a flag does, in the words of the table.
+func usage(flag string) string {
+	i := slices.IndexFunc(rows, func(r Row) bool { return r.Flag == flag })
+	if rows[i].Field == "" {
+		return rows[i].Text
+	}
+	f, _ := fieldOf(rows[i].Field)
+	if !f.Honoured {
+		return "not honoured: " + f.Text
+	}
+	return f.Path + ": " + f.Text
+}
+
+func text(fs *pflag.FlagSet, p *string) func(string, string) {
+	return func(n, u string) { fs.StringVar(p, n, *p, u) }
+}
+
+func yes(fs *pflag.FlagSet, p *bool) func(string, string) {
+	return func(n, u string) { fs.BoolVar(p, n, *p, u) }
+}
+
+func number(fs *pflag.FlagSet, p *int32) func(string, string) {
+	return func(n, u string) { fs.Int32Var(p, n, *p, u) }
+}
+
+func period(fs *pflag.FlagSet, p *time.Duration) func(string, string) {
+	return func(n, u string) { fs.DurationVar(p, n, *p, u) }
+}
+
+// gates is --feature-gates: name=true or name=false, comma-separated.
+type gates map[string]bool
+
+func (g gates) String() string { return "" }
+func (g gates) Type() string   { return "name=bool,…" }
+
+// Set implements pflag.Value.
+func (g gates) Set(s string) error {
+	for pair := range strings.SplitSeq(s, ",") {
+		name, v, ok := strings.Cut(pair, "=")
+		if !ok || v != "true" && v != "false" {
+			return fmt.Errorf("%q: write name=true or name=false", pair)
+		}
+		g[name] = v == "true"
+	}
+	return nil
+}
+
+// given says whether a flag was set.
+func (f *Flags) given(name string) bool {
+	flag := f.set.Lookup(name)
+	return flag != nil && flag.Changed
+}
+
+// finish puts together what several flags say of one field.
+func (f *Flags) finish() error {
+	c := f.proxy
+	c.ClusterCIDR = strings.Join(f.clusterCIDRs, ",")
+	if c.DetectLocalMode == "" && c.ClusterCIDR == "" {
+		c.DetectLocalMode = nodeCIDR
+	}
+	c.IPTables.MasqueradeAll, c.NFTables.MasqueradeAll = f.masqueradeAll, f.masqueradeAll
+	c.NFTables.SyncPeriod, c.NFTables.MinSyncPeriod = c.IPTables.SyncPeriod, c.IPTables.MinSyncPeriod
+	if f.given("status-address") && f.given("metrics-bind-address") {
+		return fmt.Errorf("--status-address and --metrics-bind-address are the same: give one")
+	}
+	health, metrics := f.given("healthz-bind-address") && c.HealthzBindAddress == "", (f.given("metrics-bind-address") || f.given("status-address")) && c.MetricsBindAddress == ""
+	c.HealthzBindAddress = atPort(c.HealthzBindAddress, "0.0.0.0", f.given("healthz-port"), f.healthzPort)
+	c.MetricsBindAddress = atPort(c.MetricsBindAddress, "127.0.0.1", f.given("metrics-port"), f.statusPort)
+	complete(c)
+	if health || f.given("healthz-port") && f.healthzPort == 0 {
+		c.HealthzBindAddress = ""
+	}
+	if metrics || f.given("metrics-port") && f.statusPort == 0 {
+		c.MetricsBindAddress = ""
+	}
+	return nil
+}
+
+// atPort gives an address without a port the deprecated flag's port.
+func atPort(address, usual string, given bool, port int32) string {
+	if a, err := netip.ParseAddr(cmp.Or(address, usual)); given && err == nil {
+		return withPort(a.String(), int(port))
+	}
+	return address
+}

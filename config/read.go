@@ -1,0 +1,96 @@
+package config
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// content is what a file holds: nil for what it has no document of.
+type content struct {
+	proxy    *v1alpha1.KubeProxyConfiguration
+	own      *FairleadConfiguration
+	warnings []string
+}
+
+// read reads a file's documents: one KubeProxyConfiguration and one FairleadConfiguration at most, in any order.
+func read(text []byte) (c content, err error) {
+	var errs []error
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	for n := 1; ; n++ {
+		doc, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return c, fmt.Errorf("document %d: %w", n, err)
+		}
+		if err := c.take(doc); err != nil {
+			errs = append(errs, fmt.Errorf("document %d: %w", n, err))
+		}
+	}
+	if len(errs) == 0 && c.proxy == nil && c.own == nil {
+		errs = append(errs, fmt.Errorf("holds no configuration: give a KubeProxyConfiguration (%s), a %s (%s), or both", v1alpha1.SchemeGroupVersion, Kind, APIVersion))
+	}
+	return c, errors.Join(errs...)
+}
+
+// take reads one document. kube-proxy's is read leniently where it can't be read strictly, with a warning, as kube-proxy does;
+// ours only strictly.
+func (c *content) take(doc []byte) error {
+	text, duplicate := yaml.YAMLToJSONStrict(doc)
+	if duplicate != nil {
+		var err error
+		if text, err = yaml.YAMLToJSON(doc); err != nil {
+			return fmt.Errorf("is no YAML: %w", err)
+		}
+	}
+	if text = bytes.TrimSpace(text); bytes.Equal(text, []byte("null")) {
+		return nil
+	}
+	var kind struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+	}
+	if err := json.UnmarshalCaseSensitivePreserveInts(text, &kind); err != nil {
+		return fmt.Errorf("is no configuration: %w", err)
+	}
+	var into any
+	switch id := schema.FromAPIVersionAndKind(kind.APIVersion, kind.Kind); id {
+	case v1alpha1.SchemeGroupVersion.WithKind("KubeProxyConfiguration"):
+		if c.proxy != nil {
+			return errors.New("is a second KubeProxyConfiguration: give one")
+		}
+		c.proxy = &v1alpha1.KubeProxyConfiguration{}
+		into = c.proxy
+	case schema.FromAPIVersionAndKind(APIVersion, Kind):
+		if c.own != nil {
+			return fmt.Errorf("is a second %s: give one", Kind)
+		}
+		c.own = &FairleadConfiguration{}
+		into = c.own
+	default:
+		return fmt.Errorf("is %s: only KubeProxyConfiguration (%s) and %s (%s) are known", id, v1alpha1.SchemeGroupVersion, Kind, APIVersion)
+	}
+	strict, err := json.UnmarshalStrict(text, into)
+	if err != nil {
+		return fmt.Errorf("%s can't be read: %w", kind.Kind, err)
+	}
+	if duplicate != nil {
+		strict = append([]error{duplicate}, strict...)
+	}
+	if len(strict) > 0 && kind.Kind == Kind {
+		return fmt.Errorf("%s: %w", Kind, errors.Join(strict...))
+	}
+	for _, e := range strict {
+		c.warnings = append(c.warnings, fmt.Sprintf("%s: %v: left out", kind.Kind, e))
+	}
+	return nil
+}

@@ -1,0 +1,183 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/model"
+)
+
+// Kinds of traffic detection (KubeProxyConfiguration.detectLocalMode).
+const (
+	clusterCIDR         = "ClusterCIDR"
+	nodeCIDR            = "NodeCIDR"
+	bridgeInterface     = "BridgeInterface"
+	interfaceNamePrefix = "InterfaceNamePrefix"
+)
+
+// The modes of kube-proxy on Linux.
+var proxyModes = []string{"iptables", "ipvs", "nftables"}
+
+// checks gathers what is wrong, by the fields' paths in the file.
+type checks struct{ errs field.ErrorList }
+
+func (k *checks) bad(p *field.Path, value any, why string) {
+	k.errs = append(k.errs, field.Invalid(p, value, why))
+}
+
+func (k *checks) atLeast(p *field.Path, d metav1.Duration, least time.Duration) {
+	if d.Duration < least {
+		k.bad(p, d.Duration.String(), "must be at least "+least.String())
+	}
+}
+
+func (k *checks) within(p *field.Path, v *int32, low, high int32) {
+	if v != nil && (*v < low || *v > high) {
+		k.bad(p, *v, "must be from "+strconv.Itoa(int(low))+" to "+strconv.Itoa(int(high)))
+	}
+}
+
+func (k *checks) oneOf(p *field.Path, v string, of ...string) {
+	if v != "" && !slices.Contains(of, v) {
+		k.errs = append(k.errs, field.NotSupported(p, v, of))
+	}
+}
+
+// address checks "IP:port"; "" is none.
+func (k *checks) address(p *field.Path, s string) {
+	if s == "" {
+		return
+	}
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		k.bad(p, s, "must be an IP address and a port, such as 127.0.0.1:10249 or [::1]:10249")
+		return
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		k.bad(p, s, "must begin with an IP address")
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		k.bad(p, s, "must end with a port from 1 to 65535")
+	}
+}
+
+// ranges checks address ranges and gives them. Some words may stand for a range.
+func (k *checks) ranges(p *field.Path, list []string, words ...string) (out []netip.Prefix) {
+	for i, s := range list {
+		if slices.Contains(words, s) {
+			continue
+		}
+		r, err := netip.ParsePrefix(strings.TrimSpace(s))
+		if err != nil {
+			also := ""
+			if len(words) > 0 {
+				also = ", or one of " + strings.Join(words, ", ")
+			}
+			k.bad(p.Index(i), s, "must be a range of addresses such as 10.244.0.0/16"+also)
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// validate says everything that is wrong with a complete configuration.
+func (c *Config) validate() error {
+	k := &checks{}
+	k.proxy(&c.Proxy)
+	k.own(&c.Own)
+	return k.errs.ToAggregate()
+}
+
+// proxy checks what kube-proxy checks (pkg/proxy/apis/config/validation).
+func (k *checks) proxy(c *v1alpha1.KubeProxyConfiguration) {
+	at := func(names ...string) *field.Path { return field.NewPath(names[0], names[1:]...) }
+	k.oneOf(at("mode"), string(c.Mode), proxyModes...)
+	if _, err := netip.ParseAddr(c.BindAddress); err != nil {
+		k.bad(at("bindAddress"), c.BindAddress, "must be an IP address")
+	}
+	k.address(at("healthzBindAddress"), c.HealthzBindAddress)
+	k.address(at("metricsBindAddress"), c.MetricsBindAddress)
+	k.within(at("oomScoreAdj"), c.OOMScoreAdj, -1000, 1000)
+	k.within(at("iptables", "masqueradeBit"), c.IPTables.MasqueradeBit, 0, 31)
+	k.within(at("nftables", "masqueradeBit"), c.NFTables.MasqueradeBit, 0, 31)
+	const most = 1<<31 - 1
+	k.within(at("conntrack", "maxPerCore"), c.Conntrack.MaxPerCore, 0, most)
+	k.within(at("conntrack", "min"), c.Conntrack.Min, 0, most)
+	k.within(at("clientConnection", "burst"), &c.ClientConnection.Burst, 0, most)
+	for name, d := range map[string]metav1.Duration{"tcpEstablishedTimeout": *c.Conntrack.TCPEstablishedTimeout, "tcpCloseWaitTimeout": *c.Conntrack.TCPCloseWaitTimeout,
+		"udpTimeout": c.Conntrack.UDPTimeout, "udpStreamTimeout": c.Conntrack.UDPStreamTimeout} {
+		k.atLeast(at("conntrack", name), d, 0)
+	}
+	for name, d := range map[string]metav1.Duration{"tcpTimeout": c.IPVS.TCPTimeout, "tcpFinTimeout": c.IPVS.TCPFinTimeout, "udpTimeout": c.IPVS.UDPTimeout} {
+		k.atLeast(at("ipvs", name), d, 0)
+	}
+	k.periods(at("iptables"), c.IPTables.SyncPeriod, c.IPTables.MinSyncPeriod)
+	k.periods(at("ipvs"), c.IPVS.SyncPeriod, c.IPVS.MinSyncPeriod)
+	k.periods(at("nftables"), c.NFTables.SyncPeriod, c.NFTables.MinSyncPeriod)
+	k.atLeast(at("configSyncPeriod"), c.ConfigSyncPeriod, 1)
+	k.ranges(at("ipvs", "excludeCIDRs"), c.IPVS.ExcludeCIDRs)
+	k.ranges(at("nodePortAddresses"), c.NodePortAddresses, "all", "primary", "localhost")
+	k.oneOf(at("logging", "format"), c.Logging.Format, "text", "json")
+	if c.IPVS.Scheduler != "" && c.Mode == "ipvs" {
+		if _, err := model.ParseScheduler(c.IPVS.Scheduler); err != nil {
+			k.bad(at("ipvs", "scheduler"), c.IPVS.Scheduler, err.Error())
+		}
+	}
+	k.local(c)
+}
+
+func (k *checks) periods(p *field.Path, sync, least metav1.Duration) {
+	k.atLeast(p.Child("syncPeriod"), sync, 1)
+	k.atLeast(p.Child("minSyncPeriod"), least, 0)
+	if least.Duration > sync.Duration {
+		k.bad(p.Child("minSyncPeriod"), least.Duration.String(), "must not be above syncPeriod, "+sync.Duration.String())
+	}
+}
+
+// local checks how pods are told from others.
+func (k *checks) local(c *v1alpha1.KubeProxyConfiguration) {
+	k.oneOf(field.NewPath("detectLocalMode"), string(c.DetectLocalMode), clusterCIDR, nodeCIDR, bridgeInterface, interfaceNamePrefix)
+	switch {
+	case c.DetectLocalMode == bridgeInterface && c.DetectLocal.BridgeInterface == "":
+		k.errs = append(k.errs, field.Required(field.NewPath("detectLocal", "bridgeInterface"), "detectLocalMode is BridgeInterface"))
+	case c.DetectLocalMode == interfaceNamePrefix && c.DetectLocal.InterfaceNamePrefix == "":
+		k.errs = append(k.errs, field.Required(field.NewPath("detectLocal", "interfaceNamePrefix"), "detectLocalMode is InterfaceNamePrefix"))
+	case c.ClusterCIDR != "" && (c.DetectLocalMode == "" || c.DetectLocalMode == clusterCIDR):
+		k.ranges(field.NewPath("clusterCIDR"), strings.Split(c.ClusterCIDR, ","))
+	}
+}
+
+func (k *checks) own(c *FairleadConfiguration) {
+	if c.Mode != agent.Auto {
+		if _, err := agent.ModeOf(c.Mode); err != nil {
+			k.bad(field.NewPath("mode"), c.Mode, err.Error())
+		}
+	}
+	if _, err := model.ParseScheduler(c.Scheduler); c.Scheduler != "" && err != nil {
+		k.bad(field.NewPath("scheduler"), c.Scheduler, err.Error())
+	}
+	if err := model.CheckEntries(c.MaglevTableSize); err != nil {
+		k.bad(field.NewPath("maglevTableSize"), c.MaglevTableSize, err.Error())
+	}
+	if r := c.EBPF.Room; r < leastRoom || r > mostRoom {
+		k.bad(field.NewPath("ebpf", "room"), r, fmt.Sprintf("give from %d to %d slots", leastRoom, mostRoom))
+	}
+	k.oneOf(field.NewPath("takeOver"), string(c.TakeOver), string(Leave), string(Remove))
+}
+
+// What ebpf.room may be: a slot is 24 bytes of the kernel's memory.
+const (
+	leastRoom = 512
+	mostRoom  = 1 << 26
+)
