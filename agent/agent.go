@@ -36,9 +36,9 @@ type Agent struct {
 
 	mu       sync.Mutex // guards the resolver and what follows
 	resolver *resolve.Resolver
-	problems []source.Problem // the source's
-	known    map[string]bool  // problems that were logged
-	synced   bool             // the first batch is in the kernel
+	problems []source.Problem     // the source's
+	known    map[string]time.Time // problems that were logged, and since when they stand where that is said
+	synced   bool                 // the first batch is in the kernel
 	batches  int
 }
 
@@ -56,7 +56,7 @@ func Run(ctx context.Context, o Options) error {
 	checks := health.New(nil)
 	defer checks.Close()
 	a := &Agent{
-		options: o, services: services, resolver: resolve.New(o.Resolve), known: map[string]bool{},
+		options: o, services: services, resolver: resolve.New(o.Resolve), known: map[string]time.Time{},
 		health: reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
 			Owner: func(h *model.HealthCheck) string { return h.Service }, Log: o.Log.With("plane", "health")}),
 	}
@@ -99,8 +99,12 @@ func (a *Agent) run(ctx context.Context, status net.Listener) error {
 func (a *Agent) take(ctx context.Context, b source.Batch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delta := a.resolver.Apply(b.Changes)
 	a.problems = b.Problems
+	if b.Waiting {
+		a.tell(b.Problems)
+		return
+	}
+	delta := a.resolver.Apply(b.Changes)
 	first := a.batches == 0
 	a.batches++
 	if first || !delta.Empty() {
@@ -113,14 +117,19 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 	}
 }
 
-// tell logs each problem once while it lasts.
+// tell logs each problem once while it lasts, and the end of those that can pass by themselves.
 func (a *Agent) tell(problems []source.Problem) {
-	now := make(map[string]bool, len(problems))
+	now := make(map[string]time.Time, len(problems))
 	for _, p := range problems {
 		s := p.String()
-		now[s] = true
-		if !a.known[s] {
+		now[s] = p.Since
+		if _, known := a.known[s]; !known {
 			a.options.Log.Warn("problem in the input", "problem", s)
+		}
+	}
+	for s, since := range a.known {
+		if _, stands := now[s]; !stands && !since.IsZero() {
+			a.options.Log.Info("problem in the input is over", "problem", s, "lasted", time.Since(since).Round(time.Millisecond))
 		}
 	}
 	a.known = now

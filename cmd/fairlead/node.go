@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,12 +15,14 @@ import (
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/source/manifest"
 )
 
 // nodeFlags are the flags of every command that decides for a node.
 type nodeFlags struct {
 	source       string
+	api          kube.Access
 	node         string
 	clusterCIDRs []string
 	masquerade   bool
@@ -32,6 +36,8 @@ type nodeFlags struct {
 func (n *nodeFlags) add(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&n.source, "source", os.Getenv("FAIRLEAD_SOURCE"), "folder or file of Kubernetes YAML or JSON, or - for standard input (or $FAIRLEAD_SOURCE)")
+	f.StringVar(&n.api.Kubeconfig, "kubeconfig", "", "read the Kubernetes API that this file leads to, instead of --source; in a pod neither is needed")
+	f.StringVar(&n.api.Master, "master", "", "URL of the API server, in place of the kubeconfig's")
 	f.StringVar(&n.node, "node", os.Getenv("FAIRLEAD_NODE"), "name of this node, as in its Node object (or $FAIRLEAD_NODE)")
 	f.StringSliceVar(&n.clusterCIDRs, "cluster-cidr", nil, "sources that count as pods (default: the Node's spec.podCIDRs)")
 	f.BoolVar(&n.masquerade, "masquerade-all", false, "hide the source of all traffic to ClusterIPs")
@@ -61,8 +67,11 @@ func schedulerNames() (names []string) {
 
 // completeNode offers the names of the source's nodes.
 func (n *nodeFlags) completeNode(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	if n.source == "" || n.source == manifest.Stdin {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
 	objects, _, err := manifest.Load(n.source)
-	if n.source == "" || n.source == "-" || err != nil {
+	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return nodeNames(objects), cobra.ShellCompDirectiveNoFileComp
@@ -91,8 +100,11 @@ func (n *nodeFlags) config() (m agent.Mode, c resolve.Config, err error) {
 
 func (n *nodeFlags) resolve() (resolve.Config, error) {
 	c := resolve.Config{Node: n.node, MasqueradeAll: n.masquerade, NodePortAddresses: n.nodePorts, ProxyName: n.proxyName}
-	if n.source == "" {
-		return c, errors.New("--source is missing: name a folder of Kubernetes YAML, such as examples/shop")
+	switch fromAPI := n.api != (kube.Access{}); {
+	case n.source != "" && fromAPI:
+		return c, errors.New("--source and --kubeconfig or --master both say where to read: give one")
+	case n.source == "" && !fromAPI && os.Getenv("KUBERNETES_SERVICE_HOST") == "":
+		return c, errors.New("--source is missing: name a folder of Kubernetes YAML, such as examples/shop, or read the Kubernetes API with --kubeconfig")
 	}
 	if n.node == "" {
 		return c, errors.New("--node is missing: name the node to decide for, as in its Node object")
@@ -112,6 +124,29 @@ func (n *nodeFlags) resolve() (resolve.Config, error) {
 	return c, err
 }
 
+// kube is the Kubernetes API as the flags say.
+func (n *nodeFlags) kube() *kube.Source {
+	return kube.New(kube.Options{Access: n.api, Node: n.node, ProxyName: n.proxyName})
+}
+
+// open gives the source to follow.
+func (n *nodeFlags) open() source.Source {
+	if n.source != "" {
+		return manifest.New(n.source)
+	}
+	return n.kube()
+}
+
+// load reads the source once, of the Kubernetes API's Pods only if asked to.
+func (n *nodeFlags) load(ctx context.Context, withPods bool) ([]source.Object, []source.Problem, error) {
+	if n.source != "" {
+		return manifest.Load(n.source)
+	}
+	ctx, stop := context.WithTimeout(ctx, 30*time.Second)
+	defer stop()
+	return n.kube().Load(ctx, withPods)
+}
+
 // world is a source read once and decided for a node.
 type world struct {
 	mode     agent.Mode
@@ -120,13 +155,13 @@ type world struct {
 	services *model.Services
 }
 
-// read reads the source and decides.
-func (n *nodeFlags) read() (*world, error) {
+// read reads the source, its Pods only if asked to, and decides.
+func (n *nodeFlags) read(ctx context.Context, withPods bool) (*world, error) {
 	m, c, err := n.config()
 	if err != nil {
 		return nil, err
 	}
-	objects, problems, err := manifest.Load(n.source)
+	objects, problems, err := n.load(ctx, withPods)
 	if err != nil {
 		return nil, err
 	}

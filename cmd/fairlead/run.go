@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent"
-	"fairlead.dev/fairlead/source/manifest"
 )
 
 // runCommand serves a node.
@@ -15,13 +14,15 @@ func runCommand() *cobra.Command {
 	var status string
 	var verbose bool
 	c := &cobra.Command{
-		Use:   "run --source DIR --node NAME",
+		Use:   "run (--source DIR | --kubeconfig FILE) --node NAME",
 		Short: "Serve a node: keep its kernel as the source says",
-		Long: `Serve a node: read Services and EndpointSlices from a folder, keep this network namespace's
-nf_tables as they say, and follow every change. Ending the agent changes nothing for traffic;
-started again it goes on from what the kernel holds.`,
+		Long: `Serve a node: read Services and EndpointSlices from a folder or the Kubernetes API, keep this
+network namespace's kernel as they say, and follow every change. Ending the agent changes nothing
+for traffic; started again it goes on from what the kernel holds. While an API server is away
+everything stays as it was seen last.`,
 		Example: `  fairlead run --source /etc/fairlead/manifests --node worker-1
-  fairlead run --source examples/shop --node a --nodeport-addresses primary`,
+  fairlead run --source examples/shop --node a --nodeport-addresses primary
+  fairlead run --kubeconfig /etc/kubernetes/fairlead.conf --node worker-1`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			mode, config, err := n.config()
@@ -33,7 +34,7 @@ started again it goes on from what the kernel holds.`,
 				level = slog.LevelDebug
 			}
 			log := slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
-			return agent.Run(c.Context(), agent.Options{Mode: mode, Source: manifest.New(n.source), Resolve: config, Log: log, Status: status})
+			return agent.Run(c.Context(), agent.Options{Mode: mode, Source: n.open(), Resolve: config, Log: log, Status: status})
 		},
 	}
 	n.add(c)

@@ -54,7 +54,7 @@ func showCommand() *cobra.Command {
   fairlead show --source examples/shop --node a -o json | jq '.frontends[] | select(.kernel != "as wanted")'`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			w, err := n.read()
+			w, err := n.read(c.Context(), false)
 			if err != nil {
 				return err
 			}
@@ -191,7 +191,7 @@ func planCommand() *cobra.Command {
   fairlead plan --source new-manifests --node worker-1 --operations`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			w, err := n.read()
+			w, err := n.read(c.Context(), false)
 			if err != nil {
 				return err
 			}
