@@ -95,7 +95,7 @@ func TestCertificatesRotate(t *testing.T) {
 	w.follow(kube.Options{})
 	w.holds("a", "web:80")
 
-	w.secure(two.server(time.Hour), one) // the server's authority is another
+	w.secure(two.server(time.Hour), one.Authority) // the server's authority is another
 	s.Apply(put(service("web", 81)))
 	w.serve(s)
 	w.reason(kube.Untrusted, "certificate signed by unknown authority")
@@ -103,7 +103,7 @@ func TestCertificatesRotate(t *testing.T) {
 	w.holds("a", "web:81")
 	w.reason("")
 
-	w.secure(two.server(time.Hour), two) // now the clients' too
+	w.secure(two.server(time.Hour), two.Authority) // now the clients' too
 	s.Apply(put(service("web", 82)))
 	w.serve(s)
 	w.reason(kube.Unauthorized, "credentials")
