@@ -34,6 +34,8 @@ type Agent struct {
 	services *Services
 	health   *reconcile.Loop[*model.HealthCheck, health.Key, health.State]
 
+	programming *programming
+
 	mu       sync.Mutex // guards the resolver and what follows
 	resolver *resolve.Resolver
 	problems []source.Problem     // the source's
@@ -56,7 +58,7 @@ func Run(ctx context.Context, o Options) error {
 	checks := health.New(nil)
 	defer checks.Close()
 	a := &Agent{
-		options: o, services: services, resolver: resolve.New(o.Resolve), known: map[string]time.Time{},
+		options: o, services: services, programming: newProgramming(), resolver: resolve.New(o.Resolve), known: map[string]time.Time{},
 		health: reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
 			Owner: func(h *model.HealthCheck) string { return h.Service }, Log: o.Log.With("plane", "health")}),
 	}
@@ -81,6 +83,7 @@ func (a *Agent) run(ctx context.Context, status net.Listener) error {
 		})
 	}
 	start("health checks", a.health.Run)
+	start("programming time", func(ctx context.Context) error { return a.programming.run(ctx, a.services.syncPlanes) })
 	if status != nil {
 		start("status page", func(ctx context.Context) error { return serve(ctx, status, a.handler()) })
 	}
@@ -109,6 +112,7 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 	a.batches++
 	if first || !delta.Empty() {
 		a.services.Change(delta.Put, delta.Del)
+		a.programming.begin(b.Seen)
 		a.health.Change(delta.PutHealth, delta.DelHealth)
 	}
 	a.tell(append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...))

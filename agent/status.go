@@ -43,7 +43,7 @@ func (a *Agent) loops() map[string]reconcile.Status {
 // handler answers /readyz, /livez, /status (JSON), /metrics (Prometheus) and /debug/pprof.
 func (a *Agent) handler() http.Handler {
 	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(collector{a}, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewGoCollector())
+	metrics.MustRegister(collector{a}, a.programming.took, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewGoCollector())
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)

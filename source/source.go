@@ -116,6 +116,7 @@ func (p Problem) String() string {
 type Batch struct {
 	Changes  []Change
 	Problems []Problem // all that stand now, not only new ones
+	Seen     time.Time // when the oldest of the changes came; zero: now
 	Waiting  bool      // it is not known yet what there is: there are no Changes, and what the kernel holds stays
 }
 

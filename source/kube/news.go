@@ -15,6 +15,7 @@ type news struct {
 
 	mu       sync.Mutex
 	changes  []source.Change
+	seen     time.Time          // when the first of them came
 	at       map[source.Key]int // places in changes
 	kinds    []resource
 	listed   map[source.Kind]bool
@@ -47,6 +48,9 @@ func (n *news) put(changes ...source.Change) {
 }
 
 func (n *news) add(changes []source.Change) {
+	if len(n.changes) == 0 {
+		n.seen = time.Now()
+	}
 	for _, c := range changes {
 		if i, ok := n.at[c.Key]; ok {
 			n.changes[i] = c
@@ -112,7 +116,7 @@ func (n *news) take() (b source.Batch, ok bool) {
 	}
 	first := !n.begun
 	n.begun = true
-	b.Changes, n.changes = n.changes, nil
+	b.Changes, b.Seen, n.changes = n.changes, n.seen, nil
 	clear(n.at)
 	if first {
 		n.at = map[source.Key]int{} // its room was for everything
