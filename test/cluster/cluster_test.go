@@ -20,7 +20,7 @@ func TestServes(t *testing.T) {
 			a.serving(t)
 			to := service(t, "web", web1)
 			reaches(t, to, "web-1")
-			plane.must(t, "PATCH", slices+"/web", patch(web2), nil)
+			plane.must(t, "PATCH", sliceList+"/web", patch(web2), nil)
 			reaches(t, to, "web-2")
 			contains(t, fairlead(t, "show", "--mode", mode), "default/web", to.String()+"/tcp", web2+":8080", "as wanted", "0 missing, 0 too many")
 			contains(t, fairlead(t, "plan", "--mode", mode), "put 0, replace 0, delete 0")
@@ -73,7 +73,7 @@ func TestServerKilled(t *testing.T) {
 				t.Errorf("since %v", p.Since)
 			}
 			for i := range 20 {
-				check(t, plane.api(second, "PATCH", slices+"/kept", patch([]string{web1, web2}[i%2]), nil), plane.api(second, "PATCH", slices+"/moved", patch(web2), nil))
+				check(t, plane.api(second, "PATCH", sliceList+"/kept", patch([]string{web1, web2}[i%2]), nil), plane.api(second, "PATCH", sliceList+"/moved", patch(web2), nil))
 			}
 			if pod, err := ask(other); err != nil || pod != "default/web-1" {
 				t.Errorf("without an API server %s leads to %s, %v", other, pod, err)
@@ -97,7 +97,7 @@ func TestAgentKilled(t *testing.T) {
 			reaches(t, other, "web-1")
 			f := flow(to)
 			a.kill(unix.SIGKILL)
-			plane.must(t, "PATCH", slices+"/moved", patch(web2), nil)
+			plane.must(t, "PATCH", sliceList+"/moved", patch(web2), nil)
 			plane.kill(serverName(first))
 			b := startAgent(t, "fairlead", mode)
 			b.problem(t, "Unreachable")

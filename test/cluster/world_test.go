@@ -106,10 +106,10 @@ func furnish() (err error) {
 			tell("PATCH", "/api/v1/namespaces/default/pods/"+o.Name+"/status", map[string]any{"status": o.Status})
 		}
 	}
-	for user, slices := range map[string]string{"fairlead": "endpointslices", "blind": "nothing"} {
+	for user, endpoints := range map[string]string{"fairlead": "endpointslices", "blind": "nothing"} {
 		tell("POST", "/apis/rbac.authorization.k8s.io/v1/clusterroles", map[string]any{"metadata": map[string]any{"name": user}, "rules": []any{
 			map[string]any{"apiGroups": []string{""}, "resources": []string{"services", "nodes", "pods"}, "verbs": []string{"list", "watch"}},
-			map[string]any{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{slices}, "verbs": []string{"list", "watch"}}}})
+			map[string]any{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{endpoints}, "verbs": []string{"list", "watch"}}}})
 		tell("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", map[string]any{"metadata": map[string]any{"name": user},
 			"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
 			"subjects": []any{map[string]any{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user}}})
@@ -127,18 +127,18 @@ func service(t testing.TB, name string, endpoints ...string) netip.AddrPort {
 	}
 	plane.must(t, "POST", "/api/v1/namespaces/default/services", s, &made)
 	if endpoints != nil {
-		plane.must(t, "POST", slices, slice(name, endpoints...), nil)
+		plane.must(t, "POST", sliceList, slice(name, endpoints...), nil)
 	}
 	t.Cleanup(func() {
 		plane.must(t, "DELETE", "/api/v1/namespaces/default/services/"+name, nil, nil)
 		if endpoints != nil {
-			plane.must(t, "DELETE", slices+"/"+name, nil, nil)
+			plane.must(t, "DELETE", sliceList+"/"+name, nil, nil)
 		}
 	})
 	return netip.AddrPortFrom(netip.MustParseAddr(made.Spec.ClusterIP), 80)
 }
 
-const slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+const sliceList = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
 func slice(name string, endpoints ...string) *discoveryv1.EndpointSlice {
 	port, none := int32(8080), ""
