@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,6 +31,8 @@ type control struct {
 	dir     string // certificates, kubeconfigs, logs
 	ca      *pki.Authority
 	admin   *http.Client
+
+	mu      sync.Mutex
 	running map[string]*exec.Cmd
 }
 
@@ -38,29 +41,34 @@ const (
 	second = 6444 // of another one on the same etcd
 )
 
-// newControl starts etcd, an API server and the controllers, and waits until they are ready.
-func newControl(h *sandbox.Host, dir string) (*control, error) {
+// newControl makes a control plane that does not run yet.
+func newControl(h *sandbox.Host, dir string) *control {
 	c := &control{host: h, dir: dir, running: map[string]*exec.Cmd{}}
 	for _, a := range h.Addresses {
 		if a.Is4() {
 			c.address = a
 		}
 	}
+	return c
+}
+
+// begin starts etcd, an API server and the controllers, and waits until they are ready.
+func (c *control) begin() error {
 	if err := c.certify(); err != nil {
-		return c, err
+		return err
 	}
 	err := c.start("etcd", "etcd", "--data-dir="+c.file("etcd"), "--unsafe-no-fsync", "--log-level=error",
 		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379", "--listen-peer-urls=http://127.0.0.1:2380",
 		"--initial-advertise-peer-urls=http://127.0.0.1:2380", "--initial-cluster=default=http://127.0.0.1:2380", "--quota-backend-bytes=4294967296")
 	if err = errors.Join(err, c.startServer(first)); err != nil {
-		return c, err
+		return err
 	}
 	kubeconfig, err := c.kubeconfig("controllers", first, "system:masters")
 	if err != nil {
-		return c, err
+		return err
 	}
-	return c, c.start("kube-controller-manager", "kube-controller-manager", "--kubeconfig="+kubeconfig, "--controllers=endpointslice-controller",
-		"--leader-elect=false", "--bind-address=127.0.0.1", "--cert-dir="+dir, "--authentication-skip-lookup=true")
+	return c.start("kube-controller-manager", "kube-controller-manager", "--kubeconfig="+kubeconfig, "--controllers=endpointslice-controller",
+		"--leader-elect=false", "--bind-address=127.0.0.1", "--cert-dir="+c.dir, "--authentication-skip-lookup=true")
 }
 
 func (c *control) file(name string) string { return filepath.Join(c.dir, name) }
@@ -120,6 +128,8 @@ func (c *control) start(name string, args ...string) error {
 	if err := c.host.Do(cmd.Start); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.running[name] = cmd
 	return nil
 }
@@ -160,6 +170,12 @@ func (c *control) ready(port int) error {
 
 // kill kills a program, which gets no chance to say so.
 func (c *control) kill(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.end(name)
+}
+
+func (c *control) end(name string) {
 	if cmd := c.running[name]; cmd != nil {
 		cmd.Process.Kill()
 		cmd.Wait()
@@ -169,8 +185,10 @@ func (c *control) kill(name string) {
 
 // close ends all.
 func (c *control) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for name := range c.running {
-		c.kill(name)
+		c.end(name)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"sync"
 	"testing"
@@ -62,10 +63,11 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, box.Down()) }()
-	begin := time.Now()
-	plane, err = newControl(box.Outside(), dir)
+	plane = newControl(box.Outside(), dir)
 	defer plane.close()
-	if err == nil {
+	defer leaveInTime(dir)()
+	begin := time.Now()
+	if err = plane.begin(); err == nil {
 		err = furnish()
 	}
 	if err != nil {
@@ -73,6 +75,34 @@ func run(m *testing.M) (code int, err error) {
 	}
 	fmt.Printf("control plane ready after %v\n", time.Since(begin).Round(10*time.Millisecond))
 	return m.Run(), nil
+}
+
+// leaveInTime takes everything down before Go's own limit, which ends the process on the spot, and on a signal. It gives a
+// function that calls that off.
+func leaveInTime(dir string) (off func()) {
+	leave := func(why any) {
+		fmt.Fprintln(os.Stderr, "cluster: ends early:", why)
+		plane.close()
+		box.Down()
+		os.RemoveAll(dir)
+		os.Exit(1)
+	}
+	signals, done := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM)
+	var limit <-chan time.Time
+	if d := flag.Lookup("test.timeout").Value.(flag.Getter).Get().(time.Duration); d > 0 {
+		limit = time.After(d - min(10*time.Second, d/4))
+	}
+	go func() {
+		select {
+		case s := <-signals:
+			leave(s)
+		case <-limit:
+			leave("the time limit is near")
+		case <-done:
+		}
+	}()
+	return func() { close(done) }
 }
 
 // machines are two nodes and pods that answer with their names.
