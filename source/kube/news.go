@@ -90,7 +90,7 @@ func (n *news) ill(k source.Kind, reason, message string) trouble {
 		n.troubles[k] = t
 	}
 	if t.reason != reason {
-		t.reason, t.message = reason, message
+		t.reason, t.message, t.turned = reason, message, time.Now()
 		n.tell()
 	}
 	return *t
@@ -142,7 +142,7 @@ func (n *news) trouble() (ps []source.Problem) {
 	for _, r := range n.kinds {
 		t := n.troubles[r.kind]
 		if t == nil && n.late && !n.begun && !n.listed[r.kind] {
-			t = &trouble{Slow, fmt.Sprintf("the API server has not told all %s yet: nothing is changed until it has", r.GroupResource()), n.start}
+			t = &trouble{reason: Slow, message: fmt.Sprintf("the API server has not told all %s yet: nothing is changed until it has", r.GroupResource()), since: n.start}
 		}
 		switch {
 		case t == nil:

@@ -54,6 +54,17 @@ func TestServerTroubleIsOne(t *testing.T) {
 	}
 }
 
+// A server that begins to answer, if with errors, is not left alone for the time that it was away.
+func TestTroubleTurns(t *testing.T) {
+	n := newNews(resources("a", ""))
+	n.ill(source.Service, Unreachable, "away")
+	ago := time.Now().Add(-time.Hour)
+	n.troubles[source.Service].since, n.troubles[source.Service].turned = ago, ago
+	if got := n.ill(source.Service, Failing, "begins"); got.since != ago || !got.turned.After(ago) {
+		t.Errorf("got %+v", got)
+	}
+}
+
 // A failing server is left alone for up to half as long as it has failed.
 func TestSpare(t *testing.T) {
 	for lasted, most := range map[time.Duration]time.Duration{0: 50 * time.Millisecond, time.Second: 500 * time.Millisecond, time.Hour: longest} {

@@ -82,7 +82,7 @@ func (s *Source) Load(ctx context.Context, withPods bool) (objects []source.Obje
 			if r.needed || reason != Forbidden && reason != NotServed {
 				return nil, nil, fmt.Errorf("API server %s: list %s: %s", c.host(), r.GroupResource(), plain(err))
 			}
-			t := trouble{reason, problemOf(c.host(), r, reason, err), begin}
+			t := trouble{reason: reason, message: problemOf(c.host(), r, reason, err), since: begin}
 			problems = append(problems, t.problem())
 			continue
 		}

@@ -91,7 +91,7 @@ func (s *stream) failed(ctx context.Context, err error) {
 		reason, message = Misconfigured, bad.Error()+": until it is mended, what was read before is used; "+message
 	}
 	if t := s.ill(s.kind, reason, message); t.answered() {
-		s.rest = time.Now().Add(spare(time.Since(t.since)))
+		s.rest = time.Now().Add(spare(time.Since(t.turned)))
 	}
 }
 

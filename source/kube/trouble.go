@@ -30,7 +30,8 @@ const (
 // trouble is why a kind of object is not followed just now.
 type trouble struct {
 	reason, message string
-	since           time.Time
+	since           time.Time // the kind was well before
+	turned          time.Time // the reason was another before
 }
 
 // whole says whether the trouble is with the server, and so with every kind.
