@@ -37,6 +37,10 @@ test-slow: root packages ## iptables and all of eBPF in the second kernel too: a
 test-kubeproxy: root packages ## the lab's subject kube-proxy: builds the real one (minutes) and runs it
 	$(MAKE) -C test/kubeproxy test
 
+.PHONY: test-cluster
+test-cluster: root packages ## the agent against a real etcd, kube-apiserver and kube-controller-manager: builds them once (minutes), then takes one or two
+	$(MAKE) -C test/cluster test
+
 .PHONY: vet
 vet: ## gofmt, vet and staticcheck
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "make vet: run gofmt -w on these files" >&2; exit 1; }

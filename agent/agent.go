@@ -49,8 +49,8 @@ type Agent struct {
 
 	mu       sync.Mutex // guards the resolver and what follows
 	resolver *resolve.Resolver
-	problems []source.Problem // the source's
-	known    map[string]bool  // problems that were logged
+	problems []source.Problem     // the source's
+	known    map[string]time.Time // problems that were logged, and since when they stand where that is said
 	names    servicesOf
 	synced   bool // the first batch is in the kernel
 	batches  int
@@ -70,7 +70,7 @@ func Run(ctx context.Context, o Options) error {
 	registry := prometheus.NewRegistry()
 	metrics := newProxyMetrics(registry)
 	a := &Agent{options: o, services: services, registry: registry, metrics: metrics, progress: newProgress(metrics, o.Servers.Late),
-		resolver: resolve.New(o.Resolve), known: map[string]bool{}, names: servicesOf{}}
+		resolver: resolve.New(o.Resolve), known: map[string]time.Time{}, names: servicesOf{}}
 	checks := health.New(nil, func() bool { _, healthy := a.progress.health(time.Now()); return healthy })
 	defer checks.Close()
 	a.health = reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
@@ -126,8 +126,12 @@ func (a *Agent) run(ctx context.Context) error {
 func (a *Agent) take(ctx context.Context, b source.Batch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delta := a.resolver.Apply(b.Changes)
 	a.problems = b.Problems
+	if b.Waiting {
+		a.tell(b.Problems)
+		return
+	}
+	delta := a.resolver.Apply(b.Changes)
 	first := a.batches == 0
 	a.batches++
 	if first || !delta.Empty() {
@@ -137,6 +141,7 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 		a.health.Change(delta.PutHealth, delta.DelHealth)
 	}
 	if q := count(b.Changes, delta.Triggered); first || q.services+q.slices > 0 {
+		q.seen = []time.Time{b.Seen}
 		a.progress.queue(q)
 	}
 	a.tell(append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...))
@@ -201,14 +206,19 @@ func ownerKey(owner string) (k source.Key) {
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// tell logs each problem once while it lasts.
+// tell logs each problem once while it lasts, and the end of those that can pass by themselves.
 func (a *Agent) tell(problems []source.Problem) {
-	now := make(map[string]bool, len(problems))
+	now := make(map[string]time.Time, len(problems))
 	for _, p := range problems {
 		s := p.String()
-		now[s] = true
-		if !a.known[s] {
+		now[s] = p.Since
+		if _, known := a.known[s]; !known {
 			a.options.Log.Warn("problem in the input", "problem", s)
+		}
+	}
+	for s, since := range a.known {
+		if _, stands := now[s]; !stands && !since.IsZero() {
+			a.options.Log.Info("problem in the input is over", "problem", s, "lasted", time.Since(since).Round(time.Millisecond))
 		}
 	}
 	a.known = now

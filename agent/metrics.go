@@ -18,8 +18,9 @@ type proxyMetrics struct {
 	slicesTotal, svcsTotal     prometheus.Counter
 	noLocal                    *prometheus.GaugeVec
 	healthz, livez             *prometheus.CounterVec
-	lacks                      map[lack]int // frontends by what they lack, of those that do
-	lacking                    map[lack]int // Services' ports by what they lack: Service is empty
+	took                       prometheus.Histogram // ours: finer
+	lacks                      map[lack]int         // frontends by what they lack, of those that do
+	lacking                    map[lack]int         // Services' ports by what they lack: Service is empty
 }
 
 // lack is a Service's port that has endpoints, but none here where its traffic policy wants them.
@@ -56,6 +57,9 @@ func newProxyMetrics(r prometheus.Registerer) *proxyMetrics {
 	m.svcsPending = gauges("sync_proxy_rules_service_changes_pending", "Changed Services that the kernel hasn't yet.").WithLabelValues()
 	m.svcsTotal = counters("sync_proxy_rules_service_changes_total", "Changed Services.").WithLabelValues()
 	m.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total", "Services' ports whose traffic policy is Local and that have endpoints, but none on this node.", "traffic_policy", "ip_family")
+	m.took = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "fairlead_programming_seconds", Help: "Time from a change's arrival until the kernel has it.",
+		Buckets: prometheus.ExponentialBucketsRange(100e-6, 10, 41)})
+	r.MustRegister(m.took)
 	m.healthz = counters("proxy_healthz_total", "Answers of /healthz.", "code")
 	m.livez = counters("proxy_livez_total", "Answers of /livez.", "code")
 	for _, f := range bothFamilies {
@@ -84,7 +88,7 @@ func (m *proxyMetrics) pending(q queued) {
 }
 
 // synced notes that the kernel has what was queued.
-func (m *proxyMetrics) synced(now time.Time, took time.Duration, first bool, triggered []time.Time) {
+func (m *proxyMetrics) synced(now time.Time, took time.Duration, first bool, q queued) {
 	which := m.partial
 	if first {
 		which = m.full
@@ -93,9 +97,12 @@ func (m *proxyMetrics) synced(now time.Time, took time.Duration, first bool, tri
 		m.syncs.WithLabelValues(f).Observe(took.Seconds())
 		which.WithLabelValues(f).Observe(took.Seconds())
 		m.lastSync.WithLabelValues(f).Set(seconds(now))
-		for _, t := range triggered {
+		for _, t := range q.triggered {
 			m.programming.WithLabelValues(f).Observe(now.Sub(t).Seconds())
 		}
+	}
+	for _, t := range q.seen {
+		m.took.Observe(now.Sub(t).Seconds())
 	}
 }
 

@@ -23,6 +23,7 @@ type progress struct {
 type queued struct {
 	services, slices int         // objects that changed
 	triggered        []time.Time // when what they tell of happened
+	seen             []time.Time // when they came to the source, by batch; zero: now
 }
 
 func newProgress(m *proxyMetrics, late time.Duration) *progress {
@@ -36,8 +37,14 @@ func newProgress(m *proxyMetrics, late time.Duration) *progress {
 func (p *progress) queue(q queued) {
 	now := time.Now()
 	p.mu.Lock()
-	if p.oldest.IsZero() {
-		p.oldest = now
+	for _, came := range q.seen {
+		if came.IsZero() {
+			came = now
+		}
+		p.waiting.seen = append(p.waiting.seen, came)
+		if p.oldest.IsZero() {
+			p.oldest = came
+		}
 	}
 	p.waiting.services += q.services
 	p.waiting.slices += q.slices
@@ -91,11 +98,12 @@ func (p *progress) step(ctx context.Context, sync func(context.Context) bool) bo
 	p.waiting.services -= taken.services
 	p.waiting.slices -= taken.slices
 	p.waiting.triggered = p.waiting.triggered[len(taken.triggered):]
+	p.waiting.seen = p.waiting.seen[len(taken.seen):]
 	if len(p.told) > 0 {
 		p.oldest = looked // queued meanwhile
 	}
 	if !began.IsZero() {
-		p.metrics.synced(now, now.Sub(began), first, taken.triggered)
+		p.metrics.synced(now, now.Sub(began), first, taken)
 	}
 	p.metrics.pending(p.waiting)
 	return true

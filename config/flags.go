@@ -125,6 +125,8 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	c := f.proxy
 	fs.StringVar(&f.File, "config", "", "configuration file: a KubeProxyConfiguration, a FairleadConfiguration, or both as two YAML documents")
 	fs.StringVar(&f.own.Source, "source", os.Getenv("FAIRLEAD_SOURCE"), "folder or file of Kubernetes YAML or JSON, or - for standard input (or $FAIRLEAD_SOURCE)")
+	fs.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "read the Kubernetes API that this file leads to, where there is no --source; in a pod neither is needed")
+	fs.StringVar(&f.Server, "master", "", "URL of the API server, in place of the kubeconfig's")
 	fs.StringVar(&f.node, "node", os.Getenv("FAIRLEAD_NODE"), "name of this node, as in its Node object (or $FAIRLEAD_NODE)")
 	fs.StringSliceVar(&f.clusterCIDRs, "cluster-cidr", nil, "sources that count as pods (default: the Node's spec.podCIDRs)")
 	fs.BoolVar(&f.masqueradeAll, "masquerade-all", false, "hide the source of all traffic to ClusterIPs")
@@ -149,8 +151,6 @@ func (f *Flags) Add(fs *pflag.FlagSet) {
 		"write-config-to":                   func(n, u string) { fs.StringVar(&f.WriteTo, n, "", u) },
 		"cleanup":                           func(n, u string) { fs.BoolVar(&f.CleanUp, n, false, u) },
 		"init-only":                         func(n, u string) { fs.BoolVar(&f.SetUpOnly, n, false, u) },
-		"master":                            func(n, u string) { fs.StringVar(&f.Server, n, "", u) },
-		"kubeconfig":                        func(n, u string) { fs.StringVar(&c.ClientConnection.Kubeconfig, n, "", u) },
 		"kube-api-content-type":             text(fs, &c.ClientConnection.ContentType),
 		"kube-api-burst":                    func(n, u string) { fs.Int32Var(&c.ClientConnection.Burst, n, c.ClientConnection.Burst, u) },
 		"kube-api-qps":                      func(n, u string) { fs.Float32Var(&c.ClientConnection.QPS, n, c.ClientConnection.QPS, u) },

@@ -1,12 +1,13 @@
 // Package source says what a source of Kubernetes objects gives: changes, one object each, and problems.
 //
 // A source decides nothing. It reads objects of the real k8s.io/api types from somewhere (source/manifest: a folder of
-// YAML; later source/kube: the API) and tells, as told, what came, what changed and what went.
+// YAML; source/kube: the API) and tells, as told, what came, what changed and what went.
 package source
 
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -88,6 +89,8 @@ type Problem struct {
 	Reason  string `json:"reason"`          // one CamelCase word, for programs
 	Message string `json:"message"`         // what is wrong, what is done instead, the way out
 	Kept    bool   `json:"kept,omitempty"`  // the object's last good content stays in force
+
+	Since time.Time `json:"since,omitzero"` // where it lasts and may pass by itself
 }
 
 // String gives the problem in one line: place, object, field, reason, message.
@@ -109,10 +112,12 @@ func (p Problem) String() string {
 	return s + p.Message + " (" + p.Reason + ")"
 }
 
-// Batch is what a source saw at one time. The first batch holds everything there is.
+// Batch is what a source saw at one time. The first batch that is not Waiting holds everything there is.
 type Batch struct {
 	Changes  []Change
 	Problems []Problem // all that stand now, not only new ones
+	Seen     time.Time // when the oldest of the changes came; zero: now
+	Waiting  bool      // it is not known yet what there is: there are no Changes, and what the kernel holds stays
 }
 
 // Source is a place where objects come from.

@@ -35,7 +35,7 @@ TO is an address, a Service (namespace/name), or a node's name, with a port by n
   fairlead explain --source examples/shop --node a 192.0.2.7 '[fd00:96::10]:53/udp'`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
-			w, err := n.read(c.Context())
+			w, err := n.read(c.Context(), true)
 			if err != nil {
 				return err
 			}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 
@@ -101,8 +100,8 @@ type world struct {
 	services *model.Services
 }
 
-// read reads the source and decides.
-func (n *nodeFlags) read(ctx context.Context) (*world, error) {
+// read reads the source, its Pods only if asked to, and decides.
+func (n *nodeFlags) read(ctx context.Context, withPods bool) (*world, error) {
 	c, err := n.Load()
 	if err != nil {
 		return nil, err
@@ -111,14 +110,16 @@ func (n *nodeFlags) read(ctx context.Context) (*world, error) {
 		fmt.Fprintln(os.Stderr, "fairlead: warning:", w)
 	}
 	if c.Own.Source == "" {
-		return nil, errors.New("--source is missing: name a folder of Kubernetes YAML, such as examples/shop")
+		if _, err := access(c); err != nil {
+			return nil, err
+		}
 	}
 	d, err := decide(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	n.source, n.node = c.Own.Source, d.resolve.Node
-	objects, problems, err := manifest.Load(n.source)
+	objects, problems, err := load(ctx, c, n.node, withPods)
 	if err != nil {
 		return nil, err
 	}

@@ -20,14 +20,16 @@ import (
 func runCommand() *cobra.Command {
 	var n nodeFlags
 	c := &cobra.Command{
-		Use:   "run [--config FILE] [--source DIR --node NAME]",
+		Use:   "run [--config FILE] [--source DIR | --kubeconfig FILE] [--node NAME]",
 		Short: "Serve a node: keep its kernel as the source says",
-		Long: `Serve a node: read Services and EndpointSlices, keep this network namespace's kernel as they say, and follow every
-change. Ending the agent changes nothing for traffic; started again it goes on from what the kernel holds.
+		Long: `Serve a node: read Services and EndpointSlices from a folder or the Kubernetes API, keep this network namespace's
+kernel as they say, and follow every change. Ending the agent changes nothing for traffic; started again it goes on from what
+the kernel holds. While an API server is away everything stays as it was seen last.
 
 It takes kube-proxy's configuration file and flags as they are: what is not honoured is named in a warning. A file that
 changes is taken up at once, without harm to traffic; one that is wrong is named, and the last good one stays in force.`,
 		Example: `  fairlead run --config /var/lib/kube-proxy/config.conf --take-over Remove
+  fairlead run --kubeconfig /etc/kubernetes/fairlead.conf --node worker-1
   fairlead run --source /etc/fairlead/manifests --node worker-1
   fairlead run --source examples/shop --node a --nodeport-addresses primary --mode auto`,
 		Args: cobra.NoArgs,
@@ -97,7 +99,7 @@ func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[st
 		log.Warn("not every setting of the system could be made; it is tried again once Services are served", "error", err)
 		again = true
 	}
-	objects, recorder, err := openSource(c)
+	objects, recorder, err := openSource(c, d.resolve.Node, log)
 	if err != nil {
 		return err
 	}

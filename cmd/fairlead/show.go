@@ -61,7 +61,7 @@ func showCommand() *cobra.Command {
   fairlead show --source examples/shop --node a -o json | jq '.frontends[] | select(.kernel != "as wanted")'`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			w, err := n.read(c.Context())
+			w, err := n.read(c.Context(), false)
 			if err != nil {
 				return err
 			}
@@ -232,7 +232,7 @@ func planCommand() *cobra.Command {
   fairlead plan --source new-manifests --node worker-1 --operations`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			w, err := n.read(c.Context())
+			w, err := n.read(c.Context(), false)
 			if err != nil {
 				return err
 			}

@@ -1,19 +1,53 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"log/slog"
+	"os"
+	"time"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/event"
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/source/manifest"
 )
 
-// openSource opens where a node's objects come from, and where Events about them go, nil where nobody takes any. A folder wins
-// over the API server of c.Proxy.ClientConnection and c.Server.
-func openSource(c *config.Config) (source.Source, event.Recorder, error) {
+// access gives the way to the API server. A folder wins over it.
+func access(c *config.Config) (kube.Access, error) {
+	a := kube.Access{Kubeconfig: c.Proxy.ClientConnection.Kubeconfig, Master: c.Server}
+	if a == (kube.Access{}) && os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
+		return a, errors.New("--source is missing: name a folder of Kubernetes YAML, such as examples/shop, or read the Kubernetes API with --kubeconfig")
+	}
+	return a, nil
+}
+
+// api is the Kubernetes API as a source for a node.
+func api(c *config.Config, node string) (*kube.Source, kube.Access, error) {
+	a, err := access(c)
+	return kube.New(kube.Options{Access: a, Node: node, ProxyName: c.Own.ServiceProxyName}), a, err
+}
+
+// openSource opens where a node's objects come from, and where Events about them go, nil where nobody takes any.
+func openSource(c *config.Config, node string, log *slog.Logger) (source.Source, event.Recorder, error) {
 	if c.Own.Source != "" {
 		return manifest.New(c.Own.Source), nil, nil
 	}
-	return nil, nil, errors.New("--source is missing: name a folder of Kubernetes YAML, such as examples/shop")
+	s, a, err := api(c, node)
+	return s, event.NewAPI(a.Config, node, log), err
+}
+
+// load reads a source once, of the Kubernetes API's Pods only if asked to.
+func load(ctx context.Context, c *config.Config, node string, withPods bool) ([]source.Object, []source.Problem, error) {
+	if c.Own.Source != "" {
+		return manifest.Load(c.Own.Source)
+	}
+	s, _, err := api(c, node)
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, stop := context.WithTimeout(ctx, 30*time.Second)
+	defer stop()
+	return s.Load(ctx, withPods)
 }

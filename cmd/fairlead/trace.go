@@ -36,7 +36,7 @@ One process may trace a node at a time.`,
 			if o != "" && o != "json" {
 				return fmt.Errorf("--output %q: json is known, a line for each connection", o)
 			}
-			w, err := n.read(c.Context())
+			w, err := n.read(c.Context(), true)
 			if err != nil {
 				return err
 			}

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/kernel/netns"
-	"fairlead.dev/fairlead/lab/apiserver"
+	"fairlead.dev/fairlead/sandbox/apiserver"
 )
 
 // Where a kube-proxy tells of itself, in its network namespace: upstream's ports.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net"
 
-	"fairlead.dev/fairlead/lab/apiserver"
+	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/source"
 )
 

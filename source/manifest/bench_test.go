@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/strip"
 )
 
 // serviceYAML is the i-th Service as people write it.
@@ -168,7 +169,7 @@ func changing(b *testing.B, dir, layout string) (name, text string) {
 // BenchmarkDecode decodes one document, and for comparison turns it into JSON with the library.
 func BenchmarkDecode(b *testing.B) {
 	for name, doc := range map[string]string{"Service": serviceYAML(7), "EndpointSlice of 10": sliceYAML(7, 10)} {
-		w := newWords()
+		w := strip.New()
 		for kind, text := range map[string]string{"YAML": doc, "JSON": toJSONText(b, doc)} {
 			b.Run(name+"/"+kind, func(b *testing.B) {
 				b.ReportAllocs()

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/strip"
 )
 
 // The reasons of this package's problems.
@@ -74,7 +75,7 @@ var kinds = map[string]struct {
 }
 
 // decode gives what one document says. Items of a List that stand in old are taken from there.
-func decode(c chunk, old *cache, words *words) []item {
+func decode(c chunk, old *cache, words *strip.Words) []item {
 	j, bad := c.toJSON()
 	if bad != nil {
 		return []item{{bad: bad}}
@@ -156,7 +157,7 @@ func duplicateKeys(err error, first int) (out []source.Problem) {
 }
 
 // list gives the items of a List, or of a list of one kind, whose items need not repeat it.
-func list(j []byte, version, kind, of string, old *cache, words *words) []item {
+func list(j []byte, version, kind, of string, old *cache, words *strip.Words) []item {
 	var raw []byte
 	seen := map[string]bool{}
 	for name, val := range members(j) {
@@ -207,7 +208,7 @@ func list(j []byte, version, kind, of string, old *cache, words *words) []item {
 }
 
 // object gives what the JSON object j says.
-func object(j []byte, version, kind string, words *words) item {
+func object(j []byte, version, kind string, words *strip.Words) item {
 	if j[0] != '{' {
 		return item{bad: unread("", WrongType, "must be an object with apiVersion, kind and metadata")}
 	}
@@ -224,7 +225,7 @@ func object(j []byte, version, kind string, words *words) item {
 	if problems := validate(o); problems != nil {
 		return item{bad: refuse(source.KeyOf(o), problems)}
 	}
-	strip(o, words)
+	words.Strip(o)
 	return item{obj: o}
 }
 

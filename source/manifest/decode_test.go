@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/strip"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -204,7 +205,7 @@ spec:
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c, _ := content{}.read([]byte(tt.text), newWords())
+			c, _ := content{}.read([]byte(tt.text), strip.New())
 			if len(c.all()) != 1 {
 				t.Fatalf("%d objects; %v", len(c.all()), (&file{content: c}).problems())
 			}
@@ -259,7 +260,7 @@ func FuzzRead(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, one, two string) {
-		w := newWords()
+		w := strip.New()
 		first, came := content{}.read([]byte(one), w)
 		if len(first.spare) > 0 || len(came.remove) > 0 {
 			t.Fatal("objects from nowhere")

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/strip"
 )
 
 // A doc is what one document of a file said when it was last read.
@@ -35,7 +36,7 @@ func digest(text []byte) uint64 { return maphash.Bytes(seed, text) | 1 }
 
 // read gives what text says, decoding only what old does not hold already. Objects that say the same as before keep
 // their pointers.
-func (old content) read(text []byte, words *words) (content, diff) {
+func (old content) read(text []byte, words *strip.Words) (content, diff) {
 	chunks := split(text)
 	next := content{docs: make([]doc, len(chunks))}
 	taken := make([]bool, len(old.docs))

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/strip"
 )
 
 // A file is one file that was read.
@@ -30,7 +31,7 @@ type store struct {
 	counts map[source.Key]claim
 	others map[source.Key][]claim      // claims that don't count, in order
 	faults map[string][]source.Problem // of paths, not of their content
-	words  *words
+	words  *strip.Words
 	broken map[*file]bool // files with documents that have problems
 
 	// Since the last batch:
@@ -43,7 +44,7 @@ type store struct {
 func newStore() *store {
 	return &store{
 		files: map[string]*file{}, counts: map[source.Key]claim{}, others: map[source.Key][]claim{},
-		faults: map[string][]source.Problem{}, words: newWords(), broken: map[*file]bool{},
+		faults: map[string][]source.Problem{}, words: strip.New(), broken: map[*file]bool{},
 		before: map[source.Key]source.Object{}, moved: map[*file]bool{},
 	}
 }

@@ -28,6 +28,7 @@ import (
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/resolve"
+	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/sandbox/generate"
 	"fairlead.dev/fairlead/source"
 )
@@ -72,7 +73,7 @@ func subjects() (l []subject) {
 			return startKubeProxy(b, ns, objects, w.mode, w.variant)
 		}})
 	}
-	return append(l, subject{"fairlead-nftables", 1 << 20, startFairlead})
+	return append(l, subject{"fairlead-nftables", 1 << 20, startFairlead}, subject{"fairlead-nftables-api", 1 << 20, startFairleadFromAPI})
 }
 
 func startKubeProxy(b *testing.B, ns *netns.Namespace, objects []source.Object, mode kubeproxy.Mode, variant kubeproxy.Variant) running {
@@ -83,10 +84,42 @@ func startKubeProxy(b *testing.B, ns *netns.Namespace, objects []source.Object, 
 
 // startFairlead starts `fairlead run` from a folder with one object to a file.
 func startFairlead(b *testing.B, ns *netns.Namespace, objects []source.Object) running {
-	const address = "127.0.0.1:10249"
 	dir := filepath.Join(b.TempDir(), "objects")
 	check(b, generate.Write(dir, objects, 1))
-	cmd := exec.Command(program(b, "FAIRLEAD"), "run", "--source", dir, "--node", nodeName, "--status-address", address)
+	r := fairlead(b, ns, "--source", dir)
+	r.tell = func(s source.Object) error {
+		text, err := json.Marshal(s)
+		next := dir + ".next"
+		check(b, err, os.WriteFile(next, text, 0o644))
+		return os.Rename(next, filepath.Join(dir, fmt.Sprintf("objects-%06d.yaml", len(objects)-1))) // the probe's slice is the last
+	}
+	return r
+}
+
+// startFairleadFromAPI starts `fairlead run` from the same API server as kube-proxy's.
+func startFairleadFromAPI(b *testing.B, ns *netns.Namespace, objects []source.Object) running {
+	s := apiserver.New(objects...)
+	s.Encode()
+	at, stop := serveAt(b, ns, s, "127.0.0.1:0")
+	kubeconfig := filepath.Join(b.TempDir(), "kubeconfig")
+	check(b, os.WriteFile(kubeconfig, apiserver.Kubeconfig("http://"+at), 0o600))
+	r := fairlead(b, ns, "--kubeconfig", kubeconfig)
+	r.tell = func(o source.Object) error {
+		s.Apply(source.Change{Key: source.KeyOf(o), Object: o})
+		return nil
+	}
+	end := r.stop
+	r.stop = func() {
+		end()
+		stop()
+	}
+	return r
+}
+
+// fairlead starts `fairlead run` with further arguments and waits until it is ready.
+func fairlead(b *testing.B, ns *netns.Namespace, args ...string) running {
+	const address = "127.0.0.1:10249"
+	cmd := exec.Command(program(b, "FAIRLEAD"), append([]string{"run", "--node", nodeName, "--status-address", address}, args...)...)
 	cmd.Stderr, cmd.SysProcAttr = os.Stderr, &syscall.SysProcAttr{Setpgid: true}
 	begin := time.Now()
 	check(b, ns.Do(cmd.Start))
@@ -112,13 +145,7 @@ func startFairlead(b *testing.B, ns *netns.Namespace, objects []source.Object) r
 		}
 	}
 	wall := time.Since(begin)
-	tell := func(s source.Object) error {
-		text, err := json.Marshal(s)
-		next := dir + ".next"
-		check(b, err, os.WriteFile(next, text, 0o644))
-		return os.Rename(next, filepath.Join(dir, fmt.Sprintf("objects-%06d.yaml", len(objects)-1))) // the probe's slice is the last
-	}
-	return running{wall, 0, func() (kubeproxy.Usage, error) { return kubeproxy.UsageOf(cmd.Process.Pid) }, tell, func() {
+	return running{wall, 0, func() (kubeproxy.Usage, error) { return kubeproxy.UsageOf(cmd.Process.Pid) }, nil, func() {
 		cmd.Process.Signal(unix.SIGTERM)
 		cmd.Wait()
 	}}

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/kernel/netns"
-	"fairlead.dev/fairlead/lab/apiserver"
 	"fairlead.dev/fairlead/lab/kubeproxy"
+	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/sandbox/generate"
 	"fairlead.dev/fairlead/source"
 )

@@ -13,8 +13,8 @@ import (
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
-	"fairlead.dev/fairlead/lab/apiserver"
 	"fairlead.dev/fairlead/lab/kubeproxy"
+	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/sandbox/generate"
 )
 

@@ -1,5 +1,5 @@
-// Package apiserver is a small Kubernetes API server for the lab: enough for kube-proxy, and for any client that lists and
-// watches what Fairlead reads.
+// Package apiserver is a small Kubernetes API server for tests and the lab: enough for kube-proxy, and for any client that
+// lists and watches what Fairlead reads.
 //
 // It holds objects in memory and serves them over plain HTTP: discovery, get, list and watch with resource versions,
 // selectors, bookmarks and streamed lists (KEP-3157), as JSON and as Kubernetes' protobuf. Objects change by Apply alone:

@@ -1,4 +1,7 @@
-package manifest
+// Package strip drops from Kubernetes objects what nothing in Fairlead reads, and shares text that repeats, before a source
+// keeps or hands on an object. The manifest package's comment lists what is dropped; the Kubernetes API's objects lose the
+// same.
+package strip
 
 import (
 	"fmt"
@@ -15,9 +18,9 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// words holds text that repeats, once. It forgets all of it when it has grown large, so that it needs no counting of
+// Words holds text that repeats, once. It forgets all of it when it has grown large, so that it needs no counting of
 // who still uses what: later text is then shared anew.
-type words struct {
+type Words struct {
 	mu         sync.Mutex
 	known      map[string]*string
 	labels     map[string]map[string]string
@@ -26,21 +29,22 @@ type words struct {
 
 const maxWords = 1 << 16
 
-func newWords() *words {
-	return &words{known: map[string]*string{}, labels: map[string]map[string]string{}, containers: map[string][]corev1.Container{}}
+// New makes an empty memory of words.
+func New() *Words {
+	return &Words{known: map[string]*string{}, labels: map[string]map[string]string{}, containers: map[string][]corev1.Container{}}
 }
 
 // share gives a pointer to s that all who have the same text are given.
-func (w *words) share(s string) *string {
+func (w *Words) share(s string) *string {
 	if p, ok := w.known[s]; ok {
 		return p
 	}
 	return once(w.known, s, &s)
 }
 
-func (w *words) text(s string) string { return *w.share(s) }
+func (w *Words) text(s string) string { return *w.share(s) }
 
-func (w *words) pointer(s *string) *string {
+func (w *Words) pointer(s *string) *string {
 	if s == nil {
 		return nil
 	}
@@ -48,7 +52,7 @@ func (w *words) pointer(s *string) *string {
 }
 
 // set gives m, or a map with the same labels that was here before.
-func (w *words) set(m map[string]string) map[string]string {
+func (w *Words) set(m map[string]string) map[string]string {
 	if len(m) == 0 {
 		return nil
 	}
@@ -72,7 +76,7 @@ func once[T any](known map[string]T, key string, v T) T {
 }
 
 // pairs gives m with shared keys.
-func (w *words) pairs(m map[string]string) map[string]string {
+func (w *Words) pairs(m map[string]string) map[string]string {
 	if len(m) == 0 {
 		return nil
 	}
@@ -83,8 +87,9 @@ func (w *words) pairs(m map[string]string) map[string]string {
 	return out
 }
 
-// strip drops what the package comment says, and shares what repeats.
-func strip(o source.Object, w *words) {
+// Strip changes o, which nobody else may hold yet. It may be called from any goroutine, and for any object of the kinds
+// that Fairlead reads, valid or not.
+func (w *Words) Strip(o source.Object) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch o := o.(type) {
@@ -111,7 +116,7 @@ func strip(o source.Object, w *words) {
 	}
 }
 
-func (w *words) meta(t *metav1.TypeMeta, m *metav1.ObjectMeta) {
+func (w *Words) meta(t *metav1.TypeMeta, m *metav1.ObjectMeta) {
 	*t = metav1.TypeMeta{}
 	delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
 	*m = metav1.ObjectMeta{
@@ -124,7 +129,7 @@ func (w *words) meta(t *metav1.TypeMeta, m *metav1.ObjectMeta) {
 	}
 }
 
-func (w *words) service(o *corev1.Service) {
+func (w *Words) service(o *corev1.Service) {
 	s := &o.Spec
 	s.Ports = slices.Clone(s.Ports)
 	for i := range s.Ports {
@@ -167,7 +172,18 @@ func shareBool(b *bool) *bool {
 	return &no
 }
 
-func (w *words) slice(o *discoveryv1.EndpointSlice) {
+// shareProtocol gives p itself where it is none that is known: resolve names it.
+func shareProtocol(p *corev1.Protocol) *corev1.Protocol {
+	if p == nil {
+		return nil
+	}
+	if i := slices.Index(protocols[:], *p); i >= 0 {
+		return &protocols[i]
+	}
+	return p
+}
+
+func (w *Words) slice(o *discoveryv1.EndpointSlice) {
 	o.AddressType = discoveryv1.AddressType(w.text(string(o.AddressType)))
 	o.Endpoints, o.Ports = slices.Clone(o.Endpoints), slices.Clone(o.Ports)
 	pack(o.Endpoints)
@@ -182,7 +198,7 @@ func (w *words) slice(o *discoveryv1.EndpointSlice) {
 	for i := range o.Ports {
 		p := &o.Ports[i]
 		p.Name, p.AppProtocol = w.pointer(p.Name), w.pointer(p.AppProtocol)
-		p.Protocol = &protocols[slices.Index(protocols[:], *p.Protocol)]
+		p.Protocol = shareProtocol(p.Protocol)
 	}
 }
 
@@ -211,14 +227,14 @@ func pack(es []discoveryv1.Endpoint) {
 	}
 }
 
-func (w *words) podRef(r *corev1.ObjectReference) *corev1.ObjectReference {
+func (w *Words) podRef(r *corev1.ObjectReference) *corev1.ObjectReference {
 	if r == nil || r.Kind != string(source.Pod) {
 		return nil
 	}
 	return &corev1.ObjectReference{Kind: string(source.Pod), Namespace: w.text(r.Namespace), Name: r.Name}
 }
 
-func (w *words) hints(h *discoveryv1.EndpointHints) {
+func (w *Words) hints(h *discoveryv1.EndpointHints) {
 	if h == nil {
 		return
 	}
@@ -230,7 +246,7 @@ func (w *words) hints(h *discoveryv1.EndpointHints) {
 	}
 }
 
-func (w *words) pod(o *corev1.Pod) {
+func (w *Words) pod(o *corev1.Pod) {
 	s, st := o.Spec, o.Status
 	o.Spec = corev1.PodSpec{
 		NodeName: w.text(s.NodeName), HostNetwork: s.HostNetwork,
@@ -249,7 +265,7 @@ func (w *words) pod(o *corev1.Pod) {
 }
 
 // ports keeps the containers' names, ports and restart policies. The type is large, so pods that are alike share them.
-func (w *words) ports(cs []corev1.Container) (out []corev1.Container) {
+func (w *Words) ports(cs []corev1.Container) (out []corev1.Container) {
 	for _, c := range cs {
 		c = corev1.Container{Name: w.text(c.Name), Ports: slices.Clone(c.Ports), RestartPolicy: c.RestartPolicy}
 		for i := range c.Ports {

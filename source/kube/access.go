@@ -1,0 +1,159 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Access says where the API server is and as whom to come to it.
+type Access struct {
+	Kubeconfig string // a file; with no Master either: as a pod's service account
+	Master     string // URL of the API server, in place of the kubeconfig's
+}
+
+// Config gives the configuration as the files say now, with their content in place of their names; of a token's file both,
+// since the transport reads that again every minute.
+func (a Access) Config() (*rest.Config, error) {
+	c, err := a.config()
+	if err == nil {
+		err = rest.LoadTLSFiles(c)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", a, err)
+	}
+	c.CAFile, c.CertFile, c.KeyFile = "", "", ""
+	c.QPS = -1 // streams that wait between attempts need no other brake
+	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	c.UserAgent = "fairlead"
+	return c, nil
+}
+
+func (a Access) config() (*rest.Config, error) {
+	if a == (Access{}) {
+		c, err := rest.InClusterConfig()
+		if errors.Is(err, rest.ErrNotInCluster) {
+			err = errors.New("this process is not in a pod: name a kubeconfig")
+		}
+		return c, err
+	}
+	if a.Kubeconfig == "" {
+		return &rest.Config{Host: a.Master}, nil
+	}
+	file, err := clientcmd.LoadFromFile(a.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	if err := clientcmd.ResolveLocalPaths(file); err != nil {
+		return nil, err
+	}
+	o := &clientcmd.ConfigOverrides{}
+	o.ClusterInfo.Server = a.Master
+	return clientcmd.NewDefaultClientConfig(*file, o).ClientConfig()
+}
+
+// String names the access for people.
+func (a Access) String() string {
+	switch {
+	case a.Kubeconfig != "":
+		return "kubeconfig " + a.Kubeconfig
+	case a.Master != "":
+		return "API server " + a.Master
+	}
+	return "service account"
+}
+
+// same says whether two configurations lead to the same server as the same client. Functions can't be compared: a proxy
+// is taken for the same.
+func same(a, b *rest.Config) bool {
+	x, y := *a, *b
+	x.Proxy, y.Proxy = nil, nil
+	return reflect.DeepEqual(x, y)
+}
+
+// client speaks with the API server, as the files say that were read last.
+type client struct {
+	access Access
+	mu     sync.Mutex
+	config *rest.Config
+	groups map[schema.GroupVersion]rest.Interface
+}
+
+func open(a Access) (*client, error) {
+	c := &client{access: a}
+	return c, c.renew()
+}
+
+// renew reads the access anew. On an error the client stays as it is.
+func (c *client) renew() error {
+	config, err := c.access.Config()
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.config != nil && same(c.config, config) {
+		return nil
+	}
+	groups, err := connect(config)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.access, err)
+	}
+	c.config, c.groups = config, groups
+	return nil
+}
+
+// host is the URL of the API server.
+func (c *client) host() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.config.Host
+}
+
+// request begins a request for objects of a kind.
+func (c *client) request(r resource) *rest.Request {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.groups[r.GroupVersion()].Get().Resource(r.Resource)
+}
+
+var (
+	known      = kinds()
+	parameters = runtime.NewParameterCodec(known)
+)
+
+// kinds is the scheme of what is read, and nothing else.
+func kinds() *runtime.Scheme {
+	s := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(s), discoveryv1.AddToScheme(s)); err != nil {
+		panic(err)
+	}
+	return s
+}
+
+// connect makes clients that share their connections. It sends nothing yet.
+func connect(config *rest.Config) (map[schema.GroupVersion]rest.Interface, error) {
+	web, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	groups := map[schema.GroupVersion]rest.Interface{}
+	for gv, path := range map[schema.GroupVersion]string{corev1.SchemeGroupVersion: "/api", discoveryv1.SchemeGroupVersion: "/apis"} {
+		c := rest.CopyConfig(config)
+		c.GroupVersion, c.APIPath = &gv, path
+		c.NegotiatedSerializer = serializer.NewCodecFactory(known).WithoutConversion()
+		if groups[gv], err = rest.RESTClientForConfigAndClient(c, web); err != nil {
+			return nil, err
+		}
+	}
+	return groups, nil
+}

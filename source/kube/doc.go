@@ -1,0 +1,28 @@
+// Package kube is a source of Kubernetes objects that reads the API: it lists and watches Services, EndpointSlices and this
+// node's Node, as protobuf, in streams (KEP-3157) where the server can, with client-go's reflectors.
+//
+// It says what the API server says and no more. It does not judge how objects fit together: that is for package resolve.
+//
+// # What is asked for
+//
+// Only what may count: Services without a headless label or address and with the wanted service-proxy-name, EndpointSlices
+// that are not of headless Services, the one Node. Three streams share one connection.
+//
+// # What is kept
+//
+// No object: what comes is stripped (package strip), waits until it is handed on, and is forgotten. Of each object its name
+// and resource version stay, so that after another list only what differs is told. Changes of one object that come while
+// the consumer is busy are one.
+//
+// # What stays when the API server does not answer
+//
+// Everything. Nothing goes away but what an API server says is gone, and before each kind that traffic needs has been
+// listed whole, nothing is told but problems (Batch.Waiting). What is wrong stands as a Problem with the time since when;
+// a permission that is missing names its verb and resource, stops its kind alone, and the others go on. A Node that may not
+// be read is done without after five seconds.
+//
+// A refused connection is tried again after 0.1 to 0.8 s; a server that answers, but with an error, after up to half of the
+// time that this has lasted, 10 s at most. Whenever a request fails, the kubeconfig and the files that it names are read
+// again: certificates, keys, tokens and addresses may change under a running agent. A service account's token is read again
+// every minute.
+package kube

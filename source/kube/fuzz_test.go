@@ -1,0 +1,63 @@
+package kube
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"fairlead.dev/fairlead/resolve"
+	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/strip"
+)
+
+// FuzzObjects takes bytes for objects that an API server sends, which no one has validated here, down to the resolver. What
+// is listed is what was put.
+func FuzzObjects(f *testing.F) {
+	for _, o := range []interface{ Marshal() ([]byte, error) }{
+		&corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}}},
+		&discoveryv1.EndpointSlice{AddressType: "IPv4", Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}}, Ports: []discoveryv1.EndpointPort{{}}},
+		&corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: "InternalIP", Address: "x"}}}},
+	} {
+		b, err := o.Marshal()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		kinds := resources("", "")
+		n, words := newNews(kinds), strip.New()
+		r := resolve.New(resolve.Config{Node: "a"})
+		for _, k := range kinds {
+			s := &stream{resource: k, news: n, words: words, known: map[types.NamespacedName]uint64{}}
+			o := k.object.DeepCopyObject().(interface {
+				source.Object
+				Unmarshal([]byte) error
+			})
+			var list []any
+			if o.Unmarshal(b) == nil {
+				list = append(list, o)
+			}
+			if err := s.Replace(list, ""); err != nil {
+				t.Fatal(err)
+			}
+			if len(s.known) != len(list) {
+				t.Errorf("%d of %d objects are known", len(s.known), len(list))
+			}
+			if len(list) > 0 {
+				if err := s.Delete(o); err != nil || len(s.known) > 0 {
+					t.Errorf("%v, %d objects stay known", err, len(s.known))
+				}
+				s.Update(o)
+			}
+		}
+		batch, ok := n.take()
+		if !ok || batch.Waiting {
+			t.Fatal("no batch though all is listed")
+		}
+		r.Apply(batch.Changes)
+		r.Problems()
+	})
+}
