@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 func runAgent(args []string) error {
 	f := flag.NewFlagSet("run", flag.ContinueOnError)
 	dir, node, status := f.String("source", "", ""), f.String("node", "", ""), f.String("status-address", "", "")
-	mode := f.String("mode", "", "")
+	mode, entries := f.String("mode", "", ""), f.Int("maglev-table-size", 0, "")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func runAgent(args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 	defer stop()
-	return agent.Run(ctx, agent.Options{Mode: m, Source: manifest.New(*dir), Resolve: resolve.Config{Node: *node, Addresses: addrs},
+	return agent.Run(ctx, agent.Options{Mode: m, Source: manifest.New(*dir), Resolve: resolve.Config{Node: *node, Addresses: addrs, Entries: *entries},
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Servers: agent.Servers{Metrics: *status}})
 }
 
