@@ -22,7 +22,8 @@ import (
 // Mode is a way of carrying Service traffic: a data plane, or several that share the work.
 type Mode struct {
 	service.Abilities
-	planes []opener
+	planes  []opener
+	tracked func(*model.Frontend) bool // whose flows the kernel's connection tracking has, if Tracked; nil: all
 }
 
 // modes are all there are. A new service plane is a line here.
@@ -33,7 +34,7 @@ var modes = []Mode{
 	alone(variant(iptables.NFT), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }),
 	alone(ipvs.Abilities, ipvs.New),
 	alone(userspace.Abilities, userspace.New),
-	before(ebpf.Abilities, ebpf.New, nftables.Abilities, nftables.New),
+	before(ebpf.Abilities, ebpf.New, nftables.Abilities, nftables.New, ebpf.Leaves),
 }
 
 // variant names a mode for one variant of iptables.
@@ -45,11 +46,11 @@ func variant(v iptables.Variant) service.Abilities {
 
 // alone makes a mode of one plane.
 func alone[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, open func() (P, error)) Mode {
-	return Mode{a, []opener{opens(a, open)}}
+	return Mode{Abilities: a, planes: []opener{opens(a, open, nil)}}
 }
 
-// before makes a mode of a plane that serves some clients and one behind it that serves all others: it can do what both can.
-func before[K, L dataplane.Key, V, W comparable, P plane[K, V], Q plane[L, W]](a service.Abilities, first func() (P, error), b service.Abilities, second func() (Q, error)) Mode {
+// before makes a mode of a plane and one behind it, which serves the frontends that the first leaves: it can do what both can.
+func before[K, L dataplane.Key, V, W comparable, P plane[K, V], Q plane[L, W]](a service.Abilities, first func() (P, error), b service.Abilities, second func() (Q, error), leaves func(*model.Frontend) bool) Mode {
 	both := a
 	both.Schedulers &= b.Schedulers
 	both.Tracked, both.HidesAll, both.Ends = a.Tracked || b.Tracked, a.HidesAll || b.HidesAll, a.Ends || b.Ends
@@ -62,7 +63,7 @@ func before[K, L dataplane.Key, V, W comparable, P plane[K, V], Q plane[L, W]](a
 		}
 		return ""
 	}
-	return Mode{both, []opener{opens(b, second), opens(a, first)}}
+	return Mode{both, []opener{opens(b, second, leaves), opens(a, first, nil)}, leaves}
 }
 
 // Default is the mode of those who choose none.
@@ -119,15 +120,15 @@ type served[K dataplane.Key, V comparable] struct {
 	*reconcile.Loop[model.Part, K, V]
 }
 
-// opens gives the opener of a plane that has those abilities.
-func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, open func() (P, error)) opener {
+// opens gives the opener of a plane that has those abilities and is told of the frontends that it takes, nil for all.
+func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, open func() (P, error), takes func(*model.Frontend) bool) opener {
 	return opener{a.Name, func(log *slog.Logger) (loop, error) {
 		p, err := open()
 		if err != nil {
 			return nil, err
 		}
 		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Log: log.With("plane", a.Name), MaxFacts: a.Batch})
-		return served[K, V]{p, l}, nil
+		return &partial{loop: served[K, V]{p, l}, share: share{takes: takes}}, nil
 	}}
 }
 

@@ -68,7 +68,7 @@ struct question {
 	__u32 index; /* its place in pools */
 	__u32 origin;
 	__u32 protocol;
-	__u32 zero;
+	__u32 port; /* the client's, where it is known */
 };
 
 static __always_inline bool zero(const struct address *a)
@@ -169,6 +169,8 @@ __noinline int draw(struct pool *p, const struct header *h, __u32 extent, const 
 		break;
 	case SOURCE:
 		r = hash(&q->from);
+		if (h->ports)
+			r = mix(r ^ q->port);
 		break;
 	case DESTINATION:
 		r = hash(&q->entry.address);
@@ -210,14 +212,14 @@ static __always_inline int compare(const struct place_of *a, const struct backen
 	return (int)bpf_ntohs(a->port) - (int)bpf_ntohs(b->port);
 }
 
-/* Whether a place is still one of an extent's backends. */
+/* The number of a place among an extent's backends, from 1; 0 where it isn't, or is no more, one of them. */
 __noinline int member(__u32 extent, __u32 count, const struct place_of *at)
 {
 	__u32 low = 0, high = count;
 	int i;
 
 	if (!at)
-		return false;
+		return 0;
 
 	for (i = 0; i < 17 && low < high; i++) {
 		__u32 middle = (low + high) / 2;
@@ -225,16 +227,16 @@ __noinline int member(__u32 extent, __u32 count, const struct place_of *at)
 		int c;
 
 		if (!s)
-			return false;
+			return 0;
 		c = compare(at, &s->backend);
 		if (!c)
-			return true;
+			return middle + 1;
 		if (c < 0)
 			high = middle;
 		else
 			low = middle + 1;
 	}
-	return false;
+	return 0;
 }
 
 /* The backend of a client with affinity, if it has one that still counts. */
@@ -258,4 +260,30 @@ static __always_inline void remember(const struct client *c, const struct place_
 	struct memory m = {.backend = *to, .seen = bpf_ktime_get_coarse_ns()};
 
 	bpf_map_update_elem(&affinity, c, &m, BPF_ANY);
+}
+
+/* Chooses a backend of a pool that has some: the client's by affinity, or a drawn one. */
+static __always_inline bool choose(struct question *q, struct pool *p, const struct header *h, __u32 extent)
+{
+	struct client client = {};
+	union slot *s;
+	__u32 i;
+
+	if (h->affinity) {
+		client.address = q->from;
+		client.pool = h->id;
+		if (remembered(&client, h, extent, &q->backend))
+			return true;
+	}
+	i = draw(p, h, extent, q);
+	if (i >= h->count)
+		return false;
+	s = slot(extent + 1 + i);
+	if (!s)
+		return false;
+	q->backend.address = s->backend.address;
+	q->backend.port = s->backend.port;
+	if (h->affinity)
+		remember(&client, &q->backend);
+	return true;
 }

@@ -247,7 +247,6 @@ static __always_inline bool tracing(void)
 /* Answers a question: where to go, refusal, or nothing. Verified once for all hooks, since it is not static. */
 __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 {
-	struct client client = {};
 	struct frontend *f;
 	struct header h;
 	struct pool *p;
@@ -295,23 +294,7 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 		if (p->leave & q->origin)
 			return LEFT;
 	}
-	if (h.affinity) {
-		client.address = q->from;
-		client.pool = h.id;
-		if (remembered(&client, &h, extent, &q->backend))
-			return TRANSLATED;
-	}
-	i = draw(p, &h, extent, q);
-	if (i >= h.count)
-		return LEFT;
-	s = slot(extent + 1 + i);
-	if (!s)
-		return LEFT;
-	q->backend.address = s->backend.address;
-	q->backend.port = s->backend.port;
-	if (h.affinity)
-		remember(&client, &q->backend);
-	return TRANSLATED;
+	return choose(q, p, &h, extent) ? TRANSLATED : LEFT;
 }
 
 /* Counts a question's outcome, and reports it. */

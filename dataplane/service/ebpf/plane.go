@@ -62,6 +62,8 @@ type Plane struct {
 	id        string      // of this plane, among those of the node
 	announced bool        // others know that we write
 	hooked    atomic.Bool // the hooks are as wanted, unless others changed that
+	devices   *devices
+	ports     [1 << 16]uint32 // frontends held, by their port
 }
 
 var (
@@ -97,7 +99,11 @@ func Open(o Options) (_ *Plane, err error) {
 	if p.digest, err = bpf.Digest(p.Sizes, p.programs()); err != nil {
 		return nil, err
 	}
+	if p.devices, err = openDevices(p); err != nil {
+		return nil, err
+	}
 	if p.grace, err = bpf.NewGrace(); err != nil {
+		p.devices.close()
 		return nil, err
 	}
 	return p, nil
@@ -111,6 +117,7 @@ func (p *Plane) programs() bpf.Options {
 // Close gives up the plane's handles. The kernel keeps what was written, and the hooks stay.
 func (p *Plane) Close() error {
 	p.grace.Close()
+	p.devices.close()
 	return p.forget()
 }
 
@@ -150,6 +157,9 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 			facts = append(facts, fact(Key{KindMaps, n}, "of another layout"))
 		}
 	}
+	if facts, err = p.readDevices(facts); err != nil {
+		return nil, err
+	}
 	digest, err := bpf.Attached(p.linksFolder(), p.maps)
 	if err != nil || digest == "" {
 		return facts, err
@@ -179,6 +189,13 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	}
 	err = m.Frontends(func(k bpf.Entry, v bpf.Frontend) {
 		facts = append(facts, fact(entryKey(k), heldValue(v, names)))
+		p.enter(k)
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = m.Permits(func(t bpf.Permit) {
+		facts = append(facts, fact(permitKey(entry(entryKey(t.Entry)), t.Client), ""))
 	})
 	if err != nil {
 		return nil, err
@@ -190,6 +207,7 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 func (p *Plane) begin(m *bpf.Maps) {
 	p.maps = m
 	p.pools = map[uint64]uint32{}
+	clear(p.ports[:])
 	p.index = newSpace("pools", p.Sizes.Pools, p.grace.Wait)
 	p.slots = newSpace("slots for backends", p.Sizes.Slots, p.grace.Wait)
 }
@@ -237,7 +255,7 @@ func entryKey(k bpf.Entry) Key {
 // heldValue gives the value of a frontend's fact as the kernel holds it.
 func heldValue(v bpf.Frontend, names map[uint32]uint64) string {
 	b := binary.BigEndian.AppendUint64(nil, names[v.Inside])
-	return string(append(binary.BigEndian.AppendUint64(b, names[v.Outside]), v.Leave, v.Ask, v.Drop))
+	return string(append(binary.BigEndian.AppendUint64(b, names[v.Outside]), v.Leave, v.Ask, v.Drop, v.Hide, v.Some))
 }
 
 // Clean implements dataplane.Cleaner.
@@ -247,6 +265,9 @@ func (p *Plane) Clean(context.Context) error {
 	}
 	p.hooked.Store(false)
 	if err := bpf.Detach(p.linksFolder()); err != nil {
+		return err
+	}
+	if err := p.leaveDevices(); err != nil {
 		return err
 	}
 	return bpf.RemoveFolder(p.folder)
