@@ -304,6 +304,23 @@ static __always_inline int return_in(struct __sk_buff *skb)
 	return bpf_redirect(LOOPBACK, BPF_F_INGRESS);
 }
 
+/*
+ * Drops a packet in silence. Were one that a socket sends dropped where it leaves, the socket would hear of it: so it goes to
+ * the loopback device as if it were for another host, and ends there.
+ */
+static __always_inline int silence(struct __sk_buff *skb, bool own)
+{
+	const __u8 elsewhere = 2; /* the first byte of such a host's address, locally administered */
+	int result;
+
+	count(SILENCED);
+	if (!own)
+		return TC_ACT_SHOT;
+	result = return_in(skb);
+	bpf_skb_store_bytes(skb, 0, &elsewhere, 1, 0);
+	return result;
+}
+
 /* Takes a packet on its way. */
 static __always_inline int go(struct __sk_buff *skb, struct packet *p, struct way *w, bool own)
 {
@@ -449,10 +466,8 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 		return TCX_NEXT;
 	if (!own && place(&q->from) & PODS)
 		q->origin = FROM_POD;
-	if (f->some && !allowed(q, f->any)) {
-		count(SILENCED);
-		return TC_ACT_SHOT;
-	}
+	if (f->some && !allowed(q, f->any))
+		return silence(skb, own);
 	pool = pool_of(q, f);
 	if (!pool)
 		return TCX_NEXT;
@@ -463,10 +478,8 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	h = s->header;
 	c = bpf_map_lookup_elem(&counts, &q->index);
 	if (!h.count) {
-		if (f->drop & q->origin) {
-			count(SILENCED);
-			return TC_ACT_SHOT;
-		}
+		if (f->drop & q->origin)
+			return silence(skb, own);
 		if (c)
 			__sync_fetch_and_add(&c->refused, 1);
 		return refuse(skb, p, own);

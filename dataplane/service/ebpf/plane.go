@@ -18,16 +18,15 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Abilities is what the plane can do, together with one for packets behind it.
+// Abilities is what the plane can do, together with one behind it for what it Leaves.
 var Abilities = service.Abilities{
 	Name: "ebpf",
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.SourceHash,
 		model.DestinationHash, model.Maglev),
 	Notes: []string{
-		"Clients on the node are translated once, at connect(); others, and what a socket can't do, go through a plane for packets that stands behind it.",
+		"Clients on the node are translated once, at connect(); others, and what a socket can't do, at the node's devices (Linux 6.7 or later). SCTP, and on older kernels all packets, go through nftables, which else is not there.",
 		"When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read ECONNABORTED and must connect anew.",
 		"In a container, the agent must see the node's cgroup file system (cgroup namespace of the host) and BPF file system (/sys/fs/bpf): what is attached to its own cgroup serves nobody else.",
-		"A round robin turns for clients on the node by itself, apart from that for others.",
 	},
 }
 
@@ -38,8 +37,8 @@ type Options struct {
 	CloseTCP bool      // close clients' TCP connections to an endpoint that goes, too
 }
 
-// DefaultSizes have room for 40,000 pools of 10 backends. All maps take 30 MiB of the kernel's memory at once; a frontend adds
-// 96 bytes. Of that, a pool has 40 bytes and 24 for its header and each backend, by fours; Maglev's table takes 2 KiB for up
+// DefaultSizes have room for 40,000 pools of 10 backends. All maps take 70 MiB of the kernel's memory at once, of which 40 are for
+// the ways of 131,072 flows; a frontend adds 96 bytes. Of that, a pool has 40 bytes and 24 for its header and each backend, by fours; Maglev's table takes 2 KiB for up
 // to 10 backends, 20 KiB for up to 100, 128 KiB for more.
 var DefaultSizes = bpf.Sizes{Frontends: 1 << 16, Pools: 1 << 16, Slots: 1 << 19}
 
