@@ -61,7 +61,8 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 				return
 			}
 			gone, other := p.heard(b[:n])
-			p.tell(signals, other)
+			failed := p.devices.follow() != nil
+			p.tell(signals, other || failed)
 			if gone {
 				return // watch the new folder
 			}
