@@ -25,6 +25,7 @@ const (
 // :81 to none.
 type world struct {
 	t        testing.TB
+	maps     *Maps
 	programs *DevicePrograms
 }
 
@@ -69,7 +70,7 @@ func newWorld(t testing.TB) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
-	return &world{t, p}
+	return &world{t, m, p}
 }
 
 // skBuff is the beginning of struct __sk_buff that a run may be told.
@@ -290,6 +291,38 @@ func TestPacketIsRefused(t *testing.T) {
 		case !bytes.HasPrefix(in.ip(), p.payload[8:]):
 			t.Errorf("the answer tells of %x, not of %x", p.payload[8:], in.ip())
 		}
+	})
+}
+
+func TestPacketsAreCounted(t *testing.T) {
+	w := newWorld(t)
+	client := netip.AddrPortFrom(clients[0], 1234)
+	for range 2 { // the second is of the same flow
+		w.see("arrive-14", packet{src: client, dst: netip.AddrPortFrom(entries[0], 80), protocol: unix.IPPROTO_UDP}.frame())
+		w.see("arrive-14", packet{src: client, dst: netip.AddrPortFrom(entries[0], 81), protocol: unix.IPPROTO_UDP}.frame())
+	}
+	if c, err := w.maps.PacketCounts(); err != nil || c != (PacketCounts{Began: 1, Rejected: 2}) {
+		t.Errorf("counted: %+v, %v", c, err)
+	}
+}
+
+// Where the backend of a UDP flow is none any more, its next packet goes elsewhere; of TCP, where it went.
+func TestFlowsOfABackendThatWent(t *testing.T) {
+	each(t, func(w *world, six int, protocol uint8) {
+		client, entry := netip.AddrPortFrom(clients[six], 1234), netip.AddrPortFrom(entries[six], 80)
+		ask := func() netip.AddrPort {
+			_, out := w.see("arrive-14", packet{src: client, dst: entry, protocol: protocol, flags: ack}.frame())
+			return w.read(out).dst
+		}
+		was := ask()
+		held := w.maps.Slots[5+2*six].Backend()
+		held.Port = Port(Port(held.Port) + 1)
+		*w.maps.Changes++
+		if now := ask(); (now != was) != (protocol == unix.IPPROTO_UDP) {
+			t.Errorf("protocol %d: from %s to %s", protocol, was, now)
+		}
+		held.Port = Port(Port(held.Port) - 1)
+		*w.maps.Changes++
 	})
 }
 

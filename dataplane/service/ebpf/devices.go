@@ -143,6 +143,17 @@ func (d *devices) follow() error {
 	return bpf.Sweep(d.links(), list)
 }
 
+// lost says whether the programs are not as they were written, and that is not our own doing.
+func (d *devices) lost() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.attached {
+		return false
+	}
+	digest, err := bpf.AtDevices(d.links(), nil)
+	return err != nil || digest != d.digest
+}
+
 // remove detaches the programs.
 func (d *devices) remove() error {
 	d.mu.Lock()

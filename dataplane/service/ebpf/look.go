@@ -38,3 +38,11 @@ func (p *Plane) Trace(ctx context.Context, pool, namespace uint64, take func(bpf
 	}
 	return p.maps.Trace(ctx, pool, namespace, take)
 }
+
+// Packets gives what became of packets at the node's devices. It needs a Read before.
+func (p *Plane) Packets() (bpf.PacketCounts, error) {
+	if p.maps == nil {
+		return bpf.PacketCounts{}, errNothing
+	}
+	return p.maps.PacketCounts()
+}

@@ -71,9 +71,10 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return signals, nil
 }
 
-// tell sends a signal if another wrote, or the hooks are not as they were written and that is not our own doing.
+// tell sends a signal if another wrote, or the hooks or programs at devices are not as they were written and that is not our own
+// doing.
 func (p *Plane) tell(signals chan<- struct{}, other bool) {
-	if !other {
+	if !other && !p.devices.lost() {
 		if !p.hooked.Load() {
 			return
 		}
