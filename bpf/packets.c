@@ -647,7 +647,7 @@ __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct 
 
 /*
  * Whether a socket of the node has come by a port behind which a client is hidden already, to the same backend. Then it is given
- * another port there.
+ * another port there. If the client's flow is over, the port is the socket's.
  */
 __noinline int clashes(const struct packet *p)
 {
@@ -658,8 +658,12 @@ __noinline int clashes(const struct packet *p)
 		return false;
 	back_of(&back, p);
 	held = bpf_map_lookup_elem(&destinations, &back);
-	if (!held || held->state & OURS || over(held) || expired(held, p->tuple.protocol))
+	if (!held || held->state & OURS)
 		return false;
+	if (over(held) || expired(held, p->tuple.protocol)) {
+		bpf_map_delete_elem(&destinations, &back);
+		return false;
+	}
 	w.seen = seconds();
 	return put(&sources, &p->tuple, &w);
 }

@@ -139,6 +139,11 @@ func TestClientsOfOnePort(t *testing.T) {
 			if protocol == model.UDP && second.Port() == 5000 { // TCP's first connection was over
 				t.Errorf("%s: both clients came as %s", protocol, second)
 			}
+			// The node itself has the port too, and asks the endpoint itself.
+			who, err := ask(protocol, "10.244.0.9:8080", echo.Options{From: netip.MustParseAddrPort("192.0.2.1:5000")})
+			if err != nil || who != "10.244.0.9" {
+				t.Errorf("%s: the node is answered by %q: %v", protocol, who, err)
+			}
 		}
 	})
 }
