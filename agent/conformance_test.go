@@ -95,6 +95,9 @@ func (j *judged) Disturb(ctx context.Context) error {
 	j.repairs = map[string]uint64{}
 	for i, l := range j.loops {
 		name := j.planes[i].name
+		if parts, _ := (&share{takes: l.(*partial).takes}).of(slices.Collect(maps.Keys(j.parts)), nil); len(parts) == 0 {
+			continue // nothing to harm
+		}
 		j.repairs[name] = l.Status().Repairs + 1
 		stranger, err := j.planes[i].open(slog.New(slog.DiscardHandler))
 		if err != nil {
@@ -112,6 +115,12 @@ func (j *judged) Disturb(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// disturb implements disturber.
+func (p *partial) disturb(ctx context.Context, parts []model.Part) error {
+	parts, _ = p.of(parts, nil)
+	return p.loop.(disturber).disturb(ctx, parts)
 }
 
 // disturb implements disturber: what only some parts need goes, what all stand on stays.

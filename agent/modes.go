@@ -23,7 +23,8 @@ import (
 // Mode is a way of carrying Service traffic: a data plane, or several that share the work.
 type Mode struct {
 	service.Abilities
-	planes []opener
+	planes  []opener
+	tracked func(*model.Frontend) bool // whose flows the kernel's connection tracking has, if Tracked; nil: all
 }
 
 // modes are all there are. A new service plane is a line here.
@@ -34,7 +35,7 @@ var modes = []Mode{
 	alone(variant(iptables.NFT), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }),
 	alone(ipvs.Abilities, ipvs.New),
 	alone(userspace.Abilities, userspace.New),
-	before(ebpf.Abilities, ebpf.New, nftables.Abilities, nftables.New),
+	before(ebpf.Abilities, ebpf.New, nftables.Abilities, nftables.New, ebpf.Leaves),
 }
 
 // variant names a mode for one variant of iptables.
@@ -46,12 +47,12 @@ func variant(v iptables.Variant) service.Abilities {
 
 // alone makes a mode of one plane.
 func alone[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, open func() (P, error)) Mode {
-	return Mode{a, []opener{opens(a, open)}}
+	return Mode{Abilities: a, planes: []opener{opens(a, open, nil)}}
 }
 
-// before makes a mode of a plane that serves some clients and one behind it that serves all others. It has the first's
+// before makes a mode of a plane and one behind it, which serves the frontends that the first leaves. It has the first's
 // schedulers; the second is told what stands in for those that it can't do. Of all else it can do what both can.
-func before[K, L dataplane.Key, V, W comparable, P plane[K, V], Q plane[L, W]](a service.Abilities, first func() (P, error), b service.Abilities, second func() (Q, error)) Mode {
+func before[K, L dataplane.Key, V, W comparable, P plane[K, V], Q plane[L, W]](a service.Abilities, first func() (P, error), b service.Abilities, second func() (Q, error), leaves func(*model.Frontend) bool) Mode {
 	both := a
 	both.Behind = b.Schedulers
 	both.Tracked, both.HidesAll, both.Ends = a.Tracked || b.Tracked, a.HidesAll || b.HidesAll, a.Ends || b.Ends
@@ -71,7 +72,7 @@ func before[K, L dataplane.Key, V, W comparable, P plane[K, V], Q plane[L, W]](a
 		}
 		return within(p, b.Schedulers), nil
 	}
-	return Mode{both, []opener{opens(b, limited), opens(a, first)}}
+	return Mode{both, []opener{opens(b, limited, leaves), opens(a, first, nil)}, leaves}
 }
 
 // Default is the mode of those who choose none.
@@ -140,7 +141,7 @@ func (m Mode) EBPF(o ebpf.Options) Mode {
 	m.planes = slices.Clone(m.planes)
 	for i, p := range m.planes {
 		if p.name == ebpf.Abilities.Name {
-			m.planes[i] = opens(ebpf.Abilities, func() (*ebpf.Plane, error) { return ebpf.Open(o) })
+			m.planes[i] = opens(ebpf.Abilities, func() (*ebpf.Plane, error) { return ebpf.Open(o) }, nil)
 		}
 	}
 	return m
@@ -175,15 +176,15 @@ type served[K dataplane.Key, V comparable] struct {
 	*reconcile.Loop[model.Part, K, V]
 }
 
-// opens gives the opener of a plane that has those abilities.
-func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, open func() (P, error)) opener {
+// opens gives the opener of a plane that has those abilities and is told of the frontends that it takes, nil for all.
+func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, open func() (P, error), takes func(*model.Frontend) bool) opener {
 	return opener{a.Name, func(log *slog.Logger) (loop, error) {
 		p, err := open()
 		if err != nil {
 			return nil, err
 		}
 		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Log: log.With("plane", a.Name), MaxFacts: a.Batch})
-		return served[K, V]{p, l}, nil
+		return &partial{loop: served[K, V]{p, l}, share: share{takes: takes}}, nil
 	}}
 }
 

@@ -22,6 +22,7 @@ type Services struct {
 	planes []opener
 	loops  []loop // a plane each
 	stale  *flows.Plane
+	flows  share
 	after  *reconcile.Loop[model.Part, flows.Key, flows.Allowed] // nil where the mode leaves no flows
 
 	stop    context.CancelFunc
@@ -53,6 +54,7 @@ func OpenServices(m Mode, log *slog.Logger) (*Services, error) {
 		if s.stale, err = flows.New(); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
+		s.flows.takes = m.tracked
 		s.after = reconcile.New(s.stale, reconcile.Options[model.Part]{Owner: Owner, Log: log.With("plane", "flows")})
 		s.ended.Go(func() { s.after.Run(ctx) })
 		s.ended.Go(func() { s.follow(ctx) })
@@ -84,6 +86,7 @@ func (s *Services) Change(put, del []model.Part) {
 	if s.after == nil {
 		return
 	}
+	put, del = s.flows.of(put, del)
 	s.mu.Lock()
 	s.waiting = append(s.waiting, change{put, del})
 	s.handing = true

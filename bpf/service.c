@@ -4,12 +4,10 @@
  * translated back where it asks who it talks to. What can't be decided here exactly, or can't be done by a socket (hide
  * the client's address, stay silent), goes on as it is, to whoever serves the node's packets.
  */
-#include "kernel.h"
-#include "service.h"
+#include "choose.h"
 
 #include <linux/in.h>
 #include <linux/socket.h>
-#include <stdbool.h>
 
 #define AF_INET 2
 #define ECONNREFUSED 111
@@ -17,45 +15,6 @@
 char _license[] SEC("license") = "GPL";
 
 const volatile __u64 node_namespace = 0; /* set at load time: the cookie of the node's network namespace */
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 16);
-	__type(key, struct entry);
-	__type(value, struct frontend);
-} frontends SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1 << 16);
-	__type(key, __u32);
-	__type(value, struct pool);
-} pools SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1 << 19);
-	__type(key, __u32);
-	__type(value, union slot);
-} slots SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 14);
-	__type(key, struct prefix);
-	__type(value, __u32);
-} places SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1 << 16);
-	__type(key, struct client);
-	__type(value, struct memory);
-} affinity SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -121,14 +80,6 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1 << 16);
-	__type(key, __u32);
-	__type(value, struct count);
-} counts SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct trace);
@@ -145,50 +96,6 @@ const enum origin unused_origin __attribute__((unused));
 const enum scheduler unused_scheduler __attribute__((unused));
 const enum place unused_place __attribute__((unused));
 const enum outcome unused_outcome __attribute__((unused));
-
-/* What a socket asks for, and what it is told. */
-struct question {
-	struct place_of entry;
-	struct address from;	/* where the socket is bound, or zero */
-	struct place_of kept;	/* where the socket's datagrams to the entry went before, or zero */
-	struct place_of backend; /* the answer */
-	__u64 namespace;
-	__u64 pool; /* that serves it, */
-	__u32 index; /* its place in pools */
-	__u32 origin;
-	__u32 protocol;
-	__u32 counted; /* 1: the pool's sockets are counted */
-};
-
-static __always_inline bool zero(const struct address *a)
-{
-	return !(a->word[0] | a->word[1] | a->word[2] | a->word[3]);
-}
-
-static __always_inline bool is4(const struct address *a)
-{
-	return !a->word[0] && !a->word[1] && a->word[2] == bpf_htonl(0xffff);
-}
-
-static __always_inline bool loopback(const struct address *a)
-{
-	if (is4(a))
-		return (a->word[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
-	return !a->word[0] && !a->word[1] && !a->word[2] && a->word[3] == bpf_htonl(1);
-}
-
-static __always_inline bool same_place(const struct place_of *a, const struct place_of *b)
-{
-	return !((a->address.word[0] ^ b->address.word[0]) | (a->address.word[1] ^ b->address.word[1]) |
-		 (a->address.word[2] ^ b->address.word[2]) | (a->address.word[3] ^ b->address.word[3]) | (a->port ^ b->port));
-}
-
-static __always_inline void map4(struct address *a, __be32 v4)
-{
-	a->word[0] = a->word[1] = 0;
-	a->word[2] = bpf_htonl(0xffff);
-	a->word[3] = v4;
-}
 
 /* The address that a hook is about: a peer's, or a destination. Reads and writes are of four bytes, as the verifier asks. */
 static __always_inline void get_address(struct bpf_sock_addr *ctx, struct address *a, bool six)
@@ -298,8 +205,6 @@ __noinline int own_address(struct bpf_sock_addr *ctx, struct address *a, bool v4
 	return false;
 }
 
-#define SECOND 1000000000ULL
-
 /* Finds where a pod's socket that isn't bound sends from. An address is remembered for a second. */
 static __always_inline bool find_source(struct bpf_sock_addr *ctx, struct question *q)
 {
@@ -320,97 +225,6 @@ static __always_inline bool find_source(struct bpf_sock_addr *ctx, struct questi
 	return true;
 }
 
-static __always_inline __u32 place(const struct address *a)
-{
-	struct prefix key = {.length = 128, .address = *a};
-	__u32 *is = bpf_map_lookup_elem(&places, &key);
-
-	return is ? *is : 0;
-}
-
-/* The frontend that serves the question: one of exactly its address, or a node port. */
-static __always_inline struct frontend *find(const struct question *q)
-{
-	struct entry to = {.address = q->entry.address, .port = q->entry.port, .protocol = q->protocol};
-	struct frontend *f;
-
-	if (zero(&to.address) || (is4(&to.address) && !to.address.word[3]))
-		return NULL; /* 0.0.0.0 and :: are this host, and no node port's */
-	f = bpf_map_lookup_elem(&frontends, &to);
-	if (f)
-		return f;
-	if (is4(&to.address))
-		to.address.word[3] = 0;
-	else
-		__builtin_memset(&to.address, 0, sizeof(to.address));
-	f = bpf_map_lookup_elem(&frontends, &to);
-	if (!f || !(place(&q->entry.address) & NODE_PORTS))
-		return NULL;
-	if (q->namespace != node_namespace && loopback(&q->entry.address))
-		return NULL; /* the pod's own */
-	return f;
-}
-
-static __always_inline union slot *slot(__u32 at)
-{
-	return bpf_map_lookup_elem(&slots, &at);
-}
-
-static __always_inline __u32 mix(__u32 h)
-{
-	/* the finish of MurmurHash3 */
-	h ^= h >> 16;
-	h *= 0x85ebca6b;
-	h ^= h >> 13;
-	h *= 0xc2b2ae35;
-	h ^= h >> 16;
-	return h;
-}
-
-static __always_inline __u32 hash(const struct address *a)
-{
-	return mix(mix(mix(mix(a->word[0] + 1) ^ a->word[1]) ^ a->word[2]) ^ a->word[3]);
-}
-
-/* Draws a backend as the pool's scheduler has it: its index, or count where there is none. */
-__noinline int draw(struct pool *p, const struct header *h, __u32 extent, const struct question *q)
-{
-	__u32 r, i;
-	union slot *s;
-
-	if (!p || !h || !q || !h->count)
-		return 0;
-	switch (h->scheduler) {
-	case TURNS:
-		r = __sync_fetch_and_add(&p->next, 1);
-		break;
-	case SOURCE:
-		r = hash(&q->from);
-		break;
-	case DESTINATION:
-		r = hash(&q->entry.address);
-		break;
-	default:
-		r = bpf_get_prandom_u32();
-	}
-	if (h->choices) {
-		r %= h->choices;
-		s = slot(extent + 1 + h->count + r / CHOICES);
-		r %= CHOICES;
-		barrier_var(r); /* or the compiler drops the check that the verifier wants */
-		if (!s || r >= CHOICES)
-			return h->count;
-		return s->choice[r];
-	}
-	i = r % h->count;
-	if (h->scheduler == TURNS)
-		return i;
-	s = slot(extent + 1 + i);
-	if (!s)
-		return h->count;
-	return (mix(r) & 0xffff) <= s->backend.own ? i : s->backend.other;
-}
-
 static __always_inline struct trace *asked(void)
 {
 	__u32 first = 0;
@@ -420,70 +234,10 @@ static __always_inline struct trace *asked(void)
 
 #include "least.h"
 
-/* Compares addresses as bytes, then ports: less than 0, 0 or more than 0. */
-static __always_inline int compare(const struct place_of *a, const struct backend *b)
+/* Counts sockets, or draws. */
+static __always_inline __u32 drawn(struct pool *p, const struct header *h, __u32 extent, const struct question *q)
 {
-	__u64 x, y;
-
-	x = (__u64)bpf_ntohl(a->address.word[0]) << 32 | bpf_ntohl(a->address.word[1]);
-	y = (__u64)bpf_ntohl(b->address.word[0]) << 32 | bpf_ntohl(b->address.word[1]);
-	if (x != y)
-		return x < y ? -1 : 1;
-	x = (__u64)bpf_ntohl(a->address.word[2]) << 32 | bpf_ntohl(a->address.word[3]);
-	y = (__u64)bpf_ntohl(b->address.word[2]) << 32 | bpf_ntohl(b->address.word[3]);
-	if (x != y)
-		return x < y ? -1 : 1;
-	return (int)bpf_ntohs(a->port) - (int)bpf_ntohs(b->port);
-}
-
-/* Whether a place is still one of an extent's backends. */
-__noinline int member(__u32 extent, __u32 count, const struct place_of *at)
-{
-	__u32 low = 0, high = count;
-	int i;
-
-	if (!at)
-		return false;
-
-	for (i = 0; i < 17 && low < high; i++) {
-		__u32 middle = (low + high) / 2;
-		union slot *s = slot(extent + 1 + middle);
-		int c;
-
-		if (!s)
-			return false;
-		c = compare(at, &s->backend);
-		if (!c)
-			return true;
-		if (c < 0)
-			high = middle;
-		else
-			low = middle + 1;
-	}
-	return false;
-}
-
-/* The backend of a client with affinity, if it has one that still counts. */
-static __always_inline bool remembered(const struct client *c, const struct header *h, __u32 extent, struct place_of *to)
-{
-	struct memory *m = bpf_map_lookup_elem(&affinity, c);
-	__u64 now;
-
-	if (!m)
-		return false;
-	now = bpf_ktime_get_coarse_ns();
-	if (m->seen + h->affinity * SECOND <= now || !member(extent, h->count, &m->backend))
-		return false;
-	*to = m->backend;
-	m->seen = now;
-	return true;
-}
-
-static __always_inline void remember(const struct client *c, const struct place_of *to)
-{
-	struct memory m = {.backend = *to, .seen = bpf_ktime_get_coarse_ns()};
-
-	bpf_map_update_elem(&affinity, c, &m, BPF_ANY);
+	return h->scheduler >= LEAST ? least(p, h, extent, q) : draw(p, h, extent, q);
 }
 
 /* Who is told what becomes of questions, if anybody. */
@@ -531,7 +285,6 @@ __noinline int report(const struct question *q, __u8 outcome)
 /* Answers a question: where to go, refusal, or nothing. Verified once for all hooks, since it is not static. */
 __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 {
-	struct client client = {};
 	struct frontend *f;
 	struct header h;
 	struct pool *p;
@@ -580,23 +333,7 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 		if (p->leave & q->origin)
 			return LEFT;
 	}
-	if (h.affinity) {
-		client.address = q->from;
-		client.pool = h.id;
-		if (remembered(&client, &h, extent, &q->backend))
-			return TRANSLATED;
-	}
-	i = q->counted ? least(p, &h, extent, q) : draw(p, &h, extent, q);
-	if (i >= h.count)
-		return LEFT;
-	s = slot(extent + 1 + i);
-	if (!s)
-		return LEFT;
-	q->backend.address = s->backend.address;
-	q->backend.port = s->backend.port;
-	if (h.affinity)
-		remember(&client, &q->backend);
-	return TRANSLATED;
+	return choose(q, p, &h, extent) ? TRANSLATED : LEFT;
 }
 
 /* Counts a question's outcome, and reports it. */

@@ -34,7 +34,10 @@ struct frontend {
 	__u8 leave;    /* origins whose packets go on as they are: somebody else serves them */
 	__u8 ask;      /* 1: pods and others fare differently, so the client's address must be known */
 	__u8 drop;     /* origins that hear nothing where there is no backend; others are refused */
-	__u8 zero;
+	__u8 hide;     /* origins whose address the backend doesn't see */
+	__u8 any;      /* 1: a node port */
+	__u8 some;     /* 1: only clients in permitted are let in */
+	__u16 zero;
 };
 
 /*
@@ -67,18 +70,21 @@ struct header {
 	__u8 scheduler;
 	__u8 model;	 /* model.Scheduler, for the agent */
 	__u8 protocol;
-	__u8 zero;
+	__u8 ports; /* 1: SOURCE hashes the client's port too */
 	__u64 id; /* the pool's */
 };
 
 struct backend {
 	struct address address;
 	__be16 port;
-	__u16 weight; /* model.Backend.Weight */
+	__u16 weight; /* model.Backend.Weight, and LOCAL */
 	/* A draw that comes upon this backend is its own up to this of 65536, else another's (Walker's alias method). */
 	__u16 own;
 	__u16 other; /* index among backends */
 };
+
+/* In a backend's weight: it runs on this node, so its own packets may come back to it. */
+enum { LOCAL = 1 << 15 };
 
 #define CHOICES 12
 
@@ -177,6 +183,80 @@ struct address_of {
 struct count {
 	__u64 connections; /* TCP connections and UDP flows given a backend */
 	__u64 refused;	   /* those for which there was none */
+};
+
+/* A client that an entry lets in, as a prefix behind all of the entry. */
+struct permit {
+	__u32 length; /* of 288 */
+	struct entry entry;
+	struct address client;
+};
+
+/* Who sends a packet to whom, as it is at hand. */
+struct tuple {
+	struct address source, destination;
+	__be16 from, to; /* ports */
+	__u8 protocol;
+	__u8 zero[3];
+};
+
+struct end {
+	struct address address;
+	__be16 port;
+	__u16 zero;
+};
+
+enum way_state {
+	ANSWERED = 1 << 0,
+	ENDS = 1 << 1,	   /* this way's sender sends no more (FIN), */
+	ENDED = 1 << 2,	   /* nor does who answers */
+	RESET = 1 << 3,
+	ASKS = 1 << 4,	   /* a client's way to an entry */
+	REPLIES = 1 << 5,  /* a backend's way back */
+	UNHIDDEN = 1 << 6, /* the client's address is to be hidden, by a port that isn't chosen yet */
+	OURS = 1 << 7,	   /* a way back to this node itself */
+};
+
+/* What becomes of the packets of a tuple, in destinations or in sources. */
+struct way {
+	struct end to;	 /* what takes the place of their destination, or of their source */
+	struct end from; /* OURS: what takes the place of their source besides */
+	__u32 seen;	 /* seconds since boot */
+	__u32 change;	 /* ASKS: changes when its backend was last seen to be one */
+	__u32 state;
+	__u32 origin; /* ASKS: the client's */
+};
+
+/* A fragment's packet, and the ports that its first fragment told. */
+struct piece {
+	struct address source, destination;
+	__u32 id;
+	__u32 protocol;
+};
+
+struct ports {
+	__be16 from, to;
+};
+
+/* Why a packet with a port may be ours, a byte each, since each is set without a lock: most packets need no other look. */
+struct port {
+	__u8 entry;   /* frontends are at the port: set by the agent */
+	__u8 asked;   /* clients' ways lead to it */
+	__u8 backend; /* backends with ways back are at it */
+	__u8 hidden;  /* hidden clients' ways lead to it */
+	__u8 taken;   /* clients are hidden behind it, or clients of this node are at it */
+	__u8 zero[3];
+};
+
+/* What became of packets, counted by processor. */
+enum event_of_packet {
+	BEGAN,	    /* flows */
+	REJECTED,   /* packets answered that nobody is there */
+	SILENCED,   /* packets dropped as the model says */
+	NO_PORT,    /* packets dropped: no port was free to hide their client */
+	NO_ADDRESS, /* packets dropped: no address was found to hide their client */
+	NO_ROOM,    /* packets dropped: their flow found no room */
+	EVENTS_OF_PACKET,
 };
 
 #define TRACED 8

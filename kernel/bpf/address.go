@@ -18,12 +18,18 @@ type (
 	Count     = serviceCount
 	Endpoint  = serviceEndpoint
 	Load      = serviceLoad
+	PortUse   = packetsPort
+	Tuple     = packetsTuple
+	Way       = packetsWay
 )
 
 // What they hold.
 const (
 	Pods      = uint32(servicePlacePODS)
 	NodePorts = uint32(servicePlaceNODE_PORTS)
+
+	// Local is set in a backend's weight where it runs on the node.
+	Local = uint16(1 << 15)
 
 	Random      = uint8(serviceSchedulerRANDOM)
 	Turns       = uint8(serviceSchedulerTURNS)

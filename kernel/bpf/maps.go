@@ -21,9 +21,9 @@ import (
 // Sizes is how much there is room for.
 type Sizes struct{ Frontends, Pools, Slots uint32 }
 
-// spec gives the maps and programs, with maps of those sizes.
-func spec(s Sizes) (*ebpf.CollectionSpec, error) {
-	c, err := loadService()
+// spec gives an object's maps and programs, with maps of those sizes.
+func spec(load func() (*ebpf.CollectionSpec, error), s Sizes) (*ebpf.CollectionSpec, error) {
+	c, err := load()
 	if err != nil {
 		return nil, fmt.Errorf("bpf: read the programs' object: %w", err)
 	}
@@ -34,6 +34,22 @@ func spec(s Sizes) (*ebpf.CollectionSpec, error) {
 	return c, nil
 }
 
+// mapSpecs gives the maps of all objects, which share those of one name.
+func mapSpecs(s Sizes) (map[string]*ebpf.MapSpec, error) {
+	sockets, err := spec(loadService, s)
+	if err != nil {
+		return nil, err
+	}
+	packets, err := spec(loadPackets, s)
+	if err != nil {
+		return nil, err
+	}
+	all := packets.Maps
+	maps.Copy(all, sockets.Maps)
+	maps.DeleteFunc(all, func(name string, _ *ebpf.MapSpec) bool { return !own(name) })
+	return all, nil
+}
+
 // own says whether a map is one that agents share: not the programs' constants.
 func own(name string) bool { return name[0] != '.' }
 
@@ -42,15 +58,14 @@ const layoutPrefix = "maps-"
 
 // Layout names the form of the maps, by a digest of names, types and sizes: programs can't use maps of another.
 func Layout(s Sizes) (string, error) {
-	c, err := spec(s)
+	all, err := mapSpecs(s)
 	if err != nil {
 		return "", err
 	}
 	h := sha256.New()
-	for _, n := range slices.Sorted(maps.Keys(c.Maps)) {
-		if m := c.Maps[n]; own(n) {
-			fmt.Fprintln(h, n, m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags, m.Key, m.Value)
-		}
+	for _, n := range slices.Sorted(maps.Keys(all)) {
+		m := all[n]
+		fmt.Fprintln(h, n, m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags, m.Key, m.Value)
 	}
 	return layoutPrefix + hex.EncodeToString(h.Sum(nil)[:5]), nil
 }
@@ -61,7 +76,10 @@ type Maps struct {
 	Pools  []Pool
 	Counts []Count
 	Slots  []Slot
-	Recent []Name // TCP connections: some may have ended
+	Recent []Name    // TCP connections: some may have ended
+	Ports  []PortUse // by number: what packets with a port may be
+	// Changes is to be counted up when frontends or pools have changed: flows are looked at again.
+	Changes *uint32
 
 	traced *serviceTrace
 	sizes  Sizes
@@ -72,7 +90,8 @@ type Maps struct {
 // traffic is the maps that packets and sockets write. They don't go with a layout: an upgrade finds what it needs to go on.
 var traffic = map[string]bool{
 	serviceMapAffinity: true, serviceMapConnected: true, serviceMapHomes: true, serviceMapNamed: true, serviceMapPeers: true,
-	serviceMapRecent: true, serviceMapLoads: true, serviceMapCounted: true,
+	serviceMapRecent: true, serviceMapLoads: true, serviceMapCounted: true, packetsMapDestinations: true, packetsMapSources: true, packetsMapFragments: true, packetsMapPorts: true,
+	packetsMapPackets: true, packetsMapQuestion: true,
 }
 
 // stateFolder is where the traffic's maps are, beside the layouts' folders.
@@ -118,15 +137,12 @@ func OpenMaps(folder string, s Sizes) (*Maps, error) {
 }
 
 func newMaps(folder string, s Sizes, open func(string, *ebpf.MapSpec) (*ebpf.Map, error)) (*Maps, error) {
-	c, err := spec(s)
+	all, err := mapSpecs(s)
 	if err != nil {
 		return nil, err
 	}
 	m := &Maps{sizes: s, named: map[string]*ebpf.Map{}}
-	for n, ms := range c.Maps {
-		if !own(n) {
-			continue
-		}
+	for n, ms := range all {
 		held, err := open(pin(folder, ms), ms)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("bpf: map %s: %w", n, err), m.Close())
@@ -146,12 +162,12 @@ func RemoveMaps(folder string, s Sizes) error {
 	if others, _ := filepath.Glob(filepath.Join(above, layoutPrefix+"*")); len(others) == 0 {
 		return RemoveFolder(filepath.Join(above, stateFolder))
 	}
-	c, err := spec(s)
+	all, err := mapSpecs(s)
 	if err != nil {
 		return err
 	}
 	ours := map[string]bool{}
-	for _, m := range c.Maps {
+	for _, m := range all {
 		ours[pin(folder, m)] = true
 	}
 	held, _ := filepath.Glob(filepath.Join(above, stateFolder, "*"))
@@ -164,6 +180,17 @@ func RemoveMaps(folder string, s Sizes) error {
 		}
 	}
 	return nil
+}
+
+// load loads an object's programs to work on the maps.
+func (m *Maps) load(c *ebpf.CollectionSpec) (*ebpf.Collection, error) {
+	ours := map[string]*ebpf.Map{}
+	for n := range c.Maps {
+		if own(n) {
+			ours[n] = m.named[n]
+		}
+	}
+	return ebpf.NewCollectionWithOptions(c, ebpf.CollectionOptions{MapReplacements: ours})
 }
 
 // serve says whether a program that uses maps of those IDs works on these: all but one, its constants, must be ours.
@@ -208,6 +235,16 @@ func (m *Maps) mapMemory() error {
 		return errors.Join(err, m.Close())
 	}
 	m.traced = (*serviceTrace)(unsafe.Pointer(&traced[0]))
+	ports, err := m.memory(packetsMapPorts, unsafe.Sizeof(PortUse{}))
+	if err != nil {
+		return errors.Join(err, m.Close())
+	}
+	changes, err := m.memory(packetsMapChanges, unsafe.Sizeof(*m.Changes))
+	if err != nil {
+		return errors.Join(err, m.Close())
+	}
+	m.Ports = unsafe.Slice((*PortUse)(unsafe.Pointer(&ports[0])), 1<<16)
+	m.Changes = (*uint32)(unsafe.Pointer(&changes[0]))
 	m.Recent = unsafe.Slice((*Name)(unsafe.Pointer(&recent[0])), m.named[serviceMapRecent].MaxEntries())
 	m.Counts = unsafe.Slice((*Count)(unsafe.Pointer(&counts[0])), m.sizes.Pools)
 	m.Pools = unsafe.Slice((*Pool)(unsafe.Pointer(&pools[0])), m.sizes.Pools)
@@ -240,7 +277,7 @@ func (m *Maps) Close() error {
 			errs = append(errs, n.Close())
 		}
 	}
-	m.mapped, m.named, m.traced, m.Pools, m.Counts, m.Slots, m.Recent = nil, nil, nil, nil, nil, nil, nil
+	m.mapped, m.named, m.traced, m.Pools, m.Counts, m.Slots, m.Recent, m.Ports, m.Changes = nil, nil, nil, nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -347,6 +384,53 @@ func (m *Maps) Places(take func(netip.Prefix, uint32)) error {
 	}
 	if err := i.Err(); err != nil {
 		return fmt.Errorf("bpf: read prefixes: %w", err)
+	}
+	return nil
+}
+
+// Permit is a frontend that lets in clients of a prefix.
+type Permit struct {
+	Entry  Entry
+	Client netip.Prefix
+}
+
+// entryBits is how long an entry is, which a permit's prefix begins with.
+const entryBits = 8 * uint32(unsafe.Sizeof(Entry{}))
+
+func (p Permit) key() (k packetsPermit) {
+	k.Length = entryBits + uint32(p.Client.Bits()+128-p.Client.Addr().BitLen())
+	k.Entry = packetsEntry(p.Entry)
+	k.Client.Word = Words(p.Client.Masked().Addr())
+	return k
+}
+
+// PutPermit lets clients in.
+func (m *Maps) PutPermit(p Permit) error {
+	if err := m.named[packetsMapPermitted].Put(p.key(), uint32(1)); err != nil {
+		return fmt.Errorf("bpf: let %s in: %w", p.Client, err)
+	}
+	return nil
+}
+
+// DeletePermit lets clients in no more.
+func (m *Maps) DeletePermit(p Permit) error {
+	if err := m.named[packetsMapPermitted].Delete(p.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("bpf: let %s in no more: %w", p.Client, err)
+	}
+	return nil
+}
+
+// Permits reads who is let in.
+func (m *Maps) Permits(take func(Permit)) error {
+	var k packetsPermit
+	var v uint32
+	i := m.named[packetsMapPermitted].Iterate()
+	for i.Next(&k, &v) {
+		a := Addr(k.Client.Word)
+		take(Permit{Entry(k.Entry), netip.PrefixFrom(a, int(k.Length-entryBits)-128+a.BitLen())})
+	}
+	if err := i.Err(); err != nil {
+		return fmt.Errorf("bpf: read permitted clients: %w", err)
 	}
 	return nil
 }

@@ -77,7 +77,7 @@ func (m *Maps) Load(o Options) (*Programs, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := spec(m.sizes)
+	c, err := spec(loadService, m.sizes)
 	if err != nil {
 		return nil, err
 	}
@@ -87,12 +87,7 @@ func (m *Maps) Load(o Options) (*Programs, error) {
 	for _, h := range hooks {
 		c.Programs[h.name].Name = h.programName(digest)
 	}
-	for n, s := range c.Maps {
-		if own(n) {
-			s.Pinning = ebpf.PinNone
-		}
-	}
-	all, err := ebpf.NewCollectionWithOptions(c, ebpf.CollectionOptions{MapReplacements: m.named})
+	all, err := m.load(c)
 	if err != nil {
 		return nil, fmt.Errorf("bpf: load the programs: %w", explain(err))
 	}

@@ -158,7 +158,10 @@ type serviceFrontend struct {
 	Leave   uint8
 	Ask     uint8
 	Drop    uint8
-	Zero    uint8
+	Hide    uint8
+	Any     uint8
+	Some    uint8
+	Zero    uint16
 }
 
 type serviceHeader struct {
@@ -169,7 +172,7 @@ type serviceHeader struct {
 	Scheduler uint8
 	Model     uint8
 	Protocol  uint8
-	Zero      uint8
+	Ports     uint8
 	Id        uint64
 }
 

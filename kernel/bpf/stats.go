@@ -3,7 +3,9 @@ package bpf
 import (
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -51,4 +53,48 @@ func Runs(folder string) (runs []Run, err error) {
 		runs = append(runs, Run{h.name, s.RunCount, s.Runtime})
 	}
 	return runs, nil
+}
+
+// DeviceRuns gives what was counted of the programs for packets that are pinned in the folder, by names such as arrive-14.
+func DeviceRuns(folder string) (runs []Run, err error) {
+	p, err := OpenDevicePrograms(folder)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	for _, name := range slices.Sorted(maps.Keys(p.by)) {
+		s, err := p.by[name].Stats()
+		if err != nil {
+			return nil, fmt.Errorf("bpf: read what was counted of %s: %w", name, err)
+		}
+		runs = append(runs, Run{name, s.RunCount, s.Runtime})
+	}
+	return runs, nil
+}
+
+// PacketCounts is what became of packets at devices since the maps were made.
+type PacketCounts struct {
+	Began     uint64 // flows
+	Rejected  uint64 // packets answered that nobody is there
+	Silenced  uint64 // packets dropped as was asked for
+	NoPort    uint64 // packets dropped: no port was free to hide their client
+	NoAddress uint64 // packets dropped: the node has no address to hide their client
+	NoRoom    uint64 // packets dropped: their flow found no room
+}
+
+// PacketCounts reads them.
+func (m *Maps) PacketCounts() (c PacketCounts, err error) {
+	for what, to := range map[packetsEventOfPacket]*uint64{
+		packetsEventOfPacketBEGAN: &c.Began, packetsEventOfPacketREJECTED: &c.Rejected, packetsEventOfPacketSILENCED: &c.Silenced,
+		packetsEventOfPacketNO_PORT: &c.NoPort, packetsEventOfPacketNO_ADDRESS: &c.NoAddress, packetsEventOfPacketNO_ROOM: &c.NoRoom,
+	} {
+		var each []uint64 // by processor
+		if err := m.named[packetsMapPackets].Lookup(uint32(what), &each); err != nil {
+			return c, fmt.Errorf("bpf: read counts of packets: %w", err)
+		}
+		for _, n := range each {
+			*to += n
+		}
+	}
+	return c, nil
 }

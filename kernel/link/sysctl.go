@@ -44,3 +44,16 @@ func (s Setting) write() error {
 	}
 	return nil
 }
+
+// Get reads a setting of ns by its name.
+func Get(ns *netns.Namespace, name string) (value string, err error) {
+	err = ns.Do(func() error {
+		b, err := os.ReadFile("/proc/sys/net/" + name)
+		value = strings.TrimSpace(string(b))
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("read net/%s: %w", name, err)
+	}
+	return value, nil
+}

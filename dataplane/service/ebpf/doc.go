@@ -1,11 +1,11 @@
-// Package ebpf is the service data plane for clients on this node: programs at the hooks of a cgroup translate a
-// connection once, at connect(), and a datagram of a socket that isn't connected when it is sent. There is no address
-// translation of packets, and no connection is tracked. A program that asks who it talks to hears the Service's address.
+// Package ebpf is the service data plane of programs in the kernel. At the hooks of a cgroup, a client on this node is
+// translated once, at connect(), and a datagram of a socket that isn't connected when it is sent: its packets need no address
+// translation, and a program that asks who it talks to hears the Service's address. At the node's devices, packets are
+// translated of whoever no hook sees: clients outside, network namespaces outside the cgroup, raw sockets; and what a socket
+// can't do: hide a pod's source, let in some sources only, stay silent. No connection is tracked by the kernel.
 //
-// It serves TCP and UDP of every process of the node and its pods, and takes only what it can do exactly. What a socket can't
-// do is left as it is, to the plane that serves the node's packets: hide a pod's source, stay silent, let in some sources
-// only, SCTP, clients outside the cgroup. So it does not stand alone: a second plane, for packets, stands behind it and knows
-// the same frontends.
+// It serves TCP and UDP. SCTP, whose checksum covers more than a program may read, is left to a plane that stands behind (Leaves),
+// and so are all packets where the kernel is too old for programs at devices.
 //
 // There are, below a folder in the BPF file system named for the node's network namespace,
 //
@@ -13,18 +13,37 @@
 //	maps-…/pools       index → pool, its extent, whose turn it is          (memory, shared with the kernel)
 //	maps-…/slots       an extent: a header, backends, choices              (memory, shared with the kernel)
 //	maps-…/places      prefix → counts as pods, takes node ports
+//	maps-…/permitted   entry · prefix → it lets these clients in
+//	maps-…/changes     counts changes of pools and frontends                (memory, shared with the kernel)
 //	maps-…/counts      index of a pool → connections, refusals             (memory, shared with the kernel)
 //	state/…            affinity, connected sockets, flows                  (written by traffic, whatever the layout)
 //	links/…            the hooks
+//	devices/…          the programs for packets, and their links to devices
+//	lo-…               a setting of the loopback device that we changed
 //
 // A pool that changes is written beside itself, in a new extent, and one 32-bit word makes it true: a client sees the old
 // pool or the new one, never part of each. Extents are used again only when no program that runs may still look at them.
 // Maps of another version's layout are left to its programs until ours have all the facts; then each hook changes over.
 //
+// A flow of packets is up to four ways in two maps, each under the tuple of the packets that take it: where their destination
+// is changed, at ingress, and where their source is, at egress (bpf/packets.c). Between the two the kernel routes, filters and
+// tells of a path's MTU as ever. Ways last as long as connection tracking's by default; full maps lose those that were used
+// longest ago. A UDP flow whose backend is none any more is given another at its next packet: nobody looks through flows.
+// A client is hidden behind its own port, if no other flow to that backend and no socket of the node has it, or else another.
+// Packets of the node itself are translated where they leave, and come in again by the loopback device: for that its settings
+// accept_local and route_localnet are 1 while the programs stand there. Devices that come and go are followed.
+//
+// Our programs are the first at a device, and pass on every packet that they don't redirect or drop: others' come after them.
+//
+// Limits: a fragment that comes before its packet's first is not translated; a node process that no hook serves gets no answer
+// from a ClusterIP where rp_filter is strict (1); a UDP port from which a client asks an entry and its backend at once is
+// answered by the entry alone.
+//
 // A client, for affinity and for schedulers that hash it, is an address as in verdict: the one that its socket is bound to,
 // or else the first of its network namespace, which for a pod is the pod's. The node's own processes are one client, unless
 // bound: which address they send from is not known before they are routed.
 //
-// Kernel: Linux 5.14 or later with BTF (before 5.18, what has no endpoint is refused with EPERM, not ECONNREFUSED). Tried on 6.12
+// Kernel: Linux 5.14 or later with BTF (before 5.18, what has no endpoint is refused with EPERM, not ECONNREFUSED); for packets at
+// devices, 6.7. Tried on 6.12
 // and 6.18.
 package ebpf

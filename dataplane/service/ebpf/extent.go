@@ -53,9 +53,9 @@ func newExtent(p *model.Pool) (e extent, err error) {
 	case model.LeastConnections:
 		e.scheduler = bpf.Least
 	case model.WeightedLeastConnections:
-		e.scheduler = bpf.WeightedLeast
+		e.scheduler, e.choices = bpf.WeightedLeast, turns(p.Backends)
 	case model.ShortestExpectedDelay:
-		e.scheduler = bpf.Delay
+		e.scheduler, e.choices = bpf.Delay, turns(p.Backends)
 	default:
 		return e, fmt.Errorf("ebpf: scheduler %s is none of %s", p.Scheduler, Abilities.Schedulers)
 	}
@@ -112,10 +112,10 @@ func (e extent) size() uint32 {
 // write puts the extent into slots that no program looks at.
 func (e extent) write(id uint64, to []bpf.Slot) {
 	*to[0].Header() = bpf.Header{Count: uint32(len(e.Backends)), Choices: uint32(len(e.choices)), Affinity: uint32(e.Affinity / time.Second),
-		Scheduler: e.scheduler, Model: uint8(e.Pool.Scheduler), Protocol: uint8(e.Protocol), Id: id}
+		Scheduler: e.scheduler, Model: uint8(e.Pool.Scheduler), Protocol: uint8(e.Protocol), Ports: uint8(b2i(e.Ports)), Id: id}
 	own, other := e.aliases()
 	for i, b := range e.Backends {
-		s := bpf.Backend{Port: bpf.Port(b.Addr.Port()), Weight: b.Weight, Own: own[i], Other: other[i]}
+		s := bpf.Backend{Port: bpf.Port(b.Addr.Port()), Weight: heldWeight(b), Own: own[i], Other: other[i]}
 		s.Address.Word = bpf.Words(b.Addr.Addr())
 		*to[1+i].Backend() = s
 	}
@@ -140,11 +140,11 @@ func readExtent(s []bpf.Slot) (value string, size uint32) {
 		return "", 0
 	}
 	h := s[0].Header()
-	p := &model.Pool{Protocol: model.Protocol(h.Protocol), Scheduler: model.Scheduler(h.Model),
+	p := &model.Pool{Protocol: model.Protocol(h.Protocol), Scheduler: model.Scheduler(h.Model), Ports: h.Ports == 1,
 		Affinity: time.Duration(h.Affinity) * time.Second, Backends: make([]model.Backend, h.Count)}
 	for i := range p.Backends {
 		b := s[1+i].Backend()
-		p.Backends[i] = model.Backend{Addr: netip.AddrPortFrom(bpf.Addr(b.Address.Word), bpf.Port(b.Port)), Weight: b.Weight}
+		p.Backends[i] = backend(netip.AddrPortFrom(bpf.Addr(b.Address.Word), bpf.Port(b.Port)), b.Weight)
 	}
 	return poolValue(p), size
 }

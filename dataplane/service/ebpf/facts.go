@@ -22,8 +22,10 @@ const (
 	KindPlace                // what a prefix is; value: its bits
 	KindPool                 // a pool, by ID; value: all there is to it
 	KindLeft                 // origins of which others serve clients at one of a pool's entries
-	KindFrontend             // by its entry; value: pools and who is left to others
-	KindHooks                // all programs, attached; value: their digest
+	KindPermit               // a prefix of clients that an entry lets in
+	KindFrontend             // by its entry; value: pools and how clients fare
+	KindDevices              // the programs for packets, at all devices; value: their digest
+	KindHooks                // the programs for sockets, attached; value: their digest
 )
 
 // Key names a fact: by text, or bytes in network order.
@@ -34,6 +36,9 @@ type Key struct {
 
 // hooksKey is the key of the one fact of its kind.
 var hooksKey = Key{KindHooks, "hooks"}
+
+// devicesKey is the key of the one fact of its kind.
+var devicesKey = Key{KindDevices, "devices"}
 
 // Rank implements dataplane.Key: the hooks come last and go first.
 func (k Key) Rank() int { return int(k.Kind) }
@@ -48,6 +53,9 @@ func (k Key) String() string {
 		return fmt.Sprintf("pool %x", b)
 	case k.Kind == KindLeft && len(b) == 9:
 		return fmt.Sprintf("left to others %x of %s", b[:8], model.Origins(b[8]))
+	case k.Kind == KindPermit && len(b) == 36:
+		e, r := permit(k)
+		return fmt.Sprintf("%s from %s", e, r)
 	case k.Kind == KindFrontend && len(b) == 19:
 		return "frontend " + entry(k).String()
 	}
@@ -63,7 +71,11 @@ func fact(k Key, value string) Fact { return Fact{Key: k, Value: value} }
 func (p *Plane) Render(part model.Part) []Fact {
 	switch v := part.(type) {
 	case *model.Node:
-		return append(places(v), fact(Key{KindMaps, p.layout}, p.sizes), fact(hooksKey, p.digest))
+		facts := append(places(v), fact(Key{KindMaps, p.layout}, p.sizes), fact(hooksKey, p.digest))
+		if Packets() {
+			facts = append(facts, fact(devicesKey, p.devices.digest))
+		}
+		return facts
 	case *model.Pool:
 		return []Fact{fact(poolKey(v.ID), poolValue(v))}
 	case *model.Frontend:
@@ -121,15 +133,30 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return a
 }
 
-func placeKey(r netip.Prefix) Key {
-	a := r.Addr().As16()
-	return Key{KindPlace, string(append(a[:], byte(r.Bits()+128-r.Addr().BitLen())))}
-}
+func placeKey(r netip.Prefix) Key { return Key{KindPlace, string(appendPrefix(nil, r))} }
 
 // place is the inverse of placeKey.
-func place(k Key) netip.Prefix {
-	a := netip.AddrFrom16([16]byte([]byte(k.Name[:16]))).Unmap()
-	return netip.PrefixFrom(a, int(k.Name[16])-128+a.BitLen())
+func place(k Key) netip.Prefix { return prefix([]byte(k.Name)) }
+
+// appendPrefix adds a prefix as 16 bytes and its length among 128 bits.
+func appendPrefix(b []byte, r netip.Prefix) []byte {
+	a := r.Addr().As16()
+	return append(append(b, a[:]...), byte(r.Bits()+128-r.Addr().BitLen()))
+}
+
+// prefix is the inverse of appendPrefix.
+func prefix(b []byte) netip.Prefix {
+	a := netip.AddrFrom16([16]byte(b)).Unmap()
+	return netip.PrefixFrom(a, int(b[16])-128+a.BitLen())
+}
+
+func permitKey(e model.Entry, r netip.Prefix) Key {
+	return Key{KindPermit, string(appendPrefix([]byte(frontendKey(e).Name), r))}
+}
+
+// permit is the inverse of permitKey.
+func permit(k Key) (model.Entry, netip.Prefix) {
+	return entry(Key{KindFrontend, k.Name[:19]}), prefix([]byte(k.Name[19:]))
 }
 
 func poolKey(id uint64) Key { return Key{KindPool, string(binary.BigEndian.AppendUint64(nil, id))} }
@@ -137,8 +164,8 @@ func poolKey(id uint64) Key { return Key{KindPool, string(binary.BigEndian.Appen
 // poolID is the inverse of poolKey; of a KindLeft key it gives the pool's too.
 func poolID(k Key) uint64 { return binary.BigEndian.Uint64([]byte(k.Name)) }
 
-// A pool's value is protocol · scheduler · 0 · 0 · seconds of affinity, then 20 bytes for each backend:
-// address · port · weight.
+// A pool's value is protocol · scheduler · 1 if it hashes ports · 0 · seconds of affinity, then 20 bytes for each backend:
+// address · port · weight and whether it is local.
 const (
 	poolHead    = 8
 	poolBackend = 20
@@ -146,27 +173,39 @@ const (
 
 func poolValue(v *model.Pool) string {
 	b := make([]byte, 0, poolHead+poolBackend*len(v.Backends))
-	b = append(b, byte(v.Protocol), byte(v.Scheduler), 0, 0)
+	b = append(b, byte(v.Protocol), byte(v.Scheduler), byte(b2i(v.Ports)), 0)
 	b = binary.BigEndian.AppendUint32(b, uint32(v.Affinity/time.Second))
 	for _, e := range v.Backends {
 		a := e.Addr.Addr().As16()
 		b = append(b, a[:]...)
 		b = binary.BigEndian.AppendUint16(b, e.Addr.Port())
-		b = binary.BigEndian.AppendUint16(b, e.Weight)
+		b = binary.BigEndian.AppendUint16(b, heldWeight(e))
 	}
 	return string(b)
 }
 
-// readPool is the inverse of poolValue, but for what it doesn't hold: name, ID, Local and Ports.
+// heldWeight gives a backend's weight as the programs know it: with where it runs.
+func heldWeight(b model.Backend) uint16 {
+	if b.Local {
+		return b.Weight | bpf.Local
+	}
+	return b.Weight
+}
+
+// backend is the inverse of heldWeight, with an address.
+func backend(at netip.AddrPort, held uint16) model.Backend {
+	return model.Backend{Addr: at, Weight: held &^ bpf.Local, Local: held&bpf.Local != 0}
+}
+
+// readPool is the inverse of poolValue, but for what it doesn't hold: name and ID.
 func readPool(value string) *model.Pool {
 	b := []byte(value)
-	p := &model.Pool{Protocol: model.Protocol(b[0]), Scheduler: model.Scheduler(b[1]),
+	p := &model.Pool{Protocol: model.Protocol(b[0]), Scheduler: model.Scheduler(b[1]), Ports: b[2] == 1,
 		Affinity: time.Duration(binary.BigEndian.Uint32(b[4:])) * time.Second,
 		Backends: make([]model.Backend, 0, (len(b)-poolHead)/poolBackend)}
 	for b = b[poolHead:]; len(b) >= poolBackend; b = b[poolBackend:] {
 		a := netip.AddrFrom16([16]byte(b)).Unmap()
-		p.Backends = append(p.Backends, model.Backend{
-			Addr: netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[16:])), Weight: binary.BigEndian.Uint16(b[18:])})
+		p.Backends = append(p.Backends, backend(netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[16:])), binary.BigEndian.Uint16(b[18:])))
 	}
 	return p
 }
@@ -186,6 +225,9 @@ func frontend(v *model.Frontend) []Fact {
 		if p := v.Target(o).Pool; leave.Has(o) && remembers(p) {
 			facts = append(facts, fact(leftKey(p.ID, o), ""))
 		}
+	}
+	for _, r := range v.Sources {
+		facts = append(facts, fact(permitKey(v.Entry, r), ""))
 	}
 	return facts
 }
@@ -216,8 +258,8 @@ func entry(k Key) model.Entry {
 	return model.Entry{Addr: netip.AddrFrom16([16]byte(b)).Unmap(), Port: binary.BigEndian.Uint16(b[16:]), Protocol: model.Protocol(b[18])}
 }
 
-// A frontend's value is inside pool's ID · outside pool's · origins left to others · 1 if pods must be told from others ·
-// origins that hear nothing where there is no backend.
+// A frontend's value is inside pool's ID · outside pool's · origins that sockets leave to packets · 1 if pods must be told from
+// others · origins that hear nothing where there is no backend · origins that are hidden · 1 if only some clients are let in.
 func frontendValue(v *model.Frontend, leave model.Origins) string {
 	ask, drop := byte(0), model.Origins(0)
 	if v.Inside != v.Outside || leave.Has(model.FromPod) != leave.Has(model.FromOutside) {
@@ -230,5 +272,5 @@ func frontendValue(v *model.Frontend, leave model.Origins) string {
 		drop |= model.OriginsOf(model.FromOutside)
 	}
 	b := binary.BigEndian.AppendUint64(nil, v.Inside.Pool.ID)
-	return string(append(binary.BigEndian.AppendUint64(b, v.Outside.Pool.ID), byte(leave), ask, byte(drop)))
+	return string(append(binary.BigEndian.AppendUint64(b, v.Outside.Pool.ID), byte(leave), ask, byte(drop), byte(v.Hide), byte(b2i(v.Sources != nil))))
 }

@@ -79,3 +79,11 @@ func Hosts() ([]netns.Host, error) {
 	}
 	return hosts, nil
 }
+
+// Packets gives what became of packets at the node's devices. It needs a Read before.
+func (p *Plane) Packets() (bpf.PacketCounts, error) {
+	if p.maps == nil {
+		return bpf.PacketCounts{}, errNothing
+	}
+	return p.maps.PacketCounts()
+}

@@ -18,18 +18,17 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Abilities is what the plane can do, together with one for packets behind it.
+// Abilities is what the plane can do, together with one behind it for what it Leaves.
 var Abilities = service.Abilities{
 	Name:  "ebpf",
 	Lacks: bpf.Lacks,
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.LeastConnections,
 		model.WeightedLeastConnections, model.ShortestExpectedDelay, model.SourceHash, model.DestinationHash, model.Maglev),
 	Notes: []string{
-		"Clients on the node are translated once, at connect(); others, and what a socket can't do, go through a plane for packets that stands behind it.",
+		"Clients on the node are translated once, at connect(); others, and what a socket can't do, at the node's devices (Linux 6.7 or later). SCTP, and on older kernels all packets, go through nftables, which else is not there.",
 		"When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read ECONNABORTED and must connect anew.",
 		"In a container, the agent must see the node's cgroup file system (cgroup namespace of the host) and BPF file system (/sys/fs/bpf): what is attached to its own cgroup serves nobody else.",
 		"Schedulers by connections count the sockets of clients on the node: from connect() until they are closed. Of more than 8 endpoints they take the better of two that are drawn.",
-		"A round robin turns for clients on the node by itself, apart from that for others.",
 	},
 }
 
@@ -40,8 +39,8 @@ type Options struct {
 	CloseTCP bool      // close clients' TCP connections to an endpoint that goes, too
 }
 
-// DefaultSizes have room for 40,000 pools of 10 backends. All maps take 30 MiB of the kernel's memory at once; a frontend adds
-// 96 bytes. Of that, a pool has 40 bytes and 24 for its header and each backend, by fours; Maglev's table takes 2 KiB for up
+// DefaultSizes have room for 40,000 pools of 10 backends. All maps take 70 MiB of the kernel's memory at once, of which 40 are for
+// the ways of 131,072 flows; a frontend adds 96 bytes. Of that, a pool has 40 bytes and 24 for its header and each backend, by fours; Maglev's table takes 2 KiB for up
 // to 10 backends, 20 KiB for up to 100, 128 KiB for more.
 var DefaultSizes = Room(DefaultRoom)
 
@@ -77,6 +76,8 @@ type Plane struct {
 	id        string      // of this plane, among those of the node
 	announced bool        // others know that we write
 	hooked    atomic.Bool // the hooks are as wanted, unless others changed that
+	devices   *devices
+	ports     [1 << 16]uint32 // frontends held, by their port
 }
 
 var (
@@ -112,7 +113,11 @@ func Open(o Options) (_ *Plane, err error) {
 	if p.digest, err = bpf.Digest(p.Sizes, p.programs()); err != nil {
 		return nil, err
 	}
+	if p.devices, err = openDevices(p); err != nil {
+		return nil, err
+	}
 	if p.grace, err = bpf.NewGrace(); err != nil {
+		p.devices.close()
 		return nil, err
 	}
 	return p, nil
@@ -126,6 +131,7 @@ func (p *Plane) programs() bpf.Options {
 // Close gives up the plane's handles. The kernel keeps what was written, and the hooks stay.
 func (p *Plane) Close() error {
 	p.grace.Close()
+	p.devices.close()
 	return p.forget()
 }
 
@@ -165,6 +171,9 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 			facts = append(facts, fact(Key{KindMaps, n}, "of another layout"))
 		}
 	}
+	if facts, err = p.readDevices(facts); err != nil {
+		return nil, err
+	}
 	digest, err := bpf.Attached(p.linksFolder(), p.maps)
 	if err != nil || digest == "" {
 		return facts, err
@@ -194,6 +203,13 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	}
 	err = m.Frontends(func(k bpf.Entry, v bpf.Frontend) {
 		facts = append(facts, fact(entryKey(k), heldValue(v, names)))
+		p.enter(k)
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = m.Permits(func(t bpf.Permit) {
+		facts = append(facts, fact(permitKey(entry(entryKey(t.Entry)), t.Client), ""))
 	})
 	if err != nil {
 		return nil, err
@@ -208,6 +224,7 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 func (p *Plane) begin(m *bpf.Maps) {
 	p.maps = m
 	p.pools = map[uint64]uint32{}
+	clear(p.ports[:])
 	p.index = newSpace("pools", p.Sizes.Pools, p.grace.Wait)
 	p.slots = newSpace("slots for backends", p.Sizes.Slots, p.grace.Wait)
 	p.leave = nil
@@ -256,7 +273,7 @@ func entryKey(k bpf.Entry) Key {
 // heldValue gives the value of a frontend's fact as the kernel holds it.
 func heldValue(v bpf.Frontend, names map[uint32]uint64) string {
 	b := binary.BigEndian.AppendUint64(nil, names[v.Inside])
-	return string(append(binary.BigEndian.AppendUint64(b, names[v.Outside]), v.Leave, v.Ask, v.Drop))
+	return string(append(binary.BigEndian.AppendUint64(b, names[v.Outside]), v.Leave, v.Ask, v.Drop, v.Hide, v.Some))
 }
 
 // Clean implements dataplane.Cleaner.
@@ -266,6 +283,9 @@ func (p *Plane) Clean(context.Context) error {
 	}
 	p.hooked.Store(false)
 	if err := bpf.Detach(p.linksFolder()); err != nil {
+		return err
+	}
+	if err := p.leaveDevices(); err != nil {
 		return err
 	}
 	return bpf.RemoveFolder(p.folder)

@@ -296,9 +296,9 @@ func TestNodePorts(t *testing.T) {
 			{First: netip.MustParseAddr("::"), Last: netip.MustParseAddr("ffff::")},
 		}
 		change(t, p, nil, []model.Part{&node, four, six, frontendOf("0.0.0.0:30080", four), frontendOf("[::]:30080", six)})
-		for to, served := range map[string]bool{
+		for to, served := range map[string]bool{ // 0.0.0.0 is 127.0.0.1 to packets
 			"127.0.0.1:30080": true, "127.0.0.9:30080": true, "127.0.0.10:30080": false, "192.0.2.1:30080": true, "192.0.2.2:30080": false,
-			"[2001:db8::1]:30080": true, "[::1]:30080": true, "10.244.0.3:30080": false, "0.0.0.0:30080": false, "192.0.2.1:30081": false,
+			"[2001:db8::1]:30080": true, "[::1]:30080": true, "10.244.0.3:30080": false, "0.0.0.0:30080": true, "192.0.2.1:30081": false,
 		} {
 			if _, err := ask(model.TCP, to, echo.Options{}); (err == nil) != served {
 				t.Errorf("%s: served should be %t: %v", to, served, err)

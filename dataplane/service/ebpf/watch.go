@@ -29,6 +29,9 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 	if err == nil {
 		_, err = unix.InotifyAddWatch(fd, p.linksFolder(), unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_DELETE_SELF)
 	}
+	if err == nil && Packets() {
+		_, err = unix.InotifyAddWatch(fd, p.devices.links(), unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_DELETE_SELF)
+	}
 	if errors.Is(err, unix.ENOENT) { // there will be one to watch when the hooks are there again
 		defer close(signals)
 		p.tell(signals, false)
@@ -38,11 +41,19 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 		events.Close()
 		return nil, fmt.Errorf("ebpf: watch %s: %w", p.linksFolder(), err)
 	}
+	ctx, end := context.WithCancel(ctx)
+	followed, err := p.watchDevices(ctx, func() { p.tell(signals, true) })
+	if err != nil {
+		end()
+		events.Close()
+		return nil, err
+	}
 	stop := context.AfterFunc(ctx, func() { events.Close() })
 	go func() {
+		defer close(signals)
+		defer func() { end(); <-followed }()
 		defer stop()
 		defer events.Close()
-		defer close(signals)
 		p.tell(signals, false)
 		for b := make([]byte, 4096); ; {
 			n, err := events.Read(b)
@@ -50,7 +61,8 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 				return
 			}
 			gone, other := p.heard(b[:n])
-			p.tell(signals, other)
+			failed := p.devices.follow() != nil
+			p.tell(signals, other || failed)
 			if gone {
 				return // watch the new folder
 			}
@@ -59,9 +71,10 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return signals, nil
 }
 
-// tell sends a signal if another wrote, or the hooks are not as they were written and that is not our own doing.
+// tell sends a signal if another wrote, or the hooks or programs at devices are not as they were written and that is not our own
+// doing.
 func (p *Plane) tell(signals chan<- struct{}, other bool) {
-	if !other {
+	if !other && !p.devices.lost() {
 		if !p.hooked.Load() {
 			return
 		}

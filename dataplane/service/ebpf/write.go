@@ -20,16 +20,18 @@ import (
 type writes struct {
 	put, del [KindHooks + 1][]Fact
 	stays    map[Key]bool // keys that are put: those in del too only change their value
+	was      map[Key]bool // keys that are deleted
 }
 
 func sorted(put, del []Fact) *writes {
-	w := &writes{stays: make(map[Key]bool, len(put))}
+	w := &writes{stays: make(map[Key]bool, len(put)), was: make(map[Key]bool, len(del))}
 	for _, f := range put {
 		w.put[f.Key.Kind] = append(w.put[f.Key.Kind], f)
 		w.stays[f.Key] = true
 	}
 	for _, f := range del {
 		w.del[f.Key.Kind] = append(w.del[f.Key.Kind], f)
+		w.was[f.Key] = true
 	}
 	return w
 }
@@ -51,8 +53,9 @@ func (w *writes) gone(k Kind, f func(Fact) error) error {
 func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	w := sorted(put, del)
 	for _, step := range []func(*writes) error{
-		p.makeMaps, p.announce, p.putPlaces, p.putPools, p.putLeft, p.putFrontends, p.attach,
-		p.detach, p.deleteFrontends, p.deleteLeft, p.deletePools, p.deletePlaces, p.removeMaps, p.closeSockets, p.forgetLoads,
+		p.makeMaps, p.announce, p.putPlaces, p.putPools, p.putLeft, p.putPermits, p.putFrontends, p.putDevices, p.attach,
+		p.detach, p.deleteDevices, p.deleteFrontends, p.deletePermits, p.deleteLeft, p.deletePools, p.deletePlaces, p.tellFlows,
+		p.removeMaps, p.closeSockets, p.forgetLoads,
 	} {
 		if err := step(w); err != nil {
 			return err
@@ -241,7 +244,11 @@ func (p *Plane) putFrontends(w *writes) error {
 			return fmt.Errorf("ebpf: %s: its pool isn't there", f.Key)
 		}
 		keys[i] = heldEntry(f.Key)
-		values[i] = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18]}
+		values[i] = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18], Hide: b[19], Some: b[20],
+			Any: uint8(b2i(entry(f.Key).AnyAddr()))}
+		if !w.was[f.Key] {
+			p.enter(keys[i])
+		}
 	}
 	err := p.maps.PutFrontends(keys, values)
 	if bpf.Full(err) {
@@ -259,7 +266,65 @@ func (p *Plane) deleteFrontends(w *writes) error {
 		keys = append(keys, heldEntry(f.Key))
 		return nil
 	})
-	return p.maps.DeleteFrontends(keys)
+	if err := p.maps.DeleteFrontends(keys); err != nil {
+		return err
+	}
+	for _, k := range keys {
+		p.exit(k)
+	}
+	return nil
+}
+
+// enter has packets to a frontend's port looked at.
+func (p *Plane) enter(k bpf.Entry) {
+	n := bpf.Port(k.Port)
+	p.ports[n]++
+	p.maps.Ports[n].Entry = 1
+}
+
+// exit undoes enter. Packets to where there was the last frontend of a port are looked at while there are flows.
+func (p *Plane) exit(k bpf.Entry) {
+	n := bpf.Port(k.Port)
+	if p.ports[n] = max(p.ports[n], 1) - 1; p.ports[n] == 0 {
+		p.maps.Ports[n].Entry = 0
+	}
+}
+
+func (p *Plane) putPermits(w *writes) error {
+	if err := p.held(w.put[KindPermit]); err != nil {
+		return err
+	}
+	for _, f := range w.put[KindPermit] {
+		if err := p.maps.PutPermit(heldPermit(f.Key)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Plane) deletePermits(w *writes) error {
+	if p.maps == nil {
+		return nil
+	}
+	return w.gone(KindPermit, func(f Fact) error { return p.maps.DeletePermit(heldPermit(f.Key)) })
+}
+
+// heldPermit gives a permit as the kernel holds it.
+func heldPermit(k Key) bpf.Permit {
+	e, r := permit(k)
+	return bpf.Permit{Entry: heldEntry(frontendKey(e)), Client: r}
+}
+
+// tellFlows has UDP flows looked at again, each at its next packet, once frontends or pools have changed.
+func (p *Plane) tellFlows(w *writes) error {
+	changed := 0
+	for k := KindPool; k <= KindFrontend; k++ {
+		changed += len(w.put[k]) + len(w.del[k])
+	}
+	if changed > 0 && p.maps != nil {
+		atomic.AddUint32(p.maps.Changes, 1)
+	}
+	return nil
 }
 
 // heldEntry gives a frontend's key as the kernel holds it.

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * A packet at a device: what it is, read once, and how its ends are changed. Checksums are changed by what changed, never
+ * computed anew: a packet that was broken stays so (RFC 1624).
+ */
+#pragma once
+
+#include "choose.h"
+
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <stddef.h>
+
+const volatile __u32 head = ETH_HLEN; /* set at load time: bytes before the IP header, 0 at devices without a link layer */
+
+/* include/uapi/linux/bpf.h, since Linux 6.6: on to whose program is next */
+#define TCX_NEXT -1
+
+/* include/uapi/linux/icmp.h and icmpv6.h, which drag in more than there is here */
+struct icmp {
+	__u8 type, code;
+	__be16 check;
+	__be32 rest;
+};
+
+enum {
+	ICMP_DEST_UNREACH = 3,
+	ICMP_PORT_UNREACH = 3, /* a code of that */
+	ICMP_TIME_EXCEEDED = 11,
+	ICMP_PARAMETERPROB = 12,
+	ICMPV6_DEST_UNREACH = 1,
+	ICMPV6_PORT_UNREACH = 4, /* a code of that */
+	ICMPV6_PARAMPROB = 4,	 /* the last of the errors */
+};
+
+#define HEADERS 4	     /* IPv6 extension headers that are looked behind */
+#define OFFSET 0x1fff	     /* of struct iphdr.frag_off */
+#define MORE_FRAGMENTS 0x2000
+
+enum { FIN = 1, SYN = 2, RST = 4, ACK = 16 };
+
+/* What a packet is. For an ICMP error, tuple is that of the answers to the packet that it tells of. */
+struct packet {
+	struct tuple tuple;
+	__u32 transport; /* offset of the header behind IP's, 0 in a fragment that isn't the first */
+	__u32 inner;	 /* offset of the IP header that an ICMP error tells of, else 0 */
+	__u32 beyond;	 /* of the header behind that */
+	__u32 flags;	 /* of TCP */
+	__u32 six;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 12);
+	__type(key, struct piece);
+	__type(value, struct ports);
+} fragments SEC(".maps");
+
+/* An IP header, as far as it matters. */
+struct header_of_ip {
+	struct address source, destination;
+	__u32 protocol;
+	__u32 next; /* offset of what is behind it */
+	__u32 id;
+	__u32 fragment; /* bits: */
+};
+
+enum {
+	IS_FRAGMENT = 1,
+	IS_LATER = 2, /* not the first */
+};
+
+static __always_inline bool read4(struct __sk_buff *skb, __u32 at, struct header_of_ip *h)
+{
+	struct iphdr ip;
+
+	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
+		return false;
+	map4(&h->source, ip.saddr);
+	map4(&h->destination, ip.daddr);
+	h->protocol = ip.protocol;
+	h->next = at + ip.ihl * 4;
+	h->id = ip.id;
+	if (ip.frag_off & bpf_htons(OFFSET | MORE_FRAGMENTS))
+		h->fragment = ip.frag_off & bpf_htons(OFFSET) ? IS_FRAGMENT | IS_LATER : IS_FRAGMENT;
+	return true;
+}
+
+static __always_inline bool read6(struct __sk_buff *skb, __u32 at, struct header_of_ip *h)
+{
+	struct ipv6hdr ip;
+	int i;
+
+	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 6)
+		return false;
+	__builtin_memcpy(&h->source, &ip.saddr, sizeof(h->source));
+	__builtin_memcpy(&h->destination, &ip.daddr, sizeof(h->destination));
+	h->protocol = ip.nexthdr;
+	h->next = at + sizeof(ip);
+	for (i = 0; i < HEADERS; i++) {
+		struct {
+			__u8 next, length;
+			__be16 offset;
+			__be32 id;
+		} extension;
+
+		if (h->protocol != IPPROTO_HOPOPTS && h->protocol != IPPROTO_ROUTING && h->protocol != IPPROTO_DSTOPTS &&
+		    h->protocol != IPPROTO_FRAGMENT)
+			return true;
+		if (bpf_skb_load_bytes(skb, h->next, &extension, sizeof(extension)))
+			return false;
+		if (h->protocol == IPPROTO_FRAGMENT) {
+			h->fragment = extension.offset & bpf_htons(0xfff8) ? IS_FRAGMENT | IS_LATER : IS_FRAGMENT;
+			h->id = extension.id;
+			h->next += sizeof(extension);
+		} else {
+			h->next += (extension.length + 1) * 8;
+		}
+		h->protocol = extension.next;
+		if (h->fragment & IS_LATER)
+			return true;
+	}
+	return false;
+}
+
+/* Finds the ports of a fragment by its first one's, which must have come before. */
+static __always_inline bool piece_of(struct packet *p, const struct header_of_ip *h)
+{
+	struct piece piece = {.source = h->source, .destination = h->destination, .id = h->id, .protocol = h->protocol};
+	struct ports *known, ports;
+
+	if (h->fragment & IS_LATER) {
+		known = bpf_map_lookup_elem(&fragments, &piece);
+		if (!known)
+			return false;
+		p->tuple.from = known->from;
+		p->tuple.to = known->to;
+		p->transport = 0;
+		return true;
+	}
+	ports.from = p->tuple.from;
+	ports.to = p->tuple.to;
+	bpf_map_update_elem(&fragments, &piece, &ports, BPF_ANY);
+	return true;
+}
+
+static __always_inline bool is_error(__u32 type, bool six)
+{
+	if (six)
+		return type >= ICMPV6_DEST_UNREACH && type <= ICMPV6_PARAMPROB;
+	return type == ICMP_DEST_UNREACH || type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
+}
+
+/* Reads a packet of TCP or UDP, or an ICMP error about one. False for any other. Verified once, since it is not static. */
+__noinline int read_packet(struct __sk_buff *skb, struct packet *p)
+{
+	struct header_of_ip outer = {}, inner = {};
+	struct ports ports;
+	__u8 type;
+
+	if (!p)
+		return false;
+	__builtin_memset(p, 0, sizeof(*p));
+	p->six = skb->protocol == bpf_htons(ETH_P_IPV6);
+	if (!(p->six ? read6(skb, head, &outer) : read4(skb, head, &outer)))
+		return false;
+	p->transport = outer.next;
+	if (outer.protocol == IPPROTO_TCP || outer.protocol == IPPROTO_UDP) {
+		p->tuple.source = outer.source;
+		p->tuple.destination = outer.destination;
+		p->tuple.protocol = outer.protocol;
+		if (!(outer.fragment & IS_LATER)) {
+			if (bpf_skb_load_bytes(skb, outer.next, &ports, sizeof(ports)))
+				return false;
+			p->tuple.from = ports.from;
+			p->tuple.to = ports.to;
+			type = 0;
+			if (outer.protocol == IPPROTO_TCP && bpf_skb_load_bytes(skb, outer.next + 13, &type, 1))
+				return false;
+			p->flags = type;
+		}
+		return !outer.fragment || piece_of(p, &outer);
+	}
+	if (outer.protocol != (p->six ? IPPROTO_ICMPV6 : IPPROTO_ICMP) || outer.fragment ||
+	    bpf_skb_load_bytes(skb, outer.next, &type, 1) || !is_error(type, p->six))
+		return false;
+	p->inner = outer.next + sizeof(struct icmp);
+	if (!(p->six ? read6(skb, p->inner, &inner) : read4(skb, p->inner, &inner)))
+		return false;
+	if ((inner.protocol != IPPROTO_TCP && inner.protocol != IPPROTO_UDP) || inner.fragment & IS_LATER ||
+	    bpf_skb_load_bytes(skb, inner.next, &ports, sizeof(ports)))
+		return false;
+	p->beyond = inner.next;
+	p->tuple.source = inner.destination;
+	p->tuple.destination = inner.source;
+	p->tuple.protocol = inner.protocol;
+	p->tuple.from = ports.to;
+	p->tuple.to = ports.from;
+	return true;
+}
+
+/* Where a TCP or UDP header has its checksum. */
+static __always_inline __u32 checksum_at(__u8 protocol)
+{
+	return protocol == IPPROTO_TCP ? offsetof(struct tcphdr, check) : offsetof(struct udphdr, check);
+}
+
+static __always_inline __u32 address_at(bool six, bool destination)
+{
+	if (six)
+		return destination ? offsetof(struct ipv6hdr, daddr) : offsetof(struct ipv6hdr, saddr);
+	return destination ? offsetof(struct iphdr, daddr) : offsetof(struct iphdr, saddr);
+}
+
+/*
+ * Changes an address in the IP header at an offset. check is the offset of a checksum that covers it: as part of the pseudo
+ * header, or, where that is not so, of the whole header; 0 where there is none. An IPv4 header's own checksum makes up for what
+ * changes in it: one that covers the whole needs no change.
+ */
+static __always_inline void set_address(struct __sk_buff *skb, const struct packet *p, __u32 ip, bool destination, const struct address *old,
+					const struct address *new, __u32 check, __u64 flags)
+{
+	__u32 at = ip + address_at(p->six, destination);
+	__s64 difference;
+
+	if (!p->six) {
+		bpf_l3_csum_replace(skb, ip + offsetof(struct iphdr, check), old->word[3], new->word[3], 4);
+		if (check && flags & BPF_F_PSEUDO_HDR)
+			bpf_l4_csum_replace(skb, check, old->word[3], new->word[3], flags | 4);
+		bpf_skb_store_bytes(skb, at, &new->word[3], 4, 0);
+		return;
+	}
+	difference = bpf_csum_diff((__be32 *)old, sizeof(*old), (__be32 *)new, sizeof(*new), 0);
+	if (check)
+		bpf_l4_csum_replace(skb, check, 0, difference, flags);
+	bpf_skb_store_bytes(skb, at, new, sizeof(*new), flags & BPF_F_PSEUDO_HDR ? BPF_F_RECOMPUTE_CSUM : 0);
+}
+
+/* Changes a packet's destination, or its source. */
+__noinline int set_end(struct __sk_buff *skb, struct packet *p, const struct end *new, int destination)
+{
+	struct address *address;
+	__u32 check, at;
+	__u64 flags = BPF_F_PSEUDO_HDR;
+	__be16 *port;
+
+	if (!p || !new)
+		return false;
+	address = destination ? &p->tuple.destination : &p->tuple.source;
+	port = destination ? &p->tuple.to : &p->tuple.from;
+	check = p->transport ? p->transport + checksum_at(p->tuple.protocol) : 0;
+	if (p->tuple.protocol == IPPROTO_UDP)
+		flags |= BPF_F_MARK_MANGLED_0;
+	set_address(skb, p, head, destination, address, &new->address, check, flags);
+	if (p->transport && *port != new->port) {
+		at = p->transport + (destination ? 2 : 0);
+		bpf_l4_csum_replace(skb, check, *port, new->port, (flags & BPF_F_MARK_MANGLED_0) | 2);
+		bpf_skb_store_bytes(skb, at, &new->port, 2, 0);
+	}
+	*address = new->address;
+	*port = new->port;
+	return true;
+}
+
+/*
+ * Changes an ICMP error: the packet that it tells of is one of the way back, so what would be the destination of p's tuple is
+ * the source there, and the other way round. The error itself goes to the changed end, or comes from it, if it came from the
+ * one that is changed.
+ */
+__noinline int set_error(struct __sk_buff *skb, struct packet *p, const struct end *new, int destination)
+{
+	struct header_of_ip outer = {};
+	struct address *address, *own;
+	__u32 check, at;
+	__be16 *port;
+
+	if (!p || !new)
+		return false;
+	if (!(p->six ? read6(skb, head, &outer) : read4(skb, head, &outer)))
+		return false;
+	address = destination ? &p->tuple.destination : &p->tuple.source;
+	port = destination ? &p->tuple.to : &p->tuple.from;
+	own = destination ? &outer.destination : &outer.source;
+	check = p->transport + offsetof(struct icmp, check);
+	set_address(skb, p, p->inner, !destination, address, &new->address, check, 0);
+	if (*port != new->port) {
+		at = p->beyond + (destination ? 0 : 2);
+		bpf_l4_csum_replace(skb, check, *port, new->port, 2);
+		bpf_skb_store_bytes(skb, at, &new->port, 2, 0);
+	}
+	if (!((own->word[0] ^ address->word[0]) | (own->word[1] ^ address->word[1]) | (own->word[2] ^ address->word[2]) |
+	      (own->word[3] ^ address->word[3])))
+		set_address(skb, p, head, destination, own, &new->address, p->six ? check : 0, BPF_F_PSEUDO_HDR);
+	*address = new->address;
+	*port = new->port;
+	return true;
+}
+
+static __always_inline int set(struct __sk_buff *skb, struct packet *p, const struct end *new, bool destination)
+{
+	return p->inner ? set_error(skb, p, new, destination) : set_end(skb, p, new, destination);
+}

@@ -1,0 +1,816 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Services for packets at a node's devices: for clients that no hook of a cgroup sees, and for what a socket can't do. Like the
+ * kernel's own address translation, a packet's destination is changed where it comes in, its source where it leaves, and
+ * between them it is routed as any other. Nothing else in the kernel has to know of its flow.
+ *
+ * A flow is at most four ways, each under the tuple of the packets that take it. A client C asks an entry F and is given a
+ * backend B; where its address is hidden, it is seen as H:
+ *
+ *	destinations	C→F: B		B→H: C
+ *	sources		C→B: H		B→C: F
+ *
+ * A client on the node itself is served where its packets leave, and these come in again by the loopback device, now that
+ * their destination is another; so do the replies to it, whose ends are both changed.
+ */
+#include "answer.h"
+
+char _license[] SEC("license") = "GPL";
+
+#define AF_INET 2
+#define AF_INET6 10
+#define LOOPBACK 1 /* a loopback's index, in every network namespace */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 17);
+	__type(key, struct tuple);
+	__type(value, struct way);
+} destinations SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 17);
+	__type(key, struct tuple);
+	__type(value, struct way);
+} sources SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1 << 16);
+	__type(key, __u32);
+	__type(value, struct port);
+} ports SEC(".maps");
+
+/* Counts changes of frontends and pools, by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} changes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct permit);
+	__type(value, __u32);
+} permitted SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, EVENTS_OF_PACKET);
+	__type(key, __u32);
+	__type(value, __u64);
+} packets SEC(".maps");
+
+/* Room for a question while a packet is looked at: the stack has none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct question);
+} question SEC(".maps");
+
+const enum event_of_packet unused_event __attribute__((unused));
+const enum way_state unused_state __attribute__((unused));
+
+static __always_inline void count(__u32 what)
+{
+	__u64 *n = bpf_map_lookup_elem(&packets, &what);
+
+	if (n)
+		*n += 1;
+}
+
+static __always_inline struct port *port(__be16 number)
+{
+	__u32 at = bpf_ntohs(number);
+
+	return bpf_map_lookup_elem(&ports, &at);
+}
+
+static __always_inline __u32 changed(void)
+{
+	__u32 first = 0, *n = bpf_map_lookup_elem(&changes, &first);
+
+	return n ? *n : 0;
+}
+
+static __always_inline __u32 seconds(void) { return bpf_ktime_get_coarse_ns() / SECOND; }
+
+static __always_inline struct end end_of(const struct address *address, __be16 port)
+{
+	struct end e = {.address = *address, .port = port};
+
+	return e;
+}
+
+/* The tuple of packets from one end to another. */
+static __always_inline void from_to(struct tuple *t, const struct end *from, const struct end *to, __u8 protocol)
+{
+	__builtin_memset(t, 0, sizeof(*t));
+	t->source = from->address;
+	t->from = from->port;
+	t->destination = to->address;
+	t->to = to->port;
+	t->protocol = protocol;
+}
+
+/* The tuple of the answers to a packet. */
+static __always_inline void back_of(struct tuple *t, const struct packet *p)
+{
+	struct end source = end_of(&p->tuple.source, p->tuple.from), destination = end_of(&p->tuple.destination, p->tuple.to);
+
+	from_to(t, &destination, &source, p->tuple.protocol);
+}
+
+static __always_inline bool over(const struct way *w)
+{
+	return w->state & RESET || (w->state & (ENDS | ENDED)) == (ENDS | ENDED);
+}
+
+/* For how many seconds a way without packets lasts: as long as by default with nf_conntrack. */
+static __always_inline __u32 lifetime(const struct way *w, __u8 protocol)
+{
+	if (protocol == IPPROTO_UDP)
+		return w->state & ANSWERED ? 120 : 30;
+	return w->state & ANSWERED && !over(w) ? 5 * 24 * 3600 : 120;
+}
+
+static __always_inline bool expired(const struct way *w, __u8 protocol)
+{
+	return w->seen + lifetime(w, protocol) < seconds();
+}
+
+static __always_inline bool opens(const struct packet *p)
+{
+	return p->tuple.protocol == IPPROTO_TCP && (p->flags & (SYN | ACK)) == SYN;
+}
+
+static __always_inline void mark(struct way *w, __u32 state)
+{
+	if ((w->state & state) != state)
+		__sync_fetch_and_or(&w->state, state);
+}
+
+/* How long, in seconds, until the ways of a flow tell each other that it has packets. */
+#define NEWS 8
+
+/* Whether an entry lets a client in. */
+__noinline int allowed(const struct question *q, int any)
+{
+	struct permit key = {.length = 8 * (sizeof(struct entry) + sizeof(struct address))};
+
+	if (!q)
+		return false;
+	key.client = q->from;
+	key.entry.address = q->entry.address;
+	key.entry.port = q->entry.port;
+	key.entry.protocol = q->protocol;
+	if (any && is4(&key.entry.address))
+		key.entry.address.word[3] = 0;
+	else if (any)
+		__builtin_memset(&key.entry.address, 0, sizeof(key.entry.address));
+	return bpf_map_lookup_elem(&permitted, &key) != NULL;
+}
+
+/* What a packet asks for. */
+static __always_inline struct question *ask(const struct packet *p, __u32 origin)
+{
+	__u32 first = 0;
+	struct question *q = bpf_map_lookup_elem(&question, &first);
+
+	if (!q)
+		return NULL;
+	__builtin_memset(q, 0, sizeof(*q));
+	q->entry.address = p->tuple.destination;
+	q->entry.port = p->tuple.to;
+	q->from = p->tuple.source;
+	q->port = p->tuple.from;
+	q->protocol = p->tuple.protocol;
+	q->origin = origin;
+	return q;
+}
+
+static __always_inline struct pool *pool_of(struct question *q, const struct frontend *f)
+{
+	q->index = q->origin == FROM_OUTSIDE ? f->outside : f->inside;
+	return bpf_map_lookup_elem(&pools, &q->index);
+}
+
+/* Whether the backend of a client's way still is one of its entry's. */
+__noinline int serves(const struct way *w, const struct packet *p)
+{
+	struct place_of at = {};
+	struct frontend *f;
+	struct question *q;
+	struct pool *pool;
+	__u32 extent;
+	union slot *s;
+
+	if (!w || !p)
+		return false;
+	q = ask(p, w->origin);
+	if (!q)
+		return false;
+	f = find(q);
+	if (!f || (f->some && !allowed(q, f->any)))
+		return false;
+	pool = pool_of(q, f);
+	if (!pool)
+		return false;
+	extent = *(volatile __u32 *)&pool->extent;
+	s = slot(extent);
+	if (!s || !extent)
+		return false;
+	at.address = w->to.address;
+	at.port = w->to.port;
+	return member(extent, s->header.count, &at);
+}
+
+/* Whether a way can't be taken any more: the packet begins another flow. */
+static __always_inline bool stale(struct way *w, const struct packet *p)
+{
+	__u32 now;
+
+	if (expired(w, p->tuple.protocol) || (opens(p) && over(w)))
+		return true;
+	if (!(w->state & ASKS) || p->tuple.protocol != IPPROTO_UDP)
+		return false;
+	now = changed();
+	if (w->change == now)
+		return false;
+	if (!serves(w, p))
+		return true;
+	w->change = now;
+	return false;
+}
+
+/* Notes what of a flow's life a packet shows that takes a way as this one does. */
+static __always_inline void live(struct way *w, const struct packet *p, __u32 end)
+{
+	if (p->flags & RST)
+		mark(w, RESET);
+	else if (p->flags & FIN)
+		mark(w, end);
+}
+
+/* Lets a client's way know of a packet of its answers. t is the tuple of its packets. */
+static __always_inline void answer(const struct tuple *t, const struct packet *p, __u32 state)
+{
+	struct way *w = bpf_map_lookup_elem(&destinations, t);
+
+	if (!w)
+		return;
+	mark(w, state);
+	live(w, p, ENDED);
+	w->seen = seconds();
+}
+
+/* Lets what belongs to a client's way live on with it, and makes it anew where it had to make room. */
+__noinline int renew(const struct way *w, const struct packet *p)
+{
+	struct way *r, made = {.state = REPLIES};
+	struct tuple back;
+	struct end client;
+
+	if (!w || !p)
+		return 0;
+	client = end_of(&p->tuple.source, p->tuple.from);
+	made.to = end_of(&p->tuple.destination, p->tuple.to);
+	made.seen = w->seen;
+	made.state |= w->state & ANSWERED;
+	from_to(&back, &w->to, &client, p->tuple.protocol);
+	r = bpf_map_lookup_elem(&sources, &back);
+	if (r)
+		r->seen = w->seen;
+	else
+		bpf_map_update_elem(&sources, &back, &made, BPF_NOEXIST);
+	return 0;
+}
+
+/* Sends a packet in by the loopback device: its route is to be looked up anew. */
+static __always_inline int return_in(struct __sk_buff *skb)
+{
+	struct ethhdr e = {.h_proto = skb->protocol};
+
+	if (!head && bpf_skb_change_head(skb, sizeof(e), 0))
+		return TC_ACT_SHOT;
+	bpf_skb_store_bytes(skb, 0, &e, sizeof(e), 0);
+	return bpf_redirect(LOOPBACK, BPF_F_INGRESS);
+}
+
+/*
+ * Drops a packet in silence. Were one that a socket sends dropped where it leaves, the socket would hear of it: so it goes to
+ * the loopback device as if it were for another host, and ends there.
+ */
+static __always_inline int silence(struct __sk_buff *skb, bool own)
+{
+	const __u8 elsewhere = 2; /* the first byte of such a host's address, locally administered */
+	int result;
+
+	count(SILENCED);
+	if (!own)
+		return TC_ACT_SHOT;
+	result = return_in(skb);
+	bpf_skb_store_bytes(skb, 0, &elsewhere, 1, 0);
+	return result;
+}
+
+/* Takes a packet on its way. */
+static __always_inline int go(struct __sk_buff *skb, struct packet *p, struct way *w, bool own)
+{
+	__u32 now = seconds(), state = w->state;
+	struct end to = w->to, from = w->from;
+	struct tuple ask;
+
+	if (!p->inner) {
+		live(w, p, ENDS);
+		if (!(state & ASKS))
+			mark(w, ANSWERED);
+		if (w->seen != now) {
+			bool news = w->seen + NEWS <= now;
+
+			w->seen = now;
+			if (news && state & ASKS)
+				renew(w, p);
+		}
+	}
+	if (state & OURS) {
+		from_to(&ask, &to, &from, p->tuple.protocol);
+		if (!p->inner)
+			answer(&ask, p, ANSWERED);
+		set(skb, p, &from, false);
+	}
+	set(skb, p, &to, true);
+	return own || state & OURS ? return_in(skb) : TCX_NEXT;
+}
+
+static __always_inline int refuse(struct __sk_buff *skb, const struct packet *p, bool own)
+{
+	count(REJECTED);
+	if (!(p->tuple.protocol == IPPROTO_TCP ? reset(skb, p) : unreachable(skb, p)))
+		return TC_ACT_SHOT;
+	return own ? return_in(skb) : bpf_redirect(skb->ifindex, 0);
+}
+
+static __always_inline bool put(void *map, const struct tuple *t, const struct way *w)
+{
+	if (!bpf_map_update_elem(map, t, w, BPF_ANY))
+		return true;
+	count(NO_ROOM);
+	return false;
+}
+
+#define note(number, what)                                                                                                                           \
+	do {                                                                                                                                         \
+		struct port *n = port(number);                                                                                                       \
+		if (n && !n->what)                                                                                                                   \
+			n->what = 1;                                                                                                                 \
+	} while (0)
+
+/* Whether a client's address is to be hidden from the backend that was chosen. */
+static __always_inline bool hides(const struct question *q, const struct frontend *f, const struct header *h, __u32 extent)
+{
+	const struct address *a = &q->from, *b = &q->backend.address;
+	union slot *s;
+	__u32 number;
+
+	if (f->hide & q->origin || loopback(a))
+		return true;
+	if (q->origin == FROM_NODE ||
+	    (a->word[0] ^ b->word[0]) | (a->word[1] ^ b->word[1]) | (a->word[2] ^ b->word[2]) | (a->word[3] ^ b->word[3]))
+		return false;
+	number = member(extent, h->count, &q->backend);
+	s = slot(extent + number);
+	return number && s && s->backend.weight & LOCAL;
+}
+
+/* Writes the ways of a new flow. False where there is no room for them. */
+__noinline int begin(const struct packet *p, const struct question *q, int hidden)
+{
+	struct way w = {};
+	struct tuple t;
+	struct end client, entry, backend;
+
+	if (!p || !q)
+		return false;
+	client = end_of(&q->from, p->tuple.from);
+	entry = end_of(&q->entry.address, q->entry.port);
+	backend = end_of(&q->backend.address, q->backend.port);
+	w.seen = seconds();
+	w.to = entry;
+	w.state = REPLIES;
+	from_to(&t, &backend, &client, q->protocol);
+	if (!put(&sources, &t, &w))
+		return false;
+	note(backend.port, backend);
+	if (q->origin == FROM_NODE && !hidden) {
+		w.to = client;
+		w.from = entry;
+		w.state = OURS;
+		if (!put(&destinations, &t, &w))
+			return false;
+		note(client.port, taken);
+	}
+	if (hidden) {
+		w.to = client;
+		w.from = entry;
+		w.state = UNHIDDEN | (q->origin == FROM_NODE ? OURS : 0);
+		from_to(&t, &client, &backend, q->protocol);
+		if (!put(&sources, &t, &w))
+			return false;
+		note(backend.port, hidden);
+	}
+	__builtin_memset(&w.from, 0, sizeof(w.from));
+	w.to = backend;
+	w.state = ASKS;
+	w.origin = q->origin;
+	w.change = changed();
+	if (!put(&destinations, &p->tuple, &w))
+		return false;
+	note(entry.port, asked);
+	count(BEGAN);
+	return true;
+}
+
+/* Flows of packets count for no scheduler that goes by sockets: its backends take turns for them, by weight where it heeds weights. */
+static __always_inline __u32 drawn(struct pool *p, const struct header *h, __u32 extent, const struct question *q)
+{
+	return draw(p, h, extent, q);
+}
+
+/* Chooses a backend, with room on the stack for that. */
+__noinline int pick(struct question *q, struct pool *p, const struct header *h, __u32 extent)
+{
+	return q && p && h && choose(q, p, h, extent);
+}
+
+/* Serves a packet that has no way yet. */
+__noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
+{
+	struct question *q;
+	struct frontend *f;
+	struct count *c;
+	struct header h;
+	struct pool *pool;
+	struct end to;
+	__u32 extent;
+	union slot *s;
+
+	if (!p)
+		return TCX_NEXT;
+	q = ask(p, own ? FROM_NODE : FROM_OUTSIDE);
+	if (!q)
+		return TCX_NEXT;
+	f = find(q);
+	if (!f)
+		return TCX_NEXT;
+	if (!own && place(&q->from) & PODS)
+		q->origin = FROM_POD;
+	if (f->some && !allowed(q, f->any))
+		return silence(skb, own);
+	pool = pool_of(q, f);
+	if (!pool)
+		return TCX_NEXT;
+	extent = *(volatile __u32 *)&pool->extent;
+	s = slot(extent);
+	if (!s || !extent)
+		return TCX_NEXT;
+	h = s->header;
+	c = bpf_map_lookup_elem(&counts, &q->index);
+	if (!h.count) {
+		if (f->drop & q->origin)
+			return silence(skb, own);
+		if (c)
+			__sync_fetch_and_add(&c->refused, 1);
+		return refuse(skb, p, own);
+	}
+	if (h.scheduler >= LEAST)
+		h.scheduler = TURNS;
+	if (p->flags & RST || !pick(q, pool, &h, extent))
+		return TCX_NEXT;
+	if (!begin(p, q, hides(q, f, &h, extent)))
+		return TC_ACT_SHOT;
+	if (c)
+		__sync_fetch_and_add(&c->connections, 1);
+	to = end_of(&q->backend.address, q->backend.port);
+	set(skb, p, &to, true);
+	return own ? return_in(skb) : TCX_NEXT;
+}
+
+#define FIRST -2 /* of inward: the packet has no way yet */
+
+/* Changes where a packet goes: that of a client, or of a backend that answers one that is hidden. */
+__noinline int inward(struct __sk_buff *skb, struct packet *p, int own)
+{
+	struct way *w;
+
+	if (!p)
+		return TCX_NEXT;
+	w = bpf_map_lookup_elem(&destinations, &p->tuple);
+	if (w && !stale(w, p))
+		return go(skb, p, w, own);
+	return p->inner ? TCX_NEXT : FIRST;
+}
+
+/*
+ * A client opens a connection to a backend itself. If it did so through an entry before, from this very port, and that is over,
+ * what the backend answers is from the backend.
+ */
+__noinline int forget(const struct packet *p)
+{
+	struct tuple back, ask;
+	struct way *w, *asked;
+	struct end client;
+
+	if (!p)
+		return 0;
+	client = end_of(&p->tuple.source, p->tuple.from);
+	back_of(&back, p);
+	w = bpf_map_lookup_elem(&sources, &back);
+	if (!w)
+		return 0;
+	from_to(&ask, &client, &w->to, p->tuple.protocol);
+	asked = bpf_map_lookup_elem(&destinations, &ask);
+	if (!asked || over(asked) || expired(asked, p->tuple.protocol))
+		bpf_map_delete_elem(&sources, &back);
+	return 0;
+}
+
+/* The address by which this node reaches a packet's destination through the device that it leaves by. */
+static __always_inline bool own_address(struct __sk_buff *skb, const struct packet *p, struct address *a)
+{
+	struct bpf_fib_lookup f = {.family = p->six ? AF_INET6 : AF_INET, .l4_protocol = p->tuple.protocol, .ifindex = skb->ifindex};
+	long result;
+
+	if (p->six)
+		__builtin_memcpy(f.ipv6_dst, &p->tuple.destination, sizeof(f.ipv6_dst));
+	else
+		f.ipv4_dst = p->tuple.destination.word[3];
+	result = bpf_fib_lookup(skb, &f, sizeof(f), BPF_FIB_LOOKUP_OUTPUT | BPF_FIB_LOOKUP_SKIP_NEIGH | BPF_FIB_LOOKUP_SRC);
+	if (result != BPF_FIB_LKUP_RET_SUCCESS && result != BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return false;
+	if (p->six) {
+		__builtin_memcpy(a, f.ipv6_src, sizeof(*a));
+		return !zero(a);
+	}
+	map4(a, f.ipv4_src);
+	return f.ipv4_src;
+}
+
+/* Whether a socket of this node hears what a backend sends to an end. t is the tuple of that. */
+__noinline int heard(struct __sk_buff *skb, const struct tuple *t, int six)
+{
+	struct bpf_sock_tuple s = {};
+	struct bpf_sock *sk;
+	__u32 size, state;
+
+	if (!t)
+		return true;
+	if (six) {
+		__builtin_memcpy(s.ipv6.saddr, &t->source, sizeof(s.ipv6.saddr));
+		__builtin_memcpy(s.ipv6.daddr, &t->destination, sizeof(s.ipv6.daddr));
+		s.ipv6.sport = t->from;
+		s.ipv6.dport = t->to;
+		size = sizeof(s.ipv6);
+	} else {
+		s.ipv4.saddr = t->source.word[3];
+		s.ipv4.daddr = t->destination.word[3];
+		s.ipv4.sport = t->from;
+		s.ipv4.dport = t->to;
+		size = sizeof(s.ipv4);
+	}
+	if (t->protocol == IPPROTO_UDP) {
+		sk = bpf_sk_lookup_udp(skb, &s, size, BPF_F_CURRENT_NETNS, 0);
+		if (sk)
+			bpf_sk_release(sk);
+		return sk != NULL;
+	}
+	sk = bpf_skc_lookup_tcp(skb, &s, size, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	state = sk->state;
+	bpf_sk_release(sk);
+	return state != BPF_TCP_LISTEN;
+}
+
+#define TRIES 24
+#define LOWEST 1024 /* port */
+
+/*
+ * Hides a client behind an address of this node and a port: its own, if that is free, else any that is. Free is what no other
+ * flow to that backend has, and no socket of the node. t is the tuple of the client's packets.
+ */
+__noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct way *w)
+{
+	struct end backend, client;
+	struct way back = {}, out;
+	struct tuple t;
+	struct end seen = {};
+	int i;
+
+	if (!p || !w)
+		return false;
+	if (!own_address(skb, p, &seen.address)) {
+		count(NO_ADDRESS);
+		return false;
+	}
+	out = *w;
+	back.seen = seconds();
+	client = end_of(&p->tuple.source, p->tuple.from);
+	backend = end_of(&p->tuple.destination, p->tuple.to);
+	seen.port = client.port;
+	back.to = client;
+	back.from = w->from;
+	back.state = w->state & OURS;
+	for (i = 0; i < TRIES; i++) {
+		struct way *held;
+
+		if (i || bpf_ntohs(seen.port) < LOWEST)
+			seen.port = bpf_htons(LOWEST + bpf_get_prandom_u32() % (65536 - LOWEST));
+		from_to(&t, &backend, &seen, p->tuple.protocol);
+		held = bpf_map_lookup_elem(&destinations, &t);
+		if (held && !over(held) && !expired(held, p->tuple.protocol))
+			continue;
+		if (heard(skb, &t, p->six))
+			continue;
+		if (held)
+			bpf_map_delete_elem(&destinations, &t);
+		if (bpf_map_update_elem(&destinations, &t, &back, BPF_NOEXIST))
+			continue;
+		note(seen.port, taken);
+		out.to = seen;
+		out.state &= ~(UNHIDDEN | OURS);
+		__builtin_memset(&out.from, 0, sizeof(out.from));
+		return put(&sources, &p->tuple, &out);
+	}
+	count(NO_PORT);
+	return false;
+}
+
+/*
+ * Whether a socket of the node has come by a port behind which a client is hidden already, to the same backend. Then it is given
+ * another port there. If the client's flow is over, the port is the socket's.
+ */
+__noinline int clashes(const struct packet *p)
+{
+	struct way *held, w = {.state = UNHIDDEN};
+	struct tuple back;
+
+	if (!p)
+		return false;
+	back_of(&back, p);
+	held = bpf_map_lookup_elem(&destinations, &back);
+	if (!held || held->state & OURS)
+		return false;
+	if (over(held) || expired(held, p->tuple.protocol)) {
+		bpf_map_delete_elem(&destinations, &back);
+		return false;
+	}
+	w.seen = seconds();
+	return put(&sources, &p->tuple, &w);
+}
+
+/* Changes where a packet comes from: a backend that answers, or a client that is hidden. */
+__noinline int outward(struct __sk_buff *skb, struct packet *p, int own)
+{
+	struct tuple back;
+	struct end to;
+	struct way *w;
+	__u32 now;
+
+	if (!p)
+		return TCX_NEXT;
+	w = bpf_map_lookup_elem(&sources, &p->tuple);
+	if (!w && own && !p->inner && clashes(p))
+		w = bpf_map_lookup_elem(&sources, &p->tuple);
+	if (!w || expired(w, p->tuple.protocol))
+		return TCX_NEXT;
+	if (w->state & UNHIDDEN) {
+		if (p->inner)
+			return TCX_NEXT;
+		if (!hide(skb, p, w))
+			return TC_ACT_SHOT;
+		w = bpf_map_lookup_elem(&sources, &p->tuple);
+		if (!w)
+			return TC_ACT_SHOT;
+	}
+	to = w->to;
+	if (p->inner) {
+		set(skb, p, &to, false);
+		return TCX_NEXT;
+	}
+	now = seconds();
+	set(skb, p, &to, false);
+	if (!(w->state & ANSWERED) || w->seen + NEWS <= now || p->flags & (FIN | RST)) {
+		back_of(&back, p);
+		answer(&back, p, w->state & REPLIES ? ANSWERED : 0);
+		mark(w, ANSWERED);
+	}
+	if (w->seen != now)
+		w->seen = now;
+	return TCX_NEXT;
+}
+
+/* What a look at a packet shows without an extra look-up: is it worth one? */
+enum glance { NOTHING, INWARD = 1, OUTWARD = 2, OPENS = 4 };
+
+static __always_inline __u32 by_port(__be16 from, __be16 to, bool in, bool own)
+{
+	struct port *p = port(to);
+	__u32 may = NOTHING;
+
+	if (!p)
+		return NOTHING;
+	if (in) {
+		if (p->entry | p->asked | p->taken)
+			may = INWARD;
+		return p->backend ? may | OPENS : may;
+	}
+	if (own && p->entry | p->asked)
+		may |= INWARD;
+	if (p->hidden)
+		may |= OUTWARD;
+	p = port(from);
+	return p && p->backend ? may | OUTWARD : may;
+}
+
+/* Tells at little cost why a packet may be ours. All that is out of the ordinary may be. */
+static __always_inline __u32 glance(struct __sk_buff *skb, bool in, bool own)
+{
+	const __u32 all = INWARD | OUTWARD;
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct ports *ports;
+	__u8 protocol;
+
+	if (skb->vlan_present)
+		return NOTHING; /* the VLAN's own device will see it */
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = data + head;
+
+		ports = (void *)(ip + 1);
+		if ((void *)(ports + 1) > end)
+			return all;
+		protocol = ip->protocol;
+		if (protocol == IPPROTO_ICMP)
+			return all;
+		if (protocol != IPPROTO_TCP && protocol != IPPROTO_UDP)
+			return NOTHING;
+		if (ip->ihl != 5 || ip->frag_off & bpf_htons(OFFSET | MORE_FRAGMENTS))
+			return all;
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = data + head;
+
+		ports = (void *)(ip + 1);
+		if ((void *)(ports + 1) > end)
+			return all;
+		protocol = ip->nexthdr;
+		if (protocol != IPPROTO_TCP && protocol != IPPROTO_UDP)
+			return all;
+	} else {
+		return NOTHING;
+	}
+	return by_port(ports->from, ports->to, in, own);
+}
+
+SEC("tcx/ingress")
+int arrive(struct __sk_buff *skb)
+{
+	__u32 may = glance(skb, true, false);
+	struct packet p;
+	int result;
+
+	if (!may || !read_packet(skb, &p))
+		return TCX_NEXT;
+	if (may & OPENS && opens(&p))
+		forget(&p);
+	if (!(may & INWARD))
+		return TCX_NEXT;
+	result = inward(skb, &p, false);
+	return result == FIRST ? serve(skb, &p, false) : result;
+}
+
+SEC("tcx/egress")
+int leave(struct __sk_buff *skb)
+{
+	bool own = !skb->ingress_ifindex;
+	__u32 may = glance(skb, false, own);
+	struct packet p;
+	int result;
+
+	if (!may || !read_packet(skb, &p))
+		return TCX_NEXT;
+	if (own && may & INWARD) {
+		result = inward(skb, &p, true);
+		if (result == FIRST)
+			result = serve(skb, &p, true);
+		if (result != TCX_NEXT)
+			return result;
+	}
+	return may & OUTWARD ? outward(skb, &p, own) : TCX_NEXT;
+}

@@ -1,0 +1,268 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/model"
+)
+
+// Packets says whether this kernel can serve packets at devices. Where it can't, all that sockets leave is left to a plane that
+// stands behind.
+func Packets() bool { return bpf.ProbeDevices() == nil }
+
+// Leaves says that a frontend's clients are left to a plane that stands behind this one: all of SCTP, whose checksum covers
+// what no program reaches, and whatever isn't translated at a socket where the kernel can't serve packets.
+func Leaves(f *model.Frontend) bool {
+	return !Packets() || f.Entry.Protocol != model.TCP && f.Entry.Protocol != model.UDP
+}
+
+// devices is the part of the plane that stands at the node's devices.
+type devices struct {
+	ns     *netns.Namespace // the node's
+	conn   *link.Conn
+	folder string // of the plane
+	digest string // of the programs
+
+	mu       sync.Mutex
+	attached bool // the programs are as wanted, unless others changed that
+}
+
+// openDevices opens that part of a plane in the calling thread's network namespace.
+func openDevices(p *Plane) (*devices, error) {
+	digest, err := bpf.DeviceDigest(p.Sizes)
+	if err != nil {
+		return nil, err
+	}
+	ns, err := netns.Current()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := link.Dial(ns)
+	if err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	return &devices{ns: ns, conn: conn, folder: p.folder, digest: digest}, nil
+}
+
+func (d *devices) close() {
+	d.conn.Close()
+	d.ns.Close()
+}
+
+// links gives the folder where programs and links to devices are pinned.
+func (d *devices) links() string { return filepath.Join(d.folder, "devices") }
+
+// list gives the node's devices as the programs' loader knows them.
+func (d *devices) list() (l []bpf.Device, err error) {
+	all, err := d.conn.Devices()
+	for _, i := range all {
+		l = append(l, bpf.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback})
+	}
+	return l, err
+}
+
+// put loads the programs to work on maps, attaches them to every device, and keeps them for those that are to come.
+func (d *devices) put(m *bpf.Maps) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	programs, err := m.LoadForDevices()
+	if err != nil {
+		return err
+	}
+	defer programs.Close()
+	if err := programs.Pin(d.links()); err != nil {
+		return err
+	}
+	if err := d.loopback(); err != nil {
+		return err
+	}
+	list, err := d.list()
+	if err != nil {
+		return err
+	}
+	if err := d.attach(programs, list); err != nil {
+		return err
+	}
+	d.attached = true
+	return bpf.Sweep(d.links(), list)
+}
+
+// attach attaches programs to devices.
+func (d *devices) attach(programs *bpf.DevicePrograms, list []bpf.Device) error {
+	return d.ns.Do(func() error {
+		for _, i := range list {
+			if err := programs.Attach(d.links(), i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// follow attaches the programs to devices that have come, and where somebody detached them, and gives up the links to those that
+// have gone.
+func (d *devices) follow() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.attached {
+		return nil
+	}
+	list, err := d.list()
+	if err != nil {
+		return err
+	}
+	detached, err := bpf.Detached(d.links())
+	if err != nil {
+		return err
+	}
+	lacking := bpf.Lacking(d.links(), list)
+	for _, i := range list {
+		if detached[i.Index] {
+			lacking = append(lacking, i)
+		}
+	}
+	if len(lacking) > 0 {
+		programs, err := bpf.OpenDevicePrograms(d.links())
+		if err != nil {
+			return err
+		}
+		defer programs.Close()
+		if err := d.attach(programs, lacking); err != nil {
+			return err
+		}
+	}
+	return bpf.Sweep(d.links(), list)
+}
+
+// lost says whether the programs are not as they were written, and that is not our own doing.
+func (d *devices) lost() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.attached {
+		return false
+	}
+	digest, err := bpf.AtDevices(d.links(), nil)
+	return err != nil || digest != d.digest
+}
+
+// remove detaches the programs.
+func (d *devices) remove() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.attached = false
+	if err := os.RemoveAll(d.links()); err != nil {
+		return fmt.Errorf("ebpf: detach from devices: %w", err)
+	}
+	return d.restore()
+}
+
+// ours are settings of the loopback device, where a packet of the node itself comes in again when its destination was changed:
+// its source is the node's, or even a loopback address. Packets from elsewhere don't come that way.
+var ours = []string{"accept_local", "route_localnet"}
+
+func setting(name string) string { return "ipv4/conf/lo/" + name }
+
+// changed gives the folder that stands for a setting that was changed by us.
+func (d *devices) changed(name string) string { return filepath.Join(d.folder, "lo-"+name) }
+
+// loopback makes the settings, and notes which were not so.
+func (d *devices) loopback() error {
+	for _, name := range ours {
+		now, err := link.Get(d.ns, setting(name))
+		if err != nil {
+			return err
+		}
+		if now == "1" {
+			continue
+		}
+		if err := os.Mkdir(d.changed(name), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("ebpf: note that a setting is changed: %w", err)
+		}
+		if err := link.Set(d.ns, link.Setting{Name: setting(name), Value: "1"}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restore undoes what loopback changed.
+func (d *devices) restore() error {
+	for _, name := range ours {
+		err := os.Remove(d.changed(name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("ebpf: note that a setting is as before: %w", err)
+		}
+		if err := link.Set(d.ns, link.Setting{Name: setting(name), Value: "0"}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readDevices adds the fact of the programs at devices.
+func (p *Plane) readDevices(facts []Fact) ([]Fact, error) {
+	digest, err := bpf.AtDevices(p.devices.links(), p.maps)
+	if err != nil || digest == "" {
+		return facts, err
+	}
+	if p.maps == nil {
+		digest += ", with other maps"
+	}
+	p.devices.mu.Lock()
+	p.devices.attached = digest == p.devices.digest
+	p.devices.mu.Unlock()
+	return append(facts, fact(devicesKey, digest)), nil
+}
+
+func (p *Plane) putDevices(w *writes) error {
+	facts := w.put[KindDevices]
+	if err := p.held(facts); err != nil || len(facts) == 0 {
+		return err
+	}
+	if f := facts[0]; f.Value != p.devices.digest {
+		return fmt.Errorf("ebpf: programs at devices %s: this version's are %s", f.Value, p.devices.digest)
+	}
+	return p.devices.put(p.maps)
+}
+
+func (p *Plane) deleteDevices(w *writes) error {
+	return w.gone(KindDevices, func(Fact) error { return p.devices.remove() })
+}
+
+// leaveDevices removes whatever is at devices.
+func (p *Plane) leaveDevices() error { return p.devices.remove() }
+
+// watchDevices follows devices that come and go until ctx ends, then it closes the channel. What can't be done is told to whoever
+// repairs.
+func (p *Plane) watchDevices(ctx context.Context, tell func()) (<-chan struct{}, error) {
+	ended := make(chan struct{})
+	changes, err := link.WatchDevices(ctx, p.devices.ns)
+	if err != nil {
+		return nil, err
+	}
+	follow := func() {
+		if p.devices.follow() != nil {
+			tell()
+		}
+	}
+	go func() {
+		defer close(ended)
+		follow()
+		for range changes {
+			follow()
+		}
+	}()
+	return ended, nil
+}

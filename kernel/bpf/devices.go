@@ -1,0 +1,344 @@
+package bpf
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// Device is a network device whose packets programs see.
+type Device struct {
+	Index  int
+	Header uint32 // length of its link-layer header, in bytes
+	Own    bool   // the loopback device: only what leaves is looked at, since what comes in there left there
+}
+
+// headers are the lengths of link-layer headers that there are programs for.
+var headers = []uint32{14, 0}
+
+// direction is a place at a device where one of our programs is called.
+type direction struct {
+	name, short string
+	attach      ebpf.AttachType
+}
+
+// directions are all there are; who translates back comes before who translates.
+var directions = []direction{{"leave", "o", ebpf.AttachTCXEgress}, {"arrive", "i", ebpf.AttachTCXIngress}}
+
+// directions gives those at which the device's packets are seen.
+func (d Device) directions() []direction {
+	if d.Own {
+		return directions[:1]
+	}
+	return directions
+}
+
+// pin gives the path of a link's pin.
+func (d Device) pin(folder string, w direction) string {
+	return filepath.Join(folder, fmt.Sprintf("%s-%d", w.name, d.Index))
+}
+
+// programPrefix begins the names of pinned programs, which have no link of their own.
+const programPrefix = "program-"
+
+func (w direction) program(header uint32) string { return fmt.Sprintf("%s-%d", w.name, header) }
+
+// DevicePrograms are the programs for packets at devices.
+type DevicePrograms struct {
+	digest string
+	by     map[string]*ebpf.Program // by direction.program
+}
+
+// DeviceDigest stands for those programs with maps of these sizes.
+func DeviceDigest(s Sizes) (string, error) {
+	layout, err := Layout(s)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	h.Write(_PacketsBytes)
+	fmt.Fprint(h, layout)
+	return fmt.Sprintf("%x", h.Sum(nil)[:4]), nil
+}
+
+// programName is what bpftool shows, such as fl_ie_deadbeef; of 15 bytes one could not tell whether the kernel cut it.
+func (w direction) programName(header uint32, digest string) string {
+	return fmt.Sprintf("fl_%s%x_%s", w.short, header, digest)
+}
+
+// LoadForDevices loads the programs for packets to work on maps.
+func (m *Maps) LoadForDevices() (*DevicePrograms, error) {
+	digest, err := DeviceDigest(m.sizes)
+	if err != nil {
+		return nil, err
+	}
+	p := &DevicePrograms{digest: digest, by: map[string]*ebpf.Program{}}
+	for _, header := range headers {
+		if err := p.load(m, header); err != nil {
+			p.Close()
+			return nil, fmt.Errorf("bpf: load the programs for packets: %w", explain(err))
+		}
+	}
+	return p, nil
+}
+
+// load loads the programs for one length of header.
+func (p *DevicePrograms) load(m *Maps, header uint32) error {
+	c, err := spec(loadPackets, m.sizes)
+	if err != nil {
+		return err
+	}
+	if err := c.Variables["head"].Set(header); err != nil {
+		return err
+	}
+	for _, w := range directions {
+		c.Programs[w.name].Name = w.programName(header, p.digest)
+	}
+	all, err := m.load(c)
+	if err != nil {
+		return err
+	}
+	defer all.Close()
+	for _, w := range directions {
+		p.by[w.program(header)] = all.DetachProgram(w.name)
+	}
+	return nil
+}
+
+// Pin keeps the programs in a folder, in place of those there, for devices that are to come.
+func (p *DevicePrograms) Pin(folder string) error {
+	if err := MakeFolder(folder); err != nil {
+		return err
+	}
+	for name, program := range p.by {
+		path := filepath.Join(folder, programPrefix+name)
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("bpf: pin program %s: %w", name, err)
+		}
+		if err := program.Pin(path); err != nil {
+			return fmt.Errorf("bpf: pin program %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// OpenDevicePrograms opens what Pin has kept.
+func OpenDevicePrograms(folder string) (*DevicePrograms, error) {
+	p := &DevicePrograms{by: map[string]*ebpf.Program{}}
+	for _, w := range directions {
+		for _, header := range headers {
+			name := w.program(header)
+			program, err := ebpf.LoadPinnedProgram(filepath.Join(folder, programPrefix+name), nil)
+			if err != nil {
+				p.Close()
+				return nil, fmt.Errorf("bpf: open program %s: %w", name, err)
+			}
+			p.by[name] = program
+		}
+	}
+	return p, nil
+}
+
+// Close gives the programs back; pinned or attached, they stay.
+func (p *DevicePrograms) Close() {
+	for _, program := range p.by {
+		program.Close()
+	}
+}
+
+// Attach has the kernel call the programs for a device of the calling thread's network namespace, before anybody else's, in
+// place of those whose links are pinned in the folder. They pass on what they see: programs of others are called after
+// them. A device that is gone is no error.
+func (p *DevicePrograms) Attach(folder string, d Device) error {
+	for _, w := range d.directions() {
+		err := p.attach(folder, d, w)
+		if errors.Is(err, unix.ENODEV) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("bpf: attach %s to device %d: %w", w.name, d.Index, explain(err))
+		}
+	}
+	return nil
+}
+
+func (p *DevicePrograms) attach(folder string, d Device, w direction) error {
+	pin, program := d.pin(folder, w), p.by[w.program(d.Header)]
+	if l, err := link.LoadPinnedLink(pin, nil); err == nil {
+		defer l.Close()
+		if device(l) == d.Index {
+			return l.Update(program)
+		}
+		if err := os.Remove(pin); err != nil {
+			return err
+		}
+	}
+	l, err := link.AttachTCX(link.TCXOptions{Interface: d.Index, Program: program, Attach: w.attach, Anchor: link.Head()})
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	return l.Pin(pin)
+}
+
+// device gives the index of the device to which a link is attached, 0 where it isn't any more.
+func device(l link.Link) int {
+	i, err := l.Info()
+	if err != nil || i.TCX() == nil {
+		return 0
+	}
+	return int(i.TCX().Ifindex)
+}
+
+// links calls f with each link to a device whose pin is in the folder, and the index in the pin's name.
+func links(folder string, f func(path string, w direction, index int)) error {
+	list, err := os.ReadDir(folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("bpf: look for links to devices: %w", err)
+	}
+	for _, e := range list {
+		for _, w := range directions {
+			number, ok := strings.CutPrefix(e.Name(), w.name+"-")
+			if index, err := strconv.Atoi(number); ok && err == nil {
+				f(filepath.Join(folder, e.Name()), w, index)
+			}
+		}
+	}
+	return nil
+}
+
+// Sweep removes links to devices other than these: the devices are gone.
+func Sweep(folder string, devices []Device) error {
+	now := map[int]bool{}
+	for _, d := range devices {
+		now[d.Index] = true
+	}
+	var errs []error
+	err := links(folder, func(path string, _ direction, index int) {
+		if !now[index] {
+			errs = append(errs, os.Remove(path))
+		}
+	})
+	return errors.Join(append(errs, err)...)
+}
+
+// Lacking gives the devices that programs are not attached to.
+func Lacking(folder string, devices []Device) (lacking []Device) {
+	for _, d := range devices {
+		for _, w := range d.directions() {
+			if _, err := os.Lstat(d.pin(folder, w)); err != nil {
+				lacking = append(lacking, d)
+				break
+			}
+		}
+	}
+	return lacking
+}
+
+// AtDevices gives the digest of the programs for packets that are pinned in the folder, "" where there are none, and in words
+// what is wrong where they, or those at devices, are not all of one digest, attached, and at work on these maps (nil:
+// whichever).
+func AtDevices(folder string, m *Maps) (digest string, err error) {
+	p, err := OpenDevicePrograms(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		left := 0
+		err = links(folder, func(string, direction, int) { left++ })
+		if left > 0 {
+			return "programs are missing", err
+		}
+		return "", err
+	}
+	if err != nil {
+		return "", err
+	}
+	defer p.Close()
+	for _, w := range directions {
+		for _, header := range headers {
+			i, err := p.by[w.program(header)].Info()
+			if err != nil {
+				return "", fmt.Errorf("bpf: read a program: %w", err)
+			}
+			ids, _ := i.MapIDs()
+			_, d, _ := strings.Cut(strings.TrimPrefix(i.Name, "fl_"), "_")
+			if m != nil && !m.serve(ids) {
+				return w.name + " works on other maps", nil
+			}
+			if i.Name != w.programName(header, d) || digest != "" && d != digest {
+				return w.name + " has another program", nil
+			}
+			digest = d
+		}
+	}
+	wrong := ""
+	err = links(folder, func(path string, w direction, index int) {
+		l, err := link.LoadPinnedLink(path, nil)
+		if err != nil {
+			wrong = path + " is no link"
+			return
+		}
+		defer l.Close()
+		i, err := l.Info()
+		switch {
+		case err != nil || i.TCX() == nil:
+			wrong = path + " is no link to a device"
+		case i.TCX().Ifindex == 0:
+			// the device is gone, or somebody detached it: whoever attaches anew to devices that are there sees to that
+		case !strings.HasSuffix(programName(i.Program), "_"+digest):
+			wrong = fmt.Sprintf("%s has another program at device %d", w.name, index)
+		}
+	})
+	if wrong != "" {
+		return wrong, err
+	}
+	return digest, err
+}
+
+// Detached gives the links to devices, by index, that are attached no more, though pinned.
+func Detached(folder string) (gone map[int]bool, err error) {
+	gone = map[int]bool{}
+	err = links(folder, func(path string, _ direction, index int) {
+		if l, err := link.LoadPinnedLink(path, nil); err == nil {
+			gone[index] = gone[index] || device(l) != index
+			l.Close()
+		}
+	})
+	return gone, err
+}
+
+// ProbeDevices asks the kernel for what the programs for packets need besides, and gives an error that names what it lacks.
+var ProbeDevices = sync.OnceValue(func() error {
+	var errs []error
+	need := func(err error, what string) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("bpf: this kernel lacks %s: %w", what, err))
+		}
+	}
+	need(features.HaveProgramType(ebpf.SchedCLS), "programs at devices (4.1)")
+	need(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnSkcLookupTcp), "the look-up of sockets (5.2)")
+	need(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnKtimeGetCoarseNs), "a coarse clock (5.11)")
+	if major, minor := release(); major < 6 || major == 6 && minor < 7 {
+		errs = append(errs, fmt.Errorf("bpf: Linux %d.%d lacks links to devices (6.6) and source addresses in look-ups of routes (6.7)", major, minor))
+	}
+	return errors.Join(errs...)
+})
+
+// release gives the kernel's version.
+func release() (major, minor int) {
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor)
+	}
+	return major, minor
+}
