@@ -40,7 +40,7 @@ func TestNode(t *testing.T) {
 		problems  []string
 	}{
 		{"nothing", Config{}, nil, "[]", "[]", nil},
-		{"another node", Config{}, node(internalIPs("172.18.0.9"), podCIDRs("10.244.9.0/24"), func(n *corev1.Node) { n.Name = "n9" }), "[]", "[]", nil},
+		{"another node", Config{}, node(internalIPs("172.18.0.9"), podCIDRs("10.244.9.0/24"), func(n *corev1.Node) { n.Name = "n9" }), "[]", "[]", lines("Node n1  NodeUnknown")},
 		{"addresses, sorted, once", Config{Addresses: addrs("127.0.0.1", "172.18.0.2")}, node(internalIPs("172.18.0.2", "fd18::2"), externalIP("192.0.2.2")),
 			"[127.0.0.1 172.18.0.2 192.0.2.2 fd18::2]", "[]", nil},
 		{"unreadable addresses", Config{}, node(internalIPs("172.18.0.2", "n1", "169.254.0.1")), "[172.18.0.2]", "[]",
@@ -212,5 +212,29 @@ func TestFirstDeltaHoldsTheNode(t *testing.T) {
 	}
 	if d := r.Apply([]source.Change{{Key: source.Key{Kind: source.Service, Namespace: "x", Name: "never there"}}}); !d.Empty() || len(r.services) != 0 {
 		t.Errorf("the third delta is %v", d)
+	}
+}
+
+func TestUnknownNode(t *testing.T) {
+	r := New(Config{Node: "nowhere"})
+	for _, step := range []struct {
+		name string
+		obj  *corev1.Node
+		want int
+	}{{"n1", node(), 1}, {"nowhere", node(), 0}, {"nowhere", nil, 1}, {"n1", nil, 0}} {
+		c := source.Change{Key: source.Key{Kind: source.Node, Name: step.name}}
+		if step.obj != nil {
+			c.Object = step.obj
+		}
+		r.Apply([]source.Change{c})
+		n := 0
+		for _, p := range r.Problems() {
+			if p.Reason == "NodeUnknown" {
+				n++
+			}
+		}
+		if n != step.want {
+			t.Errorf("after %s, %t: %d problems, want %d", step.name, step.obj != nil, n, step.want)
+		}
 	}
 }

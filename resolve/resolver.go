@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -21,7 +22,8 @@ type Resolver struct {
 	set      *settings
 	hash     func(string) uint64
 	place    *place
-	told     *model.Node // the node of the last Delta; nil before the first
+	nodes    map[string]bool // all Nodes that were seen
+	told     *model.Node     // the node of the last Delta; nil before the first
 	services map[source.Key]*service
 	owners   map[source.Key]*service // by EndpointSlice
 	entries  claims[model.Entry]
@@ -52,6 +54,7 @@ func New(c Config) *Resolver {
 		set:      set,
 		hash:     hashName,
 		place:    locate(set, nil, nil),
+		nodes:    map[string]bool{},
 		services: map[source.Key]*service{},
 		owners:   map[source.Key]*service{},
 		entries:  newClaims[model.Entry](entryBefore),
@@ -80,6 +83,9 @@ func (r *Resolver) Apply(changes []source.Change) model.Delta {
 			obj, _ := c.Object.(*discoveryv1.EndpointSlice)
 			r.applySlice(c.Key, obj)
 		case source.Node:
+			if r.nodes[c.Key.Name] = true; c.Object == nil {
+				delete(r.nodes, c.Key.Name)
+			}
 			if c.Key.Name == r.set.Node {
 				node = &changes[i]
 			}
@@ -311,7 +317,7 @@ func (s *service) hasProblems() bool {
 
 // Problems gives everything that stands now, sorted. Slices of Services that are not served have none.
 func (r *Resolver) Problems() []source.Problem {
-	ps := slices.Concat(r.set.problems, r.place.problems)
+	ps := slices.Concat(r.set.problems, r.place.problems, r.stranger())
 	for s := range r.troubled {
 		ps = append(append(ps, s.declared.problems...), s.decision.problems...)
 		for _, e := range s.slices {
@@ -323,6 +329,21 @@ func (r *Resolver) Problems() []source.Problem {
 	ps = r.conflicts(ps)
 	sortProblems(ps)
 	return ps
+}
+
+// stranger says if Nodes are known and this one isn't among them. Without any, Services alone were given.
+func (r *Resolver) stranger() []source.Problem {
+	if len(r.nodes) == 0 || r.nodes[r.set.Node] {
+		return nil
+	}
+	names := slices.Sorted(maps.Keys(r.nodes))
+	if len(names) > 5 {
+		names = append(names[:5], "…")
+	}
+	rep := report{object: source.Key{Kind: source.Node, Name: r.set.Node}}
+	rep.add("", "NodeUnknown", "there is no such Node, but %s: served without its addresses, pod ranges and zone, and no endpoint counts as local; give this node's name as its Node object has it",
+		strings.Join(names, ", "))
+	return rep.problems
 }
 
 // Services gives the whole decided node as it stands: what all Deltas so far come to, with the same pointers.
