@@ -142,7 +142,7 @@ func looks(t *testing.T, i v1.Image, arch string) {
 	root := t.TempDir()
 	files := mutate.Extract(i)
 	defer files.Close()
-	if names := unpack(t, files, root); strings.Join(names, ", ") != "usr/ 755, usr/bin/ 755, usr/bin/fairlead 755" {
+	if names := unpack(t, files, root); strings.Join(names, ", ") != "usr 755, usr/bin 755, usr/bin/fairlead 755" {
 		t.Errorf("files: %q", names)
 	}
 	at := filepath.Join(root, program)

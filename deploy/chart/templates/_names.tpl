@@ -26,7 +26,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "fairlead.capabilities" -}}
 {{- $c := list "NET_ADMIN" }}
 {{- if hasPrefix "iptables" .Values.mode | or (eq .Values.mode "auto") }}{{ $c = append $c "NET_RAW" }}{{ end }}
-{{- if eq .Values.mode "userspace" }}{{ $c = concat $c (list "NET_BIND_SERVICE" "NET_RAW" "SYS_ADMIN") }}{{ end }}
 {{- if eq .Values.mode "ebpf" }}{{ $c = concat $c (list "BPF" "PERFMON" "SYS_ADMIN") }}{{ end }}
 {{- if eq .Values.takeOver "Remove" }}{{ $c = append $c "SYS_PTRACE" }}{{ end }}
 {{- toYaml $c }}
@@ -34,7 +33,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- /* fairlead.privileged is "true" where the agent writes sysctls while it serves. */ -}}
 {{- define "fairlead.privileged" -}}
-{{- or .Values.privileged (eq .Values.mode "ipvs") }}
+{{- or .Values.privileged (has .Values.mode (list "ipvs" "userspace")) }}
 {{- end }}
 
 {{- /* fairlead.container gives what both containers have in common. */ -}}
