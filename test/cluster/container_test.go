@@ -22,7 +22,8 @@ func (r release) start(t testing.TB, c corev1.Container) *running {
 	h, err := box.Node("a")
 	check(t, err)
 	dir := t.TempDir()
-	check(t, os.MkdirAll(filepath.Join(dir, "rootfs/usr/bin"), 0o755), os.Link(os.Getenv("FAIRLEAD"), filepath.Join(dir, "rootfs/usr/bin/fairlead")))
+	program, err := os.ReadFile(os.Getenv("FAIRLEAD"))
+	check(t, err, os.MkdirAll(filepath.Join(dir, "rootfs/usr/bin"), 0o755), os.WriteFile(filepath.Join(dir, "rootfs/usr/bin/fairlead"), program, 0o755))
 	spec := exec.Command("runc", "spec")
 	spec.Dir = dir
 	if out, err := spec.CombinedOutput(); err != nil {
