@@ -13,6 +13,21 @@ help:
 build: ## build bin/fairlead
 	$(GO) build -trimpath -buildvcs=auto -o bin/fairlead ./cmd/fairlead
 
+ARCHS := amd64 arm64
+.PHONY: binaries
+binaries: $(ARCHS:%=bin/fairlead-linux-%)
+bin/fairlead-linux-%: FORCE
+	GOOS=linux GOARCH=$* $(GO) build -trimpath -buildvcs=auto -ldflags '-s -w' -o $@ ./cmd/fairlead
+FORCE:
+
+.PHONY: image
+image: binaries ## bin/fairlead-image.tar: a container image for ARCHS, without a daemon; BASE= puts it on another image, PUSH= sends it there
+	cd deploy && $(GO) run -mod=mod ./image $(ARCHS:%=--binary %=../bin/fairlead-linux-%) --base '$(BASE)' --push '$(PUSH)' --revision "$$(git rev-parse HEAD)" --out ../bin/fairlead-image.tar
+
+.PHONY: manifests
+manifests: ## print the chart's manifests, for kubectl: ARGS='--set apiServer.host=192.0.2.10'
+	@cd deploy && $(GO) run -mod=mod ./render $(ARGS)
+
 .PHONY: lab
 lab: build root ## measure on this machine: the experiment `services`, quick profile, about 4 minutes
 	bin/fairlead lab run services --quick
@@ -41,6 +56,11 @@ test-kubeproxy: root packages ## the lab's subject kube-proxy: builds the real o
 test-cluster: root packages ## the agent against a real etcd, kube-apiserver and kube-controller-manager: builds them once (minutes), then takes one or two
 	$(MAKE) -C test/cluster test
 
+.PHONY: test-deploy
+test-deploy: root packages binaries ## the Helm chart, the image, and both together on a real control plane (built once, minutes): two minutes
+	cd deploy && $(GO) vet -mod=mod ./... && $(GO) test -mod=mod -count 1 -timeout 5m ./...
+	$(MAKE) -C test/cluster test ARGS="-run 'TestDeploy'"
+
 .PHONY: vet
 vet: ## gofmt, vet and staticcheck
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "make vet: run gofmt -w on these files" >&2; exit 1; }
@@ -57,8 +77,8 @@ bench: root ## Go benchmarks of the data plane, the resolver, the loop and the s
 	$(GO) test -run '^$$' -bench . ./dataplane/... ./resolve/... ./reconcile/... ./source/...
 
 .PHONY: packages
-packages: # Debian packages that tests need: nft and ip look from outside, gcc serves the race detector, qemu the second kernel
-	@missing=; for p in nftables iproute2 iptables ipset gcc libc6-dev qemu-system-x86 qemu-system-common kmod; do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+packages: # Debian packages that tests need: nft and ip look from outside, gcc serves the race detector, qemu the second kernel, runc the chart
+	@missing=; for p in nftables iproute2 iptables ipset gcc libc6-dev qemu-system-x86 qemu-system-common kmod runc; do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ]; then echo "installing$$missing"; \
 	  apt-get update -q >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$missing >/dev/null; fi
 

@@ -142,7 +142,7 @@ func (c *control) startServer(port int) error {
 		"--bind-address="+c.address.String(), "--advertise-address="+c.address.String(),
 		"--tls-cert-file="+c.file("server.crt"), "--tls-private-key-file="+c.file("server.key"), "--client-ca-file="+c.file("ca.crt"),
 		"--service-account-issuer=https://cluster.test", "--service-account-key-file="+c.file("server.key"), "--service-account-signing-key-file="+c.file("server.key"),
-		"--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount",
+		"--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=RBAC", "--allow-privileged=true", "--disable-admission-plugins=ServiceAccount",
 		"--enable-priority-and-fairness=false", "--endpoint-reconciler-type=none", "--cert-dir="+c.dir)
 	if err != nil {
 		return err

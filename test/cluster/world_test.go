@@ -212,15 +212,20 @@ func (s *safe) String() string {
 	return s.b.String()
 }
 
-// startAgent starts the shipped agent on node a as a user. When the test ends, nothing of it is left in the kernel.
+// startAgent starts the shipped agent on node a as a user.
 func startAgent(t testing.TB, user, mode string) *running {
 	t.Helper()
 	kubeconfig, err := plane.kubeconfig(user, first)
 	check(t, err)
 	h, err := box.Node("a")
 	check(t, err)
-	a := &running{host: h, log: &safe{}, alive: true}
-	a.cmd = exec.Command(os.Getenv("FAIRLEAD"), "run", "--kubeconfig", kubeconfig, "--node", "a", "--mode", mode, "--status-address", "127.0.0.1:10249")
+	return follow(t, h, exec.Command(os.Getenv("FAIRLEAD"), "run", "--kubeconfig", kubeconfig, "--node", "a", "--mode", mode, "--status-address", "127.0.0.1:10249"))
+}
+
+// follow starts an agent by a command on a host. When the test ends, nothing of it is left in the kernel.
+func follow(t testing.TB, h *sandbox.Host, cmd *exec.Cmd) *running {
+	t.Helper()
+	a := &running{host: h, log: &safe{}, alive: true, cmd: cmd}
 	a.cmd.Stdout, a.cmd.Stderr = a.log, a.log
 	check(t, h.Do(a.cmd.Start))
 	a.web = &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (c net.Conn, err error) {

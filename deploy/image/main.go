@@ -1,0 +1,57 @@
+// Command image makes the container image, without a daemon: an OCI layout in a tar file of the binaries it is given, one for each
+// architecture, each on an empty base or on one's own.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	var o Options
+	var out, push string
+	c := &cobra.Command{
+		Use:   "image --binary ARCH=FILE … [--out FILE] [--push REFERENCE]",
+		Short: "Make the container image of static binaries",
+		Example: `  image --binary amd64=bin/fairlead-amd64 --binary arm64=bin/fairlead-arm64 --out bin/fairlead-image.tar
+  image --binary amd64=bin/fairlead-amd64 --base registry.example.com/iptables:1 --push registry.example.com/fairlead:1`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(c *cobra.Command, _ []string) error {
+			index, err := Build(c.Context(), o)
+			if err != nil {
+				return err
+			}
+			digest, err := index.Digest()
+			if err != nil {
+				return err
+			}
+			if out != "" {
+				if err := Write(index, o.Name, out); err != nil {
+					return err
+				}
+			}
+			if push != "" {
+				if err := Push(c.Context(), index, push); err != nil {
+					return err
+				}
+			}
+			fmt.Fprintln(c.OutOrStdout(), digest)
+			return nil
+		},
+	}
+	c.Flags().StringToStringVar(&o.Binaries, "binary", nil, "static binaries by architecture")
+	c.Flags().StringVar(&o.Base, "base", "", "an image to put them on, a reference or an OCI layout's folder; empty: nothing")
+	c.Flags().StringVar(&o.Name, "name", "fairlead:dev", "the image's name in the file")
+	c.Flags().StringVar(&o.Revision, "revision", "", "the commit that the binaries were built from")
+	c.Flags().StringVar(&out, "out", "", "a tar file to write")
+	c.Flags().StringVar(&push, "push", "", "a reference to push to, with the credentials of Docker's configuration")
+	c.MarkFlagRequired("binary")
+	if err := c.Execute(); err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1)
+	}
+}
