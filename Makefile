@@ -76,9 +76,11 @@ fuzz: ## each fuzz target for a minute
 bench: root ## Go benchmarks of the data plane, the resolver, the loop and the source
 	$(GO) test -run '^$$' -bench . ./dataplane/... ./resolve/... ./reconcile/... ./source/...
 
+PACKAGES := nftables iproute2 iptables ipset gcc libc6-dev qemu-system-x86 qemu-system-common kmod
+test-cluster test-deploy: PACKAGES += runc
 .PHONY: packages
-packages: # Debian packages that tests need: nft and ip look from outside, gcc serves the race detector, qemu the second kernel, runc the chart
-	@missing=; for p in nftables iproute2 iptables ipset gcc libc6-dev qemu-system-x86 qemu-system-common kmod runc; do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+packages: # Debian packages that tests need: nft and ip look from outside, gcc serves the race detector, qemu the second kernel
+	@missing=; for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ]; then echo "installing$$missing"; \
 	  apt-get update -q >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$missing >/dev/null; fi
 
