@@ -38,7 +38,7 @@ lab-full: build root ## the same with every block: for the night
 
 .PHONY: test
 test: root packages vet ## every test: pure, in the kernel, with real packets, with the race detector
-	$(GO) test -timeout 25m -skip SecondKernel $$($(GO) list ./... | grep -v /vm)
+	$(GO) test -timeout 40m -skip SecondKernel $$($(GO) list ./... | grep -v /vm)
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m $(RACY)
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m -run TestConformance/nftables ./agent
 	$(GO) test -timeout 20m -p 1 ./vm/...
