@@ -28,7 +28,8 @@ type Config struct {
 	Server   string   // the API server's address, in place of the kubeconfig's
 	Warnings []string // what was given and is not honoured
 
-	fromFile bool // Proxy was read from a file
+	fromFile bool   // Proxy was read from a file
+	text     []byte // the file's
 }
 
 // Load puts the file, if one is named, and the flags together. The error names everything that is wrong.
@@ -42,6 +43,7 @@ func (f *Flags) Load() (*Config, error) {
 	} else if in, rerr := read(text); rerr != nil {
 		err = fmt.Errorf("%s: %w", f.File, rerr)
 	} else {
+		c.text = text
 		err = c.take(f, in)
 	}
 	if err != nil {

@@ -44,7 +44,7 @@ func (f *Flags) Follow(ctx context.Context, in *Config, log *slog.Logger, stop f
 
 // changed waits for another valid configuration; nil when ctx has ended before.
 func (f *Flags) changed(ctx context.Context, w *fsnotify.Watcher, in *Config, log *slog.Logger) *Config {
-	known, _ := os.ReadFile(f.File)
+	known := in.text
 	look := time.After(settle) // it may have changed before it was watched
 	for {
 		select {
