@@ -135,7 +135,7 @@ func TestModes(t *testing.T) {
 				if pod.HostPID != (takeOver == config.Remove) || !pod.HostNetwork {
 					t.Errorf("hostPID %v, hostNetwork %v", pod.HostPID, pod.HostNetwork)
 				}
-				if *s.Privileged != (mode == "ipvs" || mode == "userspace") || !*s.ReadOnlyRootFilesystem {
+				if *s.Privileged != (mode == "ipvs" || mode == "userspace" || mode == "ebpf") || !*s.ReadOnlyRootFilesystem {
 					t.Errorf("privileged %v", *s.Privileged)
 				}
 				if *s.Privileged {

@@ -215,7 +215,7 @@ func without(rules []rbacv1.PolicyRule, at int, resource, verb string) (l []rbac
 
 // Each capability that the chart gives a mode is needed: without it the agent ends, or says what it may not.
 func TestDeployCapabilities(t *testing.T) {
-	for _, mode := range []string{"nftables", "ebpf"} {
+	for _, mode := range []string{"nftables"} {
 		t.Run(mode, func(t *testing.T) {
 			r := install(t, "mode="+mode)
 			c := r.pod.Containers[0]

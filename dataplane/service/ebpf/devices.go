@@ -79,10 +79,10 @@ func (d *devices) put(m *bpf.Maps) error {
 		return err
 	}
 	defer programs.Close()
-	if err := programs.Pin(d.links()); err != nil {
+	if err := d.loopback(); err != nil { // first: with the programs' pins all of it counts as done
 		return err
 	}
-	if err := d.loopback(); err != nil {
+	if err := programs.Pin(d.links()); err != nil {
 		return err
 	}
 	list, err := d.list()
@@ -184,7 +184,7 @@ func (d *devices) loopback() error {
 		if now == "1" {
 			continue
 		}
-		if err := os.Mkdir(d.changed(name), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := os.MkdirAll(d.changed(name), 0o700); err != nil {
 			return fmt.Errorf("ebpf: note that a setting is changed: %w", err)
 		}
 		if err := link.Set(d.ns, link.Setting{Name: setting(name), Value: "1"}); err != nil {

@@ -26,14 +26,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "fairlead.capabilities" -}}
 {{- $c := list "NET_ADMIN" }}
 {{- if hasPrefix "iptables" .Values.mode | or (eq .Values.mode "auto") }}{{ $c = append $c "NET_RAW" }}{{ end }}
-{{- if eq .Values.mode "ebpf" }}{{ $c = concat $c (list "BPF" "PERFMON" "SYS_ADMIN") }}{{ end }}
 {{- if eq .Values.takeOver "Remove" }}{{ $c = append $c "SYS_PTRACE" }}{{ end }}
 {{- toYaml $c }}
 {{- end }}
 
 {{- /* fairlead.privileged is "true" where the agent writes sysctls while it serves. */ -}}
 {{- define "fairlead.privileged" -}}
-{{- or .Values.privileged (has .Values.mode (list "ipvs" "userspace")) }}
+{{- or .Values.privileged (has .Values.mode (list "ipvs" "userspace" "ebpf")) }}
 {{- end }}
 
 {{- /* fairlead.container gives what both containers have in common. */ -}}
