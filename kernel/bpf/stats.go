@@ -3,9 +3,7 @@ package bpf
 import (
 	"fmt"
 	"io"
-	"maps"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -51,23 +49,6 @@ func Runs(folder string) (runs []Run, err error) {
 			return nil, fmt.Errorf("bpf: read what was counted of %s: %w", h.name, err)
 		}
 		runs = append(runs, Run{h.name, s.RunCount, s.Runtime})
-	}
-	return runs, nil
-}
-
-// DeviceRuns gives what was counted of the programs for packets that are pinned in the folder, by names such as arrive-14.
-func DeviceRuns(folder string) (runs []Run, err error) {
-	p, err := OpenDevicePrograms(folder)
-	if err != nil {
-		return nil, err
-	}
-	defer p.Close()
-	for _, name := range slices.Sorted(maps.Keys(p.by)) {
-		s, err := p.by[name].Stats()
-		if err != nil {
-			return nil, fmt.Errorf("bpf: read what was counted of %s: %w", name, err)
-		}
-		runs = append(runs, Run{name, s.RunCount, s.Runtime})
 	}
 	return runs, nil
 }
