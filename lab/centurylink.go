@@ -181,6 +181,7 @@ func (r *centurylink) design() result.Design {
 			fmt.Sprintf("Every arm has two network namespaces of its own, joined by a veth: a node with %s Services of %d endpoints, where the client runs, and a far end with the server. "+
 				"Client and server share one processor and have real-time priority; the agents have the others. For userspace that means that each message wakes a thread on another processor, twice in each direction, "+
 				"as on a node with processors to spare; and that a stream is copied by a processor of its own.", thousands(p.Services), endpoints),
+			"TCP is controlled as the machine says (net.ipv4.tcp_congestion_control, in manifest.json): where that is BBR, whose timers pace every packet, a stream carries half of what it does with Cubic, and userspace's connections to endpoints have Cubic.",
 			"The article's machines were two, with a network between them, of 2016; its charts hold no numbers. What is compared is which mode is faster, and the shape.",
 		},
 		Missing: append(unableWords(r.cannot),

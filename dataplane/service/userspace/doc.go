@@ -33,7 +33,7 @@
 //
 // One loop per processor waits by epoll and owns what it carries; there is no goroutine per Service or connection. TCP:
 // half-closed connections stay so; a reset is handed on as a reset, at once where nothing can move; at most 1 MiB waits in each
-// direction; a backend that refuses or does not answer in 7 seconds is passed over for another. UDP: a socket for each client and entry, ended after 30
+// direction; where the node has BBR, ways to backends have Cubic; a backend that refuses or does not answer in 7 seconds is passed over for another. UDP: a socket for each client and entry, ended after 30
 // seconds of silence, 120 once answered, batches of 32.
 //
 // # Changes
@@ -63,6 +63,7 @@ var Abilities = service.Abilities{
 		"Backends see the node's address in place of every client's.",
 		"Connections run through the agent: they end when it does, and affinity is forgotten.",
 		"SCTP is not carried.",
+		"Where the node's TCP has BBR, connections to backends have Cubic: pacing costs a stream a third of its throughput, and ways within a cluster are short.",
 		"Fragmented UDP datagrams don't reach node ports, and Services that share an address get each other's.",
 		"The node must forward packets (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding), also to and from interface " + Veth + " where a firewall forbids that by default.",
 		"Routing rules are asked one by one: a node with hundreds of different Service ports and node ports feels it, and so does one whose frontends go while thousands of connections to them are open.",

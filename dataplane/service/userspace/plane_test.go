@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -750,4 +751,41 @@ func TestIPv4IsServedWhereIPv6IsSwitchedOff(t *testing.T) {
 	client, server := s.pair(l)
 	s.exchange(client, server, "x")
 	s.holds(s.held)
+}
+
+// TestBBRIsKeptFromBackends looks at the algorithm of connections to backends, for each that the kernel lets the node have.
+func TestBBRIsKeptFromBackends(t *testing.T) {
+	const chosen = "/proc/sys/net/ipv4/tcp_congestion_control"
+	have, err := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range strings.Fields(string(have)) {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			s.check(s.node.Do(func() error { return os.WriteFile(chosen, []byte(name), 0) }))
+			l := s.listen(8080)
+			f, p := serves(model.TCP, 80, 8080)
+			s.check(s.tell(p, f))
+			s.pair(l)
+			want := name
+			if strings.HasPrefix(name, "bbr") && slices.Contains(strings.Fields(string(have)), "cubic") {
+				want = "cubic"
+			}
+			seen := 0
+			for _, loop := range s.plane.loops {
+				loop.do(func() {
+					for c := range loop.conns {
+						seen++
+						if got, err := unix.GetsockoptString(c.server.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err != nil || strings.TrimRight(got, "\x00") != want {
+							t.Errorf("the node has %s, the connection to the backend %q, not %s (%v)", name, got, want, err)
+						}
+					}
+				})
+			}
+			if seen != 1 {
+				t.Errorf("%d connections", seen)
+			}
+		})
+	}
 }

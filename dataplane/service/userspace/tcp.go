@@ -3,6 +3,7 @@ package userspace
 import (
 	"errors"
 	"net/netip"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -95,6 +96,7 @@ func (c *conn) connect() error {
 		return err
 	}
 	unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	hasten(fd)
 	unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_SYNCNT, impatience)
 	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
 	unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, idle)
@@ -108,6 +110,14 @@ func (c *conn) connect() error {
 	}
 	c.server.fd = fd
 	return nil
+}
+
+// hasten has Cubic control the way to a backend where the node has BBR, which paces each packet by a timer (tcp_bbr.c). That
+// serves long ways with little room in their queues, not those within a cluster, and costs a stream a third of its throughput.
+func hasten(fd int) {
+	if name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err == nil && strings.HasPrefix(name, "bbr") {
+		unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "cubic") // where it is in the kernel
+	}
 }
 
 // serverSide and clientSide take the events of a conn's sockets.
