@@ -11,7 +11,7 @@ help:
 
 .PHONY: build
 build: ## build bin/fairlead
-	$(GO) build -trimpath -buildvcs=auto -o bin/fairlead ./cmd/fairlead
+	$(GO) build -o bin/fairlead ./cmd/fairlead
 
 ARCHS := amd64 arm64
 .PHONY: binaries
@@ -53,7 +53,7 @@ test-kubeproxy: root packages ## the lab's subject kube-proxy: builds the real o
 	$(MAKE) -C test/kubeproxy test
 
 .PHONY: test-cluster
-test-cluster: root packages ## the agent against a real etcd, kube-apiserver and kube-controller-manager: builds them once (minutes), then takes one or two
+test-cluster: root packages ## the agent against a real etcd, kube-apiserver and EndpointSlice controller: builds them once (minutes), then takes one or two
 	$(MAKE) -C test/cluster test
 
 .PHONY: test-deploy

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
 	"runtime/debug"
@@ -34,8 +33,15 @@ type Options struct {
 	Log     *slog.Logger
 	Servers Servers
 
+	Addresses Addresses // of the node's interfaces, in place of Resolve's; nil: those stay
+
 	Tell   func([]source.Problem) // is called with all problems that stand when they may have changed; nil: they are logged alone
 	Served func(context.Context)  // is called once the first batch is in the kernel, in a goroutine of its own; nil: nobody waits for that
+}
+
+// Addresses calls tell with the addresses of the node's interfaces, and again whenever they have changed, until ctx ends.
+type Addresses interface {
+	Follow(ctx context.Context, tell func([]netip.Addr)) error
 }
 
 // Agent serves one node.
@@ -47,13 +53,14 @@ type Agent struct {
 	metrics  *proxyMetrics
 	progress *progress
 
-	mu       sync.Mutex // guards the resolver and what follows
-	resolver *resolve.Resolver
-	problems []source.Problem     // the source's
-	known    map[string]time.Time // problems that were logged, and since when they stand where that is said
-	names    servicesOf
-	synced   bool // the first batch is in the kernel
-	batches  int
+	mu        sync.Mutex // guards the resolver and what follows
+	resolver  *resolve.Resolver
+	problems  []source.Problem     // the source's
+	known     map[string]time.Time // problems that were logged, and since when they stand where that is said
+	names     servicesOf
+	addresses []netip.Addr // of the node's interfaces
+	synced    bool         // the first batch is in the kernel
+	batches   int
 }
 
 // Run serves a node in the calling thread's network namespace until ctx ends, and leaves the kernel as it is then.
@@ -70,7 +77,7 @@ func Run(ctx context.Context, o Options) error {
 	registry := prometheus.NewRegistry()
 	metrics := newProxyMetrics(registry)
 	a := &Agent{options: o, services: services, registry: registry, metrics: metrics, progress: newProgress(metrics, o.Servers.Late),
-		resolver: resolve.New(o.Resolve), known: map[string]time.Time{}, names: servicesOf{}}
+		resolver: resolve.New(o.Resolve), known: map[string]time.Time{}, names: servicesOf{}, addresses: o.Resolve.Addresses}
 	checks := health.New(nil, func() bool { _, healthy := a.progress.health(time.Now()); return healthy })
 	defer checks.Close()
 	a.health = reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
@@ -110,6 +117,9 @@ func (a *Agent) run(ctx context.Context) error {
 		})
 	}
 	start("health checks", a.health.Run)
+	if a.options.Addresses != nil {
+		start("addresses", func(ctx context.Context) error { return a.options.Addresses.Follow(ctx, a.setAddresses) })
+	}
 	ended.Go(func() { a.progress.follow(ctx, a.sync) })
 	start("source", func(ctx context.Context) error {
 		return a.options.Source.Run(ctx, func(b source.Batch) { a.take(ctx, b) })
@@ -135,19 +145,24 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 	first := a.batches == 0
 	a.batches++
 	if first || !delta.Empty() {
-		a.metrics.changed(delta)
-		a.services.Change(delta.Put, delta.Del)
-		a.names.follow(delta.Put, delta.Del)
-		a.health.Change(delta.PutHealth, delta.DelHealth)
+		a.hand(delta)
 	}
 	if q := count(b.Changes, delta.Triggered); first || q.services+q.slices > 0 {
 		q.seen = []time.Time{b.Seen}
 		a.progress.queue(q)
 	}
-	a.tell(append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...))
+	a.tellAll()
 	if first {
 		go a.arrive(ctx)
 	}
+}
+
+// hand hands a difference on to those who tell the kernel.
+func (a *Agent) hand(d model.Delta) {
+	a.metrics.changed(d)
+	a.services.Change(d.Put, d.Del)
+	a.names.follow(d.Put, d.Del)
+	a.health.Change(d.PutHealth, d.DelHealth)
 }
 
 // count says what a batch changes.
@@ -206,6 +221,11 @@ func ownerKey(owner string) (k source.Key) {
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
+// tellAll logs what stands, but for what the kernel refuses.
+func (a *Agent) tellAll() {
+	a.tell(append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...))
+}
+
 // tell logs each problem once while it lasts, and the end of those that can pass by themselves.
 func (a *Agent) tell(problems []source.Problem) {
 	now := make(map[string]time.Time, len(problems))
@@ -251,20 +271,4 @@ func (a *Agent) ready() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.synced
-}
-
-// Addresses gives the calling thread's namespace's own addresses that others can reach: not loopback, not link-local.
-func Addresses() ([]netip.Addr, error) {
-	list, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("agent: list the node's addresses: %w", err)
-	}
-	var addrs []netip.Addr
-	for _, a := range list {
-		p, err := netip.ParsePrefix(a.String())
-		if err == nil && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {
-			addrs = append(addrs, p.Addr())
-		}
-	}
-	return addrs, nil
 }

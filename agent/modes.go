@@ -138,10 +138,20 @@ const DefaultRoom = ebpf.DefaultRoom
 
 // EBPF gives the mode with what its plane ebpf, if it has one, is told.
 func (m Mode) EBPF(o ebpf.Options) Mode {
+	return with(m, ebpf.Abilities, func() (*ebpf.Plane, error) { return ebpf.Open(o) })
+}
+
+// IPVS gives the mode with what its plane ipvs, if it has one, is told.
+func (m Mode) IPVS(o ipvs.Options) Mode {
+	return with(m, ipvs.Abilities, func() (*ipvs.Plane, error) { return ipvs.Open(o) })
+}
+
+// with gives the mode with another way of opening one of its planes.
+func with[K dataplane.Key, V comparable, P plane[K, V]](m Mode, a service.Abilities, open func() (P, error)) Mode {
 	m.planes = slices.Clone(m.planes)
 	for i, p := range m.planes {
-		if p.name == ebpf.Abilities.Name {
-			m.planes[i] = opens(ebpf.Abilities, func() (*ebpf.Plane, error) { return ebpf.Open(o) }, nil)
+		if p.name == a.Name {
+			m.planes[i] = opens(a, open, nil)
 		}
 	}
 	return m

@@ -90,16 +90,16 @@ func TestHealth(t *testing.T) {
 			}
 		}
 	}
-	expect("at first", 200, 200)
+	expect("without a Node", 503, 200)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	a.say(t.Context(), node)
+	expect("with a Node", 200, 200)
 	a.say(t.Context(), webObjects()...)
 	a.progress.step(t.Context(), func(context.Context) bool { return true })
 	expect("in the kernel", 200, 200)
 	if _, body := get(h, "/healthz"); !strings.Contains(body, `"IPv4":{"lastUpdated":`) || !strings.Contains(body, `"IPv6":`) {
 		t.Errorf("it says nothing of the families: %s", body)
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
-	a.say(t.Context(), node)
-	expect("with a Node", 200, 200)
 	tainted := node.DeepCopy()
 	tainted.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
 	a.say(t.Context(), tainted)

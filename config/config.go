@@ -200,6 +200,7 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 	if r.Node, err = c.Node(); err != nil {
 		return r, err
 	}
+	r.Nodeless = c.Own.Source != ""
 	r.ProxyName = c.Own.ServiceProxyName
 	r.NodePortAddresses = c.nodePorts()
 	r.MasqueradeAll = p.IPTables.MasqueradeAll
@@ -218,7 +219,12 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 		return r, err
 	}
 	r.Entries = c.Own.MaglevTableSize
-	if r.Addresses, err = agent.Addresses(); err != nil {
+	own, err := system.OpenAddresses()
+	if err != nil {
+		return r, err
+	}
+	defer own.Close()
+	if r.Addresses, err = own.List(); err != nil {
 		return r, err
 	}
 	if a, err := netip.ParseAddr(p.BindAddress); err == nil && !a.IsUnspecified() {

@@ -25,6 +25,7 @@ import (
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source/manifest"
+	"fairlead.dev/fairlead/system"
 )
 
 // TestMain is the agent when it is called as one, as the program itself would be.
@@ -50,13 +51,14 @@ func runAgent(args []string) error {
 	if err != nil {
 		return err
 	}
-	addrs, err := agent.Addresses()
+	addresses, err := system.OpenAddresses()
 	if err != nil {
 		return err
 	}
+	defer addresses.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 	defer stop()
-	return agent.Run(ctx, agent.Options{Mode: m, Source: manifest.New(*dir), Resolve: resolve.Config{Node: *node, Addresses: addrs, Entries: *entries},
+	return agent.Run(ctx, agent.Options{Mode: m, Source: manifest.New(*dir), Resolve: resolve.Config{Node: *node, Entries: *entries}, Addresses: addresses,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Servers: agent.Servers{Metrics: *status}})
 }
 

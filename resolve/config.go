@@ -13,6 +13,7 @@ import (
 // Config is what a node is told beside the objects.
 type Config struct {
 	Node              string         // this node's name
+	Nodeless          bool           // the objects may be Services alone: without any Node all is well
 	Addresses         []netip.Addr   // further addresses of this node's interfaces, beside those in the Node object
 	ClusterCIDRs      []netip.Prefix // sources that count as pods; empty: this Node's spec.podCIDRs; neither: nothing counts as a pod
 	NoPods            bool           // nothing counts as a pod, whatever the Node's spec.podCIDRs

@@ -19,7 +19,6 @@ type place struct {
 	zone     unique.Handle[string] // by the label topology.kubernetes.io/zone; zero: not known
 	podsIn   families              // families in which pods are told from others
 	problems []source.Problem      // of the Node object
-	leaving  string                // why load balancers should send nothing new here (KEP-3836); "" otherwise
 }
 
 // locate reads the Node object, nil for none. Parts equal to old's keep their pointer.
@@ -32,7 +31,6 @@ func locate(set *settings, obj *corev1.Node, old *model.Node) *place {
 	}
 	if obj != nil {
 		rep := &report{object: source.KeyOf(obj)}
-		p.leaving = leaving(obj)
 		p.zone = intern(obj.Labels[corev1.LabelTopologyZone])
 		internal = append(internal, readAddresses(obj, n, rep)...)
 		if !set.podsGiven {

@@ -1,11 +1,14 @@
 package resolve
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
@@ -235,6 +238,63 @@ func TestUnknownNode(t *testing.T) {
 		}
 		if n != step.want {
 			t.Errorf("after %s, %t: %d problems, want %d", step.name, step.obj != nil, n, step.want)
+		}
+	}
+}
+
+// The addresses of interfaces come and go without the Node object: what is known of the node, and what is said of external IPs that are
+// its own, follow with the next Delta. What is the same again is no change.
+func TestSetAddresses(t *testing.T) {
+	r := New(Config{Node: "n1", Addresses: addrs("192.0.2.7")})
+	r.Apply(puts(node(internalIPs("172.18.0.2")), svc(externalIPs("192.0.2.8"))))
+	same(t, "problems at first", problemLines(r), nil)
+	for _, step := range []struct {
+		addresses []netip.Addr
+		want      string
+		problems  []string
+		same      bool
+	}{
+		{addrs("192.0.2.8", "192.0.2.7"), "[172.18.0.2 192.0.2.7 192.0.2.8]", lines("spec.externalIPs[0] NodeAddress"), false},
+		{addrs("192.0.2.7", "192.0.2.8"), "[172.18.0.2 192.0.2.7 192.0.2.8]", lines("spec.externalIPs[0] NodeAddress"), true},
+		{addrs("172.18.0.2"), "[172.18.0.2]", nil, false},
+	} {
+		r.SetAddresses(step.addresses)
+		d := r.Apply(nil)
+		if is := fmt.Sprint(r.Services().Node.Addresses); is != step.want || d.Empty() != step.same {
+			t.Errorf("%s: the node has %s, and changed: %t", step.addresses, is, !d.Empty())
+		}
+		same(t, "problems", problemLines(r), step.problems)
+	}
+}
+
+func TestLeaving(t *testing.T) {
+	being, tainted := node(), node()
+	being.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	tainted.Spec.Taints = []corev1.Taint{{Key: toBeDeleted}}
+	other := node(func(n *corev1.Node) { n.Name = "n2" })
+	gone := source.Change{Key: source.KeyOf(node())}
+	for _, c := range []struct {
+		name     string
+		nodeless bool
+		changes  []source.Change
+		want     string
+	}{
+		{"never seen", false, nil, "no Node of this name was seen"},
+		{"another alone", false, puts(other), "no Node of this name was seen"},
+		{"Services alone", true, nil, ""},
+		{"another alone, where none need be", true, puts(other), "no Node of this name was seen"},
+		{"there", false, puts(node()), ""},
+		{"tainted", false, puts(tainted), "the Node has the taint " + toBeDeleted},
+		{"being deleted", true, puts(being), "the Node is being deleted"},
+		{"deleted", true, append(puts(node()), gone), "the Node was deleted"},
+		{"there again", false, append(append(puts(node()), gone), puts(node())...), ""},
+	} {
+		r := New(Config{Node: "n1", Nodeless: c.nodeless})
+		for _, x := range c.changes {
+			r.Apply([]source.Change{x})
+		}
+		if is := r.Leaving(); is != c.want {
+			t.Errorf("%s: %q, want %q", c.name, is, c.want)
 		}
 	}
 }

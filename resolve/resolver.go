@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -19,8 +20,11 @@ import (
 // Resolver holds what is known of the cluster, as far as this node needs it, and what that comes to. It is not safe for
 // use by several goroutines at once; what it gives is.
 type Resolver struct {
+	config   Config
 	set      *settings
 	hash     func(string) uint64
+	object   *corev1.Node // this node's; nil: not there
+	deleted  bool         // it was there
 	place    *place
 	nodes    map[string]bool // all Nodes that were seen
 	told     *model.Node     // the node of the last Delta; nil before the first
@@ -51,6 +55,7 @@ type service struct {
 func New(c Config) *Resolver {
 	set := c.read()
 	return &Resolver{
+		config:   c,
 		set:      set,
 		hash:     hashName,
 		place:    locate(set, nil, nil),
@@ -141,12 +146,23 @@ func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
 	r.touch(owner, true)
 }
 
+// SetAddresses takes the addresses of this node's interfaces in, in place of Config.Addresses. The next Delta has what changes by them.
+func (r *Resolver) SetAddresses(addresses []netip.Addr) {
+	r.config.Addresses = addresses
+	r.set = r.config.read()
+	r.locate()
+}
+
 func (r *Resolver) applyNode(obj *corev1.Node) {
+	r.deleted = obj == nil
+	r.object = obj
+	r.locate()
+}
+
+// locate looks at what is known of this node again, and marks every Service if that changes.
+func (r *Resolver) locate() {
 	was := r.place
-	r.place = locate(r.set, obj, was.model)
-	if obj == nil {
-		r.place.leaving = "the Node was deleted"
-	}
+	r.place = locate(r.set, r.object, was.model)
 	if r.place.model == was.model && r.place.zone == was.zone {
 		return
 	}
@@ -234,9 +250,19 @@ func (r *Resolver) settle() model.Delta {
 	return delta
 }
 
-// Leaving says why load balancers should send nothing new to this node, or "" (KEP-3836). A node of which no object was ever
-// seen is not leaving.
-func (r *Resolver) Leaving() string { return r.place.leaving }
+// Leaving says why load balancers should send nothing new to this node, or "" (KEP-3836). As for kube-proxy, a node of which no
+// object was ever seen is not fit for them (pkg/proxy/healthcheck), unless the cluster may do without Nodes and has none.
+func (r *Resolver) Leaving() string {
+	switch {
+	case r.object != nil:
+		return leaving(r.object)
+	case r.deleted:
+		return "the Node was deleted"
+	case r.config.Nodeless && len(r.nodes) == 0:
+		return ""
+	}
+	return "no Node of this name was seen"
+}
 
 func (r *Resolver) decide(s *service) {
 	if s.declared == nil {

@@ -1,6 +1,6 @@
 // Package system makes the settings of the node's system that a service proxy is expected to make, as kube-proxy makes them
 // (pkg/proxy/conntrack/sysctls.go): connection tracking's size and timeouts, ARP for IPVS, the process's OOM score. Only what was
-// asked for is touched, and it is left so at the end: others may count on it by then.
+// asked for is touched, and it is left so at the end: others may count on it by then. It also knows the node's own addresses.
 package system
 
 import (

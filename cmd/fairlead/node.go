@@ -10,6 +10,7 @@ import (
 	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/dataplane/service/ipvs"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
@@ -81,7 +82,7 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 	if d.mode, d.why, err = agent.Choose(ctx, c.Own.Mode); err != nil {
 		return d, err
 	}
-	d.mode = d.mode.EBPF(ebpfOptions(c))
+	d.mode = d.mode.EBPF(ebpfOptions(c)).IPVS(ipvsOptions(c))
 	d.resolve = d.mode.Resolve(d.resolve)
 	return d, d.resolve.Validate()
 }
@@ -89,6 +90,12 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 // ebpfOptions gives the options of the plane ebpf.
 func ebpfOptions(c *config.Config) ebpf.Options {
 	return ebpf.Options{Sizes: ebpf.Room(c.Own.EBPF.Room), CloseTCP: c.Own.EBPF.CloseTCP}
+}
+
+// ipvsOptions gives the options of the plane ipvs.
+func ipvsOptions(c *config.Config) ipvs.Options {
+	p := &c.Proxy.IPVS
+	return ipvs.Options{Timeouts: ipvs.Timeouts{TCP: p.TCPTimeout.Duration, FIN: p.TCPFinTimeout.Duration, UDP: p.UDPTimeout.Duration}}
 }
 
 // world is a source read once and decided for a node.

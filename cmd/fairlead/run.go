@@ -13,6 +13,7 @@ import (
 	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/event"
+	"fairlead.dev/fairlead/system"
 	"fairlead.dev/fairlead/takeover"
 )
 
@@ -103,7 +104,12 @@ func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[st
 	if err != nil {
 		return err
 	}
-	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers()}
+	addresses, err := system.OpenAddresses()
+	if err != nil {
+		return err
+	}
+	defer addresses.Close()
+	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers(), Addresses: addresses}
 	o.Servers.Flags = flags
 	if recorder != nil {
 		o.Tell = event.New(recorder, log).Tell

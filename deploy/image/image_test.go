@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -24,6 +25,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+
+	"fairlead.dev/fairlead/deploy"
 )
 
 // archs are those that the image is made for.
@@ -242,5 +245,23 @@ func TestBaseAndPush(t *testing.T) {
 		if want, _ := built.Digest(); is != want {
 			t.Errorf("pulled %s, built %s", is, want)
 		}
+	}
+}
+
+// What is imported from the file is what the chart's pods ask for.
+func TestNameIsTheCharts(t *testing.T) {
+	text, err := deploy.Render("../chart", deploy.Release{Name: "fairlead", Set: []string{"apiServer.host=192.0.2.10"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := regexp.MustCompile(`(?m)^ *image: (.*)$`).FindAllStringSubmatch(text, -1)
+	for _, a := range asked {
+		r, err := name.ParseReference(a[1], name.WithDefaultRegistry("docker.io"))
+		if err != nil || r.Name() != usual {
+			t.Errorf("a pod asks for %s, which is %v, %v; the file has %s", a[1], r, err, usual)
+		}
+	}
+	if len(asked) == 0 {
+		t.Errorf("no image is asked for:\n%s", text)
 	}
 }

@@ -9,6 +9,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// usual is the chart's image, by its whole name: a container runtime finds no other under the short one.
+const usual = "docker.io/library/fairlead:0.1.0"
+
 func main() {
 	var o Options
 	var out, push string
@@ -45,7 +48,7 @@ func main() {
 	}
 	c.Flags().StringToStringVar(&o.Binaries, "binary", nil, "static binaries by architecture")
 	c.Flags().StringVar(&o.Base, "base", "", "an image to put them on, a reference or an OCI layout's folder; empty: nothing")
-	c.Flags().StringVar(&o.Name, "name", "fairlead:dev", "the image's name in the file")
+	c.Flags().StringVar(&o.Name, "name", usual, "the image's whole name in the file; as it is, the one that the chart asks for")
 	c.Flags().StringVar(&o.Revision, "revision", "", "the commit that the binaries were built from")
 	c.Flags().StringVar(&out, "out", "", "a tar file to write")
 	c.Flags().StringVar(&push, "push", "", "a reference to push to, with the credentials of Docker's configuration")

@@ -140,7 +140,8 @@ const (
 	cmdNewDest, cmdSetDest, cmdDelDest, cmdGetDest             = 5, 6, 7, 8
 	cmdSetConfig, cmdGetConfig                                 = 12, 13
 
-	attrService, attrDest, attrTimeoutTCP = 1, 2, 4
+	attrService, attrDest                          = 1, 2
+	attrTimeoutTCP, attrTimeoutFIN, attrTimeoutUDP = 4, 5, 6
 
 	svcFamily, svcMark, svcScheduler, svcFlags, svcTimeout, svcNetmask = 1, 5, 6, 7, 8, 9
 

@@ -144,12 +144,21 @@ func refusals(t *testing.T, c *Conn) {
 	holds(t, c, "false 1 rr 0x0", "false 2 rr 0x0")
 }
 
+// Timeouts are set one by one: zero leaves one as it is.
 func timeout(t *testing.T, c *Conn) {
-	if err := c.SetTimeoutTCP(25 * time.Hour); err != nil {
-		t.Error(err)
+	was, err := c.Timeouts()
+	if err != nil || was.TCP == 0 || was.FIN == 0 || was.UDP == 0 {
+		t.Fatalf("at first: %+v, %v", was, err)
 	}
-	if d, err := c.TimeoutTCP(); d != 25*time.Hour || err != nil {
-		t.Errorf("%v, %v", d, err)
+	want := was
+	for _, set := range []Timeouts{{TCP: 25 * time.Hour}, {FIN: 66 * time.Second}, {UDP: 77 * time.Second}, {TCP: time.Hour, UDP: time.Minute}} {
+		if err := c.SetTimeouts(set); err != nil {
+			t.Error(err)
+		}
+		want = Timeouts{cmp.Or(set.TCP, want.TCP), cmp.Or(set.FIN, want.FIN), cmp.Or(set.UDP, want.UDP)}
+		if is, err := c.Timeouts(); is != want || err != nil {
+			t.Errorf("after %+v: %+v, %v, want %+v", set, is, err, want)
+		}
 	}
 }
 

@@ -76,26 +76,38 @@ func addrPort(addr, port []byte, six bool) netip.AddrPort {
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(port))
 }
 
-// TimeoutTCP gives how long an established TCP connection may be silent before it is forgotten.
-func (c *Conn) TimeoutTCP() (timeout time.Duration, err error) {
+// Timeouts are how long connections may be silent before they are forgotten, in whole seconds.
+type Timeouts struct {
+	TCP time.Duration // established
+	FIN time.Duration // TCP, after a FIN
+	UDP time.Duration
+}
+
+// Timeouts gives the namespace's.
+func (c *Conn) Timeouts() (t Timeouts, err error) {
 	var b buffer
 	at := header(&b, c.family, unix.NLM_F_REQUEST|unix.NLM_F_ACK, 1, cmdGetConfig)
 	finish(&b, at)
-	err = c.ask(b, func(attrs []byte) { timeout = time.Duration(number(nlattr.Find(attrs, attrTimeoutTCP))) * time.Second })
+	err = c.ask(b, func(attrs []byte) {
+		seconds := func(attr uint16) time.Duration { return time.Duration(number(nlattr.Find(attrs, attr))) * time.Second }
+		t = Timeouts{TCP: seconds(attrTimeoutTCP), FIN: seconds(attrTimeoutFIN), UDP: seconds(attrTimeoutUDP)}
+	})
 	if err != nil {
-		return 0, fmt.Errorf("ipvs: read timeouts: %w", err)
+		return t, fmt.Errorf("ipvs: read timeouts: %w", err)
 	}
-	return timeout, nil
+	return t, nil
 }
 
-// SetTimeoutTCP sets it, in whole seconds.
-func (c *Conn) SetTimeoutTCP(timeout time.Duration) error {
+// SetTimeouts sets those that are not zero.
+func (c *Conn) SetTimeouts(t Timeouts) error {
 	var b buffer
 	at := header(&b, c.family, unix.NLM_F_REQUEST|unix.NLM_F_ACK, 1, cmdSetConfig)
-	b.u32(attrTimeoutTCP, uint32(timeout/time.Second))
+	b.u32(attrTimeoutTCP, uint32(t.TCP/time.Second))
+	b.u32(attrTimeoutFIN, uint32(t.FIN/time.Second))
+	b.u32(attrTimeoutUDP, uint32(t.UDP/time.Second))
 	finish(&b, at)
 	if err := c.ask(b, func([]byte) {}); err != nil {
-		return fmt.Errorf("ipvs: set the timeout of TCP to %s: %w", timeout, err)
+		return fmt.Errorf("ipvs: set the timeouts to %+v: %w", t, err)
 	}
 	return nil
 }

@@ -40,18 +40,25 @@ func (c *Conn) Devices() (l []Device, err error) {
 	return l, nil
 }
 
-// WatchDevices sends whenever interfaces of ns come, go or change, until ctx ends; then it closes the channel.
+// WatchDevices sends whenever interfaces of ns come, go or change, until ctx ends or the kernel has more to tell than it can
+// hold back; then it closes the channel.
 func WatchDevices(ctx context.Context, ns *netns.Namespace) (<-chan struct{}, error) {
-	updates, signals := make(chan netlink.LinkUpdate, 64), make(chan struct{}, 1)
-	handle := vns.NsHandle(ns.FD())
-	err := netlink.LinkSubscribeWithOptions(updates, ctx.Done(), netlink.LinkSubscribeOptions{Namespace: &handle})
-	if err != nil {
+	updates, handle := make(chan netlink.LinkUpdate, 64), vns.NsHandle(ns.FD())
+	if err := netlink.LinkSubscribeWithOptions(updates, ctx.Done(), netlink.LinkSubscribeOptions{Namespace: &handle}); err != nil {
 		return nil, fmt.Errorf("watch interfaces: %w", err)
 	}
+	return signal(updates, func(u netlink.LinkUpdate) bool {
+		return u.Header.Type == unix.RTM_NEWLINK || u.Header.Type == unix.RTM_DELLINK
+	}), nil
+}
+
+// signal sends for updates that count, one for those that come while nobody looks, and closes its channel with theirs.
+func signal[U any](updates <-chan U, counts func(U) bool) <-chan struct{} {
+	signals := make(chan struct{}, 1)
 	go func() {
 		defer close(signals)
 		for u := range updates {
-			if u.Header.Type != unix.RTM_NEWLINK && u.Header.Type != unix.RTM_DELLINK {
+			if !counts(u) {
 				continue
 			}
 			select {
@@ -60,5 +67,5 @@ func WatchDevices(ctx context.Context, ns *netns.Namespace) (<-chan struct{}, er
 			}
 		}
 	}()
-	return signals, nil
+	return signals
 }

@@ -40,6 +40,7 @@ func (r release) start(t testing.TB, c corev1.Container) *running {
 		return exec.Command("runc", append([]string{"--root", filepath.Join(dir, "state")}, args...)...)
 	}
 	a := follow(t, h, runc("run", "--bundle", dir, name))
+	a.exec = func(args ...string) *exec.Cmd { return runc(append([]string{"exec", name}, args...)...) }
 	t.Cleanup(func() {
 		runc("delete", "--force", name).Run()
 		a.alive = false

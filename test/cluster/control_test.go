@@ -52,7 +52,7 @@ func newControl(h *sandbox.Host, dir string) *control {
 	return c
 }
 
-// begin starts etcd, an API server and the controllers, and waits until they are ready.
+// begin starts etcd, an API server and the EndpointSlice controller, and waits until they are ready.
 func (c *control) begin() error {
 	if err := c.certify(); err != nil {
 		return err
@@ -67,8 +67,7 @@ func (c *control) begin() error {
 	if err != nil {
 		return err
 	}
-	return c.start("kube-controller-manager", "kube-controller-manager", "--kubeconfig="+kubeconfig, "--controllers=endpointslice-controller",
-		"--leader-elect=false", "--bind-address=127.0.0.1", "--cert-dir="+c.dir, "--authentication-skip-lookup=true")
+	return c.start("endpointslice-controller", "endpointslice-controller", "--kubeconfig="+kubeconfig)
 }
 
 func (c *control) file(name string) string { return filepath.Join(c.dir, name) }

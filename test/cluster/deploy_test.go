@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -41,12 +42,12 @@ var folders = map[string]string{
 // tracked connections is the machine's and can't be set, so it isn't asked for.
 func install(t testing.TB, set ...string) (r release) {
 	t.Helper()
-	args := []string{"run", "-mod=mod", "./render", "--name", "chart", "--set", "apiServer.host=" + plane.address.String(), "--set", "kubeProxy.conntrack.maxPerCore=0"}
+	args := "--name chart --set apiServer.host=" + plane.address.String() + " --set kubeProxy.conntrack.maxPerCore=0"
 	for _, s := range set {
-		args = append(args, "--set", s)
+		args += " --set " + s
 	}
-	cmd := exec.Command("go", args...)
-	cmd.Dir = "../../deploy"
+	cmd := exec.Command("make", "-s", "manifests", "ARGS="+args) // as docs/install.md has it
+	cmd.Dir = "../.."
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	text, err := cmd.Output()
@@ -164,6 +165,38 @@ func notes(t testing.TB, a *running) {
 		}
 		return fmt.Errorf("%d others", len(l.Items))
 	})
+}
+
+// A first install by docs/install.md: its manifests, and every command that it runs in the agent's container.
+func TestDeployDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/install.md")
+	check(t, err)
+	contains(t, string(text), "make -s manifests ARGS='--set apiServer.host=", "| kubectl apply -f -")
+	r := install(t)
+	a := r.start(t, r.pod.Containers[0])
+	a.serving(t)
+	to := service(t, "web", web1)
+	reaches(t, to, "web-1")
+	answers := map[string]string{"show": "default/web", "explain": "frontend: ClusterIP of Service default/web"}
+	for l := range strings.Lines(string(text)) {
+		command, ours := strings.CutPrefix(strings.TrimSpace(l), "$ kubectl -n kube-system exec daemonset/fairlead -c agent -- ")
+		if !ours {
+			continue
+		}
+		words := strings.Fields(command)
+		cmd := a.exec(words...)
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		check(t, a.host.Do(cmd.Start))
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s: %v: %s", command, err, &out)
+		}
+		contains(t, out.String(), answers[words[1]], "as wanted")
+		delete(answers, words[1])
+	}
+	if len(answers) > 0 {
+		t.Errorf("docs/install.md has no command for %v", answers)
+	}
 }
 
 // Each verb that the chart's role grants is needed: without it something is said that names it.

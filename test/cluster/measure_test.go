@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
@@ -36,13 +37,16 @@ var (
 	subjects = flag.String("modes", "nftables,ebpf", "modes; kube-proxy-nftables and kube-proxy-iptables are kube-proxy's, at KUBE_PROXY")
 	rate     = flag.Int("rate", 100, "endpoint changes a second, meanwhile")
 	samples  = flag.Int("samples", 200, "changes that are waited for")
+	rest     = flag.Duration("rest", 10*time.Second, "how long an agent at rest is watched")
+	flood    = flag.Int("flood", 0, "changes at the end, as fast as they are taken: 36000 are an hour of 10 a second")
+	profile  = flag.String("profile", "", "where to write the heap's profile after the start, by mode")
 )
 
 // row is what was measured of one subject.
 type row struct {
 	name               string
 	cold               time.Duration // from the start to all in the kernel
-	after, later       kubeproxy.Usage
+	after, later, last kubeproxy.Usage
 	idle               float64         // of a core
 	connectable        []time.Duration // from the PATCH's begin to the first connection, sorted
 	eventP50, eventP99 float64         // seconds from a change's arrival to the kernel; 0 where not told
@@ -117,14 +121,14 @@ func measure(t *testing.T, name string, to netip.AddrPort, targets []*discoveryv
 	pid, cold, metrics := subject(t, name, to)
 	r.cold = cold
 	until(t, "the probe answers", func() error { _, err := ask(to); return err })
-	const rest = 10 * time.Second
-	time.Sleep(rest / 2) // what the start leaves is let go
+	const settled = 5 * time.Second
+	time.Sleep(settled) // what the start leaves is let go
 	before := usage(t, pid)
-	time.Sleep(rest) // rest is measured
+	time.Sleep(*rest) // rest is measured
 	r.after = usage(t, pid)
-	r.idle = float64(r.after.CPU()-before.CPU()) / float64(rest)
+	r.idle = float64(r.after.CPU()-before.CPU()) / float64(*rest)
 	was := metrics()
-	stop := churn(targets)
+	stop := churn(targets, *rate)
 	begin := time.Now()
 	place := 1
 	if pod, err := ask(to); err == nil && pod == "default/web-2" {
@@ -144,7 +148,25 @@ func measure(t *testing.T, name string, to netip.AddrPort, targets []*discoveryv
 	now := metrics()
 	r.eventP50, r.eventP99 = now.since(was).quantile(.5), now.since(was).quantile(.99)
 	r.later = usage(t, pid)
+	r.last = r.later
+	if *flood > 0 {
+		r.last = inundate(t, pid, targets, settled)
+	}
 	return r
+}
+
+// inundate makes changes as fast as they are taken, and gives what the process has used once it is at rest again.
+func inundate(t *testing.T, pid int, targets []*discoveryv1.EndpointSlice, settled time.Duration) kubeproxy.Usage {
+	begin, n := time.Now(), int64(0)
+	for n < int64(*flood) {
+		stop := churn(targets, 500)
+		time.Sleep(time.Second)
+		n += stop(t)
+	}
+	u := usage(t, pid)
+	t.Logf("%d changes in %v; %d MiB at once after them", n, time.Since(begin).Round(time.Second), u.Resident>>20)
+	time.Sleep(settled)
+	return usage(t, pid)
 }
 
 // subject starts one and gives its process, how long it took to serve, and its histogram of programming times.
@@ -152,8 +174,11 @@ func subject(t *testing.T, name string, to netip.AddrPort) (pid int, cold time.D
 	begin := time.Now()
 	mode, isProxy := strings.CutPrefix(name, "kube-proxy-")
 	if !isProxy {
-		a := startAgent(t, "fairlead", mode)
+		a := startAgent(t, "fairlead", mode, "--profiling")
 		a.serving(t)
+		if *profile != "" {
+			a.profile(t, *profile+"-"+name)
+		}
 		return a.cmd.Process.Pid, time.Since(begin), func() histogram { return scrape(t, a.web, "http://127.0.0.1:10249/metrics") }
 	}
 	kubeconfig, err := plane.kubeconfig("kube-proxy", first, "system:masters")
@@ -182,6 +207,16 @@ func subject(t *testing.T, name string, to netip.AddrPort) (pid int, cold time.D
 	return cmd.Process.Pid, time.Since(begin), func() histogram { return nil }
 }
 
+// profile writes what of the heap lives, for `go tool pprof`.
+func (a *running) profile(t *testing.T, file string) {
+	t.Helper()
+	r, err := a.web.Get("http://127.0.0.1:10249/debug/pprof/heap?gc=1")
+	check(t, err)
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	check(t, err, os.WriteFile(file, b, 0o644))
+}
+
 func usage(t *testing.T, pid int) kubeproxy.Usage {
 	t.Helper()
 	u, err := kubeproxy.UsageOf(pid)
@@ -189,14 +224,14 @@ func usage(t *testing.T, pid int) kubeproxy.Usage {
 	return u
 }
 
-// churn changes one endpoint of some EndpointSlice, again and again, until it is stopped. It gives how often it did.
-func churn(targets []*discoveryv1.EndpointSlice) (stop func(*testing.T) int64) {
+// churn changes one endpoint of some EndpointSlice, rate times a second, until it is stopped. It gives how often it did.
+func churn(targets []*discoveryv1.EndpointSlice, rate int) (stop func(*testing.T) int64) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var n atomic.Int64
 	var failed atomic.Pointer[error]
 	var all sync.WaitGroup
 	all.Go(func() {
-		tick := time.NewTicker(time.Second / time.Duration(*rate))
+		tick := time.NewTicker(time.Second / time.Duration(rate))
 		defer tick.Stop()
 		for {
 			select {
@@ -272,13 +307,13 @@ func (h histogram) quantile(q float64) float64 {
 func table(rows []row) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "\tcold ms\tcold CPU ms\tMiB\tMiB later\tMiB peak\tidle %\tPATCH→connection p50 ms\tp99 ms\tevent→kernel p50 ms ≤\tp99 ms ≤\tchanges/s\tCPU ms/change\t")
+	fmt.Fprintln(w, "\tcold ms\tcold CPU ms\tMiB\tMiB later\tMiB at last\tMiB peak\tidle %\tPATCH→connection p50 ms\tp99 ms\tevent→kernel p50 ms ≤\tp99 ms ≤\tchanges/s\tCPU ms/change\t")
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	const mib = 1 << 20
 	for _, r := range rows {
 		l := r.connectable
-		fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%d\t%d\t%d\t%.3f\t%.1f\t%.1f\t%.2f\t%.2f\t%.0f\t%.2f\t\n", r.name, ms(r.cold), ms(r.after.CPU()), r.after.Resident/mib, r.later.Resident/mib,
-			r.later.Peak/mib, 100*r.idle, ms(l[len(l)/2]), ms(l[len(l)-1-len(l)/100]), 1000*r.eventP50, 1000*r.eventP99,
+		fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%d\t%d\t%d\t%d\t%.4f\t%.1f\t%.1f\t%.2f\t%.2f\t%.0f\t%.2f\t\n", r.name, ms(r.cold), ms(r.after.CPU()), r.after.Resident/mib, r.later.Resident/mib,
+			r.last.Resident/mib, r.last.Peak/mib, 100*r.idle, ms(l[len(l)/2]), ms(l[len(l)-1-len(l)/100]), 1000*r.eventP50, 1000*r.eventP99,
 			float64(r.changes)/r.churned.Seconds(), ms(r.later.CPU()-r.after.CPU())/float64(r.changes))
 	}
 	w.Flush()

@@ -188,6 +188,7 @@ func patch(endpoints ...string) any {
 // running is an agent on node a.
 type running struct {
 	cmd   *exec.Cmd
+	exec  func(args ...string) *exec.Cmd // a command in its container, if it has one
 	host  *sandbox.Host
 	log   *safe
 	web   *http.Client
@@ -212,14 +213,15 @@ func (s *safe) String() string {
 	return s.b.String()
 }
 
-// startAgent starts the shipped agent on node a as a user.
-func startAgent(t testing.TB, user, mode string) *running {
+// startAgent starts the shipped agent on node a as a user, with further flags.
+func startAgent(t testing.TB, user, mode string, flags ...string) *running {
 	t.Helper()
 	kubeconfig, err := plane.kubeconfig(user, first)
 	check(t, err)
 	h, err := box.Node("a")
 	check(t, err)
-	return follow(t, h, exec.Command(os.Getenv("FAIRLEAD"), "run", "--kubeconfig", kubeconfig, "--node", "a", "--mode", mode, "--status-address", "127.0.0.1:10249"))
+	args := []string{"run", "--kubeconfig", kubeconfig, "--node", "a", "--mode", mode, "--status-address", "127.0.0.1:10249"}
+	return follow(t, h, exec.Command(os.Getenv("FAIRLEAD"), append(args, flags...)...))
 }
 
 // follow starts an agent by a command on a host. When the test ends, nothing of it is left in the kernel.

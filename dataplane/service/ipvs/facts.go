@@ -29,7 +29,7 @@ const (
 	KindSet              // value: the set's schema
 	KindChain            // value: a digest of its rules
 	KindSysctl           // value: the sysctl's
-	KindTimeout          // value: how long IPVS remembers a silent TCP connection
+	KindTimeout          // value: how long IPVS remembers a silent connection
 	KindDelivery         // value: how packets that a frontend takes are led to this host
 	KindService          // a pool. Value: its scheduler
 	KindDestination      // a backend of a pool. Value: its weight
@@ -52,10 +52,8 @@ func fact(k Key, value string) Fact { return Fact{Key: k, Value: value} }
 // String gives "chain refuse", "IPv4 destination 10.0.0.1:80 of pool 0x2a", or "service4 0a…" for elements in hexadecimal.
 func (k Key) String() string {
 	switch k.Kind {
-	case KindTable, KindSet, KindChain, KindSysctl:
-		return [...]string{"table ", "set ", "chain ", "sysctl "}[k.Kind] + k.Name
-	case KindTimeout:
-		return "timeout of TCP"
+	case KindTable, KindSet, KindChain, KindSysctl, KindTimeout:
+		return [...]string{"table ", "set ", "chain ", "sysctl ", "setting "}[k.Kind] + k.Name
 	case KindDelivery:
 		return "delivery of IPv" + k.Name
 	case KindService:

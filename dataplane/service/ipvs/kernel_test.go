@@ -152,6 +152,7 @@ func kernelHoldsWhatIsWritten(t *testing.T) {
 		var held []Fact
 		for seed := range 12 {
 			s := rapid.Custom(func(t *rapid.T) *model.Services { return drawWorld(t) }).Example(seed)
+			p.Timeouts = []Timeouts{{TCP: timeoutTCP}, {TCP: time.Hour, FIN: time.Minute}}[seed%2] // another configuration
 			want, err := rendered(p, s.Parts())
 			if err != nil {
 				t.Error(err)
@@ -195,7 +196,7 @@ func kernelHoldsWhatIsWritten(t *testing.T) {
 
 // settings gives all settings that the plane may change.
 func settings(t *testing.T, p *Plane) (all string) {
-	for _, name := range []string{wasTimeout, "conntrack", "expire_nodest_conn", "conn_reuse_mode", "sloppy_tcp", "run_estimation"} {
+	for _, name := range []string{"timeout", "timeoutFIN", "timeoutUDP", "conntrack", "expire_nodest_conn", "conn_reuse_mode", "sloppy_tcp", "run_estimation"} {
 		v, err := p.setting(name)
 		if err != nil {
 			t.Error(err)

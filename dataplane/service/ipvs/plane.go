@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,9 +40,18 @@ var Abilities = service.Abilities{
 	},
 }
 
+// Options are settings of the plane.
+type Options struct {
+	Timeouts Timeouts // zero: a day for TCP, the kernel's own for the others
+}
+
+// Timeouts are how long silent connections are remembered.
+type Timeouts = ipvs.Timeouts
+
 // Plane writes facts into one network namespace. It implements dataplane.Plane[model.Part, Key, string],
 // dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
+	Options
 	nft     *nft.Conn
 	ipvs    *ipvs.Conn
 	links   *link.Conn
@@ -76,6 +86,13 @@ var sysctls = map[string]struct {
 // timeoutTCP is how long IPVS remembers a TCP connection that says nothing: its default of 15 minutes cuts what lives.
 const timeoutTCP = 24 * time.Hour
 
+// timeouts are IPVS's settings that are no sysctls, by their names here.
+var timeouts = map[string]func(*ipvs.Timeouts) *time.Duration{
+	"timeout":    func(t *ipvs.Timeouts) *time.Duration { return &t.TCP },
+	"timeoutFIN": func(t *ipvs.Timeouts) *time.Duration { return &t.FIN },
+	"timeoutUDP": func(t *ipvs.Timeouts) *time.Duration { return &t.UDP },
+}
+
 // owner marks our rules and routes (FRA_PROTOCOL, rtm_protocol), and is the priority of our rules and the number of our table.
 const owner = 0x5e
 
@@ -84,9 +101,13 @@ func delivery(f *proto) link.Delivery {
 	return link.Delivery{Owner: owner, Six: f.name == "6", Priority: owner, Table: owner, Mark: claimed, Mask: ourBits}
 }
 
-// New opens the plane of the calling thread's network namespace.
-func New() (_ *Plane, err error) {
-	p := &Plane{sysctls: map[string]*sysctl.Setting{}, present: map[ipvs.ServiceID]bool{}, leaving: map[ipvs.ServiceID]*leaving{}, lingers: map[Key]lingering{}}
+// New opens the plane of the calling thread's network namespace, with options as they are when nobody says.
+func New() (*Plane, error) { return Open(Options{}) }
+
+// Open is New, with options.
+func Open(o Options) (_ *Plane, err error) {
+	o.Timeouts.TCP = cmp.Or(o.Timeouts.TCP, timeoutTCP)
+	p := &Plane{Options: o, sysctls: map[string]*sysctl.Setting{}, present: map[ipvs.ServiceID]bool{}, leaving: map[ipvs.ServiceID]*leaving{}, lingers: map[Key]lingering{}}
 	defer func() {
 		if err != nil {
 			p.Close()
@@ -182,9 +203,6 @@ func ours(s ipvs.ServiceID) bool { return s.Mark&ourBits == claimed }
 // A chain without rules remembers a setting that we changed, for Clean: was-NAME-VALUE.
 const was = "was-"
 
-// wasTimeout is the setting's name in place of a sysctl's.
-const wasTimeout = "timeout"
-
 // remember leaves a mark of what a setting was, if that isn't remembered yet.
 func (p *Plane) remember(setting, value string) error {
 	chains, err := p.nft.Chains(Table)
@@ -219,21 +237,24 @@ func (p *Plane) setBack(chains []string, settings func(string) bool) error {
 
 // give gives a setting a value.
 func (p *Plane) give(setting, value string) error {
-	if setting != wasTimeout {
+	of := timeouts[setting]
+	if of == nil {
 		return p.writeSysctl(setting, value)
 	}
 	d, err := time.ParseDuration(value)
 	if err != nil {
-		return fmt.Errorf("ipvs: read %q as the timeout of TCP: %w", value, err)
+		return fmt.Errorf("ipvs: read %q as the %s: %w", value, setting, err)
 	}
-	return p.ipvs.SetTimeoutTCP(d)
+	var t ipvs.Timeouts
+	*of(&t) = d
+	return p.ipvs.SetTimeouts(t)
 }
 
 // setting gives a setting's value, and for one that this kernel hasn't the wanted one.
 func (p *Plane) setting(name string) (string, error) {
-	if name == wasTimeout {
-		d, err := p.ipvs.TimeoutTCP()
-		return d.String(), err
+	if of := timeouts[name]; of != nil {
+		t, err := p.ipvs.Timeouts()
+		return of(&t).String(), err
 	}
 	s := p.sysctls[name]
 	if s == nil {

@@ -104,10 +104,13 @@ func (p *Plane) readChains(facts []Fact) ([]Fact, error) {
 	if err != nil {
 		return nil, err
 	}
+	changed := map[string]bool{} // settings
 	for n, digest := range digests {
-		if !strings.HasPrefix(n, was) {
-			facts = append(facts, fact(Key{Kind: KindChain, Name: n}, digest))
+		if setting, is := strings.CutPrefix(n, was); is {
+			changed[setting[:max(0, strings.LastIndexByte(setting, '-'))]] = true
+			continue
 		}
+		facts = append(facts, fact(Key{Kind: KindChain, Name: n}, digest))
 	}
 	for name := range sysctls {
 		v, err := p.setting(name)
@@ -116,8 +119,17 @@ func (p *Plane) readChains(facts []Fact) ([]Fact, error) {
 		}
 		facts = append(facts, fact(Key{Kind: KindSysctl, Name: name}, v))
 	}
-	v, err := p.setting(wasTimeout)
-	return append(facts, fact(Key{Kind: KindTimeout}, v)), err
+	for name, of := range timeouts {
+		if *of(&p.Timeouts) == 0 && !changed[name] {
+			continue // the kernel's own
+		}
+		v, err := p.setting(name)
+		if err != nil {
+			return nil, err
+		}
+		facts = append(facts, fact(Key{Kind: KindTimeout, Name: name}, v))
+	}
+	return facts, nil
 }
 
 // readElements adds the elements of a set.

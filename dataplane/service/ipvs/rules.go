@@ -65,7 +65,12 @@ func end() nft.Expr { return nft.Do(nft.Accept) }
 
 // node gives everything that does not depend on Services.
 func (p *Plane) node(v *model.Node) []Fact {
-	facts := []Fact{fact(Key{Kind: KindTable, Name: Table}, layout), fact(Key{Kind: KindTimeout}, timeoutTCP.String())}
+	facts := []Fact{fact(Key{Kind: KindTable, Name: Table}, layout)}
+	for name, of := range timeouts {
+		if d := *of(&p.Timeouts); d > 0 {
+			facts = append(facts, fact(Key{Kind: KindTimeout, Name: name}, d.String()))
+		}
+	}
 	for _, s := range allSets {
 		facts = append(facts, fact(Key{Kind: KindSet, Name: s.Name}, s.Schema()))
 	}

@@ -126,7 +126,7 @@ func (p *Plane) frame(w *writes) error {
 func (p *Plane) set(w *writes) error {
 	facts := slices.Concat(w.kinds[KindSysctl].put, w.kinds[KindTimeout].put)
 	for _, f := range facts {
-		name := settingOf(f.Key)
+		name := f.Key.Name
 		now, err := p.setting(name)
 		if err == nil && now != f.Value {
 			if err = p.remember(name, now); err == nil {
@@ -138,14 +138,6 @@ func (p *Plane) set(w *writes) error {
 		}
 	}
 	return nil
-}
-
-// settingOf names the setting that a fact is about.
-func settingOf(k Key) string {
-	if k.Kind == KindTimeout {
-		return wasTimeout
-	}
-	return k.Name
 }
 
 // id names the virtual service that a fact is about.
@@ -306,7 +298,7 @@ func (p *Plane) strip(w *writes) error {
 			return err
 		}
 		is := func(name string) bool {
-			return slices.ContainsFunc(settings, func(f Fact) bool { return settingOf(f.Key) == name })
+			return slices.ContainsFunc(settings, func(f Fact) bool { return f.Key.Name == name })
 		}
 		if err := p.setBack(chains, is); err != nil {
 			return err

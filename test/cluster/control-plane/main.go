@@ -1,4 +1,4 @@
-// Command control-plane is etcd, kube-apiserver and kube-controller-manager, built from their published modules without a
+// Command control-plane is etcd, kube-apiserver and the EndpointSlice controller, built from their published modules without a
 // change, in one program, since they are mostly the same packages. The first argument says which it is. This module exists
 // to pin them: nothing of Fairlead imports it, and it imports nothing of Fairlead.
 package main
@@ -7,14 +7,12 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
-	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 )
 
 func main() {
@@ -27,13 +25,11 @@ func main() {
 	case "etcd":
 		etcdmain.Main(os.Args)
 	case "kube-apiserver":
-		run(apiserver.NewAPIServerCommand())
-	case "kube-controller-manager":
-		run(controllers.NewControllerManagerCommand())
+		os.Exit(cli.Run(apiserver.NewAPIServerCommand()))
+	case "endpointslice-controller":
+		os.Exit(cli.Run(newControllerCommand()))
 	default:
-		fmt.Fprintln(os.Stderr, "control-plane: the first argument is etcd, kube-apiserver or kube-controller-manager")
+		fmt.Fprintln(os.Stderr, "control-plane: the first argument is etcd, kube-apiserver or endpointslice-controller")
 		os.Exit(2)
 	}
 }
-
-func run(c *cobra.Command) { os.Exit(cli.Run(c)) }

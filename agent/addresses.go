@@ -1,0 +1,27 @@
+package agent
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// setAddresses passes the addresses of the node's interfaces down the line, once what there is is known.
+func (a *Agent) setAddresses(l []netip.Addr) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if slices.Equal(l, a.addresses) {
+		return
+	}
+	a.options.Log.Info("the node's addresses changed", "addresses", l)
+	a.addresses = l
+	a.resolver.SetAddresses(l)
+	if a.batches == 0 {
+		return // the first batch tells
+	}
+	if delta := a.resolver.Apply(nil); !delta.Empty() {
+		a.hand(delta)
+		a.progress.queue(queued{seen: []time.Time{{}}})
+		a.tellAll()
+	}
+}
