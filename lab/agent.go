@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/agent"
-	"fairlead.dev/fairlead/kernel/cgroup"
 	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/reconcile"
 )
@@ -41,6 +40,7 @@ type node struct {
 	blind   func() error    // ends the signals
 	service int             // whose endpoint is replaced at present; -1: none
 	mode    string
+	api     string   // path of a kubeconfig, for an agent that is told by an API server instead of a folder
 	flags   []string // of its agent, beyond those that every one has
 }
 
@@ -57,15 +57,18 @@ type process struct {
 
 // hire starts a node's agent.
 func (r *run) hire(n *node) error {
-	if n.mode == armEBPF && n.pair.cgroup == "" { // which hooks into one; others are spared it, since to enter takes tens of milliseconds
-		n.pair.cgroup, _ = cgroup.New(n.pair.node.Name) // without one it would hook into all of this machine's
-	}
+	n.pair.group(n.mode)
 	log, err := os.CreateTemp(r.tmp, "agent-*.log")
 	if err != nil {
 		return fmt.Errorf("start the agent of %s: %w", n.pair.node.Name, err)
 	}
 	a := &process{name: n.pair.node.Name, log: log, ended: make(chan struct{}), web: client(n.pair)}
-	args := append(r.Agent[1:len(r.Agent):len(r.Agent)], "run", "--source", n.dir, "--node", nodeName, "--mode", n.mode, "--status-address", statusAddress)
+	args := append(r.Agent[1:len(r.Agent):len(r.Agent)], "run", "--node", nodeName, "--mode", n.mode, "--status-address", statusAddress)
+	if n.api != "" {
+		args = append(args, "--kubeconfig", n.api)
+	} else {
+		args = append(args, "--source", n.dir)
+	}
 	args = append(args, n.flags...)
 	a.cmd = exec.Command(r.Agent[0], args...)
 	a.cmd.Stdout, a.cmd.Stderr, a.cmd.Dir = log, log, "/"

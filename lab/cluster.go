@@ -27,7 +27,7 @@ const (
 	manyTargets = 1000
 )
 
-// cluster is a number of Services with ten endpoints each. The endpoints of those that are connected to are the
+// cluster is a number of Services with endpoints. The endpoints of those that are connected to are the
 // server's addresses, all others' are addresses behind which there is nothing.
 type cluster struct {
 	services int
@@ -36,14 +36,24 @@ type cluster struct {
 
 // newCluster makes one of so many Services. Those connected to are the targets, unless others are named.
 func newCluster(services int, connected ...int) *cluster {
-	c := &cluster{services: services, objects: generate.Cluster(services, endpoints)}
+	return newClusterOf(size{services, endpoints}, connected...)
+}
+
+// size is how large a cluster is: Services, and endpoints of each.
+type size struct{ services, endpoints int }
+
+func newClusterOf(s size, connected ...int) *cluster {
+	services := s.services
+	c := &cluster{services: services, objects: generate.Cluster(services, s.endpoints)}
 	elsewhere := "servers"
 	if connected == nil {
 		connected = targets(services)
 	}
 	for _, i := range connected {
-		for k := range c.slice(i).Endpoints {
-			e := &c.slice(i).Endpoints[k]
+		s := c.slice(i)
+		s.Endpoints = s.Endpoints[:min(len(s.Endpoints), servers)] // more addresses than these nobody answers at
+		for k := range s.Endpoints {
+			e := &s.Endpoints[k]
 			e.Addresses, e.NodeName = []string{serverAddr(k).String()}, &elsewhere
 		}
 	}

@@ -11,17 +11,17 @@ import (
 // Experiment is one that the lab can run.
 type Experiment struct {
 	Name     string
-	Short    string // what it answers, in a sentence
-	Long     string // how, and how long that takes
-	Services []int  // the numbers of Services that it varies unless told others; nil: it varies none
-	Compares bool   // modes, of which Options may name some
-	Subjects bool   // takes others' programs as arms
+	Short    string   // what it answers, in a sentence
+	Long     string   // how, and how long that takes
+	Services []int    // the numbers of Services that it varies unless told others; nil: it varies none
+	Compares bool     // modes, of which Options may name some
+	Subjects []string // others' programs that it takes
 	begin    func(context.Context, *run) (work, error)
 }
 
 // Experiments are all there are.
 func Experiments() []Experiment {
-	return []Experiment{servicesExperiment, tigeraExperiment, centurylinkExperiment, balanceExperiment}
+	return []Experiment{servicesExperiment, tigeraExperiment, centurylinkExperiment, balanceExperiment, controlExperiment}
 }
 
 // work is an experiment that has found out what this machine can do.

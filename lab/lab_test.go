@@ -24,6 +24,8 @@ import (
 	"fairlead.dev/fairlead/lab/report"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/resolve"
+	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/source/manifest"
 	"fairlead.dev/fairlead/system"
 )
@@ -43,7 +45,7 @@ func TestMain(m *testing.M) {
 func runAgent(args []string) error {
 	f := flag.NewFlagSet("run", flag.ContinueOnError)
 	dir, node, status := f.String("source", "", ""), f.String("node", "", ""), f.String("status-address", "", "")
-	mode, entries := f.String("mode", "", ""), f.Int("maglev-table-size", 0, "")
+	mode, entries, kubeconfig := f.String("mode", "", ""), f.Int("maglev-table-size", 0, ""), f.String("kubeconfig", "", "")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -56,9 +58,13 @@ func runAgent(args []string) error {
 		return err
 	}
 	defer addresses.Close()
+	var from source.Source = manifest.New(*dir)
+	if *kubeconfig != "" {
+		from = kube.New(kube.Options{Access: kube.Access{Kubeconfig: *kubeconfig}, Node: *node})
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 	defer stop()
-	return agent.Run(ctx, agent.Options{Mode: m, Source: manifest.New(*dir), Resolve: resolve.Config{Node: *node, Entries: *entries}, Addresses: addresses,
+	return agent.Run(ctx, agent.Options{Mode: m, Source: from, Resolve: resolve.Config{Node: *node, Entries: *entries}, Addresses: addresses,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Servers: agent.Servers{Metrics: *status}})
 }
 

@@ -25,7 +25,7 @@ memory, idle time, and connections lost while everything changes. It takes about
 hours without, and root. The control side of a kube-proxy given with --subject is measured beside, which takes about
 six minutes more with --quick.`,
 	Services: Full().Services,
-	Subjects: true,
+	Subjects: []string{kubeProxyProgram.name},
 	begin: func(ctx context.Context, r *run) (work, error) {
 		p := Full()
 		if r.Quick {

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/lab/kubeproxy"
@@ -41,34 +43,71 @@ func (a proxyArm) arm() result.Arm {
 // noSubject is said where no kube-proxy was given.
 const noSubject = "kube-proxy itself: none was given. --subject kube-proxy=PATH takes one; `make -C test/kubeproxy build` builds one and says where."
 
-// binary is the kube-proxy that was given, "" for none.
-func (o Options) binary() (path string, err error) {
+// program is another's, which a run may be given, and the command that builds it.
+type program struct{ name, build string }
+
+var (
+	kubeProxyProgram    = program{"kube-proxy", "make -C test/kubeproxy build"}
+	controlPlaneProgram = program{"control-plane", "make -C test/cluster build"}
+)
+
+// programs reads the subjects, such as kube-proxy=PATH, of which each may be given once, and gives absolute paths by name.
+func (o Options) programs(known ...program) (map[string]string, error) {
+	paths := map[string]string{}
 	for _, s := range o.Subjects {
-		if path != "" {
-			return "", fmt.Errorf("subject %q: one kube-proxy is given already, and a run takes one", s)
+		name, path, _ := strings.Cut(s, "=")
+		i := slices.IndexFunc(known, func(p program) bool { return p.name == name })
+		switch {
+		case i < 0 || path == "":
+			return nil, fmt.Errorf("subject %q: want %s, the path of a program", s, wanted(known))
+		case paths[name] != "":
+			return nil, fmt.Errorf("subject %q: one %s is given already, and a run takes one", s, name)
 		}
-		if path, err = kubeproxy.ParseSubject(s); err != nil {
-			return "", err
+		switch info, err := os.Stat(path); {
+		case err != nil:
+			return nil, fmt.Errorf("subject %q: %w; `%s` builds one and says where", s, err, known[i].build)
+		case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
+			return nil, fmt.Errorf("subject %q: %s is no program that can be run", s, path)
 		}
+		abs, err := filepath.Abs(path)
+		if err != nil {
+			return nil, err
+		}
+		paths[name] = abs
 	}
-	if path == "" {
-		return "", nil
+	return paths, nil
+}
+
+// wanted gives "kube-proxy=PATH or control-plane=PATH".
+func wanted(known []program) string {
+	var l []string
+	for _, p := range known {
+		l = append(l, p.name+"=PATH")
 	}
-	return filepath.Abs(path)
+	return strings.Join(l, " or ")
 }
 
 // trySubject has a kube-proxy tell the kernel of one Service, in every mode, each in a pair of its own. It gives the
 // kube-proxy's path, "" where none was given.
 func (r *run) trySubject(ctx context.Context) (binary string, err error) {
-	if binary, err = r.binary(); binary == "" || err != nil {
+	given, err := r.programs(kubeProxyProgram)
+	if err != nil {
 		return "", err
+	}
+	return given[kubeProxyProgram.name], r.tryProxies(ctx, given[kubeProxyProgram.name])
+}
+
+// tryProxies does that with a kube-proxy, if there is one.
+func (r *run) tryProxies(ctx context.Context, binary string) error {
+	if binary == "" {
+		return nil
 	}
 	for _, a := range proxyArms {
 		if err := r.tryProxy(ctx, binary, a); err != nil {
-			return "", fmt.Errorf("try the subject %s: %w", binary, err)
+			return fmt.Errorf("try the subject %s: %w", binary, err)
 		}
 	}
-	return binary, nil
+	return nil
 }
 
 func (r *run) tryProxy(ctx context.Context, binary string, a proxyArm) (err error) {

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/netip"
 	"os"
@@ -32,7 +33,7 @@ func TestBrokenSubject(t *testing.T) {
 		{[]string{"kube-proxy=/nonexistent"}, "make -C test/kubeproxy build"},
 		{[]string{"cilium=" + path}, "want kube-proxy=PATH"},
 	} {
-		for name, begin := range map[string]func(context.Context, *run) (work, error){"services": tinyServices, "tigera": tinyTigera} {
+		for name, begin := range map[string]func(context.Context, *run) (work, error){"services": tinyServices, "tigera": tinyTigera, "control": tinyControl} {
 			o := options(t, io.Discard)
 			o.Subjects = c.subjects
 			if _, err := perform(t.Context(), o, begin); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -40,6 +41,46 @@ func TestBrokenSubject(t *testing.T) {
 			}
 			nothingLeft(t)
 		}
+	}
+}
+
+// tinyControl begins the experiment control with the tiny profile.
+func tinyControl(ctx context.Context, r *run) (work, error) {
+	r.Modes = []string{armNFT}
+	return newControlSide(ctx, r, controlTiny)
+}
+
+func TestBrokenControlPlane(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control-plane")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\necho $1 has a word before the end\nexit 3\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	o := options(t, io.Discard)
+	o.Subjects = []string{"control-plane=" + path}
+	if _, err := perform(t.Context(), o, tinyControl); err == nil || !strings.Contains(err.Error(), "kube-apiserver has a word before the end") {
+		t.Errorf("error %v", err)
+	}
+	nothingLeft(t)
+}
+
+func TestPrograms(t *testing.T) {
+	dir := t.TempDir()
+	binary, text := filepath.Join(dir, "program"), filepath.Join(dir, "text")
+	if err := errors.Join(os.WriteFile(binary, nil, 0o755), os.WriteFile(text, nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for value, want := range map[string]string{
+		"kube-proxy=" + binary: binary, "kube-proxy=": "", "kube-proxy": "", "cilium=" + binary: "", binary: "", "control-plane=" + binary: "",
+		"kube-proxy=" + text: "", "kube-proxy=" + dir: "", "kube-proxy=" + dir + "/none": "",
+	} {
+		got, err := Options{Subjects: []string{value}}.programs(kubeProxyProgram)
+		if got["kube-proxy"] != want || (err == nil) != (want != "") {
+			t.Errorf("%s: %q, %v", value, got, err)
+		}
+	}
+	both, err := Options{Subjects: []string{"kube-proxy=" + binary, "control-plane=" + binary}}.programs(kubeProxyProgram, controlPlaneProgram)
+	if err != nil || len(both) != 2 {
+		t.Errorf("%v, %v", both, err)
 	}
 }
 

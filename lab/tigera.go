@@ -30,7 +30,7 @@ from 1 to 10,000 Services of ten endpoints. The article's claims are tested one 
 makes two more arms, iptables and nftables, as the real program writes them.`,
 	Services: fullTigera.Services,
 	Compares: true,
-	Subjects: true,
+	Subjects: []string{kubeProxyProgram.name},
 	begin: func(ctx context.Context, r *run) (work, error) {
 		p := fullTigera
 		if r.Quick {

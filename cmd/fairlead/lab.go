@@ -81,8 +81,8 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 	if e.Compares {
 		f.StringSliceVar(&o.Modes, "modes", nil, "modes to compare (default: all that run here)")
 	}
-	if e.Subjects {
-		f.StringArrayVar(&o.Subjects, "subject", nil, "another's program to measure beside ours, as `kube-proxy=PATH`; repeatable, each program once (make -C test/kubeproxy build builds one)")
+	if e.Subjects != nil {
+		f.StringArrayVar(&o.Subjects, "subject", nil, fmt.Sprintf("another's program to measure with, as `NAME=PATH`, of %s; repeatable, each once (make -C test/kubeproxy build and make -C test/cluster build build them)", strings.Join(e.Subjects, ", ")))
 		c.Example += fmt.Sprintf("\n  fairlead lab run %s --quick --subject kube-proxy=./kube-proxy", e.Name)
 	}
 	f.StringVar(&kernel, "kernel", hostKernel, "host, or vm: Debian's backport kernel under emulation, for what this kernel lacks; its times compare with nothing else")

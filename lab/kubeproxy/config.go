@@ -23,13 +23,14 @@ const (
 
 // Options say what to start.
 type Options struct {
-	Binary    string
-	Mode      Mode
-	Variant   Variant // of iptables, for the mode of that name
-	Namespace *netns.Namespace
-	Server    string // URL of the API server as seen from the namespace, such as http://127.0.0.1:8080
-	Node      string // name of the Node that it serves
-	Dir       string // absolute path of a folder for this kube-proxy alone: configuration, log, lock; made if it isn't there
+	Binary     string
+	Mode       Mode
+	Variant    Variant // of iptables, for the mode of that name
+	Namespace  *netns.Namespace
+	Server     string // URL of the API server as seen from the namespace, such as http://127.0.0.1:8080
+	Kubeconfig string // absolute path of one to use instead of Server
+	Node       string // name of the Node that it serves
+	Dir        string // absolute path of a folder for this kube-proxy alone: configuration, log, lock; made if it isn't there
 
 	ClusterCIDR               string        // pods' addresses, whose source isn't hidden; "": 10.128.0.0/9, as sandbox/generate has them
 	MinSyncPeriod, SyncPeriod time.Duration // 0: upstream's, 1 s and 30 s
@@ -70,7 +71,7 @@ func (o Options) write() error {
 		APIVersion: "kubeproxy.config.k8s.io/v1alpha1", Kind: "KubeProxyConfiguration",
 		Mode: o.Mode, HostnameOverride: o.Node, HealthzBindAddress: healthAddress, MetricsBindAddress: metricsAddress,
 		DetectLocalMode: "ClusterCIDR", ClusterCIDR: cmp.Or(o.ClusterCIDR, "10.128.0.0/9"),
-		ClientConnection: map[string]string{"kubeconfig": o.path("kubeconfig")},
+		ClientConnection: map[string]string{"kubeconfig": cmp.Or(o.Kubeconfig, o.path("kubeconfig"))},
 		Conntrack:        map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
 		IPTables:         every, NFTables: every, IPVS: every,
 	}

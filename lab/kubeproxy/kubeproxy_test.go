@@ -266,21 +266,6 @@ oomScoreAdj: 0
 	}
 }
 
-func TestParseSubject(t *testing.T) {
-	dir := t.TempDir()
-	program, text := filepath.Join(dir, "program"), filepath.Join(dir, "text")
-	check(t, os.WriteFile(program, nil, 0o755), os.WriteFile(text, nil, 0o644))
-	for value, want := range map[string]string{
-		"kube-proxy=" + program: program, "kube-proxy=": "", "kube-proxy": "", "cilium=" + program: "", program: "",
-		"kube-proxy=" + text: "", "kube-proxy=" + dir: "", "kube-proxy=" + dir + "/none": "",
-	} {
-		got, err := ParseSubject(value)
-		if got != want || (err == nil) != (want != "") {
-			t.Errorf("%s: %q, %v", value, got, err)
-		}
-	}
-}
-
 func TestParseMetrics(t *testing.T) {
 	text := `# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram
 kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family="IPv4",le="+Inf"} 3
@@ -297,13 +282,13 @@ kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv6"} 1.8e+09
 # TYPE kubeproxy_sync_proxy_rules_nftables_sync_failures_total counter
 kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"} 4
 `
-	got, err := parseMetrics([]byte(text))
+	got, err := ParseMetrics([]byte(text))
 	check(t, err)
 	want := Metrics{Syncs: Times{3, 500 * time.Millisecond}, Programming: Times{2, 1250 * time.Millisecond}, Last: time.Unix(1_700_000_000, 0), Failures: 4}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
-	if _, err := parseMetrics([]byte("kubeproxy_x{")); err == nil {
+	if _, err := ParseMetrics([]byte("kubeproxy_x{")); err == nil {
 		t.Error("half a line was taken")
 	}
 }

@@ -36,14 +36,15 @@ func (p *Proxy) Metrics(ctx context.Context) (Metrics, error) {
 	if err != nil {
 		return Metrics{}, fmt.Errorf("ask %s for its metrics: %w", p, err)
 	}
-	m, err := parseMetrics(b)
+	m, err := ParseMetrics(b)
 	if err != nil {
 		return Metrics{}, fmt.Errorf("read the metrics of %s: %w", p, err)
 	}
 	return m, nil
 }
 
-func parseMetrics(text []byte) (Metrics, error) {
+// ParseMetrics reads them, of a kube-proxy or of whoever tells them by its names.
+func ParseMetrics(text []byte) (Metrics, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	all, err := parser.TextToMetricFamilies(bytes.NewReader(text))
 	if err != nil {

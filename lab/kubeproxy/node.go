@@ -3,8 +3,6 @@ package kubeproxy
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
 
 	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/source"
@@ -22,32 +20,13 @@ type Node struct {
 func NewNode(ctx context.Context, o Options, objects ...source.Object) (n *Node, c Cold, err error) {
 	n = &Node{API: apiserver.New(objects...)}
 	n.API.Encode()
-	if o.Server, n.stop, err = listen(o, n.API); err != nil {
+	if o.Server, n.stop, err = n.API.Start(o.Namespace, "127.0.0.1:0"); err != nil {
 		return nil, c, err
 	}
 	if n.Proxy, c, err = ColdSync(ctx, o); err != nil {
 		return nil, c, errors.Join(err, n.stop())
 	}
 	return n, c, nil
-}
-
-// listen serves inside the namespace.
-func listen(o Options, api *apiserver.Server) (url string, stop func() error, err error) {
-	var l net.Listener
-	err = o.Namespace.Do(func() (err error) {
-		l, err = net.Listen("tcp4", "127.0.0.1:0")
-		return err
-	})
-	if err != nil {
-		return "", nil, fmt.Errorf("serve the Kubernetes API in %s: %w", o.Namespace.Name, err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- api.Serve(ctx, l) }()
-	return "http://" + l.Addr().String(), func() error {
-		cancel()
-		return <-done
-	}, nil
 }
 
 // Tell puts an object in, new or changed. The kube-proxy hears of it at once.

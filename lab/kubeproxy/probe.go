@@ -22,19 +22,29 @@ import (
 // Probe is a Service with one endpoint, which moves from one place to another and back. How long until a connection
 // arrives at the new place is how long a change takes, whoever carries it to the kernel.
 type Probe struct {
-	client  *netns.Namespace
+	client  Place
 	service netip.AddrPort
 	places  [2]netip.AddrPort
 	at      int // the place where the endpoint is
 	servers [2]net.Listener
+	asks    chan chan<- answer // to the thread that connects; nil: none yet
 	done    sync.WaitGroup
+}
+
+// Place is where connections come from: Do runs a function there, on the calling thread.
+type Place interface{ Do(func() error) error }
+
+// answer is what became of a connection.
+type answer struct {
+	place int // where it came to, -1 for nowhere
+	err   error
 }
 
 // again is how long the probe waits between a connection that came to the wrong place, or nowhere, and the next.
 const again = 500 * time.Microsecond
 
 // NewProbe listens at both places in one namespace, and will connect to the service's address from another.
-func NewProbe(client, server *netns.Namespace, service netip.AddrPort, places [2]netip.AddrPort) (*Probe, error) {
+func NewProbe(client Place, server *netns.Namespace, service netip.AddrPort, places [2]netip.AddrPort) (*Probe, error) {
 	p := &Probe{client: client, service: service, places: places}
 	for i := range places {
 		err := server.Do(func() (err error) {
@@ -61,8 +71,11 @@ func serve(l net.Listener, place byte) {
 	}
 }
 
-// Close ends the listeners.
+// Close ends the listeners and the thread that connects.
 func (p *Probe) Close() (err error) {
+	if p.asks != nil {
+		close(p.asks)
+	}
 	for _, l := range p.servers {
 		if l != nil {
 			err = errors.Join(err, l.Close())
@@ -72,14 +85,17 @@ func (p *Probe) Close() (err error) {
 	return err
 }
 
-const probeName, probeNamespace = "probe", "probe"
+// ProbeNamespace is where a probe's objects live.
+const ProbeNamespace = "probe"
+
+const probeName = "probe"
 
 // Service is the probe's Service.
 func (p *Probe) Service() *corev1.Service {
 	ip := p.service.Addr().String()
 	return &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: probeNamespace, Name: probeName},
+		ObjectMeta: metav1.ObjectMeta{Namespace: ProbeNamespace, Name: probeName},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
 			Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: int32(p.service.Port()), TargetPort: intstr.FromInt32(int32(p.places[0].Port()))}},
@@ -93,7 +109,7 @@ func (p *Probe) Slice() *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: probeNamespace, Name: probeName + "-0", Labels: map[string]string{discoveryv1.LabelServiceName: probeName},
+			Namespace: ProbeNamespace, Name: probeName + "-0", Labels: map[string]string{discoveryv1.LabelServiceName: probeName},
 			Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339Nano)},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -104,6 +120,11 @@ func (p *Probe) Slice() *discoveryv1.EndpointSlice {
 
 // Objects are both.
 func (p *Probe) Objects() []source.Object { return []source.Object{p.Service(), p.Slice()} }
+
+// ProbeObjects are those of a Probe that is yet to be made.
+func ProbeObjects(service netip.AddrPort, places [2]netip.AddrPort) []source.Object {
+	return (&Probe{service: service, places: places}).Objects()
+}
 
 // Move moves the endpoint: tell is called with the new EndpointSlice. It gives how long after that call's begin the first
 // connection was made that arrived at the new place.
@@ -137,21 +158,42 @@ func (p *Probe) arrive(ctx context.Context, begin time.Time) (time.Duration, err
 	}
 }
 
-// ask connects to the Service and hears where it came to.
+// ask connects to the Service and hears where it came to. One thread asks as long as the probe lives, since to enter a place
+// may take longer than to connect.
 func (p *Probe) ask() (place int, err error) {
-	var c net.Conn
-	err = p.client.Do(func() error {
-		c, err = net.DialTimeout("tcp4", p.service.String(), 200*time.Millisecond)
-		return err
+	if p.asks == nil {
+		p.asks = make(chan chan<- answer)
+		p.done.Go(p.askAll)
+	}
+	c := make(chan answer, 1)
+	p.asks <- c
+	a := <-c
+	return a.place, a.err
+}
+
+// askAll answers as it is asked. Where it can't enter, that is every answer.
+func (p *Probe) askAll() {
+	err := p.client.Do(func() error {
+		for c := range p.asks {
+			c <- p.connect()
+		}
+		return nil
 	})
+	for c := range p.asks {
+		c <- answer{-1, err}
+	}
+}
+
+func (p *Probe) connect() answer {
+	c, err := net.DialTimeout("tcp4", p.service.String(), 200*time.Millisecond)
 	if err != nil {
-		return -1, err
+		return answer{-1, err}
 	}
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(200 * time.Millisecond))
 	var b [1]byte
 	if _, err := io.ReadFull(c, b[:]); err != nil {
-		return -1, err
+		return answer{-1, err}
 	}
-	return int(b[0]), nil
+	return answer{int(b[0]), nil}
 }

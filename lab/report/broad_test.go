@@ -39,6 +39,7 @@ func modes() result.Design {
 			{ID: "overlay", Kind: result.Overlay, Title: "Where the times lie", Measures: []string{"crr"}, Arms: []string{"iptables", "userspace"}},
 			{ID: "deviation", Kind: result.Deviation, Title: "Mean and deviation", Measures: []string{"crr"}},
 			{ID: "shares", Kind: result.Shares, Title: "Who answered", Measures: []string{"crr"}},
+			{ID: "crr-ecdf", Kind: result.ECDF, Title: "How many within", Measures: []string{"crr"}},
 		},
 	}
 	for _, a := range []string{"direct", "again", "iptables", "userspace", "nftables", "ebpf", "classic"} {
@@ -99,6 +100,8 @@ func madeUpModes(t *testing.T) string {
 			add(b.Is(1e7*float64(n)), nil)
 		}
 	}
+	wide := result.Block{Measure: "load", Arm: "ebpf", Params: map[string]string{"services": "100", "endpoints": "50"}}
+	add(wide.Is(5e9), nil)
 	if err := w.Close(""); err != nil {
 		t.Fatal(err)
 	}
@@ -110,13 +113,19 @@ func TestManyModes(t *testing.T) {
 	h, md := reports(t, dir)
 	wellFormed(t, h)
 	files := tree(t, dir)
-	for _, name := range []string{"claims", "aims", "parts", "overlay", "deviation", "shares", "crr", "crr-value", "mean", "cpu", "rules", "load"} {
+	for _, name := range []string{"claims", "aims", "parts", "overlay", "deviation", "shares", "crr-ecdf", "crr", "crr-value", "mean", "cpu", "rules", "load"} {
 		if _, ok := files[ChartsDir+"/"+name+".svg"]; !ok {
 			t.Errorf("no chart %s", name)
 		}
 	}
 	if _, ok := files[ChartsDir+"/mean-value.svg"]; ok {
 		t.Error("a detail is drawn twice")
+	}
+	if s := files[ChartsDir+"/load.svg"]; !strings.Contains(s, ">ebpf, endpoints 50<") {
+		t.Error("a further parameter has no line of its own")
+	}
+	if s := files[ChartsDir+"/crr-ecdf.svg"]; strings.Count(s, "1,000") == 0 || !strings.Contains(s, "classic, 1,000") {
+		t.Error("the cumulated shares are not of every arm at its greatest number")
 	}
 	if s := files[ChartsDir+"/crr.svg"]; !strings.Contains(s, "left out: userspace") || strings.Contains(strings.ReplaceAll(s, "left out: userspace", ""), ">userspace<") {
 		t.Error("what lies far above the others flattens them")

@@ -178,11 +178,22 @@ func points(cells []result.Cell, pick func(result.Cell) *stats.Estimate, unit st
 func value(c result.Cell) *stats.Estimate    { return c.Value }
 func toDirect(c result.Cell) *stats.Estimate { return c.Ratio }
 
-// series has an arm per line.
+// series has a line for each arm and each further parameter.
 func (a *artist) series(m result.Measure, arms []string, pick func(result.Cell) *stats.Estimate, unit string) (ss []chart.Series) {
 	for _, arm := range arms {
-		if p := points(a.s.Select(m.ID, arm), pick, unit); len(p) > 0 {
-			ss = append(ss, chart.Series{Name: a.d.ArmTitle(arm), Style: a.style(arm), Points: p})
+		var names []string
+		of := map[string][]result.Cell{}
+		for _, c := range a.s.Select(m.ID, arm) {
+			name := lineName(a.d, result.Measure{Title: a.d.ArmTitle(arm)}, c, false)
+			if of[name] == nil {
+				names = append(names, name)
+			}
+			of[name] = append(of[name], c)
+		}
+		for _, name := range names {
+			if p := points(of[name], pick, unit); len(p) > 0 {
+				ss = append(ss, chart.Series{Name: name, Style: a.style(arm), Points: p})
+			}
 		}
 	}
 	return ss
@@ -199,26 +210,12 @@ func (a *artist) levels(m result.Measure, arms []string, pick func(result.Cell) 
 	return rs
 }
 
-// split has a line for each arm and each further parameter.
-func (a *artist) split(m result.Measure, arms []string) (ss []chart.Series) {
-	for _, arm := range arms {
-		var names []string
-		of := map[string][]result.Cell{}
-		for _, c := range a.s.Select(m.ID, arm) {
-			name := lineName(a.d, result.Measure{Title: a.d.ArmTitle(arm)}, c, false)
-			if of[name] == nil {
-				names = append(names, name)
-			}
-			of[name] = append(of[name], c)
-		}
-		for i, name := range names {
-			style := a.style(arm)
-			if len(arms) == 1 {
-				style = chart.Style(i + 1)
-			}
-			if p := points(of[name], value, m.Unit); len(p) > 0 {
-				ss = append(ss, chart.Series{Name: name, Style: style, Points: p})
-			}
+// split are a measure's values; the lines of an only arm look different.
+func (a *artist) split(m result.Measure, arms []string) []chart.Series {
+	ss := a.series(m, arms, value, m.Unit)
+	if len(arms) == 1 {
+		for i := range ss {
+			ss[i].Style = chart.Style(i + 1)
 		}
 	}
 	return ss
@@ -389,8 +386,8 @@ func (a *artist) ecdf(m result.Measure, arms []string) error {
 		}
 		cells = append(cells, of...)
 	}
-	if len(cells) > 5 {
-		cells = cells[len(cells)-5:]
+	if most := 5; len(arms) == 1 && len(cells) > most {
+		cells = cells[len(cells)-most:]
 	}
 	var curves []chart.Series
 	says := ""

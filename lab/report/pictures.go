@@ -24,6 +24,10 @@ func (a *artist) pictures() error {
 			err = a.overlay(p)
 		case result.Deviation:
 			err = a.deviation(p)
+		case result.ECDF:
+			if m, _ := a.d.Measure(p.Measures[0]); broad(a.d) { // else the measure itself has one
+				err = a.ecdf(m, a.arms(m.ID))
+			}
 		case result.Shares:
 			a.shares(p)
 		default:

@@ -41,6 +41,7 @@ const (
 	Stack     = "stack"     // the measures' values on each other, a bar for each arm at its greatest parameter
 	Overlay   = "overlay"   // all operations of a measure as histograms: the arms filled, all others as lines
 	Deviation = "deviation" // a measure's mean and standard deviation over all operations, a bar for each arm
+	ECDF      = "ecdf"      // all operations of a measure as cumulated shares, a curve for each arm at its greatest parameter
 	Shares    = "shares"    // who gave the answers, a bar for each arm and parameter
 )
 

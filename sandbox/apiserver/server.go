@@ -59,6 +59,29 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
+// Place is where to listen: Do runs a function inside a network namespace.
+type Place interface{ Do(func() error) error }
+
+// Start serves at an address inside a place, of a port of the kernel's choice where that is 0, until stop is called. It gives
+// the URL for Kubeconfig.
+func (s *Server) Start(in Place, address string) (url string, stop func() error, err error) {
+	var l net.Listener
+	err = in.Do(func() (err error) {
+		l, err = net.Listen("tcp4", address)
+		return err
+	})
+	if err != nil {
+		return "", nil, fmt.Errorf("serve the Kubernetes API: %w", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx, l) }()
+	return "http://" + l.Addr().String(), func() error {
+		cancel()
+		return <-done
+	}, nil
+}
+
 // Kubeconfig is a client's configuration for a server at a URL such as http://127.0.0.1:8080.
 func Kubeconfig(url string) []byte {
 	return fmt.Appendf(nil, `apiVersion: v1

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/sandbox/controlplane"
 )
 
 var modes = []string{"nftables", "ebpf"}
@@ -67,10 +69,10 @@ func TestServerKilled(t *testing.T) {
 			to, other := service(t, "kept", web1, web2), service(t, "moved", web1)
 			a.serving(t)
 			reaches(t, other, "web-1")
-			check(t, plane.startServer(second))
-			defer plane.kill(serverName(second))
+			check(t, plane.StartServer(t.Context(), second))
+			defer plane.Kill(controlplane.ServerName(second))
 			f := flow(to)
-			plane.kill(serverName(first))
+			plane.Kill(controlplane.ServerName(first))
 			p := a.problem(t, "Unreachable")
 			contains(t, p.Message, "connection refused", "everything stays as it was seen last")
 			if p.Since.IsZero() || time.Since(p.Since) < 0 {
@@ -85,7 +87,7 @@ func TestServerKilled(t *testing.T) {
 			if pod, err := ask(other); err != nil || pod != "default/web-1" {
 				t.Errorf("without an API server %s leads to %s, %v", other, pod, err)
 			}
-			check(t, plane.startServer(first))
+			check(t, plane.StartServer(t.Context(), first))
 			took := reaches(t, other, "web-2").Round(time.Millisecond)
 			t.Logf("right %v after the API server was ready", took)
 			if *outage >= time.Minute && took > time.Second {
@@ -109,7 +111,7 @@ func TestAgentKilled(t *testing.T) {
 			f := flow(to)
 			a.kill(unix.SIGKILL)
 			plane.must(t, "PATCH", sliceList+"/moved", patch(web2), nil)
-			plane.kill(serverName(first))
+			plane.Kill(controlplane.ServerName(first))
 			b := startAgent(t, "fairlead", mode)
 			b.problem(t, "Unreachable")
 			if s, err := b.state(); err != nil || s.Ready {
@@ -118,7 +120,7 @@ func TestAgentKilled(t *testing.T) {
 			if pod, err := ask(other); err != nil || pod != "default/web-1" {
 				t.Errorf("without an API server %s leads to %s, %v", other, pod, err)
 			}
-			check(t, plane.startServer(first))
+			check(t, plane.StartServer(t.Context(), first))
 			reaches(t, other, "web-2")
 			b.serving(t)
 			f.end(t)
@@ -147,10 +149,10 @@ func TestKubeconfigWrong(t *testing.T) {
 	a := startAgent(t, "stranger", "nftables")
 	contains(t, a.problem(t, "Forbidden").Message, `User "stranger"`)
 	to := service(t, "web", web1)
-	good, err := plane.kubeconfig("fairlead", first)
+	good, err := plane.Kubeconfig("fairlead", first)
 	check(t, err)
 	text, err := os.ReadFile(good)
-	check(t, err, os.WriteFile(plane.file(fmt.Sprintf("stranger-%d", first)), text, 0o600))
+	check(t, err, os.WriteFile(plane.File(fmt.Sprintf("stranger-%d", first)), text, 0o600))
 	reaches(t, to, "web-1")
 }
 

@@ -42,7 +42,7 @@ var folders = map[string]string{
 // tracked connections is the machine's and can't be set, so it isn't asked for.
 func install(t testing.TB, set ...string) (r release) {
 	t.Helper()
-	args := "--name chart --set apiServer.host=" + plane.address.String() + " --set kubeProxy.conntrack.maxPerCore=0"
+	args := "--name chart --set apiServer.host=" + plane.Address.String() + " --set kubeProxy.conntrack.maxPerCore=0"
 	for _, s := range set {
 		args += " --set " + s
 	}
@@ -84,7 +84,7 @@ func install(t testing.TB, set ...string) (r release) {
 	}
 	var token authv1.TokenRequest
 	plane.must(t, "POST", folders["ServiceAccount"]+"/"+r.pod.ServiceAccountName+"/token", &authv1.TokenRequest{}, &token)
-	r.secret = map[string]string{"token": token.Status.Token, "ca.crt": string(plane.ca.PEM()), "namespace": "kube-system"}
+	r.secret = map[string]string{"token": token.Status.Token, "ca.crt": string(plane.CA.PEM()), "namespace": "kube-system"}
 	return r
 }
 

@@ -34,7 +34,7 @@ func addressed(ip string) any {
 // configuration writes a file of kube-proxy's and ours, in one step, and gives its path.
 func configuration(t testing.TB, dir, node, mode string) string {
 	t.Helper()
-	kubeconfig, err := plane.kubeconfig("fairlead", first)
+	kubeconfig, err := plane.Kubeconfig("fairlead", first)
 	check(t, err)
 	file := filepath.Join(dir, "config.conf")
 	check(t, os.WriteFile(file+".new", fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1

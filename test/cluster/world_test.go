@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -28,6 +29,7 @@ import (
 	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox"
+	"fairlead.dev/fairlead/sandbox/controlplane"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/source"
 )
@@ -35,8 +37,27 @@ import (
 // The cluster that all tests share.
 var (
 	box   *sandbox.Cluster
-	plane *control
+	plane control
 )
+
+// The ports of its API servers.
+const first, second = controlplane.First, controlplane.Second
+
+// control is the control plane, in the client outside's namespace.
+type control struct{ *controlplane.Plane }
+
+// api asks one of its API servers.
+func (c control) api(port int, method, path string, body, into any) error {
+	return c.Call(context.Background(), port, method, path, body, into)
+}
+
+// must asks the first API server, and must succeed.
+func (c control) must(t testing.TB, method, path string, body, into any) {
+	t.Helper()
+	if err := c.api(first, method, path, body, into); err != nil {
+		t.Fatal(err)
+	}
+}
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -63,15 +84,17 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, box.Down()) }()
-	plane = newControl(box.Outside(), dir)
-	defer plane.close()
 	defer leaveInTime(dir)()
 	begin := time.Now()
-	if err = plane.begin(); err == nil {
-		err = furnish()
+	outside := box.Outside()
+	four := outside.Addresses[slices.IndexFunc(outside.Addresses, netip.Addr.Is4)]
+	plane.Plane, err = controlplane.Start(context.Background(), controlplane.Options{Program: os.Getenv("CONTROL_PLANE"), Host: outside, Address: four, Dir: dir})
+	defer plane.Close()
+	if err == nil {
+		err = errors.Join(plane.StartControllers(), furnish())
 	}
 	if err != nil {
-		return 1, fmt.Errorf("%w\n%s", err, plane.logs())
+		return 1, fmt.Errorf("%w\n%s", err, plane.Logs())
 	}
 	fmt.Printf("control plane ready after %v\n", time.Since(begin).Round(10*time.Millisecond))
 	return m.Run(), nil
@@ -82,7 +105,9 @@ func run(m *testing.M) (code int, err error) {
 func leaveInTime(dir string) (off func()) {
 	leave := func(why any) {
 		fmt.Fprintln(os.Stderr, "cluster: ends early:", why)
-		plane.close()
+		if plane.Plane != nil { // else what was started ends with this process
+			plane.Close()
+		}
 		box.Down()
 		os.RemoveAll(dir)
 		os.Exit(1)
@@ -125,22 +150,15 @@ func pod(name, node, ip string) *corev1.Pod {
 
 // furnish tells the API server of the machines, and what the agent may read.
 func furnish() (err error) {
-	tell := func(method, path string, body any) { err = errors.Join(err, plane.api(first, method, path, body, nil)) }
 	for _, o := range machines() {
-		switch o := o.(type) {
-		case *corev1.Node:
-			tell("POST", "/api/v1/nodes", o)
-			tell("PATCH", "/api/v1/nodes/"+o.Name+"/status", map[string]any{"status": o.Status})
-		case *corev1.Pod:
-			tell("POST", "/api/v1/namespaces/default/pods", o)
-			tell("PATCH", "/api/v1/namespaces/default/pods/"+o.Name+"/status", map[string]any{"status": o.Status})
-		}
+		err = errors.Join(err, plane.Create(context.Background(), o))
 	}
+	tell := func(path string, body any) { err = errors.Join(err, plane.api(first, "POST", path, body, nil)) }
 	for user, endpoints := range map[string]string{"fairlead": "endpointslices", "blind": "nothing"} {
-		tell("POST", "/apis/rbac.authorization.k8s.io/v1/clusterroles", map[string]any{"metadata": map[string]any{"name": user}, "rules": []any{
+		tell("/apis/rbac.authorization.k8s.io/v1/clusterroles", map[string]any{"metadata": map[string]any{"name": user}, "rules": []any{
 			map[string]any{"apiGroups": []string{""}, "resources": []string{"services", "nodes", "pods"}, "verbs": []string{"list", "watch"}},
 			map[string]any{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{endpoints}, "verbs": []string{"list", "watch"}}}})
-		tell("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", map[string]any{"metadata": map[string]any{"name": user},
+		tell("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", map[string]any{"metadata": map[string]any{"name": user},
 			"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
 			"subjects": []any{map[string]any{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user}}})
 	}
@@ -216,7 +234,7 @@ func (s *safe) String() string {
 // startAgent starts the shipped agent on node a as a user, with further flags.
 func startAgent(t testing.TB, user, mode string, flags ...string) *running {
 	t.Helper()
-	kubeconfig, err := plane.kubeconfig(user, first)
+	kubeconfig, err := plane.Kubeconfig(user, first)
 	check(t, err)
 	h, err := box.Node("a")
 	check(t, err)
@@ -307,7 +325,7 @@ func (a *running) problem(t testing.TB, reason string) (p source.Problem) {
 // fairlead runs a command on node a.
 func fairlead(t testing.TB, args ...string) string {
 	t.Helper()
-	kubeconfig, err := plane.kubeconfig("fairlead", first)
+	kubeconfig, err := plane.Kubeconfig("fairlead", first)
 	check(t, err)
 	h, err := box.Node("a")
 	check(t, err)

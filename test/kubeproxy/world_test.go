@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -65,18 +65,9 @@ func probe(t testing.TB, ns *netns.Namespace) *kubeproxy.Probe {
 // serveAt serves at an address of the namespace until told to stop.
 func serveAt(t testing.TB, ns *netns.Namespace, s *apiserver.Server, address string) (at string, stop func()) {
 	t.Helper()
-	var l net.Listener
-	check(t, ns.Do(func() (err error) {
-		l, err = net.Listen("tcp4", address)
-		return err
-	}))
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(ctx, l) }()
-	return l.Addr().String(), func() {
-		cancel()
-		check(t, <-done)
-	}
+	url, end, err := s.Start(ns, address)
+	check(t, err)
+	return strings.TrimPrefix(url, "http://"), func() { check(t, end()) }
 }
 
 // patience is how long anything may take.

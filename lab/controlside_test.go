@@ -1,0 +1,170 @@
+package lab
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/lab/report"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/source"
+)
+
+// controlTiny has every part, too short for its numbers to mean anything.
+var controlTiny = controlProfile{Name: "tiny", Sizes: []size{{3, endpoints}, {2, 50}}, Rounds: 2, Quiet: 20 * time.Millisecond, Moves: 2, Rate: 100, Churn: 50 * time.Millisecond, Least: 10}
+
+func TestControl(t *testing.T) {
+	p := controlTiny
+	dir, s := finish(t, nil, func(ctx context.Context, r *run) (work, error) { return newControlSide(ctx, r, p) })
+	var arms []string
+	for _, a := range s.Design.Arms {
+		arms = append(arms, a.ID)
+	}
+	for _, m := range []string{armNFT, "iptables", "userspace"} {
+		if !slices.Contains(arms, m) {
+			t.Errorf("no arm %s: %v", m, s.Design.Missing)
+		}
+	}
+	for _, arm := range arms {
+		for _, n := range p.Sizes {
+			at := n.params()
+			for _, m := range s.Design.Measures {
+				if v := number(t, s, m.ID, arm, at); v <= 0 && m.ID != "idle" {
+					t.Errorf("%s of %s at %s is %v", m.ID, arm, n, v)
+				}
+			}
+			if whole, sync := number(t, s, "cold", arm, at), number(t, s, "sync", arm, at); sync >= whole {
+				t.Errorf("%s at %s: its first sync took %v of the %v of its start", arm, n, sync, whole)
+			}
+			c, _ := s.Cell("moved-churn", arm, at)
+			e, _ := s.Cell("event", arm, at)
+			if c.Ops < int64(p.Rounds*p.Least) || e.Ops < c.Ops {
+				t.Errorf("%s at %s: %d changes were waited for, and the agent told of %d", arm, n, c.Ops, e.Ops)
+			}
+		}
+	}
+	if n := number(t, s, "churn-rate", armNFT, p.Sizes[0].params()); n < 1 {
+		t.Errorf("%v changes a second", n)
+	}
+	for _, name := range []string{"claims", "moved-churn-ecdf", "event-ecdf", "sync", "memory"} {
+		if _, err := os.Stat(filepath.Join(dir, report.ChartsDir, name+".svg")); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestControlDesign(t *testing.T) {
+	both := map[string]string{"kube-proxy": "/kube-proxy", "control-plane": "/control-plane"}
+	cannot := func(d result.Design) (l []string) {
+		for _, a := range d.Aims {
+			if a.Cannot != "" {
+				l = append(l, a.ID)
+			}
+		}
+		return l
+	}
+	for _, c := range []struct {
+		modes []string
+		given map[string]string
+		sizes []size
+		want  []string // what can't be tested
+	}{
+		{[]string{armNFT, armEBPF, "userspace"}, both, fullControl.Sizes, nil},
+		{[]string{armNFT, armEBPF}, nil, fullControl.Sizes, []string{"G5, kube-proxy", "G9, nftables", "G9, ebpf", "restarts"}},
+		{[]string{armNFT}, both, []size{{10000, endpoints}}, []string{"cold start, ebpf", "G8, ebpf, p50", "G8, ebpf, p99", "G9, ebpf", "G10, ebpf", "G10, ebpf, later", "G11, ebpf", "no loss, ebpf"}},
+	} {
+		p := fullControl
+		p.Sizes = c.sizes
+		d := (&controlSide{run: &run{}, Profile: p, modes: c.modes, given: c.given}).design()
+		aimsAreOfCells(t, d)
+		if got := cannot(d); !slices.Equal(got, c.want) {
+			t.Errorf("%v with %v: can't test %q, want %q", c.modes, c.given, got, c.want)
+		}
+		if without := slices.Contains(d.Missing, noSubject); without != (c.given == nil) {
+			t.Errorf("what is missing does not follow what is given: %v", d.Missing)
+		}
+	}
+	small := (&controlSide{run: &run{}, Profile: quickControl, modes: []string{armNFT, armEBPF}, given: both}).design()
+	if got := cannot(small); len(got) != len(small.Aims)-2 { // G5 of kube-proxy says so by the cell that is not there
+		t.Errorf("without 10,000 Services it can't test %q of %d", got, len(small.Aims))
+	}
+}
+
+func TestControlSizes(t *testing.T) {
+	for _, sizes := range [][]size{nil, {{1, endpoints}}, {{100, endpoints}, {100, endpoints}}, {{1 << 20, endpoints}}} {
+		if err := (controlProfile{Sizes: sizes}).check(); err == nil {
+			t.Errorf("%v is no error", sizes)
+		}
+	}
+	for _, p := range []controlProfile{quickControl, fullControl} {
+		if err := p.check(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Each change of the churn is one: replaced, then put back; and never of the Service that somebody connects to.
+func TestNextChange(t *testing.T) {
+	own := newAnnounced(size{2, endpoints}, 1)
+	before := own.cluster.slice(2).Endpoints[0].Addresses[0]
+	a, b := own.next(), own.next()
+	if a.Name != b.Name || a.Endpoints[0].Addresses[0] == before || b.Endpoints[0].Addresses[0] != before {
+		t.Errorf("%s %v, then %s %v; it was %s", a.Name, a.Endpoints[0].Addresses, b.Name, b.Endpoints[0].Addresses, before)
+	}
+	if steady := own.cluster.slice(steadyService).Name; a.Name == steady {
+		t.Errorf("%s changes, to which somebody connects", steady)
+	}
+}
+
+// A change that the API server does not take ends the run.
+func TestStirFails(t *testing.T) {
+	a := newAnnounced(size{2, endpoints}, 1)
+	told := make(chan struct{}, 100)
+	a.tell = func(context.Context, source.Object) error {
+		told <- struct{}{}
+		return os.ErrPermission
+	}
+	stop := a.stir(t.Context(), 1000)
+	<-told
+	if n, err := stop(); err == nil || n > 0 || !strings.Contains(err.Error(), "permission") {
+		t.Errorf("%d changes, %v", n, err)
+	}
+}
+
+func TestDelays(t *testing.T) {
+	text := func(a, b, c string) []byte {
+		return []byte("# TYPE fairlead_programming_seconds histogram\nfairlead_programming_seconds_bucket{le=\"0.0001\"} " + a +
+			"\nfairlead_programming_seconds_bucket{le=\"0.002\"} " + b + "\nfairlead_programming_seconds_bucket{le=\"+Inf\"} " + c +
+			"\nfairlead_programming_seconds_sum 1\nfairlead_programming_seconds_count " + c + "\n")
+	}
+	before, err := parseDelays(text("1", "3", "3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := parseDelays(text("2", "6", "7"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []int64{int64(100 * time.Microsecond), int64(2 * time.Millisecond), int64(2 * time.Millisecond), int64(time.Minute)}
+	if got := now.since(before); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	for _, bad := range []string{"", "# TYPE other counter\nother 1\n", "}{"} {
+		if _, err := parseDelays([]byte(bad)); err == nil {
+			t.Errorf("%q is no error", bad)
+		}
+	}
+}
+
+func FuzzParseDelays(f *testing.F) {
+	f.Add("# TYPE fairlead_programming_seconds histogram\nfairlead_programming_seconds_bucket{le=\"+Inf\"} 1\n")
+	f.Fuzz(func(t *testing.T, s string) {
+		if l, err := parseDelays([]byte(s)); err != nil && l != nil {
+			t.Errorf("%v with %v", l, err)
+		}
+	})
+}

@@ -1,0 +1,204 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"fairlead.dev/fairlead/sandbox/pki"
+)
+
+// Host is where a control plane runs: Do runs a function inside its network namespace.
+type Host interface{ Do(func() error) error }
+
+// Options say what to run where.
+type Options struct {
+	Program string // its first argument says which of the three it is
+	Host    Host
+	Address netip.Addr // one of the host's, at which API servers listen
+	Dir     string     // absolute path of a folder that exists: data, certificates, kubeconfigs, logs
+}
+
+// Plane is a control plane.
+type Plane struct {
+	Options
+	CA    *pki.Authority
+	admin *http.Client
+
+	mu      sync.Mutex
+	running map[string]*process
+}
+
+// Ports of API servers on the same etcd.
+const (
+	First  = 6443
+	Second = 6444
+)
+
+// Start starts etcd and the first API server, and waits until it is ready. Close ends what runs, also after an error.
+func Start(ctx context.Context, o Options) (*Plane, error) {
+	p := &Plane{Options: o, running: map[string]*process{}}
+	err := p.certify()
+	if err == nil {
+		err = p.start("etcd", "etcd", "--data-dir="+p.File("etcd"), "--unsafe-no-fsync", "--log-level=error",
+			"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379", "--listen-peer-urls=http://127.0.0.1:2380",
+			"--initial-advertise-peer-urls=http://127.0.0.1:2380", "--initial-cluster=default=http://127.0.0.1:2380", "--quota-backend-bytes=4294967296")
+	}
+	if err == nil {
+		err = p.StartServer(ctx, First)
+	}
+	return p, err
+}
+
+// StartControllers starts the controller that makes EndpointSlices of Services and Pods.
+func (p *Plane) StartControllers() error {
+	kubeconfig, err := p.Kubeconfig("controllers", First, "system:masters")
+	if err != nil {
+		return err
+	}
+	return p.start("endpointslice-controller", "endpointslice-controller", "--kubeconfig="+kubeconfig)
+}
+
+// ServerName names the process of an API server, for Kill.
+func ServerName(port int) string { return fmt.Sprintf("kube-apiserver-%d", port) }
+
+// StartServer starts an API server and waits until it is ready.
+func (p *Plane) StartServer(ctx context.Context, port int) error {
+	err := p.start(ServerName(port), "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", fmt.Sprintf("--secure-port=%d", port),
+		"--bind-address="+p.Address.String(), "--advertise-address="+p.Address.String(),
+		"--tls-cert-file="+p.File("server.crt"), "--tls-private-key-file="+p.File("server.key"), "--client-ca-file="+p.File("ca.crt"),
+		"--service-account-issuer=https://cluster.test", "--service-account-key-file="+p.File("server.key"), "--service-account-signing-key-file="+p.File("server.key"),
+		"--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=RBAC", "--allow-privileged=true", "--disable-admission-plugins=ServiceAccount",
+		"--enable-priority-and-fairness=false", "--endpoint-reconciler-type=none", "--cert-dir="+p.Dir)
+	if err != nil {
+		return err
+	}
+	return p.ready(ctx, port)
+}
+
+// ready waits until an API server says that it is.
+func (p *Plane) ready(ctx context.Context, port int) error {
+	ctx, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	for {
+		_, err := p.ask(ctx, port, http.MethodGet, "/readyz", nil)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-p.ended(ServerName(port)):
+			return fmt.Errorf("the API server ended by itself:\n%s", p.Logs())
+		case <-ctx.Done():
+			return fmt.Errorf("the API server is not ready: %w: %w\n%s", ctx.Err(), err, p.Logs())
+		}
+	}
+}
+
+// File is the path of a file of the control plane's.
+func (p *Plane) File(name string) string { return filepath.Join(p.Dir, name) }
+
+// certify makes the authority, the server's certificate, the key of service accounts and the administrator.
+func (p *Plane) certify() (err error) {
+	if p.CA, err = pki.New(); err != nil {
+		return err
+	}
+	server, err := p.CA.Server(24*time.Hour, p.Address, netip.MustParseAddr("127.0.0.1"))
+	if err != nil {
+		return err
+	}
+	admin, err := p.CA.Client("admin", "system:masters")
+	if err != nil {
+		return err
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(p.CA.Cert)
+	p.admin = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+		DialContext: p.dial, TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{admin.TLS()}}, ForceAttemptHTTP2: true}}
+	return errors.Join(server.Write(p.File("server.crt"), p.File("server.key")), os.WriteFile(p.File("ca.crt"), p.CA.PEM(), 0o644))
+}
+
+// dial connects from the control plane's own host.
+func (p *Plane) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	var d net.Dialer
+	err = p.Host.Do(func() error {
+		conn, err = d.DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// Kubeconfig writes one for a user of groups, and gives its path.
+func (p *Plane) Kubeconfig(user string, port int, groups ...string) (string, error) {
+	c, err := p.CA.Client(user, groups...)
+	if err != nil {
+		return "", err
+	}
+	name := p.File(fmt.Sprintf("%s-%d", user, port))
+	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: "https://%s:%d", certificate-authority: ca.crt}}],
+users: [{name: u, user: {client-certificate: %s.crt, client-key: %[3]s.key}}], contexts: [{name: x, context: {cluster: c, user: u}}], current-context: x}`,
+		p.Address, port, filepath.Base(name))
+	return name, errors.Join(c.Write(name+".crt", name+".key"), os.WriteFile(name, []byte(text), 0o600))
+}
+
+// Call asks an API server for something, as its administrator, and reads the answer into a value, which may be nil. A body is
+// sent as JSON, one of a PATCH as a merge patch (RFC 7386). An answer that is no success is an error.
+func (p *Plane) Call(ctx context.Context, port int, method, path string, body, into any) error {
+	var text []byte
+	if body != nil {
+		var err error
+		if text, err = json.Marshal(body); err != nil {
+			return err
+		}
+	}
+	answer, err := p.ask(ctx, port, method, path, text)
+	if err != nil || into == nil {
+		return err
+	}
+	return json.Unmarshal(answer, into)
+}
+
+func (p *Plane) ask(ctx context.Context, port int, method, path string, body []byte) ([]byte, error) {
+	r, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("https://%s:%d%s", p.Address, port, path), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if method == http.MethodPatch {
+		r.Header.Set("Content-Type", "application/merge-patch+json")
+	}
+	answer, err := p.admin.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode > 299 {
+		err = fmt.Errorf("%s %s: %s: %s", method, path, answer.Status, text)
+	}
+	return text, err
+}
+
+// Logs gives the ends of all logs, for those who look for the reason of a failure.
+func (p *Plane) Logs() string {
+	var b strings.Builder
+	files, _ := filepath.Glob(p.File("*.log"))
+	for _, f := range files {
+		text, _ := os.ReadFile(f)
+		fmt.Fprintf(&b, "--- %s\n%s\n", filepath.Base(f), text[max(0, len(text)-2000):])
+	}
+	return b.String()
+}
