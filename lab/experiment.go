@@ -15,13 +15,14 @@ type Experiment struct {
 	Long     string // how, and how long that takes
 	Services []int  // the numbers of Services that it varies unless told others; nil: it varies none
 	Compares bool   // modes, of which Options may name some
+	Rounds   bool   // of traffic, of which Options may say how many
 	Subjects bool   // takes others' programs as arms
 	begin    func(context.Context, *run) (work, error)
 }
 
 // Experiments are all there are.
 func Experiments() []Experiment {
-	return []Experiment{servicesExperiment, tigeraExperiment, centurylinkExperiment, balanceExperiment}
+	return []Experiment{servicesExperiment, tigeraExperiment, connectExperiment, centurylinkExperiment, balanceExperiment}
 }
 
 // work is an experiment that has found out what this machine can do.
