@@ -19,11 +19,13 @@ connection and with a connection for each (1,000 measurements in a row, over and
 and all others, as histograms and as mean and standard deviation; and the throughput of one stream. Every single time goes
 into samples.csv. It takes about a minute with --quick, ten without, and root.`,
 	Compares: true,
+	Rounds:   true,
 	begin: func(ctx context.Context, r *run) (work, error) {
 		p := fullCenturylink
 		if r.Quick {
 			p = quickCenturylink
 		}
+		p.Rounds = r.rounds(p.Rounds)
 		return newCenturylink(ctx, r, p)
 	},
 }

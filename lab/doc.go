@@ -4,6 +4,7 @@
 //	services     what a Service costs a connection, and what it costs to keep the kernel as a cluster of many says
 //	tigera       round trips, processor time and rules per connection in every mode and with kube-proxy's rules, by number of
 //	             Services; the claims of "Comparing kube-proxy modes: iptables or IPVS?"
+//	connect      connect() and connections in so many blocks that 1 % shows, hot and cold; run times of eBPF programs
 //	centurylink  round trips of userspace against iptables and all others, as histograms; a stream's throughput
 //	balance      how evenly each scheduler spreads connections, and whom a hash moves when a backend goes
 //

@@ -16,12 +16,13 @@ type Experiment struct {
 	Services []int    // the numbers of Services that it varies unless told others; nil: it varies none
 	Compares bool     // modes, of which Options may name some
 	Subjects []string // others' programs that it takes
+	Rounds   bool     // of traffic, of which Options may say how many
 	begin    func(context.Context, *run) (work, error)
 }
 
 // Experiments are all there are.
 func Experiments() []Experiment {
-	return []Experiment{servicesExperiment, tigeraExperiment, centurylinkExperiment, balanceExperiment, controlExperiment}
+	return []Experiment{servicesExperiment, tigeraExperiment, connectExperiment, centurylinkExperiment, balanceExperiment, controlExperiment}
 }
 
 // work is an experiment that has found out what this machine can do.

@@ -17,10 +17,10 @@ import (
 // unable is a mode that this machine can't do, and why.
 type unable struct{ mode, why string }
 
-// findModes tries every mode, or those that the user named, each with one Service in namespaces of its own, and gives those
+// findModes tries every mode, or those of the names, or those that the user named, each with one Service in namespaces of its own, and gives those
 // that carry a connection. One that a user named must be among them.
-func (r *run) findModes(ctx context.Context) (can []string, cannot []unable, err error) {
-	for _, name := range r.candidates() {
+func (r *run) findModes(ctx context.Context, names ...string) (can []string, cannot []unable, err error) {
+	for _, name := range r.candidates(names) {
 		if _, err := agent.ModeOf(name); err != nil {
 			return nil, nil, err
 		}
@@ -40,10 +40,13 @@ func (r *run) findModes(ctx context.Context) (can []string, cannot []unable, err
 	return can, cannot, nil
 }
 
-// candidates are all modes. Of one that comes in variants, only the one that the host uses.
-func (r *run) candidates() (names []string) {
-	if len(r.Modes) > 0 {
+// candidates are those modes that the user named, or else these, or else all. Of one that comes in variants, only the one that the host uses.
+func (r *run) candidates(these []string) (names []string) {
+	switch {
+	case len(r.Modes) > 0:
 		return r.Modes
+	case len(these) > 0:
+		return these
 	}
 	for _, m := range agent.Modes() {
 		if base, _, variant := strings.Cut(m.Name, "-"); !variant || !slices.ContainsFunc(agent.Modes(), func(o agent.Mode) bool { return o.Name == base }) {

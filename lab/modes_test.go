@@ -16,6 +16,7 @@ import (
 
 	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/lab/classic"
+	"fairlead.dev/fairlead/lab/load"
 	"fairlead.dev/fairlead/lab/report"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/model"
@@ -109,7 +110,7 @@ func TestTigera(t *testing.T) {
 // Every aim must be of cells that a whole run has, whatever modes there are.
 func TestTigeraDesign(t *testing.T) {
 	for i, modes := range [][]string{{armNFT}, {armNFT, "iptables", "userspace", "ebpf", "ipvs"}, {"userspace"}} {
-		r := &tigera{run: &run{}, Profile: fullTigera, modes: modes, layouts: classic.Layouts}
+		r := &tigera{stage: &stage{run: &run{}, counts: fullTigera.Services, modes: modes, layouts: classic.Layouts}, Profile: fullTigera}
 		if i > 0 {
 			r.kubeProxy = "/kube-proxy"
 		}
@@ -138,6 +139,65 @@ func aimsAreOfCells(t *testing.T, d result.Design) {
 		for _, ref := range []*result.CellRef{a.Over, a.Less, a.Plus} {
 			if ref != nil && !known(cmp.Or(ref.Measure, a.Measure), cmp.Or(ref.Arm, a.Arm)) {
 				t.Errorf("aim %s refers to %s of %s", a.ID, ref.Measure, ref.Arm)
+			}
+		}
+	}
+}
+
+func TestConnect(t *testing.T) {
+	p := connectProfile{"tiny", []int{10, 20}, 2, 3 * time.Millisecond, time.Millisecond, 1, 2, 20}
+	_, s := finish(t, nil, func(ctx context.Context, r *run) (work, error) { return newConnect(ctx, r, p) })
+	for _, n := range p.Services {
+		for _, arm := range []string{armEBPF, armNFT, "iptables", old, present} {
+			for _, m := range []string{"connect", "crr", "connect-cold", "crr-cold", "load"} {
+				number(t, s, m, arm, params(n))
+			}
+		}
+		for _, m := range []string{"run", "runs"} { // each program of a socket by an exchange that it has a part in
+			for _, program := range []string{"connect4, TCP", "getpeername4, TCP", "release, TCP", "arrive-14, TCP", "leave-14, TCP", "connect6, TCP by IPv6 socket", "getpeername6, TCP by IPv6 socket",
+				"sendmsg4, UDP", "recvmsg4, UDP", "connect4, UDP, connected", "recvmsg6, UDP by IPv6 socket, connected"} {
+				if v := number(t, s, m, armEBPF, with(n, also("program", program))); v <= 0 {
+					t.Errorf("%s of %s is %v", m, program, v)
+				}
+			}
+		}
+		if v := number(t, s, "runs", armEBPF, with(n, also("program", "connect4, TCP"))); v != 1 {
+			t.Errorf("connect4 runs %v times for a connection", v)
+		}
+	}
+	for _, program := range []string{"release", "connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "getpeername4", "getpeername6", "arrive-14", "leave-14", "arrive-0", "leave-0"} {
+		if i, v := number(t, s, "instructions", armEBPF, also("program", program)), number(t, s, "verified", armEBPF, also("program", program)); i < 2 || v < 2 {
+			t.Errorf("%s has %v instructions, of which the verifier walked %v", program, i, v)
+		}
+	}
+	if shown, cost := number(t, s, "shown", armEBPF, nil), number(t, s, "cost", armEBPF, nil); shown <= 0 || cost <= 0 {
+		t.Errorf("to count a run shows as %v ns and costs %v ns", shown, cost)
+	}
+}
+
+// Aims of new connections are of cells that a whole run has.
+func TestConnectDesign(t *testing.T) {
+	m, err := load.NewMemory(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for _, modes := range [][]string{{armEBPF, armNFT, "iptables"}, {armNFT}, {armEBPF}} {
+		r := &connect{stage: &stage{run: &run{}, counts: fullConnect.Services, modes: modes, layouts: classic.Layouts[:2]}, Profile: fullConnect, memory: m}
+		d := r.design()
+		want := 0
+		if slices.Contains(modes, armEBPF) {
+			want = 8
+			if !slices.Contains(modes, "iptables") {
+				want = 6
+			}
+		}
+		if len(d.Aims) != want {
+			t.Errorf("%v: %d aims, want %d", modes, len(d.Aims), want)
+		}
+		for _, a := range d.Aims {
+			if _, ok := d.Measure(a.Measure); !ok || !slices.Contains([]string{"10", "10000"}, a.Params["services"]) {
+				t.Errorf("%v: aim %s is of %s at %v", modes, a.ID, a.Measure, a.Params)
 			}
 		}
 	}

@@ -24,6 +24,7 @@ import (
 // Options is what a run is told.
 type Options struct {
 	Quick    bool
+	Rounds   int      // of traffic; 0: as many as the profile has
 	Services []int    // numbers of Services, rising; nil: the experiment's own
 	Modes    []string // to be compared; nil: all that run here
 	Subjects []string // others' programs to be measured beside ours, such as kube-proxy=PATH
@@ -130,6 +131,14 @@ func (r *run) room() error {
 	}
 	r.later(func() error { return os.RemoveAll(r.tmp) })
 	return nil
+}
+
+// rounds is how many of traffic there are: as many as was asked for, or the profile's.
+func (r *run) rounds(profile int) int {
+	if r.Options.Rounds > 0 {
+		return r.Options.Rounds
+	}
+	return profile
 }
 
 // later has something done when the run ends, after all that is said later.

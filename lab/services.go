@@ -26,6 +26,7 @@ hours without, and root. The control side of a kube-proxy given with --subject i
 six minutes more with --quick.`,
 	Services: Full().Services,
 	Subjects: []string{kubeProxyProgram.name},
+	Rounds:   true,
 	begin: func(ctx context.Context, r *run) (work, error) {
 		p := Full()
 		if r.Quick {
@@ -34,6 +35,7 @@ six minutes more with --quick.`,
 		if r.Services != nil {
 			p.Services = r.Services
 		}
+		p.Rounds = r.rounds(p.Rounds)
 		return newServices(ctx, r, p)
 	},
 }

@@ -102,7 +102,7 @@ func TestSubjectDesign(t *testing.T) {
 
 // The list of kube-proxy's iptables mode is in no order that lasts: its arm connects to Services spread over all.
 func TestTargetsOfKubeProxy(t *testing.T) {
-	r := &tigera{run: &run{}, Profile: fullTigera}
+	r := &tigera{stage: &stage{run: &run{}, counts: fullTigera.Services}, Profile: fullTigera}
 	all := func(*pair) bool { return true }
 	for _, c := range []struct {
 		arm, position string

@@ -3,18 +3,15 @@ package lab
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"fairlead.dev/fairlead/lab/classic"
+	"fairlead.dev/fairlead/lab/kubeproxy"
 	"fairlead.dev/fairlead/lab/load"
 	"fairlead.dev/fairlead/lab/result"
 )
@@ -25,12 +22,13 @@ var tigeraExperiment = Experiment{
 	Long: `Measure what "Comparing kube-proxy modes: iptables or IPVS?" (Tigera, 2019) measured, in every mode that this
 kernel can do and with the rules that kube-proxy writes and wrote: HTTP round trips at 1,000 requests a second with and
 without kept connections, connect(), whole connections, processor time, and the rules that a packet is tested against,
-from 1 to 10,000 Services of ten endpoints. The article's claims are tested one by one. It takes about five minutes with
---quick, some hours without, and root. A kube-proxy given with --subject
+from 1 (10 with --quick) to 10,000 Services of ten endpoints. The article's claims are tested one by one, as far as the blocks
+tell: some stay inconclusive with --quick. It takes about three minutes with --quick, some hours without, and root. A kube-proxy given with --subject
 makes two more arms, iptables and nftables, as the real program writes them.`,
 	Services: fullTigera.Services,
 	Compares: true,
 	Subjects: []string{kubeProxyProgram.name},
+	Rounds:   true,
 	begin: func(ctx context.Context, r *run) (work, error) {
 		p := fullTigera
 		if r.Quick {
@@ -39,6 +37,7 @@ makes two more arms, iptables and nftables, as the real program writes them.`,
 		if r.Services != nil {
 			p.Services = r.Services
 		}
+		p.Rounds = r.rounds(p.Rounds)
 		return newTigera(ctx, r, p)
 	},
 }
@@ -59,24 +58,16 @@ type tigeraProfile struct {
 }
 
 var (
-	quickTigera = tigeraProfile{Name: "quick", Services: []int{1, 10, 1000, 10000}, Rounds: 21, Closed: 30 * time.Millisecond, Open: 80 * time.Millisecond, Warm: 10 * time.Millisecond,
-		Rate: 1000, Each: 100, Work: 200 * time.Microsecond, Resyncs: 5}
+	quickTigera = tigeraProfile{Name: "quick", Services: []int{10, 1000, 10000}, Rounds: 21, Closed: 15 * time.Millisecond, Open: 40 * time.Millisecond, Warm: 4 * time.Millisecond,
+		Rate: 1000, Each: 100, Work: 200 * time.Microsecond, Resyncs: 3}
 	fullTigera = tigeraProfile{Name: "full", Services: []int{1, 10, 100, 1000, 10000}, Rounds: 101, Closed: 250 * time.Millisecond, Open: time.Second, Warm: 50 * time.Millisecond,
 		Rate: 1000, Each: 100, Work: 200 * time.Microsecond, Everywhere: true, Resyncs: 11}
 )
 
-// resyncPeriod is how often kube-proxy of 2019 wrote everything again.
-const resyncPeriod = 30 * time.Second
-
 // tigera is the experiment of that name at work.
 type tigera struct {
-	*run
+	*stage
 	Profile   tigeraProfile
-	modes     []string
-	layouts   []classic.Layout
-	cannot    []unable
-	folders   []*folder // by number of Services
-	worlds    []*world
 	nginx     string // the program; "": the lab's own server answers
 	version   string
 	kubeProxy string // the program that was given; "": none
@@ -84,21 +75,11 @@ type tigera struct {
 
 // newTigera finds out what this machine can do.
 func newTigera(ctx context.Context, r *run, p tigeraProfile) (work, error) {
-	if err := (Profile{Services: p.Services}).check(); err != nil {
-		return nil, err
-	}
-	t := &tigera{run: r, Profile: p}
+	t := &tigera{Profile: p}
 	t.nginx, t.version = findNginx()
 	var err error
-	if t.modes, t.cannot, err = r.findModes(ctx); err != nil {
+	if t.stage, err = newStage(ctx, r, p.Services, p.Resyncs, classic.Layouts); err != nil {
 		return nil, err
-	}
-	for _, l := range classic.Layouts {
-		if err := r.tryLayout(ctx, l); err != nil {
-			t.cannot = append(t.cannot, unable{l.String(), brief(err.Error())})
-			continue
-		}
-		t.layouts = append(t.layouts, l)
 	}
 	if t.kubeProxy, err = r.trySubject(ctx); err != nil {
 		return nil, err
@@ -106,46 +87,12 @@ func newTigera(ctx context.Context, r *run, p tigeraProfile) (work, error) {
 	return t, ctx.Err()
 }
 
-// tryLayout writes one Service's rules in a namespace of their own.
-func (r *run) tryLayout(ctx context.Context, l classic.Layout) (err error) {
-	ns, err := newSpace(r.id + "-try")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, r.drop(ns)) }()
-	w, err := newWorld(1)
-	if err != nil {
-		return err
-	}
-	return ns.Do(func() error {
-		return write(ctx, l, classic.FromParts(w.parts))
-	})
-}
-
 func (r *tigera) profile() string { return r.Profile.Name }
-
-// most is the greatest number of Services.
-func (r *tigera) most() int { return slices.Max(r.Profile.Services) }
 
 // steps is the whole run in order.
 func (r *tigera) steps() []step {
 	p, l := r.Profile, &plan{}
-	l.add("writing manifests", time.Duration(r.most())*30*time.Microsecond, r.prepare)
-	for _, layout := range r.layouts {
-		for i, n := range p.Services {
-			each := map[classic.Layout]time.Duration{classic.IPTables19: 500 * time.Microsecond, classic.IPTables: 500 * time.Microsecond, classic.NFTables: 2 * time.Millisecond}[layout]
-			l.add(fmt.Sprintf("writing %s of %s Services", layout, thousands(n)), time.Duration(n)*each*time.Duration(1+r.resyncs(layout, n)), func(ctx context.Context) error {
-				return r.install(ctx, layout, i)
-			})
-		}
-	}
-	for _, mode := range r.modes {
-		for i, n := range p.Services {
-			l.add(fmt.Sprintf("starting %s of %s Services", mode, thousands(n)), time.Second+time.Duration(n)*300*time.Microsecond, func(ctx context.Context) error {
-				return r.start(ctx, mode, i)
-			})
-		}
-	}
+	r.raise(l)
 	for _, a := range r.proxies() {
 		for _, n := range p.Services {
 			l.add(fmt.Sprintf("starting kube-proxy %s of %s Services", a.mode, thousands(n)), 2*time.Second+time.Duration(n)*1500*time.Microsecond, func(ctx context.Context) error {
@@ -155,130 +102,15 @@ func (r *tigera) steps() []step {
 	}
 	l.add("starting servers", time.Second, r.serve)
 	l.add("counting rules", time.Duration(r.most()*len(r.layouts))*time.Millisecond, r.countRules)
-	blocks := time.Duration(0)
-	for _, o := range r.operations() {
-		arms := 3 + len(p.Services)*(len(r.modes)+len(r.layouts)+len(r.proxies()))
-		if !p.Everywhere && o.measure != "connect" && o.measure != "crr" && o.measure != "http" {
-			arms /= len(p.Services)
+	var proxied []*pair
+	for _, a := range r.proxies() {
+		for _, n := range p.Services {
+			proxied = append(proxied, &pair{arm: a.id, services: n, proxy: &kubeproxy.Node{}})
 		}
-		d := p.Closed
-		if strings.HasPrefix(o.measure, "http") {
-			d = p.Open
-		}
-		blocks += time.Duration(arms) * (d + p.Warm + 4*time.Millisecond)
 	}
-	l.times(p.Rounds, "traffic, round", blocks, func(ctx context.Context, i int) error { return r.round(ctx, i, r.operations()) })
+	l.times(p.Rounds, "traffic, round", r.planned(r.operations(), proxied...), func(ctx context.Context, i int) error { return r.round(ctx, i, r.operations()) })
 	l.add("noting what was seen", 0, func(context.Context) error { r.note(); return nil })
 	return *l
-}
-
-// positions of the Service that is connected to, among those of its arm, by the name that measures have for them.
-const (
-	first  = "first"
-	middle = "middle"
-	last   = "last"
-	none   = "none" // traffic to no Service, through a node that has some
-)
-
-// service gives which Service that is.
-func service(position string, services int) int {
-	return map[string]int{first: 0, middle: services / 2, last: services - 1}[position]
-}
-
-// prepare writes the clusters.
-func (r *tigera) prepare(ctx context.Context) error {
-	for _, arm := range []string{armDirect, armAgain} {
-		if _, err := r.pair(ctx, arm, 0); err != nil {
-			return err
-		}
-	}
-	for _, n := range r.Profile.Services {
-		w, err := newWorld(n, service(first, n), service(middle, n), service(last, n))
-		if err != nil {
-			return err
-		}
-		f, err := w.write(r.tmp, 1000)
-		if err != nil {
-			return err
-		}
-		r.worlds, r.folders = append(r.worlds, w), append(r.folders, f)
-	}
-	return nil
-}
-
-// resyncs is how often rules are written again: only those of 2019 ever were.
-func (r *tigera) resyncs(l classic.Layout, services int) int {
-	switch {
-	case l != classic.IPTables19:
-		return 0
-	case services == r.most():
-		return r.Profile.Resyncs
-	}
-	return 1
-}
-
-// install writes kube-proxy's rules into a pair of their own, and again, to see what that costs.
-func (r *tigera) install(ctx context.Context, l classic.Layout, i int) error {
-	w := r.worlds[i]
-	p, err := r.pair(ctx, l.String(), w.services)
-	if err != nil {
-		return err
-	}
-	c := classic.FromParts(w.parts)
-	began := time.Now()
-	err = p.node.Do(func() error { return write(ctx, l, c) })
-	if err != nil {
-		return fmt.Errorf("write %s of %d Services: %w", l, w.services, err)
-	}
-	if err := r.add(result.Block{Arm: p.arm, Params: params(p.services)}, "load", float64(time.Since(began))); err != nil {
-		return err
-	}
-	again := classic.Rules{Layout: l, Variant: classic.Legacy, Cluster: c}
-	for i := range r.resyncs(l, w.services) {
-		before := children()
-		if err := p.node.Do(func() error { return again.Resync(ctx) }); err != nil {
-			return fmt.Errorf("write %s of %d Services again: %w", l, w.services, err)
-		}
-		used := children() - before
-		if err := r.add(result.Block{Arm: p.arm, Round: i, Params: params(p.services), Wall: used}, "resync", float64(used)/float64(resyncPeriod)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// write writes a layout's rules into the calling thread's network namespace. Those of nftables go in pieces: the kernel's time
-// for one transaction grows with its square.
-func write(ctx context.Context, l classic.Layout, c *classic.Cluster) error {
-	if l != classic.NFTables {
-		_, err := classic.Install(ctx, l, classic.Legacy, c)
-		return err
-	}
-	const piece = 20000
-	for lines := range slices.Chunk(slices.Collect(strings.Lines(l.Text(c))), piece) {
-		if err := l.Restore(ctx, classic.NFT, strings.Join(lines, "")); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// children is the processor time of commands that this process has waited for.
-func children() time.Duration {
-	var ru unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_CHILDREN, &ru) != nil {
-		return 0
-	}
-	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
-}
-
-// start starts an agent.
-func (r *tigera) start(ctx context.Context, mode string, i int) error {
-	n, took, err := r.staff(ctx, mode, r.folders[i])
-	if err != nil {
-		return err
-	}
-	return r.add(result.Block{Arm: mode, Params: params(n.services), Wall: took}, "load", float64(took))
 }
 
 // proxies are the arms of the kube-proxy that was given.
@@ -363,7 +195,14 @@ func (r *tigera) operations() (l []operation) {
 	ends := func(a *pair) bool { return p.Everywhere || most(a) || a.services == p.Services[0] }
 	two := func(a *pair) bool { return most(a) && (a.arm == classic.IPTables19.String() || a.arm == r.constant()) }
 	add := func(measure, position string, takes func(*pair) bool, load loader) {
-		l = append(l, operation{measure: measure, targets: r.to(position, takes), load: load})
+		o := operation{measure: measure, targets: r.to(position, takes), load: load, takes: p.Warm + p.Closed}
+		if strings.HasPrefix(measure, "http") {
+			o.takes = p.Warm + p.open(1)
+		}
+		if measure == "http-kept" {
+			o.takes = p.Warm + p.open(p.Each)
+		}
+		l = append(l, o)
 	}
 	add("connect", middle, all, r.closed(load.Connect, p.Warm, p.Closed))
 	crr := r.closed(load.CRR, p.Warm, p.Closed)
@@ -380,12 +219,17 @@ func (r *tigera) operations() (l []operation) {
 	return l
 }
 
+// open is how long a block of the open loop is: so that each connection can have all its requests.
+func (p tigeraProfile) open(each int) time.Duration {
+	return max(p.Open, time.Duration(float64(each)/p.Rate*float64(time.Second)))
+}
+
 // open is the open loop of so many requests on a connection.
 func (r *tigera) open(each int, work time.Duration) loader {
 	p := r.Profile
 	return func(ctx context.Context, a *pair, to []netip.AddrPort) (load.Sample, *load.Trace, error) {
 		s, t, err := load.Open{Place: r.place(a), Targets: to, Seed: r.rand.Uint64(), Sizes: sizes, Words: a.words, Close: load.Fin,
-			Rate: p.Rate, Each: each, Work: work, Warm: p.Warm, Workers: a.workers()}.Run(ctx, p.Open)
+			Rate: p.Rate, Each: each, Work: work, Warm: p.Warm, Workers: a.workers()}.Run(ctx, p.open(each))
 		if t.Cut && err == nil {
 			err = ctx.Err()
 		}

@@ -20,7 +20,8 @@ type operation struct {
 	measure string
 	targets func(*pair) []netip.AddrPort // whom an arm's client connects to; none: the arm takes no part
 	load    loader
-	bytes   int // carried by each operation, where that is measured
+	takes   time.Duration // a block, as planned
+	bytes   int           // carried by each operation, where that is measured
 }
 
 // loader has the client of an arm load targets for a while.

@@ -61,6 +61,9 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 			default:
 				return fmt.Errorf("--kernel %q: choose %s or %s", kernel, hostKernel, secondKernel)
 			}
+			if o.Rounds < 0 {
+				return fmt.Errorf("--rounds %d: give at least 1", o.Rounds)
+			}
 			if !c.Flags().Changed("seed") {
 				o.Seed = uint64(time.Now().UnixNano()) % 1_000_000
 			}
@@ -75,6 +78,9 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 	f.BoolVar(&o.Quick, "quick", false, "minutes instead of hours: fewer rounds, wider intervals")
 	f.StringVar(&o.Out, "out", "lab-results", "folder in which the run's own folder is made")
 	f.Uint64Var(&o.Seed, "seed", 0, "draws every order (default: from the clock)")
+	if e.Rounds {
+		f.IntVar(&o.Rounds, "rounds", 0, "rounds of traffic, in each of which every arm has a block of each measure: the more, the narrower the intervals (default: the profile's)")
+	}
 	if e.Services != nil {
 		f.IntSliceVar(&o.Services, "services", e.Services, "numbers of Services, rising; --quick has fewer")
 	}
@@ -96,6 +102,9 @@ func again(e lab.Experiment, o lab.Options) []string {
 	l := []string{"fairlead", "lab", "run", e.Name}
 	if o.Quick {
 		l = append(l, "--quick")
+	}
+	if o.Rounds > 0 {
+		l = append(l, "--rounds", fmt.Sprint(o.Rounds))
 	}
 	if o.Services != nil {
 		l = append(l, "--services", strings.ReplaceAll(strings.Trim(fmt.Sprint(o.Services), "[]"), " ", ","))

@@ -38,6 +38,7 @@ type Client struct {
 	Warm    time.Duration // runs before the clock counts
 	Most    int           // operations after which it ends, if the time hasn't before; 0: none
 	Keep    bool          // the sample has each operation's time and answer, in order
+	Cold    *Memory       // walked just before the clock of each operation starts; nil: none is
 	Workers
 }
 
@@ -105,7 +106,11 @@ func (c Client) loop(op Op, d time.Duration) (*loop, error) {
 		return nil, err
 	}
 	l := &loop{Client: c, base: time.Now(), route: r, req: c.Words.Keep, resp: make([]byte, c.Words.Kept)}
-	l.rec = newRecorder(int(min(d/(4*time.Microsecond), 1<<20)) + 1024)
+	room := int(min(d/(4*time.Microsecond), 1<<20))
+	if c.Most > 0 {
+		room = min(room, c.Most)
+	}
+	l.rec = newRecorder(room + 1024)
 	l.do = [...]func(*loop) (time.Duration, time.Duration, error){(*loop).connect, (*loop).crr, (*loop).rr, (*loop).rr}[op]
 	if c.Close == Fin && op < RR {
 		l.req, l.resp = c.Words.Bye, make([]byte, c.Words.Byed)
@@ -124,6 +129,14 @@ func (c Client) loop(op Op, d time.Duration) (*loop, error) {
 }
 
 func (l *loop) now() time.Duration { return time.Since(l.base) }
+
+// start is when an operation's clock starts: once the caches are cold, if they are to be.
+func (l *loop) start() time.Duration {
+	if l.Cold != nil {
+		l.Cold.Walk()
+	}
+	return l.now()
+}
 
 // run loops for d, or for so many operations if most is not 0, and says how long that took. It looks at ctx every 64
 // operations.
@@ -148,7 +161,7 @@ func (l *loop) connect() (start, end time.Duration, err error) {
 		return 0, l.now(), err
 	}
 	defer unix.Close(fd)
-	start = l.now()
+	start = l.start()
 	err = connect(fd, to)
 	end = l.now()
 	if err == nil {
@@ -163,7 +176,7 @@ func (l *loop) crr() (start, end time.Duration, err error) {
 	if err != nil {
 		return 0, l.now(), err
 	}
-	start = l.now()
+	start = l.start()
 	if err = connect(fd, to); err == nil {
 		err = l.request(fd)
 	}
@@ -178,7 +191,7 @@ func (l *loop) rr() (start, end time.Duration, err error) {
 			return 0, l.now(), err
 		}
 	}
-	start = l.now()
+	start = l.start()
 	err = l.request(l.kept[i])
 	end = l.now()
 	if err != nil {

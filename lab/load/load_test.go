@@ -170,6 +170,47 @@ func check(t *testing.T, s Sample, op Op, end Close) {
 	}
 }
 
+// An operation takes longer with cold caches, by far, and the walk that makes them so is no part of its time.
+func TestColdCaches(t *testing.T) {
+	at := cpu(t)
+	p := Place{Enter: namespace(t), CPUs: []int{at}}
+	sizes := Sizes{Request: 3, Response: 5}
+	srv := serve(t, p, sizes, 42, "127.0.0.1:7001")
+	m, err := NewMemory(max(2*LastCache(at), 32<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	begin := time.Now()
+	m.Walk()
+	walk := float64(time.Since(begin))
+	for _, op := range []Op{Connect, CRR, RR} {
+		c := Client{Place: p, Targets: srv.Addrs, Sizes: sizes, Warm: 5 * time.Millisecond, Most: 25}
+		warm, err := c.Run(t.Context(), op, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Cold, c.Warm = m, 0
+		cold, err := c.Run(t.Context(), op, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, x := warm.Quantiles["p50"], cold.Quantiles["p50"]
+		t.Logf("%s: warm %.1f µs, cold %.1f µs; a walk %.1f ms", op, w/1e3, x/1e3, walk/1e6)
+		if cold.Ops != 25 || x < 1.2*w || x > walk/2 {
+			t.Errorf("%s: %d operations of %.1f µs with cold caches, %.1f µs with warm ones, a walk takes %.1f ms", op, cold.Ops, x/1e3, w/1e3, walk/1e6)
+		}
+	}
+}
+
+func TestCacheSizes(t *testing.T) {
+	for s, want := range map[string]int{"32768K": 32 << 20, "512K": 512 << 10, "": 0, "K": 0, "-1K": 0, "32M": 0} {
+		if got := cacheSize(s); got != want {
+			t.Errorf("%q is %d bytes, want %d", s, got, want)
+		}
+	}
+}
+
 func TestFailuresAreCounted(t *testing.T) {
 	p := Place{Enter: namespace(t)}
 	deaf := deafListener(t, p)

@@ -221,7 +221,7 @@ func perRun(b *testing.B, links string, f func(), unit string) {
 }
 
 func connect4(links string) (r bpf.Run) {
-	runs, _ := bpf.Runs(links)
+	runs, _ := bpf.Runs(links, "")
 	for _, r = range runs {
 		if r.Hook == "connect4" {
 			return r

@@ -59,7 +59,7 @@ func (d *devices) close() {
 }
 
 // links gives the folder where programs and links to devices are pinned.
-func (d *devices) links() string { return filepath.Join(d.folder, "devices") }
+func (d *devices) links() string { return filepath.Join(d.folder, devicesName) }
 
 // list gives the node's devices as the programs' loader knows them.
 func (d *devices) list() (l []bpf.Device, err error) {

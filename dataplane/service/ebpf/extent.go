@@ -46,10 +46,7 @@ func newExtent(p *model.Pool) (e extent, err error) {
 	case model.DestinationHash:
 		e.scheduler = bpf.Destination
 	case model.Maglev:
-		e.scheduler = bpf.Source
-		if len(p.Backends) > 0 {
-			e.choices = maglev.Table(p.Backends, maglev.Entries(p, 1000))
-		}
+		e.scheduler, e.choices = bpf.Source, maglev.Table(p.Backends, entries(p))
 	case model.LeastConnections:
 		e.scheduler = bpf.Least
 	case model.WeightedLeastConnections:
@@ -141,7 +138,7 @@ func readExtent(s []bpf.Slot) (value string, size uint32) {
 	}
 	h := s[0].Header()
 	p := &model.Pool{Protocol: model.Protocol(h.Protocol), Scheduler: model.Scheduler(h.Model), Ports: h.Ports == 1,
-		Affinity: time.Duration(h.Affinity) * time.Second, Backends: make([]model.Backend, h.Count)}
+		Affinity: time.Duration(h.Affinity) * time.Second, Entries: int(h.Choices), Backends: make([]model.Backend, h.Count)}
 	for i := range p.Backends {
 		b := s[1+i].Backend()
 		p.Backends[i] = backend(netip.AddrPortFrom(bpf.Addr(b.Address.Word), bpf.Port(b.Port)), b.Weight)

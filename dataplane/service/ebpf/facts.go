@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/maglev"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 )
@@ -164,10 +165,10 @@ func poolKey(id uint64) Key { return Key{KindPool, string(binary.BigEndian.Appen
 // poolID is the inverse of poolKey; of a KindLeft key it gives the pool's too.
 func poolID(k Key) uint64 { return binary.BigEndian.Uint64([]byte(k.Name)) }
 
-// A pool's value is protocol · scheduler · 1 if it hashes ports · 0 · seconds of affinity, then 20 bytes for each backend:
-// address · port · weight and whether it is local.
+// A pool's value is protocol · scheduler · 1 if it hashes ports · 0 · seconds of affinity · entries of Maglev's table, 0 where
+// there is none; then 20 bytes for each backend: address · port · weight and whether it is local.
 const (
-	poolHead    = 8
+	poolHead    = 10
 	poolBackend = 20
 )
 
@@ -175,6 +176,7 @@ func poolValue(v *model.Pool) string {
 	b := make([]byte, 0, poolHead+poolBackend*len(v.Backends))
 	b = append(b, byte(v.Protocol), byte(v.Scheduler), byte(b2i(v.Ports)), 0)
 	b = binary.BigEndian.AppendUint32(b, uint32(v.Affinity/time.Second))
+	b = binary.BigEndian.AppendUint16(b, uint16(entries(v)))
 	for _, e := range v.Backends {
 		a := e.Addr.Addr().As16()
 		b = append(b, a[:]...)
@@ -182,6 +184,14 @@ func poolValue(v *model.Pool) string {
 		b = binary.BigEndian.AppendUint16(b, heldWeight(e))
 	}
 	return string(b)
+}
+
+// entries gives the size of a pool's table, with Maglev's scheduler and backends.
+func entries(v *model.Pool) int {
+	if v.Scheduler != model.Maglev || len(v.Backends) == 0 {
+		return 0
+	}
+	return maglev.Entries(v, 1000)
 }
 
 // heldWeight gives a backend's weight as the programs know it: with where it runs.
@@ -201,7 +211,7 @@ func backend(at netip.AddrPort, held uint16) model.Backend {
 func readPool(value string) *model.Pool {
 	b := []byte(value)
 	p := &model.Pool{Protocol: model.Protocol(b[0]), Scheduler: model.Scheduler(b[1]), Ports: b[2] == 1,
-		Affinity: time.Duration(binary.BigEndian.Uint32(b[4:])) * time.Second,
+		Affinity: time.Duration(binary.BigEndian.Uint32(b[4:])) * time.Second, Entries: int(binary.BigEndian.Uint16(b[8:])),
 		Backends: make([]model.Backend, 0, (len(b)-poolHead)/poolBackend)}
 	for b = b[poolHead:]; len(b) >= poolBackend; b = b[poolBackend:] {
 		a := netip.AddrFrom16([16]byte(b)).Unmap()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 
 	"fairlead.dev/fairlead/kernel/bpf"
@@ -78,6 +79,21 @@ func Hosts() ([]netns.Host, error) {
 		return nil, fmt.Errorf("ebpf: find the clients' network namespaces: %w", err)
 	}
 	return hosts, nil
+}
+
+// Names of folders within the plane's: pins of hooks, and of programs for packets.
+const (
+	linksName   = "links"
+	devicesName = "devices"
+)
+
+// Runs gives what the kernel knows of the programs of the calling thread's network namespace.
+func Runs() ([]bpf.Run, error) {
+	folder, _, err := bpf.Folder()
+	if err != nil {
+		return nil, err
+	}
+	return bpf.Runs(filepath.Join(folder, linksName), filepath.Join(folder, devicesName))
 }
 
 // Packets gives what became of packets at the node's devices. It needs a Read before.

@@ -101,7 +101,8 @@ func longest(used map[uint32]uint32, end uint32) (best uint32) {
 func drawPool(t *rapid.T) *model.Pool {
 	p := &model.Pool{ID: rapid.Uint64().Draw(t, "id"), Protocol: rapid.SampledFrom([]model.Protocol{model.TCP, model.UDP}).Draw(t, "protocol"),
 		Scheduler: rapid.SampledFrom(Abilities.Schedulers.List()).Draw(t, "scheduler"),
-		Affinity:  time.Duration(rapid.IntRange(0, 86400).Draw(t, "affinity")) * time.Second}
+		Affinity:  time.Duration(rapid.IntRange(0, 86400).Draw(t, "affinity")) * time.Second,
+		Entries:   rapid.SampledFrom([]int{0, 7, 1021, model.MaxEntries}).Draw(t, "entries")}
 	six := rapid.Bool().Draw(t, "six")
 	for i := range rapid.IntRange(0, 20).Draw(t, "backends") {
 		a := netip.AddrFrom4([4]byte{10, 0, byte(i), rapid.Byte().Draw(t, "byte")})
@@ -114,7 +115,7 @@ func drawPool(t *rapid.T) *model.Pool {
 	return p
 }
 
-// A pool reads back from slots as it was written; each backend is drawn by its weight.
+// A pool reads back from slots as it was written, with a table as large as was asked for; each backend is drawn by its weight.
 func TestExtents(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawPool(t)
@@ -138,6 +139,9 @@ func TestExtents(t *testing.T) {
 				p.Backends[i].Weight = 0
 			}
 		}
+		if asked := p.Entries; p.Scheduler == model.Maglev && len(p.Backends) > 0 && asked > len(p.Backends) && len(e.choices) != asked {
+			t.Fatalf("a table of %d entries was asked for, of %d written", asked, len(e.choices))
+		}
 		n, total := len(p.Backends), 0
 		chance, chosen := make([]float64, n), make([]int, n)
 		for i, b := range p.Backends {
@@ -154,7 +158,7 @@ func TestExtents(t *testing.T) {
 			if got := chance[i] / float64(n) / 65536; math.Abs(got-want) > float64(n)/65536 {
 				t.Fatalf("backend %d of %d is drawn with %f, not %f", i, n, got, want)
 			}
-			if got := float64(chosen[i]) / float64(max(1, len(e.choices))); len(e.choices) > 0 && math.Abs(got-want) > 0.01*want+2.0/1009 {
+			if got := float64(chosen[i]) / float64(max(1, len(e.choices))); len(e.choices) > 0 && math.Abs(got-want) > 0.01*want+2/float64(min(1009, len(e.choices))) {
 				t.Fatalf("%s: backend %d of %d has %f of the choices, not %f", p.Scheduler, i, n, got, want)
 			}
 		}

@@ -145,7 +145,7 @@ func (p *Plane) forget() error {
 }
 
 func (p *Plane) mapsFolder() string  { return filepath.Join(p.folder, p.layout) }
-func (p *Plane) linksFolder() string { return filepath.Join(p.folder, "links") }
+func (p *Plane) linksFolder() string { return filepath.Join(p.folder, linksName) }
 
 // Read implements dataplane.Plane. Of maps of another layout it tells that they are there, no more: nobody wants them, so
 // they go when all else is true.
