@@ -16,6 +16,7 @@ type Audit struct {
 	Wanted, Held int                   // facts
 	Put, Del     []string              // the facts that a sync would write and remove, such as "chain refuse"; one that changes is in both
 	Counts       map[uint64]ebpf.Count // what became of pools' clients on this node, by pools' IDs; nil where the mode counts nothing
+	Packets      *ebpf.PacketCounts    // what became of packets at devices; nil where the mode serves none there
 	lacks        []func(model.Part) (lacking, of int)
 }
 

@@ -43,6 +43,8 @@ var (
 		"TCP connections and UDP flows of clients on this node that were given an endpoint, since the Service was written (mode ebpf).", []string{"service"}, nil)
 	refusedDesc = prometheus.NewDesc("fairlead_service_refused_total",
 		"Those for which there was no endpoint (mode ebpf).", []string{"service"}, nil)
+	packetsDesc = prometheus.NewDesc("fairlead_packets_total",
+		"Packets at the node's devices that began a flow, were rejected for want of an endpoint, or were dropped: silenced as the Service asks, or since there was no_port or no_address to hide their client, or no_room for their flow (mode ebpf).", []string{"outcome"}, nil)
 )
 
 // collectServices makes metrics of what became of Services' clients.
@@ -59,4 +61,18 @@ func (c collector) collectServices(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(connectionsDesc, prometheus.CounterValue, float64(n.Connections), service)
 		ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(n.Refused), service)
 	}
+}
+
+// collectPackets makes metrics of what became of packets at devices.
+func (c collector) collectPackets(ch chan<- prometheus.Metric) {
+	counts, err := c.services.Packets()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(packetsDesc, err)
+	}
+	if counts == nil {
+		return
+	}
+	counts.Each(func(outcome string, n uint64) {
+		ch <- prometheus.MustNewConstMetric(packetsDesc, prometheus.CounterValue, float64(n), outcome)
+	})
 }

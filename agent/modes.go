@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -57,14 +58,7 @@ func before[K, L dataplane.Key, V, W comparable, P plane[K, V], Q plane[L, W]](a
 	both.Behind = b.Schedulers
 	both.Tracked, both.HidesAll, both.Ends = a.Tracked || b.Tracked, a.HidesAll || b.HidesAll, a.Ends || b.Ends
 	both.Notes = slices.Concat(a.Notes, b.Notes)
-	both.Cannot = func(f *model.Frontend) string {
-		for _, cannot := range []func(*model.Frontend) string{a.Cannot, b.Cannot} {
-			if cannot != nil && cannot(f) != "" {
-				return cannot(f)
-			}
-		}
-		return ""
-	}
+	both.Cannot, both.Long = either(a.Cannot, b.Cannot), either(a.Long, b.Long)
 	limited := func() (plane[L, W], error) {
 		p, err := second()
 		if err != nil {
@@ -73,6 +67,17 @@ func before[K, L dataplane.Key, V, W comparable, P plane[K, V], Q plane[L, W]](a
 		return within(p, b.Schedulers), nil
 	}
 	return Mode{both, []opener{opens(b, limited, leaves), opens(a, first, nil)}, leaves}
+}
+
+// either gives the first reason that one of two gives, nil where neither could.
+func either(a, b func(*model.Frontend) string) func(*model.Frontend) string {
+	switch {
+	case a == nil:
+		return b
+	case b == nil:
+		return a
+	}
+	return func(f *model.Frontend) string { return cmp.Or(a(f), b(f)) }
 }
 
 // Default is the mode of those who choose none.
@@ -118,6 +123,7 @@ type loop interface {
 	Clean(context.Context) error
 	Close() error
 	merge(map[uint64]ebpf.Count) (map[uint64]ebpf.Count, error)
+	packets() (*ebpf.PacketCounts, error)
 }
 
 // opener makes a plane's loop for the calling thread's network namespace.
@@ -198,9 +204,11 @@ func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, op
 	}}
 }
 
-// counter is a plane that knows what became of pools' clients, by the pools' IDs. Its method may be called at any time.
+// counter is a plane that knows what became of pools' clients, by the pools' IDs, and of packets at the node's devices, nil where
+// it serves none. Its methods may be called at any time.
 type counter interface {
 	Counts() (map[uint64]ebpf.Count, error)
+	Packets() (*ebpf.PacketCounts, error)
 }
 
 // merge adds what the plane counted.
@@ -216,6 +224,14 @@ func (s served[K, V]) merge(to map[uint64]ebpf.Count) (map[uint64]ebpf.Count, er
 	return counts, err
 }
 
+// packets gives what became of packets at the node's devices, nil where the plane counts none.
+func (s served[K, V]) packets() (*ebpf.PacketCounts, error) {
+	if c, ok := s.plane.(counter); ok {
+		return c.Packets()
+	}
+	return nil, nil
+}
+
 // audit adds to a what the plane holds against what it was told.
 func (s served[K, V]) audit(ctx context.Context, a *Audit) error {
 	p, err := s.Plan(ctx)
@@ -224,6 +240,11 @@ func (s served[K, V]) audit(ctx context.Context, a *Audit) error {
 	}
 	if a.Counts, err = s.merge(a.Counts); err != nil {
 		return err
+	}
+	if packets, err := s.packets(); err != nil {
+		return err
+	} else if packets != nil {
+		a.Packets = packets
 	}
 	missing := map[K]bool{}
 	for _, f := range p.Put {

@@ -176,6 +176,16 @@ func (s *Services) Counts() (counts map[uint64]ebpf.Count, err error) {
 	return counts, nil
 }
 
+// Packets gives what became of packets at the node's devices; nil where the mode serves none there.
+func (s *Services) Packets() (counts *ebpf.PacketCounts, err error) {
+	for _, l := range s.loops {
+		if c, err := l.packets(); c != nil || err != nil {
+			return c, err
+		}
+	}
+	return nil, nil
+}
+
 // Close ends the loops and leaves the kernel as it is: traffic goes on.
 func (s *Services) Close() error {
 	s.stop()

@@ -78,6 +78,11 @@ static __always_inline bool zero(const struct address *a)
 	return !(a->word[0] | a->word[1] | a->word[2] | a->word[3]);
 }
 
+static __always_inline bool equal(const struct address *a, const struct address *b)
+{
+	return !((a->word[0] ^ b->word[0]) | (a->word[1] ^ b->word[1]) | (a->word[2] ^ b->word[2]) | (a->word[3] ^ b->word[3]));
+}
+
 static __always_inline bool is4(const struct address *a)
 {
 	return !a->word[0] && !a->word[1] && a->word[2] == bpf_htonl(0xffff);
@@ -92,8 +97,7 @@ static __always_inline bool loopback(const struct address *a)
 
 static __always_inline bool same_place(const struct place_of *a, const struct place_of *b)
 {
-	return !((a->address.word[0] ^ b->address.word[0]) | (a->address.word[1] ^ b->address.word[1]) |
-		 (a->address.word[2] ^ b->address.word[2]) | (a->address.word[3] ^ b->address.word[3]) | (a->port ^ b->port));
+	return equal(&a->address, &b->address) && a->port == b->port;
 }
 
 static __always_inline void map4(struct address *a, __be32 v4)

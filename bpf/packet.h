@@ -293,8 +293,7 @@ __noinline int set_error(struct __sk_buff *skb, struct packet *p, const struct e
 		bpf_l4_csum_replace(skb, check, *port, new->port, 2);
 		bpf_skb_store_bytes(skb, at, &new->port, 2, 0);
 	}
-	if (!((own->word[0] ^ address->word[0]) | (own->word[1] ^ address->word[1]) | (own->word[2] ^ address->word[2]) |
-	      (own->word[3] ^ address->word[3])))
+	if (equal(own, address))
 		set_address(skb, p, head, destination, own, &new->address, p->six ? check : 0, BPF_F_PSEUDO_HDR);
 	*address = new->address;
 	*port = new->port;

@@ -10,6 +10,11 @@
  *	destinations	C→F: B		B→H: C
  *	sources		C→B: H		B→C: F
  *
+ * A client that asks two entries from one port may be given the same backend by both. Then it is C' to the second, of another port:
+ *
+ *	destinations	C→F: B, from C'
+ *	sources		B→C': F, to C
+ *
  * A client on the node itself is served where its packets leave, and these come in again by the loopback device, now that
  * their destination is another; so do the replies to it, whose ends are both changed.
  */
@@ -283,7 +288,11 @@ __noinline int renew(const struct way *w, const struct packet *p)
 	client = end_of(&p->tuple.source, p->tuple.from);
 	made.to = end_of(&p->tuple.destination, p->tuple.to);
 	made.seen = w->seen;
-	made.state |= w->state & ANSWERED;
+	made.state |= w->state & (ANSWERED | ALIAS);
+	if (w->state & ALIAS) {
+		made.from = client;
+		client = w->from;
+	}
 	from_to(&back, &w->to, &client, p->tuple.protocol);
 	r = bpf_map_lookup_elem(&sources, &back);
 	if (r)
@@ -344,8 +353,9 @@ static __always_inline int go(struct __sk_buff *skb, struct packet *p, struct wa
 		from_to(&ask, &to, &from, p->tuple.protocol);
 		if (!p->inner)
 			answer(&ask, p, ANSWERED);
-		set(skb, p, &from, false);
 	}
+	if (state & (OURS | ALIAS))
+		set(skb, p, &from, false);
 	set(skb, p, &to, true);
 	return own || state & OURS ? return_in(skb) : TCX_NEXT;
 }
@@ -382,12 +392,93 @@ static __always_inline bool hides(const struct question *q, const struct fronten
 
 	if (f->hide & q->origin || loopback(a))
 		return true;
-	if (q->origin == FROM_NODE ||
-	    (a->word[0] ^ b->word[0]) | (a->word[1] ^ b->word[1]) | (a->word[2] ^ b->word[2]) | (a->word[3] ^ b->word[3]))
+	if (q->origin == FROM_NODE || !equal(a, b))
 		return false;
 	number = member(extent, h->count, &q->backend);
 	s = slot(extent + number);
 	return number && s && s->backend.weight & LOCAL;
+}
+
+/* Whether a socket of this node hears what a backend sends to an end. t is the tuple of that. */
+__noinline int heard(struct __sk_buff *skb, const struct tuple *t, int six)
+{
+	struct bpf_sock_tuple s = {};
+	struct bpf_sock *sk;
+	__u32 size, state;
+
+	if (!t)
+		return true;
+	if (six) {
+		__builtin_memcpy(s.ipv6.saddr, &t->source, sizeof(s.ipv6.saddr));
+		__builtin_memcpy(s.ipv6.daddr, &t->destination, sizeof(s.ipv6.daddr));
+		s.ipv6.sport = t->from;
+		s.ipv6.dport = t->to;
+		size = sizeof(s.ipv6);
+	} else {
+		s.ipv4.saddr = t->source.word[3];
+		s.ipv4.daddr = t->destination.word[3];
+		s.ipv4.sport = t->from;
+		s.ipv4.dport = t->to;
+		size = sizeof(s.ipv4);
+	}
+	if (t->protocol == IPPROTO_UDP) {
+		sk = bpf_sk_lookup_udp(skb, &s, size, BPF_F_CURRENT_NETNS, 0);
+		if (sk)
+			bpf_sk_release(sk);
+		return sk != NULL;
+	}
+	sk = bpf_skc_lookup_tcp(skb, &s, size, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	state = sk->state;
+	bpf_sk_release(sk);
+	return state != BPF_TCP_LISTEN;
+}
+
+#define TRIES 24
+#define LOWEST 1024 /* port */
+
+/*
+ * Finds the port at which a backend is to see a client: its own, unless another flow of the client's to that backend has it, by way of
+ * another entry. False where there is none.
+ */
+__noinline int distinguish(struct __sk_buff *skb, const struct packet *p, struct question *q)
+{
+	struct end client, backend;
+	struct way *held, *asked;
+	struct tuple t;
+	int i;
+
+	if (!p || !q)
+		return false;
+	client = end_of(&q->from, q->port);
+	backend = end_of(&q->backend.address, q->backend.port);
+	from_to(&t, &backend, &client, q->protocol);
+	held = bpf_map_lookup_elem(&sources, &t);
+	if (!held || !(held->state & REPLIES))
+		return true;
+	if (held->state & ALIAS)
+		client = held->from;
+	else if (held->to.port == q->entry.port && equal(&held->to.address, &q->entry.address))
+		return true;
+	from_to(&t, &client, &held->to, q->protocol);
+	asked = bpf_map_lookup_elem(&destinations, &t);
+	if (!asked || over(asked) || expired(asked, q->protocol))
+		return true;
+	client.address = q->from;
+	for (i = 0; i < TRIES; i++) {
+		client.port = bpf_htons(LOWEST + bpf_get_prandom_u32() % (65536 - LOWEST));
+		from_to(&t, &backend, &client, q->protocol);
+		held = bpf_map_lookup_elem(&sources, &t);
+		if (held && !expired(held, q->protocol))
+			continue;
+		if (q->origin == FROM_NODE && (bpf_map_lookup_elem(&destinations, &t) || heard(skb, &t, p->six)))
+			continue;
+		q->port = client.port;
+		return true;
+	}
+	count(NO_PORT);
+	return false;
 }
 
 /* Writes the ways of a new flow. False where there is no room for them. */
@@ -395,17 +486,23 @@ __noinline int begin(const struct packet *p, const struct question *q, int hidde
 {
 	struct way w = {};
 	struct tuple t;
-	struct end client, entry, backend;
+	struct end client, seen, entry, backend;
+	__u32 alias = 0;
 
 	if (!p || !q)
 		return false;
 	client = end_of(&q->from, p->tuple.from);
+	seen = end_of(&q->from, q->port);
 	entry = end_of(&q->entry.address, q->entry.port);
 	backend = end_of(&q->backend.address, q->backend.port);
 	w.seen = seconds();
 	w.to = entry;
-	w.state = REPLIES;
-	from_to(&t, &backend, &client, q->protocol);
+	if (seen.port != client.port) {
+		alias = ALIAS;
+		w.from = client;
+	}
+	w.state = REPLIES | alias;
+	from_to(&t, &backend, &seen, q->protocol);
 	if (!put(&sources, &t, &w))
 		return false;
 	note(backend.port, backend);
@@ -415,20 +512,22 @@ __noinline int begin(const struct packet *p, const struct question *q, int hidde
 		w.state = OURS;
 		if (!put(&destinations, &t, &w))
 			return false;
-		note(client.port, taken);
+		note(seen.port, taken);
 	}
 	if (hidden) {
 		w.to = client;
 		w.from = entry;
 		w.state = UNHIDDEN | (q->origin == FROM_NODE ? OURS : 0);
-		from_to(&t, &client, &backend, q->protocol);
+		from_to(&t, &seen, &backend, q->protocol);
 		if (!put(&sources, &t, &w))
 			return false;
 		note(backend.port, hidden);
 	}
 	__builtin_memset(&w.from, 0, sizeof(w.from));
+	if (alias)
+		w.from = seen;
 	w.to = backend;
-	w.state = ASKS;
+	w.state = ASKS | alias;
 	w.origin = q->origin;
 	w.change = changed();
 	if (!put(&destinations, &p->tuple, &w))
@@ -494,10 +593,14 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 		h.scheduler = TURNS;
 	if (p->flags & RST || !pick(q, pool, &h, extent))
 		return TCX_NEXT;
-	if (!begin(p, q, hides(q, f, &h, extent)))
+	if (!distinguish(skb, p, q) || !begin(p, q, hides(q, f, &h, extent)))
 		return TC_ACT_SHOT;
 	if (c)
 		__sync_fetch_and_add(&c->connections, 1);
+	if (q->port != p->tuple.from) {
+		to = end_of(&q->from, q->port);
+		set(skb, p, &to, false);
+	}
 	to = end_of(&q->backend.address, q->backend.port);
 	set(skb, p, &to, true);
 	return own ? return_in(skb) : TCX_NEXT;
@@ -563,45 +666,6 @@ static __always_inline bool own_address(struct __sk_buff *skb, const struct pack
 	return f.ipv4_src;
 }
 
-/* Whether a socket of this node hears what a backend sends to an end. t is the tuple of that. */
-__noinline int heard(struct __sk_buff *skb, const struct tuple *t, int six)
-{
-	struct bpf_sock_tuple s = {};
-	struct bpf_sock *sk;
-	__u32 size, state;
-
-	if (!t)
-		return true;
-	if (six) {
-		__builtin_memcpy(s.ipv6.saddr, &t->source, sizeof(s.ipv6.saddr));
-		__builtin_memcpy(s.ipv6.daddr, &t->destination, sizeof(s.ipv6.daddr));
-		s.ipv6.sport = t->from;
-		s.ipv6.dport = t->to;
-		size = sizeof(s.ipv6);
-	} else {
-		s.ipv4.saddr = t->source.word[3];
-		s.ipv4.daddr = t->destination.word[3];
-		s.ipv4.sport = t->from;
-		s.ipv4.dport = t->to;
-		size = sizeof(s.ipv4);
-	}
-	if (t->protocol == IPPROTO_UDP) {
-		sk = bpf_sk_lookup_udp(skb, &s, size, BPF_F_CURRENT_NETNS, 0);
-		if (sk)
-			bpf_sk_release(sk);
-		return sk != NULL;
-	}
-	sk = bpf_skc_lookup_tcp(skb, &s, size, BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	state = sk->state;
-	bpf_sk_release(sk);
-	return state != BPF_TCP_LISTEN;
-}
-
-#define TRIES 24
-#define LOWEST 1024 /* port */
-
 /*
  * Hides a client behind an address of this node and a port: its own, if that is free, else any that is. Free is what no other
  * flow to that backend has, and no socket of the node. t is the tuple of the client's packets.
@@ -625,7 +689,7 @@ __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct 
 	client = end_of(&p->tuple.source, p->tuple.from);
 	backend = end_of(&p->tuple.destination, p->tuple.to);
 	seen.port = client.port;
-	back.to = client;
+	back.to = w->state & OURS ? w->to : client;
 	back.from = w->from;
 	back.state = w->state & OURS;
 	for (i = 0; i < TRIES; i++) {
@@ -679,10 +743,10 @@ __noinline int clashes(const struct packet *p)
 /* Changes where a packet comes from: a backend that answers, or a client that is hidden. */
 __noinline int outward(struct __sk_buff *skb, struct packet *p, int own)
 {
+	struct end to, client;
 	struct tuple back;
-	struct end to;
+	__u32 now, alias;
 	struct way *w;
-	__u32 now;
 
 	if (!p)
 		return TCX_NEXT;
@@ -701,12 +765,14 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own)
 			return TC_ACT_SHOT;
 	}
 	to = w->to;
-	if (p->inner) {
-		set(skb, p, &to, false);
-		return TCX_NEXT;
-	}
-	now = seconds();
+	client = w->from;
+	alias = w->state & ALIAS;
 	set(skb, p, &to, false);
+	if (alias)
+		set(skb, p, &client, true);
+	if (p->inner)
+		return TCX_NEXT;
+	now = seconds();
 	if (!(w->state & ANSWERED) || w->seen + NEWS <= now || p->flags & (FIN | RST)) {
 		back_of(&back, p);
 		answer(&back, p, w->state & REPLIES ? ANSWERED : 0);

@@ -215,12 +215,13 @@ enum way_state {
 	REPLIES = 1 << 5,  /* a backend's way back */
 	UNHIDDEN = 1 << 6, /* the client's address is to be hidden, by a port that isn't chosen yet */
 	OURS = 1 << 7,	   /* a way back to this node itself */
+	ALIAS = 1 << 8,	   /* a client that its backend sees at another port, since another entry's flow has the client's own */
 };
 
 /* What becomes of the packets of a tuple, in destinations or in sources. */
 struct way {
 	struct end to;	 /* what takes the place of their destination, or of their source */
-	struct end from; /* OURS: what takes the place of their source besides */
+	struct end from; /* OURS: what takes the place of their source besides. ALIAS: of the other end, the client's */
 	__u32 seen;	 /* seconds since boot */
 	__u32 change;	 /* ASKS: changes when its backend was last seen to be one */
 	__u32 state;

@@ -85,7 +85,9 @@ func (c *Config) take(f *Flags, in content) error {
 	}
 	c.Own.APIVersion, c.Own.Kind = APIVersion, Kind
 	c.Own.TakeOver = cmp.Or(c.Own.TakeOver, Leave)
-	c.Own.EBPF.Room = cmp.Or(c.Own.EBPF.Room, agent.DefaultRoom)
+	if !f.given("ebpf-room") {
+		c.Own.EBPF.Room = cmp.Or(c.Own.EBPF.Room, agent.DefaultRoom)
+	}
 	if err := c.validate(); err != nil {
 		return err
 	}

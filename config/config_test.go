@@ -341,6 +341,33 @@ takeOver: Maybe
 	}
 }
 
+// TestWrongFlagsAreNamed: whoever gave a flag hears its name, what was wrong with it, and what would do.
+func TestWrongFlagsAreNamed(t *testing.T) {
+	for args, want := range map[string][]string{
+		"--mode=foo":              {`"foo"`, "--mode", "nftables, iptables", "ebpf"},
+		"--scheduler=best":        {`"best"`, "--scheduler", "random"},
+		"--maglev-table-size=10":  {"10", "--maglev-table-size"},
+		"--ebpf-room=-1":          {`"-1"`, "--ebpf-room"},
+		"--ebpf-room=many":        {`"many"`, "--ebpf-room"},
+		"--ebpf-room=0":           {"0", "--ebpf-room", "from 512 to 67108864 slots"},
+		"--ebpf-room=511":         {"511", "--ebpf-room", "from 512 to 67108864 slots"},
+		"--ebpf-room=67108865":    {"67108865", "--ebpf-room", "from 512 to 67108864 slots"},
+		"--ebpf-room=5000000000":  {"5000000000", "--ebpf-room"},
+		"--ebpf-close-tcp=always": {`"always"`, "--ebpf-close-tcp"},
+	} {
+		_, err := load(t, "", args)
+		if err == nil {
+			t.Errorf("%s: no error", args)
+			continue
+		}
+		for _, word := range want {
+			if !strings.Contains(err.Error(), word) {
+				t.Errorf("%s: %q is missing in: %v", args, word, err)
+			}
+		}
+	}
+}
+
 func TestWrittenConfigurationIsTheSame(t *testing.T) {
 	c := must(t, "", "--proxy-mode", "ipvs", "--cluster-cidr", "10.244.0.0/16", "--conntrack-min", "7", "--scheduler", "maglev", "--node", "a")
 	text, err := c.YAML()

@@ -35,6 +35,11 @@ func (k *checks) bad(p *field.Path, value any, why string) {
 	k.errs = append(k.errs, field.Invalid(p, value, why))
 }
 
+// ours is bad for a field that a flag of ours sets too.
+func (k *checks) ours(p *field.Path, flag string, value any, why string) {
+	k.bad(p, value, why+" (flag --"+flag+")")
+}
+
 func (k *checks) atLeast(p *field.Path, d metav1.Duration, least time.Duration) {
 	if d.Duration < least {
 		k.bad(p, d.Duration.String(), "must be at least "+least.String())
@@ -161,17 +166,17 @@ func (k *checks) local(c *v1alpha1.KubeProxyConfiguration) {
 func (k *checks) own(c *FairleadConfiguration) {
 	if c.Mode != agent.Auto {
 		if _, err := agent.ModeOf(c.Mode); err != nil {
-			k.bad(field.NewPath("mode"), c.Mode, err.Error())
+			k.ours(field.NewPath("mode"), "mode", c.Mode, err.Error())
 		}
 	}
 	if _, err := model.ParseScheduler(c.Scheduler); c.Scheduler != "" && err != nil {
-		k.bad(field.NewPath("scheduler"), c.Scheduler, err.Error())
+		k.ours(field.NewPath("scheduler"), "scheduler", c.Scheduler, err.Error())
 	}
 	if err := model.CheckEntries(c.MaglevTableSize); err != nil {
-		k.bad(field.NewPath("maglevTableSize"), c.MaglevTableSize, err.Error())
+		k.ours(field.NewPath("maglevTableSize"), "maglev-table-size", c.MaglevTableSize, err.Error())
 	}
 	if r := c.EBPF.Room; r < leastRoom || r > mostRoom {
-		k.bad(field.NewPath("ebpf", "room"), r, fmt.Sprintf("give from %d to %d slots", leastRoom, mostRoom))
+		k.ours(field.NewPath("ebpf", "room"), "ebpf-room", r, fmt.Sprintf("give from %d to %d slots", leastRoom, mostRoom))
 	}
 	k.oneOf(field.NewPath("takeOver"), string(c.TakeOver), string(Leave), string(Remove))
 }

@@ -22,7 +22,7 @@ type unable struct{ mode, why string }
 func (r *run) findModes(ctx context.Context, names ...string) (can []string, cannot []unable, err error) {
 	for _, name := range r.candidates(names) {
 		if _, err := agent.ModeOf(name); err != nil {
-			return nil, nil, err
+			return nil, nil, fmt.Errorf("--modes: %w", err)
 		}
 		why, err := r.try(ctx, name)
 		if err != nil {

@@ -39,6 +39,7 @@ type Host struct {
 	spec    *spec
 	box     *box
 	port    int // pods: interface of the node that leads here
+	mtu     int // of the last hop to here, 0: the wire's
 	server  *echo.Server
 }
 
@@ -86,6 +87,25 @@ func (h *Host) Route(prefix netip.Prefix, via netip.Addr) error {
 	defer h.cluster.mu.Unlock()
 	h.box.asked[prefix.Masked()] = via
 	return h.cluster.connect(h)
+}
+
+// Narrow lets packets of so many bytes at most through on the last hop to h, 0 as long ones as the wire takes. Whoever is to send
+// h a longer one there, its node or for hosts on the wire any other on it, tells the sender so (RFC 1191, RFC 8201); h itself
+// knows nothing of it. It is for hosts of a Cluster, not of a State.
+func (h *Host) Narrow(mtu int) error {
+	if h.cluster == nil {
+		return fmt.Errorf("%s: another process holds its cluster", h.Name)
+	}
+	h.cluster.mu.Lock()
+	defer h.cluster.mu.Unlock()
+	h.mtu = mtu
+	var errs []error
+	for _, o := range h.cluster.hosts {
+		if o.Role != Pod {
+			errs = append(errs, h.cluster.connect(o))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // source gives the address that h sends from to a, or none where it has none of that family.

@@ -31,6 +31,15 @@ type ways struct {
 	neighbours map[netip.Addr]link.Neighbour
 }
 
+// direct sends a prefix onto the link, in packets of so many bytes at most where mtu isn't 0.
+func (w ways) direct(p netip.Prefix, dev, mtu int) {
+	if w.route(p, netip.Addr{}, dev); mtu > 0 && w.routes[p] != (link.Route{}) {
+		r := w.routes[p]
+		r.MTU = mtu
+		w.routes[p] = r
+	}
+}
+
 // route sends a prefix to a next hop, or onto the link where via is zero, if the host has an address of that family.
 func (w ways) route(p netip.Prefix, via netip.Addr, dev int) {
 	if src := w.h.source(p.Addr()); src.IsValid() {
@@ -63,11 +72,11 @@ func (w ways) wire(hosts map[string]*Host, sorted []*Host) {
 			case o == w.h, o.spec.shared:
 			case o.Role != Pod:
 				w.neighbour(a, o.box.mac, w.h.box.eth0)
-				w.route(to, netip.Addr{}, w.h.box.eth0)
+				w.direct(to, w.h.box.eth0, o.mtu)
 				w.fallback(o, a)
 			case o.Node == w.h.Node:
 				w.neighbour(a, o.box.mac, o.port)
-				w.route(to, netip.Addr{}, o.port)
+				w.direct(to, o.port, o.mtu)
 			default:
 				w.route(to, hosts["node "+o.Node].source(a), w.h.box.eth0)
 			}

@@ -187,6 +187,7 @@ type explained struct {
 	Problems   []source.Problem     `json:"problems,omitempty"` // of the Service asked for, if the frontend isn't served as it says
 	Mode       string               `json:"mode"`
 	Notes      []string             `json:"modeNotes,omitempty"`
+	Counts     *shownCount          `json:"counts,omitempty"` // of the Service's clients on this node, where the mode counts them
 	Kernel     string               `json:"kernel"`
 	Note       string               `json:"note,omitempty"`
 }
@@ -212,6 +213,9 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	}
 	e.Policy = w.trafficPolicy(f)
 	e.Service, e.Via, e.Pool, e.Kernel = f.Service, f.Via, f.Target(v.Origin).Pool.Name, kernelSays(w, a, f)
+	if n, counted := w.counts(a)[f.Service]; counted {
+		e.Counts = &shownCount{f.Service, n.Connections, n.Refused}
+	}
 	for _, s := range f.Sources {
 		e.Sources = append(e.Sources, s.String())
 	}
@@ -341,6 +345,9 @@ func (e explained) tree(w io.Writer) error {
 		add(0, "passes as if Fairlead were not there")
 	default:
 		add(0, "%s: %s", map[string]string{"reject": "is refused with an answer", "drop": "is dropped"}[e.Outcome], e.Reason)
+	}
+	if e.Counts != nil {
+		add(0, "clients so far: %d were given a backend, %d refused for want of one", e.Counts.Connections, e.Counts.Refused)
 	}
 	for _, p := range e.Problems {
 		add(0, "problem: %s", p)

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
 )
@@ -22,6 +23,7 @@ type shown struct {
 	Extra     int              `json:"factsExtra"`
 	Frontends []shownFrontend  `json:"frontends"`
 	Counts    []shownCount     `json:"counts,omitempty"`
+	Packets   []shownPackets   `json:"packets,omitempty"`
 	Health    []shownHealth    `json:"healthChecks,omitempty"`
 	Problems  []source.Problem `json:"problems,omitempty"`
 }
@@ -42,6 +44,12 @@ type shownCount struct {
 	Service     string `json:"service"`
 	Connections uint64 `json:"connections"` // of clients on this node, given an endpoint
 	Refused     uint64 `json:"refused"`     // for want of one
+}
+
+// shownPackets counts packets at the node's devices by what became of them, as the metric fairlead_packets_total does.
+type shownPackets struct {
+	Outcome string `json:"outcome"`
+	Packets uint64 `json:"packets"`
 }
 
 type shownHealth struct {
@@ -92,8 +100,10 @@ func show(w *world, a *agent.Audit) shown {
 		}
 		s.Frontends = append(s.Frontends, row)
 	}
-	names := w.serviceOf()
-	counts := agent.PerService(a.Counts, func(id uint64) string { return names[id] })
+	counts := w.counts(a)
+	if a.Packets != nil {
+		a.Packets.Each(func(outcome string, n uint64) { s.Packets = append(s.Packets, shownPackets{outcome, n}) })
+	}
 	for _, service := range sortedKeys(counts) {
 		s.Counts = append(s.Counts, shownCount{service, counts[service].Connections, counts[service].Refused})
 	}
@@ -118,6 +128,23 @@ func (s shown) countTable(w io.Writer) error {
 	}
 	_, err := fmt.Fprintln(w)
 	return err
+}
+
+// packetsLine prints what became of packets at the node's devices.
+func (s shown) packetsLine(w io.Writer) {
+	var words []string
+	for _, p := range s.Packets {
+		words = append(words, fmt.Sprintf("%d %s", p.Packets, strings.ReplaceAll(p.Outcome, "_", " ")))
+	}
+	if len(words) > 0 {
+		fmt.Fprintln(w, "packets at devices:", strings.Join(words, ", "))
+	}
+}
+
+// counts gives what became of clients on this node, by Service.
+func (w *world) counts(a *agent.Audit) map[string]ebpf.Count {
+	names := w.serviceOf()
+	return agent.PerService(a.Counts, func(id uint64) string { return names[id] })
 }
 
 // serviceOf names the Services of pools, by the pools' IDs.
@@ -175,6 +202,7 @@ func (s shown) table(w io.Writer) error {
 	if err := s.countTable(w); err != nil {
 		return err
 	}
+	s.packetsLine(w)
 	for _, h := range s.Health {
 		fmt.Fprintf(w, "health check of %s at port %d: %d backends on this node\n", h.Service, h.Port, h.Local)
 	}

@@ -29,6 +29,7 @@ type Step struct {
 	Remove   []string    // objects that are no more, "KIND NAMESPACE/NAME" or "slice SERVICE"
 	Restart  []string    // nodes whose agent is stopped and started anew
 	Disturb  []string    // nodes where a stranger damages what the data plane wrote
+	MTU      []mtuLine   // how long the packets are that reach hosts
 	Packets  []packetLine
 	Health   []healthLine
 	Problems []problemLine
@@ -50,6 +51,22 @@ type Config struct {
 type manifest struct {
 	Text string
 	Line int // of its first line in the case's file
+}
+
+// mtuLine is how long the packets are that get through to a host on their last hop.
+type mtuLine struct {
+	Host  *member
+	Bytes int // 0: as the wire takes
+}
+
+// parseMTU reads a line of an mtu section.
+func parseMTU(text string) (l mtuLine, err error) {
+	name, bytes, _ := strings.Cut(text, " ")
+	l.Bytes, err = strconv.Atoi(strings.TrimSpace(bytes))
+	if l.Host = place(name); l.Host == nil || l.Host.Host || err != nil || l.Bytes < 0 {
+		return l, fmt.Errorf("%q is not of the form: NAME BYTES, a name of the cast with a network of its own", text)
+	}
+	return l, nil
 }
 
 // healthLine expects a health check on a node: "a default/web:32000 local=2". Without local=, that there is none.
@@ -193,6 +210,11 @@ var sections = map[string]struct {
 	}},
 	"restart": {line: func(s *Step, _ int, text string) error { return appendNodes(&s.Restart, text) }},
 	"disturb": {line: func(s *Step, _ int, text string) error { return appendNodes(&s.Disturb, text) }},
+	"mtu": {line: func(s *Step, _ int, text string) error {
+		l, err := parseMTU(text)
+		s.MTU = append(s.MTU, l)
+		return err
+	}},
 	"packets": {expectation: true, line: func(s *Step, line int, text string) error {
 		l, err := parsePacket(text)
 		l.Line = line
@@ -215,7 +237,7 @@ var sections = map[string]struct {
 	}},
 }
 
-const sectionNames = "config, slices, remove, restart, disturb, packets, health, problems"
+const sectionNames = "config, slices, remove, restart, disturb, mtu, packets, health, problems"
 
 // parseKey reads "KIND NAMESPACE/NAME"; the namespace may be left out where it is default. "slice NAME" names what a
 // line of a slices section made.

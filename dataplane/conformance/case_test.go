@@ -62,6 +62,12 @@ func TestParseNamesTheLine(t *testing.T) {
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/tcp = web-9\n", `x.txt:3: "web-9" is neither an option nor an endpoint`},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/tcp = source=node\n", "x.txt:3: no endpoint is named"},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/tcp = drop web-1\n", `x.txt:3: "web-1" does not go with drop`},
+		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/udp = web-1 size=0\n", "x.txt:3: size=0: a size is a number of bytes up to 60000"},
+		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/sctp = web-1 size=9\n", "x.txt:3: size= goes with tcp and udp alone"},
+		{"A.\n-- packets --\nclient-a(:5000) -> 10.0.0.1:80/udp = web-1\n", "x.txt:3: only a client that holds a flow can choose its port"},
+		{"A.\n-- packets --\nhold F: client-a(:x) -> 10.0.0.1:80/udp = web-1\n", `x.txt:3: "client-a(:x)" is not of the form: NAME(ADDRESS), NAME(:PORT)`},
+		{"A.\n-- mtu --\nweb-1\n", `x.txt:3: "web-1" is not of the form: NAME BYTES`},
+		{"A.\n-- mtu --\nhost-b 1280\n", `x.txt:3: "host-b 1280" is not of the form: NAME BYTES`},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/tcp = $A\n", "x.txt:3: no place is remembered as $A"},
 		{"A.\n-- packets --\nheld F = web-1\n", `x.txt:3: no flow is held under the name "F"`},
 		{"A.\n-- packets --\nhold F: client-a,client-b -> 10.0.0.1:80/tcp = web-1\n", "x.txt:3: only one client can hold a flow"},
@@ -90,9 +96,11 @@ func TestParseSteps(t *testing.T) {
 kind: Service
 -- slices --
 shop/web#2/4 http=8080-8081 dns=53/udp: web-1 web-2(terminating,zone=z1) 10.9.9.9@b
+-- mtu --
+web-3 1280
 -- packets --
 client-a, node-a(127.0.0.1) -> 10.0.0.1:80/tcp = web-1:8080-8081 web-2(source=node) # why
-hold F: client-b -> [fd00::1]:53/udp = web-3 source=node sticks=F
+hold F: client-b([fd00:10:244:2::10]:5000) -> [fd00::1]:53/udp = web-3 source=node sticks=F size=4000
 -- remove --
 Service web
 -- slices --
@@ -107,13 +115,16 @@ held F = web-1 $F
 		t.Fatalf("%d steps, want 2", len(c.Steps))
 	}
 	first, held := c.Steps[0], c.Steps[1].Packets[0]
-	if l := first.Packets[0]; len(l.Clients) != 2 || len(l.Candidates) != 3 || l.Candidates[0].Hidden || !l.Candidates[2].Hidden || l.Line != 7 {
+	if l := first.Packets[0]; len(l.Clients) != 2 || len(l.Candidates) != 3 || l.Candidates[0].Hidden || !l.Candidates[2].Hidden || l.Line != 9 {
 		t.Errorf("first line read as %+v", l)
 	}
 	if l := first.Packets[1]; !l.Candidates[0].Hidden || !l.Sticks || l.Candidates[0].Addr != place("web-3").addr(true) {
 		t.Errorf("second line read as %+v", l)
 	}
-	if held.To != first.Packets[1].To || held.Candidates[0].Addr != place("web-1").addr(true) {
+	if l := first.Packets[1]; l.Size != 4000 || l.Clients[0] != (client{"client-b", place("client-b").addr(true), 5000}) || first.MTU[0] != (mtuLine{place("web-3"), 1280}) {
+		t.Errorf("second line read as %+v, mtu as %+v", l, first.MTU)
+	}
+	if held.Size != 4000 || held.To != first.Packets[1].To || held.Candidates[0].Addr != place("web-1").addr(true) {
 		t.Errorf("held line read as %+v", held)
 	}
 	s := first.Slices[0].slices()

@@ -264,7 +264,16 @@ func (d draw) packet(w *world) *packetLine {
 		l.Proto = model.TCP
 	}
 	l.Clients = []client{d.client(l.To.Addr())}
+	if l.Proto != model.SCTP && d.chance(10) && !toItself(l) {
+		l.Size = 4000 // fragments, by UDP
+	}
 	return l
+}
+
+// toItself says whether a node asks at an address of its own: there nothing is too long for the loopback device.
+func toItself(l *packetLine) bool {
+	from := place(l.Clients[0].Name)
+	return from.isNode() && (l.To.Addr().IsLoopback() || nodeOf(l.To.Addr()) == from.Node)
 }
 
 // nodeAddress draws an address at which node ports may be.
@@ -279,11 +288,11 @@ func (d draw) nodeAddress(six bool) netip.Addr {
 // client draws who sends to an address.
 func (d draw) client(to netip.Addr) client {
 	if to.IsLoopback() {
-		return client{one(d, "node-a", "node-b"), to}
+		return client{Name: one(d, "node-a", "node-b"), Addr: to}
 	}
 	name := one(d, "client-a", "client-b", "node-a", "node-b", "outside", "outside", "web-1", "web-2")
 	m := place(name)
-	c := client{name, m.addr(to.Is6())}
+	c := client{Name: name, Addr: m.addr(to.Is6())}
 	if name == "outside" && d.chance(20) {
 		c.Addr = m.Addrs[2+b2i(to.Is6())]
 	}

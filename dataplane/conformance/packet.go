@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/verdict"
 )
 
@@ -33,13 +34,16 @@ type packetLine struct {
 	Moves      bool        // not for ever the same candidate, if one waits longer than the affinity lasts
 	Evenly     bool        // each candidate as often as its weight says
 	Scheduled  bool        // as the pool's scheduler promises
+	Closed     bool        // nobody listens at the candidates: the client is told so
+	Size       int         // bytes of each question and of its answer; 0: few
 	Via        string      // the node through which a packet from outside comes; default: the node that has the address, or a
 }
 
-// client is a sender: a name of the cast, and the source address if it is not the first of its family.
+// client is a sender: a name of the cast, the source address if it is not the first of its family, and the port if it matters.
 type client struct {
 	Name string
 	Addr netip.Addr
+	Port uint16
 }
 
 // candidate is a place that may answer: a name of the cast or an address, and its port if it matters.
@@ -94,6 +98,9 @@ func (l *packetLine) parseFrom(text string) error {
 	if l.Hold != "" && len(l.Clients) != 1 {
 		return errors.New("only one client can hold a flow")
 	}
+	if l.Hold == "" && slices.ContainsFunc(l.Clients, func(c client) bool { return c.Port != 0 }) {
+		return errors.New("only a client that holds a flow can choose its port: one question after the other from it would be one flow")
+	}
 	return nil
 }
 
@@ -132,7 +139,7 @@ func parseProtocol(text string) (model.Protocol, error) {
 	return 0, fmt.Errorf("%q is no protocol: tcp, udp or sctp", text)
 }
 
-// parseClient reads "NAME" or "NAME(ADDRESS)".
+// parseClient reads "NAME", "NAME(ADDRESS)", "NAME(:PORT)" or "NAME(ADDRESS:PORT)".
 func parseClient(text string, six bool) (client, error) {
 	name, addr, given := strings.Cut(strings.TrimSuffix(text, ")"), "(")
 	c := client{Name: name}
@@ -140,18 +147,31 @@ func parseClient(text string, six bool) (client, error) {
 	if p == nil {
 		return c, fmt.Errorf("%q is no name of the cast: %s", name, strings.Join(castNames(), " "))
 	}
-	if !given {
+	addr, port, err := cutPort(addr)
+	if err != nil {
+		return c, fmt.Errorf("%q is not of the form: NAME(ADDRESS), NAME(:PORT) or NAME(ADDRESS:PORT)", text)
+	}
+	if c.Port = port; !given || addr == "" {
 		c.Addr = p.addr(six)
 		return c, nil
 	}
-	var err error
 	if c.Addr, err = netip.ParseAddr(addr); err != nil {
-		return c, fmt.Errorf("%q is not of the form: NAME(ADDRESS)", text)
+		return c, fmt.Errorf("%q is not of the form: NAME(ADDRESS), NAME(:PORT) or NAME(ADDRESS:PORT)", text)
 	}
 	if c.Addr.Is6() != six {
 		return c, fmt.Errorf("%s can't send from %s to an address of the other family", name, addr)
 	}
 	return c, nil
+}
+
+// cutPort takes the port off "ADDRESS:PORT", "[ADDRESS]:PORT" or ":PORT"; 0 where there is none.
+func cutPort(text string) (addr string, port uint16, err error) {
+	i := strings.LastIndex(text, ":")
+	if _, err := netip.ParseAddr(text); err == nil || i < 0 {
+		return text, 0, nil
+	}
+	n, err := strconv.ParseUint(text[i+1:], 10, 16)
+	return strings.Trim(text[:i], "[]"), uint16(n), err
 }
 
 // parseOutcome reads what stands after the equals sign.
@@ -189,6 +209,8 @@ func (l *packetLine) parseWord(w string) error {
 	switch {
 	case key == "via" && slices.Contains([]string{"a", "b"}, value):
 		l.Via = value
+	case key == "size":
+		return l.parseSize(value)
 	case l.Action != verdict.Forward:
 		return fmt.Errorf("%q does not go with %s", w, l.Action)
 	case w == "source=kept":
@@ -200,6 +222,8 @@ func (l *packetLine) parseWord(w string) error {
 		l.Scheduled = true
 	case w == "evenly":
 		l.Evenly = true
+	case w == "closed" && l.Hold == "" && l.Held == "":
+		l.Closed = true
 	case key == "sticks":
 		l.Sticks, l.As = true, value
 	case key == "apart" && l.Hold != "":
@@ -208,6 +232,17 @@ func (l *packetLine) parseWord(w string) error {
 		l.Without = append(l.Without, w[2:])
 	default:
 		return l.parseCandidate(w)
+	}
+	return nil
+}
+
+// parseSize reads how long questions and answers are.
+func (l *packetLine) parseSize(text string) (err error) {
+	if l.Size, err = strconv.Atoi(text); err != nil || l.Size < 1 || l.Size > echo.MaxSize {
+		return fmt.Errorf("size=%s: a size is a number of bytes up to %d", text, echo.MaxSize)
+	}
+	if l.Proto == model.SCTP {
+		return errors.New("size= goes with tcp and udp alone: of SCTP, one small packet each way is sent")
 	}
 	return nil
 }
@@ -295,7 +330,7 @@ func (l *packetLine) references() []string {
 
 // follow makes a held line one of the flow that was opened by first.
 func (l *packetLine) follow(first *packetLine) {
-	l.To, l.Proto, l.Clients, l.Via = first.To, first.Proto, first.Clients, first.Via
+	l.To, l.Proto, l.Clients, l.Via, l.Size = first.To, first.Proto, first.Clients, first.Via, first.Size
 	for i, c := range l.Candidates {
 		if p := place(c.Name); p != nil {
 			l.Candidates[i].Addr = p.addr(l.To.Addr().Is6())

@@ -56,7 +56,7 @@ func (p probe) run(ctx context.Context) string {
 	switch {
 	case p.l.Hold != "":
 		return p.hold(ctx)
-	case p.l.Action == verdict.Reject:
+	case p.l.Action == verdict.Reject, p.l.Closed:
 		return p.refused(ctx)
 	case p.l.Action == verdict.Drop:
 		return p.dropped(ctx)
@@ -97,14 +97,18 @@ func (p probe) ask(ctx context.Context, wait time.Duration) (a echo.Answer, err 
 	return a, err
 }
 
-// from gives the address to ask from where it is not the first, and a port that was not used before: the kernel may
-// still know a connection of one that was.
+// from says how to ask: from the client's address where it is not the first, and from a port that was not used before, unless the
+// client has one: the kernel may still know a connection of one that was.
 func (p probe) from() echo.Options {
 	var addr netip.Addr
 	if m := place(p.c.Name); p.c.Addr != m.addr(p.l.To.Addr().Is6()) {
 		addr = p.c.Addr
 	}
-	return echo.Options{From: netip.AddrPortFrom(addr, p.w.port())}
+	port := p.c.Port
+	if port == 0 {
+		port = p.w.port()
+	}
+	return echo.Options{From: netip.AddrPortFrom(addr, port), Size: p.l.Size}
 }
 
 // port gives the client ports from 10000 on, past those that the cast serves, one after the other, round and round.

@@ -232,9 +232,12 @@ func (w *world) format(l *packetLine) string {
 	if c.Addr != place(c.Name).addr(l.To.Addr().Is6()) {
 		from = fmt.Sprintf("%s(%s)", c.Name, c.Addr)
 	}
-	text := fmt.Sprintf("%s -> %s/%s =", from, l.To, l.Proto)
+	text, options := fmt.Sprintf("%s -> %s/%s =", from, l.To, l.Proto), " via="+entrance(l.Via)
+	if l.Size > 0 {
+		options += fmt.Sprint(" size=", l.Size)
+	}
 	if o.Action != verdict.Forward {
-		return fmt.Sprintf("%s %s via=%s", text, o.Action, entrance(l.Via))
+		return fmt.Sprintf("%s %s%s", text, o.Action, options)
 	}
 	for _, v := range o.Candidates {
 		text += " " + show(v)
@@ -242,5 +245,5 @@ func (w *world) format(l *packetLine) string {
 	if o.Frontend.Target(o.Origin).Pool.Affinity > 0 {
 		text += " sticks=it"
 	}
-	return text + " via=" + entrance(l.Via)
+	return text + options
 }

@@ -36,10 +36,18 @@ type Disturber interface {
 // node's network namespace.
 type Dumper interface{ Dump() string }
 
-// cannot says why the subject doesn't serve f, or "".
-func (s Subject) cannot(f *model.Frontend) string {
-	if s.Cannot == nil || f == nil {
+// cannot says why the subject doesn't serve f, or not in questions and answers of that many bytes, or "".
+func (s Subject) cannot(f *model.Frontend, size int) string {
+	switch {
+	case f == nil:
 		return ""
+	case s.Cannot != nil && s.Cannot(f) != "":
+		return s.Cannot(f)
+	case s.Long != nil && size > shortest:
+		return s.Long(f)
 	}
-	return s.Cannot(f)
+	return ""
 }
+
+// shortest is how long a packet of any path may be, of IPv6 (RFC 8200, section 5): what is in it is shorter.
+const shortest = 1280 - 40 - 20

@@ -136,7 +136,7 @@ func (a *agent) change(l []source.Change) {
 // served leaves out the frontends that the subject refuses.
 func (a *agent) served(parts []model.Part) (l []model.Part) {
 	for _, p := range parts {
-		if f, ok := p.(*model.Frontend); !ok || a.subject.cannot(f) == "" {
+		if f, ok := p.(*model.Frontend); !ok || a.subject.cannot(f, 0) == "" {
 			l = append(l, p)
 		}
 	}
@@ -209,6 +209,15 @@ func (w *world) take(ctx context.Context, s *Step) error {
 	}
 	if err := w.change(changes, restarts...); err != nil {
 		return err
+	}
+	for _, l := range s.MTU {
+		host, err := w.host(l.Host)
+		if err == nil {
+			err = host.Narrow(l.Bytes)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	for _, n := range s.Disturb {
 		if err := w.agents[n].disturb(ctx); err != nil {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -185,12 +186,22 @@ func (p *DevicePrograms) attach(folder string, d Device, w direction) error {
 			return err
 		}
 	}
-	l, err := link.AttachTCX(link.TCXOptions{Interface: d.Index, Program: program, Attach: w.attach, Anchor: link.Head()})
+	l, err := attachTCX(link.TCXOptions{Interface: d.Index, Program: program, Attach: w.attach, Anchor: link.Head()})
 	if err != nil {
 		return err
 	}
 	defer l.Close()
 	return l.Pin(pin)
+}
+
+// attachTCX attaches a program where it may still be by a link that was given up: the kernel detaches those in the background
+// (kernel/bpf/syscall.c, bpf_link_put), and takes no program twice.
+func attachTCX(o link.TCXOptions) (l link.Link, err error) {
+	for end := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
+		if l, err = link.AttachTCX(o); !errors.Is(err, unix.EEXIST) || time.Now().After(end) {
+			return l, err
+		}
+	}
 }
 
 // device gives the index of the device to which a link is attached, 0 where it isn't any more.

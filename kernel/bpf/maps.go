@@ -28,6 +28,9 @@ func spec(load func() (*ebpf.CollectionSpec, error), s Sizes) (*ebpf.CollectionS
 		return nil, fmt.Errorf("bpf: read the programs' object: %w", err)
 	}
 	c.Maps[serviceMapFrontends].MaxEntries = s.Frontends
+	if m := c.Maps[packetsMapPermitted]; m != nil {
+		m.MaxEntries = s.Frontends
+	}
 	c.Maps[serviceMapPools].MaxEntries = s.Pools
 	c.Maps[serviceMapCounts].MaxEntries = s.Pools
 	c.Maps[serviceMapSlots].MaxEntries = s.Slots

@@ -251,6 +251,7 @@ const (
 	packetsWayStateREPLIES  packetsWayState = 32
 	packetsWayStateUNHIDDEN packetsWayState = 64
 	packetsWayStateOURS     packetsWayState = 128
+	packetsWayStateALIAS    packetsWayState = 256
 )
 
 // Names of all BPF objects in the ELF.

@@ -141,6 +141,16 @@ type PacketCounts struct {
 	NoRoom    uint64 // packets dropped: their flow found no room
 }
 
+// Each calls f with each count and a name for it, in snake_case.
+func (c PacketCounts) Each(f func(outcome string, packets uint64)) {
+	f("began", c.Began)
+	f("rejected", c.Rejected)
+	f("silenced", c.Silenced)
+	f("no_port", c.NoPort)
+	f("no_address", c.NoAddress)
+	f("no_room", c.NoRoom)
+}
+
 // PacketCounts reads them.
 func (m *Maps) PacketCounts() (c PacketCounts, err error) {
 	for what, to := range map[packetsEventOfPacket]*uint64{

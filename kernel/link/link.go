@@ -171,6 +171,7 @@ type Route struct {
 	Via    netip.Addr // next hop on Dev's link, whatever addresses Dev has; zero: To is on the link itself
 	Dev    int        // interface index
 	Source netip.Addr // the source that the kernel prefers; zero: its choice
+	MTU    int        // bytes of the longest packet that takes it; 0: as many as Dev takes
 }
 
 // PutRoute makes the route the one to r.To, in place of any other.
@@ -190,7 +191,7 @@ func (c *Conn) DeleteRoute(r Route) error {
 }
 
 func (r Route) netlink() *netlink.Route {
-	n := &netlink.Route{LinkIndex: r.Dev, Dst: ipNet(r.To), Src: r.Source.AsSlice(), Gw: r.Via.AsSlice()}
+	n := &netlink.Route{LinkIndex: r.Dev, Dst: ipNet(r.To), Src: r.Source.AsSlice(), Gw: r.Via.AsSlice(), MTU: r.MTU}
 	if r.Via.IsValid() {
 		n.Flags = int(netlink.FLAG_ONLINK)
 	} else {

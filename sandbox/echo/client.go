@@ -19,6 +19,7 @@ import (
 type Options struct {
 	From        netip.AddrPort // local address, local port, or both; zero parts are the kernel's choice
 	Unconnected bool           // UDP: by a socket that isn't connected, each datagram with its address
+	Size        int            // bytes of each question, MaxSize at most, and of its answer; fewer than the text are the text's
 }
 
 // Ask asks once: a new connection, or a datagram from a new port. It is called on the thread whose network namespace the
@@ -158,7 +159,7 @@ func (h *Held) Ask(ctx context.Context) (Answer, error) {
 
 // line asks over a stream.
 func (h *Held) line(question string) (a Answer, err error) {
-	if _, err := h.s.Write([]byte(question + "\n")); err != nil {
+	if _, err := h.s.Write(padded([]byte(question), h.opts.Size)); err != nil {
 		return a, err
 	}
 	for a.Said != question {
@@ -175,7 +176,7 @@ func (h *Held) line(question string) (a Answer, err error) {
 
 // readLine reads up to a newline. A line that comes in parts, over several calls, is whole in the last.
 func (h *Held) readLine() ([]byte, error) {
-	for len(h.rest) < 1<<16 {
+	for len(h.rest) < MaxSize+2048 {
 		if line, rest, whole := bytes.Cut(h.rest, []byte{'\n'}); whole {
 			h.rest = rest
 			return line, nil
@@ -193,18 +194,25 @@ func (h *Held) readLine() ([]byte, error) {
 	return nil, errors.New("answer without an end")
 }
 
-// datagram asks by UDP.
+// datagram asks by UDP. A question that is too long for the path is asked again, once a router's ICMP message has said so: then
+// the kernel knows.
 func (h *Held) datagram(question string) (a Answer, err error) {
-	q := packet{data: []byte(question + "\n")}
+	q := packet{data: padded([]byte(question), h.opts.Size)}
 	if h.opts.Unconnected {
 		q.from = h.to
 	}
 	if err := h.s.send(q); err != nil {
 		return a, err
 	}
-	buf := make([]byte, 2048)
+	buf := make([]byte, h.opts.Size+2048)
 	for a.Said != question {
 		r, err := h.s.receive(buf)
+		if errors.Is(err, unix.EMSGSIZE) {
+			if err := h.s.send(q); err != nil {
+				return a, err
+			}
+			continue
+		}
 		if err != nil {
 			return a, err
 		}

@@ -2,7 +2,7 @@
 //
 // A server stands for a pod: on each of its ports it says the pod's name and the client address that it saw. TCP (and
 // SCTP where the kernel has SCTP sockets) answers line by line, and speaks HTTP/1.1 to clients that do; UDP answers each
-// datagram. Where the kernel has no SCTP sockets, a raw socket answers an INIT chunk with an INIT ACK whose State Cookie
+// datagram. An answer is as long as its question at least, both padded with blanks. Where the kernel has no SCTP sockets, a raw socket answers an INIT chunk with an INIT ACK whose State Cookie
 // carries the answer: enough for one packet each way, no association (RFC 9260, section 5.1).
 //
 // Sockets are made in the calling thread's network namespace, of exactly the family of their address, and stay there;
@@ -10,6 +10,7 @@
 package echo
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ type Answer struct {
 	Client netip.AddrPort `json:"client"`         // whom the server saw
 	Server netip.AddrPort `json:"server"`         // which of its own addresses it was seen at
 	Proto  string         `json:"proto"`          // tcp, udp, sctp or http
-	Said   string         `json:"said,omitempty"` // the line or datagram that is answered, up to 64 bytes
+	Said   string         `json:"said,omitempty"` // the line or datagram that is answered, up to 64 bytes, without blanks at its end
 }
 
 // The ways in which a question goes unanswered; Ask's and Hold's errors are one of these where errors.Is says so.
@@ -50,13 +51,25 @@ var (
 
 const maxSaid = 64
 
+// MaxSize is the length of the longest question.
+const MaxSize = 60000
+
 // answer is the line for a question that came from client to server.
-func answer(pod, proto string, client, server netip.AddrPort, said []byte) []byte {
+func answer(pod, proto string, client, server netip.AddrPort, question []byte) []byte {
+	said := bytes.TrimRight(question, " \r\n")
 	line, err := json.Marshal(Answer{pod, client, server, proto, string(said[:min(len(said), maxSaid)])})
 	if err != nil {
 		panic(err) // strings and addresses always marshal
 	}
-	return append(line, '\n')
+	return padded(line, len(question))
+}
+
+// padded makes a line of a text, with blanks up to a size.
+func padded(text []byte, size int) []byte {
+	if blanks := size - 1 - len(text); blanks > 0 {
+		text = append(text, bytes.Repeat([]byte{' '}, blanks)...)
+	}
+	return append(text, '\n')
 }
 
 // parseAnswer reads a server's line.

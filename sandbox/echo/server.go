@@ -205,14 +205,25 @@ func (s *Server) converse(c *socket, proto string) {
 			}
 			continue
 		}
-		line, err := in.ReadSlice('\n')
+		line, err := readLine(in)
 		if err != nil {
 			return
 		}
-		if _, err := c.Write(answer(s.pod, proto, client, server, bytes.TrimRight(line, "\r\n"))); err != nil {
+		if _, err := c.Write(answer(s.pod, proto, client, server, line)); err != nil {
 			return
 		}
 	}
+}
+
+// readLine reads up to a newline: MaxSize bytes at most.
+func readLine(in *bufio.Reader) (line []byte, err error) {
+	for len(line) <= MaxSize {
+		part, err := in.ReadSlice('\n')
+		if line = append(line, part...); err != bufio.ErrBufferFull {
+			return line, err
+		}
+	}
+	return nil, bufio.ErrBufferFull
 }
 
 // methods are the starts of HTTP requests that tell them from other lines, at most 8 bytes each.
@@ -272,7 +283,7 @@ func (s *Server) packets(at netip.AddrPort, kind int, p model.Protocol, reply fu
 	s.keep(k)
 	s.wg.Go(func() {
 		defer s.drop(k)
-		buf := make([]byte, 2048)
+		buf := make([]byte, MaxSize+2048)
 		for {
 			q, err := k.receive(buf)
 			if err != nil {
@@ -292,7 +303,7 @@ func (s *Server) datagram(data []byte, from, to netip.AddrPort) []byte {
 	if len(data) > 0 && data[0] == '{' {
 		return nil
 	}
-	return answer(s.pod, "udp", from, to, bytes.TrimRight(data, "\r\n"))
+	return answer(s.pod, "udp", from, to, data)
 }
 
 // rawSCTP answers INIT chunks to the ports given with an INIT ACK, to others with an ABORT.

@@ -37,7 +37,9 @@
 //
 // Limits: a fragment that comes before its packet's first is not translated; a node process that no hook serves gets no answer
 // from a ClusterIP where rp_filter is strict (1); a UDP port from which a client asks an entry and its backend at once is
-// answered by the entry alone.
+// answered by the entry alone; a node process that asks an entry at an address of its own node, where that is left to packets, may not
+// send datagrams longer than a packet: to the loopback device they are none, and what the kernel tells a connected socket of the
+// path behind it, it doesn't heed.
 //
 // A client, for affinity and for schedulers that hash it, is an address as in verdict: the one that its socket is bound to,
 // or else the first of its network namespace, which for a pod is the pod's. The node's own processes are one client, unless

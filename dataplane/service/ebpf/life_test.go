@@ -286,6 +286,14 @@ func TestFullMaps(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "the map frontends is full, with room for 4: give more with --ebpf-room") {
 			t.Errorf("64 frontends in a map of 4: %v", err)
 		}
+		picky := frontendOf("10.96.0.1:80", v)
+		for i := range 64 {
+			picky.Sources = append(picky.Sources, netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 32))
+		}
+		err = p.Write(context.Background(), p.Render(picky), nil)
+		if err == nil || !strings.Contains(err.Error(), "10.96.0.1:80/tcp from 192.0.2.") || !strings.Contains(err.Error(), "the map permitted is full, with room for 4: give more with --ebpf-room") {
+			t.Errorf("64 sources in a map of 4: %v", err)
+		}
 		if _, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil {
 			t.Error(err)
 		}

@@ -12,10 +12,11 @@ import (
 	"fairlead.dev/fairlead/kernel/netns"
 )
 
-// What the programs report, and which of it is wanted.
+// What the programs report and count, and which of it is wanted.
 type (
-	Event  = bpf.Event
-	Filter = bpf.Filter
+	Event        = bpf.Event
+	Filter       = bpf.Filter
+	PacketCounts = bpf.PacketCounts
 )
 
 // Count is what a pool's clients on this node were told since it was written.
@@ -96,10 +97,15 @@ func Runs() ([]bpf.Run, error) {
 	return bpf.Runs(filepath.Join(folder, linksName), filepath.Join(folder, devicesName))
 }
 
-// Packets gives what became of packets at the node's devices. It needs a Read before.
-func (p *Plane) Packets() (bpf.PacketCounts, error) {
-	if p.maps == nil {
-		return bpf.PacketCounts{}, errNothing
+// Packets gives what became of packets at the node's devices; nil where nothing is in the kernel. It may be called at any time.
+func (p *Plane) Packets() (counts *PacketCounts, err error) {
+	err = p.look(func(m *bpf.Maps) error {
+		c, err := m.PacketCounts()
+		counts = &c
+		return err
+	})
+	if errors.Is(err, errNothing) {
+		err = nil
 	}
-	return p.maps.PacketCounts()
+	return counts, err
 }

@@ -48,7 +48,7 @@ var DefaultSizes = Room(DefaultRoom)
 const DefaultRoom = 1 << 19
 
 // Room gives sizes by the number of slots: a slot for each pool and each of its backends, more for schedulers with a table; and
-// an eighth as many pools and frontends.
+// an eighth as many pools, frontends, and sources that frontends let in.
 func Room(slots uint32) bpf.Sizes {
 	return bpf.Sizes{Frontends: max(slots/8, 64), Pools: max(slots/8, 64), Slots: max(slots, 512)}
 }

@@ -19,15 +19,20 @@ import (
 // writes is what one Write is to do, by kinds of facts.
 type writes struct {
 	put, del [KindHooks + 1][]Fact
-	stays    map[Key]bool // keys that are put: those in del too only change their value
+	stays    map[Key]bool // keys that are put, where any are deleted: those in del too only change their value
 	was      map[Key]bool // keys that are deleted
 }
 
 func sorted(put, del []Fact) *writes {
-	w := &writes{stays: make(map[Key]bool, len(put)), was: make(map[Key]bool, len(del))}
+	w := &writes{was: make(map[Key]bool, len(del))}
+	if len(del) > 0 {
+		w.stays = make(map[Key]bool, len(put))
+	}
 	for _, f := range put {
 		w.put[f.Key.Kind] = append(w.put[f.Key.Kind], f)
-		w.stays[f.Key] = true
+		if len(del) > 0 {
+			w.stays[f.Key] = true
+		}
 	}
 	for _, f := range del {
 		w.del[f.Key.Kind] = append(w.del[f.Key.Kind], f)
@@ -250,11 +255,15 @@ func (p *Plane) putFrontends(w *writes) error {
 			p.enter(keys[i])
 		}
 	}
-	err := p.maps.PutFrontends(keys, values)
-	if bpf.Full(err) {
-		return fmt.Errorf("ebpf: %s: the map frontends is full, with room for %d: %s: %w", facts[0].Key, p.Sizes.Frontends, roomier, err)
+	return p.full(facts[0].Key, "frontends", p.maps.PutFrontends(keys, values))
+}
+
+// full adds the way out to the error of a map with room for as many as there may be frontends, if that is what it says.
+func (p *Plane) full(k Key, name string, err error) error {
+	if !bpf.Full(err) {
+		return err
 	}
-	return err
+	return fmt.Errorf("ebpf: %s: the map %s is full, with room for %d: %s: %w", k, name, p.Sizes.Frontends, roomier, err)
 }
 
 func (p *Plane) deleteFrontends(w *writes) error {
@@ -296,7 +305,7 @@ func (p *Plane) putPermits(w *writes) error {
 	}
 	for _, f := range w.put[KindPermit] {
 		if err := p.maps.PutPermit(heldPermit(f.Key)); err != nil {
-			return err
+			return p.full(f.Key, "permitted", err)
 		}
 	}
 	return nil

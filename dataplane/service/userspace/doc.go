@@ -57,6 +57,7 @@ var Abilities = service.Abilities{
 	Name:       "userspace",
 	Schedulers: model.AllSchedulers,
 	Cannot:     cannot,
+	Long:       long,
 	HidesAll:   true,
 	Ends:       true,
 	Notes: []string{
@@ -82,4 +83,12 @@ func cannot(f *model.Frontend) string {
 		return "the userspace plane hands bytes from socket to socket, and SCTP's messages and streams would be lost on the way: choose another mode for SCTP"
 	}
 	return ""
+}
+
+// long says why packets that are too long for their path may be late or lost.
+func long(f *model.Frontend) string {
+	if f.Entry.Protocol == model.UDP {
+		return "fragments show no port by which they could be led to its socket, and it keeps no datagram to send again in shorter ones"
+	}
+	return "its connections hear of no ICMP error: TCP finds out by itself what a path takes, in seconds"
 }
