@@ -59,12 +59,12 @@ func TestAddressesFollow(t *testing.T) {
 		await("[2001:db8::1]")
 		ip("link delete eth9")
 		await("[]")
-		if l, err := a.List(); len(l) > 0 || err != nil {
-			t.Errorf("at last: %v, %v", l, err)
-		}
 		stop()
 		if err := <-ended; err != nil {
 			t.Errorf("ended with %v", err)
+		}
+		if l, err := a.List(); len(l) > 0 || err != nil {
+			t.Errorf("at last: %v, %v", l, err)
 		}
 	})
 }

@@ -40,25 +40,18 @@ func (c *Conn) Devices() (l []Device, err error) {
 	return l, nil
 }
 
-// WatchDevices sends whenever interfaces of ns come, go or change, until ctx ends or the kernel has more to tell than it can
-// hold back; then it closes the channel.
+// WatchDevices sends whenever interfaces of ns come, go or change, until ctx ends; then it closes the channel.
 func WatchDevices(ctx context.Context, ns *netns.Namespace) (<-chan struct{}, error) {
-	updates, handle := make(chan netlink.LinkUpdate, 64), vns.NsHandle(ns.FD())
-	if err := netlink.LinkSubscribeWithOptions(updates, ctx.Done(), netlink.LinkSubscribeOptions{Namespace: &handle}); err != nil {
+	updates, signals := make(chan netlink.LinkUpdate, 64), make(chan struct{}, 1)
+	handle := vns.NsHandle(ns.FD())
+	err := netlink.LinkSubscribeWithOptions(updates, ctx.Done(), netlink.LinkSubscribeOptions{Namespace: &handle})
+	if err != nil {
 		return nil, fmt.Errorf("watch interfaces: %w", err)
 	}
-	return signal(updates, func(u netlink.LinkUpdate) bool {
-		return u.Header.Type == unix.RTM_NEWLINK || u.Header.Type == unix.RTM_DELLINK
-	}), nil
-}
-
-// signal sends for updates that count, one for those that come while nobody looks, and closes its channel with theirs.
-func signal[U any](updates <-chan U, counts func(U) bool) <-chan struct{} {
-	signals := make(chan struct{}, 1)
 	go func() {
 		defer close(signals)
 		for u := range updates {
-			if !counts(u) {
+			if u.Header.Type != unix.RTM_NEWLINK && u.Header.Type != unix.RTM_DELLINK {
 				continue
 			}
 			select {
@@ -67,5 +60,5 @@ func signal[U any](updates <-chan U, counts func(U) bool) <-chan struct{} {
 			}
 		}
 	}()
-	return signals
+	return signals, nil
 }
