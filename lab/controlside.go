@@ -213,7 +213,7 @@ func (r *controlSide) live(ctx context.Context, round int, s subject) (err error
 		return err
 	}
 	defer func() { err = errors.Join(err, probe.Close()) }()
-	ctx, stop := slowly(ctx, r.cluster.services*r.cluster.endpoints/endpoints)
+	ctx, stop := context.WithTimeout(ctx, patience+10*r.planned(s, r.cluster.size)) // it may take minutes beside others
 	defer stop()
 	l := &life{r, s.make(p, r.cluster.kubeconfig), s, result.Block{Arm: s.arm, Round: round, Params: r.cluster.params()}, p, probe}
 	defer func() { err = errors.Join(err, l.end()) }()
