@@ -57,12 +57,15 @@ func (l *life) look(ctx context.Context, measure string) error {
 	return l.add(b, measure, float64(now))
 }
 
-// rest watches it while nothing changes. What the start leaves is let go first.
+// afterStart is how long what a start leaves to do is let go: second looks at the kernel, garbage.
+const afterStart = time.Second
+
+// rest watches it while nothing changes.
 func (l *life) rest(ctx context.Context) error {
 	if err := l.look(ctx, "memory"); err != nil {
 		return err
 	}
-	if err := rest(ctx, l.Profile.Quiet/4); err != nil {
+	if err := rest(ctx, max(afterStart, l.Profile.Quiet/4)); err != nil {
 		return err
 	}
 	used, wall, err := l.spent(func() error { return rest(ctx, l.Profile.Quiet) })

@@ -55,8 +55,8 @@ type controlProfile struct {
 }
 
 var (
-	quickControl = controlProfile{Name: "quick", Sizes: []size{{100, endpoints}, {1000, endpoints}}, Rounds: 5, Quiet: 800 * time.Millisecond,
-		Moves: 10, Rate: 100, Churn: 2 * time.Second, Least: 4}
+	quickControl = controlProfile{Name: "quick", Sizes: []size{{100, endpoints}, {1000, endpoints}}, Rounds: 5, Quiet: 600 * time.Millisecond,
+		Moves: 8, Rate: 100, Churn: 1500 * time.Millisecond, Least: 4}
 	fullControl = controlProfile{Name: "full", Sizes: []size{{1000, endpoints}, {5000, 50}, {10000, endpoints}, {30000, endpoints}}, Rounds: 5, Quiet: time.Minute,
 		Moves: 50, Rate: 100, Churn: time.Minute, Least: 10}
 )
@@ -159,7 +159,7 @@ func (s subject) takes(n size) bool { return s.most == 0 || n.services <= s.most
 func (r *controlSide) planned(s subject, n size) time.Duration {
 	p, cold := r.Profile, s.begin*time.Duration(1+n.services*n.endpoints/(1000*endpoints))
 	move := cold / 10
-	return 2*cold + p.Quiet + 2*time.Second + time.Duration(s.moves)*(s.pause+move) + max(p.Churn, time.Duration(p.Least)*(s.pause+move))
+	return 2*cold + max(afterStart, p.Quiet/4) + p.Quiet + 1500*time.Millisecond + time.Duration(s.moves)*(s.pause+move) + max(p.Churn, time.Duration(p.Least)*(s.pause+move))
 }
 
 // steps is the whole run in order: one cluster after the other, each served by one subject at a time, in a drawn order.
@@ -213,7 +213,7 @@ func (r *controlSide) live(ctx context.Context, round int, s subject) (err error
 		return err
 	}
 	defer func() { err = errors.Join(err, probe.Close()) }()
-	ctx, stop := slowly(ctx, r.cluster.services*r.cluster.endpoints/endpoints)
+	ctx, stop := context.WithTimeout(ctx, patience+10*r.planned(s, r.cluster.size)) // it may take minutes beside others
 	defer stop()
 	l := &life{r, s.make(p, r.cluster.kubeconfig), s, result.Block{Arm: s.arm, Round: round, Params: r.cluster.params()}, p, probe}
 	defer func() { err = errors.Join(err, l.end()) }()

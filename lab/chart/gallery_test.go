@@ -91,7 +91,7 @@ func drawings() map[string]drawing {
 			Frame: Frame{ID: "l", Title: "Cold sync grows in proportion beyond 100 Services", Footer: madeUp, Sub: "median of 7 blocks, 95 % interval"},
 			X:     x, Y: Axis{Title: "ms until all is in the kernel", Log: true},
 			Series: []Series{growth("nftables", 1, 2, 0.6), growth("iptables", 2, 9, 0.9), growth("ipvs", 5, 2.2, 0.59), growth("ebpf", 6, 1, 0.5)},
-			Ghosts: []Ghost{{1000, 820, "kube-proxy nft"}, {10000, 14300, "kube-proxy nft"}, {10000, 40000, "KEP layout"}},
+			Ghosts: []Ghost{{1000, 820, "kube-proxy nft"}, {9000, 14000, "other nft"}, {10000, 14300, "kube-proxy nft"}, {10000, 40000, "KEP layout"}},
 		},
 		"line-bare": Line{Frame: Frame{ID: "b", Title: "One point", Footer: "f"}, X: Axis{Title: "n"}, Y: Axis{Title: "µs"},
 			Series: []Series{{Name: "alone", Style: 9, Points: []Point{{X: 3, Y: 5}}}}},

@@ -153,12 +153,23 @@ func (p *plot) series(s Series, shift float64, log bool) {
 	}
 }
 
+// ghost draws a number of others', its label beside it where there is room, and clear of other text if that can be.
 func (p *plot) ghost(g Ghost) {
 	x, y := p.x.clamp(g.X), p.y.clamp(g.Y)
 	p.marker(x, y, 0, true)
-	if w := ghostFace.width(g.Label); x+9+w > p.right {
-		p.text(x-9, y+4, end, ghostFace, g.Label)
-	} else {
-		p.text(x+9, y+4, start, ghostFace, g.Label)
+	w, side, tx, left := ghostFace.width(g.Label), start, x+9, x+9
+	if tx+w > p.right {
+		side, tx, left = end, x-9, x-9-w
 	}
+	ty := y + 4
+	for _, base := range []float64{y + 4, y + 17, y - 9} {
+		if !slices.ContainsFunc(p.texts, (box{left, base - 8, left + w, base + 3, ""}).meets) {
+			ty = base
+			break
+		}
+	}
+	p.text(tx, ty, side, ghostFace, g.Label)
 }
+
+// meets says whether two boxes share a point.
+func (b box) meets(o box) bool { return b.x0 < o.x1 && o.x0 < b.x1 && b.y0 < o.y1 && o.y0 < b.y1 }

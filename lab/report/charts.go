@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -391,6 +392,11 @@ func (a *artist) ecdf(m result.Measure, arms []string) error {
 	}
 	var curves []chart.Series
 	says := ""
+	type half struct {
+		arm  string
+		time int64
+	}
+	var halves []half
 	n := int64(math.MaxInt64)
 	for i, c := range cells {
 		h, err := a.run.Hist(c)
@@ -406,12 +412,18 @@ func (a *artist) ecdf(m result.Measure, arms []string) error {
 		}
 		curves = append(curves, chart.Series{Name: a.cellName(c), Style: style, Points: cumulative(h, m.Unit)})
 		says = fmt.Sprintf("%s: half within %s, 99 %% within %s", a.longName(c), amount(float64(h.ValueAtQuantile(50)), m.Unit), amount(float64(h.ValueAtQuantile(99)), m.Unit))
+		halves = append(halves, half{a.d.ArmTitle(c.Arm), h.ValueAtQuantile(50)})
 		n = min(n, h.TotalCount())
 	}
 	if len(curves) == 0 {
 		return nil
 	}
 	title := m.Title + ", " + says
+	if len(arms) > 1 && len(curves) > 1 {
+		order := func(x, y half) int { return cmp.Compare(x.time, y.time) }
+		lo, hi := slices.MinFunc(halves, order), slices.MaxFunc(halves, order)
+		title = fmt.Sprintf("%s: half within %s (%s) to %s (%s)", m.Title, amount(float64(lo.time), m.Unit), lo.arm, amount(float64(hi.time), m.Unit), hi.arm)
+	}
 	sub := fmt.Sprintf("at least %s each; marks at the quarters", group(fmt.Sprint(n)))
 	a.add(m.ID+"-ecdf", m.ID, title, chart.ECDF{Frame: a.frame(m.ID+"-ecdf", title, sub, "", &m),
 		X: chart.Axis{Title: perWhat(m), Log: true}, Curves: curves})

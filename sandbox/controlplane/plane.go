@@ -126,7 +126,7 @@ func (p *Plane) certify() (err error) {
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(p.CA.Cert)
-	p.admin = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+	p.admin = &http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DialContext: p.dial, TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{admin.TLS()}}, ForceAttemptHTTP2: true}}
 	return errors.Join(server.Write(p.File("server.crt"), p.File("server.key")), os.WriteFile(p.File("ca.crt"), p.CA.PEM(), 0o644))
 }
