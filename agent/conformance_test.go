@@ -26,9 +26,17 @@ type judged struct {
 	repairs map[string]uint64 // that there must be, by plane, before the kernel is as told
 }
 
+// emulated is how many times longer than here things may take in the second kernel, whose processor is emulated and may have to
+// share a real one.
+const emulated = 10
+
 // subject is a mode to be judged.
 func subject(m Mode) conformance.Subject {
-	return conformance.Subject{Abilities: m.Abilities, Start: func() (conformance.Runner, error) {
+	slow := 1
+	if *second {
+		slow = emulated
+	}
+	return conformance.Subject{Abilities: m.Abilities, Slow: slow, Start: func() (conformance.Runner, error) {
 		log := slog.New(slog.DiscardHandler)
 		if testing.Verbose() && os.Getenv("FAIRLEAD_TEST_LOG") != "" {
 			log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))

@@ -84,13 +84,13 @@ func eachTable(ctx context.Context, do func(c *iptables.Conn, f iptables.Family,
 			}
 		}
 		for _, f := range iptables.Families {
+			is, err := c.Save(ctx, f, tables...)
+			if err != nil {
+				return fmt.Errorf("look for a kube-proxy's rules: %w", err)
+			}
 			for _, name := range tables {
-				t, err := c.Save(ctx, f, name)
-				if err != nil {
-					return fmt.Errorf("look for a kube-proxy's rules: %w", err)
-				}
-				if text := removal(name, t); text != "" {
-					if err := do(c, f, t, text); err != nil {
+				if text := removal(name, is[name]); text != "" {
+					if err := do(c, f, is[name], text); err != nil {
 						return err
 					}
 				}

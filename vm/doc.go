@@ -7,7 +7,8 @@
 //	  │      ├────── virtiofsd of each Options.Shared the same path, writable for both
 //	Run ─────┴────── virtio serial port ───────────── one command at a time: its output, as it comes, and its exit code
 //
-// A guest has the host's files as they were when it first looked, its own everything else, no network but its loopback, and
+// A guest has the host's files as they were when it first looked (and copies those that it opens into its memory, see keep.go), its
+// own everything else, no network but its loopback, and
 // nothing that it does reaches the host except below Options.Shared. Nothing is left behind when it ends, also when it ends
 // because its host process was killed.
 //

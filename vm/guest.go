@@ -155,7 +155,7 @@ func (s *setup) do() error {
 	}
 	os.Clearenv() // of what the kernel gave
 	return errors.Join(os.Setenv("PATH", paths), os.Setenv("HOME", "/root"), os.Setenv("LANG", "C.UTF-8"),
-		unix.Sethostname([]byte("guest")), loopback())
+		unix.Sethostname([]byte("guest")), loopback(), keepOpened())
 }
 
 func modprobe(dir, module string) ([]byte, error) {

@@ -26,6 +26,10 @@ func sh(t *testing.T, m *Machine, script string) (code int, stdout, stderr strin
 // One machine, from boot to end.
 func TestMachine(t *testing.T) {
 	share := t.TempDir()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, make([]byte, 3<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	start := time.Now()
 	m, err := Open(t.Context(), Options{Shared: []string{share}})
 	if err != nil {
@@ -69,6 +73,13 @@ func TestMachine(t *testing.T) {
 			}
 		})
 	}
+	t.Run("what is opened is kept", func(t *testing.T) {
+		used := "used() { df --output=used / | tail -n 1; }; " // KiB of the guest's memory
+		if code, _, stderr := sh(t, m, used+"before=$(used); cat "+file+" >/dev/null; "+
+			"for i in $(seq 100); do [ $(used) -ge $((before + 3000)) ] && exit; sleep 0.1; done; exit 1"); code != 0 {
+			t.Error("not copied", code, stderr)
+		}
+	})
 	t.Run("shared", func(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(share, "in"), []byte("from the host"), 0o644); err != nil {
 			t.Fatal(err)

@@ -301,7 +301,7 @@ func (c *churn) run(ctx context.Context, s *stream) {
 		select {
 		case slots <- struct{}{}:
 			wg.Go(func() {
-				c.ask(s, func(ctx context.Context) (echo.Answer, error) { return p.ask(ctx, patience) })
+				c.ask(s, func(ctx context.Context) (echo.Answer, error) { return p.ask(ctx, p.w.patience) })
 				<-slots
 			})
 		default:
@@ -330,7 +330,7 @@ func (c *churn) ask(s *stream, ask func(context.Context) (echo.Answer, error)) {
 	const most = 3
 	for try := 1; ; try++ {
 		since, begin := c.now(), time.Now()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), c.w.patience)
 		a, err := ask(ctx)
 		cancel()
 		if err == nil {

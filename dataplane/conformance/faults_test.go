@@ -26,7 +26,7 @@ type faulty struct {
 
 // subject gives a data plane with the fault.
 func (f faulty) subject() Subject {
-	return Subject{service.Abilities{Name: "faulty"}, func() (Runner, error) {
+	return Subject{Abilities: service.Abilities{Name: "faulty"}, Start: func() (Runner, error) {
 		p, err := startPlain()
 		if err != nil {
 			return nil, err
@@ -191,7 +191,7 @@ func TestRandomFindsFaults(t *testing.T) {
 			if wrong, _ := tryCase(t.Context(), s, c, 1); len(wrong) == 0 {
 				t.Errorf("the case doesn't find it again:\n%s", text)
 			}
-			right := Subject{service.Abilities{Name: "plain"}, startPlain}
+			right := Subject{Abilities: service.Abilities{Name: "plain"}, Start: startPlain}
 			if wrong, _ := tryCase(t.Context(), right, c, 1); len(wrong) > 0 {
 				t.Errorf("the case finds it where it isn't: %v\n%s", wrong, text)
 			}

@@ -137,7 +137,7 @@ func (p *plain) Disturb(context.Context) error {
 }
 
 func TestRun(t *testing.T) {
-	Run(t, Subject{service.Abilities{Name: "plain", Schedulers: model.SchedulersOf(model.Random)}, startPlain})
+	Run(t, Subject{Abilities: service.Abilities{Name: "plain", Schedulers: model.SchedulersOf(model.Random)}, Start: startPlain})
 }
 
 func TestWhatIsRefusedIsNotAsked(t *testing.T) {
@@ -162,10 +162,12 @@ func TestWhatIsRefusedIsNotAsked(t *testing.T) {
 	}
 }
 
-func TestRandom(t *testing.T) { Random(t, Subject{service.Abilities{Name: "plain"}, startPlain}, 40) }
+func TestRandom(t *testing.T) {
+	Random(t, Subject{Abilities: service.Abilities{Name: "plain"}, Start: startPlain}, 40)
+}
 
 func TestChurn(t *testing.T) {
-	log, wrong := churned(t.Context(), Subject{service.Abilities{Name: "plain"}, startPlain}, 80)
+	log, wrong := churned(t.Context(), Subject{Abilities: service.Abilities{Name: "plain"}, Start: startPlain}, 80)
 	t.Log(log)
 	for _, w := range wrong {
 		t.Error(w)

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How long a probe waits: for an answer that must come, unless the world says else, and for one that must not.
+// How long a probe waits, unless the subject is slow: for an answer that must come, and for one that must not.
 const (
 	patience = 3 * time.Second
 	silence  = 300 * time.Millisecond
@@ -473,7 +473,7 @@ func (p probe) open(ctx context.Context) (held *echo.Held, err error) {
 
 // hold opens a flow, asks over it once, and keeps it.
 func (p probe) hold(ctx context.Context) string {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, p.w.patience)
 	defer cancel()
 	if p.l.Action == verdict.Pass {
 		_, stop, err := p.w.stand(p.c, p.l.To, p.l.Proto)
@@ -505,7 +505,7 @@ func (p probe) hold(ctx context.Context) string {
 func (f *flow) again(ctx context.Context, l *packetLine) string {
 	expected := l.expected(f.w.known)
 	stays := slices.ContainsFunc(expected, func(c candidate) bool { return c.is(f.last) })
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(f.w.patience); ; {
 		wrong := f.once(ctx, l, expected)
 		if wrong == "" || stays || time.Now().After(end) {
 			return wrong
@@ -534,9 +534,9 @@ func closed(err error) bool {
 }
 
 func (f *flow) once(ctx context.Context, l *packetLine, expected []candidate) string {
-	wait := silence
+	wait := f.w.subject.within(silence)
 	if l.Proto == model.TCP {
-		wait = patience
+		wait = f.w.patience
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()

@@ -119,7 +119,7 @@ func (k *walk) keep(ctx context.Context, l *packetLine) {
 func (k *walk) ask(ctx context.Context) string {
 	for _, name := range slices.Sorted(maps.Keys(k.w.flows)) {
 		f := k.w.flows[name]
-		ctx, cancel := context.WithTimeout(ctx, patience)
+		ctx, cancel := context.WithTimeout(ctx, k.w.patience)
 		a, err := f.held.Ask(ctx)
 		cancel()
 		if err != nil || a.Server != f.last {

@@ -44,7 +44,7 @@ func (f *finding) seenAgain(ctx context.Context, s Subject, scenes []*scene) boo
 		return false
 	}
 	defer w.close()
-	w.patience = time.Second // what is found may be no answer: there are many to wait for
+	w.patience = s.within(time.Second) // what is found may be no answer: there are many to wait for
 	before := &scene{Config: scenes[0].Config}
 	for _, sc := range scenes {
 		if err := w.enter(ctx, before, sc); err != nil {

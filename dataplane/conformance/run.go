@@ -70,7 +70,7 @@ func tryCase(ctx context.Context, s Subject, c *Case, limit int) (wrong, refused
 			return append(wrong, fmt.Sprintf(" step %d: %v", i+1, err)), nil
 		}
 		is := w.check(ctx, step, limit-len(wrong))
-		for end := time.Now().Add(repairTime); len(step.Disturb) > 0 && len(is) > 0 && time.Now().Before(end); {
+		for end := time.Now().Add(s.within(repairTime)); len(step.Disturb) > 0 && len(is) > 0 && time.Now().Before(end); {
 			is = w.check(ctx, step, limit-len(wrong))
 		}
 		if wrong = append(wrong, is...); len(wrong) >= limit || w.ended {

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"time"
 
 	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
@@ -13,7 +14,12 @@ type Subject struct {
 	// Start makes the plane in the calling thread's network namespace. Runner takes the decided node's changes. What an
 	// earlier Runner left in the kernel is put right, not flushed.
 	Start func() (Runner, error)
+	// Slow is how many times longer than on a real processor anything may take that must happen, such as an answer: 1 if zero.
+	Slow int
 }
+
+// within gives how long what takes d at most may take of this subject.
+func (s Subject) within(d time.Duration) time.Duration { return d * time.Duration(max(1, s.Slow)) }
 
 // Runner is a data plane at work on one node. Its methods are called by one goroutine at a time.
 type Runner interface {

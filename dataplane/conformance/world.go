@@ -51,7 +51,7 @@ type agent struct {
 
 // newWorld brings the cast up, and the subject on each node with nothing but the nodes and pods to know of.
 func newWorld(ctx context.Context, s Subject, c Config) (*world, error) {
-	w := &world{patience: patience, subject: s, config: c, objects: map[source.Key]source.Object{}, agents: map[string]*agent{},
+	w := &world{patience: s.within(patience), subject: s, config: c, objects: map[source.Key]source.Object{}, agents: map[string]*agent{},
 		made: map[string][]source.Key{}, known: map[string]netip.AddrPort{}, flows: map[string]*flow{}, lost: map[string]bool{}}
 	for _, o := range castObjects() {
 		w.objects[source.KeyOf(o)] = o
@@ -185,7 +185,7 @@ func (w *world) change(l []source.Change, restarts ...string) error {
 
 // sync waits until every node's kernel is as told.
 func (w *world) sync(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, syncTime)
+	ctx, cancel := context.WithTimeout(ctx, w.subject.within(syncTime))
 	defer cancel()
 	for _, n := range nodes {
 		a := w.agents[n]

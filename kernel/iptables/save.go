@@ -16,7 +16,8 @@ type Table struct {
 // ErrForeign says that a table can't be read by the iptables commands.
 var ErrForeign = errors.New("the nft command put rules there that the iptables commands can't read; remove those, or use the data plane nftables")
 
-// Parse reads what iptables-save prints, by tables' names. Rules are parts of text: they keep it in memory.
+// Parse reads what iptables-save prints, by tables' names; a table that it can't print, see ErrForeign, is nil. Rules are parts of
+// text: they keep it in memory.
 func Parse(text string) (map[string]*Table, error) {
 	tables := map[string]*Table{}
 	var t *Table
@@ -28,8 +29,8 @@ func Parse(text string) (map[string]*Table, error) {
 		switch {
 		case line == "":
 		case line[0] == '#':
-			if strings.Contains(line, "is incompatible") {
-				return nil, fmt.Errorf("line %d: %q: %w", n, line, ErrForeign)
+			if name, ok := foreign(line); ok {
+				tables[name] = nil
 			}
 		case line[0] == '*':
 			if t = tables[line[1:]]; t == nil {
@@ -51,6 +52,16 @@ func Parse(text string) (map[string]*Table, error) {
 		return nil, fmt.Errorf("line %d: the text ends before COMMIT", n)
 	}
 	return tables, nil
+}
+
+// foreign gives the table that a comment such as "# Table `nat' is incompatible, use 'nft' tool." speaks of.
+func foreign(line string) (name string, ok bool) {
+	name, ok = strings.CutPrefix(line, "# Table `")
+	if !ok {
+		return "", false
+	}
+	name, rest, _ := strings.Cut(name, "'")
+	return name, strings.HasPrefix(rest, " is incompatible")
 }
 
 // line reads a line that declares a chain or adds a rule, and says what is wrong with it, or "".

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 
@@ -113,16 +114,40 @@ func (c *Conn) Mark() error { return c.witness.mark() }
 // are looked at once a second, which takes microseconds but misses a change that leaves a table's size as it was.
 func (c *Conn) Watch(ctx context.Context) (<-chan struct{}, error) { return c.witness.watch(ctx) }
 
-// Save reads a table. One that was never used is empty, and reading it makes none.
-func (c *Conn) Save(ctx context.Context, f Family, table string) (*Table, error) {
+// Save reads tables, with one command however many they are. Those that were never used are empty, and reading them makes none.
+func (c *Conn) Save(ctx context.Context, f Family, tables ...string) (map[string]*Table, error) {
+	is := map[string]*Table{}
+	for _, t := range tables {
+		is[t] = &Table{}
+	}
 	if c.Variant == Legacy {
 		names, err := c.used(f)
-		if err != nil || !strings.Contains(names, "\n"+table+"\n") {
-			return &Table{}, err
+		if err != nil || !slices.ContainsFunc(tables, func(t string) bool { return strings.Contains(names, "\n"+t+"\n") }) {
+			return is, err
 		}
 	}
 	name := f.command(c.Variant, "save")
-	cmd := exec.CommandContext(ctx, name, "-t", table)
+	text, err := c.output(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	all, err := Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("iptables: %s: %w", name, err)
+	}
+	for t := range is {
+		if there, ok := all[t]; ok && there == nil {
+			return nil, fmt.Errorf("iptables: %s: table %s: %w", name, t, ErrForeign)
+		} else if ok {
+			is[t] = there
+		}
+	}
+	return is, nil
+}
+
+// output gives what a command prints.
+func (c *Conn) output(ctx context.Context, name string) (string, error) {
+	cmd := exec.CommandContext(ctx, name)
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	err := c.ns.Do(cmd.Start)
@@ -130,16 +155,9 @@ func (c *Conn) Save(ctx context.Context, f Family, table string) (*Table, error)
 		err = cmd.Wait()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("iptables: %s -t %s: %w: %s", name, table, err, bytes.TrimSpace(said.Bytes()))
+		return "", fmt.Errorf("iptables: %s: %w: %s", name, err, bytes.TrimSpace(said.Bytes()))
 	}
-	tables, err := Parse(out.String())
-	if err != nil {
-		return nil, fmt.Errorf("iptables: %s -t %s: %w", name, table, err)
-	}
-	if t := tables[table]; t != nil {
-		return t, nil
-	}
-	return &Table{}, nil
+	return out.String(), nil
 }
 
 // used gives the tables of xtables that are in use, each on a line of its own, with a line's end before the first.

@@ -1,6 +1,6 @@
 // Command run runs one command under the second kernel, as package vm boots it, with this directory's files:
 //
-//	go run ./vm/run [-share DIR]... uname -a
+//	go run ./vm/run [-share DIR]... [-cpus N] uname -a
 package main
 
 import (
@@ -21,6 +21,7 @@ func main() {
 		o.Shared = append(o.Shared, s)
 		return nil
 	})
+	flag.IntVar(&o.CPUs, "cpus", 2, "emulated processors, which share one of the host's")
 	console := flag.Bool("console", false, "show what the kernel prints")
 	flag.Parse()
 	if *console {

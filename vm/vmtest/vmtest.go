@@ -32,19 +32,19 @@ func Open(t *testing.T, o vm.Options) *vm.Machine {
 	return m
 }
 
-// Run boots a machine and runs there those tests of a package (import path, or path from the caller's directory) whose names
-// match pattern, as go test -run means it. Each of them is a subtest of t with its output; arguments go to the test binary. A
-// test skipped in the guest is failed here, and so is a pattern that matches nothing.
+// Run builds the tests of a package (import path, or path from the caller's directory) and runs some, as Tests.Run has it.
 func Run(t *testing.T, pkg, pattern string, args ...string) {
 	t.Helper()
-	binary, dir := build(t, pkg)
-	On(t, Open(t, vm.Options{}), binary, dir, pattern, args...)
+	Build(t, pkg).Run(t, pattern, args...)
 }
 
-// build compiles a package's tests and gives the binary and the package's directory.
-func build(t *testing.T, pkg string) (binary, dir string) {
+// Tests are a package's tests, compiled.
+type Tests struct{ binary, dir string }
+
+// Build compiles a package's tests. They are there until the test ends.
+func Build(t *testing.T, pkg string) Tests {
 	t.Helper()
-	binary = filepath.Join(t.TempDir(), "guest.test")
+	binary := filepath.Join(t.TempDir(), "guest.test")
 	golang := func(args ...string) string {
 		cmd := exec.Command("go", args...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // a static binary
@@ -56,16 +56,19 @@ func build(t *testing.T, pkg string) (binary, dir string) {
 		}
 		return strings.TrimSpace(string(out))
 	}
-	dir = golang("list", "-f", "{{.Dir}}", pkg)
+	dir := golang("list", "-f", "{{.Dir}}", pkg)
 	golang("test", "-c", "-o", binary, pkg)
-	return binary, dir
+	return Tests{binary, dir}
 }
 
-// On is Run with a machine that is there, and a test binary that go test -c made of the package in dir.
-func On(t *testing.T, m *vm.Machine, binary, dir, pattern string, args ...string) {
+// Run boots a machine and runs there those tests whose names match pattern, as go test -run means it. Each of them is a subtest
+// of t with its output; arguments go to the test binary. A test skipped in the guest is failed here, and so is a pattern that
+// matches nothing.
+func (b Tests) Run(t *testing.T, pattern string, args ...string) {
 	t.Helper()
+	m := Open(t, vm.Options{CPUs: 1}) // all that a guest has share one of the host's
 	t.Logf("under Linux %s, emulated: times say nothing", m.Release)
-	args = append([]string{binary, "-test.v=test2json", "-test.run=" + pattern}, args...)
+	args = append([]string{b.binary, "-test.v=test2json", "-test.run=" + pattern}, args...)
 	ctx := t.Context()
 	if end, ok := t.Deadline(); ok {
 		left := time.Until(end)
@@ -78,7 +81,7 @@ func On(t *testing.T, m *vm.Machine, binary, dir, pattern string, args ...string
 	if err != nil {
 		t.Fatal(err)
 	}
-	code, err := m.Run(ctx, vm.Command{Args: args, Dir: dir, Stdout: said, Stderr: said})
+	code, err := m.Run(ctx, vm.Command{Args: args, Dir: b.dir, Stdout: said, Stderr: said})
 	said.Close()
 	root := <-events
 	if err != nil {

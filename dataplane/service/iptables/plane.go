@@ -141,12 +141,9 @@ func (p *Plane) read(ctx context.Context) (facts []Fact, failed []error, err err
 // load learns what a family's tables hold.
 func (p *Plane) load(ctx context.Context, f iptables.Family) error {
 	delete(p.held, f)
-	read := map[string]*iptables.Table{}
-	for _, t := range tables {
-		var err error
-		if read[t], err = p.conn.Save(ctx, f, t); err != nil {
-			return err
-		}
+	read, err := p.conn.Save(ctx, f, tables...)
+	if err != nil {
+		return err
 	}
 	p.held[f] = understand(f, p.mark, read)
 	return nil
