@@ -13,8 +13,8 @@ export FAIRLEAD ?= $(abspath ../../bin/fairlead)
 help:
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# In a hurry: no debugging information, a compiler that collects no garbage, and paths untrimmed, so that the standard library is the one
-# that other builds have left in Go's cache.
+# In a hurry: without debugging information, by a compiler that collects no garbage. With empty caches the control plane took 11 minutes of
+# one processor so, standard library included.
 $(BUILT): $(wildcard $(PROGRAM)/*)
 	mkdir -p $(@D)
 	cd $(PROGRAM) && GOGC=off nice $(GO) build -gcflags=all=-dwarf=false -ldflags '-s -w -X $(STAMP).gitVersion=$(KUBERNETES) -X $(STAMP).gitMajor=1 -X $(STAMP).gitMinor=36' -o $@ .
