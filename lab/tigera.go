@@ -53,7 +53,7 @@ type tigeraProfile struct {
 	Rate       float64       // requests a second of the open loop
 	Each       int           // requests on a kept connection
 	Work       time.Duration // that the client computes for each request, where it does
-	Everywhere bool          // first and last Services, and kept connections, at every number of Services, not only the ends
+	Everywhere bool          // first and last Services, kept connections, and traces of all ways, at every number of Services, not only the greatest
 	Resyncs    int           // full writes of kube-proxy's rules
 }
 
@@ -101,7 +101,8 @@ func (r *tigera) steps() []step {
 		}
 	}
 	l.add("starting servers", time.Second, r.serve)
-	l.add("counting rules", time.Duration(r.most()*len(r.layouts))*time.Millisecond, r.countRules)
+	traced := map[bool]time.Duration{true: 2 * time.Millisecond, false: 700 * time.Microsecond}[p.Everywhere]
+	l.add("counting rules", time.Duration(r.most()*len(r.layouts))*traced, r.countRules)
 	var proxied []*pair
 	for _, a := range r.proxies() {
 		for _, n := range p.Services {
@@ -192,7 +193,7 @@ func (r *tigera) operations() (l []operation) {
 	all := func(*pair) bool { return true }
 	most := func(a *pair) bool { return a.services == r.most() }
 	beside := func(a *pair) bool { return a.services > 1 && (p.Everywhere || most(a)) }
-	ends := func(a *pair) bool { return p.Everywhere || most(a) || a.services == p.Services[0] }
+	kept := func(a *pair) bool { return p.Everywhere || most(a) }
 	two := func(a *pair) bool { return most(a) && (a.arm == classic.IPTables19.String() || a.arm == r.constant()) }
 	add := func(measure, position string, takes func(*pair) bool, load loader) {
 		o := operation{measure: measure, targets: r.to(position, takes), load: load, takes: p.Warm + p.Closed}
@@ -212,7 +213,7 @@ func (r *tigera) operations() (l []operation) {
 	add("crr-none", none, beside, crr)
 	add("http", middle, all, r.open(1, 0))
 	add("http-last", last, beside, r.open(1, 0))
-	add("http-kept", middle, ends, r.open(p.Each, 0))
+	add("http-kept", middle, kept, r.open(p.Each, 0))
 	if r.constant() != "" {
 		add("http-work", middle, two, r.open(1, p.Work))
 	}
