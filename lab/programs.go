@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -200,7 +201,7 @@ func datagramService() []source.Object {
 	return []source.Object{e, s}
 }
 
-// countRuns has the kernel count the runs of programs in a block of each exchange at each number of Services, in random order.
+// countRuns has the kernel count the runs of programs in a block of each exchange at each number of Services.
 func (r *connect) countRuns(ctx context.Context, round int) error {
 	stop, err := bpf.Measure()
 	if err != nil {
@@ -208,10 +209,11 @@ func (r *connect) countRuns(ctx context.Context, round int) error {
 	}
 	defer stop.Close()
 	nodes := r.nodesOf(armEBPF)
-	for _, i := range r.rand.Perm(len(nodes) * len(exchanges)) {
-		n, e := nodes[i/len(exchanges)], exchanges[i%len(exchanges)]
-		if err := r.countBlock(ctx, round, n, e); err != nil {
-			return fmt.Errorf("%s at %d Services: %w", e.name, n.services, err)
+	for _, e := range exchanges {
+		for _, n := range nodes {
+			if err := r.countBlock(ctx, round, n, e); err != nil {
+				return fmt.Errorf("%s at %d Services: %w", e.name, n.services, err)
+			}
 		}
 	}
 	return nil
@@ -224,7 +226,7 @@ func (r *connect) countBlock(ctx context.Context, round int, n *node, e exchange
 		return err
 	}
 	begin := time.Now()
-	err = n.pair.enter(func() error {
+	err = r.place(n.pair).Do(func() error {
 		to := e.to(n.services)
 		for range r.Profile.Each {
 			if err := errors.Join(e.do(to), ctx.Err()); err != nil {
@@ -243,7 +245,7 @@ func (r *connect) countBlock(ctx context.Context, round int, n *node, e exchange
 	}
 	for i, p := range after {
 		count, took := p.Count-before[i].Count, p.Time-before[i].Time
-		if count == 0 {
+		if count == 0 || e.family == unix.AF_INET6 && !strings.HasSuffix(p.Hook, "6") { // the others run as for an IPv4 socket
 			continue
 		}
 		b.Params = with(n.services, also("program", p.Hook+", "+e.name))

@@ -72,23 +72,35 @@ func (r *stage) raise(l *plan) {
 	l.add("writing manifests", time.Duration(r.most())*30*time.Microsecond, r.prepare)
 	for _, layout := range r.layouts {
 		for i, n := range r.counts {
-			each := map[classic.Layout]time.Duration{classic.IPTables19: 500 * time.Microsecond, classic.IPTables: 500 * time.Microsecond, classic.NFTables: 2 * time.Millisecond}[layout]
-			l.add(fmt.Sprintf("writing %s of %s Services", layout, thousands(n)), time.Duration(n)*each*time.Duration(1+r.resyncs(layout, n)), func(ctx context.Context) error {
+			l.add(fmt.Sprintf("writing %s of %s Services", layout, thousands(n)), writes(layout, n)*time.Duration(1+r.resyncs(layout, n)), func(ctx context.Context) error {
 				return r.install(ctx, layout, i)
 			})
 		}
 	}
 	for _, mode := range r.modes {
+		each := 300 * time.Microsecond
+		if strings.HasPrefix(mode, "iptables") { // whose commands take longer
+			each *= 2
+		}
 		for i, n := range r.counts {
-			l.add(fmt.Sprintf("starting %s of %s Services", mode, thousands(n)), time.Second+time.Duration(n)*300*time.Microsecond, func(ctx context.Context) error {
+			l.add(fmt.Sprintf("starting %s of %s Services", mode, thousands(n)), time.Second/2+time.Duration(n)*each, func(ctx context.Context) error {
 				return r.start(ctx, mode, i)
 			})
 		}
 	}
 }
 
+// writes is about how long kube-proxy's rules take to be written: iptables-restore's time grows with their square.
+func writes(l classic.Layout, services int) time.Duration {
+	n := time.Duration(services)
+	if l == classic.NFTables {
+		return n * 2 * time.Millisecond
+	}
+	return n*500*time.Microsecond + n*n*70*time.Nanosecond
+}
+
 // between is about how long a block takes beside its traffic.
-const between = 4 * time.Millisecond
+const between = 5 * time.Millisecond
 
 // planned is how long a round of these operations is to take, in all arms and others.
 func (r *stage) planned(operations []operation, others ...*pair) (d time.Duration) {

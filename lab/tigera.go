@@ -53,13 +53,13 @@ type tigeraProfile struct {
 	Rate       float64       // requests a second of the open loop
 	Each       int           // requests on a kept connection
 	Work       time.Duration // that the client computes for each request, where it does
-	Everywhere bool          // first and last Services, and kept connections, at every number of Services, not only the ends
+	Everywhere bool          // first and last Services, kept connections, and traces of all ways, at every number of Services, not only the greatest
 	Resyncs    int           // full writes of kube-proxy's rules
 }
 
 var (
 	quickTigera = tigeraProfile{Name: "quick", Services: []int{10, 1000, 10000}, Rounds: 21, Closed: 15 * time.Millisecond, Open: 40 * time.Millisecond, Warm: 4 * time.Millisecond,
-		Rate: 1000, Each: 100, Work: 200 * time.Microsecond, Resyncs: 3}
+		Rate: 1000, Each: 100, Work: 200 * time.Microsecond, Resyncs: 1}
 	fullTigera = tigeraProfile{Name: "full", Services: []int{1, 10, 100, 1000, 10000}, Rounds: 101, Closed: 250 * time.Millisecond, Open: time.Second, Warm: 50 * time.Millisecond,
 		Rate: 1000, Each: 100, Work: 200 * time.Microsecond, Everywhere: true, Resyncs: 11}
 )
@@ -101,7 +101,8 @@ func (r *tigera) steps() []step {
 		}
 	}
 	l.add("starting servers", time.Second, r.serve)
-	l.add("counting rules", time.Duration(r.most()*len(r.layouts))*time.Millisecond, r.countRules)
+	traced := map[bool]time.Duration{true: 2 * time.Millisecond, false: 700 * time.Microsecond}[p.Everywhere]
+	l.add("counting rules", time.Duration(r.most()*len(r.layouts))*traced, r.countRules)
 	var proxied []*pair
 	for _, a := range r.proxies() {
 		for _, n := range p.Services {
@@ -192,7 +193,7 @@ func (r *tigera) operations() (l []operation) {
 	all := func(*pair) bool { return true }
 	most := func(a *pair) bool { return a.services == r.most() }
 	beside := func(a *pair) bool { return a.services > 1 && (p.Everywhere || most(a)) }
-	ends := func(a *pair) bool { return p.Everywhere || most(a) || a.services == p.Services[0] }
+	kept := func(a *pair) bool { return p.Everywhere || most(a) }
 	two := func(a *pair) bool { return most(a) && (a.arm == classic.IPTables19.String() || a.arm == r.constant()) }
 	add := func(measure, position string, takes func(*pair) bool, load loader) {
 		o := operation{measure: measure, targets: r.to(position, takes), load: load, takes: p.Warm + p.Closed}
@@ -212,7 +213,7 @@ func (r *tigera) operations() (l []operation) {
 	add("crr-none", none, beside, crr)
 	add("http", middle, all, r.open(1, 0))
 	add("http-last", last, beside, r.open(1, 0))
-	add("http-kept", middle, ends, r.open(p.Each, 0))
+	add("http-kept", middle, kept, r.open(p.Each, 0))
 	if r.constant() != "" {
 		add("http-work", middle, two, r.open(1, p.Work))
 	}
@@ -286,6 +287,9 @@ func (r *tigera) countArm(ctx context.Context, p *pair) (asked int, err error) {
 		if err := r.add(result.Block{Arm: p.arm, Params: params(p.services)}, measure, mean); err != nil {
 			return asked, err
 		}
+		if !r.traces(p, position) {
+			continue
+		}
 		traced, err := r.trace(ctx, p, set, packet)
 		if err != nil {
 			return asked, err
@@ -305,6 +309,12 @@ func (r *tigera) countArm(ctx context.Context, p *pair) (asked int, err error) {
 		return asked, err
 	}
 	return asked, r.add(result.Block{Arm: p.arm, Params: params(p.services)}, "rules-established", n.Mean)
+}
+
+// traces says whether the kernel is asked too: of the greatest numbers of rules, which take seconds to be listed or changed
+// each time, a short run asks for the longest way alone.
+func (r *tigera) traces(p *pair, position string) bool {
+	return r.Profile.Everywhere || p.services < r.most() || position == last
 }
 
 // average is how many rules a connection meets, over Services spread evenly.

@@ -67,7 +67,7 @@ func (r *tigera) proxyArms() (arms []result.Arm) {
 
 func (r *tigera) measures() []result.Measure {
 	p := r.Profile
-	ends := "at the least and the greatest number of Services"
+	ends := "at the greatest number of Services"
 	if p.Everywhere {
 		ends = "at every number of Services"
 	}

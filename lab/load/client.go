@@ -52,7 +52,7 @@ func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err 
 	if c.Timeout == 0 {
 		c.Timeout = 5 * time.Second
 	}
-	err = c.Place.run(func() error {
+	err = c.Place.Do(func() error {
 		l, err := c.loop(op, d)
 		if err != nil {
 			return err

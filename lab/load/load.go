@@ -37,8 +37,8 @@ type Place struct {
 	Realtime bool
 }
 
-// run calls f on a thread of its own, which ends with it, so that neither affinity nor namespace can leak.
-func (p Place) run(f func() error) error {
+// Do calls f on a thread of its own, which ends with it, so that neither affinity nor namespace can leak.
+func (p Place) Do(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
@@ -69,7 +69,7 @@ func (p Place) here(f func() error) error {
 }
 
 // MayRealtime says whether this process may run Realtime threads.
-func MayRealtime() bool { return Place{Realtime: true}.run(func() error { return nil }) == nil }
+func MayRealtime() bool { return Place{Realtime: true}.Do(func() error { return nil }) == nil }
 
 // Close says how connections end. Neither way leaves a TIME_WAIT at the client, so no local port is ever used up.
 type Close uint8

@@ -20,7 +20,7 @@ import (
 func namespace(t testing.TB) func(func() error) error {
 	t.Helper()
 	fd := -1
-	err := Place{}.run(func() error {
+	err := Place{}.Do(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("make a network namespace (this test needs root): %w", err)
 		}
@@ -94,7 +94,7 @@ func serve(t testing.TB, p Place, sizes Sizes, id byte, addrs ...string) *Server
 func counter(t testing.TB, p Place, file, name string) float64 {
 	t.Helper()
 	v := math.NaN()
-	err := p.run(func() error {
+	err := p.Do(func() error {
 		b, err := os.ReadFile("/proc/thread-self/net/" + file)
 		v = parseSNMP(b)[name]
 		return err
@@ -108,7 +108,7 @@ func counter(t testing.TB, p Place, file, name string) float64 {
 // fewPorts leaves the namespace ten local ports, so that an engine that uses them up can't hide it.
 func fewPorts(t testing.TB, p Place) {
 	t.Helper()
-	err := p.run(func() error {
+	err := p.Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40009"), 0o644)
 	})
 	if err != nil {
@@ -233,7 +233,7 @@ func deafListener(t *testing.T, p Place) string {
 	t.Helper()
 	var fds []int
 	var port int
-	err := p.run(func() error {
+	err := p.Do(func() error {
 		l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -346,7 +346,7 @@ func TestOpenLoopCountsFromTheIntendedStart(t *testing.T) {
 	p := Place{Enter: namespace(t)}
 	const n, rate = 50, 1000
 	var l net.Listener
-	if err := p.run(func() (err error) { l, err = net.Listen("tcp4", "127.0.0.1:0"); return err }); err != nil {
+	if err := p.Do(func() (err error) { l, err = net.Listen("tcp4", "127.0.0.1:0"); return err }); err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
@@ -435,7 +435,7 @@ func TestServerOutlivesRudeClients(t *testing.T) {
 	sizes := Sizes{8, 1 << 20} // does not fit into the socket's buffer at once
 	srv := serve(t, p, sizes, 9, "127.0.0.1:0")
 	rude := func(say string) error {
-		return p.run(func() error {
+		return p.Do(func() error {
 			c, err := net.Dial("tcp", srv.Addrs[0].String())
 			if err != nil {
 				return err
@@ -467,7 +467,7 @@ func TestPlacePinsAndForgets(t *testing.T) {
 	get := func(s *unix.CPUSet) func() error { return func() error { return unix.SchedGetaffinity(0, s) } }
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err := errors.Join(get(&before)(), Place{CPUs: []int{want}, Enter: namespace(t)}.run(get(&in)), get(&after)())
+	err := errors.Join(get(&before)(), Place{CPUs: []int{want}, Enter: namespace(t)}.Do(get(&in)), get(&after)())
 	if err != nil {
 		t.Fatal(err)
 	}

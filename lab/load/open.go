@@ -67,7 +67,7 @@ func (o Open) Run(ctx context.Context, d time.Duration) (s Sample, t Trace, err 
 		return s, t, err
 	}
 	o.Words, o.Each = o.Sizes.words(o.Words), max(o.Each, 1)
-	err = o.Place.run(func() error {
+	err = o.Place.Do(func() error {
 		l, err := o.loop(d)
 		if err != nil {
 			return err

@@ -50,7 +50,7 @@ func Serve(c ServerConfig) (*Server, error) {
 	s := &Server{conf: c, listen: map[int32]bool{}, done: make(chan error, 1), epoll: -1, wake: -1}
 	ready := make(chan error, 1)
 	go func() {
-		s.done <- c.Place.run(func() error {
+		s.done <- c.Place.Do(func() error {
 			s.tid.Store(int64(unix.Gettid()))
 			err := s.open()
 			ready <- err
