@@ -86,36 +86,46 @@ func (m *Maps) LoadForDevices() (*DevicePrograms, error) {
 		return nil, err
 	}
 	p := &DevicePrograms{digest: digest, by: map[string]*ebpf.Program{}}
-	for _, header := range headers {
-		if err := p.load(m, header); err != nil {
-			p.Close()
-			return nil, fmt.Errorf("bpf: load the programs for packets: %w", explain(err))
-		}
+	var (
+		loading sync.WaitGroup
+		mu      sync.Mutex // for by and errs
+		errs    []error
+	)
+	for _, header := range headers { // at once: most of the time is the verifier's, which runs on as many processors as there are
+		loading.Go(func() {
+			c, err := p.load(m, header)
+			mu.Lock()
+			defer mu.Unlock()
+			if errs = append(errs, err); err != nil {
+				return
+			}
+			for _, w := range directions {
+				p.by[w.program(header)] = c.DetachProgram(w.name)
+			}
+			c.Close()
+		})
+	}
+	loading.Wait()
+	if err := errors.Join(errs...); err != nil {
+		p.Close()
+		return nil, fmt.Errorf("bpf: load the programs for packets: %w", explain(err))
 	}
 	return p, nil
 }
 
 // load loads the programs for one length of header.
-func (p *DevicePrograms) load(m *Maps, header uint32) error {
-	c, err := spec(loadPackets, m.sizes)
+func (p *DevicePrograms) load(m *Maps, header uint32) (*ebpf.Collection, error) {
+	c, err := spec(forPackets, m.sizes)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := c.Variables["head"].Set(header); err != nil {
-		return err
+		return nil, err
 	}
 	for _, w := range directions {
 		c.Programs[w.name].Name = w.programName(header, p.digest)
 	}
-	all, err := m.load(c)
-	if err != nil {
-		return err
-	}
-	defer all.Close()
-	for _, w := range directions {
-		p.by[w.program(header)] = all.DetachProgram(w.name)
-	}
-	return nil
+	return m.load(c)
 }
 
 // Pin keeps the programs in a folder, in place of those there, for devices that are to come.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -21,12 +22,19 @@ import (
 // Sizes is how much there is room for.
 type Sizes struct{ Frontends, Pools, Slots uint32 }
 
+// The objects, each read once: that takes milliseconds.
+var (
+	forSockets = sync.OnceValues(loadService)
+	forPackets = sync.OnceValues(loadPackets)
+)
+
 // spec gives an object's maps and programs, with maps of those sizes.
-func spec(load func() (*ebpf.CollectionSpec, error), s Sizes) (*ebpf.CollectionSpec, error) {
-	c, err := load()
+func spec(object func() (*ebpf.CollectionSpec, error), s Sizes) (*ebpf.CollectionSpec, error) {
+	c, err := object()
 	if err != nil {
 		return nil, fmt.Errorf("bpf: read the programs' object: %w", err)
 	}
+	c = c.Copy()
 	c.Maps[serviceMapFrontends].MaxEntries = s.Frontends
 	if m := c.Maps[packetsMapPermitted]; m != nil {
 		m.MaxEntries = s.Frontends
@@ -39,11 +47,11 @@ func spec(load func() (*ebpf.CollectionSpec, error), s Sizes) (*ebpf.CollectionS
 
 // mapSpecs gives the maps of all objects, which share those of one name.
 func mapSpecs(s Sizes) (map[string]*ebpf.MapSpec, error) {
-	sockets, err := spec(loadService, s)
+	sockets, err := spec(forSockets, s)
 	if err != nil {
 		return nil, err
 	}
-	packets, err := spec(loadPackets, s)
+	packets, err := spec(forPackets, s)
 	if err != nil {
 		return nil, err
 	}

@@ -77,7 +77,7 @@ func (m *Maps) Load(o Options) (*Programs, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := spec(loadService, m.sizes)
+	c, err := spec(forSockets, m.sizes)
 	if err != nil {
 		return nil, err
 	}
