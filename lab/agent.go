@@ -124,7 +124,7 @@ func client(p *pair) *http.Client {
 		})
 		return c, err
 	}
-	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: dial}}
+	return &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: dial}}
 }
 
 // get asks the agent's status page.
