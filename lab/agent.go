@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 
 	"fairlead.dev/fairlead/agent"
 	nft "fairlead.dev/fairlead/kernel/nftables"
+	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/reconcile"
 )
 
@@ -29,6 +31,17 @@ const statusAddress = "127.0.0.1:10249"
 
 // patience is how long anything may take that takes seconds at most.
 const patience = 2 * time.Minute
+
+// emulated says that the processor is.
+var emulated = sync.OnceValue(func() bool { return result.ReadMachine().Emulated() })
+
+// within gives how long what takes d at most may take here: on an emulated processor, ten times as long.
+func within(d time.Duration) time.Duration {
+	if emulated() {
+		return 10 * d
+	}
+	return d
+}
 
 // node is a pair whose node has an agent: the same program as users run, from a folder of manifests.
 type node struct {
@@ -124,7 +137,7 @@ func client(p *pair) *http.Client {
 		})
 		return c, err
 	}
-	return &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: dial}}
+	return &http.Client{Timeout: within(30 * time.Second), Transport: &http.Transport{DialContext: dial}}
 }
 
 // get asks the agent's status page.
@@ -140,7 +153,7 @@ func (a *process) get(path string) ([]byte, int, error) {
 
 // wait waits until the agent says that all is in the kernel, and gives how long after its start that was.
 func (a *process) wait(ctx context.Context) (time.Duration, error) {
-	give := time.After(patience)
+	give := time.After(within(patience))
 	for {
 		if _, code, err := a.get("/readyz"); err == nil && code == http.StatusOK {
 			return time.Since(a.begun), nil
@@ -150,7 +163,7 @@ func (a *process) wait(ctx context.Context) (time.Duration, error) {
 		case <-a.ended:
 			return 0, fmt.Errorf("the agent of %s ended by itself: %v: %s", a.name, a.err, a.last())
 		case <-give:
-			return 0, fmt.Errorf("the agent of %s is not ready after %v: %s", a.name, patience, a.last())
+			return 0, fmt.Errorf("the agent of %s is not ready after %v: %s", a.name, within(patience), a.last())
 		case <-ctx.Done():
 			return 0, ctx.Err()
 		}

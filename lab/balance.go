@@ -235,7 +235,7 @@ func (n *node) change(ctx context.Context, save func() error) error {
 	if err := save(); err != nil {
 		return err
 	}
-	for end := time.Now().Add(late); time.Now().Before(end); {
+	for end := time.Now().Add(within(late)); time.Now().Before(end); {
 		s, err := n.loop()
 		if err != nil {
 			return err
@@ -247,7 +247,7 @@ func (n *node) change(ctx context.Context, save func() error) error {
 			return err
 		}
 	}
-	return fmt.Errorf("the agent of %s wrote nothing in %v", n.name, late)
+	return fmt.Errorf("the agent of %s wrote nothing in %v", n.name, within(late))
 }
 
 // table computes what the table itself promises, without a packet: how far its fullest backend is above the mean, and how

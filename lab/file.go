@@ -74,7 +74,7 @@ func (r *services) save(ctx context.Context, round int, n *node) error {
 		switch {
 		case err != nil:
 			return err
-		case took > late:
+		case took > within(late):
 			missed++
 		default:
 			ns = append(ns, int64(took))
@@ -127,7 +127,7 @@ func (r *services) saveOne(ctx context.Context, n *node) (time.Duration, error) 
 	case <-n.signals:
 		return time.Since(begin), nil
 	case <-time.After(late):
-		return late + 1, nil
+		return within(late) + 1, nil
 	case <-n.ended:
 		return 0, fmt.Errorf("the agent ended by itself: %v: %s", n.err, n.last())
 	case <-ctx.Done():

@@ -73,7 +73,7 @@ func (r *run) try(ctx context.Context, mode string) (why string, err error) {
 		return "", err
 	}
 	defer n.end()
-	limited, stop := context.WithTimeout(ctx, 30*time.Second)
+	limited, stop := context.WithTimeout(ctx, within(30*time.Second))
 	defer stop()
 	if _, err := n.wait(limited); err != nil {
 		return brief(err.Error()), ctx.Err()
@@ -83,7 +83,7 @@ func (r *run) try(ctx context.Context, mode string) (why string, err error) {
 	}
 	c := r.client(p, []netip.AddrPort{entry(0)}, 0)
 	c.Place, c.Most = load.Place{Enter: p.enter}, 3 // on any processor: whether it works is asked, not how fast
-	s, err := c.Run(limited, load.CRR, 10*time.Second)
+	s, err := c.Run(limited, load.CRR, within(10*time.Second))
 	if err != nil || s.Ops > 0 {
 		return "", err
 	}

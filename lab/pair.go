@@ -66,6 +66,7 @@ var settings = []link.Setting{
 	{Name: "ipv4/conf/default/rp_filter", Value: "0"},
 	{Name: "-ipv6/conf/all/disable_ipv6", Value: "1"},
 	{Name: "-ipv6/conf/default/disable_ipv6", Value: "1"},
+	{Name: "-ipv6/conf/lo/disable_ipv6", Value: "0"}, // IPVS's local route wants it
 	{Name: "ipv4/ip_local_port_range", Value: "1024 65535"},
 	{Name: "core/somaxconn", Value: "65535"},
 }

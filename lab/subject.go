@@ -133,7 +133,7 @@ func (r *run) proxy(ctx context.Context, binary string, a proxyArm, p *pair, obj
 
 // slowly bounds a cold sync of kube-proxy, which may take minutes beside others.
 func slowly(ctx context.Context, services int) (context.Context, func()) {
-	return context.WithTimeout(ctx, patience+time.Duration(services)*30*time.Millisecond)
+	return context.WithTimeout(ctx, within(patience)+time.Duration(services)*30*time.Millisecond)
 }
 
 // Where a probe's endpoint moves, and the Service that leads there: no other has that address.
@@ -225,7 +225,7 @@ func (r *services) moveOne(ctx context.Context, n *node) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, probe.Close()) }()
-	limited, stop := context.WithTimeout(ctx, patience)
+	limited, stop := context.WithTimeout(ctx, within(patience))
 	defer stop()
 	var saved []string
 	tell := func(o source.Object) error {

@@ -38,6 +38,9 @@ makes two more arms, iptables and nftables, as the real program writes them.`,
 			p.Services = r.Services
 		}
 		p.Rounds = r.rounds(p.Rounds)
+		if emulated() {
+			p = p.emulated()
+		}
 		return newTigera(ctx, r, p)
 	},
 }
@@ -55,6 +58,17 @@ type tigeraProfile struct {
 	Work       time.Duration // that the client computes for each request, where it does
 	Everywhere bool          // first and last Services, kept connections, and traces of all ways, at every number of Services, not only the greatest
 	Resyncs    int           // full writes of kube-proxy's rules
+	Emulated   bool          // the processor is a program: what takes a share of it says nothing
+}
+
+// emulated gives the profile for a processor that is some thirty times slower than a real one: so many fewer requests a second, in
+// longer blocks and fewer rounds.
+func (p tigeraProfile) emulated() tigeraProfile {
+	const slower = 30
+	p.Name += ", emulated"
+	p.Rate, p.Open, p.Closed, p.Warm = p.Rate/slower, p.Open*slower, p.Closed*slower, p.Warm*slower
+	p.Rounds, p.Resyncs, p.Emulated = min(p.Rounds, 9), 1, true
+	return p
 }
 
 var (

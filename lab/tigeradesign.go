@@ -132,6 +132,9 @@ func (r *tigera) aims() (l []result.Aim) {
 		if a.Params == nil {
 			a.Params = at
 		}
+		if p.Emulated && strings.HasPrefix(a.Measure, "cpu") {
+			a.Cannot = "the processor is emulated: shares of it say nothing about a real one"
+		}
 		l = append(l, a)
 	}
 	n, few := thousands(most), thousands(p.Services[0])

@@ -117,7 +117,7 @@ func (w *web) Close() error {
 func (w *web) learn(ctx context.Context, p *pair) error {
 	const ask = "GET / HTTP/1.1\r\nHost: service\r\n"
 	w.words = &load.Words{Keep: []byte(ask + "\r\n"), Bye: []byte(ask + "Connection: close\r\n\r\n")}
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(within(patience)); ; {
 		kept, err := answerLength(p, w.words.Keep)
 		if err == nil {
 			byed, err := answerLength(p, w.words.Bye)

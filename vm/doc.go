@@ -7,10 +7,9 @@
 //	  │      ├────── virtiofsd of each Options.Shared the same path, writable for both
 //	Run ─────┴────── virtio serial port ───────────── one command at a time: its output, as it comes, and its exit code
 //
-// A guest has the host's files as they were when it first looked (and copies those that it opens into its memory, see keep.go), its
-// own everything else, no network but its loopback, and
-// nothing that it does reaches the host except below Options.Shared. Nothing is left behind when it ends, also when it ends
-// because its host process was killed.
+// A guest has the host's files as they were when it first looked (it copies those that it opens into its memory, see keep.go), its
+// own everything else, no network but its loopback, and nothing that it does reaches the host except below Options.Shared. Nothing
+// is left behind when it ends, also when it ends because its host process was killed.
 //
 // Any binary that imports this package can be the guest's first process: vm's init function takes over when it finds itself
 // process 1 with the argument that Open gives. So there's nothing to build or install for the guest.

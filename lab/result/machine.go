@@ -45,6 +45,9 @@ type Machine struct {
 	Sysctls     map[string]string `json:"sysctls"` // likewise
 }
 
+// Emulated says that its processor is a program: QEMU's, as `--kernel vm` has it.
+func (m Machine) Emulated() bool { return strings.Contains(m.CPU, "TCG") }
+
 // Load is what else the machine did, read before and after: differences count.
 type Load struct {
 	Average string        `json:"average"` // /proc/loadavg

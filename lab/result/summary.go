@@ -474,8 +474,8 @@ func noise(m Manifest, s Summary, groups []*cellBlocks) Noise {
 		n.Others = max(0, float64(m.After.Busy-m.Before.Busy-(m.After.Own-m.Before.Own))/span)
 	}
 	say := func(format string, a ...any) { n.Why = append(n.Why, fmt.Sprintf(format, a...)) }
-	if strings.Contains(m.Machine.CPU, "TCG") {
-		say("the processor is emulated: times, and ratios of times, say nothing about a real one; exact counts do")
+	if m.Machine.Emulated() {
+		say("the processor is emulated: times and shares of it say nothing about a real one; ratios between arms of this run say a little, exact counts all")
 	}
 	if n.Steal > mostSteal {
 		say("the hypervisor took more than %g %% of the processors' time", 100*mostSteal)
