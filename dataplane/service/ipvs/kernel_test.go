@@ -31,7 +31,32 @@ func TestInSecondKernel(t *testing.T) {
 	}
 	t.Run("kernel holds what is written", kernelHoldsWhatIsWritten)
 	t.Run("thousands", thousands)
+	t.Run("IPv6 is off", withoutIPv6)
 	t.Run("cases", cases)
+}
+
+// withoutIPv6 has a node whose loopback device has no IPv6, as many have it: all else is written and read as it is.
+func withoutIPv6(t *testing.T) {
+	inNamespace(t, func() {
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/lo/disable_ipv6", []byte("1"), 0); err != nil {
+			t.Error(err)
+			return
+		}
+		p, err := New()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer p.Close()
+		facts, err := rendered(p, services(3, 0))
+		if err == nil {
+			err = p.Write(t.Context(), facts, nil)
+		}
+		held, err2 := p.Read(t.Context())
+		if missing, extra := servicetest.Difference(facts, held), servicetest.Difference(held, facts); err != nil || err2 != nil || len(missing)+len(extra) > 0 {
+			t.Errorf("%v, %v; %v missing, %v extra", err, err2, missing, extra)
+		}
+	})
 }
 
 // thousands of Services of ten endpoints are written in several batches, read as they are, changed and left. The times are an

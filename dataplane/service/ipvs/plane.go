@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -30,6 +31,7 @@ var Abilities = service.Abilities{
 		"IPVS knows no drawing at random: weighted round-robin stands in for it. Its destination hash has no way past a backend that is " +
 			"leaving, so it isn't offered.",
 		"Packets to Services are delivered to this host, so a firewall of yours sees them in its input chains: these must let them in.",
+		"Where IPv6 is off at the loopback device (net.ipv6.conf.lo.disable_ipv6) when the agent starts, IPv6 Services are not reached.",
 		"Packets to Services carry a mark of ours (0x5e in the low 12 bits) from prerouting until IPVS has sent them on (0x5f until they leave), " +
 			"instead of whatever mark they came with.",
 		"Clients that affinity remembers are sent to their backend by connection tracking, so that least-connections schedulers don't count them.",
@@ -56,6 +58,7 @@ type Plane struct {
 	ipvs    *ipvs.Conn
 	links   *link.Conn
 	sysctls map[string]*sysctl.Setting // nil: this kernel has it not
+	four    bool                       // IPv6 was off at the loopback device when the plane was opened: the kernel takes no route of it there
 	bodies  sync.Map                   // a chain's Fact → [][]nft.Expr: what it stands for
 	numbers *numbering                 // nil: not read yet
 	present map[ipvs.ServiceID]bool    // services that are there, also those that are leaving
@@ -127,6 +130,8 @@ func Open(o Options) (_ *Plane, err error) {
 	if p.links, err = link.Dial(here); err != nil {
 		return nil, err
 	}
+	off, err := os.ReadFile("/proc/sys/net/ipv6/conf/lo/disable_ipv6")
+	p.four = err != nil || strings.TrimSpace(string(off)) != "0"
 	for name, s := range sysctls {
 		open, err := sysctl.Open("net/ipv4/vs/" + name)
 		if err != nil && !(s.optional && errors.Is(err, fs.ErrNotExist)) {

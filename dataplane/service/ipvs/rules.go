@@ -83,7 +83,9 @@ func (p *Plane) node(v *model.Node) []Fact {
 	facts = append(facts, p.chain("refuse", refuse()), p.chain("pass", [][]nft.Expr{nft.Exprs(end())}))
 	for _, f := range protos {
 		facts = append(facts, p.family(f, v)...)
-		facts = append(facts, fact(Key{Kind: KindDelivery, Name: f.name}, delivery(f).String()))
+		if d := delivery(f); !d.Six || !p.four {
+			facts = append(facts, fact(Key{Kind: KindDelivery, Name: f.name}, d.String()))
+		}
 	}
 	if i := slices.IndexFunc(v.Addresses, netip.Addr.Is4); v.Localhost && i >= 0 {
 		out, in := loopback(v, v.Addresses[i])
