@@ -317,17 +317,22 @@ static __always_inline int return_in(struct __sk_buff *skb)
  * Drops a packet in silence. Were one that a socket sends dropped where it leaves, the socket would hear of it: so it goes to
  * the loopback device as if it were for another host, and ends there.
  */
-static __always_inline int silence(struct __sk_buff *skb, bool own)
+static __always_inline int vanish(struct __sk_buff *skb, bool own)
 {
 	const __u8 elsewhere = 2; /* the first byte of such a host's address, locally administered */
 	int result;
 
-	count(SILENCED);
 	if (!own)
 		return TC_ACT_SHOT;
 	result = return_in(skb);
 	bpf_skb_store_bytes(skb, 0, &elsewhere, 1, 0);
 	return result;
+}
+
+static __always_inline int silence(struct __sk_buff *skb, bool own)
+{
+	count(SILENCED);
+	return vanish(skb, own);
 }
 
 /* Takes a packet on its way. */
@@ -362,9 +367,11 @@ static __always_inline int go(struct __sk_buff *skb, struct packet *p, struct wa
 
 static __always_inline int refuse(struct __sk_buff *skb, const struct packet *p, bool own)
 {
+	if (!p->transport) /* a fragment behind the first, which is answered */
+		return vanish(skb, own);
 	count(REJECTED);
 	if (!(p->tuple.protocol == IPPROTO_TCP ? reset(skb, p) : unreachable(skb, p)))
-		return TC_ACT_SHOT;
+		return vanish(skb, own);
 	return own ? return_in(skb) : bpf_redirect(skb->ifindex, 0);
 }
 
@@ -585,7 +592,7 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	if (!h.count) {
 		if (f->drop & q->origin)
 			return silence(skb, own);
-		if (c)
+		if (c && p->transport)
 			__sync_fetch_and_add(&c->refused, 1);
 		return refuse(skb, p, own);
 	}

@@ -42,14 +42,15 @@ type Disturber interface {
 // node's network namespace.
 type Dumper interface{ Dump() string }
 
-// cannot says why the subject doesn't serve f, or not in questions and answers of that many bytes, or "".
+// cannot says why the subject doesn't serve f, or does not leave alone what no frontend takes (f is nil), in questions and
+// answers of that many bytes, or "".
 func (s Subject) cannot(f *model.Frontend, size int) string {
-	switch {
-	case f == nil:
-		return ""
-	case s.Cannot != nil && s.Cannot(f) != "":
-		return s.Cannot(f)
-	case s.Long != nil && size > shortest:
+	if f != nil && s.Cannot != nil {
+		if why := s.Cannot(f); why != "" {
+			return why
+		}
+	}
+	if s.Long != nil && size > shortest {
 		return s.Long(f)
 	}
 	return ""

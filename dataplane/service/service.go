@@ -11,7 +11,7 @@ type Abilities struct {
 	Schedulers model.Schedulers             // Random is always among them
 	Behind     model.Schedulers             // those of a second plane, for clients that this one can't serve; 0: there is none
 	Cannot     func(*model.Frontend) string // why a frontend can't be served, or ""; nil serves all
-	Long       func(*model.Frontend) string // why questions or answers that are longer than a packet of their path may be late or lost, or ""; nil: they are not
+	Long       func(*model.Frontend) string // why questions or answers that are longer than a packet of their path may be late or lost, or ""; of a nil Frontend, those that none takes; nil: they are not
 	HidesAll   bool                         // backends never see the client's address, whatever Frontend.Hide says
 	Ends       bool                         // its connections end with the agent, since they run through it
 	Batch      int                          // facts in one Write at most; 0 leaves it to the loop

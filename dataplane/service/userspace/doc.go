@@ -87,6 +87,9 @@ func cannot(f *model.Frontend) string {
 
 // long says why packets that are too long for their path may be late or lost.
 func long(f *model.Frontend) string {
+	if f == nil {
+		return "fragments of datagrams to a frontend's address are led to the plane by that alone, whatever their port"
+	}
 	if f.Entry.Protocol == model.UDP {
 		return "fragments show no port by which they could be led to its socket, and it keeps no datagram to send again in shorter ones"
 	}
