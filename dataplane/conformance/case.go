@@ -30,6 +30,7 @@ type Step struct {
 	Restart  []string    // nodes whose agent is stopped and started anew
 	Disturb  []string    // nodes where a stranger damages what the data plane wrote
 	MTU      []mtuLine   // how long the packets are that reach hosts
+	Unless   []unlessLine
 	Packets  []packetLine
 	Health   []healthLine
 	Problems []problemLine
@@ -52,6 +53,9 @@ type manifest struct {
 	Text string
 	Line int // of its first line in the case's file
 }
+
+// unlessLine names a mode of which the case is not asked from its step on, and why: the mode says so itself in its notes.
+type unlessLine struct{ Mode, Why string }
 
 // mtuLine is how long the packets are that get through to a host on their last hop.
 type mtuLine struct {
@@ -215,6 +219,14 @@ var sections = map[string]struct {
 		s.MTU = append(s.MTU, l)
 		return err
 	}},
+	"unless": {line: func(s *Step, _ int, text string) error {
+		mode, why, found := strings.Cut(text, " ")
+		if !found {
+			return fmt.Errorf("%q is not of the form: MODE REASON", text)
+		}
+		s.Unless = append(s.Unless, unlessLine{mode, why})
+		return nil
+	}},
 	"packets": {expectation: true, line: func(s *Step, line int, text string) error {
 		l, err := parsePacket(text)
 		l.Line = line
@@ -237,7 +249,7 @@ var sections = map[string]struct {
 	}},
 }
 
-const sectionNames = "config, slices, remove, restart, disturb, mtu, packets, health, problems"
+const sectionNames = "config, slices, remove, restart, disturb, mtu, unless, packets, health, problems"
 
 // parseKey reads "KIND NAMESPACE/NAME"; the namespace may be left out where it is default. "slice NAME" names what a
 // line of a slices section made.

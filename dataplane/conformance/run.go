@@ -66,6 +66,10 @@ func tryCase(ctx context.Context, s Subject, c *Case, limit int) (wrong, refused
 	given := false
 	for i := range c.Steps {
 		step := &c.Steps[i]
+		if i := slices.IndexFunc(step.Unless, func(l unlessLine) bool { return l.Mode == s.Name }); i >= 0 {
+			w.refused = append(w.refused, " not asked of "+s.Name+" from here on: "+step.Unless[i].Why)
+			return wrong, nil
+		}
 		if err := w.take(ctx, step); err != nil {
 			return append(wrong, fmt.Sprintf(" step %d: %v", i+1, err)), nil
 		}

@@ -26,11 +26,16 @@ var Abilities = service.Abilities{
 	Name:       "ipvs",
 	Schedulers: model.AllSchedulers &^ model.SchedulersOf(model.Random, model.DestinationHash),
 	Tracked:    true,
+	Long: func(*model.Frontend) string {
+		return "IPVS hands on no ICMP error about a packet that is too long for its path, and a node's own IPv6 fragments don't get through it"
+	},
 	Notes: []string{
 		"The kernel needs IPVS (module ip_vs and one for each scheduler, loaded by themselves) and nf_tables.",
 		"IPVS knows no drawing at random: weighted round-robin stands in for it. Its destination hash has no way past a backend that is " +
 			"leaving, so it isn't offered.",
 		"Packets to Services are delivered to this host, so a firewall of yours sees them in its input chains: these must let them in.",
+		"Packets that are too long for their path are lost: IPVS hands no ICMP error about them on, and a node's own IPv6 fragments don't get through it.",
+		"A client's port is one connection to an endpoint: the same port at another entry of the Service, whose clients are hidden, cuts the first.",
 		"Where IPv6 is off at the loopback device (net.ipv6.conf.lo.disable_ipv6) when the agent starts, IPv6 Services are not reached.",
 		"Packets to Services carry a mark of ours (0x5e in the low 12 bits) from prerouting until IPVS has sent them on (0x5f until they leave), " +
 			"instead of whatever mark they came with.",
