@@ -91,7 +91,7 @@ func TestNodeAddresses(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			h, err := box.Node("a")
 			check(t, err)
-			a := startAgent(t, "fairlead", mode, "--nodeport-addresses", "192.0.2.0/24,primary")
+			a := startAgent(t, "fairlead", mode, "--nodeport-addresses", "198.18.0.0/24,primary")
 			s := service(t, "web", web1)
 			var made corev1.Service
 			plane.must(t, "PATCH", "/api/v1/namespaces/default/services/web", map[string]any{"spec": map[string]any{"type": "NodePort",
@@ -100,13 +100,13 @@ func TestNodeAddresses(t *testing.T) {
 			at := func(ip string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(ip), port) }
 			a.serving(t)
 			reaches(t, at("172.18.0.11"), "web-1")
-			for _, ip := range []string{"192.0.2.1", "203.0.113.1"} {
+			for _, ip := range []string{"198.18.0.1", "203.0.113.1"} {
 				if pod, err := ask(at(ip)); err == nil {
 					t.Errorf("%s leads to %s before the node has that address", at(ip), pod)
 				}
 			}
-			interfaceHas(t, h.Namespace, "192.0.2.1/32", "203.0.113.1/32")
-			reaches(t, at("192.0.2.1"), "web-1")
+			interfaceHas(t, h.Namespace, "198.18.0.1/32", "203.0.113.1/32")
+			reaches(t, at("198.18.0.1"), "web-1")
 			if pod, err := ask(at("203.0.113.1")); err == nil {
 				t.Errorf("%s leads to %s, which is not asked for", at("203.0.113.1"), pod)
 			}
