@@ -59,16 +59,16 @@ type Timeouts = ipvs.Timeouts
 // dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	Options
-	nft     *nft.Conn
-	ipvs    *ipvs.Conn
-	links   *link.Conn
-	sysctls map[string]*sysctl.Setting // nil: this kernel has it not
-	four    bool                       // IPv6 was off at the loopback device when the plane was opened: the kernel takes no route of it there
-	bodies  sync.Map                   // a chain's Fact → [][]nft.Expr: what it stands for
-	numbers *numbering                 // nil: not read yet
-	present map[ipvs.ServiceID]bool    // services that are there, also those that are leaving
-	leaving map[ipvs.ServiceID]*leaving
-	lingers map[Key]lingering // by elements of frontends that are no more
+	nft         *nft.Conn
+	ipvs        *ipvs.Conn
+	links       *link.Conn
+	sysctls     map[string]*sysctl.Setting // nil: this kernel has it not
+	withoutIPv6 bool                       // at the loopback device, when the plane was opened: the kernel takes no route there
+	bodies      sync.Map                   // a chain's Fact → [][]nft.Expr: what it stands for
+	numbers     *numbering                 // nil: not read yet
+	present     map[ipvs.ServiceID]bool    // services that are there, also those that are leaving
+	leaving     map[ipvs.ServiceID]*leaving
+	lingers     map[Key]lingering // by elements of frontends that are no more
 }
 
 var (
@@ -136,7 +136,7 @@ func Open(o Options) (_ *Plane, err error) {
 		return nil, err
 	}
 	off, err := os.ReadFile("/proc/sys/net/ipv6/conf/lo/disable_ipv6")
-	p.four = err != nil || strings.TrimSpace(string(off)) != "0"
+	p.withoutIPv6 = err != nil || strings.TrimSpace(string(off)) != "0"
 	for name, s := range sysctls {
 		open, err := sysctl.Open("net/ipv4/vs/" + name)
 		if err != nil && !(s.optional && errors.Is(err, fs.ErrNotExist)) {

@@ -83,7 +83,7 @@ func (p *Plane) node(v *model.Node) []Fact {
 	facts = append(facts, p.chain("refuse", refuse()), p.chain("pass", [][]nft.Expr{nft.Exprs(end())}))
 	for _, f := range protos {
 		facts = append(facts, p.family(f, v)...)
-		if d := delivery(f); !d.Six || !p.four {
+		if d := delivery(f); !d.Six || !p.withoutIPv6 {
 			facts = append(facts, fact(Key{Kind: KindDelivery, Name: f.name}, d.String()))
 		}
 	}
