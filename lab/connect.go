@@ -156,7 +156,7 @@ func (r *connect) design() result.Design {
 		},
 		Missing: append(unableWords(r.cannot),
 			"kube-proxy's nftables rules, other numbers of Services, HTTP, processor time: the experiment tigera has them.",
-			"The run time of sendmsg6, which Linux calls for IPv6 addresses alone, and of packets' programs for devices without link-layer header: there are none here. Their instructions are counted.",
+			"The run time of sendmsg6, which Linux calls for IPv6 addresses alone: there are none here. Its instructions are counted.",
 			"A client in a pod: the client is on the node itself."),
 	}
 	return d

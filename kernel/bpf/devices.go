@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,8 +28,18 @@ type Device struct {
 	Own    bool   // the loopback device: only what leaves is looked at, since what comes in there left there
 }
 
-// headers are the lengths of link-layer headers that there are programs for.
+// headers are the lengths of link-layer headers that there can be programs for.
 var headers = []uint32{14, 0}
+
+// Headers gives the lengths of the devices' link-layer headers, each once.
+func Headers(devices []Device) (l []uint32) {
+	for _, d := range devices {
+		if !slices.Contains(l, d.Header) {
+			l = append(l, d.Header)
+		}
+	}
+	return l
+}
 
 // direction is a place at a device where one of our programs is called.
 type direction struct {
@@ -79,8 +91,8 @@ func (w direction) programName(header uint32, digest string) string {
 	return fmt.Sprintf("fl_%s%x_%s", w.short, header, digest)
 }
 
-// LoadForDevices loads the programs for packets to work on maps.
-func (m *Maps) LoadForDevices() (*DevicePrograms, error) {
+// LoadForDevices loads the programs for packets to work on maps, for link-layer headers of these lengths.
+func (m *Maps) LoadForDevices(headers ...uint32) (*DevicePrograms, error) {
 	digest, err := DeviceDigest(m.sizes)
 	if err != nil {
 		return nil, err
@@ -128,14 +140,17 @@ func (p *DevicePrograms) load(m *Maps, header uint32) (*ebpf.Collection, error) 
 	return m.load(c)
 }
 
-// Pin keeps the programs in a folder, in place of those there, for devices that are to come.
+// Pin keeps the programs in a folder, in place of those there for the same devices, for devices that are to come.
 func (p *DevicePrograms) Pin(folder string) error {
 	if err := MakeFolder(folder); err != nil {
 		return err
 	}
 	for name, program := range p.by {
 		path := filepath.Join(folder, programPrefix+name)
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if program.IsPinned() {
+			continue
+		}
+		if err := drop(path); err != nil {
 			return fmt.Errorf("bpf: pin program %s: %w", name, err)
 		}
 		if err := program.Pin(path); err != nil {
@@ -145,21 +160,70 @@ func (p *DevicePrograms) Pin(folder string) error {
 	return nil
 }
 
-// OpenDevicePrograms opens what Pin has kept.
-func OpenDevicePrograms(folder string) (*DevicePrograms, error) {
-	p := &DevicePrograms{by: map[string]*ebpf.Program{}}
+// Unpin gives up the programs in the folder for devices that these are not for.
+func (p *DevicePrograms) Unpin(folder string) (err error) {
 	for _, w := range directions {
 		for _, header := range headers {
-			name := w.program(header)
-			program, err := ebpf.LoadPinnedProgram(filepath.Join(folder, programPrefix+name), nil)
-			if err != nil {
-				p.Close()
-				return nil, fmt.Errorf("bpf: open program %s: %w", name, err)
+			if name := w.program(header); p.by[name] == nil {
+				err = errors.Join(err, drop(filepath.Join(folder, programPrefix+name)))
 			}
-			p.by[name] = program
 		}
 	}
+	return err
+}
+
+// drop removes a file that may be gone.
+func drop(path string) error {
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// OpenDevicePrograms opens what Pin has kept. Where there is nothing, or half of a pair, the error is an fs.ErrNotExist.
+func OpenDevicePrograms(folder string) (*DevicePrograms, error) {
+	p := &DevicePrograms{by: map[string]*ebpf.Program{}}
+	err := fs.ErrNotExist
+	for _, header := range headers {
+		var errs [2]error
+		for i, w := range directions {
+			var program *ebpf.Program
+			if program, errs[i] = ebpf.LoadPinnedProgram(filepath.Join(folder, programPrefix+w.program(header)), nil); errs[i] == nil {
+				p.by[w.program(header)] = program
+			}
+		}
+		none := errors.Is(errs[0], fs.ErrNotExist) && errors.Is(errs[1], fs.ErrNotExist)
+		if wrong := errors.Join(errs[:]...); wrong != nil && !none {
+			p.Close()
+			return nil, fmt.Errorf("bpf: open the programs for packets: %w", wrong)
+		}
+		if !none {
+			err = nil
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bpf: open the programs for packets: %w", err)
+	}
 	return p, nil
+}
+
+// Add loads programs for those devices that there are none for yet, to work on the maps in the folder.
+func (p *DevicePrograms) Add(devices []Device, folder string, s Sizes) error {
+	missing := slices.DeleteFunc(Headers(devices), func(h uint32) bool { return p.by[directions[0].program(h)] != nil })
+	if len(missing) == 0 {
+		return nil
+	}
+	m, err := OpenMaps(folder, s)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	more, err := m.LoadForDevices(missing...)
+	if err != nil {
+		return err
+	}
+	maps.Copy(p.by, more.by)
+	return nil
 }
 
 // Close gives the programs back; pinned or attached, they stay.
@@ -187,6 +251,9 @@ func (p *DevicePrograms) Attach(folder string, d Device) error {
 
 func (p *DevicePrograms) attach(folder string, d Device, w direction) error {
 	pin, program := d.pin(folder, w), p.by[w.program(d.Header)]
+	if program == nil {
+		return fmt.Errorf("no program is loaded for a header of %d bytes", d.Header)
+	}
 	if l, err := link.LoadPinnedLink(pin, nil); err == nil {
 		defer l.Close()
 		if device(l) == d.Index {
@@ -287,7 +354,11 @@ func AtDevices(folder string, m *Maps) (digest string, err error) {
 	defer p.Close()
 	for _, w := range directions {
 		for _, header := range headers {
-			i, err := p.by[w.program(header)].Info()
+			program := p.by[w.program(header)]
+			if program == nil {
+				continue // no device had such a header
+			}
+			i, err := program.Info()
 			if err != nil {
 				return "", fmt.Errorf("bpf: read a program: %w", err)
 			}

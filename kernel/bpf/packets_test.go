@@ -65,7 +65,7 @@ func newWorld(t testing.TB) *world {
 	if err := m.PutFrontends(keys, values); err != nil {
 		t.Fatal(err)
 	}
-	p, err := m.LoadForDevices()
+	p, err := m.LoadForDevices(headers...)
 	if err != nil {
 		t.Fatal(err)
 	}

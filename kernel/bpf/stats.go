@@ -54,6 +54,9 @@ func Runs(links, devices string) (runs []Run, err error) {
 	for _, w := range directions {
 		for _, header := range headers {
 			name := w.program(header)
+			if d.by[name] == nil {
+				continue
+			}
 			if runs, err = appendRun(runs, name, d.by[name]); err != nil {
 				return nil, err
 			}

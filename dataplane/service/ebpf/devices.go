@@ -30,6 +30,8 @@ type devices struct {
 	ns     *netns.Namespace // the node's
 	conn   *link.Conn
 	folder string // of the plane
+	maps   string // the folder of those that the programs work on
+	sizes  bpf.Sizes
 	digest string // of the programs
 
 	mu       sync.Mutex
@@ -50,7 +52,7 @@ func openDevices(p *Plane) (*devices, error) {
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
-	return &devices{ns: ns, conn: conn, folder: p.folder, digest: digest}, nil
+	return &devices{ns: ns, conn: conn, folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digest: digest}, nil
 }
 
 func (d *devices) close() {
@@ -74,7 +76,11 @@ func (d *devices) list() (l []bpf.Device, err error) {
 func (d *devices) put(m *bpf.Maps) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	programs, err := m.LoadForDevices()
+	list, err := d.list()
+	if err != nil {
+		return err
+	}
+	programs, err := m.LoadForDevices(bpf.Headers(list)...) // the verifier takes its time: for no device that isn't there
 	if err != nil {
 		return err
 	}
@@ -82,11 +88,7 @@ func (d *devices) put(m *bpf.Maps) error {
 	if err := d.loopback(); err != nil { // first: with the programs' pins all of it counts as done
 		return err
 	}
-	if err := programs.Pin(d.links()); err != nil {
-		return err
-	}
-	list, err := d.list()
-	if err != nil {
+	if err := errors.Join(programs.Pin(d.links()), programs.Unpin(d.links())); err != nil {
 		return err
 	}
 	if err := d.attach(programs, list); err != nil {
@@ -136,6 +138,12 @@ func (d *devices) follow() error {
 			return err
 		}
 		defer programs.Close()
+		if err := programs.Add(lacking, d.maps, d.sizes); err != nil {
+			return err
+		}
+		if err := programs.Pin(d.links()); err != nil {
+			return err
+		}
 		if err := d.attach(programs, lacking); err != nil {
 			return err
 		}

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/link"
@@ -218,7 +220,43 @@ func TestDevicesAreFollowed(t *testing.T) {
 			t.Fatal(err)
 		}
 		await(t, "a device that went", func(l map[string]bool) bool { return len(l) == 1 })
+
+		programs := func() (l []string) {
+			l, _ = filepath.Glob(filepath.Join(folder, "devices", "program-*"))
+			return l
+		}
+		if l := programs(); len(l) != 2 {
+			t.Errorf("where no device lacks a link-layer header, there are %v", l)
+		}
+		tun := addTUN(t)
+		await(t, "a device without link-layer header", func(l map[string]bool) bool { return len(l) == 3 })
+		if l := programs(); len(l) != 4 {
+			t.Errorf("with such a device, there are %v", l)
+		}
+		if facts, err := p.Read(t.Context()); err != nil || len(facts) == 0 {
+			t.Errorf("reading back: %d facts, %v", len(facts), err)
+		}
+		tun.Close()
+		await(t, "a device that went", func(l map[string]bool) bool { return len(l) == 1 })
 	})
+}
+
+// addTUN adds a device of packets without link-layer header to the calling thread's network namespace. It goes when it is closed.
+func addTUN(t *testing.T) *os.File {
+	t.Helper()
+	f, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatalf("this test needs a TUN device: %v", err)
+	}
+	name, err := unix.NewIfreq("fltun")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+	if err := unix.IoctlIfreq(int(f.Fd()), unix.TUNSETIFF, name); err != nil {
+		t.Fatalf("this test needs a TUN device: %v", err)
+	}
+	return f
 }
 
 // Clean leaves the loopback device's settings as they were, also where one was ours before.
