@@ -165,6 +165,9 @@ func promised(p Profile) (l []result.Cell) {
 				add(o, armNFT, params(n))
 			}
 		}
+		if n := p.most(); !many || n > fewTargets {
+			add(o, armEBPF, params(n))
+		}
 	}
 	for _, n := range p.Services {
 		for _, m := range []string{"cold", "cold-kernel", "restart", "file"} {

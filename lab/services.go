@@ -21,8 +21,8 @@ var servicesExperiment = Experiment{
 	Short: "What a Service costs a connection, and what it costs to keep the kernel up to date",
 	Long: `Measure what a connection through a Service costs at 1 to 10,000 Services of ten endpoints, against the same
 connection without any rule, and what it costs to keep the kernel up to date: cold sync, one change, a saved file,
-memory, idle time, and connections lost while everything changes. It takes about four minutes with --quick, one to two
-hours without, and root. The control side of a kube-proxy given with --subject is measured beside, which takes about
+memory, idle time, and connections lost while everything changes. All that in mode nftables; a connection in mode ebpf
+at the most Services beside it. It takes about four minutes with --quick, one to two hours without, and root. The control side of a kube-proxy given with --subject is measured beside, which takes about
 six minutes more with --quick.`,
 	Services: Full().Services,
 	Subjects: []string{kubeProxyProgram.name},
@@ -47,6 +47,8 @@ type services struct {
 	nodes     []*node // those of pairs with an agent
 	worlds    []*world
 	changing  []*changing
+	beside    []string // modes whose connections are measured beside, at the most Services
+	cannot    []unable
 	kubeProxy string // the program that was given; "": none
 }
 
@@ -60,6 +62,9 @@ func newServices(ctx context.Context, r *run, p Profile) (work, error) {
 		return nil, err
 	}
 	var err error
+	if s.beside, s.cannot, err = r.findModes(ctx, armEBPF); err != nil {
+		return nil, err
+	}
 	s.kubeProxy, err = r.trySubject(ctx)
 	return s, err
 }
@@ -68,6 +73,7 @@ func (r *services) profile() string { return r.Profile.Name }
 
 func (r *services) design() result.Design {
 	d := design(r.Profile)
+	d.Arms, d.Missing = append(d.Arms, modeArms(r.beside)...), append(unableWords(r.cannot), d.Missing...)
 	if r.kubeProxy == "" {
 		d.Missing = append(d.Missing, noSubject)
 	} else {
@@ -106,8 +112,12 @@ func (r *services) steps() []step {
 	l.add("watching the kernels", 100*time.Millisecond, r.watch)
 	l.times(p.Files, "saving files", time.Duration(p.PerFiles*len(p.Services))*8*time.Millisecond, r.files)
 	l.add("reading memory", 2*time.Second, func(ctx context.Context) error { return r.memory(ctx, "the changes") })
+	for _, mode := range r.beside {
+		l.add("starting the agent of mode "+mode, 500*time.Millisecond+time.Duration(p.most())*400*time.Microsecond,
+			func(ctx context.Context) error { return r.beginBeside(ctx, mode) })
+	}
 	l.add("starting servers", 100*time.Millisecond, r.serve)
-	blocks := time.Duration(4 * (len(p.Services) + 4))
+	blocks := time.Duration(4 * (len(p.Services) + len(r.beside) + 4))
 	l.times(p.Rounds, "traffic, round", blocks*(p.Block+p.Warm+10*time.Millisecond), r.traffic)
 	l.add("counting losses while "+whileNothing, p.Calm+time.Second, func(ctx context.Context) error { return r.loss(ctx, 0, whileNothing, r.calm) })
 	if p.most() > 1 {
@@ -156,6 +166,16 @@ func (r *services) prepare(ctx context.Context) error {
 		r.nodes = append(r.nodes, &node{pair: p, folder: f, service: -1, mode: agent.Default})
 	}
 	return nil
+}
+
+// beginBeside starts the agent of a mode whose connections are measured beside.
+func (r *services) beginBeside(ctx context.Context, mode string) error {
+	f, err := newCluster(r.Profile.most()).writeTo(r.tmp, "beside-"+mode, 1000)
+	if err != nil {
+		return err
+	}
+	_, _, err = r.staff(ctx, mode, f)
+	return err
 }
 
 // operations are those of the closed loop.

@@ -112,7 +112,7 @@ func times(n int) string {
 
 func missing(p Profile) []string {
 	l := []string{
-		"Other ways than nftables: kube-proxy's modes, IPVS, eBPF.",
+		"Other ways than nftables, but for a connection in mode ebpf: the experiments tigera and control have them all.",
 		"Clients in pods, and traffic from outside the node: the client is on the node itself (the output hook). The look-ups are the same, but the source of a node's own connections is hidden, " +
 			"as with kube-proxy, which pods' connections are spared.",
 		"UDP, SCTP and IPv6.",
