@@ -11,16 +11,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/kernel/child"
 	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/reconcile"
@@ -59,11 +58,9 @@ type node struct {
 
 // process is an agent at work.
 type process struct {
-	name  string // of its network namespace
-	cmd   *exec.Cmd
+	*child.Process
+	name  string   // of its network namespace
 	log   *os.File // what it says
-	ended chan struct{}
-	err   error // how it ended, once ended is closed
 	web   *http.Client
 	begun time.Time
 }
@@ -75,7 +72,7 @@ func (r *run) hire(n *node) error {
 	if err != nil {
 		return fmt.Errorf("start the agent of %s: %w", n.pair.node.Name, err)
 	}
-	a := &process{name: n.pair.node.Name, log: log, ended: make(chan struct{}), web: client(n.pair)}
+	a := &process{name: n.pair.node.Name, log: log, web: client(n.pair)}
 	args := append(r.Agent[1:len(r.Agent):len(r.Agent)], "run", "--node", nodeName, "--mode", n.mode, "--status-address", statusAddress)
 	if n.api != "" {
 		args = append(args, "--kubeconfig", n.api)
@@ -83,49 +80,14 @@ func (r *run) hire(n *node) error {
 		args = append(args, "--source", n.dir)
 	}
 	args = append(args, n.flags...)
-	a.cmd = exec.Command(r.Agent[0], args...)
-	a.cmd.Stdout, a.cmd.Stderr, a.cmd.Dir = log, log, "/"
-	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // Ctrl-C at the terminal is for us alone
+	cmd := exec.Command(r.Agent[0], args...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
 	a.begun = time.Now()
-	if err := r.spawn(func() error { return n.pair.enter(a.cmd.Start) }); err != nil {
+	if a.Process, err = child.Start(cmd, n.pair.enter); err != nil {
 		return errors.Join(fmt.Errorf("start the agent of %s: %w", a.name, err), log.Close())
 	}
-	go func() {
-		a.err = a.cmd.Wait()
-		close(a.ended)
-	}()
 	n.process, n.pair.agent = a, a
 	return nil
-}
-
-// spawner gives a function that calls others always on one thread, which lives as long as ctx: a child gets its
-// parent-death signal when the thread that made it ends (PR_SET_PDEATHSIG(2const)).
-func spawner(ctx context.Context) func(func() error) error {
-	type order struct {
-		start func() error
-		err   chan error
-	}
-	orders := make(chan order)
-	go func() {
-		runtime.LockOSThread() // and never unlock
-		for {
-			select {
-			case o := <-orders:
-				o.err <- o.start()
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return func(start func() error) error {
-		o := order{start, make(chan error, 1)}
-		select {
-		case orders <- o:
-			return <-o.err
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }
 
 // client asks from within the pair's node.
@@ -160,8 +122,8 @@ func (a *process) wait(ctx context.Context) (time.Duration, error) {
 		}
 		select {
 		case <-time.After(2 * time.Millisecond):
-		case <-a.ended:
-			return 0, fmt.Errorf("the agent of %s ended by itself: %v: %s", a.name, a.err, a.last())
+		case <-a.Ended():
+			return 0, fmt.Errorf("the agent of %s ended by itself: %v: %s", a.name, a.Err(), a.last())
 		case <-give:
 			return 0, fmt.Errorf("the agent of %s is not ready after %v: %s", a.name, within(patience), a.last())
 		case <-ctx.Done():
@@ -192,25 +154,20 @@ func (a *process) loop() (reconcile.Status, error) {
 
 // kill ends the agent without a word (SIGKILL) and waits for that.
 func (a *process) kill() {
-	a.cmd.Process.Kill() // an error means that it has ended
-	<-a.ended
+	a.Kill()
 	a.web.CloseIdleConnections()
 	a.log.Close()
 }
 
 // end asks the agent to end (SIGTERM), as an operator would, and kills it if it does not.
 func (a *process) end() {
-	a.cmd.Process.Signal(unix.SIGTERM)
-	select {
-	case <-a.ended:
-	case <-time.After(10 * time.Second):
-	}
+	a.End(10 * time.Second)
 	a.kill()
 }
 
 // tasks gives what is in a file of each of the agent's threads.
 func (a *process) tasks(file string) (texts []string, err error) {
-	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/%s", a.cmd.Process.Pid, file))
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/%s", a.PID, file))
 	for _, p := range paths {
 		b, rerr := os.ReadFile(p)
 		if errors.Is(rerr, os.ErrNotExist) || errors.Is(rerr, unix.ESRCH) {
@@ -254,7 +211,7 @@ func (a *process) woken() (sum float64, err error) {
 
 // memory is the agent's resident memory in bytes, and the most that it ever was.
 func (a *process) memory() (now, most int64, err error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.cmd.Process.Pid))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.PID))
 	if err != nil {
 		return 0, 0, fmt.Errorf("read the memory of the agent of %s: %w", a.name, err)
 	}

@@ -43,8 +43,7 @@ type run struct {
 	out      *result.Writer
 	rand     *rand.Rand
 	cpus     processors
-	realtime bool // client and server may have real-time priority
-	spawn    func(func() error) error
+	realtime bool           // client and server may have real-time priority
 	undo     []func() error // what is to be taken down, last first
 
 	pairs   []*pair       // of all arms, the baseline's first
@@ -61,9 +60,6 @@ func perform(ctx context.Context, o Options, begin func(context.Context, *run) (
 		return "", fmt.Errorf("remove what an earlier run left over: %w", err)
 	}
 	r := &run{Options: o, id: spacePrefix + owner(), rand: rand.New(rand.NewPCG(o.Seed, 0))}
-	spawning, stop := context.WithCancel(context.Background())
-	defer stop()
-	r.spawn = spawner(spawning)
 	defer func() { err = errors.Join(err, r.takeDown()) }()
 	if r.cpus, err = readProcessors(); err != nil {
 		return "", err
@@ -186,7 +182,7 @@ func (r *run) apart() error {
 	}
 	for _, p := range r.pairs {
 		if p.agent != nil {
-			if err := pin(p.agent.cmd.Process.Pid, r.cpus.rest); err != nil {
+			if err := pin(p.agent.PID, r.cpus.rest); err != nil {
 				return err
 			}
 		}

@@ -14,11 +14,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/child"
 	"fairlead.dev/fairlead/lab/load"
 )
 
@@ -85,26 +85,21 @@ func (r *run) serveWeb(ctx context.Context, p *pair, nginx string, each int) err
 	if err != nil {
 		return fmt.Errorf("start nginx: %w", err)
 	}
-	w := &web{process: &process{name: p.far.Name, log: log, ended: make(chan struct{}), web: &http.Client{}}}
-	w.cmd = exec.Command(nginx, "-c", filepath.Join(dir, "nginx.conf"), "-e", filepath.Join(dir, "error.log"))
-	w.cmd.Stdout, w.cmd.Stderr = log, log
-	w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	if err := r.spawn(func() error { return p.far.Do(w.cmd.Start) }); err != nil {
+	w := &web{process: &process{name: p.far.Name, log: log, web: &http.Client{}}}
+	cmd := exec.Command(nginx, "-c", filepath.Join(dir, "nginx.conf"), "-e", filepath.Join(dir, "error.log"))
+	cmd.Stdout, cmd.Stderr = log, log
+	if w.Process, err = child.Start(cmd, p.far.Do); err != nil {
 		return errors.Join(fmt.Errorf("start nginx: %w", err), log.Close())
 	}
-	go func() {
-		w.err = w.cmd.Wait()
-		close(w.ended)
-	}()
 	p.servers = append(p.servers, w)
 	if err := w.learn(ctx, p); err != nil {
 		return fmt.Errorf("nginx in %s: %w: %s", p.far.Name, err, w.last())
 	}
 	p.words = w.words
-	if err := pin(w.cmd.Process.Pid, r.cpus.load); err != nil || !r.realtime {
+	if err := pin(w.PID, r.cpus.load); err != nil || !r.realtime {
 		return err
 	}
-	return unix.SchedSetAttr(w.cmd.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
+	return unix.SchedSetAttr(w.PID, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
 }
 
 // Close ends it.
@@ -125,8 +120,8 @@ func (w *web) learn(ctx context.Context, p *pair) error {
 			return err
 		}
 		select {
-		case <-w.ended:
-			return fmt.Errorf("it ended by itself: %v", w.err)
+		case <-w.Ended():
+			return fmt.Errorf("it ended by itself: %v", w.Err())
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(2 * time.Millisecond):

@@ -4,18 +4,16 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"sync"
-	"syscall"
+
+	"fairlead.dev/fairlead/kernel/child"
 )
 
 // process is a child that the kernel kills when this process dies.
 type process struct {
+	*child.Process
 	name string
-	pid  int
-	done chan struct{} // closed once it has ended; err is set then
-	err  error
 	said tail
 }
 
@@ -27,35 +25,12 @@ func start(path string, args []string, console io.Writer, files ...*os.File) (*p
 			f.Close()
 		}
 	}()
-	p := &process{name: path[strings.LastIndexByte(path, '/')+1:], done: make(chan struct{}), said: tail{next: console}}
+	p := &process{name: path[strings.LastIndexByte(path, '/')+1:], said: tail{next: console}}
 	cmd := exec.Command(path, args...)
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &p.said, &p.said, files
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // not reached by the terminal's Ctrl-C
-	started := make(chan error)
-	go func() {
-		runtime.LockOSThread() // Pdeathsig comes when the starting thread ends
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		if err == nil {
-			p.pid = cmd.Process.Pid
-		}
-		started <- err
-		if err == nil {
-			p.err = cmd.Wait()
-			close(p.done)
-		}
-	}()
-	return p, <-started
-}
-
-// kill ends the process and waits until it is gone.
-func (p *process) kill() {
-	select {
-	case <-p.done:
-	default:
-		_ = syscall.Kill(p.pid, syscall.SIGKILL) // not yet waited for, so the id is still its own; or it's just gone
-		<-p.done
-	}
+	var err error
+	p.Process, err = child.Start(cmd, nil)
+	return p, err
 }
 
 // tail keeps the last of what was written to it, and passes all on.

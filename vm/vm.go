@@ -262,7 +262,7 @@ func (m *Machine) Close() error {
 
 func (m *Machine) end() error {
 	for _, p := range slices.Backward(m.children) {
-		p.kill()
+		p.Kill()
 	}
 	if m.port == nil {
 		return nil

@@ -40,8 +40,8 @@ func TestMachine(t *testing.T) {
 			t.Error(err)
 		}
 		for _, p := range m.children {
-			if _, err := os.Stat(filepath.Join("/proc", fmt.Sprint(p.pid))); err == nil {
-				t.Errorf("%s is still there, process %d", p.name, p.pid)
+			if _, err := os.Stat(filepath.Join("/proc", fmt.Sprint(p.PID))); err == nil {
+				t.Errorf("%s is still there, process %d", p.name, p.PID)
 			}
 		}
 	}()

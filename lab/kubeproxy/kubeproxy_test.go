@@ -161,7 +161,7 @@ func TestStartMeasureStopClean(t *testing.T) {
 	}
 	check(t, unix.Kill(child, 0), p.Close())
 	await(t, "the child to end", func() bool { return !alive(child) })
-	if alive(p.cmd.Process.Pid) {
+	if alive(p.child.PID) {
 		t.Error("it lives on after Close")
 	}
 	check(t, Clean(ctx, o))

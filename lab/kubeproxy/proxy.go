@@ -9,11 +9,10 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
-	"syscall"
 	"time"
 
+	"fairlead.dev/fairlead/kernel/child"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,15 +23,13 @@ const grace = 10 * time.Second
 type Proxy struct {
 	Options
 	Started time.Time // just before the program was started
-	cmd     *exec.Cmd
+	child   *child.Process
 	web     *http.Client
-	ended   chan struct{}
-	err     error // how it ended, once ended is closed
 }
 
 // Start starts a kube-proxy. It is killed when this process ends, and to be stopped with Stop. ctx is for the start alone.
 func Start(ctx context.Context, o Options) (*Proxy, error) {
-	p := &Proxy{Options: o, ended: make(chan struct{}), web: client(o)}
+	p := &Proxy{Options: o, web: client(o)}
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("start kube-proxy (%s) of %s: %w", o.Mode, o.Namespace.Name, err)
 	}
@@ -48,25 +45,14 @@ func (p *Proxy) start(ctx context.Context) error {
 		return err
 	}
 	defer log.Close() // the child has its own
-	p.cmd = exec.Command(p.Binary, "--config", p.path("config.yaml"), fmt.Sprintf("-v=%d", p.Verbosity))
-	if p.cmd.Env, err = p.environment(); err != nil {
+	cmd := exec.Command(p.Binary, "--config", p.path("config.yaml"), fmt.Sprintf("-v=%d", p.Verbosity))
+	if cmd.Env, err = p.environment(); err != nil {
 		return err
 	}
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	started := make(chan error)
-	go func() {
-		runtime.LockOSThread() // a child gets its parent-death signal when the thread that made it ends: PR_SET_PDEATHSIG(2const)
-		defer runtime.UnlockOSThread()
-		p.Started = time.Now()
-		err := p.Namespace.Do(p.cmd.Start)
-		started <- err
-		if err == nil {
-			p.err = p.cmd.Wait()
-			close(p.ended)
-		}
-	}()
-	return <-started
+	cmd.Stdout, cmd.Stderr = log, log
+	p.Started = time.Now()
+	p.child, err = child.Start(cmd, p.Namespace.Do)
+	return err
 }
 
 // client asks from within the namespace.
@@ -109,8 +95,8 @@ func (p *Proxy) Ready(ctx context.Context) (time.Time, error) {
 		}
 		select {
 		case <-time.After(50 * time.Millisecond): // each look costs the kube-proxy about a millisecond
-		case <-p.ended:
-			return time.Time{}, fmt.Errorf("%s ended by itself: %w: %s", p, p.err, p.last())
+		case <-p.child.Ended():
+			return time.Time{}, fmt.Errorf("%s ended by itself: %w: %s", p, p.child.Err(), p.last())
 		case <-ctx.Done():
 			return time.Time{}, fmt.Errorf("wait until %s has told the kernel: %w: it says: %s", p, ctx.Err(), p.last())
 		}
@@ -132,15 +118,9 @@ func (p *Proxy) last() string {
 // Stop asks it to end, makes sure of it and of the programs that it started, and waits for that. Its rules stay: end the
 // namespace, or Clean.
 func (p *Proxy) Stop() error {
-	p.cmd.Process.Signal(unix.SIGTERM) // an error means that it has ended
-	select {
-	case <-p.ended:
-	case <-time.After(grace):
-		p.cmd.Process.Kill()
-		<-p.ended
-	}
+	p.child.End(grace)
 	p.web.CloseIdleConnections()
-	if err := unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+	if err := unix.Kill(-p.child.PID, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("end what %s has started: %w", p, err)
 	}
 	return nil

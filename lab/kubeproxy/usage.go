@@ -23,10 +23,10 @@ type Usage struct {
 func (u Usage) CPU() time.Duration { return u.User + u.System }
 
 // Usage of the kube-proxy, and of the iptables-restore or nft that it ran.
-func (p *Proxy) Usage() (Usage, error) { return UsageOf(p.cmd.Process.Pid) }
+func (p *Proxy) Usage() (Usage, error) { return UsageOf(p.child.PID) }
 
 // PID is its process.
-func (p *Proxy) PID() int { return p.cmd.Process.Pid }
+func (p *Proxy) PID() int { return p.child.PID }
 
 // CPU is the processor time of its threads that live (/proc/PID/task/TID/schedstat, first field) and, in steps of 10 ms, of
 // the programs that it ran and that have ended.

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"fairlead.dev/fairlead/kernel/child"
 	"fairlead.dev/fairlead/sandbox/pki"
 )
 
@@ -39,7 +40,7 @@ type Plane struct {
 	admin *http.Client
 
 	mu      sync.Mutex
-	running map[string]*process
+	running map[string]*child.Process
 }
 
 // Ports of API servers on the same etcd.
@@ -50,7 +51,7 @@ const (
 
 // Start starts etcd and the first API server, and waits until it is ready. Close ends what runs, also after an error.
 func Start(ctx context.Context, o Options) (*Plane, error) {
-	p := &Plane{Options: o, running: map[string]*process{}}
+	p := &Plane{Options: o, running: map[string]*child.Process{}}
 	err := p.certify()
 	if err == nil {
 		err = p.start("etcd", "etcd", "--data-dir="+p.File("etcd"), "--unsafe-no-fsync", "--log-level=error",

@@ -11,10 +11,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"time"
 
+	"fairlead.dev/fairlead/kernel/child"
 	"fairlead.dev/fairlead/sandbox"
 )
 
@@ -112,29 +112,27 @@ func (d *daemon) runOnce(ctx context.Context, h *sandbox.Host, a *Agent) error {
 	cmd.Stdout, cmd.Stderr, cmd.Dir = out, out, "/"
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = farewell
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	if err := d.start(h, cmd.Start); err != nil {
+	p, err := child.Start(cmd, h.Do)
+	if err != nil {
 		return fmt.Errorf("start agent: %w", err)
 	}
-	a.PID = cmd.Process.Pid
+	a.PID = p.PID
 	d.note(*a)
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	err = d.attend(h, a, ended)
-	if err == nil {
-		err = errors.New("ended with status 0")
+	d.attend(h, a, p.Ended())
+	if p.Err() == nil {
+		return errors.New("ended with status 0")
 	}
-	return err
+	return p.Err()
 }
 
 // attend notes whether the agent is ready, until it has ended.
-func (d *daemon) attend(h *sandbox.Host, a *Agent, ended <-chan error) error {
+func (d *daemon) attend(h *sandbox.Host, a *Agent, ended <-chan struct{}) {
 	web := client(h)
 	defer web.CloseIdleConnections()
 	for wait := impatient; ; {
 		select {
-		case err := <-ended:
-			return err
+		case <-ended:
+			return
 		case <-time.After(wait):
 		}
 		state := a.State
@@ -171,35 +169,4 @@ func isReady(web *http.Client) bool {
 	defer r.Body.Close()
 	io.Copy(io.Discard, io.LimitReader(r.Body, 1<<16))
 	return r.StatusCode == http.StatusOK
-}
-
-// spawner gives a function that calls start inside a host's namespace, always on one thread, which lives until ctx ends.
-// A child gets its parent-death signal when the thread that made it ends (PR_SET_PDEATHSIG(2const)), so no other will do.
-func spawner(ctx context.Context) func(*sandbox.Host, func() error) error {
-	type order struct {
-		host  *sandbox.Host
-		start func() error
-		err   chan error
-	}
-	orders := make(chan order)
-	go func() {
-		runtime.LockOSThread() // and never unlock
-		for {
-			select {
-			case o := <-orders:
-				o.err <- o.host.Do(o.start)
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return func(h *sandbox.Host, start func() error) error {
-		o := order{h, start, make(chan error, 1)}
-		select {
-		case orders <- o:
-			return <-o.err
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }

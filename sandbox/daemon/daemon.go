@@ -65,8 +65,6 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err := os.MkdirAll(Folder(o.Name), 0o755); err != nil {
 		return fmt.Errorf("keep sandbox %s up: %w", o.Name, err)
 	}
-	alive, die := context.WithCancel(context.WithoutCancel(ctx)) // of agents, which outlive ctx by their farewell
-	defer die()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	batches := make(chan source.Batch)
@@ -81,7 +79,7 @@ func Run(ctx context.Context, o Options) (err error) {
 			cancel(fmt.Errorf("follow %s: %w", o.Follow, reason(err)))
 		}
 	}()
-	d := &daemon{Options: o, objects: map[source.Key]source.Object{}, agents: map[string]*agent{}, start: spawner(alive)}
+	d := &daemon{Options: o, objects: map[source.Key]source.Object{}, agents: map[string]*agent{}}
 	d.status = Status{Follows: o.Follow, Since: time.Now()}
 	defer func() { err = errors.Join(err, d.down()) }()
 	for {
@@ -114,7 +112,6 @@ func reason(err error) error {
 
 type daemon struct {
 	Options
-	start   func(*sandbox.Host, func() error) error
 	objects map[source.Key]source.Object
 	cluster *sandbox.Cluster
 	agents  map[string]*agent
