@@ -181,3 +181,25 @@ func (j *judged) Dump() string {
 }
 
 func TestConformance(t *testing.T) { here(t, conformance.Run) }
+
+// Cases that some mode is not asked name one that there is.
+func TestCasesNameModes(t *testing.T) {
+	cases, err := conformance.Cases()
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := 0
+	for _, c := range cases {
+		for _, s := range c.Steps {
+			for _, u := range s.Unless {
+				if _, err := ModeOf(u.Mode); err != nil {
+					t.Errorf("%s: %v", c.File, err)
+				}
+				named++
+			}
+		}
+	}
+	if named == 0 {
+		t.Error("no case names a mode")
+	}
+}

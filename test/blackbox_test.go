@@ -234,6 +234,10 @@ func TestErrorsShowTheWayOut(t *testing.T) {
 		{[]string{"explain", "--source", "../examples/shop", "--node", "a", "shop/nobody", "shop/web:80"}, []string{"shop/nobody"}},
 		{[]string{"explain", "--source", "../examples/shop", "--node", "a", "shop/client", "shop/web:ftp"}, []string{"ftp", "http"}},
 		{[]string{"snow"}, []string{"snow", "show"}},
+		{[]string{"sandbox", "upp"}, []string{"upp", "did you mean up?"}},
+		{[]string{"lab", "run", "tigra"}, []string{"tigra", "did you mean tigera?"}},
+		{[]string{"lab", "run", "speed"}, []string{"speed", "services", "tigera"}},
+		{[]string{"run", "--source", "../examples/shop", "--node", "a", "--mode", "ebfp"}, []string{"ebfp", "ebpf"}},
 	} {
 		out, err := try(append([]string{fairlead}, c.args...)...)
 		if err == nil {

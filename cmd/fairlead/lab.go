@@ -27,18 +27,16 @@ func labCommand() *cobra.Command {
 Everything is measured against the same traffic without any rule, in the same run, interleaved at random;
 every number comes with its interval, every run with what it can't tell from nothing. All happens in
 network namespaces that the lab makes and removes: nothing of the machine's own network is touched.`,
-		Args: cobra.NoArgs,
 	}
 	run := &cobra.Command{
-		Use: "run", Short: "Run an experiment", Args: cobra.NoArgs,
+		Use: "run", Short: "Run an experiment",
 		Long: "Run an experiment: build its network, load it, and report. --help of each says what it does and how long it takes.",
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	var experiments []*cobra.Command
 	for _, e := range lab.Experiments() {
-		run.AddCommand(labRun(e))
+		experiments = append(experiments, labRun(e))
 	}
-	c.AddCommand(run, labReport())
-	return c
+	return holds(c, holds(run, experiments...), labReport())
 }
 
 // labRun runs an experiment.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -49,6 +50,29 @@ or with a measurement:            fairlead lab run services --quick`,
 	add("node", runCommand(), cleanCommand())
 	add("look", showCommand(), planCommand(), explainCommand(), traceCommand(), modesCommand())
 	add("box", sandboxCommand(), labCommand())
+	return c
+}
+
+// holds makes of a command one that holds others: alone it tells of them, and a name that none has is an error.
+func holds(c *cobra.Command, others ...*cobra.Command) *cobra.Command {
+	c.AddCommand(others...)
+	c.SuggestionsMinimumDistance, c.DisableFlagsInUseLine = 2, true
+	c.Args = cobra.ArbitraryArgs
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return c.Help()
+		}
+		if like := c.SuggestionsFor(args[0]); len(like) > 0 {
+			return fmt.Errorf("%s: there is no %q: did you mean %s?", c.CommandPath(), args[0], strings.Join(like, " or "))
+		}
+		var all []string
+		for _, o := range others {
+			if o.IsAvailableCommand() {
+				all = append(all, o.Name())
+			}
+		}
+		return fmt.Errorf("%s: there is no %q: choose one of %s", c.CommandPath(), args[0], strings.Join(all, ", "))
+	}
 	return c
 }
 

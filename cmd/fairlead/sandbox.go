@@ -42,10 +42,8 @@ func sandboxCommand() *cobra.Command {
 A folder of Kubernetes manifests is all it takes: every Node and every running Pod in it becomes a network
 namespace, every container port answers with the pod's name and the client it saw, and every node runs an
 agent. Nothing is put into the machine's own network.`,
-		Args: cobra.NoArgs,
 	}
-	c.AddCommand(sandboxUp(), sandboxServe(), sandboxLs(), sandboxExec(), sandboxAsk(), sandboxDown(), sandboxGenerate())
-	return c
+	return holds(c, sandboxUp(), sandboxServe(), sandboxLs(), sandboxExec(), sandboxAsk(), sandboxDown(), sandboxGenerate())
 }
 
 // needRoot gives the way out to those who are not root.
