@@ -73,6 +73,10 @@ struct question {
 	__u32 zero;
 };
 
+/* For the compiler, which puts what is rare out of the way: most of a run's time goes into fetching its code. */
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
 static __always_inline bool zero(const struct address *a)
 {
 	return !(a->word[0] | a->word[1] | a->word[2] | a->word[3]);
@@ -117,27 +121,32 @@ static __always_inline __u32 place(const struct address *a)
 	return is ? *is : 0;
 }
 
-/* The frontend that serves the question: one of exactly its address, or a node port. */
-static __always_inline struct frontend *find(const struct question *q)
+/* The frontend that serves the question as a node port. */
+static __noinline struct frontend *find_node_port(const struct question *q)
 {
-	struct entry to = {.address = q->entry.address, .port = q->entry.port, .protocol = q->protocol};
+	struct entry to = {.port = q->entry.port, .protocol = q->protocol};
 	struct frontend *f;
 
-	if (zero(&to.address) || (is4(&to.address) && !to.address.word[3]))
-		return NULL; /* 0.0.0.0 and :: are this host, and no node port's */
-	f = bpf_map_lookup_elem(&frontends, &to);
-	if (f)
-		return f;
-	if (is4(&to.address))
-		to.address.word[3] = 0;
-	else
-		__builtin_memset(&to.address, 0, sizeof(to.address));
+	if (is4(&q->entry.address))
+		map4(&to.address, 0);
 	f = bpf_map_lookup_elem(&frontends, &to);
 	if (!f || !(place(&q->entry.address) & NODE_PORTS))
 		return NULL;
 	if (q->origin != FROM_NODE && loopback(&q->entry.address))
 		return NULL; /* the pod's own */
 	return f;
+}
+
+/* The frontend that serves the question: one of exactly its address, or a node port. */
+static __always_inline struct frontend *find(const struct question *q)
+{
+	struct entry to = {.address = q->entry.address, .port = q->entry.port, .protocol = q->protocol};
+	struct frontend *f;
+
+	if (!to.address.word[3] && (zero(&to.address) || is4(&to.address)))
+		return NULL; /* 0.0.0.0 and :: are this host, and no node port's */
+	f = bpf_map_lookup_elem(&frontends, &to);
+	return f ? f : find_node_port(q);
 }
 
 static __always_inline union slot *slot(__u32 at)
@@ -246,7 +255,7 @@ __noinline int member(__u32 extent, __u32 count, const struct place_of *at)
 }
 
 /* The backend of a client with affinity, if it has one that still counts. */
-static __always_inline bool remembered(const struct client *c, const struct header *h, __u32 extent, struct place_of *to)
+static __noinline bool remembered(const struct client *c, const struct header *h, __u32 extent, struct place_of *to)
 {
 	struct memory *m = bpf_map_lookup_elem(&affinity, c);
 	__u64 now;
@@ -261,7 +270,7 @@ static __always_inline bool remembered(const struct client *c, const struct head
 	return true;
 }
 
-static __always_inline void remember(const struct client *c, const struct place_of *to)
+static __noinline void remember(const struct client *c, const struct place_of *to)
 {
 	struct memory m = {.backend = *to, .seen = bpf_ktime_get_coarse_ns()};
 
@@ -271,6 +280,24 @@ static __always_inline void remember(const struct client *c, const struct place_
 /* Each program's own way to an index: a draw, or more. */
 static __always_inline __u32 drawn(struct pool *p, const struct header *h, __u32 extent, const struct question *q);
 
+/* Draws a backend where its weight alone counts: what most pools want, with less code than drawn() takes. */
+static __always_inline bool toss(struct question *q, const struct header *h, __u32 extent)
+{
+	__u64 r = (__u64)bpf_get_prandom_u32() * h->count; /* an index, and below it the fraction beyond */
+	union slot *s = slot(extent + 1 + (__u32)(r >> 32));
+
+	if (!s)
+		return false;
+	if (unlikely((__u32)r >> 16 > s->backend.own)) {
+		s = slot(extent + 1 + s->backend.other);
+		if (!s)
+			return false;
+	}
+	q->backend.address = s->backend.address;
+	q->backend.port = s->backend.port;
+	return true;
+}
+
 /* Chooses a backend of a pool that has some: the client's by affinity, or a drawn one. */
 static __always_inline bool choose(struct question *q, struct pool *p, const struct header *h, __u32 extent)
 {
@@ -278,7 +305,7 @@ static __always_inline bool choose(struct question *q, struct pool *p, const str
 	union slot *s;
 	__u32 i;
 
-	if (h->affinity) {
+	if (unlikely(h->affinity)) {
 		client.address = q->from;
 		client.pool = h->id;
 		if (remembered(&client, h, extent, &q->backend))

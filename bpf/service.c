@@ -206,7 +206,7 @@ __noinline int own_address(struct bpf_sock_addr *ctx, struct address *a, bool v4
 }
 
 /* Finds where a pod's socket that isn't bound sends from. An address is remembered for a second. */
-static __always_inline bool find_source(struct bpf_sock_addr *ctx, struct question *q)
+static __noinline bool find_source(struct bpf_sock_addr *ctx, struct question *q)
 {
 	bool v4 = is4(&q->entry.address);
 	struct home home = {.namespace = q->namespace, .family = v4 ? 4 : 6};
@@ -240,22 +240,14 @@ static __always_inline __u32 drawn(struct pool *p, const struct header *h, __u32
 	return h->scheduler >= LEAST ? least(p, h, extent, q) : draw(p, h, extent, q);
 }
 
-/* Who is told what becomes of questions, if anybody. */
-static __always_inline struct trace *listener(void)
-{
-	struct trace *t = asked();
-
-	return t && t->until ? t : NULL;
-}
-
 /* Tells whoever listens what became of a question. */
 __noinline int report(const struct question *q, __u8 outcome)
 {
-	struct trace *t = listener();
+	struct trace *t = asked();
 	struct event *e;
 	int i;
 
-	if (!t || !q || (t->namespace && t->namespace != q->namespace) || t->until < bpf_ktime_get_coarse_ns())
+	if (!t || !t->until || !q || (t->namespace && t->namespace != q->namespace) || t->until < bpf_ktime_get_coarse_ns())
 		return 0;
 	for (i = 0; t->pool[0] && i < TRACED; i++) {
 		if (t->pool[i] == q->pool)
@@ -299,7 +291,7 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 	f = find(q);
 	if (!f)
 		return LEFT;
-	if (!node && f->ask) {
+	if (unlikely(!node && f->ask)) {
 		if (zero(&q->from) && !find_source(ctx, q))
 			return LEFT;
 		if (!(place(&q->from) & PODS))
@@ -311,21 +303,21 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 		return LEFT;
 	q->pool = p->id;
 	q->index = i;
-	if (f->leave & q->origin || (node && loopback(&q->from)))
+	if (unlikely(f->leave & q->origin || (node && q->from.word[3] && loopback(&q->from))))
 		return LEFT;
 	extent = *(volatile __u32 *)&p->extent;
 	s = slot(extent);
 	if (!s || !extent)
 		return LEFT;
 	h = s->header;
-	if (!h.count)
+	if (unlikely(!h.count))
 		return f->drop & q->origin ? SILENT : REFUSED;
 	q->counted = h.scheduler >= LEAST;
-	if (!zero(&q->kept.address) && member(extent, h.count, &q->kept)) {
+	if (unlikely(!zero(&q->kept.address)) && member(extent, h.count, &q->kept)) {
 		q->backend = q->kept;
 		return TRANSLATED;
 	}
-	if (h.affinity || h.scheduler == SOURCE) {
+	if (unlikely(h.affinity || h.scheduler == SOURCE)) {
 		if (!node && zero(&q->from) && !find_source(ctx, q))
 			return LEFT;
 		if (!node && p->leave)
@@ -333,21 +325,26 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 		if (p->leave & q->origin)
 			return LEFT;
 	}
+	if (h.scheduler == RANDOM && !h.choices && !h.affinity)
+		return toss(q, &h, extent) ? TRANSLATED : LEFT;
 	return choose(q, p, &h, extent) ? TRANSLATED : LEFT;
 }
 
-/* Counts a question's outcome, and reports it. */
-static __always_inline void note(const struct question *q, int outcome)
+/* Counts a question's outcome, and reports it if somebody has asked for that. */
+static __always_inline void note(const struct question *q, int outcome, const struct trace *t)
 {
-	struct count *c = bpf_map_lookup_elem(&counts, &q->index);
+	struct count *c;
 
-	if (!q->pool || !c)
+	if (!q->pool)
 		return;
-	if (outcome == TRANSLATED)
+	c = bpf_map_lookup_elem(&counts, &q->index);
+	if (!c)
+		return;
+	if (likely(outcome == TRANSLATED))
 		__sync_fetch_and_add(&c->connections, 1);
-	if (outcome == REFUSED)
+	if (unlikely(outcome == REFUSED))
 		__sync_fetch_and_add(&c->refused, 1);
-	if (listener())
+	if (unlikely(t && t->until))
 		report(q, outcome);
 }
 
@@ -405,18 +402,19 @@ static __always_inline void keep(struct bpf_sock_addr *ctx, const struct questio
 
 static __always_inline int connect(struct bpf_sock_addr *ctx, bool six)
 {
+	struct trace *t = asked();
 	struct question q;
 	int outcome;
 
 	if (!ask(ctx, &q, six))
 		return 1;
 	outcome = decide(ctx, &q);
-	note(&q, outcome);
-	if (counting())
+	note(&q, outcome, t);
+	if (unlikely(t && t->counting))
 		count(ctx, &q, outcome == TRANSLATED && q.counted);
-	if (outcome == REFUSED)
+	if (unlikely(outcome == REFUSED))
 		return refuse();
-	if (outcome == TRANSLATED) {
+	if (likely(outcome == TRANSLATED)) {
 		keep(ctx, &q);
 		set_place(ctx, &q.backend, six);
 	} else if (q.protocol == IPPROTO_UDP) {
@@ -471,7 +469,7 @@ static __always_inline int send(struct bpf_sock_addr *ctx, bool six)
 		set_place(ctx, &q.backend, six);
 		return 1;
 	}
-	note(&q, outcome);
+	note(&q, outcome, asked());
 	if (outcome == REFUSED)
 		return refuse();
 	if (outcome != TRANSLATED)

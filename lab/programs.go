@@ -92,7 +92,11 @@ func ask(fd int, to unix.Sockaddr) error {
 	if err != nil {
 		return fmt.Errorf("send a datagram: %w", err)
 	}
-	if _, _, err := unix.Recvfrom(fd, b[:], 0); err != nil {
+	err = unix.EINTR // a socket whose wait has a limit isn't waited for again after a signal, such as Go's own (signal(7))
+	for err == unix.EINTR {
+		_, _, err = unix.Recvfrom(fd, b[:], 0)
+	}
+	if err != nil {
 		return fmt.Errorf("hear a datagram: %w", err)
 	}
 	return nil
