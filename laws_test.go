@@ -41,7 +41,7 @@ var laws = []law{
 	{"system", []string{"kernel"}, slices.Concat(kubernetes, netlink), "system makes settings and decides nothing"},
 	{"takeover", []string{"kernel"}, slices.Concat(kubernetes, netlink), "takeover knows a kube-proxy's traces in the kernel, and no Service"},
 	{"sandbox", []string{"sandbox", "source", "model", "kernel"}, netlink, "the sandbox builds namespaces through kernel, and is no part of the product's line"},
-	{"vm", []string{"vm"}, slices.Concat(kubernetes, netlink), "the second kernel knows nothing of what runs in it"},
+	{"vm", []string{"vm", "kernel/child"}, slices.Concat(kubernetes, netlink), "the second kernel knows nothing of what runs in it"},
 	{"lab", nil, nil, ""},
 }
 
