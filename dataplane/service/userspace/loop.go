@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +18,7 @@ import (
 // carries belongs to it alone; others have it do what concerns that.
 type loop struct {
 	epoll, bell int
+	coarse      bool          // the kernel can't wait for less than a millisecond
 	steady      *atomic.Int64 // Plane.steady
 
 	mu     sync.Mutex
@@ -26,6 +28,8 @@ type loop struct {
 	slots  []slot
 	free   []uint32
 	again  []waiting // with more to do than a turn may
+	late   []waiting // with something to do by the time due
+	due    time.Time
 	idle   []*pipe
 	conns  map[*conn]struct{}
 	flows  [2]line // by how long they may be silent: those without an answer yet, and with
@@ -65,6 +69,7 @@ func newLoop(node *netns.Namespace, steady *atomic.Int64) (*loop, error) {
 	go func() {
 		runtime.LockOSThread()
 		err := node.Enter()
+		unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0) // nanoseconds: lingering means what it says
 		if entered <- err; err == nil {
 			l.run()
 		}
@@ -157,7 +162,7 @@ func (l *loop) forget(fd int, token uint32) {
 func (l *loop) run() {
 	events := make([]unix.EpollEvent, 256)
 	for {
-		n, err := unix.EpollWait(l.epoll, events, l.patience())
+		n, err := l.wait(events, l.patience())
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			panic("userspace: epoll_wait: " + err.Error()) // only of a descriptor that is none
 		}
@@ -169,6 +174,9 @@ func (l *loop) run() {
 		}
 		again := l.again
 		l.again = nil
+		if len(l.late) > 0 && !l.now.Before(l.due) {
+			again, l.late = append(again, l.late...), l.late[:0]
+		}
 		for _, w := range again {
 			w.resume()
 		}
@@ -200,8 +208,52 @@ func (l *loop) errands() bool {
 // appetite is how long those who found no file descriptors wait until they try again.
 const appetite = 100 * time.Millisecond
 
-// patience is how many milliseconds to wait for events: without end where nothing else is due.
-func (l *loop) patience() int {
+// lingering is how long a stream that much is read from at once is left to gather more: to be woken, and to acknowledge, for every
+// few packets takes more of the processors than to carry what they bring.
+const lingering = 50 * time.Microsecond
+
+// linger has a stream moved a little later, if that can be told so finely.
+func (l *loop) linger(s *stream) bool {
+	if l.coarse {
+		return false
+	}
+	if len(l.late) == 0 {
+		l.due = time.Now().Add(lingering)
+	}
+	if !s.queued {
+		s.queued = true
+		l.late = append(l.late, s)
+	}
+	return true
+}
+
+// wait waits for events, without end where the time is below 0.
+func (l *loop) wait(events []unix.EpollEvent, most time.Duration) (int, error) {
+	if !l.coarse {
+		var t *unix.Timespec
+		if most >= 0 {
+			s := unix.NsecToTimespec(int64(most))
+			t = &s
+		}
+		n, _, err := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(t)), 0, 0)
+		switch err {
+		case 0:
+			return int(n), nil
+		case unix.ENOSYS:
+			l.coarse = true // before Linux 5.11, or forbidden
+		default:
+			return 0, err
+		}
+	}
+	milliseconds := -1
+	if most >= 0 {
+		milliseconds = int(min(most, time.Hour) / time.Millisecond)
+	}
+	return unix.EpollWait(l.epoll, events, milliseconds)
+}
+
+// patience is how long to wait for events: without end, which is less than 0, where nothing else is due.
+func (l *loop) patience() time.Duration {
 	wait := time.Duration(-1)
 	sooner := func(d time.Duration) {
 		if wait < 0 || d < wait {
@@ -211,6 +263,9 @@ func (l *loop) patience() int {
 	if len(l.again) > 0 {
 		return 0
 	}
+	if len(l.late) > 0 {
+		sooner(time.Until(l.due))
+	}
 	if len(l.hungry) > 0 {
 		sooner(appetite)
 	}
@@ -219,10 +274,7 @@ func (l *loop) patience() int {
 			sooner(time.Until(f.last.Add(silences[i])) + time.Millisecond)
 		}
 	}
-	if wait < 0 {
-		return -1
-	}
-	return int(wait / time.Millisecond)
+	return wait
 }
 
 // expire ends flows that were silent for too long.

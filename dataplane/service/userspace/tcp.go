@@ -38,6 +38,7 @@ type stream struct {
 	ended    bool  // src has said that no more comes
 	over     bool  // and dst has been told
 	queued   bool
+	thick    bool // it last moved so much at once that more is likely to come
 }
 
 // perConn is how many file descriptors a connection has; it borrows pipes only while bytes wait.
@@ -150,8 +151,13 @@ func (c *conn) serve(events uint32, from, to *stream) {
 			return
 		}
 	}
-	if events&input != 0 && !from.full && !c.move(from) {
-		return
+	if events&input != 0 && !from.full {
+		if from.thick && c.loop.linger(from) {
+			return
+		}
+		if !c.move(from) {
+			return
+		}
 	}
 	if events&unix.EPOLLERR != 0 && (from.full || from.over) {
 		c.abort() // nothing will be read from there by which to learn of the reset
@@ -190,6 +196,9 @@ func (c *conn) deserted() bool {
 // turn is how many bytes one stream may move before others have their turn.
 const turn = 4 << 20
 
+// thick is how many bytes are moved at once by a stream that the next bytes of may wait for more: see loop.linger.
+const thick = 64 << 10
+
 // move carries bytes as long as both sockets let it. It says whether the connection is still there.
 func (c *conn) move(s *stream) bool {
 	if _, here := c.loop.conns[c]; !here || s.over {
@@ -204,7 +213,8 @@ func (c *conn) move(s *stream) bool {
 		}
 		s.pipe = p
 	}
-	for moved := 0; moved < turn; {
+	s.thick = false
+	for moved := 0; moved < turn; s.thick = s.thick || moved >= thick {
 		n, err := splice(s.src.fd, s.pipe.in, capacity)
 		if err != nil && err != unix.EAGAIN { // which says that nothing comes for now, or that the pipe is full
 			c.abort()
