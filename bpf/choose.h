@@ -280,6 +280,12 @@ static __noinline void remember(const struct client *c, const struct place_of *t
 /* Each program's own way to an index: a draw, or more. */
 static __always_inline __u32 drawn(struct pool *p, const struct header *h, __u32 extent, const struct question *q);
 
+static __always_inline void assign(struct question *q, const struct backend *b)
+{
+	q->backend.address = b->address;
+	q->backend.port = b->port;
+}
+
 /* Draws a backend where its weight alone counts: what most pools want, with less code than drawn() takes. */
 static __always_inline bool toss(struct question *q, const struct header *h, __u32 extent)
 {
@@ -293,8 +299,7 @@ static __always_inline bool toss(struct question *q, const struct header *h, __u
 		if (!s)
 			return false;
 	}
-	q->backend.address = s->backend.address;
-	q->backend.port = s->backend.port;
+	assign(q, &s->backend);
 	return true;
 }
 
@@ -317,8 +322,7 @@ static __always_inline bool choose(struct question *q, struct pool *p, const str
 	s = slot(extent + 1 + i);
 	if (!s)
 		return false;
-	q->backend.address = s->backend.address;
-	q->backend.port = s->backend.port;
+	assign(q, &s->backend);
 	if (h->affinity)
 		remember(&client, &q->backend);
 	return true;

@@ -58,7 +58,7 @@ type node struct {
 
 // process is an agent at work.
 type process struct {
-	*child.Process
+	child *child.Process
 	name  string   // of its network namespace
 	log   *os.File // what it says
 	web   *http.Client
@@ -83,7 +83,7 @@ func (r *run) hire(n *node) error {
 	cmd := exec.Command(r.Agent[0], args...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
 	a.begun = time.Now()
-	if a.Process, err = child.Start(cmd, n.pair.enter); err != nil {
+	if a.child, err = child.Start(cmd, n.pair.enter); err != nil {
 		return errors.Join(fmt.Errorf("start the agent of %s: %w", a.name, err), log.Close())
 	}
 	n.process, n.pair.agent = a, a
@@ -122,8 +122,8 @@ func (a *process) wait(ctx context.Context) (time.Duration, error) {
 		}
 		select {
 		case <-time.After(2 * time.Millisecond):
-		case <-a.Ended():
-			return 0, fmt.Errorf("the agent of %s ended by itself: %v: %s", a.name, a.Err(), a.last())
+		case <-a.child.Ended():
+			return 0, fmt.Errorf("the agent of %s ended by itself: %v: %s", a.name, a.child.Err(), a.last())
 		case <-give:
 			return 0, fmt.Errorf("the agent of %s is not ready after %v: %s", a.name, within(patience), a.last())
 		case <-ctx.Done():
@@ -154,20 +154,20 @@ func (a *process) loop() (reconcile.Status, error) {
 
 // kill ends the agent without a word (SIGKILL) and waits for that.
 func (a *process) kill() {
-	a.Kill()
+	a.child.Kill()
 	a.web.CloseIdleConnections()
 	a.log.Close()
 }
 
 // end asks the agent to end (SIGTERM), as an operator would, and kills it if it does not.
 func (a *process) end() {
-	a.End(10 * time.Second)
+	a.child.End(10 * time.Second)
 	a.kill()
 }
 
 // tasks gives what is in a file of each of the agent's threads.
 func (a *process) tasks(file string) (texts []string, err error) {
-	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/%s", a.PID, file))
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/%s", a.child.PID, file))
 	for _, p := range paths {
 		b, rerr := os.ReadFile(p)
 		if errors.Is(rerr, os.ErrNotExist) || errors.Is(rerr, unix.ESRCH) {
@@ -211,7 +211,7 @@ func (a *process) woken() (sum float64, err error) {
 
 // memory is the agent's resident memory in bytes, and the most that it ever was.
 func (a *process) memory() (now, most int64, err error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.PID))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.child.PID))
 	if err != nil {
 		return 0, 0, fmt.Errorf("read the memory of the agent of %s: %w", a.name, err)
 	}

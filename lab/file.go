@@ -128,8 +128,8 @@ func (r *services) saveOne(ctx context.Context, n *node) (time.Duration, error) 
 		return time.Since(begin), nil
 	case <-time.After(late):
 		return within(late) + 1, nil
-	case <-n.Ended():
-		return 0, fmt.Errorf("the agent ended by itself: %v: %s", n.Err(), n.last())
+	case <-n.child.Ended():
+		return 0, fmt.Errorf("the agent ended by itself: %v: %s", n.child.Err(), n.last())
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/lab/report"
 	"fairlead.dev/fairlead/lab/result"
@@ -165,7 +166,7 @@ func promised(p Profile) (l []result.Cell) {
 				add(o, armNFT, params(n))
 			}
 		}
-		if n := p.most(); !many || n > fewTargets {
+		if n := p.most(); bpf.Probe() == nil && (!many || n > fewTargets) {
 			add(o, armEBPF, params(n))
 		}
 	}

@@ -182,7 +182,7 @@ func (r *run) apart() error {
 	}
 	for _, p := range r.pairs {
 		if p.agent != nil {
-			if err := pin(p.agent.PID, r.cpus.rest); err != nil {
+			if err := pin(p.agent.child.PID, r.cpus.rest); err != nil {
 				return err
 			}
 		}

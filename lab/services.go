@@ -174,7 +174,7 @@ func (r *services) beginBeside(ctx context.Context, mode string) error {
 	if err != nil {
 		return err
 	}
-	_, _, err = r.staff(ctx, mode, f)
+	_, _, err = r.staff(ctx, mode, f, "--ebpf-room", fmt.Sprint(max(agent.DefaultRoom, 16*r.Profile.most()))) // other modes take no notice
 	return err
 }
 

@@ -28,7 +28,7 @@ func design(p Profile) result.Design {
 			{ID: armDirect, Title: "direct", Text: "the servers' own addresses, in a pair of network namespaces without any rule and without conntrack"},
 			{ID: armAgain, Title: "direct again", Text: "the same in another pair of namespaces: what it differs from direct is what this run can't tell from nothing"},
 			{ID: armRule, Title: "one DNAT rule", Text: "one address, translated by the only rule of its node's kernel: what conntrack and NAT cost by themselves"},
-			{ID: armNFT, Title: "nftables", Text: "Services' addresses, in a pair whose node's kernel was programmed by `fairlead run` from a folder of manifests"},
+			{ID: armNFT, Title: "nftables", Style: styles[armNFT], Text: "Services' addresses, in a pair whose node's kernel was programmed by `fairlead run` from a folder of manifests"},
 		},
 		Baseline: armDirect, Again: armAgain, Margin: 0.02, Rounds: p.Rounds,
 		Measures: measures(p), Aims: aims(), Method: method(p), Missing: missing(p), Ghosts: ghosts(),
@@ -94,7 +94,7 @@ func method(p Profile) []string {
 			"so that arms differ in the number of Services alone. One measure connects to up to %d Services in turn instead. Their endpoints are the server's first %d addresses, "+
 			"all other Services' endpoints are addresses only. Connections end with a reset, which leaves no socket waiting; "+
 			"conntrack goes on knowing of each for ten seconds.", p.Block, p.Warm, fewTargets, manyTargets, endpoints),
-		"The agents are this program's own `fairlead run`, one per number of Services, each from a folder with one object to a file. They were started with nothing in their kernels. " +
+		"The agents are this program's own `fairlead run` in mode nftables, one per number of Services, each from a folder with one object to a file; beside them, for traffic alone, one of mode ebpf at the most Services. They were started with nothing in their kernels. " +
 			"What is said to be in process was measured with the same loop and data plane within the lab's process, in fresh network namespaces, so that only their own time counts.",
 		fmt.Sprintf("Losses are counted at the greatest number of Services, at %g connections a second to one Service, while endpoints of other Services are replaced (%d files, 200 a second), "+
 			"while its own are (%d files, one of ten endpoints each, by another that answers), and while the agent is killed with SIGKILL and started again (%s). "+

@@ -88,7 +88,7 @@ func (r *run) serveWeb(ctx context.Context, p *pair, nginx string, each int) err
 	w := &web{process: &process{name: p.far.Name, log: log, web: &http.Client{}}}
 	cmd := exec.Command(nginx, "-c", filepath.Join(dir, "nginx.conf"), "-e", filepath.Join(dir, "error.log"))
 	cmd.Stdout, cmd.Stderr = log, log
-	if w.Process, err = child.Start(cmd, p.far.Do); err != nil {
+	if w.child, err = child.Start(cmd, p.far.Do); err != nil {
 		return errors.Join(fmt.Errorf("start nginx: %w", err), log.Close())
 	}
 	p.servers = append(p.servers, w)
@@ -96,10 +96,10 @@ func (r *run) serveWeb(ctx context.Context, p *pair, nginx string, each int) err
 		return fmt.Errorf("nginx in %s: %w: %s", p.far.Name, err, w.last())
 	}
 	p.words = w.words
-	if err := pin(w.PID, r.cpus.load); err != nil || !r.realtime {
+	if err := pin(w.child.PID, r.cpus.load); err != nil || !r.realtime {
 		return err
 	}
-	return unix.SchedSetAttr(w.PID, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
+	return unix.SchedSetAttr(w.child.PID, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
 }
 
 // Close ends it.
@@ -120,8 +120,8 @@ func (w *web) learn(ctx context.Context, p *pair) error {
 			return err
 		}
 		select {
-		case <-w.Ended():
-			return fmt.Errorf("it ended by itself: %v", w.Err())
+		case <-w.child.Ended():
+			return fmt.Errorf("it ended by itself: %v", w.child.Err())
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(2 * time.Millisecond):

@@ -56,12 +56,13 @@ or with a measurement:            fairlead lab run services --quick`,
 // holds makes of a command one that holds others: alone it tells of them, and a name that none has is an error.
 func holds(c *cobra.Command, others ...*cobra.Command) *cobra.Command {
 	c.AddCommand(others...)
-	c.SuggestionsMinimumDistance, c.DisableFlagsInUseLine = 2, true
+	c.DisableFlagsInUseLine = true
 	c.Args = cobra.ArbitraryArgs
 	c.RunE = func(c *cobra.Command, args []string) error {
-		if len(args) == 0 {
+		if len(args) == 0 || args[0] == "help" {
 			return c.Help()
 		}
+		c.SuggestionsMinimumDistance = min(2, len(args[0])/2) // of "rm", "up" and "ls" are no misspelling
 		if like := c.SuggestionsFor(args[0]); len(like) > 0 {
 			return fmt.Errorf("%s: there is no %q: did you mean %s?", c.CommandPath(), args[0], strings.Join(like, " or "))
 		}

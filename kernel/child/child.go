@@ -17,8 +17,8 @@ type Process struct {
 	err   error
 }
 
-// Start starts a command from within in, such as (*netns.Namespace).Do; nil: from where this process is. A thread is kept until
-// the child has ended.
+// Start starts a command from within in, such as (*netns.Namespace).Do; nil: from where this process is. It sets the command's
+// SysProcAttr. A thread is kept until the child has ended.
 func Start(cmd *exec.Cmd, in func(func() error) error) (*Process, error) {
 	if in == nil {
 		in = func(f func() error) error { return f() }
@@ -32,6 +32,9 @@ func Start(cmd *exec.Cmd, in func(func() error) error) (*Process, error) {
 		err := in(cmd.Start)
 		if err == nil {
 			p.PID = cmd.Process.Pid
+		} else if cmd.Process != nil { // in failed afterwards
+			cmd.Process.Kill()
+			cmd.Wait()
 		}
 		started <- err
 		if err == nil {

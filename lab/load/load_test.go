@@ -181,13 +181,13 @@ func TestColdCaches(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	// What others do on the machine meanwhile may cool the warm ones, or lengthen a walk: once it must show.
+	// What others do on the machine meanwhile only lengthens: the least of some tries counts.
 	for _, op := range []Op{Connect, CRR, RR} {
-		said := ""
-		for range 40 {
+		w, x, walk := math.Inf(1), math.Inf(1), math.Inf(1)
+		for range 9 {
 			begin := time.Now()
 			m.Walk()
-			walk := float64(time.Since(begin))
+			walk = min(walk, float64(time.Since(begin)))
 			c := Client{Place: p, Targets: srv.Addrs, Sizes: sizes, Warm: 5 * time.Millisecond, Most: 25}
 			warm, err := c.Run(t.Context(), op, time.Minute)
 			if err != nil {
@@ -198,19 +198,14 @@ func TestColdCaches(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w, x := warm.Quantiles["p50"], cold.Quantiles["p50"]
-			said = fmt.Sprintf("%s: %d operations of %.1f µs with cold caches, %.1f µs with warm ones, a walk takes %.1f ms", op, cold.Ops, x/1e3, w/1e3, walk/1e6)
 			if cold.Ops != 25 {
-				break
+				t.Fatalf("%s: %d operations with cold caches", op, cold.Ops)
 			}
-			if x >= 1.2*w && x <= walk/2 {
-				t.Log(said)
-				said = ""
-				break
-			}
+			w, x = min(w, warm.Quantiles["p50"]), min(x, cold.Quantiles["p50"])
 		}
-		if said != "" {
-			t.Error(said)
+		t.Logf("%s: warm %.1f µs, cold %.1f µs; a walk %.1f ms", op, w/1e3, x/1e3, walk/1e6)
+		if x < 1.2*w || x > walk/2 {
+			t.Errorf("%s takes %.1f µs with cold caches, %.1f µs with warm ones, a walk takes %.1f ms", op, x/1e3, w/1e3, walk/1e6)
 		}
 	}
 }

@@ -30,12 +30,13 @@ type devices struct {
 	ns     *netns.Namespace // the node's
 	conn   *link.Conn
 	folder string // of the plane
-	maps   string // the folder of those that the programs work on
 	sizes  bpf.Sizes
+	maps   string // the folder of the maps that the programs work on
 	digest string // of the programs
 
 	mu       sync.Mutex
-	attached bool // the programs are as wanted, unless others changed that
+	attached bool  // the programs are as wanted, unless others changed that
+	behind   error // why some device has no program yet; nil: none is known
 }
 
 // openDevices opens that part of a plane in the calling thread's network namespace.
@@ -85,6 +86,12 @@ func (d *devices) put(m *bpf.Maps) error {
 		return err
 	}
 	defer programs.Close()
+	if list, err = d.list(); err != nil { // others have come meanwhile
+		return err
+	}
+	if err := programs.Add(list, d.maps, d.sizes); err != nil {
+		return err
+	}
 	if err := d.loopback(); err != nil { // first: with the programs' pins all of it counts as done
 		return err
 	}
@@ -94,7 +101,7 @@ func (d *devices) put(m *bpf.Maps) error {
 	if err := d.attach(programs, list); err != nil {
 		return err
 	}
-	d.attached = true
+	d.attached, d.behind = true, nil
 	return bpf.Sweep(d.links(), list)
 }
 
@@ -112,12 +119,13 @@ func (d *devices) attach(programs *bpf.DevicePrograms, list []bpf.Device) error 
 
 // follow attaches the programs to devices that have come, and where somebody detached them, and gives up the links to those that
 // have gone.
-func (d *devices) follow() error {
+func (d *devices) follow() (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.attached {
 		return nil
 	}
+	defer func() { d.behind = err }()
 	list, err := d.list()
 	if err != nil {
 		return err
@@ -133,6 +141,9 @@ func (d *devices) follow() error {
 		}
 	}
 	if len(lacking) > 0 {
+		if digest, err := bpf.AtDevices(d.links(), nil); err != nil || digest != d.digest {
+			return errors.Join(err, fmt.Errorf("ebpf: programs at devices are %q, no more %s", digest, d.digest)) // another plane's
+		}
 		programs, err := bpf.OpenDevicePrograms(d.links())
 		if err != nil {
 			return err
@@ -221,6 +232,8 @@ func (d *devices) restore() error {
 
 // readDevices adds the fact of the programs at devices.
 func (p *Plane) readDevices(facts []Fact) ([]Fact, error) {
+	p.devices.mu.Lock()
+	defer p.devices.mu.Unlock()
 	digest, err := bpf.AtDevices(p.devices.links(), p.maps)
 	if err != nil || digest == "" {
 		return facts, err
@@ -228,9 +241,9 @@ func (p *Plane) readDevices(facts []Fact) ([]Fact, error) {
 	if p.maps == nil {
 		digest += ", with other maps"
 	}
-	p.devices.mu.Lock()
-	p.devices.attached = digest == p.devices.digest
-	p.devices.mu.Unlock()
+	if p.devices.attached = digest == p.devices.digest; p.devices.attached && p.devices.behind != nil {
+		digest += ", not at all devices" // to be put again
+	}
 	return append(facts, fact(devicesKey, digest)), nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -238,6 +239,57 @@ func TestDevicesAreFollowed(t *testing.T) {
 		}
 		tun.Close()
 		await(t, "a device that went", func(l map[string]bool) bool { return len(l) == 1 })
+	})
+}
+
+// Programs that can't be loaded when a device without link-layer header comes are a fact that isn't as wanted, until they can.
+func TestLateProgramsThatCannotBeLoaded(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		p := opened(t, o)
+		defer clean(t, p)
+		change(t, p, nil, []model.Part{theNode})
+		ctx, stop := context.WithCancel(context.Background())
+		signals, err := p.Watch(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			stop()
+			for range signals {
+			}
+		}()
+		folder, _, _ := bpf.Folder()
+		maps, _ := filepath.Glob(filepath.Join(folder, "maps-*"))
+		if len(maps) != 1 {
+			t.Fatalf("maps are in %v", maps)
+		}
+		aside := filepath.Join(folder, "aside")
+		if err := os.Rename(maps[0], aside); err != nil {
+			t.Fatal(err)
+		}
+		defer addTUN(t).Close()
+		<-signals
+		if err := os.Rename(aside, maps[0]); err != nil {
+			t.Fatal(err)
+		}
+		amiss := func() (l []ebpf.Fact) {
+			facts, err := p.Read(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			wanted := render(p, theNode)
+			return slices.DeleteFunc(facts, func(f ebpf.Fact) bool { return f.Key.Kind != ebpf.KindDevices || slices.Contains(wanted, f) })
+		}
+		if l := amiss(); len(l) != 1 {
+			t.Fatalf("not as wanted is %v", l)
+		}
+		write(t, p, render(p, theNode), nil)
+		if l := amiss(); len(l) != 0 {
+			t.Errorf("once they could be loaded, not as wanted is %v", l)
+		}
+		if l := pins(t); len(l) != 3 {
+			t.Errorf("once they could be loaded, pinned is %v", l)
+		}
 	})
 }
 

@@ -175,7 +175,9 @@ func (l *loop) run() {
 		again := l.again
 		l.again = nil
 		if len(l.late) > 0 && !l.now.Before(l.due) {
-			again, l.late = append(again, l.late...), l.late[:0]
+			again = append(again, l.late...)
+			clear(l.late) // of connections that may end
+			l.late = l.late[:0]
 		}
 		for _, w := range again {
 			w.resume()
@@ -239,7 +241,7 @@ func (l *loop) wait(events []unix.EpollEvent, most time.Duration) (int, error) {
 		switch err {
 		case 0:
 			return int(n), nil
-		case unix.ENOSYS:
+		case unix.ENOSYS, unix.EPERM:
 			l.coarse = true // before Linux 5.11, or forbidden
 		default:
 			return 0, err

@@ -218,6 +218,22 @@ func TestResetIsHandedOn(t *testing.T) {
 	s.settled()
 }
 
+// Who has said much, and that it was all, and then resets, is not left behind by a backend that says nothing.
+func TestResetAfterMuchIsHandedOn(t *testing.T) {
+	s := newStage(t)
+	l := s.listen(8080)
+	f, p := serves(model.TCP, 80, 8080)
+	s.check(s.tell(p, f))
+	client, server := s.pair(l)
+	_, err := client.Write(make([]byte, 1<<20))
+	s.check(err, client.CloseWrite())
+	if b, err := io.ReadAll(server); err != nil || len(b) != 1<<20 {
+		t.Fatalf("%d bytes arrive: %v", len(b), err)
+	}
+	s.check(client.SetLinger(0), client.Close())
+	s.settled()
+}
+
 func TestBytesArriveWhateverWaits(t *testing.T) {
 	s := newStage(t)
 	l := s.listen(8080)

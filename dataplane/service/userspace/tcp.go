@@ -152,7 +152,7 @@ func (c *conn) serve(events uint32, from, to *stream) {
 		}
 	}
 	if events&input != 0 && !from.full {
-		if from.thick && c.loop.linger(from) {
+		if from.thick && !from.over && events&unix.EPOLLERR == 0 && c.loop.linger(from) {
 			return
 		}
 		if !c.move(from) {
@@ -196,8 +196,8 @@ func (c *conn) deserted() bool {
 // turn is how many bytes one stream may move before others have their turn.
 const turn = 4 << 20
 
-// thick is how many bytes are moved at once by a stream that the next bytes of may wait for more: see loop.linger.
-const thick = 64 << 10
+// muchAtOnce is how many bytes a stream moves at once for its next ones to be let gather: see loop.linger.
+const muchAtOnce = 64 << 10
 
 // move carries bytes as long as both sockets let it. It says whether the connection is still there.
 func (c *conn) move(s *stream) bool {
@@ -214,7 +214,7 @@ func (c *conn) move(s *stream) bool {
 		s.pipe = p
 	}
 	s.thick = false
-	for moved := 0; moved < turn; s.thick = s.thick || moved >= thick {
+	for moved := 0; moved < turn; s.thick = s.thick || moved >= muchAtOnce {
 		n, err := splice(s.src.fd, s.pipe.in, capacity)
 		if err != nil && err != unix.EAGAIN { // which says that nothing comes for now, or that the pipe is full
 			c.abort()
