@@ -280,7 +280,7 @@ func TestLateProgramsThatCannotBeLoaded(t *testing.T) {
 			wanted := render(p, theNode)
 			return slices.DeleteFunc(facts, func(f ebpf.Fact) bool { return f.Key.Kind != ebpf.KindDevices || slices.Contains(wanted, f) })
 		}
-		if l := amiss(); len(l) != 1 {
+		if l := amiss(); len(l) != 1 && len(pins(t)) != 3 { // unless a later word of the device was heard once they could be loaded
 			t.Fatalf("not as wanted is %v", l)
 		}
 		write(t, p, render(p, theNode), nil)
