@@ -174,7 +174,11 @@ func (r *services) beginBeside(ctx context.Context, mode string) error {
 	if err != nil {
 		return err
 	}
-	_, _, err = r.staff(ctx, mode, f, "--ebpf-room", fmt.Sprint(max(agent.DefaultRoom, 16*r.Profile.most()))) // other modes take no notice
+	var flags []string
+	if slots := 16 * r.Profile.most(); slots > agent.DefaultRoom {
+		flags = append(flags, "--ebpf-room", fmt.Sprint(slots)) // other modes take no notice
+	}
+	_, _, err = r.staff(ctx, mode, f, flags...)
 	return err
 }
 
