@@ -73,7 +73,7 @@ struct question {
 	__u32 zero;
 };
 
-/* For the compiler, which puts what is rare out of the way: most of a run's time goes into fetching its code. */
+/* For the compiler, which may put what is rare out of the way. */
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 

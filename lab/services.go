@@ -22,8 +22,8 @@ var servicesExperiment = Experiment{
 	Long: `Measure what a connection through a Service costs at 1 to 10,000 Services of ten endpoints, against the same
 connection without any rule, and what it costs to keep the kernel up to date: cold sync, one change, a saved file,
 memory, idle time, and connections lost while everything changes. All that in mode nftables; a connection in mode ebpf
-at the most Services beside it. It takes about four minutes with --quick, one to two hours without, and root. The control side of a kube-proxy given with --subject is measured beside, which takes about
-six minutes more with --quick.`,
+at the most Services beside it. It takes about four minutes with --quick, one to two hours without, and root. The
+control side of a kube-proxy given with --subject is measured beside, which takes about six minutes more with --quick.`,
 	Services: Full().Services,
 	Subjects: []string{kubeProxyProgram.name},
 	Rounds:   true,

@@ -92,7 +92,7 @@ func (w direction) programName(header uint32, digest string) string {
 }
 
 // LoadForDevices loads the programs for packets to work on maps, for link-layer headers of these lengths.
-func (m *Maps) LoadForDevices(headers ...uint32) (*DevicePrograms, error) {
+func (m *Maps) LoadForDevices(lengths ...uint32) (*DevicePrograms, error) {
 	digest, err := DeviceDigest(m.sizes)
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (m *Maps) LoadForDevices(headers ...uint32) (*DevicePrograms, error) {
 		mu      sync.Mutex // for by and errs
 		errs    []error
 	)
-	for _, header := range headers { // at once: most of the time is the verifier's, which runs on as many processors as there are
+	for _, header := range lengths { // at once: most of the time is the verifier's, which runs on as many processors as there are
 		loading.Go(func() {
 			c, err := p.load(m, header)
 			mu.Lock()

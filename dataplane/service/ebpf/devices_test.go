@@ -178,22 +178,29 @@ func await(t *testing.T, what string, is func(map[string]bool) bool) {
 	}
 }
 
+// watched has a plane watch until stop.
+func watched(t *testing.T, p *ebpf.Plane) (signals <-chan struct{}, stop func()) {
+	t.Helper()
+	ctx, end := context.WithCancel(context.Background())
+	signals, err := p.Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signals, func() {
+		end()
+		for range signals {
+		}
+	}
+}
+
 // Devices that come are served, those that go leave nothing, and a link that a stranger removes comes back.
 func TestDevicesAreFollowed(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		p := opened(t, o)
 		defer clean(t, p)
 		change(t, p, nil, []model.Part{theNode})
-		ctx, stop := context.WithCancel(context.Background())
-		signals, err := p.Watch(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			stop()
-			for range signals {
-			}
-		}()
+		_, stop := watched(t, p)
+		defer stop()
 		if l := pins(t); len(l) != 1 || !l["leave-1"] {
 			t.Errorf("at a lone loopback, pinned is %v", l)
 		}
@@ -248,16 +255,8 @@ func TestLateProgramsThatCannotBeLoaded(t *testing.T) {
 		p := opened(t, o)
 		defer clean(t, p)
 		change(t, p, nil, []model.Part{theNode})
-		ctx, stop := context.WithCancel(context.Background())
-		signals, err := p.Watch(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			stop()
-			for range signals {
-			}
-		}()
+		signals, stop := watched(t, p)
+		defer stop()
 		folder, _, _ := bpf.Folder()
 		maps, _ := filepath.Glob(filepath.Join(folder, "maps-*"))
 		if len(maps) != 1 {
