@@ -24,7 +24,7 @@ import (
 // Mode is a way of carrying Service traffic: a data plane, or several that share the work.
 type Mode struct {
 	service.Abilities
-	planes  []opener
+	planes  []opener                   // each stands behind the next
 	tracked func(*model.Frontend) bool // whose flows the kernel's connection tracking has, if Tracked; nil: all
 }
 
@@ -117,6 +117,8 @@ func (m Mode) Scheduler(o model.Origin, s model.Scheduler) model.Scheduler {
 type loop interface {
 	Change(put, del []model.Part)
 	Run(context.Context) error
+	Hold(until <-chan struct{})
+	Served() <-chan struct{}
 	Sync(context.Context) error
 	Status() reconcile.Status
 	audit(context.Context, *Audit) error

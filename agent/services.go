@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -59,7 +60,10 @@ func OpenServices(m Mode, log *slog.Logger) (*Services, error) {
 		s.ended.Go(func() { s.after.Run(ctx) })
 		s.ended.Go(func() { s.follow(ctx) })
 	}
-	for _, l := range s.loops {
+	for i, l := range s.loops {
+		if i+1 < len(s.loops) { // it may hold another mode's frontends, which the next is to serve
+			l.Hold(s.loops[i+1].Served())
+		}
 		s.ended.Go(func() { l.Run(ctx) })
 	}
 	return s, nil
@@ -145,11 +149,15 @@ func (s *Services) Sync(ctx context.Context) error {
 	return errors.Join(err, s.after.Sync(ctx))
 }
 
-// syncPlanes waits until the planes have what was changed before the call.
+// syncPlanes waits until the planes have what was changed before the call. Those behind one that serves nothing yet are not waited
+// for: they wait for it themselves.
 func (s *Services) syncPlanes(ctx context.Context) error {
 	var errs []error
-	for _, l := range s.loops {
+	for _, l := range slices.Backward(s.loops) {
 		errs = append(errs, l.Sync(ctx))
+		if l.Status().FirstSync.IsZero() {
+			break
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -39,10 +39,12 @@ type Loop[T comparable, K dataplane.Key, V comparable] struct {
 	backoff  func(int) time.Duration
 
 	started atomic.Bool
-	first   chan struct{} // closed by the first Change
-	ended   chan struct{} // closed when Run has returned
-	wake    chan struct{} // holds one: there is something to do
-	busy    chan struct{} // holds one while somebody uses the plane or the second group of fields below
+	first   chan struct{}   // closed by the first Change
+	served  chan struct{}   // closed when all was written for the first time
+	ended   chan struct{}   // closed when Run has returned
+	wake    chan struct{}   // holds one: there is something to do
+	until   <-chan struct{} // nothing goes before that is closed; nil: no more, or never held
+	busy    chan struct{}   // holds one while somebody uses the plane or the second group of fields below
 
 	mu       sync.Mutex
 	parts    map[T]phase   // every part that is wanted, or was when last taken in
@@ -78,7 +80,7 @@ const (
 func New[T comparable, K dataplane.Key, V comparable](p dataplane.Plane[T, K, V], o Options[T]) *Loop[T, K, V] {
 	l := &Loop[T, K, V]{
 		plane: p, owner: o.Owner, log: o.Log, maxFacts: o.MaxFacts, backoff: o.Backoff,
-		first: make(chan struct{}), ended: make(chan struct{}),
+		first: make(chan struct{}), served: make(chan struct{}), ended: make(chan struct{}),
 		wake: make(chan struct{}, 1), busy: make(chan struct{}, 1), news: make(chan struct{}),
 		parts: map[T]phase{}, table: newTable[T, K, V](), suspects: map[string]bool{},
 		repaired: map[string]int{}, stale: true,
@@ -146,6 +148,13 @@ func (l *Loop[T, K, V]) awake() {
 	}
 }
 
+// Hold has everything stand that would go, until a channel is closed: it still serves whom somebody else is to serve from then on.
+// Those who Sync wait too. It comes before Run.
+func (l *Loop[T, K, V]) Hold(until <-chan struct{}) { l.until = until }
+
+// Served is closed once all that was wanted has been written for the first time, refused facts aside.
+func (l *Loop[T, K, V]) Served() <-chan struct{} { return l.served }
+
 // Run waits for the first Change, then keeps the kernel as wanted until ctx ends, and leaves the kernel as it is then:
 // traffic goes on. A loop runs once; a second Run is an error.
 func (l *Loop[T, K, V]) Run(ctx context.Context) error {
@@ -170,6 +179,8 @@ func (l *Loop[T, K, V]) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-l.wake:
+		case <-l.until:
+			l.until = nil
 		case <-again:
 		}
 	}

@@ -156,6 +156,34 @@ func TestRestartWritesTheDifference(t *testing.T) {
 	})
 }
 
+func TestHeldFactsGoLater(t *testing.T) {
+	in(t, Options[*part]{}, func(r *rig) {
+		stays, fresh := of("a", "1 chain w", "2 stays v"), of("b", "2 fresh v")
+		for _, f := range of("", "1 chain v", "2 stays v", "2 gone v").facts {
+			r.facts[f.Key] = f.Value
+		}
+		until := make(chan struct{})
+		r.loop.Hold(until)
+		r.run()
+		r.loop.Change([]*part{stays, fresh}, nil)
+		r.later(time.Minute)
+		if d := cmp.Diff(r.kernel.log, []string{"+chain +fresh -chain"}); d != "" {
+			r.Error(d)
+		}
+		select {
+		case <-r.loop.Served():
+			r.Error("it says that all is written while something is to go")
+		default:
+		}
+		close(until)
+		r.sync(stays, fresh)
+		if d := cmp.Diff(r.kernel.log[1:], []string{"-gone"}); d != "" {
+			r.Error(d)
+		}
+		<-r.loop.Served()
+	})
+}
+
 func TestSmallChangeIsOneWrite(t *testing.T) {
 	in(t, Options[*part]{}, func(r *rig) {
 		r.run()

@@ -76,6 +76,7 @@ func (l *Loop[T, K, V]) report() error {
 		if s.FirstSync.IsZero() {
 			s.FirstSync = time.Now()
 			s.FirstSyncTook = s.FirstSync.Sub(l.begin)
+			close(l.served)
 		}
 	})
 	return refusals(failing)

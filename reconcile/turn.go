@@ -28,9 +28,11 @@ func (l *Loop[T, K, V]) turn(ctx context.Context) <-chan time.Time {
 		if err := l.read(ctx); err != nil {
 			return l.retry(ctx, asked, err)
 		}
-		jobs, due := l.due(now)
+		jobs, held, due := l.due(now)
 		if len(jobs) == 0 {
-			l.settle(asked)
+			if held == 0 {
+				l.settle(asked)
+			}
 			return until(due)
 		}
 		if err := l.write(ctx, jobs); err != nil {

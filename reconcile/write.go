@@ -7,13 +7,15 @@ import (
 	"time"
 )
 
-// due gives the jobs that may be done now, in order, and the time when one of those set aside is to be tried again. Facts
-// known to be refused come when there is nothing else.
-func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], next time.Time) {
+// due gives the jobs that may be done now, in order, how many are held, and the time when one of those set aside is to be tried
+// again. Facts known to be refused come when there is nothing else.
+func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next time.Time) {
 	var alone, waiting []*job[K, V]
 	jobs = make([]*job[K, V], 0, len(l.table.todo))
 	for _, j := range l.table.todo {
 		switch f := j.why; {
+		case l.until != nil && !j.puts():
+			held++
 		case f != nil && now.Before(f.from):
 			waiting = append(waiting, j)
 			if next.IsZero() || f.due.Before(next) {
@@ -27,15 +29,15 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], next time.Time) {
 	}
 	order(jobs)
 	if len(alone)+len(waiting) == 0 {
-		return jobs, next
+		return jobs, held, next
 	}
 	l.find(l.suspects)
 	stuck := slices.Concat(alone, waiting)
 	if jobs = pass(jobs, stuck); len(jobs) > 0 {
-		return jobs, next
+		return jobs, held, next
 	}
 	order(alone)
-	return l.oldest(pass(alone, stuck)), next
+	return l.oldest(pass(alone, stuck)), held, next
 }
 
 // oldest gives those of jobs, each refused by itself before, that have waited longest: as many as to be tried at once.
