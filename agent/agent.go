@@ -36,7 +36,7 @@ type Options struct {
 	Addresses Addresses // of the node's interfaces, in place of Resolve's; nil: those stay
 
 	Tell   func([]source.Problem) // is called with all problems that stand when they may have changed; nil: they are logged alone
-	Served func(context.Context)  // is called once the first batch is in the kernel, in a goroutine of its own; nil: nobody waits for that
+	Served func(context.Context)  // is called once the first batch is in the kernel, in a goroutine that Run waits for; nil: nobody waits for that
 }
 
 // Addresses calls tell with the addresses of the node's interfaces, and again whenever they have changed, until ctx ends.
@@ -52,6 +52,7 @@ type Agent struct {
 	registry *prometheus.Registry
 	metrics  *proxyMetrics
 	progress *progress
+	ended    sync.WaitGroup // of what Run has begun
 
 	mu        sync.Mutex // guards the resolver and what follows
 	resolver  *resolve.Resolver
@@ -89,9 +90,8 @@ func Run(ctx context.Context, o Options) error {
 // run holds the loops, the servers and the source together: the first that can't go on ends all.
 func (a *Agent) run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
-	var ended sync.WaitGroup
 	start := func(what string, run func(context.Context) error) {
-		ended.Go(func() {
+		a.ended.Go(func() {
 			if err := run(ctx); err != nil && ctx.Err() == nil {
 				stop(fmt.Errorf("agent: %s: %w", what, err))
 			}
@@ -120,12 +120,12 @@ func (a *Agent) run(ctx context.Context) error {
 	if a.options.Addresses != nil {
 		start("addresses", func(ctx context.Context) error { return a.options.Addresses.Follow(ctx, a.setAddresses) })
 	}
-	ended.Go(func() { a.progress.follow(ctx, a.sync) })
+	a.ended.Go(func() { a.progress.follow(ctx, a.sync) })
 	start("source", func(ctx context.Context) error {
 		return a.options.Source.Run(ctx, func(b source.Batch) { a.take(ctx, b) })
 	})
 	<-ctx.Done()
-	ended.Wait()
+	a.ended.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -153,7 +153,7 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 	}
 	a.tellAll()
 	if first {
-		go a.arrive(ctx)
+		a.ended.Go(func() { a.arrive(ctx) })
 	}
 }
 

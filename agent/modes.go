@@ -123,6 +123,7 @@ type loop interface {
 	Status() reconcile.Status
 	audit(context.Context, *Audit) error
 	Clean(context.Context) error
+	retire(context.Context) (connections int, err error)
 	Close() error
 	merge(map[uint64]ebpf.Count) (map[uint64]ebpf.Count, error)
 	packets() (*ebpf.PacketCounts, error)
@@ -204,6 +205,14 @@ func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, op
 		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Log: log.With("plane", a.Name), MaxFacts: a.Batch})
 		return &partial{loop: served[K, V]{p, l}, share: share{takes: takes}}, nil
 	}}
+}
+
+// retire cleans the plane, later if connections need it still.
+func (s served[K, V]) retire(ctx context.Context) (connections int, err error) {
+	if r, ok := s.plane.(dataplane.Retirer); ok {
+		return r.Retire(ctx)
+	}
+	return 0, s.Clean(ctx)
 }
 
 // counter is a plane that knows what became of pools' clients, by the pools' IDs, and of packets at the node's devices, nil where

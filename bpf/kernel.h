@@ -62,7 +62,23 @@ struct net_device {
 	struct inet6_dev *ip6_ptr;
 };
 
+struct nf_conn {
+	unsigned long status;
+};
+
 #pragma clang attribute pop
+
+/* net/netfilter/nf_conntrack_bpf.c, since Linux 5.18. */
+struct bpf_ct_opts {
+	__s32 netns_id, error;
+	__u8 l4proto, dir, reserved[2];
+};
+
+struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *, struct bpf_sock_tuple *, __u32, struct bpf_ct_opts *, __u32) __weak __ksym;
+void bpf_ct_release(struct nf_conn *) __weak __ksym;
+
+/* include/uapi/linux/netfilter/nf_conntrack_common.h */
+#define IPS_DST_NAT 32
 
 /* include/uapi/linux/if.h */
 #define IFF_UP 1

@@ -406,28 +406,34 @@ static __always_inline bool hides(const struct question *q, const struct fronten
 	return number && s && s->backend.weight & LOCAL;
 }
 
+/* Writes a tuple as the kernel's look-ups take it, and gives how much of that. */
+static __always_inline __u32 sought(struct bpf_sock_tuple *s, const struct tuple *t, bool six)
+{
+	__builtin_memset(s, 0, sizeof(*s));
+	if (six) {
+		__builtin_memcpy(s->ipv6.saddr, &t->source, sizeof(s->ipv6.saddr));
+		__builtin_memcpy(s->ipv6.daddr, &t->destination, sizeof(s->ipv6.daddr));
+		s->ipv6.sport = t->from;
+		s->ipv6.dport = t->to;
+		return sizeof(s->ipv6);
+	}
+	s->ipv4.saddr = t->source.word[3];
+	s->ipv4.daddr = t->destination.word[3];
+	s->ipv4.sport = t->from;
+	s->ipv4.dport = t->to;
+	return sizeof(s->ipv4);
+}
+
 /* Whether a socket of this node hears what a backend sends to an end. t is the tuple of that. */
 __noinline int heard(struct __sk_buff *skb, const struct tuple *t, int six)
 {
-	struct bpf_sock_tuple s = {};
+	struct bpf_sock_tuple s;
 	struct bpf_sock *sk;
 	__u32 size, state;
 
 	if (!t)
 		return true;
-	if (six) {
-		__builtin_memcpy(s.ipv6.saddr, &t->source, sizeof(s.ipv6.saddr));
-		__builtin_memcpy(s.ipv6.daddr, &t->destination, sizeof(s.ipv6.daddr));
-		s.ipv6.sport = t->from;
-		s.ipv6.dport = t->to;
-		size = sizeof(s.ipv6);
-	} else {
-		s.ipv4.saddr = t->source.word[3];
-		s.ipv4.daddr = t->destination.word[3];
-		s.ipv4.sport = t->from;
-		s.ipv4.dport = t->to;
-		size = sizeof(s.ipv4);
-	}
+	size = sought(&s, t, six);
 	if (t->protocol == IPPROTO_UDP) {
 		sk = bpf_sk_lookup_udp(skb, &s, size, BPF_F_CURRENT_NETNS, 0);
 		if (sk)
@@ -440,6 +446,27 @@ __noinline int heard(struct __sk_buff *skb, const struct tuple *t, int six)
 	state = sk->state;
 	bpf_sk_release(sk);
 	return state != BPF_TCP_LISTEN;
+}
+
+/*
+ * Whether a packet is of a connection that the kernel's connection tracking translates, as it was begun while somebody else served its
+ * entry: another mode, or a kube-proxy. It goes on as it began.
+ */
+__noinline int tracked(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_ct_opts o = {.netns_id = BPF_F_CURRENT_NETNS, .l4proto = IPPROTO_TCP};
+	struct bpf_sock_tuple s;
+	struct nf_conn *c;
+	bool translated;
+
+	if (!p || p->tuple.protocol != IPPROTO_TCP || opens(p) || !bpf_skb_ct_lookup)
+		return false;
+	c = bpf_skb_ct_lookup(skb, &s, sought(&s, &p->tuple, p->six), &o, sizeof(o));
+	if (!c)
+		return false;
+	translated = c->status & IPS_DST_NAT;
+	bpf_ct_release(c);
+	return translated;
 }
 
 #define TRIES 24
@@ -574,7 +601,7 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	if (!q)
 		return TCX_NEXT;
 	f = find(q);
-	if (!f)
+	if (!f || tracked(skb, p))
 		return TCX_NEXT;
 	if (!own && place(&q->from) & PODS)
 		q->origin = FROM_POD;

@@ -45,3 +45,10 @@ type Cleaner interface {
 	// Clean removes everything that the plane ever wrote. Nothing there is no error.
 	Clean(context.Context) error
 }
+
+// Retirer is a Cleaner that can go when its connections have.
+type Retirer interface {
+	// Retire has the plane's slice serve nothing that is new; TCP connections that have begun go on. It gives their number: with none
+	// it is Clean.
+	Retire(context.Context) (connections int, err error)
+}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -66,10 +67,26 @@ func TestConfigurationChanged(t *testing.T) {
 	plane.must(t, "PATCH", sliceList+"/local", on("a", "c"), nil)
 	a.serving(t)
 	reaches(t, local, "web-1")
-	f := flow(to)
+	outside := nodePort(t, "kept", to.Port())
+	until(t, "the node port is there", func() error {
+		_, err := ask(outside)
+		return err
+	})
+	client, err := box.Pod("default", "client")
+	check(t, err)
+	f, k := flow(to), keep()
+	begin := func() {
+		k.begin(t, client, to)
+		k.begin(t, box.Outside(), outside)
+	}
+	begin()
 	t.Cleanup(node(t, "c", "172.18.0.11"))
-	for _, as := range []struct{ node, mode, pod string }{
-		{"c", "nftables", "web-2"}, {"c", "ebpf", "web-2"}, {"a", "iptables", "web-1"}, {"c", "nftables", "web-2"}, {"a", "ebpf", "web-1"},
+	goOn := 0 // how often the agent has said of another mode's connections that they do
+	for _, as := range []struct {
+		node, mode, pod string
+		goOn            int
+	}{
+		{"c", "nftables", "web-2", 0}, {"c", "ebpf", "web-2", 1}, {"a", "iptables", "web-1", 1}, {"c", "nftables", "web-2", 1}, {"a", "ebpf", "web-1", 1},
 	} {
 		configuration(t, dir, as.node, as.mode)
 		until(t, fmt.Sprintf("it serves node %s in mode %s", as.node, as.mode), func() error {
@@ -81,8 +98,26 @@ func TestConfigurationChanged(t *testing.T) {
 		})
 		took := reaches(t, local, as.pod)
 		t.Logf("node %s, mode %s: local endpoints %v after it was ready", as.node, as.mode, took)
+		goOn += as.goOn
+		until(t, "what the mode before needs no more is cleaned", func() error {
+			if n := strings.Count(a.log.String(), "go on as they began"); n < goOn {
+				return fmt.Errorf("connections that go on are told of %d times, not %d", n, goOn)
+			}
+			return nil
+		})
+		begin()
 	}
 	f.end(t)
+	k.end(t)
+}
+
+// nodePort makes a Service one of node ports, and gives where that is from outside.
+func nodePort(t testing.TB, name string, port uint16) netip.AddrPort {
+	t.Helper()
+	var made corev1.Service
+	plane.must(t, "PATCH", "/api/v1/namespaces/default/services/"+name, map[string]any{"spec": map[string]any{"type": "NodePort",
+		"ports": []corev1.ServicePort{{Port: int32(port), TargetPort: intstr.FromInt32(8080)}}}}, &made)
+	return netip.AddrPortFrom(netip.MustParseAddr("172.18.0.11"), uint16(made.Spec.Ports[0].NodePort))
 }
 
 // A node gets another address: node ports are there, as soon as the kernel or the Node object says so.
@@ -93,10 +128,7 @@ func TestNodeAddresses(t *testing.T) {
 			check(t, err)
 			a := startAgent(t, "fairlead", mode, "--nodeport-addresses", "198.18.0.0/24,primary")
 			s := service(t, "web", web1)
-			var made corev1.Service
-			plane.must(t, "PATCH", "/api/v1/namespaces/default/services/web", map[string]any{"spec": map[string]any{"type": "NodePort",
-				"ports": []corev1.ServicePort{{Port: int32(s.Port()), TargetPort: intstr.FromInt32(8080)}}}}, &made)
-			port := uint16(made.Spec.Ports[0].NodePort)
+			port := nodePort(t, "web", s.Port()).Port()
 			at := func(ip string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(ip), port) }
 			a.serving(t)
 			reaches(t, at("172.18.0.11"), "web-1")

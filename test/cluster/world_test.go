@@ -422,3 +422,53 @@ func (f *traffic) end(t testing.TB) {
 	}
 	t.Logf("%d connections, %d failed", f.count, len(f.fails))
 }
+
+// kept is connections that stay open and are asked in turn, without a rest, until end.
+type kept struct {
+	traffic
+	mu   sync.Mutex
+	open []*echo.Held
+}
+
+// keep begins to ask.
+func keep() *kept {
+	ctx, stop := context.WithCancel(context.Background())
+	k := &kept{traffic: traffic{stop: stop}}
+	k.done.Go(func() {
+		failed := map[*echo.Held]bool{}
+		for ctx.Err() == nil {
+			k.mu.Lock()
+			open := k.open
+			k.mu.Unlock()
+			for i, h := range open {
+				if failed[h] {
+					continue
+				}
+				ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+				if _, err := h.Ask(ctx); err != nil {
+					k.fails, failed[h] = append(k.fails, fmt.Errorf("connection %d: %w", i, err)), true
+				}
+				stop()
+				k.count++
+			}
+		}
+		for _, h := range k.open {
+			h.Close()
+		}
+	})
+	return k
+}
+
+// begin opens one more connection, from a host.
+func (k *kept) begin(t testing.TB, from *sandbox.Host, to netip.AddrPort) {
+	t.Helper()
+	check(t, from.Do(func() error {
+		h, err := echo.Hold(t.Context(), model.TCP, to, echo.Options{})
+		if err == nil {
+			k.mu.Lock()
+			k.open = append(k.open[:len(k.open):len(k.open)], h)
+			k.mu.Unlock()
+		}
+		return err
+	}))
+}

@@ -290,3 +290,18 @@ func (p *Plane) Clean(context.Context) error {
 	}
 	return bpf.RemoveFolder(p.folder)
 }
+
+// Retire implements dataplane.Retirer: no socket is translated any more, and of packets at devices those whose connections have ways.
+func (p *Plane) Retire(ctx context.Context) (connections int, err error) {
+	if err := p.forget(); err != nil {
+		return 0, err
+	}
+	p.hooked.Store(false)
+	if err := bpf.Detach(p.linksFolder()); err != nil {
+		return 0, err
+	}
+	if connections, err = bpf.Retire(p.folder); err != nil || connections > 0 {
+		return connections, err
+	}
+	return 0, p.Clean(ctx)
+}

@@ -1,0 +1,113 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// Retire empties the maps of every layout in a folder of frontends, and gives the number of TCP connections that have ways at
+// devices, and so go on.
+func Retire(folder string) (connections int, err error) {
+	list, err := os.ReadDir(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("bpf: look for maps: %w", err)
+	}
+	for _, e := range list {
+		if IsLayout(e.Name()) {
+			err = errors.Join(err, empty(filepath.Join(folder, e.Name())))
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	ways, err := filepath.Glob(filepath.Join(folder, stateFolder, packetsMapDestinations+"-*"))
+	for _, path := range ways {
+		n, err := alive(path)
+		if err != nil {
+			return 0, err
+		}
+		connections += n
+	}
+	return connections, err
+}
+
+// empty leaves a layout's maps without frontends, and has flows of UDP notice.
+func empty(folder string) error {
+	frontends, err := pinned(filepath.Join(folder, serviceMapFrontends))
+	if frontends == nil {
+		return err
+	}
+	defer frontends.Close()
+	var keys []Entry
+	if err := all(frontends, func(k Entry, _ Frontend) { keys = append(keys, k) }); err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if err := frontends.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("bpf: delete a frontend: %w", err)
+		}
+	}
+	changes, err := pinned(filepath.Join(folder, packetsMapChanges))
+	if changes == nil {
+		return err
+	}
+	defer changes.Close()
+	var n uint32
+	if err := changes.Lookup(uint32(0), &n); err != nil {
+		return fmt.Errorf("bpf: read the number of changes: %w", err)
+	}
+	return changes.Put(uint32(0), n+1)
+}
+
+// pinned opens a map, nil where there is none.
+func pinned(path string) (*ebpf.Map, error) {
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bpf: open %s: %w", path, err)
+	}
+	return m, nil
+}
+
+// alive counts the TCP connections among ways.
+func alive(path string) (n int, err error) {
+	ways, err := pinned(path)
+	if ways == nil {
+		return 0, err
+	}
+	defer ways.Close()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0, fmt.Errorf("bpf: read the clock: %w", err)
+	}
+	err = all(ways, func(t Tuple, w Way) {
+		state := packetsWayState(w.State)
+		if t.Protocol == unix.IPPROTO_TCP && state&packetsWayStateASKS != 0 && uint32(now.Sec) < w.Seen+lasts(state) {
+			n++
+		}
+	})
+	return n, err
+}
+
+// lasts gives for how many seconds a TCP connection's way without packets lasts: lifetime of bpf/packets.c, but nothing for one that is over.
+func lasts(s packetsWayState) uint32 {
+	const bothEnds = packetsWayStateENDS | packetsWayStateENDED
+	switch {
+	case s&packetsWayStateRESET != 0 || s&bothEnds == bothEnds:
+		return 0
+	case s&packetsWayStateANSWERED != 0:
+		return 5 * 24 * 3600
+	}
+	return 120
+}
