@@ -25,6 +25,7 @@ const (
 // :81 to none.
 type world struct {
 	t        testing.TB
+	folder   string
 	maps     *Maps
 	programs *DevicePrograms
 }
@@ -38,7 +39,11 @@ func pair(a, b string) [2]netip.Addr {
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	folder := filepath.Join(Mount, "fl-bpf-"+rand.Text()[:8])
-	m, err := CreateMaps(filepath.Join(folder, "maps"), small)
+	layout, err := Layout(small)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := CreateMaps(filepath.Join(folder, layout), small)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +75,7 @@ func newWorld(t testing.TB) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
-	return &world{t, m, p}
+	return &world{t, folder, m, p}
 }
 
 // skBuff is the beginning of struct __sk_buff that a run may be told.
@@ -241,7 +246,7 @@ func each(t *testing.T, f func(w *world, six int, protocol uint8)) {
 	}
 }
 
-const syn, ack, rst = 2, 16, 4
+const fin, syn, rst, ack = 1, 2, 4, 16
 
 func TestPacketThereAndBack(t *testing.T) {
 	each(t, func(w *world, six int, protocol uint8) {
@@ -327,6 +332,43 @@ func TestFlowsOfABackendThatWent(t *testing.T) {
 }
 
 // Fragments follow their first, which alone tells the ports.
+// Once retired, what has begun goes on, nothing new begins, and it is told when the last connection has ended.
+func TestRetire(t *testing.T) {
+	w := newWorld(t)
+	ask := func(six int, port uint16, protocol, flags uint8) (translated bool) {
+		client, entry := netip.AddrPortFrom(clients[six], port), netip.AddrPortFrom(entries[six], 80)
+		_, out := w.see("arrive-14", packet{src: client, dst: entry, protocol: protocol, flags: flags}.frame())
+		return w.read(out).dst == netip.AddrPortFrom(servers[six], 8080)
+	}
+	left := func(want int) {
+		t.Helper()
+		if n, err := Retire(w.folder); n != want || err != nil {
+			t.Errorf("%d connections (%v), not %d", n, err, want)
+		}
+	}
+	for six := range entries {
+		if !ask(six, 1234, unix.IPPROTO_TCP, syn) || !ask(six, 1235, unix.IPPROTO_TCP, syn) || !ask(six, 1234, unix.IPPROTO_UDP, 0) {
+			t.Fatal("the entry leads nowhere")
+		}
+	}
+	left(4)
+	for six := range entries {
+		if !ask(six, 1234, unix.IPPROTO_TCP, ack) {
+			t.Error("a connection that has begun ends")
+		}
+		if ask(six, 1236, unix.IPPROTO_TCP, syn) || ask(six, 1234, unix.IPPROTO_UDP, 0) {
+			t.Error("something new begins")
+		}
+		ask(six, 1235, unix.IPPROTO_TCP, rst)
+	}
+	left(2)
+	for six, client := range clients {
+		ask(six, 1234, unix.IPPROTO_TCP, fin|ack)
+		w.see("leave-14", packet{src: netip.AddrPortFrom(servers[six], 8080), dst: netip.AddrPortFrom(client, 1234), protocol: unix.IPPROTO_TCP, flags: fin | ack}.frame())
+	}
+	left(0)
+}
+
 func TestFragments(t *testing.T) {
 	w := newWorld(t)
 	client, entry, server := netip.AddrPortFrom(clients[0], 1234), netip.AddrPortFrom(entries[0], 80), netip.AddrPortFrom(servers[0], 8080)
