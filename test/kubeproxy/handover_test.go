@@ -35,11 +35,13 @@ import (
 // kube-proxy lives through both.
 func TestHandover(t *testing.T) {
 	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) { handOver(t, w.mode, w.variant) })
+		for _, ours := range []string{"nftables", "ebpf"} {
+			t.Run(w.name+"/"+ours, func(t *testing.T) { handOver(t, w.mode, w.variant, ours) })
+		}
 	}
 }
 
-func handOver(t *testing.T, mode kubeproxy.Mode, variant kubeproxy.Variant) {
+func handOver(t *testing.T, mode kubeproxy.Mode, variant kubeproxy.Variant, ours string) {
 	ns, ctx := space(t), patience(t, 3*time.Minute)
 	p := probe(t, ns)
 	say, more := echo(t, ns)
@@ -59,7 +61,7 @@ func handOver(t *testing.T, mode kubeproxy.Mode, variant kubeproxy.Variant) {
 	// Fairlead beside the kube-proxy, which holds the ports.
 	dir := filepath.Join(t.TempDir(), "objects")
 	check(t, generate.Write(dir, objects, 1))
-	run := start(t, ns, "run", "--source", dir, "--node", nodeName, "--take-over", "Remove", "--metrics-bind-address=", "--healthz-bind-address=")
+	run := start(t, ns, "run", "--mode", ours, "--source", dir, "--node", nodeName, "--take-over", "Remove", "--metrics-bind-address=", "--healthz-bind-address=")
 	run.says(ctx, "msg=serving")
 	run.says(ctx, "a kube-proxy runs here too")
 	check(t, n.Stop())
