@@ -48,6 +48,7 @@ func install(t testing.TB, set ...string) (r release) {
 	}
 	cmd := exec.Command("make", "-s", "manifests", "ARGS="+args) // as docs/install.md has it
 	cmd.Dir = "../.."
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=") // those of the make that runs this test have it print folders
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	text, err := cmd.Output()
