@@ -14,6 +14,7 @@ import (
 	"fairlead.dev/fairlead/lab/kubeproxy"
 	"fairlead.dev/fairlead/lab/load"
 	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/rules"
 )
 
 var tigeraExperiment = Experiment{
@@ -283,7 +284,7 @@ func (r *tigera) countArm(ctx context.Context, p *pair) (asked int, err error) {
 		if p.services == 1 && (position == first || position == last) {
 			continue
 		}
-		packet := sent(to)
+		packet := p.carried(sent(to))
 		n, err := set.count(packet)
 		if err != nil {
 			return asked, err
@@ -313,7 +314,7 @@ func (r *tigera) countArm(ctx context.Context, p *pair) (asked int, err error) {
 		}
 		asked++
 	}
-	known := sent(entry(service(middle, p.services)))
+	known := p.carried(sent(entry(service(middle, p.services))))
 	known.Established, known.To = true, serverEntry
 	if p.arm == armEBPF {
 		known.Dst, known.To = serverEntry, netip.AddrPort{}
@@ -340,13 +341,21 @@ func (r *tigera) average(set ruleset, p *pair) (mean float64, err error) {
 		if p.arm != armEBPF {
 			to = entry((2*i + 1) * p.services / (2 * k))
 		}
-		n, err := set.count(sent(to))
+		n, err := set.count(p.carried(sent(to)))
 		if err != nil {
 			return 0, err
 		}
 		mean += n.Mean / float64(k)
 	}
 	return mean, nil
+}
+
+// carried is a packet as the pair's rules meet it: IPVS sends what it carries as this host's output once more.
+func (p *pair) carried(packet rules.Packet) rules.Packet {
+	if p.arm == "ipvs" && packet.Dst != serverEntry {
+		packet.Path, packet.To = rules.Carried, serverEntry
+	}
+	return packet
 }
 
 // serverEntry is one of the server's own addresses.

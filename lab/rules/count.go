@@ -15,14 +15,15 @@ const (
 	Sent      Path = iota // by a process here, to elsewhere: OUTPUT, POSTROUTING
 	Forwarded             // from elsewhere to elsewhere: PREROUTING, FORWARD, POSTROUTING
 	Received              // from elsewhere, by a process here: PREROUTING, INPUT
+	Carried               // by a process here, and sent on by IPVS (ip_vs_nat_send_or_cont): OUTPUT until there, OUTPUT, POSTROUTING
 )
 
-// String gives "sent", "forwarded" or "received".
-func (p Path) String() string { return [...]string{"sent", "forwarded", "received"}[p] }
+// String gives "sent", "forwarded", "received" or "carried".
+func (p Path) String() string { return [...]string{"sent", "forwarded", "received", "carried"}[p] }
 
 // hooks gives the path's hooks (NF_INET_*).
 func (p Path) hooks() []int {
-	return [...][]int{{output, postrouting}, {prerouting, forward, postrouting}, {prerouting, input}}[p]
+	return [...][]int{{output, postrouting}, {prerouting, forward, postrouting}, {prerouting, input}, {output, output, postrouting}}[p]
 }
 
 // The hooks as the kernel numbers them.
@@ -41,7 +42,7 @@ type Packet struct {
 	Path        Path           // after translation, if there is one
 	In, Out     string         // devices; each empty where the path has none
 	Established bool           // an answer has been seen; else it is the connection's first packet
-	To          netip.AddrPort // of an established connection: what its destination was translated to, zero if it wasn't
+	To          netip.AddrPort // of an established connection, or one that IPVS carries: what its destination is translated to, zero if it isn't
 	Mark        uint32
 	Node        []netip.Addr // the node's own addresses, besides loopback ones
 }

@@ -77,10 +77,11 @@ func ReadNFTables() (*NFTables, error) {
 	return t, nil
 }
 
-// The priorities of connection tracking and of the hooks that all chains of type nat share at each hook.
+// The priorities of connection tracking, of IPVS, and of the hooks that all chains of type nat share at each hook.
 const (
 	tracking     = -200
 	destinations = -100
+	carrier      = -99 // IPVS, of what is sent here (net/netfilter/ipvs/ip_vs_core.c)
 	sources      = 100
 )
 
@@ -198,11 +199,17 @@ type machine struct {
 // walk implements Ruleset.
 func (t *NFTables) walk(p *Packet, c *chance) (Outcome, error) {
 	m := &machine{walk: newWalk(p, c), t: t}
-	for _, m.hook = range p.Path.hooks() {
-		m.again(m.hook == prerouting || m.hook == output)
-		natted := false
+	for i, hook := range p.Path.hooks() {
+		m.hook = hook
+		before, behind := p.Path == Carried && i == 0, p.Path == Carried && i == 1 // IPVS
+		if behind {
+			m.to = p.To
+		} else if p.Path != Carried {
+			m.again(m.hook == prerouting || m.hook == output)
+		}
+		natted := behind
 		for _, m.base = range t.hooks[[2]int{p.Dst.Addr().BitLen(), m.hook}] {
-			if m.base.Hook.Type == "nat" && (p.Established || natted || m.untracked) {
+			if m.base.Hook.Type == "nat" && (p.Established || natted || m.untracked) || before && m.base.Hook.Priority > carrier {
 				continue
 			}
 			to := m.to
