@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"fairlead.dev/fairlead/dataplane/flows"
 	"fairlead.dev/fairlead/dataplane/health"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
@@ -36,7 +37,7 @@ type Options struct {
 	Addresses Addresses // of the node's interfaces, in place of Resolve's; nil: those stay
 
 	Tell   func([]source.Problem) // is called with all problems that stand when they may have changed; nil: they are logged alone
-	Served func(context.Context)  // is called once the first batch is in the kernel, in a goroutine that Run waits for; nil: nobody waits for that
+	Served func(context.Context)  // is called once the first batch is in the kernel and what other modes left is not; Run waits for it; nil: nobody waits for that
 }
 
 // Addresses calls tell with the addresses of the node's interfaces, and again whenever they have changed, until ctx ends.
@@ -70,6 +71,9 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	o.Resolve = o.Mode.Resolve(o.Resolve)
+	if err := keepOthers(o.Mode); err != nil {
+		o.Log.Warn("connections that began before this mode may end with what began them", "error", err)
+	}
 	services, err := OpenServices(o.Mode, o.Log)
 	if err != nil {
 		return impossible(ctx, err)
@@ -153,7 +157,8 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 	}
 	a.tellAll()
 	if first {
-		a.ended.Go(func() { a.arrive(ctx) })
+		left := others{mode: a.options.Mode, log: a.options.Log, entries: flows.EntriesOf(delta.Put)}
+		a.ended.Go(func() { a.arrive(ctx, left) })
 	}
 }
 
@@ -244,8 +249,8 @@ func (a *Agent) tell(problems []source.Problem) {
 	a.known = now
 }
 
-// arrive waits until the first batch is in the kernel, then says so and gives memory of the start back.
-func (a *Agent) arrive(ctx context.Context) {
+// arrive waits until the first batch is in the kernel, then says so, gives memory of the start back, and removes what is left of others.
+func (a *Agent) arrive(ctx context.Context, left others) {
 	start := time.Now()
 	err := a.services.Sync(ctx)
 	if ctx.Err() != nil {
@@ -261,9 +266,11 @@ func (a *Agent) arrive(ctx context.Context) {
 		facts += s.Held
 	}
 	a.options.Log.Info("serving", "node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "why", a.options.Why, "facts", facts, "took", time.Since(start).Round(time.Microsecond), "error", err)
+	left.clean(ctx) // what fails is tried again
 	if a.options.Served != nil {
 		a.options.Served(ctx)
 	}
+	left.release(ctx)
 }
 
 // ready says whether the first batch is in the kernel.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
-	"strings"
 
 	"fairlead.dev/fairlead/dataplane/flows"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
@@ -65,53 +63,10 @@ func (a *Audit) Lacks(f *model.Frontend) (missing, of int) {
 	return missing, of
 }
 
-// tracks says whether the mode's own rules have the kernel translate connections.
-func (m Mode) tracks() bool { return m.Tracked && m.tracked == nil }
-
-// KeepOthers has TCP connections go on that the kernel translates by what other modes than m, or a kube-proxy, left in the calling
-// thread's network namespace, also once that goes. It comes before m's first write, which may take the place of another mode's.
-func KeepOthers(m Mode) error {
-	if m.tracks() {
-		return nil
-	}
-	return flows.Keep()
-}
-
-// ReleaseOthers undoes KeepOthers if the last such connection has ended, or m does without. It gives how many there are.
-func ReleaseOthers(m Mode) (connections int, err error) { return flows.Release(m.tracks()) }
-
-// CleanOthers removes what other modes than m left in the calling thread's network namespace, but for what TCP connections that began
-// with them need to go on, and gives the number of those. Modes that share a plane's name, or are variants of one, leave each other's.
-func CleanOthers(ctx context.Context, m Mode) (connections int, err error) {
-	uses := func(name string) bool {
-		return slices.ContainsFunc(m.planes, func(p opener) bool { return family(p.name) == family(name) })
-	}
-	var errs []error
-	for _, o := range modes {
-		for _, p := range o.planes {
-			if p.name != o.Name || uses(p.name) || o.Name != family(o.Name) {
-				continue
-			}
-			if l, err := p.open(slog.New(slog.DiscardHandler)); err == nil {
-				n, err := l.retire(ctx)
-				connections += n
-				errs = append(errs, err, l.Close())
-			}
-		}
-	}
-	return connections, errors.Join(errs...)
-}
-
-// family is the name of a plane without its variant.
-func family(name string) string {
-	name, _, _ = strings.Cut(name, "-")
-	return name
-}
-
 // Clean removes everything of ours from the calling thread's network namespace, whatever the mode that wrote it. A mode
 // that this kernel can't do at all has left nothing.
 func Clean(ctx context.Context) error {
-	_, err := flows.Release(true)
+	_, err := flows.Release(nil)
 	errs := []error{err}
 	for _, m := range modes {
 		for _, p := range m.planes {

@@ -131,8 +131,9 @@ type loop interface {
 
 // opener makes a plane's loop for the calling thread's network namespace.
 type opener struct {
-	name string
-	open func(*slog.Logger) (loop, error)
+	name    string
+	open    func(*slog.Logger) (loop, error)
+	retires bool // the plane is a dataplane.Retirer
 }
 
 // plane is what a service plane must be.
@@ -197,6 +198,7 @@ type served[K dataplane.Key, V comparable] struct {
 
 // opens gives the opener of a plane that has those abilities and is told of the frontends that it takes, nil for all.
 func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, open func() (P, error), takes func(*model.Frontend) bool) opener {
+	_, retires := any(*new(P)).(dataplane.Retirer)
 	return opener{a.Name, func(log *slog.Logger) (loop, error) {
 		p, err := open()
 		if err != nil {
@@ -204,7 +206,7 @@ func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, op
 		}
 		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Log: log.With("plane", a.Name), MaxFacts: a.Batch})
 		return &partial{loop: served[K, V]{p, l}, share: share{takes: takes}}, nil
-	}}
+	}, retires}
 }
 
 // retire cleans the plane, later if connections need it still.

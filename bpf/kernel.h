@@ -68,7 +68,7 @@ struct nf_conn {
 
 #pragma clang attribute pop
 
-/* net/netfilter/nf_conntrack_bpf.c, since Linux 5.18. */
+/* net/netfilter/nf_conntrack_bpf.c, since Linux 5.18, where the kernel tracks connections or has the module loaded that does. */
 struct bpf_ct_opts {
 	__s32 netns_id, error;
 	__u8 l4proto, dir, reserved[2];

@@ -459,7 +459,7 @@ __noinline int tracked(struct __sk_buff *skb, const struct packet *p)
 	struct nf_conn *c;
 	bool translated;
 
-	if (!p || p->tuple.protocol != IPPROTO_TCP || opens(p) || !bpf_skb_ct_lookup)
+	if (!p || p->tuple.protocol != IPPROTO_TCP || opens(p) || !bpf_core_type_exists(struct bpf_ct_opts))
 		return false;
 	c = bpf_skb_ct_lookup(skb, &s, sought(&s, &p->tuple, p->six), &o, sizeof(o));
 	if (!c)

@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -121,58 +120,9 @@ func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[st
 				log.Warn("settings of the system could not be made", "error", err)
 			}
 		}
-		left := others{mode: d.mode, log: log}
-		left.clean(ctx)
 		if err := takeover.Run(ctx, log, takeover.Options{Remove: c.Own.TakeOver == config.Remove, Keep: c.Kept()}); err != nil && !errors.Is(err, context.Canceled) {
 			log.Warn("a kube-proxy's rules could not be taken over", "error", err)
 		}
-		left.release(ctx)
-	}
-	if err := agent.KeepOthers(d.mode); err != nil {
-		log.Warn("connections that began before this mode may end with it", "error", err)
 	}
 	return agent.Run(ctx, o)
-}
-
-// others is what other modes, or a kube-proxy, left.
-type others struct {
-	mode agent.Mode
-	log  *slog.Logger
-	kept int // connections that went on when last counted
-}
-
-// clean removes what no connection needs, and gives how many need the rest.
-func (o *others) clean(ctx context.Context) (connections int, err error) {
-	if connections, err = agent.CleanOthers(ctx, o.mode); err != nil && ctx.Err() == nil {
-		o.log.Warn("what another mode left could not be removed", "error", err)
-	}
-	return connections, err
-}
-
-// recount is how long to wait until the connections that go on are counted again.
-const recount = 30 * time.Second
-
-// release removes the rest once the connections that need it have ended.
-func (o *others) release(ctx context.Context) {
-	for ctx.Err() == nil {
-		n, err := o.clean(ctx)
-		kept, err2 := agent.ReleaseOthers(o.mode)
-		if err2 != nil {
-			o.log.Warn("what keeps connections of another mode could not be removed", "error", err2)
-		}
-		n += kept
-		switch {
-		case n > 0 && o.kept == 0:
-			o.log.Info("connections that began before this mode go on as they began", "connections", n)
-		case n == 0 && o.kept > 0:
-			o.log.Info("the last connection that began before this mode has ended")
-		}
-		if o.kept = n; n == 0 && err == nil && err2 == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(recount):
-		}
-	}
 }

@@ -1,5 +1,6 @@
 // Package flows is the data plane that cuts stale flows: connections of UDP and SCTP that the kernel tracks to a backend
-// which their frontend no longer has, or to no backend at all from before there was a frontend. TCP ends by itself.
+// which their frontend no longer has, or to no backend at all from before there was a frontend. TCP ends by itself: it is kept (keep.go) where a
+// switch of data planes would end it.
 //
 // What traffic writes into the kernel is no fact; which backends an entry's flows may have is. A fact that becomes true
 // cuts the entry's other flows, one that becomes untrue those that it allowed. It is told after the service data plane
@@ -100,6 +101,14 @@ func familyOf(a netip.Addr) uint8 {
 	return unix.AF_INET6
 }
 
+// anyAddr gives the address that stands for every one of the node's in an entry, of a's family.
+func anyAddr(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
 // cutter decides about flows.
 type cutter struct {
 	now, past map[Key]Allowed // of entries that are and entries that are no more
@@ -119,10 +128,7 @@ func (c cutter) stale(f conntrack.Flow) bool {
 	if !c.own[k.Addr] {
 		return false
 	}
-	k.Addr = netip.IPv6Unspecified()
-	if f.Destination.Addr().Is4() {
-		k.Addr = netip.IPv4Unspecified()
-	}
+	k.Addr = anyAddr(k.Addr)
 	yes, _ := c.decide(k, f)
 	return yes
 }

@@ -2,6 +2,7 @@ package flows
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -22,17 +23,16 @@ var tracks = nftables.Rule{Comment: "translates connections that began with othe
 // translating has the kernel translate them, at all hooks.
 var translating = nftables.Hook{Type: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: -100}
 
-// translators are tables of ours and of a kube-proxy whose chains have the kernel translate.
-var translators = []string{"fairlead", "kube-proxy"}
-
 // Keep has the kernel go on translating the TCP connections that it tracks in the calling thread's network namespace, when what began them
 // goes: with the last chain of type nat, whosever it is, all translation would end (net/netfilter/nf_nat_core.c, nf_nat_unregister_fn).
-// Where there are none, and nobody who could begin any, nothing is changed.
-func Keep() error {
-	return change(func(tx *nftables.Tx, tables []string) error {
-		n, err := translated()
-		begin := slices.ContainsFunc(tables, func(t string) bool { return slices.Contains(translators, t) })
-		if !slices.Contains(tables, Kept) && (n > 0 || begin) {
+// Where there are none, and none of the tables named, from which some may begin yet, nothing is changed.
+func Keep(tables ...string) error {
+	return change(func(tx *nftables.Tx, c *conntrack.Conn, held []string) error {
+		if slices.Contains(held, Kept) {
+			return nil
+		}
+		n, err := each(c, func(f conntrack.Flow) (counts, cuts bool) { return f.Protocol == uint8(model.TCP), false })
+		if n > 0 || slices.ContainsFunc(tables, func(t string) bool { return slices.Contains(held, t) }) {
 			tx.AddTable(Kept)
 			tx.AddChain(Kept, nftables.Chain{Name: chain, Hook: &translating})
 			tx.AddRule(Kept, chain, tracks)
@@ -41,53 +41,98 @@ func Keep() error {
 	})
 }
 
-// Release undoes Keep once there are no such connections any more, or at once. It gives how many there are, if it waits for them.
-func Release(atOnce bool) (connections int, err error) {
-	err = change(func(tx *nftables.Tx, tables []string) (err error) {
+// Entries are where frontends are.
+type Entries map[model.Entry]bool
+
+// EntriesOf gives those of a model's parts.
+func EntriesOf(parts []model.Part) Entries {
+	l := Entries{}
+	for _, p := range parts {
+		if f, ok := p.(*model.Frontend); ok {
+			l[f.Entry] = true
+		}
+	}
+	return l
+}
+
+// has says whether a flow goes to one. own are the node's addresses.
+func (l Entries) has(f conntrack.Flow, own map[netip.Addr]bool) bool {
+	e := model.Entry{Addr: f.Destination.Addr(), Port: f.Destination.Port(), Protocol: model.Protocol(f.Protocol)}
+	if l[e] || !own[e.Addr] {
+		return l[e]
+	}
+	e.Addr = anyAddr(e.Addr)
+	return l[e]
+}
+
+// Release undoes Keep once no TCP connection to one of the entries is translated any more, and gives how many are. Flows of UDP that are
+// it cuts: whoever serves the entries now gives their clients a backend. Without entries it waits for nothing.
+func Release(entries Entries) (connections int, err error) {
+	err = change(func(tx *nftables.Tx, c *conntrack.Conn, tables []string) error {
 		if !slices.Contains(tables, Kept) {
 			return nil
 		}
-		if !atOnce {
-			connections, err = translated()
+		if entries != nil {
+			own, err := c.Addresses()
+			if err != nil {
+				return err
+			}
+			connections, err = each(c, func(f conntrack.Flow) (counts, cuts bool) {
+				ours := entries.has(f, own)
+				return ours && f.Protocol == uint8(model.TCP), ours && f.Protocol == uint8(model.UDP)
+			})
+			if err != nil || connections > 0 {
+				return err
+			}
 		}
-		if connections == 0 {
-			tx.DelTable(Kept)
-		}
-		return err
+		tx.DelTable(Kept)
+		return nil
 	})
 	return connections, err
 }
 
-// translated gives the number of TCP connections whose destination the kernel translates.
-func translated() (connections int, err error) {
-	flows, err := conntrack.Open()
-	if err != nil {
-		return 0, err
-	}
-	defer flows.Close()
+// each asks about every flow whose destination the kernel translates, cuts those that are to be, and counts those that count.
+func each(c *conntrack.Conn, ask func(conntrack.Flow) (counts, cuts bool)) (n int, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		n, err := flows.Count(family, func(f conntrack.Flow) bool { return f.Protocol == uint8(model.TCP) && f.Answers != f.Destination })
+		_, err := c.Cut(family, func(f conntrack.Flow) (cuts bool) {
+			if f.Answers == f.Destination {
+				return false
+			}
+			counts, cuts := ask(f)
+			if counts {
+				n++
+			}
+			return cuts
+		})
 		if err != nil {
 			return 0, err
 		}
-		connections += n
 	}
-	return connections, nil
+	return n, nil
 }
 
-// change writes what f says, who learns which tables there are.
-func change(f func(tx *nftables.Tx, tables []string) error) error {
+// change writes what f says, who learns which tables there are. Where the kernel has no nf_tables there is nothing to change.
+func change(f func(tx *nftables.Tx, c *conntrack.Conn, tables []string) error) error {
 	conn, err := nftables.Open()
+	if errors.Is(err, nftables.ErrAbsent) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
+	defer conn.Close()
 	tables, err := conn.Tables()
+	if err != nil {
+		return err
+	}
+	flows, err := conntrack.Open()
+	if err != nil {
+		return err
+	}
+	defer flows.Close()
 	var tx nftables.Tx
-	if err == nil {
-		err = f(&tx, tables)
+	if err := f(&tx, flows, tables); err != nil || tx.Empty() {
+		return err
 	}
-	if err == nil && !tx.Empty() {
-		err = conn.Commit(&tx)
-	}
-	return errors.Join(err, conn.Close())
+	return conn.Commit(&tx)
 }

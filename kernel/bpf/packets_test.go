@@ -331,7 +331,6 @@ func TestFlowsOfABackendThatWent(t *testing.T) {
 	})
 }
 
-// Fragments follow their first, which alone tells the ports.
 // Once retired, what has begun goes on, nothing new begins, and it is told when the last connection has ended.
 func TestRetire(t *testing.T) {
 	w := newWorld(t)
@@ -369,6 +368,7 @@ func TestRetire(t *testing.T) {
 	left(0)
 }
 
+// Fragments follow their first, which alone tells the ports.
 func TestFragments(t *testing.T) {
 	w := newWorld(t)
 	client, entry, server := netip.AddrPortFrom(clients[0], 1234), netip.AddrPortFrom(entries[0], 80), netip.AddrPortFrom(servers[0], 8080)

@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,8 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ErrForm says that maps are of another version's form.
+var ErrForm = errors.New("bpf: a map of another version's form")
+
 // Retire empties the maps of every layout in a folder of frontends, and gives the number of TCP connections that have ways at
-// devices, and so go on.
+// devices, and so go on. Those of another version's form are an ErrForm.
 func Retire(folder string) (connections int, err error) {
 	list, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -42,7 +46,7 @@ func Retire(folder string) (connections int, err error) {
 
 // empty leaves a layout's maps without frontends, and has flows of UDP notice.
 func empty(folder string) error {
-	frontends, err := pinned(filepath.Join(folder, serviceMapFrontends))
+	frontends, err := pinned[Entry, Frontend](filepath.Join(folder, serviceMapFrontends))
 	if frontends == nil {
 		return err
 	}
@@ -56,7 +60,7 @@ func empty(folder string) error {
 			return fmt.Errorf("bpf: delete a frontend: %w", err)
 		}
 	}
-	changes, err := pinned(filepath.Join(folder, packetsMapChanges))
+	changes, err := pinned[uint32, uint32](filepath.Join(folder, packetsMapChanges))
 	if changes == nil {
 		return err
 	}
@@ -68,8 +72,8 @@ func empty(folder string) error {
 	return changes.Put(uint32(0), n+1)
 }
 
-// pinned opens a map, nil where there is none.
-func pinned(path string) (*ebpf.Map, error) {
+// pinned opens a map of K to V, nil where there is none.
+func pinned[K, V any](path string) (*ebpf.Map, error) {
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -77,12 +81,18 @@ func pinned(path string) (*ebpf.Map, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bpf: open %s: %w", path, err)
 	}
+	var k K
+	var v V
+	if int(m.KeySize()) != binary.Size(k) || int(m.ValueSize()) != binary.Size(v) {
+		m.Close()
+		return nil, fmt.Errorf("%w: %s", ErrForm, path)
+	}
 	return m, nil
 }
 
 // alive counts the TCP connections among ways.
 func alive(path string) (n int, err error) {
-	ways, err := pinned(path)
+	ways, err := pinned[Tuple, Way](path)
 	if ways == nil {
 		return 0, err
 	}

@@ -54,17 +54,6 @@ func (c *Conn) Cut(family uint8, match func(Flow) bool) (int, error) {
 	return int(n), nil
 }
 
-// Count gives the number of flows of a family that match says.
-func (c *Conn) Count(family uint8, match func(Flow) bool) (n int, err error) {
-	_, err = c.Cut(family, func(f Flow) bool {
-		if match(f) {
-			n++
-		}
-		return false
-	})
-	return n, err
-}
-
 // filter is a netlink.CustomConntrackFilter.
 type filter func(Flow) bool
 

@@ -31,6 +31,9 @@ type Conn struct {
 	since   atomic.Uint32 // generation of the ruleset at the last Mark, less our commits until then
 }
 
+// ErrAbsent says that the kernel can't do it at all.
+var ErrAbsent = errors.New("this kernel has no nf_tables (CONFIG_NF_TABLES)")
+
 // Open connects to the calling thread's network namespace. It needs CAP_NET_ADMIN there.
 func Open() (*Conn, error) {
 	fd, port, err := socket()
@@ -57,7 +60,7 @@ func (c *Conn) probe() error {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("nftables: not permitted: run as root or with CAP_NET_ADMIN: %w", err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
-		return fmt.Errorf("nftables: this kernel has no nf_tables (CONFIG_NF_TABLES): %w", err)
+		return fmt.Errorf("nftables: %w: %w", ErrAbsent, err)
 	}
 	return err
 }

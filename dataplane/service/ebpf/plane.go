@@ -56,8 +56,8 @@ func Room(slots uint32) bpf.Sizes {
 // roomier is the way out of full maps.
 const roomier = "give more with --ebpf-room"
 
-// Plane writes facts into the maps of one node. It implements dataplane.Plane[model.Part, Key, string], dataplane.Watcher and
-// dataplane.Cleaner.
+// Plane writes facts into the maps of one node. It implements dataplane.Plane[model.Part, Key, string], dataplane.Watcher,
+// dataplane.Cleaner and dataplane.Retirer.
 type Plane struct {
 	Options
 	folder string // for all that is pinned
@@ -84,6 +84,7 @@ var (
 	_ dataplane.Plane[model.Part, Key, string] = (*Plane)(nil)
 	_ dataplane.Watcher                        = (*Plane)(nil)
 	_ dataplane.Cleaner                        = (*Plane)(nil)
+	_ dataplane.Retirer                        = (*Plane)(nil)
 )
 
 // New opens the plane of the calling thread's network namespace. Nothing is in the kernel before the first Write.
@@ -300,8 +301,9 @@ func (p *Plane) Retire(ctx context.Context) (connections int, err error) {
 	if err := bpf.Detach(p.linksFolder()); err != nil {
 		return 0, err
 	}
-	if connections, err = bpf.Retire(p.folder); err != nil || connections > 0 {
-		return connections, err
+	connections, err = bpf.Retire(p.folder)
+	if connections == 0 && err == nil || errors.Is(err, bpf.ErrForm) { // who can't say who is there can't wait for them
+		return 0, p.Clean(ctx)
 	}
-	return 0, p.Clean(ctx)
+	return connections, err
 }
