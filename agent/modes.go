@@ -101,6 +101,7 @@ func ModeOf(name string) (Mode, error) {
 // Resolve tells a resolver's configuration what the mode can do.
 func (m Mode) Resolve(c resolve.Config) resolve.Config {
 	c.Plane, c.Schedulers, c.Behind, c.HidesAll, c.Cannot = m.Name, m.Schedulers, m.Behind, m.HidesAll, m.Cannot
+	c.NotDirect = m.NotDirect()
 	return c
 }
 

@@ -116,6 +116,8 @@ type Node struct {
 	Pods      []netip.Prefix // sources that count as pods; sorted, none inside another
 	NodePorts []Range        // own addresses within these take NodePort traffic; sorted, disjoint
 	Localhost bool           // NodePorts include IPv4 loopback addresses: the kernel must let such packets leave
+	Direct    bool           // nodes tell each other what clients asked, so that a backend's node can answer (Frontend.Direct)
+	Nodes     []netip.Addr   // with Direct: addresses by which the cluster's nodes know each other, this one's too; sorted
 }
 
 // Pool is a set of backends that frontends share, and how a client is given one.
@@ -135,6 +137,7 @@ type Pool struct {
 type Backend struct {
 	Addr  netip.AddrPort
 	Local bool // runs on this node: its own packets to a frontend may come back to it
+	Away  bool // runs on another node of the cluster, which may answer clients itself (Frontend.Direct)
 	// Weight is how many connections the backend is to get against the others of its pool. 0 is as 1: where all weigh the
 	// same, all are 0. Weights of a pool have no common divisor. At most MaxWeight.
 	Weight uint16
@@ -190,9 +193,13 @@ type Frontend struct {
 	Service string // for people, "namespace/name:port name"
 	Via     string // for people: ClusterIP, NodePort, ExternalIP or LoadBalancer
 	Entry   Entry
-	Inside  Target         // for FromNode and FromPod
-	Outside Target         // for FromOutside; the same pool as Inside unless clients there see other backends
-	Hide    Origins        // whose source address becomes this node's; a packet back to its own pod is always hidden
+	Inside  Target  // for FromNode and FromPod
+	Outside Target  // for FromOutside; the same pool as Inside unless clients there see other backends
+	Hide    Origins // whose source address becomes this node's; a packet back to its own pod is always hidden
+	// Direct is which of those in Hide keep their source address before backends on this node, and before backends on others,
+	// whose nodes then answer them past this one. Not clients that are nodes or the backend itself, and of a node port not those that
+	// ask an address that isn't in Node.Nodes.
+	Direct  Origins
 	Sources []netip.Prefix // the only sources let in; nil lets all in. Sorted, none inside another, Entry's family
 }
 

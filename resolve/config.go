@@ -28,6 +28,8 @@ type Config struct {
 	Schedulers model.Schedulers             // those that the plane can do; none given: all
 	Behind     model.Schedulers             // those of another plane that serves clients whom the first can't; none given: the first serves all
 	HidesAll   bool                         // the plane shows no client's address to any backend
+	Direct     bool                         // clients outside are answered by the node of their backend, where that can be (model.Frontend.Direct)
+	NotDirect  string                       // why the plane can't have that, so that they are hidden; "": it can
 	Cannot     func(*model.Frontend) string // why the plane can't serve a frontend, or ""; nil: it serves all
 }
 
@@ -48,6 +50,7 @@ type settings struct {
 	primary   bool          // NodePortAddresses holds primary
 	localhost bool          // ranges hold an IPv4 loopback address
 	problems  []source.Problem
+	instead   []source.Problem // what is done in place of what was asked for: no reason not to begin
 }
 
 func (c Config) read() *settings {
@@ -85,7 +88,19 @@ func (c Config) read() *settings {
 	}
 	s.readNodePorts(rep)
 	s.problems = rep.problems
+	s.readDirect()
 	return s
+}
+
+// readDirect drops a wish that the data plane can't fulfil.
+func (s *settings) readDirect() {
+	if !s.Direct || s.NotDirect == "" {
+		return
+	}
+	rep := &report{}
+	rep.add("Direct", "DirectNotAvailable", "the data plane %s can't have the nodes of endpoints answer clients outside: %s; clients are hidden behind this node instead; choose another data plane",
+		s.Plane, s.NotDirect)
+	s.Direct, s.instead = false, rep.problems
 }
 
 func (s *settings) readNodePorts(rep *report) {

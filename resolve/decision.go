@@ -28,13 +28,14 @@ type decider struct {
 	candidates []candidate
 	backends   []model.Backend
 	usable     []bool       // by group: some endpoint of the cluster takes traffic
+	near       []bool       // by group: nodes differ in which of its endpoints they use
 	counted    []netip.Addr // ready endpoints on this node
 }
 
 // decide gives what d, the Service of that key, comes to at p.
 func (w *decider) decide(p *place, key source.Key, d *declared, all []*endpointSlice, old *decision) decision {
 	w.place, w.key, w.declared, w.old, w.out = p, key, d, old, decision{}
-	w.usable, w.counted = w.usable[:0], w.counted[:0]
+	w.usable, w.near, w.counted = w.usable[:0], w.near[:0], w.counted[:0]
 	w.out.pools = make([]*model.Pool, 0, scopes*len(d.groups))
 	for i := range d.groups {
 		w.fill(&d.groups[i], all)
@@ -53,6 +54,7 @@ func (w *decider) decide(p *place, key source.Key, d *declared, all []*endpointS
 func (w *decider) fill(g *group, all []*endpointSlice) {
 	w.candidates = gather(w.candidates, all, g)
 	w.usable = append(w.usable, slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.is.has(ready) || c.is.draining() }))
+	w.near = append(w.near, w.spread != anywhere || hinted(w.candidates))
 	here := func(e *endpoint) bool { return e.is.has(local) }
 	every := func(*endpoint) bool { return true }
 	for scope, name := range g.pools {
@@ -61,9 +63,9 @@ func (w *decider) fill(g *group, all []*endpointSlice) {
 		case name.name == "":
 		case scope == cluster:
 			t := topologyFor(w.candidates, w.spread, w.zone)
-			p = w.pool(g, name, choose(w.backends, w.candidates, every, t.fits))
+			p = w.pool(g, name, choose(w.backends, w.candidates, every, t.fits, w.Direct))
 		default:
-			p = w.pool(g, name, choose(w.backends, w.candidates, here, every))
+			p = w.pool(g, name, choose(w.backends, w.candidates, here, every, w.Direct))
 		}
 		w.out.pools = append(w.out.pools, p)
 	}
@@ -96,6 +98,7 @@ func (w *decider) pool(g *group, name poolName, backends []model.Backend) *model
 func (w *decider) front(i int) *model.Frontend {
 	e := &w.entries[i]
 	f := model.Frontend{Service: w.groups[e.group].label, Via: e.via.String(), Entry: e.Entry, Hide: w.hide(e), Sources: w.permitted(e)}
+	f.Direct = w.direct(e) & f.Hide
 	f.Inside, f.Outside = w.targets(e)
 	if old := find(w.old.fronts, i, func(o *model.Frontend) bool { return equalFrontend(o, &f) }); old != nil {
 		return old
@@ -135,6 +138,15 @@ func (w *decider) hide(e *entry) model.Origins {
 		return model.OriginsOf(model.FromNode)
 	}
 	return model.AllOrigins
+}
+
+// direct says which clients the nodes of endpoints may answer themselves: those outside, by TCP and UDP. Each node must come to the same
+// endpoints, or it would not know that it is asked for its own.
+func (w *decider) direct(e *entry) model.Origins {
+	if !w.Direct || e.via == viaClusterIP || e.Protocol == model.SCTP || w.near[e.group] {
+		return 0
+	}
+	return model.OriginsOf(model.FromOutside)
 }
 
 // permitted gives the sources that an entry lets in: nil for all, an empty slice for nobody. Where this node is let in, the
@@ -197,5 +209,5 @@ func find[P any](list []P, i int, is func(P) bool) (none P) {
 
 func equalFrontend(a, b *model.Frontend) bool {
 	return a.Service == b.Service && a.Via == b.Via && a.Entry == b.Entry && a.Inside == b.Inside && a.Outside == b.Outside &&
-		a.Hide == b.Hide && (a.Sources == nil) == (b.Sources == nil) && slices.Equal(a.Sources, b.Sources)
+		a.Hide == b.Hide && a.Direct == b.Direct && (a.Sources == nil) == (b.Sources == nil) && slices.Equal(a.Sources, b.Sources)
 }

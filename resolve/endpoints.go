@@ -266,8 +266,8 @@ func once(list []candidate) []candidate {
 
 // choose fills list with the candidates that take traffic on this node: the ready ones that fit, or, where there is
 // none, the draining ones in scope (KEP-1669). A ready one that doesn't fit topology is never replaced by a draining one:
-// topology is only obeyed where it leaves a ready one.
-func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) bool) []model.Backend {
+// topology is only obeyed where it leaves a ready one. Whether they run on other nodes is told only where it matters.
+func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) bool, away bool) []model.Backend {
 	list = list[:0]
 	for _, want := range [...]func(e *endpoint) bool{
 		func(e *endpoint) bool { return e.is.has(ready) && inScope(e) && fits(e) },
@@ -275,7 +275,7 @@ func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) 
 	} {
 		for _, c := range of {
 			if want(c.endpoint) {
-				list = append(list, model.Backend{Addr: c.at, Local: c.is.has(local), Weight: c.weight})
+				list = append(list, model.Backend{Addr: c.at, Local: c.is.has(local), Away: away && c.is.has(onSomeNode) && !c.is.has(local), Weight: c.weight})
 			}
 		}
 		if len(list) > 0 {

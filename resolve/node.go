@@ -2,6 +2,7 @@ package resolve
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"unique"
@@ -21,10 +22,16 @@ type place struct {
 	problems []source.Problem      // of the Node object
 }
 
-// locate reads the Node object, nil for none. Parts equal to old's keep their pointer.
-func locate(set *settings, obj *corev1.Node, old *model.Node) *place {
+// locate reads the Node object, nil for none. nodes are all Nodes' addresses. Parts equal to old's keep their pointer.
+func locate(set *settings, obj *corev1.Node, nodes map[string][]netip.Addr, old *model.Node) *place {
 	p := &place{settings: set}
-	n := &model.Node{Name: set.Node, Addresses: slices.Clone(set.Addresses), Pods: set.ClusterCIDRs, NodePorts: set.ranges, Localhost: set.localhost}
+	n := &model.Node{Name: set.Node, Addresses: slices.Clone(set.Addresses), Pods: set.ClusterCIDRs, NodePorts: set.ranges, Localhost: set.localhost,
+		Direct: set.Direct}
+	if set.Direct {
+		n.Nodes = slices.Concat(slices.Collect(maps.Values(nodes))...)
+		slices.SortFunc(n.Nodes, netip.Addr.Compare)
+		n.Nodes = slices.Compact(n.Nodes)
+	}
 	var internal []netip.Addr
 	if set.Primary.IsValid() {
 		internal = append(internal, set.Primary)
@@ -115,7 +122,7 @@ func readPodCIDRs(obj *corev1.Node, rep *report) (pods []netip.Prefix) {
 }
 
 func equalNode(a, b *model.Node) bool {
-	return a.Name == b.Name && a.Localhost == b.Localhost && slices.Equal(a.Addresses, b.Addresses) &&
+	return a.Name == b.Name && a.Localhost == b.Localhost && a.Direct == b.Direct && slices.Equal(a.Nodes, b.Nodes) && slices.Equal(a.Addresses, b.Addresses) &&
 		slices.Equal(a.Pods, b.Pods) && slices.Equal(a.NodePorts, b.NodePorts)
 }
 

@@ -26,8 +26,8 @@ type Resolver struct {
 	object   *corev1.Node // this node's; nil: not there
 	deleted  bool         // it was there
 	place    *place
-	nodes    map[string]bool // all Nodes that were seen
-	told     *model.Node     // the node of the last Delta; nil before the first
+	nodes    map[string][]netip.Addr // all Nodes that were seen; with Direct, their addresses
+	told     *model.Node             // the node of the last Delta; nil before the first
 	services map[source.Key]*service
 	owners   map[source.Key]*service // by EndpointSlice
 	entries  claims[model.Entry]
@@ -58,8 +58,8 @@ func New(c Config) *Resolver {
 		config:   c,
 		set:      set,
 		hash:     hashName,
-		place:    locate(set, nil, nil),
-		nodes:    map[string]bool{},
+		place:    locate(set, nil, nil, nil),
+		nodes:    map[string][]netip.Addr{},
 		services: map[source.Key]*service{},
 		owners:   map[source.Key]*service{},
 		entries:  newClaims[model.Entry](entryBefore),
@@ -79,6 +79,7 @@ func hashName(name string) uint64 {
 // Its cost follows the Services that the changes touch. Kinds that mean nothing to Services are ignored.
 func (r *Resolver) Apply(changes []source.Change) model.Delta {
 	var node *source.Change // the last one of this node's
+	met := false            // Nodes have other addresses than before
 	for i, c := range changes {
 		switch c.Key.Kind {
 		case source.Service:
@@ -88,9 +89,8 @@ func (r *Resolver) Apply(changes []source.Change) model.Delta {
 			obj, _ := c.Object.(*discoveryv1.EndpointSlice)
 			r.applySlice(c.Key, obj)
 		case source.Node:
-			if r.nodes[c.Key.Name] = true; c.Object == nil {
-				delete(r.nodes, c.Key.Name)
-			}
+			obj, _ := c.Object.(*corev1.Node)
+			met = r.meet(c.Key.Name, obj) || met
 			if c.Key.Name == r.set.Node {
 				node = &changes[i]
 			}
@@ -99,8 +99,25 @@ func (r *Resolver) Apply(changes []source.Change) model.Delta {
 	if node != nil {
 		obj, _ := node.Object.(*corev1.Node)
 		r.applyNode(obj)
+	} else if met {
+		r.locate()
 	}
 	return r.settle()
+}
+
+// meet notes a Node, or, without an object, that it is gone. It says whether the addresses by which nodes know each other change.
+func (r *Resolver) meet(name string, obj *corev1.Node) bool {
+	was := r.nodes[name]
+	if obj == nil {
+		delete(r.nodes, name)
+		return was != nil
+	}
+	n := &model.Node{}
+	if r.set.Direct {
+		readAddresses(obj, n, &report{})
+	}
+	r.nodes[name] = n.Addresses
+	return !slices.Equal(was, n.Addresses)
 }
 
 func (r *Resolver) applyService(key source.Key, obj *corev1.Service) {
@@ -159,11 +176,14 @@ func (r *Resolver) applyNode(obj *corev1.Node) {
 	r.locate()
 }
 
-// locate looks at what is known of this node again, and marks every Service if that changes.
+// locate looks at what is known of this node again, and marks every Service if that changes. Other nodes' addresses decide nothing of
+// a Service.
 func (r *Resolver) locate() {
 	was := r.place
-	r.place = locate(r.set, r.object, was.model)
-	if r.place.model == was.model && r.place.zone == was.zone {
+	r.place = locate(r.set, r.object, r.nodes, was.model)
+	before := *was.model
+	before.Nodes = r.place.model.Nodes
+	if equalNode(&before, r.place.model) && r.place.zone == was.zone {
 		return
 	}
 	for _, s := range r.services {
@@ -343,7 +363,7 @@ func (s *service) hasProblems() bool {
 
 // Problems gives everything that stands now, sorted. Slices of Services that are not served have none.
 func (r *Resolver) Problems() []source.Problem {
-	ps := slices.Concat(r.set.problems, r.place.problems, r.stranger())
+	ps := slices.Concat(r.set.problems, r.set.instead, r.place.problems, r.stranger())
 	for s := range r.troubled {
 		ps = append(append(ps, s.declared.problems...), s.decision.problems...)
 		for _, e := range s.slices {
@@ -359,7 +379,7 @@ func (r *Resolver) Problems() []source.Problem {
 
 // stranger says if Nodes are known and this one isn't among them. Without any, Services alone were given.
 func (r *Resolver) stranger() []source.Problem {
-	if len(r.nodes) == 0 || r.nodes[r.set.Node] {
+	if _, known := r.nodes[r.set.Node]; known || len(r.nodes) == 0 {
 		return nil
 	}
 	names := slices.Sorted(maps.Keys(r.nodes))

@@ -35,6 +35,7 @@ func (a Action) String() string { return [...]string{"pass", "forward", "reject"
 type Candidate struct {
 	Backend model.Backend
 	Hidden  bool // the backend sees an address of this node in place of the client's
+	Direct  bool // it would be hidden, did the backend's node not answer the client itself
 }
 
 // Outcome is what must become of a packet, and why.
@@ -70,7 +71,8 @@ func Of(s *model.Services, p Packet) Outcome {
 	o.Action, o.Reason = Forward, fmt.Sprintf("%d backends in pool %q", len(t.Pool.Backends), t.Pool.Name)
 	o.Candidates = make([]Candidate, len(t.Pool.Backends))
 	for i, b := range t.Pool.Backends {
-		o.Candidates[i] = Candidate{b, f.Hide.Has(o.Origin) || hairpin(o.Origin, p, b)}
+		hidden, direct := f.Hide.Has(o.Origin), direct(s.Node, f, p, b)
+		o.Candidates[i] = Candidate{b, hidden && !direct || hairpin(o.Origin, p, b), hidden && direct}
 	}
 	return o
 }
@@ -115,6 +117,13 @@ func frontend(s *model.Services, p Packet) (*model.Frontend, string) {
 // admits says whether f lets src in.
 func admits(f *model.Frontend, src netip.Addr) bool {
 	return f.Sources == nil || slices.ContainsFunc(f.Sources, func(r netip.Prefix) bool { return r.Contains(src) })
+}
+
+// direct says that the node of b answers who sends p itself: this one, or another that knows what was asked here.
+func direct(n *model.Node, f *model.Frontend, p Packet, b model.Backend) bool {
+	src, dst := p.Src.Addr(), p.Dst.Addr()
+	return f.Direct.Has(OriginOf(n, src)) && (b.Local || b.Away) && src != b.Addr.Addr() &&
+		!slices.Contains(n.Nodes, src) && (!f.Entry.AnyAddr() || slices.Contains(n.Nodes, dst))
 }
 
 // hairpin says that b would get its own packet back. Its answer would then never leave it, so the source is hidden. A

@@ -13,9 +13,18 @@ type Abilities struct {
 	Cannot     func(*model.Frontend) string // why a frontend can't be served, or ""; nil serves all
 	Long       func(*model.Frontend) string // why questions or answers that are longer than a packet of their path may be late or lost, or ""; of a nil Frontend, those that none takes; nil: they are not
 	HidesAll   bool                         // backends never see the client's address, whatever Frontend.Hide says
+	Direct     func() string                // why it can't have backends' nodes answer clients (Frontend.Direct), or ""; nil: it can't, and hides them
 	Ends       bool                         // its connections end with the agent, since they run through it
 	Batch      int                          // facts in one Write at most; 0 leaves it to the loop
 	Tracked    bool                         // translates by the kernel's connection tracking, where stale flows must be cut
 	Lacks      func() []string              // what this kernel lacks that the plane can do without, and what follows: sentences; nil: nothing
 	Notes      []string                     // what else a user should know before choosing it: sentences
+}
+
+// NotDirect says why backends' nodes can't answer clients themselves, or "".
+func (a Abilities) NotDirect() string {
+	if a.Direct == nil {
+		return "answers must come back through the node that was asked"
+	}
+	return a.Direct()
 }
