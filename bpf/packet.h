@@ -31,10 +31,12 @@ struct icmp {
 enum {
 	ICMP_DEST_UNREACH = 3,
 	ICMP_PORT_UNREACH = 3, /* a code of that */
+	ICMP_FRAG_NEEDED = 4,  /* likewise */
 	ICMP_TIME_EXCEEDED = 11,
 	ICMP_PARAMETERPROB = 12,
 	ICMPV6_DEST_UNREACH = 1,
 	ICMPV6_PORT_UNREACH = 4, /* a code of that */
+	ICMPV6_PKT_TOOBIG = 2,
 	ICMPV6_PARAMPROB = 4,	 /* the last of the errors */
 };
 

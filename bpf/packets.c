@@ -15,10 +15,16 @@
  *	destinations	C→F: B, from C'
  *	sources		B→C': F, to C
  *
+ * Where the backend's node answers a client itself, this node's ways are as of a client that isn't hidden. What opens a flow, and each
+ * packet of UDP, tells that node of F (direct.h), and there is one way:
+ *
+ *	sources		B→C: F
+ *
  * A client on the node itself is served where its packets leave, and these come in again by the loopback device, now that
  * their destination is another; so do the replies to it, whose ends are both changed.
  */
 #include "answer.h"
+#include "direct.h"
 
 char _license[] SEC("license") = "GPL";
 
@@ -135,6 +141,8 @@ static __always_inline void back_of(struct tuple *t, const struct packet *p)
 
 static __always_inline bool over(const struct way *w)
 {
+	if (direct && w->state & (DIRECT | LEARNT) && w->state & ENDS) /* nobody sees the other end's */
+		return true;
 	return w->state & RESET || (w->state & (ENDS | ENDED)) == (ENDS | ENDED);
 }
 
@@ -244,6 +252,8 @@ static __always_inline bool stale(struct way *w, const struct packet *p)
 
 	if (expired(w, p->tuple.protocol) || (opens(p) && over(w)))
 		return true;
+	if (direct && w->state & DIRECT && opens(p)) /* its backend may have reset it, and be gone */
+		return !serves(w, p);
 	if (!(w->state & ASKS) || p->tuple.protocol != IPPROTO_UDP)
 		return false;
 	now = changed();
@@ -288,7 +298,7 @@ __noinline int renew(const struct way *w, const struct packet *p)
 	client = end_of(&p->tuple.source, p->tuple.from);
 	made.to = end_of(&p->tuple.destination, p->tuple.to);
 	made.seen = w->seen;
-	made.state |= w->state & (ANSWERED | ALIAS);
+	made.state |= w->state & (ANSWERED | ALIAS | DIRECT);
 	if (w->state & ALIAS) {
 		made.from = client;
 		client = w->from;
@@ -335,6 +345,27 @@ static __always_inline int silence(struct __sk_buff *skb, bool own)
 	return vanish(skb, own);
 }
 
+/* Sends a packet to a backend whose node answers the client itself, and tells that node of the entry. */
+__noinline int convey(struct __sk_buff *skb, struct packet *p, const struct end *backend)
+{
+	struct end entry;
+
+	if (!p || !backend)
+		return TC_ACT_SHOT;
+	entry = end_of(&p->tuple.destination, p->tuple.to);
+	set(skb, p, backend, true);
+	if (write_told(skb, p, &entry))
+		return TCX_NEXT;
+	count(NO_ROOM);
+	return TC_ACT_SHOT;
+}
+
+/* Whether a packet is one that tells of its entry, where its flow is direct: what opens a connection, and all of UDP but later fragments. */
+static __always_inline bool tells(const struct packet *p)
+{
+	return p->transport && !p->inner && (p->tuple.protocol == IPPROTO_UDP || opens(p));
+}
+
 /* Takes a packet on its way. */
 static __always_inline int go(struct __sk_buff *skb, struct packet *p, struct way *w, bool own)
 {
@@ -344,7 +375,7 @@ static __always_inline int go(struct __sk_buff *skb, struct packet *p, struct wa
 
 	if (!p->inner) {
 		live(w, p, ENDS);
-		if (!(state & ASKS))
+		if (!(state & ASKS) || (direct && state & DIRECT && !opens(p)))
 			mark(w, ANSWERED);
 		if (w->seen != now) {
 			bool news = w->seen + NEWS <= now;
@@ -361,6 +392,8 @@ static __always_inline int go(struct __sk_buff *skb, struct packet *p, struct wa
 	}
 	if (state & (OURS | ALIAS))
 		set(skb, p, &from, false);
+	if (direct && state & DIRECT && tells(p))
+		return convey(skb, p, &to);
 	set(skb, p, &to, true);
 	return own || state & OURS ? return_in(skb) : TCX_NEXT;
 }
@@ -390,20 +423,36 @@ static __always_inline bool put(void *map, const struct tuple *t, const struct w
 			n->what = 1;                                                                                                                 \
 	} while (0)
 
-/* Whether a client's address is to be hidden from the backend that was chosen. */
-static __always_inline bool hides(const struct question *q, const struct frontend *f, const struct header *h, __u32 extent)
+/*
+ * How a client is seen by a backend at a node whose clients are not hidden from backends of the cluster's nodes: as itself, and
+ * then answered by the backend's node. But not where that node would not know the entry, or is the client, or has the client's packets
+ * told from another's by their port here.
+ */
+static __always_inline __u32 shown(const struct packet *p, const struct question *q, const struct frontend *f, __u32 weight)
+{
+	if (equal(&q->from, &q->backend.address) || place(&q->from) & NODES || (f->any && !(place(&q->entry.address) & NODES)))
+		return UNHIDDEN;
+	if (weight & LOCAL)
+		return 0;
+	return weight & AWAY && q->port == p->tuple.from ? DIRECT : UNHIDDEN;
+}
+
+/* What becomes of a client's address at the backend that was chosen: UNHIDDEN where it is to be hidden, DIRECT where that one's node answers the client. */
+static __always_inline __u32 seen_as(const struct packet *p, const struct question *q, const struct frontend *f, const struct header *h, __u32 extent)
 {
 	const struct address *a = &q->from, *b = &q->backend.address;
+	bool hidden = f->hide & q->origin || loopback(a);
+	__u32 number, weight;
 	union slot *s;
-	__u32 number;
 
-	if (f->hide & q->origin || loopback(a))
-		return true;
-	if (q->origin == FROM_NODE || !equal(a, b))
-		return false;
+	if (hidden ? !(direct && f->direct & q->origin) : q->origin == FROM_NODE || !equal(a, b))
+		return hidden ? UNHIDDEN : 0;
 	number = member(extent, h->count, &q->backend);
 	s = slot(extent + number);
-	return number && s && s->backend.weight & LOCAL;
+	weight = number && s ? s->backend.weight : 0;
+	if (hidden)
+		return shown(p, q, f, weight);
+	return weight & LOCAL ? UNHIDDEN : 0;
 }
 
 /* Writes a tuple as the kernel's look-ups take it, and gives how much of that. */
@@ -469,6 +518,16 @@ __noinline int tracked(struct __sk_buff *skb, const struct packet *p)
 	return translated;
 }
 
+/* Whether the flow of a way back is over. ask is the tuple of its client's packets. */
+static __always_inline bool ended(const struct way *back, const struct tuple *ask)
+{
+	const struct way *asked = back;
+
+	if (!direct || !(back->state & LEARNT)) /* of that, all that is known is here */
+		asked = bpf_map_lookup_elem(&destinations, ask);
+	return !asked || over(asked) || expired(asked, ask->protocol);
+}
+
 #define TRIES 24
 #define LOWEST 1024 /* port */
 
@@ -479,7 +538,7 @@ __noinline int tracked(struct __sk_buff *skb, const struct packet *p)
 __noinline int distinguish(struct __sk_buff *skb, const struct packet *p, struct question *q)
 {
 	struct end client, backend;
-	struct way *held, *asked;
+	struct way *held;
 	struct tuple t;
 	int i;
 
@@ -496,8 +555,7 @@ __noinline int distinguish(struct __sk_buff *skb, const struct packet *p, struct
 	else if (held->to.port == q->entry.port && equal(&held->to.address, &q->entry.address))
 		return true;
 	from_to(&t, &client, &held->to, q->protocol);
-	asked = bpf_map_lookup_elem(&destinations, &t);
-	if (!asked || over(asked) || expired(asked, q->protocol))
+	if (ended(held, &t))
 		return true;
 	client.address = q->from;
 	for (i = 0; i < TRIES; i++) {
@@ -515,9 +573,10 @@ __noinline int distinguish(struct __sk_buff *skb, const struct packet *p, struct
 	return false;
 }
 
-/* Writes the ways of a new flow. False where there is no room for them. */
-__noinline int begin(const struct packet *p, const struct question *q, int hidden)
+/* Writes the ways of a new flow. seen_as is what becomes of its client's address. False where there is no room for them. */
+__noinline int begin(const struct packet *p, const struct question *q, __u32 seen_as)
 {
+	bool hidden = seen_as & UNHIDDEN;
 	struct way w = {};
 	struct tuple t;
 	struct end client, seen, entry, backend;
@@ -535,7 +594,7 @@ __noinline int begin(const struct packet *p, const struct question *q, int hidde
 		alias = ALIAS;
 		w.from = client;
 	}
-	w.state = REPLIES | alias;
+	w.state = REPLIES | alias | (seen_as & DIRECT);
 	from_to(&t, &backend, &seen, q->protocol);
 	if (!put(&sources, &t, &w))
 		return false;
@@ -561,7 +620,7 @@ __noinline int begin(const struct packet *p, const struct question *q, int hidde
 	if (alias)
 		w.from = seen;
 	w.to = backend;
-	w.state = ASKS | alias;
+	w.state = ASKS | alias | (seen_as & DIRECT);
 	w.origin = q->origin;
 	w.change = changed();
 	if (!put(&destinations, &p->tuple, &w))
@@ -592,7 +651,7 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	struct header h;
 	struct pool *pool;
 	struct end to;
-	__u32 extent;
+	__u32 extent, seen;
 	union slot *s;
 
 	if (!p)
@@ -627,7 +686,10 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 		h.scheduler = TURNS;
 	if (p->flags & RST || !pick(q, pool, &h, extent))
 		return TCX_NEXT;
-	if (!distinguish(skb, p, q) || !begin(p, q, hides(q, f, &h, extent)))
+	if (!distinguish(skb, p, q))
+		return TC_ACT_SHOT;
+	seen = seen_as(p, q, f, &h, extent);
+	if (!begin(p, q, seen))
 		return TC_ACT_SHOT;
 	if (c)
 		__sync_fetch_and_add(&c->connections, 1);
@@ -636,6 +698,8 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 		set(skb, p, &to, false);
 	}
 	to = end_of(&q->backend.address, q->backend.port);
+	if (direct && seen & DIRECT && p->transport)
+		return convey(skb, p, &to);
 	set(skb, p, &to, true);
 	return own ? return_in(skb) : TCX_NEXT;
 }
@@ -662,8 +726,8 @@ __noinline int inward(struct __sk_buff *skb, struct packet *p, int own)
 __noinline int forget(const struct packet *p)
 {
 	struct tuple back, ask;
-	struct way *w, *asked;
 	struct end client;
+	struct way *w;
 
 	if (!p)
 		return 0;
@@ -673,10 +737,77 @@ __noinline int forget(const struct packet *p)
 	if (!w)
 		return 0;
 	from_to(&ask, &client, &w->to, p->tuple.protocol);
-	asked = bpf_map_lookup_elem(&destinations, &ask);
-	if (!asked || over(asked) || expired(asked, p->tuple.protocol))
+	if (ended(w, &ask))
 		bpf_map_delete_elem(&sources, &back);
 	return 0;
+}
+
+/* The frontend that an entry told by another node leads to: one of this node's own, or a node port of any of the cluster's nodes. */
+static __always_inline struct frontend *find_told(const struct question *q)
+{
+	struct entry any = {.port = q->entry.port, .protocol = q->protocol};
+	struct frontend *f = find(q);
+
+	if (f || !(place(&q->entry.address) & NODES))
+		return f;
+	if (is4(&q->entry.address))
+		map4(&any.address, 0);
+	return bpf_map_lookup_elem(&frontends, &any);
+}
+
+/*
+ * Whether a packet's destination is a backend, on this node, of the entry that the packet tells of, which is one whose clients
+ * are answered so and lets this one in: nobody is to have a pod answer by an address of his choice.
+ */
+__noinline int believes(const struct packet *p, const struct end *entry)
+{
+	struct frontend *f;
+	struct question *q;
+	struct pool *pool;
+	__u32 extent, number;
+	union slot *s;
+
+	if (!p || !entry)
+		return false;
+	q = ask(p, FROM_OUTSIDE);
+	if (!q)
+		return false;
+	q->backend = q->entry;
+	q->entry.address = entry->address;
+	q->entry.port = entry->port;
+	f = find_told(q);
+	if (!f || !(f->direct & FROM_OUTSIDE) || (f->some && !allowed(q, f->any)))
+		return false;
+	pool = pool_of(q, f);
+	if (!pool)
+		return false;
+	extent = *(volatile __u32 *)&pool->extent;
+	s = slot(extent);
+	if (!s || !extent)
+		return false;
+	number = member(extent, s->header.count, &q->backend);
+	s = slot(extent + number);
+	return number && s && s->backend.weight & LOCAL;
+}
+
+/* Learns what entry a client asked another node, to answer the client from here, and lets its packet on as the client sent it. */
+__noinline int learn(struct __sk_buff *skb, struct packet *p, const struct end *entry)
+{
+	struct way *held, w = {.state = REPLIES | LEARNT};
+	struct tuple back;
+
+	if (!p || !entry || !believes(p, entry))
+		return TCX_NEXT;
+	back_of(&back, p);
+	w.to = *entry;
+	w.seen = seconds();
+	held = bpf_map_lookup_elem(&sources, &back);
+	if (held && held->state & LEARNT && !opens(p) && held->to.port == entry->port && equal(&held->to.address, &entry->address))
+		held->seen = w.seen;
+	else if (!put(&sources, &back, &w))
+		return TC_ACT_SHOT;
+	note(back.from, backend);
+	return drop_told(skb, p) ? TCX_NEXT : TC_ACT_SHOT;
 }
 
 /* The address by which this node reaches a packet's destination through the device that it leaves by. */
@@ -774,6 +905,21 @@ __noinline int clashes(const struct packet *p)
 	return put(&sources, &p->tuple, &w);
 }
 
+/* Has an error about a packet too long that told of its entry leave room for that: the client's own is so much shorter. */
+__noinline int narrow(struct __sk_buff *skb, const struct packet *p)
+{
+	struct icmp i;
+	__u32 mtu;
+
+	if (!p || bpf_skb_load_bytes(skb, p->transport, &i, sizeof(i)) || bpf_ntohl(i.rest) <= size_of_told(p) ||
+	    (p->six ? i.type != ICMPV6_PKT_TOOBIG : i.type != ICMP_DEST_UNREACH || i.code != ICMP_FRAG_NEEDED))
+		return 0;
+	mtu = bpf_htonl(bpf_ntohl(i.rest) - size_of_told(p));
+	bpf_l4_csum_replace(skb, p->transport + offsetof(struct icmp, check), i.rest, mtu, 4);
+	bpf_skb_store_bytes(skb, p->transport + offsetof(struct icmp, rest), &mtu, sizeof(mtu), 0);
+	return 0;
+}
+
 /* Changes where a packet comes from: a backend that answers, or a client that is hidden. */
 __noinline int outward(struct __sk_buff *skb, struct packet *p, int own)
 {
@@ -804,8 +950,12 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own)
 	set(skb, p, &to, false);
 	if (alias)
 		set(skb, p, &client, true);
+	if (direct && p->inner && w->state & DIRECT)
+		narrow(skb, p);
 	if (p->inner)
 		return TCX_NEXT;
+	if (direct && w->state & LEARNT)
+		live(w, p, ENDS);
 	now = seconds();
 	if (!(w->state & ANSWERED) || w->seen + NEWS <= now || p->flags & (FIN | RST)) {
 		back_of(&back, p);
@@ -883,10 +1033,13 @@ int arrive(struct __sk_buff *skb)
 {
 	__u32 may = glance(skb, true, false);
 	struct packet p;
+	struct end entry;
 	int result;
 
 	if (!may || !read_packet(skb, &p))
 		return TCX_NEXT;
+	if (direct && !p.inner && read_told(skb, &p, &entry))
+		return learn(skb, &p, &entry);
 	if (may & OPENS && opens(&p))
 		forget(&p);
 	if (!(may & INWARD))

@@ -37,7 +37,8 @@ struct frontend {
 	__u8 hide;     /* origins whose address the backend doesn't see */
 	__u8 any;      /* 1: a node port */
 	__u8 some;     /* 1: only clients in permitted are let in */
-	__u16 zero;
+	__u8 direct;   /* origins whose clients are answered by their backend's node itself: model.Frontend.Direct */
+	__u8 zero;
 };
 
 /*
@@ -77,14 +78,17 @@ struct header {
 struct backend {
 	struct address address;
 	__be16 port;
-	__u16 weight; /* model.Backend.Weight, and LOCAL */
+	__u16 weight; /* model.Backend.Weight, and LOCAL or AWAY */
 	/* A draw that comes upon this backend is its own up to this of 65536, else another's (Walker's alias method). */
 	__u16 own;
 	__u16 other; /* index among backends */
 };
 
-/* In a backend's weight: it runs on this node, so its own packets may come back to it. */
-enum { LOCAL = 1 << 15 };
+/* In a backend's weight: where it runs. */
+enum {
+	LOCAL = 1 << 15, /* on this node, so its own packets may come back to it */
+	AWAY = 1 << 14,	 /* on another node of the cluster, which may answer its clients itself */
+};
 
 #define CHOICES 12
 
@@ -104,6 +108,7 @@ struct prefix {
 enum place {
 	PODS = 1 << 0,	     /* sources that count as pods */
 	NODE_PORTS = 1 << 1, /* addresses of this node that take node ports */
+	NODES = 1 << 2,	     /* addresses by which the cluster's nodes know each other */
 };
 
 /* A client that returns to the same backend of a pool. */
@@ -216,6 +221,8 @@ enum way_state {
 	UNHIDDEN = 1 << 6, /* the client's address is to be hidden, by a port that isn't chosen yet */
 	OURS = 1 << 7,	   /* a way back to this node itself */
 	ALIAS = 1 << 8,	   /* a client that its backend sees at another port, since another entry's flow has the client's own */
+	DIRECT = 1 << 9,   /* of a flow whose backend's node answers the client itself */
+	LEARNT = 1 << 10, /* a backend's way back of which the node told that the client asked */
 };
 
 /* What becomes of the packets of a tuple, in destinations or in sources. */

@@ -27,9 +27,11 @@ type (
 const (
 	Pods      = uint32(servicePlacePODS)
 	NodePorts = uint32(servicePlaceNODE_PORTS)
+	Nodes     = uint32(servicePlaceNODES)
 
-	// Local is set in a backend's weight where it runs on the node.
+	// Local is set in a backend's weight where it runs on the node, Away where it runs on another.
 	Local = uint16(1 << 15)
+	Away  = uint16(1 << 14)
 
 	Random      = uint8(serviceSchedulerRANDOM)
 	Turns       = uint8(serviceSchedulerTURNS)

@@ -74,15 +74,20 @@ type DevicePrograms struct {
 	by     map[string]*ebpf.Program // by direction.program
 }
 
-// DeviceDigest stands for those programs with maps of these sizes.
-func DeviceDigest(s Sizes) (string, error) {
+// DeviceOptions are the programs' constants, but for the length of a device's header.
+type DeviceOptions struct {
+	Direct bool // nodes tell each other of entries, so that a backend's node answers the client itself
+}
+
+// DeviceDigest stands for those programs with these constants and maps of these sizes.
+func DeviceDigest(s Sizes, o DeviceOptions) (string, error) {
 	layout, err := Layout(s)
 	if err != nil {
 		return "", err
 	}
 	h := sha256.New()
 	h.Write(_PacketsBytes)
-	fmt.Fprint(h, layout)
+	fmt.Fprint(h, layout, o)
 	return fmt.Sprintf("%x", h.Sum(nil)[:4]), nil
 }
 
@@ -92,8 +97,8 @@ func (w direction) programName(header uint32, digest string) string {
 }
 
 // LoadForDevices loads the programs for packets to work on maps, for link-layer headers of these lengths.
-func (m *Maps) LoadForDevices(lengths ...uint32) (*DevicePrograms, error) {
-	digest, err := DeviceDigest(m.sizes)
+func (m *Maps) LoadForDevices(o DeviceOptions, lengths ...uint32) (*DevicePrograms, error) {
+	digest, err := DeviceDigest(m.sizes, o)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +110,7 @@ func (m *Maps) LoadForDevices(lengths ...uint32) (*DevicePrograms, error) {
 	)
 	for _, header := range lengths { // at once: most of the time is the verifier's, which runs on as many processors as there are
 		loading.Go(func() {
-			c, err := p.load(m, header)
+			c, err := p.load(m, o, header)
 			mu.Lock()
 			defer mu.Unlock()
 			if errs = append(errs, err); err != nil {
@@ -126,13 +131,18 @@ func (m *Maps) LoadForDevices(lengths ...uint32) (*DevicePrograms, error) {
 }
 
 // load loads the programs for one length of header.
-func (p *DevicePrograms) load(m *Maps, header uint32) (*ebpf.Collection, error) {
+func (p *DevicePrograms) load(m *Maps, o DeviceOptions, header uint32) (*ebpf.Collection, error) {
 	c, err := spec(forPackets, m.sizes)
 	if err != nil {
 		return nil, err
 	}
 	if err := c.Variables["head"].Set(header); err != nil {
 		return nil, err
+	}
+	if o.Direct {
+		if err := c.Variables["direct"].Set(uint32(1)); err != nil {
+			return nil, err
+		}
 	}
 	for _, w := range directions {
 		c.Programs[w.name].Name = w.programName(header, p.digest)
@@ -208,7 +218,7 @@ func OpenDevicePrograms(folder string) (*DevicePrograms, error) {
 }
 
 // Add loads programs for those devices that there are none for yet, to work on the maps in the folder.
-func (p *DevicePrograms) Add(devices []Device, folder string, s Sizes) error {
+func (p *DevicePrograms) Add(devices []Device, folder string, s Sizes, o DeviceOptions) error {
 	missing := slices.DeleteFunc(Headers(devices), func(h uint32) bool { return p.by[directions[0].program(h)] != nil })
 	if len(missing) == 0 {
 		return nil
@@ -218,7 +228,7 @@ func (p *DevicePrograms) Add(devices []Device, folder string, s Sizes) error {
 		return err
 	}
 	defer m.Close()
-	more, err := m.LoadForDevices(missing...)
+	more, err := m.LoadForDevices(o, missing...)
 	if err != nil {
 		return err
 	}

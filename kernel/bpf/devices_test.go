@@ -26,7 +26,7 @@ func TestLoadForDevices(t *testing.T) {
 	}
 	defer os.RemoveAll(folder)
 	defer m.Close()
-	p, err := m.LoadForDevices(headers...)
+	p, err := m.LoadForDevices(DeviceOptions{}, headers...)
 	var refused *ebpf.VerifierError
 	if errors.As(err, &refused) {
 		err = fmt.Errorf("%+v", refused) // the whole log

@@ -61,7 +61,8 @@ type packetsFrontend struct {
 	Hide    uint8
 	Any     uint8
 	Some    uint8
-	Zero    uint16
+	Direct  uint8
+	Zero    uint8
 }
 
 type packetsMemory struct {
@@ -252,6 +253,8 @@ const (
 	packetsWayStateUNHIDDEN packetsWayState = 64
 	packetsWayStateOURS     packetsWayState = 128
 	packetsWayStateALIAS    packetsWayState = 256
+	packetsWayStateDIRECT   packetsWayState = 512
+	packetsWayStateLEARNT   packetsWayState = 1024
 )
 
 // Names of all BPF objects in the ELF.
@@ -274,6 +277,7 @@ const (
 	packetsMapSources      = "sources"
 	packetsProgArrive      = "arrive"
 	packetsProgLeave       = "leave"
+	packetsVarDirect       = "direct"
 	packetsVarHead         = "head"
 	packetsVarUnusedEvent  = "unused_event"
 	packetsVarUnusedState  = "unused_state"
@@ -349,6 +353,7 @@ type packetsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsVariableSpecs struct {
+	Direct      *ebpf.VariableSpec `ebpf:"direct"`
 	Head        *ebpf.VariableSpec `ebpf:"head"`
 	UnusedEvent *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedState *ebpf.VariableSpec `ebpf:"unused_state"`
@@ -413,6 +418,7 @@ func (m *packetsMaps) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsVariables struct {
+	Direct      *ebpf.Variable `ebpf:"direct"`
 	Head        *ebpf.Variable `ebpf:"head"`
 	UnusedEvent *ebpf.Variable `ebpf:"unused_event"`
 	UnusedState *ebpf.Variable `ebpf:"unused_state"`

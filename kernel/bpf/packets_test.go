@@ -38,6 +38,12 @@ func pair(a, b string) [2]netip.Addr {
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
+	return newWorldOf(t, DeviceOptions{}, Frontend{}, 0)
+}
+
+// newWorldOf is newWorld with frontends that fare so, and backends of that weight.
+func newWorldOf(t testing.TB, o DeviceOptions, fare Frontend, weight uint16) *world {
+	t.Helper()
 	folder := filepath.Join(Mount, "fl-bpf-"+rand.Text()[:8])
 	layout, err := Layout(small)
 	if err != nil {
@@ -54,7 +60,7 @@ func newWorld(t testing.TB) *world {
 	for i := range entries {
 		at := uint32(4 + 2*i)
 		m.Slots[at].Header().Count = 1
-		b := Backend{Port: Port(8080), Own: 0xffff}
+		b := Backend{Port: Port(8080), Own: 0xffff, Weight: weight}
 		b.Address.Word = Words(servers[i])
 		*m.Slots[at+1].Backend() = b
 		m.Pools[3+i] = Pool{Id: uint64(3 + i), Extent: at}
@@ -62,7 +68,8 @@ func newWorld(t testing.TB) *world {
 			for port, pool := range map[uint16]uint32{80: uint32(3 + i), 81: 2} {
 				k := Entry{Port: Port(port), Protocol: p}
 				k.Address.Word = Words(entries[i])
-				keys, values = append(keys, k), append(values, Frontend{Inside: pool, Outside: pool})
+				fare.Inside, fare.Outside = pool, pool
+				keys, values = append(keys, k), append(values, fare)
 				m.Ports[port].Entry = 1
 			}
 		}
@@ -70,7 +77,7 @@ func newWorld(t testing.TB) *world {
 	if err := m.PutFrontends(keys, values); err != nil {
 		t.Fatal(err)
 	}
-	p, err := m.LoadForDevices(headers...)
+	p, err := m.LoadForDevices(o, headers...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,6 +110,7 @@ type packet struct {
 	flags      uint8 // of TCP
 	id, offset uint16
 	more       bool
+	told       []byte // that stands between the IP header and the next, but for the number of what is next in IPv6
 	payload    []byte
 }
 
@@ -168,14 +176,18 @@ func (p packet) ip() []byte {
 	if p.src.Addr().Is6() {
 		b := make([]byte, 40, 40+len(body))
 		b[0], b[6], b[7] = 6<<4, p.protocol, 64
-		binary.BigEndian.PutUint16(b[4:], uint16(len(body)))
+		told := bytes.Clone(p.told)
+		if len(told) > 0 {
+			b[6], told[0] = unix.IPPROTO_DSTOPTS, p.protocol
+		}
+		binary.BigEndian.PutUint16(b[4:], uint16(len(told)+len(body)))
 		copy(b[8:], p.src.Addr().AsSlice())
 		copy(b[24:], p.dst.Addr().AsSlice())
-		return append(b, body...)
+		return append(append(b, told...), body...)
 	}
 	b := make([]byte, 20, 20+len(body))
-	b[0], b[8], b[9] = 4<<4|5, 64, p.protocol
-	binary.BigEndian.PutUint16(b[2:], uint16(20+len(body)))
+	b[0], b[8], b[9] = 4<<4|5+uint8(len(p.told)/4), 64, p.protocol
+	binary.BigEndian.PutUint16(b[2:], uint16(20+len(p.told)+len(body)))
 	binary.BigEndian.PutUint16(b[4:], p.id)
 	fragment := p.offset / 8
 	if p.more {
@@ -184,8 +196,8 @@ func (p packet) ip() []byte {
 	binary.BigEndian.PutUint16(b[6:], fragment)
 	copy(b[12:], p.src.Addr().AsSlice())
 	copy(b[16:], p.dst.Addr().AsSlice())
-	binary.BigEndian.PutUint16(b[10:], sum(b))
-	return append(b, body...)
+	binary.BigEndian.PutUint16(b[10:], sum(b, p.told))
+	return append(append(b, p.told...), body...)
 }
 
 // frame writes the packet behind an Ethernet header.
@@ -206,14 +218,19 @@ func (w *world) read(frame []byte) (p packet) {
 		src, dst = netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:]))
 		p.protocol = b[6]
 		b = b[40 : 40+binary.BigEndian.Uint16(b[4:])]
-	} else {
-		if sum(b[:20]) != 0 {
-			w.t.Errorf("the IP header's checksum is wrong: %x", b[:20])
+		if p.protocol == unix.IPPROTO_DSTOPTS {
+			p.protocol, p.told, b = b[0], b[:8+8*b[1]], b[8+8*b[1]:]
 		}
+	} else {
+		header := int(b[0]&15) * 4
+		if sum(b[:header]) != 0 {
+			w.t.Errorf("the IP header's checksum is wrong: %x", b[:header])
+		}
+		p.told = b[20:header]
 		src, dst = netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:]))
 		p.protocol, p.offset = b[9], binary.BigEndian.Uint16(b[6:])&0x1fff*8
 		p.more = b[6]&0x20 != 0
-		b = b[20:binary.BigEndian.Uint16(b[2:])]
+		b = b[header:binary.BigEndian.Uint16(b[2:])]
 	}
 	p.src, p.dst, p.payload = netip.AddrPortFrom(src, 0), netip.AddrPortFrom(dst, 0), b
 	if p.offset > 0 {

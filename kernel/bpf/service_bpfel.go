@@ -161,7 +161,8 @@ type serviceFrontend struct {
 	Hide    uint8
 	Any     uint8
 	Some    uint8
-	Zero    uint16
+	Direct  uint8
+	Zero    uint8
 }
 
 type serviceHeader struct {
@@ -234,6 +235,7 @@ type servicePlace uint32
 const (
 	servicePlacePODS       servicePlace = 1
 	servicePlaceNODE_PORTS servicePlace = 2
+	servicePlaceNODES      servicePlace = 4
 )
 
 type servicePool struct {

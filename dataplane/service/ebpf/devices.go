@@ -25,25 +25,38 @@ func Leaves(f *model.Frontend) bool {
 	return !Packets() || f.Entry.Protocol != model.TCP && f.Entry.Protocol != model.UDP
 }
 
+// direct says why nodes of backends can't answer clients, or "": it takes programs at devices.
+func direct() string {
+	if Packets() {
+		return ""
+	}
+	return "this kernel has no programs at devices (Linux 6.7)"
+}
+
 // devices is the part of the plane that stands at the node's devices.
 type devices struct {
-	ns     *netns.Namespace // the node's
-	conn   *link.Conn
-	folder string // of the plane
-	sizes  bpf.Sizes
-	maps   string // the folder of the maps that the programs work on
-	digest string // of the programs
+	ns      *netns.Namespace // the node's
+	conn    *link.Conn
+	folder  string // of the plane
+	sizes   bpf.Sizes
+	maps    string                       // the folder of the maps that the programs work on
+	digests map[bpf.DeviceOptions]string // of the programs with each of their options
 
 	mu       sync.Mutex
-	attached bool  // the programs are as wanted, unless others changed that
-	behind   error // why some device has no program yet; nil: none is known
+	attached bool              // the programs are as wanted, unless others changed that
+	options  bpf.DeviceOptions // of those that are attached
+	behind   error             // why some device has no program yet; nil: none is known
 }
 
 // openDevices opens that part of a plane in the calling thread's network namespace.
 func openDevices(p *Plane) (*devices, error) {
-	digest, err := bpf.DeviceDigest(p.Sizes)
-	if err != nil {
-		return nil, err
+	digests := map[bpf.DeviceOptions]string{}
+	for _, o := range []bpf.DeviceOptions{{}, {Direct: true}} {
+		digest, err := bpf.DeviceDigest(p.Sizes, o)
+		if err != nil {
+			return nil, err
+		}
+		digests[o] = digest
 	}
 	ns, err := netns.Current()
 	if err != nil {
@@ -53,7 +66,7 @@ func openDevices(p *Plane) (*devices, error) {
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
-	return &devices{ns: ns, conn: conn, folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digest: digest}, nil
+	return &devices{ns: ns, conn: conn, folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digests: digests}, nil
 }
 
 func (d *devices) close() {
@@ -74,14 +87,14 @@ func (d *devices) list() (l []bpf.Device, err error) {
 }
 
 // put loads the programs to work on maps, attaches them to every device, and keeps them for those that are to come.
-func (d *devices) put(m *bpf.Maps) error {
+func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	list, err := d.list()
 	if err != nil {
 		return err
 	}
-	programs, err := m.LoadForDevices(bpf.Headers(list)...) // the verifier takes its time: for no device that isn't there
+	programs, err := m.LoadForDevices(o, bpf.Headers(list)...) // the verifier takes its time: for no device that isn't there
 	if err != nil {
 		return err
 	}
@@ -89,7 +102,7 @@ func (d *devices) put(m *bpf.Maps) error {
 	if list, err = d.list(); err != nil { // others have come meanwhile
 		return err
 	}
-	if err := programs.Add(list, d.maps, d.sizes); err != nil {
+	if err := programs.Add(list, d.maps, d.sizes, o); err != nil {
 		return err
 	}
 	if err := d.loopback(); err != nil { // first: with the programs' pins all of it counts as done
@@ -101,7 +114,7 @@ func (d *devices) put(m *bpf.Maps) error {
 	if err := d.attach(programs, list); err != nil {
 		return err
 	}
-	d.attached, d.behind = true, nil
+	d.attached, d.options, d.behind = true, o, nil
 	return bpf.Sweep(d.links(), list)
 }
 
@@ -141,15 +154,15 @@ func (d *devices) follow() (err error) {
 		}
 	}
 	if len(lacking) > 0 {
-		if digest, err := bpf.AtDevices(d.links(), nil); err != nil || digest != d.digest {
-			return errors.Join(err, fmt.Errorf("ebpf: programs at devices are %q, no more %s", digest, d.digest)) // another plane's
+		if digest, err := bpf.AtDevices(d.links(), nil); err != nil || digest != d.digests[d.options] {
+			return errors.Join(err, fmt.Errorf("ebpf: programs at devices are %q, no more %s", digest, d.digests[d.options])) // another plane's
 		}
 		programs, err := bpf.OpenDevicePrograms(d.links())
 		if err != nil {
 			return err
 		}
 		defer programs.Close()
-		if err := programs.Add(lacking, d.maps, d.sizes); err != nil {
+		if err := programs.Add(lacking, d.maps, d.sizes, d.options); err != nil {
 			return err
 		}
 		if err := programs.Pin(d.links()); err != nil {
@@ -170,7 +183,7 @@ func (d *devices) lost() bool {
 		return false
 	}
 	digest, err := bpf.AtDevices(d.links(), nil)
-	return err != nil || digest != d.digest
+	return err != nil || digest != d.digests[d.options]
 }
 
 // remove detaches the programs.
@@ -230,6 +243,16 @@ func (d *devices) restore() error {
 	return nil
 }
 
+// with gives the options of this version's programs of that digest, if it is one of theirs.
+func (d *devices) with(digest string) (o bpf.DeviceOptions, ours bool) {
+	for o, is := range d.digests {
+		if is == digest {
+			return o, true
+		}
+	}
+	return o, false
+}
+
 // readDevices adds the fact of the programs at devices.
 func (p *Plane) readDevices(facts []Fact) ([]Fact, error) {
 	p.devices.mu.Lock()
@@ -241,7 +264,8 @@ func (p *Plane) readDevices(facts []Fact) ([]Fact, error) {
 	if p.maps == nil {
 		digest += ", with other maps"
 	}
-	if p.devices.attached = digest == p.devices.digest; p.devices.attached && p.devices.behind != nil {
+	o, ours := p.devices.with(digest)
+	if p.devices.attached, p.devices.options = ours, o; ours && p.devices.behind != nil {
 		digest += ", not at all devices" // to be put again
 	}
 	return append(facts, fact(devicesKey, digest)), nil
@@ -252,10 +276,11 @@ func (p *Plane) putDevices(w *writes) error {
 	if err := p.held(facts); err != nil || len(facts) == 0 {
 		return err
 	}
-	if f := facts[0]; f.Value != p.devices.digest {
-		return fmt.Errorf("ebpf: programs at devices %s: this version's are %s", f.Value, p.devices.digest)
+	o, ours := p.devices.with(facts[0].Value)
+	if !ours {
+		return fmt.Errorf("ebpf: programs at devices %s: this version's are %v", facts[0].Value, p.devices.digests)
 	}
-	return p.devices.put(p.maps)
+	return p.devices.put(p.maps, o)
 }
 
 func (p *Plane) deleteDevices(w *writes) error {

@@ -74,7 +74,7 @@ func (p *Plane) Render(part model.Part) []Fact {
 	case *model.Node:
 		facts := append(places(v), fact(Key{KindMaps, p.layout}, p.sizes), fact(hooksKey, p.digest))
 		if Packets() {
-			facts = append(facts, fact(devicesKey, p.devices.digest))
+			facts = append(facts, fact(devicesKey, p.devices.digests[bpf.DeviceOptions{Direct: v.Direct}]))
 		}
 		return facts
 	case *model.Pool:
@@ -85,7 +85,7 @@ func (p *Plane) Render(part model.Part) []Fact {
 	panic(fmt.Sprintf("ebpf: no facts for a %T", part))
 }
 
-// places gives what prefixes are: sources that count as pods, addresses of the node that take node ports.
+// places gives what prefixes are: sources that count as pods, addresses of the node that take node ports, and addresses of nodes.
 func places(n *model.Node) (facts []Fact) {
 	is := map[netip.Prefix]uint32{}
 	for _, r := range n.Pods {
@@ -101,6 +101,12 @@ func places(n *model.Node) (facts []Fact) {
 			for _, part := range within(home, r) {
 				is[part] |= bpf.NodePorts
 			}
+		}
+	}
+	for _, a := range n.Nodes {
+		is[netip.PrefixFrom(a, a.BitLen())] |= bpf.Nodes
+		if !slices.Contains(n.Addresses, a) && slices.ContainsFunc(n.Pods, func(r netip.Prefix) bool { return r.Contains(a) }) {
+			is[netip.PrefixFrom(a, a.BitLen())] |= bpf.Pods // the longest prefix counts
 		}
 	}
 	for r, bits := range is {
@@ -166,7 +172,7 @@ func poolKey(id uint64) Key { return Key{KindPool, string(binary.BigEndian.Appen
 func poolID(k Key) uint64 { return binary.BigEndian.Uint64([]byte(k.Name)) }
 
 // A pool's value is protocol · scheduler · 1 if it hashes ports · 0 · seconds of affinity · entries of Maglev's table, 0 where
-// there is none; then 20 bytes for each backend: address · port · weight and whether it is local.
+// there is none; then 20 bytes for each backend: address · port · weight and where it runs.
 const (
 	poolHead    = 10
 	poolBackend = 20
@@ -196,15 +202,18 @@ func entries(v *model.Pool) int {
 
 // heldWeight gives a backend's weight as the programs know it: with where it runs.
 func heldWeight(b model.Backend) uint16 {
-	if b.Local {
+	switch {
+	case b.Local:
 		return b.Weight | bpf.Local
+	case b.Away:
+		return b.Weight | bpf.Away
 	}
 	return b.Weight
 }
 
 // backend is the inverse of heldWeight, with an address.
 func backend(at netip.AddrPort, held uint16) model.Backend {
-	return model.Backend{Addr: at, Weight: held &^ bpf.Local, Local: held&bpf.Local != 0}
+	return model.Backend{Addr: at, Weight: held &^ (bpf.Local | bpf.Away), Local: held&bpf.Local != 0, Away: held&bpf.Away != 0}
 }
 
 // readPool is the inverse of poolValue, but for what it doesn't hold: name and ID.
@@ -269,7 +278,8 @@ func entry(k Key) model.Entry {
 }
 
 // A frontend's value is inside pool's ID · outside pool's · origins that sockets leave to packets · 1 if pods must be told from
-// others · origins that hear nothing where there is no backend · origins that are hidden · 1 if only some clients are let in.
+// others · origins that hear nothing where there is no backend · origins that are hidden · 1 if only some clients are let in ·
+// origins that backends' nodes answer.
 func frontendValue(v *model.Frontend, leave model.Origins) string {
 	ask, drop := byte(0), model.Origins(0)
 	if v.Inside != v.Outside || leave.Has(model.FromPod) != leave.Has(model.FromOutside) {
@@ -282,5 +292,5 @@ func frontendValue(v *model.Frontend, leave model.Origins) string {
 		drop |= model.OriginsOf(model.FromOutside)
 	}
 	b := binary.BigEndian.AppendUint64(nil, v.Inside.Pool.ID)
-	return string(append(binary.BigEndian.AppendUint64(b, v.Outside.Pool.ID), byte(leave), ask, byte(drop), byte(v.Hide), byte(b2i(v.Sources != nil))))
+	return string(append(binary.BigEndian.AppendUint64(b, v.Outside.Pool.ID), byte(leave), ask, byte(drop), byte(v.Hide), byte(b2i(v.Sources != nil)), byte(v.Direct)))
 }

@@ -20,8 +20,9 @@ import (
 
 // Abilities is what the plane can do, together with one behind it for what it Leaves.
 var Abilities = service.Abilities{
-	Name:  "ebpf",
-	Lacks: bpf.Lacks,
+	Name:   "ebpf",
+	Lacks:  bpf.Lacks,
+	Direct: direct,
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.LeastConnections,
 		model.WeightedLeastConnections, model.ShortestExpectedDelay, model.SourceHash, model.DestinationHash, model.Maglev),
 	Notes: []string{
@@ -274,7 +275,7 @@ func entryKey(k bpf.Entry) Key {
 // heldValue gives the value of a frontend's fact as the kernel holds it.
 func heldValue(v bpf.Frontend, names map[uint32]uint64) string {
 	b := binary.BigEndian.AppendUint64(nil, names[v.Inside])
-	return string(append(binary.BigEndian.AppendUint64(b, names[v.Outside]), v.Leave, v.Ask, v.Drop, v.Hide, v.Some))
+	return string(append(binary.BigEndian.AppendUint64(b, names[v.Outside]), v.Leave, v.Ask, v.Drop, v.Hide, v.Some, v.Direct))
 }
 
 // Clean implements dataplane.Cleaner.

@@ -249,7 +249,7 @@ func (p *Plane) putFrontends(w *writes) error {
 			return fmt.Errorf("ebpf: %s: its pool isn't there", f.Key)
 		}
 		keys[i] = heldEntry(f.Key)
-		values[i] = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18], Hide: b[19], Some: b[20],
+		values[i] = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18], Hide: b[19], Some: b[20], Direct: b[21],
 			Any: uint8(b2i(entry(f.Key).AnyAddr()))}
 		if !w.was[f.Key] {
 			p.enter(keys[i])
