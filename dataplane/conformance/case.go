@@ -42,10 +42,11 @@ type Step struct {
 
 // Config is what an agent is told beside the objects; the same on every node.
 type Config struct {
-	MasqueradeAll     bool     `json:"masqueradeAll,omitempty"`
-	ClusterCIDRs      []string `json:"clusterCIDRs,omitempty"`
-	NodePortAddresses []string `json:"nodePortAddresses,omitempty"`
-	ProxyName         string   `json:"proxyName,omitempty"`
+	MasqueradeAll      bool     `json:"masqueradeAll,omitempty"`
+	ClusterCIDRs       []string `json:"clusterCIDRs,omitempty"`
+	NodePortAddresses  []string `json:"nodePortAddresses,omitempty"`
+	ProxyName          string   `json:"proxyName,omitempty"`
+	DirectServerReturn bool     `json:"directServerReturn,omitempty"`
 }
 
 // manifest is a section of Kubernetes YAML.

@@ -99,7 +99,7 @@ func (d draw) next(s *scene) *scene {
 
 func (d draw) config() Config {
 	return Config{
-		MasqueradeAll:     d.chance(20),
+		MasqueradeAll: d.chance(20), DirectServerReturn: d.chance(50),
 		ClusterCIDRs:      one(d, nil, nil, []string{"10.244.0.0/16", "fd00:10:244::/48"}, []string{"10.244.0.0/16"}, []string{"10.244.2.0/24", "fd00:10:244:1::/64"}),
 		NodePortAddresses: one(d, nil, nil, []string{"primary"}, []string{"primary", "localhost"}, []string{"192.168.78.0/24", "fd00:77::/64"}),
 	}

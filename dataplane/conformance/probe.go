@@ -123,7 +123,12 @@ func (p probe) answered(a echo.Answer, err error) string {
 	if i < 0 {
 		return fmt.Sprintf("%s answers, at %s", a.Pod, a.Server)
 	}
-	return p.seen(a, p.j.outcome.Candidates[i].Hidden || p.w.subject.HidesAll)
+	return p.seen(a, p.hidden(p.j.outcome.Candidates[i]))
+}
+
+// hidden says whether a candidate of the subject's sees a node in place of the client.
+func (p probe) hidden(v verdict.Candidate) bool {
+	return v.Hidden || p.w.subject.HidesAll || v.Direct && p.w.subject.NotDirect() != ""
 }
 
 // seen says what is wrong with the client address that a server saw, or "". A server in the very network of the node
@@ -552,7 +557,8 @@ func (f *flow) once(ctx context.Context, l *packetLine, expected []candidate) st
 		return tell(a, err)
 	}
 	f.last = a.Server
-	if f.w.subject.HidesAll && f.seen(a, true) == "" { // if it was not let pass when it was opened
+	hides := f.w.subject.HidesAll || slices.ContainsFunc(f.j.outcome.Candidates, func(v verdict.Candidate) bool { return v.Direct && f.hidden(v) })
+	if hides && f.seen(a, true) == "" { // if it was not let pass when it was opened
 		return ""
 	}
 	return f.seen(a, expected[i].Hidden)

@@ -191,6 +191,6 @@ func (j judgement) unanswerable() bool {
 	return slices.ContainsFunc(j.outcome.Candidates, func(v verdict.Candidate) bool {
 		at := v.Backend.Addr.Addr()
 		far := home != j.node && place(nameOf(at)).Node != j.node
-		return !v.Hidden && (far || at == j.packet.Src.Addr())
+		return !v.Hidden && !v.Direct && (far || at == j.packet.Src.Addr())
 	})
 }

@@ -117,7 +117,7 @@ func sortedKeys(m map[source.Key]source.Object) []source.Key {
 func (w *world) resolveConfig(node string, host *sandbox.Host) resolve.Config {
 	c := resolve.Config{
 		Node: node, Addresses: host.Addresses, MasqueradeAll: w.config.MasqueradeAll,
-		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName,
+		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName, Direct: w.config.DirectServerReturn,
 		Plane: w.subject.Name, Schedulers: w.subject.Schedulers, Behind: w.subject.Behind,
 	}
 	for _, t := range w.config.ClusterCIDRs {
@@ -228,7 +228,7 @@ func (w *world) take(ctx context.Context, s *Step) error {
 }
 
 func equalConfig(a, b Config) bool {
-	return a.MasqueradeAll == b.MasqueradeAll && a.ProxyName == b.ProxyName && slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) &&
+	return a.MasqueradeAll == b.MasqueradeAll && a.ProxyName == b.ProxyName && a.DirectServerReturn == b.DirectServerReturn && slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) &&
 		slices.Equal(a.NodePortAddresses, b.NodePortAddresses)
 }
 
