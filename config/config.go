@@ -135,6 +135,9 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 	if f.given("maglev-table-size") {
 		file.MaglevTableSize = f.own.MaglevTableSize
 	}
+	if f.given("direct-server-return") {
+		file.DirectServerReturn = f.own.DirectServerReturn
+	}
 	if f.given("ebpf-room") {
 		file.EBPF.Room = f.own.EBPF.Room
 	}
@@ -221,6 +224,7 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 		return r, err
 	}
 	r.Entries = c.Own.MaglevTableSize
+	r.DirectServerReturn = c.Own.DirectServerReturn
 	own, err := system.OpenAddresses()
 	if err != nil {
 		return r, err

@@ -223,7 +223,7 @@ func TestKubeadmsFile(t *testing.T) {
 func TestMeaning(t *testing.T) {
 	type outcome struct {
 		mode, ports, scheduler string
-		all, noPods            bool
+		all, noPods, direct    bool
 		health, metrics, leave string
 	}
 	usual := outcome{mode: "auto", ports: "all,localhost", scheduler: "random", noPods: true, health: "0.0.0.0:10256", metrics: "127.0.0.1:10249", leave: "Leave"}
@@ -248,6 +248,9 @@ func TestMeaning(t *testing.T) {
 		{"NodeCIDR", head + "detectLocalMode: NodeCIDR", "", with(func(o *outcome) { o.noPods = false })},
 		{"ours beside it", head + "mode: iptables\n---\napiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmode: ebpf\nscheduler: maglev\ntakeOver: Remove", "",
 			with(func(o *outcome) { o.mode, o.scheduler, o.leave = "ebpf", "maglev", "Remove" })},
+		{"direct server return", "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\ndirectServerReturn: true", "", with(func(o *outcome) { *o = flags; o.direct = true })},
+		{"direct server return by flag", "", "--direct-server-return", with(func(o *outcome) { *o = flags; o.direct = true })},
+		{"direct server return, but not by flag", "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\ndirectServerReturn: true", "--direct-server-return=false", flags},
 		{"our flags win over our document", "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmode: ebpf\nscheduler: maglev", "--mode userspace", with(func(o *outcome) {
 			*o = flags
 			o.mode, o.scheduler = "userspace", "maglev"
@@ -274,7 +277,7 @@ func TestMeaning(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := l.Servers()
-			is := outcome{l.Own.Mode, strings.Join(r.NodePortAddresses, ","), r.Scheduler.String(), r.MasqueradeAll, r.NoPods, s.Health, s.Metrics, string(l.Own.TakeOver)}
+			is := outcome{l.Own.Mode, strings.Join(r.NodePortAddresses, ","), r.Scheduler.String(), r.MasqueradeAll, r.NoPods, r.DirectServerReturn, s.Health, s.Metrics, string(l.Own.TakeOver)}
 			if is != c.want {
 				t.Errorf("is   %+v\nwant %+v", is, c.want)
 			}

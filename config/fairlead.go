@@ -23,6 +23,10 @@ type FairleadConfiguration struct {
 	Scheduler string `json:"scheduler,omitempty"`
 	// maglevTableSize is how many entries each Maglev table has, a prime up to 65521. Default: as the mode sees fit.
 	MaglevTableSize int `json:"maglevTableSize,omitempty"`
+	// directServerReturn has the node of an endpoint answer clients outside the cluster itself, past the node that they asked, so that no
+	// endpoint's answer goes a detour and none sees a node's address in place of theirs. It is for all nodes at once, in mode ebpf; where
+	// that can't be, clients are hidden as without. Default: false.
+	DirectServerReturn bool `json:"directServerReturn,omitempty"`
 	// ebpf are settings of the mode ebpf.
 	EBPF EBPFConfiguration `json:"ebpf,omitzero"`
 	// serviceProxyName has only Services with this label service.kubernetes.io/service-proxy-name served. Default: those without.

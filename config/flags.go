@@ -106,6 +106,7 @@ var rows = []Row{
 	{"mode", "", "FairleadConfiguration's mode."},
 	{"scheduler", "", "FairleadConfiguration's scheduler."},
 	{"maglev-table-size", "", "FairleadConfiguration's maglevTableSize."},
+	{"direct-server-return", "", "FairleadConfiguration's directServerReturn."},
 	{"ebpf-room", "", "FairleadConfiguration's ebpf.room."},
 	{"ebpf-close-tcp", "", "FairleadConfiguration's ebpf.closeTCP."},
 	{"service-proxy-name", "", "FairleadConfiguration's serviceProxyName."},
@@ -135,6 +136,7 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	fs.StringVar(&f.own.Mode, "mode", agent.Default, "data plane for Services, auto for the best that this kernel can: "+strings.Join(append(agent.Names(), agent.Auto), ", "))
 	fs.StringVar(&f.own.Scheduler, "scheduler", model.Random.String(), "how Services that don't say choose an endpoint: "+model.AllSchedulers.String())
 	fs.IntVar(&f.own.MaglevTableSize, "maglev-table-size", 0, fmt.Sprintf("entries of each Maglev table, a prime up to %d: more of them move fewer clients (default: as the mode sees fit)", model.MaxEntries))
+	fs.BoolVar(&f.own.DirectServerReturn, "direct-server-return", false, "mode ebpf: have the node of an endpoint answer clients outside itself, past the node that they asked; give it to all nodes")
 	fs.Uint32Var(&f.own.EBPF.Room, "ebpf-room", agent.DefaultRoom, "mode ebpf: slots in the kernel's maps: one for each port of a Service and each endpoint of it; an eighth as many entries")
 	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false, "mode ebpf: when an endpoint goes, close TCP connections of clients on the node to it, as is done with UDP")
 }

@@ -20,7 +20,9 @@ type Config struct {
 	Primary           netip.Addr     // this node's primary address of its family, in place of what the Node says; zero: none
 	MasqueradeAll     bool           // hide every client of a clusterIP
 	NodePortAddresses []string       // ranges, or all (but loopback), primary (the Node's first InternalIP of each family), localhost (127.0.0.0/8); empty: all
-	ProxyName         string         // serve only Services with this service.kubernetes.io/service-proxy-name; "" serves those without the label
+	// DirectServerReturn has backends' nodes answer clients outside, where they can (model.Frontend.Direct). It takes all Nodes.
+	DirectServerReturn bool
+	ProxyName          string // serve only Services with this service.kubernetes.io/service-proxy-name; "" serves those without the label
 
 	Scheduler  model.Scheduler              // of Services that don't choose one
 	Entries    int                          // of Maglev's tables (model.Pool.Entries); 0: as many as the plane sees fit
@@ -28,9 +30,8 @@ type Config struct {
 	Schedulers model.Schedulers             // those that the plane can do; none given: all
 	Behind     model.Schedulers             // those of another plane that serves clients whom the first can't; none given: the first serves all
 	HidesAll   bool                         // the plane shows no client's address to any backend
-	Direct     bool                         // clients outside are answered by the node of their backend, where that can be (model.Frontend.Direct)
-	NotDirect  string                       // why the plane can't have that, so that they are hidden; "": it can
 	Cannot     func(*model.Frontend) string // why the plane can't serve a frontend, or ""; nil: it serves all
+	NotDirect  string                       // why the plane can't have backends' nodes answer clients; "": it can
 }
 
 // Validate says what is wrong with the configuration, all of it: field, value, and the way out.
@@ -92,15 +93,18 @@ func (c Config) read() *settings {
 	return s
 }
 
+// NotDirect is the reason of the problem that the data plane can't have backends' nodes answer clients.
+const NotDirect = "DirectServerReturnNotAvailable"
+
 // readDirect drops a wish that the data plane can't fulfil.
 func (s *settings) readDirect() {
-	if !s.Direct || s.NotDirect == "" {
+	if !s.DirectServerReturn || s.NotDirect == "" {
 		return
 	}
 	rep := &report{}
-	rep.add("Direct", "DirectNotAvailable", "the data plane %s can't have the nodes of endpoints answer clients outside: %s; clients are hidden behind this node instead; choose another data plane",
+	rep.add("DirectServerReturn", NotDirect, "the data plane %s can't have the nodes of endpoints answer clients outside: %s; clients are hidden behind this node instead; choose another data plane",
 		s.Plane, s.NotDirect)
-	s.Direct, s.instead = false, rep.problems
+	s.DirectServerReturn, s.instead = false, rep.problems
 }
 
 func (s *settings) readNodePorts(rep *report) {

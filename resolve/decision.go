@@ -63,9 +63,9 @@ func (w *decider) fill(g *group, all []*endpointSlice) {
 		case name.name == "":
 		case scope == cluster:
 			t := topologyFor(w.candidates, w.spread, w.zone)
-			p = w.pool(g, name, choose(w.backends, w.candidates, every, t.fits, w.Direct))
+			p = w.pool(g, name, choose(w.backends, w.candidates, every, t.fits, w.DirectServerReturn))
 		default:
-			p = w.pool(g, name, choose(w.backends, w.candidates, here, every, w.Direct))
+			p = w.pool(g, name, choose(w.backends, w.candidates, here, every, w.DirectServerReturn))
 		}
 		w.out.pools = append(w.out.pools, p)
 	}
@@ -143,7 +143,7 @@ func (w *decider) hide(e *entry) model.Origins {
 // direct says which clients the nodes of endpoints may answer themselves: those outside, by TCP and UDP. Each node must come to the same
 // endpoints, or it would not know that it is asked for its own.
 func (w *decider) direct(e *entry) model.Origins {
-	if !w.Direct || e.via == viaClusterIP || e.Protocol == model.SCTP || w.near[e.group] {
+	if !w.DirectServerReturn || e.via == viaClusterIP || e.Protocol == model.SCTP || w.near[e.group] {
 		return 0
 	}
 	return model.OriginsOf(model.FromOutside)

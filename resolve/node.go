@@ -26,8 +26,8 @@ type place struct {
 func locate(set *settings, obj *corev1.Node, nodes map[string][]netip.Addr, old *model.Node) *place {
 	p := &place{settings: set}
 	n := &model.Node{Name: set.Node, Addresses: slices.Clone(set.Addresses), Pods: set.ClusterCIDRs, NodePorts: set.ranges, Localhost: set.localhost,
-		Direct: set.Direct}
-	if set.Direct {
+		Direct: set.DirectServerReturn}
+	if set.DirectServerReturn {
 		n.Nodes = slices.Concat(slices.Collect(maps.Values(nodes))...)
 		slices.SortFunc(n.Nodes, netip.Addr.Compare)
 		n.Nodes = slices.Compact(n.Nodes)

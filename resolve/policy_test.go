@@ -113,6 +113,85 @@ func TestHide(t *testing.T) {
 	}
 }
 
+func TestDirectServerReturn(t *testing.T) {
+	on1, on2, nowhere := ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n2")), ep("10.0.0.3")
+	hinted := ep("10.0.0.2", on("n2"), forZones("z2"))
+	for _, c := range []struct {
+		name           string
+		off            bool
+		cannot         string
+		edits          []edit
+		endpoints      []discoveryv1.Endpoint
+		inside, beyond string // whom endpoints' nodes answer, at the clusterIP and elsewhere
+		away           string
+		problems       []string
+	}{
+		{name: "on", endpoints: []discoveryv1.Endpoint{on1, on2, nowhere}, inside: "none", beyond: "outside", away: "10.0.0.2"},
+		{name: "off", off: true, endpoints: []discoveryv1.Endpoint{on1, on2}, inside: "none", beyond: "none"},
+		{name: "policy Local: nobody is hidden", edits: []edit{external("Local")}, endpoints: []discoveryv1.Endpoint{on1, on2}, inside: "none", beyond: "none", away: "10.0.0.2"},
+		{name: "near endpoints", edits: []edit{distribute("PreferClose")}, endpoints: []discoveryv1.Endpoint{on1, on2}, inside: "none", beyond: "none", away: "10.0.0.2"},
+		{name: "hints", endpoints: []discoveryv1.Endpoint{on1, hinted}, inside: "none", beyond: "none", away: "10.0.0.2"},
+		{name: "SCTP", edits: []edit{func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }}, inside: "none", beyond: "none"},
+		{name: "not with this data plane", cannot: "it is old", endpoints: []discoveryv1.Endpoint{on1, on2}, inside: "none", beyond: "none",
+			problems: lines("DirectServerReturn " + NotDirect)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			config := Config{Node: "n1", DirectServerReturn: !c.off, NotDirect: c.cannot}
+			if err := config.Validate(); err != nil {
+				t.Error(err)
+			}
+			s := svc(append([]edit{nodePort(30080), ingress("192.0.2.1"), externalIPs("192.0.2.9")}, c.edits...)...)
+			r := resolved(config, s, eps(c.endpoints...), node())
+			same(t, "problems", problemLines(r), c.problems)
+			for e, f := range r.Services().Frontends {
+				want := c.beyond
+				if f.Via == "ClusterIP" {
+					want = c.inside
+				}
+				if f.Direct.String() != want {
+					t.Errorf("%s: endpoints' nodes answer %s, want %s", e, f.Direct, want)
+				}
+				away := ""
+				for _, b := range f.Inside.Pool.Backends {
+					if b.Away {
+						away += b.Addr.Addr().String()
+					}
+				}
+				if away != c.away {
+					t.Errorf("%s: on other nodes are %q, want %q", e, away, c.away)
+				}
+			}
+		})
+	}
+}
+
+// With direct server return, the node knows all nodes' addresses, and follows them; without, nothing of it.
+func TestNodesKnowEachOther(t *testing.T) {
+	other := node(internalIPs("172.18.0.3", "fd18::3"), func(n *corev1.Node) { n.Name = "n2" })
+	for _, on := range []bool{true, false} {
+		r := resolved(Config{Node: "n1", DirectServerReturn: on, Addresses: addrs("127.0.0.1")}, node(internalIPs("172.18.0.2")), other, svc())
+		want := func(when string, list ...netip.Addr) {
+			t.Helper()
+			if !on {
+				list = nil
+			}
+			n := r.Services().Node
+			if n.Direct != on {
+				t.Errorf("%s: Direct is %t", when, n.Direct)
+			}
+			same(t, when, n.Nodes, list)
+		}
+		want("at first", addrs("172.18.0.2", "172.18.0.3", "fd18::3")...)
+		moved := node(internalIPs("172.18.0.4"), func(n *corev1.Node) { n.Name = "n2" })
+		if d := r.Apply(puts(moved)); len(d.Put) != map[bool]int{true: 1}[on] {
+			t.Errorf("on %t: another node's new address changes %v", on, d.Put)
+		}
+		want("with another address", addrs("172.18.0.2", "172.18.0.4")...)
+		r.Apply(dels(moved))
+		want("when it is gone", addrs("172.18.0.2")...)
+	}
+}
+
 func TestSources(t *testing.T) {
 	annotated := func(text string) edit {
 		return func(s *corev1.Service) {

@@ -196,6 +196,7 @@ func drawConfig(t dice) Config {
 	})
 	several(t, "clusterCIDRs", 1, func() { c.ClusterCIDRs = append(c.ClusterCIDRs, prefixes("10.0.0.0/8")...) })
 	several(t, "addresses", 1, func() { c.Addresses = append(c.Addresses, addrs("192.0.2.2")...) })
+	c.DirectServerReturn = t.roll("direct server return", 2) == 1
 	return c
 }
 

@@ -113,7 +113,7 @@ func (r *Resolver) meet(name string, obj *corev1.Node) bool {
 		return was != nil
 	}
 	n := &model.Node{}
-	if r.set.Direct {
+	if r.set.DirectServerReturn {
 		readAddresses(obj, n, &report{})
 	}
 	r.nodes[name] = n.Addresses

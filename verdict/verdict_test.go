@@ -34,6 +34,48 @@ func world() *model.Services {
 	return s
 }
 
+// directly has backends' nodes answer clients outside at a node port.
+func directly() *model.Services {
+	s, a := world(), netip.MustParseAddr
+	s.Node.Direct, s.Node.Nodes = true, []netip.Addr{a("10.0.0.1"), a("10.0.0.2")}
+	ap := netip.MustParseAddrPort
+	pool := &model.Pool{Name: "web", Protocol: model.TCP, Backends: []model.Backend{
+		{Addr: ap("10.244.0.1:8080"), Local: true}, {Addr: ap("10.244.1.1:8080"), Away: true}, {Addr: ap("203.0.113.1:8080")}}}
+	f := &model.Frontend{Entry: model.Entry{Addr: a("0.0.0.0"), Port: 30081, Protocol: model.TCP}, Inside: model.Target{Pool: pool}, Outside: model.Target{Pool: pool},
+		Hide: model.AllOrigins, Direct: model.OriginsOf(model.FromOutside)}
+	g := *f
+	g.Entry.Addr, g.Entry.Port = a("198.51.100.3"), 80
+	s.Frontends[f.Entry], s.Frontends[g.Entry] = f, &g
+	return s
+}
+
+func TestDirect(t *testing.T) {
+	for _, c := range []struct{ src, dst, want string }{ // ~ marks a hidden source, ! one that would be, did the backend's node not answer
+		{"192.0.2.1:1", "10.0.0.1:30081", "!10.244.0.1 !10.244.1.1 ~203.0.113.1"},
+		{"192.0.2.1:1", "198.51.100.3:80", "!10.244.0.1 !10.244.1.1 ~203.0.113.1"},
+		{"192.0.2.1:1", "10.244.0.254:30081", "~10.244.0.1 ~10.244.1.1 ~203.0.113.1"}, // no address that other nodes know
+		{"10.0.0.1:1", "10.0.0.1:30081", "~10.244.0.1 ~10.244.1.1 ~203.0.113.1"},
+		{"10.0.0.2:1", "10.0.0.1:30081", "~10.244.0.1 ~10.244.1.1 ~203.0.113.1"}, // a node: the backend's would not answer to itself
+		{"10.244.0.9:1", "10.0.0.1:30081", "~10.244.0.1 ~10.244.1.1 ~203.0.113.1"},
+		{"10.244.0.1:1", "198.51.100.3:80", "~10.244.0.1 ~10.244.1.1 ~203.0.113.1"},
+		{"192.0.2.1:1", "10.96.0.1:80", "~10.244.0.1 ~10.244.1.1"},
+	} {
+		got := ""
+		for _, k := range Of(directly(), Packet{netip.MustParseAddrPort(c.src), netip.MustParseAddrPort(c.dst), model.TCP}).Candidates {
+			got += " " + map[[2]bool]string{{false, false}: "", {true, false}: "~", {false, true}: "!"}[[2]bool{k.Hidden, k.Direct}] + k.Backend.Addr.Addr().String()
+		}
+		if got != " "+c.want {
+			t.Errorf("%s -> %s: got%s, want %s", c.src, c.dst, got, c.want)
+		}
+	}
+	s := directly()
+	s.Node.Pods = nil
+	p := Packet{netip.MustParseAddrPort("10.244.1.1:1"), netip.MustParseAddrPort("198.51.100.3:80"), model.TCP}
+	if k := Of(s, p).Candidates[1]; !k.Hidden || k.Direct {
+		t.Errorf("a backend on another node that asks itself: %+v", k)
+	}
+}
+
 func TestOf(t *testing.T) {
 	for _, c := range []struct {
 		src, dst string

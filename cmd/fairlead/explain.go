@@ -13,6 +13,7 @@ import (
 
 	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/verdict"
 )
@@ -198,6 +199,7 @@ type explainedCandidate struct {
 	Local   bool   `json:"onThisNode"`
 	Weight  uint16 `json:"weight,omitempty"`
 	Sees    string `json:"seesSource"`
+	Direct  bool   `json:"answeredByItsNode,omitempty"` // past this one
 }
 
 // explain decides and gathers.
@@ -232,7 +234,7 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 		if c.Hidden {
 			sees = "an address of node " + e.Node
 		}
-		e.Candidates = append(e.Candidates, explainedCandidate{c.Backend.Addr.String(), pods[c.Backend.Addr.Addr()], c.Backend.Local, c.Backend.Weight, sees})
+		e.Candidates = append(e.Candidates, explainedCandidate{c.Backend.Addr.String(), pods[c.Backend.Addr.Addr()], c.Backend.Local, c.Backend.Weight, sees, c.Direct && !c.Backend.Local})
 	}
 	return e
 }
@@ -242,6 +244,7 @@ func (w *world) problemsOf(f *model.Frontend, at model.Entry) (l []source.Proble
 	for _, p := range w.problems {
 		name := p.Object.Namespace + "/" + p.Object.Name
 		ours := f != nil && p.Object.Kind == source.Service && (f.Service == name || strings.HasPrefix(f.Service, name+":"))
+		ours = ours || f != nil && f.Hide.Has(model.FromOutside) && p.Reason == resolve.NotDirect
 		if ours || f == nil && strings.HasPrefix(p.Message, at.String()+" ") {
 			l = append(l, p)
 		}
@@ -339,7 +342,11 @@ func (e explained) tree(w io.Writer) error {
 			if c.Weight > 0 {
 				weight = fmt.Sprintf(", weight %d", c.Weight)
 			}
-			add(1, "%s%s, %s%s, sees %s", c.Address, pod, where, weight, c.Sees)
+			answers := ""
+			if c.Direct {
+				answers = ", answered by its node"
+			}
+			add(1, "%s%s, %s%s, sees %s%s", c.Address, pod, where, weight, c.Sees, answers)
 		}
 	case "pass":
 		add(0, "passes as if Fairlead were not there")

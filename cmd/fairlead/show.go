@@ -36,6 +36,7 @@ type shownFrontend struct {
 	Outside  []string `json:"outside"`
 	Affinity string   `json:"affinity,omitempty"`
 	Hidden   string   `json:"sourceHiddenFor"`
+	Direct   string   `json:"answeredByBackendsNode,omitempty"` // of those, who are not hidden from backends of nodes that answer them
 	Sources  []string `json:"permittedSources,omitempty"`
 	Kernel   string   `json:"kernel"`
 }
@@ -94,6 +95,9 @@ func show(w *world, a *agent.Audit) shown {
 			Hidden: f.Hide.String(), Kernel: kernelSays(w, a, f)}
 		if f.Inside.Pool.Affinity > 0 {
 			row.Affinity = f.Inside.Pool.Affinity.String()
+		}
+		if f.Direct != 0 {
+			row.Direct = f.Direct.String()
 		}
 		for _, p := range f.Sources {
 			row.Sources = append(row.Sources, p.String())
@@ -194,7 +198,11 @@ func (s shown) table(w io.Writer) error {
 		if few(f.Inside) != few(f.Outside) {
 			outside = few(f.Outside)
 		}
-		rows = append(rows, []string{f.Service, f.Via, f.Entry, few(f.Inside), outside, dash(f.Affinity), f.Hidden, f.Kernel})
+		hidden := f.Hidden
+		if f.Direct != "" {
+			hidden += "; direct: " + f.Direct
+		}
+		rows = append(rows, []string{f.Service, f.Via, f.Entry, few(f.Inside), outside, dash(f.Affinity), hidden, f.Kernel})
 	}
 	if err := table(w, rows); err != nil {
 		return err

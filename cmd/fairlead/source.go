@@ -26,7 +26,7 @@ func access(c *config.Config) (kube.Access, error) {
 // api is the Kubernetes API as a source for a node.
 func api(c *config.Config, node string) (*kube.Source, kube.Access, error) {
 	a, err := access(c)
-	return kube.New(kube.Options{Access: a, Node: node, ProxyName: c.Own.ServiceProxyName}), a, err
+	return kube.New(kube.Options{Access: a, Node: node, ProxyName: c.Own.ServiceProxyName, Nodes: c.Own.DirectServerReturn}), a, err
 }
 
 // openSource opens where a node's objects come from, and where Events about them go, nil where nobody takes any.

@@ -117,7 +117,7 @@ func sortedKeys(m map[source.Key]source.Object) []source.Key {
 func (w *world) resolveConfig(node string, host *sandbox.Host) resolve.Config {
 	c := resolve.Config{
 		Node: node, Addresses: host.Addresses, MasqueradeAll: w.config.MasqueradeAll,
-		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName, Direct: w.config.DirectServerReturn,
+		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName, DirectServerReturn: w.config.DirectServerReturn,
 		Plane: w.subject.Name, Schedulers: w.subject.Schedulers, Behind: w.subject.Behind,
 	}
 	for _, t := range w.config.ClusterCIDRs {

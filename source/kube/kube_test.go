@@ -71,6 +71,12 @@ func TestAsksForLittle(t *testing.T) {
 		w.follow(kube.Options{ProxyName: "other"})
 		w.holds("a", "theirs-1", "theirs:3", "web-1")
 	})
+	t.Run("all Nodes", func(t *testing.T) {
+		w := newWorld(t)
+		w.serve(apiserver.New(objects...))
+		w.follow(kube.Options{Nodes: true})
+		w.holds("a", "b", "web-1", "web:80")
+	})
 }
 
 // A server that is killed and comes back, with other objects, or with a history that does not reach back: what differs is

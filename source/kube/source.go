@@ -20,6 +20,18 @@ type Options struct {
 	Access
 	Node      string // this node's name
 	ProxyName string // as in resolve.Config
+	Nodes     bool   // all of them, not this node's alone
+}
+
+// kinds gives what is asked for.
+func (o Options) kinds() []resource {
+	list := resources(o.Node, o.ProxyName)
+	for i := range list {
+		if o.Nodes && list[i].kind == source.Node {
+			list[i].field = ""
+		}
+	}
+	return list
 }
 
 // Source reads the Kubernetes API.
@@ -39,7 +51,7 @@ func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 	if err != nil {
 		return err
 	}
-	kinds := resources(s.options.Node, s.options.ProxyName)
+	kinds := s.options.kinds()
 	n, words := newNews(kinds), strip.New()
 	var streams sync.WaitGroup
 	defer streams.Wait()
@@ -66,15 +78,14 @@ func (s *Source) Load(ctx context.Context, withPods bool) (objects []source.Obje
 	if err != nil {
 		return nil, nil, err
 	}
-	kinds := resources(s.options.Node, s.options.ProxyName)
+	o := s.options
+	o.Nodes = true
+	kinds := o.kinds()
 	if withPods {
 		kinds = append(kinds, pods())
 	}
 	words := strip.New()
 	for _, r := range kinds {
-		if r.kind == source.Node {
-			r.field = ""
-		}
 		begin := time.Now()
 		list, err := c.lists(ctx, r, metav1.ListOptions{ResourceVersion: "0"})
 		if err != nil {
