@@ -46,7 +46,7 @@ __noinline int least(struct pool *p, const struct header *h, __u32 extent, const
 		if (!s || i >= h->count)
 			continue;
 		open = opened(h, &s->backend) + (h->scheduler == DELAY);
-		weight = h->scheduler == LEAST || !(s->backend.weight & ~LOCAL) ? 1 : s->backend.weight & ~LOCAL;
+		weight = h->scheduler == LEAST || !(s->backend.weight & WEIGHT) ? 1 : s->backend.weight & WEIGHT;
 		if (best < h->count && open * best_weight >= best_open * weight)
 			continue;
 		best = i;

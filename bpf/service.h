@@ -88,6 +88,7 @@ struct backend {
 enum {
 	LOCAL = 1 << 15, /* on this node, so its own packets may come back to it */
 	AWAY = 1 << 14,	 /* on another node of the cluster, which may answer its clients itself */
+	WEIGHT = AWAY - 1, /* the weight itself */
 };
 
 #define CHOICES 12

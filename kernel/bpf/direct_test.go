@@ -74,3 +74,245 @@ func TestBackendsNodeAnswers(t *testing.T) {
 		}
 	})
 }
+
+// knows has a world know a node's address, and a node port 30080 of both protocols that leads where port 80 does.
+func (w *world) knows(six int, node netip.Addr) {
+	w.t.Helper()
+	if err := w.maps.PutPlace(netip.PrefixFrom(node, node.BitLen()), Nodes); err != nil {
+		w.t.Fatal(err)
+	}
+	w.also(netip.AddrPortFrom([2]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[six], 30080), six, Frontend{Hide: outside, Direct: outside, Any: 1})
+}
+
+// also adds an entry that leads where port 80 does.
+func (w *world) also(entry netip.AddrPort, six int, f Frontend) {
+	w.t.Helper()
+	f.Inside, f.Outside = uint32(3+six), uint32(3+six)
+	var keys []Entry
+	for _, p := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+		k := Entry{Port: Port(entry.Port()), Protocol: p}
+		k.Address.Word = Words(entry.Addr())
+		keys = append(keys, k)
+	}
+	if err := w.maps.PutFrontends(keys, []Frontend{f, f}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.maps.Ports[entry.Port()].Entry = 1
+}
+
+// A node lets its backends answer in the name of nothing but an entry of theirs that is answered so: else a packet that tells of one
+// goes on as it is.
+func TestOnlyEntriesAreAnswered(t *testing.T) {
+	a, strange := pair("198.18.0.1", "2001:db8:9::1"), pair("198.18.0.2", "2001:db8:9::2")
+	none := [2]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+	for name, c := range map[string]struct {
+		o      DeviceOptions
+		fare   Frontend
+		weight uint16
+		entry  func(six int) netip.AddrPort
+		yes    bool
+	}{
+		"its own":                {DeviceOptions{Direct: true}, Frontend{Direct: outside}, Local, func(six int) netip.AddrPort { return netip.AddrPortFrom(entries[six], 80) }, true},
+		"a node port":            {DeviceOptions{Direct: true}, Frontend{Direct: outside}, Local, func(six int) netip.AddrPort { return netip.AddrPortFrom(a[six], 30080) }, true},
+		"a node port of nobody":  {DeviceOptions{Direct: true}, Frontend{Direct: outside}, Local, func(six int) netip.AddrPort { return netip.AddrPortFrom(strange[six], 30080) }, false},
+		"a node port of all":     {DeviceOptions{Direct: true}, Frontend{Direct: outside}, Local, func(six int) netip.AddrPort { return netip.AddrPortFrom(none[six], 30080) }, false},
+		"no entry":               {DeviceOptions{Direct: true}, Frontend{Direct: outside}, Local, func(six int) netip.AddrPort { return netip.AddrPortFrom(entries[six], 82) }, false},
+		"another's":              {DeviceOptions{Direct: true}, Frontend{Direct: outside}, Local, func(six int) netip.AddrPort { return netip.AddrPortFrom(entries[six], 81) }, false},
+		"one that others answer": {DeviceOptions{Direct: true}, Frontend{}, Local, func(six int) netip.AddrPort { return netip.AddrPortFrom(entries[six], 80) }, false},
+		"of an elsewhere":        {DeviceOptions{Direct: true}, Frontend{Direct: outside}, Away, func(six int) netip.AddrPort { return netip.AddrPortFrom(entries[six], 80) }, false},
+		"one that shuts it out":  {DeviceOptions{Direct: true}, Frontend{Direct: outside, Some: 1}, Local, func(six int) netip.AddrPort { return netip.AddrPortFrom(entries[six], 80) }, false},
+		"off":                    {DeviceOptions{}, Frontend{Direct: outside}, Local, func(six int) netip.AddrPort { return netip.AddrPortFrom(entries[six], 80) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorldOf(t, c.o, c.fare, c.weight)
+			for six := range entries {
+				w.knows(six, a[six])
+				for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+					client, server, entry := netip.AddrPortFrom(clients[six], 1234), netip.AddrPortFrom(servers[six], 8080), c.entry(six)
+					in := packet{src: client, dst: server, protocol: protocol, flags: syn, told: told(entry)}.frame()
+					if verdict, out := w.see("arrive-14", in); verdict != next || bytes.Equal(in, out) == c.yes {
+						t.Errorf("a packet that tells of %s goes on as %x (%d)", entry, out, verdict)
+					}
+					reply := packet{src: server, dst: client, protocol: protocol, flags: syn | ack}.frame()
+					if verdict, out := w.see("leave-14", reply); verdict != next || (w.read(out).src == entry) != c.yes || bytes.Equal(reply, out) == c.yes {
+						t.Errorf("the answer goes on from %s (%d)", w.read(out).src, verdict)
+					}
+				}
+			}
+		})
+	}
+}
+
+// state gives what a map of ways notes of packets: 0 for nothing.
+func (w *world) state(ways string, src, dst netip.AddrPort, protocol uint8) uint32 {
+	k := Tuple{From: Port(src.Port()), To: Port(dst.Port()), Protocol: protocol}
+	k.Source.Word, k.Destination.Word = Words(src.Addr()), Words(dst.Addr())
+	var held Way
+	if w.maps.named[ways].Lookup(k, &held) != nil {
+		return 0
+	}
+	return held.State
+}
+
+// Who can't be answered by the backend's node is hidden, as without.
+func TestWhoIsHiddenStill(t *testing.T) {
+	a, strange := pair("198.18.0.1", "2001:db8:9::1"), pair("198.18.0.2", "2001:db8:9::2")
+	for name, c := range map[string]struct {
+		weight          uint16
+		client, to      [2]netip.Addr
+		port            uint16
+		hidden, telling bool
+	}{
+		"a client outside":                     {Away, clients, entries, 80, false, true},
+		"by a node port":                       {Away, clients, a, 30080, false, true},
+		"the backend is here":                  {Local, clients, entries, 80, false, false},
+		"the backend is on no node":            {0, clients, entries, 80, true, false},
+		"the client is a node":                 {Away, a, entries, 80, true, false},
+		"the client is the backend":            {Away, servers, entries, 80, true, false},
+		"by an address that others don't know": {Away, clients, strange, 30080, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorldOf(t, DeviceOptions{Direct: true}, Frontend{Hide: outside, Direct: outside}, c.weight)
+			for six := range entries {
+				w.knows(six, a[six])
+				if err := w.maps.PutPlace(netip.PrefixFrom(strange[six], strange[six].BitLen()), NodePorts); err != nil {
+					t.Fatal(err)
+				}
+				if err := w.maps.PutPlace(netip.PrefixFrom(a[six], a[six].BitLen()), Nodes|NodePorts); err != nil {
+					t.Fatal(err)
+				}
+				for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+					client, server := netip.AddrPortFrom(c.client[six], 1234), netip.AddrPortFrom(servers[six], 8080)
+					_, out := w.see("arrive-14", packet{src: client, dst: netip.AddrPortFrom(c.to[six], c.port), protocol: protocol, flags: syn}.frame())
+					p := w.read(out)
+					if p.dst != server || (len(p.told) > 0) != c.telling {
+						t.Errorf("a packet goes on to %s and tells %x", p.dst, p.told)
+					}
+					if hidden := w.state(packetsMapSources, client, server, protocol)&uint32(packetsWayStateUNHIDDEN) > 0; hidden != c.hidden {
+						t.Errorf("it is hidden: %t", hidden)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A client that asks two entries from one port and is given one backend is told apart by its port here: the backend's node couldn't.
+func TestTwoEntriesFromOnePort(t *testing.T) {
+	w := askedNode(t)
+	w.also(netip.AddrPortFrom(entries[0], 83), 0, Frontend{Hide: outside, Direct: outside})
+	client, server := netip.AddrPortFrom(clients[0], 1234), netip.AddrPortFrom(servers[0], 8080)
+	var seen []packet
+	for _, port := range []uint16{80, 83} {
+		_, out := w.see("arrive-14", packet{src: client, dst: netip.AddrPortFrom(entries[0], port), protocol: unix.IPPROTO_UDP}.frame())
+		seen = append(seen, w.read(out))
+	}
+	if len(seen[0].told) == 0 || len(seen[1].told) > 0 || seen[1].src == client || w.state(packetsMapSources, seen[1].src, server, unix.IPPROTO_UDP)&uint32(packetsWayStateUNHIDDEN) == 0 {
+		t.Errorf("%+v", seen)
+	}
+}
+
+// Of a datagram in fragments, the first tells of the entry: it alone has ports.
+func TestFragmentsTellOnce(t *testing.T) {
+	a, b := askedNode(t), backendNode(t)
+	client, entry, server := netip.AddrPortFrom(clients[0], 1234), netip.AddrPortFrom(entries[0], 80), netip.AddrPortFrom(servers[0], 8080)
+	for _, c := range []packet{
+		{src: client, dst: entry, protocol: unix.IPPROTO_UDP, id: 5, more: true, payload: make([]byte, 24)},
+		{src: client, dst: entry, protocol: unix.IPPROTO_UDP, id: 5, offset: 32, payload: make([]byte, 8)},
+	} {
+		_, out := a.see("arrive-14", c.frame())
+		if p := a.read(out); p.dst.Addr() != server.Addr() || (len(p.told) > 0) != (c.offset == 0) {
+			t.Errorf("the fragment at %d goes to %s and tells %x", c.offset, p.dst, p.told)
+		}
+		if _, out = b.see("arrive-14", out); len(b.read(out).told) > 0 || !b.read(out).more != !c.more {
+			t.Errorf("the fragment at %d comes as %x", c.offset, out)
+		}
+	}
+}
+
+// A router that finds a packet too long has the client leave room for what it tells of.
+func TestErrorLeavesRoom(t *testing.T) {
+	for six, size := range []int{8, 24} {
+		w := askedNode(t)
+		client, entry, server := netip.AddrPortFrom(clients[six], 1234), netip.AddrPortFrom(entries[six], 80), netip.AddrPortFrom(servers[six], 8080)
+		_, sent := w.see("arrive-14", packet{src: client, dst: entry, protocol: unix.IPPROTO_UDP, payload: make([]byte, 99)}.frame())
+		icmp, kind := uint8(unix.IPPROTO_ICMP), []byte{3, 4, 0, 0, 0, 0, 5, 220}
+		if six == 1 {
+			icmp, kind = unix.IPPROTO_ICMPV6, []byte{2, 0, 0, 0, 0, 0, 5, 220}
+		}
+		for _, k := range []struct{ kind, want int }{{0, 1500 - size}, {1, 1500}} { // and another error is left as it is
+			kind[0] = [2][2]byte{{3, 11}, {2, 3}}[six][k.kind]
+			payload := append(bytes.Clone(kind), sent[14:14+[2]int{20, 40}[six]+size+8]...)
+			router := netip.AddrPortFrom(pair("203.0.113.1", "2001:db8:5::1")[six], 0)
+			_, out := w.see("leave-14", packet{src: router, dst: client, protocol: icmp, payload: payload}.frame())
+			p := w.read(out)
+			if mtu := int(binary.BigEndian.Uint16(p.payload[6:])); mtu != k.want {
+				t.Errorf("the client hears of %d bytes, not %d", mtu, k.want)
+			}
+			to := p.payload[8+16 : 8+20]
+			if six == 1 {
+				to = p.payload[8+24 : 8+40]
+			}
+			if !bytes.Equal(to, entry.Addr().AsSlice()) || bytes.Equal(to, server.Addr().AsSlice()) {
+				t.Errorf("the client hears of its packet to %x", to)
+			}
+		}
+	}
+}
+
+// A node sees one side of a flow whose answers don't come by it: what that side ends is over.
+func TestDirectFlowsEnd(t *testing.T) {
+	const fin = 1
+	client, entry, server := netip.AddrPortFrom(clients[0], 1234), netip.AddrPortFrom(entries[0], 80), netip.AddrPortFrom(servers[0], 8080)
+	ask := packet{src: client, dst: entry, protocol: unix.IPPROTO_TCP}
+	t.Run("where the client asks", func(t *testing.T) {
+		w := askedNode(t)
+		began := func(flags uint8, want uint64) {
+			t.Helper()
+			ask.flags = flags
+			w.see("arrive-14", ask.frame())
+			if c, err := w.maps.PacketCounts(); err != nil || c.Began != want {
+				t.Errorf("flags %#x: %d flows began, not %d (%v)", flags, c.Began, want, err)
+			}
+		}
+		answered := func() bool {
+			return w.state(packetsMapDestinations, client, entry, unix.IPPROTO_TCP)&uint32(packetsWayStateANSWERED) > 0
+		}
+		began(syn, 1)
+		began(syn, 1)
+		if answered() {
+			t.Error("a SYN counts as the answer to another")
+		}
+		began(ack, 1)
+		if !answered() {
+			t.Error("an ACK doesn't show that the client was answered")
+		}
+		began(ack|fin, 1)
+		began(syn, 2)
+		held := w.maps.Slots[5].Backend()
+		held.Port = Port(8081) // the backend that was is none any more, and another there
+		began(ack, 2)
+		began(syn, 3)
+	})
+	t.Run("where the backend is", func(t *testing.T) {
+		w := backendNode(t)
+		arrive := func(told []byte) {
+			w.see("arrive-14", packet{src: client, dst: server, protocol: unix.IPPROTO_TCP, flags: syn, told: told}.frame())
+		}
+		from := func(when string, flags uint8, want netip.AddrPort) {
+			t.Helper()
+			_, out := w.see("leave-14", packet{src: server, dst: client, protocol: unix.IPPROTO_TCP, flags: flags}.frame())
+			if got := w.read(out).src; got != want {
+				t.Errorf("%s, the backend answers as %s, not %s", when, got, want)
+			}
+		}
+		arrive(told(entry))
+		from("asked by way of the entry", syn|ack, entry)
+		arrive(nil)
+		from("meanwhile somebody sends a SYN to the backend itself", ack, entry)
+		from("at the end", fin|ack, entry)
+		from("behind the end", ack, entry)
+		arrive(nil)
+		from("then asked itself", syn|ack, server)
+	})
+}

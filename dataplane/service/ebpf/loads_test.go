@@ -74,6 +74,7 @@ func TestFewestOpenSockets(t *testing.T) {
 				for i, w := range []uint16{1, 2, 5} {
 					v.Backends[i].Weight = w
 				}
+				v.Backends[0].Local, v.Backends[1].Away = true, true // where they run is no weight
 				write(t, p, render(p, theNode, v, frontendOf("10.96.0.1:80", v)), nil)
 				conns := dial(t, c.n, map[model.Protocol]string{model.TCP: "tcp", model.UDP: "udp"}[c.proto], "10.96.0.1:80")
 				expectOpen(t, p, v, "connected", c.want[:]...)

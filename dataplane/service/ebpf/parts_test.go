@@ -109,7 +109,8 @@ func drawPool(t *rapid.T) *model.Pool {
 		if six {
 			a = netip.AddrFrom16([16]byte{0xfd, 14: byte(i), 15: rapid.Byte().Draw(t, "byte")})
 		}
-		p.Backends = append(p.Backends, model.Backend{
+		where := rapid.IntRange(0, 2).Draw(t, "where")
+		p.Backends = append(p.Backends, model.Backend{Local: where == 1, Away: where == 2,
 			Addr: netip.AddrPortFrom(a, rapid.Uint16Min(1).Draw(t, "port")), Weight: rapid.Uint16Range(0, model.MaxWeight).Draw(t, "weight")})
 	}
 	return p
