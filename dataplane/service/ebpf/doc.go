@@ -12,7 +12,7 @@
 //	maps-…/frontends   address · port · protocol → pool inside, pool outside, who is left to others
 //	maps-…/pools       index → pool, its extent, whose turn it is          (memory, shared with the kernel)
 //	maps-…/slots       an extent: a header, backends, choices              (memory, shared with the kernel)
-//	maps-…/places      prefix → counts as pods, takes node ports
+//	maps-…/places      prefix → counts as pods, takes node ports, is a node's
 //	maps-…/permitted   entry · prefix → it lets these clients in
 //	maps-…/changes     counts changes of pools and frontends                (memory, shared with the kernel)
 //	maps-…/counts      index of a pool → connections, refusals             (memory, shared with the kernel)
@@ -32,6 +32,9 @@
 // A client is hidden behind its own port, if no other flow to that backend and no socket of the node has it, or else another.
 // Packets of the node itself are translated where they leave, and come in again by the loopback device: for that its settings
 // accept_local and route_localnet are 1 while the programs stand there. Devices that come and go are followed.
+//
+// Where a frontend says so (Direct), a client outside is shown to a backend on another node, and that node's programs answer it: they learn the
+// entry from the packet (bpf/direct.h), which docs/ebpf.md says more of.
 //
 // Our programs are the first at a device, and pass on every packet that they don't redirect or drop: others' come after them.
 //
