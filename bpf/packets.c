@@ -360,7 +360,7 @@ __noinline int convey(struct __sk_buff *skb, struct packet *p, const struct end 
 	return TC_ACT_SHOT;
 }
 
-/* Whether a packet is one that tells of its entry, where its flow is direct: what opens a connection, and all of UDP but later fragments. */
+/* Whether a packet of a direct flow tells of its entry: what opens a connection, and all of UDP but later fragments. */
 static __always_inline bool tells(const struct packet *p)
 {
 	return p->transport && !p->inner && (p->tuple.protocol == IPPROTO_UDP || opens(p));
@@ -424,9 +424,8 @@ static __always_inline bool put(void *map, const struct tuple *t, const struct w
 	} while (0)
 
 /*
- * How a client is seen by a backend at a node whose clients are not hidden from backends of the cluster's nodes: as itself, and
- * then answered by the backend's node. But not where that node would not know the entry, or is the client, or has the client's packets
- * told from another's by their port here.
+ * What becomes of a client's address where backends' nodes may answer clients: see seen_as. A client is hidden still from a backend
+ * whose node isn't known to do so, or is the client, or doesn't know the entry; from itself; and if its port here isn't its own.
  */
 static __always_inline __u32 shown(const struct packet *p, const struct question *q, const struct frontend *f, __u32 weight)
 {
@@ -437,16 +436,18 @@ static __always_inline __u32 shown(const struct packet *p, const struct question
 	return weight & AWAY && q->port == p->tuple.from ? DIRECT : UNHIDDEN;
 }
 
-/* What becomes of a client's address at the backend that was chosen: UNHIDDEN where it is to be hidden, DIRECT where that one's node answers the client. */
+/* What becomes of a client's address at its backend: UNHIDDEN where it is to be hidden, DIRECT where the backend's node answers the client. */
 static __always_inline __u32 seen_as(const struct packet *p, const struct question *q, const struct frontend *f, const struct header *h, __u32 extent)
 {
 	const struct address *a = &q->from, *b = &q->backend.address;
-	bool hidden = f->hide & q->origin || loopback(a);
+	bool hidden = f->hide & q->origin || loopback(a), returns = q->origin != FROM_NODE && equal(a, b);
 	__u32 number, weight;
 	union slot *s;
 
-	if (hidden ? !(direct && f->direct & q->origin) : q->origin == FROM_NODE || !equal(a, b))
-		return hidden ? UNHIDDEN : 0;
+	if (hidden && !(direct && f->direct & q->origin))
+		return UNHIDDEN;
+	if (!hidden && !returns)
+		return 0;
 	number = member(extent, h->count, &q->backend);
 	s = slot(extent + number);
 	weight = number && s ? s->backend.weight : 0;
@@ -796,8 +797,8 @@ __noinline int learn(struct __sk_buff *skb, struct packet *p, const struct end *
 	struct way *held, w = {.state = REPLIES | LEARNT};
 	struct tuple back;
 
-	if (!p || !entry || !believes(p, entry))
-		return TCX_NEXT;
+	if (!p || !entry)
+		return TC_ACT_SHOT;
 	back_of(&back, p);
 	w.to = *entry;
 	w.seen = seconds();
@@ -1038,7 +1039,7 @@ int arrive(struct __sk_buff *skb)
 
 	if (!may || !read_packet(skb, &p))
 		return TCX_NEXT;
-	if (direct && !p.inner && read_told(skb, &p, &entry))
+	if (direct && !p.inner && read_told(skb, &p, &entry) && believes(&p, &entry))
 		return learn(skb, &p, &entry);
 	if (may & OPENS && opens(&p))
 		forget(&p);

@@ -86,9 +86,9 @@ struct backend {
 
 /* In a backend's weight: where it runs. */
 enum {
-	LOCAL = 1 << 15, /* on this node, so its own packets may come back to it */
-	AWAY = 1 << 14,	 /* on another node of the cluster, which may answer its clients itself */
-	WEIGHT = AWAY - 1, /* the weight itself */
+	LOCAL = 1 << 15,   /* on this node, so its own packets may come back to it */
+	AWAY = 1 << 14,	   /* on another node of the cluster, which may answer its clients itself */
+	WEIGHT = AWAY - 1, /* the weight alone */
 };
 
 #define CHOICES 12
@@ -223,7 +223,7 @@ enum way_state {
 	OURS = 1 << 7,	   /* a way back to this node itself */
 	ALIAS = 1 << 8,	   /* a client that its backend sees at another port, since another entry's flow has the client's own */
 	DIRECT = 1 << 9,   /* of a flow whose backend's node answers the client itself */
-	LEARNT = 1 << 10, /* a backend's way back of which the node told that the client asked */
+	LEARNT = 1 << 10,  /* a backend's way back of which the node told that the client asked */
 };
 
 /* What becomes of the packets of a tuple, in destinations or in sources. */

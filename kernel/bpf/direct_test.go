@@ -143,6 +143,17 @@ func TestOnlyEntriesAreAnswered(t *testing.T) {
 	}
 }
 
+// What a client's own packet tells of changes nothing for it.
+func TestClientsTellNothing(t *testing.T) {
+	w := askedNode(t)
+	client, entry, server := netip.AddrPortFrom(clients[0], 1234), netip.AddrPortFrom(entries[0], 80), netip.AddrPortFrom(servers[0], 8080)
+	in := packet{src: client, dst: entry, protocol: unix.IPPROTO_UDP, told: told(netip.MustParseAddrPort("198.18.0.9:53"))}
+	_, out := w.see("arrive-14", in.frame())
+	if p := w.read(out); p.dst != server || !bytes.Equal(p.told, append(told(entry), in.told...)) {
+		t.Errorf("its packet goes on to %s and tells %x", p.dst, p.told)
+	}
+}
+
 // state gives what a map of ways notes of packets: 0 for nothing.
 func (w *world) state(ways string, src, dst netip.AddrPort, protocol uint8) uint32 {
 	k := Tuple{From: Port(src.Port()), To: Port(dst.Port()), Protocol: protocol}
