@@ -252,7 +252,7 @@ func TestErrorLeavesRoom(t *testing.T) {
 			icmp, kind = unix.IPPROTO_ICMPV6, []byte{2, 0, 0, 0, 0, 0, 5, 220}
 		}
 		for _, k := range []struct{ kind, want int }{{0, 1500 - size}, {1, 1500}} { // and another error is left as it is
-			kind[0] = [2][2]byte{{3, 11}, {2, 3}}[six][k.kind]
+			copy(kind, [2][2][]byte{{{3, 4}, {3, 3}}, {{2}, {3}}}[six][k.kind])
 			payload := append(bytes.Clone(kind), sent[14:14+[2]int{20, 40}[six]+size+8]...)
 			router := netip.AddrPortFrom(pair("203.0.113.1", "2001:db8:5::1")[six], 0)
 			_, out := w.see("leave-14", packet{src: router, dst: client, protocol: icmp, payload: payload}.frame())
