@@ -141,7 +141,7 @@ func TestDirectServerReturn(t *testing.T) {
 				t.Error(err)
 			}
 			s := svc(append([]edit{nodePort(30080), ingress("192.0.2.1"), externalIPs("192.0.2.9")}, c.edits...)...)
-			r := resolved(config, s, eps(c.endpoints...), node())
+			r := resolved(config, s, eps(c.endpoints...), node(podCIDRs("10.244.1.0/24")))
 			same(t, "problems", problemLines(r), c.problems)
 			for e, f := range r.Services().Frontends {
 				want := c.beyond
@@ -162,6 +162,16 @@ func TestDirectServerReturn(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A hint that changes no pool still changes who is answered by endpoints' nodes.
+func TestHintsEndDirectServerReturn(t *testing.T) {
+	r := resolved(Config{Node: "n1", DirectServerReturn: true}, svc(nodePort(30080)), eps(ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n2"))))
+	before := frontend(t, r, "*4:30080/tcp")
+	r.Apply(puts(eps(ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n2"), forZones("z2")))))
+	if now := frontend(t, r, "*4:30080/tcp"); before.Direct == 0 || now.Direct != 0 || now.Inside != before.Inside {
+		t.Errorf("before: %+v\nnow: %+v", before, now)
 	}
 }
 

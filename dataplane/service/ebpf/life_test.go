@@ -50,10 +50,12 @@ func everything() []model.Part {
 	four, six, none := poolOf(1, false, model.TCP, 1, 2, 3), poolOf(2, true, model.UDP, 1, 2), poolOf(3, false, model.TCP)
 	four.Affinity, four.Scheduler = 3*time.Hour, model.WeightedRoundRobin
 	four.Backends[1].Weight = 7
+	four.Backends[0].Local, four.Backends[2].Away = true, true
+	node.Direct, node.Nodes = true, []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.244.0.9")}
 	maglev := poolOf(1<<63, true, model.TCP, 1, 3)
 	maglev.Scheduler = model.Maglev
 	hidden, split := frontendOf("0.0.0.0:30080", four), frontendOf("10.96.0.2:80", none)
-	hidden.Hide = model.AllOrigins
+	hidden.Hide, hidden.Direct = model.AllOrigins, model.OriginsOf(model.FromOutside)
 	split.Outside = model.Target{Pool: four, Empty: model.Drop}
 	sctp := frontendOf("10.96.0.1:80", four)
 	sctp.Entry.Protocol = model.SCTP
@@ -86,6 +88,25 @@ func TestReadGivesWhatWasWritten(t *testing.T) {
 			t.Error(err)
 		}
 	}, endpoints...)
+}
+
+// A node whose backends' nodes answer clients has other programs at its devices, in place of those that it had.
+func TestDirectTakesOtherPrograms(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		p := opened(t, o)
+		defer clean(t, p)
+		direct := *theNode
+		direct.Direct = true
+		for _, n := range []struct{ from, to []model.Part }{{nil, []model.Part{theNode}}, {[]model.Part{theNode}, []model.Part{&direct}}, {[]model.Part{&direct}, []model.Part{theNode}}} {
+			if from, to := render(p, n.from...), render(p, n.to...); cmp.Equal(from, to) {
+				t.Error("the facts are the same")
+			}
+			change(t, p, n.from, n.to)
+			if diff := cmp.Diff(sortedFacts(render(p, n.to...)), read(t, p)); diff != "" {
+				t.Errorf("wanted less, read more:\n%s", diff)
+			}
+		}
+	})
 }
 
 // Equal parts give equal facts, and each fact's key prints.

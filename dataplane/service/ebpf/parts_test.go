@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -235,6 +236,31 @@ func TestKeys(t *testing.T) {
 			t.Fatalf("%s reads %s", p, got)
 		}
 	})
+}
+
+// What programs must know of direct server return is in the facts.
+func TestDirectFacts(t *testing.T) {
+	v := &model.Pool{ID: 1, Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Away: true}}}
+	here := &model.Pool{ID: 1, Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.1:80")}}}
+	if poolValue(v) == poolValue(here) {
+		t.Error("a backend on another node is as one on none")
+	}
+	f := model.Frontend{Inside: model.Target{Pool: v}, Outside: model.Target{Pool: v}, Hide: model.AllOrigins}
+	g := f
+	g.Direct = model.OriginsOf(model.FromOutside)
+	if frontendValue(&f, 0) == frontendValue(&g, 0) {
+		t.Error("whom backends' nodes answer is not told")
+	}
+	a := netip.MustParseAddr
+	n := &model.Node{Pods: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Addresses: []netip.Addr{a("10.0.0.1")}, Nodes: []netip.Addr{a("10.0.0.1"), a("10.0.0.2"), a("192.0.2.2")}}
+	is := map[string]uint32{}
+	for _, f := range places(n) {
+		is[place(f.Key).String()] = binary.BigEndian.Uint32([]byte(f.Value))
+	}
+	want := map[string]uint32{"10.0.0.0/8": bpf.Pods, "10.0.0.1/32": bpf.Nodes, "10.0.0.2/32": bpf.Nodes | bpf.Pods, "192.0.2.2/32": bpf.Nodes}
+	if diff := cmp.Diff(want, is); diff != "" {
+		t.Error(diff)
+	}
 }
 
 // Which clients a socket can't serve at a frontend.
