@@ -75,6 +75,26 @@ func TestBackendsNodeAnswers(t *testing.T) {
 	})
 }
 
+// Both nodes wait for such a connection when they are retired, until each has seen an end of it: they don't see both.
+func TestDirectRetires(t *testing.T) {
+	a, b := askedNode(t), backendNode(t)
+	client, entry, server := netip.AddrPortFrom(clients[0], 1234), netip.AddrPortFrom(entries[0], 80), netip.AddrPortFrom(servers[0], 8080)
+	ask := func(flags uint8) {
+		_, out := a.see("arrive-14", packet{src: client, dst: entry, protocol: unix.IPPROTO_TCP, flags: flags}.frame())
+		b.see("arrive-14", out)
+		b.see("leave-14", packet{src: server, dst: client, protocol: unix.IPPROTO_TCP, flags: flags | ack}.frame())
+	}
+	ask(syn)
+	for _, want := range []int{1, 0} {
+		for i, w := range []*world{a, b} {
+			if n, err := Retire(w.folder); n != want || err != nil {
+				t.Errorf("node %d: %d connections (%v), not %d", i, n, err, want)
+			}
+		}
+		ask(fin | ack)
+	}
+}
+
 // knows has a world know a node's address, and a node port 30080 of both protocols that leads where port 80 does.
 func (w *world) knows(six int, node netip.Addr) {
 	w.t.Helper()

@@ -33,15 +33,20 @@ func Retire(folder string) (connections int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	ways, err := filepath.Glob(filepath.Join(folder, stateFolder, packetsMapDestinations+"-*"))
-	for _, path := range ways {
-		n, err := alive(path)
+	for name, first := range map[string]packetsWayState{packetsMapDestinations: packetsWayStateASKS, packetsMapSources: packetsWayStateLEARNT} {
+		ways, err := filepath.Glob(filepath.Join(folder, stateFolder, name+"-*"))
 		if err != nil {
 			return 0, err
 		}
-		connections += n
+		for _, path := range ways {
+			n, err := alive(path, first)
+			if err != nil {
+				return 0, err
+			}
+			connections += n
+		}
 	}
-	return connections, err
+	return connections, nil
 }
 
 // empty leaves a layout's maps without frontends, and has flows of UDP notice.
@@ -90,8 +95,8 @@ func pinned[K, V any](path string) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// alive counts the TCP connections among ways.
-func alive(path string) (n int, err error) {
+// alive counts the TCP connections among ways, each by that of its ways which has the state.
+func alive(path string, first packetsWayState) (n int, err error) {
 	ways, err := pinned[Tuple, Way](path)
 	if ways == nil {
 		return 0, err
@@ -103,7 +108,7 @@ func alive(path string) (n int, err error) {
 	}
 	err = all(ways, func(t Tuple, w Way) {
 		state := packetsWayState(w.State)
-		if t.Protocol == unix.IPPROTO_TCP && state&packetsWayStateASKS != 0 && uint32(now.Sec) < w.Seen+lasts(state) {
+		if t.Protocol == unix.IPPROTO_TCP && state&first != 0 && uint32(now.Sec) < w.Seen+lasts(state) {
 			n++
 		}
 	})
@@ -112,9 +117,9 @@ func alive(path string) (n int, err error) {
 
 // lasts gives for how many seconds a TCP connection's way without packets lasts: lifetime of bpf/packets.c, but nothing for one that is over.
 func lasts(s packetsWayState) uint32 {
-	const bothEnds = packetsWayStateENDS | packetsWayStateENDED
+	const bothEnds, oneSided = packetsWayStateENDS | packetsWayStateENDED, packetsWayStateDIRECT | packetsWayStateLEARNT
 	switch {
-	case s&packetsWayStateRESET != 0 || s&bothEnds == bothEnds:
+	case s&packetsWayStateRESET != 0 || s&bothEnds == bothEnds || s&oneSided != 0 && s&packetsWayStateENDS != 0:
 		return 0
 	case s&packetsWayStateANSWERED != 0:
 		return 5 * 24 * 3600
