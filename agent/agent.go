@@ -157,7 +157,10 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 	}
 	a.tellAll()
 	if first {
-		left := others{mode: a.options.Mode, log: a.options.Log, entries: flows.EntriesOf(delta.Put)}
+		left := others{mode: a.options.Mode, log: a.options.Log}
+		if !left.mode.tracks() {
+			left.entries = flows.EntriesOf(delta.Put)
+		}
 		a.ended.Go(func() { a.arrive(ctx, left) })
 	}
 }

@@ -16,7 +16,7 @@ import (
 type others struct {
 	mode    Mode
 	log     *slog.Logger
-	entries flows.Entries // ours, of the first batch
+	entries flows.Entries // ours, of the first batch; nil where the mode needs nothing kept
 
 	cleaned bool // what no connection needs is gone
 	kept    int  // connections that went on when last counted
@@ -72,9 +72,6 @@ const recount = 30 * time.Second
 
 // release removes the rest once the connections that need it have ended.
 func (o *others) release(ctx context.Context) {
-	if o.mode.tracks() {
-		o.entries = nil
-	}
 	for ctx.Err() == nil {
 		n, err := o.clean(ctx)
 		kept, err2 := flows.Release(o.entries)
