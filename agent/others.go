@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane/flows"
+	"fairlead.dev/fairlead/dataplane/service/nftables"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -18,9 +19,9 @@ type others struct {
 	log     *slog.Logger
 	entries flows.Entries // ours, of the first batch; nil where the mode needs nothing kept
 
-	cleaned bool // what no connection needs is gone
-	kept    int  // connections that went on when last counted
-	told    string
+	cleaned bool   // what no connection needs is gone
+	kept    int    // connections that went on when last counted
+	told    string // the error that was logged last
 }
 
 // tracks says whether the mode's own rules have the kernel translate TCP connections.
@@ -34,7 +35,7 @@ func keepOthers(m Mode) error {
 	if m.tracks() {
 		return nil
 	}
-	return flows.Keep("fairlead", "kube-proxy")
+	return flows.Keep(nftables.Table, "kube-proxy")
 }
 
 // clean removes what no connection needs, and gives how many need the rest. Modes that share a plane's name, or are variants of one, leave

@@ -215,34 +215,40 @@ static __always_inline struct pool *pool_of(struct question *q, const struct fro
 	return bpf_map_lookup_elem(&pools, &q->index);
 }
 
+/* The slot of a backend that a frontend leads a client to, NULL where it doesn't, or doesn't let the client in. */
+static __always_inline union slot *backend_of(struct question *q, const struct frontend *f, const struct place_of *at)
+{
+	struct pool *pool;
+	__u32 extent, number;
+	union slot *s;
+
+	if (!f || (f->some && !allowed(q, f->any)))
+		return NULL;
+	pool = pool_of(q, f);
+	if (!pool)
+		return NULL;
+	extent = *(volatile __u32 *)&pool->extent;
+	s = slot(extent);
+	if (!s || !extent)
+		return NULL;
+	number = member(extent, s->header.count, at);
+	return number ? slot(extent + number) : NULL;
+}
+
 /* Whether the backend of a client's way still is one of its entry's. */
 __noinline int serves(const struct way *w, const struct packet *p)
 {
 	struct place_of at = {};
-	struct frontend *f;
 	struct question *q;
-	struct pool *pool;
-	__u32 extent;
-	union slot *s;
 
 	if (!w || !p)
 		return false;
 	q = ask(p, w->origin);
 	if (!q)
 		return false;
-	f = find(q);
-	if (!f || (f->some && !allowed(q, f->any)))
-		return false;
-	pool = pool_of(q, f);
-	if (!pool)
-		return false;
-	extent = *(volatile __u32 *)&pool->extent;
-	s = slot(extent);
-	if (!s || !extent)
-		return false;
 	at.address = w->to.address;
 	at.port = w->to.port;
-	return member(extent, s->header.count, &at);
+	return backend_of(q, find(q), &at) != NULL;
 }
 
 /* Whether a way can't be taken any more: the packet begins another flow. */
@@ -764,8 +770,6 @@ __noinline int believes(const struct packet *p, const struct end *entry)
 {
 	struct frontend *f;
 	struct question *q;
-	struct pool *pool;
-	__u32 extent, number;
 	union slot *s;
 
 	if (!p || !entry)
@@ -777,18 +781,10 @@ __noinline int believes(const struct packet *p, const struct end *entry)
 	q->entry.address = entry->address;
 	q->entry.port = entry->port;
 	f = find_told(q);
-	if (!f || !(f->direct & FROM_OUTSIDE) || (f->some && !allowed(q, f->any)))
+	if (!f || !(f->direct & FROM_OUTSIDE))
 		return false;
-	pool = pool_of(q, f);
-	if (!pool)
-		return false;
-	extent = *(volatile __u32 *)&pool->extent;
-	s = slot(extent);
-	if (!s || !extent)
-		return false;
-	number = member(extent, s->header.count, &q->backend);
-	s = slot(extent + number);
-	return number && s && s->backend.weight & LOCAL;
+	s = backend_of(q, f, &q->backend);
+	return s && s->backend.weight & LOCAL;
 }
 
 /* Learns what entry a client asked another node, to answer the client from here, and lets its packet on as the client sent it. */

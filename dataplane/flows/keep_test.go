@@ -118,6 +118,9 @@ table ip begins {
 
 	do(func() error { return Keep() })
 	do(func() error { return Keep() })
+	do(func() error { _, err := Release(nil); return err }) // who keeps the kernel translating by rules of its own waits for nobody
+	sh("! nft list table inet " + Kept)
+	do(func() error { return Keep() })
 	sh("nft delete table ip begins")
 	lives(ours)
 	address := netip.MustParseAddr("10.1.0.9")
@@ -159,4 +162,30 @@ table ip begins {
 	count(model.TCP, true) // it has ended, and is forgotten
 	release(0)
 	sh("! nft list table inet " + Kept)
+}
+
+// Nothing is made where nobody translates, nor could yet.
+func TestKeepNothing(t *testing.T) {
+	ns := within(t)
+	kept := func() (yes bool) {
+		t.Helper()
+		err := ns.Do(func() error {
+			err := Keep("fairlead")
+			yes = exec.Command("nft", "list", "table", "inet", Kept).Run() == nil
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return yes
+	}
+	if kept() {
+		t.Error("it is kept that the kernel translates, which it doesn't")
+	}
+	if err := ns.Do(exec.Command("nft", "add table inet fairlead").Run); err != nil {
+		t.Fatal(err)
+	}
+	if !kept() {
+		t.Error("connections that begin by rules that are there are not kept")
+	}
 }

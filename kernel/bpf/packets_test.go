@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -383,6 +384,22 @@ func TestRetire(t *testing.T) {
 		w.see("leave-14", packet{src: netip.AddrPortFrom(servers[six], 8080), dst: netip.AddrPortFrom(client, 1234), protocol: unix.IPPROTO_TCP, flags: fin | ack}.frame())
 	}
 	left(0)
+}
+
+// Maps of another version's form are an error that says so.
+func TestRetireOtherForm(t *testing.T) {
+	w := newWorld(t)
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := m.Pin(filepath.Join(w.folder, stateFolder, packetsMapDestinations+"-00000000")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Retire(w.folder); !errors.Is(err, ErrForm) {
+		t.Errorf("retire: %v", err)
+	}
 }
 
 // Fragments follow their first, which alone tells the ports.

@@ -1,0 +1,49 @@
+package rules
+
+import (
+	"crypto/rand"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/kernel/netns"
+)
+
+// What IPVS carries passes OUTPUT until there, then all of it but NAT once more, under its new destination.
+func TestCarried(t *testing.T) {
+	name := "fltest-" + strings.ToLower(rand.Text()[:6])
+	ns, err := netns.New(name)
+	must(t, err)
+	t.Cleanup(func() {
+		ns.Close()
+		must(t, netns.Delete(name))
+	})
+	nft := exec.Command("nft", "-f", "-")
+	nft.Stdin = strings.NewReader(`table ip t {
+	chain early { type filter hook output priority -300; ip daddr 10.96.0.1 accept; ip daddr 10.1.0.1 accept; }
+	chain nat { type nat hook output priority -100; ip daddr 10.9.9.9 accept; }
+	chain late { type filter hook output priority 0; ip daddr 10.96.0.1 drop; ip daddr 10.1.0.1 accept; }
+	chain post { type filter hook postrouting priority 0; ip daddr 10.1.0.1 accept; }
+}`)
+	must(t, ns.Do(nft.Run))
+	must(t, ns.Do(func() error {
+		set, err := readNFTables(t)
+		if err != nil {
+			return err
+		}
+		p := first("10.96.0.1:80")
+		p.Path, p.To = Carried, netip.MustParseAddrPort("10.1.0.1:8080")
+		for established, want := range map[bool]int{false: 1 + 1 + 2 + 2 + 1, true: 1 + 2 + 2 + 1} {
+			p.Established = established
+			c, err := Static(set, p)
+			if err != nil {
+				return err
+			}
+			if o := c.Outcomes[0]; o.Rules != want || o.Verdict != "accept" || o.Dst != p.To {
+				t.Errorf("established %t: %d rules, not %d; %s to %s", established, o.Rules, want, o.Verdict, o.Dst)
+			}
+		}
+		return nil
+	}))
+}
