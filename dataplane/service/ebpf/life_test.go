@@ -321,32 +321,39 @@ func TestFullMaps(t *testing.T) {
 	}, endpoints...)
 }
 
-// Of two planes of one node, each learns that the other wrote, and neither of its own writes.
+// Of two planes of one node, each learns that the other wrote, also before it watched, and neither of its own writes.
 func TestAnotherPlaneIsNoticed(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
-		v := poolOf(1, false, model.TCP, 1)
+		v, now := poolOf(1, false, model.TCP, 1), poolOf(1, false, model.TCP, 2)
 		p, other := opened(t, o), opened(t, o)
 		defer other.Close()
 		defer clean(t, p)
-		write(t, p, render(p, theNode, v, frontendOf("10.96.0.1:80", v)), nil)
-		read(t, p)
-		signals, err := p.Watch(t.Context())
-		if err != nil {
-			t.Fatal(err)
+		told := func(signals <-chan struct{}, when string) {
+			t.Helper()
+			select {
+			case <-signals:
+			case <-time.After(20 * time.Second):
+				t.Errorf("another's write is not told %s", when)
+			}
 		}
-		write(t, p, p.Render(poolOf(1, false, model.TCP, 2)), p.Render(v))
+		write(t, p, render(p, theNode, v, frontendOf("10.96.0.1:80", v)), nil)
+		signals, stop := watched(t, p)
+		write(t, p, p.Render(now), p.Render(v))
 		read(t, other)
 		select {
 		case <-signals:
 			t.Error("an own write, or another's read, is told")
 		default:
 		}
-		write(t, other, p.Render(v), p.Render(poolOf(1, false, model.TCP, 2)))
-		select {
-		case <-signals:
-		case <-time.After(20 * time.Second):
-			t.Error("another's write is not told")
-		}
+		write(t, other, p.Render(v), p.Render(now))
+		told(signals, "while it is watched for")
+		stop()
+		read(t, p)
+		read(t, other)
+		write(t, other, p.Render(now), p.Render(v))
+		signals, stop = watched(t, p)
+		defer stop()
+		told(signals, "to who watches later")
 	})
 }
 

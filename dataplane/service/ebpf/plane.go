@@ -77,6 +77,7 @@ type Plane struct {
 	id        string      // of this plane, among those of the node
 	announced bool        // others know that we write
 	hooked    atomic.Bool // the hooks are as wanted, unless others changed that
+	events    events
 	devices   *devices
 	ports     [1 << 16]uint32 // frontends held, by their port
 }
@@ -132,6 +133,7 @@ func (p *Plane) programs() bpf.Options {
 
 // Close gives up the plane's handles. The kernel keeps what was written, and the hooks stay.
 func (p *Plane) Close() error {
+	p.events.close()
 	p.grace.Close()
 	p.devices.close()
 	return p.forget()
@@ -156,6 +158,7 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 	if err := p.forget(); err != nil {
 		return nil, err
 	}
+	p.listen()
 	list, err := os.ReadDir(p.folder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,44 +21,42 @@ import (
 // Watch implements dataplane.Watcher: it tells when pins of hooks are removed, and when another plane writes (see announce).
 // Of what others write into maps past this package, the kernel tells nobody.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		return nil, fmt.Errorf("ebpf: watch the hooks: %w", err)
-	}
-	events := os.NewFile(uintptr(fd), "inotify")
-	signals := make(chan struct{}, 1)
-	_, err = unix.InotifyAddWatch(fd, p.folder, unix.IN_CREATE)
+	err := p.events.watch(p.folder, unix.IN_CREATE)
 	if err == nil {
-		_, err = unix.InotifyAddWatch(fd, p.linksFolder(), unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_DELETE_SELF)
+		err = p.events.watch(p.linksFolder(), unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_DELETE_SELF)
 	}
 	if err == nil && Packets() {
-		_, err = unix.InotifyAddWatch(fd, p.devices.links(), unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_DELETE_SELF)
+		err = p.events.watch(p.devices.links(), unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_DELETE_SELF)
 	}
-	if errors.Is(err, unix.ENOENT) { // there will be one to watch when the hooks are there again
+	signals := make(chan struct{}, 1)
+	if errors.Is(err, fs.ErrNotExist) { // there will be one to watch when the hooks are there again
 		defer close(signals)
 		p.tell(signals, false)
-		return signals, events.Close()
+		return signals, nil
 	}
 	if err != nil {
-		events.Close()
-		return nil, fmt.Errorf("ebpf: watch %s: %w", p.linksFolder(), err)
+		return nil, err
+	}
+	if err := p.events.file.SetReadDeadline(time.Time{}); err != nil {
+		return nil, fmt.Errorf("ebpf: watch the hooks: %w", err)
 	}
 	ctx, end := context.WithCancel(ctx)
 	followed, err := p.watchDevices(ctx, func() { p.tell(signals, true) })
 	if err != nil {
 		end()
-		events.Close()
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, func() { events.Close() })
+	stop := context.AfterFunc(ctx, func() { p.events.file.SetReadDeadline(time.Now()) })
 	go func() {
 		defer close(signals)
 		defer func() { end(); <-followed }()
 		defer stop()
-		defer events.Close()
-		p.tell(signals, false)
+		p.events.mu.Lock()
+		deaf := p.events.deaf
+		p.events.mu.Unlock()
+		p.tell(signals, deaf)
 		for b := make([]byte, 4096); ; {
-			n, err := events.Read(b)
+			n, err := p.events.file.Read(b)
 			if err != nil {
 				return
 			}
@@ -69,6 +69,52 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 		}
 	}()
 	return signals, nil
+}
+
+// events is what the kernel tells of folders of pins: an instance of inotify(7), made when first needed.
+type events struct {
+	mu   sync.Mutex
+	file *os.File
+	deaf bool // others may have announced a write since the last Read, unheard
+}
+
+// watch has events of a folder told from now on, also to a Read of file that comes later.
+func (e *events) watch(folder string, mask uint32) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.file == nil {
+		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+		if err != nil {
+			return fmt.Errorf("ebpf: watch the hooks: %w; is fs.inotify.max_user_instances used up?", err)
+		}
+		e.file = os.NewFile(uintptr(fd), "inotify")
+	}
+	raw, err := e.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var refused error
+	err = raw.Control(func(fd uintptr) { _, refused = unix.InotifyAddWatch(int(fd), folder, mask) })
+	if err = errors.Join(err, refused); err != nil {
+		return fmt.Errorf("ebpf: watch %s: %w", folder, err)
+	}
+	return nil
+}
+
+func (e *events) close() {
+	if e.file != nil {
+		e.file.Close()
+	}
+}
+
+// listen has announcements of other planes heard from now on, so that none is missed between a Read, which it precedes, and Watch.
+// Without events there is service all the same: it is for Watch to say so.
+func (p *Plane) listen() error {
+	err := p.events.watch(p.folder, unix.IN_CREATE)
+	p.events.mu.Lock()
+	defer p.events.mu.Unlock()
+	p.events.deaf = err != nil
+	return err
 }
 
 // tell sends a signal if another wrote, or the hooks or programs at devices are not as they were written and that is not our own
@@ -100,6 +146,7 @@ func (p *Plane) heard(b []byte) (gone, other bool) {
 		name := string(bytes.TrimRight(b[:length], "\x00"))
 		b = b[length:]
 		gone = gone || mask&(unix.IN_DELETE_SELF|unix.IN_IGNORED) != 0
+		other = other || mask&unix.IN_Q_OVERFLOW != 0
 		other = other || strings.HasPrefix(name, writer) && name != writer+p.id
 	}
 	return gone, other
@@ -108,18 +155,15 @@ func (p *Plane) heard(b []byte) (gone, other bool) {
 // writer begins the name of a folder that a plane makes for a moment.
 const writer = "writer-"
 
-// announce lets other planes of this node know that we write, once after each Read: theirs may be stale from now on.
-func (p *Plane) announce(*writes) error {
-	if p.announced || p.maps == nil {
-		return nil
-	}
+// announce lets other planes of this node know that we write: what they have read may be stale.
+func (p *Plane) announce() error {
 	path := filepath.Join(p.folder, writer+p.id)
-	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	err := os.Mkdir(path, 0o700)
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		err = os.Remove(path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without a folder, there is no other
 		return fmt.Errorf("ebpf: announce a write: %w", err)
 	}
-	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("ebpf: announce a write: %w", err)
-	}
-	p.announced = true
 	return nil
 }

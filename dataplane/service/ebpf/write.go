@@ -54,11 +54,28 @@ func (w *writes) gone(k Kind, f func(Fact) error) error {
 	return nil
 }
 
-// Write implements dataplane.Plane. Each fact becomes true at once; the hooks' one after another, and all or none.
+// Write implements dataplane.Plane. Each fact becomes true at once; the hooks' one after another, and all or none. Other planes are told
+// of the first after each Read: before, since it may be a killed one's last, and after, since they may have looked in between.
 func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	w := sorted(put, del)
+	if err := p.makeMaps(w); err != nil {
+		return err
+	}
+	if p.announced {
+		return p.write(w)
+	}
+	if err := p.announce(); err != nil {
+		return err
+	}
+	err := p.write(w)
+	p.announced = err == nil
+	return errors.Join(err, p.announce())
+}
+
+// write takes all steps but the first.
+func (p *Plane) write(w *writes) error {
 	for _, step := range []func(*writes) error{
-		p.makeMaps, p.announce, p.putPlaces, p.putPools, p.putLeft, p.putPermits, p.putFrontends, p.putDevices, p.attach,
+		p.putPlaces, p.putPools, p.putLeft, p.putPermits, p.putFrontends, p.putDevices, p.attach,
 		p.detach, p.deleteDevices, p.deleteFrontends, p.deletePermits, p.deleteLeft, p.deletePools, p.deletePlaces, p.tellFlows,
 		p.removeMaps, p.closeSockets, p.forgetLoads,
 	} {
@@ -92,6 +109,7 @@ func (p *Plane) makeMaps(w *writes) error {
 	if err != nil {
 		return err
 	}
+	p.listen()
 	p.begin(m)
 	p.readPools(nil) // none, unless an attempt ended halfway
 	return p.readLoads()
