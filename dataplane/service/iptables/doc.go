@@ -13,8 +13,8 @@
 // first packet of a connection comes here at all; the filter's rule, that others see too, is there only while something is
 // refused.
 //
-// A pool has one chain, in which backend i of n is taken with chance 1/(n-i); above ten backends halves have chains of
-// their own. Affinity is a list of clients for each backend (xt_recent), which lasts while the backend does.
+// A pool has one chain, in which backend i of n is taken with chance 1/(n-i); above seven backends halves have chains
+// of their own. Affinity is a list of clients for each backend (xt_recent), which lasts while the backend does.
 //
 // That a source is to be hidden is noted in one bit of the packet's mark, 0x4000, between PREROUTING and POSTROUTING, and
 // taken away there. Where all frontends below a node of the tree agree, it is noted once for all of them; a packet that then
