@@ -45,7 +45,7 @@ type balanceProfile struct {
 }
 
 var (
-	quickBalance = balanceProfile{"quick", 2000, 5}
+	quickBalance = balanceProfile{"quick", 1000, 5}
 	fullBalance  = balanceProfile{"full", 10000, 10}
 )
 

@@ -73,7 +73,7 @@ func (p tigeraProfile) emulated() tigeraProfile {
 }
 
 var (
-	quickTigera = tigeraProfile{Name: "quick", Services: []int{10, 1000, 10000}, Rounds: 21, Closed: 15 * time.Millisecond, Open: 40 * time.Millisecond, Warm: 4 * time.Millisecond,
+	quickTigera = tigeraProfile{Name: "quick", Services: []int{10, 1000, 10000}, Rounds: 13, Closed: 15 * time.Millisecond, Open: 40 * time.Millisecond, Warm: 4 * time.Millisecond,
 		Rate: 1000, Each: 100, Work: 200 * time.Microsecond, Resyncs: 1}
 	fullTigera = tigeraProfile{Name: "full", Services: []int{1, 10, 100, 1000, 10000}, Rounds: 101, Closed: 250 * time.Millisecond, Open: time.Second, Warm: 50 * time.Millisecond,
 		Rate: 1000, Each: 100, Work: 200 * time.Microsecond, Everywhere: true, Resyncs: 11}
