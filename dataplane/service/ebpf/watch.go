@@ -109,12 +109,11 @@ func (e *events) close() {
 
 // listen has announcements of other planes heard from now on, so that none is missed between a Read, which it precedes, and Watch.
 // Without events there is service all the same: it is for Watch to say so.
-func (p *Plane) listen() error {
+func (p *Plane) listen() {
 	err := p.events.watch(p.folder, unix.IN_CREATE)
 	p.events.mu.Lock()
 	defer p.events.mu.Unlock()
 	p.events.deaf = err != nil
-	return err
 }
 
 // tell sends a signal if another wrote, or the hooks or programs at devices are not as they were written and that is not our own
