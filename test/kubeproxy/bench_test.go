@@ -233,16 +233,14 @@ func settle(b *testing.B, r running) {
 	}
 }
 
-// BenchmarkInProcess is Fairlead's loop and nftables plane alone, with the decided model at hand: what kube-proxy's own
-// sync-ms is to be held against.
+// BenchmarkInProcess is Fairlead's resolver, loop and nftables plane alone, with the objects at hand: what kube-proxy's own sync-ms is to be
+// held against.
 func BenchmarkInProcess(b *testing.B) {
 	for _, n := range sizes(b) {
-		resolver := resolve.New(resolve.Config{Node: nodeName, Addresses: []netip.Addr{addresses[0]}})
 		var all []source.Change
 		for _, o := range generate.Cluster(n, 10) {
 			all = append(all, source.Change{Key: source.KeyOf(o), Object: o})
 		}
-		parts := resolver.Apply(all).Put
 		b.Run(fmt.Sprintf("fairlead-nftables/services=%d", n), func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
@@ -263,11 +261,15 @@ func BenchmarkInProcess(b *testing.B) {
 				before := used()
 				b.StartTimer()
 				begin := time.Now()
+				resolver := resolve.New(resolve.Config{Node: nodeName, Addresses: []netip.Addr{addresses[0]}})
+				parts := resolver.Apply(all).Put
+				resolved := time.Since(begin)
 				loop.Change(parts, nil)
 				check(b, loop.Sync(ctx))
 				wall := time.Since(begin)
 				b.StopTimer()
 				b.ReportMetric(0, "ns/op")
+				b.ReportMetric(float64(resolved.Microseconds())/1000, "resolve-ms")
 				b.ReportMetric(float64(wall.Microseconds())/1000, "sync-ms")
 				b.ReportMetric(float64((used()-before).Microseconds())/1000, "sync-cpu-ms")
 				cancel()
