@@ -26,6 +26,7 @@ which takes as long again; --subject control-plane=PATH has etcd and kube-apiser
 server of the lab's own.`,
 	Services: []int{1000, 10000, 30000},
 	Compares: true,
+	Rounds:   true,
 	Subjects: []string{kubeProxyProgram.name, controlPlaneProgram.name},
 	begin: func(ctx context.Context, r *run) (work, error) {
 		p := fullControl
@@ -38,6 +39,7 @@ server of the lab's own.`,
 				p.Sizes = append(p.Sizes, size{n, endpoints})
 			}
 		}
+		p.Rounds = r.rounds(p.Rounds)
 		return newControlSide(ctx, r, p)
 	},
 }

@@ -16,7 +16,7 @@ type Experiment struct {
 	Services []int    // the numbers of Services that it varies unless told others; nil: it varies none
 	Compares bool     // modes, of which Options may name some
 	Subjects []string // others' programs that it takes
-	Rounds   bool     // of traffic, of which Options may say how many
+	Rounds   bool     // of which Options may say how many
 	begin    func(context.Context, *run) (work, error)
 }
 

@@ -24,7 +24,7 @@ import (
 // Options is what a run is told.
 type Options struct {
 	Quick    bool
-	Rounds   int      // of traffic; 0: as many as the profile has
+	Rounds   int      // 0: as many as the profile has
 	Services []int    // numbers of Services, rising; nil: the experiment's own
 	Modes    []string // to be compared; nil: all that run here
 	Subjects []string // others' programs to be measured beside ours, such as kube-proxy=PATH
@@ -129,7 +129,7 @@ func (r *run) room() error {
 	return nil
 }
 
-// rounds is how many of traffic there are: as many as was asked for, or the profile's.
+// rounds is how many there are: as many as was asked for, or the profile's.
 func (r *run) rounds(profile int) int {
 	if r.Options.Rounds > 0 {
 		return r.Options.Rounds

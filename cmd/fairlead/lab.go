@@ -77,7 +77,7 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 	f.StringVar(&o.Out, "out", "lab-results", "folder in which the run's own folder is made")
 	f.Uint64Var(&o.Seed, "seed", 0, "draws every order (default: from the clock)")
 	if e.Rounds {
-		f.IntVar(&o.Rounds, "rounds", 0, "rounds of traffic, in each of which every arm has a block of each measure: the more, the narrower the intervals (default: the profile's)")
+		f.IntVar(&o.Rounds, "rounds", 0, "rounds, in each of which every arm is measured once: the more, the narrower the intervals (default: the profile's)")
 	}
 	if e.Services != nil {
 		f.IntSliceVar(&o.Services, "services", e.Services, "numbers of Services, rising; --quick has fewer")
