@@ -207,8 +207,12 @@ func TestChurnFindsFaults(t *testing.T) {
 	} {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
-			if log, wrong := churned(t.Context(), f.subject(), 40); len(wrong) == 0 {
-				t.Errorf("not found: %s", log)
+			for try := 1; ; try++ { // on a busy machine few ask while an answer would be wrong
+				if log, wrong := churned(t.Context(), f.subject(), 40); len(wrong) > 0 {
+					return
+				} else if try == 5 {
+					t.Fatalf("not found: %s", log)
+				}
 			}
 		})
 	}
