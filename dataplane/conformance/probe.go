@@ -111,8 +111,16 @@ func (p probe) from() echo.Options {
 	return echo.Options{From: netip.AddrPortFrom(addr, port), Size: p.l.Size}
 }
 
-// port gives the client ports from 10000 on, past those that the cast serves, one after the other, round and round.
-func (w *world) port() uint16 { return uint16(10000 + (w.ports.Add(1)-1)%50000) }
+// port gives the client ports from 10000 to 59999, one after the other, round and round: past those that the cast serves, and without node
+// ports, where somebody may listen on the client's own host.
+func (w *world) port() uint16 {
+	const first, nodePort, after, last = 10000, 30000, 32768, 59999
+	port := first + (w.ports.Add(1)-1)%(nodePort-first+last+1-after)
+	if port >= nodePort {
+		port += after - nodePort
+	}
+	return uint16(port)
+}
 
 // answered says what is wrong with an answer, or "".
 func (p probe) answered(a echo.Answer, err error) string {
