@@ -24,8 +24,8 @@ var tigeraExperiment = Experiment{
 kernel can do and with the rules that kube-proxy writes and wrote: HTTP round trips at 1,000 requests a second with and
 without kept connections, connect(), whole connections, processor time, and the rules that a packet is tested against,
 from 1 (10 with --quick) to 10,000 Services of ten endpoints. The article's claims are tested one by one, as far as the blocks
-tell: some stay inconclusive with --quick. It takes three to five minutes with --quick, some hours without, and root. A kube-proxy given with --subject
-makes two more arms, iptables and nftables, as the real program writes them.`,
+tell: some stay inconclusive with --quick. It takes three to five minutes with --quick, some hours without, and root. A
+kube-proxy given with --subject makes two more arms, iptables and nftables, as the real program writes them.`,
 	Services: fullTigera.Services,
 	Compares: true,
 	Subjects: []string{kubeProxyProgram.name},

@@ -208,9 +208,11 @@ func TestChurnFindsFaults(t *testing.T) {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
 			for try := 1; ; try++ { // on a busy machine few ask while an answer would be wrong
-				if log, wrong := churned(t.Context(), f.subject(), 40); len(wrong) > 0 {
+				log, wrong := churned(t.Context(), f.subject(), 40)
+				if len(wrong) > 0 {
 					return
-				} else if try == 5 {
+				}
+				if try == 5 {
 					t.Fatalf("not found: %s", log)
 				}
 			}

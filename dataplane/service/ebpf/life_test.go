@@ -1,6 +1,7 @@
 package ebpf_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
@@ -354,6 +356,63 @@ func TestAnotherPlaneIsNoticed(t *testing.T) {
 		signals, stop = watched(t, p)
 		defer stop()
 		told(signals, "to who watches later")
+	})
+}
+
+// Who found nothing to listen at learns of it all when there is something.
+func TestAnotherPlaneIsNoticedLate(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		v := poolOf(1, false, model.TCP, 1)
+		p, other := opened(t, o), opened(t, o)
+		defer p.Close()
+		defer clean(t, other)
+		read(t, p)
+		write(t, other, render(other, theNode, v, frontendOf("10.96.0.1:80", v)), nil)
+		signals, stop := watched(t, p)
+		defer stop()
+		select {
+		case <-signals:
+		case <-time.After(20 * time.Second):
+			t.Error("what another wrote is not told")
+		}
+	})
+}
+
+// Others look when they are told: what was written must be there by then, whatever they saw before.
+func TestWritesAreAnnouncedAfterwards(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		v := poolOf(1, false, model.TCP, 1)
+		p, other := opened(t, o), opened(t, o)
+		defer other.Close()
+		defer clean(t, p)
+		all := render(p, theNode, v, frontendOf("10.96.0.1:80", v))
+		write(t, p, all, nil)
+		folder, _, err := bpf.Folder()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		for path, mask := range map[string]uint32{folder: unix.IN_CREATE, filepath.Join(folder, "links"): unix.IN_DELETE} {
+			if _, err := unix.InotifyAddWatch(fd, path, mask); err != nil {
+				t.Fatal(err)
+			}
+		}
+		read(t, other)
+		hooks := slices.DeleteFunc(slices.Clone(all), func(f ebpf.Fact) bool { return f.Key.Kind != ebpf.KindHooks })
+		write(t, other, nil, hooks)
+		b := make([]byte, 1<<16)
+		n, err := unix.Read(fd, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		deleted, announced := bytes.LastIndex(b[:n], []byte("connect4")), bytes.LastIndex(b[:n], []byte("writer-"))
+		if deleted < 0 || announced < deleted {
+			t.Errorf("a hook goes at %d of the events, the last announcement comes at %d", deleted, announced)
+		}
 	})
 }
 

@@ -175,59 +175,60 @@ func TestRulesTested(t *testing.T) {
 		{"10,000 scattered", servicetest.ServicesAt(somewhere), 26, 32},
 	} {
 		chains := tables4(t, c.parts)
-		for _, client := range []struct {
-			who string
-			packet
-		}{
-			{"a pod", packet{src: servicetest.Address(10<<24|200<<16, 7), protocol: model.TCP, port: 80}},
-			{"the node", packet{src: servicetest.Address(192<<24, 1), srcLocal: true, protocol: model.TCP, port: 80}},
-		} {
-			p := client.packet
-			sum, worst, n := 0.0, 0, 0
-			for _, part := range c.parts {
-				f, ok := part.(*model.Frontend)
-				if !ok {
-					continue
-				}
-				p.dst = f.Entry.Addr
-				ends, after := count(t, chains, p)
-				total := 0.0
-				for _, e := range ends {
-					if e.target != "DNAT" {
-						t.Fatalf("%s: a packet to %s ends at %q", c.name, f.Entry, e.target)
-					}
-					total += e.chance
-					sum += e.chance * float64(e.rules+after)
-					worst = max(worst, e.rules+after)
-					if d := e.chance - 0.1; d > 1e-9 || d < -1e-9 {
-						t.Fatalf("%s: %s gives a backend a share of %.12f", c.name, f.Entry, e.chance)
-					}
-				}
-				if len(ends) != 10 || total < 1-1e-9 {
-					t.Fatalf("%s: a packet to %s goes to %d backends, with chance %f", c.name, f.Entry, len(ends), total)
-				}
-				n++
-			}
-			outside := packet{src: servicetest.Address(192<<24, 7), dst: p.dst, protocol: model.TCP, port: 81}
-			if ends, _ := count(t, chains, outside); len(ends) != 1 || ends[0].target != "" {
-				t.Errorf("%s: a packet to another port ends at %+v", c.name, ends)
-			}
-			outside.port = 80
-			if _, after := count(t, chains, outside); after != 4 {
-				t.Errorf("%s: a packet from outside is not hidden", c.name)
-			}
+		pod := packet{src: servicetest.Address(10<<24|200<<16, 7), protocol: model.TCP, port: 80}
+		own := packet{src: servicetest.Address(192<<24, 1), srcLocal: true, protocol: model.TCP, port: 80}
+		for who, p := range map[string]packet{"a pod": pod, "the node": own} {
+			mean, worst := tested(t, chains, c.parts, p)
 			p.dst = servicetest.Address(10<<24|200<<16, 9)
 			ends, after := count(t, chains, p)
-			t.Logf("%s, from %s: %.2f rules on average, %d at most; no Service: %d; %d chains",
-				c.name, client.who, sum/float64(n), worst, ends[0].rules+after, len(chains))
-			if mean := sum / float64(n); mean > c.average || float64(worst) > c.most {
-				t.Errorf("%s: a new connection from %s tests %.2f rules, %d at most; the aims are %.0f and %.0f", c.name, client.who, mean, worst, c.average, c.most)
+			t.Logf("%s, from %s: %.2f rules on average, %d at most; no Service: %d; %d chains", c.name, who, mean, worst, ends[0].rules+after, len(chains))
+			if mean > c.average || float64(worst) > c.most {
+				t.Errorf("%s: a new connection from %s tests %.2f rules, %d at most; the aims are %.0f and %.0f", c.name, who, mean, worst, c.average, c.most)
 			}
 			if len(ends) != 1 || ends[0].target != "" || ends[0].rules+after > 3 {
-				t.Errorf("%s: traffic from %s to no Service: %+v, then %d rules more", c.name, client.who, ends, after)
+				t.Errorf("%s: traffic from %s to no Service: %+v, then %d rules more", c.name, who, ends, after)
 			}
 		}
+		outside := packet{src: servicetest.Address(192<<24, 7), dst: c.parts[len(c.parts)-1].(*model.Frontend).Entry.Addr, protocol: model.TCP, port: 81}
+		if ends, _ := count(t, chains, outside); len(ends) != 1 || ends[0].target != "" {
+			t.Errorf("%s: a packet to another port ends at %+v", c.name, ends)
+		}
+		outside.port = 80
+		if _, after := count(t, chains, outside); after != 4 {
+			t.Errorf("%s: a packet from outside is not hidden", c.name)
+		}
 	}
+}
+
+// tested gives how many rules a packet to each of the parts' frontends tests, on average and at most. Each of their ten backends must have
+// its share.
+func tested(t *testing.T, chains map[string][]string, parts []model.Part, p packet) (mean float64, worst int) {
+	n := 0
+	for _, part := range parts {
+		f, ok := part.(*model.Frontend)
+		if !ok {
+			continue
+		}
+		p.dst = f.Entry.Addr
+		ends, after := count(t, chains, p)
+		total := 0.0
+		for _, e := range ends {
+			if e.target != "DNAT" {
+				t.Fatalf("a packet to %s ends at %q", f.Entry, e.target)
+			}
+			total += e.chance
+			mean += e.chance * float64(e.rules+after)
+			worst = max(worst, e.rules+after)
+			if d := e.chance - 0.1; d > 1e-9 || d < -1e-9 {
+				t.Fatalf("%s gives a backend a share of %.12f", f.Entry, e.chance)
+			}
+		}
+		if len(ends) != 10 || total < 1-1e-9 {
+			t.Fatalf("a packet to %s goes to %d backends, with chance %f", f.Entry, len(ends), total)
+		}
+		n++
+	}
+	return mean / float64(n), worst
 }
 
 // TestShares holds that each backend gets its share, as exactly as 31 bits allow.
