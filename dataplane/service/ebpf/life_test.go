@@ -323,23 +323,17 @@ func TestFullMaps(t *testing.T) {
 	}, endpoints...)
 }
 
-// Of two planes of one node, each learns that the other wrote, also before it watched, and neither of its own writes.
+// Of two planes of one node, each learns that the other wrote, and neither of its own writes.
 func TestAnotherPlaneIsNoticed(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		v, now := poolOf(1, false, model.TCP, 1), poolOf(1, false, model.TCP, 2)
 		p, other := opened(t, o), opened(t, o)
 		defer other.Close()
 		defer clean(t, p)
-		told := func(signals <-chan struct{}, when string) {
-			t.Helper()
-			select {
-			case <-signals:
-			case <-time.After(20 * time.Second):
-				t.Errorf("another's write is not told %s", when)
-			}
-		}
 		write(t, p, render(p, theNode, v, frontendOf("10.96.0.1:80", v)), nil)
+		read(t, p)
 		signals, stop := watched(t, p)
+		defer stop()
 		write(t, p, p.Render(now), p.Render(v))
 		read(t, other)
 		select {
@@ -348,34 +342,51 @@ func TestAnotherPlaneIsNoticed(t *testing.T) {
 		default:
 		}
 		write(t, other, p.Render(v), p.Render(now))
-		told(signals, "while it is watched for")
-		stop()
-		read(t, p)
-		read(t, other)
-		write(t, other, p.Render(now), p.Render(v))
-		signals, stop = watched(t, p)
-		defer stop()
-		told(signals, "to who watches later")
-	})
-}
-
-// Who found nothing to listen at learns of it all when there is something.
-func TestAnotherPlaneIsNoticedLate(t *testing.T) {
-	inside(t, func(o ebpf.Options) {
-		v := poolOf(1, false, model.TCP, 1)
-		p, other := opened(t, o), opened(t, o)
-		defer p.Close()
-		defer clean(t, other)
-		read(t, p)
-		write(t, other, render(other, theNode, v, frontendOf("10.96.0.1:80", v)), nil)
-		signals, stop := watched(t, p)
-		defer stop()
 		select {
 		case <-signals:
 		case <-time.After(20 * time.Second):
-			t.Error("what another wrote is not told")
+			t.Error("another's write is not told")
 		}
 	})
+}
+
+// What another wrote is told to who watches only then, whether they had found nothing, had read what was there, or had made it.
+func TestAnotherPlaneIsNoticedLate(t *testing.T) {
+	v, now := poolOf(1, false, model.TCP, 1), poolOf(1, false, model.TCP, 2)
+	all := func(p *ebpf.Plane) []ebpf.Fact { return render(p, theNode, v, frontendOf("10.96.0.1:80", v)) }
+	for name, before := range map[string]func(t *testing.T, p, other *ebpf.Plane){
+		"nothing": func(t *testing.T, p, other *ebpf.Plane) {
+			read(t, p)
+			write(t, other, all(other), nil)
+		},
+		"read": func(t *testing.T, p, other *ebpf.Plane) {
+			write(t, other, all(other), nil)
+			read(t, p)
+			read(t, other)
+			write(t, other, other.Render(now), other.Render(v))
+		},
+		"made": func(t *testing.T, p, other *ebpf.Plane) {
+			write(t, p, all(p), nil)
+			read(t, other)
+			write(t, other, other.Render(now), other.Render(v))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inside(t, func(o ebpf.Options) {
+				p, other := opened(t, o), opened(t, o)
+				defer p.Close()
+				defer clean(t, other)
+				before(t, p, other)
+				signals, stop := watched(t, p)
+				defer stop()
+				select {
+				case <-signals:
+				case <-time.After(20 * time.Second):
+					t.Error("what another wrote is not told")
+				}
+			})
+		})
+	}
 }
 
 // Others look when they are told: what was written must be there by then, whatever they saw before.
