@@ -210,11 +210,10 @@ func (l *loop) errands() bool {
 // appetite is how long those who found no file descriptors wait until they try again.
 const appetite = 100 * time.Millisecond
 
-// lingering is how long a stream that much is read from at once is left to gather more: to be woken, and to acknowledge, for every
-// few packets takes more of the processors than to carry what they bring.
-const lingering = 50 * time.Microsecond
+// lingering is how long a stream is left to gather bytes.
+const lingering = 100 * time.Microsecond
 
-// linger has a stream moved a little later, if that can be told so finely.
+// linger has a stream moved a little later, if that can be told so finely: it says whether it can.
 func (l *loop) linger(s *stream) bool {
 	if l.coarse {
 		return false

@@ -38,7 +38,7 @@ type stream struct {
 	ended    bool  // src has said that no more comes
 	over     bool  // and dst has been told
 	queued   bool
-	thick    bool // it last moved so much at once that more is likely to come
+	thick    bool // it last moved so much at once that more is likely to come: see gather
 }
 
 // perConn is how many file descriptors a connection has; it borrows pipes only while bytes wait.
@@ -152,9 +152,6 @@ func (c *conn) serve(events uint32, from, to *stream) {
 		}
 	}
 	if events&input != 0 && !from.full {
-		if from.thick && !from.over && events&unix.EPOLLERR == 0 && c.loop.linger(from) {
-			return
-		}
 		if !c.move(from) {
 			return
 		}
@@ -196,8 +193,26 @@ func (c *conn) deserted() bool {
 // turn is how many bytes one stream may move before others have their turn.
 const turn = 4 << 20
 
-// muchAtOnce is how many bytes a stream moves at once for its next ones to be let gather: see loop.linger.
-const muchAtOnce = 64 << 10
+const (
+	muchAtOnce = 64 << 10  // bytes that a stream moves at once for its next ones to be let gather
+	gathered   = 256 << 10 // bytes that wake the loop while they gather, before the time is up
+)
+
+// gather has what comes next wait until there is enough of it (SO_RCVLOWAT) or loop.lingering is over, where a stream has just
+// moved much; or wake the loop at once again. To be woken, and to acknowledge, for every few packets takes more of the
+// processors, the sender's too, than to carry what they bring.
+func (s *stream) gather(much bool) {
+	much = much && s.conn.loop.linger(s)
+	if much == s.thick {
+		return
+	}
+	s.thick = much
+	least := 1
+	if much {
+		least = gathered
+	}
+	unix.SetsockoptInt(s.src.fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, least)
+}
 
 // move carries bytes as long as both sockets let it. It says whether the connection is still there.
 func (c *conn) move(s *stream) bool {
@@ -213,8 +228,7 @@ func (c *conn) move(s *stream) bool {
 		}
 		s.pipe = p
 	}
-	s.thick = false
-	for moved := 0; moved < turn; s.thick = s.thick || moved >= muchAtOnce {
+	for moved := 0; moved < turn; {
 		n, err := splice(s.src.fd, s.pipe.in, capacity)
 		if err != nil && err != unix.EAGAIN { // which says that nothing comes for now, or that the pipe is full
 			c.abort()
@@ -222,6 +236,7 @@ func (c *conn) move(s *stream) bool {
 		}
 		s.ended = s.ended || n == 0 && err == nil
 		if s.waiting += n; s.waiting == 0 {
+			s.gather(moved >= muchAtOnce && !s.ended)
 			return c.rest(s)
 		}
 		n, err = splice(s.pipe.out, s.dst.fd, s.waiting)
