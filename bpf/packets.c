@@ -173,6 +173,13 @@ static __always_inline void mark(struct way *w, __u32 state)
 /* How long, in seconds, until the ways of a flow tell each other that it has packets. */
 #define NEWS 8
 
+/*
+ * The tc_index of a packet whose destination is changed. By it a packet of a flow is told, where it leaves, from others between the
+ * ends that it has by then: a client may reach a backend itself, too, from the same port. The stack takes it along (ip_copy_metadata),
+ * and nothing else sets it since Linux 6.4, but a classifier with classes: then flows are told by their ends alone.
+ */
+#define MARK 0xfa1d
+
 /* Whether an entry lets a client in. */
 __noinline int allowed(const struct question *q, int any)
 {
@@ -396,6 +403,7 @@ static __always_inline int go(struct __sk_buff *skb, struct packet *p, struct wa
 		if (!p->inner)
 			answer(&ask, p, ANSWERED);
 	}
+	skb->tc_index = MARK;
 	if (state & (OURS | ALIAS))
 		set(skb, p, &from, false);
 	if (direct && state & DIRECT && tells(p))
@@ -700,6 +708,7 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 		return TC_ACT_SHOT;
 	if (c)
 		__sync_fetch_and_add(&c->connections, 1);
+	skb->tc_index = MARK;
 	if (q->port != p->tuple.from) {
 		to = end_of(&q->from, q->port);
 		set(skb, p, &to, false);
@@ -930,7 +939,7 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own)
 	w = bpf_map_lookup_elem(&sources, &p->tuple);
 	if (!w && own && !p->inner && clashes(p))
 		w = bpf_map_lookup_elem(&sources, &p->tuple);
-	if (!w || expired(w, p->tuple.protocol))
+	if (!w || expired(w, p->tuple.protocol) || (w->state & MARKED && skb->tc_index != MARK && !own && !p->inner))
 		return TCX_NEXT;
 	if (w->state & UNHIDDEN) {
 		if (p->inner)
@@ -953,6 +962,8 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own)
 		return TCX_NEXT;
 	if (direct && w->state & LEARNT)
 		live(w, p, ENDS);
+	if (skb->tc_index == MARK)
+		mark(w, MARKED);
 	now = seconds();
 	if (!(w->state & ANSWERED) || w->seen + NEWS <= now || p->flags & (FIN | RST)) {
 		back_of(&back, p);
@@ -1033,6 +1044,8 @@ int arrive(struct __sk_buff *skb)
 	struct end entry;
 	int result;
 
+	if (unlikely(skb->tc_index == MARK)) /* by another node on the same machine */
+		skb->tc_index = 0;
 	if (!may || !read_packet(skb, &p))
 		return TCX_NEXT;
 	if (direct && !p.inner && read_told(skb, &p, &entry) && believes(&p, &entry))

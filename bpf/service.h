@@ -224,6 +224,7 @@ enum way_state {
 	ALIAS = 1 << 8,	   /* a client that its backend sees at another port, since another entry's flow has the client's own */
 	DIRECT = 1 << 9,   /* of a flow whose backend's node answers the client itself */
 	LEARNT = 1 << 10,  /* a backend's way back of which the node told that the client asked */
+	MARKED = 1 << 11,  /* its packets come to it MARKed: others between the same ends are of no flow */
 };
 
 /* What becomes of the packets of a tuple, in destinations or in sources. */

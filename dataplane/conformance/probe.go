@@ -557,6 +557,8 @@ func (f *flow) once(ctx context.Context, l *packetLine, expected []candidate) st
 	switch {
 	case l.Action == verdict.Reject && errors.Is(err, echo.Refused), l.Action == verdict.Drop && errors.Is(err, echo.Timeout):
 		return ""
+	case l.Action == verdict.Pass:
+		return f.through(a, err)
 	case l.Action != verdict.Forward, err != nil:
 		return tell(a, err)
 	}

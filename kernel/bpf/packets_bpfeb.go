@@ -255,6 +255,7 @@ const (
 	packetsWayStateALIAS    packetsWayState = 256
 	packetsWayStateDIRECT   packetsWayState = 512
 	packetsWayStateLEARNT   packetsWayState = 1024
+	packetsWayStateMARKED   packetsWayState = 2048
 )
 
 // Names of all BPF objects in the ELF.
