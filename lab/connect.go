@@ -21,6 +21,7 @@ what was looked up a moment ago still in the processor's caches, and with all of
 count how often each eBPF program runs and how long that takes. It takes about nine minutes, under one with --quick, and root.`,
 	Services: fullConnect.Services,
 	Compares: true,
+	Layouts:  names(connectLayouts),
 	Rounds:   true,
 	begin: func(ctx context.Context, r *run) (work, error) {
 		p := fullConnect
@@ -59,9 +60,11 @@ type connect struct {
 	memory  *load.Memory // that is walked to make caches cold
 }
 
+var connectLayouts = []classic.Layout{classic.IPTables19, classic.IPTables}
+
 // newConnect finds out what this machine can do.
 func newConnect(ctx context.Context, r *run, p connectProfile) (work, error) {
-	s, err := newStage(ctx, r, p.Services, 0, []classic.Layout{classic.IPTables19, classic.IPTables}, armEBPF, armNFT, "iptables")
+	s, err := newStage(ctx, r, p.Services, 0, connectLayouts, armEBPF, armNFT, "iptables")
 	if err != nil {
 		return nil, err
 	}

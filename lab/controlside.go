@@ -25,6 +25,7 @@ without, and root. --subject kube-proxy=PATH measures a kube-proxy in the same r
 which takes as long again; --subject control-plane=PATH has etcd and kube-apiserver tell everybody, instead of a small API
 server of the lab's own.`,
 	Services: []int{1000, 10000, 30000},
+	Sizes:    true,
 	Compares: true,
 	Rounds:   true,
 	Subjects: []string{kubeProxyProgram.name, controlPlaneProgram.name},
@@ -39,6 +40,7 @@ server of the lab's own.`,
 				p.Sizes = append(p.Sizes, size{n, endpoints})
 			}
 		}
+		p.Sizes = p.of(r.Endpoints)
 		p.Rounds = r.rounds(p.Rounds)
 		return newControlSide(ctx, r, p)
 	},
@@ -62,6 +64,17 @@ var (
 	fullControl = controlProfile{Name: "full", Sizes: []size{{1000, endpoints}, {5000, 50}, {10000, endpoints}, {30000, endpoints}}, Rounds: 5, Quiet: time.Minute,
 		Moves: 50, Rate: 100, Churn: time.Minute, Least: 10}
 )
+
+// of gives the sizes with so many endpoints of each Service, if they are to have others than their own.
+func (p controlProfile) of(endpoints int) (l []size) {
+	if endpoints == 0 {
+		return p.Sizes
+	}
+	for _, s := range p.Sizes {
+		l = append(l, size{s.services, endpoints})
+	}
+	return l
+}
 
 // check says what is wrong with the sizes.
 func (p controlProfile) check() error {

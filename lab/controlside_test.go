@@ -125,6 +125,9 @@ func TestControlSizes(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	if l := quickControl.of(50); !slices.Equal(l, []size{{100, 50}, {1000, 50}}) || !slices.Equal(quickControl.of(0), quickControl.Sizes) {
+		t.Errorf("of fifty endpoints: %v", l)
+	}
 }
 
 // Each change of the churn is one: replaced, then put back; and never of the Service that somebody connects to.

@@ -14,7 +14,9 @@ type Experiment struct {
 	Short    string   // what it answers, in a sentence
 	Long     string   // how, and how long that takes
 	Services []int    // the numbers of Services that it varies unless told others; nil: it varies none
+	Sizes    bool     // Options may say how many endpoints these have
 	Compares bool     // modes, of which Options may name some
+	Layouts  []string // of kube-proxy's rules that it compares with, of which Options may name some
 	Subjects []string // others' programs that it takes
 	Rounds   bool     // of which Options may say how many
 	begin    func(context.Context, *run) (work, error)

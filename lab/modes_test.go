@@ -258,3 +258,24 @@ func TestBalance(t *testing.T) {
 		t.Errorf("Maglev's table: the fullest backend has %v above the mean", v)
 	}
 }
+
+func TestLayoutsAreChosen(t *testing.T) {
+	for _, c := range []struct {
+		asked, want []string
+	}{
+		{nil, []string{"ipt-classic19", "ipt-classic", "nft-classic"}},
+		{[]string{"nft-classic", "ipt-classic19"}, []string{"nft-classic", "ipt-classic19"}},
+		{[]string{NoLayouts}, nil},
+	} {
+		r := &run{Options: Options{Layouts: c.asked}}
+		if l, err := r.chosen(classic.Layouts); err != nil || !slices.Equal(names(l), c.want) {
+			t.Errorf("of %v: %v, %v", c.asked, names(l), err)
+		}
+	}
+	for _, asked := range [][]string{{"classic"}, {NoLayouts, "ipt-classic"}, {"nft-classic"}} {
+		r := &run{Options: Options{Layouts: asked}}
+		if _, err := r.chosen(connectLayouts); err == nil {
+			t.Errorf("%v is no error", asked)
+		}
+	}
+}

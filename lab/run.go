@@ -23,16 +23,18 @@ import (
 
 // Options is what a run is told.
 type Options struct {
-	Quick    bool
-	Rounds   int      // 0: as many as the profile has
-	Services []int    // numbers of Services, rising; nil: the experiment's own
-	Modes    []string // to be compared; nil: all that run here
-	Subjects []string // others' programs to be measured beside ours, such as kube-proxy=PATH
-	Seed     uint64
-	Out      string    // folder in which the run's own is made
-	Agent    []string  // the program whose "run" is the agent, with arguments that come before
-	Command  []string  // that repeats the run, for the report
-	Output   io.Writer // for progress
+	Quick     bool
+	Rounds    int      // 0: as many as the profile has
+	Services  []int    // numbers of Services, rising; nil: the experiment's own
+	Endpoints int      // of each Service; 0: the experiment's own
+	Modes     []string // to be compared; nil: all that run here
+	Layouts   []string // of kube-proxy's rules, or NoLayouts alone; nil: all that run here
+	Subjects  []string // others' programs to be measured beside ours, such as kube-proxy=PATH
+	Seed      uint64
+	Out       string    // folder in which the run's own is made
+	Agent     []string  // the program whose "run" is the agent, with arguments that come before
+	Command   []string  // that repeats the run, for the report
+	Output    io.Writer // for progress
 }
 
 // run is an experiment at work: what they all share.

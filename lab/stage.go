@@ -38,6 +38,9 @@ func newStage(ctx context.Context, r *run, counts []int, again int, layouts []cl
 	if s.modes, s.cannot, err = r.findModes(ctx, modes...); err != nil {
 		return nil, err
 	}
+	if layouts, err = r.chosen(layouts); err != nil {
+		return nil, err
+	}
 	for _, l := range layouts {
 		if err := r.tryLayout(ctx, l); err != nil {
 			s.cannot = append(s.cannot, unable{l.String(), brief(err.Error())})
@@ -46,6 +49,35 @@ func newStage(ctx context.Context, r *run, counts []int, again int, layouts []cl
 		s.layouts = append(s.layouts, l)
 	}
 	return s, nil
+}
+
+// NoLayouts among Options.Layouts, alone, is none of them.
+const NoLayouts = "none"
+
+// chosen are those of the layouts that the user named, or all of them.
+func (r *run) chosen(layouts []classic.Layout) (l []classic.Layout, err error) {
+	if r.Layouts == nil {
+		return layouts, nil
+	}
+	if slices.Equal(r.Layouts, []string{NoLayouts}) {
+		return nil, nil
+	}
+	for _, name := range r.Layouts {
+		i := slices.IndexFunc(layouts, func(l classic.Layout) bool { return l.String() == name })
+		if i < 0 {
+			return nil, fmt.Errorf("--layouts %q: choose of %s, or %s alone", name, strings.Join(names(layouts), ", "), NoLayouts)
+		}
+		l = append(l, layouts[i])
+	}
+	return l, nil
+}
+
+// names of layouts.
+func names(layouts []classic.Layout) (l []string) {
+	for _, layout := range layouts {
+		l = append(l, layout.String())
+	}
+	return l
 }
 
 // tryLayout writes one Service's rules in a namespace of their own.

@@ -28,6 +28,7 @@ tell: some stay inconclusive with --quick. It takes three to five minutes with -
 kube-proxy given with --subject makes two more arms, iptables and nftables, as the real program writes them.`,
 	Services: fullTigera.Services,
 	Compares: true,
+	Layouts:  names(classic.Layouts),
 	Subjects: []string{kubeProxyProgram.name},
 	Rounds:   true,
 	begin: func(ctx context.Context, r *run) (work, error) {

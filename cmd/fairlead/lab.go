@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -62,6 +63,9 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 			if o.Rounds < 0 {
 				return fmt.Errorf("--rounds %d: give at least 1", o.Rounds)
 			}
+			if o.Endpoints < 0 {
+				return fmt.Errorf("--endpoints %d: give at least 1", o.Endpoints)
+			}
 			if !c.Flags().Changed("seed") {
 				o.Seed = uint64(time.Now().UnixNano()) % 1_000_000
 			}
@@ -82,8 +86,16 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 	if e.Services != nil {
 		f.IntSliceVar(&o.Services, "services", e.Services, "numbers of Services, rising; --quick has fewer")
 	}
+	if e.Sizes {
+		f.IntVar(&o.Endpoints, "endpoints", 0, "endpoints of each Service (default: ten, and fifty of 5,000)")
+		c.Example += fmt.Sprintf("\n  fairlead lab run %s --services 5000 --endpoints 50", e.Name)
+	}
 	if e.Compares {
 		f.StringSliceVar(&o.Modes, "modes", nil, "modes to compare (default: all that run here)")
+	}
+	if e.Layouts != nil {
+		f.StringSliceVar(&o.Layouts, "layouts", nil, fmt.Sprintf("layouts of kube-proxy's rules to compare with, of %s, or %s (default: all that run here)", strings.Join(e.Layouts, ", "), lab.NoLayouts))
+		c.RegisterFlagCompletionFunc("layouts", cobra.FixedCompletions(append(slices.Clone(e.Layouts), lab.NoLayouts), cobra.ShellCompDirectiveNoFileComp))
 	}
 	if e.Subjects != nil {
 		f.StringArrayVar(&o.Subjects, "subject", nil, fmt.Sprintf("another's program to measure with, as `NAME=PATH`, of %s; repeatable, each once (make -C test/kubeproxy build and make -C test/cluster build build them)", strings.Join(e.Subjects, ", ")))
@@ -107,11 +119,17 @@ func again(e lab.Experiment, o lab.Options) []string {
 	if o.Services != nil {
 		l = append(l, "--services", strings.ReplaceAll(strings.Trim(fmt.Sprint(o.Services), "[]"), " ", ","))
 	}
+	if o.Endpoints > 0 {
+		l = append(l, "--endpoints", fmt.Sprint(o.Endpoints))
+	}
 	for _, s := range o.Subjects {
 		l = append(l, "--subject", s)
 	}
 	if o.Modes != nil {
 		l = append(l, "--modes", strings.Join(o.Modes, ","))
+	}
+	if o.Layouts != nil {
+		l = append(l, "--layouts", strings.Join(o.Layouts, ","))
 	}
 	return append(l, "--seed", fmt.Sprint(o.Seed))
 }
