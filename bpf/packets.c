@@ -174,9 +174,10 @@ static __always_inline void mark(struct way *w, __u32 state)
 #define NEWS 8
 
 /*
- * The tc_index of a packet whose destination is changed. By it a packet of a flow is told, where it leaves, from others between the
- * ends that it has by then: a client may reach a backend itself, too, from the same port. The stack takes it along (ip_copy_metadata),
- * and nothing else sets it since Linux 6.4, but a classifier with classes: then flows are told by their ends alone.
+ * The tc_index of a packet whose destination is changed, until it leaves. By it a packet of a flow whose client is hidden is told from
+ * others between the ends that it has by then: the client may reach the backend itself, too, from the same port. The stack takes it
+ * along (ip_copy_metadata). Another's program that ends the look at a packet as it comes in (TCX_PASS) takes it away: then flows are
+ * told by their ends alone.
  */
 #define MARK 0xfa1d
 
@@ -311,7 +312,7 @@ __noinline int renew(const struct way *w, const struct packet *p)
 	client = end_of(&p->tuple.source, p->tuple.from);
 	made.to = end_of(&p->tuple.destination, p->tuple.to);
 	made.seen = w->seen;
-	made.state |= w->state & (ANSWERED | ALIAS | DIRECT);
+	made.state |= w->state & (ANSWERED | ALIAS | DIRECT | HIDDEN);
 	if (w->state & ALIAS) {
 		made.from = client;
 		client = w->from;
@@ -595,7 +596,7 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 	struct way w = {};
 	struct tuple t;
 	struct end client, seen, entry, backend;
-	__u32 alias = 0;
+	__u32 alias = 0, is_hidden = hidden ? HIDDEN : 0;
 
 	if (!p || !q)
 		return false;
@@ -609,7 +610,7 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 		alias = ALIAS;
 		w.from = client;
 	}
-	w.state = REPLIES | alias | (seen_as & DIRECT);
+	w.state = REPLIES | alias | is_hidden | (seen_as & DIRECT);
 	from_to(&t, &backend, &seen, q->protocol);
 	if (!put(&sources, &t, &w))
 		return false;
@@ -625,7 +626,7 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 	if (hidden) {
 		w.to = client;
 		w.from = entry;
-		w.state = UNHIDDEN | (q->origin == FROM_NODE ? OURS : 0);
+		w.state = UNHIDDEN | HIDDEN | (q->origin == FROM_NODE ? OURS : 0);
 		from_to(&t, &seen, &backend, q->protocol);
 		if (!put(&sources, &t, &w))
 			return false;
@@ -635,7 +636,7 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 	if (alias)
 		w.from = seen;
 	w.to = backend;
-	w.state = ASKS | alias | (seen_as & DIRECT);
+	w.state = ASKS | alias | is_hidden | (seen_as & DIRECT);
 	w.origin = q->origin;
 	w.change = changed();
 	if (!put(&destinations, &p->tuple, &w))
@@ -926,8 +927,33 @@ __noinline int narrow(struct __sk_buff *skb, const struct packet *p)
 	return 0;
 }
 
+/*
+ * Whether a packet without MARK is of no flow, though its ends are those of a way of a flow whose client is hidden. Somebody takes the
+ * flow's MARK from it if its packets come in and none with one was here for a while.
+ */
+__noinline int foreign(const struct packet *p, struct way *w)
+{
+	struct end source;
+	struct way *other;
+	struct tuple t;
+
+	if (!p || !w || (w->state & (MARKED | BARED)) != MARKED)
+		return false;
+	back_of(&t, p);
+	other = bpf_map_lookup_elem(&sources, &t);
+	if (other) {
+		source = other->state & ALIAS ? other->from : end_of(&p->tuple.source, p->tuple.from);
+		from_to(&t, &source, &other->to, p->tuple.protocol);
+		other = bpf_map_lookup_elem(&destinations, &t);
+	}
+	if (other && other->seen <= w->seen + NEWS)
+		return true;
+	mark(w, BARED);
+	return false;
+}
+
 /* Changes where a packet comes from: a backend that answers, or a client that is hidden. */
-__noinline int outward(struct __sk_buff *skb, struct packet *p, int own)
+__noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int marked)
 {
 	struct end to, client;
 	struct tuple back;
@@ -939,7 +965,9 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own)
 	w = bpf_map_lookup_elem(&sources, &p->tuple);
 	if (!w && own && !p->inner && clashes(p))
 		w = bpf_map_lookup_elem(&sources, &p->tuple);
-	if (!w || expired(w, p->tuple.protocol) || (w->state & MARKED && skb->tc_index != MARK && !own && !p->inner))
+	if (!w || expired(w, p->tuple.protocol))
+		return TCX_NEXT;
+	if (!marked && !own && !p->inner && foreign(p, w))
 		return TCX_NEXT;
 	if (w->state & UNHIDDEN) {
 		if (p->inner)
@@ -962,7 +990,7 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own)
 		return TCX_NEXT;
 	if (direct && w->state & LEARNT)
 		live(w, p, ENDS);
-	if (skb->tc_index == MARK)
+	if (marked && w->state & HIDDEN)
 		mark(w, MARKED);
 	now = seconds();
 	if (!(w->state & ANSWERED) || w->seen + NEWS <= now || p->flags & (FIN | RST)) {
@@ -1044,8 +1072,6 @@ int arrive(struct __sk_buff *skb)
 	struct end entry;
 	int result;
 
-	if (unlikely(skb->tc_index == MARK)) /* by another node on the same machine */
-		skb->tc_index = 0;
 	if (!may || !read_packet(skb, &p))
 		return TCX_NEXT;
 	if (direct && !p.inner && read_told(skb, &p, &entry) && believes(&p, &entry))
@@ -1061,11 +1087,13 @@ int arrive(struct __sk_buff *skb)
 SEC("tcx/egress")
 int leave(struct __sk_buff *skb)
 {
-	bool own = !skb->ingress_ifindex;
+	bool own = !skb->ingress_ifindex, marked = skb->tc_index == MARK;
 	__u32 may = glance(skb, false, own);
 	struct packet p;
 	int result;
 
+	if (marked)
+		skb->tc_index = 0;
 	if (!may || !read_packet(skb, &p))
 		return TCX_NEXT;
 	if (own && may & INWARD) {
@@ -1075,5 +1103,5 @@ int leave(struct __sk_buff *skb)
 		if (result != TCX_NEXT)
 			return result;
 	}
-	return may & OUTWARD ? outward(skb, &p, own) : TCX_NEXT;
+	return may & OUTWARD ? outward(skb, &p, own, marked) : TCX_NEXT;
 }

@@ -224,7 +224,9 @@ enum way_state {
 	ALIAS = 1 << 8,	   /* a client that its backend sees at another port, since another entry's flow has the client's own */
 	DIRECT = 1 << 9,   /* of a flow whose backend's node answers the client itself */
 	LEARNT = 1 << 10,  /* a backend's way back of which the node told that the client asked */
-	MARKED = 1 << 11,  /* its packets come to it MARKed: others between the same ends are of no flow */
+	HIDDEN = 1 << 11,  /* of a flow whose client is hidden: its packets leave with a MARK, both ways */
+	MARKED = 1 << 12,  /* and this way has seen it: packets without are of no flow */
+	BARED = 1 << 13,   /* but somebody takes it from them */
 };
 
 /* What becomes of the packets of a tuple, in destinations or in sources. */

@@ -255,7 +255,9 @@ const (
 	packetsWayStateALIAS    packetsWayState = 256
 	packetsWayStateDIRECT   packetsWayState = 512
 	packetsWayStateLEARNT   packetsWayState = 1024
-	packetsWayStateMARKED   packetsWayState = 2048
+	packetsWayStateHIDDEN   packetsWayState = 2048
+	packetsWayStateMARKED   packetsWayState = 4096
+	packetsWayStateBARED    packetsWayState = 8192
 )
 
 // Names of all BPF objects in the ELF.
