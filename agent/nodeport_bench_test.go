@@ -29,7 +29,7 @@ var (
 func BenchmarkNodePort(b *testing.B) {
 	var ways []*way
 	for _, mode := range []string{"nftables", "ebpf"} {
-		from := served30080(b, mode)
+		from := served30080(b, mode).Outside()
 		ways = append(ways, newWay(b, mode+"-direct", from, direct), newWay(b, mode, from, nodePort))
 	}
 	b.ResetTimer()
@@ -60,8 +60,8 @@ func median(l []time.Duration) float64 {
 	return float64(l[len(l)/2].Nanoseconds())
 }
 
-// served30080 makes a cluster whose node serves the node port in a mode, and gives who is outside.
-func served30080(b *testing.B, mode string) *sandbox.Host {
+// served30080 makes a cluster whose node serves the node port in a mode.
+func served30080(b testing.TB, mode string) *sandbox.Cluster {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Status: corev1.NodeStatus{
 		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: nodePort.Addr().String()}}}}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.PodSpec{NodeName: "a",
@@ -98,7 +98,7 @@ func served30080(b *testing.B, mode string) *sandbox.Host {
 	if err := s.Sync(context.Background()); err != nil {
 		b.Fatal(err)
 	}
-	return cluster.Outside()
+	return cluster
 }
 
 // way is a client's way to the pod, and how long it took.
