@@ -85,6 +85,9 @@ func (p controlProfile) check() error {
 		if s.services < 2 || slices.Contains(p.Sizes[:i], s) { // one never changes, another one does
 			return fmt.Errorf("numbers of Services: %d: give each once, and at least 2", s.services)
 		}
+		if s.endpoints > generate.PerSlice {
+			return fmt.Errorf("%d endpoints of each Service: give at most %d, as many as a slice has", s.endpoints, generate.PerSlice)
+		}
 		if err := generate.Check(s.services+1, s.endpoints); err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 
 	"fairlead.dev/fairlead/lab/report"
 	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/sandbox/generate"
 	"fairlead.dev/fairlead/source"
 )
 
@@ -115,7 +116,7 @@ func TestControlSteps(t *testing.T) {
 }
 
 func TestControlSizes(t *testing.T) {
-	for _, sizes := range [][]size{nil, {{1, endpoints}}, {{100, endpoints}, {100, endpoints}}, {{1 << 20, endpoints}}} {
+	for _, sizes := range [][]size{nil, {{1, endpoints}}, {{100, endpoints}, {100, endpoints}}, {{1 << 20, endpoints}}, {{100, generate.PerSlice + 1}}} {
 		if err := (controlProfile{Sizes: sizes}).check(); err == nil {
 			t.Errorf("%v is no error", sizes)
 		}

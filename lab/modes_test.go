@@ -272,7 +272,7 @@ func TestLayoutsAreChosen(t *testing.T) {
 			t.Errorf("of %v: %v, %v", c.asked, names(l), err)
 		}
 	}
-	for _, asked := range [][]string{{"classic"}, {NoLayouts, "ipt-classic"}, {"nft-classic"}} {
+	for _, asked := range [][]string{{"classic"}, {NoLayouts, "ipt-classic"}, {"nft-classic"}, {"ipt-classic", "ipt-classic"}, {}} {
 		r := &run{Options: Options{Layouts: asked}}
 		if _, err := r.chosen(connectLayouts); err == nil {
 			t.Errorf("%v is no error", asked)

@@ -43,6 +43,9 @@ func newStage(ctx context.Context, r *run, counts []int, again int, layouts []cl
 	}
 	for _, l := range layouts {
 		if err := r.tryLayout(ctx, l); err != nil {
+			if r.Layouts != nil {
+				return nil, fmt.Errorf("layout %s can't be written here: %w", l, err)
+			}
 			s.cannot = append(s.cannot, unable{l.String(), brief(err.Error())})
 			continue
 		}
@@ -59,13 +62,16 @@ func (r *run) chosen(layouts []classic.Layout) (l []classic.Layout, err error) {
 	if r.Layouts == nil {
 		return layouts, nil
 	}
+	if len(r.Layouts) == 0 {
+		return nil, fmt.Errorf("--layouts: choose of %s, or %s alone", strings.Join(names(layouts), ", "), NoLayouts)
+	}
 	if slices.Equal(r.Layouts, []string{NoLayouts}) {
 		return nil, nil
 	}
 	for _, name := range r.Layouts {
 		i := slices.IndexFunc(layouts, func(l classic.Layout) bool { return l.String() == name })
-		if i < 0 {
-			return nil, fmt.Errorf("--layouts %q: choose of %s, or %s alone", name, strings.Join(names(layouts), ", "), NoLayouts)
+		if i < 0 || slices.Contains(l, layouts[i]) {
+			return nil, fmt.Errorf("--layouts %q: choose of %s, each once, or %s alone", name, strings.Join(names(layouts), ", "), NoLayouts)
 		}
 		l = append(l, layouts[i])
 	}

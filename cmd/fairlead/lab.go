@@ -63,7 +63,7 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 			if o.Rounds < 0 {
 				return fmt.Errorf("--rounds %d: give at least 1", o.Rounds)
 			}
-			if o.Endpoints < 0 {
+			if c.Flags().Changed("endpoints") && o.Endpoints < 1 {
 				return fmt.Errorf("--endpoints %d: give at least 1", o.Endpoints)
 			}
 			if !c.Flags().Changed("seed") {
@@ -87,7 +87,7 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 		f.IntSliceVar(&o.Services, "services", e.Services, "numbers of Services, rising; --quick has fewer")
 	}
 	if e.Sizes {
-		f.IntVar(&o.Endpoints, "endpoints", 0, "endpoints of each Service (default: ten, and fifty of 5,000)")
+		f.IntVar(&o.Endpoints, "endpoints", 0, "endpoints of each Service (default: ten; without --services and --quick also 5,000 Services of fifty)")
 		c.Example += fmt.Sprintf("\n  fairlead lab run %s --services 5000 --endpoints 50", e.Name)
 	}
 	if e.Compares {

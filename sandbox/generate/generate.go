@@ -30,7 +30,7 @@ const (
 const Namespace = "large"
 
 const (
-	perSlice = 100 // endpoints of an EndpointSlice, as kube-controller-manager has it by default
+	PerSlice = 100 // endpoints of an EndpointSlice, as kube-controller-manager has it by default
 	perNode  = 110 // endpoints on a node, the kubelet's default for pods
 )
 
@@ -54,12 +54,12 @@ func Cluster(services, endpoints int) []source.Object {
 	if err := Check(services, endpoints); err != nil {
 		panic(err)
 	}
-	objects := make([]source.Object, 0, 1+services*(1+(endpoints+perSlice-1)/perSlice))
+	objects := make([]source.Object, 0, 1+services*(1+(endpoints+PerSlice-1)/PerSlice))
 	objects = append(objects, node())
 	for i := range services {
 		objects = append(objects, service(i))
-		for first := 0; first < endpoints; first += perSlice {
-			objects = append(objects, slice(i, first, i*endpoints+first, min(perSlice, endpoints-first)))
+		for first := 0; first < endpoints; first += PerSlice {
+			objects = append(objects, slice(i, first, i*endpoints+first, min(PerSlice, endpoints-first)))
 		}
 	}
 	return objects
@@ -111,7 +111,7 @@ func slice(i, first, all, n int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: Namespace, Name: fmt.Sprintf("%s-%d", name(i), first/perSlice),
+			Namespace: Namespace, Name: fmt.Sprintf("%s-%d", name(i), first/PerSlice),
 			Labels: map[string]string{discoveryv1.LabelServiceName: name(i)},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,

@@ -145,11 +145,8 @@ func (s clientSide) ready(events uint32) { s.serve(events, &s.up, &s.down) }
 // serve moves what an event at one of the sockets lets move: what comes from there, and what was held up on the way there.
 // Where there is an error at the socket and nothing to move, the connection ends.
 func (c *conn) serve(events uint32, from, to *stream) {
-	if events&space != 0 && to.full {
-		to.full = false
-		if !c.move(to) {
-			return
-		}
+	if events&space != 0 && to.full && !c.move(to) {
+		return
 	}
 	if events&input != 0 && !from.full {
 		if !c.move(from) {
@@ -198,9 +195,9 @@ const (
 	gathered   = 256 << 10 // bytes that wake the loop while they gather, before the time is up
 )
 
-// gather has what comes next wait until there is enough of it (SO_RCVLOWAT) or loop.lingering is over, where a stream has just
-// moved much; or wake the loop at once again. To be woken, and to acknowledge, for every few packets takes more of the
-// processors, the sender's too, than to carry what they bring.
+// gather has what comes next wait until there is enough of it (SO_RCVLOWAT) or lingering is over, where a stream has just moved
+// much. Otherwise the next bytes wake the loop at once. To be woken, and to acknowledge, for every few packets takes more of
+// the processors, the sender's too, than to carry what they bring.
 func (s *stream) gather(much bool) {
 	much = much && s.conn.loop.linger(s)
 	if much == s.thick {
@@ -219,6 +216,7 @@ func (c *conn) move(s *stream) bool {
 	if _, here := c.loop.conns[c]; !here || s.over {
 		return here
 	}
+	s.full = false
 	if s.pipe == nil {
 		p, err := c.loop.borrow()
 		if err != nil {
