@@ -440,11 +440,12 @@ static __always_inline bool put(void *map, const struct tuple *t, const struct w
 
 /*
  * What becomes of a client's address where backends' nodes may answer clients: see seen_as. A client is hidden still from a backend
- * whose node isn't known to do so, or is the client, or doesn't know the entry; from itself; and if its port here isn't its own.
+ * whose node isn't known to do so, or is the client, or doesn't know the entry; from itself; if its port here isn't its own; and if it
+ * is behind this node, which would take an answer that comes from elsewhere by an address of its own for forged.
  */
 static __always_inline __u32 shown(const struct packet *p, const struct question *q, const struct frontend *f, __u32 weight)
 {
-	if (equal(&q->from, &q->backend.address) || place(&q->from) & NODES || (f->any && !(place(&q->entry.address) & NODES)))
+	if (equal(&q->from, &q->backend.address) || place(&q->from) & (NODES | BEHIND) || (f->any && !(place(&q->entry.address) & NODES)))
 		return UNHIDDEN;
 	if (weight & LOCAL)
 		return 0;

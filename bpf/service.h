@@ -110,6 +110,7 @@ enum place {
 	PODS = 1 << 0,	     /* sources that count as pods */
 	NODE_PORTS = 1 << 1, /* addresses of this node that take node ports */
 	NODES = 1 << 2,	     /* addresses by which the cluster's nodes know each other */
+	BEHIND = 1 << 3,     /* sources behind this node: model.Node.Behind */
 };
 
 /* A client that returns to the same backend of a pool. */

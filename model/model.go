@@ -118,6 +118,7 @@ type Node struct {
 	Localhost bool           // NodePorts include IPv4 loopback addresses: the kernel must let such packets leave
 	Direct    bool           // nodes tell each other what clients asked, so that a backend's node can answer (Frontend.Direct)
 	Nodes     []netip.Addr   // with Direct: addresses by which the cluster's nodes know each other, this one's too; sorted
+	Behind    []netip.Prefix // with Direct: where this node's pods are, whether or not they count as such. What another node answers them by an address of this one's would not be let in here
 }
 
 // Pool is a set of backends that frontends share, and how a client is given one.

@@ -43,6 +43,9 @@ func locate(set *settings, obj *corev1.Node, nodes map[string][]netip.Addr, old 
 		if !set.podsGiven {
 			n.Pods = readPodCIDRs(obj, rep)
 		}
+		if set.DirectServerReturn {
+			n.Behind = readPodCIDRs(obj, &report{}) // what is wrong with them is told where they count
+		}
 		p.problems = rep.problems
 	}
 	if set.primary {
@@ -122,7 +125,7 @@ func readPodCIDRs(obj *corev1.Node, rep *report) (pods []netip.Prefix) {
 }
 
 func equalNode(a, b *model.Node) bool {
-	return a.Name == b.Name && a.Localhost == b.Localhost && a.Direct == b.Direct && slices.Equal(a.Nodes, b.Nodes) && slices.Equal(a.Addresses, b.Addresses) &&
+	return a.Name == b.Name && a.Localhost == b.Localhost && a.Direct == b.Direct && slices.Equal(a.Nodes, b.Nodes) && slices.Equal(a.Behind, b.Behind) && slices.Equal(a.Addresses, b.Addresses) &&
 		slices.Equal(a.Pods, b.Pods) && slices.Equal(a.NodePorts, b.NodePorts)
 }
 

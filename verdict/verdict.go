@@ -82,7 +82,7 @@ func OriginOf(n *model.Node, src netip.Addr) model.Origin {
 	switch {
 	case own(n, src):
 		return model.FromNode
-	case slices.ContainsFunc(n.Pods, func(r netip.Prefix) bool { return r.Contains(src) }):
+	case within(n.Pods, src):
 		return model.FromPod
 	}
 	return model.FromOutside
@@ -116,14 +116,18 @@ func frontend(s *model.Services, p Packet) (*model.Frontend, string) {
 
 // admits says whether f lets src in.
 func admits(f *model.Frontend, src netip.Addr) bool {
-	return f.Sources == nil || slices.ContainsFunc(f.Sources, func(r netip.Prefix) bool { return r.Contains(src) })
+	return f.Sources == nil || within(f.Sources, src)
+}
+
+func within(l []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(l, func(r netip.Prefix) bool { return r.Contains(a) })
 }
 
 // direct says that the node of b answers who sends p itself: this one, or another that knows what was asked here.
 func direct(n *model.Node, f *model.Frontend, p Packet, b model.Backend) bool {
 	src, dst := p.Src.Addr(), p.Dst.Addr()
 	return f.Direct.Has(OriginOf(n, src)) && (b.Local || b.Away) && src != b.Addr.Addr() &&
-		!slices.Contains(n.Nodes, src) && (!f.Entry.AnyAddr() || slices.Contains(n.Nodes, dst))
+		!slices.Contains(n.Nodes, src) && !within(n.Behind, src) && (!f.Entry.AnyAddr() || slices.Contains(n.Nodes, dst))
 }
 
 // hairpin says that b would get its own packet back. Its answer would then never leave it, so the source is hidden. A

@@ -28,6 +28,7 @@ const (
 	Pods      = uint32(servicePlacePODS)
 	NodePorts = uint32(servicePlaceNODE_PORTS)
 	Nodes     = uint32(servicePlaceNODES)
+	Behind    = uint32(servicePlaceBEHIND)
 
 	// Local is set in a backend's weight where it runs on the node, Away where it runs on another.
 	Local = uint16(1 << 15)

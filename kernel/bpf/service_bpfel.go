@@ -236,6 +236,7 @@ const (
 	servicePlacePODS       servicePlace = 1
 	servicePlaceNODE_PORTS servicePlace = 2
 	servicePlaceNODES      servicePlace = 4
+	servicePlaceBEHIND     servicePlace = 8
 )
 
 type servicePool struct {

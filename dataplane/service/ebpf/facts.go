@@ -85,7 +85,8 @@ func (p *Plane) Render(part model.Part) []Fact {
 	panic(fmt.Sprintf("ebpf: no facts for a %T", part))
 }
 
-// places gives what prefixes are: sources that count as pods, addresses of the node that take node ports, and addresses of nodes.
+// places gives what prefixes are: sources that count as pods, or are behind this node, addresses of the node that take node ports, and
+// addresses of nodes.
 func places(n *model.Node) (facts []Fact) {
 	is := map[netip.Prefix]uint32{}
 	for _, r := range n.Pods {
@@ -101,6 +102,13 @@ func places(n *model.Node) (facts []Fact) {
 			for _, part := range within(home, r) {
 				is[part] |= bpf.NodePorts
 			}
+		}
+	}
+	for _, r := range n.Behind {
+		r = r.Masked()
+		is[r] |= bpf.Behind
+		if slices.ContainsFunc(n.Pods, func(p netip.Prefix) bool { return p.Bits() <= r.Bits() && p.Contains(r.Addr()) }) {
+			is[r] |= bpf.Pods // the longest prefix counts
 		}
 	}
 	for _, a := range n.Nodes {
