@@ -40,11 +40,14 @@ func locate(set *settings, obj *corev1.Node, nodes map[string][]netip.Addr, old 
 		rep := &report{object: source.KeyOf(obj)}
 		p.zone = intern(obj.Labels[corev1.LabelTopologyZone])
 		internal = append(internal, readAddresses(obj, n, rep)...)
-		if !set.podsGiven {
-			n.Pods = readPodCIDRs(obj, rep)
-		}
-		if set.DirectServerReturn {
-			n.Behind = readPodCIDRs(obj, &report{}) // what is wrong with them is told where they count
+		if !set.podsGiven || set.DirectServerReturn {
+			pods := readPodCIDRs(obj, rep)
+			if !set.podsGiven {
+				n.Pods = pods
+			}
+			if set.DirectServerReturn {
+				n.Behind = pods
+			}
 		}
 		p.problems = rep.problems
 	}
