@@ -10,16 +10,6 @@
 /* How much of a packet its ICMP error tells at most: headers, and 8 bytes of UDP (RFC 792; RFC 4443, 3.1 allows less than all). */
 #define TOLD 72
 
-/* The Internet checksum of a sum of sums. */
-static __always_inline __u16 folded(__u64 s)
-{
-	s = (s & 0xffffffff) + (s >> 32);
-	s = (s & 0xffff) + ((s >> 16) & 0xffff) + (s >> 32);
-	s = (s & 0xffff) + (s >> 16);
-	s = (s & 0xffff) + (s >> 16);
-	return ~s;
-}
-
 /* The sum of a pseudo header (RFC 9293, 3.1; RFC 8200, 8.1). */
 static __always_inline __s64 pseudo(const struct packet *p, __u32 protocol, __u32 length)
 {

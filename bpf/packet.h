@@ -44,7 +44,14 @@ enum {
 #define OFFSET 0x1fff	     /* of struct iphdr.frag_off */
 #define MORE_FRAGMENTS 0x2000
 
+#define FLAGS 13 /* offset in a TCP header of: */
 enum { FIN = 1, SYN = 2, RST = 4, ACK = 16 };
+
+/* What of an IPv4 header stands before its addresses and changes with them. */
+struct before_addresses {
+	__u8 ttl, protocol;
+	__be16 check;
+};
 
 /* What a packet is. For an ICMP error, tuple is that of the answers to the packet that it tells of. */
 struct packet {
@@ -54,6 +61,8 @@ struct packet {
 	__u32 beyond;	 /* of the header behind that */
 	__u32 flags;	 /* of TCP */
 	__u32 six;
+	__u32 now; /* seconds since boot */
+	struct before_addresses before; /* of IPv4 */
 };
 
 struct {
@@ -70,6 +79,7 @@ struct header_of_ip {
 	__u32 next; /* offset of what is behind it */
 	__u32 id;
 	__u32 fragment; /* bits: */
+	struct before_addresses before;
 };
 
 enum {
@@ -88,6 +98,9 @@ static __always_inline bool read4(struct __sk_buff *skb, __u32 at, struct header
 	h->protocol = ip.protocol;
 	h->next = at + ip.ihl * 4;
 	h->id = ip.id;
+	h->before.ttl = ip.ttl;
+	h->before.protocol = ip.protocol;
+	h->before.check = ip.check;
 	if (ip.frag_off & bpf_htons(OFFSET | MORE_FRAGMENTS))
 		h->fragment = ip.frag_off & bpf_htons(OFFSET) ? IS_FRAGMENT | IS_LATER : IS_FRAGMENT;
 	return true;
@@ -151,11 +164,69 @@ static __always_inline bool piece_of(struct packet *p, const struct header_of_ip
 	return true;
 }
 
+static __always_inline __u32 seconds(void) { return bpf_ktime_get_coarse_ns() / SECOND; }
+
 static __always_inline bool is_error(__u32 type, bool six)
 {
 	if (six)
 		return type >= ICMPV6_DEST_UNREACH && type <= ICMPV6_PARAMPROB;
 	return type == ICMP_DEST_UNREACH || type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
+}
+
+enum reading {
+	FOREIGN, /* of no protocol that matters */
+	PLAIN,	 /* read */
+	ODD,	 /* read_packet is to read it */
+};
+
+/* Reads a packet as most are, but for now: whole, of TCP or UDP, with nothing between its headers, which are at hand. */
+static __always_inline enum reading read_plain(struct __sk_buff *skb, struct packet *p)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct ipv6hdr *six = data + head;
+	struct iphdr *four = data + head;
+	struct udphdr *ports;
+	struct tcphdr *tcp;
+
+	__builtin_memset(p, 0, sizeof(*p));
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		ports = (void *)(four + 1);
+		if ((void *)(ports + 1) > end)
+			return ODD;
+		p->tuple.protocol = four->protocol;
+		if (four->protocol == IPPROTO_ICMP || four->version != 4 || four->ihl != 5 || four->frag_off & bpf_htons(OFFSET | MORE_FRAGMENTS))
+			return ODD;
+		map4(&p->tuple.source, four->saddr);
+		map4(&p->tuple.destination, four->daddr);
+		p->before.ttl = four->ttl;
+		p->before.protocol = four->protocol;
+		p->before.check = four->check;
+		p->transport = head + sizeof(*four);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		ports = (void *)(six + 1);
+		if ((void *)(ports + 1) > end || six->version != 6)
+			return ODD;
+		p->tuple.protocol = six->nexthdr;
+		if (six->nexthdr != IPPROTO_TCP && six->nexthdr != IPPROTO_UDP)
+			return ODD;
+		__builtin_memcpy(&p->tuple.source, &six->saddr, sizeof(six->saddr));
+		__builtin_memcpy(&p->tuple.destination, &six->daddr, sizeof(six->daddr));
+		p->six = true;
+		p->transport = head + sizeof(*six);
+	} else {
+		return FOREIGN;
+	}
+	if (p->tuple.protocol != IPPROTO_TCP && p->tuple.protocol != IPPROTO_UDP)
+		return FOREIGN;
+	p->tuple.from = ports->source;
+	p->tuple.to = ports->dest;
+	if (p->tuple.protocol == IPPROTO_TCP) {
+		tcp = (void *)ports;
+		if ((void *)(tcp + 1) > end)
+			return ODD;
+		p->flags = ((__u8 *)tcp)[FLAGS];
+	}
+	return PLAIN;
 }
 
 /* Reads a packet of TCP or UDP, or an ICMP error about one. False for any other. Verified once, since it is not static. */
@@ -172,6 +243,8 @@ __noinline int read_packet(struct __sk_buff *skb, struct packet *p)
 	if (!(p->six ? read6(skb, head, &outer) : read4(skb, head, &outer)))
 		return false;
 	p->transport = outer.next;
+	p->before = outer.before;
+	p->now = seconds();
 	if (outer.protocol == IPPROTO_TCP || outer.protocol == IPPROTO_UDP) {
 		p->tuple.source = outer.source;
 		p->tuple.destination = outer.destination;
@@ -182,7 +255,7 @@ __noinline int read_packet(struct __sk_buff *skb, struct packet *p)
 			p->tuple.from = ports.from;
 			p->tuple.to = ports.to;
 			type = 0;
-			if (outer.protocol == IPPROTO_TCP && bpf_skb_load_bytes(skb, outer.next + 13, &type, 1))
+			if (outer.protocol == IPPROTO_TCP && bpf_skb_load_bytes(skb, outer.next + FLAGS, &type, 1))
 				return false;
 			p->flags = type;
 		}
@@ -243,12 +316,47 @@ static __always_inline void set_address(struct __sk_buff *skb, const struct pack
 	bpf_skb_store_bytes(skb, at, new, sizeof(*new), flags & BPF_F_PSEUDO_HDR ? BPF_F_RECOMPUTE_CSUM : 0);
 }
 
+/* The Internet checksum of a sum of sums. */
+static __always_inline __u16 folded(__u64 s)
+{
+	s = (s & 0xffffffff) + (s >> 32);
+	s = (s & 0xffff) + ((s >> 16) & 0xffff) + (s >> 32);
+	s = (s & 0xffff) + (s >> 16);
+	s = (s & 0xffff) + (s >> 16);
+	return ~s;
+}
+
+/*
+ * Writes the addresses of an IPv4 packet, one of which was another, and the ports, if they are right behind: one write costs as much
+ * as another. The header's checksum makes up for the address (RFC 1624, 3). True where that was all.
+ */
+static __always_inline bool write4(struct __sk_buff *skb, struct packet *p, __be32 old, __be32 new)
+{
+	const __u32 at = head + offsetof(struct iphdr, ttl);
+	struct {
+		struct before_addresses before;
+		__be32 source, destination;
+		struct ports ports;
+	} h;
+
+	p->before.check = folded((__u64)(__u16)~p->before.check + (__u32)~old + new);
+	h.before = p->before;
+	h.source = p->tuple.source.word[3];
+	h.destination = p->tuple.destination.word[3];
+	h.ports.from = p->tuple.from;
+	h.ports.to = p->tuple.to;
+	if (p->transport == head + sizeof(struct iphdr))
+		return !bpf_skb_store_bytes(skb, at, &h, sizeof(h), 0);
+	bpf_skb_store_bytes(skb, at, &h, offsetof(typeof(h), ports), 0);
+	return false;
+}
+
 /* Changes a packet's destination, or its source. */
 __noinline int set_end(struct __sk_buff *skb, struct packet *p, const struct end *new, int destination)
 {
-	struct address *address;
+	struct address *address, old;
 	__u32 check, at;
-	__u64 flags = BPF_F_PSEUDO_HDR;
+	__u64 flags = 0;
 	__be16 *port;
 
 	if (!p || !new)
@@ -257,15 +365,24 @@ __noinline int set_end(struct __sk_buff *skb, struct packet *p, const struct end
 	port = destination ? &p->tuple.to : &p->tuple.from;
 	check = p->transport ? p->transport + checksum_at(p->tuple.protocol) : 0;
 	if (p->tuple.protocol == IPPROTO_UDP)
-		flags |= BPF_F_MARK_MANGLED_0;
-	set_address(skb, p, head, destination, address, &new->address, check, flags);
-	if (p->transport && *port != new->port) {
-		at = p->transport + (destination ? 2 : 0);
-		bpf_l4_csum_replace(skb, check, *port, new->port, (flags & BPF_F_MARK_MANGLED_0) | 2);
-		bpf_skb_store_bytes(skb, at, &new->port, 2, 0);
-	}
+		flags = BPF_F_MARK_MANGLED_0;
+	at = p->transport && *port != new->port ? p->transport + (destination ? 2 : 0) : 0;
+	if (at)
+		bpf_l4_csum_replace(skb, check, *port, new->port, flags | 2);
+	old = *address;
 	*address = new->address;
 	*port = new->port;
+	flags |= BPF_F_PSEUDO_HDR;
+	if (p->six) {
+		set_address(skb, p, head, destination, &old, &new->address, check, flags);
+	} else {
+		if (check)
+			bpf_l4_csum_replace(skb, check, old.word[3], new->address.word[3], flags | 4);
+		if (write4(skb, p, old.word[3], new->address.word[3]))
+			return true;
+	}
+	if (at)
+		bpf_skb_store_bytes(skb, at, &new->port, 2, 0);
 	return true;
 }
 

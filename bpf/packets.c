@@ -111,8 +111,6 @@ static __always_inline __u32 changed(void)
 	return n ? *n : 0;
 }
 
-static __always_inline __u32 seconds(void) { return bpf_ktime_get_coarse_ns() / SECOND; }
-
 static __always_inline struct end end_of(const struct address *address, __be16 port)
 {
 	struct end e = {.address = *address, .port = port};
@@ -154,9 +152,10 @@ static __always_inline __u32 lifetime(const struct way *w, __u8 protocol)
 	return w->state & ANSWERED && !over(w) ? 5 * 24 * 3600 : 120;
 }
 
-static __always_inline bool expired(const struct way *w, __u8 protocol)
+/* Whether a way had no packets for too long when p came, of its protocol. */
+static __always_inline bool expired(const struct way *w, const struct packet *p)
 {
-	return w->seen + lifetime(w, protocol) < seconds();
+	return w->seen + lifetime(w, p->tuple.protocol) < p->now;
 }
 
 static __always_inline bool opens(const struct packet *p)
@@ -264,7 +263,7 @@ static __always_inline bool stale(struct way *w, const struct packet *p)
 {
 	__u32 now;
 
-	if (expired(w, p->tuple.protocol) || (opens(p) && over(w)))
+	if (expired(w, p) || (opens(p) && over(w)))
 		return true;
 	if (direct && w->state & DIRECT && opens(p)) /* its backend may have reset it, and be gone */
 		return !serves(w, p);
@@ -297,7 +296,7 @@ static __always_inline void answer(const struct tuple *t, const struct packet *p
 		return;
 	mark(w, state);
 	live(w, p, ENDED);
-	w->seen = seconds();
+	w->seen = p->now;
 }
 
 /* Lets what belongs to a client's way live on with it, and makes it anew where it had to make room. */
@@ -383,7 +382,7 @@ static __always_inline bool tells(const struct packet *p)
 /* Takes a packet on its way. */
 static __always_inline int go(struct __sk_buff *skb, struct packet *p, struct way *w, bool own)
 {
-	__u32 now = seconds(), state = w->state;
+	__u32 now = p->now, state = w->state;
 	struct end to = w->to, from = w->from;
 	struct tuple ask;
 
@@ -536,13 +535,13 @@ __noinline int tracked(struct __sk_buff *skb, const struct packet *p)
 }
 
 /* Whether the flow of a way back is over. ask is the tuple of its client's packets. */
-static __always_inline bool ended(const struct way *back, const struct tuple *ask)
+static __always_inline bool ended(const struct way *back, const struct tuple *ask, const struct packet *p)
 {
 	const struct way *asked = back;
 
 	if (!direct || !(back->state & LEARNT)) /* of that, all that is known is here */
 		asked = bpf_map_lookup_elem(&destinations, ask);
-	return !asked || over(asked) || expired(asked, ask->protocol);
+	return !asked || over(asked) || expired(asked, p);
 }
 
 #define TRIES 24
@@ -572,14 +571,14 @@ __noinline int distinguish(struct __sk_buff *skb, const struct packet *p, struct
 	else if (held->to.port == q->entry.port && equal(&held->to.address, &q->entry.address))
 		return true;
 	from_to(&t, &client, &held->to, q->protocol);
-	if (ended(held, &t))
+	if (ended(held, &t, p))
 		return true;
 	client.address = q->from;
 	for (i = 0; i < TRIES; i++) {
 		client.port = bpf_htons(LOWEST + bpf_get_prandom_u32() % (65536 - LOWEST));
 		from_to(&t, &backend, &client, q->protocol);
 		held = bpf_map_lookup_elem(&sources, &t);
-		if (held && !expired(held, q->protocol))
+		if (held && !expired(held, p))
 			continue;
 		if (q->origin == FROM_NODE && (bpf_map_lookup_elem(&destinations, &t) || heard(skb, &t, p->six)))
 			continue;
@@ -605,7 +604,7 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 	seen = end_of(&q->from, q->port);
 	entry = end_of(&q->entry.address, q->entry.port);
 	backend = end_of(&q->backend.address, q->backend.port);
-	w.seen = seconds();
+	w.seen = p->now;
 	w.to = entry;
 	if (seen.port != client.port) {
 		alias = ALIAS;
@@ -755,7 +754,7 @@ __noinline int forget(const struct packet *p)
 	if (!w)
 		return 0;
 	from_to(&ask, &client, &w->to, p->tuple.protocol);
-	if (ended(w, &ask))
+	if (ended(w, &ask, p))
 		bpf_map_delete_elem(&sources, &back);
 	return 0;
 }
@@ -808,7 +807,7 @@ __noinline int learn(struct __sk_buff *skb, struct packet *p, const struct end *
 		return TC_ACT_SHOT;
 	back_of(&back, p);
 	w.to = *entry;
-	w.seen = seconds();
+	w.seen = p->now;
 	held = bpf_map_lookup_elem(&sources, &back);
 	if (held && held->state & LEARNT && !opens(p) && held->to.port == entry->port && equal(&held->to.address, &entry->address))
 		held->seen = w.seen;
@@ -858,7 +857,7 @@ __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct 
 		return false;
 	}
 	out = *w;
-	back.seen = seconds();
+	back.seen = p->now;
 	client = end_of(&p->tuple.source, p->tuple.from);
 	backend = end_of(&p->tuple.destination, p->tuple.to);
 	seen.port = client.port;
@@ -872,7 +871,7 @@ __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct 
 			seen.port = bpf_htons(LOWEST + bpf_get_prandom_u32() % (65536 - LOWEST));
 		from_to(&t, &backend, &seen, p->tuple.protocol);
 		held = bpf_map_lookup_elem(&destinations, &t);
-		if (held && !over(held) && !expired(held, p->tuple.protocol))
+		if (held && !over(held) && !expired(held, p))
 			continue;
 		if (heard(skb, &t, p->six))
 			continue;
@@ -905,11 +904,11 @@ __noinline int clashes(const struct packet *p)
 	held = bpf_map_lookup_elem(&destinations, &back);
 	if (!held || held->state & OURS)
 		return false;
-	if (over(held) || expired(held, p->tuple.protocol)) {
+	if (over(held) || expired(held, p)) {
 		bpf_map_delete_elem(&destinations, &back);
 		return false;
 	}
-	w.seen = seconds();
+	w.seen = p->now;
 	return put(&sources, &p->tuple, &w);
 }
 
@@ -966,7 +965,7 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int mar
 	w = bpf_map_lookup_elem(&sources, &p->tuple);
 	if (!w && own && !p->inner && clashes(p))
 		w = bpf_map_lookup_elem(&sources, &p->tuple);
-	if (!w || expired(w, p->tuple.protocol))
+	if (!w || expired(w, p))
 		return TCX_NEXT;
 	if (!marked && !own && !p->inner && foreign(p, w))
 		return TCX_NEXT;
@@ -993,7 +992,7 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int mar
 		live(w, p, ENDS);
 	if (marked && w->state & HIDDEN)
 		mark(w, MARKED);
-	now = seconds();
+	now = p->now;
 	if (!(w->state & ANSWERED) || w->seen + NEWS <= now || p->flags & (FIN | RST)) {
 		back_of(&back, p);
 		answer(&back, p, w->state & REPLIES ? ANSWERED : 0);
@@ -1027,53 +1026,36 @@ static __always_inline __u32 by_port(__be16 from, __be16 to, bool in, bool own)
 	return p && p->backend ? may | OUTWARD : may;
 }
 
-/* Tells at little cost why a packet may be ours. All that is out of the ordinary may be. */
-static __always_inline __u32 glance(struct __sk_buff *skb, bool in, bool own)
+/* Reads a packet, and tells at little cost why it may be ours. All that is out of the ordinary may be. */
+static __always_inline __u32 glance(struct __sk_buff *skb, struct packet *p, bool in, bool own)
 {
-	const __u32 all = INWARD | OUTWARD;
-	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	struct ports *ports;
-	__u8 protocol;
+	__u32 may;
 
 	if (skb->vlan_present)
 		return NOTHING; /* the VLAN's own device will see it */
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		struct iphdr *ip = data + head;
-
-		ports = (void *)(ip + 1);
-		if ((void *)(ports + 1) > end)
-			return all;
-		protocol = ip->protocol;
-		if (protocol == IPPROTO_ICMP)
-			return all;
-		if (protocol != IPPROTO_TCP && protocol != IPPROTO_UDP)
-			return NOTHING;
-		if (ip->ihl != 5 || ip->frag_off & bpf_htons(OFFSET | MORE_FRAGMENTS))
-			return all;
-	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr *ip = data + head;
-
-		ports = (void *)(ip + 1);
-		if ((void *)(ports + 1) > end)
-			return all;
-		protocol = ip->nexthdr;
-		if (protocol != IPPROTO_TCP && protocol != IPPROTO_UDP)
-			return all;
-	} else {
-		return NOTHING;
+	switch (read_plain(skb, p)) {
+	case PLAIN:
+		may = by_port(p->tuple.from, p->tuple.to, in, own);
+		if (may)
+			p->now = seconds();
+		return may;
+	case ODD:
+		return read_packet(skb, p) ? INWARD | OUTWARD : NOTHING;
+	case FOREIGN:
+		break;
 	}
-	return by_port(ports->from, ports->to, in, own);
+	return NOTHING;
 }
 
 SEC("tcx/ingress")
 int arrive(struct __sk_buff *skb)
 {
-	__u32 may = glance(skb, true, false);
 	struct packet p;
+	__u32 may = glance(skb, &p, true, false);
 	struct end entry;
 	int result;
 
-	if (!may || !read_packet(skb, &p))
+	if (!may)
 		return TCX_NEXT;
 	if (direct && !p.inner && read_told(skb, &p, &entry) && believes(&p, &entry))
 		return learn(skb, &p, &entry);
@@ -1089,13 +1071,13 @@ SEC("tcx/egress")
 int leave(struct __sk_buff *skb)
 {
 	bool own = !skb->ingress_ifindex, marked = skb->tc_index == MARK;
-	__u32 may = glance(skb, false, own);
 	struct packet p;
+	__u32 may = glance(skb, &p, false, own);
 	int result;
 
 	if (marked)
 		skb->tc_index = 0;
-	if (!may || !read_packet(skb, &p))
+	if (!may)
 		return TCX_NEXT;
 	if (own && may & INWARD) {
 		result = inward(skb, &p, true);
