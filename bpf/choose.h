@@ -49,14 +49,6 @@ struct {
 	__type(value, struct memory);
 } affinity SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1 << 16);
-	__type(key, __u32);
-	__type(value, struct count);
-} counts SEC(".maps");
-
 /* What a client asks for, and what it is told. */
 struct question {
 	struct place_of entry;
@@ -102,6 +94,20 @@ static __always_inline bool loopback(const struct address *a)
 static __always_inline bool same_place(const struct place_of *a, const struct place_of *b)
 {
 	return equal(&a->address, &b->address) && a->port == b->port;
+}
+
+static __always_inline struct end end_of(const struct address *address, __be16 port)
+{
+	struct end e = {.address = *address, .port = port};
+
+	return e;
+}
+
+static __always_inline struct place_of place_at(const struct end *e)
+{
+	struct place_of p = {.address = e->address, .port = e->port};
+
+	return p;
 }
 
 static __always_inline void map4(struct address *a, __be32 v4)

@@ -111,13 +111,6 @@ static __always_inline __u32 changed(void)
 	return n ? *n : 0;
 }
 
-static __always_inline struct end end_of(const struct address *address, __be16 port)
-{
-	struct end e = {.address = *address, .port = port};
-
-	return e;
-}
-
 /* The tuple of packets from one end to another. */
 static __always_inline void from_to(struct tuple *t, const struct end *from, const struct end *to, __u8 protocol)
 {
@@ -663,7 +656,6 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 {
 	struct question *q;
 	struct frontend *f;
-	struct count *c;
 	struct header h;
 	struct pool *pool;
 	struct end to;
@@ -690,12 +682,11 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	if (!s || !extent)
 		return TCX_NEXT;
 	h = s->header;
-	c = bpf_map_lookup_elem(&counts, &q->index);
 	if (!h.count) {
 		if (f->drop & q->origin)
 			return silence(skb, own);
-		if (c && p->transport)
-			__sync_fetch_and_add(&c->refused, 1);
+		if (p->transport)
+			__sync_fetch_and_add(&pool->refused, 1);
 		return refuse(skb, p, own);
 	}
 	if (h.scheduler >= LEAST)
@@ -707,8 +698,7 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	seen = seen_as(p, q, f, &h, extent);
 	if (!begin(p, q, seen))
 		return TC_ACT_SHOT;
-	if (c)
-		__sync_fetch_and_add(&c->connections, 1);
+	__sync_fetch_and_add(&pool->connections, 1);
 	skb->tc_index = MARK;
 	if (q->port != p->tuple.from) {
 		to = end_of(&q->from, q->port);

@@ -333,17 +333,17 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 /* Counts a question's outcome, and reports it if somebody has asked for that. */
 static __always_inline void note(const struct question *q, int outcome, const struct trace *t)
 {
-	struct count *c;
+	struct pool *p;
 
 	if (!q->pool)
 		return;
-	c = bpf_map_lookup_elem(&counts, &q->index);
-	if (!c)
+	p = bpf_map_lookup_elem(&pools, &q->index);
+	if (!p)
 		return;
 	if (likely(outcome == TRANSLATED))
-		__sync_fetch_and_add(&c->connections, 1);
+		__sync_fetch_and_add(&p->connections, 1);
 	if (unlikely(outcome == REFUSED))
-		__sync_fetch_and_add(&c->refused, 1);
+		__sync_fetch_and_add(&p->refused, 1);
 	if (unlikely(t && t->until))
 		report(q, outcome);
 }
@@ -396,8 +396,8 @@ static __always_inline void keep(struct bpf_sock_addr *ctx, const struct questio
 	n->cookie = cookie;
 	n->namespace = q->namespace;
 	n->pool = q->pool;
-	n->flow.entry = q->entry;
-	n->flow.backend = q->backend;
+	n->entry = end_of(&q->entry.address, q->entry.port);
+	n->backend = end_of(&q->backend.address, q->backend.port);
 }
 
 static __always_inline int connect(struct bpf_sock_addr *ctx, bool six)
@@ -525,8 +525,8 @@ static __always_inline int name(struct bpf_sock_addr *ctx, bool six)
 	__u32 at = cookie % NAMES;
 	struct place_of peer = {.port = ctx->user_port};
 	struct connected *c;
+	struct flow *f, was;
 	struct name *n;
-	struct flow *f;
 
 	get_address(ctx, &peer.address, six);
 	if (ctx->protocol == IPPROTO_UDP) {
@@ -541,11 +541,15 @@ static __always_inline int name(struct bpf_sock_addr *ctx, bool six)
 	if (f && put_back(ctx, f, &peer, six))
 		return 1;
 	n = bpf_map_lookup_elem(&recent, &at);
-	if (!n || n->cookie != cookie || !put_back(ctx, &n->flow, &peer, six))
+	if (!n || n->cookie != cookie)
+		return 1;
+	was.entry = place_at(&n->entry);
+	was.backend = place_at(&n->backend);
+	if (!put_back(ctx, &was, &peer, six))
 		return 1;
 	f = bpf_sk_storage_get(&named, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (f)
-		*f = n->flow;
+		*f = was;
 	return 1;
 }
 

@@ -51,6 +51,9 @@ struct pool {
 	__u32 next;   /* the turn of the next connection, counted by packets */
 	__u32 leave;  /* origins that others serve at one of the pool's entries: affinity must then be theirs alone */
 	__u32 zero;
+	/* TCP connections and UDP flows */
+	__u64 connections; /* given a backend */
+	__u64 refused;	   /* for which there was none */
 };
 
 enum scheduler {
@@ -119,6 +122,12 @@ struct client {
 	__u64 pool;
 };
 
+struct end {
+	struct address address;
+	__be16 port;
+	__u16 zero;
+};
+
 struct place_of {
 	struct address address;
 	__be16 port;
@@ -156,13 +165,14 @@ struct flow {
 
 /*
  * A TCP connection, in the array recent at its socket's cookie modulo NAMES: there until a socket made that much later
- * takes its place. One that has been asked for its peer is remembered with the socket itself.
+ * takes its place. One that has been asked for its peer is remembered with the socket itself. It is as long as a line of most
+ * processors' caches: each connection writes one that nobody had for long.
  */
 struct name {
 	__u64 cookie;
 	__u64 namespace;
 	__u64 pool;
-	struct flow flow;
+	struct end entry, backend;
 };
 
 #define NAMES (1 << 16)
@@ -186,12 +196,6 @@ struct address_of {
 	__u64 until; /* nanoseconds since boot: then it is looked up again */
 };
 
-/* By a pool's index. */
-struct count {
-	__u64 connections; /* TCP connections and UDP flows given a backend */
-	__u64 refused;	   /* those for which there was none */
-};
-
 /* A client that an entry lets in, as a prefix behind all of the entry. */
 struct permit {
 	__u32 length; /* of 288 */
@@ -205,12 +209,6 @@ struct tuple {
 	__be16 from, to; /* ports */
 	__u8 protocol;
 	__u8 zero[3];
-};
-
-struct end {
-	struct address address;
-	__be16 port;
-	__u16 zero;
 };
 
 enum way_state {

@@ -14,8 +14,6 @@ type (
 	Backend   = serviceBackend
 	Connected = serviceConnected
 	Name      = serviceName
-	Flow      = serviceFlow
-	Count     = serviceCount
 	Endpoint  = serviceEndpoint
 	Load      = serviceLoad
 	PortUse   = packetsPort

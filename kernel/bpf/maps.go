@@ -40,7 +40,6 @@ func spec(object func() (*ebpf.CollectionSpec, error), s Sizes) (*ebpf.Collectio
 		m.MaxEntries = s.Frontends
 	}
 	c.Maps[serviceMapPools].MaxEntries = s.Pools
-	c.Maps[serviceMapCounts].MaxEntries = s.Pools
 	c.Maps[serviceMapSlots].MaxEntries = s.Slots
 	return c, nil
 }
@@ -83,9 +82,8 @@ func Layout(s Sizes) (string, error) {
 
 // Maps are the programs' maps, opened.
 type Maps struct {
-	// The kernel's memory of arrays. Counts goes with Pools.
+	// The kernel's memory of arrays.
 	Pools  []Pool
-	Counts []Count
 	Slots  []Slot
 	Recent []Name    // TCP connections: some may have ended
 	Ports  []PortUse // by number: what packets with a port may be
@@ -233,10 +231,6 @@ func (m *Maps) mapMemory() error {
 	if err != nil {
 		return errors.Join(err, m.Close())
 	}
-	counts, err := m.memory(serviceMapCounts, unsafe.Sizeof(Count{}))
-	if err != nil {
-		return errors.Join(err, m.Close())
-	}
 	recent, err := m.memory(serviceMapRecent, unsafe.Sizeof(Name{}))
 	if err != nil {
 		return errors.Join(err, m.Close())
@@ -257,7 +251,6 @@ func (m *Maps) mapMemory() error {
 	m.Ports = unsafe.Slice((*PortUse)(unsafe.Pointer(&ports[0])), 1<<16)
 	m.Changes = (*uint32)(unsafe.Pointer(&changes[0]))
 	m.Recent = unsafe.Slice((*Name)(unsafe.Pointer(&recent[0])), m.named[serviceMapRecent].MaxEntries())
-	m.Counts = unsafe.Slice((*Count)(unsafe.Pointer(&counts[0])), m.sizes.Pools)
 	m.Pools = unsafe.Slice((*Pool)(unsafe.Pointer(&pools[0])), m.sizes.Pools)
 	m.Slots = unsafe.Slice((*Slot)(unsafe.Pointer(&slots[0])), m.sizes.Slots)
 	return nil
@@ -288,7 +281,7 @@ func (m *Maps) Close() error {
 			errs = append(errs, n.Close())
 		}
 	}
-	m.mapped, m.named, m.traced, m.Pools, m.Counts, m.Slots, m.Recent, m.Ports, m.Changes = nil, nil, nil, nil, nil, nil, nil, nil, nil
+	m.mapped, m.named, m.traced, m.Pools, m.Slots, m.Recent, m.Ports, m.Changes = nil, nil, nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 

@@ -31,7 +31,7 @@ func BenchmarkMemory(b *testing.B) {
 	}
 	b.ReportMetric(float64(memlock(b, m, serviceMapFrontends)-empty)/many, "B/frontend")
 	b.ReportMetric(float64(empty)/many, "B/frontend-room")
-	b.ReportMetric(float64(memlock(b, m, serviceMapPools)+memlock(b, m, serviceMapCounts))/many, "B/pool")
+	b.ReportMetric(float64(memlock(b, m, serviceMapPools))/many, "B/pool")
 	b.ReportMetric(float64(memlock(b, m, serviceMapSlots))/many, "B/slot")
 	sum := uint64(0)
 	for name := range traffic {

@@ -22,12 +22,6 @@ type packetsClient struct {
 	Pool uint64
 }
 
-type packetsCount struct {
-	_           structs.HostLayout
-	Connections uint64
-	Refused     uint64
-}
-
 type packetsEntry struct {
 	_       structs.HostLayout
 	Address struct {
@@ -105,12 +99,14 @@ type packetsPiece struct {
 }
 
 type packetsPool struct {
-	_      structs.HostLayout
-	Id     uint64
-	Extent uint32
-	Next   uint32
-	Leave  uint32
-	Zero   uint32
+	_           structs.HostLayout
+	Id          uint64
+	Extent      uint32
+	Next        uint32
+	Leave       uint32
+	Zero        uint32
+	Connections uint64
+	Refused     uint64
 }
 
 type packetsPort struct {
@@ -266,7 +262,6 @@ const (
 const (
 	packetsMapAffinity     = "affinity"
 	packetsMapChanges      = "changes"
-	packetsMapCounts       = "counts"
 	packetsMapDestinations = "destinations"
 	packetsMapFragments    = "fragments"
 	packetsMapFrontends    = "frontends"
@@ -338,7 +333,6 @@ type packetsProgramSpecs struct {
 type packetsMapSpecs struct {
 	Affinity     *ebpf.MapSpec `ebpf:"affinity"`
 	Changes      *ebpf.MapSpec `ebpf:"changes"`
-	Counts       *ebpf.MapSpec `ebpf:"counts"`
 	Destinations *ebpf.MapSpec `ebpf:"destinations"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
@@ -384,7 +378,6 @@ func (o *packetsObjects) Close() error {
 type packetsMaps struct {
 	Affinity     *ebpf.Map `ebpf:"affinity"`
 	Changes      *ebpf.Map `ebpf:"changes"`
-	Counts       *ebpf.Map `ebpf:"counts"`
 	Destinations *ebpf.Map `ebpf:"destinations"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Frontends    *ebpf.Map `ebpf:"frontends"`
@@ -402,7 +395,6 @@ func (m *packetsMaps) Close() error {
 	return _PacketsClose(
 		m.Affinity,
 		m.Changes,
-		m.Counts,
 		m.Destinations,
 		m.Fragments,
 		m.Frontends,

@@ -473,8 +473,9 @@ func BenchmarkPacket(b *testing.B) {
 	w := newWorld(b)
 	client, entry := netip.AddrPortFrom(clients[0], 1234), netip.AddrPortFrom(entries[0], 80)
 	for name, p := range map[string]packet{
-		"nobody": {src: client, dst: netip.AddrPortFrom(servers[0], 9000), protocol: unix.IPPROTO_TCP, flags: ack},
-		"entry":  {src: client, dst: entry, protocol: unix.IPPROTO_TCP, flags: ack},
+		"nobody":             {src: client, dst: netip.AddrPortFrom(servers[0], 9000), protocol: unix.IPPROTO_TCP, flags: ack},
+		"at an entry's port": {src: client, dst: netip.AddrPortFrom(servers[0], 80), protocol: unix.IPPROTO_TCP, flags: ack},
+		"entry":              {src: client, dst: entry, protocol: unix.IPPROTO_TCP, flags: ack},
 	} {
 		for _, program := range []string{"arrive-14", "leave-14"} {
 			b.Run(name+"/"+program, func(b *testing.B) {

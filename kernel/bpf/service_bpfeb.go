@@ -50,12 +50,6 @@ type serviceConnected struct {
 	Pool      uint64
 }
 
-type serviceCount struct {
-	_           structs.HostLayout
-	Connections uint64
-	Refused     uint64
-}
-
 type serviceCounted struct {
 	_        structs.HostLayout
 	Endpoint serviceEndpoint
@@ -210,7 +204,24 @@ type serviceName struct {
 	Cookie    uint64
 	Namespace uint64
 	Pool      uint64
-	Flow      serviceFlow
+	Entry     struct {
+		_       structs.HostLayout
+		Address struct {
+			_    structs.HostLayout
+			Word [4]uint32
+		}
+		Port uint16
+		Zero uint16
+	}
+	Backend struct {
+		_       structs.HostLayout
+		Address struct {
+			_    structs.HostLayout
+			Word [4]uint32
+		}
+		Port uint16
+		Zero uint16
+	}
 }
 
 type serviceOrigin uint32
@@ -240,12 +251,14 @@ const (
 )
 
 type servicePool struct {
-	_      structs.HostLayout
-	Id     uint64
-	Extent uint32
-	Next   uint32
-	Leave  uint32
-	Zero   uint32
+	_           structs.HostLayout
+	Id          uint64
+	Extent      uint32
+	Next        uint32
+	Leave       uint32
+	Zero        uint32
+	Connections uint64
+	Refused     uint64
 }
 
 type servicePrefix struct {
@@ -290,7 +303,6 @@ const (
 	serviceMapAffinity        = "affinity"
 	serviceMapConnected       = "connected"
 	serviceMapCounted         = "counted"
-	serviceMapCounts          = "counts"
 	serviceMapEvents          = "events"
 	serviceMapFrontends       = "frontends"
 	serviceMapHomes           = "homes"
@@ -379,7 +391,6 @@ type serviceMapSpecs struct {
 	Affinity  *ebpf.MapSpec `ebpf:"affinity"`
 	Connected *ebpf.MapSpec `ebpf:"connected"`
 	Counted   *ebpf.MapSpec `ebpf:"counted"`
-	Counts    *ebpf.MapSpec `ebpf:"counts"`
 	Events    *ebpf.MapSpec `ebpf:"events"`
 	Frontends *ebpf.MapSpec `ebpf:"frontends"`
 	Homes     *ebpf.MapSpec `ebpf:"homes"`
@@ -428,7 +439,6 @@ type serviceMaps struct {
 	Affinity  *ebpf.Map `ebpf:"affinity"`
 	Connected *ebpf.Map `ebpf:"connected"`
 	Counted   *ebpf.Map `ebpf:"counted"`
-	Counts    *ebpf.Map `ebpf:"counts"`
 	Events    *ebpf.Map `ebpf:"events"`
 	Frontends *ebpf.Map `ebpf:"frontends"`
 	Homes     *ebpf.Map `ebpf:"homes"`
@@ -447,7 +457,6 @@ func (m *serviceMaps) Close() error {
 		m.Affinity,
 		m.Connected,
 		m.Counted,
-		m.Counts,
 		m.Events,
 		m.Frontends,
 		m.Homes,

@@ -49,11 +49,9 @@ func (p *Plane) Counts() (counts map[uint64]Count, err error) {
 	err = p.look(func(m *bpf.Maps) error {
 		counts = map[uint64]Count{}
 		for i := range m.Pools {
-			if atomic.LoadUint32(&m.Pools[i].Extent) == 0 {
-				continue
+			if pool := &m.Pools[i]; atomic.LoadUint32(&pool.Extent) != 0 {
+				counts[pool.Id] = Count{atomic.LoadUint64(&pool.Connections), atomic.LoadUint64(&pool.Refused)}
 			}
-			c := &m.Counts[i]
-			counts[m.Pools[i].Id] = Count{atomic.LoadUint64(&c.Connections), atomic.LoadUint64(&c.Refused)}
 		}
 		return nil
 	})

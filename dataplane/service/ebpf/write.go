@@ -200,7 +200,7 @@ func (p *Plane) putPool(id uint64, value string) error {
 			return fmt.Errorf("%w; %s", err, roomier)
 		}
 		p.pools[id] = i
-		p.maps.Pools[i], p.maps.Counts[i] = bpf.Pool{Id: id}, bpf.Count{}
+		p.maps.Pools[i] = bpf.Pool{Id: id}
 	}
 	p.release(atomic.SwapUint32(&p.maps.Pools[i].Extent, at))
 	return nil
@@ -404,19 +404,20 @@ func (p *Plane) closeSockets(w *writes) error {
 		return nil
 	}
 	udp, tcp := sockets.Names{}, sockets.Names{}
-	note := func(names sockets.Names, namespace, cookie, pool uint64, f bpf.Flow) {
-		at := netip.AddrPortFrom(bpf.Addr(f.Backend.Address.Word), bpf.Port(f.Backend.Port))
-		if gone[member{pool, at}] {
+	note := func(names sockets.Names, namespace, cookie, pool uint64, backend [4]uint32, port uint16) {
+		if gone[member{pool, netip.AddrPortFrom(bpf.Addr(backend), bpf.Port(port))}] {
 			names.Add(namespace, cookie)
 		}
 	}
-	err := p.maps.Connected(func(cookie uint64, c bpf.Connected) { note(udp, c.Namespace, cookie, c.Pool, c.Flow) })
+	err := p.maps.Connected(func(cookie uint64, c bpf.Connected) {
+		note(udp, c.Namespace, cookie, c.Pool, c.Flow.Backend.Address.Word, c.Flow.Backend.Port)
+	})
 	if err != nil {
 		return err
 	}
 	if p.CloseTCP {
 		for _, n := range p.maps.Recent {
-			note(tcp, n.Namespace, n.Cookie, n.Pool, n.Flow)
+			note(tcp, n.Namespace, n.Cookie, n.Pool, n.Backend.Address.Word, n.Backend.Port)
 		}
 	}
 	_, err = sockets.Close(unix.IPPROTO_UDP, udp)
