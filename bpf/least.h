@@ -29,31 +29,48 @@ static __always_inline __u64 opened(const struct header *h, const struct backend
 	return l ? l->open : 0;
 }
 
+/* The backend with the least to do of those looked at: its index, or a pool's count where there was none. */
+struct least {
+	__u32 index;
+	__u32 weight;
+	__u64 open;
+};
+
+/* Takes a backend that has less to do than the least so far. A loop's body stands by itself: before Linux 6.6 or so the verifier takes few others. */
+static __noinline void consider(struct least *so_far, const struct header *h, __u32 extent, __u32 i)
+{
+	union slot *s = slot(extent + 1 + i);
+	__u32 weight;
+	__u64 open;
+
+	if (!s || i >= h->count)
+		return;
+	open = opened(h, &s->backend) + (h->scheduler == DELAY);
+	weight = h->scheduler == LEAST || !(s->backend.weight & WEIGHT) ? 1 : s->backend.weight & WEIGHT;
+	if (so_far->index < h->count && open * so_far->weight >= so_far->open * weight)
+		return;
+	so_far->index = i;
+	so_far->weight = weight;
+	so_far->open = open;
+}
+
 /* Finds the backend with the least to do: its index, or count where there is none. Of equals, the first met from anywhere. */
 __noinline int least(struct pool *p, const struct header *h, __u32 extent, const struct question *q)
 {
-	__u64 open, best_open = 0, weight, best_weight = 1;
-	__u32 first = bpf_get_prandom_u32(), best, tries, t, i;
-	union slot *s;
+	__u32 first = bpf_get_prandom_u32(), t;
+	struct least l = {};
 
 	if (!p || !h || !q || !h->count)
 		return 0;
-	best = h->count;
-	tries = best <= SCAN ? best : 2;
-	for (t = 0; t < SCAN && t < tries; t++) {
-		i = h->count <= SCAN ? (first + t) % h->count : draw(p, h, extent, q);
-		s = slot(extent + 1 + i);
-		if (!s || i >= h->count)
-			continue;
-		open = opened(h, &s->backend) + (h->scheduler == DELAY);
-		weight = h->scheduler == LEAST || !(s->backend.weight & WEIGHT) ? 1 : s->backend.weight & WEIGHT;
-		if (best < h->count && open * best_weight >= best_open * weight)
-			continue;
-		best = i;
-		best_open = open;
-		best_weight = weight;
+	l.index = h->count;
+	if (h->count > SCAN) {
+		consider(&l, h, extent, draw(p, h, extent, q));
+		consider(&l, h, extent, draw(p, h, extent, q));
+		return l.index;
 	}
-	return best;
+	for (t = 0; t < SCAN && t < h->count; t++)
+		consider(&l, h, extent, (first + t) % h->count);
+	return l.index;
 }
 
 /* A socket counts no more. */

@@ -16,6 +16,16 @@ func TestSecondKernel(t *testing.T) {
 // TestSlowSecondKernel judges the other modes there: it is no part of make test.
 func TestSlowSecondKernel(t *testing.T) {
 	emulated(t, 200, "iptables-nft", "iptables-legacy", "ebpf")
+	t.Run("ebpf in 6.1", func(t *testing.T) {
+		tests := vmtest.Build(t, "fairlead.dev/fairlead/agent")
+		tests.Kernel = "6.1"
+		tests.Run(t, "TestConformance/ebpf$", "-second-kernel")
+	})
+	t.Run("ebpf in 5.10", func(t *testing.T) {
+		tests := vmtest.Build(t, "fairlead.dev/fairlead/kernel/bpf")
+		tests.Kernel = "5.10"
+		tests.Run(t, "^TestProbe$", "-lacks=the coarse clock (5.11)")
+	})
 }
 
 // emulated judges modes in the second kernel, by the cases and by random worlds. Each of these has a machine of its own, since

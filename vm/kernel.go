@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -17,12 +19,20 @@ type Kernel struct {
 	Release string // what uname -r says
 	Image   string // path
 	Modules string // directory with modules and their index
+	Initrd  string // path; empty where the image has all that it takes to get at the host's files
 }
 
+// Series is a long-term series of kernels, such as 6.12.
+type Series string
+
+// Default is the second kernel, unless another is asked for.
+const Default Series = "6.12"
+
+// suites says which of Debian's has a series' newest kernel, in the package that depends on it.
+var suites = map[Series]string{Default: "bookworm-backports", "6.1": "bookworm", "5.10": "bullseye"}
+
 const (
-	series = "6.12"                    // a long-term kernel
-	suite  = "bookworm-backports"      // of Debian, that has it
-	meta   = "linux-image-cloud-amd64" // the package that depends on the newest; virtio-fs is built in, which spares an initramfs
+	meta   = "linux-image-cloud-amd64"
 	keys   = "/usr/share/keyrings/debian-archive-keyring.gpg"
 	mirror = "http://deb.debian.org/debian" // for a machine whose own sources name none
 )
@@ -30,7 +40,11 @@ const (
 // Prepare gives the kernel to boot: the one in the cache ($FAIRLEAD_CACHE, or fairlead in the user's cache directory), or else
 // downloaded there with this machine's apt, about 34 MB, checked by apt's keys and never installed. The system's apt
 // configuration is read and stays as it is.
-func Prepare(ctx context.Context) (Kernel, error) {
+func Prepare(ctx context.Context, series Series) (Kernel, error) {
+	suite, known := suites[series]
+	if !known {
+		return Kernel{}, fmt.Errorf("no kernel %q is known: there are %q", series, slices.Sorted(maps.Keys(suites)))
+	}
 	dir, err := cache()
 	if err != nil {
 		return Kernel{}, fmt.Errorf("a place for the second kernel: %w", err)
@@ -40,11 +54,11 @@ func Prepare(ctx context.Context) (Kernel, error) {
 		return Kernel{}, fmt.Errorf("a place for the second kernel: %w", err)
 	}
 	defer unlock()
-	place := filepath.Join(dir, series)
+	place := filepath.Join(dir, string(series))
 	if k, err := at(place); !errors.Is(err, fs.ErrNotExist) {
 		return k, err
 	}
-	if err := download(ctx, dir, place); err != nil {
+	if err := (download{ctx, series, suite}).to(dir, place); err != nil {
 		return Kernel{}, fmt.Errorf("download Debian's kernel %s to %s: %w", series, place, err)
 	}
 	return at(place)
@@ -98,6 +112,9 @@ func at(dir string) (Kernel, error) {
 	if index := k.Modules + "/modules.dep.bin"; !exists(index) {
 		return Kernel{}, fmt.Errorf("%s lacks %s: remove it to have it downloaded again", dir, index)
 	}
+	if initrd := filepath.Join(dir, "boot", "initrd"); exists(initrd) {
+		k.Initrd = initrd
+	}
 	return k, nil
 }
 
@@ -106,58 +123,76 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// download fetches the series' newest kernel with apt-get to place, from a source of our own, with all of apt's state in a
-// directory of our own, which is made below dir and goes again.
-func download(ctx context.Context, dir, place string) error {
+// download fetches things of a suite with apt-get, from a source of our own.
+type download struct {
+	ctx    context.Context
+	series Series
+	suite  string
+}
+
+// to makes place a directory with the series' newest kernel, with all of apt's state in a directory of our own, which is made below
+// dir and goes again.
+func (d download) to(dir, place string) error {
 	tmp, err := os.MkdirTemp(dir, ".download-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	source := fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keys, debian(ctx), suite)
+	source := fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keys, debian(d.ctx), d.suite)
 	if err := os.WriteFile(filepath.Join(tmp, "sources.list"), []byte(source), 0o644); err != nil {
 		return err
 	}
-	for _, d := range []string{"lists/partial", "cache/archives/partial", "root"} {
+	for _, d := range []string{"lists/partial", "cache/archives/partial"} {
 		if err := os.MkdirAll(filepath.Join(tmp, d), 0o755); err != nil {
 			return err
 		}
 	}
-	apt := func(name string, args ...string) (string, error) {
-		return output(ctx, tmp, "apt", name, append([]string{"-q",
-			"-o", "Dir::Etc::sourcelist=" + tmp + "/sources.list", "-o", "Dir::Etc::sourceparts=-",
-			"-o", "Dir::State::lists=" + tmp + "/lists", "-o", "Dir::Cache=" + tmp + "/cache",
-			"-o", "APT::Sandbox::User=root", "-o", "APT::Architectures=amd64"}, args...)...)
-	}
-	if _, err := apt("apt-get", "update", "--error-on=any"); err != nil {
+	if _, err := d.apt(tmp, "apt-get", "update", "--error-on=any"); err != nil {
 		return err
 	}
-	depends, err := apt("apt-cache", "depends", meta)
+	depends, err := d.apt(tmp, "apt-cache", "depends", meta)
 	if err != nil {
 		return err
 	}
 	_, name, ok := strings.Cut(depends, "Depends: ")
-	if name, _, _ = strings.Cut(name, "\n"); !ok || !strings.HasPrefix(name, "linux-image-"+series+".") {
-		return fmt.Errorf("%s of %s depends on %q, which is no kernel %s: set FAIRLEAD_CACHE to a directory that has one", meta, suite, name, series)
+	if name, _, _ = strings.Cut(name, "\n"); !ok || !strings.HasPrefix(name, "linux-image-"+string(d.series)+".") {
+		return fmt.Errorf("%s of %s depends on %q, which is no kernel %s: set FAIRLEAD_CACHE to a directory that has one", meta, d.suite, name, d.series)
 	}
-	if _, err := apt("apt-get", "download", name); err != nil {
+	root, release := filepath.Join(tmp, "root"), strings.TrimPrefix(name, "linux-image-")
+	if err := d.unpack(tmp, name, root); err != nil {
 		return err
 	}
-	packages, _ := filepath.Glob(filepath.Join(tmp, name+"_*.deb"))
+	if _, err := output(d.ctx, tmp, "kmod", "depmod", "-b", root, release); err != nil {
+		return err
+	}
+	if err := d.initrd(tmp, root, release); err != nil {
+		return err
+	}
+	if _, err := at(root); err != nil {
+		return err
+	}
+	return os.Rename(root, place)
+}
+
+// apt runs one of apt's programs in a directory that has all of its state.
+func (d download) apt(dir, name string, args ...string) (string, error) {
+	return output(d.ctx, dir, "apt", name, append([]string{"-q",
+		"-o", "Dir::Etc::sourcelist=" + dir + "/sources.list", "-o", "Dir::Etc::sourceparts=-",
+		"-o", "Dir::State::lists=" + dir + "/lists", "-o", "Dir::Cache=" + dir + "/cache",
+		"-o", "APT::Sandbox::User=root", "-o", "APT::Architectures=amd64"}, args...)...)
+}
+
+// unpack puts a package's files below a directory.
+func (d download) unpack(dir, name, root string) error {
+	if _, err := d.apt(dir, "apt-get", "download", name); err != nil {
+		return err
+	}
+	packages, _ := filepath.Glob(filepath.Join(dir, name+"_*.deb"))
 	if len(packages) != 1 {
 		return fmt.Errorf("apt-get download %s left %d files instead of one", name, len(packages))
 	}
-	if _, err := output(ctx, tmp, "dpkg", "dpkg-deb", "-x", packages[0], tmp+"/root"); err != nil {
-		return err
-	}
-	release := strings.TrimPrefix(name, "linux-image-")
-	if _, err := output(ctx, tmp, "kmod", "depmod", "-b", tmp+"/root", release); err != nil {
-		return err
-	}
-	if _, err := at(tmp + "/root"); err != nil {
-		return err
-	}
-	return os.Rename(tmp+"/root", place)
+	_, err := output(d.ctx, dir, "dpkg", "dpkg-deb", "-x", packages[0], root)
+	return err
 }
 
 // debian gives the address of the Debian archive that this machine's apt is configured for.
@@ -175,9 +210,14 @@ func output(ctx context.Context, dir, pkg, name string, args ...string) (string,
 	if err != nil {
 		return "", err
 	}
+	return said(ctx, dir, "", path, args...)
+}
+
+// said runs a program, with that to read, and gives its standard output.
+func said(ctx context.Context, dir, input, path string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	var stderr tail
-	cmd.Dir, cmd.Stderr, cmd.Env = dir, &stderr, append(os.Environ(), "LC_ALL=C")
+	cmd.Dir, cmd.Stdin, cmd.Stderr, cmd.Env = dir, strings.NewReader(input), &stderr, append(os.Environ(), "LC_ALL=C")
 	out, err := cmd.Output()
 	if err != nil {
 		return "", fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), errors.Join(err, ctx.Err()), &stderr)

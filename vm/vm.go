@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"encoding/gob"
 	"errors"
@@ -21,6 +22,7 @@ import (
 
 // Options says what machine to open. The zero value is a good one.
 type Options struct {
+	Kernel  Series    // Default if empty
 	Shared  []string  // directories that the guest may write; they have the same paths inside
 	CPUs    int       // 2 if zero
 	Memory  int       // MiB; 3072 if zero
@@ -46,8 +48,8 @@ const bootDeadline = 5 * time.Minute // seen: 4 s on an idle machine, 20 s among
 // Open boots a guest. When ctx ends, so does the guest. Errors say which package is missing, or how the boot ended, with the
 // console's last lines.
 func Open(ctx context.Context, o Options) (*Machine, error) {
-	o.CPUs, o.Memory = or(o.CPUs, 2), or(o.Memory, 3072)
-	k, err := Prepare(ctx)
+	o.CPUs, o.Memory = cmp.Or(o.CPUs, 2), cmp.Or(o.Memory, 3072)
+	k, err := Prepare(ctx, cmp.Or(o.Kernel, Default))
 	if err != nil {
 		return nil, err
 	}
@@ -66,13 +68,6 @@ func Open(ctx context.Context, o Options) (*Machine, error) {
 	}
 	m.turn <- struct{}{}
 	return m, nil
-}
-
-func or(n, otherwise int) int {
-	if n == 0 {
-		return otherwise
-	}
-	return n
 }
 
 // enough says whether so many MiB are free.
@@ -128,8 +123,11 @@ func (m *Machine) start(k Kernel, o Options) error {
 		"-accel", emulation, "-cpu", processor, "-smp", strconv.Itoa(o.CPUs),
 		"-kernel", k.Image, "-append", strings.Join([]string{
 			"rootfstype=virtiofs", "root=root", "ro", "init=" + self, "console=ttyS0", "loglevel=5", "panic=-1",
-			"no_timer_check", "tsc=unstable", "clocksource=hpet", "mitigations=off", "audit=0", "init_on_alloc=0", "--", guestArgument}, " "),
+			guestVariable + "=" + self, "no_timer_check", "tsc=unstable", "clocksource=hpet", "mitigations=off", "audit=0", "init_on_alloc=0", "--", guestArgument}, " "),
 		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
+	}
+	if k.Initrd != "" {
+		args = append(args, "-initrd", k.Initrd)
 	}
 	var files []*os.File
 	pass := func(f *os.File) string {

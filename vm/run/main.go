@@ -1,6 +1,6 @@
 // Command run runs one command under the second kernel, as package vm boots it, with this directory's files:
 //
-//	go run ./vm/run [-share DIR]... [-cpus N] uname -a
+//	go run ./vm/run [-kernel SERIES] [-share DIR]... [-cpus N] uname -a
 package main
 
 import (
@@ -17,6 +17,7 @@ import (
 
 func main() {
 	var o vm.Options
+	flag.StringVar((*string)(&o.Kernel), "kernel", string(vm.Default), "the kernel's `series`")
 	flag.Func("share", "a `directory` (absolute path) that the command may write; nothing else that it writes stays", func(s string) error {
 		o.Shared = append(o.Shared, s)
 		return nil

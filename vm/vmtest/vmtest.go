@@ -39,7 +39,10 @@ func Run(t *testing.T, pkg, pattern string, args ...string) {
 }
 
 // Tests are a package's tests, compiled.
-type Tests struct{ binary, dir string }
+type Tests struct {
+	Kernel      vm.Series // they run under; vm.Default if empty
+	binary, dir string
+}
 
 // Build compiles a package's tests. They are there until the test ends.
 func Build(t *testing.T, pkg string) Tests {
@@ -58,7 +61,7 @@ func Build(t *testing.T, pkg string) Tests {
 	}
 	dir := golang("list", "-f", "{{.Dir}}", pkg)
 	golang("test", "-c", "-o", binary, pkg)
-	return Tests{binary, dir}
+	return Tests{binary: binary, dir: dir}
 }
 
 // Run boots a machine and runs there those tests whose names match pattern, as go test -run means it. Each of them is a subtest
@@ -66,7 +69,7 @@ func Build(t *testing.T, pkg string) Tests {
 // matches nothing.
 func (b Tests) Run(t *testing.T, pattern string, args ...string) {
 	t.Helper()
-	m := Open(t, vm.Options{CPUs: 1}) // all that a guest has share one of the host's
+	m := Open(t, vm.Options{Kernel: b.Kernel, CPUs: 1}) // all that a guest has share one of the host's
 	t.Logf("under Linux %s, emulated: times say nothing", m.Release)
 	args = append([]string{b.binary, "-test.v=test2json", "-test.run=" + pattern}, args...)
 	ctx := t.Context()

@@ -1,0 +1,14 @@
+package bpf
+
+import (
+	"testing"
+
+	"fairlead.dev/fairlead/vm/vmtest"
+)
+
+// TestSecondKernel has the verifier of an old kernel judge the programs for sockets: it takes fewer loops than later ones.
+func TestSecondKernel(t *testing.T) {
+	tests := vmtest.Build(t, "fairlead.dev/fairlead/kernel/bpf")
+	tests.Kernel = "6.1"
+	tests.Run(t, "^Test(Probe|AttachAndDetach|AnotherAgentsProgram)$")
+}
