@@ -52,6 +52,8 @@ func BenchmarkNodePort(b *testing.B) {
 		b.ReportMetric(nftables, what.name+"-nftables×direct")
 		b.ReportMetric(ebpf, what.name+"-ebpf×direct")
 		b.ReportMetric(ebpf/nftables, what.name+"-ebpf×nftables")
+		b.ReportMetric(m["ebpf"]/m["nftables"], what.name+"-ebpf-raw×nftables")
+		b.ReportMetric(m["ebpf-direct"]/m["nftables-direct"], what.name+"-ebpf-direct×nftables-direct")
 	}
 }
 

@@ -173,60 +173,67 @@ static __always_inline bool is_error(__u32 type, bool six)
 	return type == ICMP_DEST_UNREACH || type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
 }
 
-enum reading {
+enum kind {
 	FOREIGN, /* of no protocol that matters */
-	PLAIN,	 /* read */
-	ODD,	 /* read_packet is to read it */
+	/* Whole, of TCP or UDP, with nothing between its headers, which are at hand: */
+	PLAIN4,
+	PLAIN6,
+	ODD, /* any other */
 };
 
-/* Reads a packet as most are, but for now: whole, of TCP or UDP, with nothing between its headers, which are at hand. */
-static __always_inline enum reading read_plain(struct __sk_buff *skb, struct packet *p)
+/* Tells what kind of packet there is, and of a plain one where its ports are. */
+static __always_inline enum kind kind_of(struct __sk_buff *skb, void *ip, void *end, struct udphdr **ports)
 {
-	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	struct ipv6hdr *six = data + head;
-	struct iphdr *four = data + head;
-	struct udphdr *ports;
-	struct tcphdr *tcp;
+	struct ipv6hdr *six = ip;
+	struct iphdr *four = ip;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		*ports = (void *)(four + 1);
+		if ((void *)(*ports + 1) > end || four->protocol == IPPROTO_ICMP)
+			return ODD;
+		if (four->protocol != IPPROTO_TCP && four->protocol != IPPROTO_UDP)
+			return FOREIGN;
+		return four->version != 4 || four->ihl != 5 || four->frag_off & bpf_htons(OFFSET | MORE_FRAGMENTS) ? ODD : PLAIN4;
+	}
+	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		*ports = (void *)(six + 1);
+		return (void *)(*ports + 1) > end || six->version != 6 || (six->nexthdr != IPPROTO_TCP && six->nexthdr != IPPROTO_UDP) ? ODD : PLAIN6;
+	}
+	return FOREIGN;
+}
+
+/* Reads a plain packet where it is. False where there is not all of TCP's header. */
+static __always_inline bool read_plain(struct packet *p, void *ip, void *end, struct udphdr *ports, bool is6)
+{
+	struct tcphdr *tcp = (void *)ports;
+	struct ipv6hdr *six = ip;
+	struct iphdr *four = ip;
 
 	__builtin_memset(p, 0, sizeof(*p));
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		ports = (void *)(four + 1);
-		if ((void *)(ports + 1) > end)
-			return ODD;
+	if (!is6) {
 		p->tuple.protocol = four->protocol;
-		if (four->protocol == IPPROTO_ICMP || four->version != 4 || four->ihl != 5 || four->frag_off & bpf_htons(OFFSET | MORE_FRAGMENTS))
-			return ODD;
 		map4(&p->tuple.source, four->saddr);
 		map4(&p->tuple.destination, four->daddr);
 		p->before.ttl = four->ttl;
 		p->before.protocol = four->protocol;
 		p->before.check = four->check;
 		p->transport = head + sizeof(*four);
-	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		ports = (void *)(six + 1);
-		if ((void *)(ports + 1) > end || six->version != 6)
-			return ODD;
+	} else {
 		p->tuple.protocol = six->nexthdr;
-		if (six->nexthdr != IPPROTO_TCP && six->nexthdr != IPPROTO_UDP)
-			return ODD;
 		__builtin_memcpy(&p->tuple.source, &six->saddr, sizeof(six->saddr));
 		__builtin_memcpy(&p->tuple.destination, &six->daddr, sizeof(six->daddr));
-		p->six = true;
 		p->transport = head + sizeof(*six);
-	} else {
-		return FOREIGN;
+		p->six = true;
 	}
-	if (p->tuple.protocol != IPPROTO_TCP && p->tuple.protocol != IPPROTO_UDP)
-		return FOREIGN;
 	p->tuple.from = ports->source;
 	p->tuple.to = ports->dest;
-	if (p->tuple.protocol == IPPROTO_TCP) {
-		tcp = (void *)ports;
-		if ((void *)(tcp + 1) > end)
-			return ODD;
-		p->flags = ((__u8 *)tcp)[FLAGS];
-	}
-	return PLAIN;
+	p->now = seconds();
+	if (p->tuple.protocol != IPPROTO_TCP)
+		return true;
+	if ((void *)(tcp + 1) > end)
+		return false;
+	p->flags = ((__u8 *)tcp)[FLAGS];
+	return true;
 }
 
 /* Reads a packet of TCP or UDP, or an ICMP error about one. False for any other. Verified once, since it is not static. */

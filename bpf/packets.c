@@ -49,9 +49,9 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1 << 16);
+	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct port);
+	__type(value, union port_uses);
 } ports SEC(".maps");
 
 /* Counts changes of frontends and pools, by the agent. */
@@ -88,6 +88,7 @@ struct {
 
 const enum event_of_packet unused_event __attribute__((unused));
 const enum way_state unused_state __attribute__((unused));
+const enum port_use unused_use __attribute__((unused));
 
 static __always_inline void count(__u32 what)
 {
@@ -97,11 +98,20 @@ static __always_inline void count(__u32 what)
 		*n += 1;
 }
 
-static __always_inline struct port *port(__be16 number)
+static __always_inline union port_uses *port_uses(void)
 {
-	__u32 at = bpf_ntohs(number);
+	__u32 first = 0;
 
-	return bpf_map_lookup_elem(&ports, &at);
+	return bpf_map_lookup_elem(&ports, &first);
+}
+
+/* Notes that a port has a use. */
+static __always_inline void note(__be16 port, __u32 use)
+{
+	union port_uses *u = port_uses();
+
+	if (u && !(u->of[port] & use))
+		__sync_fetch_and_or(&u->word[port / 4], bpf_htonl(use << (24 - port % 4 * 8)));
 }
 
 static __always_inline __u32 changed(void)
@@ -423,13 +433,6 @@ static __always_inline bool put(void *map, const struct tuple *t, const struct w
 	return false;
 }
 
-#define note(number, what)                                                                                                                           \
-	do {                                                                                                                                         \
-		struct port *n = port(number);                                                                                                       \
-		if (n && !n->what)                                                                                                                   \
-			n->what = 1;                                                                                                                 \
-	} while (0)
-
 /*
  * What becomes of a client's address where backends' nodes may answer clients: see seen_as. A client is hidden still from a backend
  * whose node isn't known to do so, or is the client, or doesn't know the entry; from itself; if its port here isn't its own; and if it
@@ -607,14 +610,14 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 	from_to(&t, &backend, &seen, q->protocol);
 	if (!put(&sources, &t, &w))
 		return false;
-	note(backend.port, backend);
+	note(backend.port, PORT_BACKEND);
 	if (q->origin == FROM_NODE && !hidden) {
 		w.to = client;
 		w.from = entry;
 		w.state = OURS;
 		if (!put(&destinations, &t, &w))
 			return false;
-		note(seen.port, taken);
+		note(seen.port, PORT_TAKEN);
 	}
 	if (hidden) {
 		w.to = client;
@@ -623,7 +626,7 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 		from_to(&t, &seen, &backend, q->protocol);
 		if (!put(&sources, &t, &w))
 			return false;
-		note(backend.port, hidden);
+		note(backend.port, PORT_HIDDEN);
 	}
 	__builtin_memset(&w.from, 0, sizeof(w.from));
 	if (alias)
@@ -634,7 +637,7 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 	w.change = changed();
 	if (!put(&destinations, &p->tuple, &w))
 		return false;
-	note(entry.port, asked);
+	note(entry.port, PORT_ASKED);
 	count(BEGAN);
 	return true;
 }
@@ -803,7 +806,7 @@ __noinline int learn(struct __sk_buff *skb, struct packet *p, const struct end *
 		held->seen = w.seen;
 	else if (!put(&sources, &back, &w))
 		return TC_ACT_SHOT;
-	note(back.from, backend);
+	note(back.from, PORT_BACKEND);
 	return drop_told(skb, p) ? TCX_NEXT : TC_ACT_SHOT;
 }
 
@@ -869,7 +872,7 @@ __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct 
 			bpf_map_delete_elem(&destinations, &t);
 		if (bpf_map_update_elem(&destinations, &t, &back, BPF_NOEXIST))
 			continue;
-		note(seen.port, taken);
+		note(seen.port, PORT_TAKEN);
 		out.to = seen;
 		out.state &= ~(UNHIDDEN | OURS);
 		__builtin_memset(&out.from, 0, sizeof(out.from));
@@ -998,43 +1001,41 @@ enum glance { NOTHING, INWARD = 1, OUTWARD = 2, OPENS = 4 };
 
 static __always_inline __u32 by_port(__be16 from, __be16 to, bool in, bool own)
 {
-	struct port *p = port(to);
-	__u32 may = NOTHING;
+	union port_uses *u = port_uses();
+	__u32 use, may = NOTHING;
 
-	if (!p)
+	if (!u)
 		return NOTHING;
+	use = u->of[to];
 	if (in) {
-		if (p->entry | p->asked | p->taken)
+		if (use & (PORT_ENTRY | PORT_ASKED | PORT_TAKEN))
 			may = INWARD;
-		return p->backend ? may | OPENS : may;
+		return use & PORT_BACKEND ? may | OPENS : may;
 	}
-	if (own && p->entry | p->asked)
-		may |= INWARD;
-	if (p->hidden)
-		may |= OUTWARD;
-	p = port(from);
-	return p && p->backend ? may | OUTWARD : may;
+	if (own && use & (PORT_ENTRY | PORT_ASKED))
+		may = INWARD;
+	return use & PORT_HIDDEN || u->of[from] & PORT_BACKEND ? may | OUTWARD : may;
 }
 
-/* Reads a packet, and tells at little cost why it may be ours. All that is out of the ordinary may be. */
+/* Tells at little cost why a packet may be ours, and reads it then. All that is out of the ordinary may be. */
 static __always_inline __u32 glance(struct __sk_buff *skb, struct packet *p, bool in, bool own)
 {
+	void *ip = (void *)(long)skb->data + head, *end = (void *)(long)skb->data_end;
+	struct udphdr *ports;
+	enum kind kind;
 	__u32 may;
 
 	if (skb->vlan_present)
 		return NOTHING; /* the VLAN's own device will see it */
-	switch (read_plain(skb, p)) {
-	case PLAIN:
-		may = by_port(p->tuple.from, p->tuple.to, in, own);
-		if (may)
-			p->now = seconds();
-		return may;
-	case ODD:
-		return read_packet(skb, p) ? INWARD | OUTWARD : NOTHING;
-	case FOREIGN:
-		break;
+	kind = kind_of(skb, ip, end, &ports);
+	if (kind == FOREIGN)
+		return NOTHING;
+	if (kind != ODD) {
+		may = by_port(ports->source, ports->dest, in, own);
+		if (!may || (kind == PLAIN4 ? read_plain(p, ip, end, ports, false) : read_plain(p, ip, end, ports, true)))
+			return may;
 	}
-	return NOTHING;
+	return read_packet(skb, p) ? INWARD | OUTWARD : NOTHING;
 }
 
 SEC("tcx/ingress")

@@ -249,14 +249,19 @@ struct ports {
 	__be16 from, to;
 };
 
-/* Why a packet with a port may be ours, a byte each, since each is set without a lock: most packets need no other look. */
-struct port {
-	__u8 entry;   /* frontends are at the port: set by the agent */
-	__u8 asked;   /* clients' ways lead to it */
-	__u8 backend; /* backends with ways back are at it */
-	__u8 hidden;  /* hidden clients' ways lead to it */
-	__u8 taken;   /* clients are hidden behind it, or clients of this node are at it */
-	__u8 zero[3];
+/* Why a packet with a port may be ours, a bit each: most packets need no other look. */
+enum port_use {
+	PORT_ENTRY = 1 << 0,   /* frontends are at the port: set by the agent */
+	PORT_ASKED = 1 << 1,   /* clients' ways lead to it */
+	PORT_BACKEND = 1 << 2, /* backends with ways back are at it */
+	PORT_HIDDEN = 1 << 3,  /* hidden clients' ways lead to it */
+	PORT_TAKEN = 1 << 4,   /* clients are hidden behind it, or clients of this node are at it */
+};
+
+/* A byte for each port, by its number in network byte order. Bits are set in whole words, since others set theirs meanwhile. */
+union port_uses {
+	__u8 of[1 << 16];
+	__u32 word[1 << 14];
 };
 
 /* What became of packets, counted by processor. */

@@ -16,7 +16,6 @@ type (
 	Name      = serviceName
 	Endpoint  = serviceEndpoint
 	Load      = serviceLoad
-	PortUse   = packetsPort
 	Tuple     = packetsTuple
 	Way       = packetsWay
 )

@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -85,12 +87,12 @@ type Maps struct {
 	// The kernel's memory of arrays.
 	Pools  []Pool
 	Slots  []Slot
-	Recent []Name    // TCP connections: some may have ended
-	Ports  []PortUse // by number: what packets with a port may be
+	Recent []Name // TCP connections: some may have ended
 	// Changes is to be counted up when frontends or pools have changed: flows are looked at again.
 	Changes *uint32
 
 	traced *serviceTrace
+	ports  []byte // union port_uses
 	sizes  Sizes
 	named  map[string]*ebpf.Map
 	mapped [][]byte
@@ -240,7 +242,7 @@ func (m *Maps) mapMemory() error {
 		return errors.Join(err, m.Close())
 	}
 	m.traced = (*serviceTrace)(unsafe.Pointer(&traced[0]))
-	ports, err := m.memory(packetsMapPorts, unsafe.Sizeof(PortUse{}))
+	ports, err := m.memory(packetsMapPorts, 1<<16)
 	if err != nil {
 		return errors.Join(err, m.Close())
 	}
@@ -248,7 +250,7 @@ func (m *Maps) mapMemory() error {
 	if err != nil {
 		return errors.Join(err, m.Close())
 	}
-	m.Ports = unsafe.Slice((*PortUse)(unsafe.Pointer(&ports[0])), 1<<16)
+	m.ports = ports
 	m.Changes = (*uint32)(unsafe.Pointer(&changes[0]))
 	m.Recent = unsafe.Slice((*Name)(unsafe.Pointer(&recent[0])), m.named[serviceMapRecent].MaxEntries())
 	m.Pools = unsafe.Slice((*Pool)(unsafe.Pointer(&pools[0])), m.sizes.Pools)
@@ -267,6 +269,19 @@ func (m *Maps) memory(name string, each uintptr) ([]byte, error) {
 	return b, nil
 }
 
+// SetEntry says whether packets to a port are looked at because frontends are there.
+func (m *Maps) SetEntry(port uint16, is bool) {
+	at := Port(port) // in network byte order, as programs find it
+	var bit [4]byte
+	bit[at%4] = byte(packetsPortUsePORT_ENTRY)
+	word, mask := (*uint32)(unsafe.Pointer(&m.ports[at&^3])), binary.NativeEndian.Uint32(bit[:])
+	if is {
+		atomic.OrUint32(word, mask)
+	} else {
+		atomic.AndUint32(word, ^mask)
+	}
+}
+
 // IsLayout says whether a name is one that Layout gives, in any version.
 func IsLayout(name string) bool { return strings.HasPrefix(name, layoutPrefix) }
 
@@ -281,7 +296,7 @@ func (m *Maps) Close() error {
 			errs = append(errs, n.Close())
 		}
 	}
-	m.mapped, m.named, m.traced, m.Pools, m.Slots, m.Recent, m.Ports, m.Changes = nil, nil, nil, nil, nil, nil, nil, nil
+	m.mapped, m.named, m.traced, m.Pools, m.Slots, m.Recent, m.ports, m.Changes = nil, nil, nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 

@@ -109,14 +109,19 @@ type packetsPool struct {
 	Refused     uint64
 }
 
-type packetsPort struct {
-	_       structs.HostLayout
-	Entry   uint8
-	Asked   uint8
-	Backend uint8
-	Hidden  uint8
-	Taken   uint8
-	Zero    [3]uint8
+type packetsPortUse uint32
+
+const (
+	packetsPortUsePORT_ENTRY   packetsPortUse = 1
+	packetsPortUsePORT_ASKED   packetsPortUse = 2
+	packetsPortUsePORT_BACKEND packetsPortUse = 4
+	packetsPortUsePORT_HIDDEN  packetsPortUse = 8
+	packetsPortUsePORT_TAKEN   packetsPortUse = 16
+)
+
+type packetsPortUses struct {
+	_  structs.HostLayout
+	Of [65536]uint8
 }
 
 type packetsPorts struct {
@@ -279,6 +284,7 @@ const (
 	packetsVarHead         = "head"
 	packetsVarUnusedEvent  = "unused_event"
 	packetsVarUnusedState  = "unused_state"
+	packetsVarUnusedUse    = "unused_use"
 )
 
 // loadPackets returns the embedded CollectionSpec for packets.
@@ -354,6 +360,7 @@ type packetsVariableSpecs struct {
 	Head        *ebpf.VariableSpec `ebpf:"head"`
 	UnusedEvent *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedState *ebpf.VariableSpec `ebpf:"unused_state"`
+	UnusedUse   *ebpf.VariableSpec `ebpf:"unused_use"`
 }
 
 // packetsObjects contains all objects after they have been loaded into the kernel.
@@ -417,6 +424,7 @@ type packetsVariables struct {
 	Head        *ebpf.Variable `ebpf:"head"`
 	UnusedEvent *ebpf.Variable `ebpf:"unused_event"`
 	UnusedState *ebpf.Variable `ebpf:"unused_state"`
+	UnusedUse   *ebpf.Variable `ebpf:"unused_use"`
 }
 
 // packetsPrograms contains all programs after they have been loaded into the kernel.

@@ -71,7 +71,7 @@ func newWorldOf(t testing.TB, o DeviceOptions, fare Frontend, weight uint16) *wo
 				k.Address.Word = Words(entries[i])
 				fare.Inside, fare.Outside = pool, pool
 				keys, values = append(keys, k), append(values, fare)
-				m.Ports[port].Entry = 1
+				m.SetEntry(port, true)
 			}
 		}
 	}

@@ -306,14 +306,14 @@ func (p *Plane) deleteFrontends(w *writes) error {
 func (p *Plane) enter(k bpf.Entry) {
 	n := bpf.Port(k.Port)
 	p.ports[n]++
-	p.maps.Ports[n].Entry = 1
+	p.maps.SetEntry(n, true)
 }
 
 // exit undoes enter. Packets to where there was the last frontend of a port are looked at while there are flows.
 func (p *Plane) exit(k bpf.Entry) {
 	n := bpf.Port(k.Port)
 	if p.ports[n] = max(p.ports[n], 1) - 1; p.ports[n] == 0 {
-		p.maps.Ports[n].Entry = 0
+		p.maps.SetEntry(n, false)
 	}
 }
 
