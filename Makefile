@@ -45,7 +45,7 @@ test: root packages vet ## every test: pure, in the kernel, with real packets, w
 	$(GO) test -timeout 45m -p 1 -run '^Test(In)?SecondKernel$$' ./kernel/bpf ./kernel/ipvs ./dataplane/service/ipvs ./test
 
 .PHONY: test-slow
-test-slow: root packages ## iptables and eBPF in the second kernel too, by as many emulated machines at once as there are processors: an hour or more
+test-slow: root packages ## iptables and eBPF in the second kernel, eBPF in older ones, by as many emulated machines at once as there are processors: an hour or more
 	$(GO) test -timeout 240m -v -run TestSlowSecondKernel ./test
 
 .PHONY: test-kubeproxy

@@ -51,8 +51,16 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, union port_uses);
+	__type(value, union uses);
 } ports SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, union uses);
+} addresses SEC(".maps");
 
 /* Counts changes of frontends and pools, by the agent. */
 struct {
@@ -88,7 +96,7 @@ struct {
 
 const enum event_of_packet unused_event __attribute__((unused));
 const enum way_state unused_state __attribute__((unused));
-const enum port_use unused_use __attribute__((unused));
+const enum use unused_use __attribute__((unused));
 
 static __always_inline void count(__u32 what)
 {
@@ -98,21 +106,24 @@ static __always_inline void count(__u32 what)
 		*n += 1;
 }
 
-static __always_inline union port_uses *port_uses(void)
+static __always_inline union uses *uses(void *map)
 {
 	__u32 first = 0;
 
-	return bpf_map_lookup_elem(&ports, &first);
+	return bpf_map_lookup_elem(map, &first);
 }
 
-/* Notes that a port has a use. */
-static __always_inline void note(__be16 port, __u32 use)
+/* Notes a use of a port or an address. */
+static __always_inline void note(void *map, __u16 at, __u32 use)
 {
-	union port_uses *u = port_uses();
+	union uses *u = uses(map);
 
-	if (u && !(u->of[port] & use))
-		__sync_fetch_and_or(&u->word[port / 4], bpf_htonl(use << (24 - port % 4 * 8)));
+	if (u && !(u->of[at] & use))
+		__sync_fetch_and_or(&u->word[at / 4], bpf_htonl(use << (24 - at % 4 * 8)));
 }
+
+/* A hash of the exclusive or of an address's words, which the agent computes too. */
+static __always_inline __u16 short_hash(__be32 words) { return words * 0x9e3779b1U >> 16; }
 
 static __always_inline __u32 changed(void)
 {
@@ -610,14 +621,14 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 	from_to(&t, &backend, &seen, q->protocol);
 	if (!put(&sources, &t, &w))
 		return false;
-	note(backend.port, PORT_BACKEND);
+	note(&ports, backend.port, USE_BACKEND);
 	if (q->origin == FROM_NODE && !hidden) {
 		w.to = client;
 		w.from = entry;
 		w.state = OURS;
 		if (!put(&destinations, &t, &w))
 			return false;
-		note(seen.port, PORT_TAKEN);
+		note(&ports, seen.port, USE_TAKEN);
 	}
 	if (hidden) {
 		w.to = client;
@@ -626,7 +637,7 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 		from_to(&t, &seen, &backend, q->protocol);
 		if (!put(&sources, &t, &w))
 			return false;
-		note(backend.port, PORT_HIDDEN);
+		note(&ports, backend.port, USE_HIDDEN);
 	}
 	__builtin_memset(&w.from, 0, sizeof(w.from));
 	if (alias)
@@ -637,7 +648,6 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 	w.change = changed();
 	if (!put(&destinations, &p->tuple, &w))
 		return false;
-	note(entry.port, PORT_ASKED);
 	count(BEGAN);
 	return true;
 }
@@ -652,6 +662,19 @@ static __always_inline __u32 drawn(struct pool *p, const struct header *h, __u32
 __noinline int pick(struct question *q, struct pool *p, const struct header *h, __u32 extent)
 {
 	return q && p && h && choose(q, p, h, extent);
+}
+
+/* Notes where a client's way leads to: its packets are looked at also when there is no frontend any more. */
+__noinline int note_asked(const struct question *q)
+{
+	const __be32 *w;
+
+	if (!q)
+		return 0;
+	w = q->entry.address.word;
+	note(&addresses, short_hash(w[0] ^ w[1] ^ w[2] ^ w[3]), USE_ASKED);
+	note(&ports, q->entry.port, USE_ASKED);
+	return 0;
 }
 
 /* Serves a packet that has no way yet. */
@@ -699,6 +722,7 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	if (!distinguish(skb, p, q))
 		return TC_ACT_SHOT;
 	seen = seen_as(p, q, f, &h, extent);
+	note_asked(q);
 	if (!begin(p, q, seen))
 		return TC_ACT_SHOT;
 	__sync_fetch_and_add(&pool->connections, 1);
@@ -806,7 +830,7 @@ __noinline int learn(struct __sk_buff *skb, struct packet *p, const struct end *
 		held->seen = w.seen;
 	else if (!put(&sources, &back, &w))
 		return TC_ACT_SHOT;
-	note(back.from, PORT_BACKEND);
+	note(&ports, back.from, USE_BACKEND);
 	return drop_told(skb, p) ? TCX_NEXT : TC_ACT_SHOT;
 }
 
@@ -872,7 +896,7 @@ __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct 
 			bpf_map_delete_elem(&destinations, &t);
 		if (bpf_map_update_elem(&destinations, &t, &back, BPF_NOEXIST))
 			continue;
-		note(seen.port, PORT_TAKEN);
+		note(&ports, seen.port, USE_TAKEN);
 		out.to = seen;
 		out.state &= ~(UNHIDDEN | OURS);
 		__builtin_memset(&out.from, 0, sizeof(out.from));
@@ -999,40 +1023,60 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int mar
 /* What a look at a packet shows without an extra look-up: is it worth one? */
 enum glance { NOTHING, INWARD = 1, OUTWARD = 2, OPENS = 4 };
 
-static __always_inline __u32 by_port(__be16 from, __be16 to, bool in, bool own)
+/* Whether a packet's destination, whose port has that use, may be an entry. */
+static __noinline bool enters(__u32 use, enum kind kind, void *ip)
 {
-	union port_uses *u = port_uses();
+	struct iphdr *four = ip;
+	struct ipv6hdr *six = ip;
+	union uses *u;
+	__be32 words;
+
+	if (!(use & (USE_ENTRY | USE_ASKED)))
+		return false;
+	if (use & USE_ANY)
+		return true;
+	if (kind == PLAIN4)
+		words = bpf_htonl(0xffff) ^ four->daddr;
+	else
+		words = six->daddr.in6_u.u6_addr32[0] ^ six->daddr.in6_u.u6_addr32[1] ^ six->daddr.in6_u.u6_addr32[2] ^ six->daddr.in6_u.u6_addr32[3];
+	u = uses(&addresses);
+	return u && u->of[short_hash(words)] & (USE_ENTRY | USE_ASKED);
+}
+
+static __always_inline __u32 by_ends(enum kind kind, void *ip, const struct udphdr *ports_of, bool in, bool own)
+{
+	union uses *u = uses(&ports);
 	__u32 use, may = NOTHING;
 
 	if (!u)
 		return NOTHING;
-	use = u->of[to];
+	use = u->of[ports_of->dest];
 	if (in) {
-		if (use & (PORT_ENTRY | PORT_ASKED | PORT_TAKEN))
+		if (use & USE_TAKEN || enters(use, kind, ip))
 			may = INWARD;
-		return use & PORT_BACKEND ? may | OPENS : may;
+		return use & USE_BACKEND ? may | OPENS : may;
 	}
-	if (own && use & (PORT_ENTRY | PORT_ASKED))
+	if (own && enters(use, kind, ip))
 		may = INWARD;
-	return use & PORT_HIDDEN || u->of[from] & PORT_BACKEND ? may | OUTWARD : may;
+	return use & USE_HIDDEN || u->of[ports_of->source] & USE_BACKEND ? may | OUTWARD : may;
 }
 
 /* Tells at little cost why a packet may be ours, and reads it then. All that is out of the ordinary may be. */
 static __always_inline __u32 glance(struct __sk_buff *skb, struct packet *p, bool in, bool own)
 {
 	void *ip = (void *)(long)skb->data + head, *end = (void *)(long)skb->data_end;
-	struct udphdr *ports;
+	struct udphdr *ports_of;
 	enum kind kind;
 	__u32 may;
 
 	if (skb->vlan_present)
 		return NOTHING; /* the VLAN's own device will see it */
-	kind = kind_of(skb, ip, end, &ports);
+	kind = kind_of(skb, ip, end, &ports_of);
 	if (kind == FOREIGN)
 		return NOTHING;
 	if (kind != ODD) {
-		may = by_port(ports->source, ports->dest, in, own);
-		if (!may || (kind == PLAIN4 ? read_plain(p, ip, end, ports, false) : read_plain(p, ip, end, ports, true)))
+		may = by_ends(kind, ip, ports_of, in, own);
+		if (!may || (kind == PLAIN4 ? read_plain(p, ip, end, ports_of, false) : read_plain(p, ip, end, ports_of, true)))
 			return may;
 	}
 	return read_packet(skb, p) ? INWARD | OUTWARD : NOTHING;

@@ -249,17 +249,21 @@ struct ports {
 	__be16 from, to;
 };
 
-/* Why a packet with a port may be ours, a bit each: most packets need no other look. */
-enum port_use {
-	PORT_ENTRY = 1 << 0,   /* frontends are at the port: set by the agent */
-	PORT_ASKED = 1 << 1,   /* clients' ways lead to it */
-	PORT_BACKEND = 1 << 2, /* backends with ways back are at it */
-	PORT_HIDDEN = 1 << 3,  /* hidden clients' ways lead to it */
-	PORT_TAKEN = 1 << 4,   /* clients are hidden behind it, or clients of this node are at it */
+/* Why a packet with a port, or to an address, may be ours, a bit each: most packets need no other look. */
+enum use {
+	USE_ENTRY = 1 << 0,	/* frontends are there: set by the agent */
+	USE_ANY = 1 << 1,	/* node ports are there, whatever the address: likewise */
+	USE_ASKED = 1 << 2,	/* clients' ways lead there */
+	USE_BACKEND = 1 << 3,	/* backends with ways back are at the port */
+	USE_HIDDEN = 1 << 4,	/* hidden clients' ways lead to it */
+	USE_TAKEN = 1 << 5,	/* clients are hidden behind it, or clients of this node are at it */
 };
 
-/* A byte for each port, by its number in network byte order. Bits are set in whole words, since others set theirs meanwhile. */
-union port_uses {
+/*
+ * A byte for each port, by its number in network byte order, or for each hash of an address. Bits are set in whole words, since others
+ * set theirs meanwhile.
+ */
+union uses {
 	__u8 of[1 << 16];
 	__u32 word[1 << 14];
 };

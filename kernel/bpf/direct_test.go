@@ -117,7 +117,7 @@ func (w *world) also(entry netip.AddrPort, six int, f Frontend) {
 	if err := w.maps.PutFrontends(keys, []Frontend{f, f}); err != nil {
 		w.t.Fatal(err)
 	}
-	w.maps.SetEntry(entry.Port(), true)
+	w.maps.Enter(keys[0])
 }
 
 // A node lets its backends answer in the name of nothing but an entry of theirs that is answered so: else a packet that tells of one

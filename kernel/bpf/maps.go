@@ -2,7 +2,6 @@ package bpf
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -92,7 +90,7 @@ type Maps struct {
 	Changes *uint32
 
 	traced *serviceTrace
-	ports  []byte // union port_uses
+	uses   *uses
 	sizes  Sizes
 	named  map[string]*ebpf.Map
 	mapped [][]byte
@@ -101,7 +99,7 @@ type Maps struct {
 // traffic is the maps that packets and sockets write. They don't go with a layout: an upgrade finds what it needs to go on.
 var traffic = map[string]bool{
 	serviceMapAffinity: true, serviceMapConnected: true, serviceMapHomes: true, serviceMapNamed: true, serviceMapPeers: true,
-	serviceMapRecent: true, serviceMapLoads: true, serviceMapCounted: true, packetsMapDestinations: true, packetsMapSources: true, packetsMapFragments: true, packetsMapPorts: true,
+	serviceMapRecent: true, serviceMapLoads: true, serviceMapCounted: true, packetsMapDestinations: true, packetsMapSources: true, packetsMapFragments: true, packetsMapPorts: true, packetsMapAddresses: true,
 	packetsMapPackets: true, packetsMapQuestion: true,
 }
 
@@ -242,7 +240,11 @@ func (m *Maps) mapMemory() error {
 		return errors.Join(err, m.Close())
 	}
 	m.traced = (*serviceTrace)(unsafe.Pointer(&traced[0]))
-	ports, err := m.memory(packetsMapPorts, 1<<16)
+	ports, err := m.memory(packetsMapPorts, unsafe.Sizeof(packetsUses{}))
+	if err != nil {
+		return errors.Join(err, m.Close())
+	}
+	addresses, err := m.memory(packetsMapAddresses, unsafe.Sizeof(packetsUses{}))
 	if err != nil {
 		return errors.Join(err, m.Close())
 	}
@@ -250,7 +252,7 @@ func (m *Maps) mapMemory() error {
 	if err != nil {
 		return errors.Join(err, m.Close())
 	}
-	m.ports = ports
+	m.uses = &uses{ports: ports, addresses: addresses}
 	m.Changes = (*uint32)(unsafe.Pointer(&changes[0]))
 	m.Recent = unsafe.Slice((*Name)(unsafe.Pointer(&recent[0])), m.named[serviceMapRecent].MaxEntries())
 	m.Pools = unsafe.Slice((*Pool)(unsafe.Pointer(&pools[0])), m.sizes.Pools)
@@ -269,19 +271,6 @@ func (m *Maps) memory(name string, each uintptr) ([]byte, error) {
 	return b, nil
 }
 
-// SetEntry says whether packets to a port are looked at because frontends are there.
-func (m *Maps) SetEntry(port uint16, is bool) {
-	at := Port(port) // in network byte order, as programs find it
-	var bit [4]byte
-	bit[at%4] = byte(packetsPortUsePORT_ENTRY)
-	word, mask := (*uint32)(unsafe.Pointer(&m.ports[at&^3])), binary.NativeEndian.Uint32(bit[:])
-	if is {
-		atomic.OrUint32(word, mask)
-	} else {
-		atomic.AndUint32(word, ^mask)
-	}
-}
-
 // IsLayout says whether a name is one that Layout gives, in any version.
 func IsLayout(name string) bool { return strings.HasPrefix(name, layoutPrefix) }
 
@@ -296,7 +285,7 @@ func (m *Maps) Close() error {
 			errs = append(errs, n.Close())
 		}
 	}
-	m.mapped, m.named, m.traced, m.Pools, m.Slots, m.Recent, m.ports, m.Changes = nil, nil, nil, nil, nil, nil, nil, nil
+	m.mapped, m.named, m.traced, m.Pools, m.Slots, m.Recent, m.uses, m.Changes = nil, nil, nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 

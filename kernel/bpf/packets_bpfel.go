@@ -109,21 +109,6 @@ type packetsPool struct {
 	Refused     uint64
 }
 
-type packetsPortUse uint32
-
-const (
-	packetsPortUsePORT_ENTRY   packetsPortUse = 1
-	packetsPortUsePORT_ASKED   packetsPortUse = 2
-	packetsPortUsePORT_BACKEND packetsPortUse = 4
-	packetsPortUsePORT_HIDDEN  packetsPortUse = 8
-	packetsPortUsePORT_TAKEN   packetsPortUse = 16
-)
-
-type packetsPortUses struct {
-	_  structs.HostLayout
-	Of [65536]uint8
-}
-
 type packetsPorts struct {
 	_    structs.HostLayout
 	From uint16
@@ -216,6 +201,22 @@ type packetsTuple struct {
 	Zero     [3]uint8
 }
 
+type packetsUse uint32
+
+const (
+	packetsUseUSE_ENTRY   packetsUse = 1
+	packetsUseUSE_ANY     packetsUse = 2
+	packetsUseUSE_ASKED   packetsUse = 4
+	packetsUseUSE_BACKEND packetsUse = 8
+	packetsUseUSE_HIDDEN  packetsUse = 16
+	packetsUseUSE_TAKEN   packetsUse = 32
+)
+
+type packetsUses struct {
+	_  structs.HostLayout
+	Of [65536]uint8
+}
+
 type packetsWay struct {
 	_  structs.HostLayout
 	To struct {
@@ -265,6 +266,7 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	packetsMapAddresses    = "addresses"
 	packetsMapAffinity     = "affinity"
 	packetsMapChanges      = "changes"
 	packetsMapDestinations = "destinations"
@@ -337,6 +339,7 @@ type packetsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsMapSpecs struct {
+	Addresses    *ebpf.MapSpec `ebpf:"addresses"`
 	Affinity     *ebpf.MapSpec `ebpf:"affinity"`
 	Changes      *ebpf.MapSpec `ebpf:"changes"`
 	Destinations *ebpf.MapSpec `ebpf:"destinations"`
@@ -383,6 +386,7 @@ func (o *packetsObjects) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsMaps struct {
+	Addresses    *ebpf.Map `ebpf:"addresses"`
 	Affinity     *ebpf.Map `ebpf:"affinity"`
 	Changes      *ebpf.Map `ebpf:"changes"`
 	Destinations *ebpf.Map `ebpf:"destinations"`
@@ -400,6 +404,7 @@ type packetsMaps struct {
 
 func (m *packetsMaps) Close() error {
 	return _PacketsClose(
+		m.Addresses,
 		m.Affinity,
 		m.Changes,
 		m.Destinations,

@@ -71,7 +71,7 @@ func newWorldOf(t testing.TB, o DeviceOptions, fare Frontend, weight uint16) *wo
 				k.Address.Word = Words(entries[i])
 				fare.Inside, fare.Outside = pool, pool
 				keys, values = append(keys, k), append(values, fare)
-				m.SetEntry(port, true)
+				m.Enter(k)
 			}
 		}
 	}
@@ -346,6 +346,34 @@ func TestFlowsOfABackendThatWent(t *testing.T) {
 		}
 		held.Port = Port(Port(held.Port) - 1)
 		*w.maps.Changes++
+	})
+}
+
+// What has begun goes on when there is no frontend any more. What begins then is nobody's, like what goes elsewhere from the first.
+func TestFlowsOfAFrontendThatWent(t *testing.T) {
+	each(t, func(w *world, six int, protocol uint8) {
+		if protocol == unix.IPPROTO_UDP {
+			return
+		}
+		entry := netip.AddrPortFrom(entries[six], 80)
+		asks := func(port uint16) netip.Addr {
+			_, out := w.see("arrive-14", packet{src: netip.AddrPortFrom(clients[six], port), dst: entry, protocol: unix.IPPROTO_TCP, flags: ack}.frame())
+			return w.read(out).dst.Addr()
+		}
+		if got := asks(1234); got != servers[six] {
+			t.Fatalf("to %s", got)
+		}
+		k := Entry{Port: Port(80), Protocol: unix.IPPROTO_TCP}
+		k.Address.Word = Words(entries[six])
+		if err := w.maps.DeleteFrontends([]Entry{k}); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // there is one of UDP, too
+			w.maps.Exit(k)
+		}
+		if begun, other := asks(1234), asks(1235); begun != servers[six] || other != entries[six] {
+			t.Errorf("the open connection goes to %s, a new one to %s", begun, other)
+		}
 	})
 }
 

@@ -79,7 +79,6 @@ type Plane struct {
 	hooked    atomic.Bool // the hooks are as wanted, unless others changed that
 	events    events
 	devices   *devices
-	ports     [1 << 16]uint32 // frontends held, by their port
 }
 
 var (
@@ -208,7 +207,7 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	}
 	err = m.Frontends(func(k bpf.Entry, v bpf.Frontend) {
 		facts = append(facts, fact(entryKey(k), heldValue(v, names)))
-		p.enter(k)
+		p.maps.Enter(k)
 	})
 	if err != nil {
 		return nil, err
@@ -229,7 +228,6 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 func (p *Plane) begin(m *bpf.Maps) {
 	p.maps = m
 	p.pools = map[uint64]uint32{}
-	clear(p.ports[:])
 	p.index = newSpace("pools", p.Sizes.Pools, p.grace.Wait)
 	p.slots = newSpace("slots for backends", p.Sizes.Slots, p.grace.Wait)
 	p.leave = nil

@@ -270,7 +270,7 @@ func (p *Plane) putFrontends(w *writes) error {
 		values[i] = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18], Hide: b[19], Some: b[20], Direct: b[21],
 			Any: uint8(b2i(entry(f.Key).AnyAddr()))}
 		if !w.was[f.Key] {
-			p.enter(keys[i])
+			p.maps.Enter(keys[i])
 		}
 	}
 	return p.full(facts[0].Key, "frontends", p.maps.PutFrontends(keys, values))
@@ -297,24 +297,9 @@ func (p *Plane) deleteFrontends(w *writes) error {
 		return err
 	}
 	for _, k := range keys {
-		p.exit(k)
+		p.maps.Exit(k)
 	}
 	return nil
-}
-
-// enter has packets to a frontend's port looked at.
-func (p *Plane) enter(k bpf.Entry) {
-	n := bpf.Port(k.Port)
-	p.ports[n]++
-	p.maps.SetEntry(n, true)
-}
-
-// exit undoes enter. Packets to where there was the last frontend of a port are looked at while there are flows.
-func (p *Plane) exit(k bpf.Entry) {
-	n := bpf.Port(k.Port)
-	if p.ports[n] = max(p.ports[n], 1) - 1; p.ports[n] == 0 {
-		p.maps.SetEntry(n, false)
-	}
 }
 
 func (p *Plane) putPermits(w *writes) error {
