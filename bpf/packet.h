@@ -62,7 +62,7 @@ struct packet {
 	__u32 flags;	 /* of TCP */
 	__u32 six;
 	__u32 now; /* seconds since boot */
-	struct before_addresses before; /* of IPv4 */
+	struct before_addresses before; /* of IPv4, until its options change */
 };
 
 struct {

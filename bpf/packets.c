@@ -1079,7 +1079,7 @@ static __always_inline __u32 glance(struct __sk_buff *skb, struct packet *p, boo
 		if (!may || (kind == PLAIN4 ? read_plain(p, ip, end, ports_of, false) : read_plain(p, ip, end, ports_of, true)))
 			return may;
 	}
-	return read_packet(skb, p) ? INWARD | OUTWARD : NOTHING;
+	return read_packet(skb, p) ? INWARD | OUTWARD | OPENS : NOTHING;
 }
 
 SEC("tcx/ingress")

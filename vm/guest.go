@@ -42,7 +42,10 @@ func serve() error {
 			return err
 		}
 	}
-	ports, _ := filepath.Glob("/dev/vport*") // the pattern is well-formed
+	var ports []string
+	for end := time.Now().Add(5 * time.Second); len(ports) == 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) { // its driver may be a module
+		ports, _ = filepath.Glob("/dev/vport*") // the pattern is well-formed
+	}
 	if len(ports) != 1 {
 		return fmt.Errorf("%d serial ports %q instead of one", len(ports), ports)
 	}

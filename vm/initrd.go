@@ -32,9 +32,13 @@ func (d download) initrd(tmp, root, release string) error {
 	if err != nil {
 		return err
 	}
-	needed := loadOrder(string(index), earlyModules...)
-	if len(needed) == 0 {
-		return nil
+	builtin, err := os.ReadFile(filepath.Join(modules, "modules.builtin"))
+	if err != nil {
+		return err
+	}
+	needed, err := loadOrder(string(index), string(builtin), earlyModules...)
+	if err != nil || len(needed) == 0 {
+		return err
 	}
 	files := filepath.Join(tmp, "initrd")
 	if err := d.unpack(tmp, "busybox-static", files); err != nil {
@@ -63,14 +67,16 @@ func (d download) initrd(tmp, root, release string) error {
 }
 
 // loadOrder gives those of the modules that aren't built in and what they need, each after what it needs, as paths in index, the text of
-// modules.dep (depmod(8)): there a module is followed by all that it needs, the first to load last.
-func loadOrder(index string, modules ...string) (paths []string) {
+// modules.dep (depmod(8)): there a module is followed by all that it needs, the first to load last. builtin is the text of modules.builtin.
+func loadOrder(index, builtin string, modules ...string) (paths []string, err error) {
 	for _, m := range modules {
+		known := strings.Contains(builtin, "/"+m+".ko\n")
 		for line := range strings.Lines(index) {
 			file, needs, _ := strings.Cut(strings.TrimSpace(line), ":")
 			if path.Base(file) != m+".ko" {
 				continue
 			}
+			known = true
 			all := append([]string{file}, strings.Fields(needs)...)
 			slices.Reverse(all)
 			for _, p := range all {
@@ -79,6 +85,9 @@ func loadOrder(index string, modules ...string) (paths []string) {
 				}
 			}
 		}
+		if !known {
+			return nil, fmt.Errorf("the kernel has no module %s, nor is it built in", m)
+		}
 	}
-	return paths
+	return paths, nil
 }

@@ -123,7 +123,8 @@ func CreateMaps(folder string, s Sizes) (*Maps, error) {
 			return nil, err
 		}
 	}
-	return newMaps(folder, s, func(path string, m *ebpf.MapSpec) (*ebpf.Map, error) {
+	recall := false
+	m, err := newMaps(folder, s, func(path string, m *ebpf.MapSpec) (*ebpf.Map, error) {
 		held, err := ebpf.LoadPinnedMap(path, nil)
 		if !errors.Is(err, fs.ErrNotExist) {
 			return held, err
@@ -136,8 +137,17 @@ func CreateMaps(folder string, s Sizes) (*Maps, error) {
 			made.Close()
 			return nil, err
 		}
+		recall = recall || m.Name == packetsMapPorts || m.Name == packetsMapAddresses
 		return made, nil
 	})
+	if err != nil {
+		return nil, err
+	}
+	m.uses.recall = recall
+	if err := m.Recall(); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
 }
 
 // OpenMaps opens the maps of a layout pinned in a folder. Where there are none, or not all, the error is fs.ErrNotExist.

@@ -349,6 +349,65 @@ func TestFlowsOfABackendThatWent(t *testing.T) {
 	})
 }
 
+// Headers with options, and datagrams without a checksum, are changed as others are.
+func TestOutOfTheOrdinary(t *testing.T) {
+	each(t, func(w *world, six int, protocol uint8) {
+		client, entry, server := netip.AddrPortFrom(clients[six], 1234), netip.AddrPortFrom(entries[six], 80), netip.AddrPortFrom(servers[six], 8080)
+		options := []byte{1, 1, 1, 0} // of IPv4: nothing, to the end
+		if six == 1 {
+			options = []byte{0, 0, 1, 4, 0, 0, 0, 0} // padding
+		}
+		for id := range uint16(100) { // for other checksums
+			_, out := w.see("arrive-14", packet{src: client, dst: entry, protocol: protocol, flags: syn, told: options, id: id, payload: []byte("ask")}.frame())
+			if p := w.read(out); p.src != client || p.dst != server {
+				t.Fatalf("there: from %s to %s", p.src, p.dst)
+			}
+			_, out = w.see("leave-14", packet{src: server, dst: client, protocol: protocol, flags: syn | ack, told: options, id: id, payload: []byte("told")}.frame())
+			if p := w.read(out); p.src != entry || p.dst != client {
+				t.Fatalf("back: from %s to %s", p.src, p.dst)
+			}
+		}
+		if six == 1 || protocol == unix.IPPROTO_TCP {
+			return
+		}
+		const check = 14 + 20 + 6
+		bare := packet{src: client, dst: entry, protocol: protocol, payload: []byte("ask")}.frame()
+		bare[check], bare[check+1] = 0, 0
+		_, out := w.see("arrive-14", bare)
+		if got := netip.AddrFrom4([4]byte(out[30:34])); got != server.Addr() || out[check] != 0 || out[check+1] != 0 || sum(out[14:34]) != 0 {
+			t.Errorf("to %s with the checksum %x", got, out[check:check+2])
+		}
+	})
+}
+
+// The tables by which packets are told may be of another form in another version, which has flows: they are made anew.
+func TestFlowsOfAnotherVersion(t *testing.T) {
+	each(t, func(w *world, six int, protocol uint8) {
+		client, entry, server := netip.AddrPortFrom(clients[six], 1234), netip.AddrPortFrom(entries[six], 80), netip.AddrPortFrom(servers[six], 8080)
+		back := func() netip.AddrPort {
+			_, out := w.see("leave-14", packet{src: server, dst: client, protocol: protocol, flags: ack}.frame())
+			return w.read(out).src
+		}
+		w.see("arrive-14", packet{src: client, dst: entry, protocol: protocol, flags: syn}.frame())
+		clear(w.maps.uses.ports)
+		clear(w.maps.uses.addresses)
+		if got := back(); got != server {
+			t.Fatalf("by no port, yet from %s", got)
+		}
+		w.maps.uses.recall = true
+		if err := w.maps.Recall(); err != nil {
+			t.Fatal(err)
+		}
+		if got := back(); got != entry {
+			t.Errorf("the answer comes from %s", got)
+		}
+		_, out := w.see("arrive-14", packet{src: client, dst: entry, protocol: protocol, flags: ack}.frame())
+		if got := w.read(out).dst; got != server {
+			t.Errorf("what follows goes to %s", got)
+		}
+	})
+}
+
 // What has begun goes on when there is no frontend any more. What begins then is nobody's, like what goes elsewhere from the first.
 func TestFlowsOfAFrontendThatWent(t *testing.T) {
 	each(t, func(w *world, six int, protocol uint8) {

@@ -10,6 +10,7 @@ import (
 type uses struct {
 	ports, addresses []byte // union uses
 	held             *held  // nil until there is a frontend
+	recall           bool   // they were made anew, maybe beside flows of an earlier version
 }
 
 // held counts frontends.
@@ -38,6 +39,26 @@ func (m *Maps) Exit(k Entry) {
 	})
 }
 
+// Recall has packets of all flows looked at where what tells them was made anew: an earlier version's may have had another form. To be
+// called again once programs that note new flows there are attached. Some that needn't are looked at, too.
+func (m *Maps) Recall() error {
+	if !m.uses.recall {
+		return nil
+	}
+	u := m.uses
+	err := all(m.named[packetsMapDestinations], func(t Tuple, _ Way) {
+		set(u.addresses, shortHash(t.Destination.Word), packetsUseUSE_ASKED, true)
+		set(u.ports, t.To, packetsUseUSE_ASKED|packetsUseUSE_TAKEN, true)
+	})
+	if err != nil {
+		return err
+	}
+	return all(m.named[packetsMapSources], func(t Tuple, _ Way) {
+		set(u.ports, t.From, packetsUseUSE_BACKEND, true)
+		set(u.ports, t.To, packetsUseUSE_HIDDEN, true)
+	})
+}
+
 // each calls f with each byte that an entry has a bit in, and with how many entries have it. A node port is at any address: that its
 // port says so comes first.
 func (u *uses) each(k Entry, f func(bits []byte, bit packetsUse, n *uint32, at uint16)) {
@@ -55,7 +76,7 @@ func shortHash(a [4]uint32) uint16 {
 	return uint16((a[0] ^ a[1] ^ a[2] ^ a[3]) * 0x9e3779b1 >> 16)
 }
 
-// set sets or clears a bit beside programs that set others.
+// set sets or clears bits beside programs that set others.
 func set(bits []byte, at uint16, bit packetsUse, is bool) {
 	var b [4]byte
 	b[at%4] = byte(bit)

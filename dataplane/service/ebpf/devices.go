@@ -111,7 +111,7 @@ func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
 	if err := errors.Join(programs.Pin(d.links()), programs.Unpin(d.links())); err != nil {
 		return err
 	}
-	if err := d.attach(programs, list); err != nil {
+	if err := errors.Join(d.attach(programs, list), m.Recall()); err != nil { // what began until now, by another version's programs
 		return err
 	}
 	d.attached, d.options, d.behind = true, o, nil

@@ -10,12 +10,11 @@
 // There are, below a folder in the BPF file system named for the node's network namespace,
 //
 //	maps-…/frontends   address · port · protocol → pool inside, pool outside, who is left to others
-//	maps-…/pools       index → pool, its extent, whose turn it is          (memory, shared with the kernel)
+//	maps-…/pools       index → pool, its extent, whose turn it is, counts  (memory, shared with the kernel)
 //	maps-…/slots       an extent: a header, backends, choices              (memory, shared with the kernel)
 //	maps-…/places      prefix → counts as pods, takes node ports, is a node's
 //	maps-…/permitted   entry · prefix → it lets these clients in
 //	maps-…/changes     counts changes of pools and frontends                (memory, shared with the kernel)
-//	maps-…/counts      index of a pool → connections, refusals             (memory, shared with the kernel)
 //	state/…            affinity, connected sockets, flows                  (written by traffic, whatever the layout)
 //	links/…            the hooks
 //	devices/…          the programs for packets, and their links to devices
@@ -49,6 +48,5 @@
 // bound: which address they send from is not known before they are routed.
 //
 // Kernel: Linux 5.14 or later with BTF (before 5.18, what has no endpoint is refused with EPERM, not ECONNREFUSED); for packets at
-// devices, 6.7. Tried on 6.12
-// and 6.18.
+// devices, 6.7. Tried on 6.1, 6.12 and 6.18.
 package ebpf
