@@ -394,7 +394,9 @@ func TestFlowsOfAnotherVersion(t *testing.T) {
 		if got := back(); got != server {
 			t.Fatalf("by no port, yet from %s", got)
 		}
-		w.maps.uses.recall = true
+		if !w.maps.uses.recall {
+			t.Fatal("the tables were made anew, and nothing is to be recalled")
+		}
 		if err := w.maps.Recall(); err != nil {
 			t.Fatal(err)
 		}
