@@ -302,7 +302,7 @@ static __always_inline __u32 address_at(bool six, bool destination)
 /*
  * Changes an address in the IP header at an offset. check is the offset of a checksum that covers it: as part of the pseudo
  * header, or, where that is not so, of the whole header; 0 where there is none. An IPv4 header's own checksum makes up for what
- * changes in it: one that covers the whole needs no change.
+ * changes in it: one that covers the whole needs no change, and one with a pseudo header is write4's caller's.
  */
 static __always_inline void set_address(struct __sk_buff *skb, const struct packet *p, __u32 ip, bool destination, const struct address *old,
 					const struct address *new, __u32 check, __u64 flags)
@@ -312,8 +312,6 @@ static __always_inline void set_address(struct __sk_buff *skb, const struct pack
 
 	if (!p->six) {
 		bpf_l3_csum_replace(skb, ip + offsetof(struct iphdr, check), old->word[3], new->word[3], 4);
-		if (check && flags & BPF_F_PSEUDO_HDR)
-			bpf_l4_csum_replace(skb, check, old->word[3], new->word[3], flags | 4);
 		bpf_skb_store_bytes(skb, at, &new->word[3], 4, 0);
 		return;
 	}
