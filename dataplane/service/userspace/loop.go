@@ -211,7 +211,7 @@ func (l *loop) errands() bool {
 const appetite = 100 * time.Millisecond
 
 // lingering is how long a stream is left to gather bytes.
-const lingering = 100 * time.Microsecond
+const lingering = 200 * time.Microsecond
 
 // linger has a stream moved a little later, if that can be told so finely: it says whether it can.
 func (l *loop) linger(s *stream) bool {

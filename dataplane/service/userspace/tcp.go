@@ -38,7 +38,8 @@ type stream struct {
 	ended    bool  // src has said that no more comes
 	over     bool  // and dst has been told
 	queued   bool
-	thick    bool // it last moved so much at once that more is likely to come: see gather
+	lately   int  // bytes that it moved since it last moved little at once
+	thick    bool // what comes next is let gather: see gather
 }
 
 // perConn is how many file descriptors a connection has; it borrows pipes only while bytes wait.
@@ -191,21 +192,28 @@ func (c *conn) deserted() bool {
 const turn = 4 << 20
 
 const (
-	muchAtOnce = 64 << 10  // bytes that a stream moves at once for its next ones to be let gather
-	gathered   = 256 << 10 // bytes that wake the loop while they gather, before the time is up
+	muchAtOnce = 64 << 10 // bytes that a stream moves at once, each time, while it flows
+	sustained  = 1 << 20  // bytes that it has moved so for its next ones to be let gather
+	gathered   = 2 << 20  // bytes that wake the loop while they gather, before the time is up
 )
 
-// gather has what comes next wait until there is enough of it (SO_RCVLOWAT) or lingering is over, where a stream has just moved
-// much. Otherwise the next bytes wake the loop at once. To be woken, and to acknowledge, for every few packets takes more of
-// the processors, the sender's too, than to carry what they bring.
-func (s *stream) gather(much bool) {
-	much = much && s.conn.loop.linger(s)
-	if much == s.thick {
+// gather has what comes next wait until lingering is over, where a stream flows: it has just moved much, and before that. A message of
+// less than is sustained waits for nothing. Otherwise the next bytes wake the loop at once. To be woken, and to acknowledge, for every
+// few packets takes more of the processors, the sender's too, than to carry what they bring. While fewer wait than are gathered (SO_RCVLOWAT),
+// the kernel acknowledges at once, on the processor that the sender's packets come in on (net/ipv4/tcp_input.c, __tcp_ack_snd_check). Were it
+// the loop's, the sender would go on there while it still sends from its own, out of order.
+func (s *stream) gather(moved int) {
+	s.lately += moved
+	if moved < muchAtOnce || s.ended {
+		s.lately = 0
+	}
+	thick := s.lately >= sustained && s.conn.loop.linger(s)
+	if thick == s.thick {
 		return
 	}
-	s.thick = much
+	s.thick = thick
 	least := 1
-	if much {
+	if thick {
 		least = gathered
 	}
 	unix.SetsockoptInt(s.src.fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, least)
@@ -234,7 +242,7 @@ func (c *conn) move(s *stream) bool {
 		}
 		s.ended = s.ended || n == 0 && err == nil
 		if s.waiting += n; s.waiting == 0 {
-			s.gather(moved >= muchAtOnce && !s.ended)
+			s.gather(moved)
 			return c.rest(s)
 		}
 		n, err = splice(s.pipe.out, s.dst.fd, s.waiting)
