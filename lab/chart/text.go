@@ -55,14 +55,17 @@ func words(s string) (out []string) {
 	return out
 }
 
-// wrap breaks a text into lines no wider than w, at spaces. A word that is wider stands alone.
+// widest is by how much DejaVu Sans Bold is wider than width says: the sans-serif of many a machine that has none of the named fonts.
+const widest = 1.17
+
+// wrap breaks a text into lines no wider than w in any font, at spaces. A word that is wider stands alone.
 func (f face) wrap(s string, w float64) (lines []string) {
 	line := ""
 	for _, word := range words(s) {
 		switch {
 		case line == "":
 			line = word
-		case f.width(line+" "+word) <= w:
+		case f.width(line+" "+word)*widest <= w:
 			line += " " + word
 		default:
 			lines = append(lines, line)
