@@ -170,6 +170,12 @@ func TestKernel(t *testing.T) {
 	}
 }
 
+func TestUnknownSeries(t *testing.T) {
+	if _, err := Prepare(t.Context(), "6.13"); err == nil || !strings.Contains(err.Error(), `no kernel "6.13" is known: there are ["5.10" "6.1" "6.12"]`) {
+		t.Error(err)
+	}
+}
+
 func TestTail(t *testing.T) {
 	var said tail
 	for range tailSize {
