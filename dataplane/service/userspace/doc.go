@@ -32,7 +32,7 @@
 // those of backends, are ICMP messages that the plane itself sends.
 //
 // One loop per processor waits by epoll and owns what it carries; there is no goroutine per Service or connection. TCP: a stream
-// of which 1 MiB was read, 64 KiB or more at a time, gathers for 200 µs, or until there are 2 MiB, before it is read again; half-closed connections stay so; a reset is handed
+// of which 1 MiB was read of late, 64 KiB or more at a time, gathers for 200 µs, or until there are 2 MiB, before it is read again; half-closed connections stay so; a reset is handed
 // on as a reset, at once where nothing can move; at most 1 MiB waits in each direction; where the node has BBR, ways to backends
 // have Cubic; a backend that refuses or does not answer in 7 seconds is passed over for another. UDP: a socket for each client and
 // entry, ended after 30 seconds of silence, 120 once answered, batches of 32.

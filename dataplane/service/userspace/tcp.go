@@ -38,7 +38,7 @@ type stream struct {
 	ended    bool  // src has said that no more comes
 	over     bool  // and dst has been told
 	queued   bool
-	lately   int  // bytes that it moved since it last moved little at once
+	lately   int  // bytes that it moved of late, much at once
 	thick    bool // what comes next is let gather: see gather
 }
 
@@ -193,21 +193,21 @@ const turn = 4 << 20
 
 const (
 	muchAtOnce = 64 << 10 // bytes that a stream moves at once, each time, while it flows
-	sustained  = 1 << 20  // bytes that it has moved so for its next ones to be let gather
+	sustained  = 1 << 20  // bytes that it has moved so of late for its next ones to be let gather
 	gathered   = 2 << 20  // bytes that wake the loop while they gather, before the time is up
 )
 
-// gather has what comes next wait until lingering is over, where a stream flows: it has just moved much, and before that. A message of
-// less than is sustained waits for nothing. Otherwise the next bytes wake the loop at once. To be woken, and to acknowledge, for every
-// few packets takes more of the processors, the sender's too, than to carry what they bring. While fewer wait than are gathered (SO_RCVLOWAT),
-// the kernel acknowledges at once, on the processor that the sender's packets come in on (net/ipv4/tcp_input.c, __tcp_ack_snd_check). Were it
-// the loop's, the sender would go on there while it still sends from its own, out of order.
+// gather has what comes next wait until lingering is over, where a stream flows: it has just moved much, and before that. At the end of
+// each message it forgets half, so that messages of less than half of what is sustained wait for nothing. Otherwise the next bytes wake the
+// loop at once. To be woken, and to acknowledge, for every few packets takes more of the processors, the sender's too, than to carry what
+// they bring. While fewer wait than are gathered (SO_RCVLOWAT), the kernel acknowledges at once, on the processor that the sender's packets
+// come in on (net/ipv4/tcp_input.c, __tcp_ack_snd_check). Were it the loop's, the sender would go on there while it still sends from its
+// own, out of order.
 func (s *stream) gather(moved int) {
-	s.lately += moved
-	if moved < muchAtOnce || s.ended {
-		s.lately = 0
+	if s.lately = min(s.lately+moved, 4*sustained); moved < muchAtOnce {
+		s.lately /= 2
 	}
-	thick := s.lately >= sustained && s.conn.loop.linger(s)
+	thick := s.lately >= sustained && !s.ended && s.conn.loop.linger(s)
 	if thick == s.thick {
 		return
 	}
