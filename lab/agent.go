@@ -123,12 +123,22 @@ func (a *process) wait(ctx context.Context) (time.Duration, error) {
 		select {
 		case <-time.After(2 * time.Millisecond):
 		case <-a.child.Ended():
-			return 0, fmt.Errorf("the agent of %s ended by itself: %v: %s", a.name, a.child.Err(), a.last())
+			return 0, a.ended()
 		case <-give:
 			return 0, fmt.Errorf("the agent of %s is not ready after %v: %s", a.name, within(patience), a.last())
 		case <-ctx.Done():
 			return 0, ctx.Err()
 		}
+	}
+}
+
+// ended is an error once the agent has ended by itself: what it wrote into the kernel may go on working without it.
+func (a *process) ended() error {
+	select {
+	case <-a.child.Ended():
+		return fmt.Errorf("the agent of %s ended by itself: %v: %s", a.name, a.child.Err(), a.last())
+	default:
+		return nil
 	}
 }
 

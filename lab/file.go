@@ -129,7 +129,7 @@ func (r *services) saveOne(ctx context.Context, n *node) (time.Duration, error) 
 	case <-time.After(late):
 		return within(late) + 1, nil
 	case <-n.child.Ended():
-		return 0, fmt.Errorf("the agent ended by itself: %v: %s", n.child.Err(), n.last())
+		return 0, n.ended()
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}

@@ -239,6 +239,39 @@ func TestCenturylink(t *testing.T) {
 	}
 }
 
+// bereaved kills the agents before the first round.
+type bereaved struct {
+	work
+	r *run
+}
+
+func (b bereaved) steps() []step {
+	l := b.work.steps()
+	i := slices.IndexFunc(l, func(s step) bool { return strings.HasPrefix(s.what, "traffic") })
+	return slices.Insert(l, i, step{what: "killing", do: func(context.Context) error {
+		for _, p := range b.r.pairs {
+			if p.agent != nil {
+				p.agent.child.Kill()
+			}
+		}
+		return nil
+	}})
+}
+
+// The rules of nftables go on without an agent: blocks alone would not show that it is gone.
+func TestAgentEnds(t *testing.T) {
+	o := options(t, io.Discard)
+	o.Modes = []string{"nftables"}
+	_, err := perform(t.Context(), o, func(ctx context.Context, r *run) (work, error) {
+		w, err := newCenturylink(ctx, r, centurylinkProfile{"tiny", 3, 2, 20, time.Millisecond, 5 * time.Millisecond})
+		return bereaved{w, r}, err
+	})
+	if err == nil || !strings.Contains(err.Error(), "ended by itself: signal: killed") {
+		t.Errorf("error %v", err)
+	}
+	nothingLeft(t)
+}
+
 func TestBalance(t *testing.T) {
 	p := balanceProfile{"tiny", 200, 2}
 	_, s := finish(t, []string{armNFT, "userspace"}, func(ctx context.Context, r *run) (work, error) { return newBalance(ctx, r, p) })

@@ -80,6 +80,9 @@ func (r *run) order(o operation) []*pair {
 // block has one arm do one operation for a while.
 func (r *run) block(ctx context.Context, round int, p *pair, o operation) error {
 	s, t, err := o.load(ctx, p, o.targets(p))
+	if err == nil && p.agent != nil {
+		err = p.agent.ended()
+	}
 	if err != nil {
 		return err
 	}

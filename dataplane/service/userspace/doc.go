@@ -45,8 +45,8 @@
 // (threaded NAPI) gave 0.84, another processor for what comes in there (RPS) 0.73, less room for what is sent 0.56, for what comes in 0.80.
 // The ratio is mostly direct's: client and server share a processor in the lab, and where they take turns so often that what they hand on
 // stays in its cache, direct has 25 to 30 Gbit/s in place of 13. Through the plane that processor is the busy one, ours idles a third of the
-// time, and all that it does takes 1.6 to 2 times as long for each byte. To wait by looking again (100 to 1000 µs), to keep system calls from
-// Go's scheduler, or to send with BBR as well (0.62) was no better, with either control.
+// time, and all that it does takes 1.6 to 2 times as long for each byte. To wait by looking again (100 to 1000 µs) or to keep
+// system calls from Go's scheduler was no better, with either control; to send with BBR as well was worse (0.62).
 //
 // # Changes
 //
