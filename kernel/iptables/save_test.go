@@ -178,6 +178,37 @@ func TestWatchSeesOthersAlone(t *testing.T) {
 	}
 }
 
+// A look of the watch's can fall between what a command of ours does and its end.
+func TestNoLookWhileWriting(t *testing.T) {
+	netnstest.Do(t, func() {
+		c, err := Open(Legacy, "OURS-")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		w := c.witness.(*counts)
+		change := func(chain string) {
+			if out, err := exec.Command("iptables-legacy", "-t", "nat", "-N", chain).CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		}
+		for i, step := range []struct {
+			do   func()
+			seen bool
+		}{
+			{func() { w.begin(0); change("OURS-A") }, false},
+			{func() { w.end(IPv4, true) }, false},
+			{func() { change("OURS-B") }, true},
+			{func() { w.begin(0); change("OURS-C"); w.end(IPv4, false) }, true},
+		} {
+			if step.do(); w.changed() != step.seen {
+				t.Errorf("step %d: seen %t", i+1, !step.seen)
+			}
+		}
+	})
+}
+
 func TestConcerns(t *testing.T) {
 	e := &events{prefix: "OURS-"}
 	message := func(kind uint16, family byte, attributes ...string) []byte {

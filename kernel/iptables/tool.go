@@ -196,10 +196,11 @@ func (c *Conn) Restore(ctx context.Context, f Family, input []byte) error {
 	if err == nil && broken != nil {
 		err = broken
 	}
+	unseen := c.witness.end(f, err == nil)
 	if err != nil {
 		return fmt.Errorf("iptables: %s: %w: %s%s", name, err, bytes.TrimSpace(said.Bytes()), advice(said.String()))
 	}
-	return c.witness.end(f)
+	return unseen
 }
 
 // advice gives the way out of a known trouble.

@@ -18,9 +18,9 @@ import (
 
 // witness learns whether others write.
 type witness interface {
-	mark() error        // what was before does not count
-	begin(pid int)      // a process of ours is about to write
-	end(f Family) error // it has written
+	mark() error                   // what was before does not count
+	begin(pid int)                 // a process of ours is about to write
+	end(f Family, done bool) error // it has ended, and has written if done
 	close() error
 	watch(context.Context) (<-chan struct{}, error)
 }
@@ -83,7 +83,7 @@ func (e *events) begin(pid int) {
 	unix.SetsockoptSockFprog(e.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
 }
 
-func (e *events) end(Family) error { return nil }
+func (e *events) end(Family, bool) error { return nil }
 
 func (e *events) watch(ctx context.Context) (<-chan struct{}, error) {
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
@@ -182,10 +182,11 @@ func attribute(b []byte, kind uint16) string {
 
 // counts looks at the sizes of xtables' tables.
 type counts struct {
-	used  func(Family) (string, error)
-	mu    sync.Mutex
-	fds   map[Family]int // of the families that the kernel speaks
-	known map[place]info
+	used    func(Family) (string, error)
+	mu      sync.Mutex
+	fds     map[Family]int // of the families that the kernel speaks
+	known   map[place]info
+	writing bool // a process of ours is: what changes may be its doing
 }
 
 // place is a family's table, info what the kernel says of its size.
@@ -221,15 +222,22 @@ func (c *counts) close() (err error) {
 	return err
 }
 
-func (c *counts) mark() error { return errors.Join(c.end(IPv4), c.end(IPv6)) }
+func (c *counts) mark() error { return errors.Join(c.end(IPv4, true), c.end(IPv6, true)) }
 
-func (c *counts) begin(int) {}
-
-// end takes the sizes of a family's tables for ours.
-func (c *counts) end(f Family) error {
+func (c *counts) begin(int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, err := c.look(f)
+	c.writing = true
+}
+
+// end takes the sizes of a family's tables for ours, if done.
+func (c *counts) end(f Family, done bool) (err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.writing = false
+	if done {
+		_, err = c.look(f)
+	}
 	return err
 }
 
@@ -256,10 +264,13 @@ func (c *counts) watch(ctx context.Context) (<-chan struct{}, error) {
 	return changes, nil
 }
 
-// changed says whether a table's size is not what it was, or can't be known.
+// changed says whether a table's size is not what it was, or can't be known. While a process of ours writes it doesn't look.
 func (c *counts) changed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.writing {
+		return false
+	}
 	four, err4 := c.look(IPv4)
 	six, err6 := c.look(IPv6)
 	return four || six || err4 != nil || err6 != nil
