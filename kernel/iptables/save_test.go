@@ -193,14 +193,19 @@ func TestNoLookWhileWriting(t *testing.T) {
 				t.Errorf("%v: %s", err, out)
 			}
 		}
+		end := func(done bool) {
+			if err := w.end(IPv4, done); err != nil {
+				t.Error(err)
+			}
+		}
 		for i, step := range []struct {
 			do   func()
 			seen bool
 		}{
 			{func() { w.begin(0); change("OURS-A") }, false},
-			{func() { w.end(IPv4, true) }, false},
+			{func() { end(true) }, false},
 			{func() { change("OURS-B") }, true},
-			{func() { w.begin(0); change("OURS-C"); w.end(IPv4, false) }, true},
+			{func() { w.begin(0); change("OURS-C"); end(false) }, true},
 		} {
 			if step.do(); w.changed() != step.seen {
 				t.Errorf("step %d: seen %t", i+1, !step.seen)

@@ -196,11 +196,11 @@ func (c *Conn) Restore(ctx context.Context, f Family, input []byte) error {
 	if err == nil && broken != nil {
 		err = broken
 	}
-	unseen := c.witness.end(f, err == nil)
+	ended := c.witness.end(f, err == nil)
 	if err != nil {
 		return fmt.Errorf("iptables: %s: %w: %s%s", name, err, bytes.TrimSpace(said.Bytes()), advice(said.String()))
 	}
-	return unseen
+	return ended
 }
 
 // advice gives the way out of a known trouble.
