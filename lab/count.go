@@ -87,12 +87,11 @@ func sent(to netip.AddrPort) rules.Packet {
 	return rules.Packet{Src: netip.AddrPortFrom(nodeAddr, 40000), Dst: to, Protocol: model.TCP, Path: rules.Sent, Out: "eth0", Node: []netip.Addr{nodeAddr}}
 }
 
-// trace has the kernel count the rules that a packet meets, interface by interface.
-func (r *run) trace(ctx context.Context, p *pair, s ruleset, packet rules.Packet) (sum int, err error) {
+// trace has the kernel count the rules that a packet meets in a node, interface by interface, while a client connects once for each.
+func (s ruleset) trace(ctx context.Context, node *netns.Namespace, packet rules.Packet, c load.Client) (sum int, err error) {
+	c.Targets, c.Warm, c.Most, c.Timeout = []netip.AddrPort{packet.Dst}, 0, 1, 2*time.Second
 	for _, via := range s.via {
-		n, err := rules.Trace(ctx, p.node, via, packet, func() error {
-			c := r.client(p, []netip.AddrPort{packet.Dst}, 0)
-			c.Most, c.Timeout = 1, 2*time.Second
+		n, err := rules.Trace(ctx, node, via, packet, func() error {
 			s, err := c.Run(ctx, load.CRR, 10*time.Second)
 			if err == nil && s.Ops != 1 {
 				err = fmt.Errorf("connect to %s: %v", packet.Dst, s.Errors)
@@ -105,4 +104,13 @@ func (r *run) trace(ctx context.Context, p *pair, s ruleset, packet rules.Packet
 		sum += n
 	}
 	return sum, nil
+}
+
+// agree has the kernel trace a packet, which must meet as many rules as on paper.
+func (s ruleset) agree(ctx context.Context, node *netns.Namespace, packet rules.Packet, paper rules.Spread, c load.Client) error {
+	traced, err := s.trace(ctx, node, packet, c)
+	if err == nil && (traced < paper.Min || traced > paper.Max) {
+		err = fmt.Errorf("from %s to %s: on paper %d to %d rules, the kernel's trace has %d", packet.Src, packet.Dst, paper.Min, paper.Max, traced)
+	}
+	return err
 }

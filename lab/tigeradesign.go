@@ -37,7 +37,7 @@ func (r *tigera) design() result.Design {
 		Question: "What do a new connection, a request and the processor pay for Services as their number grows, with the rules of kube-proxy, of 2019 and of today, and in each of our modes? " +
 			"And do the claims of “Comparing kube-proxy modes: iptables or IPVS?” (Tigera, 2019) hold on this kernel?",
 		Vary:     result.Axis{Param: "services", Title: fmt.Sprintf("Services × %d endpoints", endpoints), Short: "Services"},
-		Arms:     slices.Concat(baselines(), modeArms(r.modes), layoutArms(r.layouts), r.proxyArms()),
+		Arms:     slices.Concat(baselines(), modeArms(r.modes), layoutArms(r.layouts), r.calicoArms(), r.proxyArms()),
 		Baseline: armDirect, Again: armAgain, Margin: 0.02, Rounds: p.Rounds,
 		Measures: r.measures(), Aims: r.aims(), Method: r.method(), Missing: r.missing(), Ghosts: r.ghosts(),
 		Pictures: []result.Picture{{ID: "cpu-parts", Kind: result.Stack, Title: "Processor time at the greatest number of Services, by who spent it", Measures: []string{"cpu-client", "cpu-server", "cpu-agent", "resync"}}},
@@ -55,6 +55,15 @@ func layoutArms(layouts []classic.Layout) (arms []result.Arm) {
 		arms = append(arms, result.Arm{ID: l.String(), Title: l.String(), Style: styles[l.String()], Text: says[l]})
 	}
 	return arms
+}
+
+// calicoArms is the one of Calico's rules, of which nothing but their number is measured.
+func (r *tigera) calicoArms() []result.Arm {
+	if r.noCalico != "" {
+		return nil
+	}
+	return []result.Arm{{ID: armCalico, Title: "Calico's policies", Text: fmt.Sprintf("Calico's iptables rules of 2019 for the network policies of a node with %d pods, %d policies for each; without those of Services, whose number is nothing to them; written by iptables-legacy",
+		calicoPods, calicoPolicies)}}
 }
 
 // proxyArms are those of the kube-proxy that was given.
@@ -101,10 +110,12 @@ func (r *tigera) measures() []result.Measure {
 		share("cpu-work", "http-work", "processor time with a busy client", "cpu", "the same while the client computes"),
 		{ID: "resync", Title: "full write every 30 s, of a core", Unit: "%", Stat: "value", Text: "computed: processor time of the commands that write all rules again, with the kernel's part, over 30 s; kube-proxy of 2019 did so, today's and ours don't"},
 		loaded,
-		{ID: "rules", Title: "rules tested per new connection", Stat: "value", Exact: true, Text: "counted: by a node's own connection, on average over up to 100 Services spread evenly and over random draws"},
+		{ID: "rules", Title: "rules tested per new connection", Stat: "value", Exact: true, Text: "counted: by a node's own connection, on average over up to 100 Services spread evenly and over random draws; of Calico's policies: by one to a pod from another node, on average over pods and policies"},
 		{ID: "rules-first", Detail: true, Title: "rules, first Service", Stat: "value", Exact: true, Text: "likewise"},
 		{ID: "rules-last", Title: "rules, last Service", Stat: "value", Exact: true, Text: "likewise"},
 		{ID: "rules-none", Title: "rules, no Service", Stat: "value", Exact: true, Text: "likewise: by a connection to a server's own address"},
+		{ID: "rules" + leaves, Detail: true, Title: "rules, from a pod to another node", Stat: "value", Exact: true, Text: "of Calico's policies, of which none is for what pods send"},
+		{ID: "rules" + stays, Detail: true, Title: "rules, between two pods of a node", Stat: "value", Exact: true, Text: "likewise: what leaves the one and comes to the other, at once"},
 		{ID: "rules-established", Title: "rules per packet of an established connection", Stat: "value", Exact: true, Text: "likewise: by every packet after the connection's first"},
 	}
 }
@@ -158,7 +169,13 @@ func (r *tigera) aims() (l []result.Aim) {
 	claim("C5, IPVS", "8 % of a core more at 10,000 Services than at "+few+", ±25 % of that, in IPVS", result.Aim{Measure: "cpu", Arm: "ipvs", Params: params(10000), Less: ref("", "", one), Bound: 0.08, Margin: 0.25, Cannot: r.noIPVS()})
 	claim("C7", "a new connection through IPVS takes longer at 10,000 Services than at "+few+", by more than 2 %", result.Aim{Measure: "http", Arm: "ipvs", Params: params(10000), Over: ref("", "", one), Bound: 1.02, Least: true, Cannot: r.noIPVS()})
 	claim("C8", fmt.Sprintf("what iptables takes more does not depend on what the application does: with %v of work a request it is within 25 %% of that without", p.Work), result.Aim{Measure: "cpu-work", Arm: old, Of: "more", Over: ref("cpu", old, at), Bound: 1, Margin: 0.25})
-	l = append(l, result.Aim{ID: "C9", Text: "Calico at 10,000 Services executes about as many rules as kube-proxy at 20", Claim: byTigera, Cannot: "the count wants network policies beside Services, which Fairlead has no engine for yet; rules of Services alone are counted"})
+	for _, way := range []struct{ id, text, measure string }{
+		{"C9, comes", fmt.Sprintf("Calico executes at most as many rules, for a connection that comes to one of %d pods with %d policies each, as kube-proxy to the last of %d Services", calicoPods, calicoPolicies, fewServices), "rules" + comes},
+		{"C9, leaves", "the same for one that leaves such a pod", "rules" + leaves},
+		{"C9, stays", "the same for one between two of a node's pods, which both do at once", "rules" + stays},
+	} {
+		claim(way.id, way.text, result.Aim{Measure: way.measure, Arm: armCalico, Over: ref("rules-last", old, params(fewServices)), Bound: 1, Cannot: r.noCalico})
+	}
 	claim("C10", "iptables carries a new connection faster than userspace", result.Aim{Measure: "crr", Arm: "iptables", Over: ref("", "userspace", at), Bound: 1})
 	if !slices.Contains(r.modes, "userspace") || !slices.Contains(r.modes, "iptables") {
 		l[len(l)-1].Cannot = "it wants the modes iptables and userspace"
@@ -219,6 +236,8 @@ func (r *tigera) method() []string {
 			"Time in softirqs is charged to the thread that is interrupted, as this kernel does it, and shown apart only as the kernel samples it.", p.Rate),
 		"Rules are counted by two ways that know nothing of each other: on paper, from what the kernel lists, and by the kernel's own trace of one packet. A rule counts each time it is tested, in every table and hook, also that of iptables' and nftables' NAT. " +
 			"ebpf translates at connect(), so its packets bear an endpoint's address when they meet rules.",
+		fmt.Sprintf("Calico's rules are written by the lab itself too, in the layout of Felix 3.6, for %d pods with %d policies each, of which a client is let in by any alike. Their number is counted over all pods, and traced at two that are there. "+
+			"What the article compares them with is kube-proxy's rules to the last of %d Services.", calicoPods, calicoPolicies, fewServices),
 		"A claim of equality is tested by equivalence with the stated margin; all others against a bound. Confirmed or refuted means that all of the 95 % interval says so.",
 	}
 	if r.kubeProxy != "" {

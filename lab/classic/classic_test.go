@@ -80,6 +80,57 @@ func TestKernelTakesThem(t *testing.T) {
 	}
 }
 
+// twoPods are on one node; each policy lets one client in.
+func twoPods() *Calico {
+	client := func(i byte) []netip.Addr { return []netip.Addr{netip.AddrFrom4([4]byte{10, 66, 0, i})} }
+	return &Calico{Pool: netip.MustParsePrefix("10.64.0.0/10"), Pods: []Pod{
+		{Name: "default/a", Addr: netip.MustParseAddr("10.65.0.1"), Port: 80, Policies: [][]netip.Addr{client(1), client(2)}},
+		{Name: "default/b", Addr: netip.MustParseAddr("10.65.0.2"), Port: 80}}}
+}
+
+func TestKernelTakesCalicos(t *testing.T) {
+	for _, v := range []Variant{Legacy, NFT} {
+		t.Run(string(v), func(t *testing.T) {
+			netnstest.Do(t, func() {
+				if err := twoPods().Install(context.Background(), v); err != nil {
+					t.Error(err)
+					return
+				}
+				l := saved(t, &Rules{Variant: v})
+				var written int
+				for line := range strings.Lines(twoPods().Text()) {
+					if strings.HasPrefix(line, "-A ") {
+						written++
+					}
+				}
+				l = slices.DeleteFunc(l, func(s string) bool { return !strings.HasPrefix(s, "-A ") })
+				if len(l) != written {
+					t.Errorf("of %d rules the kernel has %d:\n%s", written, len(l), strings.Join(l, "\n"))
+				}
+			})
+		})
+	}
+}
+
+// Every pod's chains are come to by one way.
+func TestCalicoDispatch(t *testing.T) {
+	c := &Calico{Pool: netip.MustParsePrefix("10.64.0.0/10")}
+	for i := range 40 {
+		c.Pods = append(c.Pods, Pod{Name: fmt.Sprintf("default/pod-%d", i)})
+	}
+	for _, p := range c.Pods {
+		if d := p.Device(); len(d) != 15 || !strings.HasPrefix(d, "cali") {
+			t.Errorf("%s has device %s", p.Name, d)
+		}
+	}
+	text := c.Text()
+	for _, p := range c.Pods {
+		if strings.Count(text, "-i "+p.Device()+" -g cali-fw-"+p.Device()+"\n") != 1 || strings.Count(text, "-o "+p.Device()+" -g cali-tw-"+p.Device()+"\n") != 1 {
+			t.Errorf("%s is led to not just once:\n%s", p.Device(), text)
+		}
+	}
+}
+
 // live installs, replaces an endpoint, resyncs and cleans, and compares with an installation of the result.
 func live(t *testing.T, l Layout, v Variant) {
 	ctx := context.Background()

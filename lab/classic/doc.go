@@ -1,5 +1,5 @@
-// Package classic writes the rule sets of kube-proxy, of today and of 2019, as subjects for measurements: what articles
-// measured, and what a data plane wants to beat. It is no part of the product.
+// Package classic writes the rule sets of kube-proxy, of today and of 2019, and those of Calico's policies of 2019, as subjects for
+// measurements: what articles measured, and what a data plane wants to beat. It is no part of the product.
 //
 // Only what a new TCP connection and its packets meet is there: ClusterIPs and node ports of IPv4 with the traffic policy
 // Cluster, endpoints drawn at random, masquerading. There is no affinity, no health check port, no load balancer address, no

@@ -90,6 +90,7 @@ var matchers = map[string]func(clause) ([]match, error){
 	"recent":    recentMatches,
 	"iprange":   iprangeMatches,
 	"bpf":       bpfMatches,
+	"rpfilter":  reverseMatches,
 }
 
 // each reads every option of a clause by itself.
@@ -326,6 +327,12 @@ func recentMatches(c clause) ([]match, error) {
 		return nil, fmt.Errorf("match recent: nothing to do %w", errOption)
 	}
 	return []match{unless(o.not, func(w *walk) bool { return w.rules.recent[listed{name.value(), w.from.Addr()}] })}, nil
+}
+
+// reverseMatches reads whether the packet's source is reached by the device that it came by. Since routing isn't walked, that is taken for granted.
+func reverseMatches(c clause) (l []match, err error) {
+	_, invert := c.get("--invert")
+	return []match{unless(invert, func(*walk) bool { return true })}, c.only("--invert", "--loose", "--validmark", "--accept-local")
 }
 
 func iprangeMatches(c clause) ([]match, error) {

@@ -111,8 +111,10 @@ func TestMatches(t *testing.T) {
 		"-m recent --set --name other --mask 255.255.255.255 --rsource":                true,
 		"-m statistic --mode random --probability 1.0":                                 true,
 		"-m statistic --mode random --probability 0":                                   false,
-		`-m bpf --bytecode "4,48 0 0 9,21 0 1 6,6 0 0 1,6 0 0 0"`:                      true,
-		`-m bpf --bytecode "4,48 0 0 9,21 0 1 17,6 0 0 1,6 0 0 0"`:                     false,
+		"-m rpfilter":          true, // routing is not walked
+		"-m rpfilter --invert": false,
+		`-m bpf --bytecode "4,48 0 0 9,21 0 1 6,6 0 0 1,6 0 0 0"`:  true,
+		`-m bpf --bytecode "4,48 0 0 9,21 0 1 17,6 0 0 1,6 0 0 0"`: false,
 	} {
 		r, err := ParseIPTables(save(rule+" -j DROP"), sets)
 		if err != nil {
