@@ -49,6 +49,14 @@ struct {
 	__type(value, struct memory);
 } affinity SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, union uses);
+} ports SEC(".maps");
+
 /* What a client asks for, and what it is told. */
 struct question {
 	struct place_of entry;
@@ -125,6 +133,13 @@ static __always_inline __u32 place(const struct address *a)
 	__u32 *is = bpf_map_lookup_elem(&places, &key);
 
 	return is ? *is : 0;
+}
+
+static __always_inline union uses *uses(void *map)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(map, &first);
 }
 
 /* The frontend that serves the question as a node port. */
@@ -293,20 +308,14 @@ static __always_inline void assign(struct question *q, const struct backend *b)
 }
 
 /* Draws a backend where its weight alone counts: what most pools want, with less code than drawn() takes. */
-static __always_inline bool toss(struct question *q, const struct header *h, __u32 extent)
+static __always_inline union slot *toss(__u32 count, __u32 extent)
 {
-	__u64 r = (__u64)bpf_get_prandom_u32() * h->count; /* an index, and below it the fraction beyond */
+	__u64 r = (__u64)bpf_get_prandom_u32() * count; /* an index, and below it the fraction beyond */
 	union slot *s = slot(extent + 1 + (__u32)(r >> 32));
 
-	if (!s)
-		return false;
-	if (unlikely((__u32)r >> 16 > s->backend.own)) {
+	if (s && unlikely((__u32)r >> 16 > s->backend.own))
 		s = slot(extent + 1 + s->backend.other);
-		if (!s)
-			return false;
-	}
-	assign(q, &s->backend);
-	return true;
+	return s;
 }
 
 /* Chooses a backend of a pool that has some: the client's by affinity, or a drawn one. */

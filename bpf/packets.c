@@ -52,14 +52,6 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, union uses);
-} ports SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, union uses);
 } addresses SEC(".maps");
 
 /* Counts changes of frontends and pools, by the agent. */
@@ -104,13 +96,6 @@ static __always_inline void count(__u32 what)
 
 	if (n)
 		*n += 1;
-}
-
-static __always_inline union uses *uses(void *map)
-{
-	__u32 first = 0;
-
-	return bpf_map_lookup_elem(map, &first);
 }
 
 /* Notes a use of a port or an address. */

@@ -110,17 +110,22 @@ static __always_inline void get_address(struct bpf_sock_addr *ctx, struct addres
 	a->word[3] = ctx->user_ip6[3];
 }
 
-static __always_inline void set_place(struct bpf_sock_addr *ctx, const struct place_of *p, bool six)
+static __always_inline void set_end(struct bpf_sock_addr *ctx, const struct address *a, __be16 port, bool six)
 {
-	ctx->user_port = p->port;
+	ctx->user_port = port;
 	if (!six) {
-		ctx->user_ip4 = p->address.word[3];
+		ctx->user_ip4 = a->word[3];
 		return;
 	}
-	ctx->user_ip6[0] = p->address.word[0];
-	ctx->user_ip6[1] = p->address.word[1];
-	ctx->user_ip6[2] = p->address.word[2];
-	ctx->user_ip6[3] = p->address.word[3];
+	ctx->user_ip6[0] = a->word[0];
+	ctx->user_ip6[1] = a->word[1];
+	ctx->user_ip6[2] = a->word[2];
+	ctx->user_ip6[3] = a->word[3];
+}
+
+static __always_inline void set_place(struct bpf_sock_addr *ctx, const struct place_of *p, bool six)
+{
+	set_end(ctx, &p->address, p->port, six);
 }
 
 /* Where the socket is bound; zero where it isn't. */
@@ -205,22 +210,31 @@ __noinline int own_address(struct bpf_sock_addr *ctx, struct address *a, bool v4
 	return false;
 }
 
+/* Where a namespace's sockets send from that aren't bound, by a family of addresses; NULL where that isn't known. */
+static __always_inline struct address_of *home_of(__u64 namespace, bool v4)
+{
+	struct home home = {.namespace = namespace, .family = v4 ? 4 : 6};
+	struct address_of *known = bpf_map_lookup_elem(&homes, &home);
+
+	return known && known->until > bpf_ktime_get_coarse_ns() ? known : NULL;
+}
+
 /* Finds where a pod's socket that isn't bound sends from. An address is remembered for a second. */
 static __noinline bool find_source(struct bpf_sock_addr *ctx, struct question *q)
 {
 	bool v4 = is4(&q->entry.address);
 	struct home home = {.namespace = q->namespace, .family = v4 ? 4 : 6};
-	struct address_of *known = bpf_map_lookup_elem(&homes, &home), found = {};
-	__u64 now = bpf_ktime_get_coarse_ns();
+	struct address_of *known = home_of(q->namespace, v4), found = {};
 
-	if (known && known->until > now) {
+	if (known) {
 		q->from = known->address;
 		return true;
 	}
 	if (!own_address(ctx, &found.address, v4))
 		return false;
 	q->from = found.address;
-	found.until = now + SECOND;
+	found.until = bpf_ktime_get_coarse_ns() + SECOND;
+	found.place = place(&found.address);
 	bpf_map_update_elem(&homes, &home, &found, BPF_ANY);
 	return true;
 }
@@ -325,8 +339,6 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 		if (p->leave & q->origin)
 			return LEFT;
 	}
-	if (h.scheduler == RANDOM && !h.choices && !h.affinity)
-		return toss(q, &h, extent) ? TRANSLATED : LEFT;
 	return choose(q, p, &h, extent) ? TRANSLATED : LEFT;
 }
 
@@ -373,34 +385,105 @@ static __always_inline int refuse(void)
 	return 0;
 }
 
-/*
- * Notes what a socket is connected to. For TCP this must cost next to nothing: to give each connection memory of its own
- * would take longer than all else here together.
- */
-static __always_inline void keep(struct bpf_sock_addr *ctx, const struct question *q)
+/* Where to note what a TCP socket is connected to, by its cookie. */
+static __always_inline struct name *name_of(__u64 cookie)
 {
-	__u64 cookie = bpf_get_socket_cookie(ctx);
-	struct name *n;
-	__u32 at;
+	__u32 at = cookie % NAMES;
 
-	if (q->protocol == IPPROTO_UDP) {
-		struct connected c = {.flow.entry = q->entry, .flow.backend = q->backend, .namespace = q->namespace, .pool = q->pool};
+	return bpf_map_lookup_elem(&recent, &at);
+}
 
-		bpf_map_update_elem(&connected, &cookie, &c, BPF_ANY);
-		return;
-	}
-	at = cookie % NAMES;
-	n = bpf_map_lookup_elem(&recent, &at);
+/*
+ * Notes what a socket is connected to. For TCP this must cost next to nothing: to give each connection memory of its own would take
+ * longer than all else here together.
+ */
+static __always_inline void keep(struct name *n, __u64 cookie, __u64 namespace, __u64 pool, const struct end *entry, const struct end *backend)
+{
 	if (!n)
 		return;
 	n->cookie = cookie;
-	n->namespace = q->namespace;
-	n->pool = q->pool;
-	n->entry = end_of(&q->entry.address, q->entry.port);
-	n->backend = end_of(&q->backend.address, q->backend.port);
+	n->namespace = namespace;
+	n->pool = pool;
+	n->entry = *entry;
+	n->backend = *backend;
 }
 
-static __always_inline int connect(struct bpf_sock_addr *ctx, bool six)
+static __noinline void keep_connection(struct bpf_sock_addr *ctx, const struct question *q)
+{
+	struct end entry = end_of(&q->entry.address, q->entry.port), backend = end_of(&q->backend.address, q->backend.port);
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+
+	keep(name_of(cookie), cookie, q->namespace, q->pool, &entry, &backend);
+}
+
+/* Notes what a UDP socket is connected to. */
+static __noinline void keep_datagrams(struct bpf_sock_addr *ctx, const struct question *q)
+{
+	struct connected c = {.flow.entry = q->entry, .flow.backend = q->backend, .namespace = q->namespace, .pool = q->pool};
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+
+	bpf_map_update_elem(&connected, &cookie, &c, BPF_ANY);
+}
+
+enum { SERVED, NOBODYS, ODD }; /* of connect_quickly */
+
+/*
+ * Serves what nearly all connections are: of TCP, by a socket that isn't bound, to an entry and a pool that need no further look, or to
+ * no entry at all. ODD is what isn't like that: nothing was done. What this takes is mostly to fetch what of code and data isn't in the
+ * processor's nearest caches: so it is short.
+ */
+static __always_inline int connect_quickly(struct bpf_sock_addr *ctx, bool six)
+{
+	struct entry to = {.port = ctx->user_port, .protocol = IPPROTO_TCP};
+	struct trace *t = asked();
+	struct address_of *home;
+	struct end entry, backend;
+	struct frontend *f;
+	struct pool *p;
+	union slot *s;
+	union uses *u;
+	__u64 cookie, namespace, served;
+	__u32 origin;
+
+	if (ctx->protocol != IPPROTO_TCP || !ctx->sk || ctx->sk->src_ip4 || !t || t->counting | t->until)
+		return ODD;
+	if (six && (ctx->sk->src_ip6[0] | ctx->sk->src_ip6[1] | ctx->sk->src_ip6[2] | ctx->sk->src_ip6[3]))
+		return ODD;
+	get_address(ctx, &to.address, six);
+	f = bpf_map_lookup_elem(&frontends, &to);
+	if (!f) {
+		u = uses(&ports);
+		return u && !(u->of[to.port] & USE_ANY) ? NOBODYS : ODD;
+	}
+	namespace = bpf_get_netns_cookie(ctx);
+	origin = namespace == node_namespace ? FROM_NODE : FROM_POD;
+	if (!(f->quick & origin))
+		return ODD;
+	if (origin == FROM_POD && f->ask) {
+		home = home_of(namespace, !six || is4(&to.address));
+		if (!home || !(home->place & PODS))
+			return ODD;
+	}
+	p = bpf_map_lookup_elem(&pools, &f->inside);
+	if (!p)
+		return ODD;
+	served = *(volatile __u64 *)&p->extent;
+	if (!QUICK(served))
+		return ODD;
+	s = toss(QUICK(served), EXTENT(served));
+	if (!s)
+		return ODD;
+	__sync_fetch_and_add(&p->connections, 1);
+	cookie = bpf_get_socket_cookie(ctx);
+	entry = end_of(&to.address, to.port);
+	backend = end_of(&s->backend.address, s->backend.port);
+	keep(name_of(cookie), cookie, namespace, p->id, &entry, &backend);
+	set_end(ctx, &s->backend.address, s->backend.port, six);
+	return SERVED;
+}
+
+/* Serves any connect(), with its own copy for each family: the verifier wants to see which fields of a hook's context are meant. */
+static __always_inline int connect_any(struct bpf_sock_addr *ctx, bool six)
 {
 	struct trace *t = asked();
 	struct question q;
@@ -415,7 +498,10 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, bool six)
 	if (unlikely(outcome == REFUSED))
 		return refuse();
 	if (likely(outcome == TRANSLATED)) {
-		keep(ctx, &q);
+		if (q.protocol == IPPROTO_UDP)
+			keep_datagrams(ctx, &q);
+		else
+			keep_connection(ctx, &q);
 		set_place(ctx, &q.backend, six);
 	} else if (q.protocol == IPPROTO_UDP) {
 		__u64 cookie = bpf_get_socket_cookie(ctx);
@@ -424,6 +510,9 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, bool six)
 	}
 	return 1;
 }
+
+static __noinline int connect4_any(struct bpf_sock_addr *ctx) { return connect_any(ctx, false); }
+static __noinline int connect6_any(struct bpf_sock_addr *ctx) { return connect_any(ctx, true); }
 
 /* The index of a socket's flow to an entry, or, with back, from a backend; FLOWS where there is none. */
 __noinline int which(const struct flows *flows, const struct place_of *at, bool back)
@@ -556,13 +645,13 @@ static __always_inline int name(struct bpf_sock_addr *ctx, bool six)
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
-	return connect(ctx, false);
+	return connect_quickly(ctx, false) == ODD ? connect4_any(ctx) : 1;
 }
 
 SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
-	return connect(ctx, true);
+	return connect_quickly(ctx, true) == ODD ? connect6_any(ctx) : 1;
 }
 
 SEC("cgroup/sendmsg4")

@@ -38,23 +38,32 @@ struct frontend {
 	__u8 any;      /* 1: a node port */
 	__u8 some;     /* 1: only clients in permitted are let in */
 	__u8 direct;   /* origins whose clients are answered by their backend's node itself: model.Frontend.Direct */
-	__u8 zero;
+	__u8 quick;    /* origins of the node itself and pods for which nothing but ask needs a look */
 };
 
 /*
  * A pool, in the array pools. What may change stands in slots, in an extent of its own: a header, backends, choices.
- * A new version is written beside the old one, then extent is set: a client sees the one or the other.
+ * A new version is written beside the old one, then extent and quick are set at once: a client sees the one or the other.
  */
 struct pool {
 	__u64 id;     /* model.Pool.ID, 0 where nothing is */
 	__u32 extent; /* where the extent begins in slots, 0 where nothing is */
+	__u32 quick;  /* how many backends there are in it where their weights alone count, else 0: written at once with extent */
 	__u32 next;   /* the turn of the next connection, counted by packets */
 	__u32 leave;  /* origins that others serve at one of the pool's entries: affinity must then be theirs alone */
-	__u32 zero;
 	/* TCP connections and UDP flows */
 	__u64 connections; /* given a backend */
 	__u64 refused;	   /* for which there was none */
 };
+
+/* Of a pool's extent and quick, read at once: */
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define EXTENT(served) ((__u32)(served))
+#define QUICK(served) ((__u32)((served) >> 32))
+#else
+#define EXTENT(served) ((__u32)((served) >> 32))
+#define QUICK(served) ((__u32)(served))
+#endif
 
 enum scheduler {
 	RANDOM,
@@ -193,7 +202,9 @@ struct home {
 
 struct address_of {
 	struct address address;
-	__u64 until; /* nanoseconds since boot: then it is looked up again */
+	__u64 until; /* nanoseconds since boot: then it is looked up again, */
+	__u32 place; /* as is what it is */
+	__u32 zero;
 };
 
 /* A client that an entry lets in, as a prefix behind all of the entry. */

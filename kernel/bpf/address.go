@@ -3,6 +3,8 @@ package bpf
 import (
 	"encoding/binary"
 	"net/netip"
+	"sync/atomic"
+	"unsafe"
 )
 
 // The structs of bpf/service.h.
@@ -40,6 +42,16 @@ const (
 	WeightedLeast = uint8(serviceSchedulerWEIGHTED_LEAST)
 	Delay         = uint8(serviceSchedulerDELAY)
 )
+
+// Lead has a pool lead to an extent, of so many backends where the programs need look at nothing but those, else 0; and gives the extent that it led to.
+func (p *Pool) Lead(extent, quick uint32) (was uint32) {
+	var b [8]byte
+	binary.NativeEndian.PutUint32(b[:], extent)
+	binary.NativeEndian.PutUint32(b[4:], quick)
+	v := atomic.SwapUint64((*uint64)(unsafe.Pointer(&p.Extent)), binary.NativeEndian.Uint64(b[:]))
+	binary.NativeEndian.PutUint64(b[:], v)
+	return binary.NativeEndian.Uint32(b[:])
+}
 
 // Words gives an address as the programs know it: 16 bytes of either family, IPv4 as ::ffff:a.b.c.d.
 func Words(a netip.Addr) (w [4]uint32) {

@@ -56,7 +56,7 @@ type packetsFrontend struct {
 	Any     uint8
 	Some    uint8
 	Direct  uint8
-	Zero    uint8
+	Quick   uint8
 }
 
 type packetsMemory struct {
@@ -102,9 +102,9 @@ type packetsPool struct {
 	_           structs.HostLayout
 	Id          uint64
 	Extent      uint32
+	Quick       uint32
 	Next        uint32
 	Leave       uint32
-	Zero        uint32
 	Connections uint64
 	Refused     uint64
 }

@@ -20,6 +20,8 @@ type serviceAddressOf struct {
 		Word [4]uint32
 	}
 	Until uint64
+	Place uint32
+	Zero  uint32
 }
 
 type serviceBackend struct {
@@ -156,7 +158,7 @@ type serviceFrontend struct {
 	Any     uint8
 	Some    uint8
 	Direct  uint8
-	Zero    uint8
+	Quick   uint8
 }
 
 type serviceHeader struct {
@@ -254,9 +256,9 @@ type servicePool struct {
 	_           structs.HostLayout
 	Id          uint64
 	Extent      uint32
+	Quick       uint32
 	Next        uint32
 	Leave       uint32
-	Zero        uint32
 	Connections uint64
 	Refused     uint64
 }
@@ -296,6 +298,11 @@ type serviceTrace struct {
 	Pool      [8]uint64
 }
 
+type serviceUses struct {
+	_  structs.HostLayout
+	Of [65536]uint8
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -311,6 +318,7 @@ const (
 	serviceMapPeers           = "peers"
 	serviceMapPlaces          = "places"
 	serviceMapPools           = "pools"
+	serviceMapPorts           = "ports"
 	serviceMapRecent          = "recent"
 	serviceMapSlots           = "slots"
 	serviceMapTraced          = "traced"
@@ -399,6 +407,7 @@ type serviceMapSpecs struct {
 	Peers     *ebpf.MapSpec `ebpf:"peers"`
 	Places    *ebpf.MapSpec `ebpf:"places"`
 	Pools     *ebpf.MapSpec `ebpf:"pools"`
+	Ports     *ebpf.MapSpec `ebpf:"ports"`
 	Recent    *ebpf.MapSpec `ebpf:"recent"`
 	Slots     *ebpf.MapSpec `ebpf:"slots"`
 	Traced    *ebpf.MapSpec `ebpf:"traced"`
@@ -447,6 +456,7 @@ type serviceMaps struct {
 	Peers     *ebpf.Map `ebpf:"peers"`
 	Places    *ebpf.Map `ebpf:"places"`
 	Pools     *ebpf.Map `ebpf:"pools"`
+	Ports     *ebpf.Map `ebpf:"ports"`
 	Recent    *ebpf.Map `ebpf:"recent"`
 	Slots     *ebpf.Map `ebpf:"slots"`
 	Traced    *ebpf.Map `ebpf:"traced"`
@@ -465,6 +475,7 @@ func (m *serviceMaps) Close() error {
 		m.Peers,
 		m.Places,
 		m.Pools,
+		m.Ports,
 		m.Recent,
 		m.Slots,
 		m.Traced,

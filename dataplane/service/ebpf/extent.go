@@ -101,6 +101,14 @@ func b2i(b bool) int {
 	return 0
 }
 
+// quick is how many backends there are where their weights alone count, else 0.
+func (e extent) quick() uint32 {
+	if e.scheduler != bpf.Random || len(e.choices) > 0 || e.Affinity > 0 {
+		return 0
+	}
+	return uint32(len(e.Backends))
+}
+
 // size is how many slots the extent takes.
 func (e extent) size() uint32 {
 	return uint32(1 + len(e.Backends) + (len(e.choices)+choicesPerSlot-1)/choicesPerSlot)

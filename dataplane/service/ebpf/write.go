@@ -202,7 +202,7 @@ func (p *Plane) putPool(id uint64, value string) error {
 		p.pools[id] = i
 		p.maps.Pools[i] = bpf.Pool{Id: id}
 	}
-	p.release(atomic.SwapUint32(&p.maps.Pools[i].Extent, at))
+	p.release(p.maps.Pools[i].Lead(at, e.quick()))
 	return nil
 }
 
@@ -223,7 +223,7 @@ func (p *Plane) deletePools(w *writes) error {
 		if p.maps == nil || !known {
 			return nil
 		}
-		p.release(atomic.SwapUint32(&p.maps.Pools[i].Extent, 0))
+		p.release(p.maps.Pools[i].Lead(0, 0))
 		delete(p.pools, id)
 		p.index.give(i, 1)
 		return nil
@@ -269,11 +269,20 @@ func (p *Plane) putFrontends(w *writes) error {
 		keys[i] = heldEntry(f.Key)
 		values[i] = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18], Hide: b[19], Some: b[20], Direct: b[21],
 			Any: uint8(b2i(entry(f.Key).AnyAddr()))}
+		values[i].Quick = quick(values[i])
 		if !w.was[f.Key] {
 			p.maps.Enter(keys[i])
 		}
 	}
 	return p.full(facts[0].Key, "frontends", p.maps.PutFrontends(keys, values))
+}
+
+// quick gives the origins of clients on the node that nothing keeps from being served at once, but that pods may have to be told from others.
+func quick(f bpf.Frontend) uint8 {
+	if f.Any != 0 {
+		return 0
+	}
+	return uint8(model.OriginsOf(model.FromNode, model.FromPod) &^ model.Origins(f.Leave))
 }
 
 // full adds the way out to the error of a map with room for as many as there may be frontends, if that is what it says.
