@@ -1006,29 +1006,32 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int mar
 }
 
 /* What a look at a packet shows without an extra look-up: is it worth one? */
-enum glance { NOTHING, INWARD = 1, OUTWARD = 2, OPENS = 4 };
+enum glance { NOTHING, INWARD = 1, OUTWARD = 2, OPENS = 4, ODD_ONE = 8 };
 
-/* Whether a packet's destination, whose port has that use, may be an entry. */
-static __noinline bool enters(__u32 use, enum kind kind, void *ip)
+/* Whether frontends or clients' ways are at an address, by the exclusive or of its words: if only by its hash. */
+static __noinline bool at_address(__be32 words)
 {
-	struct iphdr *four = ip;
-	struct ipv6hdr *six = ip;
-	union uses *u;
-	__be32 words;
+	union uses *u = uses(&addresses);
 
-	if (!(use & (USE_ENTRY | USE_ASKED)))
-		return false;
-	if (use & USE_ANY)
-		return true;
-	if (kind == PLAIN4)
-		words = bpf_htonl(0xffff) ^ four->daddr;
-	else
-		words = six->daddr.in6_u.u6_addr32[0] ^ six->daddr.in6_u.u6_addr32[1] ^ six->daddr.in6_u.u6_addr32[2] ^ six->daddr.in6_u.u6_addr32[3];
-	u = uses(&addresses);
 	return u && u->of[short_hash(words)] & (USE_ENTRY | USE_ASKED);
 }
 
-static __always_inline __u32 by_ends(enum kind kind, void *ip, const struct udphdr *ports_of, bool in, bool own)
+static __always_inline __be32 words_of(void *ip, bool is6)
+{
+	struct in6_addr *a = &((struct ipv6hdr *)ip)->daddr;
+
+	if (!is6)
+		return bpf_htonl(0xffff) ^ ((struct iphdr *)ip)->daddr;
+	return a->in6_u.u6_addr32[0] ^ a->in6_u.u6_addr32[1] ^ a->in6_u.u6_addr32[2] ^ a->in6_u.u6_addr32[3];
+}
+
+/* Whether a packet's destination, whose port has that use, may be an entry. */
+static __always_inline bool enters(__u32 use, void *ip, bool is6)
+{
+	return unlikely(use & (USE_ENTRY | USE_ASKED)) && (use & USE_ANY || at_address(words_of(ip, is6)));
+}
+
+static __always_inline __u32 by_ends(void *ip, const struct udphdr *ports_of, bool is6, bool in, bool own)
 {
 	union uses *u = uses(&ports);
 	__u32 use, may = NOTHING;
@@ -1037,13 +1040,21 @@ static __always_inline __u32 by_ends(enum kind kind, void *ip, const struct udph
 		return NOTHING;
 	use = u->of[ports_of->dest];
 	if (in) {
-		if (use & USE_TAKEN || enters(use, kind, ip))
+		if (use & USE_TAKEN || enters(use, ip, is6))
 			may = INWARD;
 		return use & USE_BACKEND ? may | OPENS : may;
 	}
-	if (own && enters(use, kind, ip))
+	if (own && enters(use, ip, is6))
 		may = INWARD;
 	return use & USE_HIDDEN || u->of[ports_of->source] & USE_BACKEND ? may | OUTWARD : may;
+}
+
+/* What a plain packet's ends say; if that is anything, reads it. ODD_ONE where it isn't so plain. */
+static __always_inline __u32 glance_plain(struct packet *p, void *ip, void *end, struct udphdr *ports_of, bool is6, bool in, bool own)
+{
+	__u32 may = by_ends(ip, ports_of, is6, in, own);
+
+	return likely(!may) || read_plain(p, ip, end, ports_of, is6) ? may : ODD_ONE;
 }
 
 /* Tells at little cost why a packet may be ours, and reads it then. All that is out of the ordinary may be. */
@@ -1051,19 +1062,20 @@ static __always_inline __u32 glance(struct __sk_buff *skb, struct packet *p, boo
 {
 	void *ip = (void *)(long)skb->data + head, *end = (void *)(long)skb->data_end;
 	struct udphdr *ports_of;
+	__u32 may = ODD_ONE;
 	enum kind kind;
-	__u32 may;
 
 	if (skb->vlan_present)
 		return NOTHING; /* the VLAN's own device will see it */
 	kind = kind_of(skb, ip, end, &ports_of);
 	if (kind == FOREIGN)
 		return NOTHING;
-	if (kind != ODD) {
-		may = by_ends(kind, ip, ports_of, in, own);
-		if (!may || (kind == PLAIN4 ? read_plain(p, ip, end, ports_of, false) : read_plain(p, ip, end, ports_of, true)))
-			return may;
-	}
+	if (kind == PLAIN4)
+		may = glance_plain(p, ip, end, ports_of, false, in, own);
+	if (kind == PLAIN6)
+		may = glance_plain(p, ip, end, ports_of, true, in, own);
+	if (may != ODD_ONE)
+		return may;
 	return read_packet(skb, p) ? INWARD | OUTWARD | OPENS : NOTHING;
 }
 
