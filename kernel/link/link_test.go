@@ -175,6 +175,20 @@ func TestRouteIsReplacedAndDeleted(t *testing.T) {
 	}
 }
 
+func TestGSO(t *testing.T) {
+	ns, c := space(t)
+	dev, err := c.AddVeth(End{Name: "near"}, End{Name: "far"}, ns)
+	check(t, err, c.SetGSO(dev, 196608))
+	is, err := c.h.LinkByIndex(dev)
+	check(t, err)
+	if a := is.Attrs(); a.GSOMaxSize != 196608 || a.GSOIPv4MaxSize != 196608 {
+		t.Errorf("pieces of IPv6 have up to %d bytes, of IPv4 %d", a.GSOMaxSize, a.GSOIPv4MaxSize)
+	}
+	if err := c.SetGSO(dev, 1<<30); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("pieces of a GiB: %v", err)
+	}
+}
+
 func TestAwait(t *testing.T) {
 	_, c := space(t)
 	other, o := space(t)

@@ -266,6 +266,46 @@ func TestBytesArriveWhateverWaits(t *testing.T) {
 	}
 }
 
+// The node's own clients send in pieces of more than an IP packet's 64 KiB.
+func TestLongPiecesArrive(t *testing.T) {
+	s := newStage(t)
+	l := s.listen(8080)
+	f, p := serves(model.TCP, 80, 8080)
+	six := *f
+	six.Entry.Addr = netip.MustParseAddr("fd00:96::1")
+	c, err := link.Dial(s.node)
+	s.check(err)
+	defer c.Close()
+	s.check(c.AddAddress(1, netip.MustParsePrefix("fd00:1::1/128")), link.Set(s.node, link.Setting{Name: "ipv6/conf/all/forwarding", Value: "1"}))
+	s.check(s.tell(p, f, &six))
+	block := bytes.Repeat([]byte("0123456789abcdefg"), 1<<18) // its length is no power of two
+	for _, e := range []model.Entry{f.Entry, six.Entry} {
+		var client net.Conn
+		s.check(s.node.Do(func() (err error) {
+			client, err = net.DialTimeout("tcp", netip.AddrPortFrom(e.Addr, e.Port).String(), patience)
+			return err
+		}))
+		server, err := l.Accept()
+		s.check(err, client.SetDeadline(time.Now().Add(patience)))
+		go func() {
+			for range 8 {
+				client.Write(block)
+			}
+			client.Close()
+		}()
+		for i := range 8 {
+			got := make([]byte, len(block))
+			if _, err := io.ReadFull(server, got); err != nil || !bytes.Equal(got, block) {
+				t.Fatalf("%s: block %d: %v, equal: %v", e, i, err, bytes.Equal(got, block))
+			}
+		}
+		if n, err := server.Read(make([]byte, 1)); n > 0 || err != io.EOF {
+			t.Errorf("%s: in the end: %d, %v", e, n, err)
+		}
+		server.Close()
+	}
+}
+
 // Whatever is gathered is moved in the end, with a fine clock and without.
 func TestTheLastOfMuchArrives(t *testing.T) {
 	for _, coarse := range []bool{false, true} {

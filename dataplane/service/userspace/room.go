@@ -113,6 +113,9 @@ func (r *room) open(node *netns.Namespace) error {
 	if err != nil {
 		return err
 	}
+	if err := here.SetGSO(dev, longestPiece); err != nil && !errors.Is(err, unix.EINVAL) { // a kernel that knows no longer ones goes on with its own
+		return errors.Join(err, here.Delete(dev))
+	}
 	if err := r.furnish(there); err != nil {
 		return errors.Join(err, here.Delete(dev))
 	}
@@ -122,6 +125,10 @@ func (r *room) open(node *netns.Namespace) error {
 	r.dev = dev
 	return nil
 }
+
+// longestPiece is how many bytes TCP of the node itself puts into one piece on its way into the room (BIG TCP), where 64 KiB are usual: what a piece costs beyond its
+// bytes is client's processor time. Out of the room it stays as is: most of what leaves goes on to a device that takes no more, and would be cut small for it.
+const longestPiece = 192 << 10
 
 // settings of the way into the room: packets from there may come from addresses of the node itself, loopback ones among them.
 // It speaks IPv6 also where that is switched off for all interfaces: the kernel refuses next hops on it else.
