@@ -37,19 +37,17 @@
 // have Cubic; a backend that refuses or does not answer in 7 seconds is passed over for another. UDP: a socket for each client and
 // entry, ended after 30 seconds of silence, 120 once answered, batches of 32.
 //
-// What a stream costs beyond its way twice through the kernel is its memory: the kernel frees a packet's pages on the processor that
+// The node's own TCP sends into the room in pieces of up to 192 KiB (BIG TCP, Linux 6.3; IPv6 5.19), three times as long as usual: what each takes beyond its bytes is
+// time of the processor where client and room meet, which is the busy one. On an AMD EPYC with BBR that made a stream from 0.86 (0.84 to 0.88) to 1.33 × direct (1.26
+// to 1.39), at 1.15 in place of 1.57 times its processor time; with Cubic, where direct stays in one processor's cache and has 40 Gbit/s, from 0.49 to 0.59
+// (`fairlead lab run centurylink --quick --modes userspace`, 60 rounds, with Cubic 21). Clients in pods send pieces as long as their own devices take.
+//
+// What else a stream costs beyond its way twice through the kernel is its memory: the kernel frees a packet's pages on the processor that
 // made its header (net/core/skbuff.c, skb_attempt_defer_free), which for what is spliced is ours, not the one where the client takes
-// pages; so these come from further away each time. On two processors, at 2.4 GB/s, copies by client and server took 2.3 times as long
-// as direct, a quarter of their processor. To read and write in place of splicing mends that (1.3 and 1.4 times) for two copies of ours, and came out
-// alike: 0.80 to 0.85 × direct, where splicing has 0.81 to 0.86, at 5 to 10 % more processor time. In single runs a kernel thread for the room's device
-// (threaded NAPI) gave 0.84, another processor for what comes in there (RPS) 0.73, less room for what is sent 0.56, for what comes in 0.80.
-// The ratio is mostly direct's: client and server share a processor in the lab, and where they take turns so often that what they hand on
-// stays in its cache, direct has 25 to 30 Gbit/s in place of 13. Through the plane that processor is the busy one, ours idles a third of the
-// time, and all that it does takes 1.6 to 2 times as long for each byte. To wait by looking again (100 to 1000 µs) or to keep
-// system calls from Go's scheduler was no better, with either control; to send with BBR as well was worse (0.62).
-// Under Cubic, where direct has 40 to 45 Gbit/s and splicing half, packets freed where they are read (net.core.skb_defer_max 0), 250 KB
-// of room for what comes in and to look again in place of waiting gave 0.70 together, and 0.50 to 0.54 with the setting as it is: it is
-// the whole kernel's, so not ours to change.
+// pages; so these come from further away each time. To read and write in place of splicing mends that for two copies of ours, and came out
+// alike. What was tried without gain, with pieces of 64 KiB: a kernel thread for the room's device (threaded NAPI), another processor for what comes in there (RPS), less room
+// for what is sent or comes in, to wait by looking again (100 to 1000 µs), to keep system calls from Go's scheduler, BBR to backends. With Cubic,
+// packets freed where they are read (net.core.skb_defer_max 0) help, but that is the whole kernel's setting, so not ours to change.
 //
 // # Changes
 //
