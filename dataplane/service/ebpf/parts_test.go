@@ -117,6 +117,47 @@ func drawPool(t *rapid.T) *model.Pool {
 	return p
 }
 
+// The short way is for those alone of whom nothing else has to be known.
+func TestShortWay(t *testing.T) {
+	two := []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 3}, {Addr: netip.MustParseAddrPort("10.0.0.2:80")}}
+	for _, c := range []struct {
+		model.Pool
+		want uint32
+	}{
+		{model.Pool{Backends: two}, 2},
+		{model.Pool{}, 0},
+		{model.Pool{Backends: two, Affinity: time.Second}, 0},
+		{model.Pool{Backends: two, Scheduler: model.RoundRobin}, 0},
+		{model.Pool{Backends: two, Scheduler: model.SourceHash}, 0},
+		{model.Pool{Backends: two, Scheduler: model.LeastConnections}, 0},
+		{model.Pool{Backends: two, Scheduler: model.Maglev}, 0},
+	} {
+		e, err := newExtent(&c.Pool)
+		if err != nil || e.quick() != c.want {
+			t.Errorf("%+v: %d, %v, want %d", c.Pool, e.quick(), err, c.want)
+		}
+	}
+	for leave, want := range map[model.Origins]model.Origins{
+		0:                                  model.OriginsOf(model.FromNode, model.FromPod),
+		model.OriginsOf(model.FromOutside): model.OriginsOf(model.FromNode, model.FromPod),
+		model.OriginsOf(model.FromPod):     model.OriginsOf(model.FromNode),
+		model.AllOrigins:                   0,
+	} {
+		if got := quick(bpf.Frontend{Leave: uint8(leave)}); got != uint8(want) {
+			t.Errorf("where %s are left: %s, want %s", leave, model.Origins(got), want)
+		}
+	}
+	if got := quick(bpf.Frontend{Any: 1}); got != 0 {
+		t.Errorf("a node port: %s", model.Origins(got))
+	}
+	var p bpf.Pool
+	for i := range uint32(3) {
+		if was := p.Lead(i+1, 10*i); was != i || p.Extent != i+1 || p.Quick != 10*i {
+			t.Errorf("a pool led to %d, and leads to %d, %d", was, p.Extent, p.Quick)
+		}
+	}
+}
+
 // A pool reads back from slots as it was written, with a table as large as was asked for; each backend is drawn by its weight.
 func TestExtents(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
