@@ -30,7 +30,7 @@ struct {
 	__uint(max_entries, NAMES);
 	__type(key, __u32);
 	__type(value, struct name);
-} recent SEC(".maps");
+} names SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -390,17 +390,38 @@ static __always_inline struct name *name_of(__u64 cookie)
 {
 	__u32 at = cookie % NAMES;
 
-	return bpf_map_lookup_elem(&recent, &at);
+	return bpf_map_lookup_elem(&names, &at);
+}
+
+/* Notes with a TCP socket itself what it is connected to, since another has the place in names. */
+static __noinline void keep_apart(struct bpf_sock_addr *ctx, const struct end *entry, const struct end *backend)
+{
+	struct flow *f;
+
+	if (!ctx->sk)
+		return;
+	f = bpf_sk_storage_get(&named, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!f)
+		return;
+	f->entry = place_at(entry);
+	f->backend = place_at(backend);
 }
 
 /*
- * Notes what a socket is connected to. For TCP this must cost next to nothing: to give each connection memory of its own would take
- * longer than all else here together.
+ * Notes what a TCP socket is connected to. This must cost next to nothing: to give each connection memory of its own would take longer
+ * than all else here together.
  */
-static __always_inline void keep(struct name *n, __u64 cookie, __u64 namespace, __u64 pool, const struct end *entry, const struct end *backend)
+static __always_inline void keep(struct bpf_sock_addr *ctx, __u64 namespace, __u64 pool, const struct end *entry, const struct end *backend)
 {
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	struct name *n = name_of(cookie);
+
 	if (!n)
 		return;
+	if (unlikely(n->cookie && n->cookie != cookie)) {
+		keep_apart(ctx, entry, backend);
+		return;
+	}
 	n->cookie = cookie;
 	n->namespace = namespace;
 	n->pool = pool;
@@ -411,9 +432,8 @@ static __always_inline void keep(struct name *n, __u64 cookie, __u64 namespace, 
 static __noinline void keep_connection(struct bpf_sock_addr *ctx, const struct question *q)
 {
 	struct end entry = end_of(&q->entry.address, q->entry.port), backend = end_of(&q->backend.address, q->backend.port);
-	__u64 cookie = bpf_get_socket_cookie(ctx);
 
-	keep(name_of(cookie), cookie, q->namespace, q->pool, &entry, &backend);
+	keep(ctx, q->namespace, q->pool, &entry, &backend);
 }
 
 /* Notes what a UDP socket is connected to. */
@@ -442,7 +462,7 @@ static __always_inline int connect_quickly(struct bpf_sock_addr *ctx, bool six)
 	struct pool *p;
 	union slot *s;
 	union uses *u;
-	__u64 cookie, namespace, served;
+	__u64 namespace, served;
 	__u32 origin;
 
 	if (ctx->protocol != IPPROTO_TCP || !ctx->sk || ctx->sk->src_ip4 || !t || t->counting | t->until)
@@ -474,10 +494,9 @@ static __always_inline int connect_quickly(struct bpf_sock_addr *ctx, bool six)
 	if (!s)
 		return ODD;
 	__sync_fetch_and_add(&p->connections, 1);
-	cookie = bpf_get_socket_cookie(ctx);
 	entry = end_of(&to.address, to.port);
 	backend = end_of(&s->backend.address, s->backend.port);
-	keep(name_of(cookie), cookie, namespace, p->id, &entry, &backend);
+	keep(ctx, namespace, p->id, &entry, &backend);
 	set_end(ctx, &s->backend.address, s->backend.port, six);
 	return SERVED;
 }
@@ -611,7 +630,6 @@ static __always_inline int hear(struct bpf_sock_addr *ctx, bool six)
 static __always_inline int name(struct bpf_sock_addr *ctx, bool six)
 {
 	__u64 cookie = bpf_get_socket_cookie(ctx);
-	__u32 at = cookie % NAMES;
 	struct place_of peer = {.port = ctx->user_port};
 	struct connected *c;
 	struct flow *f, was;
@@ -624,21 +642,18 @@ static __always_inline int name(struct bpf_sock_addr *ctx, bool six)
 			put_back(ctx, &c->flow, &peer, six);
 		return 1;
 	}
+	n = name_of(cookie);
+	if (n && n->cookie == cookie) {
+		was.entry = place_at(&n->entry);
+		was.backend = place_at(&n->backend);
+		if (put_back(ctx, &was, &peer, six))
+			return 1;
+	}
 	if (!ctx->sk)
 		return 1;
 	f = bpf_sk_storage_get(&named, ctx->sk, NULL, 0);
-	if (f && put_back(ctx, f, &peer, six))
-		return 1;
-	n = bpf_map_lookup_elem(&recent, &at);
-	if (!n || n->cookie != cookie)
-		return 1;
-	was.entry = place_at(&n->entry);
-	was.backend = place_at(&n->backend);
-	if (!put_back(ctx, &was, &peer, six))
-		return 1;
-	f = bpf_sk_storage_get(&named, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (f)
-		*f = was;
+		put_back(ctx, f, &peer, six);
 	return 1;
 }
 
@@ -690,17 +705,22 @@ int getpeername6(struct bpf_sock_addr *ctx)
 	return name(ctx, true);
 }
 
-/* A socket is closed: it counts no more, and one of UDP is connected no more. */
+/* A socket is closed: it counts no more, and is connected no more. */
 SEC("cgroup/sock_release")
 int release(struct bpf_sock *sk)
 {
 	__u64 cookie;
+	struct name *n;
 
 	if (counting())
 		uncount(bpf_sk_storage_get(&counted, sk, NULL, 0));
-	if (sk->protocol != IPPROTO_UDP)
-		return 1;
 	cookie = bpf_get_socket_cookie(sk);
-	bpf_map_delete_elem(&connected, &cookie);
+	if (sk->protocol == IPPROTO_UDP) {
+		bpf_map_delete_elem(&connected, &cookie);
+		return 1;
+	}
+	n = name_of(cookie);
+	if (n && n->cookie == cookie)
+		n->cookie = 0;
 	return 1;
 }

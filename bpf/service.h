@@ -173,12 +173,12 @@ struct flow {
 };
 
 /*
- * A TCP connection, in the array recent at its socket's cookie modulo NAMES: there until a socket made that much later
- * takes its place. One that has been asked for its peer is remembered with the socket itself. It is as long as a line of most
- * processors' caches: each connection writes one that nobody had for long.
+ * What a TCP socket is connected to, in the array names at its cookie modulo NAMES, until it is closed. If another open socket has the
+ * place, it stands with the socket itself, in named. It is as long as a line of most processors' caches: each connection writes one that
+ * nobody had for long.
  */
 struct name {
-	__u64 cookie;
+	__u64 cookie; /* 0: free */
 	__u64 namespace;
 	__u64 pool;
 	struct end entry, backend;

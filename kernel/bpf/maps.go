@@ -83,9 +83,9 @@ func Layout(s Sizes) (string, error) {
 // Maps are the programs' maps, opened.
 type Maps struct {
 	// The kernel's memory of arrays.
-	Pools  []Pool
-	Slots  []Slot
-	Recent []Name // TCP connections: some may have ended
+	Pools []Pool
+	Slots []Slot
+	Names []Name // TCP connections: those whose cookie isn't 0
 	// Changes is to be counted up when frontends or pools have changed: flows are looked at again.
 	Changes *uint32
 
@@ -99,7 +99,7 @@ type Maps struct {
 // traffic is the maps that packets and sockets write. They don't go with a layout: an upgrade finds what it needs to go on.
 var traffic = map[string]bool{
 	serviceMapAffinity: true, serviceMapConnected: true, serviceMapHomes: true, serviceMapNamed: true, serviceMapPeers: true,
-	serviceMapRecent: true, serviceMapLoads: true, serviceMapCounted: true, packetsMapDestinations: true, packetsMapSources: true, packetsMapFragments: true, packetsMapPorts: true, packetsMapAddresses: true,
+	serviceMapNames: true, serviceMapLoads: true, serviceMapCounted: true, packetsMapDestinations: true, packetsMapSources: true, packetsMapFragments: true, packetsMapPorts: true, packetsMapAddresses: true,
 	packetsMapPackets: true, packetsMapQuestion: true,
 }
 
@@ -241,7 +241,7 @@ func (m *Maps) mapMemory() error {
 	if err != nil {
 		return errors.Join(err, m.Close())
 	}
-	recent, err := m.memory(serviceMapRecent, unsafe.Sizeof(Name{}))
+	names, err := m.memory(serviceMapNames, unsafe.Sizeof(Name{}))
 	if err != nil {
 		return errors.Join(err, m.Close())
 	}
@@ -264,7 +264,7 @@ func (m *Maps) mapMemory() error {
 	}
 	m.uses = &uses{ports: ports, addresses: addresses}
 	m.Changes = (*uint32)(unsafe.Pointer(&changes[0]))
-	m.Recent = unsafe.Slice((*Name)(unsafe.Pointer(&recent[0])), m.named[serviceMapRecent].MaxEntries())
+	m.Names = unsafe.Slice((*Name)(unsafe.Pointer(&names[0])), m.named[serviceMapNames].MaxEntries())
 	m.Pools = unsafe.Slice((*Pool)(unsafe.Pointer(&pools[0])), m.sizes.Pools)
 	m.Slots = unsafe.Slice((*Slot)(unsafe.Pointer(&slots[0])), m.sizes.Slots)
 	return nil
@@ -295,7 +295,7 @@ func (m *Maps) Close() error {
 			errs = append(errs, n.Close())
 		}
 	}
-	m.mapped, m.named, m.traced, m.Pools, m.Slots, m.Recent, m.uses, m.Changes = nil, nil, nil, nil, nil, nil, nil, nil
+	m.mapped, m.named, m.traced, m.Pools, m.Slots, m.Names, m.uses, m.Changes = nil, nil, nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -483,8 +483,9 @@ func (m *Maps) DeleteLoads(keys []Endpoint) error {
 	return nil
 }
 
-// forgetLoads forgets all: sockets may have been closed unseen.
-func (m *Maps) forgetLoads() error {
+// forgetSockets forgets how many sockets are open, and what those of TCP are connected to: some may have been closed unseen.
+func (m *Maps) forgetSockets() error {
+	clear(m.Names)
 	var keys []Endpoint
 	err := m.Loads(func(e Endpoint, _ Load) { keys = append(keys, e) })
 	return errors.Join(err, m.DeleteLoads(keys))

@@ -133,7 +133,7 @@ func (p *Programs) Attach(folder, cgroup string) (err error) {
 		}
 		made = append(made, h.name)
 		if h.name == "release" {
-			if err := p.maps.forgetLoads(); err != nil {
+			if err := p.maps.forgetSockets(); err != nil {
 				return err
 			}
 		}

@@ -315,11 +315,11 @@ const (
 	serviceMapHomes           = "homes"
 	serviceMapLoads           = "loads"
 	serviceMapNamed           = "named"
+	serviceMapNames           = "names"
 	serviceMapPeers           = "peers"
 	serviceMapPlaces          = "places"
 	serviceMapPools           = "pools"
 	serviceMapPorts           = "ports"
-	serviceMapRecent          = "recent"
 	serviceMapSlots           = "slots"
 	serviceMapTraced          = "traced"
 	serviceProgConnect4       = "connect4"
@@ -404,11 +404,11 @@ type serviceMapSpecs struct {
 	Homes     *ebpf.MapSpec `ebpf:"homes"`
 	Loads     *ebpf.MapSpec `ebpf:"loads"`
 	Named     *ebpf.MapSpec `ebpf:"named"`
+	Names     *ebpf.MapSpec `ebpf:"names"`
 	Peers     *ebpf.MapSpec `ebpf:"peers"`
 	Places    *ebpf.MapSpec `ebpf:"places"`
 	Pools     *ebpf.MapSpec `ebpf:"pools"`
 	Ports     *ebpf.MapSpec `ebpf:"ports"`
-	Recent    *ebpf.MapSpec `ebpf:"recent"`
 	Slots     *ebpf.MapSpec `ebpf:"slots"`
 	Traced    *ebpf.MapSpec `ebpf:"traced"`
 }
@@ -453,11 +453,11 @@ type serviceMaps struct {
 	Homes     *ebpf.Map `ebpf:"homes"`
 	Loads     *ebpf.Map `ebpf:"loads"`
 	Named     *ebpf.Map `ebpf:"named"`
+	Names     *ebpf.Map `ebpf:"names"`
 	Peers     *ebpf.Map `ebpf:"peers"`
 	Places    *ebpf.Map `ebpf:"places"`
 	Pools     *ebpf.Map `ebpf:"pools"`
 	Ports     *ebpf.Map `ebpf:"ports"`
-	Recent    *ebpf.Map `ebpf:"recent"`
 	Slots     *ebpf.Map `ebpf:"slots"`
 	Traced    *ebpf.Map `ebpf:"traced"`
 }
@@ -472,11 +472,11 @@ func (m *serviceMaps) Close() error {
 		m.Homes,
 		m.Loads,
 		m.Named,
+		m.Names,
 		m.Peers,
 		m.Places,
 		m.Pools,
 		m.Ports,
-		m.Recent,
 		m.Slots,
 		m.Traced,
 	)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -131,7 +132,8 @@ func TestEverySocketReachesItsService(t *testing.T) {
 	}, endpoints...)
 }
 
-// A program that asks who it is connected to hears the Service's address, also by a socket of both families.
+// A program that asks who it is connected to hears the Service's address, also by a socket of both families, and where other sockets
+// have its place. When it closes, its own is free again.
 func TestThePeerIsTheService(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		serve(t)
@@ -140,36 +142,81 @@ func TestThePeerIsTheService(t *testing.T) {
 		four, six, udp := poolOf(1, false, model.TCP, 1), poolOf(2, true, model.TCP, 1), poolOf(3, false, model.UDP, 1)
 		change(t, p, nil, []model.Part{theNode, four, six, udp,
 			frontendOf("10.96.0.1:80", four), frontendOf("[fd00:96::1]:80", six), frontendOf("10.96.0.1:80", udp)})
-		four1, six1 := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")
-		for _, c := range []struct {
-			family, kind int
-			to           netip.Addr
-		}{
-			{unix.AF_INET, unix.SOCK_STREAM, four1}, {unix.AF_INET6, unix.SOCK_STREAM, six1},
-			{unix.AF_INET6, unix.SOCK_STREAM, netip.AddrFrom16(four1.As16())},
-			{unix.AF_INET, unix.SOCK_DGRAM, four1}, {unix.AF_INET6, unix.SOCK_DGRAM, netip.AddrFrom16(four1.As16())},
-		} {
-			fd, err := unix.Socket(c.family, c.kind|unix.SOCK_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var to unix.Sockaddr = &unix.SockaddrInet6{Addr: c.to.As16(), Port: 80}
-			if c.family == unix.AF_INET {
-				to = &unix.SockaddrInet4{Addr: c.to.As4(), Port: 80}
-			}
-			if err := unix.Connect(fd, to); err != nil {
-				t.Fatalf("connect to %s: %v", c.to, err)
-			}
-			for range 2 { // the second is remembered with the socket
-				if peer, err := unix.Getpeername(fd); err != nil || !cmp.Equal(peer, to, cmp.AllowUnexported(unix.SockaddrInet4{}, unix.SockaddrInet6{})) {
-					if a, b := address(peer), address(to); a != b {
-						t.Errorf("family %d kind %d to %s: the peer is %s, %v", c.family, c.kind, c.to, a, err)
-					}
+		names := namesOf(t, p)
+		thePeerIsTheService(t)
+		if i := slices.IndexFunc(names, func(n bpf.Name) bool { return n.Cookie != 0 }); i >= 0 {
+			t.Errorf("all are closed, and there is %+v", names[i])
+		}
+		const other = 1 << 60
+		for i := range names {
+			names[i].Cookie = other + uint64(i)
+		}
+		thePeerIsTheService(t)
+		if i := slices.IndexFunc(names, func(n bpf.Name) bool { return n.Cookie < other }); i >= 0 {
+			t.Errorf("another's place has %+v", names[i])
+		}
+		folder, _, err := bpf.Folder()
+		if err := errors.Join(err, bpf.Detach(filepath.Join(folder, "links"))); err != nil {
+			t.Fatal(err)
+		}
+		write(t, p, p.Render(theNode), nil)
+		if i := slices.IndexFunc(names, func(n bpf.Name) bool { return n.Cookie != 0 }); i >= 0 {
+			t.Errorf("sockets may have been closed unseen, and there is %+v", names[i])
+		}
+		thePeerIsTheService(t)
+	}, endpoints...)
+}
+
+// namesOf gives what the kernel holds of TCP sockets' peers.
+func namesOf(t *testing.T, p *ebpf.Plane) []bpf.Name {
+	t.Helper()
+	folder, _, err := bpf.Folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	layout, err := bpf.Layout(p.Sizes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := bpf.OpenMaps(filepath.Join(folder, layout), p.Sizes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m.Names
+}
+
+func thePeerIsTheService(t *testing.T) {
+	t.Helper()
+	four, six := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")
+	for _, c := range []struct {
+		family, kind int
+		to           netip.Addr
+	}{
+		{unix.AF_INET, unix.SOCK_STREAM, four}, {unix.AF_INET6, unix.SOCK_STREAM, six},
+		{unix.AF_INET6, unix.SOCK_STREAM, netip.AddrFrom16(four.As16())},
+		{unix.AF_INET, unix.SOCK_DGRAM, four}, {unix.AF_INET6, unix.SOCK_DGRAM, netip.AddrFrom16(four.As16())},
+	} {
+		fd, err := unix.Socket(c.family, c.kind|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var to unix.Sockaddr = &unix.SockaddrInet6{Addr: c.to.As16(), Port: 80}
+		if c.family == unix.AF_INET {
+			to = &unix.SockaddrInet4{Addr: c.to.As4(), Port: 80}
+		}
+		if err := unix.Connect(fd, to); err != nil {
+			t.Fatalf("connect to %s: %v", c.to, err)
+		}
+		for range 2 {
+			if peer, err := unix.Getpeername(fd); err != nil || !cmp.Equal(peer, to, cmp.AllowUnexported(unix.SockaddrInet4{}, unix.SockaddrInet6{})) {
+				if a, b := address(peer), address(to); a != b {
+					t.Errorf("family %d kind %d to %s: the peer is %s, %v", c.family, c.kind, c.to, a, err)
 				}
 			}
-			unix.Close(fd)
 		}
-	}, endpoints...)
+		unix.Close(fd)
+	}
 }
 
 func address(sa unix.Sockaddr) netip.AddrPort {

@@ -410,7 +410,10 @@ func (p *Plane) closeSockets(w *writes) error {
 		return err
 	}
 	if p.CloseTCP {
-		for _, n := range p.maps.Recent {
+		for _, n := range p.maps.Names {
+			if n.Cookie == 0 {
+				continue
+			}
 			note(tcp, n.Namespace, n.Cookie, n.Pool, n.Backend.Address.Word, n.Backend.Port)
 		}
 	}
