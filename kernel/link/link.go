@@ -99,10 +99,10 @@ func (c *Conn) Up(index int) error {
 	return nil
 }
 
-// SetGSO has TCP hand the interface pieces of up to so many bytes, of IPv4 and IPv6, for it or whoever is behind to cut: more than 65,536 is what the kernel
-// calls BIG TCP (IPv6 since Linux 5.19, IPv4 since 6.3; older ones take no such number for IPv6, unix.EINVAL, and none at all for IPv4, without an error).
+// SetGSO has TCP hand the interface IPv4 pieces of up to so many bytes, for it or whoever is behind to cut: more than 65,536 is what the kernel calls BIG TCP
+// (Linux 6.3; older ones take no notice, without an error). Where the interface takes no more than 65,536, the error is unix.EINVAL.
 func (c *Conn) SetGSO(index, bytes int) error {
-	if err := errors.Join(c.h.LinkSetGSOMaxSize(dev(index), bytes), c.h.LinkSetGSOIPv4MaxSize(dev(index), bytes)); err != nil {
+	if err := c.h.LinkSetGSOIPv4MaxSize(dev(index), bytes); err != nil {
 		return fmt.Errorf("have interface %d take pieces of %d bytes: %w", index, bytes, err)
 	}
 	return nil

@@ -37,7 +37,7 @@
 // have Cubic; a backend that refuses or does not answer in 7 seconds is passed over for another. UDP: a socket for each client and
 // entry, ended after 30 seconds of silence, 120 once answered, batches of 32.
 //
-// The node's own TCP sends into the room in pieces of up to 192 KiB (BIG TCP, Linux 6.3; IPv6 5.19), three times as long as usual: what each takes beyond its bytes is
+// The node's own TCP sends into the room in pieces of up to 192 KiB (BIG TCP, Linux 6.3; IPv4 alone), three times as long as usual: what each takes beyond its bytes is
 // time of the processor where client and room meet, which is the busy one. On an AMD EPYC with BBR that made a stream from 0.86 (0.84 to 0.88) to 1.33 × direct (1.26
 // to 1.39), at 1.15 in place of 1.57 times its processor time; with Cubic, where direct stays in one processor's cache and has 40 Gbit/s, from 0.49 to 0.59
 // (`fairlead lab run centurylink --quick --modes userspace`, 60 rounds, with Cubic 21). Clients in pods send pieces as long as their own devices take.

@@ -127,7 +127,8 @@ func (r *room) open(node *netns.Namespace) error {
 }
 
 // longestPiece is how many bytes TCP of the node itself puts into one piece on its way into the room (BIG TCP), where 64 KiB are usual: what a piece costs beyond its
-// bytes is client's processor time. Out of the room it stays as is: most of what leaves goes on to a device that takes no more, and would be cut small for it.
+// bytes is the client's processor time. Out of the room it stays as is: most of what leaves goes on to a device that takes no more, and would be cut small for it. So do
+// pieces of IPv6, which would have an option header (RFC 2675) that a node's firewall may not look behind.
 const longestPiece = 192 << 10
 
 // settings of the way into the room: packets from there may come from addresses of the node itself, loopback ones among them.
