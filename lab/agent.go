@@ -67,7 +67,9 @@ type process struct {
 
 // hire starts a node's agent.
 func (r *run) hire(n *node) error {
-	n.pair.group(n.mode)
+	if hooks(n.mode) {
+		n.pair.group()
+	}
 	log, err := os.CreateTemp(r.tmp, "agent-*.log")
 	if err != nil {
 		return fmt.Errorf("start the agent of %s: %w", n.pair.node.Name, err)

@@ -225,7 +225,9 @@ func (r *controlSide) live(ctx context.Context, round int, s subject) (err error
 	if err := errors.Join(r.connect(p), p.serve(load.Place{Enter: p.far.Do}, everywhere, sizes, 1)); err != nil {
 		return err
 	}
-	p.group(s.arm)
+	if hooks(s.arm) {
+		p.group()
+	}
 	probe, err := kubeproxy.NewProbe(entrance{p}, p.far, probeService, probePlaces)
 	if err != nil {
 		return err

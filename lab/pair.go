@@ -88,10 +88,14 @@ func newPair(ctx context.Context, name string) (p *pair, err error) {
 	return p, p.join(ctx)
 }
 
-// group gives the node's processes a cgroup of their own where a mode hooks into one, if this machine has any; others are
-// spared it, since to enter takes tens of milliseconds. Without one the mode hooks into all of the machine's.
-func (p *pair) group(mode string) {
-	if mode == armEBPF && p.cgroup == "" {
+// hooks says whether a mode hooks into a cgroup: then the node's processes want one of their own. Others are spared it mostly, since to
+// enter takes tens of milliseconds.
+func hooks(mode string) bool { return mode == armEBPF }
+
+// group gives the node's processes a cgroup of their own, if this machine has any. Without one, a mode that hooks into one hooks into all of the
+// machine's.
+func (p *pair) group() {
+	if p.cgroup == "" {
 		p.cgroup, _ = cgroup.New(p.node.Name)
 	}
 }

@@ -48,6 +48,7 @@ type run struct {
 	realtime bool           // client and server may have real-time priority
 	undo     []func() error // what is to be taken down, last first
 
+	grouped bool          // every arm's processes are in a cgroup of their own
 	pairs   []*pair       // of all arms, the baseline's first
 	tracked int           // the most connections that conntrack knew of in one namespace
 	late    time.Duration // the most that the open loop was late by its own fault
@@ -166,6 +167,9 @@ func (r *run) pair(ctx context.Context, arm string, services int) (*pair, error)
 		return nil, err
 	}
 	p.arm, p.services = arm, services
+	if r.grouped {
+		p.group()
+	}
 	r.pairs = append(r.pairs, p)
 	r.later(p.close)
 	return p, nil
