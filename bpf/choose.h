@@ -111,13 +111,6 @@ static __always_inline struct end end_of(const struct address *address, __be16 p
 	return e;
 }
 
-static __always_inline struct place_of place_at(const struct end *e)
-{
-	struct place_of p = {.address = e->address, .port = e->port};
-
-	return p;
-}
-
 static __always_inline void map4(struct address *a, __be32 v4)
 {
 	a->word[0] = a->word[1] = 0;

@@ -394,7 +394,7 @@ static __always_inline struct name *name_of(__u64 cookie)
 }
 
 /* Notes with a TCP socket itself what it is connected to, since another has the place in names. */
-static __noinline void keep_apart(struct bpf_sock_addr *ctx, const struct end *entry, const struct end *backend)
+static __noinline void keep_apart(struct bpf_sock_addr *ctx, const struct address *entry, __be16 entry_port, const struct address *backend, __be16 backend_port)
 {
 	struct flow *f;
 
@@ -403,23 +403,26 @@ static __noinline void keep_apart(struct bpf_sock_addr *ctx, const struct end *e
 	f = bpf_sk_storage_get(&named, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!f)
 		return;
-	f->entry = place_at(entry);
-	f->backend = place_at(backend);
+	f->entry.address = *entry;
+	f->entry.port = entry_port;
+	f->backend.address = *backend;
+	f->backend.port = backend_port;
 }
 
 /*
  * Notes what a TCP socket is connected to. This must cost next to nothing: to give each connection memory of its own would take longer
  * than all else here together.
  */
-static __always_inline void keep(struct bpf_sock_addr *ctx, __u64 namespace, __u64 pool, const struct end *entry, const struct end *backend)
+static __always_inline void keep(struct bpf_sock_addr *ctx, __u64 namespace, __u64 pool, const struct address *entry, __be16 entry_port,
+				 const struct address *backend, __be16 backend_port)
 {
 	__u64 cookie = bpf_get_socket_cookie(ctx);
 	struct name *n = name_of(cookie);
 
 	if (!n)
 		return;
-	if (unlikely(n->cookie && n->cookie != cookie)) {
-		keep_apart(ctx, entry, backend);
+	if (unlikely(n->asked && n->cookie != cookie)) {
+		keep_apart(ctx, entry, entry_port, backend, backend_port);
 		return;
 	}
 	n->cookie = cookie;
@@ -427,13 +430,14 @@ static __always_inline void keep(struct bpf_sock_addr *ctx, __u64 namespace, __u
 	n->pool = pool;
 	n->entry = *entry;
 	n->backend = *backend;
+	n->entry_port = entry_port;
+	n->backend_port = backend_port;
+	n->asked = 0;
 }
 
 static __noinline void keep_connection(struct bpf_sock_addr *ctx, const struct question *q)
 {
-	struct end entry = end_of(&q->entry.address, q->entry.port), backend = end_of(&q->backend.address, q->backend.port);
-
-	keep(ctx, q->namespace, q->pool, &entry, &backend);
+	keep(ctx, q->namespace, q->pool, &q->entry.address, q->entry.port, &q->backend.address, q->backend.port);
 }
 
 /* Notes what a UDP socket is connected to. */
@@ -445,19 +449,16 @@ static __noinline void keep_datagrams(struct bpf_sock_addr *ctx, const struct qu
 	bpf_map_update_elem(&connected, &cookie, &c, BPF_ANY);
 }
 
-enum { SERVED, NOBODYS, ODD }; /* of connect_quickly */
-
 /*
  * Serves what nearly all connections are: of TCP, by a socket that isn't bound, to an entry and a pool that need no further look, or to
- * no entry at all. ODD is what isn't like that: nothing was done. What this takes is mostly to fetch what of code and data isn't in the
+ * no entry at all. False for what isn't like that: nothing was done. What this takes is mostly to fetch what of code and data isn't in the
  * processor's nearest caches: so it is short.
  */
-static __always_inline int connect_quickly(struct bpf_sock_addr *ctx, bool six)
+static __always_inline bool connect_quickly(struct bpf_sock_addr *ctx, bool six)
 {
 	struct entry to = {.port = ctx->user_port, .protocol = IPPROTO_TCP};
 	struct trace *t = asked();
 	struct address_of *home;
-	struct end entry, backend;
 	struct frontend *f;
 	struct pool *p;
 	union slot *s;
@@ -466,39 +467,37 @@ static __always_inline int connect_quickly(struct bpf_sock_addr *ctx, bool six)
 	__u32 origin;
 
 	if (ctx->protocol != IPPROTO_TCP || !ctx->sk || ctx->sk->src_ip4 || !t || t->counting | t->until)
-		return ODD;
+		return false;
 	if (six && (ctx->sk->src_ip6[0] | ctx->sk->src_ip6[1] | ctx->sk->src_ip6[2] | ctx->sk->src_ip6[3]))
-		return ODD;
+		return false;
 	get_address(ctx, &to.address, six);
 	f = bpf_map_lookup_elem(&frontends, &to);
 	if (!f) {
 		u = uses(&ports);
-		return u && !(u->of[to.port] & USE_ANY) ? NOBODYS : ODD;
+		return u && !(u->of[to.port] & USE_ANY);
 	}
 	namespace = bpf_get_netns_cookie(ctx);
 	origin = namespace == node_namespace ? FROM_NODE : FROM_POD;
 	if (!(f->quick & origin))
-		return ODD;
+		return false;
 	if (origin == FROM_POD && f->ask) {
 		home = home_of(namespace, !six || is4(&to.address));
 		if (!home || !(home->place & PODS))
-			return ODD;
+			return false;
 	}
 	p = bpf_map_lookup_elem(&pools, &f->inside);
 	if (!p)
-		return ODD;
+		return false;
 	served = *(volatile __u64 *)&p->extent;
 	if (!QUICK(served))
-		return ODD;
+		return false;
 	s = toss(QUICK(served), EXTENT(served));
 	if (!s)
-		return ODD;
+		return false;
 	__sync_fetch_and_add(&p->connections, 1);
-	entry = end_of(&to.address, to.port);
-	backend = end_of(&s->backend.address, s->backend.port);
-	keep(ctx, namespace, p->id, &entry, &backend);
+	keep(ctx, namespace, p->id, &to.address, to.port, &s->backend.address, s->backend.port);
 	set_end(ctx, &s->backend.address, s->backend.port, six);
-	return SERVED;
+	return true;
 }
 
 /* Serves any connect(), with its own copy for each family: the verifier wants to see which fields of a hook's context are meant. */
@@ -632,7 +631,7 @@ static __always_inline int name(struct bpf_sock_addr *ctx, bool six)
 	__u64 cookie = bpf_get_socket_cookie(ctx);
 	struct place_of peer = {.port = ctx->user_port};
 	struct connected *c;
-	struct flow *f, was;
+	struct flow *f, was = {};
 	struct name *n;
 
 	get_address(ctx, &peer.address, six);
@@ -644,10 +643,14 @@ static __always_inline int name(struct bpf_sock_addr *ctx, bool six)
 	}
 	n = name_of(cookie);
 	if (n && n->cookie == cookie) {
-		was.entry = place_at(&n->entry);
-		was.backend = place_at(&n->backend);
-		if (put_back(ctx, &was, &peer, six))
+		was.entry.address = n->entry;
+		was.entry.port = n->entry_port;
+		was.backend.address = n->backend;
+		was.backend.port = n->backend_port;
+		if (put_back(ctx, &was, &peer, six)) {
+			n->asked = 1;
 			return 1;
+		}
 	}
 	if (!ctx->sk)
 		return 1;
@@ -660,13 +663,13 @@ static __always_inline int name(struct bpf_sock_addr *ctx, bool six)
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
-	return connect_quickly(ctx, false) == ODD ? connect4_any(ctx) : 1;
+	return connect_quickly(ctx, false) ? 1 : connect4_any(ctx);
 }
 
 SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
-	return connect_quickly(ctx, true) == ODD ? connect6_any(ctx) : 1;
+	return connect_quickly(ctx, true) ? 1 : connect6_any(ctx);
 }
 
 SEC("cgroup/sendmsg4")
@@ -721,6 +724,6 @@ int release(struct bpf_sock *sk)
 	}
 	n = name_of(cookie);
 	if (n && n->cookie == cookie)
-		n->cookie = 0;
+		n->cookie = n->asked = 0;
 	return 1;
 }

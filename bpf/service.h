@@ -173,15 +173,17 @@ struct flow {
 };
 
 /*
- * What a TCP socket is connected to, in the array names at its cookie modulo NAMES, until it is closed. If another open socket has the
- * place, it stands with the socket itself, in named. It is as long as a line of most processors' caches: each connection writes one that
- * nobody had for long.
+ * What a TCP socket is connected to, in the array names at its cookie modulo NAMES: until it is closed, or, if it was never asked for its peer,
+ * until another socket takes the place. Where one that was asked has it, another's stands with that socket itself, in named. It is as long as a
+ * line of most processors' caches: each connection writes one that nobody had for long.
  */
 struct name {
 	__u64 cookie; /* 0: free */
 	__u64 namespace;
 	__u64 pool;
-	struct end entry, backend;
+	struct address entry, backend;
+	__be16 entry_port, backend_port;
+	__u32 asked; /* 1: its socket was asked for its peer. Kernel's own, such as MPTCP's inner ones, are not, and don't tell when they are closed */
 };
 
 #define NAMES (1 << 16)

@@ -75,7 +75,7 @@ func Layout(s Sizes) (string, error) {
 	h := sha256.New()
 	for _, n := range slices.Sorted(maps.Keys(all)) {
 		m := all[n]
-		fmt.Fprintln(h, n, m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags, m.Key, m.Value)
+		fmt.Fprintf(h, "%s %v %d %d %d %d %99v %99v\n", n, m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags, m.Key, m.Value) // 99: the names of all fields
 	}
 	return layoutPrefix + hex.EncodeToString(h.Sum(nil)[:5]), nil
 }

@@ -207,23 +207,16 @@ type serviceName struct {
 	Namespace uint64
 	Pool      uint64
 	Entry     struct {
-		_       structs.HostLayout
-		Address struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Zero uint16
+		_    structs.HostLayout
+		Word [4]uint32
 	}
 	Backend struct {
-		_       structs.HostLayout
-		Address struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Zero uint16
+		_    structs.HostLayout
+		Word [4]uint32
 	}
+	EntryPort   uint16
+	BackendPort uint16
+	Asked       uint32
 }
 
 type serviceOrigin uint32

@@ -108,6 +108,15 @@ func (c *Conn) SetGSO(index, bytes int) error {
 	return nil
 }
 
+// GSO reads what SetGSO sets: 0 where the kernel knows of no such number.
+func (c *Conn) GSO(index int) (bytes int, err error) {
+	l, err := c.h.LinkByIndex(index)
+	if err != nil {
+		return 0, fmt.Errorf("read interface %d: %w", index, err)
+	}
+	return int(l.Attrs().GSOIPv4MaxSize), nil
+}
+
 // Await waits until the kernel has done in the background what follows from earlier requests: the interface passes
 // packets (link watch knows of its carrier, a bridge that it is a port of forwards), and the namespace takes packets to
 // its IPv6 addresses. Before, packets are lost or go astray. It gives up with ctx, and after ten seconds.

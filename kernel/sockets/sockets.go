@@ -17,15 +17,15 @@ import (
 	"fairlead.dev/fairlead/kernel/netns"
 )
 
-// Names are sockets: by the cookie of their network namespace, then by their own.
-type Names map[uint64]map[uint64]bool
+// Names are sockets: by the cookie of their network namespace, then by their own, with what they are connected to.
+type Names map[uint64]map[uint64]netip.AddrPort
 
-// Add names one more.
-func (n Names) Add(namespace, socket uint64) {
+// Add names one more. One that is connected elsewhere by the time that it would be closed is not meant.
+func (n Names) Add(namespace, socket uint64, peer netip.AddrPort) {
 	if n[namespace] == nil {
-		n[namespace] = map[uint64]bool{}
+		n[namespace] = map[uint64]netip.AddrPort{}
 	}
-	n[namespace][socket] = true
+	n[namespace][socket] = peer
 }
 
 // Close closes the sockets of a protocol (unix.IPPROTO_UDP or IPPROTO_TCP): their owners read ECONNABORTED. It gives how
@@ -93,7 +93,7 @@ const (
 // sockDestroy is the message type SOCK_DESTROY (linux/sock_diag.h).
 const sockDestroy = 21
 
-func closeFamily(c *nl.SocketHandle, family, protocol uint8, named map[uint64]bool) (closed int, err error) {
+func closeFamily(c *nl.SocketHandle, family, protocol uint8, named map[uint64]netip.AddrPort) (closed int, err error) {
 	list, err := ask(c, unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, request(family, protocol, make([]byte, idLength)))
 	if err != nil {
 		return 0, fmt.Errorf("sockets: list sockets of family %d: %w", family, err)
@@ -103,7 +103,7 @@ func closeFamily(c *nl.SocketHandle, family, protocol uint8, named map[uint64]bo
 			continue
 		}
 		id := m[idAt : idAt+idLength]
-		if !named[binary.NativeEndian.Uint64(id[cookieAt:])] {
+		if peer, is := named[binary.NativeEndian.Uint64(id[cookieAt:])]; !is || peer != remote(family, id) {
 			continue
 		}
 		_, err := ask(c, sockDestroy, unix.NLM_F_ACK, request(family, protocol, id))
@@ -133,8 +133,9 @@ func request(family, protocol uint8, id []byte) []byte {
 	return append(b, id...)
 }
 
+// remote gives what a socket is connected to.
 func remote(family uint8, id []byte) netip.AddrPort {
-	a := netip.AddrFrom16([16]byte(id[20:36]))
+	a := netip.AddrFrom16([16]byte(id[20:36])).Unmap()
 	if family == unix.AF_INET {
 		a = netip.AddrFrom4([4]byte(id[20:24]))
 	}

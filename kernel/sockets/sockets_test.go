@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"net"
+	"net/netip"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -56,9 +57,13 @@ func dial(t *testing.T, network, to string) (a, b net.Conn, namespace, cookie ui
 func TestOnlyTheNamedSocketIsClosed(t *testing.T) {
 	for network, to := range map[string]string{"udp4": "127.0.0.1:9", "udp6": "[::1]:9"} {
 		a, b, namespace, cookie := dial(t, network, to)
-		names := Names{}
-		names.Add(namespace, cookie)
-		names.Add(namespace, 1<<63) // gone
+		names, peer := Names{}, netip.MustParseAddrPort(to)
+		names.Add(namespace, cookie, netip.AddrPortFrom(peer.Addr(), 10)) // by now it is connected elsewhere
+		if n, err := Close(unix.IPPROTO_UDP, names); n != 0 || err != nil {
+			t.Errorf("%s: %d sockets closed that are connected elsewhere, %v", network, n, err)
+		}
+		names.Add(namespace, cookie, peer)
+		names.Add(namespace, 1<<63, peer) // gone
 		if n, err := Close(unix.IPPROTO_UDP, names); n != 1 || err != nil {
 			t.Errorf("%s: %d sockets closed, %v", network, n, err)
 		}
@@ -73,7 +78,7 @@ func TestOnlyTheNamedSocketIsClosed(t *testing.T) {
 
 func TestNothingToClose(t *testing.T) {
 	names := Names{}
-	names.Add(1<<63, 1) // a namespace that is gone
+	names.Add(1<<63, 1, netip.AddrPort{}) // a namespace that is gone
 	if n, err := Close(unix.IPPROTO_UDP, names); n != 0 || err != nil {
 		t.Errorf("%d closed, %v", n, err)
 	}

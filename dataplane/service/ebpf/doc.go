@@ -20,7 +20,7 @@
 //	devices/…          the programs for packets, and their links to devices
 //	lo-…               a setting of the loopback device that we changed
 //
-// A pool that changes is written beside itself, in a new extent, and one 32-bit word makes it true: a client sees the old
+// A pool that changes is written beside itself, in a new extent, and one 64-bit word makes it true: a client sees the old
 // pool or the new one, never part of each. Extents are used again only when no program that runs may still look at them.
 // Maps of another version's layout are left to its programs until ours have all the facts; then each hook changes over.
 //

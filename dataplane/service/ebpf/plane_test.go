@@ -148,12 +148,18 @@ func TestThePeerIsTheService(t *testing.T) {
 			t.Errorf("all are closed, and there is %+v", names[i])
 		}
 		const other = 1 << 60
-		for i := range names {
-			names[i].Cookie = other + uint64(i)
-		}
-		thePeerIsTheService(t)
-		if i := slices.IndexFunc(names, func(n bpf.Name) bool { return n.Cookie < other }); i >= 0 {
-			t.Errorf("another's place has %+v", names[i])
+		for _, asked := range []uint32{0, 1} {
+			for i := range names {
+				names[i].Cookie, names[i].Asked = other+uint64(i), asked
+			}
+			thePeerIsTheService(t)
+			mine := slices.IndexFunc(names, func(n bpf.Name) bool { return n.Cookie < other })
+			switch {
+			case asked == 0 && mine < 0:
+				t.Error("no place was taken of those who never asked")
+			case asked == 1 && mine >= 0:
+				t.Errorf("the place of one that asked has %+v", names[mine])
+			}
 		}
 		folder, _, err := bpf.Folder()
 		if err := errors.Join(err, bpf.Detach(filepath.Join(folder, "links"))); err != nil {
@@ -698,9 +704,13 @@ func TestMultipathTCP(t *testing.T) {
 		if err != nil {
 			t.Fatalf("this test needs a kernel with MPTCP: %v", err)
 		}
-		defer unix.Close(fd)
-		if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 1}, Port: 80}); err != nil {
+		err = unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 1}, Port: 80})
+		if err := errors.Join(err, unix.Close(fd)); err != nil {
 			t.Error(err)
+		}
+		// Its inner sockets are the kernel's, which doesn't say when they are closed.
+		if names := namesOf(t, p); slices.ContainsFunc(names, func(n bpf.Name) bool { return n.Asked != 0 }) {
+			t.Error("a place is kept that nobody will give back")
 		}
 	}, endpoints...)
 }

@@ -399,8 +399,8 @@ func (p *Plane) closeSockets(w *writes) error {
 	}
 	udp, tcp := sockets.Names{}, sockets.Names{}
 	note := func(names sockets.Names, namespace, cookie, pool uint64, backend [4]uint32, port uint16) {
-		if gone[member{pool, netip.AddrPortFrom(bpf.Addr(backend), bpf.Port(port))}] {
-			names.Add(namespace, cookie)
+		if at := netip.AddrPortFrom(bpf.Addr(backend), bpf.Port(port)); gone[member{pool, at}] {
+			names.Add(namespace, cookie, at)
 		}
 	}
 	err := p.maps.Connected(func(cookie uint64, c bpf.Connected) {
@@ -414,7 +414,7 @@ func (p *Plane) closeSockets(w *writes) error {
 			if n.Cookie == 0 {
 				continue
 			}
-			note(tcp, n.Namespace, n.Cookie, n.Pool, n.Backend.Address.Word, n.Backend.Port)
+			note(tcp, n.Namespace, n.Cookie, n.Pool, n.Backend.Word, n.BackendPort)
 		}
 	}
 	_, err = sockets.Close(unix.IPPROTO_UDP, udp)
