@@ -32,18 +32,7 @@ func BenchmarkConnect(b *testing.B) {
 	inside(b, func(o ebpf.Options) {
 		p := opened(b, o)
 		defer clean(b, p)
-		facts, _ := world(p, 10_000, 10)
-		v := &model.Pool{ID: 1 << 40, Name: "served", Protocol: model.TCP}
-		for _, a := range addrs {
-			v.Backends = append(v.Backends, model.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 8080)})
-		}
-		slices.SortFunc(v.Backends, func(a, b model.Backend) int { return a.Addr.Compare(b.Addr) })
-		t := model.Target{Pool: v}
-		facts = append(facts, p.Render(v)...)
-		e := model.Entry{Addr: netip.MustParseAddr("10.99.0.1"), Port: 80, Protocol: model.TCP}
-		facts = append(facts, p.Render(&model.Frontend{Entry: e, Inside: t, Outside: t, Hide: model.OriginsOf(model.FromNode, model.FromOutside)})...)
-		facts = append(facts, p.Render(&model.Node{Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}})[0])
-		write(b, p, facts, nil)
+		service, backends := served(b, p, addrs)
 		folder, _, err := bpf.Folder()
 		if err != nil {
 			b.Fatal(err)
@@ -56,7 +45,7 @@ func BenchmarkConnect(b *testing.B) {
 		defer node.Close()
 		b.Run("node", func(b *testing.B) {
 			err := node.Do(func() error {
-				compare(b, links, o.Cgroup, netip.AddrPortFrom(e.Addr, e.Port), v.Backends)
+				compare(b, links, o.Cgroup, service, backends)
 				return nil
 			})
 			if err != nil {
@@ -66,7 +55,7 @@ func BenchmarkConnect(b *testing.B) {
 		pod(b, func(ns *netns.Namespace) {
 			b.Run("pod", func(b *testing.B) {
 				err := ns.Do(func() error {
-					compare(b, links, o.Cgroup, netip.AddrPortFrom(e.Addr, e.Port), v.Backends)
+					compare(b, links, o.Cgroup, service, backends)
 					return nil
 				})
 				if err != nil {
@@ -75,6 +64,24 @@ func BenchmarkConnect(b *testing.B) {
 			})
 		}, addrs...)
 	}, addrs...)
+}
+
+// served has a plane hold 10,000 Services of ten endpoints each, and one of which these addresses are the endpoints.
+func served(b *testing.B, p *ebpf.Plane, addrs []string) (service netip.AddrPort, backends []model.Backend) {
+	b.Helper()
+	facts, _ := world(p, 10_000, 10)
+	v := &model.Pool{ID: 1 << 40, Name: "served", Protocol: model.TCP}
+	for _, a := range addrs {
+		v.Backends = append(v.Backends, model.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 8080)})
+	}
+	slices.SortFunc(v.Backends, func(a, b model.Backend) int { return a.Addr.Compare(b.Addr) })
+	t := model.Target{Pool: v}
+	facts = append(facts, p.Render(v)...)
+	e := model.Entry{Addr: netip.MustParseAddr("10.99.0.1"), Port: 80, Protocol: model.TCP}
+	facts = append(facts, p.Render(&model.Frontend{Entry: e, Inside: t, Outside: t, Hide: model.OriginsOf(model.FromNode, model.FromOutside)})...)
+	facts = append(facts, p.Render(&model.Node{Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}})[0])
+	write(b, p, facts, nil)
+	return netip.AddrPortFrom(e.Addr, e.Port), v.Backends
 }
 
 // pod runs f with a namespace whose one interface has the addresses.

@@ -5,14 +5,12 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/cgroup"
-	"fairlead.dev/fairlead/model"
 )
 
 // BenchmarkHook tells what the hook itself takes with warm caches: how much longer a connect() takes that finds no route to any of ten
@@ -21,27 +19,19 @@ func BenchmarkHook(b *testing.B) {
 	inside(b, func(o ebpf.Options) {
 		p := opened(b, o)
 		defer clean(b, p)
-		facts, _ := world(p, 10_000, 10)
-		v := &model.Pool{ID: 1 << 40, Name: "served", Protocol: model.TCP}
+		var addrs []string
 		for i := range 10 {
-			v.Backends = append(v.Backends, model.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(1 + i)}), 8080)})
+			addrs = append(addrs, fmt.Sprintf("192.0.2.%d", i+1))
 		}
-		slices.SortFunc(v.Backends, func(a, b model.Backend) int { return a.Addr.Compare(b.Addr) })
-		t := model.Target{Pool: v}
-		facts = append(facts, p.Render(v)...)
-		e := model.Entry{Addr: netip.MustParseAddr("10.99.0.1"), Port: 80, Protocol: model.TCP}
-		facts = append(facts, p.Render(&model.Frontend{Entry: e, Inside: t, Outside: t, Hide: model.OriginsOf(model.FromNode, model.FromOutside)})...)
-		facts = append(facts, p.Render(&model.Node{Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}})[0])
-		write(b, p, facts, nil)
+		service, backends := served(b, p, addrs)
 		root, err := cgroup.Root()
 		if err != nil {
 			b.Fatal(err)
 		}
-		service, other := netip.AddrPortFrom(e.Addr, e.Port), v.Backends[0].Addr
 		least := func(home string, to netip.AddrPort, was float64) float64 { return min(was, unreachable(b, home, to)) }
 		none, miss, hit := math.Inf(1), math.Inf(1), math.Inf(1)
 		for range max(100, b.N) {
-			none, miss, hit = least(root, other, none), least(o.Cgroup, other, miss), least(o.Cgroup, service, hit)
+			none, miss, hit = least(root, backends[0].Addr, none), least(o.Cgroup, backends[0].Addr, miss), least(o.Cgroup, service, hit)
 		}
 		b.ReportMetric(none, "unseen-ns")
 		b.ReportMetric(miss-none, "hook-miss-ns")
