@@ -33,6 +33,7 @@ var Abilities = service.Abilities{
 		"The kernel needs IPVS (module ip_vs and one for each scheduler, loaded by themselves) and nf_tables.",
 		"IPVS knows no drawing at random: weighted round-robin stands in for it. Its destination hash has no way past a backend that is " +
 			"leaving, so it isn't offered.",
+		"Its source hash has 256 entries, the kernel's CONFIG_IP_VS_SH_TAB_BITS, however many endpoints there are: of ten, six have 26 of them and four 25.",
 		"Packets to Services are delivered to this host, so a firewall of yours sees them in its input chains: these must let them in.",
 		"Packets that are too long for their path are lost: IPVS hands no ICMP error about them on, and a node's own IPv6 fragments don't get through it.",
 		"A client's port is one connection to an endpoint: the same port at another entry of the Service, whose clients are hidden, cuts the first.",
