@@ -149,7 +149,7 @@ func (r *connect) design() result.Design {
 		Aims:     append(newConnectionAims(r.modes, r.layouts, ""), newConnectionAims(r.modes, r.layouts, cold)...),
 		Method: []string{
 			fmt.Sprintf("Every arm has two network namespaces of its own, joined by a veth: a node, where the client runs, and a far end, where the lab's server answers at ten addresses. "+
-				"Direct means: to those addresses in turn, through a node without any rule and without conntrack. All arms' clients are in a cgroup of their own, as a pod's are: that alone takes a connection some 0.5 %% longer. All arms stand at the same time, each connects to one Service with those ten endpoints, in the middle of all. "+
+				"Direct means: to those addresses in turn, through a node without any rule and without conntrack. All arms' clients are in a cgroup of their own, as a pod's are, which takes time, too. All arms stand at the same time, each connects to one Service with those ten endpoints, in the middle of all. "+
 				"Client and server share one processor and have real-time priority; agents are kept on the others. In each round every arm has a block of each operation, in an order drawn for each, direct first and last. "+
 				"A block with warm caches is %v after %v that don't count.", p.Block, p.Warm),
 			fmt.Sprintf("With cold caches: just before the clock of each connect() starts, the client's thread reads %d MiB of memory, twice the largest cache of its processor (or %d MiB, where the kernel tells of none; at most %d), a line at a time. "+

@@ -147,6 +147,16 @@ func TestThePeerIsTheService(t *testing.T) {
 		if i := slices.IndexFunc(names, func(n bpf.Name) bool { return n.Cookie != 0 }); i >= 0 {
 			t.Errorf("all are closed, and there is %+v", names[i])
 		}
+		held := dial(t, 1, "tcp", "10.96.0.1:80")
+		if n := slices.IndexFunc(names, func(n bpf.Name) bool { return n.Cookie != 0 }); n < 0 || held[0].RemoteAddr().String() != "10.96.0.1:80" {
+			t.Errorf("an open connection to %s has place %d", held[0].RemoteAddr(), n)
+		} else if raw, err := held[0].(*net.TCPConn).SyscallConn(); err == nil {
+			raw.Control(func(fd uintptr) { unix.Getpeername(int(fd)) })
+			if names[n].Asked != 1 {
+				t.Errorf("of one that asked there is %+v", names[n])
+			}
+		}
+		held[0].Close()
 		const other = 1 << 60
 		for _, asked := range []uint32{0, 1} {
 			for i := range names {

@@ -38,9 +38,9 @@
 // entry, ended after 30 seconds of silence, 120 once answered, batches of 32.
 //
 // The node's own TCP sends into the room in pieces of up to 192 KiB (BIG TCP, Linux 6.3; IPv4 alone), three times as long as usual: what each takes beyond its bytes is
-// time of the processor where client and room meet, which is the busy one. On an AMD EPYC with BBR that made a stream from 0.86 (0.84 to 0.88) to 1.33 × direct (1.26
-// to 1.39), at 1.15 in place of 1.57 times its processor time; with Cubic, where direct stays in one processor's cache and has 40 Gbit/s, from 0.49 to 0.59
-// (`fairlead lab run centurylink --quick --modes userspace`, 60 rounds, with Cubic 21). Clients in pods send pieces as long as their own devices take.
+// time of the processor where client and room meet, which is the busy one. On an AMD EPYC with BBR that made a stream from 0.86 (0.84 to 0.88) to 1.32 × direct (1.25
+// to 1.38), at 1.12 in place of 1.57 times its processor time; with Cubic, where direct stays in one processor's cache and has 40 Gbit/s, from 0.49 to 0.59
+// (`fairlead lab run centurylink --quick --modes userspace,iptables --rounds 60`; without, userspace alone; with Cubic, userspace alone and 21 rounds). Clients in pods send pieces as long as their own devices take.
 //
 // What else a stream costs beyond its way twice through the kernel is its memory: the kernel frees a packet's pages on the processor that
 // made its header (net/core/skbuff.c, skb_attempt_defer_free), which for what is spliced is ours, not the one where the client takes
