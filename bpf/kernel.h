@@ -17,8 +17,45 @@ struct list_head {
 	struct list_head *next;
 };
 
+struct hlist_node {
+	struct hlist_node *next;
+};
+
+struct hlist_head {
+	struct hlist_node *first;
+};
+
+typedef struct {
+	int counter;
+} atomic_t;
+
+struct nf_hook_entries;
+
+struct netns_nf {
+	struct nf_hook_entries *hooks_ipv4[5], *hooks_ipv6[5];
+};
+
+struct netns_xfrm {
+	unsigned int policy_count[6];
+};
+
+struct netns_ipv4 {
+	_Bool fib_has_custom_rules;
+	atomic_t rt_genid;
+};
+
+struct netns_ipv6 {
+	_Bool fib6_has_custom_rules;
+	atomic_t fib6_sernum;
+};
+
 struct net {
 	struct list_head dev_base_head;
+	struct hlist_head *dev_index_head;
+	struct netns_ipv4 ipv4;
+	struct netns_ipv6 ipv6;
+	struct netns_nf nf;
+	struct netns_xfrm xfrm;
 };
 
 typedef struct {
@@ -55,11 +92,56 @@ struct inet6_dev {
 	struct list_head addr_list;
 };
 
+struct bpf_prog;
+
+struct bpf_mprog_fp {
+	struct bpf_prog *prog;
+};
+
+struct bpf_mprog_bundle;
+
+struct bpf_mprog_entry {
+	struct bpf_mprog_fp fp_items[64];
+	struct bpf_mprog_bundle *parent;
+};
+
+struct bpf_mprog_bundle {
+	struct bpf_mprog_entry a, b;
+};
+
+struct mini_Qdisc;
+
+struct tcx_entry {
+	struct mini_Qdisc *miniq;
+	struct bpf_mprog_bundle bundle;
+};
+
+struct Qdisc {
+	void *enqueue;
+};
+
+struct netdev_queue {
+	struct Qdisc *qdisc;
+};
+
 struct net_device {
 	struct list_head dev_list;
-	unsigned int flags;
+	unsigned int flags, mtu;
 	struct in_device *ip_ptr;
 	struct inet6_dev *ip6_ptr;
+	/* for packets: */
+	possible_net_t nd_net;
+	int ifindex;
+	struct hlist_node index_hlist;
+	void *rx_handler;
+	struct netdev_queue *_tx;
+	struct bpf_mprog_entry *tcx_ingress, *tcx_egress;
+	struct nf_hook_entries *nf_hooks_ingress, *nf_hooks_egress;
+	struct list_head ptype_all;
+};
+
+struct sk_buff {
+	struct net_device *dev;
 };
 
 struct nf_conn {
@@ -76,6 +158,12 @@ struct bpf_ct_opts {
 
 struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *, struct bpf_sock_tuple *, __u32, struct bpf_ct_opts *, __u32) __weak __ksym;
 void bpf_ct_release(struct nf_conn *) __weak __ksym;
+
+/* kernel/bpf/helpers.c, since Linux 6.2: what a context is inside the kernel, and what is at an address, to be read. */
+void *bpf_cast_to_kern_ctx(void *) __ksym;
+void *bpf_rdonly_cast(const void *, __u32) __ksym;
+
+#define cast(pointer, type) ((type *)bpf_rdonly_cast((const void *)(pointer), bpf_core_type_id_kernel(type)))
 
 /* include/uapi/linux/netfilter/nf_conntrack_common.h */
 #define IPS_DST_NAT 32

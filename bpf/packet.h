@@ -72,6 +72,21 @@ struct {
 	__type(value, struct ports);
 } fragments SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, EVENTS_OF_PACKET);
+	__type(key, __u32);
+	__type(value, __u64);
+} packets SEC(".maps");
+
+static __always_inline void count(__u32 what)
+{
+	__u64 *n = bpf_map_lookup_elem(&packets, &what);
+
+	if (n)
+		*n += 1;
+}
+
 /* An IP header, as far as it matters. */
 struct header_of_ip {
 	struct address source, destination;

@@ -25,11 +25,10 @@
  */
 #include "answer.h"
 #include "direct.h"
+#include "shortcut.h"
 
 char _license[] SEC("license") = "GPL";
 
-#define AF_INET 2
-#define AF_INET6 10
 #define LOOPBACK 1 /* a loopback's index, in every network namespace */
 
 struct {
@@ -71,13 +70,6 @@ struct {
 	__type(value, __u32);
 } permitted SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, EVENTS_OF_PACKET);
-	__type(key, __u32);
-	__type(value, __u64);
-} packets SEC(".maps");
-
 /* Room for a question while a packet is looked at: the stack has none. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -89,14 +81,6 @@ struct {
 const enum event_of_packet unused_event __attribute__((unused));
 const enum way_state unused_state __attribute__((unused));
 const enum use unused_use __attribute__((unused));
-
-static __always_inline void count(__u32 what)
-{
-	__u64 *n = bpf_map_lookup_elem(&packets, &what);
-
-	if (n)
-		*n += 1;
-}
 
 /* Notes a use of a port or an address. */
 static __always_inline void note(void *map, __u16 at, __u32 use)
@@ -819,6 +803,16 @@ __noinline int learn(struct __sk_buff *skb, struct packet *p, const struct end *
 	return drop_told(skb, p) ? TCX_NEXT : TC_ACT_SHOT;
 }
 
+#define UNTOLD -2 /* of hear: the packet tells of no entry that is believed */
+
+/* Takes a packet that tells what its client asked another node. */
+__noinline int hear(struct __sk_buff *skb, struct packet *p)
+{
+	struct end entry;
+
+	return p && read_told(skb, p, &entry) && believes(p, &entry) ? learn(skb, p, &entry) : UNTOLD;
+}
+
 /* The address by which this node reaches a packet's destination through the device that it leaves by. */
 static __always_inline bool own_address(struct __sk_buff *skb, const struct packet *p, struct address *a)
 {
@@ -1006,7 +1000,7 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int mar
 }
 
 /* What a look at a packet shows without an extra look-up: is it worth one? */
-enum glance { NOTHING, INWARD = 1, OUTWARD = 2, OPENS = 4, ODD_ONE = 8 };
+enum glance { NOTHING, INWARD = 1, OUTWARD = 2, OPENS = 4, ODD_ONE = 8, AS_IS = 16 /* nor where it leaves */ };
 
 /* Whether frontends or clients' ways are at an address, by the exclusive or of its words: if only by its hash. */
 static __noinline bool at_address(__be32 words)
@@ -1042,7 +1036,9 @@ static __always_inline __u32 by_ends(void *ip, const struct udphdr *ports_of, bo
 	if (in) {
 		if (use & USE_TAKEN || enters(use, ip, is6))
 			may = INWARD;
-		return use & USE_BACKEND ? may | OPENS : may;
+		if (use & USE_BACKEND)
+			may |= OPENS;
+		return may || use & USE_HIDDEN || u->of[ports_of->source] & USE_BACKEND ? may : AS_IS;
 	}
 	if (own && enters(use, ip, is6))
 		may = INWARD;
@@ -1054,7 +1050,7 @@ static __always_inline __u32 glance_plain(struct packet *p, void *ip, void *end,
 {
 	__u32 may = by_ends(ip, ports_of, is6, in, own);
 
-	return likely(!may) || read_plain(p, ip, end, ports_of, is6) ? may : ODD_ONE;
+	return likely(!(may & ~AS_IS)) || read_plain(p, ip, end, ports_of, is6) ? may : ODD_ONE;
 }
 
 /* Tells at little cost why a packet may be ours, and reads it then. All that is out of the ordinary may be. */
@@ -1084,13 +1080,17 @@ int arrive(struct __sk_buff *skb)
 {
 	struct packet p;
 	__u32 may = glance(skb, &p, true, false);
-	struct end entry;
 	int result;
 
+	if (likely(may == AS_IS))
+		return head ? shortcut(skb) : TCX_NEXT;
 	if (!may)
 		return TCX_NEXT;
-	if (direct && !p.inner && read_told(skb, &p, &entry) && believes(&p, &entry))
-		return learn(skb, &p, &entry);
+	if (direct && !p.inner) {
+		result = hear(skb, &p);
+		if (result != UNTOLD)
+			return result;
+	}
 	if (may & OPENS && opens(&p))
 		forget(&p);
 	if (!(may & INWARD))

@@ -281,6 +281,26 @@ union uses {
 	__u32 word[1 << 14];
 };
 
+/*
+ * Where packets from one address to another are led that come in by a device: to a pod of the node, from where its own packets come, or
+ * not so.
+ */
+struct lane {
+	struct address source, destination;
+	__u64 until;	    /* in ticks: then it is asked again */
+	__u32 from;	    /* index of the device */
+	__u32 to;	    /* of the pod's device, 0 where packets are left to the node's stack */
+	__u32 routes;	    /* the kernel's count of their changes, as it was */
+	__u16 mtu;	    /* 65535: or more */
+	__u8 tos;	    /* of IPv4 */
+	__u8 zero;
+	__u8 receiver[6]; /* link-layer addresses */
+	__u8 sender[6];
+	__u32 zeros;
+};
+
+#define LANES 1024
+
 /* What became of packets, counted by processor. */
 enum event_of_packet {
 	BEGAN,	    /* flows */
@@ -289,6 +309,7 @@ enum event_of_packet {
 	NO_PORT,    /* packets dropped: no port was free to hide their client */
 	NO_ADDRESS, /* packets dropped: no address was found to hide their client */
 	NO_ROOM,    /* packets dropped: their flow found no room */
+	HANDED,	    /* packets handed over to a pod, past the node's stack */
 	EVENTS_OF_PACKET,
 };
 

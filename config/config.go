@@ -144,6 +144,9 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 	if f.given("ebpf-close-tcp") {
 		file.EBPF.CloseTCP = f.own.EBPF.CloseTCP
 	}
+	if f.given("ebpf-no-shortcut") {
+		file.EBPF.NoShortcut = f.own.EBPF.NoShortcut
+	}
 	return file
 }
 

@@ -42,6 +42,9 @@ type EBPFConfiguration struct {
 	Room uint32 `json:"room,omitempty"`
 	// closeTCP has TCP connections of clients on the node closed when their endpoint goes, as is done with UDP. Default: false.
 	CloseTCP bool `json:"closeTCP,omitempty"`
+	// noShortcut has packets to a pod from another of the node, or from outside, go through the node's stack also while nothing there would look at them;
+	// else they are handed over at once then. Default: false.
+	NoShortcut bool `json:"noShortcut,omitempty"`
 }
 
 // TakeOver says what becomes of a kube-proxy's rules.

@@ -25,6 +25,7 @@ import (
 type Device struct {
 	Index  int
 	Header uint32 // length of its link-layer header, in bytes
+	Pod    bool   // its other end is in another network namespace: a pod's
 	Own    bool   // the loopback device: only what leaves is looked at, since what comes in there left there
 }
 
@@ -405,6 +406,41 @@ func AtDevices(folder string, m *Maps) (digest string, err error) {
 		return wrong, err
 	}
 	return digest, err
+}
+
+// KeepPods has the folder's map of pods' devices hold those of the devices that are some, as far as there is room: to others
+// packets go through the node's stack.
+func KeepPods(folder string, devices []Device) error {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(folder, packetsMapPods), nil)
+	if err != nil {
+		return fmt.Errorf("bpf: map %s: %w", packetsMapPods, err)
+	}
+	defer m.Close()
+	wanted, gone := map[uint32]bool{}, []uint32{}
+	for _, d := range devices {
+		wanted[uint32(d.Index)] = d.Pod
+	}
+	var index, value uint32
+	held := m.Iterate()
+	for held.Next(&index, &value) {
+		if !wanted[index] {
+			gone = append(gone, index)
+		}
+		delete(wanted, index)
+	}
+	err = held.Err()
+	for _, i := range gone {
+		err = errors.Join(err, m.Delete(i))
+	}
+	for i, pod := range wanted {
+		if pod && err == nil {
+			err = m.Put(i, uint32(0))
+		}
+	}
+	if err != nil && !Full(err) {
+		return fmt.Errorf("bpf: map %s: %w", packetsMapPods, err)
+	}
+	return nil
 }
 
 // Detached gives the links to devices, by index, that are attached no more, though pinned.

@@ -100,7 +100,7 @@ type Maps struct {
 var traffic = map[string]bool{
 	serviceMapAffinity: true, serviceMapConnected: true, serviceMapHomes: true, serviceMapNamed: true, serviceMapPeers: true,
 	serviceMapNames: true, serviceMapLoads: true, serviceMapCounted: true, packetsMapDestinations: true, packetsMapSources: true, packetsMapFragments: true, packetsMapPorts: true, packetsMapAddresses: true,
-	packetsMapPackets: true, packetsMapQuestion: true,
+	packetsMapPackets: true, packetsMapQuestion: true, packetsMapLanes: true,
 }
 
 // stateFolder is where the traffic's maps are, beside the layouts' folders.

@@ -42,7 +42,8 @@ const (
 	packetsEventOfPacketNO_PORT          packetsEventOfPacket = 3
 	packetsEventOfPacketNO_ADDRESS       packetsEventOfPacket = 4
 	packetsEventOfPacketNO_ROOM          packetsEventOfPacket = 5
-	packetsEventOfPacketEVENTS_OF_PACKET packetsEventOfPacket = 6
+	packetsEventOfPacketHANDED           packetsEventOfPacket = 6
+	packetsEventOfPacketEVENTS_OF_PACKET packetsEventOfPacket = 7
 )
 
 type packetsFrontend struct {
@@ -57,6 +58,28 @@ type packetsFrontend struct {
 	Some    uint8
 	Direct  uint8
 	Quick   uint8
+}
+
+type packetsLane struct {
+	_      structs.HostLayout
+	Source struct {
+		_    structs.HostLayout
+		Word [4]uint32
+	}
+	Destination struct {
+		_    structs.HostLayout
+		Word [4]uint32
+	}
+	Until    uint64
+	From     uint32
+	To       uint32
+	Routes   uint32
+	Mtu      uint16
+	Tos      uint8
+	Zero     uint8
+	Receiver [6]uint8
+	Sender   [6]uint8
+	Zeros    uint32
 }
 
 type packetsMemory struct {
@@ -272,9 +295,11 @@ const (
 	packetsMapDestinations = "destinations"
 	packetsMapFragments    = "fragments"
 	packetsMapFrontends    = "frontends"
+	packetsMapLanes        = "lanes"
 	packetsMapPackets      = "packets"
 	packetsMapPermitted    = "permitted"
 	packetsMapPlaces       = "places"
+	packetsMapPods         = "pods"
 	packetsMapPools        = "pools"
 	packetsMapPorts        = "ports"
 	packetsMapQuestion     = "question"
@@ -345,9 +370,11 @@ type packetsMapSpecs struct {
 	Destinations *ebpf.MapSpec `ebpf:"destinations"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
+	Lanes        *ebpf.MapSpec `ebpf:"lanes"`
 	Packets      *ebpf.MapSpec `ebpf:"packets"`
 	Permitted    *ebpf.MapSpec `ebpf:"permitted"`
 	Places       *ebpf.MapSpec `ebpf:"places"`
+	Pods         *ebpf.MapSpec `ebpf:"pods"`
 	Pools        *ebpf.MapSpec `ebpf:"pools"`
 	Ports        *ebpf.MapSpec `ebpf:"ports"`
 	Question     *ebpf.MapSpec `ebpf:"question"`
@@ -392,9 +419,11 @@ type packetsMaps struct {
 	Destinations *ebpf.Map `ebpf:"destinations"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Frontends    *ebpf.Map `ebpf:"frontends"`
+	Lanes        *ebpf.Map `ebpf:"lanes"`
 	Packets      *ebpf.Map `ebpf:"packets"`
 	Permitted    *ebpf.Map `ebpf:"permitted"`
 	Places       *ebpf.Map `ebpf:"places"`
+	Pods         *ebpf.Map `ebpf:"pods"`
 	Pools        *ebpf.Map `ebpf:"pools"`
 	Ports        *ebpf.Map `ebpf:"ports"`
 	Question     *ebpf.Map `ebpf:"question"`
@@ -410,9 +439,11 @@ func (m *packetsMaps) Close() error {
 		m.Destinations,
 		m.Fragments,
 		m.Frontends,
+		m.Lanes,
 		m.Packets,
 		m.Permitted,
 		m.Places,
+		m.Pods,
 		m.Pools,
 		m.Ports,
 		m.Question,

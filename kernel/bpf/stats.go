@@ -142,6 +142,7 @@ type PacketCounts struct {
 	NoPort    uint64 // packets dropped: no port was free to hide their client
 	NoAddress uint64 // packets dropped: the node has no address to hide their client
 	NoRoom    uint64 // packets dropped: their flow found no room
+	Handed    uint64 // packets handed over to a pod of the node, past the node's stack
 }
 
 // Each calls f with each count and a name for it, in snake_case.
@@ -152,6 +153,7 @@ func (c PacketCounts) Each(f func(outcome string, packets uint64)) {
 	f("no_port", c.NoPort)
 	f("no_address", c.NoAddress)
 	f("no_room", c.NoRoom)
+	f("handed_over", c.Handed)
 }
 
 // PacketCounts reads them.
@@ -159,6 +161,7 @@ func (m *Maps) PacketCounts() (c PacketCounts, err error) {
 	for what, to := range map[packetsEventOfPacket]*uint64{
 		packetsEventOfPacketBEGAN: &c.Began, packetsEventOfPacketREJECTED: &c.Rejected, packetsEventOfPacketSILENCED: &c.Silenced,
 		packetsEventOfPacketNO_PORT: &c.NoPort, packetsEventOfPacketNO_ADDRESS: &c.NoAddress, packetsEventOfPacketNO_ROOM: &c.NoRoom,
+		packetsEventOfPacketHANDED: &c.Handed,
 	} {
 		var each []uint64 // by processor
 		if err := m.named[packetsMapPackets].Lookup(uint32(what), &each); err != nil {

@@ -41,6 +41,7 @@ type devices struct {
 	sizes   bpf.Sizes
 	maps    string                       // the folder of the maps that the programs work on
 	digests map[bpf.DeviceOptions]string // of the programs with each of their options
+	hand    bool                         // packets may be handed over to pods
 
 	mu       sync.Mutex
 	attached bool              // the programs are as wanted, unless others changed that
@@ -66,7 +67,7 @@ func openDevices(p *Plane) (*devices, error) {
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
-	return &devices{ns: ns, conn: conn, folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digests: digests}, nil
+	return &devices{ns: ns, conn: conn, folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digests: digests, hand: !p.NoShortcut}, nil
 }
 
 func (d *devices) close() {
@@ -81,7 +82,7 @@ func (d *devices) links() string { return filepath.Join(d.folder, devicesName) }
 func (d *devices) list() (l []bpf.Device, err error) {
 	all, err := d.conn.Devices()
 	for _, i := range all {
-		l = append(l, bpf.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback})
+		l = append(l, bpf.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback, Pod: i.Pod && d.hand})
 	}
 	return l, err
 }
@@ -112,6 +113,9 @@ func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
 		return err
 	}
 	if err := errors.Join(d.attach(programs, list), m.Recall()); err != nil { // what began until now, by another version's programs
+		return err
+	}
+	if err := bpf.KeepPods(d.maps, list); err != nil {
 		return err
 	}
 	d.attached, d.options, d.behind = true, o, nil
@@ -172,7 +176,7 @@ func (d *devices) follow() (err error) {
 			return err
 		}
 	}
-	return bpf.Sweep(d.links(), list)
+	return errors.Join(bpf.KeepPods(d.maps, list), bpf.Sweep(d.links(), list))
 }
 
 // lost says whether the programs are not as they were written, and that is not our own doing.

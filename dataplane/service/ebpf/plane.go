@@ -35,9 +35,10 @@ var Abilities = service.Abilities{
 
 // Options are what a plane may be told.
 type Options struct {
-	Cgroup   string    // folder of the cgroup that holds the node's clients; "": cgroup.Node
-	Sizes    bpf.Sizes // zero: DefaultSizes
-	CloseTCP bool      // close clients' TCP connections to an endpoint that goes, too
+	Cgroup     string    // folder of the cgroup that holds the node's clients; "": cgroup.Node
+	Sizes      bpf.Sizes // zero: DefaultSizes
+	CloseTCP   bool      // close clients' TCP connections to an endpoint that goes, too
+	NoShortcut bool      // no packet is handed over to a pod past the node's stack
 }
 
 // DefaultSizes have room for 40,000 pools of 10 backends. All maps take 70 MiB of the kernel's memory at once, of which 40 are for
