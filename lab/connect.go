@@ -68,7 +68,7 @@ func newConnect(ctx context.Context, r *run, p connectProfile) (work, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.grouped = true
+	s.grouped, s.podded = true, true
 	c := &connect{stage: s, Profile: p}
 	return c, c.mapMemory()
 }
@@ -118,19 +118,41 @@ func (r *connect) operations() (l []operation) {
 	}
 	walks := time.Duration(p.Cold*r.memory.Size()) * time.Second / walked
 	for _, op := range []load.Op{load.Connect, load.CRR} {
-		l = append(l, operation{measure: op.String(), targets: to, load: r.closed(op, p.Warm, p.Block), takes: p.Warm + p.Block},
-			operation{measure: op.String() + cold, targets: to, load: r.cold(op), takes: walks})
+		for _, by := range []string{"", byPod} {
+			l = append(l, operation{measure: op.String() + by, targets: to, load: r.warm(op, by), takes: p.Warm + p.Block},
+				operation{measure: op.String() + by + cold, targets: to, load: r.cold(op, by), takes: walks})
+		}
 	}
 	return l
 }
 
-// cold ends the names of measures with cold caches.
-const cold = "-cold"
+// What ends the names of measures: of a client in a pod; with cold caches.
+const (
+	byPod = "-pod"
+	cold  = "-cold"
+)
+
+// by is a client where that says.
+func (r *connect) by(who string, p *pair, to []netip.AddrPort, warm time.Duration) load.Client {
+	c := r.client(p, to, warm)
+	if who == byPod {
+		c.Place.Enter = p.enterPod
+	}
+	return c
+}
+
+// warm is a closed loop for a block's time.
+func (r *connect) warm(op load.Op, by string) loader {
+	return func(ctx context.Context, p *pair, to []netip.AddrPort) (load.Sample, *load.Trace, error) {
+		s, err := r.by(by, p, to, r.Profile.Warm).Run(ctx, op, r.Profile.Block)
+		return s, nil, err
+	}
+}
 
 // cold is a closed loop of so many operations, each with cold caches.
-func (r *connect) cold(op load.Op) loader {
+func (r *connect) cold(op load.Op, by string) loader {
 	return func(ctx context.Context, p *pair, to []netip.AddrPort) (load.Sample, *load.Trace, error) {
-		c := r.client(p, to, 0)
+		c := r.by(by, p, to, 0)
 		c.Cold, c.Most = r.memory, r.Profile.Cold
 		s, err := c.Run(ctx, op, time.Minute)
 		return s, nil, err
@@ -176,6 +198,10 @@ func connectMeasures() []result.Measure {
 		{ID: "crr", Title: "connect, request, close", Unit: "µs", Stat: "p50", Ratio: true, Text: exchange},
 		{ID: "connect" + cold, Title: "connect() alone, cold caches", Unit: "µs", Stat: "p50", Ratio: true, Text: "the same, each after a walk through more memory than caches hold"},
 		{ID: "crr" + cold, Title: "connect, request, close, cold caches", Unit: "µs", Stat: "p50", Ratio: true, Text: exchange + "; each after such a walk"},
+		{ID: "connect" + byPod, Title: "connect() alone, client in a pod", Unit: "µs", Stat: "p50", Ratio: true, Text: "connect(2) from call to return, of a pod; the connection is reset afterwards"},
+		{ID: "crr" + byPod, Title: "connect, request, close, client in a pod", Unit: "µs", Stat: "p50", Ratio: true, Text: exchange},
+		{ID: "connect" + byPod + cold, Title: "connect() alone, client in a pod, cold caches", Unit: "µs", Stat: "p50", Ratio: true, Text: "the same, each after a walk through more memory than caches hold"},
+		{ID: "crr" + byPod + cold, Title: "connect, request, close, client in a pod, cold caches", Unit: "µs", Stat: "p50", Ratio: true, Text: exchange + "; each after such a walk"},
 		first,
 	}
 }

@@ -29,6 +29,8 @@ import (
 var (
 	nodeAddr = netip.MustParseAddr("172.18.0.2") // as generate's Node says
 	farAddr  = netip.MustParseAddr("172.18.0.1")
+	podAddr  = netip.MustParseAddr("10.128.0.254") // of the range that generate's Node gives to pods
+	gateway  = netip.MustParseAddr("169.254.1.1")  // the node, as its pods know it
 )
 
 const (
@@ -47,6 +49,7 @@ type pair struct {
 	services int // 0: none, and no agent
 	node     *netns.Namespace
 	far      *netns.Namespace
+	pod      *netns.Namespace // nil: none
 	servers  []server
 	agent    *process        // nil: none, or none yet
 	proxy    *kubeproxy.Node // nil: none
@@ -101,8 +104,13 @@ func (p *pair) group() {
 }
 
 // enter runs f on the calling thread as one of the node's processes.
-func (p *pair) enter(f func() error) error {
-	return p.node.Do(func() error {
+func (p *pair) enter(f func() error) error { return p.enterIn(p.node, f) }
+
+// enterPod runs f on the calling thread as one of the pod's processes.
+func (p *pair) enterPod(f func() error) error { return p.enterIn(p.pod, f) }
+
+func (p *pair) enterIn(ns *netns.Namespace, f func() error) error {
+	return ns.Do(func() error {
 		if p.cgroup == "" {
 			return f()
 		}
@@ -158,7 +166,7 @@ func dial(ns *netns.Namespace, f func(*link.Conn) error) error {
 	return f(c)
 }
 
-var nodeMAC, farMAC = [6]byte{2, 0xf1, 0, 0, 0, 2}, [6]byte{2, 0xf1, 0, 0, 0, 1}
+var nodeMAC, farMAC, gatewayMAC, clientMAC = [6]byte{2, 0xf1, 0, 0, 0, 2}, [6]byte{2, 0xf1, 0, 0, 0, 1}, [6]byte{2, 0xf1, 0, 0, 0, 3}, [6]byte{2, 0xf1, 0, 0, 0, 4}
 
 // join lays the veth. Every route leads over it by way of the other end, whose link-layer address needs no asking.
 func (p *pair) join(ctx context.Context) error {
@@ -176,6 +184,25 @@ func (p *pair) join(ctx context.Context) error {
 	return errors.Join(
 		plug(ctx, p.far, far, nodeAddr, nodeMAC),
 		plug(ctx, p.node, []netip.Addr{nodeAddr}, farAddr, farMAC))
+}
+
+// addPod makes a pod on the node: a namespace whose device leads to the node, which forwards.
+func (p *pair) addPod(ctx context.Context) (err error) {
+	if p.pod, err = newSpace(strings.TrimSuffix(p.node.Name, nodeSuffix) + "-pod"); err != nil {
+		return err
+	}
+	err = dial(p.node, func(c *link.Conn) error {
+		dev, err := c.AddVeth(link.End{Name: "pod", MAC: net.HardwareAddr(gatewayMAC[:])}, link.End{Name: "eth0", MAC: net.HardwareAddr(clientMAC[:])}, p.pod)
+		if err != nil {
+			return err
+		}
+		return errors.Join(
+			c.PutNeighbour(link.Neighbour{Dev: dev, Addr: podAddr, MAC: clientMAC}),
+			c.PutRoute(link.Route{To: netip.PrefixFrom(podAddr, podAddr.BitLen()), Dev: dev}))
+	})
+	return errors.Join(err,
+		link.Set(p.node, link.Setting{Name: "ipv4/ip_forward", Value: "1"}),
+		plug(ctx, p.pod, []netip.Addr{podAddr}, gateway, gatewayMAC))
 }
 
 // plug brings a namespace's eth0 up with addresses and a default route via the other end.
@@ -273,7 +300,7 @@ func (p *pair) close() error {
 		}
 		time.Sleep(time.Millisecond) // threads that have ended leave it a moment later
 	}
-	for _, ns := range []*netns.Namespace{p.node, p.far} {
+	for _, ns := range []*netns.Namespace{p.node, p.far, p.pod} {
 		if ns != nil {
 			errs = append(errs, ns.Close(), netns.Delete(ns.Name))
 		}

@@ -49,6 +49,7 @@ type run struct {
 	undo     []func() error // what is to be taken down, last first
 
 	grouped bool          // every arm's processes are in a cgroup of their own
+	podded  bool          // every arm's node has a pod
 	pairs   []*pair       // of all arms, the baseline's first
 	tracked int           // the most connections that conntrack knew of in one namespace
 	late    time.Duration // the most that the open loop was late by its own fault
@@ -172,6 +173,9 @@ func (r *run) pair(ctx context.Context, arm string, services int) (*pair, error)
 	}
 	r.pairs = append(r.pairs, p)
 	r.later(p.close)
+	if r.podded {
+		return p, p.addPod(ctx)
+	}
 	return p, nil
 }
 
