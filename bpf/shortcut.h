@@ -40,6 +40,17 @@ struct {
 	__type(value, struct lane);
 } lanes SEC(".maps");
 
+/* Whether this kernel's structs are those that we know: another one's packets go through its stack. */
+static __always_inline bool knows(struct net *net, struct net_device *d, bool six)
+{
+	if (six && !(bpf_core_field_exists(net->ipv6.fib6_sernum)))
+		return false;
+	return bpf_core_field_exists(net->nf.hooks_ipv4) && bpf_core_field_exists(net->nf.hooks_ipv6) && bpf_core_field_exists(net->ipv4.rt_genid) &&
+	       bpf_core_field_exists(net->dev_index_head) && bpf_core_field_exists(d->index_hlist) && bpf_core_field_exists(d->rx_handler) && bpf_core_field_exists(d->_tx) &&
+	       bpf_core_field_exists(d->tcx_ingress) && bpf_core_field_exists(d->tcx_egress) && bpf_core_field_exists(d->ptype_all) &&
+	       bpf_core_field_exists(((struct tcx_entry *)0)->miniq) && bpf_core_field_exists(((struct tcx_entry *)0)->bundle);
+}
+
 /* Whether netfilter has a hook that sees what a network namespace forwards. */
 static __always_inline bool filtered(struct net *net, bool six)
 {
@@ -213,7 +224,7 @@ static __always_inline int hand_over(struct __sk_buff *skb, bool six)
 	struct lane *l;
 	__u32 length;
 
-	if (filtered(net, six))
+	if (!knows(net, from, six) || filtered(net, six))
 		return TCX_NEXT;
 	if (ip + (six ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) > end || (six ? ((struct ipv6hdr *)ip)->hop_limit : ((struct iphdr *)ip)->ttl) <= 1)
 		return TCX_NEXT;

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/lab/classic"
@@ -16,9 +17,10 @@ var connectExperiment = Experiment{
 	Name:  "connect",
 	Short: "connect() and whole connections in so many blocks that 1 % shows, also with cold caches; what each eBPF program takes",
 	Long: `Measure connect() alone, and a connection with one request, at 10 and 10,000 Services of ten endpoints, in modes ebpf,
-nftables and iptables and with kube-proxy's iptables rules, against direct: in as many blocks as it takes to tell 1 %, with
-what was looked up a moment ago still in the processor's caches, and with all of these cold before each. Then have the kernel
-count how often each eBPF program runs and how long that takes. It takes about nine minutes, under one with --quick, and root.`,
+nftables and iptables and with kube-proxy's iptables rules, against direct, of clients on the node and in a pod: in as many
+blocks as it takes to tell 1 %, with what was looked up a moment ago still in the processor's caches, and with all of these
+cold before each. Then have the kernel count how often each eBPF program runs and how long that takes. It takes about nine
+minutes, under two with --quick, and root.`,
 	Services: fullConnect.Services,
 	Compares: true,
 	Layouts:  names(connectLayouts),
@@ -50,7 +52,7 @@ type connectProfile struct {
 
 var (
 	quickConnect = connectProfile{"quick", []int{10, 10000}, 21, 20 * time.Millisecond, 4 * time.Millisecond, 4, 5, 500}
-	fullConnect  = connectProfile{"full", []int{10, 10000}, 201, 30 * time.Millisecond, 5 * time.Millisecond, 6, 21, 2000}
+	fullConnect  = connectProfile{"full", []int{10, 10000}, 101, 30 * time.Millisecond, 5 * time.Millisecond, 6, 21, 2000}
 )
 
 // connect is the experiment of that name at work.
@@ -168,10 +170,10 @@ func (r *connect) design() result.Design {
 		Arms:     slices.Concat(baselines(), modeArms(r.modes), layoutArms(r.layouts)),
 		Baseline: armDirect, Again: armAgain, Margin: 0.01, Rounds: p.Rounds,
 		Measures: slices.Concat(connectMeasures(), programMeasures(p)),
-		Aims:     append(newConnectionAims(r.modes, r.layouts, ""), newConnectionAims(r.modes, r.layouts, cold)...),
+		Aims:     r.aims(),
 		Method: []string{
 			fmt.Sprintf("Every arm has two network namespaces of its own, joined by a veth: a node, where the client runs, and a far end, where the lab's server answers at ten addresses. "+
-				"Direct means: to those addresses in turn, through a node without any rule and without conntrack. All arms' clients are in a cgroup of their own, as a pod's are, which takes time, too. All arms stand at the same time, each connects to one Service with those ten endpoints, in the middle of all. "+
+				"Direct means: to those addresses in turn, through a node without any rule and without conntrack. On the node is a pod besides, a third namespace behind a veth of its own, whose packets the node forwards: a measure says where its client is. All arms' clients are in a cgroup of their own, as a pod's are, which takes time, too. All arms stand at the same time, each connects to one Service with those ten endpoints, in the middle of all. "+
 				"Client and server share one processor and have real-time priority; agents are kept on the others. In each round every arm has a block of each operation, in an order drawn for each, direct first and last. "+
 				"A block with warm caches is %v after %v that don't count.", p.Block, p.Warm),
 			fmt.Sprintf("With cold caches: just before the clock of each connect() starts, the client's thread reads %d MiB of memory, twice the largest cache of its processor (or %d MiB, where the kernel tells of none; at most %d), a line at a time. "+
@@ -182,28 +184,35 @@ func (r *connect) design() result.Design {
 		},
 		Missing: append(unableWords(r.cannot),
 			"kube-proxy's nftables rules, other numbers of Services, HTTP, processor time: the experiment tigera has them.",
-			"The run time of sendmsg6, which Linux calls for IPv6 addresses alone: there are none here. Its instructions are counted.",
-			"A client in a pod: the client is on the node itself."),
+			"The run time of sendmsg6, which Linux calls for IPv6 addresses alone: there are none here. Its instructions are counted."),
 	}
 	return d
 }
 
 // connectMeasures are those of connections.
-func connectMeasures() []result.Measure {
+func connectMeasures() (l []result.Measure) {
 	exchange := fmt.Sprintf("connect(2), %d bytes there, %d bytes back, close(2) with a reset", sizes.Request, sizes.Response)
+	for _, by := range []struct{ id, title string }{{"", ""}, {byPod, ", client in a pod"}} {
+		for _, how := range []struct{ id, title, text string }{{"", "", ""}, {cold, ", cold caches", "; each after a walk through more memory than caches hold"}} {
+			id, title := by.id+how.id, by.title+how.title
+			l = append(l,
+				result.Measure{ID: "connect" + id, Title: "connect() alone" + title, Unit: "µs", Stat: "p50", Ratio: true, Text: "connect(2) from call to return; the connection is reset afterwards" + how.text},
+				result.Measure{ID: "crr" + id, Title: "connect, request, close" + title, Unit: "µs", Stat: "p50", Ratio: true, Text: exchange + how.text})
+		}
+	}
 	first := loaded
 	first.Detail = true
-	return []result.Measure{
-		{ID: "connect", Title: "connect() alone", Unit: "µs", Stat: "p50", Ratio: true, Text: "connect(2) from call to return; the connection is reset afterwards"},
-		{ID: "crr", Title: "connect, request, close", Unit: "µs", Stat: "p50", Ratio: true, Text: exchange},
-		{ID: "connect" + cold, Title: "connect() alone, cold caches", Unit: "µs", Stat: "p50", Ratio: true, Text: "the same, each after a walk through more memory than caches hold"},
-		{ID: "crr" + cold, Title: "connect, request, close, cold caches", Unit: "µs", Stat: "p50", Ratio: true, Text: exchange + "; each after such a walk"},
-		{ID: "connect" + byPod, Title: "connect() alone, client in a pod", Unit: "µs", Stat: "p50", Ratio: true, Text: "connect(2) from call to return, of a pod; the connection is reset afterwards"},
-		{ID: "crr" + byPod, Title: "connect, request, close, client in a pod", Unit: "µs", Stat: "p50", Ratio: true, Text: exchange},
-		{ID: "connect" + byPod + cold, Title: "connect() alone, client in a pod, cold caches", Unit: "µs", Stat: "p50", Ratio: true, Text: "the same, each after a walk through more memory than caches hold"},
-		{ID: "crr" + byPod + cold, Title: "connect, request, close, client in a pod, cold caches", Unit: "µs", Stat: "p50", Ratio: true, Text: exchange + "; each after such a walk"},
-		first,
+	return append(l, first)
+}
+
+// aims are those of clients on the node and in a pod, with warm and with cold caches.
+func (r *connect) aims() (l []result.Aim) {
+	for _, by := range []string{"", byPod} {
+		for _, how := range []string{"", cold} {
+			l = append(l, newConnectionAims(r.modes, r.layouts, by+how)...)
+		}
 	}
+	return l
 }
 
 // newConnectionAims are the project's for new connections in mode ebpf, of measures whose names end in a suffix.
@@ -212,8 +221,11 @@ func newConnectionAims(modes []string, layouts []classic.Layout, suffix string) 
 		return nil
 	}
 	at, ten, how := params(10000), params(10), ""
-	if suffix == cold {
-		how = ", cold"
+	if strings.HasPrefix(suffix, byPod) {
+		how = ", pod"
+	}
+	if strings.HasSuffix(suffix, cold) {
+		how += ", cold"
 	}
 	add := func(id, text string, a result.Aim) {
 		a.ID, a.Text, a.Arm, a.Measure = id+how, text+how, armEBPF, a.Measure+suffix
