@@ -29,7 +29,20 @@ typedef struct {
 	int counter;
 } atomic_t;
 
-struct nf_hook_entries;
+struct nf_hook_entry {
+	void *hook, *priv;
+};
+
+/* Behind the last of hooks follow pointers to their struct nf_hook_ops. */
+struct nf_hook_entries {
+	unsigned short num_hook_entries;
+	struct nf_hook_entry hooks[];
+};
+
+struct nf_hook_ops {
+	void *priv;
+	int priority;
+};
 
 struct netns_nf {
 	struct nf_hook_entries *hooks_ipv4[5], *hooks_ipv6[5];
@@ -142,6 +155,7 @@ struct net_device {
 
 struct sk_buff {
 	struct net_device *dev;
+	__u32 secmark;
 };
 
 struct nf_conn {

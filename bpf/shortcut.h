@@ -10,11 +10,13 @@
 
 #include "packet.h"
 
+const volatile __u32 blind = 0; /* set at load time: netfilter and IPsec don't matter */
+
 #define AF_INET 2
 #define AF_INET6 10
 
-/* include/uapi/linux/netfilter.h, xfrm.h, if_packet.h */
-enum { NF_INET_PRE_ROUTING = 0, NF_INET_FORWARD = 2, NF_INET_POST_ROUTING = 4 };
+/* include/uapi/linux/netfilter.h, netfilter_ipv4.h and netfilter_ipv6.h, xfrm.h, if_packet.h */
+enum { NF_INET_PRE_ROUTING = 0, NF_INET_FORWARD = 2, NF_INET_POST_ROUTING = 4, NF_IP_PRI_SELINUX_FIRST = -225 };
 enum { XFRM_POLICY_OUT = 1, XFRM_POLICY_FWD = 2 };
 #define PACKET_HOST 0
 
@@ -51,22 +53,45 @@ static __always_inline bool knows(struct net *net, struct net_device *d, bool si
 	       bpf_core_field_exists(((struct tcx_entry *)0)->miniq) && bpf_core_field_exists(((struct tcx_entry *)0)->bundle);
 }
 
-/* Whether netfilter has a hook that sees what a network namespace forwards. */
-static __always_inline bool filtered(struct net *net, bool six)
+/*
+ * Whether some hook is AppArmor's alone, which looks at packets with a security mark (security/apparmor/lsm.c: apparmor_ip_postroute). Only such modules
+ * have one of that priority with nothing of its own; SELinux hooks into forwarding besides.
+ */
+static __always_inline bool apparmors(struct nf_hook_entries *e)
 {
-	if (six)
-		return net->nf.hooks_ipv6[NF_INET_PRE_ROUTING] || net->nf.hooks_ipv6[NF_INET_FORWARD] || net->nf.hooks_ipv6[NF_INET_POST_ROUTING];
-	return net->nf.hooks_ipv4[NF_INET_PRE_ROUTING] || net->nf.hooks_ipv4[NF_INET_FORWARD] || net->nf.hooks_ipv4[NF_INET_POST_ROUTING];
+	void *behind = (void *)e + bpf_core_field_offset(struct nf_hook_entries, hooks) + bpf_core_type_size(struct nf_hook_entry);
+	struct nf_hook_ops *ops = cast(cast(behind, struct hlist_head)->first /* the pointer there */, struct nf_hook_ops);
+
+	return e->num_hook_entries == 1 && !ops->priv && ops->priority == NF_IP_PRI_SELINUX_FIRST;
 }
 
-/* Whether neither IPsec nor rules of routing see what a network namespace forwards. */
-static __always_inline bool forwards_unseen(struct net *net, bool six)
+/* Whether netfilter has a hook that sees what a network namespace forwards. */
+static __always_inline bool filtered(struct sk_buff *skb, struct net *net, bool six)
 {
-	if (bpf_core_field_exists(net->xfrm) && net->xfrm.policy_count[XFRM_POLICY_OUT] | net->xfrm.policy_count[XFRM_POLICY_FWD])
-		return false;
+	struct nf_hook_entries *before = six ? net->nf.hooks_ipv6[NF_INET_PRE_ROUTING] : net->nf.hooks_ipv4[NF_INET_PRE_ROUTING];
+	struct nf_hook_entries *forward = six ? net->nf.hooks_ipv6[NF_INET_FORWARD] : net->nf.hooks_ipv4[NF_INET_FORWARD];
+	struct nf_hook_entries *behind = six ? net->nf.hooks_ipv6[NF_INET_POST_ROUTING] : net->nf.hooks_ipv4[NF_INET_POST_ROUTING];
+
+	if (before)
+		return true;
+	barrier(); /* one by one: the verifier takes no sum of pointers */
+	if (forward)
+		return true;
+	return behind && ((bpf_core_field_exists(skb->secmark) && skb->secmark) || !apparmors(behind));
+}
+
+/* Whether IPsec has a policy for what a network namespace forwards. */
+static __always_inline bool transformed(struct net *net)
+{
+	return bpf_core_field_exists(net->xfrm) && net->xfrm.policy_count[XFRM_POLICY_OUT] | net->xfrm.policy_count[XFRM_POLICY_FWD];
+}
+
+/* Whether there are, or ever were, rules of routing by more than addresses. */
+static __always_inline bool ruled(struct net *net, bool six)
+{
 	if (six)
-		return !bpf_core_field_exists(net->ipv6.fib6_has_custom_rules) || !net->ipv6.fib6_has_custom_rules;
-	return !bpf_core_field_exists(net->ipv4.fib_has_custom_rules) || !net->ipv4.fib_has_custom_rules;
+		return bpf_core_field_exists(net->ipv6.fib6_has_custom_rules) && net->ipv6.fib6_has_custom_rules;
+	return bpf_core_field_exists(net->ipv4.fib_has_custom_rules) && net->ipv4.fib_has_custom_rules;
 }
 
 /* Whether our program is the only one at a device's hook, and no classifier is there. */
@@ -219,12 +244,13 @@ static __always_inline bool readdress(struct __sk_buff *skb, void *ip, const str
 static __always_inline int hand_over(struct __sk_buff *skb, bool six)
 {
 	void *ip = (void *)(long)skb->data + sizeof(struct ethhdr), *end = (void *)(long)skb->data_end;
-	struct net_device *from = ((struct sk_buff *)bpf_cast_to_kern_ctx(skb))->dev, *to;
+	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
+	struct net_device *from = kernels->dev, *to;
 	struct net *net = from->nd_net.net;
 	struct lane *l;
 	__u32 length;
 
-	if (!knows(net, from, six) || filtered(net, six))
+	if (!knows(net, from, six) || (!blind && filtered(kernels, net, six)))
 		return TCX_NEXT;
 	if (ip + (six ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) > end || (six ? ((struct ipv6hdr *)ip)->hop_limit : ((struct iphdr *)ip)->ttl) <= 1)
 		return TCX_NEXT;
@@ -232,7 +258,7 @@ static __always_inline int hand_over(struct __sk_buff *skb, bool six)
 	if (!l || !l->to)
 		return TCX_NEXT;
 	length = length_of(skb, ip, end, six);
-	if (length > l->mtu || skb->pkt_type != PACKET_HOST || skb->mark || !forwards_unseen(net, six) || !arrives_unseen(from))
+	if (length > l->mtu || skb->pkt_type != PACKET_HOST || skb->mark || (!blind && transformed(net)) || ruled(net, six) || !arrives_unseen(from))
 		return TCX_NEXT;
 	to = device_of(net, l->to);
 	if (!to || length > to->mtu || !leaves_unseen(to) || !readdress(skb, ip, l, six))

@@ -85,6 +85,7 @@ func (c *Config) take(f *Flags, in content) error {
 	}
 	c.Own.APIVersion, c.Own.Kind = APIVersion, Kind
 	c.Own.TakeOver = cmp.Or(c.Own.TakeOver, Leave)
+	c.Own.EBPF.Shortcut = cmp.Or(c.Own.EBPF.Shortcut, Auto)
 	if !f.given("ebpf-room") {
 		c.Own.EBPF.Room = cmp.Or(c.Own.EBPF.Room, agent.DefaultRoom)
 	}
@@ -126,6 +127,7 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"mode", &file.Mode, &f.own.Mode},
 		{"scheduler", &file.Scheduler, &f.own.Scheduler},
 		{"service-proxy-name", &file.ServiceProxyName, &f.own.ServiceProxyName},
+		{"ebpf-shortcut", (*string)(&file.EBPF.Shortcut), (*string)(&f.own.EBPF.Shortcut)},
 		{"take-over", (*string)(&file.TakeOver), (*string)(&f.own.TakeOver)},
 	} {
 		if f.given(set.flag) || *set.to == "" && set.flag == "source" {
@@ -143,9 +145,6 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 	}
 	if f.given("ebpf-close-tcp") {
 		file.EBPF.CloseTCP = f.own.EBPF.CloseTCP
-	}
-	if f.given("ebpf-no-shortcut") {
-		file.EBPF.NoShortcut = f.own.EBPF.NoShortcut
 	}
 	return file
 }

@@ -42,10 +42,21 @@ type EBPFConfiguration struct {
 	Room uint32 `json:"room,omitempty"`
 	// closeTCP has TCP connections of clients on the node closed when their endpoint goes, as is done with UDP. Default: false.
 	CloseTCP bool `json:"closeTCP,omitempty"`
-	// noShortcut has packets to a pod from another of the node, or from outside, go through the node's stack also while nothing there would look at them;
-	// else they are handed over at once then. Default: false.
-	NoShortcut bool `json:"noShortcut,omitempty"`
+	// shortcut says when packets that come to the node for one of its pods are handed over to the pod at once, past the node's stack: "Auto" while
+	// nothing there would look at them; "Always" also past netfilter's rules and IPsec's policies, which so don't hold for them; "Never".
+	// Default: "Auto".
+	Shortcut Shortcut `json:"shortcut,omitempty"`
 }
+
+// Shortcut says when packets for pods are handed over past the node's stack.
+type Shortcut string
+
+// The choices.
+const (
+	Auto   Shortcut = "Auto"
+	Always Shortcut = "Always"
+	Never  Shortcut = "Never"
+)
 
 // TakeOver says what becomes of a kube-proxy's rules.
 type TakeOver string

@@ -109,7 +109,7 @@ var rows = []Row{
 	{"direct-server-return", "", "FairleadConfiguration's directServerReturn."},
 	{"ebpf-room", "", "FairleadConfiguration's ebpf.room."},
 	{"ebpf-close-tcp", "", "FairleadConfiguration's ebpf.closeTCP."},
-	{"ebpf-no-shortcut", "", "FairleadConfiguration's ebpf.noShortcut."},
+	{"ebpf-shortcut", "", "FairleadConfiguration's ebpf.shortcut."},
 	{"service-proxy-name", "", "FairleadConfiguration's serviceProxyName."},
 	{"take-over", "", "FairleadConfiguration's takeOver."},
 }
@@ -140,7 +140,7 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	fs.BoolVar(&f.own.DirectServerReturn, "direct-server-return", false, "mode ebpf: have the node of an endpoint answer clients outside itself, past the node that they asked; give it to all nodes")
 	fs.Uint32Var(&f.own.EBPF.Room, "ebpf-room", agent.DefaultRoom, "mode ebpf: slots in the kernel's maps: one for each port of a Service and each endpoint of it; an eighth as many entries")
 	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false, "mode ebpf: when an endpoint goes, close TCP connections of clients on the node to it, as is done with UDP")
-	fs.BoolVar(&f.own.EBPF.NoShortcut, "ebpf-no-shortcut", false, "mode ebpf: have packets to pods of the node go through its stack also while nothing there would look at them")
+	fs.StringVar((*string)(&f.own.EBPF.Shortcut), "ebpf-shortcut", string(Auto), "mode ebpf: hand packets for pods over past the node's stack: Auto while nothing there would look at them, Always also past netfilter and IPsec, Never")
 }
 
 // Add gives a command all flags.

@@ -89,7 +89,8 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 
 // ebpfOptions gives the options of the plane ebpf.
 func ebpfOptions(c *config.Config) ebpf.Options {
-	return ebpf.Options{Sizes: ebpf.Room(c.Own.EBPF.Room), CloseTCP: c.Own.EBPF.CloseTCP, NoShortcut: c.Own.EBPF.NoShortcut}
+	shortcut := map[config.Shortcut]ebpf.Shortcut{config.Always: ebpf.ShortcutAlways, config.Never: ebpf.ShortcutNever}[c.Own.EBPF.Shortcut]
+	return ebpf.Options{Sizes: ebpf.Room(c.Own.EBPF.Room), CloseTCP: c.Own.EBPF.CloseTCP, Shortcut: shortcut}
 }
 
 // ipvsOptions gives the options of the plane ipvs.

@@ -78,6 +78,7 @@ type DevicePrograms struct {
 // DeviceOptions are the programs' constants, but for the length of a device's header.
 type DeviceOptions struct {
 	Direct bool // nodes tell each other of entries, so that a backend's node answers the client itself
+	Blind  bool // packets are handed over to pods also where netfilter or IPsec would see them on the way
 }
 
 // DeviceDigest stands for those programs with these constants and maps of these sizes.
@@ -140,8 +141,11 @@ func (p *DevicePrograms) load(m *Maps, o DeviceOptions, header uint32) (*ebpf.Co
 	if err := c.Variables["head"].Set(header); err != nil {
 		return nil, err
 	}
-	if o.Direct {
-		if err := c.Variables["direct"].Set(uint32(1)); err != nil {
+	for name, on := range map[string]bool{"direct": o.Direct, "blind": o.Blind} {
+		if !on {
+			continue
+		}
+		if err := c.Variables[name].Set(uint32(1)); err != nil {
 			return nil, err
 		}
 	}

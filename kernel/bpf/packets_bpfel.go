@@ -307,6 +307,7 @@ const (
 	packetsMapSources      = "sources"
 	packetsProgArrive      = "arrive"
 	packetsProgLeave       = "leave"
+	packetsVarBlind        = "blind"
 	packetsVarDirect       = "direct"
 	packetsVarHead         = "head"
 	packetsVarUnusedEvent  = "unused_event"
@@ -386,6 +387,7 @@ type packetsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsVariableSpecs struct {
+	Blind       *ebpf.VariableSpec `ebpf:"blind"`
 	Direct      *ebpf.VariableSpec `ebpf:"direct"`
 	Head        *ebpf.VariableSpec `ebpf:"head"`
 	UnusedEvent *ebpf.VariableSpec `ebpf:"unused_event"`
@@ -456,6 +458,7 @@ func (m *packetsMaps) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsVariables struct {
+	Blind       *ebpf.Variable `ebpf:"blind"`
 	Direct      *ebpf.Variable `ebpf:"direct"`
 	Head        *ebpf.Variable `ebpf:"head"`
 	UnusedEvent *ebpf.Variable `ebpf:"unused_event"`

@@ -41,7 +41,7 @@ type devices struct {
 	sizes   bpf.Sizes
 	maps    string                       // the folder of the maps that the programs work on
 	digests map[bpf.DeviceOptions]string // of the programs with each of their options
-	hand    bool                         // packets may be handed over to pods
+	cut     Shortcut
 
 	mu       sync.Mutex
 	attached bool              // the programs are as wanted, unless others changed that
@@ -52,7 +52,8 @@ type devices struct {
 // openDevices opens that part of a plane in the calling thread's network namespace.
 func openDevices(p *Plane) (*devices, error) {
 	digests := map[bpf.DeviceOptions]string{}
-	for _, o := range []bpf.DeviceOptions{{}, {Direct: true}} {
+	for _, direct := range []bool{false, true} {
+		o := bpf.DeviceOptions{Direct: direct, Blind: p.Shortcut == ShortcutAlways}
 		digest, err := bpf.DeviceDigest(p.Sizes, o)
 		if err != nil {
 			return nil, err
@@ -67,7 +68,7 @@ func openDevices(p *Plane) (*devices, error) {
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
-	return &devices{ns: ns, conn: conn, folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digests: digests, hand: !p.NoShortcut}, nil
+	return &devices{ns: ns, conn: conn, folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digests: digests, cut: p.Shortcut}, nil
 }
 
 func (d *devices) close() {
@@ -82,7 +83,7 @@ func (d *devices) links() string { return filepath.Join(d.folder, devicesName) }
 func (d *devices) list() (l []bpf.Device, err error) {
 	all, err := d.conn.Devices()
 	for _, i := range all {
-		l = append(l, bpf.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback, Pod: i.Pod && d.hand})
+		l = append(l, bpf.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback, Pod: i.Pod && d.cut != ShortcutNever})
 	}
 	return l, err
 }

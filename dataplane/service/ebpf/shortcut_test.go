@@ -427,6 +427,19 @@ func TestTooLongOrTooFarIsNotHandedOver(t *testing.T) {
 	})
 }
 
+// Where it is so wanted, packets are handed over past netfilter and IPsec, yet past nobody else.
+func TestAlwaysHandedOver(t *testing.T) {
+	withPods(t, func(w *twoPods) {
+		w.takes("with nothing in the way")
+		w.run("nft 'add table inet t; add chain inet t c { type filter hook forward priority 0; policy drop; }'; ip xfrm policy add dir fwd src 10.244.1.1 dst 10.244.1.2 action block")
+		w.takes("with a filter and a policy in the way")
+		w.run("for d in a b; do tc qdisc add dev $d root pfifo limit 100; done")
+		if _, n, err := w.ask(model.TCP, false, silence, echo.Options{}); n != 0 || err == nil {
+			t.Errorf("%d packets were handed over past a queue, answered: %v", n, err)
+		}
+	}, func(o *ebpf.Options) { o.Shortcut = ebpf.ShortcutAlways })
+}
+
 // Nothing is handed over where that is not wanted, nor any more once it isn't.
 func TestNoShortcut(t *testing.T) {
 	withPods(t, func(w *twoPods) {
@@ -437,7 +450,7 @@ func TestNoShortcut(t *testing.T) {
 				}
 			}
 		})
-	}, func(o *ebpf.Options) { o.NoShortcut = true })
+	}, func(o *ebpf.Options) { o.Shortcut = ebpf.ShortcutNever })
 }
 
 // Clients that no hook sees reach a Service's endpoint on the same node, and hear it by the Service's address, while others are handed over.
