@@ -357,8 +357,8 @@ func TestHandedOverWhereRoutesLead(t *testing.T) {
 	})
 }
 
-// A source that isn't the pod's is the kernel's to judge.
-func TestForgedSourceIsNotHandedOver(t *testing.T) {
+// A source that isn't the pod's is the kernel's to judge, and so is a frame for another host.
+func TestForgedIsNotHandedOver(t *testing.T) {
 	withPods(t, func(w *twoPods) {
 		w.takes("with nothing in the way")
 		w.run("ip -n " + w.pods["a"].Name + " addr add 10.244.1.9/32 dev eth0; ip route add 10.244.1.9 dev c; sysctl -qw net.ipv4.conf.a.rp_filter=1")
@@ -370,14 +370,18 @@ func TestForgedSourceIsNotHandedOver(t *testing.T) {
 		if _, n, _ := w.ask(model.TCP, false, silence, from); n != 0 { // the kernel lets it in now, and answers lead to c
 			t.Errorf("%d packets of another's address were handed over", n)
 		}
+		w.run("ip -n " + w.pods["a"].Name + " neigh replace 169.254.1.1 dev eth0 lladdr 02:00:00:00:09:09")
+		if _, n, err := w.ask(model.UDP, false, silence, echo.Options{}); n != 0 || err == nil {
+			t.Errorf("%d packets in frames for another host were handed over, answered: %v", n, err)
+		}
 	})
 }
 
-// A packet that is too long for the pod's device, or came too far, is answered by the node.
-func TestTooLongOrTooFarIsNotHandedOver(t *testing.T) {
+// A packet that is too long for its route or the pod's device, or came too far, is answered by the node, and so is one of a class that is routed otherwise.
+func TestWhatIsAnsweredOnTheWayIsNotHandedOver(t *testing.T) {
 	withPods(t, func(w *twoPods) {
 		w.takes("with nothing in the way")
-		send := func(six bool, hops, size int) (err error) {
+		send := func(six bool, tos, hops, size int) (err error) {
 			network, level, option, find, yes, tell := "udp4", unix.IPPROTO_IP, unix.IP_TTL, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, unix.IP_RECVERR
 			if six {
 				network, level, option, find, yes, tell = "udp6", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO, unix.IPV6_RECVERR
@@ -391,6 +395,9 @@ func TestTooLongOrTooFarIsNotHandedOver(t *testing.T) {
 				raw, _ := c.(*net.UDPConn).SyscallConn()
 				raw.Control(func(fd uintptr) {
 					err = errors.Join(unix.SetsockoptInt(int(fd), level, option, hops), unix.SetsockoptInt(int(fd), level, find, yes), unix.SetsockoptInt(int(fd), level, tell, 1))
+					if !six {
+						err = errors.Join(err, unix.SetsockoptInt(int(fd), level, unix.IP_TOS, tos))
+					}
 				})
 				if err == nil {
 					_, err = c.Write(make([]byte, size))
@@ -403,18 +410,37 @@ func TestTooLongOrTooFarIsNotHandedOver(t *testing.T) {
 			return err
 		}
 		for _, six := range []bool{false, true} {
-			if err := send(six, 64, 1300); err != nil {
+			if err := send(six, 0, 64, 1300); err != nil {
 				t.Errorf("IPv6 %t: %v", six, err)
 			}
 			before := w.handed()
-			if err := send(six, 1, 100); !errors.Is(err, unix.EHOSTUNREACH) || w.handed() != before {
+			if err := send(six, 0, 1, 100); !errors.Is(err, unix.EHOSTUNREACH) || w.handed() != before {
 				t.Errorf("IPv6 %t: one hop from its end: %v", six, err)
 			}
 		}
+		if err := send(false, 0x10, 64, 100); err != nil {
+			t.Errorf("by another class: %v", err)
+		}
+		w.run("ip route add unreachable 10.244.1.2 tos 0x10")
+		if err := send(false, 0, 64, 100); err != nil {
+			t.Errorf("by no class: %v", err)
+		}
+		before := w.handed()
+		if err := send(false, 0x10, 64, 100); !errors.Is(err, unix.EHOSTUNREACH) || w.handed() != before {
+			t.Errorf("by a class whose route ends: %v", err)
+		}
+		w.run("ip route replace 10.244.1.2 dev b mtu lock 1290; ip -6 route replace fd00:244::b dev b mtu lock 1290")
+		for _, six := range []bool{false, true} {
+			before := w.handed()
+			if err := send(six, 0, 64, 1300); !errors.Is(err, unix.EMSGSIZE) || w.handed() != before {
+				t.Errorf("IPv6 %t: too long for its route: %v, %d packets were handed over", six, err, w.handed()-before)
+			}
+		}
+		w.route("replace", "b", "b")
 		w.run("ip link set dev b mtu 1280")
 		for _, six := range []bool{false, true} {
 			before := w.handed()
-			if err := send(six, 64, 1300); !errors.Is(err, unix.EMSGSIZE) || w.handed() != before {
+			if err := send(six, 0, 64, 1300); !errors.Is(err, unix.EMSGSIZE) || w.handed() != before {
 				t.Errorf("IPv6 %t: too long: %v, %d packets were handed over", six, err, w.handed()-before)
 			}
 		}
@@ -433,9 +459,11 @@ func TestAlwaysHandedOver(t *testing.T) {
 		w.takes("with nothing in the way")
 		w.run("nft 'add table inet t; add chain inet t c { type filter hook forward priority 0; policy drop; }'; ip xfrm policy add dir fwd src 10.244.1.1 dst 10.244.1.2 action block")
 		w.takes("with a filter and a policy in the way")
-		w.run("for d in a b; do tc qdisc add dev $d root pfifo limit 100; done")
-		if _, n, err := w.ask(model.TCP, false, silence, echo.Options{}); n != 0 || err == nil {
-			t.Errorf("%d packets were handed over past a queue, answered: %v", n, err)
+		for _, way := range []string{"tc qdisc add dev a root pfifo limit 100; tc qdisc add dev b root pfifo limit 100", "tc qdisc del dev a root; tc qdisc del dev b root; ip link add name br type bridge; ip link set dev a master br"} {
+			w.run(way)
+			if _, n, err := w.ask(model.TCP, false, silence, echo.Options{}); n != 0 || err == nil {
+				t.Errorf("%s: %d packets were handed over, answered: %v", way, n, err)
+			}
 		}
 	}, func(o *ebpf.Options) { o.Shortcut = ebpf.ShortcutAlways })
 }
