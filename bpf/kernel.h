@@ -50,6 +50,7 @@ struct netns_nf {
 
 struct netns_xfrm {
 	unsigned int policy_count[6];
+	__u8 policy_default[3];
 };
 
 struct netns_ipv4 {
@@ -57,7 +58,12 @@ struct netns_ipv4 {
 	atomic_t rt_genid;
 };
 
+struct ipv6_devconf {
+	__s32 forwarding;
+};
+
 struct netns_ipv6 {
+	struct ipv6_devconf *devconf_all;
 	_Bool fib6_has_custom_rules;
 	atomic_t fib6_sernum;
 };
@@ -105,7 +111,13 @@ struct inet6_dev {
 	struct list_head addr_list;
 };
 
-struct bpf_prog;
+struct bpf_prog_aux {
+	__u32 id;
+};
+
+struct bpf_prog {
+	struct bpf_prog_aux *aux;
+};
 
 struct bpf_mprog_fp {
 	struct bpf_prog *prog;
@@ -139,7 +151,7 @@ struct netdev_queue {
 
 struct net_device {
 	struct list_head dev_list;
-	unsigned int flags, mtu;
+	unsigned int flags, mtu, max_mtu;
 	struct in_device *ip_ptr;
 	struct inet6_dev *ip6_ptr;
 	/* for packets: */
@@ -150,12 +162,13 @@ struct net_device {
 	struct netdev_queue *_tx;
 	struct bpf_mprog_entry *tcx_ingress, *tcx_egress;
 	struct nf_hook_entries *nf_hooks_ingress, *nf_hooks_egress;
-	struct list_head ptype_all;
+	struct list_head ptype_all, ptype_specific;
 };
 
 struct sk_buff {
 	struct net_device *dev;
 	__u32 secmark;
+	__u8 active_extensions;
 };
 
 struct nf_conn {

@@ -296,7 +296,7 @@ struct lane {
 	__u8 zero;
 	__u8 receiver[6]; /* link-layer addresses */
 	__u8 sender[6];
-	__u32 zeros;
+	__u32 leave; /* ID of our program where packets leave by the pod's device */
 };
 
 #define LANES 1024

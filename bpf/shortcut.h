@@ -10,14 +10,12 @@
 
 #include "packet.h"
 
-const volatile __u32 blind = 0; /* set at load time: netfilter and IPsec don't matter */
-
 #define AF_INET 2
 #define AF_INET6 10
 
 /* include/uapi/linux/netfilter.h, netfilter_ipv4.h and netfilter_ipv6.h, xfrm.h, if_packet.h */
 enum { NF_INET_PRE_ROUTING = 0, NF_INET_FORWARD = 2, NF_INET_POST_ROUTING = 4, NF_IP_PRI_SELINUX_FIRST = -225 };
-enum { XFRM_POLICY_OUT = 1, XFRM_POLICY_FWD = 2 };
+enum { XFRM_POLICY_OUT = 1, XFRM_POLICY_FWD = 2, XFRM_USERPOLICY_ACCEPT = 2 };
 #define PACKET_HOST 0
 
 #define NETDEV_HASHENTRIES 256 /* include/linux/netdevice.h: of net.dev_index_head */
@@ -26,7 +24,7 @@ enum { XFRM_POLICY_OUT = 1, XFRM_POLICY_FWD = 2 };
 /* For how many ticks a lane is as it was found: a neighbour's address, or an IPv6 route that is gone, doesn't count as a change of routes. */
 #define LASTS 64
 
-/* The devices of the node's pods, by index: veth or netkit, whose other end is in another network namespace. Kept by the agent. */
+/* The devices of the node's pods, by index: veth whose other end is in another network namespace; and the ID of our program there, leave. Kept by the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1 << 12);
@@ -42,27 +40,35 @@ struct {
 	__type(value, struct lane);
 } lanes SEC(".maps");
 
-/* Whether this kernel's structs are those that we know: another one's packets go through its stack. */
-static __always_inline bool knows(struct net *net, struct net_device *d, bool six)
+#define has(type, field) bpf_core_field_exists(((struct type *)0)->field)
+
+/* Whether this kernel's structs have all that is asked of them: else its packets go through its stack. */
+static __always_inline bool knows(bool six)
 {
-	if (six && !(bpf_core_field_exists(net->ipv6.fib6_sernum)))
+	if (six && !(has(net, ipv6) && has(netns_ipv6, fib6_sernum) && has(netns_ipv6, fib6_has_custom_rules) && has(netns_ipv6, devconf_all) &&
+		     has(ipv6_devconf, forwarding)))
 		return false;
-	return bpf_core_field_exists(net->nf.hooks_ipv4) && bpf_core_field_exists(net->nf.hooks_ipv6) && bpf_core_field_exists(net->ipv4.rt_genid) &&
-	       bpf_core_field_exists(net->dev_index_head) && bpf_core_field_exists(d->index_hlist) && bpf_core_field_exists(d->rx_handler) && bpf_core_field_exists(d->_tx) &&
-	       bpf_core_field_exists(d->tcx_ingress) && bpf_core_field_exists(d->tcx_egress) && bpf_core_field_exists(d->ptype_all) &&
-	       bpf_core_field_exists(((struct tcx_entry *)0)->miniq) && bpf_core_field_exists(((struct tcx_entry *)0)->bundle);
+	return has(sk_buff, dev) && has(sk_buff, active_extensions) && has(net, dev_index_head) && has(net, ipv4) && has(net, nf) && has(net, xfrm) &&
+	       has(netns_ipv4, rt_genid) && has(netns_ipv4, fib_has_custom_rules) && has(netns_nf, hooks_ipv4) && has(netns_nf, hooks_ipv6) &&
+	       has(netns_xfrm, policy_count) && has(netns_xfrm, policy_default) && has(nf_hook_entries, num_hook_entries) && has(nf_hook_entries, hooks) &&
+	       has(nf_hook_ops, priv) && has(nf_hook_ops, priority) && has(net_device, nd_net) && has(net_device, ifindex) && has(net_device, index_hlist) &&
+	       has(net_device, mtu) && has(net_device, max_mtu) && has(net_device, rx_handler) && has(net_device, _tx) && has(net_device, ptype_all) &&
+	       has(net_device, ptype_specific) && has(net_device, tcx_ingress) && has(net_device, tcx_egress) && has(net_device, nf_hooks_ingress) &&
+	       has(net_device, nf_hooks_egress) && has(netdev_queue, qdisc) && has(Qdisc, enqueue) && has(tcx_entry, miniq) && has(tcx_entry, bundle) &&
+	       has(bpf_mprog_entry, fp_items) && has(bpf_mprog_entry, parent) && has(bpf_mprog_fp, prog) && has(bpf_prog, aux) && has(bpf_prog_aux, id) &&
+	       has(hlist_head, first) && has(hlist_node, next);
 }
 
 /*
  * Whether some hook is AppArmor's alone, which looks at packets with a security mark (security/apparmor/lsm.c: apparmor_ip_postroute). Only such modules
  * have one of that priority with nothing of its own; SELinux hooks into forwarding besides.
  */
-static __always_inline bool apparmors(struct nf_hook_entries *e)
+static __always_inline bool apparmors(struct nf_hook_entries *e, struct sk_buff *skb)
 {
 	void *behind = (void *)e + bpf_core_field_offset(struct nf_hook_entries, hooks) + bpf_core_type_size(struct nf_hook_entry);
 	struct nf_hook_ops *ops = cast(cast(behind, struct hlist_head)->first /* the pointer there */, struct nf_hook_ops);
 
-	return e->num_hook_entries == 1 && !ops->priv && ops->priority == NF_IP_PRI_SELINUX_FIRST;
+	return e->num_hook_entries == 1 && !ops->priv && ops->priority == NF_IP_PRI_SELINUX_FIRST && bpf_core_field_exists(skb->secmark) && !skb->secmark;
 }
 
 /* Whether netfilter has a hook that sees what a network namespace forwards. */
@@ -77,40 +83,45 @@ static __always_inline bool filtered(struct sk_buff *skb, struct net *net, bool 
 	barrier(); /* one by one: the verifier takes no sum of pointers */
 	if (forward)
 		return true;
-	return behind && ((bpf_core_field_exists(skb->secmark) && skb->secmark) || !apparmors(behind));
+	return behind && !apparmors(behind, skb);
 }
 
-/* Whether IPsec has a policy for what a network namespace forwards. */
-static __always_inline bool transformed(struct net *net)
+/* Whether IPsec has a say: a policy for what a network namespace forwards, another default than to let it pass, or it brought the packet. */
+static __always_inline bool transformed(struct sk_buff *skb, struct net *net)
 {
-	return bpf_core_field_exists(net->xfrm) && net->xfrm.policy_count[XFRM_POLICY_OUT] | net->xfrm.policy_count[XFRM_POLICY_FWD];
+	return net->xfrm.policy_count[XFRM_POLICY_OUT] | net->xfrm.policy_count[XFRM_POLICY_FWD] || skb->active_extensions ||
+	       net->xfrm.policy_default[XFRM_POLICY_OUT] != XFRM_USERPOLICY_ACCEPT || net->xfrm.policy_default[XFRM_POLICY_FWD] != XFRM_USERPOLICY_ACCEPT;
 }
 
-/* Whether there are, or ever were, rules of routing by more than addresses. */
+/* Whether a network namespace routes by more than addresses, or ever did, or doesn't forward: the look-up says so of IPv4 alone. */
 static __always_inline bool ruled(struct net *net, bool six)
 {
-	if (six)
-		return bpf_core_field_exists(net->ipv6.fib6_has_custom_rules) && net->ipv6.fib6_has_custom_rules;
-	return bpf_core_field_exists(net->ipv4.fib_has_custom_rules) && net->ipv4.fib_has_custom_rules;
+	return six ? net->ipv6.fib6_has_custom_rules || !net->ipv6.devconf_all->forwarding : net->ipv4.fib_has_custom_rules;
 }
 
-/* Whether our program is the only one at a device's hook, and no classifier is there. */
+/* Whether there is but one program at a device's hook, and no classifier. */
 static __always_inline bool alone(struct bpf_mprog_entry *e)
 {
 	return e && !e->fp_items[1].prog && !cast((void *)e->parent - bpf_core_field_offset(struct tcx_entry, bundle), struct tcx_entry)->miniq;
 }
 
-/* Whether nobody but us sees what comes in by a device, before it is routed. */
+static __always_inline bool none(struct list_head *l) { return (void *)l->next == (void *)l; }
+
+/* Whether nobody but this very program sees what comes in by a device, before it is routed. */
 static __always_inline bool arrives_unseen(struct net_device *d)
 {
-	return !d->rx_handler && alone(d->tcx_ingress) && (!bpf_core_field_exists(d->nf_hooks_ingress) || !d->nf_hooks_ingress);
+	return !d->rx_handler && !d->nf_hooks_ingress && alone(d->tcx_ingress) && none(&d->ptype_specific);
 }
 
-/* Whether nobody but us sees what leaves by a device, and nothing has it wait. */
-static __always_inline bool leaves_unseen(struct net_device *d)
+/*
+ * Whether nobody but our own program sees what leaves by a pod's device, and nothing has it wait. A program for XDP in the pod, which sees what comes in
+ * only by that device, has the kernel bound the device's packets (drivers/net/veth.c: veth_xdp_set).
+ */
+static __always_inline bool leaves_unseen(struct net_device *d, __u32 ours)
 {
-	return alone(d->tcx_egress) && (!bpf_core_field_exists(d->nf_hooks_egress) || !d->nf_hooks_egress) && !d->_tx->qdisc->enqueue &&
-	       (void *)d->ptype_all.next == (void *)&d->ptype_all;
+	struct bpf_mprog_entry *e = d->tcx_egress;
+
+	return alone(e) && e->fp_items[0].prog->aux->id == ours && !d->nf_hooks_egress && !d->_tx->qdisc->enqueue && none(&d->ptype_all) && d->max_mtu == ETH_MAX_MTU;
 }
 
 /* A device of a network namespace, by its index. */
@@ -129,7 +140,7 @@ static __always_inline struct net_device *device_of(struct net *net, __u32 index
 	return NULL;
 }
 
-/* How long a plain packet is on the wire, from its IP header on; the longest of those that one stands for (GSO). */
+/* How long a plain packet is on the wire, from its IP header on; the longest of those that one stands for (GSO). Beyond any where that isn't known. */
 static __always_inline __u32 length_of(struct __sk_buff *skb, void *ip, void *end, bool is6)
 {
 	__u32 header = is6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
@@ -138,20 +149,20 @@ static __always_inline __u32 length_of(struct __sk_buff *skb, void *ip, void *en
 
 	if (!skb->gso_size)
 		return skb->len - head;
-	if (protocol != IPPROTO_TCP)
-		return header + sizeof(struct udphdr) + skb->gso_size;
-	return (void *)(tcp + 1) > end ? ~0U : header + tcp->doff * 4 + skb->gso_size;
+	return protocol != IPPROTO_TCP || (void *)(tcp + 1) > end ? ~0U : header + tcp->doff * 4 + skb->gso_size;
 }
 
 /* Asks the kernel where a lane leads. */
 __noinline int survey(struct __sk_buff *skb, struct lane *l, int six)
 {
-	__u32 to;
 	struct bpf_fib_lookup f = {.family = six ? AF_INET6 : AF_INET, .tot_len = 1};
+	__u32 to, *leave;
 
 	if (!l)
 		return 0;
 	l->to = 0;
+	if (!(l->source.word[0] | l->source.word[1] | l->source.word[3])) /* :: and 0.0.0.0 are nobody's */
+		return 0;
 	f.ifindex = l->from;
 	f.tos = l->tos;
 	if (six) {
@@ -161,8 +172,12 @@ __noinline int survey(struct __sk_buff *skb, struct lane *l, int six)
 		f.ipv4_src = l->source.word[3];
 		f.ipv4_dst = l->destination.word[3];
 	}
-	if (bpf_fib_lookup(skb, &f, sizeof(f), 0) != BPF_FIB_LKUP_RET_SUCCESS || f.ifindex == l->from || !bpf_map_lookup_elem(&pods, &f.ifindex))
+	if (bpf_fib_lookup(skb, &f, sizeof(f), 0) != BPF_FIB_LKUP_RET_SUCCESS || f.ifindex == l->from)
 		return 0;
+	leave = bpf_map_lookup_elem(&pods, &f.ifindex);
+	if (!leave)
+		return 0;
+	l->leave = *leave;
 	to = f.ifindex;
 	l->mtu = f.mtu_result;
 	__builtin_memcpy(l->receiver, f.dmac, sizeof(l->receiver));
@@ -244,13 +259,18 @@ static __always_inline bool readdress(struct __sk_buff *skb, void *ip, const str
 static __always_inline int hand_over(struct __sk_buff *skb, bool six)
 {
 	void *ip = (void *)(long)skb->data + sizeof(struct ethhdr), *end = (void *)(long)skb->data_end;
-	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
-	struct net_device *from = kernels->dev, *to;
-	struct net *net = from->nd_net.net;
+	struct net_device *from, *to;
+	struct sk_buff *kernels;
+	struct net *net;
 	struct lane *l;
 	__u32 length;
 
-	if (!knows(net, from, six) || (!blind && filtered(kernels, net, six)))
+	if (!knows(six))
+		return TCX_NEXT;
+	kernels = bpf_cast_to_kern_ctx(skb);
+	from = kernels->dev;
+	net = from->nd_net.net;
+	if (filtered(kernels, net, six))
 		return TCX_NEXT;
 	if (ip + (six ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) > end || (six ? ((struct ipv6hdr *)ip)->hop_limit : ((struct iphdr *)ip)->ttl) <= 1)
 		return TCX_NEXT;
@@ -258,10 +278,10 @@ static __always_inline int hand_over(struct __sk_buff *skb, bool six)
 	if (!l || !l->to)
 		return TCX_NEXT;
 	length = length_of(skb, ip, end, six);
-	if (length > l->mtu || skb->pkt_type != PACKET_HOST || skb->mark || (!blind && transformed(net)) || ruled(net, six) || !arrives_unseen(from))
+	if (length > l->mtu || skb->pkt_type != PACKET_HOST || skb->mark || transformed(kernels, net) || ruled(net, six) || !arrives_unseen(from))
 		return TCX_NEXT;
 	to = device_of(net, l->to);
-	if (!to || length > to->mtu || !leaves_unseen(to) || !readdress(skb, ip, l, six))
+	if (!to || length > to->mtu || !leaves_unseen(to, l->leave) || !readdress(skb, ip, l, six))
 		return TCX_NEXT;
 	count(HANDED);
 	return bpf_redirect_peer(l->to, 0);

@@ -43,8 +43,7 @@ type EBPFConfiguration struct {
 	// closeTCP has TCP connections of clients on the node closed when their endpoint goes, as is done with UDP. Default: false.
 	CloseTCP bool `json:"closeTCP,omitempty"`
 	// shortcut says when packets that come to the node for one of its pods are handed over to the pod at once, past the node's stack: "Auto" while
-	// nothing there would look at them; "Always" also past netfilter's rules and IPsec's policies, which so don't hold for them; "Never".
-	// Default: "Auto".
+	// nothing there would look at them, or "Never". Default: "Auto".
 	Shortcut Shortcut `json:"shortcut,omitempty"`
 }
 
@@ -53,9 +52,8 @@ type Shortcut string
 
 // The choices.
 const (
-	Auto   Shortcut = "Auto"
-	Always Shortcut = "Always"
-	Never  Shortcut = "Never"
+	Auto  Shortcut = "Auto"
+	Never Shortcut = "Never"
 )
 
 // TakeOver says what becomes of a kube-proxy's rules.

@@ -140,7 +140,7 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	fs.BoolVar(&f.own.DirectServerReturn, "direct-server-return", false, "mode ebpf: have the node of an endpoint answer clients outside itself, past the node that they asked; give it to all nodes")
 	fs.Uint32Var(&f.own.EBPF.Room, "ebpf-room", agent.DefaultRoom, "mode ebpf: slots in the kernel's maps: one for each port of a Service and each endpoint of it; an eighth as many entries")
 	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false, "mode ebpf: when an endpoint goes, close TCP connections of clients on the node to it, as is done with UDP")
-	fs.StringVar((*string)(&f.own.EBPF.Shortcut), "ebpf-shortcut", string(Auto), "mode ebpf: hand packets for pods over past the node's stack: Auto while nothing there would look at them, Always also past netfilter and IPsec, Never")
+	fs.StringVar((*string)(&f.own.EBPF.Shortcut), "ebpf-shortcut", string(Auto), "mode ebpf: hand packets for pods over past the node's stack: Auto while nothing there would look at them, or Never")
 }
 
 // Add gives a command all flags.

@@ -178,7 +178,7 @@ func (k *checks) own(c *FairleadConfiguration) {
 	if r := c.EBPF.Room; r < leastRoom || r > mostRoom {
 		k.ours(field.NewPath("ebpf", "room"), "ebpf-room", r, fmt.Sprintf("give from %d to %d slots", leastRoom, mostRoom))
 	}
-	k.oneOf(field.NewPath("ebpf", "shortcut"), string(c.EBPF.Shortcut), string(Auto), string(Always), string(Never))
+	k.oneOf(field.NewPath("ebpf", "shortcut"), string(c.EBPF.Shortcut), string(Auto), string(Never))
 	k.oneOf(field.NewPath("takeOver"), string(c.TakeOver), string(Leave), string(Remove))
 }
 

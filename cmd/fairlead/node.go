@@ -89,8 +89,7 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 
 // ebpfOptions gives the options of the plane ebpf.
 func ebpfOptions(c *config.Config) ebpf.Options {
-	shortcut := map[config.Shortcut]ebpf.Shortcut{config.Always: ebpf.ShortcutAlways, config.Never: ebpf.ShortcutNever}[c.Own.EBPF.Shortcut]
-	return ebpf.Options{Sizes: ebpf.Room(c.Own.EBPF.Room), CloseTCP: c.Own.EBPF.CloseTCP, Shortcut: shortcut}
+	return ebpf.Options{Sizes: ebpf.Room(c.Own.EBPF.Room), CloseTCP: c.Own.EBPF.CloseTCP, NoShortcut: c.Own.EBPF.Shortcut == config.Never}
 }
 
 // ipvsOptions gives the options of the plane ipvs.

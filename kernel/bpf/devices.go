@@ -25,7 +25,7 @@ import (
 type Device struct {
 	Index  int
 	Header uint32 // length of its link-layer header, in bytes
-	Pod    bool   // its other end is in another network namespace: a pod's
+	Pod    bool   // a veth whose other end is in another network namespace: a pod's
 	Own    bool   // the loopback device: only what leaves is looked at, since what comes in there left there
 }
 
@@ -78,7 +78,6 @@ type DevicePrograms struct {
 // DeviceOptions are the programs' constants, but for the length of a device's header.
 type DeviceOptions struct {
 	Direct bool // nodes tell each other of entries, so that a backend's node answers the client itself
-	Blind  bool // packets are handed over to pods also where netfilter or IPsec would see them on the way
 }
 
 // DeviceDigest stands for those programs with these constants and maps of these sizes.
@@ -141,11 +140,8 @@ func (p *DevicePrograms) load(m *Maps, o DeviceOptions, header uint32) (*ebpf.Co
 	if err := c.Variables["head"].Set(header); err != nil {
 		return nil, err
 	}
-	for name, on := range map[string]bool{"direct": o.Direct, "blind": o.Blind} {
-		if !on {
-			continue
-		}
-		if err := c.Variables[name].Set(uint32(1)); err != nil {
+	if o.Direct {
+		if err := c.Variables["direct"].Set(uint32(1)); err != nil {
 			return nil, err
 		}
 	}
@@ -412,39 +408,61 @@ func AtDevices(folder string, m *Maps) (digest string, err error) {
 	return digest, err
 }
 
-// KeepPods has the folder's map of pods' devices hold those of the devices that are some, as far as there is room: to others
-// packets go through the node's stack.
-func KeepPods(folder string, devices []Device) error {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(folder, packetsMapPods), nil)
-	if err != nil {
-		return fmt.Errorf("bpf: map %s: %w", packetsMapPods, err)
+// KeepPods has the map of pods' devices, in a folder of maps, hold those of the devices that are some, as far as there is room: to others
+// packets go through the node's stack. The programs there are those pinned in the folder of links.
+func KeepPods(maps, links string, devices []Device) error {
+	m, err := pinned[uint32, uint32](filepath.Join(maps, packetsMapPods))
+	if m == nil {
+		return err
 	}
 	defer m.Close()
+	leave, err := programID(filepath.Join(links, programPrefix+directions[0].program(headers[0])))
+	if err != nil {
+		return err
+	}
 	wanted, gone := map[uint32]bool{}, []uint32{}
 	for _, d := range devices {
-		wanted[uint32(d.Index)] = d.Pod
+		if d.Pod {
+			wanted[uint32(d.Index)] = true
+		}
 	}
-	var index, value uint32
-	held := m.Iterate()
-	for held.Next(&index, &value) {
+	err = all(m, func(index, id uint32) {
 		if !wanted[index] {
 			gone = append(gone, index)
+		} else if id == leave {
+			delete(wanted, index)
 		}
-		delete(wanted, index)
-	}
-	err = held.Err()
+	})
 	for _, i := range gone {
 		err = errors.Join(err, m.Delete(i))
 	}
-	for i, pod := range wanted {
-		if pod && err == nil {
-			err = m.Put(i, uint32(0))
+	for i := range wanted {
+		if err == nil {
+			err = m.Put(i, leave)
 		}
 	}
 	if err != nil && !Full(err) {
 		return fmt.Errorf("bpf: map %s: %w", packetsMapPods, err)
 	}
 	return nil
+}
+
+// programID gives the ID of a pinned program, 0 where there is none.
+func programID(path string) (uint32, error) {
+	p, err := ebpf.LoadPinnedProgram(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("bpf: open a program: %w", err)
+	}
+	defer p.Close()
+	i, err := p.Info()
+	if err != nil {
+		return 0, fmt.Errorf("bpf: read a program: %w", err)
+	}
+	id, _ := i.ID()
+	return uint32(id), nil
 }
 
 // Detached gives the links to devices, by index, that are attached no more, though pinned.
@@ -475,6 +493,13 @@ var ProbeDevices = sync.OnceValue(func() error {
 	}
 	return errors.Join(errs...)
 })
+
+// Preempts says whether this kernel is one whose work on packets may be preempted by other such work (PREEMPT_RT): then what programs keep by
+// processor may change while they read it.
+func Preempts() bool {
+	var u unix.Utsname
+	return unix.Uname(&u) != nil || strings.Contains(unix.ByteSliceToString(u.Version[:]), "PREEMPT_RT")
+}
 
 // release gives the kernel's version.
 func release() (major, minor int) {

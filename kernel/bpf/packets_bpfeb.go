@@ -79,7 +79,7 @@ type packetsLane struct {
 	Zero     uint8
 	Receiver [6]uint8
 	Sender   [6]uint8
-	Zeros    uint32
+	Leave    uint32
 }
 
 type packetsMemory struct {
@@ -307,7 +307,6 @@ const (
 	packetsMapSources      = "sources"
 	packetsProgArrive      = "arrive"
 	packetsProgLeave       = "leave"
-	packetsVarBlind        = "blind"
 	packetsVarDirect       = "direct"
 	packetsVarHead         = "head"
 	packetsVarUnusedEvent  = "unused_event"
@@ -387,7 +386,6 @@ type packetsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsVariableSpecs struct {
-	Blind       *ebpf.VariableSpec `ebpf:"blind"`
 	Direct      *ebpf.VariableSpec `ebpf:"direct"`
 	Head        *ebpf.VariableSpec `ebpf:"head"`
 	UnusedEvent *ebpf.VariableSpec `ebpf:"unused_event"`
@@ -458,7 +456,6 @@ func (m *packetsMaps) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsVariables struct {
-	Blind       *ebpf.Variable `ebpf:"blind"`
 	Direct      *ebpf.Variable `ebpf:"direct"`
 	Head        *ebpf.Variable `ebpf:"head"`
 	UnusedEvent *ebpf.Variable `ebpf:"unused_event"`

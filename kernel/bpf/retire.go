@@ -49,7 +49,7 @@ func Retire(folder string) (connections int, err error) {
 	return connections, nil
 }
 
-// empty leaves a layout's maps without frontends, and has flows of UDP notice.
+// empty leaves a layout's maps without frontends and pods' devices, and has flows of UDP notice.
 func empty(folder string) error {
 	frontends, err := pinned[Entry, Frontend](filepath.Join(folder, serviceMapFrontends))
 	if frontends == nil {
@@ -64,6 +64,9 @@ func empty(folder string) error {
 		if err := frontends.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("bpf: delete a frontend: %w", err)
 		}
+	}
+	if err := KeepPods(folder, "", nil); err != nil {
+		return err
 	}
 	changes, err := pinned[uint32, uint32](filepath.Join(folder, packetsMapChanges))
 	if changes == nil {

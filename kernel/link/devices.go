@@ -16,7 +16,7 @@ type Device struct {
 	Index    int
 	Loopback bool
 	Header   int  // length of the link-layer header of its packets, in bytes: Ethernet's, or none
-	Pod      bool // its other end is in another network namespace: a pod's
+	Pod      bool // a veth whose other end is in another network namespace: a pod's
 }
 
 // headerOf gives the length of the link-layer headers of a kind of device, by the name of its ARPHRD_ number. Of others
@@ -25,9 +25,6 @@ var headerOf = map[string]int{
 	"ether": 14, "loopback": 14,
 	"none": 0, "ppp": 0, "ipip": 0, "tunnel6": 0, "sit": 0, "gre": 0,
 }
-
-// pairs are the kinds of devices of which there are two, one the other's peer.
-var pairs = map[string]bool{"veth": true, "netkit": true}
 
 // Devices lists the interfaces that carry IP behind a header of a known length.
 func (c *Conn) Devices() (l []Device, err error) {
@@ -38,7 +35,7 @@ func (c *Conn) Devices() (l []Device, err error) {
 	for _, i := range all {
 		a := i.Attrs()
 		if n, known := headerOf[a.EncapType]; known {
-			l = append(l, Device{Index: a.Index, Loopback: a.EncapType == "loopback", Header: n, Pod: pairs[i.Type()] && a.NetNsID >= 0})
+			l = append(l, Device{Index: a.Index, Loopback: a.EncapType == "loopback", Header: n, Pod: i.Type() == "veth" && a.NetNsID >= 0})
 		}
 	}
 	return l, nil

@@ -41,7 +41,7 @@ type devices struct {
 	sizes   bpf.Sizes
 	maps    string                       // the folder of the maps that the programs work on
 	digests map[bpf.DeviceOptions]string // of the programs with each of their options
-	cut     Shortcut
+	hand    bool                         // packets may be handed over to pods
 
 	mu       sync.Mutex
 	attached bool              // the programs are as wanted, unless others changed that
@@ -52,8 +52,7 @@ type devices struct {
 // openDevices opens that part of a plane in the calling thread's network namespace.
 func openDevices(p *Plane) (*devices, error) {
 	digests := map[bpf.DeviceOptions]string{}
-	for _, direct := range []bool{false, true} {
-		o := bpf.DeviceOptions{Direct: direct, Blind: p.Shortcut == ShortcutAlways}
+	for _, o := range []bpf.DeviceOptions{{}, {Direct: true}} {
 		digest, err := bpf.DeviceDigest(p.Sizes, o)
 		if err != nil {
 			return nil, err
@@ -68,7 +67,7 @@ func openDevices(p *Plane) (*devices, error) {
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
-	return &devices{ns: ns, conn: conn, folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digests: digests, cut: p.Shortcut}, nil
+	return &devices{ns: ns, conn: conn, folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digests: digests, hand: !p.NoShortcut && !bpf.Preempts()}, nil
 }
 
 func (d *devices) close() {
@@ -83,7 +82,7 @@ func (d *devices) links() string { return filepath.Join(d.folder, devicesName) }
 func (d *devices) list() (l []bpf.Device, err error) {
 	all, err := d.conn.Devices()
 	for _, i := range all {
-		l = append(l, bpf.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback, Pod: i.Pod && d.cut != ShortcutNever})
+		l = append(l, bpf.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback, Pod: i.Pod && d.hand})
 	}
 	return l, err
 }
@@ -116,7 +115,7 @@ func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
 	if err := errors.Join(d.attach(programs, list), m.Recall()); err != nil { // what began until now, by another version's programs
 		return err
 	}
-	if err := bpf.KeepPods(d.maps, list); err != nil {
+	if err := bpf.KeepPods(d.maps, d.links(), list); err != nil {
 		return err
 	}
 	d.attached, d.options, d.behind = true, o, nil
@@ -177,7 +176,7 @@ func (d *devices) follow() (err error) {
 			return err
 		}
 	}
-	return errors.Join(bpf.KeepPods(d.maps, list), bpf.Sweep(d.links(), list))
+	return errors.Join(bpf.KeepPods(d.maps, d.links(), list), bpf.Sweep(d.links(), list))
 }
 
 // lost says whether the programs are not as they were written, and that is not our own doing.

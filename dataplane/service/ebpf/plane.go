@@ -35,20 +35,11 @@ var Abilities = service.Abilities{
 
 // Options are what a plane may be told.
 type Options struct {
-	Cgroup   string    // folder of the cgroup that holds the node's clients; "": cgroup.Node
-	Sizes    bpf.Sizes // zero: DefaultSizes
-	CloseTCP bool      // close clients' TCP connections to an endpoint that goes, too
-	Shortcut Shortcut  // when packets for pods are handed over past the node's stack
+	Cgroup     string    // folder of the cgroup that holds the node's clients; "": cgroup.Node
+	Sizes      bpf.Sizes // zero: DefaultSizes
+	CloseTCP   bool      // close clients' TCP connections to an endpoint that goes, too
+	NoShortcut bool      // no packet is handed over to a pod past the node's stack
 }
-
-// Shortcut says when packets that come to the node for one of its pods are handed over to the pod at once, past the node's stack.
-type Shortcut uint8
-
-const (
-	ShortcutUnseen Shortcut = iota // while nothing in the kernel would look at them on the way
-	ShortcutAlways                 // also where netfilter or IPsec would
-	ShortcutNever
-)
 
 // DefaultSizes have room for 40,000 pools of 10 backends. All maps take 70 MiB of the kernel's memory at once, of which 40 are for
 // the ways of 131,072 flows; a frontend adds 96 bytes. Of that, a pool has 40 bytes and 24 for its header and each backend, by fours; Maglev's table takes 2 KiB for up

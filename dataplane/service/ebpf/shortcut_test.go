@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +39,7 @@ type twoPods struct {
 var podAddrs = map[string]map[bool]string{"a": {false: "10.244.1.1", true: "fd00:244::a"}, "b": {false: "10.244.1.2", true: "fd00:244::b"}}
 
 // withPods runs f in such a node, whose plane has no Service.
-func withPods(t *testing.T, f func(*twoPods), options ...func(*ebpf.Options)) {
+func withPods(t *testing.T, f func(*twoPods)) {
 	t.Helper()
 	if err := bpf.ProbeDevices(); err != nil {
 		t.Fatalf("this test needs programs at devices: %v", err)
@@ -81,9 +82,6 @@ func withPods(t *testing.T, f func(*twoPods), options ...func(*ebpf.Options)) {
 					t.Cleanup(func() { s.Close() })
 				})
 			}
-		}
-		for _, change := range options {
-			change(&o)
 		}
 		w.plane = opened(t, o)
 		defer clean(t, w.plane)
@@ -186,7 +184,8 @@ func TestNobodyIsPassedOver(t *testing.T) {
 		{name: "a rule of routing", put: "ip rule add from 10.244.1.1 blackhole pref 5; ip -6 rule add from fd00:244::a blackhole pref 5", take: "ip rule del pref 5; ip -6 rule del pref 5", silent: true, stays: true},
 		{name: "a policy of IPsec", put: "ip xfrm policy add dir fwd src 10.244.1.1 dst 10.244.1.2 action block; ip xfrm policy add dir fwd src fd00:244::a dst fd00:244::b action block", take: "ip xfrm policy flush", silent: true},
 		{name: "no forwarding", put: "sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0", take: "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1", silent: true},
-		{name: "a bridge", put: "ip link add name br type bridge; ip link set dev a master br", take: "ip link del dev br", silent: true, stays: true},
+		{name: "another device upon it", put: "for d in a b; do ip link add link $d name m$d type macvlan; ip link set dev m$d up; done", take: "for d in a b; do ip link del dev m$d; done"},
+		{name: "a default of IPsec", put: "ip xfrm policy setdefault fwd block", take: "ip xfrm policy setdefault fwd accept", silent: true},
 		{name: "a closed route", put: "ip route replace blackhole 10.244.1.2; ip -6 route add blackhole fd00:244::b metric 1",
 			take: "ip route replace 10.244.1.2 dev b; ip -6 route del blackhole fd00:244::b metric 1", silent: true},
 	} {
@@ -199,11 +198,11 @@ func TestNobodyIsPassedOver(t *testing.T) {
 				if c.silent {
 					wait = silence
 				}
-				if _, n, err := w.ask(model.TCP, false, wait, echo.Options{}); n != 0 || (err != nil) != c.silent {
-					t.Errorf("%d packets were handed over, answered: %v", n, err)
-				}
 				if _, n, err := w.ask(model.UDP, true, wait, echo.Options{}); n != 0 || (err != nil) != c.silent {
 					t.Errorf("IPv6: %d packets were handed over, answered: %v", n, err)
+				}
+				if _, n, err := w.ask(model.TCP, false, wait, echo.Options{}); n != 0 || (err != nil) != c.silent {
+					t.Errorf("%d packets were handed over, answered: %v", n, err)
 				}
 				w.run(c.take)
 				if !c.stays {
@@ -218,12 +217,7 @@ func TestNobodyIsPassedOver(t *testing.T) {
 
 // So does another's program, behind ours where packets come in and before the pod.
 func TestNoProgramIsPassedOver(t *testing.T) {
-	drop, err := cebpf.NewProgram(&cebpf.ProgramSpec{Name: "stranger", Type: cebpf.SchedCLS, License: "GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2 /* TC_ACT_SHOT */), asm.Return()}})
-	if err != nil {
-		t.Fatalf("this test needs programs at devices: %v", err)
-	}
-	defer drop.Close()
+	drop, xdp := dropper(t, cebpf.SchedCLS, 2 /* TC_ACT_SHOT */), dropper(t, cebpf.XDP, 1 /* XDP_DROP */)
 	withPods(t, func(w *twoPods) {
 		for device, at := range map[string]cebpf.AttachType{"a": cebpf.AttachTCXIngress, "b": cebpf.AttachTCXEgress} {
 			w.takes("with nothing in the way")
@@ -245,7 +239,66 @@ func TestNoProgramIsPassedOver(t *testing.T) {
 			}
 		}
 		w.takes("when they are gone")
+		var inPod link.Link
+		w.in("b", func() {
+			i, err := net.InterfaceByName("eth0")
+			if err == nil {
+				inPod, err = link.AttachXDP(link.XDPOptions{Program: xdp, Interface: i.Index, Flags: link.XDPDriverMode})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+		each(func(protocol model.Protocol, six bool) {
+			if _, n, err := w.ask(protocol, six, silence, echo.Options{}); n != 0 || err == nil {
+				t.Errorf("XDP in the pod, %s (IPv6 %t): %d packets were handed over, answered: %v", protocol, six, n, err)
+			}
+		})
+		if err := inPod.Close(); err != nil {
+			t.Fatal(err)
+		}
+		w.takes("when XDP is gone")
 	})
+}
+
+// Who takes our program's place at the pod's device is not passed over either.
+func TestNoProgramInPlaceOfOursIsPassedOver(t *testing.T) {
+	drop := dropper(t, cebpf.SchedCLS, 2 /* TC_ACT_SHOT */)
+	withPods(t, func(w *twoPods) {
+		w.takes("with nothing in the way")
+		i, err := net.InterfaceByName("b")
+		if err != nil {
+			t.Fatal(err)
+		}
+		folder, _, _ := bpf.Folder()
+		ours, err := link.LoadPinnedLink(filepath.Join(folder, "devices", fmt.Sprint("leave-", i.Index)), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ours.Close()
+		if err := ours.Detach(); err != nil {
+			t.Fatal(err)
+		}
+		l, err := link.AttachTCX(link.TCXOptions{Interface: i.Index, Program: drop, Attach: cebpf.AttachTCXEgress})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if _, n, err := w.ask(model.TCP, false, silence, echo.Options{}); n != 0 || err == nil {
+			t.Errorf("%d packets were handed over, answered: %v", n, err)
+		}
+	})
+}
+
+// dropper loads a program that always gives the same result.
+func dropper(t *testing.T, kind cebpf.ProgramType, result int32) *cebpf.Program {
+	t.Helper()
+	p, err := cebpf.NewProgram(&cebpf.ProgramSpec{Name: "stranger", Type: kind, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, result), asm.Return()}})
+	if err != nil {
+		t.Fatalf("this test needs programs at devices: %v", err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
 }
 
 // A packet comes as the node would have sent it: from the device's address to the pod's, a hop further, with right sums.
@@ -453,32 +506,29 @@ func TestWhatIsAnsweredOnTheWayIsNotHandedOver(t *testing.T) {
 	})
 }
 
-// Where it is so wanted, packets are handed over past netfilter and IPsec, yet past nobody else.
-func TestAlwaysHandedOver(t *testing.T) {
-	withPods(t, func(w *twoPods) {
-		w.takes("with nothing in the way")
-		w.run("nft 'add table inet t; add chain inet t c { type filter hook forward priority 0; policy drop; }'; ip xfrm policy add dir fwd src 10.244.1.1 dst 10.244.1.2 action block")
-		w.takes("with a filter and a policy in the way")
-		for _, way := range []string{"tc qdisc add dev a root pfifo limit 100; tc qdisc add dev b root pfifo limit 100", "tc qdisc del dev a root; tc qdisc del dev b root; ip link add name br type bridge; ip link set dev a master br"} {
-			w.run(way)
-			if _, n, err := w.ask(model.TCP, false, silence, echo.Options{}); n != 0 || err == nil {
-				t.Errorf("%s: %d packets were handed over, answered: %v", way, n, err)
-			}
-		}
-	}, func(o *ebpf.Options) { o.Shortcut = ebpf.ShortcutAlways })
-}
-
-// Nothing is handed over where that is not wanted, nor any more once it isn't.
+// Nothing is handed over any more where that is not wanted.
 func TestNoShortcut(t *testing.T) {
 	withPods(t, func(w *twoPods) {
+		w.takes("with nothing in the way")
+		p := opened(t, ebpf.Options{Cgroup: w.plane.Cgroup, NoShortcut: true})
+		defer p.Close()
+		if _, err := p.Read(t.Context()); err != nil { // as an agent does that starts again
+			t.Fatal(err)
+		}
+		_, stop := watched(t, p)
+		defer stop()
 		each(func(protocol model.Protocol, six bool) {
-			for range 3 {
-				if who, n, err := w.ask(protocol, six, patience, echo.Options{}); who != "b" || n != 0 {
-					t.Errorf("%s (IPv6 %t): %d packets were handed over, %q answered: %v", protocol, six, n, who, err)
+			for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+				who, n, err := w.ask(protocol, six, patience, echo.Options{})
+				if who != "b" || time.Now().After(end) {
+					t.Fatalf("%s (IPv6 %t): %d packets were handed over, %q answered: %v", protocol, six, n, who, err)
+				}
+				if n == 0 {
+					return
 				}
 			}
 		})
-	}, func(o *ebpf.Options) { o.Shortcut = ebpf.ShortcutNever })
+	})
 }
 
 // Clients that no hook sees reach a Service's endpoint on the same node, and hear it by the Service's address, while others are handed over.
@@ -493,15 +543,21 @@ func TestServiceBesideTheShortcut(t *testing.T) {
 			w.in("a", func() { _, err = echo.Ask(ctx, model.TCP, netip.MustParseAddrPort("10.96.0.1:80"), echo.Options{}) })
 			return err
 		}
+		before := w.handed()
+		if err := ask(); err != nil || w.handed() == before {
+			t.Errorf("by the hooks: %d packets were handed over: %v", w.handed()-before, err)
+		}
 		root, err := cgroup.Root()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := cgroup.Do(root, ask); err != nil {
-			t.Errorf("beyond the hooks: %v", err)
+		for range 2 {
+			if err := cgroup.Do(root, ask); err != nil {
+				t.Errorf("beyond the hooks: %v", err)
+			}
 		}
 		if err := ask(); err != nil {
-			t.Errorf("by the hooks: %v", err)
+			t.Errorf("by the hooks, thereafter: %v", err)
 		}
 	})
 }
