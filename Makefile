@@ -42,11 +42,11 @@ test: root packages vet ## every test: pure, in the kernel, with real packets, w
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m $(RACY)
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m -run TestConformance/nftables ./agent
 	$(GO) test -timeout 20m -p 1 ./vm/...
-	$(GO) test -timeout 45m -p 1 -run '^Test(In)?SecondKernel$$' ./kernel/bpf ./kernel/ipvs ./dataplane/service/ipvs ./test
+	$(GO) test -timeout 45m -p 1 -run '^Test(In)?SecondKernel$$' ./kernel/bpf ./kernel/ipvs ./dataplane/service/ebpf ./dataplane/service/ipvs ./test
 
 .PHONY: test-slow
 test-slow: root packages ## iptables and eBPF in the second kernel, eBPF in older ones, by as many emulated machines at once as there are processors: an hour or more
-	$(GO) test -timeout 240m -v -run TestSlowSecondKernel ./test
+	$(GO) test -timeout 240m -v -run TestSlowSecondKernel ./test ./dataplane/service/ebpf
 
 .PHONY: test-kubeproxy
 test-kubeproxy: root packages ## the lab's subject kube-proxy: builds the real one (minutes) and runs it

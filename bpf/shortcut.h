@@ -32,7 +32,7 @@ struct {
 	__type(value, __u32);
 } pods SEC(".maps");
 
-/* By processor: nobody writes a lane while another reads it. */
+/* By processor, so that nobody writes a lane while another reads it (but with PREEMPT_RT: then the agent names no pods). */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, LANES);
