@@ -187,9 +187,9 @@ func TestConnectDesign(t *testing.T) {
 		d := r.design()
 		want := 0
 		if slices.Contains(modes, armEBPF) {
-			want = 8
+			want = 16 // 4, of clients on the node and in a pod, with warm and with cold caches
 			if !slices.Contains(modes, "iptables") {
-				want = 6
+				want = 12
 			}
 		}
 		if len(d.Aims) != want {
