@@ -19,8 +19,8 @@ var connectExperiment = Experiment{
 	Long: `Measure connect() alone, and a connection with one request, at 10 and 10,000 Services of ten endpoints, in modes ebpf,
 nftables and iptables and with kube-proxy's iptables rules, against direct, of clients on the node and in a pod: in as many
 blocks as it takes to tell 1 %, with what was looked up a moment ago still in the processor's caches, and with all of these
-cold before each. Then have the kernel count how often each eBPF program runs and how long that takes. It takes about nine
-minutes, under two with --quick, and root.`,
+cold before each. Then have the kernel count how often each eBPF program runs and how long that takes. It takes
+minutes, and root.`,
 	Services: fullConnect.Services,
 	Compares: true,
 	Layouts:  names(connectLayouts),
