@@ -117,7 +117,7 @@ func (r *balance) start(ctx context.Context, mode string) error {
 	if err != nil {
 		return err
 	}
-	n, _, err := r.staff(ctx, mode, f, "--maglev-table-size", fmt.Sprint(maglev.Size))
+	n, _, err := r.staff(ctx, mode, mode, f, "--maglev-table-size", fmt.Sprint(maglev.Size))
 	if err != nil {
 		return err
 	}

@@ -89,7 +89,7 @@ func (r *centurylink) steps() []step {
 	l.add("writing manifests", time.Second, r.prepare)
 	for _, m := range r.modes {
 		l.add("starting "+m, time.Second, func(ctx context.Context) error {
-			_, _, err := r.staff(ctx, m, r.folder)
+			_, _, err := r.staff(ctx, m, m, r.folder)
 			return err
 		})
 	}

@@ -93,11 +93,37 @@ func (r *connect) mapMemory() (err error) {
 
 func (r *connect) profile() string { return r.Profile.Name }
 
+// armStack is mode ebpf where no packet is handed over to a pod, at the greatest number of Services, for clients in pods: others' packets never are.
+const armStack = armEBPF + "-stack"
+
+var stackArm = result.Arm{ID: armStack, Title: "ebpf, by the stack", Style: 6,
+	Text: "as ebpf, with --ebpf-shortcut Never: packets for pods go through the node's stack, as they do where something there looks at them"}
+
+// startStack starts its agent.
+func (r *connect) startStack(ctx context.Context) error {
+	_, _, err := r.staff(ctx, armStack, armEBPF, r.folders[len(r.folders)-1], "--ebpf-shortcut", "Never")
+	return err
+}
+
+// arms are those that are compared.
+func (r *connect) arms() []result.Arm {
+	l := slices.Concat(baselines(), modeArms(r.modes), layoutArms(r.layouts))
+	if i := slices.IndexFunc(l, func(a result.Arm) bool { return a.ID == armEBPF }); i >= 0 {
+		l = slices.Insert(l, i+1, stackArm)
+	}
+	return l
+}
+
 func (r *connect) steps() []step {
 	p, l := r.Profile, &plan{}
 	r.raise(l)
+	var others []*pair
+	if slices.Contains(r.modes, armEBPF) {
+		l.add("starting "+stackArm.Title, time.Second/2+time.Duration(r.most())*300*time.Microsecond, r.startStack)
+		others = append(others, &pair{arm: armStack, services: r.most()})
+	}
 	l.add("starting servers", 100*time.Millisecond, r.serve)
-	l.times(p.Rounds, "traffic, round", r.planned(r.operations()), func(ctx context.Context, i int) error { return r.round(ctx, i, r.operations()) })
+	l.times(p.Rounds, "traffic, round", r.planned(r.operations(), others...), func(ctx context.Context, i int) error { return r.round(ctx, i, r.operations()) })
 	if slices.Contains(r.modes, armEBPF) {
 		l.add("reading programs", time.Second, r.readPrograms)
 		exchanges := time.Duration(len(p.Services)*len(exchanges)*p.Each) * 60 * time.Microsecond
@@ -112,15 +138,18 @@ const walked = 10 << 30
 // operations are those of a round.
 func (r *connect) operations() (l []operation) {
 	p := r.Profile
-	to := func(p *pair) []netip.AddrPort {
-		if p.services == 0 {
-			return direct(fewTargets)
-		}
-		return []netip.AddrPort{entry(service(middle, p.services))}
-	}
 	walks := time.Duration(p.Cold*r.memory.Size()) * time.Second / walked
 	for _, op := range []load.Op{load.Connect, load.CRR} {
 		for _, by := range []string{"", byPod} {
+			to := func(p *pair) []netip.AddrPort {
+				switch {
+				case p.services == 0:
+					return direct(fewTargets)
+				case p.arm == armStack && by != byPod:
+					return nil
+				}
+				return []netip.AddrPort{entry(service(middle, p.services))}
+			}
 			l = append(l, operation{measure: op.String() + by, targets: to, load: r.warm(op, by), takes: p.Warm + p.Block},
 				operation{measure: op.String() + by + cold, targets: to, load: r.cold(op, by), takes: walks})
 		}
@@ -167,7 +196,7 @@ func (r *connect) design() result.Design {
 		ID: "connect", Title: "connect() and a connection, to 1 %",
 		Question: "What does a new connection through a Service cost in mode ebpf against the same connection without any rule, against iptables and nftables, hot and cold; and what do the eBPF programs themselves take?",
 		Vary:     result.Axis{Param: "services", Title: fmt.Sprintf("Services × %d endpoints", endpoints), Short: "Services"},
-		Arms:     slices.Concat(baselines(), modeArms(r.modes), layoutArms(r.layouts)),
+		Arms:     r.arms(),
 		Baseline: armDirect, Again: armAgain, Margin: 0.01, Rounds: p.Rounds,
 		Measures: slices.Concat(connectMeasures(), programMeasures(p)),
 		Aims:     r.aims(),

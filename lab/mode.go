@@ -132,9 +132,9 @@ func baselines() []result.Arm {
 	}
 }
 
-// staff starts an agent of a mode in a pair of its own and waits until all is in the kernel and it rests.
-func (r *run) staff(ctx context.Context, mode string, f *folder, flags ...string) (*node, time.Duration, error) {
-	p, err := r.pair(ctx, mode, f.services)
+// staff starts an agent of a mode in a pair of its own, an arm's, and waits until all is in the kernel and it rests.
+func (r *run) staff(ctx context.Context, arm, mode string, f *folder, flags ...string) (*node, time.Duration, error) {
+	p, err := r.pair(ctx, arm, f.services)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -178,7 +178,7 @@ func (r *services) beginBeside(ctx context.Context, mode string) error {
 	if slots := 16 * r.Profile.most(); slots > agent.DefaultRoom {
 		flags = append(flags, "--ebpf-room", fmt.Sprint(slots)) // other modes take no notice
 	}
-	_, _, err = r.staff(ctx, mode, f, flags...)
+	_, _, err = r.staff(ctx, mode, mode, f, flags...)
 	return err
 }
 

@@ -266,7 +266,7 @@ func children() time.Duration {
 
 // start starts an agent.
 func (r *stage) start(ctx context.Context, mode string, i int) error {
-	n, took, err := r.staff(ctx, mode, r.folders[i])
+	n, took, err := r.staff(ctx, mode, mode, r.folders[i])
 	if err != nil {
 		return err
 	}
