@@ -491,10 +491,9 @@ static __always_inline bool connect_quickly(struct bpf_sock_addr *ctx, bool six)
 	served = *(volatile __u64 *)&p->extent;
 	if (!QUICK(served))
 		return false;
-	s = toss(QUICK(served), EXTENT(served));
+	s = toss(p, __sync_fetch_and_add(&p->connections, 1), QUICK(served), EXTENT(served));
 	if (!s)
 		return false;
-	__sync_fetch_and_add(&p->connections, 1);
 	keep(ctx, namespace, p->id, &to.address, to.port, &s->backend.address, s->backend.port);
 	set_end(ctx, &s->backend.address, s->backend.port, six);
 	return true;

@@ -49,7 +49,7 @@ struct pool {
 	__u64 id;     /* model.Pool.ID, 0 where nothing is */
 	__u32 extent; /* where the extent begins in slots, 0 where nothing is */
 	__u32 quick;  /* how many backends there are in it where their weights alone count, else 0: written at once with extent */
-	__u32 next;   /* the turn of the next connection, counted by packets */
+	__u32 next;   /* the turn of the next connection, counted by packets, from a number that the agent draws; where weights alone count, a seed */
 	__u32 leave;  /* origins that others serve at one of the pool's entries: affinity must then be theirs alone */
 	/* TCP connections and UDP flows */
 	__u64 connections; /* given a backend */

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
 	"sync/atomic"
@@ -200,7 +201,7 @@ func (p *Plane) putPool(id uint64, value string) error {
 			return fmt.Errorf("%w; %s", err, roomier)
 		}
 		p.pools[id] = i
-		p.maps.Pools[i] = bpf.Pool{Id: id}
+		p.maps.Pools[i] = bpf.Pool{Id: id, Next: rand.Uint32()} // so that nodes don't all begin with the same backend
 	}
 	p.release(p.maps.Pools[i].Lead(at, e.quick()))
 	return nil
