@@ -138,7 +138,7 @@ const walked = 10 << 30
 // operations are those of a round.
 func (r *connect) operations() (l []operation) {
 	p := r.Profile
-	walks := time.Duration(p.Cold*r.memory.Size()) * time.Second / walked
+	walks := time.Duration(p.Cold*2*r.memory.Size()) * time.Second / walked
 	for _, op := range []load.Op{load.Connect, load.CRR} {
 		for _, by := range []string{"", byPod} {
 			to := func(p *pair) []netip.AddrPort {
@@ -151,7 +151,7 @@ func (r *connect) operations() (l []operation) {
 				return []netip.AddrPort{entry(service(middle, p.services))}
 			}
 			l = append(l, operation{measure: op.String() + by, targets: to, load: r.warm(op, by), takes: p.Warm + p.Block},
-				operation{measure: op.String() + by + cold, targets: to, load: r.cold(op, by), takes: walks})
+				operation{measure: op.String() + by + cold, targets: to, load: r.cold(op, by), takes: walks, tried: true})
 		}
 	}
 	return l
@@ -205,8 +205,8 @@ func (r *connect) design() result.Design {
 				"Direct means: to those addresses in turn, through a node without any rule and without conntrack. On the node is a pod besides, a third namespace behind a veth of its own, whose packets the node forwards: a measure says where its client is. All arms' clients are in a cgroup of their own, as a pod's are, which takes time, too. All arms stand at the same time, each connects to one Service with those ten endpoints, in the middle of all. "+
 				"Client and server share one processor and have real-time priority; agents are kept on the others. In each round every arm has a block of each operation, in an order drawn for each, direct first and last. "+
 				"A block with warm caches is %v after %v that don't count.", p.Block, p.Warm),
-			fmt.Sprintf("With cold caches: just before the clock of each connect() starts, the client's thread reads %d MiB of memory, twice the largest cache of its processor (or %d MiB, where the kernel tells of none; at most %d), a line at a time. "+
-				"Then neither code nor data of client, server and kernel is in a cache, and few translations of addresses are; what the processor has learned of branches it may still know. A block has %d operations.", r.memory.Size()>>20, leastWalk>>20, mostWalk>>20, p.Cold),
+			fmt.Sprintf("With cold caches: just before the clock of each connect() starts, the client's thread reads %d MiB of memory, twice the largest cache of its processor (or %d MiB, where the kernel tells of none; at most %d), a line at a time, each half twice: a large cache learns to keep what is used again against what is read but once. "+
+				"Then neither code nor data of client, server and kernel is in a cache, and few translations of addresses are; what the processor has learned of branches it may still know. A block has %d operations, and a round begins with a block that doesn't count.", r.memory.Size()>>20, leastWalk>>20, mostWalk>>20, p.Cold),
 			"kube-proxy's rules are written by the lab itself, in kube-proxy's layout and order, through iptables-legacy.",
 			fmt.Sprintf("Programs' runs are counted by the kernel's own statistics (BPF_ENABLE_STATS), which are on in blocks of their own, after all others, since they cost time: what they show of a program that does nothing and what they add to each run stands with them. "+
 				"A block is %d exchanges of one kind. IPv6's programs are asked by IPv6 sockets for an IPv4 address (::ffff:a.b.c.d), which they look up in the same maps.", p.Each),

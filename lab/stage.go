@@ -152,6 +152,9 @@ func (r *stage) planned(operations []operation, others ...*pair) (d time.Duratio
 		}
 	}
 	for _, o := range operations {
+		if o.tried {
+			d += o.takes + between
+		}
 		for _, p := range pairs {
 			if len(o.targets(p)) > 0 {
 				d += o.takes + between

@@ -32,11 +32,15 @@ func NewMemory(size int) (*Memory, error) {
 	return &Memory{b: b}, nil
 }
 
-// Walk reads all of it. On a processor whose caches are smaller together, nothing that was there before is in them then.
+// Walk reads each half of it twice. On a processor whose caches are no larger than a half, nothing that was there before is in them then. Twice, since
+// large caches learn to keep what was used again against what is read once and no more (Qureshi et al., Adaptive Insertion Policies for High Performance Caching, 2007): after
+// some walks of one reading each, connect() took half as long as after the first.
 func (m *Memory) Walk() {
-	sum := m.sum
-	for i := 0; i < len(m.b); i += line {
-		sum += m.b[i]
+	sum, half := m.sum, len(m.b)/2
+	for _, b := range [][]byte{m.b[:half], m.b[:half], m.b[half:], m.b[half:]} {
+		for i := 0; i < len(b); i += line {
+			sum += b[i]
+		}
 	}
 	m.sum = sum
 }

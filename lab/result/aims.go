@@ -33,7 +33,7 @@ func judge(seed uint64, a Aim, groups []*cellBlocks, s Summary) (AimResult, erro
 		return r, nil
 	}
 	half := 0.0
-	if g.measure.Ratio {
+	if g.measure.Ratio && (a.Of == "ratio" || a.Over != nil || a.Margin > 0) { // what compares arms
 		half = s.Resolution[a.Measure].Half
 	}
 	r.Got, r.Outcome = e, a.word(a.judge(*e, half))

@@ -2,6 +2,7 @@ package result
 
 import (
 	"cmp"
+	"math"
 	"strings"
 
 	"fairlead.dev/fairlead/lab/stats"
@@ -153,9 +154,9 @@ type Outcome string
 
 // The outcomes.
 const (
-	Hit          Outcome = "hit"          // the whole interval keeps the bound
-	Miss         Outcome = "miss"         // none of it does
-	Inconclusive Outcome = "unclear"      // the bound lies in the interval, or there are too few blocks
+	Hit          Outcome = "hit"          // the whole interval keeps the bound, and what the run can't tell from it
+	Miss         Outcome = "miss"         // none of that does
+	Inconclusive Outcome = "unclear"      // the bound lies in that, or there are too few blocks
 	NotMeasured  Outcome = "not measured" // this run has no such cell
 
 	// Of claims.
@@ -181,12 +182,12 @@ func (a Aim) word(o Outcome) Outcome {
 }
 
 // judge says what an interval means for the aim. resolution is what the run can't tell from nothing in the aim's measure, as
-// a share, 0 where it is none: no closer to equality is a difference claimed.
+// a share, 0 where it is none or no arms are compared: no difference that is smaller is claimed, also none from the bound.
 func (a Aim) judge(e stats.Estimate, resolution float64) Outcome {
-	low, high := e.CI.Low, e.CI.High
 	if a.Margin > 0 {
 		return a.within(e, resolution)
 	}
+	low, high := e.CI.Low-resolution*math.Abs(e.CI.Low), e.CI.High+resolution*math.Abs(e.CI.High)
 	if a.Least {
 		low, high = -high, -low
 	}

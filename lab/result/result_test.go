@@ -177,6 +177,43 @@ func TestAims(t *testing.T) {
 	}
 }
 
+// What the baseline differs from itself is no more claimed of an aim than of a cell.
+func TestAimsOfANoisyRun(t *testing.T) {
+	e := stats.Estimate{Value: 1.1, CI: stats.Interval{Low: 1.09, High: 1.11}, N: 21, Sure: true}
+	for _, c := range []struct {
+		bound, resolution float64
+		least             bool
+		want              Outcome
+	}{
+		{1.13, 0, false, Hit}, {1.13, 0.01, false, Hit}, {1.13, 0.04, false, Inconclusive}, {1.2, 0.04, false, Hit},
+		{1.07, 0, false, Miss}, {1.07, 0.01, false, Miss}, {1.07, 0.04, false, Inconclusive}, {1, 0.04, false, Miss},
+		{1.07, 0.01, true, Hit}, {1.07, 0.04, true, Inconclusive}, {1.13, 0.01, true, Miss}, {1.13, 0.04, true, Inconclusive},
+	} {
+		if got := (Aim{Bound: c.bound, Least: c.least}).judge(e, c.resolution); got != c.want {
+			t.Errorf("%+v: %s", c, got)
+		}
+	}
+	blocks := rounds(t, 21)
+	for i, b := range blocks {
+		if b.Arm == "again" {
+			blocks[i].Figures["p50"] *= 1.05
+		}
+	}
+	d := design()
+	a := Aim{Measure: "crr", Arm: "nft", Params: at("1000")}
+	for _, of := range []string{"ratio", "value"} {
+		a.ID, a.Of, a.Bound = of, of, map[string]float64{"ratio": 1.12, "value": 84_000}[of]
+		d.Aims = append(d.Aims, a)
+	}
+	a.ID, a.Of, a.Bound, a.Over = "growth", "value", 1.12, &CellRef{Params: at("10")}
+	d.Aims = append(d.Aims, a)
+	for _, r := range summarize(t, record(t, d, blocks...)).Aims {
+		if want := map[string]Outcome{"ratio": Inconclusive, "value": Hit, "growth": Inconclusive}[r.ID]; r.Outcome != want {
+			t.Errorf("%s: %s, want %s (%+v)", r.ID, r.Outcome, want, r.Got)
+		}
+	}
+}
+
 func TestScalarsAndCounters(t *testing.T) {
 	var blocks []Block
 	for i := range 5 {
