@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/lab/report"
@@ -47,6 +49,7 @@ func runAgent(args []string) error {
 	f := flag.NewFlagSet("run", flag.ContinueOnError)
 	dir, node, status := f.String("source", "", ""), f.String("node", "", ""), f.String("status-address", "", "")
 	mode, entries, kubeconfig := f.String("mode", "", ""), f.Int("maglev-table-size", 0, ""), f.String("kubeconfig", "", "")
+	shortcut := f.String("ebpf-shortcut", "", "")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -54,6 +57,7 @@ func runAgent(args []string) error {
 	if err != nil {
 		return err
 	}
+	m = m.EBPF(ebpf.Options{NoShortcut: *shortcut == string(config.Never)})
 	addresses, err := system.OpenAddresses()
 	if err != nil {
 		return err

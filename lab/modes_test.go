@@ -149,7 +149,7 @@ func TestConnect(t *testing.T) {
 	_, s := finish(t, nil, func(ctx context.Context, r *run) (work, error) { return newConnect(ctx, r, p) })
 	for _, n := range p.Services {
 		for _, arm := range []string{armEBPF, armNFT, "iptables", old, present} {
-			for _, m := range []string{"connect", "crr", "connect-cold", "crr-cold", "load"} {
+			for _, m := range []string{"connect", "crr", "connect-cold", "crr-cold", "connect-pod", "crr-pod", "connect-pod-cold", "crr-pod-cold", "load"} {
 				number(t, s, m, arm, params(n))
 			}
 		}
@@ -163,6 +163,12 @@ func TestConnect(t *testing.T) {
 		}
 		if v := number(t, s, "runs", armEBPF, with(n, also("program", "connect4, TCP"))); v != 1 {
 			t.Errorf("connect4 runs %v times for a connection", v)
+		}
+	}
+	for _, m := range []string{"connect-pod", "crr-pod", "connect-pod-cold", "crr-pod-cold"} {
+		number(t, s, m, armStack, params(20))
+		if c, ok := s.Cell(strings.Replace(m, byPod, "", 1), armStack, params(20)); ok {
+			t.Errorf("a process of the node is measured by %s: %+v", armStack, c)
 		}
 	}
 	for _, program := range []string{"release", "connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "getpeername4", "getpeername6", "arrive-14", "leave-14"} {
