@@ -37,6 +37,59 @@ func TestLoadForDevices(t *testing.T) {
 	p.Close()
 }
 
+// Of more pods than there is room for, those that find none are passed over, and find some as others go.
+func TestMorePodsThanRoom(t *testing.T) {
+	folder := filepath.Join(Mount, "fl-bpf-"+rand.Text()[:8])
+	maps, links := filepath.Join(folder, "maps"), filepath.Join(folder, "links")
+	m, err := CreateMaps(maps, small)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	defer m.Close()
+	p, err := m.LoadForDevices(DeviceOptions{}, headers[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if err := p.Pin(links); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := pinned[uint32, uint32](filepath.Join(maps, packetsMapPods))
+	if err != nil || kept == nil {
+		t.Fatalf("no map of pods: %v", err)
+	}
+	defer kept.Close()
+	leave, err := programID(filepath.Join(links, programPrefix+directions[0].program(headers[0])))
+	if err != nil || leave == 0 {
+		t.Fatalf("no program: %v", err)
+	}
+	var list []Device
+	for i := range 5000 {
+		list = append(list, Device{Index: i + 1, Header: headers[0], Pod: true})
+	}
+	for _, c := range []struct {
+		of   []Device
+		want int
+	}{{list[:10], 10}, {list, 4096}, {list[4990:], 10}, {append(list[4990:4995:4995], Device{Index: 1, Header: headers[0]}), 5}, {nil, 0}} {
+		if err := KeepPods(maps, links, c.of); err != nil {
+			t.Fatal(err)
+		}
+		pods, n := map[uint32]bool{}, 0
+		for _, d := range c.of {
+			pods[uint32(d.Index)] = d.Pod
+		}
+		err := all(kept, func(index, id uint32) {
+			if n++; !pods[index] || id != leave {
+				t.Errorf("of %d devices, %d is kept, with program %d, not %d", len(c.of), index, id, leave)
+			}
+		})
+		if err != nil || n != c.want {
+			t.Errorf("of %d devices %d are kept, want %d: %v", len(c.of), n, c.want, err)
+		}
+	}
+}
+
 // A stranger's program at the same device is called after ours, as it was before.
 func TestAnotherProgramAtTheDevice(t *testing.T) {
 	ns, err := netns.New("fl-tcx-" + rand.Text()[:8])
