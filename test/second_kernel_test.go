@@ -15,7 +15,7 @@ func TestSecondKernel(t *testing.T) {
 
 // TestSlowSecondKernel judges the other modes there: it is no part of make test.
 func TestSlowSecondKernel(t *testing.T) {
-	emulated(t, 200, "iptables-nft", "iptables-legacy", "ebpf")
+	emulated(t, 500, "iptables-nft", "iptables-legacy", "ebpf")
 	t.Run("ebpf in 6.1", func(t *testing.T) {
 		tests := vmtest.Build(t, "fairlead.dev/fairlead/agent")
 		tests.Kernel = "6.1"
