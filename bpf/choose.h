@@ -312,7 +312,7 @@ static __always_inline __u64 split(__u64 seed, __u64 n)
 
 /*
  * Draws a backend for a pool's n-th connection where weights alone count: what most pools want, with less code than drawn() takes. To ask
- * the kernel for a number takes half as long as all else at connect().
+ * the kernel for a number takes nearly half as long as all else at connect().
  */
 static __always_inline union slot *toss(const struct pool *p, __u64 n, __u32 count, __u32 extent)
 {

@@ -96,7 +96,7 @@ func (r *connect) profile() string { return r.Profile.Name }
 // armStack is mode ebpf where no packet is handed over to a pod, at the greatest number of Services, for clients in pods: others' packets never are.
 const armStack = armEBPF + "-stack"
 
-var stackArm = result.Arm{ID: armStack, Title: "ebpf, by the stack", Style: 6,
+var stackArm = result.Arm{ID: armStack, Title: "ebpf, by the stack", Style: styles[armStack],
 	Text: "as ebpf, with --ebpf-shortcut Never: packets for pods go through the node's stack, as they do where something there looks at them"}
 
 // startStack starts its agent.

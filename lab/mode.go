@@ -114,7 +114,7 @@ func unableWords(l []unable) (words []string) {
 }
 
 // styles are the same for a mode in every experiment: iptables blue and userspace red, as the article of CenturyLink has them.
-var styles = map[string]int{"iptables": 1, "userspace": 7, "nftables": 3, armEBPF: 4, "ipvs": 6, old: 5, present: 2, proxy: 8}
+var styles = map[string]int{"iptables": 1, "userspace": 7, "nftables": 3, armEBPF: 4, "ipvs": 6, old: 5, present: 2, proxy: 8, armStack: 8 /* never beside it */}
 
 // modeArms are arms of modes.
 func modeArms(modes []string) (arms []result.Arm) {

@@ -621,6 +621,33 @@ func TestSocketsAreClosedInEveryNamespace(t *testing.T) {
 }
 
 // While a pool changes all the time, every connection goes to a backend of before or after.
+// Nodes that come to know of a pool at a time don't all lead their first client to one backend: each time a pool is new, it begins elsewhere.
+func TestNewPoolsBeginAnywhere(t *testing.T) {
+	inside(t, func(o ebpf.Options) {
+		serve(t)
+		p := opened(t, o)
+		defer clean(t, p)
+		for _, scheduler := range []model.Scheduler{model.Random, model.RoundRobin} {
+			v := poolOf(1, false, model.TCP, 1, 2, 3)
+			v.Scheduler = scheduler
+			facts := render(p, theNode, v, frontendOf("10.96.0.1:80", v))
+			first := map[string]int{}
+			for range 16 { // one by chance alone: 3^-15
+				write(t, p, facts, nil)
+				who, err := ask(model.TCP, "10.96.0.1:80", echo.Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				first[who]++
+				write(t, p, nil, facts)
+			}
+			if len(first) < 2 {
+				t.Errorf("%s: the first client is always led to one: %v", scheduler, first)
+			}
+		}
+	}, endpoints...)
+}
+
 func TestAPoolChangesAtOnce(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		serve(t)
