@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -60,6 +61,7 @@ type connect struct {
 	*stage
 	Profile connectProfile
 	memory  *load.Memory // that is walked to make caches cold
+	byStack *node        // of armStack; nil: none
 }
 
 var connectLayouts = []classic.Layout{classic.IPTables19, classic.IPTables}
@@ -100,8 +102,17 @@ var stackArm = result.Arm{ID: armStack, Title: "ebpf, by the stack", Style: styl
 	Text: "as ebpf, with --ebpf-shortcut Never: packets for pods go through the node's stack, as they do where something there looks at them"}
 
 // startStack starts its agent.
-func (r *connect) startStack(ctx context.Context) error {
-	_, _, err := r.staff(ctx, armStack, armEBPF, r.folders[len(r.folders)-1], "--ebpf-shortcut", "Never")
+func (r *connect) startStack(ctx context.Context) (err error) {
+	r.byStack, _, err = r.staff(ctx, armStack, armEBPF, r.folders[len(r.folders)-1], "--ebpf-shortcut", "Never")
+	return err
+}
+
+// checkStack is an error where the arm was not what it is said to be.
+func (r *connect) checkStack(context.Context) error {
+	text, _, err := r.byStack.get("/metrics")
+	if _, n, counted := bytes.Cut(text, []byte("fairlead_packets_total{outcome=\"handed_over\"} ")); counted && !bytes.HasPrefix(n, []byte("0\n")) {
+		err = fmt.Errorf("packets of %s were handed over to its pod", r.byStack.name)
+	}
 	return err
 }
 
@@ -125,6 +136,7 @@ func (r *connect) steps() []step {
 	l.add("starting servers", 100*time.Millisecond, r.serve)
 	l.times(p.Rounds, "traffic, round", r.planned(r.operations(), others...), func(ctx context.Context, i int) error { return r.round(ctx, i, r.operations()) })
 	if slices.Contains(r.modes, armEBPF) {
+		l.add("checking "+stackArm.Title, 10*time.Millisecond, r.checkStack)
 		l.add("reading programs", time.Second, r.readPrograms)
 		exchanges := time.Duration(len(p.Services)*len(exchanges)*p.Each) * 60 * time.Microsecond
 		l.times(p.Counted, "counting programs' runs, round", exchanges, r.countRuns)
