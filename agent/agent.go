@@ -57,8 +57,10 @@ type Agent struct {
 
 	mu        sync.Mutex // guards the resolver and what follows
 	resolver  *resolve.Resolver
-	problems  []source.Problem     // the source's
-	known     map[string]time.Time // problems that were logged, and since when they stand where that is said
+	problems  []source.Problem            // the source's
+	known     map[source.Problem]struct{} // problems that were logged
+	sourced   []source.Problem            // the source's, and
+	resolved  []source.Problem            // the resolver's, when they were last logged
 	names     servicesOf
 	addresses []netip.Addr // of the node's interfaces
 	synced    bool         // the first batch is in the kernel
@@ -82,7 +84,7 @@ func Run(ctx context.Context, o Options) error {
 	registry := prometheus.NewRegistry()
 	metrics := newProxyMetrics(registry)
 	a := &Agent{options: o, services: services, registry: registry, metrics: metrics, progress: newProgress(metrics, o.Servers.Late),
-		resolver: resolve.New(o.Resolve), known: map[string]time.Time{}, names: servicesOf{}, addresses: o.Resolve.Addresses}
+		resolver: resolve.New(o.Resolve), known: map[source.Problem]struct{}{}, names: servicesOf{}, addresses: o.Resolve.Addresses}
 	checks := health.New(nil, func() bool { _, healthy := a.progress.health(time.Now()); return healthy })
 	defer checks.Close()
 	a.health = reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
@@ -229,24 +231,30 @@ func ownerKey(owner string) (k source.Key) {
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// tellAll logs what stands, but for what the kernel refuses.
+// tellAll logs what stands, but for what the kernel refuses. It costs next to nothing while that is what it was.
 func (a *Agent) tellAll() {
-	a.tell(append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...))
+	resolved := a.resolver.Problems()
+	if len(resolved) == len(a.resolved) && (len(resolved) == 0 || &resolved[0] == &a.resolved[0]) && slices.Equal(a.problems, a.sourced) {
+		return
+	}
+	a.sourced, a.resolved = a.problems, resolved
+	a.tell(a.problems, resolved)
 }
 
 // tell logs each problem once while it lasts, and the end of those that can pass by themselves.
-func (a *Agent) tell(problems []source.Problem) {
-	now := make(map[string]time.Time, len(problems))
-	for _, p := range problems {
-		s := p.String()
-		now[s] = p.Since
-		if _, known := a.known[s]; !known {
-			a.options.Log.Warn("problem in the input", "problem", s)
+func (a *Agent) tell(problems ...[]source.Problem) {
+	now := map[source.Problem]struct{}{}
+	for _, list := range problems {
+		for _, p := range list {
+			now[p] = struct{}{}
+			if _, known := a.known[p]; !known {
+				a.options.Log.Warn("problem in the input", "problem", p.String())
+			}
 		}
 	}
-	for s, since := range a.known {
-		if _, stands := now[s]; !stands && !since.IsZero() {
-			a.options.Log.Info("problem in the input is over", "problem", s, "lasted", time.Since(since).Round(time.Millisecond))
+	for p := range a.known {
+		if _, stands := now[p]; !stands && !p.Since.IsZero() {
+			a.options.Log.Info("problem in the input is over", "problem", p.String(), "lasted", time.Since(p.Since).Round(time.Millisecond))
 		}
 	}
 	a.known = now

@@ -36,7 +36,7 @@ var modes = []Mode{
 	alone(variant(iptables.NFT), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }),
 	alone(ipvs.Abilities, ipvs.New),
 	alone(userspace.Abilities, userspace.New),
-	before(ebpf.Abilities, ebpf.New, nftables.Abilities, nftables.New, ebpf.Leaves),
+	before(ebpf.Abilities, ebpf.New, nftables.Abilities, nftables.New, ebpf.Leaves).holds(ebpf.Options{}),
 }
 
 // variant names a mode for one variant of iptables.
@@ -102,6 +102,8 @@ func ModeOf(name string) (Mode, error) {
 func (m Mode) Resolve(c resolve.Config) resolve.Config {
 	c.Plane, c.Schedulers, c.Behind, c.HidesAll, c.Cannot = m.Name, m.Schedulers, m.Behind, m.HidesAll, m.Cannot
 	c.NotDirect = m.NotDirect()
+	c.TableEntriesPerBackend, c.TableEntriesPerSlot = m.Table, m.PerSlot
+	c.Limits.Total = c.Limits.Total.Within(resolve.DefaultLimits.Total, resolve.Bounds{Frontends: m.Frontends, Slots: m.Slots})
 	return c
 }
 
@@ -149,7 +151,17 @@ const DefaultRoom = ebpf.DefaultRoom
 
 // EBPF gives the mode with what its plane ebpf, if it has one, is told.
 func (m Mode) EBPF(o ebpf.Options) Mode {
-	return with(m, ebpf.Abilities, func() (*ebpf.Plane, error) { return ebpf.Open(o) })
+	m = with(m, ebpf.Abilities, func() (*ebpf.Plane, error) { return ebpf.Open(o) })
+	if m.Name == ebpf.Abilities.Name {
+		m = m.holds(o)
+	}
+	return m
+}
+
+// holds returns the mode with the capacity of its maps.
+func (m Mode) holds(o ebpf.Options) Mode {
+	m.Frontends, m.Slots = o.Capacity()
+	return m
 }
 
 // IPVS gives the mode with what its plane ipvs, if it has one, is told.

@@ -35,7 +35,7 @@ func still(t *testing.T, o Options) *Agent {
 	o.Mode, o.Log, o.Resolve = mode, slog.New(slog.DiscardHandler), resolve.Config{Node: "a"}
 	checks := health.New(nil, nil)
 	t.Cleanup(checks.Close)
-	a := &Agent{options: o, services: &Services{}, registry: prometheus.NewRegistry(), resolver: resolve.New(o.Resolve), known: map[string]time.Time{}, names: servicesOf{}, batches: 1,
+	a := &Agent{options: o, services: &Services{}, registry: prometheus.NewRegistry(), resolver: resolve.New(o.Resolve), known: map[source.Problem]struct{}{}, names: servicesOf{}, batches: 1,
 		health: reconcile.New(checks, reconcile.Options[*model.HealthCheck]{})}
 	a.metrics = newProxyMetrics(a.registry)
 	a.progress = newProgress(a.metrics, o.Servers.Late)

@@ -85,6 +85,7 @@ func (c *Config) take(f *Flags, in content) error {
 	}
 	c.Own.APIVersion, c.Own.Kind = APIVersion, Kind
 	c.Own.TakeOver = cmp.Or(c.Own.TakeOver, Leave)
+	c.Own.ExternalIPs = cmp.Or(c.Own.ExternalIPs, resolve.SafeExternalIPs)
 	c.Own.EBPF.Shortcut = cmp.Or(c.Own.EBPF.Shortcut, Auto)
 	if !f.given("ebpf-room") {
 		c.Own.EBPF.Room = cmp.Or(c.Own.EBPF.Room, agent.DefaultRoom)
@@ -127,6 +128,7 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"mode", &file.Mode, &f.own.Mode},
 		{"scheduler", &file.Scheduler, &f.own.Scheduler},
 		{"service-proxy-name", &file.ServiceProxyName, &f.own.ServiceProxyName},
+		{"external-ips", (*string)(&file.ExternalIPs), (*string)(&f.own.ExternalIPs)},
 		{"ebpf-shortcut", (*string)(&file.EBPF.Shortcut), (*string)(&f.own.EBPF.Shortcut)},
 		{"take-over", (*string)(&file.TakeOver), (*string)(&f.own.TakeOver)},
 	} {
@@ -227,6 +229,7 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 	}
 	r.Entries = c.Own.MaglevTableSize
 	r.DirectServerReturn = c.Own.DirectServerReturn
+	r.ExternalIPs, r.Limits = c.Own.ExternalIPs, c.Own.Limits.limits()
 	own, err := system.OpenAddresses()
 	if err != nil {
 		return r, err

@@ -2,6 +2,8 @@ package config
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fairlead.dev/fairlead/resolve"
 )
 
 // The API of our own configuration.
@@ -29,11 +31,41 @@ type FairleadConfiguration struct {
 	DirectServerReturn bool `json:"directServerReturn,omitempty"`
 	// ebpf are settings of the mode ebpf.
 	EBPF EBPFConfiguration `json:"ebpf,omitzero"`
+	// externalIPs says which of Services' spec.externalIPs are served: "Safe" refuses, by name, those in a range of pods, another Service's
+	// ClusterIP, and the API server's address and port; "Refuse" serves none; "Any" all but the API server's. Default: "Safe".
+	ExternalIPs resolve.ExternalIPs `json:"externalIPs,omitempty"`
+	// limits bound what Services may come to on a node, so that no Service and no namespace can take what all share.
+	Limits LimitsConfiguration `json:"limits,omitzero"`
 	// serviceProxyName has only Services with this label service.kubernetes.io/service-proxy-name served. Default: those without.
 	ServiceProxyName string `json:"serviceProxyName,omitempty"`
 	// takeOver says what becomes of a kube-proxy's rules: "Leave" lets them stand, and says so; "Remove" removes them once
 	// Fairlead serves and no kube-proxy runs any more. Default: "Leave".
 	TakeOver TakeOver `json:"takeOver,omitempty"`
+}
+
+// LimitsConfiguration bounds what Services may come to on a node. What is beyond is not served, and named as a problem. 0 is the default.
+type LimitsConfiguration struct {
+	// serviceFrontends is how many addresses and ports of one Service are served. Default: 4096.
+	ServiceFrontends int `json:"serviceFrontends,omitempty"`
+	// serviceSlots is how many endpoints the ports of one Service have, together. Default: 65536.
+	ServiceSlots int `json:"serviceSlots,omitempty"`
+	// serviceTableEntries is how many entries the tables of one Service's scheduler have (Maglev, weights). Default: 131072.
+	ServiceTableEntries int `json:"serviceTableEntries,omitempty"`
+	// frontends is how many addresses and ports of all Services are served. Default: 262144; in mode ebpf no more than ebpf.room lets in.
+	Frontends int `json:"frontends,omitempty"`
+	// slots is how many pools, endpoints of them and table entries all Services have. Default: 524288; in mode ebpf no more than ebpf.room lets in.
+	Slots int `json:"slots,omitempty"`
+	// namespacePercent is how much of frontends and slots the Services of one namespace may take while other namespaces want the rest. Default: 50.
+	NamespacePercent int `json:"namespacePercent,omitempty"`
+}
+
+// limits returns them for the resolver.
+func (l LimitsConfiguration) limits() resolve.Limits {
+	return resolve.Limits{
+		Service:          resolve.Bounds{Frontends: l.ServiceFrontends, Slots: l.ServiceSlots, TableEntries: l.ServiceTableEntries},
+		Total:            resolve.Bounds{Frontends: l.Frontends, Slots: l.Slots},
+		NamespacePercent: l.NamespacePercent,
+	}
 }
 
 // EBPFConfiguration are settings of the mode ebpf.

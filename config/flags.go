@@ -15,6 +15,7 @@ import (
 
 	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve"
 )
 
 // Flags are what can be told on a command line: kube-proxy's flags, by their names there, and our own.
@@ -107,6 +108,7 @@ var rows = []Row{
 	{"scheduler", "", "FairleadConfiguration's scheduler."},
 	{"maglev-table-size", "", "FairleadConfiguration's maglevTableSize."},
 	{"direct-server-return", "", "FairleadConfiguration's directServerReturn."},
+	{"external-ips", "", "FairleadConfiguration's externalIPs."},
 	{"ebpf-room", "", "FairleadConfiguration's ebpf.room."},
 	{"ebpf-close-tcp", "", "FairleadConfiguration's ebpf.closeTCP."},
 	{"ebpf-shortcut", "", "FairleadConfiguration's ebpf.shortcut."},
@@ -138,6 +140,8 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	fs.StringVar(&f.own.Scheduler, "scheduler", model.Random.String(), "how Services that don't say choose an endpoint: "+model.AllSchedulers.String())
 	fs.IntVar(&f.own.MaglevTableSize, "maglev-table-size", 0, fmt.Sprintf("entries of each Maglev table, a prime up to %d: more of them move fewer clients (default: as the mode sees fit)", model.MaxEntries))
 	fs.BoolVar(&f.own.DirectServerReturn, "direct-server-return", false, "mode ebpf: have the node of an endpoint answer clients outside itself, past the node that they asked; give it to all nodes")
+	fs.StringVar((*string)(&f.own.ExternalIPs), "external-ips", string(resolve.SafeExternalIPs),
+		"spec.externalIPs that are served: Safe refuses those of pods, other Services' ClusterIPs and the API server, Refuse serves none, Any all but the API server's")
 	fs.Uint32Var(&f.own.EBPF.Room, "ebpf-room", agent.DefaultRoom, "mode ebpf: slots in the kernel's maps: one for each port of a Service and each endpoint of it; an eighth as many entries")
 	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false, "mode ebpf: when an endpoint goes, close TCP connections of clients on the node to it, as is done with UDP")
 	fs.StringVar((*string)(&f.own.EBPF.Shortcut), "ebpf-shortcut", string(Auto), "mode ebpf: hand packets for pods over past the node's stack: Auto while nothing there would look at them, or Never")

@@ -15,6 +15,7 @@ import (
 
 	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve"
 )
 
 // Kinds of traffic detection (KubeProxyConfiguration.detectLocalMode).
@@ -177,6 +178,17 @@ func (k *checks) own(c *FairleadConfiguration) {
 	}
 	if r := c.EBPF.Room; r < leastRoom || r > mostRoom {
 		k.ours(field.NewPath("ebpf", "room"), "ebpf-room", r, fmt.Sprintf("give from %d to %d slots", leastRoom, mostRoom))
+	}
+	k.oneOf(field.NewPath("externalIPs"), string(c.ExternalIPs), string(resolve.SafeExternalIPs), string(resolve.RefuseExternalIPs), string(resolve.AnyExternalIPs))
+	l, limits := c.Limits, field.NewPath("limits")
+	for name, n := range map[string]int{"serviceFrontends": l.ServiceFrontends, "serviceSlots": l.ServiceSlots,
+		"serviceTableEntries": l.ServiceTableEntries, "frontends": l.Frontends, "slots": l.Slots} {
+		if n < 0 {
+			k.errs = append(k.errs, field.Invalid(limits.Child(name), n, "give a number above 0, or leave it out"))
+		}
+	}
+	if p := l.NamespacePercent; p < 0 || p > 100 {
+		k.errs = append(k.errs, field.Invalid(limits.Child("namespacePercent"), p, "give a number from 1 to 100"))
 	}
 	k.oneOf(field.NewPath("ebpf", "shortcut"), string(c.EBPF.Shortcut), string(Auto), string(Never))
 	k.oneOf(field.NewPath("takeOver"), string(c.TakeOver), string(Leave), string(Remove))

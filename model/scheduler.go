@@ -70,6 +70,18 @@ func (s Scheduler) Hashes() bool { return s == SourceHash || s == DestinationHas
 // MaxEntries is the greatest size of Maglev's table: the largest prime of 16 bits, so that an index is one.
 const MaxEntries = 65521
 
+// TableSize returns the number of entries of Maglev's table for a pool of n backends: a prime, at least each for every
+// backend as far as MaxEntries reaches. The sizes double, so that the table of a growing pool rarely changes its size,
+// which moves nearly every client, and is never much larger than asked for.
+func TableSize(n, each int) int {
+	for _, prime := range []int{1009, 2003, 4001, 8009, 16001, 32003} {
+		if each*n <= prime {
+			return prime
+		}
+	}
+	return MaxEntries
+}
+
 // CheckEntries says what is wrong with a size of Maglev's table.
 func CheckEntries(n int) error {
 	if n < 0 || n > MaxEntries || n > 0 && !big.NewInt(int64(n)).ProbablyPrime(0) {

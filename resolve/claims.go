@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-
-	"fairlead.dev/fairlead/source"
 )
 
 // claim is a Service's wish for something that only one can have, for its n-th entry, its n-th pool or its health check.
@@ -74,7 +72,7 @@ func (c *claims[K]) keep(k K, rivals []claim) {
 func (c *claims[K]) has(k K, x claim) bool { return c.holder[k] == x }
 
 // without takes x, which must be there, out of list.
-func without(list []claim, x claim) []claim {
+func without[T comparable](list []T, x T) []T {
 	i := slices.Index(list, x)
 	return slices.Delete(list, i, i+1)
 }
@@ -102,30 +100,32 @@ func (x claim) entry() *entry { return &x.by.entries[x.n] }
 // pool gives the name of the pool of a claim for an ID.
 func (x claim) pool() string { return x.by.groups[x.n/scopes].pools[x.n%scopes].name }
 
-// conflicts adds a problem for everything that somebody wanted and another has.
-func (r *Resolver) conflicts(ps []source.Problem) []source.Problem {
-	rep := report{problems: ps}
-	for k, losers := range r.entries.rivals {
-		h := r.entries.holder[k]
-		for _, x := range losers {
-			e := x.entry()
-			rep.object = x.by.key
-			rep.add(e.field(), "EntryTaken", "%s leads to %s (%s, %s); its %s for %s is left out until that one is gone; use another address or port",
-				k, h.by.groups[h.entry().group].label, h.entry().via, h.entry().field(), e.via, x.by.groups[e.group].label)
+// conflicts returns a problem for everything that s wants and may not have, or another has, or that is beyond its bounds.
+func (r *Resolver) conflicts(s *service) problems {
+	rep := report{object: s.key}
+	r.excess(s, &rep)
+	for i := range s.entries {
+		if s.refused[i] == "" && r.entries.has(s.entries[i].Entry, claim{s, i}) || rep.full() {
+			continue
 		}
-	}
-	for k, losers := range r.health.rivals {
-		for _, x := range losers {
-			rep.object = x.by.key
-			rep.add("spec.healthCheckNodePort", "HealthPortTaken", "%d answers for %s; no health check of this Service is served until that one is gone; use another port",
-				k, r.health.holder[k].by.label)
+		if s.refused[i] != "" {
+			r.refusal(s, i, &rep)
+			continue
 		}
+		e, h := &s.entries[i], r.entries.holder[s.entries[i].Entry]
+		rep.add(e.field(), "EntryTaken", "%s leads to %s (%s, %s); its %s for %s is left out until that one is gone; use another address or port",
+			e.Entry, h.by.groups[h.entry().group].label, h.entry().via, h.entry().field(), e.via, s.groups[e.group].label)
 	}
-	for k, losers := range r.ids.rivals {
-		for _, x := range losers {
-			rep.object = x.by.key
-			rep.add("metadata.name", "PoolIDTaken", "the pools %q and %q have one ID, %s: what needs the first is not served; rename this Service or its port",
-				x.pool(), r.ids.holder[k].pool(), fmt.Sprintf("%016x", k))
+	if h := s.declared.health; h != 0 && !r.health.has(h, claim{s, 0}) {
+		rep.add("spec.healthCheckNodePort", "HealthPortTaken", "%d answers for %s; no health check of this Service is served until that one is gone; use another port",
+			h, r.health.holder[h].by.label)
+	}
+	for i := range s.groups {
+		for scope, p := range s.groups[i].pools {
+			if x := (claim{s, i*scopes + scope}); p.name != "" && !r.ids.has(p.id, x) {
+				rep.add("metadata.name", "PoolIDTaken", "the pools %q and %q have one ID, %s: what needs the first is not served; rename this Service or its port",
+					x.pool(), r.ids.holder[p.id].pool(), fmt.Sprintf("%016x", p.id))
+			}
 		}
 	}
 	return rep.problems

@@ -1,6 +1,7 @@
 package resolve
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -24,14 +25,22 @@ type Config struct {
 	DirectServerReturn bool
 	ProxyName          string // serve only Services with this service.kubernetes.io/service-proxy-name; "" serves those without the label
 
+	ExternalIPs ExternalIPs      // which of spec.externalIPs are served; "": SafeExternalIPs
+	APIServers  []netip.AddrPort // the API server's, beside the endpoints of Service default/kubernetes: no external address captures them
+	Limits      Limits           // what Services may come to; zero fields: DefaultLimits
+
 	Scheduler  model.Scheduler              // of Services that don't choose one
-	Entries    int                          // of Maglev's tables (model.Pool.Entries); 0: as many as the plane sees fit
+	Entries    int                          // of Maglev's tables (model.Pool.Entries); 0: as TableEntriesPerBackend says
 	Plane      string                       // the node's data plane, for messages
 	Schedulers model.Schedulers             // those that the plane can do; none given: all
 	Behind     model.Schedulers             // those of another plane that serves clients whom the first can't; none given: the first serves all
 	HidesAll   bool                         // the plane shows no client's address to any backend
 	Cannot     func(*model.Frontend) string // why the plane can't serve a frontend, or ""; nil: it serves all
-	NotDirect  string                       // why the plane can't have backends' nodes answer clients; "": it can
+	// TableEntriesPerBackend is how many entries of Maglev's table the plane wants for each backend, 0 for 100, and
+	// TableEntriesPerSlot how many of them take as much room as a backend, 0 for 1.
+	TableEntriesPerBackend, TableEntriesPerSlot int
+
+	NotDirect string // why the plane can't have backends' nodes answer clients; "": it can
 }
 
 // Validate says what is wrong with the configuration, all of it: field, value, and the way out.
@@ -50,6 +59,7 @@ type settings struct {
 	ranges    []model.Range // of NodePortAddresses, but for primary
 	primary   bool          // NodePortAddresses holds primary
 	localhost bool          // ranges hold an IPv4 loopback address
+	limits    Limits
 	problems  []source.Problem
 	instead   []source.Problem // what is done in place of what was asked for: no reason not to begin
 }
@@ -88,7 +98,15 @@ func (c Config) read() *settings {
 		s.Entries = 0
 	}
 	s.readNodePorts(rep)
-	s.problems = rep.problems
+	s.limits = c.Limits.or(DefaultLimits)
+	c.Limits.check(rep)
+	switch s.ExternalIPs = cmp.Or(c.ExternalIPs, SafeExternalIPs); s.ExternalIPs {
+	case RefuseExternalIPs, SafeExternalIPs, AnyExternalIPs:
+	default:
+		rep.add("ExternalIPs", "UnknownValue", "%q is none of %s, %s and %s: %[3]s counts", c.ExternalIPs, RefuseExternalIPs, SafeExternalIPs, AnyExternalIPs)
+		s.ExternalIPs = SafeExternalIPs
+	}
+	s.problems = rep.list
 	s.readDirect()
 	return s
 }
@@ -104,7 +122,7 @@ func (s *settings) readDirect() {
 	rep := &report{}
 	rep.add("DirectServerReturn", NotDirect, "the data plane %s can't have the nodes of endpoints answer clients outside: %s; clients are hidden behind this node instead; choose another data plane",
 		s.Plane, s.NotDirect)
-	s.DirectServerReturn, s.instead = false, rep.problems
+	s.DirectServerReturn, s.instead = false, rep.list
 }
 
 func (s *settings) readNodePorts(rep *report) {

@@ -13,7 +13,7 @@ type decision struct {
 	pools    []*model.Pool      // scopes for each group; nil where no policy needs the pool
 	fronts   []*model.Frontend  // one for each entry
 	health   *model.HealthCheck // nil: none
-	problems []source.Problem
+	problems problems
 }
 
 // decider decides one Service at a time: a pure function of what the Service declares, its slices and the place. It
@@ -21,10 +21,15 @@ type decision struct {
 type decider struct {
 	*place
 	*declared
+	size
 	key source.Key
-	old *decision // lends its pointers where parts are equal
-	out decision
 
+	at    func(model.Entry) (claim, bool) // who has an entry
+	nodes map[netip.Addr]int              // addresses of Nodes
+	old   *decision                       // lends its pointers where parts are equal
+	out   decision
+
+	hits       []hit
 	candidates []candidate
 	backends   []model.Backend
 	usable     []bool       // by group: some endpoint of the cluster takes traffic
@@ -32,13 +37,20 @@ type decider struct {
 	counted    []netip.Addr // ready endpoints on this node
 }
 
-// decide gives what d, the Service of that key, comes to at p.
-func (w *decider) decide(p *place, key source.Key, d *declared, all []*endpointSlice, old *decision) decision {
-	w.place, w.key, w.declared, w.old, w.out = p, key, d, old, decision{}
+// decide gives what s comes to at p.
+func (w *decider) decide(p *place, s *service) decision {
+	d := s.declared
+	w.place, w.key, w.declared, w.size, w.old, w.out = p, s.key, d, s.size, &s.decision, decision{}
 	w.usable, w.near, w.counted = w.usable[:0], w.near[:0], w.counted[:0]
 	w.out.pools = make([]*model.Pool, 0, scopes*len(d.groups))
-	for i := range d.groups {
-		w.fill(&d.groups[i], all)
+	w.hits = match(w.hits[:0], d, s.slices)
+	for i, hits := 0, w.hits; i < len(d.groups); i++ {
+		n := 0
+		for n < len(hits) && int(hits[n].group) == i {
+			n++
+		}
+		w.fill(&d.groups[i], hits[:n])
+		hits = hits[n:]
 	}
 	w.out.fronts = make([]*model.Frontend, len(d.entries))
 	for i := range d.entries {
@@ -50,9 +62,9 @@ func (w *decider) decide(p *place, key source.Key, d *declared, all []*endpointS
 	return w.out
 }
 
-// fill makes the pools of a group.
-func (w *decider) fill(g *group, all []*endpointSlice) {
-	w.candidates = gather(w.candidates, all, g)
+// fill makes the pools of a group, of whose endpoints hits are the ports.
+func (w *decider) fill(g *group, hits []hit) {
+	w.candidates = slices.DeleteFunc(gather(w.candidates, hits, w.perPool), func(c candidate) bool { return w.loops(g, c) })
 	w.usable = append(w.usable, slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.is.has(ready) || c.is.draining() }))
 	w.near = append(w.near, w.spread != anywhere || hinted(w.candidates))
 	here := func(e *endpoint) bool { return e.is.has(local) }
@@ -80,8 +92,14 @@ func (w *decider) fill(g *group, all []*endpointSlice) {
 func (w *decider) pool(g *group, name poolName, backends []model.Backend) *model.Pool {
 	w.backends = backends
 	p := model.Pool{ID: name.id, Name: name.name, Protocol: g.protocol, Affinity: w.affinity, Scheduler: w.scheduler, Ports: w.ports}
-	if p.Scheduler == model.Maglev {
-		p.Entries = w.tableSize
+	if w.plain {
+		p.Scheduler = w.plainScheduler(p.Scheduler)
+		p.Ports = p.Ports && p.Scheduler.Hashes()
+		for i := range backends {
+			backends[i].Weight = 0
+		}
+	} else if p.Scheduler == model.Maglev && len(backends) > 0 {
+		p.Entries = w.tableSize(len(backends))
 	}
 	old := find(w.old.pools, len(w.out.pools), func(o *model.Pool) bool {
 		return o != nil && o.Name == p.Name && o.ID == p.ID && o.Affinity == p.Affinity &&

@@ -3,11 +3,11 @@ package resolve
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 	"unique"
 
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/source"
 )
 
 // via is the kind of way into a Service.
@@ -36,11 +36,46 @@ type declared struct {
 	spread    distribution
 	affinity  time.Duration
 	scheduler model.Scheduler
-	ports     bool           // the scheduler hashes the client's port too
-	tableSize int            // of its table, where the scheduler is Maglev; 0: the plane's own
-	sources   []netip.Prefix // for ingress addresses: the only ones let in. nil lets all in
-	health    uint16         // port of the health check; 0: none
-	problems  []source.Problem
+	ports     bool             // the scheduler hashes the client's port too
+	sources   []netip.Prefix   // for ingress addresses: the only ones let in. nil lets all in
+	health    uint16           // port of the health check; 0: none
+	ranges    int              // source ranges of all frontends
+	left      int              // frontends that are too many
+	index     map[groupKey]int // of groups, where they are many
+	problems  problems
+}
+
+// groupKey is what tells the groups of a Service apart.
+type groupKey struct {
+	port     unique.Handle[string]
+	protocol model.Protocol
+	family   family
+}
+
+// fewGroups is how many groups are searched one by one.
+const fewGroups = 8
+
+// groupOf returns the index of a group, -1 for none.
+func (d *declared) groupOf(k groupKey) int {
+	if d.index != nil {
+		if i, ok := d.index[k]; ok {
+			return i
+		}
+		return -1
+	}
+	return slices.IndexFunc(d.groups, func(g group) bool { return groupKey{g.port, g.protocol, g.family} == k })
+}
+
+// indexGroups prepares groupOf.
+func (d *declared) indexGroups() {
+	if len(d.groups) <= fewGroups {
+		return
+	}
+	d.index = make(map[groupKey]int, len(d.groups))
+	for i := range d.groups {
+		g := &d.groups[i]
+		d.index[groupKey{g.port, g.protocol, g.family}] = i
+	}
 }
 
 // group is what one port of a Service has in one family: endpoints, and pools of them.

@@ -42,9 +42,7 @@ func TestSliceMovesToAnotherService(t *testing.T) {
 	r.Apply(dels(eps()))
 	same(t, "frontends", frontLines(r.Services()), lines("10.96.0.1:80/tcp ClusterIP -> reject", "10.96.0.2:80/tcp ClusterIP -> reject"))
 	r.Apply(dels(svc(), svc(named("other"))))
-	if n := len(r.services) + len(r.owners) + len(r.entries.holder) + len(r.ids.holder) + len(r.troubled); n != 0 {
-		t.Errorf("%d things are left", n)
-	}
+	mustBeEmpty(t, r)
 }
 
 func TestSlicesBeforeTheirService(t *testing.T) {

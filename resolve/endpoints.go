@@ -66,7 +66,8 @@ type endpointSlice struct {
 	family    family // zero where the slice is of no use
 	ports     []slicePort
 	endpoints []endpoint // by address
-	problems  []source.Problem
+	weight    uint16     // of each endpoint
+	problems  problems
 	triggered int64 // when what the slice tells of happened, in ns since 1970; 0: not said
 }
 
@@ -136,7 +137,7 @@ func readSlicePort(p discoveryv1.EndpointPort) (out slicePort, err *flaw) {
 
 func (s *endpointSlice) readEndpoints(obj *discoveryv1.EndpointSlice, node string, rep *report) {
 	s.endpoints = make([]endpoint, 0, len(obj.Endpoints))
-	weight := readWeight(obj.Annotations, rep)
+	s.weight = readWeight(obj.Annotations, rep)
 	for i := range obj.Endpoints {
 		e := &obj.Endpoints[i]
 		addr, err := s.parseEndpoint(e)
@@ -148,7 +149,7 @@ func (s *endpointSlice) readEndpoints(obj *discoveryv1.EndpointSlice, node strin
 			rep.add(fmt.Sprintf("endpoints[%d].addresses", i), "AddressesLeftOut",
 				"only the first of %d addresses counts, as the API says; list an endpoint for each", len(e.Addresses))
 		}
-		s.endpoints = append(s.endpoints, readEndpoint(addr, e, node, weight))
+		s.endpoints = append(s.endpoints, readEndpoint(addr, e, node, s.weight))
 	}
 	slices.SortStableFunc(s.endpoints, func(a, b endpoint) int { return a.addr.Compare(b.addr) })
 }
@@ -229,21 +230,39 @@ type candidate struct {
 	*endpoint
 }
 
-// gather fills list with the endpoints of a Service's port in one family, by address and port, each once.
-func gather(list []candidate, all []*endpointSlice, g *group) []candidate {
-	list = list[:0]
+// hit is a port of a slice that is a group's.
+type hit struct {
+	group  int32
+	number uint16
+	slice  *endpointSlice
+}
+
+// match adds to hits the ports of the slices all that are d's, by group. It costs what the slices' ports are, whatever
+// the number of d's.
+func match(hits []hit, d *declared, all []*endpointSlice) []hit {
+	start := len(hits)
 	for _, s := range all {
-		if s.family != g.family {
-			continue
-		}
 		for _, p := range s.ports {
-			if p.name != g.port || p.protocol != g.protocol {
-				continue
+			if g := d.groupOf(groupKey{p.name, p.protocol, s.family}); g >= 0 {
+				hits = append(hits, hit{int32(g), p.number, s})
 			}
-			for i := range s.endpoints {
-				e := &s.endpoints[i]
-				list = append(list, candidate{netip.AddrPortFrom(e.addr, p.number), e})
+		}
+	}
+	slices.SortStableFunc(hits[start:], func(a, b hit) int { return int(a.group) - int(b.group) })
+	return hits
+}
+
+// gather fills list with the endpoints of hits, those of one group, by address and port, each once. With a limit above
+// 0 it takes the first so many.
+func gather(list []candidate, hits []hit, limit int) []candidate {
+	list = list[:0]
+	for _, h := range hits {
+		for i := range h.slice.endpoints {
+			if limit > 0 && len(list) == limit {
+				break
 			}
+			e := &h.slice.endpoints[i]
+			list = append(list, candidate{netip.AddrPortFrom(e.addr, h.number), e})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b candidate) int { return a.at.Compare(b.at) })

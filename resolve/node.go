@@ -2,7 +2,6 @@ package resolve
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"unique"
@@ -22,13 +21,32 @@ type place struct {
 	problems []source.Problem      // of the Node object
 }
 
-// locate reads the Node object, nil for none. nodes are all Nodes' addresses. Parts equal to old's keep their pointer.
-func locate(set *settings, obj *corev1.Node, nodes map[string][]netip.Addr, old *model.Node) *place {
+// peer is what a Node of the cluster says that counts on all nodes.
+type peer struct {
+	addresses []netip.Addr
+	pods      []netip.Prefix
+}
+
+// readPeer reads a Node.
+func readPeer(obj *corev1.Node) peer {
+	n := &model.Node{}
+	readAddresses(obj, n, &report{})
+	return peer{n.Addresses, readPodCIDRs(obj, &report{})}
+}
+
+func (p peer) equal(o peer) bool {
+	return slices.Equal(p.addresses, o.addresses) && slices.Equal(p.pods, o.pods)
+}
+
+// locate reads the Node object, nil for none. nodes are all Nodes. Parts equal to old's keep their pointer.
+func locate(set *settings, obj *corev1.Node, nodes map[string]peer, old *model.Node) *place {
 	p := &place{settings: set}
 	n := &model.Node{Name: set.Node, Addresses: slices.Clone(set.Addresses), Pods: set.ClusterCIDRs, NodePorts: set.ranges, Localhost: set.localhost,
 		Direct: set.DirectServerReturn}
 	if set.DirectServerReturn {
-		n.Nodes = slices.Concat(slices.Collect(maps.Values(nodes))...)
+		for _, p := range nodes {
+			n.Nodes = append(n.Nodes, p.addresses...)
+		}
 		slices.SortFunc(n.Nodes, netip.Addr.Compare)
 		n.Nodes = slices.Compact(n.Nodes)
 	}
@@ -49,7 +67,7 @@ func locate(set *settings, obj *corev1.Node, nodes map[string][]netip.Addr, old 
 				n.Behind = pods
 			}
 		}
-		p.problems = rep.problems
+		p.problems = rep.list
 	}
 	if set.primary {
 		n.NodePorts = merge(append(slices.Clone(set.ranges), primaries(internal)...))

@@ -20,15 +20,24 @@ type port struct {
 }
 
 func (r *reading) readPorts() {
-	ports := make([]port, 0, len(r.svc.Spec.Ports))
+	limit := r.set.limits.Service.Frontends
+	ports := make([]port, 0, min(len(r.svc.Spec.Ports), limit))
+	names := map[groupKey]bool{}
 	for i := range r.svc.Spec.Ports {
-		if p, ok := r.readPort(i, ports); ok {
+		if p, ok := r.readPort(i, names); ok && len(ports) == limit {
+			r.out.left += len(r.in)
+		} else if ok {
 			r.addGroups(&p)
 			ports = append(ports, p)
 		}
 	}
-	r.out.entries = make([]entry, 0, (len(r.in)+1)*len(ports))
-	for _, w := range r.in {
+	r.out.indexGroups()
+	r.out.entries = make([]entry, 0, min((len(r.in)+1)*len(ports), limit))
+	for i, w := range r.in {
+		if len(r.out.entries) == limit {
+			r.out.left += (len(r.in) - i) * len(ports)
+			break
+		}
 		for i := range ports {
 			r.addEntry(&ports[i], w.addr, ports[i].number, w.via, w.index)
 		}
@@ -40,11 +49,19 @@ func (r *reading) readPorts() {
 			}
 		}
 	}
+	if r.out.left > 0 {
+		r.add("spec.ports", "TooManyFrontends", "%d addresses and ports of it are not served: %d are the most for one Service, and %d source ranges "+
+			"of all of them; use fewer ports, addresses or ranges, or raise the limit", r.out.left, limit, limit*rangesPerFrontend)
+	}
 	r.namePools()
 }
 
-// readPort reads spec.ports[i]; before are those read already.
-func (r *reading) readPort(i int, before []port) (p port, ok bool) {
+// rangesPerFrontend is how many source ranges a Service may have, all its frontends' together, for each frontend that it
+// may have.
+const rangesPerFrontend = 4
+
+// readPort reads spec.ports[i]; names are those of the ports read already.
+func (r *reading) readPort(i int, names map[groupKey]bool) (p port, ok bool) {
 	in := &r.svc.Spec.Ports[i]
 	p = port{index: i, name: in.Name}
 	var err *flaw
@@ -56,10 +73,12 @@ func (r *reading) readPort(i int, before []port) (p port, ok bool) {
 		r.flawed(fmt.Sprintf("spec.ports[%d].port", i), err, "this port is not served; correct it")
 		return p, false
 	}
-	if slices.ContainsFunc(before, func(o port) bool { return o.name == p.name && o.protocol == p.protocol }) {
+	key := groupKey{port: intern(p.name), protocol: p.protocol}
+	if names[key] {
 		r.add(fmt.Sprintf("spec.ports[%d].name", i), "DuplicateName", "an earlier port has the name %q and protocol %s too: this one is not served; give it another name", p.name, p.protocol)
 		return p, false
 	}
+	names[key] = true
 	p.onNode = r.readNodePort(i, in.NodePort)
 	return p, true
 }
@@ -96,6 +115,16 @@ func (r *reading) addGroups(p *port) {
 }
 
 func (r *reading) addEntry(p *port, addr netip.Addr, number uint16, v via, index int) {
+	limit := r.set.limits.Service.Frontends
+	ranges := 0
+	if v == viaLoadBalancer {
+		ranges = len(r.out.sources)
+	}
+	if len(r.out.entries) == limit || r.out.ranges+ranges > limit*rangesPerFrontend {
+		r.out.left++
+		return
+	}
+	r.out.ranges += ranges
 	g := p.groups[slices.Index(bothFamilies[:], familyOf(addr))]
 	r.out.entries = append(r.out.entries, entry{
 		Entry: model.Entry{Addr: addr, Port: number, Protocol: p.protocol},

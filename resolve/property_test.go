@@ -100,7 +100,7 @@ func drawService(t dice) *corev1.Service {
 		p.IPFamilies = append(p.IPFamilies, drawn[corev1.IPFamily](t, "family", "IPv4", "IPv6", "Odd"))
 	})
 	several(t, "externalIPs", 2, func() {
-		p.ExternalIPs = append(p.ExternalIPs, drawText(t, "externalIP", addressTexts...))
+		p.ExternalIPs = append(p.ExternalIPs, drawText(t, "externalIP", append(addressTexts, "10.0.0.1", "10.0.0.2")...))
 	})
 	several(t, "ingress", 2, func() {
 		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{
@@ -134,12 +134,12 @@ func drawLabels(t dice, keys ...string) map[string]string {
 }
 
 func drawSlice(t dice) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: drawText(t, "namespace", "a", "b"), Name: drawText(t, "name", "s1", "s2", "s3"),
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: drawText(t, "namespace", "a", "b", "default"), Name: drawText(t, "name", "s1", "s2", "s3"),
 		Labels: drawLabels(t, proxyNameLabel, corev1.IsHeadlessService)}}
-	s.Labels[discoveryv1.LabelServiceName] = drawText(t, "service", "x", "x", "y", "none", "")
+	s.Labels[discoveryv1.LabelServiceName] = drawText(t, "service", "x", "x", "y", "none", "", "kubernetes")
 	s.AddressType = drawn[discoveryv1.AddressType](t, "address type", "IPv4", "IPv4", "IPv4", "IPv6", "FQDN", "Odd")
 	several(t, "ports", 2, func() {
-		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: maybe(t, "port name", "", "h", "g"), Port: maybe[int32](t, "port", 8080, 8081, 0, 65536),
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: maybe(t, "port name", "", "h", "g"), Port: maybe[int32](t, "port", 8080, 80, 30080, 0, 65536),
 			Protocol: maybe[corev1.Protocol](t, "protocol", "TCP", "UDP", "ICMP")})
 	})
 	several(t, "endpoints", 4, func() { s.Endpoints = append(s.Endpoints, drawEndpoint(t)) })
@@ -148,7 +148,8 @@ func drawSlice(t dice) *discoveryv1.EndpointSlice {
 
 func drawEndpoint(t dice) (e discoveryv1.Endpoint) {
 	several(t, "addresses", 2, func() {
-		e.Addresses = append(e.Addresses, drawText(t, "endpoint", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1", "127.0.0.1", "x"))
+		e.Addresses = append(e.Addresses, drawText(t, "endpoint", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1", "127.0.0.1", "x",
+			"10.96.0.1", "192.0.2.1", "172.18.0.2", "fd96::1"))
 	})
 	e.Conditions = discoveryv1.EndpointConditions{Ready: maybe(t, "ready", true, false), Serving: maybe(t, "serving", true, false), Terminating: maybe(t, "terminating", true, false)}
 	e.NodeName, e.Zone = maybe(t, "node", "n1", "n2", ""), maybe(t, "zone", "z1", "z2", "")
@@ -197,7 +198,17 @@ func drawConfig(t dice) Config {
 	several(t, "clusterCIDRs", 1, func() { c.ClusterCIDRs = append(c.ClusterCIDRs, prefixes("10.0.0.0/8")...) })
 	several(t, "addresses", 1, func() { c.Addresses = append(c.Addresses, addrs("192.0.2.2")...) })
 	c.DirectServerReturn = t.roll("direct server return", 2) == 1
+	c.ExternalIPs = drawn(t, "external IPs", SafeExternalIPs, "", RefuseExternalIPs, AnyExternalIPs)
+	several(t, "API servers", 1, func() { c.APIServers = append(c.APIServers, netip.MustParseAddrPort("172.18.0.2:80")) })
+	if t.roll("limits?", 2) == 1 {
+		c.Limits = Limits{Service: drawBounds(t), Total: drawBounds(t), NamespacePercent: drawn(t, "percent", 0, 30, 100)}
+	}
+	c.Scheduler = drawn(t, "scheduler", model.Random, model.Maglev)
 	return c
+}
+
+func drawBounds(t dice) Bounds {
+	return Bounds{Frontends: t.roll("frontends", 8), Slots: t.roll("slots", 12), TableEntries: drawn(t, "entries", 0, 1, 2018)}
 }
 
 // drawChange puts a new object, or takes away one that is there.
@@ -226,6 +237,7 @@ func steps(t dice) {
 		sum.apply(t, r.Apply(batch))
 		sum.mustBe(t, r.Services())
 		sound(t, r.Services())
+		bounded(t, r)
 		mustKeepPointers(t, before, r.Services())
 	}
 	for _, order := range orders(t, there) {
@@ -238,6 +250,66 @@ func steps(t dice) {
 	sum.apply(t, r.Apply(deepCopies(there)))
 	if !sum.unchanged {
 		t.Fatalf("the same objects again change something")
+	}
+	for k := range there {
+		r.Apply([]source.Change{{Key: k}})
+	}
+	mustBeEmpty(t, r)
+}
+
+// mustBeEmpty checks that a resolver of which all objects are gone keeps nothing of them.
+func mustBeEmpty(t interface{ Fatalf(string, ...any) }, r *Resolver) {
+	for what, n := range map[string]int{"services": len(r.services), "slices": len(r.owners), "entries": len(r.entries.holder) + len(r.entries.rivals),
+		"IDs": len(r.ids.holder) + len(r.ids.rivals), "health checks": len(r.health.holder) + len(r.health.rivals), "namespaces": len(r.namespaces),
+		"passed": len(r.passed), "ClusterIPs": len(r.clusterIPs), "external addresses": len(r.external), "blocks": len(r.blocks),
+		"Nodes": len(r.nodes) + len(r.nodeIPs), "moved": len(r.moved) + len(r.ported)} {
+		if n != 0 {
+			t.Fatalf("%d %s are left", n, what)
+		}
+	}
+	if r.wanted != (cost{}) {
+		t.Fatalf("%v are left", r.wanted)
+	}
+}
+
+// bounded checks that what is served is within the limits and captures nothing.
+func bounded(t dice, r *Resolver) {
+	all, limits := cost{}, r.set.limits
+	for _, s := range r.services {
+		c := cost{frontends: len(s.shown.fronts)}
+		for _, f := range s.shown.fronts {
+			c.ranges += len(f.Sources)
+			external, lb := f.Via == viaExternalIP.String(), f.Via == viaLoadBalancer.String()
+			if external && (r.set.ExternalIPs == RefuseExternalIPs || r.set.ExternalIPs == SafeExternalIPs && r.isPod(f.Entry.Addr)) {
+				t.Fatalf("%s is served", f.Entry)
+			}
+			if _, api := r.api[netip.AddrPortFrom(f.Entry.Addr, f.Entry.Port)]; api && (external || lb) && f.Entry.Protocol == model.TCP {
+				t.Fatalf("%s is the API server's and %s's", f.Entry, s.key)
+			}
+		}
+		for _, p := range s.shown.pools {
+			if p != nil {
+				soundBackends(t, r, s, p)
+				c.pools, c.slots = c.pools+1, c.slots+1+len(p.Backends)
+			}
+		}
+		if c.frontends > limits.Service.Frontends || c.slots-c.pools > max(limits.Service.Slots, c.pools) {
+			t.Fatalf("%s comes to %+v of %+v", s.key, c, limits.Service)
+		}
+		all = all.plus(c)
+	}
+	if !all.fits(limits.Total, 100) {
+		t.Fatalf("all come to %+v of %+v", all, limits.Total)
+	}
+}
+
+// soundBackends checks that no backend of a pool of s is an entry that would lead to a Service again.
+func soundBackends(t dice, r *Resolver, s *service, p *model.Pool) {
+	for _, b := range p.Backends {
+		x, ok := r.entries.holder[model.Entry{Addr: b.Addr.Addr(), Port: b.Addr.Port(), Protocol: p.Protocol}]
+		if ok && (x.entry().via == viaClusterIP || x.by.key.Namespace == s.key.Namespace) {
+			t.Fatalf("%s has the endpoint %s, which is an entry of %s", p.Name, b.Addr, x.by.key)
+		}
 	}
 }
 

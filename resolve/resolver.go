@@ -26,14 +26,31 @@ type Resolver struct {
 	object   *corev1.Node // this node's; nil: not there
 	deleted  bool         // it was there
 	place    *place
-	nodes    map[string][]netip.Addr // all Nodes that were seen; with Direct, their addresses
-	told     *model.Node             // the node of the last Delta; nil before the first
+	nodes    map[string]peer // all Nodes that were seen
+	told     *model.Node     // the node of the last Delta; nil before the first
 	services map[source.Key]*service
 	owners   map[source.Key]*service // by EndpointSlice
 	entries  claims[model.Entry]
 	health   claims[uint16]
 	ids      claims[uint64]
-	troubled map[*service]struct{} // those with problems of their own
+
+	namespaces map[string]*namespace
+	wanted     cost                  // of all Services
+	scarce     bool                  // they want more than there is
+	passed     map[*service]struct{} // Services that are not served for that
+
+	clusterIPs map[netip.Addr][]*service            // who has them
+	external   map[netip.Addr]map[*service]struct{} // who has entries at addresses that Services choose
+	api        map[netip.AddrPort]struct{}          // the API server's
+	podRanges  []netip.Prefix                       // sorted, none inside another
+	nodeIPs    map[netip.Addr]int                   // addresses of Nodes, how often each
+	blocks     map[netip.Prefix]int                 // of addresses with endpoints, how many slices have some there
+	moved      map[model.Entry]struct{}             // entries that somebody else has than at the last Delta
+	ported     map[*namespace]struct{}              // namespaces whose node ports are others than at the last Delta
+	hits       []hit                                // room for match
+
+	problemsNow   []source.Problem // what Problems returned last
+	staleProblems bool             // that is out of date
 
 	changed   []*service  // since the last Delta
 	triggered []time.Time // likewise: see model.Delta
@@ -42,44 +59,77 @@ type Resolver struct {
 
 // service is what is known of one Service, and what it comes to.
 type service struct {
-	key       source.Key
-	*declared                  // nil while only slices are known
-	slices    []*endpointSlice // by name
-	decision  decision
-	shown     decision // what the Deltas so far come to: of the decision, what no other Service has
-	stale     bool     // decision is out of date
-	listed    bool     // in Resolver.changed
+	key         source.Key
+	namespace   *namespace
+	*declared                    // nil while only slices are known
+	refused     map[int]string   // entries that would capture what is others', and why
+	slices      []*endpointSlice // by name
+	size        size
+	problemsNow []source.Problem
+	decision    decision
+	shown       decision // what the Deltas so far come to: of the decision, what no other Service has
+	stale       bool     // decision is out of date
+	listed      bool     // in Resolver.changed
 }
 
 // New makes a Resolver that knows no object yet. What Config.Validate complains of is left out and stands as a Problem.
 func New(c Config) *Resolver {
 	set := c.read()
-	return &Resolver{
+	r := &Resolver{
 		config:   c,
 		set:      set,
 		hash:     hashName,
 		place:    locate(set, nil, nil, nil),
-		nodes:    map[string][]netip.Addr{},
+		nodes:    map[string]peer{},
 		services: map[source.Key]*service{},
 		owners:   map[source.Key]*service{},
 		entries:  newClaims[model.Entry](entryBefore),
 		health:   newClaims[uint16](older),
 		ids:      newClaims[uint64](older),
-		troubled: map[*service]struct{}{},
+
+		namespaces: map[string]*namespace{},
+		passed:     map[*service]struct{}{},
+		clusterIPs: map[netip.Addr][]*service{},
+		external:   map[netip.Addr]map[*service]struct{}{},
+		nodeIPs:    map[netip.Addr]int{},
+		blocks:     map[netip.Prefix]int{},
+		moved:      map[model.Entry]struct{}{},
+		ported:     map[*namespace]struct{}{},
+
+		staleProblems: true,
 	}
+	r.decider.nodes = r.nodeIPs
+	r.decider.at = func(e model.Entry) (x claim, ok bool) { x, ok = r.entries.holder[e]; return x, ok }
+	r.learnAPI()
+	r.learnPods()
+	return r
 }
 
-// hashName gives the first 8 bytes of the name's SHA-256, big endian.
+// hashName returns the first 8 bytes of the name's SHA-256, big endian.
 func hashName(name string) uint64 {
 	sum := sha256.Sum256([]byte(name))
 	return binary.BigEndian.Uint64(sum[:8])
+}
+
+// key has pools' IDs depend on the cluster, by the UID of the Service default/kubernetes if changes have it: who doesn't
+// know that can't search for names whose IDs meet others'. Without it, as from files, names alone decide.
+func (r *Resolver) key(changes []source.Change) {
+	for _, c := range changes {
+		if svc, ok := c.Object.(*corev1.Service); ok && c.Key == apiServer && svc.UID != "" {
+			hash, uid := r.hash, string(svc.UID)
+			r.hash = func(name string) uint64 { return hash(uid + " " + name) }
+		}
+	}
 }
 
 // Apply takes changes in and gives what changes on the node by them, in a settled order: the node, pools and frontends.
 // Its cost follows the Services that the changes touch. Kinds that mean nothing to Services are ignored.
 func (r *Resolver) Apply(changes []source.Change) model.Delta {
 	var node *source.Change // the last one of this node's
-	met := false            // Nodes have other addresses than before
+	met := false            // Nodes have other addresses or pods than before
+	if r.told == nil {
+		r.key(changes)
+	}
 	for i, c := range changes {
 		switch c.Key.Kind {
 		case source.Service:
@@ -96,6 +146,9 @@ func (r *Resolver) Apply(changes []source.Change) model.Delta {
 			}
 		}
 	}
+	if met {
+		r.learnPods()
+	}
 	if node != nil {
 		obj, _ := node.Object.(*corev1.Node)
 		r.applyNode(obj)
@@ -105,29 +158,44 @@ func (r *Resolver) Apply(changes []source.Change) model.Delta {
 	return r.settle()
 }
 
-// meet notes a Node, or, without an object, that it is gone. It says whether the addresses by which nodes know each other change.
+// meet notes a Node, or, without an object, that it is gone. It reports whether the addresses of nodes or pods change.
 func (r *Resolver) meet(name string, obj *corev1.Node) bool {
-	was := r.nodes[name]
+	was, known := r.nodes[name]
+	now := peer{}
 	if obj == nil {
 		delete(r.nodes, name)
-		return was != nil
+	} else {
+		now = readPeer(obj)
+		r.nodes[name] = now
 	}
-	n := &model.Node{}
-	if r.set.DirectServerReturn {
-		readAddresses(obj, n, &report{})
+	r.staleProblems = r.staleProblems || known != (obj != nil)
+	if was.equal(now) {
+		return false
 	}
-	r.nodes[name] = n.Addresses
-	return !slices.Equal(was, n.Addresses)
+	for _, a := range was.addresses {
+		if r.nodeIPs[a]--; r.nodeIPs[a] == 0 {
+			delete(r.nodeIPs, a)
+		}
+		r.move(a)
+	}
+	for _, a := range now.addresses {
+		r.nodeIPs[a]++
+		r.move(a)
+	}
+	return true
 }
 
 func (r *Resolver) applyService(key source.Key, obj *corev1.Service) {
 	s := r.service(key)
 	if s.declared != nil {
 		r.claim(s, false)
-		s.declared = nil
+		r.indexAddresses(s, false)
+		s.declared, s.refused = nil, nil
 	}
 	if obj != nil {
 		s.declared = declare(obj, r.set, r.hash)
+		r.indexAddresses(s, true)
+		s.refused = r.refusals(s)
 		r.claim(s, true)
 	}
 	r.touch(s, true)
@@ -142,9 +210,13 @@ func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
 	}
 	if old := r.owners[key]; old != nil && old != owner {
 		i, _ := old.findSlice(key.Name)
+		r.indexBlocks(old.slices[i], -1)
 		old.slices = slices.Delete(old.slices, i, i+1)
 		delete(r.owners, key)
 		r.touch(old, true)
+		if old.key == apiServer {
+			r.learnAPI()
+		}
 	}
 	if owner == nil {
 		return
@@ -155,18 +227,23 @@ func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
 		r.triggered = append(r.triggered, time.Unix(0, read.triggered))
 	}
 	if found {
+		r.indexBlocks(owner.slices[i], -1)
 		owner.slices[i] = read
 	} else {
 		owner.slices = slices.Insert(owner.slices, i, read)
 		r.owners[key] = owner
 	}
+	r.indexBlocks(read, 1)
 	r.touch(owner, true)
+	if owner.key == apiServer {
+		r.learnAPI()
+	}
 }
 
 // SetAddresses takes the addresses of this node's interfaces in, in place of Config.Addresses. The next Delta has what changes by them.
 func (r *Resolver) SetAddresses(addresses []netip.Addr) {
 	r.config.Addresses = addresses
-	r.set = r.config.read()
+	r.set, r.staleProblems = r.config.read(), true
 	r.locate()
 }
 
@@ -180,6 +257,7 @@ func (r *Resolver) applyNode(obj *corev1.Node) {
 // a Service.
 func (r *Resolver) locate() {
 	was := r.place
+	r.staleProblems = true
 	r.place = locate(r.set, r.object, r.nodes, was.model)
 	before := *was.model
 	before.Nodes = r.place.model.Nodes
@@ -195,8 +273,9 @@ func (r *Resolver) locate() {
 func (r *Resolver) service(key source.Key) *service {
 	s := r.services[key]
 	if s == nil {
-		s = &service{key: key}
+		s = &service{key: key, namespace: r.namespaceOf(key.Namespace)}
 		r.services[key] = s
+		s.namespace.services[s] = struct{}{}
 	}
 	return s
 }
@@ -220,7 +299,9 @@ func (r *Resolver) touch(s *service, stale bool) {
 // claim adds or drops everything that s declares to want.
 func (r *Resolver) claim(s *service, add bool) {
 	for i := range s.entries {
-		r.touch(move(&r.entries, add, s.entries[i].Entry, claim{s, i}), false)
+		if s.refused[i] == "" {
+			r.moveEntry(s, i, add)
+		}
 	}
 	for i := range s.groups {
 		for scope, p := range s.groups[i].pools {
@@ -234,6 +315,29 @@ func (r *Resolver) claim(s *service, add bool) {
 	}
 }
 
+// moveEntry adds or drops the claim for s's i-th entry. Those who want it too are touched where somebody else has it then.
+func (r *Resolver) moveEntry(s *service, i int, add bool) {
+	k := s.entries[i].Entry
+	was := r.entries.holder[k].by
+	r.touch(move(&r.entries, add, k, claim{s, i}), false)
+	if r.entries.holder[k].by == was {
+		return
+	}
+	for _, x := range r.entries.rivals[k] {
+		r.touch(x.by, false)
+	}
+	if r.told == nil {
+		return // every Service is decided anyway
+	}
+	r.moved[k] = struct{}{}
+	if k.AnyAddr() {
+		r.ported[s.namespace] = struct{}{}
+		if was != nil {
+			r.ported[was.namespace] = struct{}{}
+		}
+	}
+}
+
 // move adds or drops one claim and gives the Service that loses or wins by it.
 func move[K comparable](c *claims[K], add bool, k K, x claim) *service {
 	if add {
@@ -244,6 +348,13 @@ func move[K comparable](c *claims[K], add bool, k K, x claim) *service {
 
 // settle decides what is out of date and gives the difference from what was shown before.
 func (r *Resolver) settle() model.Delta {
+	r.lookForLoops()
+	for _, s := range r.changed {
+		if s.stale {
+			r.weigh(s)
+		}
+	}
+	r.admit()
 	slices.SortFunc(r.changed, func(a, b *service) int {
 		return cmp.Or(strings.Compare(a.key.Namespace, b.key.Namespace), strings.Compare(a.key.Name, b.key.Name))
 	})
@@ -259,8 +370,9 @@ func (r *Resolver) settle() model.Delta {
 		shown := r.visible(s)
 		d.between(&s.shown, &shown)
 		s.shown, s.stale, s.listed = shown, false, false
+		r.troubles(s)
 		if s.declared == nil && len(s.slices) == 0 {
-			delete(r.services, s.key)
+			r.drop(s)
 		}
 	}
 	clear(r.changed)
@@ -284,17 +396,22 @@ func (r *Resolver) Leaving() string {
 	return "no Node of this name was seen"
 }
 
+// drop forgets a Service of which nothing is known.
+func (r *Resolver) drop(s *service) {
+	delete(r.services, s.key)
+	delete(r.passed, s)
+	n := s.namespace
+	if delete(n.services, s); len(n.services) == 0 {
+		delete(r.namespaces, n.name)
+	}
+}
+
 func (r *Resolver) decide(s *service) {
-	if s.declared == nil {
+	if _, passed := r.passed[s]; passed || s.declared == nil {
 		s.decision = decision{}
-	} else {
-		s.decision = r.decider.decide(r.place, s.key, s.declared, s.slices, &s.decision)
+		return
 	}
-	if s.hasProblems() {
-		r.troubled[s] = struct{}{}
-	} else {
-		delete(r.troubled, s)
-	}
+	s.decision = r.decider.decide(r.place, s)
 }
 
 // visible gives the part of a Service's decision that no other Service has a better claim to.
@@ -353,30 +470,6 @@ func (s *service) poolsOf(i int) [2]int {
 	return [2]int{place(f.Inside.Pool), place(f.Outside.Pool)}
 }
 
-// hasProblems says whether the Service or, if it is served, one of its slices has problems of its own.
-func (s *service) hasProblems() bool {
-	if s.declared == nil || len(s.declared.problems)+len(s.decision.problems) > 0 {
-		return s.declared != nil
-	}
-	return len(s.entries) > 0 && slices.ContainsFunc(s.slices, func(e *endpointSlice) bool { return len(e.problems) > 0 })
-}
-
-// Problems gives everything that stands now, sorted. Slices of Services that are not served have none.
-func (r *Resolver) Problems() []source.Problem {
-	ps := slices.Concat(r.set.problems, r.set.instead, r.place.problems, r.stranger())
-	for s := range r.troubled {
-		ps = append(append(ps, s.declared.problems...), s.decision.problems...)
-		for _, e := range s.slices {
-			if len(s.entries) > 0 {
-				ps = append(ps, e.problems...)
-			}
-		}
-	}
-	ps = r.conflicts(ps)
-	sortProblems(ps)
-	return ps
-}
-
 // stranger says if Nodes are known and this one isn't among them. Without any, Services alone were given.
 func (r *Resolver) stranger() []source.Problem {
 	if _, known := r.nodes[r.set.Node]; known || len(r.nodes) == 0 {
@@ -389,7 +482,7 @@ func (r *Resolver) stranger() []source.Problem {
 	rep := report{object: source.Key{Kind: source.Node, Name: r.set.Node}}
 	rep.add("", "NodeUnknown", "there is no such Node, but %s: served without its addresses, pod ranges and zone, and no endpoint counts as local; give this node's name as its Node object has it",
 		strings.Join(names, ", "))
-	return rep.problems
+	return rep.list
 }
 
 // Services gives the whole decided node as it stands: what all Deltas so far come to, with the same pointers.

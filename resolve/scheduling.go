@@ -21,7 +21,6 @@ const (
 // readScheduler takes the scheduler that the Service asks for, or else the default.
 func (r *reading) readScheduler() {
 	r.out.scheduler = r.set.granted(r.set.Scheduler)
-	r.out.tableSize = r.set.Entries
 	text, ok := r.svc.Annotations[SchedulerAnnotation]
 	if !ok {
 		return

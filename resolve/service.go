@@ -45,7 +45,7 @@ func declare(svc *corev1.Service, set *settings, hash func(string) uint64) *decl
 	if served(svc, set.ProxyName) {
 		r.read()
 	}
-	r.out.problems = r.problems
+	r.out.problems = r.report.problems
 	return r.out
 }
 
@@ -80,8 +80,13 @@ func (r *reading) read() {
 		r.addWay(s, viaClusterIP, i)
 	}
 	r.addIngress()
-	for i, s := range r.svc.Spec.ExternalIPs {
-		r.addWay(s, viaExternalIP, i)
+	if n := len(r.svc.Spec.ExternalIPs); n > 0 && r.set.ExternalIPs == RefuseExternalIPs {
+		r.add("spec.externalIPs", "ExternalIPsRefused", "%d addresses are not served, since externalIPs is %s here; use type LoadBalancer or NodePort",
+			n, RefuseExternalIPs)
+	} else {
+		for i, s := range r.svc.Spec.ExternalIPs {
+			r.addWay(s, viaExternalIP, i)
+		}
 	}
 	r.readPorts()
 }

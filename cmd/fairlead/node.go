@@ -83,6 +83,11 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 		return d, err
 	}
 	d.mode = d.mode.EBPF(ebpfOptions(c)).IPVS(ipvsOptions(c))
+	if c.Own.Source == "" {
+		if a, err := access(c); err == nil {
+			d.resolve.APIServers = apiServers(ctx, a)
+		}
+	}
 	d.resolve = d.mode.Resolve(d.resolve)
 	return d, d.resolve.Validate()
 }

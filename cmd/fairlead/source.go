@@ -1,14 +1,20 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os"
 	"time"
 
+	"k8s.io/client-go/rest"
+
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/event"
+	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/source/manifest"
@@ -26,7 +32,33 @@ func access(c *config.Config) (kube.Access, error) {
 // api is the Kubernetes API as a source for a node.
 func api(c *config.Config, node string) (*kube.Source, kube.Access, error) {
 	a, err := access(c)
-	return kube.New(kube.Options{Access: a, Node: node, ProxyName: c.Own.ServiceProxyName, Nodes: c.Own.DirectServerReturn}), a, err
+	return kube.New(kube.Options{Access: a, Node: node, ProxyName: c.Own.ServiceProxyName, Nodes: c.Own.DirectServerReturn || c.Own.ExternalIPs == resolve.SafeExternalIPs && c.Proxy.ClusterCIDR == ""}), a, err
+}
+
+// apiServers returns the addresses and ports of the API server that a reads from, none where they can't be found out now.
+func apiServers(ctx context.Context, a kube.Access) (servers []netip.AddrPort) {
+	c, err := a.Config()
+	if err != nil {
+		return nil // opening the source says so
+	}
+	u, _, err := rest.DefaultServerUrlFor(c)
+	if err != nil {
+		return nil
+	}
+	port, err := net.DefaultResolver.LookupPort(ctx, "tcp", cmp.Or(u.Port(), u.Scheme))
+	if err != nil {
+		return nil
+	}
+	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
+	defer stop()
+	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+	if err != nil {
+		return nil
+	}
+	for _, addr := range addresses {
+		servers = append(servers, netip.AddrPortFrom(addr.Unmap(), uint16(port)))
+	}
+	return servers
 }
 
 // openSource opens where a node's objects come from, and where Events about them go, nil where nobody takes any.

@@ -11,20 +11,14 @@ import "fairlead.dev/fairlead/model"
 // up to 600: the paper's own algorithm moves that much with a table of this size.
 const Size = model.MaxEntries
 
-// Entries gives the size of a pool's table: what the model says, or else at least so many entries for each of its backends, as
-// far as Size reaches. There are few of those sizes, so that it rarely changes with the pool: another size moves nearly every
-// client. With 100 each, shares are even to 1 % and 2 to 3 % of the clients whose backend stays are moved when another goes;
-// with 1000 each, below 1 %.
+// Entries returns the size of a pool's table: what the model says, else at least each entries for every backend. With 100
+// each, shares are even to 1 % and 2 to 3 % of the clients whose backend stays are moved when another goes; with 1000
+// each, below 1 %.
 func Entries(p *model.Pool, each int) int {
 	if p.Entries > len(p.Backends) {
 		return p.Entries
 	}
-	for _, prime := range []int{1009, 10007} {
-		if each*len(p.Backends) <= prime {
-			return prime
-		}
-	}
-	return Size
+	return model.TableSize(len(p.Backends), each)
 }
 
 // Table gives size entries, each the index of a backend: a packet whose hash is h goes to backends[t[h%size]]. A backend has

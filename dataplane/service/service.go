@@ -15,6 +15,10 @@ type Abilities struct {
 	HidesAll   bool                         // backends never see the client's address, whatever Frontend.Hide says
 	Direct     func() string                // why it can't have backends' nodes answer clients (Frontend.Direct), or ""; nil: it can't, and hides them
 	Ends       bool                         // its connections end with the agent, since they run through it
+	Frontends  int                          // how many fit, and as many pools and source ranges; 0: no bound of its own
+	Slots      int                          // how many pools and backends fit; 0: no bound of its own
+	Table      int                          // entries of Maglev's table that it wants for each backend; 0: 100
+	PerSlot    int                          // how many of those take as much room as a backend; 0: one
 	Batch      int                          // facts in one Write at most; 0 leaves it to the loop
 	Tracked    bool                         // translates by the kernel's connection tracking, where stale flows must be cut
 	Lacks      func() []string              // what this kernel lacks that the plane can do without, and what follows: sentences; nil: nothing

@@ -119,6 +119,10 @@ func (w *Words) Strip(o source.Object) {
 func (w *Words) meta(t *metav1.TypeMeta, m *metav1.ObjectMeta) {
 	*t = metav1.TypeMeta{}
 	delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
+	uid := m.UID
+	if m.Namespace != metav1.NamespaceDefault || m.Name != "kubernetes" { // the cluster's identity
+		uid = ""
+	}
 	*m = metav1.ObjectMeta{
 		Name:              m.Name,
 		Namespace:         w.text(m.Namespace),
@@ -126,6 +130,7 @@ func (w *Words) meta(t *metav1.TypeMeta, m *metav1.ObjectMeta) {
 		Annotations:       w.pairs(m.Annotations),
 		CreationTimestamp: m.CreationTimestamp,
 		DeletionTimestamp: m.DeletionTimestamp,
+		UID:               uid,
 	}
 }
 

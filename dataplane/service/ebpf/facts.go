@@ -205,7 +205,7 @@ func entries(v *model.Pool) int {
 	if v.Scheduler != model.Maglev || len(v.Backends) == 0 {
 		return 0
 	}
-	return maglev.Entries(v, 1000)
+	return maglev.Entries(v, Abilities.Table)
 }
 
 // heldWeight gives a backend's weight as the programs know it: with where it runs.

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -20,7 +21,8 @@ import (
 
 // Abilities is what the plane can do, together with one behind it for what it Leaves.
 var Abilities = service.Abilities{
-	Name:   "ebpf",
+	Name:  "ebpf",
+	Table: 1000, PerSlot: choicesPerSlot,
 	Lacks:  bpf.Lacks,
 	Direct: direct,
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.LeastConnections,
@@ -53,6 +55,13 @@ const DefaultRoom = 1 << 19
 // an eighth as many pools, frontends, and sources that frontends let in.
 func Room(slots uint32) bpf.Sizes {
 	return bpf.Sizes{Frontends: max(slots/8, 64), Pools: max(slots/8, 64), Slots: max(slots, 512)}
+}
+
+// Capacity returns how many frontends, pools and source ranges, and how many slots, Services may take of the maps: a
+// sixteenth is left for new versions of pools, which are written beside the old ones.
+func (o Options) Capacity() (frontends, slots int) {
+	s := cmp.Or(o.Sizes, DefaultSizes)
+	return int(s.Frontends - s.Frontends/16), int(s.Slots - s.Slots/16)
 }
 
 // roomier is the way out of full maps.

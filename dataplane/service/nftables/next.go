@@ -84,7 +84,7 @@ func slots(p *model.Pool) (l []uint16) {
 // map here.
 func size(p *model.Pool) (n uint32) {
 	if p.Scheduler == model.Maglev {
-		return uint32(maglev.Entries(p, 100))
+		return uint32(maglev.Entries(p, Abilities.Table))
 	}
 	for _, b := range p.Backends {
 		n += uint32(shares(p, b))

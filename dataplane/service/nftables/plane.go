@@ -36,7 +36,7 @@ const setHere = "route_localnet-set"
 
 // Abilities is what the plane can do.
 var Abilities = service.Abilities{
-	Name: "nftables", Tracked: true,
+	Name: "nftables", Tracked: true, Table: 100,
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.SourceHash, model.DestinationHash, model.Maglev),
 	Notes:      []string{"A Service that asks for maglev takes a hundred map elements for each endpoint in place of one."},
 }

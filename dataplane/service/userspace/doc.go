@@ -72,6 +72,7 @@ var Abilities = service.Abilities{
 	Cannot:     cannot,
 	Long:       long,
 	HidesAll:   true,
+	Table:      1000,
 	Ends:       true,
 	Notes: []string{
 		"Backends see the node's address in place of every client's.",

@@ -235,7 +235,7 @@ func rendezvous(all []*backend, h uint64) *backend {
 // byTable gives the backend that Maglev's table has for a hash.
 func (p *pool) byTable(h uint64) *backend {
 	if p.table == nil {
-		p.table = maglev.Table(p.model.Backends, maglev.Entries(&p.model, maglev.Size))
+		p.table = maglev.Table(p.model.Backends, maglev.Entries(&p.model, Abilities.Table))
 	}
 	return p.backends[p.table[h%uint64(len(p.table))]]
 }
