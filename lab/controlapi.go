@@ -147,7 +147,7 @@ func (r *controlSide) tellReal(ctx context.Context, a *announced, program string
 	}
 	a.tell = p.Tell
 	var spaces []source.Object
-	for _, name := range []string{generate.Namespace, kubeproxy.ProbeNamespace} {
+	for _, name := range append(generate.Namespaces(a.cluster.services), kubeproxy.ProbeNamespace) {
 		spaces = append(spaces, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	for _, l := range [][]source.Object{spaces, objects} {

@@ -5,12 +5,14 @@ import (
 	"runtime"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"fairlead.dev/fairlead/source"
 )
 
-// clusterOf makes n Services with ten endpoints each, spread over a hundred nodes and three zones, and this Node.
+// clusterOf makes n Services with ten endpoints each, spread over a hundred nodes and three zones, forty Services to a
+// namespace, and this Node.
 func clusterOf(n int) []source.Change {
 	os := objects(node(zoned("z1"), podCIDRs("10.244.0.0/24"), internalIPs("172.18.0.2")))
 	for i := range n {
@@ -20,8 +22,12 @@ func clusterOf(n int) []source.Change {
 }
 
 func numbered(i int) source.Object {
-	return svc(named(fmt.Sprintf("web-%d", i)), clusterIPs(fmt.Sprintf("10.96.%d.%d", i/250, i%250+1)))
+	return svc(inNamespaceOf(i), named(fmt.Sprintf("web-%d", i)), clusterIPs(fmt.Sprintf("10.96.%d.%d", i/250, i%250+1)))
 }
+
+func inNamespaceOf(i int) edit { return func(s *corev1.Service) { s.Namespace = namespaceOf(i) } }
+
+func namespaceOf(i int) string { return fmt.Sprintf("ns-%d", i/40) }
 
 // numberedSlice makes Service i's slice; shift changes one endpoint.
 func numberedSlice(i, shift int) *discoveryv1.EndpointSlice {
@@ -34,7 +40,9 @@ func numberedSlice(i, shift int) *discoveryv1.EndpointSlice {
 		}
 		es = append(es, ep(fmt.Sprintf("10.%d.%d.%d", 128+at/65536, at/256%256, at%256), on(fmt.Sprintf("n%d", n%100)), in(fmt.Sprintf("z%d", n%3)), conditions("ttf")))
 	}
-	return slice(eps(es...), sliceNamed(fmt.Sprintf("web-%d-x", i)), of(fmt.Sprintf("web-%d", i)))
+	s := slice(eps(es...), sliceNamed(fmt.Sprintf("web-%d-x", i)), of(fmt.Sprintf("web-%d", i)))
+	s.Namespace = namespaceOf(i)
+	return s
 }
 
 func BenchmarkFull(b *testing.B) {

@@ -181,13 +181,71 @@ func drawNode(t dice) *corev1.Node {
 }
 
 func drawObject(t dice) source.Object {
-	switch t.roll("kind", 7) {
+	switch t.roll("kind", 10) {
 	case 0, 1, 2:
 		return drawService(t)
 	case 3, 4, 5:
 		return drawSlice(t)
+	case 7:
+		return drawHostileService(t)
+	case 8:
+		return drawHostileSlice(t)
+	case 9:
+		return drawAPIServer(t)
 	}
 	return drawNode(t)
+}
+
+// productSide is the most addresses and ports of a hostile object: enough for products beyond small bounds.
+const productSide = 6
+
+// drawHostileService draws one that asks for a product of addresses and ports, at addresses that are others': of pods, nodes,
+// the API server and other Services.
+func drawHostileService(t dice) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: drawn(t, "namespace", "a", "b"), Name: drawn(t, "name", "x", "y")}}
+	if age := maybe[int64](t, "age", 1, 2, 3); age != nil {
+		s.CreationTimestamp = metav1.Unix(*age, 0)
+	}
+	s.Spec.ClusterIPs = []string{drawn(t, "clusterIP", "10.96.0.1", "10.96.0.2", "10.96.0.3")}
+	several(t, "externalIPs", productSide, func() {
+		s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, drawn(t, "externalIP", "10.0.0.1", "10.0.0.2", "172.18.0.2", "172.18.0.9",
+			"10.96.0.1", "10.96.0.2", "192.0.2.1", "192.0.2.2", "192.0.2.3"))
+	})
+	for i := range 1 + t.roll("ports", productSide) {
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: string(rune('a' + i)), Protocol: corev1.ProtocolTCP,
+			Port: drawn[int32](t, "port", 80, 81, 82, 6443) + int32(10_000*i*t.roll("own port", 2))})
+	}
+	s.Annotations = map[string]string{SchedulerAnnotation: drawn(t, "scheduler", "random", "maglev", "wrr", "source-hash,port")}
+	return s
+}
+
+// drawHostileSlice draws one that asks for a product of endpoints and ports, or names Services as endpoints.
+func drawHostileSlice(t dice) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: drawn(t, "namespace", "a", "b"), Name: drawn(t, "name", "s1", "s2", "s3"),
+		Labels:      map[string]string{discoveryv1.LabelServiceName: drawn(t, "service", "x", "y")},
+		Annotations: map[string]string{WeightAnnotation: drawn(t, "weight", "1", "256", "255", "7")}}, AddressType: discoveryv1.AddressTypeIPv4}
+	for i := range 1 + t.roll("ports", productSide) {
+		name, number := string(rune('a'+i)), drawn[int32](t, "port", 80, 81, 6443, 8080)
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Port: &number})
+	}
+	several(t, "endpoints", productSide, func() {
+		ready := true
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+			Addresses: []string{drawn(t, "endpoint", "10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1", "172.18.0.9", "10.0.0.1", "10.0.0.2", "10.0.0.3")}})
+	})
+	return s
+}
+
+// drawAPIServer draws the Service of the API server, or its endpoint.
+func drawAPIServer(t dice) source.Object {
+	meta, name, port := metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, "https", int32(6443)
+	if t.roll("slice?", 2) == 0 {
+		return &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{ClusterIPs: []string{drawn(t, "clusterIP", "10.96.0.9", "10.96.0.1")},
+			Ports: []corev1.ServicePort{{Name: name, Port: 443}}}}
+	}
+	meta.Labels = map[string]string{discoveryv1.LabelServiceName: meta.Name}
+	return &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{drawn(t, "endpoint", "172.18.0.9", "172.18.0.2")}}}}
 }
 
 func drawConfig(t dice) Config {
@@ -251,8 +309,14 @@ func steps(t dice) {
 	if !sum.unchanged {
 		t.Fatalf("the same objects again change something")
 	}
-	for k := range there {
-		r.Apply([]source.Change{{Key: k}})
+	for len(there) > 0 { // also half-way, as if what went had never been
+		keys := slices.SortedFunc(maps.Keys(there), func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) })
+		key := drawn(t, "deleted", keys...)
+		delete(there, key)
+		sum.apply(t, r.Apply([]source.Change{{Key: key}}))
+		fresh := New(config)
+		fresh.Apply(deepCopies(there))
+		mustEqual(t, fresh, r)
 	}
 	mustBeEmpty(t, r)
 }

@@ -30,6 +30,9 @@ var cast = []member{
 	{"outside", "", addrs("192.0.2.1", "2001:db8::1", "198.51.100.1", "2001:db8:1::1"), false},
 }
 
+// apiServer is the endpoint of Service default/kubernetes, which no case has: an address of node a.
+var apiServer = netip.MustParseAddrPort("192.168.77.1:6443")
+
 // zones are the zones of the nodes.
 var zones = map[string]string{"a": "z1", "b": "z2"}
 

@@ -124,7 +124,55 @@ func (d draw) app(i int) app {
 	if spec.Type == corev1.ServiceTypeLoadBalancer {
 		d.ingress(s)
 	}
+	if d.chance(15) {
+		d.hostile(s)
+	}
 	return app{s, d.slices(s)}
+}
+
+// productSide is the most external IPs and further ports of a hostile Service: enough for products beyond small bounds.
+const productSide = 12
+
+// hostile has a Service take what is others', or ask for more than others get: external IPs that are pods', nodes' and
+// other Services', or the API server's with its port; products of external IPs and ports.
+func (d draw) hostile(s *corev1.Service) {
+	spec := &s.Spec
+	switch d.IntN(4) {
+	case 0:
+		spec.ExternalIPs = some(d, 1+d.IntN(3), "10.244.1.1", "10.244.2.2", "fd00:10:244:2::3", "10.244.1.10", "10.244.2.200")
+	case 1:
+		spec.ExternalIPs = some(d, 1+d.IntN(2), "10.96.0.10", "10.96.0.13", "fd00:96::12", "192.168.77.2", "fd00:77::1")
+	case 2:
+		spec.ExternalIPs = []string{apiServer.Addr().String()}
+		spec.Ports = append(spec.Ports, corev1.ServicePort{Name: "api", Port: int32(apiServer.Port()), Protocol: corev1.ProtocolTCP})
+	case 3:
+		spec.ExternalIPs = nil
+		for i := range 1 + d.IntN(productSide) {
+			spec.ExternalIPs = append(spec.ExternalIPs, fmt.Sprintf("203.0.113.%d", 100+i))
+		}
+		for i := range d.IntN(productSide) {
+			spec.Ports = append(spec.Ports, corev1.ServicePort{Name: fmt.Sprint("x", i), Port: int32(1000 + i), Protocol: corev1.ProtocolTCP})
+		}
+	}
+}
+
+// entrySlices draws slices whose one endpoint is a ClusterIP at the Service's own ports: of the Service itself, or of another.
+func (d draw) entrySlices(s *corev1.Service) []*discoveryv1.EndpointSlice {
+	line := sliceLine{Name: s.Name + "#entry", Namespace: s.Namespace, Service: s.Name, Families: []bool{false, true}}
+	for _, p := range s.Spec.Ports {
+		line.Ports = append(line.Ports, slicePort{p.Name, uint16(p.Port), uint16(p.Port), p.Protocol})
+	}
+	e := sliceEndpoint{Ready: true, Serving: true}
+	for _, text := range s.Spec.ClusterIPs {
+		a := netip.MustParseAddr(text)
+		e.Addrs[b2i(a.Is6())] = a
+	}
+	if d.chance(50) {
+		i := 10 + d.IntN(len(scene{}.Apps))
+		e.Addrs = [2]netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), netip.MustParseAddr(fmt.Sprintf("fd00:96::%d", i))}
+	}
+	line.Endpoints = []sliceEndpoint{e}
+	return line.slices()
 }
 
 func (d draw) ports(s *corev1.Service) {
@@ -215,6 +263,9 @@ func (d draw) slices(s *corev1.Service) (l []*discoveryv1.EndpointSlice) {
 			l = append(l, line.slices()...)
 		}
 	}
+	if d.chance(5) {
+		l = append(l, d.entrySlices(s)...)
+	}
 	return l
 }
 
@@ -258,6 +309,10 @@ func (d draw) packet(w *world) *packetLine {
 			l.To = netip.AddrPortFrom(l.To.Addr(), uint16(one(d, 80, 443, 53, 30000+d.IntN(30))))
 		}
 	case k < 95:
+		if d.chance(20) {
+			l.To, l.Proto = apiServer, model.TCP
+			break
+		}
 		l.To = netip.AddrPortFrom(one(d, addrs("10.96.0.12", "fd00:96::12", "203.0.113.10", "2001:db8::80", "192.168.77.2")...), uint16(one(d, 80, 443, 53)))
 	default:
 		l.To = netip.AddrPortFrom(one(d, place("web-1"), place("web-3")).addr(d.chance(50)), uint16(listens[corev1.ProtocolTCP][0]))

@@ -177,7 +177,7 @@ func (w *world) fares(ctx context.Context, l *packetLine, thorough bool) (sent b
 }
 
 // unanswerable says that some candidate's answer would not come back through the node that translated the packet, so
-// that the client wouldn't know it. Nobody runs a cluster so; a random world may be.
+// that the client wouldn't know it, or that nobody has its address. Nobody runs a cluster so; a random world may be.
 func (j judgement) unanswerable() bool {
 	home := ""
 	for _, m := range cast {
@@ -190,7 +190,11 @@ func (j judgement) unanswerable() bool {
 	}
 	return slices.ContainsFunc(j.outcome.Candidates, func(v verdict.Candidate) bool {
 		at := v.Backend.Addr.Addr()
-		far := home != j.node && place(nameOf(at)).Node != j.node
+		server := place(nameOf(at))
+		if server == nil { // an endpoint that is a Service's address
+			return true
+		}
+		far := home != j.node && server.Node != j.node
 		return !v.Hidden && !v.Direct && (far || at == j.packet.Src.Addr())
 	})
 }

@@ -106,8 +106,8 @@ func TestObjectsArriveAsTheyWerePut(t *testing.T) {
 	for _, media := range medias {
 		for path, want := range map[string]source.Object{
 			"/api/v1/nodes/a": objects[0],
-			"/api/v1/namespaces/large/services/svc-000001":                           objects[3],
-			"/apis/discovery.k8s.io/v1/namespaces/large/endpointslices/svc-000002-0": objects[6],
+			"/api/v1/namespaces/large-00000/services/svc-000001":                           objects[3],
+			"/apis/discovery.k8s.io/v1/namespaces/large-00000/endpointslices/svc-000002-0": objects[6],
 		} {
 			o, code := get(t, base+path, media)
 			got := o.(source.Object)

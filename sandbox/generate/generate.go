@@ -26,12 +26,10 @@ const (
 	MaxEndpoints = 1<<23 - 2 // endpoints of all Services in 10.128.0.0/9
 )
 
-// Namespace is where the generated objects live.
-const Namespace = "large"
-
 const (
-	PerSlice = 100 // endpoints of an EndpointSlice, as kube-controller-manager has it by default
-	perNode  = 110 // endpoints on a node, the kubelet's default for pods
+	PerNamespace = 40  // Services of a namespace; no namespace holds a large share of a large cluster
+	PerSlice     = 100 // endpoints of an EndpointSlice, as kube-controller-manager has it by default
+	perNode      = 110 // endpoints on a node, the kubelet's default for pods
 )
 
 // Check says whether so many Services of so many endpoints each can be.
@@ -47,8 +45,19 @@ func Check(services, endpoints int) error {
 	return nil
 }
 
+// Namespace returns the namespace of Service i, counted from 0.
+func Namespace(i int) string { return fmt.Sprintf("large-%05d", i/PerNamespace) }
+
+// Namespaces returns the namespaces of the first so many Services.
+func Namespaces(services int) (l []string) {
+	for i := 0; i < services; i += PerNamespace {
+		l = append(l, Namespace(i))
+	}
+	return l
+}
+
 // Cluster gives a Node "a" and Services with a TCP port 80, each of that many ready endpoints on port 8080, up to a
-// hundred to an EndpointSlice. The first 110 endpoints are on Node a, further ones on nodes that are not among the
+// hundred to an EndpointSlice and forty Services to a namespace. The first 110 endpoints are on Node a, further ones on nodes that are not among the
 // objects. It panics where Check gives an error.
 func Cluster(services, endpoints int) []source.Object {
 	if err := Check(services, endpoints); err != nil {
@@ -94,7 +103,7 @@ func service(i int) *corev1.Service {
 	ip := ServiceAddress(i).String()
 	return &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name(i)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace(i), Name: name(i)},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip},
 			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
@@ -111,7 +120,7 @@ func slice(i, first, all, n int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: Namespace, Name: fmt.Sprintf("%s-%d", name(i), first/PerSlice),
+			Namespace: Namespace(i), Name: fmt.Sprintf("%s-%d", name(i), first/PerSlice),
 			Labels: map[string]string{discoveryv1.LabelServiceName: name(i)},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,

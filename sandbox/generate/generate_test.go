@@ -2,10 +2,12 @@ package generate
 
 import (
 	"encoding/json"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,6 +22,7 @@ func TestCluster(t *testing.T) {
 	for _, c := range []struct{ services, endpoints, slices int }{{0, 0, 0}, {3, 0, 0}, {300, 1, 300}, {2, 100, 2}, {2, 101, 4}, {700, 110, 1400}} {
 		seen := map[string]bool{}
 		keys := map[source.Key]bool{}
+		perNamespace := map[string]int{}
 		var nServices, nSlices, nEndpoints, local int
 		once := func(text string, in netip.Prefix) {
 			if a, err := netip.ParseAddr(text); err != nil || !in.Contains(a) || seen[text] {
@@ -36,6 +39,7 @@ func TestCluster(t *testing.T) {
 			switch o := o.(type) {
 			case *corev1.Service:
 				nServices++
+				perNamespace[o.Namespace]++
 				once(o.Spec.ClusterIP, services)
 			case *discoveryv1.EndpointSlice:
 				nSlices++
@@ -53,6 +57,14 @@ func TestCluster(t *testing.T) {
 		}
 		if nServices != c.services || nSlices != c.slices || nEndpoints != c.services*c.endpoints || local != min(nEndpoints, perNode) {
 			t.Errorf("%+v: %d services, %d slices, %d endpoints, %d local", c, nServices, nSlices, nEndpoints, local)
+		}
+		if got, want := slices.Sorted(maps.Keys(perNamespace)), Namespaces(c.services); !slices.Equal(got, want) {
+			t.Errorf("%+v: namespaces %v, want %v", c, got, want)
+		}
+		for name, n := range perNamespace {
+			if n > PerNamespace {
+				t.Errorf("%+v: %d services in namespace %s, want at most %d", c, n, name, PerNamespace)
+			}
 		}
 	}
 }

@@ -66,7 +66,7 @@ func handOver(t *testing.T, mode kubeproxy.Mode, variant kubeproxy.Variant, ours
 	run.says(ctx, "a kube-proxy runs here too")
 	check(t, n.Stop())
 	run.says(ctx, "took over")
-	if left := rules(t, ns, variant); strings.Contains(left, "large/svc-") || strings.Contains(left, "KUBE-SERVICES") {
+	if left := rules(t, ns, variant); strings.Contains(left, "large-") || strings.Contains(left, "KUBE-SERVICES") {
 		t.Errorf("after it was taken over there is:\n%s", left)
 	}
 	_, err = p.Move(ctx, func(s source.Object) error {

@@ -54,13 +54,13 @@ func TestWays(t *testing.T) {
 			if n.API.Watchers() < 4 || n.API.Events() == 0 {
 				t.Errorf("%d watches of the server, and %d Events", n.API.Watchers(), n.API.Events())
 			}
-			if !strings.Contains(rules(t, ns, w.variant), "large/svc-000007") {
+			if !strings.Contains(rules(t, ns, w.variant), "large-00000/svc-000007") {
 				t.Error("a generated Service is in no rule")
 			}
 			stop()
 			complaints(t, o)
 			check(t, kubeproxy.Clean(ctx, o))
-			if left := rules(t, ns, w.variant); strings.Contains(left, "large/svc-") {
+			if left := rules(t, ns, w.variant); strings.Contains(left, "large-") {
 				t.Errorf("after the clean-up there is:\n%s", left)
 			}
 		})
