@@ -33,6 +33,7 @@ type decider struct {
 	candidates []candidate
 	backends   []model.Backend
 	usable     []bool       // by group: some endpoint of the cluster takes traffic
+	onward     []bool       // by group: some of its endpoints are entries of others
 	near       []bool       // by group: nodes differ in which of its endpoints they use
 	counted    []netip.Addr // ready endpoints on this node
 }
@@ -41,7 +42,7 @@ type decider struct {
 func (w *decider) decide(p *place, s *service) decision {
 	d := s.declared
 	w.place, w.key, w.declared, w.size, w.old, w.out = p, s.key, d, s.size, &s.decision, decision{}
-	w.usable, w.near, w.counted = w.usable[:0], w.near[:0], w.counted[:0]
+	w.usable, w.near, w.onward, w.counted = w.usable[:0], w.near[:0], w.onward[:0], w.counted[:0]
 	w.out.pools = make([]*model.Pool, 0, scopes*len(d.groups))
 	w.hits = match(w.hits[:0], d, s.slices)
 	for i, hits := 0, w.hits; i < len(d.groups); i++ {
@@ -64,6 +65,7 @@ func (w *decider) decide(p *place, s *service) decision {
 
 // fill makes the pools of a group, of whose endpoints hits are the ports.
 func (w *decider) fill(g *group, hits []hit) {
+	w.onward = append(w.onward, false)
 	w.candidates = slices.DeleteFunc(gather(w.candidates, hits, w.perPool), func(c candidate) bool { return w.loops(g, c) })
 	w.usable = append(w.usable, slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.is.has(ready) || c.is.draining() }))
 	w.near = append(w.near, w.spread != anywhere || hinted(w.candidates))
@@ -117,6 +119,7 @@ func (w *decider) front(i int) *model.Frontend {
 	e := &w.entries[i]
 	f := model.Frontend{Service: w.groups[e.group].label, Via: e.via.String(), Entry: e.Entry, Hide: w.hide(e), Sources: w.permitted(e)}
 	f.Direct = w.direct(e) & f.Hide
+	f.Onward = w.onward[e.group]
 	f.Inside, f.Outside = w.targets(e)
 	if old := find(w.old.fronts, i, func(o *model.Frontend) bool { return equalFrontend(o, &f) }); old != nil {
 		return old
@@ -227,5 +230,5 @@ func find[P any](list []P, i int, is func(P) bool) (none P) {
 
 func equalFrontend(a, b *model.Frontend) bool {
 	return a.Service == b.Service && a.Via == b.Via && a.Entry == b.Entry && a.Inside == b.Inside && a.Outside == b.Outside &&
-		a.Hide == b.Hide && a.Direct == b.Direct && (a.Sources == nil) == (b.Sources == nil) && slices.Equal(a.Sources, b.Sources)
+		a.Hide == b.Hide && a.Direct == b.Direct && a.Onward == b.Onward && (a.Sources == nil) == (b.Sources == nil) && slices.Equal(a.Sources, b.Sources)
 }

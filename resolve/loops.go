@@ -15,11 +15,14 @@ import (
 // loops reports whether c, an endpoint of g, is an entry, and notes that.
 func (w *decider) loops(g *group, c candidate) bool {
 	x, ok := w.at(model.Entry{Addr: c.at.Addr(), Port: c.at.Port(), Protocol: g.protocol})
+	external := ok
 	if ok = ok && (x.entry().via == viaClusterIP || x.by.key.Namespace == w.key.Namespace); !ok && w.nodes[c.at.Addr()] > 0 {
 		x, ok = w.at(model.Entry{Addr: familyOf(c.at.Addr()).any(), Port: c.at.Port(), Protocol: g.protocol})
 		ok = ok && x.by.key.Namespace == w.key.Namespace
 	}
 	if !ok {
+		last := len(w.onward) - 1
+		w.onward[last] = w.onward[last] || external
 		return false
 	}
 	rep := report{w.key, w.out.problems}

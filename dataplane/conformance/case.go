@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
 	"golang.org/x/tools/txtar"
 	"sigs.k8s.io/yaml"
@@ -47,6 +48,9 @@ type Config struct {
 	NodePortAddresses  []string `json:"nodePortAddresses,omitempty"`
 	ProxyName          string   `json:"proxyName,omitempty"`
 	DirectServerReturn bool     `json:"directServerReturn,omitempty"`
+
+	ExternalIPs resolve.ExternalIPs `json:"externalIPs,omitempty"`
+	Limits      resolve.Limits      `json:"limits,omitzero"`
 }
 
 // manifest is a section of Kubernetes YAML.

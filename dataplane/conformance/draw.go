@@ -99,9 +99,21 @@ func (d draw) next(s *scene) *scene {
 
 func (d draw) config() Config {
 	return Config{
+		ExternalIPs: one(d, "", "", resolve.SafeExternalIPs, resolve.AnyExternalIPs, resolve.RefuseExternalIPs), Limits: d.limits(),
 		MasqueradeAll: d.chance(20), DirectServerReturn: d.chance(50),
 		ClusterCIDRs:      one(d, nil, nil, []string{"10.244.0.0/16", "fd00:10:244::/48"}, []string{"10.244.0.0/16"}, []string{"10.244.2.0/24", "fd00:10:244:1::/64"}),
 		NodePortAddresses: one(d, nil, nil, []string{"primary"}, []string{"primary", "localhost"}, []string{"192.168.78.0/24", "fd00:77::/64"}),
+	}
+}
+
+// limits draws bounds that some worlds meet.
+func (d draw) limits() resolve.Limits {
+	if !d.chance(30) {
+		return resolve.Limits{}
+	}
+	return resolve.Limits{
+		Service: resolve.Bounds{Frontends: one(d, 0, 2, 6), Slots: one(d, 0, 3, 8), TableEntries: one(d, 0, 1, 3000)},
+		Total:   resolve.Bounds{Frontends: one(d, 0, 8, 20), Slots: one(d, 0, 20)},
 	}
 }
 

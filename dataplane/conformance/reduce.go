@@ -13,6 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/verdict"
+
+	"fairlead.dev/fairlead/resolve"
 )
 
 // finding is something that went wrong on a walk, at the end of the scenes: a packet's fate, or, without a line, else.
@@ -121,6 +123,8 @@ func cuts() []func(*scene) {
 	l = append(l, func(s *scene) { s.Restart = nil },
 		func(s *scene) { s.Config = Config{} },
 		func(s *scene) { s.Config.MasqueradeAll = false },
+		func(s *scene) { s.Config.ExternalIPs = "" },
+		func(s *scene) { s.Config.Limits = resolve.Limits{} },
 		func(s *scene) { s.Config.ClusterCIDRs = nil },
 		func(s *scene) { s.Config.NodePortAddresses = nil })
 	for _, cut := range []func(*corev1.ServiceSpec){

@@ -118,6 +118,7 @@ func (w *world) resolveConfig(node string, host *sandbox.Host) resolve.Config {
 	c := resolve.Config{
 		Node: node, Addresses: host.Addresses, MasqueradeAll: w.config.MasqueradeAll,
 		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName, DirectServerReturn: w.config.DirectServerReturn,
+		ExternalIPs: w.config.ExternalIPs, Limits: w.config.Limits,
 		Plane: w.subject.Name, Schedulers: w.subject.Schedulers, Behind: w.subject.Behind,
 	}
 	for _, t := range w.config.ClusterCIDRs {
@@ -228,7 +229,7 @@ func (w *world) take(ctx context.Context, s *Step) error {
 }
 
 func equalConfig(a, b Config) bool {
-	return a.MasqueradeAll == b.MasqueradeAll && a.ProxyName == b.ProxyName && a.DirectServerReturn == b.DirectServerReturn && slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) &&
+	return a.ExternalIPs == b.ExternalIPs && a.Limits == b.Limits && a.MasqueradeAll == b.MasqueradeAll && a.ProxyName == b.ProxyName && a.DirectServerReturn == b.DirectServerReturn && slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) &&
 		slices.Equal(a.NodePortAddresses, b.NodePortAddresses)
 }
 
