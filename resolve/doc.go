@@ -19,5 +19,8 @@
 //     before anything else, then the older Service, then the first by name, and the other one is named.
 //   - One address in several EndpointSlices: not terminating comes before terminating, as in kube-proxy since 1.36
 //     (kubernetes#135593); where that leaves a choice, ready, serving and local endpoints come first, then the first slice.
+//   - What a Service comes to is bounded, and what namespaces take of what all share (docs/limits.md).
+//   - External IPs that are pods', another Service's ClusterIP or the API server's are refused, unless configured otherwise.
+//   - An endpoint that is a ClusterIP or an entry of its own namespace is left out; kube-proxy sends packets there.
 //   - A health check counts the endpoints behind the Service's own ports only, and a dual-stack pod once.
 package resolve
