@@ -2,8 +2,9 @@ package reconcile
 
 import "time"
 
-// patience is how many Writes in a row may fail before the kernel counts as one that takes nothing.
-const patience = 32
+// patience is how many Writes in a row may fail before the search goes on group by group, and twice as many before facts are set aside
+// by the Write. One fact of a Write of 4096 takes 13.
+const patience = 14
 
 // few is how many facts that were found before may be refused again in one turn, before the others have to wait for another.
 const few = 8
@@ -12,13 +13,12 @@ const few = 8
 const respite = 30 * time.Second
 
 // search is for the facts that the kernel refuses and the plane doesn't name: by halving among facts of unknown guilt, one by one
-// among those that were found before. While nothing is written, the facts that are given up on together become twice as many
-// each time.
+// among those that were found before. Where many groups have refused facts, each is tried by itself.
 type search struct {
 	on      bool      // a Write failed, in this turn or the one before
 	among   int       // a culprit is one of so many next moves; 0: any
 	failing int       // Writes that failed in a row
-	least   int       // so many facts are searched no further
+	groups  bool      // groups are tried by themselves
 	respite time.Time // when the search goes on after too many
 
 	alone   int // found facts to be tried together: doubled by success, 1 after a failure
@@ -34,22 +34,29 @@ func (s *search) next(n int) int {
 }
 
 // worked notes that n moves of unknown guilt were written.
-func (s *search) worked(n int) { s.failing, s.least, s.among = 0, 1, max(0, s.among-n) }
+func (s *search) worked(n int) { s.failing, s.among = 0, max(0, s.among-n) }
 
-// failed notes that n moves of unknown guilt were not written, and says whether they are to be set aside now.
-func (s *search) failed(n int, now time.Time) bool {
-	if s.failing >= patience && now.After(s.respite) {
-		s.failing, s.least = 0, 1
+// failed notes that n moves of unknown guilt were not written, and says whether they are to be set aside now: one, or all that one
+// group has, or whatever there is once the kernel counts as one that takes nothing.
+func (s *search) failed(n int, group bool, now time.Time) bool {
+	if s.hopeless() && now.After(s.respite) {
+		s.failing = 0
 	}
-	if s.failing++; s.failing == patience {
-		s.respite = now.Add(respite)
+	switch s.failing++; s.failing {
+	case patience:
+		s.groups = true
+	case 2 * patience:
+		s.groups, s.respite = false, now.Add(respite)
 	}
-	if s.among = n; n > max(1, s.least) {
-		return false
+	s.among = 0
+	if n == 1 || group || s.hopeless() {
+		return true
 	}
-	s.among, s.least = 0, 2*max(1, s.least)
-	return true
+	if s.failing != patience { // else the order changes
+		s.among = n
+	}
+	return false
 }
 
 // hopeless says that the kernel takes nothing.
-func (s *search) hopeless() bool { return s.failing >= patience }
+func (s *search) hopeless() bool { return s.failing >= 2*patience }

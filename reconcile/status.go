@@ -81,7 +81,7 @@ func (l *Loop[T, K, V]) report() error {
 		s.Parts, s.Held, s.Unsynced = len(l.parts), l.table.held, len(l.table.todo)
 		s.Error, s.Failing = "", failing
 		s.Serving, s.NotServing = serving, why
-		if s.FirstSync.IsZero() && serving {
+		if s.FirstSync.IsZero() && serving && !l.doubtful() {
 			s.FirstSync = time.Now()
 			s.FirstSyncTook = s.FirstSync.Sub(l.begin)
 			close(l.served)
@@ -115,6 +115,14 @@ func (l *Loop[T, K, V]) failing() map[string]Failing {
 		note(failing, owners, Failing{err.Error(), time.Now(), 0, err, k.Rank()})
 	}
 	return failing
+}
+
+// doubts is how many attempts facts may have that were set aside with a refused one before they count as refused.
+const doubts = 5
+
+// doubtful reports whether facts were set aside that may not be refused by themselves.
+func (l *Loop[T, K, V]) doubtful() bool {
+	return slices.ContainsFunc(l.table.todo, func(j *job[K, V]) bool { return j.why != nil && !j.why.certain && j.why.attempts < doubts })
 }
 
 // notServing returns why facts of the base are not true.

@@ -22,7 +22,7 @@ func (l *Loop[T, K, V]) turn(ctx context.Context) <-chan time.Time {
 	if now.Before(l.pause) {
 		return time.After(l.pause.Sub(now))
 	}
-	l.search.refused = 0
+	l.search.refused, l.search.groups = 0, false
 	asked := l.take()
 	for ctx.Err() == nil {
 		if err := l.read(ctx); err != nil {

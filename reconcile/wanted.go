@@ -45,6 +45,7 @@ type job[K dataplane.Key, V comparable] struct {
 	signed int32    // how many times their parts that are wanted render the wanted value
 	base   bool     // a part of the base renders it
 	wave   int      // puts of a lower wave come first
+	group  string   // the only one that needs it, where groups are tried by themselves
 }
 
 func (j *job[K, V]) puts() bool { return j.wanted() }

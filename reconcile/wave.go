@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"math"
 	"math/bits"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -8,6 +9,9 @@ import (
 
 // largeGroup is the number of facts above which a group that comes in one batch is written after the smaller ones.
 const largeGroup = 4096
+
+// baseWave is the wave of facts of the base that stand above those of groups, where groups are tried by themselves.
+const baseWave = 1
 
 // lastWave is the wave of groups in which single facts were refused: what is left of them comes after everything else.
 const lastWave = 64
@@ -20,7 +24,7 @@ func (l *Loop[T, K, V]) measure(parts []T, facts []int32) {
 	}
 	for g, n := range sizes {
 		if n > largeGroup {
-			l.large[g] = max(l.large[g], bits.Len(uint(n/largeGroup)))
+			l.large[g] = max(l.large[g], baseWave+bits.Len(uint(n/largeGroup)))
 		}
 	}
 }
@@ -35,6 +39,33 @@ func (l *Loop[T, K, V]) waveOf(group string, changesOver bool) int {
 		return 0
 	}
 	return l.large[group]
+}
+
+// divide gives each group's facts to it, and puts those of the base that stand above all of them after all of them. It needs to be
+// known whose all facts are. What several groups need comes before them.
+func (l *Loop[T, K, V]) divide() {
+	top := math.MinInt
+	for _, j := range l.table.todo {
+		if j.base {
+			continue
+		}
+		for i, o := range j.owners {
+			if g := l.group(o); i == 0 || g == j.group {
+				j.group = g
+			} else {
+				j.group = ""
+				break
+			}
+		}
+		if top = max(top, j.rank); j.group == Nobody {
+			j.group = ""
+		}
+	}
+	for _, j := range l.table.todo {
+		if j.base && j.rank >= top {
+			j.wave = baseWave
+		}
+	}
 }
 
 // changesOver reports whether a fact of the base is held with another value than the wanted one.

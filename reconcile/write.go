@@ -17,7 +17,7 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 	var alone, waiting []*job[K, V]
 	jobs = make([]*job[K, V], 0, len(l.table.todo))
 	for _, j := range l.table.todo {
-		j.wave = 0
+		j.wave, j.group = 0, ""
 		switch f := j.why; {
 		case l.until != nil && !j.puts():
 			held++
@@ -32,7 +32,11 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 			jobs = append(jobs, j)
 		}
 	}
-	if len(alone)+len(waiting)+len(l.large) > 0 {
+	switch {
+	case l.search.groups:
+		l.find(nil)
+		l.divide()
+	case len(alone)+len(waiting)+len(l.large) > 0:
 		l.find(func(group string) bool { return l.suspects[group] || l.large[group] > 0 })
 	}
 	order(jobs)
@@ -160,8 +164,8 @@ func (l *Loop[T, K, V]) refused(ctx context.Context, jobs []*job[K, V], alone, a
 			l.search.refused++
 			l.setAside(jobs, err)
 		}
-	case l.search.failed(len(jobs), time.Now()):
-		l.setAside(l.withoutBase(jobs), err)
+	case l.search.failed(len(jobs), jobs[0].group != "", time.Now()):
+		l.setAside(jobs, err)
 	}
 	return nil
 }
@@ -194,23 +198,18 @@ func (l *Loop[T, K, V]) partly(jobs []*job[K, V], refused map[K]error) bool {
 	return true
 }
 
-// withoutBase returns jobs without those of the base, unless there are no others: nothing is served while these wait.
-func (l *Loop[T, K, V]) withoutBase(jobs []*job[K, V]) []*job[K, V] {
-	if len(jobs) > 1 {
-		l.find(nil)
-		if others := slices.DeleteFunc(slices.Clone(jobs), func(j *job[K, V]) bool { return j.base }); len(others) > 0 {
-			return others
-		}
-	}
-	return jobs
-}
-
 // setAside puts jobs off: they are tried again with back-off, and what stands on them waits. Facts that are due at about
-// the same time are tried at the same time: many that fail must not mean a Read for each.
+// the same time are tried at the same time: many that fail must not mean a Read for each. Those of the base are not put off with
+// others: nothing is served while they wait.
 func (l *Loop[T, K, V]) setAside(jobs []*job[K, V], err error) {
 	f := &failure{err: err, alone: len(jobs) == 1}
 	if f.alone {
 		f.err = fmt.Errorf("writing %v: %w", jobs[0].key, err)
+	} else {
+		l.find(nil)
+		if others := slices.DeleteFunc(slices.Clone(jobs), func(j *job[K, V]) bool { return j.base }); len(others) > 0 {
+			jobs = others
+		}
 	}
 	l.putOff(f, jobs...)
 	l.suspectAll(jobs)
