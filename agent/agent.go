@@ -203,7 +203,8 @@ func (a *Agent) sync(ctx context.Context) bool {
 			return false
 		}
 	}
-	return true
+	serving, _ := a.services.Serving()
+	return serving
 }
 
 // standing gives every problem that stands now: the source's, the resolver's, and what the kernel refuses.
@@ -212,9 +213,18 @@ func (a *Agent) standing() []source.Problem {
 	all := append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)
 	a.mu.Unlock()
 	for plane, s := range a.loops() {
-		for _, owner := range sortedKeys(s.Failing) {
+		if s.NotServing != "" {
+			all = append(all, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node}, Reason: "NotServing",
+				Message: fmt.Sprintf("the data plane %s serves no Service on this node: %s", plane, s.NotServing)})
+		}
+		few, others := fewPerService(s.Failing)
+		for _, owner := range sortedKeys(few) {
 			all = append(all, source.Problem{Object: ownerKey(owner), Reason: "Refused",
-				Message: fmt.Sprintf("the data plane %s can't serve %s: %s", plane, owner, s.Failing[owner].Error)})
+				Message: fmt.Sprintf("the data plane %s can't serve %s: %s", plane, owner, few[owner].Error)})
+		}
+		for _, service := range sortedKeys(others) { // their number changes: that is no news
+			all = append(all, source.Problem{Object: ownerKey(service), Reason: "Refused",
+				Message: fmt.Sprintf("the data plane %s can't serve more ports of %s: /status counts them", plane, service)})
 		}
 	}
 	return all
@@ -264,6 +274,11 @@ func (a *Agent) tell(problems ...[]source.Problem) {
 func (a *Agent) arrive(ctx context.Context, left others) {
 	start := time.Now()
 	err := a.services.Sync(ctx)
+	if serving, why := a.services.Serving(); !serving && ctx.Err() == nil {
+		a.options.Log.Error("not serving: what all Services need is not in the kernel; trying again", "mode", a.options.Mode.Name, "reason", why, "error", err)
+		a.services.Served(ctx)
+		err = a.services.Sync(ctx)
+	}
 	if ctx.Err() != nil {
 		return
 	}
@@ -284,9 +299,17 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 	left.release(ctx)
 }
 
-// ready says whether the first batch is in the kernel.
-func (a *Agent) ready() bool {
+// notReady returns why the node serves nothing yet, or no more; "" where it serves. What the kernel refuses of single Services is no
+// reason.
+func (a *Agent) notReady() string {
+	serving, why := a.services.Serving()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.synced
+	switch {
+	case !serving && why != "":
+		return "not serving: " + why
+	case !serving || !a.synced:
+		return "the first state of the source is not in the kernel yet"
+	}
+	return ""
 }

@@ -63,6 +63,15 @@ func (a *Audit) Lacks(f *model.Frontend) (missing, of int) {
 	return missing, of
 }
 
+// Attached returns how many facts that all frontends need the kernel lacks, such as hooks, and of how many.
+func (a *Audit) Attached(n *model.Node) (missing, of int) {
+	for _, lacks := range a.lacks {
+		m, all := lacks(n)
+		missing, of = missing+m, of+all
+	}
+	return missing, of
+}
+
 // Clean removes everything of ours from the calling thread's network namespace, whatever the mode that wrote it. A mode
 // that this kernel can't do at all has left nothing.
 func Clean(ctx context.Context) error {

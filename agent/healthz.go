@@ -37,7 +37,8 @@ func (p *progress) checkup(now time.Time) proxyHealth {
 }
 
 // healthHandler answers /healthz and /livez (KEP-3836): load balancers ask the first, which is 503 also while the node is to
-// be deleted, so that they drain it; whoever restarts a proxy that hangs asks the second.
+// be deleted, so that they drain it, and while what all Services need is refused by the kernel; whoever restarts a proxy that hangs
+// asks the second. As in kube-proxy, a proxy that starts is healthy.
 func (a *Agent) healthHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -46,6 +47,9 @@ func (a *Agent) healthHandler() http.Handler {
 		eligible := a.resolver.Leaving() == ""
 		a.mu.Unlock()
 		h.NodeEligible = &eligible
+		if serving, why := a.services.Serving(); !serving && why != "" { // nothing comes through this node
+			h.Healthy = false
+		}
 		a.metrics.healthz.WithLabelValues(h.answer(w, h.Healthy && eligible)).Inc()
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {

@@ -122,6 +122,7 @@ type loop interface {
 	Run(context.Context) error
 	Hold(until <-chan struct{})
 	Served() <-chan struct{}
+	Serving() (serving bool, why string)
 	Sync(context.Context) error
 	Status() reconcile.Status
 	audit(context.Context, *Audit) error
@@ -217,7 +218,7 @@ func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, op
 		if err != nil {
 			return nil, err
 		}
-		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Log: log.With("plane", a.Name), MaxFacts: a.Batch})
+		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf, Base: isNode, Log: log.With("plane", a.Name), MaxFacts: a.Batch})
 		return &partial{loop: served[K, V]{p, l}, share: share{takes: takes}}, nil
 	}, retires}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -56,7 +57,7 @@ func OpenServices(m Mode, log *slog.Logger) (*Services, error) {
 			return nil, errors.Join(err, s.Close())
 		}
 		s.flows.takes = m.tracked
-		s.after = reconcile.New(s.stale, reconcile.Options[model.Part]{Owner: Owner, Log: log.With("plane", "flows")})
+		s.after = reconcile.New(s.stale, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf, Log: log.With("plane", "flows")})
 		s.ended.Go(func() { s.after.Run(ctx) })
 		s.ended.Go(func() { s.follow(ctx) })
 	}
@@ -75,11 +76,37 @@ func Owner(p model.Part) string {
 	case *model.Frontend:
 		return v.Service
 	case *model.Pool:
-		return v.Name
+		return poolOwner(v.Name)
 	case *model.Node:
 		return "node " + v.Name
 	}
 	return fmt.Sprintf("%T", p)
+}
+
+// poolOwner returns the owner of the frontends that lead to a pool, which its name begins with. Its last three words are the protocol,
+// the family and the scope.
+func poolOwner(name string) string {
+	owner := name
+	for range 3 {
+		i := strings.LastIndexByte(owner, ' ')
+		if i < 0 {
+			return name
+		}
+		owner = owner[:i]
+	}
+	return owner
+}
+
+// serviceOf returns the Service, "namespace/name", of an owner such as "shop/web:http"; others stand for themselves.
+func serviceOf(owner string) string {
+	service, _, _ := strings.Cut(owner, ":")
+	return service
+}
+
+// isNode reports whether a part is what all others of a plane need.
+func isNode(p model.Part) bool {
+	_, is := p.(*model.Node)
+	return is
 }
 
 // Change tells what is wanted, as a change. It returns at once.
@@ -160,6 +187,28 @@ func (s *Services) syncPlanes(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Serving reports whether what all Services need is in the kernel: hooks, base chains, devices' programs. If not, why is the reason, ""
+// while nothing has been tried yet.
+func (s *Services) Serving() (serving bool, why string) {
+	for _, l := range slices.Backward(s.loops) {
+		if serving, why = l.Serving(); !serving {
+			return false, why
+		}
+	}
+	return len(s.loops) > 0, ""
+}
+
+// Served waits until all planes have served for the first time.
+func (s *Services) Served(ctx context.Context) {
+	for _, l := range slices.Backward(s.loops) {
+		select {
+		case <-l.Served():
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // Status gives the loops' states by data plane.

@@ -32,11 +32,20 @@ type State struct {
 
 // state gathers what the status page tells.
 func (a *Agent) state() State {
+	ready := a.notReady() == ""
 	a.mu.Lock()
-	s := State{Node: a.options.Resolve.Node, Leaving: a.resolver.Leaving(), Mode: a.options.Mode.Name, Why: a.options.Why, Ready: a.synced, Batches: a.batches,
+	s := State{Node: a.options.Resolve.Node, Leaving: a.resolver.Leaving(), Mode: a.options.Mode.Name, Why: a.options.Why, Ready: ready, Batches: a.batches,
 		Problems: append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)}
 	a.mu.Unlock()
 	s.Loops = a.loops()
+	for plane, l := range s.Loops {
+		few, others := fewPerService(l.Failing)
+		for service, n := range others {
+			few[fmt.Sprintf("%s: %d more", service, n)] = reconcile.Failing{Error: "refused"}
+		}
+		l.Failing = few
+		s.Loops[plane] = l
+	}
 	return s
 }
 
@@ -45,6 +54,24 @@ func (a *Agent) loops() map[string]reconcile.Status {
 	m := a.services.Status()
 	m["health"] = a.health.Status()
 	return m
+}
+
+// mostPerService is how many refused owners of one Service are named.
+const mostPerService = 10
+
+// fewPerService returns of the owners that fail the first of each Service, and how many others each Service has.
+func fewPerService(all map[string]reconcile.Failing) (few map[string]reconcile.Failing, others map[string]int) {
+	few, others = map[string]reconcile.Failing{}, map[string]int{}
+	seen := map[string]int{}
+	for _, owner := range sortedKeys(all) {
+		service := serviceOf(owner)
+		if seen[service]++; seen[service] <= mostPerService {
+			few[owner] = all[owner]
+		} else {
+			others[service]++
+		}
+	}
+	return few, others
 }
 
 // pages is a mux that knows what it serves.
@@ -84,8 +111,8 @@ func (a *Agent) handler() http.Handler {
 	p.text("/healthz", func(w io.Writer) { io.WriteString(w, "ok") })
 	p.text("/livez", func(w io.Writer) { io.WriteString(w, "ok\n") })
 	p.add("/readyz", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if !a.ready() {
-			http.Error(w, "the first state of the source is not in the kernel yet", http.StatusServiceUnavailable)
+		if why := a.notReady(); why != "" {
+			http.Error(w, why, http.StatusServiceUnavailable)
 			return
 		}
 		w.Write([]byte("ok\n"))

@@ -4,7 +4,10 @@
 // Kubernetes. The one loop that calls it is package reconcile.
 package dataplane
 
-import "context"
+import (
+	"context"
+	"fmt"
+)
 
 // Key names a fact. Two facts with the same key say different things about the same place.
 type Key interface {
@@ -28,8 +31,26 @@ type Plane[T any, K Key, V comparable] interface {
 	// Read gives every fact that the kernel holds in this plane's slice, also those that nobody asked for.
 	Read(context.Context) ([]Fact[K, V], error)
 	// Write makes the facts of put true and those of del untrue, all at once where the kernel can, else put by rising
-	// rank, then del by falling rank. A fact whose value changes stands in both, old in del and new in put.
+	// rank, then del by falling rank. A fact whose value changes stands in both, old in del and new in put. A plane that
+	// knows which facts the kernel refused returns Refused, so that the others need not wait for a search.
 	Write(ctx context.Context, put, del []Fact[K, V]) error
+}
+
+// Refused is the error of a Write whose plane knows which facts of put the kernel refused. Every other fact of put whose rank
+// is at most the highest of theirs is true. Nothing of a higher rank, and nothing of del that is not in put, was written.
+type Refused[K Key] struct {
+	Facts map[K]error // the reason by key, at least one
+}
+
+// Error implements error with one of the reasons and the number of the others.
+func (r *Refused[K]) Error() string {
+	for k, err := range r.Facts {
+		if n := len(r.Facts) - 1; n > 0 {
+			return fmt.Sprintf("%v: %v, and %d more facts refused", k, err, n)
+		}
+		return fmt.Sprintf("%v: %v", k, err)
+	}
+	return "no facts refused"
 }
 
 // Watcher is a Plane that learns when others write into its slice.

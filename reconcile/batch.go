@@ -7,7 +7,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// order sorts jobs so that each state in between is safe: what comes or changes by rising rank, then what goes by falling
+// order sorts jobs so that each state in between is safe: what comes or changes by wave, group and rising rank, then what goes by falling
 // rank. It gives the same order each time, or a search would lose its way.
 func order[K dataplane.Key, V comparable](jobs []*job[K, V]) {
 	slices.SortFunc(jobs, func(a, b *job[K, V]) int {
@@ -16,6 +16,10 @@ func order[K dataplane.Key, V comparable](jobs []*job[K, V]) {
 			return -1
 		case puts != b.puts():
 			return 1
+		case puts && a.wave != b.wave:
+			return cmp.Compare(a.wave, b.wave)
+		case puts && a.group != b.group:
+			return cmp.Compare(a.group, b.group)
 		case a.rank == b.rank:
 			return cmp.Compare(a.n, b.n)
 		case puts:
@@ -25,9 +29,12 @@ func order[K dataplane.Key, V comparable](jobs []*job[K, V]) {
 	})
 }
 
-// portion says how many of jobs the next Write takes: at most limit facts, but always one job.
+// portion says how many of jobs the next Write takes: at most limit facts and puts of one wave and group, but always one job.
 func portion[K dataplane.Key, V comparable](jobs []*job[K, V], limit int) (n int) {
 	for facts := 0; n < len(jobs); n++ {
+		if n > 0 && jobs[n].puts() && (jobs[n].wave != jobs[0].wave || jobs[n].group != jobs[0].group) {
+			break
+		}
 		if facts++; jobs[n].puts() && jobs[n].dels() {
 			facts++
 		}

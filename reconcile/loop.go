@@ -16,6 +16,8 @@ import (
 // Options says how a Loop works. The zero value will do.
 type Options[T comparable] struct {
 	Owner    func(T) string                  // for people: the Service that a part belongs to, or "node"; default: T's type
+	Group    func(owner string) string       // the owners that stand or fall together, by a name; default: each its own
+	Base     func(T) bool                    // reports whether all others need that part: without its facts nothing is served; default: none
 	Log      *slog.Logger                    // default: none
 	MaxFacts int                             // facts in one Write at most, save for one that is replaced; default 4096
 	Backoff  func(attempt int) time.Duration // how long to wait after failure number attempt, from 1; default Backoff
@@ -34,13 +36,15 @@ func Backoff(attempt int) time.Duration {
 type Loop[T comparable, K dataplane.Key, V comparable] struct {
 	plane    dataplane.Plane[T, K, V]
 	owner    func(T) string
+	group    func(string) string
+	base     func(T) bool
 	log      *slog.Logger
 	maxFacts int
 	backoff  func(int) time.Duration
 
 	started atomic.Bool
 	first   chan struct{}   // closed by the first Change
-	served  chan struct{}   // closed when all was written for the first time
+	served  chan struct{}   // closed when all was written for the first time, and serves
 	ended   chan struct{}   // closed when Run has returned
 	wake    chan struct{}   // holds one: there is something to do
 	until   <-chan struct{} // nothing goes before that is closed; nil: no more, or never held
@@ -57,14 +61,18 @@ type Loop[T comparable, K dataplane.Key, V comparable] struct {
 	status   Status
 
 	table    *table[T, K, V]
-	gone     []T             // parts no longer wanted of which some fact may still be held
-	suspects map[string]bool // owners of refused facts, and perhaps some more
-	repaired map[string]int  // facts repaired in this turn, by owner
-	begin    time.Time       // when the first Change was there
-	stale    bool            // what the kernel holds is not known: Read first
-	pause    time.Time       // when to go on after a failure of the whole
-	trouble  int             // failures of the whole in a row
-	search   search          // for a fact that can't be written
+	ground   map[T][]dataplane.Fact[K, V] // facts of the parts of the base
+	large    map[string]int               // waves of large groups that are on their way
+	gone     []T                          // parts no longer wanted of which some fact may still be held
+	suspects map[string]bool              // groups of refused facts, and perhaps some more
+	culprits map[string]bool              // those of them in which single facts were refused
+	settled  bool                         // a turn has done all that could be done
+	repaired map[string]int               // facts repaired in this turn, by owner
+	begin    time.Time                    // when the first Change was there
+	stale    bool                         // what the kernel holds is not known: Read first
+	pause    time.Time                    // when to go on after a failure of the whole
+	trouble  int                          // failures of the whole in a row
+	search   search                       // for a fact that can't be written
 }
 
 // phase is where a part stands between Change and the table.
@@ -79,14 +87,20 @@ const (
 // New makes a loop for p. It does nothing before Run, Plan aside.
 func New[T comparable, K dataplane.Key, V comparable](p dataplane.Plane[T, K, V], o Options[T]) *Loop[T, K, V] {
 	l := &Loop[T, K, V]{
-		plane: p, owner: o.Owner, log: o.Log, maxFacts: o.MaxFacts, backoff: o.Backoff,
+		plane: p, owner: o.Owner, group: o.Group, base: o.Base, log: o.Log, maxFacts: o.MaxFacts, backoff: o.Backoff,
 		first: make(chan struct{}), served: make(chan struct{}), ended: make(chan struct{}),
 		wake: make(chan struct{}, 1), busy: make(chan struct{}, 1), news: make(chan struct{}),
 		parts: map[T]phase{}, table: newTable[T, K, V](), suspects: map[string]bool{},
-		repaired: map[string]int{}, stale: true,
+		ground: map[T][]dataplane.Fact[K, V]{}, large: map[string]int{}, culprits: map[string]bool{}, repaired: map[string]int{}, stale: true,
 	}
 	if l.owner == nil {
 		l.owner = func(p T) string { return fmt.Sprintf("%T", p) }
+	}
+	if l.group == nil {
+		l.group = func(owner string) string { return owner }
+	}
+	if l.base == nil {
+		l.base = func(T) bool { return false }
 	}
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
@@ -152,8 +166,16 @@ func (l *Loop[T, K, V]) awake() {
 // Those who Sync wait too. It comes before Run.
 func (l *Loop[T, K, V]) Hold(until <-chan struct{}) { l.until = until }
 
-// Served is closed once all that was wanted has been written for the first time, refused facts aside.
+// Served is closed once all that was wanted has been written for the first time, refused facts aside, and the base's facts are true.
 func (l *Loop[T, K, V]) Served() <-chan struct{} { return l.served }
+
+// Serving reports whether the facts of the base were true at the end of the last turn. If they were not, why is the reason, "" before
+// the first turn that did all that could be done.
+func (l *Loop[T, K, V]) Serving() (serving bool, why string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.status.Serving, l.status.NotServing
+}
 
 // Run waits for the first Change, then keeps the kernel as wanted until ctx ends, and leaves the kernel as it is then:
 // traffic goes on. A loop runs once; a second Run is an error.
@@ -172,7 +194,7 @@ func (l *Loop[T, K, V]) Run(ctx context.Context) error {
 	defer watching.Wait()
 	for first := true; ctx.Err() == nil; {
 		again := l.turn(ctx)
-		if first && !l.Status().FirstSync.IsZero() {
+		if first && l.settled {
 			first = false
 			watching.Go(func() { l.watch(ctx) })
 		}

@@ -10,34 +10,43 @@ import (
 // Nobody is the owner of held facts that no part rendered as far as the loop knows: an earlier run's, or a stranger's.
 const Nobody = "nobody"
 
-// find says in all jobs to whom they belong. It renders the parts of the owners in only (nil: all) and every part that is
-// going, so it is for times of trouble. A job that is only other owners' has none then; one whose held value has no known
-// origin has Nobody besides.
-func (l *Loop[T, K, V]) find(only map[string]bool) {
+// find says in all jobs to whom they belong, and which wave is theirs. It renders the parts of the groups that only names (nil: all)
+// and every part that is going, so it is for times of trouble. A job that is only other owners' has none then; one whose held
+// value has no known origin has Nobody besides.
+func (l *Loop[T, K, V]) find(only func(group string) bool) {
+	over := l.changesOver()
 	for _, j := range l.table.todo {
-		j.owners, j.origin = nil, false
+		j.owners, j.origin, j.signed, j.base, j.wave = nil, false, 0, false, lastWave
 	}
 	for _, p := range l.present() {
-		if o := l.owner(p); only == nil || only[o] {
-			l.sign(p, o)
+		if o := l.owner(p); only == nil || only(l.group(o)) {
+			l.sign(p, o, l.waveOf(l.group(o), over))
 		}
 	}
+	l.eachOfBase(func(j *job[K, V]) { j.base = true })
 	for _, p := range l.gone {
-		l.sign(p, l.owner(p))
+		l.sign(p, l.owner(p), -1)
 	}
 	for _, j := range l.table.todo {
+		if j.base || j.signed < j.refs { // what else needs it is in no wave of its own
+			j.wave = 0
+		}
 		if j.held && !j.origin {
 			j.owners = append(j.owners, Nobody)
 		}
 	}
 }
 
-// sign puts p's owner o into the jobs that p has to do with.
-func (l *Loop[T, K, V]) sign(p T, o string) {
-	for _, f := range l.plane.Render(p) {
+// sign puts p's owner o into the jobs that p has to do with, and its wave; -1 is a part's that is not wanted.
+func (l *Loop[T, K, V]) sign(p T, o string, wave int) {
+	for _, f := range l.render(p) {
 		j := l.table.job(f.Key)
 		if j == nil {
 			continue
+		}
+		if wave >= 0 && j.puts() && f.Value == j.value {
+			j.signed++
+			j.wave = min(j.wave, wave)
 		}
 		if !slices.Contains(j.owners, o) {
 			j.owners = append(j.owners, o)
@@ -74,7 +83,7 @@ func (l *Loop[T, K, V]) forget() {
 		if !stuck[o] {
 			return true
 		}
-		for _, f := range l.plane.Render(p) {
+		for _, f := range l.render(p) {
 			e := l.table.entries[f.Key]
 			if e == nil || !e.held {
 				continue

@@ -25,8 +25,11 @@ type Status struct {
 	LastRead      time.Duration `json:"lastReadNanoseconds"`  // how long the last Read took
 	LastWrite     time.Duration `json:"lastWriteNanoseconds"` // how long the last Write took
 	LastChange    time.Time     `json:"lastChange,omitzero"`
-	FirstSync     time.Time     `json:"firstSync,omitzero"` // when all was written for the first time, refused facts aside
+	FirstSync     time.Time     `json:"firstSync,omitzero"` // when all was written for the first time, refused facts aside, and the base's facts were true
 	FirstSyncTook time.Duration `json:"firstSyncNanoseconds"`
+
+	Serving    bool   `json:"serving"`              // the facts of the base were true at the end of the last turn
+	NotServing string `json:"notServing,omitempty"` // why they were not
 
 	Error   string             `json:"error,omitempty"`   // why nothing can be read or written now
 	Failing map[string]Failing `json:"failing,omitempty"` // owners of facts that are not true, by name
@@ -70,10 +73,15 @@ func (l *Loop[T, K, V]) report() error {
 	}
 	l.logFailing(before, failing)
 	l.logRepairs()
+	serving, why := l.serving(), ""
+	if !serving {
+		why = l.notServing(failing)
+	}
 	l.count(func(s *Status) {
 		s.Parts, s.Held, s.Unsynced = len(l.parts), l.table.held, len(l.table.todo)
 		s.Error, s.Failing = "", failing
-		if s.FirstSync.IsZero() {
+		s.Serving, s.NotServing = serving, why
+		if s.FirstSync.IsZero() && serving && !l.doubtful() {
 			s.FirstSync = time.Now()
 			s.FirstSyncTook = s.FirstSync.Sub(l.begin)
 			close(l.served)
@@ -88,6 +96,7 @@ func (l *Loop[T, K, V]) failing() map[string]Failing {
 	if len(l.table.todo)+len(l.table.claims) == 0 {
 		l.gone = nil
 		clear(l.suspects)
+		clear(l.culprits)
 		return nil
 	}
 	l.forget()
@@ -97,15 +106,33 @@ func (l *Loop[T, K, V]) failing() map[string]Failing {
 			note(failing, j.owners, Failing{f.err.Error(), f.since, f.attempts, f.err, j.rank})
 		}
 	}
-	l.suspects = map[string]bool{}
-	for o := range failing {
-		l.suspects[o] = true
+	l.suspects, l.culprits = map[string]bool{}, map[string]bool{}
+	for _, j := range l.table.todo {
+		l.suspect(j)
 	}
 	for k, owners := range l.claimants() {
 		err := fmt.Errorf("%v is wanted with different values by parts of %s; the first stays", k, strings.Join(owners, " and "))
 		note(failing, owners, Failing{err.Error(), time.Now(), 0, err, k.Rank()})
 	}
 	return failing
+}
+
+// doubts is how many attempts facts may have that were set aside with a refused one before they count as refused.
+const doubts = 5
+
+// doubtful reports whether facts were set aside that may not be refused by themselves.
+func (l *Loop[T, K, V]) doubtful() bool {
+	return slices.ContainsFunc(l.table.todo, func(j *job[K, V]) bool { return j.why != nil && !j.why.certain && j.why.attempts < doubts })
+}
+
+// notServing returns why facts of the base are not true.
+func (l *Loop[T, K, V]) notServing(failing map[string]Failing) string {
+	for p := range l.ground {
+		if f, ok := failing[l.owner(p)]; ok {
+			return f.Error
+		}
+	}
+	return "facts that all others need are not written yet"
 }
 
 // claimants gives the owners of each key that parts want with different values.

@@ -22,7 +22,7 @@ func (l *Loop[T, K, V]) turn(ctx context.Context) <-chan time.Time {
 	if now.Before(l.pause) {
 		return time.After(l.pause.Sub(now))
 	}
-	l.search.refused = 0
+	l.search.refused, l.search.groups = 0, false
 	asked := l.take()
 	for ctx.Err() == nil {
 		if err := l.read(ctx); err != nil {
@@ -53,11 +53,18 @@ func until(t time.Time) <-chan time.Time {
 // before what goes, so that a fact of both the old and the new is not touched at all.
 func (l *Loop[T, K, V]) take() uint64 {
 	came, went, asked := l.taken()
-	for _, p := range came {
-		for _, f := range l.plane.Render(p) {
+	sizes, total := make([]int32, len(came)), 0
+	for i, p := range came {
+		facts := l.plane.Render(p)
+		if l.base(p) {
+			l.ground[p] = facts
+		}
+		sizes[i] = int32(len(facts))
+		total += len(facts)
+		for _, f := range facts {
 			l.table.want(p, f)
 			if j := l.table.job(f.Key); len(l.suspects) > 0 && j != nil && j.why != nil {
-				l.suspects[l.owner(p)] = true
+				l.suspects[l.group(l.owner(p))] = true
 			}
 		}
 	}
@@ -65,6 +72,10 @@ func (l *Loop[T, K, V]) take() uint64 {
 		for _, f := range l.plane.Render(p) {
 			l.table.drop(p, f)
 		}
+		delete(l.ground, p)
+	}
+	if total > largeGroup {
+		l.measure(came, sizes)
 	}
 	l.gone = append(l.gone, went...)
 	return asked
@@ -157,7 +168,8 @@ func (l *Loop[T, K, V]) settle(asked uint64) {
 	if l.trouble > 0 {
 		l.log.Info("reading and writing again", "attempts", l.trouble)
 	}
-	l.trouble = 0
+	l.trouble, l.settled = 0, true
+	clear(l.large)
 	l.search.on, l.search.among = false, 0
 	if l.search.hopeless() {
 		l.pause = time.Now().Add(l.backoff(calm))

@@ -39,9 +39,13 @@ type job[K dataplane.Key, V comparable] struct {
 	why     *failure // nil: never refused
 	drifted []string // owners, where it was others who undid it
 
-	// Known in times of trouble.
+	// Known in times of trouble, and of a large batch.
 	owners []string // of this key, as far as asked for
 	origin bool     // one of them has rendered the held value
+	signed int32    // how many times their parts that are wanted render the wanted value
+	base   bool     // a part of the base renders it
+	wave   int      // puts of a lower wave come first
+	group  string   // the only one that needs it, where groups are tried by themselves
 }
 
 func (j *job[K, V]) puts() bool { return j.wanted() }
@@ -54,6 +58,8 @@ type failure struct {
 	attempts  int
 	from, due time.Time // the next attempt: not before, and not much later
 	alone     bool      // this one fact is the cause
+	named     bool      // the plane said so
+	certain   bool      // the cause is in their group, if not in each of them
 }
 
 // claim is a part's wish for a value of a key that other parts want with another value. While a change is taken in, it is

@@ -1,10 +1,14 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
+
+	"fairlead.dev/fairlead/dataplane"
 )
 
 // due gives the jobs that may be done now, in order, how many are held, and the time when one of those set aside is to be tried
@@ -13,6 +17,7 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 	var alone, waiting []*job[K, V]
 	jobs = make([]*job[K, V], 0, len(l.table.todo))
 	for _, j := range l.table.todo {
+		j.wave, j.group = 0, ""
 		switch f := j.why; {
 		case l.until != nil && !j.puts():
 			held++
@@ -27,11 +32,17 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 			jobs = append(jobs, j)
 		}
 	}
+	switch {
+	case l.search.groups:
+		l.find(nil)
+		l.divide()
+	case len(alone)+len(waiting)+len(l.large) > 0:
+		l.find(func(group string) bool { return l.suspects[group] || l.large[group] > 0 })
+	}
 	order(jobs)
 	if len(alone)+len(waiting) == 0 {
 		return jobs, held, next
 	}
-	l.find(l.suspects)
 	stuck := slices.Concat(alone, waiting)
 	if jobs = pass(jobs, stuck); len(jobs) > 0 {
 		return jobs, held, next
@@ -40,12 +51,22 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 	return l.oldest(pass(alone, stuck)), held, next
 }
 
-// oldest gives those of jobs, each refused by itself before, that have waited longest: as many as to be tried at once.
+// oldest gives those of jobs, each refused by itself before, that have waited longest, the base's first: as many as to be tried at
+// once. Those that the plane named are tried together: if they are refused again, it names them.
 func (l *Loop[T, K, V]) oldest(jobs []*job[K, V]) []*job[K, V] {
+	named := slices.DeleteFunc(slices.Clone(jobs), func(j *job[K, V]) bool { return !j.why.named })
+	if len(named) > 0 {
+		return named
+	}
 	if l.search.refused >= few {
 		return nil
 	}
-	slices.SortStableFunc(jobs, func(a, b *job[K, V]) int { return a.why.due.Compare(b.why.due) })
+	slices.SortStableFunc(jobs, func(a, b *job[K, V]) int {
+		if a.base != b.base {
+			return int(one(b.base)) - int(one(a.base))
+		}
+		return a.why.due.Compare(b.why.due)
+	})
 	jobs = jobs[:min(len(jobs), max(1, l.search.alone))]
 	order(jobs)
 	return jobs
@@ -120,7 +141,18 @@ func (l *Loop[T, K, V]) made(jobs []*job[K, V], alone bool) {
 // refused notes that a Write of jobs failed. A first failure is the whole turn's, which is tried again; from then on the
 // culprit is searched for and set aside.
 func (l *Loop[T, K, V]) refused(ctx context.Context, jobs []*job[K, V], alone, again bool, err error) error {
+	var r *dataplane.Refused[K]
+	if ctx.Err() == nil && errors.As(err, &r) && l.partly(jobs, r.Facts) {
+		return nil
+	}
 	l.stale = true
+	for _, j := range jobs {
+		if j.why != nil && j.why.named { // from now on one by one
+			why := *j.why
+			why.named = false
+			j.why = &why
+		}
+	}
 	switch {
 	case ctx.Err() != nil:
 	case !again:
@@ -132,20 +164,61 @@ func (l *Loop[T, K, V]) refused(ctx context.Context, jobs []*job[K, V], alone, a
 			l.search.refused++
 			l.setAside(jobs, err)
 		}
-	case l.search.failed(len(jobs), time.Now()):
+	case l.search.failed(len(jobs), jobs[0].group != "", time.Now()):
 		l.setAside(jobs, err)
 	}
 	return nil
 }
 
+// partly takes in that of jobs the facts of refused were refused, and all others up to their rank written. It reports whether any
+// is among jobs.
+func (l *Loop[T, K, V]) partly(jobs []*job[K, V], refused map[K]error) bool {
+	var bad, good []*job[K, V]
+	for _, j := range jobs {
+		if j.puts() && refused[j.key] != nil {
+			bad = append(bad, j)
+		}
+	}
+	if len(bad) == 0 {
+		return false
+	}
+	rank := slices.MaxFunc(bad, func(a, b *job[K, V]) int { return cmp.Compare(a.rank, b.rank) }).rank
+	for _, j := range jobs {
+		if j.puts() && j.rank <= rank && refused[j.key] == nil {
+			good = append(good, j)
+		}
+	}
+	l.made(good, false)
+	l.search.among = 0
+	l.count(func(s *Status) { s.Puts += uint64(len(good)) })
+	for _, j := range bad {
+		l.putOff(&failure{alone: true, named: true, err: fmt.Errorf("writing %v: %w", j.key, refused[j.key])}, j)
+	}
+	l.suspectAll(bad)
+	return true
+}
+
 // setAside puts jobs off: they are tried again with back-off, and what stands on them waits. Facts that are due at about
-// the same time are tried at the same time: many that fail must not mean a Read for each.
+// the same time are tried at the same time: many that fail must not mean a Read for each. Those of the base are not put off with
+// others: nothing is served while they wait.
 func (l *Loop[T, K, V]) setAside(jobs []*job[K, V], err error) {
-	now := time.Now()
-	f := &failure{err: err, since: now, attempts: 1, alone: len(jobs) == 1}
+	f := &failure{err: err, alone: len(jobs) == 1}
 	if f.alone {
 		f.err = fmt.Errorf("writing %v: %w", jobs[0].key, err)
+	} else {
+		l.find(nil)
+		if others := slices.DeleteFunc(slices.Clone(jobs), func(j *job[K, V]) bool { return j.base }); len(others) > 0 {
+			jobs = others
+		}
 	}
+	l.putOff(f, jobs...)
+	l.suspectAll(jobs)
+}
+
+// putOff notes f as what holds jobs, with the time of the next attempt.
+func (l *Loop[T, K, V]) putOff(f *failure, jobs ...*job[K, V]) {
+	now := time.Now()
+	f.since, f.attempts = now, 1
 	for _, j := range jobs {
 		if j.why != nil {
 			f.attempts = max(f.attempts, j.why.attempts+1)
@@ -157,10 +230,32 @@ func (l *Loop[T, K, V]) setAside(jobs []*job[K, V], err error) {
 	}
 	wait := max(2, l.backoff(f.attempts))
 	f.from, f.due = now.Add(wait/2), now.Add(wait)
+}
+
+// suspectAll learns whose jobs are that were put off.
+func (l *Loop[T, K, V]) suspectAll(jobs []*job[K, V]) {
 	l.find(nil)
+	groups := map[string]bool{}
 	for _, j := range jobs {
 		for _, o := range j.owners {
-			l.suspects[o] = true
+			groups[l.group(o)] = true
+		}
+	}
+	for _, j := range jobs {
+		j.why.certain = j.why.alone || len(groups) == 1
+		l.suspect(j)
+	}
+}
+
+// suspect notes the groups of a job that was put off: they are culprits where the cause is certainly theirs.
+func (l *Loop[T, K, V]) suspect(j *job[K, V]) {
+	if j.why == nil {
+		return
+	}
+	for _, o := range j.owners {
+		l.suspects[l.group(o)] = true
+		if j.why.certain {
+			l.culprits[l.group(o)] = true
 		}
 	}
 }

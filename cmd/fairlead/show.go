@@ -168,6 +168,9 @@ func kernelSays(w *world, a *agent.Audit, f *model.Frontend) string {
 	if missing, of := a.Lacks(f); missing > 0 {
 		return fmt.Sprintf("lacks %d of %d facts", missing, of)
 	}
+	if missing, of := a.Attached(w.services.Node); missing > 0 {
+		return fmt.Sprintf("not served: the node lacks %d of %d facts", missing, of)
+	}
 	return "as wanted"
 }
 

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -81,7 +82,7 @@ func (p *Plane) write(w *writes) error {
 		p.removeMaps, p.closeSockets, p.forgetLoads,
 	} {
 		if err := step(w); err != nil {
-			return err
+			return cmp.Or(p.follow(w, err), err)
 		}
 	}
 	return nil
@@ -171,12 +172,7 @@ func (p *Plane) putPools(w *writes) error {
 	if err := p.held(facts); err != nil {
 		return err
 	}
-	for _, f := range facts {
-		if err := p.putPool(poolID(f.Key), f.Value); err != nil {
-			return err
-		}
-	}
-	return nil
+	return each(facts, func(f Fact) error { return p.putPool(poolID(f.Key), f.Value) })
 }
 
 // putPool writes a pool beside what is there of it, then makes it true with one word.
@@ -235,14 +231,14 @@ func (p *Plane) putLeft(w *writes) error {
 	if err := p.held(w.put[KindLeft]); err != nil {
 		return err
 	}
-	for _, f := range w.put[KindLeft] {
+	return each(w.put[KindLeft], func(f Fact) error {
 		i, known := p.pools[poolID(f.Key)]
 		if !known {
-			return fmt.Errorf("ebpf: %s: the pool isn't there", f.Key)
+			return errNoPool
 		}
 		atomic.OrUint32(&p.maps.Pools[i].Leave, uint32(f.Key.Name[8]))
-	}
-	return nil
+		return nil
+	})
 }
 
 func (p *Plane) deleteLeft(w *writes) error {
@@ -261,21 +257,58 @@ func (p *Plane) putFrontends(w *writes) error {
 	}
 	keys, values := make([]bpf.Entry, len(facts)), make([]bpf.Frontend, len(facts))
 	for i, f := range facts {
-		b := []byte(f.Value)
-		inside, ok := p.pools[binary.BigEndian.Uint64(b)]
-		outside, ok2 := p.pools[binary.BigEndian.Uint64(b[8:])]
-		if !ok || !ok2 {
-			return fmt.Errorf("ebpf: %s: its pool isn't there", f.Key)
+		var ok bool
+		if keys[i], values[i], ok = p.heldFrontend(f); !ok {
+			return p.putEachFrontend(w)
 		}
-		keys[i] = heldEntry(f.Key)
-		values[i] = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18], Hide: b[19], Some: b[20], Direct: b[21],
-			Any: uint8(b2i(entry(f.Key).AnyAddr()))}
-		values[i].Quick = quick(values[i])
+	}
+	for i, f := range facts {
 		if !w.was[f.Key] {
 			p.maps.Enter(keys[i])
 		}
 	}
-	return p.full(facts[0].Key, "frontends", p.maps.PutFrontends(keys, values))
+	err := p.maps.PutFrontends(keys, values)
+	if !bpf.Full(err) {
+		return err
+	}
+	for i, f := range facts {
+		if !w.was[f.Key] {
+			p.maps.Exit(keys[i])
+		}
+	}
+	return p.putEachFrontend(w)
+}
+
+// putEachFrontend puts frontends one by one, to learn which are refused.
+func (p *Plane) putEachFrontend(w *writes) error {
+	return each(w.put[KindFrontend], func(f Fact) error {
+		key, value, ok := p.heldFrontend(f)
+		if !ok {
+			return errNoPool
+		}
+		if !w.was[f.Key] {
+			p.maps.Enter(key) // packets may come at once
+		}
+		err := p.maps.PutFrontends([]bpf.Entry{key}, []bpf.Frontend{value})
+		if err != nil && !w.was[f.Key] {
+			p.maps.Exit(key)
+		}
+		return p.full("frontends", err)
+	})
+}
+
+// errNoPool refuses what leads to a pool that was refused.
+var errNoPool = errors.New("ebpf: its pool isn't there")
+
+// heldFrontend returns a frontend as the kernel holds it, if its pools are there.
+func (p *Plane) heldFrontend(f Fact) (k bpf.Entry, v bpf.Frontend, ok bool) {
+	b := []byte(f.Value)
+	inside, ok := p.pools[binary.BigEndian.Uint64(b)]
+	outside, ok2 := p.pools[binary.BigEndian.Uint64(b[8:])]
+	v = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18], Hide: b[19], Some: b[20], Direct: b[21],
+		Any: uint8(b2i(entry(f.Key).AnyAddr()))}
+	v.Quick = quick(v)
+	return heldEntry(f.Key), v, ok && ok2
 }
 
 // quick gives the origins of clients on the node that nothing keeps from being served at once, but that pods may have to be told from others.
@@ -287,11 +320,11 @@ func quick(f bpf.Frontend) uint8 {
 }
 
 // full adds the way out to the error of a map with room for as many as there may be frontends, if that is what it says.
-func (p *Plane) full(k Key, name string, err error) error {
+func (p *Plane) full(name string, err error) error {
 	if !bpf.Full(err) {
 		return err
 	}
-	return fmt.Errorf("ebpf: %s: the map %s is full, with room for %d: %s: %w", k, name, p.Sizes.Frontends, roomier, err)
+	return fmt.Errorf("ebpf: the map %s is full, with room for %d: %s: %w", name, p.Sizes.Frontends, roomier, err)
 }
 
 func (p *Plane) deleteFrontends(w *writes) error {
@@ -316,12 +349,7 @@ func (p *Plane) putPermits(w *writes) error {
 	if err := p.held(w.put[KindPermit]); err != nil {
 		return err
 	}
-	for _, f := range w.put[KindPermit] {
-		if err := p.maps.PutPermit(heldPermit(f.Key)); err != nil {
-			return p.full(f.Key, "permitted", err)
-		}
-	}
-	return nil
+	return each(w.put[KindPermit], func(f Fact) error { return p.full("permitted", p.maps.PutPermit(heldPermit(f.Key))) })
 }
 
 func (p *Plane) deletePermits(w *writes) error {

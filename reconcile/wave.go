@@ -1,0 +1,104 @@
+package reconcile
+
+import (
+	"math"
+	"math/bits"
+
+	"fairlead.dev/fairlead/dataplane"
+)
+
+// largeGroup is the number of facts above which a group that comes in one batch is written after the smaller ones.
+const largeGroup = 4096
+
+// baseWave is the wave of facts of the base that stand above those of groups, where groups are tried by themselves.
+const baseWave = 1
+
+// lastWave is the wave of groups in which single facts were refused: what is left of them comes after everything else.
+const lastWave = 64
+
+// measure notes the groups of parts that are large. facts holds how many facts each part has.
+func (l *Loop[T, K, V]) measure(parts []T, facts []int32) {
+	sizes := map[string]int{}
+	for i, p := range parts {
+		sizes[l.group(l.owner(p))] += int(facts[i])
+	}
+	for g, n := range sizes {
+		if n > largeGroup {
+			l.large[g] = max(l.large[g], baseWave+bits.Len(uint(n/largeGroup)))
+		}
+	}
+}
+
+// waveOf returns the wave of facts that only parts of group need. A base that changes over to new values waits for large groups:
+// until then the old one serves them.
+func (l *Loop[T, K, V]) waveOf(group string, changesOver bool) int {
+	switch {
+	case l.culprits[group]:
+		return lastWave
+	case changesOver:
+		return 0
+	}
+	return l.large[group]
+}
+
+// divide gives each group's facts to it, and puts those of the base that stand above all of them after all of them. It needs to be
+// known whose all facts are. What several groups need comes before them.
+func (l *Loop[T, K, V]) divide() {
+	top := math.MinInt
+	for _, j := range l.table.todo {
+		if j.base {
+			continue
+		}
+		for i, o := range j.owners {
+			if g := l.group(o); i == 0 || g == j.group {
+				j.group = g
+			} else {
+				j.group = ""
+				break
+			}
+		}
+		if top = max(top, j.rank); j.group == Nobody {
+			j.group = ""
+		}
+	}
+	for _, j := range l.table.todo {
+		if j.base && j.rank >= top {
+			j.wave = baseWave
+		}
+	}
+}
+
+// changesOver reports whether a fact of the base is held with another value than the wanted one.
+func (l *Loop[T, K, V]) changesOver() (does bool) {
+	l.eachOfBase(func(j *job[K, V]) { does = does || j.puts() && j.held })
+	return does
+}
+
+// serving reports whether the facts of the base are true.
+func (l *Loop[T, K, V]) serving() bool {
+	serves := l.table.known
+	l.eachOfBase(func(j *job[K, V]) { serves = serves && !j.puts() })
+	return serves
+}
+
+// eachOfBase calls f with what there is to do about facts of the base.
+func (l *Loop[T, K, V]) eachOfBase(f func(*job[K, V])) {
+	if len(l.table.todo) == 0 {
+		return
+	}
+	for _, facts := range l.ground {
+		for _, fact := range facts {
+			if j := l.table.job(fact.Key); j != nil {
+				f(j)
+			}
+		}
+	}
+}
+
+// render returns the facts of p. Those of the base are rendered once.
+func (l *Loop[T, K, V]) render(p T) []dataplane.Fact[K, V] {
+	if facts, ok := l.ground[p]; ok {
+		return facts
+	}
+	return l.plane.Render(p)
+}
