@@ -67,7 +67,7 @@ func (r Release) values() (map[string]any, error) {
 }
 
 // order is that of the chart's files in the stream: an agent's rights and configuration come before it.
-var order = []string{"access.yaml", "configuration.yaml", "agents.yaml"}
+var order = []string{"access.yaml", "configuration.yaml", "agents.yaml", "migrate.yaml"}
 
 // join makes one stream of the chart's files.
 func join(files map[string]string) string {

@@ -2,9 +2,11 @@ package deploy
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"flag"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,8 +19,10 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	kubejson "k8s.io/apimachinery/pkg/runtime/serializer/json"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
@@ -37,6 +41,7 @@ const placeholder = "api-server.invalid"
 type rendered struct {
 	text    string
 	agents  appsv1.DaemonSet
+	migrate *appsv1.DaemonSet // nil: there is none
 	role    rbacv1.ClusterRole
 	binding rbacv1.ClusterRoleBinding
 	account corev1.ServiceAccount
@@ -56,7 +61,7 @@ func render(t *testing.T, set ...string) (r rendered) {
 			t.Fatal(err)
 		}
 	}
-	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	decoder := kubejson.NewSerializerWithOptions(kubejson.DefaultMetaFactory, scheme, scheme, kubejson.SerializerOptions{Yaml: true, Strict: true})
 	documents := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(r.text)))
 	seen := 0
 	for ; ; seen++ {
@@ -72,7 +77,12 @@ func render(t *testing.T, set ...string) (r rendered) {
 		}
 		switch o := o.(type) {
 		case *appsv1.DaemonSet:
-			r.agents = *o
+			if strings.HasSuffix(o.Name, "-migrate") {
+				r.migrate = o
+				seen--
+			} else {
+				r.agents = *o
+			}
 		case *rbacv1.ClusterRole:
 			r.role = *o
 		case *rbacv1.ClusterRoleBinding:
@@ -122,34 +132,102 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// Every mode's chart is what the API takes, and its configuration what the agent takes.
+// Every mode's chart is what the API takes, and its configuration what the agent takes. Nothing privileged serves, nor sees the host's processes.
 func TestModes(t *testing.T) {
 	for _, mode := range append(agent.Names(), agent.Auto) {
 		t.Run(mode, func(t *testing.T) {
 			for _, takeOver := range []config.TakeOver{config.Leave, config.Remove} {
 				r := render(t, "mode="+mode, "takeOver="+string(takeOver))
-				if c := r.load(t); c.Own.Mode != mode || c.Own.TakeOver != takeOver || c.Proxy.HealthzBindAddress != "0.0.0.0:10256" {
+				if c := r.load(t); c.Own.Mode != mode || c.Own.TakeOver != config.Leave || c.Proxy.HealthzBindAddress != "0.0.0.0:10256" {
 					t.Errorf("the agent is told: %+v", c.Own)
 				}
-				pod, s := r.agents.Spec.Template.Spec, r.agent().SecurityContext
-				if pod.HostPID != (takeOver == config.Remove) || !pod.HostNetwork {
-					t.Errorf("hostPID %v, hostNetwork %v", pod.HostPID, pod.HostNetwork)
+				pod := r.agents.Spec.Template.Spec
+				if pod.HostPID || !pod.HostNetwork || pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+					t.Errorf("hostPID %v, hostNetwork %v, seccomp %v", pod.HostPID, pod.HostNetwork, pod.SecurityContext.SeccompProfile)
 				}
-				if *s.Privileged != (mode == "ipvs" || mode == "userspace" || mode == "ebpf") || !*s.ReadOnlyRootFilesystem {
-					t.Errorf("privileged %v", *s.Privileged)
+				if c := r.agent(); c.Resources.Limits.Memory().String() != "512Mi" {
+					t.Errorf("memory's limit is %v", c.Resources.Limits.Memory())
 				}
-				if *s.Privileged {
-					continue
-				}
-				if !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || !slices.Contains(s.Capabilities.Add, "NET_ADMIN") {
-					t.Errorf("capabilities: %+v", s.Capabilities)
-				}
-				if admin := slices.Contains(s.Capabilities.Add, "SYS_ADMIN"); admin != *s.AllowPrivilegeEscalation {
-					t.Errorf("allowPrivilegeEscalation %v beside %v: the API refuses one of both", *s.AllowPrivilegeEscalation, s.Capabilities.Add)
+				confined(t, r.agent(), "NET_ADMIN")
+				if (r.migrate != nil) != (takeOver == config.Remove) {
+					t.Errorf("takeOver %s: migrate %v", takeOver, r.migrate)
 				}
 			}
 		})
 	}
+}
+
+// confined demands that a container is unprivileged and has the named capabilities among those that it is given.
+func confined(t *testing.T, c corev1.Container, named ...corev1.Capability) {
+	t.Helper()
+	s := c.SecurityContext
+	if *s.Privileged || !*s.ReadOnlyRootFilesystem || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+		t.Errorf("%s: %+v", c.Name, s)
+	}
+	for _, n := range named {
+		if !slices.Contains(s.Capabilities.Add, n) {
+			t.Errorf("%s lacks %s: %v", c.Name, n, s.Capabilities.Add)
+		}
+	}
+	if admin := slices.Contains(s.Capabilities.Add, "SYS_ADMIN"); admin != *s.AllowPrivilegeEscalation {
+		t.Errorf("%s: allowPrivilegeEscalation %v beside %v: the API refuses one of both", c.Name, *s.AllowPrivilegeEscalation, s.Capabilities.Add)
+	}
+}
+
+// Migration is a workload of its own: it alone sees the host's processes, on the same nodes as the agents, and its pods are none of theirs.
+func TestMigrate(t *testing.T) {
+	r := render(t, "takeOver=Remove", "nodeSelector.fairlead\\.dev/proxy=yes")
+	pod, agents := r.migrate.Spec.Template.Spec, r.agents.Spec.Template.Spec
+	if !pod.HostPID || !pod.HostNetwork || *pod.AutomountServiceAccountToken || !maps.Equal(pod.NodeSelector, agents.NodeSelector) {
+		t.Errorf("%+v", pod)
+	}
+	confined(t, pod.InitContainers[0], "NET_ADMIN", "NET_RAW", "SYS_PTRACE")
+	confined(t, pod.Containers[0])
+	if len(pod.Containers[0].SecurityContext.Capabilities.Add) > 0 || !*pod.Containers[0].SecurityContext.RunAsNonRoot {
+		t.Errorf("what remains has rights: %+v", pod.Containers[0].SecurityContext)
+	}
+	for k, v := range r.migrate.Spec.Selector.MatchLabels {
+		if r.migrate.Spec.Template.Labels[k] != v {
+			t.Errorf("label %s=%s is not the pods'", k, v)
+		}
+	}
+	if s, err := metav1.LabelSelectorAsSelector(r.agents.Spec.Selector); err != nil || s.Matches(labels.Set(r.migrate.Spec.Template.Labels)) {
+		t.Errorf("the agents' selector takes these pods too, %v", err)
+	}
+}
+
+// privileges is what each mode's agent is given, for the test that runs the program with no more: ../test.
+const privileges = "manifests/privileges.json"
+
+// given is what an agent's container is given.
+type given struct {
+	Capabilities []corev1.Capability `json:"capabilities"`
+	HostPaths    map[string]string   `json:"hostPaths,omitempty"` // mounted where → the host's; " ro" ends what is read-only
+}
+
+// The file is what the chart gives.
+func TestPrivilegesAreCurrent(t *testing.T) {
+	all := map[string]given{}
+	for _, mode := range append(agent.Names(), agent.Auto) {
+		r := render(t, "mode="+mode)
+		g := given{Capabilities: r.agent().SecurityContext.Capabilities.Add}
+		for _, m := range r.agent().VolumeMounts {
+			for _, v := range r.agents.Spec.Template.Spec.Volumes {
+				if v.Name == m.Name && v.HostPath != nil {
+					if g.HostPaths == nil {
+						g.HostPaths = map[string]string{}
+					}
+					g.HostPaths[m.MountPath] = v.HostPath.Path + map[bool]string{true: " ro"}[m.ReadOnly]
+				}
+			}
+		}
+		all[mode] = g
+	}
+	want, err := json.MarshalIndent(all, "", "\t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	current(t, privileges, string(want)+"\n")
 }
 
 // What belongs together by name does.
@@ -254,16 +332,21 @@ func TestValuesDocumented(t *testing.T) {
 
 // The manifests for those without Helm are the chart's.
 func TestManifestsAreCurrent(t *testing.T) {
-	head := "# The chart with its values as they are, for kubectl: made by `go test ./... -run Manifests -update` in deploy/.\n" +
+	head := "# The chart with its values as they are, for kubectl: made by `go test ./... -run Current -update` in deploy/.\n" +
 		"# Say where your API server is first: sed -i 's/" + placeholder + "/192.0.2.10/' fairlead.yaml\n"
-	want := head + render(t).text
+	current(t, manifests, head+render(t).text)
+}
+
+// current demands that a file is as it should be, or makes it so.
+func current(t *testing.T, file, want string) {
+	t.Helper()
 	if *update {
-		if err := os.WriteFile(manifests, []byte(want), 0o644); err != nil {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	is, err := os.ReadFile(manifests)
+	is, err := os.ReadFile(file)
 	if err != nil || string(is) != want {
-		t.Errorf("%s is not what the chart renders (%v): run go test -run Manifests -update", manifests, err)
+		t.Errorf("%s is not what the chart renders (%v): run go test -run Current -update", file, err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -73,7 +74,7 @@ func Run(ctx context.Context, log *slog.Logger, o Options) error {
 		log.Warn("a kube-proxy's rules stand beside ours: once it has stopped they go stale; remove them with --take-over Remove, or with kube-proxy --cleanup", "found", what)
 		return nil
 	}
-	if err := gone(ctx, log); err != nil {
+	if err := Gone(ctx, log); err != nil {
 		return err
 	}
 	if err := remove(ctx, o); err != nil {
@@ -91,8 +92,8 @@ func Run(ctx context.Context, log *slog.Logger, o Options) error {
 	return err
 }
 
-// gone waits until no kube-proxy runs in the calling thread's network namespace.
-func gone(ctx context.Context, log *slog.Logger) error {
+// Gone waits until no kube-proxy runs in the calling thread's network namespace.
+func Gone(ctx context.Context, log *slog.Logger) error {
 	for told := false; ; told = true {
 		pids, err := Running()
 		if err != nil || len(pids) == 0 {
@@ -110,7 +111,7 @@ func gone(ctx context.Context, log *slog.Logger) error {
 }
 
 // Running gives the processes that are a kube-proxy in this process's network namespace, as far as /proc shows them: a container
-// needs the host's process namespace to see them.
+// needs the host's process namespace to see them, and CAP_SYS_PTRACE to know their network namespace.
 func Running() (pids []string, err error) {
 	here, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
@@ -123,7 +124,11 @@ func Running() (pids []string, err error) {
 			continue
 		}
 		dir := filepath.Dir(comm)
-		if there, err := os.Readlink(dir + "/ns/net"); err == nil && there == here {
+		there, err := os.Readlink(dir + "/ns/net")
+		if errors.Is(err, fs.ErrPermission) {
+			return nil, fmt.Errorf("find the network namespace of a kube-proxy, process %s: %w: that takes CAP_SYS_PTRACE", filepath.Base(dir), err)
+		}
+		if err == nil && there == here {
 			pids = append(pids, filepath.Base(dir))
 		}
 	}

@@ -60,6 +60,7 @@ type lives struct {
 	t       *testing.T
 	mode    string
 	dir     string
+	confine []string // what the agent is run by: a command that ends with its
 	node    *sandbox.Host
 	clients []*asker
 	web     http.Client
@@ -185,7 +186,8 @@ func (l *lives) hire(flags ...string) {
 	if l.log, err = os.CreateTemp(l.t.TempDir(), "agent"); err != nil {
 		l.t.Fatal(err)
 	}
-	l.cmd = exec.Command(fairlead, append([]string{"run", "--source", l.dir, "--node", "a", "--mode", l.mode}, flags...)...)
+	args := slices.Concat(l.confine, []string{fairlead, "run", "--source", l.dir, "--node", "a", "--mode", l.mode}, flags)
+	l.cmd = exec.Command(args[0], args[1:]...)
 	l.cmd.Stdout, l.cmd.Stderr = l.log, l.log
 	if err := l.node.Do(l.cmd.Start); err != nil {
 		l.t.Fatal(err)

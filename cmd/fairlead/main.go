@@ -47,7 +47,7 @@ or with a measurement:            fairlead lab run services --quick`,
 			c.AddCommand(s)
 		}
 	}
-	add("node", runCommand(), cleanCommand())
+	add("node", runCommand(), migrateCommand(), cleanCommand())
 	add("look", showCommand(), planCommand(), explainCommand(), traceCommand(), modesCommand())
 	add("box", sandboxCommand(), labCommand())
 	return c

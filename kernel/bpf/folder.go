@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,13 +16,41 @@ import (
 // Mount is where the BPF file system is. What is pinned there outlives who made it.
 const Mount = "/sys/fs/bpf"
 
+// ours is the name of the folder that holds all of Fairlead's pins.
+const ours = "fairlead"
+
 // Folder gives the folder for what belongs to the calling thread's network namespace, and the namespace's cookie: nodes
 // in a sandbox share one file system.
 func Folder() (path string, cookie uint64, err error) {
 	if cookie, err = Namespace(); err != nil {
 		return "", 0, err
 	}
-	return filepath.Join(Mount, "fairlead", strconv.FormatUint(cookie, 10)), cookie, nil
+	return filepath.Join(base(), strconv.FormatUint(cookie, 10)), cookie, nil
+}
+
+// base gives the folder of all pins: below Mount, or wherever a container has been given that folder alone.
+var base = sync.OnceValue(func() string {
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err == nil {
+		if at := given(string(mounts)); at != "" {
+			return at
+		}
+	}
+	return filepath.Join(Mount, ours)
+})
+
+// mounted reports whether a folder is the one of all pins that a container has been given.
+func mounted(folder string) bool { return folder == base() && folder != filepath.Join(Mount, ours) }
+
+// given returns where the folder of all pins is mounted by itself, "" where it isn't: proc_pid_mountinfo(5).
+func given(mounts string) string {
+	for l := range strings.Lines(mounts) {
+		before, after, _ := strings.Cut(l, " - ")
+		where, what := strings.Fields(before), strings.Fields(after)
+		if len(where) > 4 && len(what) > 0 && what[0] == "bpf" && where[3] == "/"+ours {
+			return where[4]
+		}
+	}
+	return ""
 }
 
 // Namespace gives the cookie of the calling thread's network namespace.
@@ -39,8 +69,10 @@ func Namespace() (uint64, error) {
 
 // MakeFolder makes a folder for pins, and mounts the file system first where it is missing.
 func MakeFolder(path string) error {
-	if err := mount(); err != nil {
-		return err
+	if !mounted(base()) {
+		if err := mount(); err != nil {
+			return err
+		}
 	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return fmt.Errorf("bpf: make a folder for pins: %w", err)
@@ -74,7 +106,7 @@ func RemoveFolder(path string) error {
 	if err := os.RemoveAll(path); err != nil {
 		return fmt.Errorf("bpf: remove pins: %w", err)
 	}
-	for above := filepath.Dir(path); len(above) > len(Mount); above = filepath.Dir(above) {
+	for above := filepath.Dir(path); len(above) > len(Mount) && !mounted(above); above = filepath.Dir(above) {
 		err := os.Remove(above)
 		if errors.Is(err, unix.ENOTEMPTY) {
 			return nil

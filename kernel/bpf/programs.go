@@ -128,6 +128,9 @@ func (p *Programs) Attach(folder, cgroup string) (err error) {
 		if err != nil {
 			return fmt.Errorf("bpf: attach %s to cgroup %s: %w", h.name, cgroup, explain(err))
 		}
+		if err := h.keep(p.by[h.name], folder); err != nil {
+			return err
+		}
 		if was {
 			continue
 		}
@@ -163,6 +166,40 @@ func (h hook) attach1(p *ebpf.Program, folder, cgroup string, id uint64) (was bo
 	}
 	defer l.Close()
 	return false, l.Pin(pin)
+}
+
+// keep pins a program beside its link: opening the program of a link by its ID takes CAP_SYS_ADMIN.
+func (h hook) keep(p *ebpf.Program, folder string) error {
+	path := filepath.Join(folder, programPrefix+h.name)
+	if p.IsPinned() {
+		return nil
+	}
+	err := drop(path)
+	if err == nil {
+		err = p.Pin(path)
+	}
+	if err != nil {
+		return fmt.Errorf("bpf: pin program %s: %w", h.name, err)
+	}
+	return nil
+}
+
+// program gives the name of the program of that ID and the maps that it uses: the one that is pinned in the folder, or any.
+func (h hook) program(folder string, id ebpf.ProgramID) (name string, maps []ebpf.MapID) {
+	p, err := ebpf.LoadPinnedProgram(filepath.Join(folder, programPrefix+h.name), nil)
+	if err != nil {
+		return program(id)
+	}
+	defer p.Close()
+	i, err := p.Info()
+	if err != nil {
+		return "?", nil
+	}
+	if its, _ := i.ID(); its != id {
+		return program(id)
+	}
+	maps, _ = i.MapIDs()
+	return i.Name, maps
 }
 
 // at gives the cgroup to which a link is attached, 0 where it isn't any more.
@@ -229,6 +266,9 @@ func remove(folder string, names []string) (errs []error) {
 		if err := os.Remove(filepath.Join(folder, n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("bpf: detach %s: %w", n, err))
 		}
+		if err := drop(filepath.Join(folder, programPrefix+n)); err != nil {
+			errs = append(errs, fmt.Errorf("bpf: unpin program %s: %w", n, err))
+		}
 	}
 	return errs
 }
@@ -267,7 +307,7 @@ func Attached(folder string, m *Maps) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("bpf: read link %s: %w", h.name, err)
 		}
-		name, maps := program(i.Program)
+		name, maps := h.program(folder, i.Program)
 		d, ours := strings.CutPrefix(name, "fl_"+h.short+"_")
 		switch {
 		case m != nil && ours && !m.serve(maps):

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/vishvananda/netlink"
-	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/kernel/netns"
@@ -44,8 +43,7 @@ func (c *Conn) Devices() (l []Device, err error) {
 // WatchDevices sends whenever interfaces of ns come, go or change, until ctx ends; then it closes the channel.
 func WatchDevices(ctx context.Context, ns *netns.Namespace) (<-chan struct{}, error) {
 	updates, signals := make(chan netlink.LinkUpdate, 64), make(chan struct{}, 1)
-	handle := vns.NsHandle(ns.FD())
-	err := netlink.LinkSubscribeWithOptions(updates, ctx.Done(), netlink.LinkSubscribeOptions{Namespace: &handle})
+	err := ns.Do(func() error { return netlink.LinkSubscribe(updates, ctx.Done()) })
 	if err != nil {
 		return nil, fmt.Errorf("watch interfaces: %w", err)
 	}

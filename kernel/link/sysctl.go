@@ -4,8 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/kernel/netns"
 )
@@ -16,8 +22,21 @@ type Setting struct {
 	Value string
 }
 
-// Set writes settings in ns, in order, up to the first that fails.
+// Set writes settings in ns, in order, up to the first that fails. Where /proc/sys is read-only, as in a container, a value
+// that is there already needs no write, an IPv4 setting of a device is set by netlink, and others are written through a /proc
+// that is mounted for this call, which takes CAP_SYS_ADMIN.
 func Set(ns *netns.Namespace, settings ...Setting) error {
+	err := set(ns, settings)
+	if !errors.Is(err, unix.EROFS) {
+		return err
+	}
+	if again := throughOwnProc(func() error { return set(ns, settings) }); again != nil {
+		return fmt.Errorf("%w; mount another /proc, which takes CAP_SYS_ADMIN: %w", err, again)
+	}
+	return nil
+}
+
+func set(ns *netns.Namespace, settings []Setting) error {
 	return ns.Do(func() error {
 		for _, s := range settings {
 			if err := s.write(); err != nil {
@@ -31,9 +50,18 @@ func Set(ns *netns.Namespace, settings ...Setting) error {
 // write sets s in the calling thread's namespace.
 func (s Setting) write() error {
 	name, optional := strings.CutPrefix(s.Name, "-")
-	f, err := os.OpenFile("/proc/sys/net/"+name, os.O_WRONLY, 0)
+	path := "/proc/sys/net/" + name
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if optional && errors.Is(err, fs.ErrNotExist) {
 		return nil
+	}
+	if errors.Is(err, unix.EROFS) {
+		if now, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(now)) == s.Value {
+			return nil
+		}
+		if device, id := deviceSetting(name); id != 0 {
+			return s.setLink(device, id)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("set net/%s to %s: %w", name, s.Value, err)
@@ -43,6 +71,62 @@ func (s Setting) write() error {
 		return fmt.Errorf("set net/%s to %s: %w", name, s.Value, err)
 	}
 	return nil
+}
+
+// devconf are numbers of IPv4 settings of a device (IPV4_DEVCONF_* in linux/ip.h).
+var devconf = map[string]int{"rp_filter": 8, "accept_local": 23, "route_localnet": 26}
+
+// deviceSetting returns the device and the number of a setting that netlink can set, 0 for others.
+func deviceSetting(name string) (device string, id int) {
+	path, ok := strings.CutPrefix(name, "ipv4/conf/")
+	device, what, _ := strings.Cut(path, "/")
+	if !ok || device == "all" || device == "default" {
+		return "", 0
+	}
+	return device, devconf[what]
+}
+
+// setLink sets an IPv4 setting of a device of the calling thread's namespace by netlink (IFLA_INET_CONF), which takes CAP_NET_ADMIN.
+func (s Setting) setLink(device string, id int) error {
+	value, err := strconv.ParseUint(s.Value, 10, 32)
+	if err != nil {
+		return fmt.Errorf("set net/%s to %s: %w", s.Name, s.Value, err)
+	}
+	i, err := net.InterfaceByName(device)
+	if err != nil {
+		return fmt.Errorf("set net/%s to %s: %w", s.Name, s.Value, err)
+	}
+	r := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+	m := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	m.Index = int32(i.Index)
+	r.AddData(m)
+	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+	spec.AddRtAttr(unix.AF_INET, nil).AddRtAttr(unix.IFLA_INET_CONF, nil).AddRtAttr(id, nl.Uint32Attr(uint32(value)))
+	r.AddData(spec)
+	if _, err := r.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("set net/%s to %s by netlink: %w", s.Name, s.Value, err)
+	}
+	return nil
+}
+
+// throughOwnProc runs f on a thread that ends with it, and sees a /proc of its own, which is writable.
+func throughOwnProc(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked
+		err := unix.Unshare(unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		}
+		if err == nil {
+			err = unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+		}
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	return <-done
 }
 
 // Get reads a setting of ns by its name.

@@ -48,7 +48,7 @@ func Hosts() (hosts []Host, err error) {
 			if err != nil {
 				continue // gone
 			}
-			err = netns.Set(h)
+			err = enter(h)
 			h.Close()
 			if err != nil {
 				continue

@@ -114,9 +114,10 @@ func (n *Namespace) Close() error { return n.handle.Close() }
 // Do runs f with the calling goroutine's thread inside the namespace. Sockets that f makes itself belong there for ever;
 // goroutines that f starts don't run there. Calls may nest. Where the thread can't go back, Do returns an error and
 // leaves the goroutine locked to the thread, which ends with it.
+// In the calling thread's own namespace it needs no capability.
 func (n *Namespace) Do(f func() error) error {
 	return away(func() error {
-		if err := netns.Set(n.handle); err != nil {
+		if err := enter(n.handle); err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", n.Name, err)
 		}
 		return f()
@@ -143,13 +144,24 @@ func away(f func() error) (err error) {
 	}
 	defer func() {
 		defer home.Close()
-		if back := netns.Set(home); back != nil {
+		if back := enter(home); back != nil {
 			err = errors.Join(err, fmt.Errorf("return to the thread's own network namespace: %w", back))
 			return
 		}
 		runtime.UnlockOSThread()
 	}()
 	return f()
+}
+
+// enter puts the calling thread into a namespace, unless it is there: the kernel wants CAP_SYS_ADMIN even then.
+func enter(h netns.NsHandle) error {
+	if now, err := netns.Get(); err == nil {
+		defer now.Close()
+		if now.Equal(h) {
+			return nil
+		}
+	}
+	return netns.Set(h)
 }
 
 // Delete removes a name. The kernel takes the namespace apart in the background once nothing else holds it. A name that

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -252,6 +253,29 @@ func TestChildMakesOneBesideIP(t *testing.T) {
 		t.Fatalf("ip netns add: %v: %s", err, out)
 	}
 	if err := Delete("ours"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDoNeedsNoCapabilityAtHome: in the calling thread's own namespace Do works without CAP_SYS_ADMIN, as in an unprivileged container.
+func TestDoNeedsNoCapabilityAtHome(t *testing.T) {
+	here, err := Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends without its capabilities
+		h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&h, &none[0]); err != nil {
+			done <- err
+			return
+		}
+		done <- here.Do(func() error { return nil })
+	}()
+	if err := <-done; err != nil {
 		t.Error(err)
 	}
 }

@@ -25,14 +25,31 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- /* fairlead.capabilities gives what a mode needs of root's powers; docs/install.md says how that was found. */ -}}
 {{- define "fairlead.capabilities" -}}
 {{- $c := list "NET_ADMIN" }}
-{{- if hasPrefix "iptables" .Values.mode | or (eq .Values.mode "auto") }}{{ $c = append $c "NET_RAW" }}{{ end }}
-{{- if eq .Values.takeOver "Remove" }}{{ $c = append $c "SYS_PTRACE" }}{{ end }}
+{{- if eq (include "fairlead.tools" .) "true" }}{{ $c = append $c "NET_RAW" }}{{ end }}
+{{- if eq .Values.mode "ebpf" }}{{ $c = concat $c (list "BPF" "PERFMON") }}{{ end }}
+{{- if eq .Values.mode "userspace" }}{{ $c = concat $c (list "NET_BIND_SERVICE" "SYS_ADMIN") }}{{ end }}
 {{- toYaml $c }}
 {{- end }}
 
-{{- /* fairlead.privileged is "true" where the agent writes sysctls while it serves. */ -}}
-{{- define "fairlead.privileged" -}}
-{{- or .Values.privileged (has .Values.mode (list "ipvs" "userspace" "ebpf")) }}
+{{- /* fairlead.tools is "true" where a mode may call the tools of iptables, which share a lock with the node's. */ -}}
+{{- define "fairlead.tools" -}}
+{{- or (hasPrefix "iptables" .Values.mode) (eq .Values.mode "auto") }}
+{{- end }}
+
+{{- /* fairlead.confinement gives a container's profiles: AppArmor's default one, and SELinux's for containers, deny what two modes do. */ -}}
+{{- define "fairlead.confinement" -}}
+{{- $armor := .Values.appArmorProfile }}
+{{- if eq .Values.mode "userspace" }}{{ $armor = $armor | default (dict "type" "Unconfined") }}{{ end }}
+{{- $linux := .Values.seLinuxOptions }}
+{{- if has .Values.mode (list "ebpf" "userspace") }}{{ $linux = $linux | default (dict "type" "spc_t" "level" "s0") }}{{ end }}
+{{- with $armor }}
+appArmorProfile:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $linux }}
+seLinuxOptions:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- /* fairlead.container gives what both containers have in common. */ -}}
