@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -19,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/dataplane/health"
+	"fairlead.dev/fairlead/dataplane/httpserver"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/resolve"
@@ -241,6 +244,37 @@ func TestTakenPort(t *testing.T) {
 		t.Errorf("IPv6: %v", err)
 	} else {
 		got.Close()
+	}
+}
+
+// A probe is answered while others hold more connections than a server does.
+func TestProbeAnsweredWhileConnectionsAreHeld(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		ended <- Servers{}.serve(ctx, slog.New(slog.DiscardHandler), l, l.Addr().String(), still(t, Options{}).handler())
+	}()
+	held := make([]net.Conn, httpserver.MaxConnections+1)
+	for i := range held {
+		if held[i], err = net.Dial("tcp", l.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		defer held[i].Close()
+	}
+	if r, err := http.Get("http://" + l.Addr().String() + "/livez"); err != nil || r.StatusCode != http.StatusOK {
+		t.Errorf("/livez: %v, %v", r, err)
+	}
+	held[0].SetReadDeadline(time.Now().Add(3 * time.Second)) // more than it takes to close a connection, less than one without a request may last
+	if _, err := io.Copy(io.Discard, held[0]); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the oldest connection is held: %v", err)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 
