@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
@@ -296,5 +297,22 @@ func TestChoose(t *testing.T) {
 	}
 	if _, _, err := Choose(t.Context(), "magic"); err == nil || !strings.Contains(err.Error(), "userspace") {
 		t.Errorf("unknown: %v", err)
+	}
+}
+
+// Text of others controls no terminal that a page is printed on.
+func TestPagesEscapeForeignText(t *testing.T) {
+	const evil = "C1 \u009b31m, \u202eright to left, \x7f, \x1b[2J"
+	a := still(t, Options{Why: evil, Servers: Servers{Flags: map[string]string{"v": evil}}})
+	a.problems = []source.Problem{{File: evil, Message: evil}}
+	for _, path := range []string{"/status", "/statusz", "/flagz"} {
+		_, body := get(a.handler(), path)
+		if strings.ContainsFunc(body, func(r rune) bool { return r != '\n' && !unicode.IsGraphic(r) }) {
+			t.Errorf("%s: %q", path, body)
+		}
+	}
+	var s State
+	if _, body := get(a.handler(), "/status"); json.Unmarshal([]byte(body), &s) != nil || s.Problems[0].Message != evil {
+		t.Errorf("/status says something else to programs: %+v", s.Problems)
 	}
 }
