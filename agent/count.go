@@ -45,6 +45,8 @@ var (
 		"Those for which there was no endpoint (mode ebpf).", []string{"service"}, nil)
 	packetsDesc = prometheus.NewDesc("fairlead_packets_total",
 		"Packets at the node's devices that began a flow, were rejected for want of an endpoint, or were dropped: silenced as the Service asks, or since there was no_port or no_address to hide their client, or no_room for their flow; and those of no flow that were handed_over to a pod past the node's stack (mode ebpf).", []string{"outcome"}, nil)
+	boundDesc = prometheus.NewDesc("fairlead_userspace_refused_total",
+		"TCP connections and UDP flows that were refused since their frontend, or their client, had its share of file descriptors (mode userspace).", []string{"bound"}, nil)
 )
 
 // collectServices makes metrics of what became of Services' clients.
@@ -75,4 +77,12 @@ func (c collector) collectPackets(ch chan<- prometheus.Metric) {
 	counts.Each(func(outcome string, n uint64) {
 		ch <- prometheus.MustNewConstMetric(packetsDesc, prometheus.CounterValue, float64(n), outcome)
 	})
+}
+
+// collectRefused makes metrics of what was refused beyond a bound.
+func (c collector) collectRefused(ch chan<- prometheus.Metric) {
+	if r := c.services.Refused(); r != nil {
+		ch <- prometheus.MustNewConstMetric(boundDesc, prometheus.CounterValue, float64(r.Frontend), "frontend")
+		ch <- prometheus.MustNewConstMetric(boundDesc, prometheus.CounterValue, float64(r.Client), "client")
+	}
 }

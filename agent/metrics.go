@@ -191,7 +191,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range loopMetrics {
 		ch <- m.desc
 	}
-	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc, refusedDesc, packetsDesc} {
+	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc, refusedDesc, packetsDesc, boundDesc} {
 		ch <- d
 	}
 }
@@ -215,4 +215,5 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(modeDesc, prometheus.GaugeValue, 1, c.options.Mode.Name)
 	c.collectServices(ch)
 	c.collectPackets(ch)
+	c.collectRefused(ch)
 }

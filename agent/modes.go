@@ -131,6 +131,7 @@ type loop interface {
 	Close() error
 	merge(map[uint64]ebpf.Count) (map[uint64]ebpf.Count, error)
 	packets() (*ebpf.PacketCounts, error)
+	refused() *userspace.Refused
 }
 
 // opener makes a plane's loop for the calling thread's network namespace.
@@ -218,7 +219,11 @@ func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, op
 		if err != nil {
 			return nil, err
 		}
-		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf, Base: isNode, Log: log.With("plane", a.Name), MaxFacts: a.Batch})
+		log = log.With("plane", a.Name)
+		if b, ok := any(p).(bounded); ok {
+			b.OnLimit(func(text string) { log.Warn("limit reached", "limit", text) })
+		}
+		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf, Base: isNode, Log: log, MaxFacts: a.Batch})
 		return &partial{loop: served[K, V]{p, l}, share: share{takes: takes}}, nil
 	}, retires}
 }
@@ -236,6 +241,21 @@ func (s served[K, V]) retire(ctx context.Context) (connections int, err error) {
 type counter interface {
 	Counts() (map[uint64]ebpf.Count, error)
 	Packets() (*ebpf.PacketCounts, error)
+}
+
+// bounded is a plane that refuses connections beyond a bound, counts them and reports it. Its methods may be called at any time.
+type bounded interface {
+	Refused() userspace.Refused
+	OnLimit(report func(text string))
+}
+
+// refused returns how many connections the plane refused beyond a bound; nil where it has none.
+func (s served[K, V]) refused() *userspace.Refused {
+	if b, ok := s.plane.(bounded); ok {
+		r := b.Refused()
+		return &r
+	}
+	return nil
 }
 
 // merge adds what the plane counted.

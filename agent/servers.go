@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"fairlead.dev/fairlead/dataplane/httpserver"
 )
 
 // Servers is what an agent serves beside packets, and where.
@@ -51,7 +53,7 @@ func (s Servers) serve(ctx context.Context, log *slog.Logger, l net.Listener, ad
 			}
 		}
 	}
-	web := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	web := httpserver.New(h)
 	stop := context.AfterFunc(ctx, func() { web.Close() })
 	defer stop()
 	if err := web.Serve(l); !errors.Is(err, http.ErrServerClosed) {

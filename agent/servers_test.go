@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -11,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
@@ -19,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/dataplane/health"
+	"fairlead.dev/fairlead/dataplane/httpserver"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/resolve"
@@ -244,6 +248,37 @@ func TestTakenPort(t *testing.T) {
 	}
 }
 
+// A probe is answered while others hold more connections than a server does.
+func TestProbeAnsweredWhileConnectionsAreHeld(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		ended <- Servers{}.serve(ctx, slog.New(slog.DiscardHandler), l, l.Addr().String(), still(t, Options{}).handler())
+	}()
+	held := make([]net.Conn, httpserver.MaxConnections+1)
+	for i := range held {
+		if held[i], err = net.Dial("tcp", l.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		defer held[i].Close()
+	}
+	if r, err := http.Get("http://" + l.Addr().String() + "/livez"); err != nil || r.StatusCode != http.StatusOK {
+		t.Errorf("/livez: %v, %v", r, err)
+	}
+	held[0].SetReadDeadline(time.Now().Add(3 * time.Second)) // more than it takes to close a connection, less than one without a request may last
+	if _, err := io.Copy(io.Discard, held[0]); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the oldest connection is held: %v", err)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestChoose(t *testing.T) {
 	m, why, err := Choose(t.Context(), Auto)
 	if err != nil || !strings.Contains(why, "auto: ") {
@@ -262,5 +297,22 @@ func TestChoose(t *testing.T) {
 	}
 	if _, _, err := Choose(t.Context(), "magic"); err == nil || !strings.Contains(err.Error(), "userspace") {
 		t.Errorf("unknown: %v", err)
+	}
+}
+
+// Text of others controls no terminal that a page is printed on.
+func TestPagesEscapeForeignText(t *testing.T) {
+	const evil = "C1 \u009b31m, \u202eright to left, \x7f, \x1b[2J"
+	a := still(t, Options{Why: evil, Servers: Servers{Flags: map[string]string{"v": evil}}})
+	a.problems = []source.Problem{{File: evil, Message: evil}}
+	for _, path := range []string{"/status", "/statusz", "/flagz"} {
+		_, body := get(a.handler(), path)
+		if strings.ContainsFunc(body, func(r rune) bool { return r != '\n' && !unicode.IsGraphic(r) }) {
+			t.Errorf("%s: %q", path, body)
+		}
+	}
+	var s State
+	if _, body := get(a.handler(), "/status"); json.Unmarshal([]byte(body), &s) != nil || s.Problems[0].Message != evil {
+		t.Errorf("/status says something else to programs: %+v", s.Problems)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/flows"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/dataplane/service/userspace"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 )
@@ -241,6 +242,16 @@ func (s *Services) Packets() (counts *ebpf.PacketCounts, err error) {
 		}
 	}
 	return nil, nil
+}
+
+// Refused returns how many connections the mode refused beyond a bound; nil where it has none.
+func (s *Services) Refused() *userspace.Refused {
+	for _, l := range s.loops {
+		if r := l.refused(); r != nil {
+			return r
+		}
+	}
+	return nil
 }
 
 // Close ends the loops and leaves the kernel as it is: traffic goes on.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"
 )
@@ -90,7 +91,7 @@ func (p *pages) text(path string, write func(w io.Writer)) {
 	p.add(path, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		write(w)
+		write(escape.Writer(w))
 	}))
 }
 
@@ -98,7 +99,7 @@ func (p *pages) text(path string, write func(w io.Writer)) {
 func (p *pages) json(path string, value func() any) {
 	p.add(path, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		json.NewEncoder(w).Encode(value())
+		json.NewEncoder(escape.Writer(w)).Encode(value())
 	}))
 }
 

@@ -40,7 +40,7 @@ run clean --after kube-proxy, which waits until that one's rules are there.`,
 			if err := agent.Clean(c.Context()); err != nil {
 				return err
 			}
-			fmt.Fprintln(c.OutOrStdout(), "clean: nothing of Fairlead's is left in this network namespace")
+			fmt.Fprintln(out(c), "clean: nothing of Fairlead's is left in this network namespace")
 			return nil
 		},
 	}

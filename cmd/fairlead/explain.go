@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
@@ -49,7 +50,7 @@ TO is an address, a Service (namespace/name), or a node's name, with a port by n
 				return err
 			}
 			e := explain(w, a, p)
-			return o.print(c.OutOrStdout(), e, e.tree)
+			return o.print(out(c), e, e.tree)
 		},
 	}
 	n.add(c)
@@ -359,16 +360,18 @@ func (e explained) tree(w io.Writer) error {
 	for _, p := range e.Problems {
 		add(0, "problem: %s", p)
 	}
-	fmt.Fprintf(w, "%s → %s\n", e.From, e.To)
-	for _, l := range lines {
-		fmt.Fprintln(w, l)
-	}
-	_, err := fmt.Fprintf(w, "└─ kernel: %s\n", e.Kernel)
+	lines = append([]string{e.From + " → " + e.To}, lines...)
+	lines = append(lines, "└─ kernel: "+e.Kernel)
 	for _, n := range e.Notes {
-		fmt.Fprintf(w, "note on mode %s: %s\n", e.Mode, n)
+		lines = append(lines, fmt.Sprintf("note on mode %s: %s", e.Mode, n))
 	}
 	if e.Note != "" {
-		_, err = fmt.Fprintf(w, "note: %s\n", e.Note)
+		lines = append(lines, "note: "+e.Note)
 	}
-	return err
+	for _, l := range lines {
+		if _, err := fmt.Fprintln(w, escape.String(l)); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -11,13 +11,15 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/agent/escape"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
 	if err := rootCommand().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "fairlead:", err)
+		fmt.Fprintln(escape.Writer(os.Stderr), "fairlead:", err)
 		os.Exit(1)
 	}
 }

@@ -45,7 +45,7 @@ user's rights, can. Nothing is written.`,
 				}
 				l = append(l, s)
 			}
-			return o.print(c.OutOrStdout(), l, l.table)
+			return o.print(out(c), l, l.table)
 		},
 	}
 	o.add(c)

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/dataplane/service/ipvs"
@@ -119,7 +120,7 @@ func (n *nodeFlags) read(ctx context.Context, withPods bool) (*world, error) {
 		return nil, err
 	}
 	for _, w := range c.Warnings {
-		fmt.Fprintln(os.Stderr, "fairlead: warning:", w)
+		fmt.Fprintln(os.Stderr, "fairlead: warning:", escape.String(w))
 	}
 	if c.Own.Source == "" {
 		if _, err := access(c); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/event"
 	"fairlead.dev/fairlead/system"
@@ -60,7 +61,7 @@ func run(c *cobra.Command, n *nodeFlags) error {
 	flags := map[string]string{}
 	c.Flags().VisitAll(func(f *pflag.Flag) { flags[f.Name] = f.Value.String() })
 	for {
-		log := logger(c.ErrOrStderr(), told)
+		log := logger(escape.Writer(c.ErrOrStderr()), told)
 		for _, w := range told.Warnings {
 			log.Warn("configuration", "warning", w)
 		}

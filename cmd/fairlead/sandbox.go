@@ -21,6 +21,7 @@ import (
 	"golang.org/x/term"
 	corev1 "k8s.io/api/core/v1"
 
+	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/sandbox"
@@ -143,7 +144,7 @@ func clearSandbox(c *cobra.Command, name, dir string) ([]source.Object, error) {
 		return nil, err
 	}
 	for _, p := range problems {
-		c.PrintErrln("warning:", p)
+		c.PrintErrln("warning:", escape.String(p.String()))
 	}
 	left, err := sandbox.Leftovers()
 	if err != nil {
@@ -188,13 +189,13 @@ func awaitSandbox(c *cobra.Command, name string, wait time.Duration, objects []s
 	if err != nil {
 		return err
 	}
-	if err := table(c.OutOrStdout(), hostRows(look(s), 40)); err != nil {
+	if err := table(out(c), hostRows(look(s), 40)); err != nil {
 		return err
 	}
 	if waited != nil {
 		return fmt.Errorf("sandbox %s is up, but not ready after %s: %w", name, wait, waited)
 	}
-	tryNext(c.OutOrStdout(), s, objects)
+	tryNext(out(c), s, objects)
 	return nil
 }
 
@@ -297,7 +298,7 @@ func sandboxLs() *cobra.Command {
 					return err
 				}
 				b := look(s)
-				return o.print(c.OutOrStdout(), b, func(w io.Writer) error { return table(w, hostRows(b, len(b.Hosts))) })
+				return o.print(out(c), b, func(w io.Writer) error { return table(w, hostRows(b, len(b.Hosts))) })
 			}
 			states, err := sandbox.States()
 			if err != nil {
@@ -310,7 +311,7 @@ func sandboxLs() *cobra.Command {
 			if len(boxes) == 0 {
 				c.PrintErrln("no sandbox is there; to start one: fairlead sandbox up DIR")
 			}
-			return o.print(c.OutOrStdout(), boxes, func(w io.Writer) error { return table(w, boxRows(boxes)) })
+			return o.print(out(c), boxes, func(w io.Writer) error { return table(w, boxRows(boxes)) })
 		},
 	}
 	o.add(c)
@@ -497,7 +498,7 @@ PROTOCOL is tcp, udp or sctp.`,
 			if err != nil {
 				return err
 			}
-			if err := o.print(c.OutOrStdout(), replies, func(w io.Writer) error { return table(w, replyRows(replies)) }); err != nil {
+			if err := o.print(out(c), replies, func(w io.Writer) error { return table(w, replyRows(replies)) }); err != nil {
 				return err
 			}
 			return unanswered(replies)
@@ -613,7 +614,7 @@ func sandboxDown() *cobra.Command {
 			for _, n := range names {
 				err := daemon.Stop(c.Context(), n)
 				if err == nil {
-					fmt.Fprintf(c.OutOrStdout(), "sandbox %s is down\n", n)
+					fmt.Fprintf(out(c), "sandbox %s is down\n", n)
 				}
 				errs = append(errs, err)
 			}
@@ -661,7 +662,7 @@ func sandboxGenerate() *cobra.Command {
 			if err := generate.Write(args[0], objects, perFile); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(c.OutOrStdout(), "%s: Node a and %d Services with %d endpoints each, %d objects\n", args[0], services, endpoints, len(objects))
+			_, err := fmt.Fprintf(out(c), "%s: Node a and %d Services with %d endpoints each, %d objects\n", args[0], services, endpoints, len(objects))
 			return err
 		},
 	}

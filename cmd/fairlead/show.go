@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
@@ -79,7 +80,7 @@ func showCommand() *cobra.Command {
 				return err
 			}
 			s := show(w, a)
-			return o.print(c.OutOrStdout(), s, s.table)
+			return o.print(out(c), s, s.table)
 		},
 	}
 	n.add(c)
@@ -215,7 +216,7 @@ func (s shown) table(w io.Writer) error {
 	}
 	s.packetsLine(w)
 	for _, h := range s.Health {
-		fmt.Fprintf(w, "health check of %s at port %d: %d backends on this node\n", h.Service, h.Port, h.Local)
+		fmt.Fprintf(w, "health check of %s at port %d: %d backends on this node\n", escape.String(h.Service), h.Port, h.Local)
 	}
 	fmt.Fprintf(w, "\nnode %s: %d facts wanted, %d in the kernel: %d missing, %d too many\n", s.Node, s.Wanted, s.Held, s.Missing, s.Extra)
 	return printProblems(w, s.Problems)
@@ -231,7 +232,7 @@ func dash(s string) string {
 // printProblems lists the input's problems, a line each.
 func printProblems(w io.Writer, problems []source.Problem) error {
 	for _, p := range problems {
-		if _, err := fmt.Fprintln(w, "problem:", p); err != nil {
+		if _, err := fmt.Fprintln(w, "problem:", escape.String(p.String())); err != nil {
 			return err
 		}
 	}
@@ -280,7 +281,7 @@ func planCommand() *cobra.Command {
 				return err
 			}
 			p := plan(w, a, all)
-			return o.print(c.OutOrStdout(), p, p.table)
+			return o.print(out(c), p, p.table)
 		},
 	}
 	n.add(c)
@@ -340,7 +341,7 @@ func (p planned) table(w io.Writer) error {
 		fmt.Fprintln(w)
 	}
 	for _, op := range p.Operations {
-		fmt.Fprintln(w, op)
+		fmt.Fprintln(w, escape.String(op))
 	}
 	fmt.Fprintf(w, "node %s: put %d, replace %d, delete %d, leave %d as they are: %d transactions, about %s. Nothing was touched.\n",
 		p.Node, p.Put, p.Replace, p.Delete, p.Unchanged, p.Transactions, p.Estimate)

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/model"
 )
@@ -40,7 +41,7 @@ One process may trace a node at a time.`,
 			if err != nil {
 				return err
 			}
-			t := &tracer{world: w, services: w.serviceOf(), pods: w.pods(), out: c.OutOrStdout(), json: o == "json"}
+			t := &tracer{world: w, services: w.serviceOf(), pods: w.pods(), out: out(c), json: o == "json"}
 			f, err := t.filter(service, pod)
 			if err != nil {
 				return err
@@ -150,7 +151,7 @@ func (t *tracer) print(e ebpf.Event) {
 	if t.json {
 		err = json.NewEncoder(t.out).Encode(row)
 	} else {
-		_, err = fmt.Fprintln(t.out, row)
+		_, err = fmt.Fprintln(t.out, escape.String(row.String()))
 	}
 	if t.err == nil {
 		t.err = err

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/httpserver"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -102,7 +102,7 @@ func (p *Plane) serve(f Fact) error {
 	}
 	s := &server{healthy: p.healthy}
 	s.state.Store(&f.Value)
-	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 5 * time.Second}
+	s.http = httpserver.New(s)
 	p.servers[f.Key] = s
 	go s.http.Serve(l)
 	return nil

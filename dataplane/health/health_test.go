@@ -2,13 +2,17 @@ package health
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"fairlead.dev/fairlead/dataplane/httpserver"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -93,5 +97,33 @@ func TestOnePortTakenLeavesTheOthers(t *testing.T) {
 	}
 	if held, _ := p.Read(t.Context()); len(held) != 1 {
 		t.Errorf("held: %v, want the one that listens", held)
+	}
+}
+
+// A load balancer is answered while others hold more connections than a server does.
+func TestAnswersWhileConnectionsAreHeld(t *testing.T) {
+	at := map[uint16]string{}
+	p := New(onLoopback(at), nil)
+	defer p.Close()
+	if err := p.Write(t.Context(), render(p, &model.HealthCheck{Service: "shop/web", Port: 30999, Local: 2}), nil); err != nil {
+		t.Fatal(err)
+	}
+	var first net.Conn
+	for range httpserver.MaxConnections + 1 {
+		c, err := net.Dial("tcp", strings.TrimPrefix(at[30999], "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if first == nil {
+			first = c
+		}
+	}
+	if code, _, _ := ask(t, at[30999]); code != http.StatusOK {
+		t.Errorf("the answer is %d", code)
+	}
+	first.SetReadDeadline(time.Now().Add(3 * time.Second)) // more than it takes to close a connection, less than one without a request may last
+	if _, err := io.Copy(io.Discard, first); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the oldest connection is held: %v", err)
 	}
 }

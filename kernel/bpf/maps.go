@@ -89,6 +89,7 @@ type Maps struct {
 	// Changes is to be counted up when frontends or pools have changed: flows are looked at again.
 	Changes *uint32
 
+	folder string
 	traced *serviceTrace
 	uses   *uses
 	sizes  Sizes
@@ -160,7 +161,7 @@ func newMaps(folder string, s Sizes, open func(string, *ebpf.MapSpec) (*ebpf.Map
 	if err != nil {
 		return nil, err
 	}
-	m := &Maps{sizes: s, named: map[string]*ebpf.Map{}}
+	m := &Maps{folder: folder, sizes: s, named: map[string]*ebpf.Map{}}
 	for n, ms := range all {
 		held, err := open(pin(folder, ms), ms)
 		if err != nil {

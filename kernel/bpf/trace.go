@@ -6,8 +6,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -67,11 +67,11 @@ func (f Filter) takes(e Event) bool {
 // Trace has the programs report what they decide, and calls take with each event until ctx ends. It gives how many were lost
 // because take was slower than they. One process may trace a node at a time.
 func (m *Maps) Trace(ctx context.Context, f Filter, take func(Event)) (lost uint64, err error) {
-	alone, err := net.Listen("unix", "@fairlead-trace") // a name of this network namespace, for as long as we live
+	lock, err := m.lock()
 	if err != nil {
-		return 0, fmt.Errorf("bpf: events go to one listener at a time, and another process traces this node: end it first (%w)", err)
+		return 0, err
 	}
-	defer alone.Close()
+	defer lock.Close()
 	r, err := ringbuf.NewReader(m.named[serviceMapEvents])
 	if err != nil {
 		return 0, fmt.Errorf("bpf: read events: %w", err)
@@ -99,6 +99,19 @@ func (m *Maps) Trace(ctx context.Context, f Filter, take func(Event)) (lost uint
 			take(e)
 		}
 	}
+}
+
+// lock locks the folder of the maps' pins, which root alone may open, for as long as the file is open.
+func (m *Maps) lock() (*os.File, error) {
+	f, err := os.Open(m.folder)
+	if err != nil {
+		return nil, fmt.Errorf("bpf: lock the events: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("bpf: events go to one listener at a time, and another process traces this node: end it first (%w)", err)
+	}
+	return f, nil
 }
 
 // CountSockets has the programs count the sockets of pools that are scheduled by that.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,7 +52,7 @@ func (s *Server) Watchers() int { return int(s.watchers.Load()) }
 
 // Serve serves on l until ctx ends, then closes every connection. The listener's network namespace is the caller's choice.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	web := &http.Server{Handler: s, BaseContext: func(net.Listener) context.Context { return ctx }}
+	web := &http.Server{Handler: s, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, BaseContext: func(net.Listener) context.Context { return ctx }}
 	defer context.AfterFunc(ctx, func() { web.Close() })()
 	if err := web.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve the Kubernetes API at %s: %w", l.Addr(), err)

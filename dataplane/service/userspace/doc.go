@@ -56,8 +56,11 @@
 // survive changes of other backends. All of it ends with the process (Abilities.Ends): rules stay and lead nowhere, until a
 // new process has its room.
 //
-// File descriptors: the limit is raised as far as it may be, and 512 are left to everything else. When they run out, clients
-// wait in the kernel's queues, and their frontends are errors until there are some again.
+// File descriptors: the limit is raised as far as it may be, and 512 are left to everything else. A TCP connection has two, and up
+// to four more while bytes wait in it; a UDP flow has one. Of the first a frontend may have a quarter of the limit, a client address an
+// eighth, the node's own addresses together a half. Beyond that a connection is reset at once and a datagram dropped; both are counted,
+// and the bound is logged once a minute. When all run out, clients wait in the kernel's queues, and their frontends are errors until
+// there are some again.
 package userspace
 
 import (
@@ -79,6 +82,7 @@ var Abilities = service.Abilities{
 		"Connections run through the agent: they end when it does, and affinity is forgotten.",
 		"SCTP is not carried.",
 		"An endpoint at another Service's external address is asked there, since the agent's own connections are served like everybody's: with externalIPs Any who takes a pod's address gets its Service's traffic, too.",
+		"One frontend may have a quarter of the file descriptors that the process may have, one client address an eighth: further connections are reset, further datagrams dropped.",
 		"Where the node's TCP has BBR, connections to backends have Cubic: pacing costs a stream a third of its throughput, and ways within a cluster are short.",
 		"Fragmented UDP datagrams don't reach node ports, and Services that share an address get each other's.",
 		"The node must forward packets (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding), also to and from interface " + Veth + " where a firewall forbids that by default.",

@@ -20,6 +20,7 @@ type front struct {
 	pools   [2]uint64 // by side: inside, outside
 	now     atomic.Pointer[sides]
 	sockets []*socket
+	claimed int64        // file descriptors of its connections and flows: bounds.mu guards it
 	hungry  atomic.Int64 // when it last found no file descriptors, in nanoseconds since 1970; 0: not since it found some
 }
 
@@ -101,10 +102,16 @@ func (li *listener) accept() {
 		fd, peer, err := unix.Accept4(li.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		switch {
 		case err == nil:
+			from := addrPort(peer)
+			share, ok := li.front.plane.bounds.claim(li.front, from.Addr(), perConn, li.loop.now)
+			if !ok {
+				reset(fd)
+				continue
+			}
 			if filtered {
 				filter(fd, nil)
 			}
-			if err = li.loop.accepted(fd, addrPort(peer), li); starving(err) {
+			if err = li.loop.accepted(fd, from, li, share); starving(err) {
 				li.starve()
 				return
 			}

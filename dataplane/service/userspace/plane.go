@@ -29,6 +29,7 @@ type Plane struct {
 	open    atomic.Int64  // file descriptors of connections and flows
 	steady  atomic.Int64  // and those of fronts and pipes
 	limit   int64         // of both
+	bounds  bounds        // of one frontend and one client
 
 	keep   sync.Mutex
 	keeper *link.Policy // for rules of connections that outlive their frontend
@@ -108,6 +109,7 @@ func New() (_ *Plane, err error) {
 		}
 	}
 	p.limit = int64(min(r.Cur, 1<<40)) - reserve
+	p.bounds.set(p.limit)
 	for range min(runtime.GOMAXPROCS(0), threads) {
 		l, err := newLoop(p.node, &p.steady)
 		if err != nil {

@@ -132,9 +132,14 @@ func (s *stage) listen(port int) *net.TCPListener {
 
 // dial connects the client.
 func (s *stage) dial(network, to string) (c net.Conn, err error) {
+	return s.dialFrom(s.client, network, to)
+}
+
+// dialFrom connects a process of a network namespace.
+func (s *stage) dialFrom(from *netns.Namespace, network, to string) (c net.Conn, err error) {
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
 	defer cancel()
-	err = s.client.Do(func() (err error) {
+	err = from.Do(func() (err error) {
 		d := net.Dialer{}
 		d.SetMultipathTCP(false)
 		c, err = d.DialContext(ctx, network, to)

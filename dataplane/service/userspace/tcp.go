@@ -19,6 +19,7 @@ type conn struct {
 	backend        *backend
 	tried          []*backend
 	connected      bool
+	share          claim
 	kept           func() // gives up the rule by which the connection outlives its frontend
 }
 
@@ -46,8 +47,8 @@ type stream struct {
 const perConn = 2
 
 // accepted begins to carry a connection. It may end at once.
-func (l *loop) accepted(fd int, from netip.AddrPort, li *listener) error {
-	c := &conn{loop: l, front: li.front, from: from, to: li.at, client: end{fd: fd}, server: end{fd: -1}}
+func (l *loop) accepted(fd int, from netip.AddrPort, li *listener, share claim) error {
+	c := &conn{loop: l, front: li.front, from: from, to: li.at, share: share, client: end{fd: fd}, server: end{fd: -1}}
 	c.up = stream{conn: c, src: &c.client, dst: &c.server}
 	c.down = stream{conn: c, src: &c.server, dst: &c.client}
 	l.conns[c] = struct{}{}
@@ -328,6 +329,7 @@ func (c *conn) end(shut func(fd int)) {
 		c.kept()
 	}
 	c.front.plane.open.Add(-perConn)
+	c.front.plane.bounds.release(c.front, c.share)
 }
 
 // starving says whether an error means that there are no more file descriptors, or no memory for them.

@@ -23,6 +23,7 @@ type flow struct {
 	backend  *backend
 	fd       int
 	token    uint32
+	share    claim
 
 	last       time.Time
 	answered   int // 1 once the backend has
@@ -138,20 +139,14 @@ func (li *listener) begin(p *packets, i int, from netip.AddrPort) *flow {
 		li.front.starve()
 		return nil
 	}
-	f := &flow{listener: li, client: from, name: p.names[i], pool: pool, last: l.now}
-	for tried := []*backend(nil); ; tried = append(tried, f.backend) {
-		if f.backend = pool.take(from, li.at.Addr(), tried, l.now); f.backend == nil {
-			return nil
-		}
-		err := f.open()
-		if err == nil {
-			break
-		}
-		pool.give(f.backend)
-		if starving(err) {
-			li.front.starve()
-			return nil
-		}
+	share, ok := li.front.plane.bounds.claim(li.front, from.Addr(), 1, l.now)
+	if !ok {
+		return nil
+	}
+	f := &flow{listener: li, client: from, name: p.names[i], pool: pool, last: l.now, share: share}
+	if !f.connect() {
+		li.front.plane.bounds.release(li.front, share)
+		return nil
 	}
 	li.front.fed()
 	li.front.plane.open.Add(1)
@@ -161,6 +156,25 @@ func (li *listener) begin(p *packets, i int, from netip.AddrPort) *flow {
 	li.flows[from] = f
 	l.flows[0].add(f)
 	return f
+}
+
+// connect finds the flow a backend and opens its socket. It reports whether there is one.
+func (f *flow) connect() bool {
+	li := f.listener
+	for tried := []*backend(nil); ; tried = append(tried, f.backend) {
+		if f.backend = f.pool.take(f.client, li.at.Addr(), tried, f.last); f.backend == nil {
+			return false
+		}
+		err := f.open()
+		if err == nil {
+			return true
+		}
+		f.pool.give(f.backend)
+		if starving(err) {
+			li.front.starve()
+			return false
+		}
+	}
 }
 
 // open makes the flow's socket.
@@ -221,5 +235,6 @@ func (f *flow) close() {
 	l.forget(f.fd, f.token)
 	unix.Close(f.fd)
 	f.listener.front.plane.open.Add(-1)
+	f.listener.front.plane.bounds.release(f.listener.front, f.share)
 	f.pool.give(f.backend)
 }
