@@ -89,6 +89,10 @@ func (c *Config) take(f *Flags, in content) error {
 	if !f.given("ebpf-room") {
 		c.Own.EBPF.Room = cmp.Or(c.Own.EBPF.Room, agent.DefaultRoom)
 	}
+	if !f.given("ebpf-flows") {
+		c.Own.EBPF.Flows = cmp.Or(c.Own.EBPF.Flows, agent.DefaultFlows)
+	}
+	c.Own.EBPF.ReversePathCheck = cmp.Or(c.Own.EBPF.ReversePathCheck, Always)
 	if err := c.validate(); err != nil {
 		return err
 	}
@@ -128,6 +132,7 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"scheduler", &file.Scheduler, &f.own.Scheduler},
 		{"service-proxy-name", &file.ServiceProxyName, &f.own.ServiceProxyName},
 		{"ebpf-shortcut", (*string)(&file.EBPF.Shortcut), (*string)(&f.own.EBPF.Shortcut)},
+		{"ebpf-reverse-path-check", (*string)(&file.EBPF.ReversePathCheck), (*string)(&f.own.EBPF.ReversePathCheck)},
 		{"take-over", (*string)(&file.TakeOver), (*string)(&f.own.TakeOver)},
 	} {
 		if f.given(set.flag) || *set.to == "" && set.flag == "source" {
@@ -142,6 +147,9 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 	}
 	if f.given("ebpf-room") {
 		file.EBPF.Room = f.own.EBPF.Room
+	}
+	if f.given("ebpf-flows") {
+		file.EBPF.Flows = f.own.EBPF.Flows
 	}
 	if f.given("ebpf-close-tcp") {
 		file.EBPF.CloseTCP = f.own.EBPF.CloseTCP

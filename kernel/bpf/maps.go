@@ -106,6 +106,8 @@ type Maps struct {
 	sizes  Sizes
 	named  map[string]*ebpf.Map
 	mapped [][]byte
+
+	flowsOf string // the folder of these maps where the maps of flows were made, maybe beside some of another size; or ""
 }
 
 // traffic is the maps that packets and sockets write. They don't go with a layout: an upgrade finds what it needs to go on.
@@ -135,7 +137,7 @@ func CreateMaps(folder string, s Sizes) (*Maps, error) {
 			return nil, err
 		}
 	}
-	recall := false
+	recall, resized := false, false
 	m, err := newMaps(folder, s, func(path string, m *ebpf.MapSpec) (*ebpf.Map, error) {
 		held, err := ebpf.LoadPinnedMap(path, nil)
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -150,12 +152,16 @@ func CreateMaps(folder string, s Sizes) (*Maps, error) {
 			return nil, err
 		}
 		recall = recall || m.Name == packetsMapPorts || m.Name == packetsMapAddresses
+		resized = resized || m.Name == packetsMapDestinations || m.Name == packetsMapSources
 		return made, nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	m.uses.recall = recall
+	if resized {
+		m.flowsOf = folder
+	}
 	if err := m.Recall(); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}

@@ -45,9 +45,12 @@ func (m *Maps) Exit(k Entry) {
 	})
 }
 
-// Recall has packets of all flows looked at where what tells them was made anew: an earlier version's may have had another form. To be
+// Recall copies the flows of maps of another size, and has packets of all flows looked at where what tells them was made anew: an earlier version's may have had another form. To be
 // called again once programs that note new flows there are attached. Some that needn't are looked at, too.
 func (m *Maps) Recall() error {
+	if err := m.copyFlows(); err != nil {
+		return err
+	}
 	if !m.uses.recall {
 		return nil
 	}
