@@ -151,6 +151,9 @@ type plane[K dataplane.Key, V comparable] interface {
 // DefaultRoom is how many slots the maps of the mode ebpf have where nobody says.
 const DefaultRoom = ebpf.DefaultRoom
 
+// DefaultFlows is the size of each map of flows of the mode ebpf unless it is given.
+const DefaultFlows = ebpf.DefaultFlows
+
 // EBPF gives the mode with what its plane ebpf, if it has one, is told.
 func (m Mode) EBPF(o ebpf.Options) Mode {
 	m = with(m, ebpf.Abilities, func() (*ebpf.Plane, error) { return ebpf.Open(o) })

@@ -54,7 +54,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, union uses);
+	__type(value, struct uses);
 } ports SEC(".maps");
 
 /* What a client asks for, and what it is told. */
@@ -128,7 +128,7 @@ static __always_inline __u32 place(const struct address *a)
 	return is ? *is : 0;
 }
 
-static __always_inline union uses *uses(void *map)
+static __always_inline struct uses *uses(void *map)
 {
 	__u32 first = 0;
 

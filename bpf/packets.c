@@ -25,11 +25,10 @@
  */
 #include "answer.h"
 #include "direct.h"
+#include "reverse.h"
 #include "shortcut.h"
 
 char _license[] SEC("license") = "GPL";
-
-#define LOOPBACK 1 /* a loopback's index, in every network namespace */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -50,7 +49,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, union uses);
+	__type(value, struct uses);
 } addresses SEC(".maps");
 
 /* Counts changes of frontends and pools, by the agent. */
@@ -82,13 +81,25 @@ const enum event_of_packet unused_event __attribute__((unused));
 const enum way_state unused_state __attribute__((unused));
 const enum use unused_use __attribute__((unused));
 
-/* Notes a use of a port or an address. */
+/* The bits of a use of which programs set one, of either generation. */
+#define EITHER(use) ((use) | (use) << USE_SHIFT)
+
+/* Notes a use of a port or an address, in the current generation. */
 static __always_inline void note(void *map, __u16 at, __u32 use)
 {
-	union uses *u = uses(map);
+	struct uses *u = uses(map);
 
-	if (u && !(u->of[at] & use))
-		__sync_fetch_and_or(&u->word[at / 4], bpf_htonl(use << (24 - at % 4 * 8)));
+	if (!u)
+		return;
+	if (*(volatile __u32 *)&u->generation)
+		use <<= USE_SHIFT;
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+	if (!(u->of[at] & use))
+		__sync_fetch_and_or(&u->word[at / 2], use << at % 2 * 16);
+#else
+	if (!(u->of[at] & use))
+		__sync_fetch_and_or(&u->word[at / 2], use << (16 - at % 2 * 16));
+#endif
 }
 
 /* A hash of the exclusive or of an address's words, which the agent computes too. */
@@ -132,6 +143,8 @@ static __always_inline __u32 lifetime(const struct way *w, __u8 protocol)
 {
 	if (protocol == IPPROTO_UDP)
 		return w->state & ANSWERED ? 120 : 30;
+	if (w->state & UNASSURED)
+		return w->state & ANSWERED ? 60 : 120; /* SYN_RECV, SYN_SENT */
 	return w->state & ANSWERED && !over(w) ? 5 * 24 * 3600 : 120;
 }
 
@@ -294,7 +307,7 @@ __noinline int renew(const struct way *w, const struct packet *p)
 	client = end_of(&p->tuple.source, p->tuple.from);
 	made.to = end_of(&p->tuple.destination, p->tuple.to);
 	made.seen = w->seen;
-	made.state |= w->state & (ANSWERED | ALIAS | DIRECT | HIDDEN);
+	made.state |= w->state & (ANSWERED | ALIAS | DIRECT | HIDDEN | UNASSURED);
 	if (w->state & ALIAS) {
 		made.from = client;
 		client = w->from;
@@ -305,6 +318,64 @@ __noinline int renew(const struct way *w, const struct packet *p)
 		r->seen = w->seen;
 	else
 		bpf_map_update_elem(&sources, &back, &made, BPF_NOEXIST);
+	return 0;
+}
+
+/* Has an entry of a flow last as long as that of a connection whose handshake is complete. */
+static __always_inline void assure(struct way *w)
+{
+	if (w && w->state & UNASSURED)
+		__sync_fetch_and_and(&w->state, ~UNASSURED);
+}
+
+/* Whether a packet is one of TCP behind the handshake's first two: it has neither SYN nor RST. */
+static __always_inline bool follows(const struct packet *p)
+{
+	return p->tuple.protocol == IPPROTO_TCP && !p->inner && !(p->flags & (SYN | RST));
+}
+
+/*
+ * Has the entries of a connection last, once a packet shows that its handshake is complete: the client's after an answer, or the backend's
+ * that isn't a SYN, ACK. w, in destinations, is the entry of the packet, which isn't changed yet.
+ */
+__noinline int establish(struct way *w, const struct packet *p)
+{
+	struct tuple other;
+	struct end end;
+
+	if (!w || !p || !follows(p))
+		return 0;
+	if (!(w->state & ASKS)) {
+		end = end_of(&p->tuple.source, p->tuple.from);
+		from_to(&other, &w->to, &end, p->tuple.protocol); /* of a client that is hidden */
+		assure(w);
+		assure(bpf_map_lookup_elem(&sources, &other));
+		return 0;
+	}
+	if (!(w->state & ANSWERED))
+		return 0;
+	end = w->state & ALIAS ? w->from : end_of(&p->tuple.source, p->tuple.from);
+	from_to(&other, &w->to, &end, p->tuple.protocol);
+	assure(w);
+	assure(bpf_map_lookup_elem(&sources, &other));
+	assure(bpf_map_lookup_elem(&destinations, &other)); /* of this node's own client */
+	return 0;
+}
+
+/* The same where w is in sources, and the packet is changed. */
+__noinline int establish_source(struct way *w, const struct packet *p)
+{
+	struct tuple back;
+	struct way *other;
+
+	if (!w || !p || !follows(p))
+		return 0;
+	back_of(&back, p);
+	other = bpf_map_lookup_elem(&destinations, &back);
+	if (w->state & REPLIES || (other && other->state & ANSWERED)) {
+		assure(w);
+		assure(other);
+	}
 	return 0;
 }
 
@@ -380,6 +451,8 @@ static __always_inline int go(struct __sk_buff *skb, struct packet *p, struct wa
 			if (news && state & ASKS)
 				renew(w, p);
 		}
+		if (unlikely(state & UNASSURED))
+			establish(w, p);
 	}
 	if (state & OURS) {
 		from_to(&ask, &to, &from, p->tuple.protocol);
@@ -586,6 +659,8 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 		alias = ALIAS;
 		w.from = client;
 	}
+	if (p->tuple.protocol == IPPROTO_TCP)
+		is_hidden |= UNASSURED;
 	w.state = REPLIES | alias | is_hidden | (seen_as & DIRECT);
 	from_to(&t, &backend, &seen, q->protocol);
 	if (!put(&sources, &t, &w))
@@ -594,7 +669,7 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 	if (q->origin == FROM_NODE && !hidden) {
 		w.to = client;
 		w.from = entry;
-		w.state = OURS;
+		w.state = OURS | (is_hidden & UNASSURED);
 		if (!put(&destinations, &t, &w))
 			return false;
 		note(&ports, seen.port, USE_TAKEN);
@@ -602,7 +677,7 @@ __noinline int begin(const struct packet *p, const struct question *q, __u32 see
 	if (hidden) {
 		w.to = client;
 		w.from = entry;
-		w.state = UNHIDDEN | HIDDEN | (q->origin == FROM_NODE ? OURS : 0);
+		w.state = UNHIDDEN | is_hidden | (q->origin == FROM_NODE ? OURS : 0);
 		from_to(&t, &seen, &backend, q->protocol);
 		if (!put(&sources, &t, &w))
 			return false;
@@ -665,6 +740,8 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	f = find(q);
 	if (!f || tracked(skb, p))
 		return TCX_NEXT;
+	if (reverse_path && !own && !comes_by_its_route(skb, p))
+		return drop_forged(skb);
 	if (!own && place(&q->from) & PODS)
 		q->origin = FROM_POD;
 	if (f->some && !allowed(q, f->any))
@@ -722,25 +799,33 @@ __noinline int inward(struct __sk_buff *skb, struct packet *p, int own)
 	return p->inner ? TCX_NEXT : FIRST;
 }
 
+/* Whether the flow is over of a way back from the backend that a client's packet goes to. */
+__noinline int is_over(const struct way *back, const struct packet *p)
+{
+	struct tuple ask;
+	struct end client;
+
+	if (!back || !p)
+		return true;
+	client = back->state & ALIAS ? back->from : end_of(&p->tuple.source, p->tuple.from);
+	from_to(&ask, &client, &back->to, p->tuple.protocol);
+	return ended(back, &ask, p);
+}
+
 /*
  * A client opens a connection to a backend itself. If it did so through an entry before, from this very port, and that is over,
  * what the backend answers is from the backend.
  */
 __noinline int forget(const struct packet *p)
 {
-	struct tuple back, ask;
-	struct end client;
+	struct tuple back;
 	struct way *w;
 
 	if (!p)
 		return 0;
-	client = end_of(&p->tuple.source, p->tuple.from);
 	back_of(&back, p);
 	w = bpf_map_lookup_elem(&sources, &back);
-	if (!w)
-		return 0;
-	from_to(&ask, &client, &w->to, p->tuple.protocol);
-	if (ended(w, &ask, p))
+	if (w && is_over(w, p))
 		bpf_map_delete_elem(&sources, &back);
 	return 0;
 }
@@ -787,6 +872,7 @@ __noinline int believes(const struct packet *p, const struct end *entry)
 __noinline int learn(struct __sk_buff *skb, struct packet *p, const struct end *entry)
 {
 	struct way *held, w = {.state = REPLIES | LEARNT};
+	bool same, answered;
 	struct tuple back;
 
 	if (!p || !entry)
@@ -795,10 +881,16 @@ __noinline int learn(struct __sk_buff *skb, struct packet *p, const struct end *
 	w.to = *entry;
 	w.seen = p->now;
 	held = bpf_map_lookup_elem(&sources, &back);
-	if (held && held->state & LEARNT && !opens(p) && held->to.port == entry->port && equal(&held->to.address, &entry->address))
+	same = held && held->state & LEARNT && held->to.port == entry->port && equal(&held->to.address, &entry->address);
+	answered = held && p->tuple.protocol == IPPROTO_TCP && held->state & ANSWERED && !is_over(held, p);
+	if (same && (answered || !opens(p))) {
 		held->seen = w.seen;
-	else if (!put(&sources, &back, &w))
+	} else if (answered) { /* the backend's socket has this very connection */
+		count(FORGED);
 		return TC_ACT_SHOT;
+	} else if (!put(&sources, &back, &w)) {
+		return TC_ACT_SHOT;
+	}
 	note(&ports, back.from, USE_BACKEND);
 	return drop_told(skb, p) ? TCX_NEXT : TC_ACT_SHOT;
 }
@@ -810,7 +902,7 @@ __noinline int hear(struct __sk_buff *skb, struct packet *p)
 {
 	struct end entry;
 
-	return p && read_told(skb, p, &entry) && believes(p, &entry) ? learn(skb, p, &entry) : UNTOLD;
+	return p && read_told(skb, p, &entry) && leads_to_nodes(skb) && believes(p, &entry) ? learn(skb, p, &entry) : UNTOLD;
 }
 
 /* The address by which this node reaches a packet's destination through the device that it leaves by. */
@@ -859,7 +951,7 @@ __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct 
 	seen.port = client.port;
 	back.to = w->state & OURS ? w->to : client;
 	back.from = w->from;
-	back.state = w->state & OURS;
+	back.state = w->state & (OURS | UNASSURED);
 	for (i = 0; i < TRIES; i++) {
 		struct way *held;
 
@@ -994,6 +1086,8 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int mar
 		answer(&back, p, w->state & REPLIES ? ANSWERED : 0);
 		mark(w, ANSWERED);
 	}
+	if (unlikely(w->state & UNASSURED))
+		establish_source(w, p);
 	if (w->seen != now)
 		w->seen = now;
 	return TCX_NEXT;
@@ -1005,9 +1099,9 @@ enum glance { NOTHING, INWARD = 1, OUTWARD = 2, OPENS = 4, ODD_ONE = 8, AS_IS = 
 /* Whether frontends or clients' ways are at an address, by the exclusive or of its words: if only by its hash. */
 static __noinline bool at_address(__be32 words)
 {
-	union uses *u = uses(&addresses);
+	struct uses *u = uses(&addresses);
 
-	return u && u->of[short_hash(words)] & (USE_ENTRY | USE_ASKED);
+	return u && u->of[short_hash(words)] & (USE_ENTRY | EITHER(USE_ASKED));
 }
 
 static __always_inline __be32 words_of(void *ip, bool is6)
@@ -1022,27 +1116,27 @@ static __always_inline __be32 words_of(void *ip, bool is6)
 /* Whether a packet's destination, whose port has that use, may be an entry. */
 static __always_inline bool enters(__u32 use, void *ip, bool is6)
 {
-	return unlikely(use & (USE_ENTRY | USE_ASKED)) && (use & USE_ANY || at_address(words_of(ip, is6)));
+	return unlikely(use & (USE_ENTRY | EITHER(USE_ASKED))) && (use & USE_ANY || at_address(words_of(ip, is6)));
 }
 
 static __always_inline __u32 by_ends(void *ip, const struct udphdr *ports_of, bool is6, bool in, bool own)
 {
-	union uses *u = uses(&ports);
+	struct uses *u = uses(&ports);
 	__u32 use, may = NOTHING;
 
 	if (!u)
 		return NOTHING;
 	use = u->of[ports_of->dest];
 	if (in) {
-		if (use & USE_TAKEN || enters(use, ip, is6))
+		if (use & EITHER(USE_TAKEN) || enters(use, ip, is6))
 			may = INWARD;
-		if (use & USE_BACKEND)
+		if (use & EITHER(USE_BACKEND))
 			may |= OPENS;
-		return may || use & USE_HIDDEN || u->of[ports_of->source] & USE_BACKEND ? may : AS_IS;
+		return may || use & EITHER(USE_HIDDEN) || u->of[ports_of->source] & EITHER(USE_BACKEND) ? may : AS_IS;
 	}
 	if (own && enters(use, ip, is6))
 		may = INWARD;
-	return use & USE_HIDDEN || u->of[ports_of->source] & USE_BACKEND ? may | OUTWARD : may;
+	return use & EITHER(USE_HIDDEN) || u->of[ports_of->source] & EITHER(USE_BACKEND) ? may | OUTWARD : may;
 }
 
 /* What a plain packet's ends say; if that is anything, reads it. ODD_ONE where it isn't so plain. */

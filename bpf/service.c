@@ -462,7 +462,7 @@ static __always_inline bool connect_quickly(struct bpf_sock_addr *ctx, bool six)
 	struct frontend *f;
 	struct pool *p;
 	union slot *s;
-	union uses *u;
+	struct uses *u;
 	__u64 namespace, served;
 	__u32 origin;
 

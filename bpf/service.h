@@ -239,6 +239,7 @@ enum way_state {
 	HIDDEN = 1 << 11,  /* of a flow whose client is hidden: its packets leave with a MARK, both ways */
 	MARKED = 1 << 12,  /* and this way has seen it: packets without are of no flow */
 	BARED = 1 << 13,   /* but somebody takes it from them */
+	UNASSURED = 1 << 14, /* TCP: the handshake isn't complete (conntrack: not IPS_ASSURED) */
 };
 
 /* What becomes of the packets of a tuple, in destinations or in sources. */
@@ -272,13 +273,20 @@ enum use {
 	USE_TAKEN = 1 << 5,	/* clients are hidden behind it, or clients of this node are at it */
 };
 
+/* The bits that programs set exist twice, once for each generation: those of generation 1 are shifted by this. */
+#define USE_SHIFT 8
+
 /*
- * A byte for each port, by its number in network byte order, or for each hash of an address. Bits are set in whole words, since others
- * set theirs meanwhile.
+ * 16 bits for each port, by its number in network byte order, or for each hash of an address. Bits are set in whole words, since others
+ * set theirs meanwhile. Programs set bits of the current generation and read those of both. The agent now and then makes the other
+ * generation the current one, sets its bits for all entries of the two maps of flows, and clears those of the generation before.
  */
-union uses {
-	__u8 of[1 << 16];
-	__u32 word[1 << 14];
+struct uses {
+	union {
+		__u16 of[1 << 16];
+		__u32 word[1 << 15];
+	};
+	__u32 generation; /* 0 or 1 */
 };
 
 /*
@@ -310,6 +318,7 @@ enum event_of_packet {
 	NO_ADDRESS, /* packets dropped: no address was found to hide their client */
 	NO_ROOM,    /* packets dropped: their flow found no room */
 	HANDED,	    /* packets handed over to a pod, past the node's stack */
+	FORGED,	    /* packets dropped: the reverse path of a new flow, or what a packet tells of an answered one, is another */
 	EVENTS_OF_PACKET,
 };
 

@@ -8,10 +8,7 @@
  */
 #pragma once
 
-#include "packet.h"
-
-#define AF_INET 2
-#define AF_INET6 10
+#include "reverse.h"
 
 /* include/uapi/linux/netfilter.h, netfilter_ipv4.h and netfilter_ipv6.h, xfrm.h, if_packet.h */
 enum { NF_INET_PRE_ROUTING = 0, NF_INET_FORWARD = 2, NF_INET_POST_ROUTING = 4, NF_IP_PRI_SELINUX_FIRST = -225 };

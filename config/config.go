@@ -90,6 +90,10 @@ func (c *Config) take(f *Flags, in content) error {
 	if !f.given("ebpf-room") {
 		c.Own.EBPF.Room = cmp.Or(c.Own.EBPF.Room, agent.DefaultRoom)
 	}
+	if !f.given("ebpf-flows") {
+		c.Own.EBPF.Flows = cmp.Or(c.Own.EBPF.Flows, agent.DefaultFlows)
+	}
+	c.Own.EBPF.ReversePathCheck = cmp.Or(c.Own.EBPF.ReversePathCheck, Always)
 	if err := c.validate(); err != nil {
 		return err
 	}
@@ -130,6 +134,7 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"service-proxy-name", &file.ServiceProxyName, &f.own.ServiceProxyName},
 		{"external-ips", (*string)(&file.ExternalIPs), (*string)(&f.own.ExternalIPs)},
 		{"ebpf-shortcut", (*string)(&file.EBPF.Shortcut), (*string)(&f.own.EBPF.Shortcut)},
+		{"ebpf-reverse-path-check", (*string)(&file.EBPF.ReversePathCheck), (*string)(&f.own.EBPF.ReversePathCheck)},
 		{"take-over", (*string)(&file.TakeOver), (*string)(&f.own.TakeOver)},
 	} {
 		if f.given(set.flag) || *set.to == "" && set.flag == "source" {
@@ -144,6 +149,9 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 	}
 	if f.given("ebpf-room") {
 		file.EBPF.Room = f.own.EBPF.Room
+	}
+	if f.given("ebpf-flows") {
+		file.EBPF.Flows = f.own.EBPF.Flows
 	}
 	if f.given("ebpf-close-tcp") {
 		file.EBPF.CloseTCP = f.own.EBPF.CloseTCP

@@ -358,6 +358,10 @@ func TestWrongFlagsAreNamed(t *testing.T) {
 		"--ebpf-room=5000000000":  {"5000000000", "--ebpf-room"},
 		"--ebpf-close-tcp=always": {`"always"`, "--ebpf-close-tcp"},
 		"--ebpf-shortcut=Often":   {`"Often"`, "ebpf.shortcut", "Auto", "Never"},
+		"--ebpf-flows=1023":       {"1023", "--ebpf-flows", "from 1024 to 16777216 entries"},
+		"--ebpf-flows=16777217":   {"16777217", "--ebpf-flows", "from 1024 to 16777216 entries"},
+
+		"--ebpf-reverse-path-check=Loose": {`"Loose"`, "ebpf.reversePathCheck", "Always", "Never"},
 	} {
 		_, err := load(t, "", args)
 		if err == nil {

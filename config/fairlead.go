@@ -77,7 +77,19 @@ type EBPFConfiguration struct {
 	// shortcut says when packets that come to the node for one of its pods are handed over to the pod at once, past the node's stack: "Auto" while
 	// nothing there would look at them, or "Never". Default: "Auto".
 	Shortcut Shortcut `json:"shortcut,omitempty"`
+	// flows is the size of each of the two maps of flows that begin with packets at devices; a flow has one entry in each, one whose client
+	// is masqueraded has two. Default: 131072.
+	Flows uint32 `json:"flows,omitempty"`
+	// reversePathCheck says whether a packet from a device begins a flow only if the route back to its source leads to that device: "Always",
+	// or "Never", for nodes whose routes are asymmetric. Default: "Always".
+	ReversePathCheck ReversePathCheck `json:"reversePathCheck,omitempty"`
 }
+
+// ReversePathCheck says whether the reverse path of new flows is checked: Always, or Never.
+type ReversePathCheck string
+
+// Always has the reverse path checked.
+const Always ReversePathCheck = "Always"
 
 // Shortcut says when packets for pods are handed over past the node's stack.
 type Shortcut string

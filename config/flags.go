@@ -112,6 +112,8 @@ var rows = []Row{
 	{"ebpf-room", "", "FairleadConfiguration's ebpf.room."},
 	{"ebpf-close-tcp", "", "FairleadConfiguration's ebpf.closeTCP."},
 	{"ebpf-shortcut", "", "FairleadConfiguration's ebpf.shortcut."},
+	{"ebpf-flows", "", "FairleadConfiguration's ebpf.flows."},
+	{"ebpf-reverse-path-check", "", "FairleadConfiguration's ebpf.reversePathCheck."},
 	{"service-proxy-name", "", "FairleadConfiguration's serviceProxyName."},
 	{"take-over", "", "FairleadConfiguration's takeOver."},
 }
@@ -145,6 +147,8 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	fs.Uint32Var(&f.own.EBPF.Room, "ebpf-room", agent.DefaultRoom, "mode ebpf: slots in the kernel's maps: one for each port of a Service and each endpoint of it; an eighth as many entries")
 	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false, "mode ebpf: when an endpoint goes, close TCP connections of clients on the node to it, as is done with UDP")
 	fs.StringVar((*string)(&f.own.EBPF.Shortcut), "ebpf-shortcut", string(Auto), "mode ebpf: hand packets for pods over past the node's stack: Auto while nothing there would look at them, or Never")
+	fs.Uint32Var(&f.own.EBPF.Flows, "ebpf-flows", agent.DefaultFlows, "mode ebpf: entries of each of the kernel's two maps of flows that begin with packets at devices")
+	fs.StringVar((*string)(&f.own.EBPF.ReversePathCheck), "ebpf-reverse-path-check", string(Always), "mode ebpf: begin a flow for a packet from a device only if the route back to its source leads there: Always, or Never where routes are asymmetric")
 }
 
 // Add gives a command all flags.

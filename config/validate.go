@@ -191,6 +191,10 @@ func (k *checks) own(c *FairleadConfiguration) {
 		k.errs = append(k.errs, field.Invalid(limits.Child("namespacePercent"), p, "give a number from 1 to 100"))
 	}
 	k.oneOf(field.NewPath("ebpf", "shortcut"), string(c.EBPF.Shortcut), string(Auto), string(Never))
+	if n := c.EBPF.Flows; n < minFlows || n > maxFlows {
+		k.ours(field.NewPath("ebpf", "flows"), "ebpf-flows", n, fmt.Sprintf("give from %d to %d entries", minFlows, maxFlows))
+	}
+	k.oneOf(field.NewPath("ebpf", "reversePathCheck"), string(c.EBPF.ReversePathCheck), string(Always), string(Never))
 	k.oneOf(field.NewPath("takeOver"), string(c.TakeOver), string(Leave), string(Remove))
 }
 
@@ -198,4 +202,10 @@ func (k *checks) own(c *FairleadConfiguration) {
 const (
 	leastRoom = 512
 	mostRoom  = 1 << 26
+)
+
+// The bounds of ebpf.flows: two entries take some 320 bytes of the kernel's memory.
+const (
+	minFlows = 1 << 10
+	maxFlows = 1 << 24
 )

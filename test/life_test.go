@@ -61,6 +61,7 @@ type lives struct {
 	mode    string
 	dir     string
 	confine []string // what the agent is run by: a command that ends with its
+	cluster *sandbox.Cluster
 	node    *sandbox.Host
 	clients []*asker
 	web     http.Client
@@ -86,7 +87,7 @@ type asker struct {
 // No connection fails, of clients on the node and outside, while endpoints are replaced, while the agent is killed and comes back to
 // what has changed, and while another with other maps takes over. All endpoints live on: what fails was failed by the node.
 func TestNoConnectionFails(t *testing.T) {
-	for mode, layouts := range map[string][]string{"nftables": nil, "ebpf": {"--ebpf-room=4096", "--ebpf-room=8192"}} {
+	for mode, layouts := range map[string][]string{"nftables": nil, "ebpf": {"--ebpf-room=4096", "--ebpf-flows=65536"}} {
 		t.Run(mode, func(t *testing.T) {
 			l := newLife(t, mode)
 			l.hire()
@@ -131,6 +132,7 @@ func newLife(t *testing.T, mode string) *lives {
 			t.Error(err)
 		}
 	})
+	l.cluster = c
 	pod, err := c.Pod("default", "client")
 	if err != nil {
 		t.Fatal(err)

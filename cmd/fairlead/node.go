@@ -95,7 +95,11 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 
 // ebpfOptions gives the options of the plane ebpf.
 func ebpfOptions(c *config.Config) ebpf.Options {
-	return ebpf.Options{Sizes: ebpf.Room(c.Own.EBPF.Room), CloseTCP: c.Own.EBPF.CloseTCP, NoShortcut: c.Own.EBPF.Shortcut == config.Never}
+	e := &c.Own.EBPF
+	sizes := ebpf.Room(e.Room)
+	sizes.Flows = e.Flows
+	return ebpf.Options{Sizes: sizes, CloseTCP: e.CloseTCP, NoShortcut: e.Shortcut == config.Never,
+		NoReversePathCheck: string(e.ReversePathCheck) == string(config.Never)}
 }
 
 // ipvsOptions gives the options of the plane ipvs.

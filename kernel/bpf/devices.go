@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,7 +78,8 @@ type DevicePrograms struct {
 
 // DeviceOptions are the programs' constants, but for the length of a device's header.
 type DeviceOptions struct {
-	Direct bool // nodes tell each other of entries, so that a backend's node answers the client itself
+	Direct      bool // nodes tell each other of entries, so that a backend's node answers the client itself
+	ReversePath bool // a flow begins only if the route back to its source leads to the device that its packet came in by
 }
 
 // DeviceDigest stands for those programs with these constants and maps of these sizes.
@@ -140,8 +142,11 @@ func (p *DevicePrograms) load(m *Maps, o DeviceOptions, header uint32) (*ebpf.Co
 	if err := c.Variables["head"].Set(header); err != nil {
 		return nil, err
 	}
-	if o.Direct {
-		if err := c.Variables["direct"].Set(uint32(1)); err != nil {
+	for name, is := range map[string]bool{"direct": o.Direct, "reverse_path": o.ReversePath} {
+		if !is {
+			continue
+		}
+		if err := c.Variables[name].Set(uint32(1)); err != nil {
 			return nil, err
 		}
 	}
@@ -445,6 +450,41 @@ func KeepPods(maps, links string, devices []Device) error {
 		return fmt.Errorf("bpf: map %s: %w", packetsMapPods, err)
 	}
 	return nil
+}
+
+// KeepUplinks has the map of devices by which other Nodes are reached, in a folder of maps, hold these indices.
+func KeepUplinks(maps string, devices map[int]bool) error {
+	m, err := pinned[uint32, uint32](filepath.Join(maps, packetsMapUplinks))
+	if m == nil {
+		return err
+	}
+	defer m.Close()
+	var gone []uint32
+	err = all(m, func(index, _ uint32) {
+		if !devices[int(index)] {
+			gone = append(gone, index)
+		}
+	})
+	for _, i := range gone {
+		err = errors.Join(err, m.Delete(i))
+	}
+	for i := range devices {
+		err = errors.Join(err, m.Put(uint32(i), uint32(1)))
+	}
+	if err != nil {
+		return fmt.Errorf("bpf: write map %s: %w", packetsMapUplinks, err)
+	}
+	return nil
+}
+
+// PlacesIn reads the prefixes in a folder of maps: see Maps.Places.
+func PlacesIn(maps string, take func(netip.Prefix, uint32)) error {
+	m, err := pinned[servicePrefix, uint32](filepath.Join(maps, serviceMapPlaces))
+	if m == nil {
+		return err
+	}
+	defer m.Close()
+	return places(m, take)
 }
 
 // programID gives the ID of a pinned program, 0 where there is none.

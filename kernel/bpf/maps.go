@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -20,7 +21,13 @@ import (
 )
 
 // Sizes is how much there is room for.
-type Sizes struct{ Frontends, Pools, Slots uint32 }
+type Sizes struct {
+	Frontends, Pools, Slots uint32
+	Flows                   uint32 // entries of each of the two maps of flows; 0: DefaultFlows
+}
+
+// DefaultFlows is how many entries each map of flows has unless its size is given.
+const DefaultFlows = 1 << 17
 
 // The objects, each read once: that takes milliseconds.
 var (
@@ -41,6 +48,11 @@ func spec(object func() (*ebpf.CollectionSpec, error), s Sizes) (*ebpf.Collectio
 	}
 	c.Maps[serviceMapPools].MaxEntries = s.Pools
 	c.Maps[serviceMapSlots].MaxEntries = s.Slots
+	for _, name := range []string{packetsMapDestinations, packetsMapSources} {
+		if m := c.Maps[name]; m != nil {
+			m.MaxEntries = cmp.Or(s.Flows, DefaultFlows)
+		}
+	}
 	return c, nil
 }
 
@@ -95,6 +107,8 @@ type Maps struct {
 	sizes  Sizes
 	named  map[string]*ebpf.Map
 	mapped [][]byte
+
+	flowsOf string // the folder of these maps where the maps of flows were made, maybe beside some of another size; or ""
 }
 
 // traffic is the maps that packets and sockets write. They don't go with a layout: an upgrade finds what it needs to go on.
@@ -124,7 +138,7 @@ func CreateMaps(folder string, s Sizes) (*Maps, error) {
 			return nil, err
 		}
 	}
-	recall := false
+	recall, resized := false, false
 	m, err := newMaps(folder, s, func(path string, m *ebpf.MapSpec) (*ebpf.Map, error) {
 		held, err := ebpf.LoadPinnedMap(path, nil)
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -139,12 +153,16 @@ func CreateMaps(folder string, s Sizes) (*Maps, error) {
 			return nil, err
 		}
 		recall = recall || m.Name == packetsMapPorts || m.Name == packetsMapAddresses
+		resized = resized || m.Name == packetsMapDestinations || m.Name == packetsMapSources
 		return made, nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	m.uses.recall = recall
+	if resized {
+		m.flowsOf = folder
+	}
 	if err := m.Recall(); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
@@ -263,7 +281,7 @@ func (m *Maps) mapMemory() error {
 	if err != nil {
 		return errors.Join(err, m.Close())
 	}
-	m.uses = &uses{ports: ports, addresses: addresses}
+	m.uses = &uses{ports: (*packetsUses)(unsafe.Pointer(&ports[0])), addresses: (*packetsUses)(unsafe.Pointer(&addresses[0]))}
 	m.Changes = (*uint32)(unsafe.Pointer(&changes[0]))
 	m.Names = unsafe.Slice((*Name)(unsafe.Pointer(&names[0])), m.named[serviceMapNames].MaxEntries())
 	m.Pools = unsafe.Slice((*Pool)(unsafe.Pointer(&pools[0])), m.sizes.Pools)
@@ -394,9 +412,13 @@ func prefixKey(p netip.Prefix) (k servicePrefix) {
 
 // Places reads every prefix.
 func (m *Maps) Places(take func(netip.Prefix, uint32)) error {
+	return places(m.named[serviceMapPlaces], take)
+}
+
+func places(m *ebpf.Map, take func(netip.Prefix, uint32)) error {
 	var k servicePrefix
 	var v uint32
-	i := m.named[serviceMapPlaces].Iterate()
+	i := m.Iterate()
 	for i.Next(&k, &v) {
 		a := Addr(k.Address.Word)
 		take(netip.PrefixFrom(a, int(k.Length)-128+a.BitLen()), v)

@@ -43,7 +43,8 @@ const (
 	packetsEventOfPacketNO_ADDRESS       packetsEventOfPacket = 4
 	packetsEventOfPacketNO_ROOM          packetsEventOfPacket = 5
 	packetsEventOfPacketHANDED           packetsEventOfPacket = 6
-	packetsEventOfPacketEVENTS_OF_PACKET packetsEventOfPacket = 7
+	packetsEventOfPacketFORGED           packetsEventOfPacket = 7
+	packetsEventOfPacketEVENTS_OF_PACKET packetsEventOfPacket = 8
 )
 
 type packetsFrontend struct {
@@ -236,8 +237,9 @@ const (
 )
 
 type packetsUses struct {
-	_  structs.HostLayout
-	Of [65536]uint8
+	_          structs.HostLayout
+	Of         [65536]uint16
+	Generation uint32
 }
 
 type packetsWay struct {
@@ -269,20 +271,21 @@ type packetsWay struct {
 type packetsWayState uint32
 
 const (
-	packetsWayStateANSWERED packetsWayState = 1
-	packetsWayStateENDS     packetsWayState = 2
-	packetsWayStateENDED    packetsWayState = 4
-	packetsWayStateRESET    packetsWayState = 8
-	packetsWayStateASKS     packetsWayState = 16
-	packetsWayStateREPLIES  packetsWayState = 32
-	packetsWayStateUNHIDDEN packetsWayState = 64
-	packetsWayStateOURS     packetsWayState = 128
-	packetsWayStateALIAS    packetsWayState = 256
-	packetsWayStateDIRECT   packetsWayState = 512
-	packetsWayStateLEARNT   packetsWayState = 1024
-	packetsWayStateHIDDEN   packetsWayState = 2048
-	packetsWayStateMARKED   packetsWayState = 4096
-	packetsWayStateBARED    packetsWayState = 8192
+	packetsWayStateANSWERED  packetsWayState = 1
+	packetsWayStateENDS      packetsWayState = 2
+	packetsWayStateENDED     packetsWayState = 4
+	packetsWayStateRESET     packetsWayState = 8
+	packetsWayStateASKS      packetsWayState = 16
+	packetsWayStateREPLIES   packetsWayState = 32
+	packetsWayStateUNHIDDEN  packetsWayState = 64
+	packetsWayStateOURS      packetsWayState = 128
+	packetsWayStateALIAS     packetsWayState = 256
+	packetsWayStateDIRECT    packetsWayState = 512
+	packetsWayStateLEARNT    packetsWayState = 1024
+	packetsWayStateHIDDEN    packetsWayState = 2048
+	packetsWayStateMARKED    packetsWayState = 4096
+	packetsWayStateBARED     packetsWayState = 8192
+	packetsWayStateUNASSURED packetsWayState = 16384
 )
 
 // Names of all BPF objects in the ELF.
@@ -305,10 +308,12 @@ const (
 	packetsMapQuestion     = "question"
 	packetsMapSlots        = "slots"
 	packetsMapSources      = "sources"
+	packetsMapUplinks      = "uplinks"
 	packetsProgArrive      = "arrive"
 	packetsProgLeave       = "leave"
 	packetsVarDirect       = "direct"
 	packetsVarHead         = "head"
+	packetsVarReversePath  = "reverse_path"
 	packetsVarUnusedEvent  = "unused_event"
 	packetsVarUnusedState  = "unused_state"
 	packetsVarUnusedUse    = "unused_use"
@@ -380,6 +385,7 @@ type packetsMapSpecs struct {
 	Question     *ebpf.MapSpec `ebpf:"question"`
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	Sources      *ebpf.MapSpec `ebpf:"sources"`
+	Uplinks      *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
 // packetsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -388,6 +394,7 @@ type packetsMapSpecs struct {
 type packetsVariableSpecs struct {
 	Direct      *ebpf.VariableSpec `ebpf:"direct"`
 	Head        *ebpf.VariableSpec `ebpf:"head"`
+	ReversePath *ebpf.VariableSpec `ebpf:"reverse_path"`
 	UnusedEvent *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedState *ebpf.VariableSpec `ebpf:"unused_state"`
 	UnusedUse   *ebpf.VariableSpec `ebpf:"unused_use"`
@@ -429,6 +436,7 @@ type packetsMaps struct {
 	Question     *ebpf.Map `ebpf:"question"`
 	Slots        *ebpf.Map `ebpf:"slots"`
 	Sources      *ebpf.Map `ebpf:"sources"`
+	Uplinks      *ebpf.Map `ebpf:"uplinks"`
 }
 
 func (m *packetsMaps) Close() error {
@@ -449,6 +457,7 @@ func (m *packetsMaps) Close() error {
 		m.Question,
 		m.Slots,
 		m.Sources,
+		m.Uplinks,
 	)
 }
 
@@ -458,6 +467,7 @@ func (m *packetsMaps) Close() error {
 type packetsVariables struct {
 	Direct      *ebpf.Variable `ebpf:"direct"`
 	Head        *ebpf.Variable `ebpf:"head"`
+	ReversePath *ebpf.Variable `ebpf:"reverse_path"`
 	UnusedEvent *ebpf.Variable `ebpf:"unused_event"`
 	UnusedState *ebpf.Variable `ebpf:"unused_state"`
 	UnusedUse   *ebpf.Variable `ebpf:"unused_use"`

@@ -105,17 +105,38 @@ func alive(path string, first packetsWayState) (n int, err error) {
 		return 0, err
 	}
 	defer ways.Close()
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return 0, fmt.Errorf("bpf: read the clock: %w", err)
+	now, err := seconds()
+	if err != nil {
+		return 0, err
 	}
 	err = all(ways, func(t Tuple, w Way) {
 		state := packetsWayState(w.State)
-		if t.Protocol == unix.IPPROTO_TCP && state&first != 0 && uint32(now.Sec) < w.Seen+lasts(state) {
+		if t.Protocol == unix.IPPROTO_TCP && state&first != 0 && now < w.Seen+lasts(state) {
 			n++
 		}
 	})
 	return n, err
+}
+
+// seconds reads the programs' clock.
+func seconds() (uint32, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
+		return 0, fmt.Errorf("bpf: read the clock: %w", err)
+	}
+	return uint32(now.Sec), nil
+}
+
+// expired returns whether programs take an entry of a protocol for expired; of TCP that is known a minute late at most.
+func expired(w Way, protocol uint8, now uint32) bool {
+	state, last := packetsWayState(w.State), uint32(120)
+	switch {
+	case protocol == unix.IPPROTO_UDP && state&packetsWayStateANSWERED == 0:
+		last = 30
+	case protocol == unix.IPPROTO_TCP:
+		last = max(lasts(state), last) // 120 s where it is over
+	}
+	return w.Seen+last < now
 }
 
 // lasts gives for how many seconds a TCP connection's way without packets lasts: lifetime of bpf/packets.c, but nothing for one that is over.
@@ -124,7 +145,9 @@ func lasts(s packetsWayState) uint32 {
 	switch {
 	case s&packetsWayStateRESET != 0 || s&bothEnds == bothEnds || s&oneSided != 0 && s&packetsWayStateENDS != 0:
 		return 0
-	case s&packetsWayStateANSWERED != 0:
+	case s&packetsWayStateUNASSURED != 0 && s&packetsWayStateANSWERED != 0:
+		return 60
+	case s&packetsWayStateUNASSURED == 0 && s&packetsWayStateANSWERED != 0:
 		return 5 * 24 * 3600
 	}
 	return 120

@@ -292,8 +292,9 @@ type serviceTrace struct {
 }
 
 type serviceUses struct {
-	_  structs.HostLayout
-	Of [65536]uint8
+	_          structs.HostLayout
+	Of         [65536]uint16
+	Generation uint32
 }
 
 // Names of all BPF objects in the ELF.

@@ -143,6 +143,7 @@ type PacketCounts struct {
 	NoAddress uint64 // packets dropped: the node has no address to hide their client
 	NoRoom    uint64 // packets dropped: their flow found no room
 	Handed    uint64 // packets handed over to a pod of the node, past the node's stack
+	Forged    uint64 // packets dropped: the route back to the source of a new flow doesn't lead to the device that they came in by
 }
 
 // Each calls f with each count and a name for it, in snake_case.
@@ -154,6 +155,7 @@ func (c PacketCounts) Each(f func(outcome string, packets uint64)) {
 	f("no_address", c.NoAddress)
 	f("no_room", c.NoRoom)
 	f("handed_over", c.Handed)
+	f("forged", c.Forged)
 }
 
 // PacketCounts reads them.
@@ -161,7 +163,7 @@ func (m *Maps) PacketCounts() (c PacketCounts, err error) {
 	for what, to := range map[packetsEventOfPacket]*uint64{
 		packetsEventOfPacketBEGAN: &c.Began, packetsEventOfPacketREJECTED: &c.Rejected, packetsEventOfPacketSILENCED: &c.Silenced,
 		packetsEventOfPacketNO_PORT: &c.NoPort, packetsEventOfPacketNO_ADDRESS: &c.NoAddress, packetsEventOfPacketNO_ROOM: &c.NoRoom,
-		packetsEventOfPacketHANDED: &c.Handed,
+		packetsEventOfPacketHANDED: &c.Handed, packetsEventOfPacketFORGED: &c.Forged,
 	} {
 		var each []uint64 // by processor
 		if err := m.named[packetsMapPackets].Lookup(uint32(what), &each); err != nil {

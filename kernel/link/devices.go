@@ -2,7 +2,10 @@ package link
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -16,7 +19,11 @@ type Device struct {
 	Loopback bool
 	Header   int  // length of the link-layer header of its packets, in bytes: Ethernet's, or none
 	Pod      bool // a veth whose other end is in another network namespace: a pod's
+	Tunnel   bool // leads to other hosts by way of others of this host's devices
 }
+
+// tunnels are the kinds of devices that are tunnels.
+var tunnels = []string{"vxlan", "geneve", "gre", "gretap", "ip6gre", "ip6gretap", "ipip", "ip6tnl", "sit", "wireguard"}
 
 // headerOf gives the length of the link-layer headers of a kind of device, by the name of its ARPHRD_ number. Of others
 // than these nobody knows.
@@ -34,10 +41,25 @@ func (c *Conn) Devices() (l []Device, err error) {
 	for _, i := range all {
 		a := i.Attrs()
 		if n, known := headerOf[a.EncapType]; known {
-			l = append(l, Device{Index: a.Index, Loopback: a.EncapType == "loopback", Header: n, Pod: i.Type() == "veth" && a.NetNsID >= 0})
+			l = append(l, Device{Index: a.Index, Loopback: a.EncapType == "loopback", Header: n, Pod: i.Type() == "veth" && a.NetNsID >= 0, Tunnel: slices.Contains(tunnels, i.Type())})
 		}
 	}
 	return l, nil
+}
+
+// DeviceTo returns the index of the device by which packets to an address leave, 0 where there is none.
+func (c *Conn) DeviceTo(to netip.Addr) (int, error) {
+	routes, err := c.h.RouteGet(to.AsSlice())
+	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
+		return 0, nil // no route, or unreachable, prohibit, blackhole
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look up the route to %s: %w", to, err)
+	}
+	if len(routes) == 0 {
+		return 0, nil
+	}
+	return routes[0].LinkIndex, nil
 }
 
 // WatchDevices sends whenever interfaces of ns come, go or change, until ctx ends; then it closes the channel.

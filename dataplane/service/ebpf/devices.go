@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/link"
@@ -52,7 +54,8 @@ type devices struct {
 // openDevices opens that part of a plane in the calling thread's network namespace.
 func openDevices(p *Plane) (*devices, error) {
 	digests := map[bpf.DeviceOptions]string{}
-	for _, o := range []bpf.DeviceOptions{{}, {Direct: true}} {
+	for _, direct := range []bool{false, true} {
+		o := p.deviceOptions(direct)
 		digest, err := bpf.DeviceDigest(p.Sizes, o)
 		if err != nil {
 			return nil, err
@@ -104,6 +107,9 @@ func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
 		return err
 	}
 	if err := programs.Add(list, d.maps, d.sizes, o); err != nil {
+		return err
+	}
+	if err := d.keepUplinks(o); err != nil {
 		return err
 	}
 	if err := d.loopback(); err != nil { // first: with the programs' pins all of it counts as done
@@ -176,7 +182,55 @@ func (d *devices) follow() (err error) {
 			return err
 		}
 	}
-	return errors.Join(bpf.KeepPods(d.maps, d.links(), list), bpf.Sweep(d.links(), list))
+	return errors.Join(bpf.KeepPods(d.maps, d.links(), list), d.keepUplinks(d.options), bpf.Sweep(d.links(), list))
+}
+
+// keepUplinks has the programs know the devices by which other Nodes are reached: tunnels, and those that the routes to Nodes' addresses lead to.
+// Of addresses in one block of 256 (IPv6: one /64), one that is reached stands for all.
+func (d *devices) keepUplinks(o bpf.DeviceOptions) error {
+	if !o.Direct || !o.ReversePath {
+		return nil
+	}
+	list, err := d.conn.Devices()
+	if err != nil {
+		return err
+	}
+	uplinks, known, own := map[int]bool{}, map[netip.Prefix]bool{}, map[int]bool{0: true}
+	for _, i := range list {
+		if i.Tunnel {
+			uplinks[i.Index] = true
+		}
+		own[i.Index] = own[i.Index] || i.Loopback
+	}
+	var errs []error
+	err = bpf.PlacesIn(d.maps, func(r netip.Prefix, is uint32) {
+		block := netip.PrefixFrom(r.Addr(), r.Addr().BitLen()/4*3).Masked()
+		if r.Addr().Is6() {
+			block = netip.PrefixFrom(r.Addr(), 64).Masked()
+		}
+		if is&bpf.Nodes == 0 || known[block] {
+			return
+		}
+		device, err := d.conn.DeviceTo(r.Addr())
+		if errs = append(errs, err); err != nil || own[device] {
+			return
+		}
+		uplinks[device], known[block] = true, true
+	})
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return err
+	}
+	return bpf.KeepUplinks(d.maps, uplinks)
+}
+
+// nodesChanged has the programs know other Nodes' devices anew where prefixes were written.
+func (p *Plane) nodesChanged(w *writes) error {
+	if len(w.put[KindPlace]) == 0 {
+		return nil
+	}
+	p.devices.mu.Lock()
+	defer p.devices.mu.Unlock()
+	return p.devices.keepUplinks(p.devices.options)
 }
 
 // lost says whether the programs are not as they were written, and that is not our own doing.
@@ -309,10 +363,39 @@ func (p *Plane) watchDevices(ctx context.Context, tell func()) (<-chan struct{},
 	}
 	go func() {
 		defer close(ended)
+		tick := time.NewTicker(rebuildEvery)
+		defer tick.Stop()
 		follow()
-		for range changes {
+		for {
+			select {
+			case _, more := <-changes:
+				if !more {
+					return
+				}
+			case <-tick.C:
+				if p.devices.rebuild() != nil {
+					tell()
+				}
+			}
 			follow()
 		}
 	}()
 	return ended, nil
+}
+
+// rebuildEvery is how often the bits of ports that flows use are rebuilt.
+const rebuildEvery = 3 * time.Minute
+
+// rebuild clears the bits of ports that flows no longer use.
+func (d *devices) rebuild() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.attached {
+		return nil
+	}
+	err := bpf.RebuildUses(d.maps, d.sizes)
+	if bpf.Absent(err) {
+		return nil
+	}
+	return err
 }

@@ -74,7 +74,7 @@ func (p *Plane) Render(part model.Part) []Fact {
 	case *model.Node:
 		facts := append(places(v), fact(Key{KindMaps, p.layout}, p.sizes), fact(hooksKey, p.digest))
 		if Packets() {
-			facts = append(facts, fact(devicesKey, p.devices.digests[bpf.DeviceOptions{Direct: v.Direct}]))
+			facts = append(facts, fact(devicesKey, p.devices.digests[p.deviceOptions(v.Direct)]))
 		}
 		return facts
 	case *model.Pool:

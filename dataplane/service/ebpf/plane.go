@@ -41,6 +41,8 @@ type Options struct {
 	Sizes      bpf.Sizes // zero: DefaultSizes
 	CloseTCP   bool      // close clients' TCP connections to an endpoint that goes, too
 	NoShortcut bool      // no packet is handed over to a pod past the node's stack
+	// NoReversePathCheck has packets begin flows whatever device they come in by.
+	NoReversePathCheck bool
 }
 
 // DefaultSizes have room for 40,000 pools of 10 backends. All maps take 70 MiB of the kernel's memory at once, of which 40 are for
@@ -51,10 +53,13 @@ var DefaultSizes = Room(DefaultRoom)
 // DefaultRoom is how many slots there are unless somebody says: see Room.
 const DefaultRoom = 1 << 19
 
+// DefaultFlows is how many entries each of the two maps of flows has unless its size is given.
+const DefaultFlows = bpf.DefaultFlows
+
 // Room gives sizes by the number of slots: a slot for each pool and each of its backends, more for schedulers with a table; and
 // an eighth as many pools, frontends, and sources that frontends let in.
 func Room(slots uint32) bpf.Sizes {
-	return bpf.Sizes{Frontends: max(slots/8, 64), Pools: max(slots/8, 64), Slots: max(slots, 512)}
+	return bpf.Sizes{Frontends: max(slots/8, 64), Pools: max(slots/8, 64), Slots: max(slots, 512), Flows: DefaultFlows}
 }
 
 // Capacity returns how many frontends, pools and source ranges, and how many slots, Services may take of the maps: a
@@ -110,6 +115,7 @@ func Open(o Options) (_ *Plane, err error) {
 	if p.Sizes == (bpf.Sizes{}) {
 		p.Sizes = DefaultSizes
 	}
+	p.Sizes.Flows = cmp.Or(p.Sizes.Flows, DefaultFlows)
 	if p.Cgroup == "" {
 		if p.Cgroup, err = cgroup.Node(); err != nil {
 			return nil, err
@@ -121,7 +127,7 @@ func Open(o Options) (_ *Plane, err error) {
 	if p.layout, err = bpf.Layout(p.Sizes); err != nil {
 		return nil, err
 	}
-	p.sizes = fmt.Sprintf("%d frontends, %d pools, %d slots", p.Sizes.Frontends, p.Sizes.Pools, p.Sizes.Slots)
+	p.sizes = fmt.Sprintf("%d frontends, %d pools, %d slots, %d flows", p.Sizes.Frontends, p.Sizes.Pools, p.Sizes.Slots, p.Sizes.Flows)
 	if p.digest, err = bpf.Digest(p.Sizes, p.programs()); err != nil {
 		return nil, err
 	}
@@ -133,6 +139,11 @@ func Open(o Options) (_ *Plane, err error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// deviceOptions returns the options of the programs for packets.
+func (p *Plane) deviceOptions(direct bool) bpf.DeviceOptions {
+	return bpf.DeviceOptions{Direct: direct, ReversePath: !p.NoReversePathCheck}
 }
 
 // programs gives the programs' options.

@@ -77,7 +77,7 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 // write takes all steps but the first.
 func (p *Plane) write(w *writes) error {
 	for _, step := range []func(*writes) error{
-		p.putPlaces, p.putPools, p.putLeft, p.putPermits, p.putFrontends, p.putDevices, p.attach,
+		p.putPlaces, p.putPools, p.putLeft, p.putPermits, p.putFrontends, p.putDevices, p.nodesChanged, p.attach,
 		p.detach, p.deleteDevices, p.deleteFrontends, p.deletePermits, p.deleteLeft, p.deletePools, p.deletePlaces, p.tellFlows,
 		p.removeMaps, p.closeSockets, p.forgetLoads,
 	} {

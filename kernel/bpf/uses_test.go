@@ -1,0 +1,184 @@
+package bpf
+
+import (
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// age has all entries of flows be without packets for so many seconds more.
+func (w *world) age(seconds uint32) {
+	w.t.Helper()
+	for _, name := range []string{packetsMapDestinations, packetsMapSources} {
+		held := map[Tuple]Way{}
+		if err := all(w.maps.named[name], func(t Tuple, v Way) { held[t] = v }); err != nil {
+			w.t.Fatal(err)
+		}
+		for t, v := range held {
+			v.Seen -= seconds
+			if err := w.maps.named[name].Put(t, v); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+	}
+}
+
+// began returns how many flows began.
+func (w *world) began() uint64 {
+	w.t.Helper()
+	c, err := w.maps.PacketCounts()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return c.Began
+}
+
+// A TCP connection whose handshake isn't complete is forgotten after a minute or two, as by connection tracking, any other after five days.
+func TestOneSidedEntriesExpire(t *testing.T) {
+	const day = 24 * 3600
+	client, entry, server := netip.AddrPortFrom(clients[0], 1234), netip.AddrPortFrom(entries[0], 80), netip.AddrPortFrom(servers[0], 8080)
+	type step struct {
+		reply bool
+		flags uint8
+	}
+	for name, c := range map[string]struct {
+		steps []step
+		lives uint32 // seconds; after some more it is forgotten
+	}{
+		"SYN":                     {[]step{{false, syn}}, 110},
+		"SYN, SYN-ACK":            {[]step{{false, syn}, {true, syn | ack}}, 50},
+		"SYN, SYN-ACK, RST":       {[]step{{false, syn}, {true, syn | ack}, {false, rst}}, 50},
+		"SYN, SYN-ACK, ACK":       {[]step{{false, syn}, {true, syn | ack}, {false, ack}}, 5*day - 60},
+		"begun before, ACK":       {[]step{{false, ack}}, 110},
+		"begun before, ACK, data": {[]step{{false, ack}, {true, ack}}, 5*day - 60},
+		"begun before, ACK, RST":  {[]step{{false, ack}, {true, rst}}, 50},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			see := func(s step) {
+				if s.reply {
+					w.see("leave-14", packet{src: server, dst: client, protocol: unix.IPPROTO_TCP, flags: s.flags}.frame())
+				} else {
+					w.see("arrive-14", packet{src: client, dst: entry, protocol: unix.IPPROTO_TCP, flags: s.flags}.frame())
+				}
+			}
+			back := func() netip.AddrPort {
+				_, out := w.see("leave-14", packet{src: server, dst: client, protocol: unix.IPPROTO_TCP, flags: ack}.frame())
+				return w.read(out).src
+			}
+			for _, s := range c.steps {
+				see(s)
+			}
+			w.age(c.lives)
+			now, _ := seconds()
+			for _, m := range []string{packetsMapDestinations, packetsMapSources} {
+				if err := all(w.maps.named[m], func(_ Tuple, v Way) {
+					if expired(v, unix.IPPROTO_TCP, now) {
+						t.Errorf("after %d s, the agent takes an entry of %s for expired", c.lives, m)
+					}
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.age(130)
+			if got := back(); got != server {
+				t.Errorf("after %d s, the backend still answers as %s", c.lives+130, got)
+			}
+			see(step{false, ack})
+			if n := w.began(); n != 2 {
+				t.Errorf("after %d s, %d flows began", c.lives+130, n)
+			}
+		})
+	}
+	for lives, steps := range map[uint32][]step{100: {{false, syn}}, 50: {{false, syn}, {true, syn | ack}}, 4 * day: {{false, syn}, {true, syn | ack}, {false, ack}}} {
+		w := newWorld(t)
+		for _, s := range steps {
+			program, p := "arrive-14", packet{src: client, dst: entry, protocol: unix.IPPROTO_TCP, flags: s.flags}
+			if s.reply {
+				program, p.src, p.dst = "leave-14", server, client
+			}
+			w.see(program, p.frame())
+		}
+		w.age(lives)
+		_, out := w.see("leave-14", packet{src: server, dst: client, protocol: unix.IPPROTO_TCP, flags: ack}.frame())
+		if got := w.read(out).src; got != entry {
+			t.Errorf("after %d s, the backend answers as %s", lives, got)
+		}
+		w.see("arrive-14", packet{src: client, dst: entry, protocol: unix.IPPROTO_TCP, flags: ack}.frame())
+		if n := w.began(); n != 1 {
+			t.Errorf("after %d s, %d flows began", lives, n)
+		}
+	}
+}
+
+// Ports of flows that are over cost no look-up any more once their bits are rebuilt; those of others do, also of flows that begin meanwhile.
+func TestUsesAreRebuilt(t *testing.T) {
+	w := newWorld(t)
+	taken := func(port uint16) bool {
+		return w.maps.uses.ports.Of[Port(port)]&uint16(packetsUseUSE_TAKEN|packetsUseUSE_TAKEN<<useShift) != 0
+	}
+	put := func(port uint16, age uint32) { // a client hidden behind a port, as hide writes it
+		now, _ := seconds()
+		k := Tuple{From: Port(8080), To: Port(port), Protocol: unix.IPPROTO_TCP}
+		if err := w.maps.named[packetsMapDestinations].Put(k, Way{Seen: now - age}); err != nil {
+			t.Fatal(err)
+		}
+		set(w.maps.uses.ports, k.To, packetsUse(ofGeneration(packetsUseUSE_TAKEN, w.maps.uses.ports.Generation)), true)
+	}
+	ask := func(port uint16) netip.AddrPort {
+		_, out := w.see("arrive-14", packet{src: netip.AddrPortFrom(clients[0], port), dst: netip.AddrPortFrom(entries[0], 80), protocol: unix.IPPROTO_TCP, flags: syn}.frame())
+		return w.read(out).dst
+	}
+	reply := func(port uint16) netip.AddrPort {
+		_, out := w.see("leave-14", packet{src: netip.AddrPortFrom(servers[0], 8080), dst: netip.AddrPortFrom(clients[0], port), protocol: unix.IPPROTO_TCP, flags: syn | ack}.frame())
+		return w.read(out).src
+	}
+	entry := netip.AddrPortFrom(entries[0], 80)
+	for port := uint16(1024); port != 0; port++ {
+		put(port, 300)
+	}
+	put(5000, 0)
+	ask(1)
+	for round := range uint16(3) {
+		err := w.maps.rebuildUses(func() error {
+			ask(100 + round)
+			put(6000+round, 0)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for port := uint16(1024); port != 0; port++ {
+			if want := port == 5000 || port >= 6000 && port <= 6000+round; taken(port) != want {
+				t.Fatalf("round %d: port %d is taken: %t", round, port, !want)
+			}
+		}
+		for _, port := range []uint16{1, 100 + round} {
+			if got := reply(port); got != entry {
+				t.Errorf("round %d: the flow from port %d is answered by %s", round, port, got)
+			}
+		}
+	}
+	for six := range entries { // what is left of entries without a frontend are flows
+		for _, port := range []uint16{80, 81} {
+			for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+				k := Entry{Port: Port(port), Protocol: protocol}
+				k.Address.Word = Words(entries[six])
+				w.maps.Exit(k)
+				if err := w.maps.DeleteFrontends([]Entry{k}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	for _, want := range []netip.AddrPort{netip.AddrPortFrom(servers[0], 8080), entry} {
+		if err := w.maps.rebuildUses(func() error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if got := ask(1); got != want {
+			t.Errorf("a packet of the flow from port 1 goes to %s, not %s", got, want)
+		}
+		w.age(300)
+	}
+}
