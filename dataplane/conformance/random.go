@@ -160,7 +160,7 @@ func (w *world) fares(ctx context.Context, l *packetLine, thorough bool) (sent b
 	c := l.Clients[0]
 	j := w.judge(c, l.To, l.Proto, l.Via)
 	o := j.outcome
-	if l.Action = o.Action; j.unanswerable() || w.subject.cannot(o.Frontend, l.Size) != "" {
+	if l.Action = o.Action; j.unanswerable() || l.stays() || w.subject.cannot(o.Frontend, l.Size) != "" {
 		return false, ""
 	}
 	if l.Sticks = o.Action == verdict.Forward && o.Frontend.Target(o.Origin).Pool.Affinity > 0; l.Sticks {
@@ -174,6 +174,12 @@ func (w *world) fares(ctx context.Context, l *packetLine, thorough bool) (sent b
 		wrong = fmt.Sprintf("%s -> %s/%s via node %s: %s: %s\n%s\n%s", c.Name, l.To, l.Proto, entrance(l.Via), w.subject.Name, wrong, j, w.dump(j.node))
 	}
 	return true, wrong
+}
+
+// stays reports whether a pod's packet is to its own address, so that no node sees it, whoever has that address as an entry.
+func (l *packetLine) stays() bool {
+	c := l.Clients[0]
+	return l.Action != verdict.Pass && c.Addr == l.To.Addr() && place(c.Name).Node != "" && !place(c.Name).isNode()
 }
 
 // unanswerable says that some candidate's answer would not come back through the node that translated the packet, so
