@@ -206,7 +206,7 @@ func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, op
 		if err != nil {
 			return nil, err
 		}
-		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf, Base: isNode, Log: log.With("plane", a.Name), MaxFacts: a.Batch})
+		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf, Base: isNode, Weight: weigh, Log: log.With("plane", a.Name), MaxFacts: a.Batch})
 		return &partial{loop: served[K, V]{p, l}, share: share{takes: takes}}, nil
 	}, retires}
 }
