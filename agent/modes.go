@@ -226,7 +226,7 @@ func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, op
 		if b, ok := any(p).(bounded); ok {
 			b.OnLimit(func(text string) { log.Warn("limit reached", "limit", text) })
 		}
-		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf, Base: isNode, Log: log, MaxFacts: a.Batch})
+		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf, Base: isNode, Weight: weigh, Log: log, MaxFacts: a.Batch})
 		return &partial{loop: served[K, V]{p, l}, share: share{takes: takes}}, nil
 	}, retires}
 }

@@ -110,6 +110,23 @@ func isNode(p model.Part) bool {
 	return is
 }
 
+// weigh returns about how much of a plane a part takes: an entry of a map for each frontend, backend, and place in Maglev's table.
+func weigh(p model.Part) int {
+	switch v := p.(type) {
+	case *model.Pool:
+		if n := len(v.Backends); v.Scheduler != model.Maglev {
+			return n
+		} else if v.Entries > 0 {
+			return v.Entries
+		} else {
+			return 100 * n
+		}
+	case *model.Frontend:
+		return 1 + len(v.Sources)
+	}
+	return 0
+}
+
 // Change tells what is wanted, as a change. It returns at once.
 func (s *Services) Change(put, del []model.Part) {
 	for _, l := range s.loops {

@@ -18,6 +18,7 @@ type Options[T comparable] struct {
 	Owner    func(T) string                  // for people: the Service that a part belongs to, or "node"; default: T's type
 	Group    func(owner string) string       // the owners that stand or fall together, by a name; default: each its own
 	Base     func(T) bool                    // reports whether all others need that part: without its facts nothing is served; default: none
+	Weight   func(T) int                     // about how much time and capacity of the kernel a part takes; default: its facts
 	Log      *slog.Logger                    // default: none
 	MaxFacts int                             // facts in one Write at most, save for one that is replaced; default 4096
 	Backoff  func(attempt int) time.Duration // how long to wait after failure number attempt, from 1; default Backoff
@@ -38,6 +39,7 @@ type Loop[T comparable, K dataplane.Key, V comparable] struct {
 	owner    func(T) string
 	group    func(string) string
 	base     func(T) bool
+	weight   func(T) int
 	log      *slog.Logger
 	maxFacts int
 	backoff  func(int) time.Duration
@@ -87,7 +89,7 @@ const (
 // New makes a loop for p. It does nothing before Run, Plan aside.
 func New[T comparable, K dataplane.Key, V comparable](p dataplane.Plane[T, K, V], o Options[T]) *Loop[T, K, V] {
 	l := &Loop[T, K, V]{
-		plane: p, owner: o.Owner, group: o.Group, base: o.Base, log: o.Log, maxFacts: o.MaxFacts, backoff: o.Backoff,
+		plane: p, owner: o.Owner, group: o.Group, base: o.Base, weight: o.Weight, log: o.Log, maxFacts: o.MaxFacts, backoff: o.Backoff,
 		first: make(chan struct{}), served: make(chan struct{}), ended: make(chan struct{}),
 		wake: make(chan struct{}, 1), busy: make(chan struct{}, 1), news: make(chan struct{}),
 		parts: map[T]phase{}, table: newTable[T, K, V](), suspects: map[string]bool{},

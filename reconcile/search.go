@@ -2,9 +2,11 @@ package reconcile
 
 import "time"
 
-// patience is how many Writes in a row may fail before the search goes on group by group, and twice as many before facts are set aside
-// by the Write. One fact of a Write of 4096 takes 13.
-const patience = 14
+// patience is how many Writes in a row may fail before the search goes on group by group: one fact of a Write of 4096 takes 13.
+const patience = 26
+
+// despair is how many may fail before facts are set aside by the Write.
+const despair = patience + 16
 
 // few is how many facts that were found before may be refused again in one turn, before the others have to wait for another.
 const few = 8
@@ -45,7 +47,7 @@ func (s *search) failed(n int, group bool, now time.Time) bool {
 	switch s.failing++; s.failing {
 	case patience:
 		s.groups = true
-	case 2 * patience:
+	case despair:
 		s.groups, s.respite = false, now.Add(respite)
 	}
 	s.among = 0
@@ -59,4 +61,4 @@ func (s *search) failed(n int, group bool, now time.Time) bool {
 }
 
 // hopeless says that the kernel takes nothing.
-func (s *search) hopeless() bool { return s.failing >= 2*patience }
+func (s *search) hopeless() bool { return s.failing >= despair }

@@ -53,14 +53,16 @@ func until(t time.Time) <-chan time.Time {
 // before what goes, so that a fact of both the old and the new is not touched at all.
 func (l *Loop[T, K, V]) take() uint64 {
 	came, went, asked := l.taken()
-	sizes, total := make([]int32, len(came)), 0
+	weights, total := make([]int, len(came)), 0
 	for i, p := range came {
 		facts := l.plane.Render(p)
 		if l.base(p) {
 			l.ground[p] = facts
 		}
-		sizes[i] = int32(len(facts))
-		total += len(facts)
+		if weights[i] = len(facts); l.weight != nil {
+			weights[i] = l.weight(p)
+		}
+		total += weights[i]
 		for _, f := range facts {
 			l.table.want(p, f)
 			if j := l.table.job(f.Key); len(l.suspects) > 0 && j != nil && j.why != nil {
@@ -75,7 +77,7 @@ func (l *Loop[T, K, V]) take() uint64 {
 		delete(l.ground, p)
 	}
 	if total > largeGroup {
-		l.measure(came, sizes)
+		l.measure(came, weights)
 	}
 	l.gone = append(l.gone, went...)
 	return asked

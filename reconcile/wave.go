@@ -7,7 +7,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// largeGroup is the number of facts above which a group that comes in one batch is written after the smaller ones.
+// largeGroup is the weight above which a group that comes in one batch is written after the smaller ones: that of a Write of facts.
 const largeGroup = 4096
 
 // baseWave is the wave of facts of the base that stand above those of groups, where groups are tried by themselves.
@@ -16,14 +16,14 @@ const baseWave = 1
 // lastWave is the wave of groups in which single facts were refused: what is left of them comes after everything else.
 const lastWave = 64
 
-// measure notes the groups of parts that are large. facts holds how many facts each part has.
-func (l *Loop[T, K, V]) measure(parts []T, facts []int32) {
+// measure notes the groups of parts that are large.
+func (l *Loop[T, K, V]) measure(parts []T, weights []int) {
 	sizes := map[string]int{}
 	for i, p := range parts {
-		sizes[l.group(l.owner(p))] += int(facts[i])
+		sizes[l.group(l.owner(p))] += weights[i]
 	}
 	for g, n := range sizes {
-		if n > largeGroup {
+		if g != "" && n > largeGroup {
 			l.large[g] = max(l.large[g], baseWave+bits.Len(uint(n/largeGroup)))
 		}
 	}

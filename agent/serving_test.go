@@ -1,0 +1,301 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/dataplane/service/iptables"
+	"fairlead.dev/fairlead/dataplane/service/nftables"
+	"fairlead.dev/fairlead/dataplane/service/userspace"
+	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/kernel/cgroup"
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/sandbox/echo"
+	"fairlead.dev/fairlead/source"
+)
+
+// refusing is a plane whose kernel refuses some facts: a Write that has any of them is not made.
+type refusing[K dataplane.Key, V comparable] struct {
+	plane[K, V]
+	refuses func(K) bool
+}
+
+func (r refusing[K, V]) Write(ctx context.Context, put, del []dataplane.Fact[K, V]) error {
+	for _, f := range put {
+		if r.refuses(f.Key) {
+			return errors.New("refused by the test")
+		}
+	}
+	return r.plane.Write(ctx, put, del)
+}
+
+// refuseParts has a plane refuse all facts that bad parts need and good ones don't.
+func refuseParts[K dataplane.Key, V comparable, P plane[K, V]](open func() (P, error), good, bad []model.Part) func() (plane[K, V], error) {
+	return func() (plane[K, V], error) {
+		p, err := open()
+		if err != nil {
+			return nil, err
+		}
+		refused := map[K]bool{}
+		for is, parts := range map[bool][]model.Part{true: bad} {
+			for _, part := range parts {
+				for _, f := range p.Render(part) {
+					refused[f.Key] = is
+				}
+			}
+		}
+		for _, part := range good {
+			for _, f := range p.Render(part) {
+				delete(refused, f.Key)
+			}
+		}
+		return refusing[K, V]{p, func(k K) bool { return refused[k] }}, nil
+	}
+}
+
+// inNode runs f in a network namespace and a cgroup of its own, with an echo server at 10.244.0.1:8080.
+func inNode(t *testing.T, f func(ctx context.Context) error) {
+	t.Helper()
+	name := "fl-ready-" + rand.Text()[:8]
+	ns, err := netns.New(name)
+	if err != nil {
+		t.Fatalf("this test needs root: %v", err)
+	}
+	home, err := cgroup.New(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(ns.Close(), netns.Delete(name), cgroup.Delete(home)); err != nil {
+			t.Error(err)
+		}
+	}()
+	c, err := link.Dial(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	to := netip.MustParsePrefix("10.96.0.0/12") // a route, so that packets come to where they are translated
+	if err := errors.Join(c.Up(1), c.AddAddress(1, netip.MustParsePrefix("10.244.0.1/32")), c.PutRoute(link.Route{To: to, Dev: 1})); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
+	defer stop()
+	err = cgroup.Do(home, func() error {
+		return ns.Do(func() error {
+			s, err := echo.Serve("web", []echo.Port{{Number: 8080, Protocol: model.TCP}})
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			return errors.Join(f(ctx), Clean(ctx))
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// asks opens a connection to each of n Services, that they are served.
+func asks(ctx context.Context, n int) error {
+	for i := range n {
+		ctx, stop := context.WithTimeout(ctx, 5*time.Second)
+		_, err := echo.Ask(ctx, model.TCP, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(1 + i)}), 80), echo.Options{})
+		stop()
+		if err != nil {
+			return fmt.Errorf("Service %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// portOf makes a port of a Service, which the echo server serves.
+func portOf(service string, id uint64, entry string) []model.Part {
+	pool := &model.Pool{ID: id, Name: service + " tcp ipv4 cluster", Protocol: model.TCP, Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.244.0.1:8080")}}}
+	at, to := netip.MustParseAddrPort(entry), model.Target{Pool: pool}
+	return []model.Part{pool, &model.Frontend{Service: service, Via: "ClusterIP", Entry: model.Entry{Addr: at.Addr(), Port: at.Port(), Protocol: model.TCP}, Inside: to, Outside: to}}
+}
+
+// Every plane serves at a cold start what the kernel doesn't refuse, though it refuses all facts of three Services of thirty ports each.
+func TestRefusedServicesHoldNoOthers(t *testing.T) {
+	node := &model.Node{Name: "a", Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
+	const services = 20
+	good, bad := []model.Part{node}, []model.Part{}
+	for i := range services {
+		good = append(good, portOf(fmt.Sprintf("shop/s%d:http", i), uint64(1+i)<<8, fmt.Sprintf("10.96.0.%d:80", 1+i))...)
+	}
+	for i := range 90 {
+		bad = append(bad, portOf(fmt.Sprintf("evil/s%d:p%d", i%3, i), uint64(1+i)<<16, fmt.Sprintf("10.97.0.%d:%d", 1+i%3, 1000+i))...)
+	}
+	for _, m := range []Mode{
+		alone(nftables.Abilities, refuseParts(nftables.New, good, bad)),
+		alone(variant(iptables.NFT), refuseParts(func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }, good, bad)),
+		alone(variant(iptables.Legacy), refuseParts(func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.Legacy) }, good, bad)),
+		alone(userspace.Abilities, refuseParts(userspace.New, good, bad)),
+		before(ebpf.Abilities, refuseParts(ebpf.New, good, bad), nftables.Abilities, nftables.New, ebpf.Leaves),
+	} {
+		t.Run(m.Name, func(t *testing.T) {
+			inNode(t, func(ctx context.Context) error {
+				s, err := OpenServices(m, slog.New(slog.DiscardHandler))
+				if err != nil {
+					return err
+				}
+				s.Change(append(bad[:len(bad):len(bad)], good...), nil)
+				if err := s.Sync(ctx); err == nil {
+					t.Error("nothing is refused")
+				}
+				s.Served(ctx)
+				if serving, why := s.Serving(); !serving {
+					t.Errorf("not serving: %s", why)
+				}
+				if err := asks(ctx, services); err != nil {
+					t.Error(err)
+				}
+				for owner := range s.Status()[m.planes[len(m.planes)-1].name].Failing {
+					if !strings.HasPrefix(owner, "evil/") {
+						t.Errorf("%s is refused", owner)
+					}
+				}
+				return s.Close()
+			})
+		})
+	}
+}
+
+// webAt makes a Service with one port that the echo server serves, and more at addresses outside.
+func webAt(namespace, name, clusterIP string, ports int, externalIPs ...string) []source.Object {
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeClusterIP, ClusterIP: clusterIP, ClusterIPs: []string{clusterIP}, ExternalIPs: externalIPs}}
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.1"}}}}
+	for i := range ports {
+		port, target, tcp := fmt.Sprint("p", i), int32(8080), corev1.ProtocolTCP
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: port, Port: int32(80 + i), Protocol: tcp})
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &port, Port: &target, Protocol: &tcp})
+	}
+	return []source.Object{svc, slice}
+}
+
+// runAgent has an agent of a mode serve objects in the calling thread's network namespace, from a cold start.
+func runAgent(t *testing.T, ctx context.Context, m Mode, objects ...source.Object) (*Agent, http.Handler) {
+	services, err := OpenServices(m, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	a := still(t, Options{})
+	a.options.Mode, a.services, a.batches = m, services, 0
+	t.Cleanup(func() {
+		stop()
+		a.ended.Wait()
+		if err := services.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	a.say(ctx, objects...)
+	return a, a.handler()
+}
+
+// until asks a page until it answers with a code.
+func until(ctx context.Context, h http.Handler, page string, want int) (body string, err error) {
+	for ctx.Err() == nil {
+		var code int
+		if code, body = get(h, page); code == want {
+			return body, nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return body, fmt.Errorf("%s never answers %d: %s", page, want, body)
+}
+
+// At a cold start in mode ebpf, Services that don't fit into the kernel's maps keep no other from being served, and the node from
+// nothing: it is ready, and their refusal is told, ten ports of each Service and the number of the others.
+func TestReadyWithServicesThatDoNotFit(t *testing.T) {
+	m, err := ModeOf("ebpf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m = m.EBPF(ebpf.Options{Sizes: bpf.Sizes{Frontends: 4096, Pools: 4096, Slots: 8192}})
+	var externalIPs []string
+	for i := range 90 {
+		externalIPs = append(externalIPs, fmt.Sprintf("203.0.113.%d", 1+i))
+	}
+	objects := append(webAt("evil", "wide", "10.97.0.1", 50, externalIPs...), webAt("shop", "web", "10.96.0.1", 1)...)
+	objects = append(objects, webAt("shop", "cart", "10.96.0.2", 1)...)
+	mag := webAt("evil", "mag", "10.97.0.2", 80)
+	mag[0].(*corev1.Service).Annotations = map[string]string{"fairlead.dev/scheduler": "maglev"}
+	objects = append(objects, mag...)
+	inNode(t, func(ctx context.Context) error {
+		a, h := runAgent(t, ctx, m, objects...)
+		if _, err := until(ctx, h, "/readyz", http.StatusOK); err != nil {
+			return err
+		}
+		if err := asks(ctx, 2); err != nil {
+			t.Error(err)
+		}
+		told := map[string]int{}
+		for _, p := range a.standing() {
+			if p.Reason == "Refused" {
+				told[p.Object.Namespace+"/"+p.Object.Name]++
+			}
+		}
+		if told["evil/wide"] != mostPerService+1 || told["evil/mag"] != mostPerService+1 || told["shop/web"]+told["shop/cart"] != 0 {
+			t.Errorf("refusals told: %v", told)
+		}
+		if _, body := get(h, "/status"); strings.Count(body, `"evil/wide:`) > mostPerService+1 || !strings.Contains(body, " more") {
+			t.Errorf("/status: %s", body)
+		}
+		return nil
+	})
+}
+
+// Without hooks nothing is served: the node is not ready, load balancers learn it, and there is a problem of the Node. It is ready as
+// soon as they are attached.
+func TestNotReadyWithoutHooks(t *testing.T) {
+	var refuses atomic.Bool
+	refuses.Store(true)
+	open := func() (plane[ebpf.Key, string], error) {
+		p, err := ebpf.New()
+		return refusing[ebpf.Key, string]{p, func(k ebpf.Key) bool { return k.Kind == ebpf.KindHooks && refuses.Load() }}, err
+	}
+	m := before(ebpf.Abilities, open, nftables.Abilities, nftables.New, ebpf.Leaves)
+	inNode(t, func(ctx context.Context) error {
+		a, h := runAgent(t, ctx, m, webAt("shop", "web", "10.96.0.1", 1)...)
+		_ = a.services.syncPlanes(ctx)
+		if code, body := get(h, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "hooks") {
+			t.Errorf("/readyz: %d %s", code, body)
+		}
+		if code, _ := get(a.healthHandler(), "/healthz"); code != http.StatusServiceUnavailable {
+			t.Errorf("/healthz: %d", code)
+		}
+		found := false
+		for _, p := range a.standing() {
+			found = found || p.Object.Kind == source.Node && p.Object.Name == "a" && strings.Contains(p.Message, "hooks")
+		}
+		if !found {
+			t.Errorf("no problem of the Node: %v", a.standing())
+		}
+		refuses.Store(false)
+		if _, err := until(ctx, h, "/readyz", http.StatusOK); err != nil {
+			return err
+		}
+		return asks(ctx, 1)
+	})
+}
