@@ -171,7 +171,7 @@ func openMap(path string, m *ebpf.MapSpec) (*ebpf.Map, error) {
 
 func newMaps(folder string, s Sizes, open func(string, *ebpf.MapSpec) (*ebpf.Map, error)) (*Maps, error) {
 	all, err := mapSpecs(s)
-	if err != nil {
+	if err := errors.Join(err, checkFolder(folder), checkFolder(filepath.Join(filepath.Dir(folder), stateFolder))); err != nil {
 		return nil, err
 	}
 	m := &Maps{folder: folder, sizes: s, named: map[string]*ebpf.Map{}}

@@ -3,6 +3,8 @@ package bpf
 import (
 	"errors"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -53,6 +55,38 @@ func TestPinsOfAnotherFormAreNotOurs(t *testing.T) {
 				}
 				again.Close()
 			})
+		}
+	}
+}
+
+// A folder that others own or may write to is not used.
+func TestFoldersOfOthersAreRefused(t *testing.T) {
+	for what, change := range map[string]func(path string) error{
+		"owner":      func(path string) error { return os.Chown(path, 65534, -1) },
+		"mode":       func(path string) error { return os.Chmod(path, 0o777) },
+		"group mode": func(path string) error { return os.Chmod(path, 0o720) },
+	} {
+		folder, _ := pinnedMaps(t)
+		for _, path := range []string{folder, filepath.Dir(folder), filepath.Join(filepath.Dir(folder), stateFolder)} {
+			if err := change(path); err != nil {
+				t.Fatal(err)
+			}
+			if m, err := OpenMaps(folder, small); err == nil || Absent(err) || !strings.Contains(err.Error(), path) {
+				t.Errorf("%s of %s: opened, %v", what, path, err)
+				m.Close()
+			}
+			if m, err := CreateMaps(folder, small); err == nil || !strings.Contains(err.Error(), path) {
+				t.Errorf("%s of %s: made, %v", what, path, err)
+				m.Close()
+			}
+			if err := errors.Join(os.Chown(path, 0, 0), os.Chmod(path, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if m, err := OpenMaps(folder, small); err != nil {
+			t.Errorf("after %s was corrected: %v", what, err)
+		} else {
+			m.Close()
 		}
 	}
 }
