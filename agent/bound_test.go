@@ -25,10 +25,10 @@ func (*tight) Read(context.Context) ([]dataplane.Fact[tightKey, string], error) 
 func (*tight) Write(context.Context, []dataplane.Fact[tightKey, string], []dataplane.Fact[tightKey, string]) error {
 	return nil
 }
-func (*tight) Clean(context.Context) error   { return nil }
-func (*tight) Close() error                  { return nil }
-func (*tight) Refused() userspace.Refused    { return userspace.Refused{Frontend: 3, Client: 2} }
-func (p *tight) OnLimit(report func(string)) { p.report = report }
+func (*tight) Clean(context.Context) error     { return nil }
+func (*tight) Close() error                    { return nil }
+func (*tight) Refused() userspace.Refused      { return userspace.Refused{Frontend: 3, Client: 2} }
+func (p *tight) OnWarning(report func(string)) { p.report = report }
 
 // A plane's bound is logged with the plane's name, and what it refused is counted.
 func TestBoundIsLoggedAndCounted(t *testing.T) {

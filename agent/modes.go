@@ -223,8 +223,8 @@ func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, op
 			return nil, err
 		}
 		log = log.With("plane", a.Name)
-		if b, ok := any(p).(bounded); ok {
-			b.OnLimit(func(text string) { log.Warn("limit reached", "limit", text) })
+		if w, ok := any(p).(warner); ok {
+			w.OnWarning(func(text string) { log.Warn(text) })
 		}
 		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf, Base: isNode, Weight: weigh, Log: log, MaxFacts: a.Batch})
 		return &partial{loop: served[K, V]{p, l}, share: share{takes: takes}}, nil
@@ -246,11 +246,13 @@ type counter interface {
 	Packets() (*ebpf.PacketCounts, error)
 }
 
-// bounded is a plane that refuses connections beyond a bound, counts them and reports it. Its methods may be called at any time.
-type bounded interface {
-	Refused() userspace.Refused
-	OnLimit(report func(text string))
+// warner is a plane that reports what its operator should know and no fact says. Its reports come at any time.
+type warner interface {
+	OnWarning(report func(text string))
 }
+
+// bounded is a plane that refuses connections beyond a bound and counts them. It may be asked at any time.
+type bounded interface{ Refused() userspace.Refused }
 
 // refused returns how many connections the plane refused beyond a bound; nil where it has none.
 func (s served[K, V]) refused() *userspace.Refused {

@@ -1,10 +1,14 @@
 // Package event tells the users of a cluster what is wrong with their Services: each problem that comes to stand becomes a
-// Kubernetes Event on the object that it is about. Events are for people: few, and never the same one again and again. The log
-// and the status page have everything.
+// Kubernetes Event on the object that it is about. Events are for people: few, never the same one again and again, and without
+// names of other namespaces (source.Problem.Public). Namespaces take turns, so that none keeps others from theirs. The log and the
+// status page have everything.
 package event
 
 import (
+	"cmp"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,6 +22,7 @@ import (
 const (
 	perSecond = 1  // Events, in the long run
 	burst     = 25 // at once
+	perObject = 10 // within quiet
 	// quiet is how long a problem that has gone may come back without being told again: one that comes and goes is one.
 	quiet = 10 * time.Minute
 	// longest is how long a note may be: the API takes 1 kB.
@@ -37,43 +42,95 @@ type Teller struct {
 	limit flowcontrol.PassiveRateLimiter
 	now   func() time.Time
 
-	mu   sync.Mutex
-	told map[source.Problem]time.Time // when each was last seen standing
+	mu     sync.Mutex
+	told   map[said]time.Time // when each was last seen standing
+	served map[string]uint64  // the last turn of each namespace
+	turn   uint64
+}
+
+// said is what an Event says, and of what.
+type said struct {
+	object       source.Key
+	reason, note string
 }
 
 // New makes a Teller that knows of no problem yet.
 func New(to Recorder, log *slog.Logger) *Teller {
-	return &Teller{to: to, log: log, limit: flowcontrol.NewTokenBucketPassiveRateLimiter(perSecond, burst), now: time.Now, told: map[source.Problem]time.Time{}}
+	return &Teller{to: to, log: log, limit: flowcontrol.NewTokenBucketPassiveRateLimiter(perSecond, burst), now: time.Now,
+		told: map[said]time.Time{}, served: map[string]uint64{}}
 }
 
 // Tell takes all problems that stand now, and makes an Event of each that is new. Those that are too many at once are told with a
-// later call, if they stand then.
+// later call, if they stand then; of one object no more than perObject are.
 func (t *Teller) Tell(problems []source.Problem) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now, late := t.now(), 0
-	for _, p := range problems {
-		about := reference(p.Object)
-		if about == nil {
-			continue
-		}
-		if _, known := t.told[p]; !known {
-			if !t.limit.TryAccept() {
-				late++
-				continue
+	now := t.now()
+	fresh := t.fresh(problems, now)
+	late := 0
+	for namespaces := t.order(fresh); len(namespaces) > 0; {
+		n := namespaces[0]
+		if !t.limit.TryAccept() {
+			for _, n := range namespaces {
+				late += len(fresh[n])
 			}
-			t.to.Eventf(about, nil, corev1.EventTypeWarning, p.Reason, "Serve", "%s", note(p))
+			break
 		}
-		t.told[p] = now
-	}
-	for p, seen := range t.told {
-		if now.Sub(seen) > quiet {
-			delete(t.told, p)
+		s := fresh[n][0]
+		t.to.Eventf(reference(s.object), nil, corev1.EventTypeWarning, s.reason, "Serve", "%s", s.note)
+		t.told[s] = now
+		t.turn++
+		t.served[n] = t.turn
+		if namespaces, fresh[n] = namespaces[1:], fresh[n][1:]; len(fresh[n]) > 0 {
+			namespaces = append(namespaces, n)
 		}
 	}
+	t.forget(now)
 	if late > 0 {
 		t.log.Info("too many Events at once: the rest wait", "events", late)
 	}
+}
+
+// fresh returns by namespace what is to be said that was not, in the problems' order, and notes that the rest stands still.
+func (t *Teller) fresh(problems []source.Problem, now time.Time) map[string][]said {
+	of := map[source.Key]int{}
+	for s := range t.told {
+		of[s.object]++
+	}
+	fresh, seen := map[string][]said{}, map[said]bool{}
+	for _, p := range problems {
+		s := said{p.Object, p.Reason, note(p)}
+		if reference(p.Object) == nil || seen[s] {
+			continue
+		}
+		seen[s] = true
+		if _, known := t.told[s]; known {
+			t.told[s] = now
+		} else if of[p.Object]++; of[p.Object] <= perObject {
+			fresh[p.Object.Namespace] = append(fresh[p.Object.Namespace], s)
+		}
+	}
+	return fresh
+}
+
+// forget drops problems that have gone for long, and namespaces without any.
+func (t *Teller) forget(now time.Time) {
+	left := map[string]bool{}
+	for s, seen := range t.told {
+		if now.Sub(seen) > quiet {
+			delete(t.told, s)
+		} else {
+			left[s.object.Namespace] = true
+		}
+	}
+	maps.DeleteFunc(t.served, func(n string, _ uint64) bool { return !left[n] })
+}
+
+// order returns the namespaces, those first whose last turn is longest ago.
+func (t *Teller) order(fresh map[string][]said) []string {
+	return slices.SortedFunc(maps.Keys(fresh), func(a, b string) int {
+		return cmp.Or(cmp.Compare(t.served[a], t.served[b]), cmp.Compare(a, b))
+	})
 }
 
 // reference names the object of an Event: a Service, an EndpointSlice or a Node; nil for others.
@@ -91,7 +148,7 @@ func reference(k source.Key) *corev1.ObjectReference {
 
 // note is what an Event says.
 func note(p source.Problem) string {
-	s := p.Message
+	s := cmp.Or(p.Public, p.Message)
 	if p.Field != "" {
 		s = p.Field + ": " + s
 	}

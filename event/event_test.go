@@ -79,3 +79,81 @@ func TestNotesFit(t *testing.T) {
 		t.Errorf("a note of %d bytes", len(n))
 	}
 }
+
+// Who has many problems does not keep others from being told of theirs, however its namespace sorts.
+func TestNamespacesTakeTurns(t *testing.T) {
+	to := events.NewFakeRecorder(1000)
+	now := time.Now()
+	x := New(to, slog.New(slog.DiscardHandler))
+	x.now = func() time.Time { return now }
+	tokens := burst
+	x.limit = tokensOf{&tokens}
+	var all []source.Problem
+	for i := range 1000 {
+		p := problem(i)
+		p.Object.Namespace = "a-flood"
+		all = append(all, p)
+	}
+	of := func(namespace string) source.Problem {
+		p := problem(1)
+		p.Object.Namespace, p.Message = namespace, "of "+namespace
+		return p
+	}
+	all = append(all, of("b"), of("c"))
+	x.Tell(all)
+	if l := strings.Join(heard(to), "\n"); !strings.Contains(l, "of b") || !strings.Contains(l, "of c") {
+		t.Errorf("at once: %s", l)
+	}
+	all = append(all, of("d"), of("e"))
+	for _, want := range []string{"of d", "of e"} { // one Event a second now
+		tokens = 1
+		x.Tell(all)
+		if l := heard(to); len(l) != 1 || !strings.Contains(l[0], want) {
+			t.Errorf("later: %q, want %q", l, want)
+		}
+	}
+	tokens = 1
+	if x.Tell(all); len(heard(to)) != 1 {
+		t.Error("the flood is told of no more")
+	}
+}
+
+// tokensOf is a limiter of that many Events.
+type tokensOf struct{ left *int }
+
+func (l tokensOf) TryAccept() bool {
+	*l.left--
+	return *l.left >= 0
+}
+func (tokensOf) Stop()        {}
+func (tokensOf) QPS() float32 { return perSecond }
+
+func TestObjectHasFewEvents(t *testing.T) {
+	to := events.NewFakeRecorder(1000)
+	x := New(to, slog.New(slog.DiscardHandler))
+	var many []source.Problem
+	for i := range burst {
+		p := problem(1)
+		p.Field = fmt.Sprintf("spec.ports[%d]", i)
+		many = append(many, p)
+	}
+	x.Tell(many)
+	x.Tell(many[perObject:])
+	if n := len(heard(to)); n != perObject {
+		t.Errorf("%d Events of one object, want %d", n, perObject)
+	}
+}
+
+// An Event says what its namespace may know, once.
+func TestEventSaysWhatIsPublic(t *testing.T) {
+	to := events.NewFakeRecorder(1000)
+	x := New(to, slog.New(slog.DiscardHandler))
+	p := problem(1)
+	p.Message, p.Public = "another Service, bank/vault, has 192.0.2.1:80", "a Service of another namespace has 192.0.2.1:80"
+	x.Tell([]source.Problem{p})
+	p.Message = "another Service, bank/safe, has 192.0.2.1:80"
+	x.Tell([]source.Problem{p})
+	if l := heard(to); len(l) != 1 || strings.Contains(l[0], "bank") || !strings.Contains(l[0], "Odd spec.ports[0]: a Service of another namespace has") {
+		t.Errorf("the Events say %q", l)
+	}
+}

@@ -99,8 +99,8 @@ func nothingLeft(t *testing.T) {
 		t.Errorf("cgroups left over: %v %v", mine, err)
 	}
 	dir := filepath.Join(os.TempDir(), folderPrefix+owner())
-	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("folder left over: %s: %v", dir, err)
+	if left, err := filepath.Glob(dir + "*"); err != nil || len(left) > 0 {
+		t.Errorf("folders left over: %v, %v", left, err)
 	}
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -311,16 +311,16 @@ func TestSweep(t *testing.T) {
 		}
 		ns.Close()
 		t.Cleanup(func() { netns.Delete(spacePrefix + who + "-sweep") })
-		if err := os.MkdirAll(folder+who+"/services-1", 0o700); err != nil {
+		if err := os.MkdirAll(folder+who+"-x/services-1", 0o700); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { os.RemoveAll(folder + who) })
+		t.Cleanup(func() { os.RemoveAll(folder + who + "-x") })
 	}
 	removed, err := Sweep()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"network namespace " + spacePrefix + gone + "-sweep", "folder " + folder + gone} {
+	for _, want := range []string{"network namespace " + spacePrefix + gone + "-sweep", "folder " + folder + gone + "-x"} {
 		if !slices.Contains(removed, want) {
 			t.Errorf("%s was not removed: %v", want, removed)
 		}
@@ -331,8 +331,46 @@ func TestSweep(t *testing.T) {
 	if ours, _ := netns.List(spacePrefix + owner() + "-sweep"); len(ours) != 1 {
 		t.Error("removed what belongs to a process that runs")
 	}
-	if _, err := os.Stat(folder + owner()); err != nil {
+	if _, err := os.Stat(folder + owner() + "-x"); err != nil {
 		t.Error(err)
+	}
+}
+
+// A folder that another user has made in advance is neither used nor swept.
+func TestFoldersOfOthersAreLeftAlone(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	const nobody = 65534
+	gone := filepath.Join(os.TempDir(), folderPrefix+"4194304-1")
+	for _, dir := range []string{filepath.Join(os.TempDir(), folderPrefix+owner()), gone} {
+		if err := errors.Join(os.Mkdir(dir, 0o777), os.Chown(dir, nobody, nobody)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := filepath.Join(os.TempDir(), folderPrefix+"4194304-2")
+	if err := os.Symlink(t.TempDir(), link); err != nil {
+		t.Fatal(err)
+	}
+	var r run
+	if err := r.room(); err != nil {
+		t.Fatal(err)
+	}
+	if i, err := os.Stat(r.tmp); err != nil || i.Mode().Perm() != 0o700 || !ownFolder(r.tmp) {
+		t.Errorf("the run's folder is %s, %v, %v", r.tmp, i, err)
+	}
+	removed, err := Sweep()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{gone, link} {
+		if slices.Contains(removed, "folder "+path) {
+			t.Errorf("swept: %s", path)
+		}
+	}
+	if err := r.takeDown(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(r.tmp); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the run's folder is left: %v", err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/kernel/cgroup"
@@ -77,12 +78,22 @@ func Sweep() (removed []string, err error) {
 	folders, err := filepath.Glob(filepath.Join(os.TempDir(), folderPrefix+"*"))
 	errs = append(errs, err)
 	for _, dir := range folders {
-		if dead(strings.TrimPrefix(filepath.Base(dir), folderPrefix)) {
+		if dead(strings.TrimPrefix(filepath.Base(dir), folderPrefix)) && ownFolder(dir) {
 			errs = append(errs, os.RemoveAll(dir))
 			removed = append(removed, "folder "+dir)
 		}
 	}
 	return removed, errors.Join(errs...)
+}
+
+// ownFolder reports whether path is a folder of this process's user: others can make what looks like ours.
+func ownFolder(path string) bool {
+	i, err := os.Lstat(path)
+	if err != nil || !i.IsDir() {
+		return false
+	}
+	s, ok := i.Sys().(*syscall.Stat_t)
+	return ok && int(s.Uid) == os.Geteuid()
 }
 
 // unpin removes what an agent left in a node's namespace, since not all of it goes with the namespace.

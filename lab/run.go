@@ -124,9 +124,8 @@ func (r *run) all(ctx context.Context, steps []step) (err error) {
 }
 
 // room makes the folder for manifests.
-func (r *run) room() error {
-	r.tmp = filepath.Join(os.TempDir(), folderPrefix+owner())
-	if err := os.MkdirAll(r.tmp, 0o700); err != nil {
+func (r *run) room() (err error) {
+	if r.tmp, err = os.MkdirTemp("", folderPrefix+owner()+"-"); err != nil {
 		return fmt.Errorf("make a folder for manifests: %w", err)
 	}
 	r.later(func() error { return os.RemoveAll(r.tmp) })

@@ -88,6 +88,7 @@ type Problem struct {
 	Field   string `json:"field,omitempty"` // path in the object, such as spec.ports[0].port
 	Reason  string `json:"reason"`          // one CamelCase word, for programs
 	Message string `json:"message"`         // what is wrong, what is done instead, the way out
+	Public  string `json:"-"`               // what the object's own namespace may be told, without names of other namespaces; empty: Message
 	Kept    bool   `json:"kept,omitempty"`  // the object's last good content stays in force
 
 	Since time.Time `json:"since,omitzero"` // where it lasts and may pass by itself

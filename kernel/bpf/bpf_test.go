@@ -134,27 +134,54 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// The objects are those of the sources: `go generate ./kernel/bpf` was run after the last change of bpf.
+// The objects are those of the sources: `go generate ./kernel/bpf` was run after the last change of bpf, and nobody has changed an object
+// since. That the sources make these objects is what `make generated` tests.
 func TestGeneratedFromTheSources(t *testing.T) {
-	files, err := filepath.Glob("../../bpf/*.[ch]")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no sources in bpf", err)
-	}
-	slices.Sort(files)
-	h := sha256.New()
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		h.Write(b)
-	}
+	const again = "run go generate ./kernel/bpf, which takes clang, llvm and libbpf-dev"
 	sum, err := os.ReadFile("service.sum")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if now := fmt.Sprintf("%x", h.Sum(nil)); now != strings.TrimSpace(string(sum)) {
-		t.Errorf("the sources' digest is %s, the objects' %s: run go generate ./kernel/bpf, which takes clang, llvm and libbpf-dev", now, sum)
+	lines := strings.Split(strings.TrimSpace(string(sum)), "\n")
+	if last := lines[len(lines)-1]; !strings.Contains(last, "clang version") {
+		t.Errorf("service.sum says %q where it should name the compiler", last)
+	}
+	want := map[string]string{} // digests by name
+	for _, l := range lines[:len(lines)-1] {
+		digest, name, _ := strings.Cut(l, "  ")
+		want[name] = digest
+	}
+	files := map[string][]string{}
+	for name, pattern := range map[string]string{"sources": "../../bpf/*.[ch]", "": "*.o"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil || len(found) == 0 {
+			t.Fatal("no files ", pattern, err)
+		}
+		slices.Sort(found)
+		if name != "" {
+			files[name] = found
+			continue
+		}
+		for _, f := range found {
+			files[f] = []string{f}
+		}
+	}
+	for name, parts := range files {
+		h := sha256.New()
+		for _, f := range parts {
+			b, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.Write(b)
+		}
+		if now := fmt.Sprintf("%x", h.Sum(nil)); now != want[name] {
+			t.Errorf("the digest of %s is %s, service.sum has %q: %s", name, now, want[name], again)
+		}
+		delete(want, name)
+	}
+	if len(want) > 0 {
+		t.Errorf("service.sum has digests of what is not there: %v: %s", want, again)
 	}
 }
 

@@ -7,4 +7,4 @@ package bpf
 
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go@v0.22.0 -go-package bpf -output-stem service -target bpfel,bpfeb -type event -type trace -type header -type backend -type load -type endpoint service ../../bpf/service.c -- -O2 -g -Wall -Werror -mcpu=v3 -I../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go@v0.22.0 -go-package bpf -output-stem packets -target bpfel,bpfeb packets ../../bpf/packets.c -- -O2 -g -Wall -Werror -mcpu=v3 -I../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
-//go:generate sh -c "cat ../../bpf/*.[ch] | sha256sum | cut -d' ' -f1 > service.sum"
+//go:generate sh -c "{ cat ../../bpf/*.[ch] | sha256sum | sed s/-/sources/; sha256sum *.o; clang --version | head -n1; } > service.sum"

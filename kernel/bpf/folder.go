@@ -67,7 +67,8 @@ func Namespace() (uint64, error) {
 	return cookie, nil
 }
 
-// MakeFolder makes a folder for pins, and mounts the file system first where it is missing.
+// MakeFolder makes a folder for pins, and mounts the file system first where it is missing. One that others own or may write to is an
+// error.
 func MakeFolder(path string) error {
 	if !mounted(base()) {
 		if err := mount(); err != nil {
@@ -76,6 +77,25 @@ func MakeFolder(path string) error {
 	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return fmt.Errorf("bpf: make a folder for pins: %w", err)
+	}
+	return checkFolder(path)
+}
+
+// checkFolder returns an error where a folder for pins, or one above it below Mount, belongs to others or others may write to it: who may
+// can have the programs work on maps of theirs. One that is missing is no error.
+func checkFolder(path string) error {
+	for ; len(path) > len(Mount); path = filepath.Dir(path) {
+		var s unix.Stat_t
+		switch err := unix.Lstat(path, &s); {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return fmt.Errorf("bpf: check folder %s: %w", path, err)
+		case s.Mode&unix.S_IFMT != unix.S_IFDIR:
+			return fmt.Errorf("bpf: %s is not a folder: remove it", path)
+		case int(s.Uid) != os.Geteuid() || s.Mode&0o022 != 0:
+			return fmt.Errorf("bpf: folder %s belongs to user %d and has mode %#o, want user %d and no write access for others: remove it, or correct both",
+				path, s.Uid, s.Mode&0o7777, os.Geteuid())
+		}
 	}
 	return nil
 }

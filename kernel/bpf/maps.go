@@ -140,9 +140,12 @@ func CreateMaps(folder string, s Sizes) (*Maps, error) {
 	}
 	recall, resized := false, false
 	m, err := newMaps(folder, s, func(path string, m *ebpf.MapSpec) (*ebpf.Map, error) {
-		held, err := ebpf.LoadPinnedMap(path, nil)
-		if !errors.Is(err, fs.ErrNotExist) {
+		held, err := openMap(path, m)
+		if !Absent(err) {
 			return held, err
+		}
+		if err := drop(path); err != nil { // another's
+			return nil, err
 		}
 		made, err := ebpf.NewMap(m)
 		if err != nil {
@@ -169,14 +172,24 @@ func CreateMaps(folder string, s Sizes) (*Maps, error) {
 	return m, nil
 }
 
-// OpenMaps opens the maps of a layout pinned in a folder. Where there are none, or not all, the error is fs.ErrNotExist.
-func OpenMaps(folder string, s Sizes) (*Maps, error) {
-	return newMaps(folder, s, func(path string, _ *ebpf.MapSpec) (*ebpf.Map, error) { return ebpf.LoadPinnedMap(path, nil) })
+// OpenMaps opens the maps of a layout pinned in a folder. Where there are none, not all, or others in their place, the error is Absent.
+func OpenMaps(folder string, s Sizes) (*Maps, error) { return newMaps(folder, s, openMap) }
+
+// openMap opens a pinned map. One of another type, size or flags, which nobody of ours pins there, is an ErrForm.
+func openMap(path string, m *ebpf.MapSpec) (*ebpf.Map, error) {
+	held, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Compatible(held); err != nil {
+		return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrForm, path, err), held.Close())
+	}
+	return held, nil
 }
 
 func newMaps(folder string, s Sizes, open func(string, *ebpf.MapSpec) (*ebpf.Map, error)) (*Maps, error) {
 	all, err := mapSpecs(s)
-	if err != nil {
+	if err := errors.Join(err, checkFolder(folder), checkFolder(filepath.Join(filepath.Dir(folder), stateFolder))); err != nil {
 		return nil, err
 	}
 	m := &Maps{folder: folder, sizes: s, named: map[string]*ebpf.Map{}}
@@ -514,5 +527,5 @@ func (m *Maps) forgetSockets() error {
 	return errors.Join(err, m.DeleteLoads(keys))
 }
 
-// Absent says whether an error is that maps are not there, or not all.
-func Absent(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+// Absent reports whether an error is that maps are not there, not all, or others in their place (ErrForm).
+func Absent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrForm) }

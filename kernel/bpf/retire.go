@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrForm says that maps are of another version's form.
-var ErrForm = errors.New("bpf: a map of another version's form")
+// ErrForm says that maps are of another form: another version's, or pinned there by others.
+var ErrForm = errors.New("bpf: a map of another form")
 
 // Retire empties the maps of every layout in a folder of frontends, and gives the number of TCP connections that have ways at
 // devices, and so go on. Those of another version's form are an ErrForm.

@@ -92,6 +92,7 @@ type Plane struct {
 	id        string      // of this plane, among those of the node
 	announced bool        // others know that we write
 	hooked    atomic.Bool // the hooks are as wanted, unless others changed that
+	warn      func(text string)
 	events    events
 	devices   *devices
 }
@@ -171,6 +172,9 @@ func (p *Plane) forget() error {
 func (p *Plane) mapsFolder() string  { return filepath.Join(p.folder, p.layout) }
 func (p *Plane) linksFolder() string { return filepath.Join(p.folder, linksName) }
 
+// OnWarning has report called with what an operator should know and no fact says. It comes before the first Read.
+func (p *Plane) OnWarning(report func(text string)) { p.warn = report }
+
 // Read implements dataplane.Plane. Of maps of another layout it tells that they are there, no more: nobody wants them, so
 // they go when all else is true.
 func (p *Plane) Read(context.Context) (facts []Fact, err error) {
@@ -213,6 +217,9 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 // readMaps adds what the maps of our layout hold.
 func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	m, err := bpf.OpenMaps(p.mapsFolder(), p.Sizes)
+	if errors.Is(err, bpf.ErrForm) && p.warn != nil {
+		p.warn("pinned maps are not ours and are made anew: " + err.Error())
+	}
 	if bpf.Absent(err) {
 		return append(facts, fact(Key{KindMaps, p.layout}, "some are missing")), nil
 	}

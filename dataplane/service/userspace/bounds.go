@@ -83,7 +83,7 @@ func (b *bounds) tell(now time.Time, format string, args ...any) {
 		return
 	}
 	b.reported = now
-	go b.report("userspace: " + fmt.Sprintf(format, args...))
+	go b.report("limit reached: " + fmt.Sprintf(format, args...))
 }
 
 // Refused returns how many connections and flows were refused for want of a share.
@@ -93,8 +93,8 @@ func (p *Plane) Refused() Refused {
 	return p.bounds.refused
 }
 
-// OnLimit has report called when a frontend or a client has reached its share, at most once a minute.
-func (p *Plane) OnLimit(report func(text string)) {
+// OnWarning has report called when a frontend or a client has reached its share, at most once a minute.
+func (p *Plane) OnWarning(report func(text string)) {
 	p.bounds.mu.Lock()
 	defer p.bounds.mu.Unlock()
 	p.bounds.report = report

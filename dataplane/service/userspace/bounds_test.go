@@ -22,7 +22,7 @@ func (s *stage) bounded(n int64) {
 // reports has the plane report its bounds to a channel.
 func (s *stage) reports() <-chan string {
 	texts := make(chan string, 100)
-	s.plane.OnLimit(func(text string) { texts <- text })
+	s.plane.OnWarning(func(text string) { texts <- text })
 	return texts
 }
 
