@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 
+	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/sandbox"
 )
 
@@ -97,6 +98,30 @@ func TestEachCapabilityIsNeeded(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Another mode's agent can't detach what mode ebpf left: as docs/install.md says, removing the pins does.
+func TestLeavingEBPFWithoutItsPrivileges(t *testing.T) {
+	all := chart(t)
+	l := newLife(t, "ebpf")
+	l.confine = confine(l.node, all["ebpf"])
+	l.hire("--iptables-localhost-nodeports=false")
+	l.kill()
+	l.mode = "nftables"
+	l.confine = confine(l.node, all["nftables"])
+	l.hire("--iptables-localhost-nodeports=false")
+	var pins string
+	err := l.node.Do(func() (err error) { pins, _, err = bpf.Folder(); return err })
+	if _, there := os.Stat(pins); err != nil || there != nil {
+		t.Fatalf("no pins are left to remove: %v, %v", err, there)
+	}
+	if err := os.RemoveAll(pins); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 * slots {
+		l.replace()
+	}
+	l.settled()
 }
 
 // confine returns the command that runs another as a container of a node that is given p.
