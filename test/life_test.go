@@ -184,19 +184,8 @@ func (l *lives) replace() {
 // hire starts an agent and waits until the kernel is as wanted.
 func (l *lives) hire(flags ...string) {
 	l.t.Helper()
-	var err error
-	if l.log, err = os.CreateTemp(l.t.TempDir(), "agent"); err != nil {
-		l.t.Fatal(err)
-	}
-	args := slices.Concat(l.confine, []string{fairlead, "run", "--source", l.dir, "--node", "a", "--mode", l.mode}, flags)
-	l.cmd = exec.Command(args[0], args[1:]...)
-	l.cmd.Stdout, l.cmd.Stderr = l.log, l.log
-	if err := l.node.Do(l.cmd.Start); err != nil {
-		l.t.Fatal(err)
-	}
-	cmd, ended := l.cmd, make(chan struct{})
-	l.ended = ended
-	go func() { cmd.Wait(); close(ended) }()
+	l.start(flags...)
+	ended := l.ended
 	eventually(l.t, "the agent is ready", func() bool {
 		select {
 		case <-ended:
@@ -211,6 +200,24 @@ func (l *lives) hire(flags ...string) {
 		r.Body.Close()
 		return r.StatusCode == http.StatusOK
 	})
+}
+
+// start starts an agent.
+func (l *lives) start(flags ...string) {
+	l.t.Helper()
+	var err error
+	if l.log, err = os.CreateTemp(l.t.TempDir(), "agent"); err != nil {
+		l.t.Fatal(err)
+	}
+	args := slices.Concat(l.confine, []string{fairlead, "run", "--source", l.dir, "--node", "a", "--mode", l.mode}, flags)
+	l.cmd = exec.Command(args[0], args[1:]...)
+	l.cmd.Stdout, l.cmd.Stderr = l.log, l.log
+	if err := l.node.Do(l.cmd.Start); err != nil {
+		l.t.Fatal(err)
+	}
+	cmd, ended := l.cmd, make(chan struct{})
+	l.ended = ended
+	go func() { cmd.Wait(); close(ended) }()
 }
 
 // kill ends the agent without a word, and has something change before the next.

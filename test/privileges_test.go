@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 
+	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/sandbox"
 )
 
@@ -46,6 +47,9 @@ func TestLeastPrivileges(t *testing.T) {
 			l.confine = confine(l.node, given)
 			l.hire("--iptables-localhost-nodeports=false") // as the chart's configuration has it
 			given.held(t, l.cmd.Process.Pid)
+			if mode == "ebpf" {
+				l.loopback()
+			}
 			stop := l.ask()
 			l.during("replacements", 20, func(int) { l.replace() })
 			if mode != "userspace" { // whose connections end with the agent
@@ -56,6 +60,68 @@ func TestLeastPrivileges(t *testing.T) {
 			l.denied()
 		})
 	}
+}
+
+// loopback demands the settings that mode ebpf needs.
+func (l *lives) loopback() {
+	l.t.Helper()
+	for _, name := range []string{"accept_local", "route_localnet"} {
+		var now []byte
+		err := l.node.Do(func() (err error) { now, err = os.ReadFile("/proc/sys/net/ipv4/conf/lo/" + name); return err })
+		if err != nil || string(now) != "1\n" {
+			l.t.Errorf("lo's %s is %q, %v", name, now, err)
+		}
+	}
+}
+
+// Each capability that the chart gives is needed: without it the agent says what it may not.
+func TestEachCapabilityIsNeeded(t *testing.T) {
+	for mode, given := range chart(t) {
+		if mode == "ipvs" || mode == "auto" || mode == "iptables" { // not in this kernel; what these need that they don't choose here
+			continue
+		}
+		for i, lacking := range given.Capabilities {
+			t.Run(mode+" without "+lacking, func(t *testing.T) {
+				l := newLife(t, mode)
+				less := given
+				less.Capabilities = slices.Delete(slices.Clone(given.Capabilities), i, i+1)
+				l.confine = confine(l.node, less)
+				l.start("--iptables-localhost-nodeports=false")
+				defer func() { l.cmd.Process.Kill(); <-l.ended; l.cmd = nil }()
+				defer func() {
+					if t.Failed() {
+						b, _ := os.ReadFile(l.log.Name())
+						t.Logf("the log: %s", b)
+					}
+				}()
+				eventually(t, "the log says what is denied", func() bool { return len(l.refusals()) > 0 })
+			})
+		}
+	}
+}
+
+// Another mode's agent can't detach what mode ebpf left: as docs/install.md says, removing the pins does.
+func TestLeavingEBPFWithoutItsPrivileges(t *testing.T) {
+	all := chart(t)
+	l := newLife(t, "ebpf")
+	l.confine = confine(l.node, all["ebpf"])
+	l.hire("--iptables-localhost-nodeports=false")
+	l.kill()
+	l.mode = "nftables"
+	l.confine = confine(l.node, all["nftables"])
+	l.hire("--iptables-localhost-nodeports=false")
+	var pins string
+	err := l.node.Do(func() (err error) { pins, _, err = bpf.Folder(); return err })
+	if _, there := os.Stat(pins); err != nil || there != nil {
+		t.Fatalf("no pins are left to remove: %v, %v", err, there)
+	}
+	if err := os.RemoveAll(pins); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 * slots {
+		l.replace()
+	}
+	l.settled()
 }
 
 // confine returns the command that runs another as a container of a node that is given p.
@@ -112,17 +178,28 @@ func (p privileges) held(t *testing.T, pid int) {
 
 // denied demands that the agent's log names nothing that it may not do.
 func (l *lives) denied() {
+	for _, line := range l.refusals() {
+		l.t.Errorf("the log says: %s", line)
+	}
+}
+
+// refusals returns the lines of the agent's log that name what it may not do, but for what the init container does or nothing needs.
+func (l *lives) refusals() (lines []string) {
 	b, err := os.ReadFile(l.log.Name())
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, "OOM score") || strings.Contains(line, "nf_conntrack") {
+			continue
+		}
 		for _, word := range []string{"denied", "not permitted", "read-only"} {
-			if strings.Contains(line, word) && !strings.Contains(line, "OOM score") && !strings.Contains(line, "nf_conntrack") { // the init container's
-				l.t.Errorf("the log says %q: %s", word, line)
+			if strings.Contains(line, word) {
+				lines = append(lines, line)
 			}
 		}
 	}
+	return lines
 }
 
 // text is output that is read while it is written.

@@ -95,9 +95,10 @@ func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[st
 		return err
 	}
 	set, again := c.System(d.mode), false
-	if err := set.Apply(log); only {
-		return err
-	} else if err != nil {
+	if only {
+		return errors.Join(set.Apply(log), prepare(d.mode))
+	}
+	if err := set.Apply(log); err != nil {
 		log.Warn("not every setting of the system could be made; it is tried again once Services are served", "error", err)
 		again = true
 	}
@@ -126,4 +127,12 @@ func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[st
 		}
 	}
 	return agent.Run(ctx, o)
+}
+
+// prepare sets the sysctls that a mode needs.
+func prepare(m agent.Mode) error {
+	if m.Prepare == nil {
+		return nil
+	}
+	return m.Prepare()
 }

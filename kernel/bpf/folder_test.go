@@ -1,6 +1,9 @@
 package bpf
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // TestGivenFolder: a container that has the folder of all pins alone finds it wherever it is mounted.
 func TestGivenFolder(t *testing.T) {
@@ -17,4 +20,15 @@ func TestGivenFolder(t *testing.T) {
 			t.Errorf("%q: %q, not %q", mounts, is, want)
 		}
 	}
+}
+
+// FuzzGiven: whatever mounts there are, what is given is a path of theirs, or nothing.
+func FuzzGiven(f *testing.F) {
+	f.Add("40 24 0:27 /fairlead /run/fairlead/bpf rw,relatime master:10 - bpf bpf rw,mode=700\n")
+	f.Add("31 24 0:27 / /sys/fs/bpf rw - bpf bpf rw\n - bpf")
+	f.Fuzz(func(t *testing.T, mounts string) {
+		if is := given(mounts); !strings.Contains(mounts, is) {
+			t.Errorf("%q is not in %q", is, mounts)
+		}
+	})
 }

@@ -3,17 +3,22 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
 )
 
 // Probe asks the kernel for what the programs need, and gives an error that names everything it lacks, with the version of
 // Linux that has it.
 var Probe = sync.OnceValue(func() error {
+	if lacking := lackingCapabilities(); len(lacking) > 0 { // what the kernel answers then looks as if it lacked something
+		return fmt.Errorf("bpf: without %s: %w", strings.Join(lacking, ", "), explain(unix.EPERM))
+	}
 	var errs []error
 	need := func(err error, what string) {
 		switch {
@@ -40,6 +45,32 @@ var Probe = sync.OnceValue(func() error {
 	need(features.HaveProgramHelper(ebpf.CGroupSock, asm.FnSkStorageGet), "storage with sockets where these are closed (5.14 has it)")
 	return errors.Join(errs...)
 })
+
+// lackingCapabilities names the capabilities that the calling thread needs for the programs and has not.
+func lackingCapabilities() (names []string) {
+	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var has [2]unix.CapUserData
+	if unix.Capget(&h, &has[0]) != nil {
+		return nil // the kernel will say
+	}
+	effective := uint64(has[1].Effective)<<32 | uint64(has[0].Effective)
+	may := func(bits ...int) (yes bool) {
+		for _, b := range bits {
+			yes = yes || effective&(1<<b) != 0
+		}
+		return yes
+	}
+	if !may(unix.CAP_BPF, unix.CAP_SYS_ADMIN) {
+		names = append(names, "CAP_BPF")
+	}
+	if !may(unix.CAP_PERFMON, unix.CAP_SYS_ADMIN) {
+		names = append(names, "CAP_PERFMON")
+	}
+	if !may(unix.CAP_NET_ADMIN) {
+		names = append(names, "CAP_NET_ADMIN")
+	}
+	return names
+}
 
 // Lacks names what this kernel lacks that the programs can do without, and what follows: sentences.
 var Lacks = sync.OnceValue(func() (lacks []string) {

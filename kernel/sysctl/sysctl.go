@@ -11,21 +11,22 @@ import (
 
 // Setting is an open setting. Those below net stay those of the network namespace that the opening thread was in.
 type Setting struct {
-	name string
-	f    *os.File
+	name     string
+	f        *os.File
+	readOnly error // why it can't be written; nil: it can
 }
 
 // Open opens a setting by its path below /proc/sys, such as net/ipv4/ip_forward: for reading alone where it can't be written,
 // which Set then says. An error that is fs.ErrNotExist means that this kernel hasn't the setting.
 func Open(name string) (*Setting, error) {
-	f, err := os.OpenFile("/proc/sys/"+name, os.O_RDWR, 0)
-	if err != nil {
-		f, err = os.Open("/proc/sys/" + name)
+	f, readOnly := os.OpenFile("/proc/sys/"+name, os.O_RDWR, 0)
+	if readOnly != nil {
+		var err error
+		if f, err = os.Open("/proc/sys/" + name); err != nil {
+			return nil, fmt.Errorf("sysctl %s: %w", name, err)
+		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("sysctl %s: %w", name, err)
-	}
-	return &Setting{name, f}, nil
+	return &Setting{name, f, readOnly}, nil
 }
 
 // Close gives up the handle.
@@ -43,6 +44,9 @@ func (s *Setting) Get() (string, error) {
 
 // Set writes the value.
 func (s *Setting) Set(value string) error {
+	if s.readOnly != nil {
+		return fmt.Errorf("sysctl %s=%s: %w: set it on the node", s.name, value, s.readOnly)
+	}
 	if _, err := s.f.WriteAt([]byte(value), 0); err != nil {
 		return fmt.Errorf("sysctl %s=%s: %w", s.name, value, err)
 	}

@@ -113,10 +113,13 @@ func (r release) volume(t testing.TB, name string, h *sandbox.Host, dir string) 
 		case v.HostPath.Path == "/sys/fs/cgroup":
 			return h.Cgroup
 		default:
-			if *v.HostPath.Type == corev1.HostPathFileOrCreate {
+			switch *v.HostPath.Type {
+			case corev1.HostPathFileOrCreate:
 				f, err := os.OpenFile(v.HostPath.Path, os.O_CREATE, 0o600)
 				check(t, err)
 				f.Close()
+			case corev1.HostPathDirectoryOrCreate:
+				check(t, os.MkdirAll(v.HostPath.Path, 0o755))
 			}
 			return v.HostPath.Path
 		}

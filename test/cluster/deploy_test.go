@@ -26,6 +26,7 @@ import (
 // release is the chart, installed.
 type release struct {
 	pod    corev1.PodSpec
+	moves  corev1.PodSpec // of what migrates from kube-proxy
 	role   rbacv1.ClusterRole
 	files  map[string]string // of the ConfigMap
 	secret map[string]string // what a pod finds of its ServiceAccount
@@ -74,7 +75,11 @@ func install(t testing.TB, set ...string) (r release) {
 		case "DaemonSet":
 			var s appsv1.DaemonSet
 			plane.must(t, "GET", folder+"/"+o.Name, nil, &s) // with the server's defaults
-			r.pod = s.Spec.Template.Spec
+			if strings.HasSuffix(o.Name, "-migrate") {
+				r.moves = s.Spec.Template.Spec
+			} else {
+				r.pod = s.Spec.Template.Spec
+			}
 		case "ClusterRole":
 			check(t, yaml.Unmarshal(d, &r.role))
 		case "ConfigMap":
@@ -114,6 +119,11 @@ func TestDeployServes(t *testing.T) {
 				until(t, "the probe "+p.HTTPGet.Path+" is answered", func() error { return a.answers(p.HTTPGet) })
 			}
 			notes(t, a)
+			moves := release{pod: r.moves, files: r.files, secret: r.secret}.start(t, r.moves.InitContainers[0])
+			if err := moves.cmd.Wait(); err != nil || !strings.Contains(moves.log.String(), "nothing of kube-proxy is left") {
+				t.Errorf("the node is not migrated: %v: %s", err, moves.log)
+			}
+			moves.alive = false
 			for l := range strings.Lines(a.log.String()) {
 				for _, word := range []string{"forbidden", "denied", "not permitted", "read-only"} {
 					if strings.Contains(l, word) && !strings.Contains(l, "OOM score") { // a lower one takes CAP_SYS_RESOURCE: not worth it
@@ -245,30 +255,4 @@ func without(rules []rbacv1.PolicyRule, at int, resource, verb string) (l []rbac
 		}
 	}
 	return l
-}
-
-// Each capability that the chart gives a mode is needed: without it the agent ends, or says what it may not.
-func TestDeployCapabilities(t *testing.T) {
-	for _, mode := range []string{"nftables"} {
-		t.Run(mode, func(t *testing.T) {
-			r := install(t, "mode="+mode)
-			c := r.pod.Containers[0]
-			for _, lacking := range c.SecurityContext.Capabilities.Add {
-				t.Run("without "+string(lacking), func(t *testing.T) {
-					less := *c.DeepCopy()
-					less.SecurityContext.Capabilities.Add = slices.DeleteFunc(less.SecurityContext.Capabilities.Add, func(c corev1.Capability) bool { return c == lacking })
-					a := r.start(t, less)
-					service(t, "web", web1)
-					until(t, "the agent says what it may not", func() error {
-						for _, word := range []string{"not permitted", "permission denied"} {
-							if strings.Contains(a.log.String(), word) {
-								return nil
-							}
-						}
-						return errors.New("its log does not")
-					})
-				})
-			}
-		})
-	}
 }

@@ -1,21 +1,25 @@
 package ipvs
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"fairlead.dev/fairlead/dataplane/conformance"
 	"fairlead.dev/fairlead/dataplane/service/servicetest"
+	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/vm/vmtest"
@@ -32,7 +36,55 @@ func TestInSecondKernel(t *testing.T) {
 	t.Run("kernel holds what is written", kernelHoldsWhatIsWritten)
 	t.Run("thousands", thousands)
 	t.Run("IPv6 is off", withoutIPv6)
+	t.Run("NET_ADMIN alone", unprivileged)
 	t.Run("cases", cases)
+}
+
+// unprivileged has a node whose sysctls an init container has set, and an agent with CAP_NET_ADMIN alone and a read-only /proc/sys.
+func unprivileged(t *testing.T) {
+	inNamespace(t, func() {
+		here, err := netns.Current()
+		if err = errors.Join(err, prepare()); err != nil {
+			t.Error(err)
+			return
+		}
+		defer here.Close()
+		done := make(chan error)
+		go func() {
+			runtime.LockOSThread() // never unlocked: the thread ends without its capabilities
+			done <- errors.Join(here.Enter(), asContainer(), serves(t))
+		}()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// serves writes services and reads them back.
+func serves(t *testing.T) error {
+	p, err := New()
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	facts, err := rendered(p, services(3, 0))
+	if err == nil {
+		err = p.Write(t.Context(), facts, nil)
+	}
+	held, err2 := p.Read(t.Context())
+	if missing, extra := servicetest.Difference(facts, held), servicetest.Difference(held, facts); len(missing)+len(extra) > 0 {
+		return fmt.Errorf("%w, %w; %v missing, %v extra", err, err2, missing, extra)
+	}
+	return errors.Join(err, err2, p.Clean(t.Context()))
+}
+
+// asContainer has the calling thread see /proc/sys read-only, and drops all of its capabilities but CAP_NET_ADMIN.
+func asContainer() error {
+	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	admin := [2]unix.CapUserData{{Effective: 1 << unix.CAP_NET_ADMIN, Permitted: 1 << unix.CAP_NET_ADMIN}}
+	return errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""), unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""),
+		unix.Capset(&h, &admin[0]))
 }
 
 // withoutIPv6 has a node whose loopback device has no IPv6, as many have it: all else is written and read as it is.

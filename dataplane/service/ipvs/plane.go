@@ -26,6 +26,7 @@ var Abilities = service.Abilities{
 	Name:       "ipvs",
 	Schedulers: model.AllSchedulers &^ model.SchedulersOf(model.Random, model.DestinationHash),
 	Tracked:    true,
+	Prepare:    prepare,
 	Long: func(*model.Frontend) string {
 		return "IPVS hands on no ICMP error about a packet that is too long for its path, and a node's own IPv6 fragments don't get through it"
 	},
@@ -90,6 +91,22 @@ var sysctls = map[string]struct {
 	"drop_entry":         {want: "0"},                 // no connection is forgotten at random
 	"drop_packet":        {want: "0"},                 // no packet is lost at random
 	"run_estimation":     {want: "0", optional: true}, // nobody asks for rates, which cost a walk through all every two seconds
+}
+
+// prepare sets the sysctls that a plane needs. They stay so: a plane that finds them set sets none, and gives none back.
+func prepare() error {
+	c, err := ipvs.Open() // has the kernel load IPVS, which makes them
+	if err != nil {
+		return err
+	}
+	errs := []error{c.Close()}
+	for name, s := range sysctls {
+		_, _, err := sysctl.Ensure("net/ipv4/vs/"+name, s.want)
+		if !s.optional || !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // timeoutTCP is how long IPVS remembers a TCP connection that says nothing: its default of 15 minutes cuts what lives.

@@ -25,7 +25,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- /* fairlead.capabilities gives what a mode needs of root's powers; docs/install.md says how that was found. */ -}}
 {{- define "fairlead.capabilities" -}}
 {{- $c := list "NET_ADMIN" }}
-{{- if eq (include "fairlead.tools" .) "true" }}{{ $c = append $c "NET_RAW" }}{{ end }}
+{{- if has .Values.mode (list "auto" "iptables" "iptables-legacy") }}{{ $c = append $c "NET_RAW" }}{{ end }}
 {{- if eq .Values.mode "ebpf" }}{{ $c = concat $c (list "BPF" "PERFMON") }}{{ end }}
 {{- if eq .Values.mode "userspace" }}{{ $c = concat $c (list "NET_BIND_SERVICE" "SYS_ADMIN") }}{{ end }}
 {{- toYaml $c }}
