@@ -316,8 +316,8 @@ __noinline int renew(const struct way *w, const struct packet *p)
 	r = bpf_map_lookup_elem(&sources, &back);
 	if (r)
 		r->seen = w->seen;
-	else
-		bpf_map_update_elem(&sources, &back, &made, BPF_NOEXIST);
+	else if (!bpf_map_update_elem(&sources, &back, &made, BPF_NOEXIST))
+		note(&ports, back.from, USE_BACKEND);
 	return 0;
 }
 
