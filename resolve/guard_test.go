@@ -2,6 +2,7 @@ package resolve
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -117,5 +118,20 @@ func TestIDsDependOnTheCluster(t *testing.T) {
 	}
 	if id("a") == id("b") || id("a") != id("a") || id("") != hashName("shop/web:http tcp ipv4 cluster") {
 		t.Errorf("IDs %x, %x, %x", id("a"), id("b"), id(""))
+	}
+}
+
+// What a namespace is told of its own objects names no other namespace's.
+func TestPublicTextNamesNobodyElse(t *testing.T) {
+	theirs := func(edits ...edit) *corev1.Service {
+		return svc(append([]edit{inNamespace("bank"), named("vault"), clusterIPs("10.96.0.2"), born(1)}, edits...)...)
+	}
+	r := resolved(n1, theirs(ingress("192.0.2.1"), external("Local"), health(30900)),
+		svc(ingress("192.0.2.1"), external("Local"), health(30900), born(2)), slice(eps(ep("10.96.0.2")), slicePorts(eport("http", 80))))
+	same(t, "problems", problemLines(r), lines(" EndpointIsEntry", "spec.healthCheckNodePort HealthPortTaken", "status.loadBalancer.ingress[0].ip EntryTaken"))
+	for _, p := range r.Problems() {
+		if p.Public == "" || strings.Contains(p.Public, "bank") || !strings.Contains(p.Message, "bank/vault") {
+			t.Errorf("%s: public %q", p, p.Public)
+		}
 	}
 }

@@ -29,6 +29,7 @@ func (w *decider) loops(g *group, c candidate) bool {
 	if !rep.full() {
 		rep.add("", "EndpointIsEntry", "the endpoint %s is where %s is served (%s): it is left out, since its traffic would come to a Service again; "+
 			"give the endpoints of that Service instead", c.at, x.by.groups[x.entry().group].label, x.entry().via)
+		rep.against(x.by, "the endpoint %s is where a Service of another namespace is served: it is left out; give that Service's endpoints instead", c.at)
 	}
 	w.out.problems = rep.problems
 	return true

@@ -36,6 +36,13 @@ func (r *report) add(field, reason, format string, args ...any) {
 	})
 }
 
+// against has the problem that was added last, about something that the Service o has, not name o to other namespaces.
+func (r *report) against(o *service, format string, args ...any) {
+	if o.key.Namespace != r.object.Namespace {
+		r.list[len(r.list)-1].Public = fmt.Sprintf(format, args...)
+	}
+}
+
 // full reports whether as many problems are noted as are told of. The problem at hand is then counted.
 func (r *report) full() bool {
 	if len(r.list) < mostOfObject {

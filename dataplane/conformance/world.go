@@ -118,6 +118,7 @@ func (w *world) resolveConfig(node string, host *sandbox.Host) resolve.Config {
 	c := resolve.Config{
 		Node: node, Addresses: host.Addresses, MasqueradeAll: w.config.MasqueradeAll,
 		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName, DirectServerReturn: w.config.DirectServerReturn,
+		APIServers:  []netip.AddrPort{apiServer},
 		ExternalIPs: w.config.ExternalIPs, Limits: w.config.Limits,
 		Plane: w.subject.Name, Schedulers: w.subject.Schedulers, Behind: w.subject.Behind,
 	}
