@@ -11,6 +11,9 @@ const despair = patience + 16
 // few is how many facts that were found before may be refused again in one turn, before the others have to wait for another.
 const few = 8
 
+// unhurried is how many attempts later than other facts those are that the plane named.
+const unhurried = 8
+
 // respite is how long after that the search for single facts begins again.
 const respite = 30 * time.Second
 

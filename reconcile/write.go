@@ -191,8 +191,12 @@ func (l *Loop[T, K, V]) partly(jobs []*job[K, V], refused map[K]error) bool {
 	l.made(good, false)
 	l.search.among = 0
 	l.count(func(s *Status) { s.Puts += uint64(len(good)) })
+	fresh := slices.ContainsFunc(bad, func(j *job[K, V]) bool { return j.why == nil })
 	for _, j := range bad {
 		l.putOff(&failure{alone: true, named: true, err: fmt.Errorf("writing %v: %w", j.key, refused[j.key])}, j)
+	}
+	if fresh {
+		l.find(nil)
 	}
 	l.suspectAll(bad)
 	return true
@@ -212,6 +216,7 @@ func (l *Loop[T, K, V]) setAside(jobs []*job[K, V], err error) {
 		}
 	}
 	l.putOff(f, jobs...)
+	l.find(nil)
 	l.suspectAll(jobs)
 }
 
@@ -228,13 +233,16 @@ func (l *Loop[T, K, V]) putOff(f *failure, jobs ...*job[K, V]) {
 		}
 		j.why = f
 	}
-	wait := max(2, l.backoff(f.attempts))
+	attempt := f.attempts
+	if f.named { // for want of capacity: there is more when something goes, not soon
+		attempt += unhurried
+	}
+	wait := max(2, l.backoff(attempt))
 	f.from, f.due = now.Add(wait/2), now.Add(wait)
 }
 
-// suspectAll learns whose jobs are that were put off.
+// suspectAll notes the groups of jobs that were put off.
 func (l *Loop[T, K, V]) suspectAll(jobs []*job[K, V]) {
-	l.find(nil)
 	groups := map[string]bool{}
 	for _, j := range jobs {
 		for _, o := range j.owners {
