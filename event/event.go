@@ -1,7 +1,7 @@
 // Package event tells the users of a cluster what is wrong with their Services: each problem that comes to stand becomes a
-// Kubernetes Event on the object that it is about. Events are for people: few, never the same one again and again, and without
-// names of other namespaces (source.Problem.Public). Namespaces take turns, so that none keeps others from theirs. The log and the
-// status page have everything.
+// Kubernetes Event on the object that it is about. Events are for people: few, never the same one again and again, and
+// without names of other namespaces (source.Problem.Public). Namespaces take turns, so that none keeps others from
+// theirs. The log and the status page have everything.
 package event
 
 import (
@@ -56,7 +56,8 @@ type said struct {
 
 // New makes a Teller that knows of no problem yet.
 func New(to Recorder, log *slog.Logger) *Teller {
-	return &Teller{to: to, log: log, limit: flowcontrol.NewTokenBucketPassiveRateLimiter(perSecond, burst), now: time.Now,
+	limit := flowcontrol.NewTokenBucketPassiveRateLimiter(perSecond, burst)
+	return &Teller{to: to, log: log, limit: limit, now: time.Now,
 		told: map[said]time.Time{}, served: map[string]uint64{}}
 }
 
@@ -91,7 +92,8 @@ func (t *Teller) Tell(problems []source.Problem) {
 	}
 }
 
-// fresh returns by namespace what is to be said that was not, in the problems' order, and notes that the rest stands still.
+// fresh returns by namespace what is to be said that was not, in the problems' order, and notes that the rest stands
+// still.
 func (t *Teller) fresh(problems []source.Problem, now time.Time) map[string][]said {
 	of := map[source.Key]int{}
 	for s := range t.told {

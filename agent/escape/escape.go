@@ -1,5 +1,6 @@
-// Package escape makes text of others safe to print: names of processes and objects, messages of API servers. What would control a terminal,
-// make a line of its own or change the order of what is read comes out as an escape sequence of Go and JSON, such as \u001b.
+// Package escape makes text of others safe to print: names of processes and objects, messages of API servers. What
+// would control a terminal, make a line of its own or change the order of what is read comes out as an escape sequence
+// of Go and JSON, such as \u001b.
 package escape
 
 import (
@@ -12,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// String returns s in one line, with everything escaped that is not a visible character or a space: control characters (also newline and
-// tab), format characters such as those that change the direction of writing, and what is not UTF-8.
+// String returns s in one line, with everything escaped that is not a visible character or a space: control characters
+// (also newline and tab), format characters such as those that change the direction of writing, and what is not UTF-8.
 func String(s string) string {
 	for _, r := range s {
 		if !unicode.IsGraphic(r) || r == utf8.RuneError {
@@ -23,7 +24,8 @@ func String(s string) string {
 	return s
 }
 
-// Writer returns a writer that passes text on to w as String has it, but for newlines and tabs. JSON stays the same JSON.
+// Writer returns a writer that passes text on to w as String has it, but for newlines and tabs. JSON stays the same
+// JSON.
 func Writer(w io.Writer) io.Writer { return &writer{to: w} }
 
 type writer struct {

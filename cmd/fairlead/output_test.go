@@ -11,7 +11,8 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// evil is a name that clears the screen, colours what follows, turns the direction of writing and makes a line of its own.
+// evil is a name that clears the screen, colours what follows, turns the direction of writing and makes a line of its
+// own.
 const evil = "\x1b[2J\u009b31m\u202eX\xff\nproblem: none\t"
 
 // lines fails where text has other than n lines or controls a terminal.

@@ -1,5 +1,5 @@
-// Package httpserver makes the HTTP servers of an agent: those that probes, load balancers and scrapers ask. None of them can hold an
-// agent's file descriptors or memory for long, whoever connects.
+// Package httpserver makes the HTTP servers of an agent: those that probes, load balancers and scrapers ask. None of
+// them can hold an agent's file descriptors or memory for long, whoever connects.
 package httpserver
 
 import (
@@ -13,8 +13,9 @@ import (
 // MaxConnections is how many connections a server holds at once.
 const MaxConnections = 256
 
-// New returns a server of h for one listener, with timeouts for each step of a connection. With MaxConnections it closes for each new one
-// the connection that has done nothing for the longest time, so that a probe is answered while others hold idle connections.
+// New returns a server of h for one listener, with timeouts for each step of a connection. With MaxConnections it
+// closes for each new one the connection that has done nothing for the longest time, so that a probe is answered while
+// others hold idle connections.
 func New(h http.Handler) *http.Server {
 	c := &connections{held: map[net.Conn]*list.Element{}}
 	return &http.Server{

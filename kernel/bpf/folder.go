@@ -67,8 +67,8 @@ func Namespace() (uint64, error) {
 	return cookie, nil
 }
 
-// MakeFolder makes a folder for pins, and mounts the file system first where it is missing. One that others own or may write to is an
-// error.
+// MakeFolder makes a folder for pins, and mounts the file system first where it is missing. One that others own or may
+// write to is an error.
 func MakeFolder(path string) error {
 	if !mounted(base()) {
 		if err := mount(); err != nil {
@@ -81,8 +81,8 @@ func MakeFolder(path string) error {
 	return checkFolder(path)
 }
 
-// checkFolder returns an error where a folder for pins, or one above it below Mount, belongs to others or others may write to it: who may
-// can have the programs work on maps of theirs. One that is missing is no error.
+// checkFolder returns an error where a folder for pins, or one above it below Mount, belongs to others or others may
+// write to it: who may can have the programs work on maps of theirs. One that is missing is no error.
 func checkFolder(path string) error {
 	for ; len(path) > len(Mount); path = filepath.Dir(path) {
 		var s unix.Stat_t
@@ -93,8 +93,8 @@ func checkFolder(path string) error {
 		case s.Mode&unix.S_IFMT != unix.S_IFDIR:
 			return fmt.Errorf("bpf: %s is not a folder: remove it", path)
 		case int(s.Uid) != os.Geteuid() || s.Mode&0o022 != 0:
-			return fmt.Errorf("bpf: folder %s belongs to user %d and has mode %#o, want user %d and no write access for others: remove it, or correct both",
-				path, s.Uid, s.Mode&0o7777, os.Geteuid())
+			return fmt.Errorf("bpf: folder %s belongs to user %d and has mode %#o, want user %d and no write access for others: "+
+				"remove it, or correct both", path, s.Uid, s.Mode&0o7777, os.Geteuid())
 		}
 	}
 	return nil

@@ -172,7 +172,8 @@ func CreateMaps(folder string, s Sizes) (*Maps, error) {
 	return m, nil
 }
 
-// OpenMaps opens the maps of a layout pinned in a folder. Where there are none, not all, or others in their place, the error is Absent.
+// OpenMaps opens the maps of a layout pinned in a folder. Where there are none, not all, or others in their place, the
+// error is Absent.
 func OpenMaps(folder string, s Sizes) (*Maps, error) { return newMaps(folder, s, openMap) }
 
 // openMap opens a pinned map. One of another type, size or flags, which nobody of ours pins there, is an ErrForm.
@@ -189,7 +190,8 @@ func openMap(path string, m *ebpf.MapSpec) (*ebpf.Map, error) {
 
 func newMaps(folder string, s Sizes, open func(string, *ebpf.MapSpec) (*ebpf.Map, error)) (*Maps, error) {
 	all, err := mapSpecs(s)
-	if err := errors.Join(err, checkFolder(folder), checkFolder(filepath.Join(filepath.Dir(folder), stateFolder))); err != nil {
+	state := filepath.Join(filepath.Dir(folder), stateFolder)
+	if err := errors.Join(err, checkFolder(folder), checkFolder(state)); err != nil {
 		return nil, err
 	}
 	m := &Maps{folder: folder, sizes: s, named: map[string]*ebpf.Map{}}

@@ -52,7 +52,8 @@ func (s *Server) Watchers() int { return int(s.watchers.Load()) }
 
 // Serve serves on l until ctx ends, then closes every connection. The listener's network namespace is the caller's choice.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	web := &http.Server{Handler: s, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, BaseContext: func(net.Listener) context.Context { return ctx }}
+	web := &http.Server{Handler: s, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute,
+		BaseContext: func(net.Listener) context.Context { return ctx }}
 	defer context.AfterFunc(ctx, func() { web.Close() })()
 	if err := web.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve the Kubernetes API at %s: %w", l.Addr(), err)

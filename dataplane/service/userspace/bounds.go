@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// Shares of the file descriptors that all connections and flows may have together: one frontend, one client address, and all of the
-// node's own addresses. The last is larger since a Service that leads to itself has the node as its client.
+// Shares of the file descriptors that all connections and flows may have together: one frontend, one client address,
+// and all of the node's own addresses. The last is larger since a Service that leads to itself has the node as its
+// client.
 const (
 	frontendShare = 4
 	clientShare   = 8
@@ -18,7 +19,8 @@ const (
 // reportEvery is the shortest time between two reports of a bound.
 const reportEvery = time.Minute
 
-// Refused is how many connections and flows were refused since their frontend or their client had its share of file descriptors.
+// Refused is how many connections and flows were refused since their frontend or their client had its share of file
+// descriptors.
 type Refused struct{ Frontend, Client uint64 }
 
 // bounds keeps frontends and clients within their shares. It may be used by several goroutines.
@@ -44,7 +46,8 @@ type claim struct {
 	n      int64
 }
 
-// claim counts n file descriptors for a client of a front. It reports whether both have so many left; if not, it counts nothing.
+// claim counts n file descriptors for a client of a front. It reports whether both have so many left; if not, it counts
+// nothing.
 func (b *bounds) claim(f *front, from netip.Addr, n int64, now time.Time) (claim, bool) {
 	c, most := claim{from, n}, b.client
 	if f.plane.view.Load().own[from] || from.IsLoopback() {
@@ -55,11 +58,12 @@ func (b *bounds) claim(f *front, from netip.Addr, n int64, now time.Time) (claim
 	switch {
 	case f.claimed+n > b.frontend:
 		b.refused.Frontend++
-		b.tell(now, "frontend %s has the most file descriptors that one may have, %d: further connections are refused; raise the limit of this process (ulimit -n, LimitNOFILE) if they are wanted", f.entry, b.frontend)
+		b.tell(now, "frontend %s has the most file descriptors that one may have, %d: further connections are refused", f.entry, b.frontend)
 		return c, false
 	case b.clients[c.client]+n > most:
 		b.refused.Client++
-		b.tell(now, "client %s of frontend %s has the most file descriptors that one may have, %d: its further connections are refused; raise the limit of this process (ulimit -n, LimitNOFILE) if they are wanted", from, f.entry, most)
+		b.tell(now, "client %s of frontend %s has the most file descriptors that one may have, %d: its further connections are refused",
+			from, f.entry, most)
 		return c, false
 	}
 	f.claimed += n
@@ -83,7 +87,8 @@ func (b *bounds) tell(now time.Time, format string, args ...any) {
 		return
 	}
 	b.reported = now
-	go b.report("limit reached: " + fmt.Sprintf(format, args...))
+	const more = "; raise the limit of this process (ulimit -n, LimitNOFILE) if they are wanted"
+	go b.report("limit reached: " + fmt.Sprintf(format, args...) + more)
 }
 
 // Refused returns how many connections and flows were refused for want of a share.

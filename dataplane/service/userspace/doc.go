@@ -56,11 +56,11 @@
 // survive changes of other backends. All of it ends with the process (Abilities.Ends): rules stay and lead nowhere, until a
 // new process has its room.
 //
-// File descriptors: the limit is raised as far as it may be, and 512 are left to everything else. A TCP connection has two, and up
-// to four more while bytes wait in it; a UDP flow has one. Of the first a frontend may have a quarter of the limit, a client address an
-// eighth, the node's own addresses together a half. Beyond that a connection is reset at once and a datagram dropped; both are counted,
-// and the bound is logged once a minute. When all run out, clients wait in the kernel's queues, and their frontends are errors until
-// there are some again.
+// File descriptors: the limit is raised as far as it may be, and 512 are left to everything else. A TCP connection has
+// two, and up to four more while bytes wait in it; a UDP flow has one. Of the first a frontend may have a quarter of
+// the limit, a client address an eighth, the node's own addresses together a half. Beyond that a connection is reset at
+// once and a datagram dropped; both are counted, and the bound is logged once a minute. When all run out, clients wait
+// in the kernel's queues, and their frontends are errors until there are some again.
 package userspace
 
 import (
