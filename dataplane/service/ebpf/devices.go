@@ -118,7 +118,10 @@ func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
 	if err := errors.Join(programs.Pin(d.links()), programs.Unpin(d.links())); err != nil {
 		return err
 	}
-	if err := errors.Join(d.attach(programs, list), m.Recall()); err != nil { // what began until now, by another version's programs
+	if err := m.Recall(); err != nil { // what began until now, by another version's programs, and below, until these were attached
+		return err
+	}
+	if err := errors.Join(d.attach(programs, list), m.Recall()); err != nil {
 		return err
 	}
 	if err := bpf.KeepPods(d.maps, d.links(), list); err != nil {
