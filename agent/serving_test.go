@@ -54,11 +54,9 @@ func refuseParts[K dataplane.Key, V comparable, P plane[K, V]](open func() (P, e
 			return nil, err
 		}
 		refused := map[K]bool{}
-		for is, parts := range map[bool][]model.Part{true: bad} {
-			for _, part := range parts {
-				for _, f := range p.Render(part) {
-					refused[f.Key] = is
-				}
+		for _, part := range bad {
+			for _, f := range p.Render(part) {
+				refused[f.Key] = true
 			}
 		}
 		for _, part := range good {
@@ -292,9 +290,26 @@ func TestNotReadyWithoutHooks(t *testing.T) {
 		if !found {
 			t.Errorf("no problem of the Node: %v", a.standing())
 		}
+		attached := func() int {
+			a.mu.Lock()
+			services := a.resolver.Services()
+			a.mu.Unlock()
+			audit, err := Check(ctx, m, services)
+			if err != nil {
+				t.Fatal(err)
+			}
+			missing, _ := audit.Attached(services.Node)
+			return missing
+		}
+		if n := attached(); n != 1 {
+			t.Errorf("%d facts of the node are missing, want the hooks alone", n)
+		}
 		refuses.Store(false)
 		if _, err := until(ctx, h, "/readyz", http.StatusOK); err != nil {
 			return err
+		}
+		if n := attached(); n != 0 {
+			t.Errorf("%d facts of the node are missing", n)
 		}
 		return asks(ctx, 1)
 	})
