@@ -131,7 +131,8 @@ func portOf(service string, id uint64, entry string) []model.Part {
 	return []model.Part{pool, &model.Frontend{Service: service, Via: "ClusterIP", Entry: model.Entry{Addr: at.Addr(), Port: at.Port(), Protocol: model.TCP}, Inside: to, Outside: to}}
 }
 
-// Every plane serves at a cold start what the kernel doesn't refuse, though it refuses all facts of three Services of thirty ports each.
+// Every plane serves at a cold start what the kernel doesn't refuse, though it refuses all facts of three Services of
+// thirty ports each.
 func TestRefusedServicesHoldNoOthers(t *testing.T) {
 	node := &model.Node{Name: "a", Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
 	const services = 20
@@ -223,8 +224,8 @@ func until(ctx context.Context, h http.Handler, page string, want int) (body str
 	return body, fmt.Errorf("%s never answers %d: %s", page, want, body)
 }
 
-// At a cold start in mode ebpf, Services that don't fit into the kernel's maps keep no other from being served, and the node from
-// nothing: it is ready, and their refusal is told, ten ports of each Service and the number of the others.
+// At a cold start in mode ebpf, Services that don't fit into the kernel's maps keep no other from being served, and the
+// node from nothing: it is ready, and their refusal is told, ten ports of each Service and the number of the others.
 func TestReadyWithServicesThatDoNotFit(t *testing.T) {
 	m, err := ModeOf("ebpf")
 	if err != nil {
@@ -264,8 +265,8 @@ func TestReadyWithServicesThatDoNotFit(t *testing.T) {
 	})
 }
 
-// Without hooks nothing is served: the node is not ready, load balancers learn it, and there is a problem of the Node. It is ready as
-// soon as they are attached.
+// Without hooks nothing is served: the node is not ready, load balancers learn it, and there is a problem of the Node.
+// It is ready as soon as they are attached.
 func TestNotReadyWithoutHooks(t *testing.T) {
 	var refuses atomic.Bool
 	refuses.Store(true)
