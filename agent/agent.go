@@ -299,8 +299,8 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 	left.release(ctx)
 }
 
-// notReady returns why the node serves nothing yet, or no more; "" where it serves. What the kernel refuses of single Services is no
-// reason.
+// notReady returns why the node serves nothing yet, or no more; "" where it serves. What the kernel refuses of single
+// Services is no reason.
 func (a *Agent) notReady() string {
 	serving, why := a.services.Serving()
 	a.mu.Lock()

@@ -36,9 +36,9 @@ func (p *progress) checkup(now time.Time) proxyHealth {
 	return h
 }
 
-// healthHandler answers /healthz and /livez (KEP-3836): load balancers ask the first, which is 503 also while the node is to
-// be deleted, so that they drain it, and while what all Services need is refused by the kernel; whoever restarts a proxy that hangs
-// asks the second. As in kube-proxy, a proxy that starts is healthy.
+// healthHandler answers /healthz and /livez (KEP-3836): load balancers ask the first, which is 503 also while the node
+// is to be deleted, so that they drain it, and while what all Services need is refused by the kernel; whoever restarts
+// a proxy that hangs asks the second. As in kube-proxy, a proxy that starts is healthy.
 func (a *Agent) healthHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {

@@ -84,8 +84,8 @@ func Owner(p model.Part) string {
 	return fmt.Sprintf("%T", p)
 }
 
-// poolOwner returns the owner of the frontends that lead to a pool, which its name begins with. Its last three words are the protocol,
-// the family and the scope.
+// poolOwner returns the owner of the frontends that lead to a pool, which its name begins with. Its last three words
+// are the protocol, the family and the scope.
 func poolOwner(name string) string {
 	owner := name
 	for range 3 {
@@ -110,7 +110,8 @@ func isNode(p model.Part) bool {
 	return is
 }
 
-// weigh returns about how much of a plane a part takes: an entry of a map for each frontend, backend, and place in Maglev's table.
+// weigh returns about how much of a plane a part takes: an entry of a map for each frontend, backend, and place in
+// Maglev's table.
 func weigh(p model.Part) int {
 	switch v := p.(type) {
 	case *model.Pool:
@@ -207,8 +208,8 @@ func (s *Services) syncPlanes(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Serving reports whether what all Services need is in the kernel: hooks, base chains, devices' programs. If not, why is the reason, ""
-// while nothing has been tried yet.
+// Serving reports whether what all Services need is in the kernel: hooks, base chains, devices' programs. If not, why
+// is the reason, "" while nothing has been tried yet.
 func (s *Services) Serving() (serving bool, why string) {
 	for _, l := range slices.Backward(s.loops) {
 		if serving, why = l.Serving(); !serving {

@@ -54,11 +54,9 @@ func refuseParts[K dataplane.Key, V comparable, P plane[K, V]](open func() (P, e
 			return nil, err
 		}
 		refused := map[K]bool{}
-		for is, parts := range map[bool][]model.Part{true: bad} {
-			for _, part := range parts {
-				for _, f := range p.Render(part) {
-					refused[f.Key] = is
-				}
+		for _, part := range bad {
+			for _, f := range p.Render(part) {
+				refused[f.Key] = true
 			}
 		}
 		for _, part := range good {
@@ -133,7 +131,8 @@ func portOf(service string, id uint64, entry string) []model.Part {
 	return []model.Part{pool, &model.Frontend{Service: service, Via: "ClusterIP", Entry: model.Entry{Addr: at.Addr(), Port: at.Port(), Protocol: model.TCP}, Inside: to, Outside: to}}
 }
 
-// Every plane serves at a cold start what the kernel doesn't refuse, though it refuses all facts of three Services of thirty ports each.
+// Every plane serves at a cold start what the kernel doesn't refuse, though it refuses all facts of three Services of
+// thirty ports each.
 func TestRefusedServicesHoldNoOthers(t *testing.T) {
 	node := &model.Node{Name: "a", Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
 	const services = 20
@@ -225,8 +224,8 @@ func until(ctx context.Context, h http.Handler, page string, want int) (body str
 	return body, fmt.Errorf("%s never answers %d: %s", page, want, body)
 }
 
-// At a cold start in mode ebpf, Services that don't fit into the kernel's maps keep no other from being served, and the node from
-// nothing: it is ready, and their refusal is told, ten ports of each Service and the number of the others.
+// At a cold start in mode ebpf, Services that don't fit into the kernel's maps keep no other from being served, and the
+// node from nothing: it is ready, and their refusal is told, ten ports of each Service and the number of the others.
 func TestReadyWithServicesThatDoNotFit(t *testing.T) {
 	m, err := ModeOf("ebpf")
 	if err != nil {
@@ -266,8 +265,8 @@ func TestReadyWithServicesThatDoNotFit(t *testing.T) {
 	})
 }
 
-// Without hooks nothing is served: the node is not ready, load balancers learn it, and there is a problem of the Node. It is ready as
-// soon as they are attached.
+// Without hooks nothing is served: the node is not ready, load balancers learn it, and there is a problem of the Node.
+// It is ready as soon as they are attached.
 func TestNotReadyWithoutHooks(t *testing.T) {
 	var refuses atomic.Bool
 	refuses.Store(true)
@@ -292,9 +291,26 @@ func TestNotReadyWithoutHooks(t *testing.T) {
 		if !found {
 			t.Errorf("no problem of the Node: %v", a.standing())
 		}
+		attached := func() int {
+			a.mu.Lock()
+			services := a.resolver.Services()
+			a.mu.Unlock()
+			audit, err := Check(ctx, m, services)
+			if err != nil {
+				t.Fatal(err)
+			}
+			missing, _ := audit.Attached(services.Node)
+			return missing
+		}
+		if n := attached(); n != 1 {
+			t.Errorf("%d facts of the node are missing, want the hooks alone", n)
+		}
 		refuses.Store(false)
 		if _, err := until(ctx, h, "/readyz", http.StatusOK); err != nil {
 			return err
+		}
+		if n := attached(); n != 0 {
+			t.Errorf("%d facts of the node are missing", n)
 		}
 		return asks(ctx, 1)
 	})

@@ -31,13 +31,14 @@ type Plane[T any, K Key, V comparable] interface {
 	// Read gives every fact that the kernel holds in this plane's slice, also those that nobody asked for.
 	Read(context.Context) ([]Fact[K, V], error)
 	// Write makes the facts of put true and those of del untrue, all at once where the kernel can, else put by rising
-	// rank, then del by falling rank. A fact whose value changes stands in both, old in del and new in put. A plane that
-	// knows which facts the kernel refused returns Refused, so that the others need not wait for a search.
+	// rank, then del by falling rank. A fact whose value changes stands in both, old in del and new in put. A plane
+	// that knows which facts the kernel refused returns Refused, so that the others need not wait for a search.
 	Write(ctx context.Context, put, del []Fact[K, V]) error
 }
 
-// Refused is the error of a Write whose plane knows which facts of put the kernel refused. Every other fact of put whose rank
-// is at most the highest of theirs is true. Nothing of a higher rank, and nothing of del that is not in put, was written.
+// Refused is the error of a Write whose plane knows which facts of put the kernel refused. Every other fact of put
+// whose rank is at most the highest of theirs is true. Nothing of a higher rank, and nothing of del that is not in put,
+// was written.
 type Refused[K Key] struct {
 	Facts map[K]error // the reason by key, at least one
 }

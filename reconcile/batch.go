@@ -7,8 +7,8 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// order sorts jobs so that each state in between is safe: what comes or changes by wave, group and rising rank, then what goes by falling
-// rank. It gives the same order each time, or a search would lose its way.
+// order sorts jobs so that each state in between is safe: what comes or changes by wave, group and rising rank, then
+// what goes by falling rank. It gives the same order each time, or a search would lose its way.
 func order[K dataplane.Key, V comparable](jobs []*job[K, V]) {
 	slices.SortFunc(jobs, func(a, b *job[K, V]) int {
 		switch puts := a.puts(); {
@@ -29,7 +29,8 @@ func order[K dataplane.Key, V comparable](jobs []*job[K, V]) {
 	})
 }
 
-// portion says how many of jobs the next Write takes: at most limit facts and puts of one wave and group, but always one job.
+// portion says how many of jobs the next Write takes: at most limit facts and puts of one wave and group, but always
+// one job.
 func portion[K dataplane.Key, V comparable](jobs []*job[K, V], limit int) (n int) {
 	for facts := 0; n < len(jobs); n++ {
 		if n > 0 && jobs[n].puts() && (jobs[n].wave != jobs[0].wave || jobs[n].group != jobs[0].group) {

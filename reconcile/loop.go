@@ -168,11 +168,12 @@ func (l *Loop[T, K, V]) awake() {
 // Those who Sync wait too. It comes before Run.
 func (l *Loop[T, K, V]) Hold(until <-chan struct{}) { l.until = until }
 
-// Served is closed once all that was wanted has been written for the first time, refused facts aside, and the base's facts are true.
+// Served is closed once all that was wanted has been written for the first time, refused facts aside, and the base's
+// facts are true.
 func (l *Loop[T, K, V]) Served() <-chan struct{} { return l.served }
 
-// Serving reports whether the facts of the base were true at the end of the last turn. If they were not, why is the reason, "" before
-// the first turn that did all that could be done.
+// Serving reports whether the facts of the base were true at the end of the last turn. If they were not, why is the
+// reason, "" before the first turn that did all that could be done.
 func (l *Loop[T, K, V]) Serving() (serving bool, why string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -2,7 +2,8 @@ package reconcile
 
 import "time"
 
-// patience is how many Writes in a row may fail before the search goes on group by group: one fact of a Write of 4096 takes 13.
+// patience is how many Writes in a row may fail before the search goes on group by group: one fact of a Write of 4096
+// takes 13.
 const patience = 26
 
 // despair is how many may fail before facts are set aside by the Write.
@@ -17,8 +18,8 @@ const unhurried = 8
 // respite is how long after that the search for single facts begins again.
 const respite = 30 * time.Second
 
-// search is for the facts that the kernel refuses and the plane doesn't name: by halving among facts of unknown guilt, one by one
-// among those that were found before. Where many groups have refused facts, each is tried by itself.
+// search is for the facts that the kernel refuses and the plane doesn't name: by halving among facts of unknown guilt,
+// one by one among those that were found before. Where many groups have refused facts, each is tried by itself.
 type search struct {
 	on      bool      // a Write failed, in this turn or the one before
 	among   int       // a culprit is one of so many next moves; 0: any
@@ -41,8 +42,8 @@ func (s *search) next(n int) int {
 // worked notes that n moves of unknown guilt were written.
 func (s *search) worked(n int) { s.failing, s.among = 0, max(0, s.among-n) }
 
-// failed notes that n moves of unknown guilt were not written, and says whether they are to be set aside now: one, or all that one
-// group has, or whatever there is once the kernel counts as one that takes nothing.
+// failed notes that n moves of unknown guilt were not written, and says whether they are to be set aside now: one, or
+// all that one group has, or whatever there is once the kernel counts as one that takes nothing.
 func (s *search) failed(n int, group bool, now time.Time) bool {
 	if s.hopeless() && now.After(s.respite) {
 		s.failing = 0

@@ -66,8 +66,8 @@ func withPlane(t *testing.T, o Options[*part], f func(r *rig, named bool)) {
 	}
 }
 
-// Ports of ten Services are refused, many for each. The node's hooks, which come last, and all other Services are there when the
-// first Sync returns.
+// Ports of ten Services are refused, many for each. The node's hooks, which come last, and all other Services are there
+// when the first Sync returns.
 func TestRefusedFactsHoldNoOthers(t *testing.T) {
 	withPlane(t, tenants(Options[*part]{MaxFacts: 100}), func(r *rig, named bool) {
 		node := of("node", "0 maps v", "3 hooks v>maps")

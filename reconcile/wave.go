@@ -7,7 +7,8 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// largeGroup is the weight above which a group that comes in one batch is written after the smaller ones: that of a Write of facts.
+// largeGroup is the weight above which a group that comes in one batch is written after the smaller ones: that of a
+// Write of facts.
 const largeGroup = 4096
 
 // baseWave is the wave of facts of the base that stand above those of groups, where groups are tried by themselves.
@@ -29,8 +30,8 @@ func (l *Loop[T, K, V]) measure(parts []T, weights []int) {
 	}
 }
 
-// waveOf returns the wave of facts that only parts of group need. A base that changes over to new values waits for large groups:
-// until then the old one serves them.
+// waveOf returns the wave of facts that only parts of group need. A base that changes over to new values waits for
+// large groups: until then the old one serves them.
 func (l *Loop[T, K, V]) waveOf(group string, changesOver bool) int {
 	switch {
 	case l.culprits[group]:
@@ -41,8 +42,8 @@ func (l *Loop[T, K, V]) waveOf(group string, changesOver bool) int {
 	return l.large[group]
 }
 
-// divide gives each group's facts to it, and puts those of the base that stand above all of them after all of them. It needs to be
-// known whose all facts are. What several groups need comes before them.
+// divide gives each group's facts to it, and puts those of the base that stand above all of them after all of them. It
+// needs to be known whose all facts are. What several groups need comes before them.
 func (l *Loop[T, K, V]) divide() {
 	top := math.MinInt
 	for _, j := range l.table.todo {

@@ -51,8 +51,8 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 	return l.oldest(pass(alone, stuck)), held, next
 }
 
-// oldest gives those of jobs, each refused by itself before, that have waited longest, the base's first: as many as to be tried at
-// once. Those that the plane named are tried together: if they are refused again, it names them.
+// oldest gives those of jobs, each refused by itself before, that have waited longest, the base's first: as many as to
+// be tried at once. Those that the plane named are tried together: if they are refused again, it names them.
 func (l *Loop[T, K, V]) oldest(jobs []*job[K, V]) []*job[K, V] {
 	named := slices.DeleteFunc(slices.Clone(jobs), func(j *job[K, V]) bool { return !j.why.named })
 	if len(named) > 0 {
@@ -170,8 +170,8 @@ func (l *Loop[T, K, V]) refused(ctx context.Context, jobs []*job[K, V], alone, a
 	return nil
 }
 
-// partly takes in that of jobs the facts of refused were refused, and all others up to their rank written. It reports whether any
-// is among jobs.
+// partly takes in that of jobs the facts of refused were refused, and all others up to their rank written. It reports
+// whether any is among jobs.
 func (l *Loop[T, K, V]) partly(jobs []*job[K, V], refused map[K]error) bool {
 	var bad, good []*job[K, V]
 	for _, j := range jobs {
@@ -202,9 +202,9 @@ func (l *Loop[T, K, V]) partly(jobs []*job[K, V], refused map[K]error) bool {
 	return true
 }
 
-// setAside puts jobs off: they are tried again with back-off, and what stands on them waits. Facts that are due at about
-// the same time are tried at the same time: many that fail must not mean a Read for each. Those of the base are not put off with
-// others: nothing is served while they wait.
+// setAside puts jobs off: they are tried again with back-off, and what stands on them waits. Facts that are due at
+// about the same time are tried at the same time: many that fail must not mean a Read for each. Those of the base are
+// not put off with others: nothing is served while they wait.
 func (l *Loop[T, K, V]) setAside(jobs []*job[K, V], err error) {
 	f := &failure{err: err, alone: len(jobs) == 1}
 	if f.alone {
