@@ -316,12 +316,13 @@ kind: FairleadConfiguration
 mode: magic
 scheduler: best
 takeOver: Maybe
+limits: {namespaceBytes: 1000, bytes: -1}
 `)
 	if err == nil {
 		t.Fatal("no error")
 	}
 	for _, path := range []string{"mode", "bindAddress", "metricsBindAddress", "oomScoreAdj", "clusterCIDR[0]", "nodePortAddresses[0]", "conntrack.min", "iptables.minSyncPeriod",
-		"ipvs.excludeCIDRs[0]", "scheduler", "takeOver", `"magic"`, `"userspace"`} {
+		"ipvs.excludeCIDRs[0]", "scheduler", "takeOver", "limits.namespaceBytes", "limits.bytes", `"magic"`, `"userspace"`} {
 		if !strings.Contains(err.Error(), path) {
 			t.Errorf("%s is missing in: %v", path, err)
 		}

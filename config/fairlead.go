@@ -57,6 +57,11 @@ type LimitsConfiguration struct {
 	Slots int `json:"slots,omitempty"`
 	// namespacePercent is how much of frontends and slots the Services of one namespace may take while other namespaces want the rest. Default: 50.
 	NamespacePercent int `json:"namespacePercent,omitempty"`
+	// namespaceBytes is how many bytes of memory the Services, and the EndpointSlices, of one namespace may weigh as they come from the API
+	// server, oldest first. At least 16 MiB. Default: 67108864 (64 MiB, 250,000 endpoints).
+	NamespaceBytes int `json:"namespaceBytes,omitempty"`
+	// bytes is the same for all namespaces together; beyond it, the heaviest namespace's youngest are left out. Default: 134217728 (128 MiB).
+	Bytes int `json:"bytes,omitempty"`
 }
 
 // limits returns them for the resolver.

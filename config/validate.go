@@ -190,6 +190,11 @@ func (k *checks) own(c *FairleadConfiguration) {
 	if p := l.NamespacePercent; p < 0 || p > 100 {
 		k.errs = append(k.errs, field.Invalid(limits.Child("namespacePercent"), p, "give a number from 1 to 100"))
 	}
+	for name, n := range map[string]int{"namespaceBytes": l.NamespaceBytes, "bytes": l.Bytes} {
+		if n != 0 && n < leastBytes {
+			k.errs = append(k.errs, field.Invalid(limits.Child(name), n, fmt.Sprintf("give at least %d, or leave it out", leastBytes)))
+		}
+	}
 	k.oneOf(field.NewPath("ebpf", "shortcut"), string(c.EBPF.Shortcut), string(Auto), string(Never))
 	if n := c.EBPF.Flows; n < minFlows || n > maxFlows {
 		k.ours(field.NewPath("ebpf", "flows"), "ebpf-flows", n, fmt.Sprintf("give from %d to %d entries", minFlows, maxFlows))
@@ -209,3 +214,6 @@ const (
 	minFlows = 1 << 10
 	maxFlows = 1 << 24
 )
+
+// leastBytes is what one object can weigh.
+const leastBytes = 16 << 20

@@ -20,11 +20,13 @@ type query struct {
 	end              bool          // say when that has been told
 	from             uint64        // else begin after this resource version
 	timeout          time.Duration // 0: none
+	limit            int           // of a list: how many objects, 0 for all
+	after            string        // of a list: begin behind the object of that key
 	sees             func(*state) bool
 }
 
-// parse reads a request's parameters (metav1.ListOptions). Limits are not kept: a list is always whole, as an API server
-// gives it from its cache.
+// parse reads a request's parameters (metav1.ListOptions). A list that may be of any version is always whole, as an API
+// server gives it from its cache.
 func parse(v url.Values, at place) (q query, err error) {
 	if q.sees, err = selection(v, at); err != nil {
 		return q, err
@@ -41,6 +43,13 @@ func parse(v url.Values, at place) (q query, err error) {
 		if q.from, err = strconv.ParseUint(rv, 10, 64); err != nil {
 			return q, apierrors.NewBadRequest("resourceVersion: " + err.Error())
 		}
+	}
+	if l := v.Get("limit"); l != "" && v.Get("resourceVersion") != "0" {
+		limit, err := strconv.ParseUint(l, 10, 31)
+		if err != nil {
+			return q, apierrors.NewBadRequest("limit: " + err.Error())
+		}
+		q.limit, q.after = int(limit), v.Get("continue")
 	}
 	q.end = on(v, "sendInitialEvents")
 	if q.end && (!q.watch || v.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchNotOlderThan)) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -201,12 +202,25 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, f *format, at plac
 		reply(w, f, http.StatusOK, l[0].whole(f))
 	default:
 		l, number := s.list(at.collection, q.sees)
+		meta := metav1.ListMeta{ResourceVersion: strconv.FormatUint(number, 10)}
+		l, meta.Continue = q.page(l)
 		items := make([][]byte, len(l))
 		for i, v := range l {
 			items[i] = v.item(f)
 		}
-		reply(w, f, http.StatusOK, f.list(at.typeMeta("List"), metav1.ListMeta{ResourceVersion: strconv.FormatUint(number, 10)}, items))
+		reply(w, f, http.StatusOK, f.list(at.typeMeta("List"), meta, items))
 	}
+}
+
+// page returns the part of a sorted list that a request wants, and the key behind which the next page begins, "" if none.
+func (q query) page(l []*state) (page []*state, next string) {
+	if q.after != "" {
+		l = l[sort.Search(len(l), func(i int) bool { return l[i].key() > q.after }):]
+	}
+	if q.limit == 0 || len(l) <= q.limit {
+		return l, ""
+	}
+	return l[:q.limit], l[q.limit-1].key()
 }
 
 func reply(w http.ResponseWriter, f *format, code int, b []byte) {

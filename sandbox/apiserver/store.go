@@ -30,6 +30,9 @@ type state struct {
 	}
 }
 
+// key orders objects by namespace and name.
+func (v *state) key() string { return v.object.GetNamespace() + "\x00" + v.object.GetName() }
+
 // item is the object as a list holds it.
 func (v *state) item(f *format) []byte {
 	b := &v.bytes[f.index]
@@ -149,11 +152,7 @@ func (s *Server) list(c *collection, sees func(*state) bool) (l []*state, number
 		}
 	}
 	slices.SortFunc(l, func(a, b *state) int {
-		x, y := a.object, b.object
-		if d := strings.Compare(x.GetNamespace(), y.GetNamespace()); d != 0 {
-			return d
-		}
-		return strings.Compare(x.GetName(), y.GetName())
+		return strings.Compare(a.key(), b.key())
 	})
 	return l, s.number
 }

@@ -3,6 +3,7 @@ package kube
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"reflect"
 	"sync"
 
@@ -82,14 +83,15 @@ func same(a, b *rest.Config) bool {
 
 // client speaks with the API server, as the files say that were read last.
 type client struct {
-	access Access
-	mu     sync.Mutex
-	config *rest.Config
-	groups map[schema.GroupVersion]rest.Interface
+	access  Access
+	largest int64 // bytes of an answer that is no watch
+	mu      sync.Mutex
+	config  *rest.Config
+	groups  map[schema.GroupVersion]rest.Interface
 }
 
 func open(a Access) (*client, error) {
-	c := &client{access: a}
+	c := &client{access: a, largest: largest}
 	return c, c.renew()
 }
 
@@ -104,7 +106,7 @@ func (c *client) renew() error {
 	if c.config != nil && same(c.config, config) {
 		return nil
 	}
-	groups, err := connect(config)
+	groups, err := connect(config, c.largest)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.access, err)
 	}
@@ -140,8 +142,25 @@ func kinds() *runtime.Scheme {
 	return s
 }
 
+// bounded ends answers that are too large, but for watches.
+type bounded struct {
+	http.RoundTripper
+	largest int64
+}
+
+// RoundTrip implements http.RoundTripper.
+func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
+	a, err := b.RoundTripper.RoundTrip(r)
+	if err == nil && r.URL.Query().Get("watch") == "" {
+		a.Body = http.MaxBytesReader(nil, a.Body, b.largest)
+	}
+	return a, err
+}
+
 // connect makes clients that share their connections. It sends nothing yet.
-func connect(config *rest.Config) (map[schema.GroupVersion]rest.Interface, error) {
+func connect(config *rest.Config, largest int64) (map[schema.GroupVersion]rest.Interface, error) {
+	config = rest.CopyConfig(config)
+	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return bounded{rt, largest} })
 	web, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, err

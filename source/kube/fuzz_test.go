@@ -5,7 +5,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
@@ -31,7 +30,7 @@ func FuzzObjects(f *testing.F) {
 		n, words := newNews(kinds), strip.New()
 		r := resolve.New(resolve.Config{Node: "a"})
 		for _, k := range kinds {
-			s := &stream{resource: k, news: n, words: words, known: map[types.NamespacedName]uint64{}}
+			s := newStream(k, nil, n, words, Options{}.budget(k.kind))
 			o := k.object.DeepCopyObject().(interface {
 				source.Object
 				Unmarshal([]byte) error
@@ -43,12 +42,12 @@ func FuzzObjects(f *testing.F) {
 			if err := s.Replace(list, ""); err != nil {
 				t.Fatal(err)
 			}
-			if len(s.known) != len(list) {
-				t.Errorf("%d of %d objects are known", len(s.known), len(list))
+			if s.budget.len() != len(list) {
+				t.Errorf("%d of %d objects are known", s.budget.len(), len(list))
 			}
 			if len(list) > 0 {
-				if err := s.Delete(o); err != nil || len(s.known) > 0 {
-					t.Errorf("%v, %d objects stay known", err, len(s.known))
+				if err := s.Delete(o); err != nil || s.budget.len() > 0 {
+					t.Errorf("%v, %d objects stay known", err, s.budget.len())
 				}
 				s.Update(o)
 			}

@@ -14,7 +14,7 @@ type news struct {
 	told chan struct{} // holds one when there is something to hand on
 
 	mu       sync.Mutex
-	changes  []source.Change
+	changes  []update
 	seen     time.Time          // when the first of them came
 	at       map[source.Key]int // places in changes
 	kinds    []resource
@@ -24,11 +24,18 @@ type news struct {
 	late     bool             // the first lists should all be there by now
 	begun    bool             // the first batch has been handed on
 	problems []source.Problem // as handed on last
+	beyond   map[source.Kind][]source.Problem
+}
+
+// update is a change and whether the consumer has not been told of the object.
+type update struct {
+	source.Change
+	first bool
 }
 
 func newNews(kinds []resource) *news {
 	return &news{told: make(chan struct{}, 1), kinds: kinds, at: map[source.Key]int{},
-		listed: map[source.Kind]bool{}, troubles: map[source.Kind]*trouble{}, start: time.Now()}
+		beyond: map[source.Kind][]source.Problem{}, listed: map[source.Kind]bool{}, troubles: map[source.Kind]*trouble{}, start: time.Now()}
 }
 
 // tell says that there may be something to hand on.
@@ -40,20 +47,25 @@ func (n *news) tell() {
 }
 
 // put adds changes. Of each object the latest counts.
-func (n *news) put(changes ...source.Change) {
+func (n *news) put(changes ...update) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.add(changes)
 	n.tell()
 }
 
-func (n *news) add(changes []source.Change) {
+// add keeps one change of each object that there is or that the consumer knows of, so that what waits is bounded by both.
+func (n *news) add(changes []update) {
 	if len(n.changes) == 0 {
 		n.seen = time.Now()
 	}
 	for _, c := range changes {
 		if i, ok := n.at[c.Key]; ok {
-			n.changes[i] = c
+			if c.first = n.changes[i].first; c.first && c.Object == nil {
+				n.forget(i)
+			} else {
+				n.changes[i] = c
+			}
 			continue
 		}
 		n.at[c.Key] = len(n.changes)
@@ -61,8 +73,30 @@ func (n *news) add(changes []source.Change) {
 	}
 }
 
+// forget drops a change: the last takes its place.
+func (n *news) forget(i int) {
+	end := len(n.changes) - 1
+	delete(n.at, n.changes[i].Key)
+	if i < end {
+		n.changes[i] = n.changes[end]
+		n.at[n.changes[i].Key] = i
+	}
+	n.changes[end] = update{}
+	n.changes = n.changes[:end]
+}
+
+// exceeds says what of a kind is left out.
+func (n *news) exceeds(k source.Kind, ps []source.Problem) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !slices.Equal(n.beyond[k], ps) {
+		n.beyond[k] = ps
+		n.tell()
+	}
+}
+
 // replace adds what a whole list of a kind changes.
-func (n *news) replace(k source.Kind, changes []source.Change) {
+func (n *news) replace(k source.Kind, changes []update) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.listed[k] = true
@@ -116,7 +150,11 @@ func (n *news) take() (b source.Batch, ok bool) {
 	}
 	first := !n.begun
 	n.begun = true
-	b.Changes, b.Seen, n.changes = n.changes, n.seen, nil
+	b.Changes, b.Seen = make([]source.Change, len(n.changes)), n.seen
+	for i, c := range n.changes {
+		b.Changes[i] = c.Change
+	}
+	n.changes = nil
 	clear(n.at)
 	if first {
 		n.at = map[source.Key]int{} // its room was for everything
@@ -156,6 +194,9 @@ func (n *news) trouble() (ps []source.Problem) {
 				ps[i].Since = t.since
 			}
 		}
+	}
+	for _, r := range n.kinds {
+		ps = append(ps, n.beyond[r.kind]...)
 	}
 	return ps
 }

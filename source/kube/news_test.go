@@ -21,11 +21,11 @@ func TestCoalesces(t *testing.T) {
 	web, db := source.Key{Kind: source.Service, Name: "web"}, source.Key{Kind: source.Service, Name: "db"}
 	last := &corev1.Service{}
 	for range 500 {
-		n.put(source.Change{Key: web, Object: &corev1.Service{}})
+		n.put(update{Change: source.Change{Key: web, Object: &corev1.Service{}}})
 	}
-	n.put(source.Change{Key: db, Object: &corev1.Service{}})
-	n.put(source.Change{Key: web, Object: last})
-	n.put(source.Change{Key: db})
+	n.put(update{Change: source.Change{Key: db, Object: &corev1.Service{}}})
+	n.put(update{Change: source.Change{Key: web, Object: last}})
+	n.put(update{Change: source.Change{Key: db}})
 	b, ok := n.take()
 	if !ok || len(b.Changes) != 2 || b.Changes[0].Object != last || b.Changes[1] != (source.Change{Key: db}) {
 		t.Errorf("got %v", b.Changes)

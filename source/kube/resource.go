@@ -2,14 +2,19 @@ package kube
 
 import (
 	"context"
+	"errors"
+	"net/http"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/klog/v2"
 
 	"fairlead.dev/fairlead/source"
 )
@@ -58,12 +63,47 @@ func pods() resource {
 	}
 }
 
-// lists gives what is there.
-func (c *client) lists(ctx context.Context, r resource, o metav1.ListOptions) (runtime.Object, error) {
+// largest is how many bytes a list may have in one answer, and pageSize how many objects a page has at first, where a
+// list is larger than that.
+const (
+	largest  = 16 << 20
+	pageSize = 100
+)
+
+// each lists, of one namespace or of all, and calls visit for each object. A list that is too large for one answer
+// comes in pages, so that no more of it is in memory at a time than visit keeps and one page.
+func (c *client) each(ctx context.Context, r resource, namespace string, o metav1.ListOptions,
+	visit func(source.Object)) (version string, err error) {
 	o.LabelSelector, o.FieldSelector = r.label, r.field
-	into := r.list()
-	err := c.request(r).VersionedParams(&o, parameters).Do(ctx).Into(into)
-	return into, err
+	ctx = klog.NewContext(ctx, logr.Discard()) // errors are returned
+	paged := false
+	for {
+		list := r.list()
+		err := c.request(r).NamespaceIfScoped(namespace, namespace != "").VersionedParams(&o, parameters).Do(ctx).Into(list)
+		if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) && (!paged || o.Limit > 1) {
+			if o.Limit = max(1, o.Limit/4); !paged {
+				o.Limit = pageSize
+				o.ResourceVersion, o.ResourceVersionMatch = "", "" // a server's cache gives no pages of version 0
+			}
+			paged = true
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		// With copies: an item of the list itself would keep all of the page in memory.
+		if err := meta.EachListItemWithAlloc(list, func(item runtime.Object) error {
+			visit(item.(source.Object))
+			return nil
+		}); err != nil {
+			return "", err
+		}
+		m := list.(metav1.ListInterface)
+		if o.Continue = m.GetContinue(); o.Continue == "" {
+			return m.GetResourceVersion(), nil
+		}
+		o.ResourceVersion, o.ResourceVersionMatch = "", ""
+	}
 }
 
 // watches follows what changes.

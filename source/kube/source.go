@@ -1,15 +1,13 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/strip"
@@ -21,6 +19,10 @@ type Options struct {
 	Node      string // this node's name
 	ProxyName string // as in resolve.Config
 	Nodes     bool   // all of them, not this node's alone
+
+	// NamespaceBytes and Bytes bound the weight of the Services, and of the EndpointSlices, of one namespace and of all, in
+	// bytes of memory. Each should be above what one object can weigh: 16 MiB. 0 is the default.
+	NamespaceBytes, Bytes int
 }
 
 // kinds gives what is asked for.
@@ -35,12 +37,15 @@ func (o Options) kinds() []resource {
 }
 
 // Source reads the Kubernetes API.
-type Source struct{ options Options }
+type Source struct {
+	options Options
+	pause   time.Duration // in place of firstPause
+}
 
 var _ source.Source = (*Source)(nil)
 
 // New makes a source.
-func New(o Options) *Source { return &Source{o} }
+func New(o Options) *Source { return &Source{options: o} }
 
 // patience is how long the first lists may take before it is said that they do.
 const patience = 5 * time.Second
@@ -56,7 +61,8 @@ func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 	var streams sync.WaitGroup
 	defer streams.Wait()
 	for _, r := range kinds {
-		st := &stream{resource: r, client: c, news: n, words: words, known: map[types.NamespacedName]uint64{}}
+		st := newStream(r, c, n, words, s.options.budget(r.kind))
+		st.pause = cmp.Or(s.pause, st.pause)
 		streams.Go(func() { st.run(ctx) })
 	}
 	defer time.AfterFunc(patience, n.delay).Stop()
@@ -72,7 +78,7 @@ func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 	}
 }
 
-// Load reads once: what Run reads, all Nodes, and Pods if asked for. Nodes and Pods that can't be read are a problem.
+// Load reads once: what Run reads, without its bounds, all Nodes, and Pods if asked for. Nodes and Pods that can't be read are a problem.
 func (s *Source) Load(ctx context.Context, withPods bool) (objects []source.Object, problems []source.Problem, err error) {
 	c, err := open(s.options.Access)
 	if err != nil {
@@ -87,7 +93,10 @@ func (s *Source) Load(ctx context.Context, withPods bool) (objects []source.Obje
 	words := strip.New()
 	for _, r := range kinds {
 		begin := time.Now()
-		list, err := c.lists(ctx, r, metav1.ListOptions{ResourceVersion: "0"})
+		_, err := c.each(ctx, r, metav1.NamespaceAll, metav1.ListOptions{ResourceVersion: "0"}, func(o source.Object) {
+			words.Strip(o)
+			objects = append(objects, o)
+		})
 		if err != nil {
 			reason := reasonOf(err)
 			if r.needed || reason != Forbidden && reason != NotServed {
@@ -95,16 +104,6 @@ func (s *Source) Load(ctx context.Context, withPods bool) (objects []source.Obje
 			}
 			t := trouble{reason: reason, message: problemOf(c.host(), r, reason, err), since: begin}
 			problems = append(problems, t.problem())
-			continue
-		}
-		err = meta.EachListItem(list, func(item runtime.Object) error {
-			o := item.(source.Object)
-			words.Strip(o)
-			objects = append(objects, o)
-			return nil
-		})
-		if err != nil {
-			return nil, nil, fmt.Errorf("API server %s: list %s: %w", c.host(), r.GroupResource(), err)
 		}
 	}
 	return objects, problems, nil

@@ -4,9 +4,11 @@ import (
 	"context"
 	"math/rand/v2"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,9 +26,23 @@ type stream struct {
 	resource
 	*client
 	*news
-	words *strip.Words
-	known map[types.NamespacedName]uint64 // resource versions of what is there
-	rest  time.Time                       // not to ask a server before, that answers with errors
+	words  *strip.Words
+	rest   time.Time // not to ask a server before, that answers with errors
+	listed *budget   // of the list that comes now
+	pause  time.Duration
+	wake   chan struct{} // holds one when refetch has to look again
+
+	mu       sync.Mutex
+	budget   *budget // what was handed on
+	over     bool    // a namespace was beyond the bound
+	turns    map[string]turn
+	fetching string          // the namespace that is listed again
+	seen     map[string]bool // what was seen of its objects since; nil while none is listed
+}
+
+func newStream(r resource, c *client, n *news, words *strip.Words, b *budget) *stream {
+	return &stream{resource: r, client: c, news: n, words: words, pause: firstPause, wake: make(chan struct{}, 1),
+		budget: b, turns: map[string]turn{}}
 }
 
 // refused is how long to wait between attempts to connect: 0.1 to 0.8 s.
@@ -39,24 +55,34 @@ const longest = 10 * time.Second
 func (s *stream) run(ctx context.Context) {
 	r := cache.NewReflectorWithOptions(&cache.ListWatch{ListWithContextFunc: s.ask, WatchFuncWithContext: s.follow}, s.object, s,
 		cache.ReflectorOptions{Name: s.Resource, Backoff: &refused})
+	var other sync.WaitGroup
+	defer other.Wait()
+	other.Go(func() { s.refetch(ctx) })
 	r.RunWithContext(klog.NewContext(ctx, logr.Discard())) // ask and follow tell what goes wrong
 }
 
-// ask lists.
+// ask lists. What the budget leaves out is not in the list.
 func (s *stream) ask(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	if err := s.pause(ctx); err != nil {
+	if err := s.pauses(ctx); err != nil {
 		return nil, err
 	}
-	l, err := s.lists(ctx, s.resource, o)
+	s.listed = s.budget.empty()
+	objects, version, err := s.gather(ctx, metav1.NamespaceAll, o, s.listed)
 	if err != nil {
 		s.failed(ctx, err)
+		return nil, err
 	}
-	return l, err
+	list, items := s.list(), make([]runtime.Object, 0, len(objects))
+	for _, o := range objects {
+		items = append(items, o.(runtime.Object))
+	}
+	list.(metav1.ListInterface).SetResourceVersion(version)
+	return list, meta.SetList(list, items)
 }
 
 // follow watches.
 func (s *stream) follow(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	if err := s.pause(ctx); err != nil {
+	if err := s.pauses(ctx); err != nil {
 		return nil, err
 	}
 	w, err := s.watches(ctx, s.resource, o)
@@ -65,11 +91,15 @@ func (s *stream) follow(ctx context.Context, o metav1.ListOptions) (watch.Interf
 		return nil, err
 	}
 	s.well(s.kind)
+	if o.SendInitialEvents != nil && *o.SendInitialEvents {
+		s.listed = s.budget.empty()
+		w = newListing(w, s.resource, s.listed, s.words)
+	}
 	return w, nil
 }
 
-// pause waits until the server may be asked again.
-func (s *stream) pause(ctx context.Context) error {
+// pauses waits until the server may be asked again.
+func (s *stream) pauses(ctx context.Context) error {
 	t := time.NewTimer(time.Until(s.rest))
 	defer t.Stop()
 	select {
@@ -101,27 +131,29 @@ func spare(lasted time.Duration) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// Transformer strips what a reflector keeps until a streamed list is whole.
-func (s *stream) Transformer() cache.TransformFunc {
-	return func(o any) (any, error) {
-		if o, ok := o.(source.Object); ok {
-			version := o.GetResourceVersion()
-			s.words.Strip(o)
-			o.SetResourceVersion(version)
-		}
-		return o, nil
-	}
-}
-
-// change says that o is now so. It is not ok where that is no news.
-func (s *stream) change(o source.Object) (c source.Change, ok bool) {
+// change says that o is now so, and returns what is to be handed on: nothing where that is no news. created says that o
+// is new.
+func (s *stream) change(o source.Object, created bool) (changes []update) {
 	name, version := nameOf(o), versionOf(o)
-	if before, there := s.known[name]; there && before == version && version != 0 {
-		return c, false
+	before, there := s.budget.get(name)
+	if there && before.version == version && version != 0 {
+		return nil
 	}
-	s.known[name] = version
 	s.words.Strip(o)
-	return source.Change{Key: s.key(name), Object: o}, true
+	fits := true
+	for _, n := range s.budget.put(name, holding(o, version), created) {
+		if n == name {
+			fits = false
+			if !there {
+				continue
+			}
+		}
+		changes = append(changes, update{Change: source.Change{Key: s.key(n)}})
+	}
+	if fits {
+		changes = append(changes, update{source.Change{Key: s.key(name), Object: o}, !there})
+	}
+	return changes
 }
 
 func (s *stream) key(n types.NamespacedName) source.Key {
@@ -142,49 +174,94 @@ func versionOf(o source.Object) uint64 {
 }
 
 // Add implements cache.ReflectorStore.
-func (s *stream) Add(o any) error { return s.Update(o) }
+func (s *stream) Add(o any) error { return s.set(o.(source.Object), true) }
 
 // Update implements cache.ReflectorStore.
-func (s *stream) Update(o any) error {
-	if c, ok := s.change(o.(source.Object)); ok {
-		s.put(c)
+func (s *stream) Update(o any) error { return s.set(o.(source.Object), false) }
+
+func (s *stream) set(o source.Object, created bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.see(nameOf(o), true)
+	if changes := s.change(o, created); len(changes) > 0 {
+		s.put(changes...)
 	}
+	s.report()
 	return nil
 }
 
 // Delete implements cache.ReflectorStore.
 func (s *stream) Delete(o any) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	name := nameOf(o.(source.Object))
-	delete(s.known, name)
-	s.put(source.Change{Key: s.key(name)})
+	s.see(name, false)
+	if s.budget.remove(name) {
+		s.put(update{Change: source.Change{Key: s.key(name)}})
+	}
+	s.report()
 	return nil
+}
+
+// see records what is seen of a namespace while it is listed again.
+func (s *stream) see(n types.NamespacedName, there bool) {
+	if s.seen != nil && n.Namespace == s.fetching {
+		s.seen[n.Name] = there
+	}
 }
 
 // Replace implements cache.ReflectorStore. Only what differs is told.
 func (s *stream) Replace(list []any, _ string) error {
-	gone := s.known
-	s.known = make(map[types.NamespacedName]uint64, len(list))
-	var changes []source.Change
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.budget
+	if s.budget = s.listed; s.budget == nil {
+		s.budget = was.empty()
+		for _, o := range list {
+			s.budget.put(nameOf(o.(source.Object)), holding(o.(source.Object), versionOf(o.(source.Object))), true)
+		}
+	}
+	s.listed, s.seen, s.fetching = nil, nil, ""
+	var changes []update
 	for _, o := range list {
 		o := o.(source.Object)
 		name := nameOf(o)
-		if before, there := gone[name]; there {
-			s.known[name] = before
-			delete(gone, name)
+		now, fits := s.budget.get(name)
+		before, there := was.get(name)
+		if !fits || there && before.version == now.version && now.version != 0 {
+			continue
 		}
-		if c, ok := s.change(o); ok {
-			changes = append(changes, c)
-		}
+		s.words.Strip(o)
+		changes = append(changes, update{source.Change{Key: s.key(name), Object: o}, !there})
 	}
-	for name := range gone {
-		changes = append(changes, source.Change{Key: s.key(name)})
+	for namespace, space := range was.spaces {
+		for name := range space.held {
+			n := types.NamespacedName{Namespace: namespace, Name: name}
+			if _, there := s.budget.get(n); !there {
+				changes = append(changes, update{Change: source.Change{Key: s.key(n)}})
+			}
+		}
 	}
 	s.replace(s.kind, changes)
 	s.well(s.kind)
+	s.report()
 	return nil
+}
+
+// report tells which namespaces are beyond the bound, and has those looked at of which more may fit by now.
+func (s *stream) report() {
+	if len(s.budget.over) == 0 && !s.over {
+		return
+	}
+	s.over = len(s.budget.over) > 0
+	s.exceeds(s.kind, s.budget.problems(s.resource))
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
 }
 
 // Resync implements cache.ReflectorStore. There is none.
 func (s *stream) Resync() error { return nil }
 
-var _ cache.TransformingStore = (*stream)(nil)
+var _ cache.ReflectorStore = (*stream)(nil)

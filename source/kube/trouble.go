@@ -25,6 +25,8 @@ const (
 	NotServed     = "NotServed"     // the server knows no such kind
 	Failing       = "Failing"       // another error in answer
 	Slow          = "Slow"          // the first list is not whole yet
+
+	NamespaceTooLarge = "NamespaceTooLarge" // objects of a namespace are left out
 )
 
 // trouble is why a kind of object is not followed just now.

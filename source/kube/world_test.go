@@ -102,7 +102,9 @@ func (w *world) follow(o kube.Options) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- kube.New(o).Run(ctx, w.take) }()
+	s := kube.New(o)
+	s.RefetchAfter(50 * time.Millisecond)
+	go func() { done <- s.Run(ctx, w.take) }()
 	w.t.Cleanup(func() {
 		cancel()
 		check(w.t, <-done)

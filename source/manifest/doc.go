@@ -14,6 +14,9 @@
 // refuse are named with their field. An object without a namespace is in "default". Where two documents say the same
 // object, the first by path, then by place in the file, counts; the other is named and takes its place once it is gone.
 //
+// Whoever writes these files has the node, or is trusted with it: what they hold has no bound, as it has where tenants write
+// (package kube).
+//
 // # When it is read
 //
 // A file takes effect when its writer closes it, when it is moved or linked here, and when it is removed: never in the
