@@ -200,7 +200,7 @@ type Frontend struct {
 	// Direct is which of those in Hide keep their source address before backends on this node, and before backends on others,
 	// whose nodes then answer them past this one. Not clients that are nodes or the backend itself, and of a node port not those that
 	// ask an address that isn't in Node.Nodes.
-	Direct  Origins
+	Direct Origins
 	// Onward says that a backend is at another frontend's entry. It must be translated where its packets pass, and once: packets that
 	// a socket sends to such a backend would be taken for that entry's.
 	Onward  bool

@@ -72,9 +72,6 @@ func (p problems) most(n int) problems {
 	return p
 }
 
-// none reports whether there are no problems.
-func (p problems) none() bool { return len(p.list)+p.more == 0 }
-
 // counted returns the list with a last problem that says how many more there are of the object, if any.
 func (p problems) counted(object source.Key, of string) []source.Problem {
 	if p.more == 0 {
