@@ -70,7 +70,13 @@ func contains(t *testing.T, out string, texts ...string) {
 // eventually tries until ok holds.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+	within(t, 20*time.Second, what, ok)
+}
+
+// within waits as long for ok.
+func within(t *testing.T, limit time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("it never came to be that %s", what)
 		}

@@ -311,10 +311,11 @@ func (c *coldStart) answered(q question, times int) {
 	}
 }
 
-// ready wants the agent to be ready and healthy.
+// ready wants the agent to be ready and healthy, once also large Services are in the kernel: iptables-nft-restore takes
+// 10 to 16 s for chains by the ten thousand.
 func (c *coldStart) ready() {
 	for _, url := range []string{"http://127.0.0.1:10249/readyz", "http://127.0.0.1:10256/healthz"} {
-		eventually(c.t, url+" is 200", func() bool {
+		within(c.t, 2*time.Minute, url+" is 200", func() bool {
 			r, err := c.web.Get(url)
 			if err != nil {
 				return false
