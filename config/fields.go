@@ -56,7 +56,7 @@ var fields = []Field{
 	{"iptables.minSyncPeriod", false, soon},
 	{"ipvs.syncPeriod", true, onlyIPVS + resync},
 	{"ipvs.minSyncPeriod", false, soon},
-	{"ipvs.scheduler", true, onlyIPVS + "Of Services that don't choose one."},
+	{"ipvs.scheduler", true, onlyIPVS + "Of Services that don't choose one. In place of lblc and lblcr serves lc, of fo and ovf wrr, of twos wlc; a warning says so."},
 	{"ipvs.excludeCIDRs", true, "IPVS services at these addresses stay when a kube-proxy's are taken away. Nobody else's are touched anyway."},
 	{"ipvs.strictARP", true, onlyIPVS + "Sets arp_ignore to 1 and arp_announce to 2."},
 	{"ipvs.tcpTimeout", true, onlyIPVS + "How long a silent TCP connection is remembered, in whole seconds. 0: 24 h, so that none is cut that lives."},

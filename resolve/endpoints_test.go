@@ -60,11 +60,12 @@ func TestSlices(t *testing.T) {
 			fronts: lines(arrow + "reject"), problems: lines("EndpointSlice shop/web-1 ports[0] UnknownProtocol")},
 		{name: "unusable addresses", objects: objects(svc(), eps(one, ep("127.0.0.1"), ep("169.254.0.1"), ep("224.0.1.1"), ep("0.0.0.0"), ep("ten"), ep("fd00::1"), ep("::ffff:10.0.0.2"),
 			discoveryv1.Endpoint{})),
-			fronts: lines(arrow + "10.0.0.1:8080"), problems: lines(
+			fronts: lines(arrow + "10.0.0.1:8080 10.0.0.2:8080"), problems: lines(
 				"EndpointSlice shop/web-1 endpoints[1].addresses UnusableAddress", "EndpointSlice shop/web-1 endpoints[2].addresses UnusableAddress",
 				"EndpointSlice shop/web-1 endpoints[3].addresses UnusableAddress", "EndpointSlice shop/web-1 endpoints[4].addresses UnusableAddress",
 				"EndpointSlice shop/web-1 endpoints[5].addresses InvalidAddress", "EndpointSlice shop/web-1 endpoints[6].addresses WrongFamily",
-				"EndpointSlice shop/web-1 endpoints[7].addresses UnusableAddress", "EndpointSlice shop/web-1 endpoints[8].addresses InvalidAddress")},
+				"EndpointSlice shop/web-1 endpoints[8].addresses InvalidAddress")},
+		{name: "leading zeros", objects: objects(svc(), eps(ep("010.000.0.001"))), fronts: lines(arrow + "10.0.0.1:8080")},
 		{name: "only the first address", objects: objects(svc(), eps(discoveryv1.Endpoint{Addresses: []string{"10.0.0.1", "10.0.0.2"}})),
 			fronts: lines(arrow + "10.0.0.1:8080"), problems: lines("EndpointSlice shop/web-1 endpoints[0].addresses AddressesLeftOut")},
 		{name: "names", objects: objects(svc(), slice(eps(one), addressType(discoveryv1.AddressTypeFQDN))),

@@ -75,14 +75,16 @@ func TestServiceProblems(t *testing.T) {
 		problems []string
 	}{
 		{"clusterIP unreadable", []edit{clusterIPs("10.96.0.1", "ten")}, nil, lines("spec.clusterIPs[1] InvalidAddress")},
-		{"leading zeros", []edit{externalIPs("192.000.2.1")}, nil, lines("spec.externalIPs[0] InvalidAddress")},
+		{"leading zeros", []edit{externalIPs("192.000.2.001")}, lines(served, "192.0.2.1:80/tcp ExternalIP -> 10.0.0.1:8080"), nil},
+		{"leading zeros, too large", []edit{externalIPs("192.000.2.0256")}, nil, lines("spec.externalIPs[0] InvalidAddress")},
 		{"unspecified", []edit{externalIPs("0.0.0.0")}, nil, lines("spec.externalIPs[0] UnusableAddress")},
 		{"loopback", []edit{externalIPs("127.0.0.1")}, nil, lines("spec.externalIPs[0] UnusableAddress")},
 		{"link-local", []edit{ingress("169.254.1.1")}, nil, lines("status.loadBalancer.ingress[0].ip UnusableAddress")},
 		{"link-local IPv6", []edit{ingress("fe80::1")}, nil, lines("status.loadBalancer.ingress[0].ip UnusableAddress")},
 		{"zone", []edit{externalIPs("2001:db8::1%eth0")}, nil, lines("spec.externalIPs[0] UnusableAddress")},
 		{"multicast", []edit{externalIPs("224.0.1.1", "ff02::1")}, nil, lines("spec.externalIPs[0] UnusableAddress", "spec.externalIPs[1] UnusableAddress")},
-		{"IPv4-mapped", []edit{externalIPs("::ffff:192.0.2.1")}, nil, lines("spec.externalIPs[0] UnusableAddress")},
+		{"IPv4-mapped", []edit{externalIPs("::ffff:192.0.2.1")}, lines(served, "192.0.2.1:80/tcp ExternalIP -> 10.0.0.1:8080"), nil},
+		{"IPv4-mapped loopback", []edit{externalIPs("::ffff:127.0.0.1")}, nil, lines("spec.externalIPs[0] UnusableAddress")},
 		{"clusterIP of a family it hasn't", []edit{clusterIPs("10.96.0.1", "fd96::1"), ipFamilies("IPv4")}, nil, lines("spec.clusterIPs[1] WrongFamily")},
 		{"external address of a family it hasn't", []edit{externalIPs("2001:db8::1")}, nil, lines("spec.externalIPs[0] WrongFamily")},
 		{"ingress address of a family it hasn't", []edit{ingress("2001:db8::1")}, nil, lines("status.loadBalancer.ingress[0].ip WrongFamily")},

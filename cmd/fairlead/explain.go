@@ -100,7 +100,7 @@ func (w *world) destination(host string) (netip.Addr, *corev1.Service, error) {
 		if !ok || s.Namespace+"/"+s.Name != host {
 			continue
 		}
-		a, err := netip.ParseAddr(s.Spec.ClusterIP)
+		a, err := resolve.ParseAddr(s.Spec.ClusterIP)
 		if err != nil {
 			return a, nil, fmt.Errorf("no cluster IP in Service %s: name one of its addresses", host)
 		}
@@ -140,7 +140,7 @@ func (w *world) address(host string, v4 bool) (netip.Addr, error) {
 	}
 	var found []netip.Addr
 	add := func(s string) {
-		if a, err := netip.ParseAddr(s); err == nil {
+		if a, err := resolve.ParseAddr(s); err == nil {
 			found = append(found, a)
 		}
 	}
@@ -295,7 +295,7 @@ func (w *world) pods() map[netip.Addr]string {
 	for _, o := range w.objects {
 		if v, ok := o.(*corev1.Pod); ok {
 			for _, ip := range v.Status.PodIPs {
-				if a, err := netip.ParseAddr(ip.IP); err == nil && !v.Spec.HostNetwork {
+				if a, err := resolve.ParseAddr(ip.IP); err == nil && !v.Spec.HostNetwork {
 					m[a] = source.KeyOf(v).Namespace + "/" + v.Name
 				}
 			}
