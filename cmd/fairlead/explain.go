@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/netip"
@@ -30,7 +31,8 @@ it, who is let in, which backends may get it, and whose address they see. What s
 then checked against what this network namespace's kernel holds.
 
 FROM is an address, a pod (namespace/name), a node's name, or "outside".
-TO is an address, a Service (namespace/name), or a node's name, with a port by number or name.`,
+TO is an address, a Service (namespace/name), or a node's name, with a port by number or name.
+PROTOCOL is tcp, udp or sctp; without it that of the Service's port of that name, else tcp.`,
 		Example: `  fairlead explain --source examples/shop --node a shop/client shop/web:http
   fairlead explain --source examples/shop --node a outside a:30080
   fairlead explain --source examples/shop --node a 192.0.2.7 '[fd00:96::10]:53/udp'`,
@@ -59,10 +61,9 @@ TO is an address, a Service (namespace/name), or a node's name, with a port by n
 
 // packet reads FROM and TO.
 func (w *world) packet(from, to string) (verdict.Packet, error) {
-	p := verdict.Packet{Protocol: model.TCP}
-	rest, proto, named := cutLast(to, "/")
-	if byName := map[string]model.Protocol{"tcp": model.TCP, "udp": model.UDP, "sctp": model.SCTP}; named && byName[strings.ToLower(proto)] != 0 {
-		p.Protocol, to = byName[strings.ToLower(proto)], rest
+	var p verdict.Packet
+	if rest, name, ok := cutLast(to, "/"); ok && protocols[strings.ToLower(name)] != 0 {
+		p.Protocol, to = protocols[strings.ToLower(name)], rest
 	}
 	host, port, ok := cutLast(to, ":")
 	if !ok {
@@ -72,10 +73,11 @@ func (w *world) packet(from, to string) (verdict.Packet, error) {
 	if err != nil {
 		return p, err
 	}
-	number, err := portOf(port, service)
+	number, protocol, err := portOf(port, service)
 	if err != nil {
 		return p, err
 	}
+	p.Protocol = cmp.Or(p.Protocol, protocol)
 	src, err := w.address(from, dst.Is4())
 	if err != nil {
 		return p, err
@@ -83,6 +85,8 @@ func (w *world) packet(from, to string) (verdict.Packet, error) {
 	p.Dst, p.Src = netip.AddrPortFrom(dst, number), netip.AddrPortFrom(src, 0)
 	return p, nil
 }
+
+var protocols = map[string]model.Protocol{"tcp": model.TCP, "udp": model.UDP, "sctp": model.SCTP}
 
 // cutLast cuts s at the last sep.
 func cutLast(s, sep string) (before, after string, found bool) {
@@ -110,21 +114,21 @@ func (w *world) destination(host string) (netip.Addr, *corev1.Service, error) {
 	return a, nil, err
 }
 
-// portOf reads a port's number, or the name of one of a Service's ports.
-func portOf(port string, s *corev1.Service) (uint16, error) {
+// portOf reads a port: a number, with TCP, or the name of one of a Service's ports, with that port's protocol.
+func portOf(port string, s *corev1.Service) (uint16, model.Protocol, error) {
 	if n, err := strconv.ParseUint(port, 10, 16); err == nil && n > 0 {
-		return uint16(n), nil
+		return uint16(n), model.TCP, nil
 	}
 	var names []string
 	if s != nil {
 		for _, p := range s.Spec.Ports {
 			if p.Name == port {
-				return uint16(p.Port), nil
+				return uint16(p.Port), cmp.Or(protocols[strings.ToLower(string(p.Protocol))], model.TCP), nil
 			}
 			names = append(names, p.Name)
 		}
 	}
-	return 0, fmt.Errorf("port %q: write a number from 1 to 65535, or the name of a Service's port %q", port, names)
+	return 0, 0, fmt.Errorf("port %q: write a number from 1 to 65535, or the name of a Service's port %q", port, names)
 }
 
 // address gives the address of a host by its name or address, of the family asked for if it has one of each.
