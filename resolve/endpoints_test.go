@@ -76,7 +76,7 @@ func TestSlices(t *testing.T) {
 		{name: "no service-name label", objects: objects(svc(), slice(eps(one), of("")), slice(eps(one), func(s *discoveryv1.EndpointSlice) { s.Labels, s.Name = nil, "x" })), fronts: lines(arrow + "reject")},
 		{name: "a headless Service's slices have no problems", objects: objects(svc(clusterIPs("None")), eps(ep("ten")))},
 		{name: "slice of a headless Service", objects: objects(svc(), slice(eps(one), labelledEps(corev1.IsHeadlessService, ""))), fronts: lines(arrow + "reject")},
-		{name: "slice for another proxy", objects: objects(svc(), slice(eps(one), labelledEps(proxyNameLabel, "other"))), fronts: lines(arrow + "reject")},
+		{name: "the label of a proxy counts on Services only", objects: objects(svc(), slice(eps(one), labelledEps(proxyNameLabel, "other"))), fronts: lines(arrow + "10.0.0.1:8080")},
 		{name: "slice for this proxy", config: Config{ProxyName: "mine"}, objects: objects(svc(labelled(proxyNameLabel, "mine")), slice(eps(one), labelledEps(proxyNameLabel, "mine"))),
 			fronts: lines(arrow + "10.0.0.1:8080")},
 		{name: "slice of another namespace", objects: objects(svc(), slice(eps(one), func(s *discoveryv1.EndpointSlice) { s.Namespace = "other" })), fronts: lines(arrow + "reject")},

@@ -204,7 +204,7 @@ func (r *Resolver) applyService(key source.Key, obj *corev1.Service) {
 func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
 	var owner *service
 	if obj != nil {
-		if name := ownerOf(obj, r.set.ProxyName); name != "" {
+		if name := ownerOf(obj); name != "" {
 			owner = r.service(source.Key{Kind: source.Service, Namespace: key.Namespace, Name: name})
 		}
 	}

@@ -55,7 +55,7 @@ func TestFrontends(t *testing.T) {
 			"[2001:db8::9]:80/tcp ExternalIP -> [fd00::1]:8080", "[fd96::1]:80/tcp ClusterIP -> [fd00::1]:8080")},
 		{name: "headless", objects: with(clusterIPs("None"))},
 		{name: "headless by spec.clusterIP", objects: with(spec(func(s *corev1.ServiceSpec) { s.ClusterIPs, s.ClusterIP = nil, "None" }))},
-		{name: "headless by label", objects: with(labelled(corev1.IsHeadlessService, ""))},
+		{name: "the label of headless Services counts on slices only", objects: with(labelled(corev1.IsHeadlessService, "")), fronts: lines("10.96.0.1:80/tcp ClusterIP -> 10.0.0.1:8080")},
 		{name: "ExternalName", objects: with(typed(corev1.ServiceTypeExternalName))},
 		{name: "no clusterIP", objects: with(clusterIPs(), nodePort(30080)), problems: lines("spec.clusterIP ClusterIPMissing")},
 		{name: "another proxy's", objects: with(labelled(proxyNameLabel, "other"))},
