@@ -20,6 +20,8 @@ const (
 	burst     = 25 // at once
 	// quiet is how long a problem that has gone may come back without being told again: one that comes and goes is one.
 	quiet = 10 * time.Minute
+	// settling is how long objects that don't match must stay so to be told: they change one after the other.
+	settling = 30 * time.Second
 	// longest is how long a note may be: the API takes 1 kB.
 	longest = 1000
 )
@@ -39,29 +41,42 @@ type Teller struct {
 
 	mu   sync.Mutex
 	told map[source.Problem]time.Time // when each was last seen standing
+	new  map[source.Problem]time.Time // when each that is not told yet was first seen
+	last []source.Problem             // of the last call
+	next *time.Timer                  // tells them again, if some were not told
 }
 
 // New makes a Teller that knows of no problem yet.
 func New(to Recorder, log *slog.Logger) *Teller {
-	return &Teller{to: to, log: log, limit: flowcontrol.NewTokenBucketPassiveRateLimiter(perSecond, burst), now: time.Now, told: map[source.Problem]time.Time{}}
+	return &Teller{to: to, log: log, limit: flowcontrol.NewTokenBucketPassiveRateLimiter(perSecond, burst), now: time.Now,
+		told: map[source.Problem]time.Time{}, new: map[source.Problem]time.Time{}}
 }
 
-// Tell takes all problems that stand now, and makes an Event of each that is new. Those that are too many at once are told with a
-// later call, if they stand then.
+// Tell takes all problems that stand now, and makes an Event of each that is new. Those that are too many at once, and those
+// that may be over in a moment, are told later, if they stand then.
 func (t *Teller) Tell(problems []source.Problem) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now, late := t.now(), 0
+	now, late, was := t.now(), 0, t.new
+	t.last, t.new = problems, map[source.Problem]time.Time{}
 	for _, p := range problems {
 		about := reference(p.Object)
 		if about == nil {
 			continue
 		}
 		if _, known := t.told[p]; !known {
+			first, seen := was[p]
+			if !seen {
+				first = now
+			}
+			if t.new[p] = first; p.Reason == source.NoEndpoints && now.Sub(first) < settling {
+				continue
+			}
 			if !t.limit.TryAccept() {
 				late++
 				continue
 			}
+			delete(t.new, p)
 			t.to.Eventf(about, nil, corev1.EventTypeWarning, p.Reason, "Serve", "%s", note(p))
 		}
 		t.told[p] = now
@@ -71,9 +86,21 @@ func (t *Teller) Tell(problems []source.Problem) {
 			delete(t.told, p)
 		}
 	}
+	if len(t.new) > 0 && t.next == nil {
+		t.next = time.AfterFunc(settling, t.again)
+	}
 	if late > 0 {
 		t.log.Info("too many Events at once: the rest wait", "events", late)
 	}
+}
+
+// again tells what stood at the last call.
+func (t *Teller) again() {
+	t.mu.Lock()
+	t.next = nil
+	problems := t.last
+	t.mu.Unlock()
+	t.Tell(problems)
 }
 
 // reference names the object of an Event: a Service, an EndpointSlice or a Node; nil for others.

@@ -24,15 +24,17 @@ type decider struct {
 	size
 	key source.Key
 
-	at    func(model.Entry) (claim, bool) // who has an entry
-	nodes map[netip.Addr]int              // addresses of Nodes
-	old   *decision                       // lends its pointers where parts are equal
-	out   decision
+	at     func(model.Entry) (claim, bool) // who has an entry
+	nodes  map[netip.Addr]int              // addresses of Nodes
+	strays map[source.Key][]string         // see Resolver
+	old    *decision                       // lends its pointers where parts are equal
+	out    decision
 
 	hits       []hit
 	candidates []candidate
 	backends   []model.Backend
 	usable     []bool       // by group: some endpoint of the cluster takes traffic
+	matched    []bool       // by group: a port of an EndpointSlice is its port
 	near       []bool       // by group: nodes differ in which of its endpoints they use
 	counted    []netip.Addr // ready endpoints on this node
 }
@@ -41,7 +43,7 @@ type decider struct {
 func (w *decider) decide(p *place, s *service) decision {
 	d := s.declared
 	w.place, w.key, w.declared, w.size, w.old, w.out = p, s.key, d, s.size, &s.decision, decision{}
-	w.usable, w.near, w.counted = w.usable[:0], w.near[:0], w.counted[:0]
+	w.usable, w.matched, w.near, w.counted = w.usable[:0], w.matched[:0], w.near[:0], w.counted[:0]
 	w.out.pools = make([]*model.Pool, 0, scopes*len(d.groups))
 	w.hits = match(w.hits[:0], d, s.slices)
 	for i, hits := 0, w.hits; i < len(d.groups); i++ {
@@ -49,6 +51,7 @@ func (w *decider) decide(p *place, s *service) decision {
 		for n < len(hits) && int(hits[n].group) == i {
 			n++
 		}
+		w.matched = append(w.matched, n > 0)
 		w.fill(&d.groups[i], hits[:n])
 		hits = hits[n:]
 	}
@@ -57,6 +60,7 @@ func (w *decider) decide(p *place, s *service) decision {
 		w.out.fronts[i] = w.front(i)
 		w.warn(&d.entries[i], w.out.fronts[i])
 	}
+	w.warnMismatches(s)
 	w.check()
 	w.place, w.declared, w.old = nil, nil, nil
 	return w.out
@@ -65,7 +69,7 @@ func (w *decider) decide(p *place, s *service) decision {
 // fill makes the pools of a group, of whose endpoints hits are the ports.
 func (w *decider) fill(g *group, hits []hit) {
 	w.candidates = slices.DeleteFunc(gather(w.candidates, hits, w.perPool), func(c candidate) bool { return w.loops(g, c) })
-	w.usable = append(w.usable, slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.is.has(ready) || c.is.draining() }))
+	w.usable = append(w.usable, slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.usable() }))
 	w.near = append(w.near, w.spread != anywhere || hinted(w.candidates))
 	here := func(e *endpoint) bool { return e.is.has(local) }
 	every := func(*endpoint) bool { return true }

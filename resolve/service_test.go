@@ -95,7 +95,7 @@ func TestServiceProblems(t *testing.T) {
 		{"node port negative", []edit{nodePort(-1)}, nil, lines("spec.ports[0].nodePort InvalidPort")},
 		{"unknown protocol", []edit{ports(sport("http", 80), corev1.ServicePort{Name: "b", Port: 81, Protocol: "ICMP"})}, nil, lines("spec.ports[1].protocol UnknownProtocol")},
 		{"two ports of one name", []edit{ports(sport("http", 80), sport("http", 81))}, nil, lines("spec.ports[1].name DuplicateName")},
-		{"two ports of one number", []edit{ports(sport("http", 80), sport("b", 80))}, nil, lines("spec.clusterIPs[0] EntryTaken")},
+		{"two ports of one number", []edit{ports(sport("http", 80), sport("b", 80))}, nil, lines("spec.clusterIPs[0] EntryTaken", "spec.ports[1] NoEndpoints")},
 		{"unknown type", []edit{typed("Odd")}, nil, lines("spec.type UnknownValue")},
 		{"unknown internal policy", []edit{internal("Odd")}, nil, lines("spec.internalTrafficPolicy UnknownValue")},
 		{"unknown external policy", []edit{external("Odd")}, nil, lines("spec.externalTrafficPolicy UnknownValue")},

@@ -215,7 +215,11 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	e.Problems = w.problemsOf(v.Frontend, model.Entry{Addr: p.Dst.Addr(), Port: p.Dst.Port(), Protocol: p.Protocol})
 	f := v.Frontend
 	if f == nil {
+		e.Reason += w.unserved(p.Dst.Addr())
 		return e
+	}
+	if len(f.Target(v.Origin).Pool.Backends) == 0 {
+		e.Reason += ": " + w.whyEmpty(f.Entry)
 	}
 	e.Policy = w.trafficPolicy(f)
 	e.Service, e.Via, e.Pool, e.Kernel = f.Service, f.Via, f.Target(v.Origin).Pool.Name, kernelSays(w, a, f)
@@ -241,6 +245,22 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 		e.Candidates = append(e.Candidates, explainedCandidate{c.Backend.Addr.String(), pods[c.Backend.Addr.Addr()], c.Backend.Local, c.Backend.Weight, sees, c.Direct && !c.Backend.Local})
 	}
 	return e
+}
+
+// unserved says why the Service at a cluster IP has no frontend, if it is not to have one.
+func (w *world) unserved(a netip.Addr) string {
+	for _, o := range w.objects {
+		s, ok := o.(*corev1.Service)
+		if !ok {
+			continue
+		}
+		has := func(ip string) bool { at, err := resolve.ParseAddr(ip); return err == nil && at == a }
+		why := resolve.Unserved(s, w.config.Own.ServiceProxyName)
+		if why != "" && (has(s.Spec.ClusterIP) || slices.ContainsFunc(s.Spec.ClusterIPs, has)) {
+			return fmt.Sprintf(": Service %s/%s is not served: %s", s.Namespace, s.Name, why)
+		}
+	}
+	return ""
 }
 
 // problemsOf gives the problems of the Service that a frontend is of, or that would have one at the entry.
