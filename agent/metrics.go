@@ -98,7 +98,7 @@ func (m *proxyMetrics) synced(now time.Time, took time.Duration, first bool, q q
 		which.WithLabelValues(f).Observe(took.Seconds())
 		m.lastSync.WithLabelValues(f).Set(seconds(now))
 		for _, t := range q.triggered {
-			m.programming.WithLabelValues(f).Observe(now.Sub(t).Seconds())
+			m.programming.WithLabelValues(f).Observe(max(0, now.Sub(t).Seconds())) // the cluster's clock may be ahead
 		}
 	}
 	for _, t := range q.seen {

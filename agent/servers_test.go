@@ -130,7 +130,7 @@ func TestHealth(t *testing.T) {
 	expect("in the kernel at last", 200, 200)
 }
 
-// metrics gives the values of all metrics by name and labels; of histograms their counts.
+// metrics gives the values of all metrics by name and labels; of histograms their counts and sums.
 func values(t *testing.T, r *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := r.Gather()
@@ -146,7 +146,7 @@ func values(t *testing.T, r *prometheus.Registry) map[string]float64 {
 			}
 			switch f.GetType() {
 			case dto.MetricType_HISTOGRAM:
-				m[name] = float64(x.Histogram.GetSampleCount())
+				m[name], m[name+" sum"] = float64(x.Histogram.GetSampleCount()), x.Histogram.GetSampleSum()
 			case dto.MetricType_COUNTER:
 				m[name] = x.Counter.GetValue()
 			default:
@@ -189,6 +189,9 @@ func TestMetrics(t *testing.T) {
 		if got, ok := is[name]; !ok || got != want {
 			t.Errorf("later %s is %v (%t), want %v", name, got, ok, want)
 		}
+	}
+	if sum := is["kubeproxy_network_programming_duration_seconds IPv4 sum"]; sum < 0 {
+		t.Errorf("the cluster's clock is ahead, and a counter falls: %v", sum) // as webObjects have it
 	}
 	docs, err := os.ReadFile("../docs/kube-proxy.md")
 	if err != nil {

@@ -226,7 +226,7 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 	}
 	if p.DetectLocalMode == "" || p.DetectLocalMode == clusterCIDR {
 		for text := range strings.SplitSeq(p.ClusterCIDR, ",") {
-			if s, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil {
+			if s, err := resolve.ParsePrefix(strings.TrimSpace(text)); err == nil {
 				r.ClusterCIDRs = append(r.ClusterCIDRs, s)
 			}
 		}
@@ -246,7 +246,7 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 	if r.Addresses, err = own.List(); err != nil {
 		return r, err
 	}
-	if a, err := netip.ParseAddr(p.BindAddress); err == nil && !a.IsUnspecified() {
+	if a, err := resolve.ParseAddr(p.BindAddress); err == nil && !a.IsUnspecified() {
 		r.Primary = a
 	}
 	return r, nil
@@ -257,6 +257,9 @@ func (c *Config) scheduler() string {
 	usual := model.Random.String()
 	if c.Own.Mode == "ipvs" && c.fromFile || c.Proxy.IPVS.Scheduler != "" && c.Own.Mode == "ipvs" {
 		usual = cmp.Or(c.Proxy.IPVS.Scheduler, "rr") // as kube-proxy
+		if other, ok := substitutes[usual]; ok {
+			usual = other.String()
+		}
 	}
 	return cmp.Or(c.Own.Scheduler, usual)
 }
@@ -282,7 +285,7 @@ func (c *Config) nodePorts() (list []string) {
 // beyond gives a list without loopback addresses.
 func beyond(list []string) (out []string) {
 	for _, s := range list {
-		p, err := netip.ParsePrefix(s)
+		p, err := resolve.ParsePrefix(s)
 		switch {
 		case s == "localhost":
 		case err != nil:
@@ -342,7 +345,7 @@ func (c *Config) Servers() agent.Servers {
 // Kept gives the addresses of IPVS services that are to stay when a kube-proxy's are removed.
 func (c *Config) Kept() (list []netip.Prefix) {
 	for _, s := range c.Proxy.IPVS.ExcludeCIDRs {
-		if p, err := netip.ParsePrefix(s); err == nil {
+		if p, err := resolve.ParsePrefix(s); err == nil {
 			list = append(list, p)
 		}
 	}

@@ -238,6 +238,7 @@ func TestMeaning(t *testing.T) {
 		{"its masqueradeAll", head + "mode: nftables\nnftables: {masqueradeAll: true}", "", with(func(o *outcome) { o.mode, o.ports, o.all = "nftables", "primary", true })},
 		{"mode ipvs", head + "mode: ipvs\niptables: {masqueradeAll: true}", "", with(func(o *outcome) { o.mode, o.ports, o.all, o.scheduler = "ipvs", "", true, "round-robin" })},
 		{"ipvs with a scheduler", head + "mode: ipvs\nipvs: {scheduler: mh}", "", with(func(o *outcome) { o.mode, o.ports, o.scheduler = "ipvs", "", "maglev" })},
+		{"ipvs with a scheduler that isn't here", head + "mode: ipvs\nipvs: {scheduler: lblcr}", "", with(func(o *outcome) { o.mode, o.ports, o.scheduler = "ipvs", "", "least-connections" })},
 		{"no localhost", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [0.0.0.0/4, 96.0.0.0/3, 127.1.0.0/16, 'fd00::/8']", "",
 			with(func(o *outcome) {
 				o.ports = "0.0.0.0/4,96.0.0.0/4,112.0.0.0/5,120.0.0.0/6,124.0.0.0/7,126.0.0.0/8,fd00::/8"
@@ -298,9 +299,47 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
+// What kube-proxy begins with doesn't end the start.
+func TestStartsAsKubeProxy(t *testing.T) {
+	for _, c := range []struct{ text, warning string }{
+		{"mode: iptables\nipvs: {minSyncPeriod: 60s}", "ipvs.minSyncPeriod"},
+		{"mode: iptables\nipvs: {excludeCIDRs: [10.0.0.1]}", "ipvs.excludeCIDRs[0]"},
+		{"mode: iptables\nipvs: {scheduler: best}", "ipvs.scheduler"},
+		{"nftables: {masqueradeBit: 40}", "nftables.masqueradeBit"},
+		{"mode: ipvs\niptables: {syncPeriod: 1s, minSyncPeriod: 2s}", "iptables.minSyncPeriod"},
+		{"mode: ipvs\nipvs: {scheduler: lblc}", "ipvs.scheduler: lblc is not honoured: Services are served by least-connections (lc)"},
+		{"mode: ipvs\nipvs: {scheduler: fo}", "weighted-round-robin (wrr)"},
+		{"mode: ipvs\nipvs: {scheduler: ovf}", "weighted-round-robin (wrr)"},
+		{"mode: ipvs\nipvs: {scheduler: twos}", "weighted-least-connections (wlc)"},
+		{"mode: ipvs\nipvs: {scheduler: dh}", ""},
+		{"nodePortAddresses: ['::1/128']", ""},
+		{"clusterCIDR: 010.244.000.000/16\nbindAddress: 010.0.0.1\nnodePortAddresses: [172.030.0.0/16]\nmetricsBindAddress: 127.0.0.01", ""},
+	} {
+		l, err := load(t, head+c.text, "--hostname-override", "a")
+		if err != nil {
+			t.Errorf("%s: %v", c.text, err)
+			continue
+		}
+		if all := strings.Join(l.Warnings, "\n"); !strings.Contains(all, c.warning) {
+			t.Errorf("%s: no warning of %s in %q", c.text, c.warning, all)
+		}
+		r, err := l.Resolve()
+		if err == nil {
+			err = r.Validate()
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.text, err)
+		}
+	}
+	l := must(t, head+"clusterCIDR: 010.244.000.000/16\nmetricsBindAddress: 127.0.0.01:99", "--hostname-override", "a")
+	if r, err := l.Resolve(); err != nil || len(r.ClusterCIDRs) != 1 || r.ClusterCIDRs[0].String() != "10.244.0.0/16" || l.Servers().Metrics != "127.0.0.1:99" {
+		t.Errorf("%v, %v, %v", r.ClusterCIDRs, l.Servers().Metrics, err)
+	}
+}
+
 // TestErrorsNameEverything: each wrong value is named by its path, all at once.
 func TestErrorsNameEverything(t *testing.T) {
-	_, err := load(t, head+`mode: userspace
+	_, err := load(t, head+`mode: ipvs
 bindAddress: here
 metricsBindAddress: "1.2.3.4:99999"
 oomScoreAdj: 2000
@@ -308,8 +347,7 @@ clusterCIDR: 10.0.0.0
 detectLocalMode: ClusterCIDR
 nodePortAddresses: [primry]
 conntrack: {min: -1}
-iptables: {syncPeriod: 1s, minSyncPeriod: 2s}
-ipvs: {excludeCIDRs: [x]}
+ipvs: {excludeCIDRs: [x], scheduler: best, syncPeriod: 1s, minSyncPeriod: 2s}
 ---
 apiVersion: fairlead.dev/v1alpha1
 kind: FairleadConfiguration
@@ -321,8 +359,8 @@ limits: {namespaceBytes: 1000, bytes: -1}
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, path := range []string{"mode", "bindAddress", "metricsBindAddress", "oomScoreAdj", "clusterCIDR[0]", "nodePortAddresses[0]", "conntrack.min", "iptables.minSyncPeriod",
-		"ipvs.excludeCIDRs[0]", "scheduler", "takeOver", "limits.namespaceBytes", "limits.bytes", `"magic"`, `"userspace"`} {
+	for _, path := range []string{"mode", "bindAddress", "metricsBindAddress", "oomScoreAdj", "clusterCIDR[0]", "nodePortAddresses[0]", "conntrack.min", "ipvs.minSyncPeriod",
+		"ipvs.excludeCIDRs[0]", "ipvs.scheduler", "scheduler", "takeOver", "limits.namespaceBytes", "limits.bytes", `"magic"`} {
 		if !strings.Contains(err.Error(), path) {
 			t.Errorf("%s is missing in: %v", path, err)
 		}
@@ -335,6 +373,7 @@ limits: {namespaceBytes: 1000, bytes: -1}
 		head + "---\n" + head:       "second",
 		"apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmood: x": "mood",
 		head + "oomScoreAdj: many": "oomScoreAdj",
+		head + "mode: userspace":   `"userspace"`,
 	} {
 		if text == "" {
 			continue

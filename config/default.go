@@ -1,13 +1,15 @@
 package config
 
 import (
-	"net/netip"
+	"net"
 	"strconv"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"fairlead.dev/fairlead/resolve"
 )
 
 // The ports of kube-proxy's servers.
@@ -21,7 +23,7 @@ func complete(c *v1alpha1.KubeProxyConfiguration) {
 	c.APIVersion, c.Kind = v1alpha1.SchemeGroupVersion.String(), "KubeProxyConfiguration"
 	orText(&c.BindAddress, "0.0.0.0")
 	health, metrics := "0.0.0.0", "127.0.0.1"
-	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Is6() {
+	if a, err := resolve.ParseAddr(c.BindAddress); err == nil && a.Is6() {
 		health, metrics = "::", "::1"
 	}
 	orText(&c.HealthzBindAddress, health)
@@ -90,9 +92,14 @@ func orNumber(p **int32, v int32) {
 
 // withPort gives an address its port if it is a plain IP address; anything else is left for validation.
 func withPort(s string, port int) string {
-	a, err := netip.ParseAddr(s)
+	if host, of, err := net.SplitHostPort(s); err == nil {
+		if a, err := resolve.ParseAddr(host); err == nil {
+			return net.JoinHostPort(a.String(), of)
+		}
+	}
+	a, err := resolve.ParseAddr(s)
 	if err != nil && len(s) > 2 && s[0] == '[' && s[len(s)-1] == ']' {
-		a, err = netip.ParseAddr(s[1 : len(s)-1])
+		a, err = resolve.ParseAddr(s[1 : len(s)-1])
 	}
 	if err != nil {
 		return s

@@ -3,7 +3,6 @@ package config
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -291,7 +290,7 @@ func (f *Flags) finish() error {
 
 // atPort gives an address without a port the deprecated flag's port.
 func atPort(address, usual string, given bool, port int32) string {
-	if a, err := netip.ParseAddr(cmp.Or(address, usual)); given && err == nil {
+	if a, err := resolve.ParseAddr(cmp.Or(address, usual)); given && err == nil {
 		return withPort(a.String(), int(port))
 	}
 	return address

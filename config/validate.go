@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -30,7 +31,10 @@ const (
 var proxyModes = []string{"iptables", "ipvs", "nftables"}
 
 // checks gathers what is wrong, by the fields' paths in the file.
-type checks struct{ errs field.ErrorList }
+type checks struct {
+	errs     field.ErrorList
+	warnings []string // what is wrong and counts for nothing
+}
 
 func (k *checks) bad(p *field.Path, value any, why string) {
 	k.errs = append(k.errs, field.Invalid(p, value, why))
@@ -69,7 +73,7 @@ func (k *checks) address(p *field.Path, s string) {
 		k.bad(p, s, "must be an IP address and a port, such as 127.0.0.1:10249 or [::1]:10249")
 		return
 	}
-	if _, err := netip.ParseAddr(host); err != nil {
+	if _, err := resolve.ParseAddr(host); err != nil {
 		k.bad(p, s, "must begin with an IP address")
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
@@ -83,7 +87,7 @@ func (k *checks) ranges(p *field.Path, list []string, words ...string) (out []ne
 		if slices.Contains(words, s) {
 			continue
 		}
-		r, err := netip.ParsePrefix(strings.TrimSpace(s))
+		r, err := resolve.ParsePrefix(strings.TrimSpace(s))
 		if err != nil {
 			also := ""
 			if len(words) > 0 {
@@ -101,7 +105,9 @@ func (k *checks) ranges(p *field.Path, list []string, words ...string) (out []ne
 func (c *Config) validate() error {
 	k := &checks{}
 	k.proxy(&c.Proxy)
+	k.modes(c)
 	k.own(&c.Own)
+	c.Warnings = append(c.Warnings, k.warnings...)
 	return k.errs.ToAggregate()
 }
 
@@ -109,14 +115,12 @@ func (c *Config) validate() error {
 func (k *checks) proxy(c *v1alpha1.KubeProxyConfiguration) {
 	at := func(names ...string) *field.Path { return field.NewPath(names[0], names[1:]...) }
 	k.oneOf(at("mode"), string(c.Mode), proxyModes...)
-	if _, err := netip.ParseAddr(c.BindAddress); err != nil {
+	if _, err := resolve.ParseAddr(c.BindAddress); err != nil {
 		k.bad(at("bindAddress"), c.BindAddress, "must be an IP address")
 	}
 	k.address(at("healthzBindAddress"), c.HealthzBindAddress)
 	k.address(at("metricsBindAddress"), c.MetricsBindAddress)
 	k.within(at("oomScoreAdj"), c.OOMScoreAdj, -1000, 1000)
-	k.within(at("iptables", "masqueradeBit"), c.IPTables.MasqueradeBit, 0, 31)
-	k.within(at("nftables", "masqueradeBit"), c.NFTables.MasqueradeBit, 0, 31)
 	const most = 1<<31 - 1
 	k.within(at("conntrack", "maxPerCore"), c.Conntrack.MaxPerCore, 0, most)
 	k.within(at("conntrack", "min"), c.Conntrack.Min, 0, most)
@@ -125,22 +129,60 @@ func (k *checks) proxy(c *v1alpha1.KubeProxyConfiguration) {
 		"udpTimeout": c.Conntrack.UDPTimeout, "udpStreamTimeout": c.Conntrack.UDPStreamTimeout} {
 		k.atLeast(at("conntrack", name), d, 0)
 	}
-	for name, d := range map[string]metav1.Duration{"tcpTimeout": c.IPVS.TCPTimeout, "tcpFinTimeout": c.IPVS.TCPFinTimeout, "udpTimeout": c.IPVS.UDPTimeout} {
-		k.atLeast(at("ipvs", name), d, 0)
-	}
-	k.periods(at("iptables"), c.IPTables.SyncPeriod, c.IPTables.MinSyncPeriod)
-	k.periods(at("ipvs"), c.IPVS.SyncPeriod, c.IPVS.MinSyncPeriod)
-	k.periods(at("nftables"), c.NFTables.SyncPeriod, c.NFTables.MinSyncPeriod)
 	k.atLeast(at("configSyncPeriod"), c.ConfigSyncPeriod, 1)
-	k.ranges(at("ipvs", "excludeCIDRs"), c.IPVS.ExcludeCIDRs)
 	k.ranges(at("nodePortAddresses"), c.NodePortAddresses, "all", "primary", "localhost")
 	k.oneOf(at("logging", "format"), c.Logging.Format, "text", "json")
-	if c.IPVS.Scheduler != "" && c.Mode == "ipvs" {
-		if _, err := model.ParseScheduler(c.IPVS.Scheduler); err != nil {
-			k.bad(at("ipvs", "scheduler"), c.IPVS.Scheduler, err.Error())
+	k.local(c)
+}
+
+// modes checks the sections of modes. As with kube-proxy, a value in the section of a mode that is not in use doesn't end
+// the start: it is a warning.
+func (k *checks) modes(c *Config) {
+	p := &c.Proxy
+	for _, section := range []struct {
+		mode  string
+		check func(*checks, *field.Path)
+	}{
+		{"iptables", func(k *checks, at *field.Path) {
+			k.within(at.Child("masqueradeBit"), p.IPTables.MasqueradeBit, 0, 31)
+			k.periods(at, p.IPTables.SyncPeriod, p.IPTables.MinSyncPeriod)
+		}},
+		{"ipvs", func(k *checks, at *field.Path) { k.ipvs(at, c) }},
+		{"nftables", func(k *checks, at *field.Path) {
+			k.within(at.Child("masqueradeBit"), p.NFTables.MasqueradeBit, 0, 31)
+			k.periods(at, p.NFTables.SyncPeriod, p.NFTables.MinSyncPeriod)
+		}},
+	} {
+		of := &checks{}
+		section.check(of, field.NewPath(section.mode))
+		if section.mode == c.Own.Mode || section.mode == cmp.Or(string(p.Mode), "iptables") {
+			k.errs, k.warnings = append(k.errs, of.errs...), append(k.warnings, of.warnings...)
+			continue
+		}
+		for _, err := range of.errs {
+			k.warnings = append(k.warnings, fmt.Sprintf("%v: not used, since the mode is another", err))
 		}
 	}
-	k.local(c)
+}
+
+// substitutes are schedulers of IPVS that Fairlead doesn't have, and what serves in their place.
+var substitutes = map[string]model.Scheduler{
+	"lblc": model.LeastConnections, "lblcr": model.LeastConnections, "twos": model.WeightedLeastConnections,
+	"fo": model.WeightedRoundRobin, "ovf": model.WeightedRoundRobin,
+}
+
+func (k *checks) ipvs(at *field.Path, c *Config) {
+	p := &c.Proxy.IPVS
+	for name, d := range map[string]metav1.Duration{"tcpTimeout": p.TCPTimeout, "tcpFinTimeout": p.TCPFinTimeout, "udpTimeout": p.UDPTimeout} {
+		k.atLeast(at.Child(name), d, 0)
+	}
+	k.periods(at, p.SyncPeriod, p.MinSyncPeriod)
+	k.ranges(at.Child("excludeCIDRs"), p.ExcludeCIDRs)
+	if other, ok := substitutes[p.Scheduler]; ok {
+		k.warnings = append(k.warnings, fmt.Sprintf("ipvs.scheduler: %s is not honoured: Services are served by %s (%s)", p.Scheduler, other, other.IPVS()))
+	} else if _, err := model.ParseScheduler(p.Scheduler); err != nil && p.Scheduler != "" {
+		k.bad(at.Child("scheduler"), p.Scheduler, err.Error())
+	}
 }
 
 func (k *checks) periods(p *field.Path, sync, least metav1.Duration) {

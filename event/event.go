@@ -25,6 +25,8 @@ const (
 	perObject = 10 // within quiet
 	// quiet is how long a problem that has gone may come back without being told again: one that comes and goes is one.
 	quiet = 10 * time.Minute
+	// settling is how long objects that don't match must stay so to be told: they change one after the other.
+	settling = 30 * time.Second
 	// longest is how long a note may be: the API takes 1 kB.
 	longest = 1000
 )
@@ -46,6 +48,9 @@ type Teller struct {
 	told   map[said]time.Time // when each was last seen standing
 	served map[string]uint64  // the last turn of each namespace
 	turn   uint64
+	new    map[said]time.Time // when those that must settle and are not told yet were first seen
+	last   []source.Problem   // of the last call
+	next   *time.Timer        // tells them again, if some were not told
 }
 
 // said is what an Event says, and of what.
@@ -58,15 +63,16 @@ type said struct {
 func New(to Recorder, log *slog.Logger) *Teller {
 	limit := flowcontrol.NewTokenBucketPassiveRateLimiter(perSecond, burst)
 	return &Teller{to: to, log: log, limit: limit, now: time.Now,
-		told: map[said]time.Time{}, served: map[string]uint64{}}
+		told: map[said]time.Time{}, served: map[string]uint64{}, new: map[said]time.Time{}}
 }
 
 // Tell takes all problems that stand now, and makes an Event of each that is new. Those that are too many at once are told with a
-// later call, if they stand then; of one object no more than perObject are.
+// later call, if they stand then, as are those that may be over in a moment; of one object no more than perObject are.
 func (t *Teller) Tell(problems []source.Problem) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.now()
+	t.last = problems
 	fresh := t.fresh(problems, now)
 	late := 0
 	for namespaces := t.order(fresh); len(namespaces) > 0; {
@@ -80,6 +86,7 @@ func (t *Teller) Tell(problems []source.Problem) {
 		s := fresh[n][0]
 		t.to.Eventf(reference(s.object), nil, corev1.EventTypeWarning, s.reason, "Serve", "%s", s.note)
 		t.told[s] = now
+		delete(t.new, s)
 		t.turn++
 		t.served[n] = t.turn
 		if namespaces, fresh[n] = namespaces[1:], fresh[n][1:]; len(fresh[n]) > 0 {
@@ -87,6 +94,9 @@ func (t *Teller) Tell(problems []source.Problem) {
 		}
 	}
 	t.forget(now)
+	if len(t.new)+late > 0 && t.next == nil {
+		t.next = time.AfterFunc(settling, t.again)
+	}
 	if late > 0 {
 		t.log.Info("too many Events at once: the rest wait", "events", late)
 	}
@@ -99,7 +109,8 @@ func (t *Teller) fresh(problems []source.Problem, now time.Time) map[string][]sa
 	for s := range t.told {
 		of[s.object]++
 	}
-	fresh, seen := map[string][]said{}, map[said]bool{}
+	fresh, seen, was := map[string][]said{}, map[said]bool{}, t.new
+	t.new = map[said]time.Time{}
 	for _, p := range problems {
 		s := said{p.Object, p.Reason, note(p)}
 		if reference(p.Object) == nil || seen[s] {
@@ -108,11 +119,32 @@ func (t *Teller) fresh(problems []source.Problem, now time.Time) map[string][]sa
 		seen[s] = true
 		if _, known := t.told[s]; known {
 			t.told[s] = now
+		} else if p.Reason == source.NoEndpoints && !t.settled(s, was, now) {
+			continue
 		} else if of[p.Object]++; of[p.Object] <= perObject {
 			fresh[p.Object.Namespace] = append(fresh[p.Object.Namespace], s)
 		}
 	}
 	return fresh
+}
+
+// settled reports whether s was there for long enough, by when those before were first seen.
+func (t *Teller) settled(s said, before map[said]time.Time, now time.Time) bool {
+	first, seen := before[s]
+	if !seen {
+		first = now
+	}
+	t.new[s] = first
+	return now.Sub(first) >= settling
+}
+
+// again tells what stood at the last call.
+func (t *Teller) again() {
+	t.mu.Lock()
+	t.next = nil
+	problems := t.last
+	t.mu.Unlock()
+	t.Tell(problems)
 }
 
 // forget drops problems that have gone for long, and namespaces without any.

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/client-go/tools/events"
@@ -70,6 +71,29 @@ func TestManyAreHeldBackNotLost(t *testing.T) {
 	if len(x.told) != first {
 		t.Errorf("%d count as told, of %d", len(x.told), first)
 	}
+}
+
+// Objects that don't match for a moment are not told of; those that stay so are, without another call.
+func TestMismatchesMustStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		to := events.NewFakeRecorder(1000)
+		x := New(to, slog.New(slog.DiscardHandler))
+		p, q := problem(1), problem(2)
+		p.Reason, q.Reason = source.NoEndpoints, source.NoEndpoints
+		x.Tell([]source.Problem{p, q})
+		time.Sleep(settling / 2)
+		x.Tell([]source.Problem{q})
+		time.Sleep(settling/2 - 1)
+		synctest.Wait()
+		if l := heard(to); len(l) != 0 {
+			t.Errorf("at once: %q", l)
+		}
+		time.Sleep(1)
+		synctest.Wait()
+		if l := heard(to); len(l) != 1 || !strings.Contains(l[0], q.Object.Name) && !strings.Contains(l[0], q.Message) {
+			t.Errorf("later: %q", l)
+		}
+	})
 }
 
 func TestNotesFit(t *testing.T) {

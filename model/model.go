@@ -220,6 +220,8 @@ type HealthCheck struct {
 	Service string // "namespace/name"
 	Port    uint16
 	Local   int // ready backends on this node
+	// Addresses are where it is served, sorted; nil: at all of the node.
+	Addresses []netip.Addr
 }
 
 // Delta is a change of a decided node: parts that are now, and parts that are no more. A changed part has its old value

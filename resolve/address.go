@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
+	netutils "k8s.io/utils/net"
+
 	"fairlead.dev/fairlead/model"
 )
 
@@ -50,9 +52,37 @@ func (s *families) add(f family) {
 // flaw says why a text can't be taken: a Problem's reason, and what is wrong.
 type flaw struct{ reason, text string }
 
+// ParseAddr returns the address that s says to kube-proxy: leading zeros of IPv4 are decimal, and an IPv4-mapped IPv6
+// address is IPv4. An API server before Kubernetes 1.36 accepted both, and its objects live on.
+func ParseAddr(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		if sloppy, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s)); ok {
+			a, err = sloppy, nil
+		}
+	}
+	return a.Unmap(), err
+}
+
+// ParsePrefix returns the range of addresses that s says to kube-proxy, with its addresses as ParseAddr reads them.
+func ParsePrefix(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		if _, sloppy, e := netutils.ParseCIDRSloppy(s); e == nil {
+			a, _ := netip.AddrFromSlice(sloppy.IP)
+			bits, _ := sloppy.Mask.Size()
+			p, err = netip.PrefixFrom(a, bits), nil
+		}
+	}
+	if v4 := p.Bits() - 96; p.Addr().Is4In6() && v4 >= 0 {
+		p = netip.PrefixFrom(p.Addr().Unmap(), v4)
+	}
+	return p, err
+}
+
 // parseAddr reads the address of one host, such as a Service or an endpoint may have.
 func parseAddr(s string) (netip.Addr, *flaw) {
-	a, err := netip.ParseAddr(s)
+	a, err := ParseAddr(s)
 	if err != nil {
 		return a, &flaw{"InvalidAddress", fmt.Sprintf("%q is not an IP address", s)}
 	}
@@ -65,8 +95,6 @@ func parseAddr(s string) (netip.Addr, *flaw) {
 // unusable says what kind of address a is if Services and endpoints can't have it, else "".
 func unusable(a netip.Addr) string {
 	switch {
-	case a.Is4In6():
-		return "an IPv4-mapped IPv6 address"
 	case a.Zone() != "":
 		return "an address with a zone"
 	case a.IsUnspecified():
@@ -83,7 +111,7 @@ func unusable(a netip.Addr) string {
 
 // parsePrefix reads a range of addresses, "10.0.0.0/8", and clears the bits after its length.
 func parsePrefix(s string) (netip.Prefix, *flaw) {
-	p, err := netip.ParsePrefix(s)
+	p, err := ParsePrefix(s)
 	if err != nil || p.Addr().Is4In6() {
 		return netip.Prefix{}, &flaw{"InvalidRange", fmt.Sprintf("%q is not a range of addresses such as 192.0.2.0/24", s)}
 	}

@@ -89,15 +89,16 @@ func (c Config) read() *settings {
 		s.ClusterCIDRs = append(s.ClusterCIDRs, p.Masked())
 	}
 	s.ClusterCIDRs = outermost(s.ClusterCIDRs)
+	other := &report{}
 	if granted := s.granted(c.Scheduler); granted != c.Scheduler && c.Scheduler != model.Random {
-		rep.add("Scheduler", "SchedulerNotAvailable", "the data plane %s can't do %s: Services are served by %s; choose one of %s, or another data plane",
+		other.add("Scheduler", "SchedulerNotAvailable", "the data plane %s can't do %s: Services are served by %s; choose one of %s, or another data plane",
 			c.Plane, c.Scheduler, granted, c.Schedulers)
 	}
 	if err := model.CheckEntries(c.Entries); err != nil {
 		rep.add("Entries", "InvalidTable", "%v", err)
 		s.Entries = 0
 	}
-	s.readNodePorts(rep)
+	s.readNodePorts(rep, other)
 	s.limits = c.Limits.or(DefaultLimits)
 	c.Limits.check(rep)
 	switch s.ExternalIPs = cmp.Or(c.ExternalIPs, SafeExternalIPs); s.ExternalIPs {
@@ -106,8 +107,8 @@ func (c Config) read() *settings {
 		rep.add("ExternalIPs", "UnknownValue", "%q is none of %s, %s and %s: %[3]s counts", c.ExternalIPs, RefuseExternalIPs, SafeExternalIPs, AnyExternalIPs)
 		s.ExternalIPs = SafeExternalIPs
 	}
-	s.problems = rep.list
-	s.readDirect()
+	s.readDirect(other)
+	s.problems, s.instead = rep.list, other.list
 	return s
 }
 
@@ -115,55 +116,58 @@ func (c Config) read() *settings {
 const NotDirect = "DirectServerReturnNotAvailable"
 
 // readDirect drops a wish that the data plane can't fulfil.
-func (s *settings) readDirect() {
+func (s *settings) readDirect(rep *report) {
 	if !s.DirectServerReturn || s.NotDirect == "" {
 		return
 	}
-	rep := &report{}
 	rep.add("DirectServerReturn", NotDirect, "the data plane %s can't have the nodes of endpoints answer clients outside: %s; clients are hidden behind this node instead; choose another data plane",
 		s.Plane, s.NotDirect)
-	s.DirectServerReturn, s.instead = false, rep.list
+	s.DirectServerReturn = false
 }
 
-func (s *settings) readNodePorts(rep *report) {
+func (s *settings) readNodePorts(rep, other *report) {
 	list := s.NodePortAddresses
 	if len(list) == 0 {
 		list = []string{"all"}
 	}
 	for i, text := range list {
-		if err := s.readNodePort(text); err != nil {
-			rep.flawed(fmt.Sprintf("NodePortAddresses[%d]", i), err, "give a range, or one of all, primary and localhost")
+		field := fmt.Sprintf("NodePortAddresses[%d]", i)
+		if served, err := s.readNodePort(text); err != nil {
+			rep.flawed(field, err, "give a range, or one of all, primary and localhost")
+		} else if !served {
+			other.add(field, "LoopbackNotServed", "%s holds no address that is served: node ports are not served at ::1; use 127.0.0.0/8, or remove it", text)
 		}
 	}
 	s.ranges = merge(s.ranges)
 	s.localhost = slices.ContainsFunc(s.ranges, func(r model.Range) bool { return overlap(r, loopback4) })
 }
 
-func (s *settings) readNodePort(text string) *flaw {
+// readNodePort reads one of NodePortAddresses and reports whether any address that it says is served.
+func (s *settings) readNodePort(text string) (served bool, err *flaw) {
 	switch text {
 	case "all":
 		s.ranges = append(s.ranges, everywhere...)
-		return nil
+		return true, nil
 	case "primary":
 		s.primary = true
-		return nil
+		return true, nil
 	case "localhost":
 		s.ranges = append(s.ranges, loopback4)
-		return nil
+		return true, nil
 	}
 	p, err := parsePrefix(text)
 	if err != nil {
-		return err
+		return false, err
 	}
 	r := rangeOf(p)
 	if first := everywhere[2].First; p.Addr().Is6() && r.First.Less(first) { // :: and ::1 never leave this node
 		if r.Last.Less(first) {
-			return &flaw{"InvalidRange", fmt.Sprintf("%s holds no address that takes node ports: IPv6 has none on loopback", p)}
+			return false, nil
 		}
 		r.First = first
 	}
 	s.ranges = append(s.ranges, r)
-	return nil
+	return true, nil
 }
 
 var (

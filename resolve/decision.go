@@ -24,16 +24,18 @@ type decider struct {
 	size
 	key source.Key
 
-	at    func(model.Entry) (claim, bool) // who has an entry
-	nodes map[netip.Addr]int              // addresses of Nodes
-	old   *decision                       // lends its pointers where parts are equal
-	out   decision
+	at     func(model.Entry) (claim, bool) // who has an entry
+	nodes  map[netip.Addr]int              // addresses of Nodes
+	strays map[source.Key][]string         // see Resolver
+	old    *decision                       // lends its pointers where parts are equal
+	out    decision
 
 	hits       []hit
 	candidates []candidate
 	backends   []model.Backend
 	usable     []bool       // by group: some endpoint of the cluster takes traffic
 	onward     []bool       // by group: some of its endpoints are entries of others
+	matched    []bool       // by group: a port of an EndpointSlice is its port
 	near       []bool       // by group: nodes differ in which of its endpoints they use
 	counted    []netip.Addr // ready endpoints on this node
 }
@@ -42,7 +44,8 @@ type decider struct {
 func (w *decider) decide(p *place, s *service) decision {
 	d := s.declared
 	w.place, w.key, w.declared, w.size, w.old, w.out = p, s.key, d, s.size, &s.decision, decision{}
-	w.usable, w.near, w.onward, w.counted = w.usable[:0], w.near[:0], w.onward[:0], w.counted[:0]
+	w.usable, w.near, w.counted = w.usable[:0], w.near[:0], w.counted[:0]
+	w.onward, w.matched = w.onward[:0], w.matched[:0]
 	w.out.pools = make([]*model.Pool, 0, scopes*len(d.groups))
 	w.hits = match(w.hits[:0], d, s.slices)
 	for i, hits := 0, w.hits; i < len(d.groups); i++ {
@@ -50,6 +53,7 @@ func (w *decider) decide(p *place, s *service) decision {
 		for n < len(hits) && int(hits[n].group) == i {
 			n++
 		}
+		w.matched = append(w.matched, n > 0)
 		w.fill(&d.groups[i], hits[:n])
 		hits = hits[n:]
 	}
@@ -58,6 +62,7 @@ func (w *decider) decide(p *place, s *service) decision {
 		w.out.fronts[i] = w.front(i)
 		w.warn(&d.entries[i], w.out.fronts[i])
 	}
+	w.warnMismatches(s)
 	w.check()
 	w.place, w.declared, w.old = nil, nil, nil
 	return w.out
@@ -67,7 +72,7 @@ func (w *decider) decide(p *place, s *service) decision {
 func (w *decider) fill(g *group, hits []hit) {
 	w.onward = append(w.onward, false)
 	w.candidates = slices.DeleteFunc(gather(w.candidates, hits, w.perPool), func(c candidate) bool { return w.loops(g, c) })
-	w.usable = append(w.usable, slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.is.has(ready) || c.is.draining() }))
+	w.usable = append(w.usable, slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.usable() }))
 	w.near = append(w.near, w.spread != anywhere || hinted(w.candidates))
 	here := func(e *endpoint) bool { return e.is.has(local) }
 	every := func(*endpoint) bool { return true }
@@ -196,8 +201,9 @@ func (w *decider) check() {
 	slices.SortFunc(w.counted, netip.Addr.Compare)
 	w.counted = slices.Compact(w.counted)
 	v6, _ := slices.BinarySearchFunc(w.counted, ipv6.any(), netip.Addr.Compare)
-	h := model.HealthCheck{Service: w.label, Port: w.declared.health, Local: max(v6, len(w.counted)-v6)}
-	if old := w.old.health; old != nil && *old == h {
+	h := model.HealthCheck{Service: w.label, Port: w.declared.health, Local: max(v6, len(w.counted)-v6), Addresses: w.healthAt}
+	if old := w.old.health; old != nil && old.Service == h.Service && old.Port == h.Port && old.Local == h.Local &&
+		(old.Addresses == nil) == (h.Addresses == nil) && slices.Equal(old.Addresses, h.Addresses) {
 		w.out.health = old
 	} else {
 		w.out.health = &h

@@ -13,7 +13,6 @@
 //   - The annotation service.beta.kubernetes.io/load-balancer-source-ranges counts where the field is empty.
 //   - NodePortAddresses that name only one family leave the other without node ports; kube-proxy opens all of it.
 //   - Node ports need type NodePort or LoadBalancer, ingress addresses type LoadBalancer. The API server clears them elsewhere.
-//   - Addresses with leading zeros and IPv4-mapped IPv6 addresses are refused; kube-proxy reads both as IPv4.
 //   - A Service that has spec.ipFamilies gets node ports of each of them, also without a clusterIP of that family.
 //   - Two that want the same address, port and protocol: kube-proxy serves one of them, by chance. Here a clusterIP comes
 //     before anything else, then the older Service, then the first by name, and the other one is named.

@@ -18,6 +18,7 @@ type place struct {
 	model    *model.Node
 	zone     unique.Handle[string] // by the label topology.kubernetes.io/zone; zero: not known
 	podsIn   families              // families in which pods are told from others
+	healthAt []netip.Addr          // where health checks are served; nil: at all addresses
 	problems []source.Problem      // of the Node object
 }
 
@@ -80,7 +81,7 @@ func locate(set *settings, obj *corev1.Node, nodes map[string]peer, old *model.N
 	if old != nil && equalNode(n, old) {
 		n = old
 	}
-	p.model = n
+	p.model, p.healthAt = n, healthAddresses(n)
 	return p
 }
 
@@ -115,6 +116,25 @@ func readAddresses(obj *corev1.Node, n *model.Node, rep *report) (internal []net
 		}
 	}
 	return internal
+}
+
+// healthAddresses returns the addresses that health checks are served at: the node's that take node ports, as with
+// kube-proxy; nil where all do.
+func healthAddresses(n *model.Node) []netip.Addr {
+	takes := func(a netip.Addr) bool {
+		return slices.ContainsFunc(n.NodePorts, func(r model.Range) bool { return r.Contains(a) })
+	}
+	if !slices.ContainsFunc(everywhere, func(r model.Range) bool { return !takes(r.First) || !takes(r.Last) }) {
+		return nil
+	}
+	at := []netip.Addr{}
+	for _, a := range append(n.Addresses[:len(n.Addresses):len(n.Addresses)], loopback4.First.Next()) {
+		if takes(a) {
+			at = append(at, a)
+		}
+	}
+	slices.SortFunc(at, netip.Addr.Compare)
+	return at
 }
 
 // primaries gives the first address of each family, as ranges.

@@ -121,7 +121,6 @@ func TestValidate(t *testing.T) {
 		{"address", Config{Node: "n1", Addresses: append(addrs("10.0.0.1", "::ffff:10.0.0.1"), netip.Addr{})}, lines("Addresses[1]: ::ffff:10.0.0.1", "Addresses[2]: ", "give plain addresses")},
 		{"cluster CIDR", Config{Node: "n1", ClusterCIDRs: []netip.Prefix{{}}}, lines("ClusterCIDRs[0]: ", "give one such as")},
 		{"node port address", Config{Node: "n1", NodePortAddresses: lines("all", "eth0", "10.0.0.1")}, lines(`NodePortAddresses[1]: "eth0"`, `NodePortAddresses[2]: "10.0.0.1"`, "give a range")},
-		{"IPv6 loopback", Config{Node: "n1", NodePortAddresses: lines("::1/128")}, lines("NodePortAddresses[0]: ::1/128")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := c.config.Validate()
@@ -137,6 +136,22 @@ func TestValidate(t *testing.T) {
 				t.Errorf("New has no problems: %t, Validate gives %v", got, err)
 			}
 		})
+	}
+}
+
+// What is replaced is a problem, and no reason not to begin: kube-proxy begins with it.
+func TestReplacedSettings(t *testing.T) {
+	for _, c := range []struct {
+		config Config
+		want   string
+	}{
+		{Config{Node: "n1", NodePortAddresses: lines("::1/128", "10.0.0.0/8")}, "NodePortAddresses[0] LoopbackNotServed"},
+		{Config{Node: "n1", Scheduler: model.DestinationHash, Schedulers: model.SchedulersOf(model.RoundRobin)}, "Scheduler SchedulerNotAvailable"},
+	} {
+		if err := c.config.Validate(); err != nil {
+			t.Error(err)
+		}
+		same(t, "problems", problemLines(New(c.config)), lines(c.want))
 	}
 }
 

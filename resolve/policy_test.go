@@ -2,6 +2,7 @@ package resolve
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -224,7 +225,9 @@ func TestSources(t *testing.T) {
 		{"one inside another, twice the same", sources("203.0.113.128/25", "203.0.113.0/24", "203.0.113.0/24"), lines("203.0.113.0/24"), nobody, nil},
 		{"unreadable among others", sources("203.0.113.0/24", "all"), lines("203.0.113.0/24"), nobody, lines(field + "[1] InvalidRange")},
 		{"unreadable alone lets nobody in", sources("203.0.113.0/33"), nobody, nobody, lines(field + "[0] InvalidRange")},
-		{"IPv4-mapped", sources("::ffff:203.0.113.0/120"), nobody, nobody, lines(field + "[0] InvalidRange")},
+		{"IPv4-mapped", sources("::ffff:203.0.113.0/120"), lines("203.0.113.0/24"), nobody, nil},
+		{"half IPv4-mapped", sources("::ffff:0.0.0.0/90"), nobody, nobody, lines(field + "[0] InvalidRange")},
+		{"leading zeros", sources("203.000.113.000/024"), lines("203.0.113.0/24"), nobody, nil},
 		{"an address without a length", sources("203.0.113.1"), nobody, nobody, lines(field + "[0] InvalidRange")},
 		{"this node's address lets the ingress address in", sources("172.18.0.0/16"), lines("172.18.0.0/16", "192.0.2.1/32"), nobody, nil},
 		{"of both families", sources("172.18.0.0/16", "fd18::/64"), lines("172.18.0.0/16", "192.0.2.1/32"), lines("2001:db8::1/128", "fd18::/64"), nil},
@@ -262,6 +265,38 @@ func texts(ps []netip.Prefix) []string {
 		l = append(l, p.String())
 	}
 	return l
+}
+
+// A health check is served where node ports are, as with kube-proxy.
+func TestHealthCheckAddresses(t *testing.T) {
+	for _, c := range []struct {
+		list string // comma-separated
+		want string
+	}{
+		{"", "all"},
+		{"all", "all"},
+		{"0.0.0.0/0,::/0", "all"},
+		{"primary", "172.18.0.2 fd18::2"},
+		{"172.18.0.0/16,fd00::/8", "172.18.0.2 172.18.0.3 fd18::2"},
+		{"127.0.0.0/8,fd18::2/128", "127.0.0.1 fd18::2"},
+		{"192.0.2.0/24,2001:db8::/32", ""},
+	} {
+		config := n1
+		if c.list != "" {
+			config.NodePortAddresses = strings.Split(c.list, ",")
+		}
+		r := resolved(config, node(internalIPs("172.18.0.2", "172.18.0.3", "fd18::2")), svc(nodePort(30080), ingress("192.0.2.1"), external("Local"), health(30900)))
+		got := "all"
+		if at := r.Services().HealthChecks[0].Addresses; at != nil {
+			got = strings.Trim(sprint(at), "[]")
+		}
+		same(t, c.list, got, c.want)
+	}
+	r := resolved(Config{Node: "n1", NodePortAddresses: lines("primary")}, node(internalIPs("172.18.0.2")), svc(ingress("192.0.2.1"), external("Local"), health(30900)))
+	d := r.Apply(puts(node(internalIPs("172.18.0.3"))))
+	if len(d.PutHealth) != 1 || sprint(d.PutHealth[0].Addresses) != "[172.18.0.3]" || len(d.DelHealth) != 1 {
+		t.Errorf("the node moved: %v, %v", d.PutHealth, d.DelHealth)
+	}
 }
 
 func TestHealthCheck(t *testing.T) {

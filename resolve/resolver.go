@@ -47,6 +47,7 @@ type Resolver struct {
 	blocks     map[netip.Prefix]int                 // of addresses with endpoints, how many slices have some there
 	moved      map[model.Entry]struct{}             // entries that somebody else has than at the last Delta
 	ported     map[*namespace]struct{}              // namespaces whose node ports are others than at the last Delta
+	strays     map[source.Key][]string              // EndpointSlices of no Service, by the Service that their names speak of
 	hits       []hit                                // room for match
 
 	problemsNow   []source.Problem // what Problems returned last
@@ -95,10 +96,11 @@ func New(c Config) *Resolver {
 		blocks:     map[netip.Prefix]int{},
 		moved:      map[model.Entry]struct{}{},
 		ported:     map[*namespace]struct{}{},
+		strays:     map[source.Key][]string{},
 
 		staleProblems: true,
 	}
-	r.decider.nodes = r.nodeIPs
+	r.decider.nodes, r.decider.strays = r.nodeIPs, r.strays
 	r.decider.at = func(e model.Entry) (x claim, ok bool) { x, ok = r.entries.holder[e]; return x, ok }
 	r.learnAPI()
 	r.learnPods()
@@ -204,7 +206,7 @@ func (r *Resolver) applyService(key source.Key, obj *corev1.Service) {
 func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
 	var owner *service
 	if obj != nil {
-		if name := ownerOf(obj, r.set.ProxyName); name != "" {
+		if name := ownerOf(obj); name != "" {
 			owner = r.service(source.Key{Kind: source.Service, Namespace: key.Namespace, Name: name})
 		}
 	}
@@ -218,6 +220,7 @@ func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
 			r.learnAPI()
 		}
 	}
+	r.stray(key, obj != nil && obj.Labels[discoveryv1.LabelServiceName] == "")
 	if owner == nil {
 		return
 	}

@@ -58,13 +58,6 @@ func TestScheduler(t *testing.T) {
 	}
 }
 
-func TestDefaultSchedulerThatIsNotAvailable(t *testing.T) {
-	c := Config{Node: "n1", Scheduler: model.Maglev, Schedulers: model.SchedulersOf(model.Random), Plane: "iptables"}
-	if err := c.Validate(); err == nil {
-		t.Error("it is not named")
-	}
-}
-
 func TestWeights(t *testing.T) {
 	weigh := func(w string) editEps {
 		return func(s *discoveryv1.EndpointSlice) { s.Annotations = map[string]string{WeightAnnotation: w} }

@@ -13,7 +13,7 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// proxyNameLabel, on a Service or an EndpointSlice, names the proxy that is to serve it.
+// proxyNameLabel, on a Service, names the proxy that is to serve it.
 const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
 // reading is a Service being read.
@@ -42,22 +42,27 @@ func declare(svc *corev1.Service, set *settings, hash func(string) uint64) *decl
 	if !svc.CreationTimestamp.IsZero() {
 		r.out.created = svc.CreationTimestamp.Unix()
 	}
-	if served(svc, set.ProxyName) {
+	if Unserved(svc, set.ProxyName) == "" {
 		r.read()
 	}
 	r.out.problems = r.report.problems
 	return r.out
 }
 
-// served says whether this proxy serves the Service: not ExternalName, not headless, not another proxy's.
-func served(svc *corev1.Service, proxyName string) bool {
-	_, headless := svc.Labels[corev1.IsHeadlessService]
+// Unserved returns why no proxy, or not the one of this name, serves the Service; "" if it does.
+func Unserved(svc *corev1.Service, proxyName string) string {
 	proxy, named := svc.Labels[proxyNameLabel]
-	if headless || proxy != proxyName || named != (proxyName != "") {
-		return false
+	switch {
+	case svc.Spec.Type == corev1.ServiceTypeExternalName:
+		return "its type is ExternalName"
+	case svc.Spec.ClusterIP == corev1.ClusterIPNone || slices.Contains(svc.Spec.ClusterIPs, corev1.ClusterIPNone):
+		return "it is headless"
+	case named && proxy != proxyName || named && proxyName == "":
+		return fmt.Sprintf("it is for the proxy %q by its label %s", proxy, proxyNameLabel)
+	case !named && proxyName != "":
+		return fmt.Sprintf("it lacks the label %s: %s", proxyNameLabel, proxyName)
 	}
-	none := svc.Spec.ClusterIP == corev1.ClusterIPNone || slices.Contains(svc.Spec.ClusterIPs, corev1.ClusterIPNone)
-	return svc.Spec.Type != corev1.ServiceTypeExternalName && !none
+	return ""
 }
 
 func (r *reading) read() {

@@ -94,6 +94,10 @@ type Problem struct {
 	Since time.Time `json:"since,omitzero"` // where it lasts and may pass by itself
 }
 
+// NoEndpoints is the reason of the problem that a Service and its EndpointSlices don't match. It may stand for a moment
+// while both change, one after the other.
+const NoEndpoints = "NoEndpoints"
+
 // String gives the problem in one line: place, object, field, reason, message.
 func (p Problem) String() string {
 	s := ""

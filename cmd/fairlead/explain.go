@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/netip"
@@ -31,7 +32,8 @@ it, who is let in, which backends may get it, and whose address they see. What s
 then checked against what this network namespace's kernel holds.
 
 FROM is an address, a pod (namespace/name), a node's name, or "outside".
-TO is an address, a Service (namespace/name), or a node's name, with a port by number or name.`,
+TO is an address, a Service (namespace/name), or a node's name, with a port by number or name.
+PROTOCOL is tcp, udp or sctp; without it that of the Service's port of that name, else tcp.`,
 		Example: `  fairlead explain --source examples/shop --node a shop/client shop/web:http
   fairlead explain --source examples/shop --node a outside a:30080
   fairlead explain --source examples/shop --node a 192.0.2.7 '[fd00:96::10]:53/udp'`,
@@ -60,10 +62,9 @@ TO is an address, a Service (namespace/name), or a node's name, with a port by n
 
 // packet reads FROM and TO.
 func (w *world) packet(from, to string) (verdict.Packet, error) {
-	p := verdict.Packet{Protocol: model.TCP}
-	rest, proto, named := cutLast(to, "/")
-	if byName := map[string]model.Protocol{"tcp": model.TCP, "udp": model.UDP, "sctp": model.SCTP}; named && byName[strings.ToLower(proto)] != 0 {
-		p.Protocol, to = byName[strings.ToLower(proto)], rest
+	var p verdict.Packet
+	if rest, name, ok := cutLast(to, "/"); ok && protocols[strings.ToLower(name)] != 0 {
+		p.Protocol, to = protocols[strings.ToLower(name)], rest
 	}
 	host, port, ok := cutLast(to, ":")
 	if !ok {
@@ -73,10 +74,11 @@ func (w *world) packet(from, to string) (verdict.Packet, error) {
 	if err != nil {
 		return p, err
 	}
-	number, err := portOf(port, service)
+	number, protocol, err := portOf(port, service)
 	if err != nil {
 		return p, err
 	}
+	p.Protocol = cmp.Or(p.Protocol, protocol)
 	src, err := w.address(from, dst.Is4())
 	if err != nil {
 		return p, err
@@ -84,6 +86,8 @@ func (w *world) packet(from, to string) (verdict.Packet, error) {
 	p.Dst, p.Src = netip.AddrPortFrom(dst, number), netip.AddrPortFrom(src, 0)
 	return p, nil
 }
+
+var protocols = map[string]model.Protocol{"tcp": model.TCP, "udp": model.UDP, "sctp": model.SCTP}
 
 // cutLast cuts s at the last sep.
 func cutLast(s, sep string) (before, after string, found bool) {
@@ -101,7 +105,7 @@ func (w *world) destination(host string) (netip.Addr, *corev1.Service, error) {
 		if !ok || s.Namespace+"/"+s.Name != host {
 			continue
 		}
-		a, err := netip.ParseAddr(s.Spec.ClusterIP)
+		a, err := resolve.ParseAddr(s.Spec.ClusterIP)
 		if err != nil {
 			return a, nil, fmt.Errorf("no cluster IP in Service %s: name one of its addresses", host)
 		}
@@ -111,21 +115,21 @@ func (w *world) destination(host string) (netip.Addr, *corev1.Service, error) {
 	return a, nil, err
 }
 
-// portOf reads a port's number, or the name of one of a Service's ports.
-func portOf(port string, s *corev1.Service) (uint16, error) {
+// portOf reads a port: a number, with TCP, or the name of one of a Service's ports, with that port's protocol.
+func portOf(port string, s *corev1.Service) (uint16, model.Protocol, error) {
 	if n, err := strconv.ParseUint(port, 10, 16); err == nil && n > 0 {
-		return uint16(n), nil
+		return uint16(n), model.TCP, nil
 	}
 	var names []string
 	if s != nil {
 		for _, p := range s.Spec.Ports {
 			if p.Name == port {
-				return uint16(p.Port), nil
+				return uint16(p.Port), cmp.Or(protocols[strings.ToLower(string(p.Protocol))], model.TCP), nil
 			}
 			names = append(names, p.Name)
 		}
 	}
-	return 0, fmt.Errorf("port %q: write a number from 1 to 65535, or the name of a Service's port %q", port, names)
+	return 0, 0, fmt.Errorf("port %q: write a number from 1 to 65535, or the name of a Service's port %q", port, names)
 }
 
 // address gives the address of a host by its name or address, of the family asked for if it has one of each.
@@ -141,7 +145,7 @@ func (w *world) address(host string, v4 bool) (netip.Addr, error) {
 	}
 	var found []netip.Addr
 	add := func(s string) {
-		if a, err := netip.ParseAddr(s); err == nil {
+		if a, err := resolve.ParseAddr(s); err == nil {
 			found = append(found, a)
 		}
 	}
@@ -212,7 +216,11 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	e.Problems = w.problemsOf(v.Frontend, model.Entry{Addr: p.Dst.Addr(), Port: p.Dst.Port(), Protocol: p.Protocol})
 	f := v.Frontend
 	if f == nil {
+		e.Reason += w.unserved(p.Dst.Addr())
 		return e
+	}
+	if len(f.Target(v.Origin).Pool.Backends) == 0 {
+		e.Reason += ": " + w.whyEmpty(f.Entry)
 	}
 	e.Policy = w.trafficPolicy(f)
 	e.Service, e.Via, e.Pool, e.Kernel = f.Service, f.Via, f.Target(v.Origin).Pool.Name, kernelSays(w, a, f)
@@ -238,6 +246,22 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 		e.Candidates = append(e.Candidates, explainedCandidate{c.Backend.Addr.String(), pods[c.Backend.Addr.Addr()], c.Backend.Local, c.Backend.Weight, sees, c.Direct && !c.Backend.Local})
 	}
 	return e
+}
+
+// unserved says why the Service at a cluster IP has no frontend, if it is not to have one.
+func (w *world) unserved(a netip.Addr) string {
+	for _, o := range w.objects {
+		s, ok := o.(*corev1.Service)
+		if !ok {
+			continue
+		}
+		has := func(ip string) bool { at, err := resolve.ParseAddr(ip); return err == nil && at == a }
+		why := resolve.Unserved(s, w.config.Own.ServiceProxyName)
+		if why != "" && (has(s.Spec.ClusterIP) || slices.ContainsFunc(s.Spec.ClusterIPs, has)) {
+			return fmt.Sprintf(": Service %s/%s is not served: %s", s.Namespace, s.Name, why)
+		}
+	}
+	return ""
 }
 
 // problemsOf gives the problems of the Service that a frontend is of, or that would have one at the entry.
@@ -296,7 +320,7 @@ func (w *world) pods() map[netip.Addr]string {
 	for _, o := range w.objects {
 		if v, ok := o.(*corev1.Pod); ok {
 			for _, ip := range v.Status.PodIPs {
-				if a, err := netip.ParseAddr(ip.IP); err == nil && !v.Spec.HostNetwork {
+				if a, err := resolve.ParseAddr(ip.IP); err == nil && !v.Spec.HostNetwork {
 					m[a] = source.KeyOf(v).Namespace + "/" + v.Name
 				}
 			}

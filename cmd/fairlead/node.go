@@ -115,6 +115,7 @@ type world struct {
 	objects  []source.Object
 	problems []source.Problem
 	services *model.Services
+	whyEmpty func(model.Entry) string // why a frontend has no backend
 }
 
 // read reads the source, its Pods only if asked to, and decides.
@@ -146,7 +147,7 @@ func (n *nodeFlags) read(ctx context.Context, withPods bool) (*world, error) {
 		changes[i] = source.Change{Key: source.KeyOf(o), Object: o}
 	}
 	r.Apply(changes)
-	w := &world{c, d.mode, objects, append(problems, r.Problems()...), r.Services()}
+	w := &world{c, d.mode, objects, append(problems, r.Problems()...), r.Services(), r.WhyEmpty}
 	return w, w.knows(n.node)
 }
 

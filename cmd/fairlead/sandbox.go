@@ -24,6 +24,7 @@ import (
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/daemon"
 	"fairlead.dev/fairlead/sandbox/echo"
@@ -224,7 +225,7 @@ func entrance(objects []source.Object) (service, address string) {
 		if !ok || len(s.Spec.Ports) == 0 || s.Spec.Ports[0].Protocol != corev1.ProtocolTCP {
 			continue
 		}
-		if a, err := netip.ParseAddr(s.Spec.ClusterIP); err == nil {
+		if a, err := resolve.ParseAddr(s.Spec.ClusterIP); err == nil {
 			port := s.Spec.Ports[0].Port
 			return fmt.Sprintf("%s/%s:%d", s.Namespace, s.Name, port), netip.AddrPortFrom(a, uint16(port)).String()
 		}
@@ -476,7 +477,7 @@ new connection, or for UDP a new port.
 
 FROM is a node's name, a pod (namespace/name) or "outside".
 TO is an address, a Service (namespace/name), a pod or a node's name, with a port by number or name.
-PROTOCOL is tcp, udp or sctp.`,
+PROTOCOL is tcp, udp or sctp; without it that of the Service's port of that name, else tcp.`,
 		Example: `  fairlead sandbox ask shop/client shop/web:http
   fairlead sandbox ask outside a:30080 --count 20
   fairlead sandbox ask shop/client '[fd00:96::12]:53/udp'`,

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,8 +20,19 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Key is the port of a server.
-type Key uint16
+// Key is where a server listens; the zero address stands for all.
+type Key struct {
+	Addr netip.Addr
+	Port uint16
+}
+
+// String returns "192.0.2.1:30999", or ":30999" for all addresses.
+func (k Key) String() string {
+	if !k.Addr.IsValid() {
+		return ":" + strconv.Itoa(int(k.Port))
+	}
+	return netip.AddrPortFrom(k.Addr, k.Port).String()
+}
 
 // Rank implements dataplane.Key: servers don't depend on each other.
 func (Key) Rank() int { return 0 }
@@ -36,7 +48,7 @@ type Fact = dataplane.Fact[Key, State]
 
 // Plane implements dataplane.Plane[*model.HealthCheck, Key, State].
 type Plane struct {
-	listen  func(port uint16) (net.Listener, error)
+	listen  func(Key) (net.Listener, error)
 	healthy func() bool
 	mu      sync.Mutex
 	servers map[Key]*server
@@ -44,11 +56,11 @@ type Plane struct {
 
 var _ dataplane.Plane[*model.HealthCheck, Key, State] = (*Plane)(nil)
 
-// New gives a plane without servers. listen opens a port; nil opens it on every address, as load balancers need. healthy says
-// whether the node serves Services at all: while it doesn't, no server has backends; nil: it does.
-func New(listen func(port uint16) (net.Listener, error), healthy func() bool) *Plane {
+// New gives a plane without servers. listen opens a server's socket; nil: a TCP one. healthy says whether the node serves
+// Services at all: while it doesn't, no server has backends; nil: it does.
+func New(listen func(Key) (net.Listener, error), healthy func() bool) *Plane {
 	if listen == nil {
-		listen = func(port uint16) (net.Listener, error) { return net.Listen("tcp", ":"+strconv.Itoa(int(port))) }
+		listen = func(k Key) (net.Listener, error) { return net.Listen("tcp", k.String()) }
 	}
 	if healthy == nil {
 		healthy = func() bool { return true }
@@ -58,7 +70,15 @@ func New(listen func(port uint16) (net.Listener, error), healthy func() bool) *P
 
 // Render implements dataplane.Plane.
 func (p *Plane) Render(h *model.HealthCheck) []Fact {
-	return []Fact{{Key: Key(h.Port), Value: State{h.Service, h.Local}}}
+	state := State{h.Service, h.Local}
+	if h.Addresses == nil {
+		return []Fact{{Key: Key{Port: h.Port}, Value: state}}
+	}
+	facts := make([]Fact, len(h.Addresses))
+	for i, a := range h.Addresses {
+		facts[i] = Fact{Key: Key{a, h.Port}, Value: state}
+	}
+	return facts
 }
 
 // Read implements dataplane.Plane.
@@ -79,13 +99,15 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	var errs []error
 	for _, f := range put {
 		stays[f.Key] = true
-		errs = append(errs, p.serve(f))
 	}
-	for _, f := range del {
+	for _, f := range del { // first: a server at all addresses leaves no room for one at some
 		if s := p.servers[f.Key]; s != nil && !stays[f.Key] {
-			s.http.Close()
+			s.close()
 			delete(p.servers, f.Key)
 		}
+	}
+	for _, f := range put {
+		errs = append(errs, p.serve(f))
 	}
 	return errors.Join(errs...)
 }
@@ -96,11 +118,11 @@ func (p *Plane) serve(f Fact) error {
 		s.state.Store(&f.Value)
 		return nil
 	}
-	l, err := p.listen(uint16(f.Key))
+	l, err := p.listen(f.Key)
 	if err != nil {
-		return fmt.Errorf("health: listen on healthCheckNodePort %d of Service %s: %w", f.Key, f.Value.Service, err)
+		return fmt.Errorf("health: listen on healthCheckNodePort %s of Service %s: %w", f.Key, f.Value.Service, err)
 	}
-	s := &server{healthy: p.healthy}
+	s := &server{healthy: p.healthy, socket: l}
 	s.state.Store(&f.Value)
 	s.http = httpserver.New(s)
 	p.servers[f.Key] = s
@@ -113,7 +135,7 @@ func (p *Plane) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for k, s := range p.servers {
-		s.http.Close()
+		s.close()
 		delete(p.servers, k)
 	}
 }
@@ -123,6 +145,13 @@ type server struct {
 	state   atomic.Pointer[State]
 	healthy func() bool
 	http    *http.Server
+	socket  net.Listener
+}
+
+// close closes the socket too: http knows of it only once it serves.
+func (s *server) close() {
+	s.http.Close()
+	s.socket.Close()
 }
 
 // ServeHTTP answers 200 if the node has backends and 503 if not, in the words of kube-proxy's health check server.

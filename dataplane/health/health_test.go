@@ -7,7 +7,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,8 +19,9 @@ import (
 )
 
 // onLoopback opens servers on loopback, on whatever port is free, and tells where.
-func onLoopback(at map[uint16]string) func(uint16) (net.Listener, error) {
-	return func(port uint16) (net.Listener, error) {
+func onLoopback(at map[uint16]string) func(Key) (net.Listener, error) {
+	return func(k Key) (net.Listener, error) {
+		port := k.Port
 		if port == 1 {
 			return nil, fmt.Errorf("port %d is taken", port)
 		}
@@ -84,12 +87,46 @@ func TestServersAnswerAsTold(t *testing.T) {
 	}
 }
 
+// A server is bound to the addresses that it is given, and to no other, also where it was bound to all before.
+func TestServersAreBoundToTheirAddresses(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := uint16(free.Addr().(*net.TCPAddr).Port)
+	free.Close()
+	p := New(nil, nil)
+	defer p.Close()
+	h := &model.HealthCheck{Service: "shop/web", Port: port, Local: 1}
+	all := render(p, h)
+	if err := p.Write(t.Context(), all, nil); err != nil {
+		t.Fatal(err)
+	}
+	h.Addresses = []netip.Addr{netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")}
+	if err := p.Write(t.Context(), render(p, h), all); err != nil {
+		t.Fatal(err)
+	}
+	for host, open := range map[string]bool{"127.0.0.1": false, "127.0.0.2": true, "127.0.0.3": true} {
+		c, err := net.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
+		if (err == nil) != open {
+			t.Errorf("%s: %v, want open %t", host, err, open)
+		}
+		if err == nil {
+			c.Close()
+		}
+	}
+	h.Addresses = []netip.Addr{}
+	if n := len(render(p, h)); n != 0 {
+		t.Errorf("%d servers at no address", n)
+	}
+}
+
 func TestOnePortTakenLeavesTheOthers(t *testing.T) {
 	at := map[uint16]string{}
 	p := New(onLoopback(at), nil)
 	defer p.Close()
 	err := p.Write(t.Context(), render(p, &model.HealthCheck{Service: "a/a", Port: 1}, &model.HealthCheck{Service: "b/b", Port: 2, Local: 1}), nil)
-	if err == nil || !strings.Contains(err.Error(), "healthCheckNodePort 1 of Service a/a") {
+	if err == nil || !strings.Contains(err.Error(), "healthCheckNodePort :1 of Service a/a") {
 		t.Errorf("error is %v, want it to name port and Service", err)
 	}
 	if code, _, _ := ask(t, at[2]); code != 200 {

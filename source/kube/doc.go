@@ -5,7 +5,7 @@
 //
 // # What is asked for
 //
-// Only what may count: Services without a headless label or address and with the wanted service-proxy-name, EndpointSlices
+// Only what may count: Services with an address and the wanted service-proxy-name, EndpointSlices
 // that are not of headless Services, the one Node. Three streams share one connection.
 //
 // # What is kept

@@ -49,7 +49,7 @@ func TestAsksForLittle(t *testing.T) {
 	w := newWorld(t)
 	w.serve(apiserver.New(objects...))
 	w.follow(kube.Options{})
-	w.holds("a", "web-1", "web:80")
+	w.holds("a", "headless:2", "theirs-1", "web-1", "web:80")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	o := w.objects[source.KeyOf(web)]
@@ -75,7 +75,7 @@ func TestAsksForLittle(t *testing.T) {
 		w := newWorld(t)
 		w.serve(apiserver.New(objects...))
 		w.follow(kube.Options{Nodes: true})
-		w.holds("a", "b", "web-1", "web:80")
+		w.holds("a", "b", "headless:2", "theirs-1", "web-1", "web:80")
 	})
 }
 

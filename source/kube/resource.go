@@ -33,11 +33,9 @@ type resource struct {
 
 // resources are those that a node needs. What is left out by selectors is what resolve would leave out by the same labels.
 func resources(node, proxyName string) []resource {
-	services := "!" + corev1.IsHeadlessService + ",!" + proxyNameLabel
-	slices := services
+	services, slices := "!"+proxyNameLabel, "!"+corev1.IsHeadlessService
 	if proxyName != "" {
-		services = "!" + corev1.IsHeadlessService + "," + proxyNameLabel + "=" + proxyName
-		slices = "!" + corev1.IsHeadlessService // those of whoever makes slices without their Service's labels
+		services = proxyNameLabel + "=" + proxyName
 	}
 	return []resource{
 		{

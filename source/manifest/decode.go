@@ -14,7 +14,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	kjson "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/strip"
@@ -87,7 +86,12 @@ func decode(c chunk, old *cache, words *strip.Words) []item {
 		return []item{{bad: unread("", Syntax, "a document must be an object with apiVersion, kind and metadata")}}
 	}
 	version, kind := peek(j)
-	if of, ok := strings.CutSuffix(kind, "List"); ok && (of == "" || kinds[of].make != nil) {
+	return items(j, version, kind, old, words)
+}
+
+// items returns what the JSON object j says: those of a list, or one.
+func items(j []byte, version, kind string, old *cache, words *strip.Words) []item {
+	if of, ok := strings.CutSuffix(kind, "List"); ok && (of == "" || kinds[of].make != nil) && !foreign(version) {
 		return list(j, version, kind, of, old, words)
 	}
 	return []item{object(j, version, kind, words)}
@@ -103,12 +107,12 @@ func (c chunk) toJSON() ([]byte, *refusal) {
 	if c.json && json.Valid(c.text) {
 		return c.text, nil
 	}
-	j, err := yaml.YAMLToJSONStrict(c.text)
+	j, err := yamlToJSON(c.text)
 	if err == nil {
 		return j, nil
 	}
-	if twice := duplicateKeys(err, c.line); twice != nil {
-		return nil, c.whose(twice)
+	if version, kind := c.headline(); !c.json && !errors.Is(err, errMore) && ignores(version, kind) {
+		return nil, notRead(nil, version, kind)
 	}
 	if syntax := new(json.SyntaxError); c.json && errors.As(json.Unmarshal(c.text, new(any)), &syntax) {
 		return nil, unread("", Syntax, "line %d: %v", c.line+bytes.Count(c.text[:syntax.Offset], []byte("\n")), syntax)
@@ -120,19 +124,24 @@ func (c chunk) toJSON() ([]byte, *refusal) {
 	return nil, unread("", Syntax, "%s", message)
 }
 
-// whose makes the refusal of a YAML document in which fields stand twice: of the object that it names, unless one of
-// those fields may be part of the naming.
-func (c chunk) whose(twice []source.Problem) *refusal {
-	naming := func(p source.Problem) bool {
-		return slices.Contains([]string{"apiVersion", "kind", "metadata", "name", "namespace"}, p.Field)
-	}
-	j, err := yaml.YAMLToJSON(c.text)
-	if err == nil && j[space(j, 0)] == '{' && !slices.ContainsFunc(twice, naming) {
-		if _, kind := peek(j); kinds[kind].make != nil {
-			return refuse(identity(j, kind), twice)
+// headline returns the apiVersion and kind of a YAML document that can't be parsed, as far as each stands once at the
+// beginning of a line and no other document seems to be in the text.
+func (c chunk) headline() (version, kind string) {
+	said := map[string][]string{}
+	for line := range strings.Lines(string(c.text)) {
+		name, val, _ := strings.Cut(strings.TrimRight(line, "\n"), ":")
+		val, _, _ = strings.Cut(val, " #")
+		val = strings.Trim(val, " \t\"'")
+		said[name] = append(said[name], val)
+		name = strings.TrimLeft(name, " \t-")
+		if name == "" || name == "kind" && kinds[val].make != nil {
+			return "", ""
 		}
 	}
-	return &refusal{fate: unreadable, problems: twice}
+	if len(said["apiVersion"]) != 1 || len(said["kind"]) != 1 {
+		return "", ""
+	}
+	return said["apiVersion"][0], said["kind"][0]
 }
 
 var yamlLine = regexp.MustCompile(`\bline (\d+)`)
@@ -143,17 +152,6 @@ func inFile(message string, first int) string {
 		n, _ := strconv.Atoi(s[len("line "):])
 		return fmt.Sprintf("line %d", first+n-1)
 	})
-}
-
-var yamlTwice = regexp.MustCompile(`line \d+: key "?(.*?)"? already set in map`)
-
-// duplicateKeys gives the problems of a YAML library's error that is about nothing but repeated keys.
-func duplicateKeys(err error, first int) (out []source.Problem) {
-	for _, m := range yamlTwice.FindAllStringSubmatch(err.Error(), -1) {
-		at, _, _ := strings.Cut(inFile(m[0], first), ":")
-		out = append(out, source.Problem{Field: m[1], Reason: DuplicateField, Message: "stands twice, again in " + at + ": keep one"})
-	}
-	return out
 }
 
 // list gives the items of a List, or of a list of one kind, whose items need not repeat it.
@@ -185,26 +183,32 @@ func list(j []byte, version, kind, of string, old *cache, words *strip.Words) []
 		return nil
 	}
 	raws := elements(raw)
-	out := make([]item, len(raws))
+	out := make([][]item, len(raws))
 	parallel(len(raws), func(i int) {
 		hash := digest(raws[i])
 		if it, ok := old.take(hash); ok {
-			out[i] = it
+			out[i] = []item{it}
 			return
 		}
 		version, kind := peek(raws[i])
 		if of != "" && kind == "" && version == "" {
 			version, kind = kinds[of].version, of
 		}
-		out[i] = object(raws[i], version, kind, words)
-		out[i].hash = hash
-		if bad := out[i].bad; bad != nil {
-			for n := range bad.problems {
-				bad.problems[n].Field = strings.TrimSuffix(fmt.Sprintf("items[%d].%s", i, bad.problems[n].Field), ".")
+		out[i] = items(raws[i], version, kind, old, words)
+		for n := range out[i] {
+			it := &out[i][n]
+			if it.hash == 0 {
+				it.hash = hash
+			}
+			if it.bad == nil {
+				continue
+			}
+			for n, p := range it.bad.problems {
+				it.bad.problems[n].Field = strings.TrimSuffix(fmt.Sprintf("items[%d].%s", i, p.Field), ".")
 			}
 		}
 	})
-	return out
+	return slices.Concat(out...)
 }
 
 // object gives what the JSON object j says.
@@ -265,6 +269,21 @@ func identity(j []byte, kind string) source.Key {
 	return key
 }
 
+// foreign reports whether an apiVersion is of a group that is not Kubernetes' own.
+func foreign(version string) bool {
+	group, _, ok := strings.Cut(version, "/")
+	return ok && strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
+}
+
+// ignores reports whether an apiVersion and a kind are plainly of something that Fairlead has no use for.
+func ignores(version, kind string) bool {
+	if foreign(version) {
+		return true
+	}
+	of := strings.TrimSuffix(kind, "List")
+	return of != "" && kinds[of].make == nil && nearest(of, kindNames()) == ""
+}
+
 // notRead tells what is wrong with an apiVersion and a kind that are not read.
 func notRead(j []byte, version, kind string) *refusal {
 	key := identity(j, kind)
@@ -272,20 +291,23 @@ func notRead(j []byte, version, kind string) *refusal {
 		return []source.Problem{{Field: field, Reason: reason, Message: fmt.Sprintf(message, args...)}}
 	}
 	k, ok := kinds[kind]
-	if kind == "" {
-		return &refusal{fate: unreadable, problems: problem("kind", UnknownKind, "names no kind: write one of %s", strings.Join(kindNames(), ", "))}
-	}
-	if !ok {
-		if near := nearest(kind, kindNames()); near != "" {
-			return &refusal{fate: unreadable, problems: problem("kind", UnknownKind, "there is no kind %s: did you mean %s (apiVersion %s)?", kind, near, kinds[near].version)}
-		}
-		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead, "Fairlead has no use for %s %s and ignores it%s", orNone(version), kind, instead[kind])}
-	}
-	if group, _, ok := strings.Cut(version, "/"); ok && strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io") {
+	twice := repeated(j, "apiVersion", "kind")
+	switch {
+	case twice != "":
+		return unread(twice, DuplicateField, "stands twice: keep one")
+	case ok && foreign(version):
+		group, _, _ := strings.Cut(version, "/")
 		key.Kind = source.Kind(kind + "." + group)
 		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead, "%s %s is not the %s of %s: Fairlead has no use for it and ignores it", version, kind, kind, k.version)}
+	case ok:
+		return refuse(key, problem("apiVersion", WrongVersion, "%s of %s is not read: write apiVersion %s", kind, orNone(version), k.version))
+	case ignores(version, kind):
+		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead, "Fairlead has no use for %s %s and ignores it%s", orNone(version), kind, instead[kind])}
+	case kind == "":
+		return unread("kind", UnknownKind, "names no kind: write one of %s", strings.Join(kindNames(), ", "))
 	}
-	return refuse(key, problem("apiVersion", WrongVersion, "%s of %s is not read: write apiVersion %s", kind, orNone(version), k.version))
+	near := nearest(strings.TrimSuffix(kind, "List"), kindNames())
+	return unread("kind", UnknownKind, "there is no kind %s: did you mean %s (apiVersion %s)?", kind, near, kinds[near].version)
 }
 
 // instead tells what to write for kinds that people may expect to count.

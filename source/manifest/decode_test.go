@@ -1,11 +1,15 @@
 package manifest
 
 import (
+	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+	"unicode/utf16"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
@@ -14,6 +18,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	k8syaml "sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/strip"
@@ -225,7 +230,10 @@ func TestSplit(t *testing.T) {
 		{"blanks and comments", "\n# a\n---\n \t\n--- # b\n...\n---", nil},
 		{"one", "a: b\n", []chunk{{[]byte("a: b\n"), 1, false}}},
 		{"two", "# x\n\na: b\n---\n# y\nc: d", []chunk{{[]byte("a: b\n"), 3, false}, {[]byte("c: d"), 6, false}}},
-		{"returns", "\r\na: b\r\n---\r\nc: d\r\n", []chunk{{[]byte("a: b\r\n"), 2, false}, {[]byte("c: d\r\n"), 4, false}}},
+		{"returns", "\r\na: b\r\n---\r\nc: d\r\n", []chunk{{[]byte("a: b\n"), 2, false}, {[]byte("c: d\n"), 4, false}}},
+		{"returns alone", "\ra: b\r---\rc: d\r", []chunk{{[]byte("a: b\n"), 2, false}, {[]byte("c: d\n"), 4, false}}},
+		{"UTF-16", utf16Text(binary.LittleEndian, "a: ä\r\n---\r\nc: 𝄞"), []chunk{{[]byte("a: ä\n"), 1, false}, {[]byte("c: 𝄞"), 3, false}}},
+		{"UTF-16, big end first", utf16Text(binary.BigEndian, "a: b\n---\nc: d"), []chunk{{[]byte("a: b\n"), 1, false}, {[]byte("c: d"), 3, false}}},
 		{"byte order mark", "\xef\xbb\xbfa: b", []chunk{{[]byte("a: b"), 1, false}}},
 		{"end mark", "a: b\n...\nc: d\n", []chunk{{[]byte("a: b\n"), 1, false}, {[]byte("c: d\n"), 3, false}}},
 		{"directive", "%YAML 1.1\n---\na: b\n", []chunk{{[]byte("a: b\n"), 3, false}}},
@@ -241,6 +249,87 @@ func TestSplit(t *testing.T) {
 			}
 		})
 	}
+}
+
+// utf16Text returns s in UTF-16 with a byte order mark.
+func utf16Text(order binary.AppendByteOrder, s string) string {
+	var b []byte
+	for _, u := range utf16.Encode([]rune("\ufeff" + s)) {
+		b = order.AppendUint16(b, u)
+	}
+	return string(b)
+}
+
+// No document is lost in silence: what follows behind a document's end is read or named.
+func TestMoreBehindTheDocument(t *testing.T) {
+	const service = "{apiVersion: v1, kind: Service, metadata: {name: %s}, spec: {ports: [{port: 80}]}}\n"
+	a, b := fmt.Sprintf(service, "a"), fmt.Sprintf(service, "b")
+	utf16 := utf16Text(binary.LittleEndian, a+"---\n"+b)
+	for _, tt := range []struct {
+		name, text string
+		objects    int
+		reasons    []string
+	}{
+		{"two documents", a + "---\n" + b, 2, nil},
+		{"CR alone", strings.ReplaceAll(a+"---\n"+b, "\n", "\r"), 2, nil},
+		{"UTF-16", utf16, 2, nil},
+		{"UTF-16, cut inside a character", utf16[:len(utf16)-1], 1, []string{Syntax}},
+		{"no marker", a + b, 2, nil},
+		{"words", a + "x: y\n", 0, []string{Syntax}},
+		{"NEL", strings.ReplaceAll(a+"---\n"+b, "\n", "\u0085"), 0, []string{Syntax}},
+		{"line separator", strings.ReplaceAll(a+"---\n"+b, "\n", "\u2028"), 0, []string{Syntax}},
+		{"less indented", "  apiVersion: v1\n  kind: Namespace\n  metadata: {name: a}\nspec: {}\n", 0, []string{Syntax}},
+		{"behind a kind that is not read", "  apiVersion: apps/v1\n  kind: Deployment\nspec: {}\n", 0, []string{Syntax}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, _ := content{}.read([]byte(tt.text), strip.New())
+			var reasons []string
+			for _, p := range (&file{content: c}).problems() {
+				reasons = append(reasons, p.Reason)
+			}
+			if len(c.all()) != tt.objects || !slices.Equal(reasons, tt.reasons) {
+				t.Errorf("%d objects, problems %v; want %d, %v", len(c.all()), reasons, tt.objects, tt.reasons)
+			}
+		})
+	}
+}
+
+// A key of a mapping overrides one that is merged into it; a repeated key is named by its path, and by nothing else.
+func TestYAMLToJSON(t *testing.T) {
+	for _, tt := range []struct{ name, text, want string }{
+		{"merge, then own key", "a: &a {x: 1, z: 2}\nb: {<<: *a, x: 3}", `{"a":{"x":1,"z":2},"b":{"x":3,"z":2}}`},
+		{"several merges", "a: &a {x: 1}\nb: &b {z: 2}\nc: {<<: [*a, *b], x: 3}", `{"a":{"x":1},"b":{"z":2},"c":{"x":3,"z":2}}`},
+		{"repeated", "a: {b: 1, b: 2}\nc: [{d: 1}, {e: 1, e: 2, e: 3}]", `{"a":{"b":2,"b":2},"c":[{"d":1},{"e":3,"e":3}]}`},
+		{"repeated in an alias", "a: &a {b: 1, b: 2}\nc: *a", `{"a":{"b":2,"b":2},"c":{"b":2,"b":2}}`},
+		{"merge and repeated", "a: &a {x: 1}\nb: {<<: *a, x: 3, z: 1, z: 2}", `{"a":{"x":1},"b":{"x":3,"z":2,"z":2}}`},
+		{"keys that are no text", "{1: a, yes: b, on: c, 1.5: d}", `{"1":"a","1.5":"d","true":"c","true":"c"}`},
+		{"nothing", "# a comment", "null"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got, err := yamlToJSON([]byte(tt.text)); err != nil || string(got) != tt.want {
+				t.Errorf("got %s, %v; want %s", got, err, tt.want)
+			}
+		})
+	}
+}
+
+// What Kubernetes' reader takes is read the same.
+func FuzzYAMLToJSON(f *testing.F) {
+	for _, s := range []string{"a: b", "a: &a {x: 1}\nb: {<<: *a, x: 3}", "{a: 1, a: 2}", "- yes\n- 0x1f\n- 2001-01-01\n- !!binary aGk=", "? {a: b}\n: c"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		got, err := yamlToJSON(text)
+		want, wantErr := k8syaml.YAMLToJSONStrict(text)
+		switch {
+		case err != nil || wantErr != nil:
+			if err == nil && !strings.Contains(wantErr.Error(), "already set in map") {
+				t.Errorf("got %s, want %v", got, wantErr)
+			}
+		case string(got) != string(want):
+			t.Errorf("got %s, want %s", got, want)
+		}
+	})
 }
 
 // Two texts that one file has one after the other. Nothing panics; what is refused yields no object; an object is one

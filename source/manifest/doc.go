@@ -9,7 +9,9 @@
 //
 // Files named *.yaml, *.yml and *.json, in subfolders too; names that begin with a dot and editors' leftovers are not
 // looked at. Symbolic links are followed, also to folders, and every link on the way to a file is watched, so that the
-// "..data" swap of a ConfigMap volume is seen. A document is one object, a List, or a typed list such as a ServiceList.
+// "..data" swap of a ConfigMap volume is seen. A document is one object, a List, or a typed list such as a ServiceList; an
+// item of a List may be a List. Text is UTF-8, or UTF-16 with a byte order mark; lines end with LF, CRLF or CR. YAML is
+// read as kubectl reads it, with merge keys ("<<"). Text behind the end of a document is an error, never left out.
 // Decoding is strict, as with kubectl: unknown and repeated fields, wrong types and values that an API server would
 // refuse are named with their field. An object without a namespace is in "default". Where two documents say the same
 // object, the first by path, then by place in the file, counts; the other is named and takes its place once it is gone.
@@ -27,7 +29,8 @@
 //
 // # What stays
 //
-// Nothing goes away because something can't be read:
+// A document that plainly is of a kind or group that Fairlead doesn't read is ignored, whatever is wrong in it. Nothing
+// else goes away because something can't be read:
 //
 //   - A document that parses but is refused keeps the last good content of the object that it names.
 //   - A document whose kind or name can't be made out may be any of the file's, and the file may be cut short: until it

@@ -30,7 +30,7 @@ func explain(j []byte, o source.Object, kind string, strict []error, err error) 
 	for _, s := range strict {
 		if f, ok := s.(kjson.FieldError); ok && strings.HasPrefix(s.Error(), "duplicate") {
 			e.add(f.FieldPath(), DuplicateField, "stands twice: keep one")
-			sure = sure && !slices.Contains([]string{"kind", "metadata", "metadata.name", "metadata.namespace"}, f.FieldPath())
+			sure = sure && !slices.Contains([]string{"apiVersion", "kind", "metadata", "metadata.name", "metadata.namespace"}, f.FieldPath())
 		}
 	}
 	if len(e.problems) == 0 {
@@ -38,7 +38,7 @@ func explain(j []byte, o source.Object, kind string, strict []error, err error) 
 	}
 	bad := refuse(identity(j, kind), e.problems)
 	if !sure {
-		bad.fate = unreadable
+		bad.fate, bad.key = unreadable, source.Key{}
 	}
 	return bad
 }

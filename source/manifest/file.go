@@ -104,7 +104,7 @@ func newMerge(old content, taken []bool) *merge {
 			continue
 		}
 		for _, it := range m.release(d.items) {
-			if it.hash != 0 && m.cache.put(it) {
+			if it.hash != 0 && it.bad == nil && m.cache.put(it) {
 				continue
 			}
 			m.lose(it.obj)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"iter"
+	"slices"
 )
 
 // A chunk is the text of one document.
@@ -17,7 +18,7 @@ type chunk struct {
 // Documents of nothing but blanks and comments are left out. No quoting hides a marker: YAML forbids markers at the
 // start of a line inside any scalar.
 func split(text []byte) (out []chunk) {
-	text = bytes.TrimPrefix(text, []byte("\xef\xbb\xbf"))
+	text = plainText(text)
 	start, first := 0, 0 // of the document: offset and line, 0 before its first word
 	flush := func(end int) {
 		if first > 0 {
@@ -192,6 +193,19 @@ func peek(b []byte) (apiVersion, kind string) {
 		}
 	}
 	return apiVersion, kind
+}
+
+// repeated returns the first of names that the JSON object b has more than once, or "".
+func repeated(b []byte, names ...string) string {
+	seen := map[string]bool{}
+	for name := range members(b) {
+		n := text(name)
+		if seen[n] && slices.Contains(names, n) {
+			return n
+		}
+		seen[n] = true
+	}
+	return ""
 }
 
 // text gives the JSON string val, or "" if it is none.

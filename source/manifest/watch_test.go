@@ -323,6 +323,43 @@ func TestBroken(t *testing.T) {
 	}
 }
 
+// A document that plainly is of another kind keeps no object alive, whatever is wrong in it.
+func TestUnreadKindKeepsNothing(t *testing.T) {
+	for _, tt := range []struct{ name, text string }{
+		{"a kind like ours", "apiVersion: devices.kubeedge.io/v1beta1\nkind: Device\nmetadata: {name: a}\n"},
+		{"no kind", "apiVersion: kustomize.config.example.io/v1beta1\nresources: []\n"},
+		{"a list of another group", "apiVersion: serving.knative.dev/v1\nkind: ServiceList\nitems: []\n"},
+		{"a List of another group", "apiVersion: example.com/v1\nkind: List\nentries: []\n"},
+		{"a label twice", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, labels: {app: a, app: a}}\n"},
+		{"a name twice", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, name: a}\n"},
+		{"in a List", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: apps/v1, kind: Deployment, metadata: {name: a, name: a}}\n"},
+		{"no YAML", "apiVersion: apps/v1\nkind: Deployment # {{ .Values.kind }}\nmetadata:\n\tname: {{ .Values.name }}\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := watch(t, folder(t, "f.yaml", svc("a", 1)))
+			w.save("f.yaml", tt.text)
+			w.problem("", "no use for")
+		})
+	}
+}
+
+// A document that may be of one of our kinds is not taken for another.
+func TestUnsureKindKeepsAll(t *testing.T) {
+	for _, tt := range []struct{ name, text string }{
+		{"the kind twice", "apiVersion: v1\nkind: Service\nkind: Deployment\nmetadata: {name: a}\n"},
+		{"the kind twice in JSON", `{"apiVersion": "v1", "kind": "Deployment", "kind": "Service"}`},
+		{"two documents, no YAML", "apiVersion: apps/v1\nkind: Deployment\nx: [\n---a\n" + svc("a", 1)},
+		{"an indented marker, no YAML", "apiVersion: apps/v1\nkind: Deployment\nx: [\n  ---\n  {apiVersion: v1, kind: Service}\n"},
+		{"a List, no YAML", "apiVersion: v1\nkind: List\nitems: [\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := watch(t, folder(t, "f.yaml", svc("a", 1)))
+			w.save("f.yaml", tt.text)
+			w.problem("a:1", "until then Service default/a stays as before")
+		})
+	}
+}
+
 func TestBrokenItemOfList(t *testing.T) {
 	item := func(name string, port any) string {
 		return fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":%q},"spec":{"ports":[{"port":%v}]}}`, name, port)
