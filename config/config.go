@@ -282,20 +282,23 @@ func (c *Config) nodePorts() (list []string) {
 	return list
 }
 
+// Ranges of addresses that no node has: a family that the list doesn't name would be open.
+const nobody4, nobody6 = "127.255.255.255/32", "ff00::/128"
+
 // beyond gives a list without loopback addresses.
 func beyond(list []string) (out []string) {
 	for _, s := range list {
 		p, err := resolve.ParsePrefix(s)
-		switch {
+		switch rest := without(p); {
 		case s == "localhost":
+			out = append(out, nobody4, nobody6)
 		case err != nil:
 			out = append(out, s)
+		case len(rest) == 0:
+			out = append(out, nobody4)
 		default:
-			out = append(out, without(p)...)
+			out = append(out, rest...)
 		}
-	}
-	if len(list) > 0 && len(out) == 0 {
-		return []string{"127.255.255.255/32"} // nobody's: an empty list would be all
 	}
 	return out
 }
@@ -303,6 +306,8 @@ func beyond(list []string) (out []string) {
 // without gives the ranges that make up p but for loopback.
 func without(p netip.Prefix) []string {
 	switch {
+	case !p.IsValid():
+		return nil
 	case !p.Overlaps(loopback):
 		return []string{p.String()}
 	case p.Bits() >= loopback.Bits():

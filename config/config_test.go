@@ -241,9 +241,10 @@ func TestMeaning(t *testing.T) {
 		{"ipvs with a scheduler that isn't here", head + "mode: ipvs\nipvs: {scheduler: lblcr}", "", with(func(o *outcome) { o.mode, o.ports, o.scheduler = "ipvs", "", "least-connections" })},
 		{"no localhost", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [0.0.0.0/4, 96.0.0.0/3, 127.1.0.0/16, 'fd00::/8']", "",
 			with(func(o *outcome) {
-				o.ports = "0.0.0.0/4,96.0.0.0/4,112.0.0.0/5,120.0.0.0/6,124.0.0.0/7,126.0.0.0/8,fd00::/8"
+				o.ports = "0.0.0.0/4,96.0.0.0/4,112.0.0.0/5,120.0.0.0/6,124.0.0.0/7,126.0.0.0/8,127.255.255.255/32,fd00::/8"
 			})},
-		{"only localhost, and not that", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [localhost]", "", with(func(o *outcome) { o.ports = "127.255.255.255/32" })},
+		{"only localhost, and not that", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [localhost]", "", with(func(o *outcome) { o.ports = "127.255.255.255/32,ff00::/128" })},
+		{"localhost beside others, and not that", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [127.0.0.0/8, 'fd00::/8', primary]", "", with(func(o *outcome) { o.ports = "127.255.255.255/32,fd00::/8,primary" })},
 		{"IPv6", head + "bindAddress: '::'", "", with(func(o *outcome) { o.health, o.metrics = "[::]:10256", "[::1]:10249" })},
 		{"ports of their own", head + "healthzBindAddress: fd00::1\nmetricsBindAddress: 10.0.0.1:99", "", with(func(o *outcome) { o.health, o.metrics = "[fd00::1]:10256", "10.0.0.1:99" })},
 		{"NodeCIDR", head + "detectLocalMode: NodeCIDR", "", with(func(o *outcome) { o.noPods = false })},

@@ -71,7 +71,7 @@ var fields = []Field{
 	{"detectLocal.bridgeInterface", false, "Pods are known by their addresses: the Node's spec.podCIDRs."},
 	{"detectLocal.interfaceNamePrefix", false, "Pods are known by their addresses: the Node's spec.podCIDRs."},
 	{"clusterCIDR", true, "Where detectLocalMode is ClusterCIDR: sources that count as pods. Empty: nothing counts as a pod."},
-	{"nodePortAddresses", true, "Ranges, and the words all, primary and localhost. Empty: primary where mode is nftables, else all. healthCheckNodePort is served at the same addresses of the node. Node ports at ::1 are not there."},
+	{"nodePortAddresses", true, "Ranges, and the words all, primary and localhost; all of a family that none of them is of. Empty: primary where mode is nftables, else all. healthCheckNodePort is served at the same addresses of the node. Node ports at ::1 are not there."},
 	{"oomScoreAdj", true, "Of the process."},
 	{"conntrack.maxPerCore", true, "Raises nf_conntrack_max (never lowers it) and hashsize to a quarter of it, where the data plane tracks connections."},
 	{"conntrack.min", true, "The least that maxPerCore comes to."},

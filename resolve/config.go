@@ -20,7 +20,7 @@ type Config struct {
 	NoPods            bool           // nothing counts as a pod, whatever the Node's spec.podCIDRs
 	Primary           netip.Addr     // this node's primary address of its family, in place of what the Node says; zero: none
 	MasqueradeAll     bool           // hide every client of a clusterIP
-	NodePortAddresses []string       // ranges, or all (but loopback), primary (the Node's first InternalIP of each family), localhost (127.0.0.0/8); empty: all
+	NodePortAddresses []string       // ranges, or all (but loopback), primary (the Node's first InternalIP of each family, else ExternalIP), localhost (127.0.0.0/8); empty: all
 	// DirectServerReturn has backends' nodes answer clients outside, where they can (model.Frontend.Direct). It takes all Nodes.
 	DirectServerReturn bool
 	ProxyName          string // serve only Services with this service.kubernetes.io/service-proxy-name; "" serves those without the label
@@ -130,44 +130,55 @@ func (s *settings) readNodePorts(rep, other *report) {
 	if len(list) == 0 {
 		list = []string{"all"}
 	}
+	var named families
 	for i, text := range list {
 		field := fmt.Sprintf("NodePortAddresses[%d]", i)
-		if served, err := s.readNodePort(text); err != nil {
+		served, of, err := s.readNodePort(text)
+		named = families{named.v4 || of.v4, named.v6 || of.v6}
+		if err != nil {
 			rep.flawed(field, err, "give a range, or one of all, primary and localhost")
 		} else if !served {
 			other.add(field, "LoopbackNotServed", "%s holds no address that is served: node ports are not served at ::1; use 127.0.0.0/8, or remove it", text)
+		}
+	}
+	for _, r := range everywhere {
+		if !named.has(familyOf(r.First)) { // as with kube-proxy: the list is about the other family
+			s.ranges = append(s.ranges, r)
 		}
 	}
 	s.ranges = merge(s.ranges)
 	s.localhost = slices.ContainsFunc(s.ranges, func(r model.Range) bool { return overlap(r, loopback4) })
 }
 
-// readNodePort reads one of NodePortAddresses and reports whether any address that it says is served.
-func (s *settings) readNodePort(text string) (served bool, err *flaw) {
+// readNodePort reads one of NodePortAddresses, and reports whether any address that it says is served and of which families
+// it says something. What can't be read may be about both.
+func (s *settings) readNodePort(text string) (served bool, of families, err *flaw) {
+	both := families{true, true}
 	switch text {
 	case "all":
 		s.ranges = append(s.ranges, everywhere...)
-		return true, nil
+		return true, both, nil
 	case "primary":
 		s.primary = true
-		return true, nil
+		return true, both, nil
 	case "localhost":
 		s.ranges = append(s.ranges, loopback4)
-		return true, nil
+		return true, both, nil
 	}
 	p, err := parsePrefix(text)
 	if err != nil {
-		return false, err
+		return false, both, err
 	}
+	of.add(familyOf(p.Addr()))
 	r := rangeOf(p)
 	if first := everywhere[2].First; p.Addr().Is6() && r.First.Less(first) { // :: and ::1 never leave this node
 		if r.Last.Less(first) {
-			return false, nil
+			return false, of, nil
 		}
 		r.First = first
 	}
 	s.ranges = append(s.ranges, r)
-	return true, nil
+	return true, of, nil
 }
 
 var (

@@ -178,7 +178,7 @@ func (w *decider) direct(e *entry) model.Origins {
 // permitted gives the sources that an entry lets in: nil for all, an empty slice for nobody. Where this node is let in, the
 // entry's own address is too: an ingress address is often also an address of the node, and then its packets' source.
 func (w *decider) permitted(e *entry) []netip.Prefix {
-	if e.via != viaLoadBalancer || w.sources == nil {
+	if e.via != viaLoadBalancer || !w.restricted.has(familyOf(e.Addr)) {
 		return nil
 	}
 	list := make([]netip.Prefix, 0, len(w.sources)+1)

@@ -27,22 +27,23 @@ func (v via) String() string {
 
 // declared is what a Service asks for, whatever its endpoints and the node.
 type declared struct {
-	label     string // "shop/web"
-	created   int64  // Unix seconds; the highest number where not said, so that those with an age come first
-	groups    []group
-	entries   []entry // in the order in which they take an entry that two of them want
-	internal  bool    // internalTrafficPolicy: Local
-	external  bool    // externalTrafficPolicy: Local
-	spread    distribution
-	affinity  time.Duration
-	scheduler model.Scheduler
-	ports     bool             // the scheduler hashes the client's port too
-	sources   []netip.Prefix   // for ingress addresses: the only ones let in. nil lets all in
-	health    uint16           // port of the health check; 0: none
-	ranges    int              // source ranges of all frontends
-	left      int              // frontends that are too many
-	index     map[groupKey]int // of groups, where they are many
-	problems  problems
+	label      string // "shop/web"
+	created    int64  // Unix seconds; the highest number where not said, so that those with an age come first
+	groups     []group
+	entries    []entry // in the order in which they take an entry that two of them want
+	internal   bool    // internalTrafficPolicy: Local
+	external   bool    // externalTrafficPolicy: Local
+	spread     distribution
+	affinity   time.Duration
+	scheduler  model.Scheduler
+	ports      bool             // the scheduler hashes the client's port too
+	sources    []netip.Prefix   // for ingress addresses of restricted families: the only ones let in
+	restricted families         // those whose clients sources let in or not
+	health     uint16           // port of the health check; 0: none
+	ranges     int              // source ranges of all frontends
+	left       int              // frontends that are too many
+	index      map[groupKey]int // of groups, where they are many
+	problems   problems
 }
 
 // groupKey is what tells the groups of a Service apart.

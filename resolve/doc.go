@@ -8,10 +8,7 @@
 //   - trafficDistribution on a Service whose ready endpoints carry no hint at all, as in hand-written manifests, is decided
 //     by the endpoints' own zone and nodeName, with the fallbacks that hints have. The EndpointSlice controller would have
 //     set just these hints.
-//   - loadBalancerSourceRanges without a range of a frontend's family let nobody of that family in; kube-proxy lets
-//     everybody in. A range that can't be read is left out, never widened.
-//   - The annotation service.beta.kubernetes.io/load-balancer-source-ranges counts where the field is empty.
-//   - NodePortAddresses that name only one family leave the other without node ports; kube-proxy opens all of it.
+//   - A source range that can't be read closes a family without other ranges; kube-proxy leaves it out.
 //   - Node ports need type NodePort or LoadBalancer, ingress addresses type LoadBalancer. The API server clears them elsewhere.
 //   - A Service that has spec.ipFamilies gets node ports of each of them, also without a clusterIP of that family.
 //   - Two that want the same address, port and protocol: kube-proxy serves one of them, by chance. Here a clusterIP comes

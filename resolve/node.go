@@ -51,14 +51,14 @@ func locate(set *settings, obj *corev1.Node, nodes map[string]peer, old *model.N
 		slices.SortFunc(n.Nodes, netip.Addr.Compare)
 		n.Nodes = slices.Compact(n.Nodes)
 	}
-	var internal []netip.Addr
+	var own []netip.Addr
 	if set.Primary.IsValid() {
-		internal = append(internal, set.Primary)
+		own = append(own, set.Primary)
 	}
 	if obj != nil {
 		rep := &report{object: source.KeyOf(obj)}
 		p.zone = intern(obj.Labels[corev1.LabelTopologyZone])
-		internal = append(internal, readAddresses(obj, n, rep)...)
+		own = append(own, readAddresses(obj, n, rep)...)
 		if !set.podsGiven || set.DirectServerReturn {
 			pods := readPodCIDRs(obj, rep)
 			if !set.podsGiven {
@@ -71,7 +71,7 @@ func locate(set *settings, obj *corev1.Node, nodes map[string]peer, old *model.N
 		p.problems = rep.list
 	}
 	if set.primary {
-		n.NodePorts = merge(append(slices.Clone(set.ranges), primaries(internal)...))
+		n.NodePorts = merge(append(slices.Clone(set.ranges), primaries(own)...))
 	}
 	slices.SortFunc(n.Addresses, netip.Addr.Compare)
 	n.Addresses = slices.Compact(n.Addresses)
@@ -99,8 +99,9 @@ func leaving(obj *corev1.Node) string {
 	return ""
 }
 
-// readAddresses adds the node's internal and external addresses to n and gives the internal ones as listed.
-func readAddresses(obj *corev1.Node, n *model.Node, rep *report) (internal []netip.Addr) {
+// readAddresses adds the node's internal and external addresses to n and returns them as listed, the internal ones first.
+func readAddresses(obj *corev1.Node, n *model.Node, rep *report) []netip.Addr {
+	var internal, external []netip.Addr
 	for i, a := range obj.Status.Addresses {
 		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
 			continue
@@ -113,9 +114,11 @@ func readAddresses(obj *corev1.Node, n *model.Node, rep *report) (internal []net
 		n.Addresses = append(n.Addresses, addr)
 		if a.Type == corev1.NodeInternalIP {
 			internal = append(internal, addr)
+		} else {
+			external = append(external, addr)
 		}
 	}
-	return internal
+	return append(internal, external...)
 }
 
 // healthAddresses returns the addresses that health checks are served at: the node's that take node ports, as with

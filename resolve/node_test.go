@@ -69,7 +69,8 @@ func TestNode(t *testing.T) {
 }
 
 func TestNodePorts(t *testing.T) {
-	const everything = "0.0.0.0-126.255.255.255 128.0.0.0-255.255.255.255 ::2-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
+	const all4, all6 = "0.0.0.0-126.255.255.255 128.0.0.0-255.255.255.255", "::2-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
+	const everything = all4 + " " + all6
 	n := node(internalIPs("172.18.0.2", "172.18.0.3", "fd18::2"))
 	for _, c := range []struct {
 		list      string // comma-separated
@@ -84,14 +85,16 @@ func TestNodePorts(t *testing.T) {
 		{"localhost", n, "127.0.0.0-127.255.255.255", true},
 		{"all,localhost", n, "0.0.0.0-255.255.255.255 ::2-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", true},
 		{"primary,localhost", n, "127.0.0.0-127.255.255.255 172.18.0.2-172.18.0.2 fd18::2-fd18::2", true},
-		{"172.18.0.0/16", n, "172.18.0.0-172.18.255.255", false},
+		{"172.18.0.0/16", n, "172.18.0.0-172.18.255.255 " + all6, false},
 		{"172.18.0.0/16,primary", n, "172.18.0.0-172.18.255.255 fd18::2-fd18::2", false},
-		{"10.128.0.0/9,10.0.0.0/9,10.1.0.0/16", n, "10.0.0.0-10.255.255.255", false},
-		{"192.168.0.0/24,10.0.0.0/8", n, "10.0.0.0-10.255.255.255 192.168.0.0-192.168.0.255", false},
-		{"127.0.0.1/32", n, "127.0.0.1-127.0.0.1", true},
-		{"0.0.0.0/0", n, "0.0.0.0-255.255.255.255", true},
-		{"::/0", n, "::2-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", false},
-		{"fd18::/127,fd18::2/127", n, "fd18::-fd18::3", false},
+		{"10.128.0.0/9,10.0.0.0/9,10.1.0.0/16", n, "10.0.0.0-10.255.255.255 " + all6, false},
+		{"192.168.0.0/24,10.0.0.0/8", n, "10.0.0.0-10.255.255.255 192.168.0.0-192.168.0.255 " + all6, false},
+		{"127.0.0.1/32", n, "127.0.0.1-127.0.0.1 " + all6, true},
+		{"0.0.0.0/0", n, "0.0.0.0-255.255.255.255 " + all6, true},
+		{"::/0", n, everything, false},
+		{"fd18::/127,fd18::2/127", n, all4 + " fd18::-fd18::3", false},
+		{"primary", node(externalIPsOf("192.0.2.7", "192.0.2.8")), "192.0.2.7-192.0.2.7", false},
+		{"primary", node(externalIPsOf("192.0.2.7", "2001:db8::7"), internalIPs("172.18.0.2")), "172.18.0.2-172.18.0.2 2001:db8::7-2001:db8::7", false},
 	} {
 		t.Run(c.list, func(t *testing.T) {
 			config := n1
@@ -145,7 +148,7 @@ func TestReplacedSettings(t *testing.T) {
 		config Config
 		want   string
 	}{
-		{Config{Node: "n1", NodePortAddresses: lines("::1/128", "10.0.0.0/8")}, "NodePortAddresses[0] LoopbackNotServed"},
+		{Config{Node: "n1", NodePortAddresses: lines("::1/128")}, "NodePortAddresses[0] LoopbackNotServed"},
 		{Config{Node: "n1", Scheduler: model.DestinationHash, Schedulers: model.SchedulersOf(model.RoundRobin)}, "Scheduler SchedulerNotAvailable"},
 	} {
 		if err := c.config.Validate(); err != nil {

@@ -85,6 +85,7 @@ func (r *reading) read() {
 		r.addWay(s, viaClusterIP, i)
 	}
 	r.addIngress()
+	r.warnOpen()
 	if n := len(r.svc.Spec.ExternalIPs); n > 0 && r.set.ExternalIPs == RefuseExternalIPs {
 		r.add("spec.externalIPs", "ExternalIPsRefused", "%d addresses are not served, since externalIPs is %s here; use type LoadBalancer or NodePort",
 			n, RefuseExternalIPs)
@@ -203,12 +204,14 @@ func (r *reading) readAffinity() {
 	r.out.affinity = time.Duration(seconds) * time.Second
 }
 
-// readSources takes the permitted sources of ingress addresses, from the field or else from its old annotation.
+// sourceRanges is the field of the permitted sources of ingress addresses.
+const sourceRanges = "spec.loadBalancerSourceRanges"
+
+// readSources takes the permitted sources of ingress addresses. A family of which no range is given is not restricted,
+// unless one can't be read.
 func (r *reading) readSources() {
-	field, list := "spec.loadBalancerSourceRanges", r.svc.Spec.LoadBalancerSourceRanges
-	if text := r.svc.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey]; len(list) == 0 && strings.TrimSpace(text) != "" {
-		field, list = "metadata.annotations["+corev1.AnnotationLoadBalancerSourceRangesKey+"]", strings.Split(text, ",")
-	}
+	const field = sourceRanges
+	list := r.svc.Spec.LoadBalancerSourceRanges
 	if len(list) == 0 {
 		return
 	}
@@ -221,11 +224,25 @@ func (r *reading) readSources() {
 		p, err := parsePrefix(strings.TrimSpace(s))
 		if err != nil {
 			r.flawed(fmt.Sprintf("%s[%d]", field, i), err, "it lets nobody in; correct it")
+			r.out.restricted = families{true, true}
 			continue
 		}
+		r.out.restricted.add(familyOf(p.Addr()))
 		r.out.sources = append(r.out.sources, p)
 	}
 	r.out.sources = outermost(r.out.sources)
+}
+
+// warnOpen names ingress addresses that source ranges leave open since none is of their family, unless all let everybody in.
+func (r *reading) warnOpen() {
+	if !slices.ContainsFunc(r.out.sources, func(p netip.Prefix) bool { return p.Bits() > 0 }) {
+		return
+	}
+	for _, w := range r.in {
+		if f := familyOf(w.addr); w.via == viaLoadBalancer && !r.out.restricted.has(f) {
+			r.add(sourceRanges, "SourceRangesOneFamily", "no range is of %s: everybody is let in at %s; add ranges of %[1]s", f, w.addr)
+		}
+	}
 }
 
 func (r *reading) readHealth() {
