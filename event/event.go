@@ -52,8 +52,8 @@ func New(to Recorder, log *slog.Logger) *Teller {
 		told: map[source.Problem]time.Time{}, new: map[source.Problem]time.Time{}}
 }
 
-// Tell takes all problems that stand now, and makes an Event of each that is new. Those that are too many at once, and those
-// that may be over in a moment, are told later, if they stand then.
+// Tell takes all problems that stand now, and makes an Event of each that is new. Those that are too many at once, and
+// those that may be over in a moment, are told later, if they stand then.
 func (t *Teller) Tell(problems []source.Problem) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
