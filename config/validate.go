@@ -135,8 +135,8 @@ func (k *checks) proxy(c *v1alpha1.KubeProxyConfiguration) {
 	k.local(c)
 }
 
-// modes checks the sections of modes. As with kube-proxy, a value in the section of a mode that is not in use doesn't end
-// the start: it is a warning.
+// modes checks the sections of modes. As with kube-proxy, a wrong value in the section of a mode that is not in use
+// doesn't end the start: it is a warning.
 func (k *checks) modes(c *Config) {
 	p := &c.Proxy
 	for _, section := range []struct {
@@ -173,13 +173,15 @@ var substitutes = map[string]model.Scheduler{
 
 func (k *checks) ipvs(at *field.Path, c *Config) {
 	p := &c.Proxy.IPVS
-	for name, d := range map[string]metav1.Duration{"tcpTimeout": p.TCPTimeout, "tcpFinTimeout": p.TCPFinTimeout, "udpTimeout": p.UDPTimeout} {
+	for name, d := range map[string]metav1.Duration{
+		"tcpTimeout": p.TCPTimeout, "tcpFinTimeout": p.TCPFinTimeout, "udpTimeout": p.UDPTimeout} {
 		k.atLeast(at.Child(name), d, 0)
 	}
 	k.periods(at, p.SyncPeriod, p.MinSyncPeriod)
 	k.ranges(at.Child("excludeCIDRs"), p.ExcludeCIDRs)
 	if other, ok := substitutes[p.Scheduler]; ok {
-		k.warnings = append(k.warnings, fmt.Sprintf("ipvs.scheduler: %s is not honoured: Services are served by %s (%s)", p.Scheduler, other, other.IPVS()))
+		k.warnings = append(k.warnings, fmt.Sprintf("ipvs.scheduler: %s is not honoured: Services are served by %s (%s)",
+			p.Scheduler, other, other.IPVS()))
 	} else if _, err := model.ParseScheduler(p.Scheduler); err != nil && p.Scheduler != "" {
 		k.bad(at.Child("scheduler"), p.Scheduler, err.Error())
 	}

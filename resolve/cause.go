@@ -15,8 +15,8 @@ import (
 // usable reports whether the endpoint takes traffic, where no other is preferred.
 func (e *endpoint) usable() bool { return e.is.has(ready) || e.is.draining() }
 
-// mismatch returns why a group of s matches no port of an EndpointSlice although endpoints are there that would take its
-// traffic, and the way out; "" where there are none.
+// mismatch returns why a group of s matches no port of an EndpointSlice although endpoints are there that would take
+// its traffic, and the way out; "" where there are none.
 func (s *service) mismatch(g *group, strays []string) string {
 	var names []string
 	ours, others := false, false
@@ -30,7 +30,8 @@ func (s *service) mismatch(g *group, strays []string) string {
 			switch {
 			case e.family != g.family || slices.Contains(names, name):
 			case p.name == g.port:
-				return fmt.Sprintf("port %q of EndpointSlice %s has protocol %s, not %s; use one protocol in both", name, e.name, p.protocol, g.protocol)
+				return fmt.Sprintf("port %q of EndpointSlice %s has protocol %s, not %s; use one protocol in both",
+					name, e.name, p.protocol, g.protocol)
 			case len(names) < 5:
 				names = append(names, name)
 			}
@@ -42,9 +43,11 @@ func (s *service) mismatch(g *group, strays []string) string {
 	case ours:
 		return fmt.Sprintf("no port of its EndpointSlices is named %q, but %q; use one name in both", nameOf(g.port), names)
 	case others:
-		return fmt.Sprintf("its EndpointSlices with endpoints are all of the other family; give endpoints of %s, or take the family from spec.ipFamilies", g.family)
+		return fmt.Sprintf("its EndpointSlices with endpoints are all of the other family; give endpoints of %s, "+
+			"or take the family from spec.ipFamilies", g.family)
 	case len(s.slices) == 0 && len(strays) > 0:
-		return fmt.Sprintf("EndpointSlice %s is nobody's; give it the label %s: %s", strays[0], discoveryv1.LabelServiceName, s.key.Name)
+		return fmt.Sprintf("EndpointSlice %s belongs to no Service; give it the label %s: %s",
+			strays[0], discoveryv1.LabelServiceName, s.key.Name)
 	}
 	return ""
 }
@@ -61,7 +64,8 @@ func (w *decider) warnMismatches(s *service) {
 		noted[e.group] = true
 		if why := s.mismatch(&s.groups[e.group], w.strays[w.key]); why != "" {
 			g := &s.groups[e.group]
-			rep.add(fmt.Sprintf("spec.ports[%d]", e.port), source.NoEndpoints, "%s (%s, %s) has no endpoint: %s", g.label, g.protocol, g.family, why)
+			rep.add(fmt.Sprintf("spec.ports[%d]", e.port), source.NoEndpoints, "%s (%s, %s) has no endpoint: %s",
+				g.label, g.protocol, g.family, why)
 		}
 	}
 	w.out.problems = rep.problems

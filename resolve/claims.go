@@ -100,8 +100,8 @@ func (x claim) entry() *entry { return &x.by.entries[x.n] }
 // pool gives the name of the pool of a claim for an ID.
 func (x claim) pool() string { return x.by.groups[x.n/scopes].pools[x.n%scopes].name }
 
-// repeats reports whether s has its i-th entry already by another of its addresses: named twice, as by MetalLB's ingress
-// beside externalIPs, an address is served all the same.
+// repeats reports whether s has its i-th entry already by another of its addresses: named twice, as by MetalLB's
+// ingress beside externalIPs, an address is served all the same.
 func (s *service) repeats(r *Resolver, i int) bool {
 	h, ok := r.entries.holder[s.entries[i].Entry]
 	return ok && s.refused[i] == "" && h.by == s && h.entry().group == s.entries[i].group

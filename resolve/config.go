@@ -138,7 +138,8 @@ func (s *settings) readNodePorts(rep, other *report) {
 		if err != nil {
 			rep.flawed(field, err, "give a range, or one of all, primary and localhost")
 		} else if !served {
-			other.add(field, "LoopbackNotServed", "%s holds no address that is served: node ports are not served at ::1; use 127.0.0.0/8, or remove it", text)
+			other.add(field, "LoopbackNotServed", "%s holds no address that is served: node ports are not served at ::1; "+
+				"use 127.0.0.0/8, or remove it", text)
 		}
 	}
 	for _, r := range everywhere {
@@ -150,8 +151,8 @@ func (s *settings) readNodePorts(rep, other *report) {
 	s.localhost = slices.ContainsFunc(s.ranges, func(r model.Range) bool { return overlap(r, loopback4) })
 }
 
-// readNodePort reads one of NodePortAddresses, and reports whether any address that it says is served and of which families
-// it says something. What can't be read may be about both.
+// readNodePort reads one of NodePortAddresses, and reports whether any address that it says is served and of which
+// families it says something. What can't be read may be about both.
 func (s *settings) readNodePort(text string) (served bool, of families, err *flaw) {
 	both := families{true, true}
 	switch text {

@@ -201,7 +201,8 @@ func (w *decider) check() {
 	slices.SortFunc(w.counted, netip.Addr.Compare)
 	w.counted = slices.Compact(w.counted)
 	v6, _ := slices.BinarySearchFunc(w.counted, ipv6.any(), netip.Addr.Compare)
-	h := model.HealthCheck{Service: w.label, Port: w.declared.health, Local: max(v6, len(w.counted)-v6), Addresses: w.healthAt}
+	local := max(v6, len(w.counted)-v6)
+	h := model.HealthCheck{Service: w.label, Port: w.declared.health, Local: local, Addresses: w.healthAt}
 	if old := w.old.health; old != nil && old.Service == h.Service && old.Port == h.Port && old.Local == h.Local &&
 		(old.Addresses == nil) == (h.Addresses == nil) && slices.Equal(old.Addresses, h.Addresses) {
 		w.out.health = old

@@ -128,8 +128,8 @@ func TestWhyEmpty(t *testing.T) {
 		{"unnamed port", objects(svc(ports(sport("", 80))), eps(ep("10.0.0.1"))), `is named "", but ["http"]`, true},
 		{"protocol", objects(svc(ports(corev1.ServicePort{Name: "http", Port: 80, Protocol: "UDP"})), eps(ep("10.0.0.1"))), `port "http" of EndpointSlice web-1 has protocol tcp, not udp`, true},
 		{"family", objects(svc(clusterIPs("fd96::1")), eps(ep("10.0.0.1"))), "all of the other family; give endpoints of ipv6", true},
-		{"label", objects(web, slice(eps(ep("10.0.0.1")), of(""), sliceNamed("web-x"))), "EndpointSlice web-x is nobody's; give it the label kubernetes.io/service-name: web", true},
-		{"label, whole name", objects(web, slice(eps(ep("10.0.0.1")), of(""), sliceNamed("web"))), "EndpointSlice web is nobody's", true},
+		{"label", objects(web, slice(eps(ep("10.0.0.1")), of(""), sliceNamed("web-x"))), "EndpointSlice web-x belongs to no Service; give it the label kubernetes.io/service-name: web", true},
+		{"label, whole name", objects(web, slice(eps(ep("10.0.0.1")), of(""), sliceNamed("web"))), "EndpointSlice web belongs to no Service", true},
 		{"another's name", objects(web, slice(eps(ep("10.0.0.1")), of(""), sliceNamed("website-x"))), "it has no endpoints", false},
 		{"all elsewhere, Local", objects(svc(internal("Local")), eps(ep("10.0.0.1", on("n2")))), "no endpoint that is ready is on this node", false},
 	} {

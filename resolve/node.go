@@ -99,7 +99,7 @@ func leaving(obj *corev1.Node) string {
 	return ""
 }
 
-// readAddresses adds the node's internal and external addresses to n and returns them as listed, the internal ones first.
+// readAddresses adds the node's internal and external addresses to n and returns them, the internal ones first.
 func readAddresses(obj *corev1.Node, n *model.Node, rep *report) []netip.Addr {
 	var internal, external []netip.Addr
 	for i, a := range obj.Status.Addresses {

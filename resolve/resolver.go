@@ -47,7 +47,7 @@ type Resolver struct {
 	blocks     map[netip.Prefix]int                 // of addresses with endpoints, how many slices have some there
 	moved      map[model.Entry]struct{}             // entries that somebody else has than at the last Delta
 	ported     map[*namespace]struct{}              // namespaces whose node ports are others than at the last Delta
-	strays     map[source.Key][]string              // EndpointSlices of no Service, by the Service that their names speak of
+	strays     map[source.Key][]string              // EndpointSlices of no Service, by the Service in their names
 	hits       []hit                                // room for match
 
 	problemsNow   []source.Problem // what Problems returned last

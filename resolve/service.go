@@ -233,14 +233,16 @@ func (r *reading) readSources() {
 	r.out.sources = outermost(r.out.sources)
 }
 
-// warnOpen names ingress addresses that source ranges leave open since none is of their family, unless all let everybody in.
+// warnOpen names ingress addresses that source ranges leave open since none is of their family, unless all ranges are
+// of every address.
 func (r *reading) warnOpen() {
 	if !slices.ContainsFunc(r.out.sources, func(p netip.Prefix) bool { return p.Bits() > 0 }) {
 		return
 	}
 	for _, w := range r.in {
 		if f := familyOf(w.addr); w.via == viaLoadBalancer && !r.out.restricted.has(f) {
-			r.add(sourceRanges, "SourceRangesOneFamily", "no range is of %s: everybody is let in at %s; add ranges of %[1]s", f, w.addr)
+			r.add(sourceRanges, "SourceRangesOneFamily", "no range is of %s: every client is let in at %s; add ranges of %[1]s",
+				f, w.addr)
 		}
 	}
 }

@@ -30,7 +30,8 @@ func explain(j []byte, o source.Object, kind string, strict []error, err error) 
 	for _, s := range strict {
 		if f, ok := s.(kjson.FieldError); ok && strings.HasPrefix(s.Error(), "duplicate") {
 			e.add(f.FieldPath(), DuplicateField, "stands twice: keep one")
-			sure = sure && !slices.Contains([]string{"apiVersion", "kind", "metadata", "metadata.name", "metadata.namespace"}, f.FieldPath())
+			naming := []string{"apiVersion", "kind", "metadata", "metadata.name", "metadata.namespace"}
+			sure = sure && !slices.Contains(naming, f.FieldPath())
 		}
 	}
 	if len(e.problems) == 0 {

@@ -14,7 +14,8 @@ import (
 	yaml3 "go.yaml.in/yaml/v3"
 )
 
-var errMore = errors.New(`more text follows behind the end of the document: indent it like the rest, or put a line "---" between`)
+var errMore = errors.New(`more text follows behind the end of the document: ` +
+	`indent it like the rest, or put a line "---" between`)
 
 // yamlToJSON returns the document in text as JSON, read as kubectl reads it, and an error if more than one document is
 // there. A key that is repeated is repeated in the JSON too, so that what decodes the object names it.
@@ -140,8 +141,8 @@ func (r repeating) MarshalJSON() ([]byte, error) {
 	return out, err
 }
 
-// plainText returns text in UTF-8 without byte order mark, and with lines that end with LF. UTF-16 is known by its byte order
-// mark, as Windows PowerShell writes it; half a character at its end makes the last document invalid.
+// plainText returns text in UTF-8 without byte order mark, and with lines that end with LF. UTF-16 is known by its
+// byte order mark, as Windows PowerShell writes it; half a character at its end makes the last document invalid.
 func plainText(text []byte) []byte {
 	little := bytes.HasPrefix(text, []byte("\xff\xfe"))
 	if little || bytes.HasPrefix(text, []byte("\xfe\xff")) {
