@@ -231,7 +231,8 @@ func TestReadyWithServicesThatDoNotFit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m = m.EBPF(ebpf.Options{Sizes: bpf.Sizes{Frontends: 4096, Pools: 4096, Slots: 8192}})
+	m = m.EBPF(ebpf.Options{Sizes: bpf.Sizes{Frontends: 2048, Pools: 4096, Slots: 8192}})
+	m.Frontends, m.Slots = 0, 0 // or resolve would refuse them before the kernel does
 	var externalIPs []string
 	for i := range 90 {
 		externalIPs = append(externalIPs, fmt.Sprintf("203.0.113.%d", 1+i))

@@ -45,6 +45,7 @@ func TestLeastPrivileges(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			l := newLife(t, mode)
 			l.confine = confine(l.node, given)
+			defer l.told()
 			l.hire("--iptables-localhost-nodeports=false") // as the chart's configuration has it
 			given.held(t, l.cmd.Process.Pid)
 			if mode == "ebpf" {
@@ -88,12 +89,7 @@ func TestEachCapabilityIsNeeded(t *testing.T) {
 				l.confine = confine(l.node, less)
 				l.start("--iptables-localhost-nodeports=false")
 				defer func() { l.cmd.Process.Kill(); <-l.ended; l.cmd = nil }()
-				defer func() {
-					if t.Failed() {
-						b, _ := os.ReadFile(l.log.Name())
-						t.Logf("the log: %s", b)
-					}
-				}()
+				defer l.told()
 				eventually(t, "the log says what is denied", func() bool { return len(l.refusals()) > 0 })
 			})
 		}
@@ -126,7 +122,7 @@ func TestLeavingEBPFWithoutItsPrivileges(t *testing.T) {
 
 // confine returns the command that runs another as a container of a node that is given p.
 func confine(node *sandbox.Host, p privileges) []string {
-	script := []string{"mount -t tmpfs none /run/fairlead", "mount --bind /proc/sys /proc/sys", "mount -o remount,bind,ro /proc/sys"}
+	script := []string{"mount -t tmpfs -o mode=755 none /run/fairlead", "mount --bind /proc/sys /proc/sys", "mount -o remount,bind,ro /proc/sys"}
 	do := func(format string, args ...any) { script = append(script, fmt.Sprintf(format, args...)) }
 	for to, from := range p.HostPaths {
 		from, readOnly := strings.CutSuffix(from, " ro")
@@ -176,6 +172,14 @@ func (p privileges) held(t *testing.T, pid int) {
 	contains(t, string(status), fmt.Sprintf("CapPrm:\t%016x", want), fmt.Sprintf("CapEff:\t%016x", want), fmt.Sprintf("CapBnd:\t%016x", want), "NoNewPrivs:\t1")
 }
 
+// told logs what the agent logged, if the test failed.
+func (l *lives) told() {
+	if l.t.Failed() {
+		b, _ := os.ReadFile(l.log.Name())
+		l.t.Logf("the log: %s", b)
+	}
+}
+
 // denied demands that the agent's log names nothing that it may not do.
 func (l *lives) denied() {
 	for _, line := range l.refusals() {
@@ -193,7 +197,8 @@ func (l *lives) refusals() (lines []string) {
 		if strings.Contains(line, "OOM score") || strings.Contains(line, "nf_conntrack") {
 			continue
 		}
-		for _, word := range []string{"denied", "not permitted", "read-only"} {
+		// The last is all that iptables-legacy-restore says.
+		for _, word := range []string{"denied", "not permitted", "read-only", "unable to initialize table"} {
 			if strings.Contains(line, word) {
 				lines = append(lines, line)
 			}
