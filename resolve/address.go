@@ -31,6 +31,14 @@ func familyOf(a netip.Addr) family {
 // String gives "ipv4" or "ipv6".
 func (f family) String() string { return fmt.Sprintf("ipv%d", uint8(f)) }
 
+// index returns the family's place in bothFamilies.
+func (f family) index() int {
+	if f == ipv4 {
+		return 0
+	}
+	return 1
+}
+
 // any gives the unspecified address of the family.
 func (f family) any() netip.Addr {
 	if f == ipv4 {

@@ -56,7 +56,7 @@ func (s *service) mismatch(g *group, strays []string) string {
 // endpoints, or with none that is ready, is no mistake.
 func (w *decider) warnMismatches(s *service) {
 	rep := report{w.key, w.out.problems}
-	for i, noted := 0, map[int32]bool{}; i < len(s.entries) && len(rep.list) < mostOfObject; i++ {
+	for i, noted := 0, map[int32]bool{}; i < len(s.entries) && len(noted) < mostOfObject; i++ {
 		e := &s.entries[i]
 		if noted[e.group] || w.matched[e.group] {
 			continue

@@ -111,6 +111,9 @@ func (s *service) repeats(r *Resolver, i int) bool {
 func (r *Resolver) conflicts(s *service) problems {
 	rep := report{object: s.key}
 	r.excess(s, &rep)
+	if !s.claimed {
+		return rep.problems
+	}
 	for i := range s.entries {
 		if s.refused[i] == "" && r.entries.has(s.entries[i].Entry, claim{s, i}) || s.repeats(r, i) || rep.full() {
 			continue

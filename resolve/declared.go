@@ -29,8 +29,11 @@ func (v via) String() string {
 type declared struct {
 	label      string // "shop/web"
 	created    int64  // Unix seconds; the highest number where not said, so that those with an age come first
+	ways       []way  // addresses by which traffic enters
+	portList   []port
 	groups     []group
-	entries    []entry // in the order in which they take an entry that two of them want
+	frontends  int     // how many entries it has, made or not
+	entries    []entry // in the order in which they take an entry that two of them want; nil unless expanded
 	internal   bool    // internalTrafficPolicy: Local
 	external   bool    // externalTrafficPolicy: Local
 	spread     distribution
@@ -41,7 +44,6 @@ type declared struct {
 	restricted families         // those whose clients sources let in or not
 	health     uint16           // port of the health check; 0: none
 	ranges     int              // source ranges of all frontends
-	left       int              // frontends that are too many
 	index      map[groupKey]int // of groups, where they are many
 	problems   problems
 }
@@ -81,11 +83,14 @@ func (d *declared) indexGroups() {
 
 // group is what one port of a Service has in one family: endpoints, and pools of them.
 type group struct {
-	label    string // "shop/web:http", the start of its pools' names
 	port     unique.Handle[string]
 	protocol model.Protocol
 	family   family
-	pools    [scopes]poolName
+	needs    [scopes]bool // which pools its entries need
+
+	// Empty unless expanded.
+	label string // "shop/web:http", the start of its pools' names
+	pools [scopes]poolName
 }
 
 // The pools of a group.

@@ -105,10 +105,10 @@ type size struct {
 
 // measure returns what the Service d comes to at most, of whose groups hits are the endpoints. It counts and makes nothing.
 func (set *settings) measure(d *declared, hits []hit) size {
-	z := size{cost: cost{frontends: len(d.entries), ranges: d.ranges}}
+	z := size{cost: cost{frontends: d.frontends, ranges: d.ranges}}
 	eachGroup(d, hits, func(g *group, n, weights int) {
-		for _, p := range g.pools {
-			if p.name != "" {
+		for _, needed := range g.needs {
+			if needed {
 				z.pools++
 				z.wanted += n
 				z.tables += set.table(d, n, weights)
@@ -125,8 +125,8 @@ func (set *settings) measure(d *declared, hits []hit) size {
 		if z.perPool > 0 {
 			n = min(n, z.perPool)
 		}
-		for _, p := range g.pools {
-			if p.name != "" {
+		for _, needed := range g.needs {
+			if needed {
 				z.slots += n
 			}
 		}
@@ -209,7 +209,7 @@ func (r *Resolver) namespaceOf(name string) *namespace {
 // weigh measures s anew.
 func (r *Resolver) weigh(s *service) {
 	was := s.size.cost
-	if s.declared == nil || len(s.entries) == 0 {
+	if s.declared == nil || s.frontends == 0 {
 		s.size = size{}
 	} else {
 		r.hits = match(r.hits[:0], s.declared, s.slices)

@@ -190,3 +190,30 @@ func TestDocumentedScalePasses(t *testing.T) {
 	}
 	same(t, "problems", problemLines(resolved(n1, all...)), nil)
 }
+
+// Services that are not served for want of a share keep what they say, not what they would come to.
+func TestPassedServicesAreSmall(t *testing.T) {
+	r, all := New(n1), []source.Object(nil)
+	for i := range 400 {
+		all = append(all, svc(inNamespace("evil"), named(fmt.Sprintf("s%d", i)), clusterIPs(fmt.Sprintf("10.96.%d.%d", i>>8, i&255)),
+			manyExternalIPs(1000), manyPorts(4), born(int64(i))))
+	}
+	for _, o := range all {
+		r.Apply(puts(o))
+	}
+	if len(r.passed) < 300 {
+		t.Fatalf("%d Services are not served, want most of them", len(r.passed))
+	}
+	want := 0
+	for s := range r.passed {
+		want += len(s.entries) + len(s.refused)
+	}
+	for _, l := range r.entries.rivals {
+		want += len(slices.DeleteFunc(slices.Clone(l), func(x claim) bool { _, passed := r.passed[x.by]; return !passed }))
+	}
+	if want > 0 {
+		t.Errorf("%d entries and claims of Services that are not served are kept", want)
+	}
+	r.Apply(dels(all...))
+	mustBeEmpty(t, r)
+}

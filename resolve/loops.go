@@ -81,8 +81,9 @@ func (r *Resolver) lookForLoops() {
 			}
 		}
 	}
-	clear(r.moved)
-	clear(r.ported)
+	if len(r.moved)+len(r.ported) > 0 { // made anew: clearing a map that was large once costs as much as it had
+		r.moved, r.ported = map[model.Entry]struct{}{}, map[*namespace]struct{}{}
+	}
 }
 
 // hasEndpointAt reports whether s has an endpoint at one of the addresses.

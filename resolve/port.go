@@ -3,7 +3,6 @@ package resolve
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -20,40 +19,84 @@ type port struct {
 }
 
 func (r *reading) readPorts() {
-	limit := r.set.limits.Service.Frontends
-	ports := make([]port, 0, min(len(r.svc.Spec.Ports), limit))
+	d, limit := r.out, r.set.limits.Service.Frontends
+	d.portList = make([]port, 0, min(len(r.svc.Spec.Ports), limit))
 	names := map[groupKey]bool{}
+	extra := 0
 	for i := range r.svc.Spec.Ports {
-		if p, ok := r.readPort(i, names); ok && len(ports) == limit {
-			r.out.left += len(r.in)
+		if p, ok := r.readPort(i, names); ok && len(d.portList) == limit {
+			extra += len(d.ways)
 		} else if ok {
 			r.addGroups(&p)
-			ports = append(ports, p)
+			d.portList = append(d.portList, p)
 		}
 	}
-	r.out.indexGroups()
-	r.out.entries = make([]entry, 0, min((len(r.in)+1)*len(ports), limit))
-	for i, w := range r.in {
-		if len(r.out.entries) == limit {
-			r.out.left += (len(r.in) - i) * len(ports)
+	d.indexGroups()
+	left, ranges := d.lay(limit, func(e entry) {
+		d.frontends++
+		d.groups[e.group].need(d, &e)
+	})
+	d.ranges = ranges
+	if left += extra; left > 0 {
+		r.add("spec.ports", "TooManyFrontends", "%d addresses and ports of it are not served: %d are the most for one Service, "+
+			"and %d source ranges of all of them; use fewer ports, addresses or ranges, or raise the limit",
+			left, limit, limit*rangesPerFrontend)
+	}
+}
+
+// lay calls add with each entry of d, the first limit of them, and returns how many are left out and the source ranges
+// of the others.
+func (d *declared) lay(limit int, add func(entry)) (left, ranges int) {
+	n := 0
+	one := func(p *port, addr netip.Addr, number uint16, v via, index int) {
+		more := 0
+		if v == viaLoadBalancer {
+			more = len(d.sources)
+		}
+		if n == limit || ranges+more > limit*rangesPerFrontend {
+			left++
+			return
+		}
+		n, ranges = n+1, ranges+more
+		add(entry{
+			Entry: model.Entry{Addr: addr, Port: number, Protocol: p.protocol},
+			via:   v, group: int32(p.groups[familyOf(addr).index()]), port: int32(p.index), index: int32(index),
+		})
+	}
+	for i, w := range d.ways {
+		if n == limit {
+			left += (len(d.ways) - i) * len(d.portList)
 			break
 		}
-		for i := range ports {
-			r.addEntry(&ports[i], w.addr, ports[i].number, w.via, w.index)
+		for i := range d.portList {
+			one(&d.portList[i], w.addr, d.portList[i].number, w.via, w.index)
 		}
 	}
-	for i := range ports {
+	for i := range d.portList {
 		for _, f := range bothFamilies {
-			if ports[i].onNode != 0 && r.families.has(f) {
-				r.addEntry(&ports[i], f.any(), ports[i].onNode, viaNodePort, 0)
+			if p := &d.portList[i]; p.onNode != 0 && p.groups[f.index()] >= 0 {
+				one(p, f.any(), p.onNode, viaNodePort, 0)
 			}
 		}
 	}
-	if r.out.left > 0 {
-		r.add("spec.ports", "TooManyFrontends", "%d addresses and ports of it are not served: %d are the most for one Service, and %d source ranges "+
-			"of all of them; use fewer ports, addresses or ranges, or raise the limit", r.out.left, limit, limit*rangesPerFrontend)
+	return left, ranges
+}
+
+// expand makes the entries, and names the pools that they need. hash returns the ID of a pool from its name.
+func (d *declared) expand(limit int, hash func(string) uint64) {
+	d.entries = make([]entry, 0, d.frontends)
+	d.lay(limit, func(e entry) { d.entries = append(d.entries, e) })
+	for i := range d.groups {
+		d.groups[i].namePools(d.label, hash)
 	}
-	r.namePools()
+}
+
+// collapse undoes expand: a Service that is not served takes no more memory than what it says.
+func (d *declared) collapse() {
+	d.entries = nil
+	for i := range d.groups {
+		d.groups[i].label, d.groups[i].pools = "", [scopes]poolName{}
+	}
 }
 
 // rangesPerFrontend is how many source ranges a Service may have, all its frontends' together, for each frontend that it
@@ -101,59 +144,35 @@ func (r *reading) readNodePort(i int, n int32) uint16 {
 
 // addGroups makes the groups of a port.
 func (r *reading) addGroups(p *port) {
-	label := r.out.label
-	if p.name != "" {
-		label += ":" + word(p.name)
-	}
 	for i, f := range bothFamilies {
 		p.groups[i] = -1
 		if r.families.has(f) {
 			p.groups[i] = len(r.out.groups)
-			r.out.groups = append(r.out.groups, group{label: label, port: intern(p.name), protocol: p.protocol, family: f})
+			r.out.groups = append(r.out.groups, group{port: intern(p.name), protocol: p.protocol, family: f})
 		}
 	}
 }
 
-func (r *reading) addEntry(p *port, addr netip.Addr, number uint16, v via, index int) {
-	limit := r.set.limits.Service.Frontends
-	ranges := 0
-	if v == viaLoadBalancer {
-		ranges = len(r.out.sources)
-	}
-	if len(r.out.entries) == limit || r.out.ranges+ranges > limit*rangesPerFrontend {
-		r.out.left++
-		return
-	}
-	r.out.ranges += ranges
-	g := p.groups[slices.Index(bothFamilies[:], familyOf(addr))]
-	r.out.entries = append(r.out.entries, entry{
-		Entry: model.Entry{Addr: addr, Port: number, Protocol: p.protocol},
-		via:   v, group: int32(g), port: int32(p.index), index: int32(index),
-	})
+// need notes the pools that an entry needs. An external entry with the Local policy needs both: clients on this node and
+// in its pods use the whole cluster's endpoints.
+func (g *group) need(d *declared, e *entry) {
+	g.needs[cluster] = g.needs[cluster] || e.via != viaClusterIP || !d.internal
+	g.needs[onlyLocal] = g.needs[onlyLocal] || d.isLocal(e)
 }
 
-// namePools names the pools that the entries need. An external entry with the Local policy needs both: clients on this
-// node and in its pods use the whole cluster's endpoints.
-func (r *reading) namePools() {
-	for i := range r.out.entries {
-		e := &r.out.entries[i]
-		if e.via != viaClusterIP || !r.out.internal {
-			r.namePool(e.group, cluster, "cluster")
-		}
-		if r.out.isLocal(e) {
-			r.namePool(e.group, onlyLocal, "local")
+// namePools names the pools that g needs, by the Service's label.
+func (g *group) namePools(service string, hash func(string) uint64) {
+	g.label = service
+	if port := nameOf(g.port); port != "" {
+		g.label += ":" + word(port)
+	}
+	for scope, what := range [scopes]string{cluster: "cluster", onlyLocal: "local"} {
+		if g.needs[scope] {
+			name := g.label + " " + g.protocol.String() + " " + g.family.String() + " " + what
+			g.pools[scope] = poolName{name, hash(name)}
+			g.label = name[:len(g.label)] // one text in memory for both
 		}
 	}
-}
-
-func (r *reading) namePool(index int32, scope int, what string) {
-	g := &r.out.groups[index]
-	if g.pools[scope].name != "" {
-		return
-	}
-	name := g.label + " " + g.protocol.String() + " " + g.family.String() + " " + what
-	g.pools[scope] = poolName{name, r.hash(name)}
-	g.label = name[:len(g.label)] // one text in memory for both
 }
 
 // word gives s, quoted if it holds anything that names in Kubernetes don't, so that names put together stay apart.

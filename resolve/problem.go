@@ -115,23 +115,22 @@ func (r *Resolver) problemsOf(s *service) []source.Problem {
 	if s.declared == nil {
 		return nil
 	}
-	own := r.conflicts(s)
-	own = s.declared.problems.with(s.decision.problems).with(own).most(mostOfObject)
-	list := own.counted(s.key, s.key.String())
-	if len(s.entries) == 0 {
-		return list
-	}
+	own := s.declared.problems.with(s.decision.problems).with(r.conflicts(s))
 	var of problems
 	for _, e := range s.slices {
-		of.more += e.problems.more
-		if len(of.list) < mostOfObject {
-			of.list = append(of.list, e.problems.list...)
-		} else {
-			of.more += len(e.problems.list)
+		switch {
+		case s.frontends == 0:
+		case len(of.list) < mostOfObject:
+			of = of.with(e.problems)
+		default:
+			of.more += e.problems.more + len(e.problems.list)
 		}
 	}
-	of = of.most(mostOfObject)
-	return append(list, of.counted(s.key, "its EndpointSlices")...)
+	if len(own.list)+len(of.list) == 0 {
+		return nil
+	}
+	list := own.most(mostOfObject).counted(s.key, s.key.String())
+	return append(list, of.most(mostOfObject).counted(s.key, "its EndpointSlices")...)
 }
 
 // Problems returns everything that is wrong now, sorted: of each Service at most ten problems and a count, of its slices

@@ -63,6 +63,7 @@ type service struct {
 	key         source.Key
 	namespace   *namespace
 	*declared                    // nil while only slices are known
+	claimed     bool             // it is expanded, and has claimed what it wants
 	refused     map[int]string   // entries that would capture what is others', and why
 	slices      []*endpointSlice // by name
 	size        size
@@ -189,16 +190,12 @@ func (r *Resolver) meet(name string, obj *corev1.Node) bool {
 
 func (r *Resolver) applyService(key source.Key, obj *corev1.Service) {
 	s := r.service(key)
-	if s.declared != nil {
-		r.claim(s, false)
-		r.indexAddresses(s, false)
-		s.declared, s.refused = nil, nil
+	if s.claimed {
+		r.withdraw(s)
 	}
+	s.declared = nil
 	if obj != nil {
-		s.declared = declare(obj, r.set, r.hash)
-		r.indexAddresses(s, true)
-		s.refused = r.refusals(s)
-		r.claim(s, true)
+		s.declared = declare(obj, r.set)
 	}
 	r.touch(s, true)
 }
@@ -299,6 +296,29 @@ func (r *Resolver) touch(s *service, stale bool) {
 	}
 }
 
+// enlist has s claim what it wants, or give that back, as it is to be served or not.
+func (r *Resolver) enlist(s *service) {
+	_, passed := r.passed[s]
+	switch wants := s.declared != nil && !passed; {
+	case wants && !s.claimed:
+		s.expand(r.set.limits.Service.Frontends, r.hash)
+		r.indexAddresses(s, true)
+		s.refused = r.refusals(s)
+		s.claimed = true
+		r.claim(s, true)
+	case !wants && s.claimed:
+		r.withdraw(s)
+	}
+}
+
+// withdraw has s, which has claims, give them back.
+func (r *Resolver) withdraw(s *service) {
+	r.claim(s, false)
+	r.indexAddresses(s, false)
+	s.refused, s.claimed = nil, false
+	s.collapse()
+}
+
 // claim adds or drops everything that s declares to want.
 func (r *Resolver) claim(s *service, add bool) {
 	for i := range s.entries {
@@ -321,6 +341,10 @@ func (r *Resolver) claim(s *service, add bool) {
 // moveEntry adds or drops the claim for s's i-th entry. Those who want it too are touched where somebody else has it then.
 func (r *Resolver) moveEntry(s *service, i int, add bool) {
 	k := s.entries[i].Entry
+	if r.told == nil { // every Service is decided anyway
+		move(&r.entries, add, k, claim{s, i})
+		return
+	}
 	was := r.entries.holder[k].by
 	r.touch(move(&r.entries, add, k, claim{s, i}), false)
 	if r.entries.holder[k].by == was {
@@ -328,9 +352,6 @@ func (r *Resolver) moveEntry(s *service, i int, add bool) {
 	}
 	for _, x := range r.entries.rivals[k] {
 		r.touch(x.by, false)
-	}
-	if r.told == nil {
-		return // every Service is decided anyway
 	}
 	r.moved[k] = struct{}{}
 	if k.AnyAddr() {
@@ -351,13 +372,16 @@ func move[K comparable](c *claims[K], add bool, k K, x claim) *service {
 
 // settle decides what is out of date and gives the difference from what was shown before.
 func (r *Resolver) settle() model.Delta {
-	r.lookForLoops()
 	for _, s := range r.changed {
 		if s.stale {
 			r.weigh(s)
 		}
 	}
 	r.admit()
+	for i := 0; i < len(r.changed); i++ { // more may come
+		r.enlist(r.changed[i])
+	}
+	r.lookForLoops()
 	slices.SortFunc(r.changed, func(a, b *service) int {
 		return cmp.Or(strings.Compare(a.key.Namespace, b.key.Namespace), strings.Compare(a.key.Name, b.key.Name))
 	})

@@ -21,10 +21,8 @@ type reading struct {
 	report
 	svc      *corev1.Service
 	set      *settings
-	hash     func(string) uint64
 	out      *declared
 	families families
-	in       []way
 }
 
 // way is an address by which traffic enters, whatever the port.
@@ -34,9 +32,9 @@ type way struct {
 	index int
 }
 
-// declare reads a Service for a node that is set so. hash gives the ID of a pool from its name.
-func declare(svc *corev1.Service, set *settings, hash func(string) uint64) *declared {
-	r := &reading{svc: svc, set: set, hash: hash, out: &declared{created: math.MaxInt64}}
+// declare reads a Service for a node that is set so. Its entries are not made yet: see expand.
+func declare(svc *corev1.Service, set *settings) *declared {
+	r := &reading{svc: svc, set: set, out: &declared{created: math.MaxInt64}}
 	r.object = source.KeyOf(svc)
 	r.out.label = word(svc.Namespace) + "/" + word(svc.Name)
 	if !svc.CreationTimestamp.IsZero() {
@@ -239,7 +237,7 @@ func (r *reading) warnOpen() {
 	if !slices.ContainsFunc(r.out.sources, func(p netip.Prefix) bool { return p.Bits() > 0 }) {
 		return
 	}
-	for _, w := range r.in {
+	for _, w := range r.out.ways {
 		if f := familyOf(w.addr); w.via == viaLoadBalancer && !r.out.restricted.has(f) {
 			r.add(sourceRanges, "SourceRangesOneFamily", "no range is of %s: every client is let in at %s; add ranges of %[1]s",
 				f, w.addr)
@@ -274,7 +272,7 @@ func (r *reading) addWay(s string, v via, i int) {
 		r.flawed(field(v, i, 0), err, "nothing is served there; correct or remove it")
 		return
 	}
-	r.in = append(r.in, way{addr, v, i})
+	r.out.ways = append(r.out.ways, way{addr, v, i})
 }
 
 // addIngress adds the addresses of load balancers that leave the destination address as it is (KEP-1860: ipMode VIP).
