@@ -144,7 +144,7 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 	defer a.mu.Unlock()
 	a.problems = b.Problems
 	if b.Waiting {
-		a.tell(b.Problems)
+		a.tellAll()
 		return
 	}
 	delta := a.resolver.Apply(b.Changes)

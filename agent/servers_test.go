@@ -319,3 +319,18 @@ func TestPagesEscapeForeignText(t *testing.T) {
 		t.Errorf("/status says something else to programs: %+v", s.Problems)
 	}
 }
+
+// A problem of the time before anything is known is over once the source has told, and the log says so.
+func TestProblemWhileWaitingIsOver(t *testing.T) {
+	a := still(t, Options{})
+	var log strings.Builder
+	a.options.Log = slog.New(slog.NewTextHandler(&log, nil))
+	away := source.Problem{Reason: "Unreachable", Message: "the API server is away", Since: time.Now()}
+	a.take(t.Context(), source.Batch{Waiting: true, Problems: []source.Problem{away}})
+	a.take(t.Context(), source.Batch{})
+	for _, text := range []string{`"problem in the input" problem="the API server is away`, "problem in the input is over"} {
+		if !strings.Contains(log.String(), text) {
+			t.Errorf("the log lacks %q: %s", text, log.String())
+		}
+	}
+}

@@ -355,13 +355,15 @@ kind: FairleadConfiguration
 mode: magic
 scheduler: best
 takeOver: Maybe
-limits: {namespaceBytes: 1000, bytes: -1}
+externalIPs: Some
+limits: {namespaceBytes: 1000, bytes: -1, serviceFrontends: -2, namespacePercent: 101}
 `)
 	if err == nil {
 		t.Fatal("no error")
 	}
 	for _, path := range []string{"mode", "bindAddress", "metricsBindAddress", "oomScoreAdj", "clusterCIDR[0]", "nodePortAddresses[0]", "conntrack.min", "ipvs.minSyncPeriod",
-		"ipvs.excludeCIDRs[0]", "ipvs.scheduler", "scheduler", "takeOver", "limits.namespaceBytes", "limits.bytes", `"magic"`} {
+		"ipvs.excludeCIDRs[0]", "ipvs.scheduler", "scheduler", "takeOver", "limits.namespaceBytes", "limits.bytes",
+		"limits.serviceFrontends", "limits.namespacePercent", "externalIPs", `"magic"`} {
 		if !strings.Contains(err.Error(), path) {
 			t.Errorf("%s is missing in: %v", path, err)
 		}
@@ -398,6 +400,7 @@ func TestWrongFlagsAreNamed(t *testing.T) {
 		"--ebpf-room=67108865":    {"67108865", "--ebpf-room", "from 512 to 67108864 slots"},
 		"--ebpf-room=5000000000":  {"5000000000", "--ebpf-room"},
 		"--ebpf-close-tcp=always": {`"always"`, "--ebpf-close-tcp"},
+		"--external-ips=Some":     {`"Some"`, "externalIPs", "Safe", "Refuse", "Any"},
 		"--ebpf-shortcut=Often":   {`"Often"`, "ebpf.shortcut", "Auto", "Never"},
 		"--ebpf-flows=1023":       {"1023", "--ebpf-flows", "from 1024 to 16777216 entries"},
 		"--ebpf-flows=16777217":   {"16777217", "--ebpf-flows", "from 1024 to 16777216 entries"},
