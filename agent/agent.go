@@ -214,7 +214,8 @@ func (a *Agent) standing() []source.Problem {
 	a.mu.Unlock()
 	for plane, s := range a.loops() {
 		if s.NotServing != "" {
-			all = append(all, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node}, Reason: "NotServing",
+			all = append(all, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},
+				Reason:  "NotServing",
 				Message: fmt.Sprintf("the data plane %s serves no Service on this node: %s", plane, s.NotServing)})
 		}
 		few, others := fewPerService(s.Failing)
@@ -224,7 +225,8 @@ func (a *Agent) standing() []source.Problem {
 		}
 		for _, service := range sortedKeys(others) { // their number changes: that is no news
 			all = append(all, source.Problem{Object: ownerKey(service), Reason: "Refused",
-				Message: fmt.Sprintf("the data plane %s can't serve more ports of %s: /status counts them", plane, service)})
+				Message: fmt.Sprintf("the data plane %s can't serve more ports of %s: /status counts them", plane,
+					service)})
 		}
 	}
 	return all
@@ -244,7 +246,8 @@ func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys
 // tellAll logs what stands, but for what the kernel refuses. It costs next to nothing while that is what it was.
 func (a *Agent) tellAll() {
 	resolved := a.resolver.Problems()
-	if len(resolved) == len(a.resolved) && (len(resolved) == 0 || &resolved[0] == &a.resolved[0]) && slices.Equal(a.problems, a.sourced) {
+	if len(resolved) == len(a.resolved) && (len(resolved) == 0 || &resolved[0] == &a.resolved[0]) &&
+		slices.Equal(a.problems, a.sourced) {
 		return
 	}
 	a.sourced, a.resolved = a.problems, resolved
@@ -264,7 +267,8 @@ func (a *Agent) tell(problems ...[]source.Problem) {
 	}
 	for p := range a.known {
 		if _, stands := now[p]; !stands && !p.Since.IsZero() {
-			a.options.Log.Info("problem in the input is over", "problem", p.String(), "lasted", time.Since(p.Since).Round(time.Millisecond))
+			a.options.Log.Info("problem in the input is over", "problem", p.String(), "lasted",
+				time.Since(p.Since).Round(time.Millisecond))
 		}
 	}
 	a.known = now
@@ -275,7 +279,8 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 	start := time.Now()
 	err := a.services.Sync(ctx)
 	if serving, why := a.services.Serving(); !serving && ctx.Err() == nil {
-		a.options.Log.Error("not serving: what all Services need is not in the kernel; trying again", "mode", a.options.Mode.Name, "reason", why, "error", err)
+		a.options.Log.Error("not serving: what all Services need is not in the kernel; trying again", "mode",
+			a.options.Mode.Name, "reason", why, "error", err)
 		a.services.Served(ctx)
 		err = a.services.Sync(ctx)
 	}

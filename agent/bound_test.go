@@ -41,7 +41,8 @@ func TestBoundIsLoggedAndCounted(t *testing.T) {
 	}
 	defer services.Close()
 	p.report("frontend 10.96.0.1:80/TCP has its share")
-	if s := log.String(); !strings.Contains(s, "level=WARN") || !strings.Contains(s, "plane=tight") || !strings.Contains(s, "10.96.0.1:80/TCP") {
+	if s := log.String(); !strings.Contains(s, "level=WARN") || !strings.Contains(s, "plane=tight") ||
+		!strings.Contains(s, "10.96.0.1:80/TCP") {
 		t.Errorf("the log says %q", s)
 	}
 	a := still(t, Options{})

@@ -44,9 +44,14 @@ var (
 	refusedDesc = prometheus.NewDesc("fairlead_service_refused_total",
 		"Those for which there was no endpoint (mode ebpf).", []string{"service"}, nil)
 	packetsDesc = prometheus.NewDesc("fairlead_packets_total",
-		"Packets at the node's devices that began a flow, were rejected for want of an endpoint, or were dropped: silenced as the Service asks, or since there was no_port or no_address to hide their client, or no_room for their flow, or as forged, since the route back to their source leads to another device; and those of no flow that were handed_over to a pod past the node's stack (mode ebpf).", []string{"outcome"}, nil)
+		"Packets at the node's devices that began a flow, were rejected for want of an endpoint, or were dropped: "+
+			"silenced as the Service asks, or since there was no_port or no_address to hide their client, or "+
+			"no_room for their flow, or as forged, since the route back to their source leads to another device; "+
+			"and those of no flow that were handed_over to a pod past the node's stack (mode "+
+			"ebpf).", []string{"outcome"}, nil)
 	boundDesc = prometheus.NewDesc("fairlead_userspace_refused_total",
-		"TCP connections and UDP flows that were refused since their frontend, or their client, had its share of file descriptors (mode userspace).", []string{"bound"}, nil)
+		"TCP connections and UDP flows that were refused since their frontend, or their client, had its share of "+
+			"file descriptors (mode userspace).", []string{"bound"}, nil)
 )
 
 // collectServices makes metrics of what became of Services' clients.

@@ -191,7 +191,8 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range loopMetrics {
 		ch <- m.desc
 	}
-	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc, refusedDesc, packetsDesc, boundDesc} {
+	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc,
+		refusedDesc, packetsDesc, boundDesc} {
 		ch <- d
 	}
 }

@@ -103,7 +103,8 @@ func (m Mode) Resolve(c resolve.Config) resolve.Config {
 	c.Plane, c.Schedulers, c.Behind, c.HidesAll, c.Cannot = m.Name, m.Schedulers, m.Behind, m.HidesAll, m.Cannot
 	c.NotDirect = m.NotDirect()
 	c.TableEntriesPerBackend, c.TableEntriesPerSlot = m.Table, m.PerSlot
-	c.Limits.Total = c.Limits.Total.Within(resolve.DefaultLimits.Total, resolve.Bounds{Frontends: m.Frontends, Slots: m.Slots})
+	c.Limits.Total = c.Limits.Total.Within(resolve.DefaultLimits.Total, resolve.Bounds{Frontends: m.Frontends,
+		Slots: m.Slots})
 	return c
 }
 
@@ -226,7 +227,8 @@ func opens[K dataplane.Key, V comparable, P plane[K, V]](a service.Abilities, op
 		if w, ok := any(p).(warner); ok {
 			w.OnWarning(func(text string) { log.Warn(text) })
 		}
-		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf, Base: isNode, Weight: weigh, Log: log, MaxFacts: a.Batch})
+		l := reconcile.New(p, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf, Base: isNode, Weight: weigh,
+			Log: log, MaxFacts: a.Batch})
 		return &partial{loop: served[K, V]{p, l}, share: share{takes: takes}}, nil
 	}, retires}
 }

@@ -39,7 +39,8 @@ func still(t *testing.T, o Options) *Agent {
 	o.Mode, o.Log, o.Resolve = mode, slog.New(slog.DiscardHandler), resolve.Config{Node: "a"}
 	checks := health.New(nil, nil)
 	t.Cleanup(checks.Close)
-	a := &Agent{options: o, services: &Services{}, registry: prometheus.NewRegistry(), resolver: resolve.New(o.Resolve), known: map[source.Problem]struct{}{}, names: servicesOf{}, batches: 1,
+	a := &Agent{options: o, services: &Services{}, registry: prometheus.NewRegistry(), resolver: resolve.New(o.Resolve),
+		known: map[source.Problem]struct{}{}, names: servicesOf{}, batches: 1,
 		health: reconcile.New(checks, reconcile.Options[*model.HealthCheck]{})}
 	a.metrics = newProxyMetrics(a.registry)
 	a.progress = newProgress(a.metrics, o.Servers.Late)
@@ -260,7 +261,8 @@ func TestProbeAnsweredWhileConnectionsAreHeld(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() {
-		ended <- Servers{}.serve(ctx, slog.New(slog.DiscardHandler), l, l.Addr().String(), still(t, Options{}).handler())
+		ended <- Servers{}.serve(ctx, slog.New(slog.DiscardHandler), l, l.Addr().String(),
+			still(t, Options{}).handler())
 	}()
 	held := make([]net.Conn, httpserver.MaxConnections+1)
 	for i := range held {
@@ -315,7 +317,8 @@ func TestPagesEscapeForeignText(t *testing.T) {
 		}
 	}
 	var s State
-	if _, body := get(a.handler(), "/status"); json.Unmarshal([]byte(body), &s) != nil || s.Problems[0].Message != evil {
+	if _, body := get(a.handler(), "/status"); json.Unmarshal([]byte(body), &s) != nil ||
+		s.Problems[0].Message != evil {
 		t.Errorf("/status says something else to programs: %+v", s.Problems)
 	}
 }
@@ -328,7 +331,8 @@ func TestProblemWhileWaitingIsOver(t *testing.T) {
 	away := source.Problem{Reason: "Unreachable", Message: "the API server is away", Since: time.Now()}
 	a.take(t.Context(), source.Batch{Waiting: true, Problems: []source.Problem{away}})
 	a.take(t.Context(), source.Batch{})
-	for _, text := range []string{`"problem in the input" problem="the API server is away`, "problem in the input is over"} {
+	for _, text := range []string{`"problem in the input" problem="the API server is away`,
+		"problem in the input is over"} {
 		if !strings.Contains(log.String(), text) {
 			t.Errorf("the log lacks %q: %s", text, log.String())
 		}

@@ -58,7 +58,8 @@ func OpenServices(m Mode, log *slog.Logger) (*Services, error) {
 			return nil, errors.Join(err, s.Close())
 		}
 		s.flows.takes = m.tracked
-		s.after = reconcile.New(s.stale, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf, Log: log.With("plane", "flows")})
+		s.after = reconcile.New(s.stale, reconcile.Options[model.Part]{Owner: Owner, Group: serviceOf,
+			Log: log.With("plane", "flows")})
 		s.ended.Go(func() { s.after.Run(ctx) })
 		s.ended.Go(func() { s.follow(ctx) })
 	}

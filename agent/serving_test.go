@@ -47,7 +47,8 @@ func (r refusing[K, V]) Write(ctx context.Context, put, del []dataplane.Fact[K, 
 }
 
 // refuseParts has a plane refuse all facts that bad parts need and good ones don't.
-func refuseParts[K dataplane.Key, V comparable, P plane[K, V]](open func() (P, error), good, bad []model.Part) func() (plane[K, V], error) {
+func refuseParts[K dataplane.Key, V comparable, P plane[K, V]](open func() (P, error), good,
+	bad []model.Part) func() (plane[K, V], error) {
 	return func() (plane[K, V], error) {
 		p, err := open()
 		if err != nil {
@@ -91,7 +92,8 @@ func inNode(t *testing.T, f func(ctx context.Context) error) {
 	}
 	defer c.Close()
 	to := netip.MustParsePrefix("10.96.0.0/12") // a route, so that packets come to where they are translated
-	if err := errors.Join(c.Up(1), c.AddAddress(1, netip.MustParsePrefix("10.244.0.1/32")), c.PutRoute(link.Route{To: to, Dev: 1})); err != nil {
+	if err := errors.Join(c.Up(1), c.AddAddress(1, netip.MustParsePrefix("10.244.0.1/32")),
+		c.PutRoute(link.Route{To: to, Dev: 1})); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
@@ -115,7 +117,8 @@ func inNode(t *testing.T, f func(ctx context.Context) error) {
 func asks(ctx context.Context, n int) error {
 	for i := range n {
 		ctx, stop := context.WithTimeout(ctx, 5*time.Second)
-		_, err := echo.Ask(ctx, model.TCP, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(1 + i)}), 80), echo.Options{})
+		_, err := echo.Ask(ctx, model.TCP, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(1 + i)}), 80),
+			echo.Options{})
 		stop()
 		if err != nil {
 			return fmt.Errorf("Service %d: %w", i, err)
@@ -126,9 +129,11 @@ func asks(ctx context.Context, n int) error {
 
 // portOf makes a port of a Service, which the echo server serves.
 func portOf(service string, id uint64, entry string) []model.Part {
-	pool := &model.Pool{ID: id, Name: service + " tcp ipv4 cluster", Protocol: model.TCP, Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.244.0.1:8080")}}}
+	pool := &model.Pool{ID: id, Name: service + " tcp ipv4 cluster", Protocol: model.TCP,
+		Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.244.0.1:8080")}}}
 	at, to := netip.MustParseAddrPort(entry), model.Target{Pool: pool}
-	return []model.Part{pool, &model.Frontend{Service: service, Via: "ClusterIP", Entry: model.Entry{Addr: at.Addr(), Port: at.Port(), Protocol: model.TCP}, Inside: to, Outside: to}}
+	return []model.Part{pool, &model.Frontend{Service: service, Via: "ClusterIP", Entry: model.Entry{Addr: at.Addr(),
+		Port: at.Port(), Protocol: model.TCP}, Inside: to, Outside: to}}
 }
 
 // Every plane serves at a cold start what the kernel doesn't refuse, though it refuses all facts of three Services of
@@ -138,10 +143,12 @@ func TestRefusedServicesHoldNoOthers(t *testing.T) {
 	const services = 20
 	good, bad := []model.Part{node}, []model.Part{}
 	for i := range services {
-		good = append(good, portOf(fmt.Sprintf("shop/s%d:http", i), uint64(1+i)<<8, fmt.Sprintf("10.96.0.%d:80", 1+i))...)
+		good = append(good, portOf(fmt.Sprintf("shop/s%d:http", i), uint64(1+i)<<8, fmt.Sprintf("10.96.0.%d:80",
+			1+i))...)
 	}
 	for i := range 90 {
-		bad = append(bad, portOf(fmt.Sprintf("evil/s%d:p%d", i%3, i), uint64(1+i)<<16, fmt.Sprintf("10.97.0.%d:%d", 1+i%3, 1000+i))...)
+		bad = append(bad, portOf(fmt.Sprintf("evil/s%d:p%d", i%3, i), uint64(1+i)<<16, fmt.Sprintf("10.97.0.%d:%d",
+			1+i%3, 1000+i))...)
 	}
 	for _, m := range []Mode{
 		alone(nftables.Abilities, refuseParts(nftables.New, good, bad)),
@@ -182,7 +189,8 @@ func TestRefusedServicesHoldNoOthers(t *testing.T) {
 func webAt(namespace, name, clusterIP string, ports int, externalIPs ...string) []source.Object {
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeClusterIP, ClusterIP: clusterIP, ClusterIPs: []string{clusterIP}, ExternalIPs: externalIPs}}
-	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name + "-1",
+		Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.1"}}}}
 	for i := range ports {
 		port, target, tcp := fmt.Sprint("p", i), int32(8080), corev1.ProtocolTCP
@@ -256,10 +264,12 @@ func TestReadyWithServicesThatDoNotFit(t *testing.T) {
 				told[p.Object.Namespace+"/"+p.Object.Name]++
 			}
 		}
-		if told["evil/wide"] != mostPerService+1 || told["evil/mag"] != mostPerService+1 || told["shop/web"]+told["shop/cart"] != 0 {
+		if told["evil/wide"] != mostPerService+1 || told["evil/mag"] != mostPerService+1 ||
+			told["shop/web"]+told["shop/cart"] != 0 {
 			t.Errorf("refusals told: %v", told)
 		}
-		if _, body := get(h, "/status"); strings.Count(body, `"evil/wide:`) > mostPerService+1 || !strings.Contains(body, " more") {
+		if _, body := get(h, "/status"); strings.Count(body, `"evil/wide:`) > mostPerService+1 ||
+			!strings.Contains(body, " more") {
 			t.Errorf("/status: %s", body)
 		}
 		return nil
@@ -273,7 +283,8 @@ func TestNotReadyWithoutHooks(t *testing.T) {
 	refuses.Store(true)
 	open := func() (plane[ebpf.Key, string], error) {
 		p, err := ebpf.New()
-		return refusing[ebpf.Key, string]{p, func(k ebpf.Key) bool { return k.Kind == ebpf.KindHooks && refuses.Load() }}, err
+		return refusing[ebpf.Key, string]{p,
+			func(k ebpf.Key) bool { return k.Kind == ebpf.KindHooks && refuses.Load() }}, err
 	}
 	m := before(ebpf.Abilities, open, nftables.Abilities, nftables.New, ebpf.Leaves)
 	inNode(t, func(ctx context.Context) error {
@@ -287,7 +298,8 @@ func TestNotReadyWithoutHooks(t *testing.T) {
 		}
 		found := false
 		for _, p := range a.standing() {
-			found = found || p.Object.Kind == source.Node && p.Object.Name == "a" && strings.Contains(p.Message, "hooks")
+			found = found || p.Object.Kind == source.Node && p.Object.Name == "a" &&
+				strings.Contains(p.Message, "hooks")
 		}
 		if !found {
 			t.Errorf("no problem of the Node: %v", a.standing())

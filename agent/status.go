@@ -35,7 +35,8 @@ type State struct {
 func (a *Agent) state() State {
 	ready := a.notReady() == ""
 	a.mu.Lock()
-	s := State{Node: a.options.Resolve.Node, Leaving: a.resolver.Leaving(), Mode: a.options.Mode.Name, Why: a.options.Why, Ready: ready, Batches: a.batches,
+	s := State{Node: a.options.Resolve.Node, Leaving: a.resolver.Leaving(), Mode: a.options.Mode.Name,
+		Why: a.options.Why, Ready: ready, Batches: a.batches,
 		Problems: append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)}
 	a.mu.Unlock()
 	s.Loops = a.loops()

@@ -238,13 +238,17 @@ func TestMeaning(t *testing.T) {
 		{"its masqueradeAll", head + "mode: nftables\nnftables: {masqueradeAll: true}", "", with(func(o *outcome) { o.mode, o.ports, o.all = "nftables", "primary", true })},
 		{"mode ipvs", head + "mode: ipvs\niptables: {masqueradeAll: true}", "", with(func(o *outcome) { o.mode, o.ports, o.all, o.scheduler = "ipvs", "", true, "round-robin" })},
 		{"ipvs with a scheduler", head + "mode: ipvs\nipvs: {scheduler: mh}", "", with(func(o *outcome) { o.mode, o.ports, o.scheduler = "ipvs", "", "maglev" })},
-		{"ipvs with a scheduler that isn't here", head + "mode: ipvs\nipvs: {scheduler: lblcr}", "", with(func(o *outcome) { o.mode, o.ports, o.scheduler = "ipvs", "", "least-connections" })},
+		{"ipvs with a scheduler that isn't here", head + "mode: ipvs\nipvs: {scheduler: lblcr}", "",
+			with(func(o *outcome) { o.mode, o.ports, o.scheduler = "ipvs", "", "least-connections" })},
 		{"no localhost", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [0.0.0.0/4, 96.0.0.0/3, 127.1.0.0/16, 'fd00::/8']", "",
 			with(func(o *outcome) {
 				o.ports = "0.0.0.0/4,96.0.0.0/4,112.0.0.0/5,120.0.0.0/6,124.0.0.0/7,126.0.0.0/8,127.255.255.255/32,fd00::/8"
 			})},
-		{"only localhost, and not that", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [localhost]", "", with(func(o *outcome) { o.ports = "127.255.255.255/32,ff00::/128" })},
-		{"localhost beside others, and not that", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [127.0.0.0/8, 'fd00::/8', primary]", "", with(func(o *outcome) { o.ports = "127.255.255.255/32,fd00::/8,primary" })},
+		{"only localhost, and not that", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [localhost]",
+			"", with(func(o *outcome) { o.ports = "127.255.255.255/32,ff00::/128" })},
+		{"localhost beside others, and not that", head + "iptables: {localhostNodePorts: " +
+			"false}\nnodePortAddresses: [127.0.0.0/8, 'fd00::/8', " +
+			"primary]", "", with(func(o *outcome) { o.ports = "127.255.255.255/32,fd00::/8,primary" })},
 		{"IPv6", head + "bindAddress: '::'", "", with(func(o *outcome) { o.health, o.metrics = "[::]:10256", "[::1]:10249" })},
 		{"ports of their own", head + "healthzBindAddress: fd00::1\nmetricsBindAddress: 10.0.0.1:99", "", with(func(o *outcome) { o.health, o.metrics = "[fd00::1]:10256", "10.0.0.1:99" })},
 		{"NodeCIDR", head + "detectLocalMode: NodeCIDR", "", with(func(o *outcome) { o.noPods = false })},
@@ -308,13 +312,15 @@ func TestStartsAsKubeProxy(t *testing.T) {
 		{"mode: iptables\nipvs: {scheduler: best}", "ipvs.scheduler"},
 		{"nftables: {masqueradeBit: 40}", "nftables.masqueradeBit"},
 		{"mode: ipvs\niptables: {syncPeriod: 1s, minSyncPeriod: 2s}", "iptables.minSyncPeriod"},
-		{"mode: ipvs\nipvs: {scheduler: lblc}", "ipvs.scheduler: lblc is not honoured: Services are served by least-connections (lc)"},
+		{"mode: ipvs\nipvs: {scheduler: lblc}", "ipvs.scheduler: lblc is not honoured: Services are served by " +
+			"least-connections (lc)"},
 		{"mode: ipvs\nipvs: {scheduler: fo}", "weighted-round-robin (wrr)"},
 		{"mode: ipvs\nipvs: {scheduler: ovf}", "weighted-round-robin (wrr)"},
 		{"mode: ipvs\nipvs: {scheduler: twos}", "weighted-least-connections (wlc)"},
 		{"mode: ipvs\nipvs: {scheduler: dh}", ""},
 		{"nodePortAddresses: ['::1/128']", ""},
-		{"clusterCIDR: 010.244.000.000/16\nbindAddress: 010.0.0.1\nnodePortAddresses: [172.030.0.0/16]\nmetricsBindAddress: 127.0.0.01", ""},
+		{"clusterCIDR: 010.244.000.000/16\nbindAddress: 010.0.0.1\nnodePortAddresses: " +
+			"[172.030.0.0/16]\nmetricsBindAddress: 127.0.0.01", ""},
 	} {
 		l, err := load(t, head+c.text, "--hostname-override", "a")
 		if err != nil {
@@ -333,7 +339,8 @@ func TestStartsAsKubeProxy(t *testing.T) {
 		}
 	}
 	l := must(t, head+"clusterCIDR: 010.244.000.000/16\nmetricsBindAddress: 127.0.0.01:99", "--hostname-override", "a")
-	if r, err := l.Resolve(); err != nil || len(r.ClusterCIDRs) != 1 || r.ClusterCIDRs[0].String() != "10.244.0.0/16" || l.Servers().Metrics != "127.0.0.1:99" {
+	if r, err := l.Resolve(); err != nil || len(r.ClusterCIDRs) != 1 || r.ClusterCIDRs[0].String() != "10.244.0.0/16" ||
+		l.Servers().Metrics != "127.0.0.1:99" {
 		t.Errorf("%v, %v, %v", r.ClusterCIDRs, l.Servers().Metrics, err)
 	}
 }
@@ -361,7 +368,8 @@ limits: {namespaceBytes: 1000, bytes: -1, serviceFrontends: -2, namespacePercent
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, path := range []string{"mode", "bindAddress", "metricsBindAddress", "oomScoreAdj", "clusterCIDR[0]", "nodePortAddresses[0]", "conntrack.min", "ipvs.minSyncPeriod",
+	for _, path := range []string{"mode", "bindAddress", "metricsBindAddress", "oomScoreAdj", "clusterCIDR[0]",
+		"nodePortAddresses[0]", "conntrack.min", "ipvs.minSyncPeriod",
 		"ipvs.excludeCIDRs[0]", "ipvs.scheduler", "scheduler", "takeOver", "limits.namespaceBytes", "limits.bytes",
 		"limits.serviceFrontends", "limits.namespacePercent", "externalIPs", `"magic"`} {
 		if !strings.Contains(err.Error(), path) {

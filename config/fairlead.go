@@ -31,8 +31,9 @@ type FairleadConfiguration struct {
 	DirectServerReturn bool `json:"directServerReturn,omitempty"`
 	// ebpf are settings of the mode ebpf.
 	EBPF EBPFConfiguration `json:"ebpf,omitzero"`
-	// externalIPs says which of Services' spec.externalIPs are served: "Safe" refuses, by name, those in a range of pods, another Service's
-	// ClusterIP, and the API server's address and port; "Refuse" serves none; "Any" all but the API server's. Default: "Safe".
+	// externalIPs says which of Services' spec.externalIPs are served: "Safe" refuses, by name, those in a range of
+	// pods, another Service's ClusterIP, and the API server's address and port; "Refuse" serves none; "Any" all but the
+	// API server's. Default: "Safe".
 	ExternalIPs resolve.ExternalIPs `json:"externalIPs,omitempty"`
 	// limits bound what Services may come to on a node, so that no Service and no namespace can take what all share.
 	Limits LimitsConfiguration `json:"limits,omitzero"`
@@ -43,31 +44,38 @@ type FairleadConfiguration struct {
 	TakeOver TakeOver `json:"takeOver,omitempty"`
 }
 
-// LimitsConfiguration bounds what Services may come to on a node. What is beyond is not served, and named as a problem. 0 is the default.
+// LimitsConfiguration bounds what Services may come to on a node. What is beyond is not served, and named as a problem.
+// 0 is the default.
 type LimitsConfiguration struct {
 	// serviceFrontends is how many addresses and ports of one Service are served. Default: 4096.
 	ServiceFrontends int `json:"serviceFrontends,omitempty"`
 	// serviceSlots is how many endpoints the ports of one Service have, together. Default: 65536.
 	ServiceSlots int `json:"serviceSlots,omitempty"`
-	// serviceTableEntries is how many entries the tables of one Service's scheduler have (Maglev, weights). Default: 131072.
+	// serviceTableEntries is how many entries the tables of one Service's scheduler have (Maglev, weights). Default:
+	// 131072.
 	ServiceTableEntries int `json:"serviceTableEntries,omitempty"`
-	// frontends is how many addresses and ports of all Services are served. Default: 262144; in mode ebpf no more than ebpf.room lets in.
+	// frontends is how many addresses and ports of all Services are served. Default: 262144; in mode ebpf no more than
+	// ebpf.room lets in.
 	Frontends int `json:"frontends,omitempty"`
-	// slots is how many pools, endpoints of them and table entries all Services have. Default: 524288; in mode ebpf no more than ebpf.room lets in.
+	// slots is how many pools, endpoints of them and table entries all Services have. Default: 524288; in mode ebpf no
+	// more than ebpf.room lets in.
 	Slots int `json:"slots,omitempty"`
-	// namespacePercent is how much of frontends and slots the Services of one namespace may take while other namespaces want the rest. Default: 50.
+	// namespacePercent is how much of frontends and slots the Services of one namespace may take while other namespaces
+	// want the rest. Default: 50.
 	NamespacePercent int `json:"namespacePercent,omitempty"`
-	// namespaceBytes is how many bytes of memory the Services, and the EndpointSlices, of one namespace may weigh as they come from the API
-	// server, oldest first. At least 16 MiB. Default: 67108864 (64 MiB, 250,000 endpoints).
+	// namespaceBytes is how many bytes of memory the Services, and the EndpointSlices, of one namespace may weigh as
+	// they come from the API server, oldest first. At least 16 MiB. Default: 67108864 (64 MiB, 250,000 endpoints).
 	NamespaceBytes int `json:"namespaceBytes,omitempty"`
-	// bytes is the same for all namespaces together; beyond it, the heaviest namespace's youngest are left out. Default: 134217728 (128 MiB).
+	// bytes is the same for all namespaces together; beyond it, the heaviest namespace's youngest are left out.
+	// Default: 134217728 (128 MiB).
 	Bytes int `json:"bytes,omitempty"`
 }
 
 // limits returns them for the resolver.
 func (l LimitsConfiguration) limits() resolve.Limits {
 	return resolve.Limits{
-		Service:          resolve.Bounds{Frontends: l.ServiceFrontends, Slots: l.ServiceSlots, TableEntries: l.ServiceTableEntries},
+		Service: resolve.Bounds{Frontends: l.ServiceFrontends, Slots: l.ServiceSlots,
+			TableEntries: l.ServiceTableEntries},
 		Total:            resolve.Bounds{Frontends: l.Frontends, Slots: l.Slots},
 		NamespacePercent: l.NamespacePercent,
 	}
@@ -82,11 +90,11 @@ type EBPFConfiguration struct {
 	// shortcut says when packets that come to the node for one of its pods are handed over to the pod at once, past the node's stack: "Auto" while
 	// nothing there would look at them, or "Never". Default: "Auto".
 	Shortcut Shortcut `json:"shortcut,omitempty"`
-	// flows is the size of each of the two maps of flows that begin with packets at devices; a flow has one entry in each, one whose client
-	// is masqueraded has two. Default: 131072.
+	// flows is the size of each of the two maps of flows that begin with packets at devices; a flow has one entry in
+	// each, one whose client is masqueraded has two. Default: 131072.
 	Flows uint32 `json:"flows,omitempty"`
-	// reversePathCheck says whether a packet from a device begins a flow only if the route back to its source leads to that device: "Always",
-	// or "Never", for nodes whose routes are asymmetric. Default: "Always".
+	// reversePathCheck says whether a packet from a device begins a flow only if the route back to its source leads to
+	// that device: "Always", or "Never", for nodes whose routes are asymmetric. Default: "Always".
 	ReversePathCheck ReversePathCheck `json:"reversePathCheck,omitempty"`
 }
 

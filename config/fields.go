@@ -56,7 +56,8 @@ var fields = []Field{
 	{"iptables.minSyncPeriod", false, soon},
 	{"ipvs.syncPeriod", true, onlyIPVS + resync},
 	{"ipvs.minSyncPeriod", false, soon},
-	{"ipvs.scheduler", true, onlyIPVS + "Of Services that don't choose one. In place of lblc and lblcr serves lc, of fo and ovf wrr, of twos wlc; a warning says so."},
+	{"ipvs.scheduler", true, onlyIPVS + "Of Services that don't choose one. In place of lblc and lblcr serves lc, " +
+		"of fo and ovf wrr, of twos wlc; a warning says so."},
 	{"ipvs.excludeCIDRs", true, "IPVS services at these addresses stay when a kube-proxy's are taken away. Nobody else's are touched anyway."},
 	{"ipvs.strictARP", true, onlyIPVS + "Sets arp_ignore to 1 and arp_announce to 2."},
 	{"ipvs.tcpTimeout", true, onlyIPVS + "How long a silent TCP connection is remembered, in whole seconds. 0: 24 h, so that none is cut that lives."},
@@ -71,7 +72,9 @@ var fields = []Field{
 	{"detectLocal.bridgeInterface", false, "Pods are known by their addresses: the Node's spec.podCIDRs."},
 	{"detectLocal.interfaceNamePrefix", false, "Pods are known by their addresses: the Node's spec.podCIDRs."},
 	{"clusterCIDR", true, "Where detectLocalMode is ClusterCIDR: sources that count as pods. Empty: nothing counts as a pod."},
-	{"nodePortAddresses", true, "Ranges, and the words all, primary and localhost; all of a family that none of them is of. Empty: primary where mode is nftables, else all. healthCheckNodePort is served at the same addresses of the node. Node ports at ::1 are not there."},
+	{"nodePortAddresses", true, "Ranges, and the words all, primary and localhost; all of a family that none of " +
+		"them is of. Empty: primary where mode is nftables, else all. healthCheckNodePort is served at the same " +
+		"addresses of the node. Node ports at ::1 are not there."},
 	{"oomScoreAdj", true, "Of the process."},
 	{"conntrack.maxPerCore", true, "Raises nf_conntrack_max (never lowers it) and hashsize to a quarter of it, where the data plane tracks connections."},
 	{"conntrack.min", true, "The least that maxPerCore comes to."},

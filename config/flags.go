@@ -142,12 +142,16 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	fs.IntVar(&f.own.MaglevTableSize, "maglev-table-size", 0, fmt.Sprintf("entries of each Maglev table, a prime up to %d: more of them move fewer clients (default: as the mode sees fit)", model.MaxEntries))
 	fs.BoolVar(&f.own.DirectServerReturn, "direct-server-return", false, "mode ebpf: have the node of an endpoint answer clients outside itself, past the node that they asked; give it to all nodes")
 	fs.StringVar((*string)(&f.own.ExternalIPs), "external-ips", string(resolve.SafeExternalIPs),
-		"spec.externalIPs that are served: Safe refuses those of pods, other Services' ClusterIPs and the API server, Refuse serves none, Any all but the API server's")
+		"spec.externalIPs that are served: Safe refuses those of pods, other Services' ClusterIPs and the API "+
+			"server, Refuse serves none, Any all but the API server's")
 	fs.Uint32Var(&f.own.EBPF.Room, "ebpf-room", agent.DefaultRoom, "mode ebpf: slots in the kernel's maps: one for each port of a Service and each endpoint of it; an eighth as many entries")
 	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false, "mode ebpf: when an endpoint goes, close TCP connections of clients on the node to it, as is done with UDP")
 	fs.StringVar((*string)(&f.own.EBPF.Shortcut), "ebpf-shortcut", string(Auto), "mode ebpf: hand packets for pods over past the node's stack: Auto while nothing there would look at them, or Never")
-	fs.Uint32Var(&f.own.EBPF.Flows, "ebpf-flows", agent.DefaultFlows, "mode ebpf: entries of each of the kernel's two maps of flows that begin with packets at devices")
-	fs.StringVar((*string)(&f.own.EBPF.ReversePathCheck), "ebpf-reverse-path-check", string(Always), "mode ebpf: begin a flow for a packet from a device only if the route back to its source leads there: Always, or Never where routes are asymmetric")
+	fs.Uint32Var(&f.own.EBPF.Flows, "ebpf-flows", agent.DefaultFlows,
+		"mode ebpf: entries of each of the kernel's two maps of flows that begin with packets at devices")
+	fs.StringVar((*string)(&f.own.EBPF.ReversePathCheck), "ebpf-reverse-path-check", string(Always),
+		"mode ebpf: begin a flow for a packet from a device only if the route back to its source leads there: "+
+			"Always, or Never where routes are asymmetric")
 }
 
 // Add gives a command all flags.

@@ -180,7 +180,8 @@ func (k *checks) ipvs(at *field.Path, c *Config) {
 	k.periods(at, p.SyncPeriod, p.MinSyncPeriod)
 	k.ranges(at.Child("excludeCIDRs"), p.ExcludeCIDRs)
 	if other, ok := substitutes[p.Scheduler]; ok {
-		k.warnings = append(k.warnings, fmt.Sprintf("ipvs.scheduler: %s is not honoured: Services are served by %s (%s)",
+		k.warnings = append(k.warnings, fmt.Sprintf("ipvs.scheduler: %s is not honoured: Services are served by %s "+
+			"(%s)",
 			p.Scheduler, other, other.IPVS()))
 	} else if _, err := model.ParseScheduler(p.Scheduler); err != nil && p.Scheduler != "" {
 		k.bad(at.Child("scheduler"), p.Scheduler, err.Error())
@@ -223,7 +224,8 @@ func (k *checks) own(c *FairleadConfiguration) {
 	if r := c.EBPF.Room; r < leastRoom || r > mostRoom {
 		k.ours(field.NewPath("ebpf", "room"), "ebpf-room", r, fmt.Sprintf("give from %d to %d slots", leastRoom, mostRoom))
 	}
-	k.oneOf(field.NewPath("externalIPs"), string(c.ExternalIPs), string(resolve.SafeExternalIPs), string(resolve.RefuseExternalIPs), string(resolve.AnyExternalIPs))
+	k.oneOf(field.NewPath("externalIPs"), string(c.ExternalIPs), string(resolve.SafeExternalIPs),
+		string(resolve.RefuseExternalIPs), string(resolve.AnyExternalIPs))
 	l, limits := c.Limits, field.NewPath("limits")
 	for name, n := range map[string]int{"serviceFrontends": l.ServiceFrontends, "serviceSlots": l.ServiceSlots,
 		"serviceTableEntries": l.ServiceTableEntries, "frontends": l.Frontends, "slots": l.Slots} {
@@ -236,12 +238,14 @@ func (k *checks) own(c *FairleadConfiguration) {
 	}
 	for name, n := range map[string]int{"namespaceBytes": l.NamespaceBytes, "bytes": l.Bytes} {
 		if n != 0 && n < leastBytes {
-			k.errs = append(k.errs, field.Invalid(limits.Child(name), n, fmt.Sprintf("give at least %d, or leave it out", leastBytes)))
+			k.errs = append(k.errs, field.Invalid(limits.Child(name), n,
+				fmt.Sprintf("give at least %d, or leave it out", leastBytes)))
 		}
 	}
 	k.oneOf(field.NewPath("ebpf", "shortcut"), string(c.EBPF.Shortcut), string(Auto), string(Never))
 	if n := c.EBPF.Flows; n < minFlows || n > maxFlows {
-		k.ours(field.NewPath("ebpf", "flows"), "ebpf-flows", n, fmt.Sprintf("give from %d to %d entries", minFlows, maxFlows))
+		k.ours(field.NewPath("ebpf", "flows"), "ebpf-flows", n, fmt.Sprintf("give from %d to %d entries", minFlows,
+			maxFlows))
 	}
 	k.oneOf(field.NewPath("ebpf", "reversePathCheck"), string(c.EBPF.ReversePathCheck), string(Always), string(Never))
 	k.oneOf(field.NewPath("takeOver"), string(c.TakeOver), string(Leave), string(Remove))

@@ -61,7 +61,8 @@ func render(t *testing.T, set ...string) (r rendered) {
 			t.Fatal(err)
 		}
 	}
-	decoder := kubejson.NewSerializerWithOptions(kubejson.DefaultMetaFactory, scheme, scheme, kubejson.SerializerOptions{Yaml: true, Strict: true})
+	decoder := kubejson.NewSerializerWithOptions(kubejson.DefaultMetaFactory, scheme, scheme,
+		kubejson.SerializerOptions{Yaml: true, Strict: true})
 	documents := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(r.text)))
 	seen := 0
 	for ; ; seen++ {
@@ -132,18 +133,22 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// Every mode's chart is what the API takes, and its configuration what the agent takes. Nothing privileged serves, nor sees the host's processes.
+// Every mode's chart is what the API takes, and its configuration what the agent takes. Nothing privileged serves, nor
+// sees the host's processes.
 func TestModes(t *testing.T) {
 	for _, mode := range append(agent.Names(), agent.Auto) {
 		t.Run(mode, func(t *testing.T) {
 			for _, takeOver := range []config.TakeOver{config.Leave, config.Remove} {
 				r := render(t, "mode="+mode, "takeOver="+string(takeOver))
-				if c := r.load(t); c.Own.Mode != mode || c.Own.TakeOver != config.Leave || c.Proxy.HealthzBindAddress != "0.0.0.0:10256" {
+				if c := r.load(t); c.Own.Mode != mode || c.Own.TakeOver != config.Leave ||
+					c.Proxy.HealthzBindAddress != "0.0.0.0:10256" {
 					t.Errorf("the agent is told: %+v", c.Own)
 				}
 				pod := r.agents.Spec.Template.Spec
-				if pod.HostPID || !pod.HostNetwork || pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
-					t.Errorf("hostPID %v, hostNetwork %v, seccomp %v", pod.HostPID, pod.HostNetwork, pod.SecurityContext.SeccompProfile)
+				if pod.HostPID || !pod.HostNetwork ||
+					pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+					t.Errorf("hostPID %v, hostNetwork %v, seccomp %v", pod.HostPID, pod.HostNetwork,
+						pod.SecurityContext.SeccompProfile)
 				}
 				if c := r.agent(); c.Resources.Limits.Memory().String() != "512Mi" {
 					t.Errorf("memory's limit is %v", c.Resources.Limits.Memory())
@@ -170,15 +175,18 @@ func confined(t *testing.T, c corev1.Container, named ...corev1.Capability) {
 		}
 	}
 	if admin := slices.Contains(s.Capabilities.Add, "SYS_ADMIN"); admin != *s.AllowPrivilegeEscalation {
-		t.Errorf("%s: allowPrivilegeEscalation %v beside %v: the API refuses one of both", c.Name, *s.AllowPrivilegeEscalation, s.Capabilities.Add)
+		t.Errorf("%s: allowPrivilegeEscalation %v beside %v: the API refuses one of both", c.Name,
+			*s.AllowPrivilegeEscalation, s.Capabilities.Add)
 	}
 }
 
-// Migration is a workload of its own: it alone sees the host's processes, on the same nodes as the agents, and its pods are none of theirs.
+// Migration is a workload of its own: it alone sees the host's processes, on the same nodes as the agents, and its pods
+// are none of theirs.
 func TestMigrate(t *testing.T) {
 	r := render(t, "takeOver=Remove", "nodeSelector.fairlead\\.dev/proxy=yes")
 	pod, agents := r.migrate.Spec.Template.Spec, r.agents.Spec.Template.Spec
-	if !pod.HostPID || !pod.HostNetwork || *pod.AutomountServiceAccountToken || !maps.Equal(pod.NodeSelector, agents.NodeSelector) {
+	if !pod.HostPID || !pod.HostNetwork || *pod.AutomountServiceAccountToken || !maps.Equal(pod.NodeSelector,
+		agents.NodeSelector) {
 		t.Errorf("%+v", pod)
 	}
 	confined(t, pod.InitContainers[0], "NET_ADMIN", "NET_RAW", "SYS_PTRACE")
@@ -191,7 +199,8 @@ func TestMigrate(t *testing.T) {
 			t.Errorf("label %s=%s is not the pods'", k, v)
 		}
 	}
-	if s, err := metav1.LabelSelectorAsSelector(r.agents.Spec.Selector); err != nil || s.Matches(labels.Set(r.migrate.Spec.Template.Labels)) {
+	if s, err := metav1.LabelSelectorAsSelector(r.agents.Spec.Selector); err != nil ||
+		s.Matches(labels.Set(r.migrate.Spec.Template.Labels)) {
 		t.Errorf("the agents' selector takes these pods too, %v", err)
 	}
 }
@@ -332,7 +341,8 @@ func TestValuesDocumented(t *testing.T) {
 
 // The manifests for those without Helm are the chart's.
 func TestManifestsAreCurrent(t *testing.T) {
-	head := "# The chart with its values as they are, for kubectl: made by `go test ./... -run Current -update` in deploy/.\n" +
+	head := "# The chart with its values as they are, for kubectl: made by `go test ./... -run Current -update` in " +
+		"deploy/.\n" +
 		"# Say where your API server is first: sed -i 's/" + placeholder + "/192.0.2.10/' fairlead.yaml\n"
 	current(t, manifests, head+render(t).text)
 }

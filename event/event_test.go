@@ -173,11 +173,13 @@ func TestEventSaysWhatIsPublic(t *testing.T) {
 	to := events.NewFakeRecorder(1000)
 	x := New(to, slog.New(slog.DiscardHandler))
 	p := problem(1)
-	p.Message, p.Public = "another Service, bank/vault, has 192.0.2.1:80", "a Service of another namespace has 192.0.2.1:80"
+	p.Message, p.Public = "another Service, bank/vault, has 192.0.2.1:80", "a Service of another namespace has "+
+		"192.0.2.1:80"
 	x.Tell([]source.Problem{p})
 	p.Message = "another Service, bank/safe, has 192.0.2.1:80"
 	x.Tell([]source.Problem{p})
-	if l := heard(to); len(l) != 1 || strings.Contains(l[0], "bank") || !strings.Contains(l[0], "Odd spec.ports[0]: a Service of another namespace has") {
+	if l := heard(to); len(l) != 1 || strings.Contains(l[0], "bank") ||
+		!strings.Contains(l[0], "Odd spec.ports[0]: a Service of another namespace has") {
 		t.Errorf("the Events say %q", l)
 	}
 }

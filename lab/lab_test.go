@@ -320,7 +320,8 @@ func TestSweep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"network namespace " + spacePrefix + gone + "-sweep", "folder " + folder + gone + "-x"} {
+	for _, want := range []string{"network namespace " + spacePrefix + gone + "-sweep",
+		"folder " + folder + gone + "-x"} {
 		if !slices.Contains(removed, want) {
 			t.Errorf("%s was not removed: %v", want, removed)
 		}

@@ -201,8 +201,8 @@ type Frontend struct {
 	// whose nodes then answer them past this one. Not clients that are nodes or the backend itself, and of a node port not those that
 	// ask an address that isn't in Node.Nodes.
 	Direct Origins
-	// Onward says that a backend is at another frontend's entry. It must be translated where its packets pass, and once: packets that
-	// a socket sends to such a backend would be taken for that entry's.
+	// Onward says that a backend is at another frontend's entry. It must be translated where its packets pass, and
+	// once: packets that a socket sends to such a backend would be taken for that entry's.
 	Onward  bool
 	Sources []netip.Prefix // the only sources let in; nil lets all in. Sorted, none inside another, Entry's family
 }

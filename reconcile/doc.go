@@ -13,9 +13,10 @@
 //   - drift: what others do to the slice is seen (dataplane.Watcher), counted and undone.
 //   - plan: the same comparison, written nowhere.
 //
-// Where a batch has large groups, smaller ones come first, complete, then what of the base stands above them all: a cold start
-// serves them before the large ones are there. That order needs no age. A base that changes over to new values (another version's
-// hooks) waits for all groups, since the old one serves them; so does what is held back by Hold.
+// Where a batch has large groups, smaller ones come first, complete, then what of the base stands above them all: a
+// cold start serves them before the large ones are there. That order needs no age. A base that changes over to new
+// values (another version's hooks) waits for all groups, since the old one serves them; so does what is held back by
+// Hold.
 //
 // What a plane can rely on: Write gets put by rising rank and del by falling rank; a key whose value changes stands in
 // both, never in two Writes; a change that fits (Options.MaxFacts) comes as one Write. Where it has to be cut, the cuts
@@ -23,9 +24,9 @@
 // before what stands on it has gone or been rewritten. Verbs are never called at the same time, except Render, which is
 // pure.
 //
-// What a plane must hold to: a Write that is not all at once stops at the first refusal, or at the first rank of which it names
-// the refused; equal parts render equal facts; two parts never render different values for one key (the
-// loop keeps the first and names both owners in Status); Read gives a key once.
+// What a plane must hold to: a Write that is not all at once stops at the first refusal, or at the first rank of which
+// it names the refused; equal parts render equal facts; two parts never render different values for one key (the loop
+// keeps the first and names both owners in Status); Read gives a key once.
 //
 // The loop knows no network word and no Kubernetes, keeps no timer while idle, and alone of all packages below cmd writes
 // a log.

@@ -27,7 +27,8 @@ func (n naming) Write(ctx context.Context, put, del []fact) error {
 	if len(refused) == 0 {
 		return n.watched.Write(ctx, put, del)
 	}
-	some := slices.DeleteFunc(slices.Clone(put), func(f fact) bool { return refused[f.Key] != nil || f.Key.rank > rank })
+	some := slices.DeleteFunc(slices.Clone(put),
+		func(f fact) bool { return refused[f.Key] != nil || f.Key.rank > rank })
 	replaced := slices.DeleteFunc(slices.Clone(del), func(f fact) bool {
 		return !slices.ContainsFunc(some, func(p fact) bool { return p.Key == f.Key })
 	})
@@ -73,13 +74,15 @@ func TestRefusedFactsHoldNoOthers(t *testing.T) {
 		node := of("node", "0 maps v", "3 hooks v>maps")
 		good, all := []*part{node}, []*part{node}
 		for i := range 100 {
-			good = append(good, of(fmt.Sprintf("good%d:http", i), fmt.Sprintf("1 pool%d v>maps", i)), of(fmt.Sprintf("good%d:http", i), fmt.Sprintf("2 front%d v>pool%d", i, i)))
+			good = append(good, of(fmt.Sprintf("good%d:http", i), fmt.Sprintf("1 pool%d v>maps", i)),
+				of(fmt.Sprintf("good%d:http", i), fmt.Sprintf("2 front%d v>pool%d", i, i)))
 		}
 		for s := range 10 {
 			for i := range 30 {
 				pool := fmt.Sprintf("bad%d.%d", s, i)
 				r.refuse[pool] = errBusy
-				all = append(all, of(fmt.Sprintf("bad%d:%d", s, i), "1 "+pool+" v>maps"), of(fmt.Sprintf("bad%d:%d", s, i), fmt.Sprintf("2 front-%s v>%s", pool, pool)))
+				all = append(all, of(fmt.Sprintf("bad%d:%d", s, i), "1 "+pool+" v>maps"),
+					of(fmt.Sprintf("bad%d:%d", s, i), fmt.Sprintf("2 front-%s v>%s", pool, pool)))
 			}
 		}
 		r.loop.Change(append(all, good[1:]...), nil)
@@ -97,7 +100,8 @@ func TestRefusedFactsHoldNoOthers(t *testing.T) {
 			r.Errorf("%d Writes though the plane names what is refused", r.writes)
 		}
 		if s := r.loop.Status(); !s.Serving || s.NotServing != "" || len(s.Failing) < 300 {
-			r.Errorf("not serving, or not all refused ports are named: %v %q %d", s.Serving, s.NotServing, len(s.Failing))
+			r.Errorf("not serving, or not all refused ports are named: %v %q %d", s.Serving, s.NotServing,
+				len(s.Failing))
 		}
 		r.with(func() { clear(r.refuse) })
 		r.later(2 * time.Minute)
@@ -142,16 +146,20 @@ func TestSmallServicesBeforeLargeOnes(t *testing.T) {
 				r.facts[key{0, "maps"}], r.facts[key{3, "hooks"}] = "v", "old"
 			}
 			huge, shared := largeService(5*largeGroup), of("large:other", "1 chain v", "2 of-large v>chain")
-			parts := []*part{huge, shared, of("node", "0 maps v", "3 hooks v>maps"), of("small:a", "1 chain v", "2 a v>chain"), of("small:b", "2 b v>maps")}
+			parts := []*part{huge, shared, of("node", "0 maps v", "3 hooks v>maps"),
+				of("small:a", "1 chain v", "2 a v>chain"), of("small:b", "2 b v>maps")}
 			r.loop.Change(parts, nil)
 			r.run()
 			r.sync(parts...)
 			first, hooks := slices.IndexFunc(r.kernel.log, func(l string) bool { return strings.Contains(l, "large") }),
 				slices.IndexFunc(r.kernel.log, func(l string) bool { return strings.Contains(l, "+hooks") })
-			if last := len(r.kernel.log) - 1; !changesOver && (hooks != 0 || first != 1) || changesOver && hooks != last {
-				r.Errorf("changes over: %t: hooks come in Write %d of %d, the large Service in %d and later", changesOver, hooks, last, first)
+			if last := len(r.kernel.log) - 1; !changesOver && (hooks != 0 || first != 1) || changesOver &&
+				hooks != last {
+				r.Errorf("changes over: %t: hooks come in Write %d of %d, the large Service in %d and later",
+					changesOver, hooks, last, first)
 			}
-			if d := r.kernel.log[0]; !changesOver && d != "+maps +chain +a +b +hooks" && d != "+maps +chain +b +a +hooks" {
+			if d := r.kernel.log[0]; !changesOver && d != "+maps +chain +a +b +hooks" &&
+				d != "+maps +chain +b +a +hooks" {
 				r.Error("first comes ", d)
 			}
 		})
@@ -171,7 +179,8 @@ func TestNotServingWithoutTheBase(t *testing.T) {
 			r.Error("no error for refused hooks")
 		}
 		r.wants(of("node", "0 maps v"), web)
-		if serving, why := r.loop.Serving(); serving || !strings.Contains(why, "hooks") || !r.loop.Status().FirstSync.IsZero() {
+		if serving, why := r.loop.Serving(); serving || !strings.Contains(why, "hooks") ||
+			!r.loop.Status().FirstSync.IsZero() {
 			r.Errorf("with hooks refused: %t %q", serving, why)
 		}
 		select {

@@ -122,7 +122,8 @@ const doubts = 5
 
 // doubtful reports whether facts were set aside that may not be refused by themselves.
 func (l *Loop[T, K, V]) doubtful() bool {
-	return slices.ContainsFunc(l.table.todo, func(j *job[K, V]) bool { return j.why != nil && !j.why.certain && j.why.attempts < doubts })
+	return slices.ContainsFunc(l.table.todo,
+		func(j *job[K, V]) bool { return j.why != nil && !j.why.certain && j.why.attempts < doubts })
 }
 
 // notServing returns why facts of the base are not true.

@@ -22,7 +22,8 @@ func clusterOf(n int) []source.Change {
 }
 
 func numbered(i int) source.Object {
-	return svc(inNamespaceOf(i), named(fmt.Sprintf("web-%d", i)), clusterIPs(fmt.Sprintf("10.96.%d.%d", i/250, i%250+1)))
+	return svc(inNamespaceOf(i), named(fmt.Sprintf("web-%d", i)),
+		clusterIPs(fmt.Sprintf("10.96.%d.%d", i/250, i%250+1)))
 }
 
 func inNamespaceOf(i int) edit { return func(s *corev1.Service) { s.Namespace = namespaceOf(i) } }

@@ -210,7 +210,8 @@ func internalIPs(ips ...string) editNode {
 func externalIPsOf(ips ...string) editNode {
 	return func(n *corev1.Node) {
 		for _, ip := range ips {
-			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: ip})
+			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeExternalIP,
+				Address: ip})
 		}
 	}
 }

@@ -41,7 +41,8 @@ func (s *service) mismatch(g *group, strays []string) string {
 	case ours && len(names) == 0:
 		return "its EndpointSlices with endpoints have no ports; name the port there too"
 	case ours:
-		return fmt.Sprintf("no port of its EndpointSlices is named %q, but %q; use one name in both", nameOf(g.port), names)
+		return fmt.Sprintf("no port of its EndpointSlices is named %q, but %q; use one name in both", nameOf(g.port),
+			names)
 	case others:
 		return fmt.Sprintf("its EndpointSlices with endpoints are all of the other family; give endpoints of %s, "+
 			"or take the family from spec.ipFamilies", g.family)

@@ -107,7 +107,8 @@ func (s *service) repeats(r *Resolver, i int) bool {
 	return ok && s.refused[i] == "" && h.by == s && h.entry().group == s.entries[i].group
 }
 
-// conflicts returns a problem for everything that s wants and may not have, or another has, or that is beyond its bounds.
+// conflicts returns a problem for everything that s wants and may not have, or another has, or that is beyond its
+// bounds.
 func (r *Resolver) conflicts(s *service) problems {
 	rep := report{object: s.key}
 	r.excess(s, &rep)
@@ -123,21 +124,28 @@ func (r *Resolver) conflicts(s *service) problems {
 			continue
 		}
 		e, h := &s.entries[i], r.entries.holder[s.entries[i].Entry]
-		rep.add(e.field(), "EntryTaken", "%s leads to %s (%s, %s); its %s for %s is left out until that one is gone; use another address or port",
+		rep.add(e.field(), "EntryTaken", "%s leads to %s (%s, %s); its %s for %s is left out until that one is "+
+			"gone; use another address or port",
 			e.Entry, h.by.groups[h.entry().group].label, h.entry().via, h.entry().field(), e.via, s.groups[e.group].label)
-		rep.against(h.by, "%s leads to a Service of another namespace; the %s of this one is left out until that one is gone; use another address or port", e.Entry, e.via)
+		rep.against(h.by, "%s leads to a Service of another namespace; the %s of this one is left out until that "+
+			"one is gone; use another address or port", e.Entry, e.via)
 	}
 	if h := s.declared.health; h != 0 && !r.health.has(h, claim{s, 0}) && !rep.full() {
 		by := r.health.holder[h].by
-		rep.add("spec.healthCheckNodePort", "HealthPortTaken", "%d answers for %s; no health check of this Service is served until that one is gone; use another port", h, by.label)
-		rep.against(by, "%d answers for a Service of another namespace; no health check of this one is served until that one is gone; use another port", h)
+		rep.add("spec.healthCheckNodePort", "HealthPortTaken",
+			"%d answers for %s; no health check of this Service is served until that one is gone; use another "+
+				"port", h, by.label)
+		rep.against(by, "%d answers for a Service of another namespace; no health check of this one is served "+
+			"until that one is gone; use another port", h)
 	}
 	for i := range s.groups {
 		for scope, p := range s.groups[i].pools {
 			if x := (claim{s, i*scopes + scope}); p.name != "" && !r.ids.has(p.id, x) && !rep.full() {
-				rep.add("metadata.name", "PoolIDTaken", "the pools %q and %q have one ID, %s: what needs the first is not served; rename this Service or its port",
+				rep.add("metadata.name", "PoolIDTaken", "the pools %q and %q have one ID, %s: what needs the first "+
+					"is not served; rename this Service or its port",
 					x.pool(), r.ids.holder[p.id].pool(), fmt.Sprintf("%016x", p.id))
-				rep.against(r.ids.holder[p.id].by, "the pool %q has the ID of another one: what needs it is not served; rename this Service or its port", x.pool())
+				rep.against(r.ids.holder[p.id].by, "the pool %q has the ID of another one: what needs it is not "+
+					"served; rename this Service or its port", x.pool())
 			}
 		}
 	}

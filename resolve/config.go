@@ -91,7 +91,8 @@ func (c Config) read() *settings {
 	s.ClusterCIDRs = outermost(s.ClusterCIDRs)
 	other := &report{}
 	if granted := s.granted(c.Scheduler); granted != c.Scheduler && c.Scheduler != model.Random {
-		other.add("Scheduler", "SchedulerNotAvailable", "the data plane %s can't do %s: Services are served by %s; choose one of %s, or another data plane",
+		other.add("Scheduler", "SchedulerNotAvailable", "the data plane %s can't do %s: Services are served by %s; "+
+			"choose one of %s, or another data plane",
 			c.Plane, c.Scheduler, granted, c.Schedulers)
 	}
 	if err := model.CheckEntries(c.Entries); err != nil {
@@ -104,7 +105,8 @@ func (c Config) read() *settings {
 	switch s.ExternalIPs = cmp.Or(c.ExternalIPs, SafeExternalIPs); s.ExternalIPs {
 	case RefuseExternalIPs, SafeExternalIPs, AnyExternalIPs:
 	default:
-		rep.add("ExternalIPs", "UnknownValue", "%q is none of %s, %s and %s: %[3]s counts", c.ExternalIPs, RefuseExternalIPs, SafeExternalIPs, AnyExternalIPs)
+		rep.add("ExternalIPs", "UnknownValue", "%q is none of %s, %s and %s: %[3]s counts", c.ExternalIPs,
+			RefuseExternalIPs, SafeExternalIPs, AnyExternalIPs)
 		s.ExternalIPs = SafeExternalIPs
 	}
 	s.readDirect(other)
@@ -138,7 +140,8 @@ func (s *settings) readNodePorts(rep, other *report) {
 		if err != nil {
 			rep.flawed(field, err, "give a range, or one of all, primary and localhost")
 		} else if !served {
-			other.add(field, "LoopbackNotServed", "%s holds no address that is served: node ports are not served at ::1; "+
+			other.add(field, "LoopbackNotServed", "%s holds no address that is served: node ports are not served "+
+				"at ::1; "+
 				"use 127.0.0.0/8, or remove it", text)
 		}
 	}

@@ -71,7 +71,8 @@ func (w *decider) decide(p *place, s *service) decision {
 // fill makes the pools of a group, of whose endpoints hits are the ports.
 func (w *decider) fill(g *group, hits []hit) {
 	w.onward = append(w.onward, false)
-	w.candidates = slices.DeleteFunc(gather(w.candidates, hits, w.perPool), func(c candidate) bool { return w.loops(g, c) })
+	w.candidates = slices.DeleteFunc(gather(w.candidates, hits, w.perPool),
+		func(c candidate) bool { return w.loops(g, c) })
 	w.usable = append(w.usable, slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.usable() }))
 	w.near = append(w.near, w.spread != anywhere || hinted(w.candidates))
 	here := func(e *endpoint) bool { return e.is.has(local) }
@@ -237,5 +238,6 @@ func find[P any](list []P, i int, is func(P) bool) (none P) {
 
 func equalFrontend(a, b *model.Frontend) bool {
 	return a.Service == b.Service && a.Via == b.Via && a.Entry == b.Entry && a.Inside == b.Inside && a.Outside == b.Outside &&
-		a.Hide == b.Hide && a.Direct == b.Direct && a.Onward == b.Onward && (a.Sources == nil) == (b.Sources == nil) && slices.Equal(a.Sources, b.Sources)
+		a.Hide == b.Hide && a.Direct == b.Direct && a.Onward == b.Onward && (a.Sources == nil) == (b.Sources == nil) &&
+		slices.Equal(a.Sources, b.Sources)
 }

@@ -85,7 +85,8 @@ func TestWhatAChangeChanges(t *testing.T) {
 	}{
 		{"an endpoint elsewhere: inside alone", objects(svc(ways...), eps(here)), objects(svc(ways...), eps(here, there)), append(lines(whole), all...)},
 		{"affinity", objects(svc(ways...), eps(here)), objects(svc(append(ways, sticky())...), eps(here)), append(lines(whole, local), all...)},
-		{"from all sources to none", objects(svc(ways...)), objects(svc(append(ways, sources("none"))...)), lines("192.0.2.1:80/tcp")},
+		{"from all sources to none", objects(svc(ways...)), objects(svc(append(ways, sources("none"))...)),
+			lines("192.0.2.1:80/tcp")},
 		{"policy", objects(svc(ways...), eps(here)), objects(svc(append(ways, external("Cluster"))...), eps(here)), lines("192.0.2.1:80/tcp", "*4:30080/tcp")},
 		{"an unready endpoint", objects(svc(ways...), eps(here)), objects(svc(ways...), eps(here, ep("10.0.0.2", notReady))), nil},
 		{"the order of ports", objects(svc(two)), objects(svc(turned)), nil},

@@ -11,8 +11,8 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// ExternalIPs says which of spec.externalIPs are served (CVE-2020-8554: whoever may write a Service may write any address
-// there, and so would get traffic that is meant for others).
+// ExternalIPs says which of spec.externalIPs are served (CVE-2020-8554: whoever may write a Service may write any
+// address there, and so would get traffic that is meant for others).
 type ExternalIPs string
 
 // The choices.
@@ -83,7 +83,8 @@ func (r *Resolver) captures(s *service, e *entry) string {
 
 // isPod reports whether a is in a range of pods of any node.
 func (r *Resolver) isPod(a netip.Addr) bool {
-	i, found := slices.BinarySearchFunc(r.podRanges, a, func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
+	i, found := slices.BinarySearchFunc(r.podRanges, a,
+		func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
 	return found || i > 0 && r.podRanges[i-1].Contains(a)
 }
 
@@ -94,7 +95,8 @@ func (r *Resolver) refusal(s *service, i int, rep *report) {
 	if e.via == viaExternalIP && s.refused[i] != "is the API server's" {
 		out += fmt.Sprintf(", or set externalIPs to %s", AnyExternalIPs)
 	}
-	rep.add(e.field(), "AddressRefused", "%s %s: nothing is served there, so that the traffic goes where it is meant to go; %s", e.Entry, s.refused[i], out)
+	rep.add(e.field(), "AddressRefused", "%s %s: nothing is served there, so that the traffic goes where it is "+
+		"meant to go; %s", e.Entry, s.refused[i], out)
 }
 
 // indexAddresses notes, or forgets, at which addresses s has ClusterIPs and guarded entries, and guards those who are

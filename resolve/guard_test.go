@@ -18,8 +18,10 @@ func sliceIn(namespace, name string) editEps {
 
 // kubernetes is the Service default/kubernetes and its slice, of an API server at 172.18.0.11:6443.
 func kubernetes() []source.Object {
-	return objects(svc(inNamespace("default"), named("kubernetes"), clusterIPs("10.96.0.9"), ports(sport("https", 443))),
-		slice(eps(ep("172.18.0.11")), sliceIn("default", "kubernetes"), of("kubernetes"), slicePorts(eport("https", 6443))))
+	return objects(svc(inNamespace("default"), named("kubernetes"), clusterIPs("10.96.0.9"),
+		ports(sport("https", 443))),
+		slice(eps(ep("172.18.0.11")), sliceIn("default", "kubernetes"), of("kubernetes"),
+			slicePorts(eport("https", 6443))))
 }
 
 func TestCapturedAddresses(t *testing.T) {
@@ -32,20 +34,26 @@ func TestCapturedAddresses(t *testing.T) {
 		refused map[ExternalIPs]bool
 	}{
 		{"a pod of another node", svc(externalIPs("10.2.0.7")), map[ExternalIPs]bool{SafeExternalIPs: true}},
-		{"another Service's ClusterIP, another port", svc(externalIPs("10.96.0.2"), at(81)), map[ExternalIPs]bool{SafeExternalIPs: true}},
-		{"the API server", svc(externalIPs("172.18.0.11"), at(6443)), map[ExternalIPs]bool{SafeExternalIPs: true, AnyExternalIPs: true}},
-		{"the API server by configuration", svc(externalIPs("192.0.2.99"), at(443)), map[ExternalIPs]bool{SafeExternalIPs: true, AnyExternalIPs: true}},
+		{"another Service's ClusterIP, another port", svc(externalIPs("10.96.0.2"), at(81)),
+			map[ExternalIPs]bool{SafeExternalIPs: true}},
+		{"the API server", svc(externalIPs("172.18.0.11"), at(6443)), map[ExternalIPs]bool{SafeExternalIPs: true,
+			AnyExternalIPs: true}},
+		{"the API server by configuration", svc(externalIPs("192.0.2.99"), at(443)),
+			map[ExternalIPs]bool{SafeExternalIPs: true, AnyExternalIPs: true}},
 		{"another port of the API server's node", svc(externalIPs("172.18.0.11"), at(80)), nil},
 		{"an address outside", svc(externalIPs("203.0.113.5")), nil},
-		{"ingress at the API server", svc(ingress("172.18.0.11"), at(6443)), map[ExternalIPs]bool{SafeExternalIPs: true, AnyExternalIPs: true, RefuseExternalIPs: true}},
-		{"ingress at another Service's ClusterIP", svc(ingress("10.96.0.2"), at(81)), map[ExternalIPs]bool{SafeExternalIPs: true, AnyExternalIPs: true, RefuseExternalIPs: true}},
+		{"ingress at the API server", svc(ingress("172.18.0.11"), at(6443)), map[ExternalIPs]bool{SafeExternalIPs: true,
+			AnyExternalIPs: true, RefuseExternalIPs: true}},
+		{"ingress at another Service's ClusterIP", svc(ingress("10.96.0.2"), at(81)),
+			map[ExternalIPs]bool{SafeExternalIPs: true, AnyExternalIPs: true, RefuseExternalIPs: true}},
 		{"ingress in a range of pods", svc(ingress("10.2.0.7")), nil},
 	} {
 		for _, choice := range []ExternalIPs{SafeExternalIPs, AnyExternalIPs, RefuseExternalIPs} {
 			t.Run(c.name+"/"+string(choice), func(t *testing.T) {
 				config := n1
 				config.ExternalIPs, config.APIServers = choice, []netip.AddrPort{netip.MustParseAddrPort("192.0.2.99:443")}
-				around := append(kubernetes(), other, node(podCIDRs("10.1.0.0/16")), node(n2, podCIDRs("10.2.0.0/16"), internalIPs("172.18.0.11")))
+				around := append(kubernetes(), other, node(podCIDRs("10.1.0.0/16")), node(n2, podCIDRs("10.2.0.0/16"),
+					internalIPs("172.18.0.11")))
 				want, wantProblems := 3, 0 // kubernetes, other, its ClusterIP
 				refused := c.refused[choice]
 				if choice == RefuseExternalIPs && len(c.svc.Spec.ExternalIPs) > 0 {
@@ -77,9 +85,11 @@ func TestCapturedAddresses(t *testing.T) {
 func TestRefusedTakesNothing(t *testing.T) {
 	r := resolved(n1, node(podCIDRs("10.1.0.0/16")), svc(named("grab"), externalIPs("10.1.0.7"), born(1)),
 		svc(named("lb"), clusterIPs("10.96.0.2"), ingress("10.1.0.7"), born(2)))
-	same(t, "frontends", owners(r), lines("10.1.0.7:80/tcp shop/lb", "10.96.0.1:80/tcp shop/grab", "10.96.0.2:80/tcp shop/lb"))
+	same(t, "frontends", owners(r), lines("10.1.0.7:80/tcp shop/lb", "10.96.0.1:80/tcp shop/grab",
+		"10.96.0.2:80/tcp shop/lb"))
 	r.Apply(puts(node()))
-	same(t, "without the range", owners(r), lines("10.1.0.7:80/tcp shop/grab", "10.96.0.1:80/tcp shop/grab", "10.96.0.2:80/tcp shop/lb"))
+	same(t, "without the range", owners(r), lines("10.1.0.7:80/tcp shop/grab", "10.96.0.1:80/tcp shop/grab",
+		"10.96.0.2:80/tcp shop/lb"))
 }
 
 func TestEndpointsThatAreEntries(t *testing.T) {
@@ -87,18 +97,27 @@ func TestEndpointsThatAreEntries(t *testing.T) {
 	one := "10.96.0.1:80/tcp ClusterIP -> 10.0.0.1:80"
 	runWorlds(t, []world{
 		{"its own", Config{}, objects(svc(), self), lines(one), lines(" EndpointIsEntry")},
-		{"each other's", Config{}, objects(svc(named("b"), clusterIPs("10.96.0.2")), svc(), slice(eps(ep("10.96.0.2")), slicePorts(eport("http", 80))),
+		{"each other's", Config{}, objects(svc(named("b"), clusterIPs("10.96.0.2")), svc(),
+			slice(eps(ep("10.96.0.2")), slicePorts(eport("http", 80))),
 			slice(eps(ep("10.96.0.1")), slicePorts(eport("http", 80)), of("b"), sliceNamed("b-1"))),
-			lines("10.96.0.1:80/tcp ClusterIP -> reject", "10.96.0.2:80/tcp ClusterIP -> reject"), lines("Service shop/b  EndpointIsEntry", " EndpointIsEntry")},
-		{"another port is none", Config{}, objects(svc(), slice(eps(ep("10.96.0.1")), slicePorts(eport("http", 81)))), lines("10.96.0.1:80/tcp ClusterIP -> 10.96.0.1:81"), nil},
-		{"a ClusterIP of another namespace", Config{}, objects(svc(), svc(inNamespace("b"), clusterIPs("10.96.0.2")), slice(eps(ep("10.96.0.2")), slicePorts(eport("http", 80)))),
-			lines("10.96.0.1:80/tcp ClusterIP -> reject", "10.96.0.2:80/tcp ClusterIP -> reject"), lines(" EndpointIsEntry")},
+			lines("10.96.0.1:80/tcp ClusterIP -> reject", "10.96.0.2:80/tcp ClusterIP -> reject"), lines("Service "+
+				"shop/b  EndpointIsEntry", " EndpointIsEntry")},
+		{"another port is none", Config{}, objects(svc(), slice(eps(ep("10.96.0.1")), slicePorts(eport("http", 81)))),
+			lines("10.96.0.1:80/tcp ClusterIP -> 10.96.0.1:81"), nil},
+		{"a ClusterIP of another namespace", Config{}, objects(svc(), svc(inNamespace("b"), clusterIPs("10.96.0.2")),
+			slice(eps(ep("10.96.0.2")), slicePorts(eport("http", 80)))),
+			lines("10.96.0.1:80/tcp ClusterIP -> reject", "10.96.0.2:80/tcp ClusterIP -> reject"), lines(" " +
+				"EndpointIsEntry")},
 		{"an external address of another namespace: each keeps what it has", Config{},
-			objects(svc(), svc(inNamespace("b"), clusterIPs("10.96.0.2"), externalIPs("203.0.113.5")), slice(eps(ep("203.0.113.5")), slicePorts(eport("http", 80)))),
-			lines("10.96.0.1:80/tcp ClusterIP -> 203.0.113.5:80", "10.96.0.2:80/tcp ClusterIP -> reject", "203.0.113.5:80/tcp ExternalIP -> reject"), nil},
-		{"a node port of its own namespace, by any node", Config{}, objects(svc(nodePort(30080)), node(), slice(eps(ep("172.18.0.3")), slicePorts(eport("http", 30080))),
+			objects(svc(), svc(inNamespace("b"), clusterIPs("10.96.0.2"), externalIPs("203.0.113.5")),
+				slice(eps(ep("203.0.113.5")), slicePorts(eport("http", 80)))),
+			lines("10.96.0.1:80/tcp ClusterIP -> 203.0.113.5:80", "10.96.0.2:80/tcp ClusterIP -> reject",
+				"203.0.113.5:80/tcp ExternalIP -> reject"), nil},
+		{"a node port of its own namespace, by any node", Config{}, objects(svc(nodePort(30080)), node(),
+			slice(eps(ep("172.18.0.3")), slicePorts(eport("http", 30080))),
 			node(func(n *corev1.Node) { n.Name = "n2" }, internalIPs("172.18.0.3"))),
-			lines("*4:30080/tcp NodePort -> reject", "10.96.0.1:80/tcp ClusterIP -> reject"), lines(" EndpointIsEntry")},
+			lines("*4:30080/tcp NodePort -> reject", "10.96.0.1:80/tcp ClusterIP -> reject"), lines(" " +
+				"EndpointIsEntry")},
 	})
 	r := resolved(n1, slice(eps(ep("10.96.0.2")), slicePorts(eport("http", 80))), svc())
 	same(t, "before", frontLines(r.Services()), lines("10.96.0.1:80/tcp ClusterIP -> 10.96.0.2:80"))
@@ -127,8 +146,10 @@ func TestPublicTextNamesNobodyElse(t *testing.T) {
 		return svc(append([]edit{inNamespace("bank"), named("vault"), clusterIPs("10.96.0.2"), born(1)}, edits...)...)
 	}
 	r := resolved(n1, theirs(ingress("192.0.2.1"), external("Local"), health(30900)),
-		svc(ingress("192.0.2.1"), external("Local"), health(30900), born(2)), slice(eps(ep("10.96.0.2")), slicePorts(eport("http", 80))))
-	same(t, "problems", problemLines(r), lines(" EndpointIsEntry", "spec.healthCheckNodePort HealthPortTaken", "status.loadBalancer.ingress[0].ip EntryTaken"))
+		svc(ingress("192.0.2.1"), external("Local"), health(30900), born(2)), slice(eps(ep("10.96.0.2")),
+			slicePorts(eport("http", 80))))
+	same(t, "problems", problemLines(r), lines(" EndpointIsEntry", "spec.healthCheckNodePort HealthPortTaken",
+		"status.loadBalancer.ingress[0].ip EntryTaken"))
 	for _, p := range r.Problems() {
 		if p.Public == "" || strings.Contains(p.Public, "bank") || !strings.Contains(p.Message, "bank/vault") {
 			t.Errorf("%s: public %q", p, p.Public)

@@ -8,8 +8,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Limits bounds what Services come to on a node, so that one Service or one namespace can't take what all share. A field
-// that is zero stands for the same field of DefaultLimits.
+// Limits bounds what Services come to on a node, so that one Service or one namespace can't take what all share. A
+// field that is zero stands for the same field of DefaultLimits.
 type Limits struct {
 	Service Bounds // of one Service; what is beyond is left out
 	Total   Bounds // of all Services together; TableEntries don't count here, since slots hold them
@@ -25,8 +25,9 @@ type Bounds struct {
 	TableEntries int // entries of Maglev's tables, and turns of backends with different weights
 }
 
-// DefaultLimits holds what Kubernetes documents as supported: 10,000 Services, 150,000 endpoints, and 5,000 endpoints of
-// one Service (https://github.com/kubernetes/community/blob/master/sig-scalability/configs-and-limits/thresholds.md).
+// DefaultLimits holds what Kubernetes documents as supported: 10,000 Services, 150,000 endpoints, and 5,000 endpoints
+// of one Service
+// (https://github.com/kubernetes/community/blob/master/sig-scalability/configs-and-limits/thresholds.md).
 var DefaultLimits = Limits{
 	Service:          Bounds{Frontends: 4096, Slots: 1 << 16, TableEntries: 1 << 17},
 	Total:            Bounds{Frontends: 1 << 18, Slots: 1 << 19},
@@ -42,8 +43,8 @@ func (b Bounds) or(o Bounds) Bounds {
 	return Bounds{cmp.Or(b.Frontends, o.Frontends), cmp.Or(b.Slots, o.Slots), cmp.Or(b.TableEntries, o.TableEntries)}
 }
 
-// Within returns b, or what is usual where b has no bound, with none above that of capacity; a bound of capacity that is
-// zero is none.
+// Within returns b, or what is usual where b has no bound, with none above that of capacity; a bound of capacity that
+// is zero is none.
 func (b Bounds) Within(usual, capacity Bounds) Bounds {
 	b = b.or(usual)
 	if capacity.Frontends > 0 {
@@ -103,7 +104,8 @@ type size struct {
 	plain   bool // those are too many: it is served by a scheduler without a table, and weights don't count
 }
 
-// measure returns what the Service d comes to at most, of whose groups hits are the endpoints. It counts and makes nothing.
+// measure returns what the Service d comes to at most, of whose groups hits are the endpoints. It counts and makes
+// nothing.
 func (set *settings) measure(d *declared, hits []hit) size {
 	z := size{cost: cost{frontends: d.frontends, ranges: d.ranges}}
 	eachGroup(d, hits, func(g *group, n, weights int) {
@@ -282,17 +284,21 @@ func (r *Resolver) admitted(s *service, yes bool) {
 func (r *Resolver) excess(s *service, rep *report) {
 	limits := r.set.limits
 	if _, passed := r.passed[s]; passed {
-		rep.add("", "ShareExceeded", "not served: it needs %s, and all Services are bound to %d frontends and %d slots, of which "+
-			"one namespace may take %d %% while others want the rest; delete Services of this namespace, or raise the limits",
+		rep.add("", "ShareExceeded", "not served: it needs %s, and all Services are bound to %d frontends and %d "+
+			"slots, of which "+
+			"one namespace may take %d %% while others want the rest; delete Services of this namespace, or raise "+
+			"the limits",
 			s.size.cost, limits.Total.Frontends, limits.Total.Slots, limits.NamespacePercent)
 		return
 	}
 	if z := &s.size; z.perPool > 0 {
-		rep.add("", "TooManyEndpoints", "its ports have %d backends in all, and %d are the most for one Service: each port has its first %d; "+
+		rep.add("", "TooManyEndpoints", "its ports have %d backends in all, and %d are the most for one Service: "+
+			"each port has its first %d; "+
 			"use fewer ports or endpoints, or raise the limit", z.wanted, limits.Service.Slots, z.perPool)
 	}
 	if z := &s.size; z.plain {
-		rep.add("", "TableTooLarge", "the tables of its scheduler %s would have %d entries, and %d are the most for one Service: served by %s, "+
+		rep.add("", "TableTooLarge", "the tables of its scheduler %s would have %d entries, and %d are the most "+
+			"for one Service: served by %s, "+
 			"and weights don't count; use fewer ports or endpoints, a smaller maglevTableSize, or raise the limit",
 			s.scheduler, z.tables, limits.Service.TableEntries, r.set.plainScheduler(s.scheduler))
 	}

@@ -37,7 +37,8 @@ func manyExternalIPs(n int) edit {
 func manyRanges(n int) edit {
 	return func(s *corev1.Service) {
 		for i := range n {
-			s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges, fmt.Sprintf("100.%d.%d.0/25", i>>8, i&255))
+			s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges, fmt.Sprintf("100.%d.%d.0/25",
+				i>>8, i&255))
 		}
 	}
 }
@@ -89,8 +90,10 @@ func TestProductsAreBounded(t *testing.T) {
 		{"addresses by ports", objects(svc(manyExternalIPs(1000), manyPorts(1000))), "TooManyFrontends", 16},
 		{"one address by ports", objects(svc(manyPorts(20000))), "TooManyFrontends", 24},
 		{"endpoints by ports", objects(svc(manyPorts(1000)), manyEndpoints(1000, 1000)), "TooManyEndpoints", 24},
-		{"source ranges by ports", objects(svc(ingress("192.0.2.1"), manyPorts(1000), manyRanges(1000))), "TooManyFrontends", 24},
-		{"tables by ports", objects(svc(manyPorts(650), scheduler("maglev")), manyEndpoints(650, 11)), "TableTooLarge", 16},
+		{"source ranges by ports", objects(svc(ingress("192.0.2.1"), manyPorts(1000), manyRanges(1000))),
+			"TooManyFrontends", 24},
+		{"tables by ports", objects(svc(manyPorts(650), scheduler("maglev")), manyEndpoints(650, 11)), "TableTooLarge",
+			16},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := New(n1)
@@ -111,8 +114,10 @@ func TestProductsAreBounded(t *testing.T) {
 			for _, f := range s.Frontends {
 				ranges += len(f.Sources)
 			}
-			if l := DefaultLimits.Service; len(s.Frontends) == 0 || len(s.Frontends) > l.Frontends || backends > l.Slots || ranges > rangesPerFrontend*l.Frontends {
-				t.Errorf("%d frontends, %d backends and %d source ranges are served", len(s.Frontends), backends, ranges)
+			if l := DefaultLimits.Service; len(s.Frontends) == 0 || len(s.Frontends) > l.Frontends ||
+				backends > l.Slots || ranges > rangesPerFrontend*l.Frontends {
+				t.Errorf("%d frontends, %d backends and %d source ranges are served", len(s.Frontends), backends,
+					ranges)
 			}
 			r.Apply(dels(c.objects...))
 			mustBeEmpty(t, r)
@@ -122,7 +127,8 @@ func TestProductsAreBounded(t *testing.T) {
 
 // Two Services that want each other's entries, all of them: the problems are ten and a count, and cost nothing again.
 func TestConflictsAreCounted(t *testing.T) {
-	r := resolved(n1, svc(manyExternalIPs(300), manyPorts(300), born(1)), svc(named("late"), clusterIPs("10.96.0.2"), manyExternalIPs(300), manyPorts(300), born(2)))
+	r := resolved(n1, svc(manyExternalIPs(300), manyPorts(300), born(1)), svc(named("late"), clusterIPs("10.96.0.2"),
+		manyExternalIPs(300), manyPorts(300), born(2)))
 	key := source.KeyOf(svc(named("late")))
 	if got := reasons(r, key); len(got) != mostOfObject+1 || !slices.Contains(got, "MoreProblems") {
 		t.Errorf("problems of the later Service: %v", got)
@@ -142,7 +148,8 @@ func TestNamespacesShare(t *testing.T) {
 	config := n1
 	config.Limits = Limits{Total: Bounds{Frontends: 10, Slots: 1000}}
 	greedy := func(i int) *corev1.Service {
-		return svc(inNamespace("greedy"), named(fmt.Sprintf("g%d", i)), clusterIPs(fmt.Sprintf("10.96.1.%d", i)), born(int64(i)))
+		return svc(inNamespace("greedy"), named(fmt.Sprintf("g%d", i)), clusterIPs(fmt.Sprintf("10.96.1.%d", i)),
+			born(int64(i)))
 	}
 	served := func(r *Resolver, namespace string) (names []string) {
 		for _, f := range r.Services().Sorted() {
@@ -159,7 +166,8 @@ func TestNamespacesShare(t *testing.T) {
 	}
 	same(t, "alone", len(served(r, "greedy")), 9)
 	for i := range 4 {
-		r.Apply(puts(svc(inNamespace("late"), named(fmt.Sprintf("l%d", i)), clusterIPs(fmt.Sprintf("10.96.2.%d", i)), born(int64(100+i)))))
+		r.Apply(puts(svc(inNamespace("late"), named(fmt.Sprintf("l%d", i)), clusterIPs(fmt.Sprintf("10.96.2.%d", i)),
+			born(int64(100+i)))))
 	}
 	same(t, "of the others", served(r, "late"), lines("l0", "l1", "l2", "l3"))
 	same(t, "the oldest, and what is left", served(r, "greedy"), lines("g0", "g1", "g2", "g3", "g4", "g5"))
@@ -178,7 +186,8 @@ func TestDocumentedScalePasses(t *testing.T) {
 	var all []source.Object
 	for i := range 10000 {
 		ns := fmt.Sprintf("ns%d", i/100)
-		s := svc(inNamespace(ns), named(fmt.Sprintf("s%d", i)), clusterIPs(fmt.Sprintf("10.96.%d.%d", i>>8, i&255)), ports(sport("p0", 80, int32(10000+i))),
+		s := svc(inNamespace(ns), named(fmt.Sprintf("s%d", i)), clusterIPs(fmt.Sprintf("10.96.%d.%d", i>>8, i&255)),
+			ports(sport("p0", 80, int32(10000+i))),
 			typed(corev1.ServiceTypeNodePort))
 		n := 15 // 150,000 endpoints
 		if i == 0 {
@@ -195,7 +204,8 @@ func TestDocumentedScalePasses(t *testing.T) {
 func TestPassedServicesAreSmall(t *testing.T) {
 	r, all := New(n1), []source.Object(nil)
 	for i := range 400 {
-		all = append(all, svc(inNamespace("evil"), named(fmt.Sprintf("s%d", i)), clusterIPs(fmt.Sprintf("10.96.%d.%d", i>>8, i&255)),
+		all = append(all, svc(inNamespace("evil"), named(fmt.Sprintf("s%d", i)),
+			clusterIPs(fmt.Sprintf("10.96.%d.%d", i>>8, i&255)),
 			manyExternalIPs(1000), manyPorts(4), born(int64(i))))
 	}
 	for _, o := range all {
@@ -209,7 +219,8 @@ func TestPassedServicesAreSmall(t *testing.T) {
 		want += len(s.entries) + len(s.refused)
 	}
 	for _, l := range r.entries.rivals {
-		want += len(slices.DeleteFunc(slices.Clone(l), func(x claim) bool { _, passed := r.passed[x.by]; return !passed }))
+		want += len(slices.DeleteFunc(slices.Clone(l),
+			func(x claim) bool { _, passed := r.passed[x.by]; return !passed }))
 	}
 	if want > 0 {
 		t.Errorf("%d entries and claims of Services that are not served are kept", want)

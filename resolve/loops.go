@@ -7,16 +7,17 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Endpoints that are entries. Traffic to such an endpoint would come to a Service again, in a plane of sockets without end.
-// An endpoint that is a ClusterIP, or an entry of its own namespace, is left out. Where it is an external address of another
-// namespace, neither takes anything from the other: the endpoint stays, and whoever writes an EndpointSlice can't end a
-// Service of somebody else.
+// Endpoints that are entries. Traffic to such an endpoint would come to a Service again, in a plane of sockets without
+// end. An endpoint that is a ClusterIP, or an entry of its own namespace, is left out. Where it is an external address
+// of another namespace, neither takes anything from the other: the endpoint stays, and whoever writes an EndpointSlice
+// can't end a Service of somebody else.
 
 // loops reports whether c, an endpoint of g, is an entry, and notes that.
 func (w *decider) loops(g *group, c candidate) bool {
 	x, ok := w.at(model.Entry{Addr: c.at.Addr(), Port: c.at.Port(), Protocol: g.protocol})
 	external := ok
-	if ok = ok && (x.entry().via == viaClusterIP || x.by.key.Namespace == w.key.Namespace); !ok && w.nodes[c.at.Addr()] > 0 {
+	if ok = ok && (x.entry().via == viaClusterIP || x.by.key.Namespace == w.key.Namespace); !ok &&
+		w.nodes[c.at.Addr()] > 0 {
 		x, ok = w.at(model.Entry{Addr: familyOf(c.at.Addr()).any(), Port: c.at.Port(), Protocol: g.protocol})
 		ok = ok && x.by.key.Namespace == w.key.Namespace
 	}
@@ -27,9 +28,11 @@ func (w *decider) loops(g *group, c candidate) bool {
 	}
 	rep := report{w.key, w.out.problems}
 	if !rep.full() {
-		rep.add("", "EndpointIsEntry", "the endpoint %s is where %s is served (%s): it is left out, since its traffic would come to a Service again; "+
+		rep.add("", "EndpointIsEntry", "the endpoint %s is where %s is served (%s): it is left out, since its "+
+			"traffic would come to a Service again; "+
 			"give the endpoints of that Service instead", c.at, x.by.groups[x.entry().group].label, x.entry().via)
-		rep.against(x.by, "the endpoint %s is where a Service of another namespace is served: it is left out; give that Service's endpoints instead", c.at)
+		rep.against(x.by, "the endpoint %s is where a Service of another namespace is served: it is left out; give "+
+			"that Service's endpoints instead", c.at)
 	}
 	w.out.problems = rep.problems
 	return true

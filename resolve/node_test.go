@@ -94,7 +94,8 @@ func TestNodePorts(t *testing.T) {
 		{"::/0", n, everything, false},
 		{"fd18::/127,fd18::2/127", n, all4 + " fd18::-fd18::3", false},
 		{"primary", node(externalIPsOf("192.0.2.7", "192.0.2.8")), "192.0.2.7-192.0.2.7", false},
-		{"primary", node(externalIPsOf("192.0.2.7", "2001:db8::7"), internalIPs("172.18.0.2")), "172.18.0.2-172.18.0.2 2001:db8::7-2001:db8::7", false},
+		{"primary", node(externalIPsOf("192.0.2.7", "2001:db8::7"), internalIPs("172.18.0.2")),
+			"172.18.0.2-172.18.0.2 2001:db8::7-2001:db8::7", false},
 	} {
 		t.Run(c.list, func(t *testing.T) {
 			config := n1
@@ -149,7 +150,8 @@ func TestReplacedSettings(t *testing.T) {
 		want   string
 	}{
 		{Config{Node: "n1", NodePortAddresses: lines("::1/128")}, "NodePortAddresses[0] LoopbackNotServed"},
-		{Config{Node: "n1", Scheduler: model.DestinationHash, Schedulers: model.SchedulersOf(model.RoundRobin)}, "Scheduler SchedulerNotAvailable"},
+		{Config{Node: "n1", Scheduler: model.DestinationHash, Schedulers: model.SchedulersOf(model.RoundRobin)},
+			"Scheduler SchedulerNotAvailable"},
 	} {
 		if err := c.config.Validate(); err != nil {
 			t.Error(err)

@@ -223,14 +223,16 @@ func TestSources(t *testing.T) {
 		{"the other family is open", sources("203.0.113.0/24"), lines("203.0.113.0/24"), nil, open},
 		{"the other family is open, IPv6", sources("2001:db8:1::/48"), nil, lines("2001:db8:1::/48"), open},
 		{"spaces, bits after the length", sources(" 203.0.113.7/24 "), lines("203.0.113.0/24"), nil, open},
-		{"one inside another, twice the same", sources("203.0.113.128/25", "203.0.113.0/24", "203.0.113.0/24"), lines("203.0.113.0/24"), nil, open},
+		{"one inside another, twice the same", sources("203.0.113.128/25", "203.0.113.0/24", "203.0.113.0/24"),
+			lines("203.0.113.0/24"), nil, open},
 		{"unreadable among others", sources("203.0.113.0/24", "all"), lines("203.0.113.0/24"), nobody, lines(field + "[1] InvalidRange")},
 		{"unreadable alone lets nobody in", sources("203.0.113.0/33"), nobody, nobody, lines(field + "[0] InvalidRange")},
 		{"IPv4-mapped", sources("::ffff:203.0.113.0/120"), lines("203.0.113.0/24"), nil, open},
 		{"half IPv4-mapped", sources("::ffff:0.0.0.0/90"), nobody, nobody, lines(field + "[0] InvalidRange")},
 		{"leading zeros", sources("203.000.113.000/024"), lines("203.0.113.0/24"), nil, open},
 		{"an address without a length", sources("203.0.113.1"), nobody, nobody, lines(field + "[0] InvalidRange")},
-		{"this node's address lets the ingress address in", sources("172.18.0.0/16"), lines("172.18.0.0/16", "192.0.2.1/32"), nil, open},
+		{"this node's address lets the ingress address in", sources("172.18.0.0/16"),
+			lines("172.18.0.0/16", "192.0.2.1/32"), nil, open},
 		{"of both families", sources("172.18.0.0/16", "fd18::/64"), lines("172.18.0.0/16", "192.0.2.1/32"), lines("2001:db8::1/128", "fd18::/64"), nil},
 		{"everybody", sources("0.0.0.0/0"), lines("0.0.0.0/0"), nil, nil},
 		{"the annotation restricts nobody", annotated("203.0.113.0/24"), nil, nil, nil},
@@ -280,14 +282,16 @@ func TestHealthCheckAddresses(t *testing.T) {
 		if c.list != "" {
 			config.NodePortAddresses = strings.Split(c.list, ",")
 		}
-		r := resolved(config, node(internalIPs("172.18.0.2", "172.18.0.3", "fd18::2")), svc(nodePort(30080), ingress("192.0.2.1"), external("Local"), health(30900)))
+		r := resolved(config, node(internalIPs("172.18.0.2", "172.18.0.3", "fd18::2")),
+			svc(nodePort(30080), ingress("192.0.2.1"), external("Local"), health(30900)))
 		got := "all"
 		if at := r.Services().HealthChecks[0].Addresses; at != nil {
 			got = strings.Trim(sprint(at), "[]")
 		}
 		same(t, c.list, got, c.want)
 	}
-	r := resolved(Config{Node: "n1", NodePortAddresses: lines("primary")}, node(internalIPs("172.18.0.2")), svc(ingress("192.0.2.1"), external("Local"), health(30900)))
+	r := resolved(Config{Node: "n1", NodePortAddresses: lines("primary")}, node(internalIPs("172.18.0.2")),
+		svc(ingress("192.0.2.1"), external("Local"), health(30900)))
 	d := r.Apply(puts(node(internalIPs("172.18.0.3"))))
 	if len(d.PutHealth) != 1 || sprint(d.PutHealth[0].Addresses) != "[172.18.0.3]" || len(d.DelHealth) != 1 {
 		t.Errorf("the node moved: %v, %v", d.PutHealth, d.DelHealth)

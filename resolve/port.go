@@ -38,7 +38,8 @@ func (r *reading) readPorts() {
 	})
 	d.ranges = ranges
 	if left += extra; left > 0 {
-		r.add("spec.ports", "TooManyFrontends", "%d addresses and ports of it are not served: %d are the most for one Service, "+
+		r.add("spec.ports", "TooManyFrontends", "%d addresses and ports of it are not served: %d are the most for "+
+			"one Service, "+
 			"and %d source ranges of all of them; use fewer ports, addresses or ranges, or raise the limit",
 			left, limit, limit*rangesPerFrontend)
 	}
@@ -99,8 +100,8 @@ func (d *declared) collapse() {
 	}
 }
 
-// rangesPerFrontend is how many source ranges a Service may have, all its frontends' together, for each frontend that it
-// may have.
+// rangesPerFrontend is how many source ranges a Service may have, all its frontends' together, for each frontend that
+// it may have.
 const rangesPerFrontend = 4
 
 // readPort reads spec.ports[i]; names are those of the ports read already.
@@ -153,8 +154,8 @@ func (r *reading) addGroups(p *port) {
 	}
 }
 
-// need notes the pools that an entry needs. An external entry with the Local policy needs both: clients on this node and
-// in its pods use the whole cluster's endpoints.
+// need notes the pools that an entry needs. An external entry with the Local policy needs both: clients on this node
+// and in its pods use the whole cluster's endpoints.
 func (g *group) need(d *declared, e *entry) {
 	g.needs[cluster] = g.needs[cluster] || e.via != viaClusterIP || !d.internal
 	g.needs[onlyLocal] = g.needs[onlyLocal] || d.isLocal(e)

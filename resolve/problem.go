@@ -133,9 +133,9 @@ func (r *Resolver) problemsOf(s *service) []source.Problem {
 	return append(list, of.most(mostOfObject).counted(s.key, "its EndpointSlices")...)
 }
 
-// Problems returns everything that is wrong now, sorted: of each Service at most ten problems and a count, of its slices
-// as many, and of each namespace at most a hundred. Slices of Services that are not served have none. The slice is not
-// changed later, and is the same one until there are others.
+// Problems returns everything that is wrong now, sorted: of each Service at most ten problems and a count, of its
+// slices as many, and of each namespace at most a hundred. Slices of Services that are not served have none. The slice
+// is not changed later, and is the same one until there are others.
 func (r *Resolver) Problems() []source.Problem {
 	if !r.staleProblems {
 		return r.problemsNow
@@ -145,7 +145,8 @@ func (r *Resolver) Problems() []source.Problem {
 		if n.stale {
 			n.list()
 		}
-		ps = append(ps, n.listed.counted(source.Key{Kind: source.Namespace, Name: name}, "Services of this namespace")...)
+		ps = append(ps, n.listed.counted(source.Key{Kind: source.Namespace, Name: name},
+			"Services of this namespace")...)
 	}
 	sortProblems(ps)
 	r.problemsNow, r.staleProblems = ps, false

@@ -100,7 +100,8 @@ func drawService(t dice) *corev1.Service {
 		p.IPFamilies = append(p.IPFamilies, drawn[corev1.IPFamily](t, "family", "IPv4", "IPv6", "Odd"))
 	})
 	several(t, "externalIPs", 2, func() {
-		p.ExternalIPs = append(p.ExternalIPs, drawText(t, "externalIP", append(addressTexts, "10.0.0.1", "10.0.0.2")...))
+		p.ExternalIPs = append(p.ExternalIPs, drawText(t, "externalIP", append(addressTexts, "10.0.0.1",
+			"10.0.0.2")...))
 	})
 	several(t, "ingress", 2, func() {
 		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{
@@ -134,12 +135,14 @@ func drawLabels(t dice, keys ...string) map[string]string {
 }
 
 func drawSlice(t dice) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: drawText(t, "namespace", "a", "b", "default"), Name: drawText(t, "name", "s1", "s2", "s3"),
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: drawText(t, "namespace", "a", "b",
+		"default"), Name: drawText(t, "name", "s1", "s2", "s3"),
 		Labels: drawLabels(t, proxyNameLabel, corev1.IsHeadlessService)}}
 	s.Labels[discoveryv1.LabelServiceName] = drawText(t, "service", "x", "x", "y", "none", "", "kubernetes")
 	s.AddressType = drawn[discoveryv1.AddressType](t, "address type", "IPv4", "IPv4", "IPv4", "IPv6", "FQDN", "Odd")
 	several(t, "ports", 2, func() {
-		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: maybe(t, "port name", "", "h", "g"), Port: maybe[int32](t, "port", 8080, 80, 30080, 0, 65536),
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: maybe(t, "port name", "", "h", "g"),
+			Port:     maybe[int32](t, "port", 8080, 80, 30080, 0, 65536),
 			Protocol: maybe[corev1.Protocol](t, "protocol", "TCP", "UDP", "ICMP")})
 	})
 	several(t, "endpoints", 4, func() { s.Endpoints = append(s.Endpoints, drawEndpoint(t)) })
@@ -148,7 +151,8 @@ func drawSlice(t dice) *discoveryv1.EndpointSlice {
 
 func drawEndpoint(t dice) (e discoveryv1.Endpoint) {
 	several(t, "addresses", 2, func() {
-		e.Addresses = append(e.Addresses, drawText(t, "endpoint", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1", "127.0.0.1", "x",
+		e.Addresses = append(e.Addresses, drawText(t, "endpoint", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3",
+			"fd00::1", "127.0.0.1", "x",
 			"10.96.0.1", "192.0.2.1", "172.18.0.2", "fd96::1"))
 	})
 	e.Conditions = discoveryv1.EndpointConditions{Ready: maybe(t, "ready", true, false), Serving: maybe(t, "serving", true, false), Terminating: maybe(t, "terminating", true, false)}
@@ -199,31 +203,37 @@ func drawObject(t dice) source.Object {
 // productSide is the most addresses and ports of a hostile object: enough for products beyond small bounds.
 const productSide = 6
 
-// drawHostileService draws one that asks for a product of addresses and ports, at addresses that are others': of pods, nodes,
-// the API server and other Services.
+// drawHostileService draws one that asks for a product of addresses and ports, at addresses that are others': of pods,
+// nodes, the API server and other Services.
 func drawHostileService(t dice) *corev1.Service {
-	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: drawn(t, "namespace", "a", "b"), Name: drawn(t, "name", "x", "y")}}
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: drawn(t, "namespace", "a", "b"),
+		Name: drawn(t, "name", "x", "y")}}
 	if age := maybe[int64](t, "age", 1, 2, 3); age != nil {
 		s.CreationTimestamp = metav1.Unix(*age, 0)
 	}
 	s.Spec.ClusterIPs = []string{drawn(t, "clusterIP", "10.96.0.1", "10.96.0.2", "10.96.0.3")}
 	several(t, "externalIPs", productSide, func() {
-		s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, drawn(t, "externalIP", "10.0.0.1", "10.0.0.2", "172.18.0.2", "172.18.0.9",
+		s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, drawn(t, "externalIP", "10.0.0.1", "10.0.0.2", "172.18.0.2",
+			"172.18.0.9",
 			"10.96.0.1", "10.96.0.2", "192.0.2.1", "192.0.2.2", "192.0.2.3"))
 	})
 	for i := range 1 + t.roll("ports", productSide) {
-		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: string(rune('a' + i)), Protocol: corev1.ProtocolTCP,
-			Port: drawn[int32](t, "port", 80, 81, 82, 6443) + int32(10_000*i*t.roll("own port", 2))})
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: string(rune('a' + i)),
+			Protocol: corev1.ProtocolTCP,
+			Port:     drawn[int32](t, "port", 80, 81, 82, 6443) + int32(10_000*i*t.roll("own port", 2))})
 	}
-	s.Annotations = map[string]string{SchedulerAnnotation: drawn(t, "scheduler", "random", "maglev", "wrr", "source-hash,port")}
+	s.Annotations = map[string]string{SchedulerAnnotation: drawn(t, "scheduler", "random", "maglev", "wrr",
+		"source-hash,port")}
 	return s
 }
 
 // drawHostileSlice draws one that asks for a product of endpoints and ports, or names Services as endpoints.
 func drawHostileSlice(t dice) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: drawn(t, "namespace", "a", "b"), Name: drawn(t, "name", "s1", "s2", "s3"),
-		Labels:      map[string]string{discoveryv1.LabelServiceName: drawn(t, "service", "x", "y")},
-		Annotations: map[string]string{WeightAnnotation: drawn(t, "weight", "1", "256", "255", "7")}}, AddressType: discoveryv1.AddressTypeIPv4}
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: drawn(t, "namespace", "a", "b"),
+		Name:   drawn(t, "name", "s1", "s2", "s3"),
+		Labels: map[string]string{discoveryv1.LabelServiceName: drawn(t, "service", "x", "y")},
+		Annotations: map[string]string{WeightAnnotation: drawn(t, "weight", "1", "256", "255",
+			"7")}}, AddressType: discoveryv1.AddressTypeIPv4}
 	for i := range 1 + t.roll("ports", productSide) {
 		name, number := string(rune('a'+i)), drawn[int32](t, "port", 80, 81, 6443, 8080)
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Port: &number})
@@ -231,7 +241,8 @@ func drawHostileSlice(t dice) *discoveryv1.EndpointSlice {
 	several(t, "endpoints", productSide, func() {
 		ready := true
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: &ready},
-			Addresses: []string{drawn(t, "endpoint", "10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1", "172.18.0.9", "10.0.0.1", "10.0.0.2", "10.0.0.3")}})
+			Addresses: []string{drawn(t, "endpoint", "10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1", "172.18.0.9",
+				"10.0.0.1", "10.0.0.2", "10.0.0.3")}})
 	})
 	return s
 }
@@ -240,11 +251,13 @@ func drawHostileSlice(t dice) *discoveryv1.EndpointSlice {
 func drawAPIServer(t dice) source.Object {
 	meta, name, port := metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, "https", int32(6443)
 	if t.roll("slice?", 2) == 0 {
-		return &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{ClusterIPs: []string{drawn(t, "clusterIP", "10.96.0.9", "10.96.0.1")},
-			Ports: []corev1.ServicePort{{Name: name, Port: 443}}}}
+		return &corev1.Service{ObjectMeta: meta,
+			Spec: corev1.ServiceSpec{ClusterIPs: []string{drawn(t, "clusterIP", "10.96.0.9", "10.96.0.1")},
+				Ports: []corev1.ServicePort{{Name: name, Port: 443}}}}
 	}
 	meta.Labels = map[string]string{discoveryv1.LabelServiceName: meta.Name}
-	return &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+	return &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:     []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{drawn(t, "endpoint", "172.18.0.9", "172.18.0.2")}}}}
 }
 
@@ -259,14 +272,16 @@ func drawConfig(t dice) Config {
 	c.ExternalIPs = drawn(t, "external IPs", SafeExternalIPs, "", RefuseExternalIPs, AnyExternalIPs)
 	several(t, "API servers", 1, func() { c.APIServers = append(c.APIServers, netip.MustParseAddrPort("172.18.0.2:80")) })
 	if t.roll("limits?", 2) == 1 {
-		c.Limits = Limits{Service: drawBounds(t), Total: drawBounds(t), NamespacePercent: drawn(t, "percent", 0, 30, 100)}
+		c.Limits = Limits{Service: drawBounds(t), Total: drawBounds(t), NamespacePercent: drawn(t, "percent", 0, 30,
+			100)}
 	}
 	c.Scheduler = drawn(t, "scheduler", model.Random, model.Maglev)
 	return c
 }
 
 func drawBounds(t dice) Bounds {
-	return Bounds{Frontends: t.roll("frontends", 8), Slots: t.roll("slots", 12), TableEntries: drawn(t, "entries", 0, 1, 2018)}
+	return Bounds{Frontends: t.roll("frontends", 8), Slots: t.roll("slots", 12), TableEntries: drawn(t, "entries", 0, 1,
+		2018)}
 }
 
 // drawChange puts a new object, or takes away one that is there.
@@ -310,7 +325,8 @@ func steps(t dice) {
 		t.Fatalf("the same objects again change something")
 	}
 	for len(there) > 0 { // also half-way, as if what went had never been
-		keys := slices.SortedFunc(maps.Keys(there), func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) })
+		keys := slices.SortedFunc(maps.Keys(there),
+			func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) })
 		key := drawn(t, "deleted", keys...)
 		delete(there, key)
 		sum.apply(t, r.Apply([]source.Change{{Key: key}}))
@@ -323,9 +339,12 @@ func steps(t dice) {
 
 // mustBeEmpty checks that a resolver of which all objects are gone keeps nothing of them.
 func mustBeEmpty(t interface{ Fatalf(string, ...any) }, r *Resolver) {
-	for what, n := range map[string]int{"services": len(r.services), "slices": len(r.owners), "entries": len(r.entries.holder) + len(r.entries.rivals),
-		"IDs": len(r.ids.holder) + len(r.ids.rivals), "health checks": len(r.health.holder) + len(r.health.rivals), "namespaces": len(r.namespaces),
-		"passed": len(r.passed), "ClusterIPs": len(r.clusterIPs), "external addresses": len(r.external), "blocks": len(r.blocks),
+	for what, n := range map[string]int{"services": len(r.services), "slices": len(r.owners),
+		"entries": len(r.entries.holder) + len(r.entries.rivals),
+		"IDs":     len(r.ids.holder) + len(r.ids.rivals), "health " +
+			"checks": len(r.health.holder) + len(r.health.rivals), "namespaces": len(r.namespaces),
+		"passed": len(r.passed), "ClusterIPs": len(r.clusterIPs), "external " +
+			"addresses": len(r.external), "blocks": len(r.blocks),
 		"Nodes": len(r.nodes) + len(r.nodeIPs), "moved": len(r.moved) + len(r.ported)} {
 		if n != 0 {
 			t.Fatalf("%d %s are left", n, what)
@@ -344,10 +363,12 @@ func bounded(t dice, r *Resolver) {
 		for _, f := range s.shown.fronts {
 			c.ranges += len(f.Sources)
 			external, lb := f.Via == viaExternalIP.String(), f.Via == viaLoadBalancer.String()
-			if external && (r.set.ExternalIPs == RefuseExternalIPs || r.set.ExternalIPs == SafeExternalIPs && r.isPod(f.Entry.Addr)) {
+			if external && (r.set.ExternalIPs == RefuseExternalIPs || r.set.ExternalIPs == SafeExternalIPs &&
+				r.isPod(f.Entry.Addr)) {
 				t.Fatalf("%s is served", f.Entry)
 			}
-			if _, api := r.api[netip.AddrPortFrom(f.Entry.Addr, f.Entry.Port)]; api && (external || lb) && f.Entry.Protocol == model.TCP {
+			if _, api := r.api[netip.AddrPortFrom(f.Entry.Addr, f.Entry.Port)]; api && (external || lb) &&
+				f.Entry.Protocol == model.TCP {
 				t.Fatalf("%s is the API server's and %s's", f.Entry, s.key)
 			}
 		}

@@ -114,8 +114,8 @@ func hashName(name string) uint64 {
 	return binary.BigEndian.Uint64(sum[:8])
 }
 
-// key has pools' IDs depend on the cluster, by the UID of the Service default/kubernetes if changes have it: who doesn't
-// know that can't search for names whose IDs meet others'. Without it, as from files, names alone decide.
+// key has pools' IDs depend on the cluster, by the UID of the Service default/kubernetes if changes have it: who
+// doesn't know that can't search for names whose IDs meet others'. Without it, as from files, names alone decide.
 func (r *Resolver) key(changes []source.Change) {
 	for _, c := range changes {
 		if svc, ok := c.Object.(*corev1.Service); ok && c.Key == apiServer && svc.UID != "" {
@@ -338,7 +338,8 @@ func (r *Resolver) claim(s *service, add bool) {
 	}
 }
 
-// moveEntry adds or drops the claim for s's i-th entry. Those who want it too are touched where somebody else has it then.
+// moveEntry adds or drops the claim for s's i-th entry. Those who want it too are touched where somebody else has it
+// then.
 func (r *Resolver) moveEntry(s *service, i int, add bool) {
 	k := s.entries[i].Entry
 	if r.told == nil { // every Service is decided anyway

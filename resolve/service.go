@@ -85,7 +85,8 @@ func (r *reading) read() {
 	r.addIngress()
 	r.warnOpen()
 	if n := len(r.svc.Spec.ExternalIPs); n > 0 && r.set.ExternalIPs == RefuseExternalIPs {
-		r.add("spec.externalIPs", "ExternalIPsRefused", "%d addresses are not served, since externalIPs is %s here; use type LoadBalancer or NodePort",
+		r.add("spec.externalIPs", "ExternalIPsRefused", "%d addresses are not served, since externalIPs is %s "+
+			"here; use type LoadBalancer or NodePort",
 			n, RefuseExternalIPs)
 	} else {
 		for i, s := range r.svc.Spec.ExternalIPs {
@@ -239,7 +240,8 @@ func (r *reading) warnOpen() {
 	}
 	for _, w := range r.out.ways {
 		if f := familyOf(w.addr); w.via == viaLoadBalancer && !r.out.restricted.has(f) {
-			r.add(sourceRanges, "SourceRangesOneFamily", "no range is of %s: every client is let in at %s; add ranges of %[1]s",
+			r.add(sourceRanges, "SourceRangesOneFamily", "no range is of %s: every client is let in at %s; add "+
+				"ranges of %[1]s",
 				f, w.addr)
 		}
 	}

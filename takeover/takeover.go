@@ -126,7 +126,8 @@ func Running() (pids []string, err error) {
 		dir := filepath.Dir(comm)
 		there, err := os.Readlink(dir + "/ns/net")
 		if errors.Is(err, fs.ErrPermission) {
-			return nil, fmt.Errorf("find the network namespace of a kube-proxy, process %s: %w: that takes CAP_SYS_PTRACE", filepath.Base(dir), err)
+			return nil, fmt.Errorf("find the network namespace of a kube-proxy, process %s: %w: that takes "+
+				"CAP_SYS_PTRACE", filepath.Base(dir), err)
 		}
 		if err == nil && there == here {
 			pids = append(pids, filepath.Base(dir))

@@ -21,8 +21,8 @@ var forging = flag.Duration("forging", 10*time.Second, "how long packets are for
 // heldEach is how many connections of each client are open while packets are forged.
 const heldEach = 6
 
-// A pod and a host outside that send SYNs of another pod's address and of all its ports, to a ClusterIP and a node port, break no open connection, and no new one
-// fails, of that pod, of its node and of the host outside.
+// A pod and a host outside that send SYNs of another pod's address and of all its ports, to a ClusterIP and a node
+// port, break no open connection, and no new one fails, of that pod, of its node and of the host outside.
 func TestForgedPacketsBreakNoConnection(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables", "ebpf", "userspace"} {
 		t.Run(mode, func(t *testing.T) {
@@ -84,7 +84,8 @@ func (l *lives) hold() (open []*echo.Held) {
 	return open
 }
 
-// forge has a host send SYNs of another's address to the targets, from one ephemeral port after the other, until ctx ends.
+// forge has a host send SYNs of another's address to the targets, from one ephemeral port after the other, until ctx
+// ends.
 func (l *lives) forge(ctx context.Context, from *sandbox.Host, source netip.Addr, targets ...string) {
 	const first, last, burst = 32768, 60999, 60
 	err := from.Do(func() error {
@@ -104,7 +105,8 @@ func (l *lives) forge(ctx context.Context, from *sandbox.Host, source netip.Addr
 			for range burst {
 				for _, to := range targets {
 					to := netip.MustParseAddrPort(to)
-					if err := unix.Sendto(fd, syn(netip.AddrPortFrom(source, port), to), 0, &unix.SockaddrInet4{Addr: to.Addr().As4()}); err != nil {
+					if err := unix.Sendto(fd, syn(netip.AddrPortFrom(source, port), to), 0,
+						&unix.SockaddrInet4{Addr: to.Addr().As4()}); err != nil {
 						return err
 					}
 				}
@@ -121,7 +123,8 @@ func (l *lives) forge(ctx context.Context, from *sandbox.Host, source netip.Addr
 
 // syn writes a SYN behind an IPv4 header, whose own sum the kernel writes.
 func syn(from, to netip.AddrPort) []byte {
-	ip := append([]byte{4<<4 | 5, 0, 0, 40, 0, 0, 0, 0, 64, unix.IPPROTO_TCP, 0, 0}, append(from.Addr().AsSlice(), to.Addr().AsSlice()...)...)
+	ip := append([]byte{4<<4 | 5, 0, 0, 40, 0, 0, 0, 0, 64, unix.IPPROTO_TCP, 0, 0}, append(from.Addr().AsSlice(),
+		to.Addr().AsSlice()...)...)
 	tcp := make([]byte, 20)
 	binary.BigEndian.PutUint16(tcp, from.Port())
 	binary.BigEndian.PutUint16(tcp[2:], to.Port())

@@ -97,7 +97,8 @@ func hostileService(ns, name, clusterIP string, ports int, externalIPs ...string
 		Spec:       corev1.ServiceSpec{ClusterIP: clusterIP, ClusterIPs: []string{clusterIP}, ExternalIPs: externalIPs},
 	}
 	for i := range ports {
-		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: portName(i), Port: int32(1000 + i), Protocol: corev1.ProtocolTCP})
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: portName(i), Port: int32(1000 + i),
+			Protocol: corev1.ProtocolTCP})
 	}
 	return s
 }
@@ -125,7 +126,8 @@ func hostileSlice(s *corev1.Service, n int, port int32, addresses ...string) *di
 		e.Ports = append(e.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &to})
 	}
 	for _, a := range addresses {
-		e.Endpoints = append(e.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+		e.Endpoints = append(e.Endpoints, discoveryv1.Endpoint{Addresses: []string{a},
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
 	}
 	return e
 }
@@ -166,7 +168,8 @@ func backendProduct(ns string) []source.Object {
 // conflictingServices want the same 90,000 entries.
 func conflictingServices(ns string) []source.Object {
 	ips := addressesFrom("198.19.0.1", 300)
-	return []source.Object{hostileService(ns, "conflict-1", "10.96.66.5", 300, ips...), hostileService(ns, "conflict-2", "10.96.66.6", 300, ips...)}
+	return []source.Object{hostileService(ns, "conflict-1", "10.96.66.5", 300, ips...), hostileService(ns, "conflict-2",
+		"10.96.66.6", 300, ips...)}
 }
 
 // ownEndpoint is a Service that is its own endpoint.
@@ -178,13 +181,15 @@ func ownEndpoint(ns string) []source.Object {
 
 // mutualEndpoints are two Services of a namespace, each the other's endpoint.
 func mutualEndpoints(ns string) []source.Object {
-	a, b := atPort(hostileService(ns, "mutual-1", "10.96.66.8", 1), 80), atPort(hostileService(ns, "mutual-2", "10.96.66.9", 1), 80)
+	a, b := atPort(hostileService(ns, "mutual-1", "10.96.66.8", 1), 80), atPort(hostileService(ns, "mutual-2",
+		"10.96.66.9", 1), 80)
 	return []source.Object{a, b, hostileSlice(a, 0, 0, b.Spec.ClusterIP), hostileSlice(b, 0, 0, a.Spec.ClusterIP)}
 }
 
 // crossedEndpoints are two Services of two namespaces, each the other's endpoint.
 func crossedEndpoints(ns string) []source.Object {
-	a, b := atPort(hostileService(ns, "cross-1", "10.96.66.10", 1), 80), atPort(hostileService(ns+"-2", "cross-2", "10.96.66.11", 1), 80)
+	a, b := atPort(hostileService(ns, "cross-1", "10.96.66.10", 1), 80), atPort(hostileService(ns+"-2", "cross-2",
+		"10.96.66.11", 1), 80)
 	return []source.Object{a, b, hostileSlice(a, 0, 0, b.Spec.ClusterIP), hostileSlice(b, 0, 0, a.Spec.ClusterIP)}
 }
 

@@ -31,7 +31,8 @@ import (
 	"fairlead.dev/fairlead/source/manifest"
 )
 
-var onlyKinds = flag.String("hostile", "", "kinds of hostile Services that TestHostileServices has, comma-separated; empty: all")
+var onlyKinds = flag.String("hostile", "", "kinds of hostile Services that TestHostileServices has, "+
+	"comma-separated; empty: all")
 
 // The bounds of a cold start beside hostile Services.
 const (
@@ -59,8 +60,8 @@ type coldStart struct {
 	log     bytes.Buffer
 }
 
-// Hostile Services of other tenants that are there when an agent starts neither delay nor harm the shop: it is served about
-// as soon as alone, with bounded memory; each refusal is named, and no address is taken from others.
+// Hostile Services of other tenants that are there when an agent starts neither delay nor harm the shop: it is served
+// about as soon as alone, with bounded memory; each refusal is named, and no address is taken from others.
 func TestHostileServices(t *testing.T) {
 	kinds := slices.DeleteFunc(slices.Clone(hostileKinds), func(k hostileKind) bool {
 		return *onlyKinds != "" && !slices.Contains(strings.Split(*onlyKinds, ","), k.name)
@@ -113,7 +114,8 @@ func newColdStart(t *testing.T, mode string, kinds []hostileKind) *coldStart {
 	for _, k := range kinds {
 		c.write(k.name+".yaml", documents(t, k.objects(k.namespace())))
 	}
-	c.cluster, err = sandbox.Up(t.Context(), sandbox.Options{Name: fmt.Sprintf("hostile%x", time.Now().UnixNano()%(1<<28)), Objects: objects, Serve: true})
+	c.cluster, err = sandbox.Up(t.Context(),
+		sandbox.Options{Name: fmt.Sprintf("hostile%x", time.Now().UnixNano()%(1<<28)), Objects: objects, Serve: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +127,8 @@ func newColdStart(t *testing.T, mode string, kinds []hostileKind) *coldStart {
 	t.Cleanup(c.stop)
 	c.node = c.host("node b")
 	c.web.Timeout = 5 * time.Second
-	c.web.Transport = &http.Transport{DialContext: func(ctx context.Context, network, address string) (n net.Conn, err error) {
+	c.web.Transport = &http.Transport{DialContext: func(ctx context.Context, network, address string) (n net.Conn,
+		err error) {
 		err = c.node.Do(func() error { n, err = new(net.Dialer).DialContext(ctx, network, address); return err })
 		return n, err
 	}}
@@ -368,7 +371,8 @@ func (c *coldStart) named() {
 			if !ok || k.mayPass || k.mayFit && served[name] == len(s.Spec.Ports)*(1+len(s.Spec.ExternalIPs)) {
 				continue
 			}
-			for where, problems := range map[string][]source.Problem{"/status": status.Problems, "fairlead show": shown.Problems} {
+			for where, problems := range map[string][]source.Problem{"/status": status.Problems,
+				"fairlead show": shown.Problems} {
 				if !slices.ContainsFunc(problems, func(p source.Problem) bool { return isOf(p.Object, s) }) {
 					c.t.Errorf("%s names no problem of %s, %d of its frontends are served", where, name, served[name])
 				}
@@ -379,7 +383,8 @@ func (c *coldStart) named() {
 
 // isOf reports whether a problem's object is a Service or one of its slices.
 func isOf(k source.Key, s *corev1.Service) bool {
-	return k.Namespace == s.Namespace && (k.Name == s.Name || k.Kind == source.EndpointSlice && strings.HasPrefix(k.Name, s.Name+"-"))
+	return k.Namespace == s.Namespace && (k.Name == s.Name || k.Kind == source.EndpointSlice &&
+		strings.HasPrefix(k.Name, s.Name+"-"))
 }
 
 // captured wants the addresses of others to lead where they did.
@@ -389,7 +394,8 @@ func (c *coldStart) captured() {
 			c.answered(question{from, model.TCP, ip + ":8080", fmt.Sprintf("shop/web-%d", i+1)}, 4)
 		}
 		for i, ip := range apiEndpoints {
-			c.answered(question{from, model.TCP, ip + ":6443", fmt.Sprint("kube-system/apiserver-", []string{"a", "b"}[i])}, 4)
+			c.answered(question{from, model.TCP, ip + ":6443", fmt.Sprint("kube-system/apiserver-",
+				[]string{"a", "b"}[i])}, 4)
 		}
 		if from == "outside" { // its packets to ClusterIPs go to node a, which has no agent
 			continue
@@ -397,7 +403,8 @@ func (c *coldStart) captured() {
 		c.answered(question{from, model.TCP, webIP + ":80", "shop/web-"}, 12)
 		c.answered(question{from, model.TCP, "10.96.0.1:443", "kube-system/apiserver-"}, 12)
 		for _, ip := range []string{webIP, cartIP} {
-			if pod, err := c.ask(c.t.Context(), question{from: from, proto: model.TCP, to: ip + ":81"}, hostilePace); err == nil {
+			if pod, err := c.ask(c.t.Context(), question{from: from, proto: model.TCP, to: ip + ":81"},
+				hostilePace); err == nil {
 				c.t.Errorf("%s -> %s:81 is answered by %s: the ClusterIP is another Service's", from, ip, pod)
 			}
 		}
@@ -417,7 +424,8 @@ func (c *coldStart) loops() {
 				continue
 			}
 			for _, p := range s.Spec.Ports {
-				proto := map[corev1.Protocol]model.Protocol{corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP}[p.Protocol]
+				proto := map[corev1.Protocol]model.Protocol{corev1.ProtocolTCP: model.TCP,
+					corev1.ProtocolUDP: model.UDP}[p.Protocol]
 				q := question{from: "shop/client", proto: proto, to: fmt.Sprintf("%s:%d", s.Spec.ClusterIP, p.Port)}
 				if pod, err := c.ask(c.t.Context(), q, 500*time.Millisecond); err == nil {
 					c.t.Errorf("%s, which has no endpoint but itself, is answered by %s", q.to, pod)

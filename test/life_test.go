@@ -209,7 +209,8 @@ func (l *lives) start(flags ...string) {
 	if l.log, err = os.CreateTemp(l.t.TempDir(), "agent"); err != nil {
 		l.t.Fatal(err)
 	}
-	args := slices.Concat(l.confine, []string{fairlead, "run", "--source", l.dir, "--node", "a", "--mode", l.mode}, flags)
+	args := slices.Concat(l.confine, []string{fairlead, "run", "--source", l.dir, "--node", "a", "--mode", l.mode},
+		flags)
 	l.cmd = exec.Command(args[0], args[1:]...)
 	l.cmd.Stdout, l.cmd.Stderr = l.log, l.log
 	if err := l.node.Do(l.cmd.Start); err != nil {

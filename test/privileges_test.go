@@ -34,9 +34,9 @@ func chart(t *testing.T) (all map[string]privileges) {
 	return all
 }
 
-// In each mode that this kernel can, an agent serves with what the chart gives its container and no more, through replaced endpoints and
-// its own replacement: capabilities, no new privileges, a read-only root and /proc/sys, and of the host's BPF and cgroup file systems
-// what is mounted. Seccomp and AppArmor are the runtime's and not here.
+// In each mode that this kernel can, an agent serves with what the chart gives its container and no more, through
+// replaced endpoints and its own replacement: capabilities, no new privileges, a read-only root and /proc/sys, and of
+// the host's BPF and cgroup file systems what is mounted. Seccomp and AppArmor are the runtime's and not here.
 func TestLeastPrivileges(t *testing.T) {
 	for mode, given := range chart(t) {
 		if mode == "ipvs" { // not in this kernel
@@ -122,7 +122,8 @@ func TestLeavingEBPFWithoutItsPrivileges(t *testing.T) {
 
 // confine returns the command that runs another as a container of a node that is given p.
 func confine(node *sandbox.Host, p privileges) []string {
-	script := []string{"mount -t tmpfs -o mode=755 none /run/fairlead", "mount --bind /proc/sys /proc/sys", "mount -o remount,bind,ro /proc/sys"}
+	script := []string{"mount -t tmpfs -o mode=755 none /run/fairlead", "mount --bind /proc/sys /proc/sys",
+		"mount -o remount,bind,ro /proc/sys"}
 	do := func(format string, args ...any) { script = append(script, fmt.Sprintf(format, args...)) }
 	for to, from := range p.HostPaths {
 		from, readOnly := strings.CutSuffix(from, " ro")
@@ -145,7 +146,8 @@ func confine(node *sandbox.Host, p privileges) []string {
 		do("mount --move /run/fairlead/mounts%s %s", to, to)
 	}
 	do("mount -o remount,bind,ro /")
-	do(`exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all%s -- "$@"`, strings.ToLower(join(p.Capabilities, ",+")))
+	do(`exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all%s -- "$@"`,
+		strings.ToLower(join(p.Capabilities, ",+")))
 	return []string{"unshare", "--mount", "--propagation", "private", "sh", "-ec", strings.Join(script, "\n"), "sh"}
 }
 
@@ -160,7 +162,8 @@ func join(words []string, prefix string) (all string) {
 // held demands that a process has the capabilities and no others.
 func (p privileges) held(t *testing.T, pid int) {
 	t.Helper()
-	numbers := map[string]uint{"NET_BIND_SERVICE": 10, "NET_ADMIN": 12, "NET_RAW": 13, "SYS_ADMIN": 21, "PERFMON": 38, "BPF": 39}
+	numbers := map[string]uint{"NET_BIND_SERVICE": 10, "NET_ADMIN": 12, "NET_RAW": 13, "SYS_ADMIN": 21, "PERFMON": 38,
+		"BPF": 39}
 	want := uint64(0)
 	for _, c := range p.Capabilities {
 		want |= 1 << numbers[c]
@@ -169,7 +172,8 @@ func (p privileges) held(t *testing.T, pid int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	contains(t, string(status), fmt.Sprintf("CapPrm:\t%016x", want), fmt.Sprintf("CapEff:\t%016x", want), fmt.Sprintf("CapBnd:\t%016x", want), "NoNewPrivs:\t1")
+	contains(t, string(status), fmt.Sprintf("CapPrm:\t%016x", want), fmt.Sprintf("CapEff:\t%016x", want),
+		fmt.Sprintf("CapBnd:\t%016x", want), "NoNewPrivs:\t1")
 }
 
 // told logs what the agent logged, if the test failed.
@@ -187,7 +191,8 @@ func (l *lives) denied() {
 	}
 }
 
-// refusals returns the lines of the agent's log that name what it may not do, but for what the init container does or nothing needs.
+// refusals returns the lines of the agent's log that name what it may not do, but for what the init container does or
+// nothing needs.
 func (l *lives) refusals() (lines []string) {
 	b, err := os.ReadFile(l.log.Name())
 	if err != nil {
@@ -225,8 +230,8 @@ func (w *text) has(s string) bool {
 	return strings.Contains(w.b.String(), s)
 }
 
-// The chart's container that migrates a node removes kube-proxy's rules once no kube-proxy runs and the agent is ready, not before. Without
-// CAP_SYS_PTRACE it can't tell whether one runs, and removes nothing.
+// The chart's container that migrates a node removes kube-proxy's rules once no kube-proxy runs and the agent is ready,
+// not before. Without CAP_SYS_PTRACE it can't tell whether one runs, and removes nothing.
 func TestMigrate(t *testing.T) {
 	l := newLife(t, "nftables")
 	nft := func(args ...string) (out string, err error) {
@@ -244,7 +249,8 @@ func TestMigrate(t *testing.T) {
 	ended := sync.OnceFunc(func() { in.Close(); proxy.Wait() })
 	defer ended()
 
-	caps := privileges{Capabilities: []string{"NET_ADMIN", "NET_RAW"}, HostPaths: map[string]string{"/run/xtables.lock": "/run/xtables.lock"}}
+	caps := privileges{Capabilities: []string{"NET_ADMIN", "NET_RAW"},
+		HostPaths: map[string]string{"/run/xtables.lock": "/run/xtables.lock"}}
 	blind, log := migrate(t, l, caps)
 	if err := blind.Wait(); err == nil || !log.has("CAP_SYS_PTRACE") {
 		t.Errorf("without CAP_SYS_PTRACE: %v: %s", err, &log.b)

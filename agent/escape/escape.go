@@ -49,7 +49,8 @@ func (w *writer) Write(b []byte) (int, error) {
 			break
 		}
 	}
-	w.out = escaped(w.out[:0], text[:whole], func(r rune) bool { return r == '\n' || r == '\t' || unicode.IsGraphic(r) })
+	w.out = escaped(w.out[:0], text[:whole],
+		func(r rune) bool { return r == '\n' || r == '\t' || unicode.IsGraphic(r) })
 	w.rest = bytes.Clone(text[whole:])
 	if _, err := w.to.Write(w.out); err != nil {
 		return 0, err

@@ -14,7 +14,8 @@ func TestPacketToNamedPort(t *testing.T) {
 	w := &world{objects: []source.Object{&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-dns"},
 		Spec: corev1.ServiceSpec{ClusterIP: "010.96.0.10", Ports: []corev1.ServicePort{
-			{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP}, {Name: "dns-tcp", Port: 53, Protocol: corev1.ProtocolTCP},
+			{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP}, {Name: "dns-tcp", Port: 53,
+				Protocol: corev1.ProtocolTCP},
 			{Name: "signal", Port: 54, Protocol: corev1.ProtocolSCTP}, {Name: "metrics", Port: 9153},
 		}},
 	}}}
@@ -29,7 +30,8 @@ func TestPacketToNamedPort(t *testing.T) {
 		"kube-system/kube-dns:dsn":     "",
 	} {
 		p, err := w.packet("192.0.2.1", to)
-		if got := p.Dst.String() + "/" + p.Protocol.String(); (err == nil) != (want != "") || want != "" && got != want {
+		if got := p.Dst.String() + "/" + p.Protocol.String(); (err == nil) != (want != "") || want != "" &&
+			got != want {
 			t.Errorf("%s: %s, %v; want %q", to, got, err, want)
 		}
 	}

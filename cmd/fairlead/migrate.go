@@ -37,7 +37,8 @@ It is what run --take-over Remove does, as a command that ends: the agent needs 
 		},
 	}
 	n.add(c)
-	c.Flags().BoolVar(&idle, "idle", false, "do nothing until ended: for a DaemonSet whose init container has migrated the node")
+	c.Flags().BoolVar(&idle, "idle", false, "do nothing until ended: for a DaemonSet whose init container has "+
+		"migrated the node")
 	return c
 }
 

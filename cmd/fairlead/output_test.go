@@ -40,7 +40,8 @@ func TestOutputEscapesForeignText(t *testing.T) {
 	for name, print := range map[string]func(*bytes.Buffer) error{
 		"table": func(b *bytes.Buffer) error { return table(b, [][]string{{"NAME", "NODE"}, {evil, evil}}) },
 		"problems": func(b *bytes.Buffer) error {
-			return printProblems(b, []source.Problem{{Object: source.Key{Kind: source.Service, Name: evil}, Message: "odd"}, {File: evil, Message: evil}})
+			return printProblems(b, []source.Problem{{Object: source.Key{Kind: source.Service, Name: evil},
+				Message: "odd"}, {File: evil, Message: evil}})
 		},
 		"explain": func(b *bytes.Buffer) error { return explained{From: evil, To: evil}.tree(b) },
 	} {

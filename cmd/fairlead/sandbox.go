@@ -499,7 +499,8 @@ PROTOCOL is tcp, udp or sctp; without it that of the Service's port of that name
 			if err != nil {
 				return err
 			}
-			if err := o.print(out(c), replies, func(w io.Writer) error { return table(w, replyRows(replies)) }); err != nil {
+			if err := o.print(out(c), replies,
+				func(w io.Writer) error { return table(w, replyRows(replies)) }); err != nil {
 				return err
 			}
 			return unanswered(replies)
@@ -663,7 +664,8 @@ func sandboxGenerate() *cobra.Command {
 			if err := generate.Write(args[0], objects, perFile); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(out(c), "%s: Node a and %d Services with %d endpoints each, %d objects\n", args[0], services, endpoints, len(objects))
+			_, err := fmt.Fprintf(out(c), "%s: Node a and %d Services with %d endpoints each, %d objects\n", args[0],
+				services, endpoints, len(objects))
 			return err
 		},
 	}

@@ -216,7 +216,8 @@ func (s shown) table(w io.Writer) error {
 	}
 	s.packetsLine(w)
 	for _, h := range s.Health {
-		fmt.Fprintf(w, "health check of %s at port %d: %d backends on this node\n", escape.String(h.Service), h.Port, h.Local)
+		fmt.Fprintf(w, "health check of %s at port %d: %d backends on this node\n", escape.String(h.Service), h.Port,
+			h.Local)
 	}
 	fmt.Fprintf(w, "\nnode %s: %d facts wanted, %d in the kernel: %d missing, %d too many\n", s.Node, s.Wanted, s.Held, s.Missing, s.Extra)
 	return printProblems(w, s.Problems)

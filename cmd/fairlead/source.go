@@ -34,12 +34,14 @@ func api(c *config.Config, node string) (*kube.Source, kube.Access, error) {
 	a, err := access(c)
 	return kube.New(kube.Options{
 		Access: a, Node: node, ProxyName: c.Own.ServiceProxyName,
-		Nodes:          c.Own.DirectServerReturn || c.Own.ExternalIPs == resolve.SafeExternalIPs && c.Proxy.ClusterCIDR == "",
+		Nodes: c.Own.DirectServerReturn || c.Own.ExternalIPs == resolve.SafeExternalIPs &&
+			c.Proxy.ClusterCIDR == "",
 		NamespaceBytes: c.Own.Limits.NamespaceBytes, Bytes: c.Own.Limits.Bytes,
 	}), a, err
 }
 
-// apiServers returns the addresses and ports of the API server that a reads from, none where they can't be found out now.
+// apiServers returns the addresses and ports of the API server that a reads from, none where they can't be found out
+// now.
 func apiServers(ctx context.Context, a kube.Access) (servers []netip.AddrPort) {
 	c, err := a.Config()
 	if err != nil {

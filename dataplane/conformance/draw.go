@@ -99,7 +99,8 @@ func (d draw) next(s *scene) *scene {
 
 func (d draw) config() Config {
 	return Config{
-		ExternalIPs: one(d, "", "", resolve.SafeExternalIPs, resolve.AnyExternalIPs, resolve.RefuseExternalIPs), Limits: d.limits(),
+		ExternalIPs: one(d, "", "", resolve.SafeExternalIPs, resolve.AnyExternalIPs,
+			resolve.RefuseExternalIPs), Limits: d.limits(),
 		MasqueradeAll: d.chance(20), DirectServerReturn: d.chance(50),
 		ClusterCIDRs:      one(d, nil, nil, []string{"10.244.0.0/16", "fd00:10:244::/48"}, []string{"10.244.0.0/16"}, []string{"10.244.2.0/24", "fd00:10:244:1::/64"}),
 		NodePortAddresses: one(d, nil, nil, []string{"primary"}, []string{"primary", "localhost"}, []string{"192.168.78.0/24", "fd00:77::/64"}),
@@ -151,24 +152,28 @@ func (d draw) hostile(s *corev1.Service) {
 	spec := &s.Spec
 	switch d.IntN(4) {
 	case 0:
-		spec.ExternalIPs = some(d, 1+d.IntN(3), "10.244.1.1", "10.244.2.2", "fd00:10:244:2::3", "10.244.1.10", "10.244.2.200")
+		spec.ExternalIPs = some(d, 1+d.IntN(3), "10.244.1.1", "10.244.2.2", "fd00:10:244:2::3", "10.244.1.10",
+			"10.244.2.200")
 	case 1:
 		spec.ExternalIPs = some(d, 1+d.IntN(2), "10.96.0.10", "10.96.0.13", "fd00:96::12", "192.168.77.2", "fd00:77::1")
 	case 2:
 		spec.ExternalIPs = []string{apiServer.Addr().String()}
-		spec.Ports = append(spec.Ports, corev1.ServicePort{Name: "api", Port: int32(apiServer.Port()), Protocol: corev1.ProtocolTCP})
+		spec.Ports = append(spec.Ports, corev1.ServicePort{Name: "api", Port: int32(apiServer.Port()),
+			Protocol: corev1.ProtocolTCP})
 	case 3:
 		spec.ExternalIPs = nil
 		for i := range 1 + d.IntN(productSide) {
 			spec.ExternalIPs = append(spec.ExternalIPs, fmt.Sprintf("203.0.113.%d", 100+i))
 		}
 		for i := range d.IntN(productSide) {
-			spec.Ports = append(spec.Ports, corev1.ServicePort{Name: fmt.Sprint("x", i), Port: int32(1000 + i), Protocol: corev1.ProtocolTCP})
+			spec.Ports = append(spec.Ports, corev1.ServicePort{Name: fmt.Sprint("x", i), Port: int32(1000 + i),
+				Protocol: corev1.ProtocolTCP})
 		}
 	}
 }
 
-// entrySlices draws slices whose one endpoint is a ClusterIP at the Service's own ports: of the Service itself, or of another.
+// entrySlices draws slices whose one endpoint is a ClusterIP at the Service's own ports: of the Service itself, or of
+// another.
 func (d draw) entrySlices(s *corev1.Service) []*discoveryv1.EndpointSlice {
 	line := sliceLine{Name: s.Name + "#entry", Namespace: s.Namespace, Service: s.Name, Families: []bool{false, true}}
 	for _, p := range s.Spec.Ports {
@@ -181,7 +186,8 @@ func (d draw) entrySlices(s *corev1.Service) []*discoveryv1.EndpointSlice {
 	}
 	if d.chance(50) {
 		i := 10 + d.IntN(len(scene{}.Apps))
-		e.Addrs = [2]netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), netip.MustParseAddr(fmt.Sprintf("fd00:96::%d", i))}
+		e.Addrs = [2]netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}),
+			netip.MustParseAddr(fmt.Sprintf("fd00:96::%d", i))}
 	}
 	line.Endpoints = []sliceEndpoint{e}
 	return line.slices()

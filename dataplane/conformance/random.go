@@ -176,7 +176,8 @@ func (w *world) fares(ctx context.Context, l *packetLine, thorough bool) (sent b
 	return true, wrong
 }
 
-// stays reports whether a pod's packet is to its own address, so that no node sees it, whoever has that address as an entry.
+// stays reports whether a pod's packet is to its own address, so that no node sees it, whoever has that address as an
+// entry.
 func (l *packetLine) stays() bool {
 	c := l.Clients[0]
 	return l.Action != verdict.Pass && c.Addr == l.To.Addr() && place(c.Name).Node != "" && !place(c.Name).isNode()

@@ -230,7 +230,9 @@ func (w *world) take(ctx context.Context, s *Step) error {
 }
 
 func equalConfig(a, b Config) bool {
-	return a.ExternalIPs == b.ExternalIPs && a.Limits == b.Limits && a.MasqueradeAll == b.MasqueradeAll && a.ProxyName == b.ProxyName && a.DirectServerReturn == b.DirectServerReturn && slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) &&
+	return a.ExternalIPs == b.ExternalIPs && a.Limits == b.Limits && a.MasqueradeAll == b.MasqueradeAll &&
+		a.ProxyName == b.ProxyName && a.DirectServerReturn == b.DirectServerReturn && slices.Equal(a.ClusterCIDRs,
+		b.ClusterCIDRs) &&
 		slices.Equal(a.NodePortAddresses, b.NodePortAddresses)
 }
 

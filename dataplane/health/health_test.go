@@ -142,7 +142,8 @@ func TestAnswersWhileConnectionsAreHeld(t *testing.T) {
 	at := map[uint16]string{}
 	p := New(onLoopback(at), nil)
 	defer p.Close()
-	if err := p.Write(t.Context(), render(p, &model.HealthCheck{Service: "shop/web", Port: 30999, Local: 2}), nil); err != nil {
+	if err := p.Write(t.Context(), render(p, &model.HealthCheck{Service: "shop/web", Port: 30999, Local: 2}),
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	var first net.Conn

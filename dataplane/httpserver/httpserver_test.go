@@ -127,8 +127,10 @@ func TestSlowReaderIsCutOff(t *testing.T) {
 			}
 		}
 	}))
-	if s.IdleTimeout != 30*time.Second || s.WriteTimeout != 10*time.Second || s.ReadTimeout != 10*time.Second || s.ReadHeaderTimeout != 5*time.Second {
-		t.Errorf("timeouts: idle %v, write %v, read %v, header %v", s.IdleTimeout, s.WriteTimeout, s.ReadTimeout, s.ReadHeaderTimeout)
+	if s.IdleTimeout != 30*time.Second || s.WriteTimeout != 10*time.Second || s.ReadTimeout != 10*time.Second ||
+		s.ReadHeaderTimeout != 5*time.Second {
+		t.Errorf("timeouts: idle %v, write %v, read %v, header %v", s.IdleTimeout, s.WriteTimeout, s.ReadTimeout,
+			s.ReadHeaderTimeout)
 	}
 	s.WriteTimeout = 100 * time.Millisecond
 	ended := make(chan struct{})
@@ -149,7 +151,8 @@ func TestSlowReaderIsCutOff(t *testing.T) {
 
 // A profile takes longer than an answer may.
 func TestProfileOutlastsTheWriteTimeout(t *testing.T) {
-	for path, h := range map[string]http.HandlerFunc{"/debug/pprof/profile": pprof.Profile, "/debug/pprof/trace": pprof.Trace} {
+	for path, h := range map[string]http.HandlerFunc{"/debug/pprof/profile": pprof.Profile,
+		"/debug/pprof/trace": pprof.Trace} {
 		s := New(h)
 		s.WriteTimeout = 300 * time.Millisecond
 		r, err := http.Get("http://" + serve(t, s) + path + "?seconds=1")

@@ -11,9 +11,9 @@ import "fairlead.dev/fairlead/model"
 // up to 600: the paper's own algorithm moves that much with a table of this size.
 const Size = model.MaxEntries
 
-// Entries returns the size of a pool's table: what the model says, else at least each entries for every backend. With 100
-// each, shares are even to 1 % and 2 to 3 % of the clients whose backend stays are moved when another goes; with 1000
-// each, below 1 %.
+// Entries returns the size of a pool's table: what the model says, else at least each entries for every backend. With
+// 100 each, shares are even to 1 % and 2 to 3 % of the clients whose backend stays are moved when another goes; with
+// 1000 each, below 1 %.
 func Entries(p *model.Pool, each int) int {
 	if p.Entries > len(p.Backends) {
 		return p.Entries

@@ -106,7 +106,8 @@ func BenchmarkTable(b *testing.B) {
 }
 
 func TestFewSizes(t *testing.T) {
-	for _, c := range []struct{ n, each, want int }{{1, 100, 1009}, {10, 100, 1009}, {11, 100, 2003}, {101, 100, 16001}, {5000, 100, Size}, {10, 1000, 16001}, {33, 1000, Size}} {
+	for _, c := range []struct{ n, each, want int }{{1, 100, 1009}, {10, 100, 1009}, {11, 100, 2003}, {101, 100, 16001},
+		{5000, 100, Size}, {10, 1000, 16001}, {33, 1000, Size}} {
 		if got := Entries(&model.Pool{Backends: backends(c.n)}, c.each); got != c.want {
 			t.Errorf("%d for each of %d backends: %d entries, want %d", c.each, c.n, got, c.want)
 		}

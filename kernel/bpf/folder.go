@@ -93,7 +93,8 @@ func checkFolder(path string) error {
 		case s.Mode&unix.S_IFMT != unix.S_IFDIR:
 			return fmt.Errorf("bpf: %s is not a folder: remove it", path)
 		case int(s.Uid) != os.Geteuid() || s.Mode&0o022 != 0:
-			return fmt.Errorf("bpf: folder %s belongs to user %d and has mode %#o, want user %d and no write access for others: "+
+			return fmt.Errorf("bpf: folder %s belongs to user %d and has mode %#o, want user %d and no write "+
+				"access for others: "+
 				"remove it, or correct both", path, s.Uid, s.Mode&0o7777, os.Geteuid())
 		}
 	}

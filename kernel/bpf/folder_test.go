@@ -10,11 +10,13 @@ func TestGivenFolder(t *testing.T) {
 	const whole = "31 24 0:27 / /sys/fs/bpf rw,nosuid,nodev,noexec,relatime shared:10 - bpf bpf rw,mode=700\n"
 	for mounts, want := range map[string]string{
 		"": "", whole: "",
-		"40 24 0:27 /fairlead /run/fairlead/bpf rw,relatime master:10 - bpf bpf rw,mode=700\n" + whole: "/run/fairlead/bpf",
-		whole + "40 24 0:27 /fairlead /run/fairlead/bpf rw - bpf bpf rw\n":                             "/run/fairlead/bpf",
-		"40 24 0:27 /fairlead/1 /a rw - bpf bpf rw\n":                                                  "",
-		"40 24 0:29 /fairlead /run/fairlead/bpf rw - tmpfs tmpfs rw\n":                                 "",
-		"40 24 0:27 /fairlead\n - bpf\n":                                                               "",
+		"40 24 0:27 /fairlead /run/fairlead/bpf rw,relatime master:10 - bpf bpf " +
+			"rw,mode=700\n" + whole: "/run/fairlead/bpf",
+		whole + "40 24 0:27 /fairlead /run/fairlead/bpf rw - bpf bpf " +
+			"rw\n": "/run/fairlead/bpf",
+		"40 24 0:27 /fairlead/1 /a rw - bpf bpf rw\n":                  "",
+		"40 24 0:29 /fairlead /run/fairlead/bpf rw - tmpfs tmpfs rw\n": "",
+		"40 24 0:27 /fairlead\n - bpf\n":                               "",
 	} {
 		if is := given(mounts); is != want {
 			t.Errorf("%q: %q, not %q", mounts, is, want)

@@ -296,7 +296,8 @@ func (m *Maps) mapMemory() error {
 	if err != nil {
 		return errors.Join(err, m.Close())
 	}
-	m.uses = &uses{ports: (*packetsUses)(unsafe.Pointer(&ports[0])), addresses: (*packetsUses)(unsafe.Pointer(&addresses[0]))}
+	m.uses = &uses{ports: (*packetsUses)(unsafe.Pointer(&ports[0])),
+		addresses: (*packetsUses)(unsafe.Pointer(&addresses[0]))}
 	m.Changes = (*uint32)(unsafe.Pointer(&changes[0]))
 	m.Names = unsafe.Slice((*Name)(unsafe.Pointer(&names[0])), m.named[serviceMapNames].MaxEntries())
 	m.Pools = unsafe.Slice((*Pool)(unsafe.Pointer(&pools[0])), m.sizes.Pools)

@@ -8,8 +8,9 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// copyFlows copies the entries of maps of flows that differ from these in their size alone, as an agent that was given another size leaves them. What
-// is here already stays, but for a client that programs at work on those maps have masqueraded since it was copied.
+// copyFlows copies the entries of maps of flows that differ from these in their size alone, as an agent that was given
+// another size leaves them. What is here already stays, but for a client that programs at work on those maps have
+// masqueraded since it was copied.
 func (m *Maps) copyFlows() error {
 	if m.flowsOf == "" {
 		return nil

@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flows go on where an agent is given another size of their maps: also those that begin until its programs are attached.
+// Flows go on where an agent is given another size of their maps: also those that begin until its programs are
+// attached.
 func TestFlowsAreCopied(t *testing.T) {
 	w := newWorld(t)
 	ask := func(port uint16) Tuple {
@@ -35,7 +36,8 @@ func TestFlowsAreCopied(t *testing.T) {
 			t.Errorf("the map has %d entries, not %d", n, flows)
 		}
 		var held, was Way
-		if err := m.named[packetsMapDestinations].Lookup(first, &held); err != nil || w.maps.named[packetsMapDestinations].Lookup(first, &was) != nil || held != was {
+		if err := m.named[packetsMapDestinations].Lookup(first, &held); err != nil ||
+			w.maps.named[packetsMapDestinations].Lookup(first, &was) != nil || held != was {
 			t.Errorf("%d entries: the flow is %+v, not %+v: %v", flows, held, was, err)
 		}
 		later := ask(uint16(flows >> 8))

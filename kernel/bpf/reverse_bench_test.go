@@ -15,8 +15,8 @@ import (
 // dropped is what a program returns of a packet that it drops (TC_ACT_SHOT).
 const dropped = 2
 
-// BenchmarkReversePath has a packet that opens a connection run through the program, with the reverse path check and without: one that is dropped,
-// since there is no backend, so that it opens one each time.
+// BenchmarkReversePath has a packet that opens a connection run through the program, with the reverse path check and
+// without: one that is dropped, since there is no backend, so that it opens one each time.
 func BenchmarkReversePath(b *testing.B) {
 	runtime.LockOSThread() // for good: the thread's network namespace goes with it
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -34,10 +34,12 @@ func BenchmarkReversePath(b *testing.B) {
 	for _, checked := range []bool{false, true} {
 		w := newWorldOf(b, DeviceOptions{ReversePath: checked}, Frontend{Drop: uint8(outside)}, 0)
 		for six, client := range clients {
-			p := packet{src: netip.AddrPortFrom(client, 1234), dst: netip.AddrPortFrom(entries[six], 81), protocol: unix.IPPROTO_TCP, flags: syn}
+			p := packet{src: netip.AddrPortFrom(client, 1234), dst: netip.AddrPortFrom(entries[six], 81),
+				protocol: unix.IPPROTO_TCP, flags: syn}
 			b.Run(fmt.Sprintf("checked=%t/ipv6=%t", checked, six == 1), func(b *testing.B) {
 				index := uint32(i.Index)
-				o := &ebpf.RunOptions{Data: p.frame(), DataOut: make([]byte, 256), Repeat: uint32(b.N), Context: skBuff{IngressIfindex: index, Ifindex: index}}
+				o := &ebpf.RunOptions{Data: p.frame(), DataOut: make([]byte, 256), Repeat: uint32(b.N),
+					Context: skBuff{IngressIfindex: index, Ifindex: index}}
 				if verdict, err := w.programs.by["arrive-14"].Run(o); err != nil || verdict != dropped {
 					b.Fatal(verdict, err)
 				}

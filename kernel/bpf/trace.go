@@ -109,7 +109,8 @@ func (m *Maps) lock() (*os.File, error) {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("bpf: events go to one listener at a time, and another process traces this node: end it first (%w)", err)
+		return nil, fmt.Errorf("bpf: events go to one listener at a time, and another process traces this node: "+
+			"end it first (%w)", err)
 	}
 	return f, nil
 }

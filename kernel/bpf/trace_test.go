@@ -47,7 +47,8 @@ func TestListenerIsLockedByTheMapsFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if _, err := other.Trace(over, Filter{}, func(Event) {}); err == nil || !strings.Contains(err.Error(), "one listener at a time") {
+	if _, err := other.Trace(over, Filter{}, func(Event) {}); err == nil || !strings.Contains(err.Error(),
+		"one listener at a time") {
 		t.Errorf("a second listener: %v", err)
 	}
 	lock.Close()

@@ -45,8 +45,9 @@ func (m *Maps) Exit(k Entry) {
 	})
 }
 
-// Recall copies the flows of maps of another size, and has packets of all flows looked at where what tells them was made anew: an earlier version's may have had another form. To be
-// called again once programs that note new flows there are attached. Some that needn't are looked at, too.
+// Recall copies the flows of maps of another size, and has packets of all flows looked at where what tells them was
+// made anew: an earlier version's may have had another form. To be called again once programs that note new flows there
+// are attached. Some that needn't are looked at, too.
 func (m *Maps) Recall() error {
 	if err := m.copyFlows(); err != nil {
 		return err
@@ -57,8 +58,9 @@ func (m *Maps) Recall() error {
 	return m.setUses(atomic.LoadUint32(&m.uses.ports.Generation))
 }
 
-// RebuildUses has the programs that work on the maps in a folder set bits in the other generation, sets those of all flows there, and clears those
-// of the generation before: ports of flows that are over no longer cost packets a look-up. While another process does so, it does nothing.
+// RebuildUses has the programs that work on the maps in a folder set bits in the other generation, sets those of all
+// flows there, and clears those of the generation before: ports of flows that are over no longer cost packets a
+// look-up. While another process does so, it does nothing.
 func RebuildUses(folder string, s Sizes) error {
 	m, err := OpenMaps(folder, s)
 	if err != nil {
@@ -85,8 +87,9 @@ func RebuildUses(folder string, s Sizes) error {
 	return m.rebuildUses(grace.Wait)
 }
 
-// rebuildUses is RebuildUses. wait returns once no program runs any more that ran before. A program writes a flow's entries before it sets their bits:
-// what ran by the generation before has written by then what is read here, and what runs later sets bits of the other generation.
+// rebuildUses is RebuildUses. wait returns once no program runs any more that ran before. A program writes a flow's
+// entries before it sets their bits: what ran by the generation before has written by then what is read here, and what
+// runs later sets bits of the other generation.
 func (m *Maps) rebuildUses(wait func() error) error {
 	before := atomic.LoadUint32(&m.uses.ports.Generation)
 	for _, of := range []*packetsUses{m.uses.ports, m.uses.addresses} {
@@ -98,7 +101,8 @@ func (m *Maps) rebuildUses(wait func() error) error {
 	if err := m.setUses(1 - before); err != nil {
 		return err // those of the generation before stay
 	}
-	bits := ^(ofGeneration(packetsUseUSE_ASKED|packetsUseUSE_BACKEND|packetsUseUSE_HIDDEN|packetsUseUSE_TAKEN, before) * 0x10001)
+	bits := ^(ofGeneration(packetsUseUSE_ASKED|packetsUseUSE_BACKEND|packetsUseUSE_HIDDEN|packetsUseUSE_TAKEN,
+		before) * 0x10001)
 	for _, of := range []*packetsUses{m.uses.ports, m.uses.addresses} {
 		for at := 0; at < len(of.Of); at += 2 {
 			if word := (*uint32)(unsafe.Pointer(&of.Of[at])); atomic.LoadUint32(word)&^bits != 0 {

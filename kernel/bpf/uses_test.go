@@ -34,10 +34,12 @@ func (w *world) began() uint64 {
 	return c.Began
 }
 
-// A TCP connection whose handshake isn't complete is forgotten after a minute or two, as by connection tracking, any other after five days.
+// A TCP connection whose handshake isn't complete is forgotten after a minute or two, as by connection tracking, any
+// other after five days.
 func TestOneSidedEntriesExpire(t *testing.T) {
 	const day = 24 * 3600
-	client, entry, server := netip.AddrPortFrom(clients[0], 1234), netip.AddrPortFrom(entries[0], 80), netip.AddrPortFrom(servers[0], 8080)
+	client, entry, server := netip.AddrPortFrom(clients[0], 1234), netip.AddrPortFrom(entries[0],
+		80), netip.AddrPortFrom(servers[0], 8080)
 	type step struct {
 		reply bool
 		flags uint8
@@ -58,13 +60,16 @@ func TestOneSidedEntriesExpire(t *testing.T) {
 			w := newWorld(t)
 			see := func(s step) {
 				if s.reply {
-					w.see("leave-14", packet{src: server, dst: client, protocol: unix.IPPROTO_TCP, flags: s.flags}.frame())
+					w.see("leave-14", packet{src: server, dst: client, protocol: unix.IPPROTO_TCP,
+						flags: s.flags}.frame())
 				} else {
-					w.see("arrive-14", packet{src: client, dst: entry, protocol: unix.IPPROTO_TCP, flags: s.flags}.frame())
+					w.see("arrive-14", packet{src: client, dst: entry, protocol: unix.IPPROTO_TCP,
+						flags: s.flags}.frame())
 				}
 			}
 			back := func() netip.AddrPort {
-				_, out := w.see("leave-14", packet{src: server, dst: client, protocol: unix.IPPROTO_TCP, flags: ack}.frame())
+				_, out := w.see("leave-14", packet{src: server, dst: client, protocol: unix.IPPROTO_TCP,
+					flags: ack}.frame())
 				return w.read(out).src
 			}
 			for _, s := range c.steps {
@@ -91,7 +96,8 @@ func TestOneSidedEntriesExpire(t *testing.T) {
 			}
 		})
 	}
-	for lives, steps := range map[uint32][]step{100: {{false, syn}}, 50: {{false, syn}, {true, syn | ack}}, 4 * day: {{false, syn}, {true, syn | ack}, {false, ack}}} {
+	for lives, steps := range map[uint32][]step{100: {{false, syn}}, 50: {{false, syn}, {true, syn | ack}},
+		4 * day: {{false, syn}, {true, syn | ack}, {false, ack}}} {
 		w := newWorld(t)
 		for _, s := range steps {
 			program, p := "arrive-14", packet{src: client, dst: entry, protocol: unix.IPPROTO_TCP, flags: s.flags}
@@ -112,7 +118,8 @@ func TestOneSidedEntriesExpire(t *testing.T) {
 	}
 }
 
-// Ports of flows that are over cost no look-up any more once their bits are rebuilt; those of others do, also of flows that begin meanwhile.
+// Ports of flows that are over cost no look-up any more once their bits are rebuilt; those of others do, also of flows
+// that begin meanwhile.
 func TestUsesAreRebuilt(t *testing.T) {
 	w := newWorld(t)
 	taken := func(port uint16) bool {
@@ -127,11 +134,13 @@ func TestUsesAreRebuilt(t *testing.T) {
 		set(w.maps.uses.ports, k.To, packetsUse(ofGeneration(packetsUseUSE_TAKEN, w.maps.uses.ports.Generation)), true)
 	}
 	ask := func(port uint16) netip.AddrPort {
-		_, out := w.see("arrive-14", packet{src: netip.AddrPortFrom(clients[0], port), dst: netip.AddrPortFrom(entries[0], 80), protocol: unix.IPPROTO_TCP, flags: syn}.frame())
+		_, out := w.see("arrive-14", packet{src: netip.AddrPortFrom(clients[0], port),
+			dst: netip.AddrPortFrom(entries[0], 80), protocol: unix.IPPROTO_TCP, flags: syn}.frame())
 		return w.read(out).dst
 	}
 	reply := func(port uint16) netip.AddrPort {
-		_, out := w.see("leave-14", packet{src: netip.AddrPortFrom(servers[0], 8080), dst: netip.AddrPortFrom(clients[0], port), protocol: unix.IPPROTO_TCP, flags: syn | ack}.frame())
+		_, out := w.see("leave-14", packet{src: netip.AddrPortFrom(servers[0], 8080),
+			dst: netip.AddrPortFrom(clients[0], port), protocol: unix.IPPROTO_TCP, flags: syn | ack}.frame())
 		return w.read(out).src
 	}
 	entry := netip.AddrPortFrom(entries[0], 80)

@@ -41,7 +41,8 @@ func (c *Conn) Devices() (l []Device, err error) {
 	for _, i := range all {
 		a := i.Attrs()
 		if n, known := headerOf[a.EncapType]; known {
-			l = append(l, Device{Index: a.Index, Loopback: a.EncapType == "loopback", Header: n, Pod: i.Type() == "veth" && a.NetNsID >= 0, Tunnel: slices.Contains(tunnels, i.Type())})
+			l = append(l, Device{Index: a.Index, Loopback: a.EncapType == "loopback", Header: n,
+				Pod: i.Type() == "veth" && a.NetNsID >= 0, Tunnel: slices.Contains(tunnels, i.Type())})
 		}
 	}
 	return l, nil
@@ -50,7 +51,8 @@ func (c *Conn) Devices() (l []Device, err error) {
 // DeviceTo returns the index of the device by which packets to an address leave, 0 where there is none.
 func (c *Conn) DeviceTo(to netip.Addr) (int, error) {
 	routes, err := c.h.RouteGet(to.AsSlice())
-	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
+	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) ||
+		errors.Is(err, unix.EINVAL) {
 		return 0, nil // no route, or unreachable, prohibit, blackhole
 	}
 	if err != nil {

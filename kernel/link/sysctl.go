@@ -22,9 +22,9 @@ type Setting struct {
 	Value string
 }
 
-// Set writes settings in ns, in order, up to the first that fails. Where /proc/sys is read-only, as in a container, a value
-// that is there already needs no write, an IPv4 setting of a device is set by netlink, and others are written through a /proc
-// that is mounted for this call, which takes CAP_SYS_ADMIN.
+// Set writes settings in ns, in order, up to the first that fails. Where /proc/sys is read-only, as in a container, a
+// value that is there already needs no write, an IPv4 setting of a device is set by netlink, and others are written
+// through a /proc that is mounted for this call, which takes CAP_SYS_ADMIN.
 func Set(ns *netns.Namespace, settings ...Setting) error {
 	err := set(ns, settings)
 	if !errors.Is(err, unix.EROFS) {
@@ -86,7 +86,8 @@ func deviceSetting(name string) (device string, id int) {
 	return device, devconf[what]
 }
 
-// setLink sets an IPv4 setting of a device of the calling thread's namespace by netlink (IFLA_INET_CONF), which takes CAP_NET_ADMIN.
+// setLink sets an IPv4 setting of a device of the calling thread's namespace by netlink (IFLA_INET_CONF), which takes
+// CAP_NET_ADMIN.
 func (s Setting) setLink(device string, id int) error {
 	value, err := strconv.ParseUint(s.Value, 10, 32)
 	if err != nil {

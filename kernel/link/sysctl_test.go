@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestSettingsOverReadOnlyProc: with /proc/sys read-only, as in a container, a device's IPv4 settings are set with CAP_NET_ADMIN alone,
-// and others with CAP_SYS_ADMIN.
+// TestSettingsOverReadOnlyProc: with /proc/sys read-only, as in a container, a device's IPv4 settings are set with
+// CAP_NET_ADMIN alone, and others with CAP_SYS_ADMIN.
 func TestSettingsOverReadOnlyProc(t *testing.T) {
 	ns, _ := space(t)
 	inContainer := func(caps uint64, settings ...Setting) error {
@@ -20,7 +20,8 @@ func TestSettingsOverReadOnlyProc(t *testing.T) {
 		}()
 		return <-done
 	}
-	device := []Setting{{"ipv4/conf/lo/accept_local", "1"}, {"ipv4/conf/lo/route_localnet", "1"}, {"ipv4/conf/lo/rp_filter", "2"}}
+	device := []Setting{{"ipv4/conf/lo/accept_local", "1"}, {"ipv4/conf/lo/route_localnet", "1"},
+		{"ipv4/conf/lo/rp_filter", "2"}}
 	other := Setting{"ipv4/tcp_mtu_probing", "1"}
 	if err := inContainer(1<<unix.CAP_NET_ADMIN, device...); err != nil {
 		t.Error(err)
@@ -41,7 +42,8 @@ func TestSettingsOverReadOnlyProc(t *testing.T) {
 // readOnlyProc has the calling thread see /proc/sys read-only.
 func readOnlyProc() error {
 	return errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
-		unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""), unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""), unix.Mount("", "/proc/sys", "",
+			unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
 // keepCapabilities drops the calling thread's other capabilities.

@@ -257,7 +257,8 @@ func TestChildMakesOneBesideIP(t *testing.T) {
 	}
 }
 
-// TestDoNeedsNoCapabilityAtHome: in the calling thread's own namespace Do works without CAP_SYS_ADMIN, as in an unprivileged container.
+// TestDoNeedsNoCapabilityAtHome: in the calling thread's own namespace Do works without CAP_SYS_ADMIN, as in an
+// unprivileged container.
 func TestDoNeedsNoCapabilityAtHome(t *testing.T) {
 	here, err := Current()
 	if err != nil {

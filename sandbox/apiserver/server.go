@@ -212,7 +212,8 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, f *format, at plac
 	}
 }
 
-// page returns the part of a sorted list that a request wants, and the key behind which the next page begins, "" if none.
+// page returns the part of a sorted list that a request wants, and the key behind which the next page begins, "" if
+// none.
 func (q query) page(l []*state) (page []*state, next string) {
 	if q.after != "" {
 		l = l[sort.Search(len(l), func(i int) bool { return l[i].key() > q.after }):]

@@ -58,7 +58,8 @@ func TestNamespaceIsBounded(t *testing.T) {
 			w.serve(s)
 			w.follow(kube.Options{NamespaceBytes: 2 << 20, Bytes: 3 << 20})
 			w.until("the others' objects are there", func() bool { return w.begun && len(w.objects) > 3 })
-			p := w.reason(kube.NamespaceTooLarge, "more than 1000 of its endpointslices.discovery.k8s.io", "s-", "2 MiB")
+			p := w.reason(kube.NamespaceTooLarge, "more than 1000 of its endpointslices.discovery.k8s.io", "s-",
+				"2 MiB")
 			if p.Object != (source.Key{Kind: source.Namespace, Name: "tenant"}) {
 				t.Errorf("the problem is of %v", p.Object)
 			}

@@ -233,8 +233,10 @@ func (b *budget) problems(r resource) (ps []source.Problem) {
 	for name, s := range b.over {
 		ps = append(ps, source.Problem{
 			Object: source.Key{Kind: source.Namespace, Name: name}, Reason: NamespaceTooLarge,
-			Message: fmt.Sprintf("%s of its %s are left out, among them %s: one namespace is bound to %s of them and all "+
-				"namespaces to %s, oldest first; delete objects of this namespace, or raise limits.namespaceBytes and limits.bytes",
+			Message: fmt.Sprintf("%s of its %s are left out, among them %s: one namespace is bound to %s of them "+
+				"and all "+
+				"namespaces to %s, oldest first; delete objects of this namespace, or raise limits.namespaceBytes "+
+				"and limits.bytes",
 				about(s.left), r.GroupResource(), cmp.Or(strings.Join(s.names, ", "), "some deleted since"),
 				size(b.each), size(b.total)),
 		})

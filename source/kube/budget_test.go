@@ -270,7 +270,8 @@ func TestListInPages(t *testing.T) {
 	if err := c.renew(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.each(t.Context(), resources("a", "")[0], "", metav1.ListOptions{}, func(source.Object) {}); err == nil {
+	if _, err := c.each(t.Context(), resources("a", "")[0], "", metav1.ListOptions{},
+		func(source.Object) {}); err == nil {
 		t.Error("an object larger than any answer may be was read")
 	}
 }
@@ -281,7 +282,8 @@ func TestWeighs(t *testing.T) {
 	for i := range s.Endpoints {
 		s.Endpoints[i].Addresses = []string{"10.0.0.1"}
 	}
-	long := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"a": strings.Repeat("x", 1<<18)}}}
+	long := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"a": strings.Repeat("x",
+		1<<18)}}}
 	ports := &corev1.Service{Spec: corev1.ServiceSpec{Ports: make([]corev1.ServicePort, 1000)}}
 	ranges := &corev1.Service{}
 	ranges.Spec.LoadBalancerSourceRanges = slices.Repeat([]string{"10.0.0.0/8"}, 100_000)

@@ -11,19 +11,19 @@
 // # What is kept
 //
 // No object: what comes is stripped (package strip), waits until it is handed on, and is forgotten. Of each object its
-// name, resource version, age and weight stay, so that after another list only what differs is told. Changes of one object
-// that come while the consumer is busy are one; an object that came and went meanwhile leaves nothing.
+// name, resource version, age and weight stay, so that after another list only what differs is told. Changes of one
+// object that come while the consumer is busy are one; an object that came and went meanwhile leaves nothing.
 //
 // # What is bounded
 //
 // Whoever may write into a namespace may write as many objects as the API server takes. So the Services, and the
-// EndpointSlices, of one namespace are bound to Options.NamespaceBytes of memory, and those of all to Options.Bytes, for
-// which the heaviest namespaces give way. The oldest objects stay, up to the first that doesn't fit; the others are as if
-// they weren't there, and a problem names ten of them for each namespace. Once the oldest of them fits, the namespace is
-// listed again: after 10 s at first, then after twice as long each time, up to 5 minutes.
+// EndpointSlices, of one namespace are bound to Options.NamespaceBytes of memory, and those of all to Options.Bytes,
+// for which the heaviest namespaces give way. The oldest objects stay, up to the first that doesn't fit; the others are
+// as if they weren't there, and a problem names ten of them for each namespace. Once the oldest of them fits, the
+// namespace is listed again: after 10 s at first, then after twice as long each time, up to 5 minutes.
 //
-// A list is streamed where the server can: of it no more than the bounds allow is held at a time. Where it can't, a list
-// comes in one answer from the server's cache, and one of more than 16 MiB in pages.
+// A list is streamed where the server can: of it no more than the bounds allow is held at a time. Where it can't, a
+// list comes in one answer from the server's cache, and one of more than 16 MiB in pages.
 //
 // # What stays when the API server does not answer
 //

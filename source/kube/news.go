@@ -54,7 +54,8 @@ func (n *news) put(changes ...update) {
 	n.tell()
 }
 
-// add keeps one change of each object that there is or that the consumer knows of, so that what waits is bounded by both.
+// add keeps one change of each object that there is or that the consumer knows of, so that what waits is bounded by
+// both.
 func (n *news) add(changes []update) {
 	if len(n.changes) == 0 {
 		n.seen = time.Now()

@@ -77,7 +77,8 @@ func (c *client) each(ctx context.Context, r resource, namespace string, o metav
 	paged := false
 	for {
 		list := r.list()
-		err := c.request(r).NamespaceIfScoped(namespace, namespace != "").VersionedParams(&o, parameters).Do(ctx).Into(list)
+		err := c.request(r).NamespaceIfScoped(namespace, namespace != "").VersionedParams(&o,
+			parameters).Do(ctx).Into(list)
 		if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) && (!paged || o.Limit > 1) {
 			if o.Limit = max(1, o.Limit/4); !paged {
 				o.Limit = pageSize

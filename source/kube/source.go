@@ -20,8 +20,8 @@ type Options struct {
 	ProxyName string // as in resolve.Config
 	Nodes     bool   // all of them, not this node's alone
 
-	// NamespaceBytes and Bytes bound the weight of the Services, and of the EndpointSlices, of one namespace and of all, in
-	// bytes of memory. Each should be above what one object can weigh: 16 MiB. 0 is the default.
+	// NamespaceBytes and Bytes bound the weight of the Services, and of the EndpointSlices, of one namespace and of
+	// all, in bytes of memory. Each should be above what one object can weigh: 16 MiB. 0 is the default.
 	NamespaceBytes, Bytes int
 }
 
@@ -78,7 +78,8 @@ func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 	}
 }
 
-// Load reads once: what Run reads, without its bounds, all Nodes, and Pods if asked for. Nodes and Pods that can't be read are a problem.
+// Load reads once: what Run reads, without its bounds, all Nodes, and Pods if asked for. Nodes and Pods that can't be
+// read are a problem.
 func (s *Source) Load(ctx context.Context, withPods bool) (objects []source.Object, problems []source.Problem, err error) {
 	c, err := open(s.options.Access)
 	if err != nil {

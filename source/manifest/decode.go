@@ -300,14 +300,17 @@ func notRead(j []byte, version, kind string) *refusal {
 		key.Kind = source.Kind(kind + "." + group)
 		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead, "%s %s is not the %s of %s: Fairlead has no use for it and ignores it", version, kind, kind, k.version)}
 	case ok:
-		return refuse(key, problem("apiVersion", WrongVersion, "%s of %s is not read: write apiVersion %s", kind, orNone(version), k.version))
+		return refuse(key, problem("apiVersion", WrongVersion, "%s of %s is not read: write apiVersion %s", kind,
+			orNone(version), k.version))
 	case ignores(version, kind):
-		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead, "Fairlead has no use for %s %s and ignores it%s", orNone(version), kind, instead[kind])}
+		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead,
+			"Fairlead has no use for %s %s and ignores it%s", orNone(version), kind, instead[kind])}
 	case kind == "":
 		return unread("kind", UnknownKind, "names no kind: write one of %s", strings.Join(kindNames(), ", "))
 	}
 	near := nearest(strings.TrimSuffix(kind, "List"), kindNames())
-	return unread("kind", UnknownKind, "there is no kind %s: did you mean %s (apiVersion %s)?", kind, near, kinds[near].version)
+	return unread("kind", UnknownKind, "there is no kind %s: did you mean %s (apiVersion %s)?", kind, near,
+		kinds[near].version)
 }
 
 // instead tells what to write for kinds that people may expect to count.

@@ -232,8 +232,10 @@ func TestSplit(t *testing.T) {
 		{"two", "# x\n\na: b\n---\n# y\nc: d", []chunk{{[]byte("a: b\n"), 3, false}, {[]byte("c: d"), 6, false}}},
 		{"returns", "\r\na: b\r\n---\r\nc: d\r\n", []chunk{{[]byte("a: b\n"), 2, false}, {[]byte("c: d\n"), 4, false}}},
 		{"returns alone", "\ra: b\r---\rc: d\r", []chunk{{[]byte("a: b\n"), 2, false}, {[]byte("c: d\n"), 4, false}}},
-		{"UTF-16", utf16Text(binary.LittleEndian, "a: ä\r\n---\r\nc: 𝄞"), []chunk{{[]byte("a: ä\n"), 1, false}, {[]byte("c: 𝄞"), 3, false}}},
-		{"UTF-16, big end first", utf16Text(binary.BigEndian, "a: b\n---\nc: d"), []chunk{{[]byte("a: b\n"), 1, false}, {[]byte("c: d"), 3, false}}},
+		{"UTF-16", utf16Text(binary.LittleEndian, "a: ä\r\n---\r\nc: 𝄞"), []chunk{{[]byte("a: ä\n"), 1, false},
+			{[]byte("c: 𝄞"), 3, false}}},
+		{"UTF-16, big end first", utf16Text(binary.BigEndian, "a: b\n---\nc: d"), []chunk{{[]byte("a: b\n"), 1, false},
+			{[]byte("c: d"), 3, false}}},
 		{"byte order mark", "\xef\xbb\xbfa: b", []chunk{{[]byte("a: b"), 1, false}}},
 		{"end mark", "a: b\n...\nc: d\n", []chunk{{[]byte("a: b\n"), 1, false}, {[]byte("c: d\n"), 3, false}}},
 		{"directive", "%YAML 1.1\n---\na: b\n", []chunk{{[]byte("a: b\n"), 3, false}}},
@@ -278,8 +280,10 @@ func TestMoreBehindTheDocument(t *testing.T) {
 		{"words", a + "x: y\n", 0, []string{Syntax}},
 		{"NEL", strings.ReplaceAll(a+"---\n"+b, "\n", "\u0085"), 0, []string{Syntax}},
 		{"line separator", strings.ReplaceAll(a+"---\n"+b, "\n", "\u2028"), 0, []string{Syntax}},
-		{"less indented", "  apiVersion: v1\n  kind: Namespace\n  metadata: {name: a}\nspec: {}\n", 0, []string{Syntax}},
-		{"behind a kind that is not read", "  apiVersion: apps/v1\n  kind: Deployment\nspec: {}\n", 0, []string{Syntax}},
+		{"less indented", "  apiVersion: v1\n  kind: Namespace\n  metadata: {name: a}\nspec: {}\n", 0,
+			[]string{Syntax}},
+		{"behind a kind that is not read", "  apiVersion: apps/v1\n  kind: Deployment\nspec: {}\n", 0,
+			[]string{Syntax}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, _ := content{}.read([]byte(tt.text), strip.New())
@@ -298,8 +302,10 @@ func TestMoreBehindTheDocument(t *testing.T) {
 func TestYAMLToJSON(t *testing.T) {
 	for _, tt := range []struct{ name, text, want string }{
 		{"merge, then own key", "a: &a {x: 1, z: 2}\nb: {<<: *a, x: 3}", `{"a":{"x":1,"z":2},"b":{"x":3,"z":2}}`},
-		{"several merges", "a: &a {x: 1}\nb: &b {z: 2}\nc: {<<: [*a, *b], x: 3}", `{"a":{"x":1},"b":{"z":2},"c":{"x":3,"z":2}}`},
-		{"repeated", "a: {b: 1, b: 2}\nc: [{d: 1}, {e: 1, e: 2, e: 3}]", `{"a":{"b":2,"b":2},"c":[{"d":1},{"e":3,"e":3}]}`},
+		{"several merges", "a: &a {x: 1}\nb: &b {z: 2}\nc: {<<: [*a, *b], x: 3}",
+			`{"a":{"x":1},"b":{"z":2},"c":{"x":3,"z":2}}`},
+		{"repeated", "a: {b: 1, b: 2}\nc: [{d: 1}, {e: 1, e: 2, e: 3}]",
+			`{"a":{"b":2,"b":2},"c":[{"d":1},{"e":3,"e":3}]}`},
 		{"repeated in an alias", "a: &a {b: 1, b: 2}\nc: *a", `{"a":{"b":2,"b":2},"c":{"b":2,"b":2}}`},
 		{"merge and repeated", "a: &a {x: 1}\nb: {<<: *a, x: 3, z: 1, z: 2}", `{"a":{"x":1},"b":{"x":3,"z":2,"z":2}}`},
 		{"keys that are no text", "{1: a, yes: b, on: c, 1.5: d}", `{"1":"a","1.5":"d","true":"c","true":"c"}`},
@@ -315,7 +321,8 @@ func TestYAMLToJSON(t *testing.T) {
 
 // What Kubernetes' reader takes is read the same.
 func FuzzYAMLToJSON(f *testing.F) {
-	for _, s := range []string{"a: b", "a: &a {x: 1}\nb: {<<: *a, x: 3}", "{a: 1, a: 2}", "- yes\n- 0x1f\n- 2001-01-01\n- !!binary aGk=", "? {a: b}\n: c"} {
+	for _, s := range []string{"a: b", "a: &a {x: 1}\nb: {<<: *a, x: 3}", "{a: 1, a: 2}",
+		"- yes\n- 0x1f\n- 2001-01-01\n- !!binary aGk=", "? {a: b}\n: c"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -9,15 +9,15 @@
 //
 // Files named *.yaml, *.yml and *.json, in subfolders too; names that begin with a dot and editors' leftovers are not
 // looked at. Symbolic links are followed, also to folders, and every link on the way to a file is watched, so that the
-// "..data" swap of a ConfigMap volume is seen. A document is one object, a List, or a typed list such as a ServiceList; an
-// item of a List may be a List. Text is UTF-8, or UTF-16 with a byte order mark; lines end with LF, CRLF or CR. YAML is
-// read as kubectl reads it, with merge keys ("<<"). Text behind the end of a document is an error, never left out.
+// "..data" swap of a ConfigMap volume is seen. A document is one object, a List, or a typed list such as a ServiceList;
+// an item of a List may be a List. Text is UTF-8, or UTF-16 with a byte order mark; lines end with LF, CRLF or CR. YAML
+// is read as kubectl reads it, with merge keys ("<<"). Text behind the end of a document is an error, never left out.
 // Decoding is strict, as with kubectl: unknown and repeated fields, wrong types and values that an API server would
 // refuse are named with their field. An object without a namespace is in "default". Where two documents say the same
 // object, the first by path, then by place in the file, counts; the other is named and takes its place once it is gone.
 //
-// Whoever writes these files has the node, or is trusted with it: what they hold has no bound, as it has where tenants write
-// (package kube).
+// Whoever writes these files has the node, or is trusted with it: what they hold has no bound, as it has where tenants
+// write (package kube).
 //
 // # When it is read
 //

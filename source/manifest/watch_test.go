@@ -332,8 +332,10 @@ func TestUnreadKindKeepsNothing(t *testing.T) {
 		{"a List of another group", "apiVersion: example.com/v1\nkind: List\nentries: []\n"},
 		{"a label twice", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, labels: {app: a, app: a}}\n"},
 		{"a name twice", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, name: a}\n"},
-		{"in a List", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: apps/v1, kind: Deployment, metadata: {name: a, name: a}}\n"},
-		{"no YAML", "apiVersion: apps/v1\nkind: Deployment # {{ .Values.kind }}\nmetadata:\n\tname: {{ .Values.name }}\n"},
+		{"in a List", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: apps/v1, kind: Deployment, metadata: " +
+			"{name: a, name: a}}\n"},
+		{"no YAML", "apiVersion: apps/v1\nkind: Deployment # {{ .Values.kind }}\nmetadata:\n\tname: {{ " +
+			".Values.name }}\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := watch(t, folder(t, "f.yaml", svc("a", 1)))
@@ -349,7 +351,8 @@ func TestUnsureKindKeepsAll(t *testing.T) {
 		{"the kind twice", "apiVersion: v1\nkind: Service\nkind: Deployment\nmetadata: {name: a}\n"},
 		{"the kind twice in JSON", `{"apiVersion": "v1", "kind": "Deployment", "kind": "Service"}`},
 		{"two documents, no YAML", "apiVersion: apps/v1\nkind: Deployment\nx: [\n---a\n" + svc("a", 1)},
-		{"an indented marker, no YAML", "apiVersion: apps/v1\nkind: Deployment\nx: [\n  ---\n  {apiVersion: v1, kind: Service}\n"},
+		{"an indented marker, no YAML", "apiVersion: apps/v1\nkind: Deployment\nx: [\n  ---\n  {apiVersion: v1, " +
+			"kind: Service}\n"},
 		{"a List, no YAML", "apiVersion: v1\nkind: List\nitems: [\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -120,7 +120,8 @@ func TestDeployServes(t *testing.T) {
 			}
 			notes(t, a)
 			moves := release{pod: r.moves, files: r.files, secret: r.secret}.start(t, r.moves.InitContainers[0])
-			if err := moves.cmd.Wait(); err != nil || !strings.Contains(moves.log.String(), "nothing of kube-proxy is left") {
+			if err := moves.cmd.Wait(); err != nil || !strings.Contains(moves.log.String(),
+				"nothing of kube-proxy is left") {
 				t.Errorf("the node is not migrated: %v: %s", err, moves.log)
 			}
 			moves.alive = false

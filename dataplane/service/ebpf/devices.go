@@ -188,8 +188,8 @@ func (d *devices) follow() (err error) {
 	return errors.Join(bpf.KeepPods(d.maps, d.links(), list), d.keepUplinks(d.options), bpf.Sweep(d.links(), list))
 }
 
-// keepUplinks has the programs know the devices by which other Nodes are reached: tunnels, and those that the routes to Nodes' addresses lead to.
-// Of addresses in one block of 256 (IPv6: one /64), one that is reached stands for all.
+// keepUplinks has the programs know the devices by which other Nodes are reached: tunnels, and those that the routes to
+// Nodes' addresses lead to. Of addresses in one block of 256 (IPv6: one /64), one that is reached stands for all.
 func (d *devices) keepUplinks(o bpf.DeviceOptions) error {
 	if !o.Direct || !o.ReversePath {
 		return nil

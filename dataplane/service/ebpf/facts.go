@@ -266,7 +266,8 @@ func remembers(p *model.Pool) bool {
 }
 
 // left gives the origins whose clients a socket can't serve at a frontend: those whose source is hidden (the node's own is
-// the node's anyway), all where sources are looked at or a port that isn't chosen yet, or where a backend is an entry, too.
+// the node's anyway), all where sources are looked at or a port that isn't chosen yet, or where a backend is an entry,
+// too.
 func left(v *model.Frontend) model.Origins {
 	if v.Onward || v.Sources != nil || v.Inside.Pool.Ports || v.Outside.Pool.Ports {
 		return model.AllOrigins

@@ -32,7 +32,9 @@ var victim = map[bool]netip.Addr{false: netip.MustParseAddr("10.244.1.3"), true:
 func attackedParts(n *model.Node) []model.Part {
 	parts := []model.Part{n}
 	for six, entry := range attacked {
-		p := &model.Pool{ID: 7, Name: "b", Protocol: model.TCP, Backends: []model.Backend{{Addr: netip.AddrPortFrom(netip.MustParseAddr(podAddrs["b"][six]), 9090), Local: true}}}
+		p := &model.Pool{ID: 7, Name: "b", Protocol: model.TCP,
+			Backends: []model.Backend{{Addr: netip.AddrPortFrom(netip.MustParseAddr(podAddrs["b"][six]), 9090),
+				Local: true}}}
 		if six {
 			p.ID = 8
 		}
@@ -55,7 +57,8 @@ func withVictim(t *testing.T, n *model.Node, f func(*twoPods)) {
 			if six {
 				family, bits = "-6", 128
 			}
-			w.run(fmt.Sprintf("ip -n %[1]s addr add %[2]s/%[3]d dev eth0 nodad && ip -n %[1]s addr del %[6]s/%[3]d dev eth0 && ip %[4]s route add %[2]s dev %[5]s",
+			w.run(fmt.Sprintf("ip -n %[1]s addr add %[2]s/%[3]d dev eth0 nodad && ip -n %[1]s addr del %[6]s/%[3]d "+
+				"dev eth0 && ip %[4]s route add %[2]s dev %[5]s",
 				w.pods["c"].Name, a, bits, family, "c", podAddrs["b"][six]))
 		}
 		w.in("b", func() {
@@ -117,7 +120,8 @@ func forge(fd int, mac [6]byte, from, to netip.AddrPort, flags byte, told []byte
 			frame[14+6], frame[14+40] = unix.IPPROTO_DSTOPTS, unix.IPPROTO_TCP
 		}
 	} else {
-		ip := append(append([]byte{4<<4 | byte(5+len(told)/4), 0, 0, byte(40 + len(told)), 0, 0, 0, 0, 64, unix.IPPROTO_TCP, 0, 0}, append(src, dst...)...), told...)
+		ip := append(append([]byte{4<<4 | byte(5+len(told)/4), 0, 0, byte(40 + len(told)), 0, 0, 0, 0, 64,
+			unix.IPPROTO_TCP, 0, 0}, append(src, dst...)...), told...)
 		binary.BigEndian.PutUint16(ip[10:], ^folded(ip))
 		frame = append(frame, ip...)
 	}
@@ -157,7 +161,8 @@ func (w *twoPods) sweep(six bool) (began, forged uint64) {
 		fd := openTap(w.T, "eth0")
 		defer unix.Close(fd)
 		for port := 32768; port < 61000; port++ {
-			if err := forge(fd, [6]byte{2, 0, 0, 0, 1, 1}, netip.AddrPortFrom(victim[six], uint16(port)), attacked[six], 2, nil); err != nil {
+			if err := forge(fd, [6]byte{2, 0, 0, 0, 1, 1}, netip.AddrPortFrom(victim[six], uint16(port)), attacked[six],
+				2, nil); err != nil {
 				w.Fatal(err)
 			}
 		}
@@ -166,7 +171,8 @@ func (w *twoPods) sweep(six bool) (began, forged uint64) {
 	return after.Began - before.Began, after.Forged - before.Forged
 }
 
-// SYNs that a pod forges with another pod's address, for every port that it may have, begin no flow, and break no connection of that pod.
+// SYNs that a pod forges with another pod's address, for every port that it may have, begin no flow, and break no
+// connection of that pod.
 func TestForgedSourceBeginsNoFlow(t *testing.T) {
 	withVictim(t, theNode, func(w *twoPods) {
 		for _, six := range []bool{false, true} {
@@ -219,16 +225,19 @@ func (w *twoPods) askBeyond(six bool) (err error) {
 	})
 }
 
-// Of a route with several next hops each device is one that its packets come by. The route of a bridge leads to the bridge, whose ports packets come by.
+// Of a route with several next hops each device is one that its packets come by. The route of a bridge leads to the
+// bridge, whose ports packets come by.
 func TestReversePathOfSeveralDevices(t *testing.T) {
 	withVictim(t, theNode, func(w *twoPods) {
 		far := netip.MustParseAddr("203.0.113.9")
-		w.run("ip route add 203.0.113.9 nexthop dev a nexthop dev b nexthop dev c; sysctl -qw net.ipv4.fib_multipath_hash_policy=0")
+		w.run("ip route add 203.0.113.9 nexthop dev a nexthop dev b nexthop dev c; sysctl -qw " +
+			"net.ipv4.fib_multipath_hash_policy=0")
 		w.in("a", func() {
 			fd := openTap(t, "eth0")
 			defer unix.Close(fd)
 			for port := range uint16(200) {
-				if err := forge(fd, [6]byte{2, 0, 0, 0, 1, 1}, netip.AddrPortFrom(far, 2000+port), attacked[false], 2, nil); err != nil {
+				if err := forge(fd, [6]byte{2, 0, 0, 0, 1, 1}, netip.AddrPortFrom(far, 2000+port), attacked[false], 2,
+					nil); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -248,7 +257,8 @@ func TestReversePathOfSeveralDevices(t *testing.T) {
 				t.Errorf("IPv6 %t: behind a bridge: %v, %+v", six, err, w.counts())
 			}
 			if began, forged := w.sweep(six); began != 0 || forged != 61000-32768 {
-				t.Errorf("IPv6 %t: behind a bridge, %d flows began, %d packets were dropped as forged", six, began, forged)
+				t.Errorf("IPv6 %t: behind a bridge, %d flows began, %d packets were dropped as forged", six, began,
+					forged)
 			}
 		}
 	})
@@ -321,7 +331,8 @@ func TestForgedOptionIsNotBelieved(t *testing.T) {
 				if err != nil {
 					t.Fatalf("the backend doesn't answer: %v", err)
 				}
-				if n < 14+header+20 || binary.BigEndian.Uint16(frame[14+header+2:]) != port || frame[14+header+13] != 2|16 {
+				if n < 14+header+20 || binary.BigEndian.Uint16(frame[14+header+2:]) != port ||
+					frame[14+header+13] != 2|16 {
 					continue
 				}
 				if six {
@@ -369,7 +380,8 @@ func TestForgedOptionIsNotBelieved(t *testing.T) {
 // hideAll has the Service hide all its clients.
 func (w *twoPods) hideAll() {
 	w.Helper()
-	w.run("ip addr add 10.0.0.1/32 dev lo; ip route replace 10.244.1.2 dev b src 10.0.0.1; ip route add 10.96.0.0/16 dev lo src 10.0.0.1")
+	w.run("ip addr add 10.0.0.1/32 dev lo; ip route replace 10.244.1.2 dev b src 10.0.0.1; ip route add " +
+		"10.96.0.0/16 dev lo src 10.0.0.1")
 	parts := attackedParts(theNode)
 	for _, p := range parts {
 		if f, ok := p.(*model.Frontend); ok {
@@ -379,7 +391,8 @@ func (w *twoPods) hideAll() {
 	change(w.T, w.plane, attackedParts(theNode), parts)
 }
 
-// A sweep of ports has packets to those ports go by the node's stack only until its flows are over and the ports' bits are rebuilt.
+// A sweep of ports has packets to those ports go by the node's stack only until its flows are over and the ports' bits
+// are rebuilt.
 func TestFastPathAfterSweepOfPorts(t *testing.T) {
 	withVictim(t, theNode, func(w *twoPods) {
 		w.takes("with nothing in the way")

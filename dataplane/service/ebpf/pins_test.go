@@ -35,7 +35,8 @@ func TestStartsWhereAPinIsAnothersMap(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		other, err := kernel.NewMap(&kernel.MapSpec{Name: "pools", Type: held.Type(), KeySize: held.KeySize(), ValueSize: held.ValueSize(), MaxEntries: 1, Flags: held.Flags()})
+		other, err := kernel.NewMap(&kernel.MapSpec{Name: "pools", Type: held.Type(), KeySize: held.KeySize(),
+			ValueSize: held.ValueSize(), MaxEntries: 1, Flags: held.Flags()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +52,8 @@ func TestStartsWhereAPinIsAnothersMap(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(warnings) != 1 || !strings.Contains(warnings[0], pins[0]) || !strings.Contains(warnings[0], "MaxEntries") {
+		if len(warnings) != 1 || !strings.Contains(warnings[0], pins[0]) || !strings.Contains(warnings[0],
+			"MaxEntries") {
 			t.Errorf("it says %q", warnings)
 		}
 		write(t, p, render(p, parts...), facts)

@@ -128,7 +128,8 @@ func Open(o Options) (_ *Plane, err error) {
 	if p.layout, err = bpf.Layout(p.Sizes); err != nil {
 		return nil, err
 	}
-	p.sizes = fmt.Sprintf("%d frontends, %d pools, %d slots, %d flows", p.Sizes.Frontends, p.Sizes.Pools, p.Sizes.Slots, p.Sizes.Flows)
+	p.sizes = fmt.Sprintf("%d frontends, %d pools, %d slots, %d flows", p.Sizes.Frontends, p.Sizes.Pools, p.Sizes.Slots,
+		p.Sizes.Flows)
 	if p.digest, err = bpf.Digest(p.Sizes, p.programs()); err != nil {
 		return nil, err
 	}

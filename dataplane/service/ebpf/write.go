@@ -305,8 +305,9 @@ func (p *Plane) heldFrontend(f Fact) (k bpf.Entry, v bpf.Frontend, ok bool) {
 	b := []byte(f.Value)
 	inside, ok := p.pools[binary.BigEndian.Uint64(b)]
 	outside, ok2 := p.pools[binary.BigEndian.Uint64(b[8:])]
-	v = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18], Hide: b[19], Some: b[20], Direct: b[21],
-		Any: uint8(b2i(entry(f.Key).AnyAddr()))}
+	v = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18], Hide: b[19], Some: b[20],
+		Direct: b[21],
+		Any:    uint8(b2i(entry(f.Key).AnyAddr()))}
 	v.Quick = quick(v)
 	return heldEntry(f.Key), v, ok && ok2
 }

@@ -40,7 +40,8 @@ func TestInSecondKernel(t *testing.T) {
 	t.Run("cases", cases)
 }
 
-// unprivileged has a node whose sysctls an init container has set, and an agent with CAP_NET_ADMIN alone and a read-only /proc/sys.
+// unprivileged has a node whose sysctls an init container has set, and an agent with CAP_NET_ADMIN alone and a
+// read-only /proc/sys.
 func unprivileged(t *testing.T) {
 	inNamespace(t, func() {
 		here, err := netns.Current()
@@ -72,7 +73,8 @@ func serves(t *testing.T) error {
 		err = p.Write(t.Context(), facts, nil)
 	}
 	held, err2 := p.Read(t.Context())
-	if missing, extra := servicetest.Difference(facts, held), servicetest.Difference(held, facts); len(missing)+len(extra) > 0 {
+	if missing, extra := servicetest.Difference(facts, held), servicetest.Difference(held,
+		facts); len(missing)+len(extra) > 0 {
 		return fmt.Errorf("%w, %w; %v missing, %v extra", err, err2, missing, extra)
 	}
 	return errors.Join(err, err2, p.Clean(t.Context()))
@@ -83,7 +85,8 @@ func asContainer() error {
 	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	admin := [2]unix.CapUserData{{Effective: 1 << unix.CAP_NET_ADMIN, Permitted: 1 << unix.CAP_NET_ADMIN}}
 	return errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
-		unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""), unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""),
+		unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""), unix.Mount("", "/proc/sys", "",
+			unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""),
 		unix.Capset(&h, &admin[0]))
 }
 

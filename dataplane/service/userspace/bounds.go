@@ -58,11 +58,13 @@ func (b *bounds) claim(f *front, from netip.Addr, n int64, now time.Time) (claim
 	switch {
 	case f.claimed+n > b.frontend:
 		b.refused.Frontend++
-		b.tell(now, "frontend %s has the most file descriptors that one may have, %d: further connections are refused", f.entry, b.frontend)
+		b.tell(now, "frontend %s has the most file descriptors that one may have, %d: further connections are refused",
+			f.entry, b.frontend)
 		return c, false
 	case b.clients[c.client]+n > most:
 		b.refused.Client++
-		b.tell(now, "client %s of frontend %s has the most file descriptors that one may have, %d: its further connections are refused",
+		b.tell(now, "client %s of frontend %s has the most file descriptors that one may have, %d: its further "+
+			"connections are refused",
 			from, f.entry, most)
 		return c, false
 	}

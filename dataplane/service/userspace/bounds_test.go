@@ -48,9 +48,11 @@ func (s *stage) visit(to string) error {
 
 // leadsTo gives a frontend at the vip whose only backend is a port there.
 func leadsTo(protocol model.Protocol, port, to uint16) (*model.Frontend, *model.Pool) {
-	p := &model.Pool{ID: 1000 + uint64(port), Name: "loop", Protocol: protocol, Backends: []model.Backend{{Addr: netip.AddrPortFrom(vip, to)}}}
+	p := &model.Pool{ID: 1000 + uint64(port), Name: "loop", Protocol: protocol,
+		Backends: []model.Backend{{Addr: netip.AddrPortFrom(vip, to)}}}
 	t := model.Target{Pool: p}
-	return &model.Frontend{Service: "loop", Entry: model.Entry{Addr: vip, Port: port, Protocol: protocol}, Inside: t, Outside: t}, p
+	return &model.Frontend{Service: "loop", Entry: model.Entry{Addr: vip, Port: port, Protocol: protocol}, Inside: t,
+		Outside: t}, p
 }
 
 // A frontend whose backend is itself takes its share of file descriptors and no more, while others are served.
@@ -98,7 +100,8 @@ func TestFrontendThatLeadsToItselfLeavesDescriptorsToOthers(t *testing.T) {
 		}
 		s.plane.bounds.mu.Unlock()
 	}
-	if text := <-texts; !strings.Contains(text, "frontend "+loopUDP.Entry.String()) || !strings.Contains(text, "LimitNOFILE") {
+	if text := <-texts; !strings.Contains(text, "frontend "+loopUDP.Entry.String()) ||
+		!strings.Contains(text, "LimitNOFILE") {
 		t.Errorf("the report says %q", text)
 	}
 	if len(texts) > 0 {
