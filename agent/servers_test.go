@@ -131,7 +131,7 @@ func TestHealth(t *testing.T) {
 	expect("in the kernel at last", 200, 200)
 }
 
-// metrics gives the values of all metrics by name and labels; of histograms their counts and sums.
+// metrics returns the values of all metrics by name and labels; of histograms their counts and sums.
 func values(t *testing.T, r *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := r.Gather()

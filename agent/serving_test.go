@@ -31,7 +31,7 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// refusing is a plane whose kernel refuses some facts: a Write that has any of them is not made.
+// refusing is a plane on a kernel that refuses some facts: a Write that has any of them is not made.
 type refusing[K dataplane.Key, V comparable] struct {
 	plane[K, V]
 	refuses func(K) bool

@@ -321,7 +321,7 @@ __noinline int renew(const struct way *w, const struct packet *p)
 	return 0;
 }
 
-/* Has an entry of a flow last as long as that of a connection whose handshake is complete. */
+/* Extends the lifetime of a flow's entry to that of an established connection. */
 static __always_inline void assure(struct way *w)
 {
 	if (w && w->state & UNASSURED)

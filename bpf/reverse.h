@@ -67,7 +67,7 @@ __noinline int comes_by_its_route(struct __sk_buff *skb, const struct packet *p)
 }
 
 /*
- * Drops a packet whose source is forged. At a port of a bridge, a bond or the like, which no route leads to, nothing is known of it: it goes
+ * Drops a packet with a forged source. At a port of a bridge, a bond or the like, which no route leads to, nothing is known of it: it goes
  * on, and the program at the device above sees it.
  */
 static __always_inline int drop_forged(struct __sk_buff *skb)

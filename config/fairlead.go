@@ -91,14 +91,14 @@ type EBPFConfiguration struct {
 	// nothing there would look at them, or "Never". Default: "Auto".
 	Shortcut Shortcut `json:"shortcut,omitempty"`
 	// flows is the size of each of the two maps of flows that begin with packets at devices; a flow has one entry in
-	// each, one whose client is masqueraded has two. Default: 131072.
+	// each, a masqueraded one has two. Default: 131072.
 	Flows uint32 `json:"flows,omitempty"`
-	// reversePathCheck says whether a packet from a device begins a flow only if the route back to its source leads to
+	// reversePathCheck has a packet from a device begin a flow only if the route back to its source leads to
 	// that device: "Always", or "Never", for nodes whose routes are asymmetric. Default: "Always".
 	ReversePathCheck ReversePathCheck `json:"reversePathCheck,omitempty"`
 }
 
-// ReversePathCheck says whether the reverse path of new flows is checked: Always, or Never.
+// ReversePathCheck is when the reverse path of new flows is checked.
 type ReversePathCheck string
 
 // Always has the reverse path checked.

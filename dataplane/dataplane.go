@@ -36,8 +36,8 @@ type Plane[T any, K Key, V comparable] interface {
 	Write(ctx context.Context, put, del []Fact[K, V]) error
 }
 
-// Refused is the error of a Write whose plane knows which facts of put the kernel refused. Every other fact of put
-// whose rank is at most the highest of theirs is true. Nothing of a higher rank, and nothing of del that is not in put,
+// Refused is the error of a Write that names the facts of put that the kernel refused. Every other fact of put
+// up to the highest rank of theirs is true. Nothing of a higher rank, and nothing of del that is not in put,
 // was written.
 type Refused[K Key] struct {
 	Facts map[K]error // the reason by key, at least one

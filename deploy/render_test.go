@@ -214,7 +214,7 @@ type given struct {
 	HostPaths    map[string]string   `json:"hostPaths,omitempty"` // mounted where → the host's; " ro" ends what is read-only
 }
 
-// The file is what the chart gives.
+// The file holds what the chart grants.
 func TestPrivilegesAreCurrent(t *testing.T) {
 	all := map[string]given{}
 	for _, mode := range append(agent.Names(), agent.Auto) {

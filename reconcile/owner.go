@@ -10,7 +10,7 @@ import (
 // Nobody is the owner of held facts that no part rendered as far as the loop knows: an earlier run's, or a stranger's.
 const Nobody = "nobody"
 
-// find says in all jobs to whom they belong, and which wave is theirs. It renders the parts of the groups that only
+// find sets the owners and the wave of every job. It renders the parts of the groups that only
 // names (nil: all) and every part that is going, so it is for times of trouble. A job that is only other owners' has
 // none then; one whose held value has no known origin has Nobody besides.
 func (l *Loop[T, K, V]) find(only func(group string) bool) {

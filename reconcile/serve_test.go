@@ -40,7 +40,7 @@ func (n naming) Write(ctx context.Context, put, del []fact) error {
 	return &dataplane.Refused[key]{Facts: refused}
 }
 
-// tenants are options of a loop whose owners are ports of Services, and whose base is the node.
+// tenants are options of a loop with ports of Services as owners and the node as base.
 func tenants(o Options[*part]) Options[*part] {
 	o.Group = func(owner string) string { g, _, _ := strings.Cut(owner, ":"); return g }
 	o.Base = func(p *part) bool { return p.owner == "node" }

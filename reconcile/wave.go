@@ -42,8 +42,8 @@ func (l *Loop[T, K, V]) waveOf(group string, changesOver bool) int {
 	return l.large[group]
 }
 
-// divide gives each group's facts to it, and puts those of the base that stand above all of them after all of them. It
-// needs to be known whose all facts are. What several groups need comes before them.
+// divide sets the group of each job. Facts of the base that rank above all others come after all groups; facts of
+// several groups come before them. find must have run for all owners.
 func (l *Loop[T, K, V]) divide() {
 	top := math.MinInt
 	for _, j := range l.table.todo {

@@ -111,7 +111,7 @@ func (s *service) repeats(r *Resolver, i int) bool {
 // bounds.
 func (r *Resolver) conflicts(s *service) problems {
 	rep := report{object: s.key}
-	r.excess(s, &rep)
+	r.reportBounds(s, &rep)
 	if !s.claimed {
 		return rep.problems
 	}

@@ -40,7 +40,7 @@ type decider struct {
 	counted    []netip.Addr // ready endpoints on this node
 }
 
-// decide gives what s comes to at p.
+// decide returns what s comes to at p.
 func (w *decider) decide(p *place, s *service) decision {
 	d := s.declared
 	w.place, w.key, w.declared, w.size, w.old, w.out = p, s.key, d, s.size, &s.decision, decision{}
@@ -68,11 +68,11 @@ func (w *decider) decide(p *place, s *service) decision {
 	return w.out
 }
 
-// fill makes the pools of a group, of whose endpoints hits are the ports.
+// fill makes the pools of a group from the slice ports that match it.
 func (w *decider) fill(g *group, hits []hit) {
 	w.onward = append(w.onward, false)
 	w.candidates = slices.DeleteFunc(gather(w.candidates, hits, w.perPool),
-		func(c candidate) bool { return w.loops(g, c) })
+		func(c candidate) bool { return w.isEntry(g, c) })
 	w.usable = append(w.usable, slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.usable() }))
 	w.near = append(w.near, w.spread != anywhere || hinted(w.candidates))
 	here := func(e *endpoint) bool { return e.is.has(local) }
@@ -100,8 +100,8 @@ func (w *decider) fill(g *group, hits []hit) {
 func (w *decider) pool(g *group, name poolName, backends []model.Backend) *model.Pool {
 	w.backends = backends
 	p := model.Pool{ID: name.id, Name: name.name, Protocol: g.protocol, Affinity: w.affinity, Scheduler: w.scheduler, Ports: w.ports}
-	if w.plain {
-		p.Scheduler = w.plainScheduler(p.Scheduler)
+	if w.noTable {
+		p.Scheduler = w.schedulerWithoutTable(p.Scheduler)
 		p.Ports = p.Ports && p.Scheduler.Hashes()
 		for i := range backends {
 			backends[i].Weight = 0

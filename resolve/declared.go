@@ -41,7 +41,7 @@ type declared struct {
 	scheduler  model.Scheduler
 	ports      bool             // the scheduler hashes the client's port too
 	sources    []netip.Prefix   // for ingress addresses of restricted families: the only ones let in
-	restricted families         // those whose clients sources let in or not
+	restricted families         // families that sources restrict
 	health     uint16           // port of the health check; 0: none
 	ranges     int              // source ranges of all frontends
 	index      map[groupKey]int // of groups, where they are many

@@ -71,7 +71,7 @@ type endpointSlice struct {
 	triggered int64 // when what the slice tells of happened, in ns since 1970; 0: not said
 }
 
-// ownerOf gives the name of the Service that a slice belongs to; "" where the slice is for none that is served.
+// ownerOf returns the name of the Service that a slice belongs to; "" where the slice is for none that is served.
 func ownerOf(obj *discoveryv1.EndpointSlice) string {
 	if _, headless := obj.Labels[corev1.IsHeadlessService]; headless {
 		return ""

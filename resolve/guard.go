@@ -22,7 +22,7 @@ const (
 	AnyExternalIPs    ExternalIPs = "Any"    // all but the API server, as kube-proxy
 )
 
-// apiServer names the Service by which a cluster's API server is reached, and whose endpoints are the API server's own.
+// apiServer names the Service of the API server: its endpoints are the API server's addresses.
 // Tenants can't write into its namespace.
 var apiServer = source.Key{Kind: source.Service, Namespace: corev1.NamespaceDefault, Name: "kubernetes"}
 
@@ -157,8 +157,8 @@ func (r *Resolver) guardAll() {
 	}
 }
 
-// learnAPI takes the API server's addresses from its Service's slices, beside those of the configuration.
-func (r *Resolver) learnAPI() {
+// updateAPIServers takes the API server's addresses from its Service's slices, beside those of the configuration.
+func (r *Resolver) updateAPIServers() {
 	r.api = map[netip.AddrPort]struct{}{}
 	for _, a := range r.set.APIServers {
 		r.api[a] = struct{}{}
@@ -177,8 +177,8 @@ func (r *Resolver) learnAPI() {
 	r.guardAll()
 }
 
-// learnPods takes the ranges of pods from the configuration and from all Nodes.
-func (r *Resolver) learnPods() {
+// updatePodRanges takes the ranges of pods from the configuration and from all Nodes.
+func (r *Resolver) updatePodRanges() {
 	ranges := slices.Clone(r.set.ClusterCIDRs)
 	for _, n := range r.nodes {
 		ranges = append(ranges, n.pods...)

@@ -128,7 +128,7 @@ func TestEndpointsThatAreEntries(t *testing.T) {
 	same(t, "when it is none any more", frontLines(r.Services()), lines("10.96.0.1:80/tcp ClusterIP -> 10.96.0.2:80"))
 }
 
-// Clusters have other IDs of pools, so that nobody can search for one that meets another's.
+// Pool IDs depend on the cluster, so that a collision can't be searched for.
 func TestIDsDependOnTheCluster(t *testing.T) {
 	id := func(uid string) uint64 {
 		all := kubernetes()

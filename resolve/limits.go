@@ -101,11 +101,10 @@ type size struct {
 	perPool int  // backends of one pool at most; 0: as many as there are
 	wanted  int  // backends that the Service's pools would have without that
 	tables  int  // entries of tables that its pools would have
-	plain   bool // those are too many: it is served by a scheduler without a table, and weights don't count
+	noTable bool // those are too many: it is served by a scheduler without a table, and weights don't count
 }
 
-// measure returns what the Service d comes to at most, of whose groups hits are the endpoints. It counts and makes
-// nothing.
+// measure returns what the Service d comes to at most, with hits as the slice ports that match it. It only counts.
 func (set *settings) measure(d *declared, hits []hit) size {
 	z := size{cost: cost{frontends: d.frontends, ranges: d.ranges}}
 	eachGroup(d, hits, func(g *group, n, weights int) {
@@ -121,7 +120,7 @@ func (set *settings) measure(d *declared, hits []hit) size {
 	if z.wanted > limit.Slots {
 		z.perPool = max(1, limit.Slots/z.pools)
 	}
-	z.plain = z.tables > limit.TableEntries
+	z.noTable = z.tables > limit.TableEntries
 	z.slots = z.pools
 	eachGroup(d, hits, func(g *group, n, _ int) {
 		if z.perPool > 0 {
@@ -133,7 +132,7 @@ func (set *settings) measure(d *declared, hits []hit) size {
 			}
 		}
 	})
-	if !z.plain {
+	if !z.noTable {
 		z.slots += z.tables / max(1, set.TableEntriesPerSlot)
 	}
 	return z
@@ -178,8 +177,8 @@ func (set *settings) tableSize(n int) int {
 	return model.TableSize(n, cmp.Or(set.TableEntriesPerBackend, 100))
 }
 
-// plainScheduler returns what stands in for a scheduler whose table would be too large.
-func (set *settings) plainScheduler(s model.Scheduler) model.Scheduler {
+// schedulerWithoutTable returns what stands in for a scheduler with too large a table.
+func (set *settings) schedulerWithoutTable(s model.Scheduler) model.Scheduler {
 	can := set.Schedulers
 	if can == 0 {
 		can = model.AllSchedulers
@@ -218,7 +217,7 @@ func (r *Resolver) weigh(s *service) {
 		s.size = r.set.measure(s.declared, r.hits)
 	}
 	if s.size.cost == (cost{}) {
-		delete(r.passed, s)
+		delete(r.excluded, s)
 	}
 	change := s.size.cost.minus(was)
 	s.namespace.cost = s.namespace.cost.plus(change)
@@ -232,8 +231,8 @@ func (r *Resolver) admit() {
 	if r.wanted.fits(total, 100) {
 		if r.scarce {
 			r.scarce = false
-			for s := range r.passed {
-				r.admitted(s, true)
+			for s := range r.excluded {
+				r.setAdmitted(s, true)
 			}
 		}
 		return
@@ -252,7 +251,7 @@ func (r *Resolver) admit() {
 		own, sum := by[s.namespace].plus(s.size.cost), used.plus(s.size.cost)
 		if own.fits(total, r.set.limits.NamespacePercent) && sum.fits(total, 100) {
 			by[s.namespace], used = own, sum
-			r.admitted(s, true)
+			r.setAdmitted(s, true)
 		} else {
 			over = append(over, s)
 		}
@@ -263,27 +262,27 @@ func (r *Resolver) admit() {
 		if fits {
 			used = sum
 		}
-		r.admitted(s, fits)
+		r.setAdmitted(s, fits)
 	}
 }
 
-// admitted notes whether s is served.
-func (r *Resolver) admitted(s *service, yes bool) {
-	if _, passed := r.passed[s]; passed != yes {
+// setAdmitted notes whether s is served.
+func (r *Resolver) setAdmitted(s *service, yes bool) {
+	if _, excluded := r.excluded[s]; excluded != yes {
 		return
 	}
 	if yes {
-		delete(r.passed, s)
+		delete(r.excluded, s)
 	} else {
-		r.passed[s] = struct{}{}
+		r.excluded[s] = struct{}{}
 	}
 	r.touch(s, true)
 }
 
-// excess reports what of s is left out by a bound.
-func (r *Resolver) excess(s *service, rep *report) {
+// reportBounds reports what of s is left out by a bound.
+func (r *Resolver) reportBounds(s *service, rep *report) {
 	limits := r.set.limits
-	if _, passed := r.passed[s]; passed {
+	if _, excluded := r.excluded[s]; excluded {
 		rep.add("", "ShareExceeded", "not served: it needs %s, and all Services are bound to %d frontends and %d "+
 			"slots, of which "+
 			"one namespace may take %d %% while others want the rest; delete Services of this namespace, or raise "+
@@ -296,10 +295,10 @@ func (r *Resolver) excess(s *service, rep *report) {
 			"each port has its first %d; "+
 			"use fewer ports or endpoints, or raise the limit", z.wanted, limits.Service.Slots, z.perPool)
 	}
-	if z := &s.size; z.plain {
+	if z := &s.size; z.noTable {
 		rep.add("", "TableTooLarge", "the tables of its scheduler %s would have %d entries, and %d are the most "+
 			"for one Service: served by %s, "+
 			"and weights don't count; use fewer ports or endpoints, a smaller maglevTableSize, or raise the limit",
-			s.scheduler, z.tables, limits.Service.TableEntries, r.set.plainScheduler(s.scheduler))
+			s.scheduler, z.tables, limits.Service.TableEntries, r.set.schedulerWithoutTable(s.scheduler))
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 func inNamespace(name string) edit { return func(s *corev1.Service) { s.Namespace = name } }
 
-// manyPorts gives a Service n ports, from 1000.
+// manyPorts sets n ports of a Service, from 1000.
 func manyPorts(n int) edit {
 	return func(s *corev1.Service) {
 		s.Spec.Ports = nil
@@ -201,7 +201,7 @@ func TestDocumentedScalePasses(t *testing.T) {
 }
 
 // Services that are not served for want of a share keep what they say, not what they would come to.
-func TestPassedServicesAreSmall(t *testing.T) {
+func TestExcludedServicesAreSmall(t *testing.T) {
 	r, all := New(n1), []source.Object(nil)
 	for i := range 400 {
 		all = append(all, svc(inNamespace("evil"), named(fmt.Sprintf("s%d", i)),
@@ -211,16 +211,16 @@ func TestPassedServicesAreSmall(t *testing.T) {
 	for _, o := range all {
 		r.Apply(puts(o))
 	}
-	if len(r.passed) < 300 {
-		t.Fatalf("%d Services are not served, want most of them", len(r.passed))
+	if len(r.excluded) < 300 {
+		t.Fatalf("%d Services are not served, want most of them", len(r.excluded))
 	}
 	want := 0
-	for s := range r.passed {
+	for s := range r.excluded {
 		want += len(s.entries) + len(s.refused)
 	}
 	for _, l := range r.entries.rivals {
 		want += len(slices.DeleteFunc(slices.Clone(l),
-			func(x claim) bool { _, passed := r.passed[x.by]; return !passed }))
+			func(x claim) bool { _, excluded := r.excluded[x.by]; return !excluded }))
 	}
 	if want > 0 {
 		t.Errorf("%d entries and claims of Services that are not served are kept", want)

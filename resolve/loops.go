@@ -10,10 +10,10 @@ import (
 // Endpoints that are entries. Traffic to such an endpoint would come to a Service again, in a plane of sockets without
 // end. An endpoint that is a ClusterIP, or an entry of its own namespace, is left out. Where it is an external address
 // of another namespace, neither takes anything from the other: the endpoint stays, and whoever writes an EndpointSlice
-// can't end a Service of somebody else.
+// can't end another tenant's Service.
 
-// loops reports whether c, an endpoint of g, is an entry, and notes that.
-func (w *decider) loops(g *group, c candidate) bool {
+// isEntry reports whether c, an endpoint of g, is an entry, and notes that.
+func (w *decider) isEntry(g *group, c candidate) bool {
 	x, ok := w.at(model.Entry{Addr: c.at.Addr(), Port: c.at.Port(), Protocol: g.protocol})
 	external := ok
 	if ok = ok && (x.entry().via == viaClusterIP || x.by.key.Namespace == w.key.Namespace); !ok &&
@@ -38,7 +38,7 @@ func (w *decider) loops(g *group, c candidate) bool {
 	return true
 }
 
-// block is the prefix whose addresses are counted together.
+// block returns the prefix in which addresses are counted together.
 func block(a netip.Addr) netip.Prefix {
 	p, _ := a.Prefix(a.BitLen() - 8)
 	return p
@@ -59,13 +59,13 @@ func (r *Resolver) indexBlocks(s *endpointSlice, by int) {
 	}
 }
 
-// move notes that an address may be an endpoint that is to be looked at again.
-func (r *Resolver) move(a netip.Addr) { r.moved[model.Entry{Addr: a}] = struct{}{} }
+// recheck notes that an address may be an endpoint that is to be looked at again.
+func (r *Resolver) recheck(a netip.Addr) { r.changedEntries[model.Entry{Addr: a}] = struct{}{} }
 
-// lookForLoops touches the Services of whose endpoints some may have become entries, or are none any more.
+// lookForLoops touches Services with endpoints that may have become entries, or are none any more.
 func (r *Resolver) lookForLoops() {
 	addrs := map[netip.Addr]struct{}{}
-	for e := range r.moved {
+	for e := range r.changedEntries {
 		if !e.AnyAddr() && r.blocks[block(e.Addr)] > 0 {
 			addrs[e.Addr] = struct{}{}
 		}
@@ -77,15 +77,15 @@ func (r *Resolver) lookForLoops() {
 			}
 		}
 	}
-	for n := range r.ported {
+	for n := range r.changedNodePorts {
 		for s := range n.services {
 			if !s.stale && slices.ContainsFunc(s.slices, func(e *endpointSlice) bool { return e.hasNode(r.nodeIPs) }) {
 				r.touch(s, true)
 			}
 		}
 	}
-	if len(r.moved)+len(r.ported) > 0 { // made anew: clearing a map that was large once costs as much as it had
-		r.moved, r.ported = map[model.Entry]struct{}{}, map[*namespace]struct{}{}
+	if len(r.changedEntries)+len(r.changedNodePorts) > 0 { // made anew: clearing a map that was large once costs as much as it had
+		r.changedEntries, r.changedNodePorts = map[model.Entry]struct{}{}, map[*namespace]struct{}{}
 	}
 }
 

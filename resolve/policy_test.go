@@ -294,7 +294,7 @@ func TestHealthCheckAddresses(t *testing.T) {
 		svc(ingress("192.0.2.1"), external("Local"), health(30900)))
 	d := r.Apply(puts(node(internalIPs("172.18.0.3"))))
 	if len(d.PutHealth) != 1 || sprint(d.PutHealth[0].Addresses) != "[172.18.0.3]" || len(d.DelHealth) != 1 {
-		t.Errorf("the node moved: %v, %v", d.PutHealth, d.DelHealth)
+		t.Errorf("the node changedEntries: %v, %v", d.PutHealth, d.DelHealth)
 	}
 }
 

@@ -32,7 +32,7 @@ func (r *reading) readPorts() {
 		}
 	}
 	d.indexGroups()
-	left, ranges := d.lay(limit, func(e entry) {
+	left, ranges := d.eachEntry(limit, func(e entry) {
 		d.frontends++
 		d.groups[e.group].need(d, &e)
 	})
@@ -45,9 +45,9 @@ func (r *reading) readPorts() {
 	}
 }
 
-// lay calls add with each entry of d, the first limit of them, and returns how many are left out and the source ranges
+// eachEntry calls add with each entry of d, the first limit of them, and returns how many are left out and the source ranges
 // of the others.
-func (d *declared) lay(limit int, add func(entry)) (left, ranges int) {
+func (d *declared) eachEntry(limit int, add func(entry)) (left, ranges int) {
 	n := 0
 	one := func(p *port, addr netip.Addr, number uint16, v via, index int) {
 		more := 0
@@ -86,7 +86,7 @@ func (d *declared) lay(limit int, add func(entry)) (left, ranges int) {
 // expand makes the entries, and names the pools that they need. hash returns the ID of a pool from its name.
 func (d *declared) expand(limit int, hash func(string) uint64) {
 	d.entries = make([]entry, 0, d.frontends)
-	d.lay(limit, func(e entry) { d.entries = append(d.entries, e) })
+	d.eachEntry(limit, func(e entry) { d.entries = append(d.entries, e) })
 	for i := range d.groups {
 		d.groups[i].namePools(d.label, hash)
 	}

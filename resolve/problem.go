@@ -94,8 +94,8 @@ func sortProblems(ps []source.Problem) {
 	})
 }
 
-// troubles notes which problems s has now.
-func (r *Resolver) troubles(s *service) {
+// updateProblems notes which problems s has now.
+func (r *Resolver) updateProblems(s *service) {
 	list := r.problemsOf(s)
 	if len(list) == 0 && len(s.problemsNow) == 0 || slices.Equal(list, s.problemsNow) {
 		return

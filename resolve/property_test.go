@@ -343,9 +343,9 @@ func mustBeEmpty(t interface{ Fatalf(string, ...any) }, r *Resolver) {
 		"entries": len(r.entries.holder) + len(r.entries.rivals),
 		"IDs":     len(r.ids.holder) + len(r.ids.rivals), "health " +
 			"checks": len(r.health.holder) + len(r.health.rivals), "namespaces": len(r.namespaces),
-		"passed": len(r.passed), "ClusterIPs": len(r.clusterIPs), "external " +
+		"excluded": len(r.excluded), "ClusterIPs": len(r.clusterIPs), "external " +
 			"addresses": len(r.external), "blocks": len(r.blocks),
-		"Nodes": len(r.nodes) + len(r.nodeIPs), "moved": len(r.moved) + len(r.ported)} {
+		"Nodes": len(r.nodes) + len(r.nodeIPs), "moved": len(r.changedEntries) + len(r.changedNodePorts)} {
 		if n != 0 {
 			t.Fatalf("%d %s are left", n, what)
 		}

@@ -37,18 +37,18 @@ type Resolver struct {
 	namespaces map[string]*namespace
 	wanted     cost                  // of all Services
 	scarce     bool                  // they want more than there is
-	passed     map[*service]struct{} // Services that are not served for that
+	excluded   map[*service]struct{} // Services that are not served for that
 
-	clusterIPs map[netip.Addr][]*service            // who has them
-	external   map[netip.Addr]map[*service]struct{} // who has entries at addresses that Services choose
-	api        map[netip.AddrPort]struct{}          // the API server's
-	podRanges  []netip.Prefix                       // sorted, none inside another
-	nodeIPs    map[netip.Addr]int                   // addresses of Nodes, how often each
-	blocks     map[netip.Prefix]int                 // of addresses with endpoints, how many slices have some there
-	moved      map[model.Entry]struct{}             // entries that somebody else has than at the last Delta
-	ported     map[*namespace]struct{}              // namespaces whose node ports are others than at the last Delta
-	strays     map[source.Key][]string              // EndpointSlices of no Service, by the Service in their names
-	hits       []hit                                // room for match
+	clusterIPs       map[netip.Addr][]*service            // who has them
+	external         map[netip.Addr]map[*service]struct{} // who has entries at addresses that Services choose
+	api              map[netip.AddrPort]struct{}          // the API server's
+	podRanges        []netip.Prefix                       // sorted, none inside another
+	nodeIPs          map[netip.Addr]int                   // addresses of Nodes, how often each
+	blocks           map[netip.Prefix]int                 // of addresses with endpoints, how many slices have some there
+	changedEntries   map[model.Entry]struct{}             // entries with another holder than at the last Delta
+	changedNodePorts map[*namespace]struct{}              // namespaces with other node ports than at the last Delta
+	strays           map[source.Key][]string              // EndpointSlices of no Service, by the Service in their names
+	hits             []hit                                // room for match
 
 	problemsNow   []source.Problem // what Problems returned last
 	staleProblems bool             // that is out of date
@@ -89,22 +89,22 @@ func New(c Config) *Resolver {
 		health:   newClaims[uint16](older),
 		ids:      newClaims[uint64](older),
 
-		namespaces: map[string]*namespace{},
-		passed:     map[*service]struct{}{},
-		clusterIPs: map[netip.Addr][]*service{},
-		external:   map[netip.Addr]map[*service]struct{}{},
-		nodeIPs:    map[netip.Addr]int{},
-		blocks:     map[netip.Prefix]int{},
-		moved:      map[model.Entry]struct{}{},
-		ported:     map[*namespace]struct{}{},
-		strays:     map[source.Key][]string{},
+		namespaces:       map[string]*namespace{},
+		excluded:         map[*service]struct{}{},
+		clusterIPs:       map[netip.Addr][]*service{},
+		external:         map[netip.Addr]map[*service]struct{}{},
+		nodeIPs:          map[netip.Addr]int{},
+		blocks:           map[netip.Prefix]int{},
+		changedEntries:   map[model.Entry]struct{}{},
+		changedNodePorts: map[*namespace]struct{}{},
+		strays:           map[source.Key][]string{},
 
 		staleProblems: true,
 	}
 	r.decider.nodes, r.decider.strays = r.nodeIPs, r.strays
 	r.decider.at = func(e model.Entry) (x claim, ok bool) { x, ok = r.entries.holder[e]; return x, ok }
-	r.learnAPI()
-	r.learnPods()
+	r.updateAPIServers()
+	r.updatePodRanges()
 	return r
 }
 
@@ -114,9 +114,9 @@ func hashName(name string) uint64 {
 	return binary.BigEndian.Uint64(sum[:8])
 }
 
-// key has pools' IDs depend on the cluster, by the UID of the Service default/kubernetes if changes have it: who
-// doesn't know that can't search for names whose IDs meet others'. Without it, as from files, names alone decide.
-func (r *Resolver) key(changes []source.Change) {
+// keyIDs has pools' IDs depend on the cluster, by the UID of the Service default/kubernetes if changes have
+// it: without knowing that, a tenant can't search for names with the same IDs as others'. Files without a UID give no key.
+func (r *Resolver) keyIDs(changes []source.Change) {
 	for _, c := range changes {
 		if svc, ok := c.Object.(*corev1.Service); ok && c.Key == apiServer && svc.UID != "" {
 			hash, uid := r.hash, string(svc.UID)
@@ -131,7 +131,7 @@ func (r *Resolver) Apply(changes []source.Change) model.Delta {
 	var node *source.Change // the last one of this node's
 	met := false            // Nodes have other addresses or pods than before
 	if r.told == nil {
-		r.key(changes)
+		r.keyIDs(changes)
 	}
 	for i, c := range changes {
 		switch c.Key.Kind {
@@ -150,7 +150,7 @@ func (r *Resolver) Apply(changes []source.Change) model.Delta {
 		}
 	}
 	if met {
-		r.learnPods()
+		r.updatePodRanges()
 	}
 	if node != nil {
 		obj, _ := node.Object.(*corev1.Node)
@@ -179,11 +179,11 @@ func (r *Resolver) meet(name string, obj *corev1.Node) bool {
 		if r.nodeIPs[a]--; r.nodeIPs[a] == 0 {
 			delete(r.nodeIPs, a)
 		}
-		r.move(a)
+		r.recheck(a)
 	}
 	for _, a := range now.addresses {
 		r.nodeIPs[a]++
-		r.move(a)
+		r.recheck(a)
 	}
 	return true
 }
@@ -214,7 +214,7 @@ func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
 		delete(r.owners, key)
 		r.touch(old, true)
 		if old.key == apiServer {
-			r.learnAPI()
+			r.updateAPIServers()
 		}
 	}
 	r.stray(key, obj != nil && obj.Labels[discoveryv1.LabelServiceName] == "")
@@ -236,7 +236,7 @@ func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
 	r.indexBlocks(read, 1)
 	r.touch(owner, true)
 	if owner.key == apiServer {
-		r.learnAPI()
+		r.updateAPIServers()
 	}
 }
 
@@ -296,10 +296,10 @@ func (r *Resolver) touch(s *service, stale bool) {
 	}
 }
 
-// enlist has s claim what it wants, or give that back, as it is to be served or not.
-func (r *Resolver) enlist(s *service) {
-	_, passed := r.passed[s]
-	switch wants := s.declared != nil && !passed; {
+// syncClaims has s claim what it wants, or give that back, as it is to be served or not.
+func (r *Resolver) syncClaims(s *service) {
+	_, excluded := r.excluded[s]
+	switch wants := s.declared != nil && !excluded; {
 	case wants && !s.claimed:
 		s.expand(r.set.limits.Service.Frontends, r.hash)
 		r.indexAddresses(s, true)
@@ -338,8 +338,7 @@ func (r *Resolver) claim(s *service, add bool) {
 	}
 }
 
-// moveEntry adds or drops the claim for s's i-th entry. Those who want it too are touched where somebody else has it
-// then.
+// moveEntry adds or drops the claim for s's i-th entry. Its rivals are touched if the holder changes.
 func (r *Resolver) moveEntry(s *service, i int, add bool) {
 	k := s.entries[i].Entry
 	if r.told == nil { // every Service is decided anyway
@@ -354,11 +353,11 @@ func (r *Resolver) moveEntry(s *service, i int, add bool) {
 	for _, x := range r.entries.rivals[k] {
 		r.touch(x.by, false)
 	}
-	r.moved[k] = struct{}{}
+	r.changedEntries[k] = struct{}{}
 	if k.AnyAddr() {
-		r.ported[s.namespace] = struct{}{}
+		r.changedNodePorts[s.namespace] = struct{}{}
 		if was != nil {
-			r.ported[was.namespace] = struct{}{}
+			r.changedNodePorts[was.namespace] = struct{}{}
 		}
 	}
 }
@@ -380,7 +379,7 @@ func (r *Resolver) settle() model.Delta {
 	}
 	r.admit()
 	for i := 0; i < len(r.changed); i++ { // more may come
-		r.enlist(r.changed[i])
+		r.syncClaims(r.changed[i])
 	}
 	r.lookForLoops()
 	slices.SortFunc(r.changed, func(a, b *service) int {
@@ -398,7 +397,7 @@ func (r *Resolver) settle() model.Delta {
 		shown := r.visible(s)
 		d.between(&s.shown, &shown)
 		s.shown, s.stale, s.listed = shown, false, false
-		r.troubles(s)
+		r.updateProblems(s)
 		if s.declared == nil && len(s.slices) == 0 {
 			r.drop(s)
 		}
@@ -427,7 +426,7 @@ func (r *Resolver) Leaving() string {
 // drop forgets a Service of which nothing is known.
 func (r *Resolver) drop(s *service) {
 	delete(r.services, s.key)
-	delete(r.passed, s)
+	delete(r.excluded, s)
 	n := s.namespace
 	if delete(n.services, s); len(n.services) == 0 {
 		delete(r.namespaces, n.name)
@@ -435,7 +434,7 @@ func (r *Resolver) drop(s *service) {
 }
 
 func (r *Resolver) decide(s *service) {
-	if _, passed := r.passed[s]; passed || s.declared == nil {
+	if _, excluded := r.excluded[s]; excluded || s.declared == nil {
 		s.decision = decision{}
 		return
 	}

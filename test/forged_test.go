@@ -121,7 +121,7 @@ func (l *lives) forge(ctx context.Context, from *sandbox.Host, source netip.Addr
 	}
 }
 
-// syn writes a SYN behind an IPv4 header, whose own sum the kernel writes.
+// syn writes a SYN behind an IPv4 header; the kernel writes the checksum of that.
 func syn(from, to netip.AddrPort) []byte {
 	ip := append([]byte{4<<4 | 5, 0, 0, 40, 0, 0, 0, 0, 64, unix.IPPROTO_TCP, 0, 0}, append(from.Addr().AsSlice(),
 		to.Addr().AsSlice()...)...)

@@ -103,7 +103,7 @@ func hostileService(ns, name, clusterIP string, ports int, externalIPs ...string
 	return s
 }
 
-// atPort gives the first port of s another number, of the Service and of its endpoints.
+// atPort sets another number for the first port of s, of the Service and of its endpoints.
 func atPort(s *corev1.Service, port int32) *corev1.Service {
 	s.Spec.Ports[0].Port = port
 	return s

@@ -45,7 +45,7 @@ const (
 	hostileWait   = 30 * time.Second // until a start counts as failed
 )
 
-// coldStart is a node b of the shop, whose agent starts on an empty kernel.
+// coldStart is node b of the shop, with an agent that starts on an empty kernel.
 type coldStart struct {
 	t       *testing.T
 	mode    string

@@ -18,13 +18,13 @@ import (
 	"fairlead.dev/fairlead/sandbox"
 )
 
-// privileges is what the chart gives an agent's container: deploy's tests hold the file to it.
+// privileges is what the chart grants an agent's container: deploy's tests hold the file to it.
 type privileges struct {
 	Capabilities []string
 	HostPaths    map[string]string // mounted where → the host's; " ro" ends what is read-only
 }
 
-// chart returns what the chart gives in each mode.
+// chart returns what the chart grants in each mode.
 func chart(t *testing.T) (all map[string]privileges) {
 	t.Helper()
 	b, err := os.ReadFile("../deploy/manifests/privileges.json")
@@ -34,7 +34,7 @@ func chart(t *testing.T) (all map[string]privileges) {
 	return all
 }
 
-// In each mode that this kernel can, an agent serves with what the chart gives its container and no more, through
+// In each mode that this kernel can, an agent serves with what the chart grants its container and no more, through
 // replaced endpoints and its own replacement: capabilities, no new privileges, a read-only root and /proc/sys, and of
 // the host's BPF and cgroup file systems what is mounted. Seccomp and AppArmor are the runtime's and not here.
 func TestLeastPrivileges(t *testing.T) {
@@ -75,7 +75,7 @@ func (l *lives) loopback() {
 	}
 }
 
-// Each capability that the chart gives is needed: without it the agent says what it may not.
+// Each capability that the chart grants is needed: without it the agent says what it may not.
 func TestEachCapabilityIsNeeded(t *testing.T) {
 	for mode, given := range chart(t) {
 		if mode == "ipvs" || mode == "auto" || mode == "iptables" { // not in this kernel; what these need that they don't choose here

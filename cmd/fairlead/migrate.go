@@ -57,7 +57,7 @@ func migrate(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	return nil
 }
 
-// awaitReady waits until the agent whose metrics are served at an address is ready.
+// awaitReady waits until the agent that serves metrics at an address is ready.
 func awaitReady(ctx context.Context, address string, log *slog.Logger) error {
 	web := http.Client{Timeout: 5 * time.Second}
 	for logged := false; ; logged = true {

@@ -184,7 +184,7 @@ func (l *packetLine) stays() bool {
 }
 
 // unanswerable says that some candidate's answer would not come back through the node that translated the packet, so
-// that the client wouldn't know it, or that nobody has its address. Nobody runs a cluster so; a random world may be.
+// that the client wouldn't know it, or that no host has its address. No cluster is run so; a random world may be.
 func (j judgement) unanswerable() bool {
 	home := ""
 	for _, m := range cast {

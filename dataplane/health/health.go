@@ -56,7 +56,7 @@ type Plane struct {
 
 var _ dataplane.Plane[*model.HealthCheck, Key, State] = (*Plane)(nil)
 
-// New gives a plane without servers. listen opens a server's socket; nil: a TCP one. healthy reports whether the node
+// New returns a plane without servers. listen opens a server's socket; nil: a TCP one. healthy reports whether the node
 // serves Services at all: while it doesn't, no server has backends; nil: it does.
 func New(listen func(Key) (net.Listener, error), healthy func() bool) *Plane {
 	if listen == nil {

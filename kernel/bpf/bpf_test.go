@@ -134,7 +134,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// The objects are those of the sources: `go generate ./kernel/bpf` was run after the last change of bpf, and nobody has
+// The objects are those of the sources: `go generate ./kernel/bpf` was run after the last change of bpf, and no one has
 // changed an object since. That the sources make these objects is what `make generated` tests.
 func TestGeneratedFromTheSources(t *testing.T) {
 	const again = "run go generate ./kernel/bpf, which takes clang, llvm and libbpf-dev"

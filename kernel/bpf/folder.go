@@ -28,7 +28,7 @@ func Folder() (path string, cookie uint64, err error) {
 	return filepath.Join(base(), strconv.FormatUint(cookie, 10)), cookie, nil
 }
 
-// base gives the folder of all pins: below Mount, or wherever a container has been given that folder alone.
+// base returns the folder of all pins: below Mount, or wherever a container has been given that folder alone.
 var base = sync.OnceValue(func() string {
 	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err == nil {
 		if at := given(string(mounts)); at != "" {

@@ -176,7 +176,7 @@ func CreateMaps(folder string, s Sizes) (*Maps, error) {
 // error is Absent.
 func OpenMaps(folder string, s Sizes) (*Maps, error) { return newMaps(folder, s, openMap) }
 
-// openMap opens a pinned map. One of another type, size or flags, which nobody of ours pins there, is an ErrForm.
+// openMap opens a pinned map. One of another type, size or flags, which no version of ours pins there, is an ErrForm.
 func openMap(path string, m *ebpf.MapSpec) (*ebpf.Map, error) {
 	held, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {

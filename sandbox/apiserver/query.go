@@ -26,7 +26,7 @@ type query struct {
 }
 
 // parse reads a request's parameters (metav1.ListOptions). A list that may be of any version is always whole, as an API
-// server gives it from its cache.
+// server answers from its cache.
 func parse(v url.Values, at place) (q query, err error) {
 	if q.sees, err = selection(v, at); err != nil {
 		return q, err

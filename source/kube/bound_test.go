@@ -104,7 +104,7 @@ func TestNamespaceIsBounded(t *testing.T) {
 	}
 }
 
-// asks gives the requests so far.
+// asks returns the requests so far.
 func (w *world) asks() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -515,7 +515,7 @@ func TestIdleConnectionsLast(t *testing.T) {
 	})
 }
 
-// settle waits until no entry of a flow is one whose handshake isn't complete: the last packet of it may be on its way.
+// settle waits until no entry of a flow waits for its handshake: the last packet of it may be on its way.
 func (w *twoPods) settle(folder string) {
 	w.Helper()
 	const unassured = 1 << 14

@@ -30,7 +30,7 @@ type bounds struct {
 	mu       sync.Mutex // guards what follows, and claimed of fronts
 	clients  map[netip.Addr]int64
 	refused  Refused
-	report   func(text string) // nil: nobody wants to know
+	report   func(text string) // nil: not reported
 	reported time.Time
 }
 

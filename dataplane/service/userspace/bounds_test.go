@@ -46,7 +46,7 @@ func (s *stage) visit(to string) error {
 	return err
 }
 
-// leadsTo gives a frontend at the vip whose only backend is a port there.
+// leadsTo returns a frontend at the vip with a port there as its only backend.
 func leadsTo(protocol model.Protocol, port, to uint16) (*model.Frontend, *model.Pool) {
 	p := &model.Pool{ID: 1000 + uint64(port), Name: "loop", Protocol: protocol,
 		Backends: []model.Backend{{Addr: netip.AddrPortFrom(vip, to)}}}
@@ -55,7 +55,7 @@ func leadsTo(protocol model.Protocol, port, to uint16) (*model.Frontend, *model.
 		Outside: t}, p
 }
 
-// A frontend whose backend is itself takes its share of file descriptors and no more, while others are served.
+// A frontend that has itself as its backend takes its share of file descriptors and no more, while others are served.
 func TestFrontendThatLeadsToItselfLeavesDescriptorsToOthers(t *testing.T) {
 	const limit = 2000
 	s := newStage(t)

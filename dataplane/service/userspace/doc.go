@@ -81,8 +81,8 @@ var Abilities = service.Abilities{
 		"Backends see the node's address in place of every client's.",
 		"Connections run through the agent: they end when it does, and affinity is forgotten.",
 		"SCTP is not carried.",
-		"An endpoint at another Service's external address is asked there, since the agent's own connections are " +
-			"served like everybody's: with externalIPs Any who takes a pod's address gets its Service's traffic, too.",
+		"With externalIPs Any, a Service at a pod's address receives what is sent to that pod's Service, too: the agent's " +
+			"own connections are translated again.",
 		"One frontend may have a quarter of the file descriptors that the process may have, one client address an " +
 			"eighth: further connections are reset, further datagrams dropped.",
 		"Where the node's TCP has BBR, connections to backends have Cubic: pacing costs a stream a third of its throughput, and ways within a cluster are short.",
