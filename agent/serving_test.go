@@ -69,10 +69,10 @@ func refuseParts[K dataplane.Key, V comparable, P plane[K, V]](open func() (P, e
 	}
 }
 
-// inNode runs f in a network namespace and a cgroup of its own, with an echo server at 10.244.0.1:8080.
+// inNode runs f in a network namespace and a cgroup of its own, with an echo server at 10.244.0.1:8080, and cleans up.
 func inNode(t *testing.T, f func(ctx context.Context) error) {
 	t.Helper()
-	name := "fl-ready-" + rand.Text()[:8]
+	name := "fl-node-" + rand.Text()[:8]
 	ns, err := netns.New(name)
 	if err != nil {
 		t.Fatalf("this test needs root: %v", err)

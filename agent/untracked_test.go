@@ -2,8 +2,6 @@ package agent
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -12,85 +10,52 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
-	"fairlead.dev/fairlead/kernel/cgroup"
-	"fairlead.dev/fairlead/kernel/link"
-	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/model"
 )
 
 // Mode ebpf tracks no connection, unless there is a Service of SCTP, and then only while there is.
 func TestEBPFTracksNothing(t *testing.T) {
-	name := "fl-track-" + rand.Text()[:8]
-	ns, err := netns.New(name)
-	if err != nil {
-		t.Fatalf("this test needs root: %v", err)
-	}
-	home, err := cgroup.New(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := errors.Join(ns.Close(), netns.Delete(name), cgroup.Delete(home)); err != nil {
-			t.Error(err)
-		}
-	}()
-	c, err := link.Dial(ns)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if err := c.Up(1); err != nil {
-		t.Fatal(err)
-	}
 	m, err := ModeOf("ebpf")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
-	defer stop()
-	err = cgroup.Do(home, func() error {
-		return ns.Do(func() error {
-			s, err := OpenServices(m, slog.New(slog.DiscardHandler))
-			if err != nil {
+	inNode(t, func(ctx context.Context) error {
+		s, err := OpenServices(m, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		frontend := func(p model.Protocol) (l []model.Part) {
+			pool := &model.Pool{ID: uint64(p), Protocol: p, Backends: []model.Backend{{Addr: netip.MustParseAddrPort("127.0.0.1:8080")}}}
+			to := model.Target{Pool: pool}
+			at := model.Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: p}
+			return []model.Part{pool, &model.Frontend{Entry: at, Inside: to, Outside: to}}
+		}
+		node, sctp := &model.Node{Name: "a"}, frontend(model.SCTP)
+		for _, step := range []struct {
+			put, del []model.Part
+			tracks   bool
+		}{
+			{append(frontend(model.TCP), node), nil, false}, {sctp, nil, true}, {nil, sctp, false},
+		} {
+			s.Change(step.put, step.del)
+			if err := s.Sync(ctx); err != nil {
 				return err
 			}
-			frontend := func(p model.Protocol) (l []model.Part) {
-				pool := &model.Pool{ID: uint64(p), Protocol: p, Backends: []model.Backend{{Addr: netip.MustParseAddrPort("127.0.0.1:8080")}}}
-				to := model.Target{Pool: pool}
-				at := model.Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: p}
-				return []model.Part{pool, &model.Frontend{Entry: at, Inside: to, Outside: to}}
+			tracks, err := tracking()
+			for err == nil && tracks && !step.tracks && ctx.Err() == nil { // a table's rules go in the background (nf_tables_trans_destroy_work)
+				tracks, err = tracking()
 			}
-			node, sctp := &model.Node{Name: "a"}, frontend(model.SCTP)
-			for _, step := range []struct {
-				put, del []model.Part
-				tracks   bool
-			}{
-				{append(frontend(model.TCP), node), nil, false}, {sctp, nil, true}, {nil, sctp, false},
-			} {
-				s.Change(step.put, step.del)
-				if err := s.Sync(ctx); err != nil {
-					return err
-				}
-				tracks, err := tracking()
-				for err == nil && tracks && !step.tracks && ctx.Err() == nil { // a table's rules go in the background (nf_tables_trans_destroy_work)
-					tracks, err = tracking()
-				}
-				if err != nil || tracks != step.tracks {
-					t.Errorf("connections are tracked: %t, want %t: %v", tracks, step.tracks, err)
-				}
-				tables, err := exec.Command("nft", "list", "tables").CombinedOutput()
-				if has := strings.TrimSpace(string(tables)) != ""; err != nil || has != step.tracks {
-					t.Errorf("tables: %s %v", tables, err)
-				}
+			if err != nil || tracks != step.tracks {
+				t.Errorf("connections are tracked: %t, want %t: %v", tracks, step.tracks, err)
 			}
-			return errors.Join(s.Close(), Clean(ctx))
-		})
+			tables, err := exec.Command("nft", "list", "tables").CombinedOutput()
+			if has := strings.TrimSpace(string(tables)) != ""; err != nil || has != step.tracks {
+				t.Errorf("tables: %s %v", tables, err)
+			}
+		}
+		return s.Close()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // tracking says whether the kernel tracks a connection that is made now, in the thread's network namespace.
