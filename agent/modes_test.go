@@ -27,3 +27,23 @@ func TestDirectServerReturnIsRefusedByName(t *testing.T) {
 		}
 	}
 }
+
+// What Services may take in mode ebpf is what its maps hold, less some room for changes; other modes have resolve's own bounds.
+func TestLimitsFollowMaps(t *testing.T) {
+	m, err := ModeOf("ebpf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	small := m.EBPF(ebpf.Options{Sizes: ebpf.Room(8000)}).Resolve(resolve.Config{})
+	if l := small.Limits.Total; l.Frontends < 900 || l.Frontends >= 1000 || l.Slots < 7000 || l.Slots >= 8000 {
+		t.Errorf("8000 slots: %+v", l)
+	}
+	given := m.Resolve(resolve.Config{Limits: resolve.Limits{Total: resolve.Bounds{Frontends: 7}}})
+	if l := given.Limits.Total; l.Frontends != 7 || l.Slots >= ebpf.DefaultRoom || given.TableEntriesPerSlot < 2 {
+		t.Errorf("with a limit: %+v", given)
+	}
+	m, _ = ModeOf("nftables")
+	if l := m.Resolve(resolve.Config{}).Limits.Total; l != resolve.DefaultLimits.Total {
+		t.Errorf("nftables: %+v", l)
+	}
+}

@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"fairlead.dev/fairlead/resolve"
 )
 
 // load loads a file's text with flags.
@@ -454,4 +456,17 @@ func FuzzRead(f *testing.F) {
 			c.nodePorts()
 		}
 	})
+}
+
+func TestLimits(t *testing.T) {
+	l := must(t, `apiVersion: fairlead.dev/v1alpha1
+kind: FairleadConfiguration
+externalIPs: Refuse
+limits: {serviceFrontends: 1, serviceSlots: 2, serviceTableEntries: 3, frontends: 4, slots: 5, namespacePercent: 6}
+`, "--hostname-override", "a")
+	want := resolve.Limits{Service: resolve.Bounds{Frontends: 1, Slots: 2, TableEntries: 3},
+		Total: resolve.Bounds{Frontends: 4, Slots: 5}, NamespacePercent: 6}
+	if r, err := l.Resolve(); err != nil || r.ExternalIPs != resolve.RefuseExternalIPs || r.Limits != want {
+		t.Errorf("%v, %+v, %v", r.ExternalIPs, r.Limits, err)
+	}
 }

@@ -128,6 +128,20 @@ func TestEndpointsThatAreEntries(t *testing.T) {
 	same(t, "when it is none any more", frontLines(r.Services()), lines("10.96.0.1:80/tcp ClusterIP -> 10.96.0.2:80"))
 }
 
+// An endpoint at a Node's address is looked at again when the namespace has other node ports.
+func TestEndpointComesToBeANodePort(t *testing.T) {
+	late := func(edits ...edit) *corev1.Service {
+		return svc(append([]edit{named("late"), clusterIPs("10.96.0.2")}, edits...)...)
+	}
+	r := resolved(n1, node(internalIPs("172.18.0.3")), svc(), slice(eps(ep("172.18.0.3")), slicePorts(eport("http", 30080))), late())
+	want := "10.96.0.1:80/tcp ClusterIP -> 172.18.0.3:30080"
+	same(t, "before", frontLines(r.Services())[0], want)
+	r.Apply(puts(late(nodePort(30080))))
+	same(t, "with the node port", frontLines(r.Services())[1], "10.96.0.1:80/tcp ClusterIP -> reject")
+	r.Apply(puts(late()))
+	same(t, "without it", frontLines(r.Services())[0], want)
+}
+
 // Pool IDs depend on the cluster, so that a collision can't be searched for.
 func TestIDsDependOnTheCluster(t *testing.T) {
 	id := func(uid string) uint64 {

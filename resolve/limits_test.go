@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -171,6 +172,11 @@ func TestNamespacesShare(t *testing.T) {
 	}
 	same(t, "of the others", served(r, "late"), lines("l0", "l1", "l2", "l3"))
 	same(t, "the oldest, and what is left", served(r, "greedy"), lines("g0", "g1", "g2", "g3", "g4", "g5"))
+	for s := range r.excluded {
+		if s.entries != nil || s.groups[0].pools[cluster].name != "" {
+			t.Errorf("%s was served, is not, and keeps its entries", s.key)
+		}
+	}
 	same(t, "the rest is named", reasons(r, source.KeyOf(greedy(8))), lines("ShareExceeded"))
 	r.Apply(dels(greedy(0)))
 	same(t, "one comes after", served(r, "greedy"), lines("g1", "g2", "g3", "g4", "g5", "g6"))
@@ -227,4 +233,27 @@ func TestExcludedServicesAreSmall(t *testing.T) {
 	}
 	r.Apply(dels(all...))
 	mustBeEmpty(t, r)
+}
+
+// To say why ports have no endpoint costs a look at the slices for ten ports at most. Without that bound it would cost four
+// hundred times as much here.
+func TestMismatchesAreBounded(t *testing.T) {
+	decide := func(ports int) time.Duration {
+		e := manyEndpoints(1, 50000)
+		for i := range e.Endpoints {
+			e.Endpoints[i].Conditions = ep("10.0.0.1", notReady).Conditions
+		}
+		r := resolved(n1, svc(manyPorts(ports)), slice(e, slicePorts(eport("other", 80))))
+		s := r.services[source.KeyOf(svc())]
+		best := time.Hour
+		for range 5 {
+			began := time.Now()
+			r.decide(s)
+			best = min(best, time.Since(began))
+		}
+		return best
+	}
+	if few, many := decide(10), decide(4000); many > 100*few {
+		t.Errorf("%s for 4000 ports, %s for 10", many, few)
+	}
 }
