@@ -136,3 +136,19 @@ func TestOneSliceAllocates(t *testing.T) {
 		t.Errorf("%v allocations in a cluster of 10, %v in one of 1000", few, many)
 	}
 }
+
+// BenchmarkOneSliceScarce is BenchmarkOneSlice where all Services want more than there is, so that each change decides anew
+// which of them are served.
+func BenchmarkOneSliceScarce(b *testing.B) {
+	config := n1
+	config.Limits.Total.Frontends = 9000
+	r := New(config)
+	r.Apply(clusterOf(10_000))
+	flip := [2][]source.Change{puts(numberedSlice(10, 1)), puts(numberedSlice(10, 0))}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		if d := r.Apply(flip[i%2]); len(d.Put) != 2 {
+			b.Fatal(d)
+		}
+	}
+}

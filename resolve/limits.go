@@ -220,6 +220,7 @@ func (r *Resolver) weigh(s *service) {
 		delete(r.excluded, s)
 	}
 	change := s.size.cost.minus(was)
+	r.costsChanged = r.costsChanged || change != (cost{})
 	s.namespace.cost = s.namespace.cost.plus(change)
 	r.wanted = r.wanted.plus(change)
 }
@@ -227,6 +228,10 @@ func (r *Resolver) weigh(s *service) {
 // admit decides which Services are served where all together want more than there is. First, the oldest Services come
 // first and a namespace takes no more than its share; then what is left goes to the others, again by age.
 func (r *Resolver) admit() {
+	if !r.costsChanged {
+		return
+	}
+	r.costsChanged = false
 	total := r.set.limits.Total
 	if r.wanted.fits(total, 100) {
 		if r.scarce {
@@ -238,16 +243,20 @@ func (r *Resolver) admit() {
 		return
 	}
 	r.scarce = true
-	all := make([]*service, 0, len(r.services))
-	for _, s := range r.services {
-		if s.size.cost != (cost{}) {
-			all = append(all, s)
+	if r.oldestFirst == nil {
+		for _, s := range r.services {
+			if s.declared != nil {
+				r.oldestFirst = append(r.oldestFirst, s)
+			}
 		}
+		slices.SortFunc(r.oldestFirst, func(a, b *service) int { return byAge(claim{a, 0}, claim{b, 0}) })
 	}
-	slices.SortFunc(all, func(a, b *service) int { return byAge(claim{a, 0}, claim{b, 0}) })
 	used, by := cost{}, map[*namespace]cost{}
-	over := all[:0]
-	for _, s := range all {
+	var over []*service
+	for _, s := range r.oldestFirst {
+		if s.size.cost == (cost{}) {
+			continue
+		}
 		own, sum := by[s.namespace].plus(s.size.cost), used.plus(s.size.cost)
 		if own.fits(total, r.set.limits.NamespacePercent) && sum.fits(total, 100) {
 			by[s.namespace], used = own, sum

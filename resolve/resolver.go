@@ -34,10 +34,12 @@ type Resolver struct {
 	health   claims[uint16]
 	ids      claims[uint64]
 
-	namespaces map[string]*namespace
-	wanted     cost                  // of all Services
-	scarce     bool                  // they want more than there is
-	excluded   map[*service]struct{} // Services that are not served for that
+	namespaces   map[string]*namespace
+	wanted       cost                  // of all Services
+	scarce       bool                  // they want more than there is
+	oldestFirst  []*service            // those that are declared; nil: not known
+	costsChanged bool                  // since the last admission
+	excluded     map[*service]struct{} // Services that are not served for that
 
 	clusterIPs       map[netip.Addr][]*service            // who has them
 	external         map[netip.Addr]map[*service]struct{} // who has entries at addresses that Services choose
@@ -197,6 +199,7 @@ func (r *Resolver) applyService(key source.Key, obj *corev1.Service) {
 	if obj != nil {
 		s.declared = declare(obj, r.set)
 	}
+	r.oldestFirst, r.costsChanged = nil, true
 	r.touch(s, true)
 }
 
