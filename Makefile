@@ -9,15 +9,19 @@ RACY := ./reconcile/... ./source/... ./dataplane/health/...
 help:
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# What `fairlead version` prints: the tag of a release, and the commit.
+VERSIONS := -X main.release=$(shell git describe --tags --exact-match 2>/dev/null) \
+	-X main.commit=$(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
+
 .PHONY: build
 build: ## build bin/fairlead
-	$(GO) build -o bin/fairlead ./cmd/fairlead
+	$(GO) build -ldflags '$(VERSIONS)' -o bin/fairlead ./cmd/fairlead
 
 ARCHS := amd64 arm64
 .PHONY: binaries
 binaries: $(ARCHS:%=bin/fairlead-linux-%)
 bin/fairlead-linux-%: FORCE
-	GOOS=linux GOARCH=$* $(GO) build -trimpath -buildvcs=auto -ldflags '-s -w' -o $@ ./cmd/fairlead
+	GOOS=linux GOARCH=$* $(GO) build -trimpath -buildvcs=auto -ldflags '-s -w $(VERSIONS)' -o $@ ./cmd/fairlead
 FORCE:
 
 .PHONY: image

@@ -2,8 +2,8 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"fairlead.dev/fairlead/agent"
-	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
@@ -26,14 +25,14 @@ func explainCommand() *cobra.Command {
 	var o output
 	c := &cobra.Command{
 		Use:   "explain FROM TO:PORT[/PROTOCOL]",
-		Short: "Say where a packet goes and why, and check it against the kernel",
-		Long: `Say what becomes of the first packet of a connection on a node, and why: the frontend that takes
-it, who is let in, which backends may get it, and whose address they see. What should hold is
-then checked against what this network namespace's kernel holds.
+		Short: "Explain where a packet goes and why, and check that against the kernel",
+		Long: `Explain what a node does with the first packet of a connection, and why: the frontend it matches, its allowed
+source ranges, the endpoints it may go to, and the source address that they see. The result is checked against
+what the kernel holds in this network namespace.
 
 FROM is an address, a pod (namespace/name), a node's name, or "outside".
-TO is an address, a Service (namespace/name), or a node's name, with a port by number or name.
-PROTOCOL is tcp, udp or sctp; without it that of the Service's port of that name, else tcp.`,
+TO is an address, a Service (web, shop/web, web.shop or web.shop.svc.cluster.local), a pod or a node's name, with
+a port by number or name. PROTOCOL is tcp, udp or sctp; without it that of the Service's port, else tcp.`,
 		Example: `  fairlead explain --source examples/shop --node a shop/client shop/web:http
   fairlead explain --source examples/shop --node a outside a:30080
   fairlead explain --source examples/shop --node a 192.0.2.7 '[fd00:96::10]:53/udp'`,
@@ -68,7 +67,7 @@ func (w *world) packet(from, to string) (verdict.Packet, error) {
 	}
 	host, port, ok := cutLast(to, ":")
 	if !ok {
-		return p, fmt.Errorf("%q has no port: write it like shop/web:80 or 10.96.0.10:80/udp", to)
+		return p, fmt.Errorf("%q has no port: use HOST:PORT, such as shop/web:80 or 10.96.0.10:80/udp", to)
 	}
 	dst, service, err := w.destination(strings.Trim(host, "[]"))
 	if err != nil {
@@ -98,16 +97,12 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// destination gives the address that TO's host means, and the Service if it is one.
+// destination returns the address that TO's host stands for, and the Service if it is one.
 func (w *world) destination(host string) (netip.Addr, *corev1.Service, error) {
-	for _, o := range w.objects {
-		s, ok := o.(*corev1.Service)
-		if !ok || s.Namespace+"/"+s.Name != host {
-			continue
-		}
+	if s := w.service(host); s != nil {
 		a, err := resolve.ParseAddr(s.Spec.ClusterIP)
 		if err != nil {
-			return a, nil, fmt.Errorf("no cluster IP in Service %s: name one of its addresses", host)
+			return a, nil, fmt.Errorf("Service %s/%s has no cluster IP: name one of its addresses", s.Namespace, s.Name)
 		}
 		return a, s, nil
 	}
@@ -129,7 +124,10 @@ func portOf(port string, s *corev1.Service) (uint16, model.Protocol, error) {
 			names = append(names, p.Name)
 		}
 	}
-	return 0, 0, fmt.Errorf("port %q: write a number from 1 to 65535, or the name of a Service's port %q", port, names)
+	if like := nearest(port, names); like != "" {
+		return 0, 0, fmt.Errorf("Service %s/%s has no port %q: did you mean %q?", s.Namespace, s.Name, port, like)
+	}
+	return 0, 0, fmt.Errorf("invalid port %q: use a number from 1 to 65535, or the name of a Service's port %q", port, names)
 }
 
 // address gives the address of a host by its name or address, of the family asked for if it has one of each.
@@ -152,7 +150,7 @@ func (w *world) address(host string, v4 bool) (netip.Addr, error) {
 	for _, o := range w.objects {
 		switch v := o.(type) {
 		case *corev1.Pod:
-			if v.Namespace+"/"+v.Name == host {
+			if named(v, host) {
 				for _, ip := range v.Status.PodIPs {
 					add(ip.IP)
 				}
@@ -171,7 +169,7 @@ func (w *world) address(host string, v4 bool) (netip.Addr, error) {
 	if len(found) > 0 {
 		return netip.Addr{}, fmt.Errorf("%s has no address of the other end's family, only %v", host, found)
 	}
-	return netip.Addr{}, fmt.Errorf("%q is no address, no pod namespace/name, no Service namespace/name and no node of the source", host)
+	return netip.Addr{}, w.unknown(host)
 }
 
 // explained is what explain prints.
@@ -184,7 +182,7 @@ type explained struct {
 	Reason     string               `json:"reason"`
 	Service    string               `json:"service,omitempty"`
 	Via        string               `json:"via,omitempty"`
-	Sources    []string             `json:"permittedSources,omitempty"`
+	Sources    []string             `json:"allowedSources,omitempty"`
 	Policy     string               `json:"trafficPolicy,omitempty"`
 	Pool       string               `json:"pool,omitempty"`
 	Affinity   string               `json:"affinity,omitempty"`
@@ -204,7 +202,7 @@ type explainedCandidate struct {
 	Local   bool   `json:"onThisNode"`
 	Weight  uint16 `json:"weight,omitempty"`
 	Sees    string `json:"seesSource"`
-	Direct  bool   `json:"answeredByItsNode,omitempty"` // past this one
+	Direct  bool   `json:"directServerReturn,omitempty"` // past this one
 }
 
 // explain decides and gathers.
@@ -212,7 +210,7 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	v := verdict.Of(w.services, p)
 	e := explained{From: p.Src.Addr().String(), To: fmt.Sprintf("%s/%s", p.Dst, p.Protocol), Node: w.services.Node.Name,
 		Origin: v.Origin.String(), Outcome: v.Action.String(), Reason: v.Reason, Kernel: "holds nothing for it, as wanted"}
-	e.Note, e.Mode, e.Notes = w.elsewhere(p.Src.Addr()), w.mode.Name, w.mode.Notes
+	e.Note, e.Mode = w.elsewhere(p.Src.Addr()), w.mode.Name
 	e.Problems = w.problemsOf(v.Frontend, model.Entry{Addr: p.Dst.Addr(), Port: p.Dst.Port(), Protocol: p.Protocol})
 	f := v.Frontend
 	if f == nil {
@@ -222,7 +220,7 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	if len(f.Target(v.Origin).Pool.Backends) == 0 {
 		e.Reason += ": " + w.whyEmpty(f.Entry)
 	}
-	e.Policy = w.trafficPolicy(f)
+	e.Policy, e.Notes = w.trafficPolicy(f), w.mode.About(f, v.Origin)
 	e.Service, e.Via, e.Pool, e.Kernel = f.Service, f.Via, f.Target(v.Origin).Pool.Name, kernelSays(w, a, f)
 	if n, counted := w.counts(a)[f.Service]; counted {
 		e.Counts = &shownCount{f.Service, n.Connections, n.Refused}
@@ -329,73 +327,100 @@ func (w *world) pods() map[netip.Addr]string {
 	return m
 }
 
-// tree prints for people.
-func (e explained) tree(w io.Writer) error {
-	var lines []string
+// branch is a line of explain's tree.
+type branch struct {
+	depth int
+	text  string
+}
+
+// branches returns the lines of the tree for people.
+func (e explained) branches() (l []branch) {
 	add := func(depth int, format string, args ...any) {
-		lines = append(lines, strings.Repeat("│  ", depth)+"├─ "+fmt.Sprintf(format, args...))
+		l = append(l, branch{depth, fmt.Sprintf(format, args...)})
 	}
-	add(0, "on node %s it comes from: %s", e.Node, map[string]string{"node": "the node itself", "pod": "a pod", "outside": "outside"}[e.Origin])
+	origins := map[string]string{"node": "the node itself", "pod": "a pod of this node's network", "outside": "external"}
+	add(0, "source, seen from node %s: %s", e.Node, origins[e.Origin])
 	if e.Service == "" {
 		add(0, "frontend: none: %s", e.Reason)
 	} else {
 		add(0, "frontend: %s of Service %s", e.Via, e.Service)
 		if e.Sources != nil {
-			add(1, "lets in only %s", strings.Join(e.Sources, ", "))
+			add(1, "allowed source ranges: %s", strings.Join(e.Sources, ", "))
 		}
 		if e.Policy != "" {
-			add(1, "traffic policy: %s", e.Policy)
+			add(1, "%s", e.Policy)
 		}
-		add(1, "serves it from pool %q", e.Pool)
 		if e.Affinity != "" {
-			add(1, "the client returns to its backend within %s", e.Affinity)
+			add(1, "session affinity: ClientIP, %s", e.Affinity)
 		}
 	}
 	switch e.Outcome {
 	case "forward":
-		add(0, "goes to one of %d backends, chosen by %s", len(e.Candidates), e.Scheduler)
+		add(0, "forwarded to one of %d endpoints, chosen by %s", len(e.Candidates), e.Scheduler)
 		for _, c := range e.Candidates {
-			where := "elsewhere"
-			if c.Local {
-				where = "on this node"
-			}
-			pod := ""
-			if c.Pod != "" {
-				pod = " pod " + c.Pod
-			}
-			weight := ""
-			if c.Weight > 0 {
-				weight = fmt.Sprintf(", weight %d", c.Weight)
-			}
-			answers := ""
-			if c.Direct {
-				answers = ", answered by its node"
-			}
-			add(1, "%s%s, %s%s, sees %s%s", c.Address, pod, where, weight, c.Sees, answers)
+			add(1, "%s", c.line())
 		}
 	case "pass":
-		add(0, "passes as if Fairlead were not there")
+		add(0, "not translated: it follows the node's routes and other rules")
 	default:
-		add(0, "%s: %s", map[string]string{"reject": "is refused with an answer", "drop": "is dropped"}[e.Outcome], e.Reason)
+		add(0, "%s: %s", map[string]string{"reject": "rejected", "drop": "dropped"}[e.Outcome], e.Reason)
 	}
 	if e.Counts != nil {
-		add(0, "clients so far: %d were given a backend, %d refused for want of one", e.Counts.Connections, e.Counts.Refused)
+		add(0, "clients so far: %d connections to an endpoint, %d rejected without one", e.Counts.Connections,
+			e.Counts.Refused)
 	}
 	for _, p := range e.Problems {
 		add(0, "problem: %s", p)
 	}
-	lines = append([]string{e.From + " → " + e.To}, lines...)
-	lines = append(lines, "└─ kernel: "+e.Kernel)
+	add(0, "kernel: %s", e.Kernel)
+	return l
+}
+
+// line returns what is said of a candidate.
+func (c explainedCandidate) line() string {
+	words := []string{c.Address}
+	if c.Pod != "" {
+		words[0] += " pod " + c.Pod
+	}
+	if c.Local {
+		words = append(words, "on this node")
+	} else {
+		words = append(words, "remote")
+	}
+	if c.Weight > 0 {
+		words = append(words, fmt.Sprintf("weight %d", c.Weight))
+	}
+	words = append(words, "sees source "+c.Sees)
+	if c.Direct {
+		words = append(words, "its node answers the client directly")
+	}
+	return strings.Join(words, ", ")
+}
+
+// tree prints for people.
+func (e explained) tree(p *page) error {
+	l := e.branches()
+	err := p.paragraph("", "", e.From+" → "+e.To)
+	for i, b := range l {
+		last := true // of its depth below the same branch
+		for _, next := range l[i+1:] {
+			if next.depth <= b.depth {
+				last = next.depth < b.depth
+				break
+			}
+		}
+		indent := strings.Repeat("│  ", b.depth)
+		first, rest := indent+"├─ ", indent+"│  "
+		if last {
+			first, rest = indent+"└─ ", indent+"   "
+		}
+		err = errors.Join(err, p.paragraph(first, rest, b.text))
+	}
 	for _, n := range e.Notes {
-		lines = append(lines, fmt.Sprintf("note on mode %s: %s", e.Mode, n))
+		err = errors.Join(err, p.paragraph("note: ", "      ", fmt.Sprintf("mode %s: %s", e.Mode, n)))
 	}
 	if e.Note != "" {
-		lines = append(lines, "note: "+e.Note)
+		err = errors.Join(err, p.paragraph("note: ", "      ", e.Note))
 	}
-	for _, l := range lines {
-		if _, err := fmt.Fprintln(w, escape.String(l)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }

@@ -1,17 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"fairlead.dev/fairlead/lab"
 	"fairlead.dev/fairlead/lab/report"
@@ -159,21 +158,11 @@ func showRun(w io.Writer, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := report.Table(w, s, columns(w)); err != nil {
+	if err := report.Table(w, s, max(60, cmp.Or(columns(w), 100))); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(w, "\nreport: %s/%s\n", strings.TrimSuffix(dir, "/"), report.HTMLFile)
 	return err
-}
-
-// columns is the width of a terminal, 100 where w is none.
-func columns(w io.Writer) int {
-	if f, ok := w.(*os.File); ok {
-		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n >= 60 {
-			return n
-		}
-	}
-	return 100
 }
 
 // labReport makes a run's report again.

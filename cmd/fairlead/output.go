@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
-	"text/tabwriter"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/agent/escape"
@@ -18,45 +21,159 @@ import (
 // output is the flag -o of commands that print for people and for programs.
 type output string
 
+const wide output = "wide"
+
 func (o *output) add(c *cobra.Command) {
-	c.Flags().StringVarP((*string)(o), "output", "o", "", "json or yaml, for programs")
-	c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	c.Flags().StringVarP((*string)(o), "output", "o", "", "output format: json, yaml, or wide for all columns")
+	c.RegisterFlagCompletionFunc("output",
+		cobra.FixedCompletions([]string{"json", "yaml", string(wide)}, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// out returns where a command prints: what objects, processes and servers say can't control a terminal there.
-func out(c *cobra.Command) io.Writer { return escape.Writer(c.OutOrStdout()) }
+// page is what a command prints on for people.
+type page struct {
+	io.Writer
+	columns int  // of the terminal; 0: no limit
+	wide    bool // all columns of tables are asked for
+}
+
+// out returns the page that a command prints on: what objects, processes and servers say can't control a terminal there.
+func out(c *cobra.Command) *page {
+	return &page{Writer: escape.Writer(c.OutOrStdout()), columns: columns(c.OutOrStdout())}
+}
+
+// columns returns the width of a terminal, or $COLUMNS; 0 where there is neither.
+func columns(w io.Writer) int {
+	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
+		return n
+	}
+	if f, ok := w.(*os.File); ok {
+		if n, _, err := term.GetSize(int(f.Fd())); err == nil {
+			return n
+		}
+	}
+	return 0
+}
 
 // print writes v as the flag says, or calls table.
-func (o output) print(w io.Writer, v any, table func(io.Writer) error) error {
+func (o output) print(p *page, v any, table func(*page) error) error {
 	switch o {
 	case "":
-		return table(w)
+		return table(p)
+	case wide:
+		return table(&page{Writer: p.Writer, wide: true})
 	case "json":
-		e := json.NewEncoder(w)
+		e := json.NewEncoder(p)
 		e.SetIndent("", "  ")
 		return e.Encode(v)
 	case "yaml":
 		b, err := yaml.Marshal(v)
 		if err == nil {
-			_, err = w.Write(b)
+			_, err = p.Write(b)
 		}
 		return err
 	}
-	return fmt.Errorf("--output %q: json and yaml are known", string(o))
+	return fmt.Errorf("invalid --output %q: use json, yaml or wide", string(o))
 }
 
-// table writes rows in aligned columns, the first as heading. Each row is one line, whatever its cells say.
-func table(w io.Writer, rows [][]string) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, r := range rows {
-		cells := make([]string, len(r))
-		for i, c := range r {
-			cells[i] = escape.String(c)
+const (
+	gap       = 2  // columns between two cells
+	narrowest = 12 // columns that a cell is not wrapped below
+)
+
+// table writes rows in aligned columns, the first as heading. Cells that the page is too narrow for are wrapped, the
+// widest columns first.
+func (p *page) table(rows [][]string) error {
+	var widths []int
+	for i, r := range rows {
+		rows[i] = slices.Clone(r)
+		for j, c := range r {
+			rows[i][j] = escape.String(c)
+			if j == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[j] = max(widths[j], utf8.RuneCountInString(rows[i][j]))
 		}
-		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
-	return t.Flush()
+	for total := sum(widths) + gap*(len(widths)-1); p.columns > 0 && total > p.columns; total-- {
+		i := slices.Index(widths, slices.Max(widths))
+		if widths[i] <= narrowest {
+			break
+		}
+		widths[i]--
+	}
+	for _, r := range rows {
+		if err := p.row(r, widths); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// sortedKeys gives a map's keys in order.
+// row writes one row, on as many lines as its tallest cell has.
+func (p *page) row(cells []string, widths []int) error {
+	wrapped, height := make([][]string, len(cells)), 1
+	for i, c := range cells {
+		wrapped[i] = wrap(c, widths[i])
+		height = max(height, len(wrapped[i]))
+	}
+	for y := range height {
+		line := ""
+		for i, w := range wrapped {
+			cell := ""
+			if y < len(w) {
+				cell = w[y]
+			}
+			line += fmt.Sprintf("%-*s", widths[i]+gap, cell)
+		}
+		if _, err := fmt.Fprintln(p, strings.TrimRight(line, " ")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// paragraph writes text wrapped to the page, each line after the first with an indent.
+func (p *page) paragraph(first, indent, text string) error {
+	width := 0
+	if p.columns > 0 {
+		width = max(p.columns-utf8.RuneCountInString(indent), narrowest)
+	}
+	for _, line := range wrap(escape.String(text), width) {
+		if _, err := fmt.Fprintln(p, first+line); err != nil {
+			return err
+		}
+		first = indent
+	}
+	return nil
+}
+
+// wrap breaks text into lines of at most width columns: at spaces, and within a word that is longer. Without a width
+// text is one line.
+func wrap(text string, width int) (lines []string) {
+	line := []rune{}
+	for _, word := range strings.Fields(text) {
+		w := []rune(word)
+		if len(line) > 0 && (width == 0 || len(line)+1+len(w) <= width) {
+			line = append(append(line, ' '), w...)
+			continue
+		}
+		if len(line) > 0 {
+			lines, line = append(lines, string(line)), nil
+		}
+		for width > 0 && len(w) > width {
+			lines, w = append(lines, string(w[:width])), w[width:]
+		}
+		line = w
+	}
+	return append(lines, string(line))
+}
+
+func sum(l []int) (n int) {
+	for _, x := range l {
+		n += x
+	}
+	return n
+}
+
+// sortedKeys returns a map's keys in order.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

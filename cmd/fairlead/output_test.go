@@ -38,12 +38,14 @@ func TestTraceEscapesProcessNames(t *testing.T) {
 
 func TestOutputEscapesForeignText(t *testing.T) {
 	for name, print := range map[string]func(*bytes.Buffer) error{
-		"table": func(b *bytes.Buffer) error { return table(b, [][]string{{"NAME", "NODE"}, {evil, evil}}) },
+		"table": func(b *bytes.Buffer) error {
+			return (&page{Writer: b}).table([][]string{{"NAME", "NODE"}, {evil, evil}})
+		},
 		"problems": func(b *bytes.Buffer) error {
 			return printProblems(b, []source.Problem{{Object: source.Key{Kind: source.Service, Name: evil},
 				Message: "odd"}, {File: evil, Message: evil}})
 		},
-		"explain": func(b *bytes.Buffer) error { return explained{From: evil, To: evil}.tree(b) },
+		"explain": func(b *bytes.Buffer) error { return explained{From: evil, To: evil}.tree(&page{Writer: b}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b bytes.Buffer
@@ -63,4 +65,29 @@ func TestOutputEscapesForeignText(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines(t, b.String(), strings.Count(b.String(), "\n"))
+}
+
+func TestTablesFitThePage(t *testing.T) {
+	rows := [][]string{{"NAME", "WHAT IT IS"}, {"one", strings.Repeat("some words ", 20)},
+		{"two", strings.Repeat("x", 200)}}
+	for _, columns := range []int{40, 80, 120} {
+		var b bytes.Buffer
+		if err := (&page{Writer: &b, columns: columns}).table(rows); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(b.String()) {
+			if n := len(line) - 1; n > columns {
+				t.Errorf("%d columns on a page of %d: %q", n, columns, line)
+			}
+		}
+		if got := strings.Join(strings.Fields(b.String()), ""); strings.Count(got, "x") != 200 ||
+			strings.Count(got, "words") != 20 {
+			t.Errorf("at %d columns something is lost:\n%s", columns, &b)
+		}
+	}
+	var b bytes.Buffer
+	if err := (&page{Writer: &b}).table(rows); err != nil {
+		t.Fatal(err)
+	}
+	lines(t, b.String(), 3)
 }

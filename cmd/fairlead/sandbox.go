@@ -190,7 +190,7 @@ func awaitSandbox(c *cobra.Command, name string, wait time.Duration, objects []s
 	if err != nil {
 		return err
 	}
-	if err := table(out(c), hostRows(look(s), 40)); err != nil {
+	if err := out(c).table(hostRows(look(s), 40)); err != nil {
 		return err
 	}
 	if waited != nil {
@@ -299,7 +299,7 @@ func sandboxLs() *cobra.Command {
 					return err
 				}
 				b := look(s)
-				return o.print(out(c), b, func(w io.Writer) error { return table(w, hostRows(b, len(b.Hosts))) })
+				return o.print(out(c), b, func(p *page) error { return p.table(hostRows(b, len(b.Hosts))) })
 			}
 			states, err := sandbox.States()
 			if err != nil {
@@ -312,7 +312,7 @@ func sandboxLs() *cobra.Command {
 			if len(boxes) == 0 {
 				c.PrintErrln("no sandbox is there; to start one: fairlead sandbox up DIR")
 			}
-			return o.print(out(c), boxes, func(w io.Writer) error { return table(w, boxRows(boxes)) })
+			return o.print(out(c), boxes, func(p *page) error { return p.table(boxRows(boxes)) })
 		},
 	}
 	o.add(c)
@@ -500,7 +500,7 @@ PROTOCOL is tcp, udp or sctp; without it that of the Service's port of that name
 				return err
 			}
 			if err := o.print(out(c), replies,
-				func(w io.Writer) error { return table(w, replyRows(replies)) }); err != nil {
+				func(p *page) error { return p.table(replyRows(replies)) }); err != nil {
 				return err
 			}
 			return unanswered(replies)

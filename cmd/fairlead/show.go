@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,13 +35,15 @@ type shownFrontend struct {
 	Service  string   `json:"service"`
 	Via      string   `json:"via"`
 	Entry    string   `json:"entry"`
-	Inside   []string `json:"inside"`
-	Outside  []string `json:"outside"`
-	Affinity string   `json:"affinity,omitempty"`
-	Hidden   string   `json:"sourceHiddenFor"`
-	Direct   string   `json:"answeredByBackendsNode,omitempty"` // of those, who are not hidden from backends of nodes that answer them
-	Sources  []string `json:"permittedSources,omitempty"`
-	Kernel   string   `json:"kernel"`
+	Internal []string `json:"internal"` // endpoints for the node and its pods
+	External []string `json:"external"` // endpoints for all other clients
+	Affinity string   `json:"sessionAffinity,omitempty"`
+	// Masquerade names the origins of clients whose source address becomes the node's, Direct those of them that keep it
+	// before endpoints whose node answers the client directly.
+	Masquerade string   `json:"masquerade"`
+	Direct     string   `json:"directServerReturn,omitempty"`
+	Sources    []string `json:"allowedSources,omitempty"`
+	Kernel     string   `json:"kernel"`
 }
 
 type shownCount struct {
@@ -65,12 +69,12 @@ func showCommand() *cobra.Command {
 	var n nodeFlags
 	var o output
 	c := &cobra.Command{
-		Use:   "show --source DIR --node NAME",
-		Short: "Show what is wanted, what the kernel holds, and where they differ",
+		Use:   "show [SERVICE...] --source DIR --node NAME",
+		Short: "Show each Service's addresses and endpoints, and whether the kernel holds them",
 		Example: `  fairlead show --source examples/shop --node a
+  fairlead show --source examples/shop --node a shop/web cart
   fairlead show --source examples/shop --node a -o json | jq '.frontends[] | select(.kernel != "as wanted")'`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		RunE: func(c *cobra.Command, names []string) error {
 			w, err := n.read(c.Context(), false)
 			if err != nil {
 				return err
@@ -80,6 +84,9 @@ func showCommand() *cobra.Command {
 				return err
 			}
 			s := show(w, a)
+			if err := s.filter(w, names); err != nil {
+				return err
+			}
 			return o.print(out(c), s, s.table)
 		},
 	}
@@ -92,8 +99,8 @@ func showCommand() *cobra.Command {
 func show(w *world, a *agent.Audit) shown {
 	s := shown{Node: w.services.Node.Name, Wanted: a.Wanted, Held: a.Held, Missing: len(a.Put), Extra: len(a.Del), Problems: w.problems}
 	for _, f := range w.services.Sorted() {
-		row := shownFrontend{Service: f.Service, Via: f.Via, Entry: f.Entry.String(), Inside: target(f.Inside), Outside: target(f.Outside),
-			Hidden: f.Hide.String(), Kernel: kernelSays(w, a, f)}
+		row := shownFrontend{Service: f.Service, Via: f.Via, Entry: f.Entry.String(), Internal: target(f.Inside),
+			External: target(f.Outside), Masquerade: f.Hide.String(), Kernel: kernelSays(w, a, f)}
 		if f.Inside.Pool.Affinity > 0 {
 			row.Affinity = f.Inside.Pool.Affinity.String()
 		}
@@ -118,17 +125,43 @@ func show(w *world, a *agent.Audit) shown {
 	return s
 }
 
+// filter leaves the Services of these names; all where there is none.
+func (s *shown) filter(w *world, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	wanted := map[string]bool{}
+	for _, n := range names {
+		v := w.service(n)
+		if v == nil {
+			return w.unknown(n)
+		}
+		wanted[v.Namespace+"/"+v.Name] = true
+	}
+	other := func(service string) bool {
+		name, _, _ := strings.Cut(service, ":")
+		return !wanted[name]
+	}
+	s.Frontends = slices.DeleteFunc(s.Frontends, func(f shownFrontend) bool { return other(f.Service) })
+	s.Counts = slices.DeleteFunc(s.Counts, func(c shownCount) bool { return other(c.Service) })
+	s.Health = slices.DeleteFunc(s.Health, func(h shownHealth) bool { return other(h.Service) })
+	s.Problems = slices.DeleteFunc(s.Problems, func(p source.Problem) bool {
+		return p.Object.Kind == source.Service && !wanted[p.Object.Namespace+"/"+p.Object.Name]
+	})
+	return nil
+}
+
 // countTable prints what became of clients on this node.
-func (s shown) countTable(w io.Writer) error {
+func (s shown) countTable(w *page) error {
 	if len(s.Counts) == 0 {
 		return nil
 	}
-	rows := [][]string{{"SERVICE", "CONNECTIONS FROM THIS NODE", "REFUSED: NO ENDPOINT"}}
+	rows := [][]string{{"SERVICE", "CONNECTIONS FROM THIS NODE", "REJECTED: NO ENDPOINT"}}
 	for _, c := range s.Counts {
 		rows = append(rows, []string{c.Service, fmt.Sprint(c.Connections), fmt.Sprint(c.Refused)})
 	}
 	fmt.Fprintln(w)
-	if err := table(w, rows); err != nil {
+	if err := w.table(rows); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(w)
@@ -190,25 +223,70 @@ func target(t model.Target) (l []string) {
 func few(l []string) string {
 	const most = 3
 	if len(l) > most {
-		return fmt.Sprintf("%s, … %d in all", strings.Join(l[:most], ", "), len(l))
+		return fmt.Sprintf("%s, … (%d in all)", strings.Join(l[:most], ", "), len(l))
 	}
 	return strings.Join(l, ", ")
 }
 
-func (s shown) table(w io.Writer) error {
-	rows := [][]string{{"SERVICE", "VIA", "ENTRY", "BACKENDS", "FROM OUTSIDE", "AFFINITY", "SOURCE HIDDEN", "KERNEL"}}
-	for _, f := range s.Frontends {
-		outside := "same"
-		if few(f.Inside) != few(f.Outside) {
-			outside = few(f.Outside)
-		}
-		hidden := f.Hidden
-		if f.Direct != "" {
-			hidden += "; direct: " + f.Direct
-		}
-		rows = append(rows, []string{f.Service, f.Via, f.Entry, few(f.Inside), outside, dash(f.Affinity), hidden, f.Kernel})
+// frontendRows returns a line for each frontend, those of a Service below each other.
+func (s shown) frontendRows(all bool) [][]string {
+	rows := [][]string{{"SERVICE", "VIA", "ADDRESS", "ENDPOINTS", "KERNEL"}}
+	if all {
+		rows[0] = append(rows[0], "FOR EXTERNAL CLIENTS", "SESSION AFFINITY", "MASQUERADED", "ALLOWED SOURCES")
 	}
-	if err := table(w, rows); err != nil {
+	frontends := slices.Clone(s.Frontends)
+	slices.SortStableFunc(frontends, func(a, b shownFrontend) int { return cmp.Compare(a.Service, b.Service) })
+	last := ""
+	for _, f := range frontends {
+		service := f.Service
+		if service == last && !all {
+			service = ""
+		}
+		last = f.Service
+		endpoints, external := first(f.Internal), "same"
+		if all {
+			endpoints = few(f.Internal)
+		}
+		if !slices.Equal(f.External, f.Internal) {
+			external = few(f.External)
+		}
+		row := []string{service, f.Via, address(f.Entry), endpoints, f.Kernel}
+		switch {
+		case all:
+			masqueraded := f.Masquerade
+			if f.Direct != "" {
+				masqueraded += "; DSR: " + f.Direct
+			}
+			row = append(row, external, dash(f.Affinity), dash(masqueraded), dash(few(f.Sources)))
+		case external != "same":
+			row[3] += "; external: " + first(f.External)
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// address returns an entry as people read it: a node port's, which stands for all of the node's addresses of a family,
+// by its family.
+func address(entry string) string {
+	for any, family := range map[string]string{"*4:": "IPv4", "*6:": "IPv6"} {
+		if port, ok := strings.CutPrefix(entry, any); ok {
+			return fmt.Sprintf("port %s, %s", port, family)
+		}
+	}
+	return entry
+}
+
+// first returns the first of a list, and how many more there are, as kubectl has it.
+func first(l []string) string {
+	if len(l) > 1 {
+		return fmt.Sprintf("%s + %d more", l[0], len(l)-1)
+	}
+	return few(l)
+}
+
+func (s shown) table(w *page) error {
+	if err := w.table(s.frontendRows(w.wide)); err != nil {
 		return err
 	}
 	if err := s.countTable(w); err != nil {
@@ -216,7 +294,7 @@ func (s shown) table(w io.Writer) error {
 	}
 	s.packetsLine(w)
 	for _, h := range s.Health {
-		fmt.Fprintf(w, "health check of %s at port %d: %d backends on this node\n", escape.String(h.Service), h.Port,
+		fmt.Fprintf(w, "health check of %s at port %d: %d endpoints on this node\n", escape.String(h.Service), h.Port,
 			h.Local)
 	}
 	fmt.Fprintf(w, "\nnode %s: %d facts wanted, %d in the kernel: %d missing, %d too many\n", s.Node, s.Wanted, s.Held, s.Missing, s.Extra)
@@ -268,7 +346,7 @@ func planCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use:   "plan --source DIR --node NAME",
-		Short: "Tell what serving a folder would change in the kernel, without touching it",
+		Short: "Print what serving a folder would change in the kernel, and change nothing",
 		Example: `  fairlead plan --source new-manifests --node worker-1
   fairlead plan --source new-manifests --node worker-1 --operations`,
 		Args: cobra.NoArgs,
@@ -329,14 +407,14 @@ func plan(w *world, a *agent.Audit, operations bool) planned {
 	return p
 }
 
-func (p planned) table(w io.Writer) error {
+func (p planned) table(w *page) error {
 	rows := [][]string{{"KIND", "PUT", "REPLACE", "DELETE"}}
 	for _, kind := range sortedKeys(p.ByKind) {
 		n := p.ByKind[kind]
 		rows = append(rows, []string{kind, fmt.Sprint(n[0]), fmt.Sprint(n[1]), fmt.Sprint(n[2])})
 	}
 	if len(rows) > 1 {
-		if err := table(w, rows); err != nil {
+		if err := w.table(rows); err != nil {
 			return err
 		}
 		fmt.Fprintln(w)
@@ -344,7 +422,7 @@ func (p planned) table(w io.Writer) error {
 	for _, op := range p.Operations {
 		fmt.Fprintln(w, escape.String(op))
 	}
-	fmt.Fprintf(w, "node %s: put %d, replace %d, delete %d, leave %d as they are: %d transactions, about %s. Nothing was touched.\n",
+	fmt.Fprintf(w, "node %s: put %d, replace %d, delete %d, leave %d unchanged: %d transactions, about %s. Nothing was changed.\n",
 		p.Node, p.Put, p.Replace, p.Delete, p.Unchanged, p.Transactions, p.Estimate)
 	return printProblems(w, p.Problems)
 }

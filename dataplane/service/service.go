@@ -8,6 +8,8 @@ import "fairlead.dev/fairlead/model"
 // substitute, a frontend that is refused is not told to the plane, and both are named as problems of their Service.
 type Abilities struct {
 	Name       string                       // as --mode has it, such as nftables
+	Summary    string                       // how it carries Service traffic: a clause
+	Needs      string                       // what it needs of a kernel: a list of nouns
 	Schedulers model.Schedulers             // Random is always among them
 	Behind     model.Schedulers             // those of a second plane, for clients that this one can't serve; 0: there is none
 	Cannot     func(*model.Frontend) string // why a frontend can't be served, or ""; nil serves all
@@ -23,7 +25,43 @@ type Abilities struct {
 	Tracked    bool                         // translates by the kernel's connection tracking, where stale flows must be cut
 	Lacks      func() []string              // what this kernel lacks that the plane can do without, and what follows: sentences; nil: nothing
 	Prepare    func() error                 // sets sysctls that the plane needs, for an agent in a container that can't write them; nil: it needs none
-	Notes      []string                     // what else a user should know before choosing it: sentences
+	Notes      []Note                       // what else a user should know before choosing it
+}
+
+// Note is a sentence about a mode.
+type Note struct {
+	Text string
+	// Concerns reports whether the note is about packets of an origin to a frontend; nil: it is about none in particular.
+	Concerns func(*model.Frontend, model.Origin) bool
+}
+
+// About returns the notes that concern packets of origin o to f.
+func (a Abilities) About(f *model.Frontend, o model.Origin) (notes []string) {
+	for _, n := range a.Notes {
+		if n.Concerns != nil && n.Concerns(f, o) {
+			notes = append(notes, n.Text)
+		}
+	}
+	return notes
+}
+
+// Every concerns all packets.
+func Every(*model.Frontend, model.Origin) bool { return true }
+
+// WithAffinity concerns packets to frontends with session affinity.
+func WithAffinity(f *model.Frontend, o model.Origin) bool { return f.Target(o).Pool.Affinity > 0 }
+
+// WithRanges concerns packets to frontends with allowed source ranges.
+func WithRanges(f *model.Frontend, _ model.Origin) bool { return len(f.Sources) > 0 }
+
+// Scheduled returns what concerns packets to frontends with one of those schedulers.
+func Scheduled(s model.Schedulers) func(*model.Frontend, model.Origin) bool {
+	return func(f *model.Frontend, o model.Origin) bool { return s.Has(f.Target(o).Pool.Scheduler) }
+}
+
+// Over returns what concerns packets of a protocol.
+func Over(p model.Protocol) func(*model.Frontend, model.Origin) bool {
+	return func(f *model.Frontend, _ model.Origin) bool { return f.Entry.Protocol == p }
 }
 
 // NotDirect says why backends' nodes can't answer clients themselves, or "".

@@ -27,11 +27,22 @@ var Abilities = service.Abilities{
 	Direct: direct,
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.LeastConnections,
 		model.WeightedLeastConnections, model.ShortestExpectedDelay, model.SourceHash, model.DestinationHash, model.Maglev),
-	Notes: []string{
-		"Clients on the node are translated once, at connect(); others, and what a socket can't do, at the node's devices (Linux 6.7 or later). SCTP, and on older kernels all packets, go through nftables, which else is not there.",
-		"When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read ECONNABORTED and must connect anew.",
-		"In a container, the agent must see the node's cgroup file system (cgroup namespace of the host) and BPF file system (/sys/fs/bpf): what is attached to its own cgroup serves nobody else.",
-		"Schedulers by connections count the sockets of clients on the node: from connect() until they are closed. Of more than 8 endpoints they take the better of two that are drawn.",
+	Summary: "eBPF: translation at connect() for clients on the node, at network devices for all others, without " +
+		"connection tracking",
+	Needs: "eBPF with BTF and a cgroup v2 hierarchy; Linux 6.7 for packets at devices, else nf_tables",
+	Notes: []service.Note{
+		{Text: "Clients on the node are translated once, at connect(); other packets at the node's devices (Linux 6.7 or later). " +
+			"SCTP, and on older kernels all packets, go through nftables.", Concerns: service.Over(model.SCTP)},
+		{Text: "When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read " +
+			"ECONNABORTED and must connect again.", Concerns: func(f *model.Frontend, o model.Origin) bool {
+			return f.Entry.Protocol == model.UDP && o != model.FromOutside
+		}},
+		{Text: "In a container the agent needs the node's cgroup file system (cgroup namespace of the host) and BPF file system " +
+			"(/sys/fs/bpf): programs attached to its own cgroup serve no other."},
+		{Text: "Schedulers by connections count the sockets of clients on the node, from connect() until they are closed. Of " +
+			"more than 8 endpoints they take the better of two random ones.",
+			Concerns: service.Scheduled(model.SchedulersOf(model.LeastConnections, model.WeightedLeastConnections,
+				model.ShortestExpectedDelay))},
 	},
 }
 

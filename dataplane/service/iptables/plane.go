@@ -22,12 +22,17 @@ var Abilities = service.Abilities{
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin),
 	Batch:      1 << 17,
 	Tracked:    true,
-	Notes: []string{
-		"One bit of the packet mark, 0x4000, is used between PREROUTING and POSTROUTING.",
-		"Permitted sources are a list: a new connection tests a rule for each until one fits.",
-		"Each backend remembers at most /sys/module/xt_recent/parameters/ip_list_tot clients for affinity, 100 unless the kernel was told otherwise; a new connection to a pool with affinity tests a rule for each backend.",
-		"With the legacy variant a change replaces a whole table: 0.4 s at 10,000 Services of 10 backends, and round-robin begins anew with each.",
-		"With the legacy variant others' changes are seen by the tables' sizes, once a second.",
+	Summary:    "a tree of iptables chains instead of a list, by the legacy or the nft tools, whichever the node uses",
+	Needs:      "iptables' programs and x_tables (CONFIG_IP_NF_IPTABLES or CONFIG_NFT_COMPAT)",
+	Notes: []service.Note{
+		{Text: "Bit 0x4000 of the packet mark is used between PREROUTING and POSTROUTING."},
+		{Text: "Allowed source ranges are a list: a new connection evaluates a rule for each until one matches.",
+			Concerns: service.WithRanges},
+		{Text: "Each endpoint remembers the clients of session affinity up to xt_recent's ip_list_tot, 100 by default; a new " +
+			"connection to a Service with session affinity evaluates a rule for each endpoint.", Concerns: service.WithAffinity},
+		{Text: "With the legacy variant a change replaces a whole table: 0.4 s at 10,000 Services of 10 endpoints, and " +
+			"round-robin counters start again with each."},
+		{Text: "With the legacy variant changes by other programs are noticed by the tables' sizes, once a second."},
 	},
 }
 

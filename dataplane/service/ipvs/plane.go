@@ -30,22 +30,29 @@ var Abilities = service.Abilities{
 	Long: func(*model.Frontend) string {
 		return "IPVS hands on no ICMP error about a packet that is too long for its path, and a node's own IPv6 fragments don't get through it"
 	},
-	Notes: []string{
-		"The kernel needs IPVS (module ip_vs and one for each scheduler, loaded by themselves) and nf_tables.",
-		"IPVS knows no drawing at random: weighted round-robin stands in for it. Its destination hash has no way past a backend that is " +
-			"leaving, so it isn't offered.",
-		"Its source hash has 256 entries, the kernel's CONFIG_IP_VS_SH_TAB_BITS, however many endpoints there are: of ten, six have 26 of them and four 25.",
-		"Packets to Services are delivered to this host, so a firewall of yours sees them in its input chains: these must let them in.",
-		"Packets that are too long for their path are lost: IPVS hands no ICMP error about them on, and a node's own IPv6 fragments don't get through it.",
-		"A client's port is one connection to an endpoint: the same port at another entry of the Service, whose clients are hidden, cuts the first.",
-		"Where IPv6 is off at the loopback device (net.ipv6.conf.lo.disable_ipv6) when the agent starts, IPv6 Services are not reached.",
-		"Packets to Services carry a mark of ours (0x5e in the low 12 bits) from prerouting until IPVS has sent them on (0x5f until they leave), " +
-			"instead of whatever mark they came with.",
-		"Clients that affinity remembers are sent to their backend by connection tracking, so that least-connections schedulers don't count them.",
-		"TCP connections outlive their backend's removal and their Service's, until they end or are silent for a day; their remains are swept with " +
-			"the next change or look.",
-		"Node ports at loopback addresses are there for processes that ask from 127.0.0.1, not from another loopback address.",
-		"IPVS tells nobody of changes: what a stranger does to its services is seen with the next look, not at once.",
+	Summary: "the kernel's load balancer IPVS, with its schedulers and draining; nf_tables marks and masquerades",
+	Needs:   "IPVS (module ip_vs and one for each scheduler, loaded on demand) and nf_tables",
+	Notes: []service.Note{
+		{Text: "IPVS has no random scheduler: weighted round-robin replaces it. Its destination hash can't pass over an endpoint " +
+			"that terminates, so it isn't offered.", Concerns: service.Scheduled(model.SchedulersOf(model.Random, model.DestinationHash))},
+		{Text: "Its source hash has 256 entries (CONFIG_IP_VS_SH_TAB_BITS) for any number of endpoints: of ten, six have 26 of " +
+			"them and four 25.", Concerns: service.Scheduled(model.SchedulersOf(model.SourceHash))},
+		{Text: "Packets to Services are delivered locally: a firewall must accept them in its input chains."},
+		{Text: "Packets longer than their path's MTU are lost: IPVS forwards no ICMP error about them, and a node's own IPv6 " +
+			"fragments don't pass it.", Concerns: service.Over(model.UDP)},
+		{Text: "A client's port is one connection to an endpoint: the same source port to another entry of the Service, if " +
+			"masqueraded, ends the first connection."},
+		{Text: "IPv6 Services are unreachable if IPv6 is off at the loopback device (net.ipv6.conf.lo.disable_ipv6) when the " +
+			"agent starts.", Concerns: func(f *model.Frontend, _ model.Origin) bool { return !f.Entry.Addr.Is4() }},
+		{Text: "Packets to Services carry mark 0x5e in the low 12 bits from prerouting until IPVS has forwarded them, then 0x5f: " +
+			"any other mark is replaced."},
+		{Text: "Clients that session affinity remembers are sent to their endpoint by connection tracking, so that " +
+			"least-connections schedulers don't count them.", Concerns: service.WithAffinity},
+		{Text: "TCP connections outlive their endpoint and their Service until they end or are silent for a day; stale entries " +
+			"are removed with the next change.", Concerns: service.Over(model.TCP)},
+		{Text: "Node ports at loopback addresses answer processes that connect from 127.0.0.1, not from another loopback " +
+			"address.", Concerns: func(f *model.Frontend, o model.Origin) bool { return f.Via == "NodePort" && o == model.FromNode }},
+		{Text: "IPVS notifies about no changes: changes by other programs are repaired at the next check, not at once."},
 	},
 }
 

@@ -38,7 +38,12 @@ const setHere = "route_localnet-set"
 var Abilities = service.Abilities{
 	Name: "nftables", Tracked: true, Table: 100,
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.SourceHash, model.DestinationHash, model.Maglev),
-	Notes:      []string{"A Service that asks for maglev takes a hundred map elements for each endpoint in place of one."},
+	Summary:    "one nf_tables table of maps and verdict maps, written by netlink",
+	Needs:      "nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT)",
+	Notes: []service.Note{
+		{Text: "A Service with scheduler maglev takes 100 map elements for each endpoint instead of one.",
+			Concerns: service.Scheduled(model.SchedulersOf(model.Maglev))},
+	},
 }
 
 // New opens the plane of the calling thread's network namespace.

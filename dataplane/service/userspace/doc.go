@@ -77,20 +77,29 @@ var Abilities = service.Abilities{
 	HidesAll:   true,
 	Table:      1000,
 	Ends:       true,
-	Notes: []string{
-		"Backends see the node's address in place of every client's.",
-		"Connections run through the agent: they end when it does, and affinity is forgotten.",
-		"SCTP is not carried.",
-		"With externalIPs Any, a Service at a pod's address receives what is sent to that pod's Service, too: the agent's " +
-			"own connections are translated again.",
-		"One frontend may have a quarter of the file descriptors that the process may have, one client address an " +
-			"eighth: further connections are reset, further datagrams dropped.",
-		"Where the node's TCP has BBR, connections to backends have Cubic: pacing costs a stream a third of its throughput, and ways within a cluster are short.",
-		"Fragmented UDP datagrams don't reach node ports, and Services that share an address get each other's.",
-		"The node must forward packets (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding), also to and from interface " + Veth + " where a firewall forbids that by default.",
-		"Routing rules are asked one by one: a node with hundreds of different Service ports and node ports feels it, and so does one whose frontends go while thousands of connections to them are open.",
-		"A node port within net.ipv4.ip_local_port_range takes the answers to connections that the node itself makes from that port: keep the two apart, or name it in net.ipv4.ip_local_reserved_ports.",
-		"Where net.ipv4.conf.all.rp_filter is 1, refusals of UDP datagrams don't leave the node, and clients meet silence.",
+	Summary:    "a proxy in the agent itself: sockets and routing rules, no firewall rule",
+	Needs:      "nothing beyond policy routing",
+	Notes: []service.Note{
+		{Text: "Endpoints see the node's address instead of the client's.", Concerns: service.Every},
+		{Text: "Connections run through the agent: they end with it, and session affinity is forgotten.", Concerns: service.Every},
+		{Text: "SCTP is not served.", Concerns: service.Over(model.SCTP)},
+		{Text: "With externalIPs Any, a Service at a pod's address receives what is sent to that pod's Service: the agent's own " +
+			"connections are translated again."},
+		{Text: "A frontend may use a quarter of the process's file descriptors, a client address an eighth: further connections " +
+			"are reset, further datagrams dropped."},
+		{Text: "If the node's TCP uses BBR, connections to endpoints use CUBIC: pacing costs a stream a third of its throughput, " +
+			"and paths within a cluster are short.", Concerns: service.Over(model.TCP)},
+		{Text: "Fragmented UDP datagrams don't reach node ports, and those of Services that share an address are mixed up.",
+			Concerns: func(f *model.Frontend, _ model.Origin) bool { return f.Entry.Protocol == model.UDP }},
+		{Text: "The node must forward packets (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding), also to and from interface " +
+			Veth + ", which a firewall with a drop policy must allow."},
+		{Text: "Routing rules are evaluated one by one: hundreds of different Service ports and node ports cost time for each " +
+			"packet, and so does the removal of frontends with thousands of open connections."},
+		{Text: "A node port within net.ipv4.ip_local_port_range takes the replies to the node's own connections from that port: " +
+			"keep the two apart, or list it in net.ipv4.ip_local_reserved_ports.",
+			Concerns: func(f *model.Frontend, _ model.Origin) bool { return f.Via == "NodePort" }},
+		{Text: "If net.ipv4.conf.all.rp_filter is 1, rejections of UDP datagrams don't leave the node: clients see a timeout.",
+			Concerns: service.Over(model.UDP)},
 	},
 }
 

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"fairlead.dev/fairlead/source"
+)
+
+// named reports whether an object in a namespace goes by name: namespace/name, name.namespace, or name alone in the
+// namespace default.
+func named(o source.Object, name string) bool {
+	k := source.KeyOf(o)
+	return name == k.Namespace+"/"+k.Name || name == k.Name+"."+k.Namespace ||
+		name == k.Name && k.Namespace == corev1.NamespaceDefault
+}
+
+// service returns the Service that goes by a name: as named has it, as cluster DNS does (web.shop.svc,
+// web.shop.svc.cluster.local), or by its name alone where no other namespace has a Service or pod of that name. It is
+// nil where there is none.
+func (w *world) service(name string) *corev1.Service {
+	dns, _, _ := strings.Cut(name, ".svc")
+	var alone []source.Object
+	for _, o := range w.objects {
+		s, isService := o.(*corev1.Service)
+		if isService && (named(s, name) || strings.HasPrefix(name, dns+".svc") && named(s, dns)) {
+			return s
+		}
+		if k := source.KeyOf(o); k.Name == name && (isService || k.Kind == source.Pod || k.Kind == source.Node) {
+			alone = append(alone, o)
+		}
+	}
+	if len(alone) != 1 {
+		return nil
+	}
+	s, _ := alone[0].(*corev1.Service)
+	return s
+}
+
+// unknown returns the error for a name that nothing in the source has, with the nearest name that something has.
+func (w *world) unknown(name string) error {
+	names := []string{"outside"}
+	for _, o := range w.objects {
+		switch k := source.KeyOf(o); k.Kind {
+		case source.Service, source.Pod:
+			names = append(names, k.Namespace+"/"+k.Name)
+			if !strings.Contains(name, "/") {
+				names = append(names, k.Name)
+			}
+		case source.Node:
+			names = append(names, k.Name)
+		}
+	}
+	if like := nearest(name, names); like != "" {
+		return fmt.Errorf("no address, pod, Service or node is named %q: did you mean %q?", name, like)
+	}
+	return fmt.Errorf("no address, pod, Service or node is named %q: use an address, namespace/name or a node's name", name)
+}
+
+// nearest returns the name that the fewest edits make of what was written, "" if none comes near.
+func nearest(written string, names []string) (like string) {
+	least := max(2, len(written)/3) + 1
+	for _, n := range names {
+		if d := edits(written, n); d < least {
+			like, least = n, d
+		}
+	}
+	return like
+}
+
+// edits returns the optimal string alignment distance of two strings: how many bytes are inserted, deleted, replaced or
+// swapped with their neighbour.
+func edits(a, b string) int {
+	before, row := make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		next := make([]int, len(b)+1)
+		next[0] = i + 1
+		for j := range len(b) {
+			change := row[j]
+			if a[i] != b[j] {
+				change++
+			}
+			next[j+1] = min(change, row[j+1]+1, next[j]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				next[j+1] = min(next[j+1], before[j-1]+1)
+			}
+		}
+		before, row = row, next
+	}
+	return row[len(b)]
+}

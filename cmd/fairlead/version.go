@@ -1,0 +1,79 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// release and commit are set by the linker, see Makefile: a tag such as v0.1.0, empty between releases, and what
+// git describe --always --dirty --abbrev=40 prints. Without them the Go toolchain's own records count.
+var release, commit string
+
+// build says what a binary was built from, and with what.
+type build struct {
+	Version  string `json:"version"` // a release such as v0.1.0, else "devel"
+	Commit   string `json:"commit"`  // 40 hexadecimal digits, or "unknown"
+	Dirty    bool   `json:"dirty"`   // the tree held changes that the commit doesn't
+	Time     string `json:"commitTime,omitempty"`
+	Go       string `json:"goVersion"`
+	Platform string `json:"platform"`
+}
+
+// thisBuild returns what this binary was built from: what the linker was given, else what the Go toolchain recorded.
+func thisBuild() build {
+	b := build{Version: release, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	b.Commit, b.Dirty = strings.CutSuffix(commit, "-dirty")
+	info, ok := debug.ReadBuildInfo()
+	if ok && b.Version == "" && strings.HasPrefix(info.Main.Version, "v") && !strings.Contains(info.Main.Version, "-") {
+		b.Version = info.Main.Version // go install fairlead.dev/fairlead/cmd/fairlead@v0.1.0
+	}
+	settings := map[string]string{}
+	if ok {
+		for _, s := range info.Settings {
+			settings[s.Key] = s.Value
+		}
+	}
+	if b.Commit == "" {
+		b.Commit, b.Dirty = settings["vcs.revision"], settings["vcs.modified"] == "true"
+		b.Time = settings["vcs.time"]
+	}
+	b.Version, b.Commit = cmp.Or(b.Version, "devel"), cmp.Or(b.Commit, "unknown")
+	return b
+}
+
+// String returns the version on one line, as --version prints it.
+func (b build) String() string {
+	commit := b.Commit
+	if len(commit) > 12 {
+		commit = commit[:12]
+	}
+	if b.Dirty {
+		commit += ", modified"
+	}
+	return fmt.Sprintf("%s (commit %s, %s, %s)", b.Version, commit, b.Go, b.Platform)
+}
+
+// versionCommand prints what the binary was built from.
+func versionCommand() *cobra.Command {
+	var o output
+	c := &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version, the commit and the Go version of this binary",
+		Example: "  fairlead version\n  fairlead version -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			b := thisBuild()
+			return o.print(out(c), b, func(p *page) error {
+				_, err := fmt.Fprintln(p, "fairlead", b)
+				return err
+			})
+		},
+	}
+	o.add(c)
+	return c
+}
