@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"path/filepath"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -40,14 +41,31 @@ type Host struct {
 	Addresses []netip.Addr // of its interfaces, but for loopback and what only neighbours know
 }
 
-// Hosts tells of each network namespace that can be found. One that goes meanwhile is left out.
+// Hosts returns each network namespace that can be found: the calling thread's, then those that a pair of devices
+// connects to it, such as the pods of a node, then all others. One that is removed meanwhile is left out.
 func Hosts() (hosts []Host, err error) {
+	socket, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("netns: open a netlink socket: %w", err)
+	}
+	defer socket.Close()
+	links, err := socket.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("netns: list devices: %w", err)
+	}
+	beyond := map[int]bool{} // IDs of the namespaces that the other ends of devices are in
+	for _, l := range links {
+		beyond[l.Attrs().NetNsID] = true
+	}
+	var others []Host
 	err = away(func() error {
-		for _, path := range All() {
+		for i, path := range All() {
 			h, err := netns.GetFromPath(path)
 			if err != nil {
 				continue // gone
 			}
+			id, unknown := socket.GetNetNsIdByFd(int(h))
+			connected := i == 0 || unknown == nil && id >= 0 && beyond[id]
 			err = enter(h)
 			h.Close()
 			if err != nil {
@@ -57,11 +75,15 @@ func Hosts() (hosts []Host, err error) {
 			if err != nil {
 				return fmt.Errorf("netns: look into %s: %w", path, err)
 			}
-			hosts = append(hosts, host)
+			if connected {
+				hosts = append(hosts, host)
+			} else {
+				others = append(others, host)
+			}
 		}
 		return nil
 	})
-	return hosts, err
+	return append(hosts, others...), err
 }
 
 // here tells of the calling thread's.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -278,5 +279,45 @@ func TestDoNeedsNoCapabilityAtHome(t *testing.T) {
 	}()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// Of namespaces with the same address, the one that a pair of devices leads to comes first.
+func TestHostsBesideComeFirst(t *testing.T) {
+	node, far, pod := space(t, "node"), space(t, "a"), space(t, "b")
+	address := netip.MustParseAddr("192.0.2.7")
+	for _, ns := range []*Namespace{far, pod} {
+		run(t, ns, "ip", "address", "add", address.String()+"/32", "dev", "lo")
+	}
+	run(t, node, "ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", pod.Name)
+	var hosts []Host
+	err := node.Do(func() (err error) {
+		hosts, err = Hosts()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := uint64(0)
+	if err := pod.Do(func() error { h, err := here(); want = h.Cookie; return err }); err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(hosts, func(h Host) bool { return slices.Contains(h.Addresses, address) })
+	if i != 1 || hosts[i].Cookie != want {
+		t.Errorf("the first with the address is number %d, %+v; want the pod, cookie %d", i, hosts[max(i, 0)], want)
+	}
+}
+
+// run runs a program in a namespace.
+func run(t *testing.T, ns *Namespace, command ...string) {
+	t.Helper()
+	if err := ns.Do(func() error {
+		out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("%v: %w: %s", command, err, out)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
