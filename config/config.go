@@ -54,7 +54,7 @@ func (f *Flags) Load() (*Config, error) {
 
 // take puts a file's content and the flags together.
 func (c *Config) take(f *Flags, in content) error {
-	c.Warnings = in.warnings
+	c.Warnings = slices.Concat(f.former, in.warnings)
 	if in.proxy != nil {
 		c.Proxy, c.fromFile = *in.proxy, true
 		complete(&c.Proxy)
@@ -87,7 +87,7 @@ func (c *Config) take(f *Flags, in content) error {
 	c.Own.TakeOver = cmp.Or(c.Own.TakeOver, Leave)
 	c.Own.ExternalIPs = cmp.Or(c.Own.ExternalIPs, resolve.SafeExternalIPs)
 	c.Own.EBPF.Shortcut = cmp.Or(c.Own.EBPF.Shortcut, Auto)
-	if !f.given("ebpf-room") {
+	if !f.given("ebpf-map-entries") {
 		c.Own.EBPF.Room = cmp.Or(c.Own.EBPF.Room, agent.DefaultRoom)
 	}
 	if !f.given("ebpf-flows") {
@@ -133,9 +133,9 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"scheduler", &file.Scheduler, &f.own.Scheduler},
 		{"service-proxy-name", &file.ServiceProxyName, &f.own.ServiceProxyName},
 		{"external-ips", (*string)(&file.ExternalIPs), (*string)(&f.own.ExternalIPs)},
-		{"ebpf-shortcut", (*string)(&file.EBPF.Shortcut), (*string)(&f.own.EBPF.Shortcut)},
+		{"ebpf-fast-path", (*string)(&file.EBPF.Shortcut), (*string)(&f.own.EBPF.Shortcut)},
 		{"ebpf-reverse-path-check", (*string)(&file.EBPF.ReversePathCheck), (*string)(&f.own.EBPF.ReversePathCheck)},
-		{"take-over", (*string)(&file.TakeOver), (*string)(&f.own.TakeOver)},
+		{"migrate-from-kube-proxy", (*string)(&file.TakeOver), (*string)(&f.own.TakeOver)},
 	} {
 		if f.given(set.flag) || *set.to == "" && set.flag == "source" {
 			*set.to = *set.from
@@ -147,7 +147,7 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 	if f.given("direct-server-return") {
 		file.DirectServerReturn = f.own.DirectServerReturn
 	}
-	if f.given("ebpf-room") {
+	if f.given("ebpf-map-entries") {
 		file.EBPF.Room = f.own.EBPF.Room
 	}
 	if f.given("ebpf-flows") {

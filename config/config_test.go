@@ -363,7 +363,7 @@ apiVersion: fairlead.dev/v1alpha1
 kind: FairleadConfiguration
 mode: magic
 scheduler: best
-takeOver: Maybe
+migrateFromKubeProxy: Maybe
 externalIPs: Some
 limits: {namespaceBytes: 1000, bytes: -1, serviceFrontends: -2, namespacePercent: 101}
 `)
@@ -372,7 +372,7 @@ limits: {namespaceBytes: 1000, bytes: -1, serviceFrontends: -2, namespacePercent
 	}
 	for _, path := range []string{"mode", "bindAddress", "metricsBindAddress", "oomScoreAdj", "clusterCIDR[0]",
 		"nodePortAddresses[0]", "conntrack.min", "ipvs.minSyncPeriod",
-		"ipvs.excludeCIDRs[0]", "ipvs.scheduler", "scheduler", "takeOver", "limits.namespaceBytes", "limits.bytes",
+		"ipvs.excludeCIDRs[0]", "ipvs.scheduler", "scheduler", "migrateFromKubeProxy", "limits.namespaceBytes", "limits.bytes",
 		"limits.serviceFrontends", "limits.namespacePercent", "externalIPs", `"magic"`} {
 		if !strings.Contains(err.Error(), path) {
 			t.Errorf("%s is missing in: %v", path, err)
@@ -400,20 +400,20 @@ limits: {namespaceBytes: 1000, bytes: -1, serviceFrontends: -2, namespacePercent
 // TestWrongFlagsAreNamed: whoever gave a flag hears its name, what was wrong with it, and what would do.
 func TestWrongFlagsAreNamed(t *testing.T) {
 	for args, want := range map[string][]string{
-		"--mode=foo":              {`"foo"`, "--mode", "nftables, iptables", "ebpf"},
-		"--scheduler=best":        {`"best"`, "--scheduler", "random"},
-		"--maglev-table-size=10":  {"10", "--maglev-table-size"},
-		"--ebpf-room=-1":          {`"-1"`, "--ebpf-room"},
-		"--ebpf-room=many":        {`"many"`, "--ebpf-room"},
-		"--ebpf-room=0":           {"0", "--ebpf-room", "from 512 to 67108864 slots"},
-		"--ebpf-room=511":         {"511", "--ebpf-room", "from 512 to 67108864 slots"},
-		"--ebpf-room=67108865":    {"67108865", "--ebpf-room", "from 512 to 67108864 slots"},
-		"--ebpf-room=5000000000":  {"5000000000", "--ebpf-room"},
-		"--ebpf-close-tcp=always": {`"always"`, "--ebpf-close-tcp"},
-		"--external-ips=Some":     {`"Some"`, "externalIPs", "Safe", "Refuse", "Any"},
-		"--ebpf-shortcut=Often":   {`"Often"`, "ebpf.shortcut", "Auto", "Never"},
-		"--ebpf-flows=1023":       {"1023", "--ebpf-flows", "from 1024 to 16777216 entries"},
-		"--ebpf-flows=16777217":   {"16777217", "--ebpf-flows", "from 1024 to 16777216 entries"},
+		"--mode=foo":                    {`"foo"`, "--mode", "nftables, iptables", "ebpf"},
+		"--scheduler=best":              {`"best"`, "--scheduler", "random"},
+		"--maglev-table-size=10":        {"10", "--maglev-table-size"},
+		"--ebpf-map-entries=-1":         {`"-1"`, "--ebpf-map-entries"},
+		"--ebpf-map-entries=many":       {`"many"`, "--ebpf-map-entries"},
+		"--ebpf-map-entries=0":          {"0", "--ebpf-map-entries", "from 512 to 67108864 slots"},
+		"--ebpf-map-entries=511":        {"511", "--ebpf-map-entries", "from 512 to 67108864 slots"},
+		"--ebpf-map-entries=67108865":   {"67108865", "--ebpf-map-entries", "from 512 to 67108864 slots"},
+		"--ebpf-map-entries=5000000000": {"5000000000", "--ebpf-map-entries"},
+		"--ebpf-close-tcp=always":       {`"always"`, "--ebpf-close-tcp"},
+		"--external-ips=Some":           {`"Some"`, "externalIPs", "Safe", "Refuse", "Any"},
+		"--ebpf-fast-path=Often":        {`"Often"`, "ebpf.fastPath", "Auto", "Never"},
+		"--ebpf-flows=1023":             {"1023", "--ebpf-flows", "from 1024 to 16777216 entries"},
+		"--ebpf-flows=16777217":         {"16777217", "--ebpf-flows", "from 1024 to 16777216 entries"},
 
 		"--ebpf-reverse-path-check=Loose": {`"Loose"`, "ebpf.reversePathCheck", "Always", "Never"},
 	} {
@@ -468,5 +468,26 @@ limits: {serviceFrontends: 1, serviceSlots: 2, serviceTableEntries: 3, frontends
 		Total: resolve.Bounds{Frontends: 4, Slots: 5}, NamespacePercent: 6}
 	if r, err := l.Resolve(); err != nil || r.ExternalIPs != resolve.RefuseExternalIPs || r.Limits != want {
 		t.Errorf("%v, %+v, %v", r.ExternalIPs, r.Limits, err)
+	}
+}
+
+func TestFormerNamesAreAccepted(t *testing.T) {
+	const own = "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\n"
+	c := must(t, own+"takeOver: Remove\nebpf: {room: 4096, shortcut: Never}\n", "--hostname-override", "a")
+	if c.Own.TakeOver != Remove || c.Own.EBPF.Room != 4096 || c.Own.EBPF.Shortcut != Never {
+		t.Errorf("the fields come to %+v", c.Own)
+	}
+	byFlag := must(t, "", "--hostname-override", "a", "--take-over", "Remove", "--ebpf-room=4096", "--ebpf-shortcut", "Never")
+	if byFlag.Own.TakeOver != Remove || byFlag.Own.EBPF.Room != 4096 || byFlag.Own.EBPF.Shortcut != Never {
+		t.Errorf("the flags come to %+v", byFlag.Own)
+	}
+	for _, l := range [][]string{c.Warnings, byFlag.Warnings} {
+		if n := strings.Count(strings.Join(l, "\n"), "is deprecated: use "); n != 3 {
+			t.Errorf("%d of 3 are warned of: %q", n, l)
+		}
+	}
+	if _, err := load(t, own+"takeOver: Remove\nmigrateFromKubeProxy: Leave\n"); err == nil ||
+		!strings.Contains(err.Error(), "takeOver is the former name of migrateFromKubeProxy") {
+		t.Errorf("both names at once: %v", err)
 	}
 }

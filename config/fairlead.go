@@ -39,9 +39,9 @@ type FairleadConfiguration struct {
 	Limits LimitsConfiguration `json:"limits,omitzero"`
 	// serviceProxyName has only Services with this label service.kubernetes.io/service-proxy-name served. Default: those without.
 	ServiceProxyName string `json:"serviceProxyName,omitempty"`
-	// takeOver says what becomes of a kube-proxy's rules: "Leave" lets them stand, and says so; "Remove" removes them once
-	// Fairlead serves and no kube-proxy runs any more. Default: "Leave".
-	TakeOver TakeOver `json:"takeOver,omitempty"`
+	// migrateFromKubeProxy says what happens to a kube-proxy's rules: "Leave" leaves them, with a warning; "Remove"
+	// removes them once Fairlead serves and no kube-proxy runs any more. Default: "Leave".
+	TakeOver TakeOver `json:"migrateFromKubeProxy,omitempty"`
 }
 
 // LimitsConfiguration bounds what Services may come to on a node. What is beyond is not served, and named as a problem.
@@ -55,10 +55,10 @@ type LimitsConfiguration struct {
 	// 131072.
 	ServiceTableEntries int `json:"serviceTableEntries,omitempty"`
 	// frontends is how many addresses and ports of all Services are served. Default: 262144; in mode ebpf no more than
-	// ebpf.room lets in.
+	// ebpf.mapEntries lets in.
 	Frontends int `json:"frontends,omitempty"`
 	// slots is how many pools, endpoints of them and table entries all Services have. Default: 524288; in mode ebpf no
-	// more than ebpf.room lets in.
+	// more than ebpf.mapEntries lets in.
 	Slots int `json:"slots,omitempty"`
 	// namespacePercent is how much of frontends and slots the Services of one namespace may take while other namespaces
 	// want the rest. Default: 50.
@@ -83,13 +83,14 @@ func (l LimitsConfiguration) limits() resolve.Limits {
 
 // EBPFConfiguration are settings of the mode ebpf.
 type EBPFConfiguration struct {
-	// room is how many slots the kernel's maps have: one for each port of a Service and each endpoint of it. Default: 524288.
-	Room uint32 `json:"room,omitempty"`
+	// mapEntries is how many entries the kernel's maps have: one for each port of a Service and each endpoint of it.
+	// Default: 524288.
+	Room uint32 `json:"mapEntries,omitempty"`
 	// closeTCP has TCP connections of clients on the node closed when their endpoint goes, as is done with UDP. Default: false.
 	CloseTCP bool `json:"closeTCP,omitempty"`
-	// shortcut says when packets that come to the node for one of its pods are handed over to the pod at once, past the node's stack: "Auto" while
-	// nothing there would look at them, or "Never". Default: "Auto".
-	Shortcut Shortcut `json:"shortcut,omitempty"`
+	// fastPath says when packets for a pod of the node are redirected to it, bypassing the host stack: "Auto" while no
+	// firewall rule or queueing discipline there would see them, or "Never". Default: "Auto".
+	Shortcut Shortcut `json:"fastPath,omitempty"`
 	// flows is the size of each of the two maps of flows that begin with packets at devices; a flow has one entry in
 	// each, a masqueraded one has two. Default: 131072.
 	Flows uint32 `json:"flows,omitempty"`

@@ -30,6 +30,7 @@ type Flags struct {
 	proxy *v1alpha1.KubeProxyConfiguration
 	own   FairleadConfiguration
 
+	former                  []string // warnings about former names of flags
 	node                    string
 	clusterCIDRs            []string
 	masqueradeAll           bool
@@ -108,13 +109,29 @@ var rows = []Row{
 	{"maglev-table-size", "", "FairleadConfiguration's maglevTableSize."},
 	{"direct-server-return", "", "FairleadConfiguration's directServerReturn."},
 	{"external-ips", "", "FairleadConfiguration's externalIPs."},
-	{"ebpf-room", "", "FairleadConfiguration's ebpf.room."},
+	{"ebpf-map-entries", "", "FairleadConfiguration's ebpf.mapEntries."},
 	{"ebpf-close-tcp", "", "FairleadConfiguration's ebpf.closeTCP."},
-	{"ebpf-shortcut", "", "FairleadConfiguration's ebpf.shortcut."},
+	{"ebpf-fast-path", "", "FairleadConfiguration's ebpf.fastPath."},
 	{"ebpf-flows", "", "FairleadConfiguration's ebpf.flows."},
 	{"ebpf-reverse-path-check", "", "FairleadConfiguration's ebpf.reversePathCheck."},
 	{"service-proxy-name", "", "FairleadConfiguration's serviceProxyName."},
-	{"take-over", "", "FairleadConfiguration's takeOver."},
+	{"migrate-from-kube-proxy", "", "FairleadConfiguration's migrateFromKubeProxy."},
+}
+
+// renamed are flags by their former names. They are accepted with a warning.
+var renamed = map[string]string{"take-over": "migrate-from-kube-proxy", "ebpf-room": "ebpf-map-entries",
+	"ebpf-shortcut": "ebpf-fast-path"}
+
+// rename returns a flag's present name. Former names that are used come to f.former.
+func (f *Flags) rename(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	now, old := renamed[name]
+	if !old {
+		return pflag.NormalizedName(name)
+	}
+	if text := fmt.Sprintf("--%s is deprecated: use --%s", name, now); !slices.Contains(f.former, text) {
+		f.former = append(f.former, text)
+	}
+	return pflag.NormalizedName(now)
 }
 
 // idle are flags of kube-proxy's libraries, which do nothing here.
@@ -126,39 +143,40 @@ func Rows() []Row { return rows }
 // AddDecisions gives a command the flags that decide what a node does: enough to show, plan and explain.
 func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	f.set, f.proxy = fs, defaults()
+	fs.SetNormalizeFunc(f.rename)
 	f.proxy.HealthzBindAddress, f.proxy.MetricsBindAddress, f.proxy.BindAddress = "", "", ""
 	c := f.proxy
 	fs.StringVar(&f.File, "config", "", "configuration file: a KubeProxyConfiguration, a FairleadConfiguration, or both as two YAML documents")
 	fs.StringVar(&f.own.Source, "source", os.Getenv("FAIRLEAD_SOURCE"), "folder or file of Kubernetes YAML or JSON, or - for standard input (or $FAIRLEAD_SOURCE)")
-	fs.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "read the Kubernetes API that this file leads to, where there is no --source; in a pod neither is needed")
-	fs.StringVar(&f.Server, "master", "", "URL of the API server, in place of the kubeconfig's")
+	fs.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "kubeconfig of the Kubernetes API, unless --source is set; in a pod neither is needed")
+	fs.StringVar(&f.Server, "master", "", "URL of the API server, instead of the kubeconfig's")
 	fs.StringVar(&f.node, "node", os.Getenv("FAIRLEAD_NODE"), "name of this node, as in its Node object (or $FAIRLEAD_NODE)")
-	fs.StringSliceVar(&f.clusterCIDRs, "cluster-cidr", nil, "sources that count as pods (default: the Node's spec.podCIDRs)")
-	fs.BoolVar(&f.masqueradeAll, "masquerade-all", false, "hide the source of all traffic to ClusterIPs")
-	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "own addresses that take node ports: CIDRs, all, primary or localhost (default all)")
+	fs.StringSliceVar(&f.clusterCIDRs, "cluster-cidr", nil, "addresses of pods (default: the Node's spec.podCIDRs)")
+	fs.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
+	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "node addresses that serve node ports: CIDRs, all, primary or localhost (default all)")
 	fs.StringVar(&f.own.ServiceProxyName, "service-proxy-name", "", "serve only Services with this label service.kubernetes.io/service-proxy-name")
-	fs.StringVar(&f.own.Mode, "mode", agent.Default, "data plane for Services, auto for the best that this kernel can: "+strings.Join(append(agent.Names(), agent.Auto), ", "))
-	fs.StringVar(&f.own.Scheduler, "scheduler", model.Random.String(), "how Services that don't say choose an endpoint: "+model.AllSchedulers.String())
-	fs.IntVar(&f.own.MaglevTableSize, "maglev-table-size", 0, fmt.Sprintf("entries of each Maglev table, a prime up to %d: more of them move fewer clients (default: as the mode sees fit)", model.MaxEntries))
-	fs.BoolVar(&f.own.DirectServerReturn, "direct-server-return", false, "mode ebpf: have the node of an endpoint answer clients outside itself, past the node that they asked; give it to all nodes")
+	fs.StringVar(&f.own.Mode, "mode", agent.Default, "data plane for Services, auto for the best that this kernel supports: "+strings.Join(append(agent.Names(), agent.Auto), ", "))
+	fs.StringVar(&f.own.Scheduler, "scheduler", model.Random.String(), "scheduler of Services without an annotation: "+model.AllSchedulers.String())
+	fs.IntVar(&f.own.MaglevTableSize, "maglev-table-size", 0, fmt.Sprintf("entries of each Maglev table, a prime up to %d: with more, fewer clients move (default: by mode)", model.MaxEntries))
+	fs.BoolVar(&f.own.DirectServerReturn, "direct-server-return", false, "mode ebpf: direct server return: an endpoint's node answers external clients itself; set it on all nodes")
 	fs.StringVar((*string)(&f.own.ExternalIPs), "external-ips", string(resolve.SafeExternalIPs),
 		"spec.externalIPs that are served: Safe refuses those of pods, other Services' ClusterIPs and the API "+
 			"server, Refuse serves none, Any all but the API server's")
-	fs.Uint32Var(&f.own.EBPF.Room, "ebpf-room", agent.DefaultRoom, "mode ebpf: slots in the kernel's maps: one for each port of a Service and each endpoint of it; an eighth as many entries")
-	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false, "mode ebpf: when an endpoint goes, close TCP connections of clients on the node to it, as is done with UDP")
-	fs.StringVar((*string)(&f.own.EBPF.Shortcut), "ebpf-shortcut", string(Auto), "mode ebpf: hand packets for pods over past the node's stack: Auto while nothing there would look at them, or Never")
+	fs.Uint32Var(&f.own.EBPF.Room, "ebpf-map-entries", agent.DefaultRoom, "mode ebpf: entries of the kernel's maps: one for each port of a Service and each endpoint of it")
+	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false, "mode ebpf: close TCP connections of clients on the node to an endpoint that is removed, as with UDP")
+	fs.StringVar((*string)(&f.own.EBPF.Shortcut), "ebpf-fast-path", string(Auto), "mode ebpf: redirect packets to pods, bypassing the host stack: Auto while no firewall rule there would see them, or Never")
 	fs.Uint32Var(&f.own.EBPF.Flows, "ebpf-flows", agent.DefaultFlows,
-		"mode ebpf: entries of each of the kernel's two maps of flows that begin with packets at devices")
+		"mode ebpf: entries of each of the two maps of flows of external clients")
 	fs.StringVar((*string)(&f.own.EBPF.ReversePathCheck), "ebpf-reverse-path-check", string(Always),
-		"mode ebpf: begin a flow for a packet from a device only if the route back to its source leads there: "+
-			"Always, or Never where routes are asymmetric")
+		"mode ebpf: accept a new flow only from the device that routes back to its source: Always, or Never "+
+			"where routes are asymmetric")
 }
 
 // Add gives a command all flags.
 func (f *Flags) Add(fs *pflag.FlagSet) {
 	f.AddDecisions(fs)
 	c := f.proxy
-	fs.StringVar((*string)(&f.own.TakeOver), "take-over", string(Leave), "a kube-proxy's rules: Leave lets them stand, Remove removes them once these serve and it runs no more")
+	fs.StringVar((*string)(&f.own.TakeOver), "migrate-from-kube-proxy", string(Leave), "a kube-proxy's rules: Leave, or Remove once Fairlead serves and kube-proxy has stopped")
 	fs.StringVar(&c.MetricsBindAddress, "status-address", "", "the same as --metrics-bind-address")
 	fs.BoolVar(&f.Verbose, "verbose", false, "log each write: the same as -v 4")
 	fs.MarkHidden("status-address")
@@ -218,7 +236,7 @@ func (f *Flags) Add(fs *pflag.FlagSet) {
 func usage(flag string) string {
 	i := slices.IndexFunc(rows, func(r Row) bool { return r.Flag == flag })
 	if rows[i].Field == "" {
-		return rows[i].Text
+		return strings.ReplaceAll(rows[i].Text, "`", "") // pflag takes what is in them for the value's name
 	}
 	f, _ := fieldOf(rows[i].Field)
 	if !f.Honoured {

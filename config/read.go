@@ -3,6 +3,7 @@ package config
 import (
 	"bufio"
 	"bytes"
+	gojson "encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -42,6 +43,42 @@ func read(text []byte) (c content, err error) {
 	return c, errors.Join(errs...)
 }
 
+// formerFields are fields of FairleadConfiguration by their former names. They are accepted with a warning.
+var formerFields = []struct{ in, name, now string }{
+	{"", "takeOver", "migrateFromKubeProxy"}, {"ebpf", "room", "mapEntries"}, {"ebpf", "shortcut", "fastPath"},
+}
+
+// rename returns a document with the present names of fields, and warns of the former ones. A field under both names is
+// an error.
+func (c *content) rename(text []byte) ([]byte, error) {
+	var document map[string]any
+	if err := json.UnmarshalCaseSensitivePreserveInts(text, &document); err != nil {
+		return nil, err
+	}
+	found := false
+	for _, f := range formerFields {
+		in, path := document, f.name
+		if f.in != "" {
+			in, _ = document[f.in].(map[string]any)
+			path = f.in + "." + f.name
+		}
+		value, used := in[f.name]
+		if !used {
+			continue
+		}
+		if _, both := in[f.now]; both {
+			return nil, fmt.Errorf("%s is the former name of %s: set one", path, f.now)
+		}
+		delete(in, f.name)
+		in[f.now], found = value, true
+		c.warnings = append(c.warnings, fmt.Sprintf("%s is deprecated: use %s", path, f.now))
+	}
+	if !found {
+		return text, nil
+	}
+	return gojson.Marshal(document)
+}
+
 // take reads one document. kube-proxy's is read leniently where it can't be read strictly, with a warning, as kube-proxy does;
 // ours only strictly.
 func (c *content) take(doc []byte) error {
@@ -63,6 +100,7 @@ func (c *content) take(doc []byte) error {
 		return fmt.Errorf("is no configuration: %w", err)
 	}
 	var into any
+	var err error
 	switch id := schema.FromAPIVersionAndKind(kind.APIVersion, kind.Kind); id {
 	case v1alpha1.SchemeGroupVersion.WithKind("KubeProxyConfiguration"):
 		if c.proxy != nil {
@@ -78,6 +116,11 @@ func (c *content) take(doc []byte) error {
 		into = c.own
 	default:
 		return fmt.Errorf("is %s: only KubeProxyConfiguration (%s) and %s (%s) are known", id, v1alpha1.SchemeGroupVersion, Kind, APIVersion)
+	}
+	if kind.Kind == Kind {
+		if text, err = c.rename(text); err != nil {
+			return fmt.Errorf("%s can't be read: %w", kind.Kind, err)
+		}
 	}
 	strict, err := json.UnmarshalStrict(text, into)
 	if err != nil {

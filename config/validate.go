@@ -222,7 +222,7 @@ func (k *checks) own(c *FairleadConfiguration) {
 		k.ours(field.NewPath("maglevTableSize"), "maglev-table-size", c.MaglevTableSize, err.Error())
 	}
 	if r := c.EBPF.Room; r < leastRoom || r > mostRoom {
-		k.ours(field.NewPath("ebpf", "room"), "ebpf-room", r, fmt.Sprintf("give from %d to %d slots", leastRoom, mostRoom))
+		k.ours(field.NewPath("ebpf", "mapEntries"), "ebpf-map-entries", r, fmt.Sprintf("give from %d to %d slots", leastRoom, mostRoom))
 	}
 	k.oneOf(field.NewPath("externalIPs"), string(c.ExternalIPs), string(resolve.SafeExternalIPs),
 		string(resolve.RefuseExternalIPs), string(resolve.AnyExternalIPs))
@@ -242,16 +242,16 @@ func (k *checks) own(c *FairleadConfiguration) {
 				fmt.Sprintf("give at least %d, or leave it out", leastBytes)))
 		}
 	}
-	k.oneOf(field.NewPath("ebpf", "shortcut"), string(c.EBPF.Shortcut), string(Auto), string(Never))
+	k.oneOf(field.NewPath("ebpf", "fastPath"), string(c.EBPF.Shortcut), string(Auto), string(Never))
 	if n := c.EBPF.Flows; n < minFlows || n > maxFlows {
 		k.ours(field.NewPath("ebpf", "flows"), "ebpf-flows", n, fmt.Sprintf("give from %d to %d entries", minFlows,
 			maxFlows))
 	}
 	k.oneOf(field.NewPath("ebpf", "reversePathCheck"), string(c.EBPF.ReversePathCheck), string(Always), string(Never))
-	k.oneOf(field.NewPath("takeOver"), string(c.TakeOver), string(Leave), string(Remove))
+	k.oneOf(field.NewPath("migrateFromKubeProxy"), string(c.TakeOver), string(Leave), string(Remove))
 }
 
-// What ebpf.room may be: a slot is 24 bytes of the kernel's memory.
+// What ebpf.mapEntries may be: a slot is 24 bytes of the kernel's memory.
 const (
 	leastRoom = 512
 	mostRoom  = 1 << 26

@@ -138,8 +138,8 @@ func TestLint(t *testing.T) {
 func TestModes(t *testing.T) {
 	for _, mode := range append(agent.Names(), agent.Auto) {
 		t.Run(mode, func(t *testing.T) {
-			for _, takeOver := range []config.TakeOver{config.Leave, config.Remove} {
-				r := render(t, "mode="+mode, "takeOver="+string(takeOver))
+			for _, migrateFromKubeProxy := range []config.TakeOver{config.Leave, config.Remove} {
+				r := render(t, "mode="+mode, "migrateFromKubeProxy="+string(migrateFromKubeProxy))
 				if c := r.load(t); c.Own.Mode != mode || c.Own.TakeOver != config.Leave ||
 					c.Proxy.HealthzBindAddress != "0.0.0.0:10256" {
 					t.Errorf("the agent is told: %+v", c.Own)
@@ -154,8 +154,8 @@ func TestModes(t *testing.T) {
 					t.Errorf("memory's limit is %v", c.Resources.Limits.Memory())
 				}
 				confined(t, r.agent(), "NET_ADMIN")
-				if (r.migrate != nil) != (takeOver == config.Remove) {
-					t.Errorf("takeOver %s: migrate %v", takeOver, r.migrate)
+				if (r.migrate != nil) != (migrateFromKubeProxy == config.Remove) {
+					t.Errorf("migrateFromKubeProxy %s: migrate %v", migrateFromKubeProxy, r.migrate)
 				}
 			}
 		})
@@ -183,7 +183,7 @@ func confined(t *testing.T, c corev1.Container, named ...corev1.Capability) {
 // Migration is a workload of its own: it alone sees the host's processes, on the same nodes as the agents, and its pods
 // are none of theirs.
 func TestMigrate(t *testing.T) {
-	r := render(t, "takeOver=Remove", "nodeSelector.fairlead\\.dev/proxy=yes")
+	r := render(t, "migrateFromKubeProxy=Remove", "nodeSelector.fairlead\\.dev/proxy=yes")
 	pod, agents := r.migrate.Spec.Template.Spec, r.agents.Spec.Template.Spec
 	if !pod.HostPID || !pod.HostNetwork || *pod.AutomountServiceAccountToken || !maps.Equal(pod.NodeSelector,
 		agents.NodeSelector) {
@@ -297,7 +297,7 @@ func TestRefusals(t *testing.T) {
 		"takeover=Remove":                          "takeover",
 		"health.port=0":                            "/health/port",
 		"kubeProxy.mode=ipvs":                      "/kubeProxy",
-		"fairlead.takeOver=Remove":                 "/fairlead",
+		"fairlead.migrateFromKubeProxy=Remove":                 "/fairlead",
 		"image.digest=sha256:12":                   "/image/digest",
 		"kubeProxy.healthzBindAddress=0.0.0.0:123": "/kubeProxy",
 	} {

@@ -22,7 +22,7 @@ import (
 
 var balanceExperiment = Experiment{
 	Name:  "balance",
-	Short: "How evenly every scheduler of every mode spreads connections, and whom it moves when a backend goes",
+	Short: "How evenly each scheduler spreads connections, and what Maglev moves",
 	Long: `Count which of ten backends answers, for every scheduler of every mode that this kernel can do: 100,000 connections
 each, from as many addresses, tested against equal shares (chi-square). For schedulers that hash the client, count how many
 clients are moved whose own backend stayed when another one goes. It takes about a minute with --quick, a quarter of an hour

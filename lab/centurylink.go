@@ -13,7 +13,7 @@ import (
 
 var centurylinkExperiment = Experiment{
 	Name:  "centurylink",
-	Short: "Round trips and throughput of userspace against iptables and every other mode, as histograms",
+	Short: "Round trips and throughput of userspace, iptables and all other modes",
 	Long: `Measure what "Consider … kube-proxy IPTables mode" (CenturyLink Labs, 2016) showed: netperf's round trips on a kept
 connection and with a connection for each (1,000 measurements in a row, over and over), in mode userspace against iptables
 and all others, as histograms and as mean and standard deviation; and the throughput of one stream. Every single time goes

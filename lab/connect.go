@@ -16,7 +16,7 @@ import (
 
 var connectExperiment = Experiment{
 	Name:  "connect",
-	Short: "connect() and whole connections in so many blocks that 1 % shows, also with cold caches; what each eBPF program takes",
+	Short: "New connections in mode ebpf, to within 1 %, with warm and cold caches",
 	Long: `Measure connect() alone, and a connection with one request, at 10 and 10,000 Services of ten endpoints, in modes ebpf,
 nftables and iptables and with kube-proxy's iptables rules, against direct, of clients on the node and in a pod: in as many
 blocks as it takes to tell 1 %, with what was looked up a moment ago still in the processor's caches, and with all of these
@@ -99,11 +99,11 @@ func (r *connect) profile() string { return r.Profile.Name }
 const armStack = armEBPF + "-stack"
 
 var stackArm = result.Arm{ID: armStack, Title: "ebpf, by the stack", Style: styles[armStack],
-	Text: "as ebpf, with --ebpf-shortcut Never: packets for pods go through the node's stack, as they do where something there looks at them"}
+	Text: "as ebpf, with --ebpf-fast-path Never: packets for pods go through the node's stack, as they do where something there looks at them"}
 
 // startStack starts its agent.
 func (r *connect) startStack(ctx context.Context) (err error) {
-	r.byStack, _, err = r.staff(ctx, armStack, armEBPF, r.folders[len(r.folders)-1], "--ebpf-shortcut", "Never")
+	r.byStack, _, err = r.staff(ctx, armStack, armEBPF, r.folders[len(r.folders)-1], "--ebpf-fast-path", "Never")
 	return err
 }
 

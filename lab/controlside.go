@@ -16,7 +16,7 @@ import (
 
 var controlExperiment = Experiment{
 	Name:  "control",
-	Short: "What it takes to keep a node as an API server says: start, restart, one change, churn, rest, memory, beside kube-proxy",
+	Short: "Start, restart, changes, idle time and memory of the agent, beside a real kube-proxy",
 	Long: `Measure the control side of every mode that this kernel can do: from the start of the program until all is in the kernel,
 a restart, one change from its PATCH to the first connection that reaches the new endpoint, the same among 100 changes a
 second, processor time at rest, and memory after the start and after the changes; at 1,000, 10,000 and 30,000 Services of

@@ -49,7 +49,7 @@ func runAgent(args []string) error {
 	f := flag.NewFlagSet("run", flag.ContinueOnError)
 	dir, node, status := f.String("source", "", ""), f.String("node", "", ""), f.String("status-address", "", "")
 	mode, entries, kubeconfig := f.String("mode", "", ""), f.Int("maglev-table-size", 0, ""), f.String("kubeconfig", "", "")
-	shortcut := f.String("ebpf-shortcut", "", "")
+	shortcut := f.String("ebpf-fast-path", "", "")
 	if err := f.Parse(args); err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 
 var servicesExperiment = Experiment{
 	Name:  "services",
-	Short: "What a Service costs a connection, and what it costs to keep the kernel up to date",
+	Short: "The cost of Services: to connections, and to keep the kernel up to date",
 	Long: `Measure what a connection through a Service costs at 1 to 10,000 Services of ten endpoints, against the same
 connection without any rule, and what it costs to keep the kernel up to date: cold sync, one change, a saved file,
 memory, idle time, and connections lost while everything changes. All that in mode nftables; a connection in mode ebpf
@@ -176,7 +176,7 @@ func (r *services) beginBeside(ctx context.Context, mode string) error {
 	}
 	var flags []string
 	if slots := 16 * r.Profile.most(); slots > agent.DefaultRoom {
-		flags = append(flags, "--ebpf-room", fmt.Sprint(slots)) // other modes take no notice
+		flags = append(flags, "--ebpf-map-entries", fmt.Sprint(slots)) // other modes take no notice
 	}
 	_, _, err = r.staff(ctx, mode, mode, f, flags...)
 	return err

@@ -20,7 +20,7 @@ import (
 
 var tigeraExperiment = Experiment{
 	Name:  "tigera",
-	Short: "Round trips, processor time and rules per connection, of every mode and of kube-proxy's rules, by number of Services",
+	Short: "Round trips, processor time and rules of each mode and of kube-proxy, by Services",
 	Long: `Measure what "Comparing kube-proxy modes: iptables or IPVS?" (Tigera, 2019) measured, in every mode that this
 kernel can do and with the rules that kube-proxy writes and wrote: HTTP round trips at 1,000 requests a second with and
 without kept connections, connect(), whole connections, processor time, and the rules that a packet is tested against,

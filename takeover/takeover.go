@@ -71,7 +71,7 @@ func Run(ctx context.Context, log *slog.Logger, o Options) error {
 	}
 	what := strings.Join(left, ", ")
 	if !o.Remove {
-		log.Warn("a kube-proxy's rules stand beside ours: once it has stopped they go stale; remove them with --take-over Remove, or with kube-proxy --cleanup", "found", what)
+		log.Warn("a kube-proxy's rules stand beside ours: once it has stopped they go stale; remove them with --migrate-from-kube-proxy Remove, or with kube-proxy --cleanup", "found", what)
 		return nil
 	}
 	if err := Gone(ctx, log); err != nil {

@@ -87,7 +87,7 @@ type asker struct {
 // No connection fails, of clients on the node and outside, while endpoints are replaced, while the agent is killed and comes back to
 // what has changed, and while another with other maps takes over. All endpoints live on: what fails was failed by the node.
 func TestNoConnectionFails(t *testing.T) {
-	for mode, layouts := range map[string][]string{"nftables": nil, "ebpf": {"--ebpf-room=4096", "--ebpf-room=8192"}} {
+	for mode, layouts := range map[string][]string{"nftables": nil, "ebpf": {"--ebpf-map-entries=4096", "--ebpf-map-entries=8192"}} {
 		t.Run(mode, func(t *testing.T) {
 			l := newLife(t, mode)
 			l.hire()

@@ -52,6 +52,7 @@ or with a measurement:            fairlead lab run services --quick`,
 	add("look", showCommand(), planCommand(), explainCommand(), traceCommand(), modesCommand())
 	add("box", sandboxCommand(), labCommand())
 	c.AddCommand(versionCommand())
+	wrapHelp(c)
 	return c
 }
 

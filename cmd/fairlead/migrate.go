@@ -22,7 +22,7 @@ func migrateCommand() *cobra.Command {
 		Use:   "migrate [--config FILE]",
 		Short: "Remove kube-proxy's rules once Fairlead serves in its place",
 		Long: `Wait until no kube-proxy runs in this network namespace and Fairlead's agent is ready, then remove kube-proxy's rules.
-It is what run --take-over Remove does, as a command that ends: the agent needs neither the host's processes nor CAP_SYS_PTRACE then.`,
+It is what run --migrate-from-kube-proxy Remove does, as a command that ends: the agent needs neither the host's processes nor CAP_SYS_PTRACE then.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if idle {

@@ -23,14 +23,15 @@ func runCommand() *cobra.Command {
 	var n nodeFlags
 	c := &cobra.Command{
 		Use:   "run [--config FILE] [--source DIR | --kubeconfig FILE] [--node NAME]",
-		Short: "Serve a node: keep its kernel as the source says",
-		Long: `Serve a node: read Services and EndpointSlices from a folder or the Kubernetes API, keep this network namespace's
-kernel as they say, and follow every change. Ending the agent changes nothing for traffic; started again it goes on from what
-the kernel holds. While an API server is away everything stays as it was seen last.
+		Short: "Run the agent of a node: keep its kernel in sync with Services",
+		Long: `Run the agent of a node: read Services and EndpointSlices from a folder or the Kubernetes API, write them to
+the kernel of this network namespace, and follow every change. When the agent ends, traffic continues; a
+restarted agent continues from what the kernel holds. While the API server is unavailable, the last state stays.
 
-It takes kube-proxy's configuration file and flags as they are: what is not honoured is named in a warning. A file that
-changes is taken up at once, without harm to traffic; one that is wrong is named, and the last good one stays in force.`,
-		Example: `  fairlead run --config /var/lib/kube-proxy/config.conf --take-over Remove
+kube-proxy's configuration file and flags are accepted unchanged: what is not honoured is named in a warning. A
+changed file is applied at once without interrupting traffic; an invalid one is reported, and the last valid one
+stays in force.`,
+		Example: `  fairlead run --config /var/lib/kube-proxy/config.conf --migrate-from-kube-proxy Remove
   fairlead run --kubeconfig /etc/kubernetes/fairlead.conf --node worker-1
   fairlead run --source /etc/fairlead/manifests --node worker-1
   fairlead run --source examples/shop --node a --nodeport-addresses primary --mode auto`,
@@ -39,6 +40,7 @@ changes is taken up at once, without harm to traffic; one that is wrong is named
 	}
 	n.Add(c.Flags())
 	n.complete(c)
+	groupFlags(c)
 	return c
 }
 

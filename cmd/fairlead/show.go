@@ -73,7 +73,7 @@ func showCommand() *cobra.Command {
 		Short: "Show each Service's addresses and endpoints, and whether the kernel holds them",
 		Example: `  fairlead show --source examples/shop --node a
   fairlead show --source examples/shop --node a shop/web cart
-  fairlead show --source examples/shop --node a -o json | jq '.frontends[] | select(.kernel != "as wanted")'`,
+  fairlead show --source examples/shop --node a -o json | jq '.frontends[].entry'`,
 		RunE: func(c *cobra.Command, names []string) error {
 			w, err := n.read(c.Context(), false)
 			if err != nil {

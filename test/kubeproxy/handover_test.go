@@ -61,7 +61,7 @@ func handOver(t *testing.T, mode kubeproxy.Mode, variant kubeproxy.Variant, ours
 	// Fairlead beside the kube-proxy, which holds the ports.
 	dir := filepath.Join(t.TempDir(), "objects")
 	check(t, generate.Write(dir, objects, 1))
-	run := start(t, ns, "run", "--mode", ours, "--source", dir, "--node", nodeName, "--take-over", "Remove", "--metrics-bind-address=", "--healthz-bind-address=")
+	run := start(t, ns, "run", "--mode", ours, "--source", dir, "--node", nodeName, "--migrate-from-kube-proxy", "Remove", "--metrics-bind-address=", "--healthz-bind-address=")
 	run.says(ctx, "msg=serving")
 	run.says(ctx, "a kube-proxy runs here too")
 	check(t, n.Stop())

@@ -299,14 +299,14 @@ func TestFullMaps(t *testing.T) {
 		for i := range 64 {
 			big.Backends = append(big.Backends, model.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.244.1.1"), uint16(i+1))})
 		}
-		if err := p.Write(context.Background(), p.Render(big), nil); err == nil || !strings.Contains(err.Error(), "more slots for backends don't fit: there is room for 32; give more with --ebpf-room") {
+		if err := p.Write(context.Background(), p.Render(big), nil); err == nil || !strings.Contains(err.Error(), "more slots for backends don't fit: there is room for 32; give more with --ebpf-map-entries") {
 			t.Errorf("a pool of 67 backends in 32 slots: %v", err)
 		}
 		var err error
 		for i := 0; i < 64 && err == nil; i++ {
 			err = p.Write(context.Background(), render(p, frontendOf(fmt.Sprintf("10.96.1.1:%d", i+1), v)), nil)
 		}
-		if err == nil || !strings.Contains(err.Error(), "the map frontends is full, with room for 4: give more with --ebpf-room") {
+		if err == nil || !strings.Contains(err.Error(), "the map frontends is full, with room for 4: give more with --ebpf-map-entries") {
 			t.Errorf("64 frontends in a map of 4: %v", err)
 		}
 		picky := frontendOf("10.96.0.1:80", v)
@@ -314,7 +314,7 @@ func TestFullMaps(t *testing.T) {
 			picky.Sources = append(picky.Sources, netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 32))
 		}
 		err = p.Write(context.Background(), p.Render(picky), nil)
-		if err == nil || !strings.Contains(err.Error(), "10.96.0.1:80/tcp from 192.0.2.") || !strings.Contains(err.Error(), "the map permitted is full, with room for 4: give more with --ebpf-room") {
+		if err == nil || !strings.Contains(err.Error(), "10.96.0.1:80/tcp from 192.0.2.") || !strings.Contains(err.Error(), "the map permitted is full, with room for 4: give more with --ebpf-map-entries") {
 			t.Errorf("64 sources in a map of 4: %v", err)
 		}
 		if _, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil {

@@ -81,7 +81,7 @@ func (o Options) Capacity() (frontends, slots int) {
 }
 
 // roomier is the way out of full maps.
-const roomier = "give more with --ebpf-room"
+const roomier = "give more with --ebpf-map-entries"
 
 // Plane writes facts into the maps of one node. It implements dataplane.Plane[model.Part, Key, string], dataplane.Watcher,
 // dataplane.Cleaner and dataplane.Retirer.

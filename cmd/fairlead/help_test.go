@@ -1,0 +1,68 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"fairlead.dev/fairlead/config"
+)
+
+// help returns what a command prints with arguments.
+func help(t *testing.T, args ...string) string {
+	t.Helper()
+	var b bytes.Buffer
+	c := rootCommand()
+	c.SetOut(&b)
+	c.SetArgs(args)
+	if err := c.Execute(); err != nil {
+		t.Fatalf("fairlead %q: %v", args, err)
+	}
+	return b.String()
+}
+
+func TestHelpFitsTheScreen(t *testing.T) {
+	var all func(c *cobra.Command, path []string)
+	all = func(c *cobra.Command, path []string) {
+		for line := range strings.Lines(help(t, append(path, "--help")...)) {
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > helpColumns {
+				t.Errorf("fairlead %s --help: %d columns: %s", strings.Join(path, " "), n, line)
+			}
+		}
+		for _, s := range c.Commands() {
+			if s.Name() != "help" && s.Name() != "completion" {
+				all(s, append(path[:len(path):len(path)], s.Name()))
+			}
+		}
+	}
+	all(rootCommand(), nil)
+}
+
+// Each flag of run is in a group, and those without effect are left to --help-all.
+func TestRunHelpIsGrouped(t *testing.T) {
+	short, long := help(t, "run", "--help"), help(t, "run", "--help-all", "--source", ".")
+	run, _, err := rootCommand().Find([]string{"run"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := 0
+	run.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		is := func(text string) bool { return strings.Contains(text, "--"+f.Name+" ") }
+		if !f.Hidden && !is(long) {
+			t.Errorf("--help-all lacks --%s", f.Name)
+		}
+		if is(short) {
+			shown++
+		}
+		if !f.Hidden && is(short) == (config.Group(f.Name) == config.NoEffect) {
+			t.Errorf("--help and --%s: %s", f.Name, f.Usage)
+		}
+	})
+	if !strings.Contains(short, "\nSource of objects:\n") || shown < 20 {
+		t.Errorf("help has %d flags:\n%s", shown, short)
+	}
+}
