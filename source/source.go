@@ -5,8 +5,12 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -97,6 +101,42 @@ type Problem struct {
 // NoEndpoints is the reason of the problem that a Service and its EndpointSlices don't match. It may stand for a moment
 // while both change, one after the other.
 const NoEndpoints = "NoEndpoints"
+
+// KindNotRead is the reason of the problem that a document is of a kind that Fairlead has no use for.
+const KindNotRead = "KindNotRead"
+
+// Unread splits problems into documents of kinds that Fairlead has no use for, and all others. The first come as one
+// sentence, "" where there are none.
+func Unread(problems []Problem) (sentence string, others []Problem) {
+	counts := map[Kind]int{}
+	for _, p := range problems {
+		if p.Reason == KindNotRead {
+			counts[p.Object.Kind]++
+		} else {
+			others = append(others, p)
+		}
+	}
+	if len(others) == len(problems) {
+		return "", problems
+	}
+	kinds := slices.SortedFunc(maps.Keys(counts), func(a, b Kind) int {
+		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b))
+	})
+	var words []string
+	for i, k := range kinds {
+		if i == 5 {
+			words = append(words, fmt.Sprintf("%d other kinds", len(kinds)-i))
+			break
+		}
+		words = append(words, fmt.Sprintf("%d %s", counts[k], k))
+	}
+	documents := "documents"
+	if len(problems)-len(others) == 1 {
+		documents = "document"
+	}
+	return fmt.Sprintf("ignored %d %s that Fairlead has no use for: %s", len(problems)-len(others), documents,
+		strings.Join(words, ", ")), others
+}
 
 // String gives the problem in one line: place, object, field, reason, message.
 func (p Problem) String() string {

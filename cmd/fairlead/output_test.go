@@ -42,7 +42,7 @@ func TestOutputEscapesForeignText(t *testing.T) {
 			return (&page{Writer: b}).table([][]string{{"NAME", "NODE"}, {evil, evil}})
 		},
 		"problems": func(b *bytes.Buffer) error {
-			return printProblems(b, []source.Problem{{Object: source.Key{Kind: source.Service, Name: evil},
+			return printProblems(&page{Writer: b}, []source.Problem{{Object: source.Key{Kind: source.Service, Name: evil},
 				Message: "odd"}, {File: evil, Message: evil}})
 		},
 		"explain": func(b *bytes.Buffer) error { return explained{From: evil, To: evil}.tree(&page{Writer: b}) },

@@ -144,7 +144,11 @@ func clearSandbox(c *cobra.Command, name, dir string) ([]source.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range problems {
+	unread, others := source.Unread(problems)
+	if unread != "" {
+		c.PrintErrln("note:", escape.String(unread))
+	}
+	for _, p := range others {
 		c.PrintErrln("warning:", escape.String(p.String()))
 	}
 	left, err := sandbox.Leftovers()

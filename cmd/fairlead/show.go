@@ -308,9 +308,19 @@ func dash(s string) string {
 	return s
 }
 
-// printProblems lists the input's problems, a line each.
-func printProblems(w io.Writer, problems []source.Problem) error {
-	for _, p := range problems {
+// printProblems lists the input's problems, a line each; documents of kinds that are not read are counted in one line,
+// unless all are asked for.
+func printProblems(w *page, problems []source.Problem) error {
+	unread, others := source.Unread(problems)
+	if w.wide {
+		unread, others = "", problems
+	}
+	if unread != "" {
+		if _, err := fmt.Fprintf(w, "%s (-o wide lists them)\n", escape.String(unread)); err != nil {
+			return err
+		}
+	}
+	for _, p := range others {
 		if _, err := fmt.Fprintln(w, "problem:", escape.String(p.String())); err != nil {
 			return err
 		}

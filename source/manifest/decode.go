@@ -21,13 +21,14 @@ import (
 
 // The reasons of this package's problems.
 const (
-	CannotRead     = "CannotRead"     // a file, a folder or a link can't be read
-	Missing        = "Missing"        // the folder or file that is the source is gone
-	NotWatched     = "NotWatched"     // changes in a folder will not be seen
-	StillOpen      = "StillOpen"      // a program still has a file open for writing
-	Syntax         = "Syntax"         // neither YAML nor JSON
-	UnknownKind    = "UnknownKind"    // no kind, or one that looks misspelt
-	KindNotRead    = "KindNotRead"    // a kind that Fairlead has no use for: ignored
+	CannotRead     = "CannotRead"  // a file, a folder or a link can't be read
+	Missing        = "Missing"     // the folder or file that is the source is gone
+	NotWatched     = "NotWatched"  // changes in a folder will not be seen
+	StillOpen      = "StillOpen"   // a program still has a file open for writing
+	Syntax         = "Syntax"      // neither YAML nor JSON
+	UnknownKind    = "UnknownKind" // no kind, or one that looks misspelt
+	Template       = "Template"    // part of a Helm chart, which must be rendered first
+	KindNotRead    = source.KindNotRead
 	WrongVersion   = "WrongVersion"   // a kind that Fairlead reads in another apiVersion
 	UnknownField   = "UnknownField"   // no such field
 	DuplicateField = "DuplicateField" // one field twice
@@ -113,6 +114,9 @@ func (c chunk) toJSON() ([]byte, *refusal) {
 	}
 	if version, kind := c.headline(); !c.json && !errors.Is(err, errMore) && ignores(version, kind) {
 		return nil, notRead(nil, version, kind)
+	}
+	if bytes.Contains(c.text, []byte("{{")) {
+		return nil, unread("", Template, "is a Helm template: "+render)
 	}
 	if syntax := new(json.SyntaxError); c.json && errors.As(json.Unmarshal(c.text, new(any)), &syntax) {
 		return nil, unread("", Syntax, "line %d: %v", c.line+bytes.Count(c.text[:syntax.Offset], []byte("\n")), syntax)
@@ -313,10 +317,14 @@ func notRead(j []byte, version, kind string) *refusal {
 		kinds[near].version)
 }
 
+// render tells how the objects of a Helm chart are made.
+const render = "render the chart with helm template NAME CHART > FILE, and read FILE"
+
 // instead tells what to write for kinds that people may expect to count.
 var instead = map[string]string{
-	"Endpoints": ": write an EndpointSlice (discovery.k8s.io/v1)",
-	"Ingress":   ": it is for an ingress controller, behind a Service",
+	"Endpoints":     ": write an EndpointSlice (discovery.k8s.io/v1)",
+	"Ingress":       ": it is for an ingress controller, behind a Service",
+	"Kustomization": ": build the objects with kubectl kustomize FOLDER > FILE, and read FILE",
 }
 
 func orNone(version string) string {

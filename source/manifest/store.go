@@ -263,6 +263,9 @@ func compareKeys(a, b source.Key) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 }
 
+// chartFiles are files of a Helm chart that hold no objects.
+var chartFiles = []string{"Chart.yaml", "values.yaml"}
+
 const maxProblems = 10 // of one item
 
 // problems gives the problems of the file's documents.
@@ -277,6 +280,9 @@ func (f *file) problems() (out []source.Problem) {
 					p.Field, p.Message = "", fmt.Sprintf("%d more like the first %d", len(it.bad.problems)-maxProblems, maxProblems)
 				}
 				p.Object, p.File, p.Line = it.bad.key, f.path, d.line
+				if p.Reason == UnknownKind && slices.Contains(chartFiles, filepath.Base(f.path)) {
+					p.Reason, p.Field, p.Message = Template, "", "belongs to a Helm chart: "+render
+				}
 				f.outcome(&p, it)
 				if out = append(out, p); i == maxProblems {
 					break
