@@ -157,7 +157,7 @@ func clearSandbox(c *cobra.Command, name, dir string) ([]source.Object, error) {
 	}
 	for _, s := range left {
 		if s.Name != name {
-			c.PrintErrf("note: sandbox %s was left over by a process that was killed; to remove it: fairlead sandbox down %[1]s\n", s.Name)
+			c.PrintErrf("note: sandbox %s was left over by a process that was killed; to remove it: fairlead sandbox down --name %[1]s\n", s.Name)
 			continue
 		}
 		if err := sandbox.DownByName(name); err != nil {
@@ -166,7 +166,7 @@ func clearSandbox(c *cobra.Command, name, dir string) ([]source.Object, error) {
 		c.PrintErrf("note: removed what a killed process had left over of sandbox %s\n", name)
 	}
 	if s, err := sandbox.StateOf(name); err == nil {
-		return nil, fmt.Errorf("sandbox %s is up already, held by process %d: take it down first with fairlead sandbox down %[1]s, or give a --name", name, s.PID)
+		return nil, fmt.Errorf("sandbox %s is up already, held by process %d: take it down first with fairlead sandbox down --name %[1]s, or choose another --name", name, s.PID)
 	}
 	return objects, nil
 }
@@ -217,8 +217,8 @@ func tryNext(w io.Writer, s sandbox.State, objects []source.Object) {
 Try:
   fairlead sandbox ask --name %[1]s %[2]s %[3]s
   fairlead sandbox exec --name %[1]s %[2]s -- curl -s http://%[4]s
-  fairlead sandbox ls %[1]s
-  fairlead sandbox down %[1]s
+  fairlead sandbox ls --name %[1]s
+  fairlead sandbox down --name %[1]s
 `, s.Name, client, service, address)
 }
 
@@ -292,13 +292,14 @@ func look(s sandbox.State) box {
 
 func sandboxLs() *cobra.Command {
 	var o output
+	var name boxFlag
 	c := &cobra.Command{
-		Use:   "ls [NAME]",
+		Use:   "ls",
 		Short: "List sandboxes, or the hosts of one",
-		Args:  cobra.MaximumNArgs(1), ValidArgsFunction: completeSandbox,
+		Args:  cobra.MaximumNArgs(1), ValidArgsFunction: completeSandbox, // its name without --name is accepted, too
 		RunE: func(c *cobra.Command, args []string) error {
-			if len(args) == 1 {
-				s, err := sandbox.StateOf(args[0])
+			if name := cmp.Or(string(name), strings.Join(args, "")); name != "" {
+				s, err := sandbox.StateOf(name)
 				if err != nil {
 					return err
 				}
@@ -319,13 +320,14 @@ func sandboxLs() *cobra.Command {
 			return o.print(out(c), boxes, func(p *page) error { return p.table(boxRows(boxes)) })
 		},
 	}
+	name.add(c)
 	o.add(c)
 	return c
 }
 
 // boxRows is a line for each sandbox.
 func boxRows(boxes []box) [][]string {
-	rows := [][]string{{"NAME", "STATE", "NODES", "PODS", "AGENTS READY", "RESTARTS", "SINCE", "FOLLOWS"}}
+	rows := [][]string{{"NAME", "STATE", "NODES", "PODS", "AGENTS READY", "RESTARTS", "SINCE", "FOLDER"}}
 	for _, b := range boxes {
 		count := map[sandbox.Role]int{}
 		for _, h := range b.Hosts {
@@ -356,7 +358,7 @@ func (b box) state() string {
 	case b.Daemon == nil:
 		return fmt.Sprintf("up, in process %d", b.PID)
 	case b.Daemon.Problem != "":
-		return "up, can't follow: " + b.Daemon.Problem
+		return "up, not following: " + b.Daemon.Problem
 	}
 	return "up"
 }
@@ -366,7 +368,7 @@ func hostRows(b box, most int) [][]string {
 	rows := [][]string{{"HOST", "ROLE", "ON", "ADDRESSES", "NAMESPACE", "STATE"}}
 	for i, h := range b.Hosts {
 		if i == most {
-			return append(rows, []string{fmt.Sprintf("and %d more: fairlead sandbox ls %s", len(b.Hosts)-most, b.Name)})
+			return append(rows, []string{fmt.Sprintf("and %d more: fairlead sandbox ls --name %s", len(b.Hosts)-most, b.Name)})
 		}
 		var addrs []string
 		for _, a := range h.Addresses {
@@ -475,13 +477,13 @@ func sandboxAsk() *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "ask FROM TO:PORT[/PROTOCOL]",
-		Short: "Ask from one host who answers at an address",
-		Long: `Ask from one host who answers at an address: which pod, and which client address it saw. Each question is a
-new connection, or for UDP a new port.
+		Short: "Connect from a host to an address, and print which pod answered",
+		Long: `Connect from a host to an address, and print which pod answered and which source address it saw. Each request
+is a new connection, or for UDP a new source port.
 
-FROM is a node's name, a pod (namespace/name) or "outside".
-TO is an address, a Service (namespace/name), a pod or a node's name, with a port by number or name.
-PROTOCOL is tcp, udp or sctp; without it that of the Service's port of that name, else tcp.`,
+FROM is a node's name, a pod (namespace/name) or "outside". TO is an address, a Service (web, shop/web, web.shop),
+a pod or a node's name, with a port by number or name. PROTOCOL is tcp, udp or sctp; without it that of the
+Service's port, else tcp.`,
 		Example: `  fairlead sandbox ask shop/client shop/web:http
   fairlead sandbox ask outside a:30080 --count 20
   fairlead sandbox ask shop/client '[fd00:96::12]:53/udp'`,
@@ -512,9 +514,9 @@ PROTOCOL is tcp, udp or sctp; without it that of the Service's port of that name
 	}
 	name.add(c)
 	o.add(c)
-	c.Flags().StringVar(&from, "from", "", "local ADDRESS, ADDRESS:PORT or :PORT to ask from")
-	c.Flags().IntVarP(&count, "count", "n", 1, "how often to ask")
-	c.Flags().DurationVar(&timeout, "timeout", 2*time.Second, "how long to wait for each answer")
+	c.Flags().StringVar(&from, "from", "", "source ADDRESS, ADDRESS:PORT or :PORT")
+	c.Flags().IntVarP(&count, "count", "n", 1, "number of requests")
+	c.Flags().DurationVar(&timeout, "timeout", 2*time.Second, "timeout of each request")
 	return c
 }
 
@@ -580,7 +582,7 @@ func unanswered(replies []reply) error {
 	if n == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d of %d questions went unanswered", n, len(replies))
+	return fmt.Errorf("%d of %d requests were not answered", n, len(replies))
 }
 
 // replyRows is a line for the one answer, or for each who answered, the most frequent first.
@@ -588,7 +590,7 @@ func replyRows(replies []reply) [][]string {
 	times := map[string]int{}
 	example := map[string][]string{}
 	for _, r := range replies {
-		who, row := "nobody", []string{"nobody", "-", r.Error}
+		who, row := "-", []string{"no answer", "-", r.Error}
 		if r.Answer != nil {
 			who = r.Pod
 			row = []string{r.Pod, fmt.Sprintf("%s/%s", r.Server, r.Proto), r.Client.String()}
@@ -598,7 +600,7 @@ func replyRows(replies []reply) [][]string {
 	}
 	names := sortedKeys(times)
 	slices.SortStableFunc(names, func(a, b string) int { return times[b] - times[a] })
-	rows := [][]string{{"TIMES", "WHO ANSWERED", "AT", "SEEING"}}
+	rows := [][]string{{"REQUESTS", "ANSWERED BY", "AT", "SOURCE SEEN"}}
 	for _, n := range names {
 		rows = append(rows, append([]string{strconv.Itoa(times[n])}, example[n]...))
 	}
@@ -607,13 +609,17 @@ func replyRows(replies []reply) [][]string {
 
 func sandboxDown() *cobra.Command {
 	var all bool
+	var name boxFlag
 	c := &cobra.Command{
-		Use:   "down [NAME...]",
+		Use:   "down",
 		Short: "Take sandboxes down, also those that a killed process left over",
 		Args:  cobra.ArbitraryArgs, ValidArgsFunction: completeSandbox,
 		RunE: func(c *cobra.Command, names []string) error {
 			if err := needRoot(c); err != nil {
 				return err
+			}
+			if name != "" {
+				names = append(names, string(name)) // names without --name are accepted, too
 			}
 			names, err := downNames(names, all)
 			errs := []error{err}
@@ -627,6 +633,7 @@ func sandboxDown() *cobra.Command {
 			return errors.Join(errs...)
 		},
 	}
+	name.add(c)
 	c.Flags().BoolVar(&all, "all", false, "all sandboxes that were started with up or left over")
 	return c
 }
@@ -634,7 +641,7 @@ func sandboxDown() *cobra.Command {
 // downNames gives the sandboxes that are meant: those named, all, or the only one.
 func downNames(names []string, all bool) ([]string, error) {
 	if len(names) > 0 && all {
-		return nil, errors.New("name sandboxes, or give --all")
+		return nil, errors.New("use either --name or --all")
 	}
 	if len(names) > 0 {
 		return names, nil
