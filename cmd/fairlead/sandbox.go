@@ -378,7 +378,7 @@ func hostRows(b box, most int) [][]string {
 		if h.Role == sandbox.Pod {
 			on = h.Node
 		}
-		rows = append(rows, []string{h.Short(), string(h.Role), on, strings.Join(addrs, ","), h.Namespace, b.hostState(h)})
+		rows = append(rows, []string{h.Short(), string(h.Role), on, strings.Join(addrs, ", "), h.Namespace, b.hostState(h)})
 	}
 	return rows
 }
