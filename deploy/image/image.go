@@ -37,6 +37,9 @@ type Options struct {
 	Base     string            // a reference or an OCI layout's folder; "": an empty one
 	Name     string            // in the file
 	Revision string
+	Tools    bool   // put iptables of both variants into it
+	Mirror   string // where packages come from
+	Cache    string // a folder of packages that were fetched before
 }
 
 // machines are the architectures that an image can be for.
@@ -70,13 +73,25 @@ func one(ctx context.Context, o Options, p v1.Platform) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	added, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(text)), nil }, tarball.WithMediaType(types.OCILayer))
-	if err != nil {
-		return nil, err
+	texts := [][]byte{text}
+	if o.Tools {
+		tools, err := o.tools(ctx, p.Architecture)
+		if err != nil {
+			return nil, err
+		}
+		texts = [][]byte{tools, text}
 	}
-	image, err := mutate.AppendLayers(below, added)
-	if err != nil {
-		return nil, err
+	image := below
+	for _, text := range texts {
+		added, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+			return io.NopCloser(bytes.NewReader(text)), nil
+		}, tarball.WithMediaType(types.OCILayer))
+		if err != nil {
+			return nil, err
+		}
+		if image, err = mutate.AppendLayers(image, added); err != nil {
+			return nil, err
+		}
 	}
 	f, err := image.ConfigFile()
 	if err != nil {
@@ -85,6 +100,9 @@ func one(ctx context.Context, o Options, p v1.Platform) (v1.Image, error) {
 	f = f.DeepCopy()
 	f.OS, f.Architecture = p.OS, p.Architecture
 	f.Config.Entrypoint, f.Config.Cmd, f.Config.User, f.Config.WorkingDir = []string{program}, nil, nobody, "/"
+	if o.Tools && len(f.Config.Env) == 0 {
+		f.Config.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	}
 	if f.Config.Labels == nil {
 		f.Config.Labels = map[string]string{}
 	}

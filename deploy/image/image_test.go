@@ -85,10 +85,15 @@ func unpack(t *testing.T, r io.Reader, dir string) (names []string) {
 			t.Fatal(err)
 		}
 		names = append(names, fmt.Sprintf("%s %o", h.Name, h.Mode))
+		path := filepath.Join(dir, h.Name)
+		if h.Typeflag == tar.TypeSymlink {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.Symlink(h.Linkname, path)); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if h.Typeflag != tar.TypeReg {
 			continue
 		}
-		path := filepath.Join(dir, h.Name)
 		text, err := io.ReadAll(a)
 		if err = errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, text, os.FileMode(h.Mode))); err != nil {
 			t.Fatal(err)

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 )
@@ -14,7 +15,7 @@ const usual = "docker.io/library/fairlead:0.1.0"
 
 func main() {
 	var o Options
-	var out, push string
+	var out, push, bill, created string
 	c := &cobra.Command{
 		Use:   "image --binary ARCH=FILE … [--out FILE] [--push REFERENCE]",
 		Short: "Make the container image of static binaries",
@@ -42,6 +43,15 @@ func main() {
 					return err
 				}
 			}
+			if bill != "" {
+				text, err := o.Bill(digest.String(), created)
+				if err == nil {
+					err = os.WriteFile(bill, text, 0o644)
+				}
+				if err != nil {
+					return fmt.Errorf("bill of materials: %w", err)
+				}
+			}
 			fmt.Fprintln(c.OutOrStdout(), digest)
 			return nil
 		},
@@ -50,6 +60,11 @@ func main() {
 	c.Flags().StringVar(&o.Base, "base", "", "an image to put them on, a reference or an OCI layout's folder; empty: nothing")
 	c.Flags().StringVar(&o.Name, "name", usual, "the image's whole name in the file; as it is, the one that the chart asks for")
 	c.Flags().StringVar(&o.Revision, "revision", "", "the commit that the binaries were built from")
+	c.Flags().BoolVar(&o.Tools, "tools", true, "put iptables of both variants into it, from Debian's packages that are pinned in packages.lock")
+	c.Flags().StringVar(&o.Mirror, "mirror", Debian, "where these come from")
+	c.Flags().StringVar(&o.Cache, "cache", filepath.Join(os.TempDir(), "fairlead-packages"), "a folder that keeps them")
+	c.Flags().StringVar(&bill, "sbom", "", "a file for the software bill of materials, as SPDX 2.3 JSON")
+	c.Flags().StringVar(&created, "created", "1970-01-01T00:00:00Z", "the time that the bill of materials names")
 	c.Flags().StringVar(&out, "out", "", "a tar file to write")
 	c.Flags().StringVar(&push, "push", "", "a reference to push to, with the credentials of Docker's configuration")
 	c.MarkFlagRequired("binary")
