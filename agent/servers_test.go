@@ -338,3 +338,23 @@ func TestProblemWhileWaitingIsOver(t *testing.T) {
 		}
 	}
 }
+
+// A configuration that is not in force is a problem of the Node, for the status page and Events, until one is.
+func TestRefusedConfigurationIsAProblem(t *testing.T) {
+	var r Refusal
+	a := still(t, Options{Refusal: &r})
+	told := 0
+	r.follow(func() { told++ })
+	r.Set(errors.New("no such mode"))
+	want := source.Key{Kind: source.Node, Name: "a"}
+	for what, problems := range map[string][]source.Problem{"standing": a.standing(), "status": a.state().Problems} {
+		if len(problems) != 1 || problems[0].Object != want || problems[0].Reason != "ConfigurationRefused" ||
+			!strings.Contains(problems[0].Message, "no such mode") {
+			t.Errorf("%s: %v", what, problems)
+		}
+	}
+	r.Set(nil)
+	if p := a.standing(); len(p) > 0 || told != 2 {
+		t.Errorf("%v stands; %d reports", p, told)
+	}
+}
