@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/netip"
 	"runtime/debug"
@@ -35,6 +36,10 @@ type Options struct {
 	Servers Servers
 
 	Addresses Addresses // of the node's interfaces, in place of Resolve's; nil: those stay
+
+	Prepare     func()       // is called before anything of the node is changed, once nothing can refuse the start any more; nil: nothing is to be prepared
+	Predecessor *Predecessor // what served before in this process, and may serve after; nil: nothing
+	Refusal     *Refusal     // why the newest configuration is not in force; nil: it is
 
 	Tell   func([]source.Problem) // is called with all problems that stand when they may have changed; nil: they are logged alone
 	Served func(context.Context)  // is called once the first batch is in the kernel and what other modes left is not; Run waits for it; nil: nobody waits for that
@@ -73,14 +78,11 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	o.Resolve = o.Mode.Resolve(o.Resolve)
-	if err := keepOthers(o.Mode); err != nil {
-		o.Log.Warn("connections that began before this mode may end with what began them", "error", err)
-	}
 	services, err := OpenServices(o.Mode, o.Log)
 	if err != nil {
 		return impossible(ctx, err)
 	}
-	defer services.Close()
+	defer o.Predecessor.succeed(o.Mode, services)
 	registry := prometheus.NewRegistry()
 	metrics := newProxyMetrics(registry)
 	a := &Agent{options: o, services: services, registry: registry, metrics: metrics, progress: newProgress(metrics, o.Servers.Late),
@@ -103,24 +105,19 @@ func (a *Agent) run(ctx context.Context) error {
 			}
 		})
 	}
-	for _, s := range []struct {
-		what, address, flag string
-		handler             http.Handler
-	}{
-		{"metrics", a.options.Servers.Metrics, "--metrics-bind-address", a.handler()},
-		{"health", a.options.Servers.Health, "--healthz-bind-address", a.healthHandler()},
-	} {
-		if s.address == "" {
-			continue
-		}
-		l, err := a.options.Servers.listen(a.options.Log, s.address, s.flag)
-		if err != nil {
-			stop(err)
-			break
-		}
+	servers, err := a.listen()
+	if err != nil {
+		return err
+	}
+	a.begin()
+	for _, s := range servers {
 		start(s.what, func(ctx context.Context) error {
-			return a.options.Servers.serve(ctx, a.options.Log, l, s.address, s.handler)
+			return a.options.Servers.serve(ctx, a.options.Log, s.listener, s.address, s.handler)
 		})
+	}
+	if a.options.Tell != nil {
+		a.options.Refusal.follow(func() { a.options.Tell(a.standing()) })
+		defer a.options.Refusal.follow(nil)
 	}
 	start("health checks", a.health.Run)
 	if a.options.Addresses != nil {
@@ -136,6 +133,35 @@ func (a *Agent) run(ctx context.Context) error {
 		return err
 	}
 	return nil
+}
+
+// server is one of the agent's pages, at an address.
+type server struct {
+	what, address, flag string
+	handler             http.Handler
+	listener            net.Listener // nil where the address is still to be had
+}
+
+// listen opens the addresses of the agent's servers. On an error none is open.
+func (a *Agent) listen() (open []server, err error) {
+	for _, s := range []server{
+		{"metrics", a.options.Servers.Metrics, "--metrics-bind-address", a.handler(), nil},
+		{"health", a.options.Servers.Health, "--healthz-bind-address", a.healthHandler(), nil},
+	} {
+		if s.address == "" {
+			continue
+		}
+		if s.listener, err = a.options.Servers.listen(a.options.Log, s.address, s.flag); err != nil {
+			for _, o := range open {
+				if o.listener != nil {
+					o.listener.Close()
+				}
+			}
+			return nil, err
+		}
+		open = append(open, s)
+	}
+	return open, nil
 }
 
 // take passes what the source saw down the line.
@@ -212,6 +238,7 @@ func (a *Agent) standing() []source.Problem {
 	a.mu.Lock()
 	all := append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)
 	a.mu.Unlock()
+	all = append(all, a.options.Refusal.problems(a.options.Resolve.Node)...)
 	for plane, s := range a.loops() {
 		if s.NotServing != "" {
 			all = append(all, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},
@@ -297,6 +324,7 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 		facts += s.Held
 	}
 	a.options.Log.Info("serving", "node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "why", a.options.Why, "facts", facts, "took", time.Since(start).Round(time.Microsecond), "error", err)
+	closePredecessor(a.options.Log, a.options.Predecessor)
 	left.clean(ctx) // what fails is tried again
 	if a.options.Served != nil {
 		a.options.Served(ctx)

@@ -19,16 +19,16 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// State is what the status page tells.
+// State is what the status page tells. Each key is always there, and none is null.
 type State struct {
 	Node     string                      `json:"node"`
-	Leaving  string                      `json:"leaving,omitempty"` // why load balancers should send nothing new here
+	Leaving  string                      `json:"leaving"` // why load balancers should send nothing new here
 	Mode     string                      `json:"mode"`
-	Why      string                      `json:"why,omitempty"` // that mode
+	Why      string                      `json:"why"` // that mode
 	Ready    bool                        `json:"ready"`
 	Batches  int                         `json:"batches"` // of changes, from the source
 	Loops    map[string]reconcile.Status `json:"loops"`   // by data plane
-	Problems []source.Problem            `json:"problems,omitempty"`
+	Problems []source.Problem            `json:"problems"`
 }
 
 // state gathers what the status page tells.
@@ -39,6 +39,10 @@ func (a *Agent) state() State {
 		Why: a.options.Why, Ready: ready, Batches: a.batches,
 		Problems: append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)}
 	a.mu.Unlock()
+	s.Problems = append(s.Problems, a.options.Refusal.problems(s.Node)...)
+	if s.Problems == nil {
+		s.Problems = []source.Problem{}
+	}
 	s.Loops = a.loops()
 	for plane, l := range s.Loops {
 		few, others := fewPerService(l.Failing)

@@ -76,7 +76,7 @@ var fields = []Field{
 		"them is of. Empty: primary where mode is nftables, else all. healthCheckNodePort is served at the same " +
 		"addresses of the node. Node ports at ::1 are not there."},
 	{"oomScoreAdj", true, "Of the process."},
-	{"conntrack.maxPerCore", true, "Raises nf_conntrack_max (never lowers it) and hashsize to a quarter of it, where the data plane tracks connections."},
+	{"conntrack.maxPerCore", true, "Raises nf_conntrack_max (never lowers it) and hashsize to a quarter of it, where the data plane tracks connections. The node's online processors count."},
 	{"conntrack.min", true, "The least that maxPerCore comes to."},
 	{"conntrack.tcpEstablishedTimeout", true, "Where the data plane tracks connections; 0 leaves it."},
 	{"conntrack.tcpCloseWaitTimeout", true, "Where the data plane tracks connections; 0 leaves it."},

@@ -303,3 +303,29 @@ func namedProxy(t *testing.T) string {
 	}
 	return file
 }
+
+// Mode nftables serves wherever the nft command works: with CAP_NET_ADMIN alone, without /proc/sys and /sys, and in a
+// network namespace of a user namespace, where sockets have the buffers of anyone.
+func TestServesWhereNftRuns(t *testing.T) {
+	t.Run("bare", func(t *testing.T) {
+		l := newLife(t, "nftables")
+		defer l.told()
+		l.confine = []string{"unshare", "--mount", "--propagation", "private", "sh", "-ec", "mount -t tmpfs none /proc/sys\n" +
+			"mount -t tmpfs none /sys\nmount -o remount,bind,ro /\n" +
+			`exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,+net_admin -- "$@"`, "sh"}
+		l.hire()
+		l.replace()
+		l.settled()
+		l.kill()
+		l.hire()
+		l.settled()
+	})
+	t.Run("user namespace", func(t *testing.T) {
+		dir := t.TempDir()
+		must(t, fairlead, "sandbox", "generate", dir, "--services", "1500", "--endpoints", "4")
+		args := " --source " + dir + " --node a"
+		must(t, "timeout", "60", "unshare", "--user", "--map-root-user", "--net", "sh", "-c", "ip link set lo up\n"+
+			fairlead+" run --metrics-bind-address= --healthz-bind-address="+args+" & agent=$!\n"+
+			"until "+fairlead+" plan"+args+" >/dev/null; do kill -0 $agent || exit; sleep 0.1; done\nkill $agent; wait $agent")
+	})
+}

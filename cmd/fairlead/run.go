@@ -29,7 +29,8 @@ kernel as they say, and follow every change. Ending the agent changes nothing fo
 the kernel holds. While an API server is away everything stays as it was seen last.
 
 It takes kube-proxy's configuration file and flags as they are: what is not honoured is named in a warning. A file that
-changes is taken up at once, without harm to traffic; one that is wrong is named, and the last good one stays in force.`,
+changes is taken up at once, without harm to traffic; one that is wrong, or impossible here, is named, and the last good one
+stays in force.`,
 		Example: `  fairlead run --config /var/lib/kube-proxy/config.conf --take-over Remove
   fairlead run --kubeconfig /etc/kubernetes/fairlead.conf --node worker-1
   fairlead run --source /etc/fairlead/manifests --node worker-1
@@ -58,22 +59,62 @@ func run(c *cobra.Command, n *nodeFlags) error {
 		}
 		return err
 	}
-	flags := map[string]string{}
-	c.Flags().VisitAll(func(f *pflag.Flag) { flags[f.Name] = f.Value.String() })
-	for {
-		log := logger(escape.Writer(c.ErrOrStderr()), told)
-		for _, w := range told.Warnings {
+	p := process{setUpOnly: n.SetUpOnly, flags: map[string]string{}}
+	c.Flags().VisitAll(func(f *pflag.Flag) { p.flags[f.Name] = f.Value.String() })
+	return errors.Join(p.run(c, n, told), p.predecessor.Close())
+}
+
+// process is what outlives the changes of a configuration.
+type process struct {
+	setUpOnly   bool
+	flags       map[string]string
+	predecessor agent.Predecessor
+	refusal     agent.Refusal
+}
+
+// run serves as a configuration says until another takes its place, and so on. A changed one that can't be started gives
+// way to the last good one: the first, or one that has served.
+func (p *process) run(c *cobra.Command, n *nodeFlags, now *config.Config) error {
+	var good *config.Config
+	for back := false; ; {
+		log := logger(escape.Writer(c.ErrOrStderr()), now)
+		for _, w := range now.Warnings {
 			log.Warn("configuration", "warning", w)
 		}
 		ctx, stop := context.WithCancel(c.Context())
-		next := n.Follow(ctx, told, log, stop)
-		err := serve(ctx, told, log, flags, n.SetUpOnly)
+		next := n.Follow(ctx, now, config.Following{Log: log, Check: p.check, Report: p.refusal.Set, Stop: stop})
+		served := false
+		err := p.serve(ctx, now, log, &served)
 		stop()
-		if told = <-next; told == nil || err != nil {
+		newer := <-next
+		switch {
+		case err == nil && newer == nil, err != nil && (good == nil || back || served):
 			return err
+		case err != nil:
+			log.Error("the changed configuration can't be started; the last good one comes back into force",
+				"error", err)
+			p.refusal.Set(err)
+			now, back = good.Despite(now), true
+			continue
+		case served || good == nil:
+			good = now
 		}
 		log.Info("taking the changed configuration up; traffic goes on meanwhile")
+		p.refusal.Set(nil)
+		now, back = newer, false
 	}
+}
+
+// check returns why a configuration can't come into force in the calling thread's network namespace.
+func (p *process) check(ctx context.Context, c *config.Config) error {
+	d, err := decide(ctx, c)
+	if err != nil {
+		return err
+	}
+	if _, _, err := openSource(c, d.resolve.Node, slog.New(slog.DiscardHandler)); err != nil {
+		return err
+	}
+	return d.mode.Check(ctx)
 }
 
 // logger makes the log as a configuration says.
@@ -88,19 +129,16 @@ func logger(w io.Writer, c *config.Config) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, o))
 }
 
-// serve makes the system's settings, and serves the node until ctx ends unless that was all.
-func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[string]string, only bool) error {
+// serve serves the node until ctx ends, and reports in served whether it came to that. The system's settings it makes once
+// nothing can refuse the start any more; with setUpOnly that is all it does.
+func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger, served *bool) error {
 	d, err := decide(ctx, c)
 	if err != nil {
 		return err
 	}
 	set, again := c.System(d.mode), false
-	if only {
+	if p.setUpOnly {
 		return errors.Join(set.Apply(log), prepare(d.mode))
-	}
-	if err := set.Apply(log); err != nil {
-		log.Warn("not every setting of the system could be made; it is tried again once Services are served", "error", err)
-		again = true
 	}
 	objects, recorder, err := openSource(c, d.resolve.Node, log)
 	if err != nil {
@@ -111,12 +149,20 @@ func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[st
 		return err
 	}
 	defer addresses.Close()
-	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers(), Addresses: addresses}
-	o.Servers.Flags = flags
+	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers(), Addresses: addresses,
+		Predecessor: &p.predecessor, Refusal: &p.refusal}
+	o.Servers.Flags = p.flags
 	if recorder != nil {
 		o.Tell = event.New(recorder, log).Tell
 	}
+	o.Prepare = func() {
+		if err := set.Apply(log); err != nil {
+			log.Warn("not every setting of the system could be made; it is tried again once Services are served", "error", err)
+			again = true
+		}
+	}
 	o.Served = func(ctx context.Context) {
+		*served = true
 		if again {
 			if err := set.Apply(log); err != nil {
 				log.Warn("settings of the system could not be made", "error", err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -67,6 +68,9 @@ func showCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show --source DIR --node NAME",
 		Short: "Show what is wanted, what the kernel holds, and where they differ",
+		Long: `Show what is wanted, what the kernel holds, and where they differ.
+
+Exit status: 0 if everything was read, whatever the kernel holds; 1 on an error, and where an object could not be read.`,
 		Example: `  fairlead show --source examples/shop --node a
   fairlead show --source examples/shop --node a -o json | jq '.frontends[] | select(.kernel != "as wanted")'`,
 		Args: cobra.NoArgs,
@@ -80,7 +84,7 @@ func showCommand() *cobra.Command {
 				return err
 			}
 			s := show(w, a)
-			return o.print(out(c), s, s.table)
+			return errors.Join(o.print(out(c), s, s.table), w.unread())
 		},
 	}
 	n.add(c)
@@ -269,6 +273,10 @@ func planCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plan --source DIR --node NAME",
 		Short: "Tell what serving a folder would change in the kernel, without touching it",
+		Long: `Tell what serving a folder would change in the kernel, without touching it.
+
+Exit status, as kubectl diff has it: 0 if nothing would change; 1 if something would; 2 on an error, and where an object
+could not be read.`,
 		Example: `  fairlead plan --source new-manifests --node worker-1
   fairlead plan --source new-manifests --node worker-1 --operations`,
 		Args: cobra.NoArgs,
@@ -282,13 +290,17 @@ func planCommand() *cobra.Command {
 				return err
 			}
 			p := plan(w, a, all)
-			return o.print(out(c), p, p.table)
+			err = errors.Join(o.print(out(c), p, p.table), w.unread())
+			if err == nil && p.Put+p.Replace+p.Delete > 0 {
+				return status{code: 1}
+			}
+			return err
 		},
 	}
 	n.add(c)
 	o.add(c)
 	c.Flags().BoolVar(&all, "operations", false, "list each operation")
-	return c
+	return failsWith(2, c)
 }
 
 // plan counts what an audit would have written.

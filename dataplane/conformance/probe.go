@@ -484,8 +484,15 @@ func (p probe) open(ctx context.Context) (held *echo.Held, err error) {
 	return held, err
 }
 
-// hold opens a flow, asks over it once, and keeps it.
+// hold opens a flow, asks over it once, and keeps it. A flow whose packets are lost is not open, but has its port.
 func (p probe) hold(ctx context.Context) string {
+	if p.l.Lost {
+		if p.c.Port == 0 {
+			p.c.Port = p.w.port()
+		}
+		p.w.flows[p.l.Hold] = &flow{probe: p}
+		return p.dropped(ctx)
+	}
 	ctx, cancel := context.WithTimeout(ctx, p.w.patience)
 	defer cancel()
 	if p.l.Action == verdict.Pass {

@@ -159,7 +159,7 @@ func (w *world) restart(node string) error {
 // forget drops what ends with the agent of a node: connections through it, and which endpoint was whose.
 func (w *world) forget(node string) {
 	for name, f := range w.flows {
-		if f.j.node == node {
+		if f.j.node == node && f.held != nil {
 			f.held.Close()
 			delete(w.flows, name)
 			w.lost[name] = true

@@ -1,6 +1,7 @@
 // Package flows is the data plane that cuts stale flows: connections of UDP and SCTP that the kernel tracks to a backend
 // which their frontend no longer has, or to no backend at all from before there was a frontend. TCP ends by itself: it is kept (keep.go) where a
-// switch of data planes would end it.
+// switch of data planes would end it. Only a connection that is still opening, and was not translated, is cut when its
+// frontend comes: the kernel would send each further SYN from that port where it sent the first, for two minutes.
 //
 // What traffic writes into the kernel is no fact; which backends an entry's flows may have is. A fact that becomes true
 // cuts the entry's other flows, one that becomes untrue those that it allowed. It is told after the service data plane
@@ -26,7 +27,7 @@ type Key model.Entry
 // Rank implements dataplane.Key: entries don't depend on each other.
 func (Key) Rank() int { return 0 }
 
-// Allowed is the pools that an entry's flows may have a backend of.
+// Allowed is the pools that an entry's flows may have a backend of; none for TCP, whose flows end by themselves.
 type Allowed struct{ Inside, Outside *model.Pool }
 
 // has says whether a is a backend.
@@ -58,8 +59,11 @@ func (p *Plane) Close() { p.conn.Close() }
 // Render implements dataplane.Plane.
 func (p *Plane) Render(part model.Part) []Fact {
 	f, ok := part.(*model.Frontend)
-	if !ok || f.Entry.Protocol == model.TCP {
+	if !ok {
 		return nil
+	}
+	if f.Entry.Protocol == model.TCP {
+		return []Fact{{Key: Key(f.Entry)}}
 	}
 	return []Fact{{Key: Key(f.Entry), Value: Allowed{f.Inside.Pool, f.Outside.Pool}}}
 }
@@ -84,7 +88,7 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 			families[familyOf(f.Key.Addr)] = true
 		}
 	}
-	note(c.past, del)
+	note(c.past, slices.DeleteFunc(slices.Clone(del), func(f Fact) bool { return f.Key.Protocol == model.TCP }))
 	note(c.now, put)
 	var errs []error
 	for family := range families {
@@ -116,9 +120,9 @@ type cutter struct {
 }
 
 // stale says whether a flow is to be cut: it goes to an entry that is, by another way than its backends; or it went to
-// an entry that is no more by one of the backends of then.
+// an entry that is no more by one of the backends of then. Of TCP, only what is still opening untranslated is.
 func (c cutter) stale(f conntrack.Flow) bool {
-	if f.Protocol == uint8(model.TCP) {
+	if f.Protocol == uint8(model.TCP) && (!f.Opening || f.Answers != f.Destination) {
 		return false
 	}
 	k := Key{Addr: f.Destination.Addr(), Port: f.Destination.Port(), Protocol: model.Protocol(f.Protocol)}
@@ -136,7 +140,7 @@ func (c cutter) stale(f conntrack.Flow) bool {
 // decide says whether a flow of an entry is stale, if the entry is known.
 func (c cutter) decide(k Key, f conntrack.Flow) (stale, known bool) {
 	if now, ok := c.now[k]; ok {
-		return !now.has(f.Answers), true
+		return k.Protocol == model.TCP || !now.has(f.Answers), true
 	}
 	if past, ok := c.past[k]; ok {
 		return past.has(f.Answers), true

@@ -61,14 +61,47 @@ func TestStale(t *testing.T) {
 	}
 }
 
-func TestRenderLeavesTCPAlone(t *testing.T) {
+// Of TCP, only connections to a frontend that are still opening and were never translated are cut.
+func TestStaleTCP(t *testing.T) {
+	c := cutter{
+		now: map[Key]Allowed{key("10.96.0.10:80", model.TCP): {}, key("0.0.0.0:30080", model.TCP): {},
+			key("[fd00::10]:80", model.TCP): {}, key("10.96.0.10:53", model.UDP): {Inside: pool(), Outside: pool()}},
+		own: map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true},
+	}
+	for _, f := range []struct {
+		to, answers string
+		opening     bool
+		stale       bool
+		what        string
+	}{
+		{"10.96.0.10:80", "10.96.0.10:80", true, true, "opened before the frontend came"},
+		{"[fd00::10]:80", "[fd00::10]:80", true, true, "IPv6"},
+		{"10.0.0.1:30080", "10.0.0.1:30080", true, true, "a node port"},
+		{"10.96.0.10:80", "10.96.0.10:80", false, false, "not translated, but open"},
+		{"10.96.0.10:80", "10.1.0.1:80", true, false, "translated"},
+		{"10.96.0.10:81", "10.96.0.10:81", true, false, "another port"},
+		{"10.96.0.10:53", "10.96.0.10:53", true, false, "the port of another protocol"},
+		{"10.0.0.2:30080", "10.0.0.2:30080", true, false, "another host's port of that number"},
+	} {
+		flow := conntrack.Flow{Protocol: uint8(model.TCP), Source: netip.MustParseAddrPort("10.2.0.1:1000"),
+			Destination: netip.MustParseAddrPort(f.to), Answers: netip.MustParseAddrPort(f.answers), Opening: f.opening}
+		if got := c.stale(flow); got != f.stale {
+			t.Errorf("to %s answered by %s: stale is %v, want %v: %s", f.to, f.answers, got, f.stale, f.what)
+		}
+	}
+}
+
+// TCP has one fact for a frontend, whatever its backends: their changes cost nothing.
+func TestRender(t *testing.T) {
 	p := &Plane{}
 	f := func(proto model.Protocol) *model.Frontend {
-		return &model.Frontend{Entry: model.Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 53, Protocol: proto}}
+		to := model.Target{Pool: pool("10.1.0.1:53")}
+		return &model.Frontend{Inside: to, Outside: to, Entry: model.Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 53, Protocol: proto}}
 	}
-	for proto, want := range map[model.Protocol]int{model.TCP: 0, model.UDP: 1, model.SCTP: 1} {
-		if got := len(p.Render(f(proto))); got != want {
-			t.Errorf("%s: %d facts, want %d", proto, got, want)
+	for proto, allows := range map[model.Protocol]bool{model.TCP: false, model.UDP: true, model.SCTP: true} {
+		facts := p.Render(f(proto))
+		if len(facts) != 1 || (facts[0].Value != Allowed{}) != allows {
+			t.Errorf("%s: %v", proto, facts)
 		}
 	}
 	if got := p.Render(&model.Pool{}); got != nil {

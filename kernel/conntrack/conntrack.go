@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,6 +17,7 @@ type Flow struct {
 	Source      netip.AddrPort // the client
 	Destination netip.AddrPort // as the client wrote it
 	Answers     netip.AddrPort // the source of replies: the backend, if the destination was translated
+	Opening     bool           // a TCP connection of which a SYN was seen, and no answer yet
 }
 
 // Conn reaches one network namespace's connection tracking.
@@ -59,7 +61,9 @@ type filter func(Flow) bool
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
 func (f filter) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	tcp, _ := flow.ProtoInfo.(*netlink.ProtoInfoTCP)
 	return f(Flow{
+		Opening:     tcp != nil && tcp.State == nl.TCP_CONNTRACK_SYN_SENT,
 		Protocol:    flow.Forward.Protocol,
 		Source:      addrPort(flow.Forward.SrcIP, flow.Forward.SrcPort),
 		Destination: addrPort(flow.Forward.DstIP, flow.Forward.DstPort),

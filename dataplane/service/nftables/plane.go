@@ -47,11 +47,7 @@ func New() (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := sysctl.Open(routeLocalnet) // read-only is enough unless localhost takes node ports
-	if err != nil {
-		conn.Close()
-		return nil, fmt.Errorf("nftables: %w", err)
-	}
+	s := sysctl.OpenOptional(routeLocalnet) // it is needed only where localhost takes node ports
 	return &Plane{conn: conn, sysctls: map[string]*sysctl.Setting{routeLocalnet: s}}, nil
 }
 
