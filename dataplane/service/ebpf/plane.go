@@ -250,7 +250,11 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	if err := p.readLoads(); err != nil {
 		return nil, err
 	}
-	return facts, m.Places(readPlaces(&facts))
+	if facts, err = readInterfaces(m, facts); err != nil {
+		return nil, err
+	}
+	err = m.Places(readPlaces(&facts))
+	return facts, err
 }
 
 // begin starts to work on maps of which nothing is known.
