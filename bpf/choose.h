@@ -43,6 +43,13 @@ struct {
 } places SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct interfaces);
+} pod_interfaces SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1 << 16);
 	__type(key, struct client);
@@ -126,6 +133,15 @@ static __always_inline __u32 place(const struct address *a)
 	__u32 *is = bpf_map_lookup_elem(&places, &key);
 
 	return is ? *is : 0;
+}
+
+/* The interfaces by which pods are known, NULL where they are known by their addresses. */
+static __always_inline struct interfaces *interfaces_of_pods(void)
+{
+	__u32 first = 0;
+	struct interfaces *i = bpf_map_lookup_elem(&pod_interfaces, &first);
+
+	return i && i->length ? i : NULL;
 }
 
 static __always_inline struct uses *uses(void *map)

@@ -163,6 +163,16 @@ struct net_device {
 	struct bpf_mprog_entry *tcx_ingress, *tcx_egress;
 	struct nf_hook_entries *nf_hooks_ingress, *nf_hooks_egress;
 	struct list_head ptype_all, ptype_specific;
+	char name[16];
+	struct {
+		struct list_head upper;
+	} adj_list;
+};
+
+struct netdev_adjacent {
+	struct net_device *dev;
+	_Bool master;
+	struct list_head list;
 };
 
 struct sk_buff {

@@ -306,6 +306,8 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 	if (!f)
 		return LEFT;
 	if (unlikely(!node && f->ask)) {
+		if (interfaces_of_pods())
+			return LEFT; /* which interface it will come by, its packets show */
 		if (zero(&q->from) && !find_source(ctx, q))
 			return LEFT;
 		if (!(place(&q->from) & PODS))
@@ -333,6 +335,8 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 	}
 	if (unlikely(h.affinity || h.scheduler == SOURCE)) {
 		if (!node && zero(&q->from) && !find_source(ctx, q))
+			return LEFT;
+		if (!node && p->leave && interfaces_of_pods())
 			return LEFT;
 		if (!node && p->leave)
 			q->origin = place(&q->from) & PODS ? FROM_POD : FROM_OUTSIDE;

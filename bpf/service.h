@@ -125,6 +125,12 @@ enum place {
 	BEHIND = 1 << 3,     /* sources behind this node: model.Node.Behind */
 };
 
+/* The interfaces of pods: what comes in by them counts as pods'. */
+struct interfaces {
+	char name[16];
+	__u32 length; /* how many bytes of an interface's name must be as in name: its end, a zero, among them where all must be; 0: there are none */
+};
+
 /* A client that returns to the same backend of a pool. */
 struct client {
 	struct address address; /* zero for the node's own processes */

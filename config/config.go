@@ -224,7 +224,12 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 	if p.Mode == "nftables" {
 		r.MasqueradeAll = p.NFTables.MasqueradeAll
 	}
-	if p.DetectLocalMode == "" || p.DetectLocalMode == clusterCIDR {
+	switch p.DetectLocalMode {
+	case bridgeInterface:
+		r.PodInterfaces = model.Interfaces{Name: p.DetectLocal.BridgeInterface}
+	case interfaceNamePrefix:
+		r.PodInterfaces = model.Interfaces{Name: p.DetectLocal.InterfaceNamePrefix, Prefix: true}
+	case "", clusterCIDR:
 		for text := range strings.SplitSeq(p.ClusterCIDR, ",") {
 			if s, err := resolve.ParsePrefix(strings.TrimSpace(text)); err == nil {
 				r.ClusterCIDRs = append(r.ClusterCIDRs, s)

@@ -470,3 +470,27 @@ limits: {serviceFrontends: 1, serviceSlots: 2, serviceTableEntries: 3, frontends
 		t.Errorf("%v, %+v, %v", r.ExternalIPs, r.Limits, err)
 	}
 }
+
+func TestPodInterfaces(t *testing.T) {
+	const kubeProxy = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	for _, c := range []struct{ text, args, want string }{
+		{kubeProxy + "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}", "", "cni0"},
+		{kubeProxy + "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}", "", "cali*"},
+		{kubeProxy + "detectLocalMode: NodeCIDR\ndetectLocal: {interfaceNamePrefix: cali}", "", ""},
+		{"", "--detect-local-mode BridgeInterface --pod-bridge-interface cni0 --cluster-cidr 10.0.0.0/8", "cni0"},
+		{"", "--detect-local-mode InterfaceNamePrefix --pod-interface-name-prefix cali", "cali*"},
+	} {
+		l, err := load(t, c.text, append(strings.Fields(c.args), "--hostname-override", "a")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(l.Warnings) > 0 {
+			t.Errorf("%q %s: warnings %q", c.text, c.args, l.Warnings)
+		}
+		r, err := l.Resolve()
+		if err != nil || r.PodInterfaces.String() != c.want || len(r.ClusterCIDRs) > 0 || r.NoPods {
+			t.Errorf("%q %s: pods' interfaces %q, ranges %v, none %t, %v; want %q", c.text, c.args, r.PodInterfaces,
+				r.ClusterCIDRs, r.NoPods, err, c.want)
+		}
+	}
+}

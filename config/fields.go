@@ -25,6 +25,8 @@ const (
 	soon     = "Every change is written at once; those that come while one is being written are written together."
 	oneBit   = "The data plane iptables marks packets with bit 14, nftables and the others with none."
 	onlyIPVS = "In mode ipvs. "
+	asRoutes = "What comes in so is a pod's, whatever its address; in mode userspace, what the main routing table has a " +
+		"route to by such an interface."
 )
 
 var fields = []Field{
@@ -68,9 +70,9 @@ var fields = []Field{
 	{"nftables.syncPeriod", true, "Where mode is nftables. " + resync},
 	{"nftables.minSyncPeriod", false, soon},
 	{"winkernel", false, windows},
-	{"detectLocalMode", true, "ClusterCIDR and NodeCIDR."},
-	{"detectLocal.bridgeInterface", false, "Pods are known by their addresses: the Node's spec.podCIDRs."},
-	{"detectLocal.interfaceNamePrefix", false, "Pods are known by their addresses: the Node's spec.podCIDRs."},
+	{"detectLocalMode", true, "Where nothing tells pods from other clients, /status has the problem PodsUnknown."},
+	{"detectLocal.bridgeInterface", true, "Where detectLocalMode is BridgeInterface. " + asRoutes},
+	{"detectLocal.interfaceNamePrefix", true, "Where detectLocalMode is InterfaceNamePrefix. " + asRoutes},
 	{"clusterCIDR", true, "Where detectLocalMode is ClusterCIDR: sources that count as pods. Empty: nothing counts as a pod."},
 	{"nodePortAddresses", true, "Ranges, and the words all, primary and localhost; all of a family that none of " +
 		"them is of. Empty: primary where mode is nftables, else all. healthCheckNodePort is served at the same " +
@@ -136,10 +138,6 @@ func ignored(c *v1alpha1.KubeProxyConfiguration) (warnings []string) {
 		if f, _ := fieldOf(l.path); !f.Honoured && !reflect.DeepEqual(l.value.Interface(), usual[i].value.Interface()) {
 			warnings = append(warnings, fmt.Sprintf("%s: %v is not honoured: %s", l.path, show(l.value), f.Text))
 		}
-	}
-	switch mode := string(c.DetectLocalMode); mode {
-	case bridgeInterface, interfaceNamePrefix:
-		warnings = append(warnings, fmt.Sprintf("detectLocalMode: %s is taken as %s: Pods are known by their addresses: the Node's spec.podCIDRs.", mode, nodeCIDR))
 	}
 	return warnings
 }

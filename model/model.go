@@ -41,7 +41,7 @@ type Origin uint8
 // The origins. An address of this node wins over a pod's range that holds it.
 const (
 	FromNode    Origin = iota // the source is one of this node's own addresses
-	FromPod                   // the source is a pod's, by Node.Pods
+	FromPod                   // the source is a pod's, by Node.Pods or Node.PodInterfaces
 	FromOutside               // anything else
 )
 
@@ -109,16 +109,41 @@ func (r Range) Contains(a netip.Addr) bool {
 // String gives "first-last".
 func (r Range) String() string { return r.First.String() + "-" + r.Last.String() }
 
+// Interfaces names network interfaces of the node: one, or with Prefix all whose names begin with Name. The zero value
+// names none.
+type Interfaces struct {
+	Name   string
+	Prefix bool
+}
+
+// Has reports whether i names the interface of that name.
+func (i Interfaces) Has(name string) bool {
+	if i.Name == "" {
+		return false
+	}
+	return name == i.Name || i.Prefix && strings.HasPrefix(name, i.Name)
+}
+
+// String returns "cni0", "veth*", or "" for none.
+func (i Interfaces) String() string {
+	if i.Prefix {
+		return i.Name + "*"
+	}
+	return i.Name
+}
+
 // Node is what holds for this node whatever the Service.
 type Node struct {
 	Name      string
 	Addresses []netip.Addr   // the node's own, as far as known; sorted. For verdict: a kernel knows its addresses itself
 	Pods      []netip.Prefix // sources that count as pods; sorted, none inside another
-	NodePorts []Range        // own addresses within these take NodePort traffic; sorted, disjoint
-	Localhost bool           // NodePorts include IPv4 loopback addresses: the kernel must let such packets leave
-	Direct    bool           // nodes tell each other what clients asked, so that a backend's node can answer (Frontend.Direct)
-	Nodes     []netip.Addr   // with Direct: addresses by which the cluster's nodes know each other, this one's too; sorted
-	Behind    []netip.Prefix // with Direct: where this node's pods are, whether or not they count as such. What another node answers them by an address of this one's would not be let in here
+	// PodInterfaces are interfaces of this node: what comes in by them counts as pods', whatever its source. Pods is empty then.
+	PodInterfaces Interfaces
+	NodePorts     []Range        // own addresses within these take NodePort traffic; sorted, disjoint
+	Localhost     bool           // NodePorts include IPv4 loopback addresses: the kernel must let such packets leave
+	Direct        bool           // nodes tell each other what clients asked, so that a backend's node can answer (Frontend.Direct)
+	Nodes         []netip.Addr   // with Direct: addresses by which the cluster's nodes know each other, this one's too; sorted
+	Behind        []netip.Prefix // with Direct: where this node's pods are, whether or not they count as such. What another node answers them by an address of this one's would not be let in here
 }
 
 // Pool is a set of backends that frontends share, and how a client is given one.

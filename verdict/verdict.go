@@ -15,6 +15,7 @@ import (
 type Packet struct {
 	Src, Dst netip.AddrPort
 	Protocol model.Protocol
+	In       string // the name of the interface that it comes in by; "" for a process of the node, or where it isn't known
 }
 
 // Action is what becomes of a packet.
@@ -49,7 +50,7 @@ type Outcome struct {
 
 // Of decides p on the node that s describes. A client that has affinity gets the same candidate again while it lasts.
 func Of(s *model.Services, p Packet) Outcome {
-	o := Outcome{Origin: OriginOf(s.Node, p.Src.Addr())}
+	o := Outcome{Origin: OriginOf(s.Node, p)}
 	f, why := frontend(s, p)
 	if f == nil {
 		o.Reason = why
@@ -77,12 +78,12 @@ func Of(s *model.Services, p Packet) Outcome {
 	return o
 }
 
-// OriginOf tells where src comes from, seen from n. Loopback addresses are the node's own.
-func OriginOf(n *model.Node, src netip.Addr) model.Origin {
+// OriginOf returns where p comes from, seen from n. Loopback addresses are the node's own.
+func OriginOf(n *model.Node, p Packet) model.Origin {
 	switch {
-	case own(n, src):
+	case own(n, p.Src.Addr()):
 		return model.FromNode
-	case within(n.Pods, src):
+	case within(n.Pods, p.Src.Addr()), n.PodInterfaces.Has(p.In):
 		return model.FromPod
 	}
 	return model.FromOutside
@@ -126,7 +127,7 @@ func within(l []netip.Prefix, a netip.Addr) bool {
 // direct says that the node of b answers who sends p itself: this one, or another that knows what was asked here.
 func direct(n *model.Node, f *model.Frontend, p Packet, b model.Backend) bool {
 	src, dst := p.Src.Addr(), p.Dst.Addr()
-	return f.Direct.Has(OriginOf(n, src)) && (b.Local || b.Away) && src != b.Addr.Addr() &&
+	return f.Direct.Has(OriginOf(n, p)) && (b.Local || b.Away) && src != b.Addr.Addr() &&
 		!slices.Contains(n.Nodes, src) && !within(n.Behind, src) && (!f.Entry.AnyAddr() || slices.Contains(n.Nodes, dst))
 }
 

@@ -17,6 +17,7 @@ import (
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/system"
 	"fairlead.dev/fairlead/verdict"
 )
 
@@ -46,6 +47,11 @@ PROTOCOL is tcp, udp or sctp; without it that of the Service's port of that name
 			p, err := w.packet(args[0], args[1])
 			if err != nil {
 				return err
+			}
+			if w.services.Node.PodInterfaces.Name != "" {
+				if p.In, err = system.InterfaceTo(p.Src.Addr()); err != nil { // where its answers leave, it comes in
+					return err
+				}
 			}
 			a, err := agent.Check(c.Context(), w.mode, w.services)
 			if err != nil {
@@ -180,6 +186,7 @@ type explained struct {
 	To         string               `json:"to"`
 	Node       string               `json:"node"`
 	Origin     string               `json:"origin"`
+	Interface  string               `json:"interface,omitempty"` // that it comes in by, where pods are known by theirs
 	Outcome    string               `json:"outcome"`
 	Reason     string               `json:"reason"`
 	Service    string               `json:"service,omitempty"`
@@ -211,7 +218,7 @@ type explainedCandidate struct {
 func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	v := verdict.Of(w.services, p)
 	e := explained{From: p.Src.Addr().String(), To: fmt.Sprintf("%s/%s", p.Dst, p.Protocol), Node: w.services.Node.Name,
-		Origin: v.Origin.String(), Outcome: v.Action.String(), Reason: v.Reason, Kernel: "holds nothing for it, as wanted"}
+		Origin: v.Origin.String(), Interface: p.In, Outcome: v.Action.String(), Reason: v.Reason, Kernel: "holds nothing for it, as wanted"}
 	e.Note, e.Mode, e.Notes = w.elsewhere(p.Src.Addr()), w.mode.Name, w.mode.Notes
 	e.Problems = w.problemsOf(v.Frontend, model.Entry{Addr: p.Dst.Addr(), Port: p.Dst.Port(), Protocol: p.Protocol})
 	f := v.Frontend
@@ -335,7 +342,12 @@ func (e explained) tree(w io.Writer) error {
 	add := func(depth int, format string, args ...any) {
 		lines = append(lines, strings.Repeat("│  ", depth)+"├─ "+fmt.Sprintf(format, args...))
 	}
-	add(0, "on node %s it comes from: %s", e.Node, map[string]string{"node": "the node itself", "pod": "a pod", "outside": "outside"}[e.Origin])
+	by := ""
+	if e.Interface != "" && e.Origin != "node" {
+		by = ", by interface " + e.Interface
+	}
+	add(0, "on node %s it comes from: %s%s", e.Node,
+		map[string]string{"node": "the node itself", "pod": "a pod", "outside": "outside"}[e.Origin], by)
 	if e.Service == "" {
 		add(0, "frontend: none: %s", e.Reason)
 	} else {

@@ -445,6 +445,37 @@ func places(m *ebpf.Map, take func(netip.Prefix, uint32)) error {
 	return nil
 }
 
+// PutPodInterfaces has what comes in by interfaces of that name, or with a prefix of that, count as pods'. "" is none.
+func (m *Maps) PutPodInterfaces(name string, prefix bool) error {
+	var i serviceInterfaces
+	for at := range min(len(name), len(i.Name)-1) {
+		i.Name[at] = int8(name[at])
+	}
+	if i.Length = uint32(len(name)); name != "" && !prefix {
+		i.Length++
+	}
+	if err := m.named[serviceMapPodInterfaces].Put(uint32(0), i); err != nil {
+		return fmt.Errorf("bpf: write the interfaces of pods: %w", err)
+	}
+	return nil
+}
+
+// PodInterfaces reads what PutPodInterfaces wrote.
+func (m *Maps) PodInterfaces() (name string, prefix bool, err error) {
+	var i serviceInterfaces
+	if err := m.named[serviceMapPodInterfaces].Lookup(uint32(0), &i); err != nil {
+		return "", false, fmt.Errorf("bpf: read the interfaces of pods: %w", err)
+	}
+	var b []byte
+	for _, c := range i.Name {
+		if c == 0 {
+			break
+		}
+		b = append(b, byte(c))
+	}
+	return string(b), len(b) > 0 && int(i.Length) == len(b), nil
+}
+
 // Permit is a frontend that lets in clients of a prefix.
 type Permit struct {
 	Entry  Entry

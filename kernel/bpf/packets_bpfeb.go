@@ -61,6 +61,12 @@ type packetsFrontend struct {
 	Quick   uint8
 }
 
+type packetsInterfaces struct {
+	_      structs.HostLayout
+	Name   [16]int8
+	Length uint32
+}
+
 type packetsLane struct {
 	_      structs.HostLayout
 	Source struct {
@@ -292,31 +298,32 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	packetsMapAddresses    = "addresses"
-	packetsMapAffinity     = "affinity"
-	packetsMapChanges      = "changes"
-	packetsMapDestinations = "destinations"
-	packetsMapFragments    = "fragments"
-	packetsMapFrontends    = "frontends"
-	packetsMapLanes        = "lanes"
-	packetsMapPackets      = "packets"
-	packetsMapPermitted    = "permitted"
-	packetsMapPlaces       = "places"
-	packetsMapPods         = "pods"
-	packetsMapPools        = "pools"
-	packetsMapPorts        = "ports"
-	packetsMapQuestion     = "question"
-	packetsMapSlots        = "slots"
-	packetsMapSources      = "sources"
-	packetsMapUplinks      = "uplinks"
-	packetsProgArrive      = "arrive"
-	packetsProgLeave       = "leave"
-	packetsVarDirect       = "direct"
-	packetsVarHead         = "head"
-	packetsVarReversePath  = "reverse_path"
-	packetsVarUnusedEvent  = "unused_event"
-	packetsVarUnusedState  = "unused_state"
-	packetsVarUnusedUse    = "unused_use"
+	packetsMapAddresses     = "addresses"
+	packetsMapAffinity      = "affinity"
+	packetsMapChanges       = "changes"
+	packetsMapDestinations  = "destinations"
+	packetsMapFragments     = "fragments"
+	packetsMapFrontends     = "frontends"
+	packetsMapLanes         = "lanes"
+	packetsMapPackets       = "packets"
+	packetsMapPermitted     = "permitted"
+	packetsMapPlaces        = "places"
+	packetsMapPodInterfaces = "pod_interfaces"
+	packetsMapPods          = "pods"
+	packetsMapPools         = "pools"
+	packetsMapPorts         = "ports"
+	packetsMapQuestion      = "question"
+	packetsMapSlots         = "slots"
+	packetsMapSources       = "sources"
+	packetsMapUplinks       = "uplinks"
+	packetsProgArrive       = "arrive"
+	packetsProgLeave        = "leave"
+	packetsVarDirect        = "direct"
+	packetsVarHead          = "head"
+	packetsVarReversePath   = "reverse_path"
+	packetsVarUnusedEvent   = "unused_event"
+	packetsVarUnusedState   = "unused_state"
+	packetsVarUnusedUse     = "unused_use"
 )
 
 // loadPackets returns the embedded CollectionSpec for packets.
@@ -369,23 +376,24 @@ type packetsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsMapSpecs struct {
-	Addresses    *ebpf.MapSpec `ebpf:"addresses"`
-	Affinity     *ebpf.MapSpec `ebpf:"affinity"`
-	Changes      *ebpf.MapSpec `ebpf:"changes"`
-	Destinations *ebpf.MapSpec `ebpf:"destinations"`
-	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
-	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
-	Lanes        *ebpf.MapSpec `ebpf:"lanes"`
-	Packets      *ebpf.MapSpec `ebpf:"packets"`
-	Permitted    *ebpf.MapSpec `ebpf:"permitted"`
-	Places       *ebpf.MapSpec `ebpf:"places"`
-	Pods         *ebpf.MapSpec `ebpf:"pods"`
-	Pools        *ebpf.MapSpec `ebpf:"pools"`
-	Ports        *ebpf.MapSpec `ebpf:"ports"`
-	Question     *ebpf.MapSpec `ebpf:"question"`
-	Slots        *ebpf.MapSpec `ebpf:"slots"`
-	Sources      *ebpf.MapSpec `ebpf:"sources"`
-	Uplinks      *ebpf.MapSpec `ebpf:"uplinks"`
+	Addresses     *ebpf.MapSpec `ebpf:"addresses"`
+	Affinity      *ebpf.MapSpec `ebpf:"affinity"`
+	Changes       *ebpf.MapSpec `ebpf:"changes"`
+	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
+	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
+	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
+	Lanes         *ebpf.MapSpec `ebpf:"lanes"`
+	Packets       *ebpf.MapSpec `ebpf:"packets"`
+	Permitted     *ebpf.MapSpec `ebpf:"permitted"`
+	Places        *ebpf.MapSpec `ebpf:"places"`
+	PodInterfaces *ebpf.MapSpec `ebpf:"pod_interfaces"`
+	Pods          *ebpf.MapSpec `ebpf:"pods"`
+	Pools         *ebpf.MapSpec `ebpf:"pools"`
+	Ports         *ebpf.MapSpec `ebpf:"ports"`
+	Question      *ebpf.MapSpec `ebpf:"question"`
+	Slots         *ebpf.MapSpec `ebpf:"slots"`
+	Sources       *ebpf.MapSpec `ebpf:"sources"`
+	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
 // packetsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -420,23 +428,24 @@ func (o *packetsObjects) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsMaps struct {
-	Addresses    *ebpf.Map `ebpf:"addresses"`
-	Affinity     *ebpf.Map `ebpf:"affinity"`
-	Changes      *ebpf.Map `ebpf:"changes"`
-	Destinations *ebpf.Map `ebpf:"destinations"`
-	Fragments    *ebpf.Map `ebpf:"fragments"`
-	Frontends    *ebpf.Map `ebpf:"frontends"`
-	Lanes        *ebpf.Map `ebpf:"lanes"`
-	Packets      *ebpf.Map `ebpf:"packets"`
-	Permitted    *ebpf.Map `ebpf:"permitted"`
-	Places       *ebpf.Map `ebpf:"places"`
-	Pods         *ebpf.Map `ebpf:"pods"`
-	Pools        *ebpf.Map `ebpf:"pools"`
-	Ports        *ebpf.Map `ebpf:"ports"`
-	Question     *ebpf.Map `ebpf:"question"`
-	Slots        *ebpf.Map `ebpf:"slots"`
-	Sources      *ebpf.Map `ebpf:"sources"`
-	Uplinks      *ebpf.Map `ebpf:"uplinks"`
+	Addresses     *ebpf.Map `ebpf:"addresses"`
+	Affinity      *ebpf.Map `ebpf:"affinity"`
+	Changes       *ebpf.Map `ebpf:"changes"`
+	Destinations  *ebpf.Map `ebpf:"destinations"`
+	Fragments     *ebpf.Map `ebpf:"fragments"`
+	Frontends     *ebpf.Map `ebpf:"frontends"`
+	Lanes         *ebpf.Map `ebpf:"lanes"`
+	Packets       *ebpf.Map `ebpf:"packets"`
+	Permitted     *ebpf.Map `ebpf:"permitted"`
+	Places        *ebpf.Map `ebpf:"places"`
+	PodInterfaces *ebpf.Map `ebpf:"pod_interfaces"`
+	Pods          *ebpf.Map `ebpf:"pods"`
+	Pools         *ebpf.Map `ebpf:"pools"`
+	Ports         *ebpf.Map `ebpf:"ports"`
+	Question      *ebpf.Map `ebpf:"question"`
+	Slots         *ebpf.Map `ebpf:"slots"`
+	Sources       *ebpf.Map `ebpf:"sources"`
+	Uplinks       *ebpf.Map `ebpf:"uplinks"`
 }
 
 func (m *packetsMaps) Close() error {
@@ -451,6 +460,7 @@ func (m *packetsMaps) Close() error {
 		m.Packets,
 		m.Permitted,
 		m.Places,
+		m.PodInterfaces,
 		m.Pods,
 		m.Pools,
 		m.Ports,

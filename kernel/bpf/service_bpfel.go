@@ -180,6 +180,12 @@ type serviceHome struct {
 	Zero      uint32
 }
 
+type serviceInterfaces struct {
+	_      structs.HostLayout
+	Name   [16]int8
+	Length uint32
+}
+
 type serviceLoad struct {
 	_     structs.HostLayout
 	Open  uint64
@@ -312,6 +318,7 @@ const (
 	serviceMapNames           = "names"
 	serviceMapPeers           = "peers"
 	serviceMapPlaces          = "places"
+	serviceMapPodInterfaces   = "pod_interfaces"
 	serviceMapPools           = "pools"
 	serviceMapPorts           = "ports"
 	serviceMapSlots           = "slots"
@@ -390,21 +397,22 @@ type serviceProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type serviceMapSpecs struct {
-	Affinity  *ebpf.MapSpec `ebpf:"affinity"`
-	Connected *ebpf.MapSpec `ebpf:"connected"`
-	Counted   *ebpf.MapSpec `ebpf:"counted"`
-	Events    *ebpf.MapSpec `ebpf:"events"`
-	Frontends *ebpf.MapSpec `ebpf:"frontends"`
-	Homes     *ebpf.MapSpec `ebpf:"homes"`
-	Loads     *ebpf.MapSpec `ebpf:"loads"`
-	Named     *ebpf.MapSpec `ebpf:"named"`
-	Names     *ebpf.MapSpec `ebpf:"names"`
-	Peers     *ebpf.MapSpec `ebpf:"peers"`
-	Places    *ebpf.MapSpec `ebpf:"places"`
-	Pools     *ebpf.MapSpec `ebpf:"pools"`
-	Ports     *ebpf.MapSpec `ebpf:"ports"`
-	Slots     *ebpf.MapSpec `ebpf:"slots"`
-	Traced    *ebpf.MapSpec `ebpf:"traced"`
+	Affinity      *ebpf.MapSpec `ebpf:"affinity"`
+	Connected     *ebpf.MapSpec `ebpf:"connected"`
+	Counted       *ebpf.MapSpec `ebpf:"counted"`
+	Events        *ebpf.MapSpec `ebpf:"events"`
+	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
+	Homes         *ebpf.MapSpec `ebpf:"homes"`
+	Loads         *ebpf.MapSpec `ebpf:"loads"`
+	Named         *ebpf.MapSpec `ebpf:"named"`
+	Names         *ebpf.MapSpec `ebpf:"names"`
+	Peers         *ebpf.MapSpec `ebpf:"peers"`
+	Places        *ebpf.MapSpec `ebpf:"places"`
+	PodInterfaces *ebpf.MapSpec `ebpf:"pod_interfaces"`
+	Pools         *ebpf.MapSpec `ebpf:"pools"`
+	Ports         *ebpf.MapSpec `ebpf:"ports"`
+	Slots         *ebpf.MapSpec `ebpf:"slots"`
+	Traced        *ebpf.MapSpec `ebpf:"traced"`
 }
 
 // serviceVariableSpecs contains global variables before they are loaded into the kernel.
@@ -439,21 +447,22 @@ func (o *serviceObjects) Close() error {
 //
 // It can be passed to loadServiceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type serviceMaps struct {
-	Affinity  *ebpf.Map `ebpf:"affinity"`
-	Connected *ebpf.Map `ebpf:"connected"`
-	Counted   *ebpf.Map `ebpf:"counted"`
-	Events    *ebpf.Map `ebpf:"events"`
-	Frontends *ebpf.Map `ebpf:"frontends"`
-	Homes     *ebpf.Map `ebpf:"homes"`
-	Loads     *ebpf.Map `ebpf:"loads"`
-	Named     *ebpf.Map `ebpf:"named"`
-	Names     *ebpf.Map `ebpf:"names"`
-	Peers     *ebpf.Map `ebpf:"peers"`
-	Places    *ebpf.Map `ebpf:"places"`
-	Pools     *ebpf.Map `ebpf:"pools"`
-	Ports     *ebpf.Map `ebpf:"ports"`
-	Slots     *ebpf.Map `ebpf:"slots"`
-	Traced    *ebpf.Map `ebpf:"traced"`
+	Affinity      *ebpf.Map `ebpf:"affinity"`
+	Connected     *ebpf.Map `ebpf:"connected"`
+	Counted       *ebpf.Map `ebpf:"counted"`
+	Events        *ebpf.Map `ebpf:"events"`
+	Frontends     *ebpf.Map `ebpf:"frontends"`
+	Homes         *ebpf.Map `ebpf:"homes"`
+	Loads         *ebpf.Map `ebpf:"loads"`
+	Named         *ebpf.Map `ebpf:"named"`
+	Names         *ebpf.Map `ebpf:"names"`
+	Peers         *ebpf.Map `ebpf:"peers"`
+	Places        *ebpf.Map `ebpf:"places"`
+	PodInterfaces *ebpf.Map `ebpf:"pod_interfaces"`
+	Pools         *ebpf.Map `ebpf:"pools"`
+	Ports         *ebpf.Map `ebpf:"ports"`
+	Slots         *ebpf.Map `ebpf:"slots"`
+	Traced        *ebpf.Map `ebpf:"traced"`
 }
 
 func (m *serviceMaps) Close() error {
@@ -469,6 +478,7 @@ func (m *serviceMaps) Close() error {
 		m.Names,
 		m.Peers,
 		m.Places,
+		m.PodInterfaces,
 		m.Pools,
 		m.Ports,
 		m.Slots,

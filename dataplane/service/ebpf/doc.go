@@ -13,6 +13,7 @@
 //	maps-…/pools       index → pool, its extent, whose turn it is, counts  (memory, shared with the kernel)
 //	maps-…/slots       an extent: a header, backends, choices              (memory, shared with the kernel)
 //	maps-…/places      prefix → counts as pods, takes node ports, is a node's
+//	maps-…/pod_interfaces   the names of pods' interfaces, where pods are known by these
 //	maps-…/permitted   entry · prefix → it lets these clients in
 //	maps-…/changes     counts changes of pools and frontends                (memory, shared with the kernel)
 //	state/…            affinity, connected sockets, flows                  (written by traffic, whatever the layout)
@@ -31,6 +32,9 @@
 // A client is hidden behind its own port, if no other flow to that backend and no socket of the node has it, or else another.
 // Packets of the node itself are translated where they leave, and come in again by the loopback device: for that its settings
 // accept_local and route_localnet are 1 while the programs stand there. Devices that come and go are followed.
+//
+// Where pods are known by their interfaces, sockets of pods leave to packets whatever serves pods and others differently: the
+// program at the device that a packet comes in by compares its name, or that of the bridge or bond above it.
 //
 // Where a frontend says so (Direct), a client outside is shown to a backend on another node, and that node's programs answer it: they learn the
 // entry from the packet (bpf/direct.h), which docs/ebpf.md says more of.

@@ -19,14 +19,15 @@ type Kind uint8
 
 // The kinds, in the order in which they become true.
 const (
-	KindMaps     Kind = iota // a set of maps, by its layout
-	KindPlace                // what a prefix is; value: its bits
-	KindPool                 // a pool, by ID; value: all there is to it
-	KindLeft                 // origins of which others serve clients at one of a pool's entries
-	KindPermit               // a prefix of clients that an entry lets in
-	KindFrontend             // by its entry; value: pools and how clients fare
-	KindDevices              // the programs for packets, at all devices; value: their digest
-	KindHooks                // the programs for sockets, attached; value: their digest
+	KindMaps       Kind = iota // a set of maps, by its layout
+	KindPlace                  // what a prefix is; value: its bits
+	KindInterfaces             // the interfaces of pods; value: as model.Interfaces prints them
+	KindPool                   // a pool, by ID; value: all there is to it
+	KindLeft                   // origins of which others serve clients at one of a pool's entries
+	KindPermit                 // a prefix of clients that an entry lets in
+	KindFrontend               // by its entry; value: pools and how clients fare
+	KindDevices                // the programs for packets, at all devices; value: their digest
+	KindHooks                  // the programs for sockets, attached; value: their digest
 )
 
 // Key names a fact: by text, or bytes in network order.
@@ -37,6 +38,9 @@ type Key struct {
 
 // hooksKey is the key of the one fact of its kind.
 var hooksKey = Key{KindHooks, "hooks"}
+
+// interfacesKey is the key of the one fact of its kind.
+var interfacesKey = Key{KindInterfaces, "interfaces of pods"}
 
 // devicesKey is the key of the one fact of its kind.
 var devicesKey = Key{KindDevices, "devices"}
@@ -73,6 +77,9 @@ func (p *Plane) Render(part model.Part) []Fact {
 	switch v := part.(type) {
 	case *model.Node:
 		facts := append(places(v), fact(Key{KindMaps, p.layout}, p.sizes), fact(hooksKey, p.digest))
+		if v.PodInterfaces.Name != "" {
+			facts = append(facts, fact(interfacesKey, v.PodInterfaces.String()))
+		}
 		if Packets() {
 			facts = append(facts, fact(devicesKey, p.devices.digests[p.deviceOptions(v.Direct)]))
 		}

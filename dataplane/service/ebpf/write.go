@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -77,8 +78,9 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 // write takes all steps but the first.
 func (p *Plane) write(w *writes) error {
 	for _, step := range []func(*writes) error{
-		p.putPlaces, p.putPools, p.putLeft, p.putPermits, p.putFrontends, p.putDevices, p.nodesChanged, p.attach,
-		p.detach, p.deleteDevices, p.deleteFrontends, p.deletePermits, p.deleteLeft, p.deletePools, p.deletePlaces, p.tellFlows,
+		p.putPlaces, p.putInterfaces, p.putPools, p.putLeft, p.putPermits, p.putFrontends, p.putDevices, p.nodesChanged,
+		p.attach,
+		p.detach, p.deleteDevices, p.deleteFrontends, p.deletePermits, p.deleteLeft, p.deletePools, p.deletePlaces, p.deleteInterfaces, p.tellFlows,
 		p.removeMaps, p.closeSockets, p.forgetLoads,
 	} {
 		if err := step(w); err != nil {
@@ -158,6 +160,31 @@ func (p *Plane) deletePlaces(w *writes) error {
 		return nil
 	}
 	return w.gone(KindPlace, func(f Fact) error { return p.maps.DeletePlace(place(f.Key)) })
+}
+
+func (p *Plane) putInterfaces(w *writes) error {
+	facts := w.put[KindInterfaces]
+	if err := p.held(facts); err != nil {
+		return err
+	}
+	return each(facts, func(f Fact) error { return p.maps.PutPodInterfaces(strings.CutSuffix(f.Value, "*")) })
+}
+
+func (p *Plane) deleteInterfaces(w *writes) error {
+	if p.maps == nil {
+		return nil
+	}
+	return w.gone(KindInterfaces, func(Fact) error { return p.maps.PutPodInterfaces("", false) })
+}
+
+// readInterfaces adds the fact of the interfaces of pods, if there are some.
+func readInterfaces(m *bpf.Maps, facts []Fact) ([]Fact, error) {
+	var i model.Interfaces
+	var err error
+	if i.Name, i.Prefix, err = m.PodInterfaces(); err != nil || i.Name == "" {
+		return facts, err
+	}
+	return append(facts, fact(interfacesKey, i.String())), nil
 }
 
 // readPlaces gives a function that adds prefixes to facts.

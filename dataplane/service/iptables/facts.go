@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/kernel/iptables"
 	"fairlead.dev/fairlead/model"
@@ -80,7 +82,7 @@ func (p *Plane) Render(part model.Part) []Fact {
 // renderNode gives what holds for this node, once for each family.
 func renderNode(v *model.Node) (facts []Fact) {
 	for _, f := range iptables.Families {
-		n := node{localhost: v.Localhost && f == iptables.IPv4}
+		n := node{interfaces: interfaces(v.PodInterfaces), localhost: v.Localhost && f == iptables.IPv4}
 		for _, r := range v.Pods {
 			if familyOf(r.Addr()) == f {
 				n.pods = append(n.pods, r)
@@ -101,9 +103,32 @@ func renderNode(v *model.Node) (facts []Fact) {
 
 // node is what the rules need to know of the node, of one family.
 type node struct {
-	pods      []netip.Prefix
-	ports     []model.Range
-	localhost bool
+	pods       []netip.Prefix
+	interfaces string // of pods, as iptables matches them: "cni0", "veth+" for a prefix, "" for none
+	ports      []model.Range
+	localhost  bool
+}
+
+// interfaces returns how iptables matches interfaces. A prefix as long as a name can be is a name.
+func interfaces(i model.Interfaces) string {
+	if i.Prefix && len(i.Name) < unix.IFNAMSIZ-1 {
+		return i.Name + "+"
+	}
+	return i.Name
+}
+
+// fromPods returns what matches packets of pods, each beginning a rule.
+func (n *node) fromPods() (matches []string) {
+	if n == nil {
+		return nil
+	}
+	if n.interfaces != "" {
+		matches = append(matches, "-i "+n.interfaces+" ")
+	}
+	for _, p := range n.pods {
+		matches = append(matches, from(p))
+	}
+	return matches
 }
 
 // String gives the node fact's value, such as "node; pods 10.244.0.0/16; ports 0.0.0.0-126.255.255.255; localhost".
@@ -114,6 +139,9 @@ func (n node) items() []string {
 	l := []string{"node"}
 	for _, p := range n.pods {
 		l = append(l, "pods "+p.String())
+	}
+	if n.interfaces != "" {
+		l = append(l, "interfaces "+n.interfaces)
 	}
 	for _, r := range n.ports {
 		l = append(l, "ports "+r.String())
@@ -135,6 +163,8 @@ func parseNode(items []string) (n node, err error) {
 		case "pods":
 			r, e := netip.ParsePrefix(of)
 			n.pods, err = append(n.pods, r), firstOf(err, e)
+		case "interfaces":
+			n.interfaces = of
 		case "ports":
 			first, last, _ := strings.Cut(of, "-")
 			a, e1 := netip.ParseAddr(first)

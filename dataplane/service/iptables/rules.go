@@ -231,10 +231,7 @@ func (w *world) hidings() map[model.Origins]hiding {
 
 // hiding gives the rules that note, for packets of the origins in m, that their source is to be hidden.
 func (w *world) hiding(m model.Origins) hiding {
-	var pods []netip.Prefix
-	if w.node != nil {
-		pods = w.node.pods
-	}
+	pods := w.node.fromPods()
 	const local, notLocal = "-m addrtype --src-type LOCAL ", "-m addrtype ! --src-type LOCAL "
 	note := fmt.Sprintf("-j MARK --set-xmark %#x/%#x", w.mark, w.mark)
 	if m == model.AllOrigins {
@@ -252,14 +249,14 @@ func (w *world) hiding(m model.Origins) hiding {
 		add(foreign, note)
 	case in:
 		for _, p := range pods {
-			add(from(p), foreign, note)
+			add(p, foreign, note)
 		}
-	case out && len(pods) == 1 && pods[0].Bits() > 0:
-		add("! ", from(pods[0]), foreign, note)
+	case out && len(pods) == 1 && pods[0] != "":
+		add("! ", pods[0], foreign, note)
 	case out:
 		h.inline = len(pods) == 0
 		for _, p := range pods {
-			add(from(p), "-j RETURN")
+			add(p, "-j RETURN")
 		}
 		add(foreign, note)
 	}
@@ -305,10 +302,8 @@ func (w *world) branches(chains map[string][]string, of []*frontend, do func(goa
 		if f.inside != f.outside {
 			var rules []string
 			rules = append(rules, "-m addrtype --src-type LOCAL "+end)
-			if w.node != nil {
-				for _, p := range w.node.pods {
-					rules = append(rules, from(p)+end)
-				}
+			for _, p := range w.node.fromPods() {
+				rules = append(rules, p+end)
 			}
 			chains[f.sides()] = append(rules, do(f.outside))
 			end = "-g " + f.sides()

@@ -81,6 +81,8 @@ var Abilities = service.Abilities{
 		"Backends see the node's address in place of every client's.",
 		"Connections run through the agent: they end when it does, and affinity is forgotten.",
 		"SCTP is not carried.",
+		"Where pods are known by interface (detectLocalMode BridgeInterface, InterfaceNamePrefix), a client counts as a pod " +
+			"if the main routing table leads to it by such an interface.",
 		"With externalIPs Any, a Service at a pod's address receives what is sent to that pod's Service, too: the agent's " +
 			"own connections are translated again.",
 		"One frontend may have a quarter of the file descriptors that the process may have, one client address an " +

@@ -124,9 +124,13 @@ func list[T fmt.Stringer](of []T) string {
 	return strings.Join(l, ",")
 }
 
-// nodeText gives "pods=10.244.0.0/16 nodeports=10.0.0.1-10.0.0.9,…".
+// nodeText returns "pods=10.244.0.0/16 nodeports=10.0.0.1-10.0.0.9,…", or "pods= interfaces=veth* nodeports=…".
 func nodeText(v *model.Node) string {
-	return "pods=" + list(v.Pods) + " nodeports=" + list(v.NodePorts)
+	interfaces := ""
+	if v.PodInterfaces.Name != "" {
+		interfaces = " interfaces=" + v.PodInterfaces.String()
+	}
+	return "pods=" + list(v.Pods) + interfaces + " nodeports=" + list(v.NodePorts)
 }
 
 func parseNode(text string) (n model.Node, err error) {
@@ -138,6 +142,8 @@ func parseNode(text string) (n model.Node, err error) {
 			case key == "pods":
 				r, e := netip.ParsePrefix(one)
 				n.Pods, err = append(n.Pods, r), firstError(err, e)
+			case key == "interfaces":
+				n.PodInterfaces.Name, n.PodInterfaces.Prefix = strings.CutSuffix(one, "*")
 			default:
 				first, last, _ := strings.Cut(one, "-")
 				a, e := netip.ParseAddr(first)
