@@ -44,6 +44,10 @@ changes is taken up at once, without harm to traffic; one that is wrong is named
 
 // run does what the flags say, again with each configuration that the file comes to hold.
 func run(c *cobra.Command, n *nodeFlags) error {
+	if n.Version.Asked() {
+		printVersion(c.OutOrStdout(), n.Version)
+		return nil
+	}
 	if n.CleanUp {
 		return agent.Clean(c.Context())
 	}
