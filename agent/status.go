@@ -51,10 +51,13 @@ func (a *Agent) state() State {
 	return s
 }
 
+// healthPlane is the data plane of healthCheckNodePort.
+const healthPlane = "health"
+
 // loops gives the loops' states by data plane.
 func (a *Agent) loops() map[string]reconcile.Status {
 	m := a.services.Status()
-	m["health"] = a.health.Status()
+	m[healthPlane] = a.health.Status()
 	return m
 }
 

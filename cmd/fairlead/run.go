@@ -117,10 +117,14 @@ func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[st
 	defer addresses.Close()
 	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers(), Addresses: addresses}
 	o.Servers.Flags = flags
+	starting := func() {}
 	if recorder != nil {
-		o.Tell = event.New(recorder, log).Tell
+		t := event.New(recorder, log)
+		o.Tell = t.Tell
+		starting = func() { t.Starting(d.resolve.Node, "serves Services by "+d.mode.Name) }
 	}
 	o.Served = func(ctx context.Context) {
+		starting()
 		if again {
 			if err := set.Apply(log); err != nil {
 				log.Warn("settings of the system could not be made", "error", err)
