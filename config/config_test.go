@@ -470,3 +470,17 @@ limits: {serviceFrontends: 1, serviceSlots: 2, serviceTableEntries: 3, frontends
 		t.Errorf("%v, %+v, %v", r.ExternalIPs, r.Limits, err)
 	}
 }
+
+// The gates that kube-proxy reads come to what is served: configuration decides of one.
+func TestFeatures(t *testing.T) {
+	for flag, served := range map[string]bool{"Any": true, "Safe": true, "Refuse": false} {
+		is := map[string]Feature{}
+		for _, f := range must(t, head, "--external-ips", flag).Features() {
+			is[f.Name] = f
+		}
+		if is["AllowServiceExternalIPs"].Enabled != served || !is["NFTablesNetlink"].Enabled ||
+			is["NFTablesNetlink"].Stage != "BETA" {
+			t.Errorf("--external-ips %s: %+v", flag, is)
+		}
+	}
+}

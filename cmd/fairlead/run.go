@@ -98,6 +98,7 @@ func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[st
 	if err != nil {
 		return err
 	}
+	metrics := processMetrics(c)
 	set, again := c.System(d.mode), false
 	if only {
 		return errors.Join(set.Apply(log), prepare(d.mode))
@@ -116,7 +117,9 @@ func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[st
 	}
 	defer addresses.Close()
 	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers(), Addresses: addresses}
-	o.Servers.Flags = flags
+	o.Servers.Flags, o.Servers.Process = flags, metrics
+	build := buildInfo()
+	o.Servers.Version, o.Servers.Emulates = ownVersion(build), build.Major+"."+build.Minor
 	starting := func() {}
 	if recorder != nil {
 		t := event.New(recorder, log)
