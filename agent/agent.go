@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"fairlead.dev/fairlead/dataplane/flows"
 	"fairlead.dev/fairlead/dataplane/health"
@@ -59,6 +58,7 @@ type Agent struct {
 	metrics  *proxyMetrics
 	progress *progress
 	ended    sync.WaitGroup // of what Run has begun
+	checks   chan struct{}  // holds one when health checks changed
 
 	mu        sync.Mutex // guards the resolver and what follows
 	resolver  *resolve.Resolver
@@ -86,12 +86,13 @@ func Run(ctx context.Context, o Options) error {
 	registry := prometheus.NewRegistry()
 	metrics := newProxyMetrics(registry)
 	a := &Agent{options: o, services: services, registry: registry, metrics: metrics, progress: newProgress(metrics, o.Servers.Late),
+		checks:   make(chan struct{}, 1),
 		resolver: resolve.New(o.Resolve), known: map[source.Problem]struct{}{}, names: servicesOf{}, addresses: o.Resolve.Addresses}
 	checks := health.New(nil, func() bool { _, healthy := a.progress.health(time.Now()); return healthy })
 	defer checks.Close()
 	a.health = reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
 		Owner: func(h *model.HealthCheck) string { return h.Service }, Log: o.Log.With("plane", "health")})
-	registry.MustRegister(collector{a}, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewGoCollector())
+	registry.MustRegister(collector{a})
 	return a.run(ctx)
 }
 
@@ -124,6 +125,7 @@ func (a *Agent) run(ctx context.Context) error {
 		start("addresses", func(ctx context.Context) error { return a.options.Addresses.Follow(ctx, a.setAddresses) })
 	}
 	a.ended.Go(func() { a.progress.follow(ctx, a.sync) })
+	a.ended.Go(func() { a.followChecks(ctx) })
 	start("source", func(ctx context.Context) error {
 		return a.options.Source.Run(ctx, func(b source.Batch) { a.take(ctx, b) })
 	})
@@ -199,6 +201,27 @@ func (a *Agent) hand(d model.Delta) {
 	a.services.Change(d.Put, d.Del)
 	a.names.follow(d.Put, d.Del)
 	a.health.Change(d.PutHealth, d.DelHealth)
+	if len(d.PutHealth) > 0 {
+		select {
+		case a.checks <- struct{}{}:
+		default: // it will be seen with what changed already
+		}
+	}
+}
+
+// followChecks reports health checks that can't be served, after each change of some, until ctx ends. No Service waits
+// for them.
+func (a *Agent) followChecks(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.checks:
+		}
+		if a.health.Sync(ctx) != nil && ctx.Err() == nil && a.options.Tell != nil {
+			a.options.Tell(a.standing())
+		}
+	}
 }
 
 // count says what a batch changes.
@@ -247,8 +270,13 @@ func (a *Agent) standing() []source.Problem {
 		}
 		few, others := fewPerService(s.Failing)
 		for _, owner := range sortedKeys(few) {
-			all = append(all, source.Problem{Object: ownerKey(owner), Reason: "Refused",
-				Message: fmt.Sprintf("the data plane %s can't serve %s: %s", plane, owner, few[owner].Error)})
+			p := source.Problem{Object: ownerKey(owner), Reason: "Refused",
+				Message: fmt.Sprintf("the data plane %s can't serve %s: %s", plane, owner, few[owner].Error)}
+			if plane == healthPlane {
+				p.Reason = "FailedToStartServiceHealthcheck" // as kube-proxy has it
+				p.Message = fmt.Sprintf("node %s: %s", a.options.Resolve.Node, few[owner].Error)
+			}
+			all = append(all, p)
 		}
 		for _, service := range sortedKeys(others) { // their number changes: that is no news
 			all = append(all, source.Problem{Object: ownerKey(service), Reason: "Refused",

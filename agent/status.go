@@ -4,14 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/http/pprof"
-	"runtime"
-	"slices"
-	"strings"
-	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"fairlead.dev/fairlead/agent/escape"
@@ -55,10 +51,13 @@ func (a *Agent) state() State {
 	return s
 }
 
+// healthPlane is the data plane of healthCheckNodePort.
+const healthPlane = "health"
+
 // loops gives the loops' states by data plane.
 func (a *Agent) loops() map[string]reconcile.Status {
 	m := a.services.Status()
-	m["health"] = a.health.Status()
+	m[healthPlane] = a.health.Status()
 	return m
 }
 
@@ -108,16 +107,22 @@ func (p *pages) json(path string, value func() any) {
 	}))
 }
 
-// handler answers kube-proxy's pages (/healthz, /proxyMode, /metrics, /configz, /flagz, /statusz) and ours (/livez, /readyz,
-// /status), and /debug/pprof if that was asked for.
+// handler answers kube-proxy's pages (/healthz, /proxyMode, /metrics, /metrics/slis, /configz, /flagz, /statusz) and
+// ours (/livez, /readyz, /status), and /debug/pprof if that was asked for.
 func (a *Agent) handler() http.Handler {
 	s, p := a.options.Servers, &pages{ServeMux: http.NewServeMux()}
-	started := time.Now()
-	p.add("/metrics", promhttp.HandlerFor(a.registry, promhttp.HandlerOpts{}))
-	p.text("/healthz", func(w io.Writer) { io.WriteString(w, "ok") })
-	p.text("/livez", func(w io.Writer) { io.WriteString(w, "ok\n") })
+	all := prometheus.Gatherers{a.registry}
+	if s.Process != nil {
+		all = append(all, s.Process)
+	}
+	p.add("/metrics", promhttp.HandlerFor(all, promhttp.HandlerOpts{}))
+	checks := newHealthchecks()
+	p.add("/metrics/slis", promhttp.HandlerFor(checks.registry, promhttp.HandlerOpts{}))
+	p.text("/healthz", func(w io.Writer) { checks.observe("ping", "healthz", true); io.WriteString(w, "ok") })
+	p.text("/livez", func(w io.Writer) { checks.observe("ping", "livez", true); io.WriteString(w, "ok\n") })
 	p.add("/readyz", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if why := a.notReady(); why != "" {
+		why := a.notReady()
+		if checks.observe("serving", "readyz", why == ""); why != "" {
 			http.Error(w, why, http.StatusServiceUnavailable)
 			return
 		}
@@ -126,15 +131,8 @@ func (a *Agent) handler() http.Handler {
 	p.text("/proxyMode", func(w io.Writer) { io.WriteString(w, a.options.Mode.Name) })
 	p.json("/status", func() any { return a.state() })
 	p.json("/configz", func() any { return s.Config })
-	p.text("/flagz", func(w io.Writer) {
-		for _, name := range slices.Sorted(maps.Keys(s.Flags)) {
-			fmt.Fprintf(w, "%s=%s\n", name, s.Flags[name])
-		}
-	})
-	p.text("/statusz", func(w io.Writer) {
-		fmt.Fprintf(w, "fairlead statusz\n\nStarted: %s\nUp: %s\nGo version: %s\nNode: %s\nMode: %s (%s)\nPaths: %s\n", started.Format(time.UnixDate),
-			time.Since(started).Truncate(time.Second), runtime.Version(), a.options.Resolve.Node, a.options.Mode.Name, a.options.Why, strings.Join(p.paths, " "))
-	})
+	p.add("/flagz", zpage{"Flagz", s.flagz})
+	p.add("/statusz", zpage{"Statusz", func(w io.Writer) map[string]any { return a.statusz(w, p.paths) }})
 	if s.Profiling {
 		p.add("/debug/pprof/", http.HandlerFunc(pprof.Index))
 		p.add("/debug/pprof/profile", http.HandlerFunc(pprof.Profile))

@@ -494,3 +494,17 @@ func TestPodInterfaces(t *testing.T) {
 		}
 	}
 }
+
+// The gates that kube-proxy reads come to what is served: configuration decides of one.
+func TestFeatures(t *testing.T) {
+	for flag, served := range map[string]bool{"Any": true, "Safe": true, "Refuse": false} {
+		is := map[string]Feature{}
+		for _, f := range must(t, head, "--external-ips", flag).Features() {
+			is[f.Name] = f
+		}
+		if is["AllowServiceExternalIPs"].Enabled != served || !is["NFTablesNetlink"].Enabled ||
+			is["NFTablesNetlink"].Stage != "BETA" {
+			t.Errorf("--external-ips %s: %+v", flag, is)
+		}
+	}
+}

@@ -32,7 +32,8 @@ const (
 var fields = []Field{
 	{"kind", true, "Says what the document is."},
 	{"apiVersion", true, "Says what the document is."},
-	{"featureGates", false, "No feature of Fairlead's is behind a gate."},
+	{"featureGates", false, "No feature of Fairlead's is behind a gate. " +
+		"kubernetes_feature_enabled says what comes of those that kube-proxy reads."},
 	{"clientConnection.kubeconfig", true, "How the API server is reached; without it as a pod does. Not used where a folder is the source."},
 	{"clientConnection.acceptContentTypes", true, "Handed to the client of the API server."},
 	{"clientConnection.contentType", true, "Handed to the client of the API server."},

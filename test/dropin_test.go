@@ -144,3 +144,12 @@ func TestWritesItsConfiguration(t *testing.T) {
 	}
 	contains(t, string(b), "mode: ipvs", "clusterCIDR: 10.1.0.0/16", "kind: FairleadConfiguration", "maxPerCore: 32768")
 }
+
+// TestVersionAsKubeProxyHasIt: a script that asks kube-proxy for its version asks Fairlead in the same way.
+func TestVersionAsKubeProxyHasIt(t *testing.T) {
+	contains(t, must(t, fairlead, "run", "--version"), "in place of kube-proxy v1.37.")
+	contains(t, must(t, fairlead, "run", "--version=raw"), `version.Info{Major:"1", Minor:"37"`, `GoVersion:"go1.`)
+	if out, err := try(fairlead, "run", "--version=v1.36.0"); err == nil || !strings.Contains(out, "true, false or raw") {
+		t.Errorf("another version: %v, %s", err, out)
+	}
+}

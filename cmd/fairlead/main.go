@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -69,7 +68,7 @@ and measures on your own machine what that costs.
 
 Start with a cluster in a box:    fairlead sandbox up examples/shop
 or with a measurement:            fairlead lab run services --quick`,
-		Version:       version(),
+		Version:       ownVersion(buildInfo()),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -112,20 +111,4 @@ func holds(c *cobra.Command, others ...*cobra.Command) *cobra.Command {
 		return fmt.Errorf("%s: there is no %q: choose one of %s", c.CommandPath(), args[0], strings.Join(all, ", "))
 	}
 	return c
-}
-
-// version names the commit that the binary was built from.
-func version() string {
-	v := "unknown commit"
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			switch {
-			case s.Key == "vcs.revision":
-				v = s.Value
-			case s.Key == "vcs.modified" && s.Value == "true":
-				v += ", modified"
-			}
-		}
-	}
-	return v
 }

@@ -45,6 +45,10 @@ stays in force.`,
 
 // run does what the flags say, again with each configuration that the file comes to hold.
 func run(c *cobra.Command, n *nodeFlags) error {
+	if n.Version.Asked() {
+		printVersion(c.OutOrStdout(), n.Version)
+		return nil
+	}
 	if n.CleanUp {
 		return agent.Clean(c.Context())
 	}
@@ -136,6 +140,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	if err != nil {
 		return err
 	}
+	metrics := processMetrics(c)
 	set, again := c.System(d.mode), false
 	if p.setUpOnly {
 		return errors.Join(set.Apply(log), prepare(d.mode))
@@ -151,9 +156,14 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	defer addresses.Close()
 	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers(), Addresses: addresses,
 		Predecessor: &p.predecessor, Refusal: &p.refusal}
-	o.Servers.Flags = p.flags
+	o.Servers.Flags, o.Servers.Process = p.flags, metrics
+	build := buildInfo()
+	o.Servers.Version, o.Servers.Emulates = ownVersion(build), build.Major+"."+build.Minor
+	starting := func() {}
 	if recorder != nil {
-		o.Tell = event.New(recorder, log).Tell
+		t := event.New(recorder, log)
+		o.Tell = t.Tell
+		starting = func() { t.Starting(d.resolve.Node, "serves Services by "+d.mode.Name) }
 	}
 	o.Prepare = func() {
 		if err := set.Apply(log); err != nil {
@@ -163,6 +173,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	}
 	o.Served = func(ctx context.Context) {
 		*served = true
+		starting()
 		if again {
 			if err := set.Apply(log); err != nil {
 				log.Warn("settings of the system could not be made", "error", err)

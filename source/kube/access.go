@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"reflect"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/metrics"
 )
 
 // Access says where the API server is and as whom to come to it.
@@ -142,7 +144,8 @@ func kinds() *runtime.Scheme {
 	return s
 }
 
-// bounded ends answers that are too large, but for watches.
+// bounded ends answers that are too large, but for watches. Of those it measures how long the answer took to begin:
+// client-go measures requests that end.
 type bounded struct {
 	http.RoundTripper
 	largest int64
@@ -150,8 +153,11 @@ type bounded struct {
 
 // RoundTrip implements http.RoundTripper.
 func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
+	began := time.Now()
 	a, err := b.RoundTripper.RoundTrip(r)
-	if err == nil && r.URL.Query().Get("watch") == "" {
+	if r.URL.Query().Get("watch") != "" {
+		metrics.RequestLatency.Observe(r.Context(), r.Method, *r.URL, time.Since(began))
+	} else if err == nil {
 		a.Body = http.MaxBytesReader(nil, a.Body, b.largest)
 	}
 	return a, err
