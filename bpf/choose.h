@@ -214,7 +214,7 @@ __noinline int draw(struct pool *p, const struct header *h, __u32 extent, const 
 		break;
 	case SOURCE:
 		r = hash(&q->from);
-		if (h->ports)
+		if (h->flags & BY_PORT)
 			r = mix(r ^ q->port);
 		break;
 	case DESTINATION:
@@ -282,6 +282,25 @@ __noinline int member(__u32 extent, __u32 count, const struct place_of *at)
 			low = middle + 1;
 	}
 	return 0;
+}
+
+/* The index in slots of an endpoint that a flow stays with: a backend, or one that gets no new flow. 0 where it is neither. */
+__noinline int retained(__u32 extent, const struct header *h, const struct place_of *at)
+{
+	__u32 number, others;
+	union slot *s;
+
+	if (!h || !at)
+		return 0;
+	number = member(extent, h->count, at);
+	if (number)
+		return extent + number;
+	if (!(h->flags & UNSELECTED))
+		return 0;
+	others = extent + 1 + h->count + (h->choices + CHOICES - 1) / CHOICES;
+	s = slot(others);
+	number = s ? member(others, s->header.count, at) : 0;
+	return number ? others + number : 0;
 }
 
 /* The backend of a client with affinity, if it has one that still counts. */

@@ -218,7 +218,7 @@ static __always_inline struct pool *pool_of(struct question *q, const struct fro
 	return bpf_map_lookup_elem(&pools, &q->index);
 }
 
-/* The slot of a backend that a frontend leads a client to, NULL where it doesn't, or doesn't let the client in. */
+/* The slot of an endpoint that a flow stays with, NULL where the frontend has no such, or doesn't let the client in. */
 static __always_inline union slot *backend_of(struct question *q, const struct frontend *f, const struct place_of *at)
 {
 	struct pool *pool;
@@ -234,11 +234,11 @@ static __always_inline union slot *backend_of(struct question *q, const struct f
 	s = slot(extent);
 	if (!s || !extent)
 		return NULL;
-	number = member(extent, s->header.count, at);
-	return number ? slot(extent + number) : NULL;
+	number = retained(extent, &s->header, at);
+	return number ? slot(number) : NULL;
 }
 
-/* Whether the backend of a client's way still is one of its entry's. */
+/* Whether a client's flow stays with its endpoint. */
 __noinline int serves(const struct way *w, const struct packet *p)
 {
 	struct place_of at = {};

@@ -94,6 +94,7 @@ struct {
 const struct event *unused_event __attribute__((unused));
 const enum origin unused_origin __attribute__((unused));
 const enum scheduler unused_scheduler __attribute__((unused));
+const enum header_flag unused_flag __attribute__((unused));
 const enum place unused_place __attribute__((unused));
 const enum outcome unused_outcome __attribute__((unused));
 
@@ -326,13 +327,13 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 	if (!s || !extent)
 		return LEFT;
 	h = s->header;
-	if (unlikely(!h.count))
-		return f->drop & q->origin ? SILENT : REFUSED;
 	q->counted = h.scheduler >= LEAST;
-	if (unlikely(!zero(&q->kept.address)) && member(extent, h.count, &q->kept)) {
+	if (unlikely(!zero(&q->kept.address)) && retained(extent, &h, &q->kept)) {
 		q->backend = q->kept;
 		return TRANSLATED;
 	}
+	if (unlikely(!h.count))
+		return f->drop & q->origin ? SILENT : REFUSED;
 	if (unlikely(h.affinity || h.scheduler == SOURCE)) {
 		if (!node && zero(&q->from) && !find_source(ctx, q))
 			return LEFT;

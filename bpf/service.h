@@ -83,8 +83,13 @@ struct header {
 	__u8 scheduler;
 	__u8 model;	 /* model.Scheduler, for the agent */
 	__u8 protocol;
-	__u8 ports; /* 1: SOURCE hashes the client's port too */
+	__u8 flags; /* enum header_flag */
 	__u64 id; /* the pool's */
+};
+
+enum header_flag {
+	BY_PORT = 1 << 0,    /* SOURCE hashes the client's port too */
+	UNSELECTED = 1 << 1, /* behind the choices: a header with a count, and so many endpoints that get no new flow */
 };
 
 struct backend {

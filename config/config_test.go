@@ -508,3 +508,34 @@ func TestFeatures(t *testing.T) {
 		}
 	}
 }
+
+// kube-proxy's gate of external IPs refuses them all, in its file and as a flag, whatever our own field says.
+func TestExternalIPsGate(t *testing.T) {
+	const proxy = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	const off = proxy + "featureGates: {AllowServiceExternalIPs: false}\n"
+	for _, c := range []struct {
+		name, text string
+		args       []string
+		want       resolve.ExternalIPs
+		warnings   int
+	}{
+		{"file", off, nil, resolve.RefuseExternalIPs, 0},
+		{"file, on", proxy + "featureGates: {AllowServiceExternalIPs: true}\n", nil, resolve.SafeExternalIPs, 0},
+		{"file, another", proxy + "featureGates: {AllowServiceExternalIPs: false, SomeGate: true}\n", nil, resolve.RefuseExternalIPs, 1},
+		{"flag", "", []string{"--feature-gates=AllowServiceExternalIPs=false"}, resolve.RefuseExternalIPs, 0},
+		{"against the file", off + "---\napiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nexternalIPs: Any\n", nil,
+			resolve.RefuseExternalIPs, 1},
+		{"against the flag", off, []string{"--external-ips=Safe"}, resolve.RefuseExternalIPs, 1},
+		{"neither", "", nil, resolve.SafeExternalIPs, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := load(t, c.text, c.args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Own.ExternalIPs != c.want || len(got.Warnings) != c.warnings {
+				t.Errorf("externalIPs %s, warnings %q", got.Own.ExternalIPs, got.Warnings)
+			}
+		})
+	}
+}

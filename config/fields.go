@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -29,10 +30,13 @@ const (
 		"route to by such an interface."
 )
 
+// allowExternalIPs is the feature gate that decides whether kube-proxy serves external IPs.
+const allowExternalIPs = "AllowServiceExternalIPs"
+
 var fields = []Field{
 	{"kind", true, "Says what the document is."},
 	{"apiVersion", true, "Says what the document is."},
-	{"featureGates", false, "No feature of Fairlead's is behind a gate. " +
+	{"featureGates", false, "Only AllowServiceExternalIPs changes anything: where it is false, externalIPs is Refuse. " +
 		"kubernetes_feature_enabled says what comes of those that kube-proxy reads."},
 	{"clientConnection.kubeconfig", true, "How the API server is reached; without it as a pod does. Not used where a folder is the source."},
 	{"clientConnection.acceptContentTypes", true, "Handed to the client of the API server."},
@@ -134,8 +138,10 @@ func walk(path string, v reflect.Value, to []leaf) []leaf {
 
 // ignored says what is done in place of each field that is not honoured and not left at its default.
 func ignored(c *v1alpha1.KubeProxyConfiguration) (warnings []string) {
-	usual := leaves(defaults())
-	for i, l := range leaves(c) {
+	others, usual := *c, leaves(defaults())
+	others.FeatureGates = maps.Clone(c.FeatureGates)
+	delete(others.FeatureGates, allowExternalIPs)
+	for i, l := range leaves(&others) {
 		if f, _ := fieldOf(l.path); !f.Honoured && !reflect.DeepEqual(l.value.Interface(), usual[i].value.Interface()) {
 			warnings = append(warnings, fmt.Sprintf("%s: %v is not honoured: %s", l.path, show(l.value), f.Text))
 		}

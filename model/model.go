@@ -154,9 +154,23 @@ type Pool struct {
 	Backends []Backend     // sorted by address and port, no duplicates, one family
 	Affinity time.Duration // how long after its last connection a client address returns to its backend; 0: not at all
 
+	// Unselected holds the other serving endpoints of the port, which get no new flow: traffic policy, topology or their
+	// termination forbids it. A flow of UDP or SCTP that one of them has stays there. Sorted, without weights, none of
+	// Backends; nil for TCP.
+	Unselected []Backend
+
 	Scheduler Scheduler // how a client that has no affinity is given a backend
 	Ports     bool      // a Scheduler that hashes the client's address hashes its port too
 	Entries   int       // of Maglev's table, a prime; 0: as many as the plane sees fit
+}
+
+// Serves reports whether a flow that has the endpoint at a stays there.
+func (p *Pool) Serves(a netip.AddrPort) bool {
+	has := func(l []Backend) bool {
+		_, found := slices.BinarySearchFunc(l, a, func(b Backend, a netip.AddrPort) int { return b.Addr.Compare(a) })
+		return found
+	}
+	return has(p.Backends) || has(p.Unselected)
 }
 
 // Backend is one place that answers.

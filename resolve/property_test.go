@@ -359,7 +359,7 @@ func mustBeEmpty(t interface{ Fatalf(string, ...any) }, r *Resolver) {
 func bounded(t dice, r *Resolver) {
 	all, limits := cost{}, r.set.limits
 	for _, s := range r.services {
-		c := cost{frontends: len(s.shown.fronts)}
+		c, endpoints := cost{frontends: len(s.shown.fronts)}, 0
 		for _, f := range s.shown.fronts {
 			c.ranges += len(f.Sources)
 			external, lb := f.Via == viaExternalIP.String(), f.Via == viaLoadBalancer.String()
@@ -375,10 +375,14 @@ func bounded(t dice, r *Resolver) {
 		for _, p := range s.shown.pools {
 			if p != nil {
 				soundBackends(t, r, s, p)
-				c.pools, c.slots = c.pools+1, c.slots+1+len(p.Backends)
+				n := len(p.Backends) + len(p.Unselected)
+				c.pools, c.slots, endpoints = c.pools+1, c.slots+1+n, endpoints+n
+				if p.Unselected != nil {
+					c.slots++
+				}
 			}
 		}
-		if c.frontends > limits.Service.Frontends || c.slots-c.pools > max(limits.Service.Slots, c.pools) {
+		if c.frontends > limits.Service.Frontends || endpoints > max(limits.Service.Slots, c.pools) {
 			t.Fatalf("%s comes to %+v of %+v", s.key, c, limits.Service)
 		}
 		all = all.plus(c)
@@ -568,6 +572,12 @@ func soundPool(t dice, p *model.Pool, e model.Entry) {
 		}
 		if strings.HasSuffix(p.Name, " local") && !b.Local {
 			t.Fatalf("%s has a backend elsewhere: %v", p.Name, b)
+		}
+	}
+	for i, b := range p.Unselected {
+		if p.Protocol == model.TCP || b.Weight != 0 || i > 0 && p.Unselected[i-1].Addr.Compare(b.Addr) >= 0 ||
+			slices.ContainsFunc(p.Backends, func(o model.Backend) bool { return o.Addr == b.Addr }) || !p.Serves(b.Addr) {
+			t.Fatalf("%s has backends %v, and not selected are %v", p.Name, p.Backends, p.Unselected)
 		}
 	}
 }

@@ -151,3 +151,26 @@ func TestPodsByInterface(t *testing.T) {
 		}
 	}
 }
+
+func TestStays(t *testing.T) {
+	at := netip.MustParseAddrPort
+	pool := &model.Pool{Protocol: model.UDP, Backends: []model.Backend{{Addr: at("10.244.0.1:53")}},
+		Unselected: []model.Backend{{Addr: at("10.244.0.2:53")}}}
+	s := world()
+	e := model.Entry{Addr: netip.MustParseAddr("10.96.0.53"), Port: 53, Protocol: model.UDP}
+	s.Frontends[e] = &model.Frontend{Entry: e, Inside: model.Target{Pool: pool}, Outside: model.Target{Pool: pool}}
+	for _, c := range []struct {
+		to, has string
+		want    bool
+	}{
+		{"10.96.0.53:53", "10.244.0.1:53", true},
+		{"10.96.0.53:53", "10.244.0.2:53", true},
+		{"10.96.0.53:53", "10.244.0.3:53", false},
+		{"10.96.0.53:53", "10.244.0.2:54", false},
+		{"10.96.0.54:53", "10.244.0.1:53", false},
+	} {
+		if got := Stays(s, Packet{Src: at("10.244.1.9:1"), Dst: at(c.to), Protocol: model.UDP}, at(c.has)); got != c.want {
+			t.Errorf("a flow to %s that has %s stays: %t", c.to, c.has, got)
+		}
+	}
+}

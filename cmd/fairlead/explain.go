@@ -196,6 +196,7 @@ type explained struct {
 	Pool       string               `json:"pool,omitempty"`
 	Affinity   string               `json:"affinity,omitempty"`
 	Candidates []explainedCandidate `json:"candidates,omitempty"`
+	Unselected []string             `json:"unselected,omitempty"` // further endpoints with which flows of UDP and SCTP stay
 	Scheduler  string               `json:"scheduler,omitempty"`
 	Problems   []source.Problem     `json:"problems,omitempty"` // of the Service asked for, if the frontend isn't served as it says
 	Mode       string               `json:"mode"`
@@ -239,6 +240,9 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	}
 	if t := f.Target(v.Origin).Pool.Affinity; t > 0 {
 		e.Affinity = t.String()
+	}
+	for _, b := range f.Target(v.Origin).Pool.Unselected {
+		e.Unselected = append(e.Unselected, b.Addr.String())
 	}
 	e.Scheduler = w.mode.Scheduler(v.Origin, f.Target(v.Origin).Pool.Scheduler).String()
 	if f.Target(v.Origin).Pool.Ports {
@@ -389,6 +393,9 @@ func (e explained) tree(w io.Writer) error {
 		add(0, "passes as if Fairlead were not there")
 	default:
 		add(0, "%s: %s", map[string]string{"reject": "is refused with an answer", "drop": "is dropped"}[e.Outcome], e.Reason)
+	}
+	if e.Unselected != nil {
+		add(0, "existing flows also stay with serving endpoints that get no new ones: %s", few(e.Unselected))
 	}
 	if e.Counts != nil {
 		add(0, "clients so far: %d were given a backend, %d refused for want of one", e.Counts.Connections, e.Counts.Refused)

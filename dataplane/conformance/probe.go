@@ -525,6 +525,11 @@ func (p probe) hold(ctx context.Context) string {
 func (f *flow) again(ctx context.Context, l *packetLine) string {
 	expected := l.expected(f.w.known)
 	stays := slices.ContainsFunc(expected, func(c candidate) bool { return c.is(f.last) })
+	if l.Proto != model.TCP && f.j.outcome.Action == verdict.Forward {
+		if is := verdict.Stays(f.w.agents[f.j.node].services, f.j.packet, f.last); is != stays {
+			return fmt.Sprintf("verdict says it stays with %s: %t", f.last, is)
+		}
+	}
 	for end := time.Now().Add(f.w.patience); ; {
 		wrong := f.once(ctx, l, expected)
 		if wrong == "" || stays || time.Now().After(end) {

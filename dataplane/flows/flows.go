@@ -27,14 +27,11 @@ type Key model.Entry
 // Rank implements dataplane.Key: entries don't depend on each other.
 func (Key) Rank() int { return 0 }
 
-// Allowed is the pools that an entry's flows may have a backend of; none for TCP, whose flows end by themselves.
+// Allowed is the pools whose endpoints an entry's flows may stay with; none for TCP, whose flows end by themselves.
 type Allowed struct{ Inside, Outside *model.Pool }
 
-// has says whether a is a backend.
-func (p Allowed) has(a netip.AddrPort) bool {
-	is := func(b model.Backend) bool { return b.Addr == a }
-	return slices.ContainsFunc(p.Inside.Backends, is) || slices.ContainsFunc(p.Outside.Backends, is)
-}
+// has reports whether a flow may stay with the endpoint at a.
+func (p Allowed) has(a netip.AddrPort) bool { return p.Inside.Serves(a) || p.Outside.Serves(a) }
 
 // Fact says which backends an entry's flows may have.
 type Fact = dataplane.Fact[Key, Allowed]

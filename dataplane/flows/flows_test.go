@@ -22,10 +22,13 @@ func key(addr string, proto model.Protocol) Key {
 }
 
 func TestStale(t *testing.T) {
+	drains := pool("10.1.0.1:53")
+	drains.Unselected = pool("10.1.0.2:53").Backends
 	c := cutter{
 		now: map[Key]Allowed{
 			key("10.96.0.53:53", model.UDP): {Inside: pool("10.1.0.1:53", "10.1.0.2:53"), Outside: pool("10.1.0.3:53")},
 			key("0.0.0.0:30053", model.UDP): {Inside: pool("10.1.0.1:53"), Outside: pool()},
+			key("10.96.0.55:53", model.UDP): {Inside: drains, Outside: drains},
 			key("10.96.0.9:9", model.SCTP):  {Inside: pool("10.1.0.1:9"), Outside: pool("10.1.0.1:9")},
 			key("[fd00::53]:53", model.UDP): {Inside: pool("[fd01::1]:53"), Outside: pool("[fd01::1]:53")},
 		},
@@ -42,6 +45,8 @@ func TestStale(t *testing.T) {
 		{model.UDP, "10.96.0.53:53", "10.1.0.3:53", false, "a backend for clients outside"},
 		{model.UDP, "10.96.0.53:53", "10.1.0.9:53", true, "no backend any more"},
 		{model.UDP, "10.96.0.53:53", "10.1.0.1:54", true, "another port of a backend"},
+		{model.UDP, "10.96.0.55:53", "10.1.0.2:53", false, "an endpoint that serves, though new flows go to others"},
+		{model.UDP, "10.96.0.55:53", "10.1.0.3:53", true, "an endpoint that doesn't"},
 		{model.UDP, "10.96.0.53:53", "10.96.0.53:53", true, "never translated: from before the frontend"},
 		{model.UDP, "10.96.0.53:54", "10.1.0.9:53", false, "an entry that is not ours"},
 		{model.TCP, "10.96.0.53:53", "10.1.0.9:53", false, "TCP ends by itself"},

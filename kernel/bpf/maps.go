@@ -398,6 +398,18 @@ func all[K, V any](m *ebpf.Map, take func(K, V)) error {
 	}
 }
 
+// Frontend reads one; false where there is none.
+func (m *Maps) Frontend(k Entry) (f Frontend, known bool, err error) {
+	err = m.named[serviceMapFrontends].Lookup(k, &f)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return f, false, nil
+	}
+	if err != nil {
+		return f, false, fmt.Errorf("bpf: read a frontend: %w", err)
+	}
+	return f, true, nil
+}
+
 // Frontends reads every frontend.
 func (m *Maps) Frontends(take func(Entry, Frontend)) error {
 	return all(m.named[serviceMapFrontends], take)

@@ -210,7 +210,7 @@ type packetsSlot struct {
 		Scheduler uint8
 		Model     uint8
 		Protocol  uint8
-		Ports     uint8
+		Flags     uint8
 		Id        uint64
 	}
 }

@@ -169,9 +169,16 @@ type serviceHeader struct {
 	Scheduler uint8
 	Model     uint8
 	Protocol  uint8
-	Ports     uint8
+	Flags     uint8
 	Id        uint64
 }
+
+type serviceHeaderFlag uint32
+
+const (
+	serviceHeaderFlagBY_PORT    serviceHeaderFlag = 1
+	serviceHeaderFlagUNSELECTED serviceHeaderFlag = 2
+)
 
 type serviceHome struct {
 	_         structs.HostLayout
@@ -334,6 +341,7 @@ const (
 	serviceProgSendmsg6       = "sendmsg6"
 	serviceVarNodeNamespace   = "node_namespace"
 	serviceVarUnusedEvent     = "unused_event"
+	serviceVarUnusedFlag      = "unused_flag"
 	serviceVarUnusedOrigin    = "unused_origin"
 	serviceVarUnusedOutcome   = "unused_outcome"
 	serviceVarUnusedPlace     = "unused_place"
@@ -421,6 +429,7 @@ type serviceMapSpecs struct {
 type serviceVariableSpecs struct {
 	NodeNamespace   *ebpf.VariableSpec `ebpf:"node_namespace"`
 	UnusedEvent     *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedFlag      *ebpf.VariableSpec `ebpf:"unused_flag"`
 	UnusedOrigin    *ebpf.VariableSpec `ebpf:"unused_origin"`
 	UnusedOutcome   *ebpf.VariableSpec `ebpf:"unused_outcome"`
 	UnusedPlace     *ebpf.VariableSpec `ebpf:"unused_place"`
@@ -492,6 +501,7 @@ func (m *serviceMaps) Close() error {
 type serviceVariables struct {
 	NodeNamespace   *ebpf.Variable `ebpf:"node_namespace"`
 	UnusedEvent     *ebpf.Variable `ebpf:"unused_event"`
+	UnusedFlag      *ebpf.Variable `ebpf:"unused_flag"`
 	UnusedOrigin    *ebpf.Variable `ebpf:"unused_origin"`
 	UnusedOutcome   *ebpf.Variable `ebpf:"unused_outcome"`
 	UnusedPlace     *ebpf.Variable `ebpf:"unused_place"`

@@ -187,24 +187,34 @@ func poolKey(id uint64) Key { return Key{KindPool, string(binary.BigEndian.Appen
 func poolID(k Key) uint64 { return binary.BigEndian.Uint64([]byte(k.Name)) }
 
 // A pool's value is protocol · scheduler · 1 if it hashes ports · 0 · seconds of affinity · entries of Maglev's table, 0 where
-// there is none; then 20 bytes for each backend: address · port · weight and where it runs.
+// there is none; then 20 bytes for each backend: address · port · weight and where it runs, and for each endpoint that gets
+// no new flow, with the bit unselected.
 const (
 	poolHead    = 10
 	poolBackend = 20
+	unselected  = 1 << 13
 )
 
 func poolValue(v *model.Pool) string {
-	b := make([]byte, 0, poolHead+poolBackend*len(v.Backends))
+	b := make([]byte, 0, poolHead+poolBackend*(len(v.Backends)+len(v.Unselected)))
 	b = append(b, byte(v.Protocol), byte(v.Scheduler), byte(b2i(v.Ports)), 0)
 	b = binary.BigEndian.AppendUint32(b, uint32(v.Affinity/time.Second))
 	b = binary.BigEndian.AppendUint16(b, uint16(entries(v)))
 	for _, e := range v.Backends {
-		a := e.Addr.Addr().As16()
-		b = append(b, a[:]...)
-		b = binary.BigEndian.AppendUint16(b, e.Addr.Port())
-		b = binary.BigEndian.AppendUint16(b, heldWeight(e))
+		b = appendBackend(b, e, 0)
+	}
+	for _, e := range v.Unselected {
+		b = appendBackend(b, e, unselected)
 	}
 	return string(b)
+}
+
+// appendBackend adds a backend and what else is said of it.
+func appendBackend(b []byte, e model.Backend, is uint16) []byte {
+	a := e.Addr.Addr().As16()
+	b = append(b, a[:]...)
+	b = binary.BigEndian.AppendUint16(b, e.Addr.Port())
+	return binary.BigEndian.AppendUint16(b, heldWeight(e)|is)
 }
 
 // entries gives the size of a pool's table, with Maglev's scheduler and backends.
@@ -239,7 +249,12 @@ func readPool(value string) *model.Pool {
 		Backends: make([]model.Backend, 0, (len(b)-poolHead)/poolBackend)}
 	for b = b[poolHead:]; len(b) >= poolBackend; b = b[poolBackend:] {
 		a := netip.AddrFrom16([16]byte(b)).Unmap()
-		p.Backends = append(p.Backends, backend(netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[16:])), binary.BigEndian.Uint16(b[18:])))
+		at, weight := netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[16:])), binary.BigEndian.Uint16(b[18:])
+		if weight&unselected != 0 {
+			p.Unselected = append(p.Unselected, backend(at, weight&^unselected))
+		} else {
+			p.Backends = append(p.Backends, backend(at, weight))
+		}
 	}
 	return p
 }

@@ -52,9 +52,10 @@
 // # Changes
 //
 // A TCP connection goes on when its backend leaves the pool, and when its frontend goes: then a rule of its own keeps its
-// packets coming, until it ends; what a killed process leaves of those goes when the next makes its room. A UDP flow ends when a new one would not be like it. Affinity and counts of connections
-// survive changes of other backends. All of it ends with the process (Abilities.Ends): rules stay and lead nowhere, until a
-// new process has its room.
+// packets coming, until it ends; what a killed process leaves of those goes when the next makes its room. A UDP
+// flow ends when its endpoint serves no more, or its client is no longer allowed. Affinity and counts of connections survive
+// changes of other backends. All of it ends with the process (Abilities.Ends): rules stay and lead nowhere, until a new process
+// has its room.
 //
 // File descriptors: the limit is raised as far as it may be, and 512 are left to everything else. A TCP connection has
 // two, and up to four more while bytes wait in it; a UDP flow has one. Of the first a frontend may have a quarter of

@@ -164,12 +164,16 @@ func firstError(errs ...error) error {
 	return nil
 }
 
-// poolText gives "tcp maglev ports=true affinity=3h0m0s 10.244.0.1:80=2 10.244.0.2:80=1": each backend with its share.
+// poolText gives "tcp maglev ports=true affinity=3h0m0s 10.244.0.1:80=2 10.244.0.2:80=1": each backend with its share,
+// and each endpoint that gets no new flow with 0.
 func poolText(v *model.Pool) string {
 	b := fmt.Appendf(nil, "%s %s ports=%t affinity=%s", v.Protocol, v.Scheduler, v.Ports, v.Affinity)
 	for _, e := range v.Backends {
 		b = e.Addr.AppendTo(append(b, ' '))
 		b = strconv.AppendInt(append(b, '='), int64(e.Share()), 10)
+	}
+	for _, e := range v.Unselected {
+		b = append(e.Addr.AppendTo(append(b, ' ')), "=0"...)
 	}
 	return string(b)
 }
@@ -192,7 +196,11 @@ func parsePool(text string) (v model.Pool, err error) {
 		at, weight, _ := strings.Cut(b, "=")
 		a, e := netip.ParseAddrPort(at)
 		n, e2 := strconv.ParseUint(weight, 10, 16)
-		v.Backends, err = append(v.Backends, model.Backend{Addr: a, Weight: uint16(n)}), firstError(err, e, e2)
+		if err = firstError(err, e, e2); n == 0 {
+			v.Unselected = append(v.Unselected, model.Backend{Addr: a})
+		} else {
+			v.Backends = append(v.Backends, model.Backend{Addr: a, Weight: uint16(n)})
+		}
 	}
 	return v, err
 }

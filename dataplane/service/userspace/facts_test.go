@@ -24,7 +24,8 @@ func TestFactsSayAllThereIsToSay(t *testing.T) {
 		}
 	}
 	for _, p := range []*model.Pool{{Protocol: model.UDP}, {Protocol: model.TCP, Scheduler: model.Maglev, Ports: true, Affinity: 3 * time.Hour,
-		Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 3}, {Addr: netip.MustParseAddrPort("[fd00::1]:80"), Weight: 256}}}} {
+		Backends:   []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 3}, {Addr: netip.MustParseAddrPort("[fd00::1]:80"), Weight: 256}},
+		Unselected: []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.3:80")}}}} {
 		if got, err := parsePool(poolText(p)); err != nil || !reflect.DeepEqual(got, *p) {
 			t.Errorf("%q is read as %+v, %v", poolText(p), got, err)
 		}

@@ -20,10 +20,10 @@ func (p *Plane) inLoops(need bool, f func(*loop)) {
 	}
 }
 
-// cut ends flows that a new one of their client's would not be like: to a backend that is gone, or of another pool.
+// cut ends flows whose endpoint serves no more, and those of clients that are no longer allowed.
 func (li *listener) cut() {
 	for _, f := range li.flows {
-		if now, _ := li.front.decide(f.client.Addr()); now != f.pool || !f.pool.has(f.backend) {
+		if !li.front.stays(f.client.Addr(), f.backend.addr) {
 			f.close()
 		}
 	}
@@ -40,7 +40,7 @@ func (p *Plane) want(f *front) (at []netip.AddrPort, keepOut []unix.SockFilter, 
 	for i, pool := range s.pools {
 		if pool.empty() {
 			lets[i] = s.empty[i]
-			open = open || lets[i] == model.Drop
+			open = open || lets[i] == model.Drop || pool.drains()
 		} else {
 			open = true
 		}
