@@ -17,6 +17,7 @@ func (c *Config) Features() []Feature {
 		{"ComponentStatusz", "BETA", true},
 		{"KubeProxyIPVS", "DEPRECATED", true},
 		{"KubeProxyNFTablesLocalhostNodePorts", "ALPHA", false}, // IPv4 is served without it, ::1 is not
+		{"MultiCIDRServiceAllocator", "", false},                // ServiceCIDRs are not watched
 		{"NFTablesNetlink", "BETA", true},
 		{"NativeHistograms", "BETA", true},
 		{"PreferSameTrafficDistribution", "", true},
