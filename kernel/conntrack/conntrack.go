@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,6 +17,7 @@ type Flow struct {
 	Source      netip.AddrPort // the client
 	Destination netip.AddrPort // as the client wrote it
 	Answers     netip.AddrPort // the source of replies: the backend, if the destination was translated
+	Ended       bool           // a TCP connection that both ends have closed (TIME_WAIT), or one has reset
 }
 
 // Conn reaches one network namespace's connection tracking.
@@ -59,7 +61,9 @@ type filter func(Flow) bool
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
 func (f filter) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	tcp, _ := flow.ProtoInfo.(*netlink.ProtoInfoTCP)
 	return f(Flow{
+		Ended:       tcp != nil && (tcp.State == nl.TCP_CONNTRACK_TIME_WAIT || tcp.State == nl.TCP_CONNTRACK_CLOSE),
 		Protocol:    flow.Forward.Protocol,
 		Source:      addrPort(flow.Forward.SrcIP, flow.Forward.SrcPort),
 		Destination: addrPort(flow.Forward.DstIP, flow.Forward.DstPort),
