@@ -203,6 +203,7 @@ void *bpf_rdonly_cast(const void *, __u32) __ksym;
 #define cast(pointer, type) ((type *)bpf_rdonly_cast((const void *)(pointer), bpf_core_type_id_kernel(type)))
 
 /* include/uapi/linux/netfilter/nf_conntrack_common.h */
+#define IPS_SRC_NAT 16
 #define IPS_DST_NAT 32
 
 /* include/uapi/linux/if.h */

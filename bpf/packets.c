@@ -138,14 +138,24 @@ static __always_inline bool over(const struct way *w)
 	return w->state & RESET || (w->state & (ENDS | ENDED)) == (ENDS | ENDED);
 }
 
-/* For how many seconds a way without packets lasts: as long as by default with nf_conntrack. */
+/* Returns for how many seconds an entry without packets lasts: the defaults of nf_conntrack, whose states are named. */
 static __always_inline __u32 lifetime(const struct way *w, __u8 protocol)
 {
+	__u32 state = w->state;
+
 	if (protocol == IPPROTO_UDP)
-		return w->state & ANSWERED ? 120 : 30;
-	if (w->state & UNASSURED)
-		return w->state & ANSWERED ? 60 : 120; /* SYN_RECV, SYN_SENT */
-	return w->state & ANSWERED && !over(w) ? 5 * 24 * 3600 : 120;
+		return state & ANSWERED ? 120 : 30;
+	if (state & RESET)
+		return 10; /* CLOSE */
+	if ((state & (ENDS | ENDED)) == (ENDS | ENDED))
+		return state & ACKED ? 120 : 30; /* TIME_WAIT, LAST_ACK */
+	if (state & (ENDS | ENDED)) /* FIN_WAIT, CLOSE_WAIT; of a direct flow the other end's packets aren't seen */
+		return (state & (ACKED | DIRECT | LEARNT)) == ACKED ? 60 : 120;
+	if (state & UNASSURED)
+		return state & ANSWERED ? 60 : 120; /* SYN_RECV, SYN_SENT */
+	if (!(state & ANSWERED))
+		return 120;
+	return state & (CLIENT_UNACKED | BACKEND_UNACKED) ? 300 : 5 * 24 * 3600; /* unacknowledged data, ESTABLISHED */
 }
 
 /* Whether a way had no packets for too long when p came, of its protocol. */
@@ -163,6 +173,12 @@ static __always_inline void mark(struct way *w, __u32 state)
 {
 	if ((w->state & state) != state)
 		__sync_fetch_and_or(&w->state, state);
+}
+
+static __always_inline void unmark(struct way *w, __u32 state)
+{
+	if (w->state & state)
+		__sync_fetch_and_and(&w->state, ~state);
 }
 
 /* How long, in seconds, until the ways of a flow tell each other that it has packets. */
@@ -254,15 +270,29 @@ __noinline int serves(const struct way *w, const struct packet *p)
 	return backend_of(q, find(q), &at) != NULL;
 }
 
+/*
+ * Whether a SYN that matches an entry begins another connection: after a FIN or RST, or where the backend doesn't serve its
+ * frontend any more, which is so of all once these programs are retired. A SYN that was answered with SYN, ACK may be sent
+ * again.
+ */
+static __always_inline bool reopens(const struct way *w, const struct packet *p)
+{
+	if (w->state & (ENDS | ENDED | RESET))
+		return true;
+	if (!(w->state & ASKS) || (w->state & (UNASSURED | ANSWERED)) == (UNASSURED | ANSWERED))
+		return false;
+	return !serves(w, p);
+}
+
 /* Whether a way can't be taken any more: the packet begins another flow. */
 static __always_inline bool stale(struct way *w, const struct packet *p)
 {
 	__u32 now;
 
-	if (expired(w, p) || (opens(p) && over(w)))
+	if (expired(w, p))
 		return true;
-	if (direct && w->state & DIRECT && opens(p)) /* its backend may have reset it, and be gone */
-		return !serves(w, p);
+	if (opens(p))
+		return reopens(w, p);
 	if (!(w->state & ASKS) || p->tuple.protocol != IPPROTO_UDP)
 		return false;
 	now = changed();
@@ -277,10 +307,15 @@ static __always_inline bool stale(struct way *w, const struct packet *p)
 /* Notes what of a flow's life a packet shows that takes a way as this one does. */
 static __always_inline void live(struct way *w, const struct packet *p, __u32 end)
 {
-	if (p->flags & RST)
+	if (p->flags & RST) {
 		mark(w, RESET);
-	else if (p->flags & FIN)
+	} else if (p->flags & FIN) {
+		if (!(w->state & end))
+			unmark(w, ACKED);
 		mark(w, end);
+	} else if (w->state & (ENDS | ENDED)) {
+		mark(w, ACKED);
+	}
 }
 
 /* Lets a client's way know of a packet of its answers. t is the tuple of its packets. */
@@ -291,33 +326,40 @@ static __always_inline void answer(const struct tuple *t, const struct packet *p
 	if (!w)
 		return;
 	mark(w, state);
+	unmark(w, CLIENT_UNACKED);
 	live(w, p, ENDED);
 	w->seen = p->now;
 }
 
-/* Lets what belongs to a client's way live on with it, and makes it anew where it had to make room. */
+/* Lets what belongs to a client's way live on with it, or end, and makes it anew where it had to make room. */
 __noinline int renew(const struct way *w, const struct packet *p)
 {
 	struct way *r, made = {.state = REPLIES};
 	struct tuple back;
 	struct end client;
+	__u32 ends;
 
 	if (!w || !p)
 		return 0;
+	ends = (w->state & (CLIENT_UNACKED | RESET)) | (w->state & ENDS ? ENDED : 0);
 	client = end_of(&p->tuple.source, p->tuple.from);
 	made.to = end_of(&p->tuple.destination, p->tuple.to);
 	made.seen = w->seen;
-	made.state |= w->state & (ANSWERED | ALIAS | DIRECT | HIDDEN | UNASSURED);
+	made.state |= ends | (w->state & (ANSWERED | ALIAS | DIRECT | HIDDEN | UNASSURED));
 	if (w->state & ALIAS) {
 		made.from = client;
 		client = w->from;
 	}
 	from_to(&back, &w->to, &client, p->tuple.protocol);
 	r = bpf_map_lookup_elem(&sources, &back);
-	if (r)
+	if (r) {
 		r->seen = w->seen;
-	else if (!bpf_map_update_elem(&sources, &back, &made, BPF_NOEXIST))
+		if (~r->state & ends & ENDED)
+			unmark(r, ACKED);
+		mark(r, ends);
+	} else if (!bpf_map_update_elem(&sources, &back, &made, BPF_NOEXIST)) {
 		note(&ports, back.from, USE_BACKEND);
+	}
 	return 0;
 }
 
@@ -439,18 +481,20 @@ static __always_inline int go(struct __sk_buff *skb, struct packet *p, struct wa
 	__u32 now = p->now, state = w->state;
 	struct end to = w->to, from = w->from;
 	struct tuple ask;
+	bool news;
 
 	if (!p->inner) {
 		live(w, p, ENDS);
 		if (!(state & ASKS) || (direct && state & DIRECT && !opens(p)))
 			mark(w, ANSWERED);
-		if (w->seen != now) {
-			bool news = w->seen + NEWS <= now;
-
+		unmark(w, BACKEND_UNACKED);
+		news = w->seen + NEWS <= now;
+		if (w->seen != now)
 			w->seen = now;
-			if (news && state & ASKS)
-				renew(w, p);
-		}
+		if (news && p->flags & DATA && (state & (ASKS | DIRECT)) == ASKS)
+			mark(w, CLIENT_UNACKED);
+		if (state & ASKS && (news || p->flags & (FIN | RST)))
+			renew(w, p);
 		if (unlikely(state & UNASSURED))
 			establish(w, p);
 	}
@@ -562,25 +606,32 @@ __noinline int heard(struct __sk_buff *skb, const struct tuple *t, int six)
 	return state != BPF_TCP_LISTEN;
 }
 
-/*
- * Whether a packet is of a connection that the kernel's connection tracking translates, as it was begun while somebody else served its
- * entry: another mode, or a kube-proxy. It goes on as it began.
- */
-__noinline int tracked(struct __sk_buff *skb, const struct packet *p)
+/* Returns the bits of nf_conn.status that say how connection tracking translates a tuple's flow, 0 where it doesn't. */
+__noinline int translation(struct __sk_buff *skb, const struct tuple *t, int six)
 {
-	struct bpf_ct_opts o = {.netns_id = BPF_F_CURRENT_NETNS, .l4proto = IPPROTO_TCP};
+	struct bpf_ct_opts o = {.netns_id = BPF_F_CURRENT_NETNS};
 	struct bpf_sock_tuple s;
 	struct nf_conn *c;
-	bool translated;
+	int status;
 
-	if (!p || p->tuple.protocol != IPPROTO_TCP || opens(p) || !bpf_core_type_exists(struct bpf_ct_opts))
-		return false;
-	c = bpf_skb_ct_lookup(skb, &s, sought(&s, &p->tuple, p->six), &o, sizeof(o));
+	if (!t || !bpf_core_type_exists(struct bpf_ct_opts))
+		return 0;
+	o.l4proto = t->protocol;
+	c = bpf_skb_ct_lookup(skb, &s, sought(&s, t, six), &o, sizeof(o));
 	if (!c)
-		return false;
-	translated = c->status & IPS_DST_NAT;
+		return 0;
+	status = c->status & (IPS_SRC_NAT | IPS_DST_NAT);
 	bpf_ct_release(c);
-	return translated;
+	return status;
+}
+
+/*
+ * Whether a packet is of a connection that the kernel's connection tracking translates, as it was begun while another mode,
+ * or a kube-proxy, served its entry. It goes on as it began.
+ */
+static __always_inline bool tracked(struct __sk_buff *skb, const struct packet *p)
+{
+	return p->tuple.protocol == IPPROTO_TCP && !opens(p) && translation(skb, &p->tuple, p->six) & IPS_DST_NAT;
 }
 
 /* Whether the flow of a way back is over. ask is the tuple of its client's packets. */
@@ -824,6 +875,38 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	return own ? return_in(skb) : TCX_NEXT;
 }
 
+/*
+ * Deletes the entries of a flow whose client begins another with packet p, so that retired programs see none of that one's
+ * packets as this one's. w, in destinations, is that of p's tuple. Entries of the backend's tuples may be another flow's by now.
+ */
+__noinline int drop_flow(const struct way *w, const struct packet *p)
+{
+	struct end client, backend;
+	struct tuple back, there;
+	struct way *held;
+
+	if (!w || !p)
+		return 0;
+	client = w->state & ALIAS ? w->from : end_of(&p->tuple.source, p->tuple.from);
+	backend = w->to;
+	from_to(&back, &backend, &client, p->tuple.protocol);
+	from_to(&there, &client, &backend, p->tuple.protocol);
+	bpf_map_delete_elem(&destinations, &p->tuple);
+	held = bpf_map_lookup_elem(&sources, &back);
+	if (!held || held->to.port != p->tuple.to || !equal(&held->to.address, &p->tuple.destination))
+		return 0;
+	bpf_map_delete_elem(&sources, &back);
+	bpf_map_delete_elem(&destinations, &back); /* of this node's own client */
+	held = bpf_map_lookup_elem(&sources, &there);
+	if (!held)
+		return 0;
+	from_to(&back, &backend, &held->to, p->tuple.protocol);
+	if (!(held->state & UNHIDDEN))
+		bpf_map_delete_elem(&destinations, &back);
+	bpf_map_delete_elem(&sources, &there);
+	return 0;
+}
+
 #define FIRST -2 /* of inward: the packet has no way yet */
 
 /* Changes where a packet goes: that of a client, or of a backend that answers one that is hidden. */
@@ -836,6 +919,8 @@ __noinline int inward(struct __sk_buff *skb, struct packet *p, int own)
 	w = bpf_map_lookup_elem(&destinations, &p->tuple);
 	if (w && !stale(w, p))
 		return go(skb, p, w, own);
+	if (w && opens(p))
+		drop_flow(w, p);
 	return p->inner ? TCX_NEXT : FIRST;
 }
 
@@ -972,70 +1057,73 @@ static __always_inline bool own_address(struct __sk_buff *skb, const struct pack
  */
 __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct way *w)
 {
-	struct end backend, client;
 	struct way back = {}, out;
 	struct tuple t;
-	struct end seen = {};
 	int i;
 
 	if (!p || !w)
 		return false;
-	if (!own_address(skb, p, &seen.address)) {
+	out = *w;
+	out.state &= ~(UNHIDDEN | OURS);
+	__builtin_memset(&out.from, 0, sizeof(out.from));
+	if (!own_address(skb, p, &out.to.address)) {
 		count(NO_ADDRESS);
 		return false;
 	}
-	out = *w;
+	out.to.port = p->tuple.from;
 	back.seen = p->now;
-	client = end_of(&p->tuple.source, p->tuple.from);
-	backend = end_of(&p->tuple.destination, p->tuple.to);
-	seen.port = client.port;
-	back.to = w->state & OURS ? w->to : client;
+	back.to = w->state & OURS ? w->to : end_of(&p->tuple.source, p->tuple.from);
 	back.from = w->from;
-	back.state = w->state & (OURS | UNASSURED);
+	back.state = w->state & (OURS | UNASSURED | HIDDEN);
+	back_of(&t, p);
+	t.destination = out.to.address;
 	for (i = 0; i < TRIES; i++) {
 		struct way *held;
 
-		if (i || bpf_ntohs(seen.port) < LOWEST)
-			seen.port = bpf_htons(LOWEST + bpf_get_prandom_u32() % (65536 - LOWEST));
-		from_to(&t, &backend, &seen, p->tuple.protocol);
+		if (i || bpf_ntohs(out.to.port) < LOWEST)
+			out.to.port = bpf_htons(LOWEST + bpf_get_prandom_u32() % (65536 - LOWEST));
+		t.to = out.to.port;
 		held = bpf_map_lookup_elem(&destinations, &t);
 		if (held && !over(held) && !expired(held, p))
 			continue;
-		if (heard(skb, &t, p->six))
+		if (heard(skb, &t, p->six) || translation(skb, &t, p->six))
 			continue;
 		if (held)
 			bpf_map_delete_elem(&destinations, &t);
 		if (bpf_map_update_elem(&destinations, &t, &back, BPF_NOEXIST))
 			continue;
-		note(&ports, seen.port, USE_TAKEN);
-		out.to = seen;
-		out.state &= ~(UNHIDDEN | OURS);
-		__builtin_memset(&out.from, 0, sizeof(out.from));
+		note(&ports, out.to.port, USE_TAKEN);
 		return put(&sources, &p->tuple, &out);
 	}
 	count(NO_PORT);
 	return false;
 }
 
+/* Whether a packet may be its flow's first, of those that only the first need be looked at for. */
+static __always_inline bool begins(const struct packet *p) { return p->tuple.protocol == IPPROTO_UDP || opens(p); }
+
 /*
- * Whether a socket of the node has come by a port behind which a client is hidden already, to the same backend. Then it is given
- * another port there. If the client's flow is over, the port is the socket's.
+ * Whether a socket of the node, or a client that other rules masquerade, uses a port behind which a client is hidden already,
+ * to the same backend. Then it is given another port there. If the client's flow is over, the port is free.
  */
 __noinline int clashes(const struct packet *p)
 {
 	struct way *held, w = {.state = UNHIDDEN};
+	struct uses *u = uses(&ports);
 	struct tuple back;
 
-	if (!p)
+	if (!p || !u || !(u->of[p->tuple.from] & EITHER(USE_TAKEN)))
 		return false;
 	back_of(&back, p);
 	held = bpf_map_lookup_elem(&destinations, &back);
-	if (!held || held->state & OURS)
+	if (!held)
 		return false;
 	if (over(held) || expired(held, p)) {
 		bpf_map_delete_elem(&destinations, &back);
 		return false;
 	}
+	if (held->state & OURS)
+		return false;
 	w.seen = p->now;
 	return put(&sources, &p->tuple, &w);
 }
@@ -1085,13 +1173,14 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int mar
 {
 	struct end to, client;
 	struct tuple back;
-	__u32 now, alias;
+	__u32 now, alias, told;
 	struct way *w;
+	bool news;
 
 	if (!p)
 		return TCX_NEXT;
 	w = bpf_map_lookup_elem(&sources, &p->tuple);
-	if (!w && own && !p->inner && clashes(p))
+	if (!w && !p->inner && (own || begins(p)) && clashes(p))
 		w = bpf_map_lookup_elem(&sources, &p->tuple);
 	if (!w || expired(w, p))
 		return TCX_NEXT;
@@ -1116,16 +1205,21 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int mar
 		narrow(skb, p);
 	if (p->inner)
 		return TCX_NEXT;
-	if (direct && w->state & LEARNT)
-		live(w, p, ENDS);
 	if (marked && w->state & HIDDEN)
 		mark(w, MARKED);
 	now = p->now;
-	if (!(w->state & ANSWERED) || w->seen + NEWS <= now || p->flags & (FIN | RST)) {
+	news = w->seen + NEWS <= now;
+	if ((w->state & (ANSWERED | CLIENT_UNACKED)) != ANSWERED || news || p->flags & (FIN | RST) ||
+	    (w->state & (ENDED | ACKED)) == ENDED) {
 		back_of(&back, p);
-		answer(&back, p, w->state & REPLIES ? ANSWERED : 0);
+		told = w->state & REPLIES ? ANSWERED : 0;
+		if (told && news && p->flags & DATA)
+			told |= BACKEND_UNACKED;
+		answer(&back, p, told);
+		unmark(w, CLIENT_UNACKED);
 		mark(w, ANSWERED);
 	}
+	live(w, p, ENDS);
 	if (unlikely(w->state & UNASSURED))
 		establish_source(w, p);
 	if (w->seen != now)

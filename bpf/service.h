@@ -251,6 +251,9 @@ enum way_state {
 	MARKED = 1 << 12,  /* and this way has seen it: packets without are of no flow */
 	BARED = 1 << 13,   /* but somebody takes it from them */
 	UNASSURED = 1 << 14, /* TCP: the handshake isn't complete (conntrack: not IPS_ASSURED) */
+	ACKED = 1 << 15,	   /* TCP: a packet has come since the last FIN */
+	CLIENT_UNACKED = 1 << 16,  /* TCP: data of the client awaits a packet of the backend, */
+	BACKEND_UNACKED = 1 << 17, /* or the other way round */
 };
 
 /* What becomes of the packets of a tuple, in destinations or in sources. */

@@ -277,21 +277,24 @@ type packetsWay struct {
 type packetsWayState uint32
 
 const (
-	packetsWayStateANSWERED  packetsWayState = 1
-	packetsWayStateENDS      packetsWayState = 2
-	packetsWayStateENDED     packetsWayState = 4
-	packetsWayStateRESET     packetsWayState = 8
-	packetsWayStateASKS      packetsWayState = 16
-	packetsWayStateREPLIES   packetsWayState = 32
-	packetsWayStateUNHIDDEN  packetsWayState = 64
-	packetsWayStateOURS      packetsWayState = 128
-	packetsWayStateALIAS     packetsWayState = 256
-	packetsWayStateDIRECT    packetsWayState = 512
-	packetsWayStateLEARNT    packetsWayState = 1024
-	packetsWayStateHIDDEN    packetsWayState = 2048
-	packetsWayStateMARKED    packetsWayState = 4096
-	packetsWayStateBARED     packetsWayState = 8192
-	packetsWayStateUNASSURED packetsWayState = 16384
+	packetsWayStateANSWERED        packetsWayState = 1
+	packetsWayStateENDS            packetsWayState = 2
+	packetsWayStateENDED           packetsWayState = 4
+	packetsWayStateRESET           packetsWayState = 8
+	packetsWayStateASKS            packetsWayState = 16
+	packetsWayStateREPLIES         packetsWayState = 32
+	packetsWayStateUNHIDDEN        packetsWayState = 64
+	packetsWayStateOURS            packetsWayState = 128
+	packetsWayStateALIAS           packetsWayState = 256
+	packetsWayStateDIRECT          packetsWayState = 512
+	packetsWayStateLEARNT          packetsWayState = 1024
+	packetsWayStateHIDDEN          packetsWayState = 2048
+	packetsWayStateMARKED          packetsWayState = 4096
+	packetsWayStateBARED           packetsWayState = 8192
+	packetsWayStateUNASSURED       packetsWayState = 16384
+	packetsWayStateACKED           packetsWayState = 32768
+	packetsWayStateCLIENT_UNACKED  packetsWayState = 65536
+	packetsWayStateBACKEND_UNACKED packetsWayState = 131072
 )
 
 // Names of all BPF objects in the ELF.
