@@ -14,6 +14,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/flows"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/dataplane/service/iptables"
 	"fairlead.dev/fairlead/dataplane/service/userspace"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
@@ -271,6 +272,16 @@ func (s *Services) Refused() *userspace.Refused {
 		}
 	}
 	return nil
+}
+
+// Counted returns what the mode's rules counted; nil where they count nothing.
+func (s *Services) Counted() (*iptables.Counted, error) {
+	for _, l := range s.loops {
+		if c, err := l.counted(); c != nil || err != nil {
+			return c, err
+		}
+	}
+	return nil, nil
 }
 
 // Close ends the loops and leaves the kernel as it is: traffic goes on.

@@ -68,7 +68,7 @@ func familyOf(a netip.Addr) iptables.Family {
 func (p *Plane) Render(part model.Part) []Fact {
 	switch v := part.(type) {
 	case *model.Node:
-		return renderNode(v)
+		return p.renderNode(v)
 	case *model.Pool:
 		return renderPool(v)
 	case *model.Frontend:
@@ -78,9 +78,9 @@ func (p *Plane) Render(part model.Part) []Fact {
 }
 
 // renderNode gives what holds for this node, once for each family.
-func renderNode(v *model.Node) (facts []Fact) {
+func (p *Plane) renderNode(v *model.Node) (facts []Fact) {
 	for _, f := range iptables.Families {
-		n := node{localhost: v.Localhost && f == iptables.IPv4}
+		n := node{localhost: v.Localhost && f == iptables.IPv4, liberal: p.liberal, counted: p.counted}
 		for _, r := range v.Pods {
 			if familyOf(r.Addr()) == f {
 				n.pods = append(n.pods, r)
@@ -104,6 +104,8 @@ type node struct {
 	pods      []netip.Prefix
 	ports     []model.Range
 	localhost bool
+	liberal   bool // no packet is dropped for being invalid: connection tracking was told to be liberal
+	counted   bool // the kernel has counters for what rules match
 }
 
 // String gives the node fact's value, such as "node; pods 10.244.0.0/16; ports 0.0.0.0-126.255.255.255; localhost".
@@ -121,6 +123,12 @@ func (n node) items() []string {
 	if n.localhost {
 		l = append(l, "localhost")
 	}
+	if n.liberal {
+		l = append(l, "liberal")
+	}
+	if n.counted {
+		l = append(l, "counted")
+	}
 	return l
 }
 
@@ -132,6 +140,10 @@ func parseNode(items []string) (n node, err error) {
 		case "node":
 		case "localhost":
 			n.localhost = true
+		case "liberal":
+			n.liberal = true
+		case "counted":
+			n.counted = true
 		case "pods":
 			r, e := netip.ParsePrefix(of)
 			n.pods, err = append(n.pods, r), firstOf(err, e)

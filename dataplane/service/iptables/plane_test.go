@@ -1,7 +1,9 @@
 package iptables
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -14,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/service/servicetest"
 	"fairlead.dev/fairlead/kernel/iptables"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
+	"fairlead.dev/fairlead/kernel/nfacct"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -132,6 +135,11 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 		}
 		if wrong := holds(t, p, nil); wrong != "" {
 			t.Errorf("after clean: %s", wrong)
+		}
+		for _, counter := range []string{invalidDropped, localhostAccepted} {
+			if _, err := nfacct.Packets(counter); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("after clean: counter %s: %v", counter, err)
+			}
 		}
 		if v, err := p.localnet.Get(); v != "0" || err != nil {
 			t.Errorf("after clean: %s is %q, %v", routeLocalnet, v, err)
