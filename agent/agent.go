@@ -35,6 +35,7 @@ type Options struct {
 	Servers Servers
 
 	Addresses Addresses // of the node's interfaces, in place of Resolve's; nil: those stay
+	Firewall  Firewall  // what drops packets that the mode has the node forward; nil: that isn't looked for
 
 	Tell   func([]source.Problem) // is called with all problems that stand when they may have changed; nil: they are logged alone
 	Served func(context.Context)  // is called once the first batch is in the kernel and what other modes left is not; Run waits for it; nil: nobody waits for that
@@ -43,6 +44,12 @@ type Options struct {
 // Addresses calls tell with the addresses of the node's interfaces, and again whenever they have changed, until ctx ends.
 type Addresses interface {
 	Follow(ctx context.Context, tell func([]netip.Addr)) error
+}
+
+// Firewall is what rules that aren't ours do with packets that the node forwards.
+type Firewall interface {
+	// Dropping returns the chains whose policy drops them, each as the command that lists it.
+	Dropping() (commands []string, err error)
 }
 
 // Agent serves one node.
@@ -212,6 +219,7 @@ func (a *Agent) standing() []source.Problem {
 	a.mu.Lock()
 	all := append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)
 	a.mu.Unlock()
+	all = append(all, a.forwardProblems()...)
 	for plane, s := range a.loops() {
 		if s.NotServing != "" {
 			all = append(all, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},
@@ -230,6 +238,21 @@ func (a *Agent) standing() []source.Problem {
 		}
 	}
 	return all
+}
+
+// forwardProblems returns the problem that the node drops forwarded packets by default, if the mode doesn't accept them itself.
+func (a *Agent) forwardProblems() []source.Problem {
+	if a.options.Firewall == nil || a.options.Mode.Forwards {
+		return nil
+	}
+	commands, err := a.options.Firewall.Dropping()
+	if err != nil || len(commands) == 0 {
+		return nil // what can't be read is no problem of the node's
+	}
+	return []source.Problem{{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node}, Reason: "ForwardPolicyDrop",
+		Message: fmt.Sprintf("this node drops forwarded packets by default (%s): Services go unanswered whose packets no rule there "+
+			"accepts; add such rules, set the policy to ACCEPT, or use mode iptables where the chain is iptables' FORWARD",
+			strings.Join(commands, ", "))}}
 }
 
 // ownerKey gives the Service of an owner such as "shop/web:http"; the zero key for others.
@@ -297,6 +320,9 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 		facts += s.Held
 	}
 	a.options.Log.Info("serving", "node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "why", a.options.Why, "facts", facts, "took", time.Since(start).Round(time.Microsecond), "error", err)
+	for _, p := range a.forwardProblems() {
+		a.options.Log.Warn("problem of the node", "problem", p.String())
+	}
 	left.clean(ctx) // what fails is tried again
 	if a.options.Served != nil {
 		a.options.Served(ctx)

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/system"
 )
 
 // forwarding is a node that serves a pod's node ports to a client outside in both families: 30080 with the client's source
@@ -225,6 +227,61 @@ func TestIptablesForwards(t *testing.T) {
 				t.Errorf("%d of %d rules masquerade with random ports", random, all)
 			}
 		})
+	}
+}
+
+// Where the node drops forwarded packets by default, a mode whose rules don't accept them has a problem of the Node, for as
+// long as that lasts, and says so in its notes.
+func TestForwardPolicyIsAProblem(t *testing.T) {
+	inNode(t, func(ctx context.Context) error {
+		firewall, err := system.OpenFirewall()
+		if err != nil {
+			return err
+		}
+		defer firewall.Close()
+		for _, policy := range []string{"ACCEPT", "DROP", "ACCEPT"} {
+			for _, command := range []string{"iptables-nft", "ip6tables-legacy"} {
+				if out, err := exec.Command(command, "-P", "FORWARD", policy).CombinedOutput(); err != nil {
+					return fmt.Errorf("%w: %s", err, out)
+				}
+			}
+			for _, m := range Modes() {
+				a := still(t, Options{})
+				a.options.Mode, a.options.Firewall = m, firewall
+				want := policy == "DROP" && !strings.HasPrefix(m.Name, "iptables")
+				for where, list := range map[string][]source.Problem{"/status": a.state().Problems, "Events": a.standing()} {
+					is := slices.ContainsFunc(list, func(p source.Problem) bool {
+						return p.Reason == "ForwardPolicyDrop" && p.Object.Kind == source.Node &&
+							strings.Contains(p.Message, "nft list chain ip filter FORWARD, ip6tables-legacy -S FORWARD")
+					})
+					if is != want {
+						t.Errorf("mode %s, policy %s: %s has the problem: %t; all: %v", m.Name, policy, where, is, list)
+					}
+				}
+				if !strings.Contains(strings.Join(m.Notes, "\n"), "forward") {
+					t.Errorf("mode %s has no note on forwarded packets", m.Name)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// In mode nftables, which drops no invalid packet, a metric tells that there are some.
+func TestInvalidPacketsAreCounted(t *testing.T) {
+	f := upForwarding(t, "nftables", "", "")
+	a := still(t, Options{})
+	a.services = f.Services
+	if n, ok := values(t, a.registry)["fairlead_conntrack_invalid_packets_total"]; n != 0 || !ok {
+		t.Errorf("%v invalid packets, %t, before there are any", n, ok)
+	}
+	for i, at := range forwardingNode {
+		if err := f.invalid(netip.AddrPortFrom(at, 30081)); err != nil && !errors.Is(err, echo.Refused) {
+			t.Errorf("a connection to %s after an invalid packet: %v", at, err)
+		}
+		if n := values(t, a.registry)["fairlead_conntrack_invalid_packets_total"]; n < float64(1+i) {
+			t.Errorf("%v invalid packets, want %d at least", n, 1+i)
+		}
 	}
 }
 

@@ -192,7 +192,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- m.desc
 	}
 	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc,
-		refusedDesc, packetsDesc, boundDesc, invalidDesc, localhostDesc} {
+		refusedDesc, packetsDesc, boundDesc, droppedDesc, localhostDesc, invalidDesc} {
 		ch <- d
 	}
 }

@@ -284,6 +284,15 @@ func (s *Services) Counted() (*iptables.Counted, error) {
 	return nil, nil
 }
 
+// Invalid returns how many packets connection tracking has called invalid; tracks is false where the mode needs none.
+func (s *Services) Invalid() (packets uint64, tracks bool, err error) {
+	if s.stale == nil {
+		return 0, false, nil
+	}
+	packets, err = s.stale.Invalid()
+	return packets, true, err
+}
+
 // Close ends the loops and leaves the kernel as it is: traffic goes on.
 func (s *Services) Close() error {
 	s.stop()

@@ -39,6 +39,7 @@ func (a *Agent) state() State {
 		Why: a.options.Why, Ready: ready, Batches: a.batches,
 		Problems: append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)}
 	a.mu.Unlock()
+	s.Problems = append(s.Problems, a.forwardProblems()...)
 	s.Loops = a.loops()
 	for plane, l := range s.Loops {
 		few, others := fewPerService(l.Failing)

@@ -112,6 +112,12 @@ func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[st
 	}
 	defer addresses.Close()
 	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers(), Addresses: addresses}
+	if firewall, err := system.OpenFirewall(); err != nil {
+		log.Warn("whether the node drops forwarded packets can't be read", "error", err)
+	} else {
+		defer firewall.Close()
+		o.Firewall = firewall
+	}
 	o.Servers.Flags = flags
 	if recorder != nil {
 		o.Tell = event.New(recorder, log).Tell

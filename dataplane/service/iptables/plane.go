@@ -24,9 +24,10 @@ var Abilities = service.Abilities{
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin),
 	Batch:      1 << 17,
 	Tracked:    true,
+	Forwards:   true,
 	Notes: []string{
 		"One bit of the packet mark, 0x4000, is used between PREROUTING and POSTROUTING.",
-		"In FORWARD, packets of established connections and those that are masqueraded are accepted before others' rules, whatever " +
+		"Of forwarded packets, those of established connections and those that are masqueraded are accepted in FORWARD before others' rules, whatever " +
 			"the chain's policy. Packets that connection tracking calls invalid are dropped there, unless conntrack.tcpBeLiberal is set: " +
 			"where the two directions of a connection take different nodes, set it.",
 		"Permitted sources are a list: a new connection tests a rule for each until one fits.",
