@@ -177,9 +177,21 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 // hand hands a difference on to those who tell the kernel.
 func (a *Agent) hand(d model.Delta) {
 	a.metrics.changed(d)
+	if a.options.Mode.Accepts {
+		d.Put, d.Del = withHealth(d.Put, d.PutHealth), withHealth(d.Del, d.DelHealth)
+	}
 	a.services.Change(d.Put, d.Del)
 	a.names.follow(d.Put, d.Del)
 	a.health.Change(d.PutHealth, d.DelHealth)
+}
+
+// withHealth returns parts and health checks.
+func withHealth(parts []model.Part, checks []*model.HealthCheck) []model.Part {
+	parts = slices.Clip(parts)
+	for _, h := range checks {
+		parts = append(parts, h)
+	}
+	return parts
 }
 
 // count says what a batch changes.
@@ -242,7 +254,7 @@ func (a *Agent) standing() []source.Problem {
 
 // forwardProblems returns the problem that the node drops forwarded packets by default, if the mode doesn't accept them itself.
 func (a *Agent) forwardProblems() []source.Problem {
-	if a.options.Firewall == nil || a.options.Mode.Forwards {
+	if a.options.Firewall == nil || a.options.Mode.Accepts {
 		return nil
 	}
 	commands, err := a.options.Firewall.Dropping()

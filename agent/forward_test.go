@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -215,6 +216,7 @@ func TestIptablesForwards(t *testing.T) {
 					t.Errorf("a pod asked from outside with FORWARD's policy DROP: %v, want no answer", err)
 				}
 			}
+			f.healthChecks(variant)
 			counted("localhost_nodeports_accepted_packets_total", 0)
 			for _, to := range []string{"127.0.0.1:30080", "192.168.77.1:30080"} {
 				if err := f.ask(f.node, netip.MustParseAddrPort(to), 5*time.Second); err != nil {
@@ -228,6 +230,66 @@ func TestIptablesForwards(t *testing.T) {
 			}
 		})
 	}
+}
+
+// healthChecks asks a health check, and another port, of a node whose policy of INPUT is DROP.
+func (f *forwarding) healthChecks(variant string) {
+	f.Helper()
+	var server *echo.Server
+	f.must(f.node.Do(func() (err error) {
+		server, err = echo.Serve("node", []echo.Port{{Number: 32100, Protocol: model.TCP}, {Number: 32101, Protocol: model.TCP}})
+		return err
+	}))
+	defer server.Close()
+	check := []model.Part{&model.HealthCheck{Service: "default/web", Port: 32100}}
+	f.Change(check, nil)
+	f.must(f.Sync(f.Context()))
+	for i, at := range forwardingNode {
+		command := []string{"iptables-", "ip6tables-"}[i] + variant
+		f.run(command, "-A", "INPUT", "-p", "tcp", "--dport", "32000:32200", "-j", "DROP")
+		if err := f.ask(f.outside, netip.AddrPortFrom(at, 32100), 5*time.Second); err != nil {
+			f.Errorf("a health check at %s behind a firewall: %v", at, err)
+		}
+		if err := f.ask(f.outside, netip.AddrPortFrom(at, 32101), 300*time.Millisecond); !errors.Is(err, echo.Timeout) {
+			f.Errorf("another port at %s behind a firewall: %v, want no answer", at, err)
+		}
+	}
+	f.Change(nil, check)
+	f.must(f.Sync(f.Context()))
+	if rules := f.run("iptables-" + variant + "-save"); strings.Contains(rules, "HEALTH") {
+		f.Errorf("rules for a health check that is no more:\n%s", rules)
+	}
+}
+
+// Mode iptables accepts packets to the health check of a Service, and an audit finds that as it should be.
+func TestHealthCheckIsAccepted(t *testing.T) {
+	m, err := ModeOf("iptables-nft")
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects := webAt("shop", "web", "10.96.0.1", 1)
+	spec := &objects[0].(*corev1.Service).Spec
+	spec.Type, spec.ExternalTrafficPolicy, spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, 32100
+	inNode(t, func(ctx context.Context) error {
+		a, h := runAgent(t, ctx, m, objects...)
+		if _, err := until(ctx, h, "/readyz", http.StatusOK); err != nil {
+			return err
+		}
+		for _, command := range []string{"iptables-nft-save", "ip6tables-nft-save"} {
+			rules, err := exec.Command(command).CombinedOutput()
+			if err != nil || !strings.Contains(string(rules), "--dport 32100 -j ACCEPT") {
+				t.Errorf("%s: %v:\n%s", command, err, rules)
+			}
+		}
+		a.mu.Lock()
+		services := a.resolver.Services()
+		a.mu.Unlock()
+		audit, err := Check(ctx, m, services)
+		if err == nil && len(audit.Put)+len(audit.Del) > 0 {
+			t.Errorf("missing %q, extra %q", audit.Put, audit.Del)
+		}
+		return err
+	})
 }
 
 // Where the node drops forwarded packets by default, a mode whose rules don't accept them has a problem of the Node, for as

@@ -82,6 +82,8 @@ func Owner(p model.Part) string {
 		return poolOwner(v.Name)
 	case *model.Node:
 		return "node " + v.Name
+	case *model.HealthCheck:
+		return v.Service
 	}
 	return fmt.Sprintf("%T", p)
 }

@@ -21,7 +21,7 @@ type Abilities struct {
 	PerSlot    int                          // how many of those take as much room as a backend; 0: one
 	Batch      int                          // facts in one Write at most; 0 leaves it to the loop
 	Tracked    bool                         // translates by the kernel's connection tracking, where stale flows must be cut
-	Forwards   bool                         // its rules accept the packets that it forwards, whatever the policy of FORWARD
+	Accepts    bool                         // its rules accept what it forwards and packets to health checks, whatever a chain's policy
 	Lacks      func() []string              // what this kernel lacks that the plane can do without, and what follows: sentences; nil: nothing
 	Prepare    func() error                 // sets sysctls that the plane needs, for an agent in a container that can't write them; nil: it needs none
 	Notes      []string                     // what else a user should know before choosing it: sentences

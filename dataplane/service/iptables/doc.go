@@ -6,6 +6,7 @@
 //	POSTROUTING ─▶ LEAVE: hides the source where that was noted on the way in, or where a pod would answer itself
 //	INPUT, FORWARD, OUTPUT of the table filter ─▶ REFUSE: a tree of those frontends alone that may refuse
 //	FORWARD of the table filter ─▶ FORWARD: accepts established connections and what is masqueraded, drops invalid packets
+//	INPUT of the table filter ─▶ HEALTH: accepts packets to healthCheckNodePorts
 //	PREROUTING of the table raw ─▶ GUARD: loopback addresses, only where node ports serve localhost
 //
 // A step in the tree is one rule either way: who is in the left half's prefix goes to that half's chain, all others go on in

@@ -21,9 +21,10 @@ const (
 	KindPool                 // a pool's chain
 	KindFrontend             // an entry's place in the tree
 	KindSysctl
+	KindHealth // that packets to a health check are accepted
 )
 
-// Key names a fact: a pool by its chain, a frontend by its entry, a sysctl by its name.
+// Key names a fact: a pool by its chain, a frontend by its entry, a sysctl by its name, a health check by its port.
 type Key struct {
 	Kind   Kind
 	Family iptables.Family
@@ -45,6 +46,8 @@ func (k Key) String() string {
 		return "chain " + k.Name
 	case KindFrontend:
 		return "frontend " + k.Entry.String()
+	case KindHealth:
+		return "health check " + k.Entry.String()
 	}
 	return "sysctl " + k.Name
 }
@@ -73,8 +76,19 @@ func (p *Plane) Render(part model.Part) []Fact {
 		return renderPool(v)
 	case *model.Frontend:
 		return []Fact{renderFrontend(v)}
+	case *model.HealthCheck:
+		return []Fact{healthFact(iptables.IPv4, v.Port), healthFact(iptables.IPv6, v.Port)}
 	}
 	panic(fmt.Sprintf("iptables: no facts for a %T", part))
+}
+
+// healthFact returns the fact that packets to a health check's port are accepted.
+func healthFact(f iptables.Family, port uint16) Fact {
+	any := netip.IPv4Unspecified()
+	if f == iptables.IPv6 {
+		any = netip.IPv6Unspecified()
+	}
+	return fact(Key{Kind: KindHealth, Family: f, Entry: model.Entry{Addr: any, Port: port, Protocol: model.TCP}}, "accept")
 }
 
 // renderNode gives what holds for this node, once for each family.

@@ -24,11 +24,11 @@ var Abilities = service.Abilities{
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin),
 	Batch:      1 << 17,
 	Tracked:    true,
-	Forwards:   true,
+	Accepts:    true,
 	Notes: []string{
 		"One bit of the packet mark, 0x4000, is used between PREROUTING and POSTROUTING.",
-		"Of forwarded packets, those of established connections and those that are masqueraded are accepted in FORWARD before others' rules, whatever " +
-			"the chain's policy. Packets that connection tracking calls invalid are dropped there, unless conntrack.tcpBeLiberal is set: " +
+		"Of forwarded packets, those of established connections and those that are masqueraded are accepted before others' rules, " +
+			"whatever the policy of FORWARD, and in INPUT those to healthCheckNodePorts. Forwarded packets that connection tracking calls invalid are dropped, unless conntrack.tcpBeLiberal is set: " +
 			"where the two directions of a connection take different nodes, set it.",
 		"Permitted sources are a list: a new connection tests a rule for each until one fits.",
 		"Each backend remembers at most /sys/module/xt_recent/parameters/ip_list_tot clients for affinity, 100 unless the kernel was told otherwise; a new connection to a pool with affinity tests a rule for each backend.",
@@ -179,6 +179,9 @@ func (h *held) facts() (facts []Fact) {
 	}
 	for name, p := range h.pools {
 		facts = append(facts, fact(Key{Kind: KindPool, Family: h.family, Name: name}, p.value))
+	}
+	for port := range h.health {
+		facts = append(facts, healthFact(h.family, port))
 	}
 	for e, f := range h.frontends {
 		facts = append(facts, fact(Key{Kind: KindFrontend, Family: h.family, Entry: e}, f.String()))

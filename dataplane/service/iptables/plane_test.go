@@ -51,6 +51,11 @@ func eachVariant(t *testing.T, body func(t *testing.T, p *Plane)) {
 	}
 }
 
+// everyPart returns everything, and a health check.
+func everyPart() []model.Part {
+	return append(everything().Parts(), &model.HealthCheck{Service: "shop/web", Port: 32100})
+}
+
 // everything gives a node with every shape of frontend, in both families.
 func everything() *model.Services {
 	a, pre := netip.MustParseAddr, netip.MustParsePrefix
@@ -106,7 +111,7 @@ func holds(t *testing.T, p *Plane, want []Fact) string {
 
 func TestKernelHoldsWhatIsWritten(t *testing.T) {
 	eachVariant(t, func(t *testing.T, p *Plane) {
-		want := servicetest.Facts(t, p, everything().Parts())
+		want := servicetest.Facts(t, p, everyPart())
 		for _, s := range []struct {
 			name           string
 			put, del, want []Fact
@@ -289,7 +294,7 @@ func TestOneFamilyAlone(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\ncat >/dev/null; echo broken >&2; exit 3\n"), 0o755); err != nil {
 				t.Error(err)
 			}
-			all := servicetest.Facts(t, p, everything().Parts())
+			all := servicetest.Facts(t, p, everyPart())
 			six := slices.DeleteFunc(slices.Clone(all), func(f Fact) bool { return f.Key.Family != iptables.IPv6 })
 			if err := p.Write(t.Context(), six, nil); err != nil {
 				t.Error(err)

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ const (
 	chainNode   = Prefix + "NODEPORT" // packets to this node's own addresses
 	chainPorts  = Prefix + "PORTS"    // to those that take node ports
 	chainGuard  = Prefix + "GUARD"    // drops packets to loopback addresses from outside
+	chainHealth = Prefix + "HEALTH"   // accepts packets to health checks
 	chainFwd    = Prefix + "FORWARD"  // accepts translated connections, and drops what connection tracking calls invalid
 )
 
@@ -63,14 +65,15 @@ type world struct {
 	family    iptables.Family
 	node      *node // nil: none
 	frontends map[model.Entry]*frontend
-	localnet  bool   // the sysctl route_localnet was changed by us
-	mark      uint32 // the bit of the packet mark that is ours
+	health    map[uint16]bool // ports of health checks
+	localnet  bool            // the sysctl route_localnet was changed by us
+	mark      uint32          // the bit of the packet mark that is ours
 }
 
 // build gives every table's content.
 func (w *world) build() map[string]*content {
 	out := map[string]*content{"raw": newContent(), "filter": newContent(), "nat": newContent()}
-	if w.node == nil && len(w.frontends) == 0 && !w.localnet {
+	if w.node == nil && len(w.frontends)+len(w.health) == 0 && !w.localnet {
 		return out
 	}
 	var all, closed []*frontend
@@ -87,6 +90,9 @@ func (w *world) build() map[string]*content {
 	}
 	if w.node != nil {
 		w.forward(out["filter"])
+	}
+	if len(w.health) > 0 {
+		w.healthChecks(out["filter"])
 	}
 	if w.localnet || w.node != nil && w.node.localhost { // as long as the sysctl is ours to answer for, whatever was asked for since
 		raw := out["raw"]
@@ -170,6 +176,14 @@ func (w *world) forward(c *content) {
 	}
 	c.chains[chainFwd] = append(c.chains[chainFwd], fmt.Sprintf("-m mark --mark %#x/%#x -j ACCEPT", w.mark, w.mark))
 	c.leads["FORWARD"] = append(c.leads["FORWARD"], "-j "+chainFwd)
+}
+
+// healthChecks accepts packets to health checks, whatever the policy of INPUT.
+func (w *world) healthChecks(c *content) {
+	for _, port := range slices.Sorted(maps.Keys(w.health)) {
+		c.chains[chainHealth] = append(c.chains[chainHealth], fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", port))
+	}
+	c.leads["INPUT"] = append(c.leads["INPUT"], "-p tcp -j "+chainHealth)
 }
 
 // masquerade has the kernel draw ports at random: two connections that begin at once seldom draw the same one.
