@@ -35,6 +35,7 @@ type Options struct {
 	Servers Servers
 
 	Addresses Addresses // of the node's interfaces, in place of Resolve's; nil: those stay
+	Firewall  Firewall  // what drops packets that the mode has the node forward; nil: that isn't looked for
 
 	Prepare     func()       // is called before anything of the node is changed, once nothing can refuse the start any more; nil: nothing is to be prepared
 	Predecessor *Predecessor // what served before in this process, and may serve after; nil: nothing
@@ -47,6 +48,12 @@ type Options struct {
 // Addresses calls tell with the addresses of the node's interfaces, and again whenever they have changed, until ctx ends.
 type Addresses interface {
 	Follow(ctx context.Context, tell func([]netip.Addr)) error
+}
+
+// Firewall is what rules that aren't ours do with packets that the node forwards.
+type Firewall interface {
+	// Dropping returns the chains whose policy drops them, each as the command that lists it.
+	Dropping() (commands []string, err error)
 }
 
 // Agent serves one node.
@@ -198,6 +205,9 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 // hand hands a difference on to those who tell the kernel.
 func (a *Agent) hand(d model.Delta) {
 	a.metrics.changed(d)
+	if a.options.Mode.Accepts {
+		d.Put, d.Del = withHealth(d.Put, d.PutHealth), withHealth(d.Del, d.DelHealth)
+	}
 	a.services.Change(d.Put, d.Del)
 	a.names.follow(d.Put, d.Del)
 	a.health.Change(d.PutHealth, d.DelHealth)
@@ -222,6 +232,15 @@ func (a *Agent) followChecks(ctx context.Context) {
 			a.options.Tell(a.standing())
 		}
 	}
+}
+
+// withHealth returns parts and health checks.
+func withHealth(parts []model.Part, checks []*model.HealthCheck) []model.Part {
+	parts = slices.Clip(parts)
+	for _, h := range checks {
+		parts = append(parts, h)
+	}
+	return parts
 }
 
 // count says what a batch changes.
@@ -262,6 +281,7 @@ func (a *Agent) standing() []source.Problem {
 	all := append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)
 	a.mu.Unlock()
 	all = append(all, a.options.Refusal.problems(a.options.Resolve.Node)...)
+	all = append(all, a.forwardProblems()...)
 	for plane, s := range a.loops() {
 		if s.NotServing != "" {
 			all = append(all, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},
@@ -285,6 +305,21 @@ func (a *Agent) standing() []source.Problem {
 		}
 	}
 	return all
+}
+
+// forwardProblems returns the problem that the node drops forwarded packets by default, if the mode doesn't accept them itself.
+func (a *Agent) forwardProblems() []source.Problem {
+	if a.options.Firewall == nil || a.options.Mode.Accepts {
+		return nil
+	}
+	commands, err := a.options.Firewall.Dropping()
+	if err != nil || len(commands) == 0 {
+		return nil // what can't be read is no problem of the node's
+	}
+	return []source.Problem{{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node}, Reason: "ForwardPolicyDrop",
+		Message: fmt.Sprintf("this node drops forwarded packets by default (%s): Services go unanswered whose packets no rule there "+
+			"accepts; add such rules, set the policy to ACCEPT, or use mode iptables where the chain is iptables' FORWARD",
+			strings.Join(commands, ", "))}}
 }
 
 // ownerKey gives the Service of an owner such as "shop/web:http"; the zero key for others.
@@ -353,6 +388,9 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 	}
 	a.options.Log.Info("serving", "node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "why", a.options.Why, "facts", facts, "took", time.Since(start).Round(time.Microsecond), "error", err)
 	closePredecessor(a.options.Log, a.options.Predecessor)
+	for _, p := range a.forwardProblems() {
+		a.options.Log.Warn("problem of the node", "problem", p.String())
+	}
 	left.clean(ctx) // what fails is tried again
 	if a.options.Served != nil {
 		a.options.Served(ctx)

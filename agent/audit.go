@@ -21,9 +21,12 @@ type Audit struct {
 
 // Check audits the calling thread's network namespace.
 func Check(ctx context.Context, m Mode, s *model.Services) (*Audit, error) {
-	a := &Audit{}
+	a, parts := &Audit{}, s.Parts()
+	if m.Accepts {
+		parts = withHealth(parts, s.HealthChecks)
+	}
 	return a, m.each(func(l loop) error {
-		l.Change(s.Parts(), nil)
+		l.Change(parts, nil)
 		return l.audit(ctx, a)
 	})
 }

@@ -52,6 +52,12 @@ var (
 	boundDesc = prometheus.NewDesc("fairlead_userspace_refused_total",
 		"TCP connections and UDP flows that were refused since their frontend, or their client, had its share of "+
 			"file descriptors (mode userspace).", []string{"bound"}, nil)
+	droppedDesc = prometheus.NewDesc("kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+		"Forwarded packets that were dropped since connection tracking calls them invalid (mode iptables).", nil, nil)
+	localhostDesc = prometheus.NewDesc("kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+		"First packets of connections to node ports at loopback addresses (mode iptables).", nil, nil)
+	invalidDesc = prometheus.NewDesc("fairlead_conntrack_invalid_packets_total",
+		"Packets of the node that connection tracking calls invalid, whatever became of them (modes that track connections).", nil, nil)
 )
 
 // collectServices makes metrics of what became of Services' clients.
@@ -90,4 +96,22 @@ func (c collector) collectRefused(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(boundDesc, prometheus.CounterValue, float64(r.Frontend), "frontend")
 		ch <- prometheus.MustNewConstMetric(boundDesc, prometheus.CounterValue, float64(r.Client), "client")
 	}
+}
+
+// collectCounted makes metrics of what connection tracking and rules counted.
+func (c collector) collectCounted(ch chan<- prometheus.Metric) {
+	if n, tracks, err := c.services.Invalid(); err != nil {
+		ch <- prometheus.NewInvalidMetric(invalidDesc, err)
+	} else if tracks {
+		ch <- prometheus.MustNewConstMetric(invalidDesc, prometheus.CounterValue, float64(n))
+	}
+	n, err := c.services.Counted()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(droppedDesc, err)
+	}
+	if n == nil {
+		return
+	}
+	ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(n.InvalidDropped))
+	ch <- prometheus.MustNewConstMetric(localhostDesc, prometheus.CounterValue, float64(n.LocalhostAccepted))
 }

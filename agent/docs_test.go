@@ -75,8 +75,8 @@ func generated(t *testing.T, file, name, text string) {
 var kubeProxyMetrics = []struct{ name, absent string }{
 	{"kubeproxy_conntrack_reconciler_deleted_entries_total", "`fairlead_facts_deleted_total` of the plane `flows`"},
 	{"kubeproxy_conntrack_reconciler_sync_duration_seconds", "`fairlead_last_write_seconds` of the plane `flows`"},
-	{"kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "nothing is counted by nfacct"},
-	{"kubeproxy_iptables_localhost_nodeports_accepted_packets_total", "nothing is counted by nfacct"},
+	{"kubeproxy_iptables_ct_state_invalid_dropped_packets_total", ""},
+	{"kubeproxy_iptables_localhost_nodeports_accepted_packets_total", ""},
 	{"kubeproxy_network_programming_duration_seconds", ""},
 	{"kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total", localhostListeners},
 	{"kubeproxy_nftables_localhost_nodeport_listeners", localhostListeners},

@@ -203,7 +203,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- m.desc
 	}
 	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc,
-		refusedDesc, packetsDesc, boundDesc} {
+		refusedDesc, packetsDesc, boundDesc, droppedDesc, localhostDesc, invalidDesc} {
 		ch <- d
 	}
 }
@@ -228,4 +228,5 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectServices(ch)
 	c.collectPackets(ch)
 	c.collectRefused(ch)
+	c.collectCounted(ch)
 }

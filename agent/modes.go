@@ -133,6 +133,7 @@ type loop interface {
 	merge(map[uint64]ebpf.Count) (map[uint64]ebpf.Count, error)
 	packets() (*ebpf.PacketCounts, error)
 	refused() *userspace.Refused
+	counted() (*iptables.Counted, error)
 }
 
 // opener makes a plane's loop for the calling thread's network namespace.
@@ -263,6 +264,19 @@ func (s served[K, V]) refused() *userspace.Refused {
 		return &r
 	}
 	return nil
+}
+
+// ruleCounter is a plane that counts packets that its rules match. It may be asked at any time.
+type ruleCounter interface {
+	Counted() (*iptables.Counted, error)
+}
+
+// counted returns what the plane's rules counted; nil where they count nothing.
+func (s served[K, V]) counted() (*iptables.Counted, error) {
+	if c, ok := s.plane.(ruleCounter); ok {
+		return c.Counted()
+	}
+	return nil, nil
 }
 
 // merge adds what the plane counted.

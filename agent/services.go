@@ -14,6 +14,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/flows"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/dataplane/service/iptables"
 	"fairlead.dev/fairlead/dataplane/service/userspace"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
@@ -81,6 +82,8 @@ func Owner(p model.Part) string {
 		return poolOwner(v.Name)
 	case *model.Node:
 		return "node " + v.Name
+	case *model.HealthCheck:
+		return v.Service
 	}
 	return fmt.Sprintf("%T", p)
 }
@@ -271,6 +274,25 @@ func (s *Services) Refused() *userspace.Refused {
 		}
 	}
 	return nil
+}
+
+// Counted returns what the mode's rules counted; nil where they count nothing.
+func (s *Services) Counted() (*iptables.Counted, error) {
+	for _, l := range s.loops {
+		if c, err := l.counted(); c != nil || err != nil {
+			return c, err
+		}
+	}
+	return nil, nil
+}
+
+// Invalid returns how many packets connection tracking has called invalid; tracks is false where the mode needs none.
+func (s *Services) Invalid() (packets uint64, tracks bool, err error) {
+	if s.stale == nil {
+		return 0, false, nil
+	}
+	packets, err = s.stale.Invalid()
+	return packets, true, err
 }
 
 // Close ends the loops and leaves the kernel as it is: traffic goes on.

@@ -36,6 +36,7 @@ func (a *Agent) state() State {
 		Problems: append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)}
 	a.mu.Unlock()
 	s.Problems = append(s.Problems, a.options.Refusal.problems(s.Node)...)
+	s.Problems = append(s.Problems, a.forwardProblems()...)
 	if s.Problems == nil {
 		s.Problems = []source.Problem{}
 	}

@@ -91,12 +91,15 @@ const (
 // String gives "reject" or "drop".
 func (a Action) String() string { return [...]string{"reject", "drop"}[a] }
 
-// Part is one piece of a decided node that a service data plane serves: *Node, *Pool or *Frontend.
+// Part is one piece of a decided node that a service data plane serves: *Node, *Pool or *Frontend; and *HealthCheck, for a plane
+// that accepts packets to them.
 type Part interface{ part() }
 
 func (*Node) part()     {}
 func (*Pool) part()     {}
 func (*Frontend) part() {}
+
+func (*HealthCheck) part() {}
 
 // Range is the addresses from First to Last, both included, of one family.
 type Range struct{ First, Last netip.Addr }

@@ -160,6 +160,12 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	build := buildInfo()
 	o.Servers.Version, o.Servers.Emulates = ownVersion(build), build.Major+"."+build.Minor
 	starting := func() {}
+	if firewall, err := system.OpenFirewall(); err != nil {
+		log.Warn("whether the node drops forwarded packets can't be read", "error", err)
+	} else {
+		defer firewall.Close()
+		o.Firewall = firewall
+	}
 	if recorder != nil {
 		t := event.New(recorder, log)
 		o.Tell = t.Tell

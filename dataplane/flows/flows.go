@@ -53,6 +53,9 @@ func New() (*Plane, error) {
 // Close gives the plane's sockets back.
 func (p *Plane) Close() { p.conn.Close() }
 
+// Invalid returns how many packets connection tracking has called invalid.
+func (p *Plane) Invalid() (uint64, error) { return p.conn.Invalid() }
+
 // Render implements dataplane.Plane.
 func (p *Plane) Render(part model.Part) []Fact {
 	f, ok := part.(*model.Frontend)

@@ -23,9 +23,10 @@ const (
 	KindPool                 // a pool's chain
 	KindFrontend             // an entry's place in the tree
 	KindSysctl
+	KindHealth // that packets to a health check are accepted
 )
 
-// Key names a fact: a pool by its chain, a frontend by its entry, a sysctl by its name.
+// Key names a fact: a pool by its chain, a frontend by its entry, a sysctl by its name, a health check by its port.
 type Key struct {
 	Kind   Kind
 	Family iptables.Family
@@ -47,6 +48,8 @@ func (k Key) String() string {
 		return "chain " + k.Name
 	case KindFrontend:
 		return "frontend " + k.Entry.String()
+	case KindHealth:
+		return "health check " + k.Entry.String()
 	}
 	return "sysctl " + k.Name
 }
@@ -70,19 +73,31 @@ func familyOf(a netip.Addr) iptables.Family {
 func (p *Plane) Render(part model.Part) []Fact {
 	switch v := part.(type) {
 	case *model.Node:
-		return renderNode(v)
+		return p.renderNode(v)
 	case *model.Pool:
 		return renderPool(v)
 	case *model.Frontend:
 		return []Fact{renderFrontend(v)}
+	case *model.HealthCheck:
+		return []Fact{healthFact(iptables.IPv4, v.Port), healthFact(iptables.IPv6, v.Port)}
 	}
 	panic(fmt.Sprintf("iptables: no facts for a %T", part))
 }
 
+// healthFact returns the fact that packets to a health check's port are accepted.
+func healthFact(f iptables.Family, port uint16) Fact {
+	any := netip.IPv4Unspecified()
+	if f == iptables.IPv6 {
+		any = netip.IPv6Unspecified()
+	}
+	return fact(Key{Kind: KindHealth, Family: f, Entry: model.Entry{Addr: any, Port: port, Protocol: model.TCP}}, "accept")
+}
+
 // renderNode gives what holds for this node, once for each family.
-func renderNode(v *model.Node) (facts []Fact) {
+func (p *Plane) renderNode(v *model.Node) (facts []Fact) {
 	for _, f := range iptables.Families {
-		n := node{interfaces: interfaces(v.PodInterfaces), localhost: v.Localhost && f == iptables.IPv4}
+		n := node{interfaces: interfaces(v.PodInterfaces), localhost: v.Localhost && f == iptables.IPv4,
+			liberal: p.liberal, counted: p.counted}
 		for _, r := range v.Pods {
 			if familyOf(r.Addr()) == f {
 				n.pods = append(n.pods, r)
@@ -107,6 +122,8 @@ type node struct {
 	interfaces string // of pods, as iptables matches them: "cni0", "veth+" for a prefix, "" for none
 	ports      []model.Range
 	localhost  bool
+	liberal    bool // no packet is dropped for being invalid: connection tracking was told to be liberal
+	counted    bool // the kernel has counters for what rules match
 }
 
 // interfaces returns how iptables matches interfaces. A prefix as long as a name can be is a name.
@@ -149,6 +166,12 @@ func (n node) items() []string {
 	if n.localhost {
 		l = append(l, "localhost")
 	}
+	if n.liberal {
+		l = append(l, "liberal")
+	}
+	if n.counted {
+		l = append(l, "counted")
+	}
 	return l
 }
 
@@ -160,6 +183,10 @@ func parseNode(items []string) (n node, err error) {
 		case "node":
 		case "localhost":
 			n.localhost = true
+		case "liberal":
+			n.liberal = true
+		case "counted":
+			n.counted = true
 		case "pods":
 			r, e := netip.ParsePrefix(of)
 			n.pods, err = append(n.pods, r), firstOf(err, e)

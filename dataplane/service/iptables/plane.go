@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math/bits"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/iptables"
+	"fairlead.dev/fairlead/kernel/nfacct"
 	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 )
@@ -22,8 +24,12 @@ var Abilities = service.Abilities{
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin),
 	Batch:      1 << 17,
 	Tracked:    true,
+	Accepts:    true,
 	Notes: []string{
 		"One bit of the packet mark, 0x4000, is used between PREROUTING and POSTROUTING.",
+		"Of forwarded packets, those of established connections and those that are masqueraded are accepted before others' rules, " +
+			"whatever the policy of FORWARD, and in INPUT those to healthCheckNodePorts. Forwarded packets that connection tracking calls invalid are dropped, unless conntrack.tcpBeLiberal is set: " +
+			"where the two directions of a connection take different nodes, set it.",
 		"Permitted sources are a list: a new connection tests a rule for each until one fits.",
 		"Each backend remembers at most /sys/module/xt_recent/parameters/ip_list_tot clients for affinity, 100 unless the kernel was told otherwise; a new connection to a pool with affinity tests a rule for each backend.",
 		"With the legacy variant a change replaces a whole table: 0.4 s at 10,000 Services of 10 backends, and round-robin begins anew with each.",
@@ -49,6 +55,8 @@ type Plane struct {
 	conn     *iptables.Conn
 	localnet *sysctl.Setting
 	mark     uint32
+	liberal  bool // see node
+	counted  bool
 
 	mu   sync.Mutex
 	held map[iptables.Family]*held // what the kernel holds; nil: not known
@@ -62,6 +70,10 @@ var (
 
 // routeLocalnet is the sysctl that lets packets with IPv4 loopback addresses leave the host, for node ports on localhost.
 const routeLocalnet = "net/ipv4/conf/all/route_localnet"
+
+// tcpBeLiberal is the sysctl that has connection tracking call only resets outside a connection's window invalid. As with
+// kube-proxy, it counts as it is when the plane is opened.
+const tcpBeLiberal = "net/netfilter/nf_conntrack_tcp_be_liberal"
 
 // New opens the plane of the calling thread's network namespace, with the variant that is in use there.
 func New() (*Plane, error) {
@@ -90,7 +102,14 @@ func NewMarked(v Variant, mark uint32) (*Plane, error) {
 		conn.Close()
 		return nil, fmt.Errorf("iptables: %w", err)
 	}
-	return &Plane{conn: conn, localnet: s, mark: mark, held: map[iptables.Family]*held{}}, nil
+	liberal, err := sysctl.Number(tcpBeLiberal)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		conn.Close()
+		s.Close()
+		return nil, fmt.Errorf("iptables: %w", err)
+	}
+	return &Plane{conn: conn, localnet: s, mark: mark, liberal: liberal != 0, counted: nfacct.Supported(),
+		held: map[iptables.Family]*held{}}, nil
 }
 
 // Variant gives the variant in use.
@@ -160,6 +179,9 @@ func (h *held) facts() (facts []Fact) {
 	}
 	for name, p := range h.pools {
 		facts = append(facts, fact(Key{Kind: KindPool, Family: h.family, Name: name}, p.value))
+	}
+	for port := range h.health {
+		facts = append(facts, healthFact(h.family, port))
 	}
 	for e, f := range h.frontends {
 		facts = append(facts, fact(Key{Kind: KindFrontend, Family: h.family, Entry: e}, f.String()))
@@ -237,6 +259,9 @@ func (p *Plane) write(ctx context.Context, f iptables.Family, put, del []Fact) e
 	if err != nil {
 		return err
 	}
+	if err := p.ensureCounters(c); err != nil {
+		return err
+	}
 	if input := c.input(); len(input) > 0 {
 		if err := p.conn.Restore(ctx, f, input); err != nil {
 			return err
@@ -249,6 +274,38 @@ func (p *Plane) write(ctx context.Context, f iptables.Family, put, del []Fact) e
 	}
 	h.become(c)
 	return nil
+}
+
+// ensureCounters creates the counters that the rules of a change count in.
+func (p *Plane) ensureCounters(c *change) error {
+	if c.tables == nil || c.node == nil || !c.node.counted {
+		return nil
+	}
+	return p.conn.Do(func() error { return errors.Join(nfacct.Ensure(invalidDropped), nfacct.Ensure(localhostAccepted)) })
+}
+
+// Counted is how many packets rules have matched.
+type Counted struct {
+	InvalidDropped    uint64 // that connection tracking called invalid, in FORWARD
+	LocalhostAccepted uint64 // the first ones of connections to node ports at loopback addresses
+}
+
+// Counted returns what was counted; nil where the kernel has no counters (CONFIG_NETFILTER_XT_MATCH_NFACCT).
+func (p *Plane) Counted() (*Counted, error) {
+	if !p.counted {
+		return nil, nil
+	}
+	var c Counted
+	err := p.conn.Do(func() (err error) {
+		if c.InvalidDropped, err = nfacct.Packets(invalidDropped); err == nil {
+			c.LocalhostAccepted, err = nfacct.Packets(localhostAccepted)
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // nothing is written yet
+		return nil, fmt.Errorf("iptables: %w", err)
+	}
+	return &c, nil
 }
 
 // localhost changes the sysctl back before the guard goes, if it was us who changed it, which a comment among the rules
@@ -308,7 +365,11 @@ func (p *Plane) clean(ctx context.Context) error {
 			return err // somebody else's table alone
 		}
 	}
-	return errors.Join(err, p.Write(ctx, nil, facts), errors.Join(failed...))
+	err = errors.Join(err, p.Write(ctx, nil, facts), errors.Join(failed...))
+	if err != nil || !p.counted {
+		return err
+	}
+	return p.conn.Do(func() error { return errors.Join(nfacct.Delete(invalidDropped), nfacct.Delete(localhostAccepted)) })
 }
 
 // sortedKeys gives a map's keys in order.

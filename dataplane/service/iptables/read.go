@@ -29,7 +29,7 @@ type heldPool struct {
 // understand finds out what facts the tables stand for. Rules are read loosely; then all that they would have come from is
 // built again and must be what is there, word for word.
 func understand(f iptables.Family, mark uint32, read map[string]*iptables.Table) *held {
-	h := &held{world: world{family: f, mark: mark, frontends: map[model.Entry]*frontend{}},
+	h := &held{world: world{family: f, mark: mark, frontends: map[model.Entry]*frontend{}, health: map[uint16]bool{}},
 		pools: map[string]heldPool{}, tables: map[string]*content{}}
 	for _, table := range tables {
 		h.tables[table] = newContent()
@@ -40,6 +40,11 @@ func understand(f iptables.Family, mark uint32, read map[string]*iptables.Table)
 	nat := h.tables["nat"]
 	h.nodeOf(nat.chains[chainState])
 	h.climb(nat)
+	for _, r := range h.tables["filter"].chains[chainHealth] {
+		if port := parseRule(r).port; port != 0 {
+			h.health[port] = true
+		}
+	}
 	if h.wrong == "" {
 		h.wrong = differs(h.tables, h.build())
 	}

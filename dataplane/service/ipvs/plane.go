@@ -31,6 +31,7 @@ var Abilities = service.Abilities{
 		return "IPVS hands on no ICMP error about a packet that is too long for its path, and a node's own IPv6 fragments don't get through it"
 	},
 	Notes: []string{
+		service.NoteForward, service.NoteInvalid,
 		"The kernel needs IPVS (module ip_vs and one for each scheduler, loaded by themselves) and nf_tables.",
 		"IPVS knows no drawing at random: weighted round-robin stands in for it. Its destination hash has no way past a backend that is " +
 			"leaving, so it isn't offered.",

@@ -38,7 +38,8 @@ const setHere = "route_localnet-set"
 var Abilities = service.Abilities{
 	Name: "nftables", Tracked: true, Table: 100,
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.SourceHash, model.DestinationHash, model.Maglev),
-	Notes:      []string{"A Service that asks for maglev takes a hundred map elements for each endpoint in place of one."},
+	Notes: []string{"A Service that asks for maglev takes a hundred map elements for each endpoint in place of one.",
+		service.NoteForward, service.NoteInvalid},
 }
 
 // New opens the plane of the calling thread's network namespace.
