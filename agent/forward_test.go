@@ -45,20 +45,24 @@ func upForwarding(t *testing.T, mode, setting, value string) *forwarding {
 	t.Helper()
 	f := &forwarding{T: t}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.PodSpec{NodeName: "a",
-		Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 8080}}}}},
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.PodSpec{NodeName: "a",
+			Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 8080}}}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: forwardingPod[0].String()}}
 	parts := []model.Part{&model.Node{Name: "a", Addresses: forwardingNode, Localhost: true,
 		NodePorts: []model.Range{{First: netip.IPv4Unspecified(), Last: netip.AddrFrom4([4]byte{255, 255, 255, 255})},
 			{First: forwardingNode[1], Last: forwardingNode[1]}}}}
 	for i, any := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: forwardingNode[i].String()})
+		node.Status.Addresses = append(node.Status.Addresses,
+			corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: forwardingNode[i].String()})
 		pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: forwardingPod[i].String()})
-		pool := &model.Pool{ID: uint64(1 + i), Protocol: model.TCP, Backends: []model.Backend{{Addr: netip.AddrPortFrom(forwardingPod[i], 8080), Local: true}}}
+		pool := &model.Pool{ID: uint64(1 + i), Protocol: model.TCP,
+			Backends: []model.Backend{{Addr: netip.AddrPortFrom(forwardingPod[i], 8080), Local: true}}}
 		to := model.Target{Pool: pool}
 		parts = append(parts, pool)
 		for port, hide := range map[uint16]model.Origins{30080: model.AllOrigins, 30081: model.OriginsOf(model.FromNode)} {
-			parts = append(parts, &model.Frontend{Entry: model.Entry{Addr: any, Port: port, Protocol: model.TCP}, Inside: to, Outside: to, Hide: hide})
+			entry := model.Entry{Addr: any, Port: port, Protocol: model.TCP}
+			parts = append(parts, &model.Frontend{Entry: entry, Inside: to, Outside: to, Hide: hide})
 		}
 	}
 	cluster, err := sandbox.Up(t.Context(), sandbox.Options{Objects: []source.Object{node, pod}, Serve: true})
@@ -212,7 +216,8 @@ func TestIptablesForwards(t *testing.T) {
 				if err := f.ask(f.outside, netip.AddrPortFrom(at, 30080), 5*time.Second); err != nil {
 					t.Errorf("a node port at %s with FORWARD's policy DROP: %v", at, err)
 				}
-				if err := f.ask(f.outside, netip.AddrPortFrom(forwardingPod[i], 8080), 300*time.Millisecond); !errors.Is(err, echo.Timeout) {
+				pod := netip.AddrPortFrom(forwardingPod[i], 8080)
+				if err := f.ask(f.outside, pod, 300*time.Millisecond); !errors.Is(err, echo.Timeout) {
 					t.Errorf("a pod asked from outside with FORWARD's policy DROP: %v, want no answer", err)
 				}
 			}
@@ -225,7 +230,8 @@ func TestIptablesForwards(t *testing.T) {
 				counted("localhost_nodeports_accepted_packets_total", 1)
 			}
 			save := f.run("iptables-"+variant+"-save", "-t", "nat")
-			if all, random := strings.Count(save, "-j MASQUERADE"), strings.Count(save, "-j MASQUERADE --random-fully"); all == 0 || all != random {
+			all, random := strings.Count(save, "-j MASQUERADE"), strings.Count(save, "-j MASQUERADE --random-fully")
+			if all == 0 || all != random {
 				t.Errorf("%d of %d rules masquerade with random ports", random, all)
 			}
 		})
@@ -237,7 +243,8 @@ func (f *forwarding) healthChecks(variant string) {
 	f.Helper()
 	var server *echo.Server
 	f.must(f.node.Do(func() (err error) {
-		server, err = echo.Serve("node", []echo.Port{{Number: 32100, Protocol: model.TCP}, {Number: 32101, Protocol: model.TCP}})
+		server, err = echo.Serve("node", []echo.Port{{Number: 32100, Protocol: model.TCP},
+			{Number: 32101, Protocol: model.TCP}})
 		return err
 	}))
 	defer server.Close()
@@ -269,7 +276,8 @@ func TestHealthCheckIsAccepted(t *testing.T) {
 	}
 	objects := webAt("shop", "web", "10.96.0.1", 1)
 	spec := &objects[0].(*corev1.Service).Spec
-	spec.Type, spec.ExternalTrafficPolicy, spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, 32100
+	spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
+	spec.HealthCheckNodePort = 32100
 	inNode(t, func(ctx context.Context) error {
 		a, h := runAgent(t, ctx, m, objects...)
 		if _, err := until(ctx, h, "/readyz", http.StatusOK); err != nil {

@@ -53,7 +53,8 @@ func TestFirewallDropping(t *testing.T) {
 			{"ip6tables-legacy -P FORWARD DROP", "ip6tables-legacy -S FORWARD"},
 			{"iptables-nft -P FORWARD DROP", "nft list chain ip filter FORWARD"},
 			{"ip6tables-nft -P FORWARD DROP", "nft list chain ip6 filter FORWARD"},
-			{"nft add table inet mine; add chain inet mine f { type filter hook forward priority 0 ; policy drop ; }", "nft list chain inet mine f"},
+			{"nft add table inet mine; add chain inet mine f { type filter hook forward priority 0 ; policy drop ; }",
+				"nft list chain inet mine f"},
 		} {
 			run(c.drop)
 			want = append(want, c.list)

@@ -28,8 +28,9 @@ var Abilities = service.Abilities{
 	Notes: []string{
 		"One bit of the packet mark, 0x4000, is used between PREROUTING and POSTROUTING.",
 		"Of forwarded packets, those of established connections and those that are masqueraded are accepted before others' rules, " +
-			"whatever the policy of FORWARD, and in INPUT those to healthCheckNodePorts. Forwarded packets that connection tracking calls invalid are dropped, unless conntrack.tcpBeLiberal is set: " +
-			"where the two directions of a connection take different nodes, set it.",
+			"whatever the policy of FORWARD, and in INPUT those to healthCheckNodePorts.",
+		"Forwarded packets that connection tracking calls invalid are dropped, unless conntrack.tcpBeLiberal is set: where the " +
+			"two directions of a connection take different nodes, set it.",
 		"Permitted sources are a list: a new connection tests a rule for each until one fits.",
 		"Each backend remembers at most /sys/module/xt_recent/parameters/ip_list_tot clients for affinity, 100 unless the kernel was told otherwise; a new connection to a pool with affinity tests a rule for each backend.",
 		"With the legacy variant a change replaces a whole table: 0.4 s at 10,000 Services of 10 backends, and round-robin begins anew with each.",
