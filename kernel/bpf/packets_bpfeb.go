@@ -296,6 +296,7 @@ const (
 	packetsMapAffinity     = "affinity"
 	packetsMapChanges      = "changes"
 	packetsMapDestinations = "destinations"
+	packetsMapFlNodeUdp    = "fl_node_udp"
 	packetsMapFragments    = "fragments"
 	packetsMapFrontends    = "frontends"
 	packetsMapLanes        = "lanes"
@@ -373,6 +374,7 @@ type packetsMapSpecs struct {
 	Affinity     *ebpf.MapSpec `ebpf:"affinity"`
 	Changes      *ebpf.MapSpec `ebpf:"changes"`
 	Destinations *ebpf.MapSpec `ebpf:"destinations"`
+	FlNodeUdp    *ebpf.MapSpec `ebpf:"fl_node_udp"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
 	Lanes        *ebpf.MapSpec `ebpf:"lanes"`
@@ -424,6 +426,7 @@ type packetsMaps struct {
 	Affinity     *ebpf.Map `ebpf:"affinity"`
 	Changes      *ebpf.Map `ebpf:"changes"`
 	Destinations *ebpf.Map `ebpf:"destinations"`
+	FlNodeUdp    *ebpf.Map `ebpf:"fl_node_udp"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Frontends    *ebpf.Map `ebpf:"frontends"`
 	Lanes        *ebpf.Map `ebpf:"lanes"`
@@ -445,6 +448,7 @@ func (m *packetsMaps) Close() error {
 		m.Affinity,
 		m.Changes,
 		m.Destinations,
+		m.FlNodeUdp,
 		m.Fragments,
 		m.Frontends,
 		m.Lanes,
