@@ -192,7 +192,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- m.desc
 	}
 	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc,
-		refusedDesc, packetsDesc, boundDesc} {
+		refusedDesc, packetsDesc, fastPathDesc, slowReasonDesc, excludedDesc, boundDesc} {
 		ch <- d
 	}
 }
@@ -216,5 +216,6 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(modeDesc, prometheus.GaugeValue, 1, c.options.Mode.Name)
 	c.collectServices(ch)
 	c.collectPackets(ch)
+	c.collectFastPath(ch)
 	c.collectRefused(ch)
 }

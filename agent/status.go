@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"fairlead.dev/fairlead/agent/escape"
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"
 )
@@ -26,8 +27,9 @@ type State struct {
 	Mode     string                      `json:"mode"`
 	Why      string                      `json:"why,omitempty"` // that mode
 	Ready    bool                        `json:"ready"`
-	Batches  int                         `json:"batches"` // of changes, from the source
-	Loops    map[string]reconcile.Status `json:"loops"`   // by data plane
+	Batches  int                         `json:"batches"`  // of changes, from the source
+	Loops    map[string]reconcile.Status `json:"loops"`    // by data plane
+	FastPath *ebpf.FastPath              `json:"fastPath"` // of packets for pods; null but in mode ebpf
 	Problems []source.Problem            `json:"problems,omitempty"`
 }
 
@@ -40,6 +42,9 @@ func (a *Agent) state() State {
 		Problems: append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)}
 	a.mu.Unlock()
 	s.Loops = a.loops()
+	if path, err := a.services.FastPath(); err == nil { // else /metrics has the error
+		s.FastPath = path
+	}
 	for plane, l := range s.Loops {
 		few, others := fewPerService(l.Failing)
 		for service, n := range others {

@@ -88,6 +88,7 @@ struct {
 const enum event_of_packet unused_event __attribute__((unused));
 const enum way_state unused_state __attribute__((unused));
 const enum use unused_use __attribute__((unused));
+const enum slow unused_slow __attribute__((unused));
 
 /* The bits of a use of which programs set one, of either generation. */
 #define EITHER(use) ((use) | (use) << USE_SHIFT)

@@ -209,6 +209,17 @@ type packetsSlot struct {
 	}
 }
 
+type packetsSlow uint32
+
+const (
+	packetsSlowSLOW_KERNEL       packetsSlow = 1
+	packetsSlowSLOW_NETFILTER    packetsSlow = 2
+	packetsSlowSLOW_IPSEC        packetsSlow = 4
+	packetsSlowSLOW_ROUTING_RULE packetsSlow = 8
+	packetsSlowSLOW_FORWARDING   packetsSlow = 16
+	packetsSlowSLOW_DEVICE       packetsSlow = 32
+)
+
 type packetsTuple struct {
 	_      structs.HostLayout
 	Source struct {
@@ -311,11 +322,13 @@ const (
 	packetsMapSources      = "sources"
 	packetsMapUplinks      = "uplinks"
 	packetsProgArrive      = "arrive"
+	packetsProgFastPath    = "fast_path"
 	packetsProgLeave       = "leave"
 	packetsVarDirect       = "direct"
 	packetsVarHead         = "head"
 	packetsVarReversePath  = "reverse_path"
 	packetsVarUnusedEvent  = "unused_event"
+	packetsVarUnusedSlow   = "unused_slow"
 	packetsVarUnusedState  = "unused_state"
 	packetsVarUnusedUse    = "unused_use"
 )
@@ -362,8 +375,9 @@ type packetsSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsProgramSpecs struct {
-	Arrive *ebpf.ProgramSpec `ebpf:"arrive"`
-	Leave  *ebpf.ProgramSpec `ebpf:"leave"`
+	Arrive   *ebpf.ProgramSpec `ebpf:"arrive"`
+	FastPath *ebpf.ProgramSpec `ebpf:"fast_path"`
+	Leave    *ebpf.ProgramSpec `ebpf:"leave"`
 }
 
 // packetsMapSpecs contains maps before they are loaded into the kernel.
@@ -398,6 +412,7 @@ type packetsVariableSpecs struct {
 	Head        *ebpf.VariableSpec `ebpf:"head"`
 	ReversePath *ebpf.VariableSpec `ebpf:"reverse_path"`
 	UnusedEvent *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedSlow  *ebpf.VariableSpec `ebpf:"unused_slow"`
 	UnusedState *ebpf.VariableSpec `ebpf:"unused_state"`
 	UnusedUse   *ebpf.VariableSpec `ebpf:"unused_use"`
 }
@@ -473,6 +488,7 @@ type packetsVariables struct {
 	Head        *ebpf.Variable `ebpf:"head"`
 	ReversePath *ebpf.Variable `ebpf:"reverse_path"`
 	UnusedEvent *ebpf.Variable `ebpf:"unused_event"`
+	UnusedSlow  *ebpf.Variable `ebpf:"unused_slow"`
 	UnusedState *ebpf.Variable `ebpf:"unused_state"`
 	UnusedUse   *ebpf.Variable `ebpf:"unused_use"`
 }
@@ -481,13 +497,15 @@ type packetsVariables struct {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsPrograms struct {
-	Arrive *ebpf.Program `ebpf:"arrive"`
-	Leave  *ebpf.Program `ebpf:"leave"`
+	Arrive   *ebpf.Program `ebpf:"arrive"`
+	FastPath *ebpf.Program `ebpf:"fast_path"`
+	Leave    *ebpf.Program `ebpf:"leave"`
 }
 
 func (p *packetsPrograms) Close() error {
 	return _PacketsClose(
 		p.Arrive,
+		p.FastPath,
 		p.Leave,
 	)
 }
