@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -49,6 +50,15 @@ var (
 			"no_room for their flow, or as forged, since the route back to their source leads to another device; "+
 			"and those of no flow that were handed_over to a pod past the node's stack (mode "+
 			"ebpf).", []string{"outcome"}, nil)
+	fastPathDesc = prometheus.NewDesc("fairlead_fast_path_enabled",
+		"1 where packets for pods are redirected past the node's stack, 0 where something keeps them there (mode ebpf).",
+		[]string{"ip_family"}, nil)
+	slowReasonDesc = prometheus.NewDesc("fairlead_fast_path_off",
+		"1 for each reason that keeps packets for pods on the node's stack, 0 for all others (mode ebpf).",
+		[]string{"ip_family", "reason"}, nil)
+	excludedDesc = prometheus.NewDesc("fairlead_fast_path_excluded_devices",
+		"Devices whose packets take the node's stack, since another program, a queue or a tap sees them there (mode ebpf).",
+		nil, nil)
 	boundDesc = prometheus.NewDesc("fairlead_userspace_refused_total",
 		"TCP connections and UDP flows that were refused since their frontend, or their client, had its share of "+
 			"file descriptors (mode userspace).", []string{"bound"}, nil)
@@ -88,6 +98,28 @@ func (c collector) collectPackets(ch chan<- prometheus.Metric) {
 	counts.Each(func(outcome string, n uint64) {
 		ch <- prometheus.MustNewConstMetric(packetsDesc, prometheus.CounterValue, float64(n), outcome)
 	})
+}
+
+// collectFastPath makes metrics of whether packets for pods are redirected, and of what keeps them on the node's stack.
+func (c collector) collectFastPath(ch chan<- prometheus.Metric) {
+	path, err := c.services.FastPath()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(fastPathDesc, err)
+	}
+	if path == nil {
+		return
+	}
+	gauge := func(d *prometheus.Desc, value int, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
+	}
+	is := map[bool]int{true: 1}
+	for i, f := range []ebpf.FamilyFastPath{path.IPv4, path.IPv6} {
+		gauge(fastPathDesc, is[f.Enabled], bothFamilies[i])
+		for _, r := range ebpf.SlowReasons {
+			gauge(slowReasonDesc, is[slices.Contains(f.Reasons, r)], bothFamilies[i], string(r))
+		}
+	}
+	gauge(excludedDesc, len(path.Devices))
 }
 
 // collectRefused makes metrics of what was refused beyond a bound.

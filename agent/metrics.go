@@ -203,7 +203,8 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- m.desc
 	}
 	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc,
-		refusedDesc, packetsDesc, boundDesc, droppedDesc, localhostDesc, invalidDesc} {
+		refusedDesc, packetsDesc, fastPathDesc, slowReasonDesc, excludedDesc, boundDesc, droppedDesc, localhostDesc,
+		invalidDesc} {
 		ch <- d
 	}
 }
@@ -227,6 +228,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(modeDesc, prometheus.GaugeValue, 1, c.options.Mode.Name)
 	c.collectServices(ch)
 	c.collectPackets(ch)
+	c.collectFastPath(ch)
 	c.collectRefused(ch)
 	c.collectCounted(ch)
 }

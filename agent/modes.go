@@ -132,6 +132,7 @@ type loop interface {
 	Close() error
 	merge(map[uint64]ebpf.Count) (map[uint64]ebpf.Count, error)
 	packets() (*ebpf.PacketCounts, error)
+	fastPath() (*ebpf.FastPath, error)
 	refused() *userspace.Refused
 	counted() (*iptables.Counted, error)
 }
@@ -247,6 +248,7 @@ func (s served[K, V]) retire(ctx context.Context) (connections int, err error) {
 type counter interface {
 	Counts() (map[uint64]ebpf.Count, error)
 	Packets() (*ebpf.PacketCounts, error)
+	FastPath() (*ebpf.FastPath, error)
 }
 
 // warner is a plane that reports what its operator should know and no fact says. Its reports come at any time.
@@ -300,6 +302,15 @@ func (s served[K, V]) packets() (*ebpf.PacketCounts, error) {
 	return nil, nil
 }
 
+// fastPath returns whether packets for pods are redirected past the node's stack, nil where the plane has no programs at
+// devices.
+func (s served[K, V]) fastPath() (*ebpf.FastPath, error) {
+	if c, ok := s.plane.(counter); ok {
+		return c.FastPath()
+	}
+	return nil, nil
+}
+
 // audit adds to a what the plane holds against what it was told.
 func (s served[K, V]) audit(ctx context.Context, a *Audit) error {
 	p, err := s.Plan(ctx)
@@ -313,6 +324,11 @@ func (s served[K, V]) audit(ctx context.Context, a *Audit) error {
 		return err
 	} else if packets != nil {
 		a.Packets = packets
+	}
+	if path, err := s.fastPath(); err != nil {
+		return err
+	} else if path != nil {
+		a.FastPath = path
 	}
 	missing := map[K]bool{}
 	for _, f := range p.Put {

@@ -266,6 +266,17 @@ func (s *Services) Packets() (counts *ebpf.PacketCounts, err error) {
 	return nil, nil
 }
 
+// FastPath returns whether packets for pods are redirected past the node's stack; nil where the mode has no programs at
+// devices.
+func (s *Services) FastPath() (*ebpf.FastPath, error) {
+	for _, l := range s.loops {
+		if f, err := l.fastPath(); f != nil || err != nil {
+			return f, err
+		}
+	}
+	return nil, nil
+}
+
 // Refused returns how many connections the mode refused beyond a bound; nil where it has none.
 func (s *Services) Refused() *userspace.Refused {
 	for _, l := range s.loops {

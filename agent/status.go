@@ -11,19 +11,21 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"fairlead.dev/fairlead/agent/escape"
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"
 )
 
-// State is what the status page tells. Each key is always there, and none is null.
+// State is what the status page tells. Each key is always there; fastPath alone may be null.
 type State struct {
 	Node     string                      `json:"node"`
 	Leaving  string                      `json:"leaving"` // why load balancers should send nothing new here
 	Mode     string                      `json:"mode"`
 	Why      string                      `json:"why"` // that mode
 	Ready    bool                        `json:"ready"`
-	Batches  int                         `json:"batches"` // of changes, from the source
-	Loops    map[string]reconcile.Status `json:"loops"`   // by data plane
+	Batches  int                         `json:"batches"`  // of changes, from the source
+	Loops    map[string]reconcile.Status `json:"loops"`    // by data plane
+	FastPath *ebpf.FastPath              `json:"fastPath"` // of packets for pods; null but in mode ebpf
 	Problems []source.Problem            `json:"problems"`
 }
 
@@ -41,6 +43,9 @@ func (a *Agent) state() State {
 		s.Problems = []source.Problem{}
 	}
 	s.Loops = a.loops()
+	if path, err := a.services.FastPath(); err == nil { // else /metrics has the error
+		s.FastPath = path
+	}
 	for plane, l := range s.Loops {
 		few, others := fewPerService(l.Failing)
 		for service, n := range others {

@@ -206,6 +206,9 @@ void *bpf_rdonly_cast(const void *, __u32) __ksym;
 #define IPS_SRC_NAT 16
 #define IPS_DST_NAT 32
 
+/* include/uapi/linux/netfilter/nf_conntrack_tuple_common.h */
+#define IP_CT_DIR_REPLY 1
+
 /* include/uapi/linux/if.h */
 #define IFF_UP 1
 #define IFF_LOOPBACK 8

@@ -52,6 +52,14 @@ struct {
 	__type(value, struct uses);
 } addresses SEC(".maps");
 
+/* When flows of UDP that sockets of this node send from the number of a node port were last seen, by the replies' tuple. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 12);
+	__type(key, struct tuple);
+	__type(value, __u32);
+} fl_node_udp SEC(".maps");
+
 /* Counts changes of frontends and pools, by the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -80,6 +88,7 @@ struct {
 const enum event_of_packet unused_event __attribute__((unused));
 const enum way_state unused_state __attribute__((unused));
 const enum use unused_use __attribute__((unused));
+const enum slow unused_slow __attribute__((unused));
 
 /* The bits of a use of which programs set one, of either generation. */
 #define EITHER(use) ((use) | (use) << USE_SHIFT)
@@ -812,6 +821,78 @@ __noinline int comes_by_pods_interface(struct __sk_buff *skb)
 	return true;
 }
 
+/* For how many seconds a socket that isn't connected may receive replies to what it sent. */
+#define REPLY_WITHIN 120
+
+/* Notes that a socket of this node sends UDP from the number of a node port. */
+__noinline int note_node_udp(struct __sk_buff *skb, const struct packet *p)
+{
+	struct uses *u = uses(&ports);
+	struct bpf_sock *sk = skb->sk;
+	struct tuple back;
+	__u32 *seen, now;
+
+	if (!p || !u || !sk || !(u->of[p->tuple.from] & USE_ANY) || bpf_htons(sk->src_port) != p->tuple.from)
+		return 0;
+	back_of(&back, p);
+	now = p->now;
+	seen = bpf_map_lookup_elem(&fl_node_udp, &back);
+	if (!seen)
+		bpf_map_update_elem(&fl_node_udp, &back, &now, BPF_ANY);
+	else if (*seen != now)
+		*seen = now;
+	return 0;
+}
+
+/* Returns whether a socket of this node awaits a packet: one that is connected to its source, or has sent UDP there. */
+__noinline int awaited(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_sock_tuple s;
+	struct bpf_sock *sk;
+	__u32 *seen, state;
+
+	if (!p)
+		return false;
+	if (p->tuple.protocol == IPPROTO_TCP)
+		return heard(skb, &p->tuple, p->six);
+	sk = bpf_sk_lookup_udp(skb, &s, sought(&s, &p->tuple, p->six), BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	state = sk->state;
+	bpf_sk_release(sk);
+	if (state == BPF_TCP_ESTABLISHED)
+		return true;
+	seen = bpf_map_lookup_elem(&fl_node_udp, &p->tuple);
+	if (!seen || *seen + REPLY_WITHIN < p->now)
+		return false;
+	*seen = p->now;
+	return true;
+}
+
+/*
+ * Returns whether a packet replies to a flow that this node began or masqueraded, from the number of a node port: it is
+ * none for the node port. Only the kernel's connection tracking knows of flows that others masquerade.
+ */
+__noinline int is_reply(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_ct_opts o = {.netns_id = BPF_F_CURRENT_NETNS};
+	struct bpf_sock_tuple s;
+	struct nf_conn *c;
+
+	if (!p || opens(p))
+		return false;
+	if (awaited(skb, p))
+		return true;
+	if (!bpf_core_type_exists(struct bpf_ct_opts))
+		return false;
+	o.l4proto = p->tuple.protocol;
+	c = bpf_skb_ct_lookup(skb, &s, sought(&s, &p->tuple, p->six), &o, sizeof(o));
+	if (!c)
+		return false;
+	bpf_ct_release(c);
+	return o.dir == IP_CT_DIR_REPLY;
+}
+
 /* Serves a packet that has no way yet. */
 __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 {
@@ -829,7 +910,7 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	if (!q)
 		return TCX_NEXT;
 	f = find(q);
-	if (!f || tracked(skb, p))
+	if (!f || tracked(skb, p) || is_reply(skb, p))
 		return TCX_NEXT;
 	if (reverse_path && !own && !comes_by_its_route(skb, p))
 		return drop_forged(skb);
@@ -1256,7 +1337,7 @@ static __always_inline bool enters(__u32 use, void *ip, bool is6)
 static __always_inline __u32 by_ends(void *ip, const struct udphdr *ports_of, bool is6, bool in, bool own)
 {
 	struct uses *u = uses(&ports);
-	__u32 use, may = NOTHING;
+	__u32 use, from, may = NOTHING;
 
 	if (!u)
 		return NOTHING;
@@ -1270,7 +1351,8 @@ static __always_inline __u32 by_ends(void *ip, const struct udphdr *ports_of, bo
 	}
 	if (own && enters(use, ip, is6))
 		may = INWARD;
-	return use & EITHER(USE_HIDDEN) || u->of[ports_of->source] & EITHER(USE_BACKEND) ? may | OUTWARD : may;
+	from = u->of[ports_of->source];
+	return use & EITHER(USE_HIDDEN) || from & EITHER(USE_BACKEND) || (own && from & USE_ANY) ? may | OUTWARD : may;
 }
 
 /* What a plain packet's ends say; if that is anything, reads it. ODD_ONE where it isn't so plain. */
@@ -1346,5 +1428,7 @@ int leave(struct __sk_buff *skb)
 		if (result != TCX_NEXT)
 			return result;
 	}
+	if (own && p.tuple.protocol == IPPROTO_UDP && !p.inner)
+		note_node_udp(skb, &p);
 	return may & OUTWARD ? outward(skb, &p, own, marked) : TCX_NEXT;
 }

@@ -50,6 +50,7 @@ func TestLeastPrivileges(t *testing.T) {
 			given.held(t, l.cmd.Process.Pid)
 			if mode == "ebpf" {
 				l.loopback()
+				l.fastPath()
 			}
 			stop := l.ask()
 			l.during("replacements", 20, func(int) { l.replace() })
@@ -72,6 +73,19 @@ func (l *lives) loopback() {
 		if err != nil || string(now) != "1\n" {
 			l.t.Errorf("lo's %s is %q, %v", name, now, err)
 		}
+	}
+}
+
+// fastPath demands that the agent reports the fast path.
+func (l *lives) fastPath() {
+	l.t.Helper()
+	var page []byte
+	err := l.node.Do(func() (err error) {
+		page, err = exec.Command("curl", "-sS", "http://127.0.0.1:10249/status").Output()
+		return err
+	})
+	if err != nil || !strings.Contains(string(page), `"fastPath":{"ipv4":{"enabled":`) {
+		l.t.Errorf("the fast path isn't reported: %v: %s", err, page)
 	}
 }
 

@@ -26,6 +26,7 @@ type shown struct {
 	Frontends []shownFrontend  `json:"frontends"`
 	Counts    []shownCount     `json:"counts,omitempty"`
 	Packets   []shownPackets   `json:"packets,omitempty"`
+	FastPath  *ebpf.FastPath   `json:"fastPath,omitempty"`
 	Health    []shownHealth    `json:"healthChecks,omitempty"`
 	Problems  []source.Problem `json:"problems,omitempty"`
 }
@@ -110,6 +111,7 @@ func show(w *world, a *agent.Audit) shown {
 		s.Frontends = append(s.Frontends, row)
 	}
 	counts := w.counts(a)
+	s.FastPath = a.FastPath
 	if a.Packets != nil {
 		a.Packets.Each(func(outcome string, n uint64) { s.Packets = append(s.Packets, shownPackets{outcome, n}) })
 	}
@@ -148,6 +150,19 @@ func (s shown) packetsLine(w io.Writer) {
 	if len(words) > 0 {
 		fmt.Fprintln(w, "packets at devices:", strings.Join(words, ", "))
 	}
+}
+
+// fastPathLine prints whether packets for pods are redirected past the node's stack.
+func (s shown) fastPathLine(w io.Writer) {
+	if s.FastPath == nil {
+		return
+	}
+	fmt.Fprintf(w, "fast path: IPv4 %s; IPv6 %s", escape.String(s.FastPath.IPv4.String()),
+		escape.String(s.FastPath.IPv6.String()))
+	if len(s.FastPath.Devices) > 0 {
+		fmt.Fprintf(w, "; not at %s", few(s.FastPath.Devices))
+	}
+	fmt.Fprintln(w)
 }
 
 // counts gives what became of clients on this node, by Service.
@@ -219,6 +234,7 @@ func (s shown) table(w io.Writer) error {
 		return err
 	}
 	s.packetsLine(w)
+	s.fastPathLine(w)
 	for _, h := range s.Health {
 		fmt.Fprintf(w, "health check of %s at port %d: %d backends on this node\n", escape.String(h.Service), h.Port,
 			h.Local)

@@ -150,6 +150,7 @@ func (p *DevicePrograms) load(m *Maps, o DeviceOptions, header uint32) (*ebpf.Co
 			return nil, err
 		}
 	}
+	delete(c.Programs, fastPathName)
 	for _, w := range directions {
 		c.Programs[w.name].Name = w.programName(header, p.digest)
 	}

@@ -115,7 +115,7 @@ type Maps struct {
 var traffic = map[string]bool{
 	serviceMapAffinity: true, serviceMapConnected: true, serviceMapHomes: true, serviceMapNamed: true, serviceMapPeers: true,
 	serviceMapNames: true, serviceMapLoads: true, serviceMapCounted: true, packetsMapDestinations: true, packetsMapSources: true, packetsMapFragments: true, packetsMapPorts: true, packetsMapAddresses: true,
-	packetsMapPackets: true, packetsMapQuestion: true, packetsMapLanes: true,
+	packetsMapFlNodeUdp: true, packetsMapPackets: true, packetsMapQuestion: true, packetsMapLanes: true,
 }
 
 // stateFolder is where the traffic's maps are, beside the layouts' folders.

@@ -215,6 +215,17 @@ type packetsSlot struct {
 	}
 }
 
+type packetsSlow uint32
+
+const (
+	packetsSlowSLOW_KERNEL       packetsSlow = 1
+	packetsSlowSLOW_NETFILTER    packetsSlow = 2
+	packetsSlowSLOW_IPSEC        packetsSlow = 4
+	packetsSlowSLOW_ROUTING_RULE packetsSlow = 8
+	packetsSlowSLOW_FORWARDING   packetsSlow = 16
+	packetsSlowSLOW_DEVICE       packetsSlow = 32
+)
+
 type packetsTuple struct {
 	_      structs.HostLayout
 	Source struct {
@@ -305,6 +316,7 @@ const (
 	packetsMapAffinity      = "affinity"
 	packetsMapChanges       = "changes"
 	packetsMapDestinations  = "destinations"
+	packetsMapFlNodeUdp     = "fl_node_udp"
 	packetsMapFragments     = "fragments"
 	packetsMapFrontends     = "frontends"
 	packetsMapLanes         = "lanes"
@@ -320,11 +332,13 @@ const (
 	packetsMapSources       = "sources"
 	packetsMapUplinks       = "uplinks"
 	packetsProgArrive       = "arrive"
+	packetsProgFastPath     = "fast_path"
 	packetsProgLeave        = "leave"
 	packetsVarDirect        = "direct"
 	packetsVarHead          = "head"
 	packetsVarReversePath   = "reverse_path"
 	packetsVarUnusedEvent   = "unused_event"
+	packetsVarUnusedSlow    = "unused_slow"
 	packetsVarUnusedState   = "unused_state"
 	packetsVarUnusedUse     = "unused_use"
 )
@@ -371,8 +385,9 @@ type packetsSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsProgramSpecs struct {
-	Arrive *ebpf.ProgramSpec `ebpf:"arrive"`
-	Leave  *ebpf.ProgramSpec `ebpf:"leave"`
+	Arrive   *ebpf.ProgramSpec `ebpf:"arrive"`
+	FastPath *ebpf.ProgramSpec `ebpf:"fast_path"`
+	Leave    *ebpf.ProgramSpec `ebpf:"leave"`
 }
 
 // packetsMapSpecs contains maps before they are loaded into the kernel.
@@ -383,6 +398,7 @@ type packetsMapSpecs struct {
 	Affinity      *ebpf.MapSpec `ebpf:"affinity"`
 	Changes       *ebpf.MapSpec `ebpf:"changes"`
 	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
+	FlNodeUdp     *ebpf.MapSpec `ebpf:"fl_node_udp"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
 	Lanes         *ebpf.MapSpec `ebpf:"lanes"`
@@ -407,6 +423,7 @@ type packetsVariableSpecs struct {
 	Head        *ebpf.VariableSpec `ebpf:"head"`
 	ReversePath *ebpf.VariableSpec `ebpf:"reverse_path"`
 	UnusedEvent *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedSlow  *ebpf.VariableSpec `ebpf:"unused_slow"`
 	UnusedState *ebpf.VariableSpec `ebpf:"unused_state"`
 	UnusedUse   *ebpf.VariableSpec `ebpf:"unused_use"`
 }
@@ -435,6 +452,7 @@ type packetsMaps struct {
 	Affinity      *ebpf.Map `ebpf:"affinity"`
 	Changes       *ebpf.Map `ebpf:"changes"`
 	Destinations  *ebpf.Map `ebpf:"destinations"`
+	FlNodeUdp     *ebpf.Map `ebpf:"fl_node_udp"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	Frontends     *ebpf.Map `ebpf:"frontends"`
 	Lanes         *ebpf.Map `ebpf:"lanes"`
@@ -457,6 +475,7 @@ func (m *packetsMaps) Close() error {
 		m.Affinity,
 		m.Changes,
 		m.Destinations,
+		m.FlNodeUdp,
 		m.Fragments,
 		m.Frontends,
 		m.Lanes,
@@ -482,6 +501,7 @@ type packetsVariables struct {
 	Head        *ebpf.Variable `ebpf:"head"`
 	ReversePath *ebpf.Variable `ebpf:"reverse_path"`
 	UnusedEvent *ebpf.Variable `ebpf:"unused_event"`
+	UnusedSlow  *ebpf.Variable `ebpf:"unused_slow"`
 	UnusedState *ebpf.Variable `ebpf:"unused_state"`
 	UnusedUse   *ebpf.Variable `ebpf:"unused_use"`
 }
@@ -490,13 +510,15 @@ type packetsVariables struct {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsPrograms struct {
-	Arrive *ebpf.Program `ebpf:"arrive"`
-	Leave  *ebpf.Program `ebpf:"leave"`
+	Arrive   *ebpf.Program `ebpf:"arrive"`
+	FastPath *ebpf.Program `ebpf:"fast_path"`
+	Leave    *ebpf.Program `ebpf:"leave"`
 }
 
 func (p *packetsPrograms) Close() error {
 	return _PacketsClose(
 		p.Arrive,
+		p.FastPath,
 		p.Leave,
 	)
 }

@@ -22,6 +22,7 @@ type Way struct {
 	Via    netip.Addr // next hop on Dev's link; zero: To is on the link itself
 	Dev    int
 	Source netip.Addr // the source that the kernel prefers; zero: its choice
+	MTU    uint32     // bytes of the longest packet that takes it; 0: as many as Dev takes
 }
 
 // Rule sends packets to a table (ip-rule(8)). Zero fields match everything.
@@ -222,6 +223,9 @@ func (w *Way) append(b []byte, gone bool) []byte {
 	}
 	if w.Dev != 0 {
 		b = attribute(b, unix.RTA_OIF, word(uint32(w.Dev)))
+	}
+	if w.MTU != 0 {
+		b = attribute(b, unix.RTA_METRICS, attribute(nil, unix.RTAX_MTU, word(w.MTU)))
 	}
 	return b
 }
@@ -447,6 +451,12 @@ func way(m message) Way {
 			w.Source = addr(v)
 		case kind == unix.RTA_OIF && len(v) == 4:
 			w.Dev = int(binary.NativeEndian.Uint32(v))
+		case kind == unix.RTA_METRICS:
+			message{body: v}.attributes(0, func(kind uint16, v []byte) {
+				if kind == unix.RTAX_MTU && len(v) == 4 {
+					w.MTU = binary.NativeEndian.Uint32(v)
+				}
+			})
 		}
 	})
 	w.To = netip.PrefixFrom(to, int(m.body[1]))

@@ -17,9 +17,13 @@
 // addresses (which keeps its priority 0, and is put behind ours), so that node ports and Service addresses that the node
 // itself has lead to the room as well. The kernel asks rule after rule for every packet that it routes.
 //
+// A rule sees no connection: a packet to a node port that replies to a connection of the node's own is led to the room, too.
+// What the node masquerades comes back by netfilter's translation, before routing.
+//
 // ICMP shows no port. Errors for connections of the room don't get there; where a path takes smaller packets than it says,
 // the room's TCP finds out by itself (RFC 4821, tcp_mtu_probing). Fragments of datagrams are led by the address alone, but
-// not those to node ports.
+// not those to node ports. Answers of UDP leave in packets that every path takes, in IPv6 of 1280 bytes. A client of IPv6 is
+// told by ICMP that its datagram was too long for the path to the backend.
 //
 // # Sockets
 //
@@ -92,7 +96,9 @@ var Abilities = service.Abilities{
 		"Fragmented UDP datagrams don't reach node ports, and Services that share an address get each other's.",
 		"The node must forward packets (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding), also to and from interface " + Veth + " where a firewall forbids that by default.",
 		"Routing rules are asked one by one: a node with hundreds of different Service ports and node ports feels it, and so does one whose frontends go while thousands of connections to them are open.",
-		"A node port within net.ipv4.ip_local_port_range takes the answers to connections that the node itself makes from that port: keep the two apart, or name it in net.ipv4.ip_local_reserved_ports.",
+		"A node port takes the replies to connections that the node itself makes from that port: keep " +
+			"net.ipv4.ip_local_port_range and programs that choose their source ports, such as DNS resolvers, away from " +
+			"node ports, or name these in net.ipv4.ip_local_reserved_ports.",
 		"Where net.ipv4.conf.all.rp_filter is 1, refusals of UDP datagrams don't leave the node, and clients meet silence.",
 	},
 }
@@ -114,8 +120,11 @@ func long(f *model.Frontend) string {
 	if f == nil {
 		return "fragments of datagrams to a frontend's address are led to the plane by that alone, whatever their port"
 	}
+	if f.Entry.Protocol == model.UDP && f.Entry.AnyAddr() {
+		return "fragments show no port by which they could be led to its socket"
+	}
 	if f.Entry.Protocol == model.UDP {
-		return "fragments show no port by which they could be led to its socket, and it keeps no datagram to send again in shorter ones"
+		return ""
 	}
 	return "its connections hear of no ICMP error: TCP finds out by itself what a path takes, in seconds"
 }

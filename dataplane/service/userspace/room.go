@@ -12,6 +12,7 @@ import (
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/model"
 )
 
 // Veth is the name of the node's end of the way into the room.
@@ -32,6 +33,7 @@ const (
 	tables    = uint32(0xfa) << 24
 	tableKept = tables + 1
 	tableNode = tables + 2
+	tableUDP6 = tables + 3 // in the room
 )
 
 func tableOf(protocol uint8, port uint16) uint32 { return tables | uint32(protocol)<<16 | uint32(port) }
@@ -189,6 +191,10 @@ var roomSettings = []link.Setting{
 	{Name: "-ipv6/conf/" + inside + "/accept_ra", Value: "0"},
 }
 
+// everyPath is a packet's size that every path of IPv6 takes (RFC 8200, section 5). UDP leaves the room in such, since no
+// ICMP error gets there: longer answers go in fragments, as those of IPv4 do, which routers may fragment.
+const everyPath = 1280
+
 // furnish has every packet that comes in be for the room itself, and everything that it sends go to the node.
 func (r *room) furnish(c *link.Conn) error {
 	dev, err := c.Index(inside)
@@ -214,6 +220,13 @@ func (r *room) furnish(c *link.Conn) error {
 			link.Change{Way: &link.Way{Owner: Owner, Table: main, To: every, Via: gateway(six), Dev: dev}},
 			link.Change{Way: &link.Way{Owner: Owner, Table: local, To: every, Local: true, Dev: lo}},
 			link.Change{Rule: &link.Rule{Owner: kernels, Priority: 0, Six: six, Table: local}, Gone: true})
+	}
+	if haveIPv6() {
+		l = append(l,
+			link.Change{Way: &link.Way{Owner: Owner, Table: tableUDP6, To: netip.PrefixFrom(netip.IPv6Unspecified(), 0),
+				Via: gateway6, Dev: dev, MTU: everyPath}},
+			link.Change{Rule: &link.Rule{Owner: Owner, Priority: 15, Six: true, Protocol: uint8(model.UDP), Input: "lo",
+				Table: tableUDP6}})
 	}
 	return r.ns.Do(func() error {
 		p, err := link.DialPolicy()
