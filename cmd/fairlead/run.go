@@ -156,6 +156,10 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 		o.Tell = event.New(recorder, log).Tell
 	}
 	o.Prepare = func() {
+		if c.OpenNodePorts() {
+			log.Warn("nodePortAddresses is not set: node ports are open at every address of the node; consider primary")
+		}
+		system.LogConcerns(log, d.mode.Tracks())
 		if err := set.Apply(log); err != nil {
 			log.Warn("not every setting of the system could be made; it is tried again once Services are served", "error", err)
 			again = true
