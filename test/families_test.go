@@ -1,6 +1,7 @@
 package test_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -127,11 +128,11 @@ func dialIn(ns *netns.Namespace, to string) error {
 
 // pageIn returns a page of the agent in a network namespace, "" while there is none.
 func pageIn(ns *netns.Namespace, path string) string {
-	var conn net.Conn
-	web := http.Client{Transport: &http.Transport{DisableKeepAlives: true, Dial: func(network, address string) (net.Conn, error) {
-		err := ns.Do(func() (err error) { conn, err = net.Dial(network, address); return err })
-		return conn, err
-	}}}
+	dial := func(_ context.Context, network, address string) (c net.Conn, err error) {
+		err = ns.Do(func() (err error) { c, err = net.Dial(network, address); return err })
+		return c, err
+	}
+	web := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
 	r, err := web.Get("http://127.0.0.1:10249" + path)
 	if err != nil {
 		return ""
