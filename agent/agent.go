@@ -195,7 +195,7 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 	a.tellAll()
 	if first {
 		left := others{mode: a.options.Mode, log: a.options.Log}
-		if !left.mode.tracks() {
+		if !left.mode.Tracks() {
 			left.entries = flows.EntriesOf(delta.Put)
 		}
 		a.ended.Go(func() { a.arrive(ctx, left) })

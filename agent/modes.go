@@ -32,18 +32,11 @@ type Mode struct {
 var modes = []Mode{
 	alone(nftables.Abilities, nftables.New),
 	alone(iptables.Abilities, iptables.New),
-	alone(variant(iptables.Legacy), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.Legacy) }),
-	alone(variant(iptables.NFT), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }),
+	alone(iptables.AbilitiesOf(iptables.Legacy), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.Legacy) }),
+	alone(iptables.AbilitiesOf(iptables.NFT), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }),
 	alone(ipvs.Abilities, ipvs.New),
 	alone(userspace.Abilities, userspace.New),
 	before(ebpf.Abilities, ebpf.New, nftables.Abilities, nftables.New, ebpf.Leaves).holds(ebpf.Options{}),
-}
-
-// variant names a mode for one variant of iptables.
-func variant(v iptables.Variant) service.Abilities {
-	a := iptables.Abilities
-	a.Name += "-" + string(v)
-	return a
 }
 
 // alone makes a mode of one plane.

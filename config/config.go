@@ -300,6 +300,11 @@ func (c *Config) nodePorts() (list []string) {
 	return list
 }
 
+// OpenNodePorts reports whether node ports are open at every address since nothing says where they should be.
+func (c *Config) OpenNodePorts() bool {
+	return len(c.Proxy.NodePortAddresses) == 0 && c.Proxy.Mode != "nftables"
+}
+
 // Ranges of addresses that no node has: a family that the list doesn't name would be open.
 const nobody4, nobody6 = "127.255.255.255/32", "ff00::/128"
 

@@ -172,6 +172,10 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 		starting = func() { t.Starting(d.resolve.Node, "serves Services by "+d.mode.Name) }
 	}
 	o.Prepare = func() {
+		if c.OpenNodePorts() {
+			log.Warn("nodePortAddresses is not set: node ports are open at every address of the node; consider primary")
+		}
+		system.LogConcerns(log, d.mode.Tracks())
 		if err := set.Apply(log); err != nil {
 			log.Warn("not every setting of the system could be made; it is tried again once Services are served", "error", err)
 			again = true

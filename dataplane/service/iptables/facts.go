@@ -69,11 +69,14 @@ func familyOf(a netip.Addr) iptables.Family {
 	return iptables.IPv6
 }
 
-// Render implements dataplane.Plane.
+// Render implements dataplane.Plane. A family whose commands are not installed has no facts of the node: what needs them
+// is refused before it comes here (Abilities.Cannot).
 func (p *Plane) Render(part model.Part) []Fact {
 	switch v := part.(type) {
 	case *model.Node:
-		return p.renderNode(v)
+		return slices.DeleteFunc(p.renderNode(v), func(f Fact) bool {
+			return p.conn != nil && !slices.Contains(p.conn.Families, f.Key.Family)
+		})
 	case *model.Pool:
 		return renderPool(v)
 	case *model.Frontend:

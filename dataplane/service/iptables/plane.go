@@ -18,9 +18,39 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Abilities is what the plane can do.
-var Abilities = service.Abilities{
-	Name:       "iptables",
+// Abilities is what the plane can do with the variant in use, AbilitiesOf with a chosen one.
+var Abilities = abilities("iptables", NFT, Legacy)
+
+// AbilitiesOf returns what the plane can do with a variant.
+func AbilitiesOf(v Variant) service.Abilities { return abilities("iptables-"+string(v), v) }
+
+func abilities(name string, of ...Variant) service.Abilities {
+	a := common
+	lacks := map[bool]func() string{}
+	for six, f := range map[bool]iptables.Family{false: iptables.IPv4, true: iptables.IPv6} {
+		lacks[six] = sync.OnceValue(func() string {
+			if tool := iptables.Lacks(f, of...); tool != "" {
+				return fmt.Sprintf("%s is not installed, so that no Service is served by IPv%d: install the package iptables, and "+
+					"start the agent anew", tool, f)
+			}
+			return ""
+		})
+	}
+	a.Name = name
+	a.Cannot = func(f *model.Frontend) string { return lacks[f.Entry.Addr.Is6()]() }
+	a.Lacks = func() (l []string) {
+		for _, six := range []bool{false, true} {
+			if why := lacks[six](); why != "" {
+				l = append(l, why)
+			}
+		}
+		return l
+	}
+	return a
+}
+
+// common is what the plane can do with either variant.
+var common = service.Abilities{
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin),
 	Batch:      1 << 17,
 	Tracked:    true,
@@ -122,13 +152,20 @@ func (p *Plane) Close() error {
 	return p.conn.Close()
 }
 
+// OnWarning reports the families whose commands are not installed.
+func (p *Plane) OnWarning(report func(text string)) {
+	for _, why := range AbilitiesOf(p.Variant()).Lacks() {
+		report(why)
+	}
+}
+
 // Watch implements dataplane.Watcher, as far as the variant allows.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.conn.Watch(ctx) }
 
 // Read implements dataplane.Plane. A family that can't be read, while the other can, has no facts: a Write of them says why.
 func (p *Plane) Read(ctx context.Context) ([]Fact, error) {
 	facts, failed, err := p.read(ctx)
-	if err == nil && (ctx.Err() != nil || len(failed) == len(iptables.Families)) {
+	if err == nil && (ctx.Err() != nil || len(failed) == len(p.conn.Families)) {
 		err = errors.Join(failed...)
 	}
 	return facts, err
@@ -141,7 +178,7 @@ func (p *Plane) read(ctx context.Context) (facts []Fact, failed []error, err err
 	if err := p.conn.Mark(); err != nil {
 		return nil, nil, err
 	}
-	for _, f := range iptables.Families {
+	for _, f := range p.conn.Families {
 		if err := p.load(ctx, f); err != nil {
 			failed = append(failed, err)
 		} else {
@@ -196,7 +233,7 @@ func (p *Plane) Write(ctx context.Context, put, del []Fact) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error
-	for _, f := range iptables.Families {
+	for _, f := range p.conn.Families {
 		is := func(x Fact) bool { return x.Key.Family != f }
 		ours, gone := slices.DeleteFunc(slices.Clone(put), is), slices.DeleteFunc(slices.Clone(del), is)
 		for len(ours)+len(gone) > 0 {
