@@ -19,6 +19,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/flows"
 	"fairlead.dev/fairlead/dataplane/health"
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/resolve"
@@ -65,6 +66,7 @@ type Agent struct {
 	addresses []netip.Addr // of the node's interfaces
 	synced    bool         // the first batch is in the kernel
 	batches   int
+	affinity  []service.AffinityUse // as last counted
 }
 
 // Run serves a node in the calling thread's network namespace until ctx ends, and leaves the kernel as it is then.
@@ -127,6 +129,7 @@ func (a *Agent) run(ctx context.Context) error {
 		start("addresses", func(ctx context.Context) error { return a.options.Addresses.Follow(ctx, a.setAddresses) })
 	}
 	a.ended.Go(func() { a.progress.follow(ctx, a.sync) })
+	a.ended.Go(func() { a.followAffinity(ctx) })
 	start("source", func(ctx context.Context) error {
 		return a.options.Source.Run(ctx, func(b source.Batch) { a.take(ctx, b) })
 	})
@@ -210,7 +213,7 @@ func (a *Agent) sync(ctx context.Context) bool {
 // standing gives every problem that stands now: the source's, the resolver's, and what the kernel refuses.
 func (a *Agent) standing() []source.Problem {
 	a.mu.Lock()
-	all := append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)
+	all := slices.Concat(a.problems, a.resolver.Problems(), a.affinityProblems())
 	a.mu.Unlock()
 	for plane, s := range a.loops() {
 		if s.NotServing != "" {

@@ -192,7 +192,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- m.desc
 	}
 	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc,
-		refusedDesc, packetsDesc, boundDesc} {
+		refusedDesc, packetsDesc, boundDesc, entriesDesc, limitDesc} {
 		ch <- d
 	}
 }
@@ -217,4 +217,5 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectServices(ch)
 	c.collectPackets(ch)
 	c.collectRefused(ch)
+	c.collectAffinity(ch)
 }

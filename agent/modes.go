@@ -133,6 +133,7 @@ type loop interface {
 	merge(map[uint64]ebpf.Count) (map[uint64]ebpf.Count, error)
 	packets() (*ebpf.PacketCounts, error)
 	refused() *userspace.Refused
+	affinity() ([]service.AffinityUse, error)
 }
 
 // opener makes a plane's loop for the calling thread's network namespace.
@@ -263,6 +264,19 @@ func (s served[K, V]) refused() *userspace.Refused {
 		return &r
 	}
 	return nil
+}
+
+// affine is a plane that has capacity for so many session affinity entries and no more. It may be asked at any time.
+type affine interface {
+	Affinity() ([]service.AffinityUse, error)
+}
+
+// affinity returns how much of its capacity for session affinity the plane uses; nil where it has no limit.
+func (s served[K, V]) affinity() ([]service.AffinityUse, error) {
+	if a, ok := s.plane.(affine); ok {
+		return a.Affinity()
+	}
+	return nil, nil
 }
 
 // merge adds what the plane counted.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane/flows"
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/dataplane/service/userspace"
 	"fairlead.dev/fairlead/model"
@@ -271,6 +272,16 @@ func (s *Services) Refused() *userspace.Refused {
 		}
 	}
 	return nil
+}
+
+// Affinity returns how much of its capacity for session affinity the mode uses; nil where it has no limit.
+func (s *Services) Affinity() ([]service.AffinityUse, error) {
+	for _, l := range s.loops {
+		if uses, err := l.affinity(); uses != nil || err != nil {
+			return uses, err
+		}
+	}
+	return nil, nil
 }
 
 // Close ends the loops and leaves the kernel as it is: traffic goes on.

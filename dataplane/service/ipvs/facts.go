@@ -142,6 +142,9 @@ func protoOf(a netip.Addr) *proto {
 	return protos[1]
 }
 
+// affinitySize is how many clients of all pools of a family are remembered, each once for each of its pools.
+const affinitySize = 1 << 17
+
 // sets gives the family's sets. A mark is any 32-bit number, the first of a key where it says so always 0: see clear.
 func (p *proto) sets() []nft.Set {
 	marks := func(n int) []nft.Type { return slices.Repeat([]nft.Type{nft.Mark}, n) }
@@ -152,7 +155,7 @@ func (p *proto) sets() []nft.Set {
 		{Name: "hairpin" + p.name, Key: []nft.Type{p.typ, p.typ}},
 		{Name: "member" + p.name, Key: []nft.Type{nft.Mark, nft.Mark, p.typ, nft.Port}},
 		{Name: "sticky" + p.name, Key: marks(1), Data: marks(1)},
-		{Name: "affinity" + p.name, Key: []nft.Type{p.typ, nft.Mark}, Data: []nft.Type{p.typ, nft.Port}, Dynamic: true, Size: 1 << 17},
+		{Name: "affinity" + p.name, Key: []nft.Type{p.typ, nft.Mark}, Data: []nft.Type{p.typ, nft.Port}, Dynamic: true, Size: affinitySize},
 		{Name: "entry" + p.name, Key: marks(2), Data: verdicts},
 		{Name: "admitted" + p.name, Key: marks(2), Data: verdicts},
 		{Name: "side" + p.name, Key: marks(2), Data: verdicts},
