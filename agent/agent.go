@@ -19,6 +19,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/flows"
 	"fairlead.dev/fairlead/dataplane/health"
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/resolve"
@@ -77,6 +78,7 @@ type Agent struct {
 	addresses []netip.Addr // of the node's interfaces
 	synced    bool         // the first batch is in the kernel
 	batches   int
+	affinity  []service.AffinityUse // as last counted
 }
 
 // Run serves a node in the calling thread's network namespace until ctx ends, and leaves the kernel as it is then.
@@ -133,6 +135,7 @@ func (a *Agent) run(ctx context.Context) error {
 	}
 	a.ended.Go(func() { a.progress.follow(ctx, a.sync) })
 	a.ended.Go(func() { a.followChecks(ctx) })
+	a.ended.Go(func() { a.followAffinity(ctx) })
 	start("source", func(ctx context.Context) error {
 		return a.options.Source.Run(ctx, func(b source.Batch) { a.take(ctx, b) })
 	})
@@ -278,7 +281,7 @@ func (a *Agent) sync(ctx context.Context) bool {
 // standing gives every problem that stands now: the source's, the resolver's, and what the kernel refuses.
 func (a *Agent) standing() []source.Problem {
 	a.mu.Lock()
-	all := append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)
+	all := slices.Concat(a.problems, a.resolver.Problems(), a.affinityProblems())
 	a.mu.Unlock()
 	all = append(all, a.options.Refusal.problems(a.options.Resolve.Node)...)
 	all = append(all, a.forwardProblems()...)

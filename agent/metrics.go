@@ -204,7 +204,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc,
 		refusedDesc, packetsDesc, fastPathDesc, slowReasonDesc, excludedDesc, boundDesc, droppedDesc, localhostDesc,
-		invalidDesc} {
+		invalidDesc, entriesDesc, limitDesc} {
 		ch <- d
 	}
 }
@@ -231,4 +231,5 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectFastPath(ch)
 	c.collectRefused(ch)
 	c.collectCounted(ch)
+	c.collectAffinity(ch)
 }

@@ -128,6 +128,7 @@ type loop interface {
 	fastPath() (*ebpf.FastPath, error)
 	refused() *userspace.Refused
 	counted() (*iptables.Counted, error)
+	affinity() ([]service.AffinityUse, error)
 }
 
 // opener makes a plane's loop for the calling thread's network namespace.
@@ -270,6 +271,19 @@ type ruleCounter interface {
 func (s served[K, V]) counted() (*iptables.Counted, error) {
 	if c, ok := s.plane.(ruleCounter); ok {
 		return c.Counted()
+	}
+	return nil, nil
+}
+
+// affine is a plane that has capacity for so many session affinity entries and no more. It may be asked at any time.
+type affine interface {
+	Affinity() ([]service.AffinityUse, error)
+}
+
+// affinity returns how much of its capacity for session affinity the plane uses; nil where it has no limit.
+func (s served[K, V]) affinity() ([]service.AffinityUse, error) {
+	if a, ok := s.plane.(affine); ok {
+		return a.Affinity()
 	}
 	return nil, nil
 }

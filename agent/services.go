@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane/flows"
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/dataplane/service/iptables"
 	"fairlead.dev/fairlead/dataplane/service/userspace"
@@ -292,6 +293,16 @@ func (s *Services) Counted() (*iptables.Counted, error) {
 	for _, l := range s.loops {
 		if c, err := l.counted(); c != nil || err != nil {
 			return c, err
+		}
+	}
+	return nil, nil
+}
+
+// Affinity returns how much of its capacity for session affinity the mode uses; nil where it has no limit.
+func (s *Services) Affinity() ([]service.AffinityUse, error) {
+	for _, l := range s.loops {
+		if uses, err := l.affinity(); uses != nil || err != nil {
+			return uses, err
 		}
 	}
 	return nil, nil

@@ -35,7 +35,7 @@ func (a *Agent) state() State {
 	a.mu.Lock()
 	s := State{Node: a.options.Resolve.Node, Leaving: a.resolver.Leaving(), Mode: a.options.Mode.Name,
 		Why: a.options.Why, Ready: ready, Batches: a.batches,
-		Problems: append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)}
+		Problems: slices.Concat(a.problems, a.resolver.Problems(), a.affinityProblems())}
 	a.mu.Unlock()
 	s.Problems = append(s.Problems, a.options.Refusal.problems(s.Node)...)
 	s.Problems = append(s.Problems, a.forwardProblems()...)

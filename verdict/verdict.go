@@ -79,10 +79,10 @@ func Of(s *model.Services, p Packet) Outcome {
 }
 
 // Stays reports whether the flow of UDP or SCTP of which p is a packet stays with the endpoint at a, which it has: while that
-// one serves its frontend's port, whatever new flows are given. TCP connections end by themselves.
+// one serves its frontend's port, whatever new flows are given, and the client is allowed. TCP connections end by themselves.
 func Stays(s *model.Services, p Packet, a netip.AddrPort) bool {
 	f, _ := frontend(s, p)
-	return f != nil && f.Target(OriginOf(s.Node, p)).Pool.Serves(a)
+	return f != nil && admits(f, p.Src.Addr()) && f.Target(OriginOf(s.Node, p)).Pool.Serves(a)
 }
 
 // OriginOf returns where p comes from, seen from n. Loopback addresses are the node's own.

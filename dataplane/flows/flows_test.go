@@ -16,6 +16,10 @@ func pool(addrs ...string) *model.Pool {
 	return p
 }
 
+func leads(inside, outside *model.Pool) Allowed {
+	return Allowed{&model.Frontend{Inside: model.Target{Pool: inside}, Outside: model.Target{Pool: outside}}}
+}
+
 func key(addr string, proto model.Protocol) Key {
 	a := netip.MustParseAddrPort(addr)
 	return Key{Addr: a.Addr(), Port: a.Port(), Protocol: proto}
@@ -24,15 +28,18 @@ func key(addr string, proto model.Protocol) Key {
 func TestStale(t *testing.T) {
 	drains := pool("10.1.0.1:53")
 	drains.Unselected = pool("10.1.0.2:53").Backends
+	some := leads(drains, drains)
+	some.Sources = []netip.Prefix{netip.MustParsePrefix("10.3.0.0/16")}
 	c := cutter{
 		now: map[Key]Allowed{
-			key("10.96.0.53:53", model.UDP): {Inside: pool("10.1.0.1:53", "10.1.0.2:53"), Outside: pool("10.1.0.3:53")},
-			key("0.0.0.0:30053", model.UDP): {Inside: pool("10.1.0.1:53"), Outside: pool()},
-			key("10.96.0.55:53", model.UDP): {Inside: drains, Outside: drains},
-			key("10.96.0.9:9", model.SCTP):  {Inside: pool("10.1.0.1:9"), Outside: pool("10.1.0.1:9")},
-			key("[fd00::53]:53", model.UDP): {Inside: pool("[fd01::1]:53"), Outside: pool("[fd01::1]:53")},
+			key("10.96.0.53:53", model.UDP): leads(pool("10.1.0.1:53", "10.1.0.2:53"), pool("10.1.0.3:53")),
+			key("0.0.0.0:30053", model.UDP): leads(pool("10.1.0.1:53"), pool()),
+			key("10.96.0.55:53", model.UDP): leads(drains, drains),
+			key("10.96.0.56:53", model.UDP): some,
+			key("10.96.0.9:9", model.SCTP):  leads(pool("10.1.0.1:9"), pool("10.1.0.1:9")),
+			key("[fd00::53]:53", model.UDP): leads(pool("[fd01::1]:53"), pool("[fd01::1]:53")),
 		},
-		past: map[Key]Allowed{key("10.96.0.54:53", model.UDP): {Inside: pool("10.1.0.7:53"), Outside: pool("10.1.0.8:53")}},
+		past: map[Key]Allowed{key("10.96.0.54:53", model.UDP): leads(pool("10.1.0.7:53"), pool("10.1.0.8:53"))},
 		own:  map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true},
 	}
 	for _, f := range []struct {
@@ -47,6 +54,7 @@ func TestStale(t *testing.T) {
 		{model.UDP, "10.96.0.53:53", "10.1.0.1:54", true, "another port of a backend"},
 		{model.UDP, "10.96.0.55:53", "10.1.0.2:53", false, "an endpoint that serves, though new flows go to others"},
 		{model.UDP, "10.96.0.55:53", "10.1.0.3:53", true, "an endpoint that doesn't"},
+		{model.UDP, "10.96.0.56:53", "10.1.0.1:53", true, "a client that is not allowed"},
 		{model.UDP, "10.96.0.53:53", "10.96.0.53:53", true, "never translated: from before the frontend"},
 		{model.UDP, "10.96.0.53:54", "10.1.0.9:53", false, "an entry that is not ours"},
 		{model.TCP, "10.96.0.53:53", "10.1.0.9:53", false, "TCP ends by itself"},

@@ -43,8 +43,9 @@
 //
 // A TCP destination that goes is given weight 0 and removed once it has no connections; until then it is no fact. There is no
 // timer: each Write and Read sweeps. A service that goes waits for its last destination, and elements of its frontends then
-// lead on connections that are there, and nothing else. UDP and SCTP destinations go at once, and their flows are cut
-// (Abilities.Tracked, with net.ipv4.vs.conntrack=1): IPVS would keep such a flow with the old one for as long as it speaks.
+// lead on connections that are there, and nothing else. UDP and SCTP destinations whose endpoint serves no more go at once, and
+// their flows are cut (Abilities.Tracked, with net.ipv4.vs.conntrack=1): IPVS would keep such a flow with the old one for as
+// long as it speaks. Of those that serve but get no new flow, weight 0 is a fact.
 //
 // # What went wrong with IPVS under kube-proxy, and why it can't here
 //

@@ -142,6 +142,9 @@ func protoOf(a netip.Addr) *proto {
 	return protos[1]
 }
 
+// affinitySize is how many clients of all pools of a family are remembered, each once for each of its pools.
+const affinitySize = 1 << 17
+
 // sets gives the family's sets. A mark is any 32-bit number, the first of a key where it says so always 0: see clear.
 func (p *proto) sets() []nft.Set {
 	marks := func(n int) []nft.Type { return slices.Repeat([]nft.Type{nft.Mark}, n) }
@@ -152,7 +155,7 @@ func (p *proto) sets() []nft.Set {
 		{Name: "hairpin" + p.name, Key: []nft.Type{p.typ, p.typ}},
 		{Name: "member" + p.name, Key: []nft.Type{nft.Mark, nft.Mark, p.typ, nft.Port}},
 		{Name: "sticky" + p.name, Key: marks(1), Data: marks(1)},
-		{Name: "affinity" + p.name, Key: []nft.Type{p.typ, nft.Mark}, Data: []nft.Type{p.typ, nft.Port}, Dynamic: true, Size: 1 << 17},
+		{Name: "affinity" + p.name, Key: []nft.Type{p.typ, nft.Mark}, Data: []nft.Type{p.typ, nft.Port}, Dynamic: true, Size: affinitySize},
 		{Name: "entry" + p.name, Key: marks(2), Data: verdicts},
 		{Name: "admitted" + p.name, Key: marks(2), Data: verdicts},
 		{Name: "side" + p.name, Key: marks(2), Data: verdicts},
@@ -211,14 +214,16 @@ func destinationKey(id uint64, at netip.AddrPort) []byte {
 	return binary.BigEndian.AppendUint16(append(ofPool(id), at.Addr().AsSlice()...), at.Port())
 }
 
-// pool gives a virtual service with its destinations, and what else holds for a pool whoever uses it.
+// pool gives a virtual service with its destinations, and what else holds for a pool whoever uses it. Endpoints that get no
+// new flow are destinations of weight 0.
 func (p *Plane) pool(v *model.Pool) []Fact {
-	if len(v.Backends) == 0 {
+	all := slices.Concat(v.Backends, v.Unselected)
+	if len(all) == 0 {
 		return nil
 	}
-	f := protoOf(v.Backends[0].Addr.Addr())
+	f := protoOf(all[0].Addr.Addr())
 	id := ofPool(v.ID)
-	facts := make([]Fact, 0, 1+len(v.Backends))
+	facts := make([]Fact, 0, 1+len(all))
 	facts = append(facts, fact(Key{KindService, f.name, string(id)}, schedulerOf(v).String()))
 	if v.Affinity > 0 {
 		facts = append(facts, p.sticks(f, id, seconds(v))...)
@@ -232,6 +237,9 @@ func (p *Plane) pool(v *model.Pool) []Fact {
 		if b.Local {
 			facts = append(facts, element("hairpin"+f.name, append(addr[:len(addr):len(addr)], addr...), ""))
 		}
+	}
+	for _, b := range v.Unselected {
+		facts = append(facts, fact(Key{KindDestination, f.name, string(destinationKey(v.ID, b.Addr))}, "0"))
 	}
 	return facts
 }
@@ -278,7 +286,7 @@ func (p *Plane) frontend(v *model.Frontend) []Fact {
 
 // served gives the pool whose virtual service is to have a target's packets, 0 for none.
 func served(t model.Target) uint64 {
-	if len(t.Pool.Backends) == 0 {
+	if len(t.Pool.Backends)+len(t.Pool.Unselected) == 0 {
 		return 0
 	}
 	return t.Pool.ID

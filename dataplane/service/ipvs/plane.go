@@ -197,6 +197,18 @@ func (p *Plane) chain(name string, rules [][]nft.Expr) Fact {
 // Watch implements dataplane.Watcher, for the table: IPVS itself tells nobody.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.nft.Watch(ctx, Table) }
 
+// Affinity returns how many clients are remembered, by family. It may be called at any time.
+func (p *Plane) Affinity() (uses []service.AffinityUse, err error) {
+	for _, f := range protos {
+		n, err := p.nft.Count(Table, "affinity"+f.name)
+		if err != nil {
+			return nil, err
+		}
+		uses = append(uses, service.AffinityUse{Family: "IPv" + f.name, Entries: n, Limit: affinitySize})
+	}
+	return uses, nil
+}
+
 // Clean implements dataplane.Cleaner: packets are let go first, then IPVS forgets, then all is set back.
 func (p *Plane) Clean(context.Context) error {
 	for _, f := range protos {

@@ -124,6 +124,9 @@ func protoOf(a netip.Addr) *proto {
 	return protos[1]
 }
 
+// affinitySize is how many clients of all pools of a family are remembered, each once for each of its pools.
+const affinitySize = 1 << 17
+
 // sets gives the family's sets. A mark is any 32-bit number, two a number of 64 bits, the first of a key where it says
 // so always 0: see clear.
 func (p *proto) sets() []nft.Set {
@@ -138,7 +141,7 @@ func (p *proto) sets() []nft.Set {
 		{Name: p.endpoint, Key: marks(4), Data: backend},
 		{Name: p.drawn, Key: marks(4), Data: marks(1)},
 		{Name: p.member, Key: marks(4), Data: backend},
-		{Name: "affinity" + p.name, Key: []nft.Type{p.typ, nft.Mark, nft.Mark}, Data: []nft.Type{nft.Integer}, Dynamic: true, Size: 1 << 17},
+		{Name: "affinity" + p.name, Key: []nft.Type{p.typ, nft.Mark, nft.Mark}, Data: []nft.Type{nft.Integer}, Dynamic: true, Size: affinitySize},
 		{Name: p.hairpin, Key: []nft.Type{p.typ, p.typ}},
 		{Name: "permitted" + p.name, Key: []nft.Type{p.typ, nft.Proto, nft.Port, p.typ}, Interval: true},
 		{Name: "entry" + p.name, Key: marks(4), Data: verdicts},

@@ -274,6 +274,18 @@ func (p *Plane) restoreSysctl() error {
 // Watch implements dataplane.Watcher.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.conn.Watch(ctx, Table) }
 
+// Affinity returns how many clients are remembered, by family. It may be called at any time.
+func (p *Plane) Affinity() (uses []service.AffinityUse, err error) {
+	for _, f := range protos {
+		n, err := p.conn.Count(Table, "affinity"+f.name)
+		if err != nil {
+			return nil, err
+		}
+		uses = append(uses, service.AffinityUse{Family: "IPv" + f.name, Entries: n, Limit: affinitySize})
+	}
+	return uses, nil
+}
+
 // Clean implements dataplane.Cleaner.
 func (p *Plane) Clean(context.Context) error {
 	tables, err := p.conn.Tables()
