@@ -144,6 +144,36 @@ static __always_inline struct interfaces *interfaces_of_pods(void)
 	return i && i->length ? i : NULL;
 }
 
+#define ABOVE 4 /* how many devices one above the other are looked at */
+
+/* Whether what comes in by a device comes in by an interface of pods for the node's stack, which sees a bridge or bond in place of its port. */
+static __noinline bool is_of_pods(struct net_device *d)
+{
+	struct interfaces *pods = interfaces_of_pods();
+	char name[sizeof(pods->name)];
+	int i;
+
+	if (!pods)
+		return false;
+	for (i = 0; i < ABOVE && BPF_CORE_READ(d, rx_handler); i++) {
+		struct list_head *first = BPF_CORE_READ(d, adj_list.upper.next);
+		struct netdev_adjacent *above = (void *)first - bpf_core_field_offset(struct netdev_adjacent, list);
+
+		if (first == (void *)d + bpf_core_field_offset(struct net_device, adj_list.upper) || !BPF_CORE_READ(above, master))
+			break;
+		d = BPF_CORE_READ(above, dev);
+	}
+	BPF_CORE_READ_INTO(&name, d, name);
+#pragma unroll
+	for (i = 0; i < sizeof(name); i++) {
+		if (i >= pods->length)
+			break;
+		if (name[i] != pods->name[i])
+			return false;
+	}
+	return true;
+}
+
 static __always_inline struct uses *uses(void *map)
 {
 	__u32 first = 0;

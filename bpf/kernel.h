@@ -69,6 +69,7 @@ struct netns_ipv6 {
 };
 
 struct net {
+	__u64 net_cookie;
 	struct list_head dev_base_head;
 	struct hlist_head *dev_index_head;
 	struct netns_ipv4 ipv4;

@@ -781,44 +781,15 @@ __noinline int note_asked(const struct question *q)
 	return 0;
 }
 
-#define ABOVE 4 /* how many devices one above the other are looked at */
-
-/* The device that a packet is to come in by for the node's stack: a bridge or bond in place of its port. */
-static __always_inline struct net_device *received_by(struct net_device *d)
-{
-	int i;
-
-	for (i = 0; i < ABOVE && d->rx_handler; i++) {
-		struct list_head *first = d->adj_list.upper.next;
-		struct netdev_adjacent *above = cast((void *)first - bpf_core_field_offset(struct netdev_adjacent, list), struct netdev_adjacent);
-
-		if ((void *)first->next == (void *)first || !above->master)
-			break;
-		d = above->dev;
-	}
-	return d;
-}
-
 /* Whether a packet comes in by an interface of pods. */
 __noinline int comes_by_pods_interface(struct __sk_buff *skb)
 {
-	struct interfaces *pods = interfaces_of_pods();
 	struct sk_buff *kernels;
-	struct net_device *d;
-	__u32 i;
 
-	if (!pods)
+	if (!interfaces_of_pods())
 		return false;
 	kernels = bpf_cast_to_kern_ctx(skb);
-	d = received_by(cast(kernels->dev, struct net_device));
-#pragma unroll
-	for (i = 0; i < sizeof(pods->name); i++) {
-		if (i >= pods->length)
-			break;
-		if (d->name[i] != pods->name[i])
-			return false;
-	}
-	return true;
+	return is_of_pods(kernels->dev);
 }
 
 /* For how many seconds a socket that isn't connected may receive replies to what it sent. */

@@ -469,6 +469,21 @@ func (m *Maps) PutPodInterfaces(name string, prefix bool) error {
 	if err := m.named[serviceMapPodInterfaces].Put(uint32(0), i); err != nil {
 		return fmt.Errorf("bpf: write the interfaces of pods: %w", err)
 	}
+	return m.forgetHomes()
+}
+
+// forgetHomes has the programs look again where namespaces send from, and by which interface.
+func (m *Maps) forgetHomes() error {
+	var keys []serviceHome
+	homes := m.named[serviceMapHomes]
+	if err := all(homes, func(k serviceHome, _ serviceAddressOf) { keys = append(keys, k) }); err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if err := homes.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("bpf: forget a namespace's address: %w", err)
+		}
+	}
 	return nil
 }
 

@@ -33,8 +33,9 @@
 // Packets of the node itself are translated where they leave, and come in again by the loopback device: for that its settings
 // accept_local and route_localnet are 1 while the programs stand there. Devices that come and go are followed.
 //
-// Where pods are known by their interfaces, sockets of pods leave to packets whatever serves pods and others differently: the
-// program at the device that a packet comes in by compares its name, or that of the bridge or bond above it.
+// Where pods are known by their interfaces, a socket is a pod's if the node's end of its namespace's first interface (veth or
+// netkit) is one, or the bridge or bond above that. Where it isn't, or the socket is bound to an address, what serves pods and
+// others differently is left to packets: these show what they come in by.
 //
 // Where a frontend says so (Direct), a client outside is shown to a backend on another node, and that node's programs answer it: they learn the
 // entry from the packet (bpf/direct.h), which docs/ebpf.md says more of.

@@ -10,7 +10,7 @@ import (
 )
 
 // Pods are known by the interface that their packets come in by for the node's stack: behind a bridge, by the bridge. Sockets
-// that a hook sees fare as those that none does.
+// that a hook sees fare as those that none does, and a pod's are translated there.
 func TestPodsByInterface(t *testing.T) {
 	root, err := cgroup.Root()
 	if err != nil {
@@ -39,6 +39,7 @@ func TestPodsByInterface(t *testing.T) {
 						w.in("a", func() { c, err = net.DialTimeout("tcp", attacked[six].String(), patience) })
 						return err
 					}
+					before := w.counts().Began
 					if beyond {
 						err = cgroup.Do(root, ask)
 					} else {
@@ -48,8 +49,13 @@ func TestPodsByInterface(t *testing.T) {
 						t.Errorf("pods' interfaces %q, IPv6 %t, beyond hooks %t: served %t: %v", pods, six, beyond,
 							!want, err)
 					}
-					if err == nil {
-						c.Close()
+					if err != nil {
+						continue
+					}
+					c.Close()
+					if atDevices := w.counts().Began > before; atDevices != beyond {
+						t.Errorf("pods' interfaces %q, IPv6 %t, beyond hooks %t: at devices %t", pods, six, beyond,
+							atDevices)
 					}
 				}
 			}

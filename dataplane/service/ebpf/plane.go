@@ -29,8 +29,6 @@ var Abilities = service.Abilities{
 		model.WeightedLeastConnections, model.ShortestExpectedDelay, model.SourceHash, model.DestinationHash, model.Maglev),
 	Notes: []string{
 		"Clients on the node are translated once, at connect(); others, and what a socket can't do, at the node's devices (Linux 6.7 or later). SCTP, and on older kernels all packets, go through nftables, which else is not there.",
-		"Where pods are known by interface (detectLocalMode BridgeInterface, InterfaceNamePrefix), connections of pods to cluster " +
-			"IPs are translated at devices too: at connect(), it isn't known which interface they will come in by.",
 		"When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read ECONNABORTED and must connect anew.",
 		"In a container, the agent must see the node's cgroup file system (cgroup namespace of the host) and BPF file system (/sys/fs/bpf): what is attached to its own cgroup serves nobody else.",
 		"Schedulers by connections count the sockets of clients on the node: from connect() until they are closed. Of more than 8 endpoints they take the better of two that are drawn.",
