@@ -28,7 +28,7 @@
 // is changed, at ingress, and where their source is, at egress (bpf/packets.c). Between the two the kernel routes, filters and
 // tells of a path's MTU as ever. Ways last as long as connection tracking's by default; full maps lose those that were used
 // longest ago. A UDP flow whose backend is none any more is given another at its next packet: nobody looks through flows.
-// A client is hidden behind its own port, if no other flow to that backend and no socket of the node has it, or else another.
+// A client is hidden behind a random port that no other flow to that backend and no socket of the node has.
 // Packets of the node itself are translated where they leave, and come in again by the loopback device: for that its settings
 // accept_local and route_localnet are 1 while the programs stand there. Devices that come and go are followed.
 //
