@@ -39,7 +39,7 @@
 //
 // Limits: a fragment that comes before its packet's first is not translated; a node process that no hook serves gets no answer
 // from a ClusterIP where rp_filter is strict (1); a UDP port from which a client asks an entry and its backend at once is
-// answered by the entry alone; a node process that asks an entry at an address of its own node, where that is left to packets, may not
+// answered as by the one that it asked last; a node process that asks an entry at an address of its own node, where that is left to packets, may not
 // send datagrams longer than a packet: to the loopback device they are none, and what the kernel tells a connected socket of the
 // path behind it, it doesn't heed.
 //
