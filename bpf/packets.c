@@ -928,34 +928,37 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 }
 
 /*
- * Deletes the entries of a flow whose client begins another with packet p, so that retired programs see none of that one's
- * packets as this one's. w, in destinations, is that of p's tuple. Entries of the backend's tuples may be another flow's by now.
+ * Deletes the entries of a flow whose client sends another from its port. asked is the tuple of the client's packets. Entries of
+ * the backend's tuples may be the other's by now.
  */
-__noinline int drop_flow(const struct way *w, const struct packet *p)
+__noinline int drop_flow(const struct tuple *asked)
 {
 	struct end client, backend;
-	struct tuple back, there;
-	struct way *held;
+	struct tuple t;
+	struct way *w;
 
-	if (!w || !p)
+	if (!asked)
 		return 0;
-	client = w->state & ALIAS ? w->from : end_of(&p->tuple.source, p->tuple.from);
+	w = bpf_map_lookup_elem(&destinations, asked);
+	if (!w)
+		return 0;
+	client = w->state & ALIAS ? w->from : end_of(&asked->source, asked->from);
 	backend = w->to;
-	from_to(&back, &backend, &client, p->tuple.protocol);
-	from_to(&there, &client, &backend, p->tuple.protocol);
-	bpf_map_delete_elem(&destinations, &p->tuple);
-	held = bpf_map_lookup_elem(&sources, &back);
-	if (!held || held->to.port != p->tuple.to || !equal(&held->to.address, &p->tuple.destination))
+	bpf_map_delete_elem(&destinations, asked);
+	from_to(&t, &backend, &client, asked->protocol);
+	w = bpf_map_lookup_elem(&sources, &t);
+	if (!w || w->to.port != asked->to || !equal(&w->to.address, &asked->destination))
 		return 0;
-	bpf_map_delete_elem(&sources, &back);
-	bpf_map_delete_elem(&destinations, &back); /* of this node's own client */
-	held = bpf_map_lookup_elem(&sources, &there);
-	if (!held)
+	bpf_map_delete_elem(&sources, &t);
+	bpf_map_delete_elem(&destinations, &t); /* of this node's own client */
+	from_to(&t, &client, &backend, asked->protocol);
+	w = bpf_map_lookup_elem(&sources, &t);
+	if (!w)
 		return 0;
-	from_to(&back, &backend, &held->to, p->tuple.protocol);
-	if (!(held->state & UNHIDDEN))
-		bpf_map_delete_elem(&destinations, &back);
-	bpf_map_delete_elem(&sources, &there);
+	client = w->to; /* as it is seen, or itself */
+	bpf_map_delete_elem(&sources, &t);
+	from_to(&t, &backend, &client, asked->protocol);
+	bpf_map_delete_elem(&destinations, &t);
 	return 0;
 }
 
@@ -972,7 +975,7 @@ __noinline int inward(struct __sk_buff *skb, struct packet *p, int own)
 	if (w && !stale(w, p))
 		return go(skb, p, w, own);
 	if (w && opens(p))
-		drop_flow(w, p);
+		drop_flow(&p->tuple);
 	return p->inner ? TCX_NEXT : FIRST;
 }
 
@@ -990,20 +993,25 @@ __noinline int is_over(const struct way *back, const struct packet *p)
 }
 
 /*
- * A client opens a connection to a backend itself. If it did so through an entry before, from this very port, and that is over,
- * what the backend answers is from the backend.
+ * A client sends to a backend itself. If it did so through an entry before, from this very port, and that is over, what the
+ * backend answers is from the backend. Of UDP the latest counts: its socket may be another, which connect() has translated.
  */
 __noinline int forget(const struct packet *p)
 {
-	struct tuple back;
+	struct tuple back, asked;
+	struct end client;
 	struct way *w;
 
 	if (!p)
 		return 0;
 	back_of(&back, p);
 	w = bpf_map_lookup_elem(&sources, &back);
-	if (w && is_over(w, p))
-		bpf_map_delete_elem(&sources, &back);
+	if (!w || (p->tuple.protocol == IPPROTO_TCP && !is_over(w, p)))
+		return 0;
+	client = w->state & ALIAS ? w->from : end_of(&p->tuple.source, p->tuple.from);
+	from_to(&asked, &client, &w->to, p->tuple.protocol);
+	drop_flow(&asked);
+	bpf_map_delete_elem(&sources, &back);
 	return 0;
 }
 
@@ -1104,8 +1112,9 @@ static __always_inline bool own_address(struct __sk_buff *skb, const struct pack
 }
 
 /*
- * Hides a client behind an address of this node and a port: its own, if that is free, else any that is. Free is what no other
- * flow to that backend has, and no socket of the node. t is the tuple of the client's packets.
+ * Hides a client behind an address of this node and a random port that is free: that no other flow to that backend has, be it
+ * conntrack's, and no socket of the node. Were it the client's own port, a socket of the node may have had that a moment ago, and
+ * the backend, in TIME_WAIT, would not accept the client's SYN.
  */
 __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct way *w)
 {
@@ -1122,7 +1131,6 @@ __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct 
 		count(NO_ADDRESS);
 		return false;
 	}
-	out.to.port = p->tuple.from;
 	back.seen = p->now;
 	back.to = w->state & OURS ? w->to : end_of(&p->tuple.source, p->tuple.from);
 	back.from = w->from;
@@ -1132,8 +1140,7 @@ __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct 
 	for (i = 0; i < TRIES; i++) {
 		struct way *held;
 
-		if (i || bpf_ntohs(out.to.port) < LOWEST)
-			out.to.port = bpf_htons(LOWEST + bpf_get_prandom_u32() % (65536 - LOWEST));
+		out.to.port = bpf_htons(LOWEST + bpf_get_prandom_u32() % (65536 - LOWEST));
 		t.to = out.to.port;
 		held = bpf_map_lookup_elem(&destinations, &t);
 		if (held && !over(held) && !expired(held, p))
@@ -1152,7 +1159,10 @@ __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct 
 }
 
 /* Whether a packet may be its flow's first, of those that only the first need be looked at for. */
-static __always_inline bool begins(const struct packet *p) { return p->tuple.protocol == IPPROTO_UDP || opens(p); }
+static __always_inline bool begins(const struct packet *p)
+{
+	return !p->inner && (p->tuple.protocol == IPPROTO_UDP || opens(p));
+}
 
 /*
  * Whether a socket of the node, or a client that other rules masquerade, uses a port behind which a client is hidden already,
@@ -1232,6 +1242,10 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int mar
 	if (!p)
 		return TCX_NEXT;
 	w = bpf_map_lookup_elem(&sources, &p->tuple);
+	if (own && !marked && begins(p) && (!w || w->state & HIDDEN)) { /* to the backend itself */
+		forget(p);
+		w = bpf_map_lookup_elem(&sources, &p->tuple);
+	}
 	if (!w && !p->inner && (own || begins(p)) && clashes(p))
 		w = bpf_map_lookup_elem(&sources, &p->tuple);
 	if (!w || expired(w, p))
@@ -1372,7 +1386,7 @@ int arrive(struct __sk_buff *skb)
 		if (result != UNTOLD)
 			return result;
 	}
-	if (may & OPENS && opens(&p))
+	if (may & OPENS && begins(&p))
 		forget(&p);
 	if (!(may & INWARD))
 		return TCX_NEXT;

@@ -78,7 +78,7 @@ func TestStale(t *testing.T) {
 func TestStaleTCP(t *testing.T) {
 	c := cutter{
 		now: map[Key]Allowed{key("10.96.0.10:80", model.TCP): {}, key("0.0.0.0:30080", model.TCP): {},
-			key("[fd00::10]:80", model.TCP): {}, key("10.96.0.10:53", model.UDP): {Inside: pool(), Outside: pool()}},
+			key("[fd00::10]:80", model.TCP): {}, key("10.96.0.10:53", model.UDP): leads(pool(), pool())},
 		own: map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true},
 	}
 	for _, f := range []struct {

@@ -29,7 +29,7 @@
 // is changed, at ingress, and where their source is, at egress (bpf/packets.c). Between the two the kernel routes, filters and
 // tells of a path's MTU as ever. Ways last as long as connection tracking's by default; full maps lose those that were used
 // longest ago. A UDP flow whose backend is none any more is given another at its next packet: nobody looks through flows.
-// A client is hidden behind its own port, if no other flow to that backend and no socket of the node has it, or else another.
+// A client is hidden behind a random port that no other flow to that backend and no socket of the node has.
 // Packets of the node itself are translated where they leave, and come in again by the loopback device: for that its settings
 // accept_local and route_localnet are 1 while the programs stand there. Devices that come and go are followed.
 //
@@ -44,7 +44,7 @@
 //
 // Limits: a fragment that comes before its packet's first is not translated; a node process that no hook serves gets no answer
 // from a ClusterIP where rp_filter is strict (1); a UDP port from which a client asks an entry and its backend at once is
-// answered by the entry alone; a node process that asks an entry at an address of its own node, where that is left to packets, may not
+// answered as by the one that it asked last; a node process that asks an entry at an address of its own node, where that is left to packets, may not
 // send datagrams longer than a packet: to the loopback device they are none, and what the kernel tells a connected socket of the
 // path behind it, it doesn't heed.
 //
