@@ -43,6 +43,8 @@ var Abilities = service.Abilities{
 		"Packets to Services carry a mark of ours (0x5e in the low 12 bits) from prerouting until IPVS has sent them on (0x5f until they leave), " +
 			"instead of whatever mark they came with.",
 		"Clients that affinity remembers are sent to their backend by connection tracking, so that least-connections schedulers don't count them.",
+		"A UDP flow ends when a traffic policy that becomes Local leaves its Service port without a virtual server: where no other of its " +
+			"addresses has policy Cluster.",
 		"TCP connections outlive their backend's removal and their Service's, until they end or are silent for a day; their remains are swept with " +
 			"the next change or look.",
 		"Node ports at loopback addresses are there for processes that ask from 127.0.0.1, not from another loopback address.",
