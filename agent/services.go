@@ -81,6 +81,8 @@ func Owner(p model.Part) string {
 		return poolOwner(v.Name)
 	case *model.Node:
 		return "node " + v.Name
+	case *model.ClusterIP:
+		return v.Service
 	}
 	return fmt.Sprintf("%T", p)
 }
@@ -125,6 +127,8 @@ func weigh(p model.Part) int {
 		}
 	case *model.Frontend:
 		return 1 + len(v.Sources)
+	case *model.ClusterIP:
+		return 1
 	}
 	return 0
 }

@@ -6,6 +6,7 @@ package model
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -91,12 +92,13 @@ const (
 // String gives "reject" or "drop".
 func (a Action) String() string { return [...]string{"reject", "drop"}[a] }
 
-// Part is one piece of a decided node that a service data plane serves: *Node, *Pool or *Frontend.
+// Part is one piece of a decided node that a service data plane serves: *Node, *Pool, *Frontend or *ClusterIP.
 type Part interface{ part() }
 
-func (*Node) part()     {}
-func (*Pool) part()     {}
-func (*Frontend) part() {}
+func (*Node) part()      {}
+func (*Pool) part()      {}
+func (*Frontend) part()  {}
+func (*ClusterIP) part() {}
 
 // Range is the addresses from First to Last, both included, of one family.
 type Range struct{ First, Last netip.Addr }
@@ -115,10 +117,13 @@ type Node struct {
 	Addresses []netip.Addr   // the node's own, as far as known; sorted. For verdict: a kernel knows its addresses itself
 	Pods      []netip.Prefix // sources that count as pods; sorted, none inside another
 	NodePorts []Range        // own addresses within these take NodePort traffic; sorted, disjoint
-	Localhost bool           // NodePorts include IPv4 loopback addresses: the kernel must let such packets leave
-	Direct    bool           // nodes tell each other what clients asked, so that a backend's node can answer (Frontend.Direct)
-	Nodes     []netip.Addr   // with Direct: addresses by which the cluster's nodes know each other, this one's too; sorted
-	Behind    []netip.Prefix // with Direct: where this node's pods are, whether or not they count as such. What another node answers them by an address of this one's would not be let in here
+	// ServiceRanges are addresses that only Services have: packets to one that is no ClusterIP and match no frontend are
+	// dropped. Sorted, disjoint.
+	ServiceRanges []Range
+	Localhost     bool           // NodePorts include IPv4 loopback addresses: the kernel must let such packets leave
+	Direct        bool           // nodes tell each other what clients asked, so that a backend's node can answer (Frontend.Direct)
+	Nodes         []netip.Addr   // with Direct: addresses by which the cluster's nodes know each other, this one's too; sorted
+	Behind        []netip.Prefix // with Direct: where this node's pods are, whether or not they count as such. What another node answers them by an address of this one's would not be let in here
 }
 
 // Pool is a set of backends that frontends share, and how a client is given one.
@@ -207,6 +212,13 @@ type Frontend struct {
 	Sources []netip.Prefix // the only sources let in; nil lets all in. Sorted, none inside another, Entry's family
 }
 
+// ClusterIP is an address that is a Service's alone: packets to it that match no frontend are rejected, whatever their port
+// and protocol, unless it is also an address of the node itself.
+type ClusterIP struct {
+	Service string // for people, "namespace/name"
+	Addr    netip.Addr
+}
+
 // Target gives the side that serves packets of origin o.
 func (f *Frontend) Target(o Origin) Target {
 	if o == FromOutside {
@@ -241,6 +253,7 @@ func (d Delta) Empty() bool {
 type Services struct {
 	Node         *Node
 	Frontends    map[Entry]*Frontend
+	ClusterIPs   map[netip.Addr]*ClusterIP
 	HealthChecks []*HealthCheck
 }
 
@@ -268,7 +281,7 @@ func (s *Services) Pools() []*Pool {
 	return l
 }
 
-// Parts gives everything a service data plane serves: the node, then pools, then frontends.
+// Parts gives everything a service data plane serves: the node, then pools, then frontends, then ClusterIPs.
 func (s *Services) Parts() []Part {
 	l := []Part{s.Node}
 	for _, p := range s.Pools() {
@@ -276,6 +289,9 @@ func (s *Services) Parts() []Part {
 	}
 	for _, f := range s.Sorted() {
 		l = append(l, f)
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(s.ClusterIPs), netip.Addr.Compare) {
+		l = append(l, s.ClusterIPs[a])
 	}
 	return l
 }

@@ -13,6 +13,7 @@
 //	maps-…/pools       index → pool, its extent, whose turn it is, counts  (memory, shared with the kernel)
 //	maps-…/slots       an extent: a header, backends, choices              (memory, shared with the kernel)
 //	maps-…/places      prefix → counts as pods, takes node ports, is a node's
+//	maps-…/unmatched   prefix → it rejects, or drops, what opens a flow and matches no frontend
 //	maps-…/permitted   entry · prefix → it lets these clients in
 //	maps-…/changes     counts changes of pools and frontends                (memory, shared with the kernel)
 //	state/…            affinity, connected sockets, flows                  (written by traffic, whatever the layout)
