@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -29,6 +30,8 @@ var Abilities = service.Abilities{
 		model.WeightedLeastConnections, model.ShortestExpectedDelay, model.SourceHash, model.DestinationHash, model.Maglev),
 	Notes: []string{
 		"Clients on the node are translated once, at connect(); others, and what a socket can't do, at the node's devices (Linux 6.7 or later). SCTP, and on older kernels all packets, go through nftables, which else is not there.",
+		"SCTP and ICMP to a ClusterIP that match no port of it pass. On kernels before 6.7, so does all that matches no port " +
+			"there, and what is for unallocated addresses of ServiceCIDRs.",
 		"When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read ECONNABORTED and must connect anew.",
 		"In a container, the agent must see the node's cgroup file system (cgroup namespace of the host) and BPF file system (/sys/fs/bpf): what is attached to its own cgroup serves nobody else.",
 		"Schedulers by connections count the sockets of clients on the node: from connect() until they are closed. Of more than 8 endpoints they take the better of two that are drawn.",
@@ -251,6 +254,10 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 		return nil, err
 	}
 	if facts, err = readInterfaces(m, facts); err != nil {
+		return nil, err
+	}
+	err = m.Unmatched(func(r netip.Prefix, action uint32) { facts = append(facts, unmatched(r, action)) })
+	if err != nil {
 		return nil, err
 	}
 	err = m.Places(readPlaces(&facts))
