@@ -1025,6 +1025,7 @@ __noinline int is_over(const struct way *back, const struct packet *p)
 /*
  * A client sends to a backend itself. If it did so through an entry before, from this very port, and that is over, what the
  * backend answers is from the backend. Of UDP the latest counts: its socket may be another, which connect() has translated.
+ * Of an entry that another node told, later fragments look like that.
  */
 __noinline int forget(const struct packet *p)
 {
@@ -1036,7 +1037,7 @@ __noinline int forget(const struct packet *p)
 		return 0;
 	back_of(&back, p);
 	w = bpf_map_lookup_elem(&sources, &back);
-	if (!w || (p->tuple.protocol == IPPROTO_TCP && !is_over(w, p)))
+	if (!w || (p->tuple.protocol == IPPROTO_UDP ? w->state & LEARNT : !is_over(w, p)))
 		return 0;
 	client = w->state & ALIAS ? w->from : end_of(&p->tuple.source, p->tuple.from);
 	from_to(&asked, &client, &w->to, p->tuple.protocol);
