@@ -63,6 +63,10 @@ test-unit: ## what needs no root: pure packages, kernel wrappers in a user names
 test-slow: root packages ## iptables and eBPF in the second kernel, eBPF in older ones, by as many emulated machines at once as there are processors: an hour or more
 	$(GO) test -timeout 240m -v -run TestSlowSecondKernel ./test ./dataplane/service/ebpf
 
+.PHONY: test-modes
+test-modes: root packages ## every change of a running agent's mode, under clients that reuse ports: a minute
+	$(GO) test -timeout 10m -count 1 -run TestModeChanges ./test -every-change-of nftables,ebpf,iptables-nft,iptables-legacy,userspace
+
 .PHONY: test-kubeproxy
 test-kubeproxy: root packages ## the lab's subject kube-proxy: builds the real one (minutes) and runs it
 	$(MAKE) -C test/kubeproxy test

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/netip"
 	"runtime/debug"
@@ -15,10 +16,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"fairlead.dev/fairlead/dataplane/flows"
 	"fairlead.dev/fairlead/dataplane/health"
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/resolve"
@@ -35,6 +36,11 @@ type Options struct {
 	Servers Servers
 
 	Addresses Addresses // of the node's interfaces, in place of Resolve's; nil: those stay
+	Firewall  Firewall  // what drops packets that the mode has the node forward; nil: that isn't looked for
+
+	Prepare     func()       // is called before anything of the node is changed, once nothing can refuse the start any more; nil: nothing is to be prepared
+	Predecessor *Predecessor // what served before in this process, and may serve after; nil: nothing
+	Refusal     *Refusal     // why the newest configuration is not in force; nil: it is
 
 	Tell   func([]source.Problem) // is called with all problems that stand when they may have changed; nil: they are logged alone
 	Served func(context.Context)  // is called once the first batch is in the kernel and what other modes left is not; Run waits for it; nil: nobody waits for that
@@ -43,6 +49,12 @@ type Options struct {
 // Addresses calls tell with the addresses of the node's interfaces, and again whenever they have changed, until ctx ends.
 type Addresses interface {
 	Follow(ctx context.Context, tell func([]netip.Addr)) error
+}
+
+// Firewall is what rules that aren't ours do with packets that the node forwards.
+type Firewall interface {
+	// Dropping returns the chains whose policy drops them, each as the command that lists it.
+	Dropping() (commands []string, err error)
 }
 
 // Agent serves one node.
@@ -54,6 +66,7 @@ type Agent struct {
 	metrics  *proxyMetrics
 	progress *progress
 	ended    sync.WaitGroup // of what Run has begun
+	checks   chan struct{}  // holds one when health checks changed
 
 	mu        sync.Mutex // guards the resolver and what follows
 	resolver  *resolve.Resolver
@@ -65,6 +78,7 @@ type Agent struct {
 	addresses []netip.Addr // of the node's interfaces
 	synced    bool         // the first batch is in the kernel
 	batches   int
+	affinity  []service.AffinityUse // as last counted
 }
 
 // Run serves a node in the calling thread's network namespace until ctx ends, and leaves the kernel as it is then.
@@ -73,23 +87,21 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	o.Resolve = o.Mode.Resolve(o.Resolve)
-	if err := keepOthers(o.Mode); err != nil {
-		o.Log.Warn("connections that began before this mode may end with what began them", "error", err)
-	}
 	services, err := OpenServices(o.Mode, o.Log)
 	if err != nil {
 		return impossible(ctx, err)
 	}
-	defer services.Close()
+	defer o.Predecessor.succeed(o.Mode, services)
 	registry := prometheus.NewRegistry()
 	metrics := newProxyMetrics(registry)
 	a := &Agent{options: o, services: services, registry: registry, metrics: metrics, progress: newProgress(metrics, o.Servers.Late),
+		checks:   make(chan struct{}, 1),
 		resolver: resolve.New(o.Resolve), known: map[source.Problem]struct{}{}, names: servicesOf{}, addresses: o.Resolve.Addresses}
 	checks := health.New(nil, func() bool { _, healthy := a.progress.health(time.Now()); return healthy })
 	defer checks.Close()
 	a.health = reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
 		Owner: func(h *model.HealthCheck) string { return h.Service }, Log: o.Log.With("plane", "health")})
-	registry.MustRegister(collector{a}, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewGoCollector())
+	registry.MustRegister(collector{a})
 	return a.run(ctx)
 }
 
@@ -103,30 +115,27 @@ func (a *Agent) run(ctx context.Context) error {
 			}
 		})
 	}
-	for _, s := range []struct {
-		what, address, flag string
-		handler             http.Handler
-	}{
-		{"metrics", a.options.Servers.Metrics, "--metrics-bind-address", a.handler()},
-		{"health", a.options.Servers.Health, "--healthz-bind-address", a.healthHandler()},
-	} {
-		if s.address == "" {
-			continue
-		}
-		l, err := a.options.Servers.listen(a.options.Log, s.address, s.flag)
-		if err != nil {
-			stop(err)
-			break
-		}
+	servers, err := a.listen()
+	if err != nil {
+		return err
+	}
+	a.begin()
+	for _, s := range servers {
 		start(s.what, func(ctx context.Context) error {
-			return a.options.Servers.serve(ctx, a.options.Log, l, s.address, s.handler)
+			return a.options.Servers.serve(ctx, a.options.Log, s.listener, s.address, s.handler)
 		})
+	}
+	if a.options.Tell != nil {
+		a.options.Refusal.follow(func() { a.options.Tell(a.standing()) })
+		defer a.options.Refusal.follow(nil)
 	}
 	start("health checks", a.health.Run)
 	if a.options.Addresses != nil {
 		start("addresses", func(ctx context.Context) error { return a.options.Addresses.Follow(ctx, a.setAddresses) })
 	}
 	a.ended.Go(func() { a.progress.follow(ctx, a.sync) })
+	a.ended.Go(func() { a.followChecks(ctx) })
+	a.ended.Go(func() { a.followAffinity(ctx) })
 	start("source", func(ctx context.Context) error {
 		return a.options.Source.Run(ctx, func(b source.Batch) { a.take(ctx, b) })
 	})
@@ -136,6 +145,35 @@ func (a *Agent) run(ctx context.Context) error {
 		return err
 	}
 	return nil
+}
+
+// server is one of the agent's pages, at an address.
+type server struct {
+	what, address, flag string
+	handler             http.Handler
+	listener            net.Listener // nil where the address is still to be had
+}
+
+// listen opens the addresses of the agent's servers. On an error none is open.
+func (a *Agent) listen() (open []server, err error) {
+	for _, s := range []server{
+		{"metrics", a.options.Servers.Metrics, "--metrics-bind-address", a.handler(), nil},
+		{"health", a.options.Servers.Health, "--healthz-bind-address", a.healthHandler(), nil},
+	} {
+		if s.address == "" {
+			continue
+		}
+		if s.listener, err = a.options.Servers.listen(a.options.Log, s.address, s.flag); err != nil {
+			for _, o := range open {
+				if o.listener != nil {
+					o.listener.Close()
+				}
+			}
+			return nil, err
+		}
+		open = append(open, s)
+	}
+	return open, nil
 }
 
 // take passes what the source saw down the line.
@@ -160,7 +198,7 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 	a.tellAll()
 	if first {
 		left := others{mode: a.options.Mode, log: a.options.Log}
-		if !left.mode.tracks() {
+		if !left.mode.Tracks() {
 			left.entries = flows.EntriesOf(delta.Put)
 		}
 		a.ended.Go(func() { a.arrive(ctx, left) })
@@ -170,9 +208,42 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 // hand hands a difference on to those who tell the kernel.
 func (a *Agent) hand(d model.Delta) {
 	a.metrics.changed(d)
+	if a.options.Mode.Accepts {
+		d.Put, d.Del = withHealth(d.Put, d.PutHealth), withHealth(d.Del, d.DelHealth)
+	}
 	a.services.Change(d.Put, d.Del)
 	a.names.follow(d.Put, d.Del)
 	a.health.Change(d.PutHealth, d.DelHealth)
+	if len(d.PutHealth) > 0 {
+		select {
+		case a.checks <- struct{}{}:
+		default: // it will be seen with what changed already
+		}
+	}
+}
+
+// followChecks reports health checks that can't be served, after each change of some, until ctx ends. No Service waits
+// for them.
+func (a *Agent) followChecks(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.checks:
+		}
+		if a.health.Sync(ctx) != nil && ctx.Err() == nil && a.options.Tell != nil {
+			a.options.Tell(a.standing())
+		}
+	}
+}
+
+// withHealth returns parts and health checks.
+func withHealth(parts []model.Part, checks []*model.HealthCheck) []model.Part {
+	parts = slices.Clip(parts)
+	for _, h := range checks {
+		parts = append(parts, h)
+	}
+	return parts
 }
 
 // count says what a batch changes.
@@ -210,8 +281,10 @@ func (a *Agent) sync(ctx context.Context) bool {
 // standing gives every problem that stands now: the source's, the resolver's, and what the kernel refuses.
 func (a *Agent) standing() []source.Problem {
 	a.mu.Lock()
-	all := append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)
+	all := slices.Concat(a.problems, a.resolver.Problems(), a.affinityProblems())
 	a.mu.Unlock()
+	all = append(all, a.options.Refusal.problems(a.options.Resolve.Node)...)
+	all = append(all, a.forwardProblems()...)
 	for plane, s := range a.loops() {
 		if s.NotServing != "" {
 			all = append(all, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},
@@ -220,8 +293,13 @@ func (a *Agent) standing() []source.Problem {
 		}
 		few, others := fewPerService(s.Failing)
 		for _, owner := range sortedKeys(few) {
-			all = append(all, source.Problem{Object: ownerKey(owner), Reason: "Refused",
-				Message: fmt.Sprintf("the data plane %s can't serve %s: %s", plane, owner, few[owner].Error)})
+			p := source.Problem{Object: ownerKey(owner), Reason: "Refused",
+				Message: fmt.Sprintf("the data plane %s can't serve %s: %s", plane, owner, few[owner].Error)}
+			if plane == healthPlane {
+				p.Reason = "FailedToStartServiceHealthcheck" // as kube-proxy has it
+				p.Message = fmt.Sprintf("node %s: %s", a.options.Resolve.Node, few[owner].Error)
+			}
+			all = append(all, p)
 		}
 		for _, service := range sortedKeys(others) { // their number changes: that is no news
 			all = append(all, source.Problem{Object: ownerKey(service), Reason: "Refused",
@@ -230,6 +308,21 @@ func (a *Agent) standing() []source.Problem {
 		}
 	}
 	return all
+}
+
+// forwardProblems returns the problem that the node drops forwarded packets by default, if the mode doesn't accept them itself.
+func (a *Agent) forwardProblems() []source.Problem {
+	if a.options.Firewall == nil || a.options.Mode.Accepts {
+		return nil
+	}
+	commands, err := a.options.Firewall.Dropping()
+	if err != nil || len(commands) == 0 {
+		return nil // what can't be read is no problem of the node's
+	}
+	return []source.Problem{{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node}, Reason: "ForwardPolicyDrop",
+		Message: fmt.Sprintf("this node drops forwarded packets by default (%s): Services go unanswered whose packets no rule there "+
+			"accepts; add such rules, set the policy to ACCEPT, or use mode iptables where the chain is iptables' FORWARD",
+			strings.Join(commands, ", "))}}
 }
 
 // ownerKey gives the Service of an owner such as "shop/web:http"; the zero key for others.
@@ -297,6 +390,10 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 		facts += s.Held
 	}
 	a.options.Log.Info("serving", "node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "why", a.options.Why, "facts", facts, "took", time.Since(start).Round(time.Microsecond), "error", err)
+	closePredecessor(a.options.Log, a.options.Predecessor)
+	for _, p := range a.forwardProblems() {
+		a.options.Log.Warn("problem of the node", "problem", p.String())
+	}
 	left.clean(ctx) // what fails is tried again
 	if a.options.Served != nil {
 		a.options.Served(ctx)

@@ -16,14 +16,18 @@ type Audit struct {
 	Put, Del     []string              // the facts that a sync would write and remove, such as "chain refuse"; one that changes is in both
 	Counts       map[uint64]ebpf.Count // what became of pools' clients on this node, by pools' IDs; nil where the mode counts nothing
 	Packets      *ebpf.PacketCounts    // what became of packets at devices; nil where the mode serves none there
+	FastPath     *ebpf.FastPath        // of packets for pods; nil where the mode has no programs at devices
 	lacks        []func(model.Part) (lacking, of int)
 }
 
 // Check audits the calling thread's network namespace.
 func Check(ctx context.Context, m Mode, s *model.Services) (*Audit, error) {
-	a := &Audit{}
+	a, parts := &Audit{}, s.Parts()
+	if m.Accepts {
+		parts = withHealth(parts, s.HealthChecks)
+	}
 	return a, m.each(func(l loop) error {
-		l.Change(s.Parts(), nil)
+		l.Change(parts, nil)
 		return l.audit(ctx, a)
 	})
 }

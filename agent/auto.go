@@ -50,6 +50,14 @@ func lines(errs []error) (l []string) {
 	return l
 }
 
+// Check returns why an agent in this mode can't begin in the calling thread's network namespace, and which modes could.
+func (m Mode) Check(ctx context.Context) error {
+	if err := m.Probe(ctx); err != nil {
+		return impossible(ctx, fmt.Errorf("mode %s: %w", m.Name, err))
+	}
+	return nil
+}
+
 // impossible adds to the error of a mode that can't be opened which ones could.
 func impossible(ctx context.Context, err error) error {
 	var can []string

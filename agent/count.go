@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -49,9 +50,24 @@ var (
 			"no_room for their flow, or as forged, since the route back to their source leads to another device; "+
 			"and those of no flow that were handed_over to a pod past the node's stack (mode "+
 			"ebpf).", []string{"outcome"}, nil)
+	fastPathDesc = prometheus.NewDesc("fairlead_fast_path_enabled",
+		"1 where packets for pods are redirected past the node's stack, 0 where something keeps them there (mode ebpf).",
+		[]string{"ip_family"}, nil)
+	slowReasonDesc = prometheus.NewDesc("fairlead_fast_path_off",
+		"1 for each reason that keeps packets for pods on the node's stack, 0 for all others (mode ebpf).",
+		[]string{"ip_family", "reason"}, nil)
+	excludedDesc = prometheus.NewDesc("fairlead_fast_path_excluded_devices",
+		"Devices whose packets take the node's stack, since another program, a queue or a tap sees them there (mode ebpf).",
+		nil, nil)
 	boundDesc = prometheus.NewDesc("fairlead_userspace_refused_total",
 		"TCP connections and UDP flows that were refused since their frontend, or their client, had its share of "+
 			"file descriptors (mode userspace).", []string{"bound"}, nil)
+	droppedDesc = prometheus.NewDesc("kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+		"Forwarded packets that were dropped since connection tracking calls them invalid (mode iptables).", nil, nil)
+	localhostDesc = prometheus.NewDesc("kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+		"First packets of connections to node ports at loopback addresses (mode iptables).", nil, nil)
+	invalidDesc = prometheus.NewDesc("fairlead_conntrack_invalid_packets_total",
+		"Packets of the node that connection tracking calls invalid, whatever became of them (modes that track connections).", nil, nil)
 )
 
 // collectServices makes metrics of what became of Services' clients.
@@ -84,10 +100,50 @@ func (c collector) collectPackets(ch chan<- prometheus.Metric) {
 	})
 }
 
+// collectFastPath makes metrics of whether packets for pods are redirected, and of what keeps them on the node's stack.
+func (c collector) collectFastPath(ch chan<- prometheus.Metric) {
+	path, err := c.services.FastPath()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(fastPathDesc, err)
+	}
+	if path == nil {
+		return
+	}
+	gauge := func(d *prometheus.Desc, value int, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
+	}
+	is := map[bool]int{true: 1}
+	for i, f := range []ebpf.FamilyFastPath{path.IPv4, path.IPv6} {
+		gauge(fastPathDesc, is[f.Enabled], bothFamilies[i])
+		for _, r := range ebpf.SlowReasons {
+			gauge(slowReasonDesc, is[slices.Contains(f.Reasons, r)], bothFamilies[i], string(r))
+		}
+	}
+	gauge(excludedDesc, len(path.Devices))
+}
+
 // collectRefused makes metrics of what was refused beyond a bound.
 func (c collector) collectRefused(ch chan<- prometheus.Metric) {
 	if r := c.services.Refused(); r != nil {
 		ch <- prometheus.MustNewConstMetric(boundDesc, prometheus.CounterValue, float64(r.Frontend), "frontend")
 		ch <- prometheus.MustNewConstMetric(boundDesc, prometheus.CounterValue, float64(r.Client), "client")
 	}
+}
+
+// collectCounted makes metrics of what connection tracking and rules counted.
+func (c collector) collectCounted(ch chan<- prometheus.Metric) {
+	if n, tracks, err := c.services.Invalid(); err != nil {
+		ch <- prometheus.NewInvalidMetric(invalidDesc, err)
+	} else if tracks {
+		ch <- prometheus.MustNewConstMetric(invalidDesc, prometheus.CounterValue, float64(n))
+	}
+	n, err := c.services.Counted()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(droppedDesc, err)
+	}
+	if n == nil {
+		return
+	}
+	ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(n.InvalidDropped))
+	ch <- prometheus.MustNewConstMetric(localhostDesc, prometheus.CounterValue, float64(n.LocalhostAccepted))
 }

@@ -32,8 +32,12 @@ func newProxyMetrics(r prometheus.Registerer) *proxyMetrics {
 	buckets := append(prometheus.LinearBuckets(0.25, 0.25, 2), prometheus.LinearBuckets(1, 1, 59)...)
 	buckets = append(append(buckets, prometheus.LinearBuckets(60, 5, 12)...), prometheus.LinearBuckets(120, 30, 7)...)
 	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
-		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubeproxy_" + name, Help: help, Buckets: buckets}, []string{"ip_family"})
+		v := prometheus.NewHistogramVec(native(prometheus.HistogramOpts{Name: "kubeproxy_" + name, Help: help,
+			Buckets: buckets}), []string{"ip_family"})
 		r.MustRegister(v)
+		for _, f := range bothFamilies {
+			v.WithLabelValues(f)
+		}
 		return v
 	}
 	gauges := func(name, help string, labels ...string) *prometheus.GaugeVec {
@@ -57,8 +61,9 @@ func newProxyMetrics(r prometheus.Registerer) *proxyMetrics {
 	m.svcsPending = gauges("sync_proxy_rules_service_changes_pending", "Changed Services that the kernel hasn't yet.").WithLabelValues()
 	m.svcsTotal = counters("sync_proxy_rules_service_changes_total", "Changed Services.").WithLabelValues()
 	m.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total", "Services' ports whose traffic policy is Local and that have endpoints, but none on this node.", "traffic_policy", "ip_family")
-	m.took = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "fairlead_programming_seconds", Help: "Time from a change's arrival until the kernel has it.",
-		Buckets: prometheus.ExponentialBucketsRange(100e-6, 10, 41)})
+	m.took = prometheus.NewHistogram(native(prometheus.HistogramOpts{Name: "fairlead_programming_seconds",
+		Help:    "Time from a change's arrival until the kernel has it.",
+		Buckets: prometheus.ExponentialBucketsRange(100e-6, 10, 41)}))
 	r.MustRegister(m.took)
 	m.healthz = counters("proxy_healthz_total", "Answers of /healthz.", "code")
 	m.livez = counters("proxy_livez_total", "Answers of /livez.", "code")
@@ -71,6 +76,12 @@ func newProxyMetrics(r prometheus.Registerer) *proxyMetrics {
 		m.livez.WithLabelValues(code)
 	}
 	return m
+}
+
+// native returns a histogram's options with native buckets beside the classic ones, of the size that Kubernetes' have.
+func native(o prometheus.HistogramOpts) prometheus.HistogramOpts {
+	o.NativeHistogramBucketFactor, o.NativeHistogramMaxBucketNumber = 1.1, 160
+	return o
 }
 
 // asked notes that changes came.
@@ -192,7 +203,8 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- m.desc
 	}
 	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc,
-		refusedDesc, packetsDesc, boundDesc} {
+		refusedDesc, packetsDesc, fastPathDesc, slowReasonDesc, excludedDesc, boundDesc, droppedDesc, localhostDesc,
+		invalidDesc, entriesDesc, limitDesc} {
 		ch <- d
 	}
 }
@@ -216,5 +228,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(modeDesc, prometheus.GaugeValue, 1, c.options.Mode.Name)
 	c.collectServices(ch)
 	c.collectPackets(ch)
+	c.collectFastPath(ch)
 	c.collectRefused(ch)
+	c.collectCounted(ch)
+	c.collectAffinity(ch)
 }

@@ -32,18 +32,11 @@ type Mode struct {
 var modes = []Mode{
 	alone(nftables.Abilities, nftables.New),
 	alone(iptables.Abilities, iptables.New),
-	alone(variant(iptables.Legacy), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.Legacy) }),
-	alone(variant(iptables.NFT), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }),
+	alone(iptables.AbilitiesOf(iptables.Legacy), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.Legacy) }),
+	alone(iptables.AbilitiesOf(iptables.NFT), func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }),
 	alone(ipvs.Abilities, ipvs.New),
 	alone(userspace.Abilities, userspace.New),
 	before(ebpf.Abilities, ebpf.New, nftables.Abilities, nftables.New, ebpf.Leaves).holds(ebpf.Options{}),
-}
-
-// variant names a mode for one variant of iptables.
-func variant(v iptables.Variant) service.Abilities {
-	a := iptables.Abilities
-	a.Name += "-" + string(v)
-	return a
 }
 
 // alone makes a mode of one plane.
@@ -132,7 +125,10 @@ type loop interface {
 	Close() error
 	merge(map[uint64]ebpf.Count) (map[uint64]ebpf.Count, error)
 	packets() (*ebpf.PacketCounts, error)
+	fastPath() (*ebpf.FastPath, error)
 	refused() *userspace.Refused
+	counted() (*iptables.Counted, error)
+	affinity() ([]service.AffinityUse, error)
 }
 
 // opener makes a plane's loop for the calling thread's network namespace.
@@ -246,6 +242,7 @@ func (s served[K, V]) retire(ctx context.Context) (connections int, err error) {
 type counter interface {
 	Counts() (map[uint64]ebpf.Count, error)
 	Packets() (*ebpf.PacketCounts, error)
+	FastPath() (*ebpf.FastPath, error)
 }
 
 // warner is a plane that reports what its operator should know and no fact says. Its reports come at any time.
@@ -263,6 +260,32 @@ func (s served[K, V]) refused() *userspace.Refused {
 		return &r
 	}
 	return nil
+}
+
+// ruleCounter is a plane that counts packets that its rules match. It may be asked at any time.
+type ruleCounter interface {
+	Counted() (*iptables.Counted, error)
+}
+
+// counted returns what the plane's rules counted; nil where they count nothing.
+func (s served[K, V]) counted() (*iptables.Counted, error) {
+	if c, ok := s.plane.(ruleCounter); ok {
+		return c.Counted()
+	}
+	return nil, nil
+}
+
+// affine is a plane that has capacity for so many session affinity entries and no more. It may be asked at any time.
+type affine interface {
+	Affinity() ([]service.AffinityUse, error)
+}
+
+// affinity returns how much of its capacity for session affinity the plane uses; nil where it has no limit.
+func (s served[K, V]) affinity() ([]service.AffinityUse, error) {
+	if a, ok := s.plane.(affine); ok {
+		return a.Affinity()
+	}
+	return nil, nil
 }
 
 // merge adds what the plane counted.
@@ -286,6 +309,15 @@ func (s served[K, V]) packets() (*ebpf.PacketCounts, error) {
 	return nil, nil
 }
 
+// fastPath returns whether packets for pods are redirected past the node's stack, nil where the plane has no programs at
+// devices.
+func (s served[K, V]) fastPath() (*ebpf.FastPath, error) {
+	if c, ok := s.plane.(counter); ok {
+		return c.FastPath()
+	}
+	return nil, nil
+}
+
 // audit adds to a what the plane holds against what it was told.
 func (s served[K, V]) audit(ctx context.Context, a *Audit) error {
 	p, err := s.Plan(ctx)
@@ -299,6 +331,11 @@ func (s served[K, V]) audit(ctx context.Context, a *Audit) error {
 		return err
 	} else if packets != nil {
 		a.Packets = packets
+	}
+	if path, err := s.fastPath(); err != nil {
+		return err
+	} else if path != nil {
+		a.FastPath = path
 	}
 	missing := map[K]bool{}
 	for _, f := range p.Put {

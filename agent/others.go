@@ -24,15 +24,15 @@ type others struct {
 	told    string // the error that was logged last
 }
 
-// tracks says whether the mode's own rules have the kernel translate TCP connections.
-func (m Mode) tracks() bool {
+// Tracks says whether the mode's own rules have the kernel translate TCP connections.
+func (m Mode) Tracks() bool {
 	return m.Tracked && (m.tracked == nil || m.tracked(&model.Frontend{Entry: model.Entry{Protocol: model.TCP}}))
 }
 
 // keepOthers has TCP connections go on that the kernel translates by what others left, also once that goes. It comes before the mode's first
 // write, which may take the place of another mode's.
 func keepOthers(m Mode) error {
-	if m.tracks() {
+	if m.Tracks() {
 		return nil
 	}
 	return flows.Keep(nftables.Table, "kube-proxy")

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"fairlead.dev/fairlead/dataplane/httpserver"
 )
 
@@ -21,6 +23,9 @@ type Servers struct {
 	Late      time.Duration  // how long a change may wait for the kernel before the node counts as unhealthy; 0: a minute
 	Config    map[string]any // what /configz shows, by API group
 	Flags     map[string]string
+	Process   prometheus.Gatherer // metrics of the process, beside the agent's; nil: none
+	Version   string              // of this program
+	Emulates  string              // version of Kubernetes whose kube-proxy this stands for, such as 1.37
 }
 
 // again is how long to wait for an address that is taken.

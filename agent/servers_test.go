@@ -338,3 +338,49 @@ func TestProblemWhileWaitingIsOver(t *testing.T) {
 		}
 	}
 }
+
+// The status page has all its keys from the first, and no null.
+func TestStatusHasAllKeys(t *testing.T) {
+	a := still(t, Options{})
+	_, body := get(a.handler(), "/status")
+	if strings.Contains(body, "null") {
+		t.Errorf("/status has a null: %s", body)
+	}
+	var page struct {
+		State map[string]any
+		Loops map[string]map[string]any
+	}
+	if err := errors.Join(json.Unmarshal([]byte(body), &page.State), json.Unmarshal([]byte(body), &page)); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []string{"node", "leaving", "mode", "why", "ready", "batches", "loops", "problems"} {
+		if _, ok := page.State[k]; !ok {
+			t.Errorf("/status lacks %q: %s", k, body)
+		}
+	}
+	for _, k := range []string{"lastChange", "firstSync", "serving", "notServing", "error", "failing"} {
+		if _, ok := page.Loops["health"][k]; !ok {
+			t.Errorf("/status lacks %q of a loop: %s", k, body)
+		}
+	}
+}
+
+// A configuration that is not in force is a problem of the Node, for the status page and Events, until one is.
+func TestRefusedConfigurationIsAProblem(t *testing.T) {
+	var r Refusal
+	a := still(t, Options{Refusal: &r})
+	told := 0
+	r.follow(func() { told++ })
+	r.Set(errors.New("no such mode"))
+	want := source.Key{Kind: source.Node, Name: "a"}
+	for what, problems := range map[string][]source.Problem{"standing": a.standing(), "status": a.state().Problems} {
+		if len(problems) != 1 || problems[0].Object != want || problems[0].Reason != "ConfigurationRefused" ||
+			!strings.Contains(problems[0].Message, "no such mode") {
+			t.Errorf("%s: %v", what, problems)
+		}
+	}
+	r.Set(nil)
+	if p := a.standing(); len(p) > 0 || told != 2 {
+		t.Errorf("%v stands; %d reports", p, told)
+	}
+}

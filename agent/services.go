@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane/flows"
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/dataplane/service/iptables"
 	"fairlead.dev/fairlead/dataplane/service/userspace"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
@@ -81,6 +83,10 @@ func Owner(p model.Part) string {
 		return poolOwner(v.Name)
 	case *model.Node:
 		return "node " + v.Name
+	case *model.HealthCheck:
+		return v.Service
+	case *model.ClusterIP:
+		return v.Service
 	}
 	return fmt.Sprintf("%T", p)
 }
@@ -125,6 +131,8 @@ func weigh(p model.Part) int {
 		}
 	case *model.Frontend:
 		return 1 + len(v.Sources)
+	case *model.ClusterIP:
+		return 1
 	}
 	return 0
 }
@@ -263,6 +271,17 @@ func (s *Services) Packets() (counts *ebpf.PacketCounts, err error) {
 	return nil, nil
 }
 
+// FastPath returns whether packets for pods are redirected past the node's stack; nil where the mode has no programs at
+// devices.
+func (s *Services) FastPath() (*ebpf.FastPath, error) {
+	for _, l := range s.loops {
+		if f, err := l.fastPath(); f != nil || err != nil {
+			return f, err
+		}
+	}
+	return nil, nil
+}
+
 // Refused returns how many connections the mode refused beyond a bound; nil where it has none.
 func (s *Services) Refused() *userspace.Refused {
 	for _, l := range s.loops {
@@ -271,6 +290,35 @@ func (s *Services) Refused() *userspace.Refused {
 		}
 	}
 	return nil
+}
+
+// Counted returns what the mode's rules counted; nil where they count nothing.
+func (s *Services) Counted() (*iptables.Counted, error) {
+	for _, l := range s.loops {
+		if c, err := l.counted(); c != nil || err != nil {
+			return c, err
+		}
+	}
+	return nil, nil
+}
+
+// Affinity returns how much of its capacity for session affinity the mode uses; nil where it has no limit.
+func (s *Services) Affinity() ([]service.AffinityUse, error) {
+	for _, l := range s.loops {
+		if uses, err := l.affinity(); uses != nil || err != nil {
+			return uses, err
+		}
+	}
+	return nil, nil
+}
+
+// Invalid returns how many packets connection tracking has called invalid; tracks is false where the mode needs none.
+func (s *Services) Invalid() (packets uint64, tracks bool, err error) {
+	if s.stale == nil {
+		return 0, false, nil
+	}
+	packets, err = s.stale.Invalid()
+	return packets, true, err
 }
 
 // Close ends the loops and leaves the kernel as it is: traffic goes on.

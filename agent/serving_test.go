@@ -152,8 +152,8 @@ func TestRefusedServicesHoldNoOthers(t *testing.T) {
 	}
 	for _, m := range []Mode{
 		alone(nftables.Abilities, refuseParts(nftables.New, good, bad)),
-		alone(variant(iptables.NFT), refuseParts(func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }, good, bad)),
-		alone(variant(iptables.Legacy), refuseParts(func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.Legacy) }, good, bad)),
+		alone(iptables.AbilitiesOf(iptables.NFT), refuseParts(func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }, good, bad)),
+		alone(iptables.AbilitiesOf(iptables.Legacy), refuseParts(func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.Legacy) }, good, bad)),
 		alone(userspace.Abilities, refuseParts(userspace.New, good, bad)),
 		before(ebpf.Abilities, refuseParts(ebpf.New, good, bad), nftables.Abilities, nftables.New, ebpf.Leaves),
 	} {

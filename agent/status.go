@@ -4,31 +4,30 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/http/pprof"
-	"runtime"
 	"slices"
-	"strings"
-	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"fairlead.dev/fairlead/agent/escape"
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"
 )
 
-// State is what the status page tells.
+// State is what the status page tells. Each key is always there; fastPath alone may be null.
 type State struct {
 	Node     string                      `json:"node"`
-	Leaving  string                      `json:"leaving,omitempty"` // why load balancers should send nothing new here
+	Leaving  string                      `json:"leaving"` // why load balancers should send nothing new here
 	Mode     string                      `json:"mode"`
-	Why      string                      `json:"why,omitempty"` // that mode
+	Why      string                      `json:"why"` // that mode
 	Ready    bool                        `json:"ready"`
-	Batches  int                         `json:"batches"` // of changes, from the source
-	Loops    map[string]reconcile.Status `json:"loops"`   // by data plane
-	Problems []source.Problem            `json:"problems,omitempty"`
+	Batches  int                         `json:"batches"`  // of changes, from the source
+	Loops    map[string]reconcile.Status `json:"loops"`    // by data plane
+	FastPath *ebpf.FastPath              `json:"fastPath"` // of packets for pods; null but in mode ebpf
+	Problems []source.Problem            `json:"problems"`
 }
 
 // state gathers what the status page tells.
@@ -37,9 +36,17 @@ func (a *Agent) state() State {
 	a.mu.Lock()
 	s := State{Node: a.options.Resolve.Node, Leaving: a.resolver.Leaving(), Mode: a.options.Mode.Name,
 		Why: a.options.Why, Ready: ready, Batches: a.batches,
-		Problems: append(a.problems[:len(a.problems):len(a.problems)], a.resolver.Problems()...)}
+		Problems: slices.Concat(a.problems, a.resolver.Problems(), a.affinityProblems())}
 	a.mu.Unlock()
+	s.Problems = append(s.Problems, a.options.Refusal.problems(s.Node)...)
+	s.Problems = append(s.Problems, a.forwardProblems()...)
+	if s.Problems == nil {
+		s.Problems = []source.Problem{}
+	}
 	s.Loops = a.loops()
+	if path, err := a.services.FastPath(); err == nil { // else /metrics has the error
+		s.FastPath = path
+	}
 	for plane, l := range s.Loops {
 		few, others := fewPerService(l.Failing)
 		for service, n := range others {
@@ -51,10 +58,13 @@ func (a *Agent) state() State {
 	return s
 }
 
+// healthPlane is the data plane of healthCheckNodePort.
+const healthPlane = "health"
+
 // loops gives the loops' states by data plane.
 func (a *Agent) loops() map[string]reconcile.Status {
 	m := a.services.Status()
-	m["health"] = a.health.Status()
+	m[healthPlane] = a.health.Status()
 	return m
 }
 
@@ -104,16 +114,22 @@ func (p *pages) json(path string, value func() any) {
 	}))
 }
 
-// handler answers kube-proxy's pages (/healthz, /proxyMode, /metrics, /configz, /flagz, /statusz) and ours (/livez, /readyz,
-// /status), and /debug/pprof if that was asked for.
+// handler answers kube-proxy's pages (/healthz, /proxyMode, /metrics, /metrics/slis, /configz, /flagz, /statusz) and
+// ours (/livez, /readyz, /status), and /debug/pprof if that was asked for.
 func (a *Agent) handler() http.Handler {
 	s, p := a.options.Servers, &pages{ServeMux: http.NewServeMux()}
-	started := time.Now()
-	p.add("/metrics", promhttp.HandlerFor(a.registry, promhttp.HandlerOpts{}))
-	p.text("/healthz", func(w io.Writer) { io.WriteString(w, "ok") })
-	p.text("/livez", func(w io.Writer) { io.WriteString(w, "ok\n") })
+	all := prometheus.Gatherers{a.registry}
+	if s.Process != nil {
+		all = append(all, s.Process)
+	}
+	p.add("/metrics", promhttp.HandlerFor(all, promhttp.HandlerOpts{}))
+	checks := newHealthchecks()
+	p.add("/metrics/slis", promhttp.HandlerFor(checks.registry, promhttp.HandlerOpts{}))
+	p.text("/healthz", func(w io.Writer) { checks.observe("ping", "healthz", true); io.WriteString(w, "ok") })
+	p.text("/livez", func(w io.Writer) { checks.observe("ping", "livez", true); io.WriteString(w, "ok\n") })
 	p.add("/readyz", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if why := a.notReady(); why != "" {
+		why := a.notReady()
+		if checks.observe("serving", "readyz", why == ""); why != "" {
 			http.Error(w, why, http.StatusServiceUnavailable)
 			return
 		}
@@ -122,15 +138,8 @@ func (a *Agent) handler() http.Handler {
 	p.text("/proxyMode", func(w io.Writer) { io.WriteString(w, a.options.Mode.Name) })
 	p.json("/status", func() any { return a.state() })
 	p.json("/configz", func() any { return s.Config })
-	p.text("/flagz", func(w io.Writer) {
-		for _, name := range slices.Sorted(maps.Keys(s.Flags)) {
-			fmt.Fprintf(w, "%s=%s\n", name, s.Flags[name])
-		}
-	})
-	p.text("/statusz", func(w io.Writer) {
-		fmt.Fprintf(w, "fairlead statusz\n\nStarted: %s\nUp: %s\nGo version: %s\nNode: %s\nMode: %s (%s)\nPaths: %s\n", started.Format(time.UnixDate),
-			time.Since(started).Truncate(time.Second), runtime.Version(), a.options.Resolve.Node, a.options.Mode.Name, a.options.Why, strings.Join(p.paths, " "))
-	})
+	p.add("/flagz", zpage{"Flagz", s.flagz})
+	p.add("/statusz", zpage{"Statusz", func(w io.Writer) map[string]any { return a.statusz(w, p.paths) }})
 	if s.Profiling {
 		p.add("/debug/pprof/", http.HandlerFunc(pprof.Index))
 		p.add("/debug/pprof/profile", http.HandlerFunc(pprof.Profile))

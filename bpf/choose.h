@@ -43,6 +43,13 @@ struct {
 } places SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct interfaces);
+} pod_interfaces SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1 << 16);
 	__type(key, struct client);
@@ -128,6 +135,45 @@ static __always_inline __u32 place(const struct address *a)
 	return is ? *is : 0;
 }
 
+/* The interfaces by which pods are known, NULL where they are known by their addresses. */
+static __always_inline struct interfaces *interfaces_of_pods(void)
+{
+	__u32 first = 0;
+	struct interfaces *i = bpf_map_lookup_elem(&pod_interfaces, &first);
+
+	return i && i->length ? i : NULL;
+}
+
+#define ABOVE 4 /* how many devices one above the other are looked at */
+
+/* Whether what comes in by a device comes in by an interface of pods for the node's stack, which sees a bridge or bond in place of its port. */
+static __noinline bool is_of_pods(struct net_device *d)
+{
+	struct interfaces *pods = interfaces_of_pods();
+	char name[sizeof(pods->name)];
+	int i;
+
+	if (!pods)
+		return false;
+	for (i = 0; i < ABOVE && BPF_CORE_READ(d, rx_handler); i++) {
+		struct list_head *first = BPF_CORE_READ(d, adj_list.upper.next);
+		struct netdev_adjacent *above = (void *)first - bpf_core_field_offset(struct netdev_adjacent, list);
+
+		if (first == (void *)d + bpf_core_field_offset(struct net_device, adj_list.upper) || !BPF_CORE_READ(above, master))
+			break;
+		d = BPF_CORE_READ(above, dev);
+	}
+	BPF_CORE_READ_INTO(&name, d, name);
+#pragma unroll
+	for (i = 0; i < sizeof(name); i++) {
+		if (i >= pods->length)
+			break;
+		if (name[i] != pods->name[i])
+			return false;
+	}
+	return true;
+}
+
 static __always_inline struct uses *uses(void *map)
 {
 	__u32 first = 0;
@@ -198,7 +244,7 @@ __noinline int draw(struct pool *p, const struct header *h, __u32 extent, const 
 		break;
 	case SOURCE:
 		r = hash(&q->from);
-		if (h->ports)
+		if (h->flags & BY_PORT)
 			r = mix(r ^ q->port);
 		break;
 	case DESTINATION:
@@ -266,6 +312,25 @@ __noinline int member(__u32 extent, __u32 count, const struct place_of *at)
 			low = middle + 1;
 	}
 	return 0;
+}
+
+/* The index in slots of an endpoint that a flow stays with: a backend, or one that gets no new flow. 0 where it is neither. */
+__noinline int retained(__u32 extent, const struct header *h, const struct place_of *at)
+{
+	__u32 number, others;
+	union slot *s;
+
+	if (!h || !at)
+		return 0;
+	number = member(extent, h->count, at);
+	if (number)
+		return extent + number;
+	if (!(h->flags & UNSELECTED))
+		return 0;
+	others = extent + 1 + h->count + (h->choices + CHOICES - 1) / CHOICES;
+	s = slot(others);
+	number = s ? member(others, s->header.count, at) : 0;
+	return number ? others + number : 0;
 }
 
 /* The backend of a client with affinity, if it has one that still counts. */

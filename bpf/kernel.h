@@ -69,6 +69,7 @@ struct netns_ipv6 {
 };
 
 struct net {
+	__u64 net_cookie;
 	struct list_head dev_base_head;
 	struct hlist_head *dev_index_head;
 	struct netns_ipv4 ipv4;
@@ -163,6 +164,16 @@ struct net_device {
 	struct bpf_mprog_entry *tcx_ingress, *tcx_egress;
 	struct nf_hook_entries *nf_hooks_ingress, *nf_hooks_egress;
 	struct list_head ptype_all, ptype_specific;
+	char name[16];
+	struct {
+		struct list_head upper;
+	} adj_list;
+};
+
+struct netdev_adjacent {
+	struct net_device *dev;
+	_Bool master;
+	struct list_head list;
 };
 
 struct sk_buff {
@@ -193,7 +204,11 @@ void *bpf_rdonly_cast(const void *, __u32) __ksym;
 #define cast(pointer, type) ((type *)bpf_rdonly_cast((const void *)(pointer), bpf_core_type_id_kernel(type)))
 
 /* include/uapi/linux/netfilter/nf_conntrack_common.h */
+#define IPS_SRC_NAT 16
 #define IPS_DST_NAT 32
+
+/* include/uapi/linux/netfilter/nf_conntrack_tuple_common.h */
+#define IP_CT_DIR_REPLY 1
 
 /* include/uapi/linux/if.h */
 #define IFF_UP 1

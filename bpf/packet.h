@@ -45,7 +45,7 @@ enum {
 #define MORE_FRAGMENTS 0x2000
 
 #define FLAGS 13 /* offset in a TCP header of: */
-enum { FIN = 1, SYN = 2, RST = 4, ACK = 16 };
+enum { FIN = 1, SYN = 2, RST = 4, ACK = 16, DATA = 256 /* ours: there is payload; known of plain packets */ };
 
 /* What of an IPv4 header stands before its addresses and changes with them. */
 struct before_addresses {
@@ -223,9 +223,11 @@ static __always_inline bool read_plain(struct packet *p, void *ip, void *end, st
 	struct tcphdr *tcp = (void *)ports;
 	struct ipv6hdr *six = ip;
 	struct iphdr *four = ip;
+	int length; /* behind the IP header */
 
 	__builtin_memset(p, 0, sizeof(*p));
 	if (!is6) {
+		length = (int)bpf_ntohs(four->tot_len) - (int)sizeof(*four);
 		p->tuple.protocol = four->protocol;
 		map4(&p->tuple.source, four->saddr);
 		map4(&p->tuple.destination, four->daddr);
@@ -234,6 +236,7 @@ static __always_inline bool read_plain(struct packet *p, void *ip, void *end, st
 		p->before.check = four->check;
 		p->transport = head + sizeof(*four);
 	} else {
+		length = bpf_ntohs(six->payload_len);
 		p->tuple.protocol = six->nexthdr;
 		__builtin_memcpy(&p->tuple.source, &six->saddr, sizeof(six->saddr));
 		__builtin_memcpy(&p->tuple.destination, &six->daddr, sizeof(six->daddr));
@@ -248,6 +251,8 @@ static __always_inline bool read_plain(struct packet *p, void *ip, void *end, st
 	if ((void *)(tcp + 1) > end)
 		return false;
 	p->flags = ((__u8 *)tcp)[FLAGS];
+	if (length > tcp->doff * 4)
+		p->flags |= DATA;
 	return true;
 }
 

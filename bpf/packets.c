@@ -52,6 +52,14 @@ struct {
 	__type(value, struct uses);
 } addresses SEC(".maps");
 
+/* When flows of UDP that sockets of this node send from the number of a node port were last seen, by the replies' tuple. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 12);
+	__type(key, struct tuple);
+	__type(value, __u32);
+} fl_node_udp SEC(".maps");
+
 /* Counts changes of frontends and pools, by the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -69,6 +77,14 @@ struct {
 	__type(value, __u32);
 } permitted SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct prefix);
+	__type(value, __u32); /* enum unmatched_action */
+} unmatched SEC(".maps");
+
 /* Room for a question while a packet is looked at: the stack has none. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -80,6 +96,8 @@ struct {
 const enum event_of_packet unused_event __attribute__((unused));
 const enum way_state unused_state __attribute__((unused));
 const enum use unused_use __attribute__((unused));
+const enum slow unused_slow __attribute__((unused));
+const enum unmatched_action unused_action __attribute__((unused));
 
 /* The bits of a use of which programs set one, of either generation. */
 #define EITHER(use) ((use) | (use) << USE_SHIFT)
@@ -138,14 +156,24 @@ static __always_inline bool over(const struct way *w)
 	return w->state & RESET || (w->state & (ENDS | ENDED)) == (ENDS | ENDED);
 }
 
-/* For how many seconds a way without packets lasts: as long as by default with nf_conntrack. */
+/* Returns for how many seconds an entry without packets lasts: the defaults of nf_conntrack, whose states are named. */
 static __always_inline __u32 lifetime(const struct way *w, __u8 protocol)
 {
+	__u32 state = w->state;
+
 	if (protocol == IPPROTO_UDP)
-		return w->state & ANSWERED ? 120 : 30;
-	if (w->state & UNASSURED)
-		return w->state & ANSWERED ? 60 : 120; /* SYN_RECV, SYN_SENT */
-	return w->state & ANSWERED && !over(w) ? 5 * 24 * 3600 : 120;
+		return state & ANSWERED ? 120 : 30;
+	if (state & RESET)
+		return 10; /* CLOSE */
+	if ((state & (ENDS | ENDED)) == (ENDS | ENDED))
+		return state & ACKED ? 120 : 30; /* TIME_WAIT, LAST_ACK */
+	if (state & (ENDS | ENDED)) /* FIN_WAIT, CLOSE_WAIT; of a direct flow the other end's packets aren't seen */
+		return (state & (ACKED | DIRECT | LEARNT)) == ACKED ? 60 : 120;
+	if (state & UNASSURED)
+		return state & ANSWERED ? 60 : 120; /* SYN_RECV, SYN_SENT */
+	if (!(state & ANSWERED))
+		return 120;
+	return state & (CLIENT_UNACKED | BACKEND_UNACKED) ? 300 : 5 * 24 * 3600; /* unacknowledged data, ESTABLISHED */
 }
 
 /* Whether a way had no packets for too long when p came, of its protocol. */
@@ -163,6 +191,12 @@ static __always_inline void mark(struct way *w, __u32 state)
 {
 	if ((w->state & state) != state)
 		__sync_fetch_and_or(&w->state, state);
+}
+
+static __always_inline void unmark(struct way *w, __u32 state)
+{
+	if (w->state & state)
+		__sync_fetch_and_and(&w->state, ~state);
 }
 
 /* How long, in seconds, until the ways of a flow tell each other that it has packets. */
@@ -218,7 +252,7 @@ static __always_inline struct pool *pool_of(struct question *q, const struct fro
 	return bpf_map_lookup_elem(&pools, &q->index);
 }
 
-/* The slot of a backend that a frontend leads a client to, NULL where it doesn't, or doesn't let the client in. */
+/* The slot of an endpoint that a flow stays with, NULL where the frontend has no such, or doesn't let the client in. */
 static __always_inline union slot *backend_of(struct question *q, const struct frontend *f, const struct place_of *at)
 {
 	struct pool *pool;
@@ -234,11 +268,11 @@ static __always_inline union slot *backend_of(struct question *q, const struct f
 	s = slot(extent);
 	if (!s || !extent)
 		return NULL;
-	number = member(extent, s->header.count, at);
-	return number ? slot(extent + number) : NULL;
+	number = retained(extent, &s->header, at);
+	return number ? slot(number) : NULL;
 }
 
-/* Whether the backend of a client's way still is one of its entry's. */
+/* Whether a client's flow stays with its endpoint. */
 __noinline int serves(const struct way *w, const struct packet *p)
 {
 	struct place_of at = {};
@@ -254,15 +288,29 @@ __noinline int serves(const struct way *w, const struct packet *p)
 	return backend_of(q, find(q), &at) != NULL;
 }
 
+/*
+ * Whether a SYN that matches an entry begins another connection: after a FIN or RST, or where the backend doesn't serve its
+ * frontend any more, which is so of all once these programs are retired. A SYN that was answered with SYN, ACK may be sent
+ * again.
+ */
+static __always_inline bool reopens(const struct way *w, const struct packet *p)
+{
+	if (w->state & (ENDS | ENDED | RESET))
+		return true;
+	if (!(w->state & ASKS) || (w->state & (UNASSURED | ANSWERED)) == (UNASSURED | ANSWERED))
+		return false;
+	return !serves(w, p);
+}
+
 /* Whether a way can't be taken any more: the packet begins another flow. */
 static __always_inline bool stale(struct way *w, const struct packet *p)
 {
 	__u32 now;
 
-	if (expired(w, p) || (opens(p) && over(w)))
+	if (expired(w, p))
 		return true;
-	if (direct && w->state & DIRECT && opens(p)) /* its backend may have reset it, and be gone */
-		return !serves(w, p);
+	if (opens(p))
+		return reopens(w, p);
 	if (!(w->state & ASKS) || p->tuple.protocol != IPPROTO_UDP)
 		return false;
 	now = changed();
@@ -277,10 +325,15 @@ static __always_inline bool stale(struct way *w, const struct packet *p)
 /* Notes what of a flow's life a packet shows that takes a way as this one does. */
 static __always_inline void live(struct way *w, const struct packet *p, __u32 end)
 {
-	if (p->flags & RST)
+	if (p->flags & RST) {
 		mark(w, RESET);
-	else if (p->flags & FIN)
+	} else if (p->flags & FIN) {
+		if (!(w->state & end))
+			unmark(w, ACKED);
 		mark(w, end);
+	} else if (w->state & (ENDS | ENDED)) {
+		mark(w, ACKED);
+	}
 }
 
 /* Lets a client's way know of a packet of its answers. t is the tuple of its packets. */
@@ -291,33 +344,40 @@ static __always_inline void answer(const struct tuple *t, const struct packet *p
 	if (!w)
 		return;
 	mark(w, state);
+	unmark(w, CLIENT_UNACKED);
 	live(w, p, ENDED);
 	w->seen = p->now;
 }
 
-/* Lets what belongs to a client's way live on with it, and makes it anew where it had to make room. */
+/* Lets what belongs to a client's way live on with it, or end, and makes it anew where it had to make room. */
 __noinline int renew(const struct way *w, const struct packet *p)
 {
 	struct way *r, made = {.state = REPLIES};
 	struct tuple back;
 	struct end client;
+	__u32 ends;
 
 	if (!w || !p)
 		return 0;
+	ends = (w->state & (CLIENT_UNACKED | RESET)) | (w->state & ENDS ? ENDED : 0);
 	client = end_of(&p->tuple.source, p->tuple.from);
 	made.to = end_of(&p->tuple.destination, p->tuple.to);
 	made.seen = w->seen;
-	made.state |= w->state & (ANSWERED | ALIAS | DIRECT | HIDDEN | UNASSURED);
+	made.state |= ends | (w->state & (ANSWERED | ALIAS | DIRECT | HIDDEN | UNASSURED));
 	if (w->state & ALIAS) {
 		made.from = client;
 		client = w->from;
 	}
 	from_to(&back, &w->to, &client, p->tuple.protocol);
 	r = bpf_map_lookup_elem(&sources, &back);
-	if (r)
+	if (r) {
 		r->seen = w->seen;
-	else if (!bpf_map_update_elem(&sources, &back, &made, BPF_NOEXIST))
+		if (~r->state & ends & ENDED)
+			unmark(r, ACKED);
+		mark(r, ends);
+	} else if (!bpf_map_update_elem(&sources, &back, &made, BPF_NOEXIST)) {
 		note(&ports, back.from, USE_BACKEND);
+	}
 	return 0;
 }
 
@@ -439,18 +499,20 @@ static __always_inline int go(struct __sk_buff *skb, struct packet *p, struct wa
 	__u32 now = p->now, state = w->state;
 	struct end to = w->to, from = w->from;
 	struct tuple ask;
+	bool news;
 
 	if (!p->inner) {
 		live(w, p, ENDS);
 		if (!(state & ASKS) || (direct && state & DIRECT && !opens(p)))
 			mark(w, ANSWERED);
-		if (w->seen != now) {
-			bool news = w->seen + NEWS <= now;
-
+		unmark(w, BACKEND_UNACKED);
+		news = w->seen + NEWS <= now;
+		if (w->seen != now)
 			w->seen = now;
-			if (news && state & ASKS)
-				renew(w, p);
-		}
+		if (news && p->flags & DATA && (state & (ASKS | DIRECT)) == ASKS)
+			mark(w, CLIENT_UNACKED);
+		if (state & ASKS && (news || p->flags & (FIN | RST)))
+			renew(w, p);
 		if (unlikely(state & UNASSURED))
 			establish(w, p);
 	}
@@ -562,25 +624,32 @@ __noinline int heard(struct __sk_buff *skb, const struct tuple *t, int six)
 	return state != BPF_TCP_LISTEN;
 }
 
-/*
- * Whether a packet is of a connection that the kernel's connection tracking translates, as it was begun while somebody else served its
- * entry: another mode, or a kube-proxy. It goes on as it began.
- */
-__noinline int tracked(struct __sk_buff *skb, const struct packet *p)
+/* Returns the bits of nf_conn.status that say how connection tracking translates a tuple's flow, 0 where it doesn't. */
+__noinline int translation(struct __sk_buff *skb, const struct tuple *t, int six)
 {
-	struct bpf_ct_opts o = {.netns_id = BPF_F_CURRENT_NETNS, .l4proto = IPPROTO_TCP};
+	struct bpf_ct_opts o = {.netns_id = BPF_F_CURRENT_NETNS};
 	struct bpf_sock_tuple s;
 	struct nf_conn *c;
-	bool translated;
+	int status;
 
-	if (!p || p->tuple.protocol != IPPROTO_TCP || opens(p) || !bpf_core_type_exists(struct bpf_ct_opts))
-		return false;
-	c = bpf_skb_ct_lookup(skb, &s, sought(&s, &p->tuple, p->six), &o, sizeof(o));
+	if (!t || !bpf_core_type_exists(struct bpf_ct_opts))
+		return 0;
+	o.l4proto = t->protocol;
+	c = bpf_skb_ct_lookup(skb, &s, sought(&s, t, six), &o, sizeof(o));
 	if (!c)
-		return false;
-	translated = c->status & IPS_DST_NAT;
+		return 0;
+	status = c->status & (IPS_SRC_NAT | IPS_DST_NAT);
 	bpf_ct_release(c);
-	return translated;
+	return status;
+}
+
+/*
+ * Whether a packet is of a connection that the kernel's connection tracking translates, as it was begun while another mode,
+ * or a kube-proxy, served its entry. It goes on as it began.
+ */
+static __always_inline bool tracked(struct __sk_buff *skb, const struct packet *p)
+{
+	return p->tuple.protocol == IPPROTO_TCP && !opens(p) && translation(skb, &p->tuple, p->six) & IPS_DST_NAT;
 }
 
 /* Whether the flow of a way back is over. ask is the tuple of its client's packets. */
@@ -721,6 +790,108 @@ __noinline int note_asked(const struct question *q)
 	return 0;
 }
 
+/* Whether a packet comes in by an interface of pods. */
+__noinline int comes_by_pods_interface(struct __sk_buff *skb)
+{
+	struct sk_buff *kernels;
+
+	if (!interfaces_of_pods())
+		return false;
+	kernels = bpf_cast_to_kern_ctx(skb);
+	return is_of_pods(kernels->dev);
+}
+
+/* For how many seconds a socket that isn't connected may receive replies to what it sent. */
+#define REPLY_WITHIN 120
+
+/* Notes that a socket of this node sends UDP from the number of a node port. */
+__noinline int note_node_udp(struct __sk_buff *skb, const struct packet *p)
+{
+	struct uses *u = uses(&ports);
+	struct bpf_sock *sk = skb->sk;
+	struct tuple back;
+	__u32 *seen, now;
+
+	if (!p || !u || !sk || !(u->of[p->tuple.from] & USE_ANY) || bpf_htons(sk->src_port) != p->tuple.from)
+		return 0;
+	back_of(&back, p);
+	now = p->now;
+	seen = bpf_map_lookup_elem(&fl_node_udp, &back);
+	if (!seen)
+		bpf_map_update_elem(&fl_node_udp, &back, &now, BPF_ANY);
+	else if (*seen != now)
+		*seen = now;
+	return 0;
+}
+
+/* Returns whether a socket of this node awaits a packet: one that is connected to its source, or has sent UDP there. */
+__noinline int awaited(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_sock_tuple s;
+	struct bpf_sock *sk;
+	__u32 *seen, state;
+
+	if (!p)
+		return false;
+	if (p->tuple.protocol == IPPROTO_TCP)
+		return heard(skb, &p->tuple, p->six);
+	sk = bpf_sk_lookup_udp(skb, &s, sought(&s, &p->tuple, p->six), BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	state = sk->state;
+	bpf_sk_release(sk);
+	if (state == BPF_TCP_ESTABLISHED)
+		return true;
+	seen = bpf_map_lookup_elem(&fl_node_udp, &p->tuple);
+	if (!seen || *seen + REPLY_WITHIN < p->now)
+		return false;
+	*seen = p->now;
+	return true;
+}
+
+/*
+ * Returns whether a packet replies to a flow that this node began or masqueraded, from the number of a node port: it is
+ * none for the node port. Only the kernel's connection tracking knows of flows that others masquerade.
+ */
+__noinline int is_reply(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_ct_opts o = {.netns_id = BPF_F_CURRENT_NETNS};
+	struct bpf_sock_tuple s;
+	struct nf_conn *c;
+
+	if (!p || opens(p))
+		return false;
+	if (awaited(skb, p))
+		return true;
+	if (!bpf_core_type_exists(struct bpf_ct_opts))
+		return false;
+	o.l4proto = p->tuple.protocol;
+	c = bpf_skb_ct_lookup(skb, &s, sought(&s, &p->tuple, p->six), &o, sizeof(o));
+	if (!c)
+		return false;
+	bpf_ct_release(c);
+	return o.dir == IP_CT_DIR_REPLY;
+}
+
+/* Rejects or drops a packet that matches no frontend, if it opens a flow to a ClusterIP or to an unallocated address. */
+__noinline int judge_unmatched(struct __sk_buff *skb, const struct packet *p, int own)
+{
+	struct prefix key = {.length = 128};
+	__u32 *action;
+
+	if (!p || (p->tuple.protocol == IPPROTO_TCP && !opens(p)))
+		return TCX_NEXT;
+	key.address = p->tuple.destination;
+	action = bpf_map_lookup_elem(&unmatched, &key);
+	if (!action)
+		return TCX_NEXT;
+	if (*action == UNMATCHED_DROP)
+		return silence(skb, own);
+	if (reverse_path && !own && !comes_by_its_route(skb, p))
+		return drop_forged(skb);
+	return refuse(skb, p, own);
+}
+
 /* Serves a packet that has no way yet. */
 __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 {
@@ -738,11 +909,13 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	if (!q)
 		return TCX_NEXT;
 	f = find(q);
-	if (!f || tracked(skb, p))
+	if (!f)
+		return judge_unmatched(skb, p, own);
+	if (tracked(skb, p) || is_reply(skb, p))
 		return TCX_NEXT;
 	if (reverse_path && !own && !comes_by_its_route(skb, p))
 		return drop_forged(skb);
-	if (!own && place(&q->from) & PODS)
+	if (!own && (place(&q->from) & PODS || comes_by_pods_interface(skb)))
 		q->origin = FROM_POD;
 	if (f->some && !allowed(q, f->any))
 		return silence(skb, own);
@@ -784,6 +957,41 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	return own ? return_in(skb) : TCX_NEXT;
 }
 
+/*
+ * Deletes the entries of a flow whose client sends another from its port. asked is the tuple of the client's packets. Entries of
+ * the backend's tuples may be the other's by now.
+ */
+__noinline int drop_flow(const struct tuple *asked)
+{
+	struct end client, backend;
+	struct tuple t;
+	struct way *w;
+
+	if (!asked)
+		return 0;
+	w = bpf_map_lookup_elem(&destinations, asked);
+	if (!w)
+		return 0;
+	client = w->state & ALIAS ? w->from : end_of(&asked->source, asked->from);
+	backend = w->to;
+	bpf_map_delete_elem(&destinations, asked);
+	from_to(&t, &backend, &client, asked->protocol);
+	w = bpf_map_lookup_elem(&sources, &t);
+	if (!w || w->to.port != asked->to || !equal(&w->to.address, &asked->destination))
+		return 0;
+	bpf_map_delete_elem(&sources, &t);
+	bpf_map_delete_elem(&destinations, &t); /* of this node's own client */
+	from_to(&t, &client, &backend, asked->protocol);
+	w = bpf_map_lookup_elem(&sources, &t);
+	if (!w)
+		return 0;
+	client = w->to; /* as it is seen, or itself */
+	bpf_map_delete_elem(&sources, &t);
+	from_to(&t, &backend, &client, asked->protocol);
+	bpf_map_delete_elem(&destinations, &t);
+	return 0;
+}
+
 #define FIRST -2 /* of inward: the packet has no way yet */
 
 /* Changes where a packet goes: that of a client, or of a backend that answers one that is hidden. */
@@ -796,6 +1004,8 @@ __noinline int inward(struct __sk_buff *skb, struct packet *p, int own)
 	w = bpf_map_lookup_elem(&destinations, &p->tuple);
 	if (w && !stale(w, p))
 		return go(skb, p, w, own);
+	if (w && opens(p))
+		drop_flow(&p->tuple);
 	return p->inner ? TCX_NEXT : FIRST;
 }
 
@@ -813,20 +1023,26 @@ __noinline int is_over(const struct way *back, const struct packet *p)
 }
 
 /*
- * A client opens a connection to a backend itself. If it did so through an entry before, from this very port, and that is over,
- * what the backend answers is from the backend.
+ * A client sends to a backend itself. If it did so through an entry before, from this very port, and that is over, what the
+ * backend answers is from the backend. Of UDP the latest counts: its socket may be another, which connect() has translated.
+ * Of an entry that another node told, later fragments look like that.
  */
 __noinline int forget(const struct packet *p)
 {
-	struct tuple back;
+	struct tuple back, asked;
+	struct end client;
 	struct way *w;
 
 	if (!p)
 		return 0;
 	back_of(&back, p);
 	w = bpf_map_lookup_elem(&sources, &back);
-	if (w && is_over(w, p))
-		bpf_map_delete_elem(&sources, &back);
+	if (!w || (p->tuple.protocol == IPPROTO_UDP ? w->state & LEARNT : !is_over(w, p)))
+		return 0;
+	client = w->state & ALIAS ? w->from : end_of(&p->tuple.source, p->tuple.from);
+	from_to(&asked, &client, &w->to, p->tuple.protocol);
+	drop_flow(&asked);
+	bpf_map_delete_elem(&sources, &back);
 	return 0;
 }
 
@@ -927,75 +1143,80 @@ static __always_inline bool own_address(struct __sk_buff *skb, const struct pack
 }
 
 /*
- * Hides a client behind an address of this node and a port: its own, if that is free, else any that is. Free is what no other
- * flow to that backend has, and no socket of the node. t is the tuple of the client's packets.
+ * Hides a client behind an address of this node and a random port that is free: that no other flow to that backend has, be it
+ * conntrack's, and no socket of the node. Were it the client's own port, a socket of the node may have had that a moment ago, and
+ * the backend, in TIME_WAIT, would not accept the client's SYN.
  */
 __noinline int hide(struct __sk_buff *skb, const struct packet *p, const struct way *w)
 {
-	struct end backend, client;
 	struct way back = {}, out;
 	struct tuple t;
-	struct end seen = {};
 	int i;
 
 	if (!p || !w)
 		return false;
-	if (!own_address(skb, p, &seen.address)) {
+	out = *w;
+	out.state &= ~(UNHIDDEN | OURS);
+	__builtin_memset(&out.from, 0, sizeof(out.from));
+	if (!own_address(skb, p, &out.to.address)) {
 		count(NO_ADDRESS);
 		return false;
 	}
-	out = *w;
 	back.seen = p->now;
-	client = end_of(&p->tuple.source, p->tuple.from);
-	backend = end_of(&p->tuple.destination, p->tuple.to);
-	seen.port = client.port;
-	back.to = w->state & OURS ? w->to : client;
+	back.to = w->state & OURS ? w->to : end_of(&p->tuple.source, p->tuple.from);
 	back.from = w->from;
-	back.state = w->state & (OURS | UNASSURED);
+	back.state = w->state & (OURS | UNASSURED | HIDDEN);
+	back_of(&t, p);
+	t.destination = out.to.address;
 	for (i = 0; i < TRIES; i++) {
 		struct way *held;
 
-		if (i || bpf_ntohs(seen.port) < LOWEST)
-			seen.port = bpf_htons(LOWEST + bpf_get_prandom_u32() % (65536 - LOWEST));
-		from_to(&t, &backend, &seen, p->tuple.protocol);
+		out.to.port = bpf_htons(LOWEST + bpf_get_prandom_u32() % (65536 - LOWEST));
+		t.to = out.to.port;
 		held = bpf_map_lookup_elem(&destinations, &t);
 		if (held && !over(held) && !expired(held, p))
 			continue;
-		if (heard(skb, &t, p->six))
+		if (heard(skb, &t, p->six) || translation(skb, &t, p->six))
 			continue;
 		if (held)
 			bpf_map_delete_elem(&destinations, &t);
 		if (bpf_map_update_elem(&destinations, &t, &back, BPF_NOEXIST))
 			continue;
-		note(&ports, seen.port, USE_TAKEN);
-		out.to = seen;
-		out.state &= ~(UNHIDDEN | OURS);
-		__builtin_memset(&out.from, 0, sizeof(out.from));
+		note(&ports, out.to.port, USE_TAKEN);
 		return put(&sources, &p->tuple, &out);
 	}
 	count(NO_PORT);
 	return false;
 }
 
+/* Whether a packet may be its flow's first, of those that only the first need be looked at for. */
+static __always_inline bool begins(const struct packet *p)
+{
+	return !p->inner && (p->tuple.protocol == IPPROTO_UDP || opens(p));
+}
+
 /*
- * Whether a socket of the node has come by a port behind which a client is hidden already, to the same backend. Then it is given
- * another port there. If the client's flow is over, the port is the socket's.
+ * Whether a socket of the node, or a client that other rules masquerade, uses a port behind which a client is hidden already,
+ * to the same backend. Then it is given another port there. If the client's flow is over, the port is free.
  */
 __noinline int clashes(const struct packet *p)
 {
 	struct way *held, w = {.state = UNHIDDEN};
+	struct uses *u = uses(&ports);
 	struct tuple back;
 
-	if (!p)
+	if (!p || !u || !(u->of[p->tuple.from] & EITHER(USE_TAKEN)))
 		return false;
 	back_of(&back, p);
 	held = bpf_map_lookup_elem(&destinations, &back);
-	if (!held || held->state & OURS)
+	if (!held)
 		return false;
 	if (over(held) || expired(held, p)) {
 		bpf_map_delete_elem(&destinations, &back);
 		return false;
 	}
+	if (held->state & OURS)
+		return false;
 	w.seen = p->now;
 	return put(&sources, &p->tuple, &w);
 }
@@ -1045,13 +1266,18 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int mar
 {
 	struct end to, client;
 	struct tuple back;
-	__u32 now, alias;
+	__u32 now, alias, told;
 	struct way *w;
+	bool news;
 
 	if (!p)
 		return TCX_NEXT;
 	w = bpf_map_lookup_elem(&sources, &p->tuple);
-	if (!w && own && !p->inner && clashes(p))
+	if (own && !marked && begins(p) && (!w || w->state & HIDDEN)) { /* to the backend itself */
+		forget(p);
+		w = bpf_map_lookup_elem(&sources, &p->tuple);
+	}
+	if (!w && !p->inner && (own || begins(p)) && clashes(p))
 		w = bpf_map_lookup_elem(&sources, &p->tuple);
 	if (!w || expired(w, p))
 		return TCX_NEXT;
@@ -1076,16 +1302,21 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int mar
 		narrow(skb, p);
 	if (p->inner)
 		return TCX_NEXT;
-	if (direct && w->state & LEARNT)
-		live(w, p, ENDS);
 	if (marked && w->state & HIDDEN)
 		mark(w, MARKED);
 	now = p->now;
-	if (!(w->state & ANSWERED) || w->seen + NEWS <= now || p->flags & (FIN | RST)) {
+	news = w->seen + NEWS <= now;
+	if ((w->state & (ANSWERED | CLIENT_UNACKED)) != ANSWERED || news || p->flags & (FIN | RST) ||
+	    (w->state & (ENDED | ACKED)) == ENDED) {
 		back_of(&back, p);
-		answer(&back, p, w->state & REPLIES ? ANSWERED : 0);
+		told = w->state & REPLIES ? ANSWERED : 0;
+		if (told && news && p->flags & DATA)
+			told |= BACKEND_UNACKED;
+		answer(&back, p, told);
+		unmark(w, CLIENT_UNACKED);
 		mark(w, ANSWERED);
 	}
+	live(w, p, ENDS);
 	if (unlikely(w->state & UNASSURED))
 		establish_source(w, p);
 	if (w->seen != now)
@@ -1113,6 +1344,29 @@ static __always_inline __be32 words_of(void *ip, bool is6)
 	return a->in6_u.u6_addr32[0] ^ a->in6_u.u6_addr32[1] ^ a->in6_u.u6_addr32[2] ^ a->in6_u.u6_addr32[3];
 }
 
+/* The part of an address by which the networks of Services are told from most others. */
+static __always_inline __be32 network_of(void *ip, bool is6)
+{
+	struct in6_addr *a = &((struct ipv6hdr *)ip)->daddr;
+
+	if (!is6)
+		return ((struct iphdr *)ip)->daddr & bpf_htonl(0xffff0000);
+	return a->in6_u.u6_addr32[0] ^ a->in6_u.u6_addr32[1];
+}
+
+/* Whether a plain packet opens a flow to an address that only Services have, if only by its hash. */
+static __always_inline bool asks_services(void *ip, void *end, struct udphdr *ports_of, bool is6)
+{
+	__u8 protocol = is6 ? ((struct ipv6hdr *)ip)->nexthdr : ((struct iphdr *)ip)->protocol;
+	struct tcphdr *tcp = (void *)ports_of;
+	struct uses *u;
+
+	if (protocol == IPPROTO_TCP && ((void *)(tcp + 1) > end || !tcp->syn || tcp->ack))
+		return false;
+	u = uses(&addresses);
+	return u && (u->of[short_hash(words_of(ip, is6))] & USE_ENTRY || u->of[short_hash(network_of(ip, is6))] & USE_SERVICES);
+}
+
 /* Whether a packet's destination, whose port has that use, may be an entry. */
 static __always_inline bool enters(__u32 use, void *ip, bool is6)
 {
@@ -1122,7 +1376,7 @@ static __always_inline bool enters(__u32 use, void *ip, bool is6)
 static __always_inline __u32 by_ends(void *ip, const struct udphdr *ports_of, bool is6, bool in, bool own)
 {
 	struct uses *u = uses(&ports);
-	__u32 use, may = NOTHING;
+	__u32 use, from, may = NOTHING;
 
 	if (!u)
 		return NOTHING;
@@ -1136,7 +1390,8 @@ static __always_inline __u32 by_ends(void *ip, const struct udphdr *ports_of, bo
 	}
 	if (own && enters(use, ip, is6))
 		may = INWARD;
-	return use & EITHER(USE_HIDDEN) || u->of[ports_of->source] & EITHER(USE_BACKEND) ? may | OUTWARD : may;
+	from = u->of[ports_of->source];
+	return use & EITHER(USE_HIDDEN) || from & EITHER(USE_BACKEND) || (own && from & USE_ANY) ? may | OUTWARD : may;
 }
 
 /* What a plain packet's ends say; if that is anything, reads it. ODD_ONE where it isn't so plain. */
@@ -1144,6 +1399,8 @@ static __always_inline __u32 glance_plain(struct packet *p, void *ip, void *end,
 {
 	__u32 may = by_ends(ip, ports_of, is6, in, own);
 
+	if (!(may & INWARD) && (in || own) && asks_services(ip, end, ports_of, is6))
+		may = (may & ~AS_IS) | INWARD;
 	return likely(!(may & ~AS_IS)) || read_plain(p, ip, end, ports_of, is6) ? may : ODD_ONE;
 }
 
@@ -1185,7 +1442,7 @@ int arrive(struct __sk_buff *skb)
 		if (result != UNTOLD)
 			return result;
 	}
-	if (may & OPENS && opens(&p))
+	if (may & OPENS && begins(&p))
 		forget(&p);
 	if (!(may & INWARD))
 		return TCX_NEXT;
@@ -1212,5 +1469,7 @@ int leave(struct __sk_buff *skb)
 		if (result != TCX_NEXT)
 			return result;
 	}
+	if (own && p.tuple.protocol == IPPROTO_UDP && !p.inner)
+		note_node_udp(skb, &p);
 	return may & OUTWARD ? outward(skb, &p, own, marked) : TCX_NEXT;
 }

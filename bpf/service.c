@@ -94,6 +94,7 @@ struct {
 const struct event *unused_event __attribute__((unused));
 const enum origin unused_origin __attribute__((unused));
 const enum scheduler unused_scheduler __attribute__((unused));
+const enum header_flag unused_flag __attribute__((unused));
 const enum place unused_place __attribute__((unused));
 const enum outcome unused_outcome __attribute__((unused));
 
@@ -174,17 +175,29 @@ static __always_inline bool address6(struct inet6_dev *dev, struct address *a)
 }
 
 /*
+ * Whether the other end of a namespace's device is an interface of pods: a veth's or netkit's private part, which follows the device, begins
+ * with it. What is none of these has something else there, and nothing that is in the node's namespace.
+ */
+static __noinline bool leads_to_pods_interface(struct net_device *dev)
+{
+	struct net_device *other = NULL;
+
+	bpf_probe_read_kernel(&other, sizeof(other), (void *)dev + ((bpf_core_type_size(struct net_device) + 31) & ~31UL));
+	return other && BPF_CORE_READ(other, nd_net.net, net_cookie) == node_namespace && is_of_pods(other);
+}
+
+/*
  * The address that a socket of a pod sends from, unless it is bound: the first of the first interface of its namespace
- * that is up and isn't loopback. False where there is none. A function that is not static, like this, is verified by
+ * that is up and isn't loopback. The place of until has that interface. False where there is none. A function that is not static, like this, is verified by
  * itself, not again for every way that leads to it.
  */
-__noinline int own_address(struct bpf_sock_addr *ctx, struct address *a, bool v4)
+__noinline int own_address(struct bpf_sock_addr *ctx, struct address_of *own, bool v4)
 {
 	struct net *net = BPF_CORE_READ((struct bpf_sock_addr_kern *)ctx, sk, __sk_common.skc_net.net);
 	struct list_head *head, *at;
 	int i;
 
-	if (!net || !a)
+	if (!net || !own)
 		return false;
 	head = (void *)net + bpf_core_field_offset(struct net, dev_base_head);
 	at = BPF_CORE_READ(head, next);
@@ -198,14 +211,15 @@ __noinline int own_address(struct bpf_sock_addr *ctx, struct address *a, bool v4
 		if (v4) {
 			__be32 v = BPF_CORE_READ(dev, ip_ptr, ifa_list, ifa_local);
 
-			if (v) {
-				map4(a, v);
-				return true;
-			}
-		} else if (bpf_core_field_exists(dev->ip6_ptr)) { /* CONFIG_IPV6 */
-			if (address6(BPF_CORE_READ(dev, ip6_ptr), a))
-				return true;
+			if (!v)
+				continue;
+			map4(&own->address, v);
+		} else {
+			if (!bpf_core_field_exists(dev->ip6_ptr) || !address6(BPF_CORE_READ(dev, ip6_ptr), &own->address)) /* CONFIG_IPV6 */
+				continue;
 		}
+		own->until = (__u64)dev;
+		return true;
 	}
 	return false;
 }
@@ -230,13 +244,30 @@ static __noinline bool find_source(struct bpf_sock_addr *ctx, struct question *q
 		q->from = known->address;
 		return true;
 	}
-	if (!own_address(ctx, &found.address, v4))
+	if (!own_address(ctx, &found, v4))
 		return false;
 	q->from = found.address;
+	if (interfaces_of_pods() && leads_to_pods_interface((void *)found.until))
+		found.place = PODS;
 	found.until = bpf_ktime_get_coarse_ns() + SECOND;
-	found.place = place(&found.address);
+	found.place |= place(&found.address);
 	bpf_map_update_elem(&homes, &home, &found, BPF_ANY);
 	return true;
+}
+
+/* What a socket of another namespace than the node's is, bound to an address or not; 0 where its packets alone show that, by their interface. */
+static __always_inline __u32 origin_of(struct bpf_sock_addr *ctx, struct question *q, bool bound)
+{
+	struct address_of *home;
+
+	if (zero(&q->from) && !find_source(ctx, q))
+		return 0;
+	if (place(&q->from) & PODS)
+		return FROM_POD;
+	if (!interfaces_of_pods())
+		return FROM_OUTSIDE;
+	home = bound ? NULL : home_of(q->namespace, is4(&q->entry.address));
+	return home && home->place & PODS ? FROM_POD : 0;
 }
 
 static __always_inline struct trace *asked(void)
@@ -296,20 +327,20 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 	struct pool *p;
 	union slot *s;
 	__u32 extent, i;
-	bool node;
+	bool node, bound;
 
 	if (!q)
 		return LEFT;
+	bound = !zero(&q->from);
 	node = q->namespace == node_namespace;
 	q->origin = node ? FROM_NODE : FROM_POD;
 	f = find(q);
 	if (!f)
 		return LEFT;
 	if (unlikely(!node && f->ask)) {
-		if (zero(&q->from) && !find_source(ctx, q))
+		q->origin = origin_of(ctx, q, bound);
+		if (!q->origin)
 			return LEFT;
-		if (!(place(&q->from) & PODS))
-			q->origin = FROM_OUTSIDE;
 	}
 	i = q->origin == FROM_OUTSIDE ? f->outside : f->inside;
 	p = bpf_map_lookup_elem(&pools, &i);
@@ -324,19 +355,19 @@ __noinline int decide(struct bpf_sock_addr *ctx, struct question *q)
 	if (!s || !extent)
 		return LEFT;
 	h = s->header;
-	if (unlikely(!h.count))
-		return f->drop & q->origin ? SILENT : REFUSED;
 	q->counted = h.scheduler >= LEAST;
-	if (unlikely(!zero(&q->kept.address)) && member(extent, h.count, &q->kept)) {
+	if (unlikely(!zero(&q->kept.address)) && retained(extent, &h, &q->kept)) {
 		q->backend = q->kept;
 		return TRANSLATED;
 	}
+	if (unlikely(!h.count))
+		return f->drop & q->origin ? SILENT : REFUSED;
 	if (unlikely(h.affinity || h.scheduler == SOURCE)) {
 		if (!node && zero(&q->from) && !find_source(ctx, q))
 			return LEFT;
 		if (!node && p->leave)
-			q->origin = place(&q->from) & PODS ? FROM_POD : FROM_OUTSIDE;
-		if (p->leave & q->origin)
+			q->origin = origin_of(ctx, q, bound);
+		if (!q->origin || p->leave & q->origin)
 			return LEFT;
 	}
 	return choose(q, p, &h, extent) ? TRANSLATED : LEFT;

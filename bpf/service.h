@@ -83,8 +83,13 @@ struct header {
 	__u8 scheduler;
 	__u8 model;	 /* model.Scheduler, for the agent */
 	__u8 protocol;
-	__u8 ports; /* 1: SOURCE hashes the client's port too */
+	__u8 flags; /* enum header_flag */
 	__u64 id; /* the pool's */
+};
+
+enum header_flag {
+	BY_PORT = 1 << 0,    /* SOURCE hashes the client's port too */
+	UNSELECTED = 1 << 1, /* behind the choices: a header with a count, and so many endpoints that get no new flow */
 };
 
 struct backend {
@@ -123,6 +128,12 @@ enum place {
 	NODE_PORTS = 1 << 1, /* addresses of this node that take node ports */
 	NODES = 1 << 2,	     /* addresses by which the cluster's nodes know each other */
 	BEHIND = 1 << 3,     /* sources behind this node: model.Node.Behind */
+};
+
+/* The interfaces of pods: what comes in by them counts as pods'. */
+struct interfaces {
+	char name[16];
+	__u32 length; /* how many bytes of an interface's name must be as in name: its end, a zero, among them where all must be; 0: there are none */
 };
 
 /* A client that returns to the same backend of a pool. */
@@ -209,6 +220,12 @@ struct address_of {
 	__u32 zero;
 };
 
+/* What becomes of a packet that opens a flow and matches no frontend, by its destination. */
+enum unmatched_action {
+	UNMATCHED_REJECT = 1, /* a ClusterIP */
+	UNMATCHED_DROP = 2,   /* an address that no Service has */
+};
+
 /* A client that an entry lets in, as a prefix behind all of the entry. */
 struct permit {
 	__u32 length; /* of 288 */
@@ -240,6 +257,9 @@ enum way_state {
 	MARKED = 1 << 12,  /* and this way has seen it: packets without are of no flow */
 	BARED = 1 << 13,   /* but somebody takes it from them */
 	UNASSURED = 1 << 14, /* TCP: the handshake isn't complete (conntrack: not IPS_ASSURED) */
+	ACKED = 1 << 15,	   /* TCP: a packet has come since the last FIN */
+	CLIENT_UNACKED = 1 << 16,  /* TCP: data of the client awaits a packet of the backend, */
+	BACKEND_UNACKED = 1 << 17, /* or the other way round */
 };
 
 /* What becomes of the packets of a tuple, in destinations or in sources. */
@@ -271,6 +291,7 @@ enum use {
 	USE_BACKEND = 1 << 3,	/* backends with ways back are at the port */
 	USE_HIDDEN = 1 << 4,	/* hidden clients' ways lead to it */
 	USE_TAKEN = 1 << 5,	/* clients are hidden behind it, or clients of this node are at it */
+	USE_SERVICES = 1 << 6,	/* by the hash of a network: addresses are there that only Services have; set by the agent */
 };
 
 /* The bits that programs set exist twice, once for each generation: those of generation 1 are shifted by this. */

@@ -292,3 +292,55 @@ static __always_inline int shortcut(struct __sk_buff *skb)
 {
 	return skb->protocol == bpf_htons(ETH_P_IP) ? shortcut4(skb) : shortcut6(skb);
 }
+
+/* What keeps packets for pods on the node's stack, a bit each: of the node, for each family, and of a device. */
+enum slow {
+	SLOW_KERNEL = 1 << 0, /* its structs lack a field that is read */
+	SLOW_NETFILTER = 1 << 1,
+	SLOW_IPSEC = 1 << 2,
+	SLOW_ROUTING_RULE = 1 << 3,
+	SLOW_FORWARDING = 1 << 4, /* of IPv6 alone */
+	SLOW_DEVICE = 1 << 5,
+};
+
+#define SLOW_SIX 8 /* bits of IPv6 are shifted by this */
+
+/* Returns what of the node keeps packets of a family on its stack. */
+static __always_inline __u32 slow_by(struct sk_buff *skb, struct net *net, bool six)
+{
+	__u32 by = 0;
+
+	if (!knows(six))
+		return SLOW_KERNEL;
+	if (filtered(skb, net, six))
+		by |= SLOW_NETFILTER;
+	if (transformed(skb, net))
+		by |= SLOW_IPSEC;
+	if (six ? net->ipv6.fib6_has_custom_rules : net->ipv4.fib_has_custom_rules)
+		by |= SLOW_ROUTING_RULE;
+	if (six && !net->ipv6.devconf_all->forwarding)
+		by |= SLOW_FORWARDING;
+	return by;
+}
+
+/*
+ * Returns what keeps packets that come in by a device, or leave by it, on the stack. cb[0] is the ID of our program where
+ * they leave, 0 where the device is no pod's. The agent runs this (BPF_PROG_TEST_RUN); it is attached nowhere.
+ */
+SEC("tc")
+int fast_path(struct __sk_buff *skb)
+{
+	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
+	struct net_device *d;
+	struct net *net;
+	__u32 by;
+
+	if (!knows(false))
+		return SLOW_KERNEL | SLOW_KERNEL << SLOW_SIX;
+	d = kernels->dev;
+	net = d->nd_net.net;
+	by = slow_by(kernels, net, false) | slow_by(kernels, net, true) << SLOW_SIX;
+	if (!arrives_unseen(d) || (skb->cb[0] && !leaves_unseen(d, skb->cb[0])))
+		by |= SLOW_DEVICE;
+	return by;
+}

@@ -85,7 +85,7 @@ func (c *Config) take(f *Flags, in content) error {
 	}
 	c.Own.APIVersion, c.Own.Kind = APIVersion, Kind
 	c.Own.TakeOver = cmp.Or(c.Own.TakeOver, Leave)
-	c.Own.ExternalIPs = cmp.Or(c.Own.ExternalIPs, resolve.SafeExternalIPs)
+	c.externalIPs(in.own != nil && in.own.ExternalIPs != "" || f.given("external-ips"))
 	c.Own.EBPF.Shortcut = cmp.Or(c.Own.EBPF.Shortcut, Auto)
 	if !f.given("ebpf-map-entries") {
 		c.Own.EBPF.Room = cmp.Or(c.Own.EBPF.Room, agent.DefaultRoom)
@@ -100,6 +100,19 @@ func (c *Config) take(f *Flags, in content) error {
 	c.mode(f)
 	c.Warnings = append(c.Warnings, ignored(&c.Proxy)...)
 	return nil
+}
+
+// externalIPs decides which external IPs are served: none where kube-proxy's feature gate says so, whatever our own field
+// does, which was given or not.
+func (c *Config) externalIPs(given bool) {
+	if allowed, set := c.Proxy.FeatureGates[allowExternalIPs]; set && !allowed {
+		if given && c.Own.ExternalIPs != resolve.RefuseExternalIPs {
+			c.Warnings = append(c.Warnings, fmt.Sprintf("externalIPs: %s is not honoured: the feature gate %s is false",
+				c.Own.ExternalIPs, allowExternalIPs))
+		}
+		c.Own.ExternalIPs = resolve.RefuseExternalIPs
+	}
+	c.Own.ExternalIPs = cmp.Or(c.Own.ExternalIPs, resolve.SafeExternalIPs)
 }
 
 // name decides the node's name: flag, file, environment.
@@ -224,7 +237,12 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 	if p.Mode == "nftables" {
 		r.MasqueradeAll = p.NFTables.MasqueradeAll
 	}
-	if p.DetectLocalMode == "" || p.DetectLocalMode == clusterCIDR {
+	switch p.DetectLocalMode {
+	case bridgeInterface:
+		r.PodInterfaces = model.Interfaces{Name: p.DetectLocal.BridgeInterface}
+	case interfaceNamePrefix:
+		r.PodInterfaces = model.Interfaces{Name: p.DetectLocal.InterfaceNamePrefix, Prefix: true}
+	case "", clusterCIDR:
 		for text := range strings.SplitSeq(p.ClusterCIDR, ",") {
 			if s, err := resolve.ParsePrefix(strings.TrimSpace(text)); err == nil {
 				r.ClusterCIDRs = append(r.ClusterCIDRs, s)
@@ -280,6 +298,11 @@ func (c *Config) nodePorts() (list []string) {
 		return beyond(list)
 	}
 	return list
+}
+
+// OpenNodePorts reports whether node ports are open at every address since nothing says where they should be.
+func (c *Config) OpenNodePorts() bool {
+	return len(c.Proxy.NodePortAddresses) == 0 && c.Proxy.Mode != "nftables"
 }
 
 // Ranges of addresses that no node has: a family that the list doesn't name would be open.

@@ -254,7 +254,7 @@ func TestMeaning(t *testing.T) {
 		{"IPv6", head + "bindAddress: '::'", "", with(func(o *outcome) { o.health, o.metrics = "[::]:10256", "[::1]:10249" })},
 		{"ports of their own", head + "healthzBindAddress: fd00::1\nmetricsBindAddress: 10.0.0.1:99", "", with(func(o *outcome) { o.health, o.metrics = "[fd00::1]:10256", "10.0.0.1:99" })},
 		{"NodeCIDR", head + "detectLocalMode: NodeCIDR", "", with(func(o *outcome) { o.noPods = false })},
-		{"ours beside it", head + "mode: iptables\n---\napiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmode: ebpf\nscheduler: maglev\ntakeOver: Remove", "",
+		{"ours beside it", head + "mode: iptables\n---\napiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmode: ebpf\nscheduler: maglev\nmigrateFromKubeProxy: Remove", "",
 			with(func(o *outcome) { o.mode, o.scheduler, o.leave = "ebpf", "maglev", "Remove" })},
 		{"direct server return", "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\ndirectServerReturn: true", "", with(func(o *outcome) { *o = flags; o.direct = true })},
 		{"direct server return by flag", "", "--direct-server-return", with(func(o *outcome) { *o = flags; o.direct = true })},
@@ -489,5 +489,74 @@ func TestFormerNamesAreAccepted(t *testing.T) {
 	if _, err := load(t, own+"takeOver: Remove\nmigrateFromKubeProxy: Leave\n"); err == nil ||
 		!strings.Contains(err.Error(), "takeOver is the former name of migrateFromKubeProxy") {
 		t.Errorf("both names at once: %v", err)
+	}
+}
+
+func TestPodInterfaces(t *testing.T) {
+	const kubeProxy = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	for _, c := range []struct{ text, args, want string }{
+		{kubeProxy + "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}", "", "cni0"},
+		{kubeProxy + "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}", "", "cali*"},
+		{kubeProxy + "detectLocalMode: NodeCIDR\ndetectLocal: {interfaceNamePrefix: cali}", "", ""},
+		{"", "--detect-local-mode BridgeInterface --pod-bridge-interface cni0 --cluster-cidr 10.0.0.0/8", "cni0"},
+		{"", "--detect-local-mode InterfaceNamePrefix --pod-interface-name-prefix cali", "cali*"},
+	} {
+		l, err := load(t, c.text, append(strings.Fields(c.args), "--hostname-override", "a")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(l.Warnings) > 0 {
+			t.Errorf("%q %s: warnings %q", c.text, c.args, l.Warnings)
+		}
+		r, err := l.Resolve()
+		if err != nil || r.PodInterfaces.String() != c.want || len(r.ClusterCIDRs) > 0 || r.NoPods {
+			t.Errorf("%q %s: pods' interfaces %q, ranges %v, none %t, %v; want %q", c.text, c.args, r.PodInterfaces,
+				r.ClusterCIDRs, r.NoPods, err, c.want)
+		}
+	}
+}
+
+// The gates that kube-proxy reads come to what is served: configuration decides of one.
+func TestFeatures(t *testing.T) {
+	for flag, served := range map[string]bool{"Any": true, "Safe": true, "Refuse": false} {
+		is := map[string]Feature{}
+		for _, f := range must(t, head, "--external-ips", flag).Features() {
+			is[f.Name] = f
+		}
+		if is["AllowServiceExternalIPs"].Enabled != served || !is["NFTablesNetlink"].Enabled ||
+			is["NFTablesNetlink"].Stage != "BETA" {
+			t.Errorf("--external-ips %s: %+v", flag, is)
+		}
+	}
+}
+
+// kube-proxy's gate of external IPs refuses them all, in its file and as a flag, whatever our own field says.
+func TestExternalIPsGate(t *testing.T) {
+	const proxy = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	const off = proxy + "featureGates: {AllowServiceExternalIPs: false}\n"
+	for _, c := range []struct {
+		name, text string
+		args       []string
+		want       resolve.ExternalIPs
+		warnings   int
+	}{
+		{"file", off, nil, resolve.RefuseExternalIPs, 0},
+		{"file, on", proxy + "featureGates: {AllowServiceExternalIPs: true}\n", nil, resolve.SafeExternalIPs, 0},
+		{"file, another", proxy + "featureGates: {AllowServiceExternalIPs: false, SomeGate: true}\n", nil, resolve.RefuseExternalIPs, 1},
+		{"flag", "", []string{"--feature-gates=AllowServiceExternalIPs=false"}, resolve.RefuseExternalIPs, 0},
+		{"against the file", off + "---\napiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nexternalIPs: Any\n", nil,
+			resolve.RefuseExternalIPs, 1},
+		{"against the flag", off, []string{"--external-ips=Safe"}, resolve.RefuseExternalIPs, 1},
+		{"neither", "", nil, resolve.SafeExternalIPs, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := load(t, c.text, c.args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Own.ExternalIPs != c.want || len(got.Warnings) != c.warnings {
+				t.Errorf("externalIPs %s, warnings %q", got.Own.ExternalIPs, got.Warnings)
+			}
+		})
 	}
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -25,12 +26,18 @@ const (
 	soon     = "Every change is written at once; those that come while one is being written are written together."
 	oneBit   = "The data plane iptables marks packets with bit 14, nftables and the others with none."
 	onlyIPVS = "In mode ipvs. "
+	asRoutes = "What comes in so is a pod's, whatever its address; in mode userspace, what the main routing table has a " +
+		"route to by such an interface."
 )
+
+// allowExternalIPs is the feature gate that decides whether kube-proxy serves external IPs.
+const allowExternalIPs = "AllowServiceExternalIPs"
 
 var fields = []Field{
 	{"kind", true, "Says what the document is."},
 	{"apiVersion", true, "Says what the document is."},
-	{"featureGates", false, "No feature of Fairlead's is behind a gate."},
+	{"featureGates", false, "Only AllowServiceExternalIPs changes anything: where it is false, externalIPs is Refuse. " +
+		"kubernetes_feature_enabled says what comes of those that kube-proxy reads."},
 	{"clientConnection.kubeconfig", true, "How the API server is reached; without it as a pod does. Not used where a folder is the source."},
 	{"clientConnection.acceptContentTypes", true, "Handed to the client of the API server."},
 	{"clientConnection.contentType", true, "Handed to the client of the API server."},
@@ -68,15 +75,15 @@ var fields = []Field{
 	{"nftables.syncPeriod", true, "Where mode is nftables. " + resync},
 	{"nftables.minSyncPeriod", false, soon},
 	{"winkernel", false, windows},
-	{"detectLocalMode", true, "ClusterCIDR and NodeCIDR."},
-	{"detectLocal.bridgeInterface", false, "Pods are known by their addresses: the Node's spec.podCIDRs."},
-	{"detectLocal.interfaceNamePrefix", false, "Pods are known by their addresses: the Node's spec.podCIDRs."},
+	{"detectLocalMode", true, "Where nothing tells pods from other clients, /status has the problem PodsUnknown."},
+	{"detectLocal.bridgeInterface", true, "Where detectLocalMode is BridgeInterface. " + asRoutes},
+	{"detectLocal.interfaceNamePrefix", true, "Where detectLocalMode is InterfaceNamePrefix. " + asRoutes},
 	{"clusterCIDR", true, "Where detectLocalMode is ClusterCIDR: sources that count as pods. Empty: nothing counts as a pod."},
 	{"nodePortAddresses", true, "Ranges, and the words all, primary and localhost; all of a family that none of " +
 		"them is of. Empty: primary where mode is nftables, else all. healthCheckNodePort is served at the same " +
 		"addresses of the node. Node ports at ::1 are not there."},
 	{"oomScoreAdj", true, "Of the process."},
-	{"conntrack.maxPerCore", true, "Raises nf_conntrack_max (never lowers it) and hashsize to a quarter of it, where the data plane tracks connections."},
+	{"conntrack.maxPerCore", true, "Raises nf_conntrack_max (never lowers it) and hashsize to a quarter of it, where the data plane tracks connections. The node's online processors count."},
 	{"conntrack.min", true, "The least that maxPerCore comes to."},
 	{"conntrack.tcpEstablishedTimeout", true, "Where the data plane tracks connections; 0 leaves it."},
 	{"conntrack.tcpCloseWaitTimeout", true, "Where the data plane tracks connections; 0 leaves it."},
@@ -131,15 +138,13 @@ func walk(path string, v reflect.Value, to []leaf) []leaf {
 
 // ignored says what is done in place of each field that is not honoured and not left at its default.
 func ignored(c *v1alpha1.KubeProxyConfiguration) (warnings []string) {
-	usual := leaves(defaults())
-	for i, l := range leaves(c) {
+	others, usual := *c, leaves(defaults())
+	others.FeatureGates = maps.Clone(c.FeatureGates)
+	delete(others.FeatureGates, allowExternalIPs)
+	for i, l := range leaves(&others) {
 		if f, _ := fieldOf(l.path); !f.Honoured && !reflect.DeepEqual(l.value.Interface(), usual[i].value.Interface()) {
 			warnings = append(warnings, fmt.Sprintf("%s: %v is not honoured: %s", l.path, show(l.value), f.Text))
 		}
-	}
-	switch mode := string(c.DetectLocalMode); mode {
-	case bridgeInterface, interfaceNamePrefix:
-		warnings = append(warnings, fmt.Sprintf("detectLocalMode: %s is taken as %s: Pods are known by their addresses: the Node's spec.podCIDRs.", mode, nodeCIDR))
 	}
 	return warnings
 }

@@ -2,9 +2,11 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,6 +24,7 @@ type Flags struct {
 	File      string // --config
 	WriteTo   string // --write-config-to
 	CleanUp   bool   // --cleanup
+	Version   Version
 	SetUpOnly bool   // --init-only
 	Server    string // --master
 	Verbose   bool
@@ -43,6 +46,7 @@ type Row struct{ Flag, Field, Text string }
 // rows are kube-proxy's flags and our own, by the field that they set.
 var rows = []Row{
 	{"config", "", "The configuration file: YAML, a KubeProxyConfiguration, a FairleadConfiguration, or both as two documents."},
+	{"version", "", "Prints the version, and ends. raw: everything that is known of the build."},
 	{"write-config-to", "", "Writes the configuration that the flags come to, and ends."},
 	{"cleanup", "", "Removes everything of Fairlead's, and ends: as `fairlead clean`."},
 	{"init-only", "", "Makes the system's settings, and ends."},
@@ -225,6 +229,9 @@ func (f *Flags) Add(fs *pflag.FlagSet) {
 	} {
 		add(name, usage(name))
 	}
+	f.Version = "false"
+	fs.Var(&f.Version, "version", usage("version"))
+	fs.Lookup("version").NoOptDefVal = "true"
 	for _, name := range idle {
 		text(fs, new(string))(name, usage(name))
 	}
@@ -278,6 +285,32 @@ func (g gates) Set(s string) error {
 	}
 	return nil
 }
+
+// Version is --version: false, true or raw.
+type Version string
+
+// RawVersion asks for everything that is known of the build.
+const RawVersion Version = "raw"
+
+func (v *Version) String() string { return string(*v) }
+func (v *Version) Type() string   { return "true|raw" }
+
+// Set implements pflag.Value.
+func (v *Version) Set(s string) error {
+	asked, err := strconv.ParseBool(s)
+	if s == string(RawVersion) {
+		*v = RawVersion
+		return nil
+	}
+	*v = Version(strconv.FormatBool(asked))
+	if err != nil {
+		return errors.New("use true, false or raw: the version can't be set")
+	}
+	return nil
+}
+
+// Asked reports whether the version is to be printed.
+func (v Version) Asked() bool { return v != "" && v != "false" }
 
 // given says whether a flag was set.
 func (f *Flags) given(name string) bool {

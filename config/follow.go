@@ -14,9 +14,18 @@ import (
 // settle is how long a file must be left alone before it is read: a mounted ConfigMap changes in several steps.
 const settle = 100 * time.Millisecond
 
-// Follow watches the file of a configuration that is in force. When it comes to hold another valid one, Follow calls stop. The
-// channel gives that one, or nil once ctx has ended without. A file that is wrong, or gone, is logged and changes nothing.
-func (f *Flags) Follow(ctx context.Context, in *Config, log *slog.Logger, stop func()) <-chan *Config {
+// Following is what becomes of a configuration file's changes.
+type Following struct {
+	Log    *slog.Logger
+	Check  func(context.Context, *Config) error // returns why a valid configuration can't come into force here; nil: each can
+	Report func(error)                          // is called with why the file's content is not in force, nil once it is; nil: it is logged alone
+	Stop   func()                               // is called once another configuration is to come into force
+}
+
+// Follow watches the file of a configuration that is in force. When it comes to hold another that is valid and can come
+// into force, Follow calls Stop. The channel gives that one, or nil once ctx has ended without. A file that is wrong, or
+// gone, is logged and reported, and changes nothing.
+func (f *Flags) Follow(ctx context.Context, in *Config, o Following) <-chan *Config {
 	next := make(chan *Config, 1)
 	if f.File == "" {
 		close(next)
@@ -27,23 +36,23 @@ func (f *Flags) Follow(ctx context.Context, in *Config, log *slog.Logger, stop f
 		err = w.Add(filepath.Dir(f.File)) // the folder: editors and mounts put another file in its place
 	}
 	if err != nil {
-		log.Warn("the configuration file can't be watched: its changes are taken up at the next start", "file", f.File, "error", err)
+		o.Log.Warn("the configuration file can't be watched: its changes are taken up at the next start", "file", f.File, "error", err)
 		close(next)
 		return next
 	}
 	go func() {
 		defer close(next)
 		defer w.Close()
-		if c := f.changed(ctx, w, in, log); c != nil {
+		if c := f.changed(ctx, w, in, o); c != nil {
 			next <- c
-			stop()
+			o.Stop()
 		}
 	}()
 	return next
 }
 
-// changed waits for another valid configuration; nil when ctx has ended before.
-func (f *Flags) changed(ctx context.Context, w *fsnotify.Watcher, in *Config, log *slog.Logger) *Config {
+// changed waits for another configuration that can come into force; nil when ctx has ended before.
+func (f *Flags) changed(ctx context.Context, w *fsnotify.Watcher, in *Config, o Following) *Config {
 	known := in.text
 	look := time.After(settle) // it may have changed before it was watched
 	for {
@@ -54,7 +63,7 @@ func (f *Flags) changed(ctx context.Context, w *fsnotify.Watcher, in *Config, lo
 			look = time.After(settle)
 			continue
 		case err := <-w.Errors:
-			log.Warn("watching the configuration file", "file", f.File, "error", err)
+			o.Log.Warn("watching the configuration file", "file", f.File, "error", err)
 			continue
 		case <-look:
 		}
@@ -65,11 +74,29 @@ func (f *Flags) changed(ctx context.Context, w *fsnotify.Watcher, in *Config, lo
 		}
 		known = now
 		c, err := f.Load()
-		switch {
-		case err != nil:
-			log.Error("the configuration file changed and can't be taken; the last one stays in force", "error", err)
-		case !c.Equal(in):
-			return c
+		if err == nil && !c.Equal(in) {
+			if o.Check != nil {
+				err = o.Check(ctx, c)
+			}
+			if ctx.Err() != nil {
+				return nil
+			}
+			if err == nil {
+				return c
+			}
+		}
+		if err != nil {
+			o.Log.Error("the configuration file changed and can't be taken; the last one stays in force", "error", err)
+		}
+		if o.Report != nil {
+			o.Report(err)
 		}
 	}
+}
+
+// Despite returns c as it is in force although the file holds refused: that is not read again until it changes.
+func (c *Config) Despite(refused *Config) *Config {
+	kept := *c
+	kept.text = refused.text
+	return &kept
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -53,7 +54,18 @@ func TestFollow(t *testing.T) {
 	defer stop()
 	log := &said{lines: make(chan string, 10)}
 	stopped := make(chan struct{})
-	next := f.Follow(ctx, in, slog.New(slog.NewTextHandler(log, nil)), func() { close(stopped) })
+	var reported []error
+	next := f.Follow(ctx, in, Following{
+		Log: slog.New(slog.NewTextHandler(log, nil)),
+		Check: func(_ context.Context, c *Config) error {
+			if c.Own.Mode == "iptables" {
+				return errors.New("not in this kernel")
+			}
+			return nil
+		},
+		Report: func(err error) { reported = append(reported, err) },
+		Stop:   func() { close(stopped) },
+	})
 	write(head + "oomScoreAdj: 5000")
 	select {
 	case line := <-log.lines:
@@ -64,6 +76,17 @@ func TestFollow(t *testing.T) {
 		t.Fatal("a wrong file was taken")
 	case <-ctx.Done():
 		t.Fatal("a wrong file was not named")
+	}
+	write(head + "mode: iptables")
+	select {
+	case line := <-log.lines:
+		if !strings.Contains(line, "not in this kernel") || !strings.Contains(line, "last one stays") {
+			t.Errorf("it says: %s", line)
+		}
+	case <-next:
+		t.Fatal("a configuration that can't come into force was taken")
+	case <-ctx.Done():
+		t.Fatal("a configuration that can't come into force was not named")
 	}
 	write(head + "# the same\n")
 	write(head + "mode: ipvs")
@@ -76,4 +99,46 @@ func TestFollow(t *testing.T) {
 		t.Fatal("another file was not taken")
 	}
 	<-stopped
+	if len(reported) < 2 || reported[0] == nil || reported[1] == nil {
+		t.Errorf("reported: %v", reported)
+	}
+}
+
+// A configuration that could not be started is not tried again until the file changes, and its end is reported.
+func TestFollowDespite(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.conf")
+	load := func(text string) (*Flags, *Config) {
+		t.Helper()
+		f, fs := &Flags{}, pflag.NewFlagSet("", pflag.ContinueOnError)
+		f.Add(fs)
+		err := os.WriteFile(file, []byte(text), 0o600)
+		if err == nil {
+			err = fs.Parse([]string{"--config", file})
+		}
+		c, lerr := f.Load()
+		if err = errors.Join(err, lerr); err != nil {
+			t.Fatal(err)
+		}
+		return f, c
+	}
+	_, good := load(head)
+	f, refused := load(head + "mode: ipvs")
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	reported := make(chan error)
+	next := f.Follow(ctx, good.Despite(refused), Following{Log: slog.New(slog.DiscardHandler),
+		Report: func(err error) { reported <- err }, Stop: stop})
+	if err := os.WriteFile(file, []byte(head), 0o600); err != nil { // as it was before
+		t.Fatal(err)
+	}
+	select {
+	case err := <-reported:
+		if err != nil {
+			t.Errorf("reported: %v", err)
+		}
+	case c := <-next:
+		t.Errorf("the refused configuration was taken again: %+v", c)
+	case <-ctx.Done():
+		t.Error("nothing was reported")
+	}
 }

@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/flowcontrol"
 
 	"fairlead.dev/fairlead/source"
@@ -102,6 +103,12 @@ func (t *Teller) Tell(problems []source.Problem) {
 	}
 }
 
+// Starting tells that a node's Services are served from now on.
+func (t *Teller) Starting(node, note string) {
+	t.to.Eventf(reference(source.Key{Kind: source.Node, Name: node}), nil, corev1.EventTypeNormal, "Starting", "Start",
+		"%s", note)
+}
+
 // fresh returns by namespace what is to be said that was not, in the problems' order, and notes that the rest stands
 // still.
 func (t *Teller) fresh(problems []source.Problem, now time.Time) map[string][]said {
@@ -171,7 +178,9 @@ func (t *Teller) order(fresh map[string][]said) []string {
 func reference(k source.Key) *corev1.ObjectReference {
 	r := &corev1.ObjectReference{APIVersion: "v1", Kind: string(k.Kind), Namespace: k.Namespace, Name: k.Name}
 	switch k.Kind {
-	case source.Service, source.Node:
+	case source.Service:
+	case source.Node:
+		r.UID = types.UID(k.Name) // by which kubectl describe looks for a Node's Events
 	case source.EndpointSlice:
 		r.APIVersion = "discovery.k8s.io/v1"
 	default:

@@ -183,3 +183,12 @@ func TestEventSaysWhatIsPublic(t *testing.T) {
 		t.Errorf("the Events say %q", l)
 	}
 }
+
+// A start is an Event of its own kind, on the Node.
+func TestStartIsTold(t *testing.T) {
+	to := events.NewFakeRecorder(1)
+	New(to, slog.New(slog.DiscardHandler)).Starting("a", "serves Services")
+	if l := heard(to); len(l) != 1 || l[0] != "Normal Starting serves Services" {
+		t.Errorf("%q", l)
+	}
+}

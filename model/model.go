@@ -6,6 +6,7 @@ package model
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -41,7 +42,7 @@ type Origin uint8
 // The origins. An address of this node wins over a pod's range that holds it.
 const (
 	FromNode    Origin = iota // the source is one of this node's own addresses
-	FromPod                   // the source is a pod's, by Node.Pods
+	FromPod                   // the source is a pod's, by Node.Pods or Node.PodInterfaces
 	FromOutside               // anything else
 )
 
@@ -91,12 +92,16 @@ const (
 // String gives "reject" or "drop".
 func (a Action) String() string { return [...]string{"reject", "drop"}[a] }
 
-// Part is one piece of a decided node that a service data plane serves: *Node, *Pool or *Frontend.
+// Part is one piece of a decided node that a service data plane serves: *Node, *Pool, *Frontend or *ClusterIP; and
+// *HealthCheck, for a plane that accepts packets to them.
 type Part interface{ part() }
 
-func (*Node) part()     {}
-func (*Pool) part()     {}
-func (*Frontend) part() {}
+func (*Node) part()      {}
+func (*Pool) part()      {}
+func (*Frontend) part()  {}
+func (*ClusterIP) part() {}
+
+func (*HealthCheck) part() {}
 
 // Range is the addresses from First to Last, both included, of one family.
 type Range struct{ First, Last netip.Addr }
@@ -109,16 +114,44 @@ func (r Range) Contains(a netip.Addr) bool {
 // String gives "first-last".
 func (r Range) String() string { return r.First.String() + "-" + r.Last.String() }
 
+// Interfaces names network interfaces of the node: one, or with Prefix all whose names begin with Name. The zero value
+// names none.
+type Interfaces struct {
+	Name   string
+	Prefix bool
+}
+
+// Has reports whether i names the interface of that name.
+func (i Interfaces) Has(name string) bool {
+	if i.Name == "" {
+		return false
+	}
+	return name == i.Name || i.Prefix && strings.HasPrefix(name, i.Name)
+}
+
+// String returns "cni0", "veth*", or "" for none.
+func (i Interfaces) String() string {
+	if i.Prefix {
+		return i.Name + "*"
+	}
+	return i.Name
+}
+
 // Node is what holds for this node whatever the Service.
 type Node struct {
 	Name      string
 	Addresses []netip.Addr   // the node's own, as far as known; sorted. For verdict: a kernel knows its addresses itself
 	Pods      []netip.Prefix // sources that count as pods; sorted, none inside another
-	NodePorts []Range        // own addresses within these take NodePort traffic; sorted, disjoint
-	Localhost bool           // NodePorts include IPv4 loopback addresses: the kernel must let such packets leave
-	Direct    bool           // nodes tell each other what clients asked, so that a backend's node can answer (Frontend.Direct)
-	Nodes     []netip.Addr   // with Direct: addresses by which the cluster's nodes know each other, this one's too; sorted
-	Behind    []netip.Prefix // with Direct: where this node's pods are, whether or not they count as such. What another node answers them by an address of this one's would not be let in here
+	// PodInterfaces are interfaces of this node: what comes in by them counts as pods', whatever its source. Pods is empty then.
+	PodInterfaces Interfaces
+	NodePorts     []Range // own addresses within these take NodePort traffic; sorted, disjoint
+	// ServiceRanges are addresses that only Services have: packets to one that is no ClusterIP and match no frontend are
+	// dropped. Sorted, disjoint.
+	ServiceRanges []Range
+	Localhost     bool           // NodePorts include IPv4 loopback addresses: the kernel must let such packets leave
+	Direct        bool           // nodes tell each other what clients asked, so that a backend's node can answer (Frontend.Direct)
+	Nodes         []netip.Addr   // with Direct: addresses by which the cluster's nodes know each other, this one's too; sorted
+	Behind        []netip.Prefix // with Direct: where this node's pods are, whether or not they count as such. What another node answers them by an address of this one's would not be let in here
 }
 
 // Pool is a set of backends that frontends share, and how a client is given one.
@@ -129,9 +162,23 @@ type Pool struct {
 	Backends []Backend     // sorted by address and port, no duplicates, one family
 	Affinity time.Duration // how long after its last connection a client address returns to its backend; 0: not at all
 
+	// Unselected holds the other serving endpoints of the port, which get no new flow: traffic policy, topology or their
+	// termination forbids it. A flow of UDP or SCTP that one of them has stays there. Sorted, without weights, none of
+	// Backends; nil for TCP.
+	Unselected []Backend
+
 	Scheduler Scheduler // how a client that has no affinity is given a backend
 	Ports     bool      // a Scheduler that hashes the client's address hashes its port too
 	Entries   int       // of Maglev's table, a prime; 0: as many as the plane sees fit
+}
+
+// Serves reports whether a flow that has the endpoint at a stays there.
+func (p *Pool) Serves(a netip.AddrPort) bool {
+	has := func(l []Backend) bool {
+		_, found := slices.BinarySearchFunc(l, a, func(b Backend, a netip.AddrPort) int { return b.Addr.Compare(a) })
+		return found
+	}
+	return has(p.Backends) || has(p.Unselected)
 }
 
 // Backend is one place that answers.
@@ -207,6 +254,13 @@ type Frontend struct {
 	Sources []netip.Prefix // the only sources let in; nil lets all in. Sorted, none inside another, Entry's family
 }
 
+// ClusterIP is an address that is a Service's alone: packets to it that match no frontend are rejected, whatever their port
+// and protocol, unless it is also an address of the node itself.
+type ClusterIP struct {
+	Service string // for people, "namespace/name"
+	Addr    netip.Addr
+}
+
 // Target gives the side that serves packets of origin o.
 func (f *Frontend) Target(o Origin) Target {
 	if o == FromOutside {
@@ -241,6 +295,7 @@ func (d Delta) Empty() bool {
 type Services struct {
 	Node         *Node
 	Frontends    map[Entry]*Frontend
+	ClusterIPs   map[netip.Addr]*ClusterIP
 	HealthChecks []*HealthCheck
 }
 
@@ -268,7 +323,7 @@ func (s *Services) Pools() []*Pool {
 	return l
 }
 
-// Parts gives everything a service data plane serves: the node, then pools, then frontends.
+// Parts gives everything a service data plane serves: the node, then pools, then frontends, then ClusterIPs.
 func (s *Services) Parts() []Part {
 	l := []Part{s.Node}
 	for _, p := range s.Pools() {
@@ -276,6 +331,9 @@ func (s *Services) Parts() []Part {
 	}
 	for _, f := range s.Sorted() {
 		l = append(l, f)
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(s.ClusterIPs), netip.Addr.Compare) {
+		l = append(l, s.ClusterIPs[a])
 	}
 	return l
 }

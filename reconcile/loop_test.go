@@ -638,7 +638,8 @@ func TestStatusJSON(t *testing.T) {
 		stamp := func(d time.Duration) string { return begin.Add(d).Format(time.RFC3339Nano) }
 		want := `{"parts":2,"held":1,"unsynced":1,"writes":4,"puts":1,"dels":0,"repairs":0,"retries":6,"failures":3,` +
 			`"lastReadNanoseconds":0,"lastWriteNanoseconds":0,"lastChange":"` + stamp(0) + `","firstSync":"` + stamp(0) +
-			`","firstSyncNanoseconds":0,"serving":true,"failing":{"b":{"error":"writing y: device or resource busy","since":"` +
+			`","firstSyncNanoseconds":0,"serving":true,"notServing":"","error":"",` +
+			`"failing":{"b":{"error":"writing y: device or resource busy","since":"` +
 			stamp(100*time.Millisecond) + `","attempts":1}}}`
 		if d := cmp.Diff(want, string(got)); d != "" {
 			r.Error(d)

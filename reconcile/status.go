@@ -24,15 +24,15 @@ type Status struct {
 
 	LastRead      time.Duration `json:"lastReadNanoseconds"`  // how long the last Read took
 	LastWrite     time.Duration `json:"lastWriteNanoseconds"` // how long the last Write took
-	LastChange    time.Time     `json:"lastChange,omitzero"`
-	FirstSync     time.Time     `json:"firstSync,omitzero"` // when all was written for the first time, refused facts aside, and the base's facts were true
+	LastChange    time.Time     `json:"lastChange"`
+	FirstSync     time.Time     `json:"firstSync"` // when all was written for the first time, refused facts aside, and the base's facts were true
 	FirstSyncTook time.Duration `json:"firstSyncNanoseconds"`
 
-	Serving    bool   `json:"serving"`              // the facts of the base were true at the end of the last turn
-	NotServing string `json:"notServing,omitempty"` // why they were not
+	Serving    bool   `json:"serving"`    // the facts of the base were true at the end of the last turn
+	NotServing string `json:"notServing"` // why they were not
 
-	Error   string             `json:"error,omitempty"`   // why nothing can be read or written now
-	Failing map[string]Failing `json:"failing,omitempty"` // owners of facts that are not true, by name
+	Error   string             `json:"error"`   // why nothing can be read or written now
+	Failing map[string]Failing `json:"failing"` // owners of facts that are not true, by name
 }
 
 // Failing is why some fact of an owner is not true.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
@@ -13,14 +14,16 @@ import (
 
 // Config is what a node is told beside the objects.
 type Config struct {
-	Node              string         // this node's name
-	Nodeless          bool           // the objects may be Services alone: without any Node all is well
-	Addresses         []netip.Addr   // further addresses of this node's interfaces, beside those in the Node object
-	ClusterCIDRs      []netip.Prefix // sources that count as pods; empty: this Node's spec.podCIDRs; neither: nothing counts as a pod
-	NoPods            bool           // nothing counts as a pod, whatever the Node's spec.podCIDRs
-	Primary           netip.Addr     // this node's primary address of its family, in place of what the Node says; zero: none
-	MasqueradeAll     bool           // hide every client of a clusterIP
-	NodePortAddresses []string       // ranges, or all (but loopback), primary (the Node's first InternalIP of each family, else ExternalIP), localhost (127.0.0.0/8); empty: all
+	Node         string         // this node's name
+	Nodeless     bool           // the objects may be Services alone: without any Node all is well
+	Addresses    []netip.Addr   // further addresses of this node's interfaces, beside those in the Node object
+	ClusterCIDRs []netip.Prefix // sources that count as pods; empty: this Node's spec.podCIDRs; neither: nothing counts as a pod
+	NoPods       bool           // nothing counts as a pod, whatever the Node's spec.podCIDRs
+	// PodInterfaces are interfaces of the node: what comes in by them counts as pods', in place of all ranges.
+	PodInterfaces     model.Interfaces
+	Primary           netip.Addr // this node's primary address of its family, in place of what the Node says; zero: none
+	MasqueradeAll     bool       // hide every client of a clusterIP
+	NodePortAddresses []string   // ranges, or all (but loopback), primary (the Node's first InternalIP of each family, else ExternalIP), localhost (127.0.0.0/8); empty: all
 	// DirectServerReturn has backends' nodes answer clients outside, where they can (model.Frontend.Direct). It takes all Nodes.
 	DirectServerReturn bool
 	ProxyName          string // serve only Services with this service.kubernetes.io/service-proxy-name; "" serves those without the label
@@ -55,7 +58,7 @@ func (c Config) Validate() error {
 // settings is a Config as read: what is of no use is left out and named in problems.
 type settings struct {
 	Config
-	podsGiven bool          // ClusterCIDRs were given, or that there are none: spec.podCIDRs don't count
+	podsGiven bool          // ClusterCIDRs or PodInterfaces were given, or that there are none: spec.podCIDRs don't count
 	ranges    []model.Range // of NodePortAddresses, but for primary
 	primary   bool          // NodePortAddresses holds primary
 	localhost bool          // ranges hold an IPv4 loopback address
@@ -65,7 +68,7 @@ type settings struct {
 }
 
 func (c Config) read() *settings {
-	s, rep := &settings{Config: c, podsGiven: c.NoPods || len(c.ClusterCIDRs) > 0}, &report{}
+	s, rep := &settings{Config: c, podsGiven: c.NoPods || len(c.ClusterCIDRs) > 0 || c.PodInterfaces.Name != ""}, &report{}
 	if c.Node == "" {
 		rep.add("Node", "NodeMissing", "is empty, so no endpoint counts as local: give this node's name as the Node object has it")
 	}
@@ -90,6 +93,7 @@ func (c Config) read() *settings {
 	}
 	s.ClusterCIDRs = outermost(s.ClusterCIDRs)
 	other := &report{}
+	s.readPods(other)
 	if granted := s.granted(c.Scheduler); granted != c.Scheduler && c.Scheduler != model.Random {
 		other.add("Scheduler", "SchedulerNotAvailable", "the data plane %s can't do %s: Services are served by %s; "+
 			"choose one of %s, or another data plane",
@@ -112,6 +116,36 @@ func (c Config) read() *settings {
 	s.readDirect(other)
 	s.problems, s.instead = rep.list, other.list
 	return s
+}
+
+// readPods reads what tells pods from other clients, and reports where nothing does.
+func (s *settings) readPods(rep *report) {
+	if name := s.PodInterfaces.Name; name != "" {
+		s.ClusterCIDRs = nil
+		if !matchable(name) {
+			rep.add("PodInterfaces", "InvalidInterface", "%q is no name that an interface can have, so %s; "+
+				"give at most 15 letters, digits, dots, dashes and underscores", name, unknownPods)
+			s.PodInterfaces = model.Interfaces{}
+		}
+	} else if s.NoPods {
+		rep.add("ClusterCIDRs", PodsUnknown, "detectLocalMode is ClusterCIDR and clusterCIDR is empty, so %s; "+
+			"give clusterCIDR, or another detectLocalMode", unknownPods)
+	}
+}
+
+// PodsUnknown is the reason of the problem that nothing tells pods from clients outside the cluster.
+const PodsUnknown = "PodsUnknown"
+
+// unknownPods says what follows where nothing tells pods from other clients.
+const unknownPods = "no client counts as a pod: pods get no answer from load balancer addresses and node ports with " +
+	"externalTrafficPolicy Local where this node has no endpoint, and clients outside get none from ClusterIPs whose " +
+	"endpoints' answers don't come back through this node"
+
+// matchable reports whether every data plane can match the name, or its prefix, as an interface's.
+func matchable(name string) bool {
+	return len(name) < 16 && !strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._-@", r)
+	})
 }
 
 // NotDirect is the reason of the problem that the data plane can't have backends' nodes answer clients.

@@ -33,6 +33,7 @@ type decider struct {
 	hits       []hit
 	candidates []candidate
 	backends   []model.Backend
+	unselected []model.Backend
 	usable     []bool       // by group: some endpoint of the cluster takes traffic
 	onward     []bool       // by group: some of its endpoints are entries of others
 	matched    []bool       // by group: a port of an EndpointSlice is its port
@@ -99,6 +100,10 @@ func (w *decider) fill(g *group, hits []hit) {
 // pool gives the old pool if there is an equal one, else a new one. The backends are copied.
 func (w *decider) pool(g *group, name poolName, backends []model.Backend) *model.Pool {
 	w.backends = backends
+	w.unselected = w.unselected[:0]
+	if g.protocol != model.TCP {
+		w.unselected = unselect(w.unselected, w.candidates, backends, w.DirectServerReturn)
+	}
 	p := model.Pool{ID: name.id, Name: name.name, Protocol: g.protocol, Affinity: w.affinity, Scheduler: w.scheduler, Ports: w.ports}
 	if w.noTable {
 		p.Scheduler = w.schedulerWithoutTable(p.Scheduler)
@@ -111,12 +116,14 @@ func (w *decider) pool(g *group, name poolName, backends []model.Backend) *model
 	}
 	old := find(w.old.pools, len(w.out.pools), func(o *model.Pool) bool {
 		return o != nil && o.Name == p.Name && o.ID == p.ID && o.Affinity == p.Affinity &&
-			o.Scheduler == p.Scheduler && o.Ports == p.Ports && o.Entries == p.Entries && slices.Equal(o.Backends, backends)
+			o.Scheduler == p.Scheduler && o.Ports == p.Ports && o.Entries == p.Entries && slices.Equal(o.Backends, backends) &&
+			slices.Equal(o.Unselected, w.unselected)
 	})
 	if old != nil {
 		return old
 	}
 	p.Backends = append(p.Backends, backends...)
+	p.Unselected = append(p.Unselected, w.unselected...)
 	return &p
 }
 

@@ -18,5 +18,11 @@
 //   - What a Service comes to is bounded, and what namespaces take of what all share (docs/limits.md).
 //   - External IPs that are pods', another Service's ClusterIP or the API server's are refused, unless configured otherwise.
 //   - An endpoint that is a ClusterIP or an entry of its own namespace is left out; kube-proxy sends packets there.
+//   - Session affinity is of a Service port's endpoints under one traffic policy: where one of its addresses has policy Local
+//     and another Cluster, a client may have another endpoint by each. kube-proxy remembers clients by endpoint.
+//   - A UDP flow of a client that leaves the source ranges is cut; kube-proxy lets it go on. An SCTP association whose endpoint
+//     serves no more is cut; kube-proxy leaves it.
+//   - Every mode rejects other ports and protocols of a ClusterIP and drops packets to unallocated addresses of
+//     ServiceCIDRs, as kube-proxy's mode nftables does. ClusterIPs of Services for another proxy pass; kube-proxy drops them.
 //   - A health check counts the endpoints behind the Service's own ports only, and a dual-stack pod once.
 package resolve

@@ -280,6 +280,12 @@ func once(list []candidate) []candidate {
 	return kept
 }
 
+// backend returns the candidate as a backend without a weight. Whether it runs on another node is said if away.
+func (c candidate) backend(away bool) model.Backend {
+	here := c.is.has(local)
+	return model.Backend{Addr: c.at, Local: here, Away: away && c.is.has(onSomeNode) && !here}
+}
+
 // choose fills list with the candidates that take traffic on this node: the ready ones that fit, or, where there is
 // none, the draining ones in scope (KEP-1669). A ready one that doesn't fit topology is never replaced by a draining one:
 // topology is only obeyed where it leaves a ready one. Whether they run on other nodes is told only where it matters.
@@ -291,12 +297,29 @@ func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) 
 	} {
 		for _, c := range of {
 			if want(c.endpoint) {
-				list = append(list, model.Backend{Addr: c.at, Local: c.is.has(local), Away: away && c.is.has(onSomeNode) && !c.is.has(local), Weight: c.weight})
+				b := c.backend(away)
+				b.Weight = c.weight
+				list = append(list, b)
 			}
 		}
 		if len(list) > 0 {
 			reduce(list)
 			return list
+		}
+	}
+	return list
+}
+
+// unselect fills list with the candidates that serve but are none of the backends, which choose made of them: both are
+// sorted. What is ready counts as serving, since it gets new flows: with publishNotReadyAddresses it may say that it isn't.
+func unselect(list []model.Backend, of []candidate, backends []model.Backend, away bool) []model.Backend {
+	list = list[:0]
+	for _, c := range of {
+		switch {
+		case len(backends) > 0 && backends[0].Addr == c.at:
+			backends = backends[1:]
+		case c.is.has(serving) || c.is.has(ready):
+			list = append(list, c.backend(away))
 		}
 	}
 	return list

@@ -129,6 +129,9 @@ func (set *settings) measure(d *declared, hits []hit) size {
 		for _, needed := range g.needs {
 			if needed {
 				z.slots += n
+				if g.protocol != model.TCP {
+					z.slots++ // the number of endpoints that get no new flow
+				}
 			}
 		}
 	})

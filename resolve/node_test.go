@@ -220,6 +220,8 @@ func partNames(ps []model.Part) (names []string) {
 			names = append(names, p.Name)
 		case *model.Frontend:
 			names = append(names, p.Entry.String())
+		case *model.ClusterIP:
+			names = append(names, p.Addr.String())
 		}
 	}
 	return names
@@ -317,4 +319,48 @@ func TestLeaving(t *testing.T) {
 			t.Errorf("%s: %q, want %q", c.name, is, c.want)
 		}
 	}
+}
+
+func TestPodsUnknown(t *testing.T) {
+	veth := model.Interfaces{Name: "veth", Prefix: true}
+	for _, c := range []struct {
+		name   string
+		config Config
+		node   *corev1.Node
+		want   string // field and reason of the problem
+	}{
+		{"the Node has no podCIDRs", Config{}, node(), "spec.podCIDRs PodsUnknown"},
+		{"they are given", Config{}, node(podCIDRs("10.244.1.0/24")), ""},
+		{"in the old way", Config{}, node(func(n *corev1.Node) { n.Spec.PodCIDR = "10.244.1.7/24" }), ""},
+		{"the cluster's ranges", Config{ClusterCIDRs: prefixes("10.244.0.0/16")}, node(), ""},
+		{"no range", Config{NoPods: true}, node(podCIDRs("10.244.1.0/24")), "ClusterCIDRs PodsUnknown"},
+		{"interfaces", Config{PodInterfaces: veth}, node(), ""},
+		{"a name too long", Config{PodInterfaces: model.Interfaces{Name: "abcdefghijklmnop"}}, node(),
+			"PodInterfaces InvalidInterface"},
+		{"a name that no interface has", Config{PodInterfaces: model.Interfaces{Name: "a b"}}, node(),
+			"PodInterfaces InvalidInterface"},
+	} {
+		c.config.Node = "n1"
+		if err := c.config.Validate(); err != nil {
+			t.Errorf("%s: the start is refused: %v", c.name, err)
+		}
+		got := ""
+		for _, p := range resolved(c.config, c.node).Problems() {
+			got += p.Field + " " + p.Reason
+			if !strings.Contains(p.Message, "externalTrafficPolicy Local") {
+				t.Errorf("%s: nothing says what follows: %s", c.name, p.Message)
+			}
+		}
+		same(t, c.name, got, c.want)
+	}
+}
+
+func TestPodsByInterface(t *testing.T) {
+	c := Config{Node: "n1", PodInterfaces: model.Interfaces{Name: "cni0"}, ClusterCIDRs: prefixes("10.0.0.0/8")}
+	r := resolved(c, node(podCIDRs("10.244.1.0/24")), svc(), eps(ep("10.244.1.1", on("n1"))))
+	n := r.Services().Node
+	same(t, "pods", sprint(n.Pods), "[]")
+	same(t, "interfaces", n.PodInterfaces.String(), "cni0")
+	hide := frontend(t, r, "10.96.0.1:80/tcp").Hide
+	same(t, "masqueraded", hide, model.OriginsOf(model.FromNode, model.FromOutside))
 }

@@ -329,3 +329,40 @@ func TestHealthCheck(t *testing.T) {
 		})
 	}
 }
+
+// Endpoints of UDP and SCTP that serve but get no new flow are told, so that flows stay with them.
+func TestUnselected(t *testing.T) {
+	both := []discoveryv1.Endpoint{ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n2"))}
+	for _, c := range []struct {
+		name      string
+		port      string
+		edits     []edit
+		endpoints []discoveryv1.Endpoint
+		want      []string
+	}{
+		{"all selected", "udp", nil, both, lines("udp cluster: -")},
+		{"TCP", "http", []edit{external("Local")}, both, lines("http cluster: -", "http local: -")},
+		{"policy", "udp", []edit{external("Local")}, both, lines("udp cluster: -", "udp local: 10.0.0.2")},
+		{"policy, SCTP, none here", "sctp", []edit{internal("Local"), external("Local")}, both[1:],
+			lines("sctp cluster: -", "sctp local: 10.0.0.2")},
+		{"terminating", "udp", nil, []discoveryv1.Endpoint{both[0], ep("10.0.0.3", drains)}, lines("udp cluster: 10.0.0.3")},
+		{"terminating, none ready", "udp", nil, []discoveryv1.Endpoint{ep("10.0.0.3", drains)}, lines("udp cluster: -")},
+		{"gone", "udp", nil, []discoveryv1.Endpoint{both[0], ep("10.0.0.3", gone)}, lines("udp cluster: -")},
+		{"not ready", "udp", nil, []discoveryv1.Endpoint{both[0], ep("10.0.0.3", notReady)}, lines("udp cluster: -")},
+		{"topology", "udp", []edit{distribute("PreferSameNode")}, both, lines("udp cluster: 10.0.0.2")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			port := sport(c.port, 53, 30053)
+			edits := append([]edit{typed(corev1.ServiceTypeNodePort), ports(port)}, c.edits...)
+			var got []string
+			for _, p := range resolved(n1, svc(edits...), slice(eps(c.endpoints...), slicePorts(eport(c.port, 5353)))).Services().Pools() {
+				text := "-"
+				if len(p.Unselected) > 0 {
+					text = p.Unselected[0].Addr.Addr().String()
+				}
+				got = append(got, c.port+p.Name[strings.LastIndexByte(p.Name, ' '):]+": "+text)
+			}
+			same(t, "pools", got, c.want)
+		})
+	}
+}

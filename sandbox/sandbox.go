@@ -373,7 +373,7 @@ func (c *Cluster) addPod(h *Host) (err error) {
 		return err
 	}
 	err = c.above(h).dial(func(l *link.Conn) error {
-		near := link.End{Name: fmt.Sprintf("pod%d", n), MAC: gatewayMAC[:]}
+		near := link.End{Name: fmt.Sprintf("veth%d", n), MAC: gatewayMAC[:]}
 		h.port, err = l.AddVeth(near, link.End{Name: "eth0", MAC: mac[:]}, h.box.ns)
 		return err
 	})

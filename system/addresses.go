@@ -2,10 +2,14 @@ package system
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
 	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netns"
 )
 
 // Addresses are a network namespace's own addresses that others can reach: not loopback, not link-local.
@@ -49,4 +53,28 @@ func (a *Addresses) Follow(ctx context.Context, tell func([]netip.Addr)) error {
 			return err
 		}
 	}
+}
+
+// InterfaceTo returns the name of the interface by which packets to an address leave the calling thread's namespace, "" where
+// there is none.
+func InterfaceTo(to netip.Addr) (name string, err error) {
+	ns, err := netns.Current()
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, ns.Close()) }()
+	c, err := link.Dial(ns)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	index, err := c.DeviceTo(to)
+	if err != nil || index == 0 {
+		return "", err
+	}
+	i, err := net.InterfaceByIndex(index)
+	if err != nil {
+		return "", fmt.Errorf("find the interface to %s: %w", to, err)
+	}
+	return i.Name, nil
 }

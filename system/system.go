@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -74,7 +73,7 @@ func (s Settings) Apply(log *slog.Logger) error {
 		errs = append(errs, ensure(log, w.name, w.value))
 	}
 	if s.Conntrack != nil {
-		if n := s.Conntrack.Max(runtime.NumCPU()); n > 0 {
+		if n := s.Conntrack.Max(processors()); n > 0 {
 			errs = append(errs, track(log, n))
 		}
 	}

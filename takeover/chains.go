@@ -83,7 +83,7 @@ func eachTable(ctx context.Context, do func(c *iptables.Conn, f iptables.Family,
 				return err // nothing to run commands for
 			}
 		}
-		for _, f := range iptables.Families {
+		for _, f := range c.Families {
 			is, err := c.Save(ctx, f, tables...)
 			if err != nil {
 				return fmt.Errorf("look for a kube-proxy's rules: %w", err)

@@ -5,6 +5,7 @@ package test_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -55,6 +56,20 @@ func must(t *testing.T, args ...string) string {
 		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	return out
+}
+
+// exits runs a command that must end with an exit status and print texts.
+func exits(t *testing.T, code int, texts []string, args ...string) {
+	t.Helper()
+	out, err := try(args...)
+	got, exit := 0, &exec.ExitError{}
+	if errors.As(err, &exit) {
+		got = exit.ExitCode()
+	}
+	if got != code {
+		t.Errorf("%s: exit status %d, want %d: %v", strings.Join(args, " "), got, code, err)
+	}
+	contains(t, out, texts...)
 }
 
 // contains complains about each text that out lacks.
@@ -126,7 +141,8 @@ func TestSession(t *testing.T) {
 		os.CopyFS(plan, os.DirFS(dir))
 		without := bytes.ReplaceAll(b, []byte("10.128.3.10"), []byte("10.128.3.77"))
 		os.WriteFile(filepath.Join(plan, "web.yaml"), without, 0o644)
-		contains(t, must(t, onNode(name, "a", plan, "plan")...), "endpoint4", "Nothing was touched")
+		exits(t, 1, []string{"endpoint4", "Nothing was touched"}, onNode(name, "a", plan, "plan")...)
+		exits(t, 2, []string{"--oops"}, onNode(name, "a", plan, "plan", "--oops")...)
 		os.WriteFile(file, without, 0o644)
 		eventually(t, "the kernel has the new endpoint", func() bool {
 			out, _ := try(onNode(name, "a", dir, "show")...)
@@ -152,6 +168,8 @@ func TestSession(t *testing.T) {
 			return strings.Contains(out, "cart.yaml") && strings.Contains(out, "port")
 		})
 		contains(t, must(t, fairlead, "sandbox", "ask", "--name", name, "shop/client", "shop/cart:7000"), "shop/cart-")
+		exits(t, 1, []string{"shop/web:http", "70000", "not every object could be read"}, onNode(name, "a", dir, "show")...)
+		exits(t, 2, []string{"Nothing was touched", "not every object could be read"}, onNode(name, "a", dir, "plan")...)
 		os.WriteFile(file, b, 0o644)
 	})
 

@@ -50,6 +50,23 @@ func TestDropIn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	closeWait := in("cat", "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait")
+	before := must(t, closeWait...)
+	for what, text := range map[string]string{
+		"without its source": fmt.Sprintf(dropIn, "nftables", shop+"/nowhere"),
+		"without its kubeconfig": "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n" +
+			"conntrack: {tcpCloseWaitTimeout: 37m0s}\nclientConnection: {kubeconfig: /nowhere}\n",
+		"without its address": strings.Replace(fmt.Sprintf(dropIn, "nftables", shop), "portRange: 1-2",
+			"bindAddressHardFail: true\nmetricsBindAddress: 192.0.2.1:10249", 1),
+	} {
+		write(text)
+		if out, err := try(in(fairlead, "run", "--config", file)...); err == nil {
+			t.Errorf("%s it starts: %s", what, out)
+		}
+		if now := must(t, closeWait...) + ruleset(t, ns); now != before {
+			t.Errorf("%s it changed the node: %s", what, now)
+		}
+	}
 	write(fmt.Sprintf(dropIn, "nftables", shop))
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
@@ -98,7 +115,7 @@ func TestDropIn(t *testing.T) {
 	contains(t, page("10249/proxyMode"), "nftables")
 	contains(t, page("10249/configz"), `"tcpCloseWaitTimeout":"37m0s"`, `"kind":"FairleadConfiguration"`)
 	contains(t, page("10249/metrics"), `kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1`, "kubeproxy_sync_proxy_rules_service_changes_total 6")
-	contains(t, must(t, in("cat", "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait")...), "2220")
+	contains(t, must(t, closeWait...), "2220")
 
 	write(fmt.Sprintf(dropIn, "magic", shop))
 	says("the last one stays in force")
@@ -126,4 +143,13 @@ func TestWritesItsConfiguration(t *testing.T) {
 		t.Fatal(err)
 	}
 	contains(t, string(b), "mode: ipvs", "clusterCIDR: 10.1.0.0/16", "kind: FairleadConfiguration", "maxPerCore: 32768")
+}
+
+// TestVersionAsKubeProxyHasIt: a script that asks kube-proxy for its version asks Fairlead in the same way.
+func TestVersionAsKubeProxyHasIt(t *testing.T) {
+	contains(t, must(t, fairlead, "run", "--version"), "in place of kube-proxy v1.37.")
+	contains(t, must(t, fairlead, "run", "--version=raw"), `version.Info{Major:"1", Minor:"37"`, `GoVersion:"go1.`)
+	if out, err := try(fairlead, "run", "--version=v1.36.0"); err == nil || !strings.Contains(out, "true, false or raw") {
+		t.Errorf("another version: %v, %s", err, out)
+	}
 }

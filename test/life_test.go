@@ -60,6 +60,7 @@ type lives struct {
 	t       *testing.T
 	mode    string
 	dir     string
+	config  string   // the file that configures the agent; empty: flags do, mode among them
 	confine []string // what the agent is run by: a command that ends with its
 	cluster *sandbox.Cluster
 	node    *sandbox.Host
@@ -209,8 +210,11 @@ func (l *lives) start(flags ...string) {
 	if l.log, err = os.CreateTemp(l.t.TempDir(), "agent"); err != nil {
 		l.t.Fatal(err)
 	}
-	args := slices.Concat(l.confine, []string{fairlead, "run", "--source", l.dir, "--node", "a", "--mode", l.mode},
-		flags)
+	mode := []string{"--mode", l.mode}
+	if l.config != "" {
+		mode = []string{"--config", l.config}
+	}
+	args := slices.Concat(l.confine, []string{fairlead, "run", "--source", l.dir, "--node", "a"}, mode, flags)
 	l.cmd = exec.Command(args[0], args[1:]...)
 	l.cmd.Stdout, l.cmd.Stderr = l.log, l.log
 	if err := l.node.Do(l.cmd.Start); err != nil {

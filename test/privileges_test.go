@@ -50,6 +50,7 @@ func TestLeastPrivileges(t *testing.T) {
 			given.held(t, l.cmd.Process.Pid)
 			if mode == "ebpf" {
 				l.loopback()
+				l.fastPath()
 			}
 			stop := l.ask()
 			l.during("replacements", 20, func(int) { l.replace() })
@@ -72,6 +73,19 @@ func (l *lives) loopback() {
 		if err != nil || string(now) != "1\n" {
 			l.t.Errorf("lo's %s is %q, %v", name, now, err)
 		}
+	}
+}
+
+// fastPath demands that the agent reports the fast path.
+func (l *lives) fastPath() {
+	l.t.Helper()
+	var page []byte
+	err := l.node.Do(func() (err error) {
+		page, err = exec.Command("curl", "-sS", "http://127.0.0.1:10249/status").Output()
+		return err
+	})
+	if err != nil || !strings.Contains(string(page), `"fastPath":{"ipv4":{"enabled":`) {
+		l.t.Errorf("the fast path isn't reported: %v: %s", err, page)
 	}
 }
 
@@ -302,4 +316,30 @@ func namedProxy(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return file
+}
+
+// Mode nftables serves wherever the nft command works: with CAP_NET_ADMIN alone, without /proc/sys and /sys, and in a
+// network namespace of a user namespace, where sockets have the buffers of anyone.
+func TestServesWhereNftRuns(t *testing.T) {
+	t.Run("bare", func(t *testing.T) {
+		l := newLife(t, "nftables")
+		defer l.told()
+		l.confine = []string{"unshare", "--mount", "--propagation", "private", "sh", "-ec", "mount -t tmpfs none /proc/sys\n" +
+			"mount -t tmpfs none /sys\nmount -o remount,bind,ro /\n" +
+			`exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,+net_admin -- "$@"`, "sh"}
+		l.hire()
+		l.replace()
+		l.settled()
+		l.kill()
+		l.hire()
+		l.settled()
+	})
+	t.Run("user namespace", func(t *testing.T) {
+		dir := t.TempDir()
+		must(t, fairlead, "sandbox", "generate", dir, "--services", "1500", "--endpoints", "4")
+		args := " --source " + dir + " --node a"
+		must(t, "timeout", "60", "unshare", "--user", "--map-root-user", "--net", "sh", "-c", "ip link set lo up\n"+
+			fairlead+" run --metrics-bind-address= --healthz-bind-address="+args+" & agent=$!\n"+
+			"until "+fairlead+" plan"+args+" >/dev/null; do kill -0 $agent || exit; sleep 0.1; done\nkill $agent; wait $agent")
+	})
 }

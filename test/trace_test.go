@@ -73,8 +73,12 @@ func TestTrace(t *testing.T) {
 		t.Error("a Service that isn't there was traced")
 	}
 	contains(t, out, "the node serves no such Service")
-	contains(t, must(t, onNode(name, "b", dir, "show", "--mode", "ebpf")...), "CONNECTIONS FROM THIS NODE", "shop/web:http")
+	contains(t, must(t, onNode(name, "b", dir, "show", "--mode", "ebpf")...), "CONNECTIONS FROM THIS NODE", "shop/web:http",
+		"fast path: IPv4 ")
 	const get = `exec 3<>/dev/tcp/127.0.0.1/10249; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3; cat <&3`
 	contains(t, must(t, fairlead, "sandbox", "exec", "--name", name, "b", "--", "bash", "-c", get),
-		`fairlead_service_connections_total{service="shop/web:http"}`, `fairlead_service_refused_total{service="shop/web:http"} 0`)
+		`fairlead_service_connections_total{service="shop/web:http"}`, `fairlead_service_refused_total{service="shop/web:http"} 0`,
+		`fairlead_fast_path_enabled{ip_family="IPv4"}`, `fairlead_fast_path_off{ip_family="IPv6",reason="ipsec"} 0`)
+	contains(t, must(t, fairlead, "sandbox", "exec", "--name", name, "b", "--", "bash", "-c",
+		strings.Replace(get, "/metrics", "/status", 1)), `"fastPath":{"ipv4":{"enabled":`)
 }

@@ -15,6 +15,7 @@ import (
 type Packet struct {
 	Src, Dst netip.AddrPort
 	Protocol model.Protocol
+	In       string // the name of the interface that it comes in by; "" for a process of the node, or where it isn't known
 }
 
 // Action is what becomes of a packet.
@@ -43,16 +44,16 @@ type Outcome struct {
 	Action     Action
 	Reason     string
 	Origin     model.Origin
-	Frontend   *model.Frontend // nil for Pass
+	Frontend   *model.Frontend // nil where none matches
 	Candidates []Candidate     // for Forward, in the pool's order
 }
 
 // Of decides p on the node that s describes. A client that has affinity gets the same candidate again while it lasts.
 func Of(s *model.Services, p Packet) Outcome {
-	o := Outcome{Origin: OriginOf(s.Node, p.Src.Addr())}
+	o := Outcome{Origin: OriginOf(s.Node, p)}
 	f, why := frontend(s, p)
 	if f == nil {
-		o.Reason = why
+		o.Action, o.Reason = unmatched(s, p.Dst.Addr(), why)
 		return o
 	}
 	o.Frontend = f
@@ -77,12 +78,33 @@ func Of(s *model.Services, p Packet) Outcome {
 	return o
 }
 
-// OriginOf tells where src comes from, seen from n. Loopback addresses are the node's own.
-func OriginOf(n *model.Node, src netip.Addr) model.Origin {
+// unmatched returns what becomes of a packet to dst that matches no frontend, for the reason why.
+func unmatched(s *model.Services, dst netip.Addr, why string) (Action, string) {
+	contains := func(r model.Range) bool { return r.Contains(dst) }
+	switch c := s.ClusterIPs[dst]; {
+	case own(s.Node, dst):
+		return Pass, why
+	case c != nil:
+		return Reject, fmt.Sprintf("%s, and %s is the ClusterIP of %s", why, dst, c.Service)
+	case slices.ContainsFunc(s.Node.ServiceRanges, contains):
+		return Drop, fmt.Sprintf("%s, and %s is in a ServiceCIDR, but no Service has it", why, dst)
+	}
+	return Pass, why
+}
+
+// Stays reports whether the flow of UDP or SCTP of which p is a packet stays with the endpoint at a, which it has: while that
+// one serves its frontend's port, whatever new flows are given, and the client is allowed. TCP connections end by themselves.
+func Stays(s *model.Services, p Packet, a netip.AddrPort) bool {
+	f, _ := frontend(s, p)
+	return f != nil && admits(f, p.Src.Addr()) && f.Target(OriginOf(s.Node, p)).Pool.Serves(a)
+}
+
+// OriginOf returns where p comes from, seen from n. Loopback addresses are the node's own.
+func OriginOf(n *model.Node, p Packet) model.Origin {
 	switch {
-	case own(n, src):
+	case own(n, p.Src.Addr()):
 		return model.FromNode
-	case within(n.Pods, src):
+	case within(n.Pods, p.Src.Addr()), n.PodInterfaces.Has(p.In):
 		return model.FromPod
 	}
 	return model.FromOutside
@@ -126,7 +148,7 @@ func within(l []netip.Prefix, a netip.Addr) bool {
 // direct says that the node of b answers who sends p itself: this one, or another that knows what was asked here.
 func direct(n *model.Node, f *model.Frontend, p Packet, b model.Backend) bool {
 	src, dst := p.Src.Addr(), p.Dst.Addr()
-	return f.Direct.Has(OriginOf(n, src)) && (b.Local || b.Away) && src != b.Addr.Addr() &&
+	return f.Direct.Has(OriginOf(n, p)) && (b.Local || b.Away) && src != b.Addr.Addr() &&
 		!slices.Contains(n.Nodes, src) && !within(n.Behind, src) && (!f.Entry.AnyAddr() || slices.Contains(n.Nodes, dst))
 }
 

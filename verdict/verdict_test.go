@@ -34,6 +34,10 @@ func world() *model.Services {
 	return s
 }
 
+func packet(src, dst string, proto model.Protocol) Packet {
+	return Packet{Src: netip.MustParseAddrPort(src), Dst: netip.MustParseAddrPort(dst), Protocol: proto}
+}
+
 // directly has backends' nodes answer clients outside at a node port.
 func directly() *model.Services {
 	s, a := world(), netip.MustParseAddr
@@ -61,7 +65,7 @@ func TestDirect(t *testing.T) {
 		{"192.0.2.1:1", "10.96.0.1:80", "~10.244.0.1 ~10.244.1.1"},
 	} {
 		got := ""
-		for _, k := range Of(directly(), Packet{netip.MustParseAddrPort(c.src), netip.MustParseAddrPort(c.dst), model.TCP}).Candidates {
+		for _, k := range Of(directly(), packet(c.src, c.dst, model.TCP)).Candidates {
 			got += " " + map[[2]bool]string{{false, false}: "", {true, false}: "~", {false, true}: "!"}[[2]bool{k.Hidden, k.Direct}] + k.Backend.Addr.Addr().String()
 		}
 		if got != " "+c.want {
@@ -70,7 +74,7 @@ func TestDirect(t *testing.T) {
 	}
 	s := directly()
 	s.Node.Pods = nil
-	p := Packet{netip.MustParseAddrPort("10.244.1.1:1"), netip.MustParseAddrPort("198.51.100.3:80"), model.TCP}
+	p := packet("10.244.1.1:1", "198.51.100.3:80", model.TCP)
 	if k := Of(s, p).Candidates[1]; !k.Hidden || k.Direct {
 		t.Errorf("a backend on another node that asks itself: %+v", k)
 	}
@@ -103,7 +107,7 @@ func TestOf(t *testing.T) {
 		{"127.0.0.1:1", "127.0.0.1:30080", model.TCP, "pass"}, // loopback takes no node ports here
 		{"[fd00::9]:1", "[fd00::1]:30080", model.TCP, "pass"},
 	} {
-		o := Of(world(), Packet{netip.MustParseAddrPort(c.src), netip.MustParseAddrPort(c.dst), c.proto})
+		o := Of(world(), packet(c.src, c.dst, c.proto))
 		got := []string{o.Action.String()}
 		for _, k := range o.Candidates {
 			h := ""
@@ -117,6 +121,81 @@ func TestOf(t *testing.T) {
 		}
 		if o.Reason == "" {
 			t.Errorf("%s -> %s/%s: no reason given", c.src, c.dst, c.proto)
+		}
+	}
+}
+
+func TestPodsByInterface(t *testing.T) {
+	prefix, name := model.Interfaces{Name: "veth", Prefix: true}, model.Interfaces{Name: "cni0"}
+	for _, c := range []struct {
+		pods    model.Interfaces
+		in, src string
+		want    model.Origin
+	}{
+		{prefix, "veth12", "192.0.2.1:1", model.FromPod},
+		{prefix, "veth", "192.0.2.1:1", model.FromPod},
+		{prefix, "eth0", "10.244.1.9:1", model.FromOutside},
+		{prefix, "", "192.0.2.1:1", model.FromOutside},
+		{prefix, "veth12", "10.0.0.1:1", model.FromNode}, // an address of the node wins
+		{name, "cni0", "192.0.2.1:1", model.FromPod},
+		{name, "cni01", "192.0.2.1:1", model.FromOutside},
+		{model.Interfaces{}, "", "192.0.2.1:1", model.FromOutside},
+		{model.Interfaces{Prefix: true}, "veth12", "192.0.2.1:1", model.FromOutside},
+	} {
+		s := world()
+		s.Node.Pods, s.Node.PodInterfaces = nil, c.pods
+		p := packet(c.src, "10.96.0.1:80", model.TCP)
+		p.In = c.in
+		if got := Of(s, p).Origin; got != c.want {
+			t.Errorf("pods' interfaces %q, %s in by %q: from %s, want %s", c.pods, c.src, c.in, got, c.want)
+		}
+	}
+}
+
+func TestStays(t *testing.T) {
+	at := netip.MustParseAddrPort
+	pool := &model.Pool{Protocol: model.UDP, Backends: []model.Backend{{Addr: at("10.244.0.1:53")}},
+		Unselected: []model.Backend{{Addr: at("10.244.0.2:53")}}}
+	s := world()
+	e := model.Entry{Addr: netip.MustParseAddr("10.96.0.53"), Port: 53, Protocol: model.UDP}
+	s.Frontends[e] = &model.Frontend{Entry: e, Inside: model.Target{Pool: pool}, Outside: model.Target{Pool: pool}}
+	for _, c := range []struct {
+		to, has string
+		want    bool
+	}{
+		{"10.96.0.53:53", "10.244.0.1:53", true},
+		{"10.96.0.53:53", "10.244.0.2:53", true},
+		{"10.96.0.53:53", "10.244.0.3:53", false},
+		{"10.96.0.53:53", "10.244.0.2:54", false},
+		{"10.96.0.54:53", "10.244.0.1:53", false},
+	} {
+		if got := Stays(s, Packet{Src: at("10.244.1.9:1"), Dst: at(c.to), Protocol: model.UDP}, at(c.has)); got != c.want {
+			t.Errorf("a flow to %s that has %s stays: %t", c.to, c.has, got)
+		}
+	}
+}
+
+func TestUnmatched(t *testing.T) {
+	s, a := world(), netip.MustParseAddr
+	s.ClusterIPs = map[netip.Addr]*model.ClusterIP{a("10.96.0.1"): {Service: "shop/web", Addr: a("10.96.0.1")}, a("10.0.0.1"): {Addr: a("10.0.0.1")}}
+	s.Node.ServiceRanges = []model.Range{{First: a("10.96.0.0"), Last: a("10.96.255.255")}, {First: a("10.0.0.0"), Last: a("10.0.0.255")}}
+	for _, c := range []struct {
+		dst  string
+		p    model.Protocol
+		want Action
+		why  string
+	}{
+		{"10.96.0.1:80", model.TCP, Forward, "2 backends"},
+		{"10.96.0.1:81", model.TCP, Reject, "ClusterIP of shop/web"},
+		{"10.96.0.1:80", model.UDP, Reject, "ClusterIP of shop/web"},
+		{"10.96.0.9:80", model.TCP, Drop, "in a ServiceCIDR"},
+		{"10.97.0.1:80", model.TCP, Pass, "no frontend"},
+		{"10.0.0.1:81", model.TCP, Pass, "no frontend"}, // the node's own
+	} {
+		o := Of(s, Packet{Src: netip.MustParseAddrPort("10.244.0.9:40000"),
+			Dst: netip.MustParseAddrPort(c.dst), Protocol: c.p})
+		if o.Action != c.want || !strings.Contains(o.Reason, c.why) {
+			t.Errorf("%s/%s: %s, %s; want %s, %s", c.dst, c.p, o.Action, o.Reason, c.want, c.why)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/system"
 	"fairlead.dev/fairlead/verdict"
 )
 
@@ -45,6 +46,11 @@ a port by number or name. PROTOCOL is tcp, udp or sctp; without it that of the S
 			p, err := w.packet(args[0], args[1])
 			if err != nil {
 				return err
+			}
+			if w.services.Node.PodInterfaces.Name != "" {
+				if p.In, err = system.InterfaceTo(p.Src.Addr()); err != nil { // where its answers leave, it comes in
+					return err
+				}
 			}
 			a, err := agent.Check(c.Context(), w.mode, w.services)
 			if err != nil {
@@ -178,6 +184,7 @@ type explained struct {
 	To         string               `json:"to"`
 	Node       string               `json:"node"`
 	Origin     string               `json:"origin"`
+	Interface  string               `json:"interface,omitempty"` // that it comes in by, where pods are known by theirs
 	Outcome    string               `json:"outcome"`
 	Reason     string               `json:"reason"`
 	Service    string               `json:"service,omitempty"`
@@ -187,6 +194,7 @@ type explained struct {
 	Pool       string               `json:"pool,omitempty"`
 	Affinity   string               `json:"affinity,omitempty"`
 	Candidates []explainedCandidate `json:"candidates,omitempty"`
+	Unselected []string             `json:"unselected,omitempty"` // further endpoints with which flows of UDP and SCTP stay
 	Scheduler  string               `json:"scheduler,omitempty"`
 	Problems   []source.Problem     `json:"problems,omitempty"` // of the Service asked for, if the frontend isn't served as it says
 	Mode       string               `json:"mode"`
@@ -209,12 +217,16 @@ type explainedCandidate struct {
 func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	v := verdict.Of(w.services, p)
 	e := explained{From: p.Src.Addr().String(), To: fmt.Sprintf("%s/%s", p.Dst, p.Protocol), Node: w.services.Node.Name,
-		Origin: v.Origin.String(), Outcome: v.Action.String(), Reason: v.Reason, Kernel: "holds nothing for it, as wanted"}
+		Origin: v.Origin.String(), Interface: p.In, Outcome: v.Action.String(), Reason: v.Reason,
+		Kernel: "holds nothing for it, as wanted"}
 	e.Note, e.Mode = w.elsewhere(p.Src.Addr()), w.mode.Name
 	e.Problems = w.problemsOf(v.Frontend, model.Entry{Addr: p.Dst.Addr(), Port: p.Dst.Port(), Protocol: p.Protocol})
 	f := v.Frontend
 	if f == nil {
 		e.Reason += w.unserved(p.Dst.Addr())
+		if v.Action != verdict.Pass {
+			e.Kernel = "is not compared for packets that match no frontend"
+		}
 		return e
 	}
 	if len(f.Target(v.Origin).Pool.Backends) == 0 {
@@ -230,6 +242,9 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	}
 	if t := f.Target(v.Origin).Pool.Affinity; t > 0 {
 		e.Affinity = t.String()
+	}
+	for _, b := range f.Target(v.Origin).Pool.Unselected {
+		e.Unselected = append(e.Unselected, b.Addr.String())
 	}
 	e.Scheduler = w.mode.Scheduler(v.Origin, f.Target(v.Origin).Pool.Scheduler).String()
 	if f.Target(v.Origin).Pool.Ports {
@@ -338,8 +353,12 @@ func (e explained) branches() (l []branch) {
 	add := func(depth int, format string, args ...any) {
 		l = append(l, branch{depth, fmt.Sprintf(format, args...)})
 	}
+	by := ""
+	if e.Interface != "" && e.Origin != "node" {
+		by = ", by interface " + e.Interface
+	}
 	origins := map[string]string{"node": "the node itself", "pod": "a pod of this node's network", "outside": "external"}
-	add(0, "source, seen from node %s: %s", e.Node, origins[e.Origin])
+	add(0, "source, seen from node %s: %s%s", e.Node, origins[e.Origin], by)
 	if e.Service == "" {
 		add(0, "frontend: none: %s", e.Reason)
 	} else {
@@ -364,6 +383,9 @@ func (e explained) branches() (l []branch) {
 		add(0, "not translated: it follows the node's routes and other rules")
 	default:
 		add(0, "%s: %s", map[string]string{"reject": "rejected", "drop": "dropped"}[e.Outcome], e.Reason)
+	}
+	if e.Unselected != nil {
+		add(0, "existing flows also stay with serving endpoints that get no new ones: %s", few(e.Unselected))
 	}
 	if e.Counts != nil {
 		add(0, "clients so far: %d connections to an endpoint, %d rejected without one", e.Counts.Connections,

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -18,9 +19,43 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
 	if err := rootCommand().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(escape.Writer(os.Stderr), "fairlead:", err)
-		os.Exit(1)
+		os.Exit(exitStatus(err))
 	}
+}
+
+// status ends the process with an exit status of its own.
+type status struct {
+	err  error // is printed; nil: nothing is
+	code int
+}
+
+// Error implements error.
+func (s status) Error() string { return fmt.Sprintf("exit status %d: %v", s.code, s.err) }
+
+// exitStatus prints an error and returns the exit status that it ends the process with.
+func exitStatus(err error) int {
+	s := status{err, 1}
+	errors.As(err, &s)
+	if s.err != nil {
+		fmt.Fprintln(escape.Writer(os.Stderr), "fairlead:", s.err)
+	}
+	return s.code
+}
+
+// failsWith has each error of a command end the process with an exit status, those that have another aside.
+func failsWith(code int, c *cobra.Command) *cobra.Command {
+	wrap := func(err error) error {
+		var s status
+		if err == nil || errors.As(err, &s) {
+			return err
+		}
+		return status{err, code}
+	}
+	args, run := c.Args, c.RunE
+	c.Args = func(c *cobra.Command, l []string) error { return wrap(args(c, l)) }
+	c.RunE = func(c *cobra.Command, l []string) error { return wrap(run(c, l)) }
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return wrap(err) })
+	return c
 }
 
 // rootCommand gathers the commands.

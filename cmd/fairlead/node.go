@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -114,6 +115,7 @@ type world struct {
 	mode     agent.Mode
 	objects  []source.Object
 	problems []source.Problem
+	lost     int // problems that kept an object from being read
 	services *model.Services
 	whyEmpty func(model.Entry) string // why a frontend has no backend
 }
@@ -147,8 +149,29 @@ func (n *nodeFlags) read(ctx context.Context, withPods bool) (*world, error) {
 		changes[i] = source.Change{Key: source.KeyOf(o), Object: o}
 	}
 	r.Apply(changes)
-	w := &world{c, d.mode, objects, append(problems, r.Problems()...), r.Services(), r.WhyEmpty}
+	w := &world{c, d.mode, objects, append(problems, r.Problems()...), losses(problems), r.Services(), r.WhyEmpty}
 	return w, w.knows(n.node)
+}
+
+// harmless are the reasons of a source's problems that keep no object from being read.
+var harmless = []string{manifest.KindNotRead, manifest.Duplicate, manifest.NotWatched, manifest.StillOpen}
+
+// losses counts the problems of a source that kept an object from being read.
+func losses(problems []source.Problem) (n int) {
+	for _, p := range problems {
+		if !slices.Contains(harmless, p.Reason) {
+			n++
+		}
+	}
+	return n
+}
+
+// unread returns an error where an object could not be read.
+func (w *world) unread() error {
+	if w.lost == 0 {
+		return nil
+	}
+	return fmt.Errorf("not every object could be read: %d problems of the source, see above", w.lost)
 }
 
 // knows says if the source has no such node.

@@ -29,8 +29,8 @@ the kernel of this network namespace, and follow every change. When the agent en
 restarted agent continues from what the kernel holds. While the API server is unavailable, the last state stays.
 
 kube-proxy's configuration file and flags are accepted unchanged: what is not honoured is named in a warning. A
-changed file is applied at once without interrupting traffic; an invalid one is reported, and the last valid one
-stays in force.`,
+changed file is applied at once without interrupting traffic; an invalid one, or one that is impossible here, is
+reported, and the last good one stays in force.`,
 		Example: `  fairlead run --config /var/lib/kube-proxy/config.conf --migrate-from-kube-proxy Remove
   fairlead run --kubeconfig /etc/kubernetes/fairlead.conf --node worker-1
   fairlead run --source /etc/fairlead/manifests --node worker-1
@@ -46,6 +46,10 @@ stays in force.`,
 
 // run does what the flags say, again with each configuration that the file comes to hold.
 func run(c *cobra.Command, n *nodeFlags) error {
+	if n.Version.Asked() {
+		printVersion(c.OutOrStdout(), n.Version)
+		return nil
+	}
 	if n.CleanUp {
 		return agent.Clean(c.Context())
 	}
@@ -60,22 +64,62 @@ func run(c *cobra.Command, n *nodeFlags) error {
 		}
 		return err
 	}
-	flags := map[string]string{}
-	c.Flags().VisitAll(func(f *pflag.Flag) { flags[f.Name] = f.Value.String() })
-	for {
-		log := logger(escape.Writer(c.ErrOrStderr()), told)
-		for _, w := range told.Warnings {
+	p := process{setUpOnly: n.SetUpOnly, flags: map[string]string{}}
+	c.Flags().VisitAll(func(f *pflag.Flag) { p.flags[f.Name] = f.Value.String() })
+	return errors.Join(p.run(c, n, told), p.predecessor.Close())
+}
+
+// process is what outlives the changes of a configuration.
+type process struct {
+	setUpOnly   bool
+	flags       map[string]string
+	predecessor agent.Predecessor
+	refusal     agent.Refusal
+}
+
+// run serves as a configuration says until another takes its place, and so on. A changed one that can't be started gives
+// way to the last good one: the first, or one that has served.
+func (p *process) run(c *cobra.Command, n *nodeFlags, now *config.Config) error {
+	var good *config.Config
+	for back := false; ; {
+		log := logger(escape.Writer(c.ErrOrStderr()), now)
+		for _, w := range now.Warnings {
 			log.Warn("configuration", "warning", w)
 		}
 		ctx, stop := context.WithCancel(c.Context())
-		next := n.Follow(ctx, told, log, stop)
-		err := serve(ctx, told, log, flags, n.SetUpOnly)
+		next := n.Follow(ctx, now, config.Following{Log: log, Check: p.check, Report: p.refusal.Set, Stop: stop})
+		served := false
+		err := p.serve(ctx, now, log, &served)
 		stop()
-		if told = <-next; told == nil || err != nil {
+		newer := <-next
+		switch {
+		case err == nil && newer == nil, err != nil && (good == nil || back || served):
 			return err
+		case err != nil:
+			log.Error("the changed configuration can't be started; the last good one comes back into force",
+				"error", err)
+			p.refusal.Set(err)
+			now, back = good.Despite(now), true
+			continue
+		case served || good == nil:
+			good = now
 		}
 		log.Info("taking the changed configuration up; traffic goes on meanwhile")
+		p.refusal.Set(nil)
+		now, back = newer, false
 	}
+}
+
+// check returns why a configuration can't come into force in the calling thread's network namespace.
+func (p *process) check(ctx context.Context, c *config.Config) error {
+	d, err := decide(ctx, c)
+	if err != nil {
+		return err
+	}
+	if _, _, err := openSource(c, d.resolve.Node, slog.New(slog.DiscardHandler)); err != nil {
+		return err
+	}
+	return d.mode.Check(ctx)
 }
 
 // logger makes the log as a configuration says.
@@ -90,19 +134,17 @@ func logger(w io.Writer, c *config.Config) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, o))
 }
 
-// serve makes the system's settings, and serves the node until ctx ends unless that was all.
-func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[string]string, only bool) error {
+// serve serves the node until ctx ends, and reports in served whether it came to that. The system's settings it makes once
+// nothing can refuse the start any more; with setUpOnly that is all it does.
+func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger, served *bool) error {
 	d, err := decide(ctx, c)
 	if err != nil {
 		return err
 	}
+	metrics := processMetrics(c)
 	set, again := c.System(d.mode), false
-	if only {
+	if p.setUpOnly {
 		return errors.Join(set.Apply(log), prepare(d.mode))
-	}
-	if err := set.Apply(log); err != nil {
-		log.Warn("not every setting of the system could be made; it is tried again once Services are served", "error", err)
-		again = true
 	}
 	objects, recorder, err := openSource(c, d.resolve.Node, log)
 	if err != nil {
@@ -113,12 +155,36 @@ func serve(ctx context.Context, c *config.Config, log *slog.Logger, flags map[st
 		return err
 	}
 	defer addresses.Close()
-	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers(), Addresses: addresses}
-	o.Servers.Flags = flags
+	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers(), Addresses: addresses,
+		Predecessor: &p.predecessor, Refusal: &p.refusal}
+	o.Servers.Flags, o.Servers.Process = p.flags, metrics
+	build := buildInfo()
+	o.Servers.Version, o.Servers.Emulates = thisBuild().String(), build.Major+"."+build.Minor
+	starting := func() {}
+	if firewall, err := system.OpenFirewall(); err != nil {
+		log.Warn("whether the node drops forwarded packets can't be read", "error", err)
+	} else {
+		defer firewall.Close()
+		o.Firewall = firewall
+	}
 	if recorder != nil {
-		o.Tell = event.New(recorder, log).Tell
+		t := event.New(recorder, log)
+		o.Tell = t.Tell
+		starting = func() { t.Starting(d.resolve.Node, "serves Services by "+d.mode.Name) }
+	}
+	o.Prepare = func() {
+		if c.OpenNodePorts() {
+			log.Warn("nodePortAddresses is not set: node ports are open at every address of the node; consider primary")
+		}
+		system.LogConcerns(log, d.mode.Tracks())
+		if err := set.Apply(log); err != nil {
+			log.Warn("not every setting of the system could be made; it is tried again once Services are served", "error", err)
+			again = true
+		}
 	}
 	o.Served = func(ctx context.Context) {
+		*served = true
+		starting()
 		if again {
 			if err := set.Apply(log); err != nil {
 				log.Warn("settings of the system could not be made", "error", err)

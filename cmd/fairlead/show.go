@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -27,6 +28,7 @@ type shown struct {
 	Frontends []shownFrontend  `json:"frontends"`
 	Counts    []shownCount     `json:"counts,omitempty"`
 	Packets   []shownPackets   `json:"packets,omitempty"`
+	FastPath  *ebpf.FastPath   `json:"fastPath,omitempty"`
 	Health    []shownHealth    `json:"healthChecks,omitempty"`
 	Problems  []source.Problem `json:"problems,omitempty"`
 }
@@ -71,6 +73,9 @@ func showCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show [SERVICE...] --source DIR --node NAME",
 		Short: "Show each Service's addresses and endpoints, and whether the kernel holds them",
+		Long: `Show each Service's addresses and endpoints, and whether the kernel holds them.
+
+Exit status: 0 if everything was read, whatever the kernel holds; 1 on an error, and where an object could not be read.`,
 		Example: `  fairlead show --source examples/shop --node a
   fairlead show --source examples/shop --node a shop/web cart
   fairlead show --source examples/shop --node a -o json | jq '.frontends[].entry'`,
@@ -87,7 +92,7 @@ func showCommand() *cobra.Command {
 			if err := s.filter(w, names); err != nil {
 				return err
 			}
-			return o.print(out(c), s, s.table)
+			return errors.Join(o.print(out(c), s, s.table), w.unread())
 		},
 	}
 	n.add(c)
@@ -113,6 +118,7 @@ func show(w *world, a *agent.Audit) shown {
 		s.Frontends = append(s.Frontends, row)
 	}
 	counts := w.counts(a)
+	s.FastPath = a.FastPath
 	if a.Packets != nil {
 		a.Packets.Each(func(outcome string, n uint64) { s.Packets = append(s.Packets, shownPackets{outcome, n}) })
 	}
@@ -177,6 +183,19 @@ func (s shown) packetsLine(w io.Writer) {
 	if len(words) > 0 {
 		fmt.Fprintln(w, "packets at devices:", strings.Join(words, ", "))
 	}
+}
+
+// fastPathLine prints whether packets for pods are redirected past the node's stack.
+func (s shown) fastPathLine(w io.Writer) {
+	if s.FastPath == nil {
+		return
+	}
+	fmt.Fprintf(w, "fast path: IPv4 %s; IPv6 %s", escape.String(s.FastPath.IPv4.String()),
+		escape.String(s.FastPath.IPv6.String()))
+	if len(s.FastPath.Devices) > 0 {
+		fmt.Fprintf(w, "; not at %s", few(s.FastPath.Devices))
+	}
+	fmt.Fprintln(w)
 }
 
 // counts gives what became of clients on this node, by Service.
@@ -293,6 +312,7 @@ func (s shown) table(w *page) error {
 		return err
 	}
 	s.packetsLine(w)
+	s.fastPathLine(w)
 	for _, h := range s.Health {
 		fmt.Fprintf(w, "health check of %s at port %d: %d endpoints on this node\n", escape.String(h.Service), h.Port,
 			h.Local)
@@ -357,6 +377,10 @@ func planCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plan --source DIR --node NAME",
 		Short: "Print what serving a folder would change in the kernel, and change nothing",
+		Long: `Print what serving a folder would change in the kernel, and change nothing.
+
+Exit status, as kubectl diff has it: 0 if nothing would change; 1 if something would; 2 on an error, and where an object
+could not be read.`,
 		Example: `  fairlead plan --source new-manifests --node worker-1
   fairlead plan --source new-manifests --node worker-1 --operations`,
 		Args: cobra.NoArgs,
@@ -370,13 +394,17 @@ func planCommand() *cobra.Command {
 				return err
 			}
 			p := plan(w, a, all)
-			return o.print(out(c), p, p.table)
+			err = errors.Join(o.print(out(c), p, p.table), w.unread())
+			if err == nil && p.Put+p.Replace+p.Delete > 0 {
+				return status{code: 1}
+			}
+			return err
 		},
 	}
 	n.add(c)
 	o.add(c)
 	c.Flags().BoolVar(&all, "operations", false, "list each operation")
-	return c
+	return failsWith(2, c)
 }
 
 // plan counts what an audit would have written.

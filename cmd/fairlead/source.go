@@ -67,12 +67,16 @@ func apiServers(ctx context.Context, a kube.Access) (servers []netip.AddrPort) {
 	return servers
 }
 
-// openSource opens where a node's objects come from, and where Events about them go, nil where nobody takes any.
+// openSource opens where a node's objects come from, and where Events about them go, nil where nobody takes any. What can't
+// be read now is an error; an API server that doesn't answer is none.
 func openSource(c *config.Config, node string, log *slog.Logger) (source.Source, event.Recorder, error) {
 	if c.Own.Source != "" {
-		return manifest.New(c.Own.Source), nil, nil
+		return manifest.New(c.Own.Source), nil, manifest.Check(c.Own.Source)
 	}
 	s, a, err := api(c, node)
+	if err == nil {
+		_, err = a.Config()
+	}
 	return s, event.NewAPI(a.Config, node, log), err
 }
 

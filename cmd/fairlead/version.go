@@ -3,11 +3,15 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"runtime"
 	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/version"
+
+	"fairlead.dev/fairlead/config"
 )
 
 // release and commit are set by the linker, see Makefile: a tag such as v0.1.0, empty between releases, and what
@@ -76,4 +80,36 @@ func versionCommand() *cobra.Command {
 	}
 	o.add(c)
 	return c
+}
+
+// buildInfo describes the binary as Kubernetes' components do: its version is that of the kube-proxy that it replaces.
+func buildInfo() version.Info {
+	b := thisBuild()
+	v := version.Info{GoVersion: b.Go, Compiler: runtime.Compiler, Platform: b.Platform, BuildDate: b.Time,
+		GitCommit: b.Commit, GitTreeState: "clean"}
+	if b.Dirty {
+		v.GitTreeState = "dirty"
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return v
+	}
+	for _, d := range info.Deps {
+		if minor, ok := strings.CutPrefix(d.Version, "v0."); ok && d.Path == "k8s.io/kube-proxy" {
+			v.Major, v.GitVersion = "1", "v1."+minor+"+fairlead"
+			v.Minor, _, _ = strings.Cut(minor, ".")
+		}
+	}
+	return v
+}
+
+// printVersion prints what --version asks for.
+func printVersion(w io.Writer, asked config.Version) {
+	v := buildInfo()
+	if asked == config.RawVersion {
+		fmt.Fprintf(w, "%#v\n", v)
+		return
+	}
+	kubernetes, _, _ := strings.Cut(v.GitVersion, "+")
+	fmt.Fprintf(w, "Fairlead %s, in place of kube-proxy %s\n", thisBuild(), kubernetes)
 }

@@ -45,6 +45,7 @@ type Step struct {
 type Config struct {
 	MasqueradeAll      bool     `json:"masqueradeAll,omitempty"`
 	ClusterCIDRs       []string `json:"clusterCIDRs,omitempty"`
+	PodInterfaces      string   `json:"podInterfaces,omitempty"` // a name, or the beginning of names and "*"
 	NodePortAddresses  []string `json:"nodePortAddresses,omitempty"`
 	ProxyName          string   `json:"proxyName,omitempty"`
 	DirectServerReturn bool     `json:"directServerReturn,omitempty"`

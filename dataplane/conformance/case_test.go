@@ -66,6 +66,7 @@ func TestParseNamesTheLine(t *testing.T) {
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/sctp = web-1 size=9\n", "x.txt:3: size= goes with tcp and udp alone"},
 		{"A.\n-- packets --\nclient-a(:5000) -> 10.0.0.1:80/udp = web-1\n", "x.txt:3: only a client that holds a flow can choose its port"},
 		{"A.\n-- packets --\nhold F: client-a(:x) -> 10.0.0.1:80/udp = web-1\n", `x.txt:3: "client-a(:x)" is not of the form: NAME(ADDRESS), NAME(:PORT)`},
+		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/tcp = pass lost\n", `x.txt:3: "lost" does not go with pass`},
 		{"A.\n-- mtu --\nweb-1\n", `x.txt:3: "web-1" is not of the form: NAME BYTES`},
 		{"A.\n-- unless --\nipvs\n", `x.txt:3: "ipvs" is not of the form: MODE REASON`},
 		{"A.\n-- mtu --\nhost-b 1280\n", `x.txt:3: "host-b 1280" is not of the form: NAME BYTES`},

@@ -102,6 +102,7 @@ func (d draw) config() Config {
 		ExternalIPs: one(d, "", "", resolve.SafeExternalIPs, resolve.AnyExternalIPs,
 			resolve.RefuseExternalIPs), Limits: d.limits(),
 		MasqueradeAll: d.chance(20), DirectServerReturn: d.chance(50),
+		PodInterfaces:     one(d, "", "", "", "veth*"),
 		ClusterCIDRs:      one(d, nil, nil, []string{"10.244.0.0/16", "fd00:10:244::/48"}, []string{"10.244.0.0/16"}, []string{"10.244.2.0/24", "fd00:10:244:1::/64"}),
 		NodePortAddresses: one(d, nil, nil, []string{"primary"}, []string{"primary", "localhost"}, []string{"192.168.78.0/24", "fd00:77::/64"}),
 	}

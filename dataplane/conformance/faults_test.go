@@ -140,7 +140,8 @@ func TestFaultsAreFound(t *testing.T) {
 		}}, []string{"nodeport-primary", "nodeport-cidr", "nodeport-not-localhost"}},
 		{"nothing counts as a pod", faulty{node: func(n *model.Node) { n.Pods = nil }}, []string{"clusterip-tcp", "external-policy-local-inside"}},
 		{"hears no changes", faulty{stop: 1}, []string{"endpoints-come-and-go", "service-changes", "service-removed", "endpoint-moves"}},
-		{"leaves stale UDP flows", faulty{uncut: true}, []string{"udp-endpoint-removed", "udp-last-endpoint-removed", "udp-service-comes-late"}},
+		{"leaves stale flows", faulty{uncut: true}, []string{"udp-endpoint-removed", "udp-last-endpoint-removed",
+			"udp-service-comes-late", "tcp-service-comes-late"}},
 		{"cuts every UDP flow", faulty{cutAll: true}, []string{"udp-endpoint-stays"}},
 	} {
 		for _, name := range c.cases {

@@ -27,12 +27,28 @@ func (w *world) judge(c client, to netip.AddrPort, p model.Protocol, via string)
 			j.node = entrance(via)
 		}
 	}
+	j.packet.In = interfaceOf(place(c.Name), j.node)
 	j.outcome = verdict.Of(w.agents[j.node].services, j.packet)
 	if j.outcome.Action == verdict.Pass && owner != "" && owner != j.node {
-		j.node = owner
+		j.node, j.packet.In = owner, uplink
 		j.outcome = verdict.Of(w.agents[j.node].services, j.packet)
 	}
 	return j
+}
+
+// uplink is the interface of a node by which the hosts on the wire are reached.
+const uplink = "eth0"
+
+// interfaceOf returns the interface by which a node receives what a client sends: like those of all its pods (their numbers
+// aside), its uplink, or "" for what is on the node's own network.
+func interfaceOf(client *member, node string) string {
+	switch {
+	case client.Node != node:
+		return uplink
+	case client.isNode() || client.Host:
+		return ""
+	}
+	return "veth0"
 }
 
 // entrance is the node by which packets from outside come that are for no node's address.

@@ -35,6 +35,7 @@ type packetLine struct {
 	Evenly     bool        // each candidate as often as its weight says
 	Scheduled  bool        // as the pool's scheduler promises
 	Closed     bool        // nobody listens at the candidates: the client is told so
+	Lost       bool        // of Hold, passes and is lost on its way: nobody answers, and the connection is not open
 	Size       int         // bytes of each question and of its answer; 0: few
 	Via        string      // the node through which a packet from outside comes; default: the node that has the address, or a
 }
@@ -211,6 +212,8 @@ func (l *packetLine) parseWord(w string) error {
 		l.Via = value
 	case key == "size":
 		return l.parseSize(value)
+	case w == "lost" && l.Hold != "" && l.Action == verdict.Pass:
+		l.Lost = true
 	case l.Action != verdict.Forward:
 		return fmt.Errorf("%q does not go with %s", w, l.Action)
 	case w == "source=kept":

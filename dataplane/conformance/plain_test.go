@@ -82,7 +82,7 @@ func (p *plain) Sync(ctx context.Context) error {
 	return p.cut()
 }
 
-// cut removes UDP flows to frontends that lead where they no longer may.
+// cut removes UDP flows to frontends that lead where they no longer may, and TCP connections that are still opening past one.
 func (p *plain) cut() error {
 	own, err := p.flows.Addresses()
 	if err != nil {
@@ -98,13 +98,14 @@ func (p *plain) cut() error {
 		}
 	}
 	stale := func(f conntrack.Flow) bool {
-		if f.Protocol != unix.IPPROTO_UDP {
+		tcp := f.Protocol == unix.IPPROTO_TCP
+		if f.Protocol != unix.IPPROTO_UDP && !tcp || tcp && (!f.Opening || f.Answers != f.Destination) {
 			return false
 		}
 		if p.cutAll {
 			return true
 		}
-		e := model.Entry{Addr: f.Destination.Addr(), Port: f.Destination.Port(), Protocol: model.UDP}
+		e := model.Entry{Addr: f.Destination.Addr(), Port: f.Destination.Port(), Protocol: model.Protocol(f.Protocol)}
 		front, known := entries[e]
 		if !known && own[e.Addr] {
 			if e.Addr = netip.IPv6Unspecified(); f.Destination.Addr().Is4() {
@@ -113,7 +114,7 @@ func (p *plain) cut() error {
 			front, known = entries[e]
 		}
 		if front == nil {
-			return known
+			return known && !tcp
 		}
 		return !slices.ContainsFunc(append(slices.Clone(front.Inside.Pool.Backends), front.Outside.Pool.Backends...), func(b model.Backend) bool { return b.Addr == f.Answers })
 	}

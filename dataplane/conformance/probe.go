@@ -318,10 +318,18 @@ func (p probe) refused(ctx context.Context) string {
 }
 
 // dropped asks and must hear nothing. A process of the node itself may be told by its own kernel that the packet was not
-// let out.
+// let out. Where no frontend matches, the one outside has the address for a while: the packet must not get there.
 func (p probe) dropped(ctx context.Context) string {
+	if p.j.outcome.Frontend == nil {
+		_, stop, err := p.w.stand(p.c, p.l.To, p.l.Proto)
+		if err != nil {
+			return err.Error()
+		}
+		defer stop()
+	}
 	a, err := p.ask(ctx, silence)
-	if errors.Is(err, echo.Timeout) || errors.Is(err, unix.EPERM) && p.j.outcome.Origin == model.FromNode {
+	own := errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) // by netfilter; by a route
+	if errors.Is(err, echo.Timeout) || own && p.j.outcome.Origin == model.FromNode {
 		return ""
 	}
 	return fmt.Sprintf("%s, instead of silence", tell(a, err))
@@ -484,8 +492,15 @@ func (p probe) open(ctx context.Context) (held *echo.Held, err error) {
 	return held, err
 }
 
-// hold opens a flow, asks over it once, and keeps it.
+// hold opens a flow, asks over it once, and keeps it. A flow whose packets are lost is not open, but has its port.
 func (p probe) hold(ctx context.Context) string {
+	if p.l.Lost {
+		if p.c.Port == 0 {
+			p.c.Port = p.w.port()
+		}
+		p.w.flows[p.l.Hold] = &flow{probe: p}
+		return p.dropped(ctx)
+	}
 	ctx, cancel := context.WithTimeout(ctx, p.w.patience)
 	defer cancel()
 	if p.l.Action == verdict.Pass {
@@ -518,6 +533,11 @@ func (p probe) hold(ctx context.Context) string {
 func (f *flow) again(ctx context.Context, l *packetLine) string {
 	expected := l.expected(f.w.known)
 	stays := slices.ContainsFunc(expected, func(c candidate) bool { return c.is(f.last) })
+	if l.Proto != model.TCP && f.j.outcome.Action == verdict.Forward {
+		if is := verdict.Stays(f.w.agents[f.j.node].services, f.j.packet, f.last); is != stays {
+			return fmt.Sprintf("verdict says it stays with %s: %t", f.last, is)
+		}
+	}
 	for end := time.Now().Add(f.w.patience); ; {
 		wrong := f.once(ctx, l, expected)
 		if wrong == "" || stays || time.Now().After(end) {

@@ -99,12 +99,12 @@ func (k *walk) step(ctx context.Context) *finding {
 	return nil
 }
 
-// keep holds a few of the TCP connections.
+// keep holds a few of the TCP connections and UDP flows.
 func (k *walk) keep(ctx context.Context, l *packetLine) {
 	j := k.w.judge(l.Clients[0], l.To, l.Proto, l.Via)
 	// Not one that is led by one node now, by another then, nor one by loopback, which ends with the permission to do so.
 	fixed := (place(l.Clients[0].Name).Node != "" || nodeOf(l.To.Addr()) != "") && !l.To.Addr().IsLoopback()
-	if !fixed || l.Proto != model.TCP || j.outcome.Action != verdict.Forward || len(k.w.flows) >= 4 {
+	if !fixed || l.Proto == model.SCTP || j.outcome.Action != verdict.Forward || len(k.w.flows) >= 4 {
 		return
 	}
 	held := *l
@@ -114,16 +114,22 @@ func (k *walk) keep(ctx context.Context, l *packetLine) {
 	}
 }
 
-// ask asks over the kept connections: whatever has changed, they stay with who answered first. Each is asked some ten
-// times, then closed.
+// ask asks over the kept connections and flows: whatever has changed, they stay with who answered first; flows of UDP as long as
+// verdict says so. Each is asked some ten times, then closed.
 func (k *walk) ask(ctx context.Context) string {
 	for _, name := range slices.Sorted(maps.Keys(k.w.flows)) {
 		f := k.w.flows[name]
+		if f.l.Proto == model.UDP && !verdict.Stays(k.w.agents[f.j.node].services, f.j.packet, f.last) {
+			f.held.Close()
+			delete(k.w.flows, name)
+			continue
+		}
 		ctx, cancel := context.WithTimeout(ctx, k.w.patience)
 		a, err := f.held.Ask(ctx)
 		cancel()
 		if err != nil || a.Server != f.last {
-			return fmt.Sprintf("a TCP connection from %s to %s, kept with %s while all else changed: %s", f.c.Name, f.l.To, f.last, tell(a, err))
+			return fmt.Sprintf("a %s connection from %s to %s, kept with %s while all else changed: %s", f.l.Proto, f.c.Name,
+				f.l.To, f.last, tell(a, err))
 		}
 		if k.kept++; k.chance(10) {
 			f.held.Close()

@@ -126,6 +126,7 @@ func cuts() []func(*scene) {
 		func(s *scene) { s.Config.ExternalIPs = "" },
 		func(s *scene) { s.Config.Limits = resolve.Limits{} },
 		func(s *scene) { s.Config.ClusterCIDRs = nil },
+		func(s *scene) { s.Config.PodInterfaces = "" },
 		func(s *scene) { s.Config.NodePortAddresses = nil })
 	for _, cut := range []func(*corev1.ServiceSpec){
 		func(s *corev1.ServiceSpec) { s.ExternalIPs = nil },

@@ -122,6 +122,7 @@ func (w *world) resolveConfig(node string, host *sandbox.Host) resolve.Config {
 		ExternalIPs: w.config.ExternalIPs, Limits: w.config.Limits,
 		Plane: w.subject.Name, Schedulers: w.subject.Schedulers, Behind: w.subject.Behind,
 	}
+	c.PodInterfaces.Name, c.PodInterfaces.Prefix = strings.CutSuffix(w.config.PodInterfaces, "*")
 	for _, t := range w.config.ClusterCIDRs {
 		p, _ := netip.ParsePrefix(t) // what is no range is the resolver's to complain of
 		c.ClusterCIDRs = append(c.ClusterCIDRs, p)
@@ -159,7 +160,7 @@ func (w *world) restart(node string) error {
 // forget drops what ends with the agent of a node: connections through it, and which endpoint was whose.
 func (w *world) forget(node string) {
 	for name, f := range w.flows {
-		if f.j.node == node {
+		if f.j.node == node && f.held != nil {
 			f.held.Close()
 			delete(w.flows, name)
 			w.lost[name] = true
@@ -232,7 +233,7 @@ func (w *world) take(ctx context.Context, s *Step) error {
 func equalConfig(a, b Config) bool {
 	return a.ExternalIPs == b.ExternalIPs && a.Limits == b.Limits && a.MasqueradeAll == b.MasqueradeAll &&
 		a.ProxyName == b.ProxyName && a.DirectServerReturn == b.DirectServerReturn && slices.Equal(a.ClusterCIDRs,
-		b.ClusterCIDRs) &&
+		b.ClusterCIDRs) && a.PodInterfaces == b.PodInterfaces &&
 		slices.Equal(a.NodePortAddresses, b.NodePortAddresses)
 }
 

@@ -1,6 +1,8 @@
-// Package flows is the data plane that cuts stale flows: connections of UDP and SCTP that the kernel tracks to a backend
-// which their frontend no longer has, or to no backend at all from before there was a frontend. TCP ends by itself: it is kept (keep.go) where a
-// switch of data planes would end it.
+// Package flows is the data plane that cuts stale flows: connections of UDP and SCTP that the kernel tracks to an endpoint
+// which serves their frontend's port no more, of a client that is no longer allowed, or to none from before there was a
+// frontend. TCP ends by itself: it is kept (keep.go) where a switch of data planes would end it. Only a connection that
+// is still opening, and was not translated, is cut when its frontend comes: the kernel would send each further SYN from
+// that port where it sent the first, for two minutes.
 //
 // What traffic writes into the kernel is no fact; which backends an entry's flows may have is. A fact that becomes true
 // cuts the entry's other flows, one that becomes untrue those that it allowed. It is told after the service data plane
@@ -26,13 +28,14 @@ type Key model.Entry
 // Rank implements dataplane.Key: entries don't depend on each other.
 func (Key) Rank() int { return 0 }
 
-// Allowed is the pools that an entry's flows may have a backend of.
-type Allowed struct{ Inside, Outside *model.Pool }
+// Allowed is the frontend that says which flows its entry may have; nil for TCP, whose flows end by themselves.
+type Allowed struct{ *model.Frontend }
 
-// has says whether a is a backend.
-func (p Allowed) has(a netip.AddrPort) bool {
-	is := func(b model.Backend) bool { return b.Addr == a }
-	return slices.ContainsFunc(p.Inside.Backends, is) || slices.ContainsFunc(p.Outside.Backends, is)
+// has reports whether a flow may stay with its endpoint: the client is allowed, and the endpoint serves.
+func (a Allowed) has(f conntrack.Flow) bool {
+	allowed := a.Sources == nil ||
+		slices.ContainsFunc(a.Sources, func(r netip.Prefix) bool { return r.Contains(f.Source.Addr()) })
+	return allowed && (a.Inside.Pool.Serves(f.Answers) || a.Outside.Pool.Serves(f.Answers))
 }
 
 // Fact says which backends an entry's flows may have.
@@ -55,13 +58,19 @@ func New() (*Plane, error) {
 // Close gives the plane's sockets back.
 func (p *Plane) Close() { p.conn.Close() }
 
+// Invalid returns how many packets connection tracking has called invalid.
+func (p *Plane) Invalid() (uint64, error) { return p.conn.Invalid() }
+
 // Render implements dataplane.Plane.
 func (p *Plane) Render(part model.Part) []Fact {
 	f, ok := part.(*model.Frontend)
-	if !ok || f.Entry.Protocol == model.TCP {
+	if !ok {
 		return nil
 	}
-	return []Fact{{Key: Key(f.Entry), Value: Allowed{f.Inside.Pool, f.Outside.Pool}}}
+	if f.Entry.Protocol == model.TCP {
+		return []Fact{{Key: Key(f.Entry)}}
+	}
+	return []Fact{{Key: Key(f.Entry), Value: Allowed{f}}}
 }
 
 // Read implements dataplane.Plane. The kernel holds no such facts: after a restart each is told, and looked after, anew.
@@ -84,7 +93,7 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 			families[familyOf(f.Key.Addr)] = true
 		}
 	}
-	note(c.past, del)
+	note(c.past, slices.DeleteFunc(slices.Clone(del), func(f Fact) bool { return f.Key.Protocol == model.TCP }))
 	note(c.now, put)
 	var errs []error
 	for family := range families {
@@ -116,9 +125,9 @@ type cutter struct {
 }
 
 // stale says whether a flow is to be cut: it goes to an entry that is, by another way than its backends; or it went to
-// an entry that is no more by one of the backends of then.
+// an entry that is no more by one of the backends of then. Of TCP, only what is still opening untranslated is.
 func (c cutter) stale(f conntrack.Flow) bool {
-	if f.Protocol == uint8(model.TCP) {
+	if f.Protocol == uint8(model.TCP) && (!f.Opening || f.Answers != f.Destination) {
 		return false
 	}
 	k := Key{Addr: f.Destination.Addr(), Port: f.Destination.Port(), Protocol: model.Protocol(f.Protocol)}
@@ -136,10 +145,10 @@ func (c cutter) stale(f conntrack.Flow) bool {
 // decide says whether a flow of an entry is stale, if the entry is known.
 func (c cutter) decide(k Key, f conntrack.Flow) (stale, known bool) {
 	if now, ok := c.now[k]; ok {
-		return !now.has(f.Answers), true
+		return k.Protocol == model.TCP || !now.has(f), true
 	}
 	if past, ok := c.past[k]; ok {
-		return past.has(f.Answers), true
+		return past.has(f), true
 	}
 	return false, false
 }

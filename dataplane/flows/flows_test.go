@@ -16,20 +16,30 @@ func pool(addrs ...string) *model.Pool {
 	return p
 }
 
+func leads(inside, outside *model.Pool) Allowed {
+	return Allowed{&model.Frontend{Inside: model.Target{Pool: inside}, Outside: model.Target{Pool: outside}}}
+}
+
 func key(addr string, proto model.Protocol) Key {
 	a := netip.MustParseAddrPort(addr)
 	return Key{Addr: a.Addr(), Port: a.Port(), Protocol: proto}
 }
 
 func TestStale(t *testing.T) {
+	drains := pool("10.1.0.1:53")
+	drains.Unselected = pool("10.1.0.2:53").Backends
+	some := leads(drains, drains)
+	some.Sources = []netip.Prefix{netip.MustParsePrefix("10.3.0.0/16")}
 	c := cutter{
 		now: map[Key]Allowed{
-			key("10.96.0.53:53", model.UDP): {Inside: pool("10.1.0.1:53", "10.1.0.2:53"), Outside: pool("10.1.0.3:53")},
-			key("0.0.0.0:30053", model.UDP): {Inside: pool("10.1.0.1:53"), Outside: pool()},
-			key("10.96.0.9:9", model.SCTP):  {Inside: pool("10.1.0.1:9"), Outside: pool("10.1.0.1:9")},
-			key("[fd00::53]:53", model.UDP): {Inside: pool("[fd01::1]:53"), Outside: pool("[fd01::1]:53")},
+			key("10.96.0.53:53", model.UDP): leads(pool("10.1.0.1:53", "10.1.0.2:53"), pool("10.1.0.3:53")),
+			key("0.0.0.0:30053", model.UDP): leads(pool("10.1.0.1:53"), pool()),
+			key("10.96.0.55:53", model.UDP): leads(drains, drains),
+			key("10.96.0.56:53", model.UDP): some,
+			key("10.96.0.9:9", model.SCTP):  leads(pool("10.1.0.1:9"), pool("10.1.0.1:9")),
+			key("[fd00::53]:53", model.UDP): leads(pool("[fd01::1]:53"), pool("[fd01::1]:53")),
 		},
-		past: map[Key]Allowed{key("10.96.0.54:53", model.UDP): {Inside: pool("10.1.0.7:53"), Outside: pool("10.1.0.8:53")}},
+		past: map[Key]Allowed{key("10.96.0.54:53", model.UDP): leads(pool("10.1.0.7:53"), pool("10.1.0.8:53"))},
 		own:  map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true},
 	}
 	for _, f := range []struct {
@@ -42,6 +52,9 @@ func TestStale(t *testing.T) {
 		{model.UDP, "10.96.0.53:53", "10.1.0.3:53", false, "a backend for clients outside"},
 		{model.UDP, "10.96.0.53:53", "10.1.0.9:53", true, "no backend any more"},
 		{model.UDP, "10.96.0.53:53", "10.1.0.1:54", true, "another port of a backend"},
+		{model.UDP, "10.96.0.55:53", "10.1.0.2:53", false, "an endpoint that serves, though new flows go to others"},
+		{model.UDP, "10.96.0.55:53", "10.1.0.3:53", true, "an endpoint that doesn't"},
+		{model.UDP, "10.96.0.56:53", "10.1.0.1:53", true, "a client that is not allowed"},
 		{model.UDP, "10.96.0.53:53", "10.96.0.53:53", true, "never translated: from before the frontend"},
 		{model.UDP, "10.96.0.53:54", "10.1.0.9:53", false, "an entry that is not ours"},
 		{model.TCP, "10.96.0.53:53", "10.1.0.9:53", false, "TCP ends by itself"},
@@ -61,14 +74,47 @@ func TestStale(t *testing.T) {
 	}
 }
 
-func TestRenderLeavesTCPAlone(t *testing.T) {
+// Of TCP, only connections to a frontend that are still opening and were never translated are cut.
+func TestStaleTCP(t *testing.T) {
+	c := cutter{
+		now: map[Key]Allowed{key("10.96.0.10:80", model.TCP): {}, key("0.0.0.0:30080", model.TCP): {},
+			key("[fd00::10]:80", model.TCP): {}, key("10.96.0.10:53", model.UDP): leads(pool(), pool())},
+		own: map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true},
+	}
+	for _, f := range []struct {
+		to, answers string
+		opening     bool
+		stale       bool
+		what        string
+	}{
+		{"10.96.0.10:80", "10.96.0.10:80", true, true, "opened before the frontend came"},
+		{"[fd00::10]:80", "[fd00::10]:80", true, true, "IPv6"},
+		{"10.0.0.1:30080", "10.0.0.1:30080", true, true, "a node port"},
+		{"10.96.0.10:80", "10.96.0.10:80", false, false, "not translated, but open"},
+		{"10.96.0.10:80", "10.1.0.1:80", true, false, "translated"},
+		{"10.96.0.10:81", "10.96.0.10:81", true, false, "another port"},
+		{"10.96.0.10:53", "10.96.0.10:53", true, false, "the port of another protocol"},
+		{"10.0.0.2:30080", "10.0.0.2:30080", true, false, "another host's port of that number"},
+	} {
+		flow := conntrack.Flow{Protocol: uint8(model.TCP), Source: netip.MustParseAddrPort("10.2.0.1:1000"),
+			Destination: netip.MustParseAddrPort(f.to), Answers: netip.MustParseAddrPort(f.answers), Opening: f.opening}
+		if got := c.stale(flow); got != f.stale {
+			t.Errorf("to %s answered by %s: stale is %v, want %v: %s", f.to, f.answers, got, f.stale, f.what)
+		}
+	}
+}
+
+// TCP has one fact for a frontend, whatever its backends: their changes cost nothing.
+func TestRender(t *testing.T) {
 	p := &Plane{}
 	f := func(proto model.Protocol) *model.Frontend {
-		return &model.Frontend{Entry: model.Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 53, Protocol: proto}}
+		to := model.Target{Pool: pool("10.1.0.1:53")}
+		return &model.Frontend{Inside: to, Outside: to, Entry: model.Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 53, Protocol: proto}}
 	}
-	for proto, want := range map[model.Protocol]int{model.TCP: 0, model.UDP: 1, model.SCTP: 1} {
-		if got := len(p.Render(f(proto))); got != want {
-			t.Errorf("%s: %d facts, want %d", proto, got, want)
+	for proto, allows := range map[model.Protocol]bool{model.TCP: false, model.UDP: true, model.SCTP: true} {
+		facts := p.Render(f(proto))
+		if len(facts) != 1 || (facts[0].Value != Allowed{}) != allows {
+			t.Errorf("%s: %v", proto, facts)
 		}
 	}
 	if got := p.Render(&model.Pool{}); got != nil {

@@ -31,7 +31,7 @@ func Keep(tables ...string) error {
 		if slices.Contains(held, Kept) {
 			return nil
 		}
-		n, err := each(c, func(f conntrack.Flow) (counts, cuts bool) { return f.Protocol == uint8(model.TCP), false })
+		n, err := each(c, func(f conntrack.Flow) (counts, cuts bool) { return lives(f), false })
 		if n > 0 || slices.ContainsFunc(tables, func(t string) bool { return slices.Contains(held, t) }) {
 			tx.AddTable(Kept)
 			tx.AddChain(Kept, nftables.Chain{Name: chain, Hook: &translating})
@@ -79,7 +79,7 @@ func Release(entries Entries) (connections int, err error) {
 			}
 			connections, err = each(c, func(f conntrack.Flow) (counts, cuts bool) {
 				ours := entries.has(f, own)
-				return ours && f.Protocol == uint8(model.TCP), ours && f.Protocol == uint8(model.UDP)
+				return ours && lives(f), ours && f.Protocol == uint8(model.UDP)
 			})
 			if err != nil || connections > 0 {
 				return err
@@ -90,6 +90,9 @@ func Release(entries Entries) (connections int, err error) {
 	})
 	return connections, err
 }
+
+// lives reports whether a flow is a TCP connection that has not ended.
+func lives(f conntrack.Flow) bool { return f.Protocol == uint8(model.TCP) && !f.Ended }
 
 // each asks about every flow whose destination the kernel translates, cuts those that are to be, and counts those that count.
 func each(c *conntrack.Conn, ask func(conntrack.Flow) (counts, cuts bool)) (n int, err error) {

@@ -68,7 +68,7 @@ func TestKeep(t *testing.T) {
 					if err != nil {
 						return
 					}
-					go io.Copy(c, c)
+					go func() { io.Copy(c, c); c.Close() }()
 				}
 			}()
 		}
@@ -137,7 +137,7 @@ table ip begins {
 	}
 	release(1)
 	lives(ours)
-	count := func(protocol model.Protocol, cut bool) (n int) {
+	count := func(protocol model.Protocol) (n int) {
 		t.Helper()
 		do(func() error {
 			c, err := conntrack.Open()
@@ -150,17 +150,27 @@ table ip begins {
 				if is {
 					n++
 				}
-				return is && cut
+				return false
 			})
 			return err
 		})
 		return n
 	}
-	if n := count(model.UDP, false); n > 0 {
+	if n := count(model.UDP); n > 0 {
 		t.Errorf("%d flows of UDP are translated still", n)
 	}
-	count(model.TCP, true) // it has ended, and is forgotten
+	for _, c := range []net.Conn{ours, others} { // it stays with connection tracking, in TIME_WAIT, and is waited for no more
+		if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadAll(c); err != nil {
+			t.Fatal(err)
+		}
+	}
 	release(0)
+	if count(model.TCP) == 0 {
+		t.Error("connection tracking has forgotten the connection already")
+	}
 	sh("! nft list table inet " + Kept)
 }
 

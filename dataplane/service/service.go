@@ -23,6 +23,7 @@ type Abilities struct {
 	PerSlot    int                          // how many of those take as much room as a backend; 0: one
 	Batch      int                          // facts in one Write at most; 0 leaves it to the loop
 	Tracked    bool                         // translates by the kernel's connection tracking, where stale flows must be cut
+	Accepts    bool                         // its rules accept what it forwards and packets to health checks, whatever a chain's policy
 	Lacks      func() []string              // what this kernel lacks that the plane can do without, and what follows: sentences; nil: nothing
 	Prepare    func() error                 // sets sysctls that the plane needs, for an agent in a container that can't write them; nil: it needs none
 	Notes      []Note                       // what else a user should know before choosing it
@@ -63,6 +64,14 @@ func Scheduled(s model.Schedulers) func(*model.Frontend, model.Origin) bool {
 func Over(p model.Protocol) func(*model.Frontend, model.Origin) bool {
 	return func(f *model.Frontend, _ model.Origin) bool { return f.Entry.Protocol == p }
 }
+
+// Notes of planes whose packets are forwarded as any others are.
+const (
+	NoteForward = "If the node drops forwarded packets by default (policy DROP in FORWARD, as Docker sets it), other rules must " +
+		"accept those to endpoints and their replies: /status has the problem ForwardPolicyDrop then."
+	NoteInvalid = "Packets that connection tracking calls invalid are not dropped, as in kube-proxy's mode nftables: where these reset " +
+		"connections, set conntrack.tcpBeLiberal. See fairlead_conntrack_invalid_packets_total."
+)
 
 // NotDirect says why backends' nodes can't answer clients themselves, or "".
 func (a Abilities) NotDirect() string {

@@ -33,6 +33,10 @@ const (
 	Local = uint16(1 << 15)
 	Away  = uint16(1 << 14)
 
+	// ByPort and Unselected are flags of a header.
+	ByPort     = uint8(serviceHeaderFlagBY_PORT)
+	Unselected = uint8(serviceHeaderFlagUNSELECTED)
+
 	Random      = uint8(serviceSchedulerRANDOM)
 	Turns       = uint8(serviceSchedulerTURNS)
 	Source      = uint8(serviceSchedulerSOURCE)

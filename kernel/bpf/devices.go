@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -150,6 +151,7 @@ func (p *DevicePrograms) load(m *Maps, o DeviceOptions, header uint32) (*ebpf.Co
 			return nil, err
 		}
 	}
+	delete(c.Programs, fastPathName)
 	for _, w := range directions {
 		c.Programs[w.name].Name = w.programName(header, p.digest)
 	}
@@ -249,17 +251,21 @@ func (p *DevicePrograms) Close() {
 	}
 }
 
-// Attach has the kernel call the programs for a device of the calling thread's network namespace, before anybody else's, in
-// place of those whose links are pinned in the folder. They pass on what they see: programs of others are called after
-// them. A device that is gone is no error.
-func (p *DevicePrograms) Attach(folder string, d Device) error {
-	for _, w := range d.directions() {
-		err := p.attach(folder, d, w)
-		if errors.Is(err, unix.ENODEV) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("bpf: attach %s to device %d: %w", w.name, d.Index, explain(err))
+// Attach has the kernel call the programs for devices of the calling thread's network namespace, before anybody else's,
+// in place of those whose links are pinned in the folder. They pass on what they see: programs of others are called after
+// them. Programs for what leaves come first, then those for what arrives, those of the oldest device, which leads to other
+// nodes, last: a flow that begins at one device needs them at the others. A device that is gone is no error.
+func (p *DevicePrograms) Attach(folder string, devices ...Device) error {
+	devices = slices.SortedFunc(slices.Values(devices), func(a, b Device) int { return cmp.Compare(b.Index, a.Index) })
+	for _, w := range directions {
+		for _, d := range devices {
+			if !slices.Contains(d.directions(), w) {
+				continue
+			}
+			err := p.attach(folder, d, w)
+			if err != nil && !errors.Is(err, unix.ENODEV) {
+				return fmt.Errorf("bpf: attach %s to device %d: %w", w.name, d.Index, explain(err))
+			}
 		}
 	}
 	return nil

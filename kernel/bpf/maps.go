@@ -46,6 +46,9 @@ func spec(object func() (*ebpf.CollectionSpec, error), s Sizes) (*ebpf.Collectio
 	if m := c.Maps[packetsMapPermitted]; m != nil {
 		m.MaxEntries = s.Frontends
 	}
+	if m := c.Maps[packetsMapUnmatched]; m != nil {
+		m.MaxEntries = s.Frontends + mostRanges // each ClusterIP has a frontend
+	}
 	c.Maps[serviceMapPools].MaxEntries = s.Pools
 	c.Maps[serviceMapSlots].MaxEntries = s.Slots
 	for _, name := range []string{packetsMapDestinations, packetsMapSources} {
@@ -55,6 +58,9 @@ func spec(object func() (*ebpf.CollectionSpec, error), s Sizes) (*ebpf.Collectio
 	}
 	return c, nil
 }
+
+// mostRanges is how many prefixes of ServiceCIDRs fit.
+const mostRanges = 1 << 13
 
 // mapSpecs gives the maps of all objects, which share those of one name.
 func mapSpecs(s Sizes) (map[string]*ebpf.MapSpec, error) {
@@ -115,7 +121,7 @@ type Maps struct {
 var traffic = map[string]bool{
 	serviceMapAffinity: true, serviceMapConnected: true, serviceMapHomes: true, serviceMapNamed: true, serviceMapPeers: true,
 	serviceMapNames: true, serviceMapLoads: true, serviceMapCounted: true, packetsMapDestinations: true, packetsMapSources: true, packetsMapFragments: true, packetsMapPorts: true, packetsMapAddresses: true,
-	packetsMapPackets: true, packetsMapQuestion: true, packetsMapLanes: true,
+	packetsMapFlNodeUdp: true, packetsMapPackets: true, packetsMapQuestion: true, packetsMapLanes: true,
 }
 
 // stateFolder is where the traffic's maps are, beside the layouts' folders.
@@ -398,6 +404,18 @@ func all[K, V any](m *ebpf.Map, take func(K, V)) error {
 	}
 }
 
+// Frontend reads one; false where there is none.
+func (m *Maps) Frontend(k Entry) (f Frontend, known bool, err error) {
+	err = m.named[serviceMapFrontends].Lookup(k, &f)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return f, false, nil
+	}
+	if err != nil {
+		return f, false, fmt.Errorf("bpf: read a frontend: %w", err)
+	}
+	return f, true, nil
+}
+
 // Frontends reads every frontend.
 func (m *Maps) Frontends(take func(Entry, Frontend)) error {
 	return all(m.named[serviceMapFrontends], take)
@@ -445,6 +463,52 @@ func places(m *ebpf.Map, take func(netip.Prefix, uint32)) error {
 	return nil
 }
 
+// PutPodInterfaces has what comes in by interfaces of that name, or with a prefix of that, count as pods'. "" is none.
+func (m *Maps) PutPodInterfaces(name string, prefix bool) error {
+	var i serviceInterfaces
+	for at := range min(len(name), len(i.Name)-1) {
+		i.Name[at] = int8(name[at])
+	}
+	if i.Length = uint32(len(name)); name != "" && !prefix {
+		i.Length++
+	}
+	if err := m.named[serviceMapPodInterfaces].Put(uint32(0), i); err != nil {
+		return fmt.Errorf("bpf: write the interfaces of pods: %w", err)
+	}
+	return m.forgetHomes()
+}
+
+// forgetHomes has the programs look again where namespaces send from, and by which interface.
+func (m *Maps) forgetHomes() error {
+	var keys []serviceHome
+	homes := m.named[serviceMapHomes]
+	if err := all(homes, func(k serviceHome, _ serviceAddressOf) { keys = append(keys, k) }); err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if err := homes.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("bpf: forget a namespace's address: %w", err)
+		}
+	}
+	return nil
+}
+
+// PodInterfaces reads what PutPodInterfaces wrote.
+func (m *Maps) PodInterfaces() (name string, prefix bool, err error) {
+	var i serviceInterfaces
+	if err := m.named[serviceMapPodInterfaces].Lookup(uint32(0), &i); err != nil {
+		return "", false, fmt.Errorf("bpf: read the interfaces of pods: %w", err)
+	}
+	var b []byte
+	for _, c := range i.Name {
+		if c == 0 {
+			break
+		}
+		b = append(b, byte(c))
+	}
+	return string(b), len(b) > 0 && int(i.Length) == len(b), nil
+}
+
 // Permit is a frontend that lets in clients of a prefix.
 type Permit struct {
 	Entry  Entry
@@ -459,6 +523,40 @@ func (p Permit) key() (k packetsPermit) {
 	k.Entry = packetsEntry(p.Entry)
 	k.Client.Word = Words(p.Client.Masked().Addr())
 	return k
+}
+
+// What becomes of packets to a prefix that match no frontend.
+const (
+	UnmatchedReject = uint32(packetsUnmatchedActionUNMATCHED_REJECT)
+	UnmatchedDrop   = uint32(packetsUnmatchedActionUNMATCHED_DROP)
+)
+
+// PutUnmatched says what becomes of packets to a prefix that match no frontend.
+func (m *Maps) PutUnmatched(p netip.Prefix, action uint32, isNew bool) error {
+	if isNew {
+		m.enterNetwork(p)
+	}
+	if err := m.named[packetsMapUnmatched].Put(prefixKey(p), action); err != nil {
+		return fmt.Errorf("bpf: write prefix %s into map unmatched: %w", p, err)
+	}
+	return nil
+}
+
+// DeleteUnmatched undoes PutUnmatched.
+func (m *Maps) DeleteUnmatched(p netip.Prefix) error {
+	if err := m.named[packetsMapUnmatched].Delete(prefixKey(p)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("bpf: delete prefix %s from map unmatched: %w", p, err)
+	}
+	m.exitNetwork(p)
+	return nil
+}
+
+// Unmatched reads every prefix of PutUnmatched, and has packets there looked at.
+func (m *Maps) Unmatched(take func(netip.Prefix, uint32)) error {
+	return places(m.named[packetsMapUnmatched], func(p netip.Prefix, action uint32) {
+		m.enterNetwork(p)
+		take(p, action)
+	})
 }
 
 // PutPermit lets clients in.

@@ -61,6 +61,12 @@ type packetsFrontend struct {
 	Quick   uint8
 }
 
+type packetsInterfaces struct {
+	_      structs.HostLayout
+	Name   [16]int8
+	Length uint32
+}
+
 type packetsLane struct {
 	_      structs.HostLayout
 	Source struct {
@@ -204,10 +210,21 @@ type packetsSlot struct {
 		Scheduler uint8
 		Model     uint8
 		Protocol  uint8
-		Ports     uint8
+		Flags     uint8
 		Id        uint64
 	}
 }
+
+type packetsSlow uint32
+
+const (
+	packetsSlowSLOW_KERNEL       packetsSlow = 1
+	packetsSlowSLOW_NETFILTER    packetsSlow = 2
+	packetsSlowSLOW_IPSEC        packetsSlow = 4
+	packetsSlowSLOW_ROUTING_RULE packetsSlow = 8
+	packetsSlowSLOW_FORWARDING   packetsSlow = 16
+	packetsSlowSLOW_DEVICE       packetsSlow = 32
+)
 
 type packetsTuple struct {
 	_      structs.HostLayout
@@ -225,15 +242,23 @@ type packetsTuple struct {
 	Zero     [3]uint8
 }
 
+type packetsUnmatchedAction uint32
+
+const (
+	packetsUnmatchedActionUNMATCHED_REJECT packetsUnmatchedAction = 1
+	packetsUnmatchedActionUNMATCHED_DROP   packetsUnmatchedAction = 2
+)
+
 type packetsUse uint32
 
 const (
-	packetsUseUSE_ENTRY   packetsUse = 1
-	packetsUseUSE_ANY     packetsUse = 2
-	packetsUseUSE_ASKED   packetsUse = 4
-	packetsUseUSE_BACKEND packetsUse = 8
-	packetsUseUSE_HIDDEN  packetsUse = 16
-	packetsUseUSE_TAKEN   packetsUse = 32
+	packetsUseUSE_ENTRY    packetsUse = 1
+	packetsUseUSE_ANY      packetsUse = 2
+	packetsUseUSE_ASKED    packetsUse = 4
+	packetsUseUSE_BACKEND  packetsUse = 8
+	packetsUseUSE_HIDDEN   packetsUse = 16
+	packetsUseUSE_TAKEN    packetsUse = 32
+	packetsUseUSE_SERVICES packetsUse = 64
 )
 
 type packetsUses struct {
@@ -271,52 +296,61 @@ type packetsWay struct {
 type packetsWayState uint32
 
 const (
-	packetsWayStateANSWERED  packetsWayState = 1
-	packetsWayStateENDS      packetsWayState = 2
-	packetsWayStateENDED     packetsWayState = 4
-	packetsWayStateRESET     packetsWayState = 8
-	packetsWayStateASKS      packetsWayState = 16
-	packetsWayStateREPLIES   packetsWayState = 32
-	packetsWayStateUNHIDDEN  packetsWayState = 64
-	packetsWayStateOURS      packetsWayState = 128
-	packetsWayStateALIAS     packetsWayState = 256
-	packetsWayStateDIRECT    packetsWayState = 512
-	packetsWayStateLEARNT    packetsWayState = 1024
-	packetsWayStateHIDDEN    packetsWayState = 2048
-	packetsWayStateMARKED    packetsWayState = 4096
-	packetsWayStateBARED     packetsWayState = 8192
-	packetsWayStateUNASSURED packetsWayState = 16384
+	packetsWayStateANSWERED        packetsWayState = 1
+	packetsWayStateENDS            packetsWayState = 2
+	packetsWayStateENDED           packetsWayState = 4
+	packetsWayStateRESET           packetsWayState = 8
+	packetsWayStateASKS            packetsWayState = 16
+	packetsWayStateREPLIES         packetsWayState = 32
+	packetsWayStateUNHIDDEN        packetsWayState = 64
+	packetsWayStateOURS            packetsWayState = 128
+	packetsWayStateALIAS           packetsWayState = 256
+	packetsWayStateDIRECT          packetsWayState = 512
+	packetsWayStateLEARNT          packetsWayState = 1024
+	packetsWayStateHIDDEN          packetsWayState = 2048
+	packetsWayStateMARKED          packetsWayState = 4096
+	packetsWayStateBARED           packetsWayState = 8192
+	packetsWayStateUNASSURED       packetsWayState = 16384
+	packetsWayStateACKED           packetsWayState = 32768
+	packetsWayStateCLIENT_UNACKED  packetsWayState = 65536
+	packetsWayStateBACKEND_UNACKED packetsWayState = 131072
 )
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	packetsMapAddresses    = "addresses"
-	packetsMapAffinity     = "affinity"
-	packetsMapChanges      = "changes"
-	packetsMapDestinations = "destinations"
-	packetsMapFragments    = "fragments"
-	packetsMapFrontends    = "frontends"
-	packetsMapLanes        = "lanes"
-	packetsMapPackets      = "packets"
-	packetsMapPermitted    = "permitted"
-	packetsMapPlaces       = "places"
-	packetsMapPods         = "pods"
-	packetsMapPools        = "pools"
-	packetsMapPorts        = "ports"
-	packetsMapQuestion     = "question"
-	packetsMapSlots        = "slots"
-	packetsMapSources      = "sources"
-	packetsMapUplinks      = "uplinks"
-	packetsProgArrive      = "arrive"
-	packetsProgLeave       = "leave"
-	packetsVarDirect       = "direct"
-	packetsVarHead         = "head"
-	packetsVarReversePath  = "reverse_path"
-	packetsVarUnusedEvent  = "unused_event"
-	packetsVarUnusedState  = "unused_state"
-	packetsVarUnusedUse    = "unused_use"
+	packetsMapAddresses     = "addresses"
+	packetsMapAffinity      = "affinity"
+	packetsMapChanges       = "changes"
+	packetsMapDestinations  = "destinations"
+	packetsMapFlNodeUdp     = "fl_node_udp"
+	packetsMapFragments     = "fragments"
+	packetsMapFrontends     = "frontends"
+	packetsMapLanes         = "lanes"
+	packetsMapPackets       = "packets"
+	packetsMapPermitted     = "permitted"
+	packetsMapPlaces        = "places"
+	packetsMapPodInterfaces = "pod_interfaces"
+	packetsMapPods          = "pods"
+	packetsMapPools         = "pools"
+	packetsMapPorts         = "ports"
+	packetsMapQuestion      = "question"
+	packetsMapSlots         = "slots"
+	packetsMapSources       = "sources"
+	packetsMapUnmatched     = "unmatched"
+	packetsMapUplinks       = "uplinks"
+	packetsProgArrive       = "arrive"
+	packetsProgFastPath     = "fast_path"
+	packetsProgLeave        = "leave"
+	packetsVarDirect        = "direct"
+	packetsVarHead          = "head"
+	packetsVarReversePath   = "reverse_path"
+	packetsVarUnusedAction  = "unused_action"
+	packetsVarUnusedEvent   = "unused_event"
+	packetsVarUnusedSlow    = "unused_slow"
+	packetsVarUnusedState   = "unused_state"
+	packetsVarUnusedUse     = "unused_use"
 )
 
 // loadPackets returns the embedded CollectionSpec for packets.
@@ -361,43 +395,49 @@ type packetsSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsProgramSpecs struct {
-	Arrive *ebpf.ProgramSpec `ebpf:"arrive"`
-	Leave  *ebpf.ProgramSpec `ebpf:"leave"`
+	Arrive   *ebpf.ProgramSpec `ebpf:"arrive"`
+	FastPath *ebpf.ProgramSpec `ebpf:"fast_path"`
+	Leave    *ebpf.ProgramSpec `ebpf:"leave"`
 }
 
 // packetsMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsMapSpecs struct {
-	Addresses    *ebpf.MapSpec `ebpf:"addresses"`
-	Affinity     *ebpf.MapSpec `ebpf:"affinity"`
-	Changes      *ebpf.MapSpec `ebpf:"changes"`
-	Destinations *ebpf.MapSpec `ebpf:"destinations"`
-	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
-	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
-	Lanes        *ebpf.MapSpec `ebpf:"lanes"`
-	Packets      *ebpf.MapSpec `ebpf:"packets"`
-	Permitted    *ebpf.MapSpec `ebpf:"permitted"`
-	Places       *ebpf.MapSpec `ebpf:"places"`
-	Pods         *ebpf.MapSpec `ebpf:"pods"`
-	Pools        *ebpf.MapSpec `ebpf:"pools"`
-	Ports        *ebpf.MapSpec `ebpf:"ports"`
-	Question     *ebpf.MapSpec `ebpf:"question"`
-	Slots        *ebpf.MapSpec `ebpf:"slots"`
-	Sources      *ebpf.MapSpec `ebpf:"sources"`
-	Uplinks      *ebpf.MapSpec `ebpf:"uplinks"`
+	Addresses     *ebpf.MapSpec `ebpf:"addresses"`
+	Affinity      *ebpf.MapSpec `ebpf:"affinity"`
+	Changes       *ebpf.MapSpec `ebpf:"changes"`
+	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
+	FlNodeUdp     *ebpf.MapSpec `ebpf:"fl_node_udp"`
+	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
+	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
+	Lanes         *ebpf.MapSpec `ebpf:"lanes"`
+	Packets       *ebpf.MapSpec `ebpf:"packets"`
+	Permitted     *ebpf.MapSpec `ebpf:"permitted"`
+	Places        *ebpf.MapSpec `ebpf:"places"`
+	PodInterfaces *ebpf.MapSpec `ebpf:"pod_interfaces"`
+	Pods          *ebpf.MapSpec `ebpf:"pods"`
+	Pools         *ebpf.MapSpec `ebpf:"pools"`
+	Ports         *ebpf.MapSpec `ebpf:"ports"`
+	Question      *ebpf.MapSpec `ebpf:"question"`
+	Slots         *ebpf.MapSpec `ebpf:"slots"`
+	Sources       *ebpf.MapSpec `ebpf:"sources"`
+	Unmatched     *ebpf.MapSpec `ebpf:"unmatched"`
+	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
 // packetsVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsVariableSpecs struct {
-	Direct      *ebpf.VariableSpec `ebpf:"direct"`
-	Head        *ebpf.VariableSpec `ebpf:"head"`
-	ReversePath *ebpf.VariableSpec `ebpf:"reverse_path"`
-	UnusedEvent *ebpf.VariableSpec `ebpf:"unused_event"`
-	UnusedState *ebpf.VariableSpec `ebpf:"unused_state"`
-	UnusedUse   *ebpf.VariableSpec `ebpf:"unused_use"`
+	Direct       *ebpf.VariableSpec `ebpf:"direct"`
+	Head         *ebpf.VariableSpec `ebpf:"head"`
+	ReversePath  *ebpf.VariableSpec `ebpf:"reverse_path"`
+	UnusedAction *ebpf.VariableSpec `ebpf:"unused_action"`
+	UnusedEvent  *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedSlow   *ebpf.VariableSpec `ebpf:"unused_slow"`
+	UnusedState  *ebpf.VariableSpec `ebpf:"unused_state"`
+	UnusedUse    *ebpf.VariableSpec `ebpf:"unused_use"`
 }
 
 // packetsObjects contains all objects after they have been loaded into the kernel.
@@ -420,23 +460,26 @@ func (o *packetsObjects) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsMaps struct {
-	Addresses    *ebpf.Map `ebpf:"addresses"`
-	Affinity     *ebpf.Map `ebpf:"affinity"`
-	Changes      *ebpf.Map `ebpf:"changes"`
-	Destinations *ebpf.Map `ebpf:"destinations"`
-	Fragments    *ebpf.Map `ebpf:"fragments"`
-	Frontends    *ebpf.Map `ebpf:"frontends"`
-	Lanes        *ebpf.Map `ebpf:"lanes"`
-	Packets      *ebpf.Map `ebpf:"packets"`
-	Permitted    *ebpf.Map `ebpf:"permitted"`
-	Places       *ebpf.Map `ebpf:"places"`
-	Pods         *ebpf.Map `ebpf:"pods"`
-	Pools        *ebpf.Map `ebpf:"pools"`
-	Ports        *ebpf.Map `ebpf:"ports"`
-	Question     *ebpf.Map `ebpf:"question"`
-	Slots        *ebpf.Map `ebpf:"slots"`
-	Sources      *ebpf.Map `ebpf:"sources"`
-	Uplinks      *ebpf.Map `ebpf:"uplinks"`
+	Addresses     *ebpf.Map `ebpf:"addresses"`
+	Affinity      *ebpf.Map `ebpf:"affinity"`
+	Changes       *ebpf.Map `ebpf:"changes"`
+	Destinations  *ebpf.Map `ebpf:"destinations"`
+	FlNodeUdp     *ebpf.Map `ebpf:"fl_node_udp"`
+	Fragments     *ebpf.Map `ebpf:"fragments"`
+	Frontends     *ebpf.Map `ebpf:"frontends"`
+	Lanes         *ebpf.Map `ebpf:"lanes"`
+	Packets       *ebpf.Map `ebpf:"packets"`
+	Permitted     *ebpf.Map `ebpf:"permitted"`
+	Places        *ebpf.Map `ebpf:"places"`
+	PodInterfaces *ebpf.Map `ebpf:"pod_interfaces"`
+	Pods          *ebpf.Map `ebpf:"pods"`
+	Pools         *ebpf.Map `ebpf:"pools"`
+	Ports         *ebpf.Map `ebpf:"ports"`
+	Question      *ebpf.Map `ebpf:"question"`
+	Slots         *ebpf.Map `ebpf:"slots"`
+	Sources       *ebpf.Map `ebpf:"sources"`
+	Unmatched     *ebpf.Map `ebpf:"unmatched"`
+	Uplinks       *ebpf.Map `ebpf:"uplinks"`
 }
 
 func (m *packetsMaps) Close() error {
@@ -445,18 +488,21 @@ func (m *packetsMaps) Close() error {
 		m.Affinity,
 		m.Changes,
 		m.Destinations,
+		m.FlNodeUdp,
 		m.Fragments,
 		m.Frontends,
 		m.Lanes,
 		m.Packets,
 		m.Permitted,
 		m.Places,
+		m.PodInterfaces,
 		m.Pods,
 		m.Pools,
 		m.Ports,
 		m.Question,
 		m.Slots,
 		m.Sources,
+		m.Unmatched,
 		m.Uplinks,
 	)
 }
@@ -465,25 +511,29 @@ func (m *packetsMaps) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsVariables struct {
-	Direct      *ebpf.Variable `ebpf:"direct"`
-	Head        *ebpf.Variable `ebpf:"head"`
-	ReversePath *ebpf.Variable `ebpf:"reverse_path"`
-	UnusedEvent *ebpf.Variable `ebpf:"unused_event"`
-	UnusedState *ebpf.Variable `ebpf:"unused_state"`
-	UnusedUse   *ebpf.Variable `ebpf:"unused_use"`
+	Direct       *ebpf.Variable `ebpf:"direct"`
+	Head         *ebpf.Variable `ebpf:"head"`
+	ReversePath  *ebpf.Variable `ebpf:"reverse_path"`
+	UnusedAction *ebpf.Variable `ebpf:"unused_action"`
+	UnusedEvent  *ebpf.Variable `ebpf:"unused_event"`
+	UnusedSlow   *ebpf.Variable `ebpf:"unused_slow"`
+	UnusedState  *ebpf.Variable `ebpf:"unused_state"`
+	UnusedUse    *ebpf.Variable `ebpf:"unused_use"`
 }
 
 // packetsPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsPrograms struct {
-	Arrive *ebpf.Program `ebpf:"arrive"`
-	Leave  *ebpf.Program `ebpf:"leave"`
+	Arrive   *ebpf.Program `ebpf:"arrive"`
+	FastPath *ebpf.Program `ebpf:"fast_path"`
+	Leave    *ebpf.Program `ebpf:"leave"`
 }
 
 func (p *packetsPrograms) Close() error {
 	return _PacketsClose(
 		p.Arrive,
+		p.FastPath,
 		p.Leave,
 	)
 }

@@ -476,11 +476,99 @@ func TestRetire(t *testing.T) {
 		ask(six, 1235, unix.IPPROTO_TCP, rst)
 	}
 	left(2)
-	for six, client := range clients {
+	for six := range clients {
 		ask(six, 1234, unix.IPPROTO_TCP, fin|ack)
-		w.see("leave-14", packet{src: netip.AddrPortFrom(servers[six], 8080), dst: netip.AddrPortFrom(client, 1234), protocol: unix.IPPROTO_TCP, flags: fin | ack}.frame())
+		w.reply(six, 1234, fin|ack)
+	}
+	left(2) // LAST_ACK
+	for six := range clients {
+		ask(six, 1234, unix.IPPROTO_TCP, ack)
 	}
 	left(0)
+}
+
+// reply has the backend answer a client's TCP connection, and returns as whom.
+func (w *world) reply(six int, port uint16, flags uint8) netip.AddrPort {
+	w.t.Helper()
+	_, out := w.see("leave-14", packet{src: netip.AddrPortFrom(servers[six], 8080),
+		dst: netip.AddrPortFrom(clients[six], port), protocol: unix.IPPROTO_TCP, flags: flags}.frame())
+	return w.read(out).src
+}
+
+// Retired programs translate no packet of a new connection from a port that was used before, whatever became of the one
+// before. A SYN whose SYN, ACK is on its way may come again.
+func TestRetiredReusedPort(t *testing.T) {
+	w := newWorld(t)
+	ends := [][2]uint8{{syn, syn | ack}, {fin | ack, fin | ack}, {fin | ack, ack}, {rst, 0}, {ack, ack}}
+	for six := range entries {
+		to, entry := netip.AddrPortFrom(servers[six], 8080), netip.AddrPortFrom(entries[six], 80)
+		ask := func(port uint16, flags uint8) netip.AddrPort {
+			_, out := w.see("arrive-14", packet{src: netip.AddrPortFrom(clients[six], port), dst: entry,
+				protocol: unix.IPPROTO_TCP, flags: flags}.frame())
+			return w.read(out).dst
+		}
+		if err := w.serveAgain(six); err != nil {
+			t.Fatal(err)
+		}
+		for i, end := range ends {
+			port := uint16(1000 + i)
+			for _, flags := range [][2]uint8{{syn, syn | ack}, {ack, ack}, end} {
+				if i == 0 && flags != end {
+					continue
+				}
+				if got := ask(port, flags[0]); got != to {
+					t.Fatalf("port %d: a packet goes to %s", port, got)
+				}
+				if flags[1] != 0 {
+					w.reply(six, port, flags[1])
+				}
+			}
+		}
+		if _, err := Retire(w.folder); err != nil {
+			t.Fatal(err)
+		}
+		for i := range ends {
+			port, opening := uint16(1000+i), i == 0
+			if got := ask(port, syn); (got == to) != opening {
+				t.Errorf("after %v, a SYN goes to %s", ends[i], got)
+			}
+			if got := w.reply(six, port, syn|ack); (got == entry) != opening {
+				t.Errorf("after %v, a SYN, ACK comes from %s", ends[i], got)
+			}
+			if got := ask(port, ack); (got == to) != opening {
+				t.Errorf("after %v, what follows a SYN goes to %s", ends[i], got)
+			}
+		}
+	}
+}
+
+// serveAgain has a world's entry of a family lead to its backend, as at first.
+func (w *world) serveAgain(six int) error {
+	k := Entry{Port: Port(80), Protocol: unix.IPPROTO_TCP}
+	k.Address.Word = Words(entries[six])
+	return w.maps.PutFrontends([]Entry{k}, []Frontend{{Inside: uint32(3 + six), Outside: uint32(3 + six)}})
+}
+
+// A SYN from a port whose connection's endpoint is gone is served by another.
+func TestReusedPortOfGoneBackend(t *testing.T) {
+	w := newWorld(t)
+	for six := range entries {
+		ask := func(flags uint8) netip.AddrPort {
+			_, out := w.see("arrive-14", packet{src: netip.AddrPortFrom(clients[six], 1234),
+				dst: netip.AddrPortFrom(entries[six], 80), protocol: unix.IPPROTO_TCP, flags: flags}.frame())
+			return w.read(out).dst
+		}
+		was := ask(syn)
+		w.reply(six, 1234, syn|ack)
+		ask(ack)
+		w.maps.Slots[5+2*six].Backend().Port = Port(8081)
+		if got := ask(ack); got != was {
+			t.Errorf("an open connection goes on to %s, not %s", got, was)
+		}
+		if got := ask(syn); got.Port() != 8081 {
+			t.Errorf("a new one goes to %s", got)
+		}
+	}
 }
 
 // Maps of another version's form are an error that says so.

@@ -15,8 +15,8 @@ import (
 // ErrForm says that maps are of another form: another version's, or pinned there by others.
 var ErrForm = errors.New("bpf: a map of another form")
 
-// Retire empties the maps of every layout in a folder of frontends, and gives the number of TCP connections that have ways at
-// devices, and so go on. Those of another version's form are an ErrForm.
+// Retire empties the maps of every layout in a folder of frontends, and returns how many TCP connections of the programs at
+// devices have not ended. Maps of another version's form are an ErrForm.
 func Retire(folder string) (connections int, err error) {
 	list, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -33,13 +33,17 @@ func Retire(folder string) (connections int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	for name, first := range map[string]packetsWayState{packetsMapDestinations: packetsWayStateASKS, packetsMapSources: packetsWayStateLEARNT} {
+	if err := settle(); err != nil {
+		return 0, err
+	}
+	counted := map[string]func(packetsWayState) bool{packetsMapDestinations: opensFlow, packetsMapSources: learnt}
+	for name, counts := range counted {
 		ways, err := filepath.Glob(filepath.Join(folder, stateFolder, name+"-*"))
 		if err != nil {
 			return 0, err
 		}
 		for _, path := range ways {
-			n, err := alive(path, first)
+			n, err := alive(path, counts)
 			if err != nil {
 				return 0, err
 			}
@@ -47,6 +51,16 @@ func Retire(folder string) (connections int, err error) {
 		}
 	}
 	return connections, nil
+}
+
+// settle waits until no program runs any more that has seen a frontend: it may have begun a connection.
+func settle() error {
+	g, err := NewGrace()
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	return g.Wait()
 }
 
 // empty leaves a layout's maps without frontends and pods' devices, and has flows of UDP notice.
@@ -98,8 +112,8 @@ func pinned[K, V any](path string) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// alive counts the TCP connections among ways, each by that of its ways which has the state.
-func alive(path string, first packetsWayState) (n int, err error) {
+// alive counts the TCP connections among entries that have not ended, each by that of its entries which counts.
+func alive(path string, counts func(packetsWayState) bool) (n int, err error) {
 	ways, err := pinned[Tuple, Way](path)
 	if ways == nil {
 		return 0, err
@@ -111,12 +125,21 @@ func alive(path string, first packetsWayState) (n int, err error) {
 	}
 	err = all(ways, func(t Tuple, w Way) {
 		state := packetsWayState(w.State)
-		if t.Protocol == unix.IPPROTO_TCP && state&first != 0 && now < w.Seen+lasts(state) {
+		if t.Protocol == unix.IPPROTO_TCP && counts(state) && !ended(state) && !expired(w, t.Protocol, now) {
 			n++
 		}
 	})
 	return n, err
 }
+
+// opensFlow reports whether an entry of destinations stands for its flow: a client's, or that of a port which clashes gave
+// to a connection that is not ours.
+func opensFlow(s packetsWayState) bool {
+	return s&packetsWayStateASKS != 0 || s&(packetsWayStateOURS|packetsWayStateHIDDEN) == 0
+}
+
+// learnt reports whether an entry of sources stands for its flow, as another node has the client's.
+func learnt(s packetsWayState) bool { return s&packetsWayStateLEARNT != 0 }
 
 // seconds reads the programs' clock.
 func seconds() (uint32, error) {
@@ -127,28 +150,49 @@ func seconds() (uint32, error) {
 	return uint32(now.Sec), nil
 }
 
-// expired returns whether programs take an entry of a protocol for expired; of TCP that is known a minute late at most.
+// expired returns whether programs take an entry of a protocol for expired.
 func expired(w Way, protocol uint8, now uint32) bool {
-	state, last := packetsWayState(w.State), uint32(120)
-	switch {
-	case protocol == unix.IPPROTO_UDP && state&packetsWayStateANSWERED == 0:
-		last = 30
-	case protocol == unix.IPPROTO_TCP:
-		last = max(lasts(state), last) // 120 s where it is over
-	}
-	return w.Seen+last < now
+	return w.Seen+lifetime(packetsWayState(w.State), protocol) < now
 }
 
-// lasts gives for how many seconds a TCP connection's way without packets lasts: lifetime of bpf/packets.c, but nothing for one that is over.
-func lasts(s packetsWayState) uint32 {
-	const bothEnds, oneSided = packetsWayStateENDS | packetsWayStateENDED, packetsWayStateDIRECT | packetsWayStateLEARNT
+const (
+	bothEnds = packetsWayStateENDS | packetsWayStateENDED
+	oneSided = packetsWayStateDIRECT | packetsWayStateLEARNT
+)
+
+// ended reports whether a TCP connection has ended: it was reset, or both FINs were acknowledged. With direct server return
+// each node sees one FIN.
+func ended(s packetsWayState) bool {
+	return s&packetsWayStateRESET != 0 || s&bothEnds == bothEnds && s&packetsWayStateACKED != 0 ||
+		s&oneSided != 0 && s&packetsWayStateENDS != 0
+}
+
+// lifetime returns for how many seconds an entry without packets lasts: lifetime of bpf/packets.c.
+func lifetime(s packetsWayState, protocol uint8) uint32 {
+	const established = 5 * 24 * 3600
+	has := func(bits packetsWayState) bool { return s&bits != 0 }
+	answered, acked := has(packetsWayStateANSWERED), has(packetsWayStateACKED)
 	switch {
-	case s&packetsWayStateRESET != 0 || s&bothEnds == bothEnds || s&oneSided != 0 && s&packetsWayStateENDS != 0:
-		return 0
-	case s&packetsWayStateUNASSURED != 0 && s&packetsWayStateANSWERED != 0:
+	case protocol == unix.IPPROTO_UDP && !answered:
+		return 30
+	case protocol == unix.IPPROTO_UDP:
+		return 120
+	case has(packetsWayStateRESET):
+		return 10
+	case s&bothEnds == bothEnds && !acked:
+		return 30
+	case s&bothEnds == bothEnds:
+		return 120
+	case has(bothEnds) && acked && !has(oneSided):
 		return 60
-	case s&packetsWayStateUNASSURED == 0 && s&packetsWayStateANSWERED != 0:
-		return 5 * 24 * 3600
+	case has(bothEnds):
+		return 120
+	case has(packetsWayStateUNASSURED) && answered:
+		return 60
+	case has(packetsWayStateUNASSURED) || !answered:
+		return 120
+	case has(packetsWayStateCLIENT_UNACKED | packetsWayStateBACKEND_UNACKED):
+		return 300
 	}
-	return 120
+	return established
 }

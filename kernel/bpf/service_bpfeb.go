@@ -169,15 +169,28 @@ type serviceHeader struct {
 	Scheduler uint8
 	Model     uint8
 	Protocol  uint8
-	Ports     uint8
+	Flags     uint8
 	Id        uint64
 }
+
+type serviceHeaderFlag uint32
+
+const (
+	serviceHeaderFlagBY_PORT    serviceHeaderFlag = 1
+	serviceHeaderFlagUNSELECTED serviceHeaderFlag = 2
+)
 
 type serviceHome struct {
 	_         structs.HostLayout
 	Namespace uint64
 	Family    uint32
 	Zero      uint32
+}
+
+type serviceInterfaces struct {
+	_      structs.HostLayout
+	Name   [16]int8
+	Length uint32
 }
 
 type serviceLoad struct {
@@ -312,6 +325,7 @@ const (
 	serviceMapNames           = "names"
 	serviceMapPeers           = "peers"
 	serviceMapPlaces          = "places"
+	serviceMapPodInterfaces   = "pod_interfaces"
 	serviceMapPools           = "pools"
 	serviceMapPorts           = "ports"
 	serviceMapSlots           = "slots"
@@ -327,6 +341,7 @@ const (
 	serviceProgSendmsg6       = "sendmsg6"
 	serviceVarNodeNamespace   = "node_namespace"
 	serviceVarUnusedEvent     = "unused_event"
+	serviceVarUnusedFlag      = "unused_flag"
 	serviceVarUnusedOrigin    = "unused_origin"
 	serviceVarUnusedOutcome   = "unused_outcome"
 	serviceVarUnusedPlace     = "unused_place"
@@ -390,21 +405,22 @@ type serviceProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type serviceMapSpecs struct {
-	Affinity  *ebpf.MapSpec `ebpf:"affinity"`
-	Connected *ebpf.MapSpec `ebpf:"connected"`
-	Counted   *ebpf.MapSpec `ebpf:"counted"`
-	Events    *ebpf.MapSpec `ebpf:"events"`
-	Frontends *ebpf.MapSpec `ebpf:"frontends"`
-	Homes     *ebpf.MapSpec `ebpf:"homes"`
-	Loads     *ebpf.MapSpec `ebpf:"loads"`
-	Named     *ebpf.MapSpec `ebpf:"named"`
-	Names     *ebpf.MapSpec `ebpf:"names"`
-	Peers     *ebpf.MapSpec `ebpf:"peers"`
-	Places    *ebpf.MapSpec `ebpf:"places"`
-	Pools     *ebpf.MapSpec `ebpf:"pools"`
-	Ports     *ebpf.MapSpec `ebpf:"ports"`
-	Slots     *ebpf.MapSpec `ebpf:"slots"`
-	Traced    *ebpf.MapSpec `ebpf:"traced"`
+	Affinity      *ebpf.MapSpec `ebpf:"affinity"`
+	Connected     *ebpf.MapSpec `ebpf:"connected"`
+	Counted       *ebpf.MapSpec `ebpf:"counted"`
+	Events        *ebpf.MapSpec `ebpf:"events"`
+	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
+	Homes         *ebpf.MapSpec `ebpf:"homes"`
+	Loads         *ebpf.MapSpec `ebpf:"loads"`
+	Named         *ebpf.MapSpec `ebpf:"named"`
+	Names         *ebpf.MapSpec `ebpf:"names"`
+	Peers         *ebpf.MapSpec `ebpf:"peers"`
+	Places        *ebpf.MapSpec `ebpf:"places"`
+	PodInterfaces *ebpf.MapSpec `ebpf:"pod_interfaces"`
+	Pools         *ebpf.MapSpec `ebpf:"pools"`
+	Ports         *ebpf.MapSpec `ebpf:"ports"`
+	Slots         *ebpf.MapSpec `ebpf:"slots"`
+	Traced        *ebpf.MapSpec `ebpf:"traced"`
 }
 
 // serviceVariableSpecs contains global variables before they are loaded into the kernel.
@@ -413,6 +429,7 @@ type serviceMapSpecs struct {
 type serviceVariableSpecs struct {
 	NodeNamespace   *ebpf.VariableSpec `ebpf:"node_namespace"`
 	UnusedEvent     *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedFlag      *ebpf.VariableSpec `ebpf:"unused_flag"`
 	UnusedOrigin    *ebpf.VariableSpec `ebpf:"unused_origin"`
 	UnusedOutcome   *ebpf.VariableSpec `ebpf:"unused_outcome"`
 	UnusedPlace     *ebpf.VariableSpec `ebpf:"unused_place"`
@@ -439,21 +456,22 @@ func (o *serviceObjects) Close() error {
 //
 // It can be passed to loadServiceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type serviceMaps struct {
-	Affinity  *ebpf.Map `ebpf:"affinity"`
-	Connected *ebpf.Map `ebpf:"connected"`
-	Counted   *ebpf.Map `ebpf:"counted"`
-	Events    *ebpf.Map `ebpf:"events"`
-	Frontends *ebpf.Map `ebpf:"frontends"`
-	Homes     *ebpf.Map `ebpf:"homes"`
-	Loads     *ebpf.Map `ebpf:"loads"`
-	Named     *ebpf.Map `ebpf:"named"`
-	Names     *ebpf.Map `ebpf:"names"`
-	Peers     *ebpf.Map `ebpf:"peers"`
-	Places    *ebpf.Map `ebpf:"places"`
-	Pools     *ebpf.Map `ebpf:"pools"`
-	Ports     *ebpf.Map `ebpf:"ports"`
-	Slots     *ebpf.Map `ebpf:"slots"`
-	Traced    *ebpf.Map `ebpf:"traced"`
+	Affinity      *ebpf.Map `ebpf:"affinity"`
+	Connected     *ebpf.Map `ebpf:"connected"`
+	Counted       *ebpf.Map `ebpf:"counted"`
+	Events        *ebpf.Map `ebpf:"events"`
+	Frontends     *ebpf.Map `ebpf:"frontends"`
+	Homes         *ebpf.Map `ebpf:"homes"`
+	Loads         *ebpf.Map `ebpf:"loads"`
+	Named         *ebpf.Map `ebpf:"named"`
+	Names         *ebpf.Map `ebpf:"names"`
+	Peers         *ebpf.Map `ebpf:"peers"`
+	Places        *ebpf.Map `ebpf:"places"`
+	PodInterfaces *ebpf.Map `ebpf:"pod_interfaces"`
+	Pools         *ebpf.Map `ebpf:"pools"`
+	Ports         *ebpf.Map `ebpf:"ports"`
+	Slots         *ebpf.Map `ebpf:"slots"`
+	Traced        *ebpf.Map `ebpf:"traced"`
 }
 
 func (m *serviceMaps) Close() error {
@@ -469,6 +487,7 @@ func (m *serviceMaps) Close() error {
 		m.Names,
 		m.Peers,
 		m.Places,
+		m.PodInterfaces,
 		m.Pools,
 		m.Ports,
 		m.Slots,
@@ -482,6 +501,7 @@ func (m *serviceMaps) Close() error {
 type serviceVariables struct {
 	NodeNamespace   *ebpf.Variable `ebpf:"node_namespace"`
 	UnusedEvent     *ebpf.Variable `ebpf:"unused_event"`
+	UnusedFlag      *ebpf.Variable `ebpf:"unused_flag"`
 	UnusedOrigin    *ebpf.Variable `ebpf:"unused_origin"`
 	UnusedOutcome   *ebpf.Variable `ebpf:"unused_outcome"`
 	UnusedPlace     *ebpf.Variable `ebpf:"unused_place"`

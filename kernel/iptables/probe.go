@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"fairlead.dev/fairlead/kernel/netns"
@@ -14,21 +15,13 @@ import (
 var hints = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
 // Probe finds the variant that the calling thread's network namespace uses, like Kubernetes' iptables-wrappers: the only
-// one that is installed; that which has our chains already; that which has a kubelet's; that which has more rules; nft.
+// one that is installed, or is for more families; that which has our chains already; that which has a kubelet's; that which has more rules; nft.
 func Probe(ctx context.Context, prefix string) (Variant, error) {
-	var there []Variant
-	var missing []error
-	for _, v := range []Variant{NFT, Legacy} {
-		if err := errors.Join(installed(IPv4, v), installed(IPv6, v)); err != nil {
-			missing = append(missing, err)
-		} else {
-			there = append(there, v)
-		}
+	there, err := mostInstalled()
+	if err != nil {
+		return "", err
 	}
-	switch len(there) {
-	case 0:
-		return "", errors.Join(missing...)
-	case 1:
+	if len(there) == 1 {
 		return there[0], nil
 	}
 	found := map[Variant]traces{}
@@ -43,6 +36,35 @@ func Probe(ctx context.Context, prefix string) (Variant, error) {
 		found[v] = t
 	}
 	return choose(found[NFT], found[Legacy]), nil
+}
+
+// mostInstalled returns the variants that are installed for most families; an error where none is for any.
+func mostInstalled() (there []Variant, err error) {
+	most := 1
+	var errs []error
+	for _, v := range []Variant{NFT, Legacy} {
+		families, err := Installed(v)
+		if errs = append(errs, err); len(families) > most {
+			most, there = len(families), nil
+		}
+		if len(families) == most {
+			there = append(there, v)
+		}
+	}
+	if len(there) == 0 {
+		return nil, errors.Join(errs...)
+	}
+	return there, nil
+}
+
+// Lacks returns the command that none of the variants has for a family, "" where one has all.
+func Lacks(f Family, variants ...Variant) (command string) {
+	for _, v := range variants {
+		if families, _ := Installed(v); slices.Contains(families, f) {
+			return ""
+		}
+	}
+	return f.tool()
 }
 
 // traces are what is seen of a variant's use.
@@ -74,8 +96,9 @@ func trace(ctx context.Context, v Variant, prefix string) (t traces, err error) 
 		return t, err
 	}
 	defer ns.Close()
+	families, _ := Installed(v)
 	c := &Conn{Variant: v, ns: ns}
-	for _, f := range Families {
+	for _, f := range families {
 		names := "\nmangle\n"
 		if v == Legacy {
 			if names, err = c.used(f); err != nil {

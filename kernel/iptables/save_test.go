@@ -88,6 +88,24 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+func FuzzPolicyOf(f *testing.F) {
+	entry := make([]byte, 152)
+	binary.NativeEndian.PutUint16(entry[targetOffset4:], 112)
+	binary.NativeEndian.PutUint32(entry[112+targetHead:], 0xffffffff)
+	f.Add(entry, 0)
+	f.Add(entry, 100)
+	if is := policyOf(entry, IPv4, 0); is != verdictDrop {
+		f.Fatalf("verdict %d of an entry that drops", is)
+	}
+	f.Fuzz(func(t *testing.T, table []byte, at int) {
+		for _, family := range Families {
+			if policyOf(table, family, at) != 0 && len(table) < targetHead {
+				t.Errorf("a verdict in %d bytes", len(table))
+			}
+		}
+	})
+}
+
 func TestChoose(t *testing.T) {
 	none := traces{}
 	for _, c := range []struct {

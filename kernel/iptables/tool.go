@@ -38,11 +38,15 @@ var Families = []Family{IPv4, IPv6}
 
 // command gives the name of a family's command: "iptables-nft-save".
 func (f Family) command(v Variant, verb string) string {
-	name := "iptables"
+	return fmt.Sprintf("%s-%s-%s", f.tool(), v, verb)
+}
+
+// tool gives the name of a family's tool.
+func (f Family) tool() string {
 	if f == IPv6 {
-		name = "ip6tables"
+		return "ip6tables"
 	}
-	return fmt.Sprintf("%s-%s-%s", name, v, verb)
+	return "iptables"
 }
 
 // names gives the file that lists the tables of xtables, which the kernel makes when they are first asked for.
@@ -58,26 +62,26 @@ const LockWait = 30
 
 // Conn runs commands in one network namespace. Calls may come from any goroutine, one at a time; Watch beside them.
 type Conn struct {
-	Variant Variant
-	prefix  string // of our chains' names
-	ns      *netns.Namespace
-	mu      sync.Mutex
-	witness witness
+	Variant  Variant
+	Families []Family // whose commands are installed
+	prefix   string   // of our chains' names
+	ns       *netns.Namespace
+	mu       sync.Mutex
+	witness  witness
 }
 
-// Open takes up a variant in the calling thread's network namespace. Chains whose names begin with prefix are ours: a
-// change of those, and of built-in chains, counts for Watch.
+// Open takes up a variant in the calling thread's network namespace, for the families whose commands are installed. Chains
+// whose names begin with prefix are ours: a change of those, and of built-in chains, counts for Watch.
 func Open(v Variant, prefix string) (*Conn, error) {
-	for _, f := range Families {
-		if err := installed(f, v); err != nil {
-			return nil, err
-		}
+	families, err := Installed(v)
+	if len(families) == 0 {
+		return nil, err
 	}
 	ns, err := netns.Current()
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{Variant: v, prefix: prefix, ns: ns}
+	c := &Conn{Variant: v, Families: families, prefix: prefix, ns: ns}
 	if v == NFT {
 		c.witness, err = newEvents(prefix)
 	} else {
@@ -88,6 +92,19 @@ func Open(v Variant, prefix string) (*Conn, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// Installed returns the families for which a variant is installed, and what is missing of the others.
+func Installed(v Variant) (families []Family, err error) {
+	var errs []error
+	for _, f := range Families {
+		if err := installed(f, v); err != nil {
+			errs = append(errs, err)
+		} else {
+			families = append(families, f)
+		}
+	}
+	return families, errors.Join(errs...)
 }
 
 // installed says what is missing of a variant.

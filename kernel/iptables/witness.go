@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unsafe"
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
@@ -301,17 +300,13 @@ func (c *counts) look(f Family) (changed bool, err error) {
 
 // info asks for a table's hooks, number of entries and size: struct ipt_getinfo of linux/netfilter_ipv4/ip_tables.h.
 func (c *counts) info(p place) (i info, err error) {
-	const getInfo = 64 // IPT_SO_GET_INFO and IP6T_SO_GET_INFO
 	level := unix.SOL_IP
 	if p.family == IPv6 {
 		level = unix.SOL_IPV6
 	}
 	copy(i[:31], p.table)
-	size := uint32(len(i))
-	_, _, e := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(c.fds[p.family]), uintptr(level), getInfo,
-		uintptr(unsafe.Pointer(&i[0])), uintptr(unsafe.Pointer(&size)), 0)
-	if e != 0 {
-		return i, fmt.Errorf("iptables: ask for the size of table %s: %w", p.table, e)
+	if err := getsockopt(c.fds[p.family], level, getInfo, i[:]); err != nil {
+		return i, fmt.Errorf("iptables: ask for the size of table %s: %w", p.table, err)
 	}
 	return i, nil
 }

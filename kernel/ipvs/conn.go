@@ -29,14 +29,16 @@ func Open() (*Conn, error) {
 		return nil, fmt.Errorf("ipvs: open netlink socket: %w", err)
 	}
 	c := &Conn{fd: fd, reader: make([]byte, 64<<10)}
+	if err := nlattr.SetBuffers(fd, bufferSize); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("ipvs: set the size of socket buffers: %w", err)
+	}
 	for _, o := range []struct{ level, name, value int }{
-		{unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, bufferSize},
-		{unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bufferSize},
 		{unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1},
 	} {
 		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
 			c.Close()
-			return nil, fmt.Errorf("ipvs: set socket option %d: run as root or with CAP_NET_ADMIN: %w", o.name, err)
+			return nil, fmt.Errorf("ipvs: set socket option %d: %w", o.name, err)
 		}
 	}
 	if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err == nil {

@@ -48,6 +48,26 @@ func (c *Conn) Devices() (l []Device, err error) {
 	return l, nil
 }
 
+// PodBridges returns the names of bridges that pods are ports of.
+func (c *Conn) PodBridges() (names []string, err error) {
+	all, err := c.h.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	ports := map[int]bool{}
+	for _, i := range all {
+		if a := i.Attrs(); i.Type() == "veth" && a.NetNsID >= 0 {
+			ports[a.MasterIndex] = true
+		}
+	}
+	for _, i := range all {
+		if i.Type() == "bridge" && ports[i.Attrs().Index] {
+			names = append(names, i.Attrs().Name)
+		}
+	}
+	return names, nil
+}
+
 // DeviceTo returns the index of the device by which packets to an address leave, 0 where there is none.
 func (c *Conn) DeviceTo(to netip.Addr) (int, error) {
 	routes, err := c.h.RouteGet(to.AsSlice())

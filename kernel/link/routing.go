@@ -13,15 +13,17 @@ import (
 )
 
 // Way is a route of a table of its owner's own, Table, which Owner marks as theirs (RTA_TABLE and rtm_protocol). A Local
-// way leads its packets to this host's own sockets.
+// way leads its packets to this host's own sockets; a Blackhole drops them.
 type Way struct {
-	Owner  uint8
-	Table  uint32
-	To     netip.Prefix
-	Local  bool
-	Via    netip.Addr // next hop on Dev's link; zero: To is on the link itself
-	Dev    int
-	Source netip.Addr // the source that the kernel prefers; zero: its choice
+	Owner     uint8
+	Table     uint32
+	To        netip.Prefix
+	Local     bool
+	Blackhole bool
+	Via       netip.Addr // next hop on Dev's link; zero: To is on the link itself
+	Dev       int
+	Source    netip.Addr // the source that the kernel prefers; zero: its choice
+	MTU       uint32     // bytes of the longest packet that takes it; 0: as many as Dev takes
 }
 
 // Rule sends packets to a table (ip-rule(8)). Zero fields match everything.
@@ -202,6 +204,8 @@ func (w *Way) append(b []byte, gone bool) []byte {
 	kind, scope, flags := uint8(unix.RTN_UNICAST), uint8(unix.RT_SCOPE_UNIVERSE), uint32(0)
 	if w.Local {
 		kind, scope = unix.RTN_LOCAL, unix.RT_SCOPE_HOST
+	} else if w.Blackhole {
+		kind = unix.RTN_BLACKHOLE
 	} else if !w.Via.IsValid() {
 		scope = unix.RT_SCOPE_LINK
 	} else {
@@ -222,6 +226,9 @@ func (w *Way) append(b []byte, gone bool) []byte {
 	}
 	if w.Dev != 0 {
 		b = attribute(b, unix.RTA_OIF, word(uint32(w.Dev)))
+	}
+	if w.MTU != 0 {
+		b = attribute(b, unix.RTA_METRICS, attribute(nil, unix.RTAX_MTU, word(w.MTU)))
 	}
 	return b
 }
@@ -384,9 +391,57 @@ func (p *Policy) Ways(owner uint8) (list []Way, err error) {
 	return list, nil
 }
 
+// Reach is where packets to a prefix leave: by the interface of that name.
+type Reach struct {
+	To        netip.Prefix
+	Interface string
+}
+
+// Reached returns the unicast routes of the main table that have one interface, the longest prefixes first.
+func (p *Policy) Reached() (list []Reach, err error) {
+	names := map[int]string{}
+	body := make([]byte, unix.SizeofIfInfomsg)
+	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
+	body = attribute(body, unix.IFLA_EXT_MASK, binary.NativeEndian.AppendUint32(nil, skipStatistics))
+	err = p.request(unix.RTM_GETLINK, unix.NLM_F_DUMP, body, func(m message) {
+		m.attributes(unix.SizeofIfInfomsg, func(kind uint16, v []byte) {
+			if kind == unix.IFLA_IFNAME && len(v) > 0 {
+				names[int(binary.NativeEndian.Uint32(m.body[4:]))] = string(v[:len(v)-1])
+			}
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		body := make([]byte, headerLength)
+		body[0], body[4], body[7] = family, unix.RT_TABLE_MAIN, unix.RTN_UNICAST
+		err := p.request(unix.RTM_GETROUTE, unix.NLM_F_DUMP, body, func(m message) {
+			if w, main := m.main(); main && m.body[0] == family && w.Dev != 0 {
+				list = append(list, Reach{w.To, names[w.Dev]})
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b Reach) int { return b.To.Bits() - a.To.Bits() })
+	return list, nil
+}
+
+// main reads a route, and reports whether it is a unicast one of the main table.
+func (m message) main() (Way, bool) {
+	if len(m.body) < headerLength || m.body[7] != unix.RTN_UNICAST {
+		return Way{}, false
+	}
+	w := way(m)
+	return w, w.Table == unix.RT_TABLE_MAIN
+}
+
 // way reads a route.
 func way(m message) Way {
-	w := Way{Owner: m.body[5], Table: uint32(m.body[4]), Local: m.body[7] == unix.RTN_LOCAL}
+	w := Way{Owner: m.body[5], Table: uint32(m.body[4]), Local: m.body[7] == unix.RTN_LOCAL,
+		Blackhole: m.body[7] == unix.RTN_BLACKHOLE}
 	to := unspecified(m.body[0])
 	m.attributes(headerLength, func(kind uint16, v []byte) {
 		switch {
@@ -400,6 +455,12 @@ func way(m message) Way {
 			w.Source = addr(v)
 		case kind == unix.RTA_OIF && len(v) == 4:
 			w.Dev = int(binary.NativeEndian.Uint32(v))
+		case kind == unix.RTA_METRICS:
+			message{body: v}.attributes(0, func(kind uint16, v []byte) {
+				if kind == unix.RTAX_MTU && len(v) == 4 {
+					w.MTU = binary.NativeEndian.Uint32(v)
+				}
+			})
 		}
 	})
 	w.To = netip.PrefixFrom(to, int(m.body[1]))
@@ -516,10 +577,10 @@ func (p *Policy) Addresses() (map[netip.Addr]bool, error) {
 	return own, nil
 }
 
-// Watch sends whenever an address comes or goes, whenever anyone but p changes a way or rule of owner, and whenever an
-// interface whose name is dev changes, until ctx ends; then it closes the channel. It is called on a thread of the
-// namespace.
-func (p *Policy) Watch(ctx context.Context, owner uint8, dev string) (<-chan struct{}, error) {
+// Watch sends whenever an address comes or goes, whenever anyone but p changes a way or rule of owner, whenever an
+// interface whose name is dev changes, and, while main reports true, whenever what Reached returns may change, until ctx
+// ends; then it closes the channel. It is called on a thread of the namespace.
+func (p *Policy) Watch(ctx context.Context, owner uint8, dev string, main func() bool) (<-chan struct{}, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
@@ -540,7 +601,14 @@ func (p *Policy) Watch(ctx context.Context, owner uint8, dev string) (<-chan str
 		defer unix.Close(fd)
 		defer unix.Close(wake)
 		defer stop()
-		follow(ctx, fd, wake, changes, func(m message) bool { return m.concerns(owner, dev) })
+		follow(ctx, fd, wake, changes, func(m message) bool {
+			if m.kind == unix.RTM_NEWROUTE || m.kind == unix.RTM_DELROUTE {
+				if _, is := m.main(); is && main() {
+					return true
+				}
+			}
+			return m.concerns(owner, dev)
+		})
 	}()
 	return changes, nil
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -87,7 +88,13 @@ func TestPolicyTellsOfOthersChanges(t *testing.T) {
 	const owner = 0xee
 	ctx, stop := context.WithCancel(t.Context())
 	var signals <-chan struct{}
-	check(t, c.Up(1), ns.Do(func() (err error) { signals, err = p.Watch(ctx, owner, "lo"); return err }))
+	var main atomic.Bool
+	check(t, c.Up(1), ns.Do(func() (err error) { signals, err = p.Watch(ctx, owner, "lo", main.Load); return err }))
+	run := func(command string) {
+		t.Helper()
+		words := strings.Fields(command)
+		check(t, ns.Do(func() error { return exec.Command(words[0], words[1:]...).Run() }))
+	}
 	quiet := func(what string) {
 		t.Helper()
 		select {
@@ -99,16 +106,28 @@ func TestPolicyTellsOfOthersChanges(t *testing.T) {
 	quiet("nothing")
 	check(t, p.Apply([]Change{{Rule: &Rule{Owner: owner, Priority: 50, Table: 7}}}))
 	quiet("a change of its own")
-	for _, command := range []string{"ip rule del pref 50", "ip route add 10.9.0.0/16 dev lo table 7 proto 0xee", "ip addr add 10.9.9.9/32 dev lo"} {
-		check(t, ns.Do(func() error {
-			words := strings.Fields(command)
-			return exec.Command(words[0], words[1:]...).Run()
-		}))
+	run("ip route add 10.8.0.0/16 dev lo")
+	quiet("a route of the main table that nobody asks for")
+	main.Store(true)
+	for _, command := range []string{"ip rule del pref 50", "ip route add 10.9.0.0/16 dev lo table 7 proto 0xee",
+		"ip addr add 10.9.9.9/32 dev lo", "ip route add 10.8.7.0/24 dev lo", "ip route del 10.8.7.0/24 dev lo",
+		"ip -6 route add fd00:8::/64 dev lo", "ip route add 10.8.7.6/32 dev lo"} {
+		run(command)
 		select {
 		case <-signals:
 		case <-time.After(10 * time.Second):
 			t.Errorf("%s is not told", command)
 		}
+	}
+	reached, err := p.Reached()
+	var to []string
+	for _, r := range reached {
+		if !r.To.Addr().IsLoopback() {
+			to = append(to, r.To.String()+" "+r.Interface)
+		}
+	}
+	if want := "fd00:8::/64 lo,10.8.7.6/32 lo,10.8.0.0/16 lo"; err != nil || strings.Join(to, ",") != want {
+		t.Errorf("the main table's routes are %s, %v; want %s", strings.Join(to, ","), err, want)
 	}
 	own, err := p.Addresses()
 	if check(t, err); !own[netip.MustParseAddr("10.9.9.9")] {

@@ -71,15 +71,17 @@ func socket() (fd int, port uint32, err error) {
 	if err != nil {
 		return 0, 0, fmt.Errorf("nftables: open netlink socket: %w", err)
 	}
+	if err := nlattr.SetBuffers(fd, bufferSize); err != nil {
+		unix.Close(fd)
+		return 0, 0, fmt.Errorf("nftables: set the size of socket buffers: %w", err)
+	}
 	for _, o := range []struct{ level, name, value int }{
-		{unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, bufferSize},
-		{unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bufferSize},
 		{unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1},
 		{unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1},
 	} {
 		if err = unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
 			unix.Close(fd)
-			return 0, 0, fmt.Errorf("nftables: set socket option %d: run as root or with CAP_NET_ADMIN: %w", o.name, err)
+			return 0, 0, fmt.Errorf("nftables: set socket option %d: %w", o.name, err)
 		}
 	}
 	if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err == nil {

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Reg is one of the sixteen 32-bit data registers of a rule, R(0) to R(15). Longer values take consecutive ones.
@@ -83,6 +85,7 @@ type MetaKey uint32
 const (
 	MetaMark    MetaKey = 3
 	MetaIIF     MetaKey = 4
+	MetaIIFName MetaKey = 6
 	MetaIIFType MetaKey = 8
 	MetaNFProto MetaKey = 15
 	MetaL4Proto MetaKey = 16
@@ -91,6 +94,15 @@ const (
 // Meta loads a property into dst.
 func Meta(k MetaKey, dst Reg) Expr {
 	return expr("meta", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(k)) })
+}
+
+// InterfaceName returns what to compare a name that Meta loaded with: all of it, or its beginning.
+func InterfaceName(name string, prefix bool) []byte {
+	b := []byte(name)
+	if !prefix {
+		b = append(b, make([]byte, unix.IFNAMSIZ-len(b))...)
+	}
+	return b
 }
 
 // SetMark gives the packet the mark at src.

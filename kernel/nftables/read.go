@@ -105,6 +105,24 @@ func (c *Conn) Elements(table, set string) (es []Element, err error) {
 	return es, err
 }
 
+// Count returns how many elements a set has, about that many while others write it; 0 where it isn't there. Where the kernel
+// doesn't tell it dumps the set.
+func (c *Conn) Count(table, set string) (n int, err error) {
+	if n, err = c.count(table, set); err == nil && n < 0 {
+		n = 0
+		err = c.dump(msgGetElem, unix.NLM_F_DUMP, func(b *buffer) { b.str(1, table); b.str(2, set) }, func(b []byte) {
+			nlattr.Each(nlattr.Find(b, 3), func(uint16, []byte) { n++ })
+		})
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return 0, nil
+	}
+	if errors.Is(err, errInterrupted) {
+		err = nil
+	}
+	return n, err
+}
+
 // count gives the number of a set's elements as the kernel counts them, -1 where it does not tell.
 func (c *Conn) count(table, set string) (n int, err error) {
 	n = -1

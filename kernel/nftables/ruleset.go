@@ -129,20 +129,45 @@ func of(family uint8, request func(*buffer)) func(*buffer) {
 	}
 }
 
-func (c *Conn) fullChains(family uint8) (chains []*FullChain, err error) {
-	place, any := map[[2]string]*FullChain{}, of(family, func(*buffer) {})
-	err = c.dump(msgGetChain, unix.NLM_F_DUMP, any, func(b []byte) {
+// Dropping returns the chains at a hook, such as unix.NF_INET_FORWARD, whose policy is to drop packets, without their rules.
+func (c *Conn) Dropping(hook uint32) (chains []*FullChain, err error) {
+	err = c.stable(func() error {
+		chains = nil
+		for _, family := range families {
+			l, err := c.bareChains(family)
+			if err != nil {
+				return err
+			}
+			chains = append(chains, slices.DeleteFunc(l, func(f *FullChain) bool {
+				return f.Hook == nil || f.Hook.Number != hook || f.Policy != DropIt.Code
+			})...)
+		}
+		return nil
+	})
+	return chains, err
+}
+
+// bareChains gives the chains of a family without their rules.
+func (c *Conn) bareChains(family uint8) (chains []*FullChain, err error) {
+	err = c.dump(msgGetChain, unix.NLM_F_DUMP, of(family, func(*buffer) {}), func(b []byte) {
 		f := &FullChain{Family: family, Table: nlattr.Text(nlattr.Find(b, 1)), Name: nlattr.Text(nlattr.Find(b, 3)), Policy: int32(number(nlattr.Find(b, 5)))}
 		if h := nlattr.Find(b, 4); h != nil {
 			f.Hook = &Hook{Type: nlattr.Text(nlattr.Find(b, 7)), Number: number(nlattr.Find(h, 1)), Priority: int32(number(nlattr.Find(h, 2)))}
 		}
 		chains = append(chains, f)
-		place[[2]string{f.Table, f.Name}] = f
 	})
-	if err != nil {
+	return chains, err
+}
+
+func (c *Conn) fullChains(family uint8) (chains []*FullChain, err error) {
+	if chains, err = c.bareChains(family); err != nil {
 		return nil, err
 	}
-	err = c.dump(msgGetRule, unix.NLM_F_DUMP, any, func(b []byte) {
+	place := map[[2]string]*FullChain{}
+	for _, f := range chains {
+		place[[2]string{f.Table, f.Name}] = f
+	}
+	err = c.dump(msgGetRule, unix.NLM_F_DUMP, of(family, func(*buffer) {}), func(b []byte) {
 		if f := place[[2]string{nlattr.Text(nlattr.Find(b, 1)), nlattr.Text(nlattr.Find(b, 2))}]; f != nil {
 			f.Rules = append(f.Rules, fullRule(b))
 		}

@@ -14,6 +14,7 @@ type Setting struct {
 	name     string
 	f        *os.File
 	readOnly error // why it can't be written; nil: it can
+	missing  error // why it can't be read either, where f is nil
 }
 
 // Open opens a setting by its path below /proc/sys, such as net/ipv4/ip_forward: for reading alone where it can't be written,
@@ -26,14 +27,31 @@ func Open(name string) (*Setting, error) {
 			return nil, fmt.Errorf("sysctl %s: %w", name, err)
 		}
 	}
-	return &Setting{name, f, readOnly}, nil
+	return &Setting{name: name, f: f, readOnly: readOnly}, nil
+}
+
+// OpenOptional opens a setting that may not be there, such as where /proc/sys is not mounted: Get and Set say so then.
+func OpenOptional(name string) *Setting {
+	s, err := Open(name)
+	if err != nil {
+		return &Setting{name: name, missing: err}
+	}
+	return s
 }
 
 // Close gives up the handle.
-func (s *Setting) Close() error { return s.f.Close() }
+func (s *Setting) Close() error {
+	if s.f == nil {
+		return nil
+	}
+	return s.f.Close()
+}
 
 // Get gives the value without white space around it.
 func (s *Setting) Get() (string, error) {
+	if s.missing != nil {
+		return "", s.missing
+	}
 	b := make([]byte, 64)
 	n, err := s.f.ReadAt(b, 0)
 	if err != nil && err != io.EOF {
@@ -44,6 +62,9 @@ func (s *Setting) Get() (string, error) {
 
 // Set writes the value.
 func (s *Setting) Set(value string) error {
+	if s.missing != nil {
+		return s.missing
+	}
 	if s.readOnly != nil {
 		return fmt.Errorf("sysctl %s=%s: %w: set it on the node", s.name, value, s.readOnly)
 	}

@@ -6,14 +6,17 @@ import (
 	"net/http"
 	"reflect"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/metrics"
 )
 
 // Access says where the API server is and as whom to come to it.
@@ -136,13 +139,14 @@ var (
 // kinds is the scheme of what is read, and nothing else.
 func kinds() *runtime.Scheme {
 	s := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(s), discoveryv1.AddToScheme(s)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(s), discoveryv1.AddToScheme(s), networkingv1.AddToScheme(s)); err != nil {
 		panic(err)
 	}
 	return s
 }
 
-// bounded ends answers that are too large, but for watches.
+// bounded ends answers that are too large, but for watches. Of those it measures how long the answer took to begin:
+// client-go measures requests that end.
 type bounded struct {
 	http.RoundTripper
 	largest int64
@@ -150,8 +154,11 @@ type bounded struct {
 
 // RoundTrip implements http.RoundTripper.
 func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
+	began := time.Now()
 	a, err := b.RoundTripper.RoundTrip(r)
-	if err == nil && r.URL.Query().Get("watch") == "" {
+	if r.URL.Query().Get("watch") != "" {
+		metrics.RequestLatency.Observe(r.Context(), r.Method, *r.URL, time.Since(began))
+	} else if err == nil {
 		a.Body = http.MaxBytesReader(nil, a.Body, b.largest)
 	}
 	return a, err
@@ -166,7 +173,8 @@ func connect(config *rest.Config, largest int64) (map[schema.GroupVersion]rest.I
 		return nil, err
 	}
 	groups := map[schema.GroupVersion]rest.Interface{}
-	for gv, path := range map[schema.GroupVersion]string{corev1.SchemeGroupVersion: "/api", discoveryv1.SchemeGroupVersion: "/apis"} {
+	for gv, path := range map[schema.GroupVersion]string{corev1.SchemeGroupVersion: "/api",
+		discoveryv1.SchemeGroupVersion: "/apis", networkingv1.SchemeGroupVersion: "/apis"} {
 		c := rest.CopyConfig(config)
 		c.GroupVersion, c.APIPath = &gv, path
 		c.NegotiatedSerializer = serializer.NewCodecFactory(known).WithoutConversion()

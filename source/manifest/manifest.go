@@ -43,6 +43,24 @@ func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 	return newFollower(s.path, n).run(ctx, deliver)
 }
 
+// Check returns why a source of path can't begin, without reading what is there.
+func Check(path string) error {
+	if path == Stdin {
+		return nil
+	}
+	fi, err := os.Stat(path)
+	if err == nil && (fi.IsDir() || fi.Mode().IsRegular()) { // to open a pipe may wait for a writer
+		var file *os.File
+		if file, err = os.Open(path); err == nil {
+			file.Close()
+		}
+	}
+	if err != nil {
+		return pathError(path, err)
+	}
+	return nil
+}
+
 // Load reads path once. Objects come by file and place. Only a path that can't be read is an error.
 func Load(path string) ([]source.Object, []source.Problem, error) { return New(path).load() }
 

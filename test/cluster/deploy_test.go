@@ -99,7 +99,7 @@ func install(t testing.TB, set ...string) (r release) {
 func TestDeployServes(t *testing.T) {
 	for _, mode := range []string{"nftables", "ebpf", "userspace", "auto"} {
 		t.Run(mode, func(t *testing.T) {
-			r := install(t, "mode="+mode, "migrateFromKubeProxy=Remove")
+			r := install(t, "mode="+mode, "migrateFromKubeProxy=Remove", "kubeProxy.detectLocalMode=NodeCIDR")
 			settings := r.start(t, r.pod.InitContainers[0])
 			if err := settings.cmd.Wait(); err != nil {
 				t.Fatalf("the init container: %v", err)

@@ -133,14 +133,7 @@ func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
 
 // attach attaches programs to devices.
 func (d *devices) attach(programs *bpf.DevicePrograms, list []bpf.Device) error {
-	return d.ns.Do(func() error {
-		for _, i := range list {
-			if err := programs.Attach(d.links(), i); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	return d.ns.Do(func() error { return programs.Attach(d.links(), list...) })
 }
 
 // follow attaches the programs to devices that have come, and where somebody detached them, and gives up the links to those that

@@ -13,6 +13,8 @@
 //	maps-…/pools       index → pool, its extent, whose turn it is, counts  (memory, shared with the kernel)
 //	maps-…/slots       an extent: a header, backends, choices              (memory, shared with the kernel)
 //	maps-…/places      prefix → counts as pods, takes node ports, is a node's
+//	maps-…/pod_interfaces   the names of pods' interfaces, where pods are known by these
+//	maps-…/unmatched   prefix → it rejects, or drops, what opens a flow and matches no frontend
 //	maps-…/permitted   entry · prefix → it lets these clients in
 //	maps-…/changes     counts changes of pools and frontends                (memory, shared with the kernel)
 //	state/…            affinity, connected sockets, flows                  (written by traffic, whatever the layout)
@@ -28,9 +30,13 @@
 // is changed, at ingress, and where their source is, at egress (bpf/packets.c). Between the two the kernel routes, filters and
 // tells of a path's MTU as ever. Ways last as long as connection tracking's by default; full maps lose those that were used
 // longest ago. A UDP flow whose backend is none any more is given another at its next packet: nobody looks through flows.
-// A client is hidden behind its own port, if no other flow to that backend and no socket of the node has it, or else another.
+// A client is hidden behind a random port that no other flow to that backend and no socket of the node has.
 // Packets of the node itself are translated where they leave, and come in again by the loopback device: for that its settings
 // accept_local and route_localnet are 1 while the programs stand there. Devices that come and go are followed.
+//
+// Where pods are known by their interfaces, a socket is a pod's if the node's end of its namespace's first interface (veth or
+// netkit) is one, or the bridge or bond above that. Where it isn't, or the socket is bound to an address, what serves pods and
+// others differently is left to packets: these show what they come in by.
 //
 // Where a frontend says so (Direct), a client outside is shown to a backend on another node, and that node's programs answer it: they learn the
 // entry from the packet (bpf/direct.h), which docs/ebpf.md says more of.
@@ -39,7 +45,7 @@
 //
 // Limits: a fragment that comes before its packet's first is not translated; a node process that no hook serves gets no answer
 // from a ClusterIP where rp_filter is strict (1); a UDP port from which a client asks an entry and its backend at once is
-// answered by the entry alone; a node process that asks an entry at an address of its own node, where that is left to packets, may not
+// answered as by the one that it asked last; a node process that asks an entry at an address of its own node, where that is left to packets, may not
 // send datagrams longer than a packet: to the loopback device they are none, and what the kernel tells a connected socket of the
 // path behind it, it doesn't heed.
 //

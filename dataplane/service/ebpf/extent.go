@@ -111,28 +111,69 @@ func (e extent) quick() uint32 {
 
 // size is how many slots the extent takes.
 func (e extent) size() uint32 {
-	return uint32(1 + len(e.Backends) + (len(e.choices)+choicesPerSlot-1)/choicesPerSlot)
+	n := selectedSize(uint64(len(e.Backends)), uint64(len(e.choices)))
+	if len(e.Unselected) > 0 {
+		n += uint64(1 + len(e.Unselected))
+	}
+	return uint32(n)
+}
+
+// selectedSize returns how many slots a header, backends and choices take.
+func selectedSize(backends, choices uint64) uint64 {
+	return 1 + backends + (choices+uint64(choicesPerSlot)-1)/uint64(choicesPerSlot)
 }
 
 // write puts the extent into slots that no program looks at.
 func (e extent) write(id uint64, to []bpf.Slot) {
 	*to[0].Header() = bpf.Header{Count: uint32(len(e.Backends)), Choices: uint32(len(e.choices)), Affinity: uint32(e.Affinity / time.Second),
-		Scheduler: e.scheduler, Model: uint8(e.Pool.Scheduler), Protocol: uint8(e.Protocol), Ports: uint8(b2i(e.Ports)), Id: id}
+		Scheduler: e.scheduler, Model: uint8(e.Pool.Scheduler), Protocol: uint8(e.Protocol), Flags: e.flags(), Id: id}
 	own, other := e.aliases()
 	for i, b := range e.Backends {
-		s := bpf.Backend{Port: bpf.Port(b.Addr.Port()), Weight: heldWeight(b), Own: own[i], Other: other[i]}
-		s.Address.Word = bpf.Words(b.Addr.Addr())
+		s := heldBackend(b)
+		s.Own, s.Other = own[i], other[i]
 		*to[1+i].Backend() = s
 	}
 	for i, c := range e.choices {
 		to[1+len(e.Backends)+i/choicesPerSlot].Choices()[i%choicesPerSlot] = c
 	}
+	if len(e.Unselected) == 0 {
+		return
+	}
+	to = to[selectedSize(uint64(len(e.Backends)), uint64(len(e.choices))):]
+	*to[0].Header() = bpf.Header{Count: uint32(len(e.Unselected))}
+	for i, b := range e.Unselected {
+		*to[1+i].Backend() = heldBackend(b)
+	}
+}
+
+// flags returns the flags of the extent's header.
+func (e extent) flags() (f uint8) {
+	if e.Ports {
+		f |= bpf.ByPort
+	}
+	if len(e.Unselected) > 0 {
+		f |= bpf.Unselected
+	}
+	return f
+}
+
+// heldBackend returns a backend as the kernel holds it, but for its draws.
+func heldBackend(b model.Backend) bpf.Backend {
+	s := bpf.Backend{Port: bpf.Port(b.Addr.Port()), Weight: heldWeight(b)}
+	s.Address.Word = bpf.Words(b.Addr.Addr())
+	return s
 }
 
 // extentSize gives the size of the extent whose header is the first of slots, or 0 where it makes no sense.
 func extentSize(s []bpf.Slot) uint32 {
 	h := s[0].Header()
-	size := 1 + uint64(h.Count) + (uint64(h.Choices)+uint64(choicesPerSlot)-1)/uint64(choicesPerSlot)
+	size := selectedSize(uint64(h.Count), uint64(h.Choices))
+	if h.Flags&bpf.Unselected != 0 {
+		if size >= uint64(len(s)) {
+			return 0
+		}
+		size += 1 + uint64(s[size].Header().Count)
+	}
 	if size > uint64(len(s)) {
 		return 0
 	}
@@ -145,13 +186,22 @@ func readExtent(s []bpf.Slot) (value string, size uint32) {
 		return "", 0
 	}
 	h := s[0].Header()
-	p := &model.Pool{Protocol: model.Protocol(h.Protocol), Scheduler: model.Scheduler(h.Model), Ports: h.Ports == 1,
-		Affinity: time.Duration(h.Affinity) * time.Second, Entries: int(h.Choices), Backends: make([]model.Backend, h.Count)}
-	for i := range p.Backends {
-		b := s[1+i].Backend()
-		p.Backends[i] = backend(netip.AddrPortFrom(bpf.Addr(b.Address.Word), bpf.Port(b.Port)), b.Weight)
+	p := &model.Pool{Protocol: model.Protocol(h.Protocol), Scheduler: model.Scheduler(h.Model), Ports: h.Flags&bpf.ByPort != 0,
+		Affinity: time.Duration(h.Affinity) * time.Second, Entries: int(h.Choices), Backends: readBackends(s[1 : 1+h.Count])}
+	if n := selectedSize(uint64(h.Count), uint64(h.Choices)); n < uint64(size) {
+		p.Unselected = readBackends(s[n+1 : size])
 	}
 	return poolValue(p), size
+}
+
+// readBackends is the inverse of heldBackend for several.
+func readBackends(s []bpf.Slot) []model.Backend {
+	l := make([]model.Backend, len(s))
+	for i := range s {
+		b := s[i].Backend()
+		l[i] = backend(netip.AddrPortFrom(bpf.Addr(b.Address.Word), bpf.Port(b.Port)), b.Weight)
+	}
+	return l
 }
 
 // aliases is aliases of the backends, or, where the scheduler heeds no weights, of as many that weigh the same.

@@ -10,6 +10,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/maglev"
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 )
@@ -19,14 +20,16 @@ type Kind uint8
 
 // The kinds, in the order in which they become true.
 const (
-	KindMaps     Kind = iota // a set of maps, by its layout
-	KindPlace                // what a prefix is; value: its bits
-	KindPool                 // a pool, by ID; value: all there is to it
-	KindLeft                 // origins of which others serve clients at one of a pool's entries
-	KindPermit               // a prefix of clients that an entry lets in
-	KindFrontend             // by its entry; value: pools and how clients fare
-	KindDevices              // the programs for packets, at all devices; value: their digest
-	KindHooks                // the programs for sockets, attached; value: their digest
+	KindMaps       Kind = iota // a set of maps, by its layout
+	KindPlace                  // what a prefix is; value: its bits
+	KindInterfaces             // the interfaces of pods; value: as model.Interfaces prints them
+	KindPool                   // a pool, by ID; value: all there is to it
+	KindLeft                   // origins of which others serve clients at one of a pool's entries
+	KindPermit                 // a prefix of clients that an entry lets in
+	KindFrontend               // by its entry; value: pools and how clients fare
+	KindUnmatched              // a prefix; value: what becomes of packets there that match no frontend
+	KindDevices                // the programs for packets, at all devices; value: their digest
+	KindHooks                  // the programs for sockets, attached; value: their digest
 )
 
 // Key names a fact: by text, or bytes in network order.
@@ -37,6 +40,9 @@ type Key struct {
 
 // hooksKey is the key of the one fact of its kind.
 var hooksKey = Key{KindHooks, "hooks"}
+
+// interfacesKey is the key of the one fact of its kind.
+var interfacesKey = Key{KindInterfaces, "interfaces of pods"}
 
 // devicesKey is the key of the one fact of its kind.
 var devicesKey = Key{KindDevices, "devices"}
@@ -50,6 +56,8 @@ func (k Key) String() string {
 	switch {
 	case k.Kind == KindPlace && len(b) == 17:
 		return "prefix " + place(k).String()
+	case k.Kind == KindUnmatched && len(b) == 17:
+		return "unmatched " + place(k).String()
 	case k.Kind == KindPool && len(b) == 8:
 		return fmt.Sprintf("pool %x", b)
 	case k.Kind == KindLeft && len(b) == 9:
@@ -72,7 +80,11 @@ func fact(k Key, value string) Fact { return Fact{Key: k, Value: value} }
 func (p *Plane) Render(part model.Part) []Fact {
 	switch v := part.(type) {
 	case *model.Node:
-		facts := append(places(v), fact(Key{KindMaps, p.layout}, p.sizes), fact(hooksKey, p.digest))
+		facts := append(places(v), unallocated(v)...)
+		facts = append(facts, fact(Key{KindMaps, p.layout}, p.sizes), fact(hooksKey, p.digest))
+		if v.PodInterfaces.Name != "" {
+			facts = append(facts, fact(interfacesKey, v.PodInterfaces.String()))
+		}
 		if Packets() {
 			facts = append(facts, fact(devicesKey, p.devices.digests[p.deviceOptions(v.Direct)]))
 		}
@@ -81,6 +93,8 @@ func (p *Plane) Render(part model.Part) []Fact {
 		return []Fact{fact(poolKey(v.ID), poolValue(v))}
 	case *model.Frontend:
 		return frontend(v)
+	case *model.ClusterIP:
+		return []Fact{unmatched(netip.PrefixFrom(v.Addr, v.Addr.BitLen()), bpf.UnmatchedReject)}
 	}
 	panic(fmt.Sprintf("ebpf: no facts for a %T", part))
 }
@@ -99,7 +113,7 @@ func places(n *model.Node) (facts []Fact) {
 	}
 	for _, home := range []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")} {
 		for _, r := range n.NodePorts {
-			for _, part := range within(home, r) {
+			for _, part := range service.PrefixesIn(home, r) {
 				is[part] |= bpf.NodePorts
 			}
 		}
@@ -124,28 +138,20 @@ func places(n *model.Node) (facts []Fact) {
 	return facts
 }
 
-// within gives the prefixes that make up those addresses of home that are in the range.
-func within(home netip.Prefix, r model.Range) []netip.Prefix {
-	last := lastOf(home)
-	switch {
-	case home.Addr().BitLen() != r.First.BitLen(), last.Less(r.First), r.Last.Less(home.Addr()):
-		return nil
-	case r.Contains(home.Addr()) && r.Contains(last):
-		return []netip.Prefix{home}
+// unallocated returns what drops packets to addresses that only Services have, and none has.
+func unallocated(n *model.Node) (facts []Fact) {
+	for _, r := range n.ServiceRanges {
+		for _, p := range service.Prefixes(r) {
+			facts = append(facts, unmatched(p, bpf.UnmatchedDrop))
+		}
 	}
-	half := netip.PrefixFrom(home.Addr(), home.Bits()+1)
-	other := netip.PrefixFrom(lastOf(half).Next(), half.Bits())
-	return append(within(half, r), within(other, r)...)
+	return facts
 }
 
-// lastOf gives the last address of a prefix.
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
+// unmatched returns the fact of what becomes of packets to a prefix that match no frontend.
+func unmatched(r netip.Prefix, action uint32) Fact {
+	k := Key{KindUnmatched, string(appendPrefix(nil, r))}
+	return fact(k, string(binary.BigEndian.AppendUint32(nil, action)))
 }
 
 func placeKey(r netip.Prefix) Key { return Key{KindPlace, string(appendPrefix(nil, r))} }
@@ -180,24 +186,34 @@ func poolKey(id uint64) Key { return Key{KindPool, string(binary.BigEndian.Appen
 func poolID(k Key) uint64 { return binary.BigEndian.Uint64([]byte(k.Name)) }
 
 // A pool's value is protocol · scheduler · 1 if it hashes ports · 0 · seconds of affinity · entries of Maglev's table, 0 where
-// there is none; then 20 bytes for each backend: address · port · weight and where it runs.
+// there is none; then 20 bytes for each backend: address · port · weight and where it runs, and for each endpoint that gets
+// no new flow, with the bit unselected.
 const (
 	poolHead    = 10
 	poolBackend = 20
+	unselected  = 1 << 13
 )
 
 func poolValue(v *model.Pool) string {
-	b := make([]byte, 0, poolHead+poolBackend*len(v.Backends))
+	b := make([]byte, 0, poolHead+poolBackend*(len(v.Backends)+len(v.Unselected)))
 	b = append(b, byte(v.Protocol), byte(v.Scheduler), byte(b2i(v.Ports)), 0)
 	b = binary.BigEndian.AppendUint32(b, uint32(v.Affinity/time.Second))
 	b = binary.BigEndian.AppendUint16(b, uint16(entries(v)))
 	for _, e := range v.Backends {
-		a := e.Addr.Addr().As16()
-		b = append(b, a[:]...)
-		b = binary.BigEndian.AppendUint16(b, e.Addr.Port())
-		b = binary.BigEndian.AppendUint16(b, heldWeight(e))
+		b = appendBackend(b, e, 0)
+	}
+	for _, e := range v.Unselected {
+		b = appendBackend(b, e, unselected)
 	}
 	return string(b)
+}
+
+// appendBackend adds a backend and what else is said of it.
+func appendBackend(b []byte, e model.Backend, is uint16) []byte {
+	a := e.Addr.Addr().As16()
+	b = append(b, a[:]...)
+	b = binary.BigEndian.AppendUint16(b, e.Addr.Port())
+	return binary.BigEndian.AppendUint16(b, heldWeight(e)|is)
 }
 
 // entries gives the size of a pool's table, with Maglev's scheduler and backends.
@@ -232,7 +248,12 @@ func readPool(value string) *model.Pool {
 		Backends: make([]model.Backend, 0, (len(b)-poolHead)/poolBackend)}
 	for b = b[poolHead:]; len(b) >= poolBackend; b = b[poolBackend:] {
 		a := netip.AddrFrom16([16]byte(b)).Unmap()
-		p.Backends = append(p.Backends, backend(netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[16:])), binary.BigEndian.Uint16(b[18:])))
+		at, weight := netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[16:])), binary.BigEndian.Uint16(b[18:])
+		if weight&unselected != 0 {
+			p.Unselected = append(p.Unselected, backend(at, weight&^unselected))
+		} else {
+			p.Backends = append(p.Backends, backend(at, weight))
+		}
 	}
 	return p
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 )
@@ -105,14 +106,21 @@ func drawPool(t *rapid.T) *model.Pool {
 		Affinity:  time.Duration(rapid.IntRange(0, 86400).Draw(t, "affinity")) * time.Second,
 		Entries:   rapid.SampledFrom([]int{0, 7, 1021, model.MaxEntries}).Draw(t, "entries")}
 	six := rapid.Bool().Draw(t, "six")
-	for i := range rapid.IntRange(0, 20).Draw(t, "backends") {
+	n, others := rapid.IntRange(0, 20).Draw(t, "backends"), rapid.IntRange(0, 3).Draw(t, "unselected")
+	for i := range n + others {
 		a := netip.AddrFrom4([4]byte{10, 0, byte(i), rapid.Byte().Draw(t, "byte")})
 		if six {
 			a = netip.AddrFrom16([16]byte{0xfd, 14: byte(i), 15: rapid.Byte().Draw(t, "byte")})
 		}
 		where := rapid.IntRange(0, 2).Draw(t, "where")
-		p.Backends = append(p.Backends, model.Backend{Local: where == 1, Away: where == 2,
-			Addr: netip.AddrPortFrom(a, rapid.Uint16Min(1).Draw(t, "port")), Weight: rapid.Uint16Range(0, model.MaxWeight).Draw(t, "weight")})
+		b := model.Backend{Local: where == 1, Away: where == 2,
+			Addr: netip.AddrPortFrom(a, rapid.Uint16Min(1).Draw(t, "port"))}
+		if i >= n {
+			p.Unselected = append(p.Unselected, b)
+			continue
+		}
+		b.Weight = rapid.Uint16Range(0, model.MaxWeight).Draw(t, "weight")
+		p.Backends = append(p.Backends, b)
 	}
 	return p
 }
@@ -248,7 +256,7 @@ func TestWithin(t *testing.T) {
 		{"::", "::1", nil},
 	} {
 		var got []string
-		for _, p := range within(home, model.Range{First: netip.MustParseAddr(c.first), Last: netip.MustParseAddr(c.last)}) {
+		for _, p := range service.PrefixesIn(home, model.Range{First: netip.MustParseAddr(c.first), Last: netip.MustParseAddr(c.last)}) {
 			got = append(got, p.String())
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" {

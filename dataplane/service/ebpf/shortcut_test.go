@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -164,6 +165,40 @@ func (w *twoPods) takes(when string) {
 	})
 }
 
+// slow returns what is reported to keep packets for pods on the stack, of both families.
+func (w *twoPods) slow() string {
+	w.Helper()
+	f, err := w.plane.FastPath()
+	if err != nil || f == nil {
+		w.Fatalf("the fast path is not reported: %v, %v", f, err)
+	}
+	if !slices.Equal(f.IPv4.Reasons, f.IPv6.Reasons) || f.IPv4.Enabled != (len(f.IPv4.Reasons) == 0) {
+		w.Errorf("of IPv4 %v, of IPv6 %v", f.IPv4, f.IPv6)
+	}
+	var words []string
+	for _, r := range f.IPv4.Reasons {
+		words = append(words, string(r))
+	}
+	if len(f.Devices) > 0 {
+		words = append(words, "device")
+	}
+	return strings.Join(words, " ")
+}
+
+// kubelet's chains hook into nothing: packets are redirected beside them.
+func TestFastPathBesideCanaryChains(t *testing.T) {
+	withPods(t, func(w *twoPods) {
+		for _, program := range []string{"iptables-nft", "ip6tables-nft"} {
+			w.run(program + " -t mangle -N KUBE-IPTABLES-HINT; " + program + " -t mangle -N KUBE-KUBELET-CANARY; " +
+				program + " -N KUBE-FIREWALL; " + program + " -I OUTPUT -j KUBE-FIREWALL")
+		}
+		w.takes("beside kubelet's chains")
+		if slow := w.slow(); slow != "" {
+			t.Errorf("the fast path is reported off: %s", slow)
+		}
+	})
+}
+
 // What would look at a packet sees it, from the first on after it was put there, and no packet is handed over past it.
 func TestNobodyIsPassedOver(t *testing.T) {
 	table := func(chain string) string { return "nft 'add table inet t; add chain inet t c { " + chain + " }'" }
@@ -171,21 +206,22 @@ func TestNobodyIsPassedOver(t *testing.T) {
 		name, put, take string
 		silent          bool // nobody answers
 		stays           bool // for the kernel, once it was there, until the namespace ends
+		slow            string
 	}{
-		{name: "a filter of what is forwarded", put: table("type filter hook forward priority 0; policy drop;"), take: "nft delete table inet t", silent: true},
-		{name: "a hook before routing", put: table("type filter hook prerouting priority 0;"), take: "nft delete table inet t"},
-		{name: "a hook behind routing", put: table("type filter hook postrouting priority 0;"), take: "nft delete table inet t"},
-		{name: "iptables", put: "iptables-legacy -A FORWARD -j ACCEPT; ip6tables-legacy -A FORWARD -j DROP; ip6tables-legacy -I FORWARD -j ACCEPT", take: "iptables-legacy -F; ip6tables-legacy -F", stays: true},
-		{name: "a hook where packets come in", put: "nft 'add table netdev t; add chain netdev t c { type filter hook ingress device a priority 0; policy drop; }'", take: "nft delete table netdev t", silent: true},
-		{name: "a hook where packets leave", put: "nft 'add table netdev t; add chain netdev t c { type filter hook egress device b priority 0; policy drop; }'", take: "nft delete table netdev t", silent: true},
-		{name: "classifiers where packets come in", put: "for d in a b; do tc qdisc add dev $d clsact; tc filter add dev $d ingress protocol all u32 match u32 0 0 flowid 1:1; done", take: "for d in a b; do tc qdisc del dev $d clsact; done"},
-		{name: "classifiers where packets leave", put: "for d in a b; do tc qdisc add dev $d clsact; tc filter add dev $d egress protocol all u32 match u32 0 0 flowid 1:1; done", take: "for d in a b; do tc qdisc del dev $d clsact; done"},
-		{name: "a queue", put: "for d in a b; do tc qdisc add dev $d root pfifo limit 100; done", take: "for d in a b; do tc qdisc del dev $d root; done"},
-		{name: "a rule of routing", put: "ip rule add from 10.244.1.1 blackhole pref 5; ip -6 rule add from fd00:244::a blackhole pref 5", take: "ip rule del pref 5; ip -6 rule del pref 5", silent: true, stays: true},
-		{name: "a policy of IPsec", put: "ip xfrm policy add dir fwd src 10.244.1.1 dst 10.244.1.2 action block; ip xfrm policy add dir fwd src fd00:244::a dst fd00:244::b action block", take: "ip xfrm policy flush", silent: true},
-		{name: "no forwarding", put: "sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0", take: "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1", silent: true},
-		{name: "another device upon it", put: "for d in a b; do ip link add link $d name m$d type macvlan; ip link set dev m$d up; done", take: "for d in a b; do ip link del dev m$d; done"},
-		{name: "a default of IPsec", put: "ip xfrm policy setdefault fwd block", take: "ip xfrm policy setdefault fwd accept", silent: true},
+		{name: "a filter of what is forwarded", slow: "netfilter", put: table("type filter hook forward priority 0; policy drop;"), take: "nft delete table inet t", silent: true},
+		{name: "a hook before routing", slow: "netfilter", put: table("type filter hook prerouting priority 0;"), take: "nft delete table inet t"},
+		{name: "a hook behind routing", slow: "netfilter", put: table("type filter hook postrouting priority 0;"), take: "nft delete table inet t"},
+		{name: "iptables", slow: "netfilter", put: "iptables-legacy -A FORWARD -j ACCEPT; ip6tables-legacy -A FORWARD -j DROP; ip6tables-legacy -I FORWARD -j ACCEPT", take: "iptables-legacy -F; ip6tables-legacy -F", stays: true},
+		{name: "a hook where packets come in", slow: "device", put: "nft 'add table netdev t; add chain netdev t c { type filter hook ingress device a priority 0; policy drop; }'", take: "nft delete table netdev t", silent: true},
+		{name: "a hook where packets leave", slow: "device", put: "nft 'add table netdev t; add chain netdev t c { type filter hook egress device b priority 0; policy drop; }'", take: "nft delete table netdev t", silent: true},
+		{name: "classifiers where packets come in", slow: "device", put: "for d in a b; do tc qdisc add dev $d clsact; tc filter add dev $d ingress protocol all u32 match u32 0 0 flowid 1:1; done", take: "for d in a b; do tc qdisc del dev $d clsact; done"},
+		{name: "classifiers where packets leave", slow: "device", put: "for d in a b; do tc qdisc add dev $d clsact; tc filter add dev $d egress protocol all u32 match u32 0 0 flowid 1:1; done", take: "for d in a b; do tc qdisc del dev $d clsact; done"},
+		{name: "a queue", slow: "device", put: "for d in a b; do tc qdisc add dev $d root pfifo limit 100; done", take: "for d in a b; do tc qdisc del dev $d root; done"},
+		{name: "a rule of routing", slow: "routing_rule", put: "ip rule add from 10.244.1.1 blackhole pref 5; ip -6 rule add from fd00:244::a blackhole pref 5", take: "ip rule del pref 5; ip -6 rule del pref 5", silent: true, stays: true},
+		{name: "a policy of IPsec", slow: "ipsec", put: "ip xfrm policy add dir fwd src 10.244.1.1 dst 10.244.1.2 action block; ip xfrm policy add dir fwd src fd00:244::a dst fd00:244::b action block", take: "ip xfrm policy flush", silent: true},
+		{name: "no forwarding", slow: "forwarding", put: "sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0", take: "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1", silent: true},
+		{name: "another device upon it", slow: "device", put: "for d in a b; do ip link add link $d name m$d type macvlan; ip link set dev m$d up; done", take: "for d in a b; do ip link del dev m$d; done"},
+		{name: "a default of IPsec", slow: "ipsec", put: "ip xfrm policy setdefault fwd block", take: "ip xfrm policy setdefault fwd accept", silent: true},
 		{name: "a closed route", put: "ip route replace blackhole 10.244.1.2; ip -6 route add blackhole fd00:244::b metric 1",
 			take: "ip route replace 10.244.1.2 dev b; ip -6 route del blackhole fd00:244::b metric 1", silent: true},
 	} {
@@ -193,7 +229,13 @@ func TestNobodyIsPassedOver(t *testing.T) {
 			withPods(t, func(w *twoPods) {
 				w.T = t
 				w.takes("with nothing in the way")
+				if slow := w.slow(); slow != "" {
+					t.Errorf("with nothing in the way, the fast path is reported off: %s", slow)
+				}
 				w.run(c.put)
+				if slow := w.slow(); slow != c.slow {
+					t.Errorf("the fast path is reported off: %q, want %q", slow, c.slow)
+				}
 				wait := patience
 				if c.silent {
 					wait = silence

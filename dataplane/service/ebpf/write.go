@@ -9,6 +9,8 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -77,8 +79,10 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 // write takes all steps but the first.
 func (p *Plane) write(w *writes) error {
 	for _, step := range []func(*writes) error{
-		p.putPlaces, p.putPools, p.putLeft, p.putPermits, p.putFrontends, p.putDevices, p.nodesChanged, p.attach,
-		p.detach, p.deleteDevices, p.deleteFrontends, p.deletePermits, p.deleteLeft, p.deletePools, p.deletePlaces, p.tellFlows,
+		p.putPlaces, p.putInterfaces, p.putPools, p.putLeft, p.putPermits, p.putFrontends, p.putUnmatched, p.putDevices,
+		p.nodesChanged, p.attach,
+		p.detach, p.deleteDevices, p.deleteUnmatched, p.deleteFrontends, p.deletePermits, p.deleteLeft, p.deletePools,
+		p.deletePlaces, p.deleteInterfaces, p.tellFlows,
 		p.removeMaps, p.closeSockets, p.forgetLoads,
 	} {
 		if err := step(w); err != nil {
@@ -158,6 +162,31 @@ func (p *Plane) deletePlaces(w *writes) error {
 		return nil
 	}
 	return w.gone(KindPlace, func(f Fact) error { return p.maps.DeletePlace(place(f.Key)) })
+}
+
+func (p *Plane) putInterfaces(w *writes) error {
+	facts := w.put[KindInterfaces]
+	if err := p.held(facts); err != nil {
+		return err
+	}
+	return each(facts, func(f Fact) error { return p.maps.PutPodInterfaces(strings.CutSuffix(f.Value, "*")) })
+}
+
+func (p *Plane) deleteInterfaces(w *writes) error {
+	if p.maps == nil {
+		return nil
+	}
+	return w.gone(KindInterfaces, func(Fact) error { return p.maps.PutPodInterfaces("", false) })
+}
+
+// readInterfaces adds the fact of the interfaces of pods, if there are some.
+func readInterfaces(m *bpf.Maps, facts []Fact) ([]Fact, error) {
+	var i model.Interfaces
+	var err error
+	if i.Name, i.Prefix, err = m.PodInterfaces(); err != nil || i.Name == "" {
+		return facts, err
+	}
+	return append(facts, fact(interfacesKey, i.String())), nil
 }
 
 // readPlaces gives a function that adds prefixes to facts.
@@ -346,6 +375,23 @@ func (p *Plane) deleteFrontends(w *writes) error {
 	return nil
 }
 
+func (p *Plane) putUnmatched(w *writes) error {
+	if err := p.held(w.put[KindUnmatched]); err != nil {
+		return err
+	}
+	return each(w.put[KindUnmatched], func(f Fact) error {
+		action := binary.BigEndian.Uint32([]byte(f.Value))
+		return p.full("unmatched", p.maps.PutUnmatched(place(f.Key), action, !w.was[f.Key]))
+	})
+}
+
+func (p *Plane) deleteUnmatched(w *writes) error {
+	if p.maps == nil {
+		return nil
+	}
+	return w.gone(KindUnmatched, func(f Fact) error { return p.maps.DeleteUnmatched(place(f.Key)) })
+}
+
 func (p *Plane) putPermits(w *writes) error {
 	if err := p.held(w.put[KindPermit]); err != nil {
 		return err
@@ -420,46 +466,84 @@ type member struct {
 	at   netip.AddrPort
 }
 
-// closeSockets closes connected sockets whose backend has gone from their pool: those of UDP would talk to nobody without ever
-// knowing. TCP ends by itself, and is closed only if asked for.
+// closeSockets closes connected sockets whose endpoint has gone. Those of UDP would talk to nobody without ever knowing, where
+// no pool of their entry has the endpoint, whichever they were given it by. TCP ends by itself: a connection is closed only if
+// asked for, and where its own pool lost the endpoint.
 func (p *Plane) closeSockets(w *writes) error {
 	gone := w.lost(func(v *model.Pool) bool { return v.Protocol == model.UDP || p.CloseTCP })
 	if len(gone) == 0 || p.maps == nil {
 		return nil
 	}
-	udp, tcp := sockets.Names{}, sockets.Names{}
-	note := func(names sockets.Names, namespace, cookie, pool uint64, backend [4]uint32, port uint16) {
-		if at := netip.AddrPortFrom(bpf.Addr(backend), bpf.Port(port)); gone[member{pool, at}] {
-			names.Add(namespace, cookie, at)
+	lost := map[netip.AddrPort]bool{} // by any pool
+	for m := range gone {
+		lost[m.at] = true
+	}
+	udp, tcp, pools := sockets.Names{}, sockets.Names{}, map[uint32]*model.Pool{}
+	var errs []error
+	errs = append(errs, p.maps.Connected(func(cookie uint64, c bpf.Connected) {
+		entry, at := c.Flow.Entry, addrPort(c.Flow.Backend.Address.Word, c.Flow.Backend.Port)
+		if !lost[at] {
+			return
 		}
-	}
-	err := p.maps.Connected(func(cookie uint64, c bpf.Connected) {
-		note(udp, c.Namespace, cookie, c.Pool, c.Flow.Backend.Address.Word, c.Flow.Backend.Port)
-	})
-	if err != nil {
-		return err
-	}
+		stays, err := p.stays(addrPort(entry.Address.Word, entry.Port), at, pools)
+		if errs = append(errs, err); !stays && err == nil {
+			udp.Add(c.Namespace, cookie, at)
+		}
+	}))
 	if p.CloseTCP {
 		for _, n := range p.maps.Names {
-			if n.Cookie == 0 {
-				continue
+			if at := addrPort(n.Backend.Word, n.BackendPort); n.Cookie != 0 && gone[member{n.Pool, at}] {
+				tcp.Add(n.Namespace, n.Cookie, at)
 			}
-			note(tcp, n.Namespace, n.Cookie, n.Pool, n.Backend.Word, n.BackendPort)
 		}
 	}
-	_, err = sockets.Close(unix.IPPROTO_UDP, udp)
+	_, err := sockets.Close(unix.IPPROTO_UDP, udp)
 	_, err2 := sockets.Close(unix.IPPROTO_TCP, tcp)
-	return errors.Join(err, err2)
+	return errors.Join(append(errs, err, err2)...)
 }
 
-// lost gives the backends that pools have lost, of those pools that are asked for by what stands before the backends.
+func addrPort(words [4]uint32, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(bpf.Addr(words), bpf.Port(port))
+}
+
+// stays reports whether a UDP flow to an entry stays with the endpoint at. pools holds those read so far, by index.
+func (p *Plane) stays(entry, at netip.AddrPort, pools map[uint32]*model.Pool) (bool, error) {
+	k := model.Entry{Addr: entry.Addr(), Port: entry.Port(), Protocol: model.UDP}
+	f, known, err := p.maps.Frontend(heldEntry(frontendKey(k)))
+	if !known && err == nil {
+		if k.Addr = netip.IPv6Unspecified(); entry.Addr().Is4() {
+			k.Addr = netip.IPv4Unspecified()
+		}
+		f, known, err = p.maps.Frontend(heldEntry(frontendKey(k)))
+	}
+	if !known || err != nil {
+		return false, err
+	}
+	for _, i := range []uint32{f.Inside, f.Outside} {
+		if pools[i] == nil {
+			pools[i] = &model.Pool{}
+			if at := p.maps.Pools[i].Extent; at != 0 && at < p.Sizes.Slots {
+				if value, size := readExtent(p.maps.Slots[at:]); size > 0 {
+					pools[i] = readPool(value)
+				}
+			}
+		}
+		if pools[i].Serves(at) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// lost gives the endpoints that pools have lost, of those pools that are asked for by what stands before the backends.
 func (w *writes) lost(of func(*model.Pool) bool) map[member]bool {
 	gone := map[member]bool{}
 	each := func(f Fact, is bool) {
 		if len(f.Value) < poolHead || !of(readPool(f.Value[:poolHead])) {
 			return
 		}
-		for _, b := range readPool(f.Value).Backends {
+		v := readPool(f.Value)
+		for _, b := range slices.Concat(v.Backends, v.Unselected) {
 			if k := (member{poolID(f.Key), b.Addr}); is {
 				gone[k] = true
 			} else {

@@ -4,14 +4,17 @@
 //	PREROUTING, OUTPUT ─▶ tree of address prefixes ─▶ leaf: one frontend ─▶ pool's chain: DNAT to a backend
 //	                  └─▶ NODEPORT ─▶ PORTS: tree of protocols and ports ─┘
 //	POSTROUTING ─▶ LEAVE: hides the source where that was noted on the way in, or where a pod would answer itself
-//	INPUT, FORWARD, OUTPUT of the table filter ─▶ REFUSE: a tree of those frontends alone that may refuse
+//	INPUT, FORWARD, OUTPUT of the table filter ─▶ REFUSE: a tree of ClusterIPs and of those frontends that may refuse
+//	FORWARD of the table filter ─▶ FORWARD: accepts established connections and what is masqueraded, drops invalid packets
+//	INPUT of the table filter ─▶ HEALTH: accepts packets to healthCheckNodePorts
 //	PREROUTING of the table raw ─▶ GUARD: loopback addresses, only where node ports serve localhost
 //
 // A step in the tree is one rule either way: who is in the left half's prefix goes to that half's chain, all others go on in
 // this one. So 10,000 addresses cost some 14 rules, half of the tree's nodes need no chain, and what belongs to no Service is
 // out after one rule for each of at most three prefixes that hold all addresses, and one for node ports. Only the
-// first packet of a connection comes here at all; the filter's rule, that others see too, is there only while something is
-// refused.
+// first packet of a connection comes here at all. The filter's tree, which those see that no frontend takes, rejects what goes to
+// a ClusterIP, whatever the port, and drops what goes to an unallocated address of a ServiceCIDR. Others meet the filter's
+// rules alone: where they are forwarded, the one that accepts established connections.
 //
 // A pool has one chain, in which backend i of n is taken with chance 1/(n-i); above seven backends halves have chains
 // of their own. Affinity is a list of clients for each backend (xt_recent), which lasts while the backend does.
@@ -24,6 +27,11 @@
 //
 // Refusals stand in the table filter, as the tables nat and raw can't reject. Our rules are put before all others there, but
 // whoever puts one before them later decides first.
+//
+// FORWARD is as kube-proxy's mode iptables has it: node ports work where the policy of that chain is DROP, as Docker sets it,
+// and packets that connection tracking calls invalid are dropped, unless it is told to be liberal: they pass untranslated
+// otherwise, and whoever receives one resets the connection. Rules count by nfacct, where the kernel has it: that costs a
+// reader nothing, however long the tables are, and lasts when rules are written anew.
 //
 // Facts are a frontend's own: what the tree looks like is decided in Write, from all of them. Read looks at the rules
 // loosely to find the facts, then builds everything again: a rule that is not just what it would be is reported as the

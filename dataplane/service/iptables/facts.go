@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/kernel/iptables"
 	"fairlead.dev/fairlead/model"
@@ -19,11 +21,12 @@ type Kind uint8
 const (
 	KindNode     Kind = iota // what holds whatever the Service; altered if anything that is built of all facts is not as it should be
 	KindPool                 // a pool's chain
-	KindFrontend             // an entry's place in the tree
+	KindFrontend             // an entry's place in the tree; of a ClusterIP, an entry without port and protocol
 	KindSysctl
+	KindHealth // that packets to a health check are accepted
 )
 
-// Key names a fact: a pool by its chain, a frontend by its entry, a sysctl by its name.
+// Key names a fact: a pool by its chain, a frontend by its entry, a sysctl by its name, a health check by its port.
 type Key struct {
 	Kind   Kind
 	Family iptables.Family
@@ -44,7 +47,12 @@ func (k Key) String() string {
 	case KindPool:
 		return "chain " + k.Name
 	case KindFrontend:
+		if k.Entry.Port == 0 {
+			return "ClusterIP " + k.Entry.Addr.String()
+		}
 		return "frontend " + k.Entry.String()
+	case KindHealth:
+		return "health check " + k.Entry.String()
 	}
 	return "sysctl " + k.Name
 }
@@ -64,23 +72,46 @@ func familyOf(a netip.Addr) iptables.Family {
 	return iptables.IPv6
 }
 
-// Render implements dataplane.Plane.
+// Render implements dataplane.Plane. Facts of a family without tools are left out.
 func (p *Plane) Render(part model.Part) []Fact {
+	facts := p.render(part)
+	if p.conn == nil {
+		return facts
+	}
+	return slices.DeleteFunc(facts, func(f Fact) bool { return !slices.Contains(p.conn.Families, f.Key.Family) })
+}
+
+// render returns the facts of a part.
+func (p *Plane) render(part model.Part) []Fact {
 	switch v := part.(type) {
 	case *model.Node:
-		return renderNode(v)
+		return p.renderNode(v)
 	case *model.Pool:
 		return renderPool(v)
 	case *model.Frontend:
 		return []Fact{renderFrontend(v)}
+	case *model.HealthCheck:
+		return []Fact{healthFact(iptables.IPv4, v.Port), healthFact(iptables.IPv6, v.Port)}
+	case *model.ClusterIP:
+		return []Fact{renderClusterIP(v)}
 	}
 	panic(fmt.Sprintf("iptables: no facts for a %T", part))
 }
 
+// healthFact returns the fact that packets to a health check's port are accepted.
+func healthFact(f iptables.Family, port uint16) Fact {
+	any := netip.IPv4Unspecified()
+	if f == iptables.IPv6 {
+		any = netip.IPv6Unspecified()
+	}
+	return fact(Key{Kind: KindHealth, Family: f, Entry: model.Entry{Addr: any, Port: port, Protocol: model.TCP}}, "accept")
+}
+
 // renderNode gives what holds for this node, once for each family.
-func renderNode(v *model.Node) (facts []Fact) {
+func (p *Plane) renderNode(v *model.Node) (facts []Fact) {
 	for _, f := range iptables.Families {
-		n := node{localhost: v.Localhost && f == iptables.IPv4}
+		n := node{interfaces: interfaces(v.PodInterfaces), localhost: v.Localhost && f == iptables.IPv4,
+			liberal: p.liberal, counted: p.counted}
 		for _, r := range v.Pods {
 			if familyOf(r.Addr()) == f {
 				n.pods = append(n.pods, r)
@@ -89,6 +120,11 @@ func renderNode(v *model.Node) (facts []Fact) {
 		for _, r := range v.NodePorts {
 			if familyOf(r.First) == f {
 				n.ports = append(n.ports, r)
+			}
+		}
+		for _, r := range v.ServiceRanges {
+			if familyOf(r.First) == f {
+				n.services = append(n.services, r)
 			}
 		}
 		facts = append(facts, fact(Key{Kind: KindNode, Family: f}, n.String()))
@@ -101,12 +137,39 @@ func renderNode(v *model.Node) (facts []Fact) {
 
 // node is what the rules need to know of the node, of one family.
 type node struct {
-	pods      []netip.Prefix
-	ports     []model.Range
-	localhost bool
+	pods       []netip.Prefix
+	interfaces string // of pods, as iptables matches them: "cni0", "veth+" for a prefix, "" for none
+	ports      []model.Range
+	services   []model.Range // addresses to which packets are dropped that match no frontend
+	localhost  bool
+	liberal    bool // no packet is dropped for being invalid: connection tracking was told to be liberal
+	counted    bool // the kernel has counters for what rules match
 }
 
-// String gives the node fact's value, such as "node; pods 10.244.0.0/16; ports 0.0.0.0-126.255.255.255; localhost".
+// interfaces returns how iptables matches interfaces. A prefix as long as a name can be is a name.
+func interfaces(i model.Interfaces) string {
+	if i.Prefix && len(i.Name) < unix.IFNAMSIZ-1 {
+		return i.Name + "+"
+	}
+	return i.Name
+}
+
+// fromPods returns what matches packets of pods, each beginning a rule.
+func (n *node) fromPods() (matches []string) {
+	if n == nil {
+		return nil
+	}
+	if n.interfaces != "" {
+		matches = append(matches, "-i "+n.interfaces+" ")
+	}
+	for _, p := range n.pods {
+		matches = append(matches, from(p))
+	}
+	return matches
+}
+
+// String gives the node fact's value, such as "node; pods 10.244.0.0/16; ports 0.0.0.0-126.255.255.255; services
+// 10.96.0.0-10.96.255.255; localhost".
 func (n node) String() string { return strings.Join(n.items(), "; ") }
 
 // items gives it in pieces that fit into comments.
@@ -115,11 +178,23 @@ func (n node) items() []string {
 	for _, p := range n.pods {
 		l = append(l, "pods "+p.String())
 	}
+	if n.interfaces != "" {
+		l = append(l, "interfaces "+n.interfaces)
+	}
 	for _, r := range n.ports {
 		l = append(l, "ports "+r.String())
 	}
+	for _, r := range n.services {
+		l = append(l, "services "+r.String())
+	}
 	if n.localhost {
 		l = append(l, "localhost")
+	}
+	if n.liberal {
+		l = append(l, "liberal")
+	}
+	if n.counted {
+		l = append(l, "counted")
 	}
 	return l
 }
@@ -132,19 +207,34 @@ func parseNode(items []string) (n node, err error) {
 		case "node":
 		case "localhost":
 			n.localhost = true
+		case "liberal":
+			n.liberal = true
+		case "counted":
+			n.counted = true
 		case "pods":
 			r, e := netip.ParsePrefix(of)
 			n.pods, err = append(n.pods, r), firstOf(err, e)
+		case "interfaces":
+			n.interfaces = of
 		case "ports":
-			first, last, _ := strings.Cut(of, "-")
-			a, e1 := netip.ParseAddr(first)
-			b, e2 := netip.ParseAddr(last)
-			n.ports, err = append(n.ports, model.Range{First: a, Last: b}), firstOf(err, e1, e2)
+			r, e := parseRange(of)
+			n.ports, err = append(n.ports, r), firstOf(err, e)
+		case "services":
+			r, e := parseRange(of)
+			n.services, err = append(n.services, r), firstOf(err, e)
 		default:
 			err = firstOf(err, fmt.Errorf("unknown word %q", what))
 		}
 	}
 	return n, err
+}
+
+// parseRange reads "first-last".
+func parseRange(text string) (model.Range, error) {
+	first, last, _ := strings.Cut(text, "-")
+	a, e1 := netip.ParseAddr(first)
+	b, e2 := netip.ParseAddr(last)
+	return model.Range{First: a, Last: b}, firstOf(e1, e2)
 }
 
 func firstOf(errs ...error) error {
@@ -261,6 +351,12 @@ func renderFrontend(v *model.Frontend) Fact {
 	return fact(Key{Kind: KindFrontend, Family: familyOf(v.Entry.Addr), Entry: v.Entry}, f.String())
 }
 
+// renderClusterIP returns what rejects packets to an address that match no frontend.
+func renderClusterIP(v *model.ClusterIP) Fact {
+	f := frontend{entry: model.Entry{Addr: v.Addr}, inside: chainReject, outside: chainReject}
+	return fact(Key{Kind: KindFrontend, Family: familyOf(v.Addr), Entry: f.entry}, f.String())
+}
+
 // goal gives the chain that serves a target.
 func goal(t model.Target) string {
 	switch {
@@ -293,6 +389,9 @@ func (f *frontend) normalize() {
 		f.hide = 0
 	}
 }
+
+// everyPort reports whether f is a ClusterIP: it matches whatever other frontends don't.
+func (f *frontend) everyPort() bool { return f.entry.Port == 0 }
 
 // closed says whether some packet may be refused, which the table filter does.
 func (f *frontend) closed() bool { return f.restricted || refuses(f.inside) || refuses(f.outside) }

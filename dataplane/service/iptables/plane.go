@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math/bits"
 	"slices"
@@ -12,19 +13,55 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/iptables"
+	"fairlead.dev/fairlead/kernel/nfacct"
 	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 )
 
-// Abilities is what the plane can do.
-var Abilities = service.Abilities{
-	Name:       "iptables",
+// Abilities is what the plane can do with the variant in use, AbilitiesOf with a chosen one.
+var Abilities = abilities("iptables", NFT, Legacy)
+
+// AbilitiesOf returns what the plane can do with a variant.
+func AbilitiesOf(v Variant) service.Abilities { return abilities("iptables-"+string(v), v) }
+
+func abilities(name string, of ...Variant) service.Abilities {
+	a := common
+	lacks := map[bool]func() string{}
+	for six, f := range map[bool]iptables.Family{false: iptables.IPv4, true: iptables.IPv6} {
+		lacks[six] = sync.OnceValue(func() string {
+			if tool := iptables.Lacks(f, of...); tool != "" {
+				return fmt.Sprintf("%s is not installed, so that no Service is served by IPv%d: install the package iptables, and "+
+					"start the agent anew", tool, f)
+			}
+			return ""
+		})
+	}
+	a.Name = name
+	a.Cannot = func(f *model.Frontend) string { return lacks[f.Entry.Addr.Is6()]() }
+	a.Lacks = func() (l []string) {
+		for _, six := range []bool{false, true} {
+			if why := lacks[six](); why != "" {
+				l = append(l, why)
+			}
+		}
+		return l
+	}
+	return a
+}
+
+// common is what the plane can do with either variant.
+var common = service.Abilities{
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin),
 	Batch:      1 << 17,
 	Tracked:    true,
+	Accepts:    true,
 	Summary:    "a tree of iptables chains instead of a list, by the legacy or the nft tools, whichever the node uses",
 	Needs:      "iptables' programs and x_tables (CONFIG_IP_NF_IPTABLES or CONFIG_NFT_COMPAT)",
 	Notes: []service.Note{
+		{Text: "Of forwarded packets, those of established connections and those that are masqueraded are accepted before other " +
+			"rules, whatever the policy of FORWARD, and in INPUT those to healthCheckNodePorts."},
+		{Text: "Forwarded packets that connection tracking calls invalid are dropped, unless conntrack.tcpBeLiberal is set: set " +
+			"it if the two directions of a connection pass different nodes."},
 		{Text: "Bit 0x4000 of the packet mark is used between PREROUTING and POSTROUTING."},
 		{Text: "Allowed source ranges are a list: a new connection evaluates a rule for each until one matches.",
 			Concerns: service.WithRanges},
@@ -54,6 +91,8 @@ type Plane struct {
 	conn     *iptables.Conn
 	localnet *sysctl.Setting
 	mark     uint32
+	liberal  bool // see node
+	counted  bool
 
 	mu   sync.Mutex
 	held map[iptables.Family]*held // what the kernel holds; nil: not known
@@ -67,6 +106,10 @@ var (
 
 // routeLocalnet is the sysctl that lets packets with IPv4 loopback addresses leave the host, for node ports on localhost.
 const routeLocalnet = "net/ipv4/conf/all/route_localnet"
+
+// tcpBeLiberal is the sysctl that has connection tracking call only resets outside a connection's window invalid. As with
+// kube-proxy, it counts as it is when the plane is opened.
+const tcpBeLiberal = "net/netfilter/nf_conntrack_tcp_be_liberal"
 
 // New opens the plane of the calling thread's network namespace, with the variant that is in use there.
 func New() (*Plane, error) {
@@ -95,7 +138,14 @@ func NewMarked(v Variant, mark uint32) (*Plane, error) {
 		conn.Close()
 		return nil, fmt.Errorf("iptables: %w", err)
 	}
-	return &Plane{conn: conn, localnet: s, mark: mark, held: map[iptables.Family]*held{}}, nil
+	liberal, err := sysctl.Number(tcpBeLiberal)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		conn.Close()
+		s.Close()
+		return nil, fmt.Errorf("iptables: %w", err)
+	}
+	return &Plane{conn: conn, localnet: s, mark: mark, liberal: liberal != 0, counted: nfacct.Supported(),
+		held: map[iptables.Family]*held{}}, nil
 }
 
 // Variant gives the variant in use.
@@ -107,13 +157,20 @@ func (p *Plane) Close() error {
 	return p.conn.Close()
 }
 
+// OnWarning reports the families whose commands are not installed.
+func (p *Plane) OnWarning(report func(text string)) {
+	for _, why := range AbilitiesOf(p.Variant()).Lacks() {
+		report(why)
+	}
+}
+
 // Watch implements dataplane.Watcher, as far as the variant allows.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.conn.Watch(ctx) }
 
 // Read implements dataplane.Plane. A family that can't be read, while the other can, has no facts: a Write of them says why.
 func (p *Plane) Read(ctx context.Context) ([]Fact, error) {
 	facts, failed, err := p.read(ctx)
-	if err == nil && (ctx.Err() != nil || len(failed) == len(iptables.Families)) {
+	if err == nil && (ctx.Err() != nil || len(failed) == len(p.conn.Families)) {
 		err = errors.Join(failed...)
 	}
 	return facts, err
@@ -126,7 +183,7 @@ func (p *Plane) read(ctx context.Context) (facts []Fact, failed []error, err err
 	if err := p.conn.Mark(); err != nil {
 		return nil, nil, err
 	}
-	for _, f := range iptables.Families {
+	for _, f := range p.conn.Families {
 		if err := p.load(ctx, f); err != nil {
 			failed = append(failed, err)
 		} else {
@@ -166,6 +223,9 @@ func (h *held) facts() (facts []Fact) {
 	for name, p := range h.pools {
 		facts = append(facts, fact(Key{Kind: KindPool, Family: h.family, Name: name}, p.value))
 	}
+	for port := range h.health {
+		facts = append(facts, healthFact(h.family, port))
+	}
 	for e, f := range h.frontends {
 		facts = append(facts, fact(Key{Kind: KindFrontend, Family: h.family, Entry: e}, f.String()))
 	}
@@ -178,7 +238,7 @@ func (p *Plane) Write(ctx context.Context, put, del []Fact) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error
-	for _, f := range iptables.Families {
+	for _, f := range p.conn.Families {
 		is := func(x Fact) bool { return x.Key.Family != f }
 		ours, gone := slices.DeleteFunc(slices.Clone(put), is), slices.DeleteFunc(slices.Clone(del), is)
 		for len(ours)+len(gone) > 0 {
@@ -242,6 +302,9 @@ func (p *Plane) write(ctx context.Context, f iptables.Family, put, del []Fact) e
 	if err != nil {
 		return err
 	}
+	if err := p.ensureCounters(c); err != nil {
+		return err
+	}
 	if input := c.input(); len(input) > 0 {
 		if err := p.conn.Restore(ctx, f, input); err != nil {
 			return err
@@ -254,6 +317,38 @@ func (p *Plane) write(ctx context.Context, f iptables.Family, put, del []Fact) e
 	}
 	h.become(c)
 	return nil
+}
+
+// ensureCounters creates the counters that the rules of a change count in.
+func (p *Plane) ensureCounters(c *change) error {
+	if c.tables == nil || c.node == nil || !c.node.counted {
+		return nil
+	}
+	return p.conn.Do(func() error { return errors.Join(nfacct.Ensure(invalidDropped), nfacct.Ensure(localhostAccepted)) })
+}
+
+// Counted is how many packets rules have matched.
+type Counted struct {
+	InvalidDropped    uint64 // that connection tracking called invalid, in FORWARD
+	LocalhostAccepted uint64 // the first ones of connections to node ports at loopback addresses
+}
+
+// Counted returns what was counted; nil where the kernel has no counters (CONFIG_NETFILTER_XT_MATCH_NFACCT).
+func (p *Plane) Counted() (*Counted, error) {
+	if !p.counted {
+		return nil, nil
+	}
+	var c Counted
+	err := p.conn.Do(func() (err error) {
+		if c.InvalidDropped, err = nfacct.Packets(invalidDropped); err == nil {
+			c.LocalhostAccepted, err = nfacct.Packets(localhostAccepted)
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // nothing is written yet
+		return nil, fmt.Errorf("iptables: %w", err)
+	}
+	return &c, nil
 }
 
 // localhost changes the sysctl back before the guard goes, if it was us who changed it, which a comment among the rules
@@ -313,7 +408,11 @@ func (p *Plane) clean(ctx context.Context) error {
 			return err // somebody else's table alone
 		}
 	}
-	return errors.Join(err, p.Write(ctx, nil, facts), errors.Join(failed...))
+	err = errors.Join(err, p.Write(ctx, nil, facts), errors.Join(failed...))
+	if err != nil || !p.counted {
+		return err
+	}
+	return p.conn.Do(func() error { return errors.Join(nfacct.Delete(invalidDropped), nfacct.Delete(localhostAccepted)) })
 }
 
 // sortedKeys gives a map's keys in order.

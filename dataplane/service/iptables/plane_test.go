@@ -1,7 +1,9 @@
 package iptables
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -14,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/service/servicetest"
 	"fairlead.dev/fairlead/kernel/iptables"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
+	"fairlead.dev/fairlead/kernel/nfacct"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -46,6 +49,11 @@ func eachVariant(t *testing.T, body func(t *testing.T, p *Plane)) {
 			})
 		})
 	}
+}
+
+// everyPart returns everything, and a health check.
+func everyPart() []model.Part {
+	return append(everything().Parts(), &model.HealthCheck{Service: "shop/web", Port: 32100})
 }
 
 // everything gives a node with every shape of frontend, in both families.
@@ -103,7 +111,7 @@ func holds(t *testing.T, p *Plane, want []Fact) string {
 
 func TestKernelHoldsWhatIsWritten(t *testing.T) {
 	eachVariant(t, func(t *testing.T, p *Plane) {
-		want := servicetest.Facts(t, p, everything().Parts())
+		want := servicetest.Facts(t, p, everyPart())
 		for _, s := range []struct {
 			name           string
 			put, del, want []Fact
@@ -132,6 +140,11 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 		}
 		if wrong := holds(t, p, nil); wrong != "" {
 			t.Errorf("after clean: %s", wrong)
+		}
+		for _, counter := range []string{invalidDropped, localhostAccepted} {
+			if _, err := nfacct.Packets(counter); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("after clean: counter %s: %v", counter, err)
+			}
 		}
 		if v, err := p.localnet.Get(); v != "0" || err != nil {
 			t.Errorf("after clean: %s is %q, %v", routeLocalnet, v, err)
@@ -281,7 +294,7 @@ func TestOneFamilyAlone(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\ncat >/dev/null; echo broken >&2; exit 3\n"), 0o755); err != nil {
 				t.Error(err)
 			}
-			all := servicetest.Facts(t, p, everything().Parts())
+			all := servicetest.Facts(t, p, everyPart())
 			six := slices.DeleteFunc(slices.Clone(all), func(f Fact) bool { return f.Key.Family != iptables.IPv6 })
 			if err := p.Write(t.Context(), six, nil); err != nil {
 				t.Error(err)

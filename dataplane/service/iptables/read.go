@@ -29,7 +29,7 @@ type heldPool struct {
 // understand finds out what facts the tables stand for. Rules are read loosely; then all that they would have come from is
 // built again and must be what is there, word for word.
 func understand(f iptables.Family, mark uint32, read map[string]*iptables.Table) *held {
-	h := &held{world: world{family: f, mark: mark, frontends: map[model.Entry]*frontend{}},
+	h := &held{world: world{family: f, mark: mark, frontends: map[model.Entry]*frontend{}, health: map[uint16]bool{}},
 		pools: map[string]heldPool{}, tables: map[string]*content{}}
 	for _, table := range tables {
 		h.tables[table] = newContent()
@@ -40,6 +40,12 @@ func understand(f iptables.Family, mark uint32, read map[string]*iptables.Table)
 	nat := h.tables["nat"]
 	h.nodeOf(nat.chains[chainState])
 	h.climb(nat)
+	for _, r := range h.tables["filter"].chains[chainHealth] {
+		if port := parseRule(r).port; port != 0 {
+			h.health[port] = true
+		}
+	}
+	h.clusterIPs(h.tables["filter"])
 	if h.wrong == "" {
 		h.wrong = differs(h.tables, h.build())
 	}
@@ -166,6 +172,18 @@ func differs(are, should map[string]*content) string {
 		}
 	}
 	return ""
+}
+
+// clusterIPs collects the ClusterIPs from the rules that reject packets to them.
+func (h *held) clusterIPs(filter *content) {
+	for _, rules := range filter.chains {
+		for _, text := range rules {
+			if r := parseRule(text); r.to.IsValid() && r.to.IsSingleIP() && r.protocol == 0 && r.target == chainReject {
+				f := &frontend{entry: model.Entry{Addr: r.to.Addr()}, inside: chainReject, outside: chainReject}
+				h.frontends[f.entry] = f
+			}
+		}
+	}
 }
 
 // climb collects the frontends of the tree, from the rules that lead into it.

@@ -50,7 +50,7 @@ func of(f iptables.Family, all []Fact) []Fact {
 
 // TestWhatIsAlteredIsSeen takes away, doubles and moves each rule of each chain: the facts that are read must change.
 func TestWhatIsAlteredIsSeen(t *testing.T) {
-	all := servicetest.Facts(t, &Plane{}, everything().Parts())
+	all := servicetest.Facts(t, &Plane{}, everyPart())
 	for _, family := range iptables.Families {
 		want := of(family, all)
 		c, err := nothing(family).change(want, nil)
@@ -105,7 +105,7 @@ func TestWhatIsAlteredIsSeen(t *testing.T) {
 
 // TestAlteredIsRepaired holds that the difference to what is wanted mends what is altered.
 func TestAlteredIsRepaired(t *testing.T) {
-	want := of(iptables.IPv4, servicetest.Facts(t, &Plane{}, everything().Parts()))
+	want := of(iptables.IPv4, servicetest.Facts(t, &Plane{}, everyPart()))
 	c, err := nothing(iptables.IPv4).change(want, nil)
 	if err != nil {
 		t.Fatal(err)

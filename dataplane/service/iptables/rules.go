@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,11 +22,22 @@ const (
 	chainDrop   = Prefix + "DROP"     // says nothing
 	chainLeave  = Prefix + "LEAVE"    // hides the source of translated packets that need it
 	chainHide   = Prefix + "HIDE"     // does it
-	chainRefuse = Prefix + "REFUSE"   // finds the frontends that may refuse
+	chainRefuse = Prefix + "REFUSE"   // finds the frontends that may refuse, ClusterIPs and unallocated addresses
 	chainNode   = Prefix + "NODEPORT" // packets to this node's own addresses
 	chainPorts  = Prefix + "PORTS"    // to those that take node ports
 	chainGuard  = Prefix + "GUARD"    // drops packets to loopback addresses from outside
+	chainHealth = Prefix + "HEALTH"   // accepts packets to health checks
+	chainFwd    = Prefix + "FORWARD"  // accepts translated connections, and drops what connection tracking calls invalid
 )
+
+// The kernel's counters that rules count in.
+const (
+	invalidDropped    = "fairlead-invalid-dropped"    // forwarded packets that connection tracking calls invalid
+	localhostAccepted = "fairlead-localhost-accepted" // connections to node ports at loopback addresses
+)
+
+// counting returns a match that counts packets, as save prints it.
+func counting(counter string) string { return "-m nfacct --nfacct-name  " + counter + " " }
 
 // tables are those that hold rules of ours, in the order in which they are written.
 var tables = []string{"raw", "filter", "nat"}
@@ -53,27 +65,37 @@ type world struct {
 	family    iptables.Family
 	node      *node // nil: none
 	frontends map[model.Entry]*frontend
-	localnet  bool   // the sysctl route_localnet was changed by us
-	mark      uint32 // the bit of the packet mark that is ours
+	health    map[uint16]bool // ports of health checks
+	localnet  bool            // the sysctl route_localnet was changed by us
+	mark      uint32          // the bit of the packet mark that is ours
 }
 
 // build gives every table's content.
 func (w *world) build() map[string]*content {
 	out := map[string]*content{"raw": newContent(), "filter": newContent(), "nat": newContent()}
-	if w.node == nil && len(w.frontends) == 0 && !w.localnet {
+	if w.node == nil && len(w.frontends)+len(w.health) == 0 && !w.localnet {
 		return out
 	}
 	var all, closed []*frontend
 	for _, f := range w.frontends {
-		if all = append(all, f); f.closed() {
+		if !f.everyPort() { // which nobody serves
+			all = append(all, f)
+		}
+		if f.closed() {
 			closed = append(closed, f)
 		}
 	}
 	slices.SortFunc(all, order)
 	slices.SortFunc(closed, order)
 	w.nat(out["nat"], all)
-	if len(closed) > 0 {
+	if len(closed) > 0 || w.node != nil && len(w.node.services) > 0 {
 		w.filter(out["filter"], closed)
+	}
+	if w.node != nil {
+		w.forward(out["filter"])
+	}
+	if len(w.health) > 0 {
+		w.healthChecks(out["filter"])
 	}
 	if w.localnet || w.node != nil && w.node.localhost { // as long as the sysctl is ours to answer for, whatever was asked for since
 		raw := out["raw"]
@@ -96,9 +118,13 @@ func (w *world) nat(c *content, of []*frontend) {
 	}
 	c.chains[chainLeave] = []string{
 		fmt.Sprintf("-m mark --mark %#x/%#x -g %s", w.mark, w.mark, chainHide),
-		fmt.Sprintf("-m bpf --bytecode %q -m addrtype ! --src-type LOCAL -j MASQUERADE", sameAddresses[w.family]),
+		fmt.Sprintf("-m bpf --bytecode %q -m addrtype ! --src-type LOCAL -j %s", sameAddresses[w.family], masquerade),
 	}
-	c.chains[chainHide] = []string{t.forget, "-j MASQUERADE"}
+	if w.node != nil && w.node.localhost && w.node.counted {
+		count := "-m conntrack --ctorigdst 127.0.0.0/8 " + strings.TrimSpace(counting(localhostAccepted))
+		c.chains[chainLeave] = slices.Insert(c.chains[chainLeave], 0, count)
+	}
+	c.chains[chainHide] = []string{t.forget, "-j " + masquerade}
 	c.leads["POSTROUTING"] = []string{"-m conntrack --ctstate DNAT -j " + chainLeave}
 
 	addressed, ports := apart(of)
@@ -122,10 +148,20 @@ func (w *world) filter(c *content, of []*frontend) {
 	w.refusals(c.chains)
 	t := &tree{chains: c.chains}
 	addressed, ports := apart(of)
-	t.root(chainRefuse, addressed)
+	c.chains[chainRefuse] = nil
+	for _, door := range doors(addressed) {
+		p := shared(door)
+		t.root(prefixChain(p), door)
+		t.add(chainRefuse, within(p)+"-j "+prefixChain(p))
+	}
 	if len(ports) > 0 {
 		t.add(chainRefuse, toNode)
 		w.nodePorts(t, ports)
+	}
+	if w.node != nil {
+		for _, r := range w.node.services {
+			t.add(chainRefuse, fmt.Sprintf("-m iprange --dst-range %s %s-g %s", r, notToNode, chainDrop))
+		}
 	}
 	w.branches(c.chains, of, func(goal string) string {
 		if refuses(goal) {
@@ -137,6 +173,34 @@ func (w *world) filter(c *content, of []*frontend) {
 		c.leads[chain] = []string{"-m conntrack ! --ctstate INVALID,RELATED,ESTABLISHED,DNAT -j " + chainRefuse}
 	}
 }
+
+// forward accepts what this plane forwards where other rules, or the chain's policy, would drop it: established connections
+// and packets whose source is to be masqueraded. It drops packets that connection tracking calls invalid: they are not
+// translated, and the host that gets one from an address that it doesn't know resets the connection. Refusals come first:
+// a packet that is refused may carry the mark.
+func (w *world) forward(c *content) {
+	c.chains[chainFwd] = []string{"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"}
+	if !w.node.liberal {
+		count := ""
+		if w.node.counted {
+			count = counting(invalidDropped)
+		}
+		c.chains[chainFwd] = append(c.chains[chainFwd], "-m conntrack --ctstate INVALID "+count+"-j DROP")
+	}
+	c.chains[chainFwd] = append(c.chains[chainFwd], fmt.Sprintf("-m mark --mark %#x/%#x -j ACCEPT", w.mark, w.mark))
+	c.leads["FORWARD"] = append(c.leads["FORWARD"], "-j "+chainFwd)
+}
+
+// healthChecks accepts packets to health checks, whatever the policy of INPUT.
+func (w *world) healthChecks(c *content) {
+	for _, port := range slices.Sorted(maps.Keys(w.health)) {
+		c.chains[chainHealth] = append(c.chains[chainHealth], fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", port))
+	}
+	c.leads["INPUT"] = append(c.leads["INPUT"], "-p tcp -j "+chainHealth)
+}
+
+// masquerade has the kernel draw ports at random: two connections that begin at once seldom draw the same one.
+const masquerade = "MASQUERADE --random-fully"
 
 // refusals gives the chains that refuse.
 func (w *world) refusals(chains map[string][]string) {
@@ -150,6 +214,9 @@ func (w *world) refusals(chains map[string][]string) {
 
 // toNode leads packets to this node's addresses to the node ports.
 const toNode = "-m addrtype --dst-type LOCAL -j " + chainNode
+
+// notToNode matches packets to other addresses than this node's.
+const notToNode = "-m addrtype ! --dst-type LOCAL "
 
 // apart parts sorted frontends with addresses from node ports.
 func apart(of []*frontend) (addressed, ports []*frontend) {
@@ -231,10 +298,7 @@ func (w *world) hidings() map[model.Origins]hiding {
 
 // hiding gives the rules that note, for packets of the origins in m, that their source is to be hidden.
 func (w *world) hiding(m model.Origins) hiding {
-	var pods []netip.Prefix
-	if w.node != nil {
-		pods = w.node.pods
-	}
+	pods := w.node.fromPods()
 	const local, notLocal = "-m addrtype --src-type LOCAL ", "-m addrtype ! --src-type LOCAL "
 	note := fmt.Sprintf("-j MARK --set-xmark %#x/%#x", w.mark, w.mark)
 	if m == model.AllOrigins {
@@ -252,14 +316,14 @@ func (w *world) hiding(m model.Origins) hiding {
 		add(foreign, note)
 	case in:
 		for _, p := range pods {
-			add(from(p), foreign, note)
+			add(p, foreign, note)
 		}
-	case out && len(pods) == 1 && pods[0].Bits() > 0:
-		add("! ", from(pods[0]), foreign, note)
+	case out && len(pods) == 1 && pods[0] != "":
+		add("! ", pods[0], foreign, note)
 	case out:
 		h.inline = len(pods) == 0
 		for _, p := range pods {
-			add(from(p), "-j RETURN")
+			add(p, "-j RETURN")
 		}
 		add(foreign, note)
 	}
@@ -305,10 +369,8 @@ func (w *world) branches(chains map[string][]string, of []*frontend, do func(goa
 		if f.inside != f.outside {
 			var rules []string
 			rules = append(rules, "-m addrtype --src-type LOCAL "+end)
-			if w.node != nil {
-				for _, p := range w.node.pods {
-					rules = append(rules, from(p)+end)
-				}
+			for _, p := range w.node.fromPods() {
+				rules = append(rules, p+end)
 			}
 			chains[f.sides()] = append(rules, do(f.outside))
 			end = "-g " + f.sides()

@@ -24,7 +24,7 @@ type change struct {
 func (h *held) change(put, del []Fact) (*change, error) {
 	c := &change{from: h, world: h.world, pools: map[string]*heldPool{}, bodies: map[string][]chain{}}
 	rebuild := h.wrong != ""
-	frontends := map[model.Entry]*frontend{}
+	frontends, health := map[model.Entry]*frontend{}, map[uint16]bool{}
 	for _, f := range del {
 		switch f.Key.Kind {
 		case KindNode:
@@ -33,6 +33,8 @@ func (h *held) change(put, del []Fact) (*change, error) {
 			c.pools[f.Key.Name] = nil
 		case KindFrontend:
 			frontends[f.Key.Entry] = nil
+		case KindHealth:
+			health[f.Key.Entry.Port] = false
 		case KindSysctl:
 			c.sysctl = new(bool)
 		}
@@ -48,6 +50,8 @@ func (h *held) change(put, del []Fact) (*change, error) {
 			err = c.putPool(f)
 		case KindFrontend:
 			frontends[f.Key.Entry], err = parseFrontend(f.Key.Entry, f.Value)
+		case KindHealth:
+			health[f.Key.Entry.Port] = true
 		case KindSysctl:
 			yes := true
 			c.sysctl = &yes
@@ -65,6 +69,11 @@ func (h *held) change(put, del []Fact) (*change, error) {
 				c.frontends[e] = f
 			}
 		}
+	}
+	if len(health) > 0 {
+		c.health, rebuild = maps.Clone(h.health), true
+		maps.Copy(c.health, health)
+		maps.DeleteFunc(c.health, func(_ uint16, wanted bool) bool { return !wanted })
 	}
 	if rebuild || c.sysctl != nil {
 		c.tables = map[string]*content{} // built when it is known whose the sysctl is

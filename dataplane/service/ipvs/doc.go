@@ -5,8 +5,8 @@
 // element of a map in nf_tables, whether it is an address or a node port, and however many share the pool; no address is put on
 // any device, none is asked for in IPVS, and the node's own may change. Packets that a frontend takes are marked at the end
 // of prerouting; a rule and one local route for everything (in a table of our own) then deliver them to this host, where
-// IPVS is. What no frontend takes goes on as if we weren't there: no range of addresses is swallowed, and none of this
-// host's sockets answers at a Service's address.
+// IPVS is. What no frontend takes goes on as if we weren't there, but is rejected at a ClusterIP and dropped at an
+// unallocated address of a ServiceCIDR. None of this host's sockets answers at a Service's address.
 //
 //	packet in   open-in   (nat prerouting)     first packets: refuse, drop, restrict, split; a client that is remembered goes
 //	                                           straight to its backend, by connection tracking
@@ -25,6 +25,7 @@
 //	service    stage · address · protocol · port → mark of the pool's service · what is done first · whose source is hidden
 //	permitted  address · protocol · port · client       of frontends that let only some in
 //	hairpin    address · address                        of backends on this node
+//	unallocated  0 · address                            that only Services have, and none has
 //	sticky     mark → seconds                           of pools with affinity
 //	member     0 · mark · address · port                their backends
 //	affinity   client · mark → address · port           written by packets, times out
@@ -43,8 +44,9 @@
 //
 // A TCP destination that goes is given weight 0 and removed once it has no connections; until then it is no fact. There is no
 // timer: each Write and Read sweeps. A service that goes waits for its last destination, and elements of its frontends then
-// lead on connections that are there, and nothing else. UDP and SCTP destinations go at once, and their flows are cut
-// (Abilities.Tracked, with net.ipv4.vs.conntrack=1): IPVS would keep such a flow with the old one for as long as it speaks.
+// lead on connections that are there, and nothing else. UDP and SCTP destinations whose endpoint serves no more go at once, and
+// their flows are cut (Abilities.Tracked, with net.ipv4.vs.conntrack=1): IPVS would keep such a flow with the old one for as
+// long as it speaks. Of those that serve but get no new flow, weight 0 is a fact.
 //
 // # What went wrong with IPVS under kube-proxy, and why it can't here
 //

@@ -93,7 +93,10 @@ func (k Key) elementRank() int {
 		return 4 // their chains are there
 	case "service":
 		// the stage that lets packets in comes last
-		return [...]int{stageEntry: 10, stageAdmitted: 9, stageInside: 8, stageOutside: 8}[binary.NativeEndian.Uint32([]byte(k.Element))%4]
+		return [...]int{stageEntry: 10, stageAdmitted: 9, stageInside: 8, stageOutside: 8,
+			stageUnmatched: 11}[binary.NativeEndian.Uint32([]byte(k.Element))%stages]
+	case "unallocated":
+		return 11 // until all frontends are there, others may serve them
 	}
 	return 6
 }
@@ -112,11 +115,14 @@ const (
 	stageAdmitted
 	stageInside
 	stageOutside
+	stageUnmatched // what no frontend matches, at a ClusterIP: without port and protocol
+	stages
 )
 
 // acts names the map that leads from what is done at a stage to the chain that does it. A chain of one stage goes on to the
 // next: the kernel wants to see that no chain leads to itself.
-var acts = [...]string{stageEntry: "entry", stageAdmitted: "admitted", stageInside: "side", stageOutside: "side"}
+var acts = [...]string{stageEntry: "entry", stageAdmitted: "admitted", stageInside: "side", stageOutside: "side",
+	stageUnmatched: "entry"}
 
 // proto is an IP family as nf_tables and packet headers know it.
 type proto struct {
@@ -142,17 +148,21 @@ func protoOf(a netip.Addr) *proto {
 	return protos[1]
 }
 
+// affinitySize is how many clients of all pools of a family are remembered, each once for each of its pools.
+const affinitySize = 1 << 17
+
 // sets gives the family's sets. A mark is any 32-bit number, the first of a key where it says so always 0: see clear.
 func (p *proto) sets() []nft.Set {
 	marks := func(n int) []nft.Type { return slices.Repeat([]nft.Type{nft.Mark}, n) }
 	verdicts := []nft.Type{nft.Verdicts}
 	return []nft.Set{
 		{Name: "service" + p.name, Key: []nft.Type{nft.Mark, p.typ, nft.Proto, nft.Port}, Data: marks(3)},
+		{Name: "unallocated" + p.name, Key: []nft.Type{nft.Mark, p.typ}, Interval: true},
 		{Name: "permitted" + p.name, Key: []nft.Type{p.typ, nft.Proto, nft.Port, p.typ}, Interval: true},
 		{Name: "hairpin" + p.name, Key: []nft.Type{p.typ, p.typ}},
 		{Name: "member" + p.name, Key: []nft.Type{nft.Mark, nft.Mark, p.typ, nft.Port}},
 		{Name: "sticky" + p.name, Key: marks(1), Data: marks(1)},
-		{Name: "affinity" + p.name, Key: []nft.Type{p.typ, nft.Mark}, Data: []nft.Type{p.typ, nft.Port}, Dynamic: true, Size: 1 << 17},
+		{Name: "affinity" + p.name, Key: []nft.Type{p.typ, nft.Mark}, Data: []nft.Type{p.typ, nft.Port}, Dynamic: true, Size: affinitySize},
 		{Name: "entry" + p.name, Key: marks(2), Data: verdicts},
 		{Name: "admitted" + p.name, Key: marks(2), Data: verdicts},
 		{Name: "side" + p.name, Key: marks(2), Data: verdicts},
@@ -199,6 +209,8 @@ func (p *Plane) Render(part model.Part) []Fact {
 		return p.pool(v)
 	case *model.Frontend:
 		return p.frontend(v)
+	case *model.ClusterIP:
+		return p.clusterIP(v)
 	}
 	panic(fmt.Sprintf("ipvs: no facts for a %T", part))
 }
@@ -211,14 +223,16 @@ func destinationKey(id uint64, at netip.AddrPort) []byte {
 	return binary.BigEndian.AppendUint16(append(ofPool(id), at.Addr().AsSlice()...), at.Port())
 }
 
-// pool gives a virtual service with its destinations, and what else holds for a pool whoever uses it.
+// pool gives a virtual service with its destinations, and what else holds for a pool whoever uses it. Endpoints that get no
+// new flow are destinations of weight 0.
 func (p *Plane) pool(v *model.Pool) []Fact {
-	if len(v.Backends) == 0 {
+	all := slices.Concat(v.Backends, v.Unselected)
+	if len(all) == 0 {
 		return nil
 	}
-	f := protoOf(v.Backends[0].Addr.Addr())
+	f := protoOf(all[0].Addr.Addr())
 	id := ofPool(v.ID)
-	facts := make([]Fact, 0, 1+len(v.Backends))
+	facts := make([]Fact, 0, 1+len(all))
 	facts = append(facts, fact(Key{KindService, f.name, string(id)}, schedulerOf(v).String()))
 	if v.Affinity > 0 {
 		facts = append(facts, p.sticks(f, id, seconds(v))...)
@@ -232,6 +246,9 @@ func (p *Plane) pool(v *model.Pool) []Fact {
 		if b.Local {
 			facts = append(facts, element("hairpin"+f.name, append(addr[:len(addr):len(addr)], addr...), ""))
 		}
+	}
+	for _, b := range v.Unselected {
+		facts = append(facts, fact(Key{KindDestination, f.name, string(destinationKey(v.ID, b.Addr))}, "0"))
 	}
 	return facts
 }
@@ -276,9 +293,23 @@ func (p *Plane) frontend(v *model.Frontend) []Fact {
 	return facts
 }
 
+// clusterIP returns what rejects packets to an address that match no frontend.
+func (p *Plane) clusterIP(v *model.ClusterIP) []Fact {
+	f, d := protoOf(v.Addr), deed{does: refuses}
+	key := entryKey(nft.Word(nil, stageUnmatched), model.Entry{Addr: v.Addr})
+	value := nft.Word(append(ofPool(0), d.code()...), 0)
+	return append(p.lead(f, acts[stageUnmatched]+f.name, d), element("service"+f.name, key, string(value)))
+}
+
+// unallocated returns the element of a range of addresses to which packets are dropped.
+func unallocated(r model.Range) Fact {
+	first, last := append(nft.Word(nil, 0), r.First.AsSlice()...), append(nft.Word(nil, 0), r.Last.AsSlice()...)
+	return element("unallocated"+protoOf(r.First).name, append(first, last...), "")
+}
+
 // served gives the pool whose virtual service is to have a target's packets, 0 for none.
 func served(t model.Target) uint64 {
-	if len(t.Pool.Backends) == 0 {
+	if len(t.Pool.Backends)+len(t.Pool.Unselected) == 0 {
 		return 0
 	}
 	return t.Pool.ID

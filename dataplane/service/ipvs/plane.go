@@ -33,6 +33,9 @@ var Abilities = service.Abilities{
 	Summary: "the kernel's load balancer IPVS, with its schedulers and draining; nf_tables marks and masquerades",
 	Needs:   "IPVS (module ip_vs and one for each scheduler, loaded on demand) and nf_tables",
 	Notes: []service.Note{
+		{Text: service.NoteForward}, {Text: service.NoteInvalid},
+		{Text: "A UDP flow ends when a traffic policy that becomes Local leaves its Service port without a virtual server: if no " +
+			"other of its addresses has policy Cluster.", Concerns: service.Over(model.UDP)},
 		{Text: "IPVS has no random scheduler: weighted round-robin replaces it. Its destination hash can't pass over an endpoint " +
 			"that terminates, so it isn't offered.", Concerns: service.Scheduled(model.SchedulersOf(model.Random, model.DestinationHash))},
 		{Text: "Its source hash has 256 entries (CONFIG_IP_VS_SH_TAB_BITS) for any number of endpoints: of ten, six have 26 of " +
@@ -202,6 +205,18 @@ func (p *Plane) chain(name string, rules [][]nft.Expr) Fact {
 
 // Watch implements dataplane.Watcher, for the table: IPVS itself tells nobody.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.nft.Watch(ctx, Table) }
+
+// Affinity returns how many clients are remembered, by family. It may be called at any time.
+func (p *Plane) Affinity() (uses []service.AffinityUse, err error) {
+	for _, f := range protos {
+		n, err := p.nft.Count(Table, "affinity"+f.name)
+		if err != nil {
+			return nil, err
+		}
+		uses = append(uses, service.AffinityUse{Family: "IPv" + f.name, Entries: n, Limit: affinitySize})
+	}
+	return uses, nil
+}
 
 // Clean implements dataplane.Cleaner: packets are let go first, then IPVS forgets, then all is set back.
 func (p *Plane) Clean(context.Context) error {

@@ -175,7 +175,7 @@ func (p *Plane) readService(s ipvs.Service, ds []ipvs.Destination, facts []Fact)
 	live := false
 	for _, d := range ds {
 		key := string(destinationKey(pool, d.Addr))
-		if d.Weight == 0 {
+		if d.Weight == 0 && isTCP(s.Mark) {
 			p.leaves(s.ServiceID).destinations[key] = true
 			continue
 		}

@@ -81,6 +81,9 @@ func (p *Plane) node(v *model.Node) []Fact {
 		facts = append(facts, p.chain(name, rules))
 	}
 	facts = append(facts, p.chain("refuse", refuse()), p.chain("pass", [][]nft.Expr{nft.Exprs(end())}))
+	for _, r := range v.ServiceRanges {
+		facts = append(facts, unallocated(r))
+	}
 	for _, f := range protos {
 		facts = append(facts, p.family(f, v)...)
 		if d := delivery(f); !d.Six || !p.withoutIPv6 {
@@ -132,11 +135,16 @@ func (f *proto) within(load nft.Expr, ranges []model.Range, then ...[]nft.Expr) 
 }
 
 // enter finds the frontend of a packet that opens a connection: by its address, else, at an address of this host, among the
-// node ports.
+// node ports. A packet that matches none is rejected at a ClusterIP, and dropped at an address that only Services have.
 func (f *proto) enter() [][]nft.Expr {
+	zeros := func(r int) nft.Expr { return nft.Load(nft.R(r), make([]byte, 4)) }
+	unmatched := f.findAt(stageUnmatched, f.address(f.dst, place+1), zeros(place+1+f.words), zeros(place+2+f.words))
 	return [][]nft.Expr{
 		f.follow(stageEntry, false),
 		append(nft.FibLocal(false, nft.R(0)), nft.Do(nft.Goto("enterports"+f.name))),
+		f.lookup(unmatched, does_, acts[stageUnmatched]),
+		nft.Exprs(nft.Load(nft.R(place), nft.Word(nil, 0)), f.address(f.dst, place+1),
+			nft.Member("unallocated"+f.name, nft.R(place)), nft.Do(nft.DropIt)),
 	}
 }
 
@@ -186,17 +194,23 @@ func loopback(v *model.Node, own netip.Addr) (out, in [][]nft.Expr) {
 func (f *proto) split(v *model.Node, any bool) [][]nft.Expr {
 	inside := f.follow(stageInside, any)
 	rules := [][]nft.Expr{append(nft.FibLocal(true, nft.R(0)), inside...)}
-	for _, r := range f.pods(v) {
-		rules = append(rules, nft.Join(f.source(nft.Eq, r, 0), inside))
+	for _, pods := range f.pods(v) {
+		rules = append(rules, nft.Join(pods(nft.Eq, 0), inside))
 	}
 	return append(rules, f.follow(stageOutside, any), nft.Exprs(nft.Do(nft.DropIt)))
 }
 
-// pods gives the pods' ranges of the family.
-func (f *proto) pods(v *model.Node) (l []netip.Prefix) {
+// pods returns, for each of the pods' ranges of the family, or for their interfaces, what matches packets that come from
+// there (nft.Eq) or don't (nft.Neq); it uses registers from tmp on.
+func (f *proto) pods(v *model.Node) (l []func(op nft.CmpOp, tmp int) []nft.Expr) {
+	if i := v.PodInterfaces; i.Name != "" {
+		l = append(l, func(op nft.CmpOp, tmp int) []nft.Expr {
+			return nft.Exprs(nft.Meta(nft.MetaIIFName, nft.R(tmp)), nft.Cmp(op, nft.R(tmp), nft.InterfaceName(i.Name, i.Prefix)))
+		})
+	}
 	for _, r := range v.Pods {
 		if protoOf(r.Addr()) == f {
-			l = append(l, r)
+			l = append(l, func(op nft.CmpOp, tmp int) []nft.Expr { return f.source(op, r, tmp) })
 		}
 	}
 	return l
@@ -291,8 +305,8 @@ func (f *proto) assignPorts(v *model.Node) (rules [][]nft.Expr) {
 // assigned gives the rules that mark: of clients outside if they have their own, and of all others.
 func (f *proto) assigned(v *model.Node, any bool) [][]nft.Expr {
 	outside := append(f.find(stageOutside, any), notLocal(true, nft.R(place))...)
-	for _, r := range f.pods(v) {
-		outside = append(outside, f.source(nft.Neq, r, place)...)
+	for _, pods := range f.pods(v) {
+		outside = append(outside, pods(nft.Neq, place)...)
 	}
 	return [][]nft.Expr{
 		append(outside, nft.SetMark(nft.R(pool_)), end()),
@@ -335,8 +349,8 @@ func (f *proto) hide(v *model.Node, m model.Origins) [][]nft.Expr {
 		append(nft.FibLocal(true, nft.R(0)), decide(model.FromNode)),
 		nft.Exprs(f.address(f.src, 0), f.address(f.dst, f.words), nft.Member("hairpin"+f.name, nft.R(0)), nft.Masquerade()),
 	}
-	for _, r := range f.pods(v) {
-		rules = append(rules, append(f.source(nft.Eq, r, 0), decide(model.FromPod)))
+	for _, pods := range f.pods(v) {
+		rules = append(rules, append(pods(nft.Eq, 0), decide(model.FromPod)))
 	}
 	return append(rules, nft.Exprs(decide(model.FromOutside)))
 }

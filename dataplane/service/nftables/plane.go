@@ -41,6 +41,7 @@ var Abilities = service.Abilities{
 	Summary:    "one nf_tables table of maps and verdict maps, written by netlink",
 	Needs:      "nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT)",
 	Notes: []service.Note{
+		{Text: service.NoteForward}, {Text: service.NoteInvalid},
 		{Text: "A Service with scheduler maglev takes 100 map elements for each endpoint instead of one.",
 			Concerns: service.Scheduled(model.SchedulersOf(model.Maglev))},
 	},
@@ -52,11 +53,7 @@ func New() (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := sysctl.Open(routeLocalnet) // read-only is enough unless localhost takes node ports
-	if err != nil {
-		conn.Close()
-		return nil, fmt.Errorf("nftables: %w", err)
-	}
+	s := sysctl.OpenOptional(routeLocalnet) // it is needed only where localhost takes node ports
 	return &Plane{conn: conn, sysctls: map[string]*sysctl.Setting{routeLocalnet: s}}, nil
 }
 
@@ -281,6 +278,18 @@ func (p *Plane) restoreSysctl() error {
 
 // Watch implements dataplane.Watcher.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.conn.Watch(ctx, Table) }
+
+// Affinity returns how many clients are remembered, by family. It may be called at any time.
+func (p *Plane) Affinity() (uses []service.AffinityUse, err error) {
+	for _, f := range protos {
+		n, err := p.conn.Count(Table, "affinity"+f.name)
+		if err != nil {
+			return nil, err
+		}
+		uses = append(uses, service.AffinityUse{Family: "IPv" + f.name, Entries: n, Limit: affinitySize})
+	}
+	return uses, nil
+}
 
 // Clean implements dataplane.Cleaner.
 func (p *Plane) Clean(context.Context) error {

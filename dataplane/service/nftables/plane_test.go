@@ -81,6 +81,16 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 				return
 			}
 		}
+		if uses, err := p.Affinity(); err != nil || len(uses) != 2 || uses[0].Entries != 0 || uses[0].Limit != affinitySize {
+			t.Errorf("affinity: %v, %v", uses, err)
+		}
+		element := "{ 192.0.2.1 . 1 . 2 timeout 1h : 3, 192.0.2.2 . 1 . 2 timeout 1h : 3 }"
+		if out, err := exec.Command("nft", "add", "element", "inet", Table, "affinity4", element).CombinedOutput(); err != nil {
+			t.Errorf("nft add element: %v: %s", err, out)
+		}
+		if uses, err := p.Affinity(); err != nil || uses[0].Entries != 2 || uses[1].Entries != 0 {
+			t.Errorf("affinity of two clients: %v, %v", uses, err)
+		}
 		if out, err := exec.Command("nft", "list", "table", "inet", Table).CombinedOutput(); err != nil {
 			t.Errorf("nft list: %v: %s", err, out)
 		}
@@ -89,6 +99,9 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 		}
 		if held, err := p.Read(t.Context()); len(held) > 0 || err != nil {
 			t.Errorf("after clean: %v, %v", held, err)
+		}
+		if uses, err := p.Affinity(); err != nil || uses[0].Entries != 0 {
+			t.Errorf("affinity after clean: %v, %v", uses, err)
 		}
 		if v, err := p.sysctls[routeLocalnet].Get(); v != "0" || err != nil {
 			t.Errorf("after clean: %s is %q, %v", routeLocalnet, v, err)

@@ -12,14 +12,19 @@
 //	node:  rule protocol · port → table of that protocol and port: Service address → room
 //	room:  a socket at address · port; the client's address is seen as it is
 //
-// Rules are one for each protocol and port in use, whatever the number of Services, and routes are exact: a packet to another
-// port of a Service's address goes on as if Fairlead were not there. Rules for ports come before the kernel's own for local
+// Rules are one for each protocol and port in use, whatever the number of Services, and routes are exact. Packets to a ClusterIP
+// that none of them matches are led to the room by a rule behind those for local addresses: nothing listens there, so it rejects
+// them (and ignores ICMP echo requests). In the same table, routes drop packets to unallocated addresses of ServiceCIDRs. Rules for ports come before the kernel's own for local
 // addresses (which keeps its priority 0, and is put behind ours), so that node ports and Service addresses that the node
 // itself has lead to the room as well. The kernel asks rule after rule for every packet that it routes.
 //
+// A rule sees no connection: a packet to a node port that replies to a connection of the node's own is led to the room, too.
+// What the node masquerades comes back by netfilter's translation, before routing.
+//
 // ICMP shows no port. Errors for connections of the room don't get there; where a path takes smaller packets than it says,
 // the room's TCP finds out by itself (RFC 4821, tcp_mtu_probing). Fragments of datagrams are led by the address alone, but
-// not those to node ports.
+// not those to node ports. Answers of UDP leave in packets that every path takes, in IPv6 of 1280 bytes. A client of IPv6 is
+// told by ICMP that its datagram was too long for the path to the backend.
 //
 // # Sockets
 //
@@ -52,9 +57,10 @@
 // # Changes
 //
 // A TCP connection goes on when its backend leaves the pool, and when its frontend goes: then a rule of its own keeps its
-// packets coming, until it ends; what a killed process leaves of those goes when the next makes its room. A UDP flow ends when a new one would not be like it. Affinity and counts of connections
-// survive changes of other backends. All of it ends with the process (Abilities.Ends): rules stay and lead nowhere, until a
-// new process has its room.
+// packets coming, until it ends; what a killed process leaves of those goes when the next makes its room. A UDP
+// flow ends when its endpoint serves no more, or its client is no longer allowed. Affinity and counts of connections survive
+// changes of other backends. All of it ends with the process (Abilities.Ends): rules stay and lead nowhere, until a new process
+// has its room.
 //
 // File descriptors: the limit is raised as far as it may be, and 512 are left to everything else. A TCP connection has
 // two, and up to four more while bytes wait in it; a UDP flow has one. Of the first a frontend may have a quarter of
@@ -80,6 +86,9 @@ var Abilities = service.Abilities{
 	Summary:    "a proxy in the agent itself: sockets and routing rules, no firewall rule",
 	Needs:      "nothing beyond policy routing",
 	Notes: []service.Note{
+		{Text: "If pods are known by interface (detectLocalMode BridgeInterface, InterfaceNamePrefix), a client counts as a pod " +
+			"if the main routing table leads to it by such an interface."},
+		{Text: "ICMP echo requests to a ClusterIP are dropped; other modes reject them."},
 		{Text: "Endpoints see the node's address instead of the client's.", Concerns: service.Every},
 		{Text: "Connections run through the agent: they end with it, and session affinity is forgotten.", Concerns: service.Every},
 		{Text: "SCTP is not served.", Concerns: service.Over(model.SCTP)},
@@ -95,8 +104,9 @@ var Abilities = service.Abilities{
 			Veth + ", which a firewall with a drop policy must allow."},
 		{Text: "Routing rules are evaluated one by one: hundreds of different Service ports and node ports cost time for each " +
 			"packet, and so does the removal of frontends with thousands of open connections."},
-		{Text: "A node port within net.ipv4.ip_local_port_range takes the replies to the node's own connections from that port: " +
-			"keep the two apart, or list it in net.ipv4.ip_local_reserved_ports.",
+		{Text: "A node port takes the replies to the node's own connections from that port: keep net.ipv4.ip_local_port_range " +
+			"and programs that choose their source ports, such as DNS resolvers, away from node ports, or list these in " +
+			"net.ipv4.ip_local_reserved_ports.",
 			Concerns: func(f *model.Frontend, _ model.Origin) bool { return f.Via == "NodePort" }},
 		{Text: "If net.ipv4.conf.all.rp_filter is 1, rejections of UDP datagrams don't leave the node: clients see a timeout.",
 			Concerns: service.Over(model.UDP)},
@@ -120,8 +130,11 @@ func long(f *model.Frontend) string {
 	if f == nil {
 		return "fragments of datagrams to a frontend's address are led to the plane by that alone, whatever their port"
 	}
+	if f.Entry.Protocol == model.UDP && f.Entry.AnyAddr() {
+		return "fragments show no port by which they could be led to its socket"
+	}
 	if f.Entry.Protocol == model.UDP {
-		return "fragments show no port by which they could be led to its socket, and it keeps no datagram to send again in shorter ones"
+		return ""
 	}
 	return "its connections hear of no ICMP error: TCP finds out by itself what a path takes, in seconds"
 }

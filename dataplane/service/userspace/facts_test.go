@@ -11,18 +11,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/model"
 )
 
 func TestFactsSayAllThereIsToSay(t *testing.T) {
 	a, pre := netip.MustParseAddr, netip.MustParsePrefix
-	for _, n := range []*model.Node{{}, {Pods: []netip.Prefix{pre("10.0.0.0/8"), pre("fd00::/48")}, NodePorts: []model.Range{{First: a("1.2.3.4"), Last: a("5.6.7.8")}, {First: a("::2"), Last: a("fd00::")}}}} {
+	veth, bridge := model.Interfaces{Name: "veth", Prefix: true}, model.Interfaces{Name: "cni0"}
+	for _, n := range []*model.Node{{}, {PodInterfaces: veth}, {PodInterfaces: bridge}, {Pods: []netip.Prefix{pre("10.0.0.0/8"), pre("fd00::/48")}, NodePorts: []model.Range{{First: a("1.2.3.4"), Last: a("5.6.7.8")}, {First: a("::2"), Last: a("fd00::")}}}} {
 		if got, err := parseNode(nodeText(n)); err != nil || !reflect.DeepEqual(got, *n) {
 			t.Errorf("%q is read as %+v, %v", nodeText(n), got, err)
 		}
 	}
 	for _, p := range []*model.Pool{{Protocol: model.UDP}, {Protocol: model.TCP, Scheduler: model.Maglev, Ports: true, Affinity: 3 * time.Hour,
-		Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 3}, {Addr: netip.MustParseAddrPort("[fd00::1]:80"), Weight: 256}}}} {
+		Backends:   []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 3}, {Addr: netip.MustParseAddrPort("[fd00::1]:80"), Weight: 256}},
+		Unselected: []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.3:80")}}}} {
 		if got, err := parsePool(poolText(p)); err != nil || !reflect.DeepEqual(got, *p) {
 			t.Errorf("%q is read as %+v, %v", poolText(p), got, err)
 		}
@@ -111,17 +114,20 @@ func TestFilterKeepsOutWhomItShould(t *testing.T) {
 		if r.IntN(3) == 0 {
 			sources = nil
 		}
-		insiders := append(prefixes(six, r.IntN(4)), prefixes(!six, 1)...)
+		var v view
+		for _, p := range append(prefixes(six, r.IntN(4)), prefixes(!six, 1)...) {
+			v.pods = append(v.pods, origin{p, r.IntN(3) > 0})
+		}
 		sides := [2]model.Action{model.Action(r.IntN(2)), model.Action(r.IntN(2))}
-		b, err := program(six, sources, insiders, sides[0], sides[1])
+		b, err := program(six, sources, v.origins(), sides[0], sides[1])
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 10 {
 			from := address(six)
-			want := (sources == nil || within(sources, from)) && sides[b2i(!within(insiders, from))] == model.Reject
+			want := (sources == nil || within(sources, from)) && sides[b2i(!v.inside(from))] == model.Reject
 			if got := passes(t, b, from); got != want {
-				t.Fatalf("sources %v, insiders %v, sides %v: %s passes: %t", sources, insiders, sides, from, got)
+				t.Fatalf("sources %v, origins %v, sides %v: %s passes: %t", sources, v.pods, sides, from, got)
 			}
 			kept, let = kept+b2i(!want), let+b2i(want)
 		}
@@ -131,5 +137,22 @@ func TestFilterKeepsOutWhomItShould(t *testing.T) {
 	}
 	if _, err := program(false, prefixes(false, 2000), nil, 0, 0); err == nil {
 		t.Error("a filter that no kernel takes is no error")
+	}
+}
+
+func TestPodsByRoute(t *testing.T) {
+	pre := netip.MustParsePrefix
+	routes := []link.Reach{{To: pre("10.0.0.7/32"), Interface: "veth1"}, {To: pre("10.0.0.8/32"), Interface: "eth1"},
+		{To: pre("10.0.0.0/24"), Interface: "veth2"}, {To: pre("10.0.0.0/16"), Interface: "eth0"}}
+	n := &model.Node{PodInterfaces: model.Interfaces{Name: "veth", Prefix: true}}
+	pods, err := podsOf(n, func() ([]link.Reach, error) { return routes, nil })
+	if err != nil || len(pods) != 3 { // what leads elsewhere anyway needs no naming
+		t.Fatalf("pods are at %v, %v", pods, err)
+	}
+	v := view{pods: pods}
+	for from, want := range map[string]bool{"10.0.0.7": true, "10.0.0.8": false, "10.0.0.9": true, "10.0.1.1": false} {
+		if got := v.inside(netip.MustParseAddr(from)); got != want {
+			t.Errorf("%s is inside: %t", from, got)
+		}
 	}
 }

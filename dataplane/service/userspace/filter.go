@@ -23,9 +23,9 @@ const (
 	longest   = 4096       // BPF_MAXINSNS
 )
 
-// program keeps out of a TCP listener, in silence, all but permitted sources (nil: all are) and the sides that drop. Insiders
-// are who comes from inside. It is nil where it would let everybody in.
-func program(six bool, sources, insiders []netip.Prefix, inside, outside model.Action) ([]unix.SockFilter, error) {
+// program keeps out of a TCP listener, in silence, all but permitted sources (nil: all are) and the sides that drop. Origins
+// tell inside from outside. It is nil where it would let everybody in.
+func program(six bool, sources []netip.Prefix, origins []origin, inside, outside model.Action) ([]unix.SockFilter, error) {
 	if sources == nil && inside == model.Reject && outside == model.Reject {
 		return nil, nil
 	}
@@ -43,9 +43,15 @@ func program(six bool, sources, insiders []netip.Prefix, inside, outside model.A
 		b[j].K = uint32(len(b) - j - 1)
 	}
 	if inside != outside {
-		for _, s := range insiders {
-			if s.Addr().Is6() == six {
-				b = append(match(b, six, s), verdict(inside))
+		for _, o := range origins {
+			if o.Addr().Is6() != six {
+				continue
+			}
+			b = match(b, six, o.Prefix)
+			if o.inside {
+				b = append(b, verdict(inside))
+			} else {
+				b = append(b, verdict(outside))
 			}
 		}
 	}

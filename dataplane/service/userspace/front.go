@@ -62,8 +62,9 @@ type listener struct {
 	flows   map[netip.AddrPort]*flow // UDP: by client
 }
 
-// decide gives the pool that serves a client, or nil and what becomes of its packets.
-func (f *front) decide(from netip.Addr) (*pool, model.Action) {
+// poolOf returns the pool of a client's side, and what becomes of its packets where that is empty; nil where the client is not
+// allowed.
+func (f *front) poolOf(from netip.Addr) (*pool, model.Action) {
 	s := f.now.Load()
 	if s.sources != nil && !slices.ContainsFunc(s.sources, func(r netip.Prefix) bool { return r.Contains(from) }) {
 		return nil, model.Drop
@@ -72,10 +73,22 @@ func (f *front) decide(from netip.Addr) (*pool, model.Action) {
 	if f.plane.view.Load().inside(from) {
 		side = 0
 	}
-	if p := s.pools[side]; !p.empty() {
-		return p, 0
+	return s.pools[side], s.empty[side]
+}
+
+// decide gives the pool that serves a client, or nil and what becomes of its packets.
+func (f *front) decide(from netip.Addr) (*pool, model.Action) {
+	p, action := f.poolOf(from)
+	if p == nil || p.empty() {
+		return nil, action
 	}
-	return nil, s.empty[side]
+	return p, 0
+}
+
+// stays reports whether a client's flow stays with the endpoint at a.
+func (f *front) stays(from netip.Addr, a netip.AddrPort) bool {
+	p, _ := f.poolOf(from)
+	return p != nil && p.serves(a)
 }
 
 // ready implements watcher.

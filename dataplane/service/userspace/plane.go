@@ -26,6 +26,7 @@ type Plane struct {
 	loops   []*loop
 	view    atomic.Pointer[view]
 	signals chan struct{} // holds one when something is to be looked at
+	routed  atomic.Bool   // pods are known by routes
 	open    atomic.Int64  // file descriptors of connections and flows
 	steady  atomic.Int64  // and those of fronts and pipes
 	limit   int64         // of both
@@ -39,7 +40,7 @@ type Plane struct {
 	room   *room
 	voices voices // the room's
 	text   string // the node's fact, "" without one
-	ranges []model.Range
+	told   model.Node
 	pools  map[uint64]*pool
 	texts  map[uint64]string // of pools told
 	fronts map[model.Entry]*front
@@ -56,21 +57,51 @@ var (
 // view is what tells where clients are.
 type view struct {
 	own  map[netip.Addr]bool
-	pods []netip.Prefix
+	pods []origin
 }
 
-// inside says whether an address is the node's own or a pod's.
+// origin is a range of clients. Of several that hold a client, the first counts; what is in none is outside.
+type origin struct {
+	netip.Prefix
+	inside bool
+}
+
+// inside reports whether an address is the node's own or a pod's.
 func (v *view) inside(a netip.Addr) bool {
-	return v.own[a] || a.IsLoopback() || slices.ContainsFunc(v.pods, func(r netip.Prefix) bool { return r.Contains(a) })
+	if v.own[a] || a.IsLoopback() {
+		return true
+	}
+	i := slices.IndexFunc(v.pods, func(o origin) bool { return o.Contains(a) })
+	return i >= 0 && v.pods[i].inside
 }
 
-// insiders gives the same as prefixes.
-func (v *view) insiders() []netip.Prefix {
-	l := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+// origins returns the same as ranges.
+func (v *view) origins() []origin {
+	l := []origin{{netip.MustParsePrefix("127.0.0.0/8"), true}, {netip.MustParsePrefix("::1/128"), true}}
 	for _, a := range slices.SortedFunc(maps.Keys(v.own), netip.Addr.Compare) {
-		l = append(l, netip.PrefixFrom(a, a.BitLen()))
+		l = append(l, origin{netip.PrefixFrom(a, a.BitLen()), true})
 	}
 	return append(l, v.pods...)
+}
+
+// podsOf returns where pods are: in the node's ranges, or where the main routing table leads to by their interfaces. A client
+// comes into the room by the room's own interface, so the one that it came to the node by is not to be seen there.
+func podsOf(n *model.Node, routes func() ([]link.Reach, error)) (l []origin, err error) {
+	for _, r := range n.Pods {
+		l = append(l, origin{r, true})
+	}
+	if n.PodInterfaces.Name == "" {
+		return l, nil
+	}
+	reached, err := routes()
+	for _, r := range reached {
+		l = append(l, origin{r.To, n.PodInterfaces.Has(r.Interface)})
+	}
+	last := len(l) // what is behind the last that is inside needs no naming
+	for last > 0 && !l[last-1].inside {
+		last--
+	}
+	return l[:last], err
 }
 
 // reserve is how many file descriptors are left to the rest of the process.
@@ -165,7 +196,7 @@ func (p *Plane) signal() {
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 	var events <-chan struct{}
 	err := p.node.Do(func() (err error) {
-		events, err = p.policy.Watch(ctx, Owner, Veth)
+		events, err = p.policy.Watch(ctx, Owner, Veth, p.routed.Load)
 		return err
 	})
 	if err != nil {
@@ -243,6 +274,12 @@ func (p *Plane) readKernel(facts []Fact) ([]Fact, error) {
 		switch {
 		case w.Table>>24 != tables>>24:
 			continue
+		case w.Table == tableUnmatched && w.Blackhole:
+			k = Key{Kind: KindUnallocated, Entry: model.Entry{Addr: w.To.Addr(), Port: uint16(w.To.Bits())}}
+			facts = append(facts, Fact{Key: k, Value: there})
+			continue
+		case w.Table == tableUnmatched:
+			k = Key{Kind: KindClusterIP, Entry: model.Entry{Addr: w.To.Addr()}}
 		case w.Table == tables:
 			k = Key{Kind: KindReach, Entry: model.Entry{Addr: w.To.Addr()}}
 		case w.Table == tableNode:
@@ -290,6 +327,8 @@ func (p *Plane) readRules(facts []Fact) ([]Fact, error) {
 				k.Kind = KindNodePort
 			}
 			facts = append(facts, Fact{Key: k, Value: value[six]})
+		} else if r.Priority == priorityUnmatched {
+			facts = append(facts, Fact{Key: Key{Kind: KindUnmatched, Entry: every}, Value: there})
 		} else if parts[six]++; parts[six] == len(fragmentRules(r.Six)) {
 			facts = append(facts, Fact{Key: Key{Kind: KindFragments, Entry: every}, Value: there})
 		}
@@ -335,7 +374,7 @@ func (p *Plane) Clean(context.Context) error {
 	clear(p.texts)
 	clear(p.pools)
 	p.text = ""
-	p.ranges = nil
+	p.told = model.Node{}
 	err := p.settle(all)
 	var changes []link.Change
 	for _, owner := range []uint8{Owner, ownerKept} {

@@ -481,6 +481,78 @@ func TestFlowsEndWithTheirBackend(t *testing.T) {
 	s.settled()
 }
 
+// Answers of UDP arrive whose way to the client takes shorter packets than the room: those of a pod whose device has a
+// smaller MTU. The first does, since nothing is sent again.
+func TestAnswersArriveAtNarrowClients(t *testing.T) {
+	s := newStage(t)
+	addresses := map[*netns.Namespace][2]string{s.client: {"eth0", "fd00:1::2/64"}, s.server: {"eth0", "fd00:2::2/64"}}
+	s.check(link.Set(s.node, link.Setting{Name: "ipv6/conf/all/forwarding", Value: "1"}))
+	run := func(ns *netns.Namespace, script string) {
+		t.Helper()
+		s.check(ns.Do(func() error {
+			out, err := exec.Command("sh", "-ec", script).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		}))
+	}
+	run(s.node, "ip addr add fd00:1::1/64 dev client nodad; ip addr add fd00:2::1/64 dev server nodad; ip link set client mtu 1400")
+	for ns, a := range addresses {
+		run(ns, fmt.Sprintf("ip addr add %s dev %s nodad; ip -6 route add default via %s", a[1], a[0],
+			strings.Replace(a[1], "::2/64", "::1", 1)))
+	}
+	run(s.client, "ip link set eth0 mtu 1400")
+	six := netip.MustParseAddr("fd00:2::2")
+	for _, at := range []netip.Addr{serverAddr, six} {
+		s.echo(at, 53)
+	}
+	f, p := serves(model.UDP, 80, 53)
+	f6, p6 := serves(model.UDP, 80)
+	p6.ID, p6.Backends = 66, []model.Backend{{Addr: netip.AddrPortFrom(six, 53)}}
+	f6.Entry.Addr = netip.MustParseAddr("fd00:96::1")
+	s.check(s.tell(p, f, p6, f6))
+	for _, to := range []netip.Addr{vip, f6.Entry.Addr} {
+		for _, size := range []int{1300, 1500, 2000, 9000} {
+			c, err := s.dial("udp", netip.AddrPortFrom(to, 80).String())
+			s.check(err)
+			if _, err := s.ask(c, "x"); err != nil {
+				t.Fatal(err)
+			}
+			question, answer, n := bytes.Repeat([]byte("x"), size), make([]byte, 1<<16), 1
+			c.SetDeadline(time.Now().Add(patience))
+			_, err = c.Write(question)
+			for n == 1 && err == nil { // or it is a late answer of those above
+				n, err = c.Read(answer)
+			}
+			if err != nil || !bytes.Equal(answer[:n], question) {
+				t.Errorf("%s, %d bytes: %d bytes came back, %v", to, size, n, err)
+			}
+		}
+	}
+}
+
+// echo answers each datagram at an address and port of the server with what it said.
+func (s *stage) echo(at netip.Addr, port uint16) {
+	s.Helper()
+	var c *net.UDPConn
+	s.check(s.server.Do(func() (err error) {
+		c, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(at, port)))
+		return err
+	}))
+	s.Cleanup(func() { c.Close() })
+	go func() {
+		b := make([]byte, 1<<16)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			c.WriteToUDPAddrPort(b[:n], from)
+		}
+	}()
+}
+
 func TestSilentFlowsEnd(t *testing.T) {
 	defer func(d [2]time.Duration) { silences = d }(silences)
 	silences = [2]time.Duration{50 * time.Millisecond, 100 * time.Millisecond}

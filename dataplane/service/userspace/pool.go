@@ -75,11 +75,18 @@ func (p *pool) empty() bool {
 	return len(p.backends) == 0
 }
 
-// has says whether b is a backend still.
-func (p *pool) has(b *backend) bool {
+// serves reports whether a flow to the endpoint at a stays there.
+func (p *pool) serves(a netip.AddrPort) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !b.gone
+	return p.model.Serves(a)
+}
+
+// drains reports whether flows may stay with endpoints that get no new one.
+func (p *pool) drains() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.model.Unselected) > 0
 }
 
 // take gives a client that asks for an address a backend that it has not tried, and counts it as the client's; nil where

@@ -36,6 +36,20 @@ func (v voices) close() {
 
 // refuse tells a client that nobody is at the port where it sent a datagram: ICMP port unreachable (RFC 792, RFC 4443).
 func (v voices) refuse(at, client netip.AddrPort) {
+	if at.Addr().Is4() {
+		v.say(at, client, []byte{3, 3, 0, 0, 0, 0, 0, 0})
+		return
+	}
+	v.say(at, client, []byte{1, 4, 0, 0, 0, 0, 0, 0})
+}
+
+// tooLong tells a client of IPv6 that a datagram was longer than the path's MTU: ICMPv6 Packet Too Big (RFC 4443).
+func (v voices) tooLong(at, client netip.AddrPort, mtu int) {
+	v.say(at, client, binary.BigEndian.AppendUint32([]byte{2, 0, 0, 0}, uint32(mtu)))
+}
+
+// say sends a client an ICMP message about a datagram that it sent. The message is given up to its 8th byte, without checksum.
+func (v voices) say(at, client netip.AddrPort, m []byte) {
 	a, c := at.Addr(), client.Addr()
 	datagram := binary.BigEndian.AppendUint16(nil, client.Port())
 	datagram = binary.BigEndian.AppendUint16(datagram, at.Port())
@@ -43,14 +57,14 @@ func (v voices) refuse(at, client netip.AddrPort) {
 	if a.Is4() {
 		header := []byte{0x45, 0, 0, 28, 0, 0, 0, 0, 64, byte(model.UDP), 0, 0}
 		header = append(append(header, c.AsSlice()...), a.AsSlice()...)
-		m := append(append([]byte{3, 3, 0, 0, 0, 0, 0, 0}, header...), datagram...)
+		m = append(append(m, header...), datagram...)
 		binary.BigEndian.PutUint16(m[2:], checksum(m))
 		unix.SendmsgN(v[0], m, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: a.As4()}), sockaddr(netip.AddrPortFrom(c, 0)), unix.MSG_DONTWAIT)
 		return
 	}
 	header := []byte{0x60, 0, 0, 0, 0, 8, byte(model.UDP), 64}
 	header = append(append(header, c.AsSlice()...), a.AsSlice()...)
-	m := append(append([]byte{1, 4, 0, 0, 0, 0, 0, 0}, header...), datagram...)
+	m = append(append(m, header...), datagram...)
 	unix.SendmsgN(v[1], m, unix.PktInfo6(&unix.Inet6Pktinfo{Addr: a.As16()}), sockaddr(netip.AddrPortFrom(c, 0)), unix.MSG_DONTWAIT)
 }
 

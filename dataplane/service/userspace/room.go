@@ -12,6 +12,7 @@ import (
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/model"
 )
 
 // Veth is the name of the node's end of the way into the room.
@@ -26,12 +27,14 @@ const (
 	ownerKept = 0xf2
 )
 
-// The tables: for fragments of datagrams, of connections that outlive their frontend, of the node's addresses that take node ports, and
-// one for each protocol and port.
+// The tables: for fragments of datagrams, of connections that outlive their frontend, of the node's addresses that take node ports, of
+// addresses whatever the port, and one for each protocol and port.
 const (
-	tables    = uint32(0xfa) << 24
-	tableKept = tables + 1
-	tableNode = tables + 2
+	tables         = uint32(0xfa) << 24
+	tableKept      = tables + 1
+	tableNode      = tables + 2
+	tableUDP6      = tables + 3 // in the room
+	tableUnmatched = tables + 4
 )
 
 func tableOf(protocol uint8, port uint16) uint32 { return tables | uint32(protocol)<<16 | uint32(port) }
@@ -44,6 +47,7 @@ const (
 	priorityWhole     = 71 // of datagrams that are whole: past the next
 	priorityFragments = 72
 	priorityOthers    = 73 // where they go on
+	priorityUnmatched = 74 // what no frontend and no address of the node's own matches
 )
 
 // The next hops between node and room, on links of theirs alone, and an address for what the room itself has to say.
@@ -181,13 +185,19 @@ var roomSettings = []link.Setting{
 	{Name: "ipv4/conf/all/rp_filter", Value: "0"},
 	{Name: "ipv4/conf/" + inside + "/rp_filter", Value: "0"},
 	{Name: "ipv4/conf/" + inside + "/route_localnet", Value: "1"},
-	{Name: "ipv4/tcp_mtu_probing", Value: "1"}, // it hears of no ICMP errors
+	{Name: "ipv4/tcp_mtu_probing", Value: "1"},      // it hears of no ICMP errors
+	{Name: "ipv4/icmp_echo_ignore_all", Value: "1"}, // nothing is there
+	{Name: "-ipv6/icmp/echo_ignore_all", Value: "1"},
 	{Name: "ipv4/icmp_ratelimit", Value: "0"},
 	{Name: "-ipv6/icmp/ratelimit", Value: "0"},
 	{Name: "-ipv6/conf/lo/disable_ipv6", Value: "0"}, // which the namespace may have got from the host
 	{Name: "-ipv6/conf/" + inside + "/disable_ipv6", Value: "0"},
 	{Name: "-ipv6/conf/" + inside + "/accept_ra", Value: "0"},
 }
+
+// everyPath is a packet's size that every path of IPv6 takes (RFC 8200, section 5). UDP leaves the room in such, since no
+// ICMP error gets there: longer answers go in fragments, as those of IPv4 do, which routers may fragment.
+const everyPath = 1280
 
 // furnish has every packet that comes in be for the room itself, and everything that it sends go to the node.
 func (r *room) furnish(c *link.Conn) error {
@@ -214,6 +224,13 @@ func (r *room) furnish(c *link.Conn) error {
 			link.Change{Way: &link.Way{Owner: Owner, Table: main, To: every, Via: gateway(six), Dev: dev}},
 			link.Change{Way: &link.Way{Owner: Owner, Table: local, To: every, Local: true, Dev: lo}},
 			link.Change{Rule: &link.Rule{Owner: kernels, Priority: 0, Six: six, Table: local}, Gone: true})
+	}
+	if haveIPv6() {
+		l = append(l,
+			link.Change{Way: &link.Way{Owner: Owner, Table: tableUDP6, To: netip.PrefixFrom(netip.IPv6Unspecified(), 0),
+				Via: gateway6, Dev: dev, MTU: everyPath}},
+			link.Change{Rule: &link.Rule{Owner: Owner, Priority: 15, Six: true, Protocol: uint8(model.UDP), Input: "lo",
+				Table: tableUDP6}})
 	}
 	return r.ns.Do(func() error {
 		p, err := link.DialPolicy()

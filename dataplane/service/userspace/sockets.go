@@ -20,10 +20,10 @@ func (p *Plane) inLoops(need bool, f func(*loop)) {
 	}
 }
 
-// cut ends flows that a new one of their client's would not be like: to a backend that is gone, or of another pool.
+// cut ends flows whose endpoint serves no more, and those of clients that are no longer allowed.
 func (li *listener) cut() {
 	for _, f := range li.flows {
-		if now, _ := li.front.decide(f.client.Addr()); now != f.pool || !f.pool.has(f.backend) {
+		if !li.front.stays(f.client.Addr(), f.backend.addr) {
 			f.close()
 		}
 	}
@@ -40,7 +40,7 @@ func (p *Plane) want(f *front) (at []netip.AddrPort, keepOut []unix.SockFilter, 
 	for i, pool := range s.pools {
 		if pool.empty() {
 			lets[i] = s.empty[i]
-			open = open || lets[i] == model.Drop
+			open = open || lets[i] == model.Drop || pool.drains()
 		} else {
 			open = true
 		}
@@ -49,7 +49,7 @@ func (p *Plane) want(f *front) (at []netip.AddrPort, keepOut []unix.SockFilter, 
 		return nil, nil, nil // the kernel refuses in our place
 	}
 	if f.entry.Protocol == model.TCP {
-		keepOut, err = program(f.entry.Addr.Is6(), s.sources, p.view.Load().insiders(), lets[0], lets[1])
+		keepOut, err = program(f.entry.Addr.Is6(), s.sources, p.view.Load().origins(), lets[0], lets[1])
 	}
 	if !f.entry.AnyAddr() {
 		return []netip.AddrPort{netip.AddrPortFrom(f.entry.Addr, f.entry.Port)}, keepOut, err
@@ -68,7 +68,7 @@ func (p *Plane) want(f *front) (at []netip.AddrPort, keepOut []unix.SockFilter, 
 func (p *Plane) takers() map[netip.Addr]bool {
 	l := map[netip.Addr]bool{}
 	for a := range p.view.Load().own {
-		if !a.IsLinkLocalUnicast() && a != netip.IPv6Loopback() && slices.ContainsFunc(p.ranges, func(r model.Range) bool { return r.Contains(a) }) {
+		if !a.IsLinkLocalUnicast() && a != netip.IPv6Loopback() && slices.ContainsFunc(p.told.NodePorts, func(r model.Range) bool { return r.Contains(a) }) {
 			l[a] = true
 		}
 	}

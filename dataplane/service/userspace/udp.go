@@ -116,11 +116,14 @@ func (li *listener) pass(p *packets, first, last int, from netip.AddrPort) {
 	for try := 0; first < last && try < 2; {
 		n, err := p.send(f.fd, first, last)
 		first += n
-		if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+		switch { // errors of an earlier datagram
+		case errors.Is(err, unix.EMSGSIZE):
+			f.tooLong()
+			try++
+		case errors.Is(err, unix.ECONNREFUSED):
+			try++
+		case err != nil:
 			return
-		}
-		if err != nil {
-			try++ // the refusal of an earlier datagram
 		}
 	}
 }
@@ -209,6 +212,10 @@ func (f *flow) ready(uint32) {
 			li.front.plane.voices.refuse(li.at, f.client)
 			return
 		}
+		if errors.Is(err, unix.EMSGSIZE) {
+			f.tooLong()
+			return
+		}
 		if err != nil || n == 0 {
 			return
 		}
@@ -224,6 +231,14 @@ func (f *flow) ready(uint32) {
 		if n < datagrams {
 			return
 		}
+	}
+}
+
+// tooLong tells the client that a datagram was too long for the path to the backend: it is lost, and the next goes in
+// fragments, as if the client had sent it there itself.
+func (f *flow) tooLong() {
+	if mtu, err := unix.GetsockoptInt(f.fd, unix.IPPROTO_IPV6, unix.IPV6_MTU); err == nil {
+		f.listener.front.plane.voices.tooLong(f.listener.at, f.client, mtu)
 	}
 }
 

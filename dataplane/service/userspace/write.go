@@ -12,7 +12,7 @@ import (
 )
 
 // kinds is the number of kinds of facts.
-const kinds = KindFragments + 1
+const kinds = KindUnmatched + 1
 
 // writes is facts by kind. What is only replaced is not in del.
 type writes struct{ put, del [kinds][]Fact }
@@ -47,18 +47,27 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	return nil
 }
 
-// look learns the node's own addresses. Where they have changed, sockets follow; what can't is for Read to find.
+// look learns the node's own addresses and where pods are. Where that has changed, sockets follow; what can't is for Read to
+// find.
 func (p *Plane) look() error {
 	own, err := p.policy.Addresses()
 	if err != nil {
 		return fmt.Errorf("userspace: %w", err)
 	}
+	pods, err := podsOf(&p.told, p.policy.Reached)
+	if err != nil {
+		return fmt.Errorf("userspace: %w", err)
+	}
 	old := p.view.Load()
-	if maps.Equal(own, old.own) {
+	if maps.Equal(own, old.own) && slices.Equal(pods, old.pods) {
 		return nil
 	}
-	p.view.Store(&view{own: own, pods: old.pods})
-	p.settle(slices.Collect(maps.Values(p.fronts)))
+	p.view.Store(&view{own, pods})
+	all := map[*front]bool{}
+	for _, f := range p.fronts {
+		all[f] = true
+	}
+	p.follow(all)
 	p.wayOfNode()
 	return nil
 }
@@ -116,8 +125,13 @@ func (p *Plane) putNode(w *writes) error {
 		if err != nil {
 			return fmt.Errorf("userspace: node: %w", err)
 		}
-		p.ranges, p.text = n.NodePorts, f.Value
-		p.view.Store(&view{own: p.view.Load().own, pods: n.Pods})
+		p.told, p.text = n, f.Value
+		p.routed.Store(n.PodInterfaces.Name != "")
+		pods, err := podsOf(&n, p.policy.Reached)
+		if err != nil {
+			return fmt.Errorf("userspace: %w", err)
+		}
+		p.view.Store(&view{p.view.Load().own, pods})
 		if err := errors.Join(p.settle(slices.Collect(maps.Values(p.fronts))), p.wayOfNode()); err != nil {
 			return err
 		}
@@ -247,7 +261,7 @@ func (p *Plane) delServed(w *writes) error {
 		}
 	}
 	if len(w.del[KindNode]) > 0 {
-		p.text, p.ranges = "", nil
+		p.text, p.told = "", model.Node{}
 		err = errors.Join(err, p.wayOfNode())
 	}
 	if len(w.del[KindRoom]) > 0 {
