@@ -125,10 +125,10 @@ func TestSession(t *testing.T) {
 	contains(t, must(t, fairlead, "sandbox", "ls", name), "agent ready", "shop/web-1", "outside")
 	contains(t, must(t, fairlead, "sandbox", "ask", "--name", name, "shop/client", "shop/web:80"), "shop/web-")
 	contains(t, must(t, onNode(name, "a", dir, "show")...), "shop/web:http", "10.96.0.10:80/tcp", "as wanted", "0 missing, 0 too many")
-	contains(t, must(t, onNode(name, "a", dir, "plan")...), "put 0, replace 0, delete 0", "Nothing was touched")
+	contains(t, must(t, onNode(name, "a", dir, "plan")...), "put 0, replace 0, delete 0", "Nothing was changed")
 	contains(t, must(t, onNode(name, "b", dir, "explain", "shop/client", "shop/web:http")...),
-		"comes from: a pod", "ClusterIP of Service shop/web:http", "one of 3 backends", "pod shop/web-1", "sees 10.128.2.99", "kernel: as wanted",
-		"traffic policy: internalTrafficPolicy Cluster")
+		": a pod of this node's network", "ClusterIP of Service shop/web:http", "one of 3 endpoints", "pod shop/web-1", "sees source 10.128.2.99", "kernel: as wanted",
+		"internalTrafficPolicy Cluster")
 	contains(t, must(t, onNode(name, "a", dir, "explain", "shop/client", "shop/web:http")...), "runs on node b")
 
 	t.Run("a saved file takes effect", func(t *testing.T) {
@@ -141,11 +141,11 @@ func TestSession(t *testing.T) {
 		os.CopyFS(plan, os.DirFS(dir))
 		without := bytes.ReplaceAll(b, []byte("10.128.3.10"), []byte("10.128.3.77"))
 		os.WriteFile(filepath.Join(plan, "web.yaml"), without, 0o644)
-		exits(t, 1, []string{"endpoint4", "Nothing was touched"}, onNode(name, "a", plan, "plan")...)
+		exits(t, 1, []string{"endpoint4", "Nothing was changed"}, onNode(name, "a", plan, "plan")...)
 		exits(t, 2, []string{"--oops"}, onNode(name, "a", plan, "plan", "--oops")...)
 		os.WriteFile(file, without, 0o644)
 		eventually(t, "the kernel has the new endpoint", func() bool {
-			out, _ := try(onNode(name, "a", dir, "show")...)
+			out, _ := try(onNode(name, "a", dir, "show", "-o", "wide")...)
 			return strings.Contains(out, "10.128.3.77") && strings.Contains(out, "0 missing, 0 too many")
 		})
 		os.WriteFile(file, b, 0o644)
@@ -169,7 +169,7 @@ func TestSession(t *testing.T) {
 		})
 		contains(t, must(t, fairlead, "sandbox", "ask", "--name", name, "shop/client", "shop/cart:7000"), "shop/cart-")
 		exits(t, 1, []string{"shop/web:http", "70000", "not every object could be read"}, onNode(name, "a", dir, "show")...)
-		exits(t, 2, []string{"Nothing was touched", "not every object could be read"}, onNode(name, "a", dir, "plan")...)
+		exits(t, 2, []string{"Nothing was changed", "not every object could be read"}, onNode(name, "a", dir, "plan")...)
 		os.WriteFile(file, b, 0o644)
 	})
 
@@ -183,7 +183,7 @@ func TestSession(t *testing.T) {
 			t.Errorf("show -o json: %v: %s", err, out)
 		}
 		contains(t, must(t, onNode(name, "a", dir, "explain", "outside", "a:30080", "-o", "yaml")...), "outcome: forward", "origin: outside")
-		if out, err := try(onNode(name, "a", dir, "show", "-o", "xml")...); err == nil || !strings.Contains(out, "json and yaml") {
+		if out, err := try(onNode(name, "a", dir, "show", "-o", "xml")...); err == nil || !strings.Contains(out, "json, yaml or wide") {
 			t.Errorf("-o xml: %v %s", err, out)
 		}
 	})

@@ -25,9 +25,9 @@ func TestServes(t *testing.T) {
 			reaches(t, to, "web-1")
 			plane.must(t, "PATCH", sliceList+"/web", patch(web2), nil)
 			reaches(t, to, "web-2")
-			contains(t, fairlead(t, "show", "--mode", mode), "default/web", to.String()+"/tcp", web2+":8080", "as wanted", "0 missing, 0 too many")
+			contains(t, fairlead(t, "show", "--mode", mode, "-o", "wide"), "default/web", to.String()+"/tcp", web2+":8080", "as wanted", "0 missing, 0 too many")
 			contains(t, fairlead(t, "plan", "--mode", mode), "put 0, replace 0, delete 0")
-			contains(t, fairlead(t, "explain", "--mode", mode, "default/client", "default/web:80"), "comes from: a pod", "pod default/web-2", "kernel: as wanted")
+			contains(t, fairlead(t, "explain", "--mode", mode, "default/client", "default/web:80"), ": a pod of this node's network", "pod default/web-2", "kernel: as wanted")
 			a.problem(t, "")
 		})
 	}
