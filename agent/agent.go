@@ -34,6 +34,7 @@ type Options struct {
 	Resolve resolve.Config
 	Log     *slog.Logger
 	Servers Servers
+	About   []any // attributes of the log line of a start: version, source, configuration
 
 	Addresses Addresses // of the node's interfaces, in place of Resolve's; nil: those stay
 	Firewall  Firewall  // what drops packets that the mode has the node forward; nil: that isn't looked for
@@ -72,6 +73,7 @@ type Agent struct {
 	resolver  *resolve.Resolver
 	problems  []source.Problem            // the source's
 	known     map[source.Problem]struct{} // problems that were logged
+	unread    string                      // what was logged of documents of no use
 	sourced   []source.Problem            // the source's, and
 	resolved  []source.Problem            // the resolver's, when they were last logged
 	names     servicesOf
@@ -353,18 +355,44 @@ func (a *Agent) tell(problems ...[]source.Problem) {
 	for _, list := range problems {
 		for _, p := range list {
 			now[p] = struct{}{}
-			if _, known := a.known[p]; !known {
-				a.options.Log.Warn("problem in the input", "problem", p.String())
+			if _, known := a.known[p]; known {
+				continue
 			}
+			level := slog.LevelWarn
+			if p.Reason == source.KindNotRead {
+				level = slog.LevelDebug // they are counted below
+			}
+			a.options.Log.Log(context.Background(), level, "problem", "problem", p.String())
+		}
+		if unread, _ := source.Unread(list); unread != "" && unread != a.unread {
+			a.unread = unread
+			a.options.Log.Info(unread + "; -v 4 lists them")
 		}
 	}
 	for p := range a.known {
 		if _, stands := now[p]; !stands && !p.Since.IsZero() {
-			a.options.Log.Info("problem in the input is over", "problem", p.String(), "lasted",
+			a.options.Log.Info("problem resolved", "problem", p.String(), "lasted",
 				time.Since(p.Since).Round(time.Millisecond))
 		}
 	}
 	a.known = now
+}
+
+// logServing logs that this start has come to its end: what serves, for whom, and how long that took.
+func (a *Agent) logServing(start time.Time, err error) {
+	facts := 0
+	for _, s := range a.services.Status() {
+		facts += s.Held
+	}
+	a.mu.Lock()
+	services := a.resolver.Served()
+	a.mu.Unlock()
+	line := append([]any{"node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "why", a.options.Why}, a.options.About...)
+	line = append(line, "services", services, "facts", facts, "took", time.Since(start).Round(time.Millisecond))
+	if err != nil {
+		line = append(line, "error", err)
+	}
+	a.options.Log.Info("serving", line...)
 }
 
 // arrive waits until the first batch is in the kernel, then says so, gives memory of the start back, and removes what is left of others.
@@ -385,11 +413,7 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 	a.mu.Unlock()
 	rest() // from now on memory and peace count more than time
 	debug.FreeOSMemory()
-	facts := 0
-	for _, s := range a.services.Status() {
-		facts += s.Held
-	}
-	a.options.Log.Info("serving", "node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "why", a.options.Why, "facts", facts, "took", time.Since(start).Round(time.Microsecond), "error", err)
+	a.logServing(start, err)
 	closePredecessor(a.options.Log, a.options.Predecessor)
 	for _, p := range a.forwardProblems() {
 		a.options.Log.Warn("problem of the node", "problem", p.String())

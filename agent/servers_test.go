@@ -331,8 +331,8 @@ func TestProblemWhileWaitingIsOver(t *testing.T) {
 	away := source.Problem{Reason: "Unreachable", Message: "the API server is away", Since: time.Now()}
 	a.take(t.Context(), source.Batch{Waiting: true, Problems: []source.Problem{away}})
 	a.take(t.Context(), source.Batch{})
-	for _, text := range []string{`"problem in the input" problem="the API server is away`,
-		"problem in the input is over"} {
+	for _, text := range []string{`problem problem="the API server is away`,
+		"problem resolved"} {
 		if !strings.Contains(log.String(), text) {
 			t.Errorf("the log lacks %q: %s", text, log.String())
 		}

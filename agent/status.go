@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"slices"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -140,6 +141,11 @@ func (a *Agent) handler() http.Handler {
 	p.json("/configz", func() any { return s.Config })
 	p.add("/flagz", zpage{"Flagz", s.flagz})
 	p.add("/statusz", zpage{"Statusz", func(w io.Writer) map[string]any { return a.statusz(w, p.paths) }})
+	p.HandleFunc("/{$}", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		fmt.Fprintf(w, "Fairlead %s, node %s, mode %s. Pages:\n%s\n", s.Version, escape.String(a.options.Resolve.Node),
+			a.options.Mode.Name, strings.Join(p.paths, "\n"))
+	})
 	if s.Profiling {
 		p.add("/debug/pprof/", http.HandlerFunc(pprof.Index))
 		p.add("/debug/pprof/profile", http.HandlerFunc(pprof.Profile))

@@ -159,3 +159,14 @@ func TestObjectsEscapeForeignText(t *testing.T) {
 		}
 	}
 }
+
+func TestRootListsPages(t *testing.T) {
+	a := still(t, Options{})
+	for path, want := range map[string]int{"/": http.StatusOK, "/none": http.StatusNotFound} {
+		w := httptest.NewRecorder()
+		a.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		if w.Code != want || (want == http.StatusOK) != strings.Contains(w.Body.String(), "\n/metrics\n") {
+			t.Errorf("%s: %d\n%s", path, w.Code, w.Body)
+		}
+	}
+}

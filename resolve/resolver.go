@@ -81,6 +81,16 @@ type service struct {
 	listed      bool     // in Resolver.changed
 }
 
+// Served returns how many Services have an address that is served.
+func (r *Resolver) Served() (n int) {
+	for _, s := range r.services {
+		if s.claimed {
+			n++
+		}
+	}
+	return n
+}
+
 // New makes a Resolver that knows no object yet. What Config.Validate complains of is left out and stands as a Problem.
 func New(c Config) *Resolver {
 	set := c.read()

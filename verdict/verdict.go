@@ -58,12 +58,12 @@ func Of(s *model.Services, p Packet) Outcome {
 	}
 	o.Frontend = f
 	if !admits(f, p.Src.Addr()) {
-		o.Action, o.Reason = Drop, fmt.Sprintf("%s is in none of the permitted sources %v", p.Src.Addr(), f.Sources)
+		o.Action, o.Reason = Drop, fmt.Sprintf("%s is in none of the allowed source ranges %v", p.Src.Addr(), f.Sources)
 		return o
 	}
 	t := f.Target(o.Origin)
 	if len(t.Pool.Backends) == 0 {
-		o.Action, o.Reason = Reject, fmt.Sprintf("no backend in pool %q", t.Pool.Name)
+		o.Action, o.Reason = Reject, fmt.Sprintf("no endpoint in pool %q", t.Pool.Name)
 		if t.Empty == model.Drop {
 			o.Action = Drop
 		}

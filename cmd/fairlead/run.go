@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -122,9 +123,22 @@ func (p *process) check(ctx context.Context, c *config.Config) error {
 	return d.mode.Check(ctx)
 }
 
-// logger makes the log as a configuration says.
+// sourceName returns where objects come from, for the log.
+func sourceName(c *config.Config) string {
+	return cmp.Or(c.Own.Source, c.Server, c.Proxy.ClientConnection.Kubeconfig, "the API server of this cluster")
+}
+
+// logger makes the log as a configuration says. Durations have units in both formats.
 func logger(w io.Writer, c *config.Config) *slog.Logger {
-	o := &slog.HandlerOptions{Level: slog.LevelInfo}
+	o := &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Value.Kind() == slog.KindDuration {
+			a.Value = slog.StringValue(a.Value.Duration().String())
+		}
+		if a.Value.Kind() == slog.KindAny && a.Value.Any() == nil {
+			return slog.Attr{} // an error that there isn't
+		}
+		return a
+	}}
 	if c.Proxy.Logging.Verbosity >= 4 {
 		o.Level = slog.LevelDebug
 	}
@@ -157,6 +171,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	defer addresses.Close()
 	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers(), Addresses: addresses,
 		Predecessor: &p.predecessor, Refusal: &p.refusal}
+	o.About = []any{"version", thisBuild().short(), "source", sourceName(c), "config", p.flags["config"]}
 	o.Servers.Flags, o.Servers.Process = p.flags, metrics
 	build := buildInfo()
 	o.Servers.Version, o.Servers.Emulates = thisBuild().String(), build.Major+"."+build.Minor

@@ -50,6 +50,17 @@ func thisBuild() build {
 	return b
 }
 
+// short returns the release, or the commit of a build between releases.
+func (b build) short() string {
+	switch {
+	case b.Version != "devel":
+		return b.Version
+	case b.Dirty:
+		return b.Commit[:min(len(b.Commit), 12)] + "-dirty"
+	}
+	return b.Commit[:min(len(b.Commit), 12)]
+}
+
 // String returns the version on one line, as --version prints it.
 func (b build) String() string {
 	commit := b.Commit

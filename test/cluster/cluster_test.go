@@ -142,7 +142,7 @@ func TestForbidden(t *testing.T) {
 			"resources": []string{"services", "nodes", "endpointslices", "servicecidrs"}, "verbs": []string{"list", "watch"}}}}, nil)
 	reaches(t, to, "web-1")
 	a.problem(t, "")
-	contains(t, a.log.String(), "problem in the input is over")
+	contains(t, a.log.String(), "problem resolved")
 }
 
 // A certificate that the files lead to anew is used once the former is refused.
