@@ -360,7 +360,7 @@ func (e explained) branches() (l []branch) {
 	origins := map[string]string{"node": "the node itself", "pod": "a pod of this node's network", "outside": "external"}
 	add(0, "source, seen from node %s: %s%s", e.Node, origins[e.Origin], by)
 	if e.Service == "" {
-		add(0, "frontend: none: %s", e.Reason)
+		add(0, "%s", e.noFrontend())
 	} else {
 		add(0, "frontend: %s of Service %s", e.Via, e.Service)
 		if e.Sources != nil {
@@ -396,6 +396,14 @@ func (e explained) branches() (l []branch) {
 	}
 	add(0, "kernel: %s", e.Kernel)
 	return l
+}
+
+// noFrontend returns what is said where no frontend matches: the reason, unless the outcome's line has it.
+func (e explained) noFrontend() string {
+	if e.Outcome == "pass" {
+		return "frontend: none: " + e.Reason
+	}
+	return "frontend: none"
 }
 
 // line returns what is said of a candidate.
