@@ -1,10 +1,15 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -138,4 +143,73 @@ func TestAbsentMetricsAreDocumented(t *testing.T) {
 		}
 	}
 	generated(t, "../docs/kube-proxy.md", "absent", table)
+}
+
+// descOf are the parts of a prometheus.Desc as it prints itself.
+var descOf = regexp.MustCompile(`fqName: "([^"]*)", help: "((?:[^"\\]|\\.)*)", .*variableLabels: \{([^}]*)\}`)
+
+// described returns rows of a table of all metrics that an agent can have: name, type where it is known, labels, help.
+func described(t *testing.T) (rows []string) {
+	a, seen := still(t, Options{}), map[string]string{}
+	a.say(t.Context(), webObjects()...)
+	a.progress.step(t.Context(), func(context.Context) bool { return true })
+	families, err := a.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	types := map[string]string{}
+	for _, f := range families {
+		types[f.GetName()] = strings.ToLower(f.GetType().String())
+	}
+	descs := make(chan *prometheus.Desc)
+	go func() { a.registry.Describe(descs); close(descs) }()
+	for d := range descs {
+		m := descOf.FindStringSubmatch(d.String())
+		if m == nil {
+			t.Fatalf("can't read %s", d)
+		}
+		kind := cmp.Or(types[m[1]], "gauge")
+		if strings.HasSuffix(m[1], "_total") && types[m[1]] == "" {
+			kind = "counter"
+		}
+		labels := ""
+		if m[3] != "" {
+			labels = "`" + strings.ReplaceAll(m[3], ",", "`, `") + "`"
+		}
+		help, err := strconv.Unquote(`"` + m[2] + `"`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen[m[1]] = fmt.Sprintf("| `%s` | %s | %s | %s |\n", m[1], kind, labels, help)
+	}
+	for _, name := range slices.Sorted(maps.Keys(seen)) {
+		rows = append(rows, seen[name])
+	}
+	return rows
+}
+
+func TestMetricsAreDocumented(t *testing.T) {
+	generated(t, "../docs/metrics.md", "metrics",
+		"| metric | type | labels | meaning |\n|---|---|---|---|\n"+strings.Join(described(t), ""))
+}
+
+// Alerts and the dashboard ask for no metric that an agent hasn't.
+func TestAlertsAskForMetrics(t *testing.T) {
+	has := registered(t)
+	name := regexp.MustCompile(`\b(?:kubeproxy|fairlead)_[a-z0-9_]+`)
+	for _, file := range []string{"../deploy/monitoring/alerts.yaml", "../deploy/monitoring/dashboard.json"} {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := name.FindAllString(string(b), -1)
+		for _, m := range asked {
+			if base := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(m, "_bucket"), "_count"), "_sum"); !has[m] && !has[base] {
+				t.Errorf("%s asks for %s", file, m)
+			}
+		}
+		if len(asked) < 5 {
+			t.Errorf("%s asks for %d metrics", file, len(asked))
+		}
+	}
 }
