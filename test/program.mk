@@ -4,7 +4,7 @@ GO ?= go
 export CGO_ENABLED = 0
 # The product's requirements change under these modules': let Go follow them.
 FOLLOW := -mod=mod
-KUBERNETES := v1.36.3
+KUBERNETES := v1.37.2
 STAMP := k8s.io/component-base/version
 BUILT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/$(PROGRAM)-$(KUBERNETES)
 export FAIRLEAD ?= $(abspath ../../bin/fairlead)
@@ -17,7 +17,7 @@ help:
 # one processor so, standard library included.
 $(BUILT): $(wildcard $(PROGRAM)/*)
 	mkdir -p $(@D)
-	cd $(PROGRAM) && GOGC=off nice $(GO) build -gcflags=all=-dwarf=false -ldflags '-s -w -X $(STAMP).gitVersion=$(KUBERNETES) -X $(STAMP).gitMajor=1 -X $(STAMP).gitMinor=36' -o $@ .
+	cd $(PROGRAM) && GOGC=off nice $(GO) build -gcflags=all=-dwarf=false -ldflags '-s -w -X $(STAMP).gitVersion=$(KUBERNETES) -X $(STAMP).gitMajor=1 -X $(STAMP).gitMinor=37' -o $@ .
 	touch $@
 
 .PHONY: build

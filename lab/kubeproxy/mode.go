@@ -3,7 +3,7 @@ package kubeproxy
 // Mode is a way in which kube-proxy tells the kernel.
 type Mode string
 
-// The modes of kube-proxy 1.36.
+// The modes of kube-proxy 1.37.
 const (
 	IPTables Mode = "iptables"
 	NFTables Mode = "nftables"

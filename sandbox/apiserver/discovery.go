@@ -12,7 +12,7 @@ import (
 )
 
 // Version is what the server says that it is. It behaves as one of that version as far as it goes.
-var Version = version.Info{Major: "1", Minor: "36", GitVersion: "v1.36.0+fairlead.lab"}
+var Version = version.Info{Major: "1", Minor: "37", GitVersion: "v1.37.0+fairlead.lab"}
 
 // discover answers what there is, and says whether that was asked. Always as JSON, which every client takes.
 func discover(w http.ResponseWriter, path string) bool {
