@@ -27,10 +27,9 @@ func (v via) String() string {
 
 // declared is what a Service asks for, whatever its endpoints and the node.
 type declared struct {
-	label      string       // "shop/web"
-	created    int64        // Unix seconds; the highest number where not said, so that those with an age come first
-	ways       []way        // addresses by which traffic enters
-	foreign    []netip.Addr // ClusterIPs, if another proxy serves the Service
+	label      string // "shop/web"
+	created    int64  // Unix seconds; the highest number where not said, so that those with an age come first
+	ways       []way  // addresses by which traffic enters
 	portList   []port
 	groups     []group
 	frontends  int     // how many entries it has, made or not

@@ -242,23 +242,15 @@ type packetsTuple struct {
 	Zero     [3]uint8
 }
 
-type packetsUnmatchedAction uint32
-
-const (
-	packetsUnmatchedActionUNMATCHED_REJECT packetsUnmatchedAction = 1
-	packetsUnmatchedActionUNMATCHED_DROP   packetsUnmatchedAction = 2
-)
-
 type packetsUse uint32
 
 const (
-	packetsUseUSE_ENTRY    packetsUse = 1
-	packetsUseUSE_ANY      packetsUse = 2
-	packetsUseUSE_ASKED    packetsUse = 4
-	packetsUseUSE_BACKEND  packetsUse = 8
-	packetsUseUSE_HIDDEN   packetsUse = 16
-	packetsUseUSE_TAKEN    packetsUse = 32
-	packetsUseUSE_SERVICES packetsUse = 64
+	packetsUseUSE_ENTRY   packetsUse = 1
+	packetsUseUSE_ANY     packetsUse = 2
+	packetsUseUSE_ASKED   packetsUse = 4
+	packetsUseUSE_BACKEND packetsUse = 8
+	packetsUseUSE_HIDDEN  packetsUse = 16
+	packetsUseUSE_TAKEN   packetsUse = 32
 )
 
 type packetsUses struct {
@@ -338,7 +330,6 @@ const (
 	packetsMapQuestion      = "question"
 	packetsMapSlots         = "slots"
 	packetsMapSources       = "sources"
-	packetsMapUnmatched     = "unmatched"
 	packetsMapUplinks       = "uplinks"
 	packetsProgArrive       = "arrive"
 	packetsProgFastPath     = "fast_path"
@@ -346,7 +337,6 @@ const (
 	packetsVarDirect        = "direct"
 	packetsVarHead          = "head"
 	packetsVarReversePath   = "reverse_path"
-	packetsVarUnusedAction  = "unused_action"
 	packetsVarUnusedEvent   = "unused_event"
 	packetsVarUnusedSlow    = "unused_slow"
 	packetsVarUnusedState   = "unused_state"
@@ -422,7 +412,6 @@ type packetsMapSpecs struct {
 	Question      *ebpf.MapSpec `ebpf:"question"`
 	Slots         *ebpf.MapSpec `ebpf:"slots"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
-	Unmatched     *ebpf.MapSpec `ebpf:"unmatched"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
@@ -430,14 +419,13 @@ type packetsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsVariableSpecs struct {
-	Direct       *ebpf.VariableSpec `ebpf:"direct"`
-	Head         *ebpf.VariableSpec `ebpf:"head"`
-	ReversePath  *ebpf.VariableSpec `ebpf:"reverse_path"`
-	UnusedAction *ebpf.VariableSpec `ebpf:"unused_action"`
-	UnusedEvent  *ebpf.VariableSpec `ebpf:"unused_event"`
-	UnusedSlow   *ebpf.VariableSpec `ebpf:"unused_slow"`
-	UnusedState  *ebpf.VariableSpec `ebpf:"unused_state"`
-	UnusedUse    *ebpf.VariableSpec `ebpf:"unused_use"`
+	Direct      *ebpf.VariableSpec `ebpf:"direct"`
+	Head        *ebpf.VariableSpec `ebpf:"head"`
+	ReversePath *ebpf.VariableSpec `ebpf:"reverse_path"`
+	UnusedEvent *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedSlow  *ebpf.VariableSpec `ebpf:"unused_slow"`
+	UnusedState *ebpf.VariableSpec `ebpf:"unused_state"`
+	UnusedUse   *ebpf.VariableSpec `ebpf:"unused_use"`
 }
 
 // packetsObjects contains all objects after they have been loaded into the kernel.
@@ -478,7 +466,6 @@ type packetsMaps struct {
 	Question      *ebpf.Map `ebpf:"question"`
 	Slots         *ebpf.Map `ebpf:"slots"`
 	Sources       *ebpf.Map `ebpf:"sources"`
-	Unmatched     *ebpf.Map `ebpf:"unmatched"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
 }
 
@@ -502,7 +489,6 @@ func (m *packetsMaps) Close() error {
 		m.Question,
 		m.Slots,
 		m.Sources,
-		m.Unmatched,
 		m.Uplinks,
 	)
 }
@@ -511,14 +497,13 @@ func (m *packetsMaps) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsVariables struct {
-	Direct       *ebpf.Variable `ebpf:"direct"`
-	Head         *ebpf.Variable `ebpf:"head"`
-	ReversePath  *ebpf.Variable `ebpf:"reverse_path"`
-	UnusedAction *ebpf.Variable `ebpf:"unused_action"`
-	UnusedEvent  *ebpf.Variable `ebpf:"unused_event"`
-	UnusedSlow   *ebpf.Variable `ebpf:"unused_slow"`
-	UnusedState  *ebpf.Variable `ebpf:"unused_state"`
-	UnusedUse    *ebpf.Variable `ebpf:"unused_use"`
+	Direct      *ebpf.Variable `ebpf:"direct"`
+	Head        *ebpf.Variable `ebpf:"head"`
+	ReversePath *ebpf.Variable `ebpf:"reverse_path"`
+	UnusedEvent *ebpf.Variable `ebpf:"unused_event"`
+	UnusedSlow  *ebpf.Variable `ebpf:"unused_slow"`
+	UnusedState *ebpf.Variable `ebpf:"unused_state"`
+	UnusedUse   *ebpf.Variable `ebpf:"unused_use"`
 }
 
 // packetsPrograms contains all programs after they have been loaded into the kernel.
