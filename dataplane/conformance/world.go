@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -61,11 +62,23 @@ func newWorld(ctx context.Context, s Subject, c Config) (*world, error) {
 		return nil, err
 	}
 	for _, n := range nodes {
-		if err := w.start(n); err != nil {
+		if err := errors.Join(w.beLiberal(n), w.start(n)); err != nil {
 			return nil, errors.Join(err, w.close())
 		}
 	}
 	return w, nil
+}
+
+// beLiberal has a node's connection tracking call no segment invalid: here the two directions of a connection may pass
+// different nodes, and mode iptables drops what is invalid unless it is told so.
+func (w *world) beLiberal(node string) error {
+	host, err := w.cluster.Node(node)
+	if err != nil {
+		return err
+	}
+	return host.Do(func() error {
+		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", []byte("1"), 0o644)
+	})
 }
 
 // close ends everything.
