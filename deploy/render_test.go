@@ -297,7 +297,7 @@ func TestRefusals(t *testing.T) {
 		"takeover=Remove":                          "takeover",
 		"health.port=0":                            "/health/port",
 		"kubeProxy.mode=ipvs":                      "/kubeProxy",
-		"fairlead.migrateFromKubeProxy=Remove":                 "/fairlead",
+		"fairlead.migrateFromKubeProxy=Remove":     "/fairlead",
 		"image.digest=sha256:12":                   "/image/digest",
 		"kubeProxy.healthzBindAddress=0.0.0.0:123": "/kubeProxy",
 	} {

@@ -108,7 +108,7 @@ func (w *world) destination(host string) (netip.Addr, *corev1.Service, error) {
 	if s := w.service(host); s != nil {
 		a, err := resolve.ParseAddr(s.Spec.ClusterIP)
 		if err != nil {
-			return a, nil, fmt.Errorf("Service %s/%s has no cluster IP: name one of its addresses", s.Namespace, s.Name)
+			return a, nil, fmt.Errorf("no cluster IP in Service %s/%s: name one of its addresses", s.Namespace, s.Name)
 		}
 		return a, s, nil
 	}
@@ -131,7 +131,7 @@ func portOf(port string, s *corev1.Service) (uint16, model.Protocol, error) {
 		}
 	}
 	if like := nearest(port, names); like != "" {
-		return 0, 0, fmt.Errorf("Service %s/%s has no port %q: did you mean %q?", s.Namespace, s.Name, port, like)
+		return 0, 0, fmt.Errorf("no port %q in Service %s/%s: did you mean %q?", port, s.Namespace, s.Name, like)
 	}
 	return 0, 0, fmt.Errorf("invalid port %q: use a number from 1 to 65535, or the name of a Service's port %q", port, names)
 }
