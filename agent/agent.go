@@ -93,7 +93,14 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return impossible(ctx, err)
 	}
-	defer o.Predecessor.succeed(o.Mode, services)
+	begun := false // the planes may have written
+	defer func() {
+		if begun {
+			o.Predecessor.succeed(o.Mode, services)
+		} else {
+			services.Close() // what served before does still
+		}
+	}()
 	registry := prometheus.NewRegistry()
 	metrics := newProxyMetrics(registry)
 	a := &Agent{options: o, services: services, registry: registry, metrics: metrics, progress: newProgress(metrics, o.Servers.Late),
@@ -104,11 +111,12 @@ func Run(ctx context.Context, o Options) error {
 	a.health = reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
 		Owner: func(h *model.HealthCheck) string { return h.Service }, Log: o.Log.With("plane", "health")})
 	registry.MustRegister(collector{a})
-	return a.run(ctx)
+	return a.run(ctx, &begun)
 }
 
 // run holds the loops, the servers and the source together: the first that can't go on ends all.
-func (a *Agent) run(ctx context.Context) error {
+// It reports in begun that it came to that.
+func (a *Agent) run(ctx context.Context, begun *bool) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	start := func(what string, run func(context.Context) error) {
 		a.ended.Go(func() {
@@ -122,6 +130,7 @@ func (a *Agent) run(ctx context.Context) error {
 		return err
 	}
 	a.begin()
+	*begun = true
 	for _, s := range servers {
 		start(s.what, func(ctx context.Context) error {
 			return a.options.Servers.serve(ctx, a.options.Log, s.listener, s.address, s.handler)

@@ -294,7 +294,8 @@ func TestRefusals(t *testing.T) {
 	for set, want := range map[string]string{
 		"mode=best":                                "/mode",
 		"apiServer.host=":                          "/apiServer/host",
-		"takeover=Remove":                          "takeover",
+		"takeOver=Remove":                          "takeOver",
+		"fairlead.takeOver=Remove":                 "/fairlead",
 		"health.port=0":                            "/health/port",
 		"kubeProxy.mode=ipvs":                      "/kubeProxy",
 		"fairlead.migrateFromKubeProxy=Remove":     "/fairlead",

@@ -52,12 +52,12 @@ func (f *Firewall) Dropping() (commands []string, err error) {
 		}
 	}
 	err = f.ns.Do(func() error {
-		for family, command := range map[iptables.Family]string{iptables.IPv4: "iptables", iptables.IPv6: "ip6tables"} {
+		for _, family := range iptables.Families {
 			drops, err := iptables.LegacyForwardDrops(family)
 			if err != nil {
 				return err
 			}
-			if drops {
+			if command := map[iptables.Family]string{iptables.IPv4: "iptables", iptables.IPv6: "ip6tables"}[family]; drops {
 				commands = append(commands, command+"-legacy -S FORWARD")
 			}
 		}

@@ -66,8 +66,8 @@ func rootCommand() *cobra.Command {
 		Long: `Fairlead carries Service traffic to the right pods, says why a packet goes where it goes,
 and measures on your own machine what that costs.
 
-Start with a cluster in a box:    fairlead sandbox up examples/shop
-or with a measurement:            fairlead lab run services --quick`,
+  Start with a cluster in a box:    fairlead sandbox up examples/shop
+  or with a measurement:            fairlead lab run services --quick`,
 		Version:       thisBuild().String(),
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -21,11 +21,12 @@ func named(o source.Object, name string) bool {
 // web.shop.svc.cluster.local), or by its name alone where no other namespace has a Service or pod of that name. It is
 // nil where there is none.
 func (w *world) service(name string) *corev1.Service {
-	dns, _, _ := strings.Cut(name, ".svc")
+	dns, rest, is := strings.Cut(name, ".svc")
+	is = is && (rest == "" || strings.HasPrefix(rest, "."))
 	var alone []source.Object
 	for _, o := range w.objects {
 		s, isService := o.(*corev1.Service)
-		if isService && (named(s, name) || strings.HasPrefix(name, dns+".svc") && named(s, dns)) {
+		if isService && (named(s, name) || is && named(s, dns)) {
 			return s
 		}
 		if k := source.KeyOf(o); k.Name == name && (isService || k.Kind == source.Pod || k.Kind == source.Node) {
@@ -42,6 +43,13 @@ func (w *world) service(name string) *corev1.Service {
 // unknown returns the error for a name that nothing in the source has, with the nearest name that something has.
 func (w *world) unknown(name string) error {
 	names := []string{"outside"}
+	for _, o := range w.objects {
+		k := source.KeyOf(o)
+		whole := k.Namespace + "/" + k.Name
+		if isPod := k.Kind == source.Pod; (isPod || k.Kind == source.Service) && (name == k.Name || isPod && name == whole) {
+			return fmt.Errorf("%q alone doesn't name one Service: there is %s %s", name, k.Kind, whole)
+		}
+	}
 	for _, o := range w.objects {
 		switch k := source.KeyOf(o); k.Kind {
 		case source.Service, source.Pod:

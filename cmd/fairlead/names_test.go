@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,6 +39,17 @@ func TestNearestName(t *testing.T) {
 		"shop/elsewhere": "", "203.0.113.300": ""} {
 		if got := nearest(written, names); got != want {
 			t.Errorf("%s suggests %q, want %q", written, got, want)
+		}
+	}
+}
+
+func TestUnknownNamesSayWhatThereIs(t *testing.T) {
+	w := &world{objects: []source.Object{&corev1.Pod{ObjectMeta: meta("shop", "client")},
+		&corev1.Service{ObjectMeta: meta("shop", "web")}}}
+	for name, want := range map[string]string{"client": "there is Pod shop/client", "shop/client": "there is Pod shop/client",
+		"wbe": `did you mean "web"?`, "shop/nothing": "use an address"} {
+		if err := w.unknown(name); !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
 		}
 	}
 }

@@ -94,6 +94,8 @@ func (p *process) run(c *cobra.Command, n *nodeFlags, now *config.Config) error 
 		stop()
 		newer := <-next
 		switch {
+		case c.Context().Err() != nil && errors.Is(err, context.Canceled):
+			return nil
 		case err == nil && newer == nil, err != nil && (good == nil || back || served):
 			return err
 		case err != nil:
@@ -206,7 +208,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 			}
 		}
 		if err := takeover.Run(ctx, log, takeover.Options{Remove: c.Own.TakeOver == config.Remove, Keep: c.Kept()}); err != nil && !errors.Is(err, context.Canceled) {
-			log.Warn("a kube-proxy's rules could not be taken over", "error", err)
+			log.Warn("remove kube-proxy's rules", "error", err)
 		}
 	}
 	return agent.Run(ctx, o)

@@ -55,6 +55,7 @@ One process may trace a node at a time.`,
 	}
 	n.add(c)
 	o.add(c)
+	c.Flags().Lookup("output").Usage = "output format: json, a line for each connection"
 	c.Flags().StringVar(&service, "service", "", "only of this Service (namespace/name, or namespace/name:port for one of its ports)")
 	c.Flags().StringVar(&pod, "pod", "", "only of the pod namespace/name, or of the network namespace that has this address")
 	return c

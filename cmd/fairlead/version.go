@@ -44,6 +44,8 @@ func thisBuild() build {
 	}
 	if b.Commit == "" {
 		b.Commit, b.Dirty = settings["vcs.revision"], settings["vcs.modified"] == "true"
+	}
+	if b.Commit == settings["vcs.revision"] {
 		b.Time = settings["vcs.time"]
 	}
 	b.Version, b.Commit = cmp.Or(b.Version, "devel"), cmp.Or(b.Commit, "unknown")
@@ -52,13 +54,14 @@ func thisBuild() build {
 
 // short returns the release, or the commit of a build between releases.
 func (b build) short() string {
-	switch {
-	case b.Version != "devel":
-		return b.Version
-	case b.Dirty:
-		return b.Commit[:min(len(b.Commit), 12)] + "-dirty"
+	name := b.Version
+	if name == "devel" {
+		name = b.Commit[:min(len(b.Commit), 12)]
 	}
-	return b.Commit[:min(len(b.Commit), 12)]
+	if b.Dirty {
+		name += "-dirty"
+	}
+	return name
 }
 
 // String returns the version on one line, as --version prints it.

@@ -13,6 +13,15 @@ import (
 // usual is the chart's image, by its whole name: a container runtime finds no other under the short one.
 const usual = "docker.io/library/fairlead:0.1.0"
 
+// packageCache returns where packages are kept: below the user's own cache, which nobody else can write to.
+func packageCache() string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "fairlead-packages"
+	}
+	return filepath.Join(dir, "fairlead", "packages")
+}
+
 func main() {
 	var o Options
 	var out, push, bill, created string
@@ -62,7 +71,7 @@ func main() {
 	c.Flags().StringVar(&o.Revision, "revision", "", "the commit that the binaries were built from")
 	c.Flags().BoolVar(&o.Tools, "tools", true, "put iptables of both variants into it, from Debian's packages that are pinned in packages.lock")
 	c.Flags().StringVar(&o.Mirror, "mirror", Debian, "where these come from")
-	c.Flags().StringVar(&o.Cache, "cache", filepath.Join(os.TempDir(), "fairlead-packages"), "a folder that keeps them")
+	c.Flags().StringVar(&o.Cache, "cache", packageCache(), "a folder that keeps them")
 	c.Flags().StringVar(&bill, "sbom", "", "a file for the software bill of materials, as SPDX 2.3 JSON")
 	c.Flags().StringVar(&created, "created", "1970-01-01T00:00:00Z", "the time that the bill of materials names")
 	c.Flags().StringVar(&out, "out", "", "a tar file to write")

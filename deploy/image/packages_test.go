@@ -32,7 +32,7 @@ func TestPackagesArePinned(t *testing.T) {
 
 // The tools run on nothing but what the layer holds.
 func TestToolsRunAlone(t *testing.T) {
-	o := Options{Tools: true, Mirror: Debian, Cache: filepath.Join(os.TempDir(), "fairlead-packages")}
+	o := Options{Tools: true, Mirror: Debian, Cache: packageCache()}
 	text, err := o.tools(t.Context(), "amd64")
 	if err != nil {
 		t.Fatal(err)
