@@ -123,7 +123,7 @@ func (a *Agent) handler() http.Handler {
 	if s.Process != nil {
 		all = append(all, s.Process)
 	}
-	p.add("/metrics", promhttp.HandlerFor(all, promhttp.HandlerOpts{}))
+	p.add("/metrics", promhttp.HandlerFor(all, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	checks := newHealthchecks()
 	p.add("/metrics/slis", promhttp.HandlerFor(checks.registry, promhttp.HandlerOpts{}))
 	p.text("/healthz", func(w io.Writer) { checks.observe("ping", "healthz", true); io.WriteString(w, "ok") })

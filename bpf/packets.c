@@ -1247,7 +1247,8 @@ __noinline int outward(struct __sk_buff *skb, struct packet *p, int own, int mar
 		forget(p);
 		w = bpf_map_lookup_elem(&sources, &p->tuple);
 	}
-	if (!w && !p->inner && (own || begins(p)) && clashes(p))
+	/* At a port, a packet whose client was hidden at the device above would seem to clash with itself. */
+	if (!w && !p->inner && (own || begins(p)) && !at_port(skb) && clashes(p))
 		w = bpf_map_lookup_elem(&sources, &p->tuple);
 	if (!w || expired(w, p))
 		return TCX_NEXT;
@@ -1387,7 +1388,8 @@ int arrive(struct __sk_buff *skb)
 		if (result != UNTOLD)
 			return result;
 	}
-	if (may & OPENS && begins(&p))
+	/* What a port has translated comes in again by the device above: it begins nothing. */
+	if (may & OPENS && skb->tc_index != MARK && begins(&p))
 		forget(&p);
 	if (!(may & INWARD))
 		return TCX_NEXT;

@@ -66,15 +66,21 @@ __noinline int comes_by_its_route(struct __sk_buff *skb, const struct packet *p)
 	return false;
 }
 
-/*
- * Drops a packet with a forged source. At a port of a bridge, a bond or the like, which no route leads to, nothing is known of it: it goes
- * on, and the program at the device above sees it.
- */
-static __always_inline int drop_forged(struct __sk_buff *skb)
+/* Whether a packet passes a port of a bridge, a bond or the like, which no route leads to: the device above has programs, too. */
+static __always_inline bool at_port(struct __sk_buff *skb)
 {
 	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
 
-	if (bpf_core_field_exists(kernels->dev->rx_handler) && kernels->dev->rx_handler)
+	return bpf_core_field_exists(kernels->dev->rx_handler) && kernels->dev->rx_handler;
+}
+
+/*
+ * Drops a packet with a forged source. At a port of a bridge, a bond or the like nothing is known of it: it goes on, and
+ * the program at the device above sees it.
+ */
+static __always_inline int drop_forged(struct __sk_buff *skb)
+{
+	if (at_port(skb))
 		return TCX_NEXT;
 	count(FORGED);
 	return TC_ACT_SHOT;

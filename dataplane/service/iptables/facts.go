@@ -69,22 +69,28 @@ func familyOf(a netip.Addr) iptables.Family {
 	return iptables.IPv6
 }
 
-// Render implements dataplane.Plane. A family whose commands are not installed has no facts of the node: what needs them
-// is refused before it comes here (Abilities.Cannot).
+// Render implements dataplane.Plane. A family whose commands are not installed has no facts of the node and of health
+// checks: frontends that need them are refused before they come here (Abilities.Cannot).
 func (p *Plane) Render(part model.Part) []Fact {
 	switch v := part.(type) {
 	case *model.Node:
-		return slices.DeleteFunc(p.renderNode(v), func(f Fact) bool {
-			return p.conn != nil && !slices.Contains(p.conn.Families, f.Key.Family)
-		})
+		return p.possible(p.renderNode(v))
 	case *model.Pool:
 		return renderPool(v)
 	case *model.Frontend:
 		return []Fact{renderFrontend(v)}
 	case *model.HealthCheck:
-		return []Fact{healthFact(iptables.IPv4, v.Port), healthFact(iptables.IPv6, v.Port)}
+		return p.possible([]Fact{healthFact(iptables.IPv4, v.Port), healthFact(iptables.IPv6, v.Port)})
 	}
 	panic(fmt.Sprintf("iptables: no facts for a %T", part))
+}
+
+// possible returns those of facts whose family has its commands.
+func (p *Plane) possible(facts []Fact) []Fact {
+	if p.conn == nil {
+		return facts
+	}
+	return slices.DeleteFunc(facts, func(f Fact) bool { return !slices.Contains(p.conn.Families, f.Key.Family) })
 }
 
 // healthFact returns the fact that packets to a health check's port are accepted.
@@ -100,7 +106,7 @@ func healthFact(f iptables.Family, port uint16) Fact {
 func (p *Plane) renderNode(v *model.Node) (facts []Fact) {
 	for _, f := range iptables.Families {
 		n := node{interfaces: interfaces(v.PodInterfaces), localhost: v.Localhost && f == iptables.IPv4,
-			liberal: p.liberal, counted: p.counted}
+			liberal: p.liberal != nil && p.liberal(), counted: p.counted}
 		for _, r := range v.Pods {
 			if familyOf(r.Addr()) == f {
 				n.pods = append(n.pods, r)

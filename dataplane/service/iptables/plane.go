@@ -91,7 +91,8 @@ type Plane struct {
 	conn     *iptables.Conn
 	localnet *sysctl.Setting
 	mark     uint32
-	liberal  bool // see node
+	tracking *sysctl.Setting // how connection tracking judges segments
+	liberal  func() bool     // see node; nil: no
 	counted  bool
 
 	mu   sync.Mutex
@@ -138,13 +139,13 @@ func NewMarked(v Variant, mark uint32) (*Plane, error) {
 		conn.Close()
 		return nil, fmt.Errorf("iptables: %w", err)
 	}
-	liberal, err := sysctl.Number(tcpBeLiberal)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		conn.Close()
-		s.Close()
-		return nil, fmt.Errorf("iptables: %w", err)
-	}
-	return &Plane{conn: conn, localnet: s, mark: mark, liberal: liberal != 0, counted: nfacct.Supported(),
+	tracking := sysctl.OpenOptional(tcpBeLiberal)
+	// Read with the first facts, not here: an agent makes its settings of the node in between.
+	liberal := sync.OnceValue(func() bool {
+		value, err := tracking.Get()
+		return err == nil && value != "0"
+	})
+	return &Plane{conn: conn, localnet: s, tracking: tracking, mark: mark, liberal: liberal, counted: nfacct.Supported(),
 		held: map[iptables.Family]*held{}}, nil
 }
 
@@ -154,6 +155,7 @@ func (p *Plane) Variant() Variant { return p.conn.Variant }
 // Close gives up the plane's handles. The kernel keeps what was written.
 func (p *Plane) Close() error {
 	p.localnet.Close()
+	p.tracking.Close()
 	return p.conn.Close()
 }
 
