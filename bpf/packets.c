@@ -94,17 +94,20 @@ const enum slow unused_slow __attribute__((unused));
 #define EITHER(use) ((use) | (use) << USE_SHIFT)
 
 /* Notes a use of a port or an address, in the current generation. */
-static __always_inline void note(void *map, __u16 at, __u32 use)
+static __always_inline void note(void *map, __u16 port, __u32 use)
 {
 	struct uses *u = uses(map);
+	__u32 at = port;
 
 	if (!u)
 		return;
+	barrier_var(at); /* or the compiler drops the mask that the verifier wants: it knows of no 16 bits in a register */
+	at &= 0xffff;
 	if (*(volatile __u32 *)&u->generation)
 		use <<= USE_SHIFT;
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 	if (!(u->of[at] & use))
-		__sync_fetch_and_or(&u->word[at / 2], use << at % 2 * 16);
+		__sync_fetch_and_or(&u->word[at / 2], use << (at % 2 * 16));
 #else
 	if (!(u->of[at] & use))
 		__sync_fetch_and_or(&u->word[at / 2], use << (16 - at % 2 * 16));

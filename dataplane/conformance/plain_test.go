@@ -116,7 +116,9 @@ func (p *plain) cut() error {
 		if front == nil {
 			return known && !tcp
 		}
-		return !slices.ContainsFunc(append(slices.Clone(front.Inside.Pool.Backends), front.Outside.Pool.Backends...), func(b model.Backend) bool { return b.Addr == f.Answers })
+		allowed := front.Sources == nil ||
+			slices.ContainsFunc(front.Sources, func(r netip.Prefix) bool { return r.Contains(f.Source.Addr()) })
+		return !allowed || !front.Inside.Pool.Serves(f.Answers) && !front.Outside.Pool.Serves(f.Answers)
 	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		if _, err := p.flows.Cut(family, stale); err != nil {

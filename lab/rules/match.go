@@ -77,6 +77,7 @@ func device(name, dev string) bool {
 
 // matchers read the matches by name.
 var matchers = map[string]func(clause) ([]match, error){
+	"nfacct":    func(c clause) ([]match, error) { return nil, c.only("--nfacct-name") }, // it counts, and matches all
 	"comment":   func(c clause) ([]match, error) { return nil, c.only("--comment") },
 	"tcp":       func(c clause) ([]match, error) { return portMatches(c, model.TCP) },
 	"udp":       func(c clause) ([]match, error) { return portMatches(c, model.UDP) },
