@@ -220,19 +220,24 @@ var subjects = []subject{
 
 // limits are what new connections may meet at any number of Services here.
 type limits struct {
-	worst int     // rules for a Service
-	mean  float64 // over all Services and endpoints
-	none  int     // rules for traffic to no Service
-	own   int     // further rules for packets of the node itself
+	worst     int     // rules for a Service
+	mean      float64 // over all Services and endpoints
+	none      int     // rules for traffic to no Service
+	own       int     // further rules for packets of the node itself
+	forwarded int     // rules more for what the node forwards: those of FORWARD that accept it
 }
 
 // hold says what of a count is more than the limits.
 func (l *limits) hold(r Spread, p Packet) error {
 	worst, mean := l.worst, l.mean
+	none := l.none
 	if p.Path == Sent {
 		worst, mean = worst+l.own, mean+float64(l.own)
+	} else {
+		worst, mean, none = worst+l.forwarded, mean+float64(l.forwarded), none+l.forwarded
 	}
-	if none := p.Dst.Port() == serverPort; none && r.Max > l.none || !none && (r.Max > worst || r.Mean > mean+1e-6) {
+	service := p.Dst.Port() != serverPort
+	if !service && r.Max > none || service && (r.Max > worst || r.Mean > mean+1e-6) {
 		return fmt.Errorf("%.2f rules on average, %d at worst, more than %+v", r.Mean, r.Max, *l)
 	}
 	return nil
@@ -240,7 +245,7 @@ func (l *limits) hold(r Spread, p Packet) error {
 
 // aim is what the data plane for iptables is to keep at 10,000 Services of 10 endpoints. Packets of the node itself meet the
 // rule that notes that their source is to be hidden besides.
-var aim = limits{worst: 32, mean: 26, none: 3, own: 1}
+var aim = limits{worst: 32, mean: 26, none: 3, own: 1, forwarded: 4}
 
 func install(l classic.Layout, v classic.Variant) func(context.Context, []model.Part) (func() error, error) {
 	return func(ctx context.Context, p []model.Part) (func() error, error) {
