@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
@@ -70,15 +71,19 @@ func newWorld(ctx context.Context, s Subject, c Config) (*world, error) {
 }
 
 // beLiberal has a node's connection tracking call no segment invalid: here the two directions of a connection may pass
-// different nodes, and mode iptables drops what is invalid unless it is told so.
+// different nodes, and mode iptables drops what is invalid unless it is told so. A kernel without it, yet, has no setting.
 func (w *world) beLiberal(node string) error {
 	host, err := w.cluster.Node(node)
 	if err != nil {
 		return err
 	}
-	return host.Do(func() error {
+	err = host.Do(func() error {
 		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", []byte("1"), 0o644)
 	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // close ends everything.
