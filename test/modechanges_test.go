@@ -36,8 +36,7 @@ var everyChangeOf = flag.String("every-change-of", "",
 	"modes, by commas: TestModeChanges makes every change from one to another")
 
 // fewChanges are the modes that TestModeChanges goes through unless it is told others, in that order.
-var fewChanges = []string{"nftables", "ebpf", "iptables-nft", "ebpf", "nftables", "iptables-legacy", "ebpf",
-	"userspace"}
+var fewChanges = []string{"nftables", "ebpf", "iptables-nft", "ebpf", "nftables", "iptables-legacy", "ebpf"}
 
 // everyChange returns modes in an order in which each follows each other.
 func everyChange(modes ...string) (order []string) {
