@@ -387,7 +387,7 @@ func (a *Agent) tell(problems ...[]source.Problem) {
 	a.known = now
 }
 
-// logServing logs that this start has come to its end: what serves, for whom, and how long that took.
+// logServing logs the end of a start: what serves, how many Services, and how long the start took.
 func (a *Agent) logServing(start time.Time, err error) {
 	facts := 0
 	for _, s := range a.services.Status() {

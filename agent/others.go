@@ -24,7 +24,7 @@ type others struct {
 	told    string // the error that was logged last
 }
 
-// Tracks says whether the mode's own rules have the kernel translate TCP connections.
+// Tracks reports whether the mode's own rules have the kernel translate TCP connections.
 func (m Mode) Tracks() bool {
 	return m.Tracked && (m.tracked == nil || m.tracked(&model.Frontend{Entry: model.Entry{Protocol: model.TCP}}))
 }

@@ -26,7 +26,7 @@
 //
 // What a plane must hold to: a Write that is not all at once stops at the first refusal, or at the first rank of which
 // it names the refused; equal parts render equal facts; two parts never render different values for one key (the loop
-// keeps the first and names both owners in Status); Read gives a key once.
+// keeps the first and names both owners in Status); Read returns a key once.
 //
 // The loop knows no network word and no Kubernetes, keeps no timer while idle, and alone of all packages below cmd writes
 // a log.

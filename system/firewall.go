@@ -30,7 +30,7 @@ func OpenFirewall() (*Firewall, error) {
 	return &Firewall{ns, nft}, err
 }
 
-// Close gives the handles back.
+// Close closes the handles.
 func (f *Firewall) Close() {
 	if f.ns.Close(); f.nft != nil {
 		f.nft.Close()

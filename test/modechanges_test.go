@@ -54,7 +54,7 @@ func everyChange(modes ...string) (order []string) {
 
 const (
 	reusedPorts = 100
-	firstPort   = 20000 // outside the kernel's range for ports that nobody asks for
+	firstPort   = 20000 // outside the kernel's range for ports that the kernel chooses
 	opensEach   = 4     // connections that are opened in each mode, per client and protocol
 	opensKept   = 12    // that are open at once
 	answerBy    = 3 * time.Second

@@ -16,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve"
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/manifest"
 	"fairlead.dev/fairlead/system"
 	"fairlead.dev/fairlead/verdict"
 )
@@ -130,7 +131,7 @@ func portOf(port string, s *corev1.Service) (uint16, model.Protocol, error) {
 			names = append(names, p.Name)
 		}
 	}
-	if like := nearest(port, names); like != "" {
+	if like := manifest.Nearest(port, names); like != "" {
 		return 0, 0, fmt.Errorf("no port %q in Service %s/%s: did you mean %q?", port, s.Namespace, s.Name, like)
 	}
 	return 0, 0, fmt.Errorf("invalid port %q: use a number from 1 to 65535, or the name of a Service's port %q", port, names)

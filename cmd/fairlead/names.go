@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/manifest"
 )
 
 // named reports whether an object in a namespace goes by name: namespace/name, name.namespace, or name alone in the
@@ -61,44 +62,8 @@ func (w *world) unknown(name string) error {
 			names = append(names, k.Name)
 		}
 	}
-	if like := nearest(name, names); like != "" {
+	if like := manifest.Nearest(name, names); like != "" {
 		return fmt.Errorf("no address, pod, Service or node is named %q: did you mean %q?", name, like)
 	}
 	return fmt.Errorf("no address, pod, Service or node is named %q: use an address, namespace/name or a node's name", name)
-}
-
-// nearest returns the name that the fewest edits make of what was written, "" if none comes near.
-func nearest(written string, names []string) (like string) {
-	least := max(2, len(written)/3) + 1
-	for _, n := range names {
-		if d := edits(written, n); d < least {
-			like, least = n, d
-		}
-	}
-	return like
-}
-
-// edits returns the optimal string alignment distance of two strings: how many bytes are inserted, deleted, replaced or
-// swapped with their neighbour.
-func edits(a, b string) int {
-	before, row := make([]int, len(b)+1), make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		next := make([]int, len(b)+1)
-		next[0] = i + 1
-		for j := range len(b) {
-			change := row[j]
-			if a[i] != b[j] {
-				change++
-			}
-			next[j+1] = min(change, row[j+1]+1, next[j]+1)
-			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
-				next[j+1] = min(next[j+1], before[j-1]+1)
-			}
-		}
-		before, row = row, next
-	}
-	return row[len(b)]
 }

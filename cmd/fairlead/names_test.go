@@ -33,16 +33,6 @@ func TestServiceNames(t *testing.T) {
 	}
 }
 
-func TestNearestName(t *testing.T) {
-	names := []string{"shop/web", "shop/db", "web", "outside", "a"}
-	for written, want := range map[string]string{"shop/wbe": "shop/web", "wep": "web", "outsdie": "outside",
-		"shop/elsewhere": "", "203.0.113.300": ""} {
-		if got := nearest(written, names); got != want {
-			t.Errorf("%s suggests %q, want %q", written, got, want)
-		}
-	}
-}
-
 func TestUnknownNamesSayWhatThereIs(t *testing.T) {
 	w := &world{objects: []source.Object{&corev1.Pod{ObjectMeta: meta("shop", "client")},
 		&corev1.Service{ObjectMeta: meta("shop", "web")}}}

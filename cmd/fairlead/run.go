@@ -78,8 +78,8 @@ type process struct {
 	refusal     agent.Refusal
 }
 
-// run serves as a configuration says until another takes its place, and so on. A changed one that can't be started gives
-// way to the last good one: the first, or one that has served.
+// run serves as a configuration says until another takes its place, and so on. If a changed one can't be
+// started, the last good one comes back: the first, or one that has served.
 func (p *process) run(c *cobra.Command, n *nodeFlags, now *config.Config) error {
 	var good *config.Config
 	for back := false; ; {

@@ -35,7 +35,7 @@ type packetLine struct {
 	Evenly     bool        // each candidate as often as its weight says
 	Scheduled  bool        // as the pool's scheduler promises
 	Closed     bool        // nobody listens at the candidates: the client is told so
-	Lost       bool        // of Hold, passes and is lost on its way: nobody answers, and the connection is not open
+	Lost       bool        // of Hold, passes and is lost on its way: it is not answered, and the connection is not open
 	Size       int         // bytes of each question and of its answer; 0: few
 	Via        string      // the node through which a packet from outside comes; default: the node that has the address, or a
 }

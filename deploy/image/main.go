@@ -13,7 +13,7 @@ import (
 // usual is the chart's image, by its whole name: a container runtime finds no other under the short one.
 const usual = "docker.io/library/fairlead:0.1.0"
 
-// packageCache returns where packages are kept: below the user's own cache, which nobody else can write to.
+// packageCache returns where packages are kept: below the user's own cache, which no other user can write to.
 func packageCache() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {

@@ -487,7 +487,7 @@ func TestRetire(t *testing.T) {
 	left(0)
 }
 
-// reply has the backend answer a client's TCP connection, and returns as whom.
+// reply has the backend answer a client's TCP connection, and returns the source address that the client sees.
 func (w *world) reply(six int, port uint16, flags uint8) netip.AddrPort {
 	w.t.Helper()
 	_, out := w.see("leave-14", packet{src: netip.AddrPortFrom(servers[six], 8080),

@@ -35,7 +35,7 @@ func (w *world) began() uint64 {
 }
 
 // Entries of a TCP connection last as long as connection tracking's: those of one that opens or ends, or whose data
-// nobody acknowledges, seconds or minutes, others five days.
+// is not acknowledged, seconds or minutes, others five days.
 func TestEntriesExpire(t *testing.T) {
 	const day = 24 * 3600
 	client, entry, server := netip.AddrPortFrom(clients[0], 1234), netip.AddrPortFrom(entries[0],

@@ -41,7 +41,7 @@ func (f Family) command(v Variant, verb string) string {
 	return fmt.Sprintf("%s-%s-%s", f.tool(), v, verb)
 }
 
-// tool gives the name of a family's tool.
+// tool returns the name of a family's tool.
 func (f Family) tool() string {
 	if f == IPv6 {
 		return "ip6tables"

@@ -147,7 +147,7 @@ func (c *Conn) Dropping(hook uint32) (chains []*FullChain, err error) {
 	return chains, err
 }
 
-// bareChains gives the chains of a family without their rules.
+// bareChains returns the chains of a family without their rules.
 func (c *Conn) bareChains(family uint8) (chains []*FullChain, err error) {
 	err = c.dump(msgGetChain, unix.NLM_F_DUMP, of(family, func(*buffer) {}), func(b []byte) {
 		f := &FullChain{Family: family, Table: nlattr.Text(nlattr.Find(b, 1)), Name: nlattr.Text(nlattr.Find(b, 3)), Policy: int32(number(nlattr.Find(b, 5)))}

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SetBuffers gives a socket buffers of size bytes. Without CAP_NET_ADMIN in the first user namespace they are as large as
+// SetBuffers sets a socket's send and receive buffers to size bytes. Without CAP_NET_ADMIN in the first user namespace they are as large as
 // net.core.wmem_max and rmem_max allow.
 func SetBuffers(fd, size int) error {
 	set := func(force, plain int) error {

@@ -58,7 +58,7 @@ func Namespaces(services int) (l []string) {
 
 // Cluster gives a Node "a" and Services with a TCP port 80, each of that many ready endpoints on port 8080, up to a
 // hundred to an EndpointSlice and forty Services to a namespace. The first 110 endpoints are on Node a, further ones on
-// nodes that are not among the objects. It panics where Check gives an error.
+// nodes that are not among the objects. It panics where Check returns an error.
 func Cluster(services, endpoints int) []source.Object {
 	if err := Check(services, endpoints); err != nil {
 		panic(err)

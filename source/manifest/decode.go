@@ -285,7 +285,7 @@ func ignores(version, kind string) bool {
 		return true
 	}
 	of := strings.TrimSuffix(kind, "List")
-	return of != "" && kinds[of].make == nil && nearest(of, kindNames()) == ""
+	return of != "" && kinds[of].make == nil && Nearest(of, kindNames()) == ""
 }
 
 // notRead tells what is wrong with an apiVersion and a kind that are not read.
@@ -312,7 +312,7 @@ func notRead(j []byte, version, kind string) *refusal {
 	case kind == "":
 		return unread("kind", UnknownKind, "names no kind: write one of %s", strings.Join(kindNames(), ", "))
 	}
-	near := nearest(strings.TrimSuffix(kind, "List"), kindNames())
+	near := Nearest(strings.TrimSuffix(kind, "List"), kindNames())
 	return unread("kind", UnknownKind, "there is no kind %s: did you mean %s (apiVersion %s)?", kind, near,
 		kinds[near].version)
 }

@@ -171,14 +171,15 @@ func fields(t reflect.Type) map[string]reflect.Type {
 
 // didYouMean gives ": did you mean x?" for the word nearest to an unknown one, and else how to go on.
 func didYouMean(word string, known ...string) string {
-	if near := nearest(word, known); near != "" {
+	if near := Nearest(word, known); near != "" {
 		return ": did you mean " + near + "?"
 	}
 	return ": remove it"
 }
 
-// nearest gives the known word that word may be a slip of: other case, or one wrong letter, or two in a long word.
-func nearest(word string, known []string) string {
+// Nearest returns the known word that word may be a slip of, "" if none: other case, or one letter that is wrong,
+// missing, too much or swapped with its neighbour; of a long word, two.
+func Nearest(word string, known []string) string {
 	best, at := "", 3
 	for _, k := range known {
 		d := 0
@@ -192,27 +193,30 @@ func nearest(word string, known []string) string {
 	return best
 }
 
-// distance gives how many letters to add, remove or replace to get from a to b (Levenshtein), or 99 if the lengths differ
-// by more than two.
+// distance returns how many letters to add, remove, replace or swap with their neighbour to get from a to b (optimal string
+// alignment), or 99 if the lengths differ by more than two.
 func distance(a, b string) int {
 	if len(a)-len(b) > 2 || len(b)-len(a) > 2 {
 		return 99
 	}
-	row := make([]int, len(b)+1)
+	before, row := make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
+		next := make([]int, len(b)+1)
+		next[0] = i + 1
 		for j := range len(b) {
-			replace := diagonal
+			replace := row[j]
 			if a[i] != b[j] {
 				replace++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(replace, row[j]+1, row[j+1]+1)
+			next[j+1] = min(replace, row[j+1]+1, next[j]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				next[j+1] = min(next[j+1], before[j-1]+1)
+			}
 		}
+		before, row = row, next
 	}
 	return row[len(b)]
 }

@@ -201,7 +201,7 @@ func similar(path string) string {
 		names = append(names, e.Name())
 	}
 	slices.Sort(names)
-	if near := nearest(filepath.Base(path), names); near != "" {
+	if near := Nearest(filepath.Base(path), names); near != "" {
 		return ": did you mean " + filepath.Join(parent, near) + "?"
 	}
 	return fmt.Sprintf(": %s has no %s", parent, filepath.Base(path))

@@ -95,7 +95,7 @@ func one[T ~string](v T, all ...T) string {
 		names = append(names, string(a))
 	}
 	hint := ": use one of " + strings.Join(names, ", ")
-	if near := nearest(string(v), names); near != "" {
+	if near := Nearest(string(v), names); near != "" {
 		hint = ": did you mean " + near + "?"
 	}
 	return fmt.Sprintf("%q is not known here%s", v, hint)

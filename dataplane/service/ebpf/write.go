@@ -448,7 +448,7 @@ type member struct {
 	at   netip.AddrPort
 }
 
-// closeSockets closes connected sockets whose endpoint has gone. Those of UDP would talk to nobody without ever knowing, where
+// closeSockets closes connected sockets whose endpoint has gone. Those of UDP would send into the void without an error, where
 // no pool of their entry has the endpoint, whichever they were given it by. TCP ends by itself: a connection is closed only if
 // asked for, and where its own pool lost the endpoint.
 func (p *Plane) closeSockets(w *writes) error {
@@ -517,7 +517,7 @@ func (p *Plane) stays(entry, at netip.AddrPort, pools map[uint32]*model.Pool) (b
 	return false, nil
 }
 
-// lost gives the endpoints that pools have lost, of those pools that are asked for by what stands before the backends.
+// lost returns the endpoints that pools have lost, of those pools that are asked for by what stands before the backends.
 func (w *writes) lost(of func(*model.Pool) bool) map[member]bool {
 	gone := map[member]bool{}
 	each := func(f Fact, is bool) {

@@ -214,7 +214,7 @@ func destinationKey(id uint64, at netip.AddrPort) []byte {
 	return binary.BigEndian.AppendUint16(append(ofPool(id), at.Addr().AsSlice()...), at.Port())
 }
 
-// pool gives a virtual service with its destinations, and what else holds for a pool whoever uses it. Endpoints that get no
+// pool returns a virtual service with its destinations, and what else holds for a pool whoever uses it. Endpoints that get no
 // new flow are destinations of weight 0.
 func (p *Plane) pool(v *model.Pool) []Fact {
 	all := slices.Concat(v.Backends, v.Unselected)

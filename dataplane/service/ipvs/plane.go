@@ -103,8 +103,8 @@ var sysctls = map[string]struct {
 	"run_estimation":     {want: "0", optional: true}, // nobody asks for rates, which cost a walk through all every two seconds
 }
 
-// prepare sets the sysctls that a plane needs. They stay so: a plane that finds them set sets none, and gives none
-// back.
+// prepare sets the sysctls that a plane needs. They stay so: a plane that finds them set sets none, and
+// restores none.
 func prepare() error {
 	c, err := ipvs.Open() // has the kernel load IPVS, which makes them
 	if err != nil {

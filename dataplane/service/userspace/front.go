@@ -76,7 +76,7 @@ func (f *front) poolOf(from netip.Addr) (*pool, model.Action) {
 	return s.pools[side], s.empty[side]
 }
 
-// decide gives the pool that serves a client, or nil and what becomes of its packets.
+// decide returns the pool that serves a client, or nil and what becomes of its packets.
 func (f *front) decide(from netip.Addr) (*pool, model.Action) {
 	p, action := f.poolOf(from)
 	if p == nil || p.empty() {
