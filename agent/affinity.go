@@ -20,7 +20,8 @@ var (
 		"How many can be: further clients are served, but not remembered.", []string{"ip_family"}, nil)
 )
 
-// followAffinity counts session affinity entries now and then where their number has a limit, and tells when it is reached.
+// followAffinity counts session affinity entries now and then where their number has a limit, and tells when it is
+// reached.
 func (a *Agent) followAffinity(ctx context.Context) {
 	for ctx.Err() == nil {
 		uses, err := a.services.Affinity()
@@ -39,7 +40,8 @@ func (a *Agent) followAffinity(ctx context.Context) {
 	}
 }
 
-// setAffinity notes how many session affinity entries there are, and reports whether a limit is newly reached or no longer is.
+// setAffinity notes how many session affinity entries there are, and reports whether a limit is newly reached or no
+// longer is.
 func (a *Agent) setAffinity(uses []service.AffinityUse) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -321,7 +321,8 @@ func (a *Agent) standing() []source.Problem {
 	return all
 }
 
-// forwardProblems returns the problem that the node drops forwarded packets by default, if the mode doesn't accept them itself.
+// forwardProblems returns the problem that the node drops forwarded packets by default, if the mode doesn't accept
+// them itself.
 func (a *Agent) forwardProblems() []source.Problem {
 	if a.options.Firewall == nil || a.options.Mode.Accepts {
 		return nil

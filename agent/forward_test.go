@@ -26,8 +26,8 @@ import (
 	"fairlead.dev/fairlead/system"
 )
 
-// forwarding is a node that serves a pod's node ports to a client outside in both families: 30080 with the client's source
-// masqueraded, 30081 with it kept.
+// forwarding is a node that serves a pod's node ports to a client outside in both families: 30080 with the client's
+// source masqueraded, 30081 with it kept.
 type forwarding struct {
 	*testing.T
 	*Services
@@ -149,7 +149,8 @@ func (f *forwarding) invalid(to netip.AddrPort) error {
 	return nil
 }
 
-// sendOutsideWindow sends a TCP segment with data that the calling thread's namespace has sent again, 2^30 bytes further on.
+// sendOutsideWindow sends a TCP segment with data that the calling thread's namespace has sent again, 2^30 bytes
+// further on.
 func sendOutsideWindow(capture int) error {
 	b := make([]byte, 64<<10)
 	for {
@@ -190,9 +191,9 @@ func sendOutsideWindow(capture int) error {
 	}
 }
 
-// Mode iptables accepts in FORWARD what it masquerades and established connections, whatever the chain's policy, and drops
-// what connection tracking calls invalid, so that it resets no connection. It counts what it drops, and connections to node
-// ports on localhost.
+// Mode iptables accepts in FORWARD what it masquerades and established connections, whatever the chain's policy, and
+// drops what connection tracking calls invalid, so that it resets no connection. It counts what it drops, and
+// connections to node ports on localhost.
 func TestIptablesForwards(t *testing.T) {
 	for _, variant := range []string{"legacy", "nft"} {
 		t.Run(variant, func(t *testing.T) {
@@ -300,8 +301,8 @@ func TestHealthCheckIsAccepted(t *testing.T) {
 	})
 }
 
-// Where the node drops forwarded packets by default, a mode whose rules don't accept them has a problem of the Node, for as
-// long as that lasts, and says so in its notes.
+// Where the node drops forwarded packets by default, a mode whose rules don't accept them has a problem of the Node,
+// for as long as that lasts, and says so in its notes.
 func TestForwardPolicyIsAProblem(t *testing.T) {
 	inNode(t, func(ctx context.Context) error {
 		firewall, err := system.OpenFirewall()
@@ -355,7 +356,8 @@ func TestInvalidPacketsAreCounted(t *testing.T) {
 	}
 }
 
-// Where connection tracking is told to be liberal, no packet outside a window resets a connection, and mode iptables drops none.
+// Where connection tracking is told to be liberal, no packet outside a window resets a connection, and mode iptables
+// drops none.
 func TestLiberalTrackingResetsNothing(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables-nft"} {
 		t.Run(mode, func(t *testing.T) {

@@ -309,8 +309,8 @@ func (s served[K, V]) packets() (*ebpf.PacketCounts, error) {
 	return nil, nil
 }
 
-// fastPath returns whether packets for pods are redirected past the node's stack, nil where the plane has no programs at
-// devices.
+// fastPath returns whether packets for pods are redirected past the node's stack, nil where the plane has no programs
+// at devices.
 func (s served[K, V]) fastPath() (*ebpf.FastPath, error) {
 	if c, ok := s.plane.(counter); ok {
 		return c.FastPath()

@@ -28,7 +28,8 @@ func TestDirectServerReturnIsRefusedByName(t *testing.T) {
 	}
 }
 
-// What Services may take in mode ebpf is what its maps hold, less some room for changes; other modes have resolve's own bounds.
+// What Services may take in mode ebpf is what its maps hold, less some room for changes; other modes have resolve's
+// own bounds.
 func TestLimitsFollowMaps(t *testing.T) {
 	m, err := ModeOf("ebpf")
 	if err != nil {

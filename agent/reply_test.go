@@ -41,8 +41,8 @@ const masqueradeToReplyPort = `table inet fl-test {
 	}
 }`
 
-// A packet that replies to a flow that the node masquerades, or to what a socket of the node sent, isn't taken for one to
-// a node port.
+// A packet that replies to a flow that the node masquerades, or to what a socket of the node sent, isn't taken for
+// one to a node port.
 func TestRepliesBypassNodePorts(t *testing.T) {
 	here(t, func(t *testing.T, s conformance.Subject) {
 		cluster := servedReplyPort(t, s.Name)

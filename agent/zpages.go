@@ -28,8 +28,8 @@ const (
 	zGroup    = "config.k8s.io"
 )
 
-// zpage is /flagz or /statusz as Kubernetes' components have them (KEP-4827, KEP-4828): text for people, or an object by
-// Accept. write writes the text, and returns the object's fields.
+// zpage is /flagz or /statusz as Kubernetes' components have them (KEP-4827, KEP-4828): text for people, or an object
+// by Accept. write writes the text, and returns the object's fields.
 type zpage struct {
 	kind  string
 	write func(io.Writer) map[string]any

@@ -102,8 +102,8 @@ func (c *Config) take(f *Flags, in content) error {
 	return nil
 }
 
-// externalIPs decides which external IPs are served: none where kube-proxy's feature gate says so, whatever our own field
-// does, which was given or not.
+// externalIPs decides which external IPs are served: none where kube-proxy's feature gate says so, whatever our own
+// field does, which was given or not.
 func (c *Config) externalIPs(given bool) {
 	if allowed, set := c.Proxy.FeatureGates[allowExternalIPs]; set && !allowed {
 		if given && c.Own.ExternalIPs != resolve.RefuseExternalIPs {

@@ -23,8 +23,8 @@ type Following struct {
 }
 
 // Follow watches the file of a configuration that is in force. When it comes to hold another that is valid and can come
-// into force, Follow calls Stop. The channel receives that one, or nil once ctx has ended without. A file that is wrong, or
-// gone, is logged and reported, and changes nothing.
+// into force, Follow calls Stop. The channel receives that one, or nil once ctx has ended without. A file that is
+// wrong, or gone, is logged and reported, and changes nothing.
 func (f *Flags) Follow(ctx context.Context, in *Config, o Following) <-chan *Config {
 	next := make(chan *Config, 1)
 	if f.File == "" {

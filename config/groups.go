@@ -5,27 +5,34 @@ import (
 	"strings"
 )
 
-// Groups are the titles below which help lists flags, in order. NoEffect is the last.
-var Groups = []string{
-	"Source of objects", "Data plane", "Mode ebpf", "Pods and node ports", "Servers", "Logging", "Node settings",
-	"kube-proxy's other flags", NoEffect,
-}
+// The titles below which help lists flags.
+const (
+	sources  = "Source of objects"
+	plane    = "Data plane"
+	modeEBPF = "Mode ebpf"
+	pods     = "Pods and node ports"
+	servers  = "Servers"
+	logs     = "Logging"
+	settings = "Node settings"
+	others   = "kube-proxy's other flags"
+	// NoEffect is the group of flags that change nothing.
+	NoEffect = "Accepted without effect"
+)
 
-// NoEffect is the group of flags that change nothing.
-const NoEffect = "Accepted without effect"
+// Groups are the titles in the order of help.
+var Groups = []string{sources, plane, modeEBPF, pods, servers, logs, settings, others, NoEffect}
 
 // groupOf are groups by the flags, or what their names begin with, that they hold. The longest that fits counts.
 var groupOf = map[string]string{
-	"config": Groups[0], "source": Groups[0], "kubeconfig": Groups[0], "master": Groups[0], "node": Groups[0],
-	"service-proxy-name": Groups[0], "kube-api-": Groups[0],
-	"mode": Groups[1], "scheduler": Groups[1], "maglev-": Groups[1], "migrate-": Groups[1],
-	"ebpf-": Groups[2], "direct-server-return": Groups[2],
-	"cluster-cidr": Groups[3], "detect-local-mode": Groups[3], "pod-": Groups[3], "nodeport-addresses": Groups[3],
-	"external-ips": Groups[3], "masquerade-all": Groups[3],
-	"healthz-bind-address": Groups[4], "metrics-bind-address": Groups[4], "profiling": Groups[4],
-	"bind-address-hard-fail": Groups[4],
-	"v":                      Groups[5], "verbose": Groups[5], "vmodule": Groups[5], "log": Groups[5],
-	"conntrack-": Groups[6], "oom-score-adj": Groups[6], "init-only": Groups[6],
+	"config": sources, "source": sources, "kubeconfig": sources, "master": sources, "node": sources,
+	"service-proxy-name": sources, "kube-api-": sources,
+	"mode": plane, "scheduler": plane, "maglev-": plane, "migrate-": plane,
+	"ebpf-": modeEBPF, "direct-server-return": modeEBPF,
+	"cluster-cidr": pods, "detect-local-mode": pods, "pod-": pods, "nodeport-addresses": pods, "external-ips": pods,
+	"masquerade-all":       pods,
+	"healthz-bind-address": servers, "metrics-bind-address": servers, "profiling": servers, "bind-address-hard-fail": servers,
+	"v": logs, "verbose": logs, "vmodule": logs, "log": logs,
+	"conntrack-": settings, "oom-score-adj": settings, "init-only": settings,
 }
 
 // Group returns the group of a flag.
@@ -36,7 +43,7 @@ func Group(flag string) string {
 			return NoEffect
 		}
 	}
-	longest, group := -1, Groups[len(Groups)-2]
+	longest, group := -1, others
 	for begin, g := range groupOf {
 		prefix := strings.HasSuffix(begin, "-") || begin == "log"
 		if len(begin) > longest && (flag == begin || prefix && strings.HasPrefix(flag, begin)) {

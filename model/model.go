@@ -91,8 +91,8 @@ const (
 // String gives "reject" or "drop".
 func (a Action) String() string { return [...]string{"reject", "drop"}[a] }
 
-// Part is one piece of a decided node that a service data plane serves: *Node, *Pool or *Frontend; and *HealthCheck, for a plane
-// that accepts packets to them.
+// Part is one piece of a decided node that a service data plane serves: *Node, *Pool or *Frontend; and *HealthCheck,
+// for a plane that accepts packets to them.
 type Part interface{ part() }
 
 func (*Node) part()     {}
@@ -140,7 +140,8 @@ type Node struct {
 	Name      string
 	Addresses []netip.Addr   // the node's own, as far as known; sorted. For verdict: a kernel knows its addresses itself
 	Pods      []netip.Prefix // sources that count as pods; sorted, none inside another
-	// PodInterfaces are interfaces of this node: what comes in by them counts as pods', whatever its source. Pods is empty then.
+	// PodInterfaces are interfaces of this node: what comes in by them counts as pods', whatever its source. Pods is
+	// empty then.
 	PodInterfaces Interfaces
 	NodePorts     []Range        // own addresses within these take NodePort traffic; sorted, disjoint
 	Localhost     bool           // NodePorts include IPv4 loopback addresses: the kernel must let such packets leave
@@ -157,9 +158,9 @@ type Pool struct {
 	Backends []Backend     // sorted by address and port, no duplicates, one family
 	Affinity time.Duration // how long after its last connection a client address returns to its backend; 0: not at all
 
-	// Unselected holds the other serving endpoints of the port, which get no new flow: traffic policy, topology or their
-	// termination forbids it. A flow of UDP or SCTP that one of them has stays there. Sorted, without weights, none of
-	// Backends; nil for TCP.
+	// Unselected holds the other serving endpoints of the port, which get no new flow: traffic policy, topology or
+	// their termination forbids it. A flow of UDP or SCTP that one of them has stays there. Sorted, without weights,
+	// none of Backends; nil for TCP.
 	Unselected []Backend
 
 	Scheduler Scheduler // how a client that has no affinity is given a backend

@@ -42,8 +42,8 @@ func (s *search) next(n int) int {
 // worked notes that n moves of unknown guilt were written.
 func (s *search) worked(n int) { s.failing, s.among = 0, max(0, s.among-n) }
 
-// failed notes that n moves of unknown guilt were not written, and reports whether they are to be set aside now: one, or
-// all that one group has, or whatever there is once the kernel counts as one that takes nothing.
+// failed notes that n moves of unknown guilt were not written, and reports whether they are to be set aside now: one,
+// or all that one group has, or whatever there is once the kernel counts as one that takes nothing.
 func (s *search) failed(n int, group bool, now time.Time) bool {
 	if s.hopeless() && now.After(s.respite) {
 		s.failing = 0

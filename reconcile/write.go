@@ -51,8 +51,8 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 	return l.oldest(pass(alone, stuck)), held, next
 }
 
-// oldest returns those of jobs, each refused by itself before, that have waited longest, the base's first: as many as to
-// be tried at once. Those that the plane named are tried together: if they are refused again, it names them.
+// oldest returns those of jobs, each refused by itself before, that have waited longest, the base's first: as many as
+// to be tried at once. Those that the plane named are tried together: if they are refused again, it names them.
 func (l *Loop[T, K, V]) oldest(jobs []*job[K, V]) []*job[K, V] {
 	named := slices.DeleteFunc(slices.Clone(jobs), func(j *job[K, V]) bool { return !j.why.named })
 	if len(named) > 0 {

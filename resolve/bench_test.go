@@ -137,8 +137,8 @@ func TestOneSliceAllocates(t *testing.T) {
 	}
 }
 
-// BenchmarkOneSliceScarce is BenchmarkOneSlice where all Services want more than there is, so that each change decides anew
-// which of them are served.
+// BenchmarkOneSliceScarce is BenchmarkOneSlice where all Services want more than there is, so that each change
+// decides anew which of them are served.
 func BenchmarkOneSliceScarce(b *testing.B) {
 	config := n1
 	config.Limits.Total.Frontends = 9000

@@ -270,8 +270,8 @@ func targetText(t model.Target) string {
 	return strings.Join(l, " ")
 }
 
-// problemLines shows problems as "Service shop/web spec.type UnknownValue", without the Service's own name. That most tests'
-// Node has no podCIDRs is left to TestPodsUnknown.
+// problemLines shows problems as "Service shop/web spec.type UnknownValue", without the Service's own name. That most
+// tests' Node has no podCIDRs is left to TestPodsUnknown.
 func problemLines(r *Resolver) (lines []string) {
 	for _, p := range r.Problems() {
 		if p.Reason == PodsUnknown {

@@ -311,7 +311,8 @@ func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) 
 }
 
 // unselect fills list with the candidates that serve but are none of the backends, which choose made of them: both are
-// sorted. What is ready counts as serving, since it gets new flows: with publishNotReadyAddresses it may say that it isn't.
+// sorted. What is ready counts as serving, since it gets new flows: with publishNotReadyAddresses it may say that it
+// isn't.
 func unselect(list []model.Backend, of []candidate, backends []model.Backend, away bool) []model.Backend {
 	list = list[:0]
 	for _, c := range of {

@@ -235,8 +235,8 @@ func TestExcludedServicesAreSmall(t *testing.T) {
 	mustBeEmpty(t, r)
 }
 
-// To say why ports have no endpoint costs a look at the slices for ten ports at most. Without that bound it would cost four
-// hundred times as much here.
+// To say why ports have no endpoint costs a look at the slices for ten ports at most. Without that bound it would
+// cost four hundred times as much here.
 func TestMismatchesAreBounded(t *testing.T) {
 	decide := func(ports int) time.Duration {
 		e := manyEndpoints(1, 50000)

@@ -127,7 +127,8 @@ func hashName(name string) uint64 {
 }
 
 // keyIDs has pools' IDs depend on the cluster, by the UID of the Service default/kubernetes if changes have
-// it: without knowing that, a tenant can't search for names with the same IDs as others'. Files without a UID give no key.
+// it: without knowing that, a tenant can't search for names with the same IDs as others'. Files without a UID give no
+// key.
 func (r *Resolver) keyIDs(changes []source.Change) {
 	for _, c := range changes {
 		if svc, ok := c.Object.(*corev1.Service); ok && c.Key == apiServer && svc.UID != "" {

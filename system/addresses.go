@@ -55,8 +55,8 @@ func (a *Addresses) Follow(ctx context.Context, tell func([]netip.Addr)) error {
 	}
 }
 
-// InterfaceTo returns the name of the interface by which packets to an address leave the calling thread's namespace, "" where
-// there is none.
+// InterfaceTo returns the name of the interface by which packets to an address leave the calling thread's namespace,
+// "" where there is none.
 func InterfaceTo(to netip.Addr) (name string, err error) {
 	ns, err := netns.Current()
 	if err != nil {

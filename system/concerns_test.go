@@ -13,8 +13,8 @@ import (
 	"fairlead.dev/fairlead/kernel/sysctl"
 )
 
-// Settings that keep Services from working are logged, those of bridges where pods are ports of one, and nothing once all
-// is as it should be.
+// Settings that keep Services from working are logged, those of bridges where pods are ports of one, and nothing once
+// all is as it should be.
 func TestConcerns(t *testing.T) {
 	pod := "fltest-agt-" + strings.ToLower(rand.Text()[:6])
 	ns, err := netns.New(pod)

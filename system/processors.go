@@ -26,7 +26,8 @@ func processors() int {
 // mostProcessors is more than any kernel has.
 const mostProcessors = 1 << 20
 
-// countList returns how many numbers a list such as "0-3,8" of the kernel has (Documentation/admin-guide/cputopology.rst).
+// countList returns how many numbers a list such as "0-3,8" of the kernel has
+// (Documentation/admin-guide/cputopology.rst).
 func countList(text string) (n int, err error) {
 	next := 0 // the lowest number that may follow
 	for part := range strings.SplitSeq(strings.TrimSpace(text), ",") {

@@ -42,8 +42,8 @@ ports: [{port: 8080}]
 endpoints: [{addresses: ["fd00::1"]}]
 `
 
-// A node without the tools of one family serves the other, and names what is missing as a problem of the Services of the
-// family that it doesn't serve.
+// A node without the tools of one family serves the other, and names what is missing as a problem of the Services of
+// the family that it doesn't serve.
 func TestToolsOfOneFamily(t *testing.T) {
 	entries := map[string]string{"iptables": "10.96.0.10:80", "ip6tables": "[fd00:96::10]:80"}
 	for _, c := range []struct{ mode, variant, missing string }{
@@ -90,7 +90,8 @@ func TestToolsOfOneFamily(t *testing.T) {
 	}
 }
 
-// familyNode returns a network namespace with a server at port 8080 of an address of each family, and routes to Services.
+// familyNode returns a network namespace with a server at port 8080 of an address of each family, and routes to
+// Services.
 func familyNode(t *testing.T) *netns.Namespace {
 	t.Helper()
 	name := fmt.Sprintf("fltest-agt-%x", time.Now().UnixNano()%(1<<28))

@@ -322,8 +322,8 @@ func (r *reuser) run(ctx context.Context) {
 // at returns where a port's connections go to.
 func (r *reuser) at(port int) netip.AddrPort { return r.to[port/2%2] }
 
-// once opens a connection, asks and closes it, or sends a datagram. Of TCP, every other connection is closed by its server
-// first, so that its port may be used again at once; the others are reset.
+// once opens a connection, asks and closes it, or sends a datagram. Of TCP, every other connection is closed by its
+// server first, so that its port may be used again at once; the others are reset.
 func (r *reuser) once(port int) error {
 	c, err := r.dial(port)
 	if err != nil {

@@ -49,8 +49,9 @@ func (l *lives) page(path string) string {
 	return string(b)
 }
 
-// dial has each client connect again and again, a millisecond apart, until stop, which returns what was refused by client.
-// Other failures are logged: a connection whose handshake has begun through an agent of mode userspace ends with that.
+// dial has each client connect again and again, a millisecond apart, until stop, which returns what was refused by
+// client. Other failures are logged: a connection whose handshake has begun through an agent of mode userspace ends
+// with that.
 func (l *lives) dial() (stop func() map[string][]string) {
 	failed, ended := map[string][]string{}, make(chan struct{})
 	var mu sync.Mutex

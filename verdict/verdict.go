@@ -78,8 +78,9 @@ func Of(s *model.Services, p Packet) Outcome {
 	return o
 }
 
-// Stays reports whether the flow of UDP or SCTP of which p is a packet stays with the endpoint at a, which it has: while that
-// one serves its frontend's port, whatever new flows are given, and the client is allowed. TCP connections end by themselves.
+// Stays reports whether the flow of UDP or SCTP of which p is a packet stays with the endpoint at a, which it has:
+// while that one serves its frontend's port, whatever new flows are given, and the client is allowed. TCP connections
+// end by themselves.
 func Stays(s *model.Services, p Packet, a netip.AddrPort) bool {
 	f, _ := frontend(s, p)
 	return f != nil && admits(f, p.Src.Addr()) && f.Target(OriginOf(s.Node, p)).Pool.Serves(a)

@@ -36,7 +36,8 @@ type page struct {
 	wide    bool // all columns of tables are asked for
 }
 
-// out returns the page that a command prints on: what objects, processes and servers say can't control a terminal there.
+// out returns the page that a command prints on: what objects, processes and servers say can't control a terminal
+// there.
 func out(c *cobra.Command) *page {
 	return &page{Writer: escape.Writer(c.OutOrStdout()), columns: columns(c.OutOrStdout())}
 }

@@ -150,8 +150,8 @@ func logger(w io.Writer, c *config.Config) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, o))
 }
 
-// serve serves the node until ctx ends, and reports in served whether it came to that. The system's settings it makes once
-// nothing can refuse the start any more; with setUpOnly that is all it does.
+// serve serves the node until ctx ends, and reports in served whether it came to that. The system's settings it makes
+// once nothing can refuse the start any more; with setUpOnly that is all it does.
 func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger, served *bool) error {
 	d, err := decide(ctx, c)
 	if err != nil {

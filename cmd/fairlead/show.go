@@ -40,12 +40,14 @@ type shownFrontend struct {
 	Internal []string `json:"internal"` // endpoints for the node and its pods
 	External []string `json:"external"` // endpoints for all other clients
 	Affinity string   `json:"sessionAffinity,omitempty"`
-	// Masquerade names the origins of clients whose source address becomes the node's, Direct those of them that keep it
-	// before endpoints whose node answers the client directly.
+	// Masquerade names the origins of clients whose source address becomes the node's, Direct those of them that keep
+	// it before endpoints whose node answers the client directly.
 	Masquerade string   `json:"masquerade"`
 	Direct     string   `json:"directServerReturn,omitempty"`
 	Sources    []string `json:"allowedSources,omitempty"`
 	Kernel     string   `json:"kernel"`
+
+	address string // Entry for people
 }
 
 type shownCount struct {
@@ -104,7 +106,7 @@ Exit status: 0 if everything was read, whatever the kernel holds; 1 on an error,
 func show(w *world, a *agent.Audit) shown {
 	s := shown{Node: w.services.Node.Name, Wanted: a.Wanted, Held: a.Held, Missing: len(a.Put), Extra: len(a.Del), Problems: w.problems}
 	for _, f := range w.services.Sorted() {
-		row := shownFrontend{Service: f.Service, Via: f.Via, Entry: f.Entry.String(), Internal: target(f.Inside),
+		row := shownFrontend{Service: f.Service, Via: f.Via, Entry: f.Entry.String(), address: address(f.Entry), Internal: target(f.Inside),
 			External: target(f.Outside), Masquerade: f.Hide.String(), Kernel: kernelSays(w, a, f)}
 		if f.Inside.Pool.Affinity > 0 {
 			row.Affinity = f.Inside.Pool.Affinity.String()
@@ -269,7 +271,7 @@ func (s shown) frontendRows(all bool) [][]string {
 		if !slices.Equal(f.External, f.Internal) {
 			external = few(f.External)
 		}
-		row := []string{service, f.Via, address(f.Entry), endpoints, f.Kernel}
+		row := []string{service, f.Via, f.address, endpoints, f.Kernel}
 		switch {
 		case all:
 			masqueraded := f.Masquerade
@@ -285,15 +287,17 @@ func (s shown) frontendRows(all bool) [][]string {
 	return rows
 }
 
-// address returns an entry as people read it: a node port's, which stands for all of the node's addresses of a family,
-// by its family.
-func address(entry string) string {
-	for any, family := range map[string]string{"*4:": "IPv4", "*6:": "IPv6"} {
-		if port, ok := strings.CutPrefix(entry, any); ok {
-			return fmt.Sprintf("port %s, %s", port, family)
-		}
+// address returns an entry as people read it: a node port, which is at all of the node's addresses of a family, by its
+// family.
+func address(e model.Entry) string {
+	if !e.AnyAddr() {
+		return e.String()
 	}
-	return entry
+	family := "IPv4"
+	if e.Addr.Is6() {
+		family = "IPv6"
+	}
+	return fmt.Sprintf("port %d/%s, %s", e.Port, e.Protocol, family)
 }
 
 // first returns the first of a list, and how many more there are, as kubectl has it.

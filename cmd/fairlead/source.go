@@ -67,8 +67,8 @@ func apiServers(ctx context.Context, a kube.Access) (servers []netip.AddrPort) {
 	return servers
 }
 
-// openSource opens where a node's objects come from, and where Events about them go, nil where they go nowhere. What can't
-// be read now is an error; an API server that doesn't answer is none.
+// openSource opens where a node's objects come from, and where Events about them go, nil where they go nowhere. What
+// can't be read now is an error; an API server that doesn't answer is none.
 func openSource(c *config.Config, node string, log *slog.Logger) (source.Source, event.Recorder, error) {
 	if c.Own.Source != "" {
 		return manifest.New(c.Own.Source), nil, manifest.Check(c.Own.Source)

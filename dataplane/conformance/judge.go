@@ -39,8 +39,8 @@ func (w *world) judge(c client, to netip.AddrPort, p model.Protocol, via string)
 // uplink is the interface of a node by which the hosts on the wire are reached.
 const uplink = "eth0"
 
-// interfaceOf returns the interface by which a node receives what a client sends: like those of all its pods (their numbers
-// aside), its uplink, or "" for what is on the node's own network.
+// interfaceOf returns the interface by which a node receives what a client sends: like those of all its pods (their
+// numbers aside), its uplink, or "" for what is on the node's own network.
 func interfaceOf(client *member, node string) string {
 	switch {
 	case client.Node != node:

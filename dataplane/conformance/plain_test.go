@@ -82,7 +82,8 @@ func (p *plain) Sync(ctx context.Context) error {
 	return p.cut()
 }
 
-// cut removes UDP flows to frontends that lead where they no longer may, and TCP connections that are still opening past one.
+// cut removes UDP flows to frontends that lead where they no longer may, and TCP connections that are still opening
+// past one.
 func (p *plain) cut() error {
 	own, err := p.flows.Addresses()
 	if err != nil {

@@ -114,8 +114,8 @@ func (k *walk) keep(ctx context.Context, l *packetLine) {
 	}
 }
 
-// ask asks over the kept connections and flows: whatever has changed, they stay with who answered first; flows of UDP as long as
-// verdict says so. Each is asked some ten times, then closed.
+// ask asks over the kept connections and flows: whatever has changed, they stay with who answered first; flows of UDP
+// as long as verdict says so. Each is asked some ten times, then closed.
 func (k *walk) ask(ctx context.Context) string {
 	for _, name := range slices.Sorted(maps.Keys(k.w.flows)) {
 		f := k.w.flows[name]

@@ -71,7 +71,8 @@ func newWorld(ctx context.Context, s Subject, c Config) (*world, error) {
 }
 
 // beLiberal has a node's connection tracking call no segment invalid: here the two directions of a connection may pass
-// different nodes, and mode iptables drops what is invalid unless it is told so. A kernel without it, yet, has no setting.
+// different nodes, and mode iptables drops what is invalid unless it is told so. A kernel without it, yet, has no
+// setting.
 func (w *world) beLiberal(node string) error {
 	host, err := w.cluster.Node(node)
 	if err != nil {

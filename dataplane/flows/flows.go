@@ -1,8 +1,8 @@
-// Package flows is the data plane that cuts stale flows: connections of UDP and SCTP that the kernel tracks to an endpoint
-// which serves their frontend's port no more, of a client that is no longer allowed, or to none from before there was a
-// frontend. TCP ends by itself: it is kept (keep.go) where a switch of data planes would end it. Only a connection that
-// is still opening, and was not translated, is cut when its frontend comes: the kernel would send each further SYN from
-// that port where it sent the first, for two minutes.
+// Package flows is the data plane that cuts stale flows: connections of UDP and SCTP that the kernel tracks to an
+// endpoint which serves their frontend's port no more, of a client that is no longer allowed, or to none from before
+// there was a frontend. TCP ends by itself: it is kept (keep.go) where a switch of data planes would end it. Only a
+// connection that is still opening, and was not translated, is cut when its frontend comes: the kernel would send
+// each further SYN from that port where it sent the first, for two minutes.
 //
 // What traffic writes into the kernel is no fact; which backends an entry's flows may have is. A fact that becomes true
 // cuts the entry's other flows, one that becomes untrue those that it allowed. It is told after the service data plane

@@ -32,7 +32,8 @@ type Abilities struct {
 // Note is a sentence about a mode.
 type Note struct {
 	Text string
-	// Concerns reports whether the note is about packets of an origin to a frontend; nil: it is about none in particular.
+	// Concerns reports whether the note is about packets of an origin to a frontend; nil: it is about none in
+	// particular.
 	Concerns func(*model.Frontend, model.Origin) bool
 }
 

@@ -252,9 +252,10 @@ func (p *DevicePrograms) Close() {
 }
 
 // Attach has the kernel call the programs for devices of the calling thread's network namespace, before anybody else's,
-// in place of those whose links are pinned in the folder. They pass on what they see: programs of others are called after
-// them. Programs for what leaves come first, then those for what arrives, those of the oldest device, which leads to other
-// nodes, last: a flow that begins at one device needs them at the others. A device that is gone is no error.
+// in place of those whose links are pinned in the folder. They pass on what they see: programs of others are called
+// after them. Programs for what leaves come first, then those for what arrives, those of the oldest device, which
+// leads to other nodes, last: a flow that begins at one device needs them at the others. A device that is gone is no
+// error.
 func (p *DevicePrograms) Attach(folder string, devices ...Device) error {
 	devices = slices.SortedFunc(slices.Values(devices), func(a, b Device) int { return cmp.Compare(b.Index, a.Index) })
 	for _, w := range directions {

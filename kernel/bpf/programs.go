@@ -184,8 +184,8 @@ func (h hook) keep(p *ebpf.Program, folder string) error {
 	return nil
 }
 
-// program returns the name of the program of that ID and the maps that it uses: the one that is pinned in the folder, or
-// any.
+// program returns the name of the program of that ID and the maps that it uses: the one that is pinned in the folder,
+// or any.
 func (h hook) program(folder string, id ebpf.ProgramID) (name string, maps []ebpf.MapID) {
 	p, err := ebpf.LoadPinnedProgram(filepath.Join(folder, programPrefix+h.name), nil)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 // ErrForm says that maps are of another form: another version's, or pinned there by others.
 var ErrForm = errors.New("bpf: a map of another form")
 
-// Retire empties the maps of every layout in a folder of frontends, and returns how many TCP connections of the programs at
-// devices have not ended. Maps of another version's form are an ErrForm.
+// Retire empties the maps of every layout in a folder of frontends, and returns how many TCP connections of the
+// programs at devices have not ended. Maps of another version's form are an ErrForm.
 func Retire(folder string) (connections int, err error) {
 	list, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -132,8 +132,8 @@ func alive(path string, counts func(packetsWayState) bool) (n int, err error) {
 	return n, err
 }
 
-// opensFlow reports whether an entry of destinations stands for its flow: a client's, or that of a port which clashes gave
-// to a connection that is not ours.
+// opensFlow reports whether an entry of destinations stands for its flow: a client's, or that of a port which clashes
+// gave to a connection that is not ours.
 func opensFlow(s packetsWayState) bool {
 	return s&packetsWayStateASKS != 0 || s&(packetsWayStateOURS|packetsWayStateHIDDEN) == 0
 }
@@ -160,8 +160,8 @@ const (
 	oneSided = packetsWayStateDIRECT | packetsWayStateLEARNT
 )
 
-// ended reports whether a TCP connection has ended: it was reset, or both FINs were acknowledged. With direct server return
-// each node sees one FIN.
+// ended reports whether a TCP connection has ended: it was reset, or both FINs were acknowledged. With direct server
+// return each node sees one FIN.
 func ended(s packetsWayState) bool {
 	return s&packetsWayStateRESET != 0 || s&bothEnds == bothEnds && s&packetsWayStateACKED != 0 ||
 		s&oneSided != 0 && s&packetsWayStateENDS != 0

@@ -59,7 +59,8 @@ func (c *Conn) Close() {
 	c.ns.Close()
 }
 
-// Invalid returns how many packets belonged to no connection, nor could they begin one: those that rules match as INVALID.
+// Invalid returns how many packets belonged to no connection, nor could they begin one: those that rules match as
+// INVALID.
 func (c *Conn) Invalid() (packets uint64, err error) {
 	const getStats, invalid = 4, 4 // IPCTNL_MSG_CT_GET_STATS_CPU, CTA_STATS_INVALID
 	var processors [][]byte

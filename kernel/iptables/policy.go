@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options of getsockopt and sizes of linux/netfilter_ipv4/ip_tables.h and linux/netfilter/x_tables.h. IPv6's are the same but
-// for the address part of an entry.
+// Options of getsockopt and sizes of linux/netfilter_ipv4/ip_tables.h and linux/netfilter/x_tables.h. IPv6's are the
+// same but for the address part of an entry.
 const (
 	getInfo, getEntries = 64, 65
 	infoUnderflow       = 56 // of struct ipt_getinfo: where each hook's policy is
@@ -25,8 +25,8 @@ const (
 	verdictDrop         = -1 // NF_DROP, as an entry has it
 )
 
-// LegacyForwardDrops reports whether the policy of chain FORWARD in the legacy variant's table filter is DROP, in the calling
-// thread's network namespace. A table that was never used is not created by asking.
+// LegacyForwardDrops reports whether the policy of chain FORWARD in the legacy variant's table filter is DROP, in the
+// calling thread's network namespace. A table that was never used is not created by asking.
 func LegacyForwardDrops(f Family) (bool, error) {
 	names, err := os.ReadFile(f.names())
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !strings.Contains("\n"+string(names), "\nfilter\n") {
@@ -65,7 +65,8 @@ func LegacyForwardDrops(f Family) (bool, error) {
 	}
 }
 
-// policyOf returns the verdict of the entry at an offset of a table: the last one of a built-in chain, which matches all packets.
+// policyOf returns the verdict of the entry at an offset of a table: the last one of a built-in chain, which matches
+// all packets.
 func policyOf(table []byte, f Family, at int) int32 {
 	offset := targetOffset4
 	if f == IPv6 {

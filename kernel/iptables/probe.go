@@ -15,7 +15,8 @@ import (
 var hints = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
 // Probe finds the variant that the calling thread's network namespace uses, like Kubernetes' iptables-wrappers: the only
-// one that is installed, or is for more families; that which has our chains already; that which has a kubelet's; that which has more rules; nft.
+// one that is installed, or is for more families; that which has our chains already; that which has a kubelet's; that
+// which has more rules; nft.
 func Probe(ctx context.Context, prefix string) (Variant, error) {
 	there, err := mostInstalled()
 	if err != nil {

@@ -70,8 +70,8 @@ type Conn struct {
 	witness  witness
 }
 
-// Open takes up a variant in the calling thread's network namespace, for the families whose commands are installed. Chains
-// whose names begin with prefix are ours: a change of those, and of built-in chains, counts for Watch.
+// Open takes up a variant in the calling thread's network namespace, for the families whose commands are installed.
+// Chains whose names begin with prefix are ours: a change of those, and of built-in chains, counts for Watch.
 func Open(v Variant, prefix string) (*Conn, error) {
 	families, err := Installed(v)
 	if len(families) == 0 {

@@ -574,8 +574,8 @@ func (p *Policy) Addresses() (map[netip.Addr]bool, error) {
 }
 
 // Watch sends whenever an address comes or goes, whenever anyone but p changes a way or rule of owner, whenever an
-// interface whose name is dev changes, and, while main reports true, whenever what Reached returns may change, until ctx
-// ends; then it closes the channel. It is called on a thread of the namespace.
+// interface whose name is dev changes, and, while main reports true, whenever what Reached returns may change, until
+// ctx ends; then it closes the channel. It is called on a thread of the namespace.
 func (p *Policy) Watch(ctx context.Context, owner uint8, dev string, main func() bool) (<-chan struct{}, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {

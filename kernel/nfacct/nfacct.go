@@ -48,7 +48,8 @@ func Ensure(name string) error {
 	return nil
 }
 
-// Packets returns how many packets a counter has counted. The error is fs.ErrNotExist where there is no counter of that name.
+// Packets returns how many packets a counter has counted. The error is fs.ErrNotExist where there is no counter of
+// that name.
 func Packets(name string) (uint64, error) {
 	l, err := request(cmdGet, 0, name)
 	if err != nil {

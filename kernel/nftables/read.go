@@ -105,8 +105,8 @@ func (c *Conn) Elements(table, set string) (es []Element, err error) {
 	return es, err
 }
 
-// Count returns how many elements a set has, about that many while others write it; 0 where it isn't there. Where the kernel
-// doesn't tell it dumps the set.
+// Count returns how many elements a set has, about that many while others write it; 0 where it isn't there. Where the
+// kernel doesn't tell it dumps the set.
 func (c *Conn) Count(table, set string) (n int, err error) {
 	if n, err = c.count(table, set); err == nil && n < 0 {
 		n = 0

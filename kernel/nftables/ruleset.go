@@ -129,7 +129,8 @@ func of(family uint8, request func(*buffer)) func(*buffer) {
 	}
 }
 
-// Dropping returns the chains at a hook, such as unix.NF_INET_FORWARD, whose policy is to drop packets, without their rules.
+// Dropping returns the chains at a hook, such as unix.NF_INET_FORWARD, whose policy is to drop packets, without their
+// rules.
 func (c *Conn) Dropping(hook uint32) (chains []*FullChain, err error) {
 	err = c.stable(func() error {
 		chains = nil

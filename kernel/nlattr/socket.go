@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SetBuffers sets a socket's send and receive buffers to size bytes. Without CAP_NET_ADMIN in the first user namespace they are as large as
-// net.core.wmem_max and rmem_max allow.
+// SetBuffers sets a socket's send and receive buffers to size bytes. Without CAP_NET_ADMIN in the first user
+// namespace they are as large as net.core.wmem_max and rmem_max allow.
 func SetBuffers(fd, size int) error {
 	set := func(force, plain int) error {
 		err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, size)

@@ -193,8 +193,8 @@ func Nearest(word string, known []string) string {
 	return best
 }
 
-// distance returns how many letters to add, remove, replace or swap with their neighbour to get from a to b (optimal string
-// alignment), or 99 if the lengths differ by more than two.
+// distance returns how many letters to add, remove, replace or swap with their neighbour to get from a to b (optimal
+// string alignment), or 99 if the lengths differ by more than two.
 func distance(a, b string) int {
 	if len(a)-len(b) > 2 || len(b)-len(a) > 2 {
 		return 99

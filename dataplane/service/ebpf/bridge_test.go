@@ -52,8 +52,8 @@ func TestServedAcrossABridge(t *testing.T) {
 	}
 }
 
-// talk opens a connection or flow from pod a and asks over it again and again: the node's address is seen each time, and
-// the same port.
+// talk opens a connection or flow from pod a and asks over it again and again: the node's address is seen each time,
+// and the same port.
 func (w *twoPods) talk(proto model.Protocol, to netip.AddrPort) (err error) {
 	ctx, cancel := context.WithTimeout(w.Context(), 5*patience)
 	defer cancel()

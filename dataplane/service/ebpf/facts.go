@@ -187,8 +187,8 @@ func poolKey(id uint64) Key { return Key{KindPool, string(binary.BigEndian.Appen
 func poolID(k Key) uint64 { return binary.BigEndian.Uint64([]byte(k.Name)) }
 
 // A pool's value is protocol · scheduler · 1 if it hashes ports · 0 · seconds of affinity · entries of Maglev's table, 0 where
-// there is none; then 20 bytes for each backend: address · port · weight and where it runs, and for each endpoint that gets
-// no new flow, with the bit unselected.
+// there is none; then 20 bytes for each backend: address · port · weight and where it runs, and for each endpoint
+// that gets no new flow, with the bit unselected.
 const (
 	poolHead    = 10
 	poolBackend = 20

@@ -45,8 +45,8 @@ func (f FamilyFastPath) String() string {
 	return "off: " + strings.Join(words, ", ")
 }
 
-// FastPath reports whether packets for pods are redirected; nil where no programs are at devices. It may be called at any
-// time.
+// FastPath reports whether packets for pods are redirected; nil where no programs are at devices. It may be called at
+// any time.
 func (p *Plane) FastPath() (f *FastPath, err error) {
 	d := p.devices
 	if d == nil {

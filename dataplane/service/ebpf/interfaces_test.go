@@ -9,8 +9,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Pods are known by the interface that their packets come in by for the node's stack: behind a bridge, by the bridge. Sockets
-// that a hook sees fare as those that none does, and a pod's are translated there.
+// Pods are known by the interface that their packets come in by for the node's stack: behind a bridge, by the bridge.
+// Sockets that a hook sees fare as those that none does, and a pod's are translated there.
 func TestPodsByInterface(t *testing.T) {
 	root, err := cgroup.Root()
 	if err != nil {

@@ -448,9 +448,9 @@ type member struct {
 	at   netip.AddrPort
 }
 
-// closeSockets closes connected sockets whose endpoint has gone. Those of UDP would send into the void without an error, where
-// no pool of their entry has the endpoint, whichever they were given it by. TCP ends by itself: a connection is closed only if
-// asked for, and where its own pool lost the endpoint.
+// closeSockets closes connected sockets whose endpoint has gone. Those of UDP would send into the void without an
+// error, where no pool of their entry has the endpoint, whichever they were given it by. TCP ends by itself: a
+// connection is closed only if asked for, and where its own pool lost the endpoint.
 func (p *Plane) closeSockets(w *writes) error {
 	gone := w.lost(func(v *model.Pool) bool { return v.Protocol == model.UDP || p.CloseTCP })
 	if len(gone) == 0 || p.maps == nil {
@@ -517,7 +517,8 @@ func (p *Plane) stays(entry, at netip.AddrPort, pools map[uint32]*model.Pool) (b
 	return false, nil
 }
 
-// lost returns the endpoints that pools have lost, of those pools that are asked for by what stands before the backends.
+// lost returns the endpoints that pools have lost, of those pools that are asked for by what stands before the
+// backends.
 func (w *writes) lost(of func(*model.Pool) bool) map[member]bool {
 	gone := map[member]bool{}
 	each := func(f Fact, is bool) {

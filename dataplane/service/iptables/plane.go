@@ -108,8 +108,8 @@ var (
 // routeLocalnet is the sysctl that lets packets with IPv4 loopback addresses leave the host, for node ports on localhost.
 const routeLocalnet = "net/ipv4/conf/all/route_localnet"
 
-// tcpBeLiberal is the sysctl that has connection tracking call only resets outside a connection's window invalid. As with
-// kube-proxy, it counts as it is when the plane is opened.
+// tcpBeLiberal is the sysctl that has connection tracking call only resets outside a connection's window invalid. As
+// with kube-proxy, it counts as it is when the plane is opened.
 const tcpBeLiberal = "net/netfilter/nf_conntrack_tcp_be_liberal"
 
 // New opens the plane of the calling thread's network namespace, with the variant that is in use there.

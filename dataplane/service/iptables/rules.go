@@ -161,10 +161,10 @@ func (w *world) filter(c *content, of []*frontend) {
 	}
 }
 
-// forward accepts what this plane forwards where other rules, or the chain's policy, would drop it: established connections
-// and packets whose source is to be masqueraded. It drops packets that connection tracking calls invalid: they are not
-// translated, and the host that gets one from an address that it doesn't know resets the connection. Refusals come first:
-// a packet that is refused may carry the mark.
+// forward accepts what this plane forwards where other rules, or the chain's policy, would drop it: established
+// connections and packets whose source is to be masqueraded. It drops packets that connection tracking calls invalid:
+// they are not translated, and the host that gets one from an address that it doesn't know resets the connection.
+// Refusals come first: a packet that is refused may carry the mark.
 func (w *world) forward(c *content) {
 	c.chains[chainFwd] = []string{"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"}
 	if !w.node.liberal {

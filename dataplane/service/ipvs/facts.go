@@ -214,8 +214,8 @@ func destinationKey(id uint64, at netip.AddrPort) []byte {
 	return binary.BigEndian.AppendUint16(append(ofPool(id), at.Addr().AsSlice()...), at.Port())
 }
 
-// pool returns a virtual service with its destinations, and what else holds for a pool whoever uses it. Endpoints that get no
-// new flow are destinations of weight 0.
+// pool returns a virtual service with its destinations, and what else holds for a pool whoever uses it. Endpoints
+// that get no new flow are destinations of weight 0.
 func (p *Plane) pool(v *model.Pool) []Fact {
 	all := slices.Concat(v.Backends, v.Unselected)
 	if len(all) == 0 {

@@ -54,7 +54,7 @@ var Abilities = service.Abilities{
 		{Text: "TCP connections outlive their endpoint and their Service until they end or are silent for a day; stale entries " +
 			"are removed with the next change.", Concerns: service.Over(model.TCP)},
 		{Text: "Node ports at loopback addresses answer processes that connect from 127.0.0.1, not from another loopback " +
-			"address.", Concerns: func(f *model.Frontend, o model.Origin) bool { return f.Via == "NodePort" && o == model.FromNode }},
+			"address.", Concerns: func(f *model.Frontend, o model.Origin) bool { return f.Entry.AnyAddr() && o == model.FromNode }},
 		{Text: "IPVS notifies about no changes: changes by other programs are repaired at the next check, not at once."},
 	},
 }

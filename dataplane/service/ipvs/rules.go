@@ -192,8 +192,8 @@ func (f *proto) split(v *model.Node, any bool) [][]nft.Expr {
 	return append(rules, f.follow(stageOutside, any), nft.Exprs(nft.Do(nft.DropIt)))
 }
 
-// pods returns, for each of the pods' ranges of the family, or for their interfaces, what matches packets that come from
-// there (nft.Eq) or don't (nft.Neq); it uses registers from tmp on.
+// pods returns, for each of the pods' ranges of the family, or for their interfaces, what matches packets that come
+// from there (nft.Eq) or don't (nft.Neq); it uses registers from tmp on.
 func (f *proto) pods(v *model.Node) (l []func(op nft.CmpOp, tmp int) []nft.Expr) {
 	if i := v.PodInterfaces; i.Name != "" {
 		l = append(l, func(op nft.CmpOp, tmp int) []nft.Expr {

@@ -167,8 +167,8 @@ func (f *proto) split(v *model.Node, any bool) [][]nft.Expr {
 	return append(rules, f.follow(stageOutside, any, "side"), nft.Exprs(nft.Do(nft.DropIt)))
 }
 
-// fromPods returns, for each of the pods' ranges, or for their interfaces, the beginning of a rule that matches what comes
-// from there.
+// fromPods returns, for each of the pods' ranges, or for their interfaces, the beginning of a rule that matches what
+// comes from there.
 func (f *proto) fromPods(v *model.Node) (begins [][]nft.Expr) {
 	if i := v.PodInterfaces; i.Name != "" {
 		begins = append(begins, nft.Exprs(nft.Meta(nft.MetaIIFName, nft.R(0)),

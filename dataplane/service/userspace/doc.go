@@ -105,7 +105,7 @@ var Abilities = service.Abilities{
 		{Text: "A node port takes the replies to the node's own connections from that port: keep net.ipv4.ip_local_port_range " +
 			"and programs that choose their source ports, such as DNS resolvers, away from node ports, or list these in " +
 			"net.ipv4.ip_local_reserved_ports.",
-			Concerns: func(f *model.Frontend, _ model.Origin) bool { return f.Via == "NodePort" }},
+			Concerns: func(f *model.Frontend, _ model.Origin) bool { return f.Entry.AnyAddr() }},
 		{Text: "If net.ipv4.conf.all.rp_filter is 1, rejections of UDP datagrams don't leave the node: clients see a timeout.",
 			Concerns: service.Over(model.UDP)},
 	},

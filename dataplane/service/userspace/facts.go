@@ -164,8 +164,8 @@ func firstError(errs ...error) error {
 	return nil
 }
 
-// poolText returns "tcp maglev ports=true affinity=3h0m0s 10.244.0.1:80=2 10.244.0.2:80=1": each backend with its share,
-// and each endpoint that gets no new flow with 0.
+// poolText returns "tcp maglev ports=true affinity=3h0m0s 10.244.0.1:80=2 10.244.0.2:80=1": each backend with its
+// share, and each endpoint that gets no new flow with 0.
 func poolText(v *model.Pool) string {
 	b := fmt.Appendf(nil, "%s %s ports=%t affinity=%s", v.Protocol, v.Scheduler, v.Ports, v.Affinity)
 	for _, e := range v.Backends {

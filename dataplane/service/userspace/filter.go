@@ -23,8 +23,8 @@ const (
 	longest   = 4096       // BPF_MAXINSNS
 )
 
-// program keeps out of a TCP listener, in silence, all but permitted sources (nil: all are) and the sides that drop. Origins
-// tell inside from outside. It is nil where it would let everybody in.
+// program keeps out of a TCP listener, in silence, all but permitted sources (nil: all are) and the sides that drop.
+// Origins tell inside from outside. It is nil where it would let everybody in.
 func program(six bool, sources []netip.Prefix, origins []origin, inside, outside model.Action) ([]unix.SockFilter, error) {
 	if sources == nil && inside == model.Reject && outside == model.Reject {
 		return nil, nil

@@ -62,8 +62,8 @@ type listener struct {
 	flows   map[netip.AddrPort]*flow // UDP: by client
 }
 
-// poolOf returns the pool of a client's side, and what becomes of its packets where that is empty; nil where the client is not
-// allowed.
+// poolOf returns the pool of a client's side, and what becomes of its packets where that is empty; nil where the
+// client is not allowed.
 func (f *front) poolOf(from netip.Addr) (*pool, model.Action) {
 	s := f.now.Load()
 	if s.sources != nil && !slices.ContainsFunc(s.sources, func(r netip.Prefix) bool { return r.Contains(from) }) {

@@ -84,8 +84,9 @@ func (v *view) origins() []origin {
 	return append(l, v.pods...)
 }
 
-// podsOf returns where pods are: in the node's ranges, or where the main routing table leads to by their interfaces. A client
-// comes into the room by the room's own interface, so the one that it came to the node by is not to be seen there.
+// podsOf returns where pods are: in the node's ranges, or where the main routing table leads to by their interfaces.
+// A client comes into the room by the room's own interface, so the one that it came to the node by is not to be seen
+// there.
 func podsOf(n *model.Node, routes func() ([]link.Reach, error)) (l []origin, err error) {
 	for _, r := range n.Pods {
 		l = append(l, origin{r, true})

@@ -48,7 +48,8 @@ func (v voices) tooLong(at, client netip.AddrPort, mtu int) {
 	v.say(at, client, binary.BigEndian.AppendUint32([]byte{2, 0, 0, 0}, uint32(mtu)))
 }
 
-// say sends a client an ICMP message about a datagram that it sent. The message is given up to its 8th byte, without checksum.
+// say sends a client an ICMP message about a datagram that it sent. The message is given up to its 8th byte, without
+// checksum.
 func (v voices) say(at, client netip.AddrPort, m []byte) {
 	a, c := at.Addr(), client.Addr()
 	datagram := binary.BigEndian.AppendUint16(nil, client.Port())

@@ -191,8 +191,8 @@ var roomSettings = []link.Setting{
 	{Name: "-ipv6/conf/" + inside + "/accept_ra", Value: "0"},
 }
 
-// everyPath is a packet's size that every path of IPv6 takes (RFC 8200, section 5). UDP leaves the room in such, since no
-// ICMP error gets there: longer answers go in fragments, as those of IPv4 do, which routers may fragment.
+// everyPath is a packet's size that every path of IPv6 takes (RFC 8200, section 5). UDP leaves the room in such,
+// since no ICMP error gets there: longer answers go in fragments, as those of IPv4 do, which routers may fragment.
 const everyPath = 1280
 
 // furnish has every packet that comes in be for the room itself, and everything that it sends go to the node.

@@ -47,8 +47,8 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	return nil
 }
 
-// look learns the node's own addresses and where pods are. Where that has changed, sockets follow; what can't is for Read to
-// find.
+// look learns the node's own addresses and where pods are. Where that has changed, sockets follow; what can't is for
+// Read to find.
 func (p *Plane) look() error {
 	own, err := p.policy.Addresses()
 	if err != nil {
