@@ -339,6 +339,19 @@ func TestProblemWhileWaitingIsOver(t *testing.T) {
 	}
 }
 
+// Documents of kinds that are not read are counted in one line, and listed one by one where the log is verbose.
+func TestUnreadDocumentsAreCounted(t *testing.T) {
+	a := still(t, Options{})
+	var log strings.Builder
+	a.options.Log = slog.New(slog.NewTextHandler(&log, nil))
+	a.tell([]source.Problem{{Object: source.Key{Kind: "Deployment", Name: "a"}, Reason: source.KindNotRead},
+		{Object: source.Key{Kind: "Deployment", Name: "b"}, Reason: source.KindNotRead}, {Reason: "Syntax", Message: "odd"}})
+	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "2 Deployment") ||
+		!strings.Contains(got, "odd (Syntax)") {
+		t.Errorf("the log is\n%s", got)
+	}
+}
+
 // The status page has all its keys from the first, and no null but for the fast path, which only mode ebpf has.
 func TestStatusHasAllKeys(t *testing.T) {
 	a := still(t, Options{})

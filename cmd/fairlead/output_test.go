@@ -7,6 +7,9 @@ import (
 	"time"
 	"unicode"
 
+	corev1 "k8s.io/api/core/v1"
+
+	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/source"
 )
@@ -90,4 +93,73 @@ func TestTablesFitThePage(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines(t, b.String(), 3)
+}
+
+// The log names no error that there isn't, and durations with their unit, also as JSON.
+func TestLogAttributes(t *testing.T) {
+	for _, format := range []string{"text", "json"} {
+		var b bytes.Buffer
+		c := &config.Config{}
+		c.Proxy.Logging.Format = format
+		var none error
+		logger(&b, c).Info("done", "error", none, "took", 1500*time.Millisecond)
+		if got := b.String(); strings.Contains(got, "error") || !strings.Contains(got, "1.5s") {
+			t.Errorf("%s: %s", format, got)
+		}
+	}
+}
+
+func TestVersionOfTheLinker(t *testing.T) {
+	defer func(r, c string) { release, commit = r, c }(release, commit)
+	for _, c := range []struct{ release, commit, short, whole string }{
+		{"", "0123456789abcdef", "0123456789ab", "devel (commit 0123456789ab, go"},
+		{"", "0123456789abcdef-dirty", "0123456789ab-dirty", "devel (commit 0123456789ab, modified, go"},
+		{"v0.1.0", "0123456789abcdef", "v0.1.0", "v0.1.0 (commit 0123456789ab, go"},
+	} {
+		release, commit = c.release, c.commit
+		if b := thisBuild(); b.short() != c.short || !strings.HasPrefix(b.String(), c.whole) {
+			t.Errorf("%s, %s: %s, %s", c.release, c.commit, b.short(), b)
+		}
+	}
+}
+
+// show leaves the Services that are named, with what is said of them and of no Service at all.
+func TestShowFilters(t *testing.T) {
+	w := &world{objects: []source.Object{&corev1.Service{ObjectMeta: meta("shop", "web")},
+		&corev1.Service{ObjectMeta: meta("shop", "db")}}}
+	problem := func(name string) source.Problem {
+		return source.Problem{Object: source.Key{Kind: source.Service, Namespace: "shop", Name: name}}
+	}
+	s := shown{Frontends: []shownFrontend{{Service: "shop/web:http"}, {Service: "shop/db"}, {Service: "shop/web2"}},
+		Problems: []source.Problem{problem("web"), problem("db"), {Object: source.Key{Kind: source.Node, Name: "a"}}}}
+	if err := s.filter(w, []string{"web"}); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Frontends) != 1 || s.Frontends[0].Service != "shop/web:http" || len(s.Problems) != 2 ||
+		s.Problems[0] != problem("web") {
+		t.Errorf("left are %+v", s)
+	}
+	if err := s.filter(w, []string{"wbe"}); err == nil || !strings.Contains(err.Error(), `did you mean "web"`) {
+		t.Errorf("an unknown name: %v", err)
+	}
+}
+
+func TestTreeBranches(t *testing.T) {
+	var b bytes.Buffer
+	e := explained{From: "a", To: "b", Node: "n", Origin: "pod", Service: "s", Via: "ClusterIP", Policy: "p", Sources: []string{"r"},
+		Outcome: "drop", Reason: "why", Kernel: "k"}
+	if err := e.tree(&page{Writer: &b}); err != nil {
+		t.Fatal(err)
+	}
+	const want = `a → b
+├─ source, seen from node n: a pod of this node's network
+├─ frontend: ClusterIP of Service s
+│  ├─ allowed source ranges: r
+│  └─ p
+├─ dropped: why
+└─ kernel: k
+`
+	if b.String() != want {
+		t.Errorf("the tree is\n%s", &b)
+	}
 }

@@ -405,7 +405,7 @@ func sound(t *testing.T, c content) bool {
 
 func TestNearestName(t *testing.T) {
 	names := []string{"shop/web", "shop/db", "web", "outside", "a"}
-	for written, want := range map[string]string{"shop/wbe": "shop/web", "wep": "web", "outsdie": "outside",
+	for written, want := range map[string]string{"shop/wbe": "shop/web", "wep": "web", "wbe": "web", "outsdie": "outside",
 		"shop/elsewhere": "", "203.0.113.300": ""} {
 		if got := Nearest(written, names); got != want {
 			t.Errorf("%s suggests %q, want %q", written, got, want)
