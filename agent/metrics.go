@@ -136,7 +136,7 @@ func (m *proxyMetrics) changed(d model.Delta) {
 // count adds a frontend that lacks something, or takes it away. A Service's port counts once, however many frontends it has.
 func (m *proxyMetrics) count(f *model.Frontend, by int) {
 	target, l := f.Outside, lack{"external", bothFamilies[0], f.Service}
-	if f.Via == "ClusterIP" {
+	if f.Via == model.ViaClusterIP {
 		target, l.policy = f.Inside, "internal"
 	}
 	if len(target.Pool.Backends) > 0 || target.Empty != model.Drop {

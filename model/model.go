@@ -232,10 +232,13 @@ type Target struct {
 	Empty Action // when the pool has no backend
 }
 
+// ViaClusterIP is the Via of a frontend whose address is the Service's alone: no host has it.
+const ViaClusterIP = "ClusterIP"
+
 // Frontend is one entry and what becomes of the packets that come to it.
 type Frontend struct {
 	Service string // for people, "namespace/name:port name"
-	Via     string // for people: ClusterIP, NodePort, ExternalIP or LoadBalancer
+	Via     string // which of the Service's addresses it is: ViaClusterIP, NodePort, ExternalIP or LoadBalancer
 	Entry   Entry
 	Inside  Target  // for FromNode and FromPod
 	Outside Target  // for FromOutside; the same pool as Inside unless clients there see other backends

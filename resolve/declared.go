@@ -22,7 +22,7 @@ const (
 
 // String gives the word for model.Frontend.Via.
 func (v via) String() string {
-	return [...]string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"}[v]
+	return [...]string{model.ViaClusterIP, "LoadBalancer", "ExternalIP", "NodePort"}[v]
 }
 
 // declared is what a Service asks for, whatever its endpoints and the node.

@@ -314,7 +314,7 @@ func (w *world) trafficPolicy(f *model.Frontend) string {
 		if s.Spec.InternalTrafficPolicy != nil {
 			policy = "internalTrafficPolicy " + string(*s.Spec.InternalTrafficPolicy)
 		}
-		if f.Via != "ClusterIP" {
+		if f.Via != model.ViaClusterIP {
 			policy = "externalTrafficPolicy " + string(s.Spec.ExternalTrafficPolicy)
 		}
 		if s.Spec.TrafficDistribution != nil {

@@ -166,7 +166,7 @@ func (w *world) fares(ctx context.Context, l *packetLine, thorough bool) (sent b
 	c := l.Clients[0]
 	j := w.judge(c, l.To, l.Proto, l.Via)
 	o := j.outcome
-	if l.Action = o.Action; j.unanswerable() || l.stays() || w.subject.cannot(o.Frontend, l.Size) != "" {
+	if l.Action = o.Action; j.unanswerable() || w.takenOnTheWay(j) || l.stays() || w.subject.cannot(o.Frontend, l.Size) != "" {
 		return false, ""
 	}
 	if l.Sticks = o.Action == verdict.Forward && o.Frontend.Target(o.Origin).Pool.Affinity > 0; l.Sticks {
@@ -209,5 +209,18 @@ func (j judgement) unanswerable() bool {
 		}
 		far := home != j.node && server.Node != j.node
 		return !v.Hidden && !v.Direct && (far || at == j.packet.Src.Addr())
+	})
+}
+
+// takenOnTheWay says whether the node on which some candidate runs takes the translated packet for a Service's: an
+// external IP may be the candidate's own address, where ones that belong to somebody are allowed.
+func (w *world) takenOnTheWay(j judgement) bool {
+	return slices.ContainsFunc(j.outcome.Candidates, func(v verdict.Candidate) bool {
+		server := place(nameOf(v.Backend.Addr.Addr()))
+		if server == nil || server.Node == "" || server.Node == j.node {
+			return false
+		}
+		p := verdict.Packet{Src: j.packet.Src, Dst: v.Backend.Addr, Protocol: j.packet.Protocol, In: uplink}
+		return verdict.Of(w.agents[server.Node].services, p).Action != verdict.Pass
 	})
 }

@@ -48,7 +48,7 @@ func FromParts(parts []model.Part) *Cluster {
 			case !e.Addr.Is4() || len(v.Inside.Pool.Backends) == 0:
 			case e.AnyAddr():
 				nodePorts[v.Service+e.Protocol.String()] = e.Port
-			case v.Via == "ClusterIP":
+			case v.Via == model.ViaClusterIP:
 				c.Services = append(c.Services, Service{Name: v.Service, Protocol: e.Protocol, Address: e.Addr, Port: e.Port, Endpoints: endpoints(v.Inside.Pool)})
 			}
 		}

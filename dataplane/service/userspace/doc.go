@@ -21,8 +21,8 @@
 // What the node masquerades comes back by netfilter's translation, before routing.
 //
 // ICMP shows no port. Errors for connections of the room don't get there; where a path takes smaller packets than it says,
-// the room's TCP finds out by itself (RFC 4821, tcp_mtu_probing). Fragments of datagrams are led by the address alone, but
-// not those to node ports. Answers of UDP leave in packets that every path takes, in IPv6 of 1280 bytes. A client of IPv6 is
+// the room's TCP finds out by itself (RFC 4821, tcp_mtu_probing). Fragments of datagrams are led by the address alone, and
+// only those to clusterIPs: any other address may be a host's. Answers of UDP leave in packets that every path takes, in IPv6 of 1280 bytes. A client of IPv6 is
 // told by ICMP that its datagram was too long for the path to the backend.
 //
 // # Sockets
@@ -96,8 +96,10 @@ var Abilities = service.Abilities{
 			"are reset, further datagrams dropped."},
 		{Text: "If the node's TCP uses BBR, connections to endpoints use CUBIC: pacing costs a stream a third of its throughput, " +
 			"and paths within a cluster are short.", Concerns: service.Over(model.TCP)},
-		{Text: "Fragmented UDP datagrams don't reach node ports, and those of Services that share an address are mixed up.",
-			Concerns: func(f *model.Frontend, _ model.Origin) bool { return f.Entry.Protocol == model.UDP }},
+		{Text: "Fragmented UDP datagrams reach ClusterIPs only: a fragment shows no port, and other addresses may be a host's.",
+			Concerns: func(f *model.Frontend, _ model.Origin) bool {
+				return f.Entry.Protocol == model.UDP && !takesFragments(f)
+			}},
 		{Text: "The node must forward packets (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding), also to and from interface " +
 			Veth + ", which a firewall with a drop policy must allow."},
 		{Text: "Routing rules are evaluated one by one: hundreds of different Service ports and node ports cost time for each " +
@@ -126,9 +128,9 @@ func cannot(f *model.Frontend) string {
 // long says why packets that are too long for their path may be late or lost.
 func long(f *model.Frontend) string {
 	if f == nil {
-		return "fragments of datagrams to a frontend's address are led to the plane by that alone, whatever their port"
+		return "fragments of datagrams to a clusterIP are led to the plane by that alone, whatever their port"
 	}
-	if f.Entry.Protocol == model.UDP && f.Entry.AnyAddr() {
+	if f.Entry.Protocol == model.UDP && !takesFragments(f) {
 		return "fragments show no port by which they could be led to its socket"
 	}
 	if f.Entry.Protocol == model.UDP {

@@ -98,13 +98,19 @@ func frontendFacts(v *model.Frontend) []Fact {
 	if e.AnyAddr() {
 		return append(facts, Fact{Key: Key{Kind: KindNodePort, Entry: e}, Value: there})
 	}
-	if e.Protocol == model.UDP {
+	if takesFragments(v) {
 		facts = append(facts, Fact{Key: Key{Kind: KindReach, Entry: model.Entry{Addr: e.Addr}}, Value: there},
 			Fact{Key: Key{Kind: KindFragments, Entry: model.Entry{Addr: anyOf(e.Addr)}}, Value: there})
 	}
 	return append(facts,
 		Fact{Key: Key{Kind: KindRoute, Entry: e}, Value: there},
 		Fact{Key: Key{Kind: KindRule, Entry: model.Entry{Addr: anyOf(e.Addr), Port: e.Port, Protocol: e.Protocol}}, Value: there})
+}
+
+// takesFragments says whether a frontend gets the fragments of datagrams to its address, which show no port. Only a clusterIP
+// is known to be nobody else's: external and load balancer IPs may be a host's, which would lose all that it gets in fragments.
+func takesFragments(f *model.Frontend) bool {
+	return f.Entry.Protocol == model.UDP && f.Via == model.ViaClusterIP
 }
 
 // anyOf gives the unspecified address of an address's family.

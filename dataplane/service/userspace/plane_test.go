@@ -113,7 +113,8 @@ func serves(protocol model.Protocol, port uint16, ports ...uint16) (*model.Front
 		p.Backends = append(p.Backends, model.Backend{Addr: netip.AddrPortFrom(serverAddr, n)})
 	}
 	t := model.Target{Pool: p}
-	return &model.Frontend{Service: "web", Entry: model.Entry{Addr: vip, Port: port, Protocol: protocol}, Inside: t, Outside: t}, p
+	return &model.Frontend{Service: "web", Via: model.ViaClusterIP, Entry: model.Entry{Addr: vip, Port: port, Protocol: protocol},
+		Inside: t, Outside: t}, p
 }
 
 // listen listens at the server.
