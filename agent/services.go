@@ -85,6 +85,8 @@ func Owner(p model.Part) string {
 		return "node " + v.Name
 	case *model.HealthCheck:
 		return v.Service
+	case *model.ClusterIP:
+		return v.Service
 	}
 	return fmt.Sprintf("%T", p)
 }
@@ -129,6 +131,8 @@ func weigh(p model.Part) int {
 		}
 	case *model.Frontend:
 		return 1 + len(v.Sources)
+	case *model.ClusterIP:
+		return 1
 	}
 	return 0
 }

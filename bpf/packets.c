@@ -77,6 +77,14 @@ struct {
 	__type(value, __u32);
 } permitted SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct prefix);
+	__type(value, __u32); /* enum unmatched_action */
+} unmatched SEC(".maps");
+
 /* Room for a question while a packet is looked at: the stack has none. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -89,6 +97,7 @@ const enum event_of_packet unused_event __attribute__((unused));
 const enum way_state unused_state __attribute__((unused));
 const enum use unused_use __attribute__((unused));
 const enum slow unused_slow __attribute__((unused));
+const enum unmatched_action unused_action __attribute__((unused));
 
 /* The bits of a use of which programs set one, of either generation. */
 #define EITHER(use) ((use) | (use) << USE_SHIFT)
@@ -867,6 +876,25 @@ __noinline int is_reply(struct __sk_buff *skb, const struct packet *p)
 	return o.dir == IP_CT_DIR_REPLY;
 }
 
+/* Rejects or drops a packet that matches no frontend, if it opens a flow to a ClusterIP or to an unallocated address. */
+__noinline int judge_unmatched(struct __sk_buff *skb, const struct packet *p, int own)
+{
+	struct prefix key = {.length = 128};
+	__u32 *action;
+
+	if (!p || (p->tuple.protocol == IPPROTO_TCP && !opens(p)))
+		return TCX_NEXT;
+	key.address = p->tuple.destination;
+	action = bpf_map_lookup_elem(&unmatched, &key);
+	if (!action)
+		return TCX_NEXT;
+	if (*action == UNMATCHED_DROP)
+		return silence(skb, own);
+	if (reverse_path && !own && !comes_by_its_route(skb, p))
+		return drop_forged(skb);
+	return refuse(skb, p, own);
+}
+
 /* Serves a packet that has no way yet. */
 __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 {
@@ -884,7 +912,9 @@ __noinline int serve(struct __sk_buff *skb, struct packet *p, int own)
 	if (!q)
 		return TCX_NEXT;
 	f = find(q);
-	if (!f || tracked(skb, p) || is_reply(skb, p))
+	if (!f)
+		return judge_unmatched(skb, p, own);
+	if (tracked(skb, p) || is_reply(skb, p))
 		return TCX_NEXT;
 	if (reverse_path && !own && !comes_by_its_route(skb, p))
 		return drop_forged(skb);
@@ -1318,6 +1348,29 @@ static __always_inline __be32 words_of(void *ip, bool is6)
 	return a->in6_u.u6_addr32[0] ^ a->in6_u.u6_addr32[1] ^ a->in6_u.u6_addr32[2] ^ a->in6_u.u6_addr32[3];
 }
 
+/* The part of an address by which the networks of Services are told from most others. */
+static __always_inline __be32 network_of(void *ip, bool is6)
+{
+	struct in6_addr *a = &((struct ipv6hdr *)ip)->daddr;
+
+	if (!is6)
+		return ((struct iphdr *)ip)->daddr & bpf_htonl(0xffff0000);
+	return a->in6_u.u6_addr32[0] ^ a->in6_u.u6_addr32[1];
+}
+
+/* Whether a plain packet opens a flow to an address that only Services have, if only by its hash. */
+static __always_inline bool asks_services(void *ip, void *end, struct udphdr *ports_of, bool is6)
+{
+	__u8 protocol = is6 ? ((struct ipv6hdr *)ip)->nexthdr : ((struct iphdr *)ip)->protocol;
+	struct tcphdr *tcp = (void *)ports_of;
+	struct uses *u;
+
+	if (protocol == IPPROTO_TCP && ((void *)(tcp + 1) > end || !tcp->syn || tcp->ack))
+		return false;
+	u = uses(&addresses);
+	return u && (u->of[short_hash(words_of(ip, is6))] & USE_ENTRY || u->of[short_hash(network_of(ip, is6))] & USE_SERVICES);
+}
+
 /* Whether a packet's destination, whose port has that use, may be an entry. */
 static __always_inline bool enters(__u32 use, void *ip, bool is6)
 {
@@ -1350,6 +1403,8 @@ static __always_inline __u32 glance_plain(struct packet *p, void *ip, void *end,
 {
 	__u32 may = by_ends(ip, ports_of, is6, in, own);
 
+	if (!(may & INWARD) && (in || own) && asks_services(ip, end, ports_of, is6))
+		may = (may & ~AS_IS) | INWARD;
 	return likely(!(may & ~AS_IS)) || read_plain(p, ip, end, ports_of, is6) ? may : ODD_ONE;
 }
 

@@ -220,6 +220,12 @@ struct address_of {
 	__u32 zero;
 };
 
+/* What becomes of a packet that opens a flow and matches no frontend, by its destination. */
+enum unmatched_action {
+	UNMATCHED_REJECT = 1, /* a ClusterIP */
+	UNMATCHED_DROP = 2,   /* an address that no Service has */
+};
+
 /* A client that an entry lets in, as a prefix behind all of the entry. */
 struct permit {
 	__u32 length; /* of 288 */
@@ -285,6 +291,7 @@ enum use {
 	USE_BACKEND = 1 << 3,	/* backends with ways back are at the port */
 	USE_HIDDEN = 1 << 4,	/* hidden clients' ways lead to it */
 	USE_TAKEN = 1 << 5,	/* clients are hidden behind it, or clients of this node are at it */
+	USE_SERVICES = 1 << 6,	/* by the hash of a network: addresses are there that only Services have; set by the agent */
 };
 
 /* The bits that programs set exist twice, once for each generation: those of generation 1 are shifted by this. */

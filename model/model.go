@@ -6,6 +6,7 @@ package model
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -91,13 +92,14 @@ const (
 // String gives "reject" or "drop".
 func (a Action) String() string { return [...]string{"reject", "drop"}[a] }
 
-// Part is one piece of a decided node that a service data plane serves: *Node, *Pool or *Frontend; and *HealthCheck,
-// for a plane that accepts packets to them.
+// Part is one piece of a decided node that a service data plane serves: *Node, *Pool, *Frontend or *ClusterIP; and
+// *HealthCheck, for a plane that accepts packets to them.
 type Part interface{ part() }
 
-func (*Node) part()     {}
-func (*Pool) part()     {}
-func (*Frontend) part() {}
+func (*Node) part()      {}
+func (*Pool) part()      {}
+func (*Frontend) part()  {}
+func (*ClusterIP) part() {}
 
 func (*HealthCheck) part() {}
 
@@ -143,7 +145,10 @@ type Node struct {
 	// PodInterfaces are interfaces of this node: what comes in by them counts as pods', whatever its source. Pods is
 	// empty then.
 	PodInterfaces Interfaces
-	NodePorts     []Range        // own addresses within these take NodePort traffic; sorted, disjoint
+	NodePorts     []Range // own addresses within these take NodePort traffic; sorted, disjoint
+	// ServiceRanges are addresses that only Services have: packets to one that is no ClusterIP and match no frontend are
+	// dropped. Sorted, disjoint.
+	ServiceRanges []Range
 	Localhost     bool           // NodePorts include IPv4 loopback addresses: the kernel must let such packets leave
 	Direct        bool           // nodes tell each other what clients asked, so that a backend's node can answer (Frontend.Direct)
 	Nodes         []netip.Addr   // with Direct: addresses by which the cluster's nodes know each other, this one's too; sorted
@@ -253,6 +258,13 @@ type Frontend struct {
 	Sources []netip.Prefix // the only sources let in; nil lets all in. Sorted, none inside another, Entry's family
 }
 
+// ClusterIP is an address that is a Service's alone: packets to it that match no frontend are rejected, whatever their port
+// and protocol, unless it is also an address of the node itself.
+type ClusterIP struct {
+	Service string // for people, "namespace/name"
+	Addr    netip.Addr
+}
+
 // Target gives the side that serves packets of origin o.
 func (f *Frontend) Target(o Origin) Target {
 	if o == FromOutside {
@@ -287,6 +299,7 @@ func (d Delta) Empty() bool {
 type Services struct {
 	Node         *Node
 	Frontends    map[Entry]*Frontend
+	ClusterIPs   map[netip.Addr]*ClusterIP
 	HealthChecks []*HealthCheck
 }
 
@@ -314,7 +327,7 @@ func (s *Services) Pools() []*Pool {
 	return l
 }
 
-// Parts gives everything a service data plane serves: the node, then pools, then frontends.
+// Parts gives everything a service data plane serves: the node, then pools, then frontends, then ClusterIPs.
 func (s *Services) Parts() []Part {
 	l := []Part{s.Node}
 	for _, p := range s.Pools() {
@@ -322,6 +335,9 @@ func (s *Services) Parts() []Part {
 	}
 	for _, f := range s.Sorted() {
 		l = append(l, f)
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(s.ClusterIPs), netip.Addr.Compare) {
+		l = append(l, s.ClusterIPs[a])
 	}
 	return l
 }

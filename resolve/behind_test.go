@@ -14,7 +14,7 @@ func TestPodsBehindANode(t *testing.T) {
 	node := &corev1.Node{Spec: corev1.NodeSpec{PodCIDRs: []string{pods.String(), "10.244.2.0/99"}}}
 	for _, direct := range []bool{false, true} {
 		set := &settings{Config: Config{DirectServerReturn: direct, ClusterCIDRs: []netip.Prefix{other}}, podsGiven: true}
-		p := locate(set, node, nil, nil)
+		p := locate(set, node, nil, nil, nil)
 		if !slices.Equal(p.model.Pods, set.ClusterCIDRs) || slices.Contains(p.model.Behind, pods) != direct || (len(p.problems) == 1) != direct {
 			t.Errorf("direct %v: pods %v, behind %v, problems %v", direct, p.model.Pods, p.model.Behind, p.problems)
 		}

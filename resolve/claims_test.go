@@ -88,8 +88,8 @@ func TestConflictInDelta(t *testing.T) {
 	was := frontend(t, r, "10.96.0.1:80/tcp")
 	d := r.Apply(puts(b))
 	now := frontend(t, r, "10.96.0.1:80/tcp")
-	same(t, "put", d.Put, []model.Part{now.Inside.Pool, now})
-	same(t, "del", d.Del, []model.Part{was, was.Inside.Pool})
+	same(t, "put", partNames(d.Put), lines(now.Inside.Pool.Name, now.Entry.String(), "10.96.0.1"))
+	same(t, "del", partNames(d.Del), lines("10.96.0.1", was.Entry.String(), was.Inside.Pool.Name))
 	if d := r.Apply(puts(b)); !d.Empty() {
 		t.Errorf("the same again changes %v", d)
 	}

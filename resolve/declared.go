@@ -27,9 +27,10 @@ func (v via) String() string {
 
 // declared is what a Service asks for, whatever its endpoints and the node.
 type declared struct {
-	label      string // "shop/web"
-	created    int64  // Unix seconds; the highest number where not said, so that those with an age come first
-	ways       []way  // addresses by which traffic enters
+	label      string       // "shop/web"
+	created    int64        // Unix seconds; the highest number where not said, so that those with an age come first
+	ways       []way        // addresses by which traffic enters
+	foreign    []netip.Addr // ClusterIPs, if another proxy serves the Service
 	portList   []port
 	groups     []group
 	frontends  int     // how many entries it has, made or not

@@ -11,6 +11,7 @@ import (
 type difference struct {
 	putNode, putPools, putFronts []model.Part
 	delFronts, delPools, delNode []model.Part
+	putClusterIPs, delClusterIPs []model.Part
 	putHealth, delHealth         []*model.HealthCheck
 }
 
@@ -55,8 +56,8 @@ func missing[P interface {
 
 func (d *difference) delta() model.Delta {
 	return model.Delta{
-		Put:       slices.Concat(d.putNode, d.putPools, d.putFronts),
-		Del:       slices.Concat(d.delFronts, d.delPools, d.delNode),
+		Put:       slices.Concat(d.putNode, d.putPools, d.putFronts, d.putClusterIPs),
+		Del:       slices.Concat(d.delClusterIPs, d.delFronts, d.delPools, d.delNode),
 		PutHealth: d.putHealth,
 		DelHealth: d.delHealth,
 	}

@@ -22,7 +22,7 @@
 //     and another Cluster, a client may have another endpoint by each. kube-proxy remembers clients by endpoint.
 //   - A UDP flow of a client that leaves the source ranges is cut; kube-proxy lets it go on. An SCTP association whose endpoint
 //     serves no more is cut; kube-proxy leaves it.
-//   - Packets to other ports of a ClusterIP, and to addresses of ServiceCIDRs that no Service has, pass; kube-proxy's mode
-//     nftables rejects the first and drops the second.
+//   - Every mode rejects other ports and protocols of a ClusterIP and drops packets to unallocated addresses of
+//     ServiceCIDRs, as kube-proxy's mode nftables does. ClusterIPs of Services for another proxy pass; kube-proxy drops them.
 //   - A health check counts the endpoints behind the Service's own ports only, and a dual-stack pod once.
 package resolve

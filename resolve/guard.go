@@ -114,6 +114,7 @@ func (r *Resolver) indexAddresses(s *service, add bool) {
 			r.indexExternal(s, e.Addr, add)
 			continue
 		}
+		r.changedClusterIPs[e.Addr] = struct{}{}
 		if add {
 			r.clusterIPs[e.Addr] = append(r.clusterIPs[e.Addr], s)
 		} else if l := without(r.clusterIPs[e.Addr], s); len(l) > 0 {

@@ -39,8 +39,10 @@ func (p peer) equal(o peer) bool {
 	return slices.Equal(p.addresses, o.addresses) && slices.Equal(p.pods, o.pods)
 }
 
-// locate reads the Node object, nil for none. nodes are all Nodes. Parts equal to old's keep their pointer.
-func locate(set *settings, obj *corev1.Node, nodes map[string]peer, old *model.Node) *place {
+// locate reads the Node object, nil for none. nodes are all Nodes, ranges returns the Node's ServiceRanges; nil: none. Parts
+// equal to old's keep their pointer.
+func locate(set *settings, obj *corev1.Node, nodes map[string]peer,
+	ranges func(*model.Node) ([]model.Range, []source.Problem), old *model.Node) *place {
 	p := &place{settings: set}
 	n := &model.Node{Name: set.Node, Addresses: slices.Clone(set.Addresses), Pods: set.ClusterCIDRs,
 		PodInterfaces: set.PodInterfaces, NodePorts: set.ranges, Localhost: set.localhost, Direct: set.DirectServerReturn}
@@ -84,6 +86,11 @@ func locate(set *settings, obj *corev1.Node, nodes map[string]peer, old *model.N
 	}
 	if n.PodInterfaces.Name != "" {
 		p.podsIn = families{true, true}
+	}
+	if ranges != nil {
+		var wrong []source.Problem
+		n.ServiceRanges, wrong = ranges(n)
+		p.problems = append(p.problems, wrong...)
 	}
 	if old != nil && equalNode(n, old) {
 		n = old
@@ -177,7 +184,8 @@ func readPodCIDRs(obj *corev1.Node, rep *report) (pods []netip.Prefix) {
 
 func equalNode(a, b *model.Node) bool {
 	return a.Name == b.Name && a.Localhost == b.Localhost && a.Direct == b.Direct && slices.Equal(a.Nodes, b.Nodes) && slices.Equal(a.Behind, b.Behind) && slices.Equal(a.Addresses, b.Addresses) &&
-		slices.Equal(a.Pods, b.Pods) && a.PodInterfaces == b.PodInterfaces && slices.Equal(a.NodePorts, b.NodePorts)
+		slices.Equal(a.Pods, b.Pods) && a.PodInterfaces == b.PodInterfaces && slices.Equal(a.NodePorts, b.NodePorts) &&
+		slices.Equal(a.ServiceRanges, b.ServiceRanges)
 }
 
 // owns says whether a is one of this node's addresses.

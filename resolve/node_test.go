@@ -220,6 +220,8 @@ func partNames(ps []model.Part) (names []string) {
 			names = append(names, p.Name)
 		case *model.Frontend:
 			names = append(names, p.Entry.String())
+		case *model.ClusterIP:
+			names = append(names, p.Addr.String())
 		}
 	}
 	return names

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
@@ -185,7 +186,7 @@ func drawNode(t dice) *corev1.Node {
 }
 
 func drawObject(t dice) source.Object {
-	switch t.roll("kind", 10) {
+	switch t.roll("kind", 11) {
 	case 0, 1, 2:
 		return drawService(t)
 	case 3, 4, 5:
@@ -196,8 +197,19 @@ func drawObject(t dice) source.Object {
 		return drawHostileSlice(t)
 	case 9:
 		return drawAPIServer(t)
+	case 10:
+		return drawServiceCIDR(t)
 	}
 	return drawNode(t)
+}
+
+func drawServiceCIDR(t dice) *networkingv1.ServiceCIDR {
+	c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: drawn(t, "name", "c1", "c2")}}
+	several(t, "cidrs", 2, func() {
+		c.Spec.CIDRs = append(c.Spec.CIDRs, drawText(t, "cidr", "10.96.0.0/12", "10.96.0.0/31", "10.0.0.0/16", "fd96::/108",
+			"172.18.0.0/16", "0.0.0.0/0", "224.0.0.0/8"))
+	})
+	return c
 }
 
 // productSide is the most addresses and ports of a hostile object: enough for products beyond small bounds.
@@ -345,7 +357,9 @@ func mustBeEmpty(t interface{ Fatalf(string, ...any) }, r *Resolver) {
 			"checks": len(r.health.holder) + len(r.health.rivals), "namespaces": len(r.namespaces),
 		"excluded": len(r.excluded), "ClusterIPs": len(r.clusterIPs), "external " +
 			"addresses": len(r.external), "blocks": len(r.blocks),
-		"Nodes": len(r.nodes) + len(r.nodeIPs), "moved": len(r.changedEntries) + len(r.changedNodePorts)} {
+		"shown ClusterIPs": len(r.shownClusterIPs) + len(r.changedClusterIPs),
+		"ServiceCIDRs":     len(r.serviceCIDRs) + len(r.foreign),
+		"Nodes":            len(r.nodes) + len(r.nodeIPs), "moved": len(r.changedEntries) + len(r.changedNodePorts)} {
 		if n != 0 {
 			t.Fatalf("%d %s are left", n, what)
 		}
@@ -441,6 +455,8 @@ func deepCopies(there map[source.Key]source.Object) (cs []source.Change) {
 		case *discoveryv1.EndpointSlice:
 			cs = append(cs, puts(o.DeepCopy())...)
 		case *corev1.Node:
+			cs = append(cs, puts(o.DeepCopy())...)
+		case *networkingv1.ServiceCIDR:
 			cs = append(cs, puts(o.DeepCopy())...)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
@@ -41,16 +42,20 @@ type Resolver struct {
 	costsChanged bool                  // since the last admission
 	excluded     map[*service]struct{} // Services that are not served for that
 
-	clusterIPs       map[netip.Addr][]*service            // who has them
-	external         map[netip.Addr]map[*service]struct{} // who has entries at addresses that Services choose
-	api              map[netip.AddrPort]struct{}          // the API server's
-	podRanges        []netip.Prefix                       // sorted, none inside another
-	nodeIPs          map[netip.Addr]int                   // addresses of Nodes, how often each
-	blocks           map[netip.Prefix]int                 // of addresses with endpoints, how many slices have some there
-	changedEntries   map[model.Entry]struct{}             // entries with another holder than at the last Delta
-	changedNodePorts map[*namespace]struct{}              // namespaces with other node ports than at the last Delta
-	strays           map[source.Key][]string              // EndpointSlices of no Service, by the Service in their names
-	hits             []hit                                // room for match
+	clusterIPs        map[netip.Addr][]*service            // who has them
+	foreign           map[netip.Addr]int                   // ClusterIPs of Services that another proxy serves
+	serviceCIDRs      map[string][]string                  // spec.cidrs of ServiceCIDRs
+	external          map[netip.Addr]map[*service]struct{} // who has entries at addresses that Services choose
+	api               map[netip.AddrPort]struct{}          // the API server's
+	podRanges         []netip.Prefix                       // sorted, none inside another
+	nodeIPs           map[netip.Addr]int                   // addresses of Nodes, how often each
+	blocks            map[netip.Prefix]int                 // of addresses with endpoints, how many slices have some there
+	changedClusterIPs map[netip.Addr]struct{}              // that may have come or gone since the last Delta
+	shownClusterIPs   map[netip.Addr]*model.ClusterIP      // what the Deltas so far come to
+	changedEntries    map[model.Entry]struct{}             // entries with another holder than at the last Delta
+	changedNodePorts  map[*namespace]struct{}              // namespaces with other node ports than at the last Delta
+	strays            map[source.Key][]string              // EndpointSlices of no Service, by the Service in their names
+	hits              []hit                                // room for match
 
 	problemsNow   []source.Problem // what Problems returned last
 	staleProblems bool             // that is out of date
@@ -93,7 +98,7 @@ func New(c Config) *Resolver {
 		config:   c,
 		set:      set,
 		hash:     hashName,
-		place:    locate(set, nil, nil, nil),
+		place:    locate(set, nil, nil, nil, nil),
 		nodes:    map[string]peer{},
 		services: map[source.Key]*service{},
 		owners:   map[source.Key]*service{},
@@ -101,15 +106,19 @@ func New(c Config) *Resolver {
 		health:   newClaims[uint16](older),
 		ids:      newClaims[uint64](older),
 
-		namespaces:       map[string]*namespace{},
-		excluded:         map[*service]struct{}{},
-		clusterIPs:       map[netip.Addr][]*service{},
-		external:         map[netip.Addr]map[*service]struct{}{},
-		nodeIPs:          map[netip.Addr]int{},
-		blocks:           map[netip.Prefix]int{},
-		changedEntries:   map[model.Entry]struct{}{},
-		changedNodePorts: map[*namespace]struct{}{},
-		strays:           map[source.Key][]string{},
+		namespaces:        map[string]*namespace{},
+		excluded:          map[*service]struct{}{},
+		clusterIPs:        map[netip.Addr][]*service{},
+		foreign:           map[netip.Addr]int{},
+		serviceCIDRs:      map[string][]string{},
+		changedClusterIPs: map[netip.Addr]struct{}{},
+		shownClusterIPs:   map[netip.Addr]*model.ClusterIP{},
+		external:          map[netip.Addr]map[*service]struct{}{},
+		nodeIPs:           map[netip.Addr]int{},
+		blocks:            map[netip.Prefix]int{},
+		changedEntries:    map[model.Entry]struct{}{},
+		changedNodePorts:  map[*namespace]struct{}{},
+		strays:            map[source.Key][]string{},
 
 		staleProblems: true,
 	}
@@ -143,6 +152,7 @@ func (r *Resolver) keyIDs(changes []source.Change) {
 func (r *Resolver) Apply(changes []source.Change) model.Delta {
 	var node *source.Change // the last one of this node's
 	met := false            // Nodes have other addresses or pods than before
+	allocated := false      // addresses may be Services' that were not, or the reverse
 	if r.told == nil {
 		r.keyIDs(changes)
 	}
@@ -150,10 +160,14 @@ func (r *Resolver) Apply(changes []source.Change) model.Delta {
 		switch c.Key.Kind {
 		case source.Service:
 			svc, _ := c.Object.(*corev1.Service)
-			r.applyService(c.Key, svc)
+			allocated = r.applyService(c.Key, svc) || allocated
 		case source.EndpointSlice:
 			obj, _ := c.Object.(*discoveryv1.EndpointSlice)
 			r.applySlice(c.Key, obj)
+		case source.ServiceCIDR:
+			obj, _ := c.Object.(*networkingv1.ServiceCIDR)
+			r.applyServiceCIDR(c.Key.Name, obj)
+			allocated = true
 		case source.Node:
 			obj, _ := c.Object.(*corev1.Node)
 			met = r.meet(c.Key.Name, obj) || met
@@ -168,7 +182,7 @@ func (r *Resolver) Apply(changes []source.Change) model.Delta {
 	if node != nil {
 		obj, _ := node.Object.(*corev1.Node)
 		r.applyNode(obj)
-	} else if met {
+	} else if met || allocated {
 		r.locate()
 	}
 	return r.settle()
@@ -201,17 +215,20 @@ func (r *Resolver) meet(name string, obj *corev1.Node) bool {
 	return true
 }
 
-func (r *Resolver) applyService(key source.Key, obj *corev1.Service) {
+// applyService takes a Service in, and reports whether it is or was one that another proxy serves.
+func (r *Resolver) applyService(key source.Key, obj *corev1.Service) (foreign bool) {
 	s := r.service(key)
 	if s.claimed {
 		r.withdraw(s)
 	}
+	foreign = r.countForeign(s.declared, -1)
 	s.declared = nil
 	if obj != nil {
 		s.declared = declare(obj, r.set)
 	}
 	r.oldestFirst, r.costsChanged = nil, true
 	r.touch(s, true)
+	return r.countForeign(s.declared, 1) || foreign
 }
 
 func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
@@ -267,14 +284,14 @@ func (r *Resolver) applyNode(obj *corev1.Node) {
 	r.locate()
 }
 
-// locate looks at what is known of this node again, and marks every Service if that changes. Other nodes' addresses decide nothing of
-// a Service.
+// locate looks at what is known of this node again, and marks every Service if that changes. Other nodes' addresses and ServiceCIDRs
+// decide nothing of a Service.
 func (r *Resolver) locate() {
 	was := r.place
 	r.staleProblems = true
-	r.place = locate(r.set, r.object, r.nodes, was.model)
+	r.place = locate(r.set, r.object, r.nodes, r.serviceRanges, was.model)
 	before := *was.model
-	before.Nodes = r.place.model.Nodes
+	before.Nodes, before.ServiceRanges = r.place.model.Nodes, r.place.model.ServiceRanges
 	if equalNode(&before, r.place.model) && r.place.zone == was.zone {
 		return
 	}
@@ -400,6 +417,7 @@ func (r *Resolver) settle() model.Delta {
 		return cmp.Or(strings.Compare(a.key.Namespace, b.key.Namespace), strings.Compare(a.key.Name, b.key.Name))
 	})
 	var d difference
+	r.showClusterIPs(&d)
 	if r.told != r.place.model {
 		d.node(r.told, r.place.model)
 		r.told = r.place.model
@@ -528,7 +546,8 @@ func (r *Resolver) stranger() []source.Problem {
 
 // Services gives the whole decided node as it stands: what all Deltas so far come to, with the same pointers.
 func (r *Resolver) Services() *model.Services {
-	out := &model.Services{Node: r.place.model, Frontends: make(map[model.Entry]*model.Frontend, len(r.entries.holder))}
+	out := &model.Services{Node: r.place.model, Frontends: make(map[model.Entry]*model.Frontend, len(r.entries.holder)),
+		ClusterIPs: maps.Clone(r.shownClusterIPs)}
 	for _, s := range r.services {
 		for _, f := range s.shown.fronts {
 			out.Frontends[f.Entry] = f

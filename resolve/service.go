@@ -42,6 +42,8 @@ func declare(svc *corev1.Service, set *settings) *declared {
 	}
 	if Unserved(svc, set.ProxyName) == "" {
 		r.read()
+	} else if _, named := svc.Labels[proxyNameLabel]; named && set.ProxyName == "" {
+		r.readForeign()
 	}
 	r.out.problems = r.report.problems
 	return r.out

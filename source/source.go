@@ -30,16 +30,19 @@ const (
 	Namespace     Kind = "Namespace"
 	Pod           Kind = "Pod"
 	NetworkPolicy Kind = "NetworkPolicy"
+	ServiceCIDR   Kind = "ServiceCIDR"
 )
 
 // Kinds lists every kind that Fairlead reads.
-func Kinds() []Kind { return []Kind{Service, EndpointSlice, Node, Namespace, Pod, NetworkPolicy} }
+func Kinds() []Kind {
+	return []Kind{Service, EndpointSlice, Node, Namespace, Pod, NetworkPolicy, ServiceCIDR}
+}
 
 // Namespaced says whether objects of this kind live in a namespace.
-func (k Kind) Namespaced() bool { return k != Node && k != Namespace }
+func (k Kind) Namespaced() bool { return k != Node && k != Namespace && k != ServiceCIDR }
 
-// Object is one of *corev1.Service, *discoveryv1.EndpointSlice, *corev1.Node, *corev1.Namespace, *corev1.Pod and
-// *networkingv1.NetworkPolicy. Objects are never changed once they left their source.
+// Object is one of *corev1.Service, *discoveryv1.EndpointSlice, *corev1.Node, *corev1.Namespace, *corev1.Pod,
+// *networkingv1.NetworkPolicy and *networkingv1.ServiceCIDR. Objects are never changed once they left their source.
 type Object = metav1.Object
 
 // Key names an object.
@@ -72,6 +75,8 @@ func KeyOf(o Object) Key {
 		k.Kind = Pod
 	case *networkingv1.NetworkPolicy:
 		k.Kind = NetworkPolicy
+	case *networkingv1.ServiceCIDR:
+		k.Kind = ServiceCIDR
 	default:
 		panic(fmt.Sprintf("source: %T is not an object that Fairlead reads", o))
 	}

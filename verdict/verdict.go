@@ -44,7 +44,7 @@ type Outcome struct {
 	Action     Action
 	Reason     string
 	Origin     model.Origin
-	Frontend   *model.Frontend // nil for Pass
+	Frontend   *model.Frontend // nil where none matches
 	Candidates []Candidate     // for Forward, in the pool's order
 }
 
@@ -53,7 +53,7 @@ func Of(s *model.Services, p Packet) Outcome {
 	o := Outcome{Origin: OriginOf(s.Node, p)}
 	f, why := frontend(s, p)
 	if f == nil {
-		o.Reason = why
+		o.Action, o.Reason = unmatched(s, p.Dst.Addr(), why)
 		return o
 	}
 	o.Frontend = f
@@ -76,6 +76,20 @@ func Of(s *model.Services, p Packet) Outcome {
 		o.Candidates[i] = Candidate{b, hidden && !direct || hairpin(o.Origin, p, b), hidden && direct}
 	}
 	return o
+}
+
+// unmatched returns what becomes of a packet to dst that matches no frontend, for the reason why.
+func unmatched(s *model.Services, dst netip.Addr, why string) (Action, string) {
+	contains := func(r model.Range) bool { return r.Contains(dst) }
+	switch c := s.ClusterIPs[dst]; {
+	case own(s.Node, dst):
+		return Pass, why
+	case c != nil:
+		return Reject, fmt.Sprintf("%s, and %s is the ClusterIP of %s", why, dst, c.Service)
+	case slices.ContainsFunc(s.Node.ServiceRanges, contains):
+		return Drop, fmt.Sprintf("%s, and %s is in a ServiceCIDR, but no Service has it", why, dst)
+	}
+	return Pass, why
 }
 
 // Stays reports whether the flow of UDP or SCTP of which p is a packet stays with the endpoint at a, which it has:

@@ -174,3 +174,28 @@ func TestStays(t *testing.T) {
 		}
 	}
 }
+
+func TestUnmatched(t *testing.T) {
+	s, a := world(), netip.MustParseAddr
+	s.ClusterIPs = map[netip.Addr]*model.ClusterIP{a("10.96.0.1"): {Service: "shop/web", Addr: a("10.96.0.1")}, a("10.0.0.1"): {Addr: a("10.0.0.1")}}
+	s.Node.ServiceRanges = []model.Range{{First: a("10.96.0.0"), Last: a("10.96.255.255")}, {First: a("10.0.0.0"), Last: a("10.0.0.255")}}
+	for _, c := range []struct {
+		dst  string
+		p    model.Protocol
+		want Action
+		why  string
+	}{
+		{"10.96.0.1:80", model.TCP, Forward, "2 backends"},
+		{"10.96.0.1:81", model.TCP, Reject, "ClusterIP of shop/web"},
+		{"10.96.0.1:80", model.UDP, Reject, "ClusterIP of shop/web"},
+		{"10.96.0.9:80", model.TCP, Drop, "in a ServiceCIDR"},
+		{"10.97.0.1:80", model.TCP, Pass, "no frontend"},
+		{"10.0.0.1:81", model.TCP, Pass, "no frontend"}, // the node's own
+	} {
+		o := Of(s, Packet{Src: netip.MustParseAddrPort("10.244.0.9:40000"),
+			Dst: netip.MustParseAddrPort(c.dst), Protocol: c.p})
+		if o.Action != c.want || !strings.Contains(o.Reason, c.why) {
+			t.Errorf("%s/%s: %s, %s; want %s, %s", c.dst, c.p, o.Action, o.Reason, c.want, c.why)
+		}
+	}
+}

@@ -225,6 +225,9 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	f := v.Frontend
 	if f == nil {
 		e.Reason += w.unserved(p.Dst.Addr())
+		if v.Action != verdict.Pass {
+			e.Kernel = "is not compared for packets that match no frontend"
+		}
 		return e
 	}
 	if len(f.Target(v.Origin).Pool.Backends) == 0 {

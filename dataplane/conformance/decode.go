@@ -7,6 +7,7 @@ import (
 	"fairlead.dev/fairlead/source"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -50,10 +51,11 @@ func decodeObject(text string) (source.Object, error) {
 	}
 	objects := map[source.Kind]source.Object{
 		source.Service: &corev1.Service{}, source.EndpointSlice: &discoveryv1.EndpointSlice{}, source.Node: &corev1.Node{},
+		source.ServiceCIDR: &networkingv1.ServiceCIDR{},
 	}
 	o, ok := objects[source.Kind(kind.Kind)]
 	if !ok {
-		return nil, fmt.Errorf("a case has no use for the kind %q: Service, EndpointSlice or Node", kind.Kind)
+		return nil, fmt.Errorf("a case has no use for the kind %q: Service, EndpointSlice, Node or ServiceCIDR", kind.Kind)
 	}
 	if err := yaml.UnmarshalStrict([]byte(text), o); err != nil {
 		return nil, err

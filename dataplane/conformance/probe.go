@@ -318,10 +318,18 @@ func (p probe) refused(ctx context.Context) string {
 }
 
 // dropped asks and must hear nothing. A process of the node itself may be told by its own kernel that the packet was not
-// let out.
+// let out. Where no frontend matches, the one outside has the address for a while: the packet must not get there.
 func (p probe) dropped(ctx context.Context) string {
+	if p.j.outcome.Frontend == nil {
+		_, stop, err := p.w.stand(p.c, p.l.To, p.l.Proto)
+		if err != nil {
+			return err.Error()
+		}
+		defer stop()
+	}
 	a, err := p.ask(ctx, silence)
-	if errors.Is(err, echo.Timeout) || errors.Is(err, unix.EPERM) && p.j.outcome.Origin == model.FromNode {
+	own := errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) // by netfilter; by a route
+	if errors.Is(err, echo.Timeout) || own && p.j.outcome.Origin == model.FromNode {
 		return ""
 	}
 	return fmt.Sprintf("%s, instead of silence", tell(a, err))

@@ -8,6 +8,13 @@ func Within(s model.Schedulers, p model.Part) model.Part {
 	switch v := p.(type) {
 	case *model.Pool:
 		return within(s, v)
+	case *model.Node:
+		if len(v.ServiceRanges) == 0 {
+			return v
+		}
+		n := *v
+		n.ServiceRanges = nil // the first plane serves most addresses
+		return &n
 	case *model.Frontend:
 		inside, outside := within(s, v.Inside.Pool), within(s, v.Outside.Pool)
 		if inside == v.Inside.Pool && outside == v.Outside.Pool {

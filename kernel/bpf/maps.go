@@ -46,6 +46,9 @@ func spec(object func() (*ebpf.CollectionSpec, error), s Sizes) (*ebpf.Collectio
 	if m := c.Maps[packetsMapPermitted]; m != nil {
 		m.MaxEntries = s.Frontends
 	}
+	if m := c.Maps[packetsMapUnmatched]; m != nil {
+		m.MaxEntries = s.Frontends + mostRanges // each ClusterIP has a frontend
+	}
 	c.Maps[serviceMapPools].MaxEntries = s.Pools
 	c.Maps[serviceMapSlots].MaxEntries = s.Slots
 	for _, name := range []string{packetsMapDestinations, packetsMapSources} {
@@ -55,6 +58,9 @@ func spec(object func() (*ebpf.CollectionSpec, error), s Sizes) (*ebpf.Collectio
 	}
 	return c, nil
 }
+
+// mostRanges is how many prefixes of ServiceCIDRs fit.
+const mostRanges = 1 << 13
 
 // mapSpecs gives the maps of all objects, which share those of one name.
 func mapSpecs(s Sizes) (map[string]*ebpf.MapSpec, error) {
@@ -517,6 +523,40 @@ func (p Permit) key() (k packetsPermit) {
 	k.Entry = packetsEntry(p.Entry)
 	k.Client.Word = Words(p.Client.Masked().Addr())
 	return k
+}
+
+// What becomes of packets to a prefix that match no frontend.
+const (
+	UnmatchedReject = uint32(packetsUnmatchedActionUNMATCHED_REJECT)
+	UnmatchedDrop   = uint32(packetsUnmatchedActionUNMATCHED_DROP)
+)
+
+// PutUnmatched says what becomes of packets to a prefix that match no frontend.
+func (m *Maps) PutUnmatched(p netip.Prefix, action uint32, isNew bool) error {
+	if isNew {
+		m.enterNetwork(p)
+	}
+	if err := m.named[packetsMapUnmatched].Put(prefixKey(p), action); err != nil {
+		return fmt.Errorf("bpf: write prefix %s into map unmatched: %w", p, err)
+	}
+	return nil
+}
+
+// DeleteUnmatched undoes PutUnmatched.
+func (m *Maps) DeleteUnmatched(p netip.Prefix) error {
+	if err := m.named[packetsMapUnmatched].Delete(prefixKey(p)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("bpf: delete prefix %s from map unmatched: %w", p, err)
+	}
+	m.exitNetwork(p)
+	return nil
+}
+
+// Unmatched reads every prefix of PutUnmatched, and has packets there looked at.
+func (m *Maps) Unmatched(take func(netip.Prefix, uint32)) error {
+	return places(m.named[packetsMapUnmatched], func(p netip.Prefix, action uint32) {
+		m.enterNetwork(p)
+		take(p, action)
+	})
 }
 
 // PutPermit lets clients in.

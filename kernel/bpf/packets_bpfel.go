@@ -242,15 +242,23 @@ type packetsTuple struct {
 	Zero     [3]uint8
 }
 
+type packetsUnmatchedAction uint32
+
+const (
+	packetsUnmatchedActionUNMATCHED_REJECT packetsUnmatchedAction = 1
+	packetsUnmatchedActionUNMATCHED_DROP   packetsUnmatchedAction = 2
+)
+
 type packetsUse uint32
 
 const (
-	packetsUseUSE_ENTRY   packetsUse = 1
-	packetsUseUSE_ANY     packetsUse = 2
-	packetsUseUSE_ASKED   packetsUse = 4
-	packetsUseUSE_BACKEND packetsUse = 8
-	packetsUseUSE_HIDDEN  packetsUse = 16
-	packetsUseUSE_TAKEN   packetsUse = 32
+	packetsUseUSE_ENTRY    packetsUse = 1
+	packetsUseUSE_ANY      packetsUse = 2
+	packetsUseUSE_ASKED    packetsUse = 4
+	packetsUseUSE_BACKEND  packetsUse = 8
+	packetsUseUSE_HIDDEN   packetsUse = 16
+	packetsUseUSE_TAKEN    packetsUse = 32
+	packetsUseUSE_SERVICES packetsUse = 64
 )
 
 type packetsUses struct {
@@ -330,6 +338,7 @@ const (
 	packetsMapQuestion      = "question"
 	packetsMapSlots         = "slots"
 	packetsMapSources       = "sources"
+	packetsMapUnmatched     = "unmatched"
 	packetsMapUplinks       = "uplinks"
 	packetsProgArrive       = "arrive"
 	packetsProgFastPath     = "fast_path"
@@ -337,6 +346,7 @@ const (
 	packetsVarDirect        = "direct"
 	packetsVarHead          = "head"
 	packetsVarReversePath   = "reverse_path"
+	packetsVarUnusedAction  = "unused_action"
 	packetsVarUnusedEvent   = "unused_event"
 	packetsVarUnusedSlow    = "unused_slow"
 	packetsVarUnusedState   = "unused_state"
@@ -412,6 +422,7 @@ type packetsMapSpecs struct {
 	Question      *ebpf.MapSpec `ebpf:"question"`
 	Slots         *ebpf.MapSpec `ebpf:"slots"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
+	Unmatched     *ebpf.MapSpec `ebpf:"unmatched"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
@@ -419,13 +430,14 @@ type packetsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsVariableSpecs struct {
-	Direct      *ebpf.VariableSpec `ebpf:"direct"`
-	Head        *ebpf.VariableSpec `ebpf:"head"`
-	ReversePath *ebpf.VariableSpec `ebpf:"reverse_path"`
-	UnusedEvent *ebpf.VariableSpec `ebpf:"unused_event"`
-	UnusedSlow  *ebpf.VariableSpec `ebpf:"unused_slow"`
-	UnusedState *ebpf.VariableSpec `ebpf:"unused_state"`
-	UnusedUse   *ebpf.VariableSpec `ebpf:"unused_use"`
+	Direct       *ebpf.VariableSpec `ebpf:"direct"`
+	Head         *ebpf.VariableSpec `ebpf:"head"`
+	ReversePath  *ebpf.VariableSpec `ebpf:"reverse_path"`
+	UnusedAction *ebpf.VariableSpec `ebpf:"unused_action"`
+	UnusedEvent  *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedSlow   *ebpf.VariableSpec `ebpf:"unused_slow"`
+	UnusedState  *ebpf.VariableSpec `ebpf:"unused_state"`
+	UnusedUse    *ebpf.VariableSpec `ebpf:"unused_use"`
 }
 
 // packetsObjects contains all objects after they have been loaded into the kernel.
@@ -466,6 +478,7 @@ type packetsMaps struct {
 	Question      *ebpf.Map `ebpf:"question"`
 	Slots         *ebpf.Map `ebpf:"slots"`
 	Sources       *ebpf.Map `ebpf:"sources"`
+	Unmatched     *ebpf.Map `ebpf:"unmatched"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
 }
 
@@ -489,6 +502,7 @@ func (m *packetsMaps) Close() error {
 		m.Question,
 		m.Slots,
 		m.Sources,
+		m.Unmatched,
 		m.Uplinks,
 	)
 }
@@ -497,13 +511,14 @@ func (m *packetsMaps) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsVariables struct {
-	Direct      *ebpf.Variable `ebpf:"direct"`
-	Head        *ebpf.Variable `ebpf:"head"`
-	ReversePath *ebpf.Variable `ebpf:"reverse_path"`
-	UnusedEvent *ebpf.Variable `ebpf:"unused_event"`
-	UnusedSlow  *ebpf.Variable `ebpf:"unused_slow"`
-	UnusedState *ebpf.Variable `ebpf:"unused_state"`
-	UnusedUse   *ebpf.Variable `ebpf:"unused_use"`
+	Direct       *ebpf.Variable `ebpf:"direct"`
+	Head         *ebpf.Variable `ebpf:"head"`
+	ReversePath  *ebpf.Variable `ebpf:"reverse_path"`
+	UnusedAction *ebpf.Variable `ebpf:"unused_action"`
+	UnusedEvent  *ebpf.Variable `ebpf:"unused_event"`
+	UnusedSlow   *ebpf.Variable `ebpf:"unused_slow"`
+	UnusedState  *ebpf.Variable `ebpf:"unused_state"`
+	UnusedUse    *ebpf.Variable `ebpf:"unused_use"`
 }
 
 // packetsPrograms contains all programs after they have been loaded into the kernel.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -19,30 +20,75 @@ type uses struct {
 	recall           bool  // they were made anew, maybe beside flows of an earlier version
 }
 
-// held counts frontends.
-type held struct{ atPort, anywhere, atAddress [1 << 16]uint32 }
+// held counts frontends, and prefixes of Services' addresses.
+type held struct{ atPort, anywhere, atAddress, inNetwork [1 << 16]uint32 }
 
 // Enter has packets to a frontend looked at.
 func (m *Maps) Enter(k Entry) {
-	if m.uses.held == nil {
-		m.uses.held = &held{}
-	}
-	m.uses.each(k, func(of *packetsUses, bit packetsUse, n *uint32, at uint16) {
-		*n++
-		set(of, at, bit, true)
-	})
+	m.uses.prepare()
+	m.uses.each(k, more)
 }
 
 // Exit undoes Enter. Packets to where there was the last frontend are looked at while there are flows.
 func (m *Maps) Exit(k Entry) {
-	if m.uses.held == nil {
+	m.uses.prepare()
+	m.uses.each(k, fewer)
+}
+
+// enterNetwork has packets to a prefix looked at, whatever their port.
+func (m *Maps) enterNetwork(p netip.Prefix) {
+	m.uses.prepare()
+	m.uses.eachNetwork(p, more)
+}
+
+// exitNetwork undoes enterNetwork.
+func (m *Maps) exitNetwork(p netip.Prefix) {
+	m.uses.prepare()
+	m.uses.eachNetwork(p, fewer)
+}
+
+// prepare makes what counts.
+func (u *uses) prepare() {
+	if u.held == nil {
+		u.held = &held{}
+	}
+}
+
+// more counts one more at a place, and sets the bit there.
+func more(of *packetsUses, bit packetsUse, n *uint32, at uint16) {
+	*n++
+	set(of, at, bit, true)
+}
+
+// fewer undoes more.
+func fewer(of *packetsUses, bit packetsUse, n *uint32, at uint16) {
+	if *n = max(*n, 1) - 1; *n == 0 {
+		set(of, at, bit, false)
+	}
+}
+
+// eachNetwork calls f as each does, for a prefix of addresses that only Services have.
+func (u *uses) eachNetwork(p netip.Prefix, f func(of *packetsUses, bit packetsUse, n *uint32, at uint16)) {
+	if p.IsSingleIP() {
+		at := shortHash(Words(p.Addr()))
+		f(u.addresses, packetsUseUSE_ENTRY, &u.held.atAddress[at], at)
 		return
 	}
-	m.uses.each(k, func(of *packetsUses, bit packetsUse, n *uint32, at uint16) {
-		if *n = max(*n, 1) - 1; *n == 0 {
-			set(of, at, bit, false)
-		}
-	})
+	network := func(words ...uint32) {
+		var w [4]uint32
+		copy(w[:], words)
+		at := shortHash(w)
+		f(u.addresses, packetsUseUSE_SERVICES, &u.held.inNetwork[at], at)
+	}
+	if w := Words(p.Addr()); p.Addr().Is6() {
+		network(w[0], w[1]) // ServiceCIDRs of IPv6 are no wider
+		return
+	}
+	four := p.Masked().Addr().As4()
+	for range 1 << max(0, 16-p.Bits()) {
+		network(Words(netip.AddrFrom4([4]byte{four[0], four[1]}))[3])
+		binary.BigEndian.PutUint16(four[:], binary.BigEndian.Uint16(four[:])+1)
+	}
 }
 
 // Recall copies the flows of maps of another size, and has packets of all flows looked at where what tells them was

@@ -13,16 +13,17 @@ import (
 )
 
 // Way is a route of a table of its owner's own, Table, which Owner marks as theirs (RTA_TABLE and rtm_protocol). A Local
-// way leads its packets to this host's own sockets.
+// way leads its packets to this host's own sockets; a Blackhole drops them.
 type Way struct {
-	Owner  uint8
-	Table  uint32
-	To     netip.Prefix
-	Local  bool
-	Via    netip.Addr // next hop on Dev's link; zero: To is on the link itself
-	Dev    int
-	Source netip.Addr // the source that the kernel prefers; zero: its choice
-	MTU    uint32     // bytes of the longest packet that takes it; 0: as many as Dev takes
+	Owner     uint8
+	Table     uint32
+	To        netip.Prefix
+	Local     bool
+	Blackhole bool
+	Via       netip.Addr // next hop on Dev's link; zero: To is on the link itself
+	Dev       int
+	Source    netip.Addr // the source that the kernel prefers; zero: its choice
+	MTU       uint32     // bytes of the longest packet that takes it; 0: as many as Dev takes
 }
 
 // Rule sends packets to a table (ip-rule(8)). Zero fields match everything.
@@ -203,6 +204,8 @@ func (w *Way) append(b []byte, gone bool) []byte {
 	kind, scope, flags := uint8(unix.RTN_UNICAST), uint8(unix.RT_SCOPE_UNIVERSE), uint32(0)
 	if w.Local {
 		kind, scope = unix.RTN_LOCAL, unix.RT_SCOPE_HOST
+	} else if w.Blackhole {
+		kind = unix.RTN_BLACKHOLE
 	} else if !w.Via.IsValid() {
 		scope = unix.RT_SCOPE_LINK
 	} else {
@@ -437,7 +440,8 @@ func (m message) main() (Way, bool) {
 
 // way reads a route.
 func way(m message) Way {
-	w := Way{Owner: m.body[5], Table: uint32(m.body[4]), Local: m.body[7] == unix.RTN_LOCAL}
+	w := Way{Owner: m.body[5], Table: uint32(m.body[4]), Local: m.body[7] == unix.RTN_LOCAL,
+		Blackhole: m.body[7] == unix.RTN_BLACKHOLE}
 	to := unspecified(m.body[0])
 	m.attributes(headerLength, func(kind uint16, v []byte) {
 		switch {

@@ -16,7 +16,7 @@ type resource struct {
 	namespaced bool
 }
 
-// resources are all there are. ServiceCIDRs are always none: kube-proxy watches them.
+// resources are all there are.
 func resources() []resource {
 	core, discovery, networking := schema.GroupVersion{Version: "v1"}, schema.GroupVersion{Group: "discovery.k8s.io", Version: "v1"},
 		schema.GroupVersion{Group: "networking.k8s.io", Version: "v1"}
@@ -27,7 +27,7 @@ func resources() []resource {
 		{core.WithResource("services"), source.Service, true},
 		{discovery.WithResource("endpointslices"), source.EndpointSlice, true},
 		{networking.WithResource("networkpolicies"), source.NetworkPolicy, true},
-		{networking.WithResource("servicecidrs"), "ServiceCIDR", false},
+		{networking.WithResource("servicecidrs"), source.ServiceCIDR, false},
 	}
 }
 

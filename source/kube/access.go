@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -138,7 +139,7 @@ var (
 // kinds is the scheme of what is read, and nothing else.
 func kinds() *runtime.Scheme {
 	s := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(s), discoveryv1.AddToScheme(s)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(s), discoveryv1.AddToScheme(s), networkingv1.AddToScheme(s)); err != nil {
 		panic(err)
 	}
 	return s
@@ -172,7 +173,8 @@ func connect(config *rest.Config, largest int64) (map[schema.GroupVersion]rest.I
 		return nil, err
 	}
 	groups := map[schema.GroupVersion]rest.Interface{}
-	for gv, path := range map[schema.GroupVersion]string{corev1.SchemeGroupVersion: "/api", discoveryv1.SchemeGroupVersion: "/apis"} {
+	for gv, path := range map[schema.GroupVersion]string{corev1.SchemeGroupVersion: "/api",
+		discoveryv1.SchemeGroupVersion: "/apis", networkingv1.SchemeGroupVersion: "/apis"} {
 		c := rest.CopyConfig(config)
 		c.GroupVersion, c.APIPath = &gv, path
 		c.NegotiatedSerializer = serializer.NewCodecFactory(known).WithoutConversion()

@@ -6,7 +6,8 @@
 // # What is asked for
 //
 // Only what may count: Services with an address and the wanted service-proxy-name, EndpointSlices
-// that are not of headless Services, the one Node. Three streams share one connection.
+// that are not of headless Services, the one Node. Without a wanted name, also ServiceCIDRs, if the server knows them, and
+// the Services of other proxies, whose addresses are allocated. The streams share one connection.
 //
 // # What is kept
 //

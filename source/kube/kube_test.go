@@ -11,6 +11,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/source"
@@ -49,7 +51,7 @@ func TestAsksForLittle(t *testing.T) {
 	w := newWorld(t)
 	w.serve(apiserver.New(objects...))
 	w.follow(kube.Options{})
-	w.holds("a", "headless:2", "theirs-1", "web-1", "web:80")
+	w.holds("a", "headless:2", "theirs-1", "theirs:3", "web-1", "web:80") // theirs has an address that is allocated
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	o := w.objects[source.KeyOf(web)]
@@ -61,8 +63,8 @@ func TestAsksForLittle(t *testing.T) {
 			t.Errorf("not as protobuf: %s", a)
 		}
 	}
-	if len(w.asked) != 3 {
-		t.Errorf("%d requests for three streams: %q", len(w.asked), w.asked)
+	if len(w.asked) != 4 {
+		t.Errorf("%d requests for four streams: %q", len(w.asked), w.asked)
 	}
 
 	t.Run("by proxy name", func(t *testing.T) {
@@ -75,7 +77,7 @@ func TestAsksForLittle(t *testing.T) {
 		w := newWorld(t)
 		w.serve(apiserver.New(objects...))
 		w.follow(kube.Options{Nodes: true})
-		w.holds("a", "b", "headless:2", "theirs-1", "web-1", "web:80")
+		w.holds("a", "b", "headless:2", "theirs-1", "theirs:3", "web-1", "web:80")
 	})
 }
 
@@ -149,7 +151,7 @@ func TestListAgainTellsWhatDiffers(t *testing.T) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(expired) != 3 {
+	if len(expired) != 4 {
 		t.Errorf("410 was met by %v only", expired)
 	}
 }
@@ -227,6 +229,63 @@ func TestForbidden(t *testing.T) {
 		w.holds("a", "web-1", "web:81")
 		w.ill(nil)
 		w.holds("a", "web:81")
+	})
+}
+
+// ServiceCIDRs are read where the server knows them and lets them be read. Without them all else begins at once.
+func TestServiceCIDRs(t *testing.T) {
+	cidr := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}}
+	objects := []source.Object{service("web", 80), node("a"), cidr}
+	t.Run("served", func(t *testing.T) {
+		w := newWorld(t)
+		s := apiserver.New(objects...)
+		w.serve(s)
+		w.follow(kube.Options{})
+		w.holds("a", "kubernetes", "web:80")
+		s.Apply(del(cidr))
+		w.holds("a", "web:80")
+		w.reason("")
+	})
+	t.Run("unknown to the server", func(t *testing.T) {
+		w := newWorld(t)
+		w.ill(func(rw http.ResponseWriter, r *http.Request) bool {
+			if !strings.HasSuffix(r.URL.Path, "/servicecidrs") {
+				return false
+			}
+			http.NotFound(rw, r)
+			return true
+		})
+		w.serve(apiserver.New(objects...))
+		start := time.Now()
+		w.follow(kube.Options{})
+		w.holds("a", "web:80")
+		if d := time.Since(start); d > kube.Patience {
+			t.Errorf("it begins after %s", d)
+		}
+		w.reason("")
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		asked := 0
+		for _, a := range w.asked {
+			if strings.Contains(a, "servicecidrs") {
+				asked++
+			}
+		}
+		if asked > 2 {
+			t.Errorf("asked %d times: %q", asked, w.asked)
+		}
+	})
+	t.Run("forbidden", func(t *testing.T) {
+		w := newWorld(t)
+		w.ill(func(rw http.ResponseWriter, r *http.Request) bool { return refuse(rw, r, "servicecidrs") })
+		w.serve(apiserver.New(objects...))
+		w.follow(kube.Options{})
+		w.holds("a", "web:80")
+		w.reason(kube.Forbidden, "verbs list and watch on servicecidrs.networking.k8s.io")
+		w.ill(nil)
+		w.holds("a", "kubernetes", "web:80")
+		w.reason("")
 	})
 }
 

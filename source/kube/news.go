@@ -167,7 +167,7 @@ func (n *news) take() (b source.Batch, ok bool) {
 func (n *news) whole() bool {
 	for _, r := range n.kinds {
 		t := n.troubles[r.kind]
-		without := !r.needed && n.late && t != nil && (t.reason == Forbidden || t.reason == NotServed)
+		without := !r.needed && (n.late || r.optional) && t != nil && (t.reason == Forbidden || t.reason == NotServed)
 		if !n.listed[r.kind] && !without {
 			return false
 		}
@@ -184,7 +184,7 @@ func (n *news) trouble() (ps []source.Problem) {
 			t = &trouble{reason: Slow, message: fmt.Sprintf("the API server has not told all %s yet: nothing is changed until it has", r.GroupResource()), since: n.start}
 		}
 		switch {
-		case t == nil:
+		case t == nil, r.optional && t.reason == NotServed:
 		case !t.whole():
 			ps = append(ps, t.problem())
 		default:

@@ -8,6 +8,7 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -29,15 +30,17 @@ type resource struct {
 	list         func() runtime.Object
 	label, field string
 	needed       bool // nothing begins without it
+	optional     bool // a server may not know it
 }
 
 // resources are those that a node needs. What is left out by selectors is what resolve would leave out by the same labels.
+// Without a proxyName, Services of other proxies count: their ClusterIPs are allocated.
 func resources(node, proxyName string) []resource {
-	services, slices := "!"+proxyNameLabel, "!"+corev1.IsHeadlessService
+	services, slices := "", "!"+corev1.IsHeadlessService
 	if proxyName != "" {
 		services = proxyNameLabel + "=" + proxyName
 	}
-	return []resource{
+	list := []resource{
 		{
 			GroupVersionResource: corev1.SchemeGroupVersion.WithResource("services"), kind: source.Service, needed: true,
 			object: &corev1.Service{}, list: func() runtime.Object { return &corev1.ServiceList{} },
@@ -51,6 +54,14 @@ func resources(node, proxyName string) []resource {
 			field: fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(),
 		},
 	}
+	if proxyName != "" {
+		return list
+	}
+	return append(list, resource{
+		GroupVersionResource: networkingv1.SchemeGroupVersion.WithResource("servicecidrs"), kind: source.ServiceCIDR,
+		object: &networkingv1.ServiceCIDR{}, list: func() runtime.Object { return &networkingv1.ServiceCIDRList{} },
+		optional: true,
+	})
 }
 
 // pods are asked for by those who name them to people.

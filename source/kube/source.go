@@ -103,6 +103,9 @@ func (s *Source) Load(ctx context.Context, withPods bool) (objects []source.Obje
 			if r.needed || reason != Forbidden && reason != NotServed {
 				return nil, nil, fmt.Errorf("API server %s: list %s: %s", c.host(), r.GroupResource(), plain(err))
 			}
+			if r.optional && reason == NotServed {
+				continue
+			}
 			t := trouble{reason: reason, message: problemOf(c.host(), r, reason, err), since: begin}
 			problems = append(problems, t.problem())
 		}

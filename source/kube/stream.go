@@ -51,6 +51,9 @@ var refused = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 
 // longest is how long to leave a server alone, that answers with errors.
 const longest = 10 * time.Second
 
+// unserved is how long to wait at most before a server that does not serve an optional kind is asked for it again.
+const unserved = 10 * time.Minute
+
 // run follows until ctx ends.
 func (s *stream) run(ctx context.Context) {
 	r := cache.NewReflectorWithOptions(&cache.ListWatch{ListWithContextFunc: s.ask, WatchFuncWithContext: s.follow}, s.object, s,
@@ -122,6 +125,9 @@ func (s *stream) failed(ctx context.Context, err error) {
 	}
 	if t := s.ill(s.kind, reason, message); t.answered() {
 		s.rest = time.Now().Add(spare(time.Since(t.turned)))
+		if s.optional && reason == NotServed {
+			s.rest = time.Now().Add(unserved/2 + rand.N(unserved/2))
+		}
 	}
 }
 

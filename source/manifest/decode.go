@@ -71,6 +71,7 @@ var kinds = map[string]struct {
 	string(source.Namespace):     {"v1", func() source.Object { return new(corev1.Namespace) }},
 	string(source.Pod):           {"v1", func() source.Object { return new(corev1.Pod) }},
 	string(source.EndpointSlice): {"discovery.k8s.io/v1", func() source.Object { return new(discoveryv1.EndpointSlice) }},
+	string(source.ServiceCIDR):   {"networking.k8s.io/v1", func() source.Object { return new(networkingv1.ServiceCIDR) }},
 	string(source.NetworkPolicy): {"networking.k8s.io/v1", func() source.Object { return new(networkingv1.NetworkPolicy) }},
 }
 

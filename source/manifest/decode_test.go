@@ -189,6 +189,15 @@ status:
 				Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
 			},
 		}},
+		{"ServiceCIDR", `
+apiVersion: networking.k8s.io/v1
+kind: ServiceCIDR
+metadata: {name: a}
+spec: {cidrs: [10.96.0.0/12, "fd00:96::/108"]}
+`, &networkingv1.ServiceCIDR{
+			ObjectMeta: metav1.ObjectMeta{Name: "a"},
+			Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12", "fd00:96::/108"}},
+		}},
 		{"NetworkPolicy", `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy

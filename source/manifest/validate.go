@@ -32,6 +32,8 @@ func validate(o source.Object) []source.Problem {
 		c.pod(o)
 	case *networkingv1.NetworkPolicy:
 		c.policy(&o.Spec)
+	case *networkingv1.ServiceCIDR:
+		c.serviceCIDR(&o.Spec)
 	}
 	return c.problems
 }
@@ -383,6 +385,15 @@ func (c *check) node(n *corev1.Node) {
 		if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
 			c.invalid(badIP(a.Address), "status.addresses[%d].address", i)
 		}
+	}
+}
+
+func (c *check) serviceCIDR(s *networkingv1.ServiceCIDRSpec) {
+	if n := len(s.CIDRs); n < 1 || n > 2 {
+		c.invalid(fmt.Sprintf("has %d ranges: give one, or one of each family", n), "spec.cidrs")
+	}
+	for i, r := range s.CIDRs {
+		c.invalid(badCIDR(r), "spec.cidrs[%d]", i)
 	}
 }
 

@@ -113,6 +113,9 @@ func (w *Words) Strip(o source.Object) {
 		w.pod(o)
 	case *networkingv1.NetworkPolicy:
 		w.meta(&o.TypeMeta, &o.ObjectMeta)
+	case *networkingv1.ServiceCIDR:
+		w.meta(&o.TypeMeta, &o.ObjectMeta)
+		o.Status = networkingv1.ServiceCIDRStatus{}
 	}
 }
 

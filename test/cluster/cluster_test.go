@@ -138,7 +138,8 @@ func TestForbidden(t *testing.T) {
 	}
 	role := "/apis/rbac.authorization.k8s.io/v1/clusterroles/blind"
 	plane.must(t, "PATCH", role, map[string]any{"rules": []any{
-		map[string]any{"apiGroups": []string{"", "discovery.k8s.io"}, "resources": []string{"services", "nodes", "endpointslices"}, "verbs": []string{"list", "watch"}}}}, nil)
+		map[string]any{"apiGroups": []string{"", "discovery.k8s.io", "networking.k8s.io"},
+			"resources": []string{"services", "nodes", "endpointslices", "servicecidrs"}, "verbs": []string{"list", "watch"}}}}, nil)
 	reaches(t, to, "web-1")
 	a.problem(t, "")
 	contains(t, a.log.String(), "problem resolved")

@@ -157,6 +157,7 @@ func furnish() (err error) {
 	for user, endpoints := range map[string]string{"fairlead": "endpointslices", "blind": "nothing"} {
 		tell("/apis/rbac.authorization.k8s.io/v1/clusterroles", map[string]any{"metadata": map[string]any{"name": user}, "rules": []any{
 			map[string]any{"apiGroups": []string{""}, "resources": []string{"services", "nodes", "pods"}, "verbs": []string{"list", "watch"}},
+			map[string]any{"apiGroups": []string{"networking.k8s.io"}, "resources": []string{"servicecidrs"}, "verbs": []string{"list", "watch"}},
 			map[string]any{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{endpoints}, "verbs": []string{"list", "watch"}}}})
 		tell("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", map[string]any{"metadata": map[string]any{"name": user},
 			"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},

@@ -14,6 +14,7 @@
 //	maps-…/slots       an extent: a header, backends, choices              (memory, shared with the kernel)
 //	maps-…/places      prefix → counts as pods, takes node ports, is a node's
 //	maps-…/pod_interfaces   the names of pods' interfaces, where pods are known by these
+//	maps-…/unmatched   prefix → it rejects, or drops, what opens a flow and matches no frontend
 //	maps-…/permitted   entry · prefix → it lets these clients in
 //	maps-…/changes     counts changes of pools and frontends                (memory, shared with the kernel)
 //	state/…            affinity, connected sockets, flows                  (written by traffic, whatever the layout)

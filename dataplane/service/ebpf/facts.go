@@ -10,6 +10,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/maglev"
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 )
@@ -26,6 +27,7 @@ const (
 	KindLeft                   // origins of which others serve clients at one of a pool's entries
 	KindPermit                 // a prefix of clients that an entry lets in
 	KindFrontend               // by its entry; value: pools and how clients fare
+	KindUnmatched              // a prefix; value: what becomes of packets there that match no frontend
 	KindDevices                // the programs for packets, at all devices; value: their digest
 	KindHooks                  // the programs for sockets, attached; value: their digest
 )
@@ -54,6 +56,8 @@ func (k Key) String() string {
 	switch {
 	case k.Kind == KindPlace && len(b) == 17:
 		return "prefix " + place(k).String()
+	case k.Kind == KindUnmatched && len(b) == 17:
+		return "unmatched " + place(k).String()
 	case k.Kind == KindPool && len(b) == 8:
 		return fmt.Sprintf("pool %x", b)
 	case k.Kind == KindLeft && len(b) == 9:
@@ -76,7 +80,8 @@ func fact(k Key, value string) Fact { return Fact{Key: k, Value: value} }
 func (p *Plane) Render(part model.Part) []Fact {
 	switch v := part.(type) {
 	case *model.Node:
-		facts := append(places(v), fact(Key{KindMaps, p.layout}, p.sizes), fact(hooksKey, p.digest))
+		facts := append(places(v), unallocated(v)...)
+		facts = append(facts, fact(Key{KindMaps, p.layout}, p.sizes), fact(hooksKey, p.digest))
 		if v.PodInterfaces.Name != "" {
 			facts = append(facts, fact(interfacesKey, v.PodInterfaces.String()))
 		}
@@ -88,6 +93,8 @@ func (p *Plane) Render(part model.Part) []Fact {
 		return []Fact{fact(poolKey(v.ID), poolValue(v))}
 	case *model.Frontend:
 		return frontend(v)
+	case *model.ClusterIP:
+		return []Fact{unmatched(netip.PrefixFrom(v.Addr, v.Addr.BitLen()), bpf.UnmatchedReject)}
 	}
 	panic(fmt.Sprintf("ebpf: no facts for a %T", part))
 }
@@ -106,7 +113,7 @@ func places(n *model.Node) (facts []Fact) {
 	}
 	for _, home := range []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")} {
 		for _, r := range n.NodePorts {
-			for _, part := range within(home, r) {
+			for _, part := range service.PrefixesIn(home, r) {
 				is[part] |= bpf.NodePorts
 			}
 		}
@@ -131,28 +138,20 @@ func places(n *model.Node) (facts []Fact) {
 	return facts
 }
 
-// within gives the prefixes that make up those addresses of home that are in the range.
-func within(home netip.Prefix, r model.Range) []netip.Prefix {
-	last := lastOf(home)
-	switch {
-	case home.Addr().BitLen() != r.First.BitLen(), last.Less(r.First), r.Last.Less(home.Addr()):
-		return nil
-	case r.Contains(home.Addr()) && r.Contains(last):
-		return []netip.Prefix{home}
+// unallocated returns what drops packets to addresses that only Services have, and none has.
+func unallocated(n *model.Node) (facts []Fact) {
+	for _, r := range n.ServiceRanges {
+		for _, p := range service.Prefixes(r) {
+			facts = append(facts, unmatched(p, bpf.UnmatchedDrop))
+		}
 	}
-	half := netip.PrefixFrom(home.Addr(), home.Bits()+1)
-	other := netip.PrefixFrom(lastOf(half).Next(), half.Bits())
-	return append(within(half, r), within(other, r)...)
+	return facts
 }
 
-// lastOf gives the last address of a prefix.
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
+// unmatched returns the fact of what becomes of packets to a prefix that match no frontend.
+func unmatched(r netip.Prefix, action uint32) Fact {
+	k := Key{KindUnmatched, string(appendPrefix(nil, r))}
+	return fact(k, string(binary.BigEndian.AppendUint32(nil, action)))
 }
 
 func placeKey(r netip.Prefix) Key { return Key{KindPlace, string(appendPrefix(nil, r))} }

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 )
@@ -255,7 +256,7 @@ func TestWithin(t *testing.T) {
 		{"::", "::1", nil},
 	} {
 		var got []string
-		for _, p := range within(home, model.Range{First: netip.MustParseAddr(c.first), Last: netip.MustParseAddr(c.last)}) {
+		for _, p := range service.PrefixesIn(home, model.Range{First: netip.MustParseAddr(c.first), Last: netip.MustParseAddr(c.last)}) {
 			got = append(got, p.String())
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" {

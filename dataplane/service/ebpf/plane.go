@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -31,6 +32,8 @@ var Abilities = service.Abilities{
 		"connection tracking",
 	Needs: "eBPF with BTF and a cgroup v2 hierarchy; Linux 6.7 for packets at devices, else nf_tables",
 	Notes: []service.Note{
+		{Text: "SCTP and ICMP to a ClusterIP that match no port of it pass. On kernels before 6.7, so does all that matches no " +
+			"port there, and what is for unallocated addresses of ServiceCIDRs."},
 		{Text: "Clients on the node are translated once, at connect(); other packets at the node's devices (Linux 6.7 or later). " +
 			"SCTP, and on older kernels all packets, go through nftables.", Concerns: service.Over(model.SCTP)},
 		{Text: "When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read " +
@@ -262,6 +265,10 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 		return nil, err
 	}
 	if facts, err = readInterfaces(m, facts); err != nil {
+		return nil, err
+	}
+	err = m.Unmatched(func(r netip.Prefix, action uint32) { facts = append(facts, unmatched(r, action)) })
+	if err != nil {
 		return nil, err
 	}
 	err = m.Places(readPlaces(&facts))

@@ -79,9 +79,10 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 // write takes all steps but the first.
 func (p *Plane) write(w *writes) error {
 	for _, step := range []func(*writes) error{
-		p.putPlaces, p.putInterfaces, p.putPools, p.putLeft, p.putPermits, p.putFrontends, p.putDevices, p.nodesChanged,
-		p.attach,
-		p.detach, p.deleteDevices, p.deleteFrontends, p.deletePermits, p.deleteLeft, p.deletePools, p.deletePlaces, p.deleteInterfaces, p.tellFlows,
+		p.putPlaces, p.putInterfaces, p.putPools, p.putLeft, p.putPermits, p.putFrontends, p.putUnmatched, p.putDevices,
+		p.nodesChanged, p.attach,
+		p.detach, p.deleteDevices, p.deleteUnmatched, p.deleteFrontends, p.deletePermits, p.deleteLeft, p.deletePools,
+		p.deletePlaces, p.deleteInterfaces, p.tellFlows,
 		p.removeMaps, p.closeSockets, p.forgetLoads,
 	} {
 		if err := step(w); err != nil {
@@ -372,6 +373,23 @@ func (p *Plane) deleteFrontends(w *writes) error {
 		p.maps.Exit(k)
 	}
 	return nil
+}
+
+func (p *Plane) putUnmatched(w *writes) error {
+	if err := p.held(w.put[KindUnmatched]); err != nil {
+		return err
+	}
+	return each(w.put[KindUnmatched], func(f Fact) error {
+		action := binary.BigEndian.Uint32([]byte(f.Value))
+		return p.full("unmatched", p.maps.PutUnmatched(place(f.Key), action, !w.was[f.Key]))
+	})
+}
+
+func (p *Plane) deleteUnmatched(w *writes) error {
+	if p.maps == nil {
+		return nil
+	}
+	return w.gone(KindUnmatched, func(f Fact) error { return p.maps.DeleteUnmatched(place(f.Key)) })
 }
 
 func (p *Plane) putPermits(w *writes) error {

@@ -4,7 +4,7 @@
 //	PREROUTING, OUTPUT ─▶ tree of address prefixes ─▶ leaf: one frontend ─▶ pool's chain: DNAT to a backend
 //	                  └─▶ NODEPORT ─▶ PORTS: tree of protocols and ports ─┘
 //	POSTROUTING ─▶ LEAVE: hides the source where that was noted on the way in, or where a pod would answer itself
-//	INPUT, FORWARD, OUTPUT of the table filter ─▶ REFUSE: a tree of those frontends alone that may refuse
+//	INPUT, FORWARD, OUTPUT of the table filter ─▶ REFUSE: a tree of ClusterIPs and of those frontends that may refuse
 //	FORWARD of the table filter ─▶ FORWARD: accepts established connections and what is masqueraded, drops invalid packets
 //	INPUT of the table filter ─▶ HEALTH: accepts packets to healthCheckNodePorts
 //	PREROUTING of the table raw ─▶ GUARD: loopback addresses, only where node ports serve localhost
@@ -12,8 +12,9 @@
 // A step in the tree is one rule either way: who is in the left half's prefix goes to that half's chain, all others go on in
 // this one. So 10,000 addresses cost some 14 rules, half of the tree's nodes need no chain, and what belongs to no Service is
 // out after one rule for each of at most three prefixes that hold all addresses, and one for node ports. Only the
-// first packet of a connection comes here at all. Others meet the filter's rules alone: that of refusals, while something is
-// refused, and where they are forwarded the one that accepts established connections.
+// first packet of a connection comes here at all. The filter's tree, which those see that no frontend takes, rejects what goes to
+// a ClusterIP, whatever the port, and drops what goes to an unallocated address of a ServiceCIDR. Others meet the filter's
+// rules alone: where they are forwarded, the one that accepts established connections.
 //
 // A pool has one chain, in which backend i of n is taken with chance 1/(n-i); above seven backends halves have chains
 // of their own. Affinity is a list of clients for each backend (xt_recent), which lasts while the backend does.

@@ -21,7 +21,7 @@ type Kind uint8
 const (
 	KindNode     Kind = iota // what holds whatever the Service; altered if anything that is built of all facts is not as it should be
 	KindPool                 // a pool's chain
-	KindFrontend             // an entry's place in the tree
+	KindFrontend             // an entry's place in the tree; of a ClusterIP, an entry without port and protocol
 	KindSysctl
 	KindHealth // that packets to a health check are accepted
 )
@@ -47,6 +47,9 @@ func (k Key) String() string {
 	case KindPool:
 		return "chain " + k.Name
 	case KindFrontend:
+		if k.Entry.Port == 0 {
+			return "ClusterIP " + k.Entry.Addr.String()
+		}
 		return "frontend " + k.Entry.String()
 	case KindHealth:
 		return "health check " + k.Entry.String()
@@ -81,6 +84,8 @@ func (p *Plane) Render(part model.Part) []Fact {
 		return []Fact{renderFrontend(v)}
 	case *model.HealthCheck:
 		return p.possible([]Fact{healthFact(iptables.IPv4, v.Port), healthFact(iptables.IPv6, v.Port)})
+	case *model.ClusterIP:
+		return p.possible([]Fact{renderClusterIP(v)})
 	}
 	panic(fmt.Sprintf("iptables: no facts for a %T", part))
 }
@@ -117,6 +122,11 @@ func (p *Plane) renderNode(v *model.Node) (facts []Fact) {
 				n.ports = append(n.ports, r)
 			}
 		}
+		for _, r := range v.ServiceRanges {
+			if familyOf(r.First) == f {
+				n.services = append(n.services, r)
+			}
+		}
 		facts = append(facts, fact(Key{Kind: KindNode, Family: f}, n.String()))
 	}
 	if v.Localhost {
@@ -130,6 +140,7 @@ type node struct {
 	pods       []netip.Prefix
 	interfaces string // of pods, as iptables matches them: "cni0", "veth+" for a prefix, "" for none
 	ports      []model.Range
+	services   []model.Range // addresses to which packets are dropped that match no frontend
 	localhost  bool
 	liberal    bool // no packet is dropped for being invalid: connection tracking was told to be liberal
 	counted    bool // the kernel has counters for what rules match
@@ -157,7 +168,8 @@ func (n *node) fromPods() (matches []string) {
 	return matches
 }
 
-// String gives the node fact's value, such as "node; pods 10.244.0.0/16; ports 0.0.0.0-126.255.255.255; localhost".
+// String gives the node fact's value, such as "node; pods 10.244.0.0/16; ports 0.0.0.0-126.255.255.255; services
+// 10.96.0.0-10.96.255.255; localhost".
 func (n node) String() string { return strings.Join(n.items(), "; ") }
 
 // items gives it in pieces that fit into comments.
@@ -171,6 +183,9 @@ func (n node) items() []string {
 	}
 	for _, r := range n.ports {
 		l = append(l, "ports "+r.String())
+	}
+	for _, r := range n.services {
+		l = append(l, "services "+r.String())
 	}
 	if n.localhost {
 		l = append(l, "localhost")
@@ -202,15 +217,24 @@ func parseNode(items []string) (n node, err error) {
 		case "interfaces":
 			n.interfaces = of
 		case "ports":
-			first, last, _ := strings.Cut(of, "-")
-			a, e1 := netip.ParseAddr(first)
-			b, e2 := netip.ParseAddr(last)
-			n.ports, err = append(n.ports, model.Range{First: a, Last: b}), firstOf(err, e1, e2)
+			r, e := parseRange(of)
+			n.ports, err = append(n.ports, r), firstOf(err, e)
+		case "services":
+			r, e := parseRange(of)
+			n.services, err = append(n.services, r), firstOf(err, e)
 		default:
 			err = firstOf(err, fmt.Errorf("unknown word %q", what))
 		}
 	}
 	return n, err
+}
+
+// parseRange reads "first-last".
+func parseRange(text string) (model.Range, error) {
+	first, last, _ := strings.Cut(text, "-")
+	a, e1 := netip.ParseAddr(first)
+	b, e2 := netip.ParseAddr(last)
+	return model.Range{First: a, Last: b}, firstOf(e1, e2)
 }
 
 func firstOf(errs ...error) error {
@@ -327,6 +351,12 @@ func renderFrontend(v *model.Frontend) Fact {
 	return fact(Key{Kind: KindFrontend, Family: familyOf(v.Entry.Addr), Entry: v.Entry}, f.String())
 }
 
+// renderClusterIP returns what rejects packets to an address that match no frontend.
+func renderClusterIP(v *model.ClusterIP) Fact {
+	f := frontend{entry: model.Entry{Addr: v.Addr}, inside: chainReject, outside: chainReject}
+	return fact(Key{Kind: KindFrontend, Family: familyOf(v.Addr), Entry: f.entry}, f.String())
+}
+
 // goal gives the chain that serves a target.
 func goal(t model.Target) string {
 	switch {
@@ -359,6 +389,9 @@ func (f *frontend) normalize() {
 		f.hide = 0
 	}
 }
+
+// everyPort reports whether f is a ClusterIP: it matches whatever other frontends don't.
+func (f *frontend) everyPort() bool { return f.entry.Port == 0 }
 
 // closed says whether some packet may be refused, which the table filter does.
 func (f *frontend) closed() bool { return f.restricted || refuses(f.inside) || refuses(f.outside) }

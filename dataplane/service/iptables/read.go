@@ -45,6 +45,7 @@ func understand(f iptables.Family, mark uint32, read map[string]*iptables.Table)
 			h.health[port] = true
 		}
 	}
+	h.clusterIPs(h.tables["filter"])
 	if h.wrong == "" {
 		h.wrong = differs(h.tables, h.build())
 	}
@@ -171,6 +172,18 @@ func differs(are, should map[string]*content) string {
 		}
 	}
 	return ""
+}
+
+// clusterIPs collects the ClusterIPs from the rules that reject packets to them.
+func (h *held) clusterIPs(filter *content) {
+	for _, rules := range filter.chains {
+		for _, text := range rules {
+			if r := parseRule(text); r.to.IsValid() && r.to.IsSingleIP() && r.protocol == 0 && r.target == chainReject {
+				f := &frontend{entry: model.Entry{Addr: r.to.Addr()}, inside: chainReject, outside: chainReject}
+				h.frontends[f.entry] = f
+			}
+		}
+	}
 }
 
 // climb collects the frontends of the tree, from the rules that lead into it.

@@ -22,7 +22,7 @@ const (
 	chainDrop   = Prefix + "DROP"     // says nothing
 	chainLeave  = Prefix + "LEAVE"    // hides the source of translated packets that need it
 	chainHide   = Prefix + "HIDE"     // does it
-	chainRefuse = Prefix + "REFUSE"   // finds the frontends that may refuse
+	chainRefuse = Prefix + "REFUSE"   // finds the frontends that may refuse, ClusterIPs and unallocated addresses
 	chainNode   = Prefix + "NODEPORT" // packets to this node's own addresses
 	chainPorts  = Prefix + "PORTS"    // to those that take node ports
 	chainGuard  = Prefix + "GUARD"    // drops packets to loopback addresses from outside
@@ -78,14 +78,17 @@ func (w *world) build() map[string]*content {
 	}
 	var all, closed []*frontend
 	for _, f := range w.frontends {
-		if all = append(all, f); f.closed() {
+		if !f.everyPort() { // which nobody serves
+			all = append(all, f)
+		}
+		if f.closed() {
 			closed = append(closed, f)
 		}
 	}
 	slices.SortFunc(all, order)
 	slices.SortFunc(closed, order)
 	w.nat(out["nat"], all)
-	if len(closed) > 0 {
+	if len(closed) > 0 || w.node != nil && len(w.node.services) > 0 {
 		w.filter(out["filter"], closed)
 	}
 	if w.node != nil {
@@ -145,10 +148,20 @@ func (w *world) filter(c *content, of []*frontend) {
 	w.refusals(c.chains)
 	t := &tree{chains: c.chains}
 	addressed, ports := apart(of)
-	t.root(chainRefuse, addressed)
+	c.chains[chainRefuse] = nil
+	for _, door := range doors(addressed) {
+		p := shared(door)
+		t.root(prefixChain(p), door)
+		t.add(chainRefuse, within(p)+"-j "+prefixChain(p))
+	}
 	if len(ports) > 0 {
 		t.add(chainRefuse, toNode)
 		w.nodePorts(t, ports)
+	}
+	if w.node != nil {
+		for _, r := range w.node.services {
+			t.add(chainRefuse, fmt.Sprintf("-m iprange --dst-range %s %s-g %s", r, notToNode, chainDrop))
+		}
 	}
 	w.branches(c.chains, of, func(goal string) string {
 		if refuses(goal) {
@@ -201,6 +214,9 @@ func (w *world) refusals(chains map[string][]string) {
 
 // toNode leads packets to this node's addresses to the node ports.
 const toNode = "-m addrtype --dst-type LOCAL -j " + chainNode
+
+// notToNode matches packets to other addresses than this node's.
+const notToNode = "-m addrtype ! --dst-type LOCAL "
 
 // apart parts sorted frontends with addresses from node ports.
 func apart(of []*frontend) (addressed, ports []*frontend) {

@@ -32,9 +32,10 @@ type hiding struct {
 	inline bool     // they may stand in any chain; else only in one of their own
 }
 
-// order sorts as the tree needs it: by address, protocol, port.
+// order sorts as the tree needs it: by address, protocol, port; of an address, what matches every port comes last.
 func order(a, b *frontend) int {
-	return cmp.Or(a.entry.Addr.Compare(b.entry.Addr), cmp.Compare(a.entry.Protocol, b.entry.Protocol), cmp.Compare(a.entry.Port, b.entry.Port))
+	return cmp.Or(a.entry.Addr.Compare(b.entry.Addr), cmp.Compare(a.entry.Protocol-1, b.entry.Protocol-1),
+		cmp.Compare(a.entry.Port, b.entry.Port))
 }
 
 // root builds a tree that begins in a chain. A packet that belongs to none of the frontends comes to the chain's end, from
@@ -108,6 +109,9 @@ func (t *tree) leaf(chain string, f *frontend, hidden bool) {
 
 // match gives what a packet to the frontend looks like; that a node port's address is this node's is known before.
 func (f *frontend) match() string {
+	if f.everyPort() {
+		return to(f.entry.Addr, f.entry.Addr.BitLen()) + strings.TrimSpace(notToNode)
+	}
 	return fmt.Sprintf("%s-p %[2]s -m %[2]s --dport %d", to(f.entry.Addr, f.entry.Addr.BitLen()), f.entry.Protocol, f.entry.Port)
 }
 

@@ -5,8 +5,8 @@
 // element of a map in nf_tables, whether it is an address or a node port, and however many share the pool; no address is put on
 // any device, none is asked for in IPVS, and the node's own may change. Packets that a frontend takes are marked at the end
 // of prerouting; a rule and one local route for everything (in a table of our own) then deliver them to this host, where
-// IPVS is. What no frontend takes goes on as if we weren't there: no range of addresses is swallowed, and none of this
-// host's sockets answers at a Service's address.
+// IPVS is. What no frontend takes goes on as if we weren't there, but is rejected at a ClusterIP and dropped at an
+// unallocated address of a ServiceCIDR. None of this host's sockets answers at a Service's address.
 //
 //	packet in   open-in   (nat prerouting)     first packets: refuse, drop, restrict, split; a client that is remembered goes
 //	                                           straight to its backend, by connection tracking
@@ -25,6 +25,7 @@
 //	service    stage · address · protocol · port → mark of the pool's service · what is done first · whose source is hidden
 //	permitted  address · protocol · port · client       of frontends that let only some in
 //	hairpin    address · address                        of backends on this node
+//	unallocated  0 · address                            that only Services have, and none has
 //	sticky     mark → seconds                           of pools with affinity
 //	member     0 · mark · address · port                their backends
 //	affinity   client · mark → address · port           written by packets, times out

@@ -93,7 +93,10 @@ func (k Key) elementRank() int {
 		return 4 // their chains are there
 	case "service":
 		// the stage that lets packets in comes last
-		return [...]int{stageEntry: 10, stageAdmitted: 9, stageInside: 8, stageOutside: 8}[binary.NativeEndian.Uint32([]byte(k.Element))%4]
+		return [...]int{stageEntry: 10, stageAdmitted: 9, stageInside: 8, stageOutside: 8,
+			stageUnmatched: 11}[binary.NativeEndian.Uint32([]byte(k.Element))%stages]
+	case "unallocated":
+		return 11 // until all frontends are there, others may serve them
 	}
 	return 6
 }
@@ -112,11 +115,14 @@ const (
 	stageAdmitted
 	stageInside
 	stageOutside
+	stageUnmatched // what no frontend matches, at a ClusterIP: without port and protocol
+	stages
 )
 
 // acts names the map that leads from what is done at a stage to the chain that does it. A chain of one stage goes on to the
 // next: the kernel wants to see that no chain leads to itself.
-var acts = [...]string{stageEntry: "entry", stageAdmitted: "admitted", stageInside: "side", stageOutside: "side"}
+var acts = [...]string{stageEntry: "entry", stageAdmitted: "admitted", stageInside: "side", stageOutside: "side",
+	stageUnmatched: "entry"}
 
 // proto is an IP family as nf_tables and packet headers know it.
 type proto struct {
@@ -151,6 +157,7 @@ func (p *proto) sets() []nft.Set {
 	verdicts := []nft.Type{nft.Verdicts}
 	return []nft.Set{
 		{Name: "service" + p.name, Key: []nft.Type{nft.Mark, p.typ, nft.Proto, nft.Port}, Data: marks(3)},
+		{Name: "unallocated" + p.name, Key: []nft.Type{nft.Mark, p.typ}, Interval: true},
 		{Name: "permitted" + p.name, Key: []nft.Type{p.typ, nft.Proto, nft.Port, p.typ}, Interval: true},
 		{Name: "hairpin" + p.name, Key: []nft.Type{p.typ, p.typ}},
 		{Name: "member" + p.name, Key: []nft.Type{nft.Mark, nft.Mark, p.typ, nft.Port}},
@@ -202,6 +209,8 @@ func (p *Plane) Render(part model.Part) []Fact {
 		return p.pool(v)
 	case *model.Frontend:
 		return p.frontend(v)
+	case *model.ClusterIP:
+		return p.clusterIP(v)
 	}
 	panic(fmt.Sprintf("ipvs: no facts for a %T", part))
 }
@@ -282,6 +291,20 @@ func (p *Plane) frontend(v *model.Frontend) []Fact {
 		facts = append(facts, element("permitted"+f.name, source(at, r), ""))
 	}
 	return facts
+}
+
+// clusterIP returns what rejects packets to an address that match no frontend.
+func (p *Plane) clusterIP(v *model.ClusterIP) []Fact {
+	f, d := protoOf(v.Addr), deed{does: refuses}
+	key := entryKey(nft.Word(nil, stageUnmatched), model.Entry{Addr: v.Addr})
+	value := nft.Word(append(ofPool(0), d.code()...), 0)
+	return append(p.lead(f, acts[stageUnmatched]+f.name, d), element("service"+f.name, key, string(value)))
+}
+
+// unallocated returns the element of a range of addresses to which packets are dropped.
+func unallocated(r model.Range) Fact {
+	first, last := append(nft.Word(nil, 0), r.First.AsSlice()...), append(nft.Word(nil, 0), r.Last.AsSlice()...)
+	return element("unallocated"+protoOf(r.First).name, append(first, last...), "")
 }
 
 // served gives the pool whose virtual service is to have a target's packets, 0 for none.

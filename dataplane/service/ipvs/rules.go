@@ -81,6 +81,9 @@ func (p *Plane) node(v *model.Node) []Fact {
 		facts = append(facts, p.chain(name, rules))
 	}
 	facts = append(facts, p.chain("refuse", refuse()), p.chain("pass", [][]nft.Expr{nft.Exprs(end())}))
+	for _, r := range v.ServiceRanges {
+		facts = append(facts, unallocated(r))
+	}
 	for _, f := range protos {
 		facts = append(facts, p.family(f, v)...)
 		if d := delivery(f); !d.Six || !p.withoutIPv6 {
@@ -132,11 +135,16 @@ func (f *proto) within(load nft.Expr, ranges []model.Range, then ...[]nft.Expr) 
 }
 
 // enter finds the frontend of a packet that opens a connection: by its address, else, at an address of this host, among the
-// node ports.
+// node ports. A packet that matches none is rejected at a ClusterIP, and dropped at an address that only Services have.
 func (f *proto) enter() [][]nft.Expr {
+	zeros := func(r int) nft.Expr { return nft.Load(nft.R(r), make([]byte, 4)) }
+	unmatched := f.findAt(stageUnmatched, f.address(f.dst, place+1), zeros(place+1+f.words), zeros(place+2+f.words))
 	return [][]nft.Expr{
 		f.follow(stageEntry, false),
 		append(nft.FibLocal(false, nft.R(0)), nft.Do(nft.Goto("enterports"+f.name))),
+		f.lookup(unmatched, does_, acts[stageUnmatched]),
+		nft.Exprs(nft.Load(nft.R(place), nft.Word(nil, 0)), f.address(f.dst, place+1),
+			nft.Member("unallocated"+f.name, nft.R(place)), nft.Do(nft.DropIt)),
 	}
 }
 

@@ -74,7 +74,10 @@ func (k Key) Rank() int {
 		return 4 // their chains are there
 	case "service":
 		// the stage that lets packets in comes last
-		return [...]int{stageEntry: 8, stageAdmitted: 7, stageInside: 6, stageOutside: 6}[binary.NativeEndian.Uint32([]byte(k.Element))%4]
+		return [...]int{stageEntry: 8, stageAdmitted: 7, stageInside: 6, stageOutside: 6,
+			stageUnmatched: 9}[binary.NativeEndian.Uint32([]byte(k.Element))%stages]
+	case "unallocated":
+		return 9 // until all frontends are there, others may serve them
 	}
 	return 5
 }
@@ -96,6 +99,8 @@ const (
 	stageAdmitted
 	stageInside
 	stageOutside
+	stageUnmatched // what no frontend matches, at a ClusterIP: without port and protocol
+	stages
 )
 
 // proto is an IP family as nf_tables and packet headers know it.
@@ -143,6 +148,7 @@ func (p *proto) sets() []nft.Set {
 		{Name: p.member, Key: marks(4), Data: backend},
 		{Name: "affinity" + p.name, Key: []nft.Type{p.typ, nft.Mark, nft.Mark}, Data: []nft.Type{nft.Integer}, Dynamic: true, Size: affinitySize},
 		{Name: p.hairpin, Key: []nft.Type{p.typ, p.typ}},
+		{Name: "unallocated" + p.name, Key: []nft.Type{nft.Mark, p.typ}, Interval: true},
 		{Name: "permitted" + p.name, Key: []nft.Type{p.typ, nft.Proto, nft.Port, p.typ}, Interval: true},
 		{Name: "entry" + p.name, Key: marks(4), Data: verdicts},
 		{Name: "admitted" + p.name, Key: marks(4), Data: verdicts},
@@ -186,6 +192,8 @@ func (p *Plane) Render(part model.Part) []Fact {
 		return pool(v)
 	case *model.Frontend:
 		return p.frontend(v)
+	case *model.ClusterIP:
+		return p.clusterIP(v)
 	}
 	panic(fmt.Sprintf("nftables: no facts for a %T", part))
 }
@@ -272,6 +280,19 @@ func (p *Plane) frontend(v *model.Frontend) []Fact {
 		facts = append(facts, element("permitted"+f.name, source(at, r), ""))
 	}
 	return facts
+}
+
+// clusterIP returns what rejects packets to an address that match no frontend.
+func (p *Plane) clusterIP(v *model.ClusterIP) []Fact {
+	f, n := protoOf(v.Addr), next{does: refuses}
+	key := entryKey(nft.Word(nil, stageUnmatched), model.Entry{Addr: v.Addr})
+	return append(p.lead(f, "entry", n), element("service"+f.name, key, string(n.code())))
+}
+
+// unallocated returns the elements of a range of addresses to which packets are dropped.
+func unallocated(r model.Range) Fact {
+	first, last := append(nft.Word(nil, 0), r.First.AsSlice()...), append(nft.Word(nil, 0), r.Last.AsSlice()...)
+	return element("unallocated"+protoOf(r.First).name, append(first, last...), "")
 }
 
 // source gives the range of keys of a frontend's permitted prefix: first key, last key.

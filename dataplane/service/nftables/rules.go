@@ -95,6 +95,9 @@ func (p *Plane) node(v *model.Node) []Fact {
 	for _, f := range protos {
 		facts = append(facts, p.family(f, v)...)
 	}
+	for _, r := range v.ServiceRanges {
+		facts = append(facts, unallocated(r))
+	}
 	if v.Localhost {
 		facts = append(facts, p.chain("localhost", guard()), Fact{Key: Key{Kind: KindSysctl, Name: routeLocalnet}, Value: "1"})
 	}
@@ -120,11 +123,18 @@ func (p *Plane) family(f *proto, v *model.Node) []Fact {
 	return facts
 }
 
-// enter finds a packet's frontend: by its address, else, at an address of this host, among the node ports.
+// enter finds a packet's frontend: by its address, else, at an address of this host, among the node ports. A packet that
+// matches none is rejected at a ClusterIP, and dropped at an address that only Services have.
 func (f *proto) enter() [][]nft.Expr {
+	address := nft.Payload(nft.NetworkHeader, f.dst, uint32(4*f.words), nft.R(place+1))
+	anyPort := nft.Load(nft.R(place+1+f.words), make([]byte, 8))
 	return [][]nft.Expr{
 		f.follow(stageEntry, false, "entry"),
 		append(nft.FibLocal(false, nft.R(0)), nft.Do(nft.Goto("nodeports"+f.name))),
+		nft.Join(nft.Exprs(nft.Clear(nft.R(zero)), nft.Load(nft.R(place), nft.Word(nil, stageUnmatched)), address, anyPort,
+			nft.Map("service"+f.name, nft.R(place), nft.R(zero+1)), nft.VMap("entry"+f.name, nft.R(zero)))),
+		nft.Exprs(nft.Load(nft.R(place), nft.Word(nil, 0)), address,
+			nft.Member("unallocated"+f.name, nft.R(place)), nft.Do(nft.DropIt)),
 	}
 }
 

@@ -12,8 +12,9 @@
 //	node:  rule protocol · port → table of that protocol and port: Service address → room
 //	room:  a socket at address · port; the client's address is seen as it is
 //
-// Rules are one for each protocol and port in use, whatever the number of Services, and routes are exact: a packet to another
-// port of a Service's address goes on as if Fairlead were not there. Rules for ports come before the kernel's own for local
+// Rules are one for each protocol and port in use, whatever the number of Services, and routes are exact. Packets to a ClusterIP
+// that none of them matches are led to the room by a rule behind those for local addresses: nothing listens there, so it rejects
+// them (and ignores ICMP echo requests). In the same table, routes drop packets to unallocated addresses of ServiceCIDRs. Rules for ports come before the kernel's own for local
 // addresses (which keeps its priority 0, and is put behind ours), so that node ports and Service addresses that the node
 // itself has lead to the room as well. The kernel asks rule after rule for every packet that it routes.
 //
@@ -87,6 +88,7 @@ var Abilities = service.Abilities{
 	Notes: []service.Note{
 		{Text: "If pods are known by interface (detectLocalMode BridgeInterface, InterfaceNamePrefix), a client counts as a pod " +
 			"if the main routing table leads to it by such an interface."},
+		{Text: "ICMP echo requests to a ClusterIP are dropped; other modes reject them."},
 		{Text: "Endpoints see the node's address instead of the client's.", Concerns: service.Every},
 		{Text: "Connections run through the agent: they end with it, and session affinity is forgotten.", Concerns: service.Every},
 		{Text: "SCTP is not served.", Concerns: service.Over(model.SCTP)},

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -16,15 +17,18 @@ type Kind uint8
 
 // The kinds. Those up to KindFrontend are held by the process, the others by the kernel.
 const (
-	KindRoom      Kind = iota // the way into the room
-	KindNode                  // which sources are pods; routes of the node's own addresses that take node ports
-	KindPool                  // backends
-	KindFrontend              // sockets, and the pools behind them
-	KindRoute                 // an entry's address, in the table of its protocol and port
-	KindReach                 // its address in the table for fragments
-	KindRule                  // the way to the table of a protocol and port
-	KindNodePort              // the way of a protocol and port to the table of the node's own addresses
-	KindFragments             // the way to that table
+	KindRoom        Kind = iota // the way into the room
+	KindNode                    // which sources are pods; routes of the node's own addresses that take node ports
+	KindPool                    // backends
+	KindFrontend                // sockets, and the pools behind them
+	KindRoute                   // an entry's address, in the table of its protocol and port
+	KindReach                   // its address in the table for fragments
+	KindRule                    // the way to the table of a protocol and port
+	KindNodePort                // the way of a protocol and port to the table of the node's own addresses
+	KindFragments               // the way to that table
+	KindClusterIP               // an address's way, whatever the port: to the room, where nothing listens
+	KindUnallocated             // a prefix to which packets are dropped; its length stands as the port
+	KindUnmatched               // the way to the table of those two
 )
 
 // Key names a fact: a pool by its ID, all else by an entry, of which parts may stand for any.
@@ -58,6 +62,12 @@ func (k Key) String() string {
 		return "route of fragments to " + k.Entry.Addr.String()
 	case KindNodePort:
 		return "rule " + k.Entry.String()
+	case KindClusterIP:
+		return "route to " + k.Entry.Addr.String()
+	case KindUnallocated:
+		return "route to " + k.prefix().String()
+	case KindUnmatched:
+		return "rule of " + family + " for what no frontend matches"
 	case KindRule:
 		return fmt.Sprintf("rule %d/%s of %s", k.Entry.Port, k.Entry.Protocol, family)
 	}
@@ -66,7 +76,8 @@ func (k Key) String() string {
 
 // Rank implements dataplane.Key: a packet finds its way last.
 func (k Key) Rank() int {
-	return [...]int{KindRoom: 0, KindNode: 1, KindPool: 2, KindFrontend: 3, KindRoute: 4, KindReach: 4, KindRule: 5, KindNodePort: 5, KindFragments: 5}[k.Kind]
+	return [...]int{KindRoom: 0, KindNode: 1, KindPool: 2, KindFrontend: 3, KindRoute: 4, KindReach: 4, KindRule: 5, KindNodePort: 5, KindFragments: 5,
+		KindClusterIP: 6, KindUnallocated: 6, KindUnmatched: 6}[k.Kind]
 }
 
 // there is the value of facts that only are or are not.
@@ -81,16 +92,39 @@ func (p *Plane) Render(part model.Part) []Fact {
 		return []Fact{{Key: Key{Kind: KindPool, Pool: v.ID}, Value: poolText(v)}}
 	case *model.Frontend:
 		return frontendFacts(v)
+	case *model.ClusterIP:
+		k := Key{Kind: KindClusterIP, Entry: model.Entry{Addr: v.Addr}}
+		return []Fact{{Key: k, Value: there}, unmatchedRule(v.Addr)}
 	}
 	panic(fmt.Sprintf("userspace: no facts for a %T", part))
 }
 
 func node(v *model.Node) []Fact {
-	return []Fact{
+	facts := []Fact{
 		{Key: Key{Kind: KindRoom}, Value: there},
 		{Key: Key{Kind: KindNode}, Value: nodeText(v)},
 	}
+	ruled := map[netip.Addr]bool{}
+	for _, r := range v.ServiceRanges {
+		for _, p := range service.Prefixes(r) {
+			k := Key{Kind: KindUnallocated, Entry: model.Entry{Addr: p.Addr(), Port: uint16(p.Bits())}}
+			facts = append(facts, Fact{Key: k, Value: there})
+		}
+		if every := anyOf(r.First); !ruled[every] {
+			ruled[every] = true
+			facts = append(facts, unmatchedRule(every))
+		}
+	}
+	return facts
 }
+
+// unmatchedRule returns the fact that a family's packets that no frontend matches are looked up in their table.
+func unmatchedRule(a netip.Addr) Fact {
+	return Fact{Key: Key{Kind: KindUnmatched, Entry: model.Entry{Addr: anyOf(a)}}, Value: there}
+}
+
+// prefix returns what a KindUnallocated is about.
+func (k Key) prefix() netip.Prefix { return netip.PrefixFrom(k.Entry.Addr, int(k.Entry.Port)) }
 
 func frontendFacts(v *model.Frontend) []Fact {
 	e := v.Entry

@@ -275,6 +275,12 @@ func (p *Plane) readKernel(facts []Fact) ([]Fact, error) {
 		switch {
 		case w.Table>>24 != tables>>24:
 			continue
+		case w.Table == tableUnmatched && w.Blackhole:
+			k = Key{Kind: KindUnallocated, Entry: model.Entry{Addr: w.To.Addr(), Port: uint16(w.To.Bits())}}
+			facts = append(facts, Fact{Key: k, Value: there})
+			continue
+		case w.Table == tableUnmatched:
+			k = Key{Kind: KindClusterIP, Entry: model.Entry{Addr: w.To.Addr()}}
 		case w.Table == tables:
 			k = Key{Kind: KindReach, Entry: model.Entry{Addr: w.To.Addr()}}
 		case w.Table == tableNode:
@@ -322,6 +328,8 @@ func (p *Plane) readRules(facts []Fact) ([]Fact, error) {
 				k.Kind = KindNodePort
 			}
 			facts = append(facts, Fact{Key: k, Value: value[six]})
+		} else if r.Priority == priorityUnmatched {
+			facts = append(facts, Fact{Key: Key{Kind: KindUnmatched, Entry: every}, Value: there})
 		} else if parts[six]++; parts[six] == len(fragmentRules(r.Six)) {
 			facts = append(facts, Fact{Key: Key{Kind: KindFragments, Entry: every}, Value: there})
 		}

@@ -27,13 +27,14 @@ const (
 	ownerKept = 0xf2
 )
 
-// The tables: for fragments of datagrams, of connections that outlive their frontend, of the node's addresses that take node ports, and
-// one for each protocol and port.
+// The tables: for fragments of datagrams, of connections that outlive their frontend, of the node's addresses that take node ports, of
+// addresses whatever the port, and one for each protocol and port.
 const (
-	tables    = uint32(0xfa) << 24
-	tableKept = tables + 1
-	tableNode = tables + 2
-	tableUDP6 = tables + 3 // in the room
+	tables         = uint32(0xfa) << 24
+	tableKept      = tables + 1
+	tableNode      = tables + 2
+	tableUDP6      = tables + 3 // in the room
+	tableUnmatched = tables + 4
 )
 
 func tableOf(protocol uint8, port uint16) uint32 { return tables | uint32(protocol)<<16 | uint32(port) }
@@ -46,6 +47,7 @@ const (
 	priorityWhole     = 71 // of datagrams that are whole: past the next
 	priorityFragments = 72
 	priorityOthers    = 73 // where they go on
+	priorityUnmatched = 74 // what no frontend and no address of the node's own matches
 )
 
 // The next hops between node and room, on links of theirs alone, and an address for what the room itself has to say.
@@ -183,7 +185,9 @@ var roomSettings = []link.Setting{
 	{Name: "ipv4/conf/all/rp_filter", Value: "0"},
 	{Name: "ipv4/conf/" + inside + "/rp_filter", Value: "0"},
 	{Name: "ipv4/conf/" + inside + "/route_localnet", Value: "1"},
-	{Name: "ipv4/tcp_mtu_probing", Value: "1"}, // it hears of no ICMP errors
+	{Name: "ipv4/tcp_mtu_probing", Value: "1"},      // it hears of no ICMP errors
+	{Name: "ipv4/icmp_echo_ignore_all", Value: "1"}, // nothing is there
+	{Name: "-ipv6/icmp/echo_ignore_all", Value: "1"},
 	{Name: "ipv4/icmp_ratelimit", Value: "0"},
 	{Name: "-ipv6/icmp/ratelimit", Value: "0"},
 	{Name: "-ipv6/conf/lo/disable_ipv6", Value: "0"}, // which the namespace may have got from the host

@@ -14,8 +14,10 @@ import (
 
 // putWays leads packets into the room.
 func (p *Plane) putWays(w *writes) error {
-	l := p.ways(slices.Concat(w.put[KindRoute], w.put[KindReach]), false)
-	rules := rules(slices.Concat(w.put[KindRule], w.put[KindNodePort], w.put[KindFragments]), false)
+	l := p.ways(slices.Concat(w.put[KindRoute], w.put[KindReach], w.put[KindClusterIP]), false)
+	l = append(l, blackholes(w.put[KindUnallocated], false)...)
+	rules := rules(slices.Concat(w.put[KindRule], w.put[KindNodePort], w.put[KindFragments], w.put[KindUnmatched]),
+		false)
 	err := p.policy.Apply(append(l, rules...))
 	if len(rules) > 0 {
 		err = errors.Join(err, p.localLast())
@@ -79,19 +81,43 @@ func (p *Plane) ways(facts []Fact, gone bool) (l []link.Change) {
 	var source [2]netip.Addr
 	for _, f := range facts {
 		e, table := f.Key.Entry, tables
-		if f.Key.Kind == KindRoute {
+		switch f.Key.Kind {
+		case KindRoute:
 			table = tableOf(uint8(e.Protocol), e.Port)
+		case KindClusterIP:
+			table = tableUnmatched
 		}
 		w := p.way(e.Addr, table)
 		if s := &source[b2i(e.Addr.Is6())]; !gone && !w.Source.IsValid() {
 			if !s.IsValid() {
-				*s = p.policy.Source(e.Addr)
+				*s = p.source(e.Addr)
 			}
 			w.Source = *s
 		}
 		if gone {
 			w.Via, w.Dev, w.Source = netip.Addr{}, 0, netip.Addr{} // wherever it leads
 		}
+		l = append(l, link.Change{Way: w, Gone: gone})
+	}
+	return l
+}
+
+// source returns the address that the node's packets to a would leave from without us. Where a is dropped as unallocated so
+// far, they would take the way of other addresses that nothing on the node has (RFC 5737, RFC 3849).
+func (p *Plane) source(a netip.Addr) netip.Addr {
+	if from := p.policy.Source(a); from.IsValid() {
+		return from
+	}
+	if a.Is4() {
+		return p.policy.Source(netip.AddrFrom4([4]byte{192, 0, 2, 1}))
+	}
+	return p.policy.Source(netip.AddrFrom16([16]byte{0: 0x20, 1: 0x01, 2: 0x0d, 3: 0xb8, 15: 1}))
+}
+
+// blackholes returns the changes of routes that drop packets to unallocated addresses.
+func blackholes(facts []Fact, gone bool) (l []link.Change) {
+	for _, f := range facts {
+		w := &link.Way{Owner: Owner, Table: tableUnmatched, To: f.Key.prefix(), Blackhole: true}
 		l = append(l, link.Change{Way: w, Gone: gone})
 	}
 	return l
@@ -138,6 +164,9 @@ func rules(facts []Fact, gone bool) (l []link.Change) {
 			fallthrough
 		case KindNodePort:
 			l = append(l, link.Change{Gone: gone, Rule: r})
+		case KindUnmatched:
+			l = append(l, link.Change{Gone: gone, Rule: &link.Rule{Owner: Owner, Priority: priorityUnmatched,
+				Six: e.Addr.Is6(), Table: tableUnmatched}})
 		default:
 			for _, r := range fragmentRules(e.Addr.Is6()) {
 				l = append(l, link.Change{Gone: gone, Rule: &r})
@@ -150,8 +179,10 @@ func rules(facts []Fact, gone bool) (l []link.Change) {
 // delWays leads packets past the room again, save those of connections that are open still.
 func (p *Plane) delWays(w *writes) error {
 	err := p.detain(slices.Concat(w.del[KindRoute], w.del[KindNodePort]))
-	l := rules(slices.Concat(w.del[KindRule], w.del[KindNodePort], w.del[KindFragments]), true)
-	return errors.Join(err, p.policy.Apply(append(l, p.ways(slices.Concat(w.del[KindRoute], w.del[KindReach]), true)...)))
+	l := rules(slices.Concat(w.del[KindRule], w.del[KindNodePort], w.del[KindFragments], w.del[KindUnmatched]), true)
+	l = append(l, blackholes(w.del[KindUnallocated], true)...)
+	l = append(l, p.ways(slices.Concat(w.del[KindRoute], w.del[KindReach], w.del[KindClusterIP]), true)...)
+	return errors.Join(err, p.policy.Apply(l))
 }
 
 // detain gives the connections of entries that lose their way a rule each, until they end.

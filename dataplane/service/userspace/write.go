@@ -12,7 +12,7 @@ import (
 )
 
 // kinds is the number of kinds of facts.
-const kinds = KindFragments + 1
+const kinds = KindUnmatched + 1
 
 // writes is facts by kind. What is only replaced is not in del.
 type writes struct{ put, del [kinds][]Fact }
