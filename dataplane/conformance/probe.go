@@ -320,7 +320,7 @@ func (p probe) refused(ctx context.Context) string {
 // dropped asks and must hear nothing. A process of the node itself may be told by its own kernel that the packet was not
 // let out. Where no frontend matches, the one outside has the address for a while: the packet must not get there.
 func (p probe) dropped(ctx context.Context) string {
-	if p.j.outcome.Frontend == nil {
+	if p.j.outcome.Frontend == nil && !p.l.Lost {
 		_, stop, err := p.w.stand(p.c, p.l.To, p.l.Proto)
 		if err != nil {
 			return err.Error()

@@ -65,6 +65,9 @@ func settle() error {
 
 // empty leaves a layout's maps without frontends and pods' devices, and has flows of UDP notice.
 func empty(folder string) error {
+	if err := rejectNothing(folder); err != nil {
+		return err
+	}
 	frontends, err := pinned[Entry, Frontend](filepath.Join(folder, serviceMapFrontends))
 	if frontends == nil {
 		return err
@@ -92,6 +95,25 @@ func empty(folder string) error {
 		return fmt.Errorf("bpf: read the number of changes: %w", err)
 	}
 	return changes.Put(uint32(0), n+1)
+}
+
+// rejectNothing has the programs of a layout reject and drop no packet that matches no frontend: others serve it.
+func rejectNothing(folder string) error {
+	unmatched, err := pinned[servicePrefix, uint32](filepath.Join(folder, packetsMapUnmatched))
+	if unmatched == nil {
+		return err
+	}
+	defer unmatched.Close()
+	var keys []servicePrefix
+	if err := all(unmatched, func(k servicePrefix, _ uint32) { keys = append(keys, k) }); err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if err := unmatched.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("bpf: delete a prefix of unmatched packets: %w", err)
+		}
+	}
+	return nil
 }
 
 // pinned opens a map of K to V, nil where there is none.
