@@ -63,7 +63,11 @@ func (t *tree) grow(chain, branch string, of []*frontend, hidden bool) {
 		if end-from == 1 {
 			t.leaf(chain, of[from], hidden)
 		} else {
-			t.add(chain, test+branch+name)
+			leads := branch
+			if last := of[len(of)-1]; last.everyPort() && of[0].entry.Addr == last.entry.Addr {
+				leads = " -j " // what matches no port comes back, to what matches every port
+			}
+			t.add(chain, test+leads+name)
 			t.grow(name, " -g ", of[from:end], hidden)
 		}
 		of = slices.Concat(of[:from], of[end:])
