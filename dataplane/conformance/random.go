@@ -166,7 +166,7 @@ func (w *world) fares(ctx context.Context, l *packetLine, thorough bool) (sent b
 	c := l.Clients[0]
 	j := w.judge(c, l.To, l.Proto, l.Via)
 	o := j.outcome
-	if l.Action = o.Action; j.unanswerable() || w.takenOnTheWay(j) || l.stays() || w.subject.cannot(o.Frontend, l.Size) != "" {
+	if l.Action = o.Action; j.unanswerable() || w.takenOnTheWay(j) || l.stays() || w.subject.leaves(j, l.Size) != "" {
 		return false, ""
 	}
 	if l.Sticks = o.Action == verdict.Forward && o.Frontend.Target(o.Origin).Pool.Affinity > 0; l.Sticks {

@@ -128,7 +128,7 @@ func (w *world) checkPacket(ctx context.Context, l *packetLine) (wrong []string)
 	for _, c := range l.Clients {
 		j := w.judge(c, l.To, l.Proto, l.Via)
 		is := j.differs(l, expected)
-		if r := w.subject.cannot(j.outcome.Frontend, l.Size); is == "" && r != "" {
+		if r := w.subject.leaves(j, l.Size); is == "" && r != "" {
 			w.refused = append(w.refused, fmt.Sprintf("%d: %s: %s refuses it: %s", l.Line, l.Text, w.subject.Name, r))
 			w.ended = l.Hold != "" || l.As != "" // later lines need what this one would have remembered
 		} else if is == "" {

@@ -6,6 +6,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/verdict"
 )
 
 // Subject is a service data plane to be judged.
@@ -54,6 +55,14 @@ func (s Subject) cannot(f *model.Frontend, size int) string {
 		return s.Long(f)
 	}
 	return ""
+}
+
+// leaves says why the subject doesn't do with a packet of so many bytes what verdict says, or "".
+func (s Subject) leaves(j judgement, size int) string {
+	if j.outcome.Frontend == nil && j.outcome.Action != verdict.Pass && s.Unmatched != nil {
+		return s.Unmatched(j.packet.Protocol)
+	}
+	return s.cannot(j.outcome.Frontend, size)
 }
 
 // shortest is how long a packet of any path may be, of IPv6 (RFC 8200, section 5): what is in it is shorter.

@@ -14,19 +14,21 @@ type Abilities struct {
 	Behind     model.Schedulers             // those of a second plane, for clients that this one can't serve; 0: there is none
 	Cannot     func(*model.Frontend) string // why a frontend can't be served, or ""; nil serves all
 	Long       func(*model.Frontend) string // why questions or answers that are longer than a packet of their path may be late or lost, or ""; of a nil Frontend, those that none takes; nil: they are not
-	HidesAll   bool                         // backends never see the client's address, whatever Frontend.Hide says
-	Direct     func() string                // why it can't have backends' nodes answer clients (Frontend.Direct), or ""; nil: it can't, and hides them
-	Ends       bool                         // its connections end with the agent, since they run through it
-	Frontends  int                          // how many fit, and as many pools and source ranges; 0: no bound of its own
-	Slots      int                          // how many pools and backends fit; 0: no bound of its own
-	Table      int                          // entries of Maglev's table that it wants for each backend; 0: 100
-	PerSlot    int                          // how many of those take as much room as a backend; 0: one
-	Batch      int                          // facts in one Write at most; 0 leaves it to the loop
-	Tracked    bool                         // translates by the kernel's connection tracking, where stale flows must be cut
-	Accepts    bool                         // its rules accept what it forwards and packets to health checks, whatever a chain's policy
-	Lacks      func() []string              // what this kernel lacks that the plane can do without, and what follows: sentences; nil: nothing
-	Prepare    func() error                 // sets sysctls that the plane needs, for an agent in a container that can't write them; nil: it needs none
-	Notes      []Note                       // what else a user should know before choosing it
+	// Unmatched returns why it passes what a ClusterIP rejects or a ServiceCIDR drops, by protocol, or ""; nil: it doesn't.
+	Unmatched func(model.Protocol) string
+	HidesAll  bool            // backends never see the client's address, whatever Frontend.Hide says
+	Direct    func() string   // why it can't have backends' nodes answer clients (Frontend.Direct), or ""; nil: it can't, and hides them
+	Ends      bool            // its connections end with the agent, since they run through it
+	Frontends int             // how many fit, and as many pools and source ranges; 0: no bound of its own
+	Slots     int             // how many pools and backends fit; 0: no bound of its own
+	Table     int             // entries of Maglev's table that it wants for each backend; 0: 100
+	PerSlot   int             // how many of those take as much room as a backend; 0: one
+	Batch     int             // facts in one Write at most; 0 leaves it to the loop
+	Tracked   bool            // translates by the kernel's connection tracking, where stale flows must be cut
+	Accepts   bool            // its rules accept what it forwards and packets to health checks, whatever a chain's policy
+	Lacks     func() []string // what this kernel lacks that the plane can do without, and what follows: sentences; nil: nothing
+	Prepare   func() error    // sets sysctls that the plane needs, for an agent in a container that can't write them; nil: it needs none
+	Notes     []Note          // what else a user should know before choosing it
 }
 
 // Note is a sentence about a mode.

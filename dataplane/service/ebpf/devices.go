@@ -27,6 +27,17 @@ func Leaves(f *model.Frontend) bool {
 	return !Packets() || f.Entry.Protocol != model.TCP && f.Entry.Protocol != model.UDP
 }
 
+// passes returns why packets of a protocol that match no frontend pass.
+func passes(p model.Protocol) string {
+	switch {
+	case !Packets():
+		return direct()
+	case p != model.TCP && p != model.UDP:
+		return "programs at devices look at TCP and UDP alone"
+	}
+	return ""
+}
+
 // direct says why nodes of backends can't answer clients, or "": it takes programs at devices.
 func direct() string {
 	if Packets() {

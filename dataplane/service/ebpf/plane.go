@@ -25,7 +25,7 @@ var Abilities = service.Abilities{
 	Name:  "ebpf",
 	Table: 1000, PerSlot: choicesPerSlot,
 	Lacks:  bpf.Lacks,
-	Direct: direct,
+	Direct: direct, Unmatched: passes,
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.LeastConnections,
 		model.WeightedLeastConnections, model.ShortestExpectedDelay, model.SourceHash, model.DestinationHash, model.Maglev),
 	Summary: "eBPF: translation at connect() for clients on the node, at network devices for all others, without " +
