@@ -39,8 +39,9 @@ const (
 // counting returns a match that counts packets, as save prints it.
 func counting(counter string) string { return "-m nfacct --nfacct-name  " + counter + " " }
 
-// tables are those that hold rules of ours, in the order in which they are written.
-var tables = []string{"raw", "filter", "nat"}
+// tables are those that hold rules of ours, in the order in which they are written: the filter rejects at a ClusterIP
+// what nat doesn't translate, so it comes last, and goes first.
+var tables = []string{"raw", "nat", "filter"}
 
 // builtIn are the chains that lead to ours, by table.
 var builtIn = map[string][]string{

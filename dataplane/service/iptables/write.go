@@ -101,8 +101,12 @@ func (c *change) input() []byte {
 	if c.tables != nil {
 		c.tables = c.build()
 	}
+	order := tables
+	if c.tables != nil && len(c.tables["filter"].chains) == 0 {
+		order = []string{"raw", "filter", "nat"}
+	}
 	var b bytes.Buffer
-	for _, table := range tables {
+	for _, table := range order {
 		w := writer{}
 		if c.tables != nil {
 			w.content(c.from.tables[table], c.tables[table])
