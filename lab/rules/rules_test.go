@@ -213,7 +213,7 @@ var subjects = []subject{
 	{"ipt-classic legacy", Legacy, install(classic.IPTables, classic.Legacy), readIPTables("legacy"), nil},
 	{"ipt-classic nft", NFT, install(classic.IPTables, classic.NFT), readIPTables("nft"), nil},
 	{"nft-classic", NFT, install(classic.NFTables, classic.NFT), readNFTables, &limits{worst: 20, mean: 20, none: 11}},
-	{"nftables", NFT, plane(nftables.Abilities.Batch, openNFTables), readNFTables, &limits{worst: 13, mean: 13, none: 5}},
+	{"nftables", NFT, plane(nftables.Abilities.Batch, openNFTables), readNFTables, &limits{worst: 13, mean: 13, none: 7}},
 	{"iptables legacy", Legacy, plane(iptables.Abilities.Batch, openIPTables(iptables.Legacy)), readIPTables("legacy"), &aim},
 	{"iptables nft", NFT, plane(iptables.Abilities.Batch, openIPTables(iptables.NFT)), readIPTables("nft"), &aim},
 }
