@@ -424,7 +424,7 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 	rest() // from now on memory and peace count more than time
 	debug.FreeOSMemory()
 	a.logServing(start, err)
-	closePredecessor(a.options.Log, a.options.Predecessor)
+	a.endPredecessor()
 	for _, p := range a.forwardProblems() {
 		a.options.Log.Warn("problem of the node", "problem", p.String())
 	}
@@ -433,6 +433,20 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 		a.options.Served(ctx)
 	}
 	left.release(ctx)
+}
+
+// endPredecessor ends what served before through this process, and deletes the connection tracking entries that it left.
+func (a *Agent) endPredecessor() {
+	if !a.options.Predecessor.holds() {
+		return
+	}
+	closePredecessor(a.options.Log, a.options.Predecessor)
+	a.mu.Lock()
+	entries := flows.EntriesOf(a.resolver.Services().Parts())
+	a.mu.Unlock()
+	if err := flows.CutUntranslated(entries); err != nil {
+		a.options.Log.Warn("connections of the mode before may keep their ports from being served for some seconds", "error", err)
+	}
 }
 
 // notReady returns why the node serves nothing yet, or no more; "" where it serves. What the kernel refuses of single

@@ -12,9 +12,12 @@ import (
 // that they serve until another agent of the process does. The zero value holds none. It serves one agent at a time.
 type Predecessor struct{ services *Services }
 
+// holds reports whether services are held.
+func (p *Predecessor) holds() bool { return p != nil && p.services != nil }
+
 // Close ends the services that are held.
 func (p *Predecessor) Close() error {
-	if p == nil || p.services == nil {
+	if !p.holds() {
 		return nil
 	}
 	s := p.services

@@ -308,7 +308,9 @@ func (r *reuser) run(ctx context.Context) {
 				}
 				err := r.once(port)
 				r.ports[port].Unlock()
-				r.count(port, err)
+				if !r.endsWithTheAgent(err) {
+					r.count(port, err)
+				}
 				time.Sleep(time.Millisecond) // there is work for others
 			}
 		}
@@ -317,6 +319,12 @@ func (r *reuser) run(ctx context.Context) {
 	if err != nil {
 		r.count(0, err)
 	}
+}
+
+// endsWithTheAgent reports whether err is the end of a connection that ran through an agent of mode userspace, which ends.
+func (r *reuser) endsWithTheAgent(err error) bool {
+	through := r.protocol == model.TCP && strings.HasPrefix(*r.in.change.Load(), "userspace →")
+	return through && errors.Is(err, unix.ECONNRESET)
 }
 
 // at returns where a port's connections go to.

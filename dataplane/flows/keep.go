@@ -91,6 +91,36 @@ func Release(entries Entries) (connections int, err error) {
 	return connections, err
 }
 
+// CutUntranslated deletes what the kernel tracks to and from the entries without translating it, and that has ended: such
+// as a proxy's connections leave behind. It would keep further packets of the same client's port from being translated,
+// each of which renews it. Of TCP these are connections that closed, or never came to be; of UDP and SCTP all.
+func CutUntranslated(entries Entries) error {
+	c, err := conntrack.Open()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	own, err := c.Addresses()
+	if err != nil {
+		return err
+	}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		_, e := c.Cut(family, func(f conntrack.Flow) bool { return f.Answers == f.Destination && entries.lost(f, own) })
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+// lost reports whether an untranslated flow is one that CutUntranslated cuts.
+func (l Entries) lost(f conntrack.Flow, own map[netip.Addr]bool) bool {
+	if f.Protocol == uint8(model.TCP) {
+		return (f.Opening || f.Closing) && l.has(f, own)
+	}
+	answers := f // of a proxy, where the kernel saw these first
+	answers.Destination = f.Source
+	return l.has(f, own) || l.has(answers, own)
+}
+
 // lives reports whether a flow is a TCP connection that has not ended.
 func lives(f conntrack.Flow) bool { return f.Protocol == uint8(model.TCP) && !f.Ended }
 

@@ -199,3 +199,62 @@ func TestKeepNothing(t *testing.T) {
 		t.Error("connections that begin by rules that are there are not kept")
 	}
 }
+
+// What a proxy's connections leave in connection tracking goes once they have ended; what is open stays, and so does what
+// goes elsewhere.
+func TestCutUntranslated(t *testing.T) {
+	ns := within(t)
+	do := func(f func() error) {
+		t.Helper()
+		if err := ns.Do(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(exec.Command("sh", "-ec", "ip link set lo up; ip address add 10.1.0.1/24 dev lo; "+
+		"nft add table ip t; nft add chain ip t c '{ type nat hook output priority -100; }'; nft add rule ip t c ct status 1").Run)
+	var l [2]net.Listener
+	for i := range l {
+		do(func() (err error) { l[i], err = net.Listen("tcp4", "10.1.0.1:0"); return err })
+		defer l[i].Close()
+	}
+	dial := func(i int) net.Conn {
+		var c net.Conn
+		do(func() (err error) { c, err = net.Dial("tcp4", l[i].Addr().String()); return err })
+		return c
+	}
+	entries := Entries{{Addr: netip.MustParseAddr("10.1.0.1"), Protocol: model.TCP,
+		Port: netip.MustParseAddrPort(l[0].Addr().String()).Port()}: true}
+	open := dial(0)
+	defer open.Close()
+	for i := range l {
+		reset := dial(i)
+		reset.(*net.TCPConn).SetLinger(0)
+		reset.Close()
+	}
+	left := func() (ended, all int) {
+		do(func() error {
+			c, err := conntrack.Open()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_, err = c.Cut(unix.AF_INET, func(f conntrack.Flow) bool {
+				if f.Protocol == uint8(model.TCP) {
+					if all++; f.Ended {
+						ended++
+					}
+				}
+				return false
+			})
+			return err
+		})
+		return ended, all
+	}
+	if ended, all := left(); ended != 2 || all != 3 {
+		t.Fatalf("%d of %d connections have ended, not 2 of 3", ended, all)
+	}
+	do(func() error { return CutUntranslated(entries) })
+	if ended, all := left(); ended != 1 || all != 2 {
+		t.Errorf("%d of %d connections are left that have ended, not 1 of 2", ended, all)
+	}
+}

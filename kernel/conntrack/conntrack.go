@@ -22,6 +22,7 @@ type Flow struct {
 	Destination netip.AddrPort // as the client wrote it
 	Answers     netip.AddrPort // the source of replies: the backend, if the destination was translated
 	Opening     bool           // a TCP connection of which a SYN was seen, and no answer yet
+	Closing     bool           // a TCP connection that one end has closed or reset, or that has ended
 	Ended       bool           // a TCP connection that both ends have closed (TIME_WAIT), or one has reset
 }
 
@@ -99,6 +100,7 @@ func (f filter) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	tcp, _ := flow.ProtoInfo.(*netlink.ProtoInfoTCP)
 	return f(Flow{
 		Opening:     tcp != nil && tcp.State == nl.TCP_CONNTRACK_SYN_SENT,
+		Closing:     tcp != nil && tcp.State >= nl.TCP_CONNTRACK_FIN_WAIT && tcp.State <= nl.TCP_CONNTRACK_CLOSE,
 		Ended:       tcp != nil && (tcp.State == nl.TCP_CONNTRACK_TIME_WAIT || tcp.State == nl.TCP_CONNTRACK_CLOSE),
 		Protocol:    flow.Forward.Protocol,
 		Source:      addrPort(flow.Forward.SrcIP, flow.Forward.SrcPort),
