@@ -199,7 +199,8 @@ func layer(file string) ([]byte, error) {
 	if err == nil {
 		_, err = w.Write(text)
 	}
-	return b.Bytes(), errors.Join(err, w.Close())
+	err = errors.Join(err, w.Close()) // writes the archive's end
+	return b.Bytes(), err
 }
 
 // Write writes an index as a tar file of an OCI layout, which containerd, podman and skopeo read, and Docker from 25 on.

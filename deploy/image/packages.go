@@ -106,7 +106,8 @@ func (o Options) tools(ctx context.Context, arch string) ([]byte, error) {
 			return nil, fmt.Errorf("unpack %s %s: %w", p.Name, p.Version, err)
 		}
 	}
-	return b.Bytes(), w.Close()
+	err = w.Close() // writes the archive's end
+	return b.Bytes(), err
 }
 
 // contents returns the tar file of a Debian package's files (deb(5): an ar archive with a member data.tar.xz).

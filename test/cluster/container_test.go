@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,8 +23,9 @@ func (r release) start(t testing.TB, c corev1.Container) *running {
 	h, err := box.Node("a")
 	check(t, err)
 	dir := t.TempDir()
-	program, err := os.ReadFile(os.Getenv("FAIRLEAD"))
-	check(t, err, os.MkdirAll(filepath.Join(dir, "rootfs/usr/bin"), 0o755), os.WriteFile(filepath.Join(dir, "rootfs/usr/bin/fairlead"), program, 0o755))
+	if out, err := exec.Command("cp", "-al", shipped.root, filepath.Join(dir, "rootfs")).CombinedOutput(); err != nil {
+		t.Fatalf("link the image's files: %v: %s", err, out) // runc makes mount points among them
+	}
 	spec := exec.Command("runc", "spec")
 	spec.Dir = dir
 	if out, err := spec.CombinedOutput(); err != nil {
@@ -54,8 +56,8 @@ func (r release) fill(t testing.TB, s map[string]any, c corev1.Container, h *san
 	may := c.SecurityContext
 	process, linux := s["process"].(map[string]any), s["linux"].(map[string]any)
 	process["terminal"] = false
-	process["args"] = append([]string{"/usr/bin/fairlead"}, c.Args...)
-	process["env"] = environment(c)
+	process["args"] = slices.Concat(shipped.Entrypoint, c.Args)
+	process["env"] = slices.Concat(shipped.Env, environment(c))
 	process["noNewPrivileges"] = may.AllowPrivilegeEscalation != nil && !*may.AllowPrivilegeEscalation
 	s["root"].(map[string]any)["readonly"] = *may.ReadOnlyRootFilesystem
 	var caps []string
@@ -91,8 +93,7 @@ func (r release) fill(t testing.TB, s map[string]any, c corev1.Container, h *san
 }
 
 // environment gives a container's variables.
-func environment(c corev1.Container) []string {
-	l := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+func environment(c corev1.Container) (l []string) {
 	for _, e := range c.Env {
 		if e.ValueFrom != nil {
 			e.Value = map[string]string{"spec.nodeName": "a"}[e.ValueFrom.FieldRef.FieldPath]

@@ -6,6 +6,7 @@ go 1.26.0
 
 require (
 	fairlead.dev/fairlead v0.0.0
+	github.com/google/go-cmp v0.7.0
 	github.com/prometheus/common v0.72.0
 	golang.org/x/sys v0.49.0
 	k8s.io/api v0.37.2

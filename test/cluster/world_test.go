@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -70,9 +71,9 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) (code int, err error) {
-	for _, v := range []string{"CONTROL_PLANE", "FAIRLEAD"} {
+	for _, v := range []string{"CONTROL_PLANE", "FAIRLEAD", "FAIRLEAD_IMAGE", "HELM", "KUBE_PROXY"} {
 		if _, err := os.Stat(os.Getenv(v)); err != nil {
-			return 1, fmt.Errorf("%s must be the path of a program: %w: run `make -C test/cluster test`, which builds it", v, err)
+			return 1, fmt.Errorf("%s must be the path of a file: %w: run `make -C test/cluster test`, which builds it", v, err)
 		}
 	}
 	dir, err := os.MkdirTemp("", "fairlead-cluster-")
@@ -80,6 +81,9 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer os.RemoveAll(dir)
+	if shipped, err = unpack(os.Getenv("FAIRLEAD_IMAGE"), filepath.Join(dir, "image")); err != nil {
+		return 1, err
+	}
 	if box, err = sandbox.Up(context.Background(), sandbox.Options{Objects: machines(), Serve: true}); err != nil {
 		return 1, err
 	}
@@ -155,12 +159,12 @@ func furnish() (err error) {
 	}
 	tell := func(path string, body any) { err = errors.Join(err, plane.api(first, "POST", path, body, nil)) }
 	for user, endpoints := range map[string]string{"fairlead": "endpointslices", "blind": "nothing"} {
-		tell("/apis/rbac.authorization.k8s.io/v1/clusterroles", map[string]any{"metadata": map[string]any{"name": user}, "rules": []any{
+		tell("/apis/rbac.authorization.k8s.io/v1/clusterroles", map[string]any{"metadata": map[string]any{"name": "test-" + user}, "rules": []any{
 			map[string]any{"apiGroups": []string{""}, "resources": []string{"services", "nodes", "pods"}, "verbs": []string{"list", "watch"}},
 			map[string]any{"apiGroups": []string{"networking.k8s.io"}, "resources": []string{"servicecidrs"}, "verbs": []string{"list", "watch"}},
 			map[string]any{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{endpoints}, "verbs": []string{"list", "watch"}}}})
-		tell("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", map[string]any{"metadata": map[string]any{"name": user},
-			"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
+		tell("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", map[string]any{"metadata": map[string]any{"name": "test-" + user},
+			"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "test-" + user},
 			"subjects": []any{map[string]any{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user}}})
 	}
 	return err
@@ -345,6 +349,11 @@ func ask(to netip.AddrPort) (pod string, err error) {
 	if err != nil {
 		return "", err
 	}
+	return askFrom(h, to)
+}
+
+// askFrom connects from a host and returns the name of the pod that replies.
+func askFrom(h *sandbox.Host, to netip.AddrPort) (pod string, err error) {
 	ctx, stop := context.WithTimeout(context.Background(), 2*time.Second)
 	defer stop()
 	err = h.Do(func() error {
@@ -398,13 +407,21 @@ type traffic struct {
 	fails []error
 }
 
-// flow starts traffic.
+// flow starts traffic from a pod on node a.
 func flow(to netip.AddrPort) *traffic {
+	return flowOf(func() error {
+		_, err := ask(to)
+		return err
+	})
+}
+
+// flowOf starts traffic: one connection after another.
+func flowOf(connect func() error) *traffic {
 	ctx, stop := context.WithCancel(context.Background())
 	f := &traffic{stop: stop}
 	f.done.Go(func() {
 		for ctx.Err() == nil {
-			if _, err := ask(to); err != nil {
+			if err := connect(); err != nil {
 				f.fails = append(f.fails, err)
 			}
 			f.count++
