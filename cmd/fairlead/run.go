@@ -29,7 +29,7 @@ func runCommand() *cobra.Command {
 the kernel of this network namespace, and follow every change. When the agent ends, traffic continues; a
 restarted agent continues from what the kernel holds. While the API server is unavailable, the last state stays.
 
-kube-proxy's configuration file and flags are accepted unchanged: what is not honoured is named in a warning. A
+kube-proxy's configuration file and flags are accepted unchanged: what has no effect gives a warning. A
 changed file is applied at once without interrupting traffic; an invalid one, or one that is impossible here, is
 reported, and the last good one stays in force.`,
 		Example: `  fairlead run --config /var/lib/kube-proxy/config.conf --migrate-from-kube-proxy Remove
