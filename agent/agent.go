@@ -410,7 +410,7 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 	start := time.Now()
 	err := a.services.Sync(ctx)
 	if serving, why := a.services.Serving(); !serving && ctx.Err() == nil {
-		a.options.Log.Error("not serving: what all Services need is not in the kernel; trying again", "mode",
+		a.options.Log.Error("not serving: the kernel rejects what all Services need; retrying", "mode",
 			a.options.Mode.Name, "reason", why, "error", err)
 		a.services.Served(ctx)
 		err = a.services.Sync(ctx)

@@ -85,7 +85,7 @@ func (a *Agent) begin() {
 		o.Prepare()
 	}
 	if err := keepOthers(o.Mode); err != nil {
-		o.Log.Warn("connections that began before this mode may end with what began them", "error", err)
+		o.Log.Warn("connections of the previous mode may be interrupted", "error", err)
 	}
 	if o.Mode.Ends { // a predecessor has the sockets that this mode needs
 		closePredecessor(o.Log, o.Predecessor)
@@ -95,6 +95,6 @@ func (a *Agent) begin() {
 // closePredecessor ends what served before and logs what fails.
 func closePredecessor(log *slog.Logger, p *Predecessor) {
 	if err := p.Close(); err != nil {
-		log.Warn("end the services of the configuration before", "error", err)
+		log.Warn("stopping the servers of the previous configuration failed", "error", err)
 	}
 }
