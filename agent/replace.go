@@ -75,7 +75,7 @@ func (r *Refusal) problems(node string) []source.Problem {
 		return nil
 	}
 	return []source.Problem{{Object: source.Key{Kind: source.Node, Name: node}, Reason: "ConfigurationRefused",
-		Message: fmt.Sprintf("the changed configuration is not in force, the last good one is: %s", r.reason)}}
+		Message: fmt.Sprintf("the changed configuration was rejected, the last one stays in force: %s", r.reason)}}
 }
 
 // begin makes the node ready for the first write, once everything that could refuse the start has passed.

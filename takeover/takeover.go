@@ -87,7 +87,7 @@ func Run(ctx context.Context, log *slog.Logger, o Options) error {
 	case <-time.After(afterward):
 	}
 	if left, err = Look(ctx); err == nil && len(left) > 0 {
-		err = fmt.Errorf("it wrote its rules again (%s), so one runs that can't be seen from here: stop it, then start Fairlead anew", strings.Join(left, ", "))
+		err = fmt.Errorf("kube-proxy restored its rules (%s), so one runs that is not visible from here: stop it, then restart Fairlead", strings.Join(left, ", "))
 	}
 	return err
 }
@@ -172,7 +172,7 @@ func Await(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("no kube-proxy came to serve here: %w", ctx.Err())
+			return fmt.Errorf("kube-proxy did not start to serve: %w", ctx.Err())
 		case <-time.After(period / 4):
 		}
 	}

@@ -276,7 +276,7 @@ func TestMigrate(t *testing.T) {
 	eventually(t, "it waits for kube-proxy", func() bool { return log.has("kube-proxy is running") })
 	stands("while kube-proxy runs")
 	ended()
-	eventually(t, "it waits for the agent", func() bool { return log.has("not ready here") })
+	eventually(t, "it waits for the agent", func() bool { return log.has("waiting until Fairlead is ready") })
 	stands("before the agent is ready")
 	l.hire()
 	eventually(t, "kube-proxy's table is gone", func() bool {
