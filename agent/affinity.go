@@ -14,10 +14,9 @@ import (
 
 var (
 	entriesDesc = prometheus.NewDesc("fairlead_affinity_entries",
-		"Clients that are remembered for session affinity, once for each Service's port, counted every 30 s (modes nftables "+
-			"and ipvs).", []string{"ip_family"}, nil)
+		"Session affinity entries, one for each client and Service port, counted every 30 s (modes nftables and ipvs).", []string{"ip_family"}, nil)
 	limitDesc = prometheus.NewDesc("fairlead_affinity_entries_limit",
-		"How many can be: further clients are served, but not remembered.", []string{"ip_family"}, nil)
+		"Limit of session affinity entries; clients beyond it are served without affinity.", []string{"ip_family"}, nil)
 )
 
 // followAffinity counts session affinity entries now and then where their number has a limit, and tells when it is
@@ -29,7 +28,7 @@ func (a *Agent) followAffinity(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			a.options.Log.Debug("session affinity entries could not be counted", "error", err)
+			a.options.Log.Debug("counting session affinity entries failed", "error", err)
 		} else if a.setAffinity(uses) && a.options.Tell != nil {
 			a.options.Tell(a.standing())
 		}
@@ -50,7 +49,7 @@ func (a *Agent) setAffinity(uses []service.AffinityUse) bool {
 	now := a.affinityProblems()
 	for _, p := range now {
 		if !slices.Contains(before, p) {
-			a.options.Log.Warn("session affinity entries are at their limit", "problem", p.String())
+			a.options.Log.Warn("session affinity entries have reached their limit", "problem", p.String())
 		}
 	}
 	return !slices.Equal(before, now)

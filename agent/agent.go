@@ -300,12 +300,12 @@ func (a *Agent) standing() []source.Problem {
 		if s.NotServing != "" {
 			all = append(all, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},
 				Reason:  "NotServing",
-				Message: fmt.Sprintf("the data plane %s serves no Service on this node: %s", plane, s.NotServing)})
+				Message: fmt.Sprintf("data plane %s serves no Service on this node: %s", plane, s.NotServing)})
 		}
 		few, others := fewPerService(s.Failing)
 		for _, owner := range sortedKeys(few) {
 			p := source.Problem{Object: ownerKey(owner), Reason: "Refused",
-				Message: fmt.Sprintf("the data plane %s can't serve %s: %s", plane, owner, few[owner].Error)}
+				Message: fmt.Sprintf("data plane %s can't serve %s: %s", plane, owner, few[owner].Error)}
 			if plane == healthPlane {
 				p.Reason = "FailedToStartServiceHealthcheck" // as kube-proxy has it
 				p.Message = fmt.Sprintf("node %s: %s", a.options.Resolve.Node, few[owner].Error)
@@ -314,7 +314,7 @@ func (a *Agent) standing() []source.Problem {
 		}
 		for _, service := range sortedKeys(others) { // their number changes: that is no news
 			all = append(all, source.Problem{Object: ownerKey(service), Reason: "Refused",
-				Message: fmt.Sprintf("the data plane %s can't serve more ports of %s: /status counts them", plane,
+				Message: fmt.Sprintf("data plane %s can't serve more ports of %s: /status counts them", plane,
 					service)})
 		}
 	}
@@ -332,8 +332,8 @@ func (a *Agent) forwardProblems() []source.Problem {
 		return nil // what can't be read is no problem of the node's
 	}
 	return []source.Problem{{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node}, Reason: "ForwardPolicyDrop",
-		Message: fmt.Sprintf("this node drops forwarded packets by default (%s): Services go unanswered whose packets no rule there "+
-			"accepts; add such rules, set the policy to ACCEPT, or use mode iptables where the chain is iptables' FORWARD",
+		Message: fmt.Sprintf("this node drops forwarded packets by default (%s): connections to Services time out unless a rule there "+
+			"accepts their packets; add such rules, set the policy to ACCEPT, or use mode iptables where the chain is iptables' FORWARD",
 			strings.Join(commands, ", "))}}
 }
 
@@ -410,7 +410,7 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 	start := time.Now()
 	err := a.services.Sync(ctx)
 	if serving, why := a.services.Serving(); !serving && ctx.Err() == nil {
-		a.options.Log.Error("not serving: what all Services need is not in the kernel; trying again", "mode",
+		a.options.Log.Error("not serving: the kernel rejects what all Services need; retrying", "mode",
 			a.options.Mode.Name, "reason", why, "error", err)
 		a.services.Served(ctx)
 		err = a.services.Sync(ctx)

@@ -40,7 +40,7 @@ func Choose(ctx context.Context, name string) (m Mode, why string, err error) {
 		}
 		passed = append(passed, fmt.Errorf("not %s: %w", name, err))
 	}
-	return Mode{}, "", fmt.Errorf("no mode is possible here: %w", errors.Join(passed...))
+	return Mode{}, "", fmt.Errorf("no mode is supported here: %w", errors.Join(passed...))
 }
 
 func lines(errs []error) (l []string) {
@@ -67,7 +67,7 @@ func impossible(ctx context.Context, err error) error {
 		}
 	}
 	if len(can) == 0 {
-		return fmt.Errorf("%w; no other mode is possible here either: run as root, with CAP_NET_ADMIN", err)
+		return fmt.Errorf("%w; no other mode is supported here: run as root, with CAP_NET_ADMIN", err)
 	}
-	return fmt.Errorf("%w; possible here: %s, and %s for the first of those", err, strings.Join(can, ", "), Auto)
+	return fmt.Errorf("%w; supported here: %s, and %s for the first of those", err, strings.Join(can, ", "), Auto)
 }

@@ -41,33 +41,34 @@ func (s servicesOf) follow(put, del []model.Part) {
 
 var (
 	connectionsDesc = prometheus.NewDesc("fairlead_service_connections_total",
-		"TCP connections and UDP flows of clients on this node that were given an endpoint, since the Service was written (mode ebpf).", []string{"service"}, nil)
+		"TCP connections and UDP flows of clients on this node that were forwarded to an endpoint, since the Service was written (mode ebpf).", []string{"service"}, nil)
 	refusedDesc = prometheus.NewDesc("fairlead_service_refused_total",
-		"Those for which there was no endpoint (mode ebpf).", []string{"service"}, nil)
+		"TCP connections and UDP flows of clients on this node that were rejected for lack of an endpoint (mode ebpf).", []string{"service"}, nil)
 	packetsDesc = prometheus.NewDesc("fairlead_packets_total",
-		"Packets at the node's devices that began a flow, were rejected for want of an endpoint, or were dropped: "+
-			"silenced as the Service asks, or since there was no_port or no_address to hide their client, or "+
-			"no_room for their flow, or as forged, since the route back to their source leads to another device; "+
-			"and those of no flow that were handed_over to a pod past the node's stack (mode "+
-			"ebpf).", []string{"outcome"}, nil)
+		"Packets from network devices by outcome: they began a flow, were rejected for lack of an endpoint, or were "+
+			"dropped: as the Service's policy says, for lack of a port (no_port) or an address (no_address) to "+
+			"masquerade with, because the flow map was full (no_room), or because the reverse path check failed "+
+			"(forged). handed_over counts packets that are redirected to a pod, bypassing the host stack "+
+			"(mode ebpf).", []string{"outcome"}, nil)
 	fastPathDesc = prometheus.NewDesc("fairlead_fast_path_enabled",
-		"1 where packets for pods are redirected past the node's stack, 0 where something keeps them there (mode ebpf).",
+		"1 where packets to pods are redirected, bypassing the host stack, 0 where they take the host stack (mode ebpf).",
 		[]string{"ip_family"}, nil)
 	slowReasonDesc = prometheus.NewDesc("fairlead_fast_path_off",
-		"1 for each reason that keeps packets for pods on the node's stack, 0 for all others (mode ebpf).",
+		"1 for each reason why packets to pods take the host stack, 0 for all others (mode ebpf).",
 		[]string{"ip_family", "reason"}, nil)
 	excludedDesc = prometheus.NewDesc("fairlead_fast_path_excluded_devices",
-		"Devices whose packets take the node's stack, since another program, a queue or a tap sees them there (mode ebpf).",
+		"Devices whose packets take the host stack because another program, a queueing discipline or a tap handles them "+
+			"(mode ebpf).",
 		nil, nil)
 	boundDesc = prometheus.NewDesc("fairlead_userspace_refused_total",
-		"TCP connections and UDP flows that were refused since their frontend, or their client, had its share of "+
+		"TCP connections and UDP flows that were rejected because their frontend or their client reached its limit of "+
 			"file descriptors (mode userspace).", []string{"bound"}, nil)
 	droppedDesc = prometheus.NewDesc("kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
-		"Forwarded packets that were dropped since connection tracking calls them invalid (mode iptables).", nil, nil)
+		"Forwarded packets dropped as invalid by connection tracking (mode iptables).", nil, nil)
 	localhostDesc = prometheus.NewDesc("kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
 		"First packets of connections to node ports at loopback addresses (mode iptables).", nil, nil)
 	invalidDesc = prometheus.NewDesc("fairlead_conntrack_invalid_packets_total",
-		"Packets of the node that connection tracking calls invalid, whatever became of them (modes that track connections).", nil, nil)
+		"Packets that connection tracking classifies as invalid, dropped or not (modes with connection tracking).", nil, nil)
 )
 
 // collectServices makes metrics of what became of Services' clients.

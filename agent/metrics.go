@@ -50,23 +50,23 @@ func newProxyMetrics(r prometheus.Registerer) *proxyMetrics {
 		r.MustRegister(v)
 		return v
 	}
-	m.syncs = histogram("sync_proxy_rules_duration_seconds", "From a change's arrival until the kernel had it.", times)
-	m.full = histogram("sync_full_proxy_rules_duration_seconds", "The same, of the first sync.", times)
-	m.partial = histogram("sync_partial_proxy_rules_duration_seconds", "The same, of all later ones.", times)
-	m.programming = histogram("network_programming_duration_seconds", "From an endpoint's change in the cluster until the kernel had it, by both clocks.", buckets)
-	m.lastSync = gauges("sync_proxy_rules_last_timestamp_seconds", "When the kernel last became as wanted.", "ip_family")
-	m.lastQueued = gauges("sync_proxy_rules_last_queued_timestamp_seconds", "When a change last came.", "ip_family")
-	m.slicesPending = gauges("sync_proxy_rules_endpoint_changes_pending", "Changed EndpointSlices that the kernel hasn't yet.").WithLabelValues()
+	m.syncs = histogram("sync_proxy_rules_duration_seconds", "Time from receiving a change until it is in the kernel.", times)
+	m.full = histogram("sync_full_proxy_rules_duration_seconds", "Time of the first sync, as sync_proxy_rules_duration_seconds.", times)
+	m.partial = histogram("sync_partial_proxy_rules_duration_seconds", "Time of all later syncs, as sync_proxy_rules_duration_seconds.", times)
+	m.programming = histogram("network_programming_duration_seconds", "Time from an endpoint's change in the cluster until it is in the kernel, by both clocks.", buckets)
+	m.lastSync = gauges("sync_proxy_rules_last_timestamp_seconds", "Unix time when the kernel was last in sync.", "ip_family")
+	m.lastQueued = gauges("sync_proxy_rules_last_queued_timestamp_seconds", "Unix time when a change was last received.", "ip_family")
+	m.slicesPending = gauges("sync_proxy_rules_endpoint_changes_pending", "Changed EndpointSlices that are not in the kernel yet.").WithLabelValues()
 	m.slicesTotal = counters("sync_proxy_rules_endpoint_changes_total", "Changed EndpointSlices.").WithLabelValues()
-	m.svcsPending = gauges("sync_proxy_rules_service_changes_pending", "Changed Services that the kernel hasn't yet.").WithLabelValues()
+	m.svcsPending = gauges("sync_proxy_rules_service_changes_pending", "Changed Services that are not in the kernel yet.").WithLabelValues()
 	m.svcsTotal = counters("sync_proxy_rules_service_changes_total", "Changed Services.").WithLabelValues()
-	m.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total", "Services' ports whose traffic policy is Local and that have endpoints, but none on this node.", "traffic_policy", "ip_family")
+	m.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total", "Service ports with traffic policy Local that have endpoints, but none on this node.", "traffic_policy", "ip_family")
 	m.took = prometheus.NewHistogram(native(prometheus.HistogramOpts{Name: "fairlead_programming_seconds",
-		Help:    "Time from a change's arrival until the kernel has it.",
+		Help:    "Time from receiving a change until it is in the kernel.",
 		Buckets: prometheus.ExponentialBucketsRange(100e-6, 10, 41)}))
 	r.MustRegister(m.took)
-	m.healthz = counters("proxy_healthz_total", "Answers of /healthz.", "code")
-	m.livez = counters("proxy_livez_total", "Answers of /livez.", "code")
+	m.healthz = counters("proxy_healthz_total", "Responses of /healthz.", "code")
+	m.livez = counters("proxy_livez_total", "Responses of /livez.", "code")
 	for _, f := range bothFamilies {
 		m.noLocal.WithLabelValues("internal", f)
 		m.noLocal.WithLabelValues("external", f)
@@ -173,25 +173,25 @@ var loopMetrics = func() (l []metric) {
 	add := func(name, help string, kind prometheus.ValueType, value func(reconcile.Status) float64) {
 		l = append(l, metric{prometheus.NewDesc("fairlead_"+name, help, []string{"plane"}, nil), kind, value})
 	}
-	add("facts", "Facts that the kernel holds of ours.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(s.Held) })
-	add("facts_unsynced", "Facts that are not as wanted.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(s.Unsynced) })
+	add("facts", "Facts (rules, set elements, map entries) that Fairlead has in the kernel.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(s.Held) })
+	add("facts_unsynced", "Facts that are out of sync.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(s.Unsynced) })
 	add("writes_total", "Transactions written to the kernel.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Writes) })
-	add("facts_put_total", "Facts made true.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Puts) })
-	add("facts_deleted_total", "Facts made untrue.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Dels) })
-	add("repairs_total", "Facts that others had changed and that were put right.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Repairs) })
-	add("retries_total", "Reads and writes tried again after a failure.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Retries) })
+	add("facts_put_total", "Facts written.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Puts) })
+	add("facts_deleted_total", "Facts deleted.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Dels) })
+	add("repairs_total", "Facts that another program had changed and that were repaired.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Repairs) })
+	add("retries_total", "Reads and writes retried after a failure.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Retries) })
 	add("failures_total", "Reads and writes that failed.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Failures) })
-	add("failing_owners", "Services and others whose facts the kernel refuses.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(len(s.Failing)) })
-	add("first_sync_seconds", "How long the first sync took.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return s.FirstSyncTook.Seconds() })
-	add("last_write_seconds", "How long the last write took.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return s.LastWrite.Seconds() })
+	add("failing_owners", "Owners, mostly Services, whose facts the kernel rejects.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(len(s.Failing)) })
+	add("first_sync_seconds", "Duration of the first sync.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return s.FirstSyncTook.Seconds() })
+	add("last_write_seconds", "Duration of the last write.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return s.LastWrite.Seconds() })
 	return l
 }()
 
 var (
-	problemsDesc = prometheus.NewDesc("fairlead_input_problems", "Problems in the input that stand now.", nil, nil)
+	problemsDesc = prometheus.NewDesc("fairlead_input_problems", "Active problems in the input.", nil, nil)
 	modeDesc     = prometheus.NewDesc("fairlead_mode", "1 for the mode in use.", []string{"mode"}, nil)
-	iptablesDesc = prometheus.NewDesc("kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "Restores that failed, of both families.", []string{"ip_family"}, nil)
-	nftablesDesc = prometheus.NewDesc("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "Transactions that failed, each of both families.", []string{"ip_family"}, nil)
+	iptablesDesc = prometheus.NewDesc("kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "Failed iptables-restore runs; each counts for both families.", []string{"ip_family"}, nil)
+	nftablesDesc = prometheus.NewDesc("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "Failed transactions; each counts for both families.", []string{"ip_family"}, nil)
 )
 
 // failures are kube-proxy's counters of a plane's failures, by the plane's name.

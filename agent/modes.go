@@ -88,7 +88,7 @@ func ModeOf(name string) (Mode, error) {
 		}
 		names = append(names, m.Name)
 	}
-	return Mode{}, fmt.Errorf("no mode %q: choose one of %s", name, strings.Join(names, ", "))
+	return Mode{}, fmt.Errorf("invalid mode %q: use one of %s", name, strings.Join(names, ", "))
 }
 
 // Resolve tells a resolver's configuration what the mode can do.

@@ -22,7 +22,7 @@ func TestDirectServerReturnIsRefusedByName(t *testing.T) {
 			}
 			continue
 		}
-		if len(problems) != 1 || problems[0].Reason != resolve.NotDirect || !strings.Contains(problems[0].Message, "the data plane "+m.Name) {
+		if len(problems) != 1 || problems[0].Reason != resolve.NotDirect || !strings.Contains(problems[0].Message, "data plane "+m.Name) {
 			t.Errorf("%s: %v", m.Name, problems)
 		}
 	}

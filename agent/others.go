@@ -92,15 +92,15 @@ func (o *others) tell(connections int, err error) {
 	if err != nil {
 		if o.told != err.Error() {
 			o.told = err.Error()
-			o.log.Warn("what another mode left could not be removed; it is tried again", "error", err, "in", recount)
+			o.log.Warn("removing another mode's rules failed, retrying", "error", err, "retry_in", recount)
 		}
 		return
 	}
 	switch {
 	case connections > 0 && o.kept == 0:
-		o.log.Info("connections that began before this mode go on as they began", "connections", connections)
+		o.log.Info("connections of the previous mode go on as they began", "connections", connections)
 	case connections == 0 && o.kept > 0:
-		o.log.Info("the last connection that began before this mode has ended")
+		o.log.Info("the last connection of the previous mode has ended")
 	}
 	o.kept, o.told = connections, ""
 }

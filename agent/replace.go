@@ -78,7 +78,7 @@ func (r *Refusal) problems(node string) []source.Problem {
 		return nil
 	}
 	return []source.Problem{{Object: source.Key{Kind: source.Node, Name: node}, Reason: "ConfigurationRefused",
-		Message: fmt.Sprintf("the changed configuration is not in force, the last good one is: %s", r.reason)}}
+		Message: fmt.Sprintf("the changed configuration was rejected, the last one stays in force: %s", r.reason)}}
 }
 
 // begin makes the node ready for the first write, once everything that could refuse the start has passed.
@@ -88,7 +88,7 @@ func (a *Agent) begin() {
 		o.Prepare()
 	}
 	if err := keepOthers(o.Mode); err != nil {
-		o.Log.Warn("connections that began before this mode may end with what began them", "error", err)
+		o.Log.Warn("connections of the previous mode may be interrupted", "error", err)
 	}
 	if o.Mode.Ends { // a predecessor has the sockets that this mode needs
 		closePredecessor(o.Log, o.Predecessor)
@@ -98,6 +98,6 @@ func (a *Agent) begin() {
 // closePredecessor ends what served before and logs what fails.
 func closePredecessor(log *slog.Logger, p *Predecessor) {
 	if err := p.Close(); err != nil {
-		log.Warn("end the services of the configuration before", "error", err)
+		log.Warn("stopping the servers of the previous configuration failed", "error", err)
 	}
 }

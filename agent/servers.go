@@ -41,7 +41,7 @@ func (s Servers) listen(log *slog.Logger, address, flag string) (net.Listener, e
 	if s.HardFail {
 		return nil, err
 	}
-	log.Error("an address can't be had; it is tried again", "error", err, "every", again)
+	log.Error("bind failed, retrying", "error", err, "retry_in", again)
 	return nil, nil
 }
 
@@ -54,7 +54,7 @@ func (s Servers) serve(ctx context.Context, log *slog.Logger, l net.Listener, ad
 		case <-time.After(again):
 			if got, err := net.Listen("tcp", address); err == nil {
 				l = got
-				log.Info("the address is free now", "address", address)
+				log.Info("bind succeeded", "address", address)
 			}
 		}
 	}

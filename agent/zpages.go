@@ -133,9 +133,9 @@ type healthchecks struct {
 func newHealthchecks() *healthchecks {
 	h := &healthchecks{registry: prometheus.NewRegistry(),
 		last: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubernetes_healthcheck",
-			Help: "1 where the last answer of a check was good, else 0."}, []string{"name", "type"}),
+			Help: "1 if the last result of a check was success, else 0."}, []string{"name", "type"}),
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubernetes_healthchecks_total",
-			Help: "Answers of checks."}, []string{"name", "type", "status"})}
+			Help: "Results of checks."}, []string{"name", "type", "status"})}
 	h.registry.MustRegister(h.last, h.total)
 	return h
 }

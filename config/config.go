@@ -67,7 +67,7 @@ func (c *Config) take(f *Flags, in content) error {
 	}
 	for _, name := range idle {
 		if f.given(name) {
-			c.Warnings = append(c.Warnings, "--"+name+" is not honoured: it changes nothing here")
+			c.Warnings = append(c.Warnings, "--"+name+" is ignored: it has no effect")
 		}
 	}
 	c.name(f)
@@ -107,7 +107,7 @@ func (c *Config) take(f *Flags, in content) error {
 func (c *Config) externalIPs(given bool) {
 	if allowed, set := c.Proxy.FeatureGates[allowExternalIPs]; set && !allowed {
 		if given && c.Own.ExternalIPs != resolve.RefuseExternalIPs {
-			c.Warnings = append(c.Warnings, fmt.Sprintf("externalIPs: %s is not honoured: the feature gate %s is false",
+			c.Warnings = append(c.Warnings, fmt.Sprintf("externalIPs: %s is ignored: the feature gate %s is false",
 				c.Own.ExternalIPs, allowExternalIPs))
 		}
 		c.Own.ExternalIPs = resolve.RefuseExternalIPs
@@ -180,7 +180,7 @@ func (f *Flags) useless() (warnings []string) {
 			return
 		}
 		if rows[i].Field != "" || slices.Contains([]string{"masquerade-all", "healthz-port", "metrics-port"}, flag.Name) {
-			warnings = append(warnings, fmt.Sprintf("--%s is not honoured: the file of --config replaces it", flag.Name))
+			warnings = append(warnings, fmt.Sprintf("--%s is ignored: the file of --config replaces it", flag.Name))
 		}
 	})
 	return warnings
@@ -218,7 +218,7 @@ func (c *Config) Node() (string, error) {
 		return c.Proxy.HostnameOverride, nil
 	}
 	if c.Own.Source != "" {
-		return "", errors.New("--node is missing: name the node to decide for, as in its Node object")
+		return "", errors.New("--node is missing: set it to the name of the Node object")
 	}
 	name, err := os.Hostname()
 	return strings.ToLower(strings.TrimSpace(name)), err

@@ -314,7 +314,7 @@ func TestStartsAsKubeProxy(t *testing.T) {
 		{"mode: iptables\nipvs: {scheduler: best}", "ipvs.scheduler"},
 		{"nftables: {masqueradeBit: 40}", "nftables.masqueradeBit"},
 		{"mode: ipvs\niptables: {syncPeriod: 1s, minSyncPeriod: 2s}", "iptables.minSyncPeriod"},
-		{"mode: ipvs\nipvs: {scheduler: lblc}", "ipvs.scheduler: lblc is not honoured: Services are served by " +
+		{"mode: ipvs\nipvs: {scheduler: lblc}", "ipvs.scheduler: lblc is not supported: Services are served by " +
 			"least-connections (lc)"},
 		{"mode: ipvs\nipvs: {scheduler: fo}", "weighted-round-robin (wrr)"},
 		{"mode: ipvs\nipvs: {scheduler: ovf}", "weighted-round-robin (wrr)"},
@@ -383,7 +383,7 @@ limits: {namespaceBytes: 1000, bytes: -1, serviceFrontends: -2, namespacePercent
 		"a: [":                      "YAML",
 		"# nothing":                 "no configuration",
 		"kind: Pod\napiVersion: v1": "Pod",
-		head + "---\n" + head:       "second",
+		head + "---\n" + head:       "duplicate",
 		"apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmood: x": "mood",
 		head + "oomScoreAdj: many": "oomScoreAdj",
 		head + "mode: userspace":   `"userspace"`,
@@ -405,15 +405,15 @@ func TestWrongFlagsAreNamed(t *testing.T) {
 		"--maglev-table-size=10":        {"10", "--maglev-table-size"},
 		"--ebpf-map-entries=-1":         {`"-1"`, "--ebpf-map-entries"},
 		"--ebpf-map-entries=many":       {`"many"`, "--ebpf-map-entries"},
-		"--ebpf-map-entries=0":          {"0", "--ebpf-map-entries", "from 512 to 67108864 slots"},
-		"--ebpf-map-entries=511":        {"511", "--ebpf-map-entries", "from 512 to 67108864 slots"},
-		"--ebpf-map-entries=67108865":   {"67108865", "--ebpf-map-entries", "from 512 to 67108864 slots"},
+		"--ebpf-map-entries=0":          {"0", "--ebpf-map-entries", "from 512 to 67108864"},
+		"--ebpf-map-entries=511":        {"511", "--ebpf-map-entries", "from 512 to 67108864"},
+		"--ebpf-map-entries=67108865":   {"67108865", "--ebpf-map-entries", "from 512 to 67108864"},
 		"--ebpf-map-entries=5000000000": {"5000000000", "--ebpf-map-entries"},
 		"--ebpf-close-tcp=always":       {`"always"`, "--ebpf-close-tcp"},
 		"--external-ips=Some":           {`"Some"`, "externalIPs", "Safe", "Refuse", "Any"},
 		"--ebpf-fast-path=Often":        {`"Often"`, "ebpf.fastPath", "Auto", "Never"},
-		"--ebpf-flows=1023":             {"1023", "--ebpf-flows", "from 1024 to 16777216 entries"},
-		"--ebpf-flows=16777217":         {"16777217", "--ebpf-flows", "from 1024 to 16777216 entries"},
+		"--ebpf-flows=1023":             {"1023", "--ebpf-flows", "from 1024 to 16777216"},
+		"--ebpf-flows=16777217":         {"16777217", "--ebpf-flows", "from 1024 to 16777216"},
 
 		"--ebpf-reverse-path-check=Loose": {`"Loose"`, "ebpf.reversePathCheck", "Always", "Never"},
 	} {

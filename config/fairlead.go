@@ -12,62 +12,64 @@ const (
 	Kind       = "FairleadConfiguration"
 )
 
-// FairleadConfiguration is what only Fairlead has. Unknown fields are errors.
+// FairleadConfiguration holds the settings that kube-proxy doesn't have. Unknown fields are errors.
 type FairleadConfiguration struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// source is a folder or file of Kubernetes YAML or JSON to read in place of the API server. Default: the API server.
+	// source is the folder or file of Kubernetes YAML or JSON that is read instead of the API server. $FAIRLEAD_SOURCE
+	// sets it too. Default: the API server.
 	Source string `json:"source,omitempty"`
-	// mode is the data plane for Services, one of those that `fairlead modes` lists, or "auto": the best that this kernel can.
-	// Default: what KubeProxyConfiguration's mode says; "auto" where a file says nothing; "nftables" without a file.
+	// mode is the data plane for Services: one that `fairlead modes` lists, or auto, the first of nftables, iptables,
+	// ipvs and userspace that this kernel supports. Default: KubeProxyConfiguration's mode; auto where a file sets
+	// none; nftables without a file.
 	Mode string `json:"mode,omitempty"`
-	// scheduler is how Services that don't say choose an endpoint. Default: ipvs.scheduler in mode ipvs, "random" elsewhere.
+	// scheduler is the scheduler of Services without the annotation fairlead.dev/scheduler ([schedulers](schedulers.md)).
+	// Default: ipvs.scheduler in mode ipvs, else random.
 	Scheduler string `json:"scheduler,omitempty"`
-	// maglevTableSize is how many entries each Maglev table has, a prime up to 65521. Default: as the mode sees fit.
+	// maglevTableSize is the number of entries of each Maglev table, a prime up to 65521. Default: by mode.
 	MaglevTableSize int `json:"maglevTableSize,omitempty"`
-	// directServerReturn has the node of an endpoint answer clients outside the cluster itself, past the node that they asked, so that no
-	// endpoint's answer goes a detour and none sees a node's address in place of theirs. It is for all nodes at once, in mode ebpf; where
-	// that can't be, clients are hidden as without. Default: false.
+	// directServerReturn is true to have an endpoint's node reply to external clients directly (mode ebpf). Set it on
+	// all nodes at once. Where it can't be used, connections are masqueraded ([ebpf](ebpf.md)). Default: false.
 	DirectServerReturn bool `json:"directServerReturn,omitempty"`
-	// ebpf are settings of the mode ebpf.
+	// ebpf holds the settings of mode ebpf.
 	EBPF EBPFConfiguration `json:"ebpf,omitzero"`
-	// externalIPs says which of Services' spec.externalIPs are served: "Safe" refuses, by name, those in a range of
-	// pods, another Service's ClusterIP, and the API server's address and port; "Refuse" serves none; "Any" all but the
-	// API server's. Default: "Safe".
+	// externalIPs is the policy for spec.externalIPs: Safe rejects pod addresses, other Services' ClusterIPs and the
+	// API server's address and port; Refuse serves none; Any serves all but the API server's. Default: Safe.
 	ExternalIPs resolve.ExternalIPs `json:"externalIPs,omitempty"`
-	// limits bound what Services may come to on a node, so that no Service and no namespace can take what all share.
+	// limits bounds what Services may use on a node ([limits](limits.md)).
 	Limits LimitsConfiguration `json:"limits,omitzero"`
-	// serviceProxyName has only Services with this label service.kubernetes.io/service-proxy-name served. Default: those without.
+	// serviceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve.
+	// Default: Services without the label.
 	ServiceProxyName string `json:"serviceProxyName,omitempty"`
-	// migrateFromKubeProxy says what happens to a kube-proxy's rules: "Leave" leaves them, with a warning; "Remove"
-	// removes them once Fairlead serves and no kube-proxy runs any more. Default: "Leave".
+	// migrateFromKubeProxy is what to do with kube-proxy's rules: Leave keeps them and logs a warning; Remove deletes
+	// them once Fairlead serves and kube-proxy has stopped. Default: Leave.
 	TakeOver TakeOver `json:"migrateFromKubeProxy,omitempty"`
 }
 
-// LimitsConfiguration bounds what Services may come to on a node. What is beyond is not served, and named as a problem.
-// 0 is the default.
+// LimitsConfiguration bounds what Services may use on a node. What exceeds a limit is not served and reported as a
+// problem. 0 stands for the default.
 type LimitsConfiguration struct {
-	// serviceFrontends is how many addresses and ports of one Service are served. Default: 4096.
+	// serviceFrontends is the limit of addresses × ports of one Service. Default: 4096.
 	ServiceFrontends int `json:"serviceFrontends,omitempty"`
-	// serviceSlots is how many endpoints the ports of one Service have, together. Default: 65536.
+	// serviceSlots is the limit of endpoints × ports of one Service. Default: 65536.
 	ServiceSlots int `json:"serviceSlots,omitempty"`
-	// serviceTableEntries is how many entries the tables of one Service's scheduler have (Maglev, weights). Default:
-	// 131072.
+	// serviceTableEntries is the limit of entries of one Service's scheduler tables (Maglev, weights).
+	// Default: 131072.
 	ServiceTableEntries int `json:"serviceTableEntries,omitempty"`
-	// frontends is how many addresses and ports of all Services are served. Default: 262144; in mode ebpf no more than
-	// ebpf.mapEntries lets in.
+	// frontends is the limit of addresses × ports of all Services. Default: 262144; in mode ebpf at most what
+	// ebpf.mapEntries allows.
 	Frontends int `json:"frontends,omitempty"`
-	// slots is how many pools, endpoints of them and table entries all Services have. Default: 524288; in mode ebpf no
-	// more than ebpf.mapEntries lets in.
+	// slots is the limit of pools, their endpoints and table entries of all Services. Default: 524288; in mode ebpf at
+	// most what ebpf.mapEntries allows.
 	Slots int `json:"slots,omitempty"`
-	// namespacePercent is how much of frontends and slots the Services of one namespace may take while other namespaces
-	// want the rest. Default: 50.
+	// namespacePercent is the share of frontends and slots that one namespace may use while other namespaces need the
+	// rest. Default: 50.
 	NamespacePercent int `json:"namespacePercent,omitempty"`
-	// namespaceBytes is how many bytes of memory the Services, and the EndpointSlices, of one namespace may weigh as
-	// they come from the API server, oldest first. At least 16 MiB. Default: 67108864 (64 MiB, 250,000 endpoints).
+	// namespaceBytes is the limit of memory for one namespace's Services, and for its EndpointSlices, as received from
+	// the API server; the oldest are read first. At least 16 MiB. Default: 67108864 (64 MiB, 250,000 endpoints).
 	NamespaceBytes int `json:"namespaceBytes,omitempty"`
-	// bytes is the same for all namespaces together; beyond it, the heaviest namespace's youngest are left out.
-	// Default: 134217728 (128 MiB).
+	// bytes is the same limit for all namespaces together; beyond it the youngest objects of the largest namespace are
+	// left out. Default: 134217728 (128 MiB).
 	Bytes int `json:"bytes,omitempty"`
 }
 
@@ -81,31 +83,32 @@ func (l LimitsConfiguration) limits() resolve.Limits {
 	}
 }
 
-// EBPFConfiguration are settings of the mode ebpf.
+// EBPFConfiguration holds the settings of mode ebpf.
 type EBPFConfiguration struct {
-	// mapEntries is how many entries the kernel's maps have: one for each port of a Service and each endpoint of it.
-	// Default: 524288.
+	// mapEntries is the size of the eBPF maps of Services: one entry for each port of a Service and for each of its
+	// endpoints. Default: 524288.
 	Room uint32 `json:"mapEntries,omitempty"`
-	// closeTCP has TCP connections of clients on the node closed when their endpoint goes, as is done with UDP. Default: false.
+	// closeTCP is true to close TCP connections of clients on the node when their endpoint is removed, as is done with
+	// UDP. Default: false.
 	CloseTCP bool `json:"closeTCP,omitempty"`
-	// fastPath says when packets for a pod of the node are redirected to it, bypassing the host stack: "Auto" while no
-	// firewall rule or queueing discipline there would see them, or "Never". Default: "Auto".
+	// fastPath is when packets to pods of the node are redirected to the pod, bypassing the host stack: Auto while no
+	// firewall rule or queueing discipline there would see them, or Never. Default: Auto.
 	Shortcut Shortcut `json:"fastPath,omitempty"`
-	// flows is the size of each of the two maps of flows that begin with packets at devices; a flow has one entry in
-	// each, a masqueraded one has two. Default: 131072.
+	// flows is the size of each of the two maps of flows that network devices receive. A flow has one entry in each
+	// map, a masqueraded flow two. Default: 131072.
 	Flows uint32 `json:"flows,omitempty"`
-	// reversePathCheck has a packet from a device begin a flow only if the route back to its source leads to
-	// that device: "Always", or "Never", for nodes whose routes are asymmetric. Default: "Always".
+	// reversePathCheck is whether a new flow is accepted only from the device that routes back to its source: Always,
+	// or Never for nodes with asymmetric routes. Default: Always.
 	ReversePathCheck ReversePathCheck `json:"reversePathCheck,omitempty"`
 }
 
-// ReversePathCheck is when the reverse path of new flows is checked.
+// ReversePathCheck says whether the reverse path of new flows is checked.
 type ReversePathCheck string
 
 // Always has the reverse path checked.
 const Always ReversePathCheck = "Always"
 
-// Shortcut says when packets for pods are handed over past the node's stack.
+// Shortcut says when packets to pods bypass the host stack.
 type Shortcut string
 
 // The choices.
@@ -114,10 +117,10 @@ const (
 	Never Shortcut = "Never"
 )
 
-// TakeOver says what becomes of a kube-proxy's rules.
+// TakeOver says what to do with kube-proxy's rules.
 type TakeOver string
 
-// The ways.
+// The choices.
 const (
 	Leave  TakeOver = "Leave"
 	Remove TakeOver = "Remove"

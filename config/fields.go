@@ -10,87 +10,98 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// Field is one field of KubeProxyConfiguration and what becomes of it.
+// Field is a field of KubeProxyConfiguration and its effect.
 type Field struct {
-	Path     string // as in the file, such as conntrack.min; a path that others begin with stands for all of those
-	Honoured bool   // else a value that is not the default is warned of
+	Path     string // as in the file, such as conntrack.min; an object's path stands for all its fields
+	Honoured bool   // else any value but the default gives a warning
 	Text     string // what it does here; where not honoured: what happens instead
 }
 
-// Fields are all of them.
+// Fields returns all fields of KubeProxyConfiguration.
 func Fields() []Field { return fields }
 
 const (
-	windows  = "Fairlead is for Linux."
-	resync   = "Twice this is how long a change may wait before /healthz and /livez answer 503. Rules need no resync: others' changes are seen as they happen and undone."
-	soon     = "Every change is written at once; those that come while one is being written are written together."
-	oneBit   = "The data plane iptables marks packets with bit 14, nftables and the others with none."
-	onlyIPVS = "In mode ipvs. "
-	asRoutes = "What comes in so is a pod's, whatever its address; in mode userspace, what the main routing table has a " +
-		"route to by such an interface."
+	windows = "Fairlead runs on Linux only."
+	resync  = "A change that waits longer than twice this period makes /healthz and /livez return 503. Rules are not " +
+		"resynced: changes by other programs are observed and repaired as they happen."
+	soon     = "Changes are written at once; changes that arrive during a write are written together."
+	oneBit   = "Mode iptables marks packets with bit 14, other modes don't mark packets."
+	onlyIPVS = "Mode ipvs. "
+	asRoutes = "Packets from that interface are a pod's, whatever their source address. Mode userspace: source " +
+		"addresses that the main routing table routes to such an interface."
+	client  = "Passed to the client of the API server."
+	timeout = "Sets nf_conntrack_%s in modes with connection tracking; 0 leaves the kernel's value."
 )
 
 // allowExternalIPs is the feature gate that decides whether kube-proxy serves external IPs.
 const allowExternalIPs = "AllowServiceExternalIPs"
 
 var fields = []Field{
-	{"kind", true, "Says what the document is."},
-	{"apiVersion", true, "Says what the document is."},
-	{"featureGates", false, "Only AllowServiceExternalIPs changes anything: where it is false, externalIPs is Refuse. " +
-		"kubernetes_feature_enabled says what comes of those that kube-proxy reads."},
-	{"clientConnection.kubeconfig", true, "How the API server is reached; without it as a pod does. Not used where a folder is the source."},
-	{"clientConnection.acceptContentTypes", true, "Handed to the client of the API server."},
-	{"clientConnection.contentType", true, "Handed to the client of the API server."},
-	{"clientConnection.qps", true, "Handed to the client of the API server."},
-	{"clientConnection.burst", true, "Handed to the client of the API server."},
+	{"kind", true, "The type of the document."},
+	{"apiVersion", true, "The type's version."},
+	{"featureGates", false, "Only AllowServiceExternalIPs has an effect: false sets externalIPs to Refuse. The metric " +
+		"kubernetes_feature_enabled shows the gates that kube-proxy reads."},
+	{"clientConnection.kubeconfig", true, "The kubeconfig of the API server. Empty: the pod's service account. Unused " +
+		"with a source."},
+	{"clientConnection.acceptContentTypes", true, client},
+	{"clientConnection.contentType", true, client},
+	{"clientConnection.qps", true, client},
+	{"clientConnection.burst", true, client},
 	{"logging.format", true, "text or json."},
 	{"logging.verbosity", true, "4 and above log each write."},
-	{"logging.flushFrequency", false, "Lines are never held back."},
-	{"logging.vmodule", false, "All lines have the same verbosity, whatever file they come from: use verbosity."},
-	{"logging.options", false, "Everything is logged to standard error."},
-	{"hostnameOverride", true, "The node's name; without it the host's, in lower case."},
-	{"bindAddress", true, "The node's primary address of its family, and the family of the other two addresses' defaults."},
-	{"healthzBindAddress", true, "Where /healthz and /livez are served."},
-	{"metricsBindAddress", true, "Where /metrics and the other pages are served."},
-	{"bindAddressHardFail", true, "An address that is taken ends the start; else it is logged and tried again every 5 s."},
-	{"enableProfiling", true, "Serves /debug/pprof beside the metrics."},
+	{"logging.flushFrequency", false, "Lines are written at once."},
+	{"logging.vmodule", false, "All files have the same verbosity: use verbosity."},
+	{"logging.options", false, "All lines go to standard error."},
+	{"hostnameOverride", true, "The node's name. Empty: the host's name in lower case."},
+	{"bindAddress", true, "The node's primary address. Its family decides the defaults of " +
+		"healthzBindAddress and metricsBindAddress."},
+	{"healthzBindAddress", true, "The address of /healthz and /livez."},
+	{"metricsBindAddress", true, "The address of /metrics and the other status pages."},
+	{"bindAddressHardFail", true, "true: an address in use ends the start. false: it is logged and retried every 5 s."},
+	{"enableProfiling", true, "Serves /debug/pprof at metricsBindAddress."},
 	{"showHiddenMetricsForVersion", false, "No metric is hidden."},
-	{"mode", true, "iptables, ipvs and nftables are the data planes of these names. Empty: auto, the best that this kernel can. FairleadConfiguration's mode goes before it."},
+	{"mode", true, "iptables, ipvs or nftables. Empty: auto, the first mode that this kernel supports. " +
+		"FairleadConfiguration's mode takes precedence."},
 	{"iptables.masqueradeBit", false, oneBit},
-	{"iptables.masqueradeAll", true, "Where mode is not nftables."},
-	{"iptables.localhostNodePorts", true, "Where mode is iptables or empty: node ports at 127.0.0.0/8, as far as nodePortAddresses hold that."},
+	{"iptables.masqueradeAll", true, "Masquerades all traffic to ClusterIPs, unless mode is nftables."},
+	{"iptables.localhostNodePorts", true, "Serves node ports at 127.0.0.0/8 where mode is iptables or empty, as far as " +
+		"nodePortAddresses include them."},
 	{"iptables.syncPeriod", true, resync},
 	{"iptables.minSyncPeriod", false, soon},
 	{"ipvs.syncPeriod", true, onlyIPVS + resync},
 	{"ipvs.minSyncPeriod", false, soon},
-	{"ipvs.scheduler", true, onlyIPVS + "Of Services that don't choose one. In place of lblc and lblcr serves lc, " +
-		"of fo and ovf wrr, of twos wlc; a warning says so."},
-	{"ipvs.excludeCIDRs", true, "IPVS services at these addresses stay when a kube-proxy's are taken away. Nobody else's are touched anyway."},
+	{"ipvs.scheduler", true, onlyIPVS + "The scheduler of Services without an annotation. lblc and lblcr are replaced " +
+		"by lc, fo and ovf by wrr, twos by wlc, with a warning."},
+	{"ipvs.excludeCIDRs", true, "IPVS services at these addresses are kept when kube-proxy's are removed. IPVS services of " +
+		"other programs are never changed."},
 	{"ipvs.strictARP", true, onlyIPVS + "Sets arp_ignore to 1 and arp_announce to 2."},
-	{"ipvs.tcpTimeout", true, onlyIPVS + "How long a silent TCP connection is remembered, in whole seconds. 0: 24 h, so that none is cut that lives."},
-	{"ipvs.tcpFinTimeout", true, onlyIPVS + "The same after a FIN; 0 leaves it."},
-	{"ipvs.udpTimeout", true, onlyIPVS + "The same of UDP; 0 leaves it."},
+	{"ipvs.tcpTimeout", true, onlyIPVS + "The timeout of idle TCP connections, in whole seconds. 0: 24 h."},
+	{"ipvs.tcpFinTimeout", true, onlyIPVS + "The timeout of TCP connections after a FIN. 0 leaves the kernel's value."},
+	{"ipvs.udpTimeout", true, onlyIPVS + "The timeout of UDP flows. 0 leaves the kernel's value."},
 	{"nftables.masqueradeBit", false, oneBit},
-	{"nftables.masqueradeAll", true, "Where mode is nftables."},
+	{"nftables.masqueradeAll", true, "Masquerades all traffic to ClusterIPs, where mode is nftables."},
 	{"nftables.syncPeriod", true, "Where mode is nftables. " + resync},
 	{"nftables.minSyncPeriod", false, soon},
 	{"winkernel", false, windows},
-	{"detectLocalMode", true, "Where nothing tells pods from other clients, /status has the problem PodsUnknown."},
-	{"detectLocal.bridgeInterface", true, "Where detectLocalMode is BridgeInterface. " + asRoutes},
-	{"detectLocal.interfaceNamePrefix", true, "Where detectLocalMode is InterfaceNamePrefix. " + asRoutes},
-	{"clusterCIDR", true, "Where detectLocalMode is ClusterCIDR: sources that count as pods. Empty: nothing counts as a pod."},
-	{"nodePortAddresses", true, "Ranges, and the words all, primary and localhost; all of a family that none of " +
-		"them is of. Empty: primary where mode is nftables, else all. healthCheckNodePort is served at the same " +
-		"addresses of the node. Node ports at ::1 are not there."},
-	{"oomScoreAdj", true, "Of the process."},
-	{"conntrack.maxPerCore", true, "Raises nf_conntrack_max (never lowers it) and hashsize to a quarter of it, where the data plane tracks connections. The node's online processors count."},
-	{"conntrack.min", true, "The least that maxPerCore comes to."},
-	{"conntrack.tcpEstablishedTimeout", true, "Where the data plane tracks connections; 0 leaves it."},
-	{"conntrack.tcpCloseWaitTimeout", true, "Where the data plane tracks connections; 0 leaves it."},
-	{"conntrack.tcpBeLiberal", true, "Where the data plane tracks connections; false leaves it."},
-	{"conntrack.udpTimeout", true, "Where the data plane tracks connections; 0 leaves it."},
-	{"conntrack.udpStreamTimeout", true, "Where the data plane tracks connections; 0 leaves it."},
-	{"configSyncPeriod", false, "Nothing is fetched again: a watch tells of every change."},
+	{"detectLocalMode", true, "ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix: how pods are " +
+		"distinguished from other clients. Without it and clusterCIDR, /status shows the problem PodsUnknown."},
+	{"detectLocal.bridgeInterface", true, "The interface for BridgeInterface. " + asRoutes},
+	{"detectLocal.interfaceNamePrefix", true, "The prefix for InterfaceNamePrefix. " + asRoutes},
+	{"clusterCIDR", true, "The pods' source addresses for ClusterCIDR. Empty: no source address is a pod's."},
+	{"nodePortAddresses", true, "The node's addresses that serve node ports and healthCheckNodePort: CIDRs, all, " +
+		"primary or localhost; all addresses of a family that the list lacks. Empty: primary where mode is nftables, " +
+		"else all. Node ports at ::1 are not served."},
+	{"oomScoreAdj", true, "The process's OOM score adjustment."},
+	{"conntrack.maxPerCore", true, "Raises nf_conntrack_max to this value for each online CPU, and the hash " +
+		"table's size to a quarter of that, in modes with connection tracking. Never lowers them."},
+	{"conntrack.min", true, "The least value of nf_conntrack_max that maxPerCore sets."},
+	{"conntrack.tcpEstablishedTimeout", true, fmt.Sprintf(timeout, "tcp_timeout_established")},
+	{"conntrack.tcpCloseWaitTimeout", true, fmt.Sprintf(timeout, "tcp_timeout_close_wait")},
+	{"conntrack.tcpBeLiberal", true, "Sets nf_conntrack_tcp_be_liberal in modes with connection tracking; false leaves the " +
+		"kernel's value."},
+	{"conntrack.udpTimeout", true, fmt.Sprintf(timeout, "udp_timeout")},
+	{"conntrack.udpStreamTimeout", true, fmt.Sprintf(timeout, "udp_timeout_stream")},
+	{"configSyncPeriod", false, "Objects are watched, not fetched periodically."},
 	{"portRange", false, "kube-proxy doesn't use it either."},
 	{"windowsRunAsService", false, windows},
 }
@@ -143,7 +154,7 @@ func ignored(c *v1alpha1.KubeProxyConfiguration) (warnings []string) {
 	delete(others.FeatureGates, allowExternalIPs)
 	for i, l := range leaves(&others) {
 		if f, _ := fieldOf(l.path); !f.Honoured && !reflect.DeepEqual(l.value.Interface(), usual[i].value.Interface()) {
-			warnings = append(warnings, fmt.Sprintf("%s: %v is not honoured: %s", l.path, show(l.value), f.Text))
+			warnings = append(warnings, fmt.Sprintf("%s: %v is ignored: %s", l.path, show(l.value), f.Text))
 		}
 	}
 	return warnings

@@ -19,7 +19,7 @@ import (
 	"fairlead.dev/fairlead/resolve"
 )
 
-// Flags are what can be told on a command line: kube-proxy's flags, by their names there, and our own.
+// Flags are the command line's flags: kube-proxy's, by the same names, and Fairlead's own.
 type Flags struct {
 	File      string // --config
 	WriteTo   string // --write-config-to
@@ -40,17 +40,17 @@ type Flags struct {
 	healthzPort, statusPort int32
 }
 
-// Row is a flag and what becomes of it: of Field, if it sets one, else Text.
+// Row is a flag with the field that it sets, if any, and what it does beside that.
 type Row struct{ Flag, Field, Text string }
 
 // rows are kube-proxy's flags and our own, by the field that they set.
 var rows = []Row{
 	{"config", "", "The configuration file: YAML, a KubeProxyConfiguration, a FairleadConfiguration, or both as two documents."},
-	{"version", "", "Prints the version, and ends. raw: everything that is known of the build."},
-	{"write-config-to", "", "Writes the configuration that the flags come to, and ends."},
-	{"cleanup", "", "Removes everything of Fairlead's, and ends: as `fairlead clean`."},
-	{"init-only", "", "Makes the system's settings, and ends."},
-	{"master", "", "The API server's address, in place of the kubeconfig's."},
+	{"version", "", "Prints the version and exits. raw: all build information."},
+	{"write-config-to", "", "Writes the configuration that the flags give to this file and exits."},
+	{"cleanup", "", "Removes Fairlead's rules and exits, as `fairlead clean`."},
+	{"init-only", "", "Applies the system settings and exits."},
+	{"master", "", "The API server's URL, instead of the kubeconfig's."},
 	{"kubeconfig", "clientConnection.kubeconfig", ""},
 	{"kube-api-content-type", "clientConnection.contentType", ""},
 	{"kube-api-burst", "clientConnection.burst", ""},
@@ -59,15 +59,15 @@ var rows = []Row{
 	{"hostname-override", "hostnameOverride", ""},
 	{"bind-address", "bindAddress", ""},
 	{"healthz-bind-address", "healthzBindAddress", ""},
-	{"healthz-port", "", "Deprecated: the port in --healthz-bind-address. 0: none is served."},
+	{"healthz-port", "", "Deprecated: the port of --healthz-bind-address. 0 disables the server."},
 	{"metrics-bind-address", "metricsBindAddress", ""},
-	{"metrics-port", "", "Deprecated: the port in --metrics-bind-address. 0: none is served."},
+	{"metrics-port", "", "Deprecated: the port of --metrics-bind-address. 0 disables the server."},
 	{"bind-address-hard-fail", "bindAddressHardFail", ""},
 	{"profiling", "enableProfiling", ""},
 	{"show-hidden-metrics-for-version", "showHiddenMetricsForVersion", ""},
 	{"proxy-mode", "mode", ""},
 	{"iptables-masquerade-bit", "iptables.masqueradeBit", ""},
-	{"masquerade-all", "", "iptables.masqueradeAll and nftables.masqueradeAll."},
+	{"masquerade-all", "", "Sets iptables.masqueradeAll and nftables.masqueradeAll."},
 	{"iptables-localhost-nodeports", "iptables.localhostNodePorts", ""},
 	{"iptables-sync-period", "iptables.syncPeriod", ""},
 	{"iptables-min-sync-period", "iptables.minSyncPeriod", ""},
@@ -82,7 +82,7 @@ var rows = []Row{
 	{"detect-local-mode", "detectLocalMode", ""},
 	{"pod-bridge-interface", "detectLocal.bridgeInterface", ""},
 	{"pod-interface-name-prefix", "detectLocal.interfaceNamePrefix", ""},
-	{"cluster-cidr", "clusterCIDR", "Without it the Node's spec.podCIDRs, unless --detect-local-mode says ClusterCIDR."},
+	{"cluster-cidr", "clusterCIDR", "Default: the Node's spec.podCIDRs, unless --detect-local-mode is ClusterCIDR."},
 	{"nodeport-addresses", "nodePortAddresses", ""},
 	{"oom-score-adj", "oomScoreAdj", ""},
 	{"conntrack-max-per-core", "conntrack.maxPerCore", ""},
@@ -101,12 +101,12 @@ var rows = []Row{
 	{"log-json-split-stream", "logging.options", ""},
 	{"log-text-info-buffer-size", "logging.options", ""},
 	{"log-text-split-stream", "logging.options", ""},
-	{"boot-id-file", "", "Changes nothing here."},
-	{"machine-id-file", "", "Changes nothing here."},
+	{"boot-id-file", "", "Has no effect."},
+	{"machine-id-file", "", "Has no effect."},
 
-	{"node", "hostnameOverride", "The same as --hostname-override, which goes before it; also $FAIRLEAD_NODE."},
+	{"node", "hostnameOverride", "The same as --hostname-override, which takes precedence; also $FAIRLEAD_NODE."},
 	{"status-address", "metricsBindAddress", "The same as --metrics-bind-address."},
-	{"verbose", "logging.verbosity", "Logs each write: the same as -v 4."},
+	{"verbose", "logging.verbosity", "Logs each write, as -v 4."},
 	{"source", "", "FairleadConfiguration's source; also $FAIRLEAD_SOURCE."},
 	{"mode", "", "FairleadConfiguration's mode."},
 	{"scheduler", "", "FairleadConfiguration's scheduler."},
@@ -155,11 +155,11 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	fs.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "kubeconfig of the Kubernetes API, unless --source is set; in a pod neither is needed")
 	fs.StringVar(&f.Server, "master", "", "URL of the API server, instead of the kubeconfig's")
 	fs.StringVar(&f.node, "node", os.Getenv("FAIRLEAD_NODE"), "name of this node, as in its Node object (or $FAIRLEAD_NODE)")
-	fs.StringSliceVar(&f.clusterCIDRs, "cluster-cidr", nil, "addresses of pods (default: the Node's spec.podCIDRs)")
+	fs.StringSliceVar(&f.clusterCIDRs, "cluster-cidr", nil, "pod addresses, CIDRs (default: the Node's spec.podCIDRs)")
 	fs.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
 	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "node addresses that serve node ports: CIDRs, all, primary or localhost (default all)")
 	fs.StringVar(&f.own.ServiceProxyName, "service-proxy-name", "", "serve only Services with this label service.kubernetes.io/service-proxy-name")
-	fs.StringVar(&f.own.Mode, "mode", agent.Default, "data plane for Services, auto for the best that this kernel supports: "+strings.Join(append(agent.Names(), agent.Auto), ", "))
+	fs.StringVar(&f.own.Mode, "mode", agent.Default, "data plane for Services, auto for the first that this kernel supports: "+strings.Join(append(agent.Names(), agent.Auto), ", "))
 	fs.StringVar(&f.own.Scheduler, "scheduler", model.Random.String(), "scheduler of Services without an annotation: "+model.AllSchedulers.String())
 	fs.IntVar(&f.own.MaglevTableSize, "maglev-table-size", 0, fmt.Sprintf("entries of each Maglev table, a prime up to %d: with more, fewer clients move (default: by mode)", model.MaxEntries))
 	fs.BoolVar(&f.own.DirectServerReturn, "direct-server-return", false, "mode ebpf: direct server return: an endpoint's node answers external clients itself; set it on all nodes")
@@ -182,7 +182,7 @@ func (f *Flags) Add(fs *pflag.FlagSet) {
 	c := f.proxy
 	fs.StringVar((*string)(&f.own.TakeOver), "migrate-from-kube-proxy", string(Leave), "a kube-proxy's rules: Leave, or Remove once Fairlead serves and kube-proxy has stopped")
 	fs.StringVar(&c.MetricsBindAddress, "status-address", "", "the same as --metrics-bind-address")
-	fs.BoolVar(&f.Verbose, "verbose", false, "log each write: the same as -v 4")
+	fs.BoolVar(&f.Verbose, "verbose", false, "log each write, as -v 4")
 	fs.MarkHidden("status-address")
 	for name, add := range map[string]func(name, usage string){
 		"write-config-to":                   func(n, u string) { fs.StringVar(&f.WriteTo, n, "", u) },
@@ -247,7 +247,7 @@ func usage(flag string) string {
 	}
 	f, _ := fieldOf(rows[i].Field)
 	if !f.Honoured {
-		return "not honoured: " + f.Text
+		return "no effect: " + f.Text
 	}
 	return f.Path + ": " + f.Text
 }
@@ -279,7 +279,7 @@ func (g gates) Set(s string) error {
 	for pair := range strings.SplitSeq(s, ",") {
 		name, v, ok := strings.Cut(pair, "=")
 		if !ok || v != "true" && v != "false" {
-			return fmt.Errorf("%q: write name=true or name=false", pair)
+			return fmt.Errorf("%q: use name=true or name=false", pair)
 		}
 		g[name] = v == "true"
 	}
@@ -304,7 +304,7 @@ func (v *Version) Set(s string) error {
 	}
 	*v = Version(strconv.FormatBool(asked))
 	if err != nil {
-		return errors.New("use true, false or raw: the version can't be set")
+		return errors.New("use true, false or raw: a version can't be set")
 	}
 	return nil
 }
@@ -328,7 +328,7 @@ func (f *Flags) finish() error {
 	c.IPTables.MasqueradeAll, c.NFTables.MasqueradeAll = f.masqueradeAll, f.masqueradeAll
 	c.NFTables.SyncPeriod, c.NFTables.MinSyncPeriod = c.IPTables.SyncPeriod, c.IPTables.MinSyncPeriod
 	if f.given("status-address") && f.given("metrics-bind-address") {
-		return fmt.Errorf("--status-address and --metrics-bind-address are the same: give one")
+		return fmt.Errorf("--status-address and --metrics-bind-address are the same: use one")
 	}
 	health, metrics := f.given("healthz-bind-address") && c.HealthzBindAddress == "", (f.given("metrics-bind-address") || f.given("status-address")) && c.MetricsBindAddress == ""
 	c.HealthzBindAddress = atPort(c.HealthzBindAddress, "0.0.0.0", f.given("healthz-port"), f.healthzPort)

@@ -36,7 +36,7 @@ func (f *Flags) Follow(ctx context.Context, in *Config, o Following) <-chan *Con
 		err = w.Add(filepath.Dir(f.File)) // the folder: editors and mounts put another file in its place
 	}
 	if err != nil {
-		o.Log.Warn("the configuration file can't be watched: its changes are taken up at the next start", "file", f.File, "error", err)
+		o.Log.Warn("watching the configuration file failed; changes apply at the next start", "file", f.File, "error", err)
 		close(next)
 		return next
 	}
@@ -63,7 +63,7 @@ func (f *Flags) changed(ctx context.Context, w *fsnotify.Watcher, in *Config, o 
 			look = time.After(settle)
 			continue
 		case err := <-w.Errors:
-			o.Log.Warn("watching the configuration file", "file", f.File, "error", err)
+			o.Log.Warn("watching the configuration file failed", "file", f.File, "error", err)
 			continue
 		case <-look:
 		}
@@ -86,7 +86,7 @@ func (f *Flags) changed(ctx context.Context, w *fsnotify.Watcher, in *Config, o 
 			}
 		}
 		if err != nil {
-			o.Log.Error("the configuration file changed and can't be taken; the last one stays in force", "error", err)
+			o.Log.Error("the changed configuration file was rejected; the last one stays in force", "error", err)
 		}
 		if o.Report != nil {
 			o.Report(err)

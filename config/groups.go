@@ -15,7 +15,7 @@ const (
 	logs     = "Logging"
 	settings = "Node settings"
 	others   = "kube-proxy's other flags"
-	// NoEffect is the group of flags that change nothing.
+	// NoEffect is the group of flags without effect.
 	NoEffect = "Accepted without effect"
 )
 
@@ -39,7 +39,7 @@ var groupOf = map[string]string{
 func Group(flag string) string {
 	if i := slices.IndexFunc(rows, func(r Row) bool { return r.Flag == flag }); i >= 0 {
 		f, known := fieldOf(rows[i].Field)
-		if known && !f.Honoured || strings.HasPrefix(rows[i].Text, "Changes nothing") {
+		if known && !f.Honoured || rows[i].Text == "Has no effect." {
 			return NoEffect
 		}
 	}

@@ -38,7 +38,7 @@ func read(text []byte) (c content, err error) {
 		}
 	}
 	if len(errs) == 0 && c.proxy == nil && c.own == nil {
-		errs = append(errs, fmt.Errorf("holds no configuration: give a KubeProxyConfiguration (%s), a %s (%s), or both", v1alpha1.SchemeGroupVersion, Kind, APIVersion))
+		errs = append(errs, fmt.Errorf("no configuration found: use a KubeProxyConfiguration (%s), a %s (%s), or both", v1alpha1.SchemeGroupVersion, Kind, APIVersion))
 	}
 	return c, errors.Join(errs...)
 }
@@ -86,7 +86,7 @@ func (c *content) take(doc []byte) error {
 	if duplicate != nil {
 		var err error
 		if text, err = yaml.YAMLToJSON(doc); err != nil {
-			return fmt.Errorf("is no YAML: %w", err)
+			return fmt.Errorf("invalid YAML: %w", err)
 		}
 	}
 	if text = bytes.TrimSpace(text); bytes.Equal(text, []byte("null")) {
@@ -97,34 +97,34 @@ func (c *content) take(doc []byte) error {
 		Kind       string `json:"kind"`
 	}
 	if err := json.UnmarshalCaseSensitivePreserveInts(text, &kind); err != nil {
-		return fmt.Errorf("is no configuration: %w", err)
+		return fmt.Errorf("invalid configuration: %w", err)
 	}
 	var into any
 	var err error
 	switch id := schema.FromAPIVersionAndKind(kind.APIVersion, kind.Kind); id {
 	case v1alpha1.SchemeGroupVersion.WithKind("KubeProxyConfiguration"):
 		if c.proxy != nil {
-			return errors.New("is a second KubeProxyConfiguration: give one")
+			return errors.New("duplicate KubeProxyConfiguration: use one")
 		}
 		c.proxy = &v1alpha1.KubeProxyConfiguration{}
 		into = c.proxy
 	case schema.FromAPIVersionAndKind(APIVersion, Kind):
 		if c.own != nil {
-			return fmt.Errorf("is a second %s: give one", Kind)
+			return fmt.Errorf("duplicate %s: use one", Kind)
 		}
 		c.own = &FairleadConfiguration{}
 		into = c.own
 	default:
-		return fmt.Errorf("is %s: only KubeProxyConfiguration (%s) and %s (%s) are known", id, v1alpha1.SchemeGroupVersion, Kind, APIVersion)
+		return fmt.Errorf("unsupported type %s: use KubeProxyConfiguration (%s) or %s (%s)", id, v1alpha1.SchemeGroupVersion, Kind, APIVersion)
 	}
 	if kind.Kind == Kind {
 		if text, err = c.rename(text); err != nil {
-			return fmt.Errorf("%s can't be read: %w", kind.Kind, err)
+			return fmt.Errorf("read %s: %w", kind.Kind, err)
 		}
 	}
 	strict, err := json.UnmarshalStrict(text, into)
 	if err != nil {
-		return fmt.Errorf("%s can't be read: %w", kind.Kind, err)
+		return fmt.Errorf("read %s: %w", kind.Kind, err)
 	}
 	if duplicate != nil {
 		strict = append([]error{duplicate}, strict...)
@@ -133,7 +133,7 @@ func (c *content) take(doc []byte) error {
 		return fmt.Errorf("%s: %w", Kind, errors.Join(strict...))
 	}
 	for _, e := range strict {
-		c.warnings = append(c.warnings, fmt.Sprintf("%s: %v: left out", kind.Kind, e))
+		c.warnings = append(c.warnings, fmt.Sprintf("%s: %v: ignored", kind.Kind, e))
 	}
 	return nil
 }

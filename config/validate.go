@@ -74,7 +74,7 @@ func (k *checks) address(p *field.Path, s string) {
 		return
 	}
 	if _, err := resolve.ParseAddr(host); err != nil {
-		k.bad(p, s, "must begin with an IP address")
+		k.bad(p, s, "must be an IP address and a port")
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
 		k.bad(p, s, "must end with a port from 1 to 65535")
@@ -93,7 +93,7 @@ func (k *checks) ranges(p *field.Path, list []string, words ...string) (out []ne
 			if len(words) > 0 {
 				also = ", or one of " + strings.Join(words, ", ")
 			}
-			k.bad(p.Index(i), s, "must be a range of addresses such as 10.244.0.0/16"+also)
+			k.bad(p.Index(i), s, "must be a CIDR such as 10.244.0.0/16"+also)
 			continue
 		}
 		out = append(out, r)
@@ -160,7 +160,7 @@ func (k *checks) modes(c *Config) {
 			continue
 		}
 		for _, err := range of.errs {
-			k.warnings = append(k.warnings, fmt.Sprintf("%v: not used, since the mode is another", err))
+			k.warnings = append(k.warnings, fmt.Sprintf("%v: ignored in this mode", err))
 		}
 	}
 }
@@ -180,7 +180,7 @@ func (k *checks) ipvs(at *field.Path, c *Config) {
 	k.periods(at, p.SyncPeriod, p.MinSyncPeriod)
 	k.ranges(at.Child("excludeCIDRs"), p.ExcludeCIDRs)
 	if other, ok := substitutes[p.Scheduler]; ok {
-		k.warnings = append(k.warnings, fmt.Sprintf("ipvs.scheduler: %s is not honoured: Services are served by %s "+
+		k.warnings = append(k.warnings, fmt.Sprintf("ipvs.scheduler: %s is not supported: Services are served by %s "+
 			"(%s)",
 			p.Scheduler, other, other.IPVS()))
 	} else if _, err := model.ParseScheduler(p.Scheduler); err != nil && p.Scheduler != "" {
@@ -222,7 +222,7 @@ func (k *checks) own(c *FairleadConfiguration) {
 		k.ours(field.NewPath("maglevTableSize"), "maglev-table-size", c.MaglevTableSize, err.Error())
 	}
 	if r := c.EBPF.Room; r < leastRoom || r > mostRoom {
-		k.ours(field.NewPath("ebpf", "mapEntries"), "ebpf-map-entries", r, fmt.Sprintf("give from %d to %d slots", leastRoom, mostRoom))
+		k.ours(field.NewPath("ebpf", "mapEntries"), "ebpf-map-entries", r, fmt.Sprintf("must be from %d to %d", leastRoom, mostRoom))
 	}
 	k.oneOf(field.NewPath("externalIPs"), string(c.ExternalIPs), string(resolve.SafeExternalIPs),
 		string(resolve.RefuseExternalIPs), string(resolve.AnyExternalIPs))
@@ -230,21 +230,21 @@ func (k *checks) own(c *FairleadConfiguration) {
 	for name, n := range map[string]int{"serviceFrontends": l.ServiceFrontends, "serviceSlots": l.ServiceSlots,
 		"serviceTableEntries": l.ServiceTableEntries, "frontends": l.Frontends, "slots": l.Slots} {
 		if n < 0 {
-			k.errs = append(k.errs, field.Invalid(limits.Child(name), n, "give a number above 0, or leave it out"))
+			k.errs = append(k.errs, field.Invalid(limits.Child(name), n, "must be above 0, or unset"))
 		}
 	}
 	if p := l.NamespacePercent; p < 0 || p > 100 {
-		k.errs = append(k.errs, field.Invalid(limits.Child("namespacePercent"), p, "give a number from 1 to 100"))
+		k.errs = append(k.errs, field.Invalid(limits.Child("namespacePercent"), p, "must be from 1 to 100"))
 	}
 	for name, n := range map[string]int{"namespaceBytes": l.NamespaceBytes, "bytes": l.Bytes} {
 		if n != 0 && n < leastBytes {
 			k.errs = append(k.errs, field.Invalid(limits.Child(name), n,
-				fmt.Sprintf("give at least %d, or leave it out", leastBytes)))
+				fmt.Sprintf("must be at least %d, or unset", leastBytes)))
 		}
 	}
 	k.oneOf(field.NewPath("ebpf", "fastPath"), string(c.EBPF.Shortcut), string(Auto), string(Never))
 	if n := c.EBPF.Flows; n < minFlows || n > maxFlows {
-		k.ours(field.NewPath("ebpf", "flows"), "ebpf-flows", n, fmt.Sprintf("give from %d to %d entries", minFlows,
+		k.ours(field.NewPath("ebpf", "flows"), "ebpf-flows", n, fmt.Sprintf("must be from %d to %d", minFlows,
 			maxFlows))
 	}
 	k.oneOf(field.NewPath("ebpf", "reversePathCheck"), string(c.EBPF.ReversePathCheck), string(Always), string(Never))

@@ -62,7 +62,7 @@ func (a *API) Eventf(regarding, _ runtime.Object, kind, reason, action, note str
 	}
 	go func() {
 		if err := a.send(e); err != nil {
-			a.log.Info("an Event could not be recorded", "about", about.Namespace+"/"+about.Name, "reason", reason, "error", err)
+			a.log.Info("recording an Event failed", "about", about.Namespace+"/"+about.Name, "reason", reason, "error", err)
 		}
 	}()
 }

@@ -99,7 +99,7 @@ func (t *Teller) Tell(problems []source.Problem) {
 		t.next = time.AfterFunc(settling, t.again)
 	}
 	if late > 0 {
-		t.log.Info("too many Events at once: the rest wait", "events", late)
+		t.log.Info("Event rate limit reached; Events are delayed", "events", late)
 	}
 }
 

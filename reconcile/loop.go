@@ -229,7 +229,7 @@ func (l *Loop[T, K, V]) watch(ctx context.Context) {
 			attempt = 1
 		}
 		wait := l.backoff(attempt)
-		l.log.Warn("watching for drift failed", "error", err, "in", wait)
+		l.log.Warn("watching for drift failed, retrying", "error", err, "retry_in", wait)
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait):

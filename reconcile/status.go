@@ -197,10 +197,10 @@ func (l *Loop[T, K, V]) logFailing(before, now map[string]Failing) {
 			continue
 		}
 		if lines++; lines > told {
-			l.log.Warn("facts refused, of many owners", "failing", len(now))
+			l.log.Warn("kernel rejected facts of many owners", "failing", len(now))
 			break
 		}
-		l.log.Warn("facts refused", "owner", o, "error", f.Error)
+		l.log.Warn("kernel rejected facts", "owner", o, "error", f.Error)
 	}
 	lines = 0
 	for _, o := range slices.Sorted(maps.Keys(before)) {
@@ -208,10 +208,10 @@ func (l *Loop[T, K, V]) logFailing(before, now map[string]Failing) {
 			continue
 		}
 		if lines++; lines > told {
-			l.log.Info("no longer failing, many owners", "failing", len(now))
+			l.log.Info("kernel accepts facts of most owners again", "failing", len(now))
 			break
 		}
-		l.log.Info("no longer failing", "owner", o, "since", before[o].Since)
+		l.log.Info("kernel accepts facts again", "owner", o, "since", before[o].Since)
 	}
 }
 

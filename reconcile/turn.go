@@ -156,7 +156,7 @@ func (l *Loop[T, K, V]) retry(ctx context.Context, asked uint64, err error) <-ch
 	l.trouble++
 	wait := max(1, l.backoff(l.trouble))
 	l.pause = time.Now().Add(wait)
-	l.log.Warn("failed; trying again", "error", err, "attempt", l.trouble, "in", wait)
+	l.log.Warn("sync failed, retrying", "error", err, "attempt", l.trouble, "retry_in", wait)
 	l.count(func(s *Status) { s.Error = err.Error() })
 	if l.trouble == 1 {
 		asked = 0 // those who wait learn of it when it is repeated
@@ -168,7 +168,7 @@ func (l *Loop[T, K, V]) retry(ctx context.Context, asked uint64, err error) <-ch
 // settle ends a turn in which all was written that could be.
 func (l *Loop[T, K, V]) settle(asked uint64) {
 	if l.trouble > 0 {
-		l.log.Info("reading and writing again", "attempts", l.trouble)
+		l.log.Info("sync recovered", "attempts", l.trouble)
 	}
 	l.trouble, l.settled = 0, true
 	clear(l.large)

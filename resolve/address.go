@@ -121,7 +121,7 @@ func unusable(a netip.Addr) string {
 func parsePrefix(s string) (netip.Prefix, *flaw) {
 	p, err := ParsePrefix(s)
 	if err != nil || p.Addr().Is4In6() {
-		return netip.Prefix{}, &flaw{"InvalidRange", fmt.Sprintf("%q is not a range of addresses such as 192.0.2.0/24", s)}
+		return netip.Prefix{}, &flaw{"InvalidRange", fmt.Sprintf("%q is not a CIDR such as 192.0.2.0/24", s)}
 	}
 	return p.Masked(), nil
 }

@@ -124,19 +124,19 @@ func (r *Resolver) conflicts(s *service) problems {
 			continue
 		}
 		e, h := &s.entries[i], r.entries.holder[s.entries[i].Entry]
-		rep.add(e.field(), "EntryTaken", "%s leads to %s (%s, %s); its %s for %s is left out until that one is "+
-			"gone; use another address or port",
+		rep.add(e.field(), "EntryTaken", "%s leads to %s (%s, %s); its %s for %s is not served until that one is "+
+			"deleted; use another address or port",
 			e.Entry, h.by.groups[h.entry().group].label, h.entry().via, h.entry().field(), e.via, s.groups[e.group].label)
-		rep.against(h.by, "%s leads to a Service of another namespace; the %s of this one is left out until that "+
-			"one is gone; use another address or port", e.Entry, e.via)
+		rep.against(h.by, "%s leads to a Service of another namespace; the %s of this one is not served until that "+
+			"one is deleted; use another address or port", e.Entry, e.via)
 	}
 	if h := s.declared.health; h != 0 && !r.health.has(h, claim{s, 0}) && !rep.full() {
 		by := r.health.holder[h].by
 		rep.add("spec.healthCheckNodePort", "HealthPortTaken",
-			"%d answers for %s; no health check of this Service is served until that one is gone; use another "+
+			"%d answers for %s; no health check of this Service is served until that one is deleted; use another "+
 				"port", h, by.label)
 		rep.against(by, "%d answers for a Service of another namespace; no health check of this one is served "+
-			"until that one is gone; use another port", h)
+			"until that one is deleted; use another port", h)
 	}
 	for i := range s.groups {
 		for scope, p := range s.groups[i].pools {

@@ -70,12 +70,12 @@ type settings struct {
 func (c Config) read() *settings {
 	s, rep := &settings{Config: c, podsGiven: c.NoPods || len(c.ClusterCIDRs) > 0 || c.PodInterfaces.Name != ""}, &report{}
 	if c.Node == "" {
-		rep.add("Node", "NodeMissing", "is empty, so no endpoint counts as local: give this node's name as the Node object has it")
+		rep.add("Node", "NodeMissing", "is empty, so no endpoint is local: set it to the name of the Node object")
 	}
 	s.Addresses = nil
 	for i, a := range c.Addresses {
 		if !a.IsValid() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() {
-			rep.add(fmt.Sprintf("Addresses[%d]", i), "InvalidAddress", "%s is not an address that an interface has: give plain addresses, IPv4 as 192.0.2.1", a)
+			rep.add(fmt.Sprintf("Addresses[%d]", i), "InvalidAddress", "%s is not an interface's address: use plain addresses, IPv4 as 192.0.2.1", a)
 			continue
 		}
 		s.Addresses = append(s.Addresses, a)
@@ -86,7 +86,7 @@ func (c Config) read() *settings {
 	s.ClusterCIDRs = nil
 	for i, p := range c.ClusterCIDRs {
 		if !p.IsValid() || p.Addr().Is4In6() {
-			rep.add(fmt.Sprintf("ClusterCIDRs[%d]", i), "InvalidRange", "%s is not a range of addresses: give one such as 10.244.0.0/16", p)
+			rep.add(fmt.Sprintf("ClusterCIDRs[%d]", i), "InvalidRange", "%s is not a CIDR: use one such as 10.244.0.0/16", p)
 			continue
 		}
 		s.ClusterCIDRs = append(s.ClusterCIDRs, p.Masked())
@@ -109,7 +109,7 @@ func (c Config) read() *settings {
 	switch s.ExternalIPs = cmp.Or(c.ExternalIPs, SafeExternalIPs); s.ExternalIPs {
 	case RefuseExternalIPs, SafeExternalIPs, AnyExternalIPs:
 	default:
-		rep.add("ExternalIPs", "UnknownValue", "%q is none of %s, %s and %s: %[3]s counts", c.ExternalIPs,
+		rep.add("ExternalIPs", "UnknownValue", "%q is not %s, %s or %s: %[3]s is used", c.ExternalIPs,
 			RefuseExternalIPs, SafeExternalIPs, AnyExternalIPs)
 		s.ExternalIPs = SafeExternalIPs
 	}
@@ -123,13 +123,13 @@ func (s *settings) readPods(rep *report) {
 	if name := s.PodInterfaces.Name; name != "" {
 		s.ClusterCIDRs = nil
 		if !matchable(name) {
-			rep.add("PodInterfaces", "InvalidInterface", "%q is no name that an interface can have, so %s; "+
-				"give at most 15 letters, digits, dots, dashes and underscores", name, unknownPods)
+			rep.add("PodInterfaces", "InvalidInterface", "%q is not a valid interface name, so %s; "+
+				"use at most 15 letters, digits, dots, dashes and underscores", name, unknownPods)
 			s.PodInterfaces = model.Interfaces{}
 		}
 	} else if s.NoPods {
 		rep.add("ClusterCIDRs", PodsUnknown, "detectLocalMode is ClusterCIDR and clusterCIDR is empty, so %s; "+
-			"give clusterCIDR, or another detectLocalMode", unknownPods)
+			"set clusterCIDR or another detectLocalMode", unknownPods)
 	}
 }
 
@@ -137,9 +137,9 @@ func (s *settings) readPods(rep *report) {
 const PodsUnknown = "PodsUnknown"
 
 // unknownPods says what follows where nothing tells pods from other clients.
-const unknownPods = "no client counts as a pod: pods get no answer from load balancer addresses and node ports with " +
-	"externalTrafficPolicy Local where this node has no endpoint, and clients outside get none from ClusterIPs whose " +
-	"endpoints' answers don't come back through this node"
+const unknownPods = "no client is known as a pod: pods can't reach load balancer addresses and node ports with " +
+	"externalTrafficPolicy Local where this node has no endpoint, and external clients can't reach ClusterIPs whose " +
+	"endpoints' replies don't return through this node"
 
 // matchable reports whether every data plane can match the name, or its prefix, as an interface's.
 func matchable(name string) bool {
@@ -156,7 +156,7 @@ func (s *settings) readDirect(rep *report) {
 	if !s.DirectServerReturn || s.NotDirect == "" {
 		return
 	}
-	rep.add("DirectServerReturn", NotDirect, "the data plane %s can't have the nodes of endpoints answer clients outside: %s; clients are hidden behind this node instead; choose another data plane",
+	rep.add("DirectServerReturn", NotDirect, "data plane %s doesn't support direct server return: %s; external clients are masqueraded instead; choose another data plane",
 		s.Plane, s.NotDirect)
 	s.DirectServerReturn = false
 }

@@ -224,9 +224,9 @@ func (w *decider) check() {
 func (w *decider) warn(e *entry, f *model.Frontend) {
 	rep := report{w.key, w.out.problems}
 	if why := w.refuses(f); why != "" {
-		rep.add(e.field(), "NotServed", "%s is not served: the data plane %s can't: %s; choose another data plane", f.Entry, w.Plane, why)
+		rep.add(e.field(), "NotServed", "%s is not served: data plane %s doesn't support it: %s; choose another data plane", f.Entry, w.Plane, why)
 	} else if e.via == viaExternalIP && w.owns(e.Addr) {
-		rep.add(e.field(), "NodeAddress", "%s is this node's own: it is served, so what listens there on port %d/%s is out of reach; use an address of no node, or a node port",
+		rep.add(e.field(), "NodeAddress", "%s is this node's own address: it is served, so a program that listens there on port %d/%s is unreachable; use an address of no node, or a node port",
 			e.Addr, e.Port, e.Protocol)
 	}
 	w.out.problems = rep.problems

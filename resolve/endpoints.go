@@ -88,9 +88,9 @@ func readSlice(obj *discoveryv1.EndpointSlice, node string) *endpointSlice {
 	case discoveryv1.AddressTypeIPv6:
 		s.family = ipv6
 	case discoveryv1.AddressTypeFQDN:
-		rep.add("addressType", "NameNotAddress", "the slice gives names instead of addresses: it is left out; give a slice of type IPv4 or IPv6")
+		rep.add("addressType", "NameNotAddress", "the slice has names instead of addresses: it is ignored; use a slice of type IPv4 or IPv6")
 	default:
-		rep.add("addressType", "UnknownValue", "%q is unknown: the slice is left out; use IPv4 or IPv6", obj.AddressType)
+		rep.add("addressType", "UnknownValue", "%q is unknown: the slice is ignored; use IPv4 or IPv6", obj.AddressType)
 	}
 	if t, err := time.Parse(time.RFC3339Nano, obj.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
 		s.triggered = t.UnixNano()
@@ -144,7 +144,7 @@ func (s *endpointSlice) readEndpoints(obj *discoveryv1.EndpointSlice, node strin
 		}
 		if len(e.Addresses) > 1 {
 			rep.add(fmt.Sprintf("endpoints[%d].addresses", i), "AddressesLeftOut",
-				"only the first of %d addresses counts, as the API says; list an endpoint for each", len(e.Addresses))
+				"only the first of %d addresses is used, as the API says; list an endpoint for each", len(e.Addresses))
 		}
 		s.endpoints = append(s.endpoints, readEndpoint(addr, e, node, s.weight))
 	}
@@ -210,7 +210,7 @@ func parseProtocol(p corev1.Protocol) (model.Protocol, *flaw) {
 	case corev1.ProtocolSCTP:
 		return model.SCTP, nil
 	}
-	return 0, &flaw{"UnknownProtocol", fmt.Sprintf("protocol %q is none of TCP, UDP and SCTP", p)}
+	return 0, &flaw{"UnknownProtocol", fmt.Sprintf("protocol %q is not TCP, UDP or SCTP", p)}
 }
 
 // parsePort reads the number of a port, 1 to 65535.

@@ -95,8 +95,8 @@ func (r *Resolver) refusal(s *service, i int, rep *report) {
 	if e.via == viaExternalIP && s.refused[i] != "is the API server's" {
 		out += fmt.Sprintf(", or set externalIPs to %s", AnyExternalIPs)
 	}
-	rep.add(e.field(), "AddressRefused", "%s %s: nothing is served there, so that the traffic goes where it is "+
-		"meant to go; %s", e.Entry, s.refused[i], out)
+	rep.add(e.field(), "AddressRefused", "%s %s: it is not served, so that its traffic reaches its owner; "+
+		"%s", e.Entry, s.refused[i], out)
 }
 
 // indexAddresses notes, or forgets, at which addresses s has ClusterIPs and guarded entries, and guards those who are

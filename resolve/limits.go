@@ -61,11 +61,11 @@ func (l Limits) check(rep *report) {
 	for field, n := range map[string]int{"Service.Frontends": l.Service.Frontends, "Service.Slots": l.Service.Slots,
 		"Service.TableEntries": l.Service.TableEntries, "Total.Frontends": l.Total.Frontends, "Total.Slots": l.Total.Slots} {
 		if n < 0 {
-			rep.add("Limits."+field, "InvalidLimit", "%d: give a number above 0, or 0 for the default", n)
+			rep.add("Limits."+field, "InvalidLimit", "%d: use a number above 0, or 0 for the default", n)
 		}
 	}
 	if p := l.NamespacePercent; p < 0 || p > 100 {
-		rep.add("Limits.NamespacePercent", "InvalidLimit", "%d: give a number from 1 to 100, or 0 for the default", p)
+		rep.add("Limits.NamespacePercent", "InvalidLimit", "%d: use a number from 1 to 100, or 0 for the default", p)
 	}
 }
 
@@ -295,21 +295,21 @@ func (r *Resolver) setAdmitted(s *service, yes bool) {
 func (r *Resolver) reportBounds(s *service, rep *report) {
 	limits := r.set.limits
 	if _, excluded := r.excluded[s]; excluded {
-		rep.add("", "ShareExceeded", "not served: it needs %s, and all Services are bound to %d frontends and %d "+
+		rep.add("", "ShareExceeded", "not served: it needs %s, and all Services are limited to %d frontends and %d "+
 			"slots, of which "+
-			"one namespace may take %d %% while others want the rest; delete Services of this namespace, or raise "+
+			"one namespace may use %d %% while others need the rest; delete Services of this namespace, or raise "+
 			"the limits",
 			s.size.cost, limits.Total.Frontends, limits.Total.Slots, limits.NamespacePercent)
 		return
 	}
 	if z := &s.size; z.perPool > 0 {
-		rep.add("", "TooManyEndpoints", "its ports have %d backends in all, and %d are the most for one Service: "+
+		rep.add("", "TooManyEndpoints", "its ports have %d backends in all, the limit for one Service is %d: "+
 			"each port has its first %d; "+
 			"use fewer ports or endpoints, or raise the limit", z.wanted, limits.Service.Slots, z.perPool)
 	}
 	if z := &s.size; z.noTable {
-		rep.add("", "TableTooLarge", "the tables of its scheduler %s would have %d entries, and %d are the most "+
-			"for one Service: served by %s, "+
+		rep.add("", "TableTooLarge", "the tables of its scheduler %s would have %d entries, the limit for one "+
+			"Service is %d: served by %s, "+
 			"and weights don't count; use fewer ports or endpoints, a smaller maglevTableSize, or raise the limit",
 			s.scheduler, z.tables, limits.Service.TableEntries, r.set.schedulerWithoutTable(s.scheduler))
 	}

@@ -28,10 +28,10 @@ func (w *decider) isEntry(g *group, c candidate) bool {
 	}
 	rep := report{w.key, w.out.problems}
 	if !rep.full() {
-		rep.add("", "EndpointIsEntry", "the endpoint %s is where %s is served (%s): it is left out, since its "+
-			"traffic would come to a Service again; "+
-			"give the endpoints of that Service instead", c.at, x.by.groups[x.entry().group].label, x.entry().via)
-		rep.against(x.by, "the endpoint %s is where a Service of another namespace is served: it is left out; give "+
+		rep.add("", "EndpointIsEntry", "the endpoint %s is an address of %s (%s): it is ignored, because its "+
+			"traffic would reach a Service again; "+
+			"list the endpoints of that Service instead", c.at, x.by.groups[x.entry().group].label, x.entry().via)
+		rep.against(x.by, "the endpoint %s is an address of a Service of another namespace: it is ignored; list "+
 			"that Service's endpoints instead", c.at)
 	}
 	w.out.problems = rep.problems

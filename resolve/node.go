@@ -66,7 +66,7 @@ func locate(set *settings, obj *corev1.Node, nodes map[string]peer,
 			if !set.podsGiven {
 				n.Pods = pods
 				if len(obj.Spec.PodCIDRs) == 0 && obj.Spec.PodCIDR == "" {
-					rep.add("spec.podCIDRs", PodsUnknown, "is empty, so %s; give clusterCIDR, or the pods' interfaces by "+
+					rep.add("spec.podCIDRs", PodsUnknown, "is empty, so %s; set clusterCIDR, or the pods' interfaces by "+
 						"detectLocalMode BridgeInterface or InterfaceNamePrefix", unknownPods)
 				}
 			}

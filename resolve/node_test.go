@@ -121,9 +121,9 @@ func TestValidate(t *testing.T) {
 		want   []string // parts of the error; nil: none
 	}{
 		{"good", Config{Node: "n1", ClusterCIDRs: prefixes("10.244.0.0/16"), NodePortAddresses: lines("primary", "10.0.0.0/8")}, nil},
-		{"no name", Config{}, lines("Node: ", "give this node's name")},
-		{"address", Config{Node: "n1", Addresses: append(addrs("10.0.0.1", "::ffff:10.0.0.1"), netip.Addr{})}, lines("Addresses[1]: ::ffff:10.0.0.1", "Addresses[2]: ", "give plain addresses")},
-		{"cluster CIDR", Config{Node: "n1", ClusterCIDRs: []netip.Prefix{{}}}, lines("ClusterCIDRs[0]: ", "give one such as")},
+		{"no name", Config{}, lines("Node: ", "set it to the name of the Node object")},
+		{"address", Config{Node: "n1", Addresses: append(addrs("10.0.0.1", "::ffff:10.0.0.1"), netip.Addr{})}, lines("Addresses[1]: ::ffff:10.0.0.1", "Addresses[2]: ", "use plain addresses")},
+		{"cluster CIDR", Config{Node: "n1", ClusterCIDRs: []netip.Prefix{{}}}, lines("ClusterCIDRs[0]: ", "use one such as")},
 		{"node port address", Config{Node: "n1", NodePortAddresses: lines("all", "eth0", "10.0.0.1")}, lines(`NodePortAddresses[1]: "eth0"`, `NodePortAddresses[2]: "10.0.0.1"`, "give a range")},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -539,7 +539,7 @@ func (r *Resolver) stranger() []source.Problem {
 		names = append(names[:5], "…")
 	}
 	rep := report{object: source.Key{Kind: source.Node, Name: r.set.Node}}
-	rep.add("", "NodeUnknown", "there is no such Node, but %s: served without its addresses, pod ranges and zone, and no endpoint counts as local; give this node's name as its Node object has it",
+	rep.add("", "NodeUnknown", "no Node has this name, but %s: Services are served without its addresses, pod ranges and zone, and no endpoint is local; set --node to the name of the Node object",
 		strings.Join(names, ", "))
 	return rep.list
 }

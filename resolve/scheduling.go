@@ -62,7 +62,7 @@ func readWeight(annotations map[string]string, rep *report) uint16 {
 	}
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || n < 1 || n > model.MaxWeight {
-		rep.add("metadata.annotations["+WeightAnnotation+"]", "InvalidWeight", "%q is no whole number from 1 to %d: taken as 1; correct it", text, model.MaxWeight)
+		rep.add("metadata.annotations["+WeightAnnotation+"]", "InvalidWeight", "%q is not a whole number from 1 to %d: 1 is used; correct it", text, model.MaxWeight)
 		return 1
 	}
 	return uint16(n)

@@ -199,7 +199,7 @@ func (r *reading) readAffinity() {
 			seconds = t
 		} else {
 			r.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "InvalidTimeout",
-				"%d is not from 1 to 86400: %d seconds are used; give a number in that range", t, seconds)
+				"%d is not from 1 to 86400: %d seconds are used; use a number in that range", t, seconds)
 		}
 	}
 	r.out.affinity = time.Duration(seconds) * time.Second
@@ -270,10 +270,10 @@ func (r *reading) readHealth() {
 func (r *reading) addWay(s string, v via, i int) {
 	addr, err := parseAddr(s)
 	if err == nil && !r.families.has(familyOf(addr)) {
-		err = &flaw{"WrongFamily", fmt.Sprintf("%s is of a family that the Service doesn't have", addr)}
+		err = &flaw{"WrongFamily", fmt.Sprintf("%s is of an IP family that the Service doesn't have", addr)}
 	}
 	if err != nil {
-		r.flawed(field(v, i, 0), err, "nothing is served there; correct or remove it")
+		r.flawed(field(v, i, 0), err, "it is not served; correct or remove it")
 		return
 	}
 	r.out.ways = append(r.out.ways, way{addr, v, i})

@@ -20,7 +20,7 @@ func LogConcerns(log *slog.Logger, tracked bool) {
 		log.Info("IPv6 Services are not reachable on this node", "reason", why)
 	}
 	if v, _ := value("net/ipv4/ip_forward"); v == "0" {
-		log.Warn("the node forwards no IPv4 packets: only its own processes reach Services", "sysctl",
+		log.Warn("IPv4 forwarding is off: only the node's own processes reach Services", "sysctl",
 			"net.ipv4.ip_forward", "value", v)
 	}
 	if !tracked {
@@ -28,7 +28,7 @@ func LogConcerns(log *slog.Logger, tracked bool) {
 	}
 	bridges, err := podBridges()
 	if err != nil {
-		log.Info("check the bridges of pods", "error", err)
+		log.Info("checking the pods' bridges failed", "error", err)
 	}
 	if len(bridges) == 0 {
 		return
@@ -39,8 +39,8 @@ func LogConcerns(log *slog.Logger, tracked bool) {
 			v = "missing: load the module br_netfilter"
 		}
 		if v != "1" {
-			log.Warn("answers between pods of one bridge are not translated back: a pod can't reach a Service whose endpoint "+
-				"is on its own bridge", "bridges", strings.Join(bridges, ", "), "sysctl", "net.bridge."+name, "value", v)
+			log.Warn("replies between pods of one bridge are not translated: a pod can't reach a Service whose endpoint is on its "+
+				"own bridge", "bridges", strings.Join(bridges, ", "), "sysctl", "net.bridge."+name, "value", v)
 		}
 	}
 }

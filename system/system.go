@@ -78,7 +78,7 @@ func (s Settings) Apply(log *slog.Logger) error {
 		}
 	}
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(s.OOMScore))), 0); err != nil {
-		log.Info("the process's OOM score stays as it is", "error", err) // a lower one needs CAP_SYS_RESOURCE
+		log.Info("the process's OOM score is unchanged", "error", err) // a lower one needs CAP_SYS_RESOURCE
 	}
 	return errors.Join(errs...)
 }
@@ -115,10 +115,10 @@ func track(log *slog.Logger, n int) error {
 	}
 	if size, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && size < n/4 {
 		if err := os.WriteFile(hashSize, []byte(strconv.Itoa(n/4)), 0); err != nil {
-			log.Warn("connection tracking's table is small for its connections, and stays so", "buckets", size, "connections", n, "error", err)
+			log.Warn("connection tracking's hash table is small for its connections and was not resized", "buckets", size, "connections", n, "error", err)
 			return nil
 		}
-		log.Info("enlarged connection tracking's table", "buckets", n/4, "was", size)
+		log.Info("resized connection tracking's hash table", "buckets", n/4, "was", size)
 	}
 	return nil
 }

@@ -86,7 +86,7 @@ func eachTable(ctx context.Context, do func(c *iptables.Conn, f iptables.Family,
 		for _, f := range c.Families {
 			is, err := c.Save(ctx, f, tables...)
 			if err != nil {
-				return fmt.Errorf("look for a kube-proxy's rules: %w", err)
+				return fmt.Errorf("find kube-proxy's rules: %w", err)
 			}
 			for _, name := range tables {
 				if text := removal(name, is[name]); text != "" {

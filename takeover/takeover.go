@@ -71,7 +71,7 @@ func Run(ctx context.Context, log *slog.Logger, o Options) error {
 	}
 	what := strings.Join(left, ", ")
 	if !o.Remove {
-		log.Warn("a kube-proxy's rules stand beside ours: once it has stopped they go stale; remove them with --migrate-from-kube-proxy Remove, or with kube-proxy --cleanup", "found", what)
+		log.Warn("kube-proxy's rules are present and become stale once it has stopped; remove them with --migrate-from-kube-proxy Remove or kube-proxy --cleanup", "found", what)
 		return nil
 	}
 	if err := Gone(ctx, log); err != nil {
@@ -80,14 +80,14 @@ func Run(ctx context.Context, log *slog.Logger, o Options) error {
 	if err := remove(ctx, o); err != nil {
 		return err
 	}
-	log.Info("took over: removed what a kube-proxy had left", "removed", what)
+	log.Info("removed kube-proxy's rules", "removed", what)
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(afterward):
 	}
 	if left, err = Look(ctx); err == nil && len(left) > 0 {
-		err = fmt.Errorf("it wrote its rules again (%s), so one runs that can't be seen from here: stop it, then start Fairlead anew", strings.Join(left, ", "))
+		err = fmt.Errorf("kube-proxy restored its rules (%s), so one runs that is not visible from here: stop it, then restart Fairlead", strings.Join(left, ", "))
 	}
 	return err
 }
@@ -100,7 +100,7 @@ func Gone(ctx context.Context, log *slog.Logger) error {
 			return err
 		}
 		if !told {
-			log.Warn("a kube-proxy runs here too, and would write its rules again: they are removed once it has stopped", "pid", pids)
+			log.Warn("kube-proxy is running and would restore its rules; they are removed once it has stopped", "pid", pids)
 		}
 		select {
 		case <-ctx.Done():
@@ -172,7 +172,7 @@ func Await(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("no kube-proxy came to serve here: %w", ctx.Err())
+			return fmt.Errorf("kube-proxy did not start to serve: %w", ctx.Err())
 		case <-time.After(period / 4):
 		}
 	}

@@ -89,7 +89,7 @@ func TestDropIn(t *testing.T) {
 	}
 	says("msg=serving node=a mode=nftables")
 	says("portRange")
-	says("--proxy-mode is not honoured")
+	says("--proxy-mode is ignored")
 	space, err := netns.Open(ns)
 	if err != nil {
 		t.Fatal(err)

@@ -149,7 +149,7 @@ func TestRefusedConfiguration(t *testing.T) {
 		})
 	}
 	write("mode: nftabels\n")
-	refused("no mode")
+	refused("invalid mode")
 	good()
 	if m, err := agent.ModeOf("ipvs"); err != nil {
 		t.Fatal(err)

@@ -273,17 +273,17 @@ func TestMigrate(t *testing.T) {
 			t.Errorf("%s kube-proxy's table is gone: %v", when, err)
 		}
 	}
-	eventually(t, "it waits for kube-proxy", func() bool { return log.has("a kube-proxy runs here too") })
+	eventually(t, "it waits for kube-proxy", func() bool { return log.has("kube-proxy is running") })
 	stands("while kube-proxy runs")
 	ended()
-	eventually(t, "it waits for the agent", func() bool { return log.has("not ready here") })
+	eventually(t, "it waits for the agent", func() bool { return log.has("waiting until Fairlead is ready") })
 	stands("before the agent is ready")
 	l.hire()
 	eventually(t, "kube-proxy's table is gone", func() bool {
 		out, err := nft("list", "tables")
 		return err == nil && !strings.Contains(out, "kube-proxy") && strings.Contains(out, "fairlead")
 	})
-	eventually(t, "it says so", func() bool { return log.has("took over") })
+	eventually(t, "it says so", func() bool { return log.has("removed kube-proxy's rules") })
 }
 
 // migrate starts the command in the node as a container that is given p, with the processes of the host.

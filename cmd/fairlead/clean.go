@@ -35,7 +35,7 @@ run clean --after kube-proxy, which waits until that one's rules are there.`,
 					return fmt.Errorf("nothing was removed: %w", err)
 				}
 			default:
-				return fmt.Errorf("--after %q: only kube-proxy is known", after)
+				return fmt.Errorf("invalid --after %q: use kube-proxy", after)
 			}
 			if err := agent.Clean(c.Context()); err != nil {
 				return err

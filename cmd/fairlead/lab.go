@@ -57,13 +57,13 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 			case secondKernel:
 				return inSecondKernel(c, o.Out)
 			default:
-				return fmt.Errorf("--kernel %q: choose %s or %s", kernel, hostKernel, secondKernel)
+				return fmt.Errorf("invalid --kernel %q: use %s or %s", kernel, hostKernel, secondKernel)
 			}
 			if o.Rounds < 0 {
-				return fmt.Errorf("--rounds %d: give at least 1", o.Rounds)
+				return fmt.Errorf("invalid --rounds %d: use at least 1", o.Rounds)
 			}
 			if c.Flags().Changed("endpoints") && o.Endpoints < 1 {
-				return fmt.Errorf("--endpoints %d: give at least 1", o.Endpoints)
+				return fmt.Errorf("invalid --endpoints %d: use at least 1", o.Endpoints)
 			}
 			if !c.Flags().Changed("seed") {
 				o.Seed = uint64(time.Now().UnixNano()) % 1_000_000
@@ -143,7 +143,7 @@ func runLab(c *cobra.Command, e lab.Experiment, o lab.Options) error {
 		return errors.Join(err, terr)
 	}
 	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("interrupted: the report is of a part of the run; everything was taken down")
+		return fmt.Errorf("interrupted: the report covers a part of the run; everything was removed")
 	}
 	return err
 }

@@ -66,7 +66,7 @@ func awaitReady(ctx context.Context, address string, log *slog.Logger) error {
 			return nil
 		}
 		if !logged {
-			log.Info("Fairlead is not ready here: kube-proxy's rules stay until it is", "error", err)
+			log.Info("waiting until Fairlead is ready; kube-proxy's rules are kept", "error", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -29,7 +29,7 @@ func runCommand() *cobra.Command {
 the kernel of this network namespace, and follow every change. When the agent ends, traffic continues; a
 restarted agent continues from what the kernel holds. While the API server is unavailable, the last state stays.
 
-kube-proxy's configuration file and flags are accepted unchanged: what is not honoured is named in a warning. A
+kube-proxy's configuration file and flags are accepted unchanged: what has no effect gives a warning. A
 changed file is applied at once without interrupting traffic; an invalid one, or one that is impossible here, is
 reported, and the last good one stays in force.`,
 		Example: `  fairlead run --config /var/lib/kube-proxy/config.conf --migrate-from-kube-proxy Remove
@@ -99,7 +99,7 @@ func (p *process) run(c *cobra.Command, n *nodeFlags, now *config.Config) error 
 		case err == nil && newer == nil, err != nil && (good == nil || back || served):
 			return err
 		case err != nil:
-			log.Error("the changed configuration can't be started; the last good one comes back into force",
+			log.Error("the changed configuration failed to start; returning to the last one",
 				"error", err)
 			p.refusal.Set(err)
 			now, back = good.Despite(now), true
@@ -107,7 +107,7 @@ func (p *process) run(c *cobra.Command, n *nodeFlags, now *config.Config) error 
 		case served || good == nil:
 			good = now
 		}
-		log.Info("taking the changed configuration up; traffic goes on meanwhile")
+		log.Info("applying the changed configuration; traffic continues")
 		p.refusal.Set(nil)
 		now, back = newer, false
 	}
@@ -179,7 +179,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	o.Servers.Version, o.Servers.Emulates = thisBuild().String(), build.Major+"."+build.Minor
 	starting := func() {}
 	if firewall, err := system.OpenFirewall(); err != nil {
-		log.Warn("whether the node drops forwarded packets can't be read", "error", err)
+		log.Warn("checking whether the node drops forwarded packets failed", "error", err)
 	} else {
 		defer firewall.Close()
 		o.Firewall = firewall
@@ -191,11 +191,11 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	}
 	o.Prepare = func() {
 		if c.OpenNodePorts() {
-			log.Warn("nodePortAddresses is not set: node ports are open at every address of the node; consider primary")
+			log.Warn("nodePortAddresses is not set: node ports are open at all addresses of the node; consider primary")
 		}
 		system.LogConcerns(log, d.mode.Tracks())
 		if err := set.Apply(log); err != nil {
-			log.Warn("not every setting of the system could be made; it is tried again once Services are served", "error", err)
+			log.Warn("applying system settings failed; retrying once Services are served", "error", err)
 			again = true
 		}
 	}
@@ -204,11 +204,11 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 		starting()
 		if again {
 			if err := set.Apply(log); err != nil {
-				log.Warn("settings of the system could not be made", "error", err)
+				log.Warn("applying system settings failed", "error", err)
 			}
 		}
 		if err := takeover.Run(ctx, log, takeover.Options{Remove: c.Own.TakeOver == config.Remove, Keep: c.Kept()}); err != nil && !errors.Is(err, context.Canceled) {
-			log.Warn("remove kube-proxy's rules", "error", err)
+			log.Warn("removing kube-proxy's rules failed", "error", err)
 		}
 	}
 	return agent.Run(ctx, o)

@@ -35,7 +35,7 @@ One process may trace a node at a time.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o != "" && o != "json" {
-				return fmt.Errorf("--output %q: json is known, a line for each connection", o)
+				return fmt.Errorf("invalid --output %q: use json, a line for each connection", o)
 			}
 			w, err := n.read(c.Context(), true)
 			if err != nil {

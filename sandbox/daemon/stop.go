@@ -25,7 +25,7 @@ func Stop(ctx context.Context, name string) error {
 		return sandbox.DownByName(name)
 	}
 	if _, err := StatusOf(name); err != nil {
-		return fmt.Errorf("stop sandbox %s: process %d holds it, which is no sandbox daemon: end that", name, s.PID)
+		return fmt.Errorf("stop sandbox %s: process %d holds it and is not a sandbox daemon: stop that process", name, s.PID)
 	}
 	if err := syscall.Kill(s.PID, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("stop sandbox %s: end process %d: %w", name, s.PID, err)
@@ -66,7 +66,7 @@ func Pick(name string) (sandbox.State, error) {
 	for _, s := range states {
 		names = append(names, s.Name)
 	}
-	return sandbox.State{}, fmt.Errorf("sandboxes %s are up: give the --name of one", strings.Join(names, " and "))
+	return sandbox.State{}, fmt.Errorf("sandboxes %s are up: choose one with --name", strings.Join(names, " and "))
 }
 
 // All gives the sandboxes that Stop can take down: those that daemons keep up, and what killed processes left over.

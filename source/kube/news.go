@@ -181,7 +181,7 @@ func (n *news) trouble() (ps []source.Problem) {
 	for _, r := range n.kinds {
 		t := n.troubles[r.kind]
 		if t == nil && n.late && !n.begun && !n.listed[r.kind] {
-			t = &trouble{reason: Slow, message: fmt.Sprintf("the API server has not told all %s yet: nothing is changed until it has", r.GroupResource()), since: n.start}
+			t = &trouble{reason: Slow, message: fmt.Sprintf("the API server has not sent all %s yet: nothing changes until it has", r.GroupResource()), since: n.start}
 		}
 		switch {
 		case t == nil, r.optional && t.reason == NotServed:

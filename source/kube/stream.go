@@ -121,7 +121,7 @@ func (s *stream) failed(ctx context.Context, err error) {
 	reason := reasonOf(err)
 	message := problemOf(s.host(), s.resource, reason, err)
 	if bad := s.renew(); bad != nil {
-		reason, message = Misconfigured, bad.Error()+": until it is mended, what was read before is used; "+message
+		reason, message = Misconfigured, bad.Error()+": the last state is used until it is fixed; "+message
 	}
 	if t := s.ill(s.kind, reason, message); t.answered() {
 		s.rest = time.Now().Add(spare(time.Since(t.turned)))

@@ -22,8 +22,11 @@ func (r release) start(t testing.TB, c corev1.Container) *running {
 	t.Helper()
 	h, err := box.Node("a")
 	check(t, err)
+	built(t, "FAIRLEAD_IMAGE")
+	files, err := shipped()
+	check(t, err)
 	dir := t.TempDir()
-	if out, err := exec.Command("cp", "-al", shipped.root, filepath.Join(dir, "rootfs")).CombinedOutput(); err != nil {
+	if out, err := exec.Command("cp", "-al", files.root, filepath.Join(dir, "rootfs")).CombinedOutput(); err != nil {
 		t.Fatalf("link the image's files: %v: %s", err, out) // runc makes mount points among them
 	}
 	spec := exec.Command("runc", "spec")
@@ -34,6 +37,9 @@ func (r release) start(t testing.TB, c corev1.Container) *running {
 	text, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	var s map[string]any
 	check(t, err, json.Unmarshal(text, &s))
+	process := s["process"].(map[string]any)
+	process["args"] = slices.Concat(files.Entrypoint, c.Args)
+	process["env"] = slices.Concat(files.Env, environment(c))
 	r.fill(t, s, c, h, dir)
 	text, err = json.Marshal(s)
 	check(t, err, os.WriteFile(filepath.Join(dir, "config.json"), text, 0o644))
@@ -56,8 +62,6 @@ func (r release) fill(t testing.TB, s map[string]any, c corev1.Container, h *san
 	may := c.SecurityContext
 	process, linux := s["process"].(map[string]any), s["linux"].(map[string]any)
 	process["terminal"] = false
-	process["args"] = slices.Concat(shipped.Entrypoint, c.Args)
-	process["env"] = slices.Concat(shipped.Env, environment(c))
 	process["noNewPrivileges"] = may.AllowPrivilegeEscalation != nil && !*may.AllowPrivilegeEscalation
 	s["root"].(map[string]any)["readonly"] = *may.ReadOnlyRootFilesystem
 	var caps []string

@@ -33,7 +33,7 @@ func newHelm(t testing.TB) helm {
 	kubeconfig, err := plane.Kubeconfig("helm", first, "system:masters")
 	check(t, err)
 	dir := t.TempDir()
-	check(t, os.Symlink(os.Getenv("HELM"), filepath.Join(dir, "helm")))
+	check(t, os.Symlink(built(t, "HELM"), filepath.Join(dir, "helm")))
 	return helm{box.Outside(), dir, kubeconfig}
 }
 

@@ -7,10 +7,25 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"testing"
 )
 
-// shipped is the container image that `make image` builds.
-var shipped image
+// imageDir is where shipped puts the image.
+var imageDir string
+
+// shipped returns the container image that `make image` builds, unpacked.
+var shipped = sync.OnceValues(func() (image, error) { return unpack(os.Getenv("FAIRLEAD_IMAGE"), imageDir) })
+
+// built returns the path of a program that the Makefile builds, from the environment.
+func built(t testing.TB, variable string) string {
+	t.Helper()
+	path := os.Getenv(variable)
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("%s must be the path of a file: %v: run `make -C test/cluster test`, which builds it", variable, err)
+	}
+	return path
+}
 
 // image is an image's files, and how they are run.
 type image struct {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -91,7 +90,7 @@ func startKubeProxy(t testing.TB, h *sandbox.Host, variant kubeproxy.Variant) *k
 	ns, err := netns.Open(h.Namespace)
 	check(t, err)
 	t.Cleanup(func() { ns.Close() })
-	proxy, err := kubeproxy.Start(ctx, kubeproxy.Options{Binary: os.Getenv("KUBE_PROXY"), Mode: kubeproxy.IPTables, Variant: variant,
+	proxy, err := kubeproxy.Start(ctx, kubeproxy.Options{Binary: built(t, "KUBE_PROXY"), Mode: kubeproxy.IPTables, Variant: variant,
 		Namespace: ns, Kubeconfig: kubeconfig, Node: "a", Dir: filepath.Join(t.TempDir(), "kube-proxy")})
 	check(t, err)
 	t.Cleanup(func() {

@@ -71,7 +71,7 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) (code int, err error) {
-	for _, v := range []string{"CONTROL_PLANE", "FAIRLEAD", "FAIRLEAD_IMAGE", "HELM", "KUBE_PROXY"} {
+	for _, v := range []string{"CONTROL_PLANE", "FAIRLEAD"} {
 		if _, err := os.Stat(os.Getenv(v)); err != nil {
 			return 1, fmt.Errorf("%s must be the path of a file: %w: run `make -C test/cluster test`, which builds it", v, err)
 		}
@@ -81,9 +81,7 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer os.RemoveAll(dir)
-	if shipped, err = unpack(os.Getenv("FAIRLEAD_IMAGE"), filepath.Join(dir, "image")); err != nil {
-		return 1, err
-	}
+	imageDir = filepath.Join(dir, "image")
 	if box, err = sandbox.Up(context.Background(), sandbox.Options{Objects: machines(), Serve: true}); err != nil {
 		return 1, err
 	}

@@ -63,9 +63,9 @@ func handOver(t *testing.T, mode kubeproxy.Mode, variant kubeproxy.Variant, ours
 	check(t, generate.Write(dir, objects, 1))
 	run := start(t, ns, "run", "--mode", ours, "--source", dir, "--node", nodeName, "--migrate-from-kube-proxy", "Remove", "--metrics-bind-address=", "--healthz-bind-address=")
 	run.says(ctx, "msg=serving")
-	run.says(ctx, "a kube-proxy runs here too")
+	run.says(ctx, "kube-proxy is running")
 	check(t, n.Stop())
-	run.says(ctx, "took over")
+	run.says(ctx, "removed kube-proxy's rules")
 	if left := rules(t, ns, variant); strings.Contains(left, "large-") || strings.Contains(left, "KUBE-SERVICES") {
 		t.Errorf("after it was taken over there is:\n%s", left)
 	}
