@@ -44,14 +44,14 @@ lab-full: build root ## the same with every block: for the night
 
 .PHONY: test
 test: root packages vet ## every test: pure, in the kernel, with real packets, with the race detector
-	$(GO) test -timeout 40m -skip SecondKernel $$($(GO) list ./... | grep -v /vm)
+	$(GO) test -timeout 40m -skip SecondKernel $$($(GO) list ./... | grep -v /sandbox/vm)
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m $(RACY)
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m -run TestConformance/nftables ./agent
-	$(GO) test -timeout 20m -p 1 ./vm/...
+	$(GO) test -timeout 20m -p 1 ./sandbox/vm/...
 	$(GO) test -timeout 45m -p 1 -run '^Test(In)?SecondKernel$$' ./kernel/bpf ./kernel/ipvs ./dataplane/service/ebpf ./dataplane/service/ipvs ./test
 
 # What needs no root: pure packages, and in a user namespace kernel wrappers and the mode userspace.
-UNIT := . ./agent/escape ./cmd/... ./config ./dataplane/health ./dataplane/httpserver ./dataplane/maglev ./event ./lab/chart \
+UNIT := . ./agent/escape ./cmd/... ./agent/config ./dataplane/health ./dataplane/httpserver ./dataplane/maglev ./agent/event ./lab/chart \
 	./lab/progress ./lab/report ./lab/result ./lab/stats ./model ./reconcile ./resolve ./sandbox/apiserver ./source/... ./verdict
 ROOTLESS := ./kernel/netns ./kernel/nftables ./kernel/sockets ./kernel/sysctl ./dataplane/service/userspace
 .PHONY: test-unit

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"fairlead.dev/fairlead/dataplane/service"
-	"fairlead.dev/fairlead/resolve"
+	resolve "fairlead.dev/fairlead/resolve/service"
 )
 
 // only collects the metrics of session affinity.

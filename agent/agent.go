@@ -22,7 +22,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
-	"fairlead.dev/fairlead/resolve"
+	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 )
 

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/conformance"
 	"fairlead.dev/fairlead/dataplane/service/nftables"
 	"fairlead.dev/fairlead/model"
 )

@@ -19,11 +19,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/source"
-	"fairlead.dev/fairlead/system"
 )
 
 // forwarding is a node that serves a pod's node ports to a client outside in both families: 30080 with the client's
@@ -305,7 +305,7 @@ func TestHealthCheckIsAccepted(t *testing.T) {
 // for as long as that lasts, and says so in its notes.
 func TestForwardPolicyIsAProblem(t *testing.T) {
 	inNode(t, func(ctx context.Context) error {
-		firewall, err := system.OpenFirewall()
+		firewall, err := node.OpenFirewall()
 		if err != nil {
 			return err
 		}

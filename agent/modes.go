@@ -18,7 +18,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/service/userspace"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
-	"fairlead.dev/fairlead/resolve"
+	resolve "fairlead.dev/fairlead/resolve/service"
 )
 
 // Mode is a way of carrying Service traffic: a data plane, or several that share the work.

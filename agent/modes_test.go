@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
-	"fairlead.dev/fairlead/resolve"
+	resolve "fairlead.dev/fairlead/resolve/service"
 )
 
 // A mode that can't have the nodes of endpoints answer clients says so by its name, and is no reason not to begin.

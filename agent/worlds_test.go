@@ -3,7 +3,7 @@ package agent
 import (
 	"testing"
 
-	"fairlead.dev/fairlead/dataplane/conformance"
+	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/sandbox/echo"
 )
 

@@ -27,7 +27,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/agent"
-	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/agent/config"
 )
 
 var update = flag.Bool("update", false, "write ./manifests anew")

@@ -17,7 +17,7 @@ import (
 	"fairlead.dev/fairlead/lab/load"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/resolve"
+	resolve "fairlead.dev/fairlead/resolve/service"
 )
 
 var balanceExperiment = Experiment{

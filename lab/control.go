@@ -19,7 +19,7 @@ import (
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
-	"fairlead.dev/fairlead/resolve"
+	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 )
 

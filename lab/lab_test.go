@@ -20,17 +20,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/agent"
-	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/agent/config"
+	agentnode "fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/lab/report"
 	"fairlead.dev/fairlead/lab/result"
-	"fairlead.dev/fairlead/resolve"
+	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/source/manifest"
-	"fairlead.dev/fairlead/system"
 )
 
 // TestMain is the agent when it is called as one, as the program itself would be.
@@ -58,7 +58,7 @@ func runAgent(args []string) error {
 		return err
 	}
 	m = m.EBPF(ebpf.Options{NoShortcut: *shortcut == string(config.Never)})
-	addresses, err := system.OpenAddresses()
+	addresses, err := agentnode.OpenAddresses()
 	if err != nil {
 		return err
 	}

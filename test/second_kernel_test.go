@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"fairlead.dev/fairlead/vm/vmtest"
+	"fairlead.dev/fairlead/sandbox/vm/vmtest"
 )
 
 // TestSecondKernel judges IPVS, which the host's kernel may not have, in the second kernel, and nftables again, for another

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent"
-	"fairlead.dev/fairlead/takeover"
+	"fairlead.dev/fairlead/agent/migrate"
 )
 
 // cleanCommand removes everything of ours.
@@ -31,7 +31,7 @@ run clean --after kube-proxy, which waits until that one's rules are there.`,
 			case "kube-proxy":
 				ctx, stop := context.WithTimeout(c.Context(), patience)
 				defer stop()
-				if err := takeover.Await(ctx); err != nil {
+				if err := migrate.Await(ctx); err != nil {
 					return fmt.Errorf("nothing was removed: %w", err)
 				}
 			default:

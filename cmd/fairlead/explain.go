@@ -13,11 +13,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/resolve"
+	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/manifest"
-	"fairlead.dev/fairlead/system"
 	"fairlead.dev/fairlead/verdict"
 )
 
@@ -49,7 +49,7 @@ a port by number or name. PROTOCOL is tcp, udp or sctp; without it that of the S
 				return err
 			}
 			if w.services.Node.PodInterfaces.Name != "" {
-				if p.In, err = system.InterfaceTo(p.Src.Addr()); err != nil { // where its answers leave, it comes in
+				if p.In, err = node.InterfaceTo(p.Src.Addr()); err != nil { // where its answers leave, it comes in
 					return err
 				}
 			}

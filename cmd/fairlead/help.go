@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/agent/config"
 )
 
 // helpColumns is the width that help is wrapped to.

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/agent/config"
 )
 
 // help returns what a command prints with arguments.

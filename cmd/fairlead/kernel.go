@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/vm"
+	"fairlead.dev/fairlead/sandbox/vm"
 )
 
 // The kernels that a measurement can run in.

@@ -11,7 +11,7 @@ import (
 	"k8s.io/component-base/metrics/prometheus/feature"
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // rest_client_*
 
-	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/agent/config"
 )
 
 // processMetrics returns the metrics that Kubernetes' components have in common: of the API client, of features, of the

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/config"
-	"fairlead.dev/fairlead/takeover"
+	"fairlead.dev/fairlead/agent/config"
+	"fairlead.dev/fairlead/agent/migrate"
 )
 
 // migrateCommand returns the command that removes a kube-proxy's rules once Fairlead serves in its place.
@@ -33,7 +33,7 @@ It is what run --migrate-from-kube-proxy Remove does, as a command that ends: th
 			if err != nil {
 				return err
 			}
-			return migrate(c.Context(), loaded, logger(c.ErrOrStderr(), loaded))
+			return leaveKubeProxy(c.Context(), loaded, logger(c.ErrOrStderr(), loaded))
 		},
 	}
 	n.add(c)
@@ -42,15 +42,15 @@ It is what run --migrate-from-kube-proxy Remove does, as a command that ends: th
 	return c
 }
 
-// migrate removes kube-proxy's rules once no kube-proxy runs and the agent that c configures is ready.
-func migrate(ctx context.Context, c *config.Config, log *slog.Logger) error {
-	if err := takeover.Gone(ctx, log); err != nil {
+// leaveKubeProxy removes kube-proxy's rules once no kube-proxy runs and the agent that c configures is ready.
+func leaveKubeProxy(ctx context.Context, c *config.Config, log *slog.Logger) error {
+	if err := migrate.Gone(ctx, log); err != nil {
 		return err
 	}
 	if err := awaitReady(ctx, cmp.Or(c.Proxy.MetricsBindAddress, "127.0.0.1:10249"), log); err != nil {
 		return err
 	}
-	if err := takeover.Run(ctx, log, takeover.Options{Remove: true, Keep: c.Kept()}); err != nil {
+	if err := migrate.Run(ctx, log, migrate.Options{Remove: true, Keep: c.Kept()}); err != nil {
 		return err
 	}
 	log.Info("nothing of kube-proxy is left in this network namespace")

@@ -9,12 +9,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/escape"
-	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/dataplane/service/ipvs"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/resolve"
+	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/manifest"
 )

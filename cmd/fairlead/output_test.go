@@ -9,7 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/source"
 )

@@ -12,11 +12,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/escape"
-	"fairlead.dev/fairlead/config"
-	"fairlead.dev/fairlead/event"
-	"fairlead.dev/fairlead/system"
-	"fairlead.dev/fairlead/takeover"
+	"fairlead.dev/fairlead/agent/event"
+	"fairlead.dev/fairlead/agent/migrate"
+	"fairlead.dev/fairlead/agent/node"
 )
 
 // runCommand serves a node.
@@ -166,7 +166,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	if err != nil {
 		return err
 	}
-	addresses, err := system.OpenAddresses()
+	addresses, err := node.OpenAddresses()
 	if err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	build := buildInfo()
 	o.Servers.Version, o.Servers.Emulates = thisBuild().String(), build.Major+"."+build.Minor
 	starting := func() {}
-	if firewall, err := system.OpenFirewall(); err != nil {
+	if firewall, err := node.OpenFirewall(); err != nil {
 		log.Warn("checking whether the node drops forwarded packets failed", "error", err)
 	} else {
 		defer firewall.Close()
@@ -193,7 +193,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 		if c.OpenNodePorts() {
 			log.Warn("nodePortAddresses is not set: node ports are open at all addresses of the node; consider primary")
 		}
-		system.LogConcerns(log, d.mode.Tracks())
+		node.LogConcerns(log, d.mode.Tracks())
 		if err := set.Apply(log); err != nil {
 			log.Warn("applying system settings failed; retrying once Services are served", "error", err)
 			again = true
@@ -207,7 +207,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 				log.Warn("applying system settings failed", "error", err)
 			}
 		}
-		if err := takeover.Run(ctx, log, takeover.Options{Remove: c.Own.TakeOver == config.Remove, Keep: c.Kept()}); err != nil && !errors.Is(err, context.Canceled) {
+		if err := migrate.Run(ctx, log, migrate.Options{Remove: c.Own.TakeOver == config.Remove, Keep: c.Kept()}); err != nil && !errors.Is(err, context.Canceled) {
 			log.Warn("removing kube-proxy's rules failed", "error", err)
 		}
 	}

@@ -12,9 +12,9 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"fairlead.dev/fairlead/config"
-	"fairlead.dev/fairlead/event"
-	"fairlead.dev/fairlead/resolve"
+	"fairlead.dev/fairlead/agent/config"
+	"fairlead.dev/fairlead/agent/event"
+	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/source/manifest"

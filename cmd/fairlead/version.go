@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/version"
 
-	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/agent/config"
 )
 
 // release and commit are set by the linker, see Makefile: a tag such as v0.1.0, empty between releases, and what

@@ -3,7 +3,7 @@ package bpf
 import (
 	"testing"
 
-	"fairlead.dev/fairlead/vm/vmtest"
+	"fairlead.dev/fairlead/sandbox/vm/vmtest"
 )
 
 // TestSecondKernel has the verifier of an old kernel judge the programs for sockets: it takes fewer loops than later ones.

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
-	"fairlead.dev/fairlead/vm/vmtest"
+	"fairlead.dev/fairlead/sandbox/vm/vmtest"
 )
 
 // inside says that these tests run in the second kernel, which has IPVS.

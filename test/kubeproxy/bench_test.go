@@ -27,7 +27,7 @@ import (
 	"fairlead.dev/fairlead/lab/kubeproxy"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
-	"fairlead.dev/fairlead/resolve"
+	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/sandbox/generate"
 	"fairlead.dev/fairlead/source"

@@ -3,7 +3,7 @@ package ebpf_test
 import (
 	"testing"
 
-	"fairlead.dev/fairlead/vm/vmtest"
+	"fairlead.dev/fairlead/sandbox/vm/vmtest"
 )
 
 // TestSecondKernel has packets handed over by another kernel, whose structs lie otherwise.

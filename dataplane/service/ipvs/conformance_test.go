@@ -7,7 +7,7 @@ import (
 	"os"
 	"os/exec"
 
-	"fairlead.dev/fairlead/dataplane/conformance"
+	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/dataplane/flows"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"

@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"fairlead.dev/fairlead/dataplane/conformance"
+	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/dataplane/service/servicetest"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/vm/vmtest"
+	"fairlead.dev/fairlead/sandbox/vm/vmtest"
 )
 
 // inside says that these tests run in the second kernel, which has IPVS.

@@ -1,0 +1,381 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
+
+	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/node"
+	"fairlead.dev/fairlead/model"
+	resolve "fairlead.dev/fairlead/resolve/service"
+)
+
+// Config is everything that an agent is told: complete and valid.
+type Config struct {
+	Proxy    v1alpha1.KubeProxyConfiguration
+	Own      FairleadConfiguration
+	Server   string   // the API server's address, in place of the kubeconfig's
+	Warnings []string // what was given and is not honoured
+
+	fromFile bool   // Proxy was read from a file
+	text     []byte // the file's
+}
+
+// Load puts the file, if one is named, and the flags together. The error names everything that is wrong.
+func (f *Flags) Load() (*Config, error) {
+	c := &Config{Server: f.Server}
+	var err error
+	if f.File == "" {
+		err = c.take(f, content{})
+	} else if text, rerr := os.ReadFile(f.File); rerr != nil {
+		err = rerr
+	} else if in, rerr := read(text); rerr != nil {
+		err = fmt.Errorf("%s: %w", f.File, rerr)
+	} else {
+		c.text = text
+		err = c.take(f, in)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	return c, nil
+}
+
+// take puts a file's content and the flags together.
+func (c *Config) take(f *Flags, in content) error {
+	c.Warnings = slices.Concat(f.former, in.warnings)
+	if in.proxy != nil {
+		c.Proxy, c.fromFile = *in.proxy, true
+		complete(&c.Proxy)
+		c.Warnings = append(c.Warnings, f.useless()...)
+		logging(f.set, &c.Proxy.Logging)
+	} else if err := f.finish(); err != nil {
+		return err
+	} else {
+		c.Proxy = *f.proxy
+	}
+	for _, name := range idle {
+		if f.given(name) {
+			c.Warnings = append(c.Warnings, "--"+name+" is ignored: it has no effect")
+		}
+	}
+	c.name(f)
+	if f.Verbose {
+		c.Proxy.Logging.Verbosity = max(c.Proxy.Logging.Verbosity, 4)
+	}
+	c.Own = f.own
+	if in.own != nil {
+		c.Own = f.over(*in.own)
+	} else if !f.given("mode") {
+		c.Own.Mode = ""
+	}
+	if !f.given("scheduler") && (in.own == nil || in.own.Scheduler == "") {
+		c.Own.Scheduler = ""
+	}
+	c.Own.APIVersion, c.Own.Kind = APIVersion, Kind
+	c.Own.TakeOver = cmp.Or(c.Own.TakeOver, Leave)
+	c.externalIPs(in.own != nil && in.own.ExternalIPs != "" || f.given("external-ips"))
+	c.Own.EBPF.Shortcut = cmp.Or(c.Own.EBPF.Shortcut, Auto)
+	if !f.given("ebpf-map-entries") {
+		c.Own.EBPF.Room = cmp.Or(c.Own.EBPF.Room, agent.DefaultRoom)
+	}
+	if !f.given("ebpf-flows") {
+		c.Own.EBPF.Flows = cmp.Or(c.Own.EBPF.Flows, agent.DefaultFlows)
+	}
+	c.Own.EBPF.ReversePathCheck = cmp.Or(c.Own.EBPF.ReversePathCheck, Always)
+	if err := c.validate(); err != nil {
+		return err
+	}
+	c.mode(f)
+	c.Warnings = append(c.Warnings, ignored(&c.Proxy)...)
+	return nil
+}
+
+// externalIPs decides which external IPs are served: none where kube-proxy's feature gate says so, whatever our own
+// field does, which was given or not.
+func (c *Config) externalIPs(given bool) {
+	if allowed, set := c.Proxy.FeatureGates[allowExternalIPs]; set && !allowed {
+		if given && c.Own.ExternalIPs != resolve.RefuseExternalIPs {
+			c.Warnings = append(c.Warnings, fmt.Sprintf("externalIPs: %s is ignored: the feature gate %s is false",
+				c.Own.ExternalIPs, allowExternalIPs))
+		}
+		c.Own.ExternalIPs = resolve.RefuseExternalIPs
+	}
+	c.Own.ExternalIPs = cmp.Or(c.Own.ExternalIPs, resolve.SafeExternalIPs)
+}
+
+// name decides the node's name: flag, file, environment.
+func (c *Config) name(f *Flags) {
+	name := c.Proxy.HostnameOverride
+	if f.given("hostname-override") {
+		name = f.proxy.HostnameOverride
+	} else if f.given("node") || name == "" {
+		name = f.node
+	}
+	c.Proxy.HostnameOverride = strings.ToLower(strings.TrimSpace(name))
+}
+
+// mode decides the data plane's name: ours by flag or file, else kube-proxy's; auto where a file leaves it open.
+func (c *Config) mode(f *Flags) {
+	usual := agent.Default
+	if c.fromFile || f.given("proxy-mode") {
+		usual = agent.Auto
+	}
+	c.Own.Mode = cmp.Or(c.Own.Mode, string(c.Proxy.Mode), usual)
+}
+
+// over puts our own flags that were given over what the file says.
+func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
+	for _, set := range []struct {
+		flag     string
+		to, from *string
+	}{
+		{"source", &file.Source, &f.own.Source},
+		{"mode", &file.Mode, &f.own.Mode},
+		{"scheduler", &file.Scheduler, &f.own.Scheduler},
+		{"service-proxy-name", &file.ServiceProxyName, &f.own.ServiceProxyName},
+		{"external-ips", (*string)(&file.ExternalIPs), (*string)(&f.own.ExternalIPs)},
+		{"ebpf-fast-path", (*string)(&file.EBPF.Shortcut), (*string)(&f.own.EBPF.Shortcut)},
+		{"ebpf-reverse-path-check", (*string)(&file.EBPF.ReversePathCheck), (*string)(&f.own.EBPF.ReversePathCheck)},
+		{"migrate-from-kube-proxy", (*string)(&file.TakeOver), (*string)(&f.own.TakeOver)},
+	} {
+		if f.given(set.flag) || *set.to == "" && set.flag == "source" {
+			*set.to = *set.from
+		}
+	}
+	if f.given("maglev-table-size") {
+		file.MaglevTableSize = f.own.MaglevTableSize
+	}
+	if f.given("direct-server-return") {
+		file.DirectServerReturn = f.own.DirectServerReturn
+	}
+	if f.given("ebpf-map-entries") {
+		file.EBPF.Room = f.own.EBPF.Room
+	}
+	if f.given("ebpf-flows") {
+		file.EBPF.Flows = f.own.EBPF.Flows
+	}
+	if f.given("ebpf-close-tcp") {
+		file.EBPF.CloseTCP = f.own.EBPF.CloseTCP
+	}
+	return file
+}
+
+// useless names the flags that were given and that a file's KubeProxyConfiguration replaces.
+func (f *Flags) useless() (warnings []string) {
+	f.set.Visit(func(flag *pflag.Flag) {
+		i := slices.IndexFunc(rows, func(r Row) bool { return r.Flag == flag.Name })
+		if i < 0 || strings.HasPrefix(rows[i].Field, "logging.") || rows[i].Field == "hostnameOverride" {
+			return
+		}
+		if rows[i].Field != "" || slices.Contains([]string{"masquerade-all", "healthz-port", "metrics-port"}, flag.Name) {
+			warnings = append(warnings, fmt.Sprintf("--%s is ignored: the file of --config replaces it", flag.Name))
+		}
+	})
+	return warnings
+}
+
+// logging puts the logging flags that were given over what a file says; of vmodule both count.
+func logging(from *pflag.FlagSet, to *logsapi.LoggingConfiguration) {
+	of := pflag.NewFlagSet("", pflag.ContinueOnError)
+	modules := to.VModule
+	to.VModule = nil
+	logsapi.AddFlags(to, of)
+	of.VisitAll(func(flag *pflag.Flag) {
+		if given := from.Lookup(flag.Name); given != nil && given.Changed {
+			flag.Value.Set(given.Value.String())
+		}
+	})
+	to.VModule = append(to.VModule, modules...)
+}
+
+// Equal says whether two come to the same.
+func (c *Config) Equal(o *Config) bool {
+	return reflect.DeepEqual(c.Proxy, o.Proxy) && reflect.DeepEqual(c.Own, o.Own)
+}
+
+// YAML gives both documents.
+func (c *Config) YAML() ([]byte, error) {
+	own, oerr := yaml.Marshal(c.Own)
+	proxy, perr := yaml.Marshal(c.Proxy)
+	return slices.Concat(proxy, []byte("---\n"), own), errors.Join(oerr, perr)
+}
+
+// Node gives the node's name: the host's, where none was told.
+func (c *Config) Node() (string, error) {
+	if c.Proxy.HostnameOverride != "" {
+		return c.Proxy.HostnameOverride, nil
+	}
+	if c.Own.Source != "" {
+		return "", errors.New("--node is missing: set it to the name of the Node object")
+	}
+	name, err := os.Hostname()
+	return strings.ToLower(strings.TrimSpace(name)), err
+}
+
+// Resolve gives what the resolver is told, but for what the mode can do.
+func (c *Config) Resolve() (r resolve.Config, err error) {
+	p := &c.Proxy
+	if r.Node, err = c.Node(); err != nil {
+		return r, err
+	}
+	r.Nodeless = c.Own.Source != ""
+	r.ProxyName = c.Own.ServiceProxyName
+	r.NodePortAddresses = c.nodePorts()
+	r.MasqueradeAll = p.IPTables.MasqueradeAll
+	if p.Mode == "nftables" {
+		r.MasqueradeAll = p.NFTables.MasqueradeAll
+	}
+	switch p.DetectLocalMode {
+	case bridgeInterface:
+		r.PodInterfaces = model.Interfaces{Name: p.DetectLocal.BridgeInterface}
+	case interfaceNamePrefix:
+		r.PodInterfaces = model.Interfaces{Name: p.DetectLocal.InterfaceNamePrefix, Prefix: true}
+	case "", clusterCIDR:
+		for text := range strings.SplitSeq(p.ClusterCIDR, ",") {
+			if s, err := resolve.ParsePrefix(strings.TrimSpace(text)); err == nil {
+				r.ClusterCIDRs = append(r.ClusterCIDRs, s)
+			}
+		}
+		r.NoPods = len(r.ClusterCIDRs) == 0
+	}
+	if r.Scheduler, err = model.ParseScheduler(c.scheduler()); err != nil {
+		return r, err
+	}
+	r.Entries = c.Own.MaglevTableSize
+	r.DirectServerReturn = c.Own.DirectServerReturn
+	r.ExternalIPs, r.Limits = c.Own.ExternalIPs, c.Own.Limits.limits()
+	own, err := node.OpenAddresses()
+	if err != nil {
+		return r, err
+	}
+	defer own.Close()
+	if r.Addresses, err = own.List(); err != nil {
+		return r, err
+	}
+	if a, err := resolve.ParseAddr(p.BindAddress); err == nil && !a.IsUnspecified() {
+		r.Primary = a
+	}
+	return r, nil
+}
+
+// scheduler gives the name of the scheduler of Services that don't choose one.
+func (c *Config) scheduler() string {
+	usual := model.Random.String()
+	if c.Own.Mode == "ipvs" && c.fromFile || c.Proxy.IPVS.Scheduler != "" && c.Own.Mode == "ipvs" {
+		usual = cmp.Or(c.Proxy.IPVS.Scheduler, "rr") // as kube-proxy
+		if other, ok := substitutes[usual]; ok {
+			usual = other.String()
+		}
+	}
+	return cmp.Or(c.Own.Scheduler, usual)
+}
+
+var loopback = netip.MustParsePrefix("127.0.0.0/8")
+
+// nodePorts gives the addresses that take node ports. A kube-proxy in mode iptables serves those at 127.0.0.0/8 too, unless
+// told not to; one in mode nftables serves primary addresses, unless told otherwise.
+func (c *Config) nodePorts() (list []string) {
+	p := &c.Proxy
+	list = p.NodePortAddresses
+	switch iptables := p.Mode == "iptables" || p.Mode == "" && c.fromFile; {
+	case p.Mode == "nftables" && len(list) == 0:
+		return []string{"primary"}
+	case iptables && *p.IPTables.LocalhostNodePorts && len(list) == 0:
+		return []string{"all", "localhost"}
+	case iptables && !*p.IPTables.LocalhostNodePorts:
+		return beyond(list)
+	}
+	return list
+}
+
+// OpenNodePorts reports whether node ports are open at every address since nothing says where they should be.
+func (c *Config) OpenNodePorts() bool {
+	return len(c.Proxy.NodePortAddresses) == 0 && c.Proxy.Mode != "nftables"
+}
+
+// Ranges of addresses that no node has: a family that the list doesn't name would be open.
+const nobody4, nobody6 = "127.255.255.255/32", "ff00::/128"
+
+// beyond gives a list without loopback addresses.
+func beyond(list []string) (out []string) {
+	for _, s := range list {
+		p, err := resolve.ParsePrefix(s)
+		switch rest := without(p); {
+		case s == "localhost":
+			out = append(out, nobody4, nobody6)
+		case err != nil:
+			out = append(out, s)
+		case len(rest) == 0:
+			out = append(out, nobody4)
+		default:
+			out = append(out, rest...)
+		}
+	}
+	return out
+}
+
+// without gives the ranges that make up p but for loopback.
+func without(p netip.Prefix) []string {
+	switch {
+	case !p.IsValid():
+		return nil
+	case !p.Overlaps(loopback):
+		return []string{p.String()}
+	case p.Bits() >= loopback.Bits():
+		return nil
+	}
+	a := p.Masked().Addr().As4()
+	low := netip.PrefixFrom(netip.AddrFrom4(a), p.Bits()+1)
+	a[p.Bits()/8] |= 0x80 >> (p.Bits() % 8)
+	return append(without(low), without(netip.PrefixFrom(netip.AddrFrom4(a), p.Bits()+1))...)
+}
+
+// System gives the settings that the node's system is to have, for a mode that tracks connections, or not.
+func (c *Config) System(m agent.Mode) node.Settings {
+	t := &c.Proxy.Conntrack
+	s := node.Settings{OOMScore: *c.Proxy.OOMScoreAdj, StrictARP: m.Name == "ipvs" && c.Proxy.IPVS.StrictARP}
+	if m.Tracked {
+		s.Conntrack = &node.Conntrack{
+			MaxPerCore: int(*t.MaxPerCore), Min: int(*t.Min), Liberal: t.TCPBeLiberal,
+			Established: t.TCPEstablishedTimeout.Duration, CloseWait: t.TCPCloseWaitTimeout.Duration,
+			UDP: t.UDPTimeout.Duration, UDPStream: t.UDPStreamTimeout.Duration,
+		}
+	}
+	return s
+}
+
+// Servers gives what the agent serves and where.
+func (c *Config) Servers() agent.Servers {
+	p := &c.Proxy
+	sync := p.IPTables.SyncPeriod
+	switch p.Mode {
+	case "ipvs":
+		sync = p.IPVS.SyncPeriod
+	case "nftables":
+		sync = p.NFTables.SyncPeriod
+	}
+	return agent.Servers{Health: p.HealthzBindAddress, Metrics: p.MetricsBindAddress, HardFail: p.BindAddressHardFail, Profiling: p.EnableProfiling,
+		Late: 2 * sync.Duration, Config: map[string]any{"kubeproxy.config.k8s.io": p, "fairlead.dev": c.Own}}
+}
+
+// Kept gives the addresses of IPVS services that are to stay when a kube-proxy's are removed.
+func (c *Config) Kept() (list []netip.Prefix) {
+	for _, s := range c.Proxy.IPVS.ExcludeCIDRs {
+		if p, err := resolve.ParsePrefix(s); err == nil {
+			list = append(list, p)
+		}
+	}
+	return list
+}

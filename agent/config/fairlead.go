@@ -1,0 +1,127 @@
+package config
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	resolve "fairlead.dev/fairlead/resolve/service"
+)
+
+// The API of our own configuration.
+const (
+	APIVersion = "fairlead.dev/v1alpha1"
+	Kind       = "FairleadConfiguration"
+)
+
+// FairleadConfiguration holds the settings that kube-proxy doesn't have. Unknown fields are errors.
+type FairleadConfiguration struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// source is the folder or file of Kubernetes YAML or JSON that is read instead of the API server. $FAIRLEAD_SOURCE
+	// sets it too. Default: the API server.
+	Source string `json:"source,omitempty"`
+	// mode is the data plane for Services: one that `fairlead modes` lists, or auto, the first of nftables, iptables,
+	// ipvs and userspace that this kernel supports. Default: KubeProxyConfiguration's mode; auto where a file sets
+	// none; nftables without a file.
+	Mode string `json:"mode,omitempty"`
+	// scheduler is the scheduler of Services without the annotation fairlead.dev/scheduler ([schedulers](schedulers.md)).
+	// Default: ipvs.scheduler in mode ipvs, else random.
+	Scheduler string `json:"scheduler,omitempty"`
+	// maglevTableSize is the number of entries of each Maglev table, a prime up to 65521. Default: by mode.
+	MaglevTableSize int `json:"maglevTableSize,omitempty"`
+	// directServerReturn is true to have an endpoint's node reply to external clients directly (mode ebpf). Set it on
+	// all nodes at once. Where it can't be used, connections are masqueraded ([ebpf](ebpf.md)). Default: false.
+	DirectServerReturn bool `json:"directServerReturn,omitempty"`
+	// ebpf holds the settings of mode ebpf.
+	EBPF EBPFConfiguration `json:"ebpf,omitzero"`
+	// externalIPs is the policy for spec.externalIPs: Safe rejects pod addresses, other Services' ClusterIPs and the
+	// API server's address and port; Refuse serves none; Any serves all but the API server's. Default: Safe.
+	ExternalIPs resolve.ExternalIPs `json:"externalIPs,omitempty"`
+	// limits bounds what Services may use on a node ([limits](limits.md)).
+	Limits LimitsConfiguration `json:"limits,omitzero"`
+	// serviceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve.
+	// Default: Services without the label.
+	ServiceProxyName string `json:"serviceProxyName,omitempty"`
+	// migrateFromKubeProxy is what to do with kube-proxy's rules: Leave keeps them and logs a warning; Remove deletes
+	// them once Fairlead serves and kube-proxy has stopped. Default: Leave.
+	TakeOver TakeOver `json:"migrateFromKubeProxy,omitempty"`
+}
+
+// LimitsConfiguration bounds what Services may use on a node. What exceeds a limit is not served and reported as a
+// problem. 0 stands for the default.
+type LimitsConfiguration struct {
+	// serviceFrontends is the limit of addresses × ports of one Service. Default: 4096.
+	ServiceFrontends int `json:"serviceFrontends,omitempty"`
+	// serviceSlots is the limit of endpoints × ports of one Service. Default: 65536.
+	ServiceSlots int `json:"serviceSlots,omitempty"`
+	// serviceTableEntries is the limit of entries of one Service's scheduler tables (Maglev, weights).
+	// Default: 131072.
+	ServiceTableEntries int `json:"serviceTableEntries,omitempty"`
+	// frontends is the limit of addresses × ports of all Services. Default: 262144; in mode ebpf at most what
+	// ebpf.mapEntries allows.
+	Frontends int `json:"frontends,omitempty"`
+	// slots is the limit of pools, their endpoints and table entries of all Services. Default: 524288; in mode ebpf at
+	// most what ebpf.mapEntries allows.
+	Slots int `json:"slots,omitempty"`
+	// namespacePercent is the share of frontends and slots that one namespace may use while other namespaces need the
+	// rest. Default: 50.
+	NamespacePercent int `json:"namespacePercent,omitempty"`
+	// namespaceBytes is the limit of memory for one namespace's Services, and for its EndpointSlices, as received from
+	// the API server; the oldest are read first. At least 16 MiB. Default: 67108864 (64 MiB, 250,000 endpoints).
+	NamespaceBytes int `json:"namespaceBytes,omitempty"`
+	// bytes is the same limit for all namespaces together; beyond it the youngest objects of the largest namespace are
+	// left out. Default: 134217728 (128 MiB).
+	Bytes int `json:"bytes,omitempty"`
+}
+
+// limits returns them for the resolver.
+func (l LimitsConfiguration) limits() resolve.Limits {
+	return resolve.Limits{
+		Service: resolve.Bounds{Frontends: l.ServiceFrontends, Slots: l.ServiceSlots,
+			TableEntries: l.ServiceTableEntries},
+		Total:            resolve.Bounds{Frontends: l.Frontends, Slots: l.Slots},
+		NamespacePercent: l.NamespacePercent,
+	}
+}
+
+// EBPFConfiguration holds the settings of mode ebpf.
+type EBPFConfiguration struct {
+	// mapEntries is the size of the eBPF maps of Services: one entry for each port of a Service and for each of its
+	// endpoints. Default: 524288.
+	Room uint32 `json:"mapEntries,omitempty"`
+	// closeTCP is true to close TCP connections of clients on the node when their endpoint is removed, as is done with
+	// UDP. Default: false.
+	CloseTCP bool `json:"closeTCP,omitempty"`
+	// fastPath is when packets to pods of the node are redirected to the pod, bypassing the host stack: Auto while no
+	// firewall rule or queueing discipline there would see them, or Never. Default: Auto.
+	Shortcut Shortcut `json:"fastPath,omitempty"`
+	// flows is the size of each of the two maps of flows that network devices receive. A flow has one entry in each
+	// map, a masqueraded flow two. Default: 131072.
+	Flows uint32 `json:"flows,omitempty"`
+	// reversePathCheck is whether a new flow is accepted only from the device that routes back to its source: Always,
+	// or Never for nodes with asymmetric routes. Default: Always.
+	ReversePathCheck ReversePathCheck `json:"reversePathCheck,omitempty"`
+}
+
+// ReversePathCheck says whether the reverse path of new flows is checked.
+type ReversePathCheck string
+
+// Always has the reverse path checked.
+const Always ReversePathCheck = "Always"
+
+// Shortcut says when packets to pods bypass the host stack.
+type Shortcut string
+
+// The choices.
+const (
+	Auto  Shortcut = "Auto"
+	Never Shortcut = "Never"
+)
+
+// TakeOver says what to do with kube-proxy's rules.
+type TakeOver string
+
+// The choices.
+const (
+	Leave  TakeOver = "Leave"
+	Remove TakeOver = "Remove"
+)

@@ -1,0 +1,226 @@
+package conformance
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+	resolve "fairlead.dev/fairlead/resolve/service"
+	"fairlead.dev/fairlead/verdict"
+)
+
+// SeedVariable names the environment variable that gives Random its seed. Without it, each run has a new one.
+const SeedVariable = "CONFORMANCE_SEED"
+
+// packetsPerWorld is how many packets Random sends in each world.
+const packetsPerWorld = 12
+
+// Random walks a subject through random worlds in one sandbox, and wants its packets to fare as verdict says in each. A
+// failure is reduced to a small world and shown as a case, ready to go into the folder cases.
+func Random(t *testing.T, s Subject, worlds int) {
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv(SeedVariable); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("%s: %v", SeedVariable, err)
+		}
+	}
+	t.Logf("%d worlds from %s=%d", worlds, SeedVariable, seed)
+	log, found := wander(t.Context(), s, seed, worlds)
+	t.Log(log)
+	if found != nil {
+		t.Errorf("%s\n\n%s", found.wrong, found.reduce(t.Context(), s))
+	}
+}
+
+// wander walks until something is found, and gives the counts.
+func wander(ctx context.Context, s Subject, seed uint64, worlds int) (log string, found *finding) {
+	w, err := newWorld(ctx, s, Config{})
+	if err != nil {
+		return "", &finding{wrong: err.Error(), scenes: []*scene{{}}}
+	}
+	defer w.close()
+	k := walk{draw: newDraw(seed), w: w, path: []*scene{{}}, fates: map[verdict.Action]int{}}
+	n := 0
+	for ; n < worlds && found == nil; n++ {
+		found = k.step(ctx)
+	}
+	return fmt.Sprintf("%d worlds: %v packets as verdict says, %d by verdict alone, %d restarts, %d questions over kept connections",
+		n, k.fates, k.unsent, k.restarts, k.kept), found
+}
+
+// walk is a way from world to world.
+type walk struct {
+	draw
+	w                      *world
+	path                   []*scene               // all so far
+	fates                  map[verdict.Action]int // packets sent, by what became of them
+	unsent, restarts, kept int
+}
+
+// step goes to the next world and sends packets there.
+func (k *walk) step(ctx context.Context) *finding {
+	before := k.path[len(k.path)-1]
+	here := k.next(before)
+	k.path = append(k.path, here)
+	k.restarts += len(here.Restart)
+	if err := k.w.enter(ctx, before, here); err != nil {
+		return &finding{wrong: err.Error(), scenes: k.path}
+	}
+	for _, n := range nodes {
+		if wrong := k.w.incremental(n); wrong != "" {
+			return &finding{wrong: wrong, scenes: k.path}
+		}
+	}
+	if wrong := k.ask(ctx); wrong != "" {
+		return &finding{wrong: wrong, scenes: k.path}
+	}
+	for i := range packetsPerWorld {
+		l := k.packet(k.w)
+		sent, wrong := k.w.fares(ctx, l, i%4 == 0)
+		switch {
+		case wrong != "":
+			return &finding{wrong, k.path, l}
+		case sent:
+			k.fates[l.Action]++
+			k.keep(ctx, l)
+		default:
+			k.unsent++
+		}
+	}
+	return nil
+}
+
+// keep holds a few of the TCP connections and UDP flows.
+func (k *walk) keep(ctx context.Context, l *packetLine) {
+	j := k.w.judge(l.Clients[0], l.To, l.Proto, l.Via)
+	// Not one that is led by one node now, by another then, nor one by loopback, which ends with the permission to do so.
+	fixed := (place(l.Clients[0].Name).Node != "" || nodeOf(l.To.Addr()) != "") && !l.To.Addr().IsLoopback()
+	if !fixed || l.Proto == model.SCTP || j.outcome.Action != verdict.Forward || len(k.w.flows) >= 4 {
+		return
+	}
+	held := *l
+	held.Hold = fmt.Sprint("flow ", k.fates)
+	if p := (probe{w: k.w, l: &held, c: l.Clients[0], j: j}); p.hold(ctx) != "" {
+		delete(k.w.flows, held.Hold)
+	}
+}
+
+// ask asks over the kept connections and flows: whatever has changed, they stay with who answered first; flows of UDP
+// as long as verdict says so. Each is asked some ten times, then closed.
+func (k *walk) ask(ctx context.Context) string {
+	for _, name := range slices.Sorted(maps.Keys(k.w.flows)) {
+		f := k.w.flows[name]
+		if f.l.Proto == model.UDP && !verdict.Stays(k.w.agents[f.j.node].services, f.j.packet, f.last) {
+			f.held.Close()
+			delete(k.w.flows, name)
+			continue
+		}
+		ctx, cancel := context.WithTimeout(ctx, k.w.patience)
+		a, err := f.held.Ask(ctx)
+		cancel()
+		if err != nil || a.Server != f.last {
+			return fmt.Sprintf("a %s connection from %s to %s, kept with %s while all else changed: %s", f.l.Proto, f.c.Name,
+				f.l.To, f.last, tell(a, err))
+		}
+		if k.kept++; k.chance(10) {
+			f.held.Close()
+			delete(k.w.flows, name)
+		}
+	}
+	return ""
+}
+
+// enter changes the world from one scene to another.
+func (w *world) enter(ctx context.Context, from, to *scene) error {
+	restart := to.Restart
+	if !equalConfig(from.Config, to.Config) {
+		w.config, restart = to.Config, nodes
+	}
+	if err := w.change(to.changesFrom(from), restart...); err != nil {
+		return err
+	}
+	return w.sync(ctx)
+}
+
+// incremental says how a node that came here change by change differs from one that knows the world at once, or "".
+func (w *world) incremental(node string) string {
+	fresh := resolve.New(w.resolveConfig(node, w.agents[node].host))
+	fresh.Apply(w.everything())
+	if !reflect.DeepEqual(fresh.Services(), w.agents[node].services) {
+		return "resolve comes to something else on node " + node + " change by change than at once"
+	}
+	return ""
+}
+
+// fares sends a packet and says whether it could be sent for real, and how its fate differs from what verdict says.
+func (w *world) fares(ctx context.Context, l *packetLine, thorough bool) (sent bool, wrong string) {
+	c := l.Clients[0]
+	j := w.judge(c, l.To, l.Proto, l.Via)
+	o := j.outcome
+	if l.Action = o.Action; j.unanswerable() || w.takenOnTheWay(j) || l.stays() || w.subject.leaves(j, l.Size) != "" {
+		return false, ""
+	}
+	if l.Sticks = o.Action == verdict.Forward && o.Frontend.Target(o.Origin).Pool.Affinity > 0; l.Sticks {
+		thorough = false
+	}
+	p := probe{w: w, l: l, c: c, j: j, sample: 4}
+	if thorough {
+		p.sample = 0
+	}
+	if wrong = p.run(ctx); wrong != "" {
+		wrong = fmt.Sprintf("%s -> %s/%s via node %s: %s: %s\n%s\n%s", c.Name, l.To, l.Proto, entrance(l.Via), w.subject.Name, wrong, j, w.dump(j.node))
+	}
+	return true, wrong
+}
+
+// stays reports whether a pod's packet is to its own address, so that no node sees it, whoever has that address as an
+// entry.
+func (l *packetLine) stays() bool {
+	c := l.Clients[0]
+	return l.Action != verdict.Pass && c.Addr == l.To.Addr() && place(c.Name).Node != "" && !place(c.Name).isNode()
+}
+
+// unanswerable says that some candidate's answer would not come back through the node that translated the packet, so
+// that the client wouldn't know it, or that no host has its address. No cluster is run so; a random world may be.
+func (j judgement) unanswerable() bool {
+	home := ""
+	for _, m := range cast {
+		if slices.Contains(m.Addrs, j.packet.Src.Addr()) {
+			home = cmp.Or(home, m.Node)
+		}
+	}
+	if j.packet.Src.Addr().IsLoopback() {
+		home = j.node
+	}
+	return slices.ContainsFunc(j.outcome.Candidates, func(v verdict.Candidate) bool {
+		at := v.Backend.Addr.Addr()
+		server := place(nameOf(at))
+		if server == nil { // an endpoint that is a Service's address
+			return true
+		}
+		far := home != j.node && server.Node != j.node
+		return !v.Hidden && !v.Direct && (far || at == j.packet.Src.Addr())
+	})
+}
+
+// takenOnTheWay says whether the node on which some candidate runs takes the translated packet for a Service's: an
+// external IP may be the candidate's own address, where ones that belong to somebody are allowed.
+func (w *world) takenOnTheWay(j judgement) bool {
+	return slices.ContainsFunc(j.outcome.Candidates, func(v verdict.Candidate) bool {
+		server := place(nameOf(v.Backend.Addr.Addr()))
+		if server == nil || server.Node == "" || server.Node == j.node {
+			return false
+		}
+		p := verdict.Packet{Src: j.packet.Src, Dst: v.Backend.Addr, Protocol: j.packet.Protocol, In: uplink}
+		return verdict.Of(w.agents[server.Node].services, p).Action != verdict.Pass
+	})
+}

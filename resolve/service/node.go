@@ -1,0 +1,210 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+)
+
+// place is what is known of this node: what the configuration says, and what the Node object adds once it is seen.
+type place struct {
+	*settings
+	model    *model.Node
+	zone     unique.Handle[string] // by the label topology.kubernetes.io/zone; zero: not known
+	podsIn   families              // families in which pods are told from others
+	healthAt []netip.Addr          // where health checks are served; nil: at all addresses
+	problems []source.Problem      // of the Node object
+}
+
+// peer is what a Node of the cluster says that counts on all nodes.
+type peer struct {
+	addresses []netip.Addr
+	pods      []netip.Prefix
+}
+
+// readPeer reads a Node.
+func readPeer(obj *corev1.Node) peer {
+	n := &model.Node{}
+	readAddresses(obj, n, &report{})
+	return peer{n.Addresses, readPodCIDRs(obj, &report{})}
+}
+
+func (p peer) equal(o peer) bool {
+	return slices.Equal(p.addresses, o.addresses) && slices.Equal(p.pods, o.pods)
+}
+
+// locate reads the Node object, nil for none. nodes are all Nodes, ranges returns the Node's ServiceRanges; nil: none. Parts
+// equal to old's keep their pointer.
+func locate(set *settings, obj *corev1.Node, nodes map[string]peer,
+	ranges func(*model.Node) ([]model.Range, []source.Problem), old *model.Node) *place {
+	p := &place{settings: set}
+	n := &model.Node{Name: set.Node, Addresses: slices.Clone(set.Addresses), Pods: set.ClusterCIDRs,
+		PodInterfaces: set.PodInterfaces, NodePorts: set.ranges, Localhost: set.localhost, Direct: set.DirectServerReturn}
+	if set.DirectServerReturn {
+		for _, p := range nodes {
+			n.Nodes = append(n.Nodes, p.addresses...)
+		}
+		slices.SortFunc(n.Nodes, netip.Addr.Compare)
+		n.Nodes = slices.Compact(n.Nodes)
+	}
+	var own []netip.Addr
+	if set.Primary.IsValid() {
+		own = append(own, set.Primary)
+	}
+	if obj != nil {
+		rep := &report{object: source.KeyOf(obj)}
+		p.zone = intern(obj.Labels[corev1.LabelTopologyZone])
+		own = append(own, readAddresses(obj, n, rep)...)
+		if !set.podsGiven || set.DirectServerReturn {
+			pods := readPodCIDRs(obj, rep)
+			if !set.podsGiven {
+				n.Pods = pods
+				if len(obj.Spec.PodCIDRs) == 0 && obj.Spec.PodCIDR == "" {
+					rep.add("spec.podCIDRs", PodsUnknown, "is empty, so %s; set clusterCIDR, or the pods' interfaces by "+
+						"detectLocalMode BridgeInterface or InterfaceNamePrefix", unknownPods)
+				}
+			}
+			if set.DirectServerReturn {
+				n.Behind = pods
+			}
+		}
+		p.problems = rep.list
+	}
+	if set.primary {
+		n.NodePorts = merge(append(slices.Clone(set.ranges), primaries(own)...))
+	}
+	slices.SortFunc(n.Addresses, netip.Addr.Compare)
+	n.Addresses = slices.Compact(n.Addresses)
+	for _, pods := range n.Pods {
+		p.podsIn.add(familyOf(pods.Addr()))
+	}
+	if n.PodInterfaces.Name != "" {
+		p.podsIn = families{true, true}
+	}
+	if ranges != nil {
+		var wrong []source.Problem
+		n.ServiceRanges, wrong = ranges(n)
+		p.problems = append(p.problems, wrong...)
+	}
+	if old != nil && equalNode(n, old) {
+		n = old
+	}
+	p.model, p.healthAt = n, healthAddresses(n)
+	return p
+}
+
+// toBeDeleted is the taint that the cluster autoscaler puts on a node before it deletes it.
+const toBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// leaving says why a node is not to be sent anything new, or "".
+func leaving(obj *corev1.Node) string {
+	if obj.DeletionTimestamp != nil {
+		return "the Node is being deleted"
+	}
+	if slices.ContainsFunc(obj.Spec.Taints, func(t corev1.Taint) bool { return t.Key == toBeDeleted }) {
+		return "the Node has the taint " + toBeDeleted
+	}
+	return ""
+}
+
+// readAddresses adds the node's internal and external addresses to n and returns them, the internal ones first.
+func readAddresses(obj *corev1.Node, n *model.Node, rep *report) []netip.Addr {
+	var internal, external []netip.Addr
+	for i, a := range obj.Status.Addresses {
+		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
+			continue
+		}
+		addr, err := parseAddr(a.Address)
+		if err != nil {
+			rep.flawed(fmt.Sprintf("status.addresses[%d].address", i), err, "it doesn't count as this node's; have the kubelet report another one")
+			continue
+		}
+		n.Addresses = append(n.Addresses, addr)
+		if a.Type == corev1.NodeInternalIP {
+			internal = append(internal, addr)
+		} else {
+			external = append(external, addr)
+		}
+	}
+	return append(internal, external...)
+}
+
+// healthAddresses returns the addresses that health checks are served at: the node's that take node ports, as with
+// kube-proxy; nil where all do.
+func healthAddresses(n *model.Node) []netip.Addr {
+	takes := func(a netip.Addr) bool {
+		return slices.ContainsFunc(n.NodePorts, func(r model.Range) bool { return r.Contains(a) })
+	}
+	if !slices.ContainsFunc(everywhere, func(r model.Range) bool { return !takes(r.First) || !takes(r.Last) }) {
+		return nil
+	}
+	at := []netip.Addr{}
+	for _, a := range append(n.Addresses[:len(n.Addresses):len(n.Addresses)], loopback4.First.Next()) {
+		if takes(a) {
+			at = append(at, a)
+		}
+	}
+	slices.SortFunc(at, netip.Addr.Compare)
+	return at
+}
+
+// primaries gives the first address of each family, as ranges.
+func primaries(list []netip.Addr) (rs []model.Range) {
+	var seen families
+	for _, a := range list {
+		if f := familyOf(a); !seen.has(f) {
+			seen.add(f)
+			rs = append(rs, model.Range{First: a, Last: a})
+		}
+	}
+	return rs
+}
+
+func readPodCIDRs(obj *corev1.Node, rep *report) (pods []netip.Prefix) {
+	list := obj.Spec.PodCIDRs
+	if len(list) == 0 && obj.Spec.PodCIDR != "" {
+		list = []string{obj.Spec.PodCIDR}
+	}
+	for i, s := range list {
+		p, err := parsePrefix(s)
+		if err != nil {
+			rep.flawed(fmt.Sprintf("spec.podCIDRs[%d]", i), err, "its addresses don't count as pods; correct it, or configure ClusterCIDRs")
+			continue
+		}
+		pods = append(pods, p)
+	}
+	return outermost(pods)
+}
+
+func equalNode(a, b *model.Node) bool {
+	return a.Name == b.Name && a.Localhost == b.Localhost && a.Direct == b.Direct && slices.Equal(a.Nodes, b.Nodes) && slices.Equal(a.Behind, b.Behind) && slices.Equal(a.Addresses, b.Addresses) &&
+		slices.Equal(a.Pods, b.Pods) && a.PodInterfaces == b.PodInterfaces && slices.Equal(a.NodePorts, b.NodePorts) &&
+		slices.Equal(a.ServiceRanges, b.ServiceRanges)
+}
+
+// owns says whether a is one of this node's addresses.
+func (p *place) owns(a netip.Addr) bool {
+	_, found := slices.BinarySearchFunc(p.model.Addresses, a, netip.Addr.Compare)
+	return found
+}
+
+// ownsSome says whether one of this node's addresses is in one of the ranges.
+func (p *place) ownsSome(ranges []netip.Prefix) bool {
+	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool {
+		return slices.ContainsFunc(p.model.Addresses, r.Contains)
+	})
+}
+
+// intern gives one handle for equal texts, the zero handle for "".
+func intern(s string) (h unique.Handle[string]) {
+	if s != "" {
+		h = unique.Make(s)
+	}
+	return h
+}
