@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,6 +35,19 @@ func passes(p model.Protocol) string {
 		return direct()
 	case p != model.TCP && p != model.UDP:
 		return "programs at devices look at TCP and UDP alone"
+	}
+	return ""
+}
+
+// long returns why datagrams in fragments are lost, or "".
+func long(f *model.Frontend) string {
+	if f == nil || f.Entry.Protocol != model.UDP {
+		return ""
+	}
+	for _, p := range []*model.Pool{f.Inside.Pool, f.Outside.Pool} {
+		if slices.ContainsFunc(p.Backends, func(b model.Backend) bool { return b.Addr.Addr() == f.Entry.Addr }) {
+			return "fragmented datagrams to an entry at its endpoint's own address are lost"
+		}
 	}
 	return ""
 }

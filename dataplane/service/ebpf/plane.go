@@ -25,7 +25,7 @@ var Abilities = service.Abilities{
 	Name:  "ebpf",
 	Table: 1000, PerSlot: choicesPerSlot,
 	Lacks:  bpf.Lacks,
-	Direct: direct, Unmatched: passes,
+	Direct: direct, Unmatched: passes, Long: long,
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.LeastConnections,
 		model.WeightedLeastConnections, model.ShortestExpectedDelay, model.SourceHash, model.DestinationHash, model.Maglev),
 	Summary: "eBPF: translation at connect() for clients on the node, at network devices for all others, without " +
@@ -34,6 +34,8 @@ var Abilities = service.Abilities{
 	Notes: []service.Note{
 		{Text: "SCTP and ICMP to a ClusterIP that match no port of it pass. On kernels before 6.7, so does all that matches no " +
 			"port there, and what is for unallocated addresses of ServiceCIDRs."},
+		{Text: "With externalIPs Any, fragmented UDP datagrams to a Service at its own endpoint's address are lost.",
+			Concerns: func(f *model.Frontend, _ model.Origin) bool { return long(f) != "" }},
 		{Text: "Clients on the node are translated once, at connect(); other packets at the node's devices (Linux 6.7 or later). " +
 			"SCTP, and on older kernels all packets, go through nftables.", Concerns: service.Over(model.SCTP)},
 		{Text: "When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read " +
