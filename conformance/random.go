@@ -212,8 +212,8 @@ func (j judgement) unanswerable() bool {
 	})
 }
 
-// takenOnTheWay says whether the node on which some candidate runs takes the translated packet for a Service's: an
-// external IP may be the candidate's own address, where ones that belong to somebody are allowed.
+// takenOnTheWay reports whether the node on which some candidate runs translates or rejects the packet again: with
+// externalIPs Any, an external IP may be the candidate's own address.
 func (w *world) takenOnTheWay(j judgement) bool {
 	return slices.ContainsFunc(j.outcome.Candidates, func(v verdict.Candidate) bool {
 		server := place(nameOf(v.Backend.Addr.Addr()))

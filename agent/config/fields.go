@@ -106,7 +106,7 @@ var fields = []Field{
 	{"windowsRunAsService", false, windows},
 }
 
-// fieldOf gives the row of a path.
+// fieldOf returns the row of a path.
 func fieldOf(path string) (Field, bool) {
 	i := slices.IndexFunc(fields, func(f Field) bool { return path == f.Path || strings.HasPrefix(path, f.Path+".") })
 	if i < 0 {
@@ -121,7 +121,7 @@ type leaf struct {
 	value reflect.Value
 }
 
-// leaves gives the fields of a configuration in the type's order.
+// leaves returns the fields of a configuration in the type's order.
 func leaves(c *v1alpha1.KubeProxyConfiguration) []leaf {
 	return walk("", reflect.ValueOf(c).Elem(), nil)
 }

@@ -91,9 +91,9 @@ func Release(entries Entries) (connections int, err error) {
 	return connections, err
 }
 
-// CutUntranslated deletes what the kernel tracks to and from the entries without translating it, and that has ended: such
-// as a proxy's connections leave behind. It would keep further packets of the same client's port from being translated,
-// each of which renews it. Of TCP these are connections that closed, or never came to be; of UDP and SCTP all.
+// CutUntranslated deletes the connection tracking entries of connections to and from the frontends at entries that are
+// not translated, such as a proxy leaves behind: of TCP those that are closing or still opening, of other protocols all.
+// Left there, such an entry keeps a client that reuses its port from being translated, and each packet renews it.
 func CutUntranslated(entries Entries) error {
 	c, err := conntrack.Open()
 	if err != nil {
@@ -111,7 +111,7 @@ func CutUntranslated(entries Entries) error {
 	return err
 }
 
-// lost reports whether an untranslated flow is one that CutUntranslated cuts.
+// lost reports whether CutUntranslated deletes an untranslated flow.
 func (l Entries) lost(f conntrack.Flow, own map[netip.Addr]bool) bool {
 	if f.Protocol == uint8(model.TCP) {
 		return (f.Opening || f.Closing) && l.has(f, own)

@@ -141,8 +141,8 @@ func frontendFacts(v *model.Frontend) []Fact {
 		Fact{Key: Key{Kind: KindRule, Entry: model.Entry{Addr: anyOf(e.Addr), Port: e.Port, Protocol: e.Protocol}}, Value: there})
 }
 
-// takesFragments says whether a frontend gets the fragments of datagrams to its address, which show no port. Only a clusterIP
-// is known to be nobody else's: external and load balancer IPs may be a host's, which would lose all that it gets in fragments.
+// takesFragments reports whether a frontend receives the fragments of datagrams to its address, which show no port.
+// Only a clusterIP is no host's address: at an external or load balancer IP a host would lose all its fragments.
 func takesFragments(f *model.Frontend) bool {
 	return f.Entry.Protocol == model.UDP && f.Via == model.ViaClusterIP
 }
