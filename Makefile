@@ -52,12 +52,12 @@ test: root packages vet ## every test: pure, in the kernel, with real packets, w
 
 # What needs no root: pure packages, and in a user namespace kernel wrappers and the mode userspace.
 UNIT := . ./agent/escape ./cmd/... ./agent/config ./dataplane/health ./dataplane/httpserver ./dataplane/maglev ./agent/event ./lab/chart \
-	./lab/progress ./lab/report ./lab/result ./lab/stats ./model ./reconcile ./resolve ./sandbox/apiserver ./source/... ./verdict
+	./lab/analysis ./lab/progress ./lab/report ./lab/result ./lab/stats ./model ./reconcile ./resolve/... ./sandbox/apiserver ./source/... ./verdict
 ROOTLESS := ./kernel/netns ./kernel/nftables ./kernel/sockets ./kernel/sysctl ./dataplane/service/userspace
 .PHONY: test-unit
 test-unit: ## what needs no root: pure packages, kernel wrappers in a user namespace: two minutes with a warm build cache
 	$(GO) test $(UNIT)
-	unshare -rnm sh -c 'mount -t tmpfs none /run && ip link set lo up && $(GO) test $(ROOTLESS)'
+	unshare -rnm sh -c 'mount -t tmpfs none /run && ip link set lo up && $(GO) test -skip OverReadOnlyProc $(ROOTLESS)' # that one mounts /proc
 
 .PHONY: test-slow
 test-slow: root packages ## iptables and eBPF in the second kernel, eBPF in older ones, by as many emulated machines at once as there are processors: an hour or more
@@ -66,6 +66,14 @@ test-slow: root packages ## iptables and eBPF in the second kernel, eBPF in olde
 .PHONY: test-modes
 test-modes: root packages ## every change of a running agent's mode, under clients that reuse ports: a minute
 	$(GO) test -timeout 10m -count 1 -run TestModeChanges ./test -every-change-of nftables,ebpf,iptables-nft,iptables-legacy,userspace
+
+BEFORE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
+.PHONY: test-upgrade
+test-upgrade: root packages ## upgrade from another build and back, under load: BEFORE=COMMIT (default: the last tag), a minute
+	rm -rf bin/before && git worktree prune && git worktree add --force --detach bin/before $(BEFORE)
+	cd bin/before && $(GO) build -o ../fairlead-before ./cmd/fairlead
+	git worktree remove --force bin/before
+	$(GO) test -timeout 10m -count 1 -run TestUpgradeAndDowngrade ./test -before $(CURDIR)/bin/fairlead-before
 
 .PHONY: test-kubeproxy
 test-kubeproxy: root packages ## the lab's subject kube-proxy: builds the real one (minutes) and runs it

@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -13,8 +16,8 @@ import (
 
 const module = "fairlead.dev/fairlead/"
 
-// law says what packages below a folder may import. Of our own packages: only those below own. Of others': not those below
-// never. A package is bound by the law of the smallest folder that holds it.
+// law returns what packages below a folder may import. Of our own packages: only those below own. Of others': not those
+// below never. A package is bound by the law of the smallest folder that holds it.
 type law struct {
 	folder string
 	own    []string
@@ -23,38 +26,77 @@ type law struct {
 }
 
 var kubernetes = []string{"k8s.io/", "sigs.k8s.io/"}
-var netlink = []string{"github.com/vishvananda/", "github.com/mdlayher/", "github.com/google/nftables", "github.com/cilium/ebpf"}
+var planes = []string{module + "dataplane/service/"}
+var netlink = []string{"github.com/vishvananda/", "github.com/mdlayher/", "github.com/google/nftables",
+	"github.com/cilium/ebpf"}
+
+// labBelow is what experiments and their testbed stand on.
+var labBelow = []string{"lab/load", "lab/stats", "lab/result", "lab/kubeproxy", "agent", "kernel", "model", "reconcile",
+	"resolve", "sandbox", "source"}
 
 var laws = []law{
 	{"model", nil, slices.Concat(kubernetes, netlink), "model holds nouns that know neither Kubernetes nor a kernel"},
 	{"verdict", []string{"model"}, slices.Concat(kubernetes, netlink), "verdict is a pure function of the model"},
 	{"source", []string{"source"}, netlink, "a source reads objects and decides nothing"},
-	{"resolve/service", []string{"model", "source"}, netlink, "resolve alone gives Kubernetes objects a meaning, and does no I/O"},
+	{"resolve/service", []string{"model", "source"}, netlink,
+		"resolve alone gives Kubernetes objects a meaning, and does no I/O"},
+	{"resolve/policy", []string{"model", "source"}, netlink,
+		"resolve/policy alone knows what network policies mean, does no I/O and knows no Service"},
 	{"kernel", []string{"kernel"}, kubernetes, "kernel wraps system interfaces and knows nothing of their use"},
-	{"reconcile", []string{"dataplane"}, slices.Concat(kubernetes, netlink), "the loop knows neither networks nor Kubernetes"},
-	{"dataplane/service", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink), "a data plane renders finished decisions"},
-	{"dataplane/flows", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink), "a data plane renders finished decisions"},
-	{"dataplane/health", []string{"dataplane", "model"}, slices.Concat(kubernetes, netlink), "a data plane renders finished decisions"},
-	{"agent", []string{"agent", "source", "resolve", "model", "reconcile", "dataplane"}, slices.Concat(kubernetes, netlink), "the agent only joins the line"},
-	{"agent/config", []string{"agent", "model", "resolve"}, netlink, "config says what an agent is told, and touches no kernel"},
+	{"reconcile", []string{"dataplane", "model"}, slices.Concat(kubernetes, netlink),
+		"the loop knows neither networks nor Kubernetes"},
+	{"dataplane/service", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink),
+		"a data plane renders finished decisions"},
+	{"dataplane/policy", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink, planes),
+		"a policy engine renders finished decisions, and knows no Service"},
+	{"dataplane/nft", []string{"kernel", "dataplane", "model"},
+		slices.Concat(kubernetes, netlink, []string{module + "dataplane/service"}), "a declared table knows no plane"},
+	{"dataplane/flows", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink),
+		"a data plane renders finished decisions"},
+	{"dataplane/device", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink),
+		"a data plane renders finished decisions"},
+	{"dataplane/health", []string{"dataplane", "model"}, slices.Concat(kubernetes, netlink),
+		"a data plane renders finished decisions"},
+	{"agent", []string{"agent", "source", "resolve", "model", "reconcile", "dataplane"},
+		slices.Concat(kubernetes, netlink, planes), "the agent only joins the line, and knows no plane by name"},
+	{"agent/mode", []string{"agent/link", "model", "resolve", "reconcile", "dataplane"},
+		slices.Concat(kubernetes, netlink),
+		"modes are made of planes, and decide nothing of packets"},
+	{"agent/config", []string{"agent/mode", "agent/node", "model", "resolve"}, slices.Concat(netlink, planes),
+		"config says what an agent is told, and touches no kernel"},
+	{"agent/link", []string{"kernel", "model"}, slices.Concat(kubernetes, netlink), "link is the source of devices"},
 	{"agent/event", []string{"source"}, netlink, "event only tells people of problems"},
-	{"agent/node", []string{"kernel"}, slices.Concat(kubernetes, netlink), "agent/node makes settings and decides nothing"},
-	{"agent/migrate", []string{"kernel"}, slices.Concat(kubernetes, netlink), "migrate knows a kube-proxy's traces in the kernel, and no Service"},
-	{"sandbox", []string{"sandbox", "source", "model", "kernel"}, netlink, "the sandbox builds namespaces through kernel, and is no part of the product's line"},
-	{"conformance", []string{"conformance", "source", "resolve", "model", "verdict", "dataplane", "sandbox", "kernel"}, slices.Concat(netlink, []string{module + "dataplane/service/"}), "conformance judges planes by packets against verdict, and knows none by name"},
-	{"sandbox/vm", []string{"sandbox/vm", "kernel/child"}, slices.Concat(kubernetes, netlink), "the second kernel knows nothing of what runs in it"},
+	{"agent/node", []string{"kernel"}, slices.Concat(kubernetes, netlink),
+		"agent/node makes settings and decides nothing"},
+	{"agent/migrate", []string{"kernel"}, slices.Concat(kubernetes, netlink),
+		"migrate knows a kube-proxy's traces in the kernel, and no Service"},
+	{"sandbox", []string{"sandbox", "source", "model", "kernel"}, netlink,
+		"the sandbox builds namespaces through kernel, and is no part of the product's line"},
+	{"conformance", []string{"conformance", "source", "resolve", "model", "verdict", "dataplane", "sandbox", "kernel"},
+		slices.Concat(netlink, planes), "conformance judges planes by packets against verdict, and knows none by name"},
+	{"sandbox/vm", []string{"sandbox/vm", "kernel/child"}, slices.Concat(kubernetes, netlink),
+		"the second kernel knows nothing of what runs in it"},
 	{"lab", nil, nil, ""},
+	{"lab/experiment", slices.Concat(labBelow, []string{"lab/experiment", "lab/testbed", "lab/classic", "lab/rules",
+		"lab/progress", "dataplane"}), netlink, "an experiment measures on a testbed; others compute and draw"},
+	{"lab/testbed", labBelow, netlink, "a testbed knows no experiment"},
+	{"lab/result", []string{"lab/load"}, slices.Concat(kubernetes, netlink), "result is the format of a run's files"},
+	{"lab/analysis", []string{"lab/result", "lab/load", "lab/stats"}, slices.Concat(kubernetes, netlink),
+		"analysis is a pure function of a result"},
+	{"lab/report", []string{"lab/analysis", "lab/result", "lab/stats", "lab/chart"}, slices.Concat(kubernetes, netlink),
+		"report draws what analysis found, and measures nothing"},
 }
 
 type listed struct {
-	ImportPath, Doc                             string
+	ImportPath, Dir, Doc                        string
 	GoFiles, Imports, TestImports, XTestImports []string
 }
 
 // packages lists this module's packages.
 func packages(t *testing.T) (l []listed) {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-json=ImportPath,Doc,GoFiles,Imports,TestImports,XTestImports", "./...").Output()
+	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,Doc,GoFiles,Imports,TestImports,XTestImports",
+		"./...").Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
 	}
@@ -69,7 +111,7 @@ func packages(t *testing.T) (l []listed) {
 	}
 }
 
-// below says whether a path is in a folder.
+// below reports whether a path is in a folder.
 func below(path, folder string) bool { return path == folder || strings.HasPrefix(path, folder+"/") }
 
 // nearer reports whether another law is about a smaller folder that holds path.
@@ -77,15 +119,15 @@ func nearer(path string, l law) bool {
 	return slices.ContainsFunc(laws, func(o law) bool { return below(path, o.folder) && len(o.folder) > len(l.folder) })
 }
 
-func TestImportsGoOneWay(t *testing.T) {
-	kept := map[string]bool{}
+func TestImportDirection(t *testing.T) {
+	used := map[string]bool{}
 	for _, p := range packages(t) {
 		path := strings.TrimPrefix(p.ImportPath, module)
 		for _, l := range laws {
 			if !below(path, l.folder) || l.why == "" || nearer(path, l) {
 				continue
 			}
-			kept[l.folder] = true
+			used[l.folder] = true
 			for _, i := range p.Imports {
 				own, ours := strings.CutPrefix(i, module)
 				switch {
@@ -98,7 +140,7 @@ func TestImportsGoOneWay(t *testing.T) {
 		}
 	}
 	for _, l := range laws {
-		if l.why != "" && !kept[l.folder] {
+		if l.why != "" && !used[l.folder] {
 			t.Errorf("the law of folder %s binds no package: is the folder gone?", l.folder)
 		}
 	}
@@ -108,7 +150,8 @@ func TestNothingImportsTheLab(t *testing.T) {
 	for _, p := range packages(t) {
 		path := strings.TrimPrefix(p.ImportPath, module)
 		for _, i := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
-			if own, ours := strings.CutPrefix(i, module); ours && below(own, "lab") && !below(path, "lab") && path != "cmd/fairlead" {
+			if own, ours := strings.CutPrefix(i, module); ours && below(own, "lab") && !below(path, "lab") &&
+				path != "cmd/fairlead" {
 				t.Errorf("%s imports %s: the product must not need the lab", path, own)
 			}
 		}
@@ -130,12 +173,52 @@ func TestPlanesDoNotKnowEachOther(t *testing.T) {
 	}
 }
 
+func TestOnlyModesKnowPlanesByName(t *testing.T) {
+	for _, p := range packages(t) {
+		path := strings.TrimPrefix(p.ImportPath, module)
+		if below(path, "agent/mode") || below(path, "dataplane") || below(path, "lab") {
+			continue
+		}
+		for _, i := range p.Imports {
+			if slices.ContainsFunc(planes, func(f string) bool { return strings.HasPrefix(i, f) }) {
+				t.Errorf("%s imports %s: above the planes only agent/mode knows them by name", path, strings.TrimPrefix(i, module))
+			}
+		}
+	}
+}
+
+func TestExperimentsDoNotKnowEachOther(t *testing.T) {
+	for _, p := range packages(t) {
+		one, isExperiment := strings.CutPrefix(p.ImportPath, module+"lab/experiment/")
+		for _, i := range p.Imports {
+			if other, ours := strings.CutPrefix(i, module+"lab/experiment/"); isExperiment && ours && other != one {
+				t.Errorf("lab/experiment/%s imports %s: what experiments share is in lab/experiment and lab/testbed", one, other)
+			}
+		}
+	}
+}
+
 func TestOnlyKernelTalksNetlink(t *testing.T) {
 	for _, p := range packages(t) {
 		path := strings.TrimPrefix(p.ImportPath, module)
 		for _, i := range p.Imports {
 			if slices.ContainsFunc(netlink, func(f string) bool { return strings.HasPrefix(i, f) }) && !below(path, "kernel") {
 				t.Errorf("%s imports %s: only packages below kernel do", path, i)
+			}
+		}
+	}
+}
+
+// libraries are the packages below kernel that use a netlink library where its calls suffice; others use
+// kernel/netlink.
+var libraries = []string{"kernel/conntrack", "kernel/ipset", "kernel/link", "kernel/netns"}
+
+func TestOneNetlinkSocket(t *testing.T) {
+	for _, p := range packages(t) {
+		path := strings.TrimPrefix(p.ImportPath, module)
+		for _, i := range p.Imports {
+			if strings.HasPrefix(i, "github.com/vishvananda/netlink") && !slices.Contains(libraries, path) {
+				t.Errorf("%s imports %s: requests, dumps and notifications go through kernel/netlink", path, i)
 			}
 		}
 	}
@@ -151,4 +234,86 @@ func TestEveryPackageSaysWhatItIs(t *testing.T) {
 			t.Errorf("%s: name packages by nouns of the field", p.ImportPath)
 		}
 	}
+}
+
+// mostShared is how much of a plane may stand in another one too, in percent.
+const mostShared = 5
+
+// run is how many lines in a row make a copy.
+const run = 6
+
+// TestPlanesShareFewLines: what two planes have in common belongs to a package that both use.
+func TestPlanesShareFewLines(t *testing.T) {
+	planes := map[string][][]string{}
+	for _, p := range packages(t) {
+		if name, is := strings.CutPrefix(p.ImportPath, module+"dataplane/service/"); is && !slices.Contains(kits, name) {
+			planes[name] = linesOf(t, p)
+		}
+	}
+	if len(planes) < 5 {
+		t.Errorf("%d planes: are they elsewhere?", len(planes))
+	}
+	for a, of := range planes {
+		for b, other := range planes {
+			if total, copied := shared(of, other); a != b && copied*100 >= mostShared*total && total <= count(other) {
+				t.Errorf("%d of %s's %d lines stand in %s too, in runs of %d", copied, a, total, b, run)
+			}
+		}
+	}
+}
+
+// kits are packages below dataplane/service that are no planes.
+var kits = []string{"servicetest"}
+
+// linesOf returns the lines of a package's files without tests, imports, and lines that say nothing by themselves.
+func linesOf(t *testing.T, p listed) (files [][]string) {
+	t.Helper()
+	for _, name := range p.GoFiles {
+		b, err := os.ReadFile(filepath.Join(p.Dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var l []string
+		for line := range strings.Lines(imports.ReplaceAllString(string(b), "")) {
+			if line = strings.TrimSpace(line); meaningful.MatchString(line) && !slices.Contains(trivial, line) {
+				l = append(l, line)
+			}
+		}
+		files = append(files, l)
+	}
+	return files
+}
+
+var (
+	imports    = regexp.MustCompile(`(?s)^.*?\nimport (\(.*?\n\)|[^\n]*")\n`)
+	meaningful = regexp.MustCompile(`[A-Za-z0-9]`)
+)
+
+var trivial = []string{"return err", "return nil", "return nil, err", "if err != nil {", "default:", "continue"}
+
+func count(files [][]string) (n int) {
+	for _, l := range files {
+		n += len(l)
+	}
+	return n
+}
+
+// shared returns how many lines there are in files, and how many of them stand in runs that others have too.
+func shared(files, others [][]string) (total, copied int) {
+	known := map[string]bool{}
+	for _, l := range others {
+		for i := range max(0, len(l)-run+1) {
+			known[strings.Join(l[i:i+run], "\n")] = true
+		}
+	}
+	for _, l := range files {
+		behind := 0 // the last line that was counted
+		for i := range max(0, len(l)-run+1) {
+			if known[strings.Join(l[i:i+run], "\n")] {
+				copied += i + run - max(i, behind)
+				behind = i + run
+			}
+		}
+	}
+	return count(files), copied
 }

@@ -16,12 +16,12 @@ func (a *Agent) setAddresses(l []netip.Addr) {
 	a.options.Log.Info("the node's addresses changed", "addresses", l)
 	a.addresses = l
 	a.resolver.SetAddresses(l)
-	if a.batches == 0 {
+	if a.batches.count == 0 {
 		return // the first batch tells
 	}
 	if delta := a.resolver.Apply(nil); !delta.Empty() {
 		a.hand(delta)
 		a.progress.queue(queued{seen: []time.Time{{}}})
-		a.tellAll()
+		a.notifyAll()
 	}
 }

@@ -8,13 +8,15 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/source"
 )
 
 var (
 	entriesDesc = prometheus.NewDesc("fairlead_affinity_entries",
-		"Session affinity entries, one for each client and Service port, counted every 30 s (modes nftables and ipvs).", []string{"ip_family"}, nil)
+		"Session affinity entries, one for each client and Service port, counted every 30 s (modes nftables and ipvs).",
+		[]string{"ip_family"}, nil)
 	limitDesc = prometheus.NewDesc("fairlead_affinity_entries_limit",
 		"Limit of session affinity entries; clients beyond it are served without affinity.", []string{"ip_family"}, nil)
 )
@@ -29,17 +31,17 @@ func (a *Agent) followAffinity(ctx context.Context) {
 		}
 		if err != nil {
 			a.options.Log.Debug("counting session affinity entries failed", "error", err)
-		} else if a.setAffinity(uses) && a.options.Tell != nil {
-			a.options.Tell(a.standing())
+		} else if a.setAffinity(uses) && a.options.Report != nil {
+			a.options.Report(a.standing())
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(recount):
+		case <-time.After(mode.Recount):
 		}
 	}
 }
 
-// setAffinity notes how many session affinity entries there are, and reports whether a limit is newly reached or no
+// setAffinity records how many session affinity entries there are, and reports whether a limit is newly reached or no
 // longer is.
 func (a *Agent) setAffinity(uses []service.AffinityUse) bool {
 	a.mu.Lock()
@@ -59,9 +61,10 @@ func (a *Agent) setAffinity(uses []service.AffinityUse) bool {
 func (a *Agent) affinityProblems() (l []source.Problem) {
 	for _, u := range a.affinity {
 		if u.Entries >= u.Limit {
-			l = append(l, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node}, Reason: "AffinityFull",
-				Message: fmt.Sprintf("session affinity of %s has its %d entries: further clients are served, but may come to another "+
-					"endpoint with each connection; shorten the timeouts of sessionAffinityConfig", u.Family, u.Limit)})
+			l = append(l, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},
+				Reason: "AffinityFull",
+				Message: fmt.Sprintf("session affinity of %s has its %d entries: further clients are served, but may come "+
+					"to another endpoint with each connection; shorten the timeouts of sessionAffinityConfig", u.Family, u.Limit)})
 		}
 	}
 	return l

@@ -38,15 +38,16 @@ func TestAffinityLimitReported(t *testing.T) {
 		t.Errorf("metrics of a mode without a limit: %v", n)
 	}
 	for i, c := range []struct {
-		entries  int
-		news     bool
-		problems int
+		entries    int
+		wantChange bool
+		problems   int
 	}{{3, false, 0}, {9, false, 0}, {10, true, 1}, {10, false, 1}, {9, true, 0}} {
 		uses := []service.AffinityUse{{Family: "IPv4", Entries: c.entries, Limit: 10}, {Family: "IPv6", Limit: 10}}
-		if news := a.setAffinity(uses); news != c.news {
-			t.Errorf("count %d, of %d: news is %t", i, c.entries, news)
+		if wantChange := a.setAffinity(uses); wantChange != c.wantChange {
+			t.Errorf("count %d, of %d: news is %t", i, c.entries, wantChange)
 		}
-		if l := a.affinityProblems(); len(l) != c.problems || c.problems > 0 && (l[0].Reason != "AffinityFull" || l[0].Object.Name != "n1") {
+		if l := a.affinityProblems(); len(l) != c.problems ||
+			c.problems > 0 && (l[0].Reason != "AffinityFull" || l[0].Object.Name != "n1") {
 			t.Errorf("count %d, of %d: %v", i, c.entries, l)
 		}
 	}

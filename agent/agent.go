@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/dataplane/flows"
 	"fairlead.dev/fairlead/dataplane/health"
 	"fairlead.dev/fairlead/dataplane/service"
@@ -28,7 +29,7 @@ import (
 
 // Options is what a node's agent is told.
 type Options struct {
-	Mode    Mode
+	Mode    mode.Mode
 	Why     string // that mode, for people
 	Source  source.Source
 	Resolve resolve.Config
@@ -39,17 +40,23 @@ type Options struct {
 	Addresses Addresses // of the node's interfaces, in place of Resolve's; nil: those stay
 	Firewall  Firewall  // what drops packets that the mode has the node forward; nil: that isn't looked for
 
-	Prepare     func()       // is called before anything of the node is changed, once nothing can refuse the start any more; nil: nothing is to be prepared
+	// is called before anything of the node is changed, once nothing can refuse the start any more; nil: nothing is to be
+	// prepared
+	Prepare     func()
 	Predecessor *Predecessor // what served before in this process, and may serve after; nil: nothing
 	Refusal     *Refusal     // why the newest configuration is not in force; nil: it is
 
-	Tell   func([]source.Problem) // is called with all problems that stand when they may have changed; nil: they are logged alone
-	Served func(context.Context)  // is called once the first batch is in the kernel and what other modes left is not; Run waits for it; nil: nobody waits for that
+	// is called with all problems that stand when they may have changed; nil: they are logged alone
+	Report func([]source.Problem)
+	// is called once the first batch is in the kernel and what other modes left is not; Run waits for it; nil: nobody
+	// waits for that
+	OnReady func(context.Context)
 }
 
-// Addresses calls tell with the addresses of the node's interfaces, and again whenever they have changed, until ctx ends.
+// Addresses calls tell with the addresses of the node's interfaces, and again whenever they have changed, until ctx
+// ends.
 type Addresses interface {
-	Follow(ctx context.Context, tell func([]netip.Addr)) error
+	Follow(ctx context.Context, notify func([]netip.Addr)) error
 }
 
 // Firewall is what rules that aren't ours do with packets that the node forwards.
@@ -62,7 +69,7 @@ type Firewall interface {
 type Agent struct {
 	options  Options
 	services *Services
-	health   *reconcile.Loop[*model.HealthCheck, health.Key, health.State]
+	health   reconcile.Runner[*model.HealthCheck]
 	registry *prometheus.Registry
 	metrics  *proxyMetrics
 	progress *progress
@@ -71,16 +78,26 @@ type Agent struct {
 
 	mu        sync.Mutex // guards the resolver and what follows
 	resolver  *resolve.Resolver
-	problems  []source.Problem            // the source's
-	known     map[source.Problem]struct{} // problems that were logged
-	unread    string                      // what was logged of documents of no use
-	sourced   []source.Problem            // the source's, and
-	resolved  []source.Problem            // the resolver's, when they were last logged
+	problems  []source.Problem // the source's
+	logged    logged
 	names     servicesOf
 	addresses []netip.Addr // of the node's interfaces
-	synced    bool         // the first batch is in the kernel
-	batches   int
+	batches   batches
 	affinity  []service.AffinityUse // as last counted
+}
+
+// batches is how far the source's batches are.
+type batches struct {
+	synced bool // the first is in the kernel
+	count  int
+}
+
+// logged is what the log has of problems.
+type logged struct {
+	known    map[source.Problem]struct{} // each of them
+	unread   string                      // of documents of no use
+	sourced  []source.Problem            // the source's, and
+	resolved []source.Problem            // the resolver's, when they were last logged
 }
 
 // Run serves a node in the calling thread's network namespace until ctx ends, and leaves the kernel as it is then.
@@ -91,7 +108,7 @@ func Run(ctx context.Context, o Options) error {
 	o.Resolve = o.Mode.Resolve(o.Resolve)
 	services, err := OpenServices(o.Mode, o.Log)
 	if err != nil {
-		return impossible(ctx, err)
+		return mode.Unsupported(ctx, err)
 	}
 	begun := false // the planes may have written
 	defer func() {
@@ -103,13 +120,15 @@ func Run(ctx context.Context, o Options) error {
 	}()
 	registry := prometheus.NewRegistry()
 	metrics := newProxyMetrics(registry)
-	a := &Agent{options: o, services: services, registry: registry, metrics: metrics, progress: newProgress(metrics, o.Servers.Late),
+	a := &Agent{options: o, services: services, registry: registry, metrics: metrics,
+		progress: newProgress(metrics, o.Servers.Late),
 		checks:   make(chan struct{}, 1),
-		resolver: resolve.New(o.Resolve), known: map[source.Problem]struct{}{}, names: servicesOf{}, addresses: o.Resolve.Addresses}
+		resolver: resolve.New(o.Resolve), logged: logged{known: map[source.Problem]struct{}{}}, names: servicesOf{},
+		addresses: o.Resolve.Addresses}
 	checks := health.New(nil, func() bool { _, healthy := a.progress.health(time.Now()); return healthy })
 	defer checks.Close()
 	a.health = reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
-		Owner: func(h *model.HealthCheck) string { return h.Service }, Log: o.Log.With("plane", "health")})
+		Owner: func(h *model.HealthCheck) model.Owner { return h.Owner }, Log: o.Log.With("plane", "health")})
 	registry.MustRegister(collector{a})
 	return a.run(ctx, &begun)
 }
@@ -136,8 +155,8 @@ func (a *Agent) run(ctx context.Context, begun *bool) error {
 			return a.options.Servers.serve(ctx, a.options.Log, s.listener, s.address, s.handler)
 		})
 	}
-	if a.options.Tell != nil {
-		a.options.Refusal.follow(func() { a.options.Tell(a.standing()) })
+	if a.options.Report != nil {
+		a.options.Refusal.follow(func() { a.options.Report(a.standing()) })
 		defer a.options.Refusal.follow(nil)
 	}
 	start("health checks", a.health.Run)
@@ -148,7 +167,7 @@ func (a *Agent) run(ctx context.Context, begun *bool) error {
 	a.ended.Go(func() { a.followChecks(ctx) })
 	a.ended.Go(func() { a.followAffinity(ctx) })
 	start("source", func(ctx context.Context) error {
-		return a.options.Source.Run(ctx, func(b source.Batch) { a.take(ctx, b) })
+		return a.options.Source.Run(ctx, func(b source.Batch) { a.consume(ctx, b) })
 	})
 	<-ctx.Done()
 	a.ended.Wait()
@@ -187,18 +206,18 @@ func (a *Agent) listen() (open []server, err error) {
 	return open, nil
 }
 
-// take passes what the source saw down the line.
-func (a *Agent) take(ctx context.Context, b source.Batch) {
+// consume passes what the source saw down the line.
+func (a *Agent) consume(ctx context.Context, b source.Batch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.problems = b.Problems
 	if b.Waiting {
-		a.tellAll()
+		a.notifyAll()
 		return
 	}
 	delta := a.resolver.Apply(b.Changes)
-	first := a.batches == 0
-	a.batches++
+	first := a.batches.count == 0
+	a.batches.count++
 	if first || !delta.Empty() {
 		a.hand(delta)
 	}
@@ -206,11 +225,11 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 		q.seen = []time.Time{b.Seen}
 		a.progress.queue(q)
 	}
-	a.tellAll()
+	a.notifyAll()
 	if first {
-		left := others{mode: a.options.Mode, log: a.options.Log}
-		if !left.mode.Tracks() {
-			left.entries = flows.EntriesOf(delta.Put)
+		left := mode.Remains{Mode: a.options.Mode, Log: a.options.Log}
+		if !left.Mode.Tracks() {
+			left.Entries = flows.EntriesOf(delta.Services.Put)
 		}
 		a.ended.Go(func() { a.arrive(ctx, left) })
 	}
@@ -219,13 +238,15 @@ func (a *Agent) take(ctx context.Context, b source.Batch) {
 // hand hands a difference on to those who tell the kernel.
 func (a *Agent) hand(d model.Delta) {
 	a.metrics.changed(d)
+	c := d.Services
 	if a.options.Mode.Accepts {
-		d.Put, d.Del = withHealth(d.Put, d.PutHealth), withHealth(d.Del, d.DelHealth)
+		c = model.Change[model.ServicePart]{Put: mode.WithHealth(c.Put, d.Health.Put),
+			Del: mode.WithHealth(c.Del, d.Health.Del)}
 	}
-	a.services.Change(d.Put, d.Del)
-	a.names.follow(d.Put, d.Del)
-	a.health.Change(d.PutHealth, d.DelHealth)
-	if len(d.PutHealth) > 0 {
+	a.services.Change(c.Put, c.Del)
+	a.names.follow(c.Put, c.Del)
+	a.health.Change(d.Health.Put, d.Health.Del)
+	if len(d.Health.Put) > 0 {
 		select {
 		case a.checks <- struct{}{}:
 		default: // it will be seen with what changed already
@@ -242,22 +263,13 @@ func (a *Agent) followChecks(ctx context.Context) {
 			return
 		case <-a.checks:
 		}
-		if a.health.Sync(ctx) != nil && ctx.Err() == nil && a.options.Tell != nil {
-			a.options.Tell(a.standing())
+		if a.health.Sync(ctx) != nil && ctx.Err() == nil && a.options.Report != nil {
+			a.options.Report(a.standing())
 		}
 	}
 }
 
-// withHealth returns parts and health checks.
-func withHealth(parts []model.Part, checks []*model.HealthCheck) []model.Part {
-	parts = slices.Clip(parts)
-	for _, h := range checks {
-		parts = append(parts, h)
-	}
-	return parts
-}
-
-// count says what a batch changes.
+// count returns what a batch changes.
 func count(changes []source.Change, triggered []time.Time) queued {
 	q := queued{triggered: triggered}
 	for _, c := range changes {
@@ -271,14 +283,15 @@ func count(changes []source.Change, triggered []time.Time) queued {
 	return q
 }
 
-// sync waits for the planes to have what they were told, tells what the kernel refuses, and says whether it takes anything.
+// sync waits for the planes to have what they were told, tells what the kernel refuses, and reports whether it takes
+// anything.
 func (a *Agent) sync(ctx context.Context) bool {
 	a.services.syncPlanes(ctx) // what could not be written is in the loops' states
 	if ctx.Err() != nil {
 		return false
 	}
-	if a.options.Tell != nil {
-		a.options.Tell(a.standing())
+	if a.options.Report != nil {
+		a.options.Report(a.standing())
 	}
 	for _, s := range a.services.Status() {
 		if s.Error != "" {
@@ -289,7 +302,7 @@ func (a *Agent) sync(ctx context.Context) bool {
 	return serving
 }
 
-// standing gives every problem that stands now: the source's, the resolver's, and what the kernel refuses.
+// standing returns every problem that stands now: the source's, the resolver's, and what the kernel refuses.
 func (a *Agent) standing() []source.Problem {
 	a.mu.Lock()
 	all := slices.Concat(a.problems, a.resolver.Problems(), a.affinityProblems())
@@ -304,7 +317,7 @@ func (a *Agent) standing() []source.Problem {
 		}
 		few, others := fewPerService(s.Failing)
 		for _, owner := range sortedKeys(few) {
-			p := source.Problem{Object: ownerKey(owner), Reason: "Refused",
+			p := source.Problem{Object: keyOf(few[owner].Owner), Reason: "Refused",
 				Message: fmt.Sprintf("data plane %s can't serve %s: %s", plane, owner, few[owner].Error)}
 			if plane == healthPlane {
 				p.Reason = "FailedToStartServiceHealthcheck" // as kube-proxy has it
@@ -312,8 +325,8 @@ func (a *Agent) standing() []source.Problem {
 			}
 			all = append(all, p)
 		}
-		for _, service := range sortedKeys(others) { // their number changes: that is no news
-			all = append(all, source.Problem{Object: ownerKey(service), Reason: "Refused",
+		for _, service := range sortedOwners(others) { // their number changes: that is no news
+			all = append(all, source.Problem{Object: keyOf(service), Reason: "Refused",
 				Message: fmt.Sprintf("data plane %s can't serve more ports of %s: /status counts them", plane,
 					service)})
 		}
@@ -331,41 +344,46 @@ func (a *Agent) forwardProblems() []source.Problem {
 	if err != nil || len(commands) == 0 {
 		return nil // what can't be read is no problem of the node's
 	}
-	return []source.Problem{{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node}, Reason: "ForwardPolicyDrop",
-		Message: fmt.Sprintf("this node drops forwarded packets by default (%s): connections to Services time out unless a rule there "+
-			"accepts their packets; add such rules, set the policy to ACCEPT, or use mode iptables where the chain is iptables' FORWARD",
+	return []source.Problem{{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},
+		Reason: "ForwardPolicyDrop",
+		Message: fmt.Sprintf("this node drops forwarded packets by default (%s): connections to Services time out unless a "+
+			"rule there accepts their packets; add such rules, set the policy to ACCEPT, or use mode iptables where the chain "+
+			"is iptables' FORWARD",
 			strings.Join(commands, ", "))}}
 }
 
-// ownerKey gives the Service of an owner such as "shop/web:http"; the zero key for others.
-func ownerKey(owner string) (k source.Key) {
-	namespace, rest, ok := strings.Cut(owner, "/")
-	if name, _, _ := strings.Cut(rest, ":"); ok && !strings.Contains(namespace, " ") {
-		k = source.Key{Kind: source.Service, Namespace: namespace, Name: name}
+// keyOf returns the key of a Service; the zero key for other owners.
+func keyOf(o model.Owner) (k source.Key) {
+	if o.Kind == model.KindService {
+		k = source.Key{Kind: source.Service, Namespace: o.Namespace, Name: o.Name}
 	}
 	return k
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// tellAll logs what stands, but for what the kernel refuses. It costs next to nothing while that is what it was.
-func (a *Agent) tellAll() {
-	resolved := a.resolver.Problems()
-	if len(resolved) == len(a.resolved) && (len(resolved) == 0 || &resolved[0] == &a.resolved[0]) &&
-		slices.Equal(a.problems, a.sourced) {
-		return
-	}
-	a.sourced, a.resolved = a.problems, resolved
-	a.tell(a.problems, resolved)
+func sortedOwners[V any](m map[model.Owner]V) []model.Owner {
+	return slices.SortedFunc(maps.Keys(m), model.Owner.Compare)
 }
 
-// tell logs each problem once while it lasts, and the end of those that can pass by themselves.
-func (a *Agent) tell(problems ...[]source.Problem) {
+// notifyAll logs what stands, but for what the kernel refuses. It costs next to nothing while that is what it was.
+func (a *Agent) notifyAll() {
+	resolved := a.resolver.Problems()
+	if len(resolved) == len(a.logged.resolved) && (len(resolved) == 0 || &resolved[0] == &a.logged.resolved[0]) &&
+		slices.Equal(a.problems, a.logged.sourced) {
+		return
+	}
+	a.logged.sourced, a.logged.resolved = a.problems, resolved
+	a.notify(a.problems, resolved)
+}
+
+// notify logs each problem once while it lasts, and the end of those that can pass by themselves.
+func (a *Agent) notify(problems ...[]source.Problem) {
 	now := map[source.Problem]struct{}{}
 	for _, list := range problems {
 		for _, p := range list {
 			now[p] = struct{}{}
-			if _, known := a.known[p]; known {
+			if _, known := a.logged.known[p]; known {
 				continue
 			}
 			level := slog.LevelWarn
@@ -374,18 +392,18 @@ func (a *Agent) tell(problems ...[]source.Problem) {
 			}
 			a.options.Log.Log(context.Background(), level, "problem", "problem", p.String())
 		}
-		if unread, _ := source.Unread(list); unread != "" && unread != a.unread {
-			a.unread = unread
+		if unread, _ := source.Unread(list); unread != "" && unread != a.logged.unread {
+			a.logged.unread = unread
 			a.options.Log.Info(unread + "; -v 4 lists them")
 		}
 	}
-	for p := range a.known {
+	for p := range a.logged.known {
 		if _, stands := now[p]; !stands && !p.Since.IsZero() {
 			a.options.Log.Info("problem resolved", "problem", p.String(), "lasted",
 				time.Since(p.Since).Round(time.Millisecond))
 		}
 	}
-	a.known = now
+	a.logged.known = now
 }
 
 // logServing logs the end of a start: what serves, how many Services, and how long the start took.
@@ -395,9 +413,10 @@ func (a *Agent) logServing(start time.Time, err error) {
 		facts += s.Held
 	}
 	a.mu.Lock()
-	services := a.resolver.Served()
+	services := a.resolver.ServedCount()
 	a.mu.Unlock()
-	line := append([]any{"node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "why", a.options.Why}, a.options.About...)
+	line := append([]any{"node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "why", a.options.Why},
+		a.options.About...)
 	line = append(line, "services", services, "facts", facts, "took", time.Since(start).Round(time.Millisecond))
 	if err != nil {
 		line = append(line, "error", err)
@@ -405,21 +424,22 @@ func (a *Agent) logServing(start time.Time, err error) {
 	a.options.Log.Info("serving", line...)
 }
 
-// arrive waits until the first batch is in the kernel, then says so, gives memory of the start back, and removes what is left of others.
-func (a *Agent) arrive(ctx context.Context, left others) {
+// arrive waits until the first batch is in the kernel, then says so, gives memory of the start back, and removes what
+// is left of others.
+func (a *Agent) arrive(ctx context.Context, left mode.Remains) {
 	start := time.Now()
 	err := a.services.Sync(ctx)
 	if serving, why := a.services.Serving(); !serving && ctx.Err() == nil {
 		a.options.Log.Error("not serving: the kernel rejects what all Services need; retrying", "mode",
 			a.options.Mode.Name, "reason", why, "error", err)
-		a.services.Served(ctx)
+		a.services.WaitReady(ctx)
 		err = a.services.Sync(ctx)
 	}
 	if ctx.Err() != nil {
 		return
 	}
 	a.mu.Lock()
-	a.synced = true
+	a.batches.synced = true
 	a.mu.Unlock()
 	rest() // from now on memory and peace count more than time
 	debug.FreeOSMemory()
@@ -428,14 +448,15 @@ func (a *Agent) arrive(ctx context.Context, left others) {
 	for _, p := range a.forwardProblems() {
 		a.options.Log.Warn("problem of the node", "problem", p.String())
 	}
-	left.clean(ctx) // what fails is tried again
-	if a.options.Served != nil {
-		a.options.Served(ctx)
+	left.Clean(ctx) // what fails is tried again
+	if a.options.OnReady != nil {
+		a.options.OnReady(ctx)
 	}
-	left.release(ctx)
+	left.Release(ctx)
 }
 
-// endPredecessor ends what served before through this process, and deletes the connection tracking entries that it left.
+// endPredecessor ends what served before through this process, and deletes the connection tracking entries that it
+// left.
 func (a *Agent) endPredecessor() {
 	if !a.options.Predecessor.holds() {
 		return
@@ -445,7 +466,8 @@ func (a *Agent) endPredecessor() {
 	entries := flows.EntriesOf(a.resolver.Services().Parts())
 	a.mu.Unlock()
 	if err := flows.CutUntranslated(entries); err != nil {
-		a.options.Log.Warn("connections of the mode before may keep their ports from being served for some seconds", "error", err)
+		a.options.Log.Warn("connections of the mode before may keep their ports from being served for some seconds", "error",
+			err)
 	}
 }
 
@@ -458,7 +480,7 @@ func (a *Agent) notReady() string {
 	switch {
 	case !serving && why != "":
 		return "not serving: " + why
-	case !serving || !a.synced:
+	case !serving || !a.batches.synced:
 		return "the first state of the source is not in the kernel yet"
 	}
 	return ""

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service"
-	"fairlead.dev/fairlead/dataplane/service/userspace"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -20,22 +20,22 @@ type tightKey struct{}
 
 func (tightKey) Rank() int { return 0 }
 
-func (*tight) Render(model.Part) []dataplane.Fact[tightKey, string]             { return nil }
+func (*tight) Render(model.ServicePart) []dataplane.Fact[tightKey, string]      { return nil }
 func (*tight) Read(context.Context) ([]dataplane.Fact[tightKey, string], error) { return nil, nil }
 func (*tight) Write(context.Context, []dataplane.Fact[tightKey, string], []dataplane.Fact[tightKey, string]) error {
 	return nil
 }
 func (*tight) Clean(context.Context) error     { return nil }
 func (*tight) Close() error                    { return nil }
-func (*tight) Refused() userspace.Refused      { return userspace.Refused{Frontend: 3, Client: 2} }
+func (*tight) Refused() service.Rejections     { return service.Rejections{Frontend: 3, Client: 2} }
 func (p *tight) OnWarning(report func(string)) { p.report = report }
 
 // A plane's bound is logged with the plane's name, and what it refused is counted.
 func TestBoundIsLoggedAndCounted(t *testing.T) {
 	var log bytes.Buffer
 	p := &tight{}
-	mode := alone(service.Abilities{Name: "tight"}, func() (*tight, error) { return p, nil })
-	services, err := OpenServices(mode, slog.New(slog.NewTextHandler(&log, nil)))
+	chosen := mode.Alone(model.Capabilities{Name: "tight"}, func() (*tight, error) { return p, nil })
+	services, err := OpenServices(chosen, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,68 +13,74 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/dataplane/service/iptables"
+	"fairlead.dev/fairlead/dataplane/service/ipvs"
 	"fairlead.dev/fairlead/dataplane/service/nftables"
+	"fairlead.dev/fairlead/dataplane/service/userspace"
 	"fairlead.dev/fairlead/model"
 )
 
-// judged is the service side as a conformance.Runner.
-type judged struct {
+// faultyRunner is the service side as a conformance.Runner.
+type faultyRunner struct {
 	*Services
-	parts   map[model.Part]bool
+	mode    mode.Mode
+	parts   map[model.ServicePart]bool
 	repairs map[string]uint64 // that there must be, by plane, before the kernel is as told
 }
 
-// emulated is how many times longer than here things may take in the second kernel, whose processor is emulated and may have to
-// share a real one.
+// emulated is how many times longer than here things may take in the second kernel, whose processor is emulated and may
+// have to share a real one.
 const emulated = 10
 
-// subject is a mode to be judged.
-func subject(m Mode) conformance.Subject {
+// implementation is a mode to be judged.
+func implementation(m mode.Mode) conformance.Implementation {
 	slow := 1
 	if *second {
 		slow = emulated
 	}
-	return conformance.Subject{Abilities: m.Abilities, Slow: slow, Start: func() (conformance.Runner, error) {
+	return conformance.Implementation{Capabilities: m.Capabilities, Slow: slow, Start: func() (conformance.Runner, error) {
 		log := slog.New(slog.DiscardHandler)
 		if testing.Verbose() && os.Getenv("FAIRLEAD_TEST_LOG") != "" {
 			log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		}
 		s, err := OpenServices(m, log)
-		return &judged{Services: s, parts: map[model.Part]bool{}}, err
+		return &faultyRunner{Services: s, mode: m, parts: map[model.ServicePart]bool{}}, err
 	}}
 }
 
 var (
-	second = flag.Bool("second-kernel", false, "judge the modes that are judged in the second kernel")
-	worlds = flag.Int("worlds", 200, "random worlds for each mode")
+	second   = flag.Bool("second-kernel", false, "judge the modes that are judged in the second kernel")
+	clusters = flag.Int("worlds", 200, "random worlds for each mode")
 )
 
-// Where modes are judged. The host may lack IPVS: that one is judged in the second kernel alone, and those that stand on
-// netfilter there too, for a second version of it. "iptables" is one of its variants.
+// Where modes are judged. The host may lack IPVS: that one is judged in the second kernel alone, and those that stand
+// on netfilter there too, for a second version of it. "iptables" is one of its variants.
 var (
 	onHost   = []string{"nftables", "iptables-legacy", "iptables-nft", "userspace", "ebpf"}
 	onSecond = []string{"ipvs", "nftables", "iptables-legacy", "iptables-nft", "ebpf"}
 )
 
 // here judges the modes whose turn it is in the kernel at hand.
-func here(t *testing.T, judge func(t *testing.T, s conformance.Subject)) {
+func here(t *testing.T, runCase func(t *testing.T, s conformance.Implementation)) {
 	names := onHost
 	if *second {
 		names = onSecond
 	}
 	for _, name := range names {
-		m, err := ModeOf(name)
+		m, err := mode.Of(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Run(name, func(t *testing.T) { judge(t, subject(m)) })
+		t.Run(name, func(t *testing.T) { runCase(t, implementation(m)) })
 	}
 }
 
-func TestEveryModeIsJudgedSomewhere(t *testing.T) {
-	for _, m := range modes {
+func TestEveryModeRunsConformance(t *testing.T) {
+	for _, m := range mode.All() {
 		if m.Name != "iptables" && !slices.Contains(append(onHost, onSecond...), m.Name) {
 			t.Errorf("mode %s is judged nowhere", m.Name)
 		}
@@ -82,7 +88,7 @@ func TestEveryModeIsJudgedSomewhere(t *testing.T) {
 }
 
 // Change also keeps what is wanted, to disturb some of it.
-func (j *judged) Change(put, del []model.Part) {
+func (j *faultyRunner) Change(put, del []model.ServicePart) {
 	for _, p := range del {
 		delete(j.parts, p)
 	}
@@ -92,30 +98,28 @@ func (j *judged) Change(put, del []model.Part) {
 	j.Services.Change(put, del)
 }
 
-// disturber is a loop that tests can have harmed.
-type disturber interface {
-	disturb(context.Context, []model.Part) error
-}
-
-// Disturb implements conformance.Disturber: like a stranger, it removes what the parts need past the loop's knowledge, and
-// a chain's rules with the nft command.
-func (j *judged) Disturb(ctx context.Context) error {
+// InjectFault implements conformance.Disturber: as another program would, it removes what the parts need past the
+// loop's knowledge, and a chain's rules with the nft command.
+func (j *faultyRunner) InjectFault(ctx context.Context) error {
 	j.repairs = map[string]uint64{}
-	for i, l := range j.loops {
-		name := j.planes[i].name
-		if parts, _ := (&share{takes: l.(*partial).takes}).of(slices.Collect(maps.Keys(j.parts)), nil); len(parts) == 0 {
+	for i, l := range j.planes {
+		parts, _ := (&mode.Share{Serves: l.Serves}).Of(slices.Collect(maps.Keys(j.parts)), nil)
+		if len(parts) == 0 {
 			continue // nothing to harm
 		}
-		j.repairs[name] = l.Status().Repairs + 1
-		stranger, err := j.planes[i].open(slog.New(slog.DiscardHandler))
+		j.repairs[l.Name] = l.Status().Repairs + 1
+		others, err := j.mode.Open(slog.New(slog.DiscardHandler))
 		if err != nil {
 			return err
 		}
-		err = errors.Join(stranger.(disturber).disturb(ctx, slices.Collect(maps.Keys(j.parts))), stranger.Close())
+		err = harmAny(ctx, others[i].Impl, parts)
+		for _, s := range others {
+			err = errors.Join(err, s.Close())
+		}
 		if err != nil {
 			return err
 		}
-		if name == "nftables" {
+		if l.Name == "nftables" {
 			out, err := exec.Command("nft", "flush", "chain", "inet", nftables.Table, "enter4").CombinedOutput()
 			if err != nil {
 				return fmt.Errorf("nft flush chain: %w: %s", err, out)
@@ -125,20 +129,32 @@ func (j *judged) Disturb(ctx context.Context) error {
 	return nil
 }
 
-// disturb implements disturber.
-func (p *partial) disturb(ctx context.Context, parts []model.Part) error {
-	parts, _ = p.of(parts, nil)
-	return p.loop.(disturber).disturb(ctx, parts)
+// harmAny harms what a plane wrote for parts.
+func harmAny(ctx context.Context, plane any, parts []model.ServicePart) error {
+	switch p := plane.(type) {
+	case dataplane.Plane[model.ServicePart, nftables.Key, string]:
+		return harm(ctx, p, parts)
+	case dataplane.Plane[model.ServicePart, iptables.Key, string]:
+		return harm(ctx, p, parts)
+	case dataplane.Plane[model.ServicePart, ipvs.Key, string]:
+		return harm(ctx, p, parts)
+	case dataplane.Plane[model.ServicePart, userspace.Key, string]:
+		return harm(ctx, p, parts)
+	case dataplane.Plane[model.ServicePart, ebpf.Key, string]:
+		return harm(ctx, p, parts)
+	}
+	return fmt.Errorf("no harm is known for a %T", plane)
 }
 
-// disturb implements disturber: what only some parts need goes, what all stand on stays.
-func (s served[K, V]) disturb(ctx context.Context, parts []model.Part) error {
+// harm removes what only some parts need; what all stand on stays.
+func harm[K dataplane.Key](ctx context.Context, s dataplane.Plane[model.ServicePart, K, string],
+	parts []model.ServicePart) error {
 	if _, err := s.Read(ctx); err != nil {
 		return err
 	}
-	gone := map[K]V{}
+	gone := map[K]string{}
 	for _, p := range parts {
-		if _, base := p.(*model.Node); base {
+		if _, base := p.(*model.ServiceNode); base {
 			continue
 		}
 		for _, f := range s.Render(p) {
@@ -147,17 +163,17 @@ func (s served[K, V]) disturb(ctx context.Context, parts []model.Part) error {
 	}
 	lowest := slices.MinFunc(slices.Collect(maps.Keys(gone)), func(a, b K) int { return a.Rank() - b.Rank() }).Rank()
 	highest := slices.MaxFunc(slices.Collect(maps.Keys(gone)), func(a, b K) int { return a.Rank() - b.Rank() }).Rank()
-	var del []dataplane.Fact[K, V]
+	var del []dataplane.Fact[K, string]
 	for k, v := range gone {
 		if k.Rank() == highest || k.Rank() > lowest {
-			del = append(del, dataplane.Fact[K, V]{Key: k, Value: v})
+			del = append(del, dataplane.Fact[K, string]{Key: k, Value: v})
 		}
 	}
 	return s.Write(ctx, nil, del)
 }
 
 // Sync also waits for what Disturb did to be seen and repaired.
-func (j *judged) Sync(ctx context.Context) error {
+func (j *faultyRunner) Sync(ctx context.Context) error {
 	for name, repairs := range j.repairs {
 		for j.Status()[name].Repairs < repairs {
 			select {
@@ -171,7 +187,7 @@ func (j *judged) Sync(ctx context.Context) error {
 }
 
 // Dump implements conformance.Dumper.
-func (j *judged) Dump() string {
+func (j *faultyRunner) Dump() string {
 	text := ""
 	for _, c := range [][]string{{"nft", "list", "ruleset"}, {"ip", "route", "show", "table", "local"}} {
 		out, err := exec.Command(c[0], c[1:]...).CombinedOutput()
@@ -192,7 +208,7 @@ func TestCasesNameModes(t *testing.T) {
 	for _, c := range cases {
 		for _, s := range c.Steps {
 			for _, u := range s.Unless {
-				if _, err := ModeOf(u.Mode); err != nil {
+				if _, err := mode.Of(u.Mode); err != nil {
 					t.Errorf("%s: %v", c.File, err)
 				}
 				named++

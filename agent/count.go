@@ -2,31 +2,18 @@ package agent
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
 )
-
-// PerService adds counts of pools up by their Services, such as "shop/web:http".
-func PerService(counts map[uint64]ebpf.Count, service func(pool uint64) string) map[string]ebpf.Count {
-	sums := map[string]ebpf.Count{}
-	for id, c := range counts {
-		if name := service(id); name != "" {
-			s := sums[name]
-			sums[name] = ebpf.Count{Connections: s.Connections + c.Connections, Refused: s.Refused + c.Refused}
-		}
-	}
-	return sums
-}
 
 // servicesOf are the names of pools' Services, by the pools' IDs, for as long as the pools are wanted.
 type servicesOf map[uint64]string
 
 // follow takes a change in.
-func (s servicesOf) follow(put, del []model.Part) {
+func (s servicesOf) follow(put, del []model.ServicePart) {
 	for _, p := range del {
 		if v, ok := p.(*model.Pool); ok {
 			delete(s, v.ID)
@@ -34,16 +21,18 @@ func (s servicesOf) follow(put, del []model.Part) {
 	}
 	for _, p := range put {
 		if v, ok := p.(*model.Pool); ok {
-			s[v.ID], _, _ = strings.Cut(v.Name, " ")
+			s[v.ID] = v.Service
 		}
 	}
 }
 
 var (
 	connectionsDesc = prometheus.NewDesc("fairlead_service_connections_total",
-		"TCP connections and UDP flows of clients on this node that were forwarded to an endpoint, since the Service was written (mode ebpf).", []string{"service"}, nil)
+		"TCP connections and UDP flows of clients on this node that were forwarded to an endpoint, since the Service was "+
+			"written (mode ebpf).", []string{"service"}, nil)
 	refusedDesc = prometheus.NewDesc("fairlead_service_refused_total",
-		"TCP connections and UDP flows of clients on this node that were rejected for lack of an endpoint (mode ebpf).", []string{"service"}, nil)
+		"TCP connections and UDP flows of clients on this node that were rejected for lack of an endpoint (mode ebpf).",
+		[]string{"service"}, nil)
 	packetsDesc = prometheus.NewDesc("fairlead_packets_total",
 		"Packets from network devices by outcome: they began a flow, were rejected for lack of an endpoint, or were "+
 			"dropped: as the Service's policy says, for lack of a port (no_port) or an address (no_address) to "+
@@ -79,7 +68,7 @@ func (c collector) collectServices(ch chan<- prometheus.Metric) {
 		return
 	}
 	c.mu.Lock()
-	sums := PerService(counts, func(id uint64) string { return c.names[id] })
+	sums := service.PerService(counts, func(id uint64) string { return c.names[id] })
 	c.mu.Unlock()
 	for service, n := range sums {
 		ch <- prometheus.MustNewConstMetric(connectionsDesc, prometheus.CounterValue, float64(n.Connections), service)
@@ -96,9 +85,9 @@ func (c collector) collectPackets(ch chan<- prometheus.Metric) {
 	if counts == nil {
 		return
 	}
-	counts.Each(func(outcome string, n uint64) {
-		ch <- prometheus.MustNewConstMetric(packetsDesc, prometheus.CounterValue, float64(n), outcome)
-	})
+	for _, o := range counts {
+		ch <- prometheus.MustNewConstMetric(packetsDesc, prometheus.CounterValue, float64(o.Packets), o.Name)
+	}
 }
 
 // collectFastPath makes metrics of whether packets for pods are redirected, and of what keeps them on the node's stack.
@@ -114,10 +103,10 @@ func (c collector) collectFastPath(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
 	}
 	is := map[bool]int{true: 1}
-	for i, f := range []ebpf.FamilyFastPath{path.IPv4, path.IPv6} {
+	for i, f := range []service.FamilyFastPath{path.IPv4, path.IPv6} {
 		gauge(fastPathDesc, is[f.Enabled], bothFamilies[i])
-		for _, r := range ebpf.SlowReasons {
-			gauge(slowReasonDesc, is[slices.Contains(f.Reasons, r)], bothFamilies[i], string(r))
+		for _, r := range path.AllReasons {
+			gauge(slowReasonDesc, is[slices.Contains(f.Reasons, r)], bothFamilies[i], r)
 		}
 	}
 	gauge(excludedDesc, len(path.Devices))
@@ -125,7 +114,7 @@ func (c collector) collectFastPath(ch chan<- prometheus.Metric) {
 
 // collectRefused makes metrics of what was refused beyond a bound.
 func (c collector) collectRefused(ch chan<- prometheus.Metric) {
-	if r := c.services.Refused(); r != nil {
+	if r := c.services.Rejections(); r != nil {
 		ch <- prometheus.MustNewConstMetric(boundDesc, prometheus.CounterValue, float64(r.Frontend), "frontend")
 		ch <- prometheus.MustNewConstMetric(boundDesc, prometheus.CounterValue, float64(r.Client), "client")
 	}
@@ -138,7 +127,7 @@ func (c collector) collectCounted(ch chan<- prometheus.Metric) {
 	} else if tracks {
 		ch <- prometheus.MustNewConstMetric(invalidDesc, prometheus.CounterValue, float64(n))
 	}
-	n, err := c.services.Counted()
+	n, err := c.services.RuleCounts()
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(droppedDesc, err)
 	}

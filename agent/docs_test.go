@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -24,19 +25,19 @@ var update = flag.Bool("update", false, "write generated documents instead of co
 func schedulerTable() string {
 	var b strings.Builder
 	b.WriteString("| Service asks for | as IPVS calls it |")
-	for _, m := range Modes() {
+	for _, m := range mode.All() {
 		fmt.Fprintf(&b, " %s |", m.Name)
 	}
-	fmt.Fprintf(&b, "\n|---|---|%s\n", strings.Repeat("---|", len(Modes())))
+	fmt.Fprintf(&b, "\n|---|---|%s\n", strings.Repeat("---|", len(mode.All())))
 	for _, s := range model.AllSchedulers.List() {
 		fmt.Fprintf(&b, "| `%s` | `%s` |", s, s.IPVS())
-		for _, m := range Modes() {
+		for _, m := range mode.All() {
 			granted, word := m.Schedulers.Instead(s), "yes"
 			if granted != s {
 				word = fmt.Sprint("no: ", granted)
 			}
-			if m.Behind != 0 && !m.Behind.Has(granted) {
-				word += fmt.Sprint("; from outside ", m.Behind.Instead(granted))
+			if m.Fallback != 0 && !m.Fallback.Has(granted) {
+				word += fmt.Sprint("; from outside ", m.Fallback.Instead(granted))
 			}
 			fmt.Fprintf(&b, " %s |", word)
 		}
@@ -194,7 +195,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 }
 
 // Alerts and the dashboard ask for no metric that an agent hasn't.
-func TestAlertsAskForMetrics(t *testing.T) {
+func TestAlertsUseExistingMetrics(t *testing.T) {
 	has := registered(t)
 	name := regexp.MustCompile(`\b(?:kubeproxy|fairlead)_[a-z0-9_]+`)
 	for _, file := range []string{"../deploy/monitoring/alerts.yaml", "../deploy/monitoring/dashboard.json"} {
@@ -202,14 +203,15 @@ func TestAlertsAskForMetrics(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		asked := name.FindAllString(string(b), -1)
-		for _, m := range asked {
-			if base := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(m, "_bucket"), "_count"), "_sum"); !has[m] && !has[base] {
+		requested := name.FindAllString(string(b), -1)
+		for _, m := range requested {
+			if base := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(m, "_bucket"), "_count"), "_sum"); !has[m] &&
+				!has[base] {
 				t.Errorf("%s asks for %s", file, m)
 			}
 		}
-		if len(asked) < 5 {
-			t.Errorf("%s asks for %d metrics", file, len(asked))
+		if len(requested) < 5 {
+			t.Errorf("%s asks for %d metrics", file, len(requested))
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox"
@@ -31,7 +32,7 @@ import (
 type forwarding struct {
 	*testing.T
 	*Services
-	node, pod, outside *sandbox.Host
+	node, pod, external *sandbox.Host
 }
 
 // Addresses of the node and the pod.
@@ -41,7 +42,7 @@ var (
 )
 
 // upForwarding makes the node in a mode, after a setting of the node's kernel.
-func upForwarding(t *testing.T, mode, setting, value string) *forwarding {
+func upForwarding(t *testing.T, chosen, setting, value string) *forwarding {
 	t.Helper()
 	f := &forwarding{T: t}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
@@ -49,8 +50,9 @@ func upForwarding(t *testing.T, mode, setting, value string) *forwarding {
 		Spec: corev1.PodSpec{NodeName: "a",
 			Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 8080}}}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: forwardingPod[0].String()}}
-	parts := []model.Part{&model.Node{Name: "a", Addresses: forwardingNode, Localhost: true,
-		NodePorts: []model.Range{{First: netip.IPv4Unspecified(), Last: netip.AddrFrom4([4]byte{255, 255, 255, 255})},
+	parts := []model.ServicePart{&model.ServiceNode{Node: &model.Node{Name: "a", Addresses: forwardingNode},
+		Localhost: true, NodePorts: []model.Range{{First: netip.IPv4Unspecified(),
+			Last: netip.AddrFrom4([4]byte{255, 255, 255, 255})},
 			{First: forwardingNode[1], Last: forwardingNode[1]}}}}
 	for i, any := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		node.Status.Addresses = append(node.Status.Addresses,
@@ -60,9 +62,10 @@ func upForwarding(t *testing.T, mode, setting, value string) *forwarding {
 			Backends: []model.Backend{{Addr: netip.AddrPortFrom(forwardingPod[i], 8080), Local: true}}}
 		to := model.Target{Pool: pool}
 		parts = append(parts, pool)
-		for port, hide := range map[uint16]model.Origins{30080: model.AllOrigins, 30081: model.OriginsOf(model.FromNode)} {
+		for port, masquerade := range map[uint16]model.Origins{30080: model.AllOrigins,
+			30081: model.OriginsOf(model.FromNode)} {
 			entry := model.Entry{Addr: any, Port: port, Protocol: model.TCP}
-			parts = append(parts, &model.Frontend{Entry: entry, Inside: to, Outside: to, Hide: hide})
+			parts = append(parts, &model.Frontend{Entry: entry, Internal: to, External: to, Masquerade: masquerade})
 		}
 	}
 	cluster, err := sandbox.Up(t.Context(), sandbox.Options{Objects: []source.Object{node, pod}, Serve: true})
@@ -72,8 +75,8 @@ func upForwarding(t *testing.T, mode, setting, value string) *forwarding {
 	f.must(err)
 	f.pod, err = cluster.Pod("default", "web")
 	f.must(err)
-	f.outside = cluster.Outside()
-	m, err := ModeOf(mode)
+	f.external = cluster.External()
+	m, err := mode.Of(chosen)
 	f.must(err)
 	f.must(f.node.Do(func() (err error) {
 		if setting != "" {
@@ -111,12 +114,12 @@ func (f *forwarding) run(args ...string) string {
 	return string(out)
 }
 
-// ask asks once from a host.
-func (f *forwarding) ask(from *sandbox.Host, to netip.AddrPort, wait time.Duration) error {
+// probe queries once from a host.
+func (f *forwarding) probe(from *sandbox.Host, to netip.AddrPort, wait time.Duration) error {
 	ctx, cancel := context.WithTimeout(f.Context(), wait)
 	defer cancel()
 	return from.Do(func() error {
-		_, err := echo.Ask(ctx, model.TCP, to, echo.Options{})
+		_, err := echo.Request(ctx, model.TCP, to, echo.Options{})
 		return err
 	})
 }
@@ -132,26 +135,26 @@ func (f *forwarding) invalid(to netip.AddrPort) error {
 		return err
 	}))
 	defer unix.Close(capture)
-	var held *echo.Held
-	f.must(f.outside.Do(func() (err error) {
-		held, err = echo.Hold(ctx, model.TCP, to, echo.Options{})
+	var held *echo.Flow
+	f.must(f.external.Do(func() (err error) {
+		held, err = echo.Open(ctx, model.TCP, to, echo.Options{})
 		return err
 	}))
 	defer held.Close()
-	_, err := held.Ask(ctx)
+	_, err := held.Request(ctx)
 	f.must(err)
-	f.must(f.pod.Do(func() error { return sendOutsideWindow(capture) }))
+	f.must(f.pod.Do(func() error { return sendOutOfWindow(capture) }))
 	for range 3 {
-		if _, err := held.Ask(ctx); err != nil {
+		if _, err := held.Request(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sendOutsideWindow sends a TCP segment with data that the calling thread's namespace has sent again, 2^30 bytes
+// sendOutOfWindow sends a TCP segment with data that the calling thread's namespace has sent again, 2^30 bytes
 // further on.
-func sendOutsideWindow(capture int) error {
+func sendOutOfWindow(capture int) error {
 	b := make([]byte, 64<<10)
 	for {
 		n, from, err := unix.Recvfrom(capture, b, 0)
@@ -214,18 +217,18 @@ func TestIptablesForwards(t *testing.T) {
 				}
 				counted("ct_state_invalid_dropped_packets_total", float64(1+i))
 				f.run([]string{"iptables-", "ip6tables-"}[i]+variant, "-P", "FORWARD", "DROP")
-				if err := f.ask(f.outside, netip.AddrPortFrom(at, 30080), 5*time.Second); err != nil {
+				if err := f.probe(f.external, netip.AddrPortFrom(at, 30080), 5*time.Second); err != nil {
 					t.Errorf("a node port at %s with FORWARD's policy DROP: %v", at, err)
 				}
 				pod := netip.AddrPortFrom(forwardingPod[i], 8080)
-				if err := f.ask(f.outside, pod, 300*time.Millisecond); !errors.Is(err, echo.Timeout) {
+				if err := f.probe(f.external, pod, 300*time.Millisecond); !errors.Is(err, echo.Timeout) {
 					t.Errorf("a pod asked from outside with FORWARD's policy DROP: %v, want no answer", err)
 				}
 			}
 			f.healthChecks(variant)
 			counted("localhost_nodeports_accepted_packets_total", 0)
 			for _, to := range []string{"127.0.0.1:30080", "192.168.77.1:30080"} {
-				if err := f.ask(f.node, netip.MustParseAddrPort(to), 5*time.Second); err != nil {
+				if err := f.probe(f.node, netip.MustParseAddrPort(to), 5*time.Second); err != nil {
 					t.Errorf("%s asked from the node: %v", to, err)
 				}
 				counted("localhost_nodeports_accepted_packets_total", 1)
@@ -239,7 +242,7 @@ func TestIptablesForwards(t *testing.T) {
 	}
 }
 
-// healthChecks asks a health check, and another port, of a node whose policy of INPUT is DROP.
+// healthChecks queries a health check, and another port, of a node whose policy of INPUT is DROP.
 func (f *forwarding) healthChecks(variant string) {
 	f.Helper()
 	var server *echo.Server
@@ -249,16 +252,17 @@ func (f *forwarding) healthChecks(variant string) {
 		return err
 	}))
 	defer server.Close()
-	check := []model.Part{&model.HealthCheck{Service: "default/web", Port: 32100}}
+	check := []model.ServicePart{&model.HealthCheck{Owner: model.Owner{Kind: model.KindService, Namespace: "default",
+		Name: "web"}, Port: 32100}}
 	f.Change(check, nil)
 	f.must(f.Sync(f.Context()))
 	for i, at := range forwardingNode {
 		command := []string{"iptables-", "ip6tables-"}[i] + variant
 		f.run(command, "-A", "INPUT", "-p", "tcp", "--dport", "32000:32200", "-j", "DROP")
-		if err := f.ask(f.outside, netip.AddrPortFrom(at, 32100), 5*time.Second); err != nil {
+		if err := f.probe(f.external, netip.AddrPortFrom(at, 32100), 5*time.Second); err != nil {
 			f.Errorf("a health check at %s behind a firewall: %v", at, err)
 		}
-		if err := f.ask(f.outside, netip.AddrPortFrom(at, 32101), 300*time.Millisecond); !errors.Is(err, echo.Timeout) {
+		if err := f.probe(f.external, netip.AddrPortFrom(at, 32101), 300*time.Millisecond); !errors.Is(err, echo.Timeout) {
 			f.Errorf("another port at %s behind a firewall: %v, want no answer", at, err)
 		}
 	}
@@ -271,7 +275,7 @@ func (f *forwarding) healthChecks(variant string) {
 
 // Mode iptables accepts packets to the health check of a Service, and an audit finds that as it should be.
 func TestHealthCheckIsAccepted(t *testing.T) {
-	m, err := ModeOf("iptables-nft")
+	m, err := mode.Of("iptables-nft")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,7 +297,7 @@ func TestHealthCheckIsAccepted(t *testing.T) {
 		a.mu.Lock()
 		services := a.resolver.Services()
 		a.mu.Unlock()
-		audit, err := Check(ctx, m, services)
+		audit, err := mode.Check(ctx, m, services)
 		if err == nil && len(audit.Put)+len(audit.Del) > 0 {
 			t.Errorf("missing %q, extra %q", audit.Put, audit.Del)
 		}
@@ -316,7 +320,7 @@ func TestForwardPolicyIsAProblem(t *testing.T) {
 					return fmt.Errorf("%w: %s", err, out)
 				}
 			}
-			for _, m := range Modes() {
+			for _, m := range mode.All() {
 				a := still(t, Options{})
 				a.options.Mode, a.options.Firewall = m, firewall
 				want := policy == "DROP" && !strings.HasPrefix(m.Name, "iptables")
@@ -329,7 +333,7 @@ func TestForwardPolicyIsAProblem(t *testing.T) {
 						t.Errorf("mode %s, policy %s: %s has the problem: %t; all: %v", m.Name, policy, where, is, list)
 					}
 				}
-				if !strings.Contains(fmt.Sprint(m.Notes), "forward") {
+				if !strings.Contains(fmt.Sprint(m.Remarks), "forward") {
 					t.Errorf("mode %s has no note on forwarded packets", m.Name)
 				}
 			}
@@ -359,10 +363,10 @@ func TestInvalidPacketsAreCounted(t *testing.T) {
 // Where connection tracking is told to be liberal, no packet outside a window resets a connection, and mode iptables
 // drops none.
 func TestLiberalTrackingResetsNothing(t *testing.T) {
-	for _, mode := range []string{"nftables", "iptables-nft"} {
-		t.Run(mode, func(t *testing.T) {
+	for _, chosen := range []string{"nftables", "iptables-nft"} {
+		t.Run(chosen, func(t *testing.T) {
 			t.Parallel()
-			f := upForwarding(t, mode, "net/netfilter/nf_conntrack_tcp_be_liberal", "1")
+			f := upForwarding(t, chosen, "net/netfilter/nf_conntrack_tcp_be_liberal", "1")
 			for _, at := range forwardingNode {
 				if err := f.invalid(netip.AddrPortFrom(at, 30081)); err != nil {
 					t.Errorf("a connection to %s after a packet outside its window: %v", at, err)

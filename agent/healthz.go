@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// family names as kube-proxy writes them. The kernel is told of both in one go, so what is said of one holds for the other.
+// family names as kube-proxy writes them. The kernel is told of both in one go, so what is said of one holds for the
+// other.
 var bothFamilies = []string{"IPv4", "IPv6"}
 
 // proxyHealth is what /healthz and /livez answer, in the words of kube-proxy (pkg/proxy/healthcheck/proxy_health.go).
@@ -24,7 +25,7 @@ type familyHealth struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// checkup says how the node's service proxy does at a time.
+// checkup returns how the node's service proxy does at a time.
 func (p *progress) checkup(now time.Time) proxyHealth {
 	updated, healthy := p.health(now)
 	h := proxyHealth{LastUpdated: updated, CurrentTime: now, Healthy: healthy, Status: map[string]familyHealth{}}
@@ -50,18 +51,18 @@ func (a *Agent) healthHandler() http.Handler {
 		if serving, why := a.services.Serving(); !serving && why != "" { // nothing comes through this node
 			h.Healthy = false
 		}
-		a.metrics.healthz.WithLabelValues(h.answer(w, h.Healthy && eligible)).Inc()
+		a.metrics.healthz.WithLabelValues(h.respond(w, h.Healthy && eligible)).Inc()
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		h := a.progress.checkup(time.Now())
-		a.metrics.livez.WithLabelValues(h.answer(w, h.Healthy)).Inc()
+		a.metrics.livez.WithLabelValues(h.respond(w, h.Healthy)).Inc()
 	})
 	return mux
 }
 
-// answer writes the answer and gives its code. The lastUpdated of a good one is now, as kube-proxy has it for those who
-// judge by that alone.
-func (h proxyHealth) answer(w http.ResponseWriter, good bool) string {
+// respond writes the answer and returns its code. The lastUpdated of a good one is now, as kube-proxy has it for those
+// who judge by that alone.
+func (h proxyHealth) respond(w http.ResponseWriter, good bool) string {
 	code := http.StatusServiceUnavailable
 	if good {
 		code, h.LastUpdated = http.StatusOK, h.CurrentTime

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestMain gives iptables a lock of its own: the host's is shared by all network namespaces, and by whoever else is at work.
+// TestMain returns iptables a lock of its own: the host's is shared by all network namespaces, and by whoever else is
+// at work.
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "fairlead-agent-test-")
 	if err != nil {

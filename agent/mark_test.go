@@ -14,31 +14,32 @@ import (
 	"fairlead.dev/fairlead/sandbox/echo"
 )
 
-// A connection whose client mode ebpf hides goes on when somebody's program, which lets all packets pass, takes from them the mark
-// that they had until then.
+// A connection whose client mode ebpf hides goes on when somebody's program, which lets all packets pass, takes from
+// them the mark that they had until then.
 func TestConnectionsGoOnUnmarked(t *testing.T) {
 	cluster := served30080(t, "ebpf")
-	var held *echo.Held
-	ask := func() {
+	var held *echo.Flow
+	probe := func() {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if _, err := held.Ask(ctx); err != nil {
+		if _, err := held.Request(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
-	err := cluster.Outside().Do(func() (err error) {
-		held, err = echo.Hold(context.Background(), model.TCP, nodePort, echo.Options{})
+	err := cluster.External().Do(func() (err error) {
+		held, err = echo.Open(context.Background(), model.TCP, nodePort, echo.Options{})
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer held.Close()
-	ask()
-	ask()
+	probe()
+	probe()
 
-	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +51,8 @@ func TestConnectionsGoOnUnmarked(t *testing.T) {
 	err = node.Do(func() error {
 		devices, err := net.Interfaces()
 		for _, d := range devices {
-			l, err := link.AttachTCX(link.TCXOptions{Interface: d.Index, Program: pass, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()})
+			l, err := link.AttachTCX(link.TCXOptions{Interface: d.Index, Program: pass, Attach: ebpf.AttachTCXIngress,
+				Anchor: link.Tail()})
 			if err != nil {
 				return err
 			}
@@ -61,5 +63,5 @@ func TestConnectionsGoOnUnmarked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask()
+	probe()
 }

@@ -24,9 +24,9 @@ func TestRestCollectsWhatItMakes(t *testing.T) {
 	defer debug.SetMemoryLimit(math.MaxInt64)
 	const piece, mib = 1 << 20, 1 << 20
 	var living [][]byte
-	keep := func() { living = append(living, make([]byte, piece)) }
+	retain := func() { living = append(living, make([]byte, piece)) }
 	for range 40 {
-		keep()
+		retain()
 	}
 	rest()
 	runtime.GC()
@@ -41,7 +41,7 @@ func TestRestCollectsWhatItMakes(t *testing.T) {
 	}
 	n, _ = collections(func(step func()) {
 		for range 120 {
-			keep()
+			retain()
 			step()
 		}
 	})

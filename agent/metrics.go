@@ -5,11 +5,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 )
 
-// proxyMetrics are those that dashboards of kube-proxy ask for, by its names, labels and buckets (pkg/proxy/metrics/metrics.go).
+// proxyMetrics are those that dashboards of kube-proxy ask for, by its names, labels and buckets
+// (pkg/proxy/metrics/metrics.go).
 type proxyMetrics struct {
 	syncs, full, partial       *prometheus.HistogramVec
 	programming                *prometheus.HistogramVec
@@ -18,7 +20,7 @@ type proxyMetrics struct {
 	slicesTotal, svcsTotal     prometheus.Counter
 	noLocal                    *prometheus.GaugeVec
 	healthz, livez             *prometheus.CounterVec
-	took                       prometheus.Histogram // ours: finer
+	latency                    prometheus.Histogram // ours: finer
 	lacks                      map[lack]int         // frontends by what they lack, of those that do
 	lacking                    map[lack]int         // Services' ports by what they lack: Service is empty
 }
@@ -50,21 +52,30 @@ func newProxyMetrics(r prometheus.Registerer) *proxyMetrics {
 		r.MustRegister(v)
 		return v
 	}
-	m.syncs = histogram("sync_proxy_rules_duration_seconds", "Time from receiving a change until it is in the kernel.", times)
-	m.full = histogram("sync_full_proxy_rules_duration_seconds", "Time of the first sync, as sync_proxy_rules_duration_seconds.", times)
-	m.partial = histogram("sync_partial_proxy_rules_duration_seconds", "Time of all later syncs, as sync_proxy_rules_duration_seconds.", times)
-	m.programming = histogram("network_programming_duration_seconds", "Time from an endpoint's change in the cluster until it is in the kernel, by both clocks.", buckets)
-	m.lastSync = gauges("sync_proxy_rules_last_timestamp_seconds", "Unix time when the kernel was last in sync.", "ip_family")
-	m.lastQueued = gauges("sync_proxy_rules_last_queued_timestamp_seconds", "Unix time when a change was last received.", "ip_family")
-	m.slicesPending = gauges("sync_proxy_rules_endpoint_changes_pending", "Changed EndpointSlices that are not in the kernel yet.").WithLabelValues()
+	m.syncs = histogram("sync_proxy_rules_duration_seconds", "Time from receiving a change until it is in the kernel.",
+		times)
+	m.full = histogram("sync_full_proxy_rules_duration_seconds",
+		"Time of the first sync, as sync_proxy_rules_duration_seconds.", times)
+	m.partial = histogram("sync_partial_proxy_rules_duration_seconds",
+		"Time of all later syncs, as sync_proxy_rules_duration_seconds.", times)
+	m.programming = histogram("network_programming_duration_seconds",
+		"Time from an endpoint's change in the cluster until it is in the kernel, by both clocks.", buckets)
+	m.lastSync = gauges("sync_proxy_rules_last_timestamp_seconds", "Unix time when the kernel was last in sync.",
+		"ip_family")
+	m.lastQueued = gauges("sync_proxy_rules_last_queued_timestamp_seconds", "Unix time when a change was last received.",
+		"ip_family")
+	m.slicesPending = gauges("sync_proxy_rules_endpoint_changes_pending",
+		"Changed EndpointSlices that are not in the kernel yet.").WithLabelValues()
 	m.slicesTotal = counters("sync_proxy_rules_endpoint_changes_total", "Changed EndpointSlices.").WithLabelValues()
-	m.svcsPending = gauges("sync_proxy_rules_service_changes_pending", "Changed Services that are not in the kernel yet.").WithLabelValues()
+	m.svcsPending = gauges("sync_proxy_rules_service_changes_pending",
+		"Changed Services that are not in the kernel yet.").WithLabelValues()
 	m.svcsTotal = counters("sync_proxy_rules_service_changes_total", "Changed Services.").WithLabelValues()
-	m.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total", "Service ports with traffic policy Local that have endpoints, but none on this node.", "traffic_policy", "ip_family")
-	m.took = prometheus.NewHistogram(native(prometheus.HistogramOpts{Name: "fairlead_programming_seconds",
+	m.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total",
+		"Service ports with traffic policy Local that have endpoints, but none on this node.", "traffic_policy", "ip_family")
+	m.latency = prometheus.NewHistogram(native(prometheus.HistogramOpts{Name: "fairlead_programming_seconds",
 		Help:    "Time from receiving a change until it is in the kernel.",
 		Buckets: prometheus.ExponentialBucketsRange(100e-6, 10, 41)}))
-	r.MustRegister(m.took)
+	r.MustRegister(m.latency)
 	m.healthz = counters("proxy_healthz_total", "Responses of /healthz.", "code")
 	m.livez = counters("proxy_livez_total", "Responses of /livez.", "code")
 	for _, f := range bothFamilies {
@@ -84,8 +95,8 @@ func native(o prometheus.HistogramOpts) prometheus.HistogramOpts {
 	return o
 }
 
-// asked notes that changes came.
-func (m *proxyMetrics) asked(now time.Time, q queued) {
+// requested records that changes came.
+func (m *proxyMetrics) requested(now time.Time, q queued) {
 	for _, f := range bothFamilies {
 		m.lastQueued.WithLabelValues(f).Set(seconds(now))
 	}
@@ -98,22 +109,22 @@ func (m *proxyMetrics) pending(q queued) {
 	m.svcsPending.Set(float64(q.services))
 }
 
-// synced notes that the kernel has what was queued.
-func (m *proxyMetrics) synced(now time.Time, took time.Duration, first bool, q queued) {
+// synced records that the kernel has what was queued.
+func (m *proxyMetrics) synced(now time.Time, latency time.Duration, first bool, q queued) {
 	which := m.partial
 	if first {
 		which = m.full
 	}
 	for _, f := range bothFamilies {
-		m.syncs.WithLabelValues(f).Observe(took.Seconds())
-		which.WithLabelValues(f).Observe(took.Seconds())
+		m.syncs.WithLabelValues(f).Observe(latency.Seconds())
+		which.WithLabelValues(f).Observe(latency.Seconds())
 		m.lastSync.WithLabelValues(f).Set(seconds(now))
 		for _, t := range q.triggered {
 			m.programming.WithLabelValues(f).Observe(max(0, now.Sub(t).Seconds())) // the cluster's clock may be ahead
 		}
 	}
 	for _, t := range q.seen {
-		m.took.Observe(now.Sub(t).Seconds())
+		m.latency.Observe(now.Sub(t).Seconds())
 	}
 }
 
@@ -121,23 +132,24 @@ func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
 
 // changed counts the Services that lack local endpoints anew.
 func (m *proxyMetrics) changed(d model.Delta) {
-	for _, p := range d.Del {
+	for _, p := range d.Services.Del {
 		if f, ok := p.(*model.Frontend); ok {
 			m.count(f, -1)
 		}
 	}
-	for _, p := range d.Put {
+	for _, p := range d.Services.Put {
 		if f, ok := p.(*model.Frontend); ok {
 			m.count(f, 1)
 		}
 	}
 }
 
-// count adds a frontend that lacks something, or takes it away. A Service's port counts once, however many frontends it has.
+// count adds a frontend that lacks something, or takes it away. A Service's port counts once, however many frontends it
+// has.
 func (m *proxyMetrics) count(f *model.Frontend, by int) {
-	target, l := f.Outside, lack{"external", bothFamilies[0], f.Service}
+	target, l := f.External, lack{"external", bothFamilies[0], f.Service}
 	if f.Via == model.ViaClusterIP {
-		target, l.policy = f.Inside, "internal"
+		target, l.policy = f.Internal, "internal"
 	}
 	if len(target.Pool.Backends) > 0 || target.Empty != model.Drop {
 		return
@@ -173,39 +185,60 @@ var loopMetrics = func() (l []metric) {
 	add := func(name, help string, kind prometheus.ValueType, value func(reconcile.Status) float64) {
 		l = append(l, metric{prometheus.NewDesc("fairlead_"+name, help, []string{"plane"}, nil), kind, value})
 	}
-	add("facts", "Facts (rules, set elements, map entries) that Fairlead has in the kernel.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(s.Held) })
-	add("facts_unsynced", "Facts that are out of sync.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(s.Unsynced) })
-	add("writes_total", "Transactions written to the kernel.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Writes) })
-	add("facts_put_total", "Facts written.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Puts) })
-	add("facts_deleted_total", "Facts deleted.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Dels) })
-	add("repairs_total", "Facts that another program had changed and that were repaired.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Repairs) })
-	add("retries_total", "Reads and writes retried after a failure.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Retries) })
-	add("failures_total", "Reads and writes that failed.", prometheus.CounterValue, func(s reconcile.Status) float64 { return float64(s.Failures) })
-	add("failing_owners", "Owners, mostly Services, whose facts the kernel rejects.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return float64(len(s.Failing)) })
-	add("first_sync_seconds", "Duration of the first sync.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return s.FirstSyncTook.Seconds() })
-	add("last_write_seconds", "Duration of the last write.", prometheus.GaugeValue, func(s reconcile.Status) float64 { return s.LastWrite.Seconds() })
+	add("facts", "Facts (rules, set elements, map entries) that Fairlead has in the kernel.", prometheus.GaugeValue,
+		func(s reconcile.Status) float64 { return float64(s.Held) })
+	add("facts_unsynced", "Facts that are out of sync.", prometheus.GaugeValue,
+		func(s reconcile.Status) float64 { return float64(s.Unsynced) })
+	add("writes_total", "Transactions written to the kernel.", prometheus.CounterValue,
+		func(s reconcile.Status) float64 { return float64(s.Writes) })
+	add("facts_put_total", "Facts written.", prometheus.CounterValue,
+		func(s reconcile.Status) float64 { return float64(s.Puts) })
+	add("facts_deleted_total", "Facts deleted.", prometheus.CounterValue,
+		func(s reconcile.Status) float64 { return float64(s.Dels) })
+	add("repairs_total", "Facts that another program had changed and that were repaired.", prometheus.CounterValue,
+		func(s reconcile.Status) float64 { return float64(s.Repairs) })
+	add("retries_total", "Reads and writes retried after a failure.", prometheus.CounterValue,
+		func(s reconcile.Status) float64 { return float64(s.Retries) })
+	add("failures_total", "Reads and writes that failed.", prometheus.CounterValue,
+		func(s reconcile.Status) float64 { return float64(s.Failures) })
+	add("failing_owners", "Owners, mostly Services, whose facts the kernel rejects.", prometheus.GaugeValue,
+		func(s reconcile.Status) float64 { return float64(len(s.Failing)) })
+	add("first_sync_seconds", "Duration of the first sync.", prometheus.GaugeValue,
+		func(s reconcile.Status) float64 { return s.FirstSyncDuration.Seconds() })
+	add("last_write_seconds", "Duration of the last write.", prometheus.GaugeValue,
+		func(s reconcile.Status) float64 { return s.LastWrite.Seconds() })
 	return l
 }()
 
 var (
 	problemsDesc = prometheus.NewDesc("fairlead_input_problems", "Active problems in the input.", nil, nil)
 	modeDesc     = prometheus.NewDesc("fairlead_mode", "1 for the mode in use.", []string{"mode"}, nil)
-	iptablesDesc = prometheus.NewDesc("kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "Failed iptables-restore runs; each counts for both families.", []string{"ip_family"}, nil)
-	nftablesDesc = prometheus.NewDesc("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "Failed transactions; each counts for both families.", []string{"ip_family"}, nil)
 )
 
-// failures are kube-proxy's counters of a plane's failures, by the plane's name.
-var failures = map[string]*prometheus.Desc{"iptables": iptablesDesc, "iptables-legacy": iptablesDesc, "iptables-nft": iptablesDesc, "nftables": nftablesDesc}
+// failures are kube-proxy's counters of failures, by the planes' names.
+var failures = func() map[string]*prometheus.Desc {
+	descs, byName := map[string]*prometheus.Desc{}, map[string]*prometheus.Desc{}
+	for plane, m := range mode.FailureMetrics {
+		if byName[m.Name] == nil {
+			byName[m.Name] = prometheus.NewDesc(m.Name, m.Help, []string{"ip_family"}, nil)
+		}
+		descs[plane] = byName[m.Name]
+	}
+	return descs
+}()
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range loopMetrics {
 		ch <- m.desc
 	}
-	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, iptablesDesc, nftablesDesc, connectionsDesc,
+	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, connectionsDesc,
 		refusedDesc, packetsDesc, fastPathDesc, slowReasonDesc, excludedDesc, boundDesc, droppedDesc, localhostDesc,
 		invalidDesc, entriesDesc, limitDesc} {
 		ch <- d
+	}
+	for _, d := range failures {
+		ch <- d // some more than once
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/echo"
@@ -23,28 +24,30 @@ var (
 	nodePort = netip.MustParseAddrPort("192.168.77.1:30080")
 )
 
-// BenchmarkNodePort has clients outside ask a pod itself and through a node port that hides them, in the modes nftables and ebpf in
-// turn: a connection that is opened, asked over and closed, and a round trip over one that is kept. Each iteration is one of each.
-// It reports medians and their ratios.
+// BenchmarkNodePort has clients outside ask a pod itself and through a node port that hides them, in the modes nftables
+// and ebpf in turn: a connection that is opened, asked over and closed, and a round trip over one that is kept. Each
+// iteration is one of each. It reports medians and their ratios.
 func BenchmarkNodePort(b *testing.B) {
-	var ways []*way
-	for _, mode := range []string{"nftables", "ebpf"} {
-		from := served30080(b, mode).Outside()
-		ways = append(ways, newWay(b, mode+"-direct", from, direct), newWay(b, mode, from, nodePort))
+	var benchPaths []*benchPath
+	for _, chosen := range []string{"nftables", "ebpf"} {
+		from := served30080(b, chosen).External()
+		benchPaths = append(benchPaths, newBenchPath(b, chosen+"-direct", from, direct),
+			newBenchPath(b, chosen, from, nodePort))
 	}
 	b.ResetTimer()
 	for range b.N {
-		for _, w := range ways {
+		for _, w := range benchPaths {
 			w.connect(b)
 			w.again(b)
 		}
 	}
 	for _, what := range []struct {
 		name  string
-		times func(*way) []time.Duration
-	}{{"connection", func(w *way) []time.Duration { return w.connections }}, {"round-trip", func(w *way) []time.Duration { return w.rounds }}} {
+		times func(*benchPath) []time.Duration
+	}{{"connection", func(w *benchPath) []time.Duration { return w.connections }},
+		{"round-trip", func(w *benchPath) []time.Duration { return w.rounds }}} {
 		m := map[string]float64{}
-		for _, w := range ways {
+		for _, w := range benchPaths {
 			m[w.name] = median(what.times(w))
 		}
 		nftables, ebpf := m["nftables"]/m["nftables-direct"], m["ebpf"]/m["ebpf-direct"]
@@ -63,13 +66,14 @@ func median(l []time.Duration) float64 {
 }
 
 // served30080 makes a cluster whose node serves the node port in a mode.
-func served30080(b testing.TB, mode string) *sandbox.Cluster {
+func served30080(b testing.TB, chosen string) *sandbox.Cluster {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Status: corev1.NodeStatus{
 		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: nodePort.Addr().String()}}}}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.PodSpec{NodeName: "a",
-		Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: int32(direct.Port())}}}}},
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.PodSpec{NodeName: "a",
+			Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: int32(direct.Port())}}}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: direct.Addr().String()}}
-	m, err := ModeOf(mode)
+	m, err := mode.Of(chosen)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -87,15 +91,20 @@ func served30080(b testing.TB, mode string) *sandbox.Cluster {
 		b.Fatal(err)
 	}
 	var s *Services
-	if err := host.Do(func() (err error) { s, err = OpenServices(m, slog.New(slog.DiscardHandler)); return err }); err != nil {
+	if err := host.Do(func() (err error) {
+		s, err = OpenServices(m, slog.New(slog.DiscardHandler))
+		return err
+	}); err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { s.Close() })
 	pool := &model.Pool{ID: 1, Protocol: model.TCP, Backends: []model.Backend{{Addr: direct, Local: true}}}
 	to, at := model.Target{Pool: pool}, nodePort.Addr()
-	s.Change([]model.Part{
-		&model.Node{Name: "a", Addresses: []netip.Addr{at}, NodePorts: []model.Range{{First: at, Last: at}}}, pool,
-		&model.Frontend{Entry: model.Entry{Addr: netip.IPv4Unspecified(), Port: nodePort.Port(), Protocol: model.TCP}, Inside: to, Outside: to, Hide: model.AllOrigins},
+	s.Change([]model.ServicePart{
+		&model.ServiceNode{Node: &model.Node{Name: "a", Addresses: []netip.Addr{at}},
+			NodePorts: []model.Range{{First: at, Last: at}}}, pool,
+		&model.Frontend{Entry: model.Entry{Addr: netip.IPv4Unspecified(), Port: nodePort.Port(), Protocol: model.TCP},
+			Internal: to, External: to, Masquerade: model.AllOrigins},
 	}, nil)
 	if err := s.Sync(context.Background()); err != nil {
 		b.Fatal(err)
@@ -103,33 +112,33 @@ func served30080(b testing.TB, mode string) *sandbox.Cluster {
 	return cluster
 }
 
-// way is a client's way to the pod, and how long it took.
-type way struct {
+// benchPath is a client's way to the pod, and how long it took.
+type benchPath struct {
 	name                string
 	from                *sandbox.Host
 	to                  netip.AddrPort
-	kept                *echo.Held
+	flow                *echo.Flow
 	connections, rounds []time.Duration
 }
 
-func newWay(b *testing.B, name string, from *sandbox.Host, to netip.AddrPort) *way {
-	w := &way{name: name, from: from, to: to}
+func newBenchPath(b *testing.B, name string, from *sandbox.Host, to netip.AddrPort) *benchPath {
+	w := &benchPath{name: name, from: from, to: to}
 	err := from.Do(func() (err error) {
-		w.kept, err = echo.Hold(context.Background(), model.TCP, to, echo.Options{})
+		w.flow, err = echo.Open(context.Background(), model.TCP, to, echo.Options{})
 		return err
 	})
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(func() { w.kept.Close() })
+	b.Cleanup(func() { w.flow.Close() })
 	return w
 }
 
 // connect opens a connection, asks over it once and closes it.
-func (w *way) connect(b *testing.B) {
+func (w *benchPath) connect(b *testing.B) {
 	err := w.from.Do(func() error {
 		begin := time.Now()
-		_, err := echo.Ask(context.Background(), model.TCP, w.to, echo.Options{})
+		_, err := echo.Request(context.Background(), model.TCP, w.to, echo.Options{})
 		w.connections = append(w.connections, time.Since(begin))
 		return err
 	})
@@ -138,10 +147,10 @@ func (w *way) connect(b *testing.B) {
 	}
 }
 
-// again asks over the kept connection.
-func (w *way) again(b *testing.B) {
+// again queries over the kept connection.
+func (w *benchPath) again(b *testing.B) {
 	begin := time.Now()
-	if _, err := w.kept.Ask(context.Background()); err != nil {
+	if _, err := w.flow.Request(context.Background()); err != nil {
 		b.Fatal(err)
 	}
 	w.rounds = append(w.rounds, time.Since(begin))

@@ -12,11 +12,11 @@ type progress struct {
 	late    time.Duration // how long a change may wait
 	started time.Time
 
-	told    chan struct{} // holds one when something was queued
-	mu      sync.Mutex
-	oldest  time.Time // when the oldest change that waits came; zero: none waits
-	updated time.Time // when the kernel last became as wanted; zero: never
-	waiting queued
+	notified chan struct{} // holds one when something was queued
+	mu       sync.Mutex
+	oldest   time.Time // when the oldest change that waits came; zero: none waits
+	updated  time.Time // when the kernel last became as wanted; zero: never
+	waiting  queued
 }
 
 // queued is what waits for the kernel.
@@ -30,10 +30,10 @@ func newProgress(m *proxyMetrics, late time.Duration) *progress {
 	if late <= 0 {
 		late = time.Minute
 	}
-	return &progress{metrics: m, late: late, started: time.Now(), told: make(chan struct{}, 1)}
+	return &progress{metrics: m, late: late, started: time.Now(), notified: make(chan struct{}, 1)}
 }
 
-// queue notes that changes are on their way.
+// queue records that changes are on their way.
 func (p *progress) queue(q queued) {
 	now := time.Now()
 	p.mu.Lock()
@@ -53,23 +53,23 @@ func (p *progress) queue(q queued) {
 			p.waiting.triggered = append(p.waiting.triggered, t)
 		}
 	}
-	p.metrics.asked(now, q)
+	p.metrics.requested(now, q)
 	p.metrics.pending(p.waiting)
 	p.mu.Unlock()
 	select {
-	case p.told <- struct{}{}:
+	case p.notified <- struct{}{}:
 	default: // it will be seen with what waits already
 	}
 }
 
-// follow waits for the kernel to have what was queued, again and again until ctx ends. sync says whether it has: facts that are
-// refused alone don't count, they are told of as their owners'.
+// follow waits for the kernel to have what was queued, again and again until ctx ends. sync reports whether it has:
+// facts that are refused alone don't count, they are told of as their owners'.
 func (p *progress) follow(ctx context.Context, sync func(context.Context) bool) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.told:
+		case <-p.notified:
 		}
 		for wait := time.Second; !p.step(ctx, sync); wait = min(2*wait, again) {
 			select {
@@ -81,13 +81,13 @@ func (p *progress) follow(ctx context.Context, sync func(context.Context) bool) 
 	}
 }
 
-// step waits once for the kernel to have what is queued now, and says whether it has.
+// step waits once for the kernel to have what is queued now, and reports whether it has.
 func (p *progress) step(ctx context.Context, sync func(context.Context) bool) bool {
 	p.mu.Lock()
 	began, first := p.oldest, p.updated.IsZero()
-	taken := p.waiting
+	drained := p.waiting
 	p.mu.Unlock()
-	looked := time.Now()
+	checked := time.Now()
 	if !sync(ctx) {
 		return false
 	}
@@ -95,21 +95,21 @@ func (p *progress) step(ctx context.Context, sync func(context.Context) bool) bo
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.updated, p.oldest = now, time.Time{}
-	p.waiting.services -= taken.services
-	p.waiting.slices -= taken.slices
-	p.waiting.triggered = p.waiting.triggered[len(taken.triggered):]
-	p.waiting.seen = p.waiting.seen[len(taken.seen):]
-	if len(p.told) > 0 {
-		p.oldest = looked // queued meanwhile
+	p.waiting.services -= drained.services
+	p.waiting.slices -= drained.slices
+	p.waiting.triggered = p.waiting.triggered[len(drained.triggered):]
+	p.waiting.seen = p.waiting.seen[len(drained.seen):]
+	if len(p.notified) > 0 {
+		p.oldest = checked // queued meanwhile
 	}
 	if !began.IsZero() {
-		p.metrics.synced(now, now.Sub(began), first, taken)
+		p.metrics.synced(now, now.Sub(began), first, drained)
 	}
 	p.metrics.pending(p.waiting)
 	return true
 }
 
-// health says when the kernel last was as wanted, and whether nothing waits for too long.
+// health returns when the kernel last was as wanted, and whether nothing waits for too long.
 func (p *progress) health(now time.Time) (updated time.Time, healthy bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"sync"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/source"
 )
 
@@ -26,7 +27,7 @@ func (p *Predecessor) Close() error {
 }
 
 // succeed ends s, or holds it where it serves only while it runs and a Predecessor is there.
-func (p *Predecessor) succeed(m Mode, s *Services) error {
+func (p *Predecessor) succeed(m mode.Mode, s *Services) error {
 	if p == nil || !m.Ends {
 		return s.Close()
 	}
@@ -87,7 +88,7 @@ func (a *Agent) begin() {
 	if o.Prepare != nil {
 		o.Prepare()
 	}
-	if err := keepOthers(o.Mode); err != nil {
+	if err := mode.PreserveConnections(o.Mode); err != nil {
 		o.Log.Warn("connections of the previous mode may be interrupted", "error", err)
 	}
 	if o.Mode.Ends { // a predecessor has the sockets that this mode needs

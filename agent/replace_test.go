@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"fairlead.dev/fairlead/agent/mode"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
 
@@ -14,26 +15,26 @@ import (
 // process.
 func TestFailedStartLeavesThePredecessor(t *testing.T) {
 	inNode(t, func(ctx context.Context) error {
-		mode, err := ModeOf("userspace")
+		chosen, err := mode.Of("userspace")
 		if err != nil {
 			return err
 		}
 		log := slog.New(slog.DiscardHandler)
-		serving, err := OpenServices(mode, log)
+		serving, err := OpenServices(chosen, log)
 		if err != nil {
 			return err
 		}
-		taken, err := net.Listen("tcp", "127.0.0.1:0")
+		occupied, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return err
 		}
-		defer taken.Close()
+		defer occupied.Close()
 		before := &Predecessor{services: serving}
-		err = Run(ctx, Options{Mode: mode, Log: log, Resolve: resolve.Config{Node: "a"}, Predecessor: before,
-			Servers: Servers{Health: taken.Addr().String(), HardFail: true},
+		err = Run(ctx, Options{Mode: chosen, Log: log, Resolve: resolve.Config{Node: "a"}, Predecessor: before,
+			Servers: Servers{Health: occupied.Addr().String(), HardFail: true},
 			Prepare: func() { t.Error("the node was prepared for a start that fails") }})
-		if err == nil || !strings.Contains(err.Error(), taken.Addr().String()) {
-			t.Errorf("the start: %v, want an error that names %s", err, taken.Addr())
+		if err == nil || !strings.Contains(err.Error(), occupied.Addr().String()) {
+			t.Errorf("the start: %v, want an error that names %s", err, occupied.Addr())
 		}
 		if before.services != serving {
 			t.Error("the predecessor's services have ended, or others are in their place")

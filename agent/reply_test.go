@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox"
@@ -23,7 +24,7 @@ import (
 const replyPort = 30080
 
 // replyAddresses are the addresses of a node, its pod and a server outside, of one family.
-type replyAddresses struct{ node, pod, outside, any netip.Addr }
+type replyAddresses struct{ node, pod, external, any netip.Addr }
 
 var replyFamilies = []replyAddresses{
 	{netip.MustParseAddr("192.168.77.1"), netip.MustParseAddr("10.244.1.1"), netip.MustParseAddr("192.0.2.1"),
@@ -44,7 +45,7 @@ const masqueradeToReplyPort = `table inet fl-test {
 // A packet that replies to a flow that the node masquerades, or to what a socket of the node sent, isn't taken for
 // one to a node port.
 func TestRepliesBypassNodePorts(t *testing.T) {
-	here(t, func(t *testing.T, s conformance.Subject) {
+	here(t, func(t *testing.T, s conformance.Implementation) {
 		cluster := servedReplyPort(t, s.Name)
 		node, err := cluster.Node("a")
 		if err != nil {
@@ -55,19 +56,19 @@ func TestRepliesBypassNodePorts(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, family := range replyFamilies {
-			server := netip.AddrPortFrom(family.outside, 9998)
+			server := netip.AddrPortFrom(family.external, 9998)
 			own := echo.Options{From: netip.AddrPortFrom(family.node, replyPort), Unconnected: true}
 			if s.Name != "userspace" { // see its notes
-				askThrice(t, "the node's socket", node, model.UDP, server, own)
+				probeThrice(t, "the node's socket", node, model.UDP, server, own)
 			}
 		}
 		if err := node.Do(masqueradeReplies); err != nil {
 			t.Fatal(err)
 		}
 		for _, family := range replyFamilies {
-			server := netip.AddrPortFrom(family.outside, 9997)
+			server := netip.AddrPortFrom(family.external, 9997)
 			for _, p := range []model.Protocol{model.TCP, model.UDP} {
-				askThrice(t, "the pod", pod, p, server, echo.Options{})
+				probeThrice(t, "the pod", pod, p, server, echo.Options{})
 			}
 		}
 	})
@@ -81,19 +82,19 @@ func masqueradeReplies() error {
 	return nil
 }
 
-// askThrice asks a server three times over one connection, or from one port, as a flow goes on.
-func askThrice(t *testing.T, who string, from *sandbox.Host, p model.Protocol, to netip.AddrPort, o echo.Options) {
+// probeThrice queries a server three times over one connection, or from one port, as a flow goes on.
+func probeThrice(t *testing.T, who string, from *sandbox.Host, p model.Protocol, to netip.AddrPort, o echo.Options) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	err := from.Do(func() error {
-		h, err := echo.Hold(ctx, p, to, o)
+		h, err := echo.Open(ctx, p, to, o)
 		if err != nil {
 			return err
 		}
 		defer h.Close()
 		for range 3 {
-			a, err := h.Ask(ctx)
+			a, err := h.Request(ctx)
 			if err != nil {
 				return err
 			}
@@ -109,9 +110,9 @@ func askThrice(t *testing.T, who string, from *sandbox.Host, p model.Protocol, t
 }
 
 // servedReplyPort makes a cluster whose node serves replyPort in a mode, and a server outside at ports 9997 and 9998.
-func servedReplyPort(t *testing.T, mode string) *sandbox.Cluster {
+func servedReplyPort(t *testing.T, chosen string) *sandbox.Cluster {
 	t.Helper()
-	m, err := ModeOf(mode)
+	m, err := mode.Of(chosen)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +126,7 @@ func servedReplyPort(t *testing.T, mode string) *sandbox.Cluster {
 			t.Error(err)
 		}
 	})
-	err = cluster.Outside().Do(func() error {
+	err = cluster.External().Do(func() error {
 		s, err := echo.Serve("outside", []echo.Port{{Number: 9997, Protocol: model.TCP}, {Number: 9997, Protocol: model.UDP},
 			{Number: 9998, Protocol: model.UDP}})
 		if err == nil {
@@ -141,7 +142,10 @@ func servedReplyPort(t *testing.T, mode string) *sandbox.Cluster {
 		t.Fatal(err)
 	}
 	var s *Services
-	if err := host.Do(func() (err error) { s, err = OpenServices(m, slog.New(slog.DiscardHandler)); return err }); err != nil {
+	if err := host.Do(func() (err error) {
+		s, err = OpenServices(m, slog.New(slog.DiscardHandler))
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
@@ -155,11 +159,13 @@ func servedReplyPort(t *testing.T, mode string) *sandbox.Cluster {
 // replyObjects returns the node and its pod.
 func replyObjects() []source.Object {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.PodSpec{NodeName: "a",
-		Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 8080}}}}},
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.PodSpec{NodeName: "a",
+			Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 8080}}}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning}}
 	for _, f := range replyFamilies {
-		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: f.node.String()})
+		node.Status.Addresses = append(node.Status.Addresses,
+			corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: f.node.String()})
 		pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: f.pod.String()})
 	}
 	pod.Status.PodIP = pod.Status.PodIPs[0].IP
@@ -167,9 +173,9 @@ func replyObjects() []source.Object {
 }
 
 // replyParts returns the node port's frontends, whose only endpoint is the pod.
-func replyParts() []model.Part {
-	n := &model.Node{Name: "a"}
-	parts := []model.Part{n}
+func replyParts() []model.ServicePart {
+	n := &model.ServiceNode{Node: &model.Node{Name: "a"}}
+	parts := []model.ServicePart{n}
 	for i, f := range replyFamilies {
 		n.Addresses = append(n.Addresses, f.node)
 		n.NodePorts = append(n.NodePorts, model.Range{First: f.node, Last: f.node})
@@ -178,7 +184,7 @@ func replyParts() []model.Part {
 				Backends: []model.Backend{{Addr: netip.AddrPortFrom(f.pod, 8080), Local: true}}}
 			to := model.Target{Pool: pool}
 			at := model.Entry{Addr: f.any, Port: replyPort, Protocol: p}
-			parts = append(parts, pool, &model.Frontend{Entry: at, Inside: to, Outside: to, Hide: model.AllOrigins})
+			parts = append(parts, pool, &model.Frontend{Entry: at, Internal: to, External: to, Masquerade: model.AllOrigins})
 		}
 	}
 	return parts

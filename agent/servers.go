@@ -16,7 +16,8 @@ import (
 
 // Servers is what an agent serves beside packets, and where.
 type Servers struct {
-	Health    string         // address of /healthz and /livez for load balancers and probes, such as 0.0.0.0:10256; empty: none
+	// address of /healthz and /livez for load balancers and probes, such as 0.0.0.0:10256; empty: none
+	Health    string
 	Metrics   string         // address of /metrics and the other pages, such as 127.0.0.1:10249; empty: none
 	HardFail  bool           // an address that can't be had ends the agent; else it is tried again
 	Profiling bool           // /debug/pprof is among the pages
@@ -31,7 +32,7 @@ type Servers struct {
 // again is how long to wait for an address that is taken.
 const again = 5 * time.Second
 
-// listen opens an address. Where that fails and may, it gives nil.
+// listen opens an address. Where that fails and may, it returns nil.
 func (s Servers) listen(log *slog.Logger, address, flag string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err == nil {

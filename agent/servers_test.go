@@ -21,6 +21,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/dataplane/health"
 	"fairlead.dev/fairlead/dataplane/httpserver"
 	"fairlead.dev/fairlead/model"
@@ -32,15 +33,15 @@ import (
 // still is an agent whose loops don't run: what it is told stays on its way.
 func still(t *testing.T, o Options) *Agent {
 	t.Helper()
-	mode, err := ModeOf("")
+	chosen, err := mode.Of("")
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Mode, o.Log, o.Resolve = mode, slog.New(slog.DiscardHandler), resolve.Config{Node: "a"}
+	o.Mode, o.Log, o.Resolve = chosen, slog.New(slog.DiscardHandler), resolve.Config{Node: "a"}
 	checks := health.New(nil, nil)
 	t.Cleanup(checks.Close)
 	a := &Agent{options: o, services: &Services{}, registry: prometheus.NewRegistry(), resolver: resolve.New(o.Resolve),
-		known: map[source.Problem]struct{}{}, names: servicesOf{}, batches: 1,
+		logged: logged{known: map[source.Problem]struct{}{}}, names: servicesOf{}, batches: batches{count: 1},
 		health: reconcile.New(checks, reconcile.Options[*model.HealthCheck]{})}
 	a.metrics = newProxyMetrics(a.registry)
 	a.progress = newProgress(a.metrics, o.Servers.Late)
@@ -48,13 +49,13 @@ func still(t *testing.T, o Options) *Agent {
 	return a
 }
 
-// say tells the agent of objects.
+// say reports the agent of objects.
 func (a *Agent) say(ctx context.Context, objects ...source.Object) {
 	var b source.Batch
 	for _, o := range objects {
 		b.Changes = append(b.Changes, source.Change{Key: source.KeyOf(o), Object: o})
 	}
-	a.take(ctx, b)
+	a.consume(ctx, b)
 }
 
 func get(h http.Handler, path string) (int, string) {
@@ -65,14 +66,19 @@ func get(h http.Handler, path string) (int, string) {
 
 // webObjects are a Service with endpoints elsewhere, and a traffic policy that wants them here.
 func webObjects() []source.Object {
-	local, port, tcp, name, elsewhere := corev1.ServiceInternalTrafficPolicyLocal, int32(80), corev1.ProtocolTCP, "", "b"
+	local, port, tcp, name, remote := corev1.ServiceInternalTrafficPolicyLocal, int32(80), corev1.ProtocolTCP, "", "b"
 	return []source.Object{
-		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
-			InternalTrafficPolicy: &local, Type: corev1.ServiceTypeClusterIP, Ports: []corev1.ServicePort{{Port: 80, Protocol: tcp}}}},
-		&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
-			Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Add(time.Second).Format(time.RFC3339Nano)}},
-			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &tcp}},
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, NodeName: &elsewhere}}},
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
+				InternalTrafficPolicy: &local, Type: corev1.ServiceTypeClusterIP,
+				Ports: []corev1.ServicePort{{Port: 80, Protocol: tcp}}}},
+		&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1",
+			Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+			Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Add(time.Second).Format(
+				time.RFC3339Nano)}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &tcp}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, NodeName: &remote}}},
 	}
 }
 
@@ -102,7 +108,8 @@ func TestHealth(t *testing.T) {
 	a.say(t.Context(), webObjects()...)
 	a.progress.step(t.Context(), func(context.Context) bool { return true })
 	expect("in the kernel", 200, 200)
-	if _, body := get(h, "/healthz"); !strings.Contains(body, `"IPv4":{"lastUpdated":`) || !strings.Contains(body, `"IPv6":`) {
+	if _, body := get(h, "/healthz"); !strings.Contains(body, `"IPv4":{"lastUpdated":`) ||
+		!strings.Contains(body, `"IPv6":`) {
 		t.Errorf("it says nothing of the families: %s", body)
 	}
 	tainted := node.DeepCopy()
@@ -113,7 +120,7 @@ func TestHealth(t *testing.T) {
 	deleting.DeletionTimestamp = &metav1.Time{Time: time.Now()}
 	a.say(t.Context(), deleting)
 	expect("being deleted", 503, 200)
-	a.take(t.Context(), source.Batch{Changes: []source.Change{{Key: source.KeyOf(node)}}})
+	a.consume(t.Context(), source.Batch{Changes: []source.Change{{Key: source.KeyOf(node)}}})
 	expect("deleted", 503, 200)
 	a.say(t.Context(), node)
 	expect("there again", 200, 200)
@@ -165,8 +172,9 @@ func TestMetrics(t *testing.T) {
 	for name, want := range map[string]float64{
 		"kubeproxy_sync_proxy_rules_service_changes_total": 1, "kubeproxy_sync_proxy_rules_service_changes_pending": 1,
 		"kubeproxy_sync_proxy_rules_endpoint_changes_total": 1, "kubeproxy_sync_proxy_rules_endpoint_changes_pending": 1,
-		"kubeproxy_sync_proxy_rules_no_local_endpoints_total IPv4 internal": 1, "kubeproxy_sync_proxy_rules_no_local_endpoints_total IPv4 external": 0,
-		"kubeproxy_proxy_healthz_total 503": 0, "fairlead_mode nftables": 1,
+		"kubeproxy_sync_proxy_rules_no_local_endpoints_total IPv4 internal": 1,
+		"kubeproxy_sync_proxy_rules_no_local_endpoints_total IPv4 external": 0,
+		"kubeproxy_proxy_healthz_total 503":                                 0, "fairlead_mode nftables": 1,
 	} {
 		if got, ok := is[name]; !ok || got != want {
 			t.Errorf("%s is %v (%t), want %v", name, got, ok, want)
@@ -184,8 +192,9 @@ func TestMetrics(t *testing.T) {
 		"kubeproxy_sync_proxy_rules_service_changes_total": 2, "kubeproxy_sync_proxy_rules_endpoint_changes_pending": 0,
 		"kubeproxy_sync_proxy_rules_no_local_endpoints_total IPv4 internal": 0, "kubeproxy_proxy_livez_total 200": 1,
 		"kubeproxy_sync_proxy_rules_duration_seconds IPv4": 2, "kubeproxy_sync_proxy_rules_duration_seconds IPv6": 2,
-		"kubeproxy_sync_full_proxy_rules_duration_seconds IPv4": 1, "kubeproxy_sync_partial_proxy_rules_duration_seconds IPv4": 1,
-		"kubeproxy_network_programming_duration_seconds IPv4": 2,
+		"kubeproxy_sync_full_proxy_rules_duration_seconds IPv4":    1,
+		"kubeproxy_sync_partial_proxy_rules_duration_seconds IPv4": 1,
+		"kubeproxy_network_programming_duration_seconds IPv4":      2,
 	} {
 		if got, ok := is[name]; !ok || got != want {
 			t.Errorf("later %s is %v (%t), want %v", name, got, ok, want)
@@ -199,7 +208,8 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name := range is {
-		if name, _, _ = strings.Cut(name, " "); strings.HasPrefix(name, "fairlead_") && !strings.Contains(string(docs), "`"+name+"`") {
+		if name, _, _ = strings.Cut(name, " "); strings.HasPrefix(name, "fairlead_") &&
+			!strings.Contains(string(docs), "`"+name+"`") {
 			t.Errorf("docs/kube-proxy.md lacks %s", name)
 		}
 	}
@@ -212,10 +222,13 @@ func TestMetrics(t *testing.T) {
 }
 
 func TestPages(t *testing.T) {
-	o := Options{Why: "because", Servers: Servers{Config: map[string]any{"kubeproxy.config.k8s.io": map[string]string{"mode": "ipvs"}}, Flags: map[string]string{"v": "2"}}}
+	o := Options{Why: "because", Servers: Servers{Config: map[string]any{
+		"kubeproxy.config.k8s.io": map[string]string{"mode": "ipvs"}}, Flags: map[string]string{"v": "2"}}}
 	h := still(t, o).handler()
-	for path, want := range map[string]string{"/proxyMode": "nftables", "/configz": `{"kubeproxy.config.k8s.io":{"mode":"ipvs"}}`, "/flagz": "v=2", "/statusz": "/metrics",
-		"/healthz": "ok", "/livez": "ok", "/status": `"why":"because"`, "/metrics": "kubeproxy_sync_proxy_rules_last_timestamp_seconds"} {
+	for path, want := range map[string]string{"/proxyMode": "nftables",
+		"/configz": `{"kubeproxy.config.k8s.io":{"mode":"ipvs"}}`, "/flagz": "v=2", "/statusz": "/metrics",
+		"/healthz": "ok", "/livez": "ok", "/status": `"why":"because"`,
+		"/metrics": "kubeproxy_sync_proxy_rules_last_timestamp_seconds"} {
 		if code, body := get(h, path); path != "/metrics" && (code != 200 || !strings.Contains(body, want)) {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
@@ -232,7 +245,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-func TestTakenPort(t *testing.T) {
+func TestPortInUse(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -242,7 +255,8 @@ func TestTakenPort(t *testing.T) {
 	if got, err := (Servers{}).listen(log, l.Addr().String(), "--x"); got != nil || err != nil {
 		t.Errorf("it must be tried again: %v, %v", got, err)
 	}
-	if _, err := (Servers{HardFail: true}).listen(log, l.Addr().String(), "--x"); err == nil || !strings.Contains(err.Error(), "--x") {
+	if _, err := (Servers{HardFail: true}).listen(log, l.Addr().String(), "--x"); err == nil ||
+		!strings.Contains(err.Error(), "--x") {
 		t.Errorf("hard: %v", err)
 	}
 	if got, err := (Servers{HardFail: true}).listen(log, "[::1]:0", "--x"); err != nil {
@@ -253,7 +267,7 @@ func TestTakenPort(t *testing.T) {
 }
 
 // A probe is answered while others hold more connections than a server does.
-func TestProbeAnsweredWhileConnectionsAreHeld(t *testing.T) {
+func TestProbeSucceedsWhileConnectionsAreOpen(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -274,34 +288,14 @@ func TestProbeAnsweredWhileConnectionsAreHeld(t *testing.T) {
 	if r, err := http.Get("http://" + l.Addr().String() + "/livez"); err != nil || r.StatusCode != http.StatusOK {
 		t.Errorf("/livez: %v, %v", r, err)
 	}
-	held[0].SetReadDeadline(time.Now().Add(3 * time.Second)) // more than it takes to close a connection, less than one without a request may last
+	// more than it takes to close a connection, less than one without a request may last
+	held[0].SetReadDeadline(time.Now().Add(3 * time.Second))
 	if _, err := io.Copy(io.Discard, held[0]); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("the oldest connection is held: %v", err)
 	}
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
-	}
-}
-
-func TestChoose(t *testing.T) {
-	m, why, err := Choose(t.Context(), Auto)
-	if err != nil || !strings.Contains(why, "auto: ") {
-		t.Errorf("auto: %v, %q", err, why)
-	}
-	for _, name := range preference {
-		if name == m.Name {
-			break
-		}
-		if !strings.Contains(why, "not "+name) {
-			t.Errorf("it is not said why not %s: %s", name, why)
-		}
-	}
-	if m, _, err := Choose(t.Context(), "ebpf"); err != nil || m.Name != "ebpf" {
-		t.Errorf("by name: %s, %v", m.Name, err)
-	}
-	if _, _, err := Choose(t.Context(), "magic"); err == nil || !strings.Contains(err.Error(), "userspace") {
-		t.Errorf("unknown: %v", err)
 	}
 }
 
@@ -328,9 +322,9 @@ func TestProblemWhileWaitingIsOver(t *testing.T) {
 	a := still(t, Options{})
 	var log strings.Builder
 	a.options.Log = slog.New(slog.NewTextHandler(&log, nil))
-	away := source.Problem{Reason: "Unreachable", Message: "the API server is away", Since: time.Now()}
-	a.take(t.Context(), source.Batch{Waiting: true, Problems: []source.Problem{away}})
-	a.take(t.Context(), source.Batch{})
+	unreachable := source.Problem{Reason: "Unreachable", Message: "the API server is away", Since: time.Now()}
+	a.consume(t.Context(), source.Batch{Waiting: true, Problems: []source.Problem{unreachable}})
+	a.consume(t.Context(), source.Batch{})
 	for _, text := range []string{`problem problem="the API server is away`,
 		"problem resolved"} {
 		if !strings.Contains(log.String(), text) {
@@ -344,7 +338,7 @@ func TestUnreadDocumentsAreCounted(t *testing.T) {
 	a := still(t, Options{})
 	var log strings.Builder
 	a.options.Log = slog.New(slog.NewTextHandler(&log, nil))
-	a.tell([]source.Problem{{Object: source.Key{Kind: "Deployment", Name: "a"}, Reason: source.KindNotRead},
+	a.notify([]source.Problem{{Object: source.Key{Kind: "Deployment", Name: "a"}, Reason: source.KindNotRead},
 		{Object: source.Key{Kind: "Deployment", Name: "b"}, Reason: source.KindNotRead}, {Reason: "Syntax", Message: "odd"}})
 	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "2 Deployment") ||
 		!strings.Contains(got, "odd (Syntax)") {
@@ -379,11 +373,11 @@ func TestStatusHasAllKeys(t *testing.T) {
 }
 
 // A configuration that is not in force is a problem of the Node, for the status page and Events, until one is.
-func TestRefusedConfigurationIsAProblem(t *testing.T) {
+func TestRejectedConfigurationIsAProblem(t *testing.T) {
 	var r Refusal
 	a := still(t, Options{Refusal: &r})
-	told := 0
-	r.follow(func() { told++ })
+	notified := 0
+	r.follow(func() { notified++ })
 	r.Set(errors.New("no such mode"))
 	want := source.Key{Kind: source.Node, Name: "a"}
 	for what, problems := range map[string][]source.Problem{"standing": a.standing(), "status": a.state().Problems} {
@@ -393,7 +387,7 @@ func TestRefusedConfigurationIsAProblem(t *testing.T) {
 		}
 	}
 	r.Set(nil)
-	if p := a.standing(); len(p) > 0 || told != 2 {
-		t.Errorf("%v stands; %d reports", p, told)
+	if p := a.standing(); len(p) > 0 || notified != 2 {
+		t.Errorf("%v stands; %d reports", p, notified)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/dataplane/service/iptables"
@@ -26,6 +27,7 @@ import (
 	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/source"
@@ -33,7 +35,7 @@ import (
 
 // refusing is a plane on a kernel that refuses some facts: a Write that has any of them is not made.
 type refusing[K dataplane.Key, V comparable] struct {
-	plane[K, V]
+	mode.ServicePlane[K, V]
 	refuses func(K) bool
 }
 
@@ -43,13 +45,13 @@ func (r refusing[K, V]) Write(ctx context.Context, put, del []dataplane.Fact[K, 
 			return errors.New("refused by the test")
 		}
 	}
-	return r.plane.Write(ctx, put, del)
+	return r.ServicePlane.Write(ctx, put, del)
 }
 
-// refuseParts has a plane refuse all facts that bad parts need and good ones don't.
-func refuseParts[K dataplane.Key, V comparable, P plane[K, V]](open func() (P, error), good,
-	bad []model.Part) func() (plane[K, V], error) {
-	return func() (plane[K, V], error) {
+// rejectParts has a plane refuse all facts that bad parts need and good ones don't.
+func rejectParts[K dataplane.Key, V comparable, P mode.ServicePlane[K, V]](open func() (P, error), good,
+	bad []model.ServicePart) func() (mode.ServicePlane[K, V], error) {
+	return func() (mode.ServicePlane[K, V], error) {
 		p, err := open()
 		if err != nil {
 			return nil, err
@@ -93,7 +95,7 @@ func inNode(t *testing.T, f func(ctx context.Context) error) {
 	defer c.Close()
 	to := netip.MustParsePrefix("10.96.0.0/12") // a route, so that packets come to where they are translated
 	if err := errors.Join(c.Up(1), c.AddAddress(1, netip.MustParsePrefix("10.244.0.1/32")),
-		c.PutRoute(link.Route{To: to, Dev: 1})); err != nil {
+		route.PutIn(ns, route.Route{To: to, Dev: 1})); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
@@ -105,7 +107,7 @@ func inNode(t *testing.T, f func(ctx context.Context) error) {
 				return err
 			}
 			defer s.Close()
-			return errors.Join(f(ctx), Clean(ctx))
+			return errors.Join(f(ctx), mode.Clean(ctx))
 		})
 	})
 	if err != nil {
@@ -113,11 +115,11 @@ func inNode(t *testing.T, f func(ctx context.Context) error) {
 	}
 }
 
-// asks opens a connection to each of n Services, that they are served.
-func asks(ctx context.Context, n int) error {
+// probeServices opens a connection to each of n Services, that they are served.
+func probeServices(ctx context.Context, n int) error {
 	for i := range n {
 		ctx, stop := context.WithTimeout(ctx, 5*time.Second)
-		_, err := echo.Ask(ctx, model.TCP, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(1 + i)}), 80),
+		_, err := echo.Request(ctx, model.TCP, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(1 + i)}), 80),
 			echo.Options{})
 		stop()
 		if err != nil {
@@ -128,34 +130,40 @@ func asks(ctx context.Context, n int) error {
 }
 
 // portOf makes a port of a Service, which the echo server serves.
-func portOf(service string, id uint64, entry string) []model.Part {
-	pool := &model.Pool{ID: id, Name: service + " tcp ipv4 cluster", Protocol: model.TCP,
+func portOf(namespace, name, port string, id uint64, entry string) []model.ServicePart {
+	owner, service := model.Owner{Kind: model.KindService, Namespace: namespace, Name: name}, namespace+"/"+name+":"+port
+	pool := &model.Pool{ID: id, Name: service + " tcp ipv4 cluster", Owner: owner, Service: service, Protocol: model.TCP,
 		Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.244.0.1:8080")}}}
 	at, to := netip.MustParseAddrPort(entry), model.Target{Pool: pool}
-	return []model.Part{pool, &model.Frontend{Service: service, Via: "ClusterIP", Entry: model.Entry{Addr: at.Addr(),
-		Port: at.Port(), Protocol: model.TCP}, Inside: to, Outside: to}}
+	return []model.ServicePart{pool, &model.Frontend{Owner: owner, Service: service, Via: "ClusterIP",
+		Entry: model.Entry{Addr: at.Addr(),
+			Port: at.Port(), Protocol: model.TCP}, Internal: to, External: to}}
 }
 
 // Every plane serves at a cold start what the kernel doesn't refuse, though it refuses all facts of three Services of
 // thirty ports each.
-func TestRefusedServicesHoldNoOthers(t *testing.T) {
-	node := &model.Node{Name: "a", Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
+func TestRefusedServicesDoNotBlockOthers(t *testing.T) {
+	node := &model.ServiceNode{Node: &model.Node{Name: "a", Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}}
 	const services = 20
-	good, bad := []model.Part{node}, []model.Part{}
+	good, bad := []model.ServicePart{node}, []model.ServicePart{}
 	for i := range services {
-		good = append(good, portOf(fmt.Sprintf("shop/s%d:http", i), uint64(1+i)<<8, fmt.Sprintf("10.96.0.%d:80",
+		good = append(good, portOf("shop", fmt.Sprint("s", i), "http", uint64(1+i)<<8, fmt.Sprintf("10.96.0.%d:80",
 			1+i))...)
 	}
 	for i := range 90 {
-		bad = append(bad, portOf(fmt.Sprintf("evil/s%d:p%d", i%3, i), uint64(1+i)<<16, fmt.Sprintf("10.97.0.%d:%d",
-			1+i%3, 1000+i))...)
+		bad = append(bad, portOf("evil", fmt.Sprint("s", i%3), fmt.Sprint("p", i), uint64(1+i)<<16,
+			fmt.Sprintf("10.97.0.%d:%d",
+				1+i%3, 1000+i))...)
 	}
-	for _, m := range []Mode{
-		alone(nftables.Abilities, refuseParts(nftables.New, good, bad)),
-		alone(iptables.AbilitiesOf(iptables.NFT), refuseParts(func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }, good, bad)),
-		alone(iptables.AbilitiesOf(iptables.Legacy), refuseParts(func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.Legacy) }, good, bad)),
-		alone(userspace.Abilities, refuseParts(userspace.New, good, bad)),
-		before(ebpf.Abilities, refuseParts(ebpf.New, good, bad), nftables.Abilities, nftables.New, ebpf.Leaves),
+	for _, m := range []mode.Mode{
+		mode.Alone(nftables.Capabilities, rejectParts(nftables.New, good, bad)),
+		mode.Alone(iptables.CapabilitiesOf(iptables.NFT),
+			rejectParts(func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }, good, bad)),
+		mode.Alone(iptables.CapabilitiesOf(iptables.Legacy),
+			rejectParts(func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.Legacy) }, good, bad)),
+		mode.Alone(userspace.Capabilities, rejectParts(userspace.New, good, bad)),
+		mode.WithFallback(ebpf.Capabilities(), rejectParts(ebpf.New, good, bad), nftables.Capabilities, nftables.New,
+			ebpf.Leaves),
 	} {
 		t.Run(m.Name, func(t *testing.T) {
 			inNode(t, func(ctx context.Context) error {
@@ -164,17 +172,26 @@ func TestRefusedServicesHoldNoOthers(t *testing.T) {
 					return err
 				}
 				s.Change(append(bad[:len(bad):len(bad)], good...), nil)
+				owner := func(namespace string) model.Owner {
+					return model.Owner{Kind: model.KindService, Namespace: namespace, Name: "s0"}
+				}
+				if err := s.SyncOwner(ctx, owner("shop")); err != nil {
+					t.Errorf("a Service of which nothing is refused: %v", err)
+				}
+				if err := s.SyncOwner(ctx, owner("evil")); err == nil {
+					t.Error("a Service that is refused counts as served")
+				}
 				if err := s.Sync(ctx); err == nil {
 					t.Error("nothing is refused")
 				}
-				s.Served(ctx)
+				s.WaitReady(ctx)
 				if serving, why := s.Serving(); !serving {
 					t.Errorf("not serving: %s", why)
 				}
-				if err := asks(ctx, services); err != nil {
+				if err := probeServices(ctx, services); err != nil {
 					t.Error(err)
 				}
-				for owner := range s.Status()[m.planes[len(m.planes)-1].name].Failing {
+				for owner := range s.Status()[m.Planes()[len(m.Planes())-1]].Failing {
 					if !strings.HasPrefix(owner, "evil/") {
 						t.Errorf("%s is refused", owner)
 					}
@@ -201,14 +218,14 @@ func webAt(namespace, name, clusterIP string, ports int, externalIPs ...string) 
 }
 
 // runAgent has an agent of a mode serve objects in the calling thread's network namespace, from a cold start.
-func runAgent(t *testing.T, ctx context.Context, m Mode, objects ...source.Object) (*Agent, http.Handler) {
+func runAgent(t *testing.T, ctx context.Context, m mode.Mode, objects ...source.Object) (*Agent, http.Handler) {
 	services, err := OpenServices(m, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(ctx)
 	a := still(t, Options{})
-	a.options.Mode, a.services, a.batches = m, services, 0
+	a.options.Mode, a.services, a.batches.count = m, services, 0
 	t.Cleanup(func() {
 		stop()
 		a.ended.Wait()
@@ -220,7 +237,7 @@ func runAgent(t *testing.T, ctx context.Context, m Mode, objects ...source.Objec
 	return a, a.handler()
 }
 
-// until asks a page until it answers with a code.
+// until queries a page until it answers with a code.
 func until(ctx context.Context, h http.Handler, page string, want int) (body string, err error) {
 	for ctx.Err() == nil {
 		var code int
@@ -235,12 +252,10 @@ func until(ctx context.Context, h http.Handler, page string, want int) (body str
 // At a cold start in mode ebpf, Services that don't fit into the kernel's maps keep no other from being served, and the
 // node from nothing: it is ready, and their refusal is told, ten ports of each Service and the number of the others.
 func TestReadyWithServicesThatDoNotFit(t *testing.T) {
-	m, err := ModeOf("ebpf")
-	if err != nil {
-		t.Fatal(err)
+	open := func() (*ebpf.Plane, error) { // without Capabilities.Frontends and Slots, or resolve would refuse them first
+		return ebpf.Open(ebpf.Options{Sizes: bpf.Sizes{Frontends: 2048, Pools: 4096, Slots: 8192}})
 	}
-	m = m.EBPF(ebpf.Options{Sizes: bpf.Sizes{Frontends: 2048, Pools: 4096, Slots: 8192}})
-	m.Frontends, m.Slots = 0, 0 // or resolve would refuse them before the kernel does
+	m := mode.WithFallback(ebpf.Capabilities(), open, nftables.Capabilities, nftables.New, ebpf.Leaves)
 	var externalIPs []string
 	for i := range 90 {
 		externalIPs = append(externalIPs, fmt.Sprintf("203.0.113.%d", 1+i))
@@ -255,18 +270,18 @@ func TestReadyWithServicesThatDoNotFit(t *testing.T) {
 		if _, err := until(ctx, h, "/readyz", http.StatusOK); err != nil {
 			return err
 		}
-		if err := asks(ctx, 2); err != nil {
+		if err := probeServices(ctx, 2); err != nil {
 			t.Error(err)
 		}
-		told := map[string]int{}
+		notified := map[string]int{}
 		for _, p := range a.standing() {
 			if p.Reason == "Refused" {
-				told[p.Object.Namespace+"/"+p.Object.Name]++
+				notified[p.Object.Namespace+"/"+p.Object.Name]++
 			}
 		}
-		if told["evil/wide"] != mostPerService+1 || told["evil/mag"] != mostPerService+1 ||
-			told["shop/web"]+told["shop/cart"] != 0 {
-			t.Errorf("refusals told: %v", told)
+		if notified["evil/wide"] != mostPerService+1 || notified["evil/mag"] != mostPerService+1 ||
+			notified["shop/web"]+notified["shop/cart"] != 0 {
+			t.Errorf("refusals told: %v", notified)
 		}
 		if _, body := get(h, "/status"); strings.Count(body, `"evil/wide:`) > mostPerService+1 ||
 			!strings.Contains(body, " more") {
@@ -281,12 +296,12 @@ func TestReadyWithServicesThatDoNotFit(t *testing.T) {
 func TestNotReadyWithoutHooks(t *testing.T) {
 	var refuses atomic.Bool
 	refuses.Store(true)
-	open := func() (plane[ebpf.Key, string], error) {
+	open := func() (mode.ServicePlane[ebpf.Key, string], error) {
 		p, err := ebpf.New()
 		return refusing[ebpf.Key, string]{p,
 			func(k ebpf.Key) bool { return k.Kind == ebpf.KindHooks && refuses.Load() }}, err
 	}
-	m := before(ebpf.Abilities, open, nftables.Abilities, nftables.New, ebpf.Leaves)
+	m := mode.WithFallback(ebpf.Capabilities(), open, nftables.Capabilities, nftables.New, ebpf.Leaves)
 	inNode(t, func(ctx context.Context) error {
 		a, h := runAgent(t, ctx, m, webAt("shop", "web", "10.96.0.1", 1)...)
 		_ = a.services.syncPlanes(ctx)
@@ -308,11 +323,11 @@ func TestNotReadyWithoutHooks(t *testing.T) {
 			a.mu.Lock()
 			services := a.resolver.Services()
 			a.mu.Unlock()
-			audit, err := Check(ctx, m, services)
+			audit, err := mode.Check(ctx, m, services)
 			if err != nil {
 				t.Fatal(err)
 			}
-			missing, _ := audit.Attached(services.Node)
+			missing, _ := audit.Attached(services.ServiceNode)
 			return missing
 		}
 		if n := attached(); n != 1 {
@@ -325,6 +340,6 @@ func TestNotReadyWithoutHooks(t *testing.T) {
 		if n := attached(); n != 0 {
 			t.Errorf("%d facts of the node are missing", n)
 		}
-		return asks(ctx, 1)
+		return probeServices(ctx, 1)
 	})
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"fairlead.dev/fairlead/agent/escape"
-	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/dataplane/service"
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"
 )
@@ -27,7 +28,7 @@ type State struct {
 	Ready    bool                        `json:"ready"`
 	Batches  int                         `json:"batches"`  // of changes, from the source
 	Loops    map[string]reconcile.Status `json:"loops"`    // by data plane
-	FastPath *ebpf.FastPath              `json:"fastPath"` // of packets for pods; null but in mode ebpf
+	FastPath *service.FastPath           `json:"fastPath"` // of packets for pods; null but in mode ebpf
 	Problems []source.Problem            `json:"problems"`
 }
 
@@ -36,7 +37,7 @@ func (a *Agent) state() State {
 	ready := a.notReady() == ""
 	a.mu.Lock()
 	s := State{Node: a.options.Resolve.Node, Leaving: a.resolver.Leaving(), Mode: a.options.Mode.Name,
-		Why: a.options.Why, Ready: ready, Batches: a.batches,
+		Why: a.options.Why, Ready: ready, Batches: a.batches.count,
 		Problems: slices.Concat(a.problems, a.resolver.Problems(), a.affinityProblems())}
 	a.mu.Unlock()
 	s.Problems = append(s.Problems, a.options.Refusal.problems(s.Node)...)
@@ -62,7 +63,7 @@ func (a *Agent) state() State {
 // healthPlane is the data plane of healthCheckNodePort.
 const healthPlane = "health"
 
-// loops gives the loops' states by data plane.
+// loops returns the loops' states by data plane.
 func (a *Agent) loops() map[string]reconcile.Status {
 	m := a.services.Status()
 	m[healthPlane] = a.health.Status()
@@ -72,14 +73,14 @@ func (a *Agent) loops() map[string]reconcile.Status {
 // mostPerService is how many refused owners of one Service are named.
 const mostPerService = 10
 
-// fewPerService returns of the owners that fail the first of each Service, and how many others each Service has.
-func fewPerService(all map[string]reconcile.Failing) (few map[string]reconcile.Failing, others map[string]int) {
-	few, others = map[string]reconcile.Failing{}, map[string]int{}
-	seen := map[string]int{}
-	for _, owner := range sortedKeys(all) {
-		service := serviceOf(owner)
+// fewPerService returns of the labels that fail the first of each owner, and how many others each owner has.
+func fewPerService(all map[string]reconcile.Failing) (few map[string]reconcile.Failing, others map[model.Owner]int) {
+	few, others = map[string]reconcile.Failing{}, map[model.Owner]int{}
+	seen := map[model.Owner]int{}
+	for _, label := range sortedKeys(all) {
+		service := all[label].Owner
 		if seen[service]++; seen[service] <= mostPerService {
-			few[owner] = all[owner]
+			few[label] = all[label]
 		} else {
 			others[service]++
 		}

@@ -11,12 +11,13 @@ import (
 	"strings"
 	"testing"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
 )
 
 // Mode ebpf tracks no connection, unless there is a Service of SCTP, and then only while there is.
 func TestEBPFTracksNothing(t *testing.T) {
-	m, err := ModeOf("ebpf")
+	m, err := mode.Of("ebpf")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,15 +26,16 @@ func TestEBPFTracksNothing(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		frontend := func(p model.Protocol) (l []model.Part) {
-			pool := &model.Pool{ID: uint64(p), Protocol: p, Backends: []model.Backend{{Addr: netip.MustParseAddrPort("127.0.0.1:8080")}}}
+		frontend := func(p model.Protocol) (l []model.ServicePart) {
+			pool := &model.Pool{ID: uint64(p), Protocol: p,
+				Backends: []model.Backend{{Addr: netip.MustParseAddrPort("127.0.0.1:8080")}}}
 			to := model.Target{Pool: pool}
 			at := model.Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: p}
-			return []model.Part{pool, &model.Frontend{Entry: at, Inside: to, Outside: to}}
+			return []model.ServicePart{pool, &model.Frontend{Entry: at, Internal: to, External: to}}
 		}
-		node, sctp := &model.Node{Name: "a"}, frontend(model.SCTP)
+		node, sctp := &model.ServiceNode{Node: &model.Node{Name: "a"}}, frontend(model.SCTP)
 		for _, step := range []struct {
-			put, del []model.Part
+			put, del []model.ServicePart
 			tracks   bool
 		}{
 			{append(frontend(model.TCP), node), nil, false}, {sctp, nil, true}, {nil, sctp, false},
@@ -43,7 +45,8 @@ func TestEBPFTracksNothing(t *testing.T) {
 				return err
 			}
 			tracks, err := tracking()
-			for err == nil && tracks && !step.tracks && ctx.Err() == nil { // a table's rules go in the background (nf_tables_trans_destroy_work)
+			// a table's rules go in the background (nf_tables_trans_destroy_work)
+			for err == nil && tracks && !step.tracks && ctx.Err() == nil {
 				tracks, err = tracking()
 			}
 			if err != nil || tracks != step.tracks {
@@ -58,7 +61,7 @@ func TestEBPFTracksNothing(t *testing.T) {
 	})
 }
 
-// tracking says whether the kernel tracks a connection that is made now, in the thread's network namespace.
+// tracking reports whether the kernel tracks a connection that is made now, in the thread's network namespace.
 func tracking() (bool, error) {
 	const tracked = "/proc/sys/net/netfilter/nf_conntrack_count"
 	before, err := os.ReadFile(tracked)

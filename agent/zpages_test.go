@@ -13,8 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// ask gets a page by Accept.
-func ask(h http.Handler, path, accept string) *httptest.ResponseRecorder {
+// probe gets a page by Accept.
+func probe(h http.Handler, path, accept string) *httptest.ResponseRecorder {
 	w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil)
 	r.Header.Set("Accept", accept)
 	h.ServeHTTP(w, r)
@@ -46,7 +46,7 @@ func TestZPagesByAccept(t *testing.T) {
 	} {
 		for path, kind := range map[string]string{"/flagz": "Flagz", "/statusz": "Statusz"} {
 			accept := strings.ReplaceAll(c.accept, "KIND", kind)
-			w := ask(h, path, accept)
+			w := probe(h, path, accept)
 			o := map[string]any{}
 			media, _, _ := strings.Cut(w.Header().Get("Content-Type"), ";")
 			switch c.media {
@@ -125,7 +125,7 @@ func TestHistogramsAreClassicAndNative(t *testing.T) {
 		`kubeproxy_network_programming_duration_seconds_bucket{ip_family="IPv6",le="0.25"} 0`) {
 		t.Errorf("before a sample there is no histogram:\n%s", text)
 	}
-	w := ask(h, "/metrics", string(expfmt.NewFormat(expfmt.TypeProtoDelim)))
+	w := probe(h, "/metrics", string(expfmt.NewFormat(expfmt.TypeProtoDelim)))
 	families := map[string]bool{}
 	for d := expfmt.NewDecoder(w.Body, expfmt.ResponseFormat(w.Header())); ; {
 		var f dto.MetricFamily
@@ -152,7 +152,7 @@ func TestHistogramsAreClassicAndNative(t *testing.T) {
 func TestObjectsEscapeForeignText(t *testing.T) {
 	a := still(t, Options{Servers: Servers{Flags: map[string]string{"v": "\u009b31m, \u202e, \x1b[2J"}}})
 	for _, media := range []string{mediaJSON, mediaYAML} {
-		w := ask(a.handler(), "/flagz", media+";as=Flagz;v=v1beta1;g=config.k8s.io")
+		w := probe(a.handler(), "/flagz", media+";as=Flagz;v=v1beta1;g=config.k8s.io")
 		if b := w.Body.String(); w.Code != http.StatusOK ||
 			strings.ContainsFunc(b, func(r rune) bool { return r != '\n' && !unicode.IsGraphic(r) }) {
 			t.Errorf("%d %q", w.Code, b)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The little that our programs know of the kernel's own structs. The loader finds each field in the running kernel by
- * name (CO-RE), so that order, size and what else is there don't matter.
+ * The fields of the kernel's own structs that are read. The loader finds each in the running kernel by name (CO-RE), so
+ * that order, size and other fields don't matter.
  */
 #pragma once
 
@@ -33,7 +33,7 @@ struct nf_hook_entry {
 	void *hook, *priv;
 };
 
-/* Behind the last of hooks follow pointers to their struct nf_hook_ops. */
+/* Behind the last hook follow pointers to their struct nf_hook_ops. */
 struct nf_hook_entries {
 	unsigned short num_hook_entries;
 	struct nf_hook_entry hooks[];
@@ -90,7 +90,7 @@ struct sock {
 	struct sock_common __sk_common;
 };
 
-/* What a struct bpf_sock_addr is inside the kernel. */
+/* The kernel's own form of a struct bpf_sock_addr. */
 struct bpf_sock_addr_kern {
 	struct sock *sk;
 };
@@ -188,16 +188,19 @@ struct nf_conn {
 
 #pragma clang attribute pop
 
-/* net/netfilter/nf_conntrack_bpf.c, since Linux 5.18, where the kernel tracks connections or has the module loaded that does. */
+/*
+ * net/netfilter/nf_conntrack_bpf.c, since Linux 5.18, where connection tracking is built in or its module is loaded.
+ */
 struct bpf_ct_opts {
 	__s32 netns_id, error;
 	__u8 l4proto, dir, reserved[2];
 };
 
-struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *, struct bpf_sock_tuple *, __u32, struct bpf_ct_opts *, __u32) __weak __ksym;
+struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *, struct bpf_sock_tuple *, __u32, struct bpf_ct_opts *, __u32)
+__weak __ksym;
 void bpf_ct_release(struct nf_conn *) __weak __ksym;
 
-/* kernel/bpf/helpers.c, since Linux 6.2: what a context is inside the kernel, and what is at an address, to be read. */
+/* kernel/bpf/helpers.c, since Linux 6.2: the kernel's own form of a context, and read access to any address. */
 void *bpf_cast_to_kern_ctx(void *) __ksym;
 void *bpf_rdonly_cast(const void *, __u32) __ksym;
 
@@ -214,5 +217,5 @@ void *bpf_rdonly_cast(const void *, __u32) __ksym;
 #define IFF_UP 1
 #define IFF_LOOPBACK 8
 
-/* A helper that not every kernel has: by its number in enum bpf_func_id of the running kernel. */
+/* Whether the running kernel has a helper, by its number in enum bpf_func_id. */
 #define kernel_has(func) bpf_core_enum_value_exists(enum bpf_func_id, func)

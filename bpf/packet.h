@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * A packet at a device: what it is, read once, and how its ends are changed. Checksums are changed by what changed, never
- * computed anew: a packet that was broken stays so (RFC 1624).
+ * A packet at a device: parsed once, and rewritten. Checksums are updated incrementally, never computed anew: a damaged
+ * packet stays damaged (RFC 1624).
  */
 #pragma once
 
-#include "choose.h"
+#include "lookup.h"
 
 #include <linux/if_ether.h>
 #include <linux/in.h>
@@ -16,12 +16,13 @@
 #include <linux/udp.h>
 #include <stddef.h>
 
-const volatile __u32 head = ETH_HLEN; /* set at load time: bytes before the IP header, 0 at devices without a link layer */
+const volatile __u32 l2_len =
+	ETH_HLEN; /* set at load time: length of the link-layer header, 0 at devices without one */
 
-/* include/uapi/linux/bpf.h, since Linux 6.6: on to whose program is next */
+/* include/uapi/linux/bpf.h, since Linux 6.6: continue with the next program */
 #define TCX_NEXT -1
 
-/* include/uapi/linux/icmp.h and icmpv6.h, which drag in more than there is here */
+/* include/uapi/linux/icmp.h and icmpv6.h, which include too much */
 struct icmp {
 	__u8 type, code;
 	__be16 check;
@@ -37,79 +38,79 @@ enum {
 	ICMPV6_DEST_UNREACH = 1,
 	ICMPV6_PORT_UNREACH = 4, /* a code of that */
 	ICMPV6_PKT_TOOBIG = 2,
-	ICMPV6_PARAMPROB = 4,	 /* the last of the errors */
+	ICMPV6_PARAMPROB = 4, /* the last of the errors */
 };
 
-#define HEADERS 4	     /* IPv6 extension headers that are looked behind */
-#define OFFSET 0x1fff	     /* of struct iphdr.frag_off */
+#define MAX_EXTENSIONS 4 /* IPv6 extension headers that are skipped */
+#define OFFSET 0x1fff	 /* of struct iphdr.frag_off */
 #define MORE_FRAGMENTS 0x2000
 
 #define FLAGS 13 /* offset in a TCP header of: */
-enum { FIN = 1, SYN = 2, RST = 4, ACK = 16, DATA = 256 /* ours: there is payload; known of plain packets */ };
+enum { FIN = 1, SYN = 2, RST = 4, ACK = 16, DATA = 256 /* DATA is ours: there is payload; known of plain packets */ };
 
-/* What of an IPv4 header stands before its addresses and changes with them. */
-struct before_addresses {
+/* The part of an IPv4 header before its addresses that changes with them. */
+struct ttl_proto_check {
 	__u8 ttl, protocol;
 	__be16 check;
 };
 
-/* What a packet is. For an ICMP error, tuple is that of the answers to the packet that it tells of. */
+/* A parsed packet. Of an ICMP error, tuple is that of replies to the packet that it quotes. */
 struct packet {
 	struct tuple tuple;
-	__u32 transport; /* offset of the header behind IP's, 0 in a fragment that isn't the first */
-	__u32 inner;	 /* offset of the IP header that an ICMP error tells of, else 0 */
-	__u32 beyond;	 /* of the header behind that */
-	__u32 flags;	 /* of TCP */
+	__u32 transport;       /* offset of the header behind IP's, 0 in a later fragment */
+	__u32 inner;	       /* offset of the IP header that an ICMP error quotes, else 0 */
+	__u32 inner_transport; /* of the header behind that */
+	__u32 flags;	       /* of TCP */
 	__u32 six;
-	__u32 now; /* seconds since boot */
-	struct before_addresses before; /* of IPv4, until its options change */
+	__u32 now;		       /* seconds since boot */
+	struct ttl_proto_check before; /* of IPv4, until its options change */
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1 << 12);
-	__type(key, struct piece);
+	__type(key, struct fragment);
 	__type(value, struct ports);
-} fragments SEC(".maps");
+} fl_fragments SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, EVENTS_OF_PACKET);
+	__uint(max_entries, PACKET_EVENTS);
 	__type(key, __u32);
 	__type(value, __u64);
-} packets SEC(".maps");
+} fl_packets SEC(".maps");
 
-static __always_inline void count(__u32 what)
+static __always_inline void count_packet(__u32 what)
 {
-	__u64 *n = bpf_map_lookup_elem(&packets, &what);
+	__u64 *n = bpf_map_lookup_elem(&fl_packets, &what);
 
 	if (n)
 		*n += 1;
 }
 
-/* An IP header, as far as it matters. */
-struct header_of_ip {
+/* The fields of an IP header that are used. */
+struct ip_header {
 	struct address source, destination;
 	__u32 protocol;
-	__u32 next; /* offset of what is behind it */
+	__u32 next; /* offset of the next header */
 	__u32 id;
 	__u32 fragment; /* bits: */
-	struct before_addresses before;
+	struct ttl_proto_check before;
 };
 
 enum {
 	IS_FRAGMENT = 1,
-	IS_LATER = 2, /* not the first */
+	IS_LATER_FRAGMENT = 2, /* not the first */
 };
 
-static __always_inline bool read4(struct __sk_buff *skb, __u32 at, struct header_of_ip *h)
+static __always_inline bool parse_ipv4(struct __sk_buff *skb, __u32 at, struct ip_header *h)
 {
 	struct iphdr ip;
 
 	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
 		return false;
-	map4(&h->source, ip.saddr);
-	map4(&h->destination, ip.daddr);
+	map_ipv4(&h->source, ip.saddr);
+	map_ipv4(&h->destination, ip.daddr);
 	h->protocol = ip.protocol;
 	h->next = at + ip.ihl * 4;
 	h->id = ip.id;
@@ -117,11 +118,11 @@ static __always_inline bool read4(struct __sk_buff *skb, __u32 at, struct header
 	h->before.protocol = ip.protocol;
 	h->before.check = ip.check;
 	if (ip.frag_off & bpf_htons(OFFSET | MORE_FRAGMENTS))
-		h->fragment = ip.frag_off & bpf_htons(OFFSET) ? IS_FRAGMENT | IS_LATER : IS_FRAGMENT;
+		h->fragment = ip.frag_off & bpf_htons(OFFSET) ? IS_FRAGMENT | IS_LATER_FRAGMENT : IS_FRAGMENT;
 	return true;
 }
 
-static __always_inline bool read6(struct __sk_buff *skb, __u32 at, struct header_of_ip *h)
+static __always_inline bool parse_ipv6(struct __sk_buff *skb, __u32 at, struct ip_header *h)
 {
 	struct ipv6hdr ip;
 	int i;
@@ -132,56 +133,61 @@ static __always_inline bool read6(struct __sk_buff *skb, __u32 at, struct header
 	__builtin_memcpy(&h->destination, &ip.daddr, sizeof(h->destination));
 	h->protocol = ip.nexthdr;
 	h->next = at + sizeof(ip);
-	for (i = 0; i < HEADERS; i++) {
+	for (i = 0; i < MAX_EXTENSIONS; i++) {
 		struct {
 			__u8 next, length;
 			__be16 offset;
 			__be32 id;
 		} extension;
 
-		if (h->protocol != IPPROTO_HOPOPTS && h->protocol != IPPROTO_ROUTING && h->protocol != IPPROTO_DSTOPTS &&
-		    h->protocol != IPPROTO_FRAGMENT)
+		if (h->protocol != IPPROTO_HOPOPTS && h->protocol != IPPROTO_ROUTING &&
+		    h->protocol != IPPROTO_DSTOPTS && h->protocol != IPPROTO_FRAGMENT)
 			return true;
 		if (bpf_skb_load_bytes(skb, h->next, &extension, sizeof(extension)))
 			return false;
 		if (h->protocol == IPPROTO_FRAGMENT) {
-			h->fragment = extension.offset & bpf_htons(0xfff8) ? IS_FRAGMENT | IS_LATER : IS_FRAGMENT;
+			h->fragment =
+				extension.offset & bpf_htons(0xfff8) ? IS_FRAGMENT | IS_LATER_FRAGMENT : IS_FRAGMENT;
 			h->id = extension.id;
 			h->next += sizeof(extension);
 		} else {
 			h->next += (extension.length + 1) * 8;
 		}
 		h->protocol = extension.next;
-		if (h->fragment & IS_LATER)
+		if (h->fragment & IS_LATER_FRAGMENT)
 			return true;
 	}
 	return false;
 }
 
-/* Finds the ports of a fragment by its first one's, which must have come before. */
-static __always_inline bool piece_of(struct packet *p, const struct header_of_ip *h)
+/* Finds the ports of a later fragment by the first one, which must have been seen before. */
+static __always_inline bool fragment_ports(struct packet *p, const struct ip_header *h)
 {
-	struct piece piece = {.source = h->source, .destination = h->destination, .id = h->id, .protocol = h->protocol};
+	struct fragment piece = {
+		.source = h->source, .destination = h->destination, .id = h->id, .protocol = h->protocol};
 	struct ports *known, ports;
 
-	if (h->fragment & IS_LATER) {
-		known = bpf_map_lookup_elem(&fragments, &piece);
+	if (h->fragment & IS_LATER_FRAGMENT) {
+		known = bpf_map_lookup_elem(&fl_fragments, &piece);
 		if (!known)
 			return false;
-		p->tuple.from = known->from;
-		p->tuple.to = known->to;
+		p->tuple.sport = known->sport;
+		p->tuple.dport = known->dport;
 		p->transport = 0;
 		return true;
 	}
-	ports.from = p->tuple.from;
-	ports.to = p->tuple.to;
-	bpf_map_update_elem(&fragments, &piece, &ports, BPF_ANY);
+	ports.sport = p->tuple.sport;
+	ports.dport = p->tuple.dport;
+	bpf_map_update_elem(&fl_fragments, &piece, &ports, BPF_ANY);
 	return true;
 }
 
-static __always_inline __u32 seconds(void) { return bpf_ktime_get_coarse_ns() / SECOND; }
+static __always_inline __u32 now_seconds(void)
+{
+	return bpf_ktime_get_coarse_ns() / SECOND;
+}
 
-static __always_inline bool is_error(__u32 type, bool six)
+static __always_inline bool is_icmp_error(__u32 type, bool six)
 {
 	if (six)
 		return type >= ICMPV6_DEST_UNREACH && type <= ICMPV6_PARAMPROB;
@@ -189,15 +195,15 @@ static __always_inline bool is_error(__u32 type, bool six)
 }
 
 enum kind {
-	FOREIGN, /* of no protocol that matters */
-	/* Whole, of TCP or UDP, with nothing between its headers, which are at hand: */
-	PLAIN4,
-	PLAIN6,
-	ODD, /* any other */
+	KIND_OTHER, /* of a protocol that isn't served */
+	/* Complete, TCP or UDP, without options or extension headers, in the linear part: */
+	KIND_PLAIN4,
+	KIND_PLAIN6,
+	KIND_COMPLEX, /* any other */
 };
 
-/* Tells what kind of packet there is, and of a plain one where its ports are. */
-static __always_inline enum kind kind_of(struct __sk_buff *skb, void *ip, void *end, struct udphdr **ports)
+/* Classifies a packet, and finds the ports of a plain one. */
+static __always_inline enum kind classify(struct __sk_buff *skb, void *ip, void *end, struct udphdr **ports)
 {
 	struct ipv6hdr *six = ip;
 	struct iphdr *four = ip;
@@ -205,20 +211,25 @@ static __always_inline enum kind kind_of(struct __sk_buff *skb, void *ip, void *
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		*ports = (void *)(four + 1);
 		if ((void *)(*ports + 1) > end || four->protocol == IPPROTO_ICMP)
-			return ODD;
+			return KIND_COMPLEX;
 		if (four->protocol != IPPROTO_TCP && four->protocol != IPPROTO_UDP)
-			return FOREIGN;
-		return four->version != 4 || four->ihl != 5 || four->frag_off & bpf_htons(OFFSET | MORE_FRAGMENTS) ? ODD : PLAIN4;
+			return KIND_OTHER;
+		return four->version != 4 || four->ihl != 5 || four->frag_off & bpf_htons(OFFSET | MORE_FRAGMENTS)
+			       ? KIND_COMPLEX
+			       : KIND_PLAIN4;
 	}
 	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		*ports = (void *)(six + 1);
-		return (void *)(*ports + 1) > end || six->version != 6 || (six->nexthdr != IPPROTO_TCP && six->nexthdr != IPPROTO_UDP) ? ODD : PLAIN6;
+		return (void *)(*ports + 1) > end || six->version != 6 ||
+				       (six->nexthdr != IPPROTO_TCP && six->nexthdr != IPPROTO_UDP)
+			       ? KIND_COMPLEX
+			       : KIND_PLAIN6;
 	}
-	return FOREIGN;
+	return KIND_OTHER;
 }
 
-/* Reads a plain packet where it is. False where there is not all of TCP's header. */
-static __always_inline bool read_plain(struct packet *p, void *ip, void *end, struct udphdr *ports, bool is6)
+/* Parses a plain packet in place. Returns false if the TCP header is incomplete. */
+static __always_inline bool parse_plain(struct packet *p, void *ip, void *end, struct udphdr *ports, bool is6)
 {
 	struct tcphdr *tcp = (void *)ports;
 	struct ipv6hdr *six = ip;
@@ -229,23 +240,23 @@ static __always_inline bool read_plain(struct packet *p, void *ip, void *end, st
 	if (!is6) {
 		length = (int)bpf_ntohs(four->tot_len) - (int)sizeof(*four);
 		p->tuple.protocol = four->protocol;
-		map4(&p->tuple.source, four->saddr);
-		map4(&p->tuple.destination, four->daddr);
+		map_ipv4(&p->tuple.source, four->saddr);
+		map_ipv4(&p->tuple.destination, four->daddr);
 		p->before.ttl = four->ttl;
 		p->before.protocol = four->protocol;
 		p->before.check = four->check;
-		p->transport = head + sizeof(*four);
+		p->transport = l2_len + sizeof(*four);
 	} else {
 		length = bpf_ntohs(six->payload_len);
 		p->tuple.protocol = six->nexthdr;
 		__builtin_memcpy(&p->tuple.source, &six->saddr, sizeof(six->saddr));
 		__builtin_memcpy(&p->tuple.destination, &six->daddr, sizeof(six->daddr));
-		p->transport = head + sizeof(*six);
+		p->transport = l2_len + sizeof(*six);
 		p->six = true;
 	}
-	p->tuple.from = ports->source;
-	p->tuple.to = ports->dest;
-	p->now = seconds();
+	p->tuple.sport = ports->source;
+	p->tuple.dport = ports->dest;
+	p->now = now_seconds();
 	if (p->tuple.protocol != IPPROTO_TCP)
 		return true;
 	if ((void *)(tcp + 1) > end)
@@ -256,10 +267,13 @@ static __always_inline bool read_plain(struct packet *p, void *ip, void *end, st
 	return true;
 }
 
-/* Reads a packet of TCP or UDP, or an ICMP error about one. False for any other. Verified once, since it is not static. */
-__noinline int read_packet(struct __sk_buff *skb, struct packet *p)
+/*
+ * Parses a packet of TCP or UDP, or an ICMP error about one. Returns false for any other. Verified once, since it isn't
+ * static.
+ */
+__noinline int parse_packet(struct __sk_buff *skb, struct packet *p)
 {
-	struct header_of_ip outer = {}, inner = {};
+	struct ip_header outer = {}, inner = {};
 	struct ports ports;
 	__u8 type;
 
@@ -267,46 +281,46 @@ __noinline int read_packet(struct __sk_buff *skb, struct packet *p)
 		return false;
 	__builtin_memset(p, 0, sizeof(*p));
 	p->six = skb->protocol == bpf_htons(ETH_P_IPV6);
-	if (!(p->six ? read6(skb, head, &outer) : read4(skb, head, &outer)))
+	if (!(p->six ? parse_ipv6(skb, l2_len, &outer) : parse_ipv4(skb, l2_len, &outer)))
 		return false;
 	p->transport = outer.next;
 	p->before = outer.before;
-	p->now = seconds();
+	p->now = now_seconds();
 	if (outer.protocol == IPPROTO_TCP || outer.protocol == IPPROTO_UDP) {
 		p->tuple.source = outer.source;
 		p->tuple.destination = outer.destination;
 		p->tuple.protocol = outer.protocol;
-		if (!(outer.fragment & IS_LATER)) {
+		if (!(outer.fragment & IS_LATER_FRAGMENT)) {
 			if (bpf_skb_load_bytes(skb, outer.next, &ports, sizeof(ports)))
 				return false;
-			p->tuple.from = ports.from;
-			p->tuple.to = ports.to;
+			p->tuple.sport = ports.sport;
+			p->tuple.dport = ports.dport;
 			type = 0;
 			if (outer.protocol == IPPROTO_TCP && bpf_skb_load_bytes(skb, outer.next + FLAGS, &type, 1))
 				return false;
 			p->flags = type;
 		}
-		return !outer.fragment || piece_of(p, &outer);
+		return !outer.fragment || fragment_ports(p, &outer);
 	}
 	if (outer.protocol != (p->six ? IPPROTO_ICMPV6 : IPPROTO_ICMP) || outer.fragment ||
-	    bpf_skb_load_bytes(skb, outer.next, &type, 1) || !is_error(type, p->six))
+	    bpf_skb_load_bytes(skb, outer.next, &type, 1) || !is_icmp_error(type, p->six))
 		return false;
 	p->inner = outer.next + sizeof(struct icmp);
-	if (!(p->six ? read6(skb, p->inner, &inner) : read4(skb, p->inner, &inner)))
+	if (!(p->six ? parse_ipv6(skb, p->inner, &inner) : parse_ipv4(skb, p->inner, &inner)))
 		return false;
-	if ((inner.protocol != IPPROTO_TCP && inner.protocol != IPPROTO_UDP) || inner.fragment & IS_LATER ||
+	if ((inner.protocol != IPPROTO_TCP && inner.protocol != IPPROTO_UDP) || inner.fragment & IS_LATER_FRAGMENT ||
 	    bpf_skb_load_bytes(skb, inner.next, &ports, sizeof(ports)))
 		return false;
-	p->beyond = inner.next;
+	p->inner_transport = inner.next;
 	p->tuple.source = inner.destination;
 	p->tuple.destination = inner.source;
 	p->tuple.protocol = inner.protocol;
-	p->tuple.from = ports.to;
-	p->tuple.to = ports.from;
+	p->tuple.sport = ports.dport;
+	p->tuple.dport = ports.sport;
 	return true;
 }
 
-/* Where a TCP or UDP header has its checksum. */
+/* Returns the offset of the checksum in a TCP or UDP header. */
 static __always_inline __u32 checksum_at(__u8 protocol)
 {
 	return protocol == IPPROTO_TCP ? offsetof(struct tcphdr, check) : offsetof(struct udphdr, check);
@@ -320,12 +334,13 @@ static __always_inline __u32 address_at(bool six, bool destination)
 }
 
 /*
- * Changes an address in the IP header at an offset. check is the offset of a checksum that covers it: as part of the pseudo
- * header, or, where that is not so, of the whole header; 0 where there is none. An IPv4 header's own checksum makes up for what
- * changes in it: one that covers the whole needs no change, and one with a pseudo header is write4's caller's.
+ * Replaces an address in the IP header at an offset. check is the offset of a checksum that covers it: as part of the
+ * pseudo header, or, without that flag, of the whole header; 0: none. The checksum of the IPv4 header compensates the
+ * address: a checksum over the whole header needs no update, and one with a pseudo header is updated by the caller of
+ * write_ipv4.
  */
-static __always_inline void set_address(struct __sk_buff *skb, const struct packet *p, __u32 ip, bool destination, const struct address *old,
-					const struct address *new, __u32 check, __u64 flags)
+static __always_inline void set_address(struct __sk_buff *skb, const struct packet *p, __u32 ip, bool destination,
+					const struct address *old, const struct address *new, __u32 check, __u64 flags)
 {
 	__u32 at = ip + address_at(p->six, destination);
 	__s64 difference;
@@ -341,8 +356,8 @@ static __always_inline void set_address(struct __sk_buff *skb, const struct pack
 	bpf_skb_store_bytes(skb, at, new, sizeof(*new), flags & BPF_F_PSEUDO_HDR ? BPF_F_RECOMPUTE_CSUM : 0);
 }
 
-/* The Internet checksum of a sum of sums. */
-static __always_inline __u16 folded(__u64 s)
+/* Folds a sum of sums into an Internet checksum. */
+static __always_inline __u16 csum_fold(__u64 s)
 {
 	s = (s & 0xffffffff) + (s >> 32);
 	s = (s & 0xffff) + ((s >> 16) & 0xffff) + (s >> 32);
@@ -352,32 +367,32 @@ static __always_inline __u16 folded(__u64 s)
 }
 
 /*
- * Writes the addresses of an IPv4 packet, one of which was another, and the ports, if they are right behind: one write costs as much
- * as another. The header's checksum makes up for the address (RFC 1624, 3). True where that was all.
+ * Writes the addresses of an IPv4 packet, one of which has changed, and the ports, if these follow directly: one write
+ * costs as much as another. Updates the header's checksum (RFC 1624, 3). Returns true if nothing is left to write.
  */
-static __always_inline bool write4(struct __sk_buff *skb, struct packet *p, __be32 old, __be32 new)
+static __always_inline bool write_ipv4(struct __sk_buff *skb, struct packet *p, __be32 old, __be32 new)
 {
-	const __u32 at = head + offsetof(struct iphdr, ttl);
+	const __u32 at = l2_len + offsetof(struct iphdr, ttl);
 	struct {
-		struct before_addresses before;
+		struct ttl_proto_check before;
 		__be32 source, destination;
 		struct ports ports;
 	} h;
 
-	p->before.check = folded((__u64)(__u16)~p->before.check + (__u32)~old + new);
+	p->before.check = csum_fold((__u64)(__u16)~p->before.check + (__u32)~old + new);
 	h.before = p->before;
 	h.source = p->tuple.source.word[3];
 	h.destination = p->tuple.destination.word[3];
-	h.ports.from = p->tuple.from;
-	h.ports.to = p->tuple.to;
-	if (p->transport == head + sizeof(struct iphdr))
+	h.ports.sport = p->tuple.sport;
+	h.ports.dport = p->tuple.dport;
+	if (p->transport == l2_len + sizeof(struct iphdr))
 		return !bpf_skb_store_bytes(skb, at, &h, sizeof(h), 0);
 	bpf_skb_store_bytes(skb, at, &h, offsetof(typeof(h), ports), 0);
 	return false;
 }
 
-/* Changes a packet's destination, or its source. */
-__noinline int set_end(struct __sk_buff *skb, struct packet *p, const struct end *new, int destination)
+/* Replaces a packet's destination, or its source. */
+__noinline int rewrite_end(struct __sk_buff *skb, struct packet *p, const struct addr_port *new, int destination)
 {
 	struct address *address, old;
 	__u32 check, at;
@@ -387,7 +402,7 @@ __noinline int set_end(struct __sk_buff *skb, struct packet *p, const struct end
 	if (!p || !new)
 		return false;
 	address = destination ? &p->tuple.destination : &p->tuple.source;
-	port = destination ? &p->tuple.to : &p->tuple.from;
+	port = destination ? &p->tuple.dport : &p->tuple.sport;
 	check = p->transport ? p->transport + checksum_at(p->tuple.protocol) : 0;
 	if (p->tuple.protocol == IPPROTO_UDP)
 		flags = BPF_F_MARK_MANGLED_0;
@@ -399,11 +414,11 @@ __noinline int set_end(struct __sk_buff *skb, struct packet *p, const struct end
 	*port = new->port;
 	flags |= BPF_F_PSEUDO_HDR;
 	if (p->six) {
-		set_address(skb, p, head, destination, &old, &new->address, check, flags);
+		set_address(skb, p, l2_len, destination, &old, &new->address, check, flags);
 	} else {
 		if (check)
 			bpf_l4_csum_replace(skb, check, old.word[3], new->address.word[3], flags | 4);
-		if (write4(skb, p, old.word[3], new->address.word[3]))
+		if (write_ipv4(skb, p, old.word[3], new->address.word[3]))
 			return true;
 	}
 	if (at)
@@ -412,39 +427,39 @@ __noinline int set_end(struct __sk_buff *skb, struct packet *p, const struct end
 }
 
 /*
- * Changes an ICMP error: the packet that it tells of is one of the way back, so what would be the destination of p's tuple is
- * the source there, and the other way round. The error itself goes to the changed end, or comes from it, if it came from the
- * one that is changed.
+ * Rewrites an ICMP error: the packet that it quotes goes the other way, so the destination of p's tuple is the source
+ * there, and vice versa. The error's own address is replaced, too, if it is the same one.
  */
-__noinline int set_error(struct __sk_buff *skb, struct packet *p, const struct end *new, int destination)
+__noinline int rewrite_error(struct __sk_buff *skb, struct packet *p, const struct addr_port *new, int destination)
 {
-	struct header_of_ip outer = {};
+	struct ip_header outer = {};
 	struct address *address, *own;
 	__u32 check, at;
 	__be16 *port;
 
 	if (!p || !new)
 		return false;
-	if (!(p->six ? read6(skb, head, &outer) : read4(skb, head, &outer)))
+	if (!(p->six ? parse_ipv6(skb, l2_len, &outer) : parse_ipv4(skb, l2_len, &outer)))
 		return false;
 	address = destination ? &p->tuple.destination : &p->tuple.source;
-	port = destination ? &p->tuple.to : &p->tuple.from;
+	port = destination ? &p->tuple.dport : &p->tuple.sport;
 	own = destination ? &outer.destination : &outer.source;
 	check = p->transport + offsetof(struct icmp, check);
 	set_address(skb, p, p->inner, !destination, address, &new->address, check, 0);
 	if (*port != new->port) {
-		at = p->beyond + (destination ? 0 : 2);
+		at = p->inner_transport + (destination ? 0 : 2);
 		bpf_l4_csum_replace(skb, check, *port, new->port, 2);
 		bpf_skb_store_bytes(skb, at, &new->port, 2, 0);
 	}
-	if (equal(own, address))
-		set_address(skb, p, head, destination, own, &new->address, p->six ? check : 0, BPF_F_PSEUDO_HDR);
+	if (addr_equal(own, address))
+		set_address(skb, p, l2_len, destination, own, &new->address, p->six ? check : 0, BPF_F_PSEUDO_HDR);
 	*address = new->address;
 	*port = new->port;
 	return true;
 }
 
-static __always_inline int set(struct __sk_buff *skb, struct packet *p, const struct end *new, bool destination)
+static __always_inline int rewrite(struct __sk_buff *skb, struct packet *p, const struct addr_port *new,
+				   bool destination)
 {
-	return p->inner ? set_error(skb, p, new, destination) : set_end(skb, p, new, destination);
+	return p->inner ? rewrite_error(skb, p, new, destination) : rewrite_end(skb, p, new, destination);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * What the service plane and the agent share: maps and what is in them. Go's types of the same names are generated from
- * here. Addresses are 16 bytes for both families, IPv4 as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2); addresses and ports are in
+ * The structs of the maps that the programs and the agent share. Go's types of the same names are generated from here.
+ * Addresses are 16 bytes for both families, IPv4 as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2); addresses and ports are in
  * network byte order.
  */
 #pragma once
@@ -12,7 +12,7 @@ struct address {
 	__be32 word[4];
 };
 
-/* Where traffic enters. A node port stands as 0.0.0.0 (::ffff:0:0) or ::. */
+/* An address, protocol and port of a Service. A node port has the address 0.0.0.0 (::ffff:0:0) or ::. */
 struct entry {
 	struct address address;
 	__be16 port;
@@ -20,184 +20,193 @@ struct entry {
 	__u8 zero;
 };
 
-/* Whose clients are meant, a bit each: model.Origin. */
+/* Where a client is, a bit each: model.Origin. */
 enum origin {
 	FROM_NODE = 1 << 0,
 	FROM_POD = 1 << 1,
-	FROM_OUTSIDE = 1 << 2,
+	FROM_EXTERNAL = 1 << 2,
 };
 
-/* What becomes of the clients of an entry. */
+/* How clients of an entry are served. */
 struct frontend {
-	__u32 inside;  /* index in pools, for clients of the node and pods */
-	__u32 outside; /* the same for others */
-	__u8 leave;    /* origins whose packets go on as they are: somebody else serves them */
-	__u8 ask;      /* 1: pods and others fare differently, so the client's address must be known */
-	__u8 drop;     /* origins that hear nothing where there is no backend; others are refused */
-	__u8 hide;     /* origins whose address the backend doesn't see */
-	__u8 any;      /* 1: a node port */
-	__u8 some;     /* 1: only clients in permitted are let in */
-	__u8 direct;   /* origins whose clients are answered by their backend's node itself: model.Frontend.Direct */
-	__u8 quick;    /* origins of the node itself and pods for which nothing but ask needs a look */
+	__u32 internal; /* index in fl_pools, for clients of the node and pods */
+	__u32 external; /* the same for others */
+	__u8 fallback;	/* origins that the socket hooks leave to programs at devices or another plane */
+	__u8 by_origin; /* 1: pods and external clients are served differently, so the client's address must be known */
+	__u8 drop;	/* origins whose packets are dropped where there is no backend; others are rejected */
+	__u8 masquerade; /* origins whose source address is masqueraded */
+	__u8 node_port;	 /* 1: a node port */
+	__u8 restricted; /* 1: only clients in fl_allowed_src are served */
+	__u8 dsr;	 /* origins whose clients the backend's node answers directly: model.Frontend.DSR */
+	__u8 fast;	 /* origins of the node and of pods that connect_fast serves */
 };
 
 /*
- * A pool, in the array pools. What may change stands in slots, in an extent of its own: a header, backends, choices.
- * A new version is written beside the old one, then extent and quick are set at once: a client sees the one or the other.
+ * A pool of backends, in the array fl_pools. What may change stands in fl_backends, in an extent of its own: a header,
+ * backends, choices. A new version is written beside the old one, then extent and fast are set by one write: a client
+ * sees either the old version or the new one.
  */
 struct pool {
-	__u64 id;     /* model.Pool.ID, 0 where nothing is */
-	__u32 extent; /* where the extent begins in slots, 0 where nothing is */
-	__u32 quick;  /* how many backends there are in it where their weights alone count, else 0: written at once with extent */
-	__u32 next;   /* the turn of the next connection, counted by packets, from a number that the agent draws; where weights alone count, a seed */
-	__u32 leave;  /* origins that others serve at one of the pool's entries: affinity must then be theirs alone */
-	/* TCP connections and UDP flows */
-	__u64 connections; /* given a backend */
-	__u64 refused;	   /* for which there was none */
+	__u64 id;     /* model.Pool.ID, 0: none */
+	__u32 extent; /* where the extent begins in fl_backends, 0: none */
+	__u32 fast;   /* number of backends where nothing but their weights counts, else 0; written together with extent
+		       */
+	__u32 next;   /* round-robin counter, from a random number; where nothing but weights counts, a random seed */
+	__u32 fallback; /* origins that another plane serves at one of the pool's entries: it alone keeps their affinity
+			 */
+	/* TCP connections and UDP flows: */
+	__u64 connections; /* assigned to a backend */
+	__u64 refused;	   /* without a backend */
 };
 
-/* Of a pool's extent and quick, read at once: */
+/* The two halves of extent and fast, read as one word: */
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#define EXTENT(served) ((__u32)(served))
-#define QUICK(served) ((__u32)((served) >> 32))
+#define EXTENT(word) ((__u32)(word))
+#define FAST_COUNT(word) ((__u32)((word) >> 32))
 #else
-#define EXTENT(served) ((__u32)((served) >> 32))
-#define QUICK(served) ((__u32)(served))
+#define EXTENT(word) ((__u32)((word) >> 32))
+#define FAST_COUNT(word) ((__u32)(word))
 #endif
 
 enum scheduler {
 	RANDOM,
-	TURNS,	     /* by pool.next */
-	SOURCE,	     /* by a hash of the client's address */
-	DESTINATION, /* by a hash of the entry's address */
-	/* By sockets that are open, see least.h. */
-	LEAST,		/* the fewest */
-	WEIGHTED_LEAST, /* the fewest for the backend's weight */
-	DELAY,		/* the same with this one counted in */
+	ROUND_ROBIN,	  /* by pool.next */
+	SOURCE_HASH,	  /* by the client's address */
+	DESTINATION_HASH, /* by the entry's address */
+	/* By open sockets, see least.h. */
+	LEAST_CONN,	     /* the fewest */
+	WEIGHTED_LEAST_CONN, /* the fewest in proportion to the backend's weight */
+	SHORTEST_DELAY,	     /* the same, with the new one included */
 };
 
 struct header {
-	__u32 count;	/* of backends, which follow, sorted by address and port */
-	__u32 choices;	/* of choices, which follow those; 0: each backend is as likely as its draw says */
+	__u32 count;	/* number of backends, which follow, sorted by address and port */
+	__u32 choices;	/* number of choices, which follow those; 0: each backend has its threshold and alias */
 	__u32 affinity; /* seconds */
 	__u8 scheduler;
-	__u8 model;	 /* model.Scheduler, for the agent */
+	__u8 model; /* model.Scheduler, for the agent */
 	__u8 protocol;
 	__u8 flags; /* enum header_flag */
-	__u64 id; /* the pool's */
+	__u64 id;   /* the pool's */
 };
 
 enum header_flag {
-	BY_PORT = 1 << 0,    /* SOURCE hashes the client's port too */
-	UNSELECTED = 1 << 1, /* behind the choices: a header with a count, and so many endpoints that get no new flow */
+	HASH_PORT = 1 << 0, /* SOURCE_HASH includes the client's port */
+	UNSELECTED =
+		1 << 1, /* behind the choices: a header with a count, and that many endpoints that get no new flow */
 };
 
 struct backend {
 	struct address address;
 	__be16 port;
-	__u16 weight; /* model.Backend.Weight, and LOCAL or AWAY */
-	/* A draw that comes upon this backend is its own up to this of 65536, else another's (Walker's alias method). */
-	__u16 own;
-	__u16 other; /* index among backends */
+	__u16 weight; /* model.Backend.Weight, and LOCAL or REMOTE */
+	/* Walker's alias method: of 65536 values, those up to threshold select this backend, the others its alias. */
+	__u16 threshold;
+	__u16 alias; /* index among the backends */
 };
 
 /* In a backend's weight: where it runs. */
 enum {
-	LOCAL = 1 << 15,   /* on this node, so its own packets may come back to it */
-	AWAY = 1 << 14,	   /* on another node of the cluster, which may answer its clients itself */
-	WEIGHT = AWAY - 1, /* the weight alone */
+	LOCAL = 1 << 15,     /* on this node, so its own packets may return to it */
+	REMOTE = 1 << 14,    /* on another node of the cluster, which may answer clients directly */
+	WEIGHT = REMOTE - 1, /* the weight alone */
 };
 
-#define CHOICES 12
+#define CHOICES_PER_SLOT 12
 
 /* One slot of an extent is any of these. */
 union slot {
 	struct header header;
 	struct backend backend;
-	__u16 choice[CHOICES]; /* indices among backends */
+	__u16 choice[CHOICES_PER_SLOT]; /* indices among the backends */
 };
 
-/* Prefixes that the agent knows of, the longest counts. */
+/* A key of the maps of prefixes. The longest prefix counts. */
 struct prefix {
 	__u32 length; /* of 128 */
 	struct address address;
 };
 
-enum place {
-	PODS = 1 << 0,	     /* sources that count as pods */
-	NODE_PORTS = 1 << 1, /* addresses of this node that take node ports */
-	NODES = 1 << 2,	     /* addresses by which the cluster's nodes know each other */
-	BEHIND = 1 << 3,     /* sources behind this node: model.Node.Behind */
+/* What the addresses of a prefix are, in fl_prefixes. */
+enum prefix_flag {
+	PREFIX_PODS = 1 << 0,	     /* sources that count as pods */
+	PREFIX_NODE_PORTS = 1 << 1,  /* addresses of this node at which node ports are served */
+	PREFIX_NODES = 1 << 2,	     /* addresses by which the cluster's nodes know each other */
+	PREFIX_BEHIND_NODE = 1 << 3, /* sources reached through this node alone: model.Node.Behind */
 };
 
-/* The interfaces of pods: what comes in by them counts as pods'. */
-struct interfaces {
+/* The interfaces of pods: packets that enter by them count as pods'. */
+struct pod_interfaces {
 	char name[16];
-	__u32 length; /* how many bytes of an interface's name must be as in name: its end, a zero, among them where all must be; 0: there are none */
+	__u32 length; /* number of bytes of an interface's name that must match, the final zero included for a whole
+			 name; 0: none */
 };
 
-/* A client that returns to the same backend of a pool. */
-struct client {
-	struct address address; /* zero for the node's own processes */
+/* A client with session affinity to a pool. */
+struct affinity_key {
+	struct address address; /* zero for processes of the node */
 	__u64 pool;
 };
 
-struct end {
+struct addr_port {
 	struct address address;
 	__be16 port;
 	__u16 zero;
 };
 
-struct place_of {
+/* The same, padded to a multiple of 8 bytes. */
+struct addr_port_pad {
 	struct address address;
 	__be16 port;
 	__u16 zero;
 	__u32 zeros;
 };
 
-struct memory {
-	struct place_of backend;
+struct affinity_entry {
+	struct addr_port_pad backend;
 	__u64 seen; /* nanoseconds since boot */
 };
 
 /* A backend of a pool. */
 struct endpoint {
-	struct place_of backend;
+	struct addr_port_pad backend;
 	__u64 pool;
 };
 
-/* How many sockets are connected to an endpoint, of a pool that is scheduled by that. */
+/* The number of sockets connected to an endpoint, where the pool's scheduler counts them. */
 struct load {
 	__u64 open;
-	__u64 since; /* nanoseconds since boot: tells this count from an earlier one of the same endpoint */
+	__u64 since; /* nanoseconds since boot: distinguishes this count from an earlier one of the same endpoint */
 };
 
-/* What a socket counts for, until it is closed or connected elsewhere. */
-struct counted {
+/* What a socket is counted for, until it is closed or connects elsewhere. */
+struct counted_socket {
 	struct endpoint endpoint;
 	__u64 since; /* of the load */
 };
 
-/* What a socket asked for and what it got. */
+/* The entry that a socket connected or sent to, and the backend that it got. */
 struct flow {
-	struct place_of entry, backend;
+	struct addr_port_pad entry, backend;
 };
 
 /*
- * What a TCP socket is connected to, in the array names at its cookie modulo NAMES: until it is closed, or, if it was never asked for its peer,
- * until another socket takes the place. Where one that was asked has it, another's stands with that socket itself, in named. It is as long as a
- * line of most processors' caches: each connection writes one that nobody had for long.
+ * What a TCP socket is connected to, in the array fl_peer_names at its cookie modulo PEER_NAMES: until it is closed,
+ * or, if getpeername() was never called for it, until another socket uses the slot. A slot whose socket was queried is
+ * kept; the other socket's peer name is then stored with that socket itself (fl_sk_peer). A slot is as long as a cache
+ * line of most processors: each connection writes one.
  */
-struct name {
+struct peer_name {
 	__u64 cookie; /* 0: free */
 	__u64 namespace;
 	__u64 pool;
 	struct address entry, backend;
 	__be16 entry_port, backend_port;
-	__u32 asked; /* 1: its socket was asked for its peer. Kernel's own, such as MPTCP's inner ones, are not, and don't tell when they are closed */
+	__u32 queried; /* 1: getpeername() was called; never for sockets of the kernel, such as MPTCP's, whose close
+			  isn't seen */
 };
 
-#define NAMES (1 << 16)
+#define PEER_NAMES (1 << 16)
 
 /* A connected UDP socket, by its cookie, from connect() until it is closed. */
 struct connected {
@@ -206,103 +215,106 @@ struct connected {
 	__u64 pool;
 };
 
-/* The address of a namespace other than the node's, by its cookie and family. */
-struct home {
+/* A network namespace other than the node's and a family of addresses. */
+struct netns_key {
 	__u64 namespace;
 	__u32 family; /* 4 or 6 */
 	__u32 zero;
 };
 
-struct address_of {
+/* The address that its sockets send from, cached. */
+struct netns_addr {
 	struct address address;
-	__u64 until; /* nanoseconds since boot: then it is looked up again, */
-	__u32 place; /* as is what it is */
+	__u64 expires; /* nanoseconds since boot */
+	__u32 flags;   /* enum prefix_flag */
 	__u32 zero;
 };
 
-/* What becomes of a packet that opens a flow and matches no frontend, by its destination. */
+/* What happens to a packet that opens a flow and matches no frontend, by its destination. */
 enum unmatched_action {
 	UNMATCHED_REJECT = 1, /* a ClusterIP */
 	UNMATCHED_DROP = 2,   /* an address that no Service has */
 };
 
-/* A client that an entry lets in, as a prefix behind all of the entry. */
-struct permit {
+/* An allowed source range of an entry: the prefix covers all of the entry, then the client's address. */
+struct allowed_source {
 	__u32 length; /* of 288 */
 	struct entry entry;
 	struct address client;
 };
 
-/* Who sends a packet to whom, as it is at hand. */
+/* Source and destination of a packet. */
 struct tuple {
 	struct address source, destination;
-	__be16 from, to; /* ports */
+	__be16 sport, dport;
 	__u8 protocol;
 	__u8 zero[3];
 };
 
-enum way_state {
-	ANSWERED = 1 << 0,
-	ENDS = 1 << 1,	   /* this way's sender sends no more (FIN), */
-	ENDED = 1 << 2,	   /* nor does who answers */
-	RESET = 1 << 3,
-	ASKS = 1 << 4,	   /* a client's way to an entry */
-	REPLIES = 1 << 5,  /* a backend's way back */
-	UNHIDDEN = 1 << 6, /* the client's address is to be hidden, by a port that isn't chosen yet */
-	OURS = 1 << 7,	   /* a way back to this node itself */
-	ALIAS = 1 << 8,	   /* a client that its backend sees at another port, since another entry's flow has the client's own */
-	DIRECT = 1 << 9,   /* of a flow whose backend's node answers the client itself */
-	LEARNT = 1 << 10,  /* a backend's way back of which the node told that the client asked */
-	HIDDEN = 1 << 11,  /* of a flow whose client is hidden: its packets leave with a MARK, both ways */
-	MARKED = 1 << 12,  /* and this way has seen it: packets without are of no flow */
-	BARED = 1 << 13,   /* but somebody takes it from them */
-	UNASSURED = 1 << 14, /* TCP: the handshake isn't complete (conntrack: not IPS_ASSURED) */
-	ACKED = 1 << 15,	   /* TCP: a packet has come since the last FIN */
-	CLIENT_UNACKED = 1 << 16,  /* TCP: data of the client awaits a packet of the backend, */
-	BACKEND_UNACKED = 1 << 17, /* or the other way round */
+enum nat_state {
+	SEEN_REPLY = 1 << 0,	   /* conntrack: IPS_SEEN_REPLY */
+	FIN_SENDER = 1 << 1,	   /* TCP: the sender of this entry's packets has sent a FIN, */
+	FIN_PEER = 1 << 2,	   /* or the other side has */
+	RESET = 1 << 3,		   /* TCP: a RST was seen */
+	DIR_ORIGINAL = 1 << 4,	   /* packets of a client to an entry */
+	DIR_REPLY = 1 << 5,	   /* packets of a backend to a client */
+	MASQ_PENDING = 1 << 6,	   /* the source is to be masqueraded, with a port that isn't chosen yet */
+	NODE_CLIENT = 1 << 7,	   /* replies to a client on this node */
+	PORT_ALIAS = 1 << 8,	   /* the backend sees the client at another port, since another flow has its own */
+	DSR = 1 << 9,		   /* of a flow with direct server return: the backend's node answers the client */
+	DSR_LEARNT = 1 << 10,	   /* replies of a backend with direct server return, on the backend's node */
+	MASQUERADED = 1 << 11,	   /* of a flow whose client is masqueraded: its packets carry NAT_MARK both ways */
+	MARK_SEEN = 1 << 12,	   /* and one with the mark was seen: packets without it belong to another flow, */
+	MARK_STRIPPED = 1 << 13,   /* unless another program removes the mark */
+	UNASSURED = 1 << 14,	   /* TCP: the handshake isn't complete (conntrack: not IPS_ASSURED) */
+	FIN_ACKED = 1 << 15,	   /* TCP: a packet was seen since the last FIN */
+	CLIENT_UNACKED = 1 << 16,  /* TCP: data of the client isn't acknowledged, */
+	BACKEND_UNACKED = 1 << 17, /* or data of the backend */
 };
 
-/* What becomes of the packets of a tuple, in destinations or in sources. */
-struct way {
-	struct end to;	 /* what takes the place of their destination, or of their source */
-	struct end from; /* OURS: what takes the place of their source besides. ALIAS: of the other end, the client's */
-	__u32 seen;	 /* seconds since boot */
-	__u32 change;	 /* ASKS: changes when its backend was last seen to be one */
-	__u32 state;
-	__u32 origin; /* ASKS: the client's */
+/* How the packets of a tuple are translated, in fl_nat_dst or fl_nat_src. */
+struct nat_entry {
+	struct addr_port to;   /* replaces their destination, or their source */
+	struct addr_port from; /* NODE_CLIENT: replaces their source, too. PORT_ALIAS: the client's end */
+	__u32 seen;	       /* seconds since boot */
+	__u32 change;	       /* DIR_ORIGINAL: the value of fl_changes at which the backend was last checked */
+	__u32 state;	       /* enum nat_state */
+	__u32 origin;	       /* DIR_ORIGINAL: the client's */
 };
 
-/* A fragment's packet, and the ports that its first fragment told. */
-struct piece {
+/* A fragmented packet, and the ports that its first fragment has. */
+struct fragment {
 	struct address source, destination;
 	__u32 id;
 	__u32 protocol;
 };
 
 struct ports {
-	__be16 from, to;
+	__be16 sport, dport;
 };
 
-/* Why a packet with a port, or to an address, may be ours, a bit each: most packets need no other look. */
-enum use {
-	USE_ENTRY = 1 << 0,	/* frontends are there: set by the agent */
-	USE_ANY = 1 << 1,	/* node ports are there, whatever the address: likewise */
-	USE_ASKED = 1 << 2,	/* clients' ways lead there */
-	USE_BACKEND = 1 << 3,	/* backends with ways back are at the port */
-	USE_HIDDEN = 1 << 4,	/* hidden clients' ways lead to it */
-	USE_TAKEN = 1 << 5,	/* clients are hidden behind it, or clients of this node are at it */
-	USE_SERVICES = 1 << 6,	/* by the hash of a network: addresses are there that only Services have; set by the agent */
+/* Why packets with a port, or to an address, may need translation, a bit each: most packets need no other lookup. */
+enum port_bit {
+	BIT_SERVICE = 1 << 0,	   /* there are frontends; set by the agent */
+	BIT_NODE_PORT = 1 << 1,	   /* there are node ports; likewise */
+	BIT_CLIENT = 1 << 2,	   /* clients' flows go there */
+	BIT_BACKEND = 1 << 3,	   /* backends with flows have that port */
+	BIT_MASQ_BACKEND = 1 << 4, /* flows of masqueraded clients go there */
+	BIT_MASQ_PORT = 1 << 5,	   /* clients are masqueraded with that port, or clients of this node have it */
+	BIT_SERVICE_NET =
+		1 << 6, /* by the hash of a network: it has addresses that only Services have; set by the agent */
 };
 
 /* The bits that programs set exist twice, once for each generation: those of generation 1 are shifted by this. */
-#define USE_SHIFT 8
+#define BIT_GENERATION_SHIFT 8
 
 /*
- * 16 bits for each port, by its number in network byte order, or for each hash of an address. Bits are set in whole words, since others
- * set theirs meanwhile. Programs set bits of the current generation and read those of both. The agent now and then makes the other
- * generation the current one, sets its bits for all entries of the two maps of flows, and clears those of the generation before.
+ * A bitmap of 16 bits for each port, by its number in network byte order, or for each hash of an address. Bits are set
+ * by atomic operations on whole words. Programs set bits of the current generation and read those of both. Periodically
+ * the agent makes the other generation the current one, sets its bits for all NAT entries, and clears those of the
+ * previous generation.
  */
-struct uses {
+struct port_bits {
 	union {
 		__u16 of[1 << 16];
 		__u32 word[1 << 15];
@@ -311,61 +323,61 @@ struct uses {
 };
 
 /*
- * Where packets from one address to another are led that come in by a device: to a pod of the node, from where its own packets come, or
- * not so.
+ * A cached route: to which pod of the node packets between two addresses go that enter by a device, provided that the
+ * route back leads to that device.
  */
-struct lane {
+struct route {
 	struct address source, destination;
-	__u64 until;	    /* in ticks: then it is asked again */
-	__u32 from;	    /* index of the device */
-	__u32 to;	    /* of the pod's device, 0 where packets are left to the node's stack */
-	__u32 routes;	    /* the kernel's count of their changes, as it was */
-	__u16 mtu;	    /* 65535: or more */
-	__u8 tos;	    /* of IPv4 */
+	__u64 expires;	   /* in ticks */
+	__u32 in_ifindex;  /* the device by which packets enter */
+	__u32 out_ifindex; /* the pod's device, 0: packets use the host stack */
+	__u32 generation;  /* the kernel's counter of route changes at the time */
+	__u16 mtu;	   /* 65535: that or more */
+	__u8 tos;	   /* of IPv4 */
 	__u8 zero;
-	__u8 receiver[6]; /* link-layer addresses */
-	__u8 sender[6];
-	__u32 leave; /* ID of our program where packets leave by the pod's device */
+	__u8 dst_mac[6];
+	__u8 src_mac[6];
+	__u32 egress_program; /* ID of our program at the pod's device */
 };
 
-#define LANES 1024
+#define ROUTES 1024
 
-/* What became of packets, counted by processor. */
-enum event_of_packet {
-	BEGAN,	    /* flows */
-	REJECTED,   /* packets answered that nobody is there */
-	SILENCED,   /* packets dropped as the model says */
-	NO_PORT,    /* packets dropped: no port was free to hide their client */
-	NO_ADDRESS, /* packets dropped: no address was found to hide their client */
-	NO_ROOM,    /* packets dropped: their flow found no room */
-	HANDED,	    /* packets handed over to a pod, past the node's stack */
-	FORGED,	    /* packets dropped: the reverse path of a new flow, or what a packet tells of an answered one, is another */
-	EVENTS_OF_PACKET,
+/* Outcomes of packets, counted by processor. */
+enum packet_event {
+	EVENT_FLOW,	  /* a flow began */
+	EVENT_REJECTED,	  /* no backend */
+	EVENT_DROPPED,	  /* dropped by policy */
+	EVENT_NO_PORT,	  /* dropped: no free port to masquerade with */
+	EVENT_NO_ADDRESS, /* dropped: no address to masquerade with */
+	EVENT_MAP_FULL,	  /* dropped: no space for the flow */
+	EVENT_REDIRECTED, /* redirected to a pod, bypassing the host stack */
+	EVENT_FORGED,	  /* dropped: the reverse path check failed, or a DSR option contradicts an open connection */
+	PACKET_EVENTS,
 };
 
-#define TRACED 8
+#define TRACE_POOLS 8
 
-/* What the programs do only if asked to: count sockets, and report to whoever reads the ring events. */
+/* What the programs do on demand only: count sockets, and report to the reader of fl_events. */
 struct trace {
-	__u64 counting;	     /* 1: there are pools whose sockets are counted, or were */
-	__u64 until;	     /* nanoseconds since boot: who listens sets it ever further off; 0: nobody does */
-	__u64 lost;	     /* events for which the ring had no room, counted by packets */
-	__u64 namespace;     /* only of this namespace's sockets, or 0 */
-	__u64 pool[TRACED];  /* only these pools', where the first isn't 0 */
+	__u64 counting;		 /* 1: there are pools whose sockets are counted, or were */
+	__u64 until;		 /* nanoseconds since boot: the reader extends it again and again; 0: there is none */
+	__u64 lost;		 /* events that did not fit into the ring, counted by the programs */
+	__u64 namespace;	 /* only sockets of this namespace, or 0 */
+	__u64 pool[TRACE_POOLS]; /* only these pools, if the first isn't 0 */
 };
 
 enum outcome {
 	TRANSLATED,
-	REFUSED, /* for want of a backend */
-	LEFT,	 /* to whoever serves it behind us */
-	SILENT,	 /* left for want of a backend: nobody is to answer */
+	REFUSED,  /* no backend */
+	FALLBACK, /* left to programs at devices or another plane */
+	DROPPED,  /* left to these, which drop it for want of a backend */
 };
 
 struct event {
 	__u64 time; /* nanoseconds since boot */
 	__u64 namespace;
 	__u64 pool;
-	struct place_of entry, backend;
+	struct addr_port_pad entry, backend;
 	__u32 process;
 	__u8 protocol;
 	__u8 outcome;

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 	"golang.org/x/tools/txtar"
@@ -24,21 +25,21 @@ type Case struct {
 
 // Step is a set of changes that come at once, and what must hold after them.
 type Step struct {
-	Config   *Config     // agents start anew with this configuration
-	YAML     []manifest  // objects that are now
-	Slices   []sliceLine // the same for EndpointSlices, in short
-	Remove   []string    // objects that are no more, "KIND NAMESPACE/NAME" or "slice SERVICE"
-	Restart  []string    // nodes whose agent is stopped and started anew
-	Disturb  []string    // nodes where a stranger damages what the data plane wrote
-	MTU      []mtuLine   // how long the packets are that reach hosts
-	Unless   []unlessLine
-	Packets  []packetLine
-	Health   []healthLine
-	Problems []problemLine
+	Config      *Config     // agents start anew with this configuration
+	YAML        []manifest  // objects that are now
+	Slices      []sliceLine // the same for EndpointSlices, in short
+	Remove      []string    // objects that are no more, "KIND NAMESPACE/NAME" or "slice SERVICE"
+	Restart     []string    // nodes whose agent is stopped and started anew
+	InjectFault []string    // nodes where a stranger damages what the data plane wrote
+	MTU         []mtuLine   // how long the packets are that reach hosts
+	Unless      []unlessLine
+	Packets     []packetLine
+	Health      []healthLine
+	Problems    []problemLine
 
-	expects       bool // Packets, Health or Problems were given: the next change starts a new step
-	problemsGiven bool // Problems are all that must stand, also if there are none
-	problemsLine  int
+	expects          bool // Packets, Health or Problems were given: the next change starts a new step
+	problemsExplicit bool // Problems are all that must stand, also if there are none
+	problemsLine     int
 }
 
 // Config is what an agent is told beside the objects; the same on every node.
@@ -60,7 +61,8 @@ type manifest struct {
 	Line int // of its first line in the case's file
 }
 
-// unlessLine names a mode of which the case is not asked from its step on, and why: the mode says so itself in its notes.
+// unlessLine names a mode of which the case is not asked from its step on, and why: the mode says so itself in its
+// notes.
 type unlessLine struct{ Mode, Why string }
 
 // mtuLine is how long the packets are that get through to a host on their last hop.
@@ -73,7 +75,7 @@ type mtuLine struct {
 func parseMTU(text string) (l mtuLine, err error) {
 	name, bytes, _ := strings.Cut(text, " ")
 	l.Bytes, err = strconv.Atoi(strings.TrimSpace(bytes))
-	if l.Host = place(name); l.Host == nil || l.Host.Host || err != nil || l.Bytes < 0 {
+	if l.Host = memberNamed(name); l.Host == nil || l.Host.Host || err != nil || l.Bytes < 0 {
 		return l, fmt.Errorf("%q is not of the form: NAME BYTES, a name of the cast with a network of its own", text)
 	}
 	return l, nil
@@ -81,11 +83,12 @@ func parseMTU(text string) (l mtuLine, err error) {
 
 // healthLine expects a health check on a node: "a default/web:32000 local=2". Without local=, that there is none.
 type healthLine struct {
-	Line          int
-	Text          string
-	Node, Service string
-	Port          int
-	Local         int // -1: there must be no such health check
+	Line  int
+	Text  string
+	Node  string
+	Owner model.Owner // the Service
+	Port  int
+	Local int // -1: there must be no such health check
 }
 
 // problemLine expects a problem of the whole cluster: "Reason Kind namespace/name".
@@ -97,7 +100,7 @@ type problemLine struct {
 //go:embed cases/*.txt
 var caseFiles embed.FS
 
-// Cases gives every case in the folder cases, by file name.
+// Cases returns every case in the folder cases, by file name.
 func Cases() ([]*Case, error) {
 	entries, err := caseFiles.ReadDir("cases")
 	if err != nil {
@@ -147,7 +150,8 @@ func Parse(file string, text []byte) (*Case, error) {
 		line += 1 + bytes.Count(s.Data, []byte("\n"))
 	}
 	if last := c.Steps[len(c.Steps)-1]; !last.expects {
-		fail(max(1, line-1), errors.New("nothing is expected after the last change: a packets, health or problems section is missing"))
+		fail(max(1, line-1),
+			errors.New("nothing is expected after the last change: a packets, health or problems section is missing"))
 	}
 	c.checkFlows(fail)
 	return c, errors.Join(errs...)
@@ -171,7 +175,7 @@ func (c *Case) section(name, data string, line int, fail func(int, error)) {
 		last := &c.Steps[len(c.Steps)-1]
 		last.expects = true
 		if name == "problems" {
-			last.problemsGiven, last.problemsLine = true, line
+			last.problemsExplicit, last.problemsLine = true, line
 		}
 	} else {
 		c.change()
@@ -189,7 +193,7 @@ func (c *Case) section(name, data string, line int, fail func(int, error)) {
 	}
 }
 
-// change gives the step that a change belongs to: a new one if the last already has expectations.
+// change returns the step that a change belongs to: a new one if the last already has expectations.
 func (c *Case) change() *Step {
 	if c.Steps[len(c.Steps)-1].expects {
 		c.Steps = append(c.Steps, Step{})
@@ -219,7 +223,7 @@ var sections = map[string]struct {
 		return err
 	}},
 	"restart": {line: func(s *Step, _ int, text string) error { return appendNodes(&s.Restart, text) }},
-	"disturb": {line: func(s *Step, _ int, text string) error { return appendNodes(&s.Disturb, text) }},
+	"disturb": {line: func(s *Step, _ int, text string) error { return appendNodes(&s.InjectFault, text) }},
 	"mtu": {line: func(s *Step, _ int, text string) error {
 		l, err := parseMTU(text)
 		s.MTU = append(s.MTU, l)
@@ -300,10 +304,11 @@ func parseHealth(text string) (healthLine, error) {
 	}
 	service, port, _ := strings.Cut(f[1], ":")
 	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || !strings.Contains(service, "/") {
+	namespace, name, found := strings.Cut(service, "/")
+	if err != nil || !found {
 		return l, bad
 	}
-	l.Node, l.Service, l.Port = f[0], service, int(n)
+	l.Node, l.Owner, l.Port = f[0], model.Owner{Kind: model.KindService, Namespace: namespace, Name: name}, int(n)
 	if f[2] == "none" {
 		return l, nil
 	}

@@ -25,7 +25,7 @@ func TestReadme(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(string(b), "\n")
-	for _, m := range cast {
+	for _, m := range topology {
 		i := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "| "+m.Name+" |") })
 		if i < 0 {
 			t.Errorf("%s is not in the table of the cast", m.Name)
@@ -54,29 +54,37 @@ func TestParseNamesTheLine(t *testing.T) {
 		{"A.\n-- packet --\n", `x.txt:2: no section is called "packet"`},
 		{"A.\n-- packets --\n\nclient-a -> 10.0.0.1:80/tcp\n", `x.txt:4: "client-a -> 10.0.0.1:80/tcp" has no " = "`},
 		{"A.\nB.\n-- packets --\n# fine\nclient-x -> 10.0.0.1:80/tcp = pass\n", `x.txt:5: "client-x" is no name of the cast`},
-		{"A.\n-- packets --\nclient-a -> 10.0.0.1/tcp = pass\n", `x.txt:3: "10.0.0.1/tcp" is not of the form: ADDRESS:PORT/PROTOCOL`},
+		{"A.\n-- packets --\nclient-a -> 10.0.0.1/tcp = pass\n",
+			`x.txt:3: "10.0.0.1/tcp" is not of the form: ADDRESS:PORT/PROTOCOL`},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/icmp = pass\n", `x.txt:3: "icmp" is no protocol`},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:99999/tcp = pass\n", `is not of the form: ADDRESS:PORT/PROTOCOL`},
-		{"A.\n-- packets --\nclient-a -> nowhere:80/tcp = pass\n", `x.txt:3: "nowhere" is neither an address nor a name of the cast`},
+		{"A.\n-- packets --\nclient-a -> nowhere:80/tcp = pass\n",
+			`x.txt:3: "nowhere" is neither an address nor a name of the cast`},
 		{"A.\n-- packets --\nclient-a(::1) -> 10.0.0.1:80/tcp = pass\n", "x.txt:3: client-a can't send from ::1"},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/tcp = web-9\n", `x.txt:3: "web-9" is neither an option nor an endpoint`},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/tcp = source=node\n", "x.txt:3: no endpoint is named"},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/tcp = drop web-1\n", `x.txt:3: "web-1" does not go with drop`},
-		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/udp = web-1 size=0\n", "x.txt:3: size=0: a size is a number of bytes up to 60000"},
+		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/udp = web-1 size=0\n",
+			"x.txt:3: size=0: a size is a number of bytes up to 60000"},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/sctp = web-1 size=9\n", "x.txt:3: size= goes with tcp and udp alone"},
-		{"A.\n-- packets --\nclient-a(:5000) -> 10.0.0.1:80/udp = web-1\n", "x.txt:3: only a client that holds a flow can choose its port"},
-		{"A.\n-- packets --\nhold F: client-a(:x) -> 10.0.0.1:80/udp = web-1\n", `x.txt:3: "client-a(:x)" is not of the form: NAME(ADDRESS), NAME(:PORT)`},
+		{"A.\n-- packets --\nclient-a(:5000) -> 10.0.0.1:80/udp = web-1\n",
+			"x.txt:3: only a client that holds a flow can choose its port"},
+		{"A.\n-- packets --\nhold F: client-a(:x) -> 10.0.0.1:80/udp = web-1\n",
+			`x.txt:3: "client-a(:x)" is not of the form: NAME(ADDRESS), NAME(:PORT)`},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/tcp = pass lost\n", `x.txt:3: "lost" does not go with pass`},
 		{"A.\n-- mtu --\nweb-1\n", `x.txt:3: "web-1" is not of the form: NAME BYTES`},
 		{"A.\n-- unless --\nipvs\n", `x.txt:3: "ipvs" is not of the form: MODE REASON`},
 		{"A.\n-- mtu --\nhost-b 1280\n", `x.txt:3: "host-b 1280" is not of the form: NAME BYTES`},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/tcp = $A\n", "x.txt:3: no place is remembered as $A"},
 		{"A.\n-- packets --\nheld F = web-1\n", `x.txt:3: no flow is held under the name "F"`},
-		{"A.\n-- packets --\nhold F: client-a,client-b -> 10.0.0.1:80/tcp = web-1\n", "x.txt:3: only one client can hold a flow"},
-		{"A.\n-- slices --\nweb http=8080 web-1\n-- packets --\n", `x.txt:3: "web http=8080 web-1" is not of the form: SERVICE PORT…: ENDPOINT…`},
+		{"A.\n-- packets --\nhold F: client-a,client-b -> 10.0.0.1:80/tcp = web-1\n",
+			"x.txt:3: only one client can hold a flow"},
+		{"A.\n-- slices --\nweb http=8080 web-1\n-- packets --\n",
+			`x.txt:3: "web http=8080 web-1" is not of the form: SERVICE PORT…: ENDPOINT…`},
 		{"A.\n-- slices --\nweb http=x: web-1\n-- packets --\n", `x.txt:3: "http=x" is no port`},
 		{"A.\n-- slices --\nweb 80: web-1(tired)\n-- packets --\n", `x.txt:3: "tired" is no condition`},
-		{"A.\n-- slices --\nweb 80: 10.0.0.1@c\n-- packets --\n", `x.txt:3: "10.0.0.1@c" is neither a name of the cast nor ADDRESS@NODE`},
+		{"A.\n-- slices --\nweb 80: 10.0.0.1@c\n-- packets --\n",
+			`x.txt:3: "10.0.0.1@c" is neither a name of the cast nor ADDRESS@NODE`},
 		{"A.\n-- slices --\nweb 80: -$A\n-- packets --\n", "x.txt:3: no place is remembered as $A"},
 		{"A.\n-- config --\nmasquerade: true\n-- packets --\n", `x.txt:2: `},
 		{"A.\n-- remove --\nService\n-- packets --\n", `x.txt:3: "Service" is not of the form: KIND NAMESPACE/NAME`},
@@ -117,20 +125,24 @@ held F = web-1 $F
 		t.Fatalf("%d steps, want 2", len(c.Steps))
 	}
 	first, held := c.Steps[0], c.Steps[1].Packets[0]
-	if l := first.Packets[0]; len(l.Clients) != 2 || len(l.Candidates) != 3 || l.Candidates[0].Hidden || !l.Candidates[2].Hidden || l.Line != 9 {
+	if l := first.Packets[0]; len(l.Clients) != 2 || len(l.Candidates) != 3 || l.Candidates[0].Masqueraded ||
+		!l.Candidates[2].Masqueraded || l.Line != 9 {
 		t.Errorf("first line read as %+v", l)
 	}
-	if l := first.Packets[1]; !l.Candidates[0].Hidden || !l.Sticks || l.Candidates[0].Addr != place("web-3").addr(true) {
+	if l := first.Packets[1]; !l.Candidates[0].Masqueraded || !l.Sticks ||
+		l.Candidates[0].Addr != memberNamed("web-3").addr(true) {
 		t.Errorf("second line read as %+v", l)
 	}
-	if l := first.Packets[1]; l.Size != 4000 || l.Clients[0] != (client{"client-b", place("client-b").addr(true), 5000}) || first.MTU[0] != (mtuLine{place("web-3"), 1280}) {
+	if l := first.Packets[1]; l.Size != 4000 || l.Clients[0] != (client{"client-b", memberNamed("client-b").addr(true),
+		5000}) || first.MTU[0] != (mtuLine{memberNamed("web-3"), 1280}) {
 		t.Errorf("second line read as %+v, mtu as %+v", l, first.MTU)
 	}
-	if held.Size != 4000 || held.To != first.Packets[1].To || held.Candidates[0].Addr != place("web-1").addr(true) {
+	if held.Size != 4000 || held.To != first.Packets[1].To || held.Candidates[0].Addr != memberNamed("web-1").addr(true) {
 		t.Errorf("held line read as %+v", held)
 	}
 	s := first.Slices[0].slices()
-	if len(s) != 2 || s[0].Namespace != "shop" || len(s[0].Ports) != 2 || len(s[1].Ports) != 1 || len(s[0].Endpoints) != 3 || s[0].Name == s[1].Name {
+	if len(s) != 2 || s[0].Namespace != "shop" || len(s[0].Ports) != 2 || len(s[1].Ports) != 1 ||
+		len(s[0].Endpoints) != 3 || s[0].Name == s[1].Name {
 		t.Errorf("slices are %+v", s)
 	}
 }

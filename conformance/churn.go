@@ -54,15 +54,15 @@ type stream struct {
 	from   answerers
 
 	line     packetLine
-	held     *echo.Held
+	held     *echo.Flow
 	first    string // who answered first
-	answers  int
+	replies  int
 	retries  int // of questions whose endpoint was taken away before its answer came back
 	slowest  time.Duration
 	failures []string
 }
 
-// answerers says who may answer a stream.
+// answerers returns who may answer a stream.
 type answerers int
 
 const (
@@ -88,10 +88,11 @@ func churnStreams() []*stream {
 	}
 }
 
-// Churn changes Services and endpoints under traffic and restarts the subject in the middle, unless its connections end then. Every question to a Service
-// that has living endpoints must be answered, by one that was an endpoint while it was asked. Only a UDP question may need
-// to be asked again, where its flow was cut with the answer under way, since its endpoint went.
-func Churn(t *testing.T, s Subject) {
+// Churn changes Services and endpoints under traffic and restarts the subject in the middle, unless its connections end
+// then. Every question to a Service that has living endpoints must be answered, by one that was an endpoint while it
+// was asked. Only a UDP question may need to be asked again, where its flow was cut with the answer under way, since
+// its endpoint went.
+func Churn(t *testing.T, s Implementation) {
 	log, wrong := churned(t.Context(), s, replacements)
 	t.Log(log)
 	for _, w := range wrong {
@@ -99,9 +100,9 @@ func Churn(t *testing.T, s Subject) {
 	}
 }
 
-// churned does it with so many replacements. It gives the counts and what went wrong.
-func churned(ctx context.Context, s Subject, replacements int) (log string, wrong []string) {
-	w, err := newWorld(ctx, s, Config{})
+// churned does it with so many replacements. It returns the counts and what went wrong.
+func churned(ctx context.Context, s Implementation, replacements int) (log string, wrong []string) {
+	w, err := newTestbed(ctx, s, Config{})
 	if err != nil {
 		return "", []string{err.Error()}
 	}
@@ -110,7 +111,8 @@ func churned(ctx context.Context, s Subject, replacements int) (log string, wron
 			wrong = append(wrong, err.Error())
 		}
 	}()
-	c := &churn{w: w, wanted: replacements, Rand: rand.New(rand.NewPCG(1, 1)), dns: map[string]bool{}, extra: map[string]bool{}}
+	c := &churn{w: w, wanted: replacements, Rand: rand.New(rand.NewPCG(1, 1)), dns: map[string]bool{},
+		extra: map[string]bool{}}
 	if err := c.begin(ctx); err != nil {
 		return "", []string{err.Error()}
 	}
@@ -119,16 +121,16 @@ func churned(ctx context.Context, s Subject, replacements int) (log string, wron
 	if err := c.change(ctx); err != nil {
 		wrong = append(wrong, err.Error())
 	}
-	took := time.Since(begin)
+	latency := time.Since(begin)
 	stop()
 	log = fmt.Sprintf("%d endpoint replacements, %d changes of other Services and %d restarts in %s",
-		c.replaced, c.others, c.restarts, took.Round(time.Millisecond))
+		c.replaced, c.others, c.restarts, latency.Round(time.Millisecond))
 	for _, l := range streams {
 		log += fmt.Sprintf("\n%6d answers, slowest %6s, %d retries, %d failures: %s",
-			l.answers, l.slowest.Round(time.Millisecond), l.retries, len(l.failures), l.packet)
-		if l.answers == 0 || len(l.failures) > 0 {
+			l.replies, l.slowest.Round(time.Millisecond), l.retries, len(l.failures), l.packet)
+		if l.replies == 0 || len(l.failures) > 0 {
 			few := strings.Join(l.failures[:min(5, len(l.failures))], "\n  ")
-			wrong = append(wrong, fmt.Sprintf("%s: %d answers, %d failures:\n  %s", l.packet, l.answers, len(l.failures), few))
+			wrong = append(wrong, fmt.Sprintf("%s: %d answers, %d failures:\n  %s", l.packet, l.replies, len(l.failures), few))
 		}
 	}
 	return log, wrong
@@ -150,16 +152,16 @@ func (c *churn) start(ctx context.Context, streams []*stream) (stop func()) {
 // churn is change under traffic.
 type churn struct {
 	*rand.Rand
-	w                          *world
+	w                          *testbed
 	endpoints                  []string        // of busy's port http, NAME:PORT; the first stays
 	dns                        map[string]bool // of its port dns, the pods
 	extra                      map[string]bool // the other Services that are there
 	wanted                     int             // replacements
 	replaced, others, restarts int
 
-	mu     sync.Mutex        // for the streams too
-	told   []map[string]bool // who was an endpoint of busy, change by change
-	synced int               // the last change that is known to be in force
+	mu           sync.Mutex        // for the streams too
+	endpointSets []map[string]bool // who was an endpoint of busy, change by change
+	synced       int               // the last change that is known to be in force
 }
 
 // begin puts the first endpoints in force.
@@ -198,7 +200,7 @@ func (c *churn) change(ctx context.Context) error {
 		c.endpoints[1+c.IntN(len(c.endpoints)-1)] = c.unused()
 		c.replaced++
 		var restart []string
-		if c.replaced%(c.wanted/8) == 0 && !c.w.subject.Ends {
+		if c.replaced%(c.wanted/8) == 0 && !c.w.implementation.Ends {
 			restart = []string{nodes[c.restarts%2]}
 			c.restarts++
 		}
@@ -223,8 +225,8 @@ func (c *churn) apply(ctx context.Context, l []source.Change, restart ...string)
 	}
 	l = append(l, c.slice("busy#dns dns=8053/udp: "+strings.Join(slices.Sorted(maps.Keys(c.dns)), " "))...)
 	c.mu.Lock()
-	c.told = append(c.told, is)
-	now := len(c.told) - 1
+	c.endpointSets = append(c.endpointSets, is)
+	now := len(c.endpointSets) - 1
 	c.mu.Unlock()
 	if err := c.w.change(l, restart...); err != nil {
 		return err
@@ -248,7 +250,7 @@ func (c *churn) toggle() {
 	}
 }
 
-// slice gives the changes of a line of ours, as in a case's section slices.
+// slice returns the changes of a line of ours, as in a case's section slices.
 func (c *churn) slice(text string) []source.Change {
 	line, err := parseSlice(text)
 	if err != nil {
@@ -280,7 +282,7 @@ func (c *churn) other() (l []source.Change) {
 	return append(c.slice(name+" 8080: web-1 web-2"), source.Change{Key: source.KeyOf(o), Object: o})
 }
 
-// run asks, as the stream has it, until ctx ends.
+// run queries, as the stream has it, until ctx ends.
 func (c *churn) run(ctx context.Context, s *stream) {
 	p := probe{w: c.w, l: &s.line, c: s.line.Clients[0]}
 	tick := time.NewTicker(interval)
@@ -294,14 +296,14 @@ func (c *churn) run(ctx context.Context, s *stream) {
 	slots := make(chan struct{}, underway)
 	for ctx.Err() == nil {
 		<-tick.C
-		if s.line.Hold != "" {
-			c.ask(s, func(ctx context.Context) (echo.Answer, error) { return s.again(ctx, p) })
+		if s.line.Open != "" {
+			c.request(s, func(ctx context.Context) (echo.Reply, error) { return s.again(ctx, p) })
 			continue
 		}
 		select {
 		case slots <- struct{}{}:
 			wg.Go(func() {
-				c.ask(s, func(ctx context.Context) (echo.Answer, error) { return p.ask(ctx, p.w.patience) })
+				c.request(s, func(ctx context.Context) (echo.Reply, error) { return p.request(ctx, p.w.patience) })
 				<-slots
 			})
 		default:
@@ -310,34 +312,35 @@ func (c *churn) run(ctx context.Context, s *stream) {
 	}
 }
 
-// again asks over the stream's flow.
-func (s *stream) again(ctx context.Context, p probe) (a echo.Answer, err error) {
+// again queries over the stream's flow.
+func (s *stream) again(ctx context.Context, p probe) (a echo.Reply, err error) {
 	if s.held == nil {
 		if s.held, err = p.open(ctx); err != nil {
 			return a, err
 		}
 	}
-	if a, err = s.held.Ask(ctx); closed(err) {
+	if a, err = s.held.Request(ctx); closed(err) {
 		s.held.Close()
 		s.held = nil
 	}
 	return a, err
 }
 
-// ask asks once and judges who answers. A datagram to an endpoint that goes while it is under way may lose its answer with
-// the flow that is cut, or find its socket closed: that is UDP, whose clients ask again, and so does ask.
-func (c *churn) ask(s *stream, ask func(context.Context) (echo.Answer, error)) {
+// request queries once and judges who answers. A datagram to an endpoint that goes while it is under way may lose its
+// answer with the flow that is cut, or find its socket closed: that is UDP, whose clients ask again, and so does ask.
+func (c *churn) request(s *stream, request func(context.Context) (echo.Reply, error)) {
 	const most = 3
 	for try := 1; ; try++ {
 		since, begin := c.now(), time.Now()
 		ctx, cancel := context.WithTimeout(context.Background(), c.w.patience)
-		a, err := ask(ctx)
+		a, err := request(ctx)
 		cancel()
 		if err == nil {
-			c.judge(s, a, since, time.Since(begin))
+			c.assess(s, a, since, time.Since(begin))
 			return
 		}
-		if s.from != busy || s.line.Proto != model.UDP || !errors.Is(err, echo.Timeout) && !closed(err) || !closed(err) && c.now() == since || try == most {
+		if s.from != busy || s.line.Proto != model.UDP || !errors.Is(err, echo.Timeout) && !closed(err) ||
+			!closed(err) && c.now() == since || try == most {
 			c.fail(s, err.Error())
 			return
 		}
@@ -347,36 +350,37 @@ func (c *churn) ask(s *stream, ask func(context.Context) (echo.Answer, error)) {
 	}
 }
 
-// now gives how many changes are in the kernel.
+// now returns how many changes are in the kernel.
 func (c *churn) now() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.synced
 }
 
-// judge judges who answered a question that was asked when since changes were in the kernel.
-func (c *churn) judge(s *stream, a echo.Answer, since int, took time.Duration) {
+// assess judges who answered a question that was asked when since changes were in the kernel.
+func (c *churn) assess(s *stream, a echo.Reply, since int, latency time.Duration) {
 	who := fmt.Sprintf("%s:%d", nameOf(a.Server.Addr()), a.Server.Port())
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.answers++; s.answers == 1 {
+	if s.replies++; s.replies == 1 {
 		s.first = who
 	}
-	s.slowest = max(s.slowest, took)
+	s.slowest = max(s.slowest, latency)
 	right := true
 	switch s.from {
 	case busy:
-		right = slices.ContainsFunc(c.told[since:], func(is map[string]bool) bool { return is[who] })
+		right = slices.ContainsFunc(c.endpointSets[since:], func(is map[string]bool) bool { return is[who] })
 	case same:
 		right = who == s.first
 	}
 	if !right {
-		s.failures = append(s.failures, fmt.Sprintf("after %d changes: %s answers, who is no endpoint now; first it was %s", len(c.told), who, s.first))
+		s.failures = append(s.failures, fmt.Sprintf("after %d changes: %s answers, who is no endpoint now; first it was %s",
+			len(c.endpointSets), who, s.first))
 	}
 }
 
 func (c *churn) fail(s *stream, wrong string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s.failures = append(s.failures, fmt.Sprintf("after %d changes: %s", len(c.told), wrong))
+	s.failures = append(s.failures, fmt.Sprintf("after %d changes: %s", len(c.endpointSets), wrong))
 }

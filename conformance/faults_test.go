@@ -13,10 +13,10 @@ import (
 // faulty hands a right data plane wrong parts, or handles it wrongly.
 type faulty struct {
 	*plain
-	node     func(*model.Node)
+	node     func(*model.ServiceNode)
 	pool     func(*model.Pool)
 	frontend func(*model.Frontend)
-	parts    map[model.Part]model.Part // the wrong part for a right one
+	parts    map[model.ServicePart]model.ServicePart // the wrong part for a right one
 	changes  int
 	stop     int  // hear no changes after so many; 0: hear all
 	uncut    bool // leave stale UDP flows
@@ -24,31 +24,34 @@ type faulty struct {
 	flush    bool // remove all at the start
 }
 
-// subject gives a data plane with the fault.
-func (f faulty) subject() Subject {
-	return Subject{Abilities: service.Abilities{Name: "faulty"}, Start: func() (Runner, error) {
-		p, err := startPlain()
-		if err != nil {
-			return nil, err
-		}
-		n := f
-		n.plain, n.parts = p.(*plain), map[model.Part]model.Part{}
-		if f.flush {
-			err = n.plane.Clean(context.Background())
-		}
-		return &n, err
-	}}
+// implementation returns a data plane with the fault.
+func (f faulty) implementation() Implementation {
+	return Implementation{Capabilities: model.Capabilities{Name: "faulty", NoDirect: service.RepliesReturn},
+		Start: func() (Runner, error) {
+			p, err := startPlain()
+			if err != nil {
+				return nil, err
+			}
+			n := f
+			n.plain, n.parts = p.(*plain), map[model.ServicePart]model.ServicePart{}
+			if f.flush {
+				err = n.plane.Clean(context.Background())
+			}
+			return &n, err
+		}}
 }
 
-func (f *faulty) wrong(x model.Part) model.Part {
+func (f *faulty) wrong(x model.ServicePart) model.ServicePart {
 	if p, ok := f.parts[x]; ok {
 		return p
 	}
 	out := x
 	switch x := x.(type) {
-	case *model.Node:
+	case *model.ServiceNode:
 		if f.node != nil {
+			node := *x.Node
 			c := *x
+			c.Node = &node
 			f.node(&c)
 			out = &c
 		}
@@ -61,7 +64,7 @@ func (f *faulty) wrong(x model.Part) model.Part {
 		}
 	case *model.Frontend:
 		c := *x
-		c.Inside.Pool, c.Outside.Pool = f.wrong(x.Inside.Pool).(*model.Pool), f.wrong(x.Outside.Pool).(*model.Pool)
+		c.Internal.Pool, c.External.Pool = f.wrong(x.Internal.Pool).(*model.Pool), f.wrong(x.External.Pool).(*model.Pool)
 		if f.frontend != nil {
 			f.frontend(&c)
 		}
@@ -71,14 +74,14 @@ func (f *faulty) wrong(x model.Part) model.Part {
 	return out
 }
 
-func (f *faulty) Change(put, del []model.Part) {
+func (f *faulty) Change(put, del []model.ServicePart) {
 	if len(put)+len(del) > 0 {
 		f.changes++
 	}
 	if f.stop > 0 && f.changes > f.stop {
 		return
 	}
-	each := func(l []model.Part) (out []model.Part) {
+	each := func(l []model.ServicePart) (out []model.ServicePart) {
 		for _, x := range l {
 			out = append(out, f.wrong(x))
 		}
@@ -121,25 +124,38 @@ func TestFaultsAreFound(t *testing.T) {
 				}
 			}
 		}}, []string{"clusterip-tcp", "clusterip-udp"}},
-		{"sources kept", faulty{frontend: func(f *model.Frontend) { f.Hide = 0 }}, []string{"nodeport", "clusterip-from-outside", "masquerade-all"}},
-		{"sources hidden", faulty{frontend: func(f *model.Frontend) { f.Hide = model.AllOrigins }}, []string{"clusterip-tcp", "external-policy-local-outside", "pods-by-cluster-range"}},
+		{"sources kept", faulty{frontend: func(f *model.Frontend) { f.Masquerade = 0 }},
+			[]string{"nodeport", "clusterip-from-outside", "masquerade-all"}},
+		{"sources hidden", faulty{frontend: func(f *model.Frontend) { f.Masquerade = model.AllOrigins }},
+			[]string{"clusterip-tcp", "external-policy-local-outside", "pods-by-cluster-range"}},
 		{"no hairpin", faulty{pool: func(p *model.Pool) {
 			for i := range p.Backends {
 				p.Backends[i].Local = false
 			}
 		}}, []string{"hairpin", "hairpin-external"}},
-		{"rejects what it should drop", faulty{frontend: func(f *model.Frontend) { f.Inside.Empty, f.Outside.Empty = model.Reject, model.Reject }}, []string{"internal-policy-local", "internal-policy-local-udp", "external-policy-local-outside"}},
-		{"drops what it should reject", faulty{frontend: func(f *model.Frontend) { f.Inside.Empty, f.Outside.Empty = model.Drop, model.Drop }}, []string{"reject-without-endpoints", "endpoints-come-and-go"}},
-		{"everybody let in", faulty{frontend: func(f *model.Frontend) { f.Sources = nil }}, []string{"source-ranges", "source-ranges-other-family", "source-ranges-many"}},
-		{"no affinity", faulty{pool: func(p *model.Pool) { p.Affinity = 0 }}, []string{"affinity", "affinity-udp-ipv6", "affinity-all-ways"}},
+		{"rejects what it should drop", faulty{frontend: func(f *model.Frontend) {
+			f.Internal.Empty, f.External.Empty = model.Reject, model.Reject
+		}}, []string{"internal-policy-local", "internal-policy-local-udp", "external-policy-local-outside"}},
+		{"drops what it should reject", faulty{frontend: func(f *model.Frontend) {
+			f.Internal.Empty, f.External.Empty = model.Drop, model.Drop
+		}}, []string{"reject-without-endpoints", "endpoints-come-and-go"}},
+		{"everybody let in", faulty{frontend: func(f *model.Frontend) { f.Sources = nil }},
+			[]string{"source-ranges", "source-ranges-other-family", "source-ranges-many"}},
+		{"no affinity", faulty{pool: func(p *model.Pool) { p.Affinity = 0 }},
+			[]string{"affinity", "affinity-udp-ipv6", "affinity-all-ways"}},
 		{"endless affinity", faulty{pool: func(p *model.Pool) { p.Affinity *= 1000 }}, []string{"affinity-expires"}},
-		{"outside as inside", faulty{frontend: func(f *model.Frontend) { f.Outside = f.Inside }}, []string{"external-policy-local-inside", "both-policies-local"}},
-		{"inside as outside", faulty{frontend: func(f *model.Frontend) { f.Inside = f.Outside }}, []string{"external-policy-local-inside", "topology-and-local-policy"}},
-		{"node ports at every address", faulty{node: func(n *model.Node) {
-			n.NodePorts = []model.Range{{First: netip.MustParseAddr("0.0.0.0"), Last: netip.MustParseAddr("255.255.255.255")}, {First: netip.MustParseAddr("::2"), Last: netip.MustParseAddr("ffff::")}}
+		{"outside as inside", faulty{frontend: func(f *model.Frontend) { f.External = f.Internal }},
+			[]string{"external-policy-local-inside", "both-policies-local"}},
+		{"inside as outside", faulty{frontend: func(f *model.Frontend) { f.Internal = f.External }},
+			[]string{"external-policy-local-inside", "topology-and-local-policy"}},
+		{"node ports at every address", faulty{node: func(n *model.ServiceNode) {
+			n.NodePorts = []model.Range{{First: netip.MustParseAddr("0.0.0.0"), Last: netip.MustParseAddr("255.255.255.255")},
+				{First: netip.MustParseAddr("::2"), Last: netip.MustParseAddr("ffff::")}}
 		}}, []string{"nodeport-primary", "nodeport-cidr", "nodeport-not-localhost"}},
-		{"nothing counts as a pod", faulty{node: func(n *model.Node) { n.Pods = nil }}, []string{"clusterip-tcp", "external-policy-local-inside"}},
-		{"hears no changes", faulty{stop: 1}, []string{"endpoints-come-and-go", "service-changes", "service-removed", "endpoint-moves"}},
+		{"nothing counts as a pod", faulty{node: func(n *model.ServiceNode) { n.Pods = nil }},
+			[]string{"clusterip-tcp", "external-policy-local-inside"}},
+		{"hears no changes", faulty{stop: 1}, []string{"endpoints-come-and-go", "service-changes", "service-removed",
+			"endpoint-moves"}},
 		{"leaves stale flows", faulty{uncut: true}, []string{"udp-endpoint-removed", "udp-last-endpoint-removed",
 			"udp-service-comes-late", "tcp-service-comes-late"}},
 		{"cuts every UDP flow", faulty{cutAll: true}, []string{"udp-endpoint-stays"}},
@@ -153,7 +169,7 @@ func TestFaultsAreFound(t *testing.T) {
 				}
 				const tries = 8 // a flow that is cut may by chance come back to its backend
 				for range tries {
-					if wrong, _ := tryCase(t.Context(), c.does.subject(), all[i], 1); len(wrong) > 0 {
+					if wrong, _ := tryCase(t.Context(), c.does.implementation(), all[i], 1); len(wrong) > 0 {
 						return
 					}
 				}
@@ -165,7 +181,7 @@ func TestFaultsAreFound(t *testing.T) {
 
 func TestRandomFindsFaults(t *testing.T) {
 	for fault, f := range map[string]faulty{
-		"sources kept": {frontend: func(f *model.Frontend) { f.Hide = 0 }},
+		"sources kept": {frontend: func(f *model.Frontend) { f.Masquerade = 0 }},
 		"no hairpin": {pool: func(p *model.Pool) {
 			for i := range p.Backends {
 				p.Backends[i].Local = false
@@ -175,7 +191,7 @@ func TestRandomFindsFaults(t *testing.T) {
 	} {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
-			s := f.subject()
+			s := f.implementation()
 			log, found := wander(t.Context(), s, 1, 200)
 			t.Log(log)
 			if found == nil {
@@ -192,7 +208,8 @@ func TestRandomFindsFaults(t *testing.T) {
 			if wrong, _ := tryCase(t.Context(), s, c, 1); len(wrong) == 0 {
 				t.Errorf("the case doesn't find it again:\n%s", text)
 			}
-			right := Subject{Abilities: service.Abilities{Name: "plain"}, Start: startPlain}
+			right := Implementation{Capabilities: model.Capabilities{Name: "plain", NoDirect: service.RepliesReturn},
+				Start: startPlain}
 			if wrong, _ := tryCase(t.Context(), right, c, 1); len(wrong) > 0 {
 				t.Errorf("the case finds it where it isn't: %v\n%s", wrong, text)
 			}
@@ -209,7 +226,7 @@ func TestChurnFindsFaults(t *testing.T) {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
 			for try := 1; ; try++ { // on a busy machine few ask while an answer would be wrong
-				log, wrong := churned(t.Context(), f.subject(), 40)
+				log, wrong := churned(t.Context(), f.implementation(), 40)
 				if len(wrong) > 0 {
 					return
 				}

@@ -18,29 +18,31 @@ type packetLine struct {
 	Line int
 	Text string
 
-	Hold    string   // keep the flow open under this name: "hold NAME: CLIENT -> …"
-	Held    string   // ask again over the flow of this name: "held NAME = …". Then neither Clients nor To are set
+	Open    string   // keep the flow open under this name: "hold NAME: CLIENT -> …"
+	Flow    string   // ask again over the flow of this name: "held NAME = …". Then neither Clients nor To are set
 	Clients []client // each sends the packet for itself
 	To      netip.AddrPort
 	Proto   model.Protocol
 
-	Action     verdict.Action
-	Candidates []candidate // for Forward: one of them answers
-	Apart      []string    // but not one remembered under these names, unless the scheduler is random
-	Without    []string    // but not the places remembered under these names
-	Hidden     bool        // source=node, for every candidate
-	Sticks     bool        // always the same candidate
-	As         string      // and it is remembered under this name, or, if the name is known, is that very one
-	Moves      bool        // not for ever the same candidate, if one waits longer than the affinity lasts
-	Evenly     bool        // each candidate as often as its weight says
-	Scheduled  bool        // as the pool's scheduler promises
-	Closed     bool        // nobody listens at the candidates: the client is told so
-	Lost       bool        // of Hold, passes and is lost on its way: it is not answered, and the connection is not open
-	Size       int         // bytes of each question and of its answer; 0: few
-	Via        string      // the node through which a packet from outside comes; default: the node that has the address, or a
+	Action      verdict.Action
+	Candidates  []candidate // for Forward: one of them answers
+	Apart       []string    // but not one remembered under these names, unless the scheduler is random
+	Without     []string    // but not the places remembered under these names
+	Masqueraded bool        // source=node, for every candidate
+	Sticks      bool        // always the same candidate
+	As          string      // and it is remembered under this name, or, if the name is known, is that very one
+	Moves       bool        // not for ever the same candidate, if one waits longer than the affinity lasts
+	Evenly      bool        // each candidate as often as its weight says
+	Scheduled   bool        // as the pool's scheduler promises
+	Closed      bool        // nothing listens at the candidates: the client is told so
+	Lost        bool        // of Hold, passes and is lost on its way: it is not answered, and the connection is not open
+	Size        int         // bytes of each question and of its answer; 0: few
+	// the node through which a packet from outside comes; default: the node that has the address, or a
+	Via string
 }
 
-// client is a sender: a name of the cast, the source address if it is not the first of its family, and the port if it matters.
+// client is a sender: a name of the cast, the source address if it is not the first of its family, and the port if it
+// matters.
 type client struct {
 	Name string
 	Addr netip.Addr
@@ -49,10 +51,10 @@ type client struct {
 
 // candidate is a place that may answer: a name of the cast or an address, and its port if it matters.
 type candidate struct {
-	Name   string     // "$NAME" for a remembered place
-	Addr   netip.Addr // of the line's family; invalid for a remembered place
-	Port   uint16     // 0: any
-	Hidden bool       // this one sees a node's address even where the line's others see the client's
+	Name        string     // "$NAME" for a remembered place
+	Addr        netip.Addr // of the line's family; invalid for a remembered place
+	Port        uint16     // 0: any
+	Masqueraded bool       // this one sees a node's address even where the line's others see the client's
 }
 
 // parsePacket reads a line of a packets section.
@@ -64,7 +66,7 @@ func parsePacket(text string) (packetLine, error) {
 	}
 	left = strings.TrimSpace(left)
 	if name, ok := strings.CutPrefix(left, "held "); ok {
-		l.Held = strings.TrimSpace(name)
+		l.Flow = strings.TrimSpace(name)
 		return l, l.parseOutcome(right)
 	}
 	if err := l.parseFrom(left); err != nil {
@@ -80,7 +82,7 @@ func (l *packetLine) parseFrom(text string) error {
 		if !found {
 			return fmt.Errorf("%q: hold needs a name and a colon: hold NAME: CLIENT -> ADDRESS:PORT/PROTOCOL", text)
 		}
-		l.Hold, text = strings.TrimSpace(name), rest
+		l.Open, text = strings.TrimSpace(name), rest
 	}
 	from, to, found := strings.Cut(text, "->")
 	if !found {
@@ -96,11 +98,12 @@ func (l *packetLine) parseFrom(text string) error {
 		}
 		l.Clients = append(l.Clients, c)
 	}
-	if l.Hold != "" && len(l.Clients) != 1 {
+	if l.Open != "" && len(l.Clients) != 1 {
 		return errors.New("only one client can hold a flow")
 	}
-	if l.Hold == "" && slices.ContainsFunc(l.Clients, func(c client) bool { return c.Port != 0 }) {
-		return errors.New("only a client that holds a flow can choose its port: one question after the other from it would be one flow")
+	if l.Open == "" && slices.ContainsFunc(l.Clients, func(c client) bool { return c.Port != 0 }) {
+		return errors.New("only a client that holds a flow can choose its port: one question after the other from it would " +
+			"be one flow")
 	}
 	return nil
 }
@@ -120,7 +123,7 @@ func (l *packetLine) parseTarget(text string) error {
 	host := strings.Trim(hostport[:i], "[]")
 	addr, err := netip.ParseAddr(host)
 	if err != nil {
-		if addr = castAddr(host); !addr.IsValid() {
+		if addr = topologyAddr(host); !addr.IsValid() {
 			return fmt.Errorf("%q is neither an address nor a name of the cast", host)
 		}
 	} else if addr.Is6() != strings.HasPrefix(hostport, "[") {
@@ -142,17 +145,17 @@ func parseProtocol(text string) (model.Protocol, error) {
 
 // parseClient reads "NAME", "NAME(ADDRESS)", "NAME(:PORT)" or "NAME(ADDRESS:PORT)".
 func parseClient(text string, six bool) (client, error) {
-	name, addr, given := strings.Cut(strings.TrimSuffix(text, ")"), "(")
+	name, addr, explicit := strings.Cut(strings.TrimSuffix(text, ")"), "(")
 	c := client{Name: name}
-	p := place(name)
+	p := memberNamed(name)
 	if p == nil {
-		return c, fmt.Errorf("%q is no name of the cast: %s", name, strings.Join(castNames(), " "))
+		return c, fmt.Errorf("%q is no name of the cast: %s", name, strings.Join(topologyNames(), " "))
 	}
 	addr, port, err := cutPort(addr)
 	if err != nil {
 		return c, fmt.Errorf("%q is not of the form: NAME(ADDRESS), NAME(:PORT) or NAME(ADDRESS:PORT)", text)
 	}
-	if c.Port = port; !given || addr == "" {
+	if c.Port = port; !explicit || addr == "" {
 		c.Addr = p.addr(six)
 		return c, nil
 	}
@@ -198,7 +201,7 @@ func (l *packetLine) parseOutcome(text string) error {
 			return errors.New("no endpoint is named")
 		}
 		for i := range l.Candidates {
-			l.Candidates[i].Hidden = l.Candidates[i].Hidden || l.Hidden
+			l.Candidates[i].Masqueraded = l.Candidates[i].Masqueraded || l.Masqueraded
 		}
 	}
 	return nil
@@ -212,24 +215,24 @@ func (l *packetLine) parseWord(w string) error {
 		l.Via = value
 	case key == "size":
 		return l.parseSize(value)
-	case w == "lost" && l.Hold != "" && l.Action == verdict.Pass:
+	case w == "lost" && l.Open != "" && l.Action == verdict.Pass:
 		l.Lost = true
 	case l.Action != verdict.Forward:
 		return fmt.Errorf("%q does not go with %s", w, l.Action)
 	case w == "source=kept":
 	case w == "source=node":
-		l.Hidden = true
+		l.Masqueraded = true
 	case w == "moves":
 		l.Moves = true
 	case w == "scheduled":
 		l.Scheduled = true
 	case w == "evenly":
 		l.Evenly = true
-	case w == "closed" && l.Hold == "" && l.Held == "":
+	case w == "closed" && l.Open == "" && l.Flow == "":
 		l.Closed = true
 	case key == "sticks":
 		l.Sticks, l.As = true, value
-	case key == "apart" && l.Hold != "":
+	case key == "apart" && l.Open != "":
 		l.Apart = append(l.Apart, value)
 	case strings.HasPrefix(w, "-$"):
 		l.Without = append(l.Without, w[2:])
@@ -253,7 +256,7 @@ func (l *packetLine) parseSize(text string) (err error) {
 // parseCandidate reads "web-1", "web-1:8080", "web-1:9000-9009" or "10.244.9.9:80", each with "(source=node)" or not.
 func (l *packetLine) parseCandidate(w string) error {
 	var c candidate
-	if w, c.Hidden = strings.CutSuffix(w, "(source=node)"); strings.HasPrefix(w, "$") {
+	if w, c.Masqueraded = strings.CutSuffix(w, "(source=node)"); strings.HasPrefix(w, "$") {
 		c.Name = w
 		l.Candidates = append(l.Candidates, c)
 		return nil
@@ -272,7 +275,7 @@ func (l *packetLine) parseCandidate(w string) error {
 		}
 		c.Name = strings.Trim(w[:i], "[]")
 	}
-	if p := place(c.Name); p != nil {
+	if p := memberNamed(c.Name); p != nil {
 		c.Addr = p.addr(l.To.Addr().Is6())
 	} else if a, err := netip.ParseAddr(c.Name); err == nil {
 		c.Addr = a
@@ -288,10 +291,10 @@ func (l *packetLine) parseCandidate(w string) error {
 
 // checkFlows faults names that are used before they are known, and gives each held line the packet of its flow.
 func (c *Case) checkFlows(fail func(int, error)) {
-	flows, places := map[string]*packetLine{}, map[string]bool{}
+	flows, declared := map[string]*packetLine{}, map[string]bool{}
 	check := func(line int, names []string) {
 		for _, n := range names {
-			if !places[n] {
+			if !declared[n] {
 				fail(line, fmt.Errorf("no place is remembered as $%s", n))
 			}
 		}
@@ -302,25 +305,25 @@ func (c *Case) checkFlows(fail func(int, error)) {
 		}
 		for i := range s.Packets {
 			l := &s.Packets[i]
-			if l.Held != "" {
-				if flows[l.Held] == nil {
-					fail(l.Line, fmt.Errorf("no flow is held under the name %q", l.Held))
+			if l.Flow != "" {
+				if flows[l.Flow] == nil {
+					fail(l.Line, fmt.Errorf("no flow is held under the name %q", l.Flow))
 					continue
 				}
-				l.follow(flows[l.Held])
+				l.follow(flows[l.Flow])
 			}
 			check(l.Line, l.references())
-			if l.Hold != "" {
-				flows[l.Hold], places[l.Hold] = l, true
+			if l.Open != "" {
+				flows[l.Open], declared[l.Open] = l, true
 			}
 			if l.As != "" {
-				places[l.As] = true
+				declared[l.As] = true
 			}
 		}
 	}
 }
 
-// references gives the names of remembered places that the line needs.
+// references returns the names of remembered places that the line needs.
 func (l *packetLine) references() []string {
 	names := slices.Concat(l.Without, l.Apart)
 	for _, c := range l.Candidates {
@@ -335,7 +338,7 @@ func (l *packetLine) references() []string {
 func (l *packetLine) follow(first *packetLine) {
 	l.To, l.Proto, l.Clients, l.Via, l.Size = first.To, first.Proto, first.Clients, first.Via, first.Size
 	for i, c := range l.Candidates {
-		if p := place(c.Name); p != nil {
+		if p := memberNamed(c.Name); p != nil {
 			l.Candidates[i].Addr = p.addr(l.To.Addr().Is6())
 		}
 	}

@@ -23,7 +23,7 @@ import (
 type plain struct {
 	plane *nftables.Plane
 	flows *conntrack.Conn
-	parts map[model.Part]bool
+	parts map[model.ServicePart]bool
 	gone  map[model.Entry]bool // entries that were there and may have left flows
 
 	uncut, cutAll bool // faults: leave stale flows, cut all
@@ -38,10 +38,10 @@ func startPlain() (Runner, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &plain{plane: p, flows: c, parts: map[model.Part]bool{}, gone: map[model.Entry]bool{}}, nil
+	return &plain{plane: p, flows: c, parts: map[model.ServicePart]bool{}, gone: map[model.Entry]bool{}}, nil
 }
 
-func (p *plain) Change(put, del []model.Part) {
+func (p *plain) Change(put, del []model.ServicePart) {
 	for _, x := range del {
 		if delete(p.parts, x); isFrontend(x) {
 			p.gone[x.(*model.Frontend).Entry] = true
@@ -52,7 +52,7 @@ func (p *plain) Change(put, del []model.Part) {
 	}
 }
 
-func isFrontend(x model.Part) bool { _, ok := x.(*model.Frontend); return ok }
+func isFrontend(x model.ServicePart) bool { _, ok := x.(*model.Frontend); return ok }
 
 func (p *plain) Sync(ctx context.Context) error {
 	wanted := map[nftables.Key]nftables.Fact{}
@@ -67,7 +67,7 @@ func (p *plain) Sync(ctx context.Context) error {
 	}
 	var del []nftables.Fact
 	for _, f := range held {
-		if w, ok := wanted[f.Key]; ok && w == f {
+		if w, ok := wanted[f.Key]; ok && w.Equal(f) {
 			delete(wanted, f.Key)
 		} else {
 			del = append(del, f)
@@ -100,7 +100,7 @@ func (p *plain) cut() error {
 	}
 	stale := func(f conntrack.Flow) bool {
 		tcp := f.Protocol == unix.IPPROTO_TCP
-		if f.Protocol != unix.IPPROTO_UDP && !tcp || tcp && (!f.Opening || f.Answers != f.Destination) {
+		if f.Protocol != unix.IPPROTO_UDP && !tcp || tcp && (!f.Opening || f.ReplySource != f.Destination) {
 			return false
 		}
 		if p.cutAll {
@@ -119,7 +119,7 @@ func (p *plain) cut() error {
 		}
 		allowed := front.Sources == nil ||
 			slices.ContainsFunc(front.Sources, func(r netip.Prefix) bool { return r.Contains(f.Source.Addr()) })
-		return !allowed || !front.Inside.Pool.Serves(f.Answers) && !front.Outside.Pool.Serves(f.Answers)
+		return !allowed || !front.Internal.Pool.Serves(f.ReplySource) && !front.External.Pool.Serves(f.ReplySource)
 	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		if _, err := p.flows.Cut(family, stale); err != nil {
@@ -131,8 +131,8 @@ func (p *plain) cut() error {
 
 func (p *plain) Close() error { p.flows.Close(); return p.plane.Close() }
 
-// Disturb implements Disturber.
-func (p *plain) Disturb(context.Context) error {
+// InjectFault implements Disturber.
+func (p *plain) InjectFault(context.Context) error {
 	out, err := exec.Command("nft", "flush", "map", "inet", nftables.Table, "service4").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("nft: %w: %s", err, out)
@@ -141,17 +141,14 @@ func (p *plain) Disturb(context.Context) error {
 }
 
 func TestRun(t *testing.T) {
-	Run(t, Subject{Abilities: service.Abilities{Name: "plain", Schedulers: model.SchedulersOf(model.Random)}, Start: startPlain})
+	Run(t, Implementation{Capabilities: model.Capabilities{Name: "plain", NoDirect: service.RepliesReturn,
+		Schedulers: model.SchedulersOf(model.Random)},
+		Start: startPlain})
 }
 
-func TestWhatIsRefusedIsNotAsked(t *testing.T) {
-	s := faulty{pool: func(p *model.Pool) { p.Affinity = 0 }}.subject()
-	s.Name, s.Cannot = "forgetful", func(f *model.Frontend) string {
-		if f.Inside.Pool.Affinity > 0 {
-			return "no affinity"
-		}
-		return ""
-	}
+func TestNoProbesWhenPlaneRejectsCase(t *testing.T) {
+	s := faulty{pool: func(p *model.Pool) { p.Affinity = 0 }}.implementation()
+	s.Name, s.Unserved = "forgetful", []model.Remark{{Text: "no affinity", About: &model.Packets{Affinity: true}}}
 	cases, err := Cases()
 	if err != nil {
 		t.Fatal(err)
@@ -160,18 +157,22 @@ func TestWhatIsRefusedIsNotAsked(t *testing.T) {
 		if !strings.HasPrefix(c.File, "cases/affinity") {
 			continue
 		}
-		if wrong, refused := tryCase(t.Context(), s, c, enough); len(wrong) > 0 || len(refused) == 0 || !strings.Contains(refused[0], "no affinity") {
+		if wrong, refused := tryCase(t.Context(), s, c, enough); len(wrong) > 0 || len(refused) == 0 ||
+			!strings.Contains(refused[0], "no affinity") {
 			t.Errorf("%s: wrong %v, refused %v", c.File, wrong, refused)
 		}
 	}
 }
 
 func TestRandom(t *testing.T) {
-	Random(t, Subject{Abilities: service.Abilities{Name: "plain"}, Start: startPlain}, 40)
+	Random(t, Implementation{Capabilities: model.Capabilities{Name: "plain", NoDirect: service.RepliesReturn},
+		Start: startPlain}, 40)
 }
 
 func TestChurn(t *testing.T) {
-	log, wrong := churned(t.Context(), Subject{Abilities: service.Abilities{Name: "plain"}, Start: startPlain}, 80)
+	log, wrong := churned(t.Context(), Implementation{
+		Capabilities: model.Capabilities{Name: "plain", NoDirect: service.RepliesReturn}, Start: startPlain},
+		80)
 	t.Log(log)
 	for _, w := range wrong {
 		t.Error(w)

@@ -2,9 +2,10 @@ package conformance
 
 import "testing"
 
-// Clients' ports are none that a server of the cast or a node port may have, and come again only when all have been there.
+// Clients' ports are none that a server of the cast or a node port may have, and come again only when all have been
+// there.
 func TestClientPorts(t *testing.T) {
-	w, seen := &world{}, map[uint16]bool{}
+	w, seen := &testbed{}, map[uint16]bool{}
 	for range 20000 + 27232 {
 		p := w.port()
 		if p < 10000 || p >= 30000 && p < 32768 || p >= 60000 || seen[p] {

@@ -20,16 +20,16 @@ import (
 
 // How long a probe waits, unless the subject is slow: for an answer that must come, and for one that must not.
 const (
-	patience = 3 * time.Second
-	silence  = 300 * time.Millisecond
+	patience    = 3 * time.Second
+	dropTimeout = 300 * time.Millisecond
 )
 
-// probe sends one client's packets of a line for real and gives what is wrong with their fate, or "".
+// probe sends one client's packets of a line for real and returns what is wrong with their fate, or "".
 type probe struct {
-	w *world
+	w *testbed
 	l *packetLine
 	c client
-	j judgement
+	j assessment
 
 	sample int // ask so often, whether all candidates have answered or not; 0: until they have
 }
@@ -37,7 +37,7 @@ type probe struct {
 // flow is a connection, or a client's port, that is kept open.
 type flow struct {
 	probe
-	held *echo.Held
+	held *echo.Flow
 	last netip.AddrPort // who answered last
 }
 
@@ -46,7 +46,7 @@ func (p probe) run(ctx context.Context) string {
 	if err := p.lead(); err != nil {
 		return err.Error()
 	}
-	if m := place(p.c.Name); !p.c.Addr.IsLoopback() && !slices.Contains(m.Addrs, p.c.Addr) {
+	if m := memberNamed(p.c.Name); !p.c.Addr.IsLoopback() && !slices.Contains(m.Addrs, p.c.Addr) {
 		drop, err := p.w.lend(m, p.c.Addr)
 		if err != nil {
 			return err.Error()
@@ -54,8 +54,8 @@ func (p probe) run(ctx context.Context) string {
 		defer drop()
 	}
 	switch {
-	case p.l.Hold != "":
-		return p.hold(ctx)
+	case p.l.Open != "":
+		return p.openFlow(ctx)
 	case p.l.Action == verdict.Reject, p.l.Closed:
 		return p.refused(ctx)
 	case p.l.Action == verdict.Drop:
@@ -75,33 +75,33 @@ func (p probe) run(ctx context.Context) string {
 // lead has packets from outside come by the line's node.
 func (p probe) lead() error {
 	to := p.l.To.Addr()
-	if place(p.c.Name).Node != "" || nodeOf(to) != "" {
+	if memberNamed(p.c.Name).Node != "" || nodeOf(to) != "" {
 		return nil
 	}
-	via := place("node-" + entrance(p.l.Via)).addr(to.Is6())
-	return p.w.cluster.Outside().Route(netip.PrefixFrom(to, to.BitLen()), via)
+	via := memberNamed("node-" + entrance(p.l.Via)).addr(to.Is6())
+	return p.w.cluster.External().Route(netip.PrefixFrom(to, to.BitLen()), via)
 }
 
-// ask asks once, from a new port.
-func (p probe) ask(ctx context.Context, wait time.Duration) (a echo.Answer, err error) {
-	host, err := p.w.host(place(p.c.Name))
+// request queries once, from a new port.
+func (p probe) request(ctx context.Context, wait time.Duration) (a echo.Reply, err error) {
+	host, err := p.w.host(memberNamed(p.c.Name))
 	if err != nil {
 		return a, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	err = host.Do(func() error {
-		a, err = echo.Ask(ctx, p.l.Proto, p.l.To, p.from())
+		a, err = echo.Request(ctx, p.l.Proto, p.l.To, p.from())
 		return err
 	})
 	return a, err
 }
 
-// from says how to ask: from the client's address where it is not the first, and from a port that was not used before, unless the
-// client has one: the kernel may still know a connection of one that was.
+// from returns how to ask: from the client's address where it is not the first, and from a port that was not used
+// before, unless the client has one: the kernel may still know a connection of one that was.
 func (p probe) from() echo.Options {
 	var addr netip.Addr
-	if m := place(p.c.Name); p.c.Addr != m.addr(p.l.To.Addr().Is6()) {
+	if m := memberNamed(p.c.Name); p.c.Addr != m.addr(p.l.To.Addr().Is6()) {
 		addr = p.c.Addr
 	}
 	port := p.c.Port
@@ -111,9 +111,9 @@ func (p probe) from() echo.Options {
 	return echo.Options{From: netip.AddrPortFrom(addr, port), Size: p.l.Size}
 }
 
-// port gives the client ports from 10000 to 59999, one after the other, round and round: past those that the cast serves, and without node
-// ports, where somebody may listen on the client's own host.
-func (w *world) port() uint16 {
+// port returns the client ports from 10000 to 59999, one after the other, round and round: past those that the cast
+// serves, and without node ports, where somebody may listen on the client's own host.
+func (w *testbed) port() uint16 {
 	const first, nodePort, after, last = 10000, 30000, 32768, 59999
 	port := first + (w.ports.Add(1)-1)%(nodePort-first+last+1-after)
 	if port >= nodePort {
@@ -122,8 +122,8 @@ func (w *world) port() uint16 {
 	return uint16(port)
 }
 
-// answered says what is wrong with an answer, or "".
-func (p probe) answered(a echo.Answer, err error) string {
+// replied returns what is wrong with an answer, or "".
+func (p probe) replied(a echo.Reply, err error) string {
 	if err != nil {
 		return fmt.Sprintf("no answer: %v", err)
 	}
@@ -131,37 +131,37 @@ func (p probe) answered(a echo.Answer, err error) string {
 	if i < 0 {
 		return fmt.Sprintf("%s answers, at %s", a.Pod, a.Server)
 	}
-	return p.seen(a, p.hidden(p.j.outcome.Candidates[i]))
+	return p.seen(a, p.masqueraded(p.j.outcome.Candidates[i]))
 }
 
-// hidden says whether a candidate of the subject's sees a node in place of the client.
-func (p probe) hidden(v verdict.Candidate) bool {
-	return v.Hidden || p.w.subject.HidesAll || v.Direct && p.w.subject.NotDirect() != ""
+// masqueraded reports whether a candidate of the subject's sees a node in place of the client.
+func (p probe) masqueraded(v verdict.Candidate) bool {
+	return v.Masqueraded || p.w.implementation.MasqueradesAll || v.DSR && p.w.implementation.NoDirect != ""
 }
 
-// seen says what is wrong with the client address that a server saw, or "". A server in the very network of the node
+// seen returns what is wrong with the client address that a server saw, or "". A server in the very network of the node
 // that hides a source may see it, and one that asks itself: their answers need no help to come back.
-func (p probe) seen(a echo.Answer, hidden bool) string {
+func (p probe) seen(a echo.Reply, masqueraded bool) string {
 	node, from := p.w.agents[p.j.node].host.Addresses, a.Client.Addr()
 	own := slices.Contains(node, from)
-	kept := from == p.c.Addr || slices.Contains(node, p.c.Addr) && own
+	retained := from == p.c.Addr || slices.Contains(node, p.c.Addr) && own
 	switch {
-	case hidden && !own && !(kept && (nodeOf(a.Server.Addr()) == p.j.node || a.Server.Addr() == from)):
+	case masqueraded && !own && !(retained && (nodeOf(a.Server.Addr()) == p.j.node || a.Server.Addr() == from)):
 		return fmt.Sprintf("%s saw the source %s, which is not node %s's", a.Server, from, p.j.node)
-	case !hidden && !kept:
+	case !masqueraded && !retained:
 		return fmt.Sprintf("%s saw the source %s instead of %s", a.Server, from, p.c.Addr)
 	}
 	return ""
 }
 
-// tries says how often to ask so that n endpoints, drawn evenly, have all answered, and one too many would have, too. The
-// first number always; then up to the second until all have: that one doesn't do has a probability below n·exp(-last/n),
-// here 1e-13. With the first, one endpoint too many stays unseen with a probability below 0.3 %.
+// tries returns how often to ask so that n endpoints, drawn evenly, have all answered, and one too many would have,
+// too. The first number always; then up to the second until all have: that one doesn't do has a probability below
+// n·exp(-last/n), here 1e-13. With the first, one endpoint too many stays unseen with a probability below 0.3 %.
 func tries(n int) (first, last int) {
 	return 6*n + 6, int(math.Ceil(float64(n) * (math.Log(float64(n)) + 30)))
 }
 
-// covers asks until every candidate has answered.
+// covers queries until every candidate has answered.
 func (p probe) covers(ctx context.Context) string {
 	n, sum := len(p.j.outcome.Candidates), p.shares()
 	first, last := tries(sum)
@@ -176,8 +176,8 @@ func (p probe) covers(ctx context.Context) string {
 	}
 	count := map[netip.AddrPort]int{}
 	for i := 0; i < last && (i < first || len(count) < n); i++ {
-		a, err := p.ask(ctx, p.w.patience)
-		if wrong := p.answered(a, err); wrong != "" {
+		a, err := p.request(ctx, p.w.patience)
+		if wrong := p.replied(a, err); wrong != "" {
 			return fmt.Sprintf("try %d: %s", i+1, wrong)
 		}
 		count[a.Server]++
@@ -198,7 +198,7 @@ func (p probe) covers(ctx context.Context) string {
 // pool is the one that the packet is served from.
 func (p probe) pool() *model.Pool { return p.j.outcome.Frontend.Target(p.j.outcome.Origin).Pool }
 
-// shares gives the sum of the candidates' weights; a scheduler that knows none counts heads.
+// shares returns the sum of the candidates' weights; a scheduler that knows none counts heads.
 func (p probe) shares() (sum int) {
 	if p.pool().Scheduler == model.RoundRobin {
 		return len(p.pool().Backends)
@@ -209,8 +209,8 @@ func (p probe) shares() (sum int) {
 	return sum
 }
 
-// few says that not every candidate need answer one client that asks again and again: by hash it belongs to one, and by
-// connections whoever has none may be taken each time.
+// few reports that not every candidate need answer one client that asks again and again: by hash it belongs to one, and
+// by connections whoever has none may be taken each time.
 func (p probe) few() bool {
 	switch p.pool().Scheduler {
 	case model.Random, model.RoundRobin, model.WeightedRoundRobin:
@@ -227,20 +227,20 @@ func (p probe) scheduled(ctx context.Context) string {
 	case pool.Scheduler == model.Random:
 		p.l.Evenly = true
 	case pool.Scheduler == model.RoundRobin || pool.Scheduler == model.WeightedRoundRobin:
-		return p.turns(ctx)
+		return p.roundRobin(ctx)
 	case pool.Scheduler.Hashes() && !pool.Ports:
 		return p.sticks(ctx)
 	}
 	return p.covers(ctx)
 }
 
-// turns wants every candidate to answer just as often as its weight says, counted over three rounds.
-func (p probe) turns(ctx context.Context) string {
+// roundRobin wants every candidate to answer just as often as its weight says, counted over three rounds.
+func (p probe) roundRobin(ctx context.Context) string {
 	const rounds = 3
 	count, sum := map[netip.AddrPort]int{}, p.shares()
 	for i := range rounds * sum {
-		a, err := p.ask(ctx, p.w.patience)
-		if wrong := p.answered(a, err); wrong != "" {
+		a, err := p.request(ctx, p.w.patience)
+		if wrong := p.replied(a, err); wrong != "" {
 			return fmt.Sprintf("try %d: %s", i+1, wrong)
 		}
 		count[a.Server]++
@@ -257,13 +257,13 @@ func (p probe) turns(ctx context.Context) string {
 	return ""
 }
 
-// sticks asks several times and lets one endpoint alone answer.
+// sticks queries several times and lets one endpoint alone answer.
 func (p probe) sticks(ctx context.Context) string {
 	mine, known := p.w.known[p.l.As]
 	known = known && p.l.As != ""
 	for i := range 12 {
-		a, err := p.ask(ctx, p.w.patience)
-		if wrong := p.answered(a, err); wrong != "" {
+		a, err := p.request(ctx, p.w.patience)
+		if wrong := p.replied(a, err); wrong != "" {
 			return fmt.Sprintf("try %d: %s", i+1, wrong)
 		}
 		if i == 0 && !known {
@@ -277,8 +277,8 @@ func (p probe) sticks(ctx context.Context) string {
 	return ""
 }
 
-// moves asks with pauses longer than the affinity until another endpoint answers. Each of n endpoints is drawn as often as
-// another, so that the first is drawn k times more with a probability of n^-k: k is chosen for less than 1e-9.
+// moves queries with pauses longer than the affinity until another endpoint answers. Each of n endpoints is drawn as
+// often as another, so that the first is drawn k times more with a probability of n^-k: k is chosen for less than 1e-9.
 func (p probe) moves(ctx context.Context) string {
 	pause := p.j.outcome.Frontend.Target(p.j.outcome.Origin).Pool.Affinity + 500*time.Millisecond
 	n := len(p.j.outcome.Candidates)
@@ -288,8 +288,8 @@ func (p probe) moves(ctx context.Context) string {
 	last := 1 + int(math.Ceil(9/math.Log10(float64(n))))
 	var first netip.AddrPort
 	for i := range last {
-		a, err := p.ask(ctx, p.w.patience)
-		if wrong := p.answered(a, err); wrong != "" {
+		a, err := p.request(ctx, p.w.patience)
+		if wrong := p.replied(a, err); wrong != "" {
 			return fmt.Sprintf("try %d: %s", i+1, wrong)
 		}
 		if i == 0 {
@@ -307,18 +307,18 @@ func (p probe) moves(ctx context.Context) string {
 	return fmt.Sprintf("%s alone answers in %d tries with %s between them", first, last, pause)
 }
 
-// refused asks and must be told no each time.
+// refused queries and must be told no each time.
 func (p probe) refused(ctx context.Context) string {
 	for i := range 3 {
-		if a, err := p.ask(ctx, p.w.patience); !errors.Is(err, echo.Refused) {
-			return fmt.Sprintf("try %d: %s, instead of a refusal", i+1, tell(a, err))
+		if a, err := p.request(ctx, p.w.patience); !errors.Is(err, echo.Refused) {
+			return fmt.Sprintf("try %d: %s, instead of a refusal", i+1, describe(a, err))
 		}
 	}
 	return ""
 }
 
-// dropped asks and must hear nothing. A process of the node itself may be told by its own kernel that the packet was not
-// let out. Where no frontend matches, the one outside has the address for a while: the packet must not get there.
+// dropped queries and must hear nothing. A process of the node itself may be told by its own kernel that the packet was
+// not let out. Where no frontend matches, the one outside has the address for a while: the packet must not get there.
 func (p probe) dropped(ctx context.Context) string {
 	if p.j.outcome.Frontend == nil && !p.l.Lost {
 		_, stop, err := p.w.stand(p.c, p.l.To, p.l.Proto)
@@ -327,44 +327,44 @@ func (p probe) dropped(ctx context.Context) string {
 		}
 		defer stop()
 	}
-	a, err := p.ask(ctx, silence)
+	a, err := p.request(ctx, dropTimeout)
 	own := errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) // by netfilter; by a route
 	if errors.Is(err, echo.Timeout) || own && p.j.outcome.Origin == model.FromNode {
 		return ""
 	}
-	return fmt.Sprintf("%s, instead of silence", tell(a, err))
+	return fmt.Sprintf("%s, instead of silence", describe(a, err))
 }
 
-// passed asks, while whoever has the address answers there: it must, and see the packet as it was sent.
+// passed queries, while whoever has the address answers there: it must, and see the packet as it was sent.
 func (p probe) passed(ctx context.Context) string {
-	answers, stop, err := p.w.stand(p.c, p.l.To, p.l.Proto)
+	replies, stop, err := p.w.stand(p.c, p.l.To, p.l.Proto)
 	if err != nil {
 		return err.Error()
 	}
 	defer stop()
-	if !answers {
-		if a, err := p.ask(ctx, silence); err == nil {
-			return tell(a, err) + ", though nobody has the address"
+	if !replies {
+		if a, err := p.request(ctx, dropTimeout); err == nil {
+			return describe(a, err) + ", though nobody has the address"
 		}
 		return ""
 	}
 	for i := range 2 {
-		if wrong := p.through(p.ask(ctx, p.w.patience)); wrong != "" {
+		if wrong := p.through(p.request(ctx, p.w.patience)); wrong != "" {
 			return fmt.Sprintf("try %d: %s", i+1, wrong)
 		}
 	}
 	return ""
 }
 
-// through says what is wrong with the answer to a packet that should have passed, or "".
-func (p probe) through(a echo.Answer, err error) string {
+// through returns what is wrong with the answer to a packet that should have passed, or "".
+func (p probe) through(a echo.Reply, err error) string {
 	if err != nil || a.Server != p.l.To {
-		return fmt.Sprintf("%s, instead of who is at %s", tell(a, err), p.l.To)
+		return fmt.Sprintf("%s, instead of who is at %s", describe(a, err), p.l.To)
 	}
 	return p.seen(a, false)
 }
 
-func tell(a echo.Answer, err error) string {
+func describe(a echo.Reply, err error) string {
 	if err != nil {
 		return err.Error()
 	}
@@ -372,11 +372,12 @@ func tell(a echo.Answer, err error) string {
 }
 
 // stand has whoever has an address answer there: a host of the cast, or, for an address of nobody's, the one outside,
-// where such packets go. It says whether somebody answers: not where the one outside asks for an address of nobody's.
-func (w *world) stand(c client, at netip.AddrPort, proto model.Protocol) (answers bool, stop func(), err error) {
-	owner := place(nameOf(at.Addr()))
+// where such packets go. It reports whether somebody answers: not where the one outside asks for an address of
+// nobody's.
+func (w *testbed) stand(c client, at netip.AddrPort, proto model.Protocol) (replies bool, stop func(), err error) {
+	owner := memberNamed(nameOf(at.Addr()))
 	if at.Addr().IsLoopback() {
-		owner = place(c.Name)
+		owner = memberNamed(c.Name)
 	}
 	var undo []func() error
 	stop = func() {
@@ -385,7 +386,7 @@ func (w *world) stand(c client, at netip.AddrPort, proto model.Protocol) (answer
 		}
 	}
 	if owner == nil {
-		if owner = place("outside"); c.Name == owner.Name {
+		if owner = memberNamed("outside"); c.Name == owner.Name {
 			return false, stop, nil
 		}
 		drop, err := w.lend(owner, at.Addr())
@@ -414,8 +415,8 @@ func (w *world) stand(c client, at netip.AddrPort, proto model.Protocol) (answer
 	return true, stop, err
 }
 
-// lend gives a host a further address for a while: on an interface of its own, with which it goes again.
-func (w *world) lend(m *member, a netip.Addr) (drop func() error, err error) {
+// lend returns a host a further address for a while: on an interface of its own, with which it goes again.
+func (w *testbed) lend(m *member, a netip.Addr) (drop func() error, err error) {
 	host, err := w.host(m)
 	if err != nil {
 		return nil, err
@@ -456,7 +457,8 @@ func (w *world) lend(m *member, a netip.Addr) (drop func() error, err error) {
 	return drop, err
 }
 
-// usable waits until packets to the address arrive: the kernel notices a carrier and sets up local routes in the background.
+// usable waits until packets to the address arrive: the kernel notices a carrier and sets up local routes in the
+// background.
 func usable(a netip.Addr) error {
 	try := func() error {
 		c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 0)))
@@ -480,25 +482,25 @@ func usable(a netip.Addr) error {
 }
 
 // open opens a flow.
-func (p probe) open(ctx context.Context) (held *echo.Held, err error) {
-	host, err := p.w.host(place(p.c.Name))
+func (p probe) open(ctx context.Context) (held *echo.Flow, err error) {
+	host, err := p.w.host(memberNamed(p.c.Name))
 	if err != nil {
 		return nil, err
 	}
 	err = host.Do(func() (err error) {
-		held, err = echo.Hold(ctx, p.l.Proto, p.l.To, p.from())
+		held, err = echo.Open(ctx, p.l.Proto, p.l.To, p.from())
 		return err
 	})
 	return held, err
 }
 
-// hold opens a flow, asks over it once, and keeps it. A flow whose packets are lost is not open, but has its port.
-func (p probe) hold(ctx context.Context) string {
+// openFlow opens a flow, asks over it once, and keeps it. A flow whose packets are lost is not open, but has its port.
+func (p probe) openFlow(ctx context.Context) string {
 	if p.l.Lost {
 		if p.c.Port == 0 {
 			p.c.Port = p.w.port()
 		}
-		p.w.flows[p.l.Hold] = &flow{probe: p}
+		p.w.flows[p.l.Open] = &flow{probe: p}
 		return p.dropped(ctx)
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.w.patience)
@@ -514,22 +516,22 @@ func (p probe) hold(ctx context.Context) string {
 	if err != nil {
 		return err.Error()
 	}
-	a, err := held.Ask(ctx)
+	a, err := held.Request(ctx)
 	for _, n := range p.l.Apart {
 		if p.w.known[n] == a.Server && p.pool().Scheduler != model.Random {
 			return fmt.Sprintf("%s answers again, as in %s", a.Server, n)
 		}
 	}
-	p.w.flows[p.l.Hold] = &flow{probe: p, held: held, last: a.Server}
-	p.w.known[p.l.Hold] = a.Server
+	p.w.flows[p.l.Open] = &flow{probe: p, held: held, last: a.Server}
+	p.w.known[p.l.Open] = a.Server
 	if p.l.Action == verdict.Pass {
 		return p.through(a, err)
 	}
-	return p.answered(a, err)
+	return p.replied(a, err)
 }
 
-// again asks over a held flow, as line l has it, and gives what is wrong, or "". Where the flow must change sides, it has
-// a while to do so; where it must stay, it must stay at once.
+// again queries over a held flow, as line l has it, and returns what is wrong, or "". Where the flow must change sides,
+// it has a while to do so; where it must stay, it must stay at once.
 func (f *flow) again(ctx context.Context, l *packetLine) string {
 	expected := l.expected(f.w.known)
 	stays := slices.ContainsFunc(expected, func(c candidate) bool { return c.is(f.last) })
@@ -546,10 +548,10 @@ func (f *flow) again(ctx context.Context, l *packetLine) string {
 	}
 }
 
-// ask asks over the flow. A socket that the kernel has closed is opened anew, as a program would.
-func (f *flow) ask(ctx context.Context) (a echo.Answer, err error) {
+// request queries over the flow. A socket that the kernel has closed is opened anew, as a program would.
+func (f *flow) request(ctx context.Context) (a echo.Reply, err error) {
 	if f.held != nil {
-		if a, err = f.held.Ask(ctx); !closed(err) {
+		if a, err = f.held.Request(ctx); !closed(err) {
 			return a, err
 		}
 		f.held.Close()
@@ -557,39 +559,41 @@ func (f *flow) ask(ctx context.Context) (a echo.Answer, err error) {
 	if f.held, err = f.open(ctx); err != nil {
 		return a, err
 	}
-	return f.held.Ask(ctx)
+	return f.held.Request(ctx)
 }
 
-// closed says that a UDP socket was closed for its owner since its endpoint has gone: the first call hears so, later ones
-// that it is not connected.
+// closed reports that a UDP socket was closed for its owner since its endpoint has gone: the first call hears so, later
+// ones that it is not connected.
 func closed(err error) bool {
 	return errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EDESTADDRREQ)
 }
 
 func (f *flow) once(ctx context.Context, l *packetLine, expected []candidate) string {
-	wait := f.w.subject.within(silence)
+	wait := f.w.implementation.within(dropTimeout)
 	if l.Proto == model.TCP {
 		wait = f.w.patience
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	a, err := f.ask(ctx)
+	a, err := f.request(ctx)
 	switch {
-	case l.Action == verdict.Reject && errors.Is(err, echo.Refused), l.Action == verdict.Drop && errors.Is(err, echo.Timeout):
+	case l.Action == verdict.Reject && errors.Is(err, echo.Refused),
+		l.Action == verdict.Drop && errors.Is(err, echo.Timeout):
 		return ""
 	case l.Action == verdict.Pass:
 		return f.through(a, err)
 	case l.Action != verdict.Forward, err != nil:
-		return tell(a, err)
+		return describe(a, err)
 	}
 	i := slices.IndexFunc(expected, func(c candidate) bool { return c.is(a.Server) })
 	if i < 0 {
-		return tell(a, err)
+		return describe(a, err)
 	}
 	f.last = a.Server
-	hides := f.w.subject.HidesAll || slices.ContainsFunc(f.j.outcome.Candidates, func(v verdict.Candidate) bool { return v.Direct && f.hidden(v) })
-	if hides && f.seen(a, true) == "" { // if it was not let pass when it was opened
+	masquerades := f.w.implementation.MasqueradesAll ||
+		slices.ContainsFunc(f.j.outcome.Candidates, func(v verdict.Candidate) bool { return v.DSR && f.masqueraded(v) })
+	if masquerades && f.seen(a, true) == "" { // if it was not let pass when it was opened
 		return ""
 	}
-	return f.seen(a, expected[i].Hidden)
+	return f.seen(a, expected[i].Masqueraded)
 }

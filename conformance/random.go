@@ -20,12 +20,12 @@ import (
 // SeedVariable names the environment variable that gives Random its seed. Without it, each run has a new one.
 const SeedVariable = "CONFORMANCE_SEED"
 
-// packetsPerWorld is how many packets Random sends in each world.
-const packetsPerWorld = 12
+// packetsPerCluster is how many packets Random sends in each world.
+const packetsPerCluster = 12
 
 // Random walks a subject through random worlds in one sandbox, and wants its packets to fare as verdict says in each. A
 // failure is reduced to a small world and shown as a case, ready to go into the folder cases.
-func Random(t *testing.T, s Subject, worlds int) {
+func Random(t *testing.T, s Implementation, clusters int) {
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv(SeedVariable); text != "" {
 		var err error
@@ -33,37 +33,38 @@ func Random(t *testing.T, s Subject, worlds int) {
 			t.Fatalf("%s: %v", SeedVariable, err)
 		}
 	}
-	t.Logf("%d worlds from %s=%d", worlds, SeedVariable, seed)
-	log, found := wander(t.Context(), s, seed, worlds)
+	t.Logf("%d worlds from %s=%d", clusters, SeedVariable, seed)
+	log, found := wander(t.Context(), s, seed, clusters)
 	t.Log(log)
 	if found != nil {
 		t.Errorf("%s\n\n%s", found.wrong, found.reduce(t.Context(), s))
 	}
 }
 
-// wander walks until something is found, and gives the counts.
-func wander(ctx context.Context, s Subject, seed uint64, worlds int) (log string, found *finding) {
-	w, err := newWorld(ctx, s, Config{})
+// wander walks until something is found, and returns the counts.
+func wander(ctx context.Context, s Implementation, seed uint64, clusters int) (log string, found *finding) {
+	w, err := newTestbed(ctx, s, Config{})
 	if err != nil {
 		return "", &finding{wrong: err.Error(), scenes: []*scene{{}}}
 	}
 	defer w.close()
-	k := walk{draw: newDraw(seed), w: w, path: []*scene{{}}, fates: map[verdict.Action]int{}}
+	k := walk{generator: newGenerator(seed), w: w, path: []*scene{{}}, fates: map[verdict.Action]int{}}
 	n := 0
-	for ; n < worlds && found == nil; n++ {
+	for ; n < clusters && found == nil; n++ {
 		found = k.step(ctx)
 	}
-	return fmt.Sprintf("%d worlds: %v packets as verdict says, %d by verdict alone, %d restarts, %d questions over kept connections",
-		n, k.fates, k.unsent, k.restarts, k.kept), found
+	return fmt.Sprintf("%d worlds: %v packets as verdict says, %d by verdict alone, %d restarts, %d questions over kept "+
+		"connections",
+		n, k.fates, k.unsent, k.restarts, k.retained), found
 }
 
 // walk is a way from world to world.
 type walk struct {
-	draw
-	w                      *world
-	path                   []*scene               // all so far
-	fates                  map[verdict.Action]int // packets sent, by what became of them
-	unsent, restarts, kept int
+	generator
+	w                          *testbed
+	path                       []*scene               // all so far
+	fates                      map[verdict.Action]int // packets sent, by what became of them
+	unsent, restarts, retained int
 }
 
 // step goes to the next world and sends packets there.
@@ -80,10 +81,10 @@ func (k *walk) step(ctx context.Context) *finding {
 			return &finding{wrong: wrong, scenes: k.path}
 		}
 	}
-	if wrong := k.ask(ctx); wrong != "" {
+	if wrong := k.request(ctx); wrong != "" {
 		return &finding{wrong: wrong, scenes: k.path}
 	}
-	for i := range packetsPerWorld {
+	for i := range packetsPerCluster {
 		l := k.packet(k.w)
 		sent, wrong := k.w.fares(ctx, l, i%4 == 0)
 		switch {
@@ -91,7 +92,7 @@ func (k *walk) step(ctx context.Context) *finding {
 			return &finding{wrong, k.path, l}
 		case sent:
 			k.fates[l.Action]++
-			k.keep(ctx, l)
+			k.retain(ctx, l)
 		default:
 			k.unsent++
 		}
@@ -99,24 +100,24 @@ func (k *walk) step(ctx context.Context) *finding {
 	return nil
 }
 
-// keep holds a few of the TCP connections and UDP flows.
-func (k *walk) keep(ctx context.Context, l *packetLine) {
-	j := k.w.judge(l.Clients[0], l.To, l.Proto, l.Via)
+// retain holds a few of the TCP connections and UDP flows.
+func (k *walk) retain(ctx context.Context, l *packetLine) {
+	j := k.w.assess(l.Clients[0], l.To, l.Proto, l.Via)
 	// Not one that is led by one node now, by another then, nor one by loopback, which ends with the permission to do so.
-	fixed := (place(l.Clients[0].Name).Node != "" || nodeOf(l.To.Addr()) != "") && !l.To.Addr().IsLoopback()
+	fixed := (memberNamed(l.Clients[0].Name).Node != "" || nodeOf(l.To.Addr()) != "") && !l.To.Addr().IsLoopback()
 	if !fixed || l.Proto == model.SCTP || j.outcome.Action != verdict.Forward || len(k.w.flows) >= 4 {
 		return
 	}
 	held := *l
-	held.Hold = fmt.Sprint("flow ", k.fates)
-	if p := (probe{w: k.w, l: &held, c: l.Clients[0], j: j}); p.hold(ctx) != "" {
-		delete(k.w.flows, held.Hold)
+	held.Open = fmt.Sprint("flow ", k.fates)
+	if p := (probe{w: k.w, l: &held, c: l.Clients[0], j: j}); p.openFlow(ctx) != "" {
+		delete(k.w.flows, held.Open)
 	}
 }
 
-// ask asks over the kept connections and flows: whatever has changed, they stay with who answered first; flows of UDP
-// as long as verdict says so. Each is asked some ten times, then closed.
-func (k *walk) ask(ctx context.Context) string {
+// request queries over the kept connections and flows: whatever has changed, they stay with who answered first; flows
+// of UDP as long as verdict says so. Each is asked some ten times, then closed.
+func (k *walk) request(ctx context.Context) string {
 	for _, name := range slices.Sorted(maps.Keys(k.w.flows)) {
 		f := k.w.flows[name]
 		if f.l.Proto == model.UDP && !verdict.Stays(k.w.agents[f.j.node].services, f.j.packet, f.last) {
@@ -125,13 +126,13 @@ func (k *walk) ask(ctx context.Context) string {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(ctx, k.w.patience)
-		a, err := f.held.Ask(ctx)
+		a, err := f.held.Request(ctx)
 		cancel()
 		if err != nil || a.Server != f.last {
 			return fmt.Sprintf("a %s connection from %s to %s, kept with %s while all else changed: %s", f.l.Proto, f.c.Name,
-				f.l.To, f.last, tell(a, err))
+				f.l.To, f.last, describe(a, err))
 		}
-		if k.kept++; k.chance(10) {
+		if k.retained++; k.chance(10) {
 			f.held.Close()
 			delete(k.w.flows, name)
 		}
@@ -140,7 +141,7 @@ func (k *walk) ask(ctx context.Context) string {
 }
 
 // enter changes the world from one scene to another.
-func (w *world) enter(ctx context.Context, from, to *scene) error {
+func (w *testbed) enter(ctx context.Context, from, to *scene) error {
 	restart := to.Restart
 	if !equalConfig(from.Config, to.Config) {
 		w.config, restart = to.Config, nodes
@@ -151,8 +152,8 @@ func (w *world) enter(ctx context.Context, from, to *scene) error {
 	return w.sync(ctx)
 }
 
-// incremental says how a node that came here change by change differs from one that knows the world at once, or "".
-func (w *world) incremental(node string) string {
+// incremental returns how a node that came here change by change differs from one that knows the world at once, or "".
+func (w *testbed) incremental(node string) string {
 	fresh := resolve.New(w.resolveConfig(node, w.agents[node].host))
 	fresh.Apply(w.everything())
 	if !reflect.DeepEqual(fresh.Services(), w.agents[node].services) {
@@ -161,12 +162,13 @@ func (w *world) incremental(node string) string {
 	return ""
 }
 
-// fares sends a packet and says whether it could be sent for real, and how its fate differs from what verdict says.
-func (w *world) fares(ctx context.Context, l *packetLine, thorough bool) (sent bool, wrong string) {
+// fares sends a packet and reports whether it could be sent for real, and how its fate differs from what verdict says.
+func (w *testbed) fares(ctx context.Context, l *packetLine, thorough bool) (sent bool, wrong string) {
 	c := l.Clients[0]
-	j := w.judge(c, l.To, l.Proto, l.Via)
+	j := w.assess(c, l.To, l.Proto, l.Via)
 	o := j.outcome
-	if l.Action = o.Action; j.unanswerable() || w.takenOnTheWay(j) || l.stays() || w.subject.leaves(j, l.Size) != "" {
+	if l.Action = o.Action; j.unanswerable() || w.reachesHostPort(j) || l.stays() ||
+		w.implementation.leaves(j, l.Size) != "" {
 		return false, ""
 	}
 	if l.Sticks = o.Action == verdict.Forward && o.Frontend.Target(o.Origin).Pool.Affinity > 0; l.Sticks {
@@ -177,7 +179,8 @@ func (w *world) fares(ctx context.Context, l *packetLine, thorough bool) (sent b
 		p.sample = 0
 	}
 	if wrong = p.run(ctx); wrong != "" {
-		wrong = fmt.Sprintf("%s -> %s/%s via node %s: %s: %s\n%s\n%s", c.Name, l.To, l.Proto, entrance(l.Via), w.subject.Name, wrong, j, w.dump(j.node))
+		wrong = fmt.Sprintf("%s -> %s/%s via node %s: %s: %s\n%s\n%s", c.Name, l.To, l.Proto, entrance(l.Via),
+			w.implementation.Name, wrong, j, w.dump(j.node))
 	}
 	return true, wrong
 }
@@ -186,14 +189,15 @@ func (w *world) fares(ctx context.Context, l *packetLine, thorough bool) (sent b
 // entry.
 func (l *packetLine) stays() bool {
 	c := l.Clients[0]
-	return l.Action != verdict.Pass && c.Addr == l.To.Addr() && place(c.Name).Node != "" && !place(c.Name).isNode()
+	return l.Action != verdict.Pass && c.Addr == l.To.Addr() && memberNamed(c.Name).Node != "" &&
+		!memberNamed(c.Name).isNode()
 }
 
-// unanswerable says that some candidate's answer would not come back through the node that translated the packet, so
+// unanswerable reports that some candidate's answer would not come back through the node that translated the packet, so
 // that the client wouldn't know it, or that no host has its address. No cluster is run so; a random world may be.
-func (j judgement) unanswerable() bool {
+func (j assessment) unanswerable() bool {
 	home := ""
-	for _, m := range cast {
+	for _, m := range topology {
 		if slices.Contains(m.Addrs, j.packet.Src.Addr()) {
 			home = cmp.Or(home, m.Node)
 		}
@@ -203,20 +207,20 @@ func (j judgement) unanswerable() bool {
 	}
 	return slices.ContainsFunc(j.outcome.Candidates, func(v verdict.Candidate) bool {
 		at := v.Backend.Addr.Addr()
-		server := place(nameOf(at))
+		server := memberNamed(nameOf(at))
 		if server == nil { // an endpoint that is a Service's address
 			return true
 		}
 		far := home != j.node && server.Node != j.node
-		return !v.Hidden && !v.Direct && (far || at == j.packet.Src.Addr())
+		return !v.Masqueraded && !v.DSR && (far || at == j.packet.Src.Addr())
 	})
 }
 
-// takenOnTheWay reports whether the node on which some candidate runs translates or rejects the packet again: with
+// reachesHostPort reports whether the node on which some candidate runs translates or rejects the packet again: with
 // externalIPs Any, an external IP may be the candidate's own address.
-func (w *world) takenOnTheWay(j judgement) bool {
+func (w *testbed) reachesHostPort(j assessment) bool {
 	return slices.ContainsFunc(j.outcome.Candidates, func(v verdict.Candidate) bool {
-		server := place(nameOf(v.Backend.Addr.Addr()))
+		server := memberNamed(nameOf(v.Backend.Addr.Addr()))
 		if server == nil || server.Node == "" || server.Node == j.node {
 			return false
 		}

@@ -27,8 +27,8 @@ type finding struct {
 // reduceTime is how long a finding is made smaller.
 const reduceTime = time.Minute
 
-// reduce gives the finding as a case, as small as it got in a minute.
-func (f *finding) reduce(ctx context.Context, s Subject) string {
+// reduce returns the finding as a case, as small as it got in a minute.
+func (f *finding) reduce(ctx context.Context, s Implementation) string {
 	last := len(f.scenes) - 1
 	for n := 1; n < 64; n *= 2 { // so many scenes of the walk's end
 		scenes := f.scenes[max(0, last+1-n):]
@@ -36,12 +36,13 @@ func (f *finding) reduce(ctx context.Context, s Subject) string {
 			return f.format(ctx, s, f.smaller(ctx, s, scenes), "Found on a random walk. This is as small as it got.")
 		}
 	}
-	return f.format(ctx, s, f.scenes[last:], "Found on a random walk. It was not seen again in a sandbox of its own: this is where the walk was.")
+	return f.format(ctx, s, f.scenes[last:],
+		"Found on a random walk. It was not seen again in a sandbox of its own: this is where the walk was.")
 }
 
-// seenAgain says whether the finding is seen in a sandbox of its own too, after these scenes.
-func (f *finding) seenAgain(ctx context.Context, s Subject, scenes []*scene) bool {
-	w, err := newWorld(ctx, s, scenes[0].Config)
+// seenAgain reports whether the finding is seen in a sandbox of its own too, after these scenes.
+func (f *finding) seenAgain(ctx context.Context, s Implementation, scenes []*scene) bool {
+	w, err := newTestbed(ctx, s, scenes[0].Config)
 	if err != nil {
 		return false
 	}
@@ -66,9 +67,9 @@ func (f *finding) seenAgain(ctx context.Context, s Subject, scenes []*scene) boo
 }
 
 // smaller takes away what the finding doesn't need, one thing after the other, until nothing more can go or time is up.
-func (f *finding) smaller(ctx context.Context, s Subject, scenes []*scene) []*scene {
+func (f *finding) smaller(ctx context.Context, s Implementation, scenes []*scene) []*scene {
 	end := time.Now().Add(reduceTime)
-	keep := func(fewer []*scene) bool {
+	retain := func(fewer []*scene) bool {
 		if time.Now().After(end) || reflect.DeepEqual(fewer, scenes) || !f.seenAgain(ctx, s, fewer) {
 			return false
 		}
@@ -77,7 +78,7 @@ func (f *finding) smaller(ctx context.Context, s Subject, scenes []*scene) []*sc
 	}
 	for n := len(scenes) / 2; n > 0; n /= 2 { // of the way, longer parts first
 		for i := 0; i+n < len(scenes); {
-			if !keep(slices.Delete(slices.Clone(scenes), i, i+n)) {
+			if !retain(slices.Delete(slices.Clone(scenes), i, i+n)) {
 				i += n
 			}
 		}
@@ -90,7 +91,7 @@ func (f *finding) smaller(ctx context.Context, s Subject, scenes []*scene) []*sc
 				fewer[i] = scenes[i].copy()
 				cut(fewer[i])
 			}
-			again = keep(fewer) || again
+			again = retain(fewer) || again
 		}
 	}
 	return scenes
@@ -157,7 +158,7 @@ func cuts() []func(*scene) {
 	return l
 }
 
-// leave gives the list without its i-th.
+// leave returns the list without its i-th.
 func leave[T any](l []T, i int) []T {
 	if i >= len(l) {
 		return l
@@ -174,9 +175,9 @@ func eachEndpoint(a *app, i int, do func(*discoveryv1.Endpoint)) {
 	}
 }
 
-// format gives scenes and the finding's packet as a case. What it expects is what verdict says.
-func (f *finding) format(ctx context.Context, s Subject, scenes []*scene, comment string) string {
-	w, err := newWorld(ctx, s, scenes[0].Config)
+// format returns scenes and the finding's packet as a case. What it expects is what verdict says.
+func (f *finding) format(ctx context.Context, s Implementation, scenes []*scene, comment string) string {
+	w, err := newTestbed(ctx, s, scenes[0].Config)
 	if err != nil {
 		return err.Error()
 	}
@@ -229,12 +230,12 @@ func asYAML(o any) string {
 	return string(b)
 }
 
-// format gives a drawn line as text, with what verdict says of it.
-func (w *world) format(l *packetLine) string {
+// format returns a drawn line as text, with what verdict says of it.
+func (w *testbed) format(l *packetLine) string {
 	c := l.Clients[0]
-	o := w.judge(c, l.To, l.Proto, l.Via).outcome
+	o := w.assess(c, l.To, l.Proto, l.Via).outcome
 	from := c.Name
-	if c.Addr != place(c.Name).addr(l.To.Addr().Is6()) {
+	if c.Addr != memberNamed(c.Name).addr(l.To.Addr().Is6()) {
 		from = fmt.Sprintf("%s(%s)", c.Name, c.Addr)
 	}
 	text, options := fmt.Sprintf("%s -> %s/%s =", from, l.To, l.Proto), " via="+entrance(l.Via)

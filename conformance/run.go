@@ -12,7 +12,7 @@ import (
 )
 
 // Run judges a subject by every case.
-func Run(t *testing.T, s Subject) {
+func Run(t *testing.T, s Implementation) {
 	cases, err := Cases()
 	if err != nil {
 		t.Fatal(err)
@@ -29,7 +29,7 @@ func Run(t *testing.T, s Subject) {
 }
 
 // RunCase judges a subject by one case, in a sandbox of its own.
-func RunCase(t *testing.T, s Subject, c *Case) {
+func RunCase(t *testing.T, s Implementation, c *Case) {
 	t.Helper()
 	wrong, refused := tryCase(t.Context(), s, c, enough)
 	for _, r := range refused {
@@ -46,14 +46,14 @@ const repairTime = 5 * time.Second
 // enough is how many faults of a case are shown: after that the rest would be more of the same, and slow.
 const enough = 5
 
-// tryCase gives what is wrong, each beginning with its line in the case's file where it has one, and stops after limit. It
-// also gives what the subject refuses to serve; where the rest of the case hangs on that, it ends there.
-func tryCase(ctx context.Context, s Subject, c *Case, limit int) (wrong, refused []string) {
+// tryCase returns what is wrong, each beginning with its line in the case's file where it has one, and stops after
+// limit. It also gives what the subject refuses to serve; where the rest of the case hangs on that, it ends there.
+func tryCase(ctx context.Context, s Implementation, c *Case, limit int) (wrong, refused []string) {
 	config := Config{}
 	if first := c.Steps[0].Config; first != nil {
 		config = *first
 	}
-	w, err := newWorld(ctx, s, config)
+	w, err := newTestbed(ctx, s, config)
 	if err != nil {
 		return []string{" " + err.Error()}, nil
 	}
@@ -63,26 +63,26 @@ func tryCase(ctx context.Context, s Subject, c *Case, limit int) (wrong, refused
 			wrong = append(wrong, " "+err.Error())
 		}
 	}()
-	given := false
+	explicit := false
 	for i := range c.Steps {
 		step := &c.Steps[i]
 		if i := slices.IndexFunc(step.Unless, func(l unlessLine) bool { return l.Mode == s.Name }); i >= 0 {
 			w.refused = append(w.refused, " not asked of "+s.Name+" from here on: "+step.Unless[i].Why)
 			return wrong, nil
 		}
-		if err := w.take(ctx, step); err != nil {
+		if err := w.applyStep(ctx, step); err != nil {
 			return append(wrong, fmt.Sprintf(" step %d: %v", i+1, err)), nil
 		}
 		is := w.check(ctx, step, limit-len(wrong))
-		for end := time.Now().Add(s.within(repairTime)); len(step.Disturb) > 0 && len(is) > 0 && time.Now().Before(end); {
+		for end := time.Now().Add(s.within(repairTime)); len(step.InjectFault) > 0 && len(is) > 0 && time.Now().Before(end); {
 			is = w.check(ctx, step, limit-len(wrong))
 		}
 		if wrong = append(wrong, is...); len(wrong) >= limit || w.ended {
 			return wrong, nil
 		}
-		given = given || step.problemsGiven
+		explicit = explicit || step.problemsExplicit
 	}
-	if !given {
+	if !explicit {
 		for _, p := range w.problems() {
 			wrong = append(wrong, " a problem that the case doesn't expect: "+p)
 		}
@@ -90,8 +90,8 @@ func tryCase(ctx context.Context, s Subject, c *Case, limit int) (wrong, refused
 	return wrong, nil
 }
 
-// check gives what a step's expectations find wrong, each with its line, and sends no more packets after limit.
-func (w *world) check(ctx context.Context, s *Step, limit int) (wrong []string) {
+// check returns what a step's expectations find wrong, each with its line, and sends no more packets after limit.
+func (w *testbed) check(ctx context.Context, s *Step, limit int) (wrong []string) {
 	for i := range s.Packets {
 		if wrong = append(wrong, w.checkPacket(ctx, &s.Packets[i])...); len(wrong) >= limit || w.ended {
 			return wrong
@@ -102,18 +102,19 @@ func (w *world) check(ctx context.Context, s *Step, limit int) (wrong []string) 
 			wrong = append(wrong, fmt.Sprintf("%d: %s: %s", l.Line, l.Text, is))
 		}
 	}
-	if s.problemsGiven {
+	if s.problemsExplicit {
 		wrong = append(wrong, w.checkProblems(s)...)
 	}
 	return wrong
 }
 
 // checkPacket judges a line for each of its clients, by verdict and then by real packets, until one is wrong.
-func (w *world) checkPacket(ctx context.Context, l *packetLine) (wrong []string) {
-	if l.Held != "" {
-		f := w.flows[l.Held]
-		if w.lost[l.Held] {
-			w.refused = append(w.refused, fmt.Sprintf("%d: %s: connections through %s end with its agent", l.Line, l.Text, w.subject.Name))
+func (w *testbed) checkPacket(ctx context.Context, l *packetLine) (wrong []string) {
+	if l.Flow != "" {
+		f := w.flows[l.Flow]
+		if w.lost[l.Flow] {
+			w.refused = append(w.refused, fmt.Sprintf("%d: %s: connections through %s end with its agent", l.Line, l.Text,
+				w.implementation.Name))
 			return nil
 		}
 		if f == nil {
@@ -126,14 +127,14 @@ func (w *world) checkPacket(ctx context.Context, l *packetLine) (wrong []string)
 	}
 	expected := l.expected(w.known)
 	for _, c := range l.Clients {
-		j := w.judge(c, l.To, l.Proto, l.Via)
+		j := w.assess(c, l.To, l.Proto, l.Via)
 		is := j.differs(l, expected)
-		if r := w.subject.leaves(j, l.Size); is == "" && r != "" {
-			w.refused = append(w.refused, fmt.Sprintf("%d: %s: %s refuses it: %s", l.Line, l.Text, w.subject.Name, r))
-			w.ended = l.Hold != "" || l.As != "" // later lines need what this one would have remembered
+		if r := w.implementation.leaves(j, l.Size); is == "" && r != "" {
+			w.refused = append(w.refused, fmt.Sprintf("%d: %s: %s refuses it: %s", l.Line, l.Text, w.implementation.Name, r))
+			w.ended = l.Open != "" || l.As != "" // later lines need what this one would have remembered
 		} else if is == "" {
 			if is = (probe{w: w, l: l, c: c, j: j}).run(ctx); is != "" {
-				is = w.subject.Name + ": " + is + "\n" + w.dump(j.node)
+				is = w.implementation.Name + ": " + is + "\n" + w.dump(j.node)
 			}
 		}
 		if is != "" {
@@ -143,10 +144,10 @@ func (w *world) checkPacket(ctx context.Context, l *packetLine) (wrong []string)
 	return nil
 }
 
-// health says how a node's health check differs from the line, or "".
-func (w *world) health(l healthLine) string {
+// health returns how a node's health check differs from the line, or "".
+func (w *testbed) health(l healthLine) string {
 	checks := w.agents[l.Node].services.HealthChecks
-	i := slices.IndexFunc(checks, func(h *model.HealthCheck) bool { return h.Service == l.Service && int(h.Port) == l.Port })
+	i := slices.IndexFunc(checks, func(h *model.HealthCheck) bool { return h.Owner == l.Owner && int(h.Port) == l.Port })
 	switch {
 	case i < 0 && l.Local >= 0:
 		return "there is no such health check"
@@ -158,8 +159,8 @@ func (w *world) health(l healthLine) string {
 	return ""
 }
 
-// problems gives the reasons and objects of all problems that stand on any node, sorted, each once.
-func (w *world) problems() (l []string) {
+// problems returns the reasons and objects of all problems that stand on any node, sorted, each once.
+func (w *testbed) problems() (l []string) {
 	for _, n := range nodes {
 		for _, p := range w.agents[n].resolver.Problems() {
 			if p.Reason != "SchedulerNotAvailable" { // that is about the subject
@@ -171,7 +172,7 @@ func (w *world) problems() (l []string) {
 	return slices.Compact(l)
 }
 
-func (w *world) checkProblems(s *Step) (wrong []string) {
+func (w *testbed) checkProblems(s *Step) (wrong []string) {
 	stand := w.problems()
 	for _, l := range s.Problems {
 		text := l.Reason + " " + l.Object

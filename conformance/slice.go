@@ -18,9 +18,9 @@ import (
 //
 //	NAME PORT…: ENDPOINT…
 //
-// NAME is [NAMESPACE/]SERVICE, with #N for a second slice of the same Service, *WEIGHT for endpoints of another weight than
-// 1, and /4 or /6 for one family only. PORT is
-// [NAME=]NUMBER[-LAST][/PROTOCOL]. ENDPOINT is a pod or ADDRESS[@NODE], with (CONDITION,…) or not.
+// NAME is [NAMESPACE/]SERVICE, with #N for a second slice of the same Service, *WEIGHT for endpoints of another weight
+// than 1, and /4 or /6 for one family only. PORT is [NAME=]NUMBER[-LAST][/PROTOCOL]. ENDPOINT is a pod or
+// ADDRESS[@NODE], with (CONDITION,…) or not.
 type sliceLine struct {
 	Line      int
 	Name      string // as written, without the family: what "remove: slice NAME" names
@@ -91,8 +91,8 @@ func parsePort(w string) (p slicePort, err error) {
 	if !named {
 		name, number = "", w
 	}
-	number, proto, given := strings.Cut(number, "/")
-	if !given {
+	number, proto, explicit := strings.Cut(number, "/")
+	if !explicit {
 		proto = "tcp"
 	}
 	if _, err := parseProtocol(proto); err != nil {
@@ -114,9 +114,9 @@ func parsePort(w string) (p slicePort, err error) {
 
 // parseEndpoint reads "web-1", "10.244.9.9@b", "web-2(terminating)", "web-3(zone=z2)".
 func parseEndpoint(w string) (sliceEndpoint, error) {
-	name, conditions, given := strings.Cut(strings.TrimSuffix(w, ")"), "(")
+	name, conditions, explicit := strings.Cut(strings.TrimSuffix(w, ")"), "(")
 	e := sliceEndpoint{Name: name, Ready: true, Serving: true}
-	if p := place(name); p != nil {
+	if p := memberNamed(name); p != nil {
 		e.of(p)
 	} else if !strings.HasPrefix(name, "$") {
 		addr, node, _ := strings.Cut(name, "@")
@@ -130,7 +130,7 @@ func parseEndpoint(w string) (sliceEndpoint, error) {
 		}
 		e.Addrs[i] = a
 	}
-	if !given {
+	if !explicit {
 		return e, nil
 	}
 	for _, c := range strings.Split(conditions, ",") {
@@ -157,7 +157,7 @@ func (e *sliceEndpoint) of(p *member) {
 	e.Name, e.Node, e.Addrs = p.Name, p.Node, [2]netip.Addr{p.addr(false), p.addr(true)}
 }
 
-// references gives the names of remembered places that the line needs.
+// references returns the names of remembered places that the line needs.
 func (l sliceLine) references() []string {
 	names := slices.Clone(l.Without)
 	for _, e := range l.Endpoints {
@@ -173,7 +173,7 @@ func (l sliceLine) settle(known map[string]netip.AddrPort) sliceLine {
 	out := make([]sliceEndpoint, 0, len(l.Endpoints))
 	for _, e := range l.Endpoints {
 		if n, ok := strings.CutPrefix(e.Name, "$"); ok {
-			if p := place(nameOf(known[n].Addr())); p != nil {
+			if p := memberNamed(nameOf(known[n].Addr())); p != nil {
 				e.of(p)
 			}
 		}
@@ -185,7 +185,7 @@ func (l sliceLine) settle(known map[string]netip.AddrPort) sliceLine {
 	return l
 }
 
-// slices gives the objects that the line stands for. Of a range of ports, each has slices of its own.
+// slices returns the objects that the line stands for. Of a range of ports, each has slices of its own.
 func (l sliceLine) slices() []*discoveryv1.EndpointSlice {
 	var out []*discoveryv1.EndpointSlice
 	n := 1
@@ -204,12 +204,15 @@ func (l sliceLine) slices() []*discoveryv1.EndpointSlice {
 // familySuffix ends the names of the objects of each family.
 var familySuffix = [2]string{"-v4", "-v6"}
 
-// makes says whether k, made by an earlier line of this name, is of a family that the line speaks of.
+// makes reports whether k, made by an earlier line of this name, is of a family that the line speaks of.
 func (l sliceLine) makes(k source.Key) bool {
-	return slices.ContainsFunc(l.Families, func(six bool) bool { return strings.HasSuffix(k.Name, familySuffix[b2i(six)]) })
+	return slices.ContainsFunc(l.Families, func(
+		six bool) bool {
+		return strings.HasSuffix(k.Name, familySuffix[b2i(six)])
+	})
 }
 
-// slice gives the i-th slice of one family.
+// slice returns the i-th slice of one family.
 func (l sliceLine) slice(name string, i int, six bool) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},

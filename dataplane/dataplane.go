@@ -16,19 +16,26 @@ type Key interface {
 	Rank() int
 }
 
-// Fact is one thing that the kernel can hold: a set element, a chain's body, a map entry. A value that can't be read
-// back word for word stands as a digest that can.
+// Fact is one thing that the kernel can hold: a set element, a chain, a map entry. A value that can't be read back word
+// for word stands as a digest that can.
 type Fact[K Key, V comparable] struct {
 	Key   K
 	Value V
+	// Body is what Write needs beyond Key and Value, such as the rules of a chain of which Value is a digest; mostly
+	// nil. Equal facts have bodies that write the same, so bodies are never compared. Render sets it and Read doesn't;
+	// the loop drops it once the fact is written, and renders again where others undid that.
+	Body any
 }
+
+// Equal reports whether f and o say the same, whatever their bodies.
+func (f Fact[K, V]) Equal(o Fact[K, V]) bool { return f.Key == o.Key && f.Value == o.Value }
 
 // Plane owns one slice of kernel state and makes it say what parts of the model need. T is the model's part, a pointer.
 type Plane[T any, K Key, V comparable] interface {
-	// Render gives the facts that a part needs. It is pure: equal parts give equal facts. Different parts may give
+	// Render returns the facts that a part needs. It is pure: equal parts give equal facts. Different parts may give
 	// the same fact; two parts never give different values for one key.
 	Render(T) []Fact[K, V]
-	// Read gives every fact that the kernel holds in this plane's slice, also those that nobody asked for.
+	// Read returns every fact that the kernel holds in this plane's slice, also those that nobody asked for.
 	Read(context.Context) ([]Fact[K, V], error)
 	// Write makes the facts of put true and those of del untrue, all at once where the kernel can, else put by rising
 	// rank, then del by falling rank. A fact whose value changes stands in both, old in del and new in put. A plane
@@ -68,9 +75,13 @@ type Cleaner interface {
 	Clean(context.Context) error
 }
 
-// Retirer is a Cleaner that can go when its connections have.
-type Retirer interface {
-	// Retire has the plane's slice serve nothing that is new; TCP connections that have begun go on. It gives their number: with none
-	// it is Clean.
-	Retire(context.Context) (connections int, err error)
+// Drainer is a Cleaner that can drain.
+type Drainer interface {
+	// Drain stops accepting new connections and returns how many TCP connections are still open; at zero it cleans up.
+	Drain(context.Context) (connections int, err error)
+}
+
+// Grouped is a Key that names the group of facts to which it belongs, for people: "chain", or the name of a set.
+type Grouped interface {
+	Group() string
 }

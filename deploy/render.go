@@ -15,25 +15,26 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Release says for whom a chart is rendered.
+// Release states for whom a chart is rendered.
 type Release struct {
 	Name, Namespace string
 	Files           []string // of values, each going before those before it
 	Set             []string // name=value, as Helm's --set has it, going before files
 }
 
-// Render gives the manifests that Helm would install of the chart in a folder, one YAML stream. Values that the chart's schema
-// refuses are an error that names them.
+// Render returns the manifests that Helm would install of the chart in a folder, one YAML stream. Values that the
+// chart's schema refuses are an error that names them.
 func Render(folder string, r Release) (string, error) {
 	c, err := loader.Load(folder)
 	if err != nil {
 		return "", fmt.Errorf("load the chart %s: %w", folder, err)
 	}
-	told, err := r.values()
+	chartValues, err := r.values()
 	if err != nil {
 		return "", err
 	}
-	values, err := util.ToRenderValues(c, told, common.ReleaseOptions{Name: r.Name, Namespace: r.Namespace, Revision: 1, IsInstall: true}, nil)
+	values, err := util.ToRenderValues(c, chartValues,
+		common.ReleaseOptions{Name: r.Name, Namespace: r.Namespace, Revision: 1, IsInstall: true}, nil)
 	if err != nil {
 		return "", err
 	}

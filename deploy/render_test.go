@@ -26,8 +26,8 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
-	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/agent/config"
+	"fairlead.dev/fairlead/agent/mode"
 )
 
 var update = flag.Bool("update", false, "write ./manifests anew")
@@ -52,7 +52,8 @@ type rendered struct {
 func render(t *testing.T, set ...string) (r rendered) {
 	t.Helper()
 	var err error
-	if r.text, err = Render("chart", Release{Name: "fairlead", Namespace: "kube-system", Set: append([]string{"apiServer.host=" + placeholder}, set...)}); err != nil {
+	if r.text, err = Render("chart", Release{Name: "fairlead", Namespace: "kube-system",
+		Set: append([]string{"apiServer.host=" + placeholder}, set...)}); err != nil {
 		t.Fatal(err)
 	}
 	scheme := runtime.NewScheme()
@@ -126,7 +127,8 @@ func (r rendered) load(t *testing.T) *config.Config {
 func (r rendered) agent() corev1.Container { return r.agents.Spec.Template.Spec.Containers[0] }
 
 func TestLint(t *testing.T) {
-	for _, m := range lint.RunAll("chart", map[string]any{"apiServer": map[string]any{"host": placeholder}}, "kube-system").Messages {
+	for _, m := range lint.RunAll("chart", map[string]any{"apiServer": map[string]any{"host": placeholder}},
+		"kube-system").Messages {
 		if !strings.Contains(m.Err.Error(), "icon is recommended") {
 			t.Error(m)
 		}
@@ -136,11 +138,11 @@ func TestLint(t *testing.T) {
 // Every mode's chart is what the API takes, and its configuration what the agent takes. Nothing privileged serves, nor
 // sees the host's processes.
 func TestModes(t *testing.T) {
-	for _, mode := range append(agent.Names(), agent.Auto) {
+	for _, mode := range append(mode.Names(), mode.Auto) {
 		t.Run(mode, func(t *testing.T) {
-			for _, migrateFromKubeProxy := range []config.TakeOver{config.Leave, config.Remove} {
+			for _, migrateFromKubeProxy := range []config.MigrateFromKubeProxy{config.Leave, config.Remove} {
 				r := render(t, "mode="+mode, "migrateFromKubeProxy="+string(migrateFromKubeProxy))
-				if c := r.load(t); c.Own.Mode != mode || c.Own.TakeOver != config.Leave ||
+				if c := r.load(t); c.Own.Mode != mode || c.Own.MigrateFromKubeProxy != config.Leave ||
 					c.Proxy.HealthzBindAddress != "0.0.0.0:10256" {
 					t.Errorf("the agent is told: %+v", c.Own)
 				}
@@ -208,18 +210,19 @@ func TestMigrate(t *testing.T) {
 // privileges is what each mode's agent is given, for the test that runs the program with no more: ../test.
 const privileges = "manifests/privileges.json"
 
-// given is what an agent's container is given.
-type given struct {
+// granted is what an agent's container is given.
+type granted struct {
 	Capabilities []corev1.Capability `json:"capabilities"`
-	HostPaths    map[string]string   `json:"hostPaths,omitempty"` // mounted where → the host's; " ro" ends what is read-only
+	// mounted where → the host's; " ro" ends what is read-only
+	HostPaths map[string]string `json:"hostPaths,omitempty"`
 }
 
 // The file holds what the chart grants.
 func TestPrivilegesAreCurrent(t *testing.T) {
-	all := map[string]given{}
-	for _, mode := range append(agent.Names(), agent.Auto) {
+	all := map[string]granted{}
+	for _, mode := range append(mode.Names(), mode.Auto) {
 		r := render(t, "mode="+mode)
-		g := given{Capabilities: r.agent().SecurityContext.Capabilities.Add}
+		g := granted{Capabilities: r.agent().SecurityContext.Capabilities.Add}
 		for _, m := range r.agent().VolumeMounts {
 			for _, v := range r.agents.Spec.Template.Spec.Volumes {
 				if v.Name == m.Name && v.HostPath != nil {
@@ -244,7 +247,8 @@ func TestNames(t *testing.T) {
 	for _, set := range [][]string{nil, {"serviceAccount.name=other"}} {
 		r := render(t, set...)
 		pod := r.agents.Spec.Template.Spec
-		if r.binding.RoleRef.Name != r.role.Name || r.binding.Subjects[0].Name != r.account.Name || r.binding.Subjects[0].Namespace != r.account.Namespace || pod.ServiceAccountName != r.account.Name {
+		if r.binding.RoleRef.Name != r.role.Name || r.binding.Subjects[0].Name != r.account.Name ||
+			r.binding.Subjects[0].Namespace != r.account.Namespace || pod.ServiceAccountName != r.account.Name {
 			t.Errorf("%+v binds %s to %s", r.binding, r.role.Name, r.account.Name)
 		}
 		if pod.Volumes[0].ConfigMap.Name != r.config.Name {
@@ -279,12 +283,14 @@ func TestProbes(t *testing.T) {
 
 // Both configurations go through; a name of another cluster-wide object is another.
 func TestConfiguration(t *testing.T) {
-	r := render(t, "kubeProxy.clusterCIDR=10.0.0.0/8", "kubeProxy.detectLocalMode=ClusterCIDR", "fairlead.scheduler=maglev")
+	r := render(t, "kubeProxy.clusterCIDR=10.0.0.0/8", "kubeProxy.detectLocalMode=ClusterCIDR",
+		"fairlead.scheduler=maglev")
 	if c := r.load(t); c.Proxy.ClusterCIDR != "10.0.0.0/8" || c.Own.Scheduler != "maglev" {
 		t.Errorf("told %+v %+v", c.Proxy, c.Own)
 	}
 	other, err := Render("chart", Release{Name: "two", Namespace: "net", Set: []string{"apiServer.host=h"}})
-	if err != nil || !strings.Contains(other, "name: fairlead-two\n") || strings.Contains(other, "name: fairlead\n  labels:\n    app.kubernetes.io/name: fairlead\n    app.kubernetes.io/instance: two\nrules") {
+	if err != nil || !strings.Contains(other, "name: fairlead-two\n") || strings.Contains(other,
+		"name: fairlead\n  labels:\n    app.kubernetes.io/name: fairlead\n    app.kubernetes.io/instance: two\nrules") {
 		t.Errorf("another release: %v\n%s", err, other)
 	}
 }

@@ -25,7 +25,7 @@ const (
 	lastScheduler
 )
 
-// schedulerNames gives each scheduler's names: ours, then IPVS's.
+// schedulerNames returns each scheduler's names: ours, then IPVS's.
 var schedulerNames = [lastScheduler][2]string{
 	Random:                   {"random", "random"},
 	RoundRobin:               {"round-robin", "rr"},
@@ -39,7 +39,7 @@ var schedulerNames = [lastScheduler][2]string{
 	Maglev:                   {"maglev", "mh"},
 }
 
-// instead tells what stands in for a scheduler that a data plane can't do. Every one can do Random or RoundRobin.
+// instead reports what stands in for a scheduler that a data plane can't do. Every one can do Random or RoundRobin.
 var instead = [lastScheduler]Scheduler{
 	Random:                   WeightedRoundRobin,
 	RoundRobin:               Random,
@@ -53,7 +53,7 @@ var instead = [lastScheduler]Scheduler{
 	Maglev:                   SourceHash,
 }
 
-// String gives the scheduler's name, such as "round-robin".
+// String returns the scheduler's name, such as "round-robin".
 func (s Scheduler) String() string {
 	if s < lastScheduler {
 		return schedulerNames[s][0]
@@ -61,10 +61,10 @@ func (s Scheduler) String() string {
 	return fmt.Sprintf("scheduler %d", uint8(s))
 }
 
-// IPVS gives the scheduler's name in IPVS, such as "rr".
+// IPVS returns the scheduler's name in IPVS, such as "rr".
 func (s Scheduler) IPVS() string { return schedulerNames[s][1] }
 
-// Hashes says whether the scheduler gives equal packets the same backend.
+// Hashes reports whether the scheduler gives equal packets the same backend.
 func (s Scheduler) Hashes() bool { return s == SourceHash || s == DestinationHash || s == Maglev }
 
 // MaxEntries is the greatest size of Maglev's table: the largest prime of 16 bits, so that an index is one.
@@ -82,10 +82,11 @@ func TableSize(n, each int) int {
 	return MaxEntries
 }
 
-// CheckEntries says what is wrong with a size of Maglev's table.
+// CheckEntries returns what is wrong with a size of Maglev's table.
 func CheckEntries(n int) error {
 	if n < 0 || n > MaxEntries || n > 0 && !big.NewInt(int64(n)).ProbablyPrime(0) {
-		return fmt.Errorf("%d is no size of a Maglev table: give a prime up to %d, such as 1021, 16381 or %d, at least a hundred times the number of endpoints", n, MaxEntries, MaxEntries)
+		return fmt.Errorf("%d is no size of a Maglev table: give a prime up to %d, such as 1021, 16381 or %d, at least a "+
+			"hundred times the number of endpoints", n, MaxEntries, MaxEntries)
 	}
 	return nil
 }
@@ -114,11 +115,11 @@ func SchedulersOf(list ...Scheduler) (s Schedulers) {
 	return s
 }
 
-// Has says whether x is in the set.
+// Has reports whether x is in the set.
 func (s Schedulers) Has(x Scheduler) bool { return s&(1<<x) != 0 }
 
-// Instead gives x if the set has it, else what stands in for it: the first of its chain of substitutes that the set has, or
-// of Random's. A set with none of these gives Random.
+// Instead returns x if the set has it, else what stands in for it: the first of its chain of substitutes that the set
+// has, or of Random's. A set with none of these gives Random.
 func (s Schedulers) Instead(x Scheduler) Scheduler {
 	for _, start := range []Scheduler{x, Random} {
 		x = start
@@ -132,7 +133,7 @@ func (s Schedulers) Instead(x Scheduler) Scheduler {
 	return Random
 }
 
-// List gives the set's members in order.
+// List returns the set's members in order.
 func (s Schedulers) List() (l []Scheduler) {
 	for x := range lastScheduler {
 		if s.Has(x) {
@@ -142,7 +143,7 @@ func (s Schedulers) List() (l []Scheduler) {
 	return l
 }
 
-// String gives the members' names, comma-separated.
+// String returns the members' names, comma-separated.
 func (s Schedulers) String() string {
 	var l []string
 	for _, x := range s.List() {

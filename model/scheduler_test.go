@@ -19,8 +19,8 @@ func TestParseScheduler(t *testing.T) {
 
 func TestInstead(t *testing.T) {
 	for _, c := range []struct {
-		can         Schedulers
-		asked, gets Scheduler
+		can             Schedulers
+		requested, gets Scheduler
 	}{
 		{AllSchedulers, NeverQueue, NeverQueue},
 		{SchedulersOf(Random), NeverQueue, Random},
@@ -32,8 +32,8 @@ func TestInstead(t *testing.T) {
 		{SchedulersOf(Random), SourceHash, Random},
 		{0, Maglev, Random},
 	} {
-		if got := c.can.Instead(c.asked); got != c.gets {
-			t.Errorf("of %q, %v stands in for %v, not %v", c.can, got, c.asked, c.gets)
+		if got := c.can.Instead(c.requested); got != c.gets {
+			t.Errorf("of %q, %v stands in for %v, not %v", c.can, got, c.requested, c.gets)
 		}
 	}
 }

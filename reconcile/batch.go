@@ -8,7 +8,7 @@ import (
 )
 
 // order sorts jobs so that each state in between is safe: what comes or changes by wave, group and rising rank, then
-// what goes by falling rank. It gives the same order each time, or a search would lose its way.
+// what goes by falling rank. It returns the same order each time, or a search would lose its way.
 func order[K dataplane.Key, V comparable](jobs []*job[K, V]) {
 	slices.SortFunc(jobs, func(a, b *job[K, V]) int {
 		switch puts := a.puts(); {
@@ -19,7 +19,7 @@ func order[K dataplane.Key, V comparable](jobs []*job[K, V]) {
 		case puts && a.wave != b.wave:
 			return cmp.Compare(a.wave, b.wave)
 		case puts && a.group != b.group:
-			return cmp.Compare(a.group, b.group)
+			return a.group.Compare(b.group)
 		case a.rank == b.rank:
 			return cmp.Compare(a.n, b.n)
 		case puts:
@@ -29,7 +29,7 @@ func order[K dataplane.Key, V comparable](jobs []*job[K, V]) {
 	})
 }
 
-// portion says how many of jobs the next Write takes: at most limit facts and puts of one wave and group, but always
+// portion returns how many of jobs the next Write takes: at most limit facts and puts of one wave and group, but always
 // one job.
 func portion[K dataplane.Key, V comparable](jobs []*job[K, V], limit int) (n int) {
 	for facts := 0; n < len(jobs); n++ {
@@ -46,11 +46,15 @@ func portion[K dataplane.Key, V comparable](jobs []*job[K, V], limit int) (n int
 	return n
 }
 
-// facts gives what a Write is told for jobs: put by rising rank, del by falling rank.
-func facts[K dataplane.Key, V comparable](jobs []*job[K, V]) (put, del []dataplane.Fact[K, V]) {
+// facts returns what a Write does for jobs: put by rising rank, del by falling rank.
+func (t *table[T, K, V]) facts(jobs []*job[K, V]) (put, del []dataplane.Fact[K, V]) {
 	for _, j := range jobs {
 		if j.puts() {
-			put = append(put, dataplane.Fact[K, V]{Key: j.key, Value: j.value})
+			f := dataplane.Fact[K, V]{Key: j.key, Value: j.value}
+			if j.body {
+				f.Body = t.bodies[j.key]
+			}
+			put = append(put, f)
 		}
 		if has, held := j.has(); held {
 			del = append(del, dataplane.Fact[K, V]{Key: j.key, Value: has})

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
 )
 
 // The size of the benchmarks: 10,000 Services of 10 backends, each with three facts of its own.
@@ -47,7 +48,8 @@ func (*paper) Render(p *bigPart) []bigFact {
 			version = p.version
 		}
 		value := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, p.number), version)
-		facts = append(facts, bigFact{Key: bigKey{kind: 1 + uint8(i%4), name: "endpoint4", element: string(element)}, Value: string(value)})
+		facts = append(facts, bigFact{Key: bigKey{kind: 1 + uint8(i%4), name: "endpoint4", element: string(element)},
+			Value: string(value)})
 	}
 	return facts
 }
@@ -77,7 +79,8 @@ func bigParts() []*bigPart {
 // bigLoop is a loop that has synced everything.
 func bigLoop(b *testing.B, p *paper, parts []*bigPart) (l *Loop[*bigPart, bigKey, string], stop func()) {
 	b.Helper()
-	l = New[*bigPart, bigKey, string](p, Options[*bigPart]{Owner: func(p *bigPart) string { return fmt.Sprint(p.number) }})
+	l = New[*bigPart, bigKey, string](p, Options[*bigPart]{
+		Owner: func(p *bigPart) model.Owner { return model.Owner{Name: fmt.Sprint(p.number)} }})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = l.Run(ctx) }()

@@ -3,20 +3,23 @@
 //
 // A plane brings three verbs (dataplane.Plane); the loop makes of them:
 //
-//   - start: Read first. Facts held and wanted are left alone, so that a restart flushes nothing; what nobody wants any
-//     more goes last, after all that is new.
+//   - start: Read first. Facts held and wanted are left alone, so that a restart flushes nothing; what nothing wants
+//     any more goes last, after all that is new.
 //   - change: the difference alone is rendered, compared and written. The cost follows the change, not the world.
-//   - failure: after an error nothing is assumed. Read, compare, try again with back-off; a fact that the kernel goes on
-//     refusing is found by halving, or named by the plane (dataplane.Refused), and set aside with what stands on it, and
-//     everything else is written. Groups of such facts come last, and facts of the base, which all others need, are never
-//     set aside with others.
+//   - failure: after an error nothing is assumed. Read, compare, try again with back-off; a fact that the kernel goes
+//     on refusing is found by halving, or named by the plane (dataplane.Refused), and set aside with what stands on it,
+//     and everything else is written. Groups of such facts come last, and facts of the base, which all others need, are
+//     never set aside with others.
 //   - drift: what others do to the slice is seen (dataplane.Watcher), counted and undone.
 //   - plan: the same comparison, written nowhere.
+//   - bodies: what only a Write needs of a fact is held until the fact is written, and rendered anew where it has to be
+//     written once more.
+//   - waiting: for everything (Sync), or for the parts of one owner, whatever becomes of others' (SyncOwner).
 //
 // Where a batch has large groups, smaller ones come first, complete, then what of the base stands above them all: a
 // cold start serves them before the large ones are there. That order needs no age. A base that changes over to new
-// values (another version's hooks) waits for all groups, since the old one serves them; so does what is held back by
-// Hold.
+// values (another version's hooks) waits for all groups, since the old one serves them; so does what After
+// defers.
 //
 // What a plane can rely on: Write gets put by rising rank and del by falling rank; a key whose value changes stands in
 // both, never in two Writes; a change that fits (Options.MaxFacts) comes as one Write. Where it has to be cut, the cuts
@@ -28,6 +31,8 @@
 // it names the refused; equal parts render equal facts; two parts never render different values for one key (the loop
 // keeps the first and names both owners in Status); Read returns a key once.
 //
-// The loop knows no network word and no Kubernetes, keeps no timer while idle, and alone of all packages below cmd writes
-// a log.
+// Runner is a loop of any plane: whoever runs several holds those.
+//
+// The loop knows no network word and no Kubernetes, keeps no timer while idle, and alone of all packages below cmd
+// writes a log.
 package reconcile

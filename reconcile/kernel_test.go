@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
 )
 
 // key is a fact's place in the fake kernel.
@@ -39,15 +41,17 @@ type part struct {
 	facts []fact
 }
 
-func ownerOf(p *part) string { return p.owner }
+func ownerOf(p *part) model.Owner { return model.Owner{Name: p.owner} }
+
+func labelOf(p *part) string { return p.owner }
 
 // kernel holds facts as a kernel does. It keeps a list of everything that no kernel should ever have seen.
 type kernel struct {
-	mu    sync.Mutex
-	facts map[key]string
-	keep  map[key]string // facts that must be true at any time
-	bad   []string       // what went wrong
-	log   []string       // one line per Write that had an effect
+	mu       sync.Mutex
+	facts    map[key]string
+	required map[key]string // facts that must be true at any time
+	bad      []string       // what went wrong
+	log      []string       // one line per Write that had an effect
 
 	atomic bool // a Write happens as a whole or not at all
 	strict bool // refuses to break a reference, as nf_tables does; else it notes the mistake
@@ -66,7 +70,8 @@ type kernel struct {
 }
 
 func newKernel() *kernel {
-	return &kernel{facts: map[key]string{}, keep: map[key]string{}, refuse: map[string]error{}, signals: make(chan struct{}, 1)}
+	return &kernel{facts: map[key]string{}, required: map[key]string{}, refuse: map[string]error{},
+		signals: make(chan struct{}, 1)}
 }
 
 var errBusy = errors.New("device or resource busy")
@@ -77,7 +82,21 @@ type plane struct{ *kernel }
 // watched is one that learns of drift.
 type watched struct{ plane }
 
-func (plane) Render(p *part) []fact { return slices.Clone(p.facts) }
+func (plane) Render(p *part) []fact {
+	facts := slices.Clone(p.facts)
+	for i := range facts {
+		facts[i].Body = bodyOf(facts[i])
+	}
+	return facts
+}
+
+// bodyOf returns a fact's body, which can't be compared; nil for about half of all facts.
+func bodyOf(f fact) any {
+	if len(f.Key.name)%2 == 0 {
+		return nil
+	}
+	return []string{f.Value}
+}
 
 func (p plane) Read(ctx context.Context) ([]fact, error) {
 	p.mu.Lock()
@@ -150,7 +169,7 @@ func (p *kernel) writeAtOnce(put, del []fact, fails bool) error {
 			delete(p.facts, f.Key)
 		}
 	}
-	err := p.judge(before, put, del)
+	err := p.verify(before, put, del)
 	if err != nil {
 		p.facts = before
 		return err
@@ -173,7 +192,7 @@ func (p *kernel) writeInSteps(put, del []fact, fails bool) error {
 		if maps.Equal(before, p.facts) {
 			return nil
 		}
-		if err := p.judge(before, []fact{f}, nil); err != nil {
+		if err := p.verify(before, []fact{f}, nil); err != nil {
 			p.facts = before
 			return err
 		}
@@ -199,8 +218,9 @@ func (p *kernel) writeInSteps(put, del []fact, fails bool) error {
 	return nil
 }
 
-// judge says whether the kernel takes the change from before to now, which put and del made, and notes what is unsafe.
-func (p *kernel) judge(before map[key]string, put, del []fact) error {
+// verify reports whether the kernel takes the change from before to now, which put and del made, and notes what is
+// unsafe.
+func (p *kernel) verify(before map[key]string, put, del []fact) error {
 	for _, f := range slices.Concat(put, del) {
 		if err := p.refuse[f.Key.name]; err != nil && before[f.Key] != p.facts[f.Key] {
 			return err
@@ -215,7 +235,8 @@ func (p *kernel) judge(before map[key]string, put, del []fact) error {
 			if names[r] {
 				continue
 			}
-			fresh := before[k] != v || slices.ContainsFunc(slices.Collect(maps.Keys(before)), func(b key) bool { return b.name == r })
+			fresh := before[k] != v || slices.ContainsFunc(slices.Collect(maps.Keys(before)),
+				func(b key) bool { return b.name == r })
 			if fresh && p.strict {
 				return fmt.Errorf("%v refers to %v: no such file or directory", k, r)
 			}
@@ -224,7 +245,7 @@ func (p *kernel) judge(before map[key]string, put, del []fact) error {
 			}
 		}
 	}
-	for k, v := range p.keep {
+	for k, v := range p.required {
 		if p.facts[k] != v {
 			p.bad = append(p.bad, fmt.Sprintf("%v was %q all the time and is now %q", k, v, p.facts[k]))
 		}
@@ -232,7 +253,7 @@ func (p *kernel) judge(before map[key]string, put, del []fact) error {
 	return nil
 }
 
-// checkShape notes where a Write is not as promised.
+// checkShape records where a Write is not as promised.
 func (p *kernel) checkShape(put, del []fact) {
 	if len(put)+len(del) == 0 {
 		p.bad = append(p.bad, "an empty Write")
@@ -244,6 +265,11 @@ func (p *kernel) checkShape(put, del []fact) {
 		p.bad = append(p.bad, fmt.Sprintf("del is not by falling rank: %v", del))
 	}
 	seen := map[key]int{}
+	for _, f := range put {
+		if want := bodyOf(f); !reflect.DeepEqual(f.Body, want) {
+			p.bad = append(p.bad, fmt.Sprintf("%v is put with body %v, want %v", f.Key, f.Body, want))
+		}
+	}
 	for i, f := range slices.Concat(put, del) {
 		bit := 1
 		if i >= len(put) {
@@ -285,7 +311,7 @@ func (p *kernel) drift(k key, v string) {
 	} else {
 		p.facts[k] = v
 	}
-	delete(p.keep, k)
+	delete(p.required, k)
 	p.blind = true
 	p.mu.Unlock()
 	select {
@@ -317,7 +343,7 @@ func (p *kernel) holds(parts []*part) error {
 	return fmt.Errorf("the kernel holds\n %v\nwanted\n %v", p.facts, want)
 }
 
-// complaints gives all that went wrong so far.
+// complaints returns all that went wrong so far.
 func (p *kernel) complaints() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,20 +11,25 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
 )
 
-// Options says how a Loop works. The zero value will do.
+// Options returns how a Loop works. The zero value will do.
 type Options[T comparable] struct {
-	Owner    func(T) string                  // for people: the Service that a part belongs to, or "node"; default: T's type
-	Group    func(owner string) string       // the owners that stand or fall together, by a name; default: each its own
-	Base     func(T) bool                    // reports whether all others need that part: without its facts nothing is served; default: none
-	Weight   func(T) int                     // about how much time and capacity of the kernel a part takes; default: its facts
+	// the object that a part is made for: its parts stand or fall together; default: T's type
+	Owner func(T) model.Owner
+	// for people, what of its owner a part is for, such as a port of a Service; default: the owner
+	Label func(T) string
+	// reports whether all others need that part: without its facts nothing is served; default: none
+	Base func(T) bool
+	// about how much time and capacity of the kernel a part takes; default: its facts
+	Weight   func(T) int
 	Log      *slog.Logger                    // default: none
 	MaxFacts int                             // facts in one Write at most, save for one that is replaced; default 4096
 	Backoff  func(attempt int) time.Duration // how long to wait after failure number attempt, from 1; default Backoff
 }
 
-// Backoff gives 50 ms, doubling with every attempt up to 30 s, less up to a half drawn at random.
+// Backoff returns 50 ms, doubling with every attempt up to 30 s, less up to a half drawn at random.
 func Backoff(attempt int) time.Duration {
 	d := 30 * time.Second
 	if attempt <= 10 {
@@ -35,46 +40,61 @@ func Backoff(attempt int) time.Duration {
 
 // Loop makes the kernel hold what the wanted parts need. Its methods may be called from any goroutine.
 type Loop[T comparable, K dataplane.Key, V comparable] struct {
-	plane    dataplane.Plane[T, K, V]
-	owner    func(T) string
-	group    func(string) string
-	base     func(T) bool
-	weight   func(T) int
-	log      *slog.Logger
-	maxFacts int
-	backoff  func(int) time.Duration
+	plane   dataplane.Plane[T, K, V]
+	options Options[T]
+	signals
+	busy chan struct{} // holds one while somebody uses the plane or the fields below requests
 
+	mu sync.Mutex
+	requests[T]
+
+	table   *table[T, K, V]
+	ground  map[T][]dataplane.Fact[K, V] // facts of the parts of the base
+	large   map[model.Owner]int          // waves of large owners whose parts are on their way
+	reached uint64                       // of requested, what the table has
+	gone    []T                          // parts no longer wanted of which some fact may still be held
+	blame   refusedOwners
+	iteration
+}
+
+// signals are what goroutines wait for.
+type signals struct {
 	started atomic.Bool
 	first   chan struct{}   // closed by the first Change
-	served  chan struct{}   // closed when all was written for the first time, and serves
+	ready   chan struct{}   // closed when all was written for the first time, and serves
 	ended   chan struct{}   // closed when Run has returned
 	wake    chan struct{}   // holds one: there is something to do
 	until   <-chan struct{} // nothing goes before that is closed; nil: no more, or never held
-	busy    chan struct{}   // holds one while somebody uses the plane or the second group of fields below
+}
 
-	mu       sync.Mutex
-	parts    map[T]phase   // every part that is wanted, or was when last taken in
-	changed  []T           // parts whose phase may have changed since then
-	look     bool          // a Read is asked for
-	asked    uint64        // Changes and Checks so far
-	answered uint64        // how many of those are true in the kernel, or refused
-	answer   error         // what was refused
-	news     chan struct{} // closed and made anew when answered or answer change
-	status   Status
+// requests is what is wanted of a loop, and how far it is: under its mutex.
+type requests[T comparable] struct {
+	parts     map[T]phase   // every part that is wanted, or was when last taken in
+	changed   []T           // parts whose phase may have changed since then
+	readDue   bool          // a Read is requested
+	requested uint64        // Changes and Checks so far
+	completed uint64        // how many of those are true in the kernel, or refused
+	outcome   error         // what was refused
+	progress  chan struct{} // closed and made anew when completed or outcome change
+	waiters   []*waiter[T]  // for the parts of single owners
+	status    Status
+}
 
-	table    *table[T, K, V]
-	ground   map[T][]dataplane.Fact[K, V] // facts of the parts of the base
-	large    map[string]int               // waves of large groups that are on their way
-	gone     []T                          // parts no longer wanted of which some fact may still be held
-	suspects map[string]bool              // groups of refused facts, and perhaps some more
-	culprits map[string]bool              // those of them in which single facts were refused
-	settled  bool                         // a turn has done all that could be done
-	repaired map[string]int               // facts repaired in this turn, by owner
-	begin    time.Time                    // when the first Change was there
-	stale    bool                         // what the kernel holds is not known: Read first
-	pause    time.Time                    // when to go on after a failure of the whole
-	trouble  int                          // failures of the whole in a row
-	search   search                       // for a fact that can't be written
+// refusedOwners is whose facts the kernel refuses, and the search for a fact that can't be written.
+type refusedOwners struct {
+	suspects map[model.Owner]bool // owners of refused facts, and perhaps some more
+	culprits map[model.Owner]bool // those of them of which single facts were refused
+	search   search
+}
+
+// iteration is the state of one pass of Run and of those before it.
+type iteration struct {
+	settled  bool           // a pass has done all that could be done
+	repaired map[string]int // facts repaired in this pass, by label
+	begin    time.Time      // when the first Change was there
+	stale    bool           // what the kernel holds is not known: Read first
+	pause    time.Time      // when to go on after a failure of the whole
+	trouble  int            // failures of the whole in a row
 }
 
 // phase is where a part stands between Change and the table.
@@ -88,38 +108,38 @@ const (
 
 // New makes a loop for p. It does nothing before Run, Plan aside.
 func New[T comparable, K dataplane.Key, V comparable](p dataplane.Plane[T, K, V], o Options[T]) *Loop[T, K, V] {
-	l := &Loop[T, K, V]{
-		plane: p, owner: o.Owner, group: o.Group, base: o.Base, weight: o.Weight, log: o.Log, maxFacts: o.MaxFacts, backoff: o.Backoff,
-		first: make(chan struct{}), served: make(chan struct{}), ended: make(chan struct{}),
-		wake: make(chan struct{}, 1), busy: make(chan struct{}, 1), news: make(chan struct{}),
-		parts: map[T]phase{}, table: newTable[T, K, V](), suspects: map[string]bool{},
-		ground: map[T][]dataplane.Fact[K, V]{}, large: map[string]int{}, culprits: map[string]bool{}, repaired: map[string]int{}, stale: true,
+	if o.Owner == nil {
+		o.Owner = func(p T) model.Owner { return model.Owner{Name: fmt.Sprintf("%T", p)} }
 	}
-	if l.owner == nil {
-		l.owner = func(p T) string { return fmt.Sprintf("%T", p) }
+	if o.Base == nil {
+		o.Base = func(T) bool { return false }
 	}
-	if l.group == nil {
-		l.group = func(owner string) string { return owner }
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if l.base == nil {
-		l.base = func(T) bool { return false }
+	if o.MaxFacts <= 0 {
+		o.MaxFacts = 4096
 	}
-	if l.log == nil {
-		l.log = slog.New(slog.DiscardHandler)
+	if o.Backoff == nil {
+		o.Backoff = Backoff
 	}
-	if l.maxFacts <= 0 {
-		l.maxFacts = 4096
+	return &Loop[T, K, V]{
+		plane: p, options: o,
+		signals: signals{first: make(chan struct{}), ready: make(chan struct{}), ended: make(chan struct{}),
+			wake: make(chan struct{}, 1)},
+		busy:     make(chan struct{}, 1),
+		requests: requests[T]{parts: map[T]phase{}, progress: make(chan struct{})},
+		table:    newTable[T, K, V](),
+		ground:   map[T][]dataplane.Fact[K, V]{}, large: map[model.Owner]int{},
+		blame:     refusedOwners{suspects: map[model.Owner]bool{}, culprits: map[model.Owner]bool{}},
+		iteration: iteration{repaired: map[string]int{}, stale: true},
 	}
-	if l.backoff == nil {
-		l.backoff = Backoff
-	}
-	return l
 }
 
-// Change tells what is wanted, as a change: put are parts that are wanted from now on, del parts that are not any more.
-// A part is known by its value (==): del names what an earlier put named; a changed part is in both, as two values. Change
-// returns at once; changes that come while a write is under way are merged. The first Change holds everything there is,
-// and without one nothing is ever deleted: an empty world is Change(nil, nil).
+// Change reports what is wanted, as a change: put are parts that are wanted from now on, del parts that are not any
+// more. A part is known by its value (==): del names what an earlier put named; a changed part is in both, as two
+// values. Change returns at once; changes that come while a write is under way are merged. The first Change holds
+// everything there is, and without one nothing is ever deleted: an empty world is Change(nil, nil).
 func (l *Loop[T, K, V]) Change(put, del []T) {
 	l.mu.Lock()
 	for _, p := range del {
@@ -128,9 +148,9 @@ func (l *Loop[T, K, V]) Change(put, del []T) {
 	for _, p := range put {
 		l.enter(p)
 	}
-	l.asked++
+	l.requested++
 	l.status.LastChange = time.Now()
-	if l.asked == 1 {
+	if l.requested == 1 {
 		close(l.first)
 	}
 	l.mu.Unlock()
@@ -164,13 +184,13 @@ func (l *Loop[T, K, V]) awake() {
 	}
 }
 
-// Hold has everything stand that would go, until a channel is closed: it still serves whom somebody else is to serve from then on.
-// Those who Sync wait too. It comes before Run.
-func (l *Loop[T, K, V]) Hold(until <-chan struct{}) { l.until = until }
+// After defers all deletions until ch is closed, so that this plane keeps serving until its successor is ready. Sync
+// waits for them too. It comes before Run.
+func (l *Loop[T, K, V]) After(ch <-chan struct{}) { l.until = ch }
 
-// Served is closed once all that was wanted has been written for the first time, refused facts aside, and the base's
-// facts are true.
-func (l *Loop[T, K, V]) Served() <-chan struct{} { return l.served }
+// Ready returns a channel that is closed once all that was wanted has been written for the first time, refused facts
+// aside, and the base's facts are true.
+func (l *Loop[T, K, V]) Ready() <-chan struct{} { return l.ready }
 
 // Serving reports whether the facts of the base were true at the end of the last turn. If they were not, why is the
 // reason, "" before the first turn that did all that could be done.
@@ -196,7 +216,7 @@ func (l *Loop[T, K, V]) Run(ctx context.Context) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	for first := true; ctx.Err() == nil; {
-		again := l.turn(ctx)
+		again := l.iterate(ctx)
 		if first && l.settled {
 			first = false
 			watching.Go(func() { l.watch(ctx) })
@@ -212,7 +232,7 @@ func (l *Loop[T, K, V]) Run(ctx context.Context) error {
 	return nil
 }
 
-// watch asks for a Read whenever the plane says that others may have written.
+// watch requests a Read whenever the plane says that others may have written.
 func (l *Loop[T, K, V]) watch(ctx context.Context) {
 	w, ok := l.plane.(dataplane.Watcher)
 	for attempt := 1; ok && ctx.Err() == nil; attempt++ {
@@ -228,8 +248,8 @@ func (l *Loop[T, K, V]) watch(ctx context.Context) {
 		if time.Since(begin) > time.Minute {
 			attempt = 1
 		}
-		wait := l.backoff(attempt)
-		l.log.Warn("watching for drift failed, retrying", "error", err, "retry_in", wait)
+		wait := l.options.Backoff(attempt)
+		l.options.Log.Warn("watching for drift failed, retrying", "error", err, "retry_in", wait)
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait):
@@ -237,14 +257,14 @@ func (l *Loop[T, K, V]) watch(ctx context.Context) {
 	}
 }
 
-// follow asks for a Read at each signal, until there will be no more. It leaves nine times as long as a Read takes
+// follow requests a Read at each signal, until there will be no more. It leaves nine times as long as a Read takes
 // between two, so that whoever writes without end costs a tenth of a processor, not all of it.
 func (l *Loop[T, K, V]) follow(signals <-chan struct{}) {
 	var rest <-chan time.Time
 	for signalled := false; ; {
 		if signalled && rest == nil {
 			signalled = false
-			l.lookAgain()
+			l.requestRead()
 			rest = time.After(9 * l.Status().LastRead)
 		}
 		select {
@@ -259,32 +279,32 @@ func (l *Loop[T, K, V]) follow(signals <-chan struct{}) {
 	}
 }
 
-func (l *Loop[T, K, V]) lookAgain() {
+func (l *Loop[T, K, V]) requestRead() {
 	l.mu.Lock()
-	l.look = true
+	l.readDue = true
 	l.mu.Unlock()
 	l.awake()
 }
 
-// Sync waits until all that was changed before is true in the kernel. Where the kernel refuses facts, it returns what and
-// whose, once everything else has been written. It needs a Run, and returns an error when that has ended.
+// Sync waits until all that was changed before is true in the kernel. Where the kernel refuses facts, it returns what
+// and whose, once everything else has been written. It needs a Run, and returns an error when that has ended.
 func (l *Loop[T, K, V]) Sync(ctx context.Context) error {
 	l.mu.Lock()
-	n := l.asked
+	n := l.requested
 	l.mu.Unlock()
 	return l.wait(ctx, n)
 }
 
-// Check looks for drift now: Read, compare, repair. It waits and returns like Sync.
+// Check searches for drift now: Read, compare, repair. It waits and returns like Sync.
 func (l *Loop[T, K, V]) Check(ctx context.Context) error {
 	l.mu.Lock()
-	if l.asked == 0 {
+	if l.requested == 0 {
 		l.mu.Unlock()
 		return errors.New("reconcile: nothing to check against: there has been no Change yet")
 	}
-	l.asked++
-	n := l.asked
-	l.look = true
+	l.requested++
+	n := l.requested
+	l.readDue = true
 	l.mu.Unlock()
 	l.awake()
 	return l.wait(ctx, n)
@@ -294,29 +314,32 @@ func (l *Loop[T, K, V]) Check(ctx context.Context) error {
 func (l *Loop[T, K, V]) wait(ctx context.Context, n uint64) error {
 	for {
 		l.mu.Lock()
-		answered, answer, news := l.answered, l.answer, l.news
+		completed, outcome, progress := l.completed, l.outcome, l.progress
 		l.mu.Unlock()
-		if answered >= n && answered > 0 {
-			return answer
+		if completed >= n && completed > 0 {
+			return outcome
 		}
 		select {
-		case <-news:
+		case <-progress:
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("waiting for the kernel to be as wanted: %w", ctx.Err()), answer)
+			return errors.Join(fmt.Errorf("waiting for the kernel to be as wanted: %w", ctx.Err()), outcome)
 		case <-l.ended:
-			return errors.New("reconcile: the loop has ended")
+			return errEnded
 		}
 	}
 }
 
-// respond tells those who wait that n Changes and Checks are true in the kernel, or why they are not. An n of 0 takes back
-// the last answer.
+// errEnded is the error of those who wait for a loop that has ended.
+var errEnded = errors.New("reconcile: the loop has ended")
+
+// respond notifies those who wait that n Changes and Checks are true in the kernel, or why they are not. An n of 0
+// takes back the last answer.
 func (l *Loop[T, K, V]) respond(n uint64, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.answered, l.answer = n, why
-	close(l.news)
-	l.news = make(chan struct{})
+	l.completed, l.outcome = n, why
+	close(l.progress)
+	l.progress = make(chan struct{})
 }
 
 // acquire waits for the plane and the loop's state to be free.

@@ -52,7 +52,9 @@ func in(t *testing.T, o Options[*part], f func(*rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{T: t, kernel: newKernel(), log: &journal{}}
-		o.Owner = ownerOf
+		if o.Owner == nil {
+			o.Owner = ownerOf
+		}
 		if o.Backoff == nil {
 			o.Backoff = doubling
 		}
@@ -61,6 +63,11 @@ func in(t *testing.T, o Options[*part], f func(*rig)) {
 		r.stop = func() {}
 		f(r)
 		r.stop()
+		for k := range r.loop.table.bodies {
+			if r.loop.table.job(k) == nil && r.loop.table.known {
+				t.Errorf("the body of %v is held, which is written", k)
+			}
+		}
 		if err := r.complaints(); err != nil {
 			t.Error(err)
 		}
@@ -79,8 +86,8 @@ func (r *rig) run() {
 	r.stop = func() { cancel(); <-done }
 }
 
-// answer is what Sync says. The loop is at rest afterwards.
-func (r *rig) answer() error {
+// outcome is what Sync says. The loop is at rest afterwards.
+func (r *rig) outcome() error {
 	err := r.loop.Sync(r.Context())
 	synctest.Wait()
 	return err
@@ -89,7 +96,7 @@ func (r *rig) answer() error {
 // sync wants the kernel to hold what parts need.
 func (r *rig) sync(parts ...*part) {
 	r.Helper()
-	if err := r.answer(); err != nil {
+	if err := r.outcome(); err != nil {
 		r.Fatal(err)
 	}
 	r.wants(parts...)
@@ -156,14 +163,14 @@ func TestRestartWritesTheDifference(t *testing.T) {
 	})
 }
 
-func TestHeldFactsGoLater(t *testing.T) {
+func TestDeferredFactsAreDeletedLater(t *testing.T) {
 	in(t, Options[*part]{}, func(r *rig) {
 		stays, fresh := of("a", "1 chain w", "2 stays v"), of("b", "2 fresh v")
 		for _, f := range of("", "1 chain v", "2 stays v", "2 gone v").facts {
 			r.facts[f.Key] = f.Value
 		}
 		until := make(chan struct{})
-		r.loop.Hold(until)
+		r.loop.After(until)
 		r.run()
 		r.loop.Change([]*part{stays, fresh}, nil)
 		r.later(time.Minute)
@@ -171,7 +178,7 @@ func TestHeldFactsGoLater(t *testing.T) {
 			r.Error(d)
 		}
 		select {
-		case <-r.loop.Served():
+		case <-r.loop.Ready():
 			r.Error("it says that all is written while something is to go")
 		default:
 		}
@@ -180,7 +187,7 @@ func TestHeldFactsGoLater(t *testing.T) {
 		if d := cmp.Diff(r.kernel.log[1:], []string{"-gone"}); d != "" {
 			r.Error(d)
 		}
-		<-r.loop.Served()
+		<-r.loop.Ready()
 	})
 }
 
@@ -199,7 +206,7 @@ func TestSmallChangeIsOneWrite(t *testing.T) {
 	})
 }
 
-func TestChangesMergeWhileAWriteIsUnderWay(t *testing.T) {
+func TestChangesMergeDuringWrite(t *testing.T) {
 	in(t, Options[*part]{}, func(r *rig) {
 		r.block = make(chan struct{})
 		r.run()
@@ -239,7 +246,7 @@ func TestTwoValuesForOneKey(t *testing.T) {
 		a, b, c := of("a", "1 x v"), of("b", "1 x w"), of("c", "1 y v")
 		r.loop.Change([]*part{a}, nil)
 		r.loop.Change([]*part{b, c}, nil)
-		err := r.answer()
+		err := r.outcome()
 		r.wants(a, c)
 		if want := "x is wanted with different values by parts of"; err == nil || !strings.Contains(err.Error(), want) {
 			r.Errorf("got %v, want …%s…", err, want)
@@ -265,13 +272,13 @@ func TestRefusedFact(t *testing.T) {
 		b := of("b", "1 x v", "2 y v>x")
 		twin := of("twin", "1 chain v", "2 other v")
 		r.loop.Change([]*part{a, b}, nil)
-		err := r.answer()
+		err := r.outcome()
 		if !errors.Is(err, bad) || !strings.HasPrefix(err.Error(), "a: writing chain: ") {
 			r.Errorf("Sync gives %v", err)
 		}
 		r.wants(b)
 		r.loop.Change([]*part{twin}, nil)
-		if err := r.answer(); err == nil || !strings.Contains(err.Error(), "twin: ") {
+		if err := r.outcome(); err == nil || !strings.Contains(err.Error(), "twin: ") {
 			r.Errorf("Sync doesn't name who came to need the refused fact: %v", err)
 		}
 		r.wants(b)
@@ -286,7 +293,7 @@ func TestRefusedFact(t *testing.T) {
 		// Other changes go on at once, in one Write each.
 		writes, c := r.writes, of("c", "1 c v")
 		r.loop.Change([]*part{c}, nil)
-		if err := r.answer(); err == nil || r.writes != writes+1 {
+		if err := r.outcome(); err == nil || r.writes != writes+1 {
 			r.Errorf("%d Writes for a small change beside a refused fact; Sync gives %v", r.writes-writes, err)
 		}
 		r.wants(b, c)
@@ -308,7 +315,7 @@ func TestRefusedFactIsForgottenWhenNotWanted(t *testing.T) {
 		a := of("a", "1 x v")
 		r.with(func() { r.refuse["x"] = errBusy })
 		r.loop.Change([]*part{a}, nil)
-		if err := r.answer(); err == nil {
+		if err := r.outcome(); err == nil {
 			r.Error("no error for a refused fact")
 		}
 		r.loop.Change(nil, []*part{a})
@@ -320,7 +327,7 @@ func TestRefusedFactIsForgottenWhenNotWanted(t *testing.T) {
 }
 
 // A fact that can't be rewritten keeps what its old value stands on.
-func TestNothingGoesFromUnderARefusedFact(t *testing.T) {
+func TestNoDeletionBeforeARefusedReplacement(t *testing.T) {
 	for _, owner := range []string{"a", "b"} { // b: a stranger to the loop, from before a restart
 		in(t, Options[*part]{}, func(r *rig) {
 			before, after := of("a", "1 old v", "2 entry v>old"), of(owner, "1 new v", "2 entry v>new", "3 top v>entry,new")
@@ -337,7 +344,7 @@ func TestNothingGoesFromUnderARefusedFact(t *testing.T) {
 			if owner == "b" {
 				r.run()
 			}
-			if err := r.answer(); err == nil {
+			if err := r.outcome(); err == nil {
 				r.Error("no error for a refused fact")
 			}
 			r.wants(of("", "1 old v", "2 entry v>old", "1 new v"))
@@ -363,7 +370,7 @@ func TestManyRefusedFacts(t *testing.T) {
 		}
 		r.loop.Change(slices.Concat(good, bad), nil)
 		r.run()
-		err := r.answer()
+		err := r.outcome()
 		r.wants(good...)
 		if lines := strings.Split(fmt.Sprint(err), "\n"); len(lines) != len(bad) {
 			r.Errorf("%d owners in the error, want %d: %v", len(lines), len(bad), err)
@@ -374,7 +381,7 @@ func TestManyRefusedFacts(t *testing.T) {
 	})
 }
 
-func TestKernelThatTakesNothing(t *testing.T) {
+func TestKernelThatRefusesEverything(t *testing.T) {
 	in(t, Options[*part]{MaxFacts: 50}, func(r *rig) {
 		var parts []*part
 		for i := range 500 {
@@ -383,7 +390,7 @@ func TestKernelThatTakesNothing(t *testing.T) {
 		r.failWrite = 1 << 30
 		r.loop.Change(parts, nil)
 		r.run()
-		if err := r.answer(); err == nil || !strings.Contains(err.Error(), "and 490 more") {
+		if err := r.outcome(); err == nil || !strings.Contains(err.Error(), "and 490 more") {
 			r.Errorf("Sync gives %v", err)
 		}
 		if r.writes > despair+15 || r.lines("WARN") > 15 {
@@ -447,7 +454,7 @@ func TestDriftIsRepaired(t *testing.T) {
 	})
 }
 
-func TestAfterDriftItLooksAgain(t *testing.T) {
+func TestReadAgainAfterDrift(t *testing.T) {
 	in(t, Options[*part]{}, func(r *rig) {
 		a := of("a", "1 x v", "1 y v")
 		r.loop.Change([]*part{a}, nil)
@@ -457,7 +464,7 @@ func TestAfterDriftItLooksAgain(t *testing.T) {
 		r.later(afterDrift / 2)
 		r.with(func() { // of this the plane doesn't hear
 			r.facts[key{1, "y"}] = "stranger's"
-			delete(r.keep, key{1, "y"})
+			delete(r.required, key{1, "y"})
 			r.blind = true
 		})
 		r.later(2 * afterDrift)
@@ -573,7 +580,7 @@ func TestEndIsNoFailure(t *testing.T) {
 	})
 }
 
-func TestSyncGivesUpWithItsContext(t *testing.T) {
+func TestSyncEndsWithItsContext(t *testing.T) {
 	in(t, Options[*part]{}, func(r *rig) {
 		r.run()
 		ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
@@ -581,7 +588,7 @@ func TestSyncGivesUpWithItsContext(t *testing.T) {
 		if err := r.loop.Sync(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			r.Errorf("Sync without any Change gives %v", err)
 		}
-		if _, err := r.loop.Plan(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := r.loop.compare(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			r.Errorf("Plan in an ended context gives %v", err)
 		}
 	})
@@ -595,15 +602,15 @@ func TestPlan(t *testing.T) {
 		a := of("a", "1 x v", "2 y new>x", "1 z v")
 		r.loop.Change([]*part{a}, nil)
 		for range 2 { // the second time after Sync, beside a loop that runs
-			p, err := r.loop.Plan(r.Context())
+			p, err := r.loop.compare(r.Context())
 			slices.SortFunc(p.Del[:min(2, len(p.Del))], func(a, b fact) int { return strings.Compare(a.Key.name, b.Key.name) })
-			want := Plan[key, string]{
+			want := difference[key, string]{
 				Put:  of("", "1 z v", "2 y new>x").facts,
 				Del:  of("", "2 gone v>lost", "2 y old>x", "1 lost v").facts,
 				Held: 1,
 			}
 			if r.writes > 0 {
-				want = Plan[key, string]{Held: 3}
+				want = difference[key, string]{Held: 3}
 			}
 			if d := cmp.Diff(want, p, cmp.AllowUnexported(key{})); d != "" || err != nil {
 				r.Error(d, err)
@@ -615,7 +622,7 @@ func TestPlan(t *testing.T) {
 			r.sync(a)
 		}
 		r.with(func() { r.failRead = 1 })
-		if _, err := r.loop.Plan(r.Context()); !errors.Is(err, errBusy) {
+		if _, err := r.loop.compare(r.Context()); !errors.Is(err, errBusy) {
 			r.Errorf("Plan gives %v where nothing can be read", err)
 		}
 	})
@@ -630,7 +637,7 @@ func TestStatusJSON(t *testing.T) {
 		r.run()
 		r.sync()
 		r.loop.Change([]*part{of("a", "1 x v"), of("b", "1 y v")}, nil)
-		_ = r.answer()
+		_ = r.outcome()
 		got, err := json.Marshal(r.loop.Status())
 		if err != nil {
 			r.Fatal(err)
@@ -648,7 +655,8 @@ func TestStatusJSON(t *testing.T) {
 }
 
 func TestBackoff(t *testing.T) {
-	for attempt, most := range []time.Duration{1: 50 * time.Millisecond, 2: 100 * time.Millisecond, 9: 12800 * time.Millisecond, 10: 25600 * time.Millisecond, 11: 30 * time.Second, 1000: 30 * time.Second} {
+	for attempt, most := range []time.Duration{1: 50 * time.Millisecond, 2: 100 * time.Millisecond,
+		9: 12800 * time.Millisecond, 10: 25600 * time.Millisecond, 11: 30 * time.Second, 1000: 30 * time.Second} {
 		if most == 0 {
 			continue
 		}
@@ -680,7 +688,8 @@ func TestPortion(t *testing.T) {
 	}
 }
 
-// The way to a world leaves no trace: step by step, squashed into one change, or its independent changes the other way round.
+// The way to a world leaves no trace: step by step, squashed into one change, or its independent changes the other way
+// round.
 func TestOrderOfChangesLeavesNoTrace(t *testing.T) {
 	many(t, 500)
 	rapid.Check(t, func(r *rapid.T) {
@@ -699,7 +708,8 @@ func TestOrderOfChangesLeavesNoTrace(t *testing.T) {
 			}
 		}
 		got := map[string]map[key]string{}
-		for name, ops := range map[string][]op{"merged": steps, "synced": between(steps, op{kind: "sync"}), "reversed": reversed} {
+		for name, ops := range map[string][]op{"merged": steps, "synced": between(steps, op{kind: "sync"}),
+			"reversed": reversed} {
 			err := bubble(t, func() error {
 				w := newWalker(script{strict: true, maxFacts: 4096, ops: ops})
 				defer func() { got[name] = w.facts }()
@@ -709,7 +719,8 @@ func TestOrderOfChangesLeavesNoTrace(t *testing.T) {
 				r.Fatal(name, err)
 			}
 		}
-		if d := cmp.Diff(got["merged"], got["synced"], cmp.AllowUnexported(key{})) + cmp.Diff(got["merged"], got["reversed"], cmp.AllowUnexported(key{})); d != "" {
+		if d := cmp.Diff(got["merged"], got["synced"], cmp.AllowUnexported(key{})) +
+			cmp.Diff(got["merged"], got["reversed"], cmp.AllowUnexported(key{})); d != "" {
 			r.Fatal(d)
 		}
 	})
@@ -726,7 +737,8 @@ func between(l []op, o op) (r []op) {
 func TestManyAtATime(t *testing.T) {
 	k := newKernel()
 	k.strict, k.every = true, 7
-	l := New[*part, key, string](watched{plane{k}}, Options[*part]{MaxFacts: 3, Backoff: func(int) time.Duration { return time.Millisecond }})
+	l := New[*part, key, string](watched{plane{k}}, Options[*part]{MaxFacts: 3,
+		Backoff: func(int) time.Duration { return time.Millisecond }})
 	ctx, cancel := context.WithCancel(t.Context())
 	var loop, others sync.WaitGroup
 	loop.Go(func() {
@@ -738,7 +750,8 @@ func TestManyAtATime(t *testing.T) {
 	for g := range final {
 		others.Go(func() {
 			for i := range 100 {
-				next := of(fmt.Sprint("s", g), "1 shared v", fmt.Sprintf("2 chain%d.%d v>shared", g, i), fmt.Sprintf("3 fe%d v%d>chain%d.%d", g, i, g, i))
+				next := of(fmt.Sprint("s", g), "1 shared v", fmt.Sprintf("2 chain%d.%d v>shared", g, i),
+					fmt.Sprintf("3 fe%d v%d>chain%d.%d", g, i, g, i))
 				if old := final[g]; old == nil {
 					l.Change([]*part{next}, nil)
 				} else {
@@ -751,7 +764,7 @@ func TestManyAtATime(t *testing.T) {
 				case 5:
 					_ = l.Check(ctx)
 				case 7:
-					if _, err := l.Plan(ctx); err != nil {
+					if _, err := l.compare(ctx); err != nil {
 						t.Error(err)
 					}
 				default:

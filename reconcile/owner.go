@@ -5,40 +5,60 @@ import (
 	"slices"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
 )
 
-// Nobody is the owner of held facts that no part rendered as far as the loop knows: an earlier run's, or a stranger's.
-const Nobody = "nobody"
+// NoOwner is the label of held facts that no part rendered as far as the loop knows: an earlier run's, or another
+// program's.
+const NoOwner = "nobody"
 
-// find sets the owners and the wave of every job. It renders the parts of the groups that only
+// unit is what is refused or written by itself where an owner's parts differ: an owner's parts of one label.
+type unit struct {
+	owner model.Owner
+	label string
+}
+
+// nobody is the unit of facts that no part rendered.
+var nobody = unit{label: NoOwner}
+
+// unitOf returns the unit of a part.
+func (l *Loop[T, K, V]) unitOf(p T) unit {
+	o := l.options.Owner(p)
+	if l.options.Label == nil {
+		return unit{o, o.String()}
+	}
+	return unit{o, l.options.Label(p)}
+}
+
+// find sets the owners and the wave of every job. It renders the parts of the owners that only
 // names (nil: all) and every part that is going, so it is for times of trouble. A job that is only other owners' has
 // none then; one whose held value has no known origin has Nobody besides.
-func (l *Loop[T, K, V]) find(only func(group string) bool) {
+func (l *Loop[T, K, V]) find(only func(model.Owner) bool) {
 	over := l.changesOver()
 	for _, j := range l.table.todo {
 		j.owners, j.origin, j.signed, j.base, j.wave = nil, false, 0, false, lastWave
 	}
 	for _, p := range l.present() {
-		if o := l.owner(p); only == nil || only(l.group(o)) {
-			l.sign(p, o, l.waveOf(l.group(o), over))
+		if o := l.unitOf(p); only == nil || only(o.owner) {
+			l.sign(p, o, l.waveOf(o.owner, over))
 		}
 	}
 	l.eachOfBase(func(j *job[K, V]) { j.base = true })
 	for _, p := range l.gone {
-		l.sign(p, l.owner(p), -1)
+		l.sign(p, l.unitOf(p), -1)
 	}
 	for _, j := range l.table.todo {
 		if j.base || j.signed < j.refs { // what else needs it is in no wave of its own
 			j.wave = 0
 		}
 		if j.held && !j.origin {
-			j.owners = append(j.owners, Nobody)
+			j.owners = append(j.owners, nobody)
 		}
 	}
 }
 
-// sign puts p's owner o into the jobs that p has to do with, and its wave; -1 is a part's that is not wanted.
-func (l *Loop[T, K, V]) sign(p T, o string, wave int) {
+// sign puts p's unit o into the jobs that p has to do with, and its wave; -1 is a part's that is not wanted.
+func (l *Loop[T, K, V]) sign(p T, o unit, wave int) {
 	for _, f := range l.render(p) {
 		j := l.table.job(f.Key)
 		if j == nil {
@@ -56,30 +76,31 @@ func (l *Loop[T, K, V]) sign(p T, o string, wave int) {
 	}
 }
 
-// named leaves Nobody out where there is somebody.
-func named(owners []string) []string {
+// named returns owners without nobody where there is another.
+func named(owners []unit) []unit {
 	if len(owners) < 2 {
 		return owners
 	}
-	return slices.DeleteFunc(slices.Clone(owners), func(o string) bool { return o == Nobody })
+	return slices.DeleteFunc(slices.Clone(owners), func(o unit) bool { return o == nobody })
 }
 
-// forget drops the parts that went, save those whose owners have held facts that could not go or change. Such a fact may
-// stand on any other held fact of its owner, so one part is kept for each: for the key, and for the value that is held.
+// forget drops the parts that went, save those whose owners have held facts that could not go or change. Such a fact
+// may stand on any other held fact of its owner, so one part is kept for each: for the key, and for the value that is
+// held.
 func (l *Loop[T, K, V]) forget() {
 	type trace struct {
-		owner  string
+		owner  unit
 		key    K
 		origin bool
 	}
-	stuck, kept := map[string]bool{}, map[trace]bool{}
+	stuck, recorded := map[unit]bool{}, map[trace]bool{}
 	for _, j := range l.table.todo {
 		for _, o := range j.owners {
 			stuck[o] = stuck[o] || j.held
 		}
 	}
 	l.gone = slices.DeleteFunc(l.gone, func(p T) bool {
-		o, known := l.owner(p), true
+		o, known := l.unitOf(p), true
 		if !stuck[o] {
 			return true
 		}
@@ -89,8 +110,8 @@ func (l *Loop[T, K, V]) forget() {
 				continue
 			}
 			has, _ := e.has()
-			if t := (trace{o, f.Key, has == f.Value}); !kept[t] {
-				kept[t], known = true, false
+			if t := (trace{o, f.Key, has == f.Value}); !recorded[t] {
+				recorded[t], known = true, false
 			}
 		}
 		return known
@@ -99,14 +120,15 @@ func (l *Loop[T, K, V]) forget() {
 
 // barrier is what jobs that can't be done mean for others: of the same owner, and where an owner is not known, of all.
 type barrier[K dataplane.Key, V comparable] struct {
-	floor map[string]int // by owner, the lowest rank not yet true: nothing above may come
-	ceil  map[string]int // by owner, the highest rank not yet gone or rewritten: nothing below may go
-	top   int            // the highest of ceil
+	floor map[unit]int // by owner, the lowest rank not yet true: nothing above may come
+	ceil  map[unit]int // by owner, the highest rank not yet gone or rewritten: nothing below may go
+	top   int          // the highest of ceil
 }
 
-// pass gives those of jobs, which are in order, that need not wait for any of stuck. What has to wait stops others in turn.
+// pass returns those of jobs, which are in order, that need not wait for any of stuck. What has to wait stops others in
+// turn.
 func pass[K dataplane.Key, V comparable](jobs, stuck []*job[K, V]) []*job[K, V] {
-	b := barrier[K, V]{map[string]int{}, map[string]int{}, math.MinInt}
+	b := barrier[K, V]{map[unit]int{}, map[unit]int{}, math.MinInt}
 	for _, j := range stuck {
 		b.add(j)
 	}
@@ -121,7 +143,7 @@ func pass[K dataplane.Key, V comparable](jobs, stuck []*job[K, V]) []*job[K, V] 
 
 func (b *barrier[K, V]) add(j *job[K, V]) {
 	for _, o := range j.owners {
-		if r, ok := b.floor[o]; j.puts() && o != Nobody && (!ok || j.rank < r) {
+		if r, ok := b.floor[o]; j.puts() && o != nobody && (!ok || j.rank < r) {
 			b.floor[o] = j.rank
 		}
 		if r, ok := b.ceil[o]; j.dels() && (!ok || j.rank > r) {
@@ -133,8 +155,8 @@ func (b *barrier[K, V]) add(j *job[K, V]) {
 
 func (b *barrier[K, V]) stops(j *job[K, V]) bool {
 	if j.puts() {
-		return slices.ContainsFunc(j.owners, func(o string) bool { r, ok := b.floor[o]; return ok && j.rank > r })
+		return slices.ContainsFunc(j.owners, func(o unit) bool { r, ok := b.floor[o]; return ok && j.rank > r })
 	}
-	below := func(o string) bool { r, ok := b.ceil[o]; return ok && j.rank < r }
-	return below(Nobody) || slices.ContainsFunc(j.owners, below) || slices.Contains(j.owners, Nobody) && j.rank < b.top
+	below := func(o unit) bool { r, ok := b.ceil[o]; return ok && j.rank < r }
+	return below(nobody) || slices.ContainsFunc(j.owners, below) || slices.Contains(j.owners, nobody) && j.rank < b.top
 }

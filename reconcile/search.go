@@ -9,7 +9,8 @@ const patience = 26
 // despair is how many may fail before facts are set aside by the Write.
 const despair = patience + 16
 
-// few is how many facts that were found before may be refused again in one turn, before the others have to wait for another.
+// few is how many facts that were found before may be refused again in one turn, before the others have to wait for
+// another.
 const few = 8
 
 // unhurried is how many attempts later than other facts those are that the plane named.
@@ -31,7 +32,7 @@ type search struct {
 	refused int // found facts refused again in this turn
 }
 
-// next says how many of n moves of unknown guilt to try next.
+// next returns how many of n moves of unknown guilt to try next.
 func (s *search) next(n int) int {
 	if s.among > 0 {
 		return min(n, (s.among+1)/2)
@@ -39,10 +40,10 @@ func (s *search) next(n int) int {
 	return n
 }
 
-// worked notes that n moves of unknown guilt were written.
+// worked records that n moves of unknown guilt were written.
 func (s *search) worked(n int) { s.failing, s.among = 0, max(0, s.among-n) }
 
-// failed notes that n moves of unknown guilt were not written, and reports whether they are to be set aside now: one,
+// failed records that n moves of unknown guilt were not written, and reports whether they are to be set aside now: one,
 // or all that one group has, or whatever there is once the kernel counts as one that takes nothing.
 func (s *search) failed(n int, group bool, now time.Time) bool {
 	if s.hopeless() && now.After(s.respite) {
@@ -64,5 +65,5 @@ func (s *search) failed(n int, group bool, now time.Time) bool {
 	return false
 }
 
-// hopeless says that the kernel takes nothing.
+// hopeless reports that the kernel takes nothing.
 func (s *search) hopeless() bool { return s.failing >= despair }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
 )
 
 // naming is a plane that names the facts that the kernel refuses, as promised by dataplane.Refused.
@@ -42,7 +43,8 @@ func (n naming) Write(ctx context.Context, put, del []fact) error {
 
 // tenants are options of a loop with ports of Services as owners and the node as base.
 func tenants(o Options[*part]) Options[*part] {
-	o.Group = func(owner string) string { g, _, _ := strings.Cut(owner, ":"); return g }
+	o.Owner = func(p *part) model.Owner { o, _, _ := strings.Cut(p.owner, ":"); return model.Owner{Name: o} }
+	o.Label = labelOf
 	o.Base = func(p *part) bool { return p.owner == "node" }
 	return o
 }
@@ -54,12 +56,18 @@ func withPlane(t *testing.T, o Options[*part], f func(r *rig, named bool)) {
 			r.atomic = true
 			return naming{watched{plane{r.kernel}}}
 		},
-		"all or nothing": func(r *rig) dataplane.Plane[*part, key, string] { r.atomic = true; return watched{plane{r.kernel}} },
-		"step by step":   func(r *rig) dataplane.Plane[*part, key, string] { return watched{plane{r.kernel}} },
+		"all or nothing": func(r *rig) dataplane.Plane[*part, key,
+			string] {
+			r.atomic = true
+			return watched{plane{r.kernel}}
+		},
+		"step by step": func(r *rig) dataplane.Plane[*part, key, string] { return watched{plane{r.kernel}} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, o, func(r *rig) {
-				o.Owner, o.Backoff = ownerOf, doubling
+				if o.Backoff = doubling; o.Owner == nil {
+					o.Owner = ownerOf
+				}
 				r.loop = New(set(r), o)
 				f(r, strings.HasPrefix(name, "names"))
 			})
@@ -69,7 +77,7 @@ func withPlane(t *testing.T, o Options[*part], f func(r *rig, named bool)) {
 
 // Ports of ten Services are refused, many for each. The node's hooks, which come last, and all other Services are there
 // when the first Sync returns.
-func TestRefusedFactsHoldNoOthers(t *testing.T) {
+func TestRefusedFactsDoNotBlockOthers(t *testing.T) {
 	withPlane(t, tenants(Options[*part]{MaxFacts: 100}), func(r *rig, named bool) {
 		node := of("node", "0 maps v", "3 hooks v>maps")
 		good, all := []*part{node}, []*part{node}
@@ -88,13 +96,13 @@ func TestRefusedFactsHoldNoOthers(t *testing.T) {
 		r.loop.Change(append(all, good[1:]...), nil)
 		begin := time.Now()
 		r.run()
-		if err := r.answer(); !errors.Is(err, errBusy) {
+		if err := r.outcome(); !errors.Is(err, errBusy) {
 			r.Errorf("Sync gives %v", err)
 		}
-		<-r.loop.Served()
+		<-r.loop.Ready()
 		r.wants(good...)
-		if took := time.Since(begin); took > time.Second {
-			r.Errorf("Sync took %v", took)
+		if latency := time.Since(begin); latency > time.Second {
+			r.Errorf("Sync took %v", latency)
 		}
 		if r.with(func() {}); named && r.writes > 20 {
 			r.Errorf("%d Writes though the plane names what is refused", r.writes)
@@ -112,7 +120,7 @@ func TestRefusedFactsHoldNoOthers(t *testing.T) {
 // What a plane names is tried again in one Write, however much it is, and without a Read.
 func TestNamedRefusalsAreTriedTogether(t *testing.T) {
 	in(t, tenants(Options[*part]{}), func(r *rig) {
-		o := tenants(Options[*part]{Owner: ownerOf, Backoff: doubling})
+		o := tenants(Options[*part]{Backoff: doubling})
 		r.atomic, r.loop = true, New(naming{watched{plane{r.kernel}}}, o)
 		p := &part{owner: "bad"}
 		for i := range 1000 {
@@ -121,7 +129,7 @@ func TestNamedRefusalsAreTriedTogether(t *testing.T) {
 		}
 		r.loop.Change([]*part{p, of("node", "3 hooks v")}, nil)
 		r.run()
-		_ = r.answer()
+		_ = r.outcome()
 		r.later(10 * time.Minute)
 		if s := r.loop.Status(); r.reads > 1 || s.Failures > 40 {
 			r.Errorf("%d Reads and %d failed Writes in 10 minutes", r.reads, s.Failures)
@@ -175,7 +183,7 @@ func TestNotServingWithoutTheBase(t *testing.T) {
 			r.Errorf("before it runs: %t %q", serving, why)
 		}
 		r.run()
-		if err := r.answer(); err == nil {
+		if err := r.outcome(); err == nil {
 			r.Error("no error for refused hooks")
 		}
 		r.wants(of("node", "0 maps v"), web)
@@ -184,14 +192,14 @@ func TestNotServingWithoutTheBase(t *testing.T) {
 			r.Errorf("with hooks refused: %t %q", serving, why)
 		}
 		select {
-		case <-r.loop.Served():
+		case <-r.loop.Ready():
 			r.Error("it says that it serves without hooks")
 		default:
 		}
 		r.with(func() { clear(r.refuse) })
 		r.later(time.Minute)
 		r.sync(node, web)
-		<-r.loop.Served()
+		<-r.loop.Ready()
 		if serving, why := r.loop.Serving(); !serving || why != "" {
 			r.Errorf("with hooks: %t %q", serving, why)
 		}

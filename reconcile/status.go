@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"fairlead.dev/fairlead/model"
 )
 
 // Status is how a loop does. Counters count since New.
@@ -22,17 +24,18 @@ type Status struct {
 	Retries  uint64 `json:"retries"`  // Reads and Writes made because an earlier one failed
 	Failures uint64 `json:"failures"` // Reads and Writes that failed
 
-	LastRead      time.Duration `json:"lastReadNanoseconds"`  // how long the last Read took
-	LastWrite     time.Duration `json:"lastWriteNanoseconds"` // how long the last Write took
-	LastChange    time.Time     `json:"lastChange"`
-	FirstSync     time.Time     `json:"firstSync"` // when all was written for the first time, refused facts aside, and the base's facts were true
-	FirstSyncTook time.Duration `json:"firstSyncNanoseconds"`
+	LastRead   time.Duration `json:"lastReadNanoseconds"`  // how long the last Read took
+	LastWrite  time.Duration `json:"lastWriteNanoseconds"` // how long the last Write took
+	LastChange time.Time     `json:"lastChange"`
+	// when all was written for the first time, refused facts aside, and the base's facts were true
+	FirstSync         time.Time     `json:"firstSync"`
+	FirstSyncDuration time.Duration `json:"firstSyncNanoseconds"`
 
 	Serving    bool   `json:"serving"`    // the facts of the base were true at the end of the last turn
 	NotServing string `json:"notServing"` // why they were not
 
 	Error   string             `json:"error"`   // why nothing can be read or written now
-	Failing map[string]Failing `json:"failing"` // owners of facts that are not true, by name
+	Failing map[string]Failing `json:"failing"` // owners of facts that are not true, by label
 }
 
 // Failing is why some fact of an owner is not true.
@@ -41,11 +44,13 @@ type Failing struct {
 	Since    time.Time `json:"since"`
 	Attempts int       `json:"attempts"`
 
+	Owner model.Owner `json:"-"`
+
 	err  error
 	rank int
 }
 
-// Status gives a copy.
+// Status returns a copy.
 func (l *Loop[T, K, V]) Status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,7 +66,7 @@ func (l *Loop[T, K, V]) count(f func(*Status)) {
 	f(&l.status)
 }
 
-// report brings the status up to date after a turn, logs what is new in it, and gives the failing owners as an error.
+// report brings the status up to date after a turn, logs what is new in it, and returns the failing owners as an error.
 func (l *Loop[T, K, V]) report() error {
 	failing := l.failing()
 	before := l.Status().Failing
@@ -83,36 +88,38 @@ func (l *Loop[T, K, V]) report() error {
 		s.Serving, s.NotServing = serving, why
 		if s.FirstSync.IsZero() && serving && !l.doubtful() {
 			s.FirstSync = time.Now()
-			s.FirstSyncTook = s.FirstSync.Sub(l.begin)
-			close(l.served)
+			s.FirstSyncDuration = s.FirstSync.Sub(l.begin)
+			close(l.ready)
 		}
 	})
 	return refusals(failing)
 }
 
-// failing gives the owners of facts that were refused or that parts want with different values. The owners of jobs are
-// those that due has just found.
+// failing returns the owners of facts that were refused or that parts want with different values. The owners of jobs
+// are those that due has just found.
 func (l *Loop[T, K, V]) failing() map[string]Failing {
 	if len(l.table.todo)+len(l.table.claims) == 0 {
 		l.gone = nil
-		clear(l.suspects)
-		clear(l.culprits)
+		clear(l.blame.suspects)
+		clear(l.blame.culprits)
 		return nil
 	}
 	l.forget()
 	failing := map[string]Failing{}
 	for _, j := range l.table.todo {
 		if f := j.why; f != nil {
-			note(failing, j.owners, Failing{f.err.Error(), f.since, f.attempts, f.err, j.rank})
+			record(failing, j.owners, Failing{Error: f.err.Error(), Since: f.since, Attempts: f.attempts, err: f.err,
+				rank: j.rank})
 		}
 	}
-	l.suspects, l.culprits = map[string]bool{}, map[string]bool{}
+	l.blame.suspects, l.blame.culprits = map[model.Owner]bool{}, map[model.Owner]bool{}
 	for _, j := range l.table.todo {
 		l.suspect(j)
 	}
 	for k, owners := range l.claimants() {
-		err := fmt.Errorf("%v is wanted with different values by parts of %s; the first stays", k, strings.Join(owners, " and "))
-		note(failing, owners, Failing{err.Error(), time.Now(), 0, err, k.Rank()})
+		err := fmt.Errorf("%v is wanted with different values by parts of %s; the first stays", k,
+			strings.Join(labels(owners), " and "))
+		record(failing, owners, Failing{Error: err.Error(), Since: time.Now(), err: err, rank: k.Rank()})
 	}
 	return failing
 }
@@ -129,37 +136,46 @@ func (l *Loop[T, K, V]) doubtful() bool {
 // notServing returns why facts of the base are not true.
 func (l *Loop[T, K, V]) notServing(failing map[string]Failing) string {
 	for p := range l.ground {
-		if f, ok := failing[l.owner(p)]; ok {
+		if f, ok := failing[l.unitOf(p).label]; ok {
 			return f.Error
 		}
 	}
 	return "facts that all others need are not written yet"
 }
 
-// claimants gives the owners of each key that parts want with different values.
-func (l *Loop[T, K, V]) claimants() map[K][]string {
+// claimants returns the owners of each key that parts want with different values.
+func (l *Loop[T, K, V]) claimants() map[K][]unit {
 	if len(l.table.claims) == 0 {
 		return nil
 	}
-	owners := map[K][]string{}
+	owners := map[K][]unit{}
 	for _, p := range l.present() {
 		for _, f := range l.plane.Render(p) {
-			if l.table.claims[f.Key] != nil && !slices.Contains(owners[f.Key], l.owner(p)) {
-				owners[f.Key] = append(owners[f.Key], l.owner(p))
+			if l.table.claims[f.Key] != nil && !slices.Contains(owners[f.Key], l.unitOf(p)) {
+				owners[f.Key] = append(owners[f.Key], l.unitOf(p))
 			}
 		}
 	}
 	for _, o := range owners {
-		slices.Sort(o)
+		slices.SortFunc(o, func(a, b unit) int { return strings.Compare(a.label, b.label) })
 	}
 	return owners
 }
 
-// note adds f to what is known of owners. The fact of the lowest rank is the one to tell of: others stand on it.
-func note(failing map[string]Failing, owners []string, f Failing) {
+// labels returns the labels of owners.
+func labels(owners []unit) (l []string) {
+	for _, o := range owners {
+		l = append(l, o.label)
+	}
+	return l
+}
+
+// record adds f to what is known of owners. The fact of the lowest rank is the one to tell of: others stand on it.
+func record(failing map[string]Failing, owners []unit, f Failing) {
 	for _, o := range named(owners) {
 		n := f
-		if b, ok := failing[o]; ok {
+		n.Owner = o.owner
+		if b, ok := failing[o.label]; ok {
 			if b.rank < n.rank || b.rank == n.rank && b.Error < n.Error {
 				n.Error, n.err, n.rank = b.Error, b.err, b.rank
 			}
@@ -168,19 +184,19 @@ func note(failing map[string]Failing, owners []string, f Failing) {
 				n.Since = b.Since
 			}
 		}
-		failing[o] = n
+		failing[o.label] = n
 	}
 }
 
-// told is how many owners a log or an error names before it only counts.
-const told = 10
+// maxListed is how many owners a log or an error names before it only counts.
+const maxListed = 10
 
-// refusals gives failing owners as one error, nil for none.
+// refusals returns failing owners as one error, nil for none.
 func refusals(failing map[string]Failing) error {
 	var errs []error
 	for i, o := range slices.Sorted(maps.Keys(failing)) {
-		if i == told {
-			errs = append(errs, fmt.Errorf("and %d more", len(failing)-told))
+		if i == maxListed {
+			errs = append(errs, fmt.Errorf("and %d more", len(failing)-maxListed))
 			break
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", o, failing[o].err))
@@ -188,7 +204,7 @@ func refusals(failing map[string]Failing) error {
 	return errors.Join(errs...)
 }
 
-// logFailing tells which owners came to fail, or for another reason, and which do no more.
+// logFailing reports which owners came to fail, or for another reason, and which do no more.
 func (l *Loop[T, K, V]) logFailing(before, now map[string]Failing) {
 	lines := 0
 	for _, o := range slices.Sorted(maps.Keys(now)) {
@@ -196,29 +212,29 @@ func (l *Loop[T, K, V]) logFailing(before, now map[string]Failing) {
 		if before[o].Error == f.Error {
 			continue
 		}
-		if lines++; lines > told {
-			l.log.Warn("kernel rejected facts of many owners", "failing", len(now))
+		if lines++; lines > maxListed {
+			l.options.Log.Warn("kernel rejected facts of many owners", "failing", len(now))
 			break
 		}
-		l.log.Warn("kernel rejected facts", "owner", o, "error", f.Error)
+		l.options.Log.Warn("kernel rejected facts", "owner", o, "error", f.Error)
 	}
 	lines = 0
 	for _, o := range slices.Sorted(maps.Keys(before)) {
 		if _, ok := now[o]; ok {
 			continue
 		}
-		if lines++; lines > told {
-			l.log.Info("kernel accepts facts of most owners again", "failing", len(now))
+		if lines++; lines > maxListed {
+			l.options.Log.Info("kernel accepts facts of most owners again", "failing", len(now))
 			break
 		}
-		l.log.Info("kernel accepts facts again", "owner", o, "since", before[o].Since)
+		l.options.Log.Info("kernel accepts facts again", "owner", o, "since", before[o].Since)
 	}
 }
 
-// logRepairs tells whose drifted facts were repaired.
+// logRepairs notifies whose drifted facts were repaired.
 func (l *Loop[T, K, V]) logRepairs() {
 	for _, o := range slices.Sorted(maps.Keys(l.repaired)) {
-		l.log.Warn("drift repaired", "owner", o, "facts", l.repaired[o])
+		l.options.Log.Warn("drift repaired", "owner", o, "facts", l.repaired[o])
 	}
 	clear(l.repaired)
 }

@@ -23,11 +23,11 @@ import (
 type service struct {
 	backends uint8 // a bit each
 	port     int
-	hides    bool
+	conceals bool
 }
 
-// world is what is wanted at a time. Parts are made once: the same part stands for the same piece of every world.
-type world struct {
+// scenario is what is wanted at a time. Parts are made once: the same part stands for the same piece of every world.
+type scenario struct {
 	services map[int]service
 	layout   int
 }
@@ -42,7 +42,7 @@ func (m maker) part(owner, id string, facts ...fact) *part {
 	return m[id]
 }
 
-func (m maker) parts(w world) []*part {
+func (m maker) parts(w scenario) []*part {
 	l := []*part{m.part("node", "node", ground)}
 	for i, s := range w.services {
 		l = append(l, m.pool(i, s, w.layout), m.frontend(i, s))
@@ -55,7 +55,7 @@ var ground = fact{Key: key{0, "table"}, Value: "t"}
 
 func pickOf(n int) key { return key{1, fmt.Sprint("pick", n)} }
 
-// pool gives a part that shares the chain pickN with all pools of N backends, and renders it twice.
+// pool returns a part that shares the chain pickN with all pools of N backends, and renders it twice.
 func (m maker) pool(i int, s service, layout int) *part {
 	n := bits.OnesCount8(s.backends)
 	id := fmt.Sprintf("pool%d %x %d", i, s.backends, layout)
@@ -66,7 +66,8 @@ func (m maker) pool(i int, s service, layout int) *part {
 	facts := []fact{ground, pick}
 	for b := range 8 {
 		if s.backends&(1<<b) != 0 {
-			facts = append(facts, fact{Key: key{2, fmt.Sprintf("ep%d.%d", i, len(facts)-2)}, Value: fmt.Sprintf("b%d>%s", b, pick.Key.name)})
+			facts = append(facts, fact{Key: key{2, fmt.Sprintf("ep%d.%d", i, len(facts)-2)},
+				Value: fmt.Sprintf("b%d>%s", b, pick.Key.name)})
 		}
 	}
 	return m.part(fmt.Sprint("s", i), id, append(facts, pick)...)
@@ -82,7 +83,7 @@ func (m maker) frontend(i int, s service) *part {
 		value += fmt.Sprintf(",ep%d.%d", i, e)
 	}
 	facts := []fact{ground, {Key: key{3, fmt.Sprintf("fe%d:%d", i, s.port)}, Value: value}}
-	if s.hides {
+	if s.conceals {
 		facts[1].Value += ",hide"
 		facts = append(facts, fact{Key: key{1, "hide"}, Value: "h>table"})
 	}
@@ -99,10 +100,12 @@ func (o op) service() (service, bool) {
 	return service{uint8(o.j>>2) & 15, o.j >> 6 & 1, o.j>>7&1 == 1}, o.j&3 != 0
 }
 
-var kinds = []string{"change", "change", "change", "change", "all", "layout", "sync", "sync", "check", "drift", "every", "fail", "refuse", "refuse", "allow", "restart", "rest"}
+var kinds = []string{"change", "change", "change", "change", "all", "layout", "sync", "sync", "check", "drift", "every",
+	"fail", "refuse", "refuse", "allow", "restart", "rest"}
 
 var ops = rapid.Custom(func(t *rapid.T) op {
-	return op{rapid.SampledFrom(kinds).Draw(t, "kind"), rapid.IntRange(0, 40).Draw(t, "i"), rapid.IntRange(0, 255).Draw(t, "j")}
+	return op{rapid.SampledFrom(kinds).Draw(t, "kind"), rapid.IntRange(0, 40).Draw(t, "i"),
+		rapid.IntRange(0, 255).Draw(t, "j")}
 })
 
 // script is a walk and the ground it is on.
@@ -127,17 +130,17 @@ func doubling(attempt int) time.Duration {
 type walker struct {
 	script
 	*kernel
-	plane  dataplane.Plane[*part, key, string]
-	makes  maker
-	world  world
-	parts  []*part
-	loop   *Loop[*part, key, string]
-	stop   func() error
-	fickle bool // Writes or Reads failed by chance since the last rest
+	plane    dataplane.Plane[*part, key, string]
+	makes    maker
+	scenario scenario
+	parts    []*part
+	loop     *Loop[*part, key, string]
+	stop     func() error
+	fickle   bool // Writes or Reads failed by chance since the last rest
 }
 
 func newWalker(s script) *walker {
-	w := &walker{script: s, kernel: newKernel(), makes: maker{}, world: world{services: map[int]service{}}}
+	w := &walker{script: s, kernel: newKernel(), makes: maker{}, scenario: scenario{services: map[int]service{}}}
 	w.kernel.atomic, w.kernel.strict = s.atomic, s.strict
 	w.plane = plane{w.kernel}
 	if s.watched {
@@ -157,28 +160,28 @@ func (w *walker) start() {
 	w.change()
 }
 
-// change tells the loop of the world as it is now.
+// change reports the loop of the world as it is now.
 func (w *walker) change() {
-	parts := w.makes.parts(w.world)
+	parts := w.makes.parts(w.scenario)
 	put := slices.DeleteFunc(slices.Clone(parts), func(p *part) bool { return slices.Contains(w.parts, p) })
 	del := slices.DeleteFunc(slices.Clone(w.parts), func(p *part) bool { return slices.Contains(parts, p) })
 	w.parts = parts
-	w.with(func() { w.keepOnly(parts) })
+	w.with(func() { w.requireOnly(parts) })
 	w.loop.Change(put, del)
 }
 
-// keepOnly forgets of what had to be true all the time what parts don't need.
-func (w *walker) keepOnly(parts []*part) {
+// requireOnly forgets of what had to be true all the time what parts don't need.
+func (w *walker) requireOnly(parts []*part) {
 	want := map[key]string{}
 	for _, p := range parts {
 		for _, f := range p.facts {
 			want[f.Key] = f.Value
 		}
 	}
-	maps.DeleteFunc(w.keep, func(k key, v string) bool { return want[k] != v })
+	maps.DeleteFunc(w.required, func(k key, v string) bool { return want[k] != v })
 }
 
-// names gives the keys of the world that can be refused, sorted.
+// names returns the keys of the world that can be refused, sorted.
 func (w *walker) names() []key {
 	var keys []key
 	for _, p := range w.parts {
@@ -198,15 +201,15 @@ func (w *walker) step(o op) error {
 		for i := range 5 {
 			if s, on := o.service(); o.kind == "all" || i == o.i%5 {
 				s.backends = bits.RotateLeft8(s.backends, i)
-				w.world.services[i] = s
+				w.scenario.services[i] = s
 				if !on {
-					delete(w.world.services, i)
+					delete(w.scenario.services, i)
 				}
 			}
 		}
 		w.change()
 	case "layout":
-		w.world.layout = o.i % 3
+		w.scenario.layout = o.i % 3
 		w.change()
 	case "sync":
 		return w.sync()
@@ -262,32 +265,33 @@ func (w *walker) sync() error {
 	if blind {
 		return nil
 	}
-	return w.judge(err)
+	return w.verify(err)
 }
 
-func (w *walker) check() error { return w.judge(w.loop.Check(context.Background())) }
+func (w *walker) check() error { return w.verify(w.loop.Check(context.Background())) }
 
-// judge compares the answer of a Sync or Check with what the kernel holds.
-func (w *walker) judge(answer error) error {
-	if answer != nil {
-		return w.excused(answer)
+// verify compares the answer of a Sync or Check with what the kernel holds.
+func (w *walker) verify(outcome error) error {
+	if outcome != nil {
+		return w.excused(outcome)
 	}
 	if err := w.holds(w.parts); err != nil {
 		return fmt.Errorf("synced, but %w", err)
 	}
 	w.with(func() {
-		w.keep = maps.Clone(w.facts)
+		w.required = maps.Clone(w.facts)
 	})
 	return nil
 }
 
-// excused says whether the answer may be an error: only for owners who need a fact that the kernel refuses. All else is true.
-func (w *walker) excused(answer error) error {
+// excused reports whether the answer may be an error: only for owners who need a fact that the kernel refuses. All else
+// is true.
+func (w *walker) excused(outcome error) error {
 	if w.fickle {
 		return nil
 	}
 	if len(w.refuse) == 0 && len(w.loop.Status().Failing) == 0 {
-		return fmt.Errorf("nothing is refused, and still: %w", answer)
+		return fmt.Errorf("nothing is refused, and still: %w", outcome)
 	}
 	failing := w.loop.Status().Failing
 	for _, p := range w.parts {
@@ -323,7 +327,7 @@ func (w *walker) walk() (err error) {
 	return w.quiet()
 }
 
-// quiet looks for work where there is none.
+// quiet searches for work where there is none.
 func (w *walker) quiet() error {
 	writes := w.writes
 	w.loop.Change(nil, nil)
@@ -343,7 +347,8 @@ func (w *walker) quiet() error {
 		return fmt.Errorf("the kernel holds %d facts, but status says %+v", len(w.facts), s)
 	case len(w.loop.table.entries) != len(w.facts):
 		return fmt.Errorf("%d entries for %d facts", len(w.loop.table.entries), len(w.facts))
-	case len(w.loop.table.todo)+len(w.loop.table.claims)+len(w.loop.gone)+len(w.loop.suspects)+len(w.loop.repaired) > 0:
+	case len(w.loop.table.todo)+len(w.loop.table.claims)+len(w.loop.gone)+len(w.loop.blame.suspects)+
+		len(w.loop.repaired) > 0:
 		return errors.New("something is left over from trouble that has ended")
 	}
 	return nil
@@ -379,12 +384,15 @@ func TestWalk(t *testing.T) {
 func TestWalksThatWentWrong(t *testing.T) {
 	for name, ops := range map[string][]op{
 		"a chain that a blocked frontend stands on goes with another Service": {
-			{"change", 1, 5}, {"change", 0, 0}, {"change", 1, 13}, {"refuse", 1, 0}, {"change", 0, 5}, {"sync", 0, 0}, {"change", 0, 0},
+			{"change", 1, 5}, {"change", 0, 0}, {"change", 1, 13}, {"refuse", 1, 0}, {"change", 0, 5}, {"sync", 0, 0},
+			{"change", 0, 0},
 		},
 		"drift that can't be repaired at once": {{"drift", 0, 0}, {"every", 1, 0}, {"sync", 0, 0}},
 	} {
 		for range 300 {
-			if err := bubble(t, func() error { return newWalker(script{watched: true, maxFacts: 1, ops: ops}).walk() }); err != nil {
+			if err := bubble(t, func() error {
+				return newWalker(script{watched: true, maxFacts: 1, ops: ops}).walk()
+			}); err != nil {
 				t.Fatal(name, err)
 			}
 		}

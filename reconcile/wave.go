@@ -5,6 +5,7 @@ import (
 	"math/bits"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
 )
 
 // largeGroup is the weight above which a group that comes in one batch is written after the smaller ones: a quarter of
@@ -17,14 +18,14 @@ const baseWave = 1
 // lastWave is the wave of groups in which single facts were refused: what is left of them comes after everything else.
 const lastWave = 64
 
-// measure notes the groups of parts that are large.
+// measure records the groups of parts that are large.
 func (l *Loop[T, K, V]) measure(parts []T, weights []int) {
-	sizes := map[string]int{}
+	sizes := map[model.Owner]int{}
 	for i, p := range parts {
-		sizes[l.group(l.owner(p))] += weights[i]
+		sizes[l.options.Owner(p)] += weights[i]
 	}
 	for g, n := range sizes {
-		if g != "" && n > largeGroup {
+		if g != (model.Owner{}) && n > largeGroup {
 			l.large[g] = max(l.large[g], baseWave+bits.Len(uint(n/largeGroup)))
 		}
 	}
@@ -32,9 +33,9 @@ func (l *Loop[T, K, V]) measure(parts []T, weights []int) {
 
 // waveOf returns the wave of facts that only parts of group need. A base that changes over to new values waits for
 // large groups: until then the old one serves them.
-func (l *Loop[T, K, V]) waveOf(group string, changesOver bool) int {
+func (l *Loop[T, K, V]) waveOf(group model.Owner, changesOver bool) int {
 	switch {
-	case l.culprits[group]:
+	case l.blame.culprits[group]:
 		return lastWave
 	case changesOver:
 		return 0
@@ -51,16 +52,14 @@ func (l *Loop[T, K, V]) divide() {
 			continue
 		}
 		for i, o := range j.owners {
-			if g := l.group(o); i == 0 || g == j.group {
-				j.group = g
+			if i == 0 || o.owner == j.group {
+				j.group = o.owner
 			} else {
-				j.group = ""
+				j.group = model.Owner{}
 				break
 			}
 		}
-		if top = max(top, j.rank); j.group == Nobody {
-			j.group = ""
-		}
+		top = max(top, j.rank)
 	}
 	for _, j := range l.table.todo {
 		if j.base && j.rank >= top {
@@ -102,4 +101,38 @@ func (l *Loop[T, K, V]) render(p T) []dataplane.Fact[K, V] {
 		return facts
 	}
 	return l.plane.Render(p)
+}
+
+// withoutBodies returns facts without what only a Write needs.
+func withoutBodies[K dataplane.Key, V comparable](facts []dataplane.Fact[K, V]) []dataplane.Fact[K, V] {
+	l := make([]dataplane.Fact[K, V], len(facts))
+	for i, f := range facts {
+		l[i] = dataplane.Fact[K, V]{Key: f.Key, Value: f.Value}
+	}
+	return l
+}
+
+// renderBodies renders the bodies of facts again that were written before and are to be written once more.
+func (l *Loop[T, K, V]) renderBodies(jobs []*job[K, V]) {
+	missing := 0
+	for _, j := range jobs {
+		if j.bodied && !j.body && j.puts() {
+			missing++
+		}
+	}
+	if missing == 0 {
+		return
+	}
+	for _, p := range l.present() {
+		for _, f := range l.plane.Render(p) {
+			j := l.table.job(f.Key)
+			if f.Body == nil || j == nil || j.body || !j.puts() || f.Value != j.value {
+				continue
+			}
+			l.table.setBody(f.Key, j.entry, f.Body)
+			if missing--; missing == 0 {
+				return
+			}
+		}
+	}
 }

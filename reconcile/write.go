@@ -9,15 +9,16 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
 )
 
-// due gives the jobs that may be done now, in order, how many are held, and the time when one of those set aside is to be tried
-// again. Facts known to be refused come when there is nothing else.
+// due returns the jobs that may be done now, in order, how many are held, and the time when one of those set aside is
+// to be tried again. Facts known to be refused come when there is nothing else.
 func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next time.Time) {
 	var alone, waiting []*job[K, V]
 	jobs = make([]*job[K, V], 0, len(l.table.todo))
 	for _, j := range l.table.todo {
-		j.wave, j.group = 0, ""
+		j.wave, j.group = 0, model.Owner{}
 		switch f := j.why; {
 		case l.until != nil && !j.puts():
 			held++
@@ -33,11 +34,11 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 		}
 	}
 	switch {
-	case l.search.groups:
+	case l.blame.search.groups:
 		l.find(nil)
 		l.divide()
 	case len(alone)+len(waiting)+len(l.large) > 0:
-		l.find(func(group string) bool { return l.suspects[group] || l.large[group] > 0 })
+		l.find(func(o model.Owner) bool { return l.blame.suspects[o] || l.large[o] > 0 })
 	}
 	order(jobs)
 	if len(alone)+len(waiting) == 0 {
@@ -58,7 +59,7 @@ func (l *Loop[T, K, V]) oldest(jobs []*job[K, V]) []*job[K, V] {
 	if len(named) > 0 {
 		return named
 	}
-	if l.search.refused >= few {
+	if l.blame.search.refused >= few {
 		return nil
 	}
 	slices.SortStableFunc(jobs, func(a, b *job[K, V]) int {
@@ -67,7 +68,7 @@ func (l *Loop[T, K, V]) oldest(jobs []*job[K, V]) []*job[K, V] {
 		}
 		return a.why.due.Compare(b.why.due)
 	})
-	jobs = jobs[:min(len(jobs), max(1, l.search.alone))]
+	jobs = jobs[:min(len(jobs), max(1, l.blame.search.alone))]
 	order(jobs)
 	return jobs
 }
@@ -76,36 +77,37 @@ func (l *Loop[T, K, V]) oldest(jobs []*job[K, V]) []*job[K, V] {
 // where the search for the cause goes on.
 func (l *Loop[T, K, V]) write(ctx context.Context, jobs []*job[K, V]) error {
 	for len(jobs) > 0 && ctx.Err() == nil {
-		n := portion(jobs, l.maxFacts)
+		n := portion(jobs, l.options.MaxFacts)
 		alone := jobs[0].why != nil && jobs[0].why.alone
 		if !alone {
-			n = l.search.next(n)
+			n = l.blame.search.next(n)
 		}
-		again := l.search.on || l.known(jobs[:n])
-		if err := l.tell(ctx, jobs[:n], again); err != nil {
+		again := l.blame.search.on || l.known(jobs[:n])
+		if err := l.apply(ctx, jobs[:n], again); err != nil {
 			return l.refused(ctx, jobs[:n], alone, again, err)
 		}
 		l.made(jobs[:n], alone)
+		l.answerOwners(false)
 		jobs = jobs[n:]
 	}
 	return nil
 }
 
-// known says that one of jobs was refused before.
+// known reports that one of jobs was refused before.
 func (l *Loop[T, K, V]) known(jobs []*job[K, V]) bool {
-	return len(l.suspects) > 0 && slices.ContainsFunc(jobs, func(j *job[K, V]) bool { return j.why != nil })
+	return len(l.blame.suspects) > 0 && slices.ContainsFunc(jobs, func(j *job[K, V]) bool { return j.why != nil })
 }
 
-// tell makes one Write of jobs, and counts it.
-func (l *Loop[T, K, V]) tell(ctx context.Context, jobs []*job[K, V], again bool) error {
-	put, del := facts(jobs)
+// apply makes one Write of jobs, and counts it.
+func (l *Loop[T, K, V]) apply(ctx context.Context, jobs []*job[K, V], again bool) error {
+	put, del := l.table.facts(jobs)
 	begin := time.Now()
 	err := l.plane.Write(ctx, put, del)
-	took := time.Since(begin)
-	l.log.Debug("write", "put", len(put), "del", len(del), "took", took, "error", err)
+	latency := time.Since(begin)
+	l.options.Log.Debug("write", "put", len(put), "del", len(del), "took", latency, "error", err)
 	l.count(func(s *Status) {
 		s.Writes++
-		s.LastWrite = took
+		s.LastWrite = latency
 		s.Retries += one(again)
 		if err == nil {
 			s.Puts += uint64(len(put))
@@ -117,11 +119,11 @@ func (l *Loop[T, K, V]) tell(ctx context.Context, jobs []*job[K, V], again bool)
 	return err
 }
 
-// made notes that jobs are true.
+// made records that jobs are true.
 func (l *Loop[T, K, V]) made(jobs []*job[K, V], alone bool) {
-	l.search.worked(len(jobs))
+	l.blame.search.worked(len(jobs))
 	if alone {
-		l.search.alone = 2 * len(jobs)
+		l.blame.search.alone = 2 * len(jobs)
 	}
 	repairs := 0
 	for _, j := range jobs {
@@ -130,7 +132,7 @@ func (l *Loop[T, K, V]) made(jobs []*job[K, V], alone bool) {
 			repairs++
 		}
 		for _, o := range j.drifted {
-			l.repaired[o]++
+			l.repaired[o.label]++
 		}
 	}
 	if repairs > 0 {
@@ -138,8 +140,8 @@ func (l *Loop[T, K, V]) made(jobs []*job[K, V], alone bool) {
 	}
 }
 
-// refused notes that a Write of jobs failed. A first failure is the whole turn's, which is tried again; from then on the
-// culprit is searched for and set aside.
+// refused records that a Write of jobs failed. A first failure is the whole turn's, which is tried again; from then on
+// the culprit is searched for and set aside.
 func (l *Loop[T, K, V]) refused(ctx context.Context, jobs []*job[K, V], alone, again bool, err error) error {
 	var r *dataplane.Refused[K]
 	if ctx.Err() == nil && errors.As(err, &r) && l.partly(jobs, r.Facts) {
@@ -156,15 +158,15 @@ func (l *Loop[T, K, V]) refused(ctx context.Context, jobs []*job[K, V], alone, a
 	switch {
 	case ctx.Err() != nil:
 	case !again:
-		l.search.on = true
+		l.blame.search.on = true
 		return fmt.Errorf("writing %d facts: %w", len(jobs), err)
 	case alone:
-		l.search.alone = 1
+		l.blame.search.alone = 1
 		if len(jobs) == 1 {
-			l.search.refused++
+			l.blame.search.refused++
 			l.setAside(jobs, err)
 		}
-	case l.search.failed(len(jobs), jobs[0].group != "", time.Now()):
+	case l.blame.search.failed(len(jobs), jobs[0].group != (model.Owner{}), time.Now()):
 		l.setAside(jobs, err)
 	}
 	return nil
@@ -189,7 +191,7 @@ func (l *Loop[T, K, V]) partly(jobs []*job[K, V], refused map[K]error) bool {
 		}
 	}
 	l.made(good, false)
-	l.search.among = 0
+	l.blame.search.among = 0
 	l.count(func(s *Status) { s.Puts += uint64(len(good)) })
 	fresh := slices.ContainsFunc(bad, func(j *job[K, V]) bool { return j.why == nil })
 	for _, j := range bad {
@@ -220,7 +222,7 @@ func (l *Loop[T, K, V]) setAside(jobs []*job[K, V], err error) {
 	l.suspectAll(jobs)
 }
 
-// putOff notes f as what holds jobs, with the time of the next attempt.
+// putOff records f as what holds jobs, with the time of the next attempt.
 func (l *Loop[T, K, V]) putOff(f *failure, jobs ...*job[K, V]) {
 	now := time.Now()
 	f.since, f.attempts = now, 1
@@ -237,16 +239,16 @@ func (l *Loop[T, K, V]) putOff(f *failure, jobs ...*job[K, V]) {
 	if f.named { // for want of capacity: there is more when something goes, not soon
 		attempt += unhurried
 	}
-	wait := max(2, l.backoff(attempt))
+	wait := max(2, l.options.Backoff(attempt))
 	f.from, f.due = now.Add(wait/2), now.Add(wait)
 }
 
-// suspectAll notes the groups of jobs that were put off.
+// suspectAll records the groups of jobs that were put off.
 func (l *Loop[T, K, V]) suspectAll(jobs []*job[K, V]) {
-	groups := map[string]bool{}
+	groups := map[model.Owner]bool{}
 	for _, j := range jobs {
 		for _, o := range j.owners {
-			groups[l.group(o)] = true
+			groups[o.owner] = true
 		}
 	}
 	for _, j := range jobs {
@@ -255,15 +257,15 @@ func (l *Loop[T, K, V]) suspectAll(jobs []*job[K, V]) {
 	}
 }
 
-// suspect notes the groups of a job that was put off: they are culprits where the cause is certainly theirs.
+// suspect records the groups of a job that was put off: they are culprits where the cause is certainly theirs.
 func (l *Loop[T, K, V]) suspect(j *job[K, V]) {
 	if j.why == nil {
 		return
 	}
 	for _, o := range j.owners {
-		l.suspects[l.group(o)] = true
+		l.blame.suspects[o.owner] = true
 		if j.why.certain {
-			l.culprits[l.group(o)] = true
+			l.blame.culprits[o.owner] = true
 		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/route"
+	"fairlead.dev/fairlead/kernel/sysctl"
 )
 
 // box is a network namespace with one interface eth0, and what was put into it.
@@ -14,39 +16,39 @@ type box struct {
 	ns         *netns.Namespace
 	eth0       int // interface index
 	mac        [6]byte
-	routes     map[netip.Prefix]link.Route
+	routes     map[netip.Prefix]route.Route
 	neighbours map[netip.Addr]link.Neighbour
-	asked      map[netip.Prefix]netip.Addr // routes by Host.Route: next hop by prefix
+	requested  map[netip.Prefix]netip.Addr // routes by Host.Route: next hop by prefix
 }
 
 // quiet are settings of every namespace. Written out, since a new namespace inherits some from its maker's.
-var quiet = []link.Setting{
-	{Name: "ipv4/conf/all/rp_filter", Value: "0"},
-	{Name: "ipv4/conf/default/rp_filter", Value: "0"},
-	{Name: "ipv4/conf/all/accept_redirects", Value: "0"},
-	{Name: "ipv4/conf/default/accept_redirects", Value: "0"},
-	{Name: "ipv4/conf/all/route_localnet", Value: "0"},
-	{Name: "ipv4/conf/default/route_localnet", Value: "0"},
-	{Name: "ipv4/icmp_ratelimit", Value: "0"}, // a host that refuses says so every time
-	{Name: "ipv6/icmp/ratelimit", Value: "0"},
-	{Name: "ipv6/conf/all/accept_dad", Value: "0"},
-	{Name: "ipv6/conf/default/accept_dad", Value: "0"},
-	{Name: "ipv6/conf/default/accept_ra", Value: "0"},
-	{Name: "ipv6/conf/default/accept_redirects", Value: "0"},
-	{Name: "ipv6/conf/default/addr_gen_mode", Value: "1"}, // no link-local addresses, so no chatter about them
+var quiet = []sysctl.Setting{
+	{Name: "net/ipv4/conf/all/rp_filter", Value: "0"},
+	{Name: "net/ipv4/conf/default/rp_filter", Value: "0"},
+	{Name: "net/ipv4/conf/all/accept_redirects", Value: "0"},
+	{Name: "net/ipv4/conf/default/accept_redirects", Value: "0"},
+	{Name: "net/ipv4/conf/all/route_localnet", Value: "0"},
+	{Name: "net/ipv4/conf/default/route_localnet", Value: "0"},
+	{Name: "net/ipv4/icmp_ratelimit", Value: "0"}, // a host that refuses says so every time
+	{Name: "net/ipv6/icmp/ratelimit", Value: "0"},
+	{Name: "net/ipv6/conf/all/accept_dad", Value: "0"},
+	{Name: "net/ipv6/conf/default/accept_dad", Value: "0"},
+	{Name: "net/ipv6/conf/default/accept_ra", Value: "0"},
+	{Name: "net/ipv6/conf/default/accept_redirects", Value: "0"},
+	{Name: "net/ipv6/conf/default/addr_gen_mode", Value: "1"}, // no link-local addresses, so no chatter about them
 }
 
 // Settings by what a namespace is for. ip_forward comes first: writing it resets others.
 var (
-	hostSettings = append([]link.Setting{{Name: "ipv4/ip_forward", Value: "0"}}, quiet...)
-	nodeSettings = append([]link.Setting{
-		{Name: "ipv4/ip_forward", Value: "1"},
-		{Name: "ipv6/conf/all/forwarding", Value: "1"},
-		{Name: "ipv4/conf/all/send_redirects", Value: "0"},
-		{Name: "ipv4/conf/default/send_redirects", Value: "0"},
+	hostSettings = append([]sysctl.Setting{{Name: "net/ipv4/ip_forward", Value: "0"}}, quiet...)
+	nodeSettings = append([]sysctl.Setting{
+		{Name: "net/ipv4/ip_forward", Value: "1"},
+		{Name: "net/ipv6/conf/all/forwarding", Value: "1"},
+		{Name: "net/ipv4/conf/all/send_redirects", Value: "0"},
+		{Name: "net/ipv4/conf/default/send_redirects", Value: "0"},
 	}, quiet...)
-	wireSettings = append([]link.Setting{
-		{Name: "ipv4/ip_forward", Value: "0"},
+	wireSettings = append([]sysctl.Setting{
+		{Name: "net/ipv4/ip_forward", Value: "0"},
 		{Name: "-bridge/bridge-nf-call-iptables", Value: "0"},
 		{Name: "-bridge/bridge-nf-call-ip6tables", Value: "0"},
 		{Name: "-bridge/bridge-nf-call-arptables", Value: "0"},
@@ -54,16 +56,16 @@ var (
 )
 
 // newBox makes a namespace with these settings and its loopback up.
-func newBox(name string, mac [6]byte, settings []link.Setting) (*box, error) {
+func newBox(name string, mac [6]byte, settings []sysctl.Setting) (*box, error) {
 	ns, err := netns.New(name)
 	if err != nil {
 		return nil, err
 	}
 	b := &box{
-		ns: ns, mac: mac, asked: map[netip.Prefix]netip.Addr{},
-		routes: map[netip.Prefix]link.Route{}, neighbours: map[netip.Addr]link.Neighbour{},
+		ns: ns, mac: mac, requested: map[netip.Prefix]netip.Addr{},
+		routes: map[netip.Prefix]route.Route{}, neighbours: map[netip.Addr]link.Neighbour{},
 	}
-	err = link.Set(ns, settings...)
+	err = sysctl.Set(ns, settings...)
 	if err == nil {
 		err = b.dial(func(c *link.Conn) error { return c.Up(1) }) // the loopback is always interface 1
 	}
@@ -105,11 +107,13 @@ func (b *box) plug(addrs []netip.Addr) error {
 }
 
 // set makes these the routes and neighbours of the namespace, besides those of the kernel's own making.
-func (b *box) set(routes map[netip.Prefix]link.Route, neighbours map[netip.Addr]link.Neighbour) error {
+func (b *box) set(routes map[netip.Prefix]route.Route, neighbours map[netip.Addr]link.Neighbour) error {
 	err := b.dial(func(c *link.Conn) error {
 		return errors.Join(
 			converge(b.neighbours, neighbours, c.PutNeighbour, c.DeleteNeighbour),
-			converge(b.routes, routes, c.PutRoute, c.DeleteRoute))
+			converge(b.routes, routes,
+				func(r route.Route) error { return route.PutIn(b.ns, r) },
+				func(r route.Route) error { return route.DeleteIn(b.ns, r) }))
 	})
 	if err != nil {
 		return fmt.Errorf("in network namespace %s: %w", b.ns.Name, err)

@@ -30,10 +30,10 @@ func example(t *testing.T) []source.Object {
 }
 
 // Each endpoint of the example is a port of a pod that answers there; the pod of an endpoint is the one it names.
-func TestExampleEndpointsAnswer(t *testing.T) {
+func TestExampleEndpointsReply(t *testing.T) {
 	objects := example(t)
 	c := up(t, Options{Objects: objects, Serve: true})
-	asked := 0
+	requested := 0
 	for _, o := range objects {
 		s, ok := o.(*discoveryv1.EndpointSlice)
 		if !ok {
@@ -52,16 +52,16 @@ func TestExampleEndpointsAnswer(t *testing.T) {
 				t.Errorf("%s: endpoint %s, its pod has %s", s.Name, e.Addresses[0], a)
 			}
 			for _, p := range s.Ports {
-				asked++
+				requested++
 				port := echo.Port{Number: uint16(*p.Port), Protocol: protocols[*p.Protocol]}
-				if got, err := ask(t, c.Outside(), port, a); err != nil || "pod "+got.Pod != h.Name {
+				if got, err := probe(t, c.External(), port, a); err != nil || "pod "+got.Pod != h.Name {
 					t.Errorf("%s port %s: %+v, %v", h.Name, port, got, err)
 				}
 			}
 		}
 	}
-	if asked < 20 {
-		t.Errorf("asked only %d times", asked)
+	if requested < 20 {
+		t.Errorf("asked only %d times", requested)
 	}
 }
 

@@ -19,20 +19,21 @@ type Role string
 
 // The roles.
 const (
-	Node    Role = "node"
-	Pod     Role = "pod"
-	Outside Role = "outside"
+	Node     Role = "node"
+	Pod      Role = "pod"
+	External Role = "outside"
 )
 
-// Host is a place to send packets from and to: a network namespace, which pods on the host network share with their node.
+// Host is a place to send packets from and to: a network namespace, which pods on the host network share with their
+// node.
 type Host struct {
 	Role      Role         `json:"role"`
 	Name      string       `json:"name"`           // "node a", "pod shop/web-1", "outside"
 	Node      string       `json:"node,omitempty"` // the Node that it is, or runs on
 	Namespace string       `json:"namespace"`      // name of the network namespace
 	Addresses []netip.Addr `json:"addresses"`      // the first of each family is what it sends from
-	// Cgroup is the folder of the cgroup that stands for the node that the host is, or runs on: its threads, and its sockets,
-	// are in there. Empty where the machine has none to give: then nobody can tell nodes apart by it.
+	// Cgroup is the folder of the cgroup that stands for the node that the host is, or runs on: its threads, and its
+	// sockets, are in there. Empty where the machine has none to give: then nothing can tell nodes apart by it.
 	Cgroup string `json:"cgroup,omitempty"`
 
 	cluster *Cluster
@@ -52,7 +53,8 @@ func (h *Host) Short() string {
 	return short
 }
 
-// Do runs f on a thread that is inside the host's network namespace and its node's cgroup. Goroutines that f starts are not.
+// Do runs f on a thread that is inside the host's network namespace and its node's cgroup. Goroutines that f starts are
+// not.
 func (h *Host) Do(f func() error) error {
 	if h.Cgroup == "" {
 		return h.inside(f)
@@ -73,9 +75,9 @@ func (h *Host) inside(f func() error) error {
 	return ns.Do(f)
 }
 
-// Route sends what h sends to prefix by way of via, an address on the link of h's one interface: a node's or the outside
-// client's address for those, for pods their node's. It takes the place of h's route to that very prefix and stays
-// through Updates. It is for hosts of a Cluster, not of a State.
+// Route sends what h sends to prefix by way of via, an address on the link of h's one interface: a node's or the
+// outside client's address for those, for pods their node's. It takes the place of h's route to that very prefix and
+// stays through Updates. It is for hosts of a Cluster, not of a State.
 func (h *Host) Route(prefix netip.Prefix, via netip.Addr) error {
 	if prefix.Addr().BitLen() != via.BitLen() {
 		return fmt.Errorf("%s: route to %s via %s: not of one family", h.Name, prefix, via)
@@ -85,13 +87,13 @@ func (h *Host) Route(prefix netip.Prefix, via netip.Addr) error {
 	}
 	h.cluster.mu.Lock()
 	defer h.cluster.mu.Unlock()
-	h.box.asked[prefix.Masked()] = via
+	h.box.requested[prefix.Masked()] = via
 	return h.cluster.connect(h)
 }
 
-// Narrow lets packets of so many bytes at most through on the last hop to h, 0 as long ones as the wire takes. Whoever is to send
-// h a longer one there, its node or for hosts on the wire any other on it, tells the sender so (RFC 1191, RFC 8201); h itself
-// knows nothing of it. It is for hosts of a Cluster, not of a State.
+// Narrow lets packets of so many bytes at most through on the last hop to h, 0 as long ones as the wire takes. Whoever
+// is to send h a longer one there, its node or for hosts on the wire any other on it, tells the sender so (RFC 1191,
+// RFC 8201); h itself knows nothing of it. It is for hosts of a Cluster, not of a State.
 func (h *Host) Narrow(mtu int) error {
 	if h.cluster == nil {
 		return fmt.Errorf("%s: another process holds its cluster", h.Name)
@@ -108,7 +110,7 @@ func (h *Host) Narrow(mtu int) error {
 	return errors.Join(errs...)
 }
 
-// source gives the address that h sends from to a, or none where it has none of that family.
+// source returns the address that h sends from to a, or none where it has none of that family.
 func (h *Host) source(a netip.Addr) netip.Addr {
 	i := slices.IndexFunc(h.Addresses, func(b netip.Addr) bool { return b.BitLen() == a.BitLen() })
 	if i < 0 {
@@ -127,9 +129,9 @@ func compareHosts(a, b *Host) int {
 	return cmp.Or(slices.Index(roles, a.Role)-slices.Index(roles, b.Role), strings.Compare(a.Name, b.Name))
 }
 
-var roles = []Role{Outside, Node, Pod}
+var roles = []Role{External, Node, Pod}
 
-// join gives a node its cgroup, and a pod its node's.
+// join returns a node its cgroup, and a pod its node's.
 func (c *Cluster) join(h *Host) {
 	switch h.Role {
 	case Node:

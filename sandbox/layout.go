@@ -31,14 +31,14 @@ func (s spec) equal(o spec) bool {
 type layout struct {
 	specs map[string]spec
 	owner map[netip.Addr]string // of every node's and pod's own address
-	taken map[netip.Addr]string // of every other address in the objects
+	inUse map[netip.Addr]string // of every other address in the objects
 	errs  []error
 }
 
 // newLayout decides what hosts there are to be. The outside client keeps the addresses given, or, with none, gets ones
 // that no object has. All that is wrong comes in one error, a line each.
-func newLayout(objects []source.Object, outside []netip.Addr) (layout, error) {
-	l := layout{specs: map[string]spec{}, owner: map[netip.Addr]string{}, taken: map[netip.Addr]string{}}
+func newLayout(objects []source.Object, external []netip.Addr) (layout, error) {
+	l := layout{specs: map[string]spec{}, owner: map[netip.Addr]string{}, inUse: map[netip.Addr]string{}}
 	for _, o := range objects {
 		switch o := o.(type) {
 		case *corev1.Node:
@@ -55,7 +55,7 @@ func newLayout(objects []source.Object, outside []netip.Addr) (layout, error) {
 		}
 	}
 	l.hostPorts()
-	l.outside(outside)
+	l.external(external)
 	return l, errors.Join(l.errs...)
 }
 
@@ -74,7 +74,7 @@ func (l *layout) add(key source.Key, s spec) {
 		if s.shared {
 			break
 		}
-		if other, taken := l.owner[a]; taken {
+		if other, inUse := l.owner[a]; inUse {
 			l.errorf("%s has the address %s, which is %s's", key, a, other)
 			continue
 		}
@@ -171,7 +171,7 @@ var protocols = map[corev1.Protocol]model.Protocol{
 	"": model.TCP, corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP,
 }
 
-// ports gives the container ports of a pod, each once.
+// ports returns the container ports of a pod, each once.
 func (l *layout) ports(key source.Key, p *corev1.Pod) (list []echo.Port) {
 	for _, c := range p.Spec.Containers {
 		for _, cp := range c.Ports {
@@ -203,7 +203,7 @@ func (l *layout) hostPorts() {
 				break
 			}
 			at := port{s.host.Node, p}
-			if other, taken := owner[at]; taken {
+			if other, inUse := owner[at]; inUse {
 				l.errorf("%s and %s both want port %s of node %s", other, name, p, s.host.Node)
 			}
 			owner[at] = name
@@ -211,54 +211,54 @@ func (l *layout) hostPorts() {
 	}
 }
 
-// service notes the addresses of a Service, which no host may have by chance.
+// service records the addresses of a Service, which no host may have by chance.
 func (l *layout) service(s *corev1.Service) {
 	texts := slices.Concat([]string{s.Spec.ClusterIP}, s.Spec.ClusterIPs, s.Spec.ExternalIPs)
 	for _, i := range s.Status.LoadBalancer.Ingress {
 		texts = append(texts, i.IP)
 	}
-	l.note(source.KeyOf(s), texts)
+	l.reserve(source.KeyOf(s), texts)
 }
 
 func (l *layout) slice(s *discoveryv1.EndpointSlice) {
 	for _, e := range s.Endpoints {
-		l.note(source.KeyOf(s), e.Addresses)
+		l.reserve(source.KeyOf(s), e.Addresses)
 	}
 }
 
-func (l *layout) note(key source.Key, texts []string) {
+func (l *layout) reserve(key source.Key, texts []string) {
 	for _, t := range texts {
 		if a, err := netip.ParseAddr(t); err == nil { // "None" and "" are no addresses
-			l.taken[a.Unmap()] = key.String()
+			l.inUse[a.Unmap()] = key.String()
 		}
 	}
 }
 
-// outsideRanges are documentation ranges (RFC 5737, RFC 3849): the outside client gets the first free address of each.
+// externalRanges are documentation ranges (RFC 5737, RFC 3849): the outside client gets the first free address of each.
 // Two of each family let it be two clients for source ranges and affinity.
-var outsideRanges = []netip.Prefix{
+var externalRanges = []netip.Prefix{
 	netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("198.51.100.0/24"),
 	netip.MustParsePrefix("2001:db8::/64"), netip.MustParsePrefix("2001:db8:1::/64"),
 }
 
-func (l *layout) outside(addrs []netip.Addr) {
+func (l *layout) external(addrs []netip.Addr) {
 	for _, a := range addrs {
-		if other := cmp.Or(l.owner[a], l.taken[a]); other != "" {
+		if other := cmp.Or(l.owner[a], l.inUse[a]); other != "" {
 			l.errorf("%s has the address %s, which is the outside client's", other, a)
 		}
 	}
 	if addrs == nil {
-		for _, r := range outsideRanges {
+		for _, r := range externalRanges {
 			addrs = append(addrs, l.free(r))
 		}
 	}
-	l.specs["outside"] = spec{host: Host{Role: Outside, Name: "outside", Namespace: "outside", Addresses: addrs}}
+	l.specs["outside"] = spec{host: Host{Role: External, Name: "outside", Namespace: "outside", Addresses: addrs}}
 }
 
-// free gives the first address of the range that no object has.
+// free returns the first address of the range that no object has.
 func (l *layout) free(r netip.Prefix) netip.Addr {
 	for a := r.Addr().Next(); r.Contains(a); a = a.Next() {
-		if l.owner[a] == "" && l.taken[a] == "" {
+		if l.owner[a] == "" && l.inUse[a] == "" {
 			return a
 		}
 	}
@@ -266,7 +266,7 @@ func (l *layout) free(r netip.Prefix) netip.Addr {
 	return netip.Addr{}
 }
 
-// sorted gives the specs in the order in which to build them: outside, nodes, pods, each by name.
+// sorted returns the specs in the order in which to build them: outside, nodes, pods, each by name.
 func (l layout) sorted() []spec {
 	list := slices.Collect(maps.Values(l.specs))
 	slices.SortFunc(list, func(a, b spec) int { return compareHosts(&a.host, &b.host) })

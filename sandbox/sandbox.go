@@ -7,12 +7,12 @@
 //	              ┌───┴───┐          │
 //	           pod x    pod y      pod z
 //
-// A Node is a namespace on the wire with its InternalIPs and ExternalIPs; whatever these are, the hosts on the wire have
-// a route to each. A Pod with a node is a namespace behind it, with one default route; a Pod on the host network is its
-// node. Every node, and the outside client, knows the way to every pod. What nobody knows the way to, such as the address
-// of a Service that no data plane serves, goes from pods to their node, from nodes to the outside client, and ends there
-// unanswered; from the outside client it goes to the first node by name. Link-layer addresses are all known beforehand:
-// no packet waits for one.
+// A Node is a namespace on the wire with its InternalIPs and ExternalIPs; whatever these are, the hosts on the wire
+// have a route to each. A Pod with a node is a namespace behind it, with one default route; a Pod on the host network
+// is its node. Every node, and the outside client, knows the way to every pod. What nothing knows the way to, such as
+// the address of a Service that no data plane serves, goes from pods to their node, from nodes to the outside client,
+// and ends there unanswered; from the outside client it goes to the first node by name. Link-layer addresses are all
+// known beforehand: no packet waits for one.
 //
 // There is no data plane here, no policy and no host port: those are what a sandbox is for. Nothing is put into the
 // namespace that the caller runs in.
@@ -41,7 +41,8 @@ import (
 
 // Options say what cluster to make.
 type Options struct {
-	Name     string          // starts the names of all namespaces; lower-case letters and digits; default "fl" and 8 hex digits
+	// starts the names of all namespaces; lower-case letters and digits; default "fl" and 8 hex digits
+	Name     string
 	Objects  []source.Object // Nodes and Pods are built, the addresses of others are kept free
 	Serve    bool            // answer on every container port, see package echo
 	Progress func(done, total int)
@@ -49,9 +50,9 @@ type Options struct {
 
 // Cluster is a cluster that is up.
 type Cluster struct {
-	Name  string
-	serve bool
-	tell  func(done, total int)
+	Name     string
+	serve    bool
+	progress func(done, total int)
 
 	mu     sync.Mutex
 	wire   *box
@@ -84,7 +85,7 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 	if err := claim(o.Name); err != nil {
 		return nil, err
 	}
-	c := &Cluster{Name: o.Name, serve: o.Serve, tell: o.Progress, hosts: map[string]*Host{}}
+	c := &Cluster{Name: o.Name, serve: o.Serve, progress: o.Progress, hosts: map[string]*Host{}}
 	if err := c.build(ctx, want); err != nil {
 		return nil, errors.Join(fmt.Errorf("build sandbox %s: %w", o.Name, err), c.Down())
 	}
@@ -97,16 +98,17 @@ func randomName() string {
 	return "fl" + hex.EncodeToString(b)
 }
 
-// Update makes the cluster follow the objects, which are all there are now: pods and nodes come and go, and one that has
-// changed goes and comes. Errors in the objects leave the cluster as it is; after another error the next Update mends it.
+// Update makes the cluster follow the objects, which are all there are now: pods and nodes come and go, and one that
+// has changed goes and comes. Errors in the objects leave the cluster as it is; after another error the next Update
+// mends it.
 func (c *Cluster) Update(ctx context.Context, objects []source.Object) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	outside := c.hosts["outside"]
-	if outside == nil {
+	external := c.hosts["outside"]
+	if external == nil {
 		return fmt.Errorf("update sandbox %s: it is down", c.Name)
 	}
-	want, err := newLayout(objects, outside.Addresses)
+	want, err := newLayout(objects, external.Addresses)
 	if err != nil {
 		return fmt.Errorf("lay out sandbox %s: %w", c.Name, err)
 	}
@@ -149,16 +151,16 @@ func (c *Cluster) Down() error {
 	return unclaim(c.Name)
 }
 
-// Node gives the host of the Node of that name.
+// Node returns the host of the Node of that name.
 func (c *Cluster) Node(name string) (*Host, error) { return c.host("node " + name) }
 
-// Pod gives the host of a Pod.
+// Pod returns the host of a Pod.
 func (c *Cluster) Pod(namespace, name string) (*Host, error) {
 	return c.host("pod " + namespace + "/" + name)
 }
 
-// Outside gives the client outside the cluster, nil once the cluster is down.
-func (c *Cluster) Outside() *Host {
+// External returns the client outside the cluster, nil once the cluster is down.
+func (c *Cluster) External() *Host {
 	h, _ := c.host("outside")
 	return h
 }
@@ -173,7 +175,7 @@ func (c *Cluster) host(name string) (*Host, error) {
 	return h, nil
 }
 
-// Hosts gives all hosts: outside, nodes, pods, each by name.
+// Hosts returns all hosts: outside, nodes, pods, each by name.
 func (c *Cluster) Hosts() []*Host {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -217,8 +219,8 @@ func (c *Cluster) follow(ctx context.Context, want layout) error {
 			}
 			added = append(added, c.hosts[s.host.Name])
 		}
-		if c.tell != nil {
-			c.tell(i+1, len(specs))
+		if c.progress != nil {
+			c.progress(i+1, len(specs))
 		}
 	}
 	for _, h := range c.hosts {
@@ -255,7 +257,7 @@ func (c *Cluster) above(h *Host) *box {
 	return c.wire
 }
 
-// stays says whether a host is wanted just as it is. A pod goes when its node does.
+// stays reports whether a host is wanted just as it is. A pod goes when its node does.
 func (c *Cluster) stays(h *Host, want layout) bool {
 	s, ok := want.specs[h.Name]
 	if !ok || !s.equal(*h.spec) {
@@ -317,7 +319,7 @@ func (c *Cluster) add(s spec) (err error) {
 	return err
 }
 
-// namespace gives the full name of a namespace. One too long for a file name ends in a digest of itself.
+// namespace returns the full name of a namespace. One too long for a file name ends in a digest of itself.
 func (c *Cluster) namespace(name string) string {
 	full := c.Name + "-" + name
 	if len(full) <= 200 {
@@ -328,7 +330,7 @@ func (c *Cluster) namespace(name string) string {
 	return fmt.Sprintf("%s.%016x", full[:183], digest.Sum64())
 }
 
-// next counts one interface and gives its number and link-layer address.
+// next counts one interface and returns its number and link-layer address.
 func (c *Cluster) next() (uint32, [6]byte) {
 	c.made++
 	mac := [6]byte{0x02, 0xf1}
@@ -360,7 +362,7 @@ func (c *Cluster) addToWire(h *Host) (err error) {
 	return h.box.plug(h.Addresses)
 }
 
-// A pod's gateways are link-local addresses that nobody has: a permanent neighbour entry says that they are the node.
+// A pod's gateways are link-local addresses that nothing has: a permanent neighbour entry says that they are the node.
 var (
 	gateways   = []netip.Addr{netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1")}
 	gatewayMAC = [6]byte{0x02, 0xf1, 0xff, 0xff, 0xff, 0xff}

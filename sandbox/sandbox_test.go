@@ -42,12 +42,14 @@ func pod(name, node string, ips ...string) *corev1.Pod {
 		p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: ip})
 	}
 	p.Spec.Containers = []corev1.Container{{Name: "main", Ports: []corev1.ContainerPort{
-		{ContainerPort: 80}, {ContainerPort: 53, Protocol: corev1.ProtocolUDP}, {ContainerPort: 99, Protocol: corev1.ProtocolSCTP},
+		{ContainerPort: 80}, {ContainerPort: 53, Protocol: corev1.ProtocolUDP},
+		{ContainerPort: 99, Protocol: corev1.ProtocolSCTP},
 	}}}
 	return p
 }
 
-var ports = []echo.Port{{Number: 80, Protocol: model.TCP}, {Number: 53, Protocol: model.UDP}, {Number: 99, Protocol: model.SCTP}}
+var ports = []echo.Port{{Number: 80, Protocol: model.TCP}, {Number: 53, Protocol: model.UDP},
+	{Number: 99, Protocol: model.SCTP}}
 
 // up makes a cluster for the test, and sees at its end that nothing is left of it.
 func up(t testing.TB, o Options) *Cluster {
@@ -77,12 +79,12 @@ func gone(t testing.TB, name string) {
 	}
 }
 
-func ask(t testing.TB, from *Host, p echo.Port, to netip.Addr) (a echo.Answer, err error) {
+func probe(t testing.TB, from *Host, p echo.Port, to netip.Addr) (a echo.Reply, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	err = from.Do(func() (err error) {
-		a, err = echo.Ask(ctx, p.Protocol, netip.AddrPortFrom(to, p.Number), echo.Options{})
+		a, err = echo.Request(ctx, p.Protocol, netip.AddrPortFrom(to, p.Number), echo.Options{})
 		return err
 	})
 	return a, err
@@ -102,7 +104,7 @@ func TestEverybodyReachesEveryPod(t *testing.T) {
 	host := pod("agent", "b")
 	host.Spec.HostNetwork = true
 	c := up(t, Options{Objects: append(objects, host), Serve: true})
-	asked := 0
+	requested := 0
 	for _, from := range c.Hosts() {
 		for _, to := range c.Hosts() {
 			if to.Role != Pod {
@@ -110,8 +112,8 @@ func TestEverybodyReachesEveryPod(t *testing.T) {
 			}
 			for _, a := range to.Addresses {
 				for _, p := range ports {
-					asked++
-					got, err := ask(t, from, p, a)
+					requested++
+					got, err := probe(t, from, p, a)
 					if err != nil {
 						t.Errorf("from %s to %s: %v", from.Name, to.Name, err)
 						continue
@@ -127,28 +129,28 @@ func TestEverybodyReachesEveryPod(t *testing.T) {
 			}
 		}
 	}
-	if asked != 7*4*2*3 {
-		t.Errorf("asked %d times", asked)
+	if requested != 7*4*2*3 {
+		t.Errorf("asked %d times", requested)
 	}
 }
 
-func TestRefusedAndSilent(t *testing.T) {
+func TestRefusedAndDropped(t *testing.T) {
 	c := up(t, Options{Objects: shop(), Serve: true})
 	for _, from := range c.Hosts() {
 		for _, p := range ports {
 			closed := echo.Port{Number: p.Number + 1, Protocol: p.Protocol}
 			for _, to := range []string{"10.128.0.5", "fd00:20::4", "172.18.0.2", "2a00:1:2::3", "192.0.2.1", "2001:db8:1::1"} {
 				if p.Protocol == model.SCTP && slices.Contains(from.Addresses, netip.MustParseAddr(to)) {
-					continue // see echo.Ask
+					continue // see echo.Request
 				}
-				if got, err := ask(t, from, closed, netip.MustParseAddr(to)); !errors.Is(err, echo.Refused) {
+				if got, err := probe(t, from, closed, netip.MustParseAddr(to)); !errors.Is(err, echo.Refused) {
 					t.Errorf("from %s to closed port of %s: %+v, %v", from.Name, to, got, err)
 				}
 			}
 			for _, to := range []string{"10.96.0.1", "10.128.0.77", "fd00:96::1"} {
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 				err := from.Do(func() error {
-					_, err := echo.Ask(ctx, p.Protocol, netip.AddrPortFrom(netip.MustParseAddr(to), p.Number), echo.Options{})
+					_, err := echo.Request(ctx, p.Protocol, netip.AddrPortFrom(netip.MustParseAddr(to), p.Number), echo.Options{})
 					return err
 				})
 				cancel()
@@ -160,7 +162,7 @@ func TestRefusedAndSilent(t *testing.T) {
 	}
 }
 
-// answering gives a host further addresses and a server that says the host's name.
+// answering returns a host further addresses and a server that says the host's name.
 func answering(t *testing.T, h *Host, addrs ...netip.Addr) {
 	t.Helper()
 	var s *echo.Server
@@ -184,7 +186,7 @@ func answering(t *testing.T, h *Host, addrs ...netip.Addr) {
 	t.Cleanup(func() { s.Close() })
 }
 
-func TestOutsideReachesTheRestByTheFirstNodeOrByRoute(t *testing.T) {
+func TestExternalHostRoutesByFirstNodeOrRoute(t *testing.T) {
 	c := up(t, Options{Objects: shop()})
 	first, second := must(t)(c.Node("a")), must(t)(c.Node("b"))
 	service4, service6 := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")
@@ -193,14 +195,14 @@ func TestOutsideReachesTheRestByTheFirstNodeOrByRoute(t *testing.T) {
 	}
 	expect := func(to netip.Addr, want *Host) {
 		t.Helper()
-		got, err := ask(t, c.Outside(), echo.Port{Number: 8080, Protocol: model.TCP}, to)
-		if err != nil || got.Pod != want.Name || got.Client.Addr() != c.Outside().source(to) {
+		got, err := probe(t, c.External(), echo.Port{Number: 8080, Protocol: model.TCP}, to)
+		if err != nil || got.Pod != want.Name || got.Client.Addr() != c.External().source(to) {
 			t.Errorf("%s: %+v, %v, want %s", to, got, err, want.Name)
 		}
 	}
 	expect(service4, first)
 	expect(service6, first)
-	if err := c.Outside().Route(netip.MustParsePrefix("10.96.0.0/12"), second.Addresses[0]); err != nil {
+	if err := c.External().Route(netip.MustParsePrefix("10.96.0.0/12"), second.Addresses[0]); err != nil {
 		t.Fatal(err)
 	}
 	expect(service4, second)
@@ -216,12 +218,12 @@ func TestOutsideReachesTheRestByTheFirstNodeOrByRoute(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(service6, first)
-	if err := c.Outside().Route(netip.MustParsePrefix("10.96.0.0/12"), second.Addresses[1]); err == nil {
+	if err := c.External().Route(netip.MustParsePrefix("10.96.0.0/12"), second.Addresses[1]); err == nil {
 		t.Error("an IPv4 route by way of an IPv6 address is taken")
 	}
 }
 
-// must gives a value that came with no error.
+// must returns a value that came with no error.
 func must(t *testing.T) func(*Host, error) *Host {
 	return func(h *Host, err error) *Host {
 		t.Helper()
@@ -234,34 +236,36 @@ func must(t *testing.T) func(*Host, error) *Host {
 
 func TestUpdate(t *testing.T) {
 	c := up(t, Options{Objects: shop(), Serve: true})
-	web1, outside := must(t)(c.Pod("shop", "web-1")), c.Outside()
+	web1, external := must(t)(c.Pod("shop", "web-1")), c.External()
 	node3 := node("c", "172.18.0.9", "fc00:f853::9")
 	hostPod := pod("host", "b")
 	hostPod.Spec.HostNetwork = true
 	gone := pod("web-3", "b", "10.200.0.4", "fd00:20::4")
 	gone.Status.Phase = corev1.PodSucceeded
 	moved := node("b", "10.9.8.6", "2a00:1:2::3")
-	keep := shop()[:3] // nodes a and b, pod web-1
+	base := shop()[:3] // nodes a and b, pod web-1
 	steps := []struct {
 		what    string
 		objects []source.Object
 	}{
 		{"one pod less", shop()[:4]},
 		{"one pod more", append(shop(), pod("web-4", "b", "10.200.0.5", "fd00:20::5"))},
-		{"a pod moves with its address", append(slices.Clone(keep), pod("web-2", "b", "10.128.0.5", "fd00:10::5"))},
-		{"two pods swap addresses", append(slices.Clone(keep), pod("web-2", "b", "10.200.0.4"), pod("web-3", "b", "10.128.0.5"))},
-		{"a new node with a pod", append(slices.Clone(keep), node3, pod("web-3", "c", "10.200.0.4", "fd00:20::4"))},
-		{"that node goes", keep},
-		{"a pod on the host network", append(slices.Clone(keep), hostPod)},
-		{"its node's address changes", append([]source.Object{keep[0], keep[2]}, moved, hostPod, pod("web-3", "b", "10.200.0.4"))},
-		{"a pod ends", append(slices.Clone(keep), gone)},
+		{"a pod moves with its address", append(slices.Clone(base), pod("web-2", "b", "10.128.0.5", "fd00:10::5"))},
+		{"two pods swap addresses", append(slices.Clone(base), pod("web-2", "b", "10.200.0.4"),
+			pod("web-3", "b", "10.128.0.5"))},
+		{"a new node with a pod", append(slices.Clone(base), node3, pod("web-3", "c", "10.200.0.4", "fd00:20::4"))},
+		{"that node goes", base},
+		{"a pod on the host network", append(slices.Clone(base), hostPod)},
+		{"its node's address changes", append([]source.Object{base[0], base[2]}, moved, hostPod,
+			pod("web-3", "b", "10.200.0.4"))},
+		{"a pod ends", append(slices.Clone(base), gone)},
 		{"as it was", shop()},
 	}
 	for _, s := range steps {
 		if err := c.Update(t.Context(), s.objects); err != nil {
 			t.Fatalf("%s: %v", s.what, err)
 		}
-		want, err := newLayout(s.objects, outside.Addresses)
+		want, err := newLayout(s.objects, external.Addresses)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -276,7 +280,8 @@ func TestUpdate(t *testing.T) {
 						if !from.source(a).IsValid() {
 							continue
 						}
-						if got, err := ask(t, from, ports[1], a); err != nil || "pod "+got.Pod != to.Name || got.Client.Addr() != from.source(a) && from.box != to.box {
+						if got, err := probe(t, from, ports[1], a); err != nil || "pod "+got.Pod != to.Name ||
+							got.Client.Addr() != from.source(a) && from.box != to.box {
 							t.Errorf("%s: from %s to %s: %+v, %v", s.what, from.Name, to.Name, got, err)
 						}
 					}
@@ -311,35 +316,42 @@ func TestLayoutErrors(t *testing.T) {
 		p.Spec.HostNetwork = true
 		return p
 	}
-	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{ClusterIP: "192.0.2.1"}}
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+		Spec: corev1.ServiceSpec{ClusterIP: "192.0.2.1"}}
 	odd := pod("odd", "a", "10.1.1.1")
 	odd.Spec.Containers[0].Ports[0].ContainerPort = 65536
 	for _, c := range []struct {
-		what    string
-		objects []source.Object
-		outside []netip.Addr
-		want    []string // all in the error
+		what     string
+		objects  []source.Object
+		external []netip.Addr
+		want     []string // all in the error
 	}{
-		{what: "one address twice", objects: []source.Object{node("a", "10.0.0.1"), pod("x", "a", "10.1.1.1"), pod("y", "a", "10.1.1.1")},
+		{what: "one address twice", objects: []source.Object{node("a", "10.0.0.1"), pod("x", "a", "10.1.1.1"),
+			pod("y", "a", "10.1.1.1")},
 			want: []string{"Pod shop/y", "10.1.1.1", "Pod shop/x"}},
 		{what: "a pod with its node's address", objects: []source.Object{pod("x", "a", "10.0.0.1"), node("a", "10.0.0.1")},
 			want: []string{"Pod shop/x", "10.0.0.1", "Node a"}},
 		{what: "no such node", objects: []source.Object{pod("x", "b", "10.1.1.1")}, want: []string{"Pod shop/x", "Node b"}},
-		{what: "no pod address", objects: []source.Object{node("a", "10.0.0.1"), pod("x", "a")}, want: []string{"Pod shop/x", "status.podIPs"}},
+		{what: "no pod address", objects: []source.Object{node("a", "10.0.0.1"), pod("x", "a")},
+			want: []string{"Pod shop/x", "status.podIPs"}},
 		{what: "no node address", objects: []source.Object{node("a")}, want: []string{"Node a", "InternalIP"}},
-		{what: "no such family", objects: []source.Object{node("a", "10.0.0.1"), pod("x", "a", "fd00::1")}, want: []string{"Pod shop/x", "fd00::1", "Node a"}},
+		{what: "no such family", objects: []source.Object{node("a", "10.0.0.1"), pod("x", "a", "fd00::1")},
+			want: []string{"Pod shop/x", "fd00::1", "Node a"}},
 		{what: "no address", objects: []source.Object{node("a", "10.0.0")}, want: []string{"Node a", "10.0.0"}},
 		{what: "loopback", objects: []source.Object{node("a", "127.0.0.1")}, want: []string{"Node a", "127.0.0.1"}},
 		{what: "link-local", objects: []source.Object{node("a", "fe80::1")}, want: []string{"Node a", "fe80::1"}},
-		{what: "twice", objects: []source.Object{node("a", "10.0.0.1"), node("a", "10.0.0.2")}, want: []string{"Node a", "twice"}},
+		{what: "twice", objects: []source.Object{node("a", "10.0.0.1"), node("a", "10.0.0.2")},
+			want: []string{"Node a", "twice"}},
 		{what: "a host port twice", objects: []source.Object{node("a", "10.0.0.1"), onHost("x", "a"), onHost("y", "a")},
 			want: []string{"pod shop/x", "pod shop/y", "80/tcp", "node a"}},
-		{what: "no port", objects: []source.Object{node("a", "10.0.0.1"), odd}, want: []string{"Pod shop/odd", "main", "65536"}},
-		{what: "the outside client's", objects: []source.Object{service}, outside: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
-			want: []string{"Service shop/web", "192.0.2.1", "outside"}},
+		{what: "no port", objects: []source.Object{node("a", "10.0.0.1"), odd},
+			want: []string{"Pod shop/odd", "main", "65536"}},
+		{what: "the outside client's", objects: []source.Object{service},
+			external: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+			want:     []string{"Service shop/web", "192.0.2.1", "outside"}},
 		{what: "all at once", objects: []source.Object{node("a"), pod("x", "b")}, want: []string{"Node a", "Pod shop/x"}},
 	} {
-		_, err := newLayout(c.objects, c.outside)
+		_, err := newLayout(c.objects, c.external)
 		for _, w := range c.want {
 			if err == nil || !strings.Contains(err.Error(), w) {
 				t.Errorf("%s: %v, want it to name %s", c.what, err, w)
@@ -350,7 +362,8 @@ func TestLayoutErrors(t *testing.T) {
 
 func TestLayout(t *testing.T) {
 	n := node("a", "10.0.0.1", "fd00::1", "10.0.0.1")
-	n.Status.Addresses = append([]corev1.NodeAddress{{Type: corev1.NodeExternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeHostName, Address: "a.example"}}, n.Status.Addresses...)
+	n.Status.Addresses = append([]corev1.NodeAddress{{Type: corev1.NodeExternalIP, Address: "192.0.2.1"},
+		{Type: corev1.NodeHostName, Address: "a.example"}}, n.Status.Addresses...)
 	old := pod("old", "a")
 	old.Status.PodIP = "::ffff:10.1.0.1"
 	waiting := pod("waiting", "")
@@ -378,7 +391,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-func TestUpLeavesNothingBehind(t *testing.T) {
+func TestUpCleansUpAfterFailure(t *testing.T) {
 	name := randomName()
 	ctx, cancel := context.WithCancel(t.Context())
 	o := Options{Name: name, Objects: shop(), Serve: true, Progress: func(done, total int) {
@@ -435,7 +448,8 @@ func TestForeignNamespacesAreLeftAlone(t *testing.T) {
 	}
 	defer netns.Delete(name + "-other")
 	defer other.Close()
-	if _, err := Up(t.Context(), Options{Name: name}); err == nil || !strings.Contains(err.Error(), name+"-wire") || strings.Contains(err.Error(), name+"-other") {
+	if _, err := Up(t.Context(), Options{Name: name}); err == nil || !strings.Contains(err.Error(), name+"-wire") ||
+		strings.Contains(err.Error(), name+"-other") {
 		t.Errorf("%v, want an error that names the foreign namespace", err)
 	}
 	if left, _ := netns.List(name); len(left) != 2 {
@@ -501,7 +515,8 @@ func TestLeftoversOfAKilledProcess(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := ask(t, &h, ports[0], netip.MustParseAddr("10.200.0.4")); err != nil || got.Client.Addr() != h.Addresses[0] {
+		if got, err := probe(t, &h, ports[0], netip.MustParseAddr("10.200.0.4")); err != nil ||
+			got.Client.Addr() != h.Addresses[0] {
 			t.Errorf("from %s: %+v, %v", n, got, err)
 		}
 		if err := h.Route(netip.MustParsePrefix("10.0.0.0/8"), h.Addresses[0]); err == nil {
@@ -531,9 +546,11 @@ func TestLeftoversOfAKilledProcess(t *testing.T) {
 
 // pods is n pods over three nodes.
 func pods(n int) []source.Object {
-	objects := []source.Object{node("a", "10.0.0.1", "fd00::1"), node("b", "10.0.0.2", "fd00::2"), node("c", "10.0.0.3", "fd00::3")}
+	objects := []source.Object{node("a", "10.0.0.1", "fd00::1"), node("b", "10.0.0.2", "fd00::2"),
+		node("c", "10.0.0.3", "fd00::3")}
 	for i := range n {
-		objects = append(objects, pod(fmt.Sprintf("web-%d", i), string(rune('a'+i%3)), fmt.Sprintf("10.1.%d.%d", i/250, i%250+1), fmt.Sprintf("fd00:1::%x", i+1)))
+		objects = append(objects, pod(fmt.Sprintf("web-%d", i), string(rune('a'+i%3)),
+			fmt.Sprintf("10.1.%d.%d", i/250, i%250+1), fmt.Sprintf("fd00:1::%x", i+1)))
 	}
 	return objects
 }

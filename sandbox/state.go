@@ -31,13 +31,13 @@ func self(name string) State {
 	return State{Name: name, PID: os.Getpid(), Born: born}
 }
 
-// Alive says whether the process that holds the sandbox still runs.
+// Alive reports whether the process that holds the sandbox still runs.
 func (s State) Alive() bool {
 	b, running := born(s.PID)
 	return running && b == s.Born
 }
 
-// Namespaces gives the names of the sandbox's network namespaces that are there.
+// Namespaces returns the names of the sandbox's network namespaces that are there.
 func (s State) Namespaces() ([]string, error) {
 	all, err := netns.List(s.Name + "-")
 	ours := slices.DeleteFunc(all, func(n string) bool {
@@ -47,7 +47,7 @@ func (s State) Namespaces() ([]string, error) {
 	return ours, err
 }
 
-// born gives when a process started, and whether it runs (proc_pid_stat(5): fields 22 and 3).
+// born returns when a process started, and whether it runs (proc_pid_stat(5): fields 22 and 3).
 func born(pid int) (uint64, bool) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -64,7 +64,7 @@ func born(pid int) (uint64, bool) {
 
 func statePath(name string) string { return filepath.Join(Dir, name+".json") }
 
-// temporary writes the state to a file of its own beside its place, and gives its path.
+// temporary writes the state to a file of its own beside its place, and returns its path.
 func (s State) temporary() (string, error) {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -93,8 +93,8 @@ func (s State) write() error {
 	return nil
 }
 
-// claim takes a name for this process. It gives an error where the name is taken, left over, or the start of namespaces
-// that no sandbox made.
+// claim takes a name for this process. It returns an error where the name is taken, left over, or the start of
+// namespaces that no sandbox made.
 func claim(name string) error {
 	s := self(name)
 	tmp, err := s.temporary()
@@ -104,21 +104,22 @@ func claim(name string) error {
 	defer os.Remove(tmp)
 	err = os.Link(tmp, statePath(name))
 	if errors.Is(err, fs.ErrExist) {
-		return taken(name)
+		return inUse(name)
 	}
 	if err != nil {
 		return fmt.Errorf("claim sandbox name %s: %w", name, err)
 	}
 	if foreign, err := s.Namespaces(); err != nil || len(foreign) > 0 {
 		os.Remove(statePath(name))
-		return errors.Join(err, fmt.Errorf("claim sandbox name %s: there are network namespaces %s that no sandbox recorded: "+
-			"take another name, or remove them with ip netns delete", name, strings.Join(foreign, ", ")))
+		return errors.Join(err,
+			fmt.Errorf("claim sandbox name %s: there are network namespaces %s that no sandbox recorded: "+
+				"take another name, or remove them with ip netns delete", name, strings.Join(foreign, ", ")))
 	}
 	return nil
 }
 
-// taken says by whom a name is.
-func taken(name string) error {
+// inUse states by whom a name is.
+func inUse(name string) error {
 	s, err := StateOf(name)
 	switch {
 	case err != nil:
@@ -136,7 +137,7 @@ func unclaim(name string) error {
 	return nil
 }
 
-// StateOf reads the state of one sandbox. A sandbox that isn't there gives an error that is fs.ErrNotExist.
+// StateOf reads the state of one sandbox. A sandbox that isn't there returns an error that is fs.ErrNotExist.
 func StateOf(name string) (s State, err error) {
 	b, err := os.ReadFile(statePath(name))
 	if err == nil {
@@ -151,7 +152,7 @@ func StateOf(name string) (s State, err error) {
 	return s, nil
 }
 
-// States gives all sandboxes of this machine, by name.
+// States returns all sandboxes of this machine, by name.
 func States() ([]State, error) {
 	entries, err := os.ReadDir(Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -175,8 +176,8 @@ func States() ([]State, error) {
 	return states, nil
 }
 
-// Host finds a host by its name, written as in Host.Name, with a slash after the role, or without the role: "pod shop/web-1",
-// "pod/shop/web-1" and "shop/web-1" are one.
+// Host finds a host by its name, written as in Host.Name, with a slash after the role, or without the role: "pod
+// shop/web-1", "pod/shop/web-1" and "shop/web-1" are one.
 func (s State) Host(name string) (Host, error) {
 	var known []string
 	for _, h := range s.Hosts {
@@ -191,7 +192,7 @@ func (s State) Host(name string) (Host, error) {
 	return Host{}, fmt.Errorf("sandbox %s has no host %q: it has %s", s.Name, name, strings.Join(known, ", "))
 }
 
-// Leftovers gives the sandboxes whose process is gone: killed before it could take them down.
+// Leftovers returns the sandboxes whose process is gone: killed before it could take them down.
 func Leftovers() ([]State, error) {
 	states, err := States()
 	return slices.DeleteFunc(states, State.Alive), err

@@ -17,6 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
 // Kind is a kind of object that Fairlead reads.
@@ -31,18 +32,23 @@ const (
 	Pod           Kind = "Pod"
 	NetworkPolicy Kind = "NetworkPolicy"
 	ServiceCIDR   Kind = "ServiceCIDR"
+
+	ClusterNetworkPolicy Kind = "ClusterNetworkPolicy"
 )
 
 // Kinds lists every kind that Fairlead reads.
 func Kinds() []Kind {
-	return []Kind{Service, EndpointSlice, Node, Namespace, Pod, NetworkPolicy, ServiceCIDR}
+	return []Kind{Service, EndpointSlice, Node, Namespace, Pod, NetworkPolicy, ServiceCIDR, ClusterNetworkPolicy}
 }
 
-// Namespaced says whether objects of this kind live in a namespace.
-func (k Kind) Namespaced() bool { return k != Node && k != Namespace && k != ServiceCIDR }
+// Namespaced reports whether objects of this kind live in a namespace.
+func (k Kind) Namespaced() bool {
+	return k != Node && k != Namespace && k != ServiceCIDR && k != ClusterNetworkPolicy
+}
 
 // Object is one of *corev1.Service, *discoveryv1.EndpointSlice, *corev1.Node, *corev1.Namespace, *corev1.Pod,
-// *networkingv1.NetworkPolicy and *networkingv1.ServiceCIDR. Objects are never changed once they left their source.
+// *networkingv1.NetworkPolicy, *networkingv1.ServiceCIDR and *cnpv1.ClusterNetworkPolicy. Objects are never changed
+// once they left their source.
 type Object = metav1.Object
 
 // Key names an object.
@@ -51,7 +57,7 @@ type Key struct {
 	Namespace, Name string
 }
 
-// String gives "Service shop/web", or "Node a" for kinds without a namespace.
+// String returns "Service shop/web", or "Node a" for kinds without a namespace.
 func (k Key) String() string {
 	if k.Namespace == "" {
 		return fmt.Sprintf("%s %s", k.Kind, k.Name)
@@ -77,13 +83,15 @@ func KeyOf(o Object) Key {
 		k.Kind = NetworkPolicy
 	case *networkingv1.ServiceCIDR:
 		k.Kind = ServiceCIDR
+	case *cnpv1.ClusterNetworkPolicy:
+		k.Kind = ClusterNetworkPolicy
 	default:
 		panic(fmt.Sprintf("source: %T is not an object that Fairlead reads", o))
 	}
 	return k
 }
 
-// Change says that an object is now so, or, with a nil Object, that it is gone.
+// Change reports that an object is now so, or, with a nil Object, that it is gone.
 type Change struct {
 	Key    Key
 	Object Object
@@ -97,8 +105,11 @@ type Problem struct {
 	Field   string `json:"field,omitempty"` // path in the object, such as spec.ports[0].port
 	Reason  string `json:"reason"`          // one CamelCase word, for programs
 	Message string `json:"message"`         // what is wrong, what is done instead, the way out
-	Public  string `json:"-"`               // what the object's own namespace may be told, without names of other namespaces; empty: Message
-	Kept    bool   `json:"kept,omitempty"`  // the object's last good content stays in force
+	// what the object's own namespace may be told, without names of other namespaces; empty: Message
+	Public string `json:"-"`
+	// the address, port and protocol that are not served for it, such as 10.96.0.1:80/tcp; empty: none
+	Entry    string `json:"-"`
+	Retained bool   `json:"kept,omitempty"` // the object's last good content stays in force
 
 	Since time.Time `json:"since,omitzero"` // where it lasts and may pass by itself
 }
@@ -112,16 +123,16 @@ const KindNotRead = "KindNotRead"
 
 // Unread splits problems into documents of kinds that Fairlead has no use for, and all others. The first come as one
 // sentence, "" where there are none.
-func Unread(problems []Problem) (sentence string, others []Problem) {
+func Unread(problems []Problem) (sentence string, remaining []Problem) {
 	counts := map[Kind]int{}
 	for _, p := range problems {
 		if p.Reason == KindNotRead {
 			counts[p.Object.Kind]++
 		} else {
-			others = append(others, p)
+			remaining = append(remaining, p)
 		}
 	}
-	if len(others) == len(problems) {
+	if len(remaining) == len(problems) {
 		return "", problems
 	}
 	kinds := slices.SortedFunc(maps.Keys(counts), func(a, b Kind) int {
@@ -136,14 +147,14 @@ func Unread(problems []Problem) (sentence string, others []Problem) {
 		words = append(words, fmt.Sprintf("%d %s", counts[k], k))
 	}
 	documents := "documents"
-	if len(problems)-len(others) == 1 {
+	if len(problems)-len(remaining) == 1 {
 		documents = "document"
 	}
-	return fmt.Sprintf("ignored %d %s that Fairlead has no use for: %s", len(problems)-len(others), documents,
-		strings.Join(words, ", ")), others
+	return fmt.Sprintf("ignored %d %s that Fairlead has no use for: %s", len(problems)-len(remaining), documents,
+		strings.Join(words, ", ")), remaining
 }
 
-// String gives the problem in one line: place, object, field, reason, message.
+// String returns the problem in one line: place, object, field, reason, message.
 func (p Problem) String() string {
 	s := ""
 	if p.File != "" {

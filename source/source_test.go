@@ -13,13 +13,13 @@ func TestUnreadKindsAreCounted(t *testing.T) {
 		}
 	}
 	l = append(l, Problem{Reason: "Other"})
-	sentence, others := Unread(l)
+	sentence, remaining := Unread(l)
 	const want = "ignored 28 documents that Fairlead has no use for: 7 Kind6, 6 Kind5, 5 Kind4, 4 Kind3, 3 Kind2, " +
 		"2 other kinds"
-	if sentence != want || len(others) != 1 {
-		t.Errorf("%q, %d others", sentence, len(others))
+	if sentence != want || len(remaining) != 1 {
+		t.Errorf("%q, %d others", sentence, len(remaining))
 	}
-	if sentence, others := Unread(l[len(l)-1:]); sentence != "" || len(others) != 1 {
-		t.Errorf("without any: %q, %d others", sentence, len(others))
+	if sentence, remaining := Unread(l[len(l)-1:]); sentence != "" || len(remaining) != 1 {
+		t.Errorf("without any: %q, %d others", sentence, len(remaining))
 	}
 }

@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// try runs a command and gives its output and whether it succeeded.
+// try runs a command and returns its output and whether it succeeded.
 func try(args ...string) (string, error) {
 	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
 	return string(out), err
@@ -98,7 +98,7 @@ func within(t *testing.T, limit time.Duration, what string, ok func() bool) {
 	}
 }
 
-// box brings a sandbox up from a copy of the shop, whose agents get flags, and gives its name and the copy's folder.
+// box brings a sandbox up from a copy of the shop, whose agents get flags, and returns its name and the copy's folder.
 func box(t *testing.T, flags ...string) (name, dir string) {
 	t.Helper()
 	name, dir = fmt.Sprintf("t%x", time.Now().UnixNano()%(1<<28)), t.TempDir()
@@ -117,17 +117,20 @@ func box(t *testing.T, flags ...string) (name, dir string) {
 
 // onNode runs a command of fairlead's inside a node of a box.
 func onNode(name, node, dir string, args ...string) []string {
-	return append([]string{fairlead, "sandbox", "exec", "--name", name, node, "--", fairlead}, append(args, "--source", dir, "--node", node)...)
+	return append([]string{fairlead, "sandbox", "exec", "--name", name, node, "--", fairlead},
+		append(args, "--source", dir, "--node", node)...)
 }
 
 func TestSession(t *testing.T) {
 	name, dir := box(t)
 	contains(t, must(t, fairlead, "sandbox", "ls", name), "agent ready", "shop/web-1", "outside")
 	contains(t, must(t, fairlead, "sandbox", "ask", "--name", name, "shop/client", "shop/web:80"), "shop/web-")
-	contains(t, must(t, onNode(name, "a", dir, "show")...), "shop/web:http", "10.96.0.10:80/tcp", "as wanted", "0 missing, 0 too many")
+	contains(t, must(t, onNode(name, "a", dir, "show")...), "shop/web:http", "10.96.0.10:80/tcp", "in sync",
+		"0 missing, 0 too many")
 	contains(t, must(t, onNode(name, "a", dir, "plan")...), "put 0, replace 0, delete 0", "Nothing was changed")
 	contains(t, must(t, onNode(name, "b", dir, "explain", "shop/client", "shop/web:http")...),
-		": a pod of this node's network", "ClusterIP of Service shop/web:http", "one of 3 endpoints", "pod shop/web-1", "sees source 10.128.2.99", "kernel: as wanted",
+		": a pod of this node's network", "ClusterIP of Service shop/web:http", "one of 3 endpoints", "pod shop/web-1",
+		"sees source 10.128.2.99", "kernel: in sync",
 		"internalTrafficPolicy Cluster")
 	contains(t, must(t, onNode(name, "a", dir, "explain", "shop/client", "shop/web:http")...), "runs on node b")
 
@@ -154,7 +157,8 @@ func TestSession(t *testing.T) {
 	t.Run("a broken file changes nothing and is named", func(t *testing.T) {
 		file := filepath.Join(dir, "cart.yaml")
 		b, _ := os.ReadFile(file)
-		os.WriteFile(file, append(b, []byte("\n---\napiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: shop}\nspec: {ports: [{port: 70000}]}\n")...), 0o644)
+		os.WriteFile(file, append(b, []byte("\n---\napiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: "+
+			"shop}\nspec: {ports: [{port: 70000}]}\n")...), 0o644)
 		var out string
 		eventually(t, "the agent names the problem", func() bool {
 			out, _ = try(fairlead, "sandbox", "exec", "--name", name, "a", "--", "curl", "-s", "http://127.0.0.1:10249/status")
@@ -182,8 +186,10 @@ func TestSession(t *testing.T) {
 		if err := json.Unmarshal([]byte(out), &shown); err != nil || len(shown.Frontends) == 0 {
 			t.Errorf("show -o json: %v: %s", err, out)
 		}
-		contains(t, must(t, onNode(name, "a", dir, "explain", "outside", "a:30080", "-o", "yaml")...), "outcome: forward", "origin: outside")
-		if out, err := try(onNode(name, "a", dir, "show", "-o", "xml")...); err == nil || !strings.Contains(out, "json, yaml or wide") {
+		contains(t, must(t, onNode(name, "a", dir, "explain", "outside", "a:30080", "-o", "yaml")...), "outcome: forward",
+			"origin: external")
+		if out, err := try(onNode(name, "a", dir, "show", "-o", "xml")...); err == nil ||
+			!strings.Contains(out, "json, yaml or wide") {
 			t.Errorf("-o xml: %v %s", err, out)
 		}
 	})
@@ -195,12 +201,12 @@ func ruleset(t *testing.T, namespace string) string {
 	return must(t, "ip", "netns", "exec", namespace, "nft", "-s", "list", "ruleset")
 }
 
-func TestCleanLeavesOthersAlone(t *testing.T) {
+func TestCleanPreservesForeignRules(t *testing.T) {
 	ns := fmt.Sprintf("fltest-%x", time.Now().UnixNano()%(1<<28))
 	must(t, "ip", "netns", "add", ns)
 	defer try("ip", "netns", "del", ns)
-	others := filepath.Join(t.TempDir(), "others.nft")
-	os.WriteFile(others, []byte(`
+	foreign := filepath.Join(t.TempDir(), "others.nft")
+	os.WriteFile(foreign, []byte(`
 table ip kube-proxy {
 	map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; elements = { 10.96.0.10 . tcp . 80 : goto web } }
 	chain web { };
@@ -209,9 +215,10 @@ table ip kube-proxy {
 table inet firewalld { chain filter_INPUT { type filter hook input priority filter + 10; policy accept; ct state established accept; }; }
 table ip nat { chain POSTROUTING { type nat hook postrouting priority srcnat; policy accept; ip saddr 172.17.0.0/16 masquerade; }; }
 `), 0o644)
-	must(t, "ip", "netns", "exec", ns, "nft", "-f", others)
+	must(t, "ip", "netns", "exec", ns, "nft", "-f", foreign)
 	before := ruleset(t, ns)
-	run := exec.Command("ip", "netns", "exec", ns, fairlead, "run", "--source", "../examples/shop", "--node", "a", "--nodeport-addresses", "all,localhost")
+	run := exec.Command("ip", "netns", "exec", ns, fairlead, "run", "--source", "../examples/shop", "--node", "a",
+		"--nodeport-addresses", "all,localhost")
 	var log bytes.Buffer
 	run.Stdout, run.Stderr = &log, &log
 	if err := run.Start(); err != nil {
@@ -242,7 +249,7 @@ table ip nat { chain POSTROUTING { type nat hook postrouting priority srcnat; po
 	must(t, "ip", "netns", "exec", ns, fairlead, "clean") // twice is no error
 }
 
-func TestErrorsShowTheWayOut(t *testing.T) {
+func TestErrorsNameTheRemedy(t *testing.T) {
 	broken := filepath.Join(t.TempDir(), "none")
 	for _, c := range []struct {
 		args []string
@@ -252,11 +259,15 @@ func TestErrorsShowTheWayOut(t *testing.T) {
 		{[]string{"run", "--source", "../examples/shop"}, []string{"--node"}},
 		{[]string{"show", "--source", broken, "--node", "a"}, []string{broken}},
 		{[]string{"show", "--source", "../examples/shop", "--node", "zebra"}, []string{"zebra", "\"a\""}},
-		{[]string{"show", "--source", "../examples/shop", "--node", "a", "--cluster-cidr", "10.0.0.0"}, []string{"10.0.0.0", "10.244.0.0/16"}},
-		{[]string{"show", "--source", "../examples/shop", "--node", "a", "--nodeport-addresses", "primry"}, []string{"primry", "primary"}},
+		{[]string{"show", "--source", "../examples/shop", "--node", "a", "--cluster-cidr", "10.0.0.0"},
+			[]string{"10.0.0.0", "10.244.0.0/16"}},
+		{[]string{"show", "--source", "../examples/shop", "--node", "a", "--nodeport-addresses", "primry"},
+			[]string{"primry", "primary"}},
 		{[]string{"explain", "--source", "../examples/shop", "--node", "a", "shop/client", "shop/web"}, []string{"port"}},
-		{[]string{"explain", "--source", "../examples/shop", "--node", "a", "shop/nobody", "shop/web:80"}, []string{"shop/nobody"}},
-		{[]string{"explain", "--source", "../examples/shop", "--node", "a", "shop/client", "shop/web:ftp"}, []string{"ftp", "http"}},
+		{[]string{"explain", "--source", "../examples/shop", "--node", "a", "shop/nobody", "shop/web:80"},
+			[]string{"shop/nobody"}},
+		{[]string{"explain", "--source", "../examples/shop", "--node", "a", "shop/client", "shop/web:ftp"},
+			[]string{"ftp", "http"}},
 		{[]string{"snow"}, []string{"snow", "show"}},
 		{[]string{"sandbox", "upp"}, []string{"upp", "did you mean up?"}},
 		{[]string{"lab", "run", "tigra"}, []string{"tigra", "did you mean tigera?"}},
@@ -289,7 +300,7 @@ func TestWithoutRoot(t *testing.T) {
 	}
 }
 
-// agentIn gives the process id of the agent in a namespace, 0 if there is none now.
+// agentIn returns the process id of the agent in a namespace, 0 if there is none now.
 func agentIn(namespace string) int {
 	pids, _ := try("ip", "netns", "pids", namespace)
 	for _, f := range strings.Fields(pids) {
@@ -311,10 +322,10 @@ func TestKilledAgentLeavesTrafficAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := must(t, "ip", "netns", "exec", node, "nft", "-s", "list", "table", "inet", "fairlead")
-	asked := make(chan string)
+	output := make(chan string)
 	go func() {
 		out, err := try(fairlead, "sandbox", "ask", "--name", name, "--count", "3000", "shop/client", "shop/web:80")
-		asked <- fmt.Sprintf("%s%v", out, err)
+		output <- fmt.Sprintf("%s%v", out, err)
 	}()
 	for range 3 {
 		pid := agentIn(node)
@@ -326,7 +337,8 @@ func TestKilledAgentLeavesTrafficAlone(t *testing.T) {
 			return again != 0 && again != pid && strings.Count(must(t, fairlead, "sandbox", "ls", name), "agent ready") == 3
 		})
 	}
-	if out := <-asked; !strings.Contains(out, "shop/web-1") || strings.Contains(out, "refused") || strings.Contains(out, "no answer") || !strings.HasSuffix(out, "<nil>") {
+	if out := <-output; !strings.Contains(out, "shop/web-1") || strings.Contains(out, "refused") ||
+		strings.Contains(out, "no answer") || !strings.HasSuffix(out, "<nil>") {
 		t.Errorf("connections failed while the agent was killed three times:\n%s", out)
 	}
 	monitor.Process.Signal(syscall.SIGINT)
@@ -334,7 +346,8 @@ func TestKilledAgentLeavesTrafficAlone(t *testing.T) {
 	if s := events.String(); strings.Contains(s, "fairlead") {
 		t.Errorf("restarts wrote to the kernel, which was as it should be:\n%.2000s", s)
 	}
-	if after := must(t, "ip", "netns", "exec", node, "nft", "-s", "list", "table", "inet", "fairlead"); len(after) != len(before) {
+	if after := must(t, "ip", "netns", "exec", node, "nft", "-s", "list", "table", "inet",
+		"fairlead"); len(after) != len(before) {
 		t.Errorf("the table is another after restarts: %d bytes, before %d", len(after), len(before))
 	}
 }

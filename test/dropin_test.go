@@ -31,9 +31,9 @@ kind: FairleadConfiguration
 source: %s
 `
 
-// TestDropIn runs a node by kube-proxy's file: its pages are there, what is not honoured is named, settings are made, another
-// mode is taken up without another process and leaves nothing of the one before, a wrong file changes nothing, and --cleanup
-// leaves nothing.
+// TestDropIn runs a node by kube-proxy's file: its pages are there, what is not honoured is named, settings are made,
+// another mode is taken up without another process and leaves nothing of the one before, a wrong file changes nothing,
+// and --cleanup leaves nothing.
 func TestDropIn(t *testing.T) {
 	ns := fmt.Sprintf("fltest-%x", time.Now().UnixNano()%(1<<28))
 	must(t, "ip", "netns", "add", ns)
@@ -95,13 +95,14 @@ func TestDropIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer space.Close()
-	web := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, network, address string) (c net.Conn, err error) {
-		err = space.Do(func() error {
-			c, err = net.Dial(network, address)
-			return err
-		})
-		return c, err
-	}}}
+	web := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(_ context.Context, network, address string) (c net.Conn, err error) {
+			err = space.Do(func() error {
+				c, err = net.Dial(network, address)
+				return err
+			})
+			return c, err
+		}}}
 	page := func(url string) string {
 		r, err := web.Get("http://127.0.0.1:" + url)
 		if err != nil {
@@ -111,10 +112,12 @@ func TestDropIn(t *testing.T) {
 		b, _ := io.ReadAll(r.Body)
 		return string(b)
 	}
-	eventually(t, "the node is healthy by the kernel's word", func() bool { return strings.Contains(page("10256/healthz"), `"IPv4"`) })
+	eventually(t, "the node is healthy by the kernel's word",
+		func() bool { return strings.Contains(page("10256/healthz"), `"IPv4"`) })
 	contains(t, page("10249/proxyMode"), "nftables")
 	contains(t, page("10249/configz"), `"tcpCloseWaitTimeout":"37m0s"`, `"kind":"FairleadConfiguration"`)
-	contains(t, page("10249/metrics"), `kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1`, "kubeproxy_sync_proxy_rules_service_changes_total 6")
+	contains(t, page("10249/metrics"), `kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1`,
+		"kubeproxy_sync_proxy_rules_service_changes_total 6")
 	contains(t, must(t, closeWait...), "2220")
 
 	write(fmt.Sprintf(dropIn, "magic", shop))
@@ -122,7 +125,8 @@ func TestDropIn(t *testing.T) {
 	contains(t, page("10249/proxyMode"), "nftables")
 	write(fmt.Sprintf(dropIn, "iptables", shop))
 	says("msg=serving node=a mode=iptables")
-	eventually(t, "what mode nftables had written is gone", func() bool { return !strings.Contains(ruleset(t, ns), "table inet fairlead") })
+	eventually(t, "what mode nftables had written is gone",
+		func() bool { return !strings.Contains(ruleset(t, ns), "table inet fairlead") })
 	contains(t, must(t, in("iptables-save", "-t", "nat")...), "10.96.0.10")
 	run.Process.Signal(syscall.SIGTERM)
 	if err := run.Wait(); err != nil {

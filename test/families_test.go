@@ -97,7 +97,8 @@ func familyNode(t *testing.T) *netns.Namespace {
 	name := fmt.Sprintf("fltest-agt-%x", time.Now().UnixNano()%(1<<28))
 	must(t, "ip", "netns", "add", name)
 	t.Cleanup(func() { try("ip", "netns", "del", name) })
-	for _, args := range []string{"link set lo up", "address add 10.0.0.1/32 dev lo", "address add fd00::1/128 dev lo nodad",
+	for _, args := range []string{"link set lo up", "address add 10.0.0.1/32 dev lo",
+		"address add fd00::1/128 dev lo nodad",
 		"route add 10.96.0.0/12 dev lo", "route add fd00:96::/112 dev lo"} {
 		must(t, append([]string{"ip", "-n", name}, strings.Fields(args)...)...)
 	}

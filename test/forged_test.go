@@ -18,8 +18,8 @@ import (
 
 var forging = flag.Duration("forging", 10*time.Second, "how long packets are forged, in each mode")
 
-// heldEach is how many connections of each client are open while packets are forged.
-const heldEach = 6
+// flowsPerClient is how many connections of each client are open while packets are forged.
+const flowsPerClient = 6
 
 // A pod and a host outside that send SYNs of another pod's address and of all its ports, to a ClusterIP and a node
 // port, break no open connection, and no new one fails, of that pod, of its node and of the host outside.
@@ -28,20 +28,20 @@ func TestForgedPacketsBreakNoConnection(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			l := newLife(t, mode)
 			l.hire()
-			open := l.hold()
+			open := l.openFlows()
 			ctx, end := context.WithTimeout(t.Context(), *forging)
 			defer end()
 			var sent sync.WaitGroup
 			victim := netip.MustParseAddr("10.244.1.4")
 			sent.Go(func() { l.forge(ctx, l.pod("web-1"), victim, "10.96.0.10:80", "192.168.77.1:30080") })
 			sent.Go(func() { l.forge(ctx, l.clients[2].host, victim, "10.96.0.10:80", "192.168.77.1:30080") })
-			stop := l.ask()
+			stop := l.probe()
 			sent.Wait()
 			stop()
 			for i, h := range open {
 				ctx, end := context.WithTimeout(t.Context(), 5*time.Second)
-				if _, err := h.Ask(ctx); err != nil {
-					t.Errorf("open connection %d from %s: %v", i, l.clients[i/heldEach].host.Name, err)
+				if _, err := h.Request(ctx); err != nil {
+					t.Errorf("open connection %d from %s: %v", i, l.clients[i/flowsPerClient].host.Name, err)
 				}
 				end()
 			}
@@ -59,18 +59,18 @@ func (l *lives) pod(name string) *sandbox.Host {
 	return h
 }
 
-// hold opens connections of each client that stay open, once each is answered.
-func (l *lives) hold() (open []*echo.Held) {
+// openFlows opens connections of each client that stay open, once each is answered.
+func (l *lives) openFlows() (open []*echo.Flow) {
 	l.t.Helper()
 	for _, c := range l.clients {
 		err := c.host.Do(func() error {
-			for range heldEach {
-				h, err := echo.Hold(l.t.Context(), model.TCP, c.to, echo.Options{})
+			for range flowsPerClient {
+				h, err := echo.Open(l.t.Context(), model.TCP, c.to, echo.Options{})
 				if err != nil {
 					return err
 				}
 				l.t.Cleanup(func() { h.Close() })
-				if _, err := h.Ask(l.t.Context()); err != nil {
+				if _, err := h.Request(l.t.Context()); err != nil {
 					return err
 				}
 				open = append(open, h)

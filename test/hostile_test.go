@@ -24,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/echo"
@@ -37,7 +38,7 @@ var onlyKinds = flag.String("hostile", "", "kinds of hostile Services that TestH
 // The bounds of a cold start beside hostile Services.
 const (
 	servedWithin  = time.Second // later than alone
-	machineRoom   = 2           // a busy machine is so many times slower
+	machineSlack  = 2           // a busy machine is so many times slower
 	mostMemory    = 300 << 20   // resident, at any time
 	mostFiles     = 128         // descriptors more, after connections to loops
 	runawayMemory = 2 << 30     // where the agent is killed
@@ -72,11 +73,11 @@ func TestHostileServices(t *testing.T) {
 			alone := c.start()
 			c.stop()
 			c = newColdStart(t, mode, kinds)
-			took := c.start()
-			if most := machineRoom * (alone + servedWithin); took > most {
-				t.Errorf("served after %s beside hostile Services, alone after %s: want %s at most", took, alone, most)
+			latency := c.start()
+			if most := machineSlack * (alone + servedWithin); latency > most {
+				t.Errorf("served after %s beside hostile Services, alone after %s: want %s at most", latency, alone, most)
 			}
-			t.Logf("served after %s alone, %s beside hostile Services", alone, took)
+			t.Logf("served after %s alone, %s beside hostile Services", alone, latency)
 			c.ready()
 			c.named()
 			c.captured()
@@ -90,7 +91,7 @@ func TestHostileServices(t *testing.T) {
 // possibleModes returns the modes that this kernel supports, of iptables both variants.
 func possibleModes(t *testing.T) (l []string) {
 	c := newColdStart(t, "", nil)
-	for _, m := range agent.Modes() {
+	for _, m := range mode.All() {
 		if err := c.node.Do(func() error { return m.Probe(t.Context()) }); err != nil {
 			t.Logf("mode %s is not supported here: %v", m.Name, err)
 		} else if m.Name != "iptables" {
@@ -170,7 +171,7 @@ func (c *coldStart) host(name string) (h *sandbox.Host) {
 	} else if ns, pod, ok := strings.Cut(name, "/"); ok {
 		h, err = c.cluster.Pod(ns, pod)
 	} else {
-		h = c.cluster.Outside()
+		h = c.cluster.External()
 	}
 	if err != nil {
 		c.t.Fatal(err)
@@ -195,8 +196,8 @@ func (c *coldStart) start() time.Duration {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var wg sync.WaitGroup
-	unserved := make([]string, len(shopQuestions()))
-	for i, q := range shopQuestions() {
+	unserved := make([]string, len(shopQueries()))
+	for i, q := range shopQueries() {
 		wg.Go(func() {
 			if !c.await(ctx, q) {
 				unserved[i] = q.String()
@@ -205,9 +206,9 @@ func (c *coldStart) start() time.Duration {
 	}
 	go c.watch(ctx, stop)
 	wg.Wait()
-	took := time.Since(began)
+	latency := time.Since(began)
 	if unserved = slices.DeleteFunc(unserved, func(s string) bool { return s == "" }); len(unserved) == 0 {
-		return took
+		return latency
 	}
 	memory, peak := c.resident()
 	c.stop()
@@ -256,19 +257,19 @@ func (c *coldStart) stop() {
 	c.cmd = nil
 }
 
-// question is asked of a Service, and answered by pods of one name.
-type question struct {
+// query is asked of a Service, and answered by pods of one name.
+type query struct {
 	from  string
 	proto model.Protocol
 	to    string
 	by    string // how the names of pods begin that may answer
 }
 
-func (q question) String() string { return fmt.Sprintf("%s -> %s/%s", q.from, q.to, q.proto) }
+func (q query) String() string { return fmt.Sprintf("%s -> %s/%s", q.from, q.to, q.proto) }
 
-// shopQuestions are one for each way to the shop that leads through node b.
-func shopQuestions() []question {
-	return []question{
+// shopQueries are one for each way to the shop that leads through node b.
+func shopQueries() []query {
+	return []query{
 		{"shop/client", model.TCP, webIP + ":80", "shop/web-"},
 		{"shop/client", model.TCP, cartIP + ":7000", "shop/cart-"},
 		{"shop/client", model.UDP, "10.96.0.53:53", "shop/dns-"},
@@ -277,24 +278,24 @@ func shopQuestions() []question {
 	}
 }
 
-// ask asks once and returns the pod that answers.
-func (c *coldStart) ask(ctx context.Context, q question, patience time.Duration) (pod string, err error) {
+// probe queries once and returns the pod that answers.
+func (c *coldStart) probe(ctx context.Context, q query, patience time.Duration) (pod string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	err = c.host(q.from).Do(func() error {
-		a, err := echo.Ask(ctx, q.proto, netip.MustParseAddrPort(q.to), echo.Options{})
+		a, err := echo.Request(ctx, q.proto, netip.MustParseAddrPort(q.to), echo.Options{})
 		pod = a.Pod
 		return err
 	})
 	return pod, err
 }
 
-// await asks until there is an answer by a pod that may, and reports whether there was one.
-func (c *coldStart) await(ctx context.Context, q question) bool {
+// await queries until there is an answer by a pod that may, and reports whether there was one.
+func (c *coldStart) await(ctx context.Context, q query) bool {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		if pod, err := c.ask(ctx, q, hostilePace); err == nil && strings.HasPrefix(pod, q.by) {
+		if pod, err := c.probe(ctx, q, hostilePace); err == nil && strings.HasPrefix(pod, q.by) {
 			return true
 		}
 		<-tick.C
@@ -302,11 +303,11 @@ func (c *coldStart) await(ctx context.Context, q question) bool {
 	return false
 }
 
-// answered wants so many answers to a question, each by a pod that may.
-func (c *coldStart) answered(q question, times int) {
+// replies wants so many answers to a question, each by a pod that may.
+func (c *coldStart) replies(q query, times int) {
 	c.t.Helper()
 	for range times {
-		pod, err := c.ask(c.t.Context(), q, time.Second)
+		pod, err := c.probe(c.t.Context(), q, time.Second)
 		if err != nil || !strings.HasPrefix(pod, q.by) {
 			c.t.Errorf("%s: answered by %q, %v: want %s…", q, pod, err, q.by)
 			return
@@ -391,19 +392,19 @@ func isOf(k source.Key, s *corev1.Service) bool {
 func (c *coldStart) captured() {
 	for _, from := range []string{"shop/client", "node b", "outside"} {
 		for i, ip := range webPods {
-			c.answered(question{from, model.TCP, ip + ":8080", fmt.Sprintf("shop/web-%d", i+1)}, 4)
+			c.replies(query{from, model.TCP, ip + ":8080", fmt.Sprintf("shop/web-%d", i+1)}, 4)
 		}
 		for i, ip := range apiEndpoints {
-			c.answered(question{from, model.TCP, ip + ":6443", fmt.Sprint("kube-system/apiserver-",
+			c.replies(query{from, model.TCP, ip + ":6443", fmt.Sprint("kube-system/apiserver-",
 				[]string{"a", "b"}[i])}, 4)
 		}
 		if from == "outside" { // its packets to ClusterIPs go to node a, which has no agent
 			continue
 		}
-		c.answered(question{from, model.TCP, webIP + ":80", "shop/web-"}, 12)
-		c.answered(question{from, model.TCP, "10.96.0.1:443", "kube-system/apiserver-"}, 12)
+		c.replies(query{from, model.TCP, webIP + ":80", "shop/web-"}, 12)
+		c.replies(query{from, model.TCP, "10.96.0.1:443", "kube-system/apiserver-"}, 12)
 		for _, ip := range []string{webIP, cartIP} {
-			if pod, err := c.ask(c.t.Context(), question{from: from, proto: model.TCP, to: ip + ":81"},
+			if pod, err := c.probe(c.t.Context(), query{from: from, proto: model.TCP, to: ip + ":81"},
 				hostilePace); err == nil {
 				c.t.Errorf("%s -> %s:81 is answered by %s: the ClusterIP is another Service's", from, ip, pod)
 			}
@@ -426,8 +427,8 @@ func (c *coldStart) loops() {
 			for _, p := range s.Spec.Ports {
 				proto := map[corev1.Protocol]model.Protocol{corev1.ProtocolTCP: model.TCP,
 					corev1.ProtocolUDP: model.UDP}[p.Protocol]
-				q := question{from: "shop/client", proto: proto, to: fmt.Sprintf("%s:%d", s.Spec.ClusterIP, p.Port)}
-				if pod, err := c.ask(c.t.Context(), q, 500*time.Millisecond); err == nil {
+				q := query{from: "shop/client", proto: proto, to: fmt.Sprintf("%s:%d", s.Spec.ClusterIP, p.Port)}
+				if pod, err := c.probe(c.t.Context(), q, 500*time.Millisecond); err == nil {
 					c.t.Errorf("%s, which has no endpoint but itself, is answered by %s", q.to, pod)
 				}
 			}
@@ -436,8 +437,8 @@ func (c *coldStart) loops() {
 	if after := c.files(); after > before+mostFiles {
 		c.t.Errorf("the agent has %d descriptors after connections to loops, %d before", after, before)
 	}
-	for _, q := range shopQuestions() {
-		c.answered(q, 1)
+	for _, q := range shopQueries() {
+		c.replies(q, 1)
 	}
 }
 
@@ -469,11 +470,11 @@ endpoints: [{addresses: [10.128.1.10], conditions: {ready: true}}]
 
 // late adds a Service, which must be served too.
 func (c *coldStart) late() {
-	q := question{"shop/client", model.TCP, "10.96.0.77:80", "shop/web-1"}
+	q := query{"shop/client", model.TCP, "10.96.0.77:80", "shop/web-1"}
 	began := time.Now()
 	c.write("late.yaml", lateYAML)
 	eventually(c.t, "a Service that is added later is served", func() bool {
-		pod, err := c.ask(c.t.Context(), q, hostilePace)
+		pod, err := c.probe(c.t.Context(), q, hostilePace)
 		return err == nil && strings.HasPrefix(pod, q.by)
 	})
 	c.t.Logf("a later Service was served after %s", time.Since(began).Round(time.Millisecond))

@@ -1,6 +1,7 @@
 package test_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -28,15 +29,16 @@ import (
 var (
 	replacements = flag.Int("replacements", 600, "endpoint replacements under load, in each mode")
 	deaths       = flag.Int("deaths", 3, "kills of the agent under load in each mode, and upgrades where it has layouts")
+	before       = flag.String("before", "", "another build, for TestUpgradeAndDowngrade to change from and back")
 )
 
 // The load: questions of each client, by a clock that waits for no answer.
 const (
-	askEvery  = 10 * time.Millisecond
-	saveEvery = 5 * time.Millisecond
-	askers    = 24   // questions of a client that may be open at once
-	waiting   = 1000 // that may wait for one of them to end
-	slots     = 6    // EndpointSlices of one endpoint each, of which one at a time is replaced
+	probeInterval = 10 * time.Millisecond
+	saveEvery     = 5 * time.Millisecond
+	probers       = 24   // questions of a client that may be open at once
+	waiting       = 1000 // that may wait for one of them to end
+	slots         = 6    // EndpointSlices of one endpoint each, of which one at a time is replaced
 )
 
 const lifeObjects = `
@@ -59,12 +61,13 @@ spec:
 type lives struct {
 	t       *testing.T
 	mode    string
+	program string // what the agent is; empty: the build under test
 	dir     string
 	config  string   // the file that configures the agent; empty: flags do, mode among them
 	confine []string // what the agent is run by: a command that ends with its
 	cluster *sandbox.Cluster
 	node    *sandbox.Host
-	clients []*asker
+	clients []*prober
 	web     http.Client
 	cmd     *exec.Cmd
 	ended   chan struct{}
@@ -74,25 +77,27 @@ type lives struct {
 	saved   int
 }
 
-// asker is a client: it opens a connection, asks and closes it.
-type asker struct {
+// prober is a client: it opens a connection, asks and closes it.
+type prober struct {
 	host *sandbox.Host
 	to   netip.AddrPort
 
 	mu       sync.Mutex
-	answered int
+	replies  int
 	slowest  time.Duration // from when the question was due
 	failures []string
 }
 
-// No connection fails, of clients on the node and outside, while endpoints are replaced, while the agent is killed and comes back to
-// what has changed, and while another with other maps takes over. All endpoints live on: what fails was failed by the node.
+// No connection fails, of clients on the node and outside, while endpoints are replaced, while the agent is killed and
+// comes back to what has changed, and while another with other maps takes over. All endpoints live on: what fails was
+// failed by the node.
 func TestNoConnectionFails(t *testing.T) {
-	for mode, layouts := range map[string][]string{"nftables": nil, "ebpf": {"--ebpf-map-entries=4096", "--ebpf-map-entries=8192"}} {
+	for mode, layouts := range map[string][]string{"nftables": nil,
+		"ebpf": {"--ebpf-map-entries=4096", "--ebpf-map-entries=8192"}} {
 		t.Run(mode, func(t *testing.T) {
 			l := newLife(t, mode)
 			l.hire()
-			stop := l.ask()
+			stop := l.probe()
 			l.during("replacements", *replacements, func(int) { l.replace() })
 			l.during("kills", *deaths, func(int) { l.kill(); l.hire() })
 			if layouts != nil {
@@ -104,12 +109,35 @@ func TestNoConnectionFails(t *testing.T) {
 	}
 }
 
+// No connection fails while this build takes the place of an earlier one in the same mode, and that of this one.
+func TestUpgradeAndDowngrade(t *testing.T) {
+	if *before == "" {
+		*before = fairlead // a build by the same sources: what stays in the kernel is then found unchanged
+	}
+	for _, mode := range []string{"nftables", "iptables", "ebpf"} {
+		t.Run(mode, func(t *testing.T) {
+			l := newLife(t, mode)
+			l.program = *before
+			l.hire()
+			stop := l.probe()
+			l.during("upgrades and downgrades", 2**deaths, func(i int) {
+				l.kill()
+				l.program = []string{fairlead, *before}[i%2]
+				l.hire()
+			})
+			stop()
+			l.settled()
+		})
+	}
+}
+
 // newLife brings a node up, with pods that serve.
 func newLife(t *testing.T, mode string) *lives {
 	l := &lives{t: t, mode: mode, dir: t.TempDir()}
 	text := lifeObjects
 	for i, name := range []string{"web-1", "web-2", "web-3", "client"} {
-		text += fmt.Sprintf("---\napiVersion: v1\nkind: Pod\nmetadata: {name: %s, namespace: default}\nspec: {nodeName: a, containers: [{name: echo, ports: [", name)
+		text += fmt.Sprintf("---\napiVersion: v1\nkind: Pod\nmetadata: {name: %s, namespace: default}\nspec: {nodeName: a, "+
+			"containers: [{name: echo, ports: [", name)
 		for p := range 20 {
 			text += fmt.Sprintf("{containerPort: %d},", 9000+p)
 		}
@@ -141,9 +169,11 @@ func newLife(t *testing.T, mode string) *lives {
 	if l.node, err = c.Node("a"); err != nil {
 		t.Fatal(err)
 	}
-	l.clients = []*asker{{host: pod, to: netip.MustParseAddrPort("10.96.0.10:80")}, {host: l.node, to: netip.MustParseAddrPort("10.96.0.10:80")},
-		{host: c.Outside(), to: netip.MustParseAddrPort("192.168.77.1:30080")}}
-	l.web.Transport = &http.Transport{DialContext: func(ctx context.Context, network, address string) (c net.Conn, err error) {
+	l.clients = []*prober{{host: pod, to: netip.MustParseAddrPort("10.96.0.10:80")},
+		{host: l.node, to: netip.MustParseAddrPort("10.96.0.10:80")},
+		{host: c.External(), to: netip.MustParseAddrPort("192.168.77.1:30080")}}
+	l.web.Transport = &http.Transport{DialContext: func(ctx context.Context, network, address string) (c net.Conn,
+		err error) {
 		err = l.node.Do(func() error { c, err = new(net.Dialer).DialContext(ctx, network, address); return err })
 		return c, err
 	}}
@@ -163,7 +193,7 @@ func (l *lives) save(name, text string) {
 	}
 }
 
-// endpoint gives the n-th of 60 endpoints, round and round.
+// endpoint returns the n-th of 60 endpoints, round and round.
 func (l *lives) endpoint(n int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 1, byte(1 + n%3)}), uint16(9000+n/3%20))
 }
@@ -171,7 +201,8 @@ func (l *lives) endpoint(n int) netip.AddrPort {
 func (l *lives) saveSlice(i int) {
 	l.save(fmt.Sprint("slice-", i), fmt.Sprintf(`{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4,
 		metadata: {name: web-%d, namespace: default, labels: {kubernetes.io/service-name: web}},
-		ports: [{name: http, port: %d}], endpoints: [{addresses: [%s], conditions: {ready: true}}]}`, i, l.now[i].Port(), l.now[i].Addr()))
+		ports: [{name: http, port: %d}], endpoints: [{addresses: [%s], conditions: {ready: true}}]}`,
+		i, l.now[i].Port(), l.now[i].Addr()))
 }
 
 // replace replaces the endpoint that is there longest.
@@ -214,7 +245,8 @@ func (l *lives) start(flags ...string) {
 	if l.config != "" {
 		mode = []string{"--config", l.config}
 	}
-	args := slices.Concat(l.confine, []string{fairlead, "run", "--source", l.dir, "--node", "a"}, mode, flags)
+	run := []string{cmp.Or(l.program, fairlead), "run", "--source", l.dir, "--node", "a"}
+	args := slices.Concat(l.confine, run, mode, flags)
 	l.cmd = exec.Command(args[0], args[1:]...)
 	l.cmd.Stdout, l.cmd.Stderr = l.log, l.log
 	if err := l.node.Do(l.cmd.Start); err != nil {
@@ -239,7 +271,7 @@ func (l *lives) kill() {
 	l.replace()
 }
 
-// state asks how the agent's loop does.
+// state queries how the agent's loop does.
 func (l *lives) state() (s struct{ Writes, Unsynced uint64 }) {
 	var all agent.State
 	r, err := l.web.Get("http://127.0.0.1:10249/status")
@@ -266,27 +298,28 @@ func (l *lives) during(what string, times int, something func(int)) {
 		<-tick.C
 		something(i)
 	}
-	l.t.Logf("%s: %d %s in %s, %d connections, %d transactions by the agents", l.mode, times, what, time.Since(at).Round(time.Millisecond),
+	l.t.Logf("%s: %d %s in %s, %d connections, %d transactions by the agents", l.mode, times, what,
+		time.Since(at).Round(time.Millisecond),
 		l.count()-begin, l.writes+l.state().Writes-writes)
 }
 
-// count gives how many connections were served so far.
+// count returns how many connections were served so far.
 func (l *lives) count() (n int) {
 	for _, c := range l.clients {
 		c.mu.Lock()
-		n += c.answered
+		n += c.replies
 		c.mu.Unlock()
 	}
 	return n
 }
 
-// ask has the clients ask until stop, which judges.
-func (l *lives) ask() (stop func()) {
+// probe has the clients ask until stop, which judges.
+func (l *lives) probe() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	for _, c := range l.clients {
 		due := make(chan time.Time, waiting)
-		for range askers {
+		for range probers {
 			wg.Go(func() {
 				err := c.host.Do(func() error {
 					for at := range due {
@@ -305,18 +338,20 @@ func (l *lives) ask() (stop func()) {
 		cancel()
 		wg.Wait()
 		for _, c := range l.clients {
-			l.t.Logf("%s: %s asked %s: %d answers, slowest %s, %d failures", l.mode, c.host.Name, c.to, c.answered, c.slowest.Round(time.Millisecond), len(c.failures))
-			if len(c.failures) > 0 || c.answered == 0 {
-				l.t.Errorf("%s: connections from %s to %s failed:\n  %s", l.mode, c.host.Name, c.to, strings.Join(c.failures[:min(5, len(c.failures))], "\n  "))
+			l.t.Logf("%s: %s asked %s: %d answers, slowest %s, %d failures", l.mode, c.host.Name, c.to, c.replies,
+				c.slowest.Round(time.Millisecond), len(c.failures))
+			if len(c.failures) > 0 || c.replies == 0 {
+				l.t.Errorf("%s: connections from %s to %s failed:\n  %s", l.mode, c.host.Name, c.to,
+					strings.Join(c.failures[:min(5, len(c.failures))], "\n  "))
 			}
 		}
 	}
 }
 
-// clock says when questions are due.
-func (c *asker) clock(ctx context.Context, due chan<- time.Time) {
+// clock returns when questions are due.
+func (c *prober) clock(ctx context.Context, due chan<- time.Time) {
 	defer close(due)
-	for at := time.Now(); ; at = at.Add(askEvery) {
+	for at := time.Now(); ; at = at.Add(probeInterval) {
 		select {
 		case <-ctx.Done():
 			return
@@ -330,21 +365,21 @@ func (c *asker) clock(ctx context.Context, due chan<- time.Time) {
 	}
 }
 
-func (c *asker) once(at time.Time) {
+func (c *prober) once(at time.Time) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	_, err := echo.Ask(ctx, model.TCP, c.to, echo.Options{})
+	_, err := echo.Request(ctx, model.TCP, c.to, echo.Options{})
 	if err != nil {
 		c.fail(err)
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.answered++
+	c.replies++
 	c.slowest = max(c.slowest, time.Since(at))
 }
 
-func (c *asker) fail(err error) {
+func (c *prober) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failures = append(c.failures, err.Error())
@@ -357,7 +392,7 @@ func (l *lives) settled() {
 			seen := map[netip.AddrPort]bool{}
 			err := c.host.Do(func() error {
 				for range 100 {
-					a, err := echo.Ask(l.t.Context(), model.TCP, c.to, echo.Options{})
+					a, err := echo.Request(l.t.Context(), model.TCP, c.to, echo.Options{})
 					if err != nil {
 						return err
 					}

@@ -53,11 +53,11 @@ func everyChange(modes ...string) (order []string) {
 }
 
 const (
-	reusedPorts = 100
-	firstPort   = 20000 // outside the kernel's range for ports that the kernel chooses
-	opensEach   = 4     // connections that are opened in each mode, per client and protocol
-	opensKept   = 12    // that are open at once
-	answerBy    = 3 * time.Second
+	reusedPorts  = 100
+	firstPort    = 20000 // outside the kernel's range for ports that the kernel chooses
+	opensEach    = 4     // connections that are opened in each mode, per client and protocol
+	maxOpen      = 12    // that are open at once
+	replyTimeout = 3 * time.Second
 )
 
 const modesObjects = `
@@ -115,7 +115,7 @@ type reuser struct {
 	opened   int
 
 	mu       sync.Mutex
-	answered int
+	replies  int
 	failures []string
 }
 
@@ -156,12 +156,12 @@ func TestModeChanges(t *testing.T) {
 		}
 		c.configure(mode)
 		c.serving(mode)
-		took := time.Since(begin)
+		latency := time.Since(begin)
 		c.rounds()
 		for _, r := range c.reusers {
-			r.askOpen(mode)
+			r.probeOpen(mode)
 		}
-		t.Logf("%s: ready after %s, all in %s", what, took.Round(time.Millisecond),
+		t.Logf("%s: ready after %s, all in %s", what, latency.Round(time.Millisecond),
 			time.Since(begin).Round(time.Millisecond))
 	}
 	c.countedHonestly()
@@ -210,12 +210,12 @@ func newModeChanges(t *testing.T, mode string) *modeChanges {
 	both := func(four, six string) [2]netip.AddrPort {
 		return [2]netip.AddrPort{netip.MustParseAddrPort(four), netip.MustParseAddrPort(six)}
 	}
-	inside, outside := both("10.96.0.10:80", "[fd00:96::10]:80"), both("192.168.77.1:30080", "[fd00:77::1]:30080")
+	internal, external := both("10.96.0.10:80", "[fd00:96::10]:80"), both("192.168.77.1:30080", "[fd00:77::1]:30080")
 	for _, p := range []model.Protocol{model.TCP, model.UDP} {
 		c.reusers = append(c.reusers,
-			&reuser{in: c, host: pod, protocol: p, to: inside},
-			&reuser{in: c, host: c.node, protocol: p, to: inside},
-			&reuser{in: c, host: box.Outside(), protocol: p, to: outside})
+			&reuser{in: c, host: pod, protocol: p, to: internal},
+			&reuser{in: c, host: c.node, protocol: p, to: internal},
+			&reuser{in: c, host: box.External(), protocol: p, to: external})
 	}
 	c.web.Transport = &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (n net.Conn, err error) {
@@ -321,7 +321,8 @@ func (r *reuser) run(ctx context.Context) {
 	}
 }
 
-// endsWithTheAgent reports whether err is the end of a connection that ran through an agent of mode userspace, which ends.
+// endsWithTheAgent reports whether err is the end of a connection that ran through an agent of mode userspace, which
+// ends.
 func (r *reuser) endsWithTheAgent(err error) bool {
 	through := r.protocol == model.TCP && strings.HasPrefix(*r.in.change.Load(), "userspace →")
 	return through && errors.Is(err, unix.ECONNRESET)
@@ -341,7 +342,7 @@ func (r *reuser) once(port int) error {
 	if r.protocol == model.TCP && port%2 == 0 {
 		return fetch(c)
 	}
-	return ask(c)
+	return probe(c)
 }
 
 // dial opens a connection, or a socket of UDP, from a port.
@@ -350,7 +351,7 @@ func (r *reuser) dial(port int) (net.Conn, error) {
 	if r.protocol == model.UDP {
 		from, network = &net.UDPAddr{Port: firstPort + port}, "udp"
 	}
-	d := net.Dialer{Timeout: answerBy, LocalAddr: from, Control: func(_, _ string, c syscall.RawConn) (err error) {
+	d := net.Dialer{Timeout: replyTimeout, LocalAddr: from, Control: func(_, _ string, c syscall.RawConn) (err error) {
 		failed := c.Control(func(fd uintptr) {
 			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 		})
@@ -359,16 +360,16 @@ func (r *reuser) dial(port int) (net.Conn, error) {
 	return d.Dial(network, r.at(port).String())
 }
 
-// ask asks by an open connection, which is reset when it is closed. A datagram is sent again once, as resolvers do: the
-// reply to one is lost if its entry of connection tracking is deleted meanwhile.
-func ask(c net.Conn) (err error) {
+// probe queries by an open connection, which is reset when it is closed. A datagram is sent again once, as resolvers
+// do: the reply to one is lost if its entry of connection tracking is deleted meanwhile.
+func probe(c net.Conn) (err error) {
 	tcp, is := c.(*net.TCPConn)
 	if is {
 		tcp.SetLinger(0)
 	}
 	b, n := make([]byte, 1024), 0
 	for range 2 {
-		c.SetDeadline(time.Now().Add(answerBy))
+		c.SetDeadline(time.Now().Add(replyTimeout))
 		if _, err := io.WriteString(c, "?\n"); err != nil {
 			return err
 		}
@@ -382,9 +383,9 @@ func ask(c net.Conn) (err error) {
 	return err
 }
 
-// fetch asks for a page, behind which the server closes the connection.
+// fetch requests a page, behind which the server closes the connection.
 func fetch(c net.Conn) error {
-	c.SetDeadline(time.Now().Add(answerBy))
+	c.SetDeadline(time.Now().Add(replyTimeout))
 	if _, err := io.WriteString(c, "GET / HTTP/1.0\r\n\r\n"); err != nil {
 		return err
 	}
@@ -404,7 +405,7 @@ func (r *reuser) openSome(mode string) {
 		f := openFlow{port: port, mode: mode}
 		err := r.host.Do(func() (err error) {
 			if f.Conn, err = r.dial(port); err == nil {
-				err = ask(f.Conn)
+				err = probe(f.Conn)
 			}
 			return err
 		})
@@ -415,7 +416,7 @@ func (r *reuser) openSome(mode string) {
 		}
 		r.open = append(r.open, f)
 	}
-	for len(r.open) > opensKept {
+	for len(r.open) > maxOpen {
 		r.closeOpen(0)
 	}
 }
@@ -426,14 +427,14 @@ func (r *reuser) closeOpen(i int) {
 	r.open = slices.Delete(r.open, i, i+1)
 }
 
-// askOpen asks again by what is open. What ran through an agent of another mode has ended.
-func (r *reuser) askOpen(mode string) {
+// probeOpen queries again by what is open. What ran through an agent of another mode has ended.
+func (r *reuser) probeOpen(mode string) {
 	for i := len(r.open) - 1; i >= 0; i-- {
 		if f := r.open[i]; r.protocol == model.TCP && f.mode == "userspace" && mode != "userspace" {
 			r.closeOpen(i)
 			continue
 		}
-		err := ask(r.open[i].Conn)
+		err := probe(r.open[i].Conn)
 		if err != nil {
 			err = fmt.Errorf("open since %s: %w", r.open[i].mode, err)
 		}
@@ -444,12 +445,12 @@ func (r *reuser) askOpen(mode string) {
 	}
 }
 
-// count notes what became of a connection.
+// count records what became of a connection.
 func (r *reuser) count(port int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err == nil {
-		r.answered++
+		r.replies++
 		return
 	}
 	r.failures = append(r.failures, fmt.Sprintf("%s: %s from port %d to %s: %v", *r.in.change.Load(),
@@ -462,21 +463,21 @@ func (r *reuser) report() {
 		r.closeOpen(0)
 	}
 	t := r.in.t
-	t.Logf("%s/%s: %d answers, %d failures", r.host.Name, r.protocol, r.answered, len(r.failures))
-	if len(r.failures) > 0 || r.answered == 0 {
+	t.Logf("%s/%s: %d answers, %d failures", r.host.Name, r.protocol, r.replies, len(r.failures))
+	if len(r.failures) > 0 || r.replies == 0 {
 		few := strings.Join(r.failures[:min(len(r.failures), 40)], "\n  ")
 		t.Errorf("%s/%s failed:\n  %s", r.host.Name, r.protocol, few)
 	}
 }
 
-var goOn = regexp.MustCompile(`go on as they began" connections=(\d+)`)
+var goOn = regexp.MustCompile(`continue by its rules" connections=(\d+)`)
 
 // countedHonestly wants the log to count no more connections that go on than could be open.
 func (c *modeChanges) countedHonestly() {
 	most := 0
 	for _, r := range c.reusers {
 		if r.protocol == model.TCP {
-			most += opensKept + 1 // and one that is just asked by
+			most += maxOpen + 1 // and one that is just asked by
 		}
 	}
 	b, err := os.ReadFile(c.log)

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/mode"
 )
 
 // configured starts an agent that a file configures, and returns what changes that file.
@@ -56,7 +56,7 @@ func (l *lives) dial() (stop func() map[string][]string) {
 	failed, ended := map[string][]string{}, make(chan struct{})
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	connect := func(c *asker) error {
+	connect := func(c *prober) error {
 		conn, err := net.DialTimeout("tcp", c.to.String(), 3*time.Second)
 		if err == nil {
 			conn.Close()
@@ -97,7 +97,7 @@ func (l *lives) dial() (stop func() map[string][]string) {
 // another, out of mode userspace too, whose listeners end with it.
 func TestNewModeServesBeforeTheOldEnds(t *testing.T) {
 	l := newLife(t, "userspace")
-	defer l.told()
+	defer l.logOnFailure()
 	write := l.configured()
 	for _, mode := range []string{"nftables", "userspace", "iptables", "userspace", "ebpf", "userspace", "nftables"} {
 		from := l.mode
@@ -131,7 +131,7 @@ func (l *lives) cleared(mode string) bool {
 // forgotten once the file is good again. One that only fails when it is started gives way to the last good one.
 func TestRefusedConfiguration(t *testing.T) {
 	l := newLife(t, "nftables")
-	defer l.told()
+	defer l.logOnFailure()
 	write := l.configured()
 	refused := func(reason string) {
 		t.Helper()
@@ -151,18 +151,18 @@ func TestRefusedConfiguration(t *testing.T) {
 	write("mode: nftabels\n")
 	refused("invalid mode")
 	good()
-	if m, err := agent.ModeOf("ipvs"); err != nil {
+	if m, err := mode.Of("ipvs"); err != nil {
 		t.Fatal(err)
 	} else if l.node.Do(func() error { return m.Check(t.Context()) }) != nil { // not in this kernel
 		write("mode: ipvs\n")
 		refused("mode ipvs")
 	}
-	var taken net.Listener
-	err := l.node.Do(func() (err error) { taken, err = net.Listen("tcp", "127.0.0.1:10250"); return err })
+	var occupied net.Listener
+	err := l.node.Do(func() (err error) { occupied, err = net.Listen("tcp", "127.0.0.1:10250"); return err })
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer taken.Close()
+	defer occupied.Close()
 	proxy := "---\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 	write("mode: iptables\n" + proxy + "bindAddressHardFail: true\nhealthzBindAddress: 127.0.0.1:10250\n")
 	refused("--healthz-bind-address")

@@ -38,21 +38,21 @@ func chart(t *testing.T) (all map[string]privileges) {
 // replaced endpoints and its own replacement: capabilities, no new privileges, a read-only root and /proc/sys, and of
 // the host's BPF and cgroup file systems what is mounted. Seccomp and AppArmor are the runtime's and not here.
 func TestLeastPrivileges(t *testing.T) {
-	for mode, given := range chart(t) {
+	for mode, allowed := range chart(t) {
 		if mode == "ipvs" { // not in this kernel
 			continue
 		}
 		t.Run(mode, func(t *testing.T) {
 			l := newLife(t, mode)
-			l.confine = confine(l.node, given)
-			defer l.told()
+			l.confine = confine(l.node, allowed)
+			defer l.logOnFailure()
 			l.hire("--iptables-localhost-nodeports=false") // as the chart's configuration has it
-			given.held(t, l.cmd.Process.Pid)
+			allowed.held(t, l.cmd.Process.Pid)
 			if mode == "ebpf" {
 				l.loopback()
 				l.fastPath()
 			}
-			stop := l.ask()
+			stop := l.probe()
 			l.during("replacements", 20, func(int) { l.replace() })
 			if mode != "userspace" { // whose connections end with the agent
 				l.during("kills", 1, func(int) { l.denied(); l.kill(); l.hire("--iptables-localhost-nodeports=false") })
@@ -86,19 +86,20 @@ func (l *lives) fastPath() {
 
 // Each capability that the chart grants is needed: without it the agent says what it may not.
 func TestEachCapabilityIsNeeded(t *testing.T) {
-	for mode, given := range chart(t) {
-		if mode == "ipvs" || mode == "auto" || mode == "iptables" { // not in this kernel; what these need that they don't choose here
+	for mode, allowed := range chart(t) {
+		// not in this kernel; what these need that they don't choose here
+		if mode == "ipvs" || mode == "auto" || mode == "iptables" {
 			continue
 		}
-		for i, lacking := range given.Capabilities {
+		for i, lacking := range allowed.Capabilities {
 			t.Run(mode+" without "+lacking, func(t *testing.T) {
 				l := newLife(t, mode)
-				less := given
-				less.Capabilities = slices.Delete(slices.Clone(given.Capabilities), i, i+1)
+				less := allowed
+				less.Capabilities = slices.Delete(slices.Clone(allowed.Capabilities), i, i+1)
 				l.confine = confine(l.node, less)
 				l.start("--iptables-localhost-nodeports=false")
 				defer func() { l.cmd.Process.Kill(); <-l.ended; l.cmd = nil }()
-				defer l.told()
+				defer l.logOnFailure()
 				eventually(t, "the log says what is denied", func() bool { return len(l.refusals()) > 0 })
 			})
 		}
@@ -142,6 +143,8 @@ func confine(node *sandbox.Host, p privileges) []string {
 			from = node.Cgroup
 		case "/run/xtables.lock":
 			do("mkdir -p %s && touch %s %s", filepath.Dir(at), from, at)
+		case "/sys/kernel/rcu_expedited":
+			do("mkdir -p %s && touch %s %s", filepath.Dir(at), at, to)
 		}
 		do("[ -e %s ] || mkdir -p %s %s", at, from, at)
 		do("mount --rbind %s %s", from, at)
@@ -185,8 +188,8 @@ func (p privileges) held(t *testing.T, pid int) {
 		fmt.Sprintf("CapBnd:\t%016x", want), "NoNewPrivs:\t1")
 }
 
-// told logs what the agent logged, if the test failed.
-func (l *lives) told() {
+// logOnFailure logs what the agent logged, if the test failed.
+func (l *lives) logOnFailure() {
 	if l.t.Failed() {
 		b, _ := os.ReadFile(l.log.Name())
 		l.t.Logf("the log: %s", b)
@@ -318,10 +321,11 @@ func namedProxy(t *testing.T) string {
 func TestServesWhereNftRuns(t *testing.T) {
 	t.Run("bare", func(t *testing.T) {
 		l := newLife(t, "nftables")
-		defer l.told()
-		l.confine = []string{"unshare", "--mount", "--propagation", "private", "sh", "-ec", "mount -t tmpfs none /proc/sys\n" +
-			"mount -t tmpfs none /sys\nmount -o remount,bind,ro /\n" +
-			`exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,+net_admin -- "$@"`, "sh"}
+		defer l.logOnFailure()
+		l.confine = []string{"unshare", "--mount", "--propagation", "private", "sh", "-ec",
+			"mount -t tmpfs none /proc/sys\n" +
+				"mount -t tmpfs none /sys\nmount -o remount,bind,ro /\n" +
+				`exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,+net_admin -- "$@"`, "sh"}
 		l.hire()
 		l.replace()
 		l.settled()
@@ -339,6 +343,7 @@ func TestServesWhereNftRuns(t *testing.T) {
 		args := " --source " + dir + " --node a"
 		must(t, append(append([]string{"timeout", "60", "unshare"}, namespaces...), "sh", "-c", "ip link set lo up\n"+
 			fairlead+" run --metrics-bind-address= --healthz-bind-address="+args+" & agent=$!\n"+
-			"until "+fairlead+" plan"+args+" >/dev/null; do kill -0 $agent || exit; sleep 0.1; done\nkill $agent; wait $agent")...)
+			"until "+fairlead+" plan"+args+" >/dev/null; do kill -0 $agent || exit; sleep 0.1; done\nkill $agent; "+
+			"wait $agent")...)
 	})
 }

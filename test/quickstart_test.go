@@ -23,14 +23,14 @@ func steps(t *testing.T, file string) (l []step) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inside := false
+	fenced := false
 	for line := range strings.Lines(string(text)) {
 		switch command, is := strings.CutPrefix(line, "# "); {
 		case strings.HasPrefix(line, "```"):
-			inside = line == "```console\n"
-		case inside && is:
+			fenced = line == "```console\n"
+		case fenced && is:
 			l = append(l, step{command: strings.TrimSpace(command)})
-		case inside && len(l) > 0:
+		case fenced && len(l) > 0:
 			l[len(l)-1].prints += line
 		}
 		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 100 {
@@ -62,7 +62,8 @@ func matches(printed, documented string) bool {
 func TestQuickStart(t *testing.T) {
 	dir, name := t.TempDir(), fmt.Sprintf("qs%x", time.Now().UnixNano()%(1<<28))
 	shop := filepath.Join(dir, "examples", name)
-	for _, err := range []error{os.MkdirAll(filepath.Join(dir, "bin"), 0o755), os.Symlink(fairlead, filepath.Join(dir, "bin/fairlead")),
+	for _, err := range []error{os.MkdirAll(filepath.Join(dir, "bin"), 0o755),
+		os.Symlink(fairlead, filepath.Join(dir, "bin/fairlead")),
 		os.CopyFS(shop, os.DirFS("../examples/shop"))} {
 		if err != nil {
 			t.Fatal(err)

@@ -7,8 +7,8 @@ import (
 	"fairlead.dev/fairlead/sandbox/vm/vmtest"
 )
 
-// TestSecondKernel judges IPVS, which the host's kernel may not have, in the second kernel, and nftables again, for another
-// version of it.
+// TestSecondKernel judges IPVS, which the host's kernel may not have, in the second kernel, and nftables again, for
+// another version of it.
 func TestSecondKernel(t *testing.T) {
 	emulated(t, 100, "ipvs", "nftables")
 }
@@ -28,15 +28,16 @@ func TestSlowSecondKernel(t *testing.T) {
 	})
 }
 
-// emulated judges modes in the second kernel, by the cases and by random worlds. Each of these has a machine of its own, since
-// worlds want a kernel that has no SCTP yet, and as many machines run at once as there are processors: one keeps one busy.
-func emulated(t *testing.T, worlds int, modes ...string) {
+// emulated judges modes in the second kernel, by the cases and by random worlds. Each of these has a machine of its
+// own, since worlds want a kernel that has no SCTP yet, and as many machines run at once as there are processors: one
+// keeps one busy.
+func emulated(t *testing.T, clusters int, modes ...string) {
 	tests := vmtest.Build(t, "fairlead.dev/fairlead/agent")
 	for _, mode := range modes {
-		for _, test := range []string{"TestConformance", "TestRandomWorlds"} {
+		for _, test := range []string{"TestConformance", "TestRandomClusters"} {
 			t.Run(test+"/"+mode, func(t *testing.T) {
 				t.Parallel()
-				tests.Run(t, test+"/"+mode+"$", "-second-kernel", fmt.Sprint("-worlds=", worlds))
+				tests.Run(t, test+"/"+mode+"$", "-second-kernel", fmt.Sprint("-worlds=", clusters))
 			})
 		}
 	}

@@ -1,5 +1,5 @@
-// Package verdict says what must become of a packet on a decided node. It is the meaning of the model as a function: the
-// judge of every data plane, and what `fairlead explain` prints. It never looks at a kernel.
+// Package verdict says what must become of a packet on a decided node. It is the meaning of the model as a function:
+// the judge of every data plane, and what `fairlead explain` prints. It never looks at a kernel.
 package verdict
 
 import (
@@ -29,64 +29,105 @@ const (
 	Drop                  // refused in silence
 )
 
-// String gives "pass", "forward", "reject" or "drop".
+// String returns "pass", "forward", "reject" or "drop".
 func (a Action) String() string { return [...]string{"pass", "forward", "reject", "drop"}[a] }
 
 // Candidate is a backend that may get the packet.
 type Candidate struct {
-	Backend model.Backend
-	Hidden  bool // the backend sees an address of this node in place of the client's
-	Direct  bool // it would be hidden, did the backend's node not answer the client itself
+	Backend     model.Backend
+	Masqueraded bool // the backend sees an address of this node in place of the client's
+	DSR         bool // it would be hidden, did the backend's node not answer the client itself
 }
 
-// Outcome is what must become of a packet, and why.
+// Stage is what a packet passes on its course through a node.
+type Stage uint8
+
+// The stages, in their order.
+const (
+	StageFrontend  Stage = iota // the frontend that its destination matches
+	StageSources                // that frontend's allowed source ranges
+	StageEndpoints              // the backends that it may go to
+)
+
+// String returns "frontend", "sources" or "endpoints".
+func (s Stage) String() string { return [...]string{"frontend", "sources", "endpoints"}[s] }
+
+// Step is what a stage decides.
+type Step struct {
+	Stage  Stage
+	Action Action // of the last step, what becomes of the packet; Pass of an earlier one: it goes on to the next
+	Reason string
+}
+
+// Outcome is what must become of a packet, and why: what the last step decides.
 type Outcome struct {
 	Action     Action
 	Reason     string
-	Origin     model.Origin
-	Frontend   *model.Frontend // nil where none matches
-	Candidates []Candidate     // for Forward, in the pool's order
+	Candidates []Candidate // for Forward, in the pool's order
+}
+
+// Verdict is what a node does with a packet, step by step, and what must become of it.
+type Verdict struct {
+	Origin   model.Origin
+	Frontend *model.Frontend // nil where none matches
+	Steps    []Step          // in the order of their stages
+	Outcome
+}
+
+// pass adds a step after which the packet goes on.
+func (v *Verdict) pass(s Stage, format string, args ...any) {
+	v.Steps = append(v.Steps, Step{s, Pass, fmt.Sprintf(format, args...)})
+}
+
+// end adds the last step.
+func (v *Verdict) end(s Stage, a Action, reason string) Verdict {
+	v.Steps = append(v.Steps, Step{s, a, reason})
+	v.Action, v.Reason = a, reason
+	return *v
 }
 
 // Of decides p on the node that s describes. A client that has affinity gets the same candidate again while it lasts.
-func Of(s *model.Services, p Packet) Outcome {
-	o := Outcome{Origin: OriginOf(s.Node, p)}
+func Of(s *model.Snapshot, p Packet) Verdict {
+	v := Verdict{Origin: OriginOf(s.Node, p)}
 	f, why := frontend(s, p)
 	if f == nil {
-		o.Action, o.Reason = unmatched(s, p.Dst.Addr(), why)
-		return o
+		action, reason := unmatched(s, p.Dst.Addr(), why)
+		return v.end(StageFrontend, action, reason)
 	}
-	o.Frontend = f
-	if !admits(f, p.Src.Addr()) {
-		o.Action, o.Reason = Drop, fmt.Sprintf("%s is in none of the allowed source ranges %v", p.Src.Addr(), f.Sources)
-		return o
-	}
-	t := f.Target(o.Origin)
-	if len(t.Pool.Backends) == 0 {
-		o.Action, o.Reason = Reject, fmt.Sprintf("no endpoint in pool %q", t.Pool.Name)
-		if t.Empty == model.Drop {
-			o.Action = Drop
+	v.Frontend = f
+	v.pass(StageFrontend, "%s is an entry of %s (%s)", f.Entry, f.Service, f.Via)
+	if f.Sources != nil {
+		if !within(f.Sources, p.Src.Addr()) {
+			return v.end(StageSources, Drop, fmt.Sprintf("%s is in none of the allowed source ranges %v", p.Src.Addr(),
+				f.Sources))
 		}
-		return o
+		v.pass(StageSources, "%s is in one of the allowed source ranges %v", p.Src.Addr(), f.Sources)
 	}
-	o.Action, o.Reason = Forward, fmt.Sprintf("%d backends in pool %q", len(t.Pool.Backends), t.Pool.Name)
-	o.Candidates = make([]Candidate, len(t.Pool.Backends))
+	t := f.Target(v.Origin)
+	if len(t.Pool.Backends) == 0 {
+		action := Reject
+		if t.Empty == model.Drop {
+			action = Drop
+		}
+		return v.end(StageEndpoints, action, fmt.Sprintf("no endpoint in pool %q", t.Pool.Name))
+	}
+	v.Candidates = make([]Candidate, len(t.Pool.Backends))
 	for i, b := range t.Pool.Backends {
-		hidden, direct := f.Hide.Has(o.Origin), direct(s.Node, f, p, b)
-		o.Candidates[i] = Candidate{b, hidden && !direct || hairpin(o.Origin, p, b), hidden && direct}
+		masqueraded, dsr := f.Masquerade.Has(v.Origin), dsr(s.ServiceNode, f, p, b)
+		v.Candidates[i] = Candidate{b, masqueraded && !dsr || hairpin(v.Origin, p, b), masqueraded && dsr}
 	}
-	return o
+	return v.end(StageEndpoints, Forward, fmt.Sprintf("%d backends in pool %q", len(t.Pool.Backends), t.Pool.Name))
 }
 
 // unmatched returns what becomes of a packet to dst that matches no frontend, for the reason why.
-func unmatched(s *model.Services, dst netip.Addr, why string) (Action, string) {
+func unmatched(s *model.Snapshot, dst netip.Addr, why string) (Action, string) {
 	contains := func(r model.Range) bool { return r.Contains(dst) }
 	switch c := s.ClusterIPs[dst]; {
 	case own(s.Node, dst):
 		return Pass, why
 	case c != nil:
-		return Reject, fmt.Sprintf("%s, and %s is the ClusterIP of %s", why, dst, c.Service)
-	case slices.ContainsFunc(s.Node.ServiceRanges, contains):
+		return Reject, fmt.Sprintf("%s, and %s is the ClusterIP of %s", why, dst, c.Owner)
+	case slices.ContainsFunc(s.ServiceNode.ServiceRanges, contains):
 		return Drop, fmt.Sprintf("%s, and %s is in a ServiceCIDR, but no Service has it", why, dst)
 	}
 	return Pass, why
@@ -95,7 +136,7 @@ func unmatched(s *model.Services, dst netip.Addr, why string) (Action, string) {
 // Stays reports whether the flow of UDP or SCTP of which p is a packet stays with the endpoint at a, which it has:
 // while that one serves its frontend's port, whatever new flows are given, and the client is allowed. TCP connections
 // end by themselves.
-func Stays(s *model.Services, p Packet, a netip.AddrPort) bool {
+func Stays(s *model.Snapshot, p Packet, a netip.AddrPort) bool {
 	f, _ := frontend(s, p)
 	return f != nil && admits(f, p.Src.Addr()) && f.Target(OriginOf(s.Node, p)).Pool.Serves(a)
 }
@@ -108,15 +149,15 @@ func OriginOf(n *model.Node, p Packet) model.Origin {
 	case within(n.Pods, p.Src.Addr()), n.PodInterfaces.Has(p.In):
 		return model.FromPod
 	}
-	return model.FromOutside
+	return model.FromExternal
 }
 
-// own says whether a is an address of the node itself.
+// own reports whether a is an address of the node itself.
 func own(n *model.Node, a netip.Addr) bool { return a.IsLoopback() || slices.Contains(n.Addresses, a) }
 
 // frontend finds who takes p: an entry of exactly its address first, then, if the address is the node's own and takes
 // node ports, an entry of any address. Without one it says why.
-func frontend(s *model.Services, p Packet) (*model.Frontend, string) {
+func frontend(s *model.Snapshot, p Packet) (*model.Frontend, string) {
 	dst := p.Dst.Addr()
 	if f := s.Frontends[model.Entry{Addr: dst, Port: p.Dst.Port(), Protocol: p.Protocol}]; f != nil {
 		return f, ""
@@ -131,13 +172,13 @@ func frontend(s *model.Services, p Packet) (*model.Frontend, string) {
 		return nil, fmt.Sprintf("no frontend at %s/%s", p.Dst, p.Protocol)
 	case !own(s.Node, dst):
 		return nil, fmt.Sprintf("%s is no address of node %s", dst, s.Node.Name)
-	case !slices.ContainsFunc(s.Node.NodePorts, func(r model.Range) bool { return r.Contains(dst) }):
+	case !slices.ContainsFunc(s.ServiceNode.NodePorts, func(r model.Range) bool { return r.Contains(dst) }):
 		return nil, fmt.Sprintf("%s is not among the addresses that take node ports", dst)
 	}
 	return f, ""
 }
 
-// admits says whether f lets src in.
+// admits reports whether f lets src in.
 func admits(f *model.Frontend, src netip.Addr) bool {
 	return f.Sources == nil || within(f.Sources, src)
 }
@@ -146,15 +187,15 @@ func within(l []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(l, func(r netip.Prefix) bool { return r.Contains(a) })
 }
 
-// direct says that the node of b answers who sends p itself: this one, or another that knows what was asked here.
-func direct(n *model.Node, f *model.Frontend, p Packet, b model.Backend) bool {
+// dsr reports that the node of b answers who sends p itself: this one, or another that knows what was asked here.
+func dsr(n *model.ServiceNode, f *model.Frontend, p Packet, b model.Backend) bool {
 	src, dst := p.Src.Addr(), p.Dst.Addr()
-	return f.Direct.Has(OriginOf(n, p)) && (b.Local || b.Away) && src != b.Addr.Addr() &&
-		!slices.Contains(n.Nodes, src) && !within(n.Behind, src) && (!f.Entry.AnyAddr() || slices.Contains(n.Nodes, dst))
+	return f.DSR.Has(OriginOf(n.Node, p)) && (b.Local || b.Remote) && src != b.Addr.Addr() &&
+		!slices.Contains(n.Nodes, src) && !within(n.PodCIDRs, src) && (!f.Entry.AnyAddr() || slices.Contains(n.Nodes, dst))
 }
 
-// hairpin says that b would get its own packet back. Its answer would then never leave it, so the source is hidden. A
-// process of the node itself needs no help: its address is the node's already.
+// hairpin reports that b would get its own packet back. Its answer would then never leave it, so the source is hidden.
+// A process of the node itself needs no help: its address is the node's already.
 func hairpin(o model.Origin, p Packet, b model.Backend) bool {
 	return o != model.FromNode && b.Local && b.Addr.Addr() == p.Src.Addr()
 }

@@ -9,13 +9,14 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
 
-	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/service"
@@ -37,14 +38,14 @@ func (f *Flags) Load() (*Config, error) {
 	c := &Config{Server: f.Server}
 	var err error
 	if f.File == "" {
-		err = c.take(f, content{})
+		err = c.apply(f, content{})
 	} else if text, rerr := os.ReadFile(f.File); rerr != nil {
 		err = rerr
 	} else if in, rerr := read(text); rerr != nil {
 		err = fmt.Errorf("%s: %w", f.File, rerr)
 	} else {
 		c.text = text
-		err = c.take(f, in)
+		err = c.apply(f, in)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
@@ -52,8 +53,8 @@ func (f *Flags) Load() (*Config, error) {
 	return c, nil
 }
 
-// take puts a file's content and the flags together.
-func (c *Config) take(f *Flags, in content) error {
+// apply puts a file's content and the flags together.
+func (c *Config) apply(f *Flags, in content) error {
 	c.Warnings = slices.Concat(f.former, in.warnings)
 	if in.proxy != nil {
 		c.Proxy, c.fromFile = *in.proxy, true
@@ -66,7 +67,7 @@ func (c *Config) take(f *Flags, in content) error {
 		c.Proxy = *f.proxy
 	}
 	for _, name := range idle {
-		if f.given(name) {
+		if f.explicit(name) {
 			c.Warnings = append(c.Warnings, "--"+name+" is ignored: it has no effect")
 		}
 	}
@@ -77,21 +78,21 @@ func (c *Config) take(f *Flags, in content) error {
 	c.Own = f.own
 	if in.own != nil {
 		c.Own = f.over(*in.own)
-	} else if !f.given("mode") {
+	} else if !f.explicit("mode") {
 		c.Own.Mode = ""
 	}
-	if !f.given("scheduler") && (in.own == nil || in.own.Scheduler == "") {
+	if !f.explicit("scheduler") && (in.own == nil || in.own.Scheduler == "") {
 		c.Own.Scheduler = ""
 	}
 	c.Own.APIVersion, c.Own.Kind = APIVersion, Kind
-	c.Own.TakeOver = cmp.Or(c.Own.TakeOver, Leave)
-	c.externalIPs(in.own != nil && in.own.ExternalIPs != "" || f.given("external-ips"))
-	c.Own.EBPF.Shortcut = cmp.Or(c.Own.EBPF.Shortcut, Auto)
-	if !f.given("ebpf-map-entries") {
-		c.Own.EBPF.Room = cmp.Or(c.Own.EBPF.Room, agent.DefaultRoom)
+	c.Own.MigrateFromKubeProxy = cmp.Or(c.Own.MigrateFromKubeProxy, Leave)
+	c.externalIPs(in.own != nil && in.own.ExternalIPs != "" || f.explicit("external-ips"))
+	c.Own.EBPF.FastPath = cmp.Or(c.Own.EBPF.FastPath, Auto)
+	if !f.explicit("ebpf-map-entries") {
+		c.Own.EBPF.MapEntries = cmp.Or(c.Own.EBPF.MapEntries, mode.DefaultMapEntries)
 	}
-	if !f.given("ebpf-flows") {
-		c.Own.EBPF.Flows = cmp.Or(c.Own.EBPF.Flows, agent.DefaultFlows)
+	if !f.explicit("ebpf-flows") {
+		c.Own.EBPF.Flows = cmp.Or(c.Own.EBPF.Flows, mode.DefaultFlows)
 	}
 	c.Own.EBPF.ReversePathCheck = cmp.Or(c.Own.EBPF.ReversePathCheck, Always)
 	if err := c.validate(); err != nil {
@@ -104,9 +105,9 @@ func (c *Config) take(f *Flags, in content) error {
 
 // externalIPs decides which external IPs are served: none where kube-proxy's feature gate says so, whatever our own
 // field does, which was given or not.
-func (c *Config) externalIPs(given bool) {
+func (c *Config) externalIPs(explicit bool) {
 	if allowed, set := c.Proxy.FeatureGates[allowExternalIPs]; set && !allowed {
-		if given && c.Own.ExternalIPs != resolve.RefuseExternalIPs {
+		if explicit && c.Own.ExternalIPs != resolve.RefuseExternalIPs {
 			c.Warnings = append(c.Warnings, fmt.Sprintf("externalIPs: %s is ignored: the feature gate %s is false",
 				c.Own.ExternalIPs, allowExternalIPs))
 		}
@@ -118,9 +119,9 @@ func (c *Config) externalIPs(given bool) {
 // name decides the node's name: flag, file, environment.
 func (c *Config) name(f *Flags) {
 	name := c.Proxy.HostnameOverride
-	if f.given("hostname-override") {
+	if f.explicit("hostname-override") {
 		name = f.proxy.HostnameOverride
-	} else if f.given("node") || name == "" {
+	} else if f.explicit("node") || name == "" {
 		name = f.node
 	}
 	c.Proxy.HostnameOverride = strings.ToLower(strings.TrimSpace(name))
@@ -128,9 +129,9 @@ func (c *Config) name(f *Flags) {
 
 // mode decides the data plane's name: ours by flag or file, else kube-proxy's; auto where a file leaves it open.
 func (c *Config) mode(f *Flags) {
-	usual := agent.Default
-	if c.fromFile || f.given("proxy-mode") {
-		usual = agent.Auto
+	usual := mode.Default
+	if c.fromFile || f.explicit("proxy-mode") {
+		usual = mode.Auto
 	}
 	c.Own.Mode = cmp.Or(c.Own.Mode, string(c.Proxy.Mode), usual)
 }
@@ -146,27 +147,27 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"scheduler", &file.Scheduler, &f.own.Scheduler},
 		{"service-proxy-name", &file.ServiceProxyName, &f.own.ServiceProxyName},
 		{"external-ips", (*string)(&file.ExternalIPs), (*string)(&f.own.ExternalIPs)},
-		{"ebpf-fast-path", (*string)(&file.EBPF.Shortcut), (*string)(&f.own.EBPF.Shortcut)},
+		{"ebpf-fast-path", (*string)(&file.EBPF.FastPath), (*string)(&f.own.EBPF.FastPath)},
 		{"ebpf-reverse-path-check", (*string)(&file.EBPF.ReversePathCheck), (*string)(&f.own.EBPF.ReversePathCheck)},
-		{"migrate-from-kube-proxy", (*string)(&file.TakeOver), (*string)(&f.own.TakeOver)},
+		{"migrate-from-kube-proxy", (*string)(&file.MigrateFromKubeProxy), (*string)(&f.own.MigrateFromKubeProxy)},
 	} {
-		if f.given(set.flag) || *set.to == "" && set.flag == "source" {
+		if f.explicit(set.flag) || *set.to == "" && set.flag == "source" {
 			*set.to = *set.from
 		}
 	}
-	if f.given("maglev-table-size") {
+	if f.explicit("maglev-table-size") {
 		file.MaglevTableSize = f.own.MaglevTableSize
 	}
-	if f.given("direct-server-return") {
+	if f.explicit("direct-server-return") {
 		file.DirectServerReturn = f.own.DirectServerReturn
 	}
-	if f.given("ebpf-map-entries") {
-		file.EBPF.Room = f.own.EBPF.Room
+	if f.explicit("ebpf-map-entries") {
+		file.EBPF.MapEntries = f.own.EBPF.MapEntries
 	}
-	if f.given("ebpf-flows") {
+	if f.explicit("ebpf-flows") {
 		file.EBPF.Flows = f.own.EBPF.Flows
 	}
-	if f.given("ebpf-close-tcp") {
+	if f.explicit("ebpf-close-tcp") {
 		file.EBPF.CloseTCP = f.own.EBPF.CloseTCP
 	}
 	return file
@@ -193,26 +194,26 @@ func logging(from *pflag.FlagSet, to *logsapi.LoggingConfiguration) {
 	to.VModule = nil
 	logsapi.AddFlags(to, of)
 	of.VisitAll(func(flag *pflag.Flag) {
-		if given := from.Lookup(flag.Name); given != nil && given.Changed {
-			flag.Value.Set(given.Value.String())
+		if explicit := from.Lookup(flag.Name); explicit != nil && explicit.Changed {
+			flag.Value.Set(explicit.Value.String())
 		}
 	})
 	to.VModule = append(to.VModule, modules...)
 }
 
-// Equal says whether two come to the same.
+// Equal reports whether two come to the same.
 func (c *Config) Equal(o *Config) bool {
 	return reflect.DeepEqual(c.Proxy, o.Proxy) && reflect.DeepEqual(c.Own, o.Own)
 }
 
-// YAML gives both documents.
+// YAML returns both documents.
 func (c *Config) YAML() ([]byte, error) {
 	own, oerr := yaml.Marshal(c.Own)
 	proxy, perr := yaml.Marshal(c.Proxy)
 	return slices.Concat(proxy, []byte("---\n"), own), errors.Join(oerr, perr)
 }
 
-// Node gives the node's name: the host's, where none was told.
+// Node returns the node's name: the host's, where none was told.
 func (c *Config) Node() (string, error) {
 	if c.Proxy.HostnameOverride != "" {
 		return c.Proxy.HostnameOverride, nil
@@ -224,7 +225,7 @@ func (c *Config) Node() (string, error) {
 	return strings.ToLower(strings.TrimSpace(name)), err
 }
 
-// Resolve gives what the resolver is told, but for what the mode can do.
+// Resolve returns what the resolver is told, but for what the mode can do.
 func (c *Config) Resolve() (r resolve.Config, err error) {
 	p := &c.Proxy
 	if r.Node, err = c.Node(); err != nil {
@@ -270,7 +271,7 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 	return r, nil
 }
 
-// scheduler gives the name of the scheduler of Services that don't choose one.
+// scheduler returns the name of the scheduler of Services that don't choose one.
 func (c *Config) scheduler() string {
 	usual := model.Random.String()
 	if c.Own.Mode == "ipvs" && c.fromFile || c.Proxy.IPVS.Scheduler != "" && c.Own.Mode == "ipvs" {
@@ -284,8 +285,8 @@ func (c *Config) scheduler() string {
 
 var loopback = netip.MustParsePrefix("127.0.0.0/8")
 
-// nodePorts gives the addresses that take node ports. A kube-proxy in mode iptables serves those at 127.0.0.0/8 too, unless
-// told not to; one in mode nftables serves primary addresses, unless told otherwise.
+// nodePorts returns the addresses that take node ports. A kube-proxy in mode iptables serves those at 127.0.0.0/8 too,
+// unless told not to; one in mode nftables serves primary addresses, unless told otherwise.
 func (c *Config) nodePorts() (list []string) {
 	p := &c.Proxy
 	list = p.NodePortAddresses
@@ -308,7 +309,7 @@ func (c *Config) OpenNodePorts() bool {
 // Ranges of addresses that no node has: a family that the list doesn't name would be open.
 const nobody4, nobody6 = "127.255.255.255/32", "ff00::/128"
 
-// beyond gives a list without loopback addresses.
+// beyond returns a list without loopback addresses.
 func beyond(list []string) (out []string) {
 	for _, s := range list {
 		p, err := resolve.ParsePrefix(s)
@@ -326,7 +327,7 @@ func beyond(list []string) (out []string) {
 	return out
 }
 
-// without gives the ranges that make up p but for loopback.
+// without returns the ranges that make up p but for loopback.
 func without(p netip.Prefix) []string {
 	switch {
 	case !p.IsValid():
@@ -342,8 +343,8 @@ func without(p netip.Prefix) []string {
 	return append(without(low), without(netip.PrefixFrom(netip.AddrFrom4(a), p.Bits()+1))...)
 }
 
-// System gives the settings that the node's system is to have, for a mode that tracks connections, or not.
-func (c *Config) System(m agent.Mode) node.Settings {
+// System returns the settings that the node's system is to have, for a mode that tracks connections, or not.
+func (c *Config) System(m mode.Mode) node.Settings {
 	t := &c.Proxy.Conntrack
 	s := node.Settings{OOMScore: *c.Proxy.OOMScoreAdj, StrictARP: m.Name == "ipvs" && c.Proxy.IPVS.StrictARP}
 	if m.Tracked {
@@ -356,8 +357,17 @@ func (c *Config) System(m agent.Mode) node.Settings {
 	return s
 }
 
-// Servers gives what the agent serves and where.
-func (c *Config) Servers() agent.Servers {
+// Servers is where an agent serves what it serves beside packets.
+type Servers struct {
+	Health, Metrics string // addresses; empty: none
+	HardFail        bool   // an address that can't be bound ends the agent; else it is tried again
+	Profiling       bool
+	Late            time.Duration  // how long a change may wait for the kernel before the node counts as unhealthy
+	Config          map[string]any // what /configz shows, by API group
+}
+
+// Servers returns what the agent serves and where.
+func (c *Config) Servers() Servers {
 	p := &c.Proxy
 	sync := p.IPTables.SyncPeriod
 	switch p.Mode {
@@ -366,12 +376,21 @@ func (c *Config) Servers() agent.Servers {
 	case "nftables":
 		sync = p.NFTables.SyncPeriod
 	}
-	return agent.Servers{Health: p.HealthzBindAddress, Metrics: p.MetricsBindAddress, HardFail: p.BindAddressHardFail, Profiling: p.EnableProfiling,
-		Late: 2 * sync.Duration, Config: map[string]any{"kubeproxy.config.k8s.io": p, "fairlead.dev": c.Own}}
+	return Servers{Health: p.HealthzBindAddress, Metrics: p.MetricsBindAddress, HardFail: p.BindAddressHardFail,
+		Profiling: p.EnableProfiling,
+		Late:      2 * sync.Duration, Config: map[string]any{"kubeproxy.config.k8s.io": p, "fairlead.dev": c.Own}}
 }
 
-// Kept gives the addresses of IPVS services that are to stay when a kube-proxy's are removed.
-func (c *Config) Kept() (list []netip.Prefix) {
+// Options returns the settings of modes' planes.
+func (c *Config) Options() mode.Options {
+	e, p := &c.Own.EBPF, &c.Proxy.IPVS
+	return mode.Options{MapEntries: e.MapEntries, Flows: e.Flows, CloseTCP: e.CloseTCP, NoFastPath: e.FastPath == Never,
+		NoReversePathCheck: string(e.ReversePathCheck) == string(Never),
+		TCP:                p.TCPTimeout.Duration, FIN: p.TCPFinTimeout.Duration, UDP: p.UDPTimeout.Duration}
+}
+
+// ExcludedCIDRs returns the addresses of IPVS services that are to stay when a kube-proxy's are removed.
+func (c *Config) ExcludedCIDRs() (list []netip.Prefix) {
 	for _, s := range c.Proxy.IPVS.ExcludeCIDRs {
 		if p, err := resolve.ParsePrefix(s); err == nil {
 			list = append(list, p)

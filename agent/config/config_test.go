@@ -143,7 +143,7 @@ func TestEveryFieldThatIsNotHonouredWarns(t *testing.T) {
 	}
 }
 
-// change gives a field another value.
+// change returns a field another value.
 func change(t *testing.T, path string, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
@@ -211,13 +211,16 @@ func TestKubeadmsFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Own.Mode != "auto" || r.Node != "worker-1" || len(r.ClusterCIDRs) != 1 || r.NoPods || strings.Join(r.NodePortAddresses, ",") != "all,localhost" {
+	if c.Own.Mode != "auto" || r.Node != "worker-1" || len(r.ClusterCIDRs) != 1 || r.NoPods ||
+		strings.Join(r.NodePortAddresses, ",") != "all,localhost" {
 		t.Errorf("mode %s, %+v", c.Own.Mode, r)
 	}
-	if s := c.Servers(); s.Health != "0.0.0.0:10256" || s.Metrics != "127.0.0.1:10249" || s.Late.String() != "1m0s" || s.HardFail || s.Profiling {
+	if s := c.Servers(); s.Health != "0.0.0.0:10256" || s.Metrics != "127.0.0.1:10249" || s.Late.String() != "1m0s" ||
+		s.HardFail || s.Profiling {
 		t.Errorf("servers: %+v", s)
 	}
-	if c.Proxy.ClientConnection.Kubeconfig != "/var/lib/kube-proxy/kubeconfig.conf" || c.Proxy.ClientConnection.QPS != 5 || c.Proxy.ClientConnection.Burst != 10 {
+	if c.Proxy.ClientConnection.Kubeconfig != "/var/lib/kube-proxy/kubeconfig.conf" || c.Proxy.ClientConnection.QPS != 5 ||
+		c.Proxy.ClientConnection.Burst != 10 {
 		t.Errorf("connection: %+v", c.Proxy.ClientConnection)
 	}
 }
@@ -225,10 +228,11 @@ func TestKubeadmsFile(t *testing.T) {
 func TestMeaning(t *testing.T) {
 	type outcome struct {
 		mode, ports, scheduler string
-		all, noPods, direct    bool
+		all, noPods, dsr       bool
 		health, metrics, leave string
 	}
-	usual := outcome{mode: "auto", ports: "all,localhost", scheduler: "random", noPods: true, health: "0.0.0.0:10256", metrics: "127.0.0.1:10249", leave: "Leave"}
+	usual := outcome{mode: "auto", ports: "all,localhost", scheduler: "random", noPods: true, health: "0.0.0.0:10256",
+		metrics: "127.0.0.1:10249", leave: "Leave"}
 	with := func(f func(*outcome)) outcome { o := usual; f(&o); return o }
 	flags := with(func(o *outcome) { o.mode, o.ports, o.noPods = "nftables", "", false })
 	for _, c := range []struct {
@@ -236,13 +240,18 @@ func TestMeaning(t *testing.T) {
 		want             outcome
 	}{
 		{"an empty file", head, "", usual},
-		{"mode nftables", head + "mode: nftables\niptables: {masqueradeAll: true}", "", with(func(o *outcome) { o.mode, o.ports = "nftables", "primary" })},
-		{"its masqueradeAll", head + "mode: nftables\nnftables: {masqueradeAll: true}", "", with(func(o *outcome) { o.mode, o.ports, o.all = "nftables", "primary", true })},
-		{"mode ipvs", head + "mode: ipvs\niptables: {masqueradeAll: true}", "", with(func(o *outcome) { o.mode, o.ports, o.all, o.scheduler = "ipvs", "", true, "round-robin" })},
-		{"ipvs with a scheduler", head + "mode: ipvs\nipvs: {scheduler: mh}", "", with(func(o *outcome) { o.mode, o.ports, o.scheduler = "ipvs", "", "maglev" })},
+		{"mode nftables", head + "mode: nftables\niptables: {masqueradeAll: true}", "",
+			with(func(o *outcome) { o.mode, o.ports = "nftables", "primary" })},
+		{"its masqueradeAll", head + "mode: nftables\nnftables: {masqueradeAll: true}", "",
+			with(func(o *outcome) { o.mode, o.ports, o.all = "nftables", "primary", true })},
+		{"mode ipvs", head + "mode: ipvs\niptables: {masqueradeAll: true}", "",
+			with(func(o *outcome) { o.mode, o.ports, o.all, o.scheduler = "ipvs", "", true, "round-robin" })},
+		{"ipvs with a scheduler", head + "mode: ipvs\nipvs: {scheduler: mh}", "",
+			with(func(o *outcome) { o.mode, o.ports, o.scheduler = "ipvs", "", "maglev" })},
 		{"ipvs with a scheduler that isn't here", head + "mode: ipvs\nipvs: {scheduler: lblcr}", "",
 			with(func(o *outcome) { o.mode, o.ports, o.scheduler = "ipvs", "", "least-connections" })},
-		{"no localhost", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [0.0.0.0/4, 96.0.0.0/3, 127.1.0.0/16, 'fd00::/8']", "",
+		{"no localhost", head + "iptables: {localhostNodePorts: false}\nnodePortAddresses: [0.0.0.0/4, 96.0.0.0/3, " +
+			"127.1.0.0/16, 'fd00::/8']", "",
 			with(func(o *outcome) {
 				o.ports = "0.0.0.0/4,96.0.0.0/4,112.0.0.0/5,120.0.0.0/6,124.0.0.0/7,126.0.0.0/8,127.255.255.255/32,fd00::/8"
 			})},
@@ -251,27 +260,37 @@ func TestMeaning(t *testing.T) {
 		{"localhost beside others, and not that", head + "iptables: {localhostNodePorts: " +
 			"false}\nnodePortAddresses: [127.0.0.0/8, 'fd00::/8', " +
 			"primary]", "", with(func(o *outcome) { o.ports = "127.255.255.255/32,fd00::/8,primary" })},
-		{"IPv6", head + "bindAddress: '::'", "", with(func(o *outcome) { o.health, o.metrics = "[::]:10256", "[::1]:10249" })},
-		{"ports of their own", head + "healthzBindAddress: fd00::1\nmetricsBindAddress: 10.0.0.1:99", "", with(func(o *outcome) { o.health, o.metrics = "[fd00::1]:10256", "10.0.0.1:99" })},
+		{"IPv6", head + "bindAddress: '::'", "",
+			with(func(o *outcome) { o.health, o.metrics = "[::]:10256", "[::1]:10249" })},
+		{"ports of their own", head + "healthzBindAddress: fd00::1\nmetricsBindAddress: 10.0.0.1:99", "",
+			with(func(o *outcome) { o.health, o.metrics = "[fd00::1]:10256", "10.0.0.1:99" })},
 		{"NodeCIDR", head + "detectLocalMode: NodeCIDR", "", with(func(o *outcome) { o.noPods = false })},
-		{"ours beside it", head + "mode: iptables\n---\napiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmode: ebpf\nscheduler: maglev\nmigrateFromKubeProxy: Remove", "",
+		{"ours beside it", head + "mode: iptables\n---\napiVersion: fairlead.dev/v1alpha1\nkind: " +
+			"FairleadConfiguration\nmode: ebpf\nscheduler: maglev\nmigrateFromKubeProxy: Remove", "",
 			with(func(o *outcome) { o.mode, o.scheduler, o.leave = "ebpf", "maglev", "Remove" })},
-		{"direct server return", "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\ndirectServerReturn: true", "", with(func(o *outcome) { *o = flags; o.direct = true })},
-		{"direct server return by flag", "", "--direct-server-return", with(func(o *outcome) { *o = flags; o.direct = true })},
-		{"direct server return, but not by flag", "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\ndirectServerReturn: true", "--direct-server-return=false", flags},
-		{"our flags win over our document", "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmode: ebpf\nscheduler: maglev", "--mode userspace", with(func(o *outcome) {
+		{"direct server return", "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\ndirectServerReturn: true",
+			"", with(func(o *outcome) { *o = flags; o.dsr = true })},
+		{"direct server return by flag", "", "--direct-server-return", with(func(o *outcome) { *o = flags; o.dsr = true })},
+		{"direct server return, but not by flag", "apiVersion: fairlead.dev/v1alpha1\nkind: " +
+			"FairleadConfiguration\ndirectServerReturn: true", "--direct-server-return=false", flags},
+		{"our flags win over our document", "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nmode: " +
+			"ebpf\nscheduler: maglev", "--mode userspace", with(func(o *outcome) {
 			*o = flags
 			o.mode, o.scheduler = "userspace", "maglev"
 		})},
-		{"a file wins over kube-proxy's flags", head, "--proxy-mode ipvs --metrics-bind-address 1.2.3.4 --masquerade-all", usual},
+		{"a file wins over kube-proxy's flags", head, "--proxy-mode ipvs --metrics-bind-address 1.2.3.4 --masquerade-all",
+			usual},
 		{"no file, no flag", "", "", flags},
-		{"kube-proxy's flags", "", "--proxy-mode iptables --masquerade-all --nodeport-addresses primary --metrics-bind-address 0.0.0.0 --healthz-bind-address 127.0.0.1:1",
+		{"kube-proxy's flags", "", "--proxy-mode iptables --masquerade-all --nodeport-addresses primary " +
+			"--metrics-bind-address 0.0.0.0 --healthz-bind-address 127.0.0.1:1",
 			with(func(o *outcome) {
 				*o = flags
 				o.mode, o.all, o.ports, o.metrics, o.health = "iptables", true, "primary", "0.0.0.0:10249", "127.0.0.1:1"
 			})},
-		{"old ports", "", "--healthz-port 7 --metrics-port 0", with(func(o *outcome) { *o = flags; o.health, o.metrics = "0.0.0.0:7", "" })},
-		{"no servers", "", "--status-address= --healthz-bind-address=", with(func(o *outcome) { *o = flags; o.health, o.metrics = "", "" })},
+		{"old ports", "", "--healthz-port 7 --metrics-port 0",
+			with(func(o *outcome) { *o = flags; o.health, o.metrics = "0.0.0.0:7", "" })},
+		{"no servers", "", "--status-address= --healthz-bind-address=",
+			with(func(o *outcome) { *o = flags; o.health, o.metrics = "", "" })},
 		{"flags for pods", "", "--detect-local-mode ClusterCIDR", with(func(o *outcome) { *o = flags; o.noPods = true })},
 		{"an empty --proxy-mode", "", "--proxy-mode=", with(func(o *outcome) { *o = flags; o.mode = "auto" })},
 	} {
@@ -285,7 +304,8 @@ func TestMeaning(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := l.Servers()
-			is := outcome{l.Own.Mode, strings.Join(r.NodePortAddresses, ","), r.Scheduler.String(), r.MasqueradeAll, r.NoPods, r.DirectServerReturn, s.Health, s.Metrics, string(l.Own.TakeOver)}
+			is := outcome{l.Own.Mode, strings.Join(r.NodePortAddresses, ","), r.Scheduler.String(), r.MasqueradeAll, r.NoPods,
+				r.DirectServerReturn, s.Health, s.Metrics, string(l.Own.MigrateFromKubeProxy)}
 			if is != c.want {
 				t.Errorf("is   %+v\nwant %+v", is, c.want)
 			}
@@ -294,7 +314,8 @@ func TestMeaning(t *testing.T) {
 }
 
 func TestWarnings(t *testing.T) {
-	c := must(t, head+"mode: iptables\nmode: nftables\nnoSuchField: 1\niptables: {masqueradeBit: 3}\n", "--proxy-mode", "ipvs", "-v", "6", "--hostname-override", "b")
+	c := must(t, head+"mode: iptables\nmode: nftables\nnoSuchField: 1\niptables: {masqueradeBit: 3}\n", "--proxy-mode",
+		"ipvs", "-v", "6", "--hostname-override", "b")
 	all := strings.Join(c.Warnings, "\n")
 	for _, want := range []string{"noSuchField", "already set", "iptables.masqueradeBit: 3", "--proxy-mode"} {
 		if !strings.Contains(all, want) {
@@ -302,7 +323,8 @@ func TestWarnings(t *testing.T) {
 		}
 	}
 	if len(c.Warnings) != 4 || c.Proxy.Logging.Verbosity != 6 || c.Proxy.HostnameOverride != "b" {
-		t.Errorf("%d warnings, verbosity %d, node %q:\n%s", len(c.Warnings), c.Proxy.Logging.Verbosity, c.Proxy.HostnameOverride, all)
+		t.Errorf("%d warnings, verbosity %d, node %q:\n%s", len(c.Warnings), c.Proxy.Logging.Verbosity,
+			c.Proxy.HostnameOverride, all)
 	}
 }
 
@@ -372,7 +394,8 @@ limits: {namespaceBytes: 1000, bytes: -1, serviceFrontends: -2, namespacePercent
 	}
 	for _, path := range []string{"mode", "bindAddress", "metricsBindAddress", "oomScoreAdj", "clusterCIDR[0]",
 		"nodePortAddresses[0]", "conntrack.min", "ipvs.minSyncPeriod",
-		"ipvs.excludeCIDRs[0]", "ipvs.scheduler", "scheduler", "migrateFromKubeProxy", "limits.namespaceBytes", "limits.bytes",
+		"ipvs.excludeCIDRs[0]", "ipvs.scheduler", "scheduler", "migrateFromKubeProxy", "limits.namespaceBytes",
+		"limits.bytes",
 		"limits.serviceFrontends", "limits.namespacePercent", "externalIPs", `"magic"`} {
 		if !strings.Contains(err.Error(), path) {
 			t.Errorf("%s is missing in: %v", path, err)
@@ -397,8 +420,8 @@ limits: {namespaceBytes: 1000, bytes: -1, serviceFrontends: -2, namespacePercent
 	}
 }
 
-// TestWrongFlagsAreNamed: whoever gave a flag hears its name, what was wrong with it, and what would do.
-func TestWrongFlagsAreNamed(t *testing.T) {
+// TestErrorsNameWrongFlags: whoever gave a flag hears its name, what was wrong with it, and what would do.
+func TestErrorsNameWrongFlags(t *testing.T) {
 	for args, want := range map[string][]string{
 		"--mode=foo":                    {`"foo"`, "--mode", "nftables, iptables", "ebpf"},
 		"--scheduler=best":              {`"best"`, "--scheduler", "random"},
@@ -431,7 +454,8 @@ func TestWrongFlagsAreNamed(t *testing.T) {
 }
 
 func TestWrittenConfigurationIsTheSame(t *testing.T) {
-	c := must(t, "", "--proxy-mode", "ipvs", "--cluster-cidr", "10.244.0.0/16", "--conntrack-min", "7", "--scheduler", "maglev", "--node", "a")
+	c := must(t, "", "--proxy-mode", "ipvs", "--cluster-cidr", "10.244.0.0/16", "--conntrack-min", "7", "--scheduler",
+		"maglev", "--node", "a")
 	text, err := c.YAML()
 	if err != nil {
 		t.Fatal(err)
@@ -474,11 +498,13 @@ limits: {serviceFrontends: 1, serviceSlots: 2, serviceTableEntries: 3, frontends
 func TestFormerNamesAreAccepted(t *testing.T) {
 	const own = "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\n"
 	c := must(t, own+"takeOver: Remove\nebpf: {room: 4096, shortcut: Never}\n", "--hostname-override", "a")
-	if c.Own.TakeOver != Remove || c.Own.EBPF.Room != 4096 || c.Own.EBPF.Shortcut != Never {
+	if c.Own.MigrateFromKubeProxy != Remove || c.Own.EBPF.MapEntries != 4096 || c.Own.EBPF.FastPath != Never {
 		t.Errorf("the fields come to %+v", c.Own)
 	}
-	byFlag := must(t, "", "--hostname-override", "a", "--take-over", "Remove", "--ebpf-room=4096", "--ebpf-shortcut", "Never")
-	if byFlag.Own.TakeOver != Remove || byFlag.Own.EBPF.Room != 4096 || byFlag.Own.EBPF.Shortcut != Never {
+	byFlag := must(t, "", "--hostname-override", "a", "--take-over", "Remove", "--ebpf-room=4096", "--ebpf-shortcut",
+		"Never")
+	if byFlag.Own.MigrateFromKubeProxy != Remove || byFlag.Own.EBPF.MapEntries != 4096 ||
+		byFlag.Own.EBPF.FastPath != Never {
 		t.Errorf("the flags come to %+v", byFlag.Own)
 	}
 	for _, l := range [][]string{c.Warnings, byFlag.Warnings} {
@@ -542,9 +568,11 @@ func TestExternalIPsGate(t *testing.T) {
 	}{
 		{"file", off, nil, resolve.RefuseExternalIPs, 0},
 		{"file, on", proxy + "featureGates: {AllowServiceExternalIPs: true}\n", nil, resolve.SafeExternalIPs, 0},
-		{"file, another", proxy + "featureGates: {AllowServiceExternalIPs: false, SomeGate: true}\n", nil, resolve.RefuseExternalIPs, 1},
+		{"file, another", proxy + "featureGates: {AllowServiceExternalIPs: false, SomeGate: true}\n", nil,
+			resolve.RefuseExternalIPs, 1},
 		{"flag", "", []string{"--feature-gates=AllowServiceExternalIPs=false"}, resolve.RefuseExternalIPs, 0},
-		{"against the file", off + "---\napiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nexternalIPs: Any\n", nil,
+		{"against the file", off + "---\napiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nexternalIPs: Any\n",
+			nil,
 			resolve.RefuseExternalIPs, 1},
 		{"against the flag", off, []string{"--external-ips=Safe"}, resolve.RefuseExternalIPs, 1},
 		{"neither", "", nil, resolve.SafeExternalIPs, 0},

@@ -43,7 +43,7 @@ type FairleadConfiguration struct {
 	ServiceProxyName string `json:"serviceProxyName,omitempty"`
 	// migrateFromKubeProxy is what to do with kube-proxy's rules: Leave keeps them and logs a warning; Remove deletes
 	// them once Fairlead serves and kube-proxy has stopped. Default: Leave.
-	TakeOver TakeOver `json:"migrateFromKubeProxy,omitempty"`
+	MigrateFromKubeProxy MigrateFromKubeProxy `json:"migrateFromKubeProxy,omitempty"`
 }
 
 // LimitsConfiguration bounds what Services may use on a node. What exceeds a limit is not served and reported as a
@@ -87,13 +87,13 @@ func (l LimitsConfiguration) limits() resolve.Limits {
 type EBPFConfiguration struct {
 	// mapEntries is the size of the eBPF maps of Services: one entry for each port of a Service and for each of its
 	// endpoints. Default: 524288.
-	Room uint32 `json:"mapEntries,omitempty"`
+	MapEntries uint32 `json:"mapEntries,omitempty"`
 	// closeTCP is true to close TCP connections of clients on the node when their endpoint is removed, as is done with
 	// UDP. Default: false.
 	CloseTCP bool `json:"closeTCP,omitempty"`
 	// fastPath is when packets to pods of the node are redirected to the pod, bypassing the host stack: Auto while no
 	// firewall rule or queueing discipline there would see them, or Never. Default: Auto.
-	Shortcut Shortcut `json:"fastPath,omitempty"`
+	FastPath FastPath `json:"fastPath,omitempty"`
 	// flows is the size of each of the two maps of flows that network devices receive. A flow has one entry in each
 	// map, a masqueraded flow two. Default: 131072.
 	Flows uint32 `json:"flows,omitempty"`
@@ -102,26 +102,26 @@ type EBPFConfiguration struct {
 	ReversePathCheck ReversePathCheck `json:"reversePathCheck,omitempty"`
 }
 
-// ReversePathCheck says whether the reverse path of new flows is checked.
+// ReversePathCheck reports whether the reverse path of new flows is checked.
 type ReversePathCheck string
 
 // Always has the reverse path checked.
 const Always ReversePathCheck = "Always"
 
-// Shortcut says when packets to pods bypass the host stack.
-type Shortcut string
+// FastPath returns when packets to pods bypass the host stack.
+type FastPath string
 
 // The choices.
 const (
-	Auto  Shortcut = "Auto"
-	Never Shortcut = "Never"
+	Auto  FastPath = "Auto"
+	Never FastPath = "Never"
 )
 
-// TakeOver says what to do with kube-proxy's rules.
-type TakeOver string
+// MigrateFromKubeProxy returns what to do with kube-proxy's rules.
+type MigrateFromKubeProxy string
 
 // The choices.
 const (
-	Leave  TakeOver = "Leave"
-	Remove TakeOver = "Remove"
+	Leave  MigrateFromKubeProxy = "Leave"
+	Remove MigrateFromKubeProxy = "Remove"
 )

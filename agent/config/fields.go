@@ -72,8 +72,8 @@ var fields = []Field{
 	{"ipvs.minSyncPeriod", false, soon},
 	{"ipvs.scheduler", true, onlyIPVS + "The scheduler of Services without an annotation. lblc and lblcr are replaced " +
 		"by lc, fo and ovf by wrr, twos by wlc, with a warning."},
-	{"ipvs.excludeCIDRs", true, "IPVS services at these addresses are kept when kube-proxy's are removed. IPVS services of " +
-		"other programs are never changed."},
+	{"ipvs.excludeCIDRs", true, "IPVS services at these addresses are kept when kube-proxy's are removed. IPVS " +
+		"services of other programs are never changed."},
 	{"ipvs.strictARP", true, onlyIPVS + "Sets arp_ignore to 1 and arp_announce to 2."},
 	{"ipvs.tcpTimeout", true, onlyIPVS + "The timeout of idle TCP connections, in whole seconds. 0: 24 h."},
 	{"ipvs.tcpFinTimeout", true, onlyIPVS + "The timeout of TCP connections after a FIN. 0 leaves the kernel's value."},
@@ -97,8 +97,8 @@ var fields = []Field{
 	{"conntrack.min", true, "The least value of nf_conntrack_max that maxPerCore sets."},
 	{"conntrack.tcpEstablishedTimeout", true, fmt.Sprintf(timeout, "tcp_timeout_established")},
 	{"conntrack.tcpCloseWaitTimeout", true, fmt.Sprintf(timeout, "tcp_timeout_close_wait")},
-	{"conntrack.tcpBeLiberal", true, "Sets nf_conntrack_tcp_be_liberal in modes with connection tracking; false leaves the " +
-		"kernel's value."},
+	{"conntrack.tcpBeLiberal", true, "Sets nf_conntrack_tcp_be_liberal in modes with connection tracking; false " +
+		"leaves the kernel's value."},
 	{"conntrack.udpTimeout", true, fmt.Sprintf(timeout, "udp_timeout")},
 	{"conntrack.udpStreamTimeout", true, fmt.Sprintf(timeout, "udp_timeout_stream")},
 	{"configSyncPeriod", false, "Objects are watched, not fetched periodically."},
@@ -127,7 +127,8 @@ func leaves(c *v1alpha1.KubeProxyConfiguration) []leaf {
 }
 
 // ours are packages whose structures are walked into; those of others, such as durations, are values.
-var ours = []string{"k8s.io/kube-proxy/config/v1alpha1", "k8s.io/component-base/config/v1alpha1", "k8s.io/component-base/logs/api/v1"}
+var ours = []string{"k8s.io/kube-proxy/config/v1alpha1", "k8s.io/component-base/config/v1alpha1",
+	"k8s.io/component-base/logs/api/v1"}
 
 func walk(path string, v reflect.Value, to []leaf) []leaf {
 	for i := range v.NumField() {
@@ -138,7 +139,8 @@ func walk(path string, v reflect.Value, to []leaf) []leaf {
 		case name == "-":
 		case f.Anonymous && name == "":
 			to = walk(path, inner, to)
-		case f.Type.Kind() == reflect.Struct && slices.Contains(ours, f.Type.PkgPath()) && f.Type.Name() != "TimeOrMetaDuration":
+		case f.Type.Kind() == reflect.Struct && slices.Contains(ours, f.Type.PkgPath()) &&
+			f.Type.Name() != "TimeOrMetaDuration":
 			to = walk(at, inner, to)
 		default:
 			to = append(to, leaf{at, inner})
@@ -147,7 +149,7 @@ func walk(path string, v reflect.Value, to []leaf) []leaf {
 	return to
 }
 
-// ignored says what is done in place of each field that is not honoured and not left at its default.
+// ignored returns what is done in place of each field that is not honoured and not left at its default.
 func ignored(c *v1alpha1.KubeProxyConfiguration) (warnings []string) {
 	others, usual := *c, leaves(defaults())
 	others.FeatureGates = maps.Clone(c.FeatureGates)

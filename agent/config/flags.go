@@ -14,7 +14,7 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
@@ -45,7 +45,8 @@ type Row struct{ Flag, Field, Text string }
 
 // rows are kube-proxy's flags and our own, by the field that they set.
 var rows = []Row{
-	{"config", "", "The configuration file: YAML, a KubeProxyConfiguration, a FairleadConfiguration, or both as two documents."},
+	{"config", "", "The configuration file: YAML, a KubeProxyConfiguration, a FairleadConfiguration, or both as two " +
+		"documents."},
 	{"version", "", "Prints the version and exits. raw: all build information."},
 	{"write-config-to", "", "Writes the configuration that the flags give to this file and exits."},
 	{"cleanup", "", "Removes Fairlead's rules and exits, as `fairlead clean`."},
@@ -144,53 +145,81 @@ var idle = []string{"boot-id-file", "machine-id-file", "log-json-info-buffer-siz
 // Rows are all flags, kube-proxy's first.
 func Rows() []Row { return rows }
 
-// AddDecisions gives a command the flags that decide what a node does: enough to show, plan and explain.
+// AddDecisions returns a command the flags that decide what a node does: enough to show, plan and explain.
 func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	f.set, f.proxy = fs, defaults()
 	fs.SetNormalizeFunc(f.rename)
 	f.proxy.HealthzBindAddress, f.proxy.MetricsBindAddress, f.proxy.BindAddress = "", "", ""
 	c := f.proxy
-	fs.StringVar(&f.File, "config", "", "configuration file: a KubeProxyConfiguration, a FairleadConfiguration, or both as two YAML documents")
-	fs.StringVar(&f.own.Source, "source", os.Getenv("FAIRLEAD_SOURCE"), "folder or file of Kubernetes YAML or JSON, or - for standard input (or $FAIRLEAD_SOURCE)")
-	fs.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "kubeconfig of the Kubernetes API, unless --source is set; in a pod neither is needed")
+	fs.StringVar(&f.File, "config", "", "configuration file: a KubeProxyConfiguration, a FairleadConfiguration, or both "+
+		"as two YAML documents")
+	fs.StringVar(&f.own.Source, "source", os.Getenv("FAIRLEAD_SOURCE"),
+		"folder or file of Kubernetes YAML or JSON, or - for standard input (or $FAIRLEAD_SOURCE)")
+	fs.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "",
+		"kubeconfig of the Kubernetes API, unless --source is set; in a pod neither is needed")
 	fs.StringVar(&f.Server, "master", "", "URL of the API server, instead of the kubeconfig's")
-	fs.StringVar(&f.node, "node", os.Getenv("FAIRLEAD_NODE"), "name of this node, as in its Node object (or $FAIRLEAD_NODE)")
+	fs.StringVar(&f.node, "node", os.Getenv("FAIRLEAD_NODE"),
+		"name of this node, as in its Node object (or $FAIRLEAD_NODE)")
 	fs.StringSliceVar(&f.clusterCIDRs, "cluster-cidr", nil, "pod addresses, CIDRs (default: the Node's spec.podCIDRs)")
 	fs.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
-	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "node addresses that serve node ports: CIDRs, all, primary or localhost (default all)")
-	fs.StringVar(&f.own.ServiceProxyName, "service-proxy-name", "", "serve only Services with this label service.kubernetes.io/service-proxy-name")
-	fs.StringVar(&f.own.Mode, "mode", agent.Default, "data plane for Services, auto for the first that this kernel supports: "+strings.Join(append(agent.Names(), agent.Auto), ", "))
-	fs.StringVar(&f.own.Scheduler, "scheduler", model.Random.String(), "scheduler of Services without an annotation: "+model.AllSchedulers.String())
-	fs.IntVar(&f.own.MaglevTableSize, "maglev-table-size", 0, fmt.Sprintf("entries of each Maglev table, a prime up to %d: with more, fewer clients move (default: by mode)", model.MaxEntries))
-	fs.BoolVar(&f.own.DirectServerReturn, "direct-server-return", false, "mode ebpf: direct server return: an endpoint's node answers external clients itself; set it on all nodes")
+	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil,
+		"node addresses that serve node ports: CIDRs, all, primary or localhost (default all)")
+	fs.StringVar(&f.own.ServiceProxyName, "service-proxy-name", "",
+		"serve only Services with this label service.kubernetes.io/service-proxy-name")
+	fs.StringVar(&f.own.Mode, "mode", mode.Default, "data plane for Services, auto for the first that this kernel "+
+		"supports: "+strings.Join(append(mode.Names(), mode.Auto), ", "))
+	fs.StringVar(&f.own.Scheduler, "scheduler", model.Random.String(),
+		"scheduler of Services without an annotation: "+model.AllSchedulers.String())
+	fs.IntVar(&f.own.MaglevTableSize, "maglev-table-size", 0, fmt.Sprintf(
+		"entries of each Maglev table, a prime up to %d: with more, fewer clients move (default: by mode)", model.MaxEntries))
+	fs.BoolVar(&f.own.DirectServerReturn, "direct-server-return", false,
+		"mode ebpf: direct server return: an endpoint's node answers external clients itself; set it on all nodes")
 	fs.StringVar((*string)(&f.own.ExternalIPs), "external-ips", string(resolve.SafeExternalIPs),
 		"spec.externalIPs that are served: Safe refuses those of pods, other Services' ClusterIPs and the API "+
 			"server, Refuse serves none, Any all but the API server's")
-	fs.Uint32Var(&f.own.EBPF.Room, "ebpf-map-entries", agent.DefaultRoom, "mode ebpf: entries of the kernel's maps: one for each port of a Service and each endpoint of it")
-	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false, "mode ebpf: close TCP connections of clients on the node to an endpoint that is removed, as with UDP")
-	fs.StringVar((*string)(&f.own.EBPF.Shortcut), "ebpf-fast-path", string(Auto), "mode ebpf: redirect packets to pods, bypassing the host stack: Auto while no firewall rule there would see them, or Never")
-	fs.Uint32Var(&f.own.EBPF.Flows, "ebpf-flows", agent.DefaultFlows,
+	fs.Uint32Var(&f.own.EBPF.MapEntries, "ebpf-map-entries", mode.DefaultMapEntries,
+		"mode ebpf: entries of the kernel's maps: one for each port of a Service and each endpoint of it")
+	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false,
+		"mode ebpf: close TCP connections of clients on the node to an endpoint that is removed, as with UDP")
+	fs.StringVar((*string)(&f.own.EBPF.FastPath), "ebpf-fast-path", string(Auto), "mode ebpf: redirect packets to pods, "+
+		"bypassing the host stack: Auto while no firewall rule there would see them, or Never")
+	fs.Uint32Var(&f.own.EBPF.Flows, "ebpf-flows", mode.DefaultFlows,
 		"mode ebpf: entries of each of the two maps of flows of external clients")
 	fs.StringVar((*string)(&f.own.EBPF.ReversePathCheck), "ebpf-reverse-path-check", string(Always),
 		"mode ebpf: accept a new flow only from the device that routes back to its source: Always, or Never "+
 			"where routes are asymmetric")
 }
 
-// Add gives a command all flags.
+// Add returns a command all flags.
 func (f *Flags) Add(fs *pflag.FlagSet) {
 	f.AddDecisions(fs)
 	c := f.proxy
-	fs.StringVar((*string)(&f.own.TakeOver), "migrate-from-kube-proxy", string(Leave), "a kube-proxy's rules: Leave, or Remove once Fairlead serves and kube-proxy has stopped")
+	fs.StringVar((*string)(&f.own.MigrateFromKubeProxy), "migrate-from-kube-proxy", string(Leave),
+		"a kube-proxy's rules: Leave, or Remove once Fairlead serves and kube-proxy has stopped")
 	fs.StringVar(&c.MetricsBindAddress, "status-address", "", "the same as --metrics-bind-address")
 	fs.BoolVar(&f.Verbose, "verbose", false, "log each write, as -v 4")
 	fs.MarkHidden("status-address")
+	f.addKubeProxys(fs)
+	f.Version = "false"
+	fs.Var(&f.Version, "version", usage("version"))
+	fs.Lookup("version").NoOptDefVal = "true"
+	for _, name := range idle {
+		text(fs, new(string))(name, usage(name))
+	}
+	logsapi.AddFlags(&c.Logging, fs)
+	fs.Lookup("logging-format").Usage = `"text" or "json"`
+}
+
+// addKubeProxys adds kube-proxy's flags that have an effect.
+func (f *Flags) addKubeProxys(fs *pflag.FlagSet) {
+	c, api := f.proxy, &f.proxy.ClientConnection
 	for name, add := range map[string]func(name, usage string){
 		"write-config-to":                   func(n, u string) { fs.StringVar(&f.WriteTo, n, "", u) },
 		"cleanup":                           func(n, u string) { fs.BoolVar(&f.CleanUp, n, false, u) },
 		"init-only":                         func(n, u string) { fs.BoolVar(&f.SetUpOnly, n, false, u) },
-		"kube-api-content-type":             text(fs, &c.ClientConnection.ContentType),
-		"kube-api-burst":                    func(n, u string) { fs.Int32Var(&c.ClientConnection.Burst, n, c.ClientConnection.Burst, u) },
-		"kube-api-qps":                      func(n, u string) { fs.Float32Var(&c.ClientConnection.QPS, n, c.ClientConnection.QPS, u) },
+		"kube-api-content-type":             text(fs, &api.ContentType),
+		"kube-api-burst":                    func(n, u string) { fs.Int32Var(&api.Burst, n, api.Burst, u) },
+		"kube-api-qps":                      func(n, u string) { fs.Float32Var(&api.QPS, n, api.QPS, u) },
 		"feature-gates":                     func(n, u string) { fs.Var(gates(c.FeatureGates), n, u) },
 		"hostname-override":                 text(fs, &c.HostnameOverride),
 		"bind-address":                      text(fs, &c.BindAddress),
@@ -229,17 +258,9 @@ func (f *Flags) Add(fs *pflag.FlagSet) {
 	} {
 		add(name, usage(name))
 	}
-	f.Version = "false"
-	fs.Var(&f.Version, "version", usage("version"))
-	fs.Lookup("version").NoOptDefVal = "true"
-	for _, name := range idle {
-		text(fs, new(string))(name, usage(name))
-	}
-	logsapi.AddFlags(&c.Logging, fs)
-	fs.Lookup("logging-format").Usage = `"text" or "json"`
 }
 
-// usage says what a flag does, in the words of the table.
+// usage returns what a flag does, in the words of the table.
 func usage(flag string) string {
 	i := slices.IndexFunc(rows, func(r Row) bool { return r.Flag == flag })
 	if rows[i].Field == "" {
@@ -289,7 +310,7 @@ func (g gates) Set(s string) error {
 // Version is --version: false, true or raw.
 type Version string
 
-// RawVersion asks for everything that is known of the build.
+// RawVersion requests everything that is known of the build.
 const RawVersion Version = "raw"
 
 func (v *Version) String() string { return string(*v) }
@@ -297,23 +318,23 @@ func (v *Version) Type() string   { return "true|raw" }
 
 // Set implements pflag.Value.
 func (v *Version) Set(s string) error {
-	asked, err := strconv.ParseBool(s)
+	requested, err := strconv.ParseBool(s)
 	if s == string(RawVersion) {
 		*v = RawVersion
 		return nil
 	}
-	*v = Version(strconv.FormatBool(asked))
+	*v = Version(strconv.FormatBool(requested))
 	if err != nil {
 		return errors.New("use true, false or raw: a version can't be set")
 	}
 	return nil
 }
 
-// Asked reports whether the version is to be printed.
-func (v Version) Asked() bool { return v != "" && v != "false" }
+// Requested reports whether the version is to be printed.
+func (v Version) Requested() bool { return v != "" && v != "false" }
 
-// given says whether a flag was set.
-func (f *Flags) given(name string) bool {
+// explicit reports whether a flag was set.
+func (f *Flags) explicit(name string) bool {
 	flag := f.set.Lookup(name)
 	return flag != nil && flag.Changed
 }
@@ -327,25 +348,26 @@ func (f *Flags) finish() error {
 	}
 	c.IPTables.MasqueradeAll, c.NFTables.MasqueradeAll = f.masqueradeAll, f.masqueradeAll
 	c.NFTables.SyncPeriod, c.NFTables.MinSyncPeriod = c.IPTables.SyncPeriod, c.IPTables.MinSyncPeriod
-	if f.given("status-address") && f.given("metrics-bind-address") {
+	if f.explicit("status-address") && f.explicit("metrics-bind-address") {
 		return fmt.Errorf("--status-address and --metrics-bind-address are the same: use one")
 	}
-	health, metrics := f.given("healthz-bind-address") && c.HealthzBindAddress == "", (f.given("metrics-bind-address") || f.given("status-address")) && c.MetricsBindAddress == ""
-	c.HealthzBindAddress = atPort(c.HealthzBindAddress, "0.0.0.0", f.given("healthz-port"), f.healthzPort)
-	c.MetricsBindAddress = atPort(c.MetricsBindAddress, "127.0.0.1", f.given("metrics-port"), f.statusPort)
+	health, metrics := f.explicit("healthz-bind-address") && c.HealthzBindAddress == "",
+		(f.explicit("metrics-bind-address") || f.explicit("status-address")) && c.MetricsBindAddress == ""
+	c.HealthzBindAddress = atPort(c.HealthzBindAddress, "0.0.0.0", f.explicit("healthz-port"), f.healthzPort)
+	c.MetricsBindAddress = atPort(c.MetricsBindAddress, "127.0.0.1", f.explicit("metrics-port"), f.statusPort)
 	complete(c)
-	if health || f.given("healthz-port") && f.healthzPort == 0 {
+	if health || f.explicit("healthz-port") && f.healthzPort == 0 {
 		c.HealthzBindAddress = ""
 	}
-	if metrics || f.given("metrics-port") && f.statusPort == 0 {
+	if metrics || f.explicit("metrics-port") && f.statusPort == 0 {
 		c.MetricsBindAddress = ""
 	}
 	return nil
 }
 
-// atPort gives an address without a port the deprecated flag's port.
-func atPort(address, usual string, given bool, port int32) string {
-	if a, err := resolve.ParseAddr(cmp.Or(address, usual)); given && err == nil {
+// atPort returns an address without a port the deprecated flag's port.
+func atPort(address, usual string, explicit bool, port int32) string {
+	if a, err := resolve.ParseAddr(cmp.Or(address, usual)); explicit && err == nil {
 		return withPort(a.String(), int(port))
 	}
 	return address

@@ -16,10 +16,11 @@ const settle = 100 * time.Millisecond
 
 // Following is what becomes of a configuration file's changes.
 type Following struct {
-	Log    *slog.Logger
-	Check  func(context.Context, *Config) error // returns why a valid configuration can't come into force here; nil: each can
-	Report func(error)                          // is called with why the file's content is not in force, nil once it is; nil: it is logged alone
-	Stop   func()                               // is called once another configuration is to come into force
+	Log *slog.Logger
+	// returns why a valid configuration can't come into force here; nil: each can
+	Check  func(context.Context, *Config) error
+	Report func(error) // is called with why the file's content is not in force, nil once it is; nil: it is logged alone
+	Stop   func()      // is called once another configuration is to come into force
 }
 
 // Follow watches the file of a configuration that is in force. When it comes to hold another that is valid and can come
@@ -54,20 +55,20 @@ func (f *Flags) Follow(ctx context.Context, in *Config, o Following) <-chan *Con
 // changed waits for another configuration that can come into force; nil when ctx has ended before.
 func (f *Flags) changed(ctx context.Context, w *fsnotify.Watcher, in *Config, o Following) *Config {
 	known := in.text
-	look := time.After(settle) // it may have changed before it was watched
+	settled := time.After(settle) // it may have changed before it was watched
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-w.Events:
-			look = time.After(settle)
+			settled = time.After(settle)
 			continue
 		case err := <-w.Errors:
 			o.Log.Warn("watching the configuration file failed", "file", f.File, "error", err)
 			continue
-		case <-look:
+		case <-settled:
 		}
-		look = nil
+		settled = nil
 		now, err := os.ReadFile(f.File)
 		if err == nil && bytes.Equal(now, known) {
 			continue
@@ -96,7 +97,7 @@ func (f *Flags) changed(ctx context.Context, w *fsnotify.Watcher, in *Config, o 
 
 // Despite returns c as it is in force although the file holds refused: that is not read again until it changes.
 func (c *Config) Despite(refused *Config) *Config {
-	kept := *c
-	kept.text = refused.text
-	return &kept
+	merged := *c
+	merged.text = refused.text
+	return &merged
 }

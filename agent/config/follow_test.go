@@ -25,8 +25,8 @@ func (s *said) Write(b []byte) (int, error) {
 	return s.text.Write(b)
 }
 
-// TestFollow: a mounted file that is replaced by a wrong one changes nothing, by one that comes to the same neither, and by
-// another is given on.
+// TestFollow: a mounted file that is replaced by a wrong one changes nothing, by one that comes to the same neither,
+// and by another is given on.
 func TestFollow(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "config.conf")

@@ -30,8 +30,9 @@ var groupOf = map[string]string{
 	"ebpf-": modeEBPF, "direct-server-return": modeEBPF,
 	"cluster-cidr": pods, "detect-local-mode": pods, "pod-": pods, "nodeport-addresses": pods, "external-ips": pods,
 	"masquerade-all":       pods,
-	"healthz-bind-address": servers, "metrics-bind-address": servers, "profiling": servers, "bind-address-hard-fail": servers,
-	"v": logs, "verbose": logs, "vmodule": logs, "log": logs,
+	"healthz-bind-address": servers, "metrics-bind-address": servers, "profiling": servers,
+	"bind-address-hard-fail": servers,
+	"v":                      logs, "verbose": logs, "vmodule": logs, "log": logs,
 	"conntrack-": settings, "oom-score-adj": settings, "init-only": settings,
 }
 

@@ -33,12 +33,13 @@ func read(text []byte) (c content, err error) {
 		} else if err != nil {
 			return c, fmt.Errorf("document %d: %w", n, err)
 		}
-		if err := c.take(doc); err != nil {
+		if err := c.apply(doc); err != nil {
 			errs = append(errs, fmt.Errorf("document %d: %w", n, err))
 		}
 	}
 	if len(errs) == 0 && c.proxy == nil && c.own == nil {
-		errs = append(errs, fmt.Errorf("no configuration found: use a KubeProxyConfiguration (%s), a %s (%s), or both", v1alpha1.SchemeGroupVersion, Kind, APIVersion))
+		errs = append(errs, fmt.Errorf("no configuration found: use a KubeProxyConfiguration (%s), a %s (%s), or both",
+			v1alpha1.SchemeGroupVersion, Kind, APIVersion))
 	}
 	return c, errors.Join(errs...)
 }
@@ -79,9 +80,9 @@ func (c *content) rename(text []byte) ([]byte, error) {
 	return gojson.Marshal(document)
 }
 
-// take reads one document. kube-proxy's is read leniently where it can't be read strictly, with a warning, as kube-proxy does;
-// ours only strictly.
-func (c *content) take(doc []byte) error {
+// apply reads one document. kube-proxy's is read leniently where it can't be read strictly, with a warning, as
+// kube-proxy does; ours only strictly.
+func (c *content) apply(doc []byte) error {
 	text, duplicate := yaml.YAMLToJSONStrict(doc)
 	if duplicate != nil {
 		var err error
@@ -115,7 +116,8 @@ func (c *content) take(doc []byte) error {
 		c.own = &FairleadConfiguration{}
 		into = c.own
 	default:
-		return fmt.Errorf("unsupported type %s: use KubeProxyConfiguration (%s) or %s (%s)", id, v1alpha1.SchemeGroupVersion, Kind, APIVersion)
+		return fmt.Errorf("unsupported type %s: use KubeProxyConfiguration (%s) or %s (%s)", id, v1alpha1.SchemeGroupVersion,
+			Kind, APIVersion)
 	}
 	if kind.Kind == Kind {
 		if text, err = c.rename(text); err != nil {

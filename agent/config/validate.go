@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
@@ -81,7 +81,7 @@ func (k *checks) address(p *field.Path, s string) {
 	}
 }
 
-// ranges checks address ranges and gives them. Some words may stand for a range.
+// ranges checks address ranges and returns them. Some words may stand for a range.
 func (k *checks) ranges(p *field.Path, list []string, words ...string) (out []netip.Prefix) {
 	for i, s := range list {
 		if slices.Contains(words, s) {
@@ -101,7 +101,7 @@ func (k *checks) ranges(p *field.Path, list []string, words ...string) (out []ne
 	return out
 }
 
-// validate says everything that is wrong with a complete configuration.
+// validate states everything that is wrong with a complete configuration.
 func (c *Config) validate() error {
 	k := &checks{}
 	k.proxy(&c.Proxy)
@@ -125,8 +125,9 @@ func (k *checks) proxy(c *v1alpha1.KubeProxyConfiguration) {
 	k.within(at("conntrack", "maxPerCore"), c.Conntrack.MaxPerCore, 0, most)
 	k.within(at("conntrack", "min"), c.Conntrack.Min, 0, most)
 	k.within(at("clientConnection", "burst"), &c.ClientConnection.Burst, 0, most)
-	for name, d := range map[string]metav1.Duration{"tcpEstablishedTimeout": *c.Conntrack.TCPEstablishedTimeout, "tcpCloseWaitTimeout": *c.Conntrack.TCPCloseWaitTimeout,
-		"udpTimeout": c.Conntrack.UDPTimeout, "udpStreamTimeout": c.Conntrack.UDPStreamTimeout} {
+	for name, d := range map[string]metav1.Duration{"tcpEstablishedTimeout": *c.Conntrack.TCPEstablishedTimeout,
+		"tcpCloseWaitTimeout": *c.Conntrack.TCPCloseWaitTimeout,
+		"udpTimeout":          c.Conntrack.UDPTimeout, "udpStreamTimeout": c.Conntrack.UDPStreamTimeout} {
 		k.atLeast(at("conntrack", name), d, 0)
 	}
 	k.atLeast(at("configSyncPeriod"), c.ConfigSyncPeriod, 1)
@@ -198,20 +199,23 @@ func (k *checks) periods(p *field.Path, sync, least metav1.Duration) {
 
 // local checks how pods are told from others.
 func (k *checks) local(c *v1alpha1.KubeProxyConfiguration) {
-	k.oneOf(field.NewPath("detectLocalMode"), string(c.DetectLocalMode), clusterCIDR, nodeCIDR, bridgeInterface, interfaceNamePrefix)
+	k.oneOf(field.NewPath("detectLocalMode"), string(c.DetectLocalMode), clusterCIDR, nodeCIDR, bridgeInterface,
+		interfaceNamePrefix)
 	switch {
 	case c.DetectLocalMode == bridgeInterface && c.DetectLocal.BridgeInterface == "":
-		k.errs = append(k.errs, field.Required(field.NewPath("detectLocal", "bridgeInterface"), "detectLocalMode is BridgeInterface"))
+		k.errs = append(k.errs, field.Required(field.NewPath("detectLocal", "bridgeInterface"),
+			"detectLocalMode is BridgeInterface"))
 	case c.DetectLocalMode == interfaceNamePrefix && c.DetectLocal.InterfaceNamePrefix == "":
-		k.errs = append(k.errs, field.Required(field.NewPath("detectLocal", "interfaceNamePrefix"), "detectLocalMode is InterfaceNamePrefix"))
+		k.errs = append(k.errs, field.Required(field.NewPath("detectLocal", "interfaceNamePrefix"),
+			"detectLocalMode is InterfaceNamePrefix"))
 	case c.ClusterCIDR != "" && (c.DetectLocalMode == "" || c.DetectLocalMode == clusterCIDR):
 		k.ranges(field.NewPath("clusterCIDR"), strings.Split(c.ClusterCIDR, ","))
 	}
 }
 
 func (k *checks) own(c *FairleadConfiguration) {
-	if c.Mode != agent.Auto {
-		if _, err := agent.ModeOf(c.Mode); err != nil {
+	if c.Mode != mode.Auto {
+		if _, err := mode.Of(c.Mode); err != nil {
 			k.ours(field.NewPath("mode"), "mode", c.Mode, err.Error())
 		}
 	}
@@ -221,8 +225,9 @@ func (k *checks) own(c *FairleadConfiguration) {
 	if err := model.CheckEntries(c.MaglevTableSize); err != nil {
 		k.ours(field.NewPath("maglevTableSize"), "maglev-table-size", c.MaglevTableSize, err.Error())
 	}
-	if r := c.EBPF.Room; r < leastRoom || r > mostRoom {
-		k.ours(field.NewPath("ebpf", "mapEntries"), "ebpf-map-entries", r, fmt.Sprintf("must be from %d to %d", leastRoom, mostRoom))
+	if r := c.EBPF.MapEntries; r < minMapEntries || r > maxMapEntries {
+		k.ours(field.NewPath("ebpf", "mapEntries"), "ebpf-map-entries", r,
+			fmt.Sprintf("must be from %d to %d", minMapEntries, maxMapEntries))
 	}
 	k.oneOf(field.NewPath("externalIPs"), string(c.ExternalIPs), string(resolve.SafeExternalIPs),
 		string(resolve.RefuseExternalIPs), string(resolve.AnyExternalIPs))
@@ -242,19 +247,19 @@ func (k *checks) own(c *FairleadConfiguration) {
 				fmt.Sprintf("must be at least %d, or unset", leastBytes)))
 		}
 	}
-	k.oneOf(field.NewPath("ebpf", "fastPath"), string(c.EBPF.Shortcut), string(Auto), string(Never))
+	k.oneOf(field.NewPath("ebpf", "fastPath"), string(c.EBPF.FastPath), string(Auto), string(Never))
 	if n := c.EBPF.Flows; n < minFlows || n > maxFlows {
 		k.ours(field.NewPath("ebpf", "flows"), "ebpf-flows", n, fmt.Sprintf("must be from %d to %d", minFlows,
 			maxFlows))
 	}
 	k.oneOf(field.NewPath("ebpf", "reversePathCheck"), string(c.EBPF.ReversePathCheck), string(Always), string(Never))
-	k.oneOf(field.NewPath("migrateFromKubeProxy"), string(c.TakeOver), string(Leave), string(Remove))
+	k.oneOf(field.NewPath("migrateFromKubeProxy"), string(c.MigrateFromKubeProxy), string(Leave), string(Remove))
 }
 
 // What ebpf.mapEntries may be: a slot is 24 bytes of the kernel's memory.
 const (
-	leastRoom = 512
-	mostRoom  = 1 << 26
+	minMapEntries = 512
+	maxMapEntries = 1 << 26
 )
 
 // The bounds of ebpf.flows: two entries take some 320 bytes of the kernel's memory.

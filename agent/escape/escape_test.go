@@ -27,7 +27,7 @@ func TestString(t *testing.T) {
 	}
 }
 
-func TestWriterKeepsLinesAndColumns(t *testing.T) {
+func TestWriterPreservesLinesAndColumns(t *testing.T) {
 	var b bytes.Buffer
 	w := Writer(&b)
 	for _, c := range []byte("one\ttwo\n\x1b[2J 日\xe6\n") { // byte by byte

@@ -40,14 +40,15 @@ func NewAPI(access func() (*rest.Config, error), node string, log *slog.Logger) 
 }
 
 // Eventf implements Recorder. It doesn't wait for the API server.
-func (a *API) Eventf(regarding, _ runtime.Object, kind, reason, action, note string, args ...any) {
+func (a *API) Eventf(regarding, _ runtime.Object, kind, reason, action, message string, args ...any) {
 	about, ok := regarding.(*corev1.ObjectReference)
 	if !ok {
 		return
 	}
 	now := time.Now()
 	e := &eventsv1.Event{
-		ObjectMeta:          metav1.ObjectMeta{Name: fmt.Sprintf("%s.%x", about.Name, now.UnixNano()), Namespace: about.Namespace},
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s.%x", about.Name, now.UnixNano()),
+			Namespace: about.Namespace},
 		EventTime:           metav1.NewMicroTime(now),
 		ReportingController: controller,
 		ReportingInstance:   a.node,
@@ -55,7 +56,7 @@ func (a *API) Eventf(regarding, _ runtime.Object, kind, reason, action, note str
 		Type:                kind,
 		Reason:              reason,
 		Action:              action,
-		Note:                fmt.Sprintf(note, args...),
+		Note:                fmt.Sprintf(message, args...),
 	}
 	if e.Namespace == "" {
 		e.Namespace = metav1.NamespaceDefault // as the API wants it for objects without one

@@ -28,7 +28,8 @@ func TestEventsReachTheAPI(t *testing.T) {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
 			var e eventsv1.Event
-			if err := json.Unmarshal(body, &e); err != nil || r.Method != "POST" || r.URL.Path != "/apis/events.k8s.io/v1/namespaces/"+c.namespace+"/events" {
+			if err := json.Unmarshal(body, &e); err != nil || r.Method != "POST" ||
+				r.URL.Path != "/apis/events.k8s.io/v1/namespaces/"+c.namespace+"/events" {
 				t.Errorf("%s %s %s: %v", r.Method, r.URL, body, err)
 			}
 			w.Header().Set("Content-Type", "application/json")
@@ -36,10 +37,12 @@ func TestEventsReachTheAPI(t *testing.T) {
 			got <- e
 		}))
 		defer s.Close()
-		api := NewAPI(func() (*rest.Config, error) { return &rest.Config{Host: s.URL}, nil }, "a", slog.New(slog.DiscardHandler))
-		New(api, api.log).Tell([]source.Problem{{Object: c.key, Reason: "Odd", Message: "is odd"}})
+		api := NewAPI(func() (*rest.Config, error) { return &rest.Config{Host: s.URL}, nil }, "a",
+			slog.New(slog.DiscardHandler))
+		New(api, api.log).Report([]source.Problem{{Object: c.key, Reason: "Odd", Message: "is odd"}})
 		e := <-got
-		if e.Namespace != c.namespace || e.Regarding.Name != c.key.Name || e.Reason != "Odd" || e.Note != "is odd" || e.ReportingInstance != "a" || e.EventTime.IsZero() {
+		if e.Namespace != c.namespace || e.Regarding.Name != c.key.Name || e.Reason != "Odd" || e.Note != "is odd" ||
+			e.ReportingInstance != "a" || e.EventTime.IsZero() {
 			t.Errorf("%v: %+v", c.key, e)
 		}
 	}
@@ -48,8 +51,9 @@ func TestEventsReachTheAPI(t *testing.T) {
 func TestEventsThatCantBeRecordedAreLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		api := NewAPI(func() (*rest.Config, error) { return nil, io.ErrUnexpectedEOF }, "a", slog.New(slog.NewTextHandler(&log, nil)))
-		New(api, api.log).Tell([]source.Problem{problem(1)})
+		api := NewAPI(func() (*rest.Config, error) { return nil, io.ErrUnexpectedEOF }, "a",
+			slog.New(slog.NewTextHandler(&log, nil)))
+		New(api, api.log).Report([]source.Problem{problem(1)})
 		synctest.Wait()
 		if !bytes.Contains(log.Bytes(), []byte("shop/web-1")) || !bytes.Contains(log.Bytes(), []byte("unexpected EOF")) {
 			t.Errorf("the log says %q", log.String())

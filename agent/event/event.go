@@ -1,7 +1,7 @@
-// Package event tells the users of a cluster what is wrong with their Services: each problem that comes to stand becomes a
-// Kubernetes Event on the object that it is about. Events are for people: few, never the same one again and again, and
-// without names of other namespaces (source.Problem.Public). Namespaces take turns, so that none keeps others from
-// theirs. The log and the status page have everything.
+// Package event tells the users of a cluster what is wrong with their Services: each problem that comes to stand
+// becomes a Kubernetes Event on the object that it is about. Events are for people: few, never the same one again and
+// again, and without names of other namespaces (source.Problem.Public). Namespaces take turns, so that none keeps
+// others from theirs. The log and the status page have everything.
 package event
 
 import (
@@ -32,44 +32,45 @@ const (
 	longest = 1000
 )
 
-// Recorder is client-go's events.EventRecorder: named here, so that a process that reads files isn't burdened with every client of
-// the API (15 MiB).
+// Recorder is client-go's events.EventRecorder: named here, so that a process that reads files isn't burdened with
+// every client of the API (15 MiB).
 type Recorder interface {
-	Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any)
+	Eventf(regarding, related runtime.Object, eventtype, reason, action, message string, args ...any)
 }
 
-// Teller tells of problems.
-type Teller struct {
+// Reporter reports of problems.
+type Reporter struct {
 	to    Recorder
 	log   *slog.Logger
 	limit flowcontrol.PassiveRateLimiter
 	now   func() time.Time
 
-	mu     sync.Mutex
-	told   map[said]time.Time // when each was last seen standing
-	served map[string]uint64  // the last turn of each namespace
-	turn   uint64
-	new    map[said]time.Time // when those that must settle and are not told yet were first seen
-	last   []source.Problem   // of the last call
-	next   *time.Timer        // tells them again, if some were not told
+	mu       sync.Mutex
+	reported map[said]time.Time // when each was last seen standing
+	served   map[string]uint64  // the last turn of each namespace
+	round    uint64
+	new      map[said]time.Time // when those that must settle and are not told yet were first seen
+	last     []source.Problem   // of the last call
+	next     *time.Timer        // tells them again, if some were not told
 }
 
 // said is what an Event says, and of what.
 type said struct {
-	object       source.Key
-	reason, note string
+	object          source.Key
+	reason, message string
 }
 
 // New makes a Teller that knows of no problem yet.
-func New(to Recorder, log *slog.Logger) *Teller {
+func New(to Recorder, log *slog.Logger) *Reporter {
 	limit := flowcontrol.NewTokenBucketPassiveRateLimiter(perSecond, burst)
-	return &Teller{to: to, log: log, limit: limit, now: time.Now,
-		told: map[said]time.Time{}, served: map[string]uint64{}, new: map[said]time.Time{}}
+	return &Reporter{to: to, log: log, limit: limit, now: time.Now,
+		reported: map[said]time.Time{}, served: map[string]uint64{}, new: map[said]time.Time{}}
 }
 
-// Tell takes all problems that stand now, and makes an Event of each that is new. Those that are too many at once are told with a
-// later call, if they stand then, as are those that may be over in a moment; of one object no more than perObject are.
-func (t *Teller) Tell(problems []source.Problem) {
+// Report takes all problems that stand now, and makes an Event of each that is new. Those that are too many at once are
+// told with a later call, if they stand then, as are those that may be over in a moment; of one object no more than
+// perObject are.
+func (t *Reporter) Report(problems []source.Problem) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.now()
@@ -85,11 +86,11 @@ func (t *Teller) Tell(problems []source.Problem) {
 			break
 		}
 		s := fresh[n][0]
-		t.to.Eventf(reference(s.object), nil, corev1.EventTypeWarning, s.reason, "Serve", "%s", s.note)
-		t.told[s] = now
+		t.to.Eventf(reference(s.object), nil, corev1.EventTypeWarning, s.reason, "Serve", "%s", s.message)
+		t.reported[s] = now
 		delete(t.new, s)
-		t.turn++
-		t.served[n] = t.turn
+		t.round++
+		t.served[n] = t.round
 		if namespaces, fresh[n] = namespaces[1:], fresh[n][1:]; len(fresh[n]) > 0 {
 			namespaces = append(namespaces, n)
 		}
@@ -103,29 +104,29 @@ func (t *Teller) Tell(problems []source.Problem) {
 	}
 }
 
-// Starting tells that a node's Services are served from now on.
-func (t *Teller) Starting(node, note string) {
+// Starting reports that a node's Services are served from now on.
+func (t *Reporter) Starting(node, message string) {
 	t.to.Eventf(reference(source.Key{Kind: source.Node, Name: node}), nil, corev1.EventTypeNormal, "Starting", "Start",
-		"%s", note)
+		"%s", message)
 }
 
 // fresh returns by namespace what is to be said that was not, in the problems' order, and notes that the rest stands
 // still.
-func (t *Teller) fresh(problems []source.Problem, now time.Time) map[string][]said {
+func (t *Reporter) fresh(problems []source.Problem, now time.Time) map[string][]said {
 	of := map[source.Key]int{}
-	for s := range t.told {
+	for s := range t.reported {
 		of[s.object]++
 	}
 	fresh, seen, was := map[string][]said{}, map[said]bool{}, t.new
 	t.new = map[said]time.Time{}
 	for _, p := range problems {
-		s := said{p.Object, p.Reason, note(p)}
+		s := said{p.Object, p.Reason, message(p)}
 		if reference(p.Object) == nil || seen[s] {
 			continue
 		}
 		seen[s] = true
-		if _, known := t.told[s]; known {
-			t.told[s] = now
+		if _, known := t.reported[s]; known {
+			t.reported[s] = now
 		} else if p.Reason == source.NoEndpoints && !t.settled(s, was, now) {
 			continue
 		} else if of[p.Object]++; of[p.Object] <= perObject {
@@ -136,7 +137,7 @@ func (t *Teller) fresh(problems []source.Problem, now time.Time) map[string][]sa
 }
 
 // settled reports whether s was there for long enough, by when those before were first seen.
-func (t *Teller) settled(s said, before map[said]time.Time, now time.Time) bool {
+func (t *Reporter) settled(s said, before map[said]time.Time, now time.Time) bool {
 	first, seen := before[s]
 	if !seen {
 		first = now
@@ -145,21 +146,21 @@ func (t *Teller) settled(s said, before map[said]time.Time, now time.Time) bool 
 	return now.Sub(first) >= settling
 }
 
-// again tells what stood at the last call.
-func (t *Teller) again() {
+// again reports what stood at the last call.
+func (t *Reporter) again() {
 	t.mu.Lock()
 	t.next = nil
 	problems := t.last
 	t.mu.Unlock()
-	t.Tell(problems)
+	t.Report(problems)
 }
 
 // forget drops problems that have gone for long, and namespaces without any.
-func (t *Teller) forget(now time.Time) {
+func (t *Reporter) forget(now time.Time) {
 	left := map[string]bool{}
-	for s, seen := range t.told {
+	for s, seen := range t.reported {
 		if now.Sub(seen) > quiet {
-			delete(t.told, s)
+			delete(t.reported, s)
 		} else {
 			left[s.object.Namespace] = true
 		}
@@ -168,7 +169,7 @@ func (t *Teller) forget(now time.Time) {
 }
 
 // order returns the namespaces, those first whose last turn is longest ago.
-func (t *Teller) order(fresh map[string][]said) []string {
+func (t *Reporter) order(fresh map[string][]said) []string {
 	return slices.SortedFunc(maps.Keys(fresh), func(a, b string) int {
 		return cmp.Or(cmp.Compare(t.served[a], t.served[b]), cmp.Compare(a, b))
 	})
@@ -189,8 +190,8 @@ func reference(k source.Key) *corev1.ObjectReference {
 	return r
 }
 
-// note is what an Event says.
-func note(p source.Problem) string {
+// message is what an Event says.
+func message(p source.Problem) string {
 	s := cmp.Or(p.Public, p.Message)
 	if p.Field != "" {
 		s = p.Field + ": " + s

@@ -16,11 +16,12 @@ import (
 var _ Recorder = events.EventRecorder(nil)
 
 func problem(i int) source.Problem {
-	return source.Problem{Object: source.Key{Kind: source.Service, Namespace: "shop", Name: fmt.Sprintf("web-%d", i)}, Field: "spec.ports[0]", Reason: "Odd", Message: "is odd"}
+	return source.Problem{Object: source.Key{Kind: source.Service, Namespace: "shop", Name: fmt.Sprintf("web-%d", i)},
+		Field: "spec.ports[0]", Reason: "Odd", Message: "is odd"}
 }
 
-// heard empties a fake recorder.
-func heard(f *events.FakeRecorder) (l []string) {
+// recorded empties a fake recorder.
+func recorded(f *events.FakeRecorder) (l []string) {
 	for {
 		select {
 		case e := <-f.Events:
@@ -31,45 +32,45 @@ func heard(f *events.FakeRecorder) (l []string) {
 	}
 }
 
-func TestEachProblemIsToldOnce(t *testing.T) {
+func TestEachProblemIsReportedOnce(t *testing.T) {
 	to := events.NewFakeRecorder(1000)
 	now := time.Now()
 	x := New(to, slog.New(slog.DiscardHandler))
 	x.now = func() time.Time { return now }
 	some := []source.Problem{problem(1), problem(2), {Reason: "Broken", Message: "a file is about no object"}}
-	x.Tell(some)
-	if l := heard(to); len(l) != 2 || !strings.Contains(l[0], "Warning Odd spec.ports[0]: is odd") {
+	x.Report(some)
+	if l := recorded(to); len(l) != 2 || !strings.Contains(l[0], "Warning Odd spec.ports[0]: is odd") {
 		t.Fatalf("first: %q", l)
 	}
-	x.Tell(some)
-	x.Tell(nil)
-	x.Tell(some) // it came back soon
-	if l := heard(to); len(l) != 0 {
+	x.Report(some)
+	x.Report(nil)
+	x.Report(some) // it came back soon
+	if l := recorded(to); len(l) != 0 {
 		t.Errorf("again: %q", l)
 	}
-	x.Tell(nil)
+	x.Report(nil)
 	now = now.Add(quiet + time.Second)
-	x.Tell(nil)
-	x.Tell(some)
-	if l := heard(to); len(l) != 2 {
+	x.Report(nil)
+	x.Report(some)
+	if l := recorded(to); len(l) != 2 {
 		t.Errorf("after a long time: %q", l)
 	}
 }
 
-func TestManyAreHeldBackNotLost(t *testing.T) {
+func TestManyAreDelayedNotLost(t *testing.T) {
 	to := events.NewFakeRecorder(1000)
 	x := New(to, slog.New(slog.DiscardHandler))
 	var many []source.Problem
 	for i := range 3 * burst {
 		many = append(many, problem(i))
 	}
-	x.Tell(many)
-	first := len(heard(to))
+	x.Report(many)
+	first := len(recorded(to))
 	if first < burst || first > 2*burst {
 		t.Fatalf("%d Events at once, of %d problems", first, len(many))
 	}
-	if len(x.told) != first {
-		t.Errorf("%d count as told, of %d", len(x.told), first)
+	if len(x.reported) != first {
+		t.Errorf("%d count as told, of %d", len(x.reported), first)
 	}
 }
 
@@ -80,32 +81,32 @@ func TestMismatchesMustStay(t *testing.T) {
 		x := New(to, slog.New(slog.DiscardHandler))
 		p, q := problem(1), problem(2)
 		p.Reason, q.Reason = source.NoEndpoints, source.NoEndpoints
-		x.Tell([]source.Problem{p, q})
+		x.Report([]source.Problem{p, q})
 		time.Sleep(settling / 2)
-		x.Tell([]source.Problem{q})
+		x.Report([]source.Problem{q})
 		time.Sleep(settling/2 - 1)
 		synctest.Wait()
-		if l := heard(to); len(l) != 0 {
+		if l := recorded(to); len(l) != 0 {
 			t.Errorf("at once: %q", l)
 		}
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
-		if l := heard(to); len(l) != 1 || !strings.Contains(l[0], q.Object.Name) && !strings.Contains(l[0], q.Message) {
+		if l := recorded(to); len(l) != 1 || !strings.Contains(l[0], q.Object.Name) && !strings.Contains(l[0], q.Message) {
 			t.Errorf("later: %q", l)
 		}
 	})
 }
 
-func TestNotesFit(t *testing.T) {
+func TestMessagesFitEventLimit(t *testing.T) {
 	p := problem(1)
 	p.Message = strings.Repeat("ä", 5000)
-	if n := note(p); len(n) > 1024 {
+	if n := message(p); len(n) > 1024 {
 		t.Errorf("a note of %d bytes", len(n))
 	}
 }
 
 // Who has many problems does not keep others from being told of theirs, however its namespace sorts.
-func TestNamespacesTakeTurns(t *testing.T) {
+func TestNamespacesShareTheRateLimit(t *testing.T) {
 	to := events.NewFakeRecorder(1000)
 	now := time.Now()
 	x := New(to, slog.New(slog.DiscardHandler))
@@ -124,20 +125,20 @@ func TestNamespacesTakeTurns(t *testing.T) {
 		return p
 	}
 	all = append(all, of("b"), of("c"))
-	x.Tell(all)
-	if l := strings.Join(heard(to), "\n"); !strings.Contains(l, "of b") || !strings.Contains(l, "of c") {
+	x.Report(all)
+	if l := strings.Join(recorded(to), "\n"); !strings.Contains(l, "of b") || !strings.Contains(l, "of c") {
 		t.Errorf("at once: %s", l)
 	}
 	all = append(all, of("d"), of("e"))
 	for _, want := range []string{"of d", "of e"} { // one Event a second now
 		tokens = 1
-		x.Tell(all)
-		if l := heard(to); len(l) != 1 || !strings.Contains(l[0], want) {
+		x.Report(all)
+		if l := recorded(to); len(l) != 1 || !strings.Contains(l[0], want) {
 			t.Errorf("later: %q, want %q", l, want)
 		}
 	}
 	tokens = 1
-	if x.Tell(all); len(heard(to)) != 1 {
+	if x.Report(all); len(recorded(to)) != 1 {
 		t.Error("the flood is told of no more")
 	}
 }
@@ -161,9 +162,9 @@ func TestObjectHasFewEvents(t *testing.T) {
 		p.Field = fmt.Sprintf("spec.ports[%d]", i)
 		many = append(many, p)
 	}
-	x.Tell(many)
-	x.Tell(many[perObject:])
-	if n := len(heard(to)); n != perObject {
+	x.Report(many)
+	x.Report(many[perObject:])
+	if n := len(recorded(to)); n != perObject {
 		t.Errorf("%d Events of one object, want %d", n, perObject)
 	}
 }
@@ -175,20 +176,20 @@ func TestEventSaysWhatIsPublic(t *testing.T) {
 	p := problem(1)
 	p.Message, p.Public = "another Service, bank/vault, has 192.0.2.1:80", "a Service of another namespace has "+
 		"192.0.2.1:80"
-	x.Tell([]source.Problem{p})
+	x.Report([]source.Problem{p})
 	p.Message = "another Service, bank/safe, has 192.0.2.1:80"
-	x.Tell([]source.Problem{p})
-	if l := heard(to); len(l) != 1 || strings.Contains(l[0], "bank") ||
+	x.Report([]source.Problem{p})
+	if l := recorded(to); len(l) != 1 || strings.Contains(l[0], "bank") ||
 		!strings.Contains(l[0], "Odd spec.ports[0]: a Service of another namespace has") {
 		t.Errorf("the Events say %q", l)
 	}
 }
 
 // A start is an Event of its own kind, on the Node.
-func TestStartIsTold(t *testing.T) {
+func TestStartIsReported(t *testing.T) {
 	to := events.NewFakeRecorder(1)
 	New(to, slog.New(slog.DiscardHandler)).Starting("a", "serves Services")
-	if l := heard(to); len(l) != 1 || l[0] != "Normal Starting serves Services" {
+	if l := recorded(to); len(l) != 1 || l[0] != "Normal Starting serves Services" {
 		t.Errorf("%q", l)
 	}
 }

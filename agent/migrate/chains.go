@@ -10,25 +10,29 @@ import (
 	"fairlead.dev/fairlead/kernel/iptables"
 )
 
-// kube-proxy's chains, of all its modes that use iptables (pkg/proxy/iptables/proxier.go, pkg/proxy/ipvs/proxier.go). A kubelet's
-// (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT, KUBE-MARK-DROP) are none of them.
+// kube-proxy's chains, of all its modes that use iptables (pkg/proxy/iptables/proxier.go, pkg/proxy/ipvs/proxier.go). A
+// kubelet's (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT, KUBE-MARK-DROP) are none of them.
 var (
-	names = []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-FORWARD", "KUBE-PROXY-FIREWALL",
-		"KUBE-PROXY-CANARY", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"}
+	names = []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ",
+		"KUBE-FORWARD", "KUBE-PROXY-FIREWALL",
+		"KUBE-PROXY-CANARY", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER",
+		"KUBE-IPVS-OUT-FILTER"}
 	prefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-FW-", "KUBE-EXT-", "KUBE-XLB-"}
 	tables   = []string{"nat", "filter", "mangle"}
 	jump     = regexp.MustCompile(`(?:^| )-[jg] (KUBE-\S+)`)
 )
 
-// theirs says whether a chain is a kube-proxy's.
+// theirs reports whether a chain is a kube-proxy's.
 func theirs(chain string) bool {
-	return slices.Contains(names, chain) || slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
+	return slices.Contains(names, chain) || slices.ContainsFunc(prefixes,
+		func(p string) bool { return strings.HasPrefix(chain, p) })
 }
 
-// removal gives the input of a restore that removes kube-proxy's chains from a table, "" for none. A chain that others than the
-// kernel's own lead to (a CNI plugin may use KUBE-MARK-MASQ) stays, and with it what it and KUBE-POSTROUTING do.
+// removal returns the input of a restore that removes kube-proxy's chains from a table, "" for none. A chain that
+// others than the kernel's own lead to (a CNI plugin may use KUBE-MARK-MASQ) stays, and with it what it and
+// KUBE-POSTROUTING do.
 func removal(name string, t *iptables.Table) string {
-	kept := map[string]bool{}
+	used := map[string]bool{}
 	var jumps []string
 	for _, chain := range t.Chains {
 		for _, rule := range t.Rules[chain] {
@@ -38,13 +42,13 @@ func removal(name string, t *iptables.Table) string {
 			case builtin[chain]:
 				jumps = append(jumps, "-D "+chain+" "+rule)
 			default:
-				kept[m[1]], kept["KUBE-POSTROUTING"] = true, true
+				used[m[1]], used["KUBE-POSTROUTING"] = true, true
 			}
 		}
 	}
 	var flushed, deleted []string
 	for _, chain := range t.Chains {
-		if theirs(chain) && !kept[chain] {
+		if theirs(chain) && !used[chain] {
 			flushed = append(flushed, ":"+chain+" - [0:0]")
 			deleted = append(deleted, "-X "+chain)
 		}
@@ -52,7 +56,7 @@ func removal(name string, t *iptables.Table) string {
 	if len(flushed) == 0 {
 		return ""
 	}
-	jumps = slices.DeleteFunc(jumps, func(j string) bool { return kept[jump.FindStringSubmatch(j)[1]] })
+	jumps = slices.DeleteFunc(jumps, func(j string) bool { return used[jump.FindStringSubmatch(j)[1]] })
 	return "*" + name + "\n" + strings.Join(slices.Concat(flushed, jumps, deleted), "\n") + "\nCOMMIT\n"
 }
 
@@ -75,8 +79,9 @@ func eachVariant(do func(*iptables.Conn) error) error {
 	return nil
 }
 
-// eachTable gives every table that holds chains of a kube-proxy, with the restore that removes them.
-func eachTable(ctx context.Context, do func(c *iptables.Conn, f iptables.Family, t *iptables.Table, remove string) error) error {
+// eachTable returns every table that holds chains of a kube-proxy, with the restore that removes them.
+func eachTable(ctx context.Context, do func(c *iptables.Conn, f iptables.Family, t *iptables.Table,
+	remove string) error) error {
 	return eachVariant(func(c *iptables.Conn) error {
 		if c.Variant == iptables.NFT {
 			if there, err := c.Chains("KUBE-"); err != nil || !there {

@@ -1,8 +1,8 @@
-// Package migrate finds what a kube-proxy has written into a network namespace, says whether one still runs there, and removes
-// what it left, so that Fairlead can take a node over from one and hand it back.
+// Package migrate finds what a kube-proxy has written into a network namespace, reports whether one still runs there,
+// and removes what it left, so that Fairlead can take a node over from one and hand it back.
 //
-// Both may stand beside each other: a connection is translated by whoever meets its first packet first, and both choose living
-// endpoints as long as both are told of changes. What connection tracking remembers of a connection outlives the rules that made
-// it, so nothing that is established is cut when either's rules go: only kube-proxy's IPVS services hold their connections
-// themselves.
+// Both may stand beside each other: a connection is translated by whoever meets its first packet first, and both choose
+// living endpoints as long as both are told of changes. What connection tracking remembers of a connection outlives the
+// rules that made it, so nothing that is established is cut when either's rules go: only kube-proxy's IPVS services
+// hold their connections themselves.
 package migrate

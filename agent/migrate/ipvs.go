@@ -6,14 +6,15 @@ import (
 	"net/netip"
 	"slices"
 
+	"fairlead.dev/fairlead/kernel/ipset"
 	"fairlead.dev/fairlead/kernel/ipvs"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 )
 
-// removeIPVS removes what mode ipvs has beside its chains: services, but for those at addresses to keep, the interface that holds
-// their addresses, and its sets.
-func removeIPVS(keep []netip.Prefix) error {
+// removeIPVS removes what mode ipvs has beside its chains: services, but for those at addresses to keep, the interface
+// that holds their addresses, and its sets.
+func removeIPVS(exclude []netip.Prefix) error {
 	dev, err := net.InterfaceByName(dummy)
 	if err != nil {
 		return nil // none was here
@@ -28,10 +29,10 @@ func removeIPVS(keep []netip.Prefix) error {
 		return err
 	}
 	defer links.Close()
-	return errors.Join(removeVirtuals(keep), links.Delete(dev.Index), links.DestroySets("KUBE-"))
+	return errors.Join(removeVirtuals(exclude), links.Delete(dev.Index), ipset.Destroy("KUBE-"))
 }
 
-func removeVirtuals(keep []netip.Prefix) error {
+func removeVirtuals(exclude []netip.Prefix) error {
 	c, err := ipvs.Open()
 	if err != nil {
 		return nil // this kernel has no IPVS
@@ -43,7 +44,7 @@ func removeVirtuals(keep []netip.Prefix) error {
 	}
 	var b ipvs.Batch
 	for _, v := range list {
-		if !slices.ContainsFunc(keep, func(p netip.Prefix) bool { return p.Contains(v.At.Addr()) }) {
+		if !slices.ContainsFunc(exclude, func(p netip.Prefix) bool { return p.Contains(v.At.Addr()) }) {
 			b.DelVirtual(v)
 		}
 	}

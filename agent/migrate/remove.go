@@ -10,7 +10,7 @@ import (
 	"fairlead.dev/fairlead/kernel/nftables"
 )
 
-// eachFamily gives the families in which there is a kube-proxy's table of nf_tables.
+// eachFamily returns the families in which there is a kube-proxy's table of nf_tables.
 func eachFamily(do func(c *nftables.Conn, family uint8) error) error {
 	c, err := nftables.Open()
 	if err != nil {
@@ -43,5 +43,5 @@ func remove(ctx context.Context, o Options) error {
 		tx.DelForeign(family, table)
 		return c.Commit(&tx)
 	}))
-	return errors.Join(append(errs, removeIPVS(o.Keep))...)
+	return errors.Join(append(errs, removeIPVS(o.Exclude))...)
 }

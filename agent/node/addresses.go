@@ -2,14 +2,16 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/kernel/link"
-	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netlink"
+	"fairlead.dev/fairlead/kernel/route"
 )
 
 // Addresses are a network namespace's own addresses that others can reach: not loopback, not link-local.
@@ -24,33 +26,35 @@ func OpenAddresses() (*Addresses, error) {
 	return &Addresses{of}, err
 }
 
-// Close gives the handles back.
+// Close closes the sockets.
 func (a *Addresses) Close() { a.of.Close() }
 
-// List gives them, sorted.
+// List returns them, sorted.
 func (a *Addresses) List() ([]netip.Addr, error) {
 	l, err := a.of.List(dummy)
 	return slices.DeleteFunc(l, func(a netip.Addr) bool { return a.IsLoopback() || a.IsLinkLocalUnicast() }), err
 }
 
 // Follow calls tell with all of them at once, and again whenever they have changed, until ctx ends. It is called once.
-func (a *Addresses) Follow(ctx context.Context, tell func([]netip.Addr)) error {
-	defer context.AfterFunc(ctx, a.of.Stop)()
+func (a *Addresses) Follow(ctx context.Context, notify func([]netip.Addr)) error {
+	changes, err := a.of.Watch(ctx)
+	if err != nil {
+		return err
+	}
 	var known []netip.Addr
 	for first := true; ; first = false {
 		now, err := a.List()
-		if err == nil && (first || !slices.Equal(now, known)) {
-			tell(now)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		case first || !slices.Equal(now, known):
+			notify(now)
 			known = now
 		}
-		if err == nil {
-			err = a.of.Wait()
-		}
-		if ctx.Err() != nil {
+		if _, ok := <-changes; !ok {
 			return nil
-		}
-		if err != nil {
-			return err
 		}
 	}
 }
@@ -58,21 +62,16 @@ func (a *Addresses) Follow(ctx context.Context, tell func([]netip.Addr)) error {
 // InterfaceTo returns the name of the interface by which packets to an address leave the calling thread's namespace,
 // "" where there is none.
 func InterfaceTo(to netip.Addr) (name string, err error) {
-	ns, err := netns.Current()
+	s, err := netlink.Open(unix.NETLINK_ROUTE, 0)
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, ns.Close()) }()
-	c, err := link.Dial(ns)
-	if err != nil {
+	defer s.Close()
+	r, ok, err := route.To(s, to)
+	if err != nil || !ok || r.Dev == 0 {
 		return "", err
 	}
-	defer c.Close()
-	index, err := c.DeviceTo(to)
-	if err != nil || index == 0 {
-		return "", err
-	}
-	i, err := net.InterfaceByIndex(index)
+	i, err := net.InterfaceByIndex(r.Dev)
 	if err != nil {
 		return "", fmt.Errorf("find the interface to %s: %w", to, err)
 	}

@@ -12,7 +12,8 @@ import (
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 )
 
-// Addresses that others can reach are told of as they come and go; loopback, link-local ones and those of a kube-proxy's interface are not.
+// Addresses that others can reach are told of as they come and go; loopback, link-local ones and those of a
+// kube-proxy's interface are not.
 func TestAddressesFollow(t *testing.T) {
 	netnstest.Do(t, func() {
 		ip := func(args string) {
@@ -20,7 +21,8 @@ func TestAddressesFollow(t *testing.T) {
 				t.Errorf("ip %s: %v: %s", args, err, out)
 			}
 		}
-		for _, args := range []string{"link set lo up", "link add eth9 type veth", "link add kube-ipvs0 type veth", "link set eth9 up",
+		for _, args := range []string{"link set lo up", "link add eth9 type veth", "link add kube-ipvs0 type veth",
+			"link set eth9 up",
 			"address add 192.0.2.1/24 dev eth9", "address add 10.96.0.1/32 dev kube-ipvs0"} {
 			ip(args)
 		}
@@ -31,20 +33,20 @@ func TestAddressesFollow(t *testing.T) {
 		}
 		defer a.Close()
 		ctx, stop := context.WithCancel(t.Context())
-		told, ended := make(chan []netip.Addr), make(chan error, 1)
+		observed, ended := make(chan []netip.Addr), make(chan error, 1)
 		go func() { // on a thread of another namespace
-			ended <- a.Follow(ctx, func(l []netip.Addr) { told <- l })
+			ended <- a.Follow(ctx, func(l []netip.Addr) { observed <- l })
 		}()
 		await := func(want string) {
 			t.Helper()
-			give := time.After(10 * time.Second)
+			timeout := time.After(10 * time.Second)
 			for last := ""; ; {
 				select {
-				case l := <-told:
+				case l := <-observed:
 					if last = fmt.Sprint(l); last == want {
 						return
 					}
-				case <-give:
+				case <-timeout:
 					t.Errorf("told %s, want %s", last, want)
 					return
 				}

@@ -39,8 +39,8 @@ func LogConcerns(log *slog.Logger, tracked bool) {
 			v = "missing: load the module br_netfilter"
 		}
 		if v != "1" {
-			log.Warn("replies between pods of one bridge are not translated: a pod can't reach a Service whose endpoint is on its "+
-				"own bridge", "bridges", strings.Join(bridges, ", "), "sysctl", "net.bridge."+name, "value", v)
+			log.Warn("replies between pods of one bridge are not translated: a pod can't reach a Service whose endpoint "+
+				"is on its own bridge", "bridges", strings.Join(bridges, ", "), "sysctl", "net.bridge."+name, "value", v)
 		}
 	}
 }

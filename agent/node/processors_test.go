@@ -12,7 +12,8 @@ import (
 )
 
 func TestCountList(t *testing.T) {
-	for text, want := range map[string]int{"0\n": 1, "0-3\n": 4, "0-3,8": 5, "1,3,5-7": 5, "": 0, "3-1": 0, "0-": 0, "-1": 0,
+	for text, want := range map[string]int{"0\n": 1, "0-3\n": 4, "0-3,8": 5, "1,3,5-7": 5, "": 0, "3-1": 0, "0-": 0,
+		"-1":  0,
 		"0,0": 0, "0-2,1": 0, "x": 0, "0-99999999999999999999": 0, "0-2147483647": 0} {
 		if n, err := countList(text); n != want || (err == nil) != (want > 0) {
 			t.Errorf("%q: %d, %v, want %d", text, n, err, want)

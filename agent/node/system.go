@@ -1,6 +1,7 @@
-// Package node makes the settings of the node's system that a service proxy is expected to make, as kube-proxy makes them
-// (pkg/proxy/conntrack/sysctls.go): connection tracking's size and timeouts, ARP for IPVS, the process's OOM score. Only what was
-// asked for is touched, and it is left so at the end: others may count on it by then. It also knows the node's own addresses.
+// Package node makes the settings of the node's system that a service proxy is expected to make, as kube-proxy makes
+// them (pkg/proxy/conntrack/sysctls.go): connection tracking's size and timeouts, ARP for IPVS, the process's OOM
+// score. Only what was asked for is touched, and it is left so at the end: others may count on it by then. It also
+// knows the node's own addresses.
 package node
 
 import (
@@ -33,7 +34,7 @@ type Conntrack struct {
 // most is kube-proxy's limit of connections, however many processors there are.
 const most = 1 << 20
 
-// Max gives how many connections are to be tracked at most on so many processors, 0 to leave that.
+// Max returns how many connections are to be tracked at most on so many processors, 0 to leave that.
 func (c Conntrack) Max(processors int) int {
 	if c.MaxPerCore <= 0 {
 		return 0
@@ -59,7 +60,8 @@ func (s Settings) wanted() (list []setting) {
 	add(s.StrictARP, "ipv4/conf/all/arp_announce", "2")
 	if c := s.Conntrack; c != nil {
 		add(c.Liberal, "netfilter/nf_conntrack_tcp_be_liberal", "1")
-		for name, d := range map[string]time.Duration{"tcp_timeout_established": c.Established, "tcp_timeout_close_wait": c.CloseWait, "udp_timeout": c.UDP, "udp_timeout_stream": c.UDPStream} {
+		for name, d := range map[string]time.Duration{"tcp_timeout_established": c.Established,
+			"tcp_timeout_close_wait": c.CloseWait, "udp_timeout": c.UDP, "udp_timeout_stream": c.UDPStream} {
 			add(d >= time.Second, "netfilter/nf_conntrack_"+name, strconv.Itoa(int(d/time.Second)))
 		}
 	}
@@ -96,8 +98,8 @@ func ensure(log *slog.Logger, name, value string) error {
 
 const hashSize = "/sys/module/nf_conntrack/parameters/hashsize"
 
-// track has the kernel track n connections or more. What an administrator has set higher stays. In a network namespace of its
-// own the number can only be read: the first namespace's counts there too (nf_conntrack_standalone.c).
+// track has the kernel track n connections or more. What an administrator has set higher stays. In a network namespace
+// of its own the number can only be read: the first namespace's counts there too (nf_conntrack_standalone.c).
 func track(log *slog.Logger, n int) error {
 	const name = "net/netfilter/nf_conntrack_max"
 	if now, err := sysctl.Number(name); err != nil {
@@ -115,7 +117,8 @@ func track(log *slog.Logger, n int) error {
 	}
 	if size, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && size < n/4 {
 		if err := os.WriteFile(hashSize, []byte(strconv.Itoa(n/4)), 0); err != nil {
-			log.Warn("connection tracking's hash table is small for its connections and was not resized", "buckets", size, "connections", n, "error", err)
+			log.Warn("connection tracking's hash table is small for its connections and was not resized", "buckets", size,
+				"connections", n, "error", err)
 			return nil
 		}
 		log.Info("resized connection tracking's hash table", "buckets", n/4, "was", size)

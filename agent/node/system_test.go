@@ -29,8 +29,8 @@ func TestMax(t *testing.T) {
 	}
 }
 
-// TestOnlyWhatIsAskedFor makes settings in a namespace of its own and looks at each there.
-func TestOnlyWhatIsAskedFor(t *testing.T) {
+// TestOnlyRequestedSettingsChange makes settings in a namespace of its own and looks at each there.
+func TestOnlyRequestedSettingsChange(t *testing.T) {
 	score, err := os.ReadFile("/proc/self/oom_score_adj")
 	if err != nil {
 		t.Fatal(err)
@@ -57,8 +57,10 @@ func TestOnlyWhatIsAskedFor(t *testing.T) {
 			v, _ := s.Get()
 			return v
 		}
-		names := []string{"ipv4/conf/all/arp_ignore", "netfilter/nf_conntrack_tcp_be_liberal", "netfilter/nf_conntrack_tcp_timeout_established",
-			"netfilter/nf_conntrack_tcp_timeout_close_wait", "netfilter/nf_conntrack_udp_timeout", "netfilter/nf_conntrack_udp_timeout_stream"}
+		names := []string{"ipv4/conf/all/arp_ignore", "netfilter/nf_conntrack_tcp_be_liberal",
+			"netfilter/nf_conntrack_tcp_timeout_established",
+			"netfilter/nf_conntrack_tcp_timeout_close_wait", "netfilter/nf_conntrack_udp_timeout",
+			"netfilter/nf_conntrack_udp_timeout_stream"}
 		before := map[string]string{}
 		for _, n := range names {
 			before[n] = read(n)
@@ -75,7 +77,8 @@ func TestOnlyWhatIsAskedFor(t *testing.T) {
 				t.Errorf("%s was not asked for: %s, not %s", n, v, before[n])
 			}
 		}
-		s := Settings{OOMScore: int32(own), StrictARP: true, Conntrack: &Conntrack{Liberal: true, Established: 24 * time.Hour, CloseWait: time.Hour, UDP: 31 * time.Second}}
+		s := Settings{OOMScore: int32(own), StrictARP: true,
+			Conntrack: &Conntrack{Liberal: true, Established: 24 * time.Hour, CloseWait: time.Hour, UDP: 31 * time.Second}}
 		var said bytes.Buffer
 		if err := s.Apply(slog.New(slog.NewTextHandler(&said, nil))); err != nil {
 			t.Error(err)
@@ -95,7 +98,8 @@ func TestOnlyWhatIsAskedFor(t *testing.T) {
 		if err := (Settings{OOMScore: int32(own), Conntrack: &Conntrack{MaxPerCore: 1}}).Apply(log); err != nil {
 			t.Errorf("fewer connections than are tracked: %v", err)
 		}
-		if err := (Settings{OOMScore: int32(own), Conntrack: &Conntrack{MaxPerCore: 1, Min: most + 1}}).Apply(log); err == nil || !strings.Contains(err.Error(), "on the host") {
+		tooMany := Settings{OOMScore: int32(own), Conntrack: &Conntrack{MaxPerCore: 1, Min: most + 1}}
+		if err := tooMany.Apply(log); err == nil || !strings.Contains(err.Error(), "on the host") {
 			t.Errorf("more connections than a namespace may ask for: %v", err)
 		}
 	}()

@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/agent/migrate"
+	"fairlead.dev/fairlead/agent/mode"
 )
 
 // cleanCommand removes everything of ours.
@@ -23,8 +23,9 @@ Stop the agent first: it would write it all again.
 
 To hand a node back to kube-proxy without a gap: stop the agent, whose rules go on serving, start kube-proxy, then
 run clean --after kube-proxy, which waits until that one's rules are there.`,
-		Example: "  fairlead clean\n  fairlead clean --after kube-proxy --timeout 5m\n  ip netns exec fl1a2b-a fairlead clean",
-		Args:    cobra.NoArgs,
+		Example: "  fairlead clean\n  fairlead clean --after kube-proxy --timeout 5m\n  ip netns exec fl1a2b-a " +
+			"fairlead clean",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			switch after {
 			case "":
@@ -37,7 +38,7 @@ run clean --after kube-proxy, which waits until that one's rules are there.`,
 			default:
 				return fmt.Errorf("invalid --after %q: use kube-proxy", after)
 			}
-			if err := agent.Clean(c.Context()); err != nil {
+			if err := mode.Clean(c.Context()); err != nil {
 				return err
 			}
 			fmt.Fprintln(out(c), "clean: nothing of Fairlead's is left in this network namespace")

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 
-	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/service"
@@ -21,7 +21,7 @@ import (
 	"fairlead.dev/fairlead/verdict"
 )
 
-// explainCommand says what becomes of a packet and why.
+// explainCommand returns what becomes of a packet and why.
 func explainCommand() *cobra.Command {
 	var n nodeFlags
 	var o output
@@ -53,7 +53,7 @@ a port by number or name. PROTOCOL is tcp, udp or sctp; without it that of the S
 					return err
 				}
 			}
-			a, err := agent.Check(c.Context(), w.mode, w.services)
+			a, err := mode.Check(c.Context(), w.mode, w.services)
 			if err != nil {
 				return err
 			}
@@ -67,7 +67,7 @@ a port by number or name. PROTOCOL is tcp, udp or sctp; without it that of the S
 }
 
 // packet reads FROM and TO.
-func (w *world) packet(from, to string) (verdict.Packet, error) {
+func (w *snapshot) packet(from, to string) (verdict.Packet, error) {
 	var p verdict.Packet
 	if rest, name, ok := cutLast(to, "/"); ok && protocols[strings.ToLower(name)] != 0 {
 		p.Protocol, to = protocols[strings.ToLower(name)], rest
@@ -105,7 +105,7 @@ func cutLast(s, sep string) (before, after string, found bool) {
 }
 
 // destination returns the address that TO's host stands for, and the Service if it is one.
-func (w *world) destination(host string) (netip.Addr, *corev1.Service, error) {
+func (w *snapshot) destination(host string) (netip.Addr, *corev1.Service, error) {
 	if s := w.service(host); s != nil {
 		a, err := resolve.ParseAddr(s.Spec.ClusterIP)
 		if err != nil {
@@ -134,11 +134,12 @@ func portOf(port string, s *corev1.Service) (uint16, model.Protocol, error) {
 	if like := manifest.Nearest(port, names); like != "" {
 		return 0, 0, fmt.Errorf("no port %q in Service %s/%s: did you mean %q?", port, s.Namespace, s.Name, like)
 	}
-	return 0, 0, fmt.Errorf("invalid port %q: use a number from 1 to 65535, or the name of a Service's port %q", port, names)
+	return 0, 0, fmt.Errorf("invalid port %q: use a number from 1 to 65535, or the name of a Service's port %q", port,
+		names)
 }
 
-// address gives the address of a host by its name or address, of the family asked for if it has one of each.
-func (w *world) address(host string, v4 bool) (netip.Addr, error) {
+// address returns the address of a host by its name or address, of the family asked for if it has one of each.
+func (w *snapshot) address(host string, v4 bool) (netip.Addr, error) {
 	if a, err := netip.ParseAddr(host); err == nil {
 		return a, nil
 	}
@@ -195,14 +196,19 @@ type explained struct {
 	Pool       string               `json:"pool,omitempty"`
 	Affinity   string               `json:"affinity,omitempty"`
 	Candidates []explainedCandidate `json:"candidates,omitempty"`
-	Unselected []string             `json:"unselected,omitempty"` // further endpoints with which flows of UDP and SCTP stay
-	Scheduler  string               `json:"scheduler,omitempty"`
-	Problems   []source.Problem     `json:"problems,omitempty"` // of the Service asked for, if the frontend isn't served as it says
-	Mode       string               `json:"mode"`
-	Notes      []string             `json:"modeNotes,omitempty"`
-	Counts     *shownCount          `json:"counts,omitempty"` // of the Service's clients on this node, where the mode counts them
-	Kernel     string               `json:"kernel"`
-	Note       string               `json:"note,omitempty"`
+	// further endpoints with which flows of UDP and SCTP stay
+	Unselected []string `json:"unselected,omitempty"`
+	Scheduler  string   `json:"scheduler,omitempty"`
+	// of the Service asked for, if the frontend isn't served as it says
+	Problems []source.Problem `json:"problems,omitempty"`
+	Mode     string           `json:"mode"`
+	Remarks  []string         `json:"modeNotes,omitempty"`
+	// of the Service's clients on this node, where the mode counts them
+	Counts *shownCount `json:"counts,omitempty"`
+	Kernel string      `json:"kernel"`
+	Remark string      `json:"note,omitempty"`
+
+	steps []verdict.Step
 }
 
 type explainedCandidate struct {
@@ -211,20 +217,20 @@ type explainedCandidate struct {
 	Local   bool   `json:"onThisNode"`
 	Weight  uint16 `json:"weight,omitempty"`
 	Sees    string `json:"seesSource"`
-	Direct  bool   `json:"directServerReturn,omitempty"` // past this one
+	DSR     bool   `json:"directServerReturn,omitempty"` // past this one
 }
 
 // explain decides and gathers.
-func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
+func explain(w *snapshot, a *mode.Audit, p verdict.Packet) explained {
 	v := verdict.Of(w.services, p)
 	e := explained{From: p.Src.Addr().String(), To: fmt.Sprintf("%s/%s", p.Dst, p.Protocol), Node: w.services.Node.Name,
-		Origin: v.Origin.String(), Interface: p.In, Outcome: v.Action.String(), Reason: v.Reason,
-		Kernel: "holds nothing for it, as wanted"}
-	e.Note, e.Mode = w.elsewhere(p.Src.Addr()), w.mode.Name
+		Origin: v.Origin.String(), Interface: p.In, Outcome: v.Action.String(), Reason: v.Reason, steps: v.Steps,
+		Kernel: "in sync: it holds nothing for this packet"}
+	e.Remark, e.Mode = w.remoteSource(p.Src.Addr()), w.mode.Name
 	e.Problems = w.problemsOf(v.Frontend, model.Entry{Addr: p.Dst.Addr(), Port: p.Dst.Port(), Protocol: p.Protocol})
 	f := v.Frontend
 	if f == nil {
-		e.Reason += w.unserved(p.Dst.Addr())
+		e.Reason += resolve.UnservedAt(w.objects, p.Dst.Addr(), w.config.Own.ServiceProxyName)
 		if v.Action != verdict.Pass {
 			e.Kernel = "is not compared for packets that match no frontend"
 		}
@@ -233,10 +239,10 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	if len(f.Target(v.Origin).Pool.Backends) == 0 {
 		e.Reason += ": " + w.whyEmpty(f.Entry)
 	}
-	e.Policy, e.Notes = w.trafficPolicy(f), w.mode.About(f, v.Origin)
+	e.Policy, e.Remarks = resolve.TrafficPolicy(w.objects, f), w.mode.About(f, v.Origin)
 	e.Service, e.Via, e.Pool, e.Kernel = f.Service, f.Via, f.Target(v.Origin).Pool.Name, kernelSays(w, a, f)
 	if n, counted := w.counts(a)[f.Service]; counted {
-		e.Counts = &shownCount{f.Service, n.Connections, n.Refused}
+		e.Counts = &shownCount{Service: f.Service, Connections: n.Connections, Refused: n.Refused}
 	}
 	for _, s := range f.Sources {
 		e.Sources = append(e.Sources, s.String())
@@ -254,82 +260,45 @@ func explain(w *world, a *agent.Audit, p verdict.Packet) explained {
 	pods := w.pods()
 	for _, c := range v.Candidates {
 		sees := e.From
-		if c.Hidden {
+		if c.Masqueraded {
 			sees = "an address of node " + e.Node
 		}
-		e.Candidates = append(e.Candidates, explainedCandidate{c.Backend.Addr.String(), pods[c.Backend.Addr.Addr()], c.Backend.Local, c.Backend.Weight, sees, c.Direct && !c.Backend.Local})
+		e.Candidates = append(e.Candidates, explainedCandidate{c.Backend.Addr.String(), pods[c.Backend.Addr.Addr()],
+			c.Backend.Local, c.Backend.Weight, sees, c.DSR && !c.Backend.Local})
 	}
 	return e
 }
 
-// unserved says why the Service at a cluster IP has no frontend, if it is not to have one.
-func (w *world) unserved(a netip.Addr) string {
-	for _, o := range w.objects {
-		s, ok := o.(*corev1.Service)
-		if !ok {
-			continue
-		}
-		has := func(ip string) bool { at, err := resolve.ParseAddr(ip); return err == nil && at == a }
-		why := resolve.Unserved(s, w.config.Own.ServiceProxyName)
-		if why != "" && (has(s.Spec.ClusterIP) || slices.ContainsFunc(s.Spec.ClusterIPs, has)) {
-			return fmt.Sprintf(": Service %s/%s is not served: %s", s.Namespace, s.Name, why)
-		}
-	}
-	return ""
-}
-
-// problemsOf gives the problems of the Service that a frontend is of, or that would have one at the entry.
-func (w *world) problemsOf(f *model.Frontend, at model.Entry) (l []source.Problem) {
+// problemsOf returns the problems of the Service that a frontend is of, or that would have one at the entry.
+func (w *snapshot) problemsOf(f *model.Frontend, at model.Entry) (l []source.Problem) {
 	for _, p := range w.problems {
-		name := p.Object.Namespace + "/" + p.Object.Name
-		ours := f != nil && p.Object.Kind == source.Service && (f.Service == name || strings.HasPrefix(f.Service, name+":"))
-		ours = ours || f != nil && f.Hide.Has(model.FromOutside) && p.Reason == resolve.NotDirect
-		if ours || f == nil && strings.HasPrefix(p.Message, at.String()+" ") {
+		ours := f != nil && (p.Object == keyOf(f.Owner) ||
+			f.Masquerade.Has(model.FromExternal) && p.Reason == resolve.DSRUnavailable)
+		if ours || f == nil && p.Entry == at.String() {
 			l = append(l, p)
 		}
 	}
 	return l
 }
 
-// elsewhere says so if a is the address of a pod that runs on another node: its packets enter the network there.
-func (w *world) elsewhere(a netip.Addr) string {
+// remoteSource states so if a is the address of a pod that runs on another node: its packets enter the network there.
+func (w *snapshot) remoteSource(a netip.Addr) string {
 	for _, o := range w.objects {
 		v, ok := o.(*corev1.Pod)
 		if !ok || v.Spec.NodeName == w.services.Node.Name || v.Spec.HostNetwork {
 			continue
 		}
 		if slices.ContainsFunc(v.Status.PodIPs, func(ip corev1.PodIP) bool { return ip.IP == a.String() }) {
-			return fmt.Sprintf("pod %s/%s runs on node %s, where its packets meet Services first: explain it there with --node %s",
+			return fmt.Sprintf("pod %s/%s runs on node %s, where its packets meet Services first: explain it there with "+
+				"--node %s",
 				v.Namespace, v.Name, v.Spec.NodeName, v.Spec.NodeName)
 		}
 	}
 	return ""
 }
 
-// trafficPolicy quotes the policy that chose the frontend's pools.
-func (w *world) trafficPolicy(f *model.Frontend) string {
-	for _, o := range w.objects {
-		s, ok := o.(*corev1.Service)
-		if !ok || !strings.HasPrefix(f.Service, s.Namespace+"/"+s.Name+":") && f.Service != s.Namespace+"/"+s.Name {
-			continue
-		}
-		policy := "internalTrafficPolicy " + string(corev1.ServiceInternalTrafficPolicyCluster)
-		if s.Spec.InternalTrafficPolicy != nil {
-			policy = "internalTrafficPolicy " + string(*s.Spec.InternalTrafficPolicy)
-		}
-		if f.Via != model.ViaClusterIP {
-			policy = "externalTrafficPolicy " + string(s.Spec.ExternalTrafficPolicy)
-		}
-		if s.Spec.TrafficDistribution != nil {
-			policy += ", trafficDistribution " + *s.Spec.TrafficDistribution
-		}
-		return policy
-	}
-	return ""
-}
-
 // pods names the pods by their addresses.
-func (w *world) pods() map[netip.Addr]string {
+func (w *snapshot) pods() map[netip.Addr]string {
 	m := map[netip.Addr]string{}
 	for _, o := range w.objects {
 		if v, ok := o.(*corev1.Pod); ok {
@@ -358,21 +327,23 @@ func (e explained) branches() (l []branch) {
 	if e.Interface != "" && e.Origin != "node" {
 		by = ", by interface " + e.Interface
 	}
-	origins := map[string]string{"node": "the node itself", "pod": "a pod of this node's network", "outside": "external"}
+	origins := map[string]string{"node": "the node itself", "pod": "a pod of this node's network", "external": "external"}
 	add(0, "source, seen from node %s: %s%s", e.Node, origins[e.Origin], by)
-	if e.Service == "" {
-		add(0, "%s", e.noFrontend())
-	} else {
-		add(0, "frontend: %s of Service %s", e.Via, e.Service)
-		if e.Sources != nil {
+	for _, step := range e.steps {
+		switch {
+		case step.Stage == verdict.StageFrontend && e.Service == "":
+			add(0, "%s", e.noFrontend())
+		case step.Stage == verdict.StageFrontend:
+			add(0, "frontend: %s of Service %s", e.Via, e.Service)
+		case step.Stage == verdict.StageSources && e.Sources != nil:
 			add(1, "allowed source ranges: %s", strings.Join(e.Sources, ", "))
 		}
-		if e.Policy != "" {
-			add(1, "%s", e.Policy)
-		}
-		if e.Affinity != "" {
-			add(1, "session affinity: ClientIP, %s", e.Affinity)
-		}
+	}
+	if e.Policy != "" {
+		add(1, "%s", e.Policy)
+	}
+	if e.Affinity != "" {
+		add(1, "session affinity: ClientIP, %s", e.Affinity)
 	}
 	switch e.Outcome {
 	case "forward":
@@ -422,7 +393,7 @@ func (c explainedCandidate) line() string {
 		words = append(words, fmt.Sprintf("weight %d", c.Weight))
 	}
 	words = append(words, "sees source "+c.Sees)
-	if c.Direct {
+	if c.DSR {
 		words = append(words, "its node answers the client directly")
 	}
 	return strings.Join(words, ", ")
@@ -447,11 +418,11 @@ func (e explained) tree(p *page) error {
 		}
 		err = errors.Join(err, p.paragraph(first, rest, b.text))
 	}
-	for _, n := range e.Notes {
+	for _, n := range e.Remarks {
 		err = errors.Join(err, p.paragraph("note: ", "      ", fmt.Sprintf("mode %s: %s", e.Mode, n)))
 	}
-	if e.Note != "" {
-		err = errors.Join(err, p.paragraph("note: ", "      ", e.Note))
+	if e.Remark != "" {
+		err = errors.Join(err, p.paragraph("note: ", "      ", e.Remark))
 	}
 	return err
 }

@@ -11,7 +11,7 @@ import (
 
 // A port's name says its protocol, unless the protocol is written out.
 func TestPacketToNamedPort(t *testing.T) {
-	w := &world{objects: []source.Object{&corev1.Service{
+	w := &snapshot{objects: []source.Object{&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-dns"},
 		Spec: corev1.ServiceSpec{ClusterIP: "010.96.0.10", Ports: []corev1.ServicePort{
 			{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP}, {Name: "dns-tcp", Port: 53,

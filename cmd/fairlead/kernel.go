@@ -17,8 +17,8 @@ const (
 	secondKernel = "vm"
 )
 
-// inSecondKernel runs this very command again, with the same arguments, in the second kernel; what it writes below out is
-// the host's.
+// inSecondKernel runs this very command again, with the same arguments, in the second kernel; what it writes below out
+// is the host's.
 func inSecondKernel(c *cobra.Command, out string) (err error) {
 	ctx := c.Context()
 	self, err := os.Executable()
@@ -43,7 +43,8 @@ func inSecondKernel(c *cobra.Command, out string) (err error) {
 		return err
 	}
 	args := append([]string{self}, os.Args[1:]...)
-	code, err := m.Run(ctx, vm.Command{Args: append(args, "--kernel="+hostKernel, "--out="+out), Dir: dir, Stdout: c.OutOrStdout(), Stderr: c.ErrOrStderr()})
+	code, err := m.Run(ctx, vm.Command{Args: append(args, "--kernel="+hostKernel, "--out="+out), Dir: dir,
+		Stdout: c.OutOrStdout(), Stderr: c.ErrOrStderr()})
 	if err == nil && code != 0 {
 		err = fmt.Errorf("in the second kernel the command ended with code %d", code)
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/lab"
+	"fairlead.dev/fairlead/lab/analysis"
+	"fairlead.dev/fairlead/lab/experiment"
 	"fairlead.dev/fairlead/lab/report"
 	"fairlead.dev/fairlead/lab/result"
 )
@@ -30,18 +32,33 @@ network namespaces that the lab makes and removes: nothing of the machine's own 
 	}
 	run := &cobra.Command{
 		Use: "run", Short: "Run an experiment",
-		Long: "Run an experiment: build its network, load it, and report. --help of each says what it does and how long it takes.",
+		Long: "Run an experiment: build its network, load it, and report. --help of each says what it does and how long " +
+			"it takes.",
 	}
 	var experiments []*cobra.Command
 	for _, e := range lab.Experiments() {
 		experiments = append(experiments, labRun(e))
 	}
-	return holds(c, holds(run, experiments...), labReport())
+	return holds(c, holds(run, experiments...), labList(), labReport())
+}
+
+// labList lists the experiments.
+func labList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List the experiments", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			rows := [][]string{{"EXPERIMENT", "MEASURES"}}
+			for _, e := range lab.Experiments() {
+				rows = append(rows, []string{e.Name, e.Short})
+			}
+			return out(c).table(rows)
+		},
+	}
 }
 
 // labRun runs an experiment.
-func labRun(e lab.Experiment) *cobra.Command {
-	o, kernel := lab.Options{Agent: []string{"/proc/self/exe"}}, hostKernel
+func labRun(e experiment.Experiment) *cobra.Command {
+	o, kernel := experiment.Options{Agent: []string{"/proc/self/exe"}}, hostKernel
 	c := &cobra.Command{
 		Use:   e.Name,
 		Short: e.Short,
@@ -59,55 +76,76 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 			default:
 				return fmt.Errorf("invalid --kernel %q: use %s or %s", kernel, hostKernel, secondKernel)
 			}
-			if o.Rounds < 0 {
-				return fmt.Errorf("invalid --rounds %d: use at least 1", o.Rounds)
-			}
-			if c.Flags().Changed("endpoints") && o.Endpoints < 1 {
-				return fmt.Errorf("invalid --endpoints %d: use at least 1", o.Endpoints)
-			}
-			if !c.Flags().Changed("seed") {
-				o.Seed = uint64(time.Now().UnixNano()) % 1_000_000
-			}
-			if !c.Flags().Changed("services") {
-				o.Services = nil
+			if err := completeLab(c, &o); err != nil {
+				return err
 			}
 			o.Output, o.Command = c.ErrOrStderr(), again(e, o)
 			return runLab(c, e, o)
 		},
 	}
+	labFlags(c, e, &o)
+	c.Flags().StringVar(&kernel, "kernel", hostKernel, "host, or vm: Debian's backport kernel under emulation, for what "+
+		"this kernel lacks; its times compare with nothing else")
+	c.RegisterFlagCompletionFunc("kernel", cobra.FixedCompletions([]string{hostKernel, secondKernel},
+		cobra.ShellCompDirectiveNoFileComp))
+	return c
+}
+
+// completeLab checks what the user wants, and fills in what no flag says.
+func completeLab(c *cobra.Command, o *experiment.Options) error {
+	if o.Rounds < 0 {
+		return fmt.Errorf("invalid --rounds %d: use at least 1", o.Rounds)
+	}
+	if c.Flags().Changed("endpoints") && o.Endpoints < 1 {
+		return fmt.Errorf("invalid --endpoints %d: use at least 1", o.Endpoints)
+	}
+	if !c.Flags().Changed("seed") {
+		o.Seed = uint64(time.Now().UnixNano()) % 1_000_000
+	}
+	if !c.Flags().Changed("services") {
+		o.Services = nil
+	}
+	return nil
+}
+
+// labFlags adds the flags of an experiment.
+func labFlags(c *cobra.Command, e experiment.Experiment, o *experiment.Options) {
 	f := c.Flags()
 	f.BoolVar(&o.Quick, "quick", false, "minutes instead of hours: fewer rounds, wider intervals")
 	f.StringVar(&o.Out, "out", "lab-results", "folder in which the run's own folder is made")
 	f.Uint64Var(&o.Seed, "seed", 0, "draws every order (default: from the clock)")
 	if e.Rounds {
-		f.IntVar(&o.Rounds, "rounds", 0, "rounds, in each of which every arm is measured once: the more, the narrower the intervals (default: the profile's)")
+		f.IntVar(&o.Rounds, "rounds", 0, "rounds, in each of which every arm is measured once: the more, the narrower the "+
+			"intervals (default: the profile's)")
 	}
 	if e.Services != nil {
 		f.IntSliceVar(&o.Services, "services", e.Services, "numbers of Services, rising; --quick has fewer")
 	}
 	if e.Sizes {
-		f.IntVar(&o.Endpoints, "endpoints", 0, "endpoints of each Service (default: ten; without --services and --quick also 5,000 Services of fifty)")
+		f.IntVar(&o.Endpoints, "endpoints", 0,
+			"endpoints of each Service (default: ten; without --services and --quick also 5,000 Services of fifty)")
 		c.Example += fmt.Sprintf("\n  fairlead lab run %s --services 5000 --endpoints 50", e.Name)
 	}
 	if e.Compares {
 		f.StringSliceVar(&o.Modes, "modes", nil, "modes to compare (default: all that run here)")
 	}
 	if e.Layouts != nil {
-		f.StringSliceVar(&o.Layouts, "layouts", nil, fmt.Sprintf("layouts of kube-proxy's rules to compare with, of %s, or %s (default: all that run here)", strings.Join(e.Layouts, ", "), lab.NoLayouts))
-		c.RegisterFlagCompletionFunc("layouts", cobra.FixedCompletions(append(slices.Clone(e.Layouts), lab.NoLayouts), cobra.ShellCompDirectiveNoFileComp))
+		f.StringSliceVar(&o.Layouts, "layouts", nil, fmt.Sprintf("layouts of kube-proxy's rules to compare with, of %s, or "+
+			"%s (default: all that run here)", strings.Join(e.Layouts, ", "), experiment.NoLayouts))
+		c.RegisterFlagCompletionFunc("layouts", cobra.FixedCompletions(append(slices.Clone(e.Layouts), experiment.NoLayouts),
+			cobra.ShellCompDirectiveNoFileComp))
 	}
 	if e.Subjects != nil {
-		f.StringArrayVar(&o.Subjects, "subject", nil, fmt.Sprintf("another's program to measure with, as `NAME=PATH`, of %s; repeatable, each once (make -C test/kubeproxy build and make -C test/cluster build build them)", strings.Join(e.Subjects, ", ")))
+		f.StringArrayVar(&o.Subjects, "subject", nil,
+			fmt.Sprintf("another's program to measure with, as `NAME=PATH`, of %s; repeatable, each once (make -C "+
+				"test/kubeproxy build and make -C test/cluster build build them)", strings.Join(e.Subjects, ", ")))
 		c.Example += fmt.Sprintf("\n  fairlead lab run %s --quick --subject kube-proxy=./kube-proxy", e.Name)
 	}
-	f.StringVar(&kernel, "kernel", hostKernel, "host, or vm: Debian's backport kernel under emulation, for what this kernel lacks; its times compare with nothing else")
-	c.RegisterFlagCompletionFunc("kernel", cobra.FixedCompletions([]string{hostKernel, secondKernel}, cobra.ShellCompDirectiveNoFileComp))
 	c.MarkFlagDirname("out")
-	return c
 }
 
 // again is the command that repeats a run.
-func again(e lab.Experiment, o lab.Options) []string {
+func again(e experiment.Experiment, o experiment.Options) []string {
 	l := []string{"fairlead", "lab", "run", e.Name}
 	if o.Quick {
 		l = append(l, "--quick")
@@ -134,8 +172,8 @@ func again(e lab.Experiment, o lab.Options) []string {
 }
 
 // runLab runs the experiment and shows what came of it, also of a part of it.
-func runLab(c *cobra.Command, e lab.Experiment, o lab.Options) error {
-	dir, err := e.Run(c.Context(), o)
+func runLab(c *cobra.Command, e experiment.Experiment, o experiment.Options) error {
+	dir, err := lab.Run(c.Context(), e, o)
 	if dir == "" {
 		return err
 	}
@@ -154,7 +192,7 @@ func showRun(w io.Writer, dir string) error {
 	if err != nil {
 		return err
 	}
-	s, err := result.Summarize(r)
+	s, err := analysis.Summarize(r)
 	if err != nil {
 		return err
 	}

@@ -36,8 +36,8 @@ var registerProcess = sync.OnceFunc(func() {
 	v := buildInfo()
 	g := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "kubernetes_build_info",
-		Help: "1, labeled by the Kubernetes version of the kube-proxy that this replaces, and by the commit, the Go version " +
-			"and the platform of this program.",
+		Help: "1, labeled by the Kubernetes version of the kube-proxy that this replaces, and by the commit, the " +
+			"Go version and the platform of this program.",
 		ConstLabels: prometheus.Labels{"major": v.Major, "minor": v.Minor, "git_version": v.GitVersion,
 			"git_commit": v.GitCommit, "git_tree_state": v.GitTreeState, "build_date": v.BuildDate,
 			"go_version": v.GoVersion, "compiler": v.Compiler, "platform": v.Platform}})

@@ -50,7 +50,7 @@ func leaveKubeProxy(ctx context.Context, c *config.Config, log *slog.Logger) err
 	if err := awaitReady(ctx, cmp.Or(c.Proxy.MetricsBindAddress, "127.0.0.1:10249"), log); err != nil {
 		return err
 	}
-	if err := migrate.Run(ctx, log, migrate.Options{Remove: true, Keep: c.Kept()}); err != nil {
+	if err := migrate.Run(ctx, log, migrate.Options{Remove: true, Exclude: c.ExcludedCIDRs()}); err != nil {
 		return err
 	}
 	log.Info("nothing of kube-proxy is left in this network namespace")
@@ -78,17 +78,17 @@ func awaitReady(ctx context.Context, address string, log *slog.Logger) error {
 
 // ready returns why the agent isn't ready, nil if it is.
 func ready(ctx context.Context, web *http.Client, address string) error {
-	ask, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/readyz", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/readyz", nil)
 	if err != nil {
 		return err
 	}
-	r, err := web.Do(ask)
+	r, err := web.Do(request)
 	if err != nil {
 		return err
 	}
 	r.Body.Close()
 	if r.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET %s: %s", ask.URL, r.Status)
+		return fmt.Errorf("GET %s: %s", request.URL, r.Status)
 	}
 	return nil
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/mode"
 )
 
 // shownMode is one mode as modes prints it.
@@ -18,7 +18,7 @@ type shownMode struct {
 	Summary    string   `json:"summary"`
 	Needs      string   `json:"needs"`
 	Schedulers []string `json:"schedulers"`
-	Notes      []string `json:"notes,omitempty"`
+	Remarks    []string `json:"notes,omitempty"`
 }
 
 type shownModes []shownMode
@@ -34,16 +34,16 @@ rights. With a name, describe that one: what it needs, its schedulers and its li
 		Example: "  fairlead modes\n  fairlead modes ebpf\n" +
 			"  fairlead modes -o json | jq -r '.[] | select(.here == \"yes\").name'",
 		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: cobra.FixedCompletions(agent.Names(), cobra.ShellCompDirectiveNoFileComp),
+		ValidArgsFunction: cobra.FixedCompletions(mode.Names(), cobra.ShellCompDirectiveNoFileComp),
 		RunE: func(c *cobra.Command, args []string) error {
 			var l shownModes
-			for _, m := range agent.Modes() {
+			for _, m := range mode.All() {
 				if len(args) == 0 || args[0] == m.Name {
 					l = append(l, showMode(c, m))
 				}
 			}
 			if len(l) == 0 {
-				return fmt.Errorf("invalid mode %q: use one of %s", args[0], strings.Join(agent.Names(), ", "))
+				return fmt.Errorf("invalid mode %q: use one of %s", args[0], strings.Join(mode.Names(), ", "))
 			}
 			if len(args) == 0 {
 				return o.print(out(c), l, l.table)
@@ -56,18 +56,18 @@ rights. With a name, describe that one: what it needs, its schedulers and its li
 }
 
 // showMode gathers what is printed of a mode.
-func showMode(c *cobra.Command, m agent.Mode) shownMode {
+func showMode(c *cobra.Command, m mode.Mode) shownMode {
 	s := shownMode{Name: m.Name, Here: "yes", Summary: m.Summary, Needs: m.Needs}
 	if err := m.Probe(c.Context()); err != nil {
 		s.Here = "no: " + err.Error()
-	} else if m.Lacks != nil {
-		s.Lacks = m.Lacks()
+	} else {
+		s.Lacks = m.Missing()
 	}
 	for _, x := range m.Schedulers.List() {
 		s.Schedulers = append(s.Schedulers, x.String())
 	}
-	for _, n := range m.Notes {
-		s.Notes = append(s.Notes, n.Text)
+	for _, n := range m.Remarks {
+		s.Remarks = append(s.Remarks, n.Text)
 	}
 	return s
 }
@@ -110,7 +110,7 @@ func (m shownMode) describe(p *page) error {
 		{"schedulers", strings.Join(m.Schedulers, ", ")}} {
 		err = errors.Join(err, p.paragraph(fmt.Sprintf("  %-12s", line[0]+":"), strings.Repeat(" ", 14), line[1]))
 	}
-	return errors.Join(err, p.list("Missing in this kernel:", m.Lacks), p.list("Limits:", m.Notes))
+	return errors.Join(err, p.list("Missing in this kernel:", m.Lacks), p.list("Limits:", m.Remarks))
 }
 
 // list writes sentences below a title, nothing where there are none.

@@ -21,7 +21,7 @@ func named(o source.Object, name string) bool {
 // service returns the Service that goes by a name: as named has it, as cluster DNS does (web.shop.svc,
 // web.shop.svc.cluster.local), or by its name alone where no other namespace has a Service or pod of that name. It is
 // nil where there is none.
-func (w *world) service(name string) *corev1.Service {
+func (w *snapshot) service(name string) *corev1.Service {
 	dns, rest, is := strings.Cut(name, ".svc")
 	is = is && (rest == "" || strings.HasPrefix(rest, "."))
 	var alone []source.Object
@@ -42,7 +42,7 @@ func (w *world) service(name string) *corev1.Service {
 }
 
 // unknown returns the error for a name that nothing in the source has, with the nearest name that something has.
-func (w *world) unknown(name string) error {
+func (w *snapshot) unknown(name string) error {
 	names := []string{"outside"}
 	for _, o := range w.objects {
 		k := source.KeyOf(o)
@@ -65,5 +65,6 @@ func (w *world) unknown(name string) error {
 	if like := manifest.Nearest(name, names); like != "" {
 		return fmt.Errorf("no address, pod, Service or node is named %q: did you mean %q?", name, like)
 	}
-	return fmt.Errorf("no address, pod, Service or node is named %q: use an address, namespace/name or a node's name", name)
+	return fmt.Errorf("no address, pod, Service or node is named %q: use an address, namespace/name or a node's name",
+		name)
 }

@@ -15,7 +15,7 @@ func meta(namespace, name string) metav1.ObjectMeta {
 }
 
 func TestServiceNames(t *testing.T) {
-	w := &world{objects: []source.Object{&corev1.Service{ObjectMeta: meta("shop", "web")},
+	w := &snapshot{objects: []source.Object{&corev1.Service{ObjectMeta: meta("shop", "web")},
 		&corev1.Service{ObjectMeta: meta("default", "api")}, &corev1.Service{ObjectMeta: meta("test", "api")},
 		&corev1.Service{ObjectMeta: meta("shop", "db")}, &corev1.Pod{ObjectMeta: meta("test", "db")}}}
 	for name, want := range map[string]string{
@@ -34,10 +34,11 @@ func TestServiceNames(t *testing.T) {
 }
 
 func TestUnknownNamesSayWhatThereIs(t *testing.T) {
-	w := &world{objects: []source.Object{&corev1.Pod{ObjectMeta: meta("shop", "client")},
+	w := &snapshot{objects: []source.Object{&corev1.Pod{ObjectMeta: meta("shop", "client")},
 		&corev1.Service{ObjectMeta: meta("shop", "web")}}}
-	for name, want := range map[string]string{"client": "there is Pod shop/client", "shop/client": "there is Pod shop/client",
-		"wbe": `did you mean "web"?`, "shop/nothing": "use an address"} {
+	for name, want := range map[string]string{"client": "there is Pod shop/client",
+		"shop/client": "there is Pod shop/client",
+		"wbe":         `did you mean "web"?`, "shop/nothing": "use an address"} {
 		if err := w.unknown(name); !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}

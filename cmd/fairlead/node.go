@@ -8,11 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/escape"
-	"fairlead.dev/fairlead/dataplane/service/ebpf"
-	"fairlead.dev/fairlead/dataplane/service/ipvs"
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
@@ -26,16 +24,17 @@ type nodeFlags struct {
 	node   string
 }
 
-// add gives a command the flags.
+// add returns a command the flags.
 func (n *nodeFlags) add(c *cobra.Command) {
 	n.AddDecisions(c.Flags())
 	n.complete(c)
 }
 
-// complete gives a command's flags their completions.
+// complete returns a command's flags their completions.
 func (n *nodeFlags) complete(c *cobra.Command) {
 	c.RegisterFlagCompletionFunc("node", completeNode)
-	c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(append(agent.Names(), agent.Auto), cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(append(mode.Names(), mode.Auto),
+		cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("scheduler", cobra.FixedCompletions(schedulerNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.MarkFlagDirname("source")
 	c.MarkFlagFilename("config", "yaml", "yml", "json")
@@ -70,7 +69,7 @@ func nodeNames(objects []source.Object) (names []string) {
 // decided is a configuration with what follows from it here.
 type decided struct {
 	*config.Config
-	mode    agent.Mode
+	mode    mode.Mode
 	why     string
 	resolve resolve.Config
 }
@@ -81,10 +80,10 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 	if d.resolve, err = c.Resolve(); err != nil {
 		return d, err
 	}
-	if d.mode, d.why, err = agent.Choose(ctx, c.Own.Mode); err != nil {
+	if d.mode, d.why, err = mode.Choose(ctx, c.Own.Mode); err != nil {
 		return d, err
 	}
-	d.mode = d.mode.EBPF(ebpfOptions(c)).IPVS(ipvsOptions(c))
+	d.mode = d.mode.With(c.Options())
 	if c.Own.Source == "" {
 		if a, err := access(c); err == nil {
 			d.resolve.APIServers = apiServers(ctx, a)
@@ -94,34 +93,19 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 	return d, d.resolve.Validate()
 }
 
-// ebpfOptions gives the options of the plane ebpf.
-func ebpfOptions(c *config.Config) ebpf.Options {
-	e := &c.Own.EBPF
-	sizes := ebpf.Room(e.Room)
-	sizes.Flows = e.Flows
-	return ebpf.Options{Sizes: sizes, CloseTCP: e.CloseTCP, NoShortcut: e.Shortcut == config.Never,
-		NoReversePathCheck: string(e.ReversePathCheck) == string(config.Never)}
-}
-
-// ipvsOptions gives the options of the plane ipvs.
-func ipvsOptions(c *config.Config) ipvs.Options {
-	p := &c.Proxy.IPVS
-	return ipvs.Options{Timeouts: ipvs.Timeouts{TCP: p.TCPTimeout.Duration, FIN: p.TCPFinTimeout.Duration, UDP: p.UDPTimeout.Duration}}
-}
-
-// world is a source read once and decided for a node.
-type world struct {
+// snapshot is a source read once and decided for a node.
+type snapshot struct {
 	config   *config.Config
-	mode     agent.Mode
+	mode     mode.Mode
 	objects  []source.Object
 	problems []source.Problem
 	lost     int // problems that kept an object from being read
-	services *model.Services
+	services *model.Snapshot
 	whyEmpty func(model.Entry) string // why a frontend has no backend
 }
 
 // read reads the source, its Pods only if asked to, and decides.
-func (n *nodeFlags) read(ctx context.Context, withPods bool) (*world, error) {
+func (n *nodeFlags) read(ctx context.Context, withPods bool) (*snapshot, error) {
 	c, err := n.Load()
 	if err != nil {
 		return nil, err
@@ -149,7 +133,7 @@ func (n *nodeFlags) read(ctx context.Context, withPods bool) (*world, error) {
 		changes[i] = source.Change{Key: source.KeyOf(o), Object: o}
 	}
 	r.Apply(changes)
-	w := &world{c, d.mode, objects, append(problems, r.Problems()...), losses(problems), r.Services(), r.WhyEmpty}
+	w := &snapshot{c, d.mode, objects, append(problems, r.Problems()...), losses(problems), r.Services(), r.WhyEmpty}
 	return w, w.knows(n.node)
 }
 
@@ -167,15 +151,15 @@ func losses(problems []source.Problem) (n int) {
 }
 
 // unread returns an error where an object could not be read.
-func (w *world) unread() error {
+func (w *snapshot) unread() error {
 	if w.lost == 0 {
 		return nil
 	}
 	return fmt.Errorf("not every object could be read: %d problems of the source, see above", w.lost)
 }
 
-// knows says if the source has no such node.
-func (w *world) knows(node string) error {
+// knows reports whether the source has no such node.
+func (w *snapshot) knows(node string) error {
 	names := nodeNames(w.objects)
 	for _, m := range names {
 		if m == node {

@@ -10,8 +10,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"fairlead.dev/fairlead/agent/config"
-	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/verdict"
 )
 
 // evil is a name that clears the screen, colours what follows, turns the direction of writing and makes a line of its
@@ -31,8 +33,8 @@ func lines(t *testing.T, text string, n int) {
 
 func TestTraceEscapesProcessNames(t *testing.T) {
 	var b bytes.Buffer
-	x := &tracer{out: &b, looked: time.Now()}
-	x.print(ebpf.Event{Command: evil, Process: 7})
+	x := &tracer{out: &b, listed: time.Now()}
+	x.print(mode.TraceEvent{Command: evil, Process: 7})
 	lines(t, b.String(), 1)
 	if !strings.Contains(b.String(), `\u001b[2J\u009b31m\u202eX\xff\nproblem: none\t[7]`) {
 		t.Errorf("the name is %q", b.String())
@@ -48,7 +50,9 @@ func TestOutputEscapesForeignText(t *testing.T) {
 			return printProblems(&page{Writer: b}, []source.Problem{{Object: source.Key{Kind: source.Service, Name: evil},
 				Message: "odd"}, {File: evil, Message: evil}})
 		},
-		"explain": func(b *bytes.Buffer) error { return explained{From: evil, To: evil}.tree(&page{Writer: b}) },
+		"explain": func(b *bytes.Buffer) error {
+			return explained{From: evil, To: evil, steps: []verdict.Step{{}}}.tree(&page{Writer: b})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b bytes.Buffer
@@ -125,12 +129,16 @@ func TestVersionOfTheLinker(t *testing.T) {
 
 // show leaves the Services that are named, with what is said of them and of no Service at all.
 func TestShowFilters(t *testing.T) {
-	w := &world{objects: []source.Object{&corev1.Service{ObjectMeta: meta("shop", "web")},
+	w := &snapshot{objects: []source.Object{&corev1.Service{ObjectMeta: meta("shop", "web")},
 		&corev1.Service{ObjectMeta: meta("shop", "db")}}}
 	problem := func(name string) source.Problem {
 		return source.Problem{Object: source.Key{Kind: source.Service, Namespace: "shop", Name: name}}
 	}
-	s := shown{Frontends: []shownFrontend{{Service: "shop/web:http"}, {Service: "shop/db"}, {Service: "shop/web2"}},
+	owner := func(name string) model.Owner {
+		return model.Owner{Kind: model.KindService, Namespace: "shop", Name: name}
+	}
+	s := shown{Frontends: []shownFrontend{{Service: "shop/web:http", owner: owner("web")},
+		{Service: "shop/db", owner: owner("db")}, {Service: "shop/web2", owner: owner("web2")}},
 		Problems: []source.Problem{problem("web"), problem("db"), {Object: source.Key{Kind: source.Node, Name: "a"}}}}
 	if err := s.filter(w, []string{"web"}); err != nil {
 		t.Fatal(err)
@@ -146,8 +154,10 @@ func TestShowFilters(t *testing.T) {
 
 func TestTreeBranches(t *testing.T) {
 	var b bytes.Buffer
-	e := explained{From: "a", To: "b", Node: "n", Origin: "pod", Service: "s", Via: "ClusterIP", Policy: "p", Sources: []string{"r"},
-		Outcome: "drop", Reason: "why", Kernel: "k"}
+	e := explained{From: "a", To: "b", Node: "n", Origin: "pod", Service: "s", Via: "ClusterIP", Policy: "p",
+		Sources: []string{"r"},
+		Outcome: "drop", Reason: "why", Kernel: "k",
+		steps: []verdict.Step{{Stage: verdict.StageFrontend}, {Stage: verdict.StageSources, Action: verdict.Drop}}}
 	if err := e.tree(&page{Writer: &b}); err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/agent/event"
 	"fairlead.dev/fairlead/agent/migrate"
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/node"
 )
 
@@ -47,19 +48,19 @@ reported, and the last good one stays in force.`,
 
 // run does what the flags say, again with each configuration that the file comes to hold.
 func run(c *cobra.Command, n *nodeFlags) error {
-	if n.Version.Asked() {
+	if n.Version.Requested() {
 		printVersion(c.OutOrStdout(), n.Version)
 		return nil
 	}
 	if n.CleanUp {
-		return agent.Clean(c.Context())
+		return mode.Clean(c.Context())
 	}
-	told, err := n.Load()
+	effective, err := n.Load()
 	if err != nil {
 		return err
 	}
 	if n.WriteTo != "" {
-		text, err := told.YAML()
+		text, err := effective.YAML()
 		if err == nil {
 			err = os.WriteFile(n.WriteTo, text, 0o644)
 		}
@@ -67,7 +68,7 @@ func run(c *cobra.Command, n *nodeFlags) error {
 	}
 	p := process{setUpOnly: n.SetUpOnly, flags: map[string]string{}}
 	c.Flags().VisitAll(func(f *pflag.Flag) { p.flags[f.Name] = f.Value.String() })
-	return errors.Join(p.run(c, n, told), p.predecessor.Close())
+	return errors.Join(p.run(c, n, effective), p.predecessor.Close())
 }
 
 // process is what outlives the changes of a configuration.
@@ -160,7 +161,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	metrics := processMetrics(c)
 	set, again := c.System(d.mode), false
 	if p.setUpOnly {
-		return errors.Join(set.Apply(log), prepare(d.mode))
+		return errors.Join(set.Apply(log), d.mode.Prepare())
 	}
 	objects, recorder, err := openSource(c, d.resolve.Node, log)
 	if err != nil {
@@ -171,7 +172,8 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 		return err
 	}
 	defer addresses.Close()
-	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: c.Servers(), Addresses: addresses,
+	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: servers(c),
+		Addresses:   addresses,
 		Predecessor: &p.predecessor, Refusal: &p.refusal}
 	o.About = []any{"version", thisBuild().short(), "source", sourceName(c), "config", p.flags["config"]}
 	o.Servers.Flags, o.Servers.Process = p.flags, metrics
@@ -186,7 +188,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	}
 	if recorder != nil {
 		t := event.New(recorder, log)
-		o.Tell = t.Tell
+		o.Report = t.Report
 		starting = func() { t.Starting(d.resolve.Node, "serves Services by "+d.mode.Name) }
 	}
 	o.Prepare = func() {
@@ -199,7 +201,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 			again = true
 		}
 	}
-	o.Served = func(ctx context.Context) {
+	o.OnReady = func(ctx context.Context) {
 		*served = true
 		starting()
 		if again {
@@ -207,17 +209,22 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 				log.Warn("applying system settings failed", "error", err)
 			}
 		}
-		if err := migrate.Run(ctx, log, migrate.Options{Remove: c.Own.TakeOver == config.Remove, Keep: c.Kept()}); err != nil && !errors.Is(err, context.Canceled) {
-			log.Warn("removing kube-proxy's rules failed", "error", err)
-		}
+		removeKubeProxys(ctx, c, log)
 	}
 	return agent.Run(ctx, o)
 }
 
-// prepare sets the sysctls that a mode needs.
-func prepare(m agent.Mode) error {
-	if m.Prepare == nil {
-		return nil
+// removeKubeProxys waits for a kube-proxy to stop and removes its rules, where c has it so.
+func removeKubeProxys(ctx context.Context, c *config.Config, log *slog.Logger) {
+	o := migrate.Options{Remove: c.Own.MigrateFromKubeProxy == config.Remove, Exclude: c.ExcludedCIDRs()}
+	if err := migrate.Run(ctx, log, o); err != nil && !errors.Is(err, context.Canceled) {
+		log.Warn("removing kube-proxy's rules failed", "error", err)
 	}
-	return m.Prepare()
+}
+
+// servers returns what an agent serves beside packets, and where, as configured.
+func servers(c *config.Config) agent.Servers {
+	s := c.Servers()
+	return agent.Servers{Health: s.Health, Metrics: s.Metrics, HardFail: s.HardFail, Profiling: s.Profiling, Late: s.Late,
+		Config: s.Config}
 }

@@ -45,10 +45,11 @@ A folder of Kubernetes manifests is all it takes: every Node and every running P
 namespace, every container port answers with the pod's name and the client it saw, and every node runs an
 agent. Nothing is put into the machine's own network.`,
 	}
-	return holds(c, sandboxUp(), sandboxServe(), sandboxLs(), sandboxExec(), sandboxAsk(), sandboxDown(), sandboxGenerate())
+	return holds(c, sandboxUp(), sandboxServe(), sandboxLs(), sandboxExec(), sandboxProbe(), sandboxDown(),
+		sandboxGenerate())
 }
 
-// needRoot gives the way out to those who are not root.
+// needRoot returns the way out to those who are not root.
 func needRoot(c *cobra.Command) error {
 	if os.Geteuid() == 0 {
 		return nil
@@ -114,14 +115,16 @@ nodes and pods that come, go or change there do so here. Flags after -- go to ev
 			if err != nil {
 				return err
 			}
-			serve := []string{"sandbox", "serve", "--name", name, "--events", strconv.Itoa(daemon.EventsFD), "--node-agent=" + strconv.FormatBool(agents), dir, "--"}
+			serve := []string{"sandbox", "serve", "--name", name, "--events", strconv.Itoa(daemon.EventsFD),
+				"--node-agent=" + strconv.FormatBool(agents), dir, "--"}
 			if err := daemon.Start(c.Context(), name, append(serve, args[1:]...), progress(c.ErrOrStderr())); err != nil {
 				return err
 			}
 			return awaitSandbox(c, name, wait, objects)
 		},
 	}
-	c.Flags().StringVar(&name, "name", "", "name of the sandbox: a letter, then letters and digits (default: the folder's name)")
+	c.Flags().StringVar(&name, "name", "", "name of the sandbox: a letter, then letters and digits (default: the "+
+		"folder's name)")
 	c.Flags().BoolVar(&agents, "node-agent", true, "run an agent on each node")
 	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait until the agents are ready")
 	return c
@@ -157,7 +160,8 @@ func clearSandbox(c *cobra.Command, name, dir string) ([]source.Object, error) {
 	}
 	for _, s := range left {
 		if s.Name != name {
-			c.PrintErrf("note: sandbox %s was left over by a process that was killed; to remove it: fairlead sandbox down --name %[1]s\n", s.Name)
+			c.PrintErrf("note: sandbox %s was left over by a process that was killed; to remove it: fairlead sandbox down "+
+				"--name %[1]s\n", s.Name)
 			continue
 		}
 		if err := sandbox.DownByName(name); err != nil {
@@ -166,7 +170,8 @@ func clearSandbox(c *cobra.Command, name, dir string) ([]source.Object, error) {
 		c.PrintErrf("note: removed what a killed process had left over of sandbox %s\n", name)
 	}
 	if s, err := sandbox.StateOf(name); err == nil {
-		return nil, fmt.Errorf("sandbox %s is up already, held by process %d: take it down first with fairlead sandbox down --name %[1]s, or choose another --name", name, s.PID)
+		return nil, fmt.Errorf("sandbox %s is up already, held by process %d: take it down first with fairlead sandbox down "+
+			"--name %[1]s, or choose another --name", name, s.PID)
 	}
 	return objects, nil
 }
@@ -194,7 +199,7 @@ func awaitSandbox(c *cobra.Command, name string, wait time.Duration, objects []s
 	if err != nil {
 		return err
 	}
-	if err := out(c).table(hostRows(look(s), 40)); err != nil {
+	if err := out(c).table(hostRows(boxOf(s), 40)); err != nil {
 		return err
 	}
 	if waited != nil {
@@ -204,7 +209,7 @@ func awaitSandbox(c *cobra.Command, name string, wait time.Duration, objects []s
 	return nil
 }
 
-// tryNext says what one can do with a sandbox.
+// tryNext returns what one can do with a sandbox.
 func tryNext(w io.Writer, s sandbox.State, objects []source.Object) {
 	client := "outside"
 	for _, h := range s.Hosts {
@@ -222,7 +227,7 @@ Try:
 `, s.Name, client, service, address)
 }
 
-// entrance gives a TCP Service that one can ask, as "ask" and as curl take it.
+// entrance returns a TCP Service that one can ask, as "ask" and as curl take it.
 func entrance(objects []source.Object) (service, address string) {
 	for _, o := range objects {
 		s, ok := o.(*corev1.Service)
@@ -248,14 +253,14 @@ func sandboxServe() *cobra.Command {
 		Hidden: true,
 		Args:   cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			tell := func(daemon.Event) {}
+			onEvent := func(daemon.Event) {}
 			if fd > 0 {
-				tell = daemon.Events(fd)
+				onEvent = daemon.Events(fd)
 			}
 			o := daemon.Options{
 				Name: cmp.Or(name, sandboxName(args[0])), Follow: args[0], Source: manifest.New(args[0]),
-				Progress: func(done, total int) { tell(daemon.Event{Done: done, Total: total}) },
-				Up:       func() { tell(daemon.Event{Up: true}) },
+				Progress: func(done, total int) { onEvent(daemon.Event{Done: done, Total: total}) },
+				Up:       func() { onEvent(daemon.Event{Up: true}) },
 			}
 			if agents {
 				o.Agent = func(node string) []string {
@@ -264,7 +269,7 @@ func sandboxServe() *cobra.Command {
 			}
 			err := daemon.Run(c.Context(), o)
 			if err != nil {
-				tell(daemon.Event{Error: err.Error()})
+				onEvent(daemon.Event{Error: err.Error()})
 			}
 			return err
 		},
@@ -282,7 +287,7 @@ type box struct {
 	Daemon *daemon.Status `json:"daemon,omitempty"`
 }
 
-func look(s sandbox.State) box {
+func boxOf(s sandbox.State) box {
 	b := box{State: s, Alive: s.Alive()}
 	if d, err := daemon.StatusOf(s.Name); err == nil {
 		b.Daemon = &d
@@ -303,7 +308,7 @@ func sandboxLs() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				b := look(s)
+				b := boxOf(s)
 				return o.print(out(c), b, func(p *page) error { return p.table(hostRows(b, len(b.Hosts))) })
 			}
 			states, err := sandbox.States()
@@ -312,7 +317,7 @@ func sandboxLs() *cobra.Command {
 			}
 			boxes := []box{}
 			for _, s := range states {
-				boxes = append(boxes, look(s))
+				boxes = append(boxes, boxOf(s))
 			}
 			if len(boxes) == 0 {
 				c.PrintErrln("no sandbox is there; to start one: fairlead sandbox up DIR")
@@ -345,12 +350,13 @@ func boxRows(boxes []box) [][]string {
 			ready, restarts = fmt.Sprintf("%d of %d", n, len(d.Agents)), strconv.Itoa(r)
 			since, follows = d.Since.Format(time.DateTime), d.Follows
 		}
-		rows = append(rows, []string{b.Name, b.state(), strconv.Itoa(count[sandbox.Node]), strconv.Itoa(count[sandbox.Pod]), ready, restarts, since, follows})
+		rows = append(rows, []string{b.Name, b.state(), strconv.Itoa(count[sandbox.Node]), strconv.Itoa(count[sandbox.Pod]),
+			ready, restarts, since, follows})
 	}
 	return rows
 }
 
-// state says in a few words how a sandbox is.
+// state states in a few words how a sandbox is.
 func (b box) state() string {
 	switch {
 	case !b.Alive:
@@ -445,7 +451,7 @@ func enterable(c *cobra.Command, name boxFlag, host string) (b box, h sandbox.Ho
 		return b, h, err
 	}
 	h, err = s.Host(host)
-	return look(s), h, err
+	return boxOf(s), h, err
 }
 
 // become replaces this process by the command, inside the host's network namespace and cgroup.
@@ -469,7 +475,7 @@ func become(h sandbox.Host, command, env []string) error {
 	return fmt.Errorf("run %s: %w", path, syscall.Exec(path, command, env))
 }
 
-func sandboxAsk() *cobra.Command {
+func sandboxProbe() *cobra.Command {
 	var name boxFlag
 	var o output
 	var from string
@@ -501,7 +507,7 @@ Service's port, else tcp.`,
 			if err != nil {
 				return fmt.Errorf("--from %q: %w", from, err)
 			}
-			replies, err := askAll(c.Context(), h, to, echo.Options{From: local}, max(count, 1), timeout)
+			replies, err := probeAll(c.Context(), h, to, echo.Options{From: local}, max(count, 1), timeout)
 			if err != nil {
 				return err
 			}
@@ -522,7 +528,7 @@ Service's port, else tcp.`,
 
 // destination reads TO as "explain" does, with the objects that the sandbox follows.
 func (b box) destination(to string) (verdict.Packet, error) {
-	w := &world{}
+	w := &snapshot{}
 	if b.Daemon != nil {
 		objects, _, err := manifest.Load(b.Daemon.Follows)
 		if err != nil {
@@ -550,18 +556,19 @@ func localAddress(text string) (netip.AddrPort, error) {
 
 // reply is one answer, or why there is none.
 type reply struct {
-	*echo.Answer
+	*echo.Reply
 	Error string `json:"error,omitempty"`
 }
 
-// askAll asks so many times.
-func askAll(ctx context.Context, h sandbox.Host, to verdict.Packet, o echo.Options, count int, timeout time.Duration) (replies []reply, err error) {
+// probeAll queries so many times.
+func probeAll(ctx context.Context, h sandbox.Host, to verdict.Packet, o echo.Options, count int,
+	timeout time.Duration) (replies []reply, err error) {
 	for range count {
-		var a echo.Answer
+		var a echo.Reply
 		err := h.Do(func() (err error) {
 			ctx, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
-			a, err = echo.Ask(ctx, to.Protocol, to.Dst, o)
+			a, err = echo.Request(ctx, to.Protocol, to.Dst, o)
 			return err
 		})
 		switch {
@@ -570,7 +577,7 @@ func askAll(ctx context.Context, h sandbox.Host, to verdict.Packet, o echo.Optio
 		case err != nil:
 			replies = append(replies, reply{Error: err.Error()})
 		default:
-			replies = append(replies, reply{Answer: &a})
+			replies = append(replies, reply{Reply: &a})
 		}
 	}
 	return replies, nil
@@ -591,7 +598,7 @@ func replyRows(replies []reply) [][]string {
 	example := map[string][]string{}
 	for _, r := range replies {
 		who, row := "-", []string{"no answer", "-", r.Error}
-		if r.Answer != nil {
+		if r.Reply != nil {
 			who = r.Pod
 			row = []string{r.Pod, fmt.Sprintf("%s/%s", r.Server, r.Proto), r.Client.String()}
 		}
@@ -638,7 +645,7 @@ func sandboxDown() *cobra.Command {
 	return c
 }
 
-// downNames gives the sandboxes that are meant: those named, all, or the only one.
+// downNames returns the sandboxes that are meant: those named, all, or the only one.
 func downNames(names []string, all bool) ([]string, error) {
 	if len(names) > 0 && all {
 		return nil, errors.New("use either --name or --all")

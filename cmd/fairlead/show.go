@@ -11,26 +11,27 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/agent/escape"
-	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"
 )
 
 // shown is what show prints.
 type shown struct {
-	Node      string           `json:"node"`
-	Wanted    int              `json:"factsWanted"`
-	Held      int              `json:"factsHeld"`
-	Missing   int              `json:"factsMissing"`
-	Extra     int              `json:"factsExtra"`
-	Frontends []shownFrontend  `json:"frontends"`
-	Counts    []shownCount     `json:"counts,omitempty"`
-	Packets   []shownPackets   `json:"packets,omitempty"`
-	FastPath  *ebpf.FastPath   `json:"fastPath,omitempty"`
-	Health    []shownHealth    `json:"healthChecks,omitempty"`
-	Problems  []source.Problem `json:"problems,omitempty"`
+	Node      string            `json:"node"`
+	Wanted    int               `json:"factsWanted"`
+	Held      int               `json:"factsHeld"`
+	Missing   int               `json:"factsMissing"`
+	Extra     int               `json:"factsExtra"`
+	Frontends []shownFrontend   `json:"frontends"`
+	Counts    []shownCount      `json:"counts,omitempty"`
+	Packets   []shownPackets    `json:"packets,omitempty"`
+	FastPath  *service.FastPath `json:"fastPath,omitempty"`
+	Health    []shownHealth     `json:"healthChecks,omitempty"`
+	Problems  []source.Problem  `json:"problems,omitempty"`
 }
 
 type shownFrontend struct {
@@ -43,17 +44,20 @@ type shownFrontend struct {
 	// Masquerade names the origins of clients whose source address becomes the node's, Direct those of them that keep
 	// it before endpoints whose node answers the client directly.
 	Masquerade string   `json:"masquerade"`
-	Direct     string   `json:"directServerReturn,omitempty"`
+	DSR        string   `json:"directServerReturn,omitempty"`
 	Sources    []string `json:"allowedSources,omitempty"`
 	Kernel     string   `json:"kernel"`
 
 	address string // Entry for people
+	owner   model.Owner
 }
 
 type shownCount struct {
 	Service     string `json:"service"`
 	Connections uint64 `json:"connections"` // of clients on this node, given an endpoint
 	Refused     uint64 `json:"refused"`     // for want of one
+
+	owner model.Owner
 }
 
 // shownPackets counts packets at the node's devices by what became of them, as the metric fairlead_packets_total does.
@@ -66,9 +70,11 @@ type shownHealth struct {
 	Service string `json:"service"`
 	Port    uint16 `json:"port"`
 	Local   int    `json:"localBackends"`
+
+	owner model.Owner
 }
 
-// showCommand tells what is wanted, what the kernel holds, and where they differ.
+// showCommand reports what is wanted, what the kernel holds, and where they differ.
 func showCommand() *cobra.Command {
 	var n nodeFlags
 	var o output
@@ -86,7 +92,7 @@ Exit status: 0 if everything was read, whatever the kernel holds; 1 on an error,
 			if err != nil {
 				return err
 			}
-			a, err := agent.Check(c.Context(), w.mode, w.services)
+			a, err := mode.Check(c.Context(), w.mode, w.services)
 			if err != nil {
 				return err
 			}
@@ -103,58 +109,61 @@ Exit status: 0 if everything was read, whatever the kernel holds; 1 on an error,
 }
 
 // show gathers what show prints.
-func show(w *world, a *agent.Audit) shown {
-	s := shown{Node: w.services.Node.Name, Wanted: a.Wanted, Held: a.Held, Missing: len(a.Put), Extra: len(a.Del), Problems: w.problems}
+func show(w *snapshot, a *mode.Audit) shown {
+	s := shown{Node: w.services.Node.Name, Wanted: a.Wanted, Held: a.Held, Missing: len(a.Put), Extra: len(a.Del),
+		Problems: w.problems}
 	for _, f := range w.services.Sorted() {
-		row := shownFrontend{Service: f.Service, Via: f.Via, Entry: f.Entry.String(), address: address(f.Entry), Internal: target(f.Inside),
-			External: target(f.Outside), Masquerade: f.Hide.String(), Kernel: kernelSays(w, a, f)}
-		if f.Inside.Pool.Affinity > 0 {
-			row.Affinity = f.Inside.Pool.Affinity.String()
+		row := shownFrontend{Service: f.Service, Via: f.Via, Entry: f.Entry.String(), address: address(f.Entry),
+			owner: f.Owner, Internal: target(f.Internal),
+			External: target(f.External), Masquerade: f.Masquerade.String(), Kernel: kernelSays(w, a, f)}
+		if f.Internal.Pool.Affinity > 0 {
+			row.Affinity = f.Internal.Pool.Affinity.String()
 		}
-		if f.Direct != 0 {
-			row.Direct = f.Direct.String()
+		if f.DSR != 0 {
+			row.DSR = f.DSR.String()
 		}
 		for _, p := range f.Sources {
 			row.Sources = append(row.Sources, p.String())
 		}
 		s.Frontends = append(s.Frontends, row)
 	}
-	counts := w.counts(a)
+	counts, owners := w.counts(a), map[string]model.Owner{}
+	for _, p := range w.services.Pools() {
+		owners[p.Service] = p.Owner
+	}
 	s.FastPath = a.FastPath
-	if a.Packets != nil {
-		a.Packets.Each(func(outcome string, n uint64) { s.Packets = append(s.Packets, shownPackets{outcome, n}) })
+	for _, o := range a.Packets {
+		s.Packets = append(s.Packets, shownPackets{o.Name, o.Packets})
 	}
 	for _, service := range sortedKeys(counts) {
-		s.Counts = append(s.Counts, shownCount{service, counts[service].Connections, counts[service].Refused})
+		s.Counts = append(s.Counts, shownCount{service, counts[service].Connections, counts[service].Refused,
+			owners[service]})
 	}
 	for _, h := range w.services.HealthChecks {
-		s.Health = append(s.Health, shownHealth{h.Service, h.Port, h.Local})
+		s.Health = append(s.Health, shownHealth{h.Owner.String(), h.Port, h.Local, h.Owner})
 	}
 	return s
 }
 
 // filter leaves the Services of these names; all where there is none.
-func (s *shown) filter(w *world, names []string) error {
+func (s *shown) filter(w *snapshot, names []string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	wanted := map[string]bool{}
+	wanted := map[source.Key]bool{}
 	for _, n := range names {
 		v := w.service(n)
 		if v == nil {
 			return w.unknown(n)
 		}
-		wanted[v.Namespace+"/"+v.Name] = true
+		wanted[source.KeyOf(v)] = true
 	}
-	other := func(service string) bool {
-		name, _, _ := strings.Cut(service, ":")
-		return !wanted[name]
-	}
-	s.Frontends = slices.DeleteFunc(s.Frontends, func(f shownFrontend) bool { return other(f.Service) })
-	s.Counts = slices.DeleteFunc(s.Counts, func(c shownCount) bool { return other(c.Service) })
-	s.Health = slices.DeleteFunc(s.Health, func(h shownHealth) bool { return other(h.Service) })
+	other := func(o model.Owner) bool { return !wanted[keyOf(o)] }
+	s.Frontends = slices.DeleteFunc(s.Frontends, func(f shownFrontend) bool { return other(f.owner) })
+	s.Counts = slices.DeleteFunc(s.Counts, func(c shownCount) bool { return other(c.owner) })
+	s.Health = slices.DeleteFunc(s.Health, func(h shownHealth) bool { return other(h.owner) })
 	s.Problems = slices.DeleteFunc(s.Problems, func(p source.Problem) bool {
-		return p.Object.Kind == source.Service && !wanted[p.Object.Namespace+"/"+p.Object.Name]
+		return p.Object.Kind == source.Service && !wanted[p.Object]
 	})
 	return nil
 }
@@ -200,33 +209,43 @@ func (s shown) fastPathLine(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// counts gives what became of clients on this node, by Service.
-func (w *world) counts(a *agent.Audit) map[string]ebpf.Count {
-	names := w.serviceOf()
-	return agent.PerService(a.Counts, func(id uint64) string { return names[id] })
+// counts returns what became of clients on this node, by Service.
+func (w *snapshot) counts(a *mode.Audit) map[string]service.Count {
+	pools := w.poolsByID()
+	return service.PerService(a.Counts, func(id uint64) string {
+		if p := pools[id]; p != nil {
+			return p.Service
+		}
+		return ""
+	})
 }
 
-// serviceOf names the Services of pools, by the pools' IDs.
-func (w *world) serviceOf() map[uint64]string {
-	names := map[uint64]string{}
-	for _, f := range w.services.Frontends {
-		names[f.Inside.Pool.ID], names[f.Outside.Pool.ID] = f.Service, f.Service
+// poolsByID returns the pools of the decided node by their IDs.
+func (w *snapshot) poolsByID() map[uint64]*model.Pool {
+	pools := map[uint64]*model.Pool{}
+	for _, p := range w.services.Pools() {
+		pools[p.ID] = p
 	}
-	return names
+	return pools
+}
+
+// keyOf returns the key of an owner's object.
+func keyOf(o model.Owner) source.Key {
+	return source.Key{Kind: source.Kind(o.Kind), Namespace: o.Namespace, Name: o.Name}
 }
 
 // kernelSays words what an audit found of a frontend.
-func kernelSays(w *world, a *agent.Audit, f *model.Frontend) string {
+func kernelSays(w *snapshot, a *mode.Audit, f *model.Frontend) string {
 	if w.mode.Ends {
-		return "in the agent's process: ask its /status"
+		return "in the agent's process: see its /status"
 	}
 	if missing, of := a.Lacks(f); missing > 0 {
 		return fmt.Sprintf("lacks %d of %d facts", missing, of)
 	}
-	if missing, of := a.Attached(w.services.Node); missing > 0 {
+	if missing, of := a.Attached(w.services.ServiceNode); missing > 0 {
 		return fmt.Sprintf("not served: the node lacks %d of %d facts", missing, of)
 	}
-	return "as wanted"
+	return "in sync"
 }
 
 // target lists a target's backends, or what becomes of packets without any.
@@ -275,8 +294,8 @@ func (s shown) frontendRows(all bool) [][]string {
 		switch {
 		case all:
 			masqueraded := f.Masquerade
-			if f.Direct != "" {
-				masqueraded += "; DSR: " + f.Direct
+			if f.DSR != "" {
+				masqueraded += "; DSR: " + f.DSR
 			}
 			row = append(row, external, dash(f.Affinity), dash(masqueraded), dash(few(f.Sources)))
 		case external != "same":
@@ -321,7 +340,8 @@ func (s shown) table(w *page) error {
 		fmt.Fprintf(w, "health check of %s at port %d: %d endpoints on this node\n", escape.String(h.Service), h.Port,
 			h.Local)
 	}
-	fmt.Fprintf(w, "\nnode %s: %d facts wanted, %d in the kernel: %d missing, %d too many\n", s.Node, s.Wanted, s.Held, s.Missing, s.Extra)
+	fmt.Fprintf(w, "\nnode %s: %d facts wanted, %d in the kernel: %d missing, %d too many\n", s.Node, s.Wanted, s.Held,
+		s.Missing, s.Extra)
 	return printProblems(w, s.Problems)
 }
 
@@ -373,7 +393,7 @@ const (
 	perWrite       = 4096 // facts in one transaction
 )
 
-// planCommand tells what a sync would do.
+// planCommand reports what a sync would do.
 func planCommand() *cobra.Command {
 	var n nodeFlags
 	var o output
@@ -393,7 +413,7 @@ could not be read.`,
 			if err != nil {
 				return err
 			}
-			a, err := agent.Check(c.Context(), w.mode, w.services)
+			a, err := mode.Check(c.Context(), w.mode, w.services)
 			if err != nil {
 				return err
 			}
@@ -412,21 +432,20 @@ could not be read.`,
 }
 
 // plan counts what an audit would have written.
-func plan(w *world, a *agent.Audit, operations bool) planned {
+func plan(w *snapshot, a *mode.Audit, operations bool) planned {
 	p := planned{Node: w.services.Node.Name, ByKind: map[string][]int{}, Problems: w.problems}
-	gone := make(map[string]bool, len(a.Del))
+	gone := make(map[reconcile.PlannedFact]bool, len(a.Del))
 	for _, fact := range a.Del {
 		gone[fact] = true
 	}
-	count := func(what int, sign string, total *int, fact string) {
-		kind, _, _ := strings.Cut(fact, " ")
-		if p.ByKind[kind] == nil {
-			p.ByKind[kind] = make([]int, 3)
+	count := func(what int, sign string, total *int, fact reconcile.PlannedFact) {
+		if p.ByKind[fact.Group] == nil {
+			p.ByKind[fact.Group] = make([]int, 3)
 		}
-		p.ByKind[kind][what]++
+		p.ByKind[fact.Group][what]++
 		*total++
 		if operations {
-			p.Operations = append(p.Operations, sign+" "+fact)
+			p.Operations = append(p.Operations, sign+" "+fact.Name)
 		}
 	}
 	for _, f := range a.Put {
@@ -464,7 +483,8 @@ func (p planned) table(w *page) error {
 	for _, op := range p.Operations {
 		fmt.Fprintln(w, escape.String(op))
 	}
-	fmt.Fprintf(w, "node %s: put %d, replace %d, delete %d, leave %d unchanged: %d transactions, about %s. Nothing was changed.\n",
+	fmt.Fprintf(w, "node %s: put %d, replace %d, delete %d, leave %d unchanged: %d transactions, about %s. Nothing was "+
+		"changed.\n",
 		p.Node, p.Put, p.Replace, p.Delete, p.Unchanged, p.Transactions, p.Estimate)
 	return printProblems(w, p.Problems)
 }

@@ -20,11 +20,12 @@ import (
 	"fairlead.dev/fairlead/source/manifest"
 )
 
-// access gives the way to the API server. A folder wins over it.
+// access returns the way to the API server. A folder wins over it.
 func access(c *config.Config) (kube.Access, error) {
 	a := kube.Access{Kubeconfig: c.Proxy.ClientConnection.Kubeconfig, Master: c.Server}
 	if a == (kube.Access{}) && os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
-		return a, errors.New("--source is missing: name a folder of Kubernetes YAML, such as examples/shop, or read the Kubernetes API with --kubeconfig")
+		return a, errors.New("--source is missing: name a folder of Kubernetes YAML, such as examples/shop, or read the " +
+			"Kubernetes API with --kubeconfig")
 	}
 	return a, nil
 }
@@ -81,7 +82,8 @@ func openSource(c *config.Config, node string, log *slog.Logger) (source.Source,
 }
 
 // load reads a source once, of the Kubernetes API's Pods only if asked to.
-func load(ctx context.Context, c *config.Config, node string, withPods bool) ([]source.Object, []source.Problem, error) {
+func load(ctx context.Context, c *config.Config, node string,
+	withPods bool) ([]source.Object, []source.Problem, error) {
 	if c.Own.Source != "" {
 		return manifest.Load(c.Own.Source)
 	}

@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/agent/escape"
-	"fairlead.dev/fairlead/dataplane/service/ebpf"
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -41,14 +39,15 @@ One process may trace a node at a time.`,
 			if err != nil {
 				return err
 			}
-			t := &tracer{world: w, services: w.serviceOf(), pods: w.pods(), out: out(c), json: o == "json"}
+			t := &tracer{snapshot: w, services: w.poolsByID(), pods: w.pods(), out: out(c), json: o == "json"}
 			f, err := t.filter(service, pod)
 			if err != nil {
 				return err
 			}
-			lost, err := agent.Trace(c.Context(), ebpfOptions(w.config), f, t.print)
+			lost, err := mode.Trace(c.Context(), w.config.Options(), f, t.print)
 			if lost > 0 {
-				c.PrintErrf("%d more were lost: they came faster than they could be printed; narrow it with --service or --pod\n", lost)
+				c.PrintErrf("%d more were lost: they came faster than they could be printed; narrow it with --service or --pod\n",
+					lost)
 			}
 			return errors.Join(err, t.err)
 		},
@@ -56,37 +55,40 @@ One process may trace a node at a time.`,
 	n.add(c)
 	o.add(c)
 	c.Flags().Lookup("output").Usage = "output format: json, a line for each connection"
-	c.Flags().StringVar(&service, "service", "", "only of this Service (namespace/name, or namespace/name:port for one of its ports)")
-	c.Flags().StringVar(&pod, "pod", "", "only of the pod namespace/name, or of the network namespace that has this address")
+	c.Flags().StringVar(&service, "service", "",
+		"only of this Service (namespace/name, or namespace/name:port for one of its ports)")
+	c.Flags().StringVar(&pod, "pod", "", "only of the pod namespace/name, or of the network namespace that has "+
+		"this address")
 	return c
 }
 
 // tracer prints events.
 type tracer struct {
-	*world
-	services map[uint64]string     // by pools' IDs
-	pods     map[netip.Addr]string // by their addresses
-	clients  map[uint64]string     // by cookies of network namespaces
-	looked   time.Time             // when these were last looked for
+	*snapshot
+	services map[uint64]*model.Pool // by their IDs
+	pods     map[netip.Addr]string  // by their addresses
+	clients  map[uint64]string      // by cookies of network namespaces
+	listed   time.Time              // when these were last looked for
 	out      io.Writer
 	json     bool
 	err      error // of writing
 }
 
 // filter finds what --service and --pod name.
-func (t *tracer) filter(service, pod string) (f ebpf.Filter, err error) {
-	for id, name := range t.services {
-		if service != "" && (name == service || strings.HasPrefix(name, service+":")) {
+func (t *tracer) filter(service, pod string) (f mode.TraceFilter, err error) {
+	for id, p := range t.services {
+		if service != "" && (p.Service == service || p.Owner.String() == service) {
 			f.Pools = append(f.Pools, id)
 		}
 	}
 	if service != "" && f.Pools == nil {
-		return f, fmt.Errorf("--service %q: the node serves no such Service; write it as namespace/name, and see fairlead show", service)
+		return f, fmt.Errorf("--service %q: the node serves no such Service; write it as namespace/name, and see "+
+			"fairlead show", service)
 	}
 	if pod == "" {
 		return f, nil
 	}
-	hosts, err := ebpf.Hosts()
+	hosts, err := mode.TraceHosts()
 	if err != nil {
 		return f, err
 	}
@@ -98,23 +100,25 @@ func (t *tracer) filter(service, pod string) (f ebpf.Filter, err error) {
 			}
 		}
 	}
-	return f, fmt.Errorf("--pod %q: no network namespace of this node has its address: write a pod that runs here as namespace/name, or an address", pod)
+	return f, fmt.Errorf("--pod %q: no network namespace of this node has its address: write a pod that runs here as "+
+		"namespace/name, or an address", pod)
 }
 
-// client names a network namespace: by its pod, or its first address. Those that are new are looked for once a second at most.
+// client names a network namespace: by its pod, or its first address. Those that are new are looked for once a second
+// at most.
 func (t *tracer) client(cookie uint64) string {
-	if name, known := t.clients[cookie]; known || time.Since(t.looked) < time.Second {
+	if name, known := t.clients[cookie]; known || time.Since(t.listed) < time.Second {
 		return name
 	}
-	t.looked, t.clients = time.Now(), map[uint64]string{}
-	hosts, err := ebpf.Hosts()
+	t.listed, t.clients = time.Now(), map[uint64]string{}
+	hosts, err := mode.TraceHosts()
 	if err != nil {
 		return ""
 	}
 	for i, h := range hosts {
 		switch {
 		case i == 0:
-			t.clients[h.Cookie] = "node " + t.world.services.Node.Name
+			t.clients[h.Cookie] = "node " + t.snapshot.services.Node.Name
 		case len(h.Addresses) > 0:
 			t.clients[h.Cookie] = h.Addresses[0].String()
 		}
@@ -142,9 +146,13 @@ type traced struct {
 }
 
 // print prints an event.
-func (t *tracer) print(e ebpf.Event) {
-	row := traced{Time: e.At(), Client: t.client(e.Namespace), Namespace: e.Namespace, Process: e.Process, Command: e.Command,
-		Service: t.services[e.Pool], Entry: fmt.Sprintf("%s/%s", e.Entry, model.Protocol(e.Protocol)), Outcome: e.Outcome.String()}
+func (t *tracer) print(e mode.TraceEvent) {
+	row := traced{Time: e.At(), Client: t.client(e.Namespace), Namespace: e.Namespace, Process: e.Process,
+		Command: e.Command,
+		Entry:   fmt.Sprintf("%s/%s", e.Entry, model.Protocol(e.Protocol)), Outcome: e.Outcome.String()}
+	if p := t.services[e.Pool]; p != nil {
+		row.Service = p.Service
+	}
 	if e.Backend.IsValid() {
 		row.Backend, row.Pod = e.Backend.String(), t.pods[e.Backend.Addr()]
 	}
@@ -159,13 +167,14 @@ func (t *tracer) print(e ebpf.Event) {
 	}
 }
 
-// String gives a line for people.
+// String returns a line for people.
 func (r traced) String() string {
 	client := r.Client
 	if client == "" {
 		client = fmt.Sprint("namespace ", r.Namespace)
 	}
-	line := fmt.Sprintf("%s  %-24s %-20s %s %s", r.Time.Format("15:04:05.000000"), client, fmt.Sprintf("%s[%d]", r.Command, r.Process), dash(r.Service), r.Entry)
+	line := fmt.Sprintf("%s  %-24s %-20s %s %s", r.Time.Format("15:04:05.000000"), client,
+		fmt.Sprintf("%s[%d]", r.Command, r.Process), dash(r.Service), r.Entry)
 	if r.Backend != "" {
 		line += " → " + r.Backend
 	}

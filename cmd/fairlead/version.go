@@ -18,7 +18,7 @@ import (
 // git describe --always --dirty --abbrev=40 prints. Without them the Go toolchain's own records count.
 var release, commit string
 
-// build says what a binary was built from, and with what.
+// build returns what a binary was built from, and with what.
 type build struct {
 	Version  string `json:"version"` // a release such as v0.1.0, else "devel"
 	Commit   string `json:"commit"`  // 40 hexadecimal digits, or "unknown"
@@ -118,9 +118,9 @@ func buildInfo() version.Info {
 }
 
 // printVersion prints what --version asks for.
-func printVersion(w io.Writer, asked config.Version) {
+func printVersion(w io.Writer, requested config.Version) {
 	v := buildInfo()
-	if asked == config.RawVersion {
+	if requested == config.RawVersion {
 		fmt.Fprintf(w, "%#v\n", v)
 		return
 	}

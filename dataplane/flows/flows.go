@@ -35,16 +35,16 @@ type Allowed struct{ *model.Frontend }
 func (a Allowed) has(f conntrack.Flow) bool {
 	allowed := a.Sources == nil ||
 		slices.ContainsFunc(a.Sources, func(r netip.Prefix) bool { return r.Contains(f.Source.Addr()) })
-	return allowed && (a.Inside.Pool.Serves(f.Answers) || a.Outside.Pool.Serves(f.Answers))
+	return allowed && (a.Internal.Pool.Serves(f.ReplySource) || a.External.Pool.Serves(f.ReplySource))
 }
 
-// Fact says which backends an entry's flows may have.
+// Fact returns which backends an entry's flows may have.
 type Fact = dataplane.Fact[Key, Allowed]
 
-// Plane implements dataplane.Plane[model.Part, Key, Allowed].
+// Plane implements dataplane.Plane[model.ServicePart, Key, Allowed].
 type Plane struct{ conn *conntrack.Conn }
 
-var _ dataplane.Plane[model.Part, Key, Allowed] = (*Plane)(nil)
+var _ dataplane.Plane[model.ServicePart, Key, Allowed] = (*Plane)(nil)
 
 // New opens the plane of the calling thread's network namespace.
 func New() (*Plane, error) {
@@ -55,14 +55,14 @@ func New() (*Plane, error) {
 	return &Plane{conn}, nil
 }
 
-// Close gives the plane's sockets back.
+// Close returns the plane's sockets back.
 func (p *Plane) Close() { p.conn.Close() }
 
 // Invalid returns how many packets connection tracking has called invalid.
 func (p *Plane) Invalid() (uint64, error) { return p.conn.Invalid() }
 
 // Render implements dataplane.Plane.
-func (p *Plane) Render(part model.Part) []Fact {
+func (p *Plane) Render(part model.ServicePart) []Fact {
 	f, ok := part.(*model.Frontend)
 	if !ok {
 		return nil
@@ -73,7 +73,8 @@ func (p *Plane) Render(part model.Part) []Fact {
 	return []Fact{{Key: Key(f.Entry), Value: Allowed{f}}}
 }
 
-// Read implements dataplane.Plane. The kernel holds no such facts: after a restart each is told, and looked after, anew.
+// Read implements dataplane.Plane. The kernel holds no such facts: after a restart each is told, and looked after,
+// anew.
 func (p *Plane) Read(context.Context) ([]Fact, error) { return nil, nil }
 
 // Write implements dataplane.Plane with one look through the flows of each family concerned.
@@ -87,14 +88,14 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	}
 	c := cutter{now: map[Key]Allowed{}, past: map[Key]Allowed{}, own: own}
 	families := map[uint8]bool{}
-	note := func(m map[Key]Allowed, facts []Fact) {
+	record := func(m map[Key]Allowed, facts []Fact) {
 		for _, f := range facts {
 			m[f.Key] = f.Value
 			families[familyOf(f.Key.Addr)] = true
 		}
 	}
-	note(c.past, slices.DeleteFunc(slices.Clone(del), func(f Fact) bool { return f.Key.Protocol == model.TCP }))
-	note(c.now, put)
+	record(c.past, slices.DeleteFunc(slices.Clone(del), func(f Fact) bool { return f.Key.Protocol == model.TCP }))
+	record(c.now, put)
 	var errs []error
 	for family := range families {
 		_, err := p.conn.Cut(family, c.stale)
@@ -110,7 +111,7 @@ func familyOf(a netip.Addr) uint8 {
 	return unix.AF_INET6
 }
 
-// anyAddr gives the address that stands for every one of the node's in an entry, of a's family.
+// anyAddr returns the address that stands for every one of the node's in an entry, of a's family.
 func anyAddr(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return netip.IPv4Unspecified()
@@ -124,10 +125,10 @@ type cutter struct {
 	own       map[netip.Addr]bool
 }
 
-// stale says whether a flow is to be cut: it goes to an entry that is, by another way than its backends; or it went to
-// an entry that is no more by one of the backends of then. Of TCP, only what is still opening untranslated is.
+// stale reports whether a flow is to be cut: it goes to an entry that is, by another way than its backends; or it went
+// to an entry that is no more by one of the backends of then. Of TCP, only what is still opening untranslated is.
 func (c cutter) stale(f conntrack.Flow) bool {
-	if f.Protocol == uint8(model.TCP) && (!f.Opening || f.Answers != f.Destination) {
+	if f.Protocol == uint8(model.TCP) && (!f.Opening || f.ReplySource != f.Destination) {
 		return false
 	}
 	k := Key{Addr: f.Destination.Addr(), Port: f.Destination.Port(), Protocol: model.Protocol(f.Protocol)}
@@ -142,7 +143,7 @@ func (c cutter) stale(f conntrack.Flow) bool {
 	return yes
 }
 
-// decide says whether a flow of an entry is stale, if the entry is known.
+// decide reports whether a flow of an entry is stale, if the entry is known.
 func (c cutter) decide(k Key, f conntrack.Flow) (stale, known bool) {
 	if now, ok := c.now[k]; ok {
 		return k.Protocol == model.TCP || !now.has(f), true

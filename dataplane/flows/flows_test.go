@@ -16,8 +16,8 @@ func pool(addrs ...string) *model.Pool {
 	return p
 }
 
-func leads(inside, outside *model.Pool) Allowed {
-	return Allowed{&model.Frontend{Inside: model.Target{Pool: inside}, Outside: model.Target{Pool: outside}}}
+func leads(internal, external *model.Pool) Allowed {
+	return Allowed{&model.Frontend{Internal: model.Target{Pool: internal}, External: model.Target{Pool: external}}}
 }
 
 func key(addr string, proto model.Protocol) Key {
@@ -43,10 +43,10 @@ func TestStale(t *testing.T) {
 		own:  map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true},
 	}
 	for _, f := range []struct {
-		proto       model.Protocol
-		to, answers string
-		stale       bool
-		what        string
+		proto           model.Protocol
+		to, replySource string
+		stale           bool
+		what            string
 	}{
 		{model.UDP, "10.96.0.53:53", "10.1.0.1:53", false, "a backend for clients inside"},
 		{model.UDP, "10.96.0.53:53", "10.1.0.3:53", false, "a backend for clients outside"},
@@ -67,9 +67,9 @@ func TestStale(t *testing.T) {
 		{model.UDP, "10.96.0.54:53", "10.1.0.9:53", false, "the Service went, but this flow was another's"},
 	} {
 		flow := conntrack.Flow{Protocol: uint8(f.proto), Source: netip.MustParseAddrPort("10.2.0.1:1000"),
-			Destination: netip.MustParseAddrPort(f.to), Answers: netip.MustParseAddrPort(f.answers)}
+			Destination: netip.MustParseAddrPort(f.to), ReplySource: netip.MustParseAddrPort(f.replySource)}
 		if got := c.stale(flow); got != f.stale {
-			t.Errorf("%s to %s answered by %s: stale is %v, want %v: %s", f.proto, f.to, f.answers, got, f.stale, f.what)
+			t.Errorf("%s to %s answered by %s: stale is %v, want %v: %s", f.proto, f.to, f.replySource, got, f.stale, f.what)
 		}
 	}
 }
@@ -82,10 +82,10 @@ func TestStaleTCP(t *testing.T) {
 		own: map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true},
 	}
 	for _, f := range []struct {
-		to, answers string
-		opening     bool
-		stale       bool
-		what        string
+		to, replySource string
+		opening         bool
+		stale           bool
+		what            string
 	}{
 		{"10.96.0.10:80", "10.96.0.10:80", true, true, "opened before the frontend came"},
 		{"[fd00::10]:80", "[fd00::10]:80", true, true, "IPv6"},
@@ -97,9 +97,9 @@ func TestStaleTCP(t *testing.T) {
 		{"10.0.0.2:30080", "10.0.0.2:30080", true, false, "another host's port of that number"},
 	} {
 		flow := conntrack.Flow{Protocol: uint8(model.TCP), Source: netip.MustParseAddrPort("10.2.0.1:1000"),
-			Destination: netip.MustParseAddrPort(f.to), Answers: netip.MustParseAddrPort(f.answers), Opening: f.opening}
+			Destination: netip.MustParseAddrPort(f.to), ReplySource: netip.MustParseAddrPort(f.replySource), Opening: f.opening}
 		if got := c.stale(flow); got != f.stale {
-			t.Errorf("to %s answered by %s: stale is %v, want %v: %s", f.to, f.answers, got, f.stale, f.what)
+			t.Errorf("to %s answered by %s: stale is %v, want %v: %s", f.to, f.replySource, got, f.stale, f.what)
 		}
 	}
 }
@@ -109,7 +109,8 @@ func TestRender(t *testing.T) {
 	p := &Plane{}
 	f := func(proto model.Protocol) *model.Frontend {
 		to := model.Target{Pool: pool("10.1.0.1:53")}
-		return &model.Frontend{Inside: to, Outside: to, Entry: model.Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 53, Protocol: proto}}
+		return &model.Frontend{Internal: to, External: to,
+			Entry: model.Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 53, Protocol: proto}}
 	}
 	for proto, allows := range map[model.Protocol]bool{model.TCP: false, model.UDP: true, model.SCTP: true} {
 		facts := p.Render(f(proto))

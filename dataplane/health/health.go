@@ -1,5 +1,5 @@
-// Package health is the data plane of healthCheckNodePort: HTTP servers on which load balancers ask whether this node has
-// backends of a Service of its own. What a kernel is to others, the process's listeners are to it.
+// Package health is the data plane of healthCheckNodePort: HTTP servers on which load balancers ask whether this node
+// has backends of a Service of its own. What a kernel is to others, the process's listeners are to it.
 package health
 
 import (
@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -39,11 +38,11 @@ func (Key) Rank() int { return 0 }
 
 // State is what a server answers.
 type State struct {
-	Service string // "namespace/name"
-	Local   int    // ready backends on this node
+	Owner model.Owner // the Service
+	Local int         // ready backends on this node
 }
 
-// Fact says what the server at a port answers.
+// Fact returns what the server at a port answers.
 type Fact = dataplane.Fact[Key, State]
 
 // Plane implements dataplane.Plane[*model.HealthCheck, Key, State].
@@ -70,7 +69,7 @@ func New(listen func(Key) (net.Listener, error), healthy func() bool) *Plane {
 
 // Render implements dataplane.Plane.
 func (p *Plane) Render(h *model.HealthCheck) []Fact {
-	state := State{h.Service, h.Local}
+	state := State{h.Owner, h.Local}
 	if h.Addresses == nil {
 		return []Fact{{Key: Key{Port: h.Port}, Value: state}}
 	}
@@ -112,7 +111,7 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	return errors.Join(errs...)
 }
 
-// serve tells a server what to answer, and starts it if there is none.
+// serve notifies a server what to answer, and starts it if there is none.
 func (p *Plane) serve(f Fact) error {
 	if s := p.servers[f.Key]; s != nil {
 		s.state.Store(&f.Value)
@@ -120,7 +119,7 @@ func (p *Plane) serve(f Fact) error {
 	}
 	l, err := p.listen(f.Key)
 	if err != nil {
-		return fmt.Errorf("health: listen on healthCheckNodePort %s of Service %s: %w", f.Key, f.Value.Service, err)
+		return fmt.Errorf("health: listen on healthCheckNodePort %s of Service %s: %w", f.Key, f.Value.Owner, err)
 	}
 	s := &server{healthy: p.healthy, socket: l}
 	s.state.Store(&f.Value)
@@ -157,7 +156,6 @@ func (s *server) close() {
 // ServeHTTP answers 200 if the node has backends and 503 if not, in the words of kube-proxy's health check server.
 func (s *server) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	state := *s.state.Load()
-	namespace, name, _ := strings.Cut(state.Service, "/")
 	var body struct {
 		Service struct {
 			Namespace string `json:"namespace"`
@@ -166,7 +164,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 		LocalEndpoints      int  `json:"localEndpoints"`
 		ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 	}
-	body.Service.Namespace, body.Service.Name = namespace, name
+	body.Service.Namespace, body.Service.Name = state.Owner.Namespace, state.Owner.Name
 	body.LocalEndpoints, body.ServiceProxyHealthy = state.Local, s.healthy()
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")

@@ -33,7 +33,7 @@ func onLoopback(at map[uint16]string) func(Key) (net.Listener, error) {
 	}
 }
 
-func ask(t *testing.T, url string) (int, string, http.Header) {
+func request(t *testing.T, url string) (int, string, http.Header) {
 	t.Helper()
 	r, err := http.Get(url)
 	if err != nil {
@@ -51,32 +51,35 @@ func render(p *Plane, hs ...*model.HealthCheck) (facts []Fact) {
 	return facts
 }
 
-func TestServersAnswerAsTold(t *testing.T) {
+func TestServersRespondAsConfigured(t *testing.T) {
 	at := map[uint16]string{}
 	p := New(onLoopback(at), nil)
 	defer p.Close()
-	two := render(p, &model.HealthCheck{Service: "shop/web", Port: 30999, Local: 2})
-	none := render(p, &model.HealthCheck{Service: "shop/web", Port: 30999})
+	two := render(p, &model.HealthCheck{Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "web"},
+		Port: 30999, Local: 2})
+	none := render(p, &model.HealthCheck{Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "web"},
+		Port: 30999})
 	if err := p.Write(t.Context(), two, nil); err != nil {
 		t.Fatal(err)
 	}
-	code, body, header := ask(t, at[30999])
+	code, body, header := request(t, at[30999])
 	var said struct {
 		Service             struct{ Namespace, Name string }
 		LocalEndpoints      int
 		ServiceProxyHealthy bool
 	}
-	if err := json.Unmarshal([]byte(body), &said); err != nil || code != 200 || said.Service.Namespace != "shop" || said.Service.Name != "web" ||
+	if err := json.Unmarshal([]byte(body), &said); err != nil || code != 200 || said.Service.Namespace != "shop" ||
+		said.Service.Name != "web" ||
 		said.LocalEndpoints != 2 || !said.ServiceProxyHealthy || header.Get("X-Load-Balancing-Endpoint-Weight") != "2" {
 		t.Errorf("with backends: %d %s %v", code, body, err)
 	}
 	if err := p.Write(t.Context(), none, two); err != nil {
 		t.Fatal(err)
 	}
-	if code, body, _ := ask(t, at[30999]); code != 503 || !strings.Contains(body, `"localEndpoints":0`) {
+	if code, body, _ := request(t, at[30999]); code != 503 || !strings.Contains(body, `"localEndpoints":0`) {
 		t.Errorf("without backends: %d %s", code, body)
 	}
-	if held, _ := p.Read(t.Context()); len(held) != 1 || held[0] != none[0] {
+	if held, _ := p.Read(t.Context()); len(held) != 1 || !held[0].Equal(none[0]) {
 		t.Errorf("read: %v, want %v", held, none)
 	}
 	if err := p.Write(t.Context(), nil, none); err != nil {
@@ -97,7 +100,8 @@ func TestServersAreBoundToTheirAddresses(t *testing.T) {
 	free.Close()
 	p := New(nil, nil)
 	defer p.Close()
-	h := &model.HealthCheck{Service: "shop/web", Port: port, Local: 1}
+	h := &model.HealthCheck{Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "web"}, Port: port,
+		Local: 1}
 	all := render(p, h)
 	if err := p.Write(t.Context(), all, nil); err != nil {
 		t.Fatal(err)
@@ -121,15 +125,17 @@ func TestServersAreBoundToTheirAddresses(t *testing.T) {
 	}
 }
 
-func TestOnePortTakenLeavesTheOthers(t *testing.T) {
+func TestOnePortInUseDoesNotBlockOthers(t *testing.T) {
 	at := map[uint16]string{}
 	p := New(onLoopback(at), nil)
 	defer p.Close()
-	err := p.Write(t.Context(), render(p, &model.HealthCheck{Service: "a/a", Port: 1}, &model.HealthCheck{Service: "b/b", Port: 2, Local: 1}), nil)
+	err := p.Write(t.Context(),
+		render(p, &model.HealthCheck{Owner: model.Owner{Kind: model.KindService, Namespace: "a", Name: "a"}, Port: 1},
+			&model.HealthCheck{Owner: model.Owner{Kind: model.KindService, Namespace: "b", Name: "b"}, Port: 2, Local: 1}), nil)
 	if err == nil || !strings.Contains(err.Error(), "healthCheckNodePort :1 of Service a/a") {
 		t.Errorf("error is %v, want it to name port and Service", err)
 	}
-	if code, _, _ := ask(t, at[2]); code != 200 {
+	if code, _, _ := request(t, at[2]); code != 200 {
 		t.Errorf("the other server answers %d", code)
 	}
 	if held, _ := p.Read(t.Context()); len(held) != 1 {
@@ -138,11 +144,12 @@ func TestOnePortTakenLeavesTheOthers(t *testing.T) {
 }
 
 // A load balancer is answered while others hold more connections than a server does.
-func TestAnswersWhileConnectionsAreHeld(t *testing.T) {
+func TestRespondsWhileConnectionsAreOpen(t *testing.T) {
 	at := map[uint16]string{}
 	p := New(onLoopback(at), nil)
 	defer p.Close()
-	if err := p.Write(t.Context(), render(p, &model.HealthCheck{Service: "shop/web", Port: 30999, Local: 2}),
+	if err := p.Write(t.Context(), render(p, &model.HealthCheck{
+		Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "web"}, Port: 30999, Local: 2}),
 		nil); err != nil {
 		t.Fatal(err)
 	}
@@ -157,10 +164,11 @@ func TestAnswersWhileConnectionsAreHeld(t *testing.T) {
 			first = c
 		}
 	}
-	if code, _, _ := ask(t, at[30999]); code != http.StatusOK {
+	if code, _, _ := request(t, at[30999]); code != http.StatusOK {
 		t.Errorf("the answer is %d", code)
 	}
-	first.SetReadDeadline(time.Now().Add(3 * time.Second)) // more than it takes to close a connection, less than one without a request may last
+	// more than it takes to close a connection, less than one without a request may last
+	first.SetReadDeadline(time.Now().Add(3 * time.Second))
 	if _, err := io.Copy(io.Discard, first); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("the oldest connection is held: %v", err)
 	}

@@ -1,5 +1,6 @@
-// Package maglev builds the look-up table of Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer"
-// (NSDI 2016), section 3.4: consistent hashing that spreads clients evenly and moves few of them when backends change.
+// Package maglev builds the look-up table of Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load
+// Balancer" (NSDI 2016), section 3.4: consistent hashing that spreads clients evenly and moves few of them when
+// backends change.
 //
 // It is a pure function of the backends. It keeps no table, hashes no packet and picks no backend: that is its users'.
 package maglev
@@ -7,8 +8,8 @@ package maglev
 import "fairlead.dev/fairlead/model"
 
 // Size is the usual number of a table's entries, a prime. With up to 655 backends of equal weight none gets 1 % more or
-// less than its share. When one of N backends goes, at most 1/N + 0.5 % of the entries change up to N = 50, and 1/N + 1 %
-// up to 600: the paper's own algorithm moves that much with a table of this size.
+// less than its share. When one of N backends goes, at most 1/N + 0.5 % of the entries change up to N = 50, and 1/N + 1
+// % up to 600: the paper's own algorithm moves that much with a table of this size.
 const Size = model.MaxEntries
 
 // Entries returns the size of a pool's table: what the model says, else at least each entries for every backend. With
@@ -21,9 +22,9 @@ func Entries(p *model.Pool, each int) int {
 	return model.TableSize(len(p.Backends), each)
 }
 
-// Table gives size entries, each the index of a backend: a packet whose hash is h goes to backends[t[h%size]]. A backend has
-// as many entries as its weight asks for, and equal backends give equal tables on every node. Size must be a prime above the
-// number of backends; without backends the table is nil.
+// Table returns size entries, each the index of a backend: a packet whose hash is h goes to backends[t[h%size]]. A
+// backend has as many entries as its weight asks for, and equal backends give equal tables on every node. Size must be
+// a prime above the number of backends; without backends the table is nil.
 func Table(backends []model.Backend, size int) []uint16 {
 	if len(backends) == 0 {
 		return nil
@@ -60,7 +61,7 @@ type row struct {
 	share, credit int
 }
 
-// step gives the entry after at.
+// step returns the entry after at.
 func (r *row) step(at, size uint32) uint32 {
 	if at += r.skip; at >= size {
 		at -= size
@@ -68,7 +69,7 @@ func (r *row) step(at, size uint32) uint32 {
 	return at
 }
 
-// permutations gives each backend's, and the largest weight.
+// permutations returns each backend's, and the largest weight.
 func permutations(backends []model.Backend, size uint32) (rows []row, heaviest int) {
 	rows = make([]row, len(backends))
 	for i, b := range backends {

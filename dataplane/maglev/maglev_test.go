@@ -11,10 +11,11 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// backends gives n neighbours, of the weights in turn.
+// backends returns n neighbours, of the weights in turn.
 func backends(n int, weights ...uint16) (l []model.Backend) {
 	for i := range n {
-		b := model.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 10<<24+1+uint32(i)))), 8080)}
+		b := model.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4(
+			[4]byte(binary.BigEndian.AppendUint32(nil, 10<<24+1+uint32(i)))), 8080)}
 		if len(weights) > 0 {
 			b.Weight = weights[i%len(weights)]
 		}
@@ -23,7 +24,7 @@ func backends(n int, weights ...uint16) (l []model.Backend) {
 	return l
 }
 
-// counts gives how many entries each backend has.
+// counts returns how many entries each backend has.
 func counts(t []uint16, n int) []int {
 	c := make([]int, n)
 	for _, i := range t {
@@ -36,7 +37,8 @@ func TestEachBackendHasItsShare(t *testing.T) {
 	for _, c := range []struct {
 		n       int
 		weights []uint16
-	}{{1, nil}, {2, nil}, {3, nil}, {10, nil}, {100, nil}, {600, nil}, {3, []uint16{1, 2, 5}}, {10, []uint16{1, 256}}, {50, []uint16{3, 7}}, {100, []uint16{1, 1, 2}}} {
+	}{{1, nil}, {2, nil}, {3, nil}, {10, nil}, {100, nil}, {600, nil}, {3, []uint16{1, 2, 5}}, {10, []uint16{1, 256}},
+		{50, []uint16{3, 7}}, {100, []uint16{1, 1, 2}}} {
 		t.Run(fmt.Sprint(c.n, c.weights), func(t *testing.T) {
 			b := backends(c.n, c.weights...)
 			total := 0
@@ -53,7 +55,7 @@ func TestEachBackendHasItsShare(t *testing.T) {
 	}
 }
 
-// lost gives the part of entries that belong to another backend once backend gone has left.
+// lost returns the part of entries that belong to another backend once backend gone has left.
 func lost(b []model.Backend, gone int) float64 {
 	before := Table(b, Size)
 	rest := slices.Delete(slices.Clone(b), gone, gone+1)
@@ -77,9 +79,11 @@ func TestFewEntriesMoveWhenOneBackendGoes(t *testing.T) {
 			l := lost(backends(c.n), i*c.n/tries) - 1/float64(c.n)
 			worst, sum = max(worst, l), sum+l
 		}
-		t.Logf("%d backends: %.2f %% of entries move, and %.2f %% more, at most %.2f %%", c.n, 100/float64(c.n), 100*sum/float64(tries), 100*worst)
+		t.Logf("%d backends: %.2f %% of entries move, and %.2f %% more, at most %.2f %%", c.n, 100/float64(c.n),
+			100*sum/float64(tries), 100*worst)
 		if worst > c.extra {
-			t.Errorf("of %d backends one goes: %.2f %% more entries move than were its own, want ≤ %.1f %%", c.n, 100*worst, 100*c.extra)
+			t.Errorf("of %d backends one goes: %.2f %% more entries move than were its own, want ≤ %.1f %%", c.n, 100*worst,
+				100*c.extra)
 		}
 	}
 }

@@ -54,7 +54,8 @@ func Build(ctx context.Context, o Options) (v1.ImageIndex, error) {
 		if err != nil {
 			return nil, fmt.Errorf("image for %s: %w", arch, err)
 		}
-		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: &platform}})
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image,
+			Descriptor: v1.Descriptor{Platform: &platform}})
 	}
 	return index, nil
 }
@@ -120,7 +121,7 @@ func (o Options) labels() map[string]string {
 	}
 }
 
-// static says what is wrong with a binary that must run on nothing but a kernel of that architecture.
+// static returns what is wrong with a binary that must run on nothing but a kernel of that architecture.
 func static(file, arch string) error {
 	want, ok := machines[arch]
 	if !ok {
@@ -142,7 +143,7 @@ func static(file, arch string) error {
 	return nil
 }
 
-// base gives what the binary is put on.
+// base returns what the binary is put on.
 func base(ctx context.Context, ref string, p v1.Platform) (v1.Image, error) {
 	if ref == "" {
 		return mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON), nil
@@ -156,7 +157,8 @@ func base(ctx context.Context, ref string, p v1.Platform) (v1.Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("base: %w", err)
 	}
-	return remote.Image(r, remote.WithContext(ctx), remote.WithPlatform(p), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+	return remote.Image(r, remote.WithContext(ctx), remote.WithPlatform(p),
+		remote.WithAuthFromKeychain(authn.DefaultKeychain))
 }
 
 // fromLayout finds the image of a platform in a layout, whose index may hold it itself or in one below.
@@ -184,7 +186,7 @@ func fromLayout(l layout.Path, ref string, p v1.Platform) (v1.Image, error) {
 	}
 }
 
-// layer gives the tar file of the binary and the folders above it, without times: the same binary is the same layer.
+// layer returns the tar file of the binary and the folders above it, without times: the same binary is the same layer.
 func layer(file string) ([]byte, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -195,7 +197,8 @@ func layer(file string) ([]byte, error) {
 	for _, dir := range []string{"usr/", "usr/bin/"} {
 		err = errors.Join(err, w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755}))
 	}
-	err = errors.Join(err, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: program[1:], Mode: 0o755, Size: int64(len(text))}))
+	err = errors.Join(err, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: program[1:], Mode: 0o755,
+		Size: int64(len(text))}))
 	if err == nil {
 		_, err = w.Write(text)
 	}
@@ -203,7 +206,8 @@ func layer(file string) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// Write writes an index as a tar file of an OCI layout, which containerd, podman and skopeo read, and Docker from 25 on.
+// Write writes an index as a tar file of an OCI layout, which containerd, podman and skopeo read, and Docker from 25
+// on.
 func Write(index v1.ImageIndex, reference, file string) (err error) {
 	dir, err := os.MkdirTemp(filepath.Dir(file), ".image-")
 	if err != nil {
@@ -241,7 +245,8 @@ func pack(to io.Writer, dir, but string) error {
 		if err != nil {
 			return err
 		}
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: filepath.ToSlash(rel), Mode: 0o644, Size: int64(len(text))}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: filepath.ToSlash(rel), Mode: 0o644,
+			Size: int64(len(text))}); err != nil {
 			return err
 		}
 		_, err = w.Write(text)

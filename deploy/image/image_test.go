@@ -32,7 +32,7 @@ import (
 // archs are those that the image is made for.
 var archs = []string{"amd64", "arm64"}
 
-// binaries gives the shipped binaries, which `make image` in the root builds.
+// binaries returns the shipped binaries, which `make image` in the root builds.
 func binaries(t *testing.T) map[string]string {
 	t.Helper()
 	b := map[string]string{}
@@ -54,7 +54,7 @@ func build(t *testing.T, o Options) v1.ImageIndex {
 	return index
 }
 
-// of gives an index's image of an architecture.
+// of returns an index's image of an architecture.
 func of(t *testing.T, index v1.ImageIndex, arch string) v1.Image {
 	t.Helper()
 	m, err := index.IndexManifest()
@@ -95,7 +95,8 @@ func unpack(t *testing.T, r io.Reader, dir string) (names []string) {
 			continue
 		}
 		text, err := io.ReadAll(a)
-		if err = errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, text, os.FileMode(h.Mode))); err != nil {
+		if err = errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, text, os.FileMode(h.Mode))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -131,20 +132,22 @@ func TestFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, arch := range archs {
-		t.Run(arch, func(t *testing.T) { looks(t, of(t, index, arch), arch) })
+		t.Run(arch, func(t *testing.T) { checkImage(t, of(t, index, arch), arch) })
 	}
 }
 
-// looks checks an image's configuration and files, and runs its program where this machine can.
-func looks(t *testing.T, i v1.Image, arch string) {
+// checkImage checks an image's configuration and files, and runs its program where this machine can.
+func checkImage(t *testing.T, i v1.Image, arch string) {
 	c, err := i.ConfigFile()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.OS != "linux" || c.Architecture != arch || c.Config.User != "65532:65532" || len(c.Config.Entrypoint) != 1 || c.Config.Entrypoint[0] != program {
+	if c.OS != "linux" || c.Architecture != arch || c.Config.User != "65532:65532" || len(c.Config.Entrypoint) != 1 ||
+		c.Config.Entrypoint[0] != program {
 		t.Errorf("configuration: %+v", c)
 	}
-	if l := c.Config.Labels; l["org.opencontainers.image.revision"] != "abc" || l["org.opencontainers.image.licenses"] != "Apache-2.0" {
+	if l := c.Config.Labels; l["org.opencontainers.image.revision"] != "abc" ||
+		l["org.opencontainers.image.licenses"] != "Apache-2.0" {
 		t.Errorf("labels: %v", l)
 	}
 	root := t.TempDir()
@@ -217,7 +220,8 @@ func TestBaseAndPush(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: i, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}})
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: i,
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}})
 	}
 	dir := t.TempDir()
 	if _, err := layout.Write(dir, index); err != nil {
@@ -263,14 +267,14 @@ func TestNameIsTheCharts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked := regexp.MustCompile(`(?m)^ *image: (.*)$`).FindAllStringSubmatch(text, -1)
-	for _, a := range asked {
+	images := regexp.MustCompile(`(?m)^ *image: (.*)$`).FindAllStringSubmatch(text, -1)
+	for _, a := range images {
 		r, err := name.ParseReference(a[1])
 		if err != nil || r.Name() != file.Name() {
 			t.Errorf("a pod asks for %s, which is %v, %v; the file has %s", a[1], r, err, usual)
 		}
 	}
-	if len(asked) == 0 {
+	if len(images) == 0 {
 		t.Errorf("no image is asked for:\n%s", text)
 	}
 }

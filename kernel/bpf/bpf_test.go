@@ -92,7 +92,8 @@ func TestAnotherAgentsProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = p.Attach(links, home)
-	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "(stranger)") || !strings.Contains(err.Error(), "attach connect6") {
+	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "(stranger)") ||
+		!strings.Contains(err.Error(), "attach connect6") {
 		t.Errorf("the error is %v", err)
 	}
 	if left, _ := filepath.Glob(links + "/*"); len(left) > 0 {
@@ -101,7 +102,9 @@ func TestAnotherAgentsProgram(t *testing.T) {
 	if l := Others(home); len(l) != 1 || !strings.HasPrefix(l[0], "connect6: program ") {
 		t.Errorf("others are %v", l)
 	}
-	err = link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(f.Fd()), Program: other, Attach: ebpf.AttachCGroupInet6Connect})
+	err = link.RawDetachProgram(
+		link.RawDetachProgramOptions{Target: int(f.Fd()), Program: other, Attach: ebpf.AttachCGroupInet6Connect},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

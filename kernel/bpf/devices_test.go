@@ -37,8 +37,8 @@ func TestLoadForDevices(t *testing.T) {
 	p.Close()
 }
 
-// Of more pods than there is room for, those that find none are passed over, and find some as others go.
-func TestMorePodsThanRoom(t *testing.T) {
+// Of more pods than fit, some are left out, and are added as others go.
+func TestMorePodsThanCapacity(t *testing.T) {
 	folder := filepath.Join(Mount, "fl-bpf-"+rand.Text()[:8])
 	maps, links := filepath.Join(folder, "maps"), filepath.Join(folder, "links")
 	m, err := CreateMaps(maps, small)
@@ -55,11 +55,11 @@ func TestMorePodsThanRoom(t *testing.T) {
 	if err := p.Pin(links); err != nil {
 		t.Fatal(err)
 	}
-	kept, err := pinned[uint32, uint32](filepath.Join(maps, packetsMapPods))
-	if err != nil || kept == nil {
+	held, err := pinned[uint32, uint32](filepath.Join(maps, pinNames[deviceMapFlPods]))
+	if err != nil || held == nil {
 		t.Fatalf("no map of pods: %v", err)
 	}
-	defer kept.Close()
+	defer held.Close()
 	leave, err := programID(filepath.Join(links, programPrefix+directions[0].program(headers[0])))
 	if err != nil || leave == 0 {
 		t.Fatalf("no program: %v", err)
@@ -71,15 +71,21 @@ func TestMorePodsThanRoom(t *testing.T) {
 	for _, c := range []struct {
 		of   []Device
 		want int
-	}{{list[:10], 10}, {list, 4096}, {list[4990:], 10}, {append(list[4990:4995:4995], Device{Index: 1, Header: headers[0]}), 5}, {nil, 0}} {
-		if err := KeepPods(maps, links, c.of); err != nil {
+	}{
+		{list[:10], 10},
+		{list, 4096},
+		{list[4990:], 10},
+		{append(list[4990:4995:4995], Device{Index: 1, Header: headers[0]}), 5},
+		{nil, 0},
+	} {
+		if err := WritePods(maps, links, c.of); err != nil {
 			t.Fatal(err)
 		}
 		pods, n := map[uint32]bool{}, 0
 		for _, d := range c.of {
 			pods[uint32(d.Index)] = d.Pod
 		}
-		err := all(kept, func(index, id uint32) {
+		err := all(held, func(index, id uint32) {
 			if n++; !pods[index] || id != leave {
 				t.Errorf("of %d devices, %d is kept, with program %d, not %d", len(c.of), index, id, leave)
 			}
@@ -90,7 +96,28 @@ func TestMorePodsThanRoom(t *testing.T) {
 	}
 }
 
-// A stranger's program at the same device is called after ours, as it was before.
+// countingProgram returns a program that passes packets and counts them.
+func countingProgram(t *testing.T) (*ebpf.Program, *ebpf.Map) {
+	t.Helper()
+	counter, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { counter.Close() })
+	code := asm.Instructions{
+		asm.StoreImm(asm.RFP, -4, 0, asm.Word), asm.LoadMapPtr(asm.R1, counter.FD()), asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, -4), asm.FnMapLookupElem.Call(), asm.JEq.Imm(asm.R0, 0, "out"), asm.Mov.Imm(asm.R1, 1),
+		asm.StoreXAdd(asm.R0, asm.R1, asm.DWord), asm.Mov.Imm(asm.R0, 0).WithSymbol("out"), asm.Return(),
+	}
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "other", Type: ebpf.SchedCLS, License: "GPL", Instructions: code})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p, counter
+}
+
+// Another program at the same device is called after ours, as it was before.
 func TestAnotherProgramAtTheDevice(t *testing.T) {
 	ns, err := netns.New("fl-tcx-" + rand.Text()[:8])
 	if err != nil {
@@ -105,26 +132,14 @@ func TestAnotherProgramAtTheDevice(t *testing.T) {
 	if err := c.Up(1); err != nil {
 		t.Fatal(err)
 	}
-	counter, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer counter.Close()
-	stranger, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "stranger", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
-		asm.StoreImm(asm.RFP, -4, 0, asm.Word), asm.LoadMapPtr(asm.R1, counter.FD()), asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -4),
-		asm.FnMapLookupElem.Call(), asm.JEq.Imm(asm.R0, 0, "out"), asm.Mov.Imm(asm.R1, 1), asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
-		asm.Mov.Imm(asm.R0, 0).WithSymbol("out"), asm.Return()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stranger.Close()
+	other, counter := countingProgram(t)
 	w, links := newWorld(t), filepath.Join(Mount, "fl-bpf-"+rand.Text()[:8])
 	if err := MakeFolder(links); err != nil {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(links)
 	err = ns.Do(func() error {
-		l, err := link.AttachTCX(link.TCXOptions{Interface: 1, Program: stranger, Attach: ebpf.AttachTCXEgress})
+		l, err := link.AttachTCX(link.TCXOptions{Interface: 1, Program: other, Attach: ebpf.AttachTCXEgress})
 		if err != nil {
 			return err
 		}
@@ -145,6 +160,6 @@ func TestAnotherProgramAtTheDevice(t *testing.T) {
 	}
 	var n uint64
 	if err := counter.Lookup(uint32(0), &n); err != nil || n == 0 {
-		t.Errorf("the stranger's program saw %d packets, %v", n, err)
+		t.Errorf("the other program saw %d packets, %v", n, err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// explain adds the way out to what the kernel refuses.
+// explain adds the advice to an error of the kernel.
 func explain(err error) error {
 	var refused *ebpf.VerifierError
 	switch {
@@ -16,7 +16,10 @@ func explain(err error) error {
 		return fmt.Errorf("%w: this kernel's verifier refuses the program; use another mode, and report this with "+
 			"the output of `uname -r`", err)
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w: that takes root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, and a kernel that is not locked down", err)
+		return fmt.Errorf(
+			"%w: that takes root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, and a kernel that is not locked down",
+			err,
+		)
 	case errors.Is(err, ebpf.ErrNotSupported):
 		return fmt.Errorf("%w: this kernel lacks it; use another mode", err)
 	}

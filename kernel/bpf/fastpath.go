@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// SlowReason is what keeps all packets of a family that are for pods on the node's stack.
+// SlowReason is why all packets of a family to pods use the host stack.
 type SlowReason string
 
 // The reasons.
@@ -27,28 +27,28 @@ var SlowReasons = []SlowReason{SlowDisabled, SlowKernel, SlowNetfilter, SlowIPse
 
 // slowBits are the reasons that the program reports.
 var slowBits = []struct {
-	bit    packetsSlow
+	bit    deviceSlowReason
 	reason SlowReason
 }{
-	{packetsSlowSLOW_KERNEL, SlowKernel},
-	{packetsSlowSLOW_NETFILTER, SlowNetfilter},
-	{packetsSlowSLOW_IPSEC, SlowIPsec},
-	{packetsSlowSLOW_ROUTING_RULE, SlowRoutingRule},
-	{packetsSlowSLOW_FORWARDING, SlowForwarding},
+	{deviceSlowReasonSLOW_KERNEL, SlowKernel},
+	{deviceSlowReasonSLOW_NETFILTER, SlowNetfilter},
+	{deviceSlowReasonSLOW_IPSEC, SlowIPsec},
+	{deviceSlowReasonSLOW_ROUTING_RULE, SlowRoutingRule},
+	{deviceSlowReasonSLOW_FORWARDING, SlowForwarding},
 }
 
 // slowSix is by how many bits those of IPv6 are shifted: SLOW_SIX.
 const slowSix = 8
 
-// FastPath is whether packets for pods are redirected past the node's stack.
+// FastPath is whether packets to pods bypass the host stack.
 type FastPath struct {
-	IPv4, IPv6 []SlowReason // what keeps them there, by family; none: they are redirected
-	Devices    []int        // indices of devices at which something else sees packets: those at these take the stack
+	IPv4, IPv6 []SlowReason // why they don't, by family; none: they are redirected
+	Devices    []int        // indices of devices at which something else sees packets: those there use the host stack
 }
 
 // fastPathProgram is the program that reports what the programs at devices find.
 var fastPathProgram = sync.OnceValues(func() (*ebpf.Program, error) {
-	c, err := forPackets()
+	c, err := forDevices()
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ type fastPathContext struct {
 // ReadFastPath reports whether the programs at devices, of a folder of maps, redirect packets in the calling thread's
 // network namespace.
 func ReadFastPath(folder string, devices []Device) (*FastPath, error) {
-	m, err := pinned[uint32, uint32](filepath.Join(folder, packetsMapPods))
+	m, err := pinned[uint32, uint32](filepath.Join(folder, pinNames[deviceMapFlPods]))
 	if m == nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func ReadFastPath(folder string, devices []Device) (*FastPath, error) {
 			continue
 		}
 		by, err := runFastPath(p, fastPathContext{Ifindex: uint32(d.Index), Leave: leave[uint32(d.Index)]})
-		if err == nil && by&uint32(packetsSlowSLOW_DEVICE) != 0 { // an error: it is gone
+		if err == nil && by&uint32(deviceSlowReasonSLOW_DEVICE) != 0 { // an error: it is gone
 			f.Devices = append(f.Devices, d.Index)
 		}
 	}

@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount is where the BPF file system is. What is pinned there outlives who made it.
+// Mount is where the BPF file system is. Pins outlive the process that made them.
 const Mount = "/sys/fs/bpf"
 
 // ours is the name of the folder that holds all of Fairlead's pins.
 const ours = "fairlead"
 
-// Folder gives the folder for what belongs to the calling thread's network namespace, and the namespace's cookie: nodes
-// in a sandbox share one file system.
+// Folder returns the folder for what belongs to the calling thread's network namespace, and the namespace's cookie:
+// nodes in a sandbox share one file system.
 func Folder() (path string, cookie uint64, err error) {
 	if cookie, err = Namespace(); err != nil {
 		return "", 0, err
@@ -28,21 +28,21 @@ func Folder() (path string, cookie uint64, err error) {
 	return filepath.Join(base(), strconv.FormatUint(cookie, 10)), cookie, nil
 }
 
-// base returns the folder of all pins: below Mount, or wherever a container has been given that folder alone.
+// base returns the folder of all pins: below Mount, or the mount of that folder alone in a container.
 var base = sync.OnceValue(func() string {
 	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err == nil {
-		if at := given(string(mounts)); at != "" {
+		if at := mountedAt(string(mounts)); at != "" {
 			return at
 		}
 	}
 	return filepath.Join(Mount, ours)
 })
 
-// mounted reports whether a folder is the one of all pins that a container has been given.
+// mounted reports whether a folder is the one of all pins, mounted by itself in a container.
 func mounted(folder string) bool { return folder == base() && folder != filepath.Join(Mount, ours) }
 
-// given returns where the folder of all pins is mounted by itself, "" where it isn't: proc_pid_mountinfo(5).
-func given(mounts string) string {
+// mountedAt returns where the folder of all pins is mounted by itself, "" where it isn't: proc_pid_mountinfo(5).
+func mountedAt(mounts string) string {
 	for l := range strings.Lines(mounts) {
 		before, after, _ := strings.Cut(l, " - ")
 		where, what := strings.Fields(before), strings.Fields(after)
@@ -53,7 +53,7 @@ func given(mounts string) string {
 	return ""
 }
 
-// Namespace gives the cookie of the calling thread's network namespace.
+// Namespace returns the cookie of the calling thread's network namespace.
 func Namespace() (uint64, error) {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -67,8 +67,8 @@ func Namespace() (uint64, error) {
 	return cookie, nil
 }
 
-// MakeFolder makes a folder for pins, and mounts the file system first where it is missing. One that others own or may
-// write to is an error.
+// MakeFolder creates a folder for pins, and mounts the file system first where it is missing. One that other users
+// own or may write to is an error.
 func MakeFolder(path string) error {
 	if !mounted(base()) {
 		if err := mount(); err != nil {
@@ -81,8 +81,8 @@ func MakeFolder(path string) error {
 	return checkFolder(path)
 }
 
-// checkFolder returns an error where a folder for pins, or one above it below Mount, belongs to others or others may
-// write to it: who may can have the programs work on maps of theirs. One that is missing is no error.
+// checkFolder returns an error where a folder for pins, or one above it below Mount, belongs to other users or they
+// may write to it: they could have the programs use maps of theirs. One that is missing is no error.
 func checkFolder(path string) error {
 	for ; len(path) > len(Mount); path = filepath.Dir(path) {
 		var s unix.Stat_t
@@ -101,8 +101,9 @@ func checkFolder(path string) error {
 	return nil
 }
 
-// mount makes sure that a BPF file system is at Mount. One in a mount namespace that is ours alone would end with us, and all
-// that is pinned there with it, so there it is not mounted: a parent process in another tells of that.
+// mount mounts a BPF file system at Mount if there is none. In a mount namespace of this process alone it would end
+// with the process, and all pins with it, so there it is not mounted: a parent process in another mount namespace
+// shows that.
 func mount() error {
 	var at unix.Statfs_t
 	if err := unix.Statfs(Mount, &at); err == nil && at.Type == unix.BPF_FS_MAGIC {
@@ -113,8 +114,12 @@ func mount() error {
 		return fmt.Errorf("bpf: %w", err)
 	}
 	if above, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid())); err != nil || above != ours {
-		return fmt.Errorf("bpf: no BPF file system is mounted at %s, and in this mount namespace one would not last: mount it on the "+
-			"host with `mount -t bpf bpf %s` and give it to this container", Mount, Mount)
+		return fmt.Errorf(
+			"bpf: no BPF file system is mounted at %s, and in this mount namespace one would not last: mount it on the "+
+				"host with `mount -t bpf bpf %s` and give it to this container",
+			Mount,
+			Mount,
+		)
 	}
 	if err := unix.Mount("bpf", Mount, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 		return fmt.Errorf("bpf: mount a BPF file system at %s: %w", Mount, err)
@@ -122,7 +127,8 @@ func mount() error {
 	return nil
 }
 
-// RemoveFolder removes a folder with its pins, and those above where nothing else is there. What only the pins held goes.
+// RemoveFolder removes a folder with its pins, and those above where nothing else is there. What only the pins held
+// goes.
 func RemoveFolder(path string) error {
 	if err := os.RemoveAll(path); err != nil {
 		return fmt.Errorf("bpf: remove pins: %w", err)

@@ -6,11 +6,11 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Grace waits until every program that is running now has ended, so that no packet still looks at what was unlinked
-// before: the kernel does so whenever a map of maps is written (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
+// Grace waits until every program that is running now has ended, so that none still reads what was unlinked before:
+// the kernel does so whenever a map of maps is written (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
 type Grace struct{ outer, inner *ebpf.Map }
 
-// NewGrace makes one.
+// NewGrace returns one.
 func NewGrace() (*Grace, error) {
 	of := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
 	inner, err := ebpf.NewMap(of)
@@ -25,7 +25,7 @@ func NewGrace() (*Grace, error) {
 	return &Grace{outer, inner}, nil
 }
 
-// Wait waits. It takes some milliseconds.
+// Wait waits, for some milliseconds.
 func (g *Grace) Wait() error {
 	if err := g.outer.Put(uint32(0), uint32(g.inner.FD())); err != nil {
 		return fmt.Errorf("bpf: wait for running programs: %w", err)
@@ -33,7 +33,7 @@ func (g *Grace) Wait() error {
 	return nil
 }
 
-// Close gives it back.
+// Close closes it.
 func (g *Grace) Close() {
 	g.outer.Close()
 	g.inner.Close()

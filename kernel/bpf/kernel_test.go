@@ -6,7 +6,8 @@ import (
 	"fairlead.dev/fairlead/sandbox/vm/vmtest"
 )
 
-// TestSecondKernel has the verifier of an old kernel judge the programs for sockets: it takes fewer loops than later ones.
+// TestSecondKernel has the verifier of an old kernel judge the programs for sockets: it takes fewer loops than later
+// ones.
 func TestSecondKernel(t *testing.T) {
 	tests := vmtest.Build(t, "fairlead.dev/fairlead/kernel/bpf")
 	tests.Kernel = "6.1"

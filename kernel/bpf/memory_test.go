@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// BenchmarkMemory asks the kernel how much memory maps take: of those that the agent writes bytes for each element, by maps filled up to
-// the last; of those that traffic writes all of it.
+// BenchmarkMemory queries the kernel how much memory maps take: of those that the agent writes bytes for each element,
+// by maps filled up to the last; of those that state writes all of it.
 func BenchmarkMemory(b *testing.B) {
 	const many = 1 << 16
 	folder := filepath.Join(Mount, "fl-bpf-"+rand.Text()[:8])
@@ -19,7 +19,7 @@ func BenchmarkMemory(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { m.Close(); os.RemoveAll(folder) })
-	empty := memlock(b, m, serviceMapFrontends)
+	empty := memlock(b, m, serviceMapFlServices)
 	keys := make([]Entry, many)
 	for i := range keys {
 		keys[i] = Entry{Port: uint16(i), Protocol: 6}
@@ -29,18 +29,18 @@ func BenchmarkMemory(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	b.ReportMetric(float64(memlock(b, m, serviceMapFrontends)-empty)/many, "B/frontend")
+	b.ReportMetric(float64(memlock(b, m, serviceMapFlServices)-empty)/many, "B/frontend")
 	b.ReportMetric(float64(empty)/many, "B/frontend-room")
-	b.ReportMetric(float64(memlock(b, m, serviceMapPools))/many, "B/pool")
-	b.ReportMetric(float64(memlock(b, m, serviceMapSlots))/many, "B/slot")
+	b.ReportMetric(float64(memlock(b, m, serviceMapFlPools))/many, "B/pool")
+	b.ReportMetric(float64(memlock(b, m, serviceMapFlBackends))/many, "B/slot")
 	sum := uint64(0)
-	for name := range traffic {
+	for name := range state {
 		sum += memlock(b, m, name)
 	}
-	b.ReportMetric(float64(sum)/(1<<20), "MiB-traffic")
+	b.ReportMetric(float64(sum)/(1<<20), "MiB-state")
 }
 
-// memlock gives how many bytes of the kernel's memory a map takes.
+// memlock returns how many bytes of the kernel's memory a map uses.
 func memlock(b *testing.B, m *Maps, name string) uint64 {
 	i, err := m.named[name].Info()
 	if err != nil {

@@ -17,8 +17,8 @@ func TestPinsOfAnotherFormAreNotOurs(t *testing.T) {
 		t.Fatal(err)
 	}
 	folder, _ := pinnedMaps(t)
-	for _, name := range []string{serviceMapPools, serviceMapFrontends, packetsMapChanges, serviceMapNames,
-		packetsMapPorts} {
+	for _, name := range []string{serviceMapFlPools, serviceMapFlServices, deviceMapFlChanges, serviceMapFlPeerNames,
+		deviceMapFlPortBits} {
 		for what, change := range map[string]func(*ebpf.MapSpec){
 			"fewer entries": func(m *ebpf.MapSpec) { m.MaxEntries = (m.MaxEntries + 1) / 2 },
 			"more entries":  func(m *ebpf.MapSpec) { m.MaxEntries++ },

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Probe asks the kernel for what the programs need, and gives an error that names everything it lacks, with the version of
-// Linux that has it.
+// Probe checks the kernel for what the programs need, and returns an error that names everything missing, with the
+// version of Linux that has it.
 var Probe = sync.OnceValue(func() error {
-	if lacking := lackingCapabilities(); len(lacking) > 0 { // what the kernel answers then looks as if it lacked something
+	if lacking := lackingCapabilities(); len(lacking) > 0 { // without them the kernel answers as if it lacked features
 		return fmt.Errorf("bpf: without %s: %w", strings.Join(lacking, ", "), explain(unix.EPERM))
 	}
 	var errs []error
@@ -29,7 +29,10 @@ var Probe = sync.OnceValue(func() error {
 		}
 	}
 	if _, err := btf.LoadKernelSpec(); err != nil {
-		errs = append(errs, fmt.Errorf("bpf: this kernel does not describe its types (CONFIG_DEBUG_INFO_BTF): %w; use another mode", err))
+		errs = append(
+			errs,
+			fmt.Errorf("bpf: this kernel does not describe its types (CONFIG_DEBUG_INFO_BTF): %w; use another mode", err),
+		)
 	}
 	need(features.HaveProgramType(ebpf.CGroupSockAddr), "programs at a cgroup's sockets (Linux 4.17, CONFIG_CGROUP_BPF)")
 	need(features.HaveMapType(ebpf.LRUHash), "maps of the type LRU hash (4.10)")
@@ -39,14 +42,23 @@ var Probe = sync.OnceValue(func() error {
 	need(features.HaveBoundedLoops(), "loops in programs (5.3)")
 	need(features.HaveV3ISA(), "32-bit instructions (5.1)")
 	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnGetNetnsCookie), "network namespaces' cookies (5.7)")
-	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSkStorageGet), "storage with sockets for programs at a cgroup's (5.8)")
-	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnProbeReadKernel), "reading of its own structs by such programs (5.8)")
+	need(
+		features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSkStorageGet),
+		"storage with sockets for programs at a cgroup's (5.8)",
+	)
+	need(
+		features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnProbeReadKernel),
+		"reading of its own structs by such programs (5.8)",
+	)
 	need(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnKtimeGetCoarseNs), "the coarse clock (5.11)")
-	need(features.HaveProgramHelper(ebpf.CGroupSock, asm.FnSkStorageGet), "storage with sockets where these are closed (5.14 has it)")
+	need(
+		features.HaveProgramHelper(ebpf.CGroupSock, asm.FnSkStorageGet),
+		"storage with sockets where these are closed (5.14 has it)",
+	)
 	return errors.Join(errs...)
 })
 
-// lackingCapabilities names the capabilities that the calling thread needs for the programs and has not.
+// lackingCapabilities returns the names of the missing capabilities of the calling thread.
 func lackingCapabilities() (names []string) {
 	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var has [2]unix.CapUserData
@@ -72,10 +84,13 @@ func lackingCapabilities() (names []string) {
 	return names
 }
 
-// Lacks names what this kernel lacks that the programs can do without, and what follows: sentences.
+// Lacks returns sentences about optional features that this kernel lacks, and the consequences.
 var Lacks = sync.OnceValue(func() (lacks []string) {
 	if errors.Is(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval), ebpf.ErrNotSupported) {
-		lacks = append(lacks, "This kernel lacks bpf_set_retval (Linux 5.18): a connect() without endpoint reads EPERM in place of ECONNREFUSED.")
+		lacks = append(
+			lacks,
+			"This kernel lacks bpf_set_retval (Linux 5.18): a connect() without endpoint reads EPERM in place of ECONNREFUSED.",
+		)
 	}
 	return lacks
 })

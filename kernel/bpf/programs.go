@@ -15,13 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hook is a place in the kernel where one of our programs is called.
+// hook is a cgroup hook at which one of our programs is attached.
 type hook struct {
 	name, short string
 	attach      ebpf.AttachType
 }
 
-// hooks are all there are, in the order in which they are attached: who translates back comes before who translates.
+// hooks are all of them, in the order in which they are attached: those that translate back come before those that
+// translate.
 var hooks = []hook{
 	{"release", "re", ebpf.AttachCgroupInetSockRelease},
 	{"recvmsg4", "r4", ebpf.AttachCGroupUDP4Recvmsg}, {"recvmsg6", "r6", ebpf.AttachCGroupUDP6Recvmsg},
@@ -36,7 +37,7 @@ type Options struct {
 	Cgroup string // folder
 }
 
-// Digest stands for the programs with these constants.
+// Digest returns a digest of the programs with these constants.
 func Digest(s Sizes, o Options) (string, error) {
 	layout, err := Layout(s)
 	if err != nil {
@@ -52,7 +53,7 @@ func Digest(s Sizes, o Options) (string, error) {
 	return fmt.Sprintf("%x", h.Sum(nil)[:4]), nil
 }
 
-// cgroupID gives a cgroup's number, as links know it: its folder's inode.
+// cgroupID returns a cgroup's number, as links have it: its folder's inode.
 func cgroupID(path string) (uint64, error) {
 	var s unix.Stat_t
 	if err := unix.Stat(path, &s); err != nil {
@@ -61,7 +62,7 @@ func cgroupID(path string) (uint64, error) {
 	return s.Ino, nil
 }
 
-// programName is what bpftool shows; the kernel keeps 15 bytes.
+// programName is what bpftool shows; the kernel stores 15 bytes.
 func (h hook) programName(digest string) string { return "fl_" + h.short + "_" + digest }
 
 // Programs are loaded programs, not yet attached.
@@ -99,16 +100,16 @@ func (m *Maps) Load(o Options) (*Programs, error) {
 	return p, nil
 }
 
-// Close gives the programs back; attached, they stay.
+// Close closes the programs; attached, they stay.
 func (p *Programs) Close() {
 	for _, prog := range p.by {
 		prog.Close()
 	}
 }
 
-// Attach makes the kernel call the programs for the sockets of a cgroup, in place of those whose links are pinned in the
-// folder. Each of the hooks changes over at once, and stays when its maker ends. After an error nothing is attached that was
-// not before.
+// Attach attaches the programs to a cgroup, in place of those whose links are pinned in the folder. Each of the hooks
+// changes over at once, and stays attached when this process ends. After an error nothing is attached that was not
+// before.
 func (p *Programs) Attach(folder, cgroup string) (err error) {
 	if err := MakeFolder(folder); err != nil {
 		return err
@@ -128,7 +129,7 @@ func (p *Programs) Attach(folder, cgroup string) (err error) {
 		if err != nil {
 			return fmt.Errorf("bpf: attach %s to cgroup %s: %w", h.name, cgroup, explain(err))
 		}
-		if err := h.keep(p.by[h.name], folder); err != nil {
+		if err := h.pinProgram(p.by[h.name], folder); err != nil {
 			return err
 		}
 		if was {
@@ -144,7 +145,7 @@ func (p *Programs) Attach(folder, cgroup string) (err error) {
 	return nil
 }
 
-// attach1 attaches one program; was says that it took another's place.
+// attach1 attaches one program; was reports whether it replaced another.
 func (h hook) attach1(p *ebpf.Program, folder, cgroup string, id uint64) (was bool, err error) {
 	pin := filepath.Join(folder, h.name)
 	if l, err := link.LoadPinnedLink(pin, nil); err == nil {
@@ -168,8 +169,8 @@ func (h hook) attach1(p *ebpf.Program, folder, cgroup string, id uint64) (was bo
 	return false, l.Pin(pin)
 }
 
-// keep pins a program beside its link: opening the program of a link by its ID takes CAP_SYS_ADMIN.
-func (h hook) keep(p *ebpf.Program, folder string) error {
+// pinProgram pins a program beside its link: opening the program of a link by its ID needs CAP_SYS_ADMIN.
+func (h hook) pinProgram(p *ebpf.Program, folder string) error {
 	path := filepath.Join(folder, programPrefix+h.name)
 	if p.IsPinned() {
 		return nil
@@ -203,7 +204,7 @@ func (h hook) program(folder string, id ebpf.ProgramID) (name string, maps []ebp
 	return i.Name, maps
 }
 
-// at gives the cgroup to which a link is attached, 0 where it isn't any more.
+// at returns the cgroup to which a link is attached, 0 where it isn't any more.
 func at(l link.Link) uint64 {
 	i, err := l.Info()
 	if err != nil || i.Cgroup() == nil {
@@ -212,7 +213,7 @@ func at(l link.Link) uint64 {
 	return i.Cgroup().CgroupId
 }
 
-// others names the programs that are attached to a cgroup beside ours.
+// others returns the names of the programs that are attached to a cgroup beside ours.
 func (h hook) others(cgroup string) (names []string) {
 	f, err := os.Open(cgroup)
 	if err != nil {
@@ -231,7 +232,7 @@ func (h hook) others(cgroup string) (names []string) {
 	return names
 }
 
-// Others names the programs of others that see the same sockets at the same hooks.
+// Others returns the names of other programs at the same hooks.
 func Others(cgroup string) (names []string) {
 	for _, h := range hooks {
 		for _, n := range h.others(cgroup) {
@@ -246,7 +247,7 @@ func programName(id ebpf.ProgramID) string {
 	return name
 }
 
-// program gives a program's name and the maps that it uses.
+// program returns a program's name and the maps that it uses.
 func program(id ebpf.ProgramID) (name string, maps []ebpf.MapID) {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -261,7 +262,7 @@ func program(id ebpf.ProgramID) (name string, maps []ebpf.MapID) {
 	return i.Name, maps
 }
 
-// remove removes links: who translates goes before who translates back.
+// remove removes links: those that translate before those that translate back.
 func remove(folder string, names []string) (errs []error) {
 	for _, n := range slices.Backward(names) {
 		if err := os.Remove(filepath.Join(folder, n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -289,8 +290,8 @@ func Detach(folder string) error {
 	return nil
 }
 
-// Attached gives the digest of the programs whose links are pinned in the folder, "" where there are none, and in words
-// what is wrong where they are not all of one digest, attached, and at work on these maps (nil: whichever).
+// Attached returns the digest of the programs whose links are pinned in the folder, "" where there are none, and a
+// description of the difference where they are not all of one digest, attached, and at work on these maps (nil: any).
 func Attached(folder string, m *Maps) (string, error) {
 	digest, missing := "", 0
 	for _, h := range hooks {

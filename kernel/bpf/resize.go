@@ -8,9 +8,9 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// copyFlows copies the entries of maps of flows that differ from these in their size alone, as an agent that was given
-// another size leaves them. What is here already stays, but for a client that programs at work on those maps have
-// masqueraded since it was copied.
+// copyFlows copies the entries of NAT maps that differ from these in their size alone, as an agent with another size
+// leaves them. What is here already stays, but for a client that programs at work on those maps have masqueraded
+// since it was copied.
 func (m *Maps) copyFlows() error {
 	if m.flowsOf == "" {
 		return nil
@@ -19,10 +19,10 @@ func (m *Maps) copyFlows() error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{packetsMapDestinations, packetsMapSources} {
+	for _, name := range []string{deviceMapFlNatDst, deviceMapFlNatSrc} {
 		spec := specs[name]
 		own := pin(m.flowsOf, spec)
-		paths, err := filepath.Glob(filepath.Join(filepath.Dir(own), name+"-*"))
+		paths, err := filepath.Glob(filepath.Join(filepath.Dir(own), pinNames[name]+"-*"))
 		if err != nil {
 			return err
 		}
@@ -40,7 +40,7 @@ func (m *Maps) copyFlows() error {
 
 // copyFlows copies a pinned map's entries to another, if their maps have one spec but for their size.
 func copyFlows(to *ebpf.Map, path, folder string, spec *ebpf.MapSpec) error {
-	from, err := pinned[Tuple, Way](path)
+	from, err := pinned[Tuple, NatEntry](path)
 	if from == nil {
 		if errors.Is(err, ErrForm) {
 			return nil
@@ -52,11 +52,11 @@ func copyFlows(to *ebpf.Map, path, folder string, spec *ebpf.MapSpec) error {
 		return nil
 	}
 	var errs []error
-	err = all(from, func(t Tuple, w Way) {
-		var here Way
+	err = all(from, func(t Tuple, w NatEntry) {
+		var here NatEntry
 		err := to.Update(t, w, ebpf.UpdateNoExist)
 		if errors.Is(err, ebpf.ErrKeyExist) && to.Lookup(t, &here) == nil &&
-			packetsWayState(here.State)&^packetsWayState(w.State)&packetsWayStateUNHIDDEN != 0 {
+			deviceNatState(here.State)&^deviceNatState(w.State)&deviceNatStateMASQ_PENDING != 0 {
 			err = to.Put(t, w)
 		}
 		if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {

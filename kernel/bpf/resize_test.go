@@ -12,14 +12,14 @@ import (
 // attached.
 func TestFlowsAreCopied(t *testing.T) {
 	w := newWorld(t)
-	ask := func(port uint16) Tuple {
+	request := func(port uint16) Tuple {
 		client, entry := netip.AddrPortFrom(clients[0], port), netip.AddrPortFrom(entries[0], 80)
 		w.see("arrive-14", packet{src: client, dst: entry, protocol: unix.IPPROTO_TCP, flags: syn}.frame())
-		k := Tuple{From: Port(port), To: Port(80), Protocol: unix.IPPROTO_TCP}
+		k := Tuple{Sport: Port(port), Dport: Port(80), Protocol: unix.IPPROTO_TCP}
 		k.Source.Word, k.Destination.Word = Words(clients[0]), Words(entries[0])
 		return k
 	}
-	first := ask(1)
+	first := request(1)
 	for _, flows := range []uint32{1 << 12, 1 << 18} {
 		larger := small
 		larger.Flows = flows
@@ -32,26 +32,26 @@ func TestFlowsAreCopied(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer m.Close()
-		if n := m.named[packetsMapSources].MaxEntries(); n != flows {
+		if n := m.named[deviceMapFlNatSrc].MaxEntries(); n != flows {
 			t.Errorf("the map has %d entries, not %d", n, flows)
 		}
-		var held, was Way
-		if err := m.named[packetsMapDestinations].Lookup(first, &held); err != nil ||
-			w.maps.named[packetsMapDestinations].Lookup(first, &was) != nil || held != was {
+		var held, was NatEntry
+		if err := m.named[deviceMapFlNatDst].Lookup(first, &held); err != nil ||
+			w.maps.named[deviceMapFlNatDst].Lookup(first, &was) != nil || held != was {
 			t.Errorf("%d entries: the flow is %+v, not %+v: %v", flows, held, was, err)
 		}
-		later := ask(uint16(flows >> 8))
-		held.State |= uint32(packetsWayStateUNHIDDEN)
-		if err := m.named[packetsMapDestinations].Put(first, held); err != nil {
+		later := request(uint16(flows >> 8))
+		held.State |= uint32(deviceNatStateMASQ_PENDING)
+		if err := m.named[deviceMapFlNatDst].Put(first, held); err != nil {
 			t.Fatal(err)
 		}
 		if err := m.Recall(); err != nil {
 			t.Fatal(err)
 		}
-		if err := m.named[packetsMapDestinations].Lookup(later, &held); err != nil {
+		if err := m.named[deviceMapFlNatDst].Lookup(later, &held); err != nil {
 			t.Errorf("%d entries: a later flow: %v", flows, err)
 		}
-		if err := m.named[packetsMapDestinations].Lookup(first, &held); err != nil || held != was {
+		if err := m.named[deviceMapFlNatDst].Lookup(first, &held); err != nil || held != was {
 			t.Errorf("%d entries: a client that was masqueraded since: %+v, %v", flows, held, err)
 		}
 	}

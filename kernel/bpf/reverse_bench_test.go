@@ -22,7 +22,8 @@ func BenchmarkReversePath(b *testing.B) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		b.Fatal(err)
 	}
-	const wire = `ip link add wire type veth peer name far && ip link set wire up && ip link set far up && ip addr add 192.0.2.1/24 dev wire &&
+	const wire = `ip link add wire type veth peer name far &&
+		ip link set wire up && ip link set far up && ip addr add 192.0.2.1/24 dev wire &&
 		ip -6 addr add 2001:db8::1/64 dev wire nodad && sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1`
 	if out, err := exec.Command("sh", "-ec", wire).CombinedOutput(); err != nil {
 		b.Fatalf("%v: %s", err, out)

@@ -13,15 +13,28 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type serviceAddressOf struct {
+type serviceAffinityEntry struct {
+	_       structs.HostLayout
+	Backend struct {
+		_       structs.HostLayout
+		Address struct {
+			_    structs.HostLayout
+			Word [4]uint32
+		}
+		Port  uint16
+		Zero  uint16
+		Zeros uint32
+	}
+	Seen uint64
+}
+
+type serviceAffinityKey struct {
 	_       structs.HostLayout
 	Address struct {
 		_    structs.HostLayout
 		Word [4]uint32
 	}
-	Until uint64
-	Place uint32
-	Zero  uint32
+	Pool uint64
 }
 
 type serviceBackend struct {
@@ -30,19 +43,10 @@ type serviceBackend struct {
 		_    structs.HostLayout
 		Word [4]uint32
 	}
-	Port   uint16
-	Weight uint16
-	Own    uint16
-	Other  uint16
-}
-
-type serviceClient struct {
-	_       structs.HostLayout
-	Address struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
-	Pool uint64
+	Port      uint16
+	Weight    uint16
+	Threshold uint16
+	Alias     uint16
 }
 
 type serviceConnected struct {
@@ -52,7 +56,7 @@ type serviceConnected struct {
 	Pool      uint64
 }
 
-type serviceCounted struct {
+type serviceCountedSocket struct {
 	_        structs.HostLayout
 	Endpoint serviceEndpoint
 	Since    uint64
@@ -140,25 +144,18 @@ type serviceFlow struct {
 	}
 }
 
-type serviceFlows struct {
-	_    structs.HostLayout
-	Next uint32
-	Zero uint32
-	Flow [8]serviceFlow
-}
-
 type serviceFrontend struct {
-	_       structs.HostLayout
-	Inside  uint32
-	Outside uint32
-	Leave   uint8
-	Ask     uint8
-	Drop    uint8
-	Hide    uint8
-	Any     uint8
-	Some    uint8
-	Direct  uint8
-	Quick   uint8
+	_          structs.HostLayout
+	Internal   uint32
+	External   uint32
+	Fallback   uint8
+	ByOrigin   uint8
+	Drop       uint8
+	Masquerade uint8
+	NodePort   uint8
+	Restricted uint8
+	Dsr        uint8
+	Fast       uint8
 }
 
 type serviceHeader struct {
@@ -176,22 +173,9 @@ type serviceHeader struct {
 type serviceHeaderFlag uint32
 
 const (
-	serviceHeaderFlagBY_PORT    serviceHeaderFlag = 1
+	serviceHeaderFlagHASH_PORT  serviceHeaderFlag = 1
 	serviceHeaderFlagUNSELECTED serviceHeaderFlag = 2
 )
-
-type serviceHome struct {
-	_         structs.HostLayout
-	Namespace uint64
-	Family    uint32
-	Zero      uint32
-}
-
-type serviceInterfaces struct {
-	_      structs.HostLayout
-	Name   [16]int8
-	Length uint32
-}
 
 type serviceLoad struct {
 	_     structs.HostLayout
@@ -199,22 +183,42 @@ type serviceLoad struct {
 	Since uint64
 }
 
-type serviceMemory struct {
+type serviceNetnsAddr struct {
 	_       structs.HostLayout
-	Backend struct {
-		_       structs.HostLayout
-		Address struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port  uint16
-		Zero  uint16
-		Zeros uint32
+	Address struct {
+		_    structs.HostLayout
+		Word [4]uint32
 	}
-	Seen uint64
+	Expires uint64
+	Flags   uint32
+	Zero    uint32
 }
 
-type serviceName struct {
+type serviceNetnsKey struct {
+	_         structs.HostLayout
+	Namespace uint64
+	Family    uint32
+	Zero      uint32
+}
+
+type serviceOrigin uint32
+
+const (
+	serviceOriginFROM_NODE     serviceOrigin = 1
+	serviceOriginFROM_POD      serviceOrigin = 2
+	serviceOriginFROM_EXTERNAL serviceOrigin = 4
+)
+
+type serviceOutcome uint32
+
+const (
+	serviceOutcomeTRANSLATED serviceOutcome = 0
+	serviceOutcomeREFUSED    serviceOutcome = 1
+	serviceOutcomeFALLBACK   serviceOutcome = 2
+	serviceOutcomeDROPPED    serviceOutcome = 3
+)
+
+type servicePeerName struct {
 	_         structs.HostLayout
 	Cookie    uint64
 	Namespace uint64
@@ -229,44 +233,30 @@ type serviceName struct {
 	}
 	EntryPort   uint16
 	BackendPort uint16
-	Asked       uint32
+	Queried     uint32
 }
 
-type serviceOrigin uint32
-
-const (
-	serviceOriginFROM_NODE    serviceOrigin = 1
-	serviceOriginFROM_POD     serviceOrigin = 2
-	serviceOriginFROM_OUTSIDE serviceOrigin = 4
-)
-
-type serviceOutcome uint32
-
-const (
-	serviceOutcomeTRANSLATED serviceOutcome = 0
-	serviceOutcomeREFUSED    serviceOutcome = 1
-	serviceOutcomeLEFT       serviceOutcome = 2
-	serviceOutcomeSILENT     serviceOutcome = 3
-)
-
-type servicePlace uint32
-
-const (
-	servicePlacePODS       servicePlace = 1
-	servicePlaceNODE_PORTS servicePlace = 2
-	servicePlaceNODES      servicePlace = 4
-	servicePlaceBEHIND     servicePlace = 8
-)
+type servicePodInterfaces struct {
+	_      structs.HostLayout
+	Name   [16]int8
+	Length uint32
+}
 
 type servicePool struct {
 	_           structs.HostLayout
 	Id          uint64
 	Extent      uint32
-	Quick       uint32
+	Fast        uint32
 	Next        uint32
-	Leave       uint32
+	Fallback    uint32
 	Connections uint64
 	Refused     uint64
+}
+
+type servicePortBits struct {
+	_          structs.HostLayout
+	Of         [65536]uint16
+	Generation uint32
 }
 
 type servicePrefix struct {
@@ -278,21 +268,37 @@ type servicePrefix struct {
 	}
 }
 
+type servicePrefixFlag uint32
+
+const (
+	servicePrefixFlagPREFIX_PODS        servicePrefixFlag = 1
+	servicePrefixFlagPREFIX_NODE_PORTS  servicePrefixFlag = 2
+	servicePrefixFlagPREFIX_NODES       servicePrefixFlag = 4
+	servicePrefixFlagPREFIX_BEHIND_NODE servicePrefixFlag = 8
+)
+
 type serviceScheduler uint32
 
 const (
-	serviceSchedulerRANDOM         serviceScheduler = 0
-	serviceSchedulerTURNS          serviceScheduler = 1
-	serviceSchedulerSOURCE         serviceScheduler = 2
-	serviceSchedulerDESTINATION    serviceScheduler = 3
-	serviceSchedulerLEAST          serviceScheduler = 4
-	serviceSchedulerWEIGHTED_LEAST serviceScheduler = 5
-	serviceSchedulerDELAY          serviceScheduler = 6
+	serviceSchedulerRANDOM              serviceScheduler = 0
+	serviceSchedulerROUND_ROBIN         serviceScheduler = 1
+	serviceSchedulerSOURCE_HASH         serviceScheduler = 2
+	serviceSchedulerDESTINATION_HASH    serviceScheduler = 3
+	serviceSchedulerLEAST_CONN          serviceScheduler = 4
+	serviceSchedulerWEIGHTED_LEAST_CONN serviceScheduler = 5
+	serviceSchedulerSHORTEST_DELAY      serviceScheduler = 6
 )
 
 type serviceSlot struct {
 	_      structs.HostLayout
 	Header serviceHeader
+}
+
+type serviceSocketFlows struct {
+	_    structs.HostLayout
+	Next uint32
+	Zero uint32
+	Flow [8]serviceFlow
 }
 
 type serviceTrace struct {
@@ -304,32 +310,26 @@ type serviceTrace struct {
 	Pool      [8]uint64
 }
 
-type serviceUses struct {
-	_          structs.HostLayout
-	Of         [65536]uint16
-	Generation uint32
-}
-
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	serviceMapAffinity        = "affinity"
-	serviceMapConnected       = "connected"
-	serviceMapCounted         = "counted"
-	serviceMapEvents          = "events"
-	serviceMapFrontends       = "frontends"
-	serviceMapHomes           = "homes"
-	serviceMapLoads           = "loads"
-	serviceMapNamed           = "named"
-	serviceMapNames           = "names"
-	serviceMapPeers           = "peers"
-	serviceMapPlaces          = "places"
-	serviceMapPodInterfaces   = "pod_interfaces"
-	serviceMapPools           = "pools"
-	serviceMapPorts           = "ports"
-	serviceMapSlots           = "slots"
-	serviceMapTraced          = "traced"
+	serviceMapFlAffinity      = "fl_affinity"
+	serviceMapFlBackends      = "fl_backends"
+	serviceMapFlEvents        = "fl_events"
+	serviceMapFlNetnsAddrs    = "fl_netns_addrs"
+	serviceMapFlOpenSockets   = "fl_open_sockets"
+	serviceMapFlPeerNames     = "fl_peer_names"
+	serviceMapFlPodIfaces     = "fl_pod_ifaces"
+	serviceMapFlPools         = "fl_pools"
+	serviceMapFlPortBits      = "fl_port_bits"
+	serviceMapFlPrefixes      = "fl_prefixes"
+	serviceMapFlServices      = "fl_services"
+	serviceMapFlSkCounted     = "fl_sk_counted"
+	serviceMapFlSkFlows       = "fl_sk_flows"
+	serviceMapFlSkPeer        = "fl_sk_peer"
+	serviceMapFlTrace         = "fl_trace"
+	serviceMapFlUdpPeers      = "fl_udp_peers"
 	serviceProgConnect4       = "connect4"
 	serviceProgConnect6       = "connect6"
 	serviceProgGetpeername4   = "getpeername4"
@@ -405,22 +405,22 @@ type serviceProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type serviceMapSpecs struct {
-	Affinity      *ebpf.MapSpec `ebpf:"affinity"`
-	Connected     *ebpf.MapSpec `ebpf:"connected"`
-	Counted       *ebpf.MapSpec `ebpf:"counted"`
-	Events        *ebpf.MapSpec `ebpf:"events"`
-	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
-	Homes         *ebpf.MapSpec `ebpf:"homes"`
-	Loads         *ebpf.MapSpec `ebpf:"loads"`
-	Named         *ebpf.MapSpec `ebpf:"named"`
-	Names         *ebpf.MapSpec `ebpf:"names"`
-	Peers         *ebpf.MapSpec `ebpf:"peers"`
-	Places        *ebpf.MapSpec `ebpf:"places"`
-	PodInterfaces *ebpf.MapSpec `ebpf:"pod_interfaces"`
-	Pools         *ebpf.MapSpec `ebpf:"pools"`
-	Ports         *ebpf.MapSpec `ebpf:"ports"`
-	Slots         *ebpf.MapSpec `ebpf:"slots"`
-	Traced        *ebpf.MapSpec `ebpf:"traced"`
+	FlAffinity    *ebpf.MapSpec `ebpf:"fl_affinity"`
+	FlBackends    *ebpf.MapSpec `ebpf:"fl_backends"`
+	FlEvents      *ebpf.MapSpec `ebpf:"fl_events"`
+	FlNetnsAddrs  *ebpf.MapSpec `ebpf:"fl_netns_addrs"`
+	FlOpenSockets *ebpf.MapSpec `ebpf:"fl_open_sockets"`
+	FlPeerNames   *ebpf.MapSpec `ebpf:"fl_peer_names"`
+	FlPodIfaces   *ebpf.MapSpec `ebpf:"fl_pod_ifaces"`
+	FlPools       *ebpf.MapSpec `ebpf:"fl_pools"`
+	FlPortBits    *ebpf.MapSpec `ebpf:"fl_port_bits"`
+	FlPrefixes    *ebpf.MapSpec `ebpf:"fl_prefixes"`
+	FlServices    *ebpf.MapSpec `ebpf:"fl_services"`
+	FlSkCounted   *ebpf.MapSpec `ebpf:"fl_sk_counted"`
+	FlSkFlows     *ebpf.MapSpec `ebpf:"fl_sk_flows"`
+	FlSkPeer      *ebpf.MapSpec `ebpf:"fl_sk_peer"`
+	FlTrace       *ebpf.MapSpec `ebpf:"fl_trace"`
+	FlUdpPeers    *ebpf.MapSpec `ebpf:"fl_udp_peers"`
 }
 
 // serviceVariableSpecs contains global variables before they are loaded into the kernel.
@@ -456,42 +456,42 @@ func (o *serviceObjects) Close() error {
 //
 // It can be passed to loadServiceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type serviceMaps struct {
-	Affinity      *ebpf.Map `ebpf:"affinity"`
-	Connected     *ebpf.Map `ebpf:"connected"`
-	Counted       *ebpf.Map `ebpf:"counted"`
-	Events        *ebpf.Map `ebpf:"events"`
-	Frontends     *ebpf.Map `ebpf:"frontends"`
-	Homes         *ebpf.Map `ebpf:"homes"`
-	Loads         *ebpf.Map `ebpf:"loads"`
-	Named         *ebpf.Map `ebpf:"named"`
-	Names         *ebpf.Map `ebpf:"names"`
-	Peers         *ebpf.Map `ebpf:"peers"`
-	Places        *ebpf.Map `ebpf:"places"`
-	PodInterfaces *ebpf.Map `ebpf:"pod_interfaces"`
-	Pools         *ebpf.Map `ebpf:"pools"`
-	Ports         *ebpf.Map `ebpf:"ports"`
-	Slots         *ebpf.Map `ebpf:"slots"`
-	Traced        *ebpf.Map `ebpf:"traced"`
+	FlAffinity    *ebpf.Map `ebpf:"fl_affinity"`
+	FlBackends    *ebpf.Map `ebpf:"fl_backends"`
+	FlEvents      *ebpf.Map `ebpf:"fl_events"`
+	FlNetnsAddrs  *ebpf.Map `ebpf:"fl_netns_addrs"`
+	FlOpenSockets *ebpf.Map `ebpf:"fl_open_sockets"`
+	FlPeerNames   *ebpf.Map `ebpf:"fl_peer_names"`
+	FlPodIfaces   *ebpf.Map `ebpf:"fl_pod_ifaces"`
+	FlPools       *ebpf.Map `ebpf:"fl_pools"`
+	FlPortBits    *ebpf.Map `ebpf:"fl_port_bits"`
+	FlPrefixes    *ebpf.Map `ebpf:"fl_prefixes"`
+	FlServices    *ebpf.Map `ebpf:"fl_services"`
+	FlSkCounted   *ebpf.Map `ebpf:"fl_sk_counted"`
+	FlSkFlows     *ebpf.Map `ebpf:"fl_sk_flows"`
+	FlSkPeer      *ebpf.Map `ebpf:"fl_sk_peer"`
+	FlTrace       *ebpf.Map `ebpf:"fl_trace"`
+	FlUdpPeers    *ebpf.Map `ebpf:"fl_udp_peers"`
 }
 
 func (m *serviceMaps) Close() error {
 	return _ServiceClose(
-		m.Affinity,
-		m.Connected,
-		m.Counted,
-		m.Events,
-		m.Frontends,
-		m.Homes,
-		m.Loads,
-		m.Named,
-		m.Names,
-		m.Peers,
-		m.Places,
-		m.PodInterfaces,
-		m.Pools,
-		m.Ports,
-		m.Slots,
-		m.Traced,
+		m.FlAffinity,
+		m.FlBackends,
+		m.FlEvents,
+		m.FlNetnsAddrs,
+		m.FlOpenSockets,
+		m.FlPeerNames,
+		m.FlPodIfaces,
+		m.FlPools,
+		m.FlPortBits,
+		m.FlPrefixes,
+		m.FlServices,
+		m.FlSkCounted,
+		m.FlSkFlows,
+		m.FlSkPeer,
+		m.FlTrace,
+		m.FlUdpPeers,
 	)
 }
 

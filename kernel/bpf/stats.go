@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run is what the kernel knows of a program: its size, and what was counted of it while somebody Measured.
+// Run is what the kernel counts of a program: its size, and its runs while they are Measured.
 type Run struct {
 	Hook         string // such as connect4, or arrive-14 of packets behind a link-layer header of 14 bytes
 	Count        uint64
 	Time         time.Duration // in all
 	Instructions int           // after the verifier's rewriting; 0 where the kernel doesn't say
-	Verified     int           // that the verifier walked, along every way; 0 before Linux 5.16
+	Verified     int           // that the verifier processed, on all paths; 0 before Linux 5.16
 }
 
-// Measure has the kernel count the runs of every program, whoever's, until it is closed: see Overhead.
+// Measure has the kernel count the runs of every program until it is closed: see Overhead.
 func Measure() (io.Closer, error) {
 	c, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
@@ -32,8 +32,8 @@ func Measure() (io.Closer, error) {
 	return c, nil
 }
 
-// Runs gives what is known of the programs for sockets, whose links are pinned in the first folder, and of those for packets
-// in the second, if there are some.
+// Runs returns the statistics of the programs for sockets, whose links are pinned in the first folder, and of those
+// for packets in the second, if there are some.
 func Runs(links, devices string) (runs []Run, err error) {
 	for _, h := range hooks {
 		p, err := hooked(filepath.Join(links, h.name))
@@ -79,7 +79,7 @@ func hooked(pin string) (*ebpf.Program, error) {
 	return ebpf.NewProgramFromID(i.Program)
 }
 
-// appendRun adds what is known of a program, and gives it back.
+// appendRun adds the statistics of a program, and closes it.
 func appendRun(runs []Run, hook string, p *ebpf.Program) ([]Run, error) {
 	defer p.Close()
 	s, err := p.Stats()
@@ -100,8 +100,8 @@ func appendRun(runs []Run, hook string, p *ebpf.Program) ([]Run, error) {
 	return append(runs, r), nil
 }
 
-// Overhead is what counting itself does: shown is the time that is counted of a run of a program that does nothing, cost is
-// what each run takes longer. Nobody else may Measure meanwhile.
+// Overhead is what counting itself does: shown is the time that is counted of a run of a program that does nothing,
+// cost is what each run takes longer. No other may Measure meanwhile.
 func Overhead() (shown, cost time.Duration, err error) {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "fl_nothing", Type: ebpf.SocketFilter, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
@@ -110,11 +110,11 @@ func Overhead() (shown, cost time.Duration, err error) {
 	}
 	defer p.Close()
 	const runs = 1 << 17
-	run := func() (took time.Duration) {
+	run := func() (elapsed time.Duration) {
 		if err == nil {
-			_, took, err = p.Benchmark(make([]byte, 14), runs, nil)
+			_, elapsed, err = p.Benchmark(make([]byte, 14), runs, nil)
 		}
-		return took
+		return elapsed
 	}
 	run() // once for the caches
 	bare := run()
@@ -134,39 +134,44 @@ func Overhead() (shown, cost time.Duration, err error) {
 	return s.Runtime / time.Duration(s.RunCount), max(0, counted-bare), nil
 }
 
-// PacketCounts is what became of packets at devices since the maps were made.
+// PacketCounts counts packets at devices since the maps were created, by outcome.
 type PacketCounts struct {
-	Began     uint64 // flows
-	Rejected  uint64 // packets answered that nobody is there
-	Silenced  uint64 // packets dropped as was asked for
-	NoPort    uint64 // packets dropped: no port was free to hide their client
-	NoAddress uint64 // packets dropped: the node has no address to hide their client
-	NoRoom    uint64 // packets dropped: their flow found no room
-	Handed    uint64 // packets handed over to a pod of the node, past the node's stack
-	Forged    uint64 // packets dropped: the route back to the source of a new flow doesn't lead to the device that they came in by
+	Began      uint64 // flows
+	Rejected   uint64 // packets rejected: no backend
+	Dropped    uint64 // packets dropped by policy
+	NoPort     uint64 // packets dropped: no free port to masquerade with
+	NoAddress  uint64 // packets dropped: the node has no address to masquerade with
+	MapFull    uint64 // packets dropped: no space for the flow
+	Redirected uint64 // packets redirected to a pod of the node, bypassing the host stack
+	Forged     uint64 // packets dropped: the reverse path check failed
 }
 
 // Each calls f with each count and a name for it, in snake_case.
 func (c PacketCounts) Each(f func(outcome string, packets uint64)) {
 	f("began", c.Began)
 	f("rejected", c.Rejected)
-	f("silenced", c.Silenced)
+	f("silenced", c.Dropped)
 	f("no_port", c.NoPort)
 	f("no_address", c.NoAddress)
-	f("no_room", c.NoRoom)
-	f("handed_over", c.Handed)
+	f("no_room", c.MapFull)
+	f("handed_over", c.Redirected)
 	f("forged", c.Forged)
 }
 
 // PacketCounts reads them.
 func (m *Maps) PacketCounts() (c PacketCounts, err error) {
-	for what, to := range map[packetsEventOfPacket]*uint64{
-		packetsEventOfPacketBEGAN: &c.Began, packetsEventOfPacketREJECTED: &c.Rejected, packetsEventOfPacketSILENCED: &c.Silenced,
-		packetsEventOfPacketNO_PORT: &c.NoPort, packetsEventOfPacketNO_ADDRESS: &c.NoAddress, packetsEventOfPacketNO_ROOM: &c.NoRoom,
-		packetsEventOfPacketHANDED: &c.Handed, packetsEventOfPacketFORGED: &c.Forged,
+	for what, to := range map[devicePacketEvent]*uint64{
+		devicePacketEventEVENT_FLOW:       &c.Began,
+		devicePacketEventEVENT_REJECTED:   &c.Rejected,
+		devicePacketEventEVENT_DROPPED:    &c.Dropped,
+		devicePacketEventEVENT_NO_PORT:    &c.NoPort,
+		devicePacketEventEVENT_NO_ADDRESS: &c.NoAddress,
+		devicePacketEventEVENT_MAP_FULL:   &c.MapFull,
+		devicePacketEventEVENT_REDIRECTED: &c.Redirected,
+		devicePacketEventEVENT_FORGED:     &c.Forged,
 	} {
 		var each []uint64 // by processor
-		if err := m.named[packetsMapPackets].Lookup(uint32(what), &each); err != nil {
+		if err := m.named[deviceMapFlPackets].Lookup(uint32(what), &each); err != nil {
 			return c, fmt.Errorf("bpf: read counts of packets: %w", err)
 		}
 		for _, n := range each {

@@ -18,18 +18,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Outcome is what became of a socket's question.
+// Outcome is the outcome of a socket's lookup.
 type Outcome uint8
 
 // The outcomes.
 const (
 	Translated = Outcome(serviceOutcomeTRANSLATED)
 	Refused    = Outcome(serviceOutcomeREFUSED)
-	Left       = Outcome(serviceOutcomeLEFT)   // to whoever serves packets
-	Silent     = Outcome(serviceOutcomeSILENT) // for want of a backend, where nobody is to answer
+	Left       = Outcome(serviceOutcomeFALLBACK) // left to programs at devices or another plane
+	Silent     = Outcome(serviceOutcomeDROPPED)  // no backend, and no reply
 )
 
-// String gives what people read.
+// String returns what people read.
 func (o Outcome) String() string {
 	if o > Silent {
 		return fmt.Sprintf("outcome %d", uint8(o))
@@ -37,7 +37,7 @@ func (o Outcome) String() string {
 	return [...]string{"translated", "no endpoint, refused", "left to packets", "no endpoint, silent"}[o]
 }
 
-// Event is one question of a socket: a connect(), or a datagram that began a flow.
+// Event is one lookup of a socket: a connect(), or a datagram that began a flow.
 type Event struct {
 	Time      time.Duration // as Now
 	Namespace uint64        // cookie of the socket's network namespace
@@ -50,29 +50,29 @@ type Event struct {
 	Command   string
 }
 
-// At gives the event's time by the calendar.
+// At returns the event's calendar time.
 func (e Event) At() time.Time { return time.Now().Add(e.Time - Now()) }
 
-// Filter says which events are wanted.
+// Filter selects events.
 type Filter struct {
 	Namespace uint64   // the cookie of the sockets' network namespace; 0: any
 	Pools     []uint64 // of which one serves them; none: any
 }
 
-// takes says whether an event is wanted. The programs leave most of the others out, not all.
-func (f Filter) takes(e Event) bool {
+// matches reports whether an event is wanted. The programs leave out most of the others, not all.
+func (f Filter) matches(e Event) bool {
 	return (f.Namespace == 0 || f.Namespace == e.Namespace) && (len(f.Pools) == 0 || slices.Contains(f.Pools, e.Pool))
 }
 
-// Trace has the programs report what they decide, and calls take with each event until ctx ends. It gives how many were lost
-// because take was slower than they. One process may trace a node at a time.
-func (m *Maps) Trace(ctx context.Context, f Filter, take func(Event)) (lost uint64, err error) {
+// Trace has the programs report what they decide, and calls yield with each event until ctx ends. It returns how many
+// were lost because yield was too slow. One process may trace a node at a time.
+func (m *Maps) Trace(ctx context.Context, f Filter, yield func(Event)) (lost uint64, err error) {
 	lock, err := m.lock()
 	if err != nil {
 		return 0, err
 	}
 	defer lock.Close()
-	r, err := ringbuf.NewReader(m.named[serviceMapEvents])
+	r, err := ringbuf.NewReader(m.named[serviceMapFlEvents])
 	if err != nil {
 		return 0, fmt.Errorf("bpf: read events: %w", err)
 	}
@@ -95,8 +95,8 @@ func (m *Maps) Trace(ctx context.Context, f Filter, take func(Event)) (lost uint
 		if err != nil {
 			return 0, fmt.Errorf("bpf: read events: %w", err)
 		}
-		if e, ok := event(record.RawSample); ok && e.Time >= begin && f.takes(e) {
-			take(e)
+		if e, ok := event(record.RawSample); ok && e.Time >= begin && f.matches(e) {
+			yield(e)
 		}
 	}
 }
@@ -118,7 +118,7 @@ func (m *Maps) lock() (*os.File, error) {
 // CountSockets has the programs count the sockets of pools that are scheduled by that.
 func (m *Maps) CountSockets() { atomic.StoreUint64(&m.traced.Counting, 1) }
 
-// attention is how long the programs go on to report when they hear nothing: whoever listened may have been killed.
+// attention is how long the programs report without being asked again: the reader may have been killed.
 const attention = 10 * time.Second
 
 // listen has the programs report until ctx ends.

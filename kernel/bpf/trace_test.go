@@ -30,7 +30,10 @@ func pinnedMaps(t *testing.T) (folder string, m *Maps) {
 
 // One process listens at a time, and none that can't open the maps keeps it from that.
 func TestListenerIsLockedByTheMapsFolder(t *testing.T) {
-	squatter, err := net.Listen("unix", "@fairlead-trace") // the lock of earlier versions, which any process of the network namespace may have
+	squatter, err := net.Listen(
+		"unix",
+		"@fairlead-trace",
+	) // the lock of earlier versions, which any process of the network namespace may have
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,5 @@
-// Package cgroup finds cgroups (version 2), and makes such as single threads may join: a program attached to one sees the
-// sockets that were made by its threads, whatever network namespace these were in. It limits nobody's resources.
+// Package cgroup finds cgroups (version 2), and makes such as single threads may join: a program attached to one sees
+// the sockets that were made by its threads, whatever network namespace these were in. It limits nobody's resources.
 package cgroup
 
 import (
@@ -18,8 +18,8 @@ import (
 // Mark is the extended attribute of a cgroup that stands for a node of its own: in a sandbox, nodes share one machine.
 const Mark = "trusted.fairlead.node"
 
-// Node gives the folder of the cgroup that holds all processes of this node and its pods: the nearest above the calling thread
-// that bears Mark, or else the root of the cgroup file system.
+// Node returns the folder of the cgroup that holds all processes of this node and its pods: the nearest above the
+// calling thread that bears Mark, or else the root of the cgroup file system.
 func Node() (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -51,10 +51,11 @@ func Root() (string, error) {
 		}
 	}
 	return "", errors.Join(s.Err(), errors.New("cgroup: no file system of version 2 is mounted: mount one with "+
-		"`mount -t cgroup2 none /sys/fs/cgroup/unified`, or start with the kernel parameter systemd.unified_cgroup_hierarchy"))
+		"`mount -t cgroup2 none /sys/fs/cgroup/unified`, or start with the kernel parameter "+
+		"systemd.unified_cgroup_hierarchy"))
 }
 
-// Own gives the folder of the calling thread's cgroup.
+// Own returns the folder of the calling thread's cgroup.
 func Own() (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -72,8 +73,8 @@ func Own() (string, error) {
 	return root, nil
 }
 
-// New makes a cgroup for threads below the calling thread's own, which bears Mark, and gives its folder. One that is there
-// already is taken.
+// New makes a cgroup for threads below the calling thread's own, which bears Mark, and returns its folder. One that is
+// there already is taken.
 func New(name string) (path string, err error) {
 	own, err := Own()
 	if err != nil {
@@ -93,7 +94,8 @@ func New(name string) (path string, err error) {
 	return path, nil
 }
 
-// Delete removes a cgroup that New made. One that isn't there is no error, nor is one where somebody still is: it stays.
+// Delete removes a cgroup that New made. One that isn't there is no error, nor is one where somebody still is: it
+// stays.
 func Delete(path string) error {
 	if path == "" {
 		return nil
@@ -106,8 +108,8 @@ func Delete(path string) error {
 }
 
 // Do runs f on a thread in the cgroup of that folder. Sockets and processes that f itself makes belong there for ever;
-// goroutines that f starts don't run there. Calls may nest. Where the thread can't go back, Do returns an error and leaves
-// the goroutine locked to the thread, which ends with it.
+// goroutines that f starts don't run there. Calls may nest. Where the thread can't go back, Do returns an error and
+// leaves the goroutine locked to the thread, which ends with it.
 func Do(path string, f func() error) (err error) {
 	runtime.LockOSThread()
 	home, err := Own()

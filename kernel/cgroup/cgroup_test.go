@@ -60,7 +60,8 @@ func TestNoSuchCgroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	called := false
-	if err := Do(filepath.Join(root, "fl-none"), func() error { called = true; return nil }); !errors.Is(err, os.ErrNotExist) || called {
+	if err := Do(filepath.Join(root, "fl-none"), func() error { called = true; return nil }); !errors.Is(err,
+		os.ErrNotExist) || called {
 		t.Errorf("entering a cgroup that isn't there: %v", err)
 	}
 }

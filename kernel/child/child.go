@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Process is a child that the kernel kills when this process dies. The terminal's signals don't reach it: it is in a process
-// group of its own, with what it starts itself.
+// Process is a child that the kernel kills when this process dies. The terminal's signals don't reach it: it is in a
+// process group of its own, with what it starts itself.
 type Process struct {
 	PID   int
 	cmd   *exec.Cmd
@@ -17,8 +17,8 @@ type Process struct {
 	err   error
 }
 
-// Start starts a command from within in, such as (*netns.Namespace).Do; nil: from where this process is. It sets the command's
-// SysProcAttr. A thread is kept until the child has ended.
+// Start starts a command from within in, such as (*netns.Namespace).Do; nil: from where this process is. It sets the
+// command's SysProcAttr. A thread is kept until the child has ended.
 func Start(cmd *exec.Cmd, in func(func() error) error) (*Process, error) {
 	if in == nil {
 		in = func(f func() error) error { return f() }
@@ -60,7 +60,7 @@ func (p *Process) Kill() {
 	<-p.ended
 }
 
-// End asks it to end (SIGTERM), as an operator would, and kills it if it hasn't within a while.
+// End queries it to end (SIGTERM), as an operator would, and kills it if it hasn't within a while.
 func (p *Process) End(within time.Duration) {
 	p.cmd.Process.Signal(syscall.SIGTERM) // an error means that it has ended
 	select {

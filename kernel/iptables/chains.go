@@ -7,7 +7,8 @@ import (
 	"fairlead.dev/fairlead/kernel/nftables"
 )
 
-// Chains says whether nf_tables has a chain whose name begins so, also in tables that the iptables commands can't read.
+// Chains reports whether nf_tables has a chain whose name begins so, also in tables that the iptables commands can't
+// read.
 func (c *Conn) Chains(prefix string) (there bool, err error) {
 	err = c.Do(func() error {
 		n, err := nftables.Open()

@@ -14,9 +14,9 @@ import (
 // hints are chains that a kubelet makes in the table mangle, so that others see which variant the host uses (KEP-3178).
 var hints = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
-// Probe finds the variant that the calling thread's network namespace uses, like Kubernetes' iptables-wrappers: the only
-// one that is installed, or is for more families; that which has our chains already; that which has a kubelet's; that
-// which has more rules; nft.
+// Probe finds the variant that the calling thread's network namespace uses, like Kubernetes' iptables-wrappers: the
+// only one that is installed, or is for more families; that which has our chains already; that which has a kubelet's;
+// that which has more rules; nft.
 func Probe(ctx context.Context, prefix string) (Variant, error) {
 	there, err := mostInstalled()
 	if err != nil {
@@ -76,7 +76,8 @@ type traces struct {
 
 // choose decides between the variants.
 func choose(nft, legacy traces) Variant {
-	for _, is := range []func(traces) bool{func(t traces) bool { return t.ours }, func(t traces) bool { return t.kubelet }} {
+	for _, is := range []func(traces) bool{func(t traces) bool { return t.ours },
+		func(t traces) bool { return t.kubelet }} {
 		switch {
 		case is(nft):
 			return NFT
@@ -90,7 +91,7 @@ func choose(nft, legacy traces) Variant {
 	return NFT
 }
 
-// trace looks for a variant's use, and makes no table by looking.
+// trace searches for a variant's use, and makes no table by looking.
 func trace(ctx context.Context, v Variant, prefix string) (t traces, err error) {
 	ns, err := netns.Current()
 	if err != nil {

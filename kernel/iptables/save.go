@@ -13,11 +13,12 @@ type Table struct {
 	Rules  map[string][]string
 }
 
-// ErrForeign says that a table can't be read by the iptables commands.
-var ErrForeign = errors.New("the nft command put rules there that the iptables commands can't read; remove those, or use the data plane nftables")
+// ErrForeign reports that a table can't be read by the iptables commands.
+var ErrForeign = errors.New("the nft command put rules there that the iptables commands can't read; remove those, or " +
+	"use the data plane nftables")
 
-// Parse reads what iptables-save prints, by tables' names; a table that it can't print, see ErrForeign, is nil. Rules are parts of
-// text: they keep it in memory.
+// Parse reads what iptables-save prints, by tables' names; a table that it can't print, see ErrForeign, is nil. Rules
+// are parts of text: they keep it in memory.
 func Parse(text string) (map[string]*Table, error) {
 	tables := map[string]*Table{}
 	var t *Table
@@ -54,7 +55,7 @@ func Parse(text string) (map[string]*Table, error) {
 	return tables, nil
 }
 
-// foreign gives the table that a comment such as "# Table `nat' is incompatible, use 'nft' tool." speaks of.
+// foreign returns the table that a comment such as "# Table `nat' is incompatible, use 'nft' tool." speaks of.
 func foreign(line string) (name string, ok bool) {
 	name, ok = strings.CutPrefix(line, "# Table `")
 	if !ok {

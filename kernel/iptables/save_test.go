@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 )
 
@@ -34,7 +35,8 @@ func TestParse(t *testing.T) {
 	if !slices.Equal(nat.Chains, []string{"PREROUTING", "OURS-A"}) {
 		t.Errorf("chains %q", nat.Chains)
 	}
-	if want := []string{`-p tcp -m comment --comment "a b" -j ACCEPT`, "-j RETURN"}; !slices.Equal(nat.Rules["OURS-A"], want) {
+	if want := []string{`-p tcp -m comment --comment "a b" -j ACCEPT`, "-j RETURN"}; !slices.Equal(nat.Rules["OURS-A"],
+		want) {
 		t.Errorf("rules %q, not %q", nat.Rules["OURS-A"], want)
 	}
 	for text, why := range map[string]string{
@@ -134,8 +136,10 @@ func TestProbe(t *testing.T) {
 	}{
 		{"nothing there", nil, NFT},
 		{"legacy has rules", [][]string{{"iptables-legacy", "-A", "INPUT", "-j", "ACCEPT"}}, Legacy},
-		{"a kubelet's chain", [][]string{{"iptables-legacy", "-A", "INPUT", "-j", "ACCEPT"}, {"ip6tables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"}}, NFT},
-		{"our chain", [][]string{{"iptables-nft", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY"}, {"ip6tables-legacy", "-t", "nat", "-N", "OURS-A"}}, Legacy},
+		{"a kubelet's chain", [][]string{{"iptables-legacy", "-A", "INPUT", "-j", "ACCEPT"},
+			{"ip6tables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"}}, NFT},
+		{"our chain", [][]string{{"iptables-nft", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY"},
+			{"ip6tables-legacy", "-t", "nat", "-N", "OURS-A"}}, Legacy},
 	} {
 		netnstest.Do(t, func() {
 			for _, cmd := range c.commands {
@@ -154,7 +158,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-func TestWatchSeesOthersAlone(t *testing.T) {
+func TestWatchReportsForeignChangesOnly(t *testing.T) {
 	for _, v := range []Variant{Legacy, NFT} {
 		netnstest.Do(t, func() {
 			c, err := Open(v, "OURS-")
@@ -169,11 +173,13 @@ func TestWatchSeesOthersAlone(t *testing.T) {
 				return
 			}
 			for _, rule := range []string{"ACCEPT", "RETURN"} {
-				if err := c.Restore(t.Context(), IPv6, []byte("*nat\n:OURS-A - [0:0]\n-A OURS-A -j "+rule+"\nCOMMIT\n")); err != nil {
+				chain := "*nat\n:OURS-A - [0:0]\n-A OURS-A -j " + rule + "\nCOMMIT\n"
+				if err := c.Restore(t.Context(), IPv6, []byte(chain)); err != nil {
 					t.Errorf("%s: %v", v, err)
 				}
 			}
-			if tables, err := c.Save(t.Context(), IPv6, "nat", "raw"); err != nil || !slices.Equal(tables["nat"].Rules["OURS-A"], []string{"-j RETURN"}) || len(tables["raw"].Rules) > 0 {
+			if tables, err := c.Save(t.Context(), IPv6, "nat", "raw"); err != nil ||
+				!slices.Equal(tables["nat"].Rules["OURS-A"], []string{"-j RETURN"}) || len(tables["raw"].Rules) > 0 {
 				t.Errorf("%s: %+v, %v", v, tables, err)
 			}
 			if tables, err := c.Save(t.Context(), IPv4, "raw"); err != nil || len(tables["raw"].Rules) > 0 {
@@ -197,7 +203,7 @@ func TestWatchSeesOthersAlone(t *testing.T) {
 }
 
 // A look of the watch's can fall between what a command of ours does and its end.
-func TestNoLookWhileWriting(t *testing.T) {
+func TestNoScanWhileWriting(t *testing.T) {
 	netnstest.Do(t, func() {
 		c, err := Open(Legacy, "OURS-")
 		if err != nil {
@@ -235,15 +241,11 @@ func TestNoLookWhileWriting(t *testing.T) {
 func TestConcerns(t *testing.T) {
 	e := &events{prefix: "OURS-"}
 	message := func(kind uint16, family byte, attributes ...string) []byte {
-		body := []byte{family, 0, 0, 0}
+		body := netlink.Buffer{family, 0, 0, 0}
 		for i, a := range attributes {
-			b := binary.NativeEndian.AppendUint16(nil, uint16(5+len(a)))
-			b = append(binary.NativeEndian.AppendUint16(b, uint16(i+1)), a...)
-			body = append(body, append(b, make([]byte, 1+(3-len(a)%4))...)...)
+			body.Text(uint16(i+1), a)
 		}
-		b := binary.NativeEndian.AppendUint32(nil, uint32(16+len(body)))
-		b = binary.NativeEndian.AppendUint16(b, unix.NFNL_SUBSYS_NFTABLES<<8|kind)
-		return append(append(b, make([]byte, 10)...), body...)
+		return netlink.Marker(unix.NFNL_SUBSYS_NFTABLES<<8|kind, body...)
 	}
 	for name, c := range map[string]struct {
 		b    []byte
@@ -256,10 +258,15 @@ func TestConcerns(t *testing.T) {
 		"chain of ours":         {message(delChain, unix.NFPROTO_IPV4, "nat", "handle", "OURS-A"), true},
 		"built-in chain":        {message(newChain, unix.NFPROTO_IPV4, "nat", "handle", "INPUT"), false},
 		"table gone":            {message(delTable, unix.NFPROTO_IPV4, "nat"), true},
-		"second of two":         {append(message(newRule, unix.NFPROTO_IPV4, "nat", "X"), message(newRule, unix.NFPROTO_IPV4, "nat", "OURS-B")...), true},
-		"cut":                   {message(newRule, unix.NFPROTO_IPV4, "nat", "OURS-A")[:30], false},
+		"second of two": {append(message(newRule, unix.NFPROTO_IPV4, "nat", "X"),
+			message(newRule, unix.NFPROTO_IPV4, "nat", "OURS-B")...), true},
+		"cut": {message(newRule, unix.NFPROTO_IPV4, "nat", "OURS-A")[:30], false},
 	} {
-		if is := e.concerns(c.b); is != c.want {
+		is := false
+		for m := range netlink.Messages(c.b) {
+			is = is || e.concerns(m)
+		}
+		if is != c.want {
 			t.Errorf("%s: %t", name, is)
 		}
 	}
@@ -281,8 +288,8 @@ func TestAdvice(t *testing.T) {
 
 func TestSizesOfAFamilyThatTheKernelLacks(t *testing.T) {
 	inUse := func(Family) (string, error) { return "\nnat\n", nil }
-	c := &counts{used: inUse, fds: map[Family]int{}, known: map[place]info{}}
-	if changed, err := c.look(IPv6); changed || err != nil {
+	c := &counts{used: inUse, fds: map[Family]int{}, known: map[tableID]info{}}
+	if changed, err := c.scan(IPv6); changed || err != nil {
 		t.Errorf("tables of a family without a socket: changed %t, %v", changed, err)
 	}
 }

@@ -36,7 +36,7 @@ const (
 // Families are both families.
 var Families = []Family{IPv4, IPv6}
 
-// command gives the name of a family's command: "iptables-nft-save".
+// command returns the name of a family's command: "iptables-nft-save".
 func (f Family) command(v Variant, verb string) string {
 	return fmt.Sprintf("%s-%s-%s", f.tool(), v, verb)
 }
@@ -49,7 +49,7 @@ func (f Family) tool() string {
 	return "iptables"
 }
 
-// names gives the file that lists the tables of xtables, which the kernel makes when they are first asked for.
+// names returns the file that lists the tables of xtables, which the kernel makes when they are first asked for.
 func (f Family) names() string {
 	if f == IPv6 {
 		return "/proc/thread-self/net/ip6_tables_names"
@@ -107,7 +107,7 @@ func Installed(v Variant) (families []Family, err error) {
 	return families, errors.Join(errs...)
 }
 
-// installed says what is missing of a variant.
+// installed returns what is missing of a variant.
 func installed(f Family, v Variant) error {
 	for _, verb := range []string{"save", "restore"} {
 		if _, err := exec.LookPath(f.command(v, verb)); err != nil {
@@ -117,7 +117,7 @@ func installed(f Family, v Variant) error {
 	return nil
 }
 
-// Close gives up the handles. Rules stay.
+// Close closes the handles. Rules stay.
 func (c *Conn) Close() error { return errors.Join(c.witness.close(), c.ns.Close()) }
 
 // Do runs f on a thread in the connection's network namespace.
@@ -126,12 +126,14 @@ func (c *Conn) Do(f func() error) error { return c.ns.Do(f) }
 // Mark forgets what others have changed so far: the caller is about to read everything.
 func (c *Conn) Mark() error { return c.witness.mark() }
 
-// Watch sends when somebody else may have changed our chains or a built-in one since Mark, until ctx ends; then it closes
-// the channel. The nft variant learns it from the kernel. The legacy kernel tells nobody: there the sizes of the tables
-// are looked at once a second, which takes microseconds but misses a change that leaves a table's size as it was.
+// Watch sends when somebody else may have changed our chains or a built-in one since Mark, until ctx ends; then it
+// closes the channel. The nft variant learns it from the kernel. The legacy kernel tells nobody: there the sizes of the
+// tables are looked at once a second, which takes microseconds but misses a change that leaves a table's size as it
+// was.
 func (c *Conn) Watch(ctx context.Context) (<-chan struct{}, error) { return c.witness.watch(ctx) }
 
-// Save reads tables, with one command however many they are. Those that were never used are empty, and reading them makes none.
+// Save reads tables, with one command however many they are. Those that were never used are empty, and reading them
+// makes none.
 func (c *Conn) Save(ctx context.Context, f Family, tables ...string) (map[string]*Table, error) {
 	is := map[string]*Table{}
 	for _, t := range tables {
@@ -162,7 +164,7 @@ func (c *Conn) Save(ctx context.Context, f Family, tables ...string) (map[string
 	return is, nil
 }
 
-// output gives what a command prints.
+// output returns what a command prints.
 func (c *Conn) output(ctx context.Context, name string) (string, error) {
 	cmd := exec.CommandContext(ctx, name)
 	var out, said bytes.Buffer
@@ -177,7 +179,7 @@ func (c *Conn) output(ctx context.Context, name string) (string, error) {
 	return out.String(), nil
 }
 
-// used gives the tables of xtables that are in use, each on a line of its own, with a line's end before the first.
+// used returns the tables of xtables that are in use, each on a line of its own, with a line's end before the first.
 func (c *Conn) used(f Family) (names string, err error) {
 	err = c.ns.Do(func() error {
 		b, err := os.ReadFile(f.names())
@@ -220,11 +222,12 @@ func (c *Conn) Restore(ctx context.Context, f Family, input []byte) error {
 	return ended
 }
 
-// advice gives the way out of a known trouble.
+// advice returns the way out of a known trouble.
 func advice(said string) string {
 	switch {
 	case strings.Contains(said, "xtables lock"):
-		return fmt.Sprintf("; another program has held /run/xtables.lock for %d s: find it with `fuser -v /run/xtables.lock`", LockWait)
+		return fmt.Sprintf("; another program has held /run/xtables.lock for %d s: find it with `fuser -v /run/xtables.lock`",
+			LockWait)
 	case strings.Contains(said, "Permission denied"), strings.Contains(said, "Operation not permitted"):
 		return "; run as root or with CAP_NET_ADMIN and CAP_NET_RAW"
 	case strings.Contains(said, "missing kernel module"):

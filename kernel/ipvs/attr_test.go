@@ -4,31 +4,31 @@ import (
 	"net/netip"
 	"testing"
 
-	"fairlead.dev/fairlead/kernel/nlattr"
+	"fairlead.dev/fairlead/kernel/netlink"
 )
 
-func FuzzAnswers(f *testing.F) {
+func FuzzReplies(f *testing.F) {
 	var b Batch
 	s := Service{ServiceID: ServiceID{Mark: 7}, Scheduler: "rr"}
 	b.SetService(s)
 	b.SetDestination(s.ServiceID, Destination{Addr: netip.MustParseAddrPort("[fd00::1]:80"), Weight: 1})
-	f.Add([]byte(b.b))
+	f.Add(append(netlink.Marker(16, b.b.Body(0)...), netlink.Marker(16, b.b.Body(1)...)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		eachMessage(b, func(_, _ uint16, _ uint32, body []byte) {
-			errno(body)
-			if len(body) < 4 {
-				return
+		for m := range netlink.Messages(b) {
+			_ = m.Err()
+			for _, v := range m.Attributes(header) {
+				for _, v := range netlink.Attributes(v) {
+					netlink.Uint(v)
+					netlink.Text(v)
+				}
+				addrPort(netlink.Find(v, destAddr), netlink.Find(v, destPort), true)
+				addrPort(netlink.Find(v, destAddr), netlink.Find(v, destPort), false)
 			}
-			nlattr.Each(body[4:], func(_ uint16, v []byte) {
-				nlattr.Each(v, func(_ uint16, v []byte) { number(v); nlattr.Text(v) })
-				addrPort(nlattr.Find(v, destAddr), nlattr.Find(v, destPort), true)
-				addrPort(nlattr.Find(v, destAddr), nlattr.Find(v, destPort), false)
-			})
-		})
+		}
 	})
 }
 
-// A request that is made again as a change keeps everything but its command and its number.
+// A request that is made again as a change keeps everything but its command.
 func TestRepeat(t *testing.T) {
 	var b, again Batch
 	id := ServiceID{Six: true, Mark: 0x1234}
@@ -38,14 +38,19 @@ func TestRepeat(t *testing.T) {
 	again.repeat(&b, 1)
 	again.repeat(&b, 2)
 	var commands []byte
-	var seqs []uint32
-	eachMessage(again.b, func(_, _ uint16, seq uint32, body []byte) {
-		commands, seqs = append(commands, body[0]), append(seqs, seq)
-		if s := nlattr.Find(body[4:], attrService); number(nlattr.Find(s, svcMark)) != id.Mark || number(nlattr.Find(s, svcFamily)) != uint32(id.family()) {
+	for i := range again.b.Len() {
+		body := again.b.Body(i)
+		commands = append(commands, body[0])
+		s := netlink.Find(body[header:], attrService)
+		if netlink.Uint(netlink.Find(s, svcMark)) != id.Mark ||
+			netlink.Uint(netlink.Find(s, svcFamily)) != uint32(id.family()) {
 			t.Errorf("%x names another service", body)
 		}
-	})
-	if string(commands) != string([]byte{cmdSetDest, cmdSetService}) || len(seqs) != 2 || seqs[0] != 1 || seqs[1] != 2 {
-		t.Errorf("commands %v, numbers %v", commands, seqs)
+		if before := b.b.Body(i + 1); string(body[1:]) != string(before[1:]) {
+			t.Errorf("%x is repeated as %x", before, body)
+		}
+	}
+	if string(commands) != string([]byte{cmdSetDest, cmdSetService}) {
+		t.Errorf("commands %v", commands)
 	}
 }

@@ -6,51 +6,51 @@ import (
 	"fmt"
 	"net/netip"
 
+	"fairlead.dev/fairlead/kernel/netlink"
 	"golang.org/x/sys/unix"
 )
 
 // Batch is a list of requests that are sent together. They are not atomic: each is tried, in order.
-type Batch struct {
-	b     buffer
-	tries []try
+type Batch struct{ b netlink.Batch }
+
+// Empty reports whether nothing is to be done.
+func (b *Batch) Empty() bool { return b.b.Len() == 0 }
+
+func (b *Batch) request(command uint8, said func() string, body func(m *netlink.Buffer)) {
+	var fine []unix.Errno
+	if command == cmdDelService || command == cmdDelDest || command == cmdSetDest {
+		fine = gone
+	}
+	b.b.Add(0, 0, said, func(m *netlink.Buffer) {
+		*m = append(*m, command, 1, 0, 0)
+		body(m)
+	}, fine...)
 }
 
-// try is one request: how it can be made again as another command where the first is refused.
-type try struct {
-	start   int
-	command uint8
-	said    string
-}
-
-// Empty says that nothing is to be done.
-func (b *Batch) Empty() bool { return len(b.tries) == 0 }
-
-func (b *Batch) request(command uint8, said string, body func()) {
-	b.tries = append(b.tries, try{len(b.b), command, said})
-	at := header(&b.b, 0, unix.NLM_F_REQUEST, uint32(len(b.tries)), command)
-	body()
-	finish(&b.b, at)
-}
+// gone are the refusals of a change of what isn't there.
+var gone = []unix.Errno{unix.ESRCH, unix.ENOENT}
 
 // SetService makes a service, or changes the one that is there.
 func (b *Batch) SetService(s Service) {
-	b.request(cmdNewService, "set "+s.String()+" "+s.Scheduler, func() {
-		s.append(&b.b, func() {
-			b.b.str(svcScheduler, s.Scheduler)
-			b.b.bytes(svcFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, s.Flags), flagsMask))
-			b.b.u32(svcTimeout, 0)
+	b.request(cmdNewService, func() string { return "set " + s.String() + " " + s.Scheduler }, func(m *netlink.Buffer) {
+		s.append(m, func() {
+			m.Text(svcScheduler, s.Scheduler)
+			flags := binary.NativeEndian.AppendUint32(nil, s.Flags)
+			m.Bytes(svcFlags, binary.NativeEndian.AppendUint32(flags, flagsMask))
+			m.Uint32(svcTimeout, 0)
 			netmask := ^uint32(0)
 			if s.Six {
 				netmask = 128
 			}
-			b.b.u32(svcNetmask, netmask)
+			m.Uint32(svcNetmask, netmask)
 		})
 	})
 }
 
 // DelService removes a service and its destinations. One that isn't there is no error.
 func (b *Batch) DelService(s ServiceID) {
-	b.request(cmdDelService, "delete "+s.String(), func() { s.append(&b.b, nil) })
+	said := func() string { return "delete " + s.String() }
+	b.request(cmdDelService, said, func(m *netlink.Buffer) { s.append(m, nil) })
 }
 
 // SetDestination makes a destination, or changes the weight of the one that is there.
@@ -67,27 +67,28 @@ func (b *Batch) DelDestination(s ServiceID, at netip.AddrPort) {
 }
 
 func (b *Batch) destination(command uint8, verb string, s ServiceID, d Destination) {
-	b.request(command, verb+" destination "+d.Addr.String()+" of "+s.String(), func() {
-		s.append(&b.b, nil)
-		at := b.b.open(attrDest | nested)
-		b.b.u16(destFamily, s.family())
-		b.b.bytes(destAddr, d.Addr.Addr().AsSlice())
-		b.b.bytes(destPort, binary.BigEndian.AppendUint16(nil, d.Addr.Port()))
-		if command != cmdDelDest {
-			b.b.u32(destForward, 0) // IP_VS_CONN_F_MASQ
-			b.b.u32(destWeight, d.Weight)
-			b.b.u32(destUpper, 0)
-			b.b.u32(destLower, 0)
-		}
-		b.b.close(at)
+	said := func() string { return verb + " destination " + d.Addr.String() + " of " + s.String() }
+	b.request(command, said, func(m *netlink.Buffer) {
+		s.append(m, nil)
+		m.Nest(attrDest, func() {
+			m.Uint16(destFamily, s.family())
+			m.Bytes(destAddr, d.Addr.Addr().AsSlice())
+			m.BE16(destPort, d.Addr.Port())
+			if command != cmdDelDest {
+				m.Uint32(destForward, 0) // IP_VS_CONN_F_MASQ
+				m.Uint32(destWeight, d.Weight)
+				m.Uint32(destUpper, 0)
+				m.Uint32(destLower, 0)
+			}
+		})
 	})
 }
 
 // portion is how many bytes go in one send.
 const portion = 1 << 20
 
-// Run makes the requests. What is there already is changed, and what is gone already is no error. It tries all and gives the
-// first error.
+// Run makes the requests. What is there already is changed, and what is gone already is no error. It tries all and
+// returns the first error.
 func (c *Conn) Run(b *Batch) error {
 	again, err := c.send(b)
 	if err != nil || again.Empty() {
@@ -97,95 +98,35 @@ func (c *Conn) Run(b *Batch) error {
 	return err
 }
 
-// send makes the requests once and gives those that are to be tried again as changes, since what they would make is there.
-func (c *Conn) send(b *Batch) (*Batch, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	again, first := &Batch{}, error(nil)
-	for from := 0; from < len(b.tries); {
-		to := from
-		for ; to < len(b.tries) && b.end(to)-b.tries[from].start <= portion; to++ {
-			binary.NativeEndian.PutUint16(b.b[b.tries[to].start+4:], c.family)
+// send makes the requests once and returns those that are to be tried again as changes, since what they would make is
+// there.
+func (c *Conn) send(b *Batch) (again *Batch, first error) {
+	again = &Batch{}
+	b.b.Type, b.b.Portion = c.family, portion
+	err := c.s.Run(&b.b, func(i int, err error) {
+		switch command := b.b.Body(i)[0]; {
+		case errors.Is(err, unix.EEXIST) && (command == cmdNewService || command == cmdNewDest):
+			again.repeat(b, i)
+		case first == nil:
+			first = refused(command, b.b.Said(i), err)
 		}
-		flags := b.b[b.tries[to-1].start+6:]
-		binary.NativeEndian.PutUint16(flags, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
-		if _, err := unix.Write(c.fd, b.b[b.tries[from].start:b.end(to-1)]); err != nil {
-			return again, fmt.Errorf("ipvs: send %d requests: %w", to-from, err)
-		}
-		err := c.answers(b, uint32(to), again)
-		if first == nil {
-			first = err
-		}
-		from = to
+	})
+	if err != nil {
+		return again, fmt.Errorf("ipvs: %w", err)
 	}
 	return again, first
 }
 
-// end gives where request i ends.
-func (b *Batch) end(i int) int {
-	if i+1 < len(b.tries) {
-		return b.tries[i+1].start
-	}
-	return len(b.b)
-}
-
-// answers reads what the kernel said of a send whose last request is number last. The kernel handles it within the send, so
-// that every answer waits already.
-func (c *Conn) answers(b *Batch, last uint32, again *Batch) (first error) {
-	done := false
-	for {
-		n, err := c.receive(unix.MSG_DONTWAIT)
-		if errors.Is(err, unix.EAGAIN) {
-			break
-		}
-		if err != nil {
-			return fmt.Errorf("ipvs: receive: %w", err)
-		}
-		eachMessage(c.reader[:n], func(kind, _ uint16, seq uint32, body []byte) {
-			i := int(seq) - 1
-			if kind != unix.NLMSG_ERROR || i < 0 || i >= len(b.tries) {
-				return
-			}
-			done = done || seq == last
-			e := errno(body)
-			switch t := b.tries[i]; {
-			case e == nil || t.gone(e):
-			case errors.Is(e, unix.EEXIST) && (t.command == cmdNewService || t.command == cmdNewDest):
-				again.repeat(b, i)
-			case first == nil:
-				first = t.refused(e)
-			}
-		})
-	}
-	if first == nil && !done {
-		return errors.New("ipvs: the kernel did not acknowledge a batch")
-	}
-	return first
-}
-
-// gone says that a refusal means that nothing is left to do.
-func (t try) gone(e error) bool {
-	absent := errors.Is(e, unix.ESRCH) || errors.Is(e, unix.ENOENT)
-	return absent && (t.command == cmdDelService || t.command == cmdDelDest || t.command == cmdSetDest)
-}
-
-// refused words the kernel's refusal.
-func (t try) refused(e error) error {
-	if errors.Is(e, unix.ENOENT) && (t.command == cmdNewService || t.command == cmdSetService) {
-		return fmt.Errorf("ipvs: %s: the kernel has no such scheduler: load module ip_vs_NAME or choose another: %w", t.said, e)
-	}
-	return fmt.Errorf("ipvs: %s: %w", t.said, e)
-}
-
 // repeat adds request i of another batch, as a change of what is there.
 func (b *Batch) repeat(of *Batch, i int) {
-	t := of.tries[i]
-	from := t.start
-	t.start, t.command = len(b.b), t.command+1 // NEW_SERVICE → SET_SERVICE, NEW_DEST → SET_DEST
-	b.tries = append(b.tries, t)
-	b.b = append(b.b, of.b[from:of.end(i)]...)
-	request := b.b[t.start:]
-	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST)
-	binary.NativeEndian.PutUint32(request[8:], uint32(len(b.tries)))
-	request[16] = t.command
+	b.b.Copy(&of.b, i)
+	b.b.Body(b.b.Len() - 1)[0]++ // NEW_SERVICE → SET_SERVICE, NEW_DEST → SET_DEST
+}
+
+// refused returns the error of a request that the kernel refused.
+func refused(command uint8, said string, e error) error {
+	if errors.Is(e, unix.ENOENT) && (command == cmdNewService || command == cmdSetService) {
+		return fmt.Errorf("ipvs: %s: the kernel has no such scheduler: load module ip_vs_NAME or choose another: %w", said, e)
+	}
+	return fmt.Errorf("ipvs: %s: %w", said, e)
 }

@@ -17,11 +17,11 @@ import (
 	"fairlead.dev/fairlead/sandbox/vm/vmtest"
 )
 
-// inside says that these tests run in the second kernel, which has IPVS.
-var inside = flag.Bool("second-kernel", false, "run the tests that need IPVS here")
+// secondKernel reports that these tests run in the second kernel, which has IPVS.
+var secondKernel = flag.Bool("second-kernel", false, "run the tests that need IPVS here")
 
 func TestInSecondKernel(t *testing.T) {
-	if !*inside {
+	if !*secondKernel {
 		vmtest.Run(t, "fairlead.dev/fairlead/kernel/ipvs", "^TestInSecondKernel$", "-second-kernel")
 		return
 	}
@@ -138,7 +138,8 @@ func refusals(t *testing.T, c *Conn) {
 	b.SetDestination(ServiceID{Mark: 10}, Destination{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 1})
 	b.SetService(Service{two, "rr", 0})
 	err := c.Run(&b)
-	if err == nil || !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "fwmark 0x9") || !strings.Contains(err.Error(), "nosuch") {
+	if err == nil || !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "fwmark 0x9") ||
+		!strings.Contains(err.Error(), "nosuch") {
 		t.Errorf("%v, want it to name the service and its scheduler", err)
 	}
 	holds(t, c, "false 1 rr 0x0", "false 2 rr 0x0")
@@ -151,7 +152,8 @@ func timeout(t *testing.T, c *Conn) {
 		t.Fatalf("at first: %+v, %v", was, err)
 	}
 	want := was
-	for _, set := range []Timeouts{{TCP: 25 * time.Hour}, {FIN: 66 * time.Second}, {UDP: 77 * time.Second}, {TCP: time.Hour, UDP: time.Minute}} {
+	for _, set := range []Timeouts{{TCP: 25 * time.Hour}, {FIN: 66 * time.Second}, {UDP: 77 * time.Second},
+		{TCP: time.Hour, UDP: time.Minute}} {
 		if err := c.SetTimeouts(set); err != nil {
 			t.Error(err)
 		}
@@ -170,7 +172,8 @@ func many(t *testing.T, c *Conn) {
 			id := ServiceID{Mark: i + 1}
 			l.SetService(Service{id, "rr", 0})
 			for j := range byte(each) {
-				l.SetDestination(id, Destination{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), j}), 80), Weight: uint32(j) + 1})
+				l.SetDestination(id, Destination{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), j}),
+					80), Weight: uint32(j) + 1})
 			}
 		}
 	}

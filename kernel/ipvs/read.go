@@ -2,44 +2,34 @@ package ipvs
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"time"
 
-	"fairlead.dev/fairlead/kernel/nlattr"
+	"fairlead.dev/fairlead/kernel/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// errInterrupted says that services changed while they were read.
-var errInterrupted = errors.New("ipvs: services changed while they were read")
-
-// dump asks for a list, again where it changed meanwhile, a bounded number of times.
-func (c *Conn) dump(command uint8, request func(*buffer), begin func(), f func(attrs []byte)) error {
-	var b buffer
-	at := header(&b, c.family, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, 1, command)
-	if request != nil {
-		request(&b)
-	}
-	finish(&b, at)
-	err := errInterrupted
-	for i := 0; i < 20 && errors.Is(err, errInterrupted); i++ {
+// dump lists, again where the list changed meanwhile; begin is called before each time.
+func (c *Conn) dump(command uint8, body func(*netlink.Buffer), begin func(), f func(attrs []byte)) error {
+	return netlink.Stable(func() error {
 		begin()
-		err = c.ask(b, f)
-	}
-	return err
+		return c.request(c.family, unix.NLM_F_DUMP, command, body, f)
+	})
 }
 
-// Services gives the namespace's services that are known by a mark.
+// Services returns the namespace's services that are known by a mark.
 func (c *Conn) Services() (list []Service, err error) {
 	err = c.dump(cmdGetService, nil, func() { list = nil }, func(attrs []byte) {
-		s := nlattr.Find(attrs, attrService)
-		if nlattr.Find(s, svcMark) == nil {
+		s := netlink.Find(attrs, attrService)
+		if netlink.Find(s, svcMark) == nil {
 			return
 		}
+		flags := netlink.Find(s, svcFlags) // struct ip_vs_flags: flags and mask
 		list = append(list, Service{
-			ServiceID: ServiceID{Six: number(nlattr.Find(s, svcFamily)) == unix.AF_INET6, Mark: number(nlattr.Find(s, svcMark))},
-			Scheduler: nlattr.Text(nlattr.Find(s, svcScheduler)), Flags: number(nlattr.Find(s, svcFlags)) &^ hashed,
+			ServiceID: ServiceID{Six: netlink.Uint(netlink.Find(s, svcFamily)) == unix.AF_INET6,
+				Mark: netlink.Uint(netlink.Find(s, svcMark))},
+			Scheduler: netlink.Text(netlink.Find(s, svcScheduler)), Flags: netlink.Uint(flags[:min(4, len(flags))]) &^ hashed,
 		})
 	})
 	if err != nil {
@@ -48,13 +38,14 @@ func (c *Conn) Services() (list []Service, err error) {
 	return list, nil
 }
 
-// Destinations gives a service's destinations, none for a service that isn't there.
+// Destinations returns a service's destinations, none for a service that isn't there.
 func (c *Conn) Destinations(s ServiceID) (list []Destination, err error) {
-	err = c.dump(cmdGetDest, func(b *buffer) { s.append(b, nil) }, func() { list = nil }, func(attrs []byte) {
-		d := nlattr.Find(attrs, attrDest)
+	err = c.dump(cmdGetDest, func(b *netlink.Buffer) { s.append(b, nil) }, func() { list = nil }, func(attrs []byte) {
+		d := netlink.Find(attrs, attrDest)
 		list = append(list, Destination{
-			Addr: addrPort(nlattr.Find(d, destAddr), nlattr.Find(d, destPort), s.Six), Weight: number(nlattr.Find(d, destWeight)),
-			Active: number(nlattr.Find(d, destActive)), Idle: number(nlattr.Find(d, destIdle)),
+			Addr:   addrPort(netlink.Find(d, destAddr), netlink.Find(d, destPort), s.Six),
+			Weight: netlink.Uint(netlink.Find(d, destWeight)),
+			Active: netlink.Uint(netlink.Find(d, destActive)), Idle: netlink.Uint(netlink.Find(d, destIdle)),
 		})
 	})
 	if err != nil {
@@ -83,13 +74,12 @@ type Timeouts struct {
 	UDP time.Duration
 }
 
-// Timeouts gives the namespace's.
+// Timeouts returns the namespace's.
 func (c *Conn) Timeouts() (t Timeouts, err error) {
-	var b buffer
-	at := header(&b, c.family, unix.NLM_F_REQUEST|unix.NLM_F_ACK, 1, cmdGetConfig)
-	finish(&b, at)
-	err = c.ask(b, func(attrs []byte) {
-		seconds := func(attr uint16) time.Duration { return time.Duration(number(nlattr.Find(attrs, attr))) * time.Second }
+	err = c.request(c.family, 0, cmdGetConfig, nil, func(attrs []byte) {
+		seconds := func(attr uint16) time.Duration {
+			return time.Duration(netlink.Uint(netlink.Find(attrs, attr))) * time.Second
+		}
 		t = Timeouts{TCP: seconds(attrTimeoutTCP), FIN: seconds(attrTimeoutFIN), UDP: seconds(attrTimeoutUDP)}
 	})
 	if err != nil {
@@ -100,13 +90,12 @@ func (c *Conn) Timeouts() (t Timeouts, err error) {
 
 // SetTimeouts sets those that are not zero.
 func (c *Conn) SetTimeouts(t Timeouts) error {
-	var b buffer
-	at := header(&b, c.family, unix.NLM_F_REQUEST|unix.NLM_F_ACK, 1, cmdSetConfig)
-	b.u32(attrTimeoutTCP, uint32(t.TCP/time.Second))
-	b.u32(attrTimeoutFIN, uint32(t.FIN/time.Second))
-	b.u32(attrTimeoutUDP, uint32(t.UDP/time.Second))
-	finish(&b, at)
-	if err := c.ask(b, func([]byte) {}); err != nil {
+	err := c.request(c.family, 0, cmdSetConfig, func(b *netlink.Buffer) {
+		b.Uint32(attrTimeoutTCP, uint32(t.TCP/time.Second))
+		b.Uint32(attrTimeoutFIN, uint32(t.FIN/time.Second))
+		b.Uint32(attrTimeoutUDP, uint32(t.UDP/time.Second))
+	}, nil)
+	if err != nil {
 		return fmt.Errorf("ipvs: set the timeouts to %+v: %w", t, err)
 	}
 	return nil

@@ -1,72 +1,101 @@
 package link
 
 import (
+	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/netlink"
 )
 
-// Addresses are those of the interfaces of one network namespace. A value may not be used by two goroutines at once, but for Stop.
-type Addresses struct {
-	h    *netlink.Handle
-	news *nl.NetlinkSocket
-}
+// Addresses are those of the interfaces of one network namespace.
+type Addresses struct{ s, events *netlink.Socket }
 
 // OpenAddresses opens those of the calling thread's namespace. It enters none, which takes CAP_SYS_ADMIN.
 func OpenAddresses() (*Addresses, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	s, err := netlink.Open(unix.NETLINK_ROUTE, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open netlink: %w", err)
+		return nil, err
 	}
-	news, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+	events, err := netlink.Listen(unix.NETLINK_ROUTE, 0, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
-		h.Close()
+		s.Close()
 		return nil, fmt.Errorf("watch addresses: %w", err)
 	}
-	return &Addresses{h, news}, nil
+	return &Addresses{s, events}, nil
 }
 
-// Stop has Wait fail, now and from now on.
-func (a *Addresses) Stop() { a.news.Close() }
-
-// Close gives up the handles.
-func (a *Addresses) Close() {
-	a.Stop()
-	a.h.Close()
-}
+// Close closes the sockets.
+func (a *Addresses) Close() error { return errors.Join(a.s.Close(), a.events.Close()) }
 
 // List lists the addresses of all interfaces but one, which need not be there: sorted, each once.
 func (a *Addresses) List(but string) (l []netip.Addr, err error) {
-	all, err := a.h.AddrList(nil, netlink.FAMILY_ALL)
+	names, err := Names(a.s)
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, err
 	}
-	not := -1
-	if i, err := a.h.LinkByName(but); err == nil {
-		not = i.Attrs().Index
-	}
+	all, err := addresses(a.s)
 	for _, i := range all {
-		if addr, ok := netip.AddrFromSlice(i.IP); ok && i.LinkIndex != not {
-			l = append(l, addr.Unmap())
+		if names[i.dev] != but {
+			l = append(l, i.addr)
 		}
 	}
 	slices.SortFunc(l, netip.Addr.Compare)
-	return slices.Compact(l), nil
+	return slices.Compact(l), err
 }
 
-// Wait returns once addresses may have come, gone or changed since it returned last, or since a was opened.
-func (a *Addresses) Wait() error {
-	_, _, err := a.news.Receive()
-	if errors.Is(err, unix.ENOBUFS) { // there was more than the socket holds: news all the same
-		return nil
+// Watch sends whenever addresses have come, gone or changed since a was opened, until ctx ends; then it closes the
+// channel.
+func (a *Addresses) Watch(ctx context.Context) (<-chan struct{}, error) {
+	return a.events.Watch(ctx, false, IsAddress)
+}
+
+// IsAddress reports whether a message is about an address.
+func IsAddress(m netlink.Message) bool {
+	return m.Type == unix.RTM_NEWADDR || m.Type == unix.RTM_DELADDR
+}
+
+// Own returns the addresses of the interfaces of the socket's network namespace.
+func Own(s *netlink.Socket) (map[netip.Addr]bool, error) {
+	all, err := addresses(s)
+	own := make(map[netip.Addr]bool, len(all))
+	for _, a := range all {
+		own[a.addr] = true
 	}
+	return own, err
+}
+
+// address is an address of an interface.
+type address struct {
+	dev  int
+	addr netip.Addr
+}
+
+func addresses(s *netlink.Socket) (l []address, err error) {
+	err = netlink.Stable(func() error {
+		l = nil
+		all := func(b *netlink.Buffer) { *b = append(*b, make([]byte, unix.SizeofIfAddrmsg)...) }
+		return s.Request(unix.RTM_GETADDR, unix.NLM_F_DUMP, all, func(m netlink.Message) {
+			if len(m.Body) < unix.SizeofIfAddrmsg {
+				return
+			}
+			a := address{dev: int(binary.NativeEndian.Uint32(m.Body[4:]))}
+			for t, v := range m.Attributes(unix.SizeofIfAddrmsg) {
+				// Of a point-to-point interface, IFA_ADDRESS is its peer's.
+				if t == unix.IFA_LOCAL || t == unix.IFA_ADDRESS && !a.addr.IsValid() {
+					a.addr, _ = netip.AddrFromSlice(v)
+				}
+			}
+			l = append(l, a)
+		})
+	})
 	if err != nil {
-		return fmt.Errorf("watch addresses: %w", err)
+		return nil, fmt.Errorf("list addresses: %w", err)
 	}
-	return nil
+	return l, nil
 }

@@ -2,20 +2,22 @@ package link
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
+	nl "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
 )
 
 // Device is an interface, as those see it who look at its packets.
 type Device struct {
 	Index    int
+	Name     string
 	Loopback bool
 	Header   int  // length of the link-layer header of its packets, in bytes: Ethernet's, or none
 	Pod      bool // a veth whose other end is in another network namespace: a pod's
@@ -25,8 +27,8 @@ type Device struct {
 // tunnels are the kinds of devices that are tunnels.
 var tunnels = []string{"vxlan", "geneve", "gre", "gretap", "ip6gre", "ip6gretap", "ipip", "ip6tnl", "sit", "wireguard"}
 
-// headerOf gives the length of the link-layer headers of a kind of device, by the name of its ARPHRD_ number. Of others
-// than these nobody knows.
+// headerOf returns the length of the link-layer headers of a kind of device, by the name of its ARPHRD_ number. Of
+// others than these it is not known.
 var headerOf = map[string]int{
 	"ether": 14, "loopback": 14,
 	"none": 0, "ppp": 0, "ipip": 0, "tunnel6": 0, "sit": 0, "gre": 0,
@@ -35,13 +37,16 @@ var headerOf = map[string]int{
 // Devices lists the interfaces that carry IP behind a header of a known length.
 func (c *Conn) Devices() (l []Device, err error) {
 	all, err := c.h.LinkList()
+	for n := 0; n < 100 && errors.Is(err, nl.ErrDumpInterrupted); n++ { // some came or went meanwhile
+		all, err = c.h.LinkList()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
 	for _, i := range all {
 		a := i.Attrs()
 		if n, known := headerOf[a.EncapType]; known {
-			l = append(l, Device{Index: a.Index, Loopback: a.EncapType == "loopback", Header: n,
+			l = append(l, Device{Index: a.Index, Name: a.Name, Loopback: a.EncapType == "loopback", Header: n,
 				Pod: i.Type() == "veth" && a.NetNsID >= 0, Tunnel: slices.Contains(tunnels, i.Type())})
 		}
 	}
@@ -68,40 +73,53 @@ func (c *Conn) PodBridges() (names []string, err error) {
 	return names, nil
 }
 
-// DeviceTo returns the index of the device by which packets to an address leave, 0 where there is none.
-func (c *Conn) DeviceTo(to netip.Addr) (int, error) {
-	routes, err := c.h.RouteGet(to.AsSlice())
-	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) ||
-		errors.Is(err, unix.EINVAL) {
-		return 0, nil // no route, or unreachable, prohibit, blackhole
-	}
-	if err != nil {
-		return 0, fmt.Errorf("look up the route to %s: %w", to, err)
-	}
-	if len(routes) == 0 {
-		return 0, nil
-	}
-	return routes[0].LinkIndex, nil
-}
-
 // WatchDevices sends whenever interfaces of ns come, go or change, until ctx ends; then it closes the channel.
-func WatchDevices(ctx context.Context, ns *netns.Namespace) (<-chan struct{}, error) {
-	updates, signals := make(chan netlink.LinkUpdate, 64), make(chan struct{}, 1)
-	err := ns.Do(func() error { return netlink.LinkSubscribe(updates, ctx.Done()) })
+func WatchDevices(ctx context.Context, ns *netns.Namespace) (signals <-chan struct{}, err error) {
+	err = ns.Do(func() error {
+		s, err := netlink.Listen(unix.NETLINK_ROUTE, 0, unix.RTNLGRP_LINK)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		signals, err = s.Watch(ctx, false, func(m netlink.Message) bool {
+			return m.Type == unix.RTM_NEWLINK || m.Type == unix.RTM_DELLINK
+		})
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("watch interfaces: %w", err)
 	}
-	go func() {
-		defer close(signals)
-		for u := range updates {
-			if u.Header.Type != unix.RTM_NEWLINK && u.Header.Type != unix.RTM_DELLINK {
-				continue
+	return signals, nil
+}
+
+// Names returns the names of the interfaces by their indexes.
+func Names(s *netlink.Socket) (names map[int]string, err error) {
+	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
+	err = netlink.Stable(func() error {
+		names = map[int]string{}
+		return s.Request(unix.RTM_GETLINK, unix.NLM_F_DUMP, func(b *netlink.Buffer) {
+			*b = append(*b, make([]byte, unix.SizeofIfInfomsg)...)
+			b.Uint32(unix.IFLA_EXT_MASK, skipStatistics)
+		}, func(m netlink.Message) {
+			if len(m.Body) >= unix.SizeofIfInfomsg {
+				names[int(binary.NativeEndian.Uint32(m.Body[4:]))] = NameIn(m)
 			}
-			select {
-			case signals <- struct{}{}:
-			default:
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	return names, nil
+}
+
+// NameIn returns the name of the interface that a message is about, "" where it is about none.
+func NameIn(m netlink.Message) string {
+	if m.Type == unix.RTM_NEWLINK || m.Type == unix.RTM_DELLINK {
+		for t, v := range m.Attributes(unix.SizeofIfInfomsg) {
+			if t == unix.IFLA_IFNAME {
+				return netlink.Text(v)
 			}
 		}
-	}()
-	return signals, nil
+	}
+	return ""
 }

@@ -1,7 +1,7 @@
-// Package link makes veth pairs, bridges, addresses, routes and neighbours in a network namespace, over netlink.
+// Package link makes and lists network devices, their addresses and neighbours.
 //
 // It is a thin typed layer: one call is one kernel request (two where an index must be read back). It keeps nothing and
-// decides nothing. Together with the other packages under kernel it is the only importer of vishvananda/netlink.
+// decides nothing.
 package link
 
 import (
@@ -40,7 +40,7 @@ func Dial(ns *netns.Namespace) (*Conn, error) {
 // Close ends the connection.
 func (c *Conn) Close() { c.h.Close() }
 
-// Index gives the index of the interface of that name.
+// Index returns the index of the interface of that name.
 func (c *Conn) Index(name string) (int, error) {
 	l, err := c.h.LinkByName(name)
 	if err != nil {
@@ -55,7 +55,7 @@ type End struct {
 	MAC  net.HardwareAddr // nil: the kernel's choice
 }
 
-// AddVeth makes a pair of interfaces: near here and up, far in another namespace and down. It gives near's index.
+// AddVeth makes a pair of interfaces: near here and up, far in another namespace and down. It returns near's index.
 func (c *Conn) AddVeth(near, far End, in *netns.Namespace) (int, error) {
 	a := netlink.NewLinkAttrs()
 	a.Name, a.HardwareAddr, a.Flags = near.Name, near.MAC, net.FlagUp
@@ -68,7 +68,8 @@ func (c *Conn) AddVeth(near, far End, in *netns.Namespace) (int, error) {
 	return v.Index, nil
 }
 
-// AddBridge makes a bridge that is up, forwards from the first moment and doesn't snoop multicast. It gives its index.
+// AddBridge makes a bridge that is up, forwards from the first moment and doesn't snoop multicast. It returns its
+// index.
 func (c *Conn) AddBridge(name string) (int, error) {
 	a := netlink.NewLinkAttrs()
 	a.Name, a.Flags = name, net.FlagUp
@@ -99,8 +100,9 @@ func (c *Conn) Up(index int) error {
 	return nil
 }
 
-// SetGSO has TCP hand the interface IPv4 pieces of up to so many bytes, for it or whoever is behind to cut: more than 65,536 is what the kernel calls BIG TCP
-// (Linux 6.3; older ones take no notice, without an error). Where the interface takes no more than 65,536, the error is unix.EINVAL.
+// SetGSO has TCP hand the interface IPv4 pieces of up to so many bytes, for it or whoever is behind to cut: more than
+// 65,536 is what the kernel calls BIG TCP (Linux 6.3; older ones take no notice, without an error). Where the interface
+// takes no more than 65,536, the error is unix.EINVAL.
 func (c *Conn) SetGSO(index, bytes int) error {
 	if err := c.h.LinkSetGSOIPv4MaxSize(dev(index), bytes); err != nil {
 		return fmt.Errorf("have interface %d take pieces of %d bytes: %w", index, bytes, err)
@@ -170,8 +172,8 @@ func (c *Conn) Delete(index int) error {
 	return nil
 }
 
-// AddAddress gives the interface an address, without duplicate address detection, and with a route only where the prefix
-// is wider than the address. One that it has is no error. See Await for when it is in use.
+// AddAddress returns the interface an address, without duplicate address detection, and with a route only where the
+// prefix is wider than the address. One that it has is no error. See Await for when it is in use.
 func (c *Conn) AddAddress(index int, p netip.Prefix) error {
 	a := &netlink.Addr{IPNet: ipNet(p)}
 	if p.Addr().Is6() {
@@ -181,41 +183,6 @@ func (c *Conn) AddAddress(index int, p netip.Prefix) error {
 		return fmt.Errorf("add address %s to interface %d: %w", p, index, err)
 	}
 	return nil
-}
-
-// Route is a unicast route in the main table.
-type Route struct {
-	To     netip.Prefix
-	Via    netip.Addr // next hop on Dev's link, whatever addresses Dev has; zero: To is on the link itself
-	Dev    int        // interface index
-	Source netip.Addr // the source that the kernel prefers; zero: its choice
-	MTU    int        // bytes of the longest packet that takes it; 0: as many as Dev takes
-}
-
-// PutRoute makes the route the one to r.To, in place of any other.
-func (c *Conn) PutRoute(r Route) error {
-	if err := c.h.RouteReplace(r.netlink()); err != nil {
-		return fmt.Errorf("set route to %s via %s: %w", r.To, r.Via, err)
-	}
-	return nil
-}
-
-// DeleteRoute removes the route. One that isn't there is no error.
-func (c *Conn) DeleteRoute(r Route) error {
-	if err := c.h.RouteDel(r.netlink()); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("delete route to %s via %s: %w", r.To, r.Via, err)
-	}
-	return nil
-}
-
-func (r Route) netlink() *netlink.Route {
-	n := &netlink.Route{LinkIndex: r.Dev, Dst: ipNet(r.To), Src: r.Source.AsSlice(), Gw: r.Via.AsSlice(), MTU: r.MTU}
-	if r.Via.IsValid() {
-		n.Flags = int(netlink.FLAG_ONLINK)
-	} else {
-		n.Scope = netlink.SCOPE_LINK
-	}
-	return n
 }
 
 // Neighbour is a link-layer address that needs no asking.

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// All gives a path to each network namespace that can be found, the own first: those that a name or a process leads to.
+// All returns a path to each network namespace that can be found, the own first: those that a name or a process leads
+// to.
 func All() (paths []string) {
 	all := []string{"/proc/thread-self/ns/net"}
 	for _, pattern := range []string{Dir + "/*", "/proc/[0-9]*/ns/net"} {
@@ -58,7 +59,7 @@ func Hosts() (hosts []Host, err error) {
 		beyond[l.Attrs().NetNsID] = true
 	}
 	var others []Host
-	err = away(func() error {
+	err = onOwnThread(func() error {
 		for i, path := range All() {
 			h, err := netns.GetFromPath(path)
 			if err != nil {
@@ -86,7 +87,7 @@ func Hosts() (hosts []Host, err error) {
 	return append(hosts, others...), err
 }
 
-// here tells of the calling thread's.
+// here reports of the calling thread's.
 func here() (h Host, err error) {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

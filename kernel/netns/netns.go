@@ -26,7 +26,7 @@ type Namespace struct {
 	handle netns.NsHandle
 }
 
-// New makes an empty namespace of that name. A name that is taken gives an error that is fs.ErrExist.
+// New makes an empty namespace of that name. A name that is taken returns an error that is fs.ErrExist.
 func New(name string) (*Namespace, error) {
 	if name == "" || name != filepath.Base(name) || name == "." || name == ".." || len(name) > unix.NAME_MAX {
 		return nil, fmt.Errorf("make network namespace %q: not a file name", name)
@@ -47,8 +47,9 @@ func New(name string) (*Namespace, error) {
 	return &Namespace{Name: name, handle: h}, nil
 }
 
-// prepare makes Dir a shared mount of itself, as ip-netns(8) does before it adds the first name. Were ip to do so later,
-// over names that are mounted already, each would stand twice and could not be removed (EBUSY). The lock is ip's too.
+// prepare makes Dir a shared mount of itself, as ip-netns(8) does before it adds the first name. Were ip to do so
+// later, over names that are mounted already, each would stand twice and could not be removed (EBUSY). The lock is ip's
+// too.
 func prepare() error {
 	if err := os.MkdirAll(Dir, 0o755); err != nil {
 		return err
@@ -73,7 +74,7 @@ func prepare() error {
 // unshare makes a namespace and mounts it at path.
 func unshare(path string) (netns.NsHandle, error) {
 	h := netns.None()
-	err := away(func() error {
+	err := onOwnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}
@@ -87,7 +88,7 @@ func unshare(path string) (netns.NsHandle, error) {
 	return h, err
 }
 
-// Open gives the namespace of that name. A name that isn't there gives an error that is fs.ErrNotExist.
+// Open returns the namespace of that name. A name that isn't there returns an error that is fs.ErrNotExist.
 func Open(name string) (*Namespace, error) {
 	h, err := netns.GetFromName(name)
 	if err != nil {
@@ -96,7 +97,7 @@ func Open(name string) (*Namespace, error) {
 	return &Namespace{Name: name, handle: h}, nil
 }
 
-// Current gives the namespace of the calling thread.
+// Current returns the namespace of the calling thread.
 func Current() (*Namespace, error) {
 	h, err := netns.Get()
 	if err != nil {
@@ -108,20 +109,26 @@ func Current() (*Namespace, error) {
 // FD is the file descriptor of the namespace, valid until Close.
 func (n *Namespace) FD() int { return int(n.handle) }
 
-// Close gives the handle back. The name stays.
+// Close returns the handle back. The name stays.
 func (n *Namespace) Close() error { return n.handle.Close() }
 
-// Do runs f with the calling goroutine's thread inside the namespace. Sockets that f makes itself belong there for ever;
-// goroutines that f starts don't run there. Calls may nest. Where the thread can't go back, Do returns an error and
-// leaves the goroutine locked to the thread, which ends with it.
+// Do runs f with the calling goroutine's thread inside the namespace. Sockets that f makes itself belong there for
+// ever; goroutines that f starts don't run there. Calls may nest. Where the thread can't go back, Do returns an error
+// and leaves the goroutine locked to the thread, which ends with it.
 // In the calling thread's own namespace it needs no capability.
 func (n *Namespace) Do(f func() error) error {
-	return away(func() error {
+	return onOwnThread(func() error {
 		if err := enter(n.handle); err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", n.Name, err)
 		}
 		return f()
 	})
+}
+
+// In runs f as Do does, in the namespace of an open file such as /proc/PID/ns/net. Of another file the error is
+// unix.EINVAL.
+func In(file *os.File, f func() error) error {
+	return (&Namespace{Name: file.Name(), handle: netns.NsHandle(file.Fd())}).Do(f)
 }
 
 // Enter puts the calling thread into the namespace for good: the goroutine stays locked to it. For programs about to
@@ -134,8 +141,8 @@ func (n *Namespace) Enter() error {
 	return nil
 }
 
-// away runs f on a locked thread, which returns to the namespace that it had before, however f ends.
-func away(f func() error) (err error) {
+// onOwnThread runs f on a locked thread, which returns to the namespace that it had before, however f ends.
+func onOwnThread(f func() error) (err error) {
 	runtime.LockOSThread()
 	home, err := netns.Get()
 	if err != nil {
@@ -165,7 +172,7 @@ func enter(h netns.NsHandle) error {
 }
 
 // Delete removes a name. The kernel takes the namespace apart in the background once nothing else holds it. A name that
-// isn't there gives an error that is fs.ErrNotExist.
+// isn't there returns an error that is fs.ErrNotExist.
 func Delete(name string) error {
 	path := filepath.Join(Dir, name)
 	// EINVAL: a file that was never mounted on, left by a process killed in New.
@@ -178,7 +185,7 @@ func Delete(name string) error {
 	return nil
 }
 
-// List gives the names that start with prefix, sorted.
+// List returns the names that start with prefix, sorted.
 func List(prefix string) ([]string, error) {
 	entries, err := os.ReadDir(Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -40,7 +40,7 @@ func space(t *testing.T, name string) *Namespace {
 	return ns
 }
 
-// inode tells the calling thread's namespace from others.
+// inode reports the calling thread's namespace from others.
 func inode(t *testing.T) uint64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -187,7 +187,7 @@ func TestOpenAndCurrent(t *testing.T) {
 	}
 }
 
-func TestDeleteTakesTheNameOnly(t *testing.T) {
+func TestDeleteRemovesOnlyTheName(t *testing.T) {
 	ns := space(t, "a")
 	if err := Delete(ns.Name); err != nil {
 		t.Fatal(err)
@@ -233,7 +233,7 @@ func TestClosedHandle(t *testing.T) {
 	}
 }
 
-// TestBesideIP is in a mount namespace of its own, where nobody has made a network namespace before.
+// TestBesideIP is in a mount namespace of its own, where nothing has made a network namespace before.
 func TestBesideIP(t *testing.T) {
 	script := `mount -t tmpfs tmpfs /run && mkdir /run/netns && "$0" -test.run='^TestChildMakesOneBesideIP$'`
 	c := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-ec", script, os.Args[0])
@@ -258,9 +258,9 @@ func TestChildMakesOneBesideIP(t *testing.T) {
 	}
 }
 
-// TestDoNeedsNoCapabilityAtHome: in the calling thread's own namespace Do works without CAP_SYS_ADMIN, as in an
+// TestDoNeedsNoCapabilityInOwnNetns: in the calling thread's own namespace Do works without CAP_SYS_ADMIN, as in an
 // unprivileged container.
-func TestDoNeedsNoCapabilityAtHome(t *testing.T) {
+func TestDoNeedsNoCapabilityInOwnNetns(t *testing.T) {
 	here, err := Current()
 	if err != nil {
 		t.Fatal(err)

@@ -5,15 +5,13 @@
 package nfacct
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/kernel/nlattr"
+	"fairlead.dev/fairlead/kernel/netlink"
 )
 
 // Commands and attributes of nfnetlink_acct.h.
@@ -22,27 +20,39 @@ const (
 	attrName, attrPackets  = 1, 2
 )
 
-// request sends a command about a counter and returns the messages of the reply.
-func request(cmd, flags int, name string) ([][]byte, error) {
-	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_ACCT<<8|cmd, flags|unix.NLM_F_ACK)
-	r.AddData(&nl.Nfgenmsg{})
-	r.AddData(nl.NewRtAttr(attrName, nl.ZeroTerminated(name)))
-	l, err := r.Execute(unix.NETLINK_NETFILTER, 0)
+// header is the length of struct nfgenmsg.
+const header = 4
+
+// request sends a command about a counter and calls f with each message of the reply.
+func request(cmd, flags uint16, name string, f func(message []byte)) error {
+	s, err := netlink.Open(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
-		return nil, fmt.Errorf("nfacct: counter %s: %w", name, err)
+		return fmt.Errorf("nfacct: %w", err)
 	}
-	return l, nil
+	defer s.Close()
+	err = s.Request(unix.NFNL_SUBSYS_ACCT<<8|cmd, flags, func(b *netlink.Buffer) {
+		*b = append(*b, make([]byte, header)...)
+		b.Text(attrName, name)
+	}, func(m netlink.Message) {
+		if f != nil {
+			f(m.Body)
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("nfacct: counter %s: %w", name, err)
+	}
+	return nil
 }
 
 // Supported reports whether the kernel has such counters, and the caller may use them.
 func Supported() bool {
-	_, err := request(cmdGet, 0, "supported")
+	err := request(cmdGet, 0, "supported", nil)
 	return err == nil || errors.Is(err, unix.ENOENT)
 }
 
 // Ensure creates a counter unless there is one of that name.
 func Ensure(name string) error {
-	if _, err := request(cmdNew, unix.NLM_F_CREATE, name); !errors.Is(err, unix.EBUSY) {
+	if err := request(cmdNew, unix.NLM_F_CREATE, name, nil); !errors.Is(err, unix.EBUSY) {
 		return err
 	}
 	return nil
@@ -50,29 +60,26 @@ func Ensure(name string) error {
 
 // Packets returns how many packets a counter has counted. The error is fs.ErrNotExist where there is no counter of
 // that name.
-func Packets(name string) (uint64, error) {
-	l, err := request(cmdGet, 0, name)
-	if err != nil {
-		return 0, err
-	}
-	for _, b := range l {
-		if n, ok := packets(b); ok {
-			return n, nil
+func Packets(name string) (n uint64, err error) {
+	found := false
+	err = request(cmdGet, 0, name, func(message []byte) {
+		if m, ok := packets(message); ok {
+			n, found = m, true
 		}
+	})
+	if err == nil && !found {
+		err = fmt.Errorf("nfacct: counter %s: the kernel returned no number of packets", name)
 	}
-	return 0, fmt.Errorf("nfacct: counter %s: the kernel tells no number of packets", name)
+	return n, err
 }
 
 // packets reads the number out of a message: struct nfgenmsg and attributes.
 func packets(b []byte) (n uint64, ok bool) {
-	if len(b) < nl.SizeofNfgenmsg {
-		return 0, false
-	}
-	v := nlattr.Find(b[nl.SizeofNfgenmsg:], attrPackets)
+	v := netlink.Find(b[min(header, len(b)):], attrPackets)
 	if len(v) < 8 {
 		return 0, false
 	}
-	return binary.BigEndian.Uint64(v), true
+	return netlink.BE(v), true
 }
 
 // freed is how long the kernel may take to free a rule of nf_tables after its removal (nf_tables_trans_destroy_work).
@@ -81,7 +88,7 @@ const freed = time.Second
 // Delete removes a counter. One that isn't there is no error, nor is one that a rule still counts in: it stays.
 func Delete(name string) error {
 	for end := time.Now().Add(freed); ; time.Sleep(time.Millisecond) {
-		_, err := request(cmdDel, 0, name)
+		err := request(cmdDel, 0, name, nil)
 		switch {
 		case err == nil, errors.Is(err, unix.ENOENT):
 			return nil

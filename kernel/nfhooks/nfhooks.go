@@ -3,13 +3,12 @@
 package nfhooks
 
 import (
-	"bytes"
-	"encoding/binary"
 	"fmt"
 	"slices"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/netlink"
 )
 
 // include/uapi/linux/netfilter/nfnetlink_hook.h
@@ -25,7 +24,6 @@ const (
 	inPreRouting = 0
 	inForward    = 2
 	inPost       = 4
-	typeMask     = 0x3fff // NLA_TYPE_MASK
 )
 
 // families are those of nf_tables' tables, as nft names them.
@@ -48,47 +46,44 @@ func Forwarding(family uint8) (names []string, err error) {
 	return names, nil
 }
 
+// header is the length of struct nfgenmsg: the family, a version and two bytes more.
+const header = 4
+
 // list returns the hooks at one point, in the order in which packets meet them.
 func list(family uint8, hook uint32) (names []string, err error) {
-	r := nl.NewNetlinkRequest(subsystem<<8, unix.NLM_F_DUMP)
-	r.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
-	r.AddData(nl.NewRtAttr(attrHookNum, binary.BigEndian.AppendUint32(nil, hook)))
-	messages, err := r.Execute(unix.NETLINK_NETFILTER, 0)
+	s, err := netlink.Open(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return nil, fmt.Errorf("nfhooks: %w", err)
+	}
+	defer s.Close()
+	err = netlink.Stable(func() error {
+		names = nil
+		return s.Request(subsystem<<8, unix.NLM_F_DUMP, func(b *netlink.Buffer) {
+			*b = append(*b, family, 0, 0, 0)
+			b.BE32(attrHookNum, hook)
+		}, func(m netlink.Message) {
+			if name := nameOf(m.Body); name != "" {
+				names = append(names, name)
+			}
+		})
+	})
 	if err != nil {
 		return nil, fmt.Errorf("nfhooks: list hook %d of family %d: %w", hook, family, err)
-	}
-	for _, m := range messages {
-		if name := nameOf(m); name != "" {
-			names = append(names, name)
-		}
 	}
 	return names, nil
 }
 
 // nameOf returns the name of the hook that a message describes, "" where it has none.
 func nameOf(message []byte) string {
-	if len(message) < nl.SizeofNfgenmsg {
+	if len(message) < header {
 		return ""
 	}
-	hook := attributes(message[nl.SizeofNfgenmsg:])
-	if desc := attributes(attributes(hook[attrChain])[chainDesc]); len(desc[descFamily]) > 0 && desc[descName] != nil {
-		return fmt.Sprintf("table %s %s chain %s", families[desc[descFamily][0]], text(desc[descTable]), text(desc[descName]))
+	hook := message[header:]
+	desc := netlink.Find(netlink.Find(hook, attrChain), chainDesc)
+	family, name := netlink.Find(desc, descFamily), netlink.Find(desc, descName)
+	if len(family) > 0 && name != nil {
+		table := netlink.Text(netlink.Find(desc, descTable))
+		return fmt.Sprintf("table %s %s chain %s", families[family[0]], table, netlink.Text(name))
 	}
-	return text(hook[attrFunction])
-}
-
-func text(b []byte) string { return string(bytes.TrimRight(b, "\x00")) }
-
-// attributes returns the values of netlink attributes by type, as far as they are whole.
-func attributes(b []byte) map[uint16][]byte {
-	m := map[uint16][]byte{}
-	for len(b) >= unix.SizeofNlAttr {
-		length := int(binary.NativeEndian.Uint16(b))
-		if length < unix.SizeofNlAttr || length > len(b) {
-			break
-		}
-		m[binary.NativeEndian.Uint16(b[2:])&typeMask] = b[unix.SizeofNlAttr:length]
-		b = b[min((length+3)&^3, len(b)):]
-	}
-	return m
+	return netlink.Text(netlink.Find(hook, attrFunction))
 }

@@ -13,9 +13,10 @@ import (
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 )
 
-func TestHears(t *testing.T) {
+func TestReceive(t *testing.T) {
 	netnstest.Do(t, func() {
-		for _, c := range [][]string{{"ip", "link", "set", "lo", "up"}, {"iptables-legacy", "-w", "300", "-A", "OUTPUT", "-p", "udp", "-j", "NFLOG", "--nflog-prefix", "seen: "}} {
+		for _, c := range [][]string{{"ip", "link", "set", "lo", "up"},
+			{"iptables-legacy", "-w", "300", "-A", "OUTPUT", "-p", "udp", "-j", "NFLOG", "--nflog-prefix", "seen: "}} {
 			if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
 				t.Errorf("%v: %v: %s", c, err, out)
 				return
@@ -34,9 +35,10 @@ func TestHears(t *testing.T) {
 		if err == nil {
 			_, err = c.Write([]byte("hello"))
 		}
-		heard, err2 := l.Heard()
-		if err != nil || err2 != nil || len(heard) != 1 || heard[0].Prefix != "seen: " || !strings.HasSuffix(string(heard[0].Payload), "hello") {
-			t.Errorf("%+v, %v, %v", heard, err, err2)
+		received, err2 := l.Receive()
+		if err != nil || err2 != nil || len(received) != 1 || received[0].Prefix != "seen: " ||
+			!strings.HasSuffix(string(received[0].Payload), "hello") {
+			t.Errorf("%+v, %v, %v", received, err, err2)
 		}
 		if err := l.Close(); err != nil {
 			t.Error(err)

@@ -1,21 +1,28 @@
 package nftables
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
-	"fairlead.dev/fairlead/kernel/nlattr"
+	"fairlead.dev/fairlead/kernel/netlink"
 )
 
-// decoded gives the elements that a transaction's messages hold, message by message.
+// decoded returns the elements that a transaction's messages hold, message by message.
 func decoded(t *testing.T, tx *Tx) (es []Element, messages int) {
 	t.Helper()
-	eachMessage(tx.b, func(_, _ uint16, _ uint32, body []byte) {
+	for i := range tx.batch.Len() {
 		messages++
-		if err := nlattr.Each(nlattr.Find(body[4:], 3), func(_ uint16, v []byte) { es = append(es, element(v)) }); err != nil {
-			t.Error(err)
+		list := netlink.Find(tx.batch.Body(i)[header:], 3)
+		whole := 0
+		for _, v := range netlink.Attributes(list) {
+			es = append(es, element(v))
+			whole += 4 + len(v)
 		}
-	})
+		if whole != len(list) {
+			t.Errorf("%d bytes of attributes in %d", whole, len(list))
+		}
+	}
 	return es, messages
 }
 
@@ -36,13 +43,37 @@ func TestElementsAreReadAsWritten(t *testing.T) {
 	}
 	for i, w := range want {
 		g := got[i]
-		if g.Key != w.Key || g.End != w.End || g.Data != w.Data || (g.Verdict == nil) != (w.Verdict == nil) || w.Verdict != nil && *g.Verdict != *w.Verdict {
+		if g.Key != w.Key || g.End != w.End || g.Data != w.Data || (g.Verdict == nil) != (w.Verdict == nil) ||
+			w.Verdict != nil && *g.Verdict != *w.Verdict {
 			t.Errorf("%d: %+v, want %+v", i, g, w)
 		}
 	}
 }
 
-func TestManyElementsTakeSeveralMessages(t *testing.T) {
+func TestRangesInOneFieldAreReadAsWritten(t *testing.T) {
+	s := Set{Name: "s", Key: []Type{IntegerOf(2)}, Data: []Type{Mark}, Interval: true}
+	for _, ranges := range [][]string{{"\x00\x00\xff\xff"}, {"\x00\x00\x00\x00"}, {"\xff\xff\xff\xff"},
+		{"\x00\x01\x00\xff", "\x01\x00\x01\x00", "\x01\x02\xff\xfe"}, {"\x02\x00\x03\xff", "\x04\x00\xff\xff"}, nil} {
+		var want []Element
+		for i, r := range ranges {
+			want = append(want, s.Element(r, string([]byte{byte(i), 0, 0, 0})))
+		}
+		var tx Tx
+		tx.AddElements("t", "s", want)
+		got, _ := decoded(t, &tx)
+		slices.Reverse(got)
+		if got = s.join(got); !slices.Equal(got, want) {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		var del Tx
+		del.DelElements("t", "s", want)
+		if parts, _ := decoded(t, &del); slices.ContainsFunc(parts, func(e Element) bool { return e.Data != "" }) {
+			t.Errorf("deletions have data: %+v", parts)
+		}
+	}
+}
+
+func TestManyElementsNeedSeveralMessages(t *testing.T) {
 	es := make([]Element, 10_000)
 	for i := range es {
 		es[i].Key = strings.Repeat("k", 28)
@@ -66,24 +97,23 @@ func TestCommentsAreReadAsWritten(t *testing.T) {
 	}
 }
 
-func FuzzAnswers(f *testing.F) {
+func FuzzReplies(f *testing.F) {
 	var tx Tx
 	to := Goto("x")
 	tx.AddElements("t", "s", []Element{{Key: "abcd", Data: "12"}, {Key: "a", Verdict: &to}})
-	f.Add([]byte(tx.b))
+	f.Add(netlink.Marker(1, tx.batch.Body(0)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		eachMessage(b, func(_, _ uint16, _ uint32, body []byte) {
-			if len(body) < 4 {
-				return
-			}
-			nlattr.Each(body[4:], func(_ uint16, v []byte) {
-				nlattr.Each(v, func(_ uint16, v []byte) { element(v) })
+		for m := range netlink.Messages(b) {
+			concerns(m, "t")
+			for _, v := range m.Attributes(header) {
+				for _, v := range netlink.Attributes(v) {
+					element(v)
+				}
 				commentOf(v)
-				nlattr.Text(v)
+				netlink.Text(v)
 				number(v)
-			})
-			(&Tx{}).refused(0, 1, body)
-		})
-		concerns(b, "t")
+			}
+			_ = m.Err()
+		}
 	})
 }

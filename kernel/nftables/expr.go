@@ -6,13 +6,14 @@ import (
 	"slices"
 	"time"
 
+	"fairlead.dev/fairlead/kernel/netlink"
 	"golang.org/x/sys/unix"
 )
 
 // Reg is one of the sixteen 32-bit data registers of a rule, R(0) to R(15). Longer values take consecutive ones.
 type Reg uint32
 
-// R gives the i-th 32-bit register (NFT_REG32_00 + i).
+// R returns the i-th 32-bit register (NFT_REG32_00 + i).
 func R(i int) Reg { return Reg(8 + i) }
 
 // Verdict ends a rule or names the chain to go on with.
@@ -46,20 +47,20 @@ func Join(pieces ...[]Expr) []Expr { return slices.Concat(pieces...) }
 // Exprs makes a piece of a rule.
 func Exprs(e ...Expr) []Expr { return e }
 
-// Clear puts 16 bytes of 0 at register r. A key that begins there may go on with what a map gave. The kernel would take a key
-// of a map's value alone; the nft command (seen with 1.0.6, mended later) stops dead on it when it lists the table, as it
-// thinks such a value has no length. The constant's length satisfies it.
+// Clear puts 16 bytes of 0 at register r. A key that begins there may go on with what a map gave. The kernel would take
+// a key of a map's value alone; the nft command (seen with 1.0.6, mended later) stops dead on it when it lists the
+// table, as it thinks such a value has no length. The constant's length satisfies it.
 func Clear(r Reg) Expr { return Load(r, make([]byte, 16)) }
 
 // Expr is one instruction of a rule, as the kernel takes it.
 type Expr []byte
 
 // expr encodes an instruction of a kind with its attributes.
-func expr(kind string, attrs func(b *buffer)) Expr {
-	var b buffer
-	b.nest(nftaListElem, func() {
-		b.str(nftaExprName, kind)
-		b.nest(nftaExprData, func() { attrs(&b) })
+func expr(kind string, attrs func(b *netlink.Buffer)) Expr {
+	var b netlink.Buffer
+	b.Nest(nftaListElem, func() {
+		b.Text(nftaExprName, kind)
+		b.Nest(nftaExprData, func() { attrs(&b) })
 	})
 	return Expr(b)
 }
@@ -75,7 +76,12 @@ const (
 
 // Payload loads n bytes of the packet into dst.
 func Payload(base Base, offset, n uint32, dst Reg) Expr {
-	return expr("payload", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(base)); b.u32(3, offset); b.u32(4, n) })
+	return expr("payload", func(b *netlink.Buffer) {
+		b.BE32(1, uint32(dst))
+		b.BE32(2, uint32(base))
+		b.BE32(3, offset)
+		b.BE32(4, n)
+	})
 }
 
 // MetaKey is a property of a packet beside its bytes.
@@ -93,7 +99,7 @@ const (
 
 // Meta loads a property into dst.
 func Meta(k MetaKey, dst Reg) Expr {
-	return expr("meta", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(k)) })
+	return expr("meta", func(b *netlink.Buffer) { b.BE32(1, uint32(dst)); b.BE32(2, uint32(k)) })
 }
 
 // InterfaceName returns what to compare a name that Meta loaded with: all of it, or its beginning.
@@ -105,22 +111,22 @@ func InterfaceName(name string, prefix bool) []byte {
 	return b
 }
 
-// SetMark gives the packet the mark at src.
+// SetMark returns the packet the mark at src.
 func SetMark(src Reg) Expr {
-	return expr("meta", func(b *buffer) { b.u32(2, uint32(MetaMark)); b.u32(3, uint32(src)) })
+	return expr("meta", func(b *netlink.Buffer) { b.BE32(2, uint32(MetaMark)); b.BE32(3, uint32(src)) })
 }
 
-// SetAddress gives the packet the IPv4 address at src, at an offset of its header, and mends its checksums.
+// SetAddress returns the packet the IPv4 address at src, at an offset of its header, and mends its checksums.
 func SetAddress(offset uint32, src Reg) Expr {
 	const header, pseudo = 1, 1 // NFT_PAYLOAD_CSUM_INET, NFT_PAYLOAD_L4CSUM_PSEUDOHDR
-	return expr("payload", func(b *buffer) {
-		b.u32(2, uint32(NetworkHeader))
-		b.u32(3, offset)
-		b.u32(4, 4)
-		b.u32(5, uint32(src))
-		b.u32(6, header)
-		b.u32(7, 10)
-		b.u32(8, pseudo)
+	return expr("payload", func(b *netlink.Buffer) {
+		b.BE32(2, uint32(NetworkHeader))
+		b.BE32(3, offset)
+		b.BE32(4, 4)
+		b.BE32(5, uint32(src))
+		b.BE32(6, header)
+		b.BE32(7, 10)
+		b.BE32(8, pseudo)
 	})
 }
 
@@ -153,17 +159,17 @@ const (
 
 // Ct loads a property of the connection into dst.
 func Ct(k CtKey, dst Reg) Expr {
-	return expr("ct", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(k)) })
+	return expr("ct", func(b *netlink.Buffer) { b.BE32(1, uint32(dst)); b.BE32(2, uint32(k)) })
 }
 
 // CtOriginal loads a property of the connection's original direction into dst.
 func CtOriginal(k CtKey, dst Reg) Expr {
-	return expr("ct", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(k)); b.u8(3, 0) })
+	return expr("ct", func(b *netlink.Buffer) { b.BE32(1, uint32(dst)); b.BE32(2, uint32(k)); b.Uint8(3, 0) })
 }
 
 // CtReply loads a property of the connection's replies into dst.
 func CtReply(k CtKey, dst Reg) Expr {
-	return expr("ct", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, uint32(k)); b.u8(3, DirectionReply) })
+	return expr("ct", func(b *netlink.Buffer) { b.BE32(1, uint32(dst)); b.BE32(2, uint32(k)); b.Uint8(3, DirectionReply) })
 }
 
 // CmpOp is a comparison.
@@ -181,17 +187,17 @@ const (
 
 // Cmp goes on with the rule only if src compares so to v, in the order of bytes.
 func Cmp(op CmpOp, src Reg, v []byte) Expr {
-	return expr("cmp", func(b *buffer) { b.u32(1, uint32(src)); b.u32(2, uint32(op)); b.value(3, string(v)) })
+	return expr("cmp", func(b *netlink.Buffer) { b.BE32(1, uint32(src)); b.BE32(2, uint32(op)); value(b, 3, string(v)) })
 }
 
 // And masks src into dst; the mask's length is the value's.
 func And(src, dst Reg, mask []byte) Expr {
-	return expr("bitwise", func(b *buffer) {
-		b.u32(1, uint32(src))
-		b.u32(2, uint32(dst))
-		b.u32(3, uint32(len(mask)))
-		b.value(4, string(mask))
-		b.value(5, string(make([]byte, len(mask))))
+	return expr("bitwise", func(b *netlink.Buffer) {
+		b.BE32(1, uint32(src))
+		b.BE32(2, uint32(dst))
+		b.BE32(3, uint32(len(mask)))
+		value(b, 4, string(mask))
+		value(b, 5, string(make([]byte, len(mask))))
 	})
 }
 
@@ -200,25 +206,25 @@ func Copy(src, dst Reg, n int) Expr { return And(src, dst, bytes.Repeat([]byte{0
 
 // Load puts a constant of at most 16 bytes into dst.
 func Load(dst Reg, v []byte) Expr {
-	return expr("immediate", func(b *buffer) { b.u32(1, uint32(dst)); b.value(2, string(v)) })
+	return expr("immediate", func(b *netlink.Buffer) { b.BE32(1, uint32(dst)); value(b, 2, string(v)) })
 }
 
 // Do ends the rule with a verdict.
 func Do(v Verdict) Expr {
-	return expr("immediate", func(b *buffer) { b.u32(1, 0); b.verdict(2, v) })
+	return expr("immediate", func(b *netlink.Buffer) { b.BE32(1, 0); verdict(b, 2, v) })
 }
 
 // Member goes on with the rule only if the key that begins at src is in the set.
 func Member(set string, src Reg) Expr {
-	return expr("lookup", func(b *buffer) { b.str(1, set); b.u32(2, uint32(src)) })
+	return expr("lookup", func(b *netlink.Buffer) { b.Text(1, set); b.BE32(2, uint32(src)) })
 }
 
-// Map looks the key that begins at src up and puts the value at dst; without one the rule ends.
+// Map inspects the key that begins at src up and puts the value at dst; without one the rule ends.
 func Map(set string, src, dst Reg) Expr {
-	return expr("lookup", func(b *buffer) { b.str(1, set); b.u32(2, uint32(src)); b.u32(3, uint32(dst)) })
+	return expr("lookup", func(b *netlink.Buffer) { b.Text(1, set); b.BE32(2, uint32(src)); b.BE32(3, uint32(dst)) })
 }
 
-// VMap looks the key that begins at src up and does what the verdict there says; without one the rule ends.
+// VMap inspects the key that begins at src up and does what the verdict there says; without one the rule ends.
 func VMap(set string, src Reg) Expr { return Map(set, src, 0) }
 
 // Local kinds of an address (RTN_LOCAL of the route table).
@@ -230,66 +236,93 @@ func FibLocal(source bool, tmp Reg) []Expr {
 	if source {
 		flag = 1 << 0
 	}
-	load := expr("fib", func(b *buffer) { b.u32(1, uint32(tmp)); b.u32(2, 3); b.u32(3, flag) })
+	load := expr("fib", func(b *netlink.Buffer) { b.BE32(1, uint32(tmp)); b.BE32(2, 3); b.BE32(3, flag) })
 	return []Expr{load, Cmp(Eq, tmp, binary.NativeEndian.AppendUint32(nil, rtnLocal))}
 }
 
 // Random puts an equally distributed number from 0 to n-1 into dst, in the host's byte order.
 func Random(n uint32, dst Reg) Expr {
-	return expr("numgen", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, n); b.u32(3, 1); b.u32(4, 0) })
+	return expr("numgen", func(b *netlink.Buffer) { b.BE32(1, uint32(dst)); b.BE32(2, n); b.BE32(3, 1); b.BE32(4, 0) })
 }
 
-// Turn puts one number from 0 to n-1 after the other into dst, in the host's byte order; the rule counts.
-func Turn(n uint32, dst Reg) Expr {
-	return expr("numgen", func(b *buffer) { b.u32(1, uint32(dst)); b.u32(2, n); b.u32(3, 0); b.u32(4, 0) })
+// RoundRobin puts one number from 0 to n-1 after the other into dst, in the host's byte order; the rule counts.
+func RoundRobin(n uint32, dst Reg) Expr {
+	return expr("numgen", func(b *netlink.Buffer) { b.BE32(1, uint32(dst)); b.BE32(2, n); b.BE32(3, 0); b.BE32(4, 0) })
 }
 
-// Hash puts a number from 0 to n-1 that depends on the size bytes at src alone into dst (jhash, always of the same seed).
+// Hash puts a number from 0 to n-1 that depends on the size bytes at src alone into dst (jhash, always of the same
+// seed).
 func Hash(src Reg, size, n uint32, dst Reg) Expr {
-	return expr("hash", func(b *buffer) {
-		b.u32(1, uint32(src))
-		b.u32(2, uint32(dst))
-		b.u32(3, size)
-		b.u32(4, n)
-		b.u32(5, 1)
-		b.u32(7, 0)
+	return expr("hash", func(b *netlink.Buffer) {
+		b.BE32(1, uint32(src))
+		b.BE32(2, uint32(dst))
+		b.BE32(3, size)
+		b.BE32(4, n)
+		b.BE32(5, 1)
+		b.BE32(7, 0)
 	})
 }
 
 // DNAT translates the destination to the address at addr and the port at port; family is NFPROTO_IPV4 or NFPROTO_IPV6.
 func DNAT(family uint8, addr, port Reg) Expr {
-	return expr("nat", func(b *buffer) {
-		b.u32(1, 1)
-		b.u32(2, uint32(family))
-		b.u32(3, uint32(addr))
-		b.u32(5, uint32(port))
+	return expr("nat", func(b *netlink.Buffer) {
+		b.BE32(1, 1)
+		b.BE32(2, uint32(family))
+		b.BE32(3, uint32(addr))
+		b.BE32(5, uint32(port))
 	})
 }
 
-// Masquerade gives the packet the address of the device it leaves through and a random port.
+// Masquerade returns the packet the address of the device it leaves through and a random port.
 func Masquerade() Expr {
 	const randomFully = 1 << 4 // NF_NAT_RANGE_PROTO_RANDOM_FULLY
-	return expr("masq", func(b *buffer) { b.u32(1, randomFully) })
+	return expr("masq", func(b *netlink.Buffer) { b.BE32(1, randomFully) })
 }
 
 // RejectTCP answers with a TCP reset.
-func RejectTCP() Expr { return expr("reject", func(b *buffer) { b.u32(1, 1); b.u8(2, 0) }) }
+func RejectTCP() Expr { return expr("reject", func(b *netlink.Buffer) { b.BE32(1, 1); b.Uint8(2, 0) }) }
 
 // RejectPort answers with ICMP or ICMPv6 port unreachable.
-func RejectPort() Expr { return expr("reject", func(b *buffer) { b.u32(1, 2); b.u8(2, 1) }) }
+func RejectPort() Expr {
+	return expr("reject", func(b *netlink.Buffer) { b.BE32(1, 2); b.Uint8(2, 1) })
+}
 
 // Remember adds (or, if it is there, refreshes) the element of key with data for a time. A full set ends the rule.
 func Remember(set string, key, data Reg, timeout time.Duration) Expr {
-	return expr("dynset", func(b *buffer) {
-		b.str(1, set)
-		b.u32(3, 1)
-		b.u32(4, uint32(key))
-		b.u32(5, uint32(data))
-		b.u64(6, uint64(timeout.Milliseconds()))
+	return expr("dynset", func(b *netlink.Buffer) {
+		b.Text(1, set)
+		b.BE32(3, 1)
+		b.BE32(4, uint32(key))
+		b.BE32(5, uint32(data))
+		b.BE64(6, uint64(timeout.Milliseconds()))
 	})
 }
 
 // Forget removes the element of key, if it is there. For a map the kernel wants a register of data to be named too.
 func Forget(set string, key, data Reg) Expr {
-	return expr("dynset", func(b *buffer) { b.str(1, set); b.u32(3, 2); b.u32(4, uint32(key)); b.u32(5, uint32(data)) })
+	return expr("dynset", func(b *netlink.Buffer) {
+		b.Text(1, set)
+		b.BE32(3, 2)
+		b.BE32(4, uint32(key))
+		b.BE32(5, uint32(data))
+	})
+}
+
+// Log sends the first bytes of the packet, with a prefix, to the readers of a group of nflog.
+func Log(group uint16, prefix string, bytes uint32) Expr {
+	return expr("log", func(b *netlink.Buffer) {
+		b.Bytes(1, binary.BigEndian.AppendUint16(nil, group))
+		b.Text(2, prefix)
+		b.BE32(3, bytes)
+	})
+}
+
+// Limit goes on with the rule for at most so many packets in a second, and a burst of more.
+func Limit(perSecond uint64, burst uint32) Expr {
+	return expr("limit", func(b *netlink.Buffer) {
+		b.BE64(1, perSecond)
+		b.BE64(2, 1)
+		b.BE32(3, burst)
+		b.BE32(4, 0)
+	})
 }

@@ -1,23 +1,22 @@
 package nftables
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
 
-	"fairlead.dev/fairlead/kernel/nlattr"
+	"fairlead.dev/fairlead/kernel/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// errInterrupted says that the ruleset changed while it was read.
-var errInterrupted = errors.New("nftables: the ruleset changed while it was read")
+// Tables returns the names of the inet tables.
+func (c *Conn) Tables() (names []string, err error) { return c.tables(family) }
 
-// Tables gives the names of the inet tables.
-func (c *Conn) Tables() (names []string, err error) {
-	err = c.stable(func() error {
+func (c *Conn) tables(family uint8) (names []string, err error) {
+	err = netlink.Stable(func() error {
 		names = nil
-		return c.dump(msgGetTable, unix.NLM_F_DUMP, func(*buffer) {}, func(b []byte) { names = append(names, nlattr.Text(nlattr.Find(b, 1))) })
+		return c.dump(msgGetTable, unix.NLM_F_DUMP, family, nil,
+			func(b []byte) { names = append(names, netlink.Text(netlink.Find(b, 1))) })
 	})
 	return names, err
 }
@@ -25,25 +24,27 @@ func (c *Conn) Tables() (names []string, err error) {
 // SetInfo is what the kernel tells of a set, Schema as Set.Schema gives it.
 type SetInfo struct{ Name, Schema string }
 
-// Sets gives the sets of a table.
+// Sets returns the sets of a table.
 func (c *Conn) Sets(table string) (sets []SetInfo, err error) {
-	err = c.stable(func() error {
+	err = netlink.Stable(func() error {
 		sets = nil
-		return c.dump(msgGetSet, unix.NLM_F_DUMP, func(b *buffer) { b.str(1, table) }, func(b []byte) {
-			data := number(nlattr.Find(b, 7))
-			sets = append(sets, SetInfo{nlattr.Text(nlattr.Find(b, 2)), schema(number(nlattr.Find(b, 5)), data, number(nlattr.Find(b, 3)), number(nlattr.Find(nlattr.Find(b, 9), 1)))})
+		return c.dump(msgGetSet, unix.NLM_F_DUMP, family, func(b *netlink.Buffer) { b.Text(1, table) }, func(b []byte) {
+			key, data, flags := number(netlink.Find(b, 5)), number(netlink.Find(b, 7)), number(netlink.Find(b, 3))
+			size := number(netlink.Find(netlink.Find(b, 9), 1))
+			timeout := time.Duration(netlink.BE(netlink.Find(b, 11))) * time.Millisecond
+			sets = append(sets, SetInfo{netlink.Text(netlink.Find(b, 2)), schema(key, data, flags, size, timeout)})
 		})
 	})
 	return sets, err
 }
 
-// Chains gives the names of a table's chains.
+// Chains returns the names of a table's chains.
 func (c *Conn) Chains(table string) (names []string, err error) {
-	err = c.stable(func() error {
+	err = netlink.Stable(func() error {
 		names = nil
-		return c.dump(msgGetChain, unix.NLM_F_DUMP, func(b *buffer) { b.str(1, table) }, func(b []byte) {
-			if nlattr.Text(nlattr.Find(b, 1)) == table {
-				names = append(names, nlattr.Text(nlattr.Find(b, 3)))
+		return c.dump(msgGetChain, unix.NLM_F_DUMP, family, func(b *netlink.Buffer) { b.Text(1, table) }, func(b []byte) {
+			if netlink.Text(netlink.Find(b, 1)) == table {
+				names = append(names, netlink.Text(netlink.Find(b, 3)))
 			}
 		})
 	})
@@ -53,13 +54,13 @@ func (c *Conn) Chains(table string) (names []string, err error) {
 // RuleInfo is what the kernel tells of a rule.
 type RuleInfo struct{ Chain, Comment string }
 
-// Rules gives the rules of a table, those of one chain in their order.
+// Rules returns the rules of a table, those of one chain in their order.
 func (c *Conn) Rules(table string) (rules []RuleInfo, err error) {
-	err = c.stable(func() error {
+	err = netlink.Stable(func() error {
 		rules = nil
-		return c.dump(msgGetRule, unix.NLM_F_DUMP, func(b *buffer) { b.str(1, table) }, func(b []byte) {
-			if nlattr.Text(nlattr.Find(b, 1)) == table {
-				rules = append(rules, RuleInfo{nlattr.Text(nlattr.Find(b, 2)), commentOf(nlattr.Find(b, 7))})
+		return c.dump(msgGetRule, unix.NLM_F_DUMP, family, func(b *netlink.Buffer) { b.Text(1, table) }, func(b []byte) {
+			if netlink.Text(netlink.Find(b, 1)) == table {
+				rules = append(rules, RuleInfo{netlink.Text(netlink.Find(b, 2)), commentOf(netlink.Find(b, 7))})
 			}
 		})
 	})
@@ -71,38 +72,53 @@ func commentOf(b []byte) string {
 	if len(b) < 2 || b[0] != 0 {
 		return ""
 	}
-	return nlattr.Text(b[2:])
+	return netlink.Text(b[2:])
 }
 
-// Elements gives the elements of a set. While the kernel resizes a set's hash table a dump can miss elements or give
-// some twice (net/netfilter/nft_set_hash.c, nft_rhash_walk): it is repeated until it has as many as the kernel counts.
-// Kernels before 6.16 don't tell their count: there it is repeated until two dumps agree.
-func (c *Conn) Elements(table, set string) (es []Element, err error) {
+// Elements returns the elements of a set without ranges in one field.
+func (c *Conn) Elements(table, set string) ([]Element, error) {
+	return c.ElementsOf(table, Set{Name: set})
+}
+
+// ElementsOf returns the elements of a set. While the kernel resizes a set's hash table a dump can miss elements or
+// give some twice (net/netfilter/nft_set_hash.c, nft_rhash_walk): it is repeated until it has as many as the kernel
+// counts. Kernels before 6.16 don't tell their count: there it is repeated until two dumps agree.
+func (c *Conn) ElementsOf(table string, s Set) (es []Element, err error) {
+	set := s.Name
 	before := -1
-	err = c.stable(func() error {
+	err = netlink.Stable(func() error {
 		es = es[:0]
-		seen := map[[2]string]bool{}
-		err := c.dump(msgGetElem, unix.NLM_F_DUMP, func(b *buffer) { b.str(1, table); b.str(2, set) }, func(b []byte) {
-			nlattr.Each(nlattr.Find(b, 3), func(_ uint16, v []byte) {
-				if e := element(v); !seen[[2]string{e.Key, e.End}] {
-					seen[[2]string{e.Key, e.End}] = true
-					es = append(es, e)
+		type key struct {
+			first, last string
+			closes      bool
+		}
+		seen := map[key]bool{}
+		err := c.dump(msgGetElem, unix.NLM_F_DUMP, family, func(b *netlink.Buffer) { b.Text(1, table); b.Text(2, set) },
+			func(b []byte) {
+				for _, v := range netlink.Attributes(netlink.Find(b, 3)) {
+					e := element(v)
+					if k := (key{e.Key, e.End, e.closes}); !seen[k] {
+						seen[k] = true
+						es = append(es, e)
+					}
 				}
 			})
-		})
 		if err != nil {
 			return err
 		}
 		want, err := c.count(table, set)
+		have := len(es)
 		if want < 0 {
-			want, before = before, len(es)
+			want, before = before, have
+		} else if s.flat() {
+			have /= 2 // as the kernel counts them (nft_rbtree_usize)
 		}
-		if err == nil && want != len(es) {
-			return errInterrupted
+		if err == nil && want != have {
+			return netlink.ErrInterrupted
 		}
 		return err
 	})
-	return es, err
+	return s.join(es), err
 }
 
 // Count returns how many elements a set has, about that many while others write it; 0 where it isn't there. Where the
@@ -110,24 +126,27 @@ func (c *Conn) Elements(table, set string) (es []Element, err error) {
 func (c *Conn) Count(table, set string) (n int, err error) {
 	if n, err = c.count(table, set); err == nil && n < 0 {
 		n = 0
-		err = c.dump(msgGetElem, unix.NLM_F_DUMP, func(b *buffer) { b.str(1, table); b.str(2, set) }, func(b []byte) {
-			nlattr.Each(nlattr.Find(b, 3), func(uint16, []byte) { n++ })
-		})
+		err = c.dump(msgGetElem, unix.NLM_F_DUMP, family, func(b *netlink.Buffer) { b.Text(1, table); b.Text(2, set) },
+			func(b []byte) {
+				for range netlink.Attributes(netlink.Find(b, 3)) {
+					n++
+				}
+			})
 	}
 	if errors.Is(err, unix.ENOENT) {
 		return 0, nil
 	}
-	if errors.Is(err, errInterrupted) {
+	if errors.Is(err, netlink.ErrInterrupted) {
 		err = nil
 	}
 	return n, err
 }
 
-// count gives the number of a set's elements as the kernel counts them, -1 where it does not tell.
+// count returns the number of a set's elements as the kernel counts them, -1 where it does not tell.
 func (c *Conn) count(table, set string) (n int, err error) {
 	n = -1
-	err = c.dump(msgGetSet, 0, func(b *buffer) { b.str(1, table); b.str(2, set) }, func(b []byte) {
-		if v := nlattr.Find(b, 20); v != nil { // NFTA_SET_COUNT
+	err = c.dump(msgGetSet, 0, family, func(b *netlink.Buffer) { b.Text(1, table); b.Text(2, set) }, func(b []byte) {
+		if v := netlink.Find(b, 20); v != nil { // NFTA_SET_COUNT
 			n = int(number(v))
 		}
 	})
@@ -136,69 +155,37 @@ func (c *Conn) count(table, set string) (n int, err error) {
 
 // element reads one element.
 func element(b []byte) (e Element) {
-	nlattr.Each(b, func(t uint16, v []byte) {
+	for t, v := range netlink.Attributes(b) {
 		switch t {
 		case elemKey:
-			e.Key = string(nlattr.Find(v, nftaDataValue))
+			e.Key = string(netlink.Find(v, nftaDataValue))
 		case elemKeyEnd:
-			e.End = string(nlattr.Find(v, nftaDataValue))
+			e.End = string(netlink.Find(v, nftaDataValue))
 		case elemData:
-			e.Data = string(nlattr.Find(v, nftaDataValue))
-			if d := nlattr.Find(v, nftaDataVerdict); d != nil {
-				e.Verdict = &Verdict{int32(number(nlattr.Find(d, nftaVerdictCode))), nlattr.Text(nlattr.Find(d, nftaVerdictChain))}
-			}
+			e.Data = string(netlink.Find(v, nftaDataValue))
+			e.Verdict = verdictIn(v)
+		case elemFlags:
+			e.closes = number(v)&elemIntervalEnd != 0
 		}
-	})
+	}
 	return e
 }
 
-// stable repeats a read until no change comes between, a bounded number of times.
-func (c *Conn) stable(read func() error) error {
-	const tries = 20
-	for i := range tries {
-		if err := read(); !errors.Is(err, errInterrupted) {
-			return err
+// dump sends a request about tables of a family and calls f with the attributes of each message of the reply.
+func (c *Conn) dump(kind, flags uint16, family uint8, request func(*netlink.Buffer), f func(attrs []byte)) error {
+	head := func(b *netlink.Buffer) {
+		*b = append(*b, family, 0, 0, 0)
+		if request != nil {
+			request(b)
 		}
-		time.Sleep(time.Millisecond << min(i, 6))
 	}
-	return fmt.Errorf("%w, %d times", errInterrupted, tries)
-}
-
-// dump sends a request and calls f with the attributes of each answer.
-func (c *Conn) dump(kind, flags uint16, request func(*buffer), f func(attrs []byte)) error {
-	var b buffer
-	at := header(&b, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags|unix.NLM_F_ACK, 1, family, 0)
-	request(&b)
-	binary.NativeEndian.PutUint32(b[at:], uint32(len(b)))
-
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, err := unix.Write(c.fd, b); err != nil {
-		return fmt.Errorf("nftables: ask: %w", err)
-	}
-	var failed error
-	for done := false; !done; {
-		n, _, err := unix.Recvfrom(c.fd, c.reader, 0)
-		if errors.Is(err, unix.EINTR) {
-			continue
+	err := c.s.Request(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, head, func(m netlink.Message) {
+		if m.Type>>8 == unix.NFNL_SUBSYS_NFTABLES && len(m.Body) > header {
+			f(m.Body[header:])
 		}
-		if err != nil {
-			return fmt.Errorf("nftables: receive: %w", err)
-		}
-		eachMessage(c.reader[:n], func(kind, flags uint16, _ uint32, body []byte) {
-			if flags&unix.NLM_F_DUMP_INTR != 0 && failed == nil {
-				failed = errInterrupted
-			}
-			switch {
-			case kind == unix.NLMSG_DONE || kind == unix.NLMSG_ERROR:
-				done = true
-				if e := unix.Errno(-int32(binary.NativeEndian.Uint32(body))); e != 0 && failed == nil {
-					failed = fmt.Errorf("nftables: read: %w", e)
-				}
-			case kind>>8 == unix.NFNL_SUBSYS_NFTABLES && len(body) > 4:
-				f(body[4:])
-			}
-		})
+	})
+	if err != nil {
+		return fmt.Errorf("nftables: read: %w", err)
 	}
-	return failed
+	return nil
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A chain can't be read back word for word: the kernel adds to rules what nobody wrote. It is known by a digest, which the comment of
-// each of its rules bears: "digest of n: i", i from 1.
+// A chain can't be read back word for word: the kernel adds to rules what nobody wrote. It is known by a digest, which
+// the comment of each of its rules bears: "digest of n: i", i from 1.
 
 // emptyChain is the digest of a chain without rules.
 const emptyChain = "empty"
@@ -40,7 +40,7 @@ func (t *Tx) AddRules(table, chain, digest string, rules [][]Expr) {
 
 func ruleComment(digest string, i int) string { return fmt.Sprintf("%s: %d", digest, i) }
 
-// DigestOf gives a chain's digest from its rules' comments; of a chain that was tampered with it says so.
+// DigestOf returns a chain's digest from its rules' comments; of a chain that was tampered with it says so.
 func DigestOf(comments []string) string {
 	if len(comments) == 0 {
 		return emptyChain
@@ -80,7 +80,7 @@ func (c *Conn) Digests(table string) (map[string]string, error) {
 
 const gotoText, jumpText = "goto ", "jump "
 
-// String gives "drop", "accept", "return", "goto CHAIN" or "jump CHAIN", and of another verdict its number.
+// String returns "drop", "accept", "return", "goto CHAIN" or "jump CHAIN", and of another verdict its number.
 func (v Verdict) String() string {
 	switch v {
 	case DropIt:

@@ -1,10 +1,9 @@
 package nftables
 
 import (
-	"errors"
 	"fmt"
 
-	"fairlead.dev/fairlead/kernel/nlattr"
+	"fairlead.dev/fairlead/kernel/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -15,7 +14,8 @@ type TraceKind uint32
 const (
 	TracePolicy TraceKind = 1 // a chain with a hook has ended without a verdict
 	TraceReturn TraceKind = 2 // a chain was left, by a rule or at its end
-	TraceRule   TraceKind = 3 // a rule was done in full; Linux 6.18 tells so of what leaves chains too, at the end with Handle 0
+	// a rule was done in full; Linux 6.18 tells so of what leaves chains too, at the end with Handle 0
+	TraceRule TraceKind = 3
 )
 
 // TraceEvent is one step of a traced packet.
@@ -31,55 +31,48 @@ type TraceEvent struct {
 // SetTrace has the kernel tell of every rule that the packet meets from here on.
 func SetTrace() []Expr {
 	const nftrace = 12
-	set := expr("meta", func(b *buffer) { b.u32(3, uint32(R(0))); b.u32(2, nftrace) })
+	set := expr("meta", func(b *netlink.Buffer) { b.BE32(3, uint32(R(0))); b.BE32(2, nftrace) })
 	return []Expr{Load(R(0), []byte{1}), set}
 }
 
 // Tracer hears of traced packets in one network namespace.
-type Tracer struct{ fd int }
+type Tracer struct{ s *netlink.Socket }
 
 // OpenTracer begins to listen in the calling thread's network namespace.
 func OpenTracer() (*Tracer, error) {
-	fd, _, err := socket()
+	s, err := netlink.Listen(unix.NETLINK_NETFILTER, bufferSize, unix.NFNLGRP_NFTRACE)
 	if err != nil {
-		return nil, err
-	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTRACE); err != nil {
-		unix.Close(fd)
 		return nil, fmt.Errorf("nftables: listen for traces: %w", err)
 	}
-	return &Tracer{fd}, nil
+	return &Tracer{s}, nil
 }
 
 // Close ends listening.
-func (t *Tracer) Close() error { return unix.Close(t.fd) }
+func (t *Tracer) Close() error { return t.s.Close() }
 
-// Heard gives the events that have come by now. It doesn't wait: the kernel tells of a rule when it meets it.
-func (t *Tracer) Heard() (events []TraceEvent, err error) {
-	b := make([]byte, 256<<10)
-	for {
-		n, _, err := unix.Recvfrom(t.fd, b, unix.MSG_DONTWAIT)
-		switch {
-		case errors.Is(err, unix.EAGAIN):
-			return events, nil
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return events, fmt.Errorf("nftables: receive traces: %w", err)
+// Receive returns the events that have come by now. It doesn't wait: the kernel notifies of a rule when it evaluates
+// it.
+func (t *Tracer) Receive() (events []TraceEvent, err error) {
+	err = t.s.Pending(func(m netlink.Message) {
+		const trace = unix.NFNL_SUBSYS_NFTABLES<<8 | 17
+		if m.Type == trace && len(m.Body) > header {
+			events = append(events, traceEvent(m.Body[0], m.Body[header:]))
 		}
-		eachMessage(b[:n], func(kind, _ uint16, _ uint32, body []byte) {
-			const trace = unix.NFNL_SUBSYS_NFTABLES<<8 | 17
-			if kind == trace && len(body) > 4 {
-				events = append(events, traceEvent(body[0], body[4:]))
-			}
-		})
+	})
+	if err != nil {
+		return events, fmt.Errorf("nftables: receive traces: %w", err)
 	}
+	return events, nil
 }
 
 func traceEvent(family uint8, b []byte) TraceEvent {
-	e := TraceEvent{Packet: number(nlattr.Find(b, 6)), Kind: TraceKind(number(nlattr.Find(b, 4))), Family: family, Table: nlattr.Text(nlattr.Find(b, 1)), Chain: nlattr.Text(nlattr.Find(b, 2)), Handle: long(nlattr.Find(b, 3))}
-	if v := nlattr.Find(b, 5); v != nil {
-		e.Verdict = Verdict{int32(number(nlattr.Find(v, nftaVerdictCode))), nlattr.Text(nlattr.Find(v, nftaVerdictChain))}
+	e := TraceEvent{
+		Packet: number(netlink.Find(b, 6)), Kind: TraceKind(number(netlink.Find(b, 4))), Family: family,
+		Table: netlink.Text(netlink.Find(b, 1)), Chain: netlink.Text(netlink.Find(b, 2)),
+		Handle: netlink.BE(netlink.Find(b, 3)),
+	}
+	if v := netlink.Find(b, 5); v != nil {
+		e.Verdict = Verdict{int32(number(netlink.Find(v, nftaVerdictCode))), netlink.Text(netlink.Find(v, nftaVerdictChain))}
 	}
 	return e
 }

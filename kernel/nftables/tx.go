@@ -1,9 +1,10 @@
 package nftables
 
 import (
-	"encoding/binary"
 	"fmt"
+	"time"
 
+	"fairlead.dev/fairlead/kernel/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,6 +25,7 @@ const (
 	msgNewElem, msgGetElem, msgDelElem          = 12, 13, 14
 	msgGetGen                                   = 16
 	elemKey, elemData, elemFlags, elemKeyEnd    = 1, 2, 3, 10
+	elemIntervalEnd                             = 0x1
 	setInterval, setMap, setTimeout, setDynamic = 0x4, 0x8, 0x10, 0x20
 	setConcat                                   = 0x80
 	verdictType                                 = 0xffffff00
@@ -50,7 +52,11 @@ var (
 	Verdicts = Type{1, 0}
 )
 
-// typed gives the concatenated type's number and its length in registers.
+// IntegerOf returns the type of a number of so many bytes in network byte order. A set of ranges of it has one field,
+// whatever it is composed of.
+func IntegerOf(bytes uint32) Type { return Type{Integer.ID, bytes} }
+
+// typed returns the concatenated type's number and its length in registers.
 func typed(fields []Type) (id, length uint32) {
 	for _, f := range fields {
 		id = id<<6 | f.ID
@@ -63,16 +69,17 @@ func typed(fields []Type) (id, length uint32) {
 type Set struct {
 	Name     string
 	Key      []Type
-	Data     []Type // one Verdicts for a map to verdicts
-	Interval bool   // elements may be ranges in any field
-	Dynamic  bool   // packets add elements, which time out
-	Size     uint32 // elements at most; 0: no limit
+	Data     []Type        // one Verdicts for a map to verdicts
+	Interval bool          // elements may be ranges in any field
+	Dynamic  bool          // packets add elements, which time out
+	Size     uint32        // elements at most; 0: no limit
+	Timeout  time.Duration // of elements that come without one, in whole milliseconds; 0: they stay
 }
 
-// ToVerdicts says whether the set is a map to verdicts.
+// ToVerdicts reports whether the set is a map to verdicts.
 func (s Set) ToVerdicts() bool { return len(s.Data) == 1 && s.Data[0] == Verdicts }
 
-// flags gives the set's flags for the kernel.
+// flags returns the set's flags for the kernel.
 func (s Set) flags() (f uint32) {
 	if s.Interval {
 		f |= setInterval
@@ -83,24 +90,31 @@ func (s Set) flags() (f uint32) {
 	if s.Dynamic {
 		f |= setDynamic | setTimeout
 	}
+	if s.Timeout > 0 {
+		f |= setTimeout
+	}
 	if len(s.Key) > 1 {
 		f |= setConcat
 	}
 	return f
 }
 
-// Schema describes what can be read back of a set: key, data, flags and size.
+// Schema describes what can be read back of a set: key, data, flags, size and timeout.
 func (s Set) Schema() string {
 	_, k := typed(s.Key)
 	_, d := typed(s.Data)
 	if s.ToVerdicts() {
 		d = 16 // sizeof(struct nft_verdict)
 	}
-	return schema(k, d, s.flags(), s.Size)
+	return schema(k, d, s.flags(), s.Size, s.Timeout)
 }
 
-func schema(key, data, flags, size uint32) string {
-	return fmt.Sprintf("key %d data %d flags %#x size %d", key, data, flags, size)
+func schema(key, data, flags, size uint32, timeout time.Duration) string {
+	text := fmt.Sprintf("key %d data %d flags %#x size %d", key, data, flags, size)
+	if timeout > 0 {
+		text += fmt.Sprintf(" timeout %s", timeout)
+	}
+	return text
 }
 
 // Hook is where a base chain sees packets.
@@ -127,14 +141,16 @@ type Rule struct {
 type Element struct {
 	Key, End, Data string
 	Verdict        *Verdict
+	flat           bool // of a set of ranges in one field
+	closes         bool // as the kernel holds such ranges: Key is the first key behind one
 }
 
-// Element makes an element of a set out of text: the key, first and last in one where it is a range, and the value, which
-// is a verdict's text or the data's bytes. To delete an element its key is enough.
+// Element makes an element of a set out of text: the key, first and last in one where it is a range, and the value,
+// which is a verdict's text or the data's bytes. To delete an element its key is enough.
 func (s Set) Element(key, value string) Element {
 	e := Element{Key: key}
 	if s.Interval {
-		e.Key, e.End = key[:len(key)/2], key[len(key)/2:]
+		e.Key, e.End, e.flat = key[:len(key)/2], key[len(key)/2:], s.flat()
 	}
 	if !s.ToVerdicts() {
 		e.Data = value
@@ -145,7 +161,7 @@ func (s Set) Element(key, value string) Element {
 	return e
 }
 
-// Text gives the key and the value of which Set.Element makes the element again.
+// Text returns the key and the value of which Set.Element makes the element again.
 func (e Element) Text() (key, value string) {
 	if e.Verdict != nil {
 		return e.Key + e.End, e.Verdict.String()
@@ -155,125 +171,141 @@ func (e Element) Text() (key, value string) {
 
 // Tx is a list of changes that take effect all at once, or not at all.
 type Tx struct {
-	b     buffer
-	said  []string // what each message does, for errors
+	batch netlink.Batch
 	setID uint32
 }
 
-// Empty says that nothing is to be done.
-func (t *Tx) Empty() bool { return len(t.said) == 0 }
+// Empty reports whether nothing is to be done.
+func (t *Tx) Empty() bool { return t.batch.Len() == 0 }
 
-// Bytes gives the size of the transaction on the wire.
-func (t *Tx) Bytes() int { return len(t.b) }
+// Bytes returns the size of the transaction on the wire.
+func (t *Tx) Bytes() int { return t.batch.Bytes() }
 
-// message writes one message; what it does is told by said.
-func (t *Tx) message(kind uint16, flags uint16, said string, body func(b *buffer)) {
-	at := header(&t.b, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, uint32(len(t.said)+1), family, 0)
-	body(&t.b)
-	binary.NativeEndian.PutUint32(t.b[at:], uint32(len(t.b)-at))
-	t.said = append(t.said, said)
+// header is the length of struct nfgenmsg: the family, a version and the resource.
+const header = 4
+
+// message writes one message about a table of ours; said and what say what it does.
+func (t *Tx) message(kind, flags uint16, said, what string, body func(b *netlink.Buffer)) {
+	t.add(kind, flags, family, func() string { return said + what }, body)
 }
 
-// header writes a netlink header with nfgenmsg and gives its place, where the length goes.
-func header(b *buffer, kind, flags uint16, seq uint32, family uint8, res uint16) int {
-	at := len(*b)
-	*b = binary.NativeEndian.AppendUint32(*b, 20)
-	*b = binary.NativeEndian.AppendUint16(*b, kind)
-	*b = binary.NativeEndian.AppendUint16(*b, unix.NLM_F_REQUEST|flags)
-	*b = binary.NativeEndian.AppendUint32(*b, seq)
-	*b = binary.NativeEndian.AppendUint32(*b, 0)
-	*b = append(*b, family, 0)
-	*b = binary.BigEndian.AppendUint16(*b, res)
-	return at
+func (t *Tx) add(kind, flags uint16, family uint8, said func() string, body func(b *netlink.Buffer)) {
+	t.batch.Add(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, said, func(b *netlink.Buffer) {
+		*b = append(*b, family, 0, 0, 0)
+		body(b)
+	})
 }
+
+// TableFlags are flags of a table (NFT_TABLE_F_*).
+type TableFlags uint32
+
+// The flags.
+const (
+	Owned      TableFlags = 1 << 1 // only the Conn that makes it may change it, and it goes with that
+	Persistent TableFlags = 1 << 2 // with Owned: it stays, until another makes it its own (Linux 6.9)
+)
 
 // AddTable makes a table; one that is there stays.
-func (t *Tx) AddTable(name string) {
-	t.message(msgNewTable, unix.NLM_F_CREATE, "add table "+name, func(b *buffer) { b.str(1, name) })
+func (t *Tx) AddTable(name string) { t.AddTableAs(name, 0, "") }
+
+// AddTableAs makes a table with flags and a comment; one that is there stays, and must have the same flags.
+func (t *Tx) AddTableAs(name string, flags TableFlags, text string) {
+	t.message(msgNewTable, unix.NLM_F_CREATE, "add table ", name, func(b *netlink.Buffer) {
+		b.Text(1, name)
+		if flags != 0 {
+			b.BE32(2, uint32(flags))
+		}
+		if text != "" {
+			b.Bytes(6, comment(text))
+		}
+	})
 }
 
 // DelTable removes a table and everything in it.
 func (t *Tx) DelTable(name string) {
-	t.message(msgDelTable, 0, "delete table "+name, func(b *buffer) { b.str(1, name) })
+	t.message(msgDelTable, 0, "delete table ", name, func(b *netlink.Buffer) { b.Text(1, name) })
 }
 
 // AddSet makes a set.
 func (t *Tx) AddSet(table string, s Set) {
 	t.setID++
-	t.message(msgNewSet, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "add set "+s.Name, func(b *buffer) {
+	t.message(msgNewSet, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "add set ", s.Name, func(b *netlink.Buffer) {
 		id, length := typed(s.Key)
-		b.str(1, table)
-		b.str(2, s.Name)
-		b.u32(3, s.flags())
-		b.u32(4, id)
-		b.u32(5, length)
+		b.Text(1, table)
+		b.Text(2, s.Name)
+		b.BE32(3, s.flags())
+		b.BE32(4, id)
+		b.BE32(5, length)
 		if s.ToVerdicts() {
-			b.u32(6, verdictType)
-			b.u32(7, 0)
+			b.BE32(6, verdictType)
+			b.BE32(7, 0)
 		} else if s.Data != nil {
 			id, length := typed(s.Data)
-			b.u32(6, id)
-			b.u32(7, length)
+			b.BE32(6, id)
+			b.BE32(7, length)
 		}
-		b.nest(9, func() { s.describe(b) })
-		b.u32(10, t.setID)
+		b.Nest(9, func() { s.describe(b) })
+		if s.Timeout > 0 {
+			b.BE64(11, uint64(s.Timeout.Milliseconds()))
+		}
+		b.BE32(10, t.setID)
 	})
 }
 
 // describe writes the set's size and the lengths of its key's fields.
-func (s Set) describe(b *buffer) {
+func (s Set) describe(b *netlink.Buffer) {
 	if s.Size > 0 {
-		b.u32(1, s.Size)
+		b.BE32(1, s.Size)
 	}
 	if len(s.Key) < 2 {
 		return
 	}
-	b.nest(2, func() {
+	b.Nest(2, func() {
 		for _, f := range s.Key {
-			b.nest(nftaListElem, func() { b.u32(1, f.Len) })
+			b.Nest(nftaListElem, func() { b.BE32(1, f.Len) })
 		}
 	})
 }
 
 // DelSet removes a set.
 func (t *Tx) DelSet(table, set string) {
-	t.message(msgDelSet, 0, "delete set "+set, func(b *buffer) { b.str(1, table); b.str(2, set) })
+	t.message(msgDelSet, 0, "delete set ", set, func(b *netlink.Buffer) { b.Text(1, table); b.Text(2, set) })
 }
 
 // AddChain makes a chain; one that is there stays as it is.
 func (t *Tx) AddChain(table string, c Chain) {
-	t.message(msgNewChain, unix.NLM_F_CREATE, "add chain "+c.Name, func(b *buffer) {
-		b.str(1, table)
-		b.str(3, c.Name)
+	t.message(msgNewChain, unix.NLM_F_CREATE, "add chain ", c.Name, func(b *netlink.Buffer) {
+		b.Text(1, table)
+		b.Text(3, c.Name)
 		if c.Hook == nil {
 			return
 		}
-		b.nest(4, func() { b.u32(1, c.Hook.Number); b.u32(2, uint32(c.Hook.Priority)) })
-		b.str(7, c.Hook.Type)
+		b.Nest(4, func() { b.BE32(1, c.Hook.Number); b.BE32(2, uint32(c.Hook.Priority)) })
+		b.Text(7, c.Hook.Type)
 	})
 }
 
 // DelChain removes a chain.
 func (t *Tx) DelChain(table, chain string) {
-	t.message(msgDelChain, 0, "delete chain "+chain, func(b *buffer) { b.str(1, table); b.str(3, chain) })
+	t.message(msgDelChain, 0, "delete chain ", chain, func(b *netlink.Buffer) { b.Text(1, table); b.Text(3, chain) })
 }
 
 // Flush removes every rule of a chain.
 func (t *Tx) Flush(table, chain string) {
-	t.message(msgDelRule, 0, "flush chain "+chain, func(b *buffer) { b.str(1, table); b.str(2, chain) })
+	t.message(msgDelRule, 0, "flush chain ", chain, func(b *netlink.Buffer) { b.Text(1, table); b.Text(2, chain) })
 }
 
 // AddRule appends a rule to a chain.
 func (t *Tx) AddRule(table, chain string, r Rule) {
-	t.message(msgNewRule, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "add rule to "+chain, func(b *buffer) {
-		b.str(1, table)
-		b.str(2, chain)
-		b.nest(4, func() {
+	t.message(msgNewRule, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "add rule to ", chain, func(b *netlink.Buffer) {
+		b.Text(1, table)
+		b.Text(2, chain)
+		b.Nest(4, func() {
 			for _, e := range r.Exprs {
 				*b = append(*b, e...)
 			}
 		})
-		b.bytes(7, comment(r.Comment))
+		b.Bytes(7, comment(r.Comment))
 	})
 }
 
@@ -284,21 +316,21 @@ func comment(s string) []byte {
 
 // AddElements adds elements. One that is there already with the same data is no error.
 func (t *Tx) AddElements(table, set string, es []Element) {
-	t.elements(msgNewElem, unix.NLM_F_CREATE, "add to set "+set, table, set, es)
+	t.elements(msgNewElem, unix.NLM_F_CREATE, "add to set ", table, set, es)
 }
 
 // DelElements removes elements, each of which must be there.
 func (t *Tx) DelElements(table, set string, es []Element) {
-	t.elements(msgDelElem, 0, "delete from set "+set, table, set, es)
+	t.elements(msgDelElem, 0, "delete from set ", table, set, es)
 }
 
 // elements writes elements in as many messages as their lengths need.
 func (t *Tx) elements(kind, flags uint16, said, table, set string, es []Element) {
 	for len(es) > 0 {
-		t.message(kind, flags, said, func(b *buffer) {
-			b.str(1, table)
-			b.str(2, set)
-			b.nest(3, func() {
+		t.message(kind, flags, said, set, func(b *netlink.Buffer) {
+			b.Text(1, table)
+			b.Text(2, set)
+			b.Nest(3, func() {
 				for start := len(*b); len(es) > 0 && len(*b)-start < messageLimit; es = es[1:] {
 					es[0].encode(b, kind == msgNewElem)
 				}
@@ -308,17 +340,19 @@ func (t *Tx) elements(kind, flags uint16, said, table, set string, es []Element)
 }
 
 // encode writes one element; what it maps to only if it is being added.
-func (e Element) encode(b *buffer, add bool) {
-	at := b.open(nftaListElem | nested)
-	b.value(elemKey, e.Key)
-	if e.End != "" {
-		b.value(elemKeyEnd, e.End)
+func (e Element) encode(b *netlink.Buffer, add bool) {
+	at := b.Open(nftaListElem | nested)
+	value(b, elemKey, e.Key)
+	if e.flat {
+		defer e.encodeEnd(b)
+	} else if e.End != "" {
+		value(b, elemKeyEnd, e.End)
 	}
 	if add && e.Data != "" {
-		b.value(elemData, e.Data)
+		value(b, elemData, e.Data)
 	}
 	if add && e.Verdict != nil {
-		b.verdict(elemData, *e.Verdict)
+		verdict(b, elemData, *e.Verdict)
 	}
-	b.close(at)
+	b.Close(at)
 }

@@ -1,8 +1,9 @@
-// Package sockets closes other programs' sockets, in whatever network namespace they are, by the kernel's socket diagnosis
-// (sock_diag(7), SOCK_DESTROY). It decides nothing: its callers name the sockets by their cookies.
+// Package sockets closes other programs' sockets, in whatever network namespace they are, by the kernel's socket
+// diagnosis (sock_diag(7), SOCK_DESTROY). It decides nothing: its callers name the sockets by their cookies.
 package sockets
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,10 +11,9 @@ import (
 	"net/netip"
 	"os"
 
-	"github.com/vishvananda/netlink/nl"
-	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
 )
 
@@ -28,8 +28,8 @@ func (n Names) Add(namespace, socket uint64, peer netip.AddrPort) {
 	n[namespace][socket] = peer
 }
 
-// Close closes the sockets of a protocol (unix.IPPROTO_UDP or IPPROTO_TCP): their owners read ECONNABORTED. It gives how
-// many there were; one that is gone is no error. A namespace counts as gone when neither a process nor a name in
+// Close closes the sockets of a protocol (unix.IPPROTO_UDP or IPPROTO_TCP): their owners read ECONNABORTED. It gives
+// how many there were; one that is gone is no error. A namespace counts as gone when neither a process nor a name in
 // /run/netns leads to it.
 func Close(protocol uint8, names Names) (closed int, err error) {
 	if len(names) == 0 {
@@ -53,14 +53,18 @@ func Close(protocol uint8, names Names) (closed int, err error) {
 	return closed, errors.Join(errs...)
 }
 
-// closeIn closes the named sockets of one namespace, unless that has been seen, and gives its cookie.
+// closeIn closes the named sockets of one namespace, unless that has been seen, and returns its cookie.
 func closeIn(path string, protocol uint8, names Names, seen map[uint64]bool) (cookie uint64, closed int, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer f.Close()
-	c, err := nl.GetNetlinkSocketAt(vnetns.NsHandle(f.Fd()), vnetns.None(), unix.NETLINK_SOCK_DIAG)
+	var c *netlink.Socket
+	err = netns.In(f, func() (err error) {
+		c, err = netlink.Open(unix.NETLINK_SOCK_DIAG, 0)
+		return err
+	})
 	if errors.Is(err, unix.EINVAL) {
 		return 0, 0, fmt.Errorf("%s: %w", path, fs.ErrNotExist) // the name was removed since
 	}
@@ -68,14 +72,14 @@ func closeIn(path string, protocol uint8, names Names, seen map[uint64]bool) (co
 		return 0, 0, fmt.Errorf("sockets: open netlink socket in %s: %w", path, err)
 	}
 	defer c.Close()
-	if cookie, err = unix.GetsockoptUint64(c.GetFd(), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err != nil {
+	if cookie, err = c.Option(unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err != nil {
 		return 0, 0, fmt.Errorf("sockets: ask for a network namespace's cookie: %w", err)
 	}
 	if names[cookie] == nil || seen[cookie] {
 		return cookie, 0, nil
 	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		n, err := closeFamily(&nl.SocketHandle{Socket: c}, family, protocol, names[cookie])
+		n, err := closeFamily(c, family, protocol, names[cookie])
 		if closed += n; err != nil {
 			return cookie, closed, err
 		}
@@ -93,20 +97,26 @@ const (
 // sockDestroy is the message type SOCK_DESTROY (linux/sock_diag.h).
 const sockDestroy = 21
 
-func closeFamily(c *nl.SocketHandle, family, protocol uint8, named map[uint64]netip.AddrPort) (closed int, err error) {
-	list, err := ask(c, unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, request(family, protocol, make([]byte, idLength)))
+func closeFamily(c *netlink.Socket, family, protocol uint8, named map[uint64]netip.AddrPort) (closed int, err error) {
+	var meant [][]byte
+	err = netlink.Stable(func() error {
+		meant = nil
+		all := request(family, protocol, make([]byte, idLength))
+		return c.Request(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, all, func(m netlink.Message) {
+			if len(m.Body) < idAt+idLength {
+				return
+			}
+			id := m.Body[idAt : idAt+idLength]
+			if peer, is := named[binary.NativeEndian.Uint64(id[cookieAt:])]; is && peer == remote(family, id) {
+				meant = append(meant, bytes.Clone(id))
+			}
+		})
+	})
 	if err != nil {
 		return 0, fmt.Errorf("sockets: list sockets of family %d: %w", family, err)
 	}
-	for _, m := range list {
-		if len(m) < idAt+idLength {
-			continue
-		}
-		id := m[idAt : idAt+idLength]
-		if peer, is := named[binary.NativeEndian.Uint64(id[cookieAt:])]; !is || peer != remote(family, id) {
-			continue
-		}
-		_, err := ask(c, sockDestroy, unix.NLM_F_ACK, request(family, protocol, id))
+	for _, id := range meant {
+		err := c.Request(sockDestroy, 0, request(family, protocol, id), func(netlink.Message) {})
 		switch {
 		case err == nil:
 			closed++
@@ -119,21 +129,15 @@ func closeFamily(c *nl.SocketHandle, family, protocol uint8, named map[uint64]ne
 	return closed, nil
 }
 
-// ask makes a request of sock_diag.
-func ask(c *nl.SocketHandle, kind, flags int, data []byte) ([][]byte, error) {
-	r := nl.NewNetlinkRequest(kind, flags)
-	r.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_SOCK_DIAG: c}
-	r.AddRawData(data)
-	return r.Execute(unix.NETLINK_SOCK_DIAG, 0)
+// request writes a struct inet_diag_req_v2: all states.
+func request(family, protocol uint8, id []byte) func(*netlink.Buffer) {
+	return func(b *netlink.Buffer) {
+		*b = append(*b, family, protocol, 0, 0)
+		*b = append(binary.NativeEndian.AppendUint32(*b, ^uint32(0)), id...)
+	}
 }
 
-// request makes a struct inet_diag_req_v2: all states.
-func request(family, protocol uint8, id []byte) []byte {
-	b := binary.NativeEndian.AppendUint32([]byte{family, protocol, 0, 0}, ^uint32(0))
-	return append(b, id...)
-}
-
-// remote gives what a socket is connected to.
+// remote returns what a socket is connected to.
 func remote(family uint8, id []byte) netip.AddrPort {
 	a := netip.AddrFrom16([16]byte(id[20:36])).Unmap()
 	if family == unix.AF_INET {

@@ -13,7 +13,8 @@ import (
 	"fairlead.dev/fairlead/kernel/netns"
 )
 
-// dial connects two UDP sockets of a new namespace to the same place, and gives the cookies of the namespace and of the first.
+// dial connects two UDP sockets of a new namespace to the same place, and returns the cookies of the namespace and of
+// the first.
 func dial(t *testing.T, network, to string) (a, b net.Conn, namespace, cookie uint64) {
 	t.Helper()
 	ns, err := netns.New("fl-sockets-" + rand.Text()[:8])
@@ -54,7 +55,7 @@ func dial(t *testing.T, network, to string) (a, b net.Conn, namespace, cookie ui
 	return a, b, namespace, cookie
 }
 
-func TestOnlyTheNamedSocketIsClosed(t *testing.T) {
+func TestOnlyTheRequestedSocketIsClosed(t *testing.T) {
 	for network, to := range map[string]string{"udp4": "127.0.0.1:9", "udp6": "[::1]:9"} {
 		a, b, namespace, cookie := dial(t, network, to)
 		names, peer := Names{}, netip.MustParseAddrPort(to)

@@ -1,4 +1,5 @@
-// Package sysctl reads and writes kernel settings below /proc/sys, also those of one network namespace whatever thread asks.
+// Package sysctl reads and writes kernel settings below /proc/sys, also those of one network namespace whatever thread
+// asks.
 package sysctl
 
 import (
@@ -9,17 +10,17 @@ import (
 	"strconv"
 )
 
-// Setting is an open setting. Those below net stay those of the network namespace that the opening thread was in.
-type Setting struct {
+// File is an open setting. Those below net stay those of the network namespace that the opening thread was in.
+type File struct {
 	name     string
 	f        *os.File
 	readOnly error // why it can't be written; nil: it can
 	missing  error // why it can't be read either, where f is nil
 }
 
-// Open opens a setting by its path below /proc/sys, such as net/ipv4/ip_forward: for reading alone where it can't be written,
-// which Set then says. An error that is fs.ErrNotExist means that this kernel hasn't the setting.
-func Open(name string) (*Setting, error) {
+// Open opens a setting by its path below /proc/sys, such as net/ipv4/ip_forward: for reading alone where it can't be
+// written, which Set then says. An error that is fs.ErrNotExist means that this kernel hasn't the setting.
+func Open(name string) (*File, error) {
 	f, readOnly := os.OpenFile("/proc/sys/"+name, os.O_RDWR, 0)
 	if readOnly != nil {
 		var err error
@@ -27,28 +28,28 @@ func Open(name string) (*Setting, error) {
 			return nil, fmt.Errorf("sysctl %s: %w", name, err)
 		}
 	}
-	return &Setting{name: name, f: f, readOnly: readOnly}, nil
+	return &File{name: name, f: f, readOnly: readOnly}, nil
 }
 
 // OpenOptional opens a setting that may not be there, such as where /proc/sys is not mounted: Get and Set say so then.
-func OpenOptional(name string) *Setting {
+func OpenOptional(name string) *File {
 	s, err := Open(name)
 	if err != nil {
-		return &Setting{name: name, missing: err}
+		return &File{name: name, missing: err}
 	}
 	return s
 }
 
-// Close gives up the handle.
-func (s *Setting) Close() error {
+// Close closes the handle.
+func (s *File) Close() error {
 	if s.f == nil {
 		return nil
 	}
 	return s.f.Close()
 }
 
-// Get gives the value without white space around it.
-func (s *Setting) Get() (string, error) {
+// Get returns the value without white space around it.
+func (s *File) Get() (string, error) {
 	if s.missing != nil {
 		return "", s.missing
 	}
@@ -61,7 +62,7 @@ func (s *Setting) Get() (string, error) {
 }
 
 // Set writes the value.
-func (s *Setting) Set(value string) error {
+func (s *File) Set(value string) error {
 	if s.missing != nil {
 		return s.missing
 	}
@@ -74,7 +75,8 @@ func (s *Setting) Set(value string) error {
 	return nil
 }
 
-// Ensure has a setting of the calling thread's namespace be the value, and says what it was and whether that was changed.
+// Ensure has a setting of the calling thread's namespace be the value, and says what it was and whether that was
+// changed.
 func Ensure(name, value string) (was string, changed bool, err error) {
 	s, err := Open(name)
 	if err != nil {
@@ -87,7 +89,7 @@ func Ensure(name, value string) (was string, changed bool, err error) {
 	return was, true, s.Set(value)
 }
 
-// Number gives a setting of the calling thread's namespace that is a whole number.
+// Number returns a setting of the calling thread's namespace that is a whole number.
 func Number(name string) (int, error) {
 	s, err := Open(name)
 	if err != nil {

@@ -17,7 +17,7 @@ func TestStaysItsNamespaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	opened := make(chan *Setting)
+	opened := make(chan *File)
 	go func() {
 		defer close(opened)
 		runtime.LockOSThread() // thrown away with its namespace

@@ -40,7 +40,8 @@ func (c Bars) plot() *plot {
 	}
 	if c.Frame.Height == 0 { // as many rows as there are bars
 		probe := newPlot(c.Frame, 1000, "", keys)
-		c.Frame.Height = int(probe.top + barH*float64(len(c.Bars)) + 38 + 1000 - probe.bottom + map[bool]float64{true: 16}[c.Limits != ""] + 8)
+		c.Frame.Height = int(probe.top + barH*float64(len(c.Bars)) + 38 + 1000 - probe.bottom +
+			map[bool]float64{true: 16}[c.Limits != ""] + 8)
 	}
 	p := newPlot(c.Frame, 0, "", keys)
 	p.bars(c)

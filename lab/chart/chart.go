@@ -95,8 +95,10 @@ var style = func() string {
 		return b.String()
 	}
 	var b strings.Builder
-	b.WriteString(".flc{" + vars(func(t tint) string { return t.light }) + "font-family:Arial,Helvetica,'Liberation Sans',sans-serif}\n")
-	b.WriteString("@media screen and (prefers-color-scheme:dark){.flc{" + vars(func(t tint) string { return t.dark }) + "}}\n")
+	b.WriteString(".flc{" + vars(func(t tint) string { return t.light }) +
+		"font-family:Arial,Helvetica,'Liberation Sans',sans-serif}\n")
+	b.WriteString("@media screen and (prefers-color-scheme:dark){.flc{" + vars(func(t tint) string { return t.dark }) +
+		"}}\n")
 	class := func(name string) {
 		fmt.Fprintf(&b, ".flc .f-%s{fill:var(--%s)}.flc .s-%s{stroke:var(--%s)}\n", name, name, name, name)
 	}
@@ -227,7 +229,8 @@ func (c *canvas) rect(x0, y0, x1, y1 float64, col colour, more string) {
 
 // path strokes a path.
 func (c *canvas) path(d string, width float64, col colour, more string) {
-	fmt.Fprintf(&c.b, `<path d="%s" fill="none" stroke-linejoin="round" stroke-width="%s" class="s-%s" stroke="%s"%s/>`+"\n",
+	fmt.Fprintf(&c.b, `<path d="%s" fill="none" stroke-linejoin="round" stroke-width="%s" class="s-%s" stroke="%s"%s/>`+
+		"\n",
 		d, px(width), col.class, col.light, more)
 }
 
@@ -251,10 +254,12 @@ func (c *canvas) marker(x, y float64, s Style, hollow bool) {
 	if hollow {
 		fill, stroke = cGround, col
 	}
-	look := fmt.Sprintf(` class="f-%s s-%s" fill="%s" stroke="%s" stroke-width="%s"`, fill.class, stroke.class, fill.light, stroke.light,
+	attrs := fmt.Sprintf(` class="f-%s s-%s" fill="%s" stroke="%s" stroke-width="%s"`, fill.class, stroke.class,
+		fill.light,
+		stroke.light,
 		map[bool]string{true: "1.5", false: "1"}[hollow])
 	at := func(dx, dy float64) string { return px(x+dx*r) + " " + px(y+dy*r) }
-	poly := func(p ...string) { fmt.Fprintf(&c.b, `<path d="M%sZ"%s/>`+"\n", strings.Join(p, "L"), look) }
+	poly := func(p ...string) { fmt.Fprintf(&c.b, `<path d="M%sZ"%s/>`+"\n", strings.Join(p, "L"), attrs) }
 	switch s.index() {
 	case 2:
 		poly(at(-0.9, -0.9), at(0.9, -0.9), at(0.9, 0.9), at(-0.9, 0.9))
@@ -276,7 +281,7 @@ func (c *canvas) marker(x, y float64, s Style, hollow bool) {
 	case 10:
 		poly(at(-0.6, -1.2), at(0.6, -1.2), at(0.6, 1.2), at(-0.6, 1.2))
 	default:
-		fmt.Fprintf(&c.b, `<circle cx="%s" cy="%s" r="%s"%s/>`+"\n", px(x), px(y), px(r), look)
+		fmt.Fprintf(&c.b, `<circle cx="%s" cy="%s" r="%s"%s/>`+"\n", px(x), px(y), px(r), attrs)
 	}
 }
 

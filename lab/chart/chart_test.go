@@ -37,7 +37,8 @@ func TestDrawingsAreWellFormed(t *testing.T) {
 			case xml.StartElement:
 				seen[tok.Name.Local]++
 				for _, a := range tok.Attr {
-					if strings.Contains(a.Value, "NaN") || strings.Contains(a.Value, "Inf") || a.Name.Local == "href" || a.Name.Local == "src" {
+					if strings.Contains(a.Value, "NaN") || strings.Contains(a.Value, "Inf") || a.Name.Local == "href" ||
+						a.Name.Local == "src" {
 						t.Errorf("%s: %s has %s=%q", name, tok.Name.Local, a.Name.Local, a.Value)
 					}
 				}
@@ -60,7 +61,8 @@ func TestTextDoesNotOverlap(t *testing.T) {
 		p := d.plot()
 		for i, a := range p.texts {
 			if a.x0 < 0 || a.y0 < 0 || a.x1 > p.w || a.y1 > p.h {
-				t.Errorf("%s: %q leaves the drawing: %.0f,%.0f to %.0f,%.0f of %.0f×%.0f", name, a.text, a.x0, a.y0, a.x1, a.y1, p.w, p.h)
+				t.Errorf("%s: %q leaves the drawing: %.0f,%.0f to %.0f,%.0f of %.0f×%.0f", name, a.text, a.x0, a.y0, a.x1, a.y1,
+					p.w, p.h)
 			}
 			for _, b := range p.texts[:i] {
 				if a.x0 < b.x1 && b.x0 < a.x1 && a.y0 < b.y1 && b.y0 < a.y1 {
@@ -89,16 +91,19 @@ func TestMarksAreWhereTheValuesAre(t *testing.T) {
 			t.Errorf("no marker %s", want)
 		}
 	}
-	whisker := fmt.Sprintf(`<line x1="%[1]s" y1="%[2]s" x2="%[1]s" y2="%[3]s"`, px(p.x.at(1)), px(p.y.at(9)), px(p.y.at(12)))
+	whisker := fmt.Sprintf(`<line x1="%[1]s" y1="%[2]s" x2="%[1]s" y2="%[3]s"`, px(p.x.at(1)), px(p.y.at(9)),
+		px(p.y.at(12)))
 	if !strings.Contains(svg, whisker) {
 		t.Errorf("no whisker %s", whisker)
 	}
 }
 
 func TestBarsAreAsLongAsTheirValues(t *testing.T) {
-	c := Bars{Frame: Frame{ID: "x"}, Bars: []Bar{{Name: "a", Style: 1, Parts: []float64{30}}, {Name: "b", Style: 1, Parts: []float64{10, 5}}}}
+	c := Bars{Frame: Frame{ID: "x"}, Bars: []Bar{{Name: "a", Style: 1, Parts: []float64{30}},
+		{Name: "b", Style: 1, Parts: []float64{10, 5}}}}
 	var got []float64
-	for _, m := range regexp.MustCompile(`<rect x="[\d.]+" y="[\d.]+" width="([\d.]+)" height="[\d.]+" class="f-c1"`).FindAllStringSubmatch(string(c.SVG()), -1) {
+	for _, m := range regexp.MustCompile(`<rect x="[\d.]+" y="[\d.]+" width="([\d.]+)" height="[\d.]+" class="f-c1"`).
+		FindAllStringSubmatch(string(c.SVG()), -1) {
 		w, err := strconv.ParseFloat(m[1], 64)
 		if err != nil {
 			t.Fatal(err)
@@ -169,14 +174,16 @@ func TestTicks(t *testing.T) {
 			t.Errorf("%+v: -want +got\n%s", c.s, d)
 		}
 	}
-	if d := cmp.Diff([]string{"0.95", "1.00", "", "1.05"}, tickLabels([]tick{{v: 0.95}, {v: 1}, {v: 1.02, minor: true}, {v: 1.05}}, false, "")); d != "" {
+	if d := cmp.Diff([]string{"0.95", "1.00", "", "1.05"},
+		tickLabels([]tick{{v: 0.95}, {v: 1}, {v: 1.02, minor: true}, {v: 1.05}}, false, "")); d != "" {
 		t.Errorf("labels: -want +got\n%s", d)
 	}
 }
 
 func TestNumber(t *testing.T) {
 	for v, want := range map[float64]string{
-		0: "0", 0.00123: "0.00123", 1.234: "1.23", 9.996: "10.0", 12.34: "12.3", 99.96: "100", 123.4: "123", 1234.5: "1,234", 14300: "14,300",
+		0: "0", 0.00123: "0.00123", 1.234: "1.23", 9.996: "10.0", 12.34: "12.3", 99.96: "100", 123.4: "123", 1234.5: "1,234",
+		14300:   "14,300",
 		1234567: "1,234,567", -5.5: "−5.50", math.NaN(): "–", math.Inf(1): "–", 1e-12: "0.000000000",
 	} {
 		if got := Number(v); got != want {

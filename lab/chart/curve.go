@@ -131,7 +131,7 @@ func (c Percentiles) plot() *plot {
 			tags = append(tags, tag{y: s.Points[n-1].Y, text: s.Name, key: &key{style: s.Style}})
 		}
 	}
-	p.percentAxes(c.Y, append(xs, 0), ys, tagRoom(tags))
+	p.percentAxes(c.Y, append(xs, 0), ys, tagSpace(tags))
 	for _, s := range c.Curves {
 		p.percentile(s)
 	}
@@ -146,9 +146,9 @@ func (c Percentiles) plot() *plot {
 func nines(q float64) float64 { return -math.Log10(1 - q) }
 
 // percentAxes is axes with marks of its own below: 0, 50, 90, 99, 99.9 % …
-func (p *plot) percentAxes(y Axis, xs, ys []float64, room float64) {
+func (p *plot) percentAxes(y Axis, xs, ys []float64, space float64) {
 	p.bottom -= 38
-	p.right -= room
+	p.right -= space
 	p.axisY(y, ys)
 	p.x = scale{a: p.left + airX, b: p.right - airX, hi: max(1, slices.Max(xs))}
 	last := math.Inf(-1)
@@ -191,7 +191,7 @@ func (p *plot) percentile(s Series) {
 // Bin is how many numbers lie in a range.
 type Bin struct{ From, To, Count float64 }
 
-// beyond says whether the bin begins where an axis ends.
+// beyond reports whether the bin begins where an axis ends.
 func (b Bin) beyond(hi float64) bool { return b.From >= hi && b.To > hi }
 
 // Counts is one set of numbers, by bins of rising value.
@@ -202,8 +202,8 @@ type Counts struct {
 	Line  bool // its outline alone is drawn
 }
 
-// Histogram is sets of numbers by value, each as shares of its own total, over a logarithmic axis if X says so. What lies
-// beyond the 99th percentile of every set is left out and told.
+// Histogram is sets of numbers by value, each as shares of its own total, over a logarithmic axis if X says so. What
+// lies beyond the 99th percentile of every set is left out and told.
 type Histogram struct {
 	Frame
 	X    Axis

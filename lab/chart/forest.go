@@ -12,15 +12,16 @@ type Outcome uint8
 // The outcomes.
 const (
 	Open    Outcome = iota // the interval crosses the bound, or is not sure
-	Kept                   // all of the interval keeps the bound
+	Met                    // all of the interval keeps the bound
 	Broken                 // none of it does
 	Missing                // not measured
 )
 
-var outcomeLook = map[Outcome]struct {
+var outcomeAttrs = map[Outcome]struct {
 	sign, word string
 	colour     colour
-}{Open: {"?", "unclear", cInk}, Kept: {"✓", "hit", cGood}, Broken: {"✗", "miss", cBad}, Missing: {"–", "not measured", cMute}}
+}{Open: {"?", "unclear", cInk}, Met: {"✓", "hit", cGood}, Broken: {"✗", "miss", cBad},
+	Missing: {"–", "not measured", cMute}}
 
 // Claim is one line of a forest plot: a number and its interval as multiples of the bound, so that every bound stands
 // at 1.
@@ -144,7 +145,7 @@ func (p *plot) forestAxis(claims []Claim, better string) {
 
 // claim draws a row whose words begin at x = words.
 func (p *plot) claim(cl Claim, top, h, words float64) {
-	look := outcomeLook[cl.Outcome]
+	attrs := outcomeAttrs[cl.Outcome]
 	y := top + h/2
 	p.line(margin, top, p.w-margin, top, 1, cGrid, "")
 	p.text(margin, y+4, start, claimFace, cl.ID)
@@ -153,9 +154,9 @@ func (p *plot) claim(cl Claim, top, h, words float64) {
 	for i, l := range lines {
 		p.text(words, y+4+step*(float64(i)-float64(len(lines)-1)/2), start, labelFace, l)
 	}
-	p.text(p.right+12, y+4, start, face{size: 13, bold: true, colour: look.colour}, look.sign)
+	p.text(p.right+12, y+4, start, face{size: 13, bold: true, colour: attrs.colour}, attrs.sign)
 	if cl.Says == "" {
-		cl.Says = look.word
+		cl.Says = attrs.word
 	}
 	p.text(p.right+30, y+4, start, labelFace, cl.Says)
 	if cl.Outcome == Missing {
@@ -164,7 +165,7 @@ func (p *plot) claim(cl Claim, top, h, words float64) {
 	if cl.Margin > 0 { // the bound's other side, and no line of "better"
 		p.rect(p.x.clamp(1-cl.Margin), y-7, p.x.clamp(1+cl.Margin), y+7, cMute, ` fill-opacity=".25"`)
 	}
-	p.interval(cl, y, look.colour)
+	p.interval(cl, y, attrs.colour)
 }
 
 // interval draws the claim's number, with an arrow where it leaves the axis.
@@ -173,11 +174,13 @@ func (p *plot) interval(cl Claim, y float64, col colour) {
 	a, b, at := p.x.clamp(lo), p.x.clamp(hi), p.x.clamp(v)
 	p.line(a, y, b, y, 2, col, "")
 	for _, e := range []struct {
-		x, way float64
-		out    bool
+		x, direction float64
+		out          bool
 	}{{a, -1, lo < p.x.lo}, {b, 1, hi > p.x.hi}} {
 		if e.out {
-			p.area(fmt.Sprintf("M%s %sL%s %sL%s %sZ", px(e.x+11*e.way), px(y), px(e.x+5*e.way), px(y-4), px(e.x+5*e.way), px(y+4)), col, "")
+			p.area(fmt.Sprintf("M%s %sL%s %sL%s %sZ", px(e.x+11*e.direction), px(y), px(e.x+5*e.direction), px(y-4),
+				px(e.x+5*e.direction),
+				px(y+4)), col, "")
 		} else {
 			p.line(e.x, y-4, e.x, y+4, 1.6, col, "")
 		}

@@ -53,7 +53,7 @@ func (c Line) plot() *plot {
 	p := newPlot(c.Frame, 360, c.Y.Title, c.ghostKeys())
 	xs, ys := c.values()
 	tags := c.tags()
-	p.axes(c.X, c.Y, xs, ys, tagRoom(tags))
+	p.axes(c.X, c.Y, xs, ys, tagSpace(tags))
 	for _, r := range c.References {
 		p.reference(r)
 	}
@@ -171,5 +171,5 @@ func (p *plot) ghost(g Ghost) {
 	p.text(tx, ty, side, ghostFace, g.Label)
 }
 
-// meets says whether two boxes share a point.
+// meets reports whether two boxes share a point.
 func (b box) meets(o box) bool { return b.x0 < o.x1 && o.x0 < b.x1 && b.y0 < o.y1 && o.y0 < b.y1 }

@@ -105,9 +105,9 @@ func (p *plot) sample(x, y float64, k key) {
 }
 
 // axes makes the scales, makes room for their labels, and draws grid and ticks. rightRoom is kept free beside the data.
-func (p *plot) axes(x, y Axis, xs, ys []float64, rightRoom float64) {
+func (p *plot) axes(x, y Axis, xs, ys []float64, rightMargin float64) {
 	p.bottom -= 20 + 18 // tick labels, title
-	p.right -= rightRoom
+	p.right -= rightMargin
 	p.axisY(y, ys)
 	p.x = scale{a: p.left + airX, b: p.right - airX, log: x.Log}
 	p.x.lo, p.x.hi = span(x, xs)
@@ -126,14 +126,14 @@ func (p *plot) axisY(y Axis, ys []float64) {
 	p.y.lo, p.y.hi = span(y, ys)
 	ticks := p.y.ticks(max(3, int((p.bottom-p.top)/40)))
 	labels := tickLabels(ticks, y.Log, y.Suffix)
-	room := 0.0
+	space := 0.0
 	for _, l := range labels {
-		room = max(room, tickFace.width(l))
+		space = max(space, tickFace.width(l))
 	}
-	p.left += room + 7
+	p.left += space + 7
 	for i, t := range ticks {
 		at := p.y.at(t.v)
-		p.line(p.left, at, p.right, at, 1, cGrid, minorLook(t))
+		p.line(p.left, at, p.right, at, 1, cGrid, minorAttrs(t))
 		p.text(p.left-7, at+4, end, tickFace, labels[i])
 	}
 	p.line(p.left, p.bottom, p.right, p.bottom, 1, cMute, "")
@@ -153,7 +153,7 @@ func tight(a Axis, values []float64, lo, hi float64) (float64, float64) {
 	return lo, hi
 }
 
-func minorLook(t tick) string {
+func minorAttrs(t tick) string {
 	if t.minor {
 		return ` stroke-opacity=".5"`
 	}
@@ -183,17 +183,17 @@ type tag struct {
 	key  *key // its sign, nil for none
 }
 
-// tagRoom is how wide the room for tags must be.
-func tagRoom(tags []tag) float64 {
-	room := 0.0
+// tagSpace is how wide the room for tags must be.
+func tagSpace(tags []tag) float64 {
+	space := 0.0
 	for _, t := range tags {
 		w := labelFace.width(t.text) + 12
 		if t.key != nil {
 			w += 14
 		}
-		room = max(room, w)
+		space = max(space, w)
 	}
-	return room
+	return space
 }
 
 // tags sets labels at the right side, moved apart where they would overlap, with a leader where one was moved.

@@ -20,7 +20,8 @@ func (s scale) at(v float64) float64 {
 // clamp is at, kept inside the axis.
 func (s scale) clamp(v float64) float64 { return s.at(min(max(v, s.lo), s.hi)) }
 
-// span makes a scale's ends from the values that it must show, with some air. A log axis leaves out what is not positive.
+// span makes a scale's ends from the values that it must show, with some air. A log axis leaves out what is not
+// positive.
 func span(a Axis, values []float64) (lo, hi float64) {
 	lo, hi = math.Inf(1), math.Inf(-1)
 	for _, v := range values {
@@ -59,7 +60,7 @@ type tick struct {
 	minor bool
 }
 
-// ticks gives about n marks between the scale's ends, at 1, 2 and 5 times powers of ten.
+// ticks returns about n marks between the scale's ends, at 1, 2 and 5 times powers of ten.
 func (s scale) ticks(n int) []tick {
 	if s.log && s.hi/s.lo >= 8 {
 		return s.decades(n)

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// widths are those of Helvetica and its metric twins, in thousandths of the size, for the characters from space to tilde.
+// widths are those of Helvetica and its metric twins, in thousandths of the size, for the characters from space to
+// tilde.
 var widths = [...]int16{278, 278, 355, 556, 556, 889, 667, 191, 333, 333, 389, 584, 278, 333, 278, 278,
 	556, 556, 556, 556, 556, 556, 556, 556, 556, 556, 278, 278, 584, 584, 584, 556,
 	1015, 667, 667, 722, 722, 667, 611, 778, 722, 278, 500, 667, 556, 833, 722, 778,
@@ -37,8 +38,9 @@ func (f face) width(s string) float64 {
 
 // sticky words stay on a line with the word before them, or behind them: numbers keep their signs and units.
 var (
-	stickyBefore = map[string]bool{"%": true, "×": true, "µs": true, "ms": true, "s": true, "MiB": true, "–": true, "/": true}
-	stickyAfter  = map[string]bool{"≤": true, "≥": true, "×": true, "±": true, "n": true, "=": true}
+	stickyBefore = map[string]bool{"%": true, "×": true, "µs": true, "ms": true, "s": true, "MiB": true, "–": true,
+		"/": true}
+	stickyAfter = map[string]bool{"≤": true, "≥": true, "×": true, "±": true, "n": true, "=": true}
 )
 
 // words splits a text where a line may end.
@@ -55,7 +57,8 @@ func words(s string) (out []string) {
 	return out
 }
 
-// widest is by how much DejaVu Sans Bold is wider than width says: the sans-serif of many a machine that has none of the named fonts.
+// widest is by how much DejaVu Sans Bold is wider than width says: the sans-serif of many a machine that has none of
+// the named fonts.
 const widest = 1.17
 
 // wrap breaks a text into lines no wider than w in any font, at spaces. A word that is wider stands alone.

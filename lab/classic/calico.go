@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// Calico is the network policies of one node as Felix, Calico's agent, wrote them in early 2019 (v3.6, felix/rules), in the
-// iptables and ipset of that node. Only what a forwarded TCP connection over IPv4 meets is there: no host endpoints, no
-// floating addresses, no tunnel, nothing of what comes to the node itself. Each namespace and service account has the profile that
-// Kubernetes' has with Calico, which lets everything through that no policy selects.
+// Calico is the network policies of one node as Felix, Calico's agent, wrote them in early 2019 (v3.6, felix/rules), in
+// the iptables and ipset of that node. Only what a forwarded TCP connection over IPv4 meets is there: no host
+// endpoints, no floating addresses, no tunnel, nothing of what comes to the node itself. Each namespace and service
+// account has the profile that Kubernetes' has with Calico, which lets everything through that no policy selects.
 type Calico struct {
 	Pool netip.Prefix // addresses of all pods; their connections to others leave as the node's
 	Pods []Pod        // of this node
@@ -36,7 +36,8 @@ func (p *Pod) Device() string {
 // policy names one of a pod's.
 func (p *Pod) policy(i int) string { return hash(16, fmt.Sprintf("%s policy %d", p.Name, i)) }
 
-// Bits of packets' marks (IptablesMarkMask 0xffff0000): of those that are let through, of those that are left to profiles, and of those from pods.
+// Bits of packets' marks (IptablesMarkMask 0xffff0000): of those that are let through, of those that are left to
+// profiles, and of those from pods.
 const (
 	calicoAccept = "0x10000"
 	calicoPass   = "0x20000"
@@ -48,7 +49,7 @@ const (
 	calicoMasq  = "cali40masq-ipam-pools"
 )
 
-// Sets gives the sets that the rules ask for, as input for `ipset restore`.
+// Sets returns the sets that the rules ask for, as input for `ipset restore`.
 func (c *Calico) Sets() string {
 	var b strings.Builder
 	for _, s := range []string{calicoPools, calicoMasq} {
@@ -66,10 +67,11 @@ func (c *Calico) Sets() string {
 	return b.String()
 }
 
-// Text gives the rules, with those that lead to them from the hooks, as input for `iptables-restore --noflush`.
+// Text returns the rules, with those that lead to them from the hooks, as input for `iptables-restore --noflush`.
 func (c *Calico) Text() string {
 	var raw, mangle, nat, filter table
-	for t, hooks := range map[*table][]string{&raw: {"PREROUTING"}, &mangle: {"PREROUTING"}, &nat: {"PREROUTING", "POSTROUTING"}, &filter: {"FORWARD"}} {
+	for t, hooks := range map[*table][]string{&raw: {"PREROUTING"}, &mangle: {"PREROUTING"},
+		&nat: {"PREROUTING", "POSTROUTING"}, &filter: {"FORWARD"}} {
 		for _, h := range hooks {
 			t.chain("cali-" + h)
 			t.add(h, "-j cali-%s", h)
@@ -96,9 +98,11 @@ func (c *Calico) Text() string {
 	nat.add("cali-PREROUTING", "-j cali-fip-dnat")
 	nat.add("cali-POSTROUTING", "-j cali-fip-snat")
 	nat.add("cali-POSTROUTING", "-j cali-nat-outgoing")
-	nat.add("cali-nat-outgoing", "-m set --match-set %s src -m set ! --match-set %s dst -j MASQUERADE", calicoMasq, calicoPools)
+	nat.add("cali-nat-outgoing", "-m set --match-set %s src -m set ! --match-set %s dst -j MASQUERADE", calicoMasq,
+		calicoPools)
 
-	for _, chain := range []string{"cali-from-hep-forward", "cali-to-hep-forward", "cali-pro-kns.default", "cali-pri-kns.default", "cali-pro-ksa.default.default", "cali-pri-ksa.default.default"} {
+	for _, chain := range []string{"cali-from-hep-forward", "cali-to-hep-forward", "cali-pro-kns.default",
+		"cali-pri-kns.default", "cali-pro-ksa.default.default", "cali-pri-ksa.default.default"} {
 		filter.chain(chain)
 	}
 	for _, chain := range []string{"cali-pro-kns.default", "cali-pri-kns.default"} { // those of service accounts are empty
@@ -119,7 +123,8 @@ func (c *Calico) Text() string {
 	return raw.text("raw") + mangle.text("mangle") + nat.text("nat") + filter.text("filter")
 }
 
-// dispatch writes what leads from a device to its pod's chain: by the first letter in which devices differ, where several have it.
+// dispatch writes what leads from a device to its pod's chain: by the first letter in which devices differ, where
+// several have it.
 func (c *Calico) dispatch(t *table, chain, flag, to string) {
 	t.chain(chain)
 	const drop = `-m comment --comment "Unknown interface" -j DROP`
@@ -194,7 +199,8 @@ func (p *Pod) endpoint(t *table) {
 	for i := range p.Policies {
 		policy := "cali-pi-" + p.policy(i)
 		t.chain(policy)
-		t.add(policy, "-p tcp -m set --match-set cali40s:%s src -m multiport --dports %d -j MARK --set-xmark %s/%[3]s", p.policy(i), p.Port, calicoAccept)
+		t.add(policy, "-p tcp -m set --match-set cali40s:%s src -m multiport --dports %d -j MARK --set-xmark %s/%[3]s",
+			p.policy(i), p.Port, calicoAccept)
 		t.add(policy, "%s -j RETURN", accepted)
 		t.add(to, "%s -j %s", passed, policy)
 		t.add(to, `-m comment --comment "Return if policy accepted" %s -j RETURN`, accepted)

@@ -14,11 +14,12 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// small gives n Services of two endpoints each, every third with a node port.
+// small returns n Services of two endpoints each, every third with a node port.
 func small(n int) *Cluster {
 	c := &Cluster{Pods: netip.MustParsePrefix("10.128.0.0/9"), Node: []netip.Addr{netip.MustParseAddr("172.18.0.2")}}
 	for i := range n {
-		s := Service{Name: fmt.Sprintf("ns/s%d:http", i), Protocol: model.TCP, Address: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: 80}
+		s := Service{Name: fmt.Sprintf("ns/s%d:http", i), Protocol: model.TCP,
+			Address: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: 80}
 		if i%3 == 0 {
 			s.NodePort = uint16(30000 + i)
 		}
@@ -48,7 +49,7 @@ func TestNamesAreKubeProxys(t *testing.T) {
 	}
 }
 
-// saved gives the kernel's rules without counters, comments and order of tables.
+// saved returns the kernel's rules without counters, comments and order of tables.
 func saved(t *testing.T, r *Rules) []string {
 	t.Helper()
 	name, args := "iptables-"+string(r.Variant)+"-save", []string(nil)
@@ -69,7 +70,7 @@ func saved(t *testing.T, r *Rules) []string {
 	return l
 }
 
-func TestKernelTakesThem(t *testing.T) {
+func TestKernelAcceptsLayouts(t *testing.T) {
 	for _, c := range []struct {
 		Layout
 		Variant
@@ -88,7 +89,7 @@ func twoPods() *Calico {
 		{Name: "default/b", Addr: netip.MustParseAddr("10.65.0.2"), Port: 80}}}
 }
 
-func TestKernelTakesCalicos(t *testing.T) {
+func TestKernelAcceptsCalicoRules(t *testing.T) {
 	for _, v := range []Variant{Legacy, NFT} {
 		t.Run(string(v), func(t *testing.T) {
 			netnstest.Do(t, func() {
@@ -125,7 +126,8 @@ func TestCalicoDispatch(t *testing.T) {
 	}
 	text := c.Text()
 	for _, p := range c.Pods {
-		if strings.Count(text, "-i "+p.Device()+" -g cali-fw-"+p.Device()+"\n") != 1 || strings.Count(text, "-o "+p.Device()+" -g cali-tw-"+p.Device()+"\n") != 1 {
+		if strings.Count(text, "-i "+p.Device()+" -g cali-fw-"+p.Device()+"\n") != 1 ||
+			strings.Count(text, "-o "+p.Device()+" -g cali-tw-"+p.Device()+"\n") != 1 {
 			t.Errorf("%s is led to not just once:\n%s", p.Device(), text)
 		}
 	}
@@ -155,10 +157,12 @@ func live(t *testing.T, l Layout, v Variant) {
 	}
 	must(r.Replace(ctx, 2, 1, small(4).Services[2].Endpoints[1]))
 	if back := saved(t, r); !slices.Equal(before, back) {
-		t.Errorf("replacing an endpoint and putting it back left something:\n%s\n\n%s", strings.Join(before, "\n"), strings.Join(back, "\n"))
+		t.Errorf("replacing an endpoint and putting it back left something:\n%s\n\n%s", strings.Join(before, "\n"),
+			strings.Join(back, "\n"))
 	}
 	must(r.Clean(ctx))
-	if left := saved(t, r); slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "KUBE") || strings.Contains(s, "kube") }) {
+	if left := saved(t, r); slices.ContainsFunc(left,
+		func(s string) bool { return strings.Contains(s, "KUBE") || strings.Contains(s, "kube") }) {
 		t.Errorf("after clean: %s", strings.Join(left, "\n"))
 	}
 }
@@ -167,13 +171,16 @@ func TestFromParts(t *testing.T) {
 	pool := &model.Pool{Name: "p", Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.128.0.1:8080")}}}
 	target := model.Target{Pool: pool}
 	front := func(name, via, addr string, port uint16) *model.Frontend {
-		return &model.Frontend{Service: name, Via: via, Entry: model.Entry{Addr: netip.MustParseAddr(addr), Port: port, Protocol: model.TCP}, Inside: target, Outside: target}
+		return &model.Frontend{Service: name, Via: via, Entry: model.Entry{Addr: netip.MustParseAddr(addr), Port: port,
+			Protocol: model.TCP}, Internal: target, External: target}
 	}
-	c := FromParts([]model.Part{
-		&model.Node{Addresses: []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd00::2")}, Pods: []netip.Prefix{netip.MustParsePrefix("10.128.0.0/24")}},
+	c := FromParts([]model.ServicePart{
+		&model.ServiceNode{Node: &model.Node{Addresses: []netip.Addr{netip.MustParseAddr("172.18.0.2"),
+			netip.MustParseAddr("fd00::2")}, Pods: []netip.Prefix{netip.MustParsePrefix("10.128.0.0/24")}}},
 		pool, front("ns/b:http", "ClusterIP", "10.96.0.2", 80), front("ns/a:http", "ClusterIP", "10.96.0.1", 80),
 		front("ns/a:http", "NodePort", "0.0.0.0", 30080), front("ns/a:http", "ClusterIP", "fd00:96::1", 80)})
-	if len(c.Services) != 2 || c.Services[0].Name != "ns/a:http" || c.Services[0].NodePort != 30080 || c.Services[1].NodePort != 0 ||
+	if len(c.Services) != 2 || c.Services[0].Name != "ns/a:http" || c.Services[0].NodePort != 30080 ||
+		c.Services[1].NodePort != 0 ||
 		len(c.Services[0].Endpoints) != 1 || c.Pods.Bits() != 24 || len(c.Node) != 1 {
 		t.Errorf("%+v", c)
 	}

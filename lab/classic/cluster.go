@@ -26,14 +26,14 @@ type Service struct {
 	Endpoints []netip.AddrPort
 }
 
-// FromParts gives the cluster of a decided node's IPv4 ClusterIPs and node ports that have endpoints, in the order of their
-// addresses. Whatever else the parts say is left out.
-func FromParts(parts []model.Part) *Cluster {
+// FromParts returns the cluster of a decided node's IPv4 ClusterIPs and node ports that have endpoints, in the order of
+// their addresses. Whatever else the parts say is left out.
+func FromParts(parts []model.ServicePart) *Cluster {
 	c := &Cluster{}
 	nodePorts := map[string]uint16{}
 	for _, p := range parts {
 		switch v := p.(type) {
-		case *model.Node:
+		case *model.ServiceNode:
 			for _, a := range v.Addresses {
 				if a.Is4() && !a.IsLoopback() {
 					c.Node = append(c.Node, a)
@@ -45,11 +45,12 @@ func FromParts(parts []model.Part) *Cluster {
 		case *model.Frontend:
 			e := v.Entry
 			switch {
-			case !e.Addr.Is4() || len(v.Inside.Pool.Backends) == 0:
+			case !e.Addr.Is4() || len(v.Internal.Pool.Backends) == 0:
 			case e.AnyAddr():
 				nodePorts[v.Service+e.Protocol.String()] = e.Port
 			case v.Via == model.ViaClusterIP:
-				c.Services = append(c.Services, Service{Name: v.Service, Protocol: e.Protocol, Address: e.Addr, Port: e.Port, Endpoints: endpoints(v.Inside.Pool)})
+				c.Services = append(c.Services, Service{Name: v.Service, Protocol: e.Protocol, Address: e.Addr, Port: e.Port,
+					Endpoints: endpoints(v.Internal.Pool)})
 			}
 		}
 	}
@@ -69,7 +70,7 @@ func endpoints(p *model.Pool) (l []netip.AddrPort) {
 	return l
 }
 
-// path gives "namespace/name/tcp/port name", as nftables mode names a Service.
+// path returns "namespace/name/tcp/port name", as nftables mode names a Service.
 func (s *Service) path() string {
 	name, port, _ := strings.Cut(s.Name, ":")
 	return name + "/" + s.Protocol.String() + "/" + port

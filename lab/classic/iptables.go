@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// hash gives the first n letters of the base32 of a text's SHA-256, as kube-proxy names chains.
+// hash returns the first n letters of the base32 of a text's SHA-256, as kube-proxy names chains.
 func hash(n int, text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return base32.StdEncoding.EncodeToString(sum[:])[:n]
@@ -42,7 +42,7 @@ func (t *table) text(name string) string {
 // masqueradeMark is the bit of a packet's mark that has its source hidden.
 const masqueradeMark = "0x4000/0x4000"
 
-// base gives the rules that lead from the hooks to kube-proxy's chains. They are written once.
+// base returns the rules that lead from the hooks to kube-proxy's chains. They are written once.
 func (l Layout) base() string {
 	var nat, filter table
 	for _, c := range []string{"KUBE-SERVICES", "KUBE-POSTROUTING"} {
@@ -53,8 +53,10 @@ func (l Layout) base() string {
 	nat.add("OUTPUT", portals)
 	nat.add("POSTROUTING", `-m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING`)
 
-	const first, outside = "-m conntrack --ctstate NEW ", `-m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES`
-	const firewall, forward = `-m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL`, `-m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD`
+	const first, outside = "-m conntrack --ctstate NEW ",
+		`-m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES`
+	const firewall, forward = `-m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL`,
+		`-m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD`
 	for _, c := range l.filterChains() {
 		filter.chain(c)
 	}
@@ -79,15 +81,16 @@ func (l Layout) base() string {
 	return filter.text("filter") + nat.text("nat")
 }
 
-// filterChains gives kube-proxy's chains of the table filter.
+// filterChains returns kube-proxy's chains of the table filter.
 func (l Layout) filterChains() []string {
 	if l == IPTables19 {
 		return []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-FORWARD", "KUBE-FIREWALL"}
 	}
-	return []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-FORWARD", "KUBE-FIREWALL", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL"}
+	return []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-FORWARD", "KUBE-FIREWALL", "KUBE-NODEPORTS",
+		"KUBE-PROXY-FIREWALL"}
 }
 
-// filter gives the table filter of kube-proxy's chains. It follows no Service that has endpoints.
+// filter returns the table filter of kube-proxy's chains. It follows no Service that has endpoints.
 func (l Layout) filter(c *Cluster) string {
 	var t table
 	for _, c := range l.filterChains() {
@@ -99,29 +102,33 @@ func (l Layout) filter(c *Cluster) string {
 	switch {
 	case l != IPTables19:
 		t.add("KUBE-FORWARD", known)
-		t.add("KUBE-FIREWALL", `! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`)
+		t.add("KUBE-FIREWALL",
+			`! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`)
 	default:
 		if c.Pods.IsValid() {
 			t.add("KUBE-FORWARD", "-s %s "+known, c.Pods)
 			t.add("KUBE-FORWARD", "-d %s "+known, c.Pods)
 		}
-		t.add("KUBE-FIREWALL", `-m comment --comment "kubernetes firewall for dropping marked packets" -m mark --mark 0x8000/0x8000 -j DROP`)
+		t.add("KUBE-FIREWALL",
+			`-m comment --comment "kubernetes firewall for dropping marked packets" -m mark --mark 0x8000/0x8000 -j DROP`)
 	}
 	return t.text("filter")
 }
 
-// nat gives the table nat: what leads to every Service, and the chains of those in full.
+// nat returns the table nat: what leads to every Service, and the chains of those in full.
 func (l Layout) nat(c *Cluster, full func(service int) bool) string {
 	var t table
 	for _, c := range []string{"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ"} {
 		t.chain(c)
 	}
 	if l == IPTables19 {
-		t.add("KUBE-POSTROUTING", `-m comment --comment "kubernetes service traffic requiring SNAT" -m mark --mark %s -j MASQUERADE`, masqueradeMark)
+		t.add("KUBE-POSTROUTING",
+			`-m comment --comment "kubernetes service traffic requiring SNAT" -m mark --mark %s -j MASQUERADE`, masqueradeMark)
 	} else {
 		t.add("KUBE-POSTROUTING", "-m mark ! --mark %s -j RETURN", masqueradeMark)
 		t.add("KUBE-POSTROUTING", "-j MARK --xor-mark 0x4000")
-		t.add("KUBE-POSTROUTING", `-m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully`)
+		t.add("KUBE-POSTROUTING",
+			`-m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully`)
 	}
 	t.add("KUBE-MARK-MASQ", "-j MARK --or-mark 0x4000")
 	for i := range c.Services {
@@ -130,7 +137,8 @@ func (l Layout) nat(c *Cluster, full func(service int) bool) string {
 			l.balance(&t, c, &c.Services[i])
 		}
 	}
-	t.add("KUBE-SERVICES", `-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS`)
+	t.add("KUBE-SERVICES",
+		`-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS`)
 	return t.text("nat")
 }
 
@@ -138,7 +146,8 @@ func (l Layout) nat(c *Cluster, full func(service int) bool) string {
 func (l Layout) service(t *table, c *Cluster, s *Service) {
 	own := s.chain("SVC")
 	to := func(what string) string {
-		return fmt.Sprintf(`-d %s/32 -p %s -m comment --comment "%s %s" -m %[2]s --dport %[5]d`, s.Address, s.Protocol, s.Name, what, s.Port)
+		return fmt.Sprintf(`-d %s/32 -p %s -m comment --comment "%s %s" -m %[2]s --dport %[5]d`, s.Address, s.Protocol,
+			s.Name, what, s.Port)
 	}
 	if l == IPTables19 && c.Pods.IsValid() {
 		t.add("KUBE-SERVICES", "! -s %s %s -j KUBE-MARK-MASQ", c.Pods, to("cluster IP"))
@@ -161,7 +170,8 @@ func (l Layout) balance(t *table, c *Cluster, s *Service) {
 	own := s.chain("SVC")
 	t.chain(own)
 	if l == IPTables && c.Pods.IsValid() {
-		t.add(own, `! -s %s -d %s/32 -p %s -m comment --comment "%s cluster IP" -m %[3]s --dport %[5]d -j KUBE-MARK-MASQ`, c.Pods, s.Address, s.Protocol, s.Name, s.Port)
+		t.add(own, `! -s %s -d %s/32 -p %s -m comment --comment "%s cluster IP" -m %[3]s --dport %[5]d -j KUBE-MARK-MASQ`,
+			c.Pods, s.Address, s.Protocol, s.Name, s.Port)
 	}
 	if ext := s.chain("EXT"); l == IPTables && s.NodePort != 0 {
 		t.chain(ext)
@@ -183,7 +193,7 @@ func (l Layout) balance(t *table, c *Cluster, s *Service) {
 	}
 }
 
-// gone gives the text that removes an endpoint's chain, which nothing leads to any more.
+// gone returns the text that removes an endpoint's chain, which nothing leads to any more.
 func (s *Service) gone(e netip.AddrPort) string {
 	c := s.endpointChain(e)
 	return "*nat\n:" + c + " - [0:0]\n-X " + c + "\nCOMMIT\n"

@@ -22,7 +22,7 @@ const (
 // Layouts are all of them.
 var Layouts = []Layout{IPTables19, IPTables, NFTables}
 
-// String gives the layout's name in results, such as "ipt-classic19".
+// String returns the layout's name in results, such as "ipt-classic19".
 func (l Layout) String() string { return [...]string{"ipt-classic19", "ipt-classic", "nft-classic"}[l] }
 
 // Variant is which of the kernel's interfaces the iptables command speaks to.
@@ -34,8 +34,8 @@ const (
 	NFT    Variant = "nft"
 )
 
-// Text gives everything that the layout writes of c, as a sync of kube-proxy does, but for the rules that lead from the
-// hooks. It is input for `iptables-restore --noflush`, or for `nft -f`.
+// Text returns everything that the layout writes of c, as a sync of kube-proxy does, but for the rules that lead from
+// the hooks. It is input for `iptables-restore --noflush`, or for `nft -f`.
 func (l Layout) Text(c *Cluster) string {
 	if l != NFTables {
 		return l.filter(c) + l.nat(c, func(int) bool { return true })
@@ -48,10 +48,10 @@ func (l Layout) Text(c *Cluster) string {
 	return b.String()
 }
 
-// Save gives the whole rule set as iptables-save would, without a kernel, for layouts of iptables.
+// Save returns the whole rule set as iptables-save would, without a kernel, for layouts of iptables.
 func (l Layout) Save(c *Cluster) string { return l.base() + l.Text(c) }
 
-// change gives what a change of one Service's endpoints writes. 2019's kube-proxy wrote everything; since KEP-3453 it
+// change returns what a change of one Service's endpoints writes. 2019's kube-proxy wrote everything; since KEP-3453 it
 // leaves the chains of other Services out.
 func (l Layout) change(c *Cluster, service int) string {
 	switch l {
@@ -63,7 +63,7 @@ func (l Layout) change(c *Cluster, service int) string {
 	return nftService(c, &c.Services[service])
 }
 
-// gone gives what removes an endpoint's chain. kube-proxy may leave that for a later sync.
+// gone returns what removes an endpoint's chain. kube-proxy may leave that for a later sync.
 func (l Layout) gone(s *Service, e netip.AddrPort) string {
 	if l == NFTables {
 		return nftGone(s, e)
@@ -71,8 +71,8 @@ func (l Layout) gone(s *Service, e netip.AddrPort) string {
 	return s.gone(e)
 }
 
-// Restore gives a text to iptables-restore of that variant, or to nft where it is nft-classic's, in the calling thread's
-// network namespace. What the text doesn't name stays.
+// Restore passes a text to iptables-restore of that variant, or to nft where it is nft-classic's, in the calling
+// thread's network namespace. What the text doesn't name stays.
 func (l Layout) Restore(ctx context.Context, v Variant, text string) error {
 	if l == NFTables {
 		return run(ctx, text, "nft", "-f", "-")
@@ -84,7 +84,8 @@ func run(ctx context.Context, in, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin = strings.NewReader(in)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s %s: %w: %s (Debian has the command in its packages iptables and nftables)", name, strings.Join(args, " "), err, strings.TrimSpace(string(out[:min(len(out), 2000)])))
+		return fmt.Errorf("%s %s: %w: %s (Debian has the command in its packages iptables and nftables)", name,
+			strings.Join(args, " "), err, strings.TrimSpace(string(out[:min(len(out), 2000)])))
 	}
 	return nil
 }
@@ -141,5 +142,6 @@ func (r *Rules) Clean(ctx context.Context) error {
 		}
 		return text + "COMMIT\n"
 	}
-	return run(ctx, empty("filter", "INPUT", "FORWARD", "OUTPUT")+empty("nat", "PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"), "iptables-"+string(r.Variant)+"-restore", "-w", "300")
+	return run(ctx, empty("filter", "INPUT", "FORWARD", "OUTPUT")+
+		empty("nat", "PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"), "iptables-"+string(r.Variant)+"-restore", "-w", "300")
 }

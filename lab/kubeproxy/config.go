@@ -30,9 +30,11 @@ type Options struct {
 	Server     string // URL of the API server as seen from the namespace, such as http://127.0.0.1:8080
 	Kubeconfig string // absolute path of one to use instead of Server
 	Node       string // name of the Node that it serves
-	Dir        string // absolute path of a folder for this kube-proxy alone: configuration, log, lock; made if it isn't there
+	// absolute path of a folder for this kube-proxy alone: configuration, log, lock; made if it isn't there
+	Dir string
 
-	ClusterCIDR               string        // pods' addresses, whose source isn't hidden; "": 10.128.0.0/9, as sandbox/generate has them
+	// pods' addresses, whose source isn't hidden; "": 10.128.0.0/9, as sandbox/generate has them
+	ClusterCIDR               string
 	MinSyncPeriod, SyncPeriod time.Duration // 0: upstream's, 1 s and 30 s
 	Verbosity                 int           // of the log (-v); 0: upstream's
 }
@@ -72,8 +74,9 @@ func (o Options) write() error {
 		Mode: o.Mode, HostnameOverride: o.Node, HealthzBindAddress: healthAddress, MetricsBindAddress: metricsAddress,
 		DetectLocalMode: "ClusterCIDR", ClusterCIDR: cmp.Or(o.ClusterCIDR, "10.128.0.0/9"),
 		ClientConnection: map[string]string{"kubeconfig": cmp.Or(o.Kubeconfig, o.path("kubeconfig"))},
-		Conntrack:        map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-		IPTables:         every, NFTables: every, IPVS: every,
+		Conntrack: map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s",
+			"tcpCloseWaitTimeout": "0s"},
+		IPTables: every, NFTables: every, IPVS: every,
 	}
 	text, err := yaml.Marshal(c)
 	if err != nil {
@@ -107,7 +110,8 @@ func (o Options) environment() ([]string, error) {
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"} {
+	for _, name := range []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save",
+		"ip6tables-restore"} {
 		if err := os.Symlink(multi, filepath.Join(bin, name)); err != nil && !errors.Is(err, os.ErrExist) {
 			return nil, err
 		}

@@ -1,5 +1,6 @@
 // Package kubeproxy runs a real kube-proxy as a subject of the lab: in a network namespace of the lab's, against a
-// server of sandbox/apiserver or whichever a kubeconfig names, asked for nothing but what it tells everybody (metrics, /proc).
+// server of sandbox/apiserver or whichever a kubeconfig names, asked for nothing but what it tells everybody (metrics,
+// /proc).
 //
 // The binary is given, never built or downloaded here. A kube-proxy writes into its network namespace alone; its
 // configuration, log and lock are in a folder of its own. It is as upstream configures it, except that it leaves the

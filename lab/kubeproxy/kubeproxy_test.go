@@ -44,8 +44,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// fake asks the API server for its Node, says what it found around it, and serves metrics, which show a sync from the
-// third look on, until it is told to end. It leaves a child behind.
+// fake queries the API server for its Node, says what it found around it, and serves metrics, which show a sync from
+// the third look on, until it is told to end. It leaves a child behind.
 func fake(args []string) error {
 	if args[0] == "--cleanup" {
 		return os.WriteFile(filepath.Join(filepath.Dir(args[2]), "cleaned"), nil, 0o644)
@@ -80,15 +80,16 @@ func fake(args []string) error {
 	if err != nil {
 		return err
 	}
-	looks := 0
+	scrapes := 0
 	go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if looks++; looks > 2 {
+		if scrapes++; scrapes > 2 {
 			fmt.Fprintf(w, "# TYPE kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge\n"+
 				"kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"} %f\n", float64(time.Now().UnixMicro())/1e6)
 		}
-		if looks > 4 {
+		if scrapes > 4 {
 			io.WriteString(w, "# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram\n"+
-				"kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv4\"} 0.001\nkubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 1\n")
+				"kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv4\"} "+
+				"0.001\nkubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 1\n")
 		}
 	}))
 	end := make(chan os.Signal, 1)
@@ -183,7 +184,7 @@ func words(t *testing.T, o Options) map[string]string {
 	return m
 }
 
-// alive says whether a process is there and no zombie.
+// alive reports whether a process is there and no zombie.
 func alive(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(b), ") Z ")
@@ -191,10 +192,10 @@ func alive(pid int) bool {
 
 func await(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for give := time.After(30 * time.Second); !is(); {
+	for limit := time.After(30 * time.Second); !is(); {
 		select {
 		case <-time.After(time.Millisecond):
-		case <-give:
+		case <-limit:
 			t.Fatal("waited in vain for ", what)
 		}
 	}
@@ -207,7 +208,8 @@ func TestVariantIsFirstInThePath(t *testing.T) {
 	check(t, err)
 	check(t, p.Close())
 	got := words(t, o)["iptables"]
-	if to, err := os.Readlink(got); err != nil || filepath.Dir(got) != o.path("bin") || filepath.Base(to) != "xtables-legacy-multi" {
+	if to, err := os.Readlink(got); err != nil || filepath.Dir(got) != o.path("bin") ||
+		filepath.Base(to) != "xtables-legacy-multi" {
 		t.Errorf("iptables is %s -> %s, %v", got, to, err)
 	}
 }
@@ -234,7 +236,8 @@ func TestFailuresSayWhy(t *testing.T) {
 }
 
 func TestConfiguration(t *testing.T) {
-	o := Options{Mode: NFTables, Node: "n", Dir: t.TempDir(), Server: "http://127.0.0.1:1", MinSyncPeriod: 100 * time.Millisecond}
+	o := Options{Mode: NFTables, Node: "n", Dir: t.TempDir(), Server: "http://127.0.0.1:1",
+		MinSyncPeriod: 100 * time.Millisecond}
 	check(t, o.write())
 	got, err := os.ReadFile(o.path("config.yaml"))
 	check(t, err)
@@ -284,7 +287,8 @@ kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"} 4
 `
 	got, err := ParseMetrics([]byte(text))
 	check(t, err)
-	want := Metrics{Syncs: Times{3, 500 * time.Millisecond}, Programming: Times{2, 1250 * time.Millisecond}, Last: time.Unix(1_700_000_000, 0), Failures: 4}
+	want := Metrics{Syncs: Times{3, 500 * time.Millisecond}, Programming: Times{2, 1250 * time.Millisecond},
+		Last: time.Unix(1_700_000_000, 0), Failures: 4}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
@@ -298,7 +302,8 @@ func TestTimesOfAProcess(t *testing.T) {
 	if user != 1030*time.Millisecond || system != 240*time.Millisecond || err != nil {
 		t.Errorf("%v, %v, %v", user, system, err)
 	}
-	if d, err := children([]byte("7 (a ) b) S 1 7 7 0 -1 4194560 10 20 0 0 100 20 3 4 20 0 9")); d != 70*time.Millisecond || err != nil {
+	const stat = "7 (a ) b) S 1 7 7 0 -1 4194560 10 20 0 0 100 20 3 4 20 0 9"
+	if d, err := children([]byte(stat)); d != 70*time.Millisecond || err != nil {
 		t.Errorf("of children: %v, %v", d, err)
 	}
 	if u, err := UsageOf(os.Getpid()); err != nil || u.Resident < 1<<20 || u.Peak < u.Resident {
@@ -323,8 +328,9 @@ func TestProbe(t *testing.T) {
 		l, err = net.Listen("tcp4", "10.96.0.1:80")
 		return err
 	}))
-	place := func(a string) netip.AddrPort { return netip.MustParseAddrPort(a + ":8080") }
-	p, err := NewProbe(ns, ns, netip.MustParseAddrPort("10.96.0.1:80"), [2]netip.AddrPort{place("10.64.0.2"), place("10.64.0.3")})
+	address := func(a string) netip.AddrPort { return netip.MustParseAddrPort(a + ":8080") }
+	p, err := NewProbe(ns, ns, netip.MustParseAddrPort("10.96.0.1:80"),
+		[2]netip.AddrPort{address("10.64.0.2"), address("10.64.0.3")})
 	check(t, err)
 	defer func() { check(t, p.Close()) }()
 	var target atomic.Value
@@ -337,13 +343,13 @@ func TestProbe(t *testing.T) {
 	check(t, p.Reach(ctx))
 	const later = 30 * time.Millisecond
 	for range 3 {
-		took, err := p.Move(ctx, func(o source.Object) error {
+		elapsed, err := p.Move(ctx, func(o source.Object) error {
 			s := o.(*discoveryv1.EndpointSlice)
 			time.AfterFunc(later, func() { target.Store(endpoint(s)) })
 			return nil
 		})
-		if err != nil || took < later {
-			t.Errorf("moved in %v, %v", took, err)
+		if err != nil || elapsed < later {
+			t.Errorf("moved in %v, %v", elapsed, err)
 		}
 	}
 	broken := errors.New("broken")

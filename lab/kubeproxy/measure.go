@@ -35,7 +35,8 @@ func ColdSync(ctx context.Context, o Options) (p *Proxy, c Cold, err error) {
 	return p, c, nil
 }
 
-// Synced waits until so many syncs have ended, and gives the metrics then. A sync is counted a moment after it is done.
+// Synced waits until so many syncs have ended, and returns the metrics then. A sync is counted a moment after it is
+// done.
 func (p *Proxy) Synced(ctx context.Context, syncs uint64) (Metrics, error) {
 	for {
 		m, err := p.Metrics(ctx)

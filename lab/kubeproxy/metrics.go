@@ -22,15 +22,18 @@ type Times struct {
 // Metrics is what of kube-proxy's /metrics the lab reads: what was done for IPv4 since the program started
 // (kubernetes/pkg/proxy/metrics/metrics.go). Its loop for IPv6 runs beside, with nothing to do in the lab's clusters.
 type Metrics struct {
-	Syncs       Times     // sync_proxy_rules_duration_seconds: from a sync's begin to its end, most of it waiting for nft or iptables
-	Full        Times     // sync_full_proxy_rules_duration_seconds: of these, those that wrote everything
-	Partial     Times     // sync_partial_proxy_rules_duration_seconds: those that wrote what had changed
-	Programming Times     // network_programming_duration_seconds: from an EndpointSlice's trigger time to the end of its sync
-	Last        time.Time // sync_proxy_rules_last_timestamp_seconds: the end of the last sync that succeeded; zero before the first
-	Failures    float64   // of telling the kernel
+	// sync_proxy_rules_duration_seconds: from a sync's begin to its end, most of it waiting for nft or iptables
+	Syncs   Times
+	Full    Times // sync_full_proxy_rules_duration_seconds: of these, those that wrote everything
+	Partial Times // sync_partial_proxy_rules_duration_seconds: those that wrote what had changed
+	// network_programming_duration_seconds: from an EndpointSlice's trigger time to the end of its sync
+	Programming Times
+	// sync_proxy_rules_last_timestamp_seconds: the end of the last sync that succeeded; zero before the first
+	Last     time.Time
+	Failures float64 // of telling the kernel
 }
 
-// Metrics asks for them.
+// Metrics requests them.
 func (p *Proxy) Metrics(ctx context.Context) (Metrics, error) {
 	b, err := p.get(ctx, "http://"+metricsAddress+"/metrics")
 	if err != nil {
@@ -63,12 +66,13 @@ func ParseMetrics(text []byte) (Metrics, error) {
 		Full:        histograms(of("sync_full_proxy_rules_duration_seconds")),
 		Partial:     histograms(of("sync_partial_proxy_rules_duration_seconds")),
 		Programming: histograms(of("network_programming_duration_seconds")),
-		Failures: count(of("sync_proxy_rules_iptables_restore_failures_total")) + count(of("sync_proxy_rules_iptables_partial_restore_failures_total")) +
+		Failures: count(of("sync_proxy_rules_iptables_restore_failures_total")) +
+			count(of("sync_proxy_rules_iptables_partial_restore_failures_total")) +
 			count(of("sync_proxy_rules_nftables_sync_failures_total")),
 	}, nil
 }
 
-// ours gives a metric's values that are not for IPv6.
+// ours returns a metric's values that are not for IPv6.
 func ours(f *dto.MetricFamily) iter.Seq[*dto.Metric] {
 	six := func(l *dto.LabelPair) bool { return l.GetName() == "ip_family" && l.GetValue() == "IPv6" }
 	return func(yield func(*dto.Metric) bool) {

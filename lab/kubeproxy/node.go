@@ -29,8 +29,8 @@ func NewNode(ctx context.Context, o Options, objects ...source.Object) (n *Node,
 	return n, c, nil
 }
 
-// Tell puts an object in, new or changed. The kube-proxy hears of it at once.
-func (n *Node) Tell(o source.Object) error {
+// Apply puts an object in, new or changed. The kube-proxy hears of it at once.
+func (n *Node) Apply(o source.Object) error {
 	n.API.Apply(source.Change{Key: source.KeyOf(o), Object: o})
 	return nil
 }

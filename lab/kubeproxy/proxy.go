@@ -27,7 +27,8 @@ type Proxy struct {
 	web     *http.Client
 }
 
-// Start starts a kube-proxy. It is killed when this process ends, and to be stopped with Stop. ctx is for the start alone.
+// Start starts a kube-proxy. It is killed when this process ends, and to be stopped with Stop. ctx is for the start
+// alone.
 func Start(ctx context.Context, o Options) (*Proxy, error) {
 	p := &Proxy{Options: o, web: client(o)}
 	if err := p.start(ctx); err != nil {
@@ -55,7 +56,7 @@ func (p *Proxy) start(ctx context.Context) error {
 	return err
 }
 
-// client asks from within the namespace.
+// client queries from within the namespace.
 func client(o Options) *http.Client {
 	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
 		err = o.Namespace.Do(func() error {
@@ -67,7 +68,7 @@ func client(o Options) *http.Client {
 	return &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: dial}}
 }
 
-// get asks the kube-proxy.
+// get queries the kube-proxy.
 func (p *Proxy) get(ctx context.Context, url string) ([]byte, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -85,9 +86,9 @@ func (p *Proxy) get(ctx context.Context, url string) ([]byte, error) {
 	return b, err
 }
 
-// Ready waits until the kernel has been told of every IPv4 Service, and gives when that was, by kube-proxy's own reading of
-// the clock. A kube-proxy's first sync begins when it knows all Services and EndpointSlices. (Its /healthz is no help: it
-// is healthy from the start.)
+// Ready waits until the kernel has been told of every IPv4 Service, and returns when that was, by kube-proxy's own
+// reading of the clock. A kube-proxy's first sync begins when it knows all Services and EndpointSlices. (Its /healthz
+// is no help: it is healthy from the start.)
 func (p *Proxy) Ready(ctx context.Context) (time.Time, error) {
 	for {
 		if m, err := p.Metrics(ctx); err == nil && !m.Last.IsZero() {
@@ -115,8 +116,8 @@ func (p *Proxy) last() string {
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")
 }
 
-// Stop asks it to end, makes sure of it and of the programs that it started, and waits for that. Its rules stay: end the
-// namespace, or Clean.
+// Stop ends it by SIGTERM, makes sure of it and of the programs that it started, and waits for that. Its rules stay:
+// end the namespace, or Clean.
 func (p *Proxy) Stop() error {
 	p.child.End(grace)
 	p.web.CloseIdleConnections()

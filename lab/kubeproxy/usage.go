@@ -28,8 +28,8 @@ func (p *Proxy) Usage() (Usage, error) { return UsageOf(p.child.PID) }
 // PID is its process.
 func (p *Proxy) PID() int { return p.child.PID }
 
-// CPU is the processor time of its threads that live (/proc/PID/task/TID/schedstat, first field) and, in steps of 10 ms, of
-// the programs that it ran and that have ended.
+// CPU is the processor time of its threads that live (/proc/PID/task/TID/schedstat, first field) and, in steps of 10
+// ms, of the programs that it ran and that have ended.
 func (p *Proxy) CPU() (sum time.Duration, err error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.PID()))
 	for _, path := range threads {

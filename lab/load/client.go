@@ -15,19 +15,20 @@ type Op uint8
 
 // The operations, in netperf's words where it has them.
 const (
-	Connect Op = iota // connect() alone; socket(), a request and its response, which let the server come to rest, and close() are not timed
-	CRR               // connect(), a request, its response, close(); socket() is not timed
-	RR                // a request and its response on a kept connection
-	Stream            // the same with a request of any length, sent out of a small buffer
+	// connect() alone; socket(), a request and its response, which let the server come to rest, and close() are not timed
+	Connect Op = iota
+	CRR        // connect(), a request, its response, close(); socket() is not timed
+	RR         // a request and its response on a kept connection
+	Stream     // the same with a request of any length, sent out of a small buffer
 )
 
-// String gives "connect", "crr", "rr" or "stream".
+// String returns "connect", "crr", "rr" or "stream".
 func (o Op) String() string { return [...]string{"connect", "crr", "rr", "stream"}[o] }
 
 // Client is a closed loop: the next operation starts when the last one has ended. What it says about tails is blind to
 // coordinated omission; that is what Open is for.
 type Client struct {
-	Place
+	Thread
 	Targets []netip.AddrPort // visited in turn; RR keeps one connection to each
 	Sources []netip.Addr     // that connections come from, in turn; none: the kernel's choice
 	Seed    uint64           // draws the order of the targets
@@ -37,7 +38,7 @@ type Client struct {
 	Timeout time.Duration // of each system call; 0: 5 s
 	Warm    time.Duration // runs before the clock counts
 	Most    int           // operations after which it ends, if the time hasn't before; 0: none
-	Keep    bool          // the sample has each operation's time and answer, in order
+	Record  bool          // the sample has each operation's time and answer, in order
 	Cold    *Memory       // walked just before the clock of each operation starts; nil: none is
 	Workers
 }
@@ -52,7 +53,7 @@ func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err 
 	if c.Timeout == 0 {
 		c.Timeout = 5 * time.Second
 	}
-	err = c.Place.Do(func() error {
+	err = c.Thread.Do(func() error {
 		l, err := c.loop(op, d)
 		if err != nil {
 			return err
@@ -66,7 +67,7 @@ func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err 
 		start := time.Now()
 		wall := l.run(ctx, d, c.Most)
 		after := c.counts()
-		s = l.rec.sample(c.Keep)
+		s = l.rec.sample(c.Record)
 		s.Start, s.Wall = start, wall
 		s.CPU, s.Counters = after.sub(before)
 		return ctx.Err()
@@ -89,15 +90,15 @@ func (c Client) counts() Counts { return ReadCounts(c.CPUs, c.Workers) }
 // loop is a closed loop at work. Times are since base.
 type loop struct {
 	Client
-	base  time.Time
-	route *route
-	rec   *recorder
-	kept  []int // RR: descriptors by target, -1 where there is none
-	from  int   // the next of Sources
-	req   []byte
-	size  int // of a request: req, over and over
-	resp  []byte
-	do    func(*loop) (start, end time.Duration, err error)
+	base       time.Time
+	route      *route
+	rec        *recorder
+	persistent []int // RR: descriptors by target, -1 where there is none
+	from       int   // the next of Sources
+	req        []byte
+	size       int // of a request: req, over and over
+	resp       []byte
+	do         func(*loop) (start, end time.Duration, err error)
 }
 
 func (c Client) loop(op Op, d time.Duration) (*loop, error) {
@@ -105,12 +106,12 @@ func (c Client) loop(op Op, d time.Duration) (*loop, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &loop{Client: c, base: time.Now(), route: r, req: c.Words.Keep, resp: make([]byte, c.Words.Kept)}
-	room := int(min(d/(4*time.Microsecond), 1<<20))
+	l := &loop{Client: c, base: time.Now(), route: r, req: c.Words.Persist, resp: make([]byte, c.Words.Persisted)}
+	capacity := int(min(d/(4*time.Microsecond), 1<<20))
 	if c.Most > 0 {
-		room = min(room, c.Most)
+		capacity = min(capacity, c.Most)
 	}
-	l.rec = newRecorder(room + 1024)
+	l.rec = newRecorder(capacity + 1024)
 	l.do = [...]func(*loop) (time.Duration, time.Duration, error){(*loop).connect, (*loop).crr, (*loop).rr, (*loop).rr}[op]
 	if c.Close == Fin && op < RR {
 		l.req, l.resp = c.Words.Bye, make([]byte, c.Words.Byed)
@@ -120,9 +121,9 @@ func (c Client) loop(op Op, d time.Duration) (*loop, error) {
 		l.size, l.req = c.Sizes.Request, l.req[:min(len(l.req), 1<<17)]
 	}
 	if op >= RR {
-		l.kept = make([]int, len(r.to))
-		for i := range l.kept {
-			l.kept[i] = -1
+		l.persistent = make([]int, len(r.to))
+		for i := range l.persistent {
+			l.persistent[i] = -1
 		}
 	}
 	return l, nil
@@ -186,17 +187,17 @@ func (l *loop) crr() (start, end time.Duration, err error) {
 
 func (l *loop) rr() (start, end time.Duration, err error) {
 	to, i := l.route.step()
-	if l.kept[i] < 0 {
-		if l.kept[i], err = l.dial(to); err != nil {
+	if l.persistent[i] < 0 {
+		if l.persistent[i], err = l.dial(to); err != nil {
 			return 0, l.now(), err
 		}
 	}
 	start = l.start()
-	err = l.request(l.kept[i])
+	err = l.request(l.persistent[i])
 	end = l.now()
 	if err != nil {
-		unix.Close(l.kept[i])
-		l.kept[i] = -1
+		unix.Close(l.persistent[i])
+		l.persistent[i] = -1
 	}
 	return start, end, err
 }
@@ -228,7 +229,7 @@ func (l *loop) request(fd int) error {
 		return err
 	}
 	l.rec.answered(l.resp[0])
-	if l.Close == Fin && l.kept == nil {
+	if l.Close == Fin && l.persistent == nil {
 		return readEnd(fd)
 	}
 	return nil
@@ -254,7 +255,7 @@ func (l *loop) socket(to unix.Sockaddr) (int, error) {
 	return fd, nil
 }
 
-// bind gives a socket the next source. Its port is drawn at connect(), when the other side is known too.
+// bind binds a socket to the next source. Its port is drawn at connect(), when the other side is known too.
 func (l *loop) bind(fd int) error {
 	if len(l.Sources) == 0 {
 		return nil
@@ -267,7 +268,7 @@ func (l *loop) bind(fd int) error {
 }
 
 func (l *loop) close() {
-	for _, fd := range l.kept {
+	for _, fd := range l.persistent {
 		if fd >= 0 {
 			unix.Close(fd)
 		}

@@ -32,9 +32,10 @@ func NewMemory(size int) (*Memory, error) {
 	return &Memory{b: b}, nil
 }
 
-// Walk reads each half of it twice. On a processor whose caches are no larger than a half, nothing that was there before is in them then. Twice, since
-// after some walks of one reading each connect() took two thirds of what it took after the first: most likely large caches learn to keep what is used again against what is
-// read once and no more (Qureshi et al., Adaptive Insertion Policies for High Performance Caching, 2007).
+// Walk reads each half of it twice. On a processor whose caches are no larger than a half, nothing that was there
+// before is in them then. Twice, since after some walks of one reading each connect() took two thirds of what it took
+// after the first: most likely large caches learn to keep what is used again against what is read once and no more
+// (Qureshi et al., Adaptive Insertion Policies for High Performance Caching, 2007).
 func (m *Memory) Walk() {
 	sum, half := m.sum, len(m.b)/2
 	for _, b := range [][]byte{m.b[:half], m.b[:half], m.b[half:], m.b[half:]} {
@@ -48,7 +49,7 @@ func (m *Memory) Walk() {
 // Size is its bytes.
 func (m *Memory) Size() int { return len(m.b) }
 
-// Close gives the memory back.
+// Close unmaps the memory.
 func (m *Memory) Close() error { return unix.Munmap(m.b) }
 
 // LastCache is the size in bytes of the largest cache that a processor has or shares, 0 where the kernel doesn't say

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPU is processor time spent during a sample. Server, Agent and the sum of User and System are exact; Softirq, Steal and Others are
-// counted by the kernel in ticks (10 ms in /proc/stat) over all processors, so only their sums over many samples mean
-// something.
+// CPU is processor time spent during a sample. Server, Agent and the sum of User and System are exact; Softirq, Steal
+// and Others are counted by the kernel in ticks (10 ms in /proc/stat) over all processors, so only their sums over many
+// samples mean something.
 type CPU struct {
 	User    time.Duration `json:"user"`    // the client's thread
 	System  time.Duration `json:"system"`  // the client's thread
@@ -85,7 +85,8 @@ func ReadCounts(cpus []int, w Workers) Counts {
 	return c
 }
 
-// own reads the calling thread's part: once more just before work begins, so that reading the rest is not counted as work.
+// own reads the calling thread's part: once more just before work begins, so that reading the rest is not counted as
+// work.
 func (c *Counts) own() {
 	var ru unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_THREAD, &ru) == nil {
@@ -104,7 +105,8 @@ func (c Counts) sub(before Counts) (CPU, map[string]float64) {
 	a, b := c.cpu, before.cpu
 	busy, own := c.all.Busy()-before.all.Busy(), c.process-before.process
 	return CPU{
-		a.User - b.User, a.System - b.System, a.Server - b.Server, a.Agent - b.Agent, a.Softirq - b.Softirq, a.Steal - b.Steal, max(0, busy-own),
+		a.User - b.User, a.System - b.System, a.Server - b.Server, a.Agent - b.Agent, a.Softirq - b.Softirq,
+		a.Steal - b.Steal, max(0, busy-own),
 	}, n
 }
 
@@ -117,7 +119,8 @@ func OwnCPU() time.Duration {
 	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
 }
 
-// threadCPU is the processor time of a thread of this process, by its clock (clock_getcpuclockid(3): ~tid << 3 | 4 | 2).
+// threadCPU is the processor time of a thread of this process, by its clock (clock_getcpuclockid(3): ~tid << 3 | 4 |
+// 2).
 func threadCPU(tid int) time.Duration {
 	var ts unix.Timespec
 	if unix.ClockGettime(int32(^tid<<3|6), &ts) != nil {
@@ -167,7 +170,7 @@ func ParseStat(b []byte) map[int]CPUTimes {
 // softnet is a line of /proc/net/softnet_stat (net/core/net-procfs.c, softnet_seq_show).
 type softnet struct{ processed, dropped float64 }
 
-// parseSoftnet gives the lines by processor: the 13th column since Linux 5.10, before that the line's number.
+// parseSoftnet returns the lines by processor: the 13th column since Linux 5.10, before that the line's number.
 func parseSoftnet(b []byte) map[int]softnet {
 	rows := map[int]softnet{}
 	for line := range bytes.Lines(b) {

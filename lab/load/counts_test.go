@@ -8,7 +8,8 @@ import (
 )
 
 func TestParseStat(t *testing.T) {
-	got := ParseStat([]byte("cpu  10 2 30 400 5 6 7 8 0 0\ncpu0 1 0 0 0 0 0 3 0 0 0\nintr 5 4 3\ncpu3 0 0 0 0 0 0 9 1 0 0\ncpufoo 1 2 3 4 5 6 7 8 9\n"))
+	got := ParseStat([]byte("cpu  10 2 30 400 5 6 7 8 0 0\ncpu0 1 0 0 0 0 0 3 0 0 0\nintr 5 4 3\ncpu3 0 0 0 0 0 0 9 1 0 " +
+		"0\ncpufoo 1 2 3 4 5 6 7 8 9\n"))
 	want := map[int]CPUTimes{
 		-1: {100 * time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond, 4 * time.Second, 50 * time.Millisecond,
 			60 * time.Millisecond, 70 * time.Millisecond, 80 * time.Millisecond},
@@ -27,7 +28,8 @@ func TestParseStat(t *testing.T) {
 }
 
 func TestParseSoftnet(t *testing.T) {
-	got := parseSoftnet([]byte("00000023 00000001 0 0 0 0 0 0 0 0 0 0 00000000 0 0\n00002059 00000000 0 0 0 0 0 0 0 0 0 0 00000005 0 0\nnonsense here\n"))
+	got := parseSoftnet([]byte("00000023 00000001 0 0 0 0 0 0 0 0 0 0 00000000 0 0\n00002059 00000000 0 0 0 0 0 0 0 0 0 " +
+		"0 00000005 0 0\nnonsense here\n"))
 	if d := cmp.Diff(map[int]softnet{0: {0x23, 1}, 5: {0x2059, 0}}, got, cmp.AllowUnexported(softnet{})); d != "" {
 		t.Errorf("-want +got\n%s", d)
 	}
@@ -37,8 +39,10 @@ func TestParseSoftnet(t *testing.T) {
 }
 
 func TestParseSNMP(t *testing.T) {
-	got := parseSNMP([]byte("Ip: Forwarding DefaultTTL\nIp: 1 64\nTcp: RetransSegs OutRsts\nTcp: 3 4\nTcpExt: A\nTcpExt: -1\n"))
-	if d := cmp.Diff(map[string]float64{"Ip.Forwarding": 1, "Ip.DefaultTTL": 64, "Tcp.RetransSegs": 3, "Tcp.OutRsts": 4, "TcpExt.A": -1}, got); d != "" {
+	got := parseSNMP(
+		[]byte("Ip: Forwarding DefaultTTL\nIp: 1 64\nTcp: RetransSegs OutRsts\nTcp: 3 4\nTcpExt: A\nTcpExt: -1\n"))
+	if d := cmp.Diff(map[string]float64{"Ip.Forwarding": 1, "Ip.DefaultTTL": 64, "Tcp.RetransSegs": 3, "Tcp.OutRsts": 4,
+		"TcpExt.A": -1}, got); d != "" {
 		t.Errorf("-want +got\n%s", d)
 	}
 }
@@ -46,7 +50,8 @@ func TestParseSNMP(t *testing.T) {
 // ReadCounts must find every counter that it promises on the kernel that the tests run on.
 func TestReadCounts(t *testing.T) {
 	c := ReadCounts([]int{cpu(t)}, Workers{})
-	for _, name := range []string{"softnet", "softnet_pinned", "softnet_dropped", "switches", "preempted", "faults", "retransmits", "listen_overflows"} {
+	for _, name := range []string{"softnet", "softnet_pinned", "softnet_dropped", "switches", "preempted", "faults",
+		"retransmits", "listen_overflows"} {
 		if _, ok := c.n[name]; !ok {
 			t.Errorf("no counter %q: %v", name, c.n)
 		}

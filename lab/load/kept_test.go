@@ -8,12 +8,12 @@ import (
 )
 
 // An open loop with kept connections opens one for every so many requests, whoever closes it.
-func TestKeptConnections(t *testing.T) {
+func TestPersistentConnections(t *testing.T) {
 	for _, end := range []Close{Reset, Fin} {
-		p := Place{Enter: namespace(t)}
+		p := Thread{Enter: namespace(t)}
 		sizes := Sizes{20, 300}
 		srv := serve(t, p, sizes, 7, "127.0.0.1:0")
-		o := Open{Place: p, Targets: srv.Addrs, Sizes: sizes, Close: end, Rate: 100, Each: 5, Work: 20 * time.Microsecond}
+		o := Open{Thread: p, Targets: srv.Addrs, Sizes: sizes, Close: end, Rate: 100, Each: 5, Work: 20 * time.Microsecond}
 		s, tr, err := o.Run(t.Context(), 300*time.Millisecond)
 		if err != nil {
 			t.Fatal(err)
@@ -32,21 +32,23 @@ func TestKeptConnections(t *testing.T) {
 }
 
 func TestWarmingIsForgotten(t *testing.T) {
-	p := Place{Enter: namespace(t)}
+	p := Thread{Enter: namespace(t)}
 	sizes := Sizes{1, 1}
 	srv := serve(t, p, sizes, 7, "127.0.0.1:0")
-	s, tr, err := Open{Place: p, Targets: srv.Addrs, Sizes: sizes, Close: Fin, Rate: 1000, Warm: 50 * time.Millisecond}.Run(t.Context(), 30*time.Millisecond)
+	s, tr, err := Open{Thread: p, Targets: srv.Addrs, Sizes: sizes, Close: Fin, Rate: 1000,
+		Warm: 50 * time.Millisecond}.Run(t.Context(), 30*time.Millisecond)
 	if err != nil || tr.Intended != 30 || s.Ops != 30 || srv.Served() != 80 {
 		t.Errorf("%d intended, %d done, %d served: %v", tr.Intended, s.Ops, srv.Served(), err)
 	}
 }
 
 // A client keeps what it is told to keep, in order, ends after so many operations, and comes from its sources in turn.
-func TestClientKeeps(t *testing.T) {
-	p := Place{Enter: namespace(t)}
+func TestClientRecordsTimes(t *testing.T) {
+	p := Thread{Enter: namespace(t)}
 	sizes := Sizes{1, 1}
 	srv := serve(t, p, sizes, 7, "127.0.0.1:0")
-	c := Client{Place: p, Targets: srv.Addrs, Sizes: sizes, Sources: []netip.Addr{netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")}, Most: 50, Keep: true, Warm: time.Millisecond}
+	c := Client{Thread: p, Targets: srv.Addrs, Sizes: sizes, Sources: []netip.Addr{netip.MustParseAddr("127.0.0.2"),
+		netip.MustParseAddr("127.0.0.3")}, Most: 50, Record: true, Warm: time.Millisecond}
 	s, err := c.Run(t.Context(), CRR, time.Minute)
 	if err != nil || s.Ops != 50 || len(s.Times) != 50 || len(s.Said) != 50 || s.Failed() != 0 {
 		t.Fatalf("%d done, %d times, %d answers, errors %v: %v", s.Ops, len(s.Times), len(s.Said), s.Errors, err)
@@ -61,10 +63,10 @@ func TestClientKeeps(t *testing.T) {
 }
 
 func TestStream(t *testing.T) {
-	p := Place{Enter: namespace(t)}
+	p := Thread{Enter: namespace(t)}
 	sizes := Sizes{5 << 20, 1} // longer than any buffer, and no multiple of the client's
 	srv := serve(t, p, sizes, 7, "127.0.0.1:0")
-	s, err := Client{Place: p, Targets: srv.Addrs, Sizes: sizes, Most: 3}.Run(t.Context(), Stream, time.Minute)
+	s, err := Client{Thread: p, Targets: srv.Addrs, Sizes: sizes, Most: 3}.Run(t.Context(), Stream, time.Minute)
 	if err != nil || s.Ops != 3 || srv.Served() != 4 || // one to warm the path
 		srv.Accepted() != 1 || s.Failed() != 0 {
 		t.Errorf("%d done, %d served on %d connections, errors %v: %v", s.Ops, srv.Served(), srv.Accepted(), s.Errors, err)
@@ -73,11 +75,12 @@ func TestStream(t *testing.T) {
 
 // Words of others: what a server of another kind understands, and answers of another length where it closes.
 func TestWords(t *testing.T) {
-	p := Place{Enter: namespace(t)}
+	p := Thread{Enter: namespace(t)}
 	srv := serve(t, p, Sizes{3, 8}, 7, "127.0.0.1:0")
-	w := &Words{Keep: []byte("kay"), Bye: []byte("cya"), Kept: 8, Byed: 8}
+	w := &Words{Persist: []byte("kay"), Bye: []byte("cya"), Persisted: 8, Byed: 8}
 	for _, each := range []int{1, 4} {
-		s, _, err := Open{Place: p, Targets: srv.Addrs, Sizes: sizes(1), Words: w, Close: Fin, Rate: 400, Each: each}.Run(t.Context(), 50*time.Millisecond)
+		s, _, err := Open{Thread: p, Targets: srv.Addrs, Sizes: sizes(1), Words: w, Close: Fin, Rate: 400,
+			Each: each}.Run(t.Context(), 50*time.Millisecond)
 		if err != nil || s.Ops != 20 || s.Failed() != 0 {
 			t.Errorf("%d on a connection: %d done, %v: %v", each, s.Ops, s.Errors, err)
 		}

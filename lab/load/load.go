@@ -7,7 +7,7 @@
 // between the clock and the kernel. It is no general load generator: fixed sizes, one protocol, no HTTP, no TLS. It
 // builds no topology and draws no conclusion.
 //
-// The protocol: a request is Sizes.Request bytes, the first of which says whether the server is to keep the
+// The protocol: a request is Sizes.Request bytes, the first of which reports whether the server is to keep the
 // connection or close it after its answer; the answer is Sizes.Response bytes, each of them the server's ID.
 package load
 
@@ -25,8 +25,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Place says where an engine's thread runs. The zero Place is any processor, in the caller's network namespace.
-type Place struct {
+// Thread is where an engine's thread runs. The zero Thread is any processor, in the caller's network namespace.
+type Thread struct {
 	// Enter runs its argument on the calling thread in a network namespace (and cgroup, if that matters).
 	Enter func(func() error) error
 	// CPUs to be pinned to, usually one; none leaves the thread free.
@@ -38,7 +38,7 @@ type Place struct {
 }
 
 // Do calls f on a thread of its own, which ends with it, so that neither affinity nor namespace can leak.
-func (p Place) Do(f func() error) error {
+func (p Thread) Do(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
@@ -47,7 +47,7 @@ func (p Place) Do(f func() error) error {
 	return <-done
 }
 
-func (p Place) here(f func() error) error {
+func (p Thread) here(f func() error) error {
 	if len(p.CPUs) > 0 {
 		var set unix.CPUSet
 		for _, c := range p.CPUs {
@@ -58,7 +58,8 @@ func (p Place) here(f func() error) error {
 		}
 	}
 	if p.Realtime {
-		if err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0); err != nil {
+		if err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1},
+			0); err != nil {
 			return fmt.Errorf("give a thread real-time priority (CAP_SYS_NICE): %w", err)
 		}
 	}
@@ -68,10 +69,10 @@ func (p Place) here(f func() error) error {
 	return p.Enter(f)
 }
 
-// MayRealtime says whether this process may run Realtime threads.
-func MayRealtime() bool { return Place{Realtime: true}.Do(func() error { return nil }) == nil }
+// MayRealtime reports whether this process may run Realtime threads.
+func MayRealtime() bool { return Thread{Realtime: true}.Do(func() error { return nil }) == nil }
 
-// Close says how connections end. Neither way leaves a TIME_WAIT at the client, so no local port is ever used up.
+// Close is how connections end. Neither leaves a TIME_WAIT at the client, so no local port is ever used up.
 type Close uint8
 
 // The ways to end a connection.
@@ -80,7 +81,7 @@ const (
 	Fin                // FIN and FIN: the server closes first, and TIME_WAIT stays with its port
 )
 
-// String gives "reset" or "fin".
+// String returns "reset" or "fin".
 func (c Close) String() string { return [...]string{"reset", "fin"}[c] }
 
 // Sizes are bytes per message, at least 1 each. Client and server must agree.
@@ -93,17 +94,17 @@ func (s Sizes) check() error {
 	return nil
 }
 
-// keep and farewell are the first byte of a request.
+// persist and farewell are the first byte of a request.
 const (
-	keep     = 'k'
+	persist  = 'k'
 	farewell = 'c'
 )
 
-// Words are what a client says to a server, and how long the answers are: after Keep the connection stays, after Bye the
-// server closes it.
+// Words are what a client says to a server, and how long the answers are: after Keep the connection stays, after Bye
+// the server closes it.
 type Words struct {
-	Keep, Bye  []byte
-	Kept, Byed int // bytes of their answers
+	Persist, Bye    []byte
+	Persisted, Byed int // bytes of their answers
 }
 
 // words are those of the package's own protocol, unless there are others.
@@ -111,8 +112,8 @@ func (s Sizes) words(others *Words) *Words {
 	if others != nil {
 		return others
 	}
-	w := &Words{Keep: make([]byte, s.Request), Bye: make([]byte, s.Request), Kept: s.Response, Byed: s.Response}
-	w.Keep[0], w.Bye[0] = keep, farewell
+	w := &Words{Persist: make([]byte, s.Request), Bye: make([]byte, s.Request), Persisted: s.Response, Byed: s.Response}
+	w.Persist[0], w.Bye[0] = persist, farewell
 	return w
 }
 
@@ -150,12 +151,12 @@ func (s Sample) Failed() (n int64) {
 // quantiles are those that a Sample gives by name, beside "mean", "min" and "max".
 var quantiles = []float64{0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999}
 
-// QuantileName gives "p50" for 0.5 and "p99.9" for 0.999.
+// QuantileName returns "p50" for 0.5 and "p99.9" for 0.999.
 func QuantileName(q float64) string {
 	return "p" + strconv.FormatFloat(float64(int(q*1e6+0.5))/1e4, 'f', -1, 64)
 }
 
-// Quantiles gives exact quantiles (the smallest number that has at least the share q at or below it), mean, min and
+// Quantiles returns exact quantiles (the smallest number that has at least the share q at or below it), mean, min and
 // max by name, and the HdrHistogram of the same numbers, all in ns. It sorts its argument. No numbers give no
 // quantiles.
 func Quantiles(ns []int64) (map[string]float64, *hdrhistogram.Histogram) {
@@ -192,17 +193,17 @@ type recorder struct {
 	said    []byte // in order
 }
 
-func newRecorder(room int) *recorder {
-	r := &recorder{ns: make([]int64, room), errors: map[string]int64{}}
+func newRecorder(capacity int) *recorder {
+	r := &recorder{ns: make([]int64, capacity), errors: map[string]int64{}}
 	for i := range r.ns {
 		r.ns[i] = 1 // map the page
 	}
 	r.ns = r.ns[:0]
-	r.said = make([]byte, 0, room)
+	r.said = make([]byte, 0, capacity)
 	return r
 }
 
-// answered notes an answer by its first byte.
+// answered records an answer by its first byte.
 func (r *recorder) answered(id byte) {
 	r.answers[id]++
 	r.said = append(r.said, id)
@@ -215,9 +216,9 @@ func (r *recorder) clear() {
 	r.said = r.said[:0]
 }
 
-func (r *recorder) sample(keep bool) Sample {
+func (r *recorder) sample(persist bool) Sample {
 	s := Sample{Ops: int64(len(r.ns)), Errors: maps.Clone(r.errors), Answers: map[byte]int64{}}
-	if keep {
+	if persist {
 		s.Times, s.Said = slices.Clone(r.ns), r.said
 	}
 	s.Quantiles, s.Hist = Quantiles(r.ns)

@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespace makes a network namespace with its loopback up and gives the way into it.
+// namespace makes a network namespace with its loopback up and returns the way into it.
 func namespace(t testing.TB) func(func() error) error {
 	t.Helper()
 	fd := -1
-	err := Place{}.Do(func() error {
+	err := Thread{}.Do(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("make a network namespace (this test needs root): %w", err)
 		}
@@ -72,9 +72,9 @@ func cpu(t testing.TB) int {
 	return 0
 }
 
-func serve(t testing.TB, p Place, sizes Sizes, id byte, addrs ...string) *Server {
+func serve(t testing.TB, p Thread, sizes Sizes, id byte, addrs ...string) *Server {
 	t.Helper()
-	c := ServerConfig{Place: p, Sizes: sizes, ID: id}
+	c := ServerConfig{Thread: p, Sizes: sizes, ID: id}
 	for _, a := range addrs {
 		c.Listen = append(c.Listen, netip.MustParseAddrPort(a))
 	}
@@ -91,7 +91,7 @@ func serve(t testing.TB, p Place, sizes Sizes, id byte, addrs ...string) *Server
 }
 
 // counter reads one of the namespace's own SNMP counters.
-func counter(t testing.TB, p Place, file, name string) float64 {
+func counter(t testing.TB, p Thread, file, name string) float64 {
 	t.Helper()
 	v := math.NaN()
 	err := p.Do(func() error {
@@ -106,7 +106,7 @@ func counter(t testing.TB, p Place, file, name string) float64 {
 }
 
 // fewPorts leaves the namespace ten local ports, so that an engine that uses them up can't hide it.
-func fewPorts(t testing.TB, p Place) {
+func fewPorts(t testing.TB, p Thread) {
 	t.Helper()
 	err := p.Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40009"), 0o644)
@@ -121,11 +121,12 @@ func TestClosedLoops(t *testing.T) {
 		for _, end := range []Close{Reset, Fin} {
 			for _, addr := range []string{"127.0.0.1:7001", "[::1]:7001"} {
 				t.Run(fmt.Sprint(op, end, addr), func(t *testing.T) {
-					p := Place{Enter: namespace(t), CPUs: []int{cpu(t)}}
+					p := Thread{Enter: namespace(t), CPUs: []int{cpu(t)}}
 					sizes := Sizes{Request: 3, Response: 5}
 					srv := serve(t, p, sizes, 42, addr)
 					fewPorts(t, p)
-					c := Client{Place: p, Targets: srv.Addrs, Sizes: sizes, Close: end, Warm: 5 * time.Millisecond, Workers: Workers{Servers: []Worker{srv}}}
+					c := Client{Thread: p, Targets: srv.Addrs, Sizes: sizes, Close: end, Warm: 5 * time.Millisecond,
+						Workers: Workers{Servers: []Worker{srv}}}
 					s, err := c.Run(t.Context(), op, 60*time.Millisecond)
 					if err != nil {
 						t.Fatal(err)
@@ -140,7 +141,7 @@ func TestClosedLoops(t *testing.T) {
 	}
 }
 
-// check says what holds for a closed loop against a good server through ten local ports.
+// check returns what holds for a closed loop against a good server through ten local ports.
 func check(t *testing.T, s Sample, op Op, end Close) {
 	t.Helper()
 	if s.Ops < 20 || s.Failed() != 0 {
@@ -173,7 +174,7 @@ func check(t *testing.T, s Sample, op Op, end Close) {
 // An operation takes longer with cold caches, by far, and the walk that makes them so is no part of its time.
 func TestColdCaches(t *testing.T) {
 	at := cpu(t)
-	p := Place{Enter: namespace(t), CPUs: []int{at}}
+	p := Thread{Enter: namespace(t), CPUs: []int{at}}
 	sizes := Sizes{Request: 3, Response: 5}
 	srv := serve(t, p, sizes, 42, "127.0.0.1:7001")
 	m, err := NewMemory(max(2*LastCache(at), 32<<20))
@@ -188,7 +189,7 @@ func TestColdCaches(t *testing.T) {
 			begin := time.Now()
 			m.Walk()
 			walk = min(walk, float64(time.Since(begin)))
-			c := Client{Place: p, Targets: srv.Addrs, Sizes: sizes, Warm: 5 * time.Millisecond, Most: 25}
+			c := Client{Thread: p, Targets: srv.Addrs, Sizes: sizes, Warm: 5 * time.Millisecond, Most: 25}
 			warm, err := c.Run(t.Context(), op, time.Minute)
 			if err != nil {
 				t.Fatal(err)
@@ -205,7 +206,8 @@ func TestColdCaches(t *testing.T) {
 		}
 		t.Logf("%s: warm %.1f µs, cold %.1f µs; a walk %.1f ms", op, w/1e3, x/1e3, walk/1e6)
 		if x < 1.2*w || x > walk/2 {
-			t.Errorf("%s takes %.1f µs with cold caches, %.1f µs with warm ones, a walk takes %.1f ms", op, x/1e3, w/1e3, walk/1e6)
+			t.Errorf("%s takes %.1f µs with cold caches, %.1f µs with warm ones, a walk takes %.1f ms", op, x/1e3, w/1e3,
+				walk/1e6)
 		}
 	}
 }
@@ -219,12 +221,13 @@ func TestCacheSizes(t *testing.T) {
 }
 
 func TestFailuresAreCounted(t *testing.T) {
-	p := Place{Enter: namespace(t)}
+	p := Thread{Enter: namespace(t)}
 	deaf := deafListener(t, p)
 	for _, c := range []struct{ kind, target string }{
 		{"refused", "127.0.0.1:9"}, {"unreachable", "192.0.2.1:80"}, {"timeout", deaf},
 	} {
-		client := Client{Place: p, Targets: []netip.AddrPort{netip.MustParseAddrPort(c.target)}, Sizes: Sizes{1, 1}, Timeout: 20 * time.Millisecond}
+		client := Client{Thread: p, Targets: []netip.AddrPort{netip.MustParseAddrPort(c.target)}, Sizes: Sizes{1, 1},
+			Timeout: 20 * time.Millisecond}
 		s, err := client.Run(t.Context(), CRR, 30*time.Millisecond)
 		if err != nil || s.Ops != 0 || s.Errors[c.kind] == 0 || s.Failed() != s.Errors[c.kind] {
 			t.Errorf("%s: %d operations, errors %v, %v", c.kind, s.Ops, s.Errors, err)
@@ -236,7 +239,7 @@ func TestFailuresAreCounted(t *testing.T) {
 }
 
 // deafListener listens, has its accept queue filled, and drops every further SYN.
-func deafListener(t *testing.T, p Place) string {
+func deafListener(t *testing.T, p Thread) string {
 	t.Helper()
 	var fds []int
 	var port int
@@ -273,13 +276,13 @@ func deafListener(t *testing.T, p Place) string {
 }
 
 func TestTargetsAreVisitedInTurn(t *testing.T) {
-	p := Place{Enter: namespace(t)}
+	p := Thread{Enter: namespace(t)}
 	sizes := Sizes{1, 1}
 	var targets []netip.AddrPort
 	for id := range byte(3) {
 		targets = append(targets, serve(t, p, sizes, id+1, fmt.Sprintf("127.0.0.%d:80", id+1)).Addrs...)
 	}
-	s, err := Client{Place: p, Targets: targets, Sizes: sizes, Seed: 9}.Run(t.Context(), CRR, 30*time.Millisecond)
+	s, err := Client{Thread: p, Targets: targets, Sizes: sizes, Seed: 9}.Run(t.Context(), CRR, 30*time.Millisecond)
 	if err != nil || s.Failed() > 0 {
 		t.Fatal(err, s.Errors)
 	}
@@ -293,17 +296,17 @@ func TestTargetsAreVisitedInTurn(t *testing.T) {
 func TestBadQuestions(t *testing.T) {
 	ctx := t.Context()
 	one := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:1")}
-	noCPU := Place{CPUs: []int{1023}}
+	noCPU := Thread{CPUs: []int{1023}}
 	for name, f := range map[string]func() error{
 		"no target": func() error { _, err := Client{Sizes: Sizes{1, 1}}.Run(ctx, CRR, 1); return err },
 		"no size":   func() error { _, err := Client{Targets: one}.Run(ctx, CRR, 1); return err },
 		"no rate":   func() error { _, _, err := Open{Targets: one, Sizes: Sizes{1, 1}}.Run(ctx, 1); return err },
 		"no such CPU": func() error {
-			_, err := Client{Place: noCPU, Targets: one, Sizes: Sizes{1, 1}}.Run(ctx, CRR, 1)
+			_, err := Client{Thread: noCPU, Targets: one, Sizes: Sizes{1, 1}}.Run(ctx, CRR, 1)
 			return err
 		},
 		"server size": func() error { _, err := Serve(ServerConfig{}); return err },
-		"server CPU":  func() error { _, err := Serve(ServerConfig{Place: noCPU, Sizes: Sizes{1, 1}}); return err },
+		"server CPU":  func() error { _, err := Serve(ServerConfig{Thread: noCPU, Sizes: Sizes{1, 1}}); return err },
 		"foreign address": func() error {
 			_, err := Serve(ServerConfig{Sizes: Sizes{1, 1}, Listen: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.7:1")}})
 			return err
@@ -316,11 +319,11 @@ func TestBadQuestions(t *testing.T) {
 }
 
 func TestEndedContextStopsAClient(t *testing.T) {
-	p := Place{Enter: namespace(t)}
+	p := Thread{Enter: namespace(t)}
 	srv := serve(t, p, Sizes{1, 1}, 1, "127.0.0.1:0")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := Client{Place: p, Targets: srv.Addrs, Sizes: Sizes{1, 1}}.Run(ctx, RR, time.Hour)
+	_, err := Client{Thread: p, Targets: srv.Addrs, Sizes: Sizes{1, 1}}.Run(ctx, RR, time.Hour)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
@@ -329,10 +332,11 @@ func TestEndedContextStopsAClient(t *testing.T) {
 func TestOpenLoop(t *testing.T) {
 	for _, end := range []Close{Reset, Fin} {
 		for _, addr := range []string{"127.0.0.1:0", "[::1]:0"} {
-			p := Place{Enter: namespace(t)}
+			p := Thread{Enter: namespace(t)}
 			sizes := Sizes{2, 3000}
 			srv := serve(t, p, sizes, 7, addr)
-			o := Open{Place: p, Targets: srv.Addrs, Sizes: sizes, Close: end, Rate: 2000, Workers: Workers{Servers: []Worker{srv}}}
+			o := Open{Thread: p, Targets: srv.Addrs, Sizes: sizes, Close: end, Rate: 2000,
+				Workers: Workers{Servers: []Worker{srv}}}
 			s, tr, err := o.Run(t.Context(), 100*time.Millisecond)
 			if err != nil {
 				t.Fatal(err)
@@ -340,7 +344,7 @@ func TestOpenLoop(t *testing.T) {
 			if tr.Intended != 200 || s.Ops != 200 || s.Failed() != 0 || s.Answers[7] != 200 {
 				t.Errorf("%s %s: %d intended, %d done, errors %v, answers %v", end, addr, tr.Intended, s.Ops, s.Errors, s.Answers)
 			}
-			if len(tr.Slowest) != 10 || float64(tr.Slowest[0].Took) != s.Quantiles["max"] || len(tr.Failures) != 0 {
+			if len(tr.Slowest) != 10 || float64(tr.Slowest[0].Elapsed) != s.Quantiles["max"] || len(tr.Failures) != 0 {
 				t.Errorf("%s %s: slowest %v, max %v", end, addr, tr.Slowest, s.Quantiles["max"])
 			}
 		}
@@ -348,9 +352,10 @@ func TestOpenLoop(t *testing.T) {
 }
 
 // A server that answers nobody before it has 50 connections: a closed loop would wait for ever on its first. The open
-// loop's first connections must have waited for the other starts, and their times must count from their intended starts.
+// loop's first connections must have waited for the other starts, and their times must count from their intended
+// starts.
 func TestOpenLoopCountsFromTheIntendedStart(t *testing.T) {
-	p := Place{Enter: namespace(t)}
+	p := Thread{Enter: namespace(t)}
 	const n, rate = 50, 1000
 	var l net.Listener
 	if err := p.Do(func() (err error) { l, err = net.Listen("tcp4", "127.0.0.1:0"); return err }); err != nil {
@@ -382,7 +387,8 @@ func TestOpenLoopCountsFromTheIntendedStart(t *testing.T) {
 		failed <- nil
 	}()
 	target := netip.MustParseAddrPort(l.Addr().String())
-	s, tr, err := Open{Place: p, Targets: []netip.AddrPort{target}, Sizes: Sizes{1, 1}, Rate: rate}.Run(t.Context(), n*time.Second/rate)
+	s, tr, err := Open{Thread: p, Targets: []netip.AddrPort{target}, Sizes: Sizes{1, 1}, Rate: rate}.Run(t.Context(),
+		n*time.Second/rate)
 	if err := errors.Join(err, <-failed); err != nil {
 		t.Fatal(err)
 	}
@@ -390,8 +396,8 @@ func TestOpenLoopCountsFromTheIntendedStart(t *testing.T) {
 		t.Fatalf("%d of %d answered: %v", s.Ops, n, s.Errors)
 	}
 	for _, e := range tr.Slowest { // nobody was answered before the last one's start
-		if e.At+e.Took < (n-1)*time.Second/rate {
-			t.Errorf("intended at %v, answered %v later: before %v", e.At, e.Took, (n-1)*time.Second/rate)
+		if e.At+e.Elapsed < (n-1)*time.Second/rate {
+			t.Errorf("intended at %v, answered %v later: before %v", e.At, e.Elapsed, (n-1)*time.Second/rate)
 		}
 	}
 	if s.Quantiles["max"] < float64((n-10)*time.Second/rate) {
@@ -400,45 +406,48 @@ func TestOpenLoopCountsFromTheIntendedStart(t *testing.T) {
 }
 
 func TestOpenLoopCountsLosses(t *testing.T) {
-	p := Place{Enter: namespace(t)}
+	p := Thread{Enter: namespace(t)}
 	deaf := netip.MustParseAddrPort(deafListener(t, p))
 	good := serve(t, p, Sizes{1, 1}, 3, "127.0.0.1:0").Addrs[0]
 	closed := netip.MustParseAddrPort("127.0.0.1:9")
-	o := Open{Place: p, Targets: []netip.AddrPort{deaf, good, closed}, Sizes: Sizes{1, 1}, Rate: 1000, Timeout: 300 * time.Millisecond}
+	o := Open{Thread: p, Targets: []netip.AddrPort{deaf, good, closed}, Sizes: Sizes{1, 1}, Rate: 1000,
+		Timeout: 300 * time.Millisecond}
 	s, tr, err := o.Run(t.Context(), 60*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Ops != 20 || s.Errors["timeout"] != 20 || s.Errors["refused"] != 20 || tr.Intended != 60 || len(tr.Failures) != 40 {
+	if s.Ops != 20 || s.Errors["timeout"] != 20 || s.Errors["refused"] != 20 || tr.Intended != 60 ||
+		len(tr.Failures) != 40 {
 		t.Errorf("%d answered, errors %v, trace %+v", s.Ops, s.Errors, tr)
 	}
 	for _, f := range tr.Failures {
 		if want := map[string]netip.AddrPort{"timeout": deaf, "refused": closed}[f.Kind]; f.Target != want {
 			t.Errorf("%s at %s, want %s", f.Kind, f.Target, want)
 		}
-		if f.Kind == "timeout" && f.Took < o.Timeout {
-			t.Errorf("given up after %v", f.Took)
+		if f.Kind == "timeout" && f.Elapsed < o.Timeout {
+			t.Errorf("given up after %v", f.Elapsed)
 		}
 	}
 	o.Targets, o.Most = o.Targets[:1], 5
-	if s, _, err = o.Run(t.Context(), 20*time.Millisecond); err != nil || s.Errors["overload"] != 15 || s.Errors["timeout"] != 5 {
+	if s, _, err = o.Run(t.Context(), 20*time.Millisecond); err != nil || s.Errors["overload"] != 15 ||
+		s.Errors["timeout"] != 5 {
 		t.Errorf("with room for 5: errors %v, %v", s.Errors, err)
 	}
 }
 
 func TestEndedContextCutsAnOpenLoop(t *testing.T) {
-	p := Place{Enter: namespace(t)}
+	p := Thread{Enter: namespace(t)}
 	srv := serve(t, p, Sizes{1, 1}, 1, "127.0.0.1:0")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	s, tr, err := Open{Place: p, Targets: srv.Addrs, Sizes: Sizes{1, 1}, Rate: 100}.Run(ctx, time.Hour)
+	s, tr, err := Open{Thread: p, Targets: srv.Addrs, Sizes: Sizes{1, 1}, Rate: 100}.Run(ctx, time.Hour)
 	if err != nil || !tr.Cut || s.Ops+s.Failed() != tr.Intended {
 		t.Errorf("%+v, %d done, %v", tr, s.Ops, err)
 	}
 }
 
 func TestServerOutlivesRudeClients(t *testing.T) {
-	p := Place{Enter: namespace(t)}
+	p := Thread{Enter: namespace(t)}
 	sizes := Sizes{8, 1 << 20} // does not fit into the socket's buffer at once
 	srv := serve(t, p, sizes, 9, "127.0.0.1:0")
 	rude := func(say string) error {
@@ -458,7 +467,7 @@ func TestServerOutlivesRudeClients(t *testing.T) {
 		}
 	}
 	for _, end := range []Close{Reset, Fin} {
-		s, err := Client{Place: p, Targets: srv.Addrs, Sizes: sizes, Close: end}.Run(t.Context(), CRR, 30*time.Millisecond)
+		s, err := Client{Thread: p, Targets: srv.Addrs, Sizes: sizes, Close: end}.Run(t.Context(), CRR, 30*time.Millisecond)
 		if err != nil || s.Ops == 0 || s.Failed() != 0 {
 			t.Errorf("after rude clients, %s: %d operations, errors %v, %v", end, s.Ops, s.Errors, err)
 		}
@@ -468,13 +477,13 @@ func TestServerOutlivesRudeClients(t *testing.T) {
 	}
 }
 
-func TestPlacePinsAndForgets(t *testing.T) {
+func TestThreadPinsAndEnds(t *testing.T) {
 	want := cpu(t)
 	var before, in, after unix.CPUSet
 	get := func(s *unix.CPUSet) func() error { return func() error { return unix.SchedGetaffinity(0, s) } }
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err := errors.Join(get(&before)(), Place{CPUs: []int{want}, Enter: namespace(t)}.Do(get(&in)), get(&after)())
+	err := errors.Join(get(&before)(), Thread{CPUs: []int{want}, Enter: namespace(t)}.Do(get(&in)), get(&after)())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -489,7 +498,8 @@ func TestQuantiles(t *testing.T) {
 		ns[(i*7)%1000] = int64(i + 1)
 	}
 	q, h := Quantiles(ns)
-	for name, want := range map[string]float64{"min": 1, "p1": 10, "p50": 500, "p90": 900, "p99": 990, "p99.9": 999, "max": 1000, "mean": 500.5} {
+	for name, want := range map[string]float64{"min": 1, "p1": 10, "p50": 500, "p90": 900, "p99": 990, "p99.9": 999,
+		"max": 1000, "mean": 500.5} {
 		if q[name] != want {
 			t.Errorf("%s = %v, want %v", name, q[name], want)
 		}
@@ -514,9 +524,10 @@ func TestKind(t *testing.T) {
 }
 
 func benchmark(b *testing.B, op Op, end Close) {
-	p := Place{Enter: namespace(b), CPUs: []int{cpu(b)}}
+	p := Thread{Enter: namespace(b), CPUs: []int{cpu(b)}}
 	srv := serve(b, p, Sizes{1, 1}, 1, "127.0.0.1:0")
-	s, err := Client{Place: p, Targets: srv.Addrs, Sizes: Sizes{1, 1}, Close: end, Warm: 20 * time.Millisecond}.Run(b.Context(), op, 300*time.Millisecond)
+	s, err := Client{Thread: p, Targets: srv.Addrs, Sizes: Sizes{1, 1}, Close: end,
+		Warm: 20 * time.Millisecond}.Run(b.Context(), op, 300*time.Millisecond)
 	if err != nil || s.Failed() > 0 {
 		b.Fatal(err, s.Errors)
 	}

@@ -15,11 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open is an open loop: one request begins at each intended start, at a fixed rate, on a connection of its own or on one that
-// is kept for a few, whatever became of those before it, and its time counts from the intended start. So an outage of a
-// second at 1,000/s shows as 1,000 slow or failed connections, and a slow one delays no other. Like Client, it is one thread.
+// Open is an open loop: one request begins at each intended start, at a fixed rate, on a connection of its own or on
+// one that is kept for a few, whatever became of those before it, and its time counts from the intended start. So an
+// outage of a second at 1,000/s shows as 1,000 slow or failed connections, and a slow one delays no other. Like Client,
+// it is one thread.
 type Open struct {
-	Place
+	Thread
 	Targets []netip.AddrPort // visited in turn
 	Seed    uint64           // draws the order of the targets
 	Sizes   Sizes
@@ -36,10 +37,10 @@ type Open struct {
 
 // Event is one connection worth telling of.
 type Event struct {
-	At     time.Duration  `json:"at"`   // intended start, since the sample's start
-	Took   time.Duration  `json:"took"` // from then to the answer or the failure
-	Target netip.AddrPort `json:"target"`
-	Kind   string         `json:"kind,omitempty"` // of failure, see Kind; "" for an answer
+	At      time.Duration  `json:"at"`   // intended start, since the sample's start
+	Elapsed time.Duration  `json:"took"` // from then to the answer or the failure
+	Target  netip.AddrPort `json:"target"`
+	Kind    string         `json:"kind,omitempty"` // of failure, see Kind; "" for an answer
 }
 
 // Trace is what an open loop saw beside its Sample.
@@ -67,7 +68,7 @@ func (o Open) Run(ctx context.Context, d time.Duration) (s Sample, t Trace, err 
 		return s, t, err
 	}
 	o.Words, o.Each = o.Sizes.words(o.Words), max(o.Each, 1)
-	err = o.Place.Do(func() error {
+	err = o.Thread.Do(func() error {
 		l, err := o.loop(d)
 		if err != nil {
 			return err
@@ -118,12 +119,12 @@ type openLoop struct {
 
 // flow is a connection under way.
 type flow struct {
-	serial int64 // of its request; 0: none, and the connection idle or no more
-	at     time.Duration
-	target int
-	asked  int  // requests on this connection, with this one
-	sent   bool // this one
-	got    int  // bytes of the response
+	serial   int64 // of its request; 0: none, and the connection idle or no more
+	at       time.Duration
+	target   int
+	requests int  // requests on this connection, with this one
+	sent     bool // this one
+	got      int  // bytes of the response
 }
 
 // due is a flow by descriptor and serial, since descriptors come again.
@@ -139,7 +140,7 @@ func (o Open) loop(d time.Duration) (*openLoop, error) {
 	}
 	total := int64(math.Ceil(d.Seconds() * o.Rate))
 	l := &openLoop{Open: o, total: total, route: r, rec: newRecorder(int(min(total, 1<<20))),
-		buf: make([]byte, max(o.Words.Kept, o.Words.Byed)+1)}
+		buf: make([]byte, max(o.Words.Persisted, o.Words.Byed)+1)}
 	if o.Work > 0 {
 		l.memory = make([]byte, 1<<20)
 	}
@@ -201,7 +202,8 @@ func (l *openLoop) pause(now time.Duration) time.Duration {
 // wait is epoll_pwait2(2), which counts in nanoseconds.
 func (l *openLoop) wait(events []unix.EpollEvent, d time.Duration) (int, error) {
 	ts := unix.NsecToTimespec(int64(d))
-	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)),
+	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll), uintptr(unsafe.Pointer(&events[0])),
+		uintptr(len(events)),
 		uintptr(unsafe.Pointer(&ts)), 0, 0)
 	if errno == unix.EINTR {
 		return 0, nil
@@ -234,7 +236,7 @@ func (l *openLoop) begin(at time.Duration) {
 	for fd >= len(l.flows) {
 		l.flows = append(l.flows, make([]flow, 1024)...)
 	}
-	l.flows[fd] = flow{serial: l.trace.Intended, at: at, target: target, asked: 1}
+	l.flows[fd] = flow{serial: l.trace.Intended, at: at, target: target, requests: 1}
 	l.live++
 	if err := l.open(fd, to); err != nil {
 		l.end(fd, err)
@@ -288,21 +290,21 @@ func (l *openLoop) advance(fd int) {
 func (l *openLoop) again(fd int, at time.Duration) {
 	f := &l.flows[fd]
 	f.serial, f.at, f.sent, f.got = l.trace.Intended, at, false, 0
-	f.asked++
+	f.requests++
 	l.live++
 	l.oldest = append(l.oldest, due{fd, f.serial})
 	l.advance(fd)
 }
 
-// last says whether a flow's request is the last of its connection.
-func (l *openLoop) last(f *flow) bool { return f.asked >= l.Each }
+// last reports whether a flow's request is the last of its connection.
+func (l *openLoop) last(f *flow) bool { return f.requests >= l.Each }
 
 // words are a flow's request and the length of its answer.
 func (l *openLoop) words(f *flow) ([]byte, int) {
 	if l.last(f) && l.Close == Fin {
 		return l.Words.Bye, l.Words.Byed
 	}
-	return l.Words.Keep, l.Words.Kept
+	return l.Words.Persist, l.Words.Persisted
 }
 
 func (l *openLoop) receive(fd int, f *flow) {
@@ -339,7 +341,7 @@ func (l *openLoop) receive(fd int, f *flow) {
 	}
 }
 
-// expire gives up what has been under way for too long.
+// expire ends what has been under way for too long.
 func (l *openLoop) expire(now time.Duration) {
 	for len(l.oldest) > 0 {
 		d := l.oldest[0]
@@ -361,7 +363,7 @@ func (l *openLoop) end(fd int, err error) {
 	if err == nil && !l.last(&f) {
 		l.flows[fd].serial = 0
 		l.idle = append(l.idle, fd)
-		l.took(f)
+		l.elapsed(f)
 		return
 	}
 	l.flows[fd] = flow{}
@@ -371,17 +373,17 @@ func (l *openLoop) end(fd int, err error) {
 		l.fail(f, err)
 		return
 	}
-	took := l.now() - f.at
+	elapsed := l.now() - f.at
 	unix.Close(fd)
-	l.note(f, took)
+	l.succeeded(f, elapsed)
 }
 
-// took notes an answer on a connection that stays.
-func (l *openLoop) took(f flow) { l.note(f, l.now()-f.at) }
+// elapsed records an answer on a connection that stays.
+func (l *openLoop) elapsed(f flow) { l.succeeded(f, l.now()-f.at) }
 
-func (l *openLoop) note(f flow, took time.Duration) {
-	l.rec.ns = append(l.rec.ns, int64(took))
-	l.slow(Event{At: f.at, Took: took, Target: l.route.name[f.target]})
+func (l *openLoop) succeeded(f flow, elapsed time.Duration) {
+	l.rec.ns = append(l.rec.ns, int64(elapsed))
+	l.slow(Event{At: f.at, Elapsed: elapsed, Target: l.route.name[f.target]})
 	l.compute()
 }
 
@@ -422,17 +424,18 @@ func (l *openLoop) fail(f flow, err error) {
 	k := Kind(err)
 	l.rec.errors[k]++
 	if len(l.trace.Failures) < 1000 {
-		l.trace.Failures = append(l.trace.Failures, Event{At: f.at, Took: l.now() - f.at, Target: l.route.name[f.target], Kind: k})
+		l.trace.Failures = append(l.trace.Failures, Event{At: f.at, Elapsed: l.now() - f.at, Target: l.route.name[f.target],
+			Kind: k})
 	}
 }
 
 // slow keeps the ten slowest answers.
 func (l *openLoop) slow(e Event) {
 	t := l.trace.Slowest
-	if len(t) == 10 && e.Took <= t[9].Took {
+	if len(t) == 10 && e.Elapsed <= t[9].Elapsed {
 		return
 	}
-	i, _ := slices.BinarySearchFunc(t, e, func(a, b Event) int { return cmp.Compare(b.Took, a.Took) })
+	i, _ := slices.BinarySearchFunc(t, e, func(a, b Event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
 	if t = slices.Insert(t, i, e); len(t) > 10 {
 		t = t[:10]
 	}

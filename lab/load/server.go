@@ -28,9 +28,9 @@ type Server struct {
 	closed   error
 }
 
-// ServerConfig says where and how a server answers.
+// ServerConfig is where and how a server answers.
 type ServerConfig struct {
-	Place
+	Thread
 	Listen []netip.AddrPort // one of 0.0.0.0 or [::] takes whatever is routed here
 	Sizes  Sizes
 	ID     byte // every byte of its responses
@@ -50,7 +50,7 @@ func Serve(c ServerConfig) (*Server, error) {
 	s := &Server{conf: c, listen: map[int32]bool{}, done: make(chan error, 1), epoll: -1, wake: -1}
 	ready := make(chan error, 1)
 	go func() {
-		s.done <- c.Place.Do(func() error {
+		s.done <- c.Thread.Do(func() error {
 			s.tid.Store(int64(unix.Gettid()))
 			err := s.open()
 			ready <- err
@@ -262,8 +262,8 @@ func (s *Server) serve(fd int, in, out []byte) {
 		if c.got == 0 {
 			c.bye = b[0] == farewell
 		}
-		take := min(len(b), s.conf.Sizes.Request-c.got)
-		b, c.got = b[take:], c.got+take
+		part := min(len(b), s.conf.Sizes.Request-c.got)
+		b, c.got = b[part:], c.got+part
 		if c.got < s.conf.Sizes.Request {
 			return
 		}
@@ -279,7 +279,8 @@ func (s *Server) serve(fd int, in, out []byte) {
 	}
 }
 
-// send writes all of b, or keeps the rest for when there is room. It says whether all was sent and the connection lives.
+// send writes all of b, or keeps the rest for when there is room. It reports whether all was sent and the connection
+// lives.
 func (s *Server) send(fd int, b []byte) bool {
 	c := &s.conns[fd]
 	for len(b) > 0 {
@@ -309,7 +310,8 @@ func (s *Server) send(fd int, b []byte) bool {
 }
 
 func (s *Server) want(fd int, events uint32) {
-	_ = unix.EpollCtl(s.epoll, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}) // fd is watched: it can't fail
+	// fd is watched: it can't fail
+	_ = unix.EpollCtl(s.epoll, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)})
 }
 
 // drop closes a connection, by a reset if hard. A descriptor that is none of ours stays as it is.

@@ -49,7 +49,7 @@ func readAll(fd int, b []byte) error {
 	return nil
 }
 
-// errMore says that a server sent more than its answer.
+// errMore reports that a server sent more than its answer.
 var errMore = errors.New("more bytes than the answer has")
 
 // readEnd waits for the other side's FIN.

@@ -1,5 +1,6 @@
-// Package progress tells a person at a terminal how far a long run is: percent, steps done of all, time left, and what is
-// being done. It draws only when it is told something, never from a timer, so that it can't disturb what is measured.
+// Package progress tells a person at a terminal how far a long run is: percent, steps done of all, time left, and what
+// is being done. It draws only when it is told something, never from a timer, so that it can't disturb what is
+// measured.
 package progress
 
 import (
@@ -45,7 +46,7 @@ func New(w io.Writer, steps int, work time.Duration) *Bar {
 	return b
 }
 
-// Step says what is done now and how long it is planned to take. The step before has ended.
+// Step begins a step that is planned to take so long. The step before has ended.
 func (b *Bar) Step(what string, planned time.Duration) {
 	b.end()
 	b.step, b.planned = what, planned
@@ -138,7 +139,7 @@ func cut(s string, width int) string {
 	return string([]rune(s)[:width-1]) + "…"
 }
 
-// clock gives "0:07", "12:30", "1:02:03".
+// clock returns "0:07", "12:30", "1:02:03".
 func clock(d time.Duration) string {
 	s := int(d.Round(time.Second) / time.Second)
 	if s >= 3600 {

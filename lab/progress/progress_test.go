@@ -30,7 +30,8 @@ func TestPlainLines(t *testing.T) {
 	}
 	b.Finish()
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	want := []string{"0 %  0/100  1:40 left  block", "cold sync took 12 ms", " 10 %  10/100  3:00 left  block", " 20 %  20/100  2:40 left  block"}
+	want := []string{"0 %  0/100  1:40 left  block", "cold sync took 12 ms", " 10 %  10/100  3:00 left  block",
+		" 20 %  20/100  2:40 left  block"}
 	if d := cmp.Diff(want, lines[:4]); d != "" {
 		t.Errorf("-want +got\n%s", d)
 	}
@@ -42,7 +43,7 @@ func TestPlainLines(t *testing.T) {
 	}
 }
 
-func TestSlowStepsAreToldEachMinute(t *testing.T) {
+func TestSlowStepsReportedEachMinute(t *testing.T) {
 	b, out, at := bar(1000, 0)
 	for range 5 {
 		b.Step("slow", 0)
@@ -62,7 +63,8 @@ func TestTerminal(t *testing.T) {
 	b.Print("hello")
 	b.Finish()
 	draws := strings.Split(out.String(), "\r\x1b[K")[1:]
-	want := []string{"[····················]   0 %  0/4  0:0…", "[#####···············]  25 %  1/4  0:0…", "hello\n", "[#####···············]  25 %  1/4  0:0…", "2 of 4 steps in 0:01\n"}
+	want := []string{"[····················]   0 %  0/4  0:0…", "[#####···············]  25 %  1/4  0:0…", "hello\n",
+		"[#####···············]  25 %  1/4  0:0…", "2 of 4 steps in 0:01\n"}
 	if d := cmp.Diff(want, draws); d != "" {
 		t.Errorf("-want +got\n%s", d)
 	}
@@ -85,7 +87,8 @@ func TestFilesAreNoTerminals(t *testing.T) {
 }
 
 func TestClock(t *testing.T) {
-	for d, want := range map[time.Duration]string{0: "0:00", 7 * time.Second: "0:07", 750 * time.Second: "12:30", 3723 * time.Second: "1:02:03"} {
+	for d, want := range map[time.Duration]string{0: "0:00", 7 * time.Second: "0:07", 750 * time.Second: "12:30",
+		3723 * time.Second: "1:02:03"} {
 		if got := clock(d); got != want {
 			t.Errorf("%v is %q, want %q", d, got, want)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"fairlead.dev/fairlead/lab/analysis"
 	"fairlead.dev/fairlead/lab/chart"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/lab/stats"
@@ -26,7 +27,7 @@ type drawn struct {
 // artist draws a run's charts.
 type artist struct {
 	run    result.Run
-	s      result.Summary
+	s      analysis.Summary
 	d      result.Design
 	charts []drawn
 }
@@ -38,7 +39,7 @@ func (a *artist) add(name, kind, title string, p picture) {
 }
 
 // draw makes every chart that the run has numbers for, in the order of the report.
-func draw(r result.Run, s result.Summary) ([]drawn, error) {
+func draw(r result.Run, s analysis.Summary) ([]drawn, error) {
 	a := &artist{run: r, s: s, d: s.Design}
 	a.forest(true)
 	a.forest(false)
@@ -76,8 +77,8 @@ func (a *artist) arms(measure string) (ids []string) {
 	return ids
 }
 
-// style is an arm's, the same in every chart: the baseline is grey, so is its repetition, the others have their own or follow
-// in order.
+// style is an arm's, the same in every chart: the baseline is grey, so is its repetition, the others have their own or
+// follow in order.
 func (a *artist) style(arm string) chart.Style {
 	n := 0
 	for _, x := range a.d.Arms {
@@ -111,11 +112,12 @@ func (a *artist) frame(id, title, sub, desc string, m *result.Measure) chart.Fra
 	return chart.Frame{ID: id, Title: title, Sub: sub, Desc: desc, Footer: a.footer(m)}
 }
 
-// footer says where and with what a number was measured, what can be told from nothing, and whether the machine was
+// footer returns where and with what a number was measured, what can be told from nothing, and whether the machine was
 // quiet.
 func (a *artist) footer(m *result.Measure) string {
 	mf := a.run.Manifest
-	f := []string{kernelName(mf.Machine), cpuName(mf.Machine), "commit " + commitName(mf.Build), mf.Profile + " profile, seed " + fmt.Sprint(mf.Seed),
+	f := []string{kernelName(mf.Machine), cpuName(mf.Machine), "commit " + commitName(mf.Build),
+		mf.Profile + " profile, seed " + fmt.Sprint(mf.Seed),
 		mf.Started.UTC().Format("2006-01-02")}
 	switch {
 	case m == nil:
@@ -167,7 +169,7 @@ func commitName(b result.Build) string {
 func (a *artist) vary() chart.Axis { return chart.Axis{Title: a.d.Vary.Title, Log: true} }
 
 // points are an arm's cells with a varied parameter, as value or ratio.
-func points(cells []result.Cell, pick func(result.Cell) *stats.Estimate, unit string) (ps []chart.Point) {
+func points(cells []analysis.Cell, pick func(analysis.Cell) *stats.Estimate, unit string) (ps []chart.Point) {
 	for _, c := range cells {
 		if e := pick(c); c.HasX && e != nil {
 			ps = append(ps, chart.Point{X: c.X, Y: in(e.Value, unit), Low: in(e.CI.Low, unit), High: in(e.CI.High, unit)})
@@ -176,14 +178,15 @@ func points(cells []result.Cell, pick func(result.Cell) *stats.Estimate, unit st
 	return ps
 }
 
-func value(c result.Cell) *stats.Estimate    { return c.Value }
-func toDirect(c result.Cell) *stats.Estimate { return c.Ratio }
+func value(c analysis.Cell) *stats.Estimate    { return c.Value }
+func toDirect(c analysis.Cell) *stats.Estimate { return c.Ratio }
 
 // series has a line for each arm and each further parameter.
-func (a *artist) series(m result.Measure, arms []string, pick func(result.Cell) *stats.Estimate, unit string) (ss []chart.Series) {
+func (a *artist) series(m result.Measure, arms []string, pick func(analysis.Cell) *stats.Estimate,
+	unit string) (ss []chart.Series) {
 	for _, arm := range arms {
 		var names []string
-		of := map[string][]result.Cell{}
+		of := map[string][]analysis.Cell{}
 		for _, c := range a.s.Select(m.ID, arm) {
 			name := lineName(a.d, result.Measure{Title: a.d.ArmTitle(arm)}, c, false)
 			if of[name] == nil {
@@ -201,11 +204,13 @@ func (a *artist) series(m result.Measure, arms []string, pick func(result.Cell) 
 }
 
 // levels are the arms in which nothing varies, as lines across.
-func (a *artist) levels(m result.Measure, arms []string, pick func(result.Cell) *stats.Estimate, unit string) (rs []chart.Reference) {
+func (a *artist) levels(m result.Measure, arms []string, pick func(analysis.Cell) *stats.Estimate,
+	unit string) (rs []chart.Reference) {
 	for _, arm := range arms {
 		c := first(a.s.Select(m.ID, arm))
 		if e := pick(c); e != nil && !c.HasX {
-			rs = append(rs, chart.Reference{Name: a.d.ArmTitle(arm), Style: a.style(arm), Value: in(e.Value, unit), Dashed: true})
+			rs = append(rs, chart.Reference{Name: a.d.ArmTitle(arm), Style: a.style(arm), Value: in(e.Value, unit),
+				Dashed: true})
 		}
 	}
 	return rs
@@ -222,7 +227,7 @@ func (a *artist) split(m result.Measure, arms []string) []chart.Series {
 	return ss
 }
 
-// open says whether a measure is of an open loop.
+// open reports whether a measure is of an open loop.
 func (a *artist) open(m result.Measure) bool {
 	return slices.ContainsFunc(a.run.Blocks, func(b result.Block) bool { return b.Measure == m.ID && b.Trace != nil })
 }
@@ -233,7 +238,7 @@ func (a *artist) tails(m result.Measure, arms []string) error {
 	slowest := 0.0
 	for _, arm := range arms {
 		for _, c := range a.s.Select(m.ID, arm) {
-			h, err := a.run.Hist(c)
+			h, err := analysis.Hist(a.run, c)
 			if err != nil {
 				return err
 			}
@@ -241,14 +246,16 @@ func (a *artist) tails(m result.Measure, arms []string) error {
 				continue
 			}
 			slowest = max(slowest, float64(h.Max()))
-			curves = append(curves, chart.Series{Name: lineName(a.d, result.Measure{Title: a.d.ArmTitle(arm)}, c, false), Style: chart.Style(len(curves) + 1), Points: percentiles(h, m.Unit)})
+			curves = append(curves, chart.Series{Name: lineName(a.d, result.Measure{Title: a.d.ArmTitle(arm)}, c, false),
+				Style: chart.Style(len(curves) + 1), Points: percentiles(h, m.Unit)})
 		}
 	}
 	if len(curves) == 0 {
 		return nil
 	}
 	title := fmt.Sprintf("%s: the slowest took %s", m.Title, amount(slowest, m.Unit))
-	a.add(m.ID, m.ID, title, chart.Percentiles{Frame: a.frame(m.ID, title, "every connection, from its intended start; marks at 50, 90, 99 and 99.9 %", a.words(m), &m),
+	a.add(m.ID, m.ID, title, chart.Percentiles{Frame: a.frame(m.ID, title,
+		"every connection, from its intended start; marks at 50, 90, 99 and 99.9 %", a.words(m), &m),
 		Y: chart.Axis{Title: perWhat(m), Log: true}, Curves: curves})
 	return nil
 }
@@ -264,7 +271,8 @@ func (a *artist) compared(m result.Measure) error {
 			Y: chart.Axis{Title: perWhat(m), Zero: true}, Series: ss, Ghosts: a.ghosts(m)}
 		if base.Value != nil {
 			v := in(base.Value.Value, m.Unit)
-			line.References = []chart.Reference{{Name: a.d.ArmTitle(a.d.Baseline), Value: v, Low: v * (1 - half), High: v * (1 + half)}}
+			line.References = []chart.Reference{{Name: a.d.ArmTitle(a.d.Baseline), Value: v, Low: v * (1 - half),
+				High: v * (1 + half)}}
 		}
 		line.References = append(line.References, a.levels(m, arms, value, m.Unit)...)
 		a.add(m.ID, m.ID, title, line)
@@ -279,7 +287,8 @@ func (a *artist) compared(m result.Measure) error {
 		if half > 0 {
 			name += " " + plusMinus(half)
 		}
-		sub := fmt.Sprintf("median of the ratios to %s in the same round, %s; 95 %% interval; grey: what can't be told from nothing",
+		sub := fmt.Sprintf("median of the ratios to %s in the same round, %s; 95 %% interval; grey: what can't be told "+
+			"from nothing",
 			a.d.ArmTitle(a.d.Baseline), roundsOf(a.s, m, arms))
 		a.add(m.ID+"-ratio", m.ID, title, chart.Line{Frame: a.frame(m.ID+"-ratio", title, sub, a.words(m), &m), X: a.vary(),
 			Y: chart.Axis{Title: "ratio to " + a.d.ArmTitle(a.d.Baseline), Suffix: " ×"}, Series: ss,
@@ -294,7 +303,7 @@ func (a *artist) compared(m result.Measure) error {
 
 // distributions draws all operations of the baseline and of each arm at its largest parameter.
 func (a *artist) distributions(m result.Measure, arms []string) error {
-	cells := []result.Cell{first(a.s.Select(m.ID, a.d.Baseline))}
+	cells := []analysis.Cell{first(a.s.Select(m.ID, a.d.Baseline))}
 	for _, arm := range arms {
 		cells = append(cells, last(a.s.Select(m.ID, arm)))
 	}
@@ -303,7 +312,7 @@ func (a *artist) distributions(m result.Measure, arms []string) error {
 	var says []string
 	ops := int64(0)
 	for _, c := range cells {
-		h, err := a.run.Hist(c)
+		h, err := analysis.Hist(a.run, c)
 		if err != nil {
 			return err
 		}
@@ -320,12 +329,14 @@ func (a *artist) distributions(m result.Measure, arms []string) error {
 		return nil
 	}
 	title := fmt.Sprintf("%s: 99 %% within %s", m.Title, strings.Join(says, ", "))
-	sub := fmt.Sprintf("all operations of all blocks, up to %s each; closed loop; marks at 50, 90, 99 and 99.9 %%", group(fmt.Sprint(ops)))
+	sub := fmt.Sprintf("all operations of all blocks, up to %s each; closed loop; marks at 50, 90, 99 and 99.9 %%",
+		group(fmt.Sprint(ops)))
 	a.add(m.ID+"-percentiles", m.ID, title, chart.Percentiles{Frame: a.frame(m.ID+"-percentiles", title, sub, "", &m),
 		Y: chart.Axis{Title: perWhat(m), Log: true}, Curves: curves})
 	title = fmt.Sprintf("%s: where the times lie", m.Title)
 	a.add(m.ID+"-histogram", m.ID, title, chart.Histogram{Frame: a.frame(m.ID+"-histogram", title,
-		"all operations of all blocks, shares of each arm's own total", "", &m), X: chart.Axis{Title: perWhat(m), Log: true}, Sets: sets})
+		"all operations of all blocks, shares of each arm's own total", "", &m), X: chart.Axis{Title: perWhat(m), Log: true},
+		Sets: sets})
 	return nil
 }
 
@@ -342,7 +353,8 @@ func (a *artist) alone(m result.Measure) error {
 	case most < 3 || lo <= 0 || m.Unit == "MiB" || m.Unit == "%":
 		a.bars(m, arms, frame)
 	default:
-		a.add(m.ID, m.ID, title, chart.Line{Frame: frame, X: a.vary(), Y: chart.Axis{Title: perWhat(m), Log: hi > 5*lo, Zero: hi <= 5*lo}, Series: ss, Ghosts: a.ghosts(m)})
+		a.add(m.ID, m.ID, title, chart.Line{Frame: frame, X: a.vary(),
+			Y: chart.Axis{Title: perWhat(m), Log: hi > 5*lo, Zero: hi <= 5*lo}, Series: ss, Ghosts: a.ghosts(m)})
 	}
 	return a.ecdf(m, arms)
 }
@@ -370,16 +382,17 @@ func (a *artist) bars(m result.Measure, arms []string, f chart.Frame) {
 		}
 	}
 	for _, aim := range a.d.Aims {
-		if aim.Measure == m.ID && aim.Of == "value" && aim.Over == nil && in(aim.Bound, m.Unit) > 0 {
+		if aim.Measure == m.ID && aim.Of == result.Value && aim.Over == nil && in(aim.Bound, m.Unit) > 0 {
 			b.Bound, b.Limits = in(aim.Bound, m.Unit), fmt.Sprintf("%s: %s %s", aim.ID, sign(aim), bound(aim, a.d))
 		}
 	}
 	a.add(m.ID, m.ID, f.Title, b)
 }
 
-// ecdf draws the distributions of a measure without a baseline: every parameter of a single arm, the largest of several.
+// ecdf draws the distributions of a measure without a baseline: every parameter of a single arm, the largest of
+// several.
 func (a *artist) ecdf(m result.Measure, arms []string) error {
-	var cells []result.Cell
+	var cells []analysis.Cell
 	for _, arm := range arms {
 		of := a.s.Select(m.ID, arm)
 		if len(arms) > 1 {
@@ -399,7 +412,7 @@ func (a *artist) ecdf(m result.Measure, arms []string) error {
 	var halves []half
 	n := int64(math.MaxInt64)
 	for i, c := range cells {
-		h, err := a.run.Hist(c)
+		h, err := analysis.Hist(a.run, c)
 		if err != nil {
 			return err
 		}
@@ -411,7 +424,8 @@ func (a *artist) ecdf(m result.Measure, arms []string) error {
 			style = chart.Style(i + 1)
 		}
 		curves = append(curves, chart.Series{Name: a.cellName(c), Style: style, Points: cumulative(h, m.Unit)})
-		says = fmt.Sprintf("%s: half within %s, 99 %% within %s", a.longName(c), amount(float64(h.ValueAtQuantile(50)), m.Unit), amount(float64(h.ValueAtQuantile(99)), m.Unit))
+		says = fmt.Sprintf("%s: half within %s, 99 %% within %s", a.longName(c),
+			amount(float64(h.ValueAtQuantile(50)), m.Unit), amount(float64(h.ValueAtQuantile(99)), m.Unit))
 		halves = append(halves, half{a.d.ArmTitle(c.Arm), h.ValueAtQuantile(50)})
 		n = min(n, h.TotalCount())
 	}
@@ -422,7 +436,8 @@ func (a *artist) ecdf(m result.Measure, arms []string) error {
 	if len(arms) > 1 && len(curves) > 1 {
 		order := func(x, y half) int { return cmp.Compare(x.time, y.time) }
 		lo, hi := slices.MinFunc(halves, order), slices.MaxFunc(halves, order)
-		title = fmt.Sprintf("%s: half within %s (%s) to %s (%s)", m.Title, amount(float64(lo.time), m.Unit), lo.arm, amount(float64(hi.time), m.Unit), hi.arm)
+		title = fmt.Sprintf("%s: half within %s (%s) to %s (%s)", m.Title, amount(float64(lo.time), m.Unit), lo.arm,
+			amount(float64(hi.time), m.Unit), hi.arm)
 	}
 	sub := fmt.Sprintf("at least %s each; marks at the quarters", group(fmt.Sprint(n)))
 	a.add(m.ID+"-ecdf", m.ID, title, chart.ECDF{Frame: a.frame(m.ID+"-ecdf", title, sub, "", &m),
@@ -439,15 +454,18 @@ func (a *artist) ghosts(m result.Measure) (gs []chart.Ghost) {
 	return gs
 }
 
-// looks are the outcomes' in a forest.
-var looks = map[result.Outcome]chart.Outcome{result.Hit: chart.Kept, result.Miss: chart.Broken, result.Inconclusive: chart.Open, result.NotMeasured: chart.Missing,
-	result.Confirmed: chart.Kept, result.Refuted: chart.Broken, result.Undecided: chart.Open, result.NotTestable: chart.Missing}
+// outcomes are the outcomes' in a forest.
+var outcomes = map[analysis.Outcome]chart.Outcome{analysis.Hit: chart.Met, analysis.Miss: chart.Broken,
+	analysis.Inconclusive: chart.Open, analysis.NotMeasured: chart.Missing,
+	analysis.Confirmed: chart.Met, analysis.Refuted: chart.Broken, analysis.Undecided: chart.Open,
+	analysis.NotTestable: chart.Missing}
 
 // forest draws every claim of others, or every aim of our own, against its bound.
 func (a *artist) forest(others bool) {
 	var claims []chart.Claim
 	for _, x := range chosen(a.s, others) {
-		c := chart.Claim{ID: x.ID, Text: x.Text, Least: x.Least, Margin: x.Margin, Says: says(x, a.d), Outcome: looks[x.Outcome]}
+		c := chart.Claim{ID: x.ID, Text: x.Text, Least: x.Least, Margin: x.Margin, Says: says(x, a.d),
+			Outcome: outcomes[x.Outcome]}
 		switch {
 		case x.Got == nil:
 			c.Outcome = chart.Missing
@@ -466,19 +484,22 @@ func (a *artist) forest(others bool) {
 	sub := "each number over its bound, with its 95 % interval; an interval that holds the bound is unclear"
 	if others {
 		better = "← it holds"
-		sub = "each number over its bound, with its 95 % interval; a grey box is a bound on both sides, in which the whole interval must lie"
+		sub = "each number over its bound, with its 95 % interval; a grey box is a bound on both sides, in which the whole " +
+			"interval must lie"
 	}
-	a.add(name, "forest", title, chart.Forest{Frame: chart.Frame{ID: name, Width: 920, Title: title, Sub: sub, Footer: a.footer(nil)}, Claims: claims, Better: better})
+	a.add(name, "forest", title, chart.Forest{Frame: chart.Frame{ID: name, Width: 920, Title: title, Sub: sub,
+		Footer: a.footer(nil)}, Claims: claims, Better: better})
 }
 
-// tally gives "3 hit, 2 miss, 1 unclear".
-func tally(s result.Summary, claims bool) string {
-	n := map[result.Outcome]int{}
+// tally returns "3 hit, 2 miss, 1 unclear".
+func tally(s analysis.Summary, claims bool) string {
+	n := map[analysis.Outcome]int{}
 	for _, a := range chosen(s, claims) {
 		n[a.Outcome]++
 	}
 	var l []string
-	for _, o := range []result.Outcome{result.Hit, result.Miss, result.Inconclusive, result.Confirmed, result.Refuted, result.Undecided, result.NotTestable, result.NotMeasured} {
+	for _, o := range []analysis.Outcome{analysis.Hit, analysis.Miss, analysis.Inconclusive, analysis.Confirmed,
+		analysis.Refuted, analysis.Undecided, analysis.NotTestable, analysis.NotMeasured} {
 		if n[o] > 0 {
 			l = append(l, fmt.Sprintf("%d %s", n[o], o))
 		}
@@ -486,13 +507,13 @@ func tally(s result.Summary, claims bool) string {
 	return strings.Join(l, ", ")
 }
 
-// cellName gives "nftables, 10,000".
-func (a *artist) cellName(c result.Cell) string { return a.name(c, "") }
+// cellName returns "nftables, 10,000".
+func (a *artist) cellName(c analysis.Cell) string { return a.name(c, "") }
 
-// longName gives "nftables, 10,000 Services".
-func (a *artist) longName(c result.Cell) string { return a.name(c, " "+a.d.Vary.Short) }
+// longName returns "nftables, 10,000 Services".
+func (a *artist) longName(c analysis.Cell) string { return a.name(c, " "+a.d.Vary.Short) }
 
-func (a *artist) name(c result.Cell, of string) string {
+func (a *artist) name(c analysis.Cell, of string) string {
 	name := a.d.ArmTitle(c.Arm)
 	if v, ok := c.Params[a.d.Vary.Param]; ok {
 		name += ", " + number(v) + of
@@ -505,7 +526,7 @@ func (a *artist) name(c result.Cell, of string) string {
 	return name
 }
 
-// spread gives "nftables 65.1 to 66.0 µs, direct 61.0 µs".
+// spread returns "nftables 65.1 to 66.0 µs, direct 61.0 µs".
 func (a *artist) spread(m result.Measure, arms []string) string {
 	var l []string
 	for _, arm := range arms {
@@ -517,8 +538,8 @@ func (a *artist) spread(m result.Measure, arms []string) string {
 	return strings.Join(l, ", ")
 }
 
-// extremes gives "65.1 µs" or "65.1 to 66.0 µs", with the numbers between which it varies.
-func (a *artist) extremes(m result.Measure, cells []result.Cell) string {
+// extremes returns "65.1 µs" or "65.1 to 66.0 µs", with the numbers between which it varies.
+func (a *artist) extremes(m result.Measure, cells []analysis.Cell) string {
 	lo, hi := math.Inf(1), math.Inf(-1)
 	for _, c := range cells {
 		if c.Value != nil {
@@ -531,7 +552,7 @@ func (a *artist) extremes(m result.Measure, cells []result.Cell) string {
 	return amount(hi, m.Unit)
 }
 
-// ratioRange gives "nftables 1.061 to 1.076 ×".
+// ratioRange returns "nftables 1.061 to 1.076 ×".
 func (a *artist) ratioRange(m result.Measure, arms []string) string {
 	var l []string
 	for _, arm := range arms {
@@ -574,8 +595,8 @@ func perWhat(m result.Measure) string {
 	return m.Unit + ", " + m.Title
 }
 
-// blocksOf gives "median of 21 blocks, 95 % interval".
-func blocksOf(s result.Summary, m result.Measure, arms []string) string {
+// blocksOf returns "median of 21 blocks, 95 % interval".
+func blocksOf(s analysis.Summary, m result.Measure, arms []string) string {
 	n, of := counted(s, m, arms, "block", value), "median of "
 	switch {
 	case n == "1 block":
@@ -586,12 +607,13 @@ func blocksOf(s result.Summary, m result.Measure, arms []string) string {
 	return of + n + ", 95 % interval"
 }
 
-func roundsOf(s result.Summary, m result.Measure, arms []string) string {
+func roundsOf(s analysis.Summary, m result.Measure, arms []string) string {
 	return counted(s, m, arms, "round", toDirect)
 }
 
-// counted gives "21 blocks", or "20 to 21 blocks" where cells differ.
-func counted(s result.Summary, m result.Measure, arms []string, word string, pick func(result.Cell) *stats.Estimate) string {
+// counted returns "21 blocks", or "20 to 21 blocks" where cells differ.
+func counted(s analysis.Summary, m result.Measure, arms []string, word string,
+	pick func(analysis.Cell) *stats.Estimate) string {
 	lo, hi := math.MaxInt, 0
 	for _, arm := range arms {
 		for _, c := range s.Select(m.ID, arm) {
@@ -606,14 +628,14 @@ func counted(s result.Summary, m result.Measure, arms []string, word string, pic
 	return plural(hi, word)
 }
 
-func first(cells []result.Cell) (c result.Cell) {
+func first(cells []analysis.Cell) (c analysis.Cell) {
 	if len(cells) > 0 {
 		c = cells[0]
 	}
 	return c
 }
 
-func last(cells []result.Cell) (c result.Cell) {
+func last(cells []analysis.Cell) (c analysis.Cell) {
 	if len(cells) > 0 {
 		c = cells[len(cells)-1]
 	}

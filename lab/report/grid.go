@@ -9,13 +9,14 @@ import (
 	"slices"
 	"strings"
 
+	"fairlead.dev/fairlead/lab/analysis"
 	"fairlead.dev/fairlead/lab/chart"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/lab/stats"
 )
 
-// broad says whether a design has so many arms that each measure gets a table of its own, arms by the varied parameter, instead
-// of a row for each arm and parameter.
+// broad reports whether a design has so many arms that each measure gets a table of its own, arms by the varied
+// parameter, instead of a row for each arm and parameter.
 func broad(d result.Design) bool {
 	n := 0
 	for _, a := range d.Arms {
@@ -29,16 +30,16 @@ func broad(d result.Design) bool {
 // grid is a measure's cells, arms by the varied parameter.
 type grid struct {
 	m    result.Measure
-	base result.Cell // the baseline's, if it is compared
+	base analysis.Cell // the baseline's, if it is compared
 	xs   []string
 	rows []*line
 }
 
-// compared says whether a measure has a baseline.
+// compared reports whether a measure has a baseline.
 func compared(m result.Measure) bool { return m.Ratio || m.More }
 
-// grids gives the measures that have a cell, with or without a baseline.
-func grids(s result.Summary, with bool) (l []grid) {
+// grids returns the measures that have a cell, with or without a baseline.
+func grids(s analysis.Summary, with bool) (l []grid) {
 	for _, m := range s.Design.Measures {
 		if g := gridOf(s, m); compared(m) == with && len(g.rows) > 0 {
 			l = append(l, g)
@@ -47,7 +48,7 @@ func grids(s result.Summary, with bool) (l []grid) {
 	return l
 }
 
-func gridOf(s result.Summary, m result.Measure) grid {
+func gridOf(s analysis.Summary, m result.Measure) grid {
 	g, at, byName := grid{m: m}, map[string]float64{}, map[string]*line{}
 	for _, c := range s.Cells {
 		switch {
@@ -62,12 +63,13 @@ func gridOf(s result.Summary, m result.Measure) grid {
 		name := lineName(s.Design, result.Measure{Title: s.Design.ArmTitle(c.Arm)}, c, false)
 		l := byName[name]
 		if l == nil {
-			l = &line{m, name, map[string]result.Cell{}}
+			l = &line{m, name, map[string]analysis.Cell{}}
 			byName[name], g.rows = l, append(g.rows, l)
 		}
 		l.cells[x] = c
 	}
-	g.xs = slices.SortedFunc(maps.Keys(at), func(a, b string) int { return cmp.Or(cmp.Compare(at[a], at[b]), strings.Compare(a, b)) })
+	g.xs = slices.SortedFunc(maps.Keys(at),
+		func(a, b string) int { return cmp.Or(cmp.Compare(at[a], at[b]), strings.Compare(a, b)) })
 	if len(g.xs) > 1 && g.xs[0] == "" { // what the parameter doesn't touch stands in the other columns' place
 		g.xs = g.xs[1:]
 		for _, l := range g.rows {
@@ -80,8 +82,8 @@ func gridOf(s result.Summary, m result.Measure) grid {
 }
 
 // table writes a grid for a page.
-func (g grid) table(s result.Summary) *table {
-	t := &table{Title: g.m.Title, Head: []string{"", ""}, Stacked: true, Note: g.note(s)}
+func (g grid) table(s analysis.Summary) *table {
+	t := &table{Title: g.m.Title, Head: []string{"", ""}, Stacked: true, Remark: g.remark(s)}
 	if len(g.xs) > 1 || g.xs[0] != "" {
 		t.Groups = []heading{{"", 2}, {s.Design.Vary.Short, len(g.xs)}}
 	}
@@ -89,13 +91,13 @@ func (g grid) table(s result.Summary) *table {
 		t.Head = append(t.Head, number(x))
 	}
 	for _, l := range g.rows {
-		t.Rows = append(t.Rows, l.row(g.xs, cell{Text: l.name}, func(c result.Cell) cell { return gridCell(c, g.m) }))
+		t.Rows = append(t.Rows, l.row(g.xs, cell{Text: l.name}, func(c analysis.Cell) cell { return gridCell(c, g.m) }))
 	}
 	return t
 }
 
-// note says what a grid's numbers are.
-func (g grid) note(s result.Summary) string {
+// remark returns what a grid's numbers are.
+func (g grid) remark(s analysis.Summary) string {
 	base := s.Design.ArmTitle(s.Design.Baseline)
 	text := strings.TrimSuffix(g.m.Text, ".")
 	if text != "" {
@@ -106,7 +108,8 @@ func (g grid) note(s result.Summary) string {
 	case g.base.Value == nil:
 		return strings.TrimSpace(text)
 	case g.m.Ratio && ok:
-		text += fmt.Sprintf("%s: %s; resolution %s; margin %s.", base, amount(g.base.Value.Value, g.m.Unit), plusMinus(r.Half), plusMinus(margin(s.Design, g.m)))
+		text += fmt.Sprintf("%s: %s; resolution %s; margin %s.", base, amount(g.base.Value.Value, g.m.Unit),
+			plusMinus(r.Half), plusMinus(margin(s.Design, g.m)))
 	case ok:
 		text += fmt.Sprintf("%s: %s; resolution ±%s.", base, amount(g.base.Value.Value, g.m.Unit), amount(r.Half, g.m.Unit))
 	default:
@@ -115,24 +118,26 @@ func (g grid) note(s result.Summary) string {
 	return text
 }
 
-func gridCell(c result.Cell, m result.Measure) cell {
+func gridCell(c analysis.Cell, m result.Measure) cell {
 	switch {
 	case m.Ratio && c.Ratio != nil:
-		return cell{Text: ratio(c.Ratio.Value) + " ×  " + amount(c.Value.Value, m.Unit), Small: ratios(c.Ratio.CI), Class: gridClass(c, c.Ratio)}
+		return cell{Text: ratio(c.Ratio.Value) + " ×  " + amount(c.Value.Value, m.Unit), Small: ratios(c.Ratio.CI),
+			Class: gridClass(c, c.Ratio)}
 	case m.More && c.More != nil:
-		return cell{Text: signed(c.More.Value, m.Unit) + "  of " + amount(c.Value.Value, m.Unit), Small: between(c.More.CI, m.Unit), Class: gridClass(c, c.More)}
+		return cell{Text: signed(c.More.Value, m.Unit) + "  of " + amount(c.Value.Value, m.Unit),
+			Small: between(c.More.CI, m.Unit), Class: gridClass(c, c.More)}
 	}
 	return valueCell(c, m, true)
 }
 
-func gridClass(c result.Cell, e *stats.Estimate) string {
+func gridClass(c analysis.Cell, e *stats.Estimate) string {
 	if !e.Sure {
 		return string(stats.Unclear)
 	}
 	return string(c.Verdict)
 }
 
-// signed gives "+2.41 %".
+// signed returns "+2.41 %".
 func signed(v float64, unit string) string {
 	if v < 0 {
 		return "−" + amount(-v, unit)
@@ -141,9 +146,11 @@ func signed(v float64, unit string) string {
 }
 
 // fits has how answers were shared out, for cells that know of how many servers.
-func fits(s result.Summary) *table {
-	t := &table{Title: "Shares of the answers", Head: []string{"", "", "answers", "least", "most", "even", "chi-square", "freedom", "p"},
-		Note: "Answers by server: the least and the most of one, and what equal shares would be. p is the chance of shares so uneven, or more, if every server were equally likely."}
+func fits(s analysis.Summary) *table {
+	t := &table{Title: "Shares of the answers", Head: []string{"", "", "answers", "least", "most", "even", "chi-square",
+		"freedom", "p"},
+		Remark: "Answers by server: the least and the most of one, and what equal shares would be. p is the chance " +
+			"of shares so uneven, or more, if every server were equally likely."}
 	for _, c := range s.Cells {
 		if c.Fit == nil {
 			continue
@@ -158,7 +165,8 @@ func fits(s result.Summary) *table {
 		}
 		row := head(s.Design, c)
 		row[1].Class = ""
-		for _, text := range []string{group(fmt.Sprint(sum)), group(fmt.Sprint(least)), group(fmt.Sprint(most)), chart.Number(float64(sum) / float64(n)),
+		for _, text := range []string{group(fmt.Sprint(sum)), group(fmt.Sprint(least)), group(fmt.Sprint(most)),
+			chart.Number(float64(sum) / float64(n)),
 			chart.Number(c.Fit.ChiSquare), fmt.Sprint(c.Fit.Freedom), probability(c.Fit.P)} {
 			row = append(row, cell{Text: text, Class: "num"})
 		}
@@ -190,7 +198,7 @@ func termTable(w io.Writer, t *table, width int) {
 }
 
 // term writes a grid for a terminal.
-func (g grid) term(w io.Writer, s result.Summary, width int) {
+func (g grid) term(w io.Writer, s analysis.Summary, width int) {
 	about := map[bool]string{true: "  " + g.m.Unit}[g.m.Unit != ""]
 	if base := g.base.Value; base != nil {
 		unit := map[bool]string{true: ", × ", false: ", more than "}[g.m.Ratio] + s.Design.ArmTitle(s.Design.Baseline)
@@ -220,7 +228,7 @@ func (g grid) term(w io.Writer, s result.Summary, width int) {
 }
 
 // gridWord is a number with "=" for no difference that matters, and "?" for none that is sure.
-func gridWord(c result.Cell, m result.Measure) string {
+func gridWord(c analysis.Cell, m result.Measure) string {
 	sign := map[stats.Verdict]string{stats.Same: " =", stats.Unclear: " ?"}[c.Verdict]
 	switch {
 	case m.Ratio && c.Ratio != nil:
@@ -233,8 +241,9 @@ func gridWord(c result.Cell, m result.Measure) string {
 	return chart.Number(in(c.Value.Value, m.Unit))
 }
 
-// gridSentences are the verdict of a broad design: a measure with a baseline in a line, each arm at its largest parameter.
-func gridSentences(s result.Summary) (l []string) {
+// gridSentences are the verdict of a broad design: a measure with a baseline in a line, each arm at its largest
+// parameter.
+func gridSentences(s analysis.Summary) (l []string) {
 	for _, g := range grids(s, true) {
 		if g.m.Detail {
 			continue
@@ -256,7 +265,8 @@ func gridSentences(s result.Summary) (l []string) {
 		if at != "" {
 			text += fmt.Sprintf(" at %s %s", number(at), s.Design.Vary.Short)
 		}
-		unit := map[bool]string{true: " × " + s.Design.ArmTitle(s.Design.Baseline), false: " more than " + s.Design.ArmTitle(s.Design.Baseline)}[g.m.Ratio]
+		unit := map[bool]string{true: " × " + s.Design.ArmTitle(s.Design.Baseline),
+			false: " more than " + s.Design.ArmTitle(s.Design.Baseline)}[g.m.Ratio]
 		l = append(l, text+": "+strings.Join(says, ", ")+unit+".")
 	}
 	return l

@@ -15,8 +15,9 @@ var htmlText string
 var css string
 
 var htmlTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
-	"css":   func() template.CSS { return template.CSS(css) },
-	"svg":   func(d drawn) template.HTML { return template.HTML(strings.TrimSpace(string(d.SVG))) }, // our own drawing: every text in it is escaped
+	"css": func() template.CSS { return template.CSS(css) },
+	// our own drawing: every text in it is escaped
+	"svg":   func(d drawn) template.HTML { return template.HTML(strings.TrimSpace(string(d.SVG))) },
 	"size":  size,
 	"num":   func(t *table, i int) bool { return t.numeric(i) },
 	"wide":  func(d drawn) bool { return d.Kind == "forest" },
@@ -25,7 +26,7 @@ var htmlTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 
 func (p *page) html(w io.Writer) error { return htmlTemplate.Execute(w, p) }
 
-// size gives "1.2 MiB".
+// size returns "1.2 MiB".
 func size(n int) string {
 	switch {
 	case n >= 1<<20:

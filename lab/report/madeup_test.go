@@ -17,9 +17,11 @@ func services() result.Design {
 	at := func(n string) map[string]string { return map[string]string{"services": n} }
 	return result.Design{
 		ID: "services", Title: "What a Service costs",
-		Question: "What does a connection through a Service's address cost, against the same connection without any Service, and what does it cost to keep the kernel up to date?",
-		Vary:     result.Axis{Param: "services", Title: "Services × 10 endpoints", Short: "Services"},
-		Arms:     []result.Arm{{ID: "direct", Title: "direct"}, {ID: "again", Title: "direct again"}, {ID: "nftables", Title: "nftables"}},
+		Question: "What does a connection through a Service's address cost, against the same connection without any " +
+			"Service, and what does it cost to keep the kernel up to date?",
+		Vary: result.Axis{Param: "services", Title: "Services × 10 endpoints", Short: "Services"},
+		Arms: []result.Arm{{ID: "direct", Title: "direct"}, {ID: "again", Title: "direct again"},
+			{ID: "nftables", Title: "nftables"}},
 		Baseline: "direct", Again: "again", Margin: 0.02, Rounds: 21,
 		Measures: []result.Measure{
 			{ID: "connect", Title: "connect() alone", Unit: "µs", Stat: "p50", Ratio: true},
@@ -32,26 +34,47 @@ func services() result.Design {
 			{ID: "idle", Title: "idle processor time", Unit: "%", Stat: "value"},
 		},
 		Aims: []result.Aim{
-			{ID: "G5", Text: "cold sync of 10,000 Services × 10 endpoints in ≤ 0.4 s", Measure: "cold", Arm: "nftables", Params: at("10000"), Of: "value", Bound: 4e8},
-			{ID: "G6a", Text: "one endpoint change at 10,000 Services: p99 in the kernel ≤ 0.3 ms", Measure: "change", Arm: "nftables", Params: at("10000"), Of: "p99", Bound: 3e5},
-			{ID: "G6b", Text: "one endpoint change costs ≤ 1.1 times as much at 10,000 Services as at 10", Measure: "change", Arm: "nftables", Params: at("10000"), Of: "value", Over: &result.CellRef{Params: at("10")}, Bound: 1.1},
-			{ID: "G10", Text: "resident memory ≤ 150 MiB at 10,000 Services", Measure: "memory", Arm: "nftables", Params: at("10000"), Of: "value", Bound: 150 << 20},
-			{ID: "G11", Text: "idle ≤ 0.02 % of a core", Measure: "idle", Arm: "nftables", Params: at("10000"), Of: "value", Bound: 0.0002},
-			{ID: "G17", Text: "no connection fails while endpoints change", Measure: "crr", Arm: "nftables", Params: at("10000"), Of: "failed", Bound: 0},
-			{ID: "S1", Text: "cold sync at least 100 times faster than kube-proxy", Measure: "cold", Arm: "nftables", Params: at("10"), Of: "value", Over: &result.CellRef{Params: at("10000")}, Least: true, Bound: 100},
-			{ID: "S2", Text: "the ebpf plane: ≤ 1.01 × direct at 10,000 Services", Measure: "crr", Arm: "ebpf", Params: at("10000"), Of: "ratio", Bound: 1.01},
+			{ID: "G5", Text: "cold sync of 10,000 Services × 10 endpoints in ≤ 0.4 s", Measure: "cold", Arm: "nftables",
+				Params: at("10000"), Of: "value", Bound: 4e8},
+			{ID: "G6a", Text: "one endpoint change at 10,000 Services: p99 in the kernel ≤ 0.3 ms", Measure: "change",
+				Arm: "nftables", Params: at("10000"), Of: "p99", Bound: 3e5},
+			{ID: "G6b", Text: "one endpoint change costs ≤ 1.1 times as much at 10,000 Services as at 10", Measure: "change",
+				Arm: "nftables", Params: at("10000"), Of: "value", Over: &result.CellRef{Params: at("10")}, Bound: 1.1},
+			{ID: "G10", Text: "resident memory ≤ 150 MiB at 10,000 Services", Measure: "memory", Arm: "nftables",
+				Params: at("10000"), Of: "value", Bound: 150 << 20},
+			{ID: "G11", Text: "idle ≤ 0.02 % of a core", Measure: "idle", Arm: "nftables", Params: at("10000"), Of: "value",
+				Bound: 0.0002},
+			{ID: "G17", Text: "no connection fails while endpoints change", Measure: "crr", Arm: "nftables", Params: at("10000"),
+				Of: "failed", Bound: 0},
+			{ID: "S1", Text: "cold sync at least 100 times faster than kube-proxy", Measure: "cold", Arm: "nftables",
+				Params: at("10"), Of: "value", Over: &result.CellRef{Params: at("10000")}, Least: true, Bound: 100},
+			{ID: "S2", Text: "the ebpf plane: ≤ 1.01 × direct at 10,000 Services", Measure: "crr", Arm: "ebpf",
+				Params: at("10000"), Of: "ratio", Bound: 1.01},
 		},
-		Method:  []string{"Client and server are pinned to one processor each, in network namespaces joined by veth; direct traffic has namespaces of its own without any rule."},
+		Method: []string{"Client and server are pinned to one processor each, in network namespaces joined by veth; direct " +
+			"traffic has namespaces of its own without any rule."},
 		Missing: []string{"IPVS and eBPF: these planes are not built yet.", "Traffic from outside the node."},
-		Ghosts:  []result.Ghost{{Measure: "cold", X: 1000, Value: 820e6, Label: "kube-proxy", Source: "kube-proxy 1.36.3 in nftables mode, same kind of machine"}, {Measure: "cold", X: 10000, Value: 14.3e9, Label: "kube-proxy", Source: "kube-proxy 1.36.3 in nftables mode, same kind of machine"}},
+		Ghosts: []result.Ghost{{Measure: "cold", X: 1000, Value: 820e6, Label: "kube-proxy",
+			Source: "kube-proxy 1.36.3 in nftables mode, same kind of machine"}, {Measure: "cold", X: 10000, Value: 14.3e9,
+			Label: "kube-proxy", Source: "kube-proxy 1.36.3 in nftables mode, same kind of machine"}},
 	}
 }
 
-// madeUp writes a run of made-up numbers and gives its directory.
+// The machine of made-up runs, and what else it did.
+var (
+	machineOf = result.Machine{Kernel: "6.12.0 #1 SMP", Arch: "amd64", CPU: "A Processor", CPUs: 2, Memory: 8 << 30,
+		Clocksource: "tsc", Cgroup: "/"}
+	loadAfter = result.Load{Average: "0.10 0.10 0.10 1/100 1000", Total: 100 * time.Second, Busy: 20 * time.Second,
+		Own: 19 * time.Second, Memory: 4 << 30}
+)
+
+// madeUp writes a run of made-up numbers and returns its directory.
 func madeUp(t *testing.T, rounds int, edit func(*result.Manifest)) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "run")
-	m := result.NewManifest(services(), "full", 7, []string{"fairlead", "lab", "run", "services", "--profile", "full", "--seed", "7", "--out", "my results"})
+	m := result.Manifest{Design: services(), Profile: "full", Seed: 7,
+		Command: []string{"fairlead", "lab", "run", "services", "--profile", "full", "--seed", "7", "--out", "my results"},
+		Build:   result.Build{Module: "fairlead.dev/fairlead", Version: "(devel)", Go: "go1.26"}, Machine: machineOf}
 	m.Build.Commit = "f06a0ae5f06a0ae5f06a0ae5f06a0ae5"
 	m.Versions = []string{"nft 1.0.6, for reading back only"}
 	if edit != nil {
@@ -66,7 +89,7 @@ func madeUp(t *testing.T, rounds int, edit func(*result.Manifest)) string {
 		g.round(i)
 	}
 	w.Remark("These numbers are made up.")
-	if err := w.Close(""); err != nil {
+	if err := w.Close("", loadAfter); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -107,13 +130,15 @@ func (g *generator) times(round int, measure, arm string, services int, mid floa
 	packets := map[string]float64{"connect": 6, "crr": 14, "rr": 4}[measure]
 	if packets > 0 {
 		b.Counters = map[string]float64{"softnet": packets * float64(n), "switches": 2 * float64(n), "retransmits": 0}
-		b.CPU = &load.CPU{System: time.Duration(mid * float64(n) * 0.5), User: time.Duration(mid * float64(n) * 0.1), Server: time.Duration(mid * float64(n) * 0.3)}
+		b.CPU = &load.CPU{System: time.Duration(mid * float64(n) * 0.5), User: time.Duration(mid * float64(n) * 0.1),
+			Server: time.Duration(mid * float64(n) * 0.3)}
 	}
 	g.add(b, err)
 }
 
 func (g *generator) scalar(round int, measure string, services int, v float64) {
-	g.add(result.Block{Measure: measure, Arm: "nftables", Round: round, Params: map[string]string{"services": fmt.Sprint(services)}}.Is(v*(1+0.02*g.r.NormFloat64())), nil)
+	g.add(result.Block{Measure: measure, Arm: "nftables", Round: round,
+		Params: map[string]string{"services": fmt.Sprint(services)}}.Is(v*(1+0.02*g.r.NormFloat64())), nil)
 }
 
 func (g *generator) round(i int) {

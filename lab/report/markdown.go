@@ -8,72 +8,89 @@ import (
 
 // markdown writes the page for a repository's or a wiki's reader. Charts are links to their files.
 func (p *page) markdown(w io.Writer) error {
-	var b strings.Builder
-	say := func(format string, a ...any) { fmt.Fprintf(&b, format+"\n", a...) }
-	list := func(title string, l []string) {
-		if len(l) == 0 {
-			return
-		}
-		say("## %s\n", title)
-		for _, s := range l {
-			say("- %s", escape(s))
-		}
-		say("")
-	}
-	say("# %s\n\n%s\n\n*%s*\n", escape(p.Title), escape(p.Question), escape(p.Where))
-	list("This is not a whole, clean run", p.Warnings)
+	b := &document{}
+	b.say("# %s\n\n%s\n\n*%s*\n", escape(p.Title), escape(p.Question), escape(p.Where))
+	b.list("This is not a whole, clean run", p.Warnings)
 	if p.Noisy {
-		list("This run was noisy", p.Noise)
+		b.list("This run was noisy", p.Noise)
 	}
-	list("Verdict", p.Verdict)
+	b.list("Verdict", p.Verdict)
+	p.markdownTables(b)
+	if p.Counters != nil {
+		b.say("## Exact counts\n\n%s", p.Counters.markdown())
+	}
+	if p.Upkeep != nil {
+		b.say("## Exact counts without a baseline\n\n%s", p.Upkeep.markdown())
+	}
+	b.say("## Method in brief\n\n%s\n", escape(strings.Join(p.Method, "\n\n")))
+	b.list("Not measured", p.Missing)
+	b.list("Remarks", p.Remarks)
+	p.markdownOrigin(b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// markdownTables writes the tables and the charts.
+func (p *page) markdownTables(b *document) {
 	for _, of := range []struct {
 		title  string
 		tables []*table
 	}{{"Claims", some(p.Claims)}, {"Aims", some(p.Aims)}, {"Traffic", p.Answers}, {"Without a baseline", p.Absolute}} {
 		if len(of.tables) > 0 {
-			say("## %s\n", of.title)
+			b.say("## %s\n", of.title)
 		}
 		for _, t := range of.tables {
 			if t.Title != "" {
-				say("### %s\n", escape(t.Title))
+				b.say("### %s\n", escape(t.Title))
 			}
-			say("%s", t.markdown())
+			b.say("%s", t.markdown())
 		}
 	}
 	if len(p.Charts) > 0 {
-		say("## Charts\n")
+		b.say("## Charts\n")
 		for _, c := range p.Charts {
-			say("![%s](%s/%s.svg)\n", escape(strings.ReplaceAll(c.Text, "]", ")")), ChartsDir, c.Name)
+			b.say("![%s](%s/%s.svg)\n", escape(strings.ReplaceAll(c.Text, "]", ")")), ChartsDir, c.Name)
 		}
 		for _, g := range p.Ghosts {
-			say("- hollow: %s", escape(g))
+			b.say("- hollow: %s", escape(g))
 		}
 	}
-	if p.Counters != nil {
-		say("## Exact counts\n\n%s", p.Counters.markdown())
-	}
-	if p.Upkeep != nil {
-		say("## Exact counts without a baseline\n\n%s", p.Upkeep.markdown())
-	}
-	say("## Method in brief\n\n%s\n", escape(strings.Join(p.Method, "\n\n")))
-	list("Not measured", p.Missing)
-	list("Remarks", p.Remarks)
-	say("## Machine\n")
+}
+
+// markdownOrigin writes where the numbers come from.
+func (p *page) markdownOrigin(b *document) {
+	b.say("## Machine\n")
 	for _, m := range append(p.Machine, p.More...) {
-		say("- %s: %s", escape(m.Name), escape(m.Value))
+		b.say("- %s: %s", escape(m.Name), escape(m.Value))
 	}
 	if !p.Noisy {
-		say("\n## Noise\n\n%s", escape(strings.Join(p.Noise, " ")))
+		b.say("\n## Noise\n\n%s", escape(strings.Join(p.Noise, " ")))
 	}
-	say("\n## Raw files, and how to repeat this\n")
+	b.say("\n## Raw files, and how to repeat this\n")
 	for _, f := range p.Files {
-		say("- `%s`: %s; %s, SHA-256 %s", f.Name, f.Text, size(f.Size), f.Hash)
+		b.say("- `%s`: %s; %s, SHA-256 %s", f.Name, f.Text, size(f.Size), f.Hash)
 	}
 	if p.Command != "" {
-		say("\n```sh\n%s\n```", p.Command)
+		b.say("\n```sh\n%s\n```", p.Command)
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+}
+
+// document is Markdown as it is written.
+type document struct{ strings.Builder }
+
+// say writes a line.
+func (d *document) say(format string, a ...any) { fmt.Fprintf(d, format+"\n", a...) }
+
+// list writes a section that is a list, if it holds anything.
+func (d *document) list(title string, l []string) {
+	if len(l) == 0 {
+		return
+	}
+	d.say("## %s\n", title)
+	for _, s := range l {
+		d.say("- %s", escape(s))
+	}
+	d.say("")
 }
 
 // escape keeps text from being read as Markdown or HTML.
@@ -111,8 +128,8 @@ func (t *table) markdown() string {
 		}
 		row(cells)
 	}
-	if t.Note != "" {
-		fmt.Fprintf(&b, "\n%s\n", escape(t.Note))
+	if t.Remark != "" {
+		fmt.Fprintf(&b, "\n%s\n", escape(t.Remark))
 	}
 	return b.String()
 }

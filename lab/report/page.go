@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/lab/analysis"
 	"fairlead.dev/fairlead/lab/chart"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/lab/stats"
@@ -19,24 +20,34 @@ type page struct {
 	Title, Question string
 	Where           string // profile, date, duration, in a line
 	Verdict         []string
-	Claims          *table   // of others
-	Aims            *table   // our own
-	Answers         []*table // measures with a baseline: arm × parameter
-	Absolute        []*table // the others
-	Counters        *table
-	Upkeep          *table // counts of the others
-	Noise           []string
-	Noisy           bool
-	Warnings        []string
-	Remarks         []string
-	Method          []string
-	Missing         []string
-	Machine         []pair
-	More            []pair // of the machine, for those who look closely
-	Charts          []drawn
-	Ghosts          []string
-	Files           []rawFile
-	Command         string
+	tables
+	Noise    []string
+	Noisy    bool
+	Warnings []string
+	Remarks  []string
+	Method   []string
+	Missing  []string
+	origin
+	Charts []drawn
+	Ghosts []string
+}
+
+// tables are a page's numbers.
+type tables struct {
+	Claims   *table   // of others
+	Aims     *table   // our own
+	Answers  []*table // measures with a baseline: arm × parameter
+	Absolute []*table // the others
+	Counters *table
+	Upkeep   *table // counts of the others
+}
+
+// origin is where a page's numbers come from.
+type origin struct {
+	Machine []pair
+	More    []pair // of the machine, for those who want to know more
+	Files   []rawFile
+	Command string
 }
 
 type pair struct{ Name, Value string }
@@ -47,12 +58,12 @@ type table struct {
 	Head   []string
 	Groups []heading // above Head, if any
 	Rows   [][]cell
-	Note   string
+	Remark string
 
 	Stacked bool // intervals stand below their numbers
 }
 
-// numeric says whether a column's last cell is a number: the baseline, which comes first, has none in some.
+// numeric reports whether a column's last cell is a number: the baseline, which comes first, has none in some.
 func (t *table) numeric(i int) bool {
 	return len(t.Rows) > 0 && t.Rows[len(t.Rows)-1][i].Class == "num"
 }
@@ -67,16 +78,18 @@ type heading struct {
 // "unclear", "hit", "miss", "base".
 type cell struct{ Text, Small, Class string }
 
-func newPage(r result.Run, s result.Summary, files []rawFile) (*page, error) {
+func newPage(r result.Run, s analysis.Summary, files []rawFile) (*page, error) {
 	charts, err := draw(r, s)
 	if err != nil {
 		return nil, err
 	}
 	d, m := s.Design, r.Manifest
 	p := &page{
-		Title: d.Title, Question: d.Question, Where: where(m, s), Verdict: sentences(s), Noise: noiseWords(s.Noise), Noisy: s.Noise.Noisy,
-		Warnings: s.Warnings, Remarks: m.Remarks, Method: append(method(s), d.Method...), Missing: d.Missing, Charts: charts, Files: files,
-		Command: shell(m.Command), Claims: aims(s, true), Aims: aims(s, false),
+		Title: d.Title, Question: d.Question, Where: where(m, s), Verdict: sentences(s), Noise: noiseWords(s.Noise),
+		Noisy:    s.Noise.Noisy,
+		Warnings: s.Warnings, Remarks: m.Remarks, Method: append(method(s), d.Method...), Missing: d.Missing, Charts: charts,
+		origin: origin{Files: files, Command: shell(m.Command)},
+		tables: tables{Claims: aims(s, true), Aims: aims(s, false)},
 	}
 	if broad(d) {
 		for _, g := range grids(s, true) {
@@ -107,7 +120,7 @@ func some(t *table) []*table {
 	return []*table{t}
 }
 
-func where(m result.Manifest, s result.Summary) string {
+func where(m result.Manifest, s analysis.Summary) string {
 	l := []string{"experiment " + m.Design.ID, m.Profile + " profile", m.Started.UTC().Format("2 January 2006, 15:04 UTC")}
 	if !m.Ended.IsZero() {
 		l = append(l, span(m.Ended.Sub(m.Started)))
@@ -116,7 +129,7 @@ func where(m result.Manifest, s result.Summary) string {
 }
 
 // sentences are the verdict: per measure and arm at its largest parameter, then the aims.
-func sentences(s result.Summary) (l []string) {
+func sentences(s analysis.Summary) (l []string) {
 	d := s.Design
 	if broad(d) {
 		return append(tallies(s), gridSentences(s)...)
@@ -134,14 +147,15 @@ func sentences(s result.Summary) (l []string) {
 	return append(l, tallies(s)...)
 }
 
-func sentence(s result.Summary, m result.Measure, c, base result.Cell) string {
+func sentence(s analysis.Summary, m result.Measure, c, base analysis.Cell) string {
 	d := s.Design
 	name := d.ArmTitle(c.Arm)
 	if v, ok := c.Params[d.Vary.Param]; ok {
 		name += " at " + number(v) + " " + d.Vary.Short
 	}
 	e := *c.Ratio
-	text := fmt.Sprintf("%s: %s takes %s × %s (95 %% interval %s)", m.Title, name, ratio(e.Value), d.ArmTitle(d.Baseline), ratios(e.CI))
+	text := fmt.Sprintf("%s: %s takes %s × %s (95 %% interval %s)", m.Title, name, ratio(e.Value), d.ArmTitle(d.Baseline),
+		ratios(e.CI))
 	switch {
 	case !e.Sure:
 		return text + ": too few rounds for a verdict."
@@ -150,16 +164,18 @@ func sentence(s result.Summary, m result.Measure, c, base result.Cell) string {
 	case c.Verdict == stats.Same:
 		return text + fmt.Sprintf(": %s, which lies within the margin of %s.", percent(e.Value), plusMinus(margin(d, m)))
 	case c.Verdict == stats.Unclear:
-		return text + fmt.Sprintf(": unclear, neither the same within %s nor different beyond what this run can resolve (%s).",
-			plusMinus(margin(d, m)), plusMinus(s.Resolution[m.ID].Half))
+		return text +
+			fmt.Sprintf(": unclear, neither the same within %s nor different beyond what this run can resolve (%s).",
+				plusMinus(margin(d, m)), plusMinus(s.Resolution[m.ID].Half))
 	case base.Value == nil:
 		return text + "."
 	}
-	way := "more than"
+	direction := "more than"
 	if e.Value < 1 {
-		way = "less than"
+		direction = "less than"
 	}
-	return text + fmt.Sprintf(": %s, about %s %s %s.", percent(e.Value), amount(math.Abs(e.Value-1)*base.Value.Value, m.Unit), way, amount(base.Value.Value, m.Unit))
+	return text + fmt.Sprintf(": %s, about %s %s %s.", percent(e.Value),
+		amount(math.Abs(e.Value-1)*base.Value.Value, m.Unit), direction, amount(base.Value.Value, m.Unit))
 }
 
 func margin(d result.Design, m result.Measure) float64 {
@@ -169,33 +185,34 @@ func margin(d result.Design, m result.Measure) float64 {
 	return d.Margin
 }
 
-func noiseWords(n result.Noise) []string {
-	l := []string{fmt.Sprintf("The hypervisor took %.2f %% of the processors' time; other processes used %.1f %%.", 100*n.Steal, 100*n.Others)}
+func noiseWords(n analysis.Noise) []string {
+	l := []string{fmt.Sprintf("The hypervisor took %.2f %% of the processors' time; other processes used %.1f %%.",
+		100*n.Steal, 100*n.Others)}
 	for _, w := range n.Why {
 		l = append(l, strings.ToUpper(w[:1])+w[1:]+".")
 	}
 	return l
 }
 
-// rows gives every arm and parameter that has a cell in one of the measures, in order.
-func rows(s result.Summary, measures []result.Measure) (keys []result.Cell) {
+// rows returns every arm and parameter that has a cell in one of the measures, in order.
+func rows(s analysis.Summary, measures []result.Measure) (keys []analysis.Cell) {
 	for _, arm := range s.Design.Arms {
-		var of []result.Cell
+		var of []analysis.Cell
 		for _, m := range measures {
 			for _, c := range s.Select(m.ID, arm.ID) {
-				if !slices.ContainsFunc(of, func(o result.Cell) bool { return maps.Equal(o.Params, c.Params) }) {
-					of = append(of, result.Cell{Arm: c.Arm, Params: c.Params, X: c.X})
+				if !slices.ContainsFunc(of, func(o analysis.Cell) bool { return maps.Equal(o.Params, c.Params) }) {
+					of = append(of, analysis.Cell{Arm: c.Arm, Params: c.Params, X: c.X})
 				}
 			}
 		}
-		slices.SortStableFunc(of, func(a, b result.Cell) int { return int(a.X - b.X) })
+		slices.SortStableFunc(of, func(a, b analysis.Cell) int { return int(a.X - b.X) })
 		keys = append(keys, of...)
 	}
 	return keys
 }
 
 // head begins a row: the arm, and the varied parameter with the others.
-func head(d result.Design, c result.Cell) []cell {
+func head(d result.Design, c analysis.Cell) []cell {
 	var params []string
 	if v, ok := c.Params[d.Vary.Param]; ok {
 		params = append(params, number(v))
@@ -213,9 +230,10 @@ func head(d result.Design, c result.Cell) []cell {
 }
 
 // measured are the measures with or without a baseline that have a cell.
-func measured(s result.Summary, ratio bool) (ms []result.Measure) {
+func measured(s analysis.Summary, ratio bool) (ms []result.Measure) {
 	for _, m := range s.Design.Measures {
-		if compared(m) == ratio && slices.ContainsFunc(s.Cells, func(c result.Cell) bool { return c.Measure == m.ID && c.Value != nil }) {
+		if compared(m) == ratio && slices.ContainsFunc(s.Cells,
+			func(c analysis.Cell) bool { return c.Measure == m.ID && c.Value != nil }) {
 			ms = append(ms, m)
 		}
 	}
@@ -223,7 +241,7 @@ func measured(s result.Summary, ratio bool) (ms []result.Measure) {
 }
 
 // answers has two columns per measure: the time, and the ratio with its interval and verdict.
-func answers(s result.Summary) *table {
+func answers(s analysis.Summary) *table {
 	d, ms := s.Design, measured(s, true)
 	if len(ms) == 0 {
 		return nil
@@ -247,15 +265,16 @@ func answers(s result.Summary) *table {
 			l = append(l, m.Title+" "+plusMinus(r.Half))
 		}
 	}
-	t.Note = fmt.Sprintf("Medians over blocks; ratios are medians over rounds of block to the %s blocks of the same round, with 95 %% intervals. "+
-		"“No difference” means that the whole interval lies within %s and holds 1; “in margin”, that it lies within but does not hold 1.", d.ArmTitle(d.Baseline), plusMinus(d.Margin))
+	t.Remark = fmt.Sprintf("Medians over blocks; ratios are medians over rounds of block to the %s blocks of the same "+
+		"round, with 95 %% intervals. “No difference” means that the whole interval lies within %s and holds 1; “in "+
+		"margin”, that it lies within but does not hold 1.", d.ArmTitle(d.Baseline), plusMinus(d.Margin))
 	if len(l) > 0 {
-		t.Note += " What this run can't tell from nothing (A/A): " + strings.Join(l, ", ") + "."
+		t.Remark += " What this run can't tell from nothing (A/A): " + strings.Join(l, ", ") + "."
 	}
 	return t
 }
 
-func valueCell(c result.Cell, m result.Measure, interval bool) cell {
+func valueCell(c analysis.Cell, m result.Measure, interval bool) cell {
 	if c.Value == nil {
 		return cell{Text: "–", Class: "num"}
 	}
@@ -266,7 +285,7 @@ func valueCell(c result.Cell, m result.Measure, interval bool) cell {
 	return out
 }
 
-func ratioCell(c result.Cell) cell {
+func ratioCell(c analysis.Cell) cell {
 	if c.Ratio == nil {
 		return cell{Text: "–", Class: "base"}
 	}
@@ -278,14 +297,15 @@ func ratioCell(c result.Cell) cell {
 }
 
 // counters has what was counted exactly, per operation, for measures with a baseline.
-func counters(s result.Summary) *table {
+func counters(s analysis.Summary) *table {
 	d, ms := s.Design, measured(s, true)
 	names := counterNames(s, ms)
 	if len(names) == 0 {
 		return nil
 	}
-	t := &table{Head: []string{"", d.Vary.Short}, Groups: []heading{{"", 2}}, Note: "Counts per operation, medians over blocks. Packets through the receive path and context switches are " +
-		"exact for the machine; traffic of other processes adds to the former."}
+	t := &table{Head: []string{"", d.Vary.Short}, Groups: []heading{{"", 2}},
+		Remark: "Counts per operation, medians over blocks. Packets through the receive path and context switches are " +
+			"exact for the machine; traffic of other processes adds to the former."}
 	for _, m := range ms {
 		t.Groups = append(t.Groups, heading{m.Title, len(names)})
 		for _, n := range names {
@@ -306,10 +326,11 @@ func counters(s result.Summary) *table {
 }
 
 // hiddenCounters say nothing that others don't.
-var hiddenCounters = map[string]bool{"softnet_pinned": true, "servers": true, "bytes": true, "preempted": true, "faults": true}
+var hiddenCounters = map[string]bool{"softnet_pinned": true, "servers": true, "bytes": true, "preempted": true,
+	"faults": true}
 
 // counterNames are those that are not 0 everywhere.
-func counterNames(s result.Summary, ms []result.Measure) []string {
+func counterNames(s analysis.Summary, ms []result.Measure) []string {
 	names := map[string]bool{}
 	for _, c := range s.Cells {
 		if !slices.ContainsFunc(ms, func(m result.Measure) bool { return m.ID == c.Measure }) {
@@ -343,7 +364,7 @@ func countCell(counters map[string]float64, name string) cell {
 }
 
 // tallies count outcomes: "Claims: 3 confirmed, 1 refuted."
-func tallies(s result.Summary) (l []string) {
+func tallies(s analysis.Summary) (l []string) {
 	for _, claims := range []bool{true, false} {
 		if t := tally(s, claims); t != "" {
 			l = append(l, kind(claims)+": "+t+".")
@@ -356,7 +377,7 @@ func tallies(s result.Summary) (l []string) {
 func kind(claims bool) string { return map[bool]string{true: "Claims", false: "Aims"}[claims] }
 
 // chosen are the claims of others, or our own aims.
-func chosen(s result.Summary, claims bool) (l []result.AimResult) {
+func chosen(s analysis.Summary, claims bool) (l []analysis.AimResult) {
 	for _, a := range s.Aims {
 		if (a.Claim != "") == claims {
 			l = append(l, a)
@@ -365,7 +386,7 @@ func chosen(s result.Summary, claims bool) (l []result.AimResult) {
 	return l
 }
 
-func aims(s result.Summary, claims bool) *table {
+func aims(s analysis.Summary, claims bool) *table {
 	l := chosen(s, claims)
 	if len(l) == 0 {
 		return nil
@@ -379,39 +400,47 @@ func aims(s result.Summary, claims bool) *table {
 				got.Small = quantity(a.Aim, s.Design, a.Got.CI.Low) + " – " + quantity(a.Aim, s.Design, a.Got.CI.High)
 			}
 		}
-		t.Rows = append(t.Rows, []cell{{Text: a.ID}, {Text: a.Text, Small: a.Claim}, got, {Text: limit(a.Aim, s.Design), Class: "num"},
+		t.Rows = append(t.Rows, []cell{{Text: a.ID}, {Text: a.Text, Small: a.Claim}, got,
+			{Text: limit(a.Aim, s.Design), Class: "num"},
 			{Text: outcomeSign(a.Outcome) + " " + string(a.Outcome), Small: a.Why, Class: outcomeClass(a.Outcome)}})
 	}
 	return t
 }
 
-func outcomeSign(o result.Outcome) string {
-	return map[result.Outcome]string{result.Hit: "✓", result.Miss: "✗", result.Inconclusive: "?", result.NotMeasured: "–",
-		result.Confirmed: "✓", result.Refuted: "✗", result.Undecided: "?", result.NotTestable: "–"}[o]
+func outcomeSign(o analysis.Outcome) string {
+	return map[analysis.Outcome]string{analysis.Hit: "✓", analysis.Miss: "✗", analysis.Inconclusive: "?",
+		analysis.NotMeasured: "–",
+		analysis.Confirmed:   "✓", analysis.Refuted: "✗", analysis.Undecided: "?", analysis.NotTestable: "–"}[o]
 }
 
-func outcomeClass(o result.Outcome) string {
-	return map[result.Outcome]string{result.Hit: "hit", result.Miss: "miss", result.Inconclusive: "unclear", result.NotMeasured: "base",
-		result.Confirmed: "hit", result.Refuted: "miss", result.Undecided: "unclear", result.NotTestable: "base"}[o]
+func outcomeClass(o analysis.Outcome) string {
+	return map[analysis.Outcome]string{analysis.Hit: "hit", analysis.Miss: "miss", analysis.Inconclusive: "unclear",
+		analysis.NotMeasured: "base",
+		analysis.Confirmed:   "hit", analysis.Refuted: "miss", analysis.Undecided: "unclear", analysis.NotTestable: "base"}[o]
 }
 
 // method is what holds for every experiment.
-func method(s result.Summary) []string {
+func method(s analysis.Summary) []string {
 	d := s.Design
 	base := d.ArmTitle(d.Baseline)
 	if base == "" {
-		return []string{"Intervals hold 95 %: bootstrap of the median over blocks, expanded for small counts (Hesterberg 2015), computed rather than drawn."}
+		return []string{"Intervals hold 95 %: bootstrap of the median over blocks, expanded for small counts (Hesterberg " +
+			"2015), computed rather than drawn."}
 	}
 	return []string{
-		fmt.Sprintf("Nothing is compared across runs. Work is done in short blocks; each round has every arm once, in random order, with %s at both ends. "+
-			"A ratio is a block's median over the mean of its own round's %s blocks, and the number given is the median of those ratios over rounds.", base, base),
-		"Intervals hold 95 %: bootstrap of the median over blocks or rounds, expanded for small counts (Hesterberg 2015), computed rather than drawn. " +
-			"Quantiles over all operations get theirs from resampling whole blocks.",
-		fmt.Sprintf("%s is measured twice under two names in every round (A/A). How far that ratio's interval reaches from 1 is the resolution: smaller differences can't be told from nothing here.",
+		fmt.Sprintf("Nothing is compared across runs. Work is done in short blocks; each round has every arm once, in "+
+			"random order, with %s at both ends. A ratio is a block's median over the mean of its own round's %s blocks, and "+
+			"the number given is the median of those ratios over rounds.", base, base),
+		"Intervals hold 95 %: bootstrap of the median over blocks or rounds, expanded for small counts (Hesterberg 2015), " +
+			"computed rather than drawn. Quantiles over all operations get theirs from resampling whole blocks.",
+		fmt.Sprintf("%s is measured twice under two names in every round (A/A). How far that ratio's interval reaches from "+
+			"1 is the resolution: smaller differences can't be told from nothing here.",
 			strings.ToUpper(base[:1])+base[1:]),
-		fmt.Sprintf("“No difference” and “in margin” are equivalence claims: the whole interval lies within %s of 1 (two one-sided tests). "+
-			"A difference is claimed only when the interval lies beyond the resolution. Everything else is unclear.", plusMinus(d.Margin)),
-		"Closed loops send the next request when the last is answered, so their tails are too kind; open loops count from the intended start.",
+		fmt.Sprintf("“No difference” and “in margin” are equivalence claims: the whole interval lies within %s of 1 (two "+
+			"one-sided tests). A difference is claimed only when the interval lies beyond the resolution. Everything else "+
+			"is unclear.", plusMinus(d.Margin)),
+		"Closed loops send the next request when the last is answered, so their tails are too kind; open loops count from " +
+			"the intended start.",
 	}
 }
 
@@ -431,7 +460,8 @@ func machine(m result.Manifest) (short, more []pair) {
 		{"Seed", fmt.Sprint(m.Seed)},
 		{"Load before", m.Before.Average},
 		{"Load after", m.After.Average},
-		{"Stolen time", fmt.Sprintf("%s before, %s after, since boot", m.Before.Steal.Round(10*time.Millisecond), m.After.Steal.Round(10*time.Millisecond))},
+		{"Stolen time", fmt.Sprintf("%s before, %s after, since boot", m.Before.Steal.Round(10*time.Millisecond),
+			m.After.Steal.Round(10*time.Millisecond))},
 		{"Control group", strings.TrimSpace(x.Cgroup + " " + x.CPUMax)},
 	}
 	for _, v := range m.Versions {

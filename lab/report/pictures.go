@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"fairlead.dev/fairlead/lab/analysis"
 	"fairlead.dev/fairlead/lab/chart"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/lab/stats"
@@ -40,9 +41,10 @@ func (a *artist) pictures() error {
 	return nil
 }
 
-// pictured says whether a measure is drawn in a picture and nowhere else.
+// pictured reports whether a measure is drawn in a picture and nowhere else.
 func (a *artist) pictured(m result.Measure) bool {
-	return slices.ContainsFunc(a.d.Pictures, func(p result.Picture) bool { return p.Alone && slices.Contains(p.Measures, m.ID) })
+	return slices.ContainsFunc(a.d.Pictures,
+		func(p result.Picture) bool { return p.Alone && slices.Contains(p.Measures, m.ID) })
 }
 
 // stack draws measures' values on each other.
@@ -72,7 +74,8 @@ func (a *artist) stack(p result.Picture) {
 		return
 	}
 	first, _ := a.d.Measure(p.Measures[0])
-	b.Frame, b.X = a.frame(p.ID, p.Title, "medians over blocks, each arm at its greatest number", "", &first), chart.Axis{Title: m.Unit + " of a core"}
+	b.Frame, b.X = a.frame(p.ID, p.Title, "medians over blocks, each arm at its greatest number", "", &first),
+		chart.Axis{Title: m.Unit + " of a core"}
 	a.add(p.ID, "picture", p.Title, b)
 }
 
@@ -83,7 +86,7 @@ func (a *artist) overlay(p result.Picture) error {
 	ops := int64(0)
 	for _, arm := range a.d.Arms {
 		c := last(a.s.Select(m.ID, arm.ID))
-		h, err := a.run.Hist(c)
+		h, err := analysis.Hist(a.run, c)
 		if err != nil {
 			return err
 		}
@@ -91,13 +94,16 @@ func (a *artist) overlay(p result.Picture) error {
 			continue
 		}
 		ops = max(ops, h.TotalCount())
-		sets = append(sets, chart.Counts{Name: arm.Title, Style: a.style(arm.ID), Bins: bins(h, m.Unit), Line: !slices.Contains(p.Arms, arm.ID)})
+		sets = append(sets, chart.Counts{Name: arm.Title, Style: a.style(arm.ID), Bins: bins(h, m.Unit),
+			Line: !slices.Contains(p.Arms, arm.ID)})
 	}
 	if len(sets) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(sets, func(x, y chart.Counts) int { return b2i(x.Line) - b2i(y.Line) }) // lines over what is filled
-	f := a.frame(p.ID, p.Title, fmt.Sprintf("all operations of all blocks, up to %s each, shares of each arm's own total", group(fmt.Sprint(ops))), "", &m)
+	// lines over what is filled
+	slices.SortStableFunc(sets, func(x, y chart.Counts) int { return b2i(x.Line) - b2i(y.Line) })
+	f := a.frame(p.ID, p.Title, fmt.Sprintf("all operations of all blocks, up to %s each, shares of each arm's own total",
+		group(fmt.Sprint(ops))), "", &m)
 	f.Width, f.Height = 920, 420
 	a.add(p.ID, "forest", p.Title, chart.Histogram{Frame: f, X: chart.Axis{Title: perWhat(m), Log: true}, Sets: sets})
 	return nil
@@ -116,7 +122,7 @@ func (a *artist) deviation(p result.Picture) error {
 	b := chart.Bars{X: chart.Axis{Title: perWhat(m) + ": mean ± standard deviation"}}
 	for _, arm := range a.d.Arms {
 		c := last(a.s.Select(m.ID, arm.ID))
-		h, err := a.run.Hist(c)
+		h, err := analysis.Hist(a.run, c)
 		if err != nil {
 			return err
 		}
@@ -124,11 +130,13 @@ func (a *artist) deviation(p result.Picture) error {
 			continue
 		}
 		mean, sd := in(h.Mean(), m.Unit), in(h.StdDev(), m.Unit)
-		b.Bars = append(b.Bars, chart.Bar{Name: arm.Title, Style: a.style(arm.ID), Parts: []float64{mean}, Low: max(0, mean-sd), High: mean + sd,
+		b.Bars = append(b.Bars, chart.Bar{Name: arm.Title, Style: a.style(arm.ID), Parts: []float64{mean},
+			Low: max(0, mean-sd), High: mean + sd,
 			Text: chart.Number(mean) + " ± " + chart.Number(sd)})
 	}
 	if len(b.Bars) > 0 {
-		b.Frame = a.frame(p.ID, p.Title, "over all operations of all blocks; a few slow ones make most of the deviation", "", &m)
+		b.Frame = a.frame(p.ID, p.Title, "over all operations of all blocks; a few slow ones make most of the deviation", "",
+			&m)
 		a.add(p.ID, "picture", p.Title, b)
 	}
 	return nil
@@ -162,13 +170,14 @@ func (a *artist) shares(p result.Picture) {
 	if len(b.Bars) == 0 {
 		return
 	}
-	b.Frame = a.frame(p.ID, p.Title, fmt.Sprintf("%s connections each; p: chance of shares so uneven, or more, if all were equally likely", group(fmt.Sprint(n))), "", &m)
+	b.Frame = a.frame(p.ID, p.Title, fmt.Sprintf("%s connections each; p: chance of shares so uneven, or more, if all "+
+		"were equally likely", group(fmt.Sprint(n))), "", &m)
 	b.Frame.Width = 920
 	a.add(p.ID, "forest", p.Title, b)
 }
 
 // answerers are who answered, in order.
-func answerers(c result.Cell) (ids []string) {
+func answerers(c analysis.Cell) (ids []string) {
 	for id := range c.Answers {
 		ids = append(ids, id)
 	}
@@ -181,7 +190,7 @@ func answerers(c result.Cell) (ids []string) {
 	return ids
 }
 
-// probability gives "0.42", or "< 0.001".
+// probability returns "0.42", or "< 0.001".
 func probability(p float64) string {
 	if p < 0.001 {
 		return "< 0.001"
@@ -189,8 +198,8 @@ func probability(p float64) string {
 	return fmt.Sprintf("%.2g", p)
 }
 
-// broadly draws a measure of a design with many arms: its value, and its ratio or difference to the baseline, over the varied
-// parameter, or as bars where there is one value of it.
+// broadly draws a measure of a design with many arms: its value, and its ratio or difference to the baseline, over the
+// varied parameter, or as bars where there is one value of it.
 func (a *artist) broadly(m result.Measure) {
 	half, base := a.s.Resolution[m.ID].Half, a.d.ArmTitle(a.d.Baseline)
 	const grey = "; 95 % interval; grey: what can't be told from nothing"
@@ -203,11 +212,14 @@ func (a *artist) broadly(m result.Measure) {
 			a.over(m, m.ID+"-value", arms, value, m.Unit, blocksOf(a.s, m, arms), chart.Axis{Title: perWhat(m), Zero: true},
 				chart.Reference{Name: base, Value: at, Low: at * (1 - half), High: at * (1 + half)})
 		}
-		a.over(m, m.ID, arms, toDirect, "", fmt.Sprintf("median of the ratios to %s in the same round, %s", base, roundsOf(a.s, m, arms))+grey,
-			chart.Axis{Title: "ratio to " + base, Suffix: " ×"}, chart.Reference{Name: base, Value: 1, Low: 1 - half, High: 1 + half})
+		a.over(m, m.ID, arms, toDirect, "", fmt.Sprintf("median of the ratios to %s in the same round, %s", base,
+			roundsOf(a.s, m, arms))+grey,
+			chart.Axis{Title: "ratio to " + base, Suffix: " ×"},
+			chart.Reference{Name: base, Value: 1, Low: 1 - half, High: 1 + half})
 	case m.More:
 		a.over(m, m.ID, arms, toDirectMore, m.Unit, "median of the differences to "+base+" in the same round"+grey,
-			chart.Axis{Title: m.Unit + " more than " + base, Suffix: " " + m.Unit}, chart.Reference{Name: base, Low: in(-half, m.Unit), High: in(half, m.Unit)})
+			chart.Axis{Title: m.Unit + " more than " + base, Suffix: " " + m.Unit},
+			chart.Reference{Name: base, Low: in(-half, m.Unit), High: in(half, m.Unit)})
 	case m.Exact:
 		a.over(m, m.ID, a.arms(m.ID), value, m.Unit, "counted, not sampled", chart.Axis{Title: perWhat(m), Log: true})
 	default:
@@ -215,10 +227,11 @@ func (a *artist) broadly(m result.Measure) {
 	}
 }
 
-func toDirectMore(c result.Cell) *stats.Estimate { return c.More }
+func toDirectMore(c analysis.Cell) *stats.Estimate { return c.More }
 
 // over draws a number of a measure's cells over the varied parameter.
-func (a *artist) over(m result.Measure, name string, arms []string, pick func(result.Cell) *stats.Estimate, unit, sub string, y chart.Axis, refs ...chart.Reference) {
+func (a *artist) over(m result.Measure, name string, arms []string, pick func(analysis.Cell) *stats.Estimate, unit,
+	sub string, y chart.Axis, refs ...chart.Reference) {
 	ss := a.series(m, arms, pick, unit)
 	title := m.Title + a.ends(ss, unit)
 	if lo, hi, most := extent(ss); most < 2 {
@@ -269,7 +282,7 @@ func near(ss []chart.Series) (in []chart.Series, out string) {
 	return in, strings.Join(far, "; ")
 }
 
-// ends gives ": 1.02 (ebpf) to 4.31 (ipt-classic19) at 10,000 Services", of the last points.
+// ends returns ": 1.02 (ebpf) to 4.31 (ipt-classic19) at 10,000 Services", of the last points.
 func (a *artist) ends(ss []chart.Series, unit string) string {
 	if len(ss) == 0 {
 		return ""
@@ -277,18 +290,21 @@ func (a *artist) ends(ss []chart.Series, unit string) string {
 	at := func(s chart.Series) chart.Point { return s.Points[len(s.Points)-1] }
 	order := func(x, y chart.Series) int { return cmp.Compare(at(x).Y, at(y).Y) }
 	lo, hi := slices.MinFunc(ss, order), slices.MaxFunc(ss, order)
-	return fmt.Sprintf(": %s (%s) to %s (%s) at %s %s", chart.Number(at(lo).Y), lo.Name, strings.TrimSpace(chart.Number(at(hi).Y)+" "+unit), hi.Name,
+	return fmt.Sprintf(": %s (%s) to %s (%s) at %s %s", chart.Number(at(lo).Y), lo.Name,
+		strings.TrimSpace(chart.Number(at(hi).Y)+" "+unit), hi.Name,
 		group(strconv.FormatFloat(at(hi).X, 'f', -1, 64)), a.d.Vary.Short)
 }
 
 // barsOf has a bar for each cell.
-func (a *artist) barsOf(m result.Measure, arms []string, pick func(result.Cell) *stats.Estimate, unit string, f chart.Frame, x chart.Axis) {
+func (a *artist) barsOf(m result.Measure, arms []string, pick func(analysis.Cell) *stats.Estimate, unit string,
+	f chart.Frame, x chart.Axis) {
 	b := chart.Bars{X: chart.Axis{Title: x.Title, Suffix: x.Suffix}}
 	f.Height = 0
 	for _, arm := range arms {
 		for _, c := range a.s.Select(m.ID, arm) {
 			if e := pick(c); e != nil {
-				b.Bars = append(b.Bars, chart.Bar{Name: a.cellName(c), Style: a.style(arm), Parts: []float64{max(0, in(e.Value, unit))}, Low: in(e.CI.Low, unit), High: in(e.CI.High, unit), Text: chart.Number(in(e.Value, unit))})
+				b.Bars = append(b.Bars, chart.Bar{Name: a.cellName(c), Style: a.style(arm), Parts: []float64{max(0,
+					in(e.Value, unit))}, Low: in(e.CI.Low, unit), High: in(e.CI.High, unit), Text: chart.Number(in(e.Value, unit))})
 			}
 		}
 	}

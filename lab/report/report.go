@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"fairlead.dev/fairlead/lab/analysis"
 	"fairlead.dev/fairlead/lab/result"
 )
 
@@ -29,7 +30,7 @@ func Build(dir string) error {
 	if err != nil {
 		return err
 	}
-	s, err := result.WriteSummary(dir)
+	s, err := analysis.WriteSummary(dir)
 	if err != nil {
 		return err
 	}

@@ -16,12 +16,13 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"fairlead.dev/fairlead/lab/analysis"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/lab/stats"
 )
 
-// keep is where TestBuild leaves its made-up report: go test ./lab/report -run Build -keep DIR
-var keep = flag.String("keep", "", "copy the made-up run with its report to this folder")
+// copyTo is where TestBuild leaves its made-up report: go test ./lab/report -run Build -keep DIR
+var copyTo = flag.String("keep", "", "copy the made-up run with its report to this folder")
 
 // tree is every file of a folder.
 func tree(t *testing.T, dir string) map[string]string {
@@ -82,17 +83,17 @@ func TestBuild(t *testing.T) {
 	if len(again) != len(got) {
 		t.Errorf("%d files, then %d", len(got), len(again))
 	}
-	if *keep != "" {
-		if err := os.MkdirAll(*keep, 0o755); err != nil {
+	if *copyTo != "" {
+		if err := os.MkdirAll(*copyTo, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := exec.Command("cp", "-r", dir+"/.", *keep).CombinedOutput(); err != nil {
+		if out, err := exec.Command("cp", "-r", dir+"/.", *copyTo).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
 }
 
-// reports builds a report and gives its HTML and Markdown.
+// reports builds a report and returns its HTML and Markdown.
 func reports(t *testing.T, dir string) (htmlText, markdown string) {
 	t.Helper()
 	if err := Build(dir); err != nil {
@@ -143,7 +144,7 @@ func TestReportsSayTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := result.Summarize(r)
+	s, err := analysis.Summarize(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +161,8 @@ func TestReportsSayTheSame(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"IPVS and eBPF: these planes are not built yet.", "fairlead lab run services --profile full --seed 7 --out 'my results'",
+	for _, want := range []string{"IPVS and eBPF: these planes are not built yet.",
+		"fairlead lab run services --profile full --seed 7 --out 'my results'",
 		"Linux ", "f06a0ae5f06a", "These numbers are made up.", "nft 1.0.6, for reading back only", "5 hit, 1 miss"} {
 		for where, text := range map[string]string{"HTML": plain, "Markdown": md} {
 			if !strings.Contains(text, want) {
@@ -245,11 +247,11 @@ func TestTableFitsItsWidth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := result.Summarize(r)
+	s, err := analysis.Summarize(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Noise = result.Noise{} // whose line is not part of the tables
+	s.Noise = analysis.Noise{} // whose line is not part of the tables
 	for _, width := range []int{76, 100, 160} {
 		var b bytes.Buffer
 		if err := Table(&b, s, width); err != nil {
@@ -268,13 +270,17 @@ func TestTableFitsItsWidth(t *testing.T) {
 
 func TestWords(t *testing.T) {
 	for got, want := range map[string]string{
-		percent(1.0681): "+6.8 %", percent(0.97): "−3.0 %", percent(1.0012): "+0.12 %", percent(3): "+200 %", percent(1): "+0.00 %",
+		percent(1.0681): "+6.8 %", percent(0.97): "−3.0 %", percent(1.0012): "+0.12 %", percent(3): "+200 %",
+		percent(1):       "+0.00 %",
 		plusMinus(0.006): "±0.6 %", plusMinus(0.02): "±2 %", plusMinus(0.0004): "±0.04 %",
 		ratio(1.06814): "1.068", ratio(0.0074): "0.007", ratio(123.4): "123",
-		amount(61_300, "µs"): "61.3 µs", amount(118<<20, "MiB"): "118 MiB", amount(0.0002, "%"): "0.0200 %", amount(3, ""): "3.00",
+		amount(61_300, "µs"): "61.3 µs", amount(118<<20, "MiB"): "118 MiB", amount(0.0002, "%"): "0.0200 %",
+		amount(3, ""): "3.00",
 		between(stats.Interval{Low: 60e3, High: 61e3}, "µs"): "60.0–61.0",
-		span(200 * time.Second):                              "3 min 20 s", span(7384 * time.Second): "2 h 3 min", span(4 * time.Second): "4 s",
-		number("10000"): "10,000", number("first"): "first", number("2.5"): "2.5", group("1234567"): "1,234,567", group("123"): "123",
+		span(200 * time.Second):                              "3 min 20 s", span(7384 * time.Second): "2 h 3 min",
+		span(4 * time.Second): "4 s",
+		number("10000"):       "10,000", number("first"): "first", number("2.5"): "2.5", group("1234567"): "1,234,567",
+		group("123"):       "123",
 		plural(1, "round"): "1 round", plural(2100, "block"): "2,100 blocks",
 		shell([]string{"a", "b c", "it's", ""}): `a 'b c' 'it'\''s' ''`,
 		size(100):                               "100 bytes", size(2048): "2.0 KiB", size(3 << 20): "3.0 MiB",
@@ -286,10 +292,11 @@ func TestWords(t *testing.T) {
 }
 
 func TestVerdictWords(t *testing.T) {
-	cell := func(v stats.Verdict, low, value, high float64, sure bool) result.Cell {
-		return result.Cell{Verdict: v, Ratio: &stats.Estimate{Value: value, CI: stats.Interval{Low: low, High: high}, Sure: sure}}
+	cell := func(v stats.Verdict, low, value, high float64, sure bool) analysis.Cell {
+		ratio := &stats.Estimate{Value: value, CI: stats.Interval{Low: low, High: high}, Sure: sure}
+		return analysis.Cell{Numbers: analysis.Numbers{Verdict: v, Ratio: ratio}}
 	}
-	for want, c := range map[string]result.Cell{
+	for want, c := range map[string]analysis.Cell{
 		"no difference":     cell(stats.Same, 0.99, 1, 1.01, true),
 		"+1.2 %, in margin": cell(stats.Same, 1.005, 1.012, 1.019, true),
 		"+6.8 %":            cell(stats.Higher, 1.06, 1.068, 1.08, true),

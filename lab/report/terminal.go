@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"fairlead.dev/fairlead/lab/analysis"
 	"fairlead.dev/fairlead/lab/chart"
 	"fairlead.dev/fairlead/lab/result"
 )
@@ -28,9 +29,9 @@ func (c column) width() (w int) {
 	return w
 }
 
-// Table writes a summary for a terminal of so many columns: warnings, a table per measure that has a baseline, one of all
-// others or one for each, claims and aims. Columns that matter less are left out where width is short.
-func Table(w io.Writer, s result.Summary, width int) error {
+// Table writes a summary for a terminal of so many columns: warnings, a table per measure that has a baseline, one of
+// all others or one for each, claims and aims. Columns that matter less are left out where width is short.
+func Table(w io.Writer, s analysis.Summary, width int) error {
 	var b strings.Builder
 	for _, line := range s.Warnings {
 		fmt.Fprintf(&b, "! %s\n", line)
@@ -60,7 +61,7 @@ func Table(w io.Writer, s result.Summary, width int) error {
 }
 
 // few writes the tables of a design with few arms.
-func few(b *strings.Builder, s result.Summary, width int) {
+func few(b *strings.Builder, s analysis.Summary, width int) {
 	for _, m := range measured(s, true) {
 		columns := measureColumns(s, m)
 		if len(columns[0].cells) == 0 {
@@ -75,7 +76,7 @@ func few(b *strings.Builder, s result.Summary, width int) {
 	}
 }
 
-func resolutionWords(s result.Summary, m result.Measure) string {
+func resolutionWords(s analysis.Summary, m result.Measure) string {
 	r, ok := s.Resolution[m.ID]
 	if !ok {
 		return ""
@@ -84,7 +85,7 @@ func resolutionWords(s result.Summary, m result.Measure) string {
 }
 
 // measureColumns has a row per cell of a measure.
-func measureColumns(s result.Summary, m result.Measure) []column {
+func measureColumns(s analysis.Summary, m result.Measure) []column {
 	d := s.Design
 	cols := []column{
 		{title: "", left: true}, {title: d.Vary.Short}, {title: "median"}, {title: "95 %", drop: 2},
@@ -100,12 +101,12 @@ func measureColumns(s result.Summary, m result.Measure) []column {
 			cols[i].cells = append(cols[i].cells, row[i])
 		}
 	}
-	return slices.DeleteFunc(cols[:], func(c column) bool { // what nobody has needs no column, but the first must stay
+	return slices.DeleteFunc(cols[:], func(c column) bool { // what nothing has needs no column, but the first must stay
 		return c.title != "" && !slices.ContainsFunc(c.cells, func(s string) bool { return s != "" })
 	})
 }
 
-func measureRow(s result.Summary, m result.Measure, c result.Cell) []string {
+func measureRow(s analysis.Summary, m result.Measure, c analysis.Cell) []string {
 	h := head(s.Design, c)
 	row := []string{h[0].Text, h[1].Text, "–", "", "", "", verdict(c), "", fmt.Sprint(c.Blocks), "", ""}
 	if e := c.Value; e != nil {
@@ -129,7 +130,7 @@ func measureRow(s result.Summary, m result.Measure, c result.Cell) []string {
 	return row
 }
 
-func aimColumns(s result.Summary, claims bool) []column {
+func aimColumns(s analysis.Summary, claims bool) []column {
 	cols := []column{{left: true}, {left: true}, {left: true}, {left: true, drop: 1, cut: true}}
 	for _, a := range chosen(s, claims) {
 		for i, text := range []string{outcomeSign(a.Outcome), a.ID, says(a, s.Design), a.Text} {
@@ -146,8 +147,8 @@ func render(b *strings.Builder, cols []column, width int) {
 		if worst.drop == 0 {
 			break
 		}
-		if room := width - total(cols) + worst.width(); worst.cut && room >= 16 {
-			worst.shorten(room)
+		if space := width - total(cols) + worst.width(); worst.cut && space >= 16 {
+			worst.shorten(space)
 			break
 		}
 		cols = slices.DeleteFunc(cols, func(c column) bool { return c.drop == worst.drop })

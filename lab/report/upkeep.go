@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"fairlead.dev/fairlead/lab/analysis"
 	"fairlead.dev/fairlead/lab/chart"
 	"fairlead.dev/fairlead/lab/result"
 )
@@ -15,11 +16,11 @@ import (
 type line struct {
 	measure result.Measure
 	name    string
-	cells   map[string]result.Cell // by the varied parameter, "" where there is none
+	cells   map[string]analysis.Cell // by the varied parameter, "" where there is none
 }
 
-// upkeep gives every measure without a baseline, line by line, and the values of the varied parameter that they have.
-func upkeep(s result.Summary) (xs []string, lines []*line) {
+// upkeep returns every measure without a baseline, line by line, and the values of the varied parameter that they have.
+func upkeep(s analysis.Summary) (xs []string, lines []*line) {
 	d, ms := s.Design, measured(s, false)
 	arms, at := map[string]bool{}, map[string]float64{}
 	for _, c := range s.Cells {
@@ -36,19 +37,22 @@ func upkeep(s result.Summary) (xs []string, lines []*line) {
 			name := lineName(d, m, c, len(arms) > 1)
 			l := byName[name]
 			if l == nil {
-				l = &line{m, name, map[string]result.Cell{}}
+				l = &line{m, name, map[string]analysis.Cell{}}
 				byName[name] = l
 				lines = append(lines, l)
 			}
 			l.cells[c.Params[d.Vary.Param]] = c
 		}
 	}
-	xs = slices.SortedFunc(maps.Keys(at), func(a, b string) int { return cmp.Or(cmp.Compare(at[a], at[b]), strings.Compare(a, b)) })
+	xs = slices.SortedFunc(maps.Keys(at), func(a,
+		b string) int {
+		return cmp.Or(cmp.Compare(at[a], at[b]), strings.Compare(a, b))
+	})
 	return xs, lines
 }
 
-// lineName gives "agent's memory, after the first sync", with the arm where there are several.
-func lineName(d result.Design, m result.Measure, c result.Cell, arm bool) string {
+// lineName returns "agent's memory, after the first sync", with the arm where there are several.
+func lineName(d result.Design, m result.Measure, c analysis.Cell, arm bool) string {
 	name := m.Title
 	if arm {
 		name += ", " + d.ArmTitle(c.Arm)
@@ -61,8 +65,8 @@ func lineName(d result.Design, m result.Measure, c result.Cell, arm bool) string
 	return name
 }
 
-// has says whether one of the cells has something.
-func (l *line) has(what func(result.Cell) bool) bool {
+// has reports whether one of the cells has something.
+func (l *line) has(what func(analysis.Cell) bool) bool {
 	for _, c := range l.cells {
 		if what(c) {
 			return true
@@ -71,30 +75,33 @@ func (l *line) has(what func(result.Cell) bool) bool {
 	return false
 }
 
-func (l *line) tails() bool { return l.has(func(c result.Cell) bool { return c.Quantiles != nil }) }
+func (l *line) tails() bool { return l.has(func(c analysis.Cell) bool { return c.Quantiles != nil }) }
 
-func (l *line) failures() bool { return l.has(func(c result.Cell) bool { return c.Failed() > 0 }) }
+func (l *line) failures() bool { return l.has(func(c analysis.Cell) bool { return c.Failed() > 0 }) }
 
 // absolute has a row per line, and one for its tail if it is a distribution.
-func absolute(s result.Summary) *table {
+func absolute(s analysis.Summary) *table {
 	xs, lines := upkeep(s)
 	if len(lines) == 0 {
 		return nil
 	}
-	t := &table{Head: []string{"", ""}, Groups: []heading{{"", 2}, {s.Design.Vary.Short, len(xs)}}, Note: "Medians over blocks, or means where the measure says so, with 95 % intervals; " +
-		"99 % and slowest are over all operations. These have no baseline: they hold for this machine.", Stacked: true}
+	t := &table{Head: []string{"", ""}, Groups: []heading{{"", 2}, {s.Design.Vary.Short, len(xs)}},
+		Remark: "Medians over blocks, or means where the measure says so, with 95 % intervals; " +
+			"99 % and slowest are over all operations. These have no baseline: they hold for this machine.", Stacked: true}
 	for _, x := range xs {
 		t.Head = append(t.Head, number(x))
 	}
 	for _, l := range lines {
-		t.Rows = append(t.Rows, l.row(xs, cell{Text: l.name}, func(c result.Cell) cell { return valueCell(c, l.measure, true) }))
+		t.Rows = append(t.Rows, l.row(xs, cell{Text: l.name},
+			func(c analysis.Cell) cell { return valueCell(c, l.measure, true) }))
 		if l.tails() {
 			for _, tail := range []struct{ title, of string }{{"  99 % within", "p99"}, {"  slowest", "max"}} {
-				t.Rows = append(t.Rows, l.row(xs, cell{Text: tail.title, Class: "base"}, func(c result.Cell) cell { return tailCell(c, l.measure, tail.of) }))
+				t.Rows = append(t.Rows, l.row(xs, cell{Text: tail.title, Class: "base"},
+					func(c analysis.Cell) cell { return tailCell(c, l.measure, tail.of) }))
 			}
 		}
 		if l.failures() {
-			t.Rows = append(t.Rows, l.row(xs, cell{Text: "  failed", Class: "miss"}, func(c result.Cell) cell {
+			t.Rows = append(t.Rows, l.row(xs, cell{Text: "  failed", Class: "miss"}, func(c analysis.Cell) cell {
 				return cell{Text: group(fmt.Sprint(c.Failed())), Class: "num"}
 			}))
 		}
@@ -102,7 +109,7 @@ func absolute(s result.Summary) *table {
 	return t
 }
 
-func (l *line) row(xs []string, name cell, text func(result.Cell) cell) []cell {
+func (l *line) row(xs []string, name cell, text func(analysis.Cell) cell) []cell {
 	row := []cell{name, {Text: l.measure.Unit, Class: "base"}}
 	for _, x := range xs {
 		c, ok := l.cells[x]
@@ -115,7 +122,7 @@ func (l *line) row(xs []string, name cell, text func(result.Cell) cell) []cell {
 	return row
 }
 
-func tailCell(c result.Cell, m result.Measure, of string) cell {
+func tailCell(c analysis.Cell, m result.Measure, of string) cell {
 	v, ok := c.Quantiles[of]
 	if !ok {
 		return cell{Text: "–", Class: "num"}
@@ -125,7 +132,7 @@ func tailCell(c result.Cell, m result.Measure, of string) cell {
 
 // upkeepColumns is the same for a terminal, without intervals. Where width is short the smaller values of the parameter
 // go first.
-func upkeepColumns(s result.Summary) []column {
+func upkeepColumns(s analysis.Summary) []column {
 	t := absolute(s)
 	if t == nil {
 		return nil
@@ -142,13 +149,14 @@ func upkeepColumns(s result.Summary) []column {
 	return cols
 }
 
-// upkeepCounts are the counters of measures without a baseline, per operation: those that the experiment itself counted.
-func upkeepCounts(s result.Summary) *table {
+// upkeepCounts are the counters of measures without a baseline, per operation: those that the experiment itself
+// counted.
+func upkeepCounts(s analysis.Summary) *table {
 	_, lines := upkeep(s)
 	names := map[string]bool{}
 	for _, c := range ownCounters {
 		for _, l := range lines {
-			if l.has(func(cell result.Cell) bool { _, ok := cell.Counters[c.name]; return ok }) {
+			if l.has(func(cell analysis.Cell) bool { _, ok := cell.Counters[c.name]; return ok }) {
 				names[c.name] = true
 			}
 		}
@@ -156,7 +164,8 @@ func upkeepCounts(s result.Summary) *table {
 	if len(names) == 0 {
 		return nil
 	}
-	t := &table{Head: []string{"", s.Design.Vary.Short}, Note: "Per operation, medians over blocks. Processor times are the whole program's, garbage collection included."}
+	t := &table{Head: []string{"", s.Design.Vary.Short},
+		Remark: "Per operation, medians over blocks. Processor times are the whole program's, garbage collection included."}
 	for _, c := range ownCounters {
 		if names[c.name] {
 			t.Head = append(t.Head, strings.TrimSuffix(c.title+", "+c.unit, ", "))
@@ -181,8 +190,8 @@ func upkeepCounts(s result.Summary) *table {
 	return t
 }
 
-func sortedCells(cells map[string]result.Cell) []result.Cell {
-	return slices.SortedFunc(maps.Values(cells), func(a, b result.Cell) int { return cmp.Compare(a.X, b.X) })
+func sortedCells(cells map[string]analysis.Cell) []analysis.Cell {
+	return slices.SortedFunc(maps.Values(cells), func(a, b analysis.Cell) int { return cmp.Compare(a.X, b.X) })
 }
 
 // counter is one with its unit.
@@ -190,7 +199,8 @@ type counter struct{ name, title, unit string }
 
 // ownCounters are those of programming and upkeep that the table shows.
 var ownCounters = []counter{
-	{"facts", "facts", ""}, {"transactions", "transactions", ""}, {"netlink_bytes", "netlink", "KiB"}, {"user", "user", "ms"}, {"system", "system", "ms"},
+	{"facts", "facts", ""}, {"transactions", "transactions", ""}, {"netlink_bytes", "netlink", "KiB"},
+	{"user", "user", "ms"}, {"system", "system", "ms"},
 	{"wakeups", "wake-ups", ""}, {"most", "most memory", "MiB"},
 }
 

@@ -7,13 +7,15 @@ import (
 	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/lab/analysis"
 	"fairlead.dev/fairlead/lab/chart"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/lab/stats"
 )
 
 // units are how many base units stand in the units that people read.
-var units = map[string]float64{"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9, "Gbit/s": 1.25e8, "ns/B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "%": 0.01, "": 1}
+var units = map[string]float64{"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9, "Gbit/s": 1.25e8, "ns/B": 1, "KiB": 1 << 10,
+	"MiB": 1 << 20, "%": 0.01, "": 1}
 
 // in converts to a unit; one that is not known stands for itself.
 func in(v float64, unit string) float64 {
@@ -23,17 +25,17 @@ func in(v float64, unit string) float64 {
 	return v
 }
 
-// amount gives "61.0 µs".
+// amount returns "61.0 µs".
 func amount(v float64, unit string) string {
 	return strings.TrimSpace(chart.Number(in(v, unit)) + " " + unit)
 }
 
-// between gives "60.6–61.4", without the unit.
+// between returns "60.6–61.4", without the unit.
 func between(i stats.Interval, unit string) string {
 	return chart.Number(in(i.Low, unit)) + "–" + chart.Number(in(i.High, unit))
 }
 
-// ratio gives "1.068".
+// ratio returns "1.068".
 func ratio(v float64) string {
 	if v >= 10 {
 		return chart.Number(v)
@@ -41,10 +43,10 @@ func ratio(v float64) string {
 	return strconv.FormatFloat(v, 'f', 3, 64)
 }
 
-// ratios gives "1.062–1.073".
+// ratios returns "1.062–1.073".
 func ratios(i stats.Interval) string { return ratio(i.Low) + "–" + ratio(i.High) }
 
-// percent gives "+6.8 %" for 1.068.
+// percent returns "+6.8 %" for 1.068.
 func percent(r float64) string {
 	sign, v := "+", 100*(r-1)
 	if v < 0 {
@@ -59,7 +61,7 @@ func percent(r float64) string {
 	return sign + strconv.FormatFloat(v, 'f', digits, 64) + " %"
 }
 
-// plusMinus gives "±0.6 %" for 0.006.
+// plusMinus returns "±0.6 %" for 0.006.
 func plusMinus(v float64) string {
 	s := strconv.FormatFloat(100*v, 'f', 2, 64)
 	if v >= 0.00095 {
@@ -68,8 +70,8 @@ func plusMinus(v float64) string {
 	return "±" + strings.TrimSuffix(s, ".0") + " %"
 }
 
-// verdict says in two or three words what a ratio means.
-func verdict(c result.Cell) string {
+// verdict returns in two or three words what a ratio means.
+func verdict(c analysis.Cell) string {
 	if c.Ratio == nil {
 		return ""
 	}
@@ -87,14 +89,14 @@ func verdict(c result.Cell) string {
 }
 
 // says is an aim's number and bound in their own unit: "0.84 s of ≤ 0.4 s".
-func says(a result.AimResult, d result.Design) string {
+func says(a analysis.AimResult, d result.Design) string {
 	if a.Got == nil {
 		return string(a.Outcome)
 	}
 	return quantity(a.Aim, d, a.Got.Value) + " of " + limit(a.Aim, d)
 }
 
-// limit gives "≤ 0.4 s", or "1 × ±2 %".
+// limit returns "≤ 0.4 s", or "1 × ±2 %".
 func limit(a result.Aim, d result.Design) string {
 	switch {
 	case a.Cannot != "":
@@ -129,11 +131,11 @@ func bound(a result.Aim, d result.Design) string {
 func aimUnit(a result.Aim, d result.Design) string {
 	m, _ := d.Measure(a.Measure)
 	switch {
-	case a.Over != nil || a.Of == "ratio":
+	case a.Over != nil || a.Of == result.Ratio:
 		return "×"
-	case a.Of == "failed":
+	case a.Of == result.Failed:
 		return "failed"
-	case a.Of == "p":
+	case a.Of == result.Fit:
 		return ""
 	}
 	return m.Unit
@@ -148,7 +150,7 @@ func quantity(a result.Aim, d result.Design, v float64) string {
 	}
 }
 
-// span gives "3 min 20 s".
+// span returns "3 min 20 s".
 func span(d time.Duration) string {
 	d = d.Round(time.Second)
 	h, m, s := d/time.Hour, d%time.Hour/time.Minute, d%time.Minute/time.Second
@@ -177,7 +179,7 @@ func group(s string) string {
 	return s
 }
 
-// plural gives "1 round", "21 rounds".
+// plural returns "1 round", "21 rounds".
 func plural(n int, word string) string {
 	if n == 1 {
 		return "1 " + word

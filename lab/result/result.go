@@ -1,6 +1,6 @@
-// Package result is a run's directory: what was asked and on which machine (manifest.json), what was seen
-// (blocks.jsonl, one line per block, only ever appended to) and what follows from it (summary.json, which Summarize
-// can make again from the other two at any time). It measures nothing and draws nothing.
+// Package result is the format of a run's directory: what was to be measured and on which machine (manifest.json), what
+// was measured (blocks.jsonl, one line per block, only ever appended to) and, of some runs, every single time
+// (samples.csv). It measures nothing and computes nothing: what follows from a run is in package analysis.
 //
 // All numbers are in base units: times in ns, memory in bytes, shares and ratios as plain numbers. A Measure says in
 // which unit people read it.
@@ -30,11 +30,10 @@ const Schema = 1
 const (
 	ManifestFile = "manifest.json"
 	BlocksFile   = "blocks.jsonl"
-	SummaryFile  = "summary.json"
 	SamplesFile  = "samples.csv" // of runs that keep every operation's time
 )
 
-// Manifest says what was run, with what, where and when.
+// Manifest is what was run, with what, where and when.
 type Manifest struct {
 	Schema   int       `json:"schema"`
 	Design   Design    `json:"design"`
@@ -55,23 +54,29 @@ type Manifest struct {
 // Block is what one arm did in one short stretch of one measure. Blocks of one round stand between the same two
 // baselines.
 type Block struct {
-	Experiment string             `json:"experiment"`
-	Measure    string             `json:"measure"`
-	Arm        string             `json:"arm"`
-	Params     map[string]string  `json:"params,omitempty"`
-	Round      int                `json:"round"`
-	Order      int                `json:"order"` // of the block in the run, from 0
-	Start      time.Time          `json:"start"`
-	Since      time.Duration      `json:"since"` // ns from the run's start, on the monotonic clock
-	Wall       time.Duration      `json:"wall"`  // ns
-	Ops        int64              `json:"ops"`
-	Errors     map[string]int64   `json:"errors,omitempty"`
-	Figures    map[string]float64 `json:"quantiles,omitempty"` // "p50" and so on in ns, "mean", "min", "max"; "value" for what is no distribution
-	CPU        *load.CPU          `json:"cpu,omitempty"`
-	Counters   map[string]float64 `json:"counters,omitempty"` // over the whole block
-	Answers    map[string]int64   `json:"answers,omitempty"`  // by who gave them
-	Hist       string             `json:"hist,omitempty"`     // HdrHistogram V2, compressed, base64; ns
-	Trace      *load.Trace        `json:"trace,omitempty"`    // of an open loop
+	Experiment string           `json:"experiment"`
+	Measure    string           `json:"measure"`
+	Arm        string           `json:"arm"`
+	Params     Params           `json:"params,omitempty"`
+	Round      int              `json:"round"`
+	Order      int              `json:"order"` // of the block in the run, from 0
+	Start      time.Time        `json:"start"`
+	Since      time.Duration    `json:"since"` // ns from the run's start, on the monotonic clock
+	Wall       time.Duration    `json:"wall"`  // ns
+	Ops        int64            `json:"ops"`
+	Errors     map[string]int64 `json:"errors,omitempty"`
+	// "p50" and so on in ns, "mean", "min", "max"; "value" for what is no distribution
+	Figures  map[string]float64 `json:"quantiles,omitempty"`
+	CPU      *load.CPU          `json:"cpu,omitempty"`
+	Counters map[string]float64 `json:"counters,omitempty"` // over the whole block
+	Answers  map[string]int64   `json:"answers,omitempty"`  // by server
+	Operations
+}
+
+// Operations is what is recorded of a block's single operations.
+type Operations struct {
+	Hist  string      `json:"hist,omitempty"`  // HdrHistogram V2, compressed, base64; ns
+	Trace *load.Trace `json:"trace,omitempty"` // of an open loop
 }
 
 // Timed fills a block's numbers from a load's sample.
@@ -105,7 +110,7 @@ func (b Block) hist(h *hdrhistogram.Histogram) (Block, error) {
 
 // Is makes a block of one number in base units.
 func (b Block) Is(value float64) Block {
-	b.Ops, b.Figures = 1, map[string]float64{"value": value}
+	b.Ops, b.Figures = 1, map[string]float64{string(Value): value}
 	return b
 }
 
@@ -115,32 +120,6 @@ func (b Block) Failed() (n int64) {
 		n += e
 	}
 	return n
-}
-
-// busy is processor time per time: of the client, the server, the agent, softirq's, or "", the first three together, which
-// hold softirq's time: it is spent in whoever is interrupted.
-func (b Block) busy(part string) (float64, bool) {
-	if b.CPU == nil || b.Wall <= 0 {
-		return 0, false
-	}
-	client := b.CPU.User + b.CPU.System
-	parts := map[string]time.Duration{"": client + b.CPU.Server + b.CPU.Agent, "client": client, "server": b.CPU.Server, "agent": b.CPU.Agent, "softirq": b.CPU.Softirq}
-	v, ok := parts[part]
-	return float64(v) / float64(b.Wall), ok
-}
-
-// imbalance is the greatest number of answers from one server over the mean, less 1. A server without answers is one that
-// Counters["servers"] knows of.
-func (b Block) imbalance() (float64, bool) {
-	n := b.Counters["servers"]
-	if n == 0 || len(b.Answers) == 0 {
-		return 0, false
-	}
-	most, sum := 0.0, 0.0
-	for _, a := range b.Answers {
-		most, sum = max(most, float64(a)), sum+float64(a)
-	}
-	return most*n/sum - 1, true
 }
 
 // Run is a directory as read.
@@ -172,7 +151,7 @@ func Create(dir string, m Manifest) (*Writer, error) {
 	}
 	w := &Writer{dir: dir, manifest: m, blocks: f, begun: time.Now()}
 	w.manifest.Schema, w.manifest.Started = Schema, w.begun.Round(0)
-	if err := writeJSON(filepath.Join(dir, ManifestFile), w.manifest); err != nil {
+	if err := WriteJSON(filepath.Join(dir, ManifestFile), w.manifest); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return w, nil
@@ -195,14 +174,31 @@ func (w *Writer) Add(b Block) error {
 	return nil
 }
 
-// Samples appends the time of each of a block's operations, in ns and in order, to the samples' file, of which the first line
-// names the columns. None make no file.
+// AddValue appends a block that is one number of a measure, in base units.
+func (w *Writer) AddValue(b Block, measure string, value float64) error {
+	b.Measure = measure
+	return w.Add(b.Is(value))
+}
+
+// AddTimes appends a block of single times of a measure, in ns, which it sorts.
+func (w *Writer) AddTimes(b Block, measure string, ns []int64) error {
+	b.Measure = measure
+	b, err := b.Times(ns)
+	if err != nil {
+		return err
+	}
+	return w.Add(b)
+}
+
+// Samples appends the time of each of a block's operations, in ns and in order, to the samples' file, of which the
+// first line names the columns. None make no file.
 func (w *Writer) Samples(b Block, ns []int64) (err error) {
 	if len(ns) == 0 {
 		return nil
 	}
 	if w.samples == nil {
-		if w.file, err = os.OpenFile(filepath.Join(w.dir, SamplesFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644); err != nil {
+		if w.file, err = os.OpenFile(filepath.Join(w.dir, SamplesFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL,
+			0o644); err != nil {
 			return fmt.Errorf("begin the samples: %w", err)
 		}
 		w.samples = bufio.NewWriter(w.file)
@@ -217,12 +213,12 @@ func (w *Writer) Samples(b Block, ns []int64) (err error) {
 	return nil
 }
 
-// Remark adds something that the report must tell.
+// Remark adds a remark, which the report prints.
 func (w *Writer) Remark(s string) { w.manifest.Remarks = append(w.manifest.Remarks, s) }
 
-// Close ends the run: the manifest learns when and how ("" for well), and the summary is written.
-func (w *Writer) Close(outcome string) error {
-	w.manifest.Ended, w.manifest.Outcome, w.manifest.After = time.Now().Round(0), outcome, ReadLoad()
+// Close ends the run: the manifest records when, how ("" for well) and what else the machine did until then.
+func (w *Writer) Close(outcome string, after Load) error {
+	w.manifest.Ended, w.manifest.Outcome, w.manifest.After = time.Now().Round(0), outcome, after
 	if err := errors.Join(w.blocks.Sync(), w.blocks.Close()); err != nil {
 		return fmt.Errorf("end the blocks: %w", err)
 	}
@@ -231,14 +227,11 @@ func (w *Writer) Close(outcome string) error {
 			return fmt.Errorf("end the samples: %w", err)
 		}
 	}
-	if err := writeJSON(filepath.Join(w.dir, ManifestFile), w.manifest); err != nil {
-		return err
-	}
-	_, err := WriteSummary(w.dir)
-	return err
+	return WriteJSON(filepath.Join(w.dir, ManifestFile), w.manifest)
 }
 
-// Read gives what a directory holds. An incomplete last line is left out and told by Cut; any other bad line is an error.
+// Read returns what a directory holds. An incomplete last line is left out and sets Cut; any other bad line is an
+// error.
 func Read(dir string) (r Run, err error) {
 	b, err := os.ReadFile(filepath.Join(dir, ManifestFile))
 	if err != nil {
@@ -279,21 +272,8 @@ func readBlocks(r io.Reader) (blocks []Block, cut bool, err error) {
 	}
 }
 
-// WriteSummary makes the summary of a directory from its raw files.
-func WriteSummary(dir string) (Summary, error) {
-	r, err := Read(dir)
-	if err != nil {
-		return Summary{}, err
-	}
-	s, err := Summarize(r)
-	if err != nil {
-		return s, fmt.Errorf("summarize %s: %w", dir, err)
-	}
-	return s, writeJSON(filepath.Join(dir, SummaryFile), s)
-}
-
-// writeJSON replaces a file as a whole, so that nobody ever reads half of it.
-func writeJSON(path string, v any) error {
+// WriteJSON replaces a file as a whole, so that no reader ever sees half of it.
+func WriteJSON(path string, v any) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetIndent("", "  ")

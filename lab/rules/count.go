@@ -15,15 +15,17 @@ const (
 	Sent      Path = iota // by a process here, to elsewhere: OUTPUT, POSTROUTING
 	Forwarded             // from elsewhere to elsewhere: PREROUTING, FORWARD, POSTROUTING
 	Received              // from elsewhere, by a process here: PREROUTING, INPUT
-	Carried               // by a process here, and sent on by IPVS (ip_vs_nat_send_or_cont): OUTPUT until there, OUTPUT, POSTROUTING
+	// by a process here, and sent on by IPVS (ip_vs_nat_send_or_cont): OUTPUT until there, OUTPUT, POSTROUTING
+	Carried
 )
 
-// String gives "sent", "forwarded", "received" or "carried".
+// String returns "sent", "forwarded", "received" or "carried".
 func (p Path) String() string { return [...]string{"sent", "forwarded", "received", "carried"}[p] }
 
-// hooks gives the path's hooks (NF_INET_*).
+// hooks returns the path's hooks (NF_INET_*).
 func (p Path) hooks() []int {
-	return [...][]int{{output, postrouting}, {prerouting, forward, postrouting}, {prerouting, input}, {output, output, postrouting}}[p]
+	return [...][]int{{output, postrouting}, {prerouting, forward, postrouting}, {prerouting, input},
+		{output, output, postrouting}}[p]
 }
 
 // The hooks as the kernel numbers them.
@@ -42,12 +44,13 @@ type Packet struct {
 	Path        Path           // after translation, if there is one
 	In, Out     string         // devices; each empty where the path has none
 	Established bool           // an answer has been seen; else it is the connection's first packet
-	To          netip.AddrPort // of an established connection, or one that IPVS carries: what its destination is translated to, zero if it isn't
-	Mark        uint32
-	Node        []netip.Addr // the node's own addresses, besides loopback ones
+	// of an established connection, or one that IPVS carries: what its destination is translated to, zero if it isn't
+	To   netip.AddrPort
+	Mark uint32
+	Node []netip.Addr // the node's own addresses, besides loopback ones
 }
 
-// local says whether an address is the node's own.
+// local reports whether an address is the node's own.
 func (p *Packet) local(a netip.Addr) bool {
 	if a.IsLoopback() {
 		return true
@@ -133,7 +136,7 @@ func summary(l []Outcome) Count {
 	}
 }
 
-// chance gives the draws of one walk, and in the next walk others, until every combination was there once.
+// chance returns the draws of one walk, and in the next walk others, until every combination was there once.
 type chance struct {
 	draws       []draw
 	next        int // of the walk at hand
@@ -141,7 +144,7 @@ type chance struct {
 }
 
 // draw is one of equally or otherwise likely possibilities.
-type draw struct{ taken, of int }
+type draw struct{ index, of int }
 
 func newChance() *chance { return &chance{probability: 1} }
 
@@ -150,7 +153,7 @@ func (c *chance) pick(n int, weight func(i int) float64) int {
 	if c.next == len(c.draws) {
 		c.draws = append(c.draws, draw{0, n})
 	}
-	i := c.draws[c.next].taken
+	i := c.draws[c.next].index
 	c.next++
 	c.probability *= weight(i)
 	return i
@@ -174,7 +177,7 @@ func (c *chance) again() bool {
 	c.next, c.probability = 0, 1
 	for n := len(c.draws); n > 0; n = len(c.draws) {
 		last := &c.draws[n-1]
-		if last.taken++; last.taken < last.of {
+		if last.index++; last.index < last.of {
 			return true
 		}
 		c.draws = c.draws[:n-1]

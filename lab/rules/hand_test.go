@@ -104,8 +104,8 @@ func TestByHand(t *testing.T) {
 		}
 		return nil
 	}
-	iptables := func(variant string) func(context.Context, []model.Part) (func() error, error) {
-		return func(context.Context, []model.Part) (func() error, error) {
+	iptables := func(variant string) func(context.Context, []model.ServicePart) (func() error, error) {
+		return func(context.Context, []model.ServicePart) (func() error, error) {
 			err := load(handSets, "ipset", "restore")
 			if err == nil {
 				err = load(handIPTables, "iptables-"+variant+"-restore")
@@ -116,7 +116,7 @@ func TestByHand(t *testing.T) {
 	for _, s := range []subject{
 		{"iptables legacy", Legacy, iptables("legacy"), readIPTables("legacy"), nil},
 		{"iptables nft", NFT, iptables("nft"), readIPTables("nft"), nil},
-		{"nft", NFT, func(context.Context, []model.Part) (func() error, error) {
+		{"nft", NFT, func(context.Context, []model.ServicePart) (func() error, error) {
 			return func() error { return nil }, load(handNFTables, "nft", "-f", "-")
 		}, readNFTables, nil},
 	} {
@@ -124,7 +124,8 @@ func TestByHand(t *testing.T) {
 			w := newWorld(t)
 			rules := w.program(t, s, nil)
 			for _, i := range []int{0, 2, 3, 4} {
-				p := Packet{Src: netip.AddrPortFrom(nodeAddr, 0), Dst: netip.AddrPortFrom(serverAddr(i), serverPort), Protocol: model.TCP, Path: Sent, Out: "host", Node: []netip.Addr{nodeAddr, podGateway}}
+				p := Packet{Src: netip.AddrPortFrom(nodeAddr, 0), Dst: netip.AddrPortFrom(serverAddr(i), serverPort),
+					Protocol: model.TCP, Path: Sent, Out: "host", Node: []netip.Addr{nodeAddr, podGateway}}
 				w.compare(t, s, rules, p.Dst.String(), w.node, p)
 				p.Src, p.Path, p.In = netip.AddrPortFrom(podAddr, 0), Forwarded, "pod"
 				w.compare(t, s, rules, p.Dst.String(), w.pod, p)

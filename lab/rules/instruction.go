@@ -19,8 +19,10 @@ var instructions map[string]func(*machine, nft.Instruction) (nft.Verdict, error)
 
 func init() { // not in place, as look-ups lead back here
 	instructions = map[string]func(*machine, nft.Instruction) (nft.Verdict, error){
-		"immediate": immediate, "payload": payload, "meta": meta, "ct": ct, "cmp": compare, "range": within, "bitwise": bitwise, "byteorder": byteorder,
-		"lookup": lookup, "fib": fib, "numgen": numgen, "nat": translate, "masq": masquerade, "reject": refuse, "dynset": remember,
+		"immediate": immediate, "payload": payload, "meta": meta, "ct": ct, "cmp": compare, "range": within,
+		"bitwise": bitwise, "byteorder": byteorder,
+		"lookup": lookup, "fib": fib, "numgen": numgen, "nat": translate, "masq": masquerade, "reject": refuse,
+		"dynset":  remember,
 		"counter": nothing, "log": nothing, "notrack": notrack,
 	}
 }
@@ -109,7 +111,8 @@ func meta(m *machine, i nft.Instruction) (nft.Verdict, error) {
 
 // ct loads a property of the connection. Its original direction is the packet's.
 func ct(m *machine, i nft.Instruction) (nft.Verdict, error) {
-	const state, direction, status, l3proto, src, dst, proto, sport, dport, src4, dst4, src6, dst6 = 0, 1, 2, 7, 8, 9, 10, 11, 12, 19, 20, 21, 22
+	const state, direction, status, l3proto, src, dst, proto, sport, dport, src4, dst4, src6, dst6 = 0, 1, 2, 7, 8, 9, 10,
+		11, 12, 19, 20, 21, 22
 	if m.base.Hook.Priority <= tracking || i.Has(4) || i.Byte(3) != 0 {
 		return goOn, errUnknown
 	}
@@ -143,7 +146,7 @@ func ct(m *machine, i nft.Instruction) (nft.Verdict, error) {
 	return goOn, m.put(i.Number(1), v)
 }
 
-// status gives the connection's status bits (IPS_*) that rules here ask for.
+// status returns the connection's status bits (IPS_*) that rules here ask for.
 func (m *machine) status() (s uint32) {
 	if m.Established {
 		s |= 1<<1 | 1<<3 // an answer was seen, the connection is confirmed
@@ -161,7 +164,8 @@ func compare(m *machine, i nft.Instruction) (nft.Verdict, error) {
 		return goOn, err
 	}
 	d := bytes.Compare(r, v)
-	ok, known := map[nft.CmpOp]bool{nft.Eq: d == 0, nft.Neq: d != 0, nft.Lt: d < 0, nft.Lte: d <= 0, nft.Gt: d > 0, nft.Gte: d >= 0}[nft.CmpOp(i.Number(2))]
+	ok, known := map[nft.CmpOp]bool{nft.Eq: d == 0, nft.Neq: d != 0, nft.Lt: d < 0, nft.Lte: d <= 0, nft.Gt: d > 0,
+		nft.Gte: d >= 0}[nft.CmpOp(i.Number(2))]
 	if !known {
 		return goOn, errUnknown
 	}
@@ -206,7 +210,7 @@ func byteorder(m *machine, i nft.Instruction) (nft.Verdict, error) {
 }
 
 func lookup(m *machine, i nft.Instruction) (nft.Verdict, error) {
-	s, err := m.t.set(place{m.base.Family, m.base.Table, i.Text(1)})
+	s, err := m.t.set(reference{m.base.Family, m.base.Table, i.Text(1)})
 	if err != nil {
 		return goOn, err
 	}
@@ -269,7 +273,7 @@ func translate(m *machine, i nft.Instruction) (nft.Verdict, error) {
 	return nft.Accept, nil
 }
 
-// address gives where nat sends the packet.
+// address returns where nat sends the packet.
 func (m *machine) address(i nft.Instruction) (to netip.AddrPort, err error) {
 	addr, port := m.to.Addr(), m.to.Port()
 	if i.Has(3) {

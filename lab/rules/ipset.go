@@ -94,7 +94,7 @@ func (s *ipset) add(sets map[string]*ipset, text string) error {
 	return nil
 }
 
-// parseField reads a part of an element, and says whether it is a single value as key gives it.
+// parseField reads a part of an element, and reports whether it is a single value as key gives it.
 func parseField(kind, text string) (f field, one bool, err error) {
 	switch kind {
 	case "ip", "net":
@@ -143,7 +143,7 @@ func portField(text string) (field, bool, error) {
 	}, fmt.Sprintf("%s:%d", p, first) == text, nil
 }
 
-// has says whether the packet is a member. The directions tell for each field whether it is the source's.
+// has reports whether the packet is a member. The directions tell for each field whether it is the source's.
 func (s *ipset) has(w *walk, directions []bool) bool {
 	if s.members != nil {
 		return slices.ContainsFunc(s.members, func(m *ipset) bool { return m.has(w, directions) })

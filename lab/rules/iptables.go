@@ -41,13 +41,13 @@ type rule struct {
 	away    bool   // goto
 }
 
-// match says whether a rule's packet matches.
+// match reports whether a rule's packet matches.
 type match func(*walk) bool
 
 // target does something to a packet that matched.
 type target func(*walk) verdict
 
-// verdict says how it goes on.
+// verdict returns how it goes on.
 type verdict uint8
 
 const (
@@ -58,8 +58,8 @@ const (
 	reject
 )
 
-// ParseIPTables reads what iptables-save or ip6tables-save prints, of either variant, and what `ipset save` does; the latter
-// may be empty where no rule asks for a set.
+// ParseIPTables reads what iptables-save or ip6tables-save prints, of either variant, and what `ipset save` does; the
+// latter may be empty where no rule asks for a set.
 func ParseIPTables(save, sets string) (*IPTables, error) {
 	t := &IPTables{tables: map[string]map[string]*chain{}}
 	var err error
@@ -152,7 +152,7 @@ func declare(table map[string]*chain, line string) error {
 	return nil
 }
 
-// chainOf gives a chain, new if need be: a restore's text need not declare the hooks' chains.
+// chainOf returns a chain, new if need be: a restore's text need not declare the hooks' chains.
 func chainOf(table map[string]*chain, name string) *chain {
 	c := table[name]
 	if c == nil {
@@ -178,7 +178,7 @@ func (t *IPTables) check() error {
 	return nil
 }
 
-// Rules gives the number of rules in all tables.
+// Rules returns the number of rules in all tables.
 func (t *IPTables) Rules() (n int) {
 	for _, chains := range t.tables {
 		for _, c := range chains {
@@ -242,8 +242,8 @@ func (t *IPTables) walk(p *Packet, c *chance) (Outcome, error) {
 	return w.done, nil
 }
 
-// stop has a table see the packet at the hook. Of a connection that is known the nat table sees nothing: what was decided
-// for its first packet is done again by connection tracking.
+// stop has a table see the packet at the hook. Of a connection that is known the nat table sees nothing: what was
+// decided for its first packet is done again by connection tracking.
 func (t *IPTables) stop(w *walk, s stop) (verdict, error) {
 	if s.table == "nat" && (w.Established || w.untracked) {
 		w.again(w.hook == prerouting || w.hook == output)

@@ -140,9 +140,9 @@ func tcpFlags(v []string) (match, error) {
 	if len(v) != 2 {
 		return nil, errOption
 	}
-	look, errLook := flagBits(v[0])
+	mask, errMask := flagBits(v[0])
 	set, errSet := flagBits(v[1])
-	return func(w *walk) bool { return w.flags()&look == set }, errors.Join(errLook, errSet)
+	return func(w *walk) bool { return w.flags()&mask == set }, errors.Join(errMask, errSet)
 }
 
 func flagBits(s string) (bits byte, err error) {
@@ -232,7 +232,8 @@ func states(s string) (match, error) {
 		}
 	}
 	return func(w *walk) bool {
-		return slices.Contains(l, w.state()) || w.translated && slices.Contains(l, "DNAT") || w.done.Masqueraded && slices.Contains(l, "SNAT")
+		return slices.Contains(l, w.state()) || w.translated && slices.Contains(l, "DNAT") ||
+			w.done.Masqueraded && slices.Contains(l, "SNAT")
 	}, nil
 }
 
@@ -248,7 +249,8 @@ func (w *walk) state() string {
 
 func addrtypeMatches(c clause) ([]match, error) {
 	return each(c, func(o option) (match, error) {
-		if o.name != "--dst-type" && o.name != "--src-type" || !slices.Contains([]string{"LOCAL", "UNICAST", "MULTICAST"}, o.value()) {
+		if o.name != "--dst-type" && o.name != "--src-type" ||
+			!slices.Contains([]string{"LOCAL", "UNICAST", "MULTICAST"}, o.value()) {
 			return nil, errOption
 		}
 		of := side(o.name == "--src-type")
@@ -275,8 +277,8 @@ func markMatches(c clause) ([]match, error) {
 	})
 }
 
-// statisticMatches reads draws. A rule that takes every n-th packet takes, in the long run, one in n of those that come to
-// it: so it counts as a draw.
+// statisticMatches reads draws. A rule that takes every n-th packet takes, in the long run, one in n of those that come
+// to it: so it counts as a draw.
 func statisticMatches(c clause) ([]match, error) {
 	mode, _ := c.get("--mode")
 	var p float64
@@ -306,7 +308,7 @@ func statisticMatches(c clause) ([]match, error) {
 	return []match{unless(o.not, func(w *walk) bool { return w.happens(p) })}, nil
 }
 
-// cmpErr gives err, or what stands for none.
+// cmpErr returns err, or what stands for none.
 func cmpErr(err error) error {
 	if err == nil {
 		return errOption
@@ -316,7 +318,8 @@ func cmpErr(err error) error {
 
 // recentMatches reads matches of lists that packets write: setting always matches.
 func recentMatches(c clause) ([]match, error) {
-	if err := c.only("--set", "--rcheck", "--update", "--remove", "--seconds", "--reap", "--name", "--mask", "--rsource"); err != nil {
+	if err := c.only("--set", "--rcheck", "--update", "--remove", "--seconds", "--reap", "--name", "--mask",
+		"--rsource"); err != nil {
 		return nil, err
 	}
 	name, _ := c.get("--name")
@@ -330,10 +333,12 @@ func recentMatches(c clause) ([]match, error) {
 	return []match{unless(o.not, func(w *walk) bool { return w.rules.recent[listed{name.value(), w.from.Addr()}] })}, nil
 }
 
-// reverseMatches reads whether the packet's source is reached by the device that it came by. Since routing isn't walked, that is taken for granted.
+// reverseMatches reads whether the packet's source is reached by the device that it came by. Since routing isn't
+// walked, that is taken for granted.
 func reverseMatches(c clause) (l []match, err error) {
 	_, invert := c.get("--invert")
-	return []match{unless(invert, func(*walk) bool { return true })}, c.only("--invert", "--loose", "--validmark", "--accept-local")
+	return []match{unless(invert, func(*walk) bool { return true })},
+		c.only("--invert", "--loose", "--validmark", "--accept-local")
 }
 
 func iprangeMatches(c clause) ([]match, error) {
@@ -399,8 +404,8 @@ var targets = map[string]func(clause) (target, error){
 	"SET":        decides(next),
 	"MARK":       markTarget,
 	"DNAT":       dnatTarget,
-	"MASQUERADE": hideTarget,
-	"SNAT":       hideTarget,
+	"MASQUERADE": masqueradeTarget,
+	"SNAT":       masqueradeTarget,
 	"NOTRACK":    func(clause) (target, error) { return untrack, nil },
 	"CT":         ctTarget,
 }
@@ -453,8 +458,9 @@ func dnatTarget(c clause) (target, error) {
 	}, nil
 }
 
-func hideTarget(c clause) (target, error) {
-	return func(w *walk) verdict { w.done.Masqueraded = true; return accept }, c.only("--random", "--random-fully", "--to-source", "--persistent")
+func masqueradeTarget(c clause) (target, error) {
+	return func(w *walk) verdict { w.done.Masqueraded = true; return accept },
+		c.only("--random", "--random-fully", "--to-source", "--persistent")
 }
 
 func untrack(w *walk) verdict {

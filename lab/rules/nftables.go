@@ -17,12 +17,12 @@ import (
 type NFTables struct {
 	conn   *nft.Conn
 	hooks  map[[2]int][]*nft.FullChain // by bits of an address and hook, in the order of packets
-	chains map[place]*nft.FullChain
-	sets   map[place]*nftSet
+	chains map[reference]*nft.FullChain
+	sets   map[reference]*nftSet
 }
 
-// place names a chain or set.
-type place struct {
+// reference names a chain or set.
+type reference struct {
 	family      uint8
 	table, name string
 }
@@ -35,8 +35,8 @@ type nftSet struct {
 	bound []*nft.FullElement // of ranges of one field, by key
 }
 
-// ReadNFTables reads the rules of nf_tables in the calling thread's network namespace. Those of iptables' nft variant hold
-// instructions of ip_tables, which are an error where a packet meets them: ParseIPTables reads their text.
+// ReadNFTables reads the rules of nf_tables in the calling thread's network namespace. Those of iptables' nft variant
+// hold instructions of ip_tables, which are an error where a packet meets them: ParseIPTables reads their text.
 func ReadNFTables() (*NFTables, error) {
 	c, err := nft.Open()
 	if err != nil {
@@ -50,13 +50,15 @@ func ReadNFTables() (*NFTables, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	t := &NFTables{conn: c, hooks: map[[2]int][]*nft.FullChain{}, chains: map[place]*nft.FullChain{}, sets: map[place]*nftSet{}}
+	t := &NFTables{conn: c, hooks: map[[2]int][]*nft.FullChain{}, chains: map[reference]*nft.FullChain{},
+		sets: map[reference]*nftSet{}}
 	for _, f := range chains {
-		t.chains[place{f.Family, f.Table, f.Name}] = f
+		t.chains[reference{f.Family, f.Table, f.Name}] = f
 		if f.Hook == nil {
 			continue
 		}
-		for _, bits := range map[uint8][]int{unix.NFPROTO_IPV4: {32}, unix.NFPROTO_IPV6: {128}, unix.NFPROTO_INET: {32, 128}}[f.Family] {
+		for _, bits := range map[uint8][]int{unix.NFPROTO_IPV4: {32}, unix.NFPROTO_IPV6: {128},
+			unix.NFPROTO_INET: {32, 128}}[f.Family] {
 			at := [2]int{bits, int(f.Hook.Number)}
 			t.hooks[at] = append(t.hooks[at], f)
 		}
@@ -65,7 +67,7 @@ func ReadNFTables() (*NFTables, error) {
 		slices.SortStableFunc(l, func(a, b *nft.FullChain) int { return order(a) - order(b) })
 	}
 	for _, s := range sets {
-		at := place{s.Family, s.Table, s.Name}
+		at := reference{s.Family, s.Table, s.Name}
 		t.sets[at] = &nftSet{FullSet: s}
 		if !s.Dynamic() {
 			continue
@@ -85,7 +87,7 @@ const (
 	sources      = 100
 )
 
-// order gives where a chain comes at its hook.
+// order returns where a chain comes at its hook.
 func order(f *nft.FullChain) int {
 	const scale = 1 << 12 // chains of type nat come by their own priorities where their hook does
 	p := int(f.Hook.Priority)
@@ -98,11 +100,11 @@ func order(f *nft.FullChain) int {
 	return sources*scale + p
 }
 
-// Close gives the connection to the kernel back.
+// Close closes the connection to the kernel.
 func (t *NFTables) Close() error { return t.conn.Close() }
 
-// set gives a set, ready for look-ups.
-func (t *NFTables) set(at place) (*nftSet, error) {
+// set returns a set, ready for look-ups.
+func (t *NFTables) set(at reference) (*nftSet, error) {
 	s := t.sets[at]
 	if s == nil {
 		return nil, fmt.Errorf("no set %s in table %s", at.name, at.table)
@@ -142,7 +144,7 @@ func (s *nftSet) ready() {
 	})
 }
 
-// find looks a key up.
+// find inspects a key up.
 func (s *nftSet) find(key []byte) *nft.FullElement {
 	found := s.all
 	switch {
@@ -171,7 +173,7 @@ func (s *nftSet) find(key []byte) *nft.FullElement {
 	return found
 }
 
-// within says whether each field of a key is in its range of an element.
+// within reports whether each field of a key is in its range of an element.
 func (s *nftSet) within(e *nft.FullElement, key []byte) bool {
 	end := e.End
 	if end == "" {
@@ -180,7 +182,8 @@ func (s *nftSet) within(e *nft.FullElement, key []byte) bool {
 	at := 0
 	for _, n := range s.Fields {
 		to := at + int(n)
-		if to > len(key) || to > len(e.Key) || to > len(end) || string(key[at:to]) < e.Key[at:to] || string(key[at:to]) > end[at:to] {
+		if to > len(key) || to > len(e.Key) || to > len(end) || string(key[at:to]) < e.Key[at:to] ||
+			string(key[at:to]) > end[at:to] {
 			return false
 		}
 		at += int(n+3) &^ 3
@@ -209,23 +212,14 @@ func (t *NFTables) walk(p *Packet, c *chance) (Outcome, error) {
 		}
 		natted := behind
 		for _, m.base = range t.hooks[[2]int{p.Dst.Addr().BitLen(), m.hook}] {
-			if m.base.Hook.Type == "nat" && (p.Established || natted || m.untracked) || before && m.base.Hook.Priority > carrier {
+			if m.base.Hook.Type == "nat" && (p.Established || natted || m.untracked) ||
+				before && m.base.Hook.Priority > carrier {
 				continue
 			}
 			to := m.to
-			m.depth = 0
-			v, err := m.chain(m.base)
-			if err != nil {
+			if drops, err := m.baseChain(); err != nil {
 				return Outcome{}, err
-			}
-			if v == back && m.base.Policy == 0 {
-				v = drop
-			}
-			if v == drop {
-				m.done.Dst = m.to
-				if m.done.Verdict == "accept" {
-					m.done.Verdict = "drop"
-				}
+			} else if drops {
 				return m.done, nil
 			}
 			natted = natted || m.to != to || m.hook == postrouting && m.done.Masqueraded
@@ -233,6 +227,20 @@ func (t *NFTables) walk(p *Packet, c *chance) (Outcome, error) {
 	}
 	m.done.Dst = m.to
 	return m.done, nil
+}
+
+// baseChain runs the hook's chain, and reports whether it drops the packet.
+func (m *machine) baseChain() (drops bool, err error) {
+	m.depth = 0
+	v, err := m.chain(m.base)
+	if err != nil || v != drop && (v != back || m.base.Policy != 0) {
+		return false, err
+	}
+	m.done.Dst = m.to
+	if m.done.Verdict == "accept" {
+		m.done.Verdict = "drop"
+	}
+	return true, nil
 }
 
 // chain runs rules until one decides.
@@ -281,7 +289,7 @@ func (m *machine) follow(f *nft.FullChain, v nft.Verdict) (verdict, error) {
 	case codeContinue:
 		return next, nil
 	case codeJump, codeGoto:
-		to := m.t.chains[place{f.Family, f.Table, v.Chain}]
+		to := m.t.chains[reference{f.Family, f.Table, v.Chain}]
 		if to == nil {
 			return drop, fmt.Errorf("nf_tables rules: no chain %s in table %s", v.Chain, f.Table)
 		}
@@ -296,7 +304,7 @@ func (m *machine) follow(f *nft.FullChain, v nft.Verdict) (verdict, error) {
 	return drop, fmt.Errorf("nf_tables rules: verdict %d is not understood", v.Code)
 }
 
-// rule runs a rule's instructions. It gives nil where the rule does not match to its end, or ends without a verdict.
+// rule runs a rule's instructions. It returns nil where the rule does not match to its end, or ends without a verdict.
 func (m *machine) rule(r *nft.FullRule) (*nft.Verdict, error) {
 	for _, i := range r.Instructions {
 		m.done.Instructions++
@@ -318,7 +326,8 @@ func (m *machine) rule(r *nft.FullRule) (*nft.Verdict, error) {
 	return nil, nil
 }
 
-// reg gives n bytes of a register. REG_1 to REG_4 (1 to 4) have 16 bytes each and lie over the others, from 8 on, of 4 bytes.
+// reg returns n bytes of a register. REG_1 to REG_4 (1 to 4) have 16 bytes each and lie over the others, from 8 on, of
+// 4 bytes.
 func (m *machine) reg(number, n uint32) ([]byte, error) {
 	at := number * 16
 	if number >= 8 {
@@ -346,7 +355,7 @@ var (
 	noMatch = nft.Verdict{Code: codeBreak}
 )
 
-// matches gives the verdict of a comparison.
+// matches returns the verdict of a comparison.
 func matches(yes bool) nft.Verdict {
 	if yes {
 		return goOn

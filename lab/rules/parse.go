@@ -52,7 +52,7 @@ type option struct {
 	values []string
 }
 
-// value gives the option's only value.
+// value returns the option's only value.
 func (o option) value() string {
 	if len(o.values) == 1 {
 		return o.values[0]
@@ -66,7 +66,7 @@ type clause struct {
 	options []option
 }
 
-// get gives an option by any of its names.
+// get returns an option by any of its names.
 func (c clause) get(names ...string) (option, bool) {
 	for _, o := range c.options {
 		if slices.Contains(names, o.name) {

@@ -21,6 +21,8 @@ import (
 	"fairlead.dev/fairlead/dataplane/service/nftables"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/route"
+	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/lab/classic"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
@@ -44,21 +46,24 @@ func serverAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 200, 0, b
 
 func serviceAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}) }
 
-// parts gives n Services with the ten servers as endpoints; the first has a node port.
-func parts(n int) []model.Part {
-	node := &model.Node{Name: "a", Addresses: []netip.Addr{nodeAddr, podGateway}, Pods: []netip.Prefix{pods},
-		NodePorts: []model.Range{{First: netip.MustParseAddr("0.0.0.0"), Last: netip.MustParseAddr("126.255.255.255")}, {First: netip.MustParseAddr("128.0.0.0"), Last: netip.MustParseAddr("255.255.255.255")}}}
-	l := []model.Part{node}
+// parts returns n Services with the ten servers as endpoints; the first has a node port.
+func parts(n int) []model.ServicePart {
+	node := &model.ServiceNode{Node: &model.Node{Name: "a", Addresses: []netip.Addr{nodeAddr, podGateway},
+		Pods: []netip.Prefix{pods}},
+		NodePorts: []model.Range{{First: netip.MustParseAddr("0.0.0.0"), Last: netip.MustParseAddr("126.255.255.255")},
+			{First: netip.MustParseAddr("128.0.0.0"), Last: netip.MustParseAddr("255.255.255.255")}}}
+	l := []model.ServicePart{node}
 	for i := range n {
 		p := &model.Pool{ID: uint64(1+i) << 8, Name: fmt.Sprintf("ns/s%d:http tcp ipv4 cluster", i), Protocol: model.TCP}
 		for j := range endpoints {
 			p.Backends = append(p.Backends, model.Backend{Addr: netip.AddrPortFrom(serverAddr(j), serverPort)})
 		}
 		t := model.Target{Pool: p}
-		front := func(via string, addr netip.Addr, port uint16, hide model.Origins) *model.Frontend {
-			return &model.Frontend{Service: fmt.Sprintf("ns/s%d:http", i), Via: via, Entry: model.Entry{Addr: addr, Port: port, Protocol: model.TCP}, Inside: t, Outside: t, Hide: hide}
+		front := func(via string, addr netip.Addr, port uint16, masquerade model.Origins) *model.Frontend {
+			return &model.Frontend{Service: fmt.Sprintf("ns/s%d:http", i), Via: via,
+				Entry: model.Entry{Addr: addr, Port: port, Protocol: model.TCP}, Internal: t, External: t, Masquerade: masquerade}
 		}
-		l = append(l, p, front("ClusterIP", serviceAddr(i), 80, model.OriginsOf(model.FromNode, model.FromOutside)))
+		l = append(l, p, front("ClusterIP", serviceAddr(i), 80, model.OriginsOf(model.FromNode, model.FromExternal)))
 		if i == 0 {
 			l = append(l, front("NodePort", netip.IPv4Unspecified(), 30080, model.AllOrigins))
 		}
@@ -82,7 +87,9 @@ func newWorld(t *testing.T) *world {
 		}
 		t.Cleanup(func() { n.Close(); netns.Delete(n.Name) })
 		*ns = n
-		must(t, link.Set(n, link.Setting{Name: "ipv4/ip_forward", Value: "1"}, link.Setting{Name: "ipv4/conf/all/rp_filter", Value: "0"}, link.Setting{Name: "ipv4/conf/default/rp_filter", Value: "0"}))
+		must(t, sysctl.Set(n, sysctl.Setting{Name: "net/ipv4/ip_forward", Value: "1"},
+			sysctl.Setting{Name: "net/ipv4/conf/all/rp_filter", Value: "0"},
+			sysctl.Setting{Name: "net/ipv4/conf/default/rp_filter", Value: "0"}))
 		plug(t, n, "lo", nil, netip.Prefix{}, netip.Addr{})
 	}
 	wire(t, w.node, w.host, "host")
@@ -135,7 +142,7 @@ func plug(t *testing.T, ns *netns.Namespace, dev string, addrs []netip.Addr, to 
 		must(t, c.AddAddress(i, netip.PrefixFrom(a, 32)))
 	}
 	if to.IsValid() {
-		must(t, c.PutRoute(link.Route{To: to, Via: via, Dev: i, Source: addrs[0]}))
+		must(t, route.PutIn(ns, route.Route{To: to, Via: via, Dev: i, Source: addrs[0]}))
 	}
 	must(t, c.Await(t.Context(), i, addrs...))
 }
@@ -182,8 +189,8 @@ func connect(ctx context.Context, ns *netns.Namespace, to netip.AddrPort) (c net
 	return c, err
 }
 
-// ask sends a request and gives the server that answered.
-func ask(c net.Conn) (netip.AddrPort, error) {
+// request sends a request and returns the server that answered.
+func request(c net.Conn) (netip.AddrPort, error) {
 	c.SetDeadline(time.Now().Add(20 * time.Second))
 	b := make([]byte, 21)
 	if _, err := c.Write([]byte{1}); err != nil {
@@ -200,11 +207,11 @@ type subject struct {
 	name string
 	via  Interface
 	// program writes parts(n), in the thread of the node.
-	program func(ctx context.Context, l []model.Part) (closed func() error, err error)
-	// read gives the rules back for Static.
+	program func(ctx context.Context, l []model.ServicePart) (closed func() error, err error)
+	// read returns the rules back for Static.
 	read func(t *testing.T) (Ruleset, error)
 	// keeps are limits that must hold at any number of Services; nil: none.
-	keeps *limits
+	bounds *limits
 }
 
 var subjects = []subject{
@@ -213,9 +220,10 @@ var subjects = []subject{
 	{"ipt-classic legacy", Legacy, install(classic.IPTables, classic.Legacy), readIPTables("legacy"), nil},
 	{"ipt-classic nft", NFT, install(classic.IPTables, classic.NFT), readIPTables("nft"), nil},
 	{"nft-classic", NFT, install(classic.NFTables, classic.NFT), readNFTables, &limits{worst: 20, mean: 20, none: 11}},
-	{"nftables", NFT, plane(nftables.Abilities.Batch, openNFTables), readNFTables, &limits{worst: 13, mean: 13, none: 7}},
-	{"iptables legacy", Legacy, plane(iptables.Abilities.Batch, openIPTables(iptables.Legacy)), readIPTables("legacy"), &aim},
-	{"iptables nft", NFT, plane(iptables.Abilities.Batch, openIPTables(iptables.NFT)), readIPTables("nft"), &aim},
+	{"nftables", NFT, plane(nftables.Capabilities.Batch, openNFTables), readNFTables,
+		&limits{worst: 13, mean: 13, none: 7}},
+	{"iptables legacy", Legacy, plane(iptables.Batch, openIPTables(iptables.Legacy)), readIPTables("legacy"), &aim},
+	{"iptables nft", NFT, plane(iptables.Batch, openIPTables(iptables.NFT)), readIPTables("nft"), &aim},
 }
 
 // limits are what new connections may meet at any number of Services here.
@@ -227,7 +235,7 @@ type limits struct {
 	forwarded int     // rules more for what the node forwards: those of FORWARD that accept it
 }
 
-// hold says what of a count is more than the limits.
+// hold returns what of a count is more than the limits.
 func (l *limits) hold(r Spread, p Packet) error {
 	worst, mean := l.worst, l.mean
 	none := l.none
@@ -243,12 +251,12 @@ func (l *limits) hold(r Spread, p Packet) error {
 	return nil
 }
 
-// aim is what the data plane for iptables is to keep at 10,000 Services of 10 endpoints. Packets of the node itself meet the
-// rule that notes that their source is to be hidden besides.
+// aim is what the data plane for iptables is to keep at 10,000 Services of 10 endpoints. Packets of the node itself
+// meet the rule that notes that their source is to be hidden besides.
 var aim = limits{worst: 32, mean: 26, none: 3, own: 1, forwarded: 4}
 
-func install(l classic.Layout, v classic.Variant) func(context.Context, []model.Part) (func() error, error) {
-	return func(ctx context.Context, p []model.Part) (func() error, error) {
+func install(l classic.Layout, v classic.Variant) func(context.Context, []model.ServicePart) (func() error, error) {
+	return func(ctx context.Context, p []model.ServicePart) (func() error, error) {
 		_, err := classic.Install(ctx, l, v, classic.FromParts(p))
 		return func() error { return nil }, err
 	}
@@ -256,19 +264,20 @@ func install(l classic.Layout, v classic.Variant) func(context.Context, []model.
 
 // closer is a data plane of ours.
 type closer[K dataplane.Key] interface {
-	dataplane.Plane[model.Part, K, string]
+	dataplane.Plane[model.ServicePart, K, string]
 	Close() error
 }
 
 // plane programs the node with a data plane of ours.
-func plane[K dataplane.Key](batch int, open func() (closer[K], error)) func(context.Context, []model.Part) (func() error, error) {
-	return func(ctx context.Context, l []model.Part) (func() error, error) {
+func plane[K dataplane.Key](batch int, open func() (closer[K],
+	error)) func(context.Context, []model.ServicePart) (func() error, error) {
+	return func(ctx context.Context, l []model.ServicePart) (func() error, error) {
 		p, err := open()
 		if err != nil {
 			return nil, err
 		}
 		ctx, stop := context.WithCancel(ctx)
-		loop := reconcile.New(p, reconcile.Options[model.Part]{MaxFacts: batch})
+		loop := reconcile.New(p, reconcile.Options[model.ServicePart]{MaxFacts: batch})
 		done := make(chan struct{})
 		go func() {
 			loop.Run(ctx)
@@ -319,7 +328,8 @@ func agree(t *testing.T, s subject, n int) {
 		{"node port", netip.AddrPortFrom(nodeAddr, 30080)},
 		{"no service", netip.AddrPortFrom(serverAddr(3), serverPort)},
 	} {
-		sent := Packet{Src: netip.AddrPortFrom(nodeAddr, 0), Dst: c.to, Protocol: model.TCP, Path: Sent, Out: "host", Node: []netip.Addr{nodeAddr, podGateway}}
+		sent := Packet{Src: netip.AddrPortFrom(nodeAddr, 0), Dst: c.to, Protocol: model.TCP, Path: Sent, Out: "host",
+			Node: []netip.Addr{nodeAddr, podGateway}}
 		if c.name != "node port" { // of a node port the node asks from that same address
 			w.compare(t, s, rules, c.name, w.node, sent)
 		}
@@ -330,7 +340,7 @@ func agree(t *testing.T, s subject, n int) {
 }
 
 // program has a subject write parts into the node, and reads its rules back.
-func (w *world) program(t *testing.T, s subject, l []model.Part) (rules Ruleset) {
+func (w *world) program(t *testing.T, s subject, l []model.ServicePart) (rules Ruleset) {
 	t.Helper()
 	must(t, w.node.Do(func() error {
 		closed, err := s.program(t.Context(), l)
@@ -367,7 +377,7 @@ func (w *world) compare(t *testing.T, s subject, rules Ruleset, name string, fro
 		return
 	}
 	defer c.Close()
-	server, err := ask(c)
+	server, err := request(c)
 	must(t, err)
 	p.Src = c.LocalAddr().(*net.TCPAddr).AddrPort()
 	count, err := Static(rules, p)
@@ -389,14 +399,14 @@ func (w *world) compare(t *testing.T, s subject, rules Ruleset, name string, fro
 		t.Errorf("%s: probabilities of outcomes sum to %v", name, sum)
 	}
 
-	if k := s.keeps; k != nil {
+	if k := s.bounds; k != nil {
 		if err := k.hold(Spread{Max: count.Rules.Max}, p); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 
 	p.Established, p.To = true, server
-	again, err := Trace(t.Context(), w.node, s.via, p, func() error { _, err := ask(c); return err })
+	again, err := Trace(t.Context(), w.node, s.via, p, func() error { _, err := request(c); return err })
 	if err != nil {
 		t.Fatalf("%s, established: %v", name, err)
 	}
@@ -407,27 +417,30 @@ func (w *world) compare(t *testing.T, s subject, rules Ruleset, name string, fro
 	if known.Rules != (Spread{float64(again), again, again}) {
 		t.Errorf("%s, established: the kernel tested %d rules, the walk %+v", name, again, known.Rules)
 	}
-	t.Logf("%-24s new: traced %d, walk %.2f (%d to %d), %d instructions; established: %d", name, traced, count.Rules.Mean, count.Rules.Min, count.Rules.Max, count.Instructions.Max, again)
+	t.Logf("%-24s new: traced %d, walk %.2f (%d to %d), %d instructions; established: %d", name, traced, count.Rules.Mean,
+		count.Rules.Min, count.Rules.Max, count.Instructions.Max, again)
 }
 
-// TestAimAtTenThousand holds our data plane for iptables to its aim at 10,000 Services of 10 endpoints: for every Service on
-// paper, and for one by the kernel's trace. Other planes' rules don't follow the number of Services.
+// TestAimAtTenThousand holds our data plane for iptables to its aim at 10,000 Services of 10 endpoints: for every
+// Service on paper, and for one by the kernel's trace. Other planes' rules don't follow the number of Services.
 func TestAimAtTenThousand(t *testing.T) {
 	const n = 10000
 	i := slices.IndexFunc(subjects, func(s subject) bool { return s.name == "iptables legacy" })
 	s, w := subjects[i], newWorld(t)
 	rules := w.program(t, s, parts(n))
-	sent := Packet{Src: netip.AddrPortFrom(nodeAddr, 40000), Protocol: model.TCP, Path: Sent, Out: "host", Node: []netip.Addr{nodeAddr, podGateway}}
+	sent := Packet{Src: netip.AddrPortFrom(nodeAddr, 40000), Protocol: model.TCP, Path: Sent, Out: "host",
+		Node: []netip.Addr{nodeAddr, podGateway}}
 	passing := sent
 	passing.Src, passing.Path, passing.In = netip.AddrPortFrom(podAddr, 40000), Forwarded, "pod"
 	for _, p := range []Packet{sent, passing} {
 		all := everyService(t, rules, p, n)
 		t.Logf("%s: mean %.2f, worst %d", p.Path, all.Mean, all.Max)
-		if err := s.keeps.hold(all, p); err != nil {
+		if err := s.bounds.hold(all, p); err != nil {
 			t.Errorf("%s: %v", p.Path, err)
 		}
 	}
-	for _, to := range []netip.AddrPort{netip.AddrPortFrom(serviceAddr(n/2+17), 80), netip.AddrPortFrom(serverAddr(3), serverPort)} {
+	for _, to := range []netip.AddrPort{netip.AddrPortFrom(serviceAddr(n/2+17), 80),
+		netip.AddrPortFrom(serverAddr(3), serverPort)} {
 		p := sent
 		p.Dst = to
 		w.compare(t, s, rules, to.String(), w.node, p)
@@ -447,8 +460,8 @@ func everyService(t *testing.T, rules Ruleset, p Packet, n int) (all Spread) {
 	return all
 }
 
-// TestOtherShapes compares what only our own data planes can do: restricted sources, affinity, other backends for clients
-// outside, nobody there.
+// TestOtherShapes compares what only our own data planes can do: restricted sources, affinity, other backends for
+// clients outside, nobody there.
 func TestOtherShapes(t *testing.T) {
 	for _, s := range subjects {
 		if s.name == "nftables" || strings.HasPrefix(s.name, "iptables ") {
@@ -470,15 +483,18 @@ func shapes(t *testing.T, s subject) {
 	}
 	front := func(port uint16, inside, outside *model.Pool, sources ...netip.Prefix) netip.AddrPort {
 		at := netip.AddrPortFrom(serviceAddr(200), port)
-		l = append(l, &model.Frontend{Service: fmt.Sprintf("ns/shape:%d", port), Via: "ClusterIP", Entry: model.Entry{Addr: at.Addr(), Port: port, Protocol: model.TCP},
-			Inside: model.Target{Pool: inside}, Outside: model.Target{Pool: outside}, Hide: model.OriginsOf(model.FromNode, model.FromOutside), Sources: sources})
+		l = append(l, &model.Frontend{Service: fmt.Sprintf("ns/shape:%d", port), Via: "ClusterIP",
+			Entry:    model.Entry{Addr: at.Addr(), Port: port, Protocol: model.TCP},
+			Internal: model.Target{Pool: inside}, External: model.Target{Pool: outside},
+			Masquerade: model.OriginsOf(model.FromNode, model.FromExternal), Sources: sources})
 		return at
 	}
-	few, many, keep, own, empty := pool("few", 0, 2), pool("many", 2, 9), pool("keep", 0, 5), pool("own", 3, 9), pool("empty", 0, 0)
-	keep.Affinity, own.Affinity = time.Hour, time.Hour
+	few, many, sticky, own, empty := pool("few", 0, 2), pool("many", 2, 9), pool("keep", 0, 5), pool("own", 3, 9),
+		pool("empty", 0, 0)
+	sticky.Affinity, own.Affinity = time.Hour, time.Hour
 	to := map[string]netip.AddrPort{
 		"restricted": front(81, few, few, netip.PrefixFrom(podAddr, 32), netip.MustParsePrefix("172.18.0.0/30")),
-		"affinity":   front(82, keep, keep),
+		"affinity":   front(82, sticky, sticky),
 		"split":      front(83, few, many),
 		"nobody":     front(84, empty, empty),
 		"all":        front(85, own, many, netip.MustParsePrefix("0.0.0.0/1"), netip.MustParsePrefix("128.0.0.0/1")),
@@ -487,7 +503,8 @@ func shapes(t *testing.T, s subject) {
 	for _, when := range []string{"first", "again"} { // where there is affinity, clients are known the second time
 		for name, at := range to {
 			name = when + ", " + name
-			p := Packet{Src: netip.AddrPortFrom(nodeAddr, 0), Dst: at, Protocol: model.TCP, Path: Sent, Out: "host", Node: []netip.Addr{nodeAddr, podGateway}}
+			p := Packet{Src: netip.AddrPortFrom(nodeAddr, 0), Dst: at, Protocol: model.TCP, Path: Sent, Out: "host",
+				Node: []netip.Addr{nodeAddr, podGateway}}
 			w.compare(t, s, rules, name+", node", w.node, p)
 			p.Src, p.Path, p.In = netip.AddrPortFrom(podAddr, 0), Forwarded, "pod"
 			w.compare(t, s, rules, name+", pod", w.pod, p)

@@ -12,7 +12,8 @@ import (
 
 // first is a new connection's first packet, sent by the node.
 func first(to string) Packet {
-	return Packet{Src: netip.AddrPortFrom(nodeAddr, 40000), Dst: netip.MustParseAddrPort(to), Protocol: model.TCP, Path: Sent, Out: "host", Node: []netip.Addr{nodeAddr}}
+	return Packet{Src: netip.AddrPortFrom(nodeAddr, 40000), Dst: netip.MustParseAddrPort(to), Protocol: model.TCP,
+		Path: Sent, Out: "host", Node: []netip.Addr{nodeAddr}}
 }
 
 // TestTenThousand counts what articles say of 10,000 Services of 10 endpoints, without a kernel.
@@ -39,11 +40,13 @@ func TestTenThousand(t *testing.T) {
 		p := first("10.200.0.4:8080")
 		p.Established = true
 		known := count(p)
-		t.Logf("%s, %d rules: first %.1f, middle %.1f, last %.1f, no Service %.0f, established %.0f", l.Layout, r.Rules(), head.Mean, middle.Mean, last.Mean, none.Mean, known.Mean)
+		t.Logf("%s, %d rules: first %.1f, middle %.1f, last %.1f, no Service %.0f, established %.0f", l.Layout, r.Rules(),
+			head.Mean, middle.Mean, last.Mean, none.Mean, known.Mean)
 		if want := (n - 1) * l.each; last.Min-head.Min != want || last.Max-head.Max != want {
 			t.Errorf("%s: the first meets %+v, the last %+v, want %d more", l.Layout, head, last, want)
 		}
-		if all := n * l.each; none.Min < all || none.Max > all+20 || last.Min < all || last.Max > all+30 || middle.Min < all/2 || middle.Max > all/2+30 || known.Max > 5 {
+		if all := n * l.each; none.Min < all || none.Max > all+20 || last.Min < all || last.Max > all+30 ||
+			middle.Min < all/2 || middle.Max > all/2+30 || known.Max > 5 {
 			t.Errorf("%s: first %+v, middle %+v, last %+v, none %+v, established %+v", l.Layout, head, middle, last, none, known)
 		}
 	}
@@ -60,8 +63,9 @@ func save(rules ...string) string {
 
 // Each rule either matches, and its packet is dropped, or it doesn't.
 func TestMatches(t *testing.T) {
-	sets := "create a hash:ip family inet\nadd a 10.96.0.1\ncreate n hash:net family inet\nadd n 10.96.0.0/24\ncreate ipp hash:ip,port,ip family inet\nadd ipp 10.96.0.1,tcp:80,172.18.0.2\n" +
-		"create ports bitmap:port range 0-1023\nadd ports 80-90\ncreate l list:set size 8\nadd l n\ncreate empty hash:ip family inet\n"
+	sets := "create a hash:ip family inet\nadd a 10.96.0.1\ncreate n hash:net family inet\nadd n 10.96.0.0/24\ncreate " +
+		"ipp hash:ip,port,ip family inet\nadd ipp 10.96.0.1,tcp:80,172.18.0.2\ncreate ports bitmap:port range 0-1023\nadd " +
+		"ports 80-90\ncreate l list:set size 8\nadd l n\ncreate empty hash:ip family inet\n"
 	for rule, want := range map[string]bool{
 		"":                            true,
 		"-d 10.96.0.0/24":             true,
@@ -152,15 +156,16 @@ func TestWhatIsNotUnderstoodIsNamed(t *testing.T) {
 			t.Errorf("%s: %v", rule, err)
 		}
 	}
-	for _, sets := range []string{"create m hash:mac\nadd m 00:11:22:33:44:55\n", "create n hash:net\nadd n 10.0.0.0/8 nomatch\n", "create x tree:ip\n", "add x 10.0.0.1\n", "flush\n"} {
+	for _, sets := range []string{"create m hash:mac\nadd m 00:11:22:33:44:55\n",
+		"create n hash:net\nadd n 10.0.0.0/8 nomatch\n", "create x tree:ip\n", "add x 10.0.0.1\n", "flush\n"} {
 		if _, err := ParseIPTables("", sets); err == nil {
 			t.Errorf("%q is no error", sets)
 		}
 	}
 }
 
-// TestWays draws: a jump, a goto, a return and a policy, with three ways of known weights.
-func TestWays(t *testing.T) {
+// TestPaths draws: a jump, a goto, a return and a policy, with three ways of known weights.
+func TestPaths(t *testing.T) {
 	r, err := ParseIPTables(`*mangle
 :OUTPUT DROP [0:0]
 :A - [0:0]
@@ -189,7 +194,8 @@ COMMIT
 	}
 	var got []string
 	for _, o := range c.Outcomes {
-		got = append(got, fmt.Sprintf("%v: %d rules, %d jumps, %d returns, %s", o.Probability, o.Rules, o.Jumps, o.Returns, o.Verdict))
+		got = append(got, fmt.Sprintf("%v: %d rules, %d jumps, %d returns, %s", o.Probability, o.Rules, o.Jumps, o.Returns,
+			o.Verdict))
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -209,12 +215,14 @@ func TestCircleEnds(t *testing.T) {
 	}
 }
 
-// FuzzParseIPTables looks for texts that are read but can't be walked, or that don't come to an end.
+// FuzzParseIPTables searches for texts that are read but can't be walked, or that don't come to an end.
 func FuzzParseIPTables(f *testing.F) {
 	c := classic.FromParts(parts(2))
 	f.Add(classic.IPTables19.Save(c), "")
 	f.Add(classic.IPTables.Save(c), "create a hash:ip,port\nadd a 10.0.0.1,tcp:80\ncreate l list:set\nadd l a\n")
-	f.Add(save(`-m comment --comment "\\" -m set --match-set a src,dst -j DROP`, "-m statistic --mode random --probability 0.5 -g OTHER", `-m bpf --bytecode "2,48 0 0 9,6 0 0 1"`), "create a hash:net,port\nadd a 10.0.0.0/8,80\n")
+	f.Add(save(`-m comment --comment "\\" -m set --match-set a src,dst -j DROP`,
+		"-m statistic --mode random --probability 0.5 -g OTHER", `-m bpf --bytecode "2,48 0 0 9,6 0 0 1"`),
+		"create a hash:net,port\nadd a 10.0.0.0/8,80\n")
 	f.Fuzz(func(t *testing.T, text, sets string) {
 		if len(text)+len(sets) > 1<<14 {
 			return
@@ -225,7 +233,8 @@ func FuzzParseIPTables(f *testing.F) {
 		}
 		for range 4 { // a few ways, not all
 			c := newChance()
-			r.walk(&Packet{Src: netip.MustParseAddrPort("10.0.0.2:1"), Dst: netip.MustParseAddrPort("10.96.0.0:80"), Protocol: model.TCP, Path: Sent}, c)
+			r.walk(&Packet{Src: netip.MustParseAddrPort("10.0.0.2:1"), Dst: netip.MustParseAddrPort("10.96.0.0:80"),
+				Protocol: model.TCP, Path: Sent}, c)
 		}
 	})
 }

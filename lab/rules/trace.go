@@ -28,12 +28,12 @@ const (
 )
 
 // Trace has the kernel trace one packet of p's path, addresses and kind in a network namespace while send sends it, and
-// counts the rules that it was tested against: in each chain that it came through those up to the last that matched, or all
-// where the chain was walked to its end. p.Src need only have the client's address. An established connection's packet
-// is the first that carries data (send must send exactly one), a new one's its SYN. IPv4 and TCP only.
+// counts the rules that it was tested against: in each chain that it came through those up to the last that matched, or
+// all where the chain was walked to its end. p.Src need only have the client's address. An established connection's
+// packet is the first that carries data (send must send exactly one), a new one's its SYN. IPv4 and TCP only.
 //
-// While Trace is at work the namespace holds one more rule, before all others, which is not counted. It may not be there
-// while times are measured: trace in blocks of their own.
+// While Trace is at work the namespace holds one more rule, before all others, which is not counted. It may not be
+// there while times are measured: trace in blocks of their own.
 func Trace(ctx context.Context, ns *netns.Namespace, via Interface, p Packet, send func() error) (n int, err error) {
 	if !p.Dst.Addr().Is4() || p.Protocol != model.TCP {
 		return 0, fmt.Errorf("trace a packet to %s/%s: only TCP over IPv4 is traced", p.Dst, p.Protocol)
@@ -175,9 +175,10 @@ func newLegacyTracer(ctx context.Context, p Packet) (*legacyTracer, error) {
 	if p.Established {
 		flags = "PSH PSH"
 	}
-	look, set, _ := strings.Cut(flags, " ")
-	t := &legacyTracer{log: log, rules: rulesOf(save), rule: []string{hook, "-p", "tcp", "-s", p.Src.Addr().String(), "-d", p.Dst.Addr().String(),
-		"--dport", strconv.Itoa(int(p.Dst.Port())), "--tcp-flags", look, set, "-j", "TRACE"}}
+	mask, set, _ := strings.Cut(flags, " ")
+	t := &legacyTracer{log: log, rules: rulesOf(save),
+		rule: []string{hook, "-p", "tcp", "-s", p.Src.Addr().String(), "-d", p.Dst.Addr().String(),
+			"--dport", strconv.Itoa(int(p.Dst.Port())), "--tcp-flags", mask, set, "-j", "TRACE"}}
 	if err := t.iptables(ctx, "-I"); err != nil {
 		return nil, errors.Join(err, log.Close())
 	}
@@ -197,8 +198,8 @@ func (t *legacyTracer) close(ctx context.Context) error {
 	return errors.Join(t.iptables(context.WithoutCancel(ctx), "-D"), t.log.Close())
 }
 
-// rulesOf gives the rules of each table:chain, as lines of iptables-save. It is not ParseIPTables, so that one mistake can't be
-// made twice.
+// rulesOf returns the rules of each table:chain, as lines of iptables-save. It is not ParseIPTables, so that one
+// mistake can't be made twice.
 func rulesOf(save []byte) map[string][]string {
 	rules, table := map[string][]string{}, ""
 	for line := range strings.Lines(string(save)) {
@@ -215,7 +216,7 @@ func rulesOf(save []byte) map[string][]string {
 }
 
 func (t *legacyTracer) steps() (l []step, err error) {
-	entries, err := t.log.Heard()
+	entries, err := t.log.Receive()
 	if err != nil {
 		return nil, err
 	}
@@ -289,7 +290,7 @@ func (t *legacyTracer) step(text string) (s step, err error) {
 	return s, nil
 }
 
-// leads tells where a rule of a table leads.
+// leads reports where a rule of a table leads.
 func (t *legacyTracer) leads(table, rule string) (action, string) {
 	f := strings.Fields(rule)
 	for i := len(f) - 2; i > 0; i-- {
@@ -313,13 +314,13 @@ func (t *legacyTracer) leads(table, rule string) (action, string) {
 type nftTracer struct {
 	conn   *nft.Conn
 	tracer *nft.Tracer
-	chains map[place]*nft.FullChain
+	chains map[reference]*nft.FullChain
 	at     map[ruleID]int // a rule's position, from 1
 }
 
 // ruleID names a rule; handles are a table's.
 type ruleID struct {
-	place
+	reference
 	handle uint64
 }
 
@@ -327,7 +328,7 @@ type ruleID struct {
 const traceTable = "fairlead-trace"
 
 func newNFTTracer(p Packet) (t *nftTracer, err error) {
-	t = &nftTracer{chains: map[place]*nft.FullChain{}, at: map[ruleID]int{}}
+	t = &nftTracer{chains: map[reference]*nft.FullChain{}, at: map[ruleID]int{}}
 	if t.conn, err = nft.Open(); err != nil {
 		return nil, err
 	}
@@ -341,7 +342,7 @@ func newNFTTracer(p Packet) (t *nftTracer, err error) {
 		return nil, err
 	}
 	for _, f := range chains {
-		at := place{f.Family, f.Table, f.Name}
+		at := reference{f.Family, f.Table, f.Name}
 		t.chains[at] = f
 		for i, r := range f.Rules {
 			t.at[ruleID{at, r.Handle}] = i + 1
@@ -361,9 +362,9 @@ func tracing(p Packet) (tx nft.Tx) {
 		hook = output
 	}
 	const synAck, syn, psh = 1<<1 | 1<<4, 1 << 1, 1 << 3
-	look, set := byte(synAck), byte(syn)
+	mask, set := byte(synAck), byte(syn)
 	if p.Established {
-		look, set = psh, psh
+		mask, set = psh, psh
 	}
 	is := func(load nft.Expr, v ...byte) []nft.Expr { return []nft.Expr{load, nft.Cmp(nft.Eq, nft.R(0), v)} }
 	var rule []nft.Expr
@@ -373,7 +374,8 @@ func tracing(p Packet) (tx nft.Tx) {
 		is(nft.Payload(nft.NetworkHeader, 16, 4, nft.R(0)), p.Dst.Addr().AsSlice()...),
 		is(nft.Meta(nft.MetaL4Proto, nft.R(0)), byte(p.Protocol)),
 		is(nft.Payload(nft.TransportHeader, 2, 2, nft.R(0)), binary.BigEndian.AppendUint16(nil, p.Dst.Port())...),
-		{nft.Payload(nft.TransportHeader, 13, 1, nft.R(0)), nft.And(nft.R(0), nft.R(0), []byte{look}), nft.Cmp(nft.Eq, nft.R(0), []byte{set})},
+		{nft.Payload(nft.TransportHeader, 13, 1, nft.R(0)), nft.And(nft.R(0), nft.R(0), []byte{mask}),
+			nft.Cmp(nft.Eq, nft.R(0), []byte{set})},
 		nft.SetTrace(),
 	} {
 		rule = append(rule, part...)
@@ -399,7 +401,7 @@ func (t *nftTracer) close(context.Context) error {
 }
 
 func (t *nftTracer) steps() (l []step, err error) {
-	events, err := t.tracer.Heard()
+	events, err := t.tracer.Receive()
 	if err == nil && len(events) == 0 {
 		err = errUntraced
 	}
@@ -420,7 +422,7 @@ func (t *nftTracer) steps() (l []step, err error) {
 }
 
 func (t *nftTracer) step(e nft.TraceEvent) (s step, err error) {
-	at := place{e.Family, e.Table, e.Chain}
+	at := reference{e.Family, e.Table, e.Chain}
 	f := t.chains[at]
 	if f == nil {
 		return s, fmt.Errorf("the kernel tells of chain %s in table %s, which it did not list", e.Chain, e.Table)

@@ -2,8 +2,8 @@ package stats
 
 import "math"
 
-// The special functions below are accurate to about 1e-12 in the range that the lab uses: series and continued fractions
-// as in Abramowitz and Stegun (6.5.29, 6.5.31, 26.5.8), evaluated with Lentz's method.
+// The special functions below are accurate to about 1e-12 in the range that the lab uses: series and continued
+// fractions as in Abramowitz and Stegun (6.5.29, 6.5.31, 26.5.8), evaluated with Lentz's method.
 
 const (
 	tiny = 1e-300

@@ -1,6 +1,7 @@
-// Package stats is the arithmetic of the lab: medians and quantiles with intervals, equivalence, goodness of fit, and the
-// empirical distribution. It is pure: the same numbers in give the same numbers out. It knows no file, no unit and no
-// network, and it offers no significance test: "no difference" is claimed by equivalence with a margin, or not at all.
+// Package stats is the arithmetic of the lab: medians and quantiles with intervals, equivalence, goodness of fit, and
+// the empirical distribution. It is pure: the same numbers in give the same numbers out. It knows no file, no unit and
+// no network, and it offers no significance test: "no difference" is claimed by equivalence with a margin, or not at
+// all.
 package stats
 
 import (
@@ -18,17 +19,17 @@ type Interval struct {
 	High float64 `json:"high"`
 }
 
-// Contains says whether x is in i.
+// Contains reports whether x is in i.
 func (i Interval) Contains(x float64) bool { return i.Low <= x && x <= i.High }
 
-// Within says whether all of i lies in o.
+// Within reports whether all of i lies in o.
 func (i Interval) Within(o Interval) bool { return o.Low <= i.Low && i.High <= o.High }
 
 // Half is half of the interval's width.
 func (i Interval) Half() float64 { return (i.High - i.Low) / 2 }
 
-// Estimate is a statistic of N numbers and its interval at Level. Where N is too small for such an interval, the numbers'
-// own range stands there and Sure is false.
+// Estimate is a statistic of N numbers and its interval at Level. Where N is too small for such an interval, the
+// numbers' own range stands there and Sure is false.
 type Estimate struct {
 	Value float64  `json:"value"`
 	CI    Interval `json:"ci"`
@@ -180,7 +181,7 @@ func MedianRatio(seed uint64, a, b []float64) Estimate {
 	return Bootstrap(seed, func(s ...[]float64) float64 { return Median(s[0]) / Median(s[1]) }, a, b)
 }
 
-// Verdict says what a ratio's interval allows to be said about it.
+// Verdict returns what a ratio's interval allows to be said about it.
 type Verdict string
 
 // The verdicts.

@@ -61,7 +61,8 @@ func TestFunctions(t *testing.T) {
 	near(t, "P(Bin(21,1/2)≥11)", atLeast(21, 11, 0.5), 0.5, 1e-13)
 	near(t, "P(Bin(10,0.3)≥4)", atLeast(10, 4, 0.3), 0.3503892816, 1e-10)
 	for _, c := range []struct{ x, df, p float64 }{
-		{3.841458821, 1, 0.05}, {6.634896601, 1, 0.01}, {18.30703805, 10, 0.05}, {124.3421134, 100, 0.05}, {9.341817766, 10, 0.5},
+		{3.841458821, 1, 0.05}, {6.634896601, 1, 0.01}, {18.30703805, 10, 0.05}, {124.3421134, 100, 0.05},
+		{9.341817766, 10, 0.5},
 		{2.705543454, 1, 0.1}, {1073.642651, 999, 0.05},
 	} {
 		near(t, "chi-square tail", gammaTail(c.df/2, c.x/2), c.p, 1e-8)
@@ -88,7 +89,8 @@ func TestMedianCI(t *testing.T) {
 		n        int
 		low, hig float64
 		sure     bool
-	}{{1, 1, 1, false}, {4, 1, 4, false}, {5, 1, 5, true}, {11, 3, 9, true}, {21, 6, 16, true}, {22, 6, 17, true}, {41, 15, 27, true}} {
+	}{{1, 1, 1, false}, {4, 1, 4, false}, {5, 1, 5, true}, {11, 3, 9, true}, {21, 6, 16, true}, {22, 6, 17, true},
+		{41, 15, 27, true}} {
 		xs := count(c.n)
 		rand.New(rand.NewPCG(1, 2)).Shuffle(c.n, func(i, j int) { xs[i], xs[j] = xs[j], xs[i] })
 		want := Estimate{Value: float64(c.n+1) / 2, CI: Interval{c.low, c.hig}, N: c.n, Sure: c.sure}

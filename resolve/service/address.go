@@ -20,7 +20,7 @@ const (
 
 var bothFamilies = [...]family{ipv4, ipv6}
 
-// familyOf gives the family of a valid address.
+// familyOf returns the family of a valid address.
 func familyOf(a netip.Addr) family {
 	if a.Is4() {
 		return ipv4
@@ -28,7 +28,7 @@ func familyOf(a netip.Addr) family {
 	return ipv6
 }
 
-// String gives "ipv4" or "ipv6".
+// String returns "ipv4" or "ipv6".
 func (f family) String() string { return fmt.Sprintf("ipv%d", uint8(f)) }
 
 // index returns the family's place in bothFamilies.
@@ -39,7 +39,7 @@ func (f family) index() int {
 	return 1
 }
 
-// any gives the unspecified address of the family.
+// any returns the unspecified address of the family.
 func (f family) any() netip.Addr {
 	if f == ipv4 {
 		return netip.IPv4Unspecified()
@@ -57,7 +57,7 @@ func (s *families) add(f family) {
 	s.v6 = s.v6 || f == ipv6
 }
 
-// flaw says why a text can't be taken: a Problem's reason, and what is wrong.
+// flaw returns why a text can't be taken: a Problem's reason, and what is wrong.
 type flaw struct{ reason, text string }
 
 // ParseAddr returns the address that s says to kube-proxy: leading zeros of IPv4 are decimal, and an IPv4-mapped IPv6
@@ -100,7 +100,7 @@ func parseAddr(s string) (netip.Addr, *flaw) {
 	return a, nil
 }
 
-// unusable says what kind of address a is if Services and endpoints can't have it, else "".
+// unusable returns what kind of address a is if Services and endpoints can't have it, else "".
 func unusable(a netip.Addr) string {
 	switch {
 	case a.Zone() != "":
@@ -126,22 +126,22 @@ func parsePrefix(s string) (netip.Prefix, *flaw) {
 	return p.Masked(), nil
 }
 
-// hostPrefix gives the range that holds a alone.
+// hostPrefix returns the range that holds a alone.
 func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // outermost sorts masked prefixes in place and drops those inside another.
 func outermost(ps []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(ps, netip.Prefix.Compare)
-	kept := ps[:0]
+	merged := ps[:0]
 	for _, p := range ps {
-		if n := len(kept); n == 0 || !kept[n-1].Contains(p.Addr()) {
-			kept = append(kept, p)
+		if n := len(merged); n == 0 || !merged[n-1].Contains(p.Addr()) {
+			merged = append(merged, p)
 		}
 	}
-	return kept
+	return merged
 }
 
-// rangeOf gives the addresses of a masked prefix.
+// rangeOf returns the addresses of a masked prefix.
 func rangeOf(p netip.Prefix) model.Range {
 	last := p.Addr().AsSlice()
 	for bit := p.Bits(); bit < len(last)*8; bit++ {
@@ -154,17 +154,17 @@ func rangeOf(p netip.Prefix) model.Range {
 // merge sorts ranges in place and joins those that touch or overlap.
 func merge(rs []model.Range) []model.Range {
 	slices.SortFunc(rs, func(a, b model.Range) int { return a.First.Compare(b.First) })
-	kept := rs[:0]
+	merged := rs[:0]
 	for _, r := range rs {
-		n := len(kept)
-		if n == 0 || !touches(kept[n-1], r) {
-			kept = append(kept, r)
-		} else if kept[n-1].Last.Less(r.Last) {
-			kept[n-1].Last = r.Last
+		n := len(merged)
+		if n == 0 || !touches(merged[n-1], r) {
+			merged = append(merged, r)
+		} else if merged[n-1].Last.Less(r.Last) {
+			merged[n-1].Last = r.Last
 		}
 	}
-	return kept
+	return merged
 }
 
-// touches says whether b, which doesn't begin before a, leaves no gap after a.
+// touches reports whether b, which doesn't begin before a, leaves no gap after a.
 func touches(a, b model.Range) bool { return a.Contains(b.First) || a.Last.Next() == b.First }

@@ -39,7 +39,8 @@ func numberedSlice(i, shift int) *discoveryv1.EndpointSlice {
 		if j == 0 {
 			at += shift * 1_000_000
 		}
-		es = append(es, ep(fmt.Sprintf("10.%d.%d.%d", 128+at/65536, at/256%256, at%256), on(fmt.Sprintf("n%d", n%100)), in(fmt.Sprintf("z%d", n%3)), conditions("ttf")))
+		es = append(es, ep(fmt.Sprintf("10.%d.%d.%d", 128+at/65536, at/256%256, at%256), on(fmt.Sprintf("n%d", n%100)),
+			in(fmt.Sprintf("z%d", n%3)), conditions("ttf")))
 	}
 	s := slice(eps(es...), sliceNamed(fmt.Sprintf("web-%d-x", i)), of(fmt.Sprintf("web-%d", i)))
 	s.Namespace = namespaceOf(i)
@@ -50,8 +51,8 @@ func BenchmarkFull(b *testing.B) {
 	changes := clusterOf(10_000)
 	b.ReportAllocs()
 	for b.Loop() {
-		if d := New(n1).Apply(changes); len(d.Put) != 20_001 {
-			b.Fatal(len(d.Put))
+		if d := New(n1).Apply(changes); len(d.Services.Put) != 30_001 {
+			b.Fatal(len(d.Services.Put))
 		}
 	}
 }
@@ -62,7 +63,7 @@ func BenchmarkOneSlice(b *testing.B) {
 	flip := [2][]source.Change{puts(numberedSlice(5000, 1)), puts(numberedSlice(5000, 0))}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		if d := r.Apply(flip[i%2]); len(d.Put) != 2 {
+		if d := r.Apply(flip[i%2]); len(d.Services.Put) != 2 {
 			b.Fatal(d)
 		}
 	}
@@ -91,13 +92,14 @@ func BenchmarkProblems(b *testing.B) {
 func BenchmarkZoneChanges(b *testing.B) {
 	r := New(n1)
 	r.Apply(clusterOf(10_000))
-	flip := [2][]source.Change{puts(node(zoned("z2"), podCIDRs("10.244.0.0/24"), internalIPs("172.18.0.2"))), puts(node(zoned("z1"), podCIDRs("10.244.0.0/24"), internalIPs("172.18.0.2")))}
+	flip := [2][]source.Change{puts(node(zoned("z2"), podCIDRs("10.244.0.0/24"), internalIPs("172.18.0.2"))),
+		puts(node(zoned("z1"), podCIDRs("10.244.0.0/24"), internalIPs("172.18.0.2")))}
 	for i := 0; b.Loop(); i++ {
 		r.Apply(flip[i%2])
 	}
 }
 
-// held gives the heap, in bytes, that a resolver and its model keep for n Services once their objects are gone.
+// held returns the heap, in bytes, that a resolver and its model keep for n Services once their objects are gone.
 func held(n int) int {
 	before := heap()
 	r := New(n1)
@@ -147,7 +149,7 @@ func BenchmarkOneSliceScarce(b *testing.B) {
 	flip := [2][]source.Change{puts(numberedSlice(10, 1)), puts(numberedSlice(10, 0))}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		if d := r.Apply(flip[i%2]); len(d.Put) != 2 {
+		if d := r.Apply(flip[i%2]); len(d.Services.Put) != 2 {
 			b.Fatal(d)
 		}
 	}

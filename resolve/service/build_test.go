@@ -82,7 +82,8 @@ func sticky(seconds ...int32) edit {
 	return func(s *corev1.Service) {
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		if len(seconds) > 0 {
-			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds[0]}}
+			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
+				ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds[0]}}
 		}
 	}
 }
@@ -111,8 +112,10 @@ func protocol(name string) corev1.Protocol {
 // eps makes EndpointSlice shop/web-1 with port http 8080 and these endpoints; its type follows the first address.
 func eps(endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
-		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: endpoints, Ports: []discoveryv1.EndpointPort{eport("http", 8080)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1",
+			Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: endpoints,
+		Ports: []discoveryv1.EndpointPort{eport("http", 8080)},
 	}
 	if len(endpoints) > 0 && strings.Contains(endpoints[0].Addresses[0], ":") {
 		s.AddressType = discoveryv1.AddressTypeIPv6
@@ -244,11 +247,11 @@ var n1 = Config{Node: "n1"}
 
 // frontLines shows frontends as "10.96.0.1:80/tcp ClusterIP -> backends", sorted; a backend on this node has a star, an
 // outside that differs follows after "| ".
-func frontLines(s *model.Services) (lines []string) {
+func frontLines(s *model.Snapshot) (lines []string) {
 	for _, f := range s.Sorted() {
-		l := fmt.Sprintf("%s %s -> %s", f.Entry, f.Via, targetText(f.Inside))
-		if f.Outside != f.Inside {
-			l += " | " + targetText(f.Outside)
+		l := fmt.Sprintf("%s %s -> %s", f.Entry, f.Via, targetText(f.Internal))
+		if f.External != f.Internal {
+			l += " | " + targetText(f.External)
 		}
 		lines = append(lines, l)
 	}
@@ -315,8 +318,8 @@ func sprint(v any) string { return fmt.Sprint(v) }
 
 func lines(ls ...string) []string { return ls }
 
-// world is one line of a table: objects, and what they come to.
-type world struct {
+// scenario is one line of a table: objects, and what they come to.
+type scenario struct {
 	name     string
 	config   Config // n1 where it names no node
 	objects  []source.Object
@@ -324,8 +327,8 @@ type world struct {
 	problems []string
 }
 
-func runWorlds(t *testing.T, worlds []world) {
-	for _, w := range worlds {
+func runScenarios(t *testing.T, scenarios []scenario) {
+	for _, w := range scenarios {
 		t.Run(w.name, func(t *testing.T) {
 			if w.config.Node == "" {
 				w.config.Node = "n1"

@@ -53,16 +53,16 @@ func (s *service) mismatch(g *group, strays []string) string {
 	return ""
 }
 
-// warnMismatches notes the ports of s that match no EndpointSlice's although endpoints are there. A Service without
+// warnMismatches records the ports of s that match no EndpointSlice's although endpoints are there. A Service without
 // endpoints, or with none that is ready, is no mistake.
 func (w *decider) warnMismatches(s *service) {
 	rep := report{w.key, w.out.problems}
-	for i, noted := 0, map[int32]bool{}; i < len(s.entries) && len(noted) < mostOfObject; i++ {
+	for i, recorded := 0, map[int32]bool{}; i < len(s.entries) && len(recorded) < mostOfObject; i++ {
 		e := &s.entries[i]
-		if noted[e.group] || w.matched[e.group] {
+		if recorded[e.group] || w.matched[e.group] {
 			continue
 		}
-		noted[e.group] = true
+		recorded[e.group] = true
 		if why := s.mismatch(&s.groups[e.group], w.strays[w.key]); why != "" {
 			g := &s.groups[e.group]
 			rep.add(fmt.Sprintf("spec.ports[%d]", e.port), source.NoEndpoints, "%s (%s, %s) has no endpoint: %s",
@@ -101,7 +101,7 @@ func (r *Resolver) WhyEmpty(e model.Entry) string {
 	return "it has no endpoints"
 }
 
-// stray notes an EndpointSlice that is no Service's, or that it is gone, with the Services that its name speaks of.
+// stray records an EndpointSlice that is no Service's, or that it is gone, with the Services that its name speaks of.
 func (r *Resolver) stray(key source.Key, is bool) {
 	names := []string{key.Name}
 	if i := strings.LastIndexByte(key.Name, '-'); i > 0 {

@@ -6,13 +6,14 @@ import (
 	"slices"
 )
 
-// claim is a Service's wish for something that only one can have, for its n-th entry, its n-th pool or its health check.
+// claim is a Service's wish for something that only one can have, for its n-th entry, its n-th pool or its health
+// check.
 type claim struct {
 	by *service
 	n  int
 }
 
-// claims says who has what. Who has it follows from who wants it, whatever the order in which they came.
+// claims returns who has what. Who has it follows from who wants it, whatever the order in which they came.
 type claims[K comparable] struct {
 	holder map[K]claim
 	rivals map[K][]claim // the others that want it, in the order they came
@@ -23,10 +24,10 @@ func newClaims[K comparable](before func(a, b claim) bool) claims[K] {
 	return claims[K]{map[K]claim{}, map[K][]claim{}, before}
 }
 
-// add adds a claim and gives the Service that may have lost by it, nil for none.
+// add adds a claim and returns the Service that may have lost by it, nil for none.
 func (c *claims[K]) add(k K, x claim) *service {
-	h, taken := c.holder[k]
-	if !taken {
+	h, occupied := c.holder[k]
+	if !occupied {
 		c.holder[k] = x
 		return nil
 	}
@@ -38,11 +39,11 @@ func (c *claims[K]) add(k K, x claim) *service {
 	return x.by
 }
 
-// drop takes a claim away and gives the Service that won by it, nil for none.
+// drop takes a claim away and returns the Service that won by it, nil for none.
 func (c *claims[K]) drop(k K, x claim) *service {
 	others := c.rivals[k]
 	if c.holder[k] != x {
-		c.keep(k, without(others, x))
+		c.setRivals(k, without(others, x))
 		return nil
 	}
 	if len(others) == 0 {
@@ -56,11 +57,11 @@ func (c *claims[K]) drop(k K, x claim) *service {
 		}
 	}
 	c.holder[k] = heir
-	c.keep(k, without(others, heir))
+	c.setRivals(k, without(others, heir))
 	return heir.by
 }
 
-func (c *claims[K]) keep(k K, rivals []claim) {
+func (c *claims[K]) setRivals(k K, rivals []claim) {
 	if len(rivals) == 0 {
 		delete(c.rivals, k)
 	} else {
@@ -68,7 +69,7 @@ func (c *claims[K]) keep(k K, rivals []claim) {
 	}
 }
 
-// has says whether x is the claim that holds k.
+// has reports whether x is the claim that holds k.
 func (c *claims[K]) has(k K, x claim) bool { return c.holder[k] == x }
 
 // without takes x, which must be there, out of list.
@@ -88,16 +89,17 @@ func byAge(a, b claim) int {
 
 func older(a, b claim) bool { return byAge(a, b) < 0 }
 
-// entryBefore puts clusterIPs before all else: nobody may take traffic meant for another Service by naming its clusterIP.
+// entryBefore puts clusterIPs before all else: nothing may take traffic meant for another Service by naming its
+// clusterIP.
 func entryBefore(a, b claim) bool {
 	aIn, bIn := a.entry().via == viaClusterIP, b.entry().via == viaClusterIP
 	return aIn && !bIn || aIn == bIn && older(a, b)
 }
 
-// entry gives the entry of a claim for one.
+// entry returns the entry of a claim for one.
 func (x claim) entry() *entry { return &x.by.entries[x.n] }
 
-// pool gives the name of the pool of a claim for an ID.
+// pool returns the name of the pool of a claim for an ID.
 func (x claim) pool() string { return x.by.groups[x.n/scopes].pools[x.n%scopes].name }
 
 // repeats reports whether s has its i-th entry already by another of its addresses: named twice, as by MetalLB's
@@ -124,7 +126,7 @@ func (r *Resolver) conflicts(s *service) problems {
 			continue
 		}
 		e, h := &s.entries[i], r.entries.holder[s.entries[i].Entry]
-		rep.add(e.field(), "EntryTaken", "%s leads to %s (%s, %s); its %s for %s is not served until that one is "+
+		rep.addAt(e.Entry, e.field(), "EntryTaken", "%s leads to %s (%s, %s); its %s for %s is not served until that one is "+
 			"deleted; use another address or port",
 			e.Entry, h.by.groups[h.entry().group].label, h.entry().via, h.entry().field(), e.via, s.groups[e.group].label)
 		rep.against(h.by, "%s leads to a Service of another namespace; the %s of this one is not served until that "+

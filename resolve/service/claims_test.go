@@ -32,19 +32,28 @@ func TestConflicts(t *testing.T) {
 		problems []string
 		then     []string // when the winner has gone
 	}{
-		{"the first by name", a(), b(one), lines("10.96.0.1:80/tcp shop/a"), lines("Service shop/b spec.clusterIPs[0] EntryTaken"), lines("10.96.0.1:80/tcp shop/b")},
-		{"the older", a(born(2)), b(one, born(1)), lines("10.96.0.1:80/tcp shop/b"), lines("Service shop/a spec.clusterIPs[0] EntryTaken"), lines("10.96.0.1:80/tcp shop/a")},
-		{"of one age, by name", a(born(1)), b(one, born(1)), lines("10.96.0.1:80/tcp shop/a"), lines("Service shop/b spec.clusterIPs[0] EntryTaken"), lines("10.96.0.1:80/tcp shop/b")},
-		{"an age before none", a(), b(one, born(9)), lines("10.96.0.1:80/tcp shop/b"), lines("Service shop/a spec.clusterIPs[0] EntryTaken"), lines("10.96.0.1:80/tcp shop/a")},
-		{"a clusterIP before anything else", a(externalIPs("10.96.0.2"), born(1)), b(born(2)), lines("10.96.0.1:80/tcp shop/a", "10.96.0.2:80/tcp shop/b"),
+		{"the first by name", a(), b(one), lines("10.96.0.1:80/tcp shop/a"),
+			lines("Service shop/b spec.clusterIPs[0] EntryTaken"), lines("10.96.0.1:80/tcp shop/b")},
+		{"the older", a(born(2)), b(one, born(1)), lines("10.96.0.1:80/tcp shop/b"),
+			lines("Service shop/a spec.clusterIPs[0] EntryTaken"), lines("10.96.0.1:80/tcp shop/a")},
+		{"of one age, by name", a(born(1)), b(one, born(1)), lines("10.96.0.1:80/tcp shop/a"),
+			lines("Service shop/b spec.clusterIPs[0] EntryTaken"), lines("10.96.0.1:80/tcp shop/b")},
+		{"an age before none", a(), b(one, born(9)), lines("10.96.0.1:80/tcp shop/b"),
+			lines("Service shop/a spec.clusterIPs[0] EntryTaken"), lines("10.96.0.1:80/tcp shop/a")},
+		{"a clusterIP before anything else", a(externalIPs("10.96.0.2"), born(1)), b(born(2)),
+			lines("10.96.0.1:80/tcp shop/a", "10.96.0.2:80/tcp shop/b"),
 			lines("Service shop/a spec.externalIPs[0] AddressRefused"), lines("10.96.0.1:80/tcp shop/a",
 				"10.96.0.2:80/tcp shop/a")},
-		{"external address", a(externalIPs("192.0.2.1")), b(ingress("192.0.2.1"), born(1)), lines("10.96.0.1:80/tcp shop/a", "10.96.0.2:80/tcp shop/b", "192.0.2.1:80/tcp shop/b"),
+		{"external address", a(externalIPs("192.0.2.1")), b(ingress("192.0.2.1"), born(1)),
+			lines("10.96.0.1:80/tcp shop/a", "10.96.0.2:80/tcp shop/b", "192.0.2.1:80/tcp shop/b"),
 			lines("Service shop/a spec.externalIPs[0] EntryTaken"), lines("10.96.0.1:80/tcp shop/a", "192.0.2.1:80/tcp shop/a")},
-		{"node port", a(nodePort(30080)), b(nodePort(30080)), lines("*4:30080/tcp shop/a", "10.96.0.1:80/tcp shop/a", "10.96.0.2:80/tcp shop/b"),
+		{"node port", a(nodePort(30080)), b(nodePort(30080)),
+			lines("*4:30080/tcp shop/a", "10.96.0.1:80/tcp shop/a", "10.96.0.2:80/tcp shop/b"),
 			lines("Service shop/b spec.ports[0].nodePort EntryTaken"), lines("*4:30080/tcp shop/b", "10.96.0.2:80/tcp shop/b")},
-		{"another port is no conflict", a(), b(one, ports(sport("http", 81))), lines("10.96.0.1:80/tcp shop/a", "10.96.0.1:81/tcp shop/b"), nil, nil},
-		{"another protocol is no conflict", a(), b(one, ports(sport("udp", 80))), lines("10.96.0.1:80/tcp shop/a", "10.96.0.1:80/udp shop/b:udp"), nil, nil},
+		{"another port is no conflict", a(), b(one, ports(sport("http", 81))),
+			lines("10.96.0.1:80/tcp shop/a", "10.96.0.1:81/tcp shop/b"), nil, nil},
+		{"another protocol is no conflict", a(), b(one, ports(sport("udp", 80))),
+			lines("10.96.0.1:80/tcp shop/a", "10.96.0.1:80/udp shop/b:udp"), nil, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, os := range [][]source.Object{{c.a, c.b}, {c.b, c.a}} {
@@ -88,17 +97,17 @@ func TestConflictInDelta(t *testing.T) {
 	was := frontend(t, r, "10.96.0.1:80/tcp")
 	d := r.Apply(puts(b))
 	now := frontend(t, r, "10.96.0.1:80/tcp")
-	same(t, "put", partNames(d.Put), lines(now.Inside.Pool.Name, now.Entry.String(), "10.96.0.1"))
-	same(t, "del", partNames(d.Del), lines("10.96.0.1", was.Entry.String(), was.Inside.Pool.Name))
+	same(t, "put", partNames(d.Services.Put), lines(now.Internal.Pool.Name, now.Entry.String(), "10.96.0.1"))
+	same(t, "del", partNames(d.Services.Del), lines("10.96.0.1", was.Entry.String(), was.Internal.Pool.Name))
 	if d := r.Apply(puts(b)); !d.Empty() {
 		t.Errorf("the same again changes %v", d)
 	}
-	if d := r.Apply(dels(b)); !slices.Contains(d.Put, model.Part(was)) {
+	if d := r.Apply(dels(b)); !slices.Contains(d.Services.Put, model.ServicePart(was)) {
 		t.Error("the loser comes back with another pointer")
 	}
 }
 
-func TestThreeWantOne(t *testing.T) {
+func TestThreeClaimOneAddress(t *testing.T) {
 	all := objects(svc(named("a"), born(3)), svc(named("b"), born(1)), svc(named("c"), born(2)))
 	r := resolved(n1, all...)
 	for _, want := range lines("b", "c", "a") {
@@ -113,7 +122,8 @@ func TestThreeWantOne(t *testing.T) {
 
 func TestOneServiceWithOneEntryTwice(t *testing.T) {
 	r := resolved(n1, svc(ingress("192.0.2.1"), externalIPs("192.0.2.1", "10.96.0.1"), sources("203.0.113.0/24")))
-	same(t, "frontends", frontLines(r.Services()), lines("10.96.0.1:80/tcp ClusterIP -> reject", "192.0.2.1:80/tcp LoadBalancer -> reject"))
+	same(t, "frontends", frontLines(r.Services()), lines("10.96.0.1:80/tcp ClusterIP -> reject",
+		"192.0.2.1:80/tcp LoadBalancer -> reject"))
 	same(t, "problems", problemLines(r), nil)
 }
 
@@ -122,28 +132,33 @@ func TestNodeAddressAsExternalIP(t *testing.T) {
 	same(t, "problems before", problemLines(r), nil)
 	r.Apply(puts(node(internalIPs("172.18.0.2"))))
 	same(t, "problems", problemLines(r), lines("spec.externalIPs[0] NodeAddress"))
-	same(t, "frontends", frontLines(r.Services()), lines("10.96.0.1:80/tcp ClusterIP -> reject", "172.18.0.2:80/tcp ExternalIP -> reject"))
+	same(t, "frontends", frontLines(r.Services()), lines("10.96.0.1:80/tcp ClusterIP -> reject",
+		"172.18.0.2:80/tcp ExternalIP -> reject"))
 	r.Apply(puts(node()))
 	same(t, "problems after", problemLines(r), nil)
 }
 
-func TestHealthPortTaken(t *testing.T) {
+func TestHealthPortInUse(t *testing.T) {
 	a := svc(named("a"), ingress(), external("Local"), health(30900), born(2))
 	b := svc(named("b"), ingress(), external("Local"), health(30900), born(1), clusterIPs("10.96.0.2"))
 	r := resolved(n1, a)
 	d := r.Apply(puts(b))
-	same(t, "put", d.PutHealth, []*model.HealthCheck{{Service: "shop/b", Port: 30900}})
-	same(t, "del", d.DelHealth, []*model.HealthCheck{{Service: "shop/a", Port: 30900}})
+	same(t, "put", d.Health.Put, []*model.HealthCheck{
+		{Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "b"}, Port: 30900}})
+	same(t, "del", d.Health.Del, []*model.HealthCheck{
+		{Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "a"}, Port: 30900}})
 	same(t, "problems", problemLines(r), lines("Service shop/a spec.healthCheckNodePort HealthPortTaken"))
 	same(t, "owners", owners(r), lines("10.96.0.1:80/tcp shop/a", "10.96.0.2:80/tcp shop/b"))
 	r.Apply(dels(b))
-	same(t, "health checks", r.Services().HealthChecks, []*model.HealthCheck{{Service: "shop/a", Port: 30900}})
+	same(t, "health checks", r.Services().HealthChecks,
+		[]*model.HealthCheck{{Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "a"}, Port: 30900}})
 }
 
-func TestLoserKeepsItsHealthCheck(t *testing.T) {
+func TestLoserRetainsItsHealthCheck(t *testing.T) {
 	r := resolved(n1, svc(named("a")), svc(named("b"), ingress("192.0.2.1"), external("Local"), health(30900)))
 	same(t, "owners", owners(r), lines("10.96.0.1:80/tcp shop/a", "192.0.2.1:80/tcp shop/b"))
-	same(t, "health checks", r.Services().HealthChecks, []*model.HealthCheck{{Service: "shop/b", Port: 30900}})
+	same(t, "health checks", r.Services().HealthChecks,
+		[]*model.HealthCheck{{Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "b"}, Port: 30900}})
 }
 
 func TestLosersGoInAnyOrder(t *testing.T) {
@@ -155,7 +170,7 @@ func TestLosersGoInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestPoolIDTaken(t *testing.T) {
+func TestPoolIDCollision(t *testing.T) {
 	a, b := svc(named("a"), nodePort(30080)), svc(named("b"), clusterIPs("10.96.0.2"))
 	for _, os := range [][]source.Object{{a, b}, {b, a}} {
 		r := New(n1)
@@ -174,7 +189,7 @@ func TestPoolIDTaken(t *testing.T) {
 	}
 }
 
-func TestPoolIDTakenWithinOneService(t *testing.T) {
+func TestPoolIDCollisionWithinOneService(t *testing.T) {
 	r := New(n1)
 	r.hash = func(string) uint64 { return 7 }
 	r.Apply(puts(svc(nodePort(30080), external("Local"))))

@@ -26,8 +26,8 @@ func (r *Resolver) applyServiceCIDR(name string, obj *networkingv1.ServiceCIDR) 
 	}
 }
 
-// serviceRanges returns the addresses of node n's ServiceRanges, and what is wrong with ServiceCIDRs. A proxy that serves
-// only Services with its name has none: whether an address is allocated is not for it to say.
+// serviceRanges returns the addresses of node n's ServiceRanges, and what is wrong with ServiceCIDRs. A proxy that
+// serves only Services with its name has none: whether an address is allocated is not for it to say.
 func (r *Resolver) serviceRanges(n *model.Node) ([]model.Range, []source.Problem) {
 	if r.set.ProxyName != "" || len(r.serviceCIDRs) == 0 {
 		return nil, nil
@@ -94,7 +94,8 @@ func except(ranges []model.Range, addresses []netip.Addr) (left []model.Range) {
 	return left
 }
 
-// countForeign counts the ClusterIPs of a Service that another proxy serves, n times, and reports whether there are any.
+// countForeign counts the ClusterIPs of a Service that another proxy serves, n times, and reports whether there are
+// any.
 func (r *Resolver) countForeign(d *declared, n int) bool {
 	if d == nil {
 		return false
@@ -145,5 +146,5 @@ func (r *Resolver) clusterIP(a netip.Addr) *model.ClusterIP {
 		return nil
 	}
 	s := slices.MinFunc(owners, func(s, o *service) int { return byAge(claim{by: s}, claim{by: o}) })
-	return &model.ClusterIP{Service: s.label, Addr: a}
+	return &model.ClusterIP{Owner: ownerFrom(s.key), Addr: a}
 }

@@ -64,7 +64,7 @@ func TestServiceRanges(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := resolved(c.config, c.objects...)
 			var got, reasons []string
-			for _, s := range r.Services().Node.ServiceRanges {
+			for _, s := range r.Services().ServiceNode.ServiceRanges {
 				got = append(got, s.String())
 			}
 			for _, p := range r.Problems() {
@@ -83,12 +83,13 @@ func TestServiceRanges(t *testing.T) {
 func TestServiceRangesCostNoService(t *testing.T) {
 	r := resolved(n1, node(), svc(), eps(ep("10.0.0.1")), serviceCIDR("a", "10.96.0.0/24"))
 	d := r.Apply(puts(serviceCIDR("a", "10.97.0.0/24")))
-	same(t, "put", partNames(d.Put), lines("node"))
+	same(t, "put", partNames(d.Services.Put), lines("node"))
 	d = r.Apply(puts(svc(named("other"), clusterIPs("10.97.0.9"), labelled(proxyNameLabel, "mesh"))))
-	same(t, "put", partNames(d.Put), lines("node"))
+	same(t, "put", partNames(d.Services.Put), lines("node"))
 	d = r.Apply(dels(svc(named("other"))))
-	same(t, "put", partNames(d.Put), lines("node"))
-	same(t, "ranges", r.Services().Node.ServiceRanges, []model.Range{rangeOf(netip.MustParsePrefix("10.97.0.0/24"))})
+	same(t, "put", partNames(d.Services.Put), lines("node"))
+	same(t, "ranges", r.Services().ServiceNode.ServiceRanges,
+		[]model.Range{rangeOf(netip.MustParsePrefix("10.97.0.0/24"))})
 }
 
 func TestClusterIPs(t *testing.T) {
@@ -98,7 +99,8 @@ func TestClusterIPs(t *testing.T) {
 		objects []source.Object
 		want    []string
 	}{
-		{"both families", n1, objects(svc(clusterIPs("10.96.0.1", "fd96::1"))), lines("10.96.0.1 shop/web", "fd96::1 shop/web")},
+		{"both families", n1, objects(svc(clusterIPs("10.96.0.1", "fd96::1"))),
+			lines("10.96.0.1 shop/web", "fd96::1 shop/web")},
 		{"no other addresses", n1,
 			objects(svc(externalIPs("192.0.2.1"), ingress("192.0.2.2"), nodePort(30080))), lines("10.96.0.1 shop/web")},
 		{"of the older", n1, objects(svc(born(2)), svc(named("other"), born(1))), lines("10.96.0.1 shop/other")},
@@ -107,7 +109,8 @@ func TestClusterIPs(t *testing.T) {
 		{"of ours", Config{Node: "n1", ProxyName: "mesh"},
 			objects(svc(labelled(proxyNameLabel, "mesh"))), lines("10.96.0.1 shop/web")},
 		{"no port served", n1, objects(svc(ports(sport("http", 0)))), nil},
-		{"a port that the plane can't serve", Config{Node: "n1", Cannot: func(*model.Frontend) string { return "no" }},
+		{"a port that the plane can't serve", Config{Node: "n1",
+			Capabilities: model.Capabilities{Unserved: []model.Remark{{Text: "no", About: &model.Packets{}}}}},
 			objects(svc()), lines("10.96.0.1 shop/web")},
 		{"beyond its bounds", Config{Node: "n1", Limits: Limits{Total: Bounds{Frontends: 1}}},
 			objects(svc(ports(sport("a", 1), sport("b", 2)))), nil},
@@ -116,7 +119,7 @@ func TestClusterIPs(t *testing.T) {
 			var got []string
 			all := resolved(c.config, c.objects...).Services().ClusterIPs
 			for _, a := range slices.SortedFunc(maps.Keys(all), netip.Addr.Compare) {
-				got = append(got, fmt.Sprintf("%s %s", all[a].Addr, all[a].Service))
+				got = append(got, fmt.Sprintf("%s %s", all[a].Addr, all[a].Owner))
 			}
 			same(t, "ClusterIPs", got, c.want)
 		})
@@ -127,12 +130,12 @@ func TestClusterIPGoesWithItsLastService(t *testing.T) {
 	a, b := svc(named("a"), born(1)), svc(named("b"), born(2))
 	r := resolved(n1, a, b)
 	d := r.Apply(dels(b))
-	same(t, "put", partNames(d.Put), nil)
+	same(t, "put", partNames(d.Services.Put), nil)
 	d = r.Apply(puts(svc(named("a"), born(1),
 		spec(func(s *corev1.ServiceSpec) { s.Ports[0].Port = 81 }))))
-	if slices.Contains(partNames(d.Put), "10.96.0.1") || slices.Contains(partNames(d.Del), "10.96.0.1") {
-		t.Errorf("another port changes the ClusterIP: %v, %v", partNames(d.Put), partNames(d.Del))
+	if slices.Contains(partNames(d.Services.Put), "10.96.0.1") || slices.Contains(partNames(d.Services.Del), "10.96.0.1") {
+		t.Errorf("another port changes the ClusterIP: %v, %v", partNames(d.Services.Put), partNames(d.Services.Del))
 	}
 	d = r.Apply(dels(a))
-	same(t, "the first to go", partNames(d.Del)[0], "10.96.0.1")
+	same(t, "the first to go", partNames(d.Services.Del)[0], "10.96.0.1")
 }

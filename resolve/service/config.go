@@ -14,39 +14,41 @@ import (
 
 // Config is what a node is told beside the objects.
 type Config struct {
-	Node         string         // this node's name
-	Nodeless     bool           // the objects may be Services alone: without any Node all is well
-	Addresses    []netip.Addr   // further addresses of this node's interfaces, beside those in the Node object
-	ClusterCIDRs []netip.Prefix // sources that count as pods; empty: this Node's spec.podCIDRs; neither: nothing counts as a pod
-	NoPods       bool           // nothing counts as a pod, whatever the Node's spec.podCIDRs
+	Node      string       // this node's name
+	Nodeless  bool         // the objects may be Services alone: without any Node all is well
+	Addresses []netip.Addr // further addresses of this node's interfaces, beside those in the Node object
+	Primary   netip.Addr   // this node's primary address of its family, in place of what the Node says; zero: none
+	// ClusterCIDRs are sources that count as pods; empty: this Node's spec.podCIDRs; neither: nothing counts as a pod
+	ClusterCIDRs []netip.Prefix
+	NoPods       bool // nothing counts as a pod, whatever the Node's spec.podCIDRs
 	// PodInterfaces are interfaces of the node: what comes in by them counts as pods', in place of all ranges.
-	PodInterfaces     model.Interfaces
-	Primary           netip.Addr // this node's primary address of its family, in place of what the Node says; zero: none
-	MasqueradeAll     bool       // hide every client of a clusterIP
-	NodePortAddresses []string   // ranges, or all (but loopback), primary (the Node's first InternalIP of each family, else ExternalIP), localhost (127.0.0.0/8); empty: all
-	// DirectServerReturn has backends' nodes answer clients outside, where they can (model.Frontend.Direct). It takes all Nodes.
+	PodInterfaces model.Interfaces
+	MasqueradeAll bool // hide every client of a clusterIP
+	// ranges, or all (but loopback), primary (the Node's first InternalIP of each family, else ExternalIP), localhost
+	// (127.0.0.0/8); empty: all
+	NodePortAddresses []string
+	// DirectServerReturn has backends' nodes answer clients outside, where they can (model.Frontend.DSR). It takes all
+	// Nodes.
 	DirectServerReturn bool
-	ProxyName          string // serve only Services with this service.kubernetes.io/service-proxy-name; "" serves those without the label
+	// serve only Services with this service.kubernetes.io/service-proxy-name; "" serves those without the label
+	ProxyName string
 
-	ExternalIPs ExternalIPs      // which of spec.externalIPs are served; "": SafeExternalIPs
-	APIServers  []netip.AddrPort // the API server's, beside the endpoints of Service default/kubernetes: no external address captures them
-	Limits      Limits           // what Services may come to; zero fields: DefaultLimits
+	ExternalIPs ExternalIPs // which of spec.externalIPs are served; "": SafeExternalIPs
+	// the API server's, beside the endpoints of Service default/kubernetes: no external address captures them
+	APIServers []netip.AddrPort
+	Limits     Limits // what Services may come to; zero fields: DefaultLimits
 
-	Scheduler  model.Scheduler              // of Services that don't choose one
-	Entries    int                          // of Maglev's tables (model.Pool.Entries); 0: as TableEntriesPerBackend says
-	Plane      string                       // the node's data plane, for messages
-	Schedulers model.Schedulers             // those that the plane can do; none given: all
-	Behind     model.Schedulers             // those of another plane that serves clients whom the first can't; none given: the first serves all
-	HidesAll   bool                         // the plane shows no client's address to any backend
-	Cannot     func(*model.Frontend) string // why the plane can't serve a frontend, or ""; nil: it serves all
-	// TableEntriesPerBackend is how many entries of Maglev's table the plane wants for each backend, 0 for 100, and
-	// TableEntriesPerSlot how many of them take as much room as a backend, 0 for 1.
-	TableEntriesPerBackend, TableEntriesPerSlot int
-
-	NotDirect string // why the plane can't have backends' nodes answer clients; "": it can
+	Balancing
+	Capabilities model.Capabilities
 }
 
-// Validate says what is wrong with the configuration, all of it: field, value, and the way out.
+// Balancing is how Services that don't choose select an endpoint.
+type Balancing struct {
+	Scheduler model.Scheduler
+	Entries   int // of Maglev's tables (model.Pool.Entries); 0: as Capabilities.TableEntriesPerBackend says
+}
+
+// Validate returns what is wrong with the configuration, all of it: field, value, and the way out.
 func (c Config) Validate() error {
 	var errs []error
 	for _, p := range c.read().problems {
@@ -58,24 +60,27 @@ func (c Config) Validate() error {
 // settings is a Config as read: what is of no use is left out and named in problems.
 type settings struct {
 	Config
-	podsGiven bool          // ClusterCIDRs or PodInterfaces were given, or that there are none: spec.podCIDRs don't count
-	ranges    []model.Range // of NodePortAddresses, but for primary
-	primary   bool          // NodePortAddresses holds primary
-	localhost bool          // ranges hold an IPv4 loopback address
-	limits    Limits
-	problems  []source.Problem
-	instead   []source.Problem // what is done in place of what was asked for: no reason not to begin
+	// ClusterCIDRs or PodInterfaces were given, or that there are none: spec.podCIDRs don't count
+	podsConfigured bool
+	ranges         []model.Range // of NodePortAddresses, but for primary
+	primary        bool          // NodePortAddresses holds primary
+	localhost      bool          // ranges hold an IPv4 loopback address
+	limits         Limits
+	problems       []source.Problem
+	instead        []source.Problem // what is done in place of what was asked for: no reason not to begin
 }
 
 func (c Config) read() *settings {
-	s, rep := &settings{Config: c, podsGiven: c.NoPods || len(c.ClusterCIDRs) > 0 || c.PodInterfaces.Name != ""}, &report{}
+	s, rep := &settings{Config: c, podsConfigured: c.NoPods || len(c.ClusterCIDRs) > 0 || c.PodInterfaces.Name != ""},
+		&report{}
 	if c.Node == "" {
 		rep.add("Node", "NodeMissing", "is empty, so no endpoint is local: set it to the name of the Node object")
 	}
 	s.Addresses = nil
 	for i, a := range c.Addresses {
 		if !a.IsValid() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() {
-			rep.add(fmt.Sprintf("Addresses[%d]", i), "InvalidAddress", "%s is not an interface's address: use plain addresses, IPv4 as 192.0.2.1", a)
+			rep.add(fmt.Sprintf("Addresses[%d]", i), "InvalidAddress",
+				"%s is not an interface's address: use plain addresses, IPv4 as 192.0.2.1", a)
 			continue
 		}
 		s.Addresses = append(s.Addresses, a)
@@ -97,7 +102,7 @@ func (c Config) read() *settings {
 	if granted := s.granted(c.Scheduler); granted != c.Scheduler && c.Scheduler != model.Random {
 		other.add("Scheduler", "SchedulerNotAvailable", "the data plane %s can't do %s: Services are served by %s; "+
 			"choose one of %s, or another data plane",
-			c.Plane, c.Scheduler, granted, c.Schedulers)
+			c.Capabilities.Name, c.Scheduler, granted, c.Capabilities.Schedulers)
 	}
 	if err := model.CheckEntries(c.Entries); err != nil {
 		rep.add("Entries", "InvalidTable", "%v", err)
@@ -113,7 +118,7 @@ func (c Config) read() *settings {
 			RefuseExternalIPs, SafeExternalIPs, AnyExternalIPs)
 		s.ExternalIPs = SafeExternalIPs
 	}
-	s.readDirect(other)
+	s.readDSR(other)
 	s.problems, s.instead = rep.list, other.list
 	return s
 }
@@ -136,7 +141,7 @@ func (s *settings) readPods(rep *report) {
 // PodsUnknown is the reason of the problem that nothing tells pods from clients outside the cluster.
 const PodsUnknown = "PodsUnknown"
 
-// unknownPods says what follows where nothing tells pods from other clients.
+// unknownPods returns what follows where nothing tells pods from other clients.
 const unknownPods = "no client is known as a pod: pods can't reach load balancer addresses and node ports with " +
 	"externalTrafficPolicy Local where this node has no endpoint, and external clients can't reach ClusterIPs whose " +
 	"endpoints' replies don't return through this node"
@@ -148,16 +153,17 @@ func matchable(name string) bool {
 	})
 }
 
-// NotDirect is the reason of the problem that the data plane can't have backends' nodes answer clients.
-const NotDirect = "DirectServerReturnNotAvailable"
+// DSRUnavailable is the reason of the problem that the data plane can't have backends' nodes answer clients.
+const DSRUnavailable = "DirectServerReturnNotAvailable"
 
-// readDirect drops a wish that the data plane can't fulfil.
-func (s *settings) readDirect(rep *report) {
-	if !s.DirectServerReturn || s.NotDirect == "" {
+// readDSR drops a wish that the data plane can't fulfil.
+func (s *settings) readDSR(rep *report) {
+	if !s.DirectServerReturn || s.Capabilities.NoDirect == "" {
 		return
 	}
-	rep.add("DirectServerReturn", NotDirect, "data plane %s doesn't support direct server return: %s; external clients are masqueraded instead; choose another data plane",
-		s.Plane, s.NotDirect)
+	rep.add("DirectServerReturn", DSRUnavailable, "data plane %s doesn't support direct server return: %s; external "+
+		"clients are masqueraded instead; choose another data plane",
+		s.Capabilities.Name, s.Capabilities.NoDirect)
 	s.DirectServerReturn = false
 }
 
@@ -228,13 +234,10 @@ var (
 	}
 )
 
-// overlap says whether two ranges share an address.
+// overlap reports whether two ranges share an address.
 func overlap(a, b model.Range) bool { return a.Contains(b.First) || b.Contains(a.First) }
 
-// refuses gives the reason why the data plane can't serve a frontend, or "".
+// refuses returns the reason why the data plane can't serve a frontend, or "".
 func (s *settings) refuses(f *model.Frontend) string {
-	if s.Cannot == nil {
-		return ""
-	}
-	return s.Cannot(f)
+	return s.Capabilities.WhyNot(f)
 }

@@ -19,7 +19,7 @@ type decision struct {
 // decider decides one Service at a time: a pure function of what the Service declares, its slices and the place. It
 // keeps room between uses, no meaning.
 type decider struct {
-	*place
+	*nodeState
 	*declared
 	size
 	key source.Key
@@ -29,7 +29,11 @@ type decider struct {
 	strays map[source.Key][]string         // see Resolver
 	old    *decision                       // lends its pointers where parts are equal
 	out    decision
+	scratch
+}
 
+// scratch is a decider's memory between uses.
+type scratch struct {
 	hits       []hit
 	candidates []candidate
 	backends   []model.Backend
@@ -41,10 +45,15 @@ type decider struct {
 	counted    []netip.Addr // ready endpoints on this node
 }
 
+// ownerFrom returns the owner of the parts of an object.
+func ownerFrom(k source.Key) model.Owner {
+	return model.Owner{Kind: string(k.Kind), Namespace: k.Namespace, Name: k.Name}
+}
+
 // decide returns what s comes to at p.
-func (w *decider) decide(p *place, s *service) decision {
+func (w *decider) decide(p *nodeState, s *service) decision {
 	d := s.declared
-	w.place, w.key, w.declared, w.size, w.old, w.out = p, s.key, d, s.size, &s.decision, decision{}
+	w.nodeState, w.key, w.declared, w.size, w.old, w.out = p, s.key, d, s.size, &s.decision, decision{}
 	w.usable, w.near, w.counted = w.usable[:0], w.near[:0], w.counted[:0]
 	w.onward, w.matched = w.onward[:0], w.matched[:0]
 	w.out.pools = make([]*model.Pool, 0, scopes*len(d.groups))
@@ -65,7 +74,7 @@ func (w *decider) decide(p *place, s *service) decision {
 	}
 	w.warnMismatches(s)
 	w.check()
-	w.place, w.declared, w.old = nil, nil, nil
+	w.nodeState, w.declared, w.old = nil, nil, nil
 	return w.out
 }
 
@@ -97,14 +106,15 @@ func (w *decider) fill(g *group, hits []hit) {
 	}
 }
 
-// pool gives the old pool if there is an equal one, else a new one. The backends are copied.
+// pool returns the old pool if there is an equal one, else a new one. The backends are copied.
 func (w *decider) pool(g *group, name poolName, backends []model.Backend) *model.Pool {
 	w.backends = backends
 	w.unselected = w.unselected[:0]
 	if g.protocol != model.TCP {
 		w.unselected = unselect(w.unselected, w.candidates, backends, w.DirectServerReturn)
 	}
-	p := model.Pool{ID: name.id, Name: name.name, Protocol: g.protocol, Affinity: w.affinity, Scheduler: w.scheduler, Ports: w.ports}
+	p := model.Pool{ID: name.id, Name: name.name, Owner: ownerFrom(w.key), Service: g.label, Protocol: g.protocol,
+		Affinity: w.affinity, Scheduler: w.scheduler, Ports: w.ports}
 	if w.noTable {
 		p.Scheduler = w.schedulerWithoutTable(p.Scheduler)
 		p.Ports = p.Ports && p.Scheduler.Hashes()
@@ -127,22 +137,23 @@ func (w *decider) pool(g *group, name poolName, backends []model.Backend) *model
 	return &p
 }
 
-// front makes the frontend of an entry, or gives the old one if there is an equal one.
+// front makes the frontend of an entry, or returns the old one if there is an equal one.
 func (w *decider) front(i int) *model.Frontend {
 	e := &w.entries[i]
-	f := model.Frontend{Service: w.groups[e.group].label, Via: e.via.String(), Entry: e.Entry, Hide: w.hide(e), Sources: w.permitted(e)}
-	f.Direct = w.direct(e) & f.Hide
+	f := model.Frontend{Owner: ownerFrom(w.key), Service: w.groups[e.group].label, Via: e.via.String(), Entry: e.Entry,
+		Masquerade: w.masquerade(e), Sources: w.allowedSources(e)}
+	f.DSR = w.dsr(e) & f.Masquerade
 	f.Onward = w.onward[e.group]
-	f.Inside, f.Outside = w.targets(e)
+	f.Internal, f.External = w.targets(e)
 	if old := find(w.old.fronts, i, func(o *model.Frontend) bool { return equalFrontend(o, &f) }); old != nil {
 		return old
 	}
 	return &f
 }
 
-// targets gives the two sides of an entry. internalTrafficPolicy Local holds for everybody who uses a clusterIP;
+// targets returns the two sides of an entry. internalTrafficPolicy Local holds for everybody who uses a clusterIP;
 // externalTrafficPolicy Local for clients outside only, since others would not come by a load balancer.
-func (w *decider) targets(e *entry) (inside, outside model.Target) {
+func (w *decider) targets(e *entry) (fromInternal, fromExternal model.Target) {
 	whole := model.Target{Pool: w.out.pools[e.group*scopes+cluster], Empty: model.Reject}
 	if !w.isLocal(e) {
 		return whole, whole
@@ -157,15 +168,15 @@ func (w *decider) targets(e *entry) (inside, outside model.Target) {
 	return whole, here
 }
 
-// hide says which clients' addresses become this node's, so that answers come back through it.
-func (w *decider) hide(e *entry) model.Origins {
+// masquerade returns which clients' addresses become this node's, so that answers come back through it.
+func (w *decider) masquerade(e *entry) model.Origins {
 	switch {
-	case w.HidesAll:
+	case w.Capabilities.MasqueradesAll:
 		return model.AllOrigins
 	case e.via == viaClusterIP && w.MasqueradeAll:
 		return model.AllOrigins
 	case e.via == viaClusterIP && w.podsIn.has(familyOf(e.Addr)):
-		return model.OriginsOf(model.FromNode, model.FromOutside)
+		return model.OriginsOf(model.FromNode, model.FromExternal)
 	case e.via == viaClusterIP:
 		return 0
 	case w.external:
@@ -174,18 +185,19 @@ func (w *decider) hide(e *entry) model.Origins {
 	return model.AllOrigins
 }
 
-// direct says which clients the nodes of endpoints may answer themselves: those outside, by TCP and UDP. Each node must come to the same
-// endpoints, or it would not know that it is asked for its own.
-func (w *decider) direct(e *entry) model.Origins {
+// dsr returns which clients the nodes of endpoints may answer themselves: those outside, by TCP and UDP. Each node must
+// come to the same endpoints, or it would not know that it is asked for its own.
+func (w *decider) dsr(e *entry) model.Origins {
 	if !w.DirectServerReturn || e.via == viaClusterIP || e.Protocol == model.SCTP || w.near[e.group] {
 		return 0
 	}
-	return model.OriginsOf(model.FromOutside)
+	return model.OriginsOf(model.FromExternal)
 }
 
-// permitted gives the sources that an entry lets in: nil for all, an empty slice for nobody. Where this node is let in, the
-// entry's own address is too: an ingress address is often also an address of the node, and then its packets' source.
-func (w *decider) permitted(e *entry) []netip.Prefix {
+// allowedSources returns the sources that an entry lets in: nil for all, an empty slice for nobody. Where this node is
+// let in, the entry's own address is too: an ingress address is often also an address of the node, and then its
+// packets' source.
+func (w *decider) allowedSources(e *entry) []netip.Prefix {
 	if e.via != viaLoadBalancer || !w.restricted.has(familyOf(e.Addr)) {
 		return nil
 	}
@@ -210,8 +222,8 @@ func (w *decider) check() {
 	w.counted = slices.Compact(w.counted)
 	v6, _ := slices.BinarySearchFunc(w.counted, ipv6.any(), netip.Addr.Compare)
 	local := max(v6, len(w.counted)-v6)
-	h := model.HealthCheck{Service: w.label, Port: w.declared.health, Local: local, Addresses: w.healthAt}
-	if old := w.old.health; old != nil && old.Service == h.Service && old.Port == h.Port && old.Local == h.Local &&
+	h := model.HealthCheck{Owner: ownerFrom(w.key), Port: w.declared.health, Local: local, Addresses: w.healthAt}
+	if old := w.old.health; old != nil && old.Owner == h.Owner && old.Port == h.Port && old.Local == h.Local &&
 		(old.Addresses == nil) == (h.Addresses == nil) && slices.Equal(old.Addresses, h.Addresses) {
 		w.out.health = old
 	} else {
@@ -219,20 +231,22 @@ func (w *decider) check() {
 	}
 }
 
-// warn notes a frontend that the data plane can't serve, and an external address that is this node's own: it is served, as
-// kube-proxy does.
+// warn records a frontend that the data plane can't serve, and an external address that is this node's own: it is
+// served, as kube-proxy does.
 func (w *decider) warn(e *entry, f *model.Frontend) {
 	rep := report{w.key, w.out.problems}
 	if why := w.refuses(f); why != "" {
-		rep.add(e.field(), "NotServed", "%s is not served: data plane %s doesn't support it: %s; choose another data plane", f.Entry, w.Plane, why)
+		rep.addAt(f.Entry, e.field(), "NotServed", "%s is not served: data plane %s doesn't support it: %s; choose another "+
+			"data plane", f.Entry, w.Capabilities.Name, why)
 	} else if e.via == viaExternalIP && w.owns(e.Addr) {
-		rep.add(e.field(), "NodeAddress", "%s is this node's own address: it is served, so a program that listens there on port %d/%s is unreachable; use an address of no node, or a node port",
+		rep.add(e.field(), "NodeAddress", "%s is this node's own address: it is served, so a program that listens there on "+
+			"port %d/%s is unreachable; use an address of no node, or a node port",
 			e.Addr, e.Port, e.Protocol)
 	}
 	w.out.problems = rep.problems
 }
 
-// find gives the part of list that is the one: looks at index i first, where it nearly always is. Zero for none.
+// find returns the part of list that is the one: looks at index i first, where it nearly always is. Zero for none.
 func find[P any](list []P, i int, is func(P) bool) (none P) {
 	if i < len(list) && is(list[i]) {
 		return list[i]
@@ -244,7 +258,8 @@ func find[P any](list []P, i int, is func(P) bool) (none P) {
 }
 
 func equalFrontend(a, b *model.Frontend) bool {
-	return a.Service == b.Service && a.Via == b.Via && a.Entry == b.Entry && a.Inside == b.Inside && a.Outside == b.Outside &&
-		a.Hide == b.Hide && a.Direct == b.Direct && a.Onward == b.Onward && (a.Sources == nil) == (b.Sources == nil) &&
+	return a.Owner == b.Owner && a.Service == b.Service && a.Via == b.Via && a.Entry == b.Entry &&
+		a.Internal == b.Internal && a.External == b.External &&
+		a.Masquerade == b.Masquerade && a.DSR == b.DSR && a.Onward == b.Onward && (a.Sources == nil) == (b.Sources == nil) &&
 		slices.Equal(a.Sources, b.Sources)
 }

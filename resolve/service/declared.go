@@ -20,33 +20,44 @@ const (
 	viaNodePort
 )
 
-// String gives the word for model.Frontend.Via.
+// String returns the word for model.Frontend.Via.
 func (v via) String() string {
 	return [...]string{model.ViaClusterIP, "LoadBalancer", "ExternalIP", "NodePort"}[v]
 }
 
 // declared is what a Service asks for, whatever its endpoints and the node.
 type declared struct {
-	label      string       // "shop/web"
-	created    int64        // Unix seconds; the highest number where not said, so that those with an age come first
-	ways       []way        // addresses by which traffic enters
-	foreign    []netip.Addr // ClusterIPs, if another proxy serves the Service
-	portList   []port
-	groups     []group
-	frontends  int     // how many entries it has, made or not
-	entries    []entry // in the order in which they take an entry that two of them want; nil unless expanded
-	internal   bool    // internalTrafficPolicy: Local
-	external   bool    // externalTrafficPolicy: Local
-	spread     distribution
-	affinity   time.Duration
-	scheduler  model.Scheduler
-	ports      bool             // the scheduler hashes the client's port too
-	sources    []netip.Prefix   // for ingress addresses of restricted families: the only ones let in
-	restricted families         // families that sources restrict
-	health     uint16           // port of the health check; 0: none
-	ranges     int              // source ranges of all frontends
-	index      map[groupKey]int // of groups, where they are many
-	problems   problems
+	label string // "shop/web"
+	// Unix seconds; the highest number where not said, so that those with an age come first
+	created          int64
+	ingressAddresses []ingressAddress // addresses by which traffic enters
+	foreign          []netip.Addr     // ClusterIPs, if another proxy serves the Service
+	portList         []port
+	groups           []group
+	frontends        int     // how many entries it has, made or not
+	entries          []entry // in the order in which they take an entry that two of them want; nil unless expanded
+	distributed
+	restrictions
+	health   uint16           // port of the health check; 0: none
+	index    map[groupKey]int // of groups, where they are many
+	problems problems
+}
+
+// distributed is which endpoints clients of a Service get.
+type distributed struct {
+	internal  bool // internalTrafficPolicy: Local
+	external  bool // externalTrafficPolicy: Local
+	spread    distribution
+	affinity  time.Duration
+	scheduler model.Scheduler
+	ports     bool // the scheduler hashes the client's port too
+}
+
+// restrictions are the clients that a Service serves.
+type restrictions struct {
+	sources    []netip.Prefix // for ingress addresses of restricted families: the only ones let in
+	restricted families       // families that sources restrict
+	ranges     int            // source ranges of all frontends
 }
 
 // groupKey is what tells the groups of a Service apart.
@@ -116,11 +127,11 @@ type entry struct {
 	index int32 // of the address in its list
 }
 
-// field gives the path of what asks for the entry.
+// field returns the path of what asks for the entry.
 func (e *entry) field() string { return field(e.via, int(e.index), int(e.port)) }
 
-// field gives the path of the address at that index of its list, or of the port's node port. A clusterIP's index is -1
-// where spec.clusterIP alone is given.
+// field returns the path of the address at that index of its list, or of the port's node port. A clusterIP's index is
+// -1 where spec.clusterIP alone is given.
 func field(v via, index, port int) string {
 	switch {
 	case v == viaNodePort:
@@ -135,7 +146,7 @@ func field(v via, index, port int) string {
 	return fmt.Sprintf("spec.clusterIPs[%d]", index)
 }
 
-// isLocal says whether the entry's traffic from outside goes to endpoints of this node only.
+// isLocal reports whether the entry's traffic from outside goes to endpoints of this node only.
 func (d *declared) isLocal(e *entry) bool {
 	return e.via == viaClusterIP && d.internal || e.via != viaClusterIP && d.external
 }

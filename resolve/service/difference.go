@@ -9,21 +9,21 @@ import (
 // difference gathers what a Delta is made of, each kind for itself: pools come before the frontends that use them, and
 // go after.
 type difference struct {
-	putNode, putPools, putFronts []model.Part
-	delFronts, delPools, delNode []model.Part
-	putClusterIPs, delClusterIPs []model.Part
+	putNode, putPools, putFronts []model.ServicePart
+	delFronts, delPools, delNode []model.ServicePart
+	putClusterIPs, delClusterIPs []model.ServicePart
 	putHealth, delHealth         []*model.HealthCheck
 }
 
-// node notes a new node. There is no old one at first.
-func (d *difference) node(old, now *model.Node) {
-	d.putNode = []model.Part{now}
+// node records a new node. There is no old one at first.
+func (d *difference) node(old, now *model.ServiceNode) {
+	d.putNode = []model.ServicePart{now}
 	if old != nil {
-		d.delNode = []model.Part{old}
+		d.delNode = []model.ServicePart{old}
 	}
 }
 
-// between notes what is in one and not in the other.
+// between records what is in one and not in the other.
 func (d *difference) between(old, now *decision) {
 	d.putPools = missing(d.putPools, now.pools, old.pools)
 	d.delPools = missing(d.delPools, old.pools, now.pools)
@@ -43,8 +43,8 @@ func (d *difference) between(old, now *decision) {
 // missing adds to parts those of a, but nil, that are not in b.
 func missing[P interface {
 	comparable
-	model.Part
-}](parts []model.Part, a, b []P) []model.Part {
+	model.ServicePart
+}](parts []model.ServicePart, a, b []P) []model.ServicePart {
 	var none P
 	for i, p := range a {
 		if p != none && (i >= len(b) || b[i] != p) && !slices.Contains(b, p) {
@@ -56,9 +56,10 @@ func missing[P interface {
 
 func (d *difference) delta() model.Delta {
 	return model.Delta{
-		Put:       slices.Concat(d.putNode, d.putPools, d.putFronts, d.putClusterIPs),
-		Del:       slices.Concat(d.delClusterIPs, d.delFronts, d.delPools, d.delNode),
-		PutHealth: d.putHealth,
-		DelHealth: d.delHealth,
+		Services: model.Change[model.ServicePart]{
+			Put: slices.Concat(d.putNode, d.putPools, d.putFronts, d.putClusterIPs),
+			Del: slices.Concat(d.delClusterIPs, d.delFronts, d.delPools, d.delNode),
+		},
+		Health: model.Change[*model.HealthCheck]{Put: d.putHealth, Del: d.delHealth},
 	}
 }

@@ -28,10 +28,10 @@ const (
 	forThisNode        // this node is among them
 )
 
-// has says whether all of x are there.
+// has reports whether all of x are there.
 func (t traits) has(x traits) bool { return t&x == x }
 
-// draining says whether the endpoint takes traffic if no ready one does (KEP-1669).
+// draining reports whether the endpoint takes traffic if no ready one does (KEP-1669).
 func (t traits) draining() bool { return t.has(serving | terminating) }
 
 // worth orders endpoints of the same address and port: the one of higher worth stands for both.
@@ -88,7 +88,8 @@ func readSlice(obj *discoveryv1.EndpointSlice, node string) *endpointSlice {
 	case discoveryv1.AddressTypeIPv6:
 		s.family = ipv6
 	case discoveryv1.AddressTypeFQDN:
-		rep.add("addressType", "NameNotAddress", "the slice has names instead of addresses: it is ignored; use a slice of type IPv4 or IPv6")
+		rep.add("addressType", "NameNotAddress",
+			"the slice has names instead of addresses: it is ignored; use a slice of type IPv4 or IPv6")
 	default:
 		rep.add("addressType", "UnknownValue", "%q is unknown: the slice is ignored; use IPv4 or IPv6", obj.AddressType)
 	}
@@ -182,13 +183,14 @@ func readEndpoint(addr netip.Addr, e *discoveryv1.Endpoint, node string, weight 
 	}
 	if h := e.Hints; h != nil {
 		set(forSomeNode, len(h.ForNodes) > 0)
-		set(forThisNode, node != "" && slices.ContainsFunc(h.ForNodes, func(n discoveryv1.ForNode) bool { return n.Name == node }))
+		set(forThisNode, node != "" && slices.ContainsFunc(h.ForNodes,
+			func(n discoveryv1.ForNode) bool { return n.Name == node }))
 		out.forZones = joinZones(h.ForZones)
 	}
 	return out
 }
 
-// joinZones gives the zones as one text: label values hold no comma.
+// joinZones returns the zones as one text: label values hold no comma.
 func joinZones(zones []discoveryv1.ForZone) unique.Handle[string] {
 	if len(zones) == 1 {
 		return intern(zones[0].Name)
@@ -268,28 +270,29 @@ func gather(list []candidate, hits []hit, limit int) []candidate {
 
 // once keeps, of sorted candidates, the worthiest of each address and port; the first of several equal ones.
 func once(list []candidate) []candidate {
-	kept := list[:0]
+	merged := list[:0]
 	for _, c := range list {
-		n := len(kept)
-		if n == 0 || kept[n-1].at != c.at {
-			kept = append(kept, c)
-		} else if c.is.worth() > kept[n-1].is.worth() {
-			kept[n-1] = c
+		n := len(merged)
+		if n == 0 || merged[n-1].at != c.at {
+			merged = append(merged, c)
+		} else if c.is.worth() > merged[n-1].is.worth() {
+			merged[n-1] = c
 		}
 	}
-	return kept
+	return merged
 }
 
 // backend returns the candidate as a backend without a weight. Whether it runs on another node is said if away.
-func (c candidate) backend(away bool) model.Backend {
+func (c candidate) backend(remote bool) model.Backend {
 	here := c.is.has(local)
-	return model.Backend{Addr: c.at, Local: here, Away: away && c.is.has(onSomeNode) && !here}
+	return model.Backend{Addr: c.at, Local: here, Remote: remote && c.is.has(onSomeNode) && !here}
 }
 
 // choose fills list with the candidates that take traffic on this node: the ready ones that fit, or, where there is
-// none, the draining ones in scope (KEP-1669). A ready one that doesn't fit topology is never replaced by a draining one:
-// topology is only obeyed where it leaves a ready one. Whether they run on other nodes is told only where it matters.
-func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) bool, away bool) []model.Backend {
+// none, the draining ones in scope (KEP-1669). A ready one that doesn't fit topology is never replaced by a draining
+// one: topology is only obeyed where it leaves a ready one. Whether they run on other nodes is told only where it
+// matters.
+func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) bool, remote bool) []model.Backend {
 	list = list[:0]
 	for _, want := range [...]func(e *endpoint) bool{
 		func(e *endpoint) bool { return e.is.has(ready) && inScope(e) && fits(e) },
@@ -297,7 +300,7 @@ func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) 
 	} {
 		for _, c := range of {
 			if want(c.endpoint) {
-				b := c.backend(away)
+				b := c.backend(remote)
 				b.Weight = c.weight
 				list = append(list, b)
 			}
@@ -313,14 +316,14 @@ func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) 
 // unselect fills list with the candidates that serve but are none of the backends, which choose made of them: both are
 // sorted. What is ready counts as serving, since it gets new flows: with publishNotReadyAddresses it may say that it
 // isn't.
-func unselect(list []model.Backend, of []candidate, backends []model.Backend, away bool) []model.Backend {
+func unselect(list []model.Backend, of []candidate, backends []model.Backend, remote bool) []model.Backend {
 	list = list[:0]
 	for _, c := range of {
 		switch {
 		case len(backends) > 0 && backends[0].Addr == c.at:
 			backends = backends[1:]
 		case c.is.has(serving) || c.is.has(ready):
-			list = append(list, c.backend(away))
+			list = append(list, c.backend(remote))
 		}
 	}
 	return list

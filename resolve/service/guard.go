@@ -11,15 +11,16 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// ExternalIPs says which of spec.externalIPs are served (CVE-2020-8554: whoever may write a Service may write any
+// ExternalIPs returns which of spec.externalIPs are served (CVE-2020-8554: whoever may write a Service may write any
 // address there, and so would get traffic that is meant for others).
 type ExternalIPs string
 
 // The choices.
 const (
 	RefuseExternalIPs ExternalIPs = "Refuse" // none
-	SafeExternalIPs   ExternalIPs = "Safe"   // those that are not a pod's, another Service's ClusterIP or the API server; the default
-	AnyExternalIPs    ExternalIPs = "Any"    // all but the API server, as kube-proxy
+	// those that are not a pod's, another Service's ClusterIP or the API server; the default
+	SafeExternalIPs ExternalIPs = "Safe"
+	AnyExternalIPs  ExternalIPs = "Any" // all but the API server, as kube-proxy
 )
 
 // apiServer names the Service of the API server: its endpoints are the API server's addresses.
@@ -95,17 +96,17 @@ func (r *Resolver) refusal(s *service, i int, rep *report) {
 	if e.via == viaExternalIP && s.refused[i] != "is the API server's" {
 		out += fmt.Sprintf(", or set externalIPs to %s", AnyExternalIPs)
 	}
-	rep.add(e.field(), "AddressRefused", "%s %s: it is not served, so that its traffic reaches its owner; "+
+	rep.addAt(e.Entry, e.field(), "AddressRefused", "%s %s: it is not served, so that its traffic reaches its owner; "+
 		"%s", e.Entry, s.refused[i], out)
 }
 
-// indexAddresses notes, or forgets, at which addresses s has ClusterIPs and guarded entries, and guards those who are
+// indexAddresses records, or forgets, at which addresses s has ClusterIPs and guarded entries, and guards those who are
 // concerned by it.
 func (r *Resolver) indexAddresses(s *service, add bool) {
-	var last way
+	var last ingressAddress
 	for i := range s.entries {
 		e := &s.entries[i]
-		if w := (way{addr: e.Addr, via: e.via}); w == last || e.Addr.IsUnspecified() {
+		if w := (ingressAddress{addr: e.Addr, via: e.via}); w == last || e.Addr.IsUnspecified() {
 			continue
 		} else {
 			last = w

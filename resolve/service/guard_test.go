@@ -82,7 +82,7 @@ func TestCapturedAddresses(t *testing.T) {
 }
 
 // What is refused holds no address from another Service.
-func TestRefusedTakesNothing(t *testing.T) {
+func TestRefusedServiceClaimsNothing(t *testing.T) {
 	r := resolved(n1, node(podCIDRs("10.1.0.0/16")), svc(named("grab"), externalIPs("10.1.0.7"), born(1)),
 		svc(named("lb"), clusterIPs("10.96.0.2"), ingress("10.1.0.7"), born(2)))
 	same(t, "frontends", owners(r), lines("10.1.0.7:80/tcp shop/lb", "10.96.0.1:80/tcp shop/grab",
@@ -95,7 +95,7 @@ func TestRefusedTakesNothing(t *testing.T) {
 func TestEndpointsThatAreEntries(t *testing.T) {
 	self := slice(eps(ep("10.96.0.1"), ep("10.0.0.1")), slicePorts(eport("http", 80)))
 	one := "10.96.0.1:80/tcp ClusterIP -> 10.0.0.1:80"
-	runWorlds(t, []world{
+	runScenarios(t, []scenario{
 		{"its own", Config{}, objects(svc(), self), lines(one), lines(" EndpointIsEntry")},
 		{"each other's", Config{}, objects(svc(named("b"), clusterIPs("10.96.0.2")), svc(),
 			slice(eps(ep("10.96.0.2")), slicePorts(eport("http", 80))),
@@ -133,7 +133,8 @@ func TestEndpointComesToBeANodePort(t *testing.T) {
 	late := func(edits ...edit) *corev1.Service {
 		return svc(append([]edit{named("late"), clusterIPs("10.96.0.2")}, edits...)...)
 	}
-	r := resolved(n1, node(internalIPs("172.18.0.3")), svc(), slice(eps(ep("172.18.0.3")), slicePorts(eport("http", 30080))), late())
+	r := resolved(n1, node(internalIPs("172.18.0.3")), svc(),
+		slice(eps(ep("172.18.0.3")), slicePorts(eport("http", 30080))), late())
 	want := "10.96.0.1:80/tcp ClusterIP -> 172.18.0.3:30080"
 	same(t, "before", frontLines(r.Services())[0], want)
 	r.Apply(puts(late(nodePort(30080))))
@@ -147,7 +148,7 @@ func TestIDsDependOnTheCluster(t *testing.T) {
 	id := func(uid string) uint64 {
 		all := kubernetes()
 		all[0].SetUID(types.UID(uid))
-		return frontend(t, resolved(n1, append(all, svc())...), "10.96.0.1:80/tcp").Inside.Pool.ID
+		return frontend(t, resolved(n1, append(all, svc())...), "10.96.0.1:80/tcp").Internal.Pool.ID
 	}
 	if id("a") == id("b") || id("") != hashName("shop/web:http tcp ipv4 cluster") {
 		t.Errorf("IDs %x, %x, %x", id("a"), id("b"), id(""))
@@ -155,7 +156,7 @@ func TestIDsDependOnTheCluster(t *testing.T) {
 }
 
 // What a namespace is told of its own objects names no other namespace's.
-func TestPublicTextNamesNobodyElse(t *testing.T) {
+func TestPublicTextNamesNoOtherObject(t *testing.T) {
 	theirs := func(edits ...edit) *corev1.Service {
 		return svc(append([]edit{inNamespace("bank"), named("vault"), clusterIPs("10.96.0.2"), born(1)}, edits...)...)
 	}

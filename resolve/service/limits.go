@@ -136,7 +136,7 @@ func (set *settings) measure(d *declared, hits []hit) size {
 		}
 	})
 	if !z.noTable {
-		z.slots += z.tables / max(1, set.TableEntriesPerSlot)
+		z.slots += z.tables / max(1, set.Capabilities.TableEntriesPerSlot)
 	}
 	return z
 }
@@ -177,12 +177,12 @@ func (set *settings) tableSize(n int) int {
 	if set.Entries > n {
 		return set.Entries
 	}
-	return model.TableSize(n, cmp.Or(set.TableEntriesPerBackend, 100))
+	return model.TableSize(n, cmp.Or(set.Capabilities.TableEntriesPerBackend, 100))
 }
 
 // schedulerWithoutTable returns what stands in for a scheduler with too large a table.
 func (set *settings) schedulerWithoutTable(s model.Scheduler) model.Scheduler {
-	can := set.Schedulers
+	can := set.Capabilities.Schedulers
 	if can == 0 {
 		can = model.AllSchedulers
 	}
@@ -278,7 +278,7 @@ func (r *Resolver) admit() {
 	}
 }
 
-// setAdmitted notes whether s is served.
+// setAdmitted records whether s is served.
 func (r *Resolver) setAdmitted(s *service, yes bool) {
 	if _, excluded := r.excluded[s]; excluded != yes {
 		return

@@ -59,11 +59,11 @@ func (r *Resolver) indexBlocks(s *endpointSlice, by int) {
 	}
 }
 
-// recheck notes that an address may be an endpoint that is to be looked at again.
+// recheck records that an address may be an endpoint that is to be looked at again.
 func (r *Resolver) recheck(a netip.Addr) { r.changedEntries[model.Entry{Addr: a}] = struct{}{} }
 
-// lookForLoops touches Services with endpoints that may have become entries, or are none any more.
-func (r *Resolver) lookForLoops() {
+// findLoops touches Services with endpoints that may have become entries, or are none any more.
+func (r *Resolver) findLoops() {
 	addrs := map[netip.Addr]struct{}{}
 	for e := range r.changedEntries {
 		if !e.AnyAddr() && r.blocks[block(e.Addr)] > 0 {
@@ -84,7 +84,8 @@ func (r *Resolver) lookForLoops() {
 			}
 		}
 	}
-	if len(r.changedEntries)+len(r.changedNodePorts) > 0 { // made anew: clearing a map that was large once costs as much as it had
+	// made anew: clearing a map that was large once costs as much as it had
+	if len(r.changedEntries)+len(r.changedNodePorts) > 0 {
 		r.changedEntries, r.changedNodePorts = map[model.Entry]struct{}{}, map[*namespace]struct{}{}
 	}
 }

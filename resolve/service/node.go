@@ -12,10 +12,10 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// place is what is known of this node: what the configuration says, and what the Node object adds once it is seen.
-type place struct {
+// nodeState is what is known of this node: what the configuration says, and what the Node object adds once it is seen.
+type nodeState struct {
 	*settings
-	model    *model.Node
+	model    *model.ServiceNode
 	zone     unique.Handle[string] // by the label topology.kubernetes.io/zone; zero: not known
 	podsIn   families              // families in which pods are told from others
 	healthAt []netip.Addr          // where health checks are served; nil: at all addresses
@@ -39,19 +39,25 @@ func (p peer) equal(o peer) bool {
 	return slices.Equal(p.addresses, o.addresses) && slices.Equal(p.pods, o.pods)
 }
 
-// locate reads the Node object, nil for none. nodes are all Nodes, ranges returns the Node's ServiceRanges; nil: none. Parts
-// equal to old's keep their pointer.
+// addressesOf returns the addresses of all Nodes, sorted, each once.
+func addressesOf(nodes map[string]peer) (l []netip.Addr) {
+	for _, p := range nodes {
+		l = append(l, p.addresses...)
+	}
+	slices.SortFunc(l, netip.Addr.Compare)
+	return slices.Compact(l)
+}
+
+// locate reads the Node object, nil for none. nodes are all Nodes, ranges returns the Node's ServiceRanges; nil: none.
+// Parts equal to old's keep their pointer.
 func locate(set *settings, obj *corev1.Node, nodes map[string]peer,
-	ranges func(*model.Node) ([]model.Range, []source.Problem), old *model.Node) *place {
-	p := &place{settings: set}
-	n := &model.Node{Name: set.Node, Addresses: slices.Clone(set.Addresses), Pods: set.ClusterCIDRs,
-		PodInterfaces: set.PodInterfaces, NodePorts: set.ranges, Localhost: set.localhost, Direct: set.DirectServerReturn}
+	ranges func(*model.Node) ([]model.Range, []source.Problem), old *model.ServiceNode) *nodeState {
+	p := &nodeState{settings: set}
+	n := &model.ServiceNode{Node: &model.Node{Name: set.Node, Addresses: slices.Clone(set.Addresses),
+		Pods: set.ClusterCIDRs, PodInterfaces: set.PodInterfaces},
+		NodePorts: set.ranges, Localhost: set.localhost, DSR: set.DirectServerReturn}
 	if set.DirectServerReturn {
-		for _, p := range nodes {
-			n.Nodes = append(n.Nodes, p.addresses...)
-		}
-		slices.SortFunc(n.Nodes, netip.Addr.Compare)
-		n.Nodes = slices.Compact(n.Nodes)
+		n.Nodes = addressesOf(nodes)
 	}
 	var own []netip.Addr
 	if set.Primary.IsValid() {
@@ -60,10 +66,10 @@ func locate(set *settings, obj *corev1.Node, nodes map[string]peer,
 	if obj != nil {
 		rep := &report{object: source.KeyOf(obj)}
 		p.zone = intern(obj.Labels[corev1.LabelTopologyZone])
-		own = append(own, readAddresses(obj, n, rep)...)
-		if !set.podsGiven || set.DirectServerReturn {
+		own = append(own, readAddresses(obj, n.Node, rep)...)
+		if !set.podsConfigured || set.DirectServerReturn {
 			pods := readPodCIDRs(obj, rep)
-			if !set.podsGiven {
+			if !set.podsConfigured {
 				n.Pods = pods
 				if len(obj.Spec.PodCIDRs) == 0 && obj.Spec.PodCIDR == "" {
 					rep.add("spec.podCIDRs", PodsUnknown, "is empty, so %s; set clusterCIDR, or the pods' interfaces by "+
@@ -71,7 +77,7 @@ func locate(set *settings, obj *corev1.Node, nodes map[string]peer,
 				}
 			}
 			if set.DirectServerReturn {
-				n.Behind = pods
+				n.PodCIDRs = pods
 			}
 		}
 		p.problems = rep.list
@@ -89,10 +95,13 @@ func locate(set *settings, obj *corev1.Node, nodes map[string]peer,
 	}
 	if ranges != nil {
 		var wrong []source.Problem
-		n.ServiceRanges, wrong = ranges(n)
+		n.ServiceRanges, wrong = ranges(n.Node)
 		p.problems = append(p.problems, wrong...)
 	}
-	if old != nil && equalNode(n, old) {
+	if old != nil && equalNode(n.Node, old.Node) {
+		n.Node = old.Node
+	}
+	if old != nil && equalServiceNode(n, old) {
 		n = old
 	}
 	p.model, p.healthAt = n, healthAddresses(n)
@@ -102,7 +111,7 @@ func locate(set *settings, obj *corev1.Node, nodes map[string]peer,
 // toBeDeleted is the taint that the cluster autoscaler puts on a node before it deletes it.
 const toBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// leaving says why a node is not to be sent anything new, or "".
+// leaving returns why a node is not to be sent anything new, or "".
 func leaving(obj *corev1.Node) string {
 	if obj.DeletionTimestamp != nil {
 		return "the Node is being deleted"
@@ -122,7 +131,8 @@ func readAddresses(obj *corev1.Node, n *model.Node, rep *report) []netip.Addr {
 		}
 		addr, err := parseAddr(a.Address)
 		if err != nil {
-			rep.flawed(fmt.Sprintf("status.addresses[%d].address", i), err, "it doesn't count as this node's; have the kubelet report another one")
+			rep.flawed(fmt.Sprintf("status.addresses[%d].address", i), err,
+				"it doesn't count as this node's; have the kubelet report another one")
 			continue
 		}
 		n.Addresses = append(n.Addresses, addr)
@@ -137,16 +147,16 @@ func readAddresses(obj *corev1.Node, n *model.Node, rep *report) []netip.Addr {
 
 // healthAddresses returns the addresses that health checks are served at: the node's that take node ports, as with
 // kube-proxy; nil where all do.
-func healthAddresses(n *model.Node) []netip.Addr {
-	takes := func(a netip.Addr) bool {
+func healthAddresses(n *model.ServiceNode) []netip.Addr {
+	accepts := func(a netip.Addr) bool {
 		return slices.ContainsFunc(n.NodePorts, func(r model.Range) bool { return r.Contains(a) })
 	}
-	if !slices.ContainsFunc(everywhere, func(r model.Range) bool { return !takes(r.First) || !takes(r.Last) }) {
+	if !slices.ContainsFunc(everywhere, func(r model.Range) bool { return !accepts(r.First) || !accepts(r.Last) }) {
 		return nil
 	}
 	at := []netip.Addr{}
 	for _, a := range append(n.Addresses[:len(n.Addresses):len(n.Addresses)], loopback4.First.Next()) {
-		if takes(a) {
+		if accepts(a) {
 			at = append(at, a)
 		}
 	}
@@ -154,7 +164,7 @@ func healthAddresses(n *model.Node) []netip.Addr {
 	return at
 }
 
-// primaries gives the first address of each family, as ranges.
+// primaries returns the first address of each family, as ranges.
 func primaries(list []netip.Addr) (rs []model.Range) {
 	var seen families
 	for _, a := range list {
@@ -174,7 +184,8 @@ func readPodCIDRs(obj *corev1.Node, rep *report) (pods []netip.Prefix) {
 	for i, s := range list {
 		p, err := parsePrefix(s)
 		if err != nil {
-			rep.flawed(fmt.Sprintf("spec.podCIDRs[%d]", i), err, "its addresses don't count as pods; correct it, or configure ClusterCIDRs")
+			rep.flawed(fmt.Sprintf("spec.podCIDRs[%d]", i), err,
+				"its addresses don't count as pods; correct it, or configure ClusterCIDRs")
 			continue
 		}
 		pods = append(pods, p)
@@ -183,25 +194,30 @@ func readPodCIDRs(obj *corev1.Node, rep *report) (pods []netip.Prefix) {
 }
 
 func equalNode(a, b *model.Node) bool {
-	return a.Name == b.Name && a.Localhost == b.Localhost && a.Direct == b.Direct && slices.Equal(a.Nodes, b.Nodes) && slices.Equal(a.Behind, b.Behind) && slices.Equal(a.Addresses, b.Addresses) &&
-		slices.Equal(a.Pods, b.Pods) && a.PodInterfaces == b.PodInterfaces && slices.Equal(a.NodePorts, b.NodePorts) &&
+	return a.Name == b.Name && slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Pods, b.Pods) &&
+		a.PodInterfaces == b.PodInterfaces
+}
+
+func equalServiceNode(a, b *model.ServiceNode) bool {
+	return equalNode(a.Node, b.Node) && a.Localhost == b.Localhost && a.DSR == b.DSR &&
+		slices.Equal(a.Nodes, b.Nodes) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.NodePorts, b.NodePorts) &&
 		slices.Equal(a.ServiceRanges, b.ServiceRanges)
 }
 
-// owns says whether a is one of this node's addresses.
-func (p *place) owns(a netip.Addr) bool {
+// owns reports whether a is one of this node's addresses.
+func (p *nodeState) owns(a netip.Addr) bool {
 	_, found := slices.BinarySearchFunc(p.model.Addresses, a, netip.Addr.Compare)
 	return found
 }
 
-// ownsSome says whether one of this node's addresses is in one of the ranges.
-func (p *place) ownsSome(ranges []netip.Prefix) bool {
+// ownsSome reports whether one of this node's addresses is in one of the ranges.
+func (p *nodeState) ownsSome(ranges []netip.Prefix) bool {
 	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool {
 		return slices.ContainsFunc(p.model.Addresses, r.Contains)
 	})
 }
 
-// intern gives one handle for equal texts, the zero handle for "".
+// intern returns one handle for equal texts, the zero handle for "".
 func intern(s string) (h unique.Handle[string]) {
 	if s != "" {
 		h = unique.Make(s)

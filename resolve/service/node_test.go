@@ -31,7 +31,8 @@ func prefixes(texts ...string) (l []netip.Prefix) {
 func TestNode(t *testing.T) {
 	externalIP := func(ip string) editNode {
 		return func(n *corev1.Node) {
-			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: ip}, corev1.NodeAddress{Type: corev1.NodeHostName, Address: "n1"})
+			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: ip},
+				corev1.NodeAddress{Type: corev1.NodeHostName, Address: "n1"})
 		}
 	}
 	for _, c := range []struct {
@@ -43,15 +44,20 @@ func TestNode(t *testing.T) {
 		problems  []string
 	}{
 		{"nothing", Config{}, nil, "[]", "[]", nil},
-		{"another node", Config{}, node(internalIPs("172.18.0.9"), podCIDRs("10.244.9.0/24"), func(n *corev1.Node) { n.Name = "n9" }), "[]", "[]", lines("Node n1  NodeUnknown")},
-		{"addresses, sorted, once", Config{Addresses: addrs("127.0.0.1", "172.18.0.2")}, node(internalIPs("172.18.0.2", "fd18::2"), externalIP("192.0.2.2")),
+		{"another node", Config{}, node(internalIPs("172.18.0.9"), podCIDRs("10.244.9.0/24"),
+			func(n *corev1.Node) { n.Name = "n9" }), "[]", "[]", lines("Node n1  NodeUnknown")},
+		{"addresses, sorted, once", Config{Addresses: addrs("127.0.0.1", "172.18.0.2")},
+			node(internalIPs("172.18.0.2", "fd18::2"), externalIP("192.0.2.2")),
 			"[127.0.0.1 172.18.0.2 192.0.2.2 fd18::2]", "[]", nil},
 		{"unreadable addresses", Config{}, node(internalIPs("172.18.0.2", "n1", "169.254.0.1")), "[172.18.0.2]", "[]",
 			lines("Node n1 status.addresses[1].address InvalidAddress", "Node n1 status.addresses[2].address UnusableAddress")},
 		{"podCIDRs", Config{}, node(podCIDRs("fd24::/64", "10.244.1.0/24")), "[]", "[10.244.1.0/24 fd24::/64]", nil},
-		{"podCIDR alone", Config{}, node(func(n *corev1.Node) { n.Spec.PodCIDR = "10.244.1.7/24" }), "[]", "[10.244.1.0/24]", nil},
-		{"podCIDRs unreadable", Config{}, node(podCIDRs("10.244.1.0/24", "pods")), "[]", "[10.244.1.0/24]", lines("Node n1 spec.podCIDRs[1] InvalidRange")},
-		{"configured", Config{ClusterCIDRs: prefixes("10.244.128.0/17", "10.244.0.5/16")}, node(podCIDRs("10.99.0.0/24", "pods")), "[]", "[10.244.0.0/16]", nil},
+		{"podCIDR alone", Config{}, node(func(n *corev1.Node) { n.Spec.PodCIDR = "10.244.1.7/24" }), "[]", "[10.244.1.0/24]",
+			nil},
+		{"podCIDRs unreadable", Config{}, node(podCIDRs("10.244.1.0/24", "pods")), "[]", "[10.244.1.0/24]",
+			lines("Node n1 spec.podCIDRs[1] InvalidRange")},
+		{"configured", Config{ClusterCIDRs: prefixes("10.244.128.0/17", "10.244.0.5/16")},
+			node(podCIDRs("10.99.0.0/24", "pods")), "[]", "[10.244.0.0/16]", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.config.Node = "n1"
@@ -59,7 +65,7 @@ func TestNode(t *testing.T) {
 			if c.node != nil {
 				r.Apply(puts(c.node))
 			}
-			n := r.Services().Node
+			n := r.Services().ServiceNode
 			same(t, "name", n.Name, "n1")
 			same(t, "addresses", sprint(n.Addresses), c.addresses)
 			same(t, "pods", sprint(n.Pods), c.pods)
@@ -106,7 +112,7 @@ func TestNodePorts(t *testing.T) {
 			if c.node != nil {
 				r.Apply(puts(c.node))
 			}
-			got := r.Services().Node
+			got := r.Services().ServiceNode
 			same(t, "ranges", strings.Trim(sprint(got.NodePorts), "[]"), c.want)
 			same(t, "localhost", got.Localhost, c.localhost)
 			same(t, "problems", problemLines(r), nil)
@@ -120,11 +126,14 @@ func TestValidate(t *testing.T) {
 		config Config
 		want   []string // parts of the error; nil: none
 	}{
-		{"good", Config{Node: "n1", ClusterCIDRs: prefixes("10.244.0.0/16"), NodePortAddresses: lines("primary", "10.0.0.0/8")}, nil},
+		{"good", Config{Node: "n1", ClusterCIDRs: prefixes("10.244.0.0/16"),
+			NodePortAddresses: lines("primary", "10.0.0.0/8")}, nil},
 		{"no name", Config{}, lines("Node: ", "set it to the name of the Node object")},
-		{"address", Config{Node: "n1", Addresses: append(addrs("10.0.0.1", "::ffff:10.0.0.1"), netip.Addr{})}, lines("Addresses[1]: ::ffff:10.0.0.1", "Addresses[2]: ", "use plain addresses")},
+		{"address", Config{Node: "n1", Addresses: append(addrs("10.0.0.1", "::ffff:10.0.0.1"), netip.Addr{})},
+			lines("Addresses[1]: ::ffff:10.0.0.1", "Addresses[2]: ", "use plain addresses")},
 		{"cluster CIDR", Config{Node: "n1", ClusterCIDRs: []netip.Prefix{{}}}, lines("ClusterCIDRs[0]: ", "use one such as")},
-		{"node port address", Config{Node: "n1", NodePortAddresses: lines("all", "eth0", "10.0.0.1")}, lines(`NodePortAddresses[1]: "eth0"`, `NodePortAddresses[2]: "10.0.0.1"`, "give a range")},
+		{"node port address", Config{Node: "n1", NodePortAddresses: lines("all", "eth0", "10.0.0.1")},
+			lines(`NodePortAddresses[1]: "eth0"`, `NodePortAddresses[2]: "10.0.0.1"`, "give a range")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := c.config.Validate()
@@ -150,7 +159,8 @@ func TestReplacedSettings(t *testing.T) {
 		want   string
 	}{
 		{Config{Node: "n1", NodePortAddresses: lines("::1/128")}, "NodePortAddresses[0] LoopbackNotServed"},
-		{Config{Node: "n1", Scheduler: model.DestinationHash, Schedulers: model.SchedulersOf(model.RoundRobin)},
+		{Config{Node: "n1", Balancing: Balancing{Scheduler: model.DestinationHash},
+			Capabilities: model.Capabilities{Schedulers: model.SchedulersOf(model.RoundRobin)}},
 			"Scheduler SchedulerNotAvailable"},
 	} {
 		if err := c.config.Validate(); err != nil {
@@ -182,11 +192,14 @@ func TestNodeChanges(t *testing.T) {
 			n.ResourceVersion = "2"
 			return n
 		}(), nil},
-		{"zone", node(zoned("z2"), podCIDRs("10.244.1.0/24"), internalIPs("172.18.0.2")), lines("shop/web:http tcp ipv4 cluster", "10.96.0.1:80/tcp")},
+		{"zone", node(zoned("z2"), podCIDRs("10.244.1.0/24"), internalIPs("172.18.0.2")),
+			lines("shop/web:http tcp ipv4 cluster", "10.96.0.1:80/tcp")},
 		{"podCIDRs", node(zoned("z1"), podCIDRs("10.244.2.0/24"), internalIPs("172.18.0.2")), lines("node")},
 		{"no podCIDRs", node(zoned("z1"), internalIPs("172.18.0.2")), lines("node", "10.96.0.2:80/tcp", "10.96.0.1:80/tcp")},
-		{"address", node(zoned("z1"), podCIDRs("10.244.1.0/24"), internalIPs("172.19.0.2")), lines("node", "192.0.2.1:80/tcp")},
-		{"gone", nil, lines("node", "shop/web:http tcp ipv4 cluster", "10.96.0.2:80/tcp", "192.0.2.1:80/tcp", "10.96.0.1:80/tcp")},
+		{"address", node(zoned("z1"), podCIDRs("10.244.1.0/24"), internalIPs("172.19.0.2")),
+			lines("node", "192.0.2.1:80/tcp")},
+		{"gone", nil, lines("node", "shop/web:http tcp ipv4 cluster", "10.96.0.2:80/tcp", "192.0.2.1:80/tcp",
+			"10.96.0.1:80/tcp")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := resolved(n1, append(base, first)...)
@@ -195,9 +208,9 @@ func TestNodeChanges(t *testing.T) {
 				changes = puts(c.node)
 			}
 			d := r.Apply(changes)
-			same(t, "put", partNames(d.Put), c.want)
-			if len(d.Del) != len(d.Put) {
-				t.Errorf("%d put, %d deleted", len(d.Put), len(d.Del))
+			same(t, "put", partNames(d.Services.Put), c.want)
+			if len(d.Services.Del) != len(d.Services.Put) {
+				t.Errorf("%d put, %d deleted", len(d.Services.Put), len(d.Services.Del))
 			}
 		})
 	}
@@ -211,10 +224,10 @@ func TestOtherNodesCostNothing(t *testing.T) {
 	}
 }
 
-func partNames(ps []model.Part) (names []string) {
+func partNames(ps []model.ServicePart) (names []string) {
 	for _, p := range ps {
 		switch p := p.(type) {
-		case *model.Node:
+		case *model.ServiceNode:
 			names = append(names, "node")
 		case *model.Pool:
 			names = append(names, p.Name)
@@ -227,15 +240,17 @@ func partNames(ps []model.Part) (names []string) {
 	return names
 }
 
-func TestFirstDeltaHoldsTheNode(t *testing.T) {
+func TestFirstDeltaIncludesTheNode(t *testing.T) {
 	r := New(n1)
-	if d := r.Apply(nil); len(d.Put) != 1 || d.Put[0] != model.Part(r.Services().Node) || len(d.Del) != 0 {
+	if d := r.Apply(nil); len(d.Services.Put) != 1 || d.Services.Put[0] != model.ServicePart(r.Services().ServiceNode) ||
+		len(d.Services.Del) != 0 {
 		t.Errorf("the first delta is %v", d)
 	}
 	if d := r.Apply(puts(&corev1.Pod{}, &corev1.Namespace{})); !d.Empty() {
 		t.Errorf("the second delta is %v", d)
 	}
-	if d := r.Apply([]source.Change{{Key: source.Key{Kind: source.Service, Namespace: "x", Name: "never there"}}}); !d.Empty() || len(r.services) != 0 {
+	never := source.Key{Kind: source.Service, Namespace: "x", Name: "never there"}
+	if d := r.Apply([]source.Change{{Key: never}}); !d.Empty() || len(r.services) != 0 {
 		t.Errorf("the third delta is %v", d)
 	}
 }
@@ -264,8 +279,8 @@ func TestUnknownNode(t *testing.T) {
 	}
 }
 
-// The addresses of interfaces come and go without the Node object: what is known of the node, and what is said of external IPs that are
-// its own, follow with the next Delta. What is the same again is no change.
+// The addresses of interfaces come and go without the Node object: what is known of the node, and what is said of
+// external IPs that are its own, follow with the next Delta. What is the same again is no change.
 func TestSetAddresses(t *testing.T) {
 	r := New(Config{Node: "n1", Addresses: addrs("192.0.2.7")})
 	r.Apply(puts(node(internalIPs("172.18.0.2")), svc(externalIPs("192.0.2.8"))))
@@ -276,7 +291,8 @@ func TestSetAddresses(t *testing.T) {
 		problems  []string
 		same      bool
 	}{
-		{addrs("192.0.2.8", "192.0.2.7"), "[172.18.0.2 192.0.2.7 192.0.2.8]", lines("spec.externalIPs[0] NodeAddress"), false},
+		{addrs("192.0.2.8", "192.0.2.7"), "[172.18.0.2 192.0.2.7 192.0.2.8]", lines("spec.externalIPs[0] NodeAddress"),
+			false},
 		{addrs("192.0.2.7", "192.0.2.8"), "[172.18.0.2 192.0.2.7 192.0.2.8]", lines("spec.externalIPs[0] NodeAddress"), true},
 		{addrs("172.18.0.2"), "[172.18.0.2]", nil, false},
 	} {
@@ -358,9 +374,9 @@ func TestPodsUnknown(t *testing.T) {
 func TestPodsByInterface(t *testing.T) {
 	c := Config{Node: "n1", PodInterfaces: model.Interfaces{Name: "cni0"}, ClusterCIDRs: prefixes("10.0.0.0/8")}
 	r := resolved(c, node(podCIDRs("10.244.1.0/24")), svc(), eps(ep("10.244.1.1", on("n1"))))
-	n := r.Services().Node
+	n := r.Services().ServiceNode
 	same(t, "pods", sprint(n.Pods), "[]")
 	same(t, "interfaces", n.PodInterfaces.String(), "cni0")
-	hide := frontend(t, r, "10.96.0.1:80/tcp").Hide
-	same(t, "masqueraded", hide, model.OriginsOf(model.FromNode, model.FromOutside))
+	masquerade := frontend(t, r, "10.96.0.1:80/tcp").Masquerade
+	same(t, "masqueraded", masquerade, model.OriginsOf(model.FromNode, model.FromExternal))
 }

@@ -28,23 +28,36 @@ func TestTrafficPolicies(t *testing.T) {
 		want      []string
 	}{
 		{"cluster", every, []discoveryv1.Endpoint{here, there}, all4(all, all)},
-		{"cluster, by word", append([]edit{internal("Cluster"), external("Cluster")}, every...), []discoveryv1.Endpoint{here, there}, all4(all, all)},
-		{"internal local", append([]edit{internal("Local")}, every...), []discoveryv1.Endpoint{here, there}, all4("10.0.0.1:8080*", all)},
-		{"internal local, none here", append([]edit{internal("Local")}, every...), []discoveryv1.Endpoint{there}, all4("drop", "10.0.0.2:8080")},
+		{"cluster, by word", append([]edit{internal("Cluster"), external("Cluster")}, every...),
+			[]discoveryv1.Endpoint{here, there}, all4(all, all)},
+		{"internal local", append([]edit{internal("Local")}, every...), []discoveryv1.Endpoint{here, there},
+			all4("10.0.0.1:8080*", all)},
+		{"internal local, none here", append([]edit{internal("Local")}, every...), []discoveryv1.Endpoint{there},
+			all4("drop", "10.0.0.2:8080")},
 		{"internal local, none at all", append([]edit{internal("Local")}, every...), nil, all4("reject", "reject")},
-		{"internal local, one draining elsewhere", []edit{internal("Local")}, []discoveryv1.Endpoint{ep("10.0.0.2", on("n2"), drains)}, lines(arrow + "drop")},
-		{"internal local, one gone elsewhere", []edit{internal("Local")}, []discoveryv1.Endpoint{ep("10.0.0.2", on("n2"), gone)}, lines(arrow + "reject")},
-		{"internal local, draining here", []edit{internal("Local")}, []discoveryv1.Endpoint{ep("10.0.0.1", on("n1"), drains), there}, lines(arrow + "10.0.0.1:8080*")},
-		{"external local", append([]edit{external("Local")}, every...), []discoveryv1.Endpoint{here, there}, all4(all, all+" | 10.0.0.1:8080*")},
-		{"external local, none here", append([]edit{external("Local")}, every...), []discoveryv1.Endpoint{there}, all4("10.0.0.2:8080", "10.0.0.2:8080 | drop")},
-		{"external local, none at all", append([]edit{external("Local")}, every...), nil, all4("reject", "reject | reject")},
-		{"external local, none ready", append([]edit{external("Local")}, every...), []discoveryv1.Endpoint{ep("10.0.0.1", on("n1"), notReady)}, all4("reject", "reject | reject")},
-		{"external local, draining here", append([]edit{external("Local")}, every...), []discoveryv1.Endpoint{ep("10.0.0.1", on("n1"), drains), there},
-			all4("10.0.0.2:8080", "10.0.0.2:8080 | 10.0.0.1:8080*")},
-		{"external local, draining elsewhere", append([]edit{external("Local")}, every...), []discoveryv1.Endpoint{ep("10.0.0.2", on("n2"), drains)},
+		{"internal local, one draining elsewhere", []edit{internal("Local")},
+			[]discoveryv1.Endpoint{ep("10.0.0.2", on("n2"), drains)}, lines(arrow + "drop")},
+		{"internal local, one gone elsewhere", []edit{internal("Local")},
+			[]discoveryv1.Endpoint{ep("10.0.0.2", on("n2"), gone)}, lines(arrow + "reject")},
+		{"internal local, draining here", []edit{internal("Local")},
+			[]discoveryv1.Endpoint{ep("10.0.0.1", on("n1"), drains), there}, lines(arrow + "10.0.0.1:8080*")},
+		{"external local", append([]edit{external("Local")}, every...), []discoveryv1.Endpoint{here, there},
+			all4(all, all+" | 10.0.0.1:8080*")},
+		{"external local, none here", append([]edit{external("Local")}, every...), []discoveryv1.Endpoint{there},
 			all4("10.0.0.2:8080", "10.0.0.2:8080 | drop")},
-		{"external local without external entries", []edit{external("Local")}, []discoveryv1.Endpoint{there}, lines(arrow + "10.0.0.2:8080")},
-		{"both local", append([]edit{internal("Local"), external("Local")}, every...), []discoveryv1.Endpoint{here, there}, all4("10.0.0.1:8080*", all+" | 10.0.0.1:8080*")},
+		{"external local, none at all", append([]edit{external("Local")}, every...), nil, all4("reject", "reject | reject")},
+		{"external local, none ready", append([]edit{external("Local")}, every...),
+			[]discoveryv1.Endpoint{ep("10.0.0.1", on("n1"), notReady)}, all4("reject", "reject | reject")},
+		{"external local, draining here", append([]edit{external("Local")}, every...),
+			[]discoveryv1.Endpoint{ep("10.0.0.1", on("n1"), drains), there},
+			all4("10.0.0.2:8080", "10.0.0.2:8080 | 10.0.0.1:8080*")},
+		{"external local, draining elsewhere", append([]edit{external("Local")}, every...),
+			[]discoveryv1.Endpoint{ep("10.0.0.2", on("n2"), drains)},
+			all4("10.0.0.2:8080", "10.0.0.2:8080 | drop")},
+		{"external local without external entries", []edit{external("Local")}, []discoveryv1.Endpoint{there},
+			lines(arrow + "10.0.0.2:8080")},
+		{"both local", append([]edit{internal("Local"), external("Local")}, every...), []discoveryv1.Endpoint{here, there},
+			all4("10.0.0.1:8080*", all+" | 10.0.0.1:8080*")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := resolved(n1, svc(c.edits...), eps(c.endpoints...))
@@ -77,23 +90,23 @@ func TestPoolsThatPoliciesNeed(t *testing.T) {
 	}
 }
 
-func TestHide(t *testing.T) {
+func TestMasquerade(t *testing.T) {
 	pods := Config{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
 	masq := Config{MasqueradeAll: true}
 	byNode := node(podCIDRs("10.244.1.0/24"))
 	for _, c := range []struct {
-		name              string
-		config            Config
-		node              *corev1.Node
-		local             bool // externalTrafficPolicy
-		in4, in6, outside string
+		name                   string
+		config                 Config
+		node                   *corev1.Node
+		local                  bool // externalTrafficPolicy
+		in4, in6, fromExternal string
 	}{
-		{"pods not told apart", Config{}, node(), false, "none", "none", "node,pod,outside"},
-		{"pods by configuration", pods, node(), false, "node,outside", "none", "node,pod,outside"},
-		{"pods by podCIDRs", Config{}, byNode, false, "node,outside", "none", "node,pod,outside"},
-		{"masqueradeAll", masq, byNode, false, "node,pod,outside", "node,pod,outside", "node,pod,outside"},
-		{"policy Local", pods, node(), true, "node,outside", "none", "node"},
-		{"policy Local, masqueradeAll", masq, node(), true, "node,pod,outside", "node,pod,outside", "node"},
+		{"pods not told apart", Config{}, node(), false, "none", "none", "node,pod,external"},
+		{"pods by configuration", pods, node(), false, "node,external", "none", "node,pod,external"},
+		{"pods by podCIDRs", Config{}, byNode, false, "node,external", "none", "node,pod,external"},
+		{"masqueradeAll", masq, byNode, false, "node,pod,external", "node,pod,external", "node,pod,external"},
+		{"policy Local", pods, node(), true, "node,external", "none", "node"},
+		{"policy Local, masqueradeAll", masq, node(), true, "node,pod,external", "node,pod,external", "node"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.config.Node = "n1"
@@ -104,9 +117,10 @@ func TestHide(t *testing.T) {
 			r := resolved(c.config, s, c.node)
 			for entry, want := range map[string]string{
 				"10.96.0.1:80/tcp": c.in4, "[fd96::1]:80/tcp": c.in6,
-				"*4:30080/tcp": c.outside, "*6:30080/tcp": c.outside, "192.0.2.1:80/tcp": c.outside, "192.0.2.9:80/tcp": c.outside,
+				"*4:30080/tcp": c.fromExternal, "*6:30080/tcp": c.fromExternal, "192.0.2.1:80/tcp": c.fromExternal,
+				"192.0.2.9:80/tcp": c.fromExternal,
 			} {
-				if got := frontend(t, r, entry).Hide.String(); got != want {
+				if got := frontend(t, r, entry).Masquerade.String(); got != want {
 					t.Errorf("%s hides %s, want %s", entry, got, want)
 				}
 			}
@@ -118,26 +132,32 @@ func TestDirectServerReturn(t *testing.T) {
 	on1, on2, nowhere := ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n2")), ep("10.0.0.3")
 	hinted := ep("10.0.0.2", on("n2"), forZones("z2"))
 	for _, c := range []struct {
-		name           string
-		off            bool
-		cannot         string
-		edits          []edit
-		endpoints      []discoveryv1.Endpoint
-		inside, beyond string // whom endpoints' nodes answer, at the clusterIP and elsewhere
-		away           string
-		problems       []string
+		name                 string
+		off                  bool
+		cannot               string
+		edits                []edit
+		endpoints            []discoveryv1.Endpoint
+		fromInternal, beyond string // whom endpoints' nodes answer, at the clusterIP and elsewhere
+		remote               string
+		problems             []string
 	}{
-		{name: "on", endpoints: []discoveryv1.Endpoint{on1, on2, nowhere}, inside: "none", beyond: "outside", away: "10.0.0.2"},
-		{name: "off", off: true, endpoints: []discoveryv1.Endpoint{on1, on2}, inside: "none", beyond: "none"},
-		{name: "policy Local: nobody is hidden", edits: []edit{external("Local")}, endpoints: []discoveryv1.Endpoint{on1, on2}, inside: "none", beyond: "none", away: "10.0.0.2"},
-		{name: "near endpoints", edits: []edit{distribute("PreferClose")}, endpoints: []discoveryv1.Endpoint{on1, on2}, inside: "none", beyond: "none", away: "10.0.0.2"},
-		{name: "hints", endpoints: []discoveryv1.Endpoint{on1, hinted}, inside: "none", beyond: "none", away: "10.0.0.2"},
-		{name: "SCTP", edits: []edit{func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }}, inside: "none", beyond: "none"},
-		{name: "not with this data plane", cannot: "it is old", endpoints: []discoveryv1.Endpoint{on1, on2}, inside: "none", beyond: "none",
-			problems: lines("DirectServerReturn " + NotDirect)},
+		{name: "on", endpoints: []discoveryv1.Endpoint{on1, on2, nowhere}, fromInternal: "none", beyond: "external",
+			remote: "10.0.0.2"},
+		{name: "off", off: true, endpoints: []discoveryv1.Endpoint{on1, on2}, fromInternal: "none", beyond: "none"},
+		{name: "policy Local: nobody is hidden", edits: []edit{external("Local")},
+			endpoints: []discoveryv1.Endpoint{on1, on2}, fromInternal: "none", beyond: "none", remote: "10.0.0.2"},
+		{name: "near endpoints", edits: []edit{distribute("PreferClose")}, endpoints: []discoveryv1.Endpoint{on1, on2},
+			fromInternal: "none", beyond: "none", remote: "10.0.0.2"},
+		{name: "hints", endpoints: []discoveryv1.Endpoint{on1, hinted}, fromInternal: "none", beyond: "none",
+			remote: "10.0.0.2"},
+		{name: "SCTP", edits: []edit{func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }},
+			fromInternal: "none", beyond: "none"},
+		{name: "not with this data plane", cannot: "it is old", endpoints: []discoveryv1.Endpoint{on1, on2},
+			fromInternal: "none", beyond: "none",
+			problems: lines("DirectServerReturn " + DSRUnavailable)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			config := Config{Node: "n1", DirectServerReturn: !c.off, NotDirect: c.cannot}
+			config := Config{Node: "n1", DirectServerReturn: !c.off, Capabilities: model.Capabilities{NoDirect: c.cannot}}
 			if err := config.Validate(); err != nil {
 				t.Error(err)
 			}
@@ -147,19 +167,19 @@ func TestDirectServerReturn(t *testing.T) {
 			for e, f := range r.Services().Frontends {
 				want := c.beyond
 				if f.Via == "ClusterIP" {
-					want = c.inside
+					want = c.fromInternal
 				}
-				if f.Direct.String() != want {
-					t.Errorf("%s: endpoints' nodes answer %s, want %s", e, f.Direct, want)
+				if f.DSR.String() != want {
+					t.Errorf("%s: endpoints' nodes answer %s, want %s", e, f.DSR, want)
 				}
-				away := ""
-				for _, b := range f.Inside.Pool.Backends {
-					if b.Away {
-						away += b.Addr.Addr().String()
+				remote := ""
+				for _, b := range f.Internal.Pool.Backends {
+					if b.Remote {
+						remote += b.Addr.Addr().String()
 					}
 				}
-				if away != c.away {
-					t.Errorf("%s: on other nodes are %q, want %q", e, away, c.away)
+				if remote != c.remote {
+					t.Errorf("%s: on other nodes are %q, want %q", e, remote, c.remote)
 				}
 			}
 		})
@@ -168,10 +188,11 @@ func TestDirectServerReturn(t *testing.T) {
 
 // A hint that changes no pool still changes who is answered by endpoints' nodes.
 func TestHintsEndDirectServerReturn(t *testing.T) {
-	r := resolved(Config{Node: "n1", DirectServerReturn: true}, svc(nodePort(30080)), eps(ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n2"))))
+	r := resolved(Config{Node: "n1", DirectServerReturn: true}, svc(nodePort(30080)),
+		eps(ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n2"))))
 	before := frontend(t, r, "*4:30080/tcp")
 	r.Apply(puts(eps(ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n2"), forZones("z2")))))
-	if now := frontend(t, r, "*4:30080/tcp"); before.Direct == 0 || now.Direct != 0 || now.Inside != before.Inside {
+	if now := frontend(t, r, "*4:30080/tcp"); before.DSR == 0 || now.DSR != 0 || now.Internal != before.Internal {
 		t.Errorf("before: %+v\nnow: %+v", before, now)
 	}
 }
@@ -180,22 +201,23 @@ func TestHintsEndDirectServerReturn(t *testing.T) {
 func TestNodesKnowEachOther(t *testing.T) {
 	other := node(internalIPs("172.18.0.3", "fd18::3"), func(n *corev1.Node) { n.Name = "n2" })
 	for _, on := range []bool{true, false} {
-		r := resolved(Config{Node: "n1", DirectServerReturn: on, Addresses: addrs("127.0.0.1")}, node(internalIPs("172.18.0.2")), other, svc())
+		r := resolved(Config{Node: "n1", DirectServerReturn: on, Addresses: addrs("127.0.0.1")},
+			node(internalIPs("172.18.0.2")), other, svc())
 		want := func(when string, list ...netip.Addr) {
 			t.Helper()
 			if !on {
 				list = nil
 			}
-			n := r.Services().Node
-			if n.Direct != on {
-				t.Errorf("%s: Direct is %t", when, n.Direct)
+			n := r.Services().ServiceNode
+			if n.DSR != on {
+				t.Errorf("%s: Direct is %t", when, n.DSR)
 			}
 			same(t, when, n.Nodes, list)
 		}
 		want("at first", addrs("172.18.0.2", "172.18.0.3", "fd18::3")...)
 		moved := node(internalIPs("172.18.0.4"), func(n *corev1.Node) { n.Name = "n2" })
-		if d := r.Apply(puts(moved)); len(d.Put) != map[bool]int{true: 1}[on] {
-			t.Errorf("on %t: another node's new address changes %v", on, d.Put)
+		if d := r.Apply(puts(moved)); len(d.Services.Put) != map[bool]int{true: 1}[on] {
+			t.Errorf("on %t: another node's new address changes %v", on, d.Services.Put)
 		}
 		want("with another address", addrs("172.18.0.2", "172.18.0.4")...)
 		r.Apply(dels(moved))
@@ -209,7 +231,7 @@ func TestSources(t *testing.T) {
 			s.Annotations = map[string]string{corev1.AnnotationLoadBalancerSourceRangesKey: text}
 		}
 	}
-	nobody := []string{}
+	noOrigins := []string{}
 	const field = "spec.loadBalancerSourceRanges"
 	open := lines(field + " SourceRangesOneFamily")
 	for _, c := range []struct {
@@ -219,27 +241,32 @@ func TestSources(t *testing.T) {
 		problems []string
 	}{
 		{"none", sources(), nil, nil, nil},
-		{"of both families, sorted", sources("203.0.113.0/24", "2001:db8:1::/48", "198.51.100.0/24"), lines("198.51.100.0/24", "203.0.113.0/24"), lines("2001:db8:1::/48"), nil},
+		{"of both families, sorted", sources("203.0.113.0/24", "2001:db8:1::/48", "198.51.100.0/24"),
+			lines("198.51.100.0/24", "203.0.113.0/24"), lines("2001:db8:1::/48"), nil},
 		{"the other family is open", sources("203.0.113.0/24"), lines("203.0.113.0/24"), nil, open},
 		{"the other family is open, IPv6", sources("2001:db8:1::/48"), nil, lines("2001:db8:1::/48"), open},
 		{"spaces, bits after the length", sources(" 203.0.113.7/24 "), lines("203.0.113.0/24"), nil, open},
 		{"one inside another, twice the same", sources("203.0.113.128/25", "203.0.113.0/24", "203.0.113.0/24"),
 			lines("203.0.113.0/24"), nil, open},
-		{"unreadable among others", sources("203.0.113.0/24", "all"), lines("203.0.113.0/24"), nobody, lines(field + "[1] InvalidRange")},
-		{"unreadable alone lets nobody in", sources("203.0.113.0/33"), nobody, nobody, lines(field + "[0] InvalidRange")},
+		{"unreadable among others", sources("203.0.113.0/24", "all"), lines("203.0.113.0/24"), noOrigins,
+			lines(field + "[1] InvalidRange")},
+		{"unreadable alone lets nobody in", sources("203.0.113.0/33"), noOrigins, noOrigins,
+			lines(field + "[0] InvalidRange")},
 		{"IPv4-mapped", sources("::ffff:203.0.113.0/120"), lines("203.0.113.0/24"), nil, open},
-		{"half IPv4-mapped", sources("::ffff:0.0.0.0/90"), nobody, nobody, lines(field + "[0] InvalidRange")},
+		{"half IPv4-mapped", sources("::ffff:0.0.0.0/90"), noOrigins, noOrigins, lines(field + "[0] InvalidRange")},
 		{"leading zeros", sources("203.000.113.000/024"), lines("203.0.113.0/24"), nil, open},
-		{"an address without a length", sources("203.0.113.1"), nobody, nobody, lines(field + "[0] InvalidRange")},
+		{"an address without a length", sources("203.0.113.1"), noOrigins, noOrigins, lines(field + "[0] InvalidRange")},
 		{"this node's address lets the ingress address in", sources("172.18.0.0/16"),
 			lines("172.18.0.0/16", "192.0.2.1/32"), nil, open},
-		{"of both families", sources("172.18.0.0/16", "fd18::/64"), lines("172.18.0.0/16", "192.0.2.1/32"), lines("2001:db8::1/128", "fd18::/64"), nil},
+		{"of both families", sources("172.18.0.0/16", "fd18::/64"), lines("172.18.0.0/16", "192.0.2.1/32"),
+			lines("2001:db8::1/128", "fd18::/64"), nil},
 		{"everybody", sources("0.0.0.0/0"), lines("0.0.0.0/0"), nil, nil},
 		{"the annotation restricts nobody", annotated("203.0.113.0/24"), nil, nil, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := resolved(n1, node(internalIPs("172.18.0.2", "fd18::2")), svc(clusterIPs("10.96.0.1", "fd96::1"), nodePort(30080),
-				ingress("192.0.2.1", "2001:db8::1"), externalIPs("192.0.2.9"), c.edit))
+			r := resolved(n1, node(internalIPs("172.18.0.2", "fd18::2")),
+				svc(clusterIPs("10.96.0.1", "fd96::1"), nodePort(30080),
+					ingress("192.0.2.1", "2001:db8::1"), externalIPs("192.0.2.9"), c.edit))
 			same(t, "IPv4", texts(frontend(t, r, "192.0.2.1:80/tcp").Sources), c.v4)
 			same(t, "IPv6", texts(frontend(t, r, "[2001:db8::1]:80/tcp").Sources), c.v6)
 			for _, e := range lines("10.96.0.1:80/tcp", "*4:30080/tcp", "192.0.2.9:80/tcp") {
@@ -293,8 +320,8 @@ func TestHealthCheckAddresses(t *testing.T) {
 	r := resolved(Config{Node: "n1", NodePortAddresses: lines("primary")}, node(internalIPs("172.18.0.2")),
 		svc(ingress("192.0.2.1"), external("Local"), health(30900)))
 	d := r.Apply(puts(node(internalIPs("172.18.0.3"))))
-	if len(d.PutHealth) != 1 || sprint(d.PutHealth[0].Addresses) != "[172.18.0.3]" || len(d.DelHealth) != 1 {
-		t.Errorf("the node changedEntries: %v, %v", d.PutHealth, d.DelHealth)
+	if len(d.Health.Put) != 1 || sprint(d.Health.Put[0].Addresses) != "[172.18.0.3]" || len(d.Health.Del) != 1 {
+		t.Errorf("the node changedEntries: %v, %v", d.Health.Put, d.Health.Del)
 	}
 }
 
@@ -309,13 +336,20 @@ func TestHealthCheck(t *testing.T) {
 		slice []*discoveryv1.EndpointSlice
 		want  []*model.HealthCheck
 	}{
-		{"none here", local, []*discoveryv1.EndpointSlice{eps(ep("10.0.0.2", on("n2")))}, []*model.HealthCheck{{Service: "shop/web", Port: 30900}}},
-		{"ready ones only", local, []*discoveryv1.EndpointSlice{eps(ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n1"), drains), ep("10.0.0.3", on("n1"), notReady))},
-			[]*model.HealthCheck{{Service: "shop/web", Port: 30900, Local: 1}}},
-		{"once over ports", with(two), []*discoveryv1.EndpointSlice{slice(eps(ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n1"))), twoPorts)},
-			[]*model.HealthCheck{{Service: "shop/web", Port: 30900, Local: 2}}},
-		{"once over families", with(clusterIPs("10.96.0.1", "fd96::1")), []*discoveryv1.EndpointSlice{eps(ep("10.0.0.1", on("n1"))),
-			slice(eps(ep("fd00::1", on("n1")), ep("fd00::2", on("n1"))), sliceNamed("web-6"))}, []*model.HealthCheck{{Service: "shop/web", Port: 30900, Local: 2}}},
+		{"none here", local, []*discoveryv1.EndpointSlice{eps(ep("10.0.0.2", on("n2")))},
+			[]*model.HealthCheck{{Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "web"}, Port: 30900}}},
+		{"ready ones only", local, []*discoveryv1.EndpointSlice{
+			eps(ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n1"), drains), ep("10.0.0.3", on("n1"), notReady))},
+			[]*model.HealthCheck{{Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "web"}, Port: 30900,
+				Local: 1}}},
+		{"once over ports", with(two), []*discoveryv1.EndpointSlice{
+			slice(eps(ep("10.0.0.1", on("n1")), ep("10.0.0.2", on("n1"))), twoPorts)},
+			[]*model.HealthCheck{{Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "web"}, Port: 30900,
+				Local: 2}}},
+		{"once over families", with(clusterIPs("10.96.0.1", "fd96::1")),
+			[]*discoveryv1.EndpointSlice{eps(ep("10.0.0.1", on("n1"))),
+				slice(eps(ep("fd00::1", on("n1")), ep("fd00::2", on("n1"))), sliceNamed("web-6"))}, []*model.HealthCheck{
+				{Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "web"}, Port: 30900, Local: 2}}},
 		{"policy Cluster", with(external("Cluster")), nil, nil},
 		{"no load balancer", with(typed(corev1.ServiceTypeNodePort)), nil, nil},
 		{"no port", with(health(0)), nil, nil},
@@ -355,7 +389,8 @@ func TestUnselected(t *testing.T) {
 			port := sport(c.port, 53, 30053)
 			edits := append([]edit{typed(corev1.ServiceTypeNodePort), ports(port)}, c.edits...)
 			var got []string
-			for _, p := range resolved(n1, svc(edits...), slice(eps(c.endpoints...), slicePorts(eport(c.port, 5353)))).Services().Pools() {
+			for _, p := range resolved(n1, svc(edits...), slice(eps(c.endpoints...), slicePorts(eport(c.port, 5353)))).
+				Services().Pools() {
 				text := "-"
 				if len(p.Unselected) > 0 {
 					text = p.Unselected[0].Addr.Addr().String()

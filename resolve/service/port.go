@@ -25,7 +25,7 @@ func (r *reading) readPorts() {
 	extra := 0
 	for i := range r.svc.Spec.Ports {
 		if p, ok := r.readPort(i, names); ok && len(d.portList) == limit {
-			extra += len(d.ways)
+			extra += len(d.ingressAddresses)
 		} else if ok {
 			r.addGroups(&p)
 			d.portList = append(d.portList, p)
@@ -64,9 +64,9 @@ func (d *declared) eachEntry(limit int, add func(entry)) (left, ranges int) {
 			via:   v, group: int32(p.groups[familyOf(addr).index()]), port: int32(p.index), index: int32(index),
 		})
 	}
-	for i, w := range d.ways {
+	for i, w := range d.ingressAddresses {
 		if n == limit {
-			left += (len(d.ways) - i) * len(d.portList)
+			left += (len(d.ingressAddresses) - i) * len(d.portList)
 			break
 		}
 		for i := range d.portList {
@@ -119,7 +119,8 @@ func (r *reading) readPort(i int, names map[groupKey]bool) (p port, ok bool) {
 	}
 	key := groupKey{port: intern(p.name), protocol: p.protocol}
 	if names[key] {
-		r.add(fmt.Sprintf("spec.ports[%d].name", i), "DuplicateName", "an earlier port has the name %q and protocol %s too: this one is not served; give it another name", p.name, p.protocol)
+		r.add(fmt.Sprintf("spec.ports[%d].name", i), "DuplicateName", "an earlier port has the name %q and protocol %s too: "+
+			"this one is not served; give it another name", p.name, p.protocol)
 		return p, false
 	}
 	names[key] = true
@@ -154,7 +155,7 @@ func (r *reading) addGroups(p *port) {
 	}
 }
 
-// need notes the pools that an entry needs. An external entry with the Local policy needs both: clients on this node
+// need records the pools that an entry needs. An external entry with the Local policy needs both: clients on this node
 // and in its pods use the whole cluster's endpoints.
 func (g *group) need(d *declared, e *entry) {
 	g.needs[cluster] = g.needs[cluster] || e.via != viaClusterIP || !d.internal
@@ -176,7 +177,7 @@ func (g *group) namePools(service string, hash func(string) uint64) {
 	}
 }
 
-// word gives s, quoted if it holds anything that names in Kubernetes don't, so that names put together stay apart.
+// word returns s, quoted if it holds anything that names in Kubernetes don't, so that names put together stay apart.
 func word(s string) string {
 	plain := func(c rune) bool {
 		return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '.' || c == '_'

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
 )
 
@@ -26,7 +27,7 @@ type report struct {
 	problems
 }
 
-// add notes a problem. The message says what is wrong, what is done instead, and the way out.
+// add records a problem. The message says what is wrong, what is done instead, and the way out.
 func (r *report) add(field, reason, format string, args ...any) {
 	if r.full() {
 		return
@@ -34,6 +35,14 @@ func (r *report) add(field, reason, format string, args ...any) {
 	r.list = append(r.list, source.Problem{
 		Object: r.object, Field: field, Reason: reason, Message: fmt.Sprintf(format, args...),
 	})
+}
+
+// addAt is add for a problem for which an entry is not served.
+func (r *report) addAt(e model.Entry, field, reason, format string, args ...any) {
+	n := len(r.list)
+	if r.add(field, reason, format, args...); len(r.list) > n {
+		r.list[n].Entry = e.String()
+	}
 }
 
 // against has the problem that was added last, about something that the Service o has, not name o to other namespaces.
@@ -52,7 +61,7 @@ func (r *report) full() bool {
 	return true
 }
 
-// flawed notes a flaw, with what is done instead and the way out.
+// flawed records a flaw, with what is done instead and the way out.
 func (r *report) flawed(field string, f *flaw, instead string) {
 	r.add(field, f.reason, "%s: %s", f.text, instead)
 }
@@ -94,7 +103,7 @@ func sortProblems(ps []source.Problem) {
 	})
 }
 
-// updateProblems notes which problems s has now.
+// updateProblems records which problems s has now.
 func (r *Resolver) updateProblems(s *service) {
 	list := r.problemsOf(s)
 	if len(list) == 0 && len(s.problemsNow) == 0 || slices.Equal(list, s.problemsNow) {
@@ -140,7 +149,7 @@ func (r *Resolver) Problems() []source.Problem {
 	if !r.staleProblems {
 		return r.problemsNow
 	}
-	ps := slices.Concat(r.set.problems, r.set.instead, r.place.problems, r.stranger())
+	ps := slices.Concat(r.set.problems, r.set.instead, r.nodeState.problems, r.unknownNode())
 	for name, n := range r.namespaces {
 		if n.stale {
 			n.list()
@@ -162,8 +171,8 @@ func (n *namespace) list() {
 	}
 	slices.SortFunc(names, func(a, b *service) int { return cmp.Compare(a.key.Name, b.key.Name) })
 	for _, s := range names {
-		room := mostOfNamespace - len(n.listed.list)
-		n.listed.list = append(n.listed.list, s.problemsNow[:min(room, len(s.problemsNow))]...)
-		n.listed.more += max(0, len(s.problemsNow)-room)
+		spare := mostOfNamespace - len(n.listed.list)
+		n.listed.list = append(n.listed.list, s.problemsNow[:min(spare, len(s.problemsNow))]...)
+		n.listed.more += max(0, len(s.problemsNow)-spare)
 	}
 }

@@ -58,23 +58,23 @@ func (d *byteDice) text(what string) string {
 
 // A small world, so that objects meet: few names, few addresses, good and bad ones.
 
-func drawn[T any](t dice, what string, from ...T) T { return from[t.roll(what, len(from))] }
+func random[T any](t dice, what string, from ...T) T { return from[t.roll(what, len(from))] }
 
 // maybe draws one of from, or nil.
 func maybe[T any](t dice, what string, from ...T) *T {
 	if t.roll(what+"?", 2) == 0 {
 		return nil
 	}
-	v := drawn(t, what, from...)
+	v := random(t, what, from...)
 	return &v
 }
 
-// drawText mostly draws one of from, and any text now and then.
-func drawText(t dice, what string, from ...string) string {
+// randomText mostly draws one of from, and any text now and then.
+func randomText(t dice, what string, from ...string) string {
 	if t.roll("odd "+what, 20) == 19 {
 		return t.text(what)
 	}
-	return drawn(t, what, from...)
+	return random(t, what, from...)
 }
 
 func several(t dice, what string, most int, one func()) {
@@ -86,127 +86,136 @@ func several(t dice, what string, most int, one func()) {
 var addressTexts = []string{"10.96.0.1", "10.96.0.2", "192.0.2.1", "192.0.2.2", "fd96::1", "2001:db8::1", "172.18.0.2",
 	"127.0.0.1", "::1", "0.0.0.0", "::", "169.254.0.1", "224.0.0.1", "::ffff:10.96.0.1", "fe80::1%eth0", "x", ""}
 
-func drawService(t dice) *corev1.Service {
-	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: drawText(t, "namespace", "a", "b"), Name: drawText(t, "name", "x", "y")}}
+func randomService(t dice) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: randomText(t, "namespace", "a", "b"),
+		Name: randomText(t, "name", "x", "y")}}
 	if age := maybe[int64](t, "age", 1, 2, 3); age != nil {
 		s.CreationTimestamp = metav1.Unix(*age, 0)
 	}
 	p := &s.Spec
-	p.Type = drawn[corev1.ServiceType](t, "type", "", "ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer", "ExternalName", "Odd")
-	p.ClusterIP = drawText(t, "clusterIP", "", "", "", "10.96.0.1", "None")
+	p.Type = random[corev1.ServiceType](t, "type", "", "ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer",
+		"ExternalName", "Odd")
+	p.ClusterIP = randomText(t, "clusterIP", "", "", "", "10.96.0.1", "None")
 	several(t, "clusterIPs", 2, func() {
-		p.ClusterIPs = append(p.ClusterIPs, drawText(t, "clusterIPs", addressTexts...))
+		p.ClusterIPs = append(p.ClusterIPs, randomText(t, "clusterIPs", addressTexts...))
 	})
 	several(t, "ipFamilies", 2, func() {
-		p.IPFamilies = append(p.IPFamilies, drawn[corev1.IPFamily](t, "family", "IPv4", "IPv6", "Odd"))
+		p.IPFamilies = append(p.IPFamilies, random[corev1.IPFamily](t, "family", "IPv4", "IPv6", "Odd"))
 	})
 	several(t, "externalIPs", 2, func() {
-		p.ExternalIPs = append(p.ExternalIPs, drawText(t, "externalIP", append(addressTexts, "10.0.0.1",
+		p.ExternalIPs = append(p.ExternalIPs, randomText(t, "externalIP", append(addressTexts, "10.0.0.1",
 			"10.0.0.2")...))
 	})
 	several(t, "ingress", 2, func() {
 		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{
-			IP: drawText(t, "ingress", addressTexts...), IPMode: maybe[corev1.LoadBalancerIPMode](t, "ipMode", "VIP", "Proxy", "Odd")})
+			IP: randomText(t, "ingress", addressTexts...), IPMode: maybe[corev1.LoadBalancerIPMode](t, "ipMode", "VIP", "Proxy",
+				"Odd")})
 	})
 	several(t, "ranges", 2, func() {
-		p.LoadBalancerSourceRanges = append(p.LoadBalancerSourceRanges, drawText(t, "range", "172.18.0.0/16", "172.0.0.0/8", "0.0.0.0/0", "2001:db8::/32", "x"))
+		p.LoadBalancerSourceRanges = append(p.LoadBalancerSourceRanges,
+			randomText(t, "range", "172.18.0.0/16", "172.0.0.0/8", "0.0.0.0/0", "2001:db8::/32", "x"))
 	})
 	several(t, "ports", 3, func() {
-		p.Ports = append(p.Ports, corev1.ServicePort{Name: drawText(t, "port name", "", "h", "g"), Protocol: drawn[corev1.Protocol](t, "protocol", "TCP", "UDP", "SCTP", "", "ICMP"),
-			Port: drawn[int32](t, "port", 80, 80, 81, 0, 65536, -1), NodePort: drawn[int32](t, "node port", 0, 30080, 30081, 65536)})
+		p.Ports = append(p.Ports, corev1.ServicePort{Name: randomText(t, "port name", "", "h", "g"),
+			Protocol: random[corev1.Protocol](t, "protocol", "TCP", "UDP", "SCTP", "", "ICMP"),
+			Port:     random[int32](t, "port", 80, 80, 81, 0, 65536, -1),
+			NodePort: random[int32](t, "node port", 0, 30080, 30081, 65536)})
 	})
 	p.InternalTrafficPolicy = maybe[corev1.ServiceInternalTrafficPolicy](t, "internal", "Cluster", "Local", "Odd")
-	p.ExternalTrafficPolicy = drawn[corev1.ServiceExternalTrafficPolicy](t, "external", "", "Cluster", "Local", "Local", "Odd")
+	p.ExternalTrafficPolicy = random[corev1.ServiceExternalTrafficPolicy](t, "external", "", "Cluster", "Local", "Local",
+		"Odd")
 	p.TrafficDistribution = maybe(t, "distribution", "PreferClose", "PreferSameZone", "PreferSameNode", "Odd")
-	p.SessionAffinity = drawn[corev1.ServiceAffinity](t, "affinity", "", "None", "ClientIP", "Odd")
+	p.SessionAffinity = random[corev1.ServiceAffinity](t, "affinity", "", "None", "ClientIP", "Odd")
 	if seconds := maybe[int32](t, "timeout", 10, 0, 86401); seconds != nil {
 		p.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: seconds}}
 	}
-	p.HealthCheckNodePort = drawn[int32](t, "health", 0, 30900, 30901, 65536)
-	s.Labels = drawLabels(t, proxyNameLabel, corev1.IsHeadlessService)
+	p.HealthCheckNodePort = random[int32](t, "health", 0, 30900, 30901, 65536)
+	s.Labels = randomLabels(t, proxyNameLabel, corev1.IsHeadlessService)
 	return s
 }
 
-// drawLabels mostly draws none.
-func drawLabels(t dice, keys ...string) map[string]string {
+// randomLabels mostly draws none.
+func randomLabels(t dice, keys ...string) map[string]string {
 	if t.roll("labels?", 10) < 9 {
 		return map[string]string{}
 	}
-	return map[string]string{drawn(t, "label", keys...): drawn(t, "label's value", "", "mine", "other")}
+	return map[string]string{random(t, "label", keys...): random(t, "label's value", "", "mine", "other")}
 }
 
-func drawSlice(t dice) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: drawText(t, "namespace", "a", "b",
-		"default"), Name: drawText(t, "name", "s1", "s2", "s3"),
-		Labels: drawLabels(t, proxyNameLabel, corev1.IsHeadlessService)}}
-	s.Labels[discoveryv1.LabelServiceName] = drawText(t, "service", "x", "x", "y", "none", "", "kubernetes")
-	s.AddressType = drawn[discoveryv1.AddressType](t, "address type", "IPv4", "IPv4", "IPv4", "IPv6", "FQDN", "Odd")
+func randomSlice(t dice) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: randomText(t, "namespace", "a", "b",
+		"default"), Name: randomText(t, "name", "s1", "s2", "s3"),
+		Labels: randomLabels(t, proxyNameLabel, corev1.IsHeadlessService)}}
+	s.Labels[discoveryv1.LabelServiceName] = randomText(t, "service", "x", "x", "y", "none", "", "kubernetes")
+	s.AddressType = random[discoveryv1.AddressType](t, "address type", "IPv4", "IPv4", "IPv4", "IPv6", "FQDN", "Odd")
 	several(t, "ports", 2, func() {
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: maybe(t, "port name", "", "h", "g"),
 			Port:     maybe[int32](t, "port", 8080, 80, 30080, 0, 65536),
 			Protocol: maybe[corev1.Protocol](t, "protocol", "TCP", "UDP", "ICMP")})
 	})
-	several(t, "endpoints", 4, func() { s.Endpoints = append(s.Endpoints, drawEndpoint(t)) })
+	several(t, "endpoints", 4, func() { s.Endpoints = append(s.Endpoints, randomEndpoint(t)) })
 	return s
 }
 
-func drawEndpoint(t dice) (e discoveryv1.Endpoint) {
+func randomEndpoint(t dice) (e discoveryv1.Endpoint) {
 	several(t, "addresses", 2, func() {
-		e.Addresses = append(e.Addresses, drawText(t, "endpoint", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3",
+		e.Addresses = append(e.Addresses, randomText(t, "endpoint", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3",
 			"fd00::1", "127.0.0.1", "x",
 			"10.96.0.1", "192.0.2.1", "172.18.0.2", "fd96::1"))
 	})
-	e.Conditions = discoveryv1.EndpointConditions{Ready: maybe(t, "ready", true, false), Serving: maybe(t, "serving", true, false), Terminating: maybe(t, "terminating", true, false)}
+	e.Conditions = discoveryv1.EndpointConditions{Ready: maybe(t, "ready", true, false),
+		Serving: maybe(t, "serving", true, false), Terminating: maybe(t, "terminating", true, false)}
 	e.NodeName, e.Zone = maybe(t, "node", "n1", "n2", ""), maybe(t, "zone", "z1", "z2", "")
 	if t.roll("hints?", 2) == 1 {
 		e.Hints = &discoveryv1.EndpointHints{}
 		several(t, "zones", 2, func() {
-			e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: drawText(t, "zone", "z1", "z2")})
+			e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: randomText(t, "zone", "z1", "z2")})
 		})
 		several(t, "nodes", 2, func() {
-			e.Hints.ForNodes = append(e.Hints.ForNodes, discoveryv1.ForNode{Name: drawText(t, "node", "n1", "n2")})
+			e.Hints.ForNodes = append(e.Hints.ForNodes, discoveryv1.ForNode{Name: randomText(t, "node", "n1", "n2")})
 		})
 	}
 	return e
 }
 
-func drawNode(t dice) *corev1.Node {
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: drawn(t, "name", "n1", "n1", "n2")}}
+func randomNode(t dice) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: random(t, "name", "n1", "n1", "n2")}}
 	if z := maybe(t, "zone", "z1", "z2", ""); z != nil {
 		n.Labels = map[string]string{corev1.LabelTopologyZone: *z}
 	}
 	several(t, "podCIDRs", 2, func() {
-		n.Spec.PodCIDRs = append(n.Spec.PodCIDRs, drawText(t, "podCIDR", "10.0.0.0/24", "10.0.0.0/16", "fd00::/64", "x"))
+		n.Spec.PodCIDRs = append(n.Spec.PodCIDRs, randomText(t, "podCIDR", "10.0.0.0/24", "10.0.0.0/16", "fd00::/64", "x"))
 	})
 	several(t, "addresses", 2, func() {
-		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: drawn(t, "type", corev1.NodeInternalIP, corev1.NodeExternalIP),
-			Address: drawText(t, "address", addressTexts...)})
+		n.Status.Addresses = append(n.Status.Addresses,
+			corev1.NodeAddress{Type: random(t, "type", corev1.NodeInternalIP, corev1.NodeExternalIP),
+				Address: randomText(t, "address", addressTexts...)})
 	})
 	return n
 }
 
-func drawObject(t dice) source.Object {
+func randomObject(t dice) source.Object {
 	switch t.roll("kind", 11) {
 	case 0, 1, 2:
-		return drawService(t)
+		return randomService(t)
 	case 3, 4, 5:
-		return drawSlice(t)
+		return randomSlice(t)
 	case 7:
-		return drawHostileService(t)
+		return randomHostileService(t)
 	case 8:
-		return drawHostileSlice(t)
+		return randomHostileSlice(t)
 	case 9:
-		return drawAPIServer(t)
+		return randomAPIServer(t)
 	case 10:
-		return drawServiceCIDR(t)
+		return randomServiceCIDR(t)
 	}
-	return drawNode(t)
+	return randomNode(t)
 }
 
-func drawServiceCIDR(t dice) *networkingv1.ServiceCIDR {
-	c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: drawn(t, "name", "c1", "c2")}}
+func randomServiceCIDR(t dice) *networkingv1.ServiceCIDR {
+	c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: random(t, "name", "c1", "c2")}}
 	several(t, "cidrs", 2, func() {
-		c.Spec.CIDRs = append(c.Spec.CIDRs, drawText(t, "cidr", "10.96.0.0/12", "10.96.0.0/31", "10.0.0.0/16", "fd96::/108",
+		c.Spec.CIDRs = append(c.Spec.CIDRs, randomText(t, "cidr", "10.96.0.0/12", "10.96.0.0/31", "10.0.0.0/16", "fd96::/108",
 			"172.18.0.0/16", "0.0.0.0/0", "224.0.0.0/8"))
 	})
 	return c
@@ -215,104 +224,109 @@ func drawServiceCIDR(t dice) *networkingv1.ServiceCIDR {
 // productSide is the most addresses and ports of a hostile object: enough for products beyond small bounds.
 const productSide = 6
 
-// drawHostileService draws one that asks for a product of addresses and ports, at addresses that are others': of pods,
-// nodes, the API server and other Services.
-func drawHostileService(t dice) *corev1.Service {
-	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: drawn(t, "namespace", "a", "b"),
-		Name: drawn(t, "name", "x", "y")}}
+// randomHostileService draws one that asks for a product of addresses and ports, at addresses that are others': of
+// pods, nodes, the API server and other Services.
+func randomHostileService(t dice) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: random(t, "namespace", "a", "b"),
+		Name: random(t, "name", "x", "y")}}
 	if age := maybe[int64](t, "age", 1, 2, 3); age != nil {
 		s.CreationTimestamp = metav1.Unix(*age, 0)
 	}
-	s.Spec.ClusterIPs = []string{drawn(t, "clusterIP", "10.96.0.1", "10.96.0.2", "10.96.0.3")}
+	s.Spec.ClusterIPs = []string{random(t, "clusterIP", "10.96.0.1", "10.96.0.2", "10.96.0.3")}
 	several(t, "externalIPs", productSide, func() {
-		s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, drawn(t, "externalIP", "10.0.0.1", "10.0.0.2", "172.18.0.2",
+		s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, random(t, "externalIP", "10.0.0.1", "10.0.0.2", "172.18.0.2",
 			"172.18.0.9",
 			"10.96.0.1", "10.96.0.2", "192.0.2.1", "192.0.2.2", "192.0.2.3"))
 	})
 	for i := range 1 + t.roll("ports", productSide) {
 		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: string(rune('a' + i)),
 			Protocol: corev1.ProtocolTCP,
-			Port:     drawn[int32](t, "port", 80, 81, 82, 6443) + int32(10_000*i*t.roll("own port", 2))})
+			Port:     random[int32](t, "port", 80, 81, 82, 6443) + int32(10_000*i*t.roll("own port", 2))})
 	}
-	s.Annotations = map[string]string{SchedulerAnnotation: drawn(t, "scheduler", "random", "maglev", "wrr",
+	s.Annotations = map[string]string{SchedulerAnnotation: random(t, "scheduler", "random", "maglev", "wrr",
 		"source-hash,port")}
 	return s
 }
 
-// drawHostileSlice draws one that asks for a product of endpoints and ports, or names Services as endpoints.
-func drawHostileSlice(t dice) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: drawn(t, "namespace", "a", "b"),
-		Name:   drawn(t, "name", "s1", "s2", "s3"),
-		Labels: map[string]string{discoveryv1.LabelServiceName: drawn(t, "service", "x", "y")},
-		Annotations: map[string]string{WeightAnnotation: drawn(t, "weight", "1", "256", "255",
+// randomHostileSlice draws one that asks for a product of endpoints and ports, or names Services as endpoints.
+func randomHostileSlice(t dice) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: random(t, "namespace", "a", "b"),
+		Name:   random(t, "name", "s1", "s2", "s3"),
+		Labels: map[string]string{discoveryv1.LabelServiceName: random(t, "service", "x", "y")},
+		Annotations: map[string]string{WeightAnnotation: random(t, "weight", "1", "256", "255",
 			"7")}}, AddressType: discoveryv1.AddressTypeIPv4}
 	for i := range 1 + t.roll("ports", productSide) {
-		name, number := string(rune('a'+i)), drawn[int32](t, "port", 80, 81, 6443, 8080)
+		name, number := string(rune('a'+i)), random[int32](t, "port", 80, 81, 6443, 8080)
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Port: &number})
 	}
 	several(t, "endpoints", productSide, func() {
 		ready := true
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: &ready},
-			Addresses: []string{drawn(t, "endpoint", "10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1", "172.18.0.9",
+			Addresses: []string{random(t, "endpoint", "10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1", "172.18.0.9",
 				"10.0.0.1", "10.0.0.2", "10.0.0.3")}})
 	})
 	return s
 }
 
-// drawAPIServer draws the Service of the API server, or its endpoint.
-func drawAPIServer(t dice) source.Object {
+// randomAPIServer draws the Service of the API server, or its endpoint.
+func randomAPIServer(t dice) source.Object {
 	meta, name, port := metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, "https", int32(6443)
 	if t.roll("slice?", 2) == 0 {
 		return &corev1.Service{ObjectMeta: meta,
-			Spec: corev1.ServiceSpec{ClusterIPs: []string{drawn(t, "clusterIP", "10.96.0.9", "10.96.0.1")},
+			Spec: corev1.ServiceSpec{ClusterIPs: []string{random(t, "clusterIP", "10.96.0.9", "10.96.0.1")},
 				Ports: []corev1.ServicePort{{Name: name, Port: 443}}}}
 	}
 	meta.Labels = map[string]string{discoveryv1.LabelServiceName: meta.Name}
 	return &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:     []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{drawn(t, "endpoint", "172.18.0.9", "172.18.0.2")}}}}
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{random(t, "endpoint", "172.18.0.9", "172.18.0.2")}}}}
 }
 
-func drawConfig(t dice) Config {
-	c := Config{Node: drawn(t, "this node", "n1", "n1", "n1", ""), MasqueradeAll: t.roll("masqueradeAll", 2) == 1, ProxyName: drawn(t, "proxy", "", "", "", "mine")}
+func randomConfig(t dice) Config {
+	c := Config{Node: random(t, "this node", "n1", "n1", "n1", ""), MasqueradeAll: t.roll("masqueradeAll", 2) == 1,
+		ProxyName: random(t, "proxy", "", "", "", "mine")}
 	several(t, "node port addresses", 2, func() {
-		c.NodePortAddresses = append(c.NodePortAddresses, drawText(t, "node ports", "all", "primary", "localhost", "172.18.0.0/16", "::/0"))
+		c.NodePortAddresses = append(c.NodePortAddresses,
+			randomText(t, "node ports", "all", "primary", "localhost", "172.18.0.0/16", "::/0"))
 	})
 	several(t, "clusterCIDRs", 1, func() { c.ClusterCIDRs = append(c.ClusterCIDRs, prefixes("10.0.0.0/8")...) })
 	several(t, "addresses", 1, func() { c.Addresses = append(c.Addresses, addrs("192.0.2.2")...) })
 	c.DirectServerReturn = t.roll("direct server return", 2) == 1
-	c.ExternalIPs = drawn(t, "external IPs", SafeExternalIPs, "", RefuseExternalIPs, AnyExternalIPs)
+	c.ExternalIPs = random(t, "external IPs", SafeExternalIPs, "", RefuseExternalIPs, AnyExternalIPs)
 	several(t, "API servers", 1, func() { c.APIServers = append(c.APIServers, netip.MustParseAddrPort("172.18.0.2:80")) })
 	if t.roll("limits?", 2) == 1 {
-		c.Limits = Limits{Service: drawBounds(t), Total: drawBounds(t), NamespacePercent: drawn(t, "percent", 0, 30,
+		c.Limits = Limits{Service: randomBounds(t), Total: randomBounds(t), NamespacePercent: random(t, "percent", 0, 30,
 			100)}
 	}
-	c.Scheduler = drawn(t, "scheduler", model.Random, model.Maglev)
+	c.Scheduler = random(t, "scheduler", model.Random, model.Maglev)
 	return c
 }
 
-func drawBounds(t dice) Bounds {
-	return Bounds{Frontends: t.roll("frontends", 8), Slots: t.roll("slots", 12), TableEntries: drawn(t, "entries", 0, 1,
+func randomBounds(t dice) Bounds {
+	return Bounds{Frontends: t.roll("frontends", 8), Slots: t.roll("slots", 12), TableEntries: random(t, "entries", 0, 1,
 		2018)}
 }
 
-// drawChange puts a new object, or takes away one that is there.
-func drawChange(t dice, there map[source.Key]source.Object) source.Change {
+// randomChange puts a new object, or takes away one that is there.
+func randomChange(t dice, there map[source.Key]source.Object) source.Change {
 	if len(there) > 0 && t.roll("delete?", 4) == 3 {
-		keys := slices.SortedFunc(maps.Keys(there), func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) })
-		return source.Change{Key: drawn(t, "deleted", keys...)}
+		keys := slices.SortedFunc(maps.Keys(there), func(a,
+			b source.Key) int {
+			return strings.Compare(a.String(), b.String())
+		})
+		return source.Change{Key: random(t, "deleted", keys...)}
 	}
-	return puts(drawObject(t))[0]
+	return puts(randomObject(t))[0]
 }
 
 // Objects that come and go in any order come to what they come to at once; Deltas tell each step, no more and no less.
 func steps(t dice) {
-	config := drawConfig(t)
+	config := randomConfig(t)
 	r, there, sum := New(config), map[source.Key]source.Object{}, parts{}
 	for range 1 + t.roll("steps", 12) {
 		var batch []source.Change
 		for range 1 + t.roll("changes", 3) {
-			c := drawChange(t, there)
+			c := randomChange(t, there)
 			batch = append(batch, c)
 			if there[c.Key] = c.Object; c.Object == nil {
 				delete(there, c.Key)
@@ -323,7 +337,7 @@ func steps(t dice) {
 		sum.mustBe(t, r.Services())
 		sound(t, r.Services())
 		bounded(t, r)
-		mustKeepPointers(t, before, r.Services())
+		mustRetainPointers(t, before, r.Services())
 	}
 	for _, order := range orders(t, there) {
 		fresh := New(config)
@@ -339,7 +353,7 @@ func steps(t dice) {
 	for len(there) > 0 { // also half-way, as if what went had never been
 		keys := slices.SortedFunc(maps.Keys(there),
 			func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) })
-		key := drawn(t, "deleted", keys...)
+		key := random(t, "deleted", keys...)
 		delete(there, key)
 		sum.apply(t, r.Apply([]source.Change{{Key: key}}))
 		fresh := New(config)
@@ -427,9 +441,12 @@ func FuzzApply(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) { steps(&byteDice{t, data}) })
 }
 
-// orders gives the objects at once, one by one, one by one reversed, and mixed, each put twice.
+// orders returns the objects at once, one by one, one by one reversed, and mixed, each put twice.
 func orders(t dice, there map[source.Key]source.Object) [][][]source.Change {
-	keys := slices.SortedFunc(maps.Keys(there), func(a, b source.Key) int { return strings.Compare(a.String(), b.String()) })
+	keys := slices.SortedFunc(maps.Keys(there), func(a,
+		b source.Key) int {
+		return strings.Compare(a.String(), b.String())
+	})
 	single := func(keys []source.Key) (order [][]source.Change) {
 		for _, k := range keys {
 			order = append(order, puts(there[k]))
@@ -474,21 +491,21 @@ func mustEqual(t dice, a, b *Resolver) {
 
 // parts is the sum of Deltas.
 type parts struct {
-	now       []model.Part
+	now       []model.ServicePart
 	health    []*model.HealthCheck
 	unchanged bool
 }
 
 func (s *parts) apply(t dice, d model.Delta) {
 	s.unchanged = d.Empty()
-	s.now = replace(t, s.now, d.Del, d.Put)
-	s.health = replace(t, s.health, d.DelHealth, d.PutHealth)
-	gone := map[string]model.Part{}
-	for _, p := range d.Del {
-		gone[partNames([]model.Part{p})[0]] = p
+	s.now = replace(t, s.now, d.Services.Del, d.Services.Put)
+	s.health = replace(t, s.health, d.Health.Del, d.Health.Put)
+	gone := map[string]model.ServicePart{}
+	for _, p := range d.Services.Del {
+		gone[partNames([]model.ServicePart{p})[0]] = p
 	}
-	for i, name := range partNames(d.Put) {
-		if reflect.DeepEqual(gone[name], d.Put[i]) {
+	for i, name := range partNames(d.Services.Put) {
+		if reflect.DeepEqual(gone[name], d.Services.Put[i]) {
 			t.Fatalf("%s is put again as it was", name)
 		}
 	}
@@ -512,10 +529,11 @@ func replace[P comparable](t dice, list, del, put []P) []P {
 	return list
 }
 
-func (s *parts) mustBe(t dice, all *model.Services) {
+func (s *parts) mustBe(t dice, all *model.Snapshot) {
 	want := all.Parts()
 	if len(want) != len(s.now) || len(all.HealthChecks) != len(s.health) {
-		t.Fatalf("the deltas come to %d parts and %d health checks, Services has %d and %d", len(s.now), len(s.health), len(want), len(all.HealthChecks))
+		t.Fatalf("the deltas come to %d parts and %d health checks, Services has %d and %d", len(s.now), len(s.health),
+			len(want), len(all.HealthChecks))
 	}
 	for _, p := range want {
 		if !slices.Contains(s.now, p) {
@@ -529,8 +547,8 @@ func (s *parts) mustBe(t dice, all *model.Services) {
 	}
 }
 
-// mustKeepPointers checks that what is equal before and after is the same.
-func mustKeepPointers(t dice, before, after *model.Services) {
+// mustRetainPointers checks that what is equal before and after is the same.
+func mustRetainPointers(t dice, before, after *model.Snapshot) {
 	for e, f := range before.Frontends {
 		if g := after.Frontends[e]; g != f && reflect.DeepEqual(f, g) {
 			t.Fatalf("%s is equal but another", e)
@@ -542,7 +560,7 @@ func mustKeepPointers(t dice, before, after *model.Services) {
 }
 
 // sound checks what holds for every decided node.
-func sound(t dice, s *model.Services) {
+func sound(t dice, s *model.Snapshot) {
 	pools := map[uint64]*model.Pool{}
 	for e, f := range s.Frontends {
 		if f.Entry != e || e.Port == 0 || !e.AnyAddr() && unusable(e.Addr) != "" || f.Service == "" || f.Via == "" {
@@ -551,7 +569,7 @@ func sound(t dice, s *model.Services) {
 		if (f.Via == viaNodePort.String()) != e.AnyAddr() {
 			t.Fatalf("%s is a %s", e, f.Via)
 		}
-		for _, p := range []*model.Pool{f.Inside.Pool, f.Outside.Pool} {
+		for _, p := range []*model.Pool{f.Internal.Pool, f.External.Pool} {
 			soundPool(t, p, e)
 			if other := pools[p.ID]; other != nil && other != p {
 				t.Fatalf("pools %q and %q have one ID", p.Name, other.Name)
@@ -567,7 +585,7 @@ func sound(t dice, s *model.Services) {
 			}
 		}
 	}
-	soundNode(t, s.Node)
+	soundNode(t, s.ServiceNode)
 	checks := map[uint16]bool{}
 	for _, h := range s.HealthChecks {
 		if checks[h.Port] || h.Port == 0 || h.Local < 0 {
@@ -598,7 +616,7 @@ func soundPool(t dice, p *model.Pool, e model.Entry) {
 	}
 }
 
-func soundNode(t dice, n *model.Node) {
+func soundNode(t dice, n *model.ServiceNode) {
 	for i, r := range n.NodePorts {
 		if r.Last.Less(r.First) || r.First.BitLen() != r.Last.BitLen() || i > 0 && !n.NodePorts[i-1].Last.Less(r.First) {
 			t.Fatalf("node ports %v", n.NodePorts)

@@ -19,50 +19,73 @@ import (
 )
 
 // Resolver holds what is known of the cluster, as far as this node needs it, and what that comes to. It is not safe for
-// use by several goroutines at once; what it gives is.
+// use by several goroutines at once; what it returns is.
 type Resolver struct {
-	config   Config
-	set      *settings
-	hash     func(string) uint64
-	object   *corev1.Node // this node's; nil: not there
-	deleted  bool         // it was there
-	place    *place
-	nodes    map[string]peer // all Nodes that were seen
-	told     *model.Node     // the node of the last Delta; nil before the first
+	config Config
+	set    *settings
+	hash   func(string) uint64
+	locality
 	services map[source.Key]*service
 	owners   map[source.Key]*service // by EndpointSlice
-	entries  claims[model.Entry]
-	health   claims[uint16]
-	ids      claims[uint64]
+	claimed
+	admission
+	addressUse
+	unpublished
+	strays map[source.Key][]string // EndpointSlices of no Service, by the Service in their names
+	hits   []hit                   // scratch of match
 
+	problemsNow   []source.Problem // what Problems returned last
+	staleProblems bool             // that is out of date
+
+	decider decider
+}
+
+// locality is where this node is, and the others.
+type locality struct {
+	object    *corev1.Node // this node's; nil: not there
+	deleted   bool         // it was there
+	nodeState *nodeState
+	nodes     map[string]peer // all Nodes that were seen
+}
+
+// claimed is which Service has what only one can have.
+type claimed struct {
+	entries claims[model.Entry]
+	health  claims[uint16]
+	ids     claims[uint64]
+}
+
+// admission bounds what Services and their namespaces come to.
+type admission struct {
 	namespaces   map[string]*namespace
 	wanted       cost                  // of all Services
 	scarce       bool                  // they want more than there is
 	oldestFirst  []*service            // those that are declared; nil: not known
 	costsChanged bool                  // since the last admission
 	excluded     map[*service]struct{} // Services that are not served for that
+}
 
-	clusterIPs        map[netip.Addr][]*service            // who has them
-	foreign           map[netip.Addr]int                   // ClusterIPs of Services that another proxy serves
-	serviceCIDRs      map[string][]string                  // spec.cidrs of ServiceCIDRs
-	external          map[netip.Addr]map[*service]struct{} // who has entries at addresses that Services choose
-	api               map[netip.AddrPort]struct{}          // the API server's
-	podRanges         []netip.Prefix                       // sorted, none inside another
-	nodeIPs           map[netip.Addr]int                   // addresses of Nodes, how often each
-	blocks            map[netip.Prefix]int                 // of addresses with endpoints, how many slices have some there
-	changedClusterIPs map[netip.Addr]struct{}              // that may have come or gone since the last Delta
-	shownClusterIPs   map[netip.Addr]*model.ClusterIP      // what the Deltas so far come to
-	changedEntries    map[model.Entry]struct{}             // entries with another holder than at the last Delta
-	changedNodePorts  map[*namespace]struct{}              // namespaces with other node ports than at the last Delta
-	strays            map[source.Key][]string              // EndpointSlices of no Service, by the Service in their names
-	hits              []hit                                // room for match
+// addressUse is what addresses of the cluster are used for.
+type addressUse struct {
+	clusterIPs   map[netip.Addr][]*service            // by owner
+	foreign      map[netip.Addr]int                   // ClusterIPs of Services that another proxy serves
+	serviceCIDRs map[string][]string                  // spec.cidrs of ServiceCIDRs
+	external     map[netip.Addr]map[*service]struct{} // Services with entries at addresses that they choose
+	api          map[netip.AddrPort]struct{}          // the API server's
+	podRanges    []netip.Prefix                       // sorted, none inside another
+	nodeIPs      map[netip.Addr]int                   // addresses of Nodes, how often each
+	blocks       map[netip.Prefix]int                 // of addresses with endpoints, how many slices have some there
+}
 
-	problemsNow   []source.Problem // what Problems returned last
-	staleProblems bool             // that is out of date
-
-	changed   []*service  // since the last Delta
-	triggered []time.Time // likewise: see model.Delta
-	decider   decider
+// unpublished is what changed since the last Delta, and what that came to.
+type unpublished struct {
+	published         *model.ServiceNode              // the node of the last Delta; nil before the first
+	changed           []*service                      // since then
+	triggered         []time.Time                     // likewise: see model.Delta
+	changedClusterIPs map[netip.Addr]struct{}         // that may have come or gone
+	shownClusterIPs   map[netip.Addr]*model.ClusterIP // what the Deltas so far come to
+	changedEntries    map[model.Entry]struct{}        // entries with another holder
+	changedNodePorts  map[*namespace]struct{}         // namespaces with other node ports
 }
 
 // service is what is known of one Service, and what it comes to.
@@ -81,8 +104,8 @@ type service struct {
 	listed      bool     // in Resolver.changed
 }
 
-// Served returns how many Services have an address that is served.
-func (r *Resolver) Served() (n int) {
+// ServedCount returns how many Services have an address that is served.
+func (r *Resolver) ServedCount() (n int) {
 	for _, s := range r.services {
 		if s.claimed {
 			n++
@@ -98,28 +121,27 @@ func New(c Config) *Resolver {
 		config:   c,
 		set:      set,
 		hash:     hashName,
-		place:    locate(set, nil, nil, nil, nil),
-		nodes:    map[string]peer{},
+		locality: locality{nodeState: locate(set, nil, nil, nil, nil), nodes: map[string]peer{}},
 		services: map[source.Key]*service{},
 		owners:   map[source.Key]*service{},
-		entries:  newClaims[model.Entry](entryBefore),
-		health:   newClaims[uint16](older),
-		ids:      newClaims[uint64](older),
-
-		namespaces:        map[string]*namespace{},
-		excluded:          map[*service]struct{}{},
-		clusterIPs:        map[netip.Addr][]*service{},
-		foreign:           map[netip.Addr]int{},
-		serviceCIDRs:      map[string][]string{},
-		changedClusterIPs: map[netip.Addr]struct{}{},
-		shownClusterIPs:   map[netip.Addr]*model.ClusterIP{},
-		external:          map[netip.Addr]map[*service]struct{}{},
-		nodeIPs:           map[netip.Addr]int{},
-		blocks:            map[netip.Prefix]int{},
-		changedEntries:    map[model.Entry]struct{}{},
-		changedNodePorts:  map[*namespace]struct{}{},
-		strays:            map[source.Key][]string{},
-
+		claimed: claimed{newClaims[model.Entry](entryBefore), newClaims[uint16](older),
+			newClaims[uint64](older)},
+		admission: admission{namespaces: map[string]*namespace{}, excluded: map[*service]struct{}{}},
+		addressUse: addressUse{
+			clusterIPs:   map[netip.Addr][]*service{},
+			foreign:      map[netip.Addr]int{},
+			serviceCIDRs: map[string][]string{},
+			external:     map[netip.Addr]map[*service]struct{}{},
+			nodeIPs:      map[netip.Addr]int{},
+			blocks:       map[netip.Prefix]int{},
+		},
+		unpublished: unpublished{
+			changedClusterIPs: map[netip.Addr]struct{}{},
+			shownClusterIPs:   map[netip.Addr]*model.ClusterIP{},
+			changedEntries:    map[model.Entry]struct{}{},
+			changedNodePorts:  map[*namespace]struct{}{},
+		},
+		strays:        map[source.Key][]string{},
 		staleProblems: true,
 	}
 	r.decider.nodes, r.decider.strays = r.nodeIPs, r.strays
@@ -147,13 +169,13 @@ func (r *Resolver) keyIDs(changes []source.Change) {
 	}
 }
 
-// Apply takes changes in and gives what changes on the node by them, in a settled order: the node, pools and frontends.
-// Its cost follows the Services that the changes touch. Kinds that mean nothing to Services are ignored.
+// Apply takes changes in and returns what changes on the node by them, in a settled order: the node, pools and
+// frontends. Its cost follows the Services that the changes touch. Kinds that mean nothing to Services are ignored.
 func (r *Resolver) Apply(changes []source.Change) model.Delta {
 	var node *source.Change // the last one of this node's
 	met := false            // Nodes have other addresses or pods than before
 	allocated := false      // addresses may be Services' that were not, or the reverse
-	if r.told == nil {
+	if r.published == nil {
 		r.keyIDs(changes)
 	}
 	for i, c := range changes {
@@ -188,7 +210,8 @@ func (r *Resolver) Apply(changes []source.Change) model.Delta {
 	return r.settle()
 }
 
-// meet notes a Node, or, without an object, that it is gone. It reports whether the addresses of nodes or pods change.
+// meet records a Node, or, without an object, that it is gone. It reports whether the addresses of nodes or pods
+// change.
 func (r *Resolver) meet(name string, obj *corev1.Node) bool {
 	was, known := r.nodes[name]
 	now := peer{}
@@ -271,7 +294,8 @@ func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
 	}
 }
 
-// SetAddresses takes the addresses of this node's interfaces in, in place of Config.Addresses. The next Delta has what changes by them.
+// SetAddresses takes the addresses of this node's interfaces in, in place of Config.Addresses. The next Delta has what
+// changes by them.
 func (r *Resolver) SetAddresses(addresses []netip.Addr) {
 	r.config.Addresses = addresses
 	r.set, r.staleProblems = r.config.read(), true
@@ -284,15 +308,15 @@ func (r *Resolver) applyNode(obj *corev1.Node) {
 	r.locate()
 }
 
-// locate looks at what is known of this node again, and marks every Service if that changes. Other nodes' addresses and ServiceCIDRs
-// decide nothing of a Service.
+// locate inspects what is known of this node again, and marks every Service if that changes. Other nodes' addresses and
+// ServiceCIDRs decide nothing of a Service.
 func (r *Resolver) locate() {
-	was := r.place
+	was := r.nodeState
 	r.staleProblems = true
-	r.place = locate(r.set, r.object, r.nodes, r.serviceRanges, was.model)
+	r.nodeState = locate(r.set, r.object, r.nodes, r.serviceRanges, was.model)
 	before := *was.model
-	before.Nodes, before.ServiceRanges = r.place.model.Nodes, r.place.model.ServiceRanges
-	if equalNode(&before, r.place.model) && r.place.zone == was.zone {
+	before.Nodes, before.ServiceRanges = r.nodeState.model.Nodes, r.nodeState.model.ServiceRanges
+	if equalServiceNode(&before, r.nodeState.model) && r.nodeState.zone == was.zone {
 		return
 	}
 	for _, s := range r.services {
@@ -300,7 +324,7 @@ func (r *Resolver) locate() {
 	}
 }
 
-// service gives the Service of that key, a new one if nothing was known of it.
+// service returns the Service of that key, a new one if nothing was known of it.
 func (r *Resolver) service(key source.Key) *service {
 	s := r.services[key]
 	if s == nil {
@@ -312,7 +336,10 @@ func (r *Resolver) service(key source.Key) *service {
 }
 
 func (s *service) findSlice(name string) (int, bool) {
-	return slices.BinarySearchFunc(s.slices, name, func(e *endpointSlice, name string) int { return strings.Compare(e.name, name) })
+	return slices.BinarySearchFunc(s.slices, name, func(e *endpointSlice,
+		name string) int {
+		return strings.Compare(e.name, name)
+	})
 }
 
 // touch marks s as to be looked at again, and its decision as out of date if stale.
@@ -372,7 +399,7 @@ func (r *Resolver) claim(s *service, add bool) {
 // moveEntry adds or drops the claim for s's i-th entry. Its rivals are touched if the holder changes.
 func (r *Resolver) moveEntry(s *service, i int, add bool) {
 	k := s.entries[i].Entry
-	if r.told == nil { // every Service is decided anyway
+	if r.published == nil { // every Service is decided anyway
 		move(&r.entries, add, k, claim{s, i})
 		return
 	}
@@ -393,7 +420,7 @@ func (r *Resolver) moveEntry(s *service, i int, add bool) {
 	}
 }
 
-// move adds or drops one claim and gives the Service that loses or wins by it.
+// move adds or drops one claim and returns the Service that loses or wins by it.
 func move[K comparable](c *claims[K], add bool, k K, x claim) *service {
 	if add {
 		return c.add(k, x)
@@ -401,7 +428,7 @@ func move[K comparable](c *claims[K], add bool, k K, x claim) *service {
 	return c.drop(k, x)
 }
 
-// settle decides what is out of date and gives the difference from what was shown before.
+// settle decides what is out of date and returns the difference from what was shown before.
 func (r *Resolver) settle() model.Delta {
 	for _, s := range r.changed {
 		if s.stale {
@@ -412,15 +439,15 @@ func (r *Resolver) settle() model.Delta {
 	for i := 0; i < len(r.changed); i++ { // more may come
 		r.syncClaims(r.changed[i])
 	}
-	r.lookForLoops()
+	r.findLoops()
 	slices.SortFunc(r.changed, func(a, b *service) int {
 		return cmp.Or(strings.Compare(a.key.Namespace, b.key.Namespace), strings.Compare(a.key.Name, b.key.Name))
 	})
 	var d difference
 	r.showClusterIPs(&d)
-	if r.told != r.place.model {
-		d.node(r.told, r.place.model)
-		r.told = r.place.model
+	if r.published != r.nodeState.model {
+		d.node(r.published, r.nodeState.model)
+		r.published = r.nodeState.model
 	}
 	for _, s := range r.changed {
 		if s.stale {
@@ -441,8 +468,9 @@ func (r *Resolver) settle() model.Delta {
 	return delta
 }
 
-// Leaving says why load balancers should send nothing new to this node, or "" (KEP-3836). As for kube-proxy, a node of which no
-// object was ever seen is not fit for them (pkg/proxy/healthcheck), unless the cluster may do without Nodes and has none.
+// Leaving returns why load balancers should send nothing new to this node, or "" (KEP-3836). As for kube-proxy, a node
+// of which no object was ever seen is not fit for them (pkg/proxy/healthcheck), unless the cluster may do without Nodes
+// and has none.
 func (r *Resolver) Leaving() string {
 	switch {
 	case r.object != nil:
@@ -470,10 +498,10 @@ func (r *Resolver) decide(s *service) {
 		s.decision = decision{}
 		return
 	}
-	s.decision = r.decider.decide(r.place, s)
+	s.decision = r.decider.decide(r.nodeState, s)
 }
 
-// visible gives the part of a Service's decision that no other Service has a better claim to.
+// visible returns the part of a Service's decision that no other Service has a better claim to.
 func (r *Resolver) visible(s *service) decision {
 	if r.unrivalled(s) {
 		return s.decision
@@ -493,7 +521,7 @@ func (r *Resolver) visible(s *service) decision {
 	return v
 }
 
-// unrivalled says whether s has all that it wants.
+// unrivalled reports whether s has all that it wants.
 func (r *Resolver) unrivalled(s *service) bool {
 	for i := range s.decision.fronts {
 		if !r.holds(s, i) {
@@ -504,7 +532,7 @@ func (r *Resolver) unrivalled(s *service) bool {
 	return h == nil || r.health.has(h.Port, claim{s, 0})
 }
 
-// holds says whether s has its i-th entry, and the IDs of the pools that the entry needs, and is served there.
+// holds reports whether s has its i-th entry, and the IDs of the pools that the entry needs, and is served there.
 func (r *Resolver) holds(s *service, i int) bool {
 	if r.set.refuses(s.decision.fronts[i]) != "" {
 		return false
@@ -517,20 +545,21 @@ func (r *Resolver) holds(s *service, i int) bool {
 	return r.entries.has(s.entries[i].Entry, claim{s, i})
 }
 
-// poolsOf gives the places in decision.pools of the pools that the i-th entry needs: both sides', also where they are one.
+// poolsOf returns the places in decision.pools of the pools that the i-th entry needs: both sides', also where they are
+// one.
 func (s *service) poolsOf(i int) [2]int {
 	f, at := s.decision.fronts[i], int(s.entries[i].group)*scopes
-	place := func(p *model.Pool) int {
+	index := func(p *model.Pool) int {
 		if s.decision.pools[at+cluster] == p {
 			return at + cluster
 		}
 		return at + onlyLocal
 	}
-	return [2]int{place(f.Inside.Pool), place(f.Outside.Pool)}
+	return [2]int{index(f.Internal.Pool), index(f.External.Pool)}
 }
 
-// stranger says if Nodes are known and this one isn't among them. Without any, Services alone were given.
-func (r *Resolver) stranger() []source.Problem {
+// unknownNode reports whether Nodes are known and this one isn't among them. Without any, Services alone were given.
+func (r *Resolver) unknownNode() []source.Problem {
 	if _, known := r.nodes[r.set.Node]; known || len(r.nodes) == 0 {
 		return nil
 	}
@@ -539,14 +568,16 @@ func (r *Resolver) stranger() []source.Problem {
 		names = append(names[:5], "…")
 	}
 	rep := report{object: source.Key{Kind: source.Node, Name: r.set.Node}}
-	rep.add("", "NodeUnknown", "no Node has this name, but %s: Services are served without its addresses, pod ranges and zone, and no endpoint is local; set --node to the name of the Node object",
+	rep.add("", "NodeUnknown", "no Node has this name, but %s: Services are served without its addresses, pod ranges and "+
+		"zone, and no endpoint is local; set --node to the name of the Node object",
 		strings.Join(names, ", "))
 	return rep.list
 }
 
-// Services gives the whole decided node as it stands: what all Deltas so far come to, with the same pointers.
-func (r *Resolver) Services() *model.Services {
-	out := &model.Services{Node: r.place.model, Frontends: make(map[model.Entry]*model.Frontend, len(r.entries.holder)),
+// Services returns the whole decided node as it stands: what all Deltas so far come to, with the same pointers.
+func (r *Resolver) Services() *model.Snapshot {
+	out := &model.Snapshot{Node: r.nodeState.model.Node, ServiceNode: r.nodeState.model,
+		Frontends:  make(map[model.Entry]*model.Frontend, len(r.entries.holder)),
 		ClusterIPs: maps.Clone(r.shownClusterIPs)}
 	for _, s := range r.services {
 		for _, f := range s.shown.fronts {
@@ -556,6 +587,6 @@ func (r *Resolver) Services() *model.Services {
 			out.HealthChecks = append(out.HealthChecks, s.shown.health)
 		}
 	}
-	slices.SortFunc(out.HealthChecks, func(a, b *model.HealthCheck) int { return strings.Compare(a.Service, b.Service) })
+	slices.SortFunc(out.HealthChecks, func(a, b *model.HealthCheck) int { return a.Owner.Compare(b.Owner) })
 	return out
 }

@@ -27,31 +27,33 @@ func (r *reading) readScheduler() {
 	}
 	field := "metadata.annotations[" + SchedulerAnnotation + "]"
 	name, flag, flagged := strings.Cut(strings.ReplaceAll(text, " ", ""), ",")
-	wish, err := model.ParseScheduler(name)
-	if err == nil && flagged && (flag != "port" || !wish.Hashes()) {
+	requested, err := model.ParseScheduler(name)
+	if err == nil && flagged && (flag != "port" || !requested.Hashes()) {
 		err = fmt.Errorf("%q takes no %q: only a scheduler that hashes has an option, port", name, flag)
 	}
 	if err != nil {
 		r.add(field, "UnknownScheduler", "%v: served by %s; correct it", err, r.out.scheduler)
 		return
 	}
-	r.out.scheduler, r.out.ports = r.set.granted(wish), flagged
-	if r.out.scheduler != wish {
-		r.add(field, "SchedulerNotAvailable", "the data plane %s can't do %s: served by %s; choose one of %s, or another data plane",
-			r.set.Plane, wish, r.out.scheduler, r.set.Schedulers)
+	r.out.scheduler, r.out.ports = r.set.granted(requested), flagged
+	if r.out.scheduler != requested {
+		r.add(field, "SchedulerNotAvailable", "the data plane %s can't do %s: served by %s; choose one of %s, or another "+
+			"data plane",
+			r.set.Capabilities.Name, requested, r.out.scheduler, r.set.Capabilities.Schedulers)
 	}
-	if b := r.set.Behind; b != 0 && !b.Has(r.out.scheduler) {
-		r.add(field, "SchedulerNotAvailable", "the data plane %s can do %s for clients on the node alone: others are served by %s; choose one of %s for all, or another data plane",
-			r.set.Plane, r.out.scheduler, b.Instead(r.out.scheduler), r.set.Schedulers&b)
+	if b := r.set.Capabilities.Fallback; b != 0 && !b.Has(r.out.scheduler) {
+		r.add(field, "SchedulerNotAvailable", "the data plane %s can do %s for clients on the node alone: others are served "+
+			"by %s; choose one of %s for all, or another data plane",
+			r.set.Capabilities.Name, r.out.scheduler, b.Instead(r.out.scheduler), r.set.Capabilities.Schedulers&b)
 	}
 }
 
-// granted gives a scheduler, or what stands in for it where the data plane can't do it.
-func (s *settings) granted(wish model.Scheduler) model.Scheduler {
-	if s.Schedulers == 0 {
-		return wish
+// granted returns a scheduler, or what stands in for it where the data plane can't do it.
+func (s *settings) granted(requested model.Scheduler) model.Scheduler {
+	if s.Capabilities.Schedulers == 0 {
+		return requested
 	}
-	return s.Schedulers.Instead(wish)
+	return s.Capabilities.Schedulers.Instead(requested)
 }
 
 // readWeight reads a slice's weight.
@@ -62,7 +64,8 @@ func readWeight(annotations map[string]string, rep *report) uint16 {
 	}
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || n < 1 || n > model.MaxWeight {
-		rep.add("metadata.annotations["+WeightAnnotation+"]", "InvalidWeight", "%q is not a whole number from 1 to %d: 1 is used; correct it", text, model.MaxWeight)
+		rep.add("metadata.annotations["+WeightAnnotation+"]", "InvalidWeight",
+			"%q is not a whole number from 1 to %d: 1 is used; correct it", text, model.MaxWeight)
 		return 1
 	}
 	return uint16(n)

@@ -18,9 +18,9 @@ func scheduled(text string) edit {
 func TestScheduler(t *testing.T) {
 	const field = "metadata.annotations[" + SchedulerAnnotation + "] "
 	few := n1
-	few.Plane, few.Schedulers = "nftables", model.SchedulersOf(model.Random, model.SourceHash)
+	few.Capabilities.Name, few.Capabilities.Schedulers = "nftables", model.SchedulersOf(model.Random, model.SourceHash)
 	both := few
-	both.Behind = model.SchedulersOf(model.Random)
+	both.Capabilities.Fallback = model.SchedulersOf(model.Random)
 	byDefault := n1
 	byDefault.Scheduler = model.Maglev
 	for _, c := range []struct {
@@ -41,15 +41,17 @@ func TestScheduler(t *testing.T) {
 		{"option of no hash", n1, []edit{scheduled("rr,port")}, model.Random, false, lines(field + "UnknownScheduler")},
 		{"empty", n1, []edit{scheduled("")}, model.Random, false, lines(field + "UnknownScheduler")},
 		{"what the plane can do", few, []edit{scheduled("sh")}, model.SourceHash, false, nil},
-		{"what stands in", few, []edit{scheduled("maglev,port")}, model.SourceHash, true, lines(field + "SchedulerNotAvailable")},
+		{"what stands in", few, []edit{scheduled("maglev,port")}, model.SourceHash, true,
+			lines(field + "SchedulerNotAvailable")},
 		{"on the node alone", both, []edit{scheduled("sh")}, model.SourceHash, false, lines(field + "SchedulerNotAvailable")},
 		{"from everywhere", both, []edit{scheduled("random")}, model.Random, false, nil},
-		{"nowhere, and elsewhere otherwise", both, []edit{scheduled("maglev")}, model.SourceHash, false, lines(field+"SchedulerNotAvailable", field+"SchedulerNotAvailable")},
+		{"nowhere, and elsewhere otherwise", both, []edit{scheduled("maglev")}, model.SourceHash, false,
+			lines(field+"SchedulerNotAvailable", field+"SchedulerNotAvailable")},
 		{"what stands in at last", few, []edit{scheduled("nq")}, model.Random, false, lines(field + "SchedulerNotAvailable")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := resolved(c.config, svc(c.edits...), eps(ep("10.0.0.1")))
-			p := frontend(t, r, "10.96.0.1:80/tcp").Inside.Pool
+			p := frontend(t, r, "10.96.0.1:80/tcp").Internal.Pool
 			if p.Scheduler != c.want || p.Ports != c.ports {
 				t.Errorf("%s, ports %t; want %s, %t", p.Scheduler, p.Ports, c.want, c.ports)
 			}
@@ -77,9 +79,10 @@ func TestWeights(t *testing.T) {
 		{"many", "2", []uint16{1, 2}, lines("EndpointSlice shop/web-1 " + bad)},
 	} {
 		t.Run(c.first+" "+c.second, func(t *testing.T) {
-			r := resolved(n1, svc(), slice(eps(ep("10.0.0.1")), weigh(c.first)), slice(eps(ep("10.0.0.2")), sliceNamed("web-2"), weigh(c.second)))
+			r := resolved(n1, svc(), slice(eps(ep("10.0.0.1")), weigh(c.first)),
+				slice(eps(ep("10.0.0.2")), sliceNamed("web-2"), weigh(c.second)))
 			var got []uint16
-			for _, b := range frontend(t, r, "10.96.0.1:80/tcp").Inside.Pool.Backends {
+			for _, b := range frontend(t, r, "10.96.0.1:80/tcp").Internal.Pool.Backends {
 				got = append(got, b.Weight)
 			}
 			if !slices.Equal(got, c.want) {
@@ -92,24 +95,22 @@ func TestWeights(t *testing.T) {
 
 func TestWhatThePlaneCannot(t *testing.T) {
 	c := n1
-	c.Plane, c.Cannot = "userspace", func(f *model.Frontend) string {
-		if f.Entry.Protocol == model.SCTP {
-			return "this kernel has no SCTP sockets"
-		}
-		return ""
-	}
-	r := resolved(c, svc(ports(sport("http", 80), sport("sctp", 81))), slice(eps(ep("10.0.0.1")), slicePorts(eport("http", 8080), eport("sctp", 8081))))
+	c.Capabilities = model.Capabilities{Name: "userspace",
+		Unserved: []model.Remark{{Text: "this kernel has no SCTP sockets",
+			About: &model.Packets{Protocols: []model.Protocol{model.SCTP}}}}}
+	r := resolved(c, svc(ports(sport("http", 80), sport("sctp", 81))),
+		slice(eps(ep("10.0.0.1")), slicePorts(eport("http", 8080), eport("sctp", 8081))))
 	if n := len(r.Services().Frontends); n != 1 {
 		t.Errorf("%d frontends are served, want http's alone", n)
 	}
 	same(t, "problems", problemLines(r), lines("spec.clusterIPs[0] NotServed"))
 }
 
-func TestPlaneThatHidesAll(t *testing.T) {
+func TestPlaneThatAlwaysMasquerades(t *testing.T) {
 	c := n1
-	c.HidesAll = true
-	if f := frontend(t, resolved(c, svc(), eps(ep("10.0.0.1"))), "10.96.0.1:80/tcp"); f.Hide != model.AllOrigins {
-		t.Errorf("hides %s", f.Hide)
+	c.Capabilities.MasqueradesAll = true
+	if f := frontend(t, resolved(c, svc(), eps(ep("10.0.0.1"))), "10.96.0.1:80/tcp"); f.Masquerade != model.AllOrigins {
+		t.Errorf("hides %s", f.Masquerade)
 	}
 }
 
@@ -118,7 +119,7 @@ func TestMaglevsTable(t *testing.T) {
 	c.Entries = 16381
 	for text, want := range map[string]int{"maglev": 16381, "random": 0} {
 		r := resolved(c, svc(scheduled(text)), eps(ep("10.0.0.1")))
-		if got := frontend(t, r, "10.96.0.1:80/tcp").Inside.Pool.Entries; got != want {
+		if got := frontend(t, r, "10.96.0.1:80/tcp").Internal.Pool.Entries; got != want {
 			t.Errorf("%s: %d entries, want %d", text, got, want)
 		}
 	}

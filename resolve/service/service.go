@@ -25,8 +25,8 @@ type reading struct {
 	families families
 }
 
-// way is an address by which traffic enters, whatever the port.
-type way struct {
+// ingressAddress is an address by which traffic enters, whatever the port.
+type ingressAddress struct {
 	addr  netip.Addr
 	via   via
 	index int
@@ -69,7 +69,8 @@ func (r *reading) read() {
 	r.readType()
 	clusterIPs := r.clusterIPs()
 	if len(clusterIPs) == 0 {
-		r.add("spec.clusterIP", "ClusterIPMissing", "the Service has no clusterIP: nothing is served; give it one, or None to make it headless")
+		r.add("spec.clusterIP", "ClusterIPMissing",
+			"the Service has no clusterIP: nothing is served; give it one, or None to make it headless")
 		return
 	}
 	r.readFamilies(clusterIPs)
@@ -82,7 +83,7 @@ func (r *reading) read() {
 		if len(r.svc.Spec.ClusterIPs) == 0 {
 			i = -1
 		}
-		r.addWay(s, viaClusterIP, i)
+		r.addAddress(s, viaClusterIP, i)
 	}
 	r.addIngress()
 	r.warnOpen()
@@ -92,7 +93,7 @@ func (r *reading) read() {
 			n, RefuseExternalIPs)
 	} else {
 		for i, s := range r.svc.Spec.ExternalIPs {
-			r.addWay(s, viaExternalIP, i)
+			r.addAddress(s, viaExternalIP, i)
 		}
 	}
 	r.readPorts()
@@ -102,19 +103,20 @@ func (r *reading) readType() {
 	switch r.svc.Spec.Type {
 	case "", corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
 	default:
-		r.add("spec.type", "UnknownValue", "%q is unknown: served as ClusterIP; use ClusterIP, NodePort, LoadBalancer or ExternalName", r.svc.Spec.Type)
+		r.add("spec.type", "UnknownValue", "%q is unknown: served as ClusterIP; use ClusterIP, NodePort, LoadBalancer or "+
+			"ExternalName", r.svc.Spec.Type)
 	}
 }
 
-// isLoadBalancer says whether the Service may have ingress addresses.
+// isLoadBalancer reports whether the Service may have ingress addresses.
 func (r *reading) isLoadBalancer() bool { return r.svc.Spec.Type == corev1.ServiceTypeLoadBalancer }
 
-// hasNodePorts says whether the Service may have node ports.
+// hasNodePorts reports whether the Service may have node ports.
 func (r *reading) hasNodePorts() bool {
 	return r.isLoadBalancer() || r.svc.Spec.Type == corev1.ServiceTypeNodePort
 }
 
-// clusterIPs gives the Service's addresses, not yet read: spec.clusterIPs, or spec.clusterIP alone.
+// clusterIPs returns the Service's addresses, not yet read: spec.clusterIPs, or spec.clusterIP alone.
 func (r *reading) clusterIPs() []string {
 	spec := &r.svc.Spec
 	if len(spec.ClusterIPs) == 0 {
@@ -124,7 +126,8 @@ func (r *reading) clusterIPs() []string {
 		return []string{spec.ClusterIP}
 	}
 	if spec.ClusterIP != "" && spec.ClusterIP != spec.ClusterIPs[0] {
-		r.add("spec.clusterIP", "ClusterIPsDiffer", "%s is not spec.clusterIPs[0]: spec.clusterIPs counts; make them equal", spec.ClusterIP)
+		r.add("spec.clusterIP", "ClusterIPsDiffer", "%s is not spec.clusterIPs[0]: spec.clusterIPs counts; make them equal",
+			spec.ClusterIP)
 	}
 	return spec.ClusterIPs
 }
@@ -167,11 +170,12 @@ func (r *reading) readPolicies() {
 	case corev1.ServiceTrafficDistributionPreferSameNode:
 		r.out.spread = closeNode
 	default:
-		r.add("spec.trafficDistribution", "UnknownValue", "%q is unknown and not obeyed; use PreferSameZone, PreferSameNode or PreferClose", *spec.TrafficDistribution)
+		r.add("spec.trafficDistribution", "UnknownValue",
+			"%q is unknown and not obeyed; use PreferSameZone, PreferSameNode or PreferClose", *spec.TrafficDistribution)
 	}
 }
 
-// readPolicy says whether a traffic policy is Local.
+// readPolicy reports whether a traffic policy is Local.
 func (r *reading) readPolicy(field, policy string) bool {
 	switch policy {
 	case "Local":
@@ -190,7 +194,8 @@ func (r *reading) readAffinity() {
 		return
 	case corev1.ServiceAffinityClientIP:
 	default:
-		r.add("spec.sessionAffinity", "UnknownValue", "%q is unknown: taken as None; use None or ClientIP", spec.SessionAffinity)
+		r.add("spec.sessionAffinity", "UnknownValue", "%q is unknown: taken as None; use None or ClientIP",
+			spec.SessionAffinity)
 		return
 	}
 	seconds := corev1.DefaultClientIPServiceAffinitySeconds
@@ -217,7 +222,8 @@ func (r *reading) readSources() {
 		return
 	}
 	if !r.isLoadBalancer() {
-		r.add(field, "SourceRangesLeftOut", "source ranges restrict nothing on a Service whose type is not LoadBalancer; remove them, or use a NetworkPolicy")
+		r.add(field, "SourceRangesLeftOut", "source ranges restrict nothing on a Service whose type is not LoadBalancer; "+
+			"remove them, or use a NetworkPolicy")
 		return
 	}
 	r.out.sources = make([]netip.Prefix, 0, len(list))
@@ -240,7 +246,7 @@ func (r *reading) warnOpen() {
 	if !slices.ContainsFunc(r.out.sources, func(p netip.Prefix) bool { return p.Bits() > 0 }) {
 		return
 	}
-	for _, w := range r.out.ways {
+	for _, w := range r.out.ingressAddresses {
 		if f := familyOf(w.addr); w.via == viaLoadBalancer && !r.out.restricted.has(f) {
 			r.add(sourceRanges, "SourceRangesOneFamily", "no range is of %s: every client is let in at %s; add "+
 				"ranges of %[1]s",
@@ -256,7 +262,8 @@ func (r *reading) readHealth() {
 	}
 	const field = "spec.healthCheckNodePort"
 	if !r.isLoadBalancer() || !r.out.external {
-		r.add(field, "HealthCheckLeftOut", "a health check is for type LoadBalancer with externalTrafficPolicy Local: none is served; remove the port")
+		r.add(field, "HealthCheckLeftOut", "a health check is for type LoadBalancer with externalTrafficPolicy Local: none "+
+			"is served; remove the port")
 		return
 	}
 	port, err := parsePort(n)
@@ -266,8 +273,8 @@ func (r *reading) readHealth() {
 	r.out.health = port
 }
 
-// addWay adds an address if it can be served.
-func (r *reading) addWay(s string, v via, i int) {
+// addAddress adds an address if it can be served.
+func (r *reading) addAddress(s string, v via, i int) {
 	addr, err := parseAddr(s)
 	if err == nil && !r.families.has(familyOf(addr)) {
 		err = &flaw{"WrongFamily", fmt.Sprintf("%s is of an IP family that the Service doesn't have", addr)}
@@ -276,14 +283,15 @@ func (r *reading) addWay(s string, v via, i int) {
 		r.flawed(field(v, i, 0), err, "it is not served; correct or remove it")
 		return
 	}
-	r.out.ways = append(r.out.ways, way{addr, v, i})
+	r.out.ingressAddresses = append(r.out.ingressAddresses, ingressAddress{addr, v, i})
 }
 
 // addIngress adds the addresses of load balancers that leave the destination address as it is (KEP-1860: ipMode VIP).
 func (r *reading) addIngress() {
 	list := r.svc.Status.LoadBalancer.Ingress
 	if len(list) > 0 && !r.isLoadBalancer() {
-		r.add("status.loadBalancer", "IngressLeftOut", "the type is not LoadBalancer: nothing is served at its ingress addresses; set the type, or clear the status")
+		r.add("status.loadBalancer", "IngressLeftOut",
+			"the type is not LoadBalancer: nothing is served at its ingress addresses; set the type, or clear the status")
 		return
 	}
 	for i := range list {
@@ -294,9 +302,10 @@ func (r *reading) addIngress() {
 		switch {
 		case list[i].IP == "" || mode == corev1.LoadBalancerIPModeProxy:
 		case mode == corev1.LoadBalancerIPModeVIP:
-			r.addWay(list[i].IP, viaLoadBalancer, i)
+			r.addAddress(list[i].IP, viaLoadBalancer, i)
 		default:
-			r.add(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "UnknownValue", "%q is unknown: nothing is served there; use VIP or Proxy", mode)
+			r.add(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "UnknownValue",
+				"%q is unknown: nothing is served there; use VIP or Proxy", mode)
 		}
 	}
 }

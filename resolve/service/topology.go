@@ -23,21 +23,23 @@ const (
 	onNode
 )
 
-// topology tells which endpoints this node should use, by their hints (KEP-2433, KEP-3015).
+// topology reports which endpoints this node should use, by their hints (KEP-2433, KEP-3015).
 type topology struct {
 	zone unique.Handle[string] // this node's; zero: not known
-	own  distribution          // set where no endpoint carries a hint: zone and node of the endpoint itself stand for hints
+	// set where no endpoint carries a hint: zone and node of the endpoint itself stand for hints
+	own  distribution
 	need nearness
 }
 
-// topologyFor decides as kube-proxy does (pkg/proxy/topology.go): the same node if every ready endpoint has node hints and
-// one is for this node; else the same zone if every ready endpoint has zone hints and one is for this zone; else wherever.
-// A Service that asks for a distribution while none of its ready endpoints has any hint is decided as if each were hinted
-// for its own zone and, with PreferSameNode, its own node: what the EndpointSlice controller would have written.
-func topologyFor(of []candidate, asked distribution, zone unique.Handle[string]) topology {
+// topologyFor decides as kube-proxy does (pkg/proxy/topology.go): the same node if every ready endpoint has node hints
+// and one is for this node; else the same zone if every ready endpoint has zone hints and one is for this zone; else
+// wherever. A Service that asks for a distribution while none of its ready endpoints has any hint is decided as if each
+// were hinted for its own zone and, with PreferSameNode, its own node: what the EndpointSlice controller would have
+// written.
+func topologyFor(of []candidate, requested distribution, zone unique.Handle[string]) topology {
 	t := topology{zone: zone}
 	if !hinted(of) {
-		t.own = asked
+		t.own = requested
 	}
 	forNode, forZone := tally{every: true}, tally{every: true}
 	for _, c := range of {
@@ -55,7 +57,7 @@ func topologyFor(of []candidate, asked distribution, zone unique.Handle[string])
 	return t
 }
 
-// hinted says whether a ready endpoint has a hint.
+// hinted reports whether a ready endpoint has a hint.
 func hinted(of []candidate) bool {
 	for _, c := range of {
 		if c.is.has(ready) && (c.is.has(forSomeNode) || c.forZones != unique.Handle[string]{}) {
@@ -65,7 +67,7 @@ func hinted(of []candidate) bool {
 	return false
 }
 
-// nodes says whether e is meant for some nodes only, and whether this node is one of them.
+// nodes reports whether e is meant for some nodes only, and whether this node is one of them.
 func (t *topology) nodes(e *endpoint) (some, this bool) {
 	if t.own == closeNode {
 		return e.is.has(onSomeNode), e.is.has(local)
@@ -73,7 +75,7 @@ func (t *topology) nodes(e *endpoint) (some, this bool) {
 	return e.is.has(forSomeNode), e.is.has(forThisNode)
 }
 
-// zones says whether e is meant for some zones only, and whether this node's is one of them.
+// zones reports whether e is meant for some zones only, and whether this node's is one of them.
 func (t *topology) zones(e *endpoint) (some, this bool) {
 	list := e.forZones
 	if t.own == closeNode || t.own == closeZone {
@@ -86,7 +88,7 @@ func (t *topology) zones(e *endpoint) (some, this bool) {
 	return true, list == t.zone || listed(list.Value(), t.zone.Value())
 }
 
-// listed says whether name is in the comma-separated list.
+// listed reports whether name is in the comma-separated list.
 func listed(list, name string) bool {
 	for item := range strings.SplitSeq(list, ",") {
 		if item == name {
@@ -96,7 +98,7 @@ func listed(list, name string) bool {
 	return false
 }
 
-// fits says whether e is near enough.
+// fits reports whether e is near enough.
 func (t *topology) fits(e *endpoint) bool {
 	this := true
 	switch t.need {

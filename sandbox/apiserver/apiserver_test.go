@@ -32,7 +32,8 @@ import (
 // codecs are those of client-go: what they can read is what a client can.
 var codecs = func() serializer.CodecFactory {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, eventsv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme,
+		networkingv1.AddToScheme, eventsv1.AddToScheme} {
 		if err := add(s); err != nil {
 			panic(err)
 		}
@@ -68,8 +69,8 @@ func start(t testing.TB, objects ...source.Object) (*Server, string) {
 	return s, "http://" + l.Addr().String()
 }
 
-// ask gives the answer to a GET.
-func ask(t testing.TB, url, accept string) *http.Response {
+// fetch returns the answer to a GET.
+func fetch(t testing.TB, url, accept string) *http.Response {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	check(t, err)
@@ -83,7 +84,7 @@ func ask(t testing.TB, url, accept string) *http.Response {
 // get reads a whole answer as a client does.
 func get(t testing.TB, url, accept string) (runtime.Object, int) {
 	t.Helper()
-	a := ask(t, url, accept)
+	a := fetch(t, url, accept)
 	b, err := io.ReadAll(a.Body)
 	check(t, err)
 	o, _, err := codecs.UniversalDeserializer().Decode(b, nil, nil)
@@ -94,7 +95,8 @@ func get(t testing.TB, url, accept string) (runtime.Object, int) {
 }
 
 func service(namespace, name, ip string, labels map[string]string) *corev1.Service {
-	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels}, Spec: corev1.ServiceSpec{ClusterIP: ip}}
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels},
+		Spec: corev1.ServiceSpec{ClusterIP: ip}}
 }
 
 func put(o source.Object) source.Change  { return source.Change{Key: source.KeyOf(o), Object: o} }
@@ -128,8 +130,10 @@ func TestObjectsArriveAsTheyWerePut(t *testing.T) {
 
 func TestListsAndSelectors(t *testing.T) {
 	_, base := start(t,
-		service("a", "one", "10.96.0.1", nil), service("a", "two", corev1.ClusterIPNone, map[string]string{"x": "y"}), service("b", "one", "10.96.0.2", nil),
-		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "p"}, Spec: corev1.PodSpec{NodeName: "n"}}, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
+		service("a", "one", "10.96.0.1", nil), service("a", "two", corev1.ClusterIPNone, map[string]string{"x": "y"}),
+		service("b", "one", "10.96.0.2", nil),
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "p"}, Spec: corev1.PodSpec{NodeName: "n"}},
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
 	for path, want := range map[string]string{
 		"/api/v1/services":                                      "a/one a/two b/one",
 		"/api/v1/services?limit=1":                              "a/one",
@@ -155,7 +159,8 @@ func TestListsAndSelectors(t *testing.T) {
 				return nil
 			}))
 			list, err := meta.ListAccessor(o)
-			if got := strings.Join(names, " "); code != http.StatusOK || got != want || err != nil || list.GetResourceVersion() != "6" {
+			if got := strings.Join(names, " "); code != http.StatusOK || got != want || err != nil ||
+				list.GetResourceVersion() != "6" {
 				t.Errorf("%s as %s: %d %q, want %q, at version %s", path, media, code, got, want, list.GetResourceVersion())
 			}
 		}
@@ -185,12 +190,14 @@ func TestRefusals(t *testing.T) {
 	} {
 		for _, media := range medias {
 			o, code := get(t, base+path, media)
-			if s, ok := o.(*metav1.Status); !ok || code != want.code || int(s.Code) != code || s.Reason != want.reason || s.Message == "" {
+			if s, ok := o.(*metav1.Status); !ok || code != want.code || int(s.Code) != code || s.Reason != want.reason ||
+				s.Message == "" {
 				t.Errorf("%s as %s: %d %v, want %d %s", path, media, code, o, want.code, want.reason)
 			}
 		}
 	}
-	if _, code := get(t, base+"/api/v1/services", "text/plain, application/json;as=Table;v=v1"); code != http.StatusNotAcceptable {
+	const tables = "text/plain, application/json;as=Table;v=v1"
+	if _, code := get(t, base+"/api/v1/services", tables); code != http.StatusNotAcceptable {
 		t.Errorf("a client that takes nothing of ours got %d", code)
 	}
 	a, err := http.Post(base+"/api/v1/namespaces/a/services", runtime.ContentTypeJSON, strings.NewReader("{}"))
@@ -208,7 +215,7 @@ type watching struct {
 
 func watchAt(t *testing.T, url, media string) watching {
 	t.Helper()
-	a := ask(t, url, media)
+	a := fetch(t, url, media)
 	if a.StatusCode != http.StatusOK || !strings.HasPrefix(a.Header.Get("Content-Type"), media) {
 		t.Fatalf("GET %s: %s, %s", url, a.Status, a.Header.Get("Content-Type"))
 	}
@@ -216,7 +223,8 @@ func watchAt(t *testing.T, url, media string) watching {
 	if !ok {
 		t.Fatalf("no serializer for %s", media)
 	}
-	return watching{t, streaming.NewDecoder(info.StreamSerializer.Framer.NewFrameReader(a.Body), info.StreamSerializer.Serializer)}
+	return watching{t, streaming.NewDecoder(info.StreamSerializer.Framer.NewFrameReader(a.Body),
+		info.StreamSerializer.Serializer)}
 }
 
 // next reads an event and says it in a word or two.
@@ -293,7 +301,7 @@ func TestWatchSeesObjectsComeAndGoByTheirLabels(t *testing.T) {
 	w.expect("DELETED *v1.Service one@3", "ADDED *v1.Service one@5")
 }
 
-func TestWatchThatFellBehindIsTold(t *testing.T) {
+func TestExpiredWatchGetsAnError(t *testing.T) {
 	one := service("a", "one", "10.96.0.1", nil)
 	s, base := start(t, one)
 	for range 2 * history {
@@ -302,7 +310,8 @@ func TestWatchThatFellBehindIsTold(t *testing.T) {
 	url := base + "/api/v1/services?watch=true&resourceVersion="
 	watchAt(t, url+"2", runtime.ContentTypeJSON).expect("ERROR Expired", "end: EOF")
 	reached := uint64(2*history + 2)
-	watchAt(t, fmt.Sprint(url, reached-1), runtime.ContentTypeJSON).expect(fmt.Sprintf("MODIFIED *v1.Service one@%d", reached))
+	watchAt(t, fmt.Sprint(url, reached-1), runtime.ContentTypeJSON).expect(
+		fmt.Sprintf("MODIFIED *v1.Service one@%d", reached))
 }
 
 func TestServeEndsWatches(t *testing.T) {
@@ -321,7 +330,7 @@ func TestServeEndsWatches(t *testing.T) {
 	}
 }
 
-func TestEventsAreTaken(t *testing.T) {
+func TestEventsAreStored(t *testing.T) {
 	s, base := start(t)
 	for _, media := range medias {
 		info, _ := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), media)
@@ -334,7 +343,8 @@ func TestEventsAreTaken(t *testing.T) {
 		back, err := io.ReadAll(a.Body)
 		check(t, err)
 		o, _, err := codecs.UniversalDeserializer().Decode(back, nil, nil)
-		if got, ok := o.(*eventsv1.Event); a.StatusCode != http.StatusCreated || err != nil || !ok || got.Reason != "Starting" {
+		if got, ok := o.(*eventsv1.Event); a.StatusCode != http.StatusCreated || err != nil || !ok ||
+			got.Reason != "Starting" {
 			t.Errorf("as %s: %s %v %v", media, a.Status, o, err)
 		}
 	}
@@ -346,10 +356,11 @@ func TestEventsAreTaken(t *testing.T) {
 func TestDiscovery(t *testing.T) {
 	_, base := start(t)
 	for path, want := range map[string]string{
-		"/version": `"gitVersion":"` + Version.GitVersion, "/api": `"versions":["v1"]`, "/apis": `"groupVersion":"discovery.k8s.io/v1"`,
+		"/version": `"gitVersion":"` + Version.GitVersion, "/api": `"versions":["v1"]`,
+		"/apis":   `"groupVersion":"discovery.k8s.io/v1"`,
 		"/api/v1": `"name":"services"`, "/apis/discovery.k8s.io/v1": `"kind":"EndpointSlice"`, "/readyz": "ok",
 	} {
-		a := ask(t, base+path, "*/*")
+		a := fetch(t, base+path, "*/*")
 		b, err := io.ReadAll(a.Body)
 		check(t, err)
 		if a.StatusCode != http.StatusOK || !strings.Contains(string(b), want) {
@@ -373,8 +384,10 @@ func TestKubeconfig(t *testing.T) {
 
 func TestNegotiate(t *testing.T) {
 	for accept, want := range map[string]string{
-		"": formats[0].media, "*/*": formats[0].media, "application/json": formats[0].media, "application/vnd.kubernetes.protobuf": formats[1].media,
-		"application/vnd.kubernetes.protobuf,application/json": formats[1].media, "application/vnd.kubernetes.protobuf, */*": formats[1].media,
+		"": formats[0].media, "*/*": formats[0].media, "application/json": formats[0].media,
+		"application/vnd.kubernetes.protobuf":                           formats[1].media,
+		"application/vnd.kubernetes.protobuf,application/json":          formats[1].media,
+		"application/vnd.kubernetes.protobuf, */*":                      formats[1].media,
 		"application/json;as=Table;v=v1;g=meta.k8s.io,application/json": formats[0].media,
 		"application/cbor,application/json;q=0.9":                       formats[0].media, "text/html": "", ";;;": "",
 	} {
@@ -391,7 +404,8 @@ func TestNegotiate(t *testing.T) {
 // FuzzRequest: whatever is asked, the answer is one of those that the API knows, and never a panic.
 func FuzzRequest(f *testing.F) {
 	f.Add("/api/v1/services", "labelSelector=!x&fieldSelector=spec.clusterIP!=None", "application/json")
-	f.Add("/apis/discovery.k8s.io/v1/namespaces/a/endpointslices/b", "resourceVersion=7", "application/vnd.kubernetes.protobuf")
+	f.Add("/apis/discovery.k8s.io/v1/namespaces/a/endpointslices/b", "resourceVersion=7",
+		"application/vnd.kubernetes.protobuf")
 	f.Add("/api/v1/namespaces", "sendInitialEvents=true", "*/*")
 	s := New(generate.Cluster(2, 2)...)
 	f.Fuzz(func(t *testing.T, path, query, accept string) {
@@ -399,7 +413,8 @@ func FuzzRequest(f *testing.F) {
 		if err != nil || on(q, "watch") {
 			return
 		}
-		r := &http.Request{Method: http.MethodGet, URL: &url.URL{Path: path, RawQuery: query}, Header: http.Header{"Accept": {accept}}}
+		r := &http.Request{Method: http.MethodGet, URL: &url.URL{Path: path, RawQuery: query},
+			Header: http.Header{"Accept": {accept}}}
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, r.WithContext(context.Background()))
 		switch w.Code {

@@ -14,27 +14,27 @@ import (
 // Version is what the server says that it is. It behaves as one of that version as far as it goes.
 var Version = version.Info{Major: "1", Minor: "37", GitVersion: "v1.37.0+fairlead.lab"}
 
-// discover answers what there is, and says whether that was asked. Always as JSON, which every client takes.
+// discover answers what there is, and reports whether that was asked. Always as JSON, which every client takes.
 func discover(w http.ResponseWriter, path string) bool {
-	var answer any
+	var response any
 	switch prefix, group, _ := strings.Cut(path, "/"); {
 	case path == "version":
-		answer = Version
+		response = Version
 	case path == "api":
-		answer = metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}}
+		response = metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}}
 	case path == "apis":
-		answer = groups()
+		response = groups()
 	case prefix == "api" || prefix == "apis":
 		l := resourceList(group)
 		if len(l.APIResources) == 0 {
 			return false
 		}
-		answer = l
+		response = l
 	default:
 		return false
 	}
 	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
-	json.NewEncoder(w).Encode(answer)
+	json.NewEncoder(w).Encode(response)
 	return true
 }
 
@@ -45,7 +45,8 @@ func groups() metav1.APIGroupList {
 		v := metav1.GroupVersionForDiscovery{GroupVersion: r.GroupVersion().String(), Version: r.Version}
 		known := slices.ContainsFunc(l.Groups, func(g metav1.APIGroup) bool { return g.Name == r.Group })
 		if r.Group != "" && !known {
-			l.Groups = append(l.Groups, metav1.APIGroup{Name: r.Group, Versions: []metav1.GroupVersionForDiscovery{v}, PreferredVersion: v})
+			l.Groups = append(l.Groups, metav1.APIGroup{Name: r.Group, Versions: []metav1.GroupVersionForDiscovery{v},
+				PreferredVersion: v})
 		}
 	}
 	return l
@@ -53,10 +54,12 @@ func groups() metav1.APIGroupList {
 
 // resourceList lists a group's resources.
 func resourceList(groupVersion string) metav1.APIResourceList {
-	l := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: groupVersion}
+	l := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"},
+		GroupVersion: groupVersion}
 	for _, r := range resources() {
 		if r.GroupVersion().String() == groupVersion {
-			l.APIResources = append(l.APIResources, metav1.APIResource{Name: r.Resource, SingularName: strings.ToLower(string(r.kind)), Kind: string(r.kind),
+			l.APIResources = append(l.APIResources, metav1.APIResource{Name: r.Resource,
+				SingularName: strings.ToLower(string(r.kind)), Kind: string(r.kind),
 				Namespaced: r.namespaced, Verbs: metav1.Verbs{"get", "list", "watch"}})
 		}
 	}

@@ -24,13 +24,15 @@ type format struct {
 }
 
 var formats = []*format{
-	{0, runtime.ContentTypeJSON, runtime.ContentTypeJSON, json.Marshal, func(_ metav1.TypeMeta, b []byte) []byte { return b }, jsonList, jsonEvent},
-	{1, runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf + ";stream=watch", protoItem, protoObject, protoList, protoEvent},
+	{0, runtime.ContentTypeJSON, runtime.ContentTypeJSON, json.Marshal,
+		func(_ metav1.TypeMeta, b []byte) []byte { return b }, jsonList, jsonEvent},
+	{1, runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf + ";stream=watch", protoItem, protoObject, protoList,
+		protoEvent},
 }
 
 // negotiate picks the first format that the Accept header (RFC 9110, 12.5.1) names, weights aside: clients name the one
-// they prefer first. Tables are passed over, since clients that ask for them take plain objects too. It gives nil where
-// the client takes none of ours.
+// they prefer first. Tables are passed over, since clients that ask for them take plain objects too. It returns nil
+// where the client takes none of ours.
 func negotiate(accept string) *format {
 	if accept == "" {
 		return formats[0]
@@ -50,7 +52,8 @@ func negotiate(accept string) *format {
 }
 
 func jsonList(t metav1.TypeMeta, m metav1.ListMeta, items [][]byte) []byte {
-	b := fmt.Appendf(nil, `{"kind":%q,"apiVersion":%q,"metadata":{"resourceVersion":%q},"items":[`, t.Kind, t.APIVersion, m.ResourceVersion)
+	b := fmt.Appendf(nil, `{"kind":%q,"apiVersion":%q,"metadata":{"resourceVersion":%q},"items":[`, t.Kind, t.APIVersion,
+		m.ResourceVersion)
 	for i, item := range items {
 		if i > 0 {
 			b = append(b, ',')
@@ -105,7 +108,8 @@ func protoField(b []byte, number byte, value []byte) []byte {
 	return append(b, value...)
 }
 
-// protoEvent is a metav1.WatchEvent without an envelope, behind its length in four bytes (apimachinery/pkg/util/framer).
+// protoEvent is a metav1.WatchEvent without an envelope, behind its length in four bytes
+// (apimachinery/pkg/util/framer).
 func protoEvent(t watch.EventType, object []byte) []byte {
 	e := metav1.WatchEvent{Type: string(t), Object: runtime.RawExtension{Raw: object}}
 	b := make([]byte, 4+e.Size())

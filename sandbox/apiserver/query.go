@@ -27,7 +27,7 @@ type query struct {
 
 // parse reads a request's parameters (metav1.ListOptions). A list that may be of any version is always whole, as an API
 // server answers from its cache.
-func parse(v url.Values, at place) (q query, err error) {
+func parse(v url.Values, at resourcePath) (q query, err error) {
 	if q.sees, err = selection(v, at); err != nil {
 		return q, err
 	}
@@ -53,7 +53,8 @@ func parse(v url.Values, at place) (q query, err error) {
 	}
 	q.end = on(v, "sendInitialEvents")
 	if q.end && (!q.watch || v.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchNotOlderThan)) {
-		return q, refuse(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "sendInitialEvents needs watch=true and resourceVersionMatch=NotOlderThan")
+		return q, reject(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid,
+			"sendInitialEvents needs watch=true and resourceVersionMatch=NotOlderThan")
 	}
 	q.initial = q.end || q.from == 0 && !v.Has("sendInitialEvents")
 	return q, nil
@@ -65,8 +66,8 @@ func on(v url.Values, name string) bool {
 	return v.Has(name) && s != "false" && s != "0"
 }
 
-// selection says which objects a request sees: those of the path, by label and by field.
-func selection(v url.Values, at place) (func(*state) bool, error) {
+// selection returns which objects a request sees: those of the path, by label and by field.
+func selection(v url.Values, at resourcePath) (func(*state) bool, error) {
 	byLabel, err := labels.Parse(v.Get("labelSelector"))
 	if err != nil {
 		return nil, apierrors.NewBadRequest("labelSelector: " + err.Error())
@@ -77,7 +78,8 @@ func selection(v url.Values, at place) (func(*state) bool, error) {
 	}
 	for _, r := range byField.Requirements() {
 		if !at.selectable(r.Field) {
-			return nil, apierrors.NewBadRequest(fmt.Sprintf("fieldSelector: field %q of a %s can't be selected", r.Field, at.kind))
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("fieldSelector: field %q of a %s can't be selected", r.Field,
+				at.kind))
 		}
 	}
 	return func(v *state) bool {

@@ -5,6 +5,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"fairlead.dev/fairlead/source"
 )
@@ -18,7 +19,8 @@ type resource struct {
 
 // resources are all there are.
 func resources() []resource {
-	core, discovery, networking := schema.GroupVersion{Version: "v1"}, schema.GroupVersion{Group: "discovery.k8s.io", Version: "v1"},
+	core, discovery, networking := schema.GroupVersion{Version: "v1"},
+		schema.GroupVersion{Group: "discovery.k8s.io", Version: "v1"},
 		schema.GroupVersion{Group: "networking.k8s.io", Version: "v1"}
 	return []resource{
 		{core.WithResource("namespaces"), source.Namespace, false},
@@ -28,15 +30,20 @@ func resources() []resource {
 		{discovery.WithResource("endpointslices"), source.EndpointSlice, true},
 		{networking.WithResource("networkpolicies"), source.NetworkPolicy, true},
 		{networking.WithResource("servicecidrs"), source.ServiceCIDR, false},
+		{cnpv1.Resource("clusternetworkpolicies").WithVersion(cnpv1.GroupVersion.Version), source.ClusterNetworkPolicy,
+			false},
 	}
 }
+
+// custom reports whether r is a custom resource: those have no protobuf form.
+func (r resource) custom() bool { return r.kind == source.ClusterNetworkPolicy }
 
 // typeMeta names the kind in objects, or with "List" behind it, that of its lists.
 func (r resource) typeMeta(suffix string) metav1.TypeMeta {
 	return metav1.TypeMeta{APIVersion: r.GroupVersion().String(), Kind: string(r.kind) + suffix}
 }
 
-// fieldsOf gives what a field selector may ask about an object, as an API server has it
+// fieldsOf returns what a field selector may ask about an object, as an API server has it
 // (kubernetes/pkg/registry/core/*/strategy.go).
 func fieldsOf(o source.Object) fields.Set {
 	set := fields.Set{"metadata.name": o.GetName(), "metadata.namespace": o.GetNamespace()}
@@ -49,7 +56,7 @@ func fieldsOf(o source.Object) fields.Set {
 	return set
 }
 
-// selectable says whether a field selector may ask for a field of this kind.
+// selectable reports whether a field selector may ask for a field of this kind.
 func (r resource) selectable(field string) bool {
 	switch field {
 	case "metadata.name", "metadata.namespace":

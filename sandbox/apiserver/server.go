@@ -31,7 +31,7 @@ type Server struct {
 	events, watchers atomic.Int64
 }
 
-// New gives a server of these objects.
+// New returns a server of these objects.
 func New(objects ...source.Object) *Server {
 	s := &Server{number: 1, collections: map[source.Kind]*collection{}, changed: make(chan struct{})}
 	for _, r := range resources() {
@@ -51,7 +51,8 @@ func (s *Server) Events() int { return int(s.events.Load()) }
 // Watchers is how many watches are open.
 func (s *Server) Watchers() int { return int(s.watchers.Load()) }
 
-// Serve serves on l until ctx ends, then closes every connection. The listener's network namespace is the caller's choice.
+// Serve serves on l until ctx ends, then closes every connection. The listener's network namespace is the caller's
+// choice.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	web := &http.Server{Handler: s, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute,
 		BaseContext: func(net.Listener) context.Context { return ctx }}
@@ -62,12 +63,12 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// Place is where to listen: Do runs a function inside a network namespace.
-type Place interface{ Do(func() error) error }
+// Netns is where to listen: Do runs a function inside a network namespace.
+type Netns interface{ Do(func() error) error }
 
-// Start serves at an address inside a place, of a port of the kernel's choice where that is 0, until stop is called. It gives
-// the URL for Kubeconfig.
-func (s *Server) Start(in Place, address string) (url string, stop func() error, err error) {
+// Start serves at an address inside a place, of a port of the kernel's choice where that is 0, until stop is called. It
+// gives the URL for Kubeconfig.
+func (s *Server) Start(in Netns, address string) (url string, stop func() error, err error) {
 	var l net.Listener
 	err = in.Do(func() (err error) {
 		l, err = net.Listen("tcp4", address)
@@ -114,11 +115,14 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, path string) {
 	f := negotiate(r.Header.Get("Accept"))
 	if f == nil {
-		fail(w, formats[0], refuse(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable,
+		fail(w, formats[0], reject(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable,
 			fmt.Sprintf("only %s and %s are served", formats[0].media, formats[1].media)))
 		return
 	}
 	at, err := s.locate(path)
+	if at.collection != nil && at.custom() {
+		f = formats[0]
+	}
 	switch {
 	case r.Method == http.MethodPost && at.resource == "events":
 		s.event(w, r)
@@ -131,14 +135,14 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, path string) {
 	}
 }
 
-// place is what a path leads to.
-type place struct {
+// resourcePath is what a path leads to.
+type resourcePath struct {
 	*collection
 	resource, namespace, name string
 }
 
 // locate reads api/v1/… or apis/GROUP/VERSION/…, then [namespaces/NAMESPACE/]RESOURCE[/NAME].
-func (s *Server) locate(path string) (at place, err error) {
+func (s *Server) locate(path string) (at resourcePath, err error) {
 	parts, group := strings.Split(path, "/"), ""
 	switch {
 	case len(parts) > 2 && parts[0] == "api":
@@ -156,7 +160,8 @@ func (s *Server) locate(path string) (at place, err error) {
 		at.name = parts[1]
 	}
 	for _, c := range s.collections {
-		if c.Resource == at.resource && c.Group == group && c.Version == version && len(parts) < 3 && (c.namespaced || at.namespace == "") {
+		if c.Resource == at.resource && c.Group == group && c.Version == version && len(parts) < 3 &&
+			(c.namespaced || at.namespace == "") {
 			at.collection = c
 			return at, nil
 		}
@@ -165,11 +170,12 @@ func (s *Server) locate(path string) (at place, err error) {
 }
 
 func notFound(path string) error {
-	return refuse(http.StatusNotFound, metav1.StatusReasonNotFound, fmt.Sprintf("nothing is served at /%s", path))
+	return reject(http.StatusNotFound, metav1.StatusReasonNotFound, fmt.Sprintf("nothing is served at /%s", path))
 }
 
-func refuse(code int32, reason metav1.StatusReason, message string) error {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message}}
+func reject(code int32, reason metav1.StatusReason, message string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason,
+		Message: message}}
 }
 
 // event takes an Event and gives it back, as a server does that has stored it.
@@ -185,8 +191,8 @@ func (s *Server) event(w http.ResponseWriter, r *http.Request) {
 	w.Write(b)
 }
 
-// read gives an object, a list or a watch.
-func (s *Server) read(w http.ResponseWriter, r *http.Request, f *format, at place) {
+// read returns an object, a list or a watch.
+func (s *Server) read(w http.ResponseWriter, r *http.Request, f *format, at resourcePath) {
 	q, err := parse(r.URL.Query(), at)
 	switch {
 	case err != nil:

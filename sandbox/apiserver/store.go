@@ -49,7 +49,7 @@ type change struct {
 	gone        bool
 }
 
-// event says what a change means to a watcher that sees part of the objects; "" means nothing.
+// event returns what a change means to a watcher that sees part of the objects; "" means nothing.
 func (c change) event(sees func(*state) bool) watch.EventType {
 	before, now := c.before != nil && sees(c.before), !c.gone && sees(c.now)
 	switch {
@@ -94,6 +94,9 @@ func (s *Server) Apply(changes ...source.Change) {
 // Encode encodes in advance all that is there, as protobuf, so that the first client does not wait for it.
 func (s *Server) Encode() {
 	for _, c := range s.collections {
+		if c.custom() {
+			continue
+		}
 		l, _ := s.list(c, func(*state) bool { return true })
 		for _, v := range l {
 			v.item(formats[1])
@@ -101,29 +104,29 @@ func (s *Server) Encode() {
 	}
 }
 
-func (s *Server) apply(told source.Change) {
-	c := s.collections[told.Key.Kind]
+func (s *Server) apply(update source.Change) {
+	c := s.collections[update.Key.Kind]
 	if c == nil {
-		panic(fmt.Sprintf("apiserver: %s is of a kind that is not served", told.Key))
+		panic(fmt.Sprintf("apiserver: %s is of a kind that is not served", update.Key))
 	}
-	name := types.NamespacedName{Namespace: told.Key.Namespace, Name: told.Key.Name}
+	name := types.NamespacedName{Namespace: update.Key.Namespace, Name: update.Key.Name}
 	before := c.objects[name]
-	if told.Object == nil && before == nil {
+	if update.Object == nil && before == nil {
 		return
 	}
 	s.number++
 	now := &state{number: s.number, meta: c.typeMeta("")}
-	if told.Object == nil {
+	if update.Object == nil {
 		now.object = s.stamp(before.object, before, c)
 		delete(c.objects, name)
 	} else {
-		now.object = s.stamp(told.Object, before, c)
+		now.object = s.stamp(update.Object, before, c)
 		c.objects[name] = now
 	}
-	c.add(change{now, before, told.Object == nil})
+	c.add(change{now, before, update.Object == nil})
 }
 
-// stamp gives a copy of an object with what an API server adds.
+// stamp returns a copy of an object with what an API server adds.
 func (s *Server) stamp(o source.Object, before *state, c *collection) source.Object {
 	o = o.(runtime.Object).DeepCopyObject().(source.Object)
 	o.(runtime.Object).GetObjectKind().SetGroupVersionKind(c.GroupVersion().WithKind(string(c.kind)))
@@ -142,7 +145,7 @@ func (s *Server) stamp(o source.Object, before *state, c *collection) source.Obj
 	return o
 }
 
-// list gives what is seen of a collection in the order of names, and the resource version that it is true at.
+// list returns what is seen of a collection in the order of names, and the resource version that it is true at.
 func (s *Server) list(c *collection, sees func(*state) bool) (l []*state, number uint64) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -157,14 +160,16 @@ func (s *Server) list(c *collection, sees func(*state) bool) (l []*state, number
 	return l, s.number
 }
 
-// since gives the changes after a resource version, the version that is reached with them, and a channel that is closed
-// at the next change of whatever kind. It is not ok where changes have been lost, or the version is none of ours.
+// since returns the changes after a resource version, the version that is reached with them, and a channel that is
+// closed at the next change of whatever kind. It is not ok where changes have been lost, or the version is none of
+// ours.
 func (s *Server) since(c *collection, number uint64) (l []change, reached uint64, next <-chan struct{}, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if number < c.lost || number > s.number {
 		return nil, 0, nil, false
 	}
-	i, _ := slices.BinarySearchFunc(c.changes, number+1, func(a change, n uint64) int { return int(int64(a.now.number) - int64(n)) })
+	i, _ := slices.BinarySearchFunc(c.changes, number+1,
+		func(a change, n uint64) int { return int(int64(a.now.number) - int64(n)) })
 	return slices.Clone(c.changes[i:]), s.number, s.changed, true
 }

@@ -30,19 +30,21 @@ func (s stream) flush() error {
 	return s.ResponseController.Flush()
 }
 
-// tell writes an event.
-func (s stream) tell(t watch.EventType, object []byte) { s.Write(s.event(t, object)) }
+// send writes an event.
+func (s stream) send(t watch.EventType, object []byte) { s.Write(s.event(t, object)) }
 
-// bookmark says how far the watch has come, and perhaps that it has seen all there was (KEP-3157).
+// bookmark returns how far the watch has come, and perhaps that it has seen all there was (KEP-3157).
 func (s stream) bookmark(number uint64, end bool) {
-	b := &metav1.PartialObjectMetadata{TypeMeta: s.collection.typeMeta(""), ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.FormatUint(number, 10)}}
+	b := &metav1.PartialObjectMetadata{TypeMeta: s.collection.typeMeta(""),
+		ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.FormatUint(number, 10)}}
 	if end {
 		b.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
 	}
-	s.tell(watch.Bookmark, encode(s.format, b.TypeMeta, b)) // every kind's message has its metadata in field 1, as this one
+	// every kind's message has its metadata in field 1, as this one
+	s.send(watch.Bookmark, encode(s.format, b.TypeMeta, b))
 }
 
-// watch tells of changes as they come, until the client goes or the time that it gave is over.
+// watch reports of changes as they come, until the client goes or the time that it gave is over.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, f *format, c *collection, q query) {
 	s.watchers.Add(1)
 	defer s.watchers.Add(-1)
@@ -65,14 +67,14 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, f *format, c *col
 		changes, reached, next, ok := s.since(c, number)
 		if !ok {
 			e := status(apierrors.NewResourceExpired("too old or unknown resource version: " + strconv.FormatUint(number, 10)))
-			out.tell(watch.Error, encode(f, e.TypeMeta, e))
+			out.send(watch.Error, encode(f, e.TypeMeta, e))
 			out.flush()
 			return
 		}
 		number = reached
 		for _, n := range changes {
 			if t := n.event(q.sees); t != "" {
-				out.tell(t, n.now.whole(f))
+				out.send(t, n.now.whole(f))
 			}
 		}
 		if out.flush() != nil {
@@ -90,11 +92,11 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, f *format, c *col
 	}
 }
 
-// initial tells of what is there, and gives the resource version from which to go on.
+// initial reports of what is there, and returns the resource version from which to go on.
 func (s *Server) initial(out stream, q query) uint64 {
 	l, number := s.list(out.collection, q.sees)
 	for _, v := range l {
-		out.tell(watch.Added, v.whole(out.format))
+		out.send(watch.Added, v.whole(out.format))
 	}
 	if q.end {
 		out.bookmark(number, true)

@@ -11,13 +11,15 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// collections are where objects of a kind live: before and behind their namespace's name, or, of kinds without one, at all.
+// collections are where objects of a kind live: before and behind their namespace's name, or, of kinds without one, at
+// all.
 var collections = map[source.Kind][2]string{
 	source.Service:       {"/api/v1/namespaces/", "/services"},
 	source.EndpointSlice: {"/apis/discovery.k8s.io/v1/namespaces/", "/endpointslices"},
 	source.Pod:           {"/api/v1/namespaces/", "/pods"},
 	source.Node:          {"/api/v1/nodes", ""},
 	source.Namespace:     {"/api/v1/namespaces", ""},
+	source.NetworkPolicy: {"/apis/networking.k8s.io/v1/namespaces/", "/networkpolicies"},
 }
 
 func collection(o source.Object) (string, error) {
@@ -47,8 +49,9 @@ func (p *Plane) Create(ctx context.Context, o source.Object) error {
 	return nil
 }
 
-// Tell changes an object to what it is now, by a merge patch: what it no longer has must be null in it, or part of a list.
-func (p *Plane) Tell(ctx context.Context, o source.Object) error {
+// Apply changes an object to what it is now, by a merge patch: what it no longer has must be null in it, or part of a
+// list.
+func (p *Plane) Apply(ctx context.Context, o source.Object) error {
 	at, err := collection(o)
 	if err != nil {
 		return err

@@ -55,8 +55,10 @@ func Start(ctx context.Context, o Options) (*Plane, error) {
 	err := p.certify()
 	if err == nil {
 		err = p.start("etcd", "etcd", "--data-dir="+p.File("etcd"), "--unsafe-no-fsync", "--log-level=error",
-			"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379", "--listen-peer-urls=http://127.0.0.1:2380",
-			"--initial-advertise-peer-urls=http://127.0.0.1:2380", "--initial-cluster=default=http://127.0.0.1:2380", "--quota-backend-bytes=4294967296")
+			"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
+			"--listen-peer-urls=http://127.0.0.1:2380",
+			"--initial-advertise-peer-urls=http://127.0.0.1:2380", "--initial-cluster=default=http://127.0.0.1:2380",
+			"--quota-backend-bytes=4294967296")
 	}
 	if err == nil {
 		err = p.StartServer(ctx, First)
@@ -78,11 +80,15 @@ func ServerName(port int) string { return fmt.Sprintf("kube-apiserver-%d", port)
 
 // StartServer starts an API server and waits until it is ready.
 func (p *Plane) StartServer(ctx context.Context, port int) error {
-	err := p.start(ServerName(port), "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", fmt.Sprintf("--secure-port=%d", port),
+	err := p.start(ServerName(port), "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379",
+		fmt.Sprintf("--secure-port=%d", port),
 		"--bind-address="+p.Address.String(), "--advertise-address="+p.Address.String(),
-		"--tls-cert-file="+p.File("server.crt"), "--tls-private-key-file="+p.File("server.key"), "--client-ca-file="+p.File("ca.crt"),
-		"--service-account-issuer=https://cluster.test", "--service-account-key-file="+p.File("server.key"), "--service-account-signing-key-file="+p.File("server.key"),
-		"--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=RBAC", "--allow-privileged=true", "--disable-admission-plugins=ServiceAccount",
+		"--tls-cert-file="+p.File("server.crt"), "--tls-private-key-file="+p.File("server.key"),
+		"--client-ca-file="+p.File("ca.crt"),
+		"--service-account-issuer=https://cluster.test", "--service-account-key-file="+p.File("server.key"),
+		"--service-account-signing-key-file="+p.File("server.key"),
+		"--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=RBAC", "--allow-privileged=true",
+		"--disable-admission-plugins=ServiceAccount",
 		"--enable-priority-and-fairness=false", "--endpoint-reconciler-type=none", "--cert-dir="+p.Dir)
 	if err != nil {
 		return err
@@ -90,12 +96,16 @@ func (p *Plane) StartServer(ctx context.Context, port int) error {
 	return p.ready(ctx, port)
 }
 
-// ready waits until an API server says that it is.
+// ready waits until an API server says that it is, and has made the Service default/kubernetes, which it does after: a
+// cluster that is older than its nodes has it.
 func (p *Plane) ready(ctx context.Context, port int) error {
 	ctx, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
 	for {
-		_, err := p.ask(ctx, port, http.MethodGet, "/readyz", nil)
+		_, err := p.request(ctx, port, http.MethodGet, "/readyz", nil)
+		if err == nil {
+			_, err = p.request(ctx, port, http.MethodGet, "/api/v1/namespaces/default/services/kubernetes", nil)
+		}
 		if err == nil {
 			return nil
 		}
@@ -128,8 +138,10 @@ func (p *Plane) certify() (err error) {
 	roots := x509.NewCertPool()
 	roots.AddCert(p.CA.Cert)
 	p.admin = &http.Client{Timeout: time.Minute, Transport: &http.Transport{
-		DialContext: p.dial, TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{admin.TLS()}}, ForceAttemptHTTP2: true}}
-	return errors.Join(server.Write(p.File("server.crt"), p.File("server.key")), os.WriteFile(p.File("ca.crt"), p.CA.PEM(), 0o644))
+		DialContext: p.dial, TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{admin.TLS()}},
+		ForceAttemptHTTP2: true}}
+	return errors.Join(server.Write(p.File("server.crt"), p.File("server.key")),
+		os.WriteFile(p.File("ca.crt"), p.CA.PEM(), 0o644))
 }
 
 // dial connects from the control plane's own host.
@@ -142,7 +154,7 @@ func (p *Plane) dial(ctx context.Context, network, address string) (conn net.Con
 	return conn, err
 }
 
-// Kubeconfig writes one for a user of groups, and gives its path.
+// Kubeconfig writes one for a user of groups, and returns its path.
 func (p *Plane) Kubeconfig(user string, port int, groups ...string) (string, error) {
 	c, err := p.CA.Client(user, groups...)
 	if err != nil {
@@ -155,8 +167,8 @@ users: [{name: u, user: {client-certificate: %s.crt, client-key: %[3]s.key}}], c
 	return name, errors.Join(c.Write(name+".crt", name+".key"), os.WriteFile(name, []byte(text), 0o600))
 }
 
-// Call asks an API server for something, as its administrator, and reads the answer into a value, which may be nil. A body is
-// sent as JSON, one of a PATCH as a merge patch (RFC 7386). An answer that is no success is an error.
+// Call queries an API server for something, as its administrator, and reads the answer into a value, which may be nil.
+// A body is sent as JSON, one of a PATCH as a merge patch (RFC 7386). An answer that is no success is an error.
 func (p *Plane) Call(ctx context.Context, port int, method, path string, body, into any) error {
 	var text []byte
 	if body != nil {
@@ -165,15 +177,16 @@ func (p *Plane) Call(ctx context.Context, port int, method, path string, body, i
 			return err
 		}
 	}
-	answer, err := p.ask(ctx, port, method, path, text)
+	response, err := p.request(ctx, port, method, path, text)
 	if err != nil || into == nil {
 		return err
 	}
-	return json.Unmarshal(answer, into)
+	return json.Unmarshal(response, into)
 }
 
-func (p *Plane) ask(ctx context.Context, port int, method, path string, body []byte) ([]byte, error) {
-	r, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("https://%s:%d%s", p.Address, port, path), bytes.NewReader(body))
+func (p *Plane) request(ctx context.Context, port int, method, path string, body []byte) ([]byte, error) {
+	r, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("https://%s:%d%s", p.Address, port, path),
+		bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -181,19 +194,19 @@ func (p *Plane) ask(ctx context.Context, port int, method, path string, body []b
 	if method == http.MethodPatch {
 		r.Header.Set("Content-Type", "application/merge-patch+json")
 	}
-	answer, err := p.admin.Do(r)
+	response, err := p.admin.Do(r)
 	if err != nil {
 		return nil, err
 	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode > 299 {
-		err = fmt.Errorf("%s %s: %s: %s", method, path, answer.Status, text)
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode > 299 {
+		err = fmt.Errorf("%s %s: %s: %s", method, path, response.Status, text)
 	}
 	return text, err
 }
 
-// Logs gives the ends of all logs, for those who look for the reason of a failure.
+// Logs returns the ends of all logs, for those who look for the reason of a failure.
 func (p *Plane) Logs() string {
 	var b strings.Builder
 	files, _ := filepath.Glob(p.File("*.log"))

@@ -56,11 +56,11 @@ func (d *daemon) hire(ctx context.Context, h *sandbox.Host) *agent {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	a := Agent{Node: h.Node, State: Starting, Log: filepath.Join(Folder(d.Name), "node-"+h.Node+".log")}
-	d.note(a)
+	d.record(a)
 	go func() {
 		defer close(done)
 		defer d.forget(h.Node)
-		d.keep(ctx, h, a)
+		d.supervise(ctx, h, a)
 	}()
 	return &agent{host: h, end: func() {
 		cancel()
@@ -68,8 +68,8 @@ func (d *daemon) hire(ctx context.Context, h *sandbox.Host) *agent {
 	}}
 }
 
-// keep starts the agent again whenever it ends, until ctx does.
-func (d *daemon) keep(ctx context.Context, h *sandbox.Host, a Agent) {
+// supervise starts the agent again whenever it ends, until ctx does.
+func (d *daemon) supervise(ctx context.Context, h *sandbox.Host, a Agent) {
 	for wait := firstWait; ; wait = min(2*wait, lastWait) {
 		began := time.Now()
 		err := d.runOnce(ctx, h, &a)
@@ -82,7 +82,7 @@ func (d *daemon) keep(ctx context.Context, h *sandbox.Host, a Agent) {
 		slog.Warn("agent ended, will be started again", "node", h.Node, "error", err, "after", wait)
 		a.State, a.PID, a.Error = Crashed, 0, err.Error()
 		a.Restarts++
-		d.note(a)
+		d.record(a)
 		if !sleep(ctx, wait) {
 			return
 		}
@@ -90,7 +90,7 @@ func (d *daemon) keep(ctx context.Context, h *sandbox.Host, a Agent) {
 	}
 }
 
-// sleep waits, and says whether ctx still stands.
+// sleep waits, and reports whether ctx still stands.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
@@ -100,7 +100,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// runOnce starts the agent and waits until it ends; once ctx ends it is told to. The error says how it ended, never nil.
+// runOnce starts the agent and waits until it ends; once ctx ends it is told to. The error says how it ended, never
+// nil.
 func (d *daemon) runOnce(ctx context.Context, h *sandbox.Host, a *Agent) error {
 	out, err := os.OpenFile(a.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -117,7 +118,7 @@ func (d *daemon) runOnce(ctx context.Context, h *sandbox.Host, a *Agent) error {
 		return fmt.Errorf("start agent: %w", err)
 	}
 	a.PID = p.PID
-	d.note(*a)
+	d.record(*a)
 	d.attend(h, a, p.Ended())
 	if p.Err() == nil {
 		return errors.New("ended with status 0")
@@ -125,7 +126,7 @@ func (d *daemon) runOnce(ctx context.Context, h *sandbox.Host, a *Agent) error {
 	return p.Err()
 }
 
-// attend notes whether the agent is ready, until it has ended.
+// attend records whether the agent is ready, until it has ended.
 func (d *daemon) attend(h *sandbox.Host, a *Agent, ended <-chan struct{}) {
 	web := client(h)
 	defer web.CloseIdleConnections()
@@ -144,12 +145,12 @@ func (d *daemon) attend(h *sandbox.Host, a *Agent, ended <-chan struct{}) {
 		}
 		if state != a.State {
 			a.State = state
-			d.note(*a)
+			d.record(*a)
 		}
 	}
 }
 
-// client asks from within the host's namespace.
+// client queries from within the host's namespace.
 func client(h *sandbox.Host) *http.Client {
 	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
 		err = h.Do(func() error {

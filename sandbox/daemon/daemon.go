@@ -1,7 +1,7 @@
 // Package daemon keeps a sandbox up: it follows a source of objects, and runs one agent in each node's namespace.
 //
-// It knows of an agent only how to start it, and that GET /readyz on 127.0.0.1:10249 in its node's namespace says whether
-// it is ready. What it does it writes into a status file for other processes: see StatusOf.
+// It knows of an agent only how to start it, and that GET /readyz on 127.0.0.1:10249 in its node's namespace says
+// whether it is ready. What it does it writes into a status file for other processes: see StatusOf.
 package daemon
 
 import (
@@ -47,7 +47,7 @@ func Folder(name string) string { return filepath.Join(sandbox.Dir, name) }
 
 func statusPath(name string) string { return filepath.Join(Folder(name), "status.json") }
 
-// StatusOf reads the status of a sandbox's daemon. A sandbox without one gives an error that is fs.ErrNotExist.
+// StatusOf reads the status of a sandbox's daemon. A sandbox without one returns an error that is fs.ErrNotExist.
 func StatusOf(name string) (s Status, err error) {
 	b, err := os.ReadFile(statusPath(name))
 	if err == nil {
@@ -59,8 +59,8 @@ func StatusOf(name string) (s Status, err error) {
 	return s, nil
 }
 
-// Run makes the sandbox and keeps it up until ctx ends, then takes it down and removes Folder. It returns an error where
-// the source's first objects make no sandbox, or the source fails.
+// Run makes the sandbox and keeps it up until ctx ends, then takes it down and removes Folder. It returns an error
+// where the source's first objects make no sandbox, or the source fails.
 func Run(ctx context.Context, o Options) (err error) {
 	if err := os.MkdirAll(Folder(o.Name), 0o755); err != nil {
 		return fmt.Errorf("keep sandbox %s up: %w", o.Name, err)
@@ -85,7 +85,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	for {
 		select {
 		case b := <-batches:
-			if err := d.take(ctx, b); err != nil {
+			if err := d.apply(ctx, b); err != nil {
 				return cmp.Or(failure(ctx), err)
 			}
 		case <-ctx.Done():
@@ -94,7 +94,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 }
 
-// failure says why ctx ended where nobody asked for that.
+// failure returns why ctx ended where nobody asked for that.
 func failure(ctx context.Context) error {
 	if cause := context.Cause(ctx); cause != ctx.Err() {
 		return cause
@@ -120,8 +120,8 @@ type daemon struct {
 	status Status
 }
 
-// take makes the sandbox follow a batch. After the first, what goes wrong is told and the sandbox stays as it is.
-func (d *daemon) take(ctx context.Context, b source.Batch) error {
+// apply makes the sandbox follow a batch. After the first, what goes wrong is told and the sandbox stays as it is.
+func (d *daemon) apply(ctx context.Context, b source.Batch) error {
 	for _, p := range b.Problems {
 		slog.Warn("object not taken as it stands", "problem", p.String())
 	}
@@ -152,7 +152,7 @@ func (d *daemon) take(ctx context.Context, b source.Batch) error {
 	} else {
 		slog.Info("sandbox follows", "changes", len(b.Changes), "hosts", len(d.cluster.Hosts()))
 	}
-	d.tell(func(s *Status) { s.Problem = message(err) })
+	d.publish(func(s *Status) { s.Problem = message(err) })
 	d.staff(ctx)
 	return nil
 }
@@ -185,11 +185,11 @@ func (d *daemon) staff(ctx context.Context) {
 			d.agents[name] = d.hire(ctx, h)
 		}
 	}
-	d.tell(func(*Status) {})
+	d.publish(func(*Status) {})
 }
 
-// tell changes the status and writes it down.
-func (d *daemon) tell(change func(*Status)) {
+// publish changes the status and writes it down.
+func (d *daemon) publish(change func(*Status)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	change(&d.status)
@@ -223,9 +223,9 @@ func (d *daemon) down() error {
 	return errors.Join(d.cluster.Down(), os.RemoveAll(Folder(d.Name)))
 }
 
-// note sets an agent's part of the status.
-func (d *daemon) note(a Agent) {
-	d.tell(func(s *Status) {
+// record sets an agent's part of the status.
+func (d *daemon) record(a Agent) {
+	d.publish(func(s *Status) {
 		i, found := slices.BinarySearchFunc(s.Agents, a, func(x, y Agent) int { return strings.Compare(x.Node, y.Node) })
 		if found {
 			s.Agents[i] = a
@@ -237,10 +237,10 @@ func (d *daemon) note(a Agent) {
 
 // forget removes an agent from the status.
 func (d *daemon) forget(node string) {
-	d.tell(func(s *Status) {
+	d.publish(func(s *Status) {
 		s.Agents = slices.DeleteFunc(s.Agents, func(a Agent) bool { return a.Node == node })
 	})
 }
 
-// Absent says whether err is that there is no such sandbox or daemon.
+// Absent reports whether err is that there is no such sandbox or daemon.
 func Absent(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -33,14 +33,15 @@ func TestMain(m *testing.M) {
 		agentMain()
 	case "daemon":
 		fmt.Println(Run(context.Background(), Options{
-			Name: os.Args[1], Source: &feed{first: batch(node("a", "10.0.0.1"))}, Agent: agentArgs, Up: func() { fmt.Println("up") },
+			Name: os.Args[1], Source: &feed{first: batch(node("a", "10.0.0.1"))}, Agent: agentArgs,
+			Up: func() { fmt.Println("up") },
 		}))
 	default:
 		os.Exit(m.Run())
 	}
 }
 
-// agentMain says that it is ready, until told to end. After a SIGHUP it is ready no more.
+// agentMain reports that it is ready, until told to end. After a SIGHUP it is ready no more.
 func agentMain() {
 	var asleep atomic.Bool
 	changes := make(chan os.Signal, 1)
@@ -125,7 +126,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	t.Fatalf("not within 30 s: %s", what)
 }
 
-// agents gives the agents' states as "a:ready b:starting".
+// agents returns the agents' states as "a:ready b:starting".
 func agents(name string) string {
 	s, err := StatusOf(name)
 	if err != nil {
@@ -181,7 +182,7 @@ func gone(t *testing.T, name string) {
 	}
 }
 
-func TestAgentsAreKeptRunning(t *testing.T) {
+func TestAgentsAreRestarted(t *testing.T) {
 	f := &feed{first: batch(node("a", "10.0.0.1"), node("b", "10.0.0.2")), more: make(chan source.Batch)}
 	name, stop := run(t, f)
 	eventually(t, "both agents ready", func() bool { return agents(name) == "a:ready b:ready" })
@@ -265,7 +266,11 @@ func TestErrorsEndIt(t *testing.T) {
 		want string
 	}{
 		{"bad objects", &feed{first: batch(pod("x", "nowhere", "10.1.0.1"))}, "Pod shop/x"},
-		{"a source that fails", &feed{fail: func() chan error { c := make(chan error, 1); c <- errors.New("sad"); return c }()}, "sad"},
+		{"a source that fails", &feed{fail: func() chan error {
+			c := make(chan error, 1)
+			c <- errors.New("sad")
+			return c
+		}()}, "sad"},
 		{"a source that ends", &feed{fail: func() chan error { c := make(chan error); close(c); return c }()}, "ended"},
 	} {
 		err := Run(t.Context(), Options{Name: name, Follow: "a test", Source: c.feed})

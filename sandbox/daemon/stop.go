@@ -43,7 +43,7 @@ func Stop(ctx context.Context, name string) error {
 	return nil
 }
 
-// Pick gives the sandbox of that name or, for an empty name, the only one that a daemon keeps up.
+// Pick returns the sandbox of that name or, for an empty name, the only one that a daemon keeps up.
 func Pick(name string) (sandbox.State, error) {
 	if name != "" {
 		return sandbox.StateOf(name)
@@ -69,7 +69,7 @@ func Pick(name string) (sandbox.State, error) {
 	return sandbox.State{}, fmt.Errorf("sandboxes %s are up: choose one with --name", strings.Join(names, " and "))
 }
 
-// All gives the sandboxes that Stop can take down: those that daemons keep up, and what killed processes left over.
+// All returns the sandboxes that Stop can take down: those that daemons keep up, and what killed processes left over.
 func All() ([]sandbox.State, error) {
 	states, err := sandbox.States()
 	return slices.DeleteFunc(states, func(s sandbox.State) bool {

@@ -19,39 +19,40 @@ import (
 type Options struct {
 	From        netip.AddrPort // local address, local port, or both; zero parts are the kernel's choice
 	Unconnected bool           // UDP: by a socket that isn't connected, each datagram with its address
-	Size        int            // bytes of each question, MaxSize at most, and of its answer; fewer than the text are the text's
+	// bytes of each question, MaxSize at most, and of its answer; fewer than the text are the text's
+	Size int
 }
 
-// Ask asks once: a new connection, or a datagram from a new port. It is called on the thread whose network namespace the
-// question leaves from, such as within sandbox.Host.Do, and waits until ctx ends. One thing it can't see: where neither the
-// kernel nor a Server speaks SCTP on the asker's own host, a question to an address of that very host is met with
-// silence, since the asking raw socket itself counts as a taker.
-func Ask(ctx context.Context, p model.Protocol, to netip.AddrPort, o Options) (Answer, error) {
-	h, err := Hold(ctx, p, to, o)
+// Request queries once: a new connection, or a datagram from a new port. It is called on the thread whose network
+// namespace the question leaves from, such as within sandbox.Host.Do, and waits until ctx ends. One thing it can't see:
+// where neither the kernel nor a Server speaks SCTP on the asker's own host, a question to an address of that very host
+// is met with silence, since the asking raw socket itself counts as a taker.
+func Request(ctx context.Context, p model.Protocol, to netip.AddrPort, o Options) (Reply, error) {
+	h, err := Open(ctx, p, to, o)
 	if err != nil {
-		return Answer{}, err
+		return Reply{}, err
 	}
 	defer h.Close()
-	return h.Ask(ctx)
+	return h.Request(ctx)
 }
 
-// Held is a connection that can be asked again and again: a TCP or SCTP connection, or packets from one port.
-type Held struct {
-	s      *socket
-	what   string // for errors
-	proto  model.Protocol
-	to     netip.AddrPort
-	local  netip.AddrPort
-	opts   Options
-	packet bool   // packets, not a stream
-	rest   []byte // of a stream: bytes after the last whole line
-	asked  int
+// Flow is a connection that can be asked again and again: a TCP or SCTP connection, or packets from one port.
+type Flow struct {
+	s        *socket
+	what     string // for errors
+	proto    model.Protocol
+	to       netip.AddrPort
+	local    netip.AddrPort
+	opts     Options
+	packet   bool   // packets, not a stream
+	rest     []byte // of a stream: bytes after the last whole line
+	requests int
 }
 
-// Hold connects as Ask does. Later calls of the Held's methods may be made on any thread, by one goroutine at a time.
-func Hold(ctx context.Context, p model.Protocol, to netip.AddrPort, o Options) (*Held, error) {
+// Open connects as Ask does. Later calls of the Held's methods may be made on any thread, by one goroutine at a time.
+func Open(ctx context.Context, p model.Protocol, to netip.AddrPort, o Options) (*Flow, error) {
 	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
-	h := &Held{proto: p, to: to, opts: o, what: fmt.Sprintf("ask %s/%s", to, p)}
+	h := &Flow{proto: p, to: to, opts: o, what: fmt.Sprintf("ask %s/%s", to, p)}
 	kind := unix.SOCK_STREAM
 	switch {
 	case p == model.UDP:
@@ -73,7 +74,7 @@ func Hold(ctx context.Context, p model.Protocol, to netip.AddrPort, o Options) (
 	return h, nil
 }
 
-func (h *Held) connect(kind int) (err error) {
+func (h *Flow) connect(kind int) (err error) {
 	from := h.opts.From
 	if !from.Addr().IsValid() {
 		from = netip.AddrPortFrom(unspecified(h.to.Addr()), from.Port())
@@ -93,7 +94,7 @@ func (h *Held) connect(kind int) (err error) {
 }
 
 // attach binds the socket where an address or port is given, and connects it unless it is to stay unconnected.
-func (h *Held) attach(from, to netip.AddrPort) error {
+func (h *Flow) attach(from, to netip.AddrPort) error {
 	if from.Port() != 0 {
 		// A port that was used a moment ago is free at once, and free again when we leave.
 		if err := h.s.option(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
@@ -128,12 +129,12 @@ func unspecified(a netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// Local is the address and port that the Held asks from. Where packets choose their address as they leave, it is 0.0.0.0
-// or ::.
-func (h *Held) Local() netip.AddrPort { return h.local }
+// Local is the address and port that the Held asks from. Where packets choose their address as they leave, it is
+// 0.0.0.0 or ::.
+func (h *Flow) Local() netip.AddrPort { return h.local }
 
 // Close ends the connection. One from a port that was asked for is reset, so that the port is free at once.
-func (h *Held) Close() error {
+func (h *Flow) Close() error {
 	if h.opts.From.Port() != 0 && !h.packet {
 		h.s.control(func(fd int) error {
 			return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
@@ -142,32 +143,32 @@ func (h *Held) Close() error {
 	return h.s.Close()
 }
 
-// Ask asks once more. Late answers to earlier questions are passed over.
-func (h *Held) Ask(ctx context.Context) (Answer, error) {
+// Request queries once more. Late answers to earlier questions are passed over.
+func (h *Flow) Request(ctx context.Context) (Reply, error) {
 	defer h.s.during(ctx)()
-	h.asked++
-	ask := h.line
+	h.requests++
+	request := h.line
 	switch {
 	case h.packet && h.proto == model.SCTP:
-		ask = h.init
+		request = h.init
 	case h.packet:
-		ask = h.datagram
+		request = h.datagram
 	}
-	a, err := ask(strconv.Itoa(h.asked))
+	a, err := request(strconv.Itoa(h.requests))
 	return a, classify(ctx, h.what, err)
 }
 
-// line asks over a stream.
-func (h *Held) line(question string) (a Answer, err error) {
-	if _, err := h.s.Write(padded([]byte(question), h.opts.Size)); err != nil {
+// line queries over a stream.
+func (h *Flow) line(message string) (a Reply, err error) {
+	if _, err := h.s.Write(padded([]byte(message), h.opts.Size)); err != nil {
 		return a, err
 	}
-	for a.Said != question {
+	for a.Said != message {
 		l, err := h.readLine()
 		if err != nil {
 			return a, err
 		}
-		if a, err = parseAnswer(l); err != nil {
+		if a, err = parseReply(l); err != nil {
 			return a, err
 		}
 	}
@@ -175,7 +176,7 @@ func (h *Held) line(question string) (a Answer, err error) {
 }
 
 // readLine reads up to a newline. A line that comes in parts, over several calls, is whole in the last.
-func (h *Held) readLine() ([]byte, error) {
+func (h *Flow) readLine() ([]byte, error) {
 	for len(h.rest) < MaxSize+2048 {
 		if line, rest, whole := bytes.Cut(h.rest, []byte{'\n'}); whole {
 			h.rest = rest
@@ -194,10 +195,10 @@ func (h *Held) readLine() ([]byte, error) {
 	return nil, errors.New("answer without an end")
 }
 
-// datagram asks by UDP. A question that is too long for the path is asked again, once a router's ICMP message has said so: then
-// the kernel knows.
-func (h *Held) datagram(question string) (a Answer, err error) {
-	q := packet{data: padded([]byte(question), h.opts.Size)}
+// datagram queries by UDP. A question that is too long for the path is asked again, once a router's ICMP message has
+// said so: then the kernel knows.
+func (h *Flow) datagram(message string) (a Reply, err error) {
+	q := packet{data: padded([]byte(message), h.opts.Size)}
 	if h.opts.Unconnected {
 		q.from = h.to
 	}
@@ -205,7 +206,7 @@ func (h *Held) datagram(question string) (a Answer, err error) {
 		return a, err
 	}
 	buf := make([]byte, h.opts.Size+2048)
-	for a.Said != question {
+	for a.Said != message {
 		r, err := h.s.receive(buf)
 		if errors.Is(err, unix.EMSGSIZE) {
 			if err := h.s.send(q); err != nil {
@@ -219,15 +220,15 @@ func (h *Held) datagram(question string) (a Answer, err error) {
 		if r.from != h.to {
 			return a, fmt.Errorf("answer comes from %s", r.from)
 		}
-		if a, err = parseAnswer(r.data); err != nil {
+		if a, err = parseReply(r.data); err != nil {
 			return a, err
 		}
 	}
 	return a, nil
 }
 
-// init asks by an SCTP INIT chunk over a raw socket.
-func (h *Held) init(string) (a Answer, err error) {
+// init queries by an SCTP INIT chunk over a raw socket.
+func (h *Flow) init(string) (a Reply, err error) {
 	tag := rand.Uint32() | 1
 	q := segment{Src: h.local.Port(), Dst: h.to.Port(), Chunk: chunkInit, Init: tag}
 	if err := h.s.send(packet{data: q.marshal()}); err != nil {
@@ -246,7 +247,7 @@ func (h *Held) init(string) (a Answer, err error) {
 		case in.Chunk == chunkAbort:
 			return a, fmt.Errorf("SCTP ABORT: %w", unix.ECONNREFUSED)
 		case in.Chunk == chunkInitAck:
-			return parseAnswer(in.Cookie)
+			return parseReply(in.Cookie)
 		}
 	}
 }

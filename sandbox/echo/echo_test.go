@@ -17,6 +17,7 @@ import (
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -24,7 +25,8 @@ var (
 	client4, client6 = netip.MustParseAddr("10.7.0.1"), netip.MustParseAddr("fd07::1")
 	server4, server6 = netip.MustParseAddr("10.7.0.2"), netip.MustParseAddr("fd07::2")
 	second4, second6 = netip.MustParseAddr("10.7.0.3"), netip.MustParseAddr("fd07::3") // the server's, too
-	nobody4, nobody6 = netip.MustParseAddr("10.7.0.9"), netip.MustParseAddr("fd07::9") // packets to it vanish in the server's namespace
+	// packets to it vanish in the server's namespace
+	nobody4, nobody6 = netip.MustParseAddr("10.7.0.9"), netip.MustParseAddr("fd07::9")
 )
 
 var spaces atomic.Int32
@@ -57,7 +59,8 @@ func pair(t *testing.T) (client, server *netns.Namespace) {
 		}
 	}
 	for _, ns := range []*netns.Namespace{client, server} {
-		must(link.Set(ns, link.Setting{Name: "ipv4/icmp_ratelimit", Value: "0"}, link.Setting{Name: "ipv6/icmp/ratelimit", Value: "0"}))
+		must(sysctl.Set(ns, sysctl.Setting{Name: "net/ipv4/icmp_ratelimit", Value: "0"},
+			sysctl.Setting{Name: "net/ipv6/icmp/ratelimit", Value: "0"}))
 	}
 	c, err := link.Dial(client)
 	must(err)
@@ -102,13 +105,13 @@ func serve(t *testing.T, ns *netns.Namespace, ports ...Port) {
 	}
 }
 
-// ask asks from ns with a generous deadline.
-func ask(t *testing.T, ns *netns.Namespace, p model.Protocol, to netip.AddrPort, o Options) (a Answer, err error) {
+// request queries from ns with a generous deadline.
+func request(t *testing.T, ns *netns.Namespace, p model.Protocol, to netip.AddrPort, o Options) (a Reply, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	err = ns.Do(func() (err error) {
-		a, err = Ask(ctx, p, to, o)
+		a, err = Request(ctx, p, to, o)
 		return err
 	})
 	return a, err
@@ -116,13 +119,14 @@ func ask(t *testing.T, ns *netns.Namespace, p model.Protocol, to netip.AddrPort,
 
 var protocols = []model.Protocol{model.TCP, model.UDP, model.SCTP}
 
-func TestAskEveryProtocolAndFamily(t *testing.T) {
+func TestRequestEveryProtocolAndFamily(t *testing.T) {
 	client, server := pair(t)
 	serve(t, server, Port{80, model.TCP}, Port{80, model.UDP}, Port{80, model.SCTP})
 	for _, p := range protocols {
-		for _, c := range []struct{ from, to netip.Addr }{{client4, server4}, {client6, server6}, {client4, second4}, {client6, second6}} {
+		for _, c := range []struct{ from, to netip.Addr }{{client4, server4}, {client6, server6}, {client4, second4},
+			{client6, second6}} {
 			to := netip.AddrPortFrom(c.to, 80)
-			a, err := ask(t, client, p, to, Options{})
+			a, err := request(t, client, p, to, Options{})
 			if err != nil {
 				t.Errorf("%s over %s: %v", to, p, err)
 				continue
@@ -134,13 +138,13 @@ func TestAskEveryProtocolAndFamily(t *testing.T) {
 	}
 }
 
-func TestAskWithinOneNamespace(t *testing.T) {
+func TestRequestWithinOneNamespace(t *testing.T) {
 	_, server := pair(t)
 	serve(t, server, Port{80, model.TCP}, Port{80, model.UDP}, Port{80, model.SCTP})
 	for _, p := range protocols {
 		for _, at := range []string{"127.0.0.1:80", "[::1]:80", "10.7.0.3:80", "[fd07::3]:80"} {
 			to := netip.MustParseAddrPort(at)
-			if a, err := ask(t, server, p, to, Options{}); err != nil || a.Server != to {
+			if a, err := request(t, server, p, to, Options{}); err != nil || a.Server != to {
 				t.Errorf("%s over %s: %+v, %v", to, p, a, err)
 			}
 		}
@@ -153,11 +157,12 @@ func TestFrom(t *testing.T) {
 	for _, p := range protocols {
 		for range 3 { // again at once: the port is free each time
 			from := netip.AddrPortFrom(client6, 7001)
-			a, err := ask(t, client, p, netip.AddrPortFrom(server6, 80), Options{From: from})
+			a, err := request(t, client, p, netip.AddrPortFrom(server6, 80), Options{From: from})
 			if err != nil || a.Client != from {
 				t.Errorf("%s: %+v, %v, want client %s", p, a, err, from)
 			}
-			a, err = ask(t, client, p, netip.AddrPortFrom(server4, 80), Options{From: netip.AddrPortFrom(netip.Addr{}, 7002)})
+			a, err = request(t, client, p, netip.AddrPortFrom(server4, 80),
+				Options{From: netip.AddrPortFrom(netip.Addr{}, 7002)})
 			if want := netip.AddrPortFrom(client4, 7002); err != nil || a.Client != want {
 				t.Errorf("%s: %+v, %v, want client %s", p, a, err, want)
 			}
@@ -169,10 +174,12 @@ func TestUnconnected(t *testing.T) {
 	client, server := pair(t)
 	serve(t, server, Port{53, model.UDP})
 	for _, to := range []netip.Addr{server4, second4, server6, second6} {
-		if a, err := ask(t, client, model.UDP, netip.AddrPortFrom(to, 53), Options{Unconnected: true}); err != nil || a.Server.Addr() != to {
+		if a, err := request(t, client, model.UDP, netip.AddrPortFrom(to, 53), Options{Unconnected: true}); err != nil ||
+			a.Server.Addr() != to {
 			t.Errorf("%s: %+v, %v", to, a, err)
 		}
-		if _, err := ask(t, client, model.UDP, netip.AddrPortFrom(to, 54), Options{Unconnected: true}); !errors.Is(err, Refused) {
+		if _, err := request(t, client, model.UDP, netip.AddrPortFrom(to, 54), Options{Unconnected: true}); !errors.Is(err,
+			Refused) {
 			t.Errorf("closed port of %s: %v, want Refused", to, err)
 		}
 	}
@@ -185,7 +192,8 @@ func TestRefused(t *testing.T) {
 	for _, p := range protocols {
 		for _, to := range []netip.Addr{server4, server6} {
 			for _, ns := range []*netns.Namespace{client, bare} {
-				if a, err := ask(t, ns, p, netip.AddrPortFrom(to, 81), Options{}); !errors.Is(err, Refused) || errors.Is(err, Timeout) {
+				if a, err := request(t, ns, p, netip.AddrPortFrom(to, 81), Options{}); !errors.Is(err, Refused) ||
+					errors.Is(err, Timeout) {
 					t.Errorf("closed port %s/%s: %+v, %v, want Refused", to, p, a, err)
 				}
 			}
@@ -198,18 +206,18 @@ func TestTimeoutAndCancel(t *testing.T) {
 	for _, p := range protocols {
 		for _, to := range []netip.Addr{nobody4, nobody6} {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			err := client.Do(func() error { _, err := Ask(ctx, p, netip.AddrPortFrom(to, 80), Options{}); return err })
+			err := client.Do(func() error { _, err := Request(ctx, p, netip.AddrPortFrom(to, 80), Options{}); return err })
 			cancel()
 			if !errors.Is(err, Timeout) || errors.Is(err, Refused) {
 				t.Errorf("silence from %s/%s: %v, want Timeout", to, p, err)
 			}
-			err = client.Do(func() error { _, err := Ask(ctx, p, netip.AddrPortFrom(to, 80), Options{}); return err })
+			err = client.Do(func() error { _, err := Request(ctx, p, netip.AddrPortFrom(to, 80), Options{}); return err })
 			if !errors.Is(err, Timeout) {
 				t.Errorf("with a deadline that is past: %v, want Timeout", err)
 			}
 			ctx, cancel = context.WithCancel(t.Context())
 			cancel()
-			err = client.Do(func() error { _, err := Ask(ctx, p, netip.AddrPortFrom(to, 80), Options{}); return err })
+			err = client.Do(func() error { _, err := Request(ctx, p, netip.AddrPortFrom(to, 80), Options{}); return err })
 			if !errors.Is(err, context.Canceled) || errors.Is(err, Timeout) {
 				t.Errorf("cancelled: %v, want context.Canceled", err)
 			}
@@ -218,19 +226,19 @@ func TestTimeoutAndCancel(t *testing.T) {
 }
 
 func TestNoRouteIsNeither(t *testing.T) {
-	_, err := ask(t, space(t), model.TCP, netip.MustParseAddrPort("192.0.2.1:80"), Options{})
+	_, err := request(t, space(t), model.TCP, netip.MustParseAddrPort("192.0.2.1:80"), Options{})
 	if err == nil || errors.Is(err, Refused) || errors.Is(err, Timeout) {
 		t.Errorf("%v, want an error of its own", err)
 	}
 }
 
-func TestHold(t *testing.T) {
+func TestOpen(t *testing.T) {
 	client, server := pair(t)
 	serve(t, server, Port{80, model.TCP}, Port{80, model.UDP}, Port{80, model.SCTP})
 	for _, p := range protocols {
-		var h *Held
+		var h *Flow
 		err := client.Do(func() (err error) {
-			h, err = Hold(t.Context(), p, netip.AddrPortFrom(server4, 80), Options{})
+			h, err = Open(t.Context(), p, netip.AddrPortFrom(server4, 80), Options{})
 			return err
 		})
 		if err != nil {
@@ -238,7 +246,7 @@ func TestHold(t *testing.T) {
 		}
 		var first netip.AddrPort
 		for i := range 20 {
-			a, err := h.Ask(t.Context()) // on any thread
+			a, err := h.Request(t.Context()) // on any thread
 			if err != nil {
 				t.Fatalf("%s: %v", p, err)
 			}
@@ -253,25 +261,28 @@ func TestHold(t *testing.T) {
 	}
 }
 
-func TestHeldConnectionIsReset(t *testing.T) {
+func TestOpenConnectionIsReset(t *testing.T) {
 	client, server := pair(t)
 	var s *Server
-	if err := server.Do(func() (err error) { s, err = Serve("shop/web", []Port{{80, model.TCP}}); return err }); err != nil {
+	if err := server.Do(func() (err error) {
+		s, err = Serve("shop/web", []Port{{80, model.TCP}})
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
-	var h *Held
+	var h *Flow
 	if err := client.Do(func() (err error) {
-		h, err = Hold(t.Context(), model.TCP, netip.AddrPortFrom(server4, 80), Options{})
+		h, err = Open(t.Context(), model.TCP, netip.AddrPortFrom(server4, 80), Options{})
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
 	defer h.Close()
-	if _, err := h.Ask(t.Context()); err != nil {
+	if _, err := h.Request(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.Close()
-	if _, err := h.Ask(t.Context()); err == nil {
+	if _, err := h.Request(t.Context()); err == nil {
 		t.Error("a closed server still answers")
 	}
 }
@@ -280,12 +291,14 @@ func TestHTTP(t *testing.T) {
 	client, server := pair(t)
 	serve(t, server, Port{80, model.TCP})
 	dials := 0
-	web := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, addr string) (c net.Conn, err error) {
+	web := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, addr string) (c net.Conn,
+		err error) {
 		dials++
 		err = client.Do(func() error { c, err = new(net.Dialer).DialContext(ctx, "tcp", addr); return err })
 		return c, err
 	}}}
-	for _, r := range []struct{ method, body string }{{"GET", ""}, {"POST", "a body"}, {"HEAD", ""}, {"GET", ""}, {"DELETE", ""}} {
+	for _, r := range []struct{ method, body string }{{"GET", ""}, {"POST", "a body"}, {"HEAD", ""}, {"GET", ""},
+		{"DELETE", ""}} {
 		req, err := http.NewRequestWithContext(t.Context(), r.method, "http://[fd07::2]/path", strings.NewReader(r.body))
 		if err != nil {
 			t.Fatal(err)
@@ -302,7 +315,7 @@ func TestHTTP(t *testing.T) {
 		if r.method == "HEAD" {
 			continue
 		}
-		if a, err := parseAnswer(body); err != nil || a.Pod != "shop/web" || a.Proto != "http" || a.Client.Addr() != client6 {
+		if a, err := parseReply(body); err != nil || a.Pod != "shop/web" || a.Proto != "http" || a.Client.Addr() != client6 {
 			t.Errorf("%s: %s", r.method, body)
 		}
 	}
@@ -327,7 +340,7 @@ func TestLinesAndHTTPOnOneConnection(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if a, err := parseAnswer(l); err != nil || a.Said != said || a.Proto != "tcp" {
+			if a, err := parseReply(l); err != nil || a.Said != said || a.Proto != "tcp" {
 				t.Errorf("said %q: %s", said, l)
 			}
 		}
@@ -345,12 +358,13 @@ func TestLinesAndHTTPOnOneConnection(t *testing.T) {
 
 func TestServersDontTalkToEachOther(t *testing.T) {
 	s := &Server{pod: "shop/web"}
-	if b := s.datagram(answer("shop/other", "udp", netip.AddrPort{}, netip.AddrPort{}, nil), netip.AddrPort{}, netip.AddrPort{}); b != nil {
+	if b := s.datagram(replyLine("shop/other", "udp", netip.AddrPort{}, netip.AddrPort{}, nil), netip.AddrPort{},
+		netip.AddrPort{}); b != nil {
 		t.Errorf("an answer is answered: %s", b)
 	}
 }
 
-func TestServeTakenPort(t *testing.T) {
+func TestServePortInUse(t *testing.T) {
 	ns := space(t)
 	serve(t, ns, Port{80, model.TCP})
 	err := ns.Do(func() error { _, err := Serve("shop/other", []Port{{81, model.TCP}, {80, model.TCP}}); return err })
@@ -361,7 +375,7 @@ func TestServeTakenPort(t *testing.T) {
 }
 
 // The path for kernels with SCTP sockets is the same for TCP: a stream socket of that protocol number.
-func TestStreamSocketsTakeAnyProtocolNumber(t *testing.T) {
+func TestStreamSocketsAcceptAnyProtocolNumber(t *testing.T) {
 	ns := space(t)
 	err := ns.Do(func() error {
 		l, err := listen(netip.MustParseAddrPort("[::]:80"), model.TCP)

@@ -17,8 +17,9 @@ const (
 	stateCookie  = 7
 )
 
-// hurry has an SCTP socket ask again after a fifth of a second instead of three: an ICMP error that comes back while connect(2)
-// is still sending is not heard (sctp_v4_err_handle in net/sctp/input.c leaves a socket in use alone), the next one is.
+// hurry has an SCTP socket ask again after a fifth of a second instead of three: an ICMP error that comes back while
+// connect(2) is still sending is not heard (sctp_v4_err_handle in net/sctp/input.c leaves a socket in use alone), the
+// next one is.
 func (s *socket) hurry() error {
 	const sctpRTOInfo = 0 // SCTP_RTOINFO, RFC 6458, section 8.1.1: association, initial, maximum and minimum timeout in ms
 	b := make([]byte, 0, 16)
@@ -50,7 +51,7 @@ func crc(b []byte) uint32 {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// marshal gives the packet's bytes.
+// marshal returns the packet's bytes.
 func (s segment) marshal() []byte {
 	be := binary.BigEndian
 	b := be.AppendUint16(nil, s.Src)

@@ -80,8 +80,8 @@ func (s *Server) port(at netip.AddrPort, p model.Protocol) error {
 	return errors.New("echo knows tcp, udp and sctp")
 }
 
-// eachAddress opens an SCTP port at each address that this network namespace has now, apart: a socket for all of them would
-// offer them all to its peers (RFC 9260, section 3.3.3.1), and answer from whichever it likes.
+// eachAddress opens an SCTP port at each address that this network namespace has now, apart: a socket for all of them
+// would offer them all to its peers (RFC 9260, section 3.3.3.1), and answer from whichever it likes.
 func (s *Server) eachAddress(at netip.AddrPort) error {
 	if !at.Addr().IsUnspecified() {
 		return s.stream(at, model.SCTP)
@@ -102,8 +102,8 @@ func (s *Server) eachAddress(at netip.AddrPort) error {
 	return nil
 }
 
-// keep notes an open socket for Close, or closes it where that has been called.
-func (s *Server) keep(k *socket) bool {
+// track records an open socket for Close, or closes it where that has been called.
+func (s *Server) track(k *socket) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -139,7 +139,7 @@ func (s *Server) stream(at netip.AddrPort, p model.Protocol) error {
 	if err != nil {
 		return err
 	}
-	s.keep(l)
+	s.track(l)
 	s.wg.Go(func() {
 		defer s.drop(l)
 		for {
@@ -147,14 +147,15 @@ func (s *Server) stream(at netip.AddrPort, p model.Protocol) error {
 			switch {
 			case errors.Is(err, unix.ECONNABORTED):
 				continue
-			case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+			case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS),
+				errors.Is(err, unix.ENOMEM):
 				time.Sleep(10 * time.Millisecond) // the client waits in the kernel until there is room
 				continue
 			case err != nil:
 				return // closed
 			}
 			s.slots <- struct{}{}
-			if !s.keep(c) {
+			if !s.track(c) {
 				<-s.slots
 				return
 			}
@@ -200,7 +201,7 @@ func (s *Server) converse(c *socket, proto string) {
 			return
 		}
 		if isHTTP(in) {
-			if !s.http(c, in, answer(s.pod, "http", client, server, nil)) {
+			if !s.http(c, in, replyLine(s.pod, "http", client, server, nil)) {
 				return
 			}
 			continue
@@ -209,7 +210,7 @@ func (s *Server) converse(c *socket, proto string) {
 		if err != nil {
 			return
 		}
-		if _, err := c.Write(answer(s.pod, proto, client, server, line)); err != nil {
+		if _, err := c.Write(replyLine(s.pod, proto, client, server, line)); err != nil {
 			return
 		}
 	}
@@ -227,9 +228,10 @@ func readLine(in *bufio.Reader) (line []byte, err error) {
 }
 
 // methods are the starts of HTTP requests that tell them from other lines, at most 8 bytes each.
-var methods = [][]byte{[]byte("GET "), []byte("HEAD "), []byte("POST "), []byte("PUT "), []byte("DELETE "), []byte("OPTIONS ")}
+var methods = [][]byte{[]byte("GET "), []byte("HEAD "), []byte("POST "), []byte("PUT "), []byte("DELETE "),
+	[]byte("OPTIONS ")}
 
-// isHTTP says whether the next bytes start an HTTP request. It waits for no more than those that decide.
+// isHTTP reports whether the next bytes start an HTTP request. It waits for no more than those that decide.
 func isHTTP(in *bufio.Reader) bool {
 	for n := 1; ; n++ {
 		start, err := in.Peek(n)
@@ -243,7 +245,7 @@ func isHTTP(in *bufio.Reader) bool {
 	}
 }
 
-// http answers one request and says whether the connection goes on.
+// http answers one request and reports whether the connection goes on.
 func (s *Server) http(c io.Writer, in *bufio.Reader, body []byte) bool {
 	r, err := http.ReadRequest(in)
 	if err != nil {
@@ -257,7 +259,8 @@ func (s *Server) http(c io.Writer, in *bufio.Reader, body []byte) bool {
 	if r.Close {
 		connection = "close"
 	}
-	head := fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: %s\r\nContent-Length: %d\r\n\r\n",
+	head := fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: %s\r\nContent-Length: "+
+		"%d\r\n\r\n",
 		connection, len(body))
 	if r.Method == http.MethodHead {
 		body = nil
@@ -266,8 +269,10 @@ func (s *Server) http(c io.Writer, in *bufio.Reader, body []byte) bool {
 	return err == nil && !r.Close
 }
 
-// packets answers packets that come to an unconnected socket from the address that each was sent to. A nil answer is none.
-func (s *Server) packets(at netip.AddrPort, kind int, p model.Protocol, reply func(data []byte, from, to netip.AddrPort) []byte) error {
+// packets answers packets that come to an unconnected socket from the address that each was sent to. A nil answer is
+// none.
+func (s *Server) packets(at netip.AddrPort, kind int, p model.Protocol,
+	reply func(data []byte, from, to netip.AddrPort) []byte) error {
 	k, err := open(family(at.Addr()), kind, p)
 	if err != nil {
 		return err
@@ -280,7 +285,7 @@ func (s *Server) packets(at netip.AddrPort, kind int, p model.Protocol, reply fu
 		k.Close()
 		return err
 	}
-	s.keep(k)
+	s.track(k)
 	s.wg.Go(func() {
 		defer s.drop(k)
 		buf := make([]byte, MaxSize+2048)
@@ -303,23 +308,25 @@ func (s *Server) datagram(data []byte, from, to netip.AddrPort) []byte {
 	if len(data) > 0 && data[0] == '{' {
 		return nil
 	}
-	return answer(s.pod, "udp", from, to, data)
+	return replyLine(s.pod, "udp", from, to, data)
 }
 
 // rawSCTP answers INIT chunks to the ports given with an INIT ACK, to others with an ABORT.
 func (s *Server) rawSCTP(all netip.Addr, ports []uint16) error {
-	return s.packets(netip.AddrPortFrom(all, 0), unix.SOCK_RAW, model.SCTP, func(data []byte, from, to netip.AddrPort) []byte {
-		in, err := parseSegment(payload(data, all.Is4()))
-		if err != nil || in.Chunk != chunkInit || in.Tag != 0 {
-			return nil
-		}
-		out := segment{Src: in.Dst, Dst: in.Src, Tag: in.Init, Chunk: chunkAbort}
-		if slices.Contains(ports, in.Dst) {
-			out.Chunk, out.Init = chunkInitAck, rand.Uint32()|1
-			out.Cookie = answer(s.pod, "sctp", netip.AddrPortFrom(from.Addr(), in.Src), netip.AddrPortFrom(to.Addr(), in.Dst), nil)
-		}
-		return out.marshal()
-	})
+	return s.packets(netip.AddrPortFrom(all, 0), unix.SOCK_RAW, model.SCTP,
+		func(data []byte, from, to netip.AddrPort) []byte {
+			in, err := parseSegment(payload(data, all.Is4()))
+			if err != nil || in.Chunk != chunkInit || in.Tag != 0 {
+				return nil
+			}
+			out := segment{Src: in.Dst, Dst: in.Src, Tag: in.Init, Chunk: chunkAbort}
+			if slices.Contains(ports, in.Dst) {
+				out.Chunk, out.Init = chunkInitAck, rand.Uint32()|1
+				out.Cookie = replyLine(s.pod, "sctp", netip.AddrPortFrom(from.Addr(), in.Src),
+					netip.AddrPortFrom(to.Addr(), in.Dst), nil)
+			}
+			return out.marshal()
+		})
 }
 
 // payload is what a raw socket's packet carries: an IPv4 one comes with its IP header.

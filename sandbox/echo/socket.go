@@ -84,10 +84,10 @@ func (s *socket) bind(a netip.AddrPort) error {
 	return nil
 }
 
-// name asks the kernel for one of the socket's addresses, with unix.Getsockname or unix.Getpeername.
-func (s *socket) name(ask func(fd int) (unix.Sockaddr, error)) (a netip.AddrPort, err error) {
+// name queries the kernel for one of the socket's addresses, with unix.Getsockname or unix.Getpeername.
+func (s *socket) name(request func(fd int) (unix.Sockaddr, error)) (a netip.AddrPort, err error) {
 	err = s.control(func(fd int) error {
-		sa, err := ask(fd)
+		sa, err := request(fd)
 		a = addrPort(sa)
 		return err
 	})
@@ -178,7 +178,7 @@ func (s *socket) send(p packet) (err error) {
 	return err
 }
 
-// during lets waits on the socket end when ctx does, until the function that it gives is called.
+// during lets waits on the socket end when ctx does, until the function that it returns is called.
 func (s *socket) during(ctx context.Context) (end func()) {
 	s.SetDeadline(time.Time{})
 	ended := make(chan struct{})
@@ -193,7 +193,7 @@ func (s *socket) during(ctx context.Context) (end func()) {
 	}
 }
 
-// family gives AF_INET or AF_INET6.
+// family returns AF_INET or AF_INET6.
 func family(a netip.Addr) int {
 	if a.Is4() {
 		return unix.AF_INET
@@ -218,7 +218,7 @@ func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// destination reads from a packet's control messages at which address it came in, and gives the control message that
+// destination reads from a packet's control messages at which address it came in, and returns the control message that
 // makes an answer leave from there, by whatever interface (ip(7), IP_PKTINFO; RFC 3542, section 6).
 func destination(control []byte) (netip.Addr, []byte) {
 	messages, err := unix.ParseSocketControlMessage(control)
@@ -238,14 +238,14 @@ func destination(control []byte) (netip.Addr, []byte) {
 	return netip.Addr{}, nil
 }
 
-// RawSCTP is an environment variable: where it is set, SCTP is spoken by raw sockets, one INIT at a time, also by kernels that
-// have SCTP sockets. It takes a kernel that hasn't loaded them yet, or else that answers too.
+// RawSCTP is an environment variable: where it is set, SCTP is spoken by raw sockets, one INIT at a time, also by
+// kernels that have SCTP sockets. It takes a kernel that hasn't loaded them yet, or else that answers too.
 const RawSCTP = "FAIRLEAD_RAW_SCTP"
 
-// haveSCTP says whether SCTP sockets are used here.
+// haveSCTP reports whether SCTP sockets are used here.
 func haveSCTP() bool { return os.Getenv(RawSCTP) == "" && kernelSCTP() }
 
-// kernelSCTP says whether this kernel has SCTP sockets.
+// kernelSCTP reports whether this kernel has SCTP sockets.
 var kernelSCTP = sync.OnceValue(func() bool {
 	s, err := open(unix.AF_INET, unix.SOCK_STREAM, model.SCTP)
 	if err != nil {
@@ -263,7 +263,7 @@ var refusals = []error{
 	unix.ENOPROTOOPT, unix.EPROTO, // ICMP protocol unreachable, ICMPv6 unknown next header
 }
 
-// classify says what err means for a question of that description.
+// classify returns what err means for a question of that description.
 func classify(ctx context.Context, what string, err error) error {
 	switch {
 	case err == nil:

@@ -32,7 +32,7 @@ const (
 	perNode      = 110 // endpoints on a node, the kubelet's default for pods
 )
 
-// Check says whether so many Services of so many endpoints each can be.
+// Check reports whether so many Services of so many endpoints each can be.
 func Check(services, endpoints int) error {
 	switch {
 	case services < 0 || endpoints < 0:
@@ -40,7 +40,8 @@ func Check(services, endpoints int) error {
 	case services > MaxServices:
 		return fmt.Errorf("generate a cluster: %d services, at most %d have a ClusterIP", services, MaxServices)
 	case endpoints > 0 && services > MaxEndpoints/endpoints:
-		return fmt.Errorf("generate a cluster: %d × %d endpoints, at most %d have an address", services, endpoints, MaxEndpoints)
+		return fmt.Errorf("generate a cluster: %d × %d endpoints, at most %d have an address", services, endpoints,
+			MaxEndpoints)
 	}
 	return nil
 }
@@ -56,7 +57,7 @@ func Namespaces(services int) (l []string) {
 	return l
 }
 
-// Cluster gives a Node "a" and Services with a TCP port 80, each of that many ready endpoints on port 8080, up to a
+// Cluster returns a Node "a" and Services with a TCP port 80, each of that many ready endpoints on port 8080, up to a
 // hundred to an EndpointSlice and forty Services to a namespace. The first 110 endpoints are on Node a, further ones on
 // nodes that are not among the objects. It panics where Check returns an error.
 func Cluster(services, endpoints int) []source.Object {
@@ -80,7 +81,7 @@ func ServiceAddress(i int) netip.Addr { return address([4]byte{10, 96}, i) }
 // EndpointAddress is the address of endpoint i of all, counted from 0.
 func EndpointAddress(i int) netip.Addr { return address([4]byte{10, 128}, i) }
 
-// address gives the i-th address after that of a network.
+// address returns the i-th address after that of a network.
 func address(network [4]byte, i int) netip.Addr {
 	i++
 	return netip.AddrFrom4([4]byte{network[0], network[1] + byte(i>>16), byte(i >> 8), byte(i)})

@@ -19,7 +19,8 @@ import (
 
 func TestCluster(t *testing.T) {
 	services, endpoints := netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("10.128.0.0/9")
-	for _, c := range []struct{ services, endpoints, slices int }{{0, 0, 0}, {3, 0, 0}, {300, 1, 300}, {2, 100, 2}, {2, 101, 4}, {700, 110, 1400}} {
+	for _, c := range []struct{ services, endpoints, slices int }{{0, 0, 0}, {3, 0, 0}, {300, 1, 300}, {2, 100, 2},
+		{2, 101, 4}, {700, 110, 1400}} {
 		seen := map[string]bool{}
 		keys := map[source.Key]bool{}
 		perNamespace := map[string]int{}
@@ -55,7 +56,8 @@ func TestCluster(t *testing.T) {
 				}
 			}
 		}
-		if nServices != c.services || nSlices != c.slices || nEndpoints != c.services*c.endpoints || local != min(nEndpoints, perNode) {
+		if nServices != c.services || nSlices != c.slices || nEndpoints != c.services*c.endpoints ||
+			local != min(nEndpoints, perNode) {
 			t.Errorf("%+v: %d services, %d slices, %d endpoints, %d local", c, nServices, nSlices, nEndpoints, local)
 		}
 		if got, want := slices.Sorted(maps.Keys(perNamespace)), Namespaces(c.services); !slices.Equal(got, want) {

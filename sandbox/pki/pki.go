@@ -30,13 +30,15 @@ type Authority struct{ Pair }
 
 // New makes an authority that has signed itself.
 func New() (*Authority, error) {
-	p, err := sign(nil, &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, Subject: pkix.Name{CommonName: "authority"}})
+	p, err := sign(nil, &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		Subject: pkix.Name{CommonName: "authority"}})
 	return &Authority{p}, err
 }
 
 // Server makes a server's certificate for addresses, valid for that long from now: less than zero has expired.
 func (a *Authority) Server(valid time.Duration, addrs ...netip.Addr) (Pair, error) {
-	c := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, NotAfter: time.Now().Add(valid), Subject: pkix.Name{CommonName: "server"}}
+	c := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, NotAfter: time.Now().Add(valid),
+		Subject: pkix.Name{CommonName: "server"}}
 	for _, ip := range addrs {
 		c.IPAddresses = append(c.IPAddresses, net.IP(ip.AsSlice()))
 	}
@@ -45,7 +47,8 @@ func (a *Authority) Server(valid time.Duration, addrs ...netip.Addr) (Pair, erro
 
 // Client makes a client's certificate; name and groups are what Kubernetes takes for the user's.
 func (a *Authority) Client(name string, groups ...string) (Pair, error) {
-	return sign(&a.Pair, &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, Subject: pkix.Name{CommonName: name, Organization: groups}})
+	return sign(&a.Pair, &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		Subject: pkix.Name{CommonName: name, Organization: groups}})
 }
 
 // sign makes a pair, signed by itself where by is nil.
@@ -73,12 +76,12 @@ func sign(by *Pair, c *x509.Certificate) (p Pair, err error) {
 	return p, nil
 }
 
-// PEM gives the certificate as text.
+// PEM returns the certificate as text.
 func (p Pair) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.Cert.Raw})
 }
 
-// TLS gives the pair as crypto/tls has it.
+// TLS returns the pair as crypto/tls has it.
 func (p Pair) TLS() tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{p.Cert.Raw}, PrivateKey: p.Key}
 }

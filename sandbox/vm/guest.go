@@ -43,7 +43,9 @@ func serve() error {
 		}
 	}
 	var ports []string
-	for end := time.Now().Add(5 * time.Second); len(ports) == 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) { // its driver may be a module
+	// its driver may be a module
+	for end := time.Now().Add(5 * time.Second); len(ports) == 0 &&
+		time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		ports, _ = filepath.Glob("/dev/vport*") // the pattern is well-formed
 	}
 	if len(ports) != 1 {
@@ -153,12 +155,13 @@ func (s *setup) do() error {
 		}
 	}
 	modules := "/lib/modules/" + s.Release // where modprobe looks, also when the kernel calls it
-	if err := errors.Join(os.MkdirAll("/lib/modules", 0o755), os.RemoveAll(modules), os.Symlink(s.Modules, modules)); err != nil {
+	if err := errors.Join(os.MkdirAll("/lib/modules", 0o755), os.RemoveAll(modules),
+		os.Symlink(s.Modules, modules)); err != nil {
 		return err
 	}
 	os.Clearenv() // of what the kernel gave
 	return errors.Join(os.Setenv("PATH", paths), os.Setenv("HOME", "/root"), os.Setenv("LANG", "C.UTF-8"),
-		unix.Sethostname([]byte("guest")), loopback(), keepOpened())
+		unix.Sethostname([]byte("guest")), loopback(), cacheOpened())
 }
 
 func modprobe(dir, module string) ([]byte, error) {
@@ -274,7 +277,8 @@ func (g *guest) sweep() {
 		if err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err != nil {
 			return
 		}
-		pid := int(*(*int32)(unsafe.Add(unsafe.Pointer(&info), 16))) // si_pid on 64-bit machines, see sigaction(2); 0 if nobody
+		// si_pid on 64-bit machines, see sigaction(2); 0 if nobody
+		pid := int(*(*int32)(unsafe.Add(unsafe.Pointer(&info), 16)))
 		if pid == 0 || pid == g.running {
 			return
 		}

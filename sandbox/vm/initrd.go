@@ -12,7 +12,8 @@ import (
 // earlyModules are those without which a guest has neither the host's files nor the port to the host.
 var earlyModules = []string{"virtio_pci", "virtiofs", "virtio_console"}
 
-// enter is the first process of a kernel that has these as modules: it gives way to the one that the host names, from the host's files.
+// enter is the first process of a kernel that has these as modules: it gives way to the one that the host names, from
+// the host's files.
 const enter = `#!/bin/busybox sh
 for m in %s; do /bin/busybox insmod /$m; done
 for i in 1 2 3 4 5 6 7 8 9 10; do
@@ -66,8 +67,9 @@ func (d download) initrd(tmp, root, release string) error {
 	return os.WriteFile(filepath.Join(root, "boot", "initrd"), []byte(archive), 0o644)
 }
 
-// loadOrder gives those of the modules that aren't built in and what they need, each after what it needs, as paths in index, the text of
-// modules.dep (depmod(8)): there a module is followed by all that it needs, the first to load last. builtin is the text of modules.builtin.
+// loadOrder returns those of the modules that aren't built in and what they need, each after what it needs, as paths in
+// index, the text of modules.dep (depmod(8)): there a module is followed by all that it needs, the first to load last.
+// builtin is the text of modules.builtin.
 func loadOrder(index, builtin string, modules ...string) (paths []string, err error) {
 	for _, m := range modules {
 		known := strings.Contains(builtin, "/"+m+".ko\n")

@@ -12,7 +12,8 @@ func TestLoadOrder(t *testing.T) {
 	if want := []string{"c/three.ko", "b/two.ko", "a/one.ko", "d/four.ko"}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("%q, %v", got, err)
 	}
-	if _, err := loadOrder(index, "kernel/x/five.ko\n", "five", "six"); err == nil || !strings.Contains(err.Error(), "six") {
+	if _, err := loadOrder(index, "kernel/x/five.ko\n", "five", "six"); err == nil ||
+		!strings.Contains(err.Error(), "six") {
 		t.Errorf("of a module that isn't there: %v", err)
 	}
 }

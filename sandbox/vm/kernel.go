@@ -28,7 +28,7 @@ type Series string
 // Default is the second kernel, unless another is asked for.
 const Default Series = "6.12"
 
-// suites says which of Debian's has a series' newest kernel, in the package that depends on it.
+// suites returns which of Debian's has a series' newest kernel, in the package that depends on it.
 var suites = map[Series]string{Default: "bookworm-backports", "6.1": "bookworm", "5.10": "bullseye"}
 
 const (
@@ -37,9 +37,9 @@ const (
 	mirror = "http://deb.debian.org/debian" // for a machine whose own sources name none
 )
 
-// Prepare gives the kernel to boot: the one in the cache ($FAIRLEAD_CACHE, or fairlead in the user's cache directory), or else
-// downloaded there with this machine's apt, about 34 MB, checked by apt's keys and never installed. The system's apt
-// configuration is read and stays as it is.
+// Prepare returns the kernel to boot: the one in the cache ($FAIRLEAD_CACHE, or fairlead in the user's cache
+// directory), or else downloaded there with this machine's apt, about 34 MB, checked by apt's keys and never installed.
+// The system's apt configuration is read and stays as it is.
 func Prepare(ctx context.Context, series Series) (Kernel, error) {
 	suite, known := suites[series]
 	if !known {
@@ -54,14 +54,14 @@ func Prepare(ctx context.Context, series Series) (Kernel, error) {
 		return Kernel{}, fmt.Errorf("a place for the second kernel: %w", err)
 	}
 	defer unlock()
-	place := filepath.Join(dir, string(series))
-	if k, err := at(place); !errors.Is(err, fs.ErrNotExist) {
+	target := filepath.Join(dir, string(series))
+	if k, err := at(target); !errors.Is(err, fs.ErrNotExist) {
 		return k, err
 	}
-	if err := (download{ctx, series, suite}).to(dir, place); err != nil {
-		return Kernel{}, fmt.Errorf("download Debian's kernel %s to %s: %w", series, place, err)
+	if err := (download{ctx, series, suite}).to(dir, target); err != nil {
+		return Kernel{}, fmt.Errorf("download Debian's kernel %s to %s: %w", series, target, err)
 	}
-	return at(place)
+	return at(target)
 }
 
 func cache() (string, error) {
@@ -98,14 +98,15 @@ func lock(dir string) (unlock func() error, err error) {
 	return f.Close, nil
 }
 
-// at gives the kernel unpacked in a directory. It's there whole or not at all, unless somebody meddled.
+// at returns the kernel unpacked in a directory. It's there whole or not at all, unless somebody meddled.
 func at(dir string) (Kernel, error) {
 	if _, err := os.Stat(dir); err != nil {
 		return Kernel{}, err
 	}
 	images, _ := filepath.Glob(filepath.Join(dir, "boot", "vmlinuz-*")) // the pattern is well-formed
 	if len(images) != 1 {
-		return Kernel{}, fmt.Errorf("%s holds %d kernel images instead of one: remove it to have it downloaded again", dir, len(images))
+		return Kernel{}, fmt.Errorf("%s holds %d kernel images instead of one: remove it to have it downloaded again", dir,
+			len(images))
 	}
 	release := strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
 	k := Kernel{Release: release, Image: images[0], Modules: filepath.Join(dir, "lib/modules", release)}
@@ -130,9 +131,9 @@ type download struct {
 	suite  string
 }
 
-// to makes place a directory with the series' newest kernel, with all of apt's state in a directory of our own, which is made below
-// dir and goes again.
-func (d download) to(dir, place string) error {
+// to makes place a directory with the series' newest kernel, with all of apt's state in a directory of our own, which
+// is made below dir and goes again.
+func (d download) to(dir, target string) error {
 	tmp, err := os.MkdirTemp(dir, ".download-")
 	if err != nil {
 		return err
@@ -156,7 +157,8 @@ func (d download) to(dir, place string) error {
 	}
 	_, name, ok := strings.Cut(depends, "Depends: ")
 	if name, _, _ = strings.Cut(name, "\n"); !ok || !strings.HasPrefix(name, "linux-image-"+string(d.series)+".") {
-		return fmt.Errorf("%s of %s depends on %q, which is no kernel %s: set FAIRLEAD_CACHE to a directory that has one", meta, d.suite, name, d.series)
+		return fmt.Errorf("%s of %s depends on %q, which is no kernel %s: set FAIRLEAD_CACHE to a directory that has one",
+			meta, d.suite, name, d.series)
 	}
 	root, release := filepath.Join(tmp, "root"), strings.TrimPrefix(name, "linux-image-")
 	if err := d.unpack(tmp, name, root); err != nil {
@@ -171,7 +173,7 @@ func (d download) to(dir, place string) error {
 	if _, err := at(root); err != nil {
 		return err
 	}
-	return os.Rename(root, place)
+	return os.Rename(root, target)
 }
 
 // apt runs one of apt's programs in a directory that has all of its state.
@@ -195,16 +197,17 @@ func (d download) unpack(dir, name, root string) error {
 	return err
 }
 
-// debian gives the address of the Debian archive that this machine's apt is configured for.
+// debian returns the address of the Debian archive that this machine's apt is configured for.
 func debian(ctx context.Context) string {
-	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian", "Label: Debian").Output()
+	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages",
+		"Origin: Debian", "Label: Debian").Output()
 	if uri, _, _ := strings.Cut(string(out), "\n"); err == nil && uri != "" {
 		return uri
 	}
 	return mirror
 }
 
-// output runs a program of a Debian package and gives its standard output.
+// output runs a program of a Debian package and returns its standard output.
 func output(ctx context.Context, dir, pkg, name string, args ...string) (string, error) {
 	path, err := program(pkg, name)
 	if err != nil {
@@ -213,7 +216,7 @@ func output(ctx context.Context, dir, pkg, name string, args ...string) (string,
 	return said(ctx, dir, "", path, args...)
 }
 
-// said runs a program, with that to read, and gives its standard output.
+// said runs a program, with that to read, and returns its standard output.
 func said(ctx context.Context, dir, input, path string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	var stderr tail
@@ -227,7 +230,8 @@ func said(ctx context.Context, dir, input, path string, args ...string) (string,
 
 // program finds a program of a Debian package, also where users' paths don't lead.
 func program(pkg, name string) (string, error) {
-	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin", "/usr/lib/qemu", "/usr/libexec") {
+	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin", "/usr/lib/qemu",
+		"/usr/libexec") {
 		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
 			return path, nil
 		}

@@ -17,8 +17,8 @@ type process struct {
 	said tail
 }
 
-// start runs a program with these files as its descriptors 3, 4, ..., which start closes here. What it prints is kept and also
-// goes to console, if not nil.
+// start runs a program with these files as its descriptors 3, 4, ..., which start closes here. What it prints is kept
+// and also goes to console, if not nil.
 func start(path string, args []string, console io.Writer, files ...*os.File) (*process, error) {
 	defer func() {
 		for _, f := range files {
@@ -35,9 +35,9 @@ func start(path string, args []string, console io.Writer, files ...*os.File) (*p
 
 // tail keeps the last of what was written to it, and passes all on.
 type tail struct {
-	mu   sync.Mutex
-	kept []byte
-	next io.Writer
+	mu       sync.Mutex
+	buffered []byte
+	next     io.Writer
 }
 
 const tailSize = 4 << 10 // bytes
@@ -45,9 +45,9 @@ const tailSize = 4 << 10 // bytes
 func (t *tail) Write(b []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.kept = append(t.kept, b...)
-	if n := len(t.kept) - tailSize; n > 0 {
-		t.kept = append(t.kept[:0], t.kept[n:]...)
+	t.buffered = append(t.buffered, b...)
+	if n := len(t.buffered) - tailSize; n > 0 {
+		t.buffered = append(t.buffered[:0], t.buffered[n:]...)
 	}
 	if t.next != nil {
 		return t.next.Write(b)
@@ -55,11 +55,11 @@ func (t *tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// String gives the last lines, the first of them whole.
+// String returns the last lines, the first of them whole.
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := string(t.kept)
+	s := string(t.buffered)
 	if _, whole, cut := strings.Cut(s, "\n"); cut && len(s) == tailSize {
 		s = whole
 	}

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options says what machine to open. The zero value is a good one.
+// Options returns what machine to open. The zero value is a good one.
 type Options struct {
 	Kernel  Series    // Default if empty
 	Shared  []string  // directories that the guest may write; they have the same paths inside
@@ -38,15 +38,15 @@ type Machine struct {
 	port     *os.File
 	out      *gob.Encoder
 	in       *gob.Decoder
-	turn     chan struct{} // holds one token: who has it may use port
+	portLock chan struct{} // holds one token: who has it may use port
 	close    func() error
 	unhook   func() bool
 }
 
 const bootDeadline = 5 * time.Minute // seen: 4 s on an idle machine, 20 s among eight busy processes on two cores
 
-// Open boots a guest. When ctx ends, so does the guest. Errors say which package is missing, or how the boot ended, with the
-// console's last lines.
+// Open boots a guest. When ctx ends, so does the guest. Errors say which package is missing, or how the boot ended,
+// with the console's last lines.
 func Open(ctx context.Context, o Options) (*Machine, error) {
 	o.CPUs, o.Memory = cmp.Or(o.CPUs, 2), cmp.Or(o.Memory, 3072)
 	k, err := Prepare(ctx, cmp.Or(o.Kernel, Default))
@@ -56,7 +56,7 @@ func Open(ctx context.Context, o Options) (*Machine, error) {
 	if err := enough(o.Memory); err != nil {
 		return nil, err
 	}
-	m := &Machine{turn: make(chan struct{}, 1), unhook: func() bool { return true }}
+	m := &Machine{portLock: make(chan struct{}, 1), unhook: func() bool { return true }}
 	m.close = sync.OnceValue(m.end)
 	err = m.start(k, o)
 	if err == nil {
@@ -66,11 +66,11 @@ func Open(ctx context.Context, o Options) (*Machine, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("boot the second kernel %s: %w", k.Release, err), m.Close())
 	}
-	m.turn <- struct{}{}
+	m.portLock <- struct{}{}
 	return m, nil
 }
 
-// enough says whether so many MiB are free.
+// enough reports whether so many MiB are free.
 func enough(memory int) error {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -86,31 +86,36 @@ func enough(memory int) error {
 		return fmt.Errorf("/proc/meminfo: MemAvailable: %w", err)
 	}
 	if kib/1024 < memory {
-		return fmt.Errorf("the second kernel needs %d MiB of memory, %d MiB are free: end something, or ask for a smaller machine", memory, kib/1024)
+		return fmt.Errorf("the second kernel needs %d MiB of memory, %d MiB are free: end something, or ask for a "+
+			"smaller machine", memory, kib/1024)
 	}
 	return nil
 }
 
-// What qemu emulates, with a way around two faults of qemu 7.2. After cmpxchg16b without a lock prefix, which the kernel's
-// allocator uses, the flags may hold another register's bits: about every third boot died of it. And where each emulated
-// processor has a thread of its own, one may run code that the other has just patched, as the kernel patches itself when it
-// flips a static key: about one boot in 80 died of it. One thread for all takes half as long again, if there are idle cores.
+// What qemu emulates, with a way around two faults of qemu 7.2. After cmpxchg16b without a lock prefix, which the
+// kernel's allocator uses, the flags may hold another register's bits: about every third boot died of it. And where
+// each emulated processor has a thread of its own, one may run code that the other has just patched, as the kernel
+// patches itself when it flips a static key: about one boot in 80 died of it. One thread for all takes half as long
+// again, if there are idle cores.
 //
-// The clock is the machine's HPET, which is true. The kernel measures the TSC's rate while it boots, and on a busy host that was
-// seen to go wrong by a factor of ten: every timeout came ten times too soon. Reading the HPET takes no more processor time here.
+// The clock is the machine's HPET, which is true. The kernel measures the TSC's rate while it boots, and on a busy host
+// that was seen to go wrong by a factor of ten: every timeout came ten times too soon. Reading the HPET takes no more
+// processor time here.
 const (
 	processor = "max,cx16=off,la57=off"
 	emulation = "tcg,thread=single"
 )
 
-// start starts a virtiofsd per directory and qemu. All talk over sockets that have no name, so nothing stays when they end.
+// start starts a virtiofsd per directory and qemu. All talk over sockets that have no name, so nothing stays when they
+// end.
 func (m *Machine) start(k Kernel, o Options) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	if strings.ContainsAny(self, "\" ") {
-		return fmt.Errorf("%q can't be the guest's first process: the kernel's command line takes no path with spaces or quotes", self)
+		return fmt.Errorf("%q can't be the guest's first process: the kernel's command line takes no path with spaces "+
+			"or quotes", self)
 	}
 	qemu, err := program("qemu-system-x86", "qemu-system-x86_64")
 	if err != nil {
@@ -119,11 +124,13 @@ func (m *Machine) start(k Kernel, o Options) error {
 	size := fmt.Sprintf("%dM", o.Memory)
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-machine", "q35,memory-backend=memory", "-object", "memory-backend-memfd,id=memory,share=on,size=" + size, "-m", size,
+		"-machine", "q35,memory-backend=memory", "-object", "memory-backend-memfd,id=memory,share=on,size=" + size, "-m",
+		size,
 		"-accel", emulation, "-cpu", processor, "-smp", strconv.Itoa(o.CPUs),
 		"-kernel", k.Image, "-append", strings.Join([]string{
 			"rootfstype=virtiofs", "root=root", "ro", "init=" + self, "console=ttyS0", "loglevel=5", "panic=-1",
-			guestVariable + "=" + self, "no_timer_check", "tsc=unstable", "clocksource=hpet", "mitigations=off", "audit=0", "init_on_alloc=0", "--", guestArgument}, " "),
+			guestVariable + "=" + self, "no_timer_check", "tsc=unstable", "clocksource=hpet", "mitigations=off", "audit=0",
+			"init_on_alloc=0", "--", guestArgument}, " "),
 		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
 	}
 	if k.Initrd != "" {
@@ -143,7 +150,8 @@ func (m *Machine) start(k Kernel, o Options) error {
 		if err != nil {
 			return errors.Join(err, closeAll(files))
 		}
-		args = append(args, "-chardev", "socket,id="+tag+",fd="+pass(f), "-device", "vhost-user-fs-pci,chardev="+tag+",tag="+tag)
+		args = append(args, "-chardev", "socket,id="+tag+",fd="+pass(f), "-device",
+			"vhost-user-fs-pci,chardev="+tag+",tag="+tag)
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -168,7 +176,7 @@ func closeAll(files []*os.File) (err error) {
 	return err
 }
 
-// share starts a virtiofsd that serves a directory, and gives the connection to it. It ends when the connection does.
+// share starts a virtiofsd that serves a directory, and returns the connection to it. It ends when the connection does.
 func (m *Machine) share(dir, cache string) (*os.File, error) {
 	virtiofsd, err := program("qemu-system-common", "virtiofsd")
 	if err != nil {
@@ -199,7 +207,8 @@ func (m *Machine) share(dir, cache string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"--fd=3", "-f", "-o", "source=" + dir, "-o", "cache=" + cache, "-o", "sandbox=chroot", "-o", "xattr", "-o", "log_level=warn"}
+	args := []string{"--fd=3", "-f", "-o", "source=" + dir, "-o", "cache=" + cache, "-o", "sandbox=chroot", "-o", "xattr",
+		"-o", "log_level=warn"}
 	p, err := start(virtiofsd, args, nil, listening)
 	if err != nil {
 		return nil, err
@@ -216,7 +225,7 @@ func (m *Machine) boot(ctx context.Context, k Kernel, o Options) error {
 		return m.ended(err)
 	}
 	var r report
-	if err := m.hear(ctx, &r); err != nil {
+	if err := m.readReport(ctx, &r); err != nil {
 		return err
 	}
 	if r.Kind != ready {
@@ -226,8 +235,8 @@ func (m *Machine) boot(ctx context.Context, k Kernel, o Options) error {
 	return nil
 }
 
-// hear waits for a report. After an error the machine is of no more use.
-func (m *Machine) hear(ctx context.Context, r *report) error {
+// readReport waits for a report. After an error the machine is of no more use.
+func (m *Machine) readReport(ctx context.Context, r *report) error {
 	stop := context.AfterFunc(ctx, func() { _ = m.port.SetReadDeadline(time.Now()) })
 	defer stop()
 	*r = report{}
@@ -270,24 +279,26 @@ func (m *Machine) end() error {
 
 // Command is a program to run in the guest.
 type Command struct {
-	Args           []string  // path or name, arguments; a name is looked up in the guest's PATH
-	Env            []string  // NAME=value, besides PATH, HOME and LANG
-	Dir            string    // "/" if empty
-	Stdout, Stderr io.Writer // nil: dropped. Written by Run's goroutine only, as output comes; both the same: in the order of writing
+	Args []string // path or name, arguments; a name is looked up in the guest's PATH
+	Env  []string // NAME=value, besides PATH, HOME and LANG
+	Dir  string   // "/" if empty
+	// nil: dropped. Written by Run's goroutine only, as output comes; both the same: in the order of writing
+	Stdout, Stderr io.Writer
 }
 
 const killed = time.Minute // how long a command may take to die
 
-// Run runs a command in the guest and gives its exit code, or 128 + the signal that ended it. Commands run one after another.
-// When ctx ends, the command and its process group are killed; the error is ctx's cause then. The machine stays of use after
-// that, and after the error that a command can't be started; not after any other, which tells the machine's last words.
+// Run runs a command in the guest and returns its exit code, or 128 + the signal that ended it. Commands run one after
+// another. When ctx ends, the command and its process group are killed; the error is ctx's cause then. The machine
+// stays of use after that, and after the error that a command can't be started; not after any other, which tells the
+// machine's last words.
 func (m *Machine) Run(ctx context.Context, c Command) (code int, err error) {
 	if len(c.Args) == 0 {
 		return 0, errors.New("a command for the second kernel has no arguments")
 	}
 	select {
-	case <-m.turn:
-		defer func() { m.turn <- struct{}{} }()
+	case <-m.portLock:
+		defer func() { m.portLock <- struct{}{} }()
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
@@ -300,15 +311,15 @@ func (m *Machine) Run(ctx context.Context, c Command) (code int, err error) {
 	}
 	life, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	told := make(chan struct{})
+	killSent := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
-		defer close(told)
+		defer close(killSent)
 		_ = m.out.Encode(order{Kill: true}) // a dead port is heard below
 		time.AfterFunc(killed, func() { cancel(errors.New("the command can't be killed")) })
 	})
 	defer func() {
 		if !stop() {
-			<-told // the order to kill is for this command, not for the next
+			<-killSent // the order to kill is for this command, not for the next
 		}
 	}()
 	return m.listen(life, ctx, c)
@@ -319,7 +330,7 @@ func (m *Machine) listen(life, ctx context.Context, c Command) (code int, err er
 	var failed error // of the writers
 	for {
 		var r report
-		if err := m.hear(life, &r); err != nil {
+		if err := m.readReport(life, &r); err != nil {
 			return 0, errors.Join(fmt.Errorf("%s in the second kernel: %w", c.Args[0], err), context.Cause(ctx))
 		}
 		switch {

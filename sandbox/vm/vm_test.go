@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// sh runs a shell command in a guest and gives its standard output and error.
+// sh runs a shell command in a guest and returns its standard output and error.
 func sh(t *testing.T, m *Machine, script string) (code int, stdout, stderr string) {
 	t.Helper()
 	var o, e bytes.Buffer
@@ -53,22 +53,24 @@ func TestMachine(t *testing.T) {
 		stdout string // parts of it
 		stderr string
 	}{
-		"the kernel is another":    {"uname -r", 0, m.Release, ""},
-		"output apart":             {"echo out; echo err >&2", 0, "out\n", "err\n"},
-		"exit code":                {"exit 3", 3, "", ""},
-		"signal":                   {"kill -9 $$", 137, "", ""},
-		"planes' modules":          {"modprobe -a ip_vs ip_vs_sh ipip ipvlan sctp && cat /proc/modules", 0, "ipvlan", ""},
-		"modules on demand":        {"ip link add type vxlan id 7 dstport 4789 && ip link", 0, "vxlan0", ""},
-		"two processors":           {"nproc", 0, "2\n", ""},
-		"loopback":                 {"ip addr show lo", 0, "127.0.0.1/8", ""},
-		"file systems":             {"cut -d' ' -f2,3 /proc/mounts", 0, "/sys/fs/cgroup cgroup2\n/sys/fs/bpf bpf\n", ""},
-		"types of the kernel":      {"ls /sys/kernel/btf/vmlinux", 0, "vmlinux", ""},
-		"orphans are waited for":   {"sh -c 'sleep 0.1 & echo $!' >/tmp/orphan; while [ -e /proc/$(cat /tmp/orphan) ]; do sleep 0.1; done", 0, "", ""},
+		"the kernel is another": {"uname -r", 0, m.Release, ""},
+		"output apart":          {"echo out; echo err >&2", 0, "out\n", "err\n"},
+		"exit code":             {"exit 3", 3, "", ""},
+		"signal":                {"kill -9 $$", 137, "", ""},
+		"planes' modules":       {"modprobe -a ip_vs ip_vs_sh ipip ipvlan sctp && cat /proc/modules", 0, "ipvlan", ""},
+		"modules on demand":     {"ip link add type vxlan id 7 dstport 4789 && ip link", 0, "vxlan0", ""},
+		"two processors":        {"nproc", 0, "2\n", ""},
+		"loopback":              {"ip addr show lo", 0, "127.0.0.1/8", ""},
+		"file systems":          {"cut -d' ' -f2,3 /proc/mounts", 0, "/sys/fs/cgroup cgroup2\n/sys/fs/bpf bpf\n", ""},
+		"types of the kernel":   {"ls /sys/kernel/btf/vmlinux", 0, "vmlinux", ""},
+		"orphans are waited for": {"sh -c 'sleep 0.1 & echo $!' >/tmp/orphan; while [ -e /proc/$(cat /tmp/orphan) ]; do " +
+			"sleep 0.1; done", 0, "", ""},
 		"writes stay in the guest": {"echo here > /var/fairlead-guest && cat /var/fairlead-guest", 0, "here\n", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, stderr := sh(t, m, c.script)
-			if code != c.code || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) || c.stderr == "" && stderr != "" {
+			if code != c.code || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) ||
+				c.stderr == "" && stderr != "" {
 				t.Errorf("%s: code %d, said %q and %q", c.script, code, stdout, stderr)
 			}
 		})
@@ -95,7 +97,8 @@ func TestMachine(t *testing.T) {
 		t.Errorf("a file written in the guest is on the host: %v", err)
 	}
 	t.Run("no such program", func(t *testing.T) {
-		if _, err := m.Run(t.Context(), Command{Args: []string{"/no/such"}}); err == nil || !strings.Contains(err.Error(), "/no/such") {
+		if _, err := m.Run(t.Context(), Command{Args: []string{"/no/such"}}); err == nil ||
+			!strings.Contains(err.Error(), "/no/such") {
 			t.Error(err)
 		}
 	})
@@ -103,7 +106,8 @@ func TestMachine(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		enough := errors.New("seen enough")
 		said := writer(func(b []byte) { cancel(enough) }) // only if the line comes before the command's end, which never is
-		if _, err := m.Run(ctx, Command{Args: []string{"sh", "-c", "echo line; sleep 1d & wait"}, Stdout: said}); !errors.Is(err, enough) {
+		if _, err := m.Run(ctx, Command{Args: []string{"sh", "-c", "echo line; sleep 1d & wait"}, Stdout: said}); !errors.Is(
+			err, enough) {
 			t.Error(err)
 		}
 		if code, stdout, _ := sh(t, m, "pidof sleep"); code == 0 {
@@ -133,13 +137,15 @@ func TestOpenCancelled(t *testing.T) {
 }
 
 func TestTooMuchMemory(t *testing.T) {
-	if _, err := Open(t.Context(), Options{Memory: 1 << 30}); err == nil || !strings.Contains(err.Error(), "MiB are free") {
+	if _, err := Open(t.Context(), Options{Memory: 1 << 30}); err == nil ||
+		!strings.Contains(err.Error(), "MiB are free") {
 		t.Error(err)
 	}
 }
 
 func TestMissingProgram(t *testing.T) {
-	if _, err := program("a-package", "a-program"); err == nil || !strings.Contains(err.Error(), "apt-get install --no-install-recommends a-package") {
+	if _, err := program("a-package", "a-program"); err == nil ||
+		!strings.Contains(err.Error(), "apt-get install --no-install-recommends a-package") {
 		t.Error(err)
 	}
 }
@@ -171,7 +177,8 @@ func TestKernel(t *testing.T) {
 }
 
 func TestUnknownSeries(t *testing.T) {
-	if _, err := Prepare(t.Context(), "6.13"); err == nil || !strings.Contains(err.Error(), `no kernel "6.13" is known: there are ["5.10" "6.1" "6.12"]`) {
+	if _, err := Prepare(t.Context(), "6.13"); err == nil ||
+		!strings.Contains(err.Error(), `no kernel "6.13" is known: there are ["5.10" "6.1" "6.12"]`) {
 		t.Error(err)
 	}
 }

@@ -1,7 +1,7 @@
 package vm
 
-// What goes over the serial port, as gob streams: orders to the guest, reports back. The guest's first report is ready or
-// failed, in answer to its first order, which is setup.
+// What goes over the serial port, as gob streams: orders to the guest, reports back. The guest's first report is ready
+// or failed, in answer to its first order, which is setup.
 
 type order struct {
 	Setup *setup

@@ -17,16 +17,17 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/metrics"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
-// Access says where the API server is and as whom to come to it.
+// Access returns where the API server is and as whom to come to it.
 type Access struct {
 	Kubeconfig string // a file; with no Master either: as a pod's service account
 	Master     string // URL of the API server, in place of the kubeconfig's
 }
 
-// Config gives the configuration as the files say now, with their content in place of their names; of a token's file both,
-// since the transport reads that again every minute.
+// Config returns the configuration as the files say now, with their content in place of their names; of a token's file
+// both, since the transport reads that again every minute.
 func (a Access) Config() (*rest.Config, error) {
 	c, err := a.config()
 	if err == nil {
@@ -37,7 +38,8 @@ func (a Access) Config() (*rest.Config, error) {
 	}
 	c.CAFile, c.CertFile, c.KeyFile = "", "", ""
 	c.QPS = -1 // streams that wait between attempts need no other brake
-	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeProtobuf,
+		runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	c.UserAgent = "fairlead"
 	return c, nil
 }
@@ -76,8 +78,8 @@ func (a Access) String() string {
 	return "service account"
 }
 
-// same says whether two configurations lead to the same server as the same client. Functions can't be compared: a proxy
-// is taken for the same.
+// same reports whether two configurations lead to the same server as the same client. Functions can't be compared: a
+// proxy is taken for the same.
 func same(a, b *rest.Config) bool {
 	x, y := *a, *b
 	x.Proxy, y.Proxy = nil, nil
@@ -139,7 +141,8 @@ var (
 // kinds is the scheme of what is read, and nothing else.
 func kinds() *runtime.Scheme {
 	s := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(s), discoveryv1.AddToScheme(s), networkingv1.AddToScheme(s)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(s), discoveryv1.AddToScheme(s), networkingv1.AddToScheme(s),
+		cnpv1.Install(s)); err != nil {
 		panic(err)
 	}
 	return s
@@ -174,8 +177,12 @@ func connect(config *rest.Config, largest int64) (map[schema.GroupVersion]rest.I
 	}
 	groups := map[schema.GroupVersion]rest.Interface{}
 	for gv, path := range map[schema.GroupVersion]string{corev1.SchemeGroupVersion: "/api",
-		discoveryv1.SchemeGroupVersion: "/apis", networkingv1.SchemeGroupVersion: "/apis"} {
+		discoveryv1.SchemeGroupVersion: "/apis", networkingv1.SchemeGroupVersion: "/apis",
+		schema.GroupVersion(cnpv1.GroupVersion): "/apis"} {
 		c := rest.CopyConfig(config)
+		if gv == schema.GroupVersion(cnpv1.GroupVersion) { // custom resources have no protobuf form
+			c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+		}
 		c.GroupVersion, c.APIPath = &gv, path
 		c.NegotiatedSerializer = serializer.NewCodecFactory(known).WithoutConversion()
 		if groups[gv], err = rest.RESTClientForConfigAndClient(c, web); err != nil {

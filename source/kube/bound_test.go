@@ -29,7 +29,7 @@ func hoard(n int) (objects []source.Object) {
 }
 
 // tenant returns how many of the tenant's slices are there, and whether those are the oldest of what there is.
-func (w *world) tenant(all []source.Object) (n int, oldest bool) {
+func (w *fixture) tenant(all []source.Object) (n int, oldest bool) {
 	oldest = true
 	missing := false
 	for _, o := range all {
@@ -50,7 +50,7 @@ func TestNamespaceIsBounded(t *testing.T) {
 	for name, streamed := range map[string]bool{"streamed": true, "listed": false} {
 		t.Run(name, func(t *testing.T) {
 			all := hoard(slices)
-			w := newWorld(t)
+			w := newFixture(t)
 			if !streamed {
 				w.ill(func(rw http.ResponseWriter, r *http.Request) bool { return refuseStream(rw, r) })
 			}
@@ -95,7 +95,7 @@ func TestNamespaceIsBounded(t *testing.T) {
 				now, _ := w.tenant(all)
 				return now == 100 && len(w.last.Problems) == 0
 			})
-			for _, a := range w.asks() {
+			for _, a := range w.requestLog() {
 				if strings.Contains(a, "/namespaces/") && !strings.Contains(a, "/namespaces/tenant/") {
 					t.Errorf("asked for %s", a)
 				}
@@ -104,11 +104,11 @@ func TestNamespaceIsBounded(t *testing.T) {
 	}
 }
 
-// asks returns the requests so far.
-func (w *world) asks() []string {
+// requestLog returns the requests so far.
+func (w *fixture) requestLog() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return append([]string(nil), w.asked...)
+	return append([]string(nil), w.requests...)
 }
 
 // refuseStream answers as a server that streams no lists.
@@ -126,7 +126,7 @@ func refuseStream(rw http.ResponseWriter, r *http.Request) bool {
 // A namespace at its bound that changes all the time doesn't hold up others, and what it changes is seen.
 func TestBoundedNamespaceIsFollowed(t *testing.T) {
 	all := hoard(300)
-	w := newWorld(t)
+	w := newFixture(t)
 	s := apiserver.New(append(all, service("web", 80), slice("web-1", "web", "10.0.0.1"), node("a"))...)
 	w.serve(s)
 	w.follow(kube.Options{NamespaceBytes: 2 << 20, Bytes: 3 << 20})

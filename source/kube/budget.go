@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead.dev/fairlead/source"
@@ -302,6 +303,8 @@ func weigh(o source.Object) int {
 		for i := range o.Endpoints {
 			n += weighEndpoint(&o.Endpoints[i])
 		}
+	case *networkingv1.NetworkPolicy:
+		n += int(unsafe.Sizeof(*o)) + 8*o.Spec.Size() // a rule of 20 bytes on the wire takes 140 in memory
 	}
 	return n
 }

@@ -55,7 +55,7 @@ func (b *budget) consistent(t *testing.T) {
 }
 
 // Whatever the order in which a namespace's objects come, the oldest stay, up to the first that doesn't fit.
-func TestBudgetKeepsOldest(t *testing.T) {
+func TestBudgetRetainsOldest(t *testing.T) {
 	const n = 40
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 0))
@@ -88,7 +88,7 @@ func TestBudgetKeepsOldest(t *testing.T) {
 }
 
 // What all namespaces share goes to the small ones first.
-func TestBudgetTotalTakesFromHeaviest(t *testing.T) {
+func TestBudgetTotalEvictsFromHeaviest(t *testing.T) {
 	b := newBudget(60, 100)
 	for i := range 60 {
 		b.put(nameIn("a", fmt.Sprint(i)), held{created: int64(i), weight: 1}, true)
@@ -302,7 +302,7 @@ func TestWeighs(t *testing.T) {
 
 // What came and went while nothing could be handed on yet leaves nothing behind.
 func TestPendingIsBounded(t *testing.T) {
-	n := newNews(resources("a", ""))
+	n := newUpdates(resources("a", ""))
 	s := newStream(n.kinds[0], nil, n, strip.New(), newBudget(1<<20, 1<<20))
 	if err := s.Replace(nil, ""); err != nil {
 		t.Fatal(err)
@@ -329,21 +329,21 @@ func TestPendingIsBounded(t *testing.T) {
 
 // A namespace is listed again only once something fits, and not at once.
 func TestRefetchWaits(t *testing.T) {
-	n := newNews(resources("a", ""))
+	n := newUpdates(resources("a", ""))
 	s := newStream(n.kinds[0], nil, n, strip.New(), newBudget(2, 100))
 	for i := range 3 {
 		s.budget.put(nameIn("x", fmt.Sprint(i)), held{weight: 1}, true)
 	}
 	now := time.Now()
-	if _, _, ok := s.nextTurn(now); ok {
+	if _, _, ok := s.nextBackoff(now); ok {
 		t.Error("listed again though nothing fits")
 	}
 	s.budget.remove(nameIn("x", "0"))
-	name, at, ok := s.nextTurn(now)
+	name, at, ok := s.nextBackoff(now)
 	if !ok || name != "x" || at.Sub(now) != firstPause {
 		t.Errorf("%q after %v, %v", name, at.Sub(now), ok)
 	}
-	if _, again, _ := s.nextTurn(now.Add(time.Second)); again != at {
+	if _, again, _ := s.nextBackoff(now.Add(time.Second)); again != at {
 		t.Error("the turn was put off")
 	}
 }

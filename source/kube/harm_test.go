@@ -15,7 +15,7 @@ import (
 	"fairlead.dev/fairlead/source/kube"
 )
 
-// at gives a Service another cluster IP.
+// at returns a Service another cluster IP.
 func at(s *corev1.Service, ip string) *corev1.Service {
 	s.Spec.ClusterIP, s.Spec.ClusterIPs = ip, []string{ip}
 	return s
@@ -26,7 +26,8 @@ func TestHarm(t *testing.T) {
 	const own = "172.18.0.11"
 	big := slice("big-1", "big")
 	for i := range 1000 {
-		big.Endpoints = append(big.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.1.%d.%d", i/250, 1+i%250)}})
+		big.Endpoints = append(big.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{fmt.Sprintf("10.1.%d.%d", i/250, 1+i%250)}})
 	}
 	quic, odd := corev1.Protocol("QUIC"), slice("odd-1", "good", "10.0.0.2")
 	odd.Ports[0].Protocol = &quic
@@ -38,7 +39,7 @@ func TestHarm(t *testing.T) {
 	self.Spec.ExternalIPs = []string{own}
 	a := node("a")
 	a.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: own}}
-	w := newWorld(t)
+	w := newFixture(t)
 	w.serve(apiserver.New(a,
 		at(service("good", 80), "10.96.0.1"), slice("good-1", "good", "10.0.0.1"), odd, names,
 		at(service("twin", 80), "10.96.0.1"), self, loop, slice("loop-1", "loop", "127.0.0.1", "169.254.169.254", "nonsense"),
@@ -60,14 +61,15 @@ func TestHarm(t *testing.T) {
 			t.Errorf("%v names no object or says nothing", p)
 		}
 	}
-	for _, want := range []string{"twin EntryTaken", "node NodeAddress", "loop UnusableAddress", "loop-1 UnusableAddress", "loop-1 InvalidAddress", "odd-1 UnknownProtocol", "names-1 NameNotAddress"} {
+	for _, want := range []string{"twin EntryTaken", "node NodeAddress", "loop UnusableAddress", "loop-1 UnusableAddress",
+		"loop-1 InvalidAddress", "odd-1 UnknownProtocol", "names-1 NameNotAddress"} {
 		if !slices.Contains(reasons, want) {
 			t.Errorf("%s is missing in %q", want, reasons)
 		}
 	}
 	backends := map[netip.Addr]int{}
 	for e, f := range r.Services().Frontends {
-		backends[e.Addr] = len(f.Inside.Pool.Backends)
+		backends[e.Addr] = len(f.Internal.Pool.Backends)
 	}
 	for ip, n := range map[string]int{"10.96.0.1": 1, "10.96.0.2": 1000, "10.96.0.3": 0} {
 		if got, ok := backends[netip.MustParseAddr(ip)]; !ok || got != n {

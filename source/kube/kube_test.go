@@ -22,7 +22,7 @@ import (
 const proxyName = "service.kubernetes.io/service-proxy-name"
 
 func TestFollows(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	s := apiserver.New(service("web", 80), slice("web-1", "web", "10.0.0.1"), node("a"), node("b"))
 	w.serve(s)
 	w.follow(kube.Options{})
@@ -37,18 +37,20 @@ func TestFollows(t *testing.T) {
 }
 
 // Only what may count crosses the wire, as protobuf; what is kept is stripped.
-func TestAsksForLittle(t *testing.T) {
+func TestRequestsFewObjects(t *testing.T) {
 	headless := service("none", 1)
 	headless.Spec.ClusterIP, headless.Spec.ClusterIPs = corev1.ClusterIPNone, []string{corev1.ClusterIPNone}
 	web := service("web", 80)
 	web.ManagedFields = nil
 	web.UID, web.ResourceVersion = "x", "7"
 	objects := []source.Object{
-		web, headless, labelled(service("headless", 2), corev1.IsHeadlessService, ""), labelled(service("theirs", 3), proxyName, "other"),
-		labelled(slice("none-1", "none"), corev1.IsHeadlessService, ""), labelled(slice("theirs-1", "theirs"), proxyName, "other"),
+		web, headless, labelled(service("headless", 2), corev1.IsHeadlessService, ""),
+		labelled(service("theirs", 3), proxyName, "other"),
+		labelled(slice("none-1", "none"), corev1.IsHeadlessService, ""),
+		labelled(slice("theirs-1", "theirs"), proxyName, "other"),
 		slice("web-1", "web"), node("a"), node("b"),
 	}
-	w := newWorld(t)
+	w := newFixture(t)
 	w.serve(apiserver.New(objects...))
 	w.follow(kube.Options{})
 	w.holds("a", "headless:2", "theirs-1", "theirs:3", "web-1", "web:80") // theirs has an address that is allocated
@@ -58,38 +60,38 @@ func TestAsksForLittle(t *testing.T) {
 	if o.GetUID() != "" || o.GetResourceVersion() != "" {
 		t.Errorf("not stripped: %v", o)
 	}
-	for _, a := range w.asked {
+	for _, a := range w.requests {
 		if !strings.Contains(a, "application/vnd.kubernetes.protobuf") {
 			t.Errorf("not as protobuf: %s", a)
 		}
 	}
-	if len(w.asked) != 4 {
-		t.Errorf("%d requests for four streams: %q", len(w.asked), w.asked)
+	if len(w.requests) != 4 {
+		t.Errorf("%d requests for four streams: %q", len(w.requests), w.requests)
 	}
 
 	t.Run("by proxy name", func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		w.serve(apiserver.New(objects...))
 		w.follow(kube.Options{ProxyName: "other"})
 		w.holds("a", "theirs-1", "theirs:3", "web-1")
 	})
 	t.Run("all Nodes", func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		w.serve(apiserver.New(objects...))
 		w.follow(kube.Options{Nodes: true})
 		w.holds("a", "b", "headless:2", "theirs-1", "theirs:3", "web-1", "web:80")
 	})
 }
 
-// A server that is killed and comes back, with other objects, or with a history that does not reach back: what differs is
-// told, and nothing else.
+// A server that is killed and comes back, with other objects, or with a history that does not reach back: what differs
+// is told, and nothing else.
 func TestServerGoesAndComes(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	old := apiserver.New(service("web", 80), service("db", 1), slice("web-1", "web", "10.0.0.1"), node("a"))
 	w.serve(old)
 	w.follow(kube.Options{})
 	w.holds("a", "db:1", "web-1", "web:80")
-	before := w.told()
+	before := w.notified()
 	w.stop()
 	p := w.reason(kube.Unreachable, w.address, "connection refused", "stays as it was seen last")
 	if age := time.Since(p.Since); p.Since.IsZero() || age < 0 || age > time.Minute {
@@ -105,7 +107,7 @@ func TestServerGoesAndComes(t *testing.T) {
 	w.serve(apiserver.New(service("web", 81), service("new", 2), slice("web-1", "web", "10.0.0.1"), node("a"))) // too old
 	w.holds("a", "new:2", "web-1", "web:81")
 	w.reason("")
-	after := w.told()
+	after := w.notified()
 	for k, n := range map[source.Key]int{source.KeyOf(service("db", 0)): 1, source.KeyOf(service("new", 0)): 1} {
 		if after[k]-before[k] != n {
 			t.Errorf("%s was told %d times, want %d", k, after[k]-before[k], n)
@@ -114,14 +116,14 @@ func TestServerGoesAndComes(t *testing.T) {
 }
 
 // After another list, objects of the same resource version are not told again.
-func TestListAgainTellsWhatDiffers(t *testing.T) {
-	w := newWorld(t)
+func TestRelistReportsDifferences(t *testing.T) {
+	w := newFixture(t)
 	objects := []source.Object{service("web", 80), slice("web-1", "web", "10.0.0.1"), node("a")}
 	first := apiserver.New(objects...)
 	w.serve(first)
 	w.follow(kube.Options{})
 	w.holds("a", "web-1", "web:80")
-	before := w.told()
+	before := w.notified()
 	w.stop()
 	w.reason(kube.Unreachable)
 	second := apiserver.New(objects...) // numbers objects alike
@@ -133,7 +135,8 @@ func TestListAgainTellsWhatDiffers(t *testing.T) {
 			expired[r.URL.Path] = true
 			rw.Header().Set("Content-Type", "application/json")
 			rw.WriteHeader(http.StatusGone)
-			fmt.Fprint(rw, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}`)
+			fmt.Fprint(rw,
+				`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}`)
 			return true
 		}
 		return false
@@ -142,7 +145,7 @@ func TestListAgainTellsWhatDiffers(t *testing.T) {
 	w.reason("")
 	second.Apply(put(service("new", 2)))
 	w.holds("a", "new:2", "web-1", "web:80")
-	after := w.told()
+	after := w.notified()
 	delete(after, source.KeyOf(service("new", 0)))
 	for k, n := range after {
 		if n != before[k] {
@@ -158,7 +161,7 @@ func TestListAgainTellsWhatDiffers(t *testing.T) {
 
 // Without an API server nothing is told but that; then, everything at once.
 func TestStartWithoutServer(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.follow(kube.Options{})
 	w.reason(kube.Unreachable, "connection refused")
 	w.mu.Lock()
@@ -182,14 +185,15 @@ func refuse(rw http.ResponseWriter, r *http.Request, resource string) bool {
 	}
 	rw.Header().Set("Content-Type", "application/json")
 	rw.WriteHeader(http.StatusForbidden)
-	fmt.Fprintf(rw, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"%s is forbidden: User \"eve\" cannot list resource"}`, resource)
+	fmt.Fprintf(rw,
+		`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"%s is forbidden: User \"eve\" cannot list resource"}`, resource)
 	return true
 }
 
 func TestForbidden(t *testing.T) {
 	objects := []source.Object{service("web", 80), slice("web-1", "web", "10.0.0.1"), node("a")}
 	t.Run("a kind that traffic needs", func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		w.ill(func(rw http.ResponseWriter, r *http.Request) bool { return refuse(rw, r, "endpointslices") })
 		w.serve(apiserver.New(objects...))
 		w.follow(kube.Options{})
@@ -204,7 +208,7 @@ func TestForbidden(t *testing.T) {
 		w.reason("")
 	})
 	t.Run("the Node", func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		w.ill(func(rw http.ResponseWriter, r *http.Request) bool { return refuse(rw, r, "nodes") })
 		s := apiserver.New(objects...)
 		w.serve(s)
@@ -216,7 +220,7 @@ func TestForbidden(t *testing.T) {
 		w.reason("")
 	})
 	t.Run("later", func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		s := apiserver.New(objects...)
 		w.serve(s)
 		w.follow(kube.Options{})
@@ -238,7 +242,7 @@ func TestServiceCIDRs(t *testing.T) {
 		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}}
 	objects := []source.Object{service("web", 80), node("a"), cidr}
 	t.Run("served", func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		s := apiserver.New(objects...)
 		w.serve(s)
 		w.follow(kube.Options{})
@@ -248,7 +252,7 @@ func TestServiceCIDRs(t *testing.T) {
 		w.reason("")
 	})
 	t.Run("unknown to the server", func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		w.ill(func(rw http.ResponseWriter, r *http.Request) bool {
 			if !strings.HasSuffix(r.URL.Path, "/servicecidrs") {
 				return false
@@ -266,18 +270,18 @@ func TestServiceCIDRs(t *testing.T) {
 		w.reason("")
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		asked := 0
-		for _, a := range w.asked {
+		requests := 0
+		for _, a := range w.requests {
 			if strings.Contains(a, "servicecidrs") {
-				asked++
+				requests++
 			}
 		}
-		if asked > 2 {
-			t.Errorf("asked %d times: %q", asked, w.asked)
+		if requests > 2 {
+			t.Errorf("asked %d times: %q", requests, w.requests)
 		}
 	})
 	t.Run("forbidden", func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		w.ill(func(rw http.ResponseWriter, r *http.Request) bool { return refuse(rw, r, "servicecidrs") })
 		w.serve(apiserver.New(objects...))
 		w.follow(kube.Options{})
@@ -291,7 +295,7 @@ func TestServiceCIDRs(t *testing.T) {
 
 // A server that takes its time is waited for, and named.
 func TestSlow(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	free := make(chan struct{})
 	w.ill(func(_ http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, "/services") {
@@ -309,7 +313,7 @@ func TestSlow(t *testing.T) {
 
 // A server that answers with errors is named with what it says.
 func TestFailingServer(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.ill(func(rw http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, "/services") {
 			http.Error(rw, "etcd is away", http.StatusInternalServerError)
@@ -345,7 +349,8 @@ func TestWrongAccess(t *testing.T) {
 		{kube.Access{Kubeconfig: file("ca", fmt.Sprintf(config, "x"))}, []string{"none.crt"}},
 		{kube.Access{Master: "::"}, []string{"API server ::"}},
 	} {
-		err := kube.New(kube.Options{Access: c.access, Node: "a"}).Run(context.Background(), func(source.Batch) { t.Error("something was told") })
+		err := kube.New(kube.Options{Access: c.access, Node: "a"}).Run(context.Background(),
+			func(source.Batch) { t.Error("something was told") })
 		if err == nil {
 			t.Errorf("%v: no error", c.access)
 			continue

@@ -21,8 +21,8 @@ const (
 // fetchTimeout bounds a list of one namespace.
 const fetchTimeout = 30 * time.Second
 
-// turn says when a namespace may be listed again.
-type turn struct {
+// backoff returns when a namespace may be listed again.
+type backoff struct {
 	at    time.Time
 	pause time.Duration
 }
@@ -30,7 +30,7 @@ type turn struct {
 // refetch lists namespaces again in which objects may fit that were left out, until ctx ends.
 func (s *stream) refetch(ctx context.Context) {
 	for {
-		name, at, ok := s.nextTurn(time.Now())
+		name, at, ok := s.nextBackoff(time.Now())
 		var timer <-chan time.Time
 		if ok {
 			timer = time.After(time.Until(at))
@@ -45,23 +45,23 @@ func (s *stream) refetch(ctx context.Context) {
 	}
 }
 
-// nextTurn returns the namespace to list next, and when.
-func (s *stream) nextTurn(now time.Time) (name string, at time.Time, ok bool) {
+// nextBackoff returns the namespace to list next, and when.
+func (s *stream) nextBackoff(now time.Time) (name string, at time.Time, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for n, t := range s.turns {
+	for n, t := range s.backoffs {
 		if s.budget.over[n] == nil && now.Sub(t.at) > forget {
-			delete(s.turns, n)
+			delete(s.backoffs, n)
 		}
 	}
 	for n, space := range s.budget.over {
 		if !s.budget.due(space) {
 			continue
 		}
-		t, known := s.turns[n]
+		t, known := s.backoffs[n]
 		if !known {
-			t = turn{at: now.Add(s.pause), pause: s.pause}
-			s.turns[n] = t
+			t = backoff{at: now.Add(s.pause), pause: s.pause}
+			s.backoffs[n] = t
 		}
 		if !ok || t.at.Before(at) {
 			name, at, ok = n, t.at, true
@@ -81,11 +81,11 @@ func (s *stream) fetch(ctx context.Context, namespace string) {
 	stop()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := s.turns[namespace]
+	t := s.backoffs[namespace]
 	t.at, t.pause = time.Now().Add(t.pause), min(2*t.pause, longestPause)
-	s.turns[namespace] = t
+	s.backoffs[namespace] = t
 	if err == nil && s.seen != nil { // no whole list has come since
-		s.news.put(s.merge(namespace, fresh, objects)...)
+		s.updates.put(append(s.merge(namespace, fresh, objects), s.substitutes()...)...)
 		s.report()
 	}
 	s.seen = nil

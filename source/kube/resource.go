@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"fairlead.dev/fairlead/source"
 )
@@ -29,12 +31,13 @@ type resource struct {
 	object       runtime.Object
 	list         func() runtime.Object
 	label, field string
-	needed       bool // nothing begins without it
-	optional     bool // a server may not know it
+	needed       bool          // nothing begins without it
+	optional     bool          // a server may not know it
+	retry        time.Duration // how long to wait at most before a server that doesn't know it is asked for it again
 }
 
-// resources are those that a node needs. What is left out by selectors is what resolve would leave out by the same labels.
-// Without a proxyName, Services of other proxies count: their ClusterIPs are allocated.
+// resources are those that a node needs. What is left out by selectors is what resolve would leave out by the same
+// labels. Without a proxyName, Services of other proxies count: their ClusterIPs are allocated.
 func resources(node, proxyName string) []resource {
 	services, slices := "", "!"+corev1.IsHeadlessService
 	if proxyName != "" {
@@ -46,8 +49,10 @@ func resources(node, proxyName string) []resource {
 			object: &corev1.Service{}, list: func() runtime.Object { return &corev1.ServiceList{} },
 			label: services, field: fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
 		}, {
-			GroupVersionResource: discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), kind: source.EndpointSlice, needed: true,
-			object: &discoveryv1.EndpointSlice{}, list: func() runtime.Object { return &discoveryv1.EndpointSliceList{} }, label: slices,
+			GroupVersionResource: discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), kind: source.EndpointSlice,
+			needed: true,
+			object: &discoveryv1.EndpointSlice{}, list: func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
+			label: slices,
 		}, {
 			GroupVersionResource: corev1.SchemeGroupVersion.WithResource("nodes"), kind: source.Node,
 			object: &corev1.Node{}, list: func() runtime.Object { return &corev1.NodeList{} },
@@ -60,8 +65,30 @@ func resources(node, proxyName string) []resource {
 	return append(list, resource{
 		GroupVersionResource: networkingv1.SchemeGroupVersion.WithResource("servicecidrs"), kind: source.ServiceCIDR,
 		object: &networkingv1.ServiceCIDR{}, list: func() runtime.Object { return &networkingv1.ServiceCIDRList{} },
-		optional: true,
+		optional: true, retry: unserved,
 	})
+}
+
+// policyResources are what network policies need besides. ClusterNetworkPolicies may come to a server at any time:
+// their CustomResourceDefinition is installed then.
+func policyResources() []resource {
+	r := pods()
+	r.needed = true
+	return []resource{
+		{
+			GroupVersionResource: corev1.SchemeGroupVersion.WithResource("namespaces"), kind: source.Namespace, needed: true,
+			object: &corev1.Namespace{}, list: func() runtime.Object { return &corev1.NamespaceList{} },
+		}, r, {
+			GroupVersionResource: networkingv1.SchemeGroupVersion.WithResource("networkpolicies"), kind: source.NetworkPolicy,
+			needed: true,
+			object: &networkingv1.NetworkPolicy{}, list: func() runtime.Object { return &networkingv1.NetworkPolicyList{} },
+		}, {
+			GroupVersionResource: cnpv1.Resource("clusternetworkpolicies").WithVersion(cnpv1.GroupVersion.Version),
+			kind:                 source.ClusterNetworkPolicy,
+			needed:               true, optional: true, retry: time.Minute,
+			object: &cnpv1.ClusterNetworkPolicy{}, list: func() runtime.Object { return &cnpv1.ClusterNetworkPolicyList{} },
+		},
+	}
 }
 
 // pods are asked for by those who name them to people.

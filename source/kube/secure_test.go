@@ -44,9 +44,9 @@ func (a authority) client(crt, key string) {
 	check(a.t, err, p.Write(crt, key))
 }
 
-// secure has the world speak TLS with a certificate, and want one of the clients' authority, if there is one. It refuses
-// others as an API server does: with an answer.
-func (w *world) secure(c tls.Certificate, clients *pki.Authority) {
+// secure has the world speak TLS with a certificate, and want one of the clients' authority, if there is one. It
+// refuses others as an API server does: with an answer.
+func (w *fixture) secure(c tls.Certificate, clients *pki.Authority) {
 	config := &tls.Config{Certificates: []tls.Certificate{c}, NextProtos: []string{"h2", "http/1.1"}}
 	if clients != nil {
 		config.ClientAuth = tls.RequestClientCert
@@ -54,7 +54,8 @@ func (w *world) secure(c tls.Certificate, clients *pki.Authority) {
 		pool.AddCert(clients.Cert)
 		w.ill(func(rw http.ResponseWriter, r *http.Request) bool {
 			if l := r.TLS.PeerCertificates; len(l) > 0 {
-				if _, err := l[0].Verify(x509.VerifyOptions{Roots: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err == nil {
+				if _, err := l[0].Verify(x509.VerifyOptions{Roots: pool,
+					KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err == nil {
 					return false
 				}
 			}
@@ -71,11 +72,12 @@ func (w *world) secure(c tls.Certificate, clients *pki.Authority) {
 func unauthorized(rw http.ResponseWriter) {
 	rw.Header().Set("Content-Type", "application/json")
 	rw.WriteHeader(http.StatusUnauthorized)
-	fmt.Fprint(rw, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Unauthorized","code":401,"message":"Unauthorized"}`)
+	fmt.Fprint(rw,
+		`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Unauthorized","code":401,"message":"Unauthorized"}`)
 }
 
 // kubeconfigFor writes a kubeconfig that names the files ca.crt, client.crt and client.key, or token, in dir.
-func (w *world) kubeconfigFor(dir, user string) {
+func (w *fixture) kubeconfigFor(dir, user string) {
 	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: "https://%s", certificate-authority: %s/ca.crt}}],
 users: [{name: u, user: %s}], contexts: [{name: x, context: {cluster: c, user: u}}], current-context: x}`, w.address, dir, user)
 	check(w.t, os.WriteFile(w.kubeconfig, []byte(text), 0o600))
@@ -83,7 +85,7 @@ users: [{name: u, user: %s}], contexts: [{name: x, context: {cluster: c, user: u
 
 // Certificates of server, client and authorities change under the running source, after failures too.
 func TestCertificatesRotate(t *testing.T) {
-	w, dir := newWorld(t), t.TempDir()
+	w, dir := newFixture(t), t.TempDir()
 	ca, crt, key := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "client.crt"), filepath.Join(dir, "client.key")
 	one, two := newAuthority(t), newAuthority(t)
 	check(t, os.WriteFile(ca, one.PEM(), 0o600))
@@ -126,7 +128,7 @@ func TestCertificatesRotate(t *testing.T) {
 
 // A token that has expired is read again from its file.
 func TestTokenRotates(t *testing.T) {
-	w, dir := newWorld(t), t.TempDir()
+	w, dir := newFixture(t), t.TempDir()
 	a := newAuthority(t)
 	token := filepath.Join(dir, "token")
 	check(t, os.WriteFile(filepath.Join(dir, "ca.crt"), a.PEM(), 0o600), os.WriteFile(token, []byte("old"), 0o600))
@@ -161,7 +163,7 @@ func TestTokenRotates(t *testing.T) {
 
 // The kubeconfig may name another server.
 func TestServerMoves(t *testing.T) {
-	one, two := newWorld(t), newWorld(t)
+	one, two := newFixture(t), newFixture(t)
 	s := apiserver.New(service("web", 80), node("a"))
 	one.serve(s)
 	one.follow(kube.Options{})

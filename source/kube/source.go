@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,18 +20,26 @@ type Options struct {
 	Node      string // this node's name
 	ProxyName string // as in resolve.Config
 	Nodes     bool   // all of them, not this node's alone
+	// Kinds are read as well: of Namespace, Pod, NetworkPolicy and ClusterNetworkPolicy. Nothing begins without them, but
+	// for ClusterNetworkPolicies that the server doesn't serve.
+	Kinds []source.Kind
 
 	// NamespaceBytes and Bytes bound the weight of the Services, and of the EndpointSlices, of one namespace and of
 	// all, in bytes of memory. Each should be above what one object can weigh: 16 MiB. 0 is the default.
 	NamespaceBytes, Bytes int
 }
 
-// kinds gives what is asked for.
+// kinds returns what is asked for.
 func (o Options) kinds() []resource {
 	list := resources(o.Node, o.ProxyName)
 	for i := range list {
 		if o.Nodes && list[i].kind == source.Node {
 			list[i].field = ""
+		}
+	}
+	for _, r := range policyResources() {
+		if slices.Contains(o.Kinds, r.kind) {
+			list = append(list, r)
 		}
 	}
 	return list
@@ -40,6 +49,7 @@ func (o Options) kinds() []resource {
 type Source struct {
 	options Options
 	pause   time.Duration // in place of firstPause
+	retry   time.Duration // in place of resource.retry
 }
 
 var _ source.Source = (*Source)(nil)
@@ -50,19 +60,20 @@ func New(o Options) *Source { return &Source{options: o} }
 // patience is how long the first lists may take before it is said that they do.
 const patience = 5 * time.Second
 
-// Run gives what there is and then each change, until ctx ends. Only an access that can't be read at first is an error.
+// Run returns what there is and then each change, until ctx ends. Only an access that can't be read at first is an
+// error.
 func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 	c, err := open(s.options.Access)
 	if err != nil {
 		return err
 	}
 	kinds := s.options.kinds()
-	n, words := newNews(kinds), strip.New()
+	n, words := newUpdates(kinds), strip.New()
 	var streams sync.WaitGroup
 	defer streams.Wait()
 	for _, r := range kinds {
 		st := newStream(r, c, n, words, s.options.budget(r.kind))
-		st.pause = cmp.Or(s.pause, st.pause)
+		st.pause, st.retry = cmp.Or(s.pause, st.pause), cmp.Or(s.retry, st.retry)
 		streams.Go(func() { st.run(ctx) })
 	}
 	defer time.AfterFunc(patience, n.delay).Stop()
@@ -70,9 +81,9 @@ func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-n.told:
+		case <-n.notified:
 		}
-		if b, ok := n.take(); ok {
+		if b, ok := n.collect(); ok {
 			deliver(b)
 		}
 	}
@@ -80,7 +91,8 @@ func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 
 // Load reads once: what Run reads, without its bounds, all Nodes, and Pods if asked for. Nodes and Pods that can't be
 // read are a problem.
-func (s *Source) Load(ctx context.Context, withPods bool) (objects []source.Object, problems []source.Problem, err error) {
+func (s *Source) Load(ctx context.Context,
+	withPods bool) (objects []source.Object, problems []source.Problem, err error) {
 	c, err := open(s.options.Access)
 	if err != nil {
 		return nil, nil, err
@@ -88,7 +100,7 @@ func (s *Source) Load(ctx context.Context, withPods bool) (objects []source.Obje
 	o := s.options
 	o.Nodes = true
 	kinds := o.kinds()
-	if withPods {
+	if withPods && !slices.Contains(o.Kinds, source.Pod) {
 		kinds = append(kinds, pods())
 	}
 	words := strip.New()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -25,7 +26,7 @@ import (
 type stream struct {
 	resource
 	*client
-	*news
+	*updates
 	words  *strip.Words
 	rest   time.Time // not to ask a server before, that answers with errors
 	listed *budget   // of the list that comes now
@@ -33,20 +34,22 @@ type stream struct {
 	wake   chan struct{} // holds one when refetch has to look again
 
 	mu       sync.Mutex
-	budget   *budget // what was handed on
-	over     bool    // a namespace was beyond the bound
-	turns    map[string]turn
+	budget   *budget         // what was handed on
+	over     bool            // a namespace was beyond the bound
+	closed   map[string]bool // namespaces that have a substitute for policies that are left out
+	backoffs map[string]backoff
 	fetching string          // the namespace that is listed again
 	seen     map[string]bool // what was seen of its objects since; nil while none is listed
 }
 
-func newStream(r resource, c *client, n *news, words *strip.Words, b *budget) *stream {
-	return &stream{resource: r, client: c, news: n, words: words, pause: firstPause, wake: make(chan struct{}, 1),
-		budget: b, turns: map[string]turn{}}
+func newStream(r resource, c *client, n *updates, words *strip.Words, b *budget) *stream {
+	return &stream{resource: r, client: c, updates: n, words: words, pause: firstPause, wake: make(chan struct{}, 1),
+		budget: b, backoffs: map[string]backoff{}}
 }
 
 // refused is how long to wait between attempts to connect: 0.1 to 0.8 s.
-var refused = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 1 << 20, Cap: 400 * time.Millisecond}
+var refused = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 1 << 20,
+	Cap: 400 * time.Millisecond}
 
 // longest is how long to leave a server alone, that answers with errors.
 const longest = 10 * time.Second
@@ -56,7 +59,8 @@ const unserved = 10 * time.Minute
 
 // run follows until ctx ends.
 func (s *stream) run(ctx context.Context) {
-	r := cache.NewReflectorWithOptions(&cache.ListWatch{ListWithContextFunc: s.ask, WatchFuncWithContext: s.follow}, s.object, s,
+	r := cache.NewReflectorWithOptions(&cache.ListWatch{ListWithContextFunc: s.listPage, WatchFuncWithContext: s.follow},
+		s.object, s,
 		cache.ReflectorOptions{Name: s.Resource, Backoff: &refused})
 	var other sync.WaitGroup
 	defer other.Wait()
@@ -64,8 +68,8 @@ func (s *stream) run(ctx context.Context) {
 	r.RunWithContext(klog.NewContext(ctx, logr.Discard())) // ask and follow tell what goes wrong
 }
 
-// ask lists. What the budget leaves out is not in the list.
-func (s *stream) ask(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+// listPage lists. What the budget leaves out is not in the list.
+func (s *stream) listPage(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	if err := s.pauses(ctx); err != nil {
 		return nil, err
 	}
@@ -113,7 +117,7 @@ func (s *stream) pauses(ctx context.Context) error {
 	}
 }
 
-// failed tells of a failed request and makes ready for the next.
+// failed reports of a failed request and makes ready for the next.
 func (s *stream) failed(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -123,22 +127,22 @@ func (s *stream) failed(ctx context.Context, err error) {
 	if bad := s.renew(); bad != nil {
 		reason, message = Misconfigured, bad.Error()+": the last state is used until it is fixed; "+message
 	}
-	if t := s.ill(s.kind, reason, message); t.answered() {
+	if t := s.ill(s.kind, reason, message); t.reachable() {
 		s.rest = time.Now().Add(spare(time.Since(t.turned)))
 		if s.optional && reason == NotServed {
-			s.rest = time.Now().Add(unserved/2 + rand.N(unserved/2))
+			s.rest = time.Now().Add(s.retry/2 + rand.N(s.retry/2))
 		}
 	}
 }
 
-// spare gives how long to leave a server alone that has answered with errors for so long.
+// spare returns how long to leave a server alone that has answered with errors for so long.
 func spare(lasted time.Duration) time.Duration {
 	d := min(max(lasted/2, 50*time.Millisecond), longest)
 	return d/2 + rand.N(d/2)
 }
 
-// change says that o is now so, and returns what is to be handed on: nothing where that is no news. created says that o
-// is new.
+// change reports that o is now so, and returns what is to be handed on: nothing where that is no news. created says
+// that o is new.
 func (s *stream) change(o source.Object, created bool) (changes []update) {
 	name, version := nameOf(o), versionOf(o)
 	before, there := s.budget.get(name)
@@ -170,7 +174,7 @@ func nameOf(o source.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// versionOf gives a resource version, which is a decimal number (KEP-5504), or 0.
+// versionOf returns a resource version, which is a decimal number (KEP-5504), or 0.
 func versionOf(o source.Object) uint64 {
 	n, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
 	if err != nil {
@@ -189,7 +193,7 @@ func (s *stream) set(o source.Object, created bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.see(nameOf(o), true)
-	if changes := s.change(o, created); len(changes) > 0 {
+	if changes := append(s.change(o, created), s.substitutes()...); len(changes) > 0 {
 		s.put(changes...)
 	}
 	s.report()
@@ -202,8 +206,12 @@ func (s *stream) Delete(o any) error {
 	defer s.mu.Unlock()
 	name := nameOf(o.(source.Object))
 	s.see(name, false)
+	changes := s.substitutes()
 	if s.budget.remove(name) {
-		s.put(update{Change: source.Change{Key: s.key(name)}})
+		changes = append(changes, update{Change: source.Change{Key: s.key(name)}})
+	}
+	if len(changes) > 0 {
+		s.put(changes...)
 	}
 	s.report()
 	return nil
@@ -248,13 +256,46 @@ func (s *stream) Replace(list []any, _ string) error {
 			}
 		}
 	}
-	s.replace(s.kind, changes)
+	s.replace(s.kind, append(changes, s.substitutes()...))
 	s.well(s.kind)
 	s.report()
 	return nil
 }
 
-// report tells which namespaces are beyond the bound, and has those looked at of which more may fit by now.
+// Substitute is the name of the NetworkPolicy that a namespace has in place of those that are left out: it isolates
+// every pod there. No object of an API server can have it.
+const Substitute = "LeftOut"
+
+// substitutes returns what makes namespaces closed of which policies are left out, and open again once none is.
+func (s *stream) substitutes() (out []update) {
+	if s.kind != source.NetworkPolicy || len(s.budget.over) == 0 && len(s.closed) == 0 {
+		return nil
+	}
+	key := func(namespace string) source.Key {
+		return s.key(types.NamespacedName{Namespace: namespace, Name: Substitute})
+	}
+	for namespace := range s.budget.over {
+		if s.closed[namespace] {
+			continue
+		}
+		if s.closed == nil {
+			s.closed = map[string]bool{}
+		}
+		s.closed[namespace] = true
+		p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: Substitute}}
+		p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
+		out = append(out, update{source.Change{Key: key(namespace), Object: p}, true})
+	}
+	for namespace := range s.closed {
+		if s.budget.over[namespace] == nil {
+			delete(s.closed, namespace)
+			out = append(out, update{Change: source.Change{Key: key(namespace)}})
+		}
+	}
+	return out
+}
+
+// report reports which namespaces are beyond the bound, and has those looked at of which more may fit by now.
 func (s *stream) report() {
 	if len(s.budget.over) == 0 && !s.over {
 		return

@@ -36,7 +36,7 @@ type trouble struct {
 	turned          time.Time // the reason was another before
 }
 
-// whole says whether the trouble is with the server, and so with every kind.
+// whole reports whether the trouble is with the server, and so with every kind.
 func (t *trouble) whole() bool {
 	switch t.reason {
 	case Unreachable, Untrusted, Unauthorized, Misconfigured:
@@ -45,10 +45,10 @@ func (t *trouble) whole() bool {
 	return false
 }
 
-// answered says whether the server did answer, so that asking again costs it something.
-func (t *trouble) answered() bool { return t.reason != Unreachable }
+// reachable reports whether the server did answer, so that asking again costs it something.
+func (t *trouble) reachable() bool { return t.reason != Unreachable }
 
-// reasonOf gives the reason of a failed request.
+// reasonOf returns the reason of a failed request.
 func reasonOf(err error) string {
 	var authority x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
@@ -93,19 +93,24 @@ func problemOf(host string, r resource, reason string, err error) string {
 	case Unreachable:
 		return what + plain(err) + ": everything stays as it was seen last; it is tried again until it answers"
 	case Untrusted:
-		return what + plain(err) + ": everything stays as it was seen last; correct the certificate authority or the client's certificate: the files are read again at each attempt"
+		return what + plain(err) + ": everything stays as it was seen last; correct the certificate authority or the " +
+			"client's certificate: the files are read again at each attempt"
 	case Unauthorized:
-		return what + "it does not accept the credentials: everything stays as it was seen last; renew the token or certificate: the files are read again at each attempt"
+		return what + "it does not accept the credentials: everything stays as it was seen last; renew the token or " +
+			"certificate: the files are read again at each attempt"
 	case Forbidden:
-		return what + fmt.Sprintf("list or watch %s: %s: they stay as they were seen last; let a ClusterRole allow the verbs list and watch on %s",
+		return what + fmt.Sprintf("list or watch %s: %s: they stay as they were seen last; let a ClusterRole allow the "+
+			"verbs list and watch on %s",
 			r.GroupResource(), plain(err), r.GroupResource())
 	case NotServed:
-		return what + fmt.Sprintf("it does not serve %s: %s: they stay as they were seen last", r.GroupVersionResource.String(), plain(err))
+		return what + fmt.Sprintf("it does not serve %s: %s: they stay as they were seen last",
+			r.GroupVersionResource.String(), plain(err))
 	}
-	return what + fmt.Sprintf("list or watch %s: %s: they stay as they were seen last; it is tried again", r.GroupResource(), plain(err))
+	return what + fmt.Sprintf("list or watch %s: %s: they stay as they were seen last; it is tried again",
+		r.GroupResource(), plain(err))
 }
 
 // problem is the trouble for people and programs.
 func (t *trouble) problem() source.Problem {
-	return source.Problem{Reason: t.reason, Message: t.message, Since: t.since, Kept: true}
+	return source.Problem{Reason: t.reason, Message: t.message, Since: t.since, Retained: true}
 }

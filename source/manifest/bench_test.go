@@ -157,9 +157,10 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
-// changing gives the file to change, and its text.
+// changing returns the file to change, and its text.
 func changing(b *testing.B, dir, layout string) (name, text string) {
-	name = map[string]string{"YAML files": "7/7-0.yaml", "JSON files": "7/7-0.json", "one YAML file": "all.yaml", "one JSON List": "all.json"}[layout]
+	name = map[string]string{"YAML files": "7/7-0.yaml", "JSON files": "7/7-0.json", "one YAML file": "all.yaml",
+		"one JSON List": "all.json"}[layout]
 	name = filepath.Join(dir, name)
 	t, err := os.ReadFile(name)
 	must(b, err)
@@ -192,7 +193,7 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
-// BenchmarkMemory tells what a running source keeps of 10,000 Services with ten endpoints each.
+// BenchmarkMemory reports what a running source keeps of 10,000 Services with ten endpoints each.
 func BenchmarkMemory(b *testing.B) {
 	for _, layout := range layouts {
 		b.Run(layout, func(b *testing.B) {
@@ -216,7 +217,7 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// cpu gives the processor time that the process has used, which other processes disturb less than the clock.
+// cpu returns the processor time that the process has used, which other processes disturb less than the clock.
 func cpu() time.Duration {
 	var r unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {

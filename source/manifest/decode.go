@@ -14,6 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	kjson "sigs.k8s.io/json"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/strip"
@@ -61,7 +62,7 @@ const (
 	unreadable             // it may be any object
 )
 
-// kinds tells how each kind is written.
+// kinds reports how each kind is written.
 var kinds = map[string]struct {
 	version string
 	make    func() source.Object
@@ -72,10 +73,13 @@ var kinds = map[string]struct {
 	string(source.Pod):           {"v1", func() source.Object { return new(corev1.Pod) }},
 	string(source.EndpointSlice): {"discovery.k8s.io/v1", func() source.Object { return new(discoveryv1.EndpointSlice) }},
 	string(source.ServiceCIDR):   {"networking.k8s.io/v1", func() source.Object { return new(networkingv1.ServiceCIDR) }},
-	string(source.NetworkPolicy): {"networking.k8s.io/v1", func() source.Object { return new(networkingv1.NetworkPolicy) }},
+	string(source.NetworkPolicy): {"networking.k8s.io/v1",
+		func() source.Object { return new(networkingv1.NetworkPolicy) }},
+	string(source.ClusterNetworkPolicy): {"policy.networking.k8s.io/v1alpha2",
+		func() source.Object { return new(cnpv1.ClusterNetworkPolicy) }},
 }
 
-// decode gives what one document says. Items of a List that stand in old are taken from there.
+// decode returns what one document says. Items of a List that stand in old are taken from there.
 func decode(c chunk, old *cache, words *strip.Words) []item {
 	j, bad := c.toJSON()
 	if bad != nil {
@@ -101,10 +105,11 @@ func items(j []byte, version, kind string, old *cache, words *strip.Words) []ite
 
 // unread makes the refusal of an item that may be any object.
 func unread(field, reason, message string, args ...any) *refusal {
-	return &refusal{fate: unreadable, problems: []source.Problem{{Field: field, Reason: reason, Message: fmt.Sprintf(message, args...)}}}
+	return &refusal{fate: unreadable, problems: []source.Problem{
+		{Field: field, Reason: reason, Message: fmt.Sprintf(message, args...)}}}
 }
 
-// toJSON gives the document as JSON.
+// toJSON returns the document as JSON.
 func (c chunk) toJSON() ([]byte, *refusal) {
 	if c.json && json.Valid(c.text) {
 		return c.text, nil
@@ -159,39 +164,17 @@ func inFile(message string, first int) string {
 	})
 }
 
-// list gives the items of a List, or of a list of one kind, whose items need not repeat it.
+// list returns the items of a List, or of a list of one kind, whose items need not repeat it.
 func list(j []byte, version, kind, of string, old *cache, words *strip.Words) []item {
-	var raw []byte
-	seen := map[string]bool{}
-	for name, val := range members(j) {
-		n := text(name)
-		switch {
-		case seen[n]:
-			return []item{{bad: unread(n, DuplicateField, "stands twice in the %s: keep one", kind)}}
-		case n == "items":
-			raw = val
-		case n != "apiVersion" && n != "kind" && n != "metadata":
-			return []item{{bad: unread(n, UnknownField, "a %s has no such field%s", kind, didYouMean(n, "items", "metadata"))}}
-		}
-		seen[n] = true
-	}
-	switch {
-	case of == "" && version != "v1" || of != "" && version != kinds[of].version:
-		want := "v1"
-		if of != "" {
-			want = kinds[of].version
-		}
-		return []item{{bad: unread("apiVersion", WrongVersion, "a %s of %s is not read: write %s", kind, orNone(version), want)}}
-	case raw != nil && string(raw) != "null" && raw[0] != '[':
-		return []item{{bad: unread("items", WrongType, "must be a list of objects")}}
-	case raw == nil || raw[0] != '[':
-		return nil
+	raw, bad := listed(j, version, kind, of)
+	if bad != nil {
+		return []item{{bad: bad}}
 	}
 	raws := elements(raw)
 	out := make([][]item, len(raws))
 	parallel(len(raws), func(i int) {
 		hash := digest(raws[i])
-		if it, ok := old.take(hash); ok {
+		if it, ok := old.consume(hash); ok {
 			out[i] = []item{it}
 			return
 		}
@@ -216,7 +199,37 @@ func list(j []byte, version, kind, of string, old *cache, words *strip.Words) []
 	return slices.Concat(out...)
 }
 
-// object gives what the JSON object j says.
+// listed returns the JSON array of a list's items, nil for none, or why the list is not read.
+func listed(j []byte, version, kind, of string) (raw []byte, bad *refusal) {
+	seen := map[string]bool{}
+	for name, val := range members(j) {
+		n := text(name)
+		switch {
+		case seen[n]:
+			return nil, unread(n, DuplicateField, "stands twice in the %s: keep one", kind)
+		case n == "items":
+			raw = val
+		case n != "apiVersion" && n != "kind" && n != "metadata":
+			return nil, unread(n, UnknownField, "a %s has no such field%s", kind, didYouMean(n, "items", "metadata"))
+		}
+		seen[n] = true
+	}
+	switch {
+	case of == "" && version != "v1" || of != "" && version != kinds[of].version:
+		want := "v1"
+		if of != "" {
+			want = kinds[of].version
+		}
+		return nil, unread("apiVersion", WrongVersion, "a %s of %s is not read: write %s", kind, orNone(version), want)
+	case raw != nil && string(raw) != "null" && raw[0] != '[':
+		return nil, unread("items", WrongType, "must be a list of objects")
+	case raw == nil || raw[0] != '[':
+		return nil, nil
+	}
+	return raw, nil
+}
+
+// object returns what the JSON object j says.
 func object(j []byte, version, kind string, words *strip.Words) item {
 	if j[0] != '{' {
 		return item{bad: unread("", WrongType, "must be an object with apiVersion, kind and metadata")}
@@ -250,7 +263,7 @@ func refuse(key source.Key, problems []source.Problem) *refusal {
 	return bad
 }
 
-// identity gives the key that an object's metadata says, with an empty name where it says none that is text.
+// identity returns the key that an object's metadata says, with an empty name where it says none that is text.
 func identity(j []byte, kind string) source.Key {
 	var o struct {
 		Metadata struct {
@@ -289,7 +302,7 @@ func ignores(version, kind string) bool {
 	return of != "" && kinds[of].make == nil && Nearest(of, kindNames()) == ""
 }
 
-// notRead tells what is wrong with an apiVersion and a kind that are not read.
+// notRead reports what is wrong with an apiVersion and a kind that are not read.
 func notRead(j []byte, version, kind string) *refusal {
 	key := identity(j, kind)
 	problem := func(field, reason, message string, args ...any) []source.Problem {
@@ -303,7 +316,8 @@ func notRead(j []byte, version, kind string) *refusal {
 	case ok && foreign(version):
 		group, _, _ := strings.Cut(version, "/")
 		key.Kind = source.Kind(kind + "." + group)
-		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead, "%s %s is not the %s of %s: Fairlead has no use for it and ignores it", version, kind, kind, k.version)}
+		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead,
+			"%s %s is not the %s of %s: Fairlead has no use for it and ignores it", version, kind, kind, k.version)}
 	case ok:
 		return refuse(key, problem("apiVersion", WrongVersion, "%s of %s is not read: write apiVersion %s", kind,
 			orNone(version), k.version))
@@ -318,11 +332,16 @@ func notRead(j []byte, version, kind string) *refusal {
 		kinds[near].version)
 }
 
-// render tells how the objects of a Helm chart are made.
+// render reports how the objects of a Helm chart are made.
 const render = "render the chart with helm template NAME CHART > FILE, and read FILE"
 
-// instead tells what to write for kinds that people may expect to count.
+const clusterInstead = ": write a ClusterNetworkPolicy (policy.networking.k8s.io/v1alpha2)"
+
+// instead reports what to write for kinds that people may expect to count.
 var instead = map[string]string{
+	"AdminNetworkPolicy":         clusterInstead,
+	"BaselineAdminNetworkPolicy": clusterInstead,
+
 	"Endpoints":     ": write an EndpointSlice (discovery.k8s.io/v1)",
 	"Ingress":       ": it is for an ingress controller, behind a Service",
 	"Kustomization": ": build the objects with kubectl kustomize FOLDER > FILE, and read FILE",

@@ -36,13 +36,15 @@ func TestDecode(t *testing.T) {
 		name, text string
 		want       source.Object
 	}{
-		{"least Service", `{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 80}]}}`, &corev1.Service{
-			ObjectMeta: meta("a"),
-			Spec: corev1.ServiceSpec{
-				Type: corev1.ServiceTypeClusterIP, SessionAffinity: corev1.ServiceAffinityNone, Ports: []corev1.ServicePort{port(80)},
-				InternalTrafficPolicy: ptr(corev1.ServiceInternalTrafficPolicyCluster),
-			},
-		}},
+		{"least Service", `{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 80}]}}`,
+			&corev1.Service{
+				ObjectMeta: meta("a"),
+				Spec: corev1.ServiceSpec{
+					Type: corev1.ServiceTypeClusterIP, SessionAffinity: corev1.ServiceAffinityNone,
+					Ports:                 []corev1.ServicePort{port(80)},
+					InternalTrafficPolicy: ptr(corev1.ServiceInternalTrafficPolicyCluster),
+				},
+			}},
 		{"dual LoadBalancer", `
 apiVersion: v1
 kind: Service
@@ -61,13 +63,17 @@ status:
 			Spec: corev1.ServiceSpec{
 				Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1", "fd00::1"},
 				IPFamilies:      []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
-				SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr[int32](10800)}},
-				Ports:                 []corev1.ServicePort{{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, TargetPort: intstr.FromString("dns"), NodePort: 30053}},
-				InternalTrafficPolicy: ptr(corev1.ServiceInternalTrafficPolicyLocal), ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyCluster,
+				SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: &corev1.SessionAffinityConfig{
+					ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr[int32](10800)}},
+				Ports: []corev1.ServicePort{{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53,
+					TargetPort: intstr.FromString("dns"), NodePort: 30053}},
+				InternalTrafficPolicy:         ptr(corev1.ServiceInternalTrafficPolicyLocal),
+				ExternalTrafficPolicy:         corev1.ServiceExternalTrafficPolicyCluster,
 				AllocateLoadBalancerNodePorts: ptr(true),
 			},
 			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{
-				{IP: "192.0.2.1", IPMode: ptr(corev1.LoadBalancerIPModeVIP)}, {IP: "192.0.2.2", IPMode: ptr(corev1.LoadBalancerIPModeProxy)}, {Hostname: "a.example"},
+				{IP: "192.0.2.1", IPMode: ptr(corev1.LoadBalancerIPModeVIP)},
+				{IP: "192.0.2.2", IPMode: ptr(corev1.LoadBalancerIPModeProxy)}, {Hostname: "a.example"},
 			}}},
 		}},
 		{"external address, no affinity's timeout", `
@@ -78,15 +84,21 @@ spec: {clusterIP: "fd00::1", externalIPs: [192.0.2.1], sessionAffinityConfig: {c
 `, &corev1.Service{
 			ObjectMeta: meta("a"),
 			Spec: corev1.ServiceSpec{
-				Type: corev1.ServiceTypeClusterIP, ClusterIP: "fd00::1", ClusterIPs: []string{"fd00::1"}, IPFamilies: []corev1.IPFamily{corev1.IPv6Protocol},
-				ExternalIPs: []string{"192.0.2.1"}, SessionAffinity: corev1.ServiceAffinityNone, Ports: []corev1.ServicePort{port(80)},
-				InternalTrafficPolicy: ptr(corev1.ServiceInternalTrafficPolicyCluster), ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyCluster,
+				Type: corev1.ServiceTypeClusterIP, ClusterIP: "fd00::1", ClusterIPs: []string{"fd00::1"},
+				IPFamilies:  []corev1.IPFamily{corev1.IPv6Protocol},
+				ExternalIPs: []string{"192.0.2.1"}, SessionAffinity: corev1.ServiceAffinityNone,
+				Ports:                 []corev1.ServicePort{port(80)},
+				InternalTrafficPolicy: ptr(corev1.ServiceInternalTrafficPolicyCluster),
+				ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyCluster,
 			},
 		}},
-		{"external name", `{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {type: ExternalName, externalName: a.example}}`, &corev1.Service{
-			ObjectMeta: meta("a"),
-			Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "a.example", SessionAffinity: corev1.ServiceAffinityNone},
-		}},
+		{"external name",
+			`{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {type: ExternalName, externalName: a.example}}`,
+			&corev1.Service{
+				ObjectMeta: meta("a"),
+				Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "a.example",
+					SessionAffinity: corev1.ServiceAffinityNone},
+			}},
 		{"metadata", `
 apiVersion: v1
 kind: Namespace
@@ -108,7 +120,8 @@ spec: {finalizers: [kubernetes]}
 status: {phase: Active, conditions: []}
 `, &corev1.Namespace{
 			ObjectMeta: metav1.ObjectMeta{
-				Name: "a", Labels: map[string]string{"a": "b", "kubernetes.io/metadata.name": "a"}, Annotations: map[string]string{"c": "d"},
+				Name: "a", Labels: map[string]string{"a": "b", "kubernetes.io/metadata.name": "a"},
+				Annotations:       map[string]string{"c": "d"},
 				CreationTimestamp: metav1.Unix(1767323045, 0), DeletionTimestamp: ptr(metav1.Unix(1767323046, 0)),
 			},
 			Status: corev1.NamespaceStatus{Phase: corev1.NamespaceActive},
@@ -133,9 +146,12 @@ ports: [{port: 80}, {name: any, protocol: UDP, appProtocol: x}]
 `, &discoveryv1.EndpointSlice{
 			ObjectMeta: meta("a"), AddressType: discoveryv1.AddressTypeIPv4,
 			Endpoints: []discoveryv1.Endpoint{{
-				Addresses: []string{"10.0.0.1", "10.0.0.11"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(true), Terminating: ptr(false)},
-				NodeName: ptr("node"), Zone: ptr("z"), TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "p"},
-				Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z"}}, ForNodes: []discoveryv1.ForNode{{Name: "node"}}},
+				Addresses: []string{"10.0.0.1", "10.0.0.11"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(true),
+					Terminating: ptr(false)},
+				NodeName: ptr("node"), Zone: ptr("z"), TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default",
+					Name: "p"},
+				Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z"}},
+					ForNodes: []discoveryv1.ForNode{{Name: "node"}}},
 			}, {Addresses: []string{"10.0.0.2"}}},
 			Ports: []discoveryv1.EndpointPort{
 				{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr[int32](80)},
@@ -154,7 +170,8 @@ status:
   conditions: [{type: Ready, status: "True"}]
 `, &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: "a"},
-			Spec:       corev1.NodeSpec{PodCIDR: "10.1.0.0/24", PodCIDRs: []string{"10.1.0.0/24"}, ProviderID: "p", Unschedulable: true, Taints: []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}}},
+			Spec: corev1.NodeSpec{PodCIDR: "10.1.0.0/24", PodCIDRs: []string{"10.1.0.0/24"}, ProviderID: "p",
+				Unschedulable: true, Taints: []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}}},
 			Status: corev1.NodeStatus{
 				Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}},
 				Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
@@ -181,12 +198,14 @@ status:
 			ObjectMeta: meta("a"),
 			Spec: corev1.PodSpec{
 				NodeName: "node", HostNetwork: true,
-				InitContainers: []corev1.Container{{Name: "i", RestartPolicy: ptr(corev1.ContainerRestartPolicyAlways), Ports: []corev1.ContainerPort{{Name: "p", ContainerPort: 1, Protocol: corev1.ProtocolTCP}}}},
-				Containers:     []corev1.Container{{Name: "c", Ports: []corev1.ContainerPort{{ContainerPort: 80, Protocol: corev1.ProtocolSCTP}}}, {Name: "d"}},
+				InitContainers: []corev1.Container{{Name: "i", RestartPolicy: ptr(corev1.ContainerRestartPolicyAlways),
+					Ports: []corev1.ContainerPort{{Name: "p", ContainerPort: 1, Protocol: corev1.ProtocolTCP}}}},
+				Containers: []corev1.Container{{Name: "c",
+					Ports: []corev1.ContainerPort{{ContainerPort: 80, Protocol: corev1.ProtocolSCTP}}}, {Name: "d"}},
 			},
 			Status: corev1.PodStatus{
-				Phase: corev1.PodRunning, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}, {IP: "fd00::1"}}, HostIP: "192.0.2.1",
-				Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+				Phase: corev1.PodRunning, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}, {IP: "fd00::1"}},
+				HostIP: "192.0.2.1",
 			},
 		}},
 		{"ServiceCIDR", `
@@ -210,9 +229,11 @@ spec:
 			ObjectMeta: meta("a"),
 			Spec: networkingv1.NetworkPolicySpec{
 				PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
-				Ingress:     []networkingv1.NetworkPolicyIngressRule{{Ports: []networkingv1.NetworkPolicyPort{{Protocol: ptr(corev1.ProtocolTCP), Port: ptr(intstr.FromInt32(80))}}}},
+				Ingress: []networkingv1.NetworkPolicyIngressRule{
+					{Ports: []networkingv1.NetworkPolicyPort{{Protocol: ptr(corev1.ProtocolTCP), Port: ptr(intstr.FromInt32(80))}}}},
 				Egress: []networkingv1.NetworkPolicyEgressRule{{
-					To:    []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}}},
+					To: []networkingv1.NetworkPolicyPeer{
+						{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}}},
 					Ports: []networkingv1.NetworkPolicyPort{{Protocol: ptr(corev1.ProtocolUDP), Port: ptr(intstr.FromString("dns"))}},
 				}},
 			},
@@ -249,7 +270,8 @@ func TestSplit(t *testing.T) {
 		{"end mark", "a: b\n...\nc: d\n", []chunk{{[]byte("a: b\n"), 1, false}, {[]byte("c: d\n"), 3, false}}},
 		{"directive", "%YAML 1.1\n---\na: b\n", []chunk{{[]byte("a: b\n"), 3, false}}},
 		{"behind the mark", "--- {a: b}\n---x: y\n", []chunk{{[]byte(" {a: b}\n---x: y\n"), 1, true}}},
-		{"JSON in a row", "{\"a\": \"}\\\"{\"}\n\n{\"b\": [1]} {}\n", []chunk{{[]byte(`{"a": "}\"{"}`), 1, true}, {[]byte(`{"b": [1]}`), 3, true}, {[]byte(`{}`), 3, true}}},
+		{"JSON in a row", "{\"a\": \"}\\\"{\"}\n\n{\"b\": [1]} {}\n",
+			[]chunk{{[]byte(`{"a": "}\"{"}`), 1, true}, {[]byte(`{"b": [1]}`), 3, true}, {[]byte(`{}`), 3, true}}},
 		{"JSON, then words", "{}\nx\n", []chunk{{[]byte("{}\nx\n"), 1, true}}},
 		{"JSON, cut short", "{\"a\": \"b\n", []chunk{{[]byte("{\"a\": \"b\n"), 1, true}}},
 		{"dashes inside", "a: |\n  ---\n  b\nc: ---\n", []chunk{{[]byte("a: |\n  ---\n  b\nc: ---\n"), 1, false}}},
@@ -272,7 +294,7 @@ func utf16Text(order binary.AppendByteOrder, s string) string {
 }
 
 // No document is lost in silence: what follows behind a document's end is read or named.
-func TestMoreBehindTheDocument(t *testing.T) {
+func TestTrailingDocument(t *testing.T) {
 	const service = "{apiVersion: v1, kind: Service, metadata: {name: %s}, spec: {ports: [{port: 80}]}}\n"
 	a, b := fmt.Sprintf(service, "a"), fmt.Sprintf(service, "b")
 	utf16 := utf16Text(binary.LittleEndian, a+"---\n"+b)
@@ -372,7 +394,7 @@ func FuzzRead(f *testing.F) {
 		}
 		sound(t, first)
 		second, _ := first.read([]byte(two), w)
-		kept(t, first, second)
+		retained(t, first, second)
 		alone, _ := content{}.read([]byte(two), w)
 		if sound(t, alone) && !reflect.DeepEqual(alone.all(), second.all()) {
 			t.Errorf("after %q it says %v, alone %v", one, second.all(), alone.all())
@@ -388,7 +410,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// sound checks that each item has an object or a problem, and says whether all have objects.
+// sound checks that each item has an object or a problem, and reports whether all have objects.
 func sound(t *testing.T, c content) bool {
 	all := true
 	for _, d := range c.docs {
@@ -398,7 +420,8 @@ func sound(t *testing.T, c content) bool {
 				t.Errorf("an item with object %v and refusal %v", it.obj, it.bad)
 			case it.bad != nil:
 				all = false
-				if len(it.bad.problems) == 0 || it.bad.problems[0].Reason != Syntax && strings.Contains(it.bad.problems[0].Message, "%!") {
+				if len(it.bad.problems) == 0 || it.bad.problems[0].Reason != Syntax &&
+					strings.Contains(it.bad.problems[0].Message, "%!") {
 					t.Errorf("refused without a good word: %v", it.bad.problems)
 				}
 			default:

@@ -91,7 +91,7 @@ func defaultService(s *corev1.ServiceSpec) {
 	if s.Type != corev1.ServiceTypeExternalName {
 		setNil(&s.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster)
 	}
-	if fromOutside(s) {
+	if fromExternal(s) {
 		setZero(&s.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster)
 	}
 	if s.Type == corev1.ServiceTypeLoadBalancer {
@@ -101,8 +101,8 @@ func defaultService(s *corev1.ServiceSpec) {
 	defaultFamilies(s)
 }
 
-// fromOutside says whether clients outside of the cluster may come: those Services have an externalTrafficPolicy.
-func fromOutside(s *corev1.ServiceSpec) bool {
+// fromExternal reports whether clients outside of the cluster may come: those Services have an externalTrafficPolicy.
+func fromExternal(s *corev1.ServiceSpec) bool {
 	return s.Type == corev1.ServiceTypeNodePort || s.Type == corev1.ServiceTypeLoadBalancer ||
 		s.Type == corev1.ServiceTypeClusterIP && len(s.ExternalIPs) > 0
 }

@@ -15,7 +15,8 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// explain says why the JSON object j is no o: the decoder's own errors lack indexes and stop at the first wrong type.
+// explain returns why the JSON object j is no o: the decoder's own errors lack indexes and stop at the first wrong
+// type.
 func explain(j []byte, o source.Object, kind string, strict []error, err error) *refusal {
 	if syntax, offset := kjson.SyntaxErrorOffset(err); syntax {
 		return unread("", Syntax, "byte %d of the object: %v", offset, err)
@@ -154,7 +155,7 @@ func (e *explainer) fields(path string, m map[string]any, t reflect.Type) {
 	}
 }
 
-// fields gives the types of a struct's fields by their names in JSON.
+// fields returns the types of a struct's fields by their names in JSON.
 func fields(t reflect.Type) map[string]reflect.Type {
 	out := map[string]reflect.Type{}
 	for f := range t.Fields() {
@@ -169,7 +170,7 @@ func fields(t reflect.Type) map[string]reflect.Type {
 	return out
 }
 
-// didYouMean gives ": did you mean x?" for the word nearest to an unknown one, and else how to go on.
+// didYouMean returns ": did you mean x?" for the word nearest to an unknown one, and else how to go on.
 func didYouMean(word string, known ...string) string {
 	if near := Nearest(word, known); near != "" {
 		return ": did you mean " + near + "?"

@@ -31,34 +31,34 @@ type diff struct{ add, remove []source.Object }
 
 var seed = maphash.MakeSeed()
 
-// digest gives a number for a text, never 0.
+// digest returns a number for a text, never 0.
 func digest(text []byte) uint64 { return maphash.Bytes(seed, text) | 1 }
 
-// read gives what text says, decoding only what old does not hold already. Objects that say the same as before keep
+// read returns what text says, decoding only what old does not hold already. Objects that say the same as before keep
 // their pointers.
 func (old content) read(text []byte, words *strip.Words) (content, diff) {
 	chunks := split(text)
 	next := content{docs: make([]doc, len(chunks))}
-	taken := make([]bool, len(old.docs))
+	reused := make([]bool, len(old.docs))
 	var where map[uint64]int // documents of old, by hash: made when one is not where it was
 	var fresh []int
 	for i, c := range chunks {
 		next.docs[i] = doc{hash: digest(c.text), line: c.line}
-		j, ok := i, i < len(old.docs) && !taken[i] && old.docs[i].hash == next.docs[i].hash
+		j, ok := i, i < len(old.docs) && !reused[i] && old.docs[i].hash == next.docs[i].hash
 		if !ok {
 			if where == nil {
 				where = old.index()
 			}
 			j, ok = where[next.docs[i].hash]
-			ok = ok && !taken[j]
+			ok = ok && !reused[j]
 		}
 		if ok {
-			taken[j], next.docs[i].items = true, old.docs[j].items
+			reused[j], next.docs[i].items = true, old.docs[j].items
 		} else {
 			fresh = append(fresh, i)
 		}
 	}
-	m := newMerge(old, taken)
+	m := newMerge(old, reused)
 	for i := range next.docs {
 		next.docs[i].items = m.release(next.docs[i].items)
 	}
@@ -77,7 +77,7 @@ func (old content) index() map[uint64]int {
 	return where
 }
 
-// all gives the objects of a file, with those that it no longer says but keeps.
+// all returns the objects of a file, with those that it no longer says but keeps.
 func (old content) all() (out []source.Object) {
 	for _, d := range old.docs {
 		for _, it := range d.items {
@@ -97,10 +97,10 @@ type merge struct {
 }
 
 // newMerge gathers what old held in documents that are not taken over as they are.
-func newMerge(old content, taken []bool) *merge {
+func newMerge(old content, reused []bool) *merge {
 	m := &merge{gone: map[source.Key]source.Object{}}
 	for i, d := range old.docs {
-		if taken[i] {
+		if reused[i] {
 			continue
 		}
 		for _, it := range m.release(d.items) {
@@ -116,7 +116,7 @@ func newMerge(old content, taken []bool) *merge {
 	return m
 }
 
-// lose notes an object that the file held.
+// lose records an object that the file held.
 func (m *merge) lose(o source.Object) {
 	if o == nil {
 		return
@@ -135,15 +135,16 @@ func (m *merge) find(key source.Key) source.Object {
 	return o
 }
 
-// release gives items without the last good content that refused ones keep, which is lost until settle finds it again.
+// release returns items without the last good content that refused ones keep, which is lost until settle finds it
+// again.
 func (m *merge) release(items []item) []item {
-	keeps := func(it item) bool { return it.bad != nil && it.obj != nil }
-	if !slices.ContainsFunc(items, keeps) {
+	retains := func(it item) bool { return it.bad != nil && it.obj != nil }
+	if !slices.ContainsFunc(items, retains) {
 		return items
 	}
 	items = slices.Clone(items)
 	for i := range items {
-		if keeps(items[i]) {
+		if retains(items[i]) {
 			m.lose(items[i].obj)
 			items[i].obj = nil
 		}
@@ -180,7 +181,7 @@ func (m *merge) settle(next *content, fresh []int) {
 
 func byName(a, b source.Object) int { return compareKeys(source.KeyOf(a), source.KeyOf(b)) }
 
-// compare looks whether the file held the item's object before.
+// compare inspects whether the file held the item's object before.
 func (m *merge) compare(it *item) {
 	if it.bad != nil || m.cache.used[it.obj] {
 		return
@@ -214,7 +215,7 @@ func (c *cache) put(it item) bool {
 	return true
 }
 
-func (c *cache) take(hash uint64) (item, bool) {
+func (c *cache) consume(hash uint64) (item, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	it, ok := c.items[hash]

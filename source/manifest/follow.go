@@ -46,8 +46,8 @@ type wait struct {
 }
 
 type writing struct {
-	since time.Time
-	told  bool
+	since    time.Time
+	reported bool
 }
 
 type move struct {
@@ -74,7 +74,7 @@ func newFollower(root string, n *notifier) *follower {
 	return f
 }
 
-// wanted says whether a file of this name is read.
+// wanted reports whether a file of this name is read.
 func wanted(name string) bool {
 	switch filepath.Ext(name) {
 	case ".yaml", ".yml", ".json":
@@ -85,7 +85,7 @@ func wanted(name string) bool {
 
 func hidden(name string) bool { return name[0] == '.' }
 
-// wants says whether the file at path is read.
+// wants reports whether the file at path is read.
 func (f *follower) wants(path string) bool { return path == f.root || wanted(filepath.Base(path)) }
 
 func (f *follower) touch(path string) { f.due[path] = wait{} }
@@ -113,11 +113,11 @@ func (f *follower) run(ctx context.Context, deliver func(source.Batch)) error {
 		if err != nil || ctx.Err() != nil {
 			return err
 		}
-		f.take(events)
+		f.consume(events)
 	}
 }
 
-// next gives the time when something is due, zero if nothing is.
+// next returns the time when something is due, zero if nothing is.
 func (f *follower) next() (t time.Time) {
 	earlier := func(u time.Time) {
 		if t.IsZero() || u.Before(t) {
@@ -128,15 +128,15 @@ func (f *follower) next() (t time.Time) {
 		earlier(w.until.Add(1)) // a time that has passed is not zero
 	}
 	for _, w := range f.open {
-		if !w.told {
+		if !w.reported {
 			earlier(w.since.Add(patience))
 		}
 	}
 	return t
 }
 
-// take notes what events say.
-func (f *follower) take(events []event) {
+// consume records what events say.
+func (f *follower) consume(events []event) {
 	for _, e := range events {
 		switch {
 		case e.mask&unix.IN_Q_OVERFLOW != 0:
@@ -156,7 +156,7 @@ func (f *follower) take(events []event) {
 	}
 }
 
-// itself notes what happened to a watched folder.
+// itself records what happened to a watched folder.
 func (f *follower) itself(dir string, mask uint32) {
 	if f.dirs[dir] && mask&unix.IN_ATTRIB != 0 {
 		f.touch(dir)
@@ -174,7 +174,7 @@ func (f *follower) changed(dir string) {
 	}
 }
 
-// within notes what happened to a name in a watched folder.
+// within records what happened to a name in a watched folder.
 func (f *follower) within(path string, e event) {
 	for _, p := range f.tree.leads[path] {
 		f.happened(p, e.mask)
@@ -192,7 +192,7 @@ func (f *follower) within(path string, e event) {
 	}
 }
 
-// rename gives what is known of a path to the new one. What comes after in the queue of events is about that.
+// rename returns what is known of a path to the new one. What comes after in the queue of events is about that.
 func (f *follower) rename(m move) {
 	f.moves = append(f.moves, m)
 	left := f.store.rename(m.from, m.to)
@@ -229,7 +229,7 @@ func rekey[T any](known map[string]T, m move) {
 	}
 }
 
-// under says whether path is dir or below it.
+// under reports whether path is dir or below it.
 func under(path, dir string) bool {
 	if dir == "." || dir == "/" {
 		return true
@@ -239,7 +239,7 @@ func under(path, dir string) bool {
 
 // unfollow forgets the ways to links below a folder.
 func (f *follower) unfollow(dir string) {
-	for link := range maps.Clone(f.tree.ways) {
+	for link := range maps.Clone(f.tree.resolvedPaths) {
 		if link != f.root && under(link, dir) {
 			f.tree.unfollow(link)
 		}
@@ -270,7 +270,7 @@ func (f *follower) happened(path string, mask uint32) {
 	}
 }
 
-// round looks at what is due.
+// round inspects what is due.
 func (f *follower) round() error {
 	now := time.Now()
 	f.moves, f.reads = nil, nil
@@ -278,7 +278,7 @@ func (f *follower) round() error {
 		if w := f.due[path]; !w.until.After(now) {
 			delete(f.due, path)
 			if _, open := f.open[path]; !open {
-				f.look(path, w.sure)
+				f.loadPath(path, w.sure)
 			}
 		}
 	}
@@ -304,7 +304,7 @@ func (f *follower) sortReads() {
 // warn names the files that are open for long.
 func (f *follower) warn(now time.Time) {
 	for path, w := range f.open {
-		if !w.told && now.Sub(w.since) >= patience {
+		if !w.reported && now.Sub(w.since) >= patience {
 			f.open[path] = writing{w.since, true}
 			f.fault(path, StillOpen, "a program has it open for writing: what it writes counts once it is closed")
 		}
@@ -321,19 +321,19 @@ func (f *follower) drain() error {
 		if err != nil || events == nil {
 			return err
 		}
-		f.take(events)
+		f.consume(events)
 	}
 	return nil
 }
 
 func (f *follower) fault(path, reason, message string, args ...any) {
-	kept := slices.ContainsFunc(f.store.below(path), f.store.holds)
-	p := source.Problem{File: path, Reason: reason, Message: fmt.Sprintf(message, args...), Kept: kept}
+	retained := slices.ContainsFunc(f.store.below(path), f.store.holds)
+	p := source.Problem{File: path, Reason: reason, Message: fmt.Sprintf(message, args...), Retained: retained}
 	f.store.faults[path] = append(f.store.faults[path], p)
 }
 
-// look finds out what there is at path now. It leaves files to be read in f.reads.
-func (f *follower) look(path string, sure bool) {
+// loadPath finds out what there is at path now. It leaves files to be read in f.reads.
+func (f *follower) loadPath(path string, sure bool) {
 	delete(f.store.faults, path)
 	if path != f.root && !f.dirs[filepath.Dir(path)] {
 		f.gone(path, sure) // if the folder is there again, an event will come and it will be listed
@@ -382,12 +382,12 @@ func (f *follower) toRead(path string, sure bool) {
 	}
 }
 
-// unread tells why path can't be read. What was there stays.
+// unread reports why path can't be read. What was there stays.
 func (f *follower) unread(path string, err error) {
 	f.fault(path, CannotRead, "can't be read: %v", reason(err))
 }
 
-// loops says whether the folder fi, which the link at path leads to, holds the link.
+// loops reports whether the folder fi, which the link at path leads to, holds the link.
 func (f *follower) loops(path string, fi fs.FileInfo) bool {
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 		if up, err := os.Stat(dir); err == nil && os.SameFile(up, fi) {
@@ -424,35 +424,35 @@ func (f *follower) list(dir string) {
 		switch {
 		case hidden(e.Name()):
 		case e.Type().IsRegular() && known:
-			f.look(path, false)
+			f.loadPath(path, false)
 		case e.Type().IsRegular() && f.wants(path):
 			f.toRead(path, false) // what look would do at last
 		case e.IsDir(), e.Type()&fs.ModeSymlink != 0:
-			f.look(path, false)
+			f.loadPath(path, false)
 		}
 	}
 }
 
-// missing looks for what was known in a folder and is not there.
+// missing searches for what was known in a folder and is not there.
 func (f *follower) missing(dir string, entries []fs.DirEntry) {
 	there := map[string]bool{}
 	for _, e := range entries {
 		there[filepath.Join(dir, e.Name())] = true
 	}
 	var lost []string
-	note := func(path string) {
+	remember := func(path string) {
 		if path != dir && filepath.Dir(path) == dir && !there[path] {
 			lost = append(lost, path)
 		}
 	}
 	for path := range f.store.files {
-		note(path)
+		remember(path)
 	}
 	for path := range f.store.faults {
-		note(path)
+		remember(path)
 	}
 	for path := range f.dirs {
-		note(path)
+		remember(path)
 	}
 	for _, path := range lost {
 		f.gone(path, false)
@@ -467,7 +467,8 @@ func (f *follower) gone(path string, sure bool) {
 			return
 		}
 		f.store.faults[path] = []source.Problem{{
-			File: path, Reason: Missing, Message: "is gone: everything stays as it was until it is back", Kept: len(f.store.files) > 0,
+			File: path, Reason: Missing, Message: "is gone: everything stays as it was until it is back",
+			Retained: len(f.store.files) > 0,
 		}}
 		return
 	}

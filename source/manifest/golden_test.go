@@ -59,7 +59,7 @@ func golden(t *testing.T, name string) {
 	}
 }
 
-// said gives problems and the keys of objects, a line each, with paths relative to dir.
+// said returns problems and the keys of objects, a line each, with paths relative to dir.
 func said(dir string, objects []source.Object, problems []source.Problem) string {
 	var b strings.Builder
 	for _, p := range problems {

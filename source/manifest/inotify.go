@@ -39,7 +39,8 @@ type notifier struct {
 func newNotifier() (*notifier, error) {
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if errors.Is(err, unix.EMFILE) {
-		return nil, fmt.Errorf("start inotify: %w: raise the sysctl fs.inotify.max_user_instances, or the limit of open files", err)
+		return nil,
+			fmt.Errorf("start inotify: %w: raise the sysctl fs.inotify.max_user_instances, or the limit of open files", err)
 	} else if err != nil {
 		return nil, fmt.Errorf("start inotify: %w", err)
 	}
@@ -65,7 +66,7 @@ func (n *notifier) remove(watch int32) {
 	_ = n.conn.Control(func(fd uintptr) { _, _ = unix.InotifyRmWatch(int(fd), uint32(watch)) }) // it may be gone by itself
 }
 
-// read gives the events that are there. If there are none it waits for some, until the time given (zero: without end)
+// read returns the events that are there. If there are none it waits for some, until the time given (zero: without end)
 // or until ctx ends.
 func (n *notifier) read(ctx context.Context, until time.Time) ([]event, error) {
 	if err := n.file.SetReadDeadline(until); err != nil {
@@ -78,7 +79,7 @@ func (n *notifier) read(ctx context.Context, until time.Time) ([]event, error) {
 	return n.receive(true)
 }
 
-// pending gives the events that are there, without waiting.
+// pending returns the events that are there, without waiting.
 func (n *notifier) pending() ([]event, error) {
 	if err := n.file.SetReadDeadline(time.Time{}); err != nil {
 		return nil, err
@@ -94,7 +95,8 @@ func (n *notifier) receive(wait bool) ([]event, error) {
 		return !wait || !errors.Is(err, unix.EAGAIN)
 	})
 	switch {
-	case errors.Is(rerr, os.ErrDeadlineExceeded), rerr == nil && (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)):
+	case errors.Is(rerr, os.ErrDeadlineExceeded), rerr == nil &&
+		(errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)):
 		return nil, nil
 	case rerr != nil || err != nil:
 		return nil, fmt.Errorf("read inotify events: %w", errors.Join(rerr, err))

@@ -28,7 +28,7 @@ var _ source.Source = (*Source)(nil)
 // New makes a source of the folder, or of the file, at path. With Stdin it reads standard input once, to its end.
 func New(path string) *Source { return &Source{path, os.Stdin} }
 
-// Run gives what there is and then each change, until ctx ends. Only a path that can't be read at first is an error.
+// Run returns what there is and then each change, until ctx ends. Only a path that can't be read at first is an error.
 func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 	if stream, err := s.stream(); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (s *Source) load() (objects []source.Object, problems []source.Problem, err
 	return f.store.listing(), b.Problems, nil
 }
 
-// stream gives what can be read only once: standard input, or a pipe. It is nil for folders and files.
+// stream returns what can be read only once: standard input, or a pipe. It is nil for folders and files.
 func (s *Source) stream() (io.Reader, error) {
 	if s.path == Stdin {
 		return s.stdin, nil
@@ -150,7 +150,7 @@ func (s *Source) name() string {
 	return s.path
 }
 
-// rootError gives the reason why the root itself could not be read.
+// rootError returns the reason why the root itself could not be read.
 func (f *follower) rootError() error {
 	for _, p := range f.store.faults[f.root] {
 		if p.Reason == CannotRead || p.Reason == Missing {
@@ -160,7 +160,7 @@ func (f *follower) rootError() error {
 	return nil
 }
 
-// pathError says why a path given by a person can't be read, and what to do.
+// pathError returns why a path given by a person can't be read, and what to do.
 func pathError(path string, err error) error {
 	hint := ""
 	if errors.Is(err, fs.ErrNotExist) {
@@ -169,7 +169,7 @@ func pathError(path string, err error) error {
 	return fmt.Errorf("read manifests from %s: %w%s", path, reason(err), hint)
 }
 
-// reason gives an error of the os package without what was tried on what, and with a way out.
+// reason returns an error of the os package without what was tried on what, and with a way out.
 func reason(err error) error {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
@@ -184,7 +184,7 @@ func reason(err error) error {
 	return err
 }
 
-// similar gives a hint for a path that does not exist: the first part that is missing, and a name like it.
+// similar returns a hint for a path that does not exist: the first part that is missing, and a name like it.
 func similar(path string) string {
 	parent := filepath.Dir(path)
 	for ; parent != filepath.Dir(parent); path, parent = parent, filepath.Dir(parent) {

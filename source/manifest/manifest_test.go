@@ -24,7 +24,8 @@ func TestPathErrors(t *testing.T) {
 	for _, tt := range []struct{ path, want string }{
 		{"manifest", "read manifests from DIR/manifest: no such file or directory: did you mean DIR/manifests?"},
 		{"other/a/b", "read manifests from DIR/other/a/b: no such file or directory: DIR has no other"},
-		{"Manifests/x.yaml", "read manifests from DIR/Manifests/x.yaml: no such file or directory: did you mean DIR/manifests?"},
+		{"Manifests/x.yaml", "read manifests from DIR/Manifests/x.yaml: no such file or directory: did you mean " +
+			"DIR/manifests?"},
 		{"a", "read manifests from DIR/a: too many levels of symbolic links: a link leads back to itself"},
 	} {
 		_, _, err := Load(filepath.Join(dir, tt.path))
@@ -38,7 +39,8 @@ func TestPathErrors(t *testing.T) {
 	if _, _, err := Load(filepath.Join(dir, "x")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v is not ErrNotExist", err)
 	}
-	if got := reason(&fs.PathError{Op: "open", Path: "x", Err: unix.EACCES}).Error(); got != "permission denied: run as a user that may read it, or let all read it with chmod a+rX" {
+	if got := reason(&fs.PathError{Op: "open", Path: "x", Err: unix.EACCES}).Error(); got != "permission denied: run as "+
+		"a user that may read it, or let all read it with chmod a+rX" {
 		t.Error(got)
 	}
 	must(t, os.Symlink("/proc/self/mem", filepath.Join(dir, "mem")))

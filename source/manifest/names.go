@@ -14,7 +14,7 @@ func isValue(s string) bool     { return len(validation.IsValidLabelValue(s)) ==
 func isQualified(s string) bool { return len(validation.IsQualifiedName(s)) == 0 }
 func isPortName(s string) bool  { return len(validation.IsValidPortName(s)) == 0 }
 
-// nameProblem says what is wrong with an object's name, "" if nothing is. A Service may begin with a digit, as
+// nameProblem returns what is wrong with an object's name, "" if nothing is. A Service may begin with a digit, as
 // KEP-5311 lets it.
 func nameProblem(kind source.Kind, name string) string {
 	if kind == source.Service || kind == source.Namespace {
@@ -23,12 +23,14 @@ func nameProblem(kind source.Kind, name string) string {
 	if isSubdomain(name) {
 		return ""
 	}
-	return fmt.Sprintf("%q is no name: use small letters, digits, '-' and '.', begin and end with a letter or digit, at most 253", name)
+	return fmt.Sprintf("%q is no name: use small letters, digits, '-' and '.', begin and end with a letter or digit, "+
+		"at most 253", name)
 }
 
 func labelProblem(name string) string {
 	if isLabel(name) {
 		return ""
 	}
-	return fmt.Sprintf("%q is no name: use small letters, digits and '-', begin and end with a letter or digit, at most 63", name)
+	return fmt.Sprintf("%q is no name: use small letters, digits and '-', begin and end with a letter or digit, "+
+		"at most 63", name)
 }

@@ -45,13 +45,13 @@ func split(text []byte) (out []chunk) {
 	return out
 }
 
-// says tells whether a line is neither blank nor a comment nor a directive.
+// says reports whether a line is neither blank nor a comment nor a directive.
 func says(line []byte) bool {
 	i := space(line, 0)
 	return i < len(line) && line[i] != '#' && line[0] != '%'
 }
 
-// marker says whether a line begins or ends a document.
+// marker reports whether a line begins or ends a document.
 func marker(line []byte) bool {
 	if len(line) < 3 || string(line[:3]) != "---" && string(line[:3]) != "..." {
 		return false
@@ -81,7 +81,7 @@ func chunks(text []byte, line int) (out []chunk) {
 	}
 }
 
-// space gives the offset of the first byte at or after i that is no JSON white space.
+// space returns the offset of the first byte at or after i that is no JSON white space.
 func space(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++
@@ -89,7 +89,8 @@ func space(b []byte, i int) int {
 	return i
 }
 
-// value gives the offset behind the JSON value at i, or -1 where brackets or quotes don't close. It checks nothing else.
+// value returns the offset behind the JSON value at i, or -1 where brackets or quotes don't close. It checks nothing
+// else.
 func value(b []byte, i int) int {
 	for depth := 0; i < len(b); {
 		switch b[i] {
@@ -119,7 +120,7 @@ func value(b []byte, i int) int {
 	return -1
 }
 
-// quoted gives the offset behind the JSON string at i, or -1.
+// quoted returns the offset behind the JSON string at i, or -1.
 func quoted(b []byte, i int) int {
 	for i++; i < len(b); {
 		end := bytes.IndexByte(b[i:], '"')
@@ -162,7 +163,7 @@ func members(b []byte) iter.Seq2[[]byte, []byte] {
 	}
 }
 
-// elements gives the elements of the JSON array b, which must be valid.
+// elements returns the elements of the JSON array b, which must be valid.
 func elements(b []byte) (out [][]byte) {
 	for i := space(b, 1); i < len(b) && b[i] != ']'; i = space(b, i) {
 		end := value(b, i)
@@ -177,7 +178,7 @@ func elements(b []byte) (out [][]byte) {
 	return out
 }
 
-// peek gives the apiVersion and kind of a JSON object, empty where it has none or they are no strings.
+// peek returns the apiVersion and kind of a JSON object, empty where it has none or they are no strings.
 func peek(b []byte) (apiVersion, kind string) {
 	for name, val := range members(b) {
 		switch string(name) {
@@ -208,7 +209,7 @@ func repeated(b []byte, names ...string) string {
 	return ""
 }
 
-// text gives the JSON string val, or "" if it is none.
+// text returns the JSON string val, or "" if it is none.
 func text(val []byte) (s string) {
 	if json.Unmarshal(val, &s) != nil {
 		return ""

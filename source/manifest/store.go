@@ -49,7 +49,7 @@ func newStore() *store {
 	}
 }
 
-// content gives what the file at path says, nothing where it was not read yet.
+// content returns what the file at path says, nothing where it was not read yet.
 func (s *store) content(path string) content {
 	if f := s.files[path]; f != nil {
 		return f.content
@@ -57,7 +57,7 @@ func (s *store) content(path string) content {
 	return content{}
 }
 
-// holds says whether the file at path has any object.
+// holds reports whether the file at path has any object.
 func (s *store) holds(path string) bool {
 	c := s.content(path)
 	return len(c.spare) > 0 || slices.ContainsFunc(c.docs, func(d doc) bool {
@@ -99,8 +99,8 @@ func (s *store) remove(path string) {
 	delete(s.faults, path)
 }
 
-// rename gives a file, or all files below a folder, another path. It gives the paths that it left since the new one is
-// a file's already.
+// rename returns a file, or all files below a folder, another path. It returns the paths that it left since the new one
+// is a file's already.
 func (s *store) rename(from, to string) (left []string) {
 	for _, path := range s.below(from) {
 		f, path := s.files[path], to+strings.TrimPrefix(path, from)
@@ -115,7 +115,7 @@ func (s *store) rename(from, to string) (left []string) {
 	return left
 }
 
-// below gives the paths of the file path and of all files below the folder path, in order.
+// below returns the paths of the file path and of all files below the folder path, in order.
 func (s *store) below(path string) (out []string) {
 	if s.files[path] != nil {
 		return []string{path}
@@ -166,9 +166,9 @@ func (s *store) drop(f *file, o source.Object) {
 	}
 }
 
-// batch gives what changed since the last one, and whether anything did, problems included.
+// batch returns what changed since the last one, and whether anything did, problems included.
 func (s *store) batch() (source.Batch, bool) {
-	at := places{}
+	at := positions{}
 	s.rank(at)
 	var b source.Batch
 	for _, key := range s.touched {
@@ -186,7 +186,7 @@ func (s *store) batch() (source.Batch, bool) {
 }
 
 // rank puts the claims to each key in order, as far as that may have changed: what still stands in a file first.
-func (s *store) rank(at places) {
+func (s *store) rank(at positions) {
 	for key, rest := range s.others {
 		all := append([]claim{s.counts[key]}, rest...)
 		_, touched := s.before[key]
@@ -195,32 +195,33 @@ func (s *store) rank(at places) {
 		}
 		s.touch(key)
 		slices.SortFunc(all, func(a, b claim) int {
-			return cmp.Or(-cmp.Compare(min(at.of(a), 1), min(at.of(b), 1)), strings.Compare(a.file.path, b.file.path), cmp.Compare(at.of(a), at.of(b)))
+			return cmp.Or(-cmp.Compare(min(at.of(a), 1), min(at.of(b), 1)), strings.Compare(a.file.path, b.file.path),
+				cmp.Compare(at.of(a), at.of(b)))
 		})
 		s.counts[key], s.others[key] = all[0], all[1:]
 	}
 }
 
-// places tells where in its file an object stands, by the number of its item from 1.
-type places map[*file]map[source.Object]place
+// positions reports where in its file an object stands, by the number of its item from 1.
+type positions map[*file]map[source.Object]position
 
-type place struct{ n, line int }
+type position struct{ n, line int }
 
-// of gives the number of a claim's item, 0 if the file only keeps the object.
-func (p places) of(c claim) int { return p.file(c.file)[c.obj].n }
+// of returns the number of a claim's item, 0 if the file only keeps the object.
+func (p positions) of(c claim) int { return p.file(c.file)[c.obj].n }
 
-// line gives the line of a claim's document, 0 if the file only keeps the object.
-func (p places) line(c claim) int { return p.file(c.file)[c.obj].line }
+// line returns the line of a claim's document, 0 if the file only keeps the object.
+func (p positions) line(c claim) int { return p.file(c.file)[c.obj].line }
 
-func (p places) file(f *file) map[source.Object]place {
+func (p positions) file(f *file) map[source.Object]position {
 	m, ok := p[f]
 	if !ok {
-		m = map[source.Object]place{}
+		m = map[source.Object]position{}
 		n := 0
 		for _, d := range f.docs {
 			for _, it := range d.items {
 				n++
-				m[it.obj] = place{n, d.line}
+				m[it.obj] = position{n, d.line}
 			}
 		}
 		p[f] = m
@@ -228,8 +229,8 @@ func (p places) file(f *file) map[source.Object]place {
 	return m
 }
 
-// collect gives all problems that stand, by file and line.
-func (s *store) collect(at places) (out []source.Problem) {
+// collect returns all problems that stand, by file and line.
+func (s *store) collect(at positions) (out []source.Problem) {
 	for _, ps := range s.faults {
 		out = append(out, ps...)
 	}
@@ -244,13 +245,14 @@ func (s *store) collect(at places) (out []source.Problem) {
 }
 
 // duplicates names the documents that don't count because others say the same object.
-func (s *store) duplicates(at places) (out []source.Problem) {
+func (s *store) duplicates(at positions) (out []source.Problem) {
 	for key, rest := range s.others {
 		for _, c := range rest {
 			if line := at.line(c); line > 0 {
 				out = append(out, source.Problem{
 					Object: key, File: c.file.path, Line: line, Reason: Duplicate,
-					Message: fmt.Sprintf("stands at %s:%d too, and that one counts: remove one of them", s.counts[key].file.path, at.line(s.counts[key])),
+					Message: fmt.Sprintf("stands at %s:%d too, and that one counts: remove one of them", s.counts[key].file.path,
+						at.line(s.counts[key])),
 				})
 			}
 		}
@@ -268,7 +270,7 @@ var chartFiles = []string{"Chart.yaml", "values.yaml"}
 
 const maxProblems = 10 // of one item
 
-// problems gives the problems of the file's documents.
+// problems returns the problems of the file's documents.
 func (f *file) problems() (out []source.Problem) {
 	for _, d := range f.docs {
 		for _, it := range d.items {
@@ -293,16 +295,16 @@ func (f *file) problems() (out []source.Problem) {
 	return out
 }
 
-// outcome says in p what is done instead.
+// outcome states in p what is done instead.
 func (f *file) outcome(p *source.Problem, it item) {
 	then := "it is left out"
 	switch {
 	case it.bad.fate == ignored:
 		return
 	case it.obj != nil:
-		p.Kept, then = true, "its last good content stays"
+		p.Retained, then = true, "its last good content stays"
 	case it.bad.fate == unreadable && len(f.spare) > 0:
-		p.Kept, then = true, names(f.spare)+" as before"
+		p.Retained, then = true, names(f.spare)+" as before"
 	}
 	if strings.HasSuffix(p.Message, "?") {
 		p.Message += " Until then " + then
@@ -311,7 +313,7 @@ func (f *file) outcome(p *source.Problem, it item) {
 	}
 }
 
-// names gives "Service shop/web, Service shop/api and 3 more stay".
+// names returns "Service shop/web, Service shop/api and 3 more stay".
 func names(os []source.Object) string {
 	var out []string
 	for i, o := range os {
@@ -326,7 +328,7 @@ func names(os []source.Object) string {
 	return strings.Join(out, ", ") + " stay"
 }
 
-// listing gives all objects that count, by file and place.
+// listing returns all objects that count, by file and place.
 func (s *store) listing() (out []source.Object) {
 	for _, path := range slices.Sorted(maps.Keys(s.files)) {
 		f := s.files[path]

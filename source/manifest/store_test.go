@@ -18,7 +18,7 @@ import (
 // A mirror is what one knows who listens to a store's batches.
 type mirror map[source.Key]source.Object
 
-func (m mirror) take(t rapid.TB, b source.Batch) {
+func (m mirror) consume(t rapid.TB, b source.Batch) {
 	for _, c := range b.Changes {
 		if c.Object == nil {
 			if m[c.Key] == nil {
@@ -58,7 +58,7 @@ func wants(s *store) (winners mirror, losers int) {
 }
 
 // Whatever files say one after the other, the right documents count, and batches tell the whole story.
-func TestStoreDrawn(t *testing.T) {
+func TestStoreRandom(t *testing.T) {
 	names := rapid.SampledFrom([]string{"s1", "s2", "s3", "s4"})
 	paths := rapid.SampledFrom([]string{"a", "b", "c", "d/a", "d/b"})
 	doc := rapid.Custom(func(r *rapid.T) string {
@@ -72,7 +72,10 @@ func TestStoreDrawn(t *testing.T) {
 			return "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}"
 		case 3:
 			other := names.Draw(r, "other")
-			return fmt.Sprintf(`{"apiVersion":"v1","kind":"ServiceList","items":[{"metadata":{"name":%q},"spec":{"ports":[{"port":%d}]}},{"metadata":{"name":%q},"spec":{"ports":[{"port":%d}]}}]}`, name, port, other, rapid.IntRange(0, 2).Draw(r, "other's port"))
+			return fmt.Sprintf(
+				`{"apiVersion":"v1","kind":"ServiceList","items":[{"metadata":{"name":%q},"spec":{"ports":[{"port":%d}]}},`+
+					`{"metadata":{"name":%q},"spec":{"ports":[{"port":%d}]}}]}`,
+				name, port, other, rapid.IntRange(0, 2).Draw(r, "other's port"))
 		}
 		return svc(name, port)
 	})
@@ -85,17 +88,18 @@ func TestStoreDrawn(t *testing.T) {
 				case 0:
 					s.remove(path)
 				case 1:
-					s.rename(rapid.SampledFrom([]string{"a", "b", "d"}).Draw(r, "from"), rapid.SampledFrom([]string{"a", "c", "d", "e"}).Draw(r, "to"))
+					s.rename(rapid.SampledFrom([]string{"a", "b", "d"}).Draw(r, "from"),
+						rapid.SampledFrom([]string{"a", "c", "d", "e"}).Draw(r, "to"))
 				default:
 					text := strings.Join(rapid.SliceOfN(doc, 0, 4).Draw(r, "docs"), "\n---\n")
 					before := s.content(path)
 					c, d := before.read([]byte(text), s.words)
 					s.update(path, c, d)
-					kept(r, before, c)
+					retained(r, before, c)
 				}
 			}
 			b, changed := s.batch()
-			if m.take(r, b); !changed && len(b.Changes) > 0 {
+			if m.consume(r, b); !changed && len(b.Changes) > 0 {
 				r.Fatal("changes, but not changed")
 			}
 			winners, losers := wants(s)
@@ -115,8 +119,8 @@ func TestStoreDrawn(t *testing.T) {
 	})
 }
 
-// kept checks that nothing went away that must not.
-func kept(t rapid.TB, before, after content) {
+// retained checks that nothing went away that must not.
+func retained(t rapid.TB, before, after content) {
 	now := map[source.Key]bool{}
 	for _, o := range after.all() {
 		now[source.KeyOf(o)] = true
@@ -186,8 +190,8 @@ func TestMemory(t *testing.T) {
 	f := newFollower(dir, nil)
 	must(t, f.round())
 	f.store.batch()
-	if kept := (heap() - before) / n; kept > 6000 { // 4.0 kB when this was written
-		t.Errorf("keeps %d bytes of a Service with ten endpoints", kept)
+	if retained := (heap() - before) / n; retained > 6000 { // 4.0 kB when this was written
+		t.Errorf("keeps %d bytes of a Service with ten endpoints", retained)
 	}
 	if got := f.store.listing(); len(got) != 2*n {
 		t.Errorf("%d objects", len(got))
@@ -197,7 +201,8 @@ func TestMemory(t *testing.T) {
 // Equal texts, labels and containers stand in memory once.
 func TestSharing(t *testing.T) {
 	pod := func(name string) string {
-		return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, labels: {app: web}}\nspec: {nodeName: node-1, containers: [{name: c, ports: [{containerPort: 80}]}]}\n", name)
+		return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, labels: {app: web}}\nspec: {nodeName: node-1, "+
+			"containers: [{name: c, ports: [{containerPort: 80}]}]}\n", name)
 	}
 	c, _ := content{}.read([]byte(pod("a")+"---\n"+pod("b")), strip.New())
 	a, b := c.all()[0].(*corev1.Pod), c.all()[1].(*corev1.Pod)

@@ -11,16 +11,16 @@ import (
 
 // A tree knows which folders are watched, by what paths, and how one gets to paths that are reached over links.
 type tree struct {
-	n       *notifier           // nil: nothing is watched
-	paths   map[int32][]string  // of each watch: a folder can have several
-	watches map[string]int32    // of each path
-	uses    map[string]int      // of each path: how many need it
-	ways    map[string]way      // of each path followed
-	leads   map[string][]string // of each step's name: the paths that it leads to
+	n             *notifier               // nil: nothing is watched
+	paths         map[int32][]string      // of each watch: a folder can have several
+	watches       map[string]int32        // of each path
+	uses          map[string]int          // of each path: how many need it
+	resolvedPaths map[string]resolvedPath // of each path followed
+	leads         map[string][]string     // of each step's name: the paths that it leads to
 }
 
 // A way is how the kernel gets to a path.
-type way struct {
+type resolvedPath struct {
 	steps   []step   // links on the way, and its end or the first name that is missing
 	through []string // folders
 }
@@ -34,7 +34,7 @@ type step struct {
 func newTree(n *notifier) *tree {
 	return &tree{
 		n: n, paths: map[int32][]string{}, watches: map[string]int32{}, uses: map[string]int{},
-		ways: map[string]way{}, leads: map[string][]string{},
+		resolvedPaths: map[string]resolvedPath{}, leads: map[string][]string{},
 	}
 }
 
@@ -87,7 +87,7 @@ func (t *tree) ended(w int32) {
 	delete(t.paths, w)
 }
 
-// rename gives a watched folder another path.
+// rename returns a watched folder another path.
 func (t *tree) rename(from, to string) {
 	t.uses[to]++
 	if w, ok := t.watches[from]; ok {
@@ -121,7 +121,7 @@ func (t *tree) follow(path string) {
 			_ = t.watch(dir, selfEvents)
 		}
 		t.unfollow(path)
-		t.ways[path] = w
+		t.resolvedPaths[path] = w
 		for _, s := range w.steps {
 			t.leads[s.name] = append(t.leads[s.name], path)
 		}
@@ -132,11 +132,11 @@ func (t *tree) follow(path string) {
 }
 
 func (t *tree) unfollow(path string) {
-	w, ok := t.ways[path]
+	w, ok := t.resolvedPaths[path]
 	if !ok {
 		return
 	}
-	delete(t.ways, path)
+	delete(t.resolvedPaths, path)
 	for _, s := range w.steps {
 		t.leave(filepath.Dir(s.name))
 		t.leads[s.name] = slices.DeleteFunc(t.leads[s.name], func(p string) bool { return p == path })
@@ -149,9 +149,9 @@ func (t *tree) unfollow(path string) {
 	}
 }
 
-// passing gives the paths whose way goes through the folder dir.
+// passing returns the paths whose way goes through the folder dir.
 func (t *tree) passing(dir string) (out []string) {
-	for path, w := range t.ways {
+	for path, w := range t.resolvedPaths {
 		if slices.Contains(w.through, dir) {
 			out = append(out, path)
 		}
@@ -160,7 +160,7 @@ func (t *tree) passing(dir string) (out []string) {
 }
 
 // find goes to path.
-func find(path string) (w way) {
+func find(path string) (w resolvedPath) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return w
@@ -208,5 +208,5 @@ func find(path string) (w way) {
 
 const allEvents = nameEvents | writeEvents | selfEvents
 
-// gone says that what was watched is no longer where it was.
+// gone reports that what was watched is no longer where it was.
 func gone(mask uint32) bool { return mask&(selfEvents|unix.IN_UNMOUNT) != 0 }

@@ -12,6 +12,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"fairlead.dev/fairlead/source"
 )
@@ -34,6 +35,8 @@ func validate(o source.Object) []source.Problem {
 		c.policy(&o.Spec)
 	case *networkingv1.ServiceCIDR:
 		c.serviceCIDR(&o.Spec)
+	case *cnpv1.ClusterNetworkPolicy:
+		c.cluster(&o.Spec)
 	}
 	return c.problems
 }
@@ -67,7 +70,7 @@ func (c *check) metadata(o source.Object) {
 	c.labels(o.GetLabels(), "metadata.labels")
 }
 
-// labels looks at a map of labels, in the order of its keys only where something is wrong.
+// labels inspects a map of labels, in the order of its keys only where something is wrong.
 func (c *check) labels(m map[string]string, field string, at ...any) {
 	for k, v := range m {
 		if !isQualified(k) || !isValue(v) {
@@ -80,14 +83,16 @@ func (c *check) labels(m map[string]string, field string, at ...any) {
 func (c *check) badLabels(m map[string]string, field string) {
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		if !isQualified(k) {
-			c.invalid(fmt.Sprintf("%q is no label: use letters, digits, '-', '_' and '.', at most 63, perhaps behind a domain and '/'", k), "%s", field)
+			c.invalid(fmt.Sprintf("%q is no label: use letters, digits, '-', '_' and '.', at most 63, perhaps behind a "+
+				"domain and '/'", k), "%s", field)
 		} else if !isValue(m[k]) {
-			c.invalid(fmt.Sprintf("%q is no label's value: use letters, digits, '-', '_' and '.', begin and end with a letter or digit, at most 63", m[k]), "%s[%s]", field, k)
+			c.invalid(fmt.Sprintf("%q is no label's value: use letters, digits, '-', '_' and '.', begin and end with a letter "+
+				"or digit, at most 63", m[k]), "%s[%s]", field, k)
 		}
 	}
 }
 
-// one gives what is wrong with v, if it must be one of all.
+// one returns what is wrong with v, if it must be one of all.
 func one[T ~string](v T, all ...T) string {
 	if slices.Contains(all, v) {
 		return ""
@@ -128,10 +133,11 @@ func portOrName(p intstr.IntOrString) string {
 	if isPortName(p.StrVal) {
 		return ""
 	}
-	return fmt.Sprintf("%q is no port: use a number (without quotes) or a port's name: small letters, digits and single '-', with a letter, at most 15", p.StrVal)
+	return fmt.Sprintf("%q is no port: use a number (without quotes) or a port's name: small letters, digits and single "+
+		"'-', with a letter, at most 15", p.StrVal)
 }
 
-// parseIP gives the IP address s, or what is wrong with it.
+// parseIP returns the IP address s, or what is wrong with it.
 func parseIP(s string) (netip.Addr, string) {
 	a, err := netip.ParseAddr(s)
 	switch {
@@ -145,7 +151,7 @@ func parseIP(s string) (netip.Addr, string) {
 	return a, ""
 }
 
-// detail gives the last part of a parser's error, in parentheses.
+// detail returns the last part of a parser's error, in parentheses.
 func detail(err error) string {
 	s := err.Error()
 	return " (" + s[strings.LastIndex(s, ": ")+2:] + ")"
@@ -156,7 +162,7 @@ func badIP(s string) string {
 	return msg
 }
 
-// parseCIDR gives the address range s, or what is wrong with it.
+// parseCIDR returns the address range s, or what is wrong with it.
 func parseCIDR(s string) (netip.Prefix, string) {
 	p, err := netip.ParsePrefix(s)
 	switch {
@@ -178,7 +184,8 @@ func badCIDR(s string) string {
 
 func (c *check) service(o *corev1.Service) {
 	s := &o.Spec
-	c.invalid(one(s.Type, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName), "spec.type")
+	c.invalid(one(s.Type, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer,
+		corev1.ServiceTypeExternalName), "spec.type")
 	if s.Type == corev1.ServiceTypeExternalName {
 		if !isSubdomain(strings.TrimSuffix(s.ExternalName, ".")) {
 			c.invalid(fmt.Sprintf("%q is no DNS name, and type ExternalName needs one", s.ExternalName), "spec.externalName")
@@ -204,7 +211,8 @@ func (c *check) service(o *corev1.Service) {
 			c.invalid(badIP(in.IP), "status.loadBalancer.ingress[%d].ip", i)
 		}
 		if in.IPMode != nil {
-			c.invalid(one(*in.IPMode, corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy), "status.loadBalancer.ingress[%d].ipMode", i)
+			c.invalid(one(*in.IPMode, corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy),
+				"status.loadBalancer.ingress[%d].ipMode", i)
 		}
 	}
 }
@@ -245,7 +253,8 @@ func (c *check) repeatedPort(s *corev1.ServiceSpec, i int) {
 			c.invalid(fmt.Sprintf("%d/%s is spec.ports[%d] too", p.Port, p.Protocol, j), "spec.ports[%d].port", i)
 		}
 		if p.NodePort != 0 && p.NodePort == q.NodePort {
-			c.invalid(fmt.Sprintf("%d/%s is the node port of spec.ports[%d] too", p.NodePort, p.Protocol, j), "spec.ports[%d].nodePort", i)
+			c.invalid(fmt.Sprintf("%d/%s is the node port of spec.ports[%d] too", p.NodePort, p.Protocol, j),
+				"spec.ports[%d].nodePort", i)
 		}
 	}
 }
@@ -305,25 +314,31 @@ func (c *check) policies(s *corev1.ServiceSpec) {
 		}
 	}
 	if p := s.InternalTrafficPolicy; p != nil {
-		c.invalid(one(*p, corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal), "spec.internalTrafficPolicy")
+		c.invalid(one(*p, corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal),
+			"spec.internalTrafficPolicy")
 	}
 	if p := s.ExternalTrafficPolicy; p != "" {
-		c.invalid(one(p, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal), "spec.externalTrafficPolicy")
-		if !fromOutside(s) {
-			c.invalid("only counts for types NodePort and LoadBalancer, and with externalIPs: remove it", "spec.externalTrafficPolicy")
+		c.invalid(one(p, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal),
+			"spec.externalTrafficPolicy")
+		if !fromExternal(s) {
+			c.invalid("only counts for types NodePort and LoadBalancer, and with externalIPs: remove it",
+				"spec.externalTrafficPolicy")
 		}
 	}
 	if d := s.TrafficDistribution; d != nil {
-		c.invalid(one(*d, corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode), "spec.trafficDistribution")
+		c.invalid(one(*d, corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone,
+			corev1.ServiceTrafficDistributionPreferSameNode), "spec.trafficDistribution")
 	}
 	if p := s.IPFamilyPolicy; p != nil {
-		c.invalid(one(*p, corev1.IPFamilyPolicySingleStack, corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack), "spec.ipFamilyPolicy")
+		c.invalid(one(*p, corev1.IPFamilyPolicySingleStack, corev1.IPFamilyPolicyPreferDualStack,
+			corev1.IPFamilyPolicyRequireDualStack), "spec.ipFamilyPolicy")
 	}
 	c.invalid(portOrZero(s.HealthCheckNodePort), "spec.healthCheckNodePort")
 }
 
 func (c *check) slice(s *discoveryv1.EndpointSlice) {
-	c.invalid(one(s.AddressType, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN), "addressType")
+	c.invalid(one(s.AddressType, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN),
+		"addressType")
 	if len(s.Endpoints) > 1000 {
 		c.invalid(fmt.Sprintf("%d are too many: an EndpointSlice holds at most 1000", len(s.Endpoints)), "endpoints")
 	}
@@ -365,7 +380,8 @@ func (c *check) slicePort(ports []discoveryv1.EndpointPort, i int) {
 	}
 	for j := range i {
 		if *ports[j].Name == *p.Name {
-			c.invalid(fmt.Sprintf("%q is the name of ports[%d] too: names tell the ports apart", *p.Name, j), "ports[%d].name", i)
+			c.invalid(fmt.Sprintf("%q is the name of ports[%d] too: names tell the ports apart", *p.Name, j), "ports[%d].name",
+				i)
 		}
 	}
 	c.invalid(oneProtocol(*p.Protocol), "ports[%d].protocol", i)
@@ -407,7 +423,8 @@ func (c *check) pod(p *corev1.Pod) {
 		c.invalid(badIP(ip.IP), "status.podIPs[%d].ip", i)
 	}
 	if len(p.Status.PodIPs) > 0 && p.Status.PodIPs[0].IP != p.Status.PodIP {
-		c.invalid(fmt.Sprintf("%q is not the first of status.podIPs, %q", p.Status.PodIP, p.Status.PodIPs[0].IP), "status.podIP")
+		c.invalid(fmt.Sprintf("%q is not the first of status.podIPs, %q", p.Status.PodIP, p.Status.PodIPs[0].IP),
+			"status.podIP")
 	}
 }
 
@@ -495,11 +512,13 @@ func (c *check) selector(s *metav1.LabelSelector, field string, at ...any) {
 		if !isQualified(r.Key) {
 			c.invalid(fmt.Sprintf("%q is no label", r.Key), field+".matchExpressions[%d].key", in...)
 		}
-		msg := one(r.Operator, metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn, metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist)
+		msg := one(r.Operator, metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn, metav1.LabelSelectorOpExists,
+			metav1.LabelSelectorOpDoesNotExist)
 		c.invalid(msg, field+".matchExpressions[%d].operator", in...)
 		set := r.Operator == metav1.LabelSelectorOpIn || r.Operator == metav1.LabelSelectorOpNotIn
 		if msg == "" && set != (len(r.Values) > 0) {
-			c.invalid(fmt.Sprintf("operator In and NotIn need values, and only they; here is %s with %d", r.Operator, len(r.Values)), field+".matchExpressions[%d].values", in...)
+			c.invalid(fmt.Sprintf("operator In and NotIn need values, and only they; here is %s with %d", r.Operator,
+				len(r.Values)), field+".matchExpressions[%d].values", in...)
 		}
 		for j, v := range r.Values {
 			if !isValue(v) {

@@ -39,11 +39,11 @@ func watch(t *testing.T, path string) *watcher {
 			t.Errorf("Run: %v", err)
 		}
 	})
-	w.take(<-w.batches)
+	w.consume(<-w.batches)
 	return w
 }
 
-func (w *watcher) take(b source.Batch) {
+func (w *watcher) consume(b source.Batch) {
 	for _, c := range b.Changes {
 		if c.Object == nil {
 			delete(w.objects, c.Key)
@@ -58,7 +58,7 @@ func (w *watcher) take(b source.Batch) {
 	w.problems = b.Problems
 }
 
-// ports gives the names of all Services with their first port, such as "api:81 web:80".
+// ports returns the names of all Services with their first port, such as "api:81 web:80".
 func ports(objects map[source.Key]source.Object) string {
 	var out []string
 	for k, o := range objects {
@@ -77,7 +77,7 @@ func (w *watcher) until(want string, ok func() bool) {
 	for !ok() {
 		select {
 		case b := <-w.batches:
-			w.take(b)
+			w.consume(b)
 		case <-deadline:
 			w.t.Fatalf("still %q, want %q; problems:\n%s", ports(w.objects), want, w.said())
 		}
@@ -134,7 +134,8 @@ func must(t testing.TB, err error) {
 
 // svc is a Service of one port.
 func svc(name string, port int) string {
-	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\nspec:\n  clusterIP: None\n  ports:\n  - port: %d\n", name, port)
+	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\nspec:\n  clusterIP: None\n  ports:\n  - "+
+		"port: %d\n", name, port)
 }
 
 // folder makes a folder of files, given as name, text, name, text.
@@ -217,8 +218,8 @@ func TestRenamedFileChangesNothing(t *testing.T) {
 }
 
 // How editors and tools save. None may make an object go away for a moment.
-func TestWaysOfSaving(t *testing.T) {
-	for name, way := range map[string]func(w *watcher){
+func TestSaveMethods(t *testing.T) {
+	for name, method := range map[string]func(w *watcher){
 		"backup by renaming": func(w *watcher) {
 			w.rename("a.yaml", "a.yaml~")
 			w.save("a.yaml", svc("a", 2))
@@ -251,7 +252,7 @@ func TestWaysOfSaving(t *testing.T) {
 			w.save("a.yaml", svc("a", 1))
 			w.want("a:1")
 			w.gone = nil
-			way(w)
+			method(w)
 			w.want("a:2")
 			w.nothingWent()
 		})
@@ -293,26 +294,38 @@ func TestBroken(t *testing.T) {
 	for _, tt := range []struct {
 		name, text, services, problem string
 	}{
-		{"a value", join(doc(a, "a", 9), doc(b, "b", 0), doc(c, "c", 9)), "a:9 b:2 c:9", "b: spec.ports[0].port: 0 is no port: use 1 to 65535; until then its last good content stays (Invalid)"},
-		{"a value, and another document goes", join(doc(b, "b", 0), doc(c, "c", 9)), "b:2 c:9", "its last good content stays"},
-		{"a value under a new name", join(doc(a, "a", 1), doc(b, "new", 0), doc(c, "c", 3)), "a:1 c:3", "Service default/new: spec.ports[0].port: 0 is no port: use 1 to 65535; until then it is left out"},
-		{"a field", join(doc(a, "a", 1), strings.Replace(doc(b, "b", 9), "port:", "prt:", 1)), "a:1 b:2", "did you mean port? Until then its last good content stays (UnknownField)"},
-		{"a field twice", join(doc(a, "a", 1), doc(b, "b", 9)+"  type: ClusterIP\n  type: ClusterIP\n"), "a:1 b:2", "keep one; until then its last good content stays (DuplicateField)"},
-		{"syntax", join(doc(a, "a", 9), doc(b, "b", 9)+"- x\n", doc(c, "c", 9)), "a:9 b:2 c:9", "until then Service default/b stays as before (Syntax)"},
-		{"syntax, and another document goes", join(doc(b, "b", 9)+"- x\n", doc(c, "c", 9)), "a:1 b:2 c:9", "until then Service default/a, Service default/b stay as before (Syntax)"},
-		{"cut short", start[:len(doc(a, "a", 1))+len("---\n")+50], "a:1 b:2 c:3", "until then Service default/b, Service default/c stay as before"},
-		{"the name is missing", join(doc(a, "a", 1), strings.Replace(doc(b, "b", 9), "name: b", "labels: {}", 1), doc(c, "c", 3)), "a:1 b:2 c:3", "metadata.name: is missing; until then Service default/b stays as before (Required)"},
-		{"the kind", join(doc(a, "a", 1), strings.Replace(doc(b, "b", 9), "Service", "Servic", 1), doc(c, "c", 3)), "a:1 b:2 c:3", "did you mean Service (apiVersion v1)? Until then Service default/b stays as before (UnknownKind)"},
-		{"the version", join(doc(a, "a", 1), strings.Replace(doc(b, "b", 9), "v1", "v1beta1", 1)), "a:1 b:2", "until then its last good content stays (WrongVersion)"},
-		{"another kind", join(doc(a, "a", 1), "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: b}\n"), "a:1", "Deployment b: Fairlead has no use"},
+		{"a value", join(doc(a, "a", 9), doc(b, "b", 0), doc(c, "c", 9)), "a:9 b:2 c:9",
+			"b: spec.ports[0].port: 0 is no port: use 1 to 65535; until then its last good content stays (Invalid)"},
+		{"a value, and another document goes", join(doc(b, "b", 0), doc(c, "c", 9)), "b:2 c:9",
+			"its last good content stays"},
+		{"a value under a new name", join(doc(a, "a", 1), doc(b, "new", 0), doc(c, "c", 3)), "a:1 c:3",
+			"Service default/new: spec.ports[0].port: 0 is no port: use 1 to 65535; until then it is left out"},
+		{"a field", join(doc(a, "a", 1), strings.Replace(doc(b, "b", 9), "port:", "prt:", 1)), "a:1 b:2",
+			"did you mean port? Until then its last good content stays (UnknownField)"},
+		{"a field twice", join(doc(a, "a", 1), doc(b, "b", 9)+"  type: ClusterIP\n  type: ClusterIP\n"), "a:1 b:2",
+			"keep one; until then its last good content stays (DuplicateField)"},
+		{"syntax", join(doc(a, "a", 9), doc(b, "b", 9)+"- x\n", doc(c, "c", 9)), "a:9 b:2 c:9",
+			"until then Service default/b stays as before (Syntax)"},
+		{"syntax, and another document goes", join(doc(b, "b", 9)+"- x\n", doc(c, "c", 9)), "a:1 b:2 c:9",
+			"until then Service default/a, Service default/b stay as before (Syntax)"},
+		{"cut short", start[:len(doc(a, "a", 1))+len("---\n")+50], "a:1 b:2 c:3",
+			"until then Service default/b, Service default/c stay as before"},
+		{"the name is missing", join(doc(a, "a", 1), strings.Replace(doc(b, "b", 9), "name: b", "labels: {}", 1), doc(c, "c",
+			3)), "a:1 b:2 c:3", "metadata.name: is missing; until then Service default/b stays as before (Required)"},
+		{"the kind", join(doc(a, "a", 1), strings.Replace(doc(b, "b", 9), "Service", "Servic", 1), doc(c, "c", 3)),
+			"a:1 b:2 c:3", "did you mean Service (apiVersion v1)? Until then Service default/b stays as before (UnknownKind)"},
+		{"the version", join(doc(a, "a", 1), strings.Replace(doc(b, "b", 9), "v1", "v1beta1", 1)), "a:1 b:2",
+			"until then its last good content stays (WrongVersion)"},
+		{"another kind", join(doc(a, "a", 1), "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: b}\n"), "a:1",
+			"Deployment b: Fairlead has no use"},
 		{"binary", join(doc(a, "a", 1), "\x00\x01\x02\n"), "a:1 b:2 c:3", "stay as before (Syntax)"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := watch(t, folder(t, "f.yaml", start))
 			w.save("f.yaml", tt.text)
 			w.problem(tt.services, tt.problem)
-			if kept := w.problems[0].Kept; kept != strings.Contains(tt.problem, "stay") {
-				t.Errorf("Kept is %v", kept)
+			if retained := w.problems[0].Retained; retained != strings.Contains(tt.problem, "stay") {
+				t.Errorf("Kept is %v", retained)
 			}
 			// Changes around it go on, and a mended file says it all.
 			w.save("f.yaml", tt.text+"\n---\n"+svc("d", 4))
@@ -324,7 +337,7 @@ func TestBroken(t *testing.T) {
 }
 
 // A document that plainly is of another kind keeps no object alive, whatever is wrong in it.
-func TestUnreadKindKeepsNothing(t *testing.T) {
+func TestUnreadKindRetainsNothing(t *testing.T) {
 	for _, tt := range []struct{ name, text string }{
 		{"a kind like ours", "apiVersion: devices.kubeedge.io/v1beta1\nkind: Device\nmetadata: {name: a}\n"},
 		{"no kind", "apiVersion: kustomize.config.example.io/v1beta1\nresources: []\n"},
@@ -346,7 +359,7 @@ func TestUnreadKindKeepsNothing(t *testing.T) {
 }
 
 // A document that may be of one of our kinds is not taken for another.
-func TestUnsureKindKeepsAll(t *testing.T) {
+func TestUnsureKindRetainsAll(t *testing.T) {
 	for _, tt := range []struct{ name, text string }{
 		{"the kind twice", "apiVersion: v1\nkind: Service\nkind: Deployment\nmetadata: {name: a}\n"},
 		{"the kind twice in JSON", `{"apiVersion": "v1", "kind": "Deployment", "kind": "Service"}`},
@@ -365,7 +378,8 @@ func TestUnsureKindKeepsAll(t *testing.T) {
 
 func TestBrokenItemOfList(t *testing.T) {
 	item := func(name string, port any) string {
-		return fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":%q},"spec":{"ports":[{"port":%v}]}}`, name, port)
+		return fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":%q},"spec":{"ports":[{"port":%v}]}}`, name,
+			port)
 	}
 	list := func(items ...string) string {
 		return `{"apiVersion":"v1","kind":"List","items":[` + strings.Join(items, ",") + `]}`
@@ -385,7 +399,8 @@ func TestBrokenItemOfList(t *testing.T) {
 
 func TestDuplicates(t *testing.T) {
 	w := watch(t, folder(t, "a.yaml", svc("x", 1), "b.yaml", svc("x", 2)+"---\n"+svc("x", 3)))
-	w.problem("x:1", "b.yaml:1: Service default/x: stands at a.yaml:1 too, and that one counts: remove one of them (Duplicate)\nb.yaml:10: Service default/x: stands at a.yaml:1 too")
+	w.problem("x:1", "b.yaml:1: Service default/x: stands at a.yaml:1 too, and that one counts: remove one of them "+
+		"(Duplicate)\nb.yaml:10: Service default/x: stands at a.yaml:1 too")
 	w.remove("a.yaml")
 	w.problem("x:2", "b.yaml:10: Service default/x: stands at b.yaml:1 too")
 	w.save("b.yaml", svc("x", 3)+"---\n"+svc("x", 2))
@@ -460,7 +475,8 @@ func TestLinks(t *testing.T) {
 	w.problem("a:2 b:2", "self: this link leads")
 	w.remove("self")
 	w.link("loop.yaml", "loop.yaml")
-	w.problem("a:2 b:2", "loop.yaml: can't be read: too many levels of symbolic links: a link leads back to itself (CannotRead)")
+	w.problem("a:2 b:2", "loop.yaml: can't be read: too many levels of symbolic links: a link leads back to itself "+
+		"(CannotRead)")
 	w.remove("loop.yaml")
 	w.want("a:2 b:2")
 }
@@ -470,7 +486,7 @@ func TestFileThatCannotBeRead(t *testing.T) {
 	w.link("/proc/self/mem", "tmp") // opens, but does not read
 	w.rename("tmp", "a.yaml")
 	w.problem("a:1", "a.yaml: can't be read: input/output error (CannotRead)")
-	if !w.problems[0].Kept {
+	if !w.problems[0].Retained {
 		t.Error("Kept is not set")
 	}
 	w.remove("a.yaml")
@@ -487,18 +503,18 @@ func TestRootGoneAndBack(t *testing.T) {
 	dir := folder(t, "a.yaml", svc("a", 1), "sub/b.yaml", svc("b", 1))
 	up := filepath.Dir(dir)
 	w := watch(t, dir)
-	away := filepath.Join(up, "away")
-	must(t, os.Rename(dir, away))
+	movedAway := filepath.Join(up, "away")
+	must(t, os.Rename(dir, movedAway))
 	w.problem("a:1 b:1", "manifests: is gone: everything stays as it was until it is back (Missing)")
-	if !w.problems[0].Kept {
+	if !w.problems[0].Retained {
 		t.Error("Kept is not set")
 	}
-	save(t, filepath.Join(away, "a.yaml"), svc("a", 2))
-	must(t, os.Rename(away, dir))
+	save(t, filepath.Join(movedAway, "a.yaml"), svc("a", 2))
+	must(t, os.Rename(movedAway, dir))
 	w.want("a:2 b:1")
 	w.save("sub/b.yaml", svc("b", 2))
 	w.want("a:2 b:2")
-	must(t, os.Rename(dir, away))
+	must(t, os.Rename(dir, movedAway))
 	w.problem("a:2 b:2", "(Missing)")
 	w.nothingWent()
 	must(t, os.MkdirAll(w.path("sub"), 0o755))
@@ -591,12 +607,12 @@ func TestOverflow(t *testing.T) {
 	if got := ports(state); got != "a:1 b:1 c:1 d:1" {
 		t.Fatalf("saw %q without events", got)
 	}
-	f.take([]event{{watch: -1, mask: 0x4000}}) // IN_Q_OVERFLOW
+	f.consume([]event{{watch: -1, mask: 0x4000}}) // IN_Q_OVERFLOW
 	step("a:2 c:1 e:1")
 	save(t, filepath.Join(dir, "new/e.yaml"), svc("e", 2))
 	events, err := n.pending()
 	must(t, err)
-	f.take(events)
+	f.consume(events)
 	step("a:2 c:1 e:2")
 }
 

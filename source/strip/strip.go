@@ -1,6 +1,6 @@
-// Package strip drops from Kubernetes objects what nothing in Fairlead reads, and shares text that repeats, before a source
-// keeps or hands on an object. The manifest package's comment lists what is dropped; the Kubernetes API's objects lose the
-// same.
+// Package strip drops from Kubernetes objects what nothing in Fairlead reads, and shares text that repeats, before a
+// source keeps or hands on an object. The manifest package's comment lists what is dropped; the Kubernetes API's
+// objects lose the same.
 package strip
 
 import (
@@ -14,6 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"fairlead.dev/fairlead/source"
 )
@@ -31,10 +32,11 @@ const maxWords = 1 << 16
 
 // New makes an empty memory of words.
 func New() *Words {
-	return &Words{known: map[string]*string{}, labels: map[string]map[string]string{}, containers: map[string][]corev1.Container{}}
+	return &Words{known: map[string]*string{}, labels: map[string]map[string]string{},
+		containers: map[string][]corev1.Container{}}
 }
 
-// share gives a pointer to s that all who have the same text are given.
+// share returns a pointer to s that all who have the same text are given.
 func (w *Words) share(s string) *string {
 	if p, ok := w.known[s]; ok {
 		return p
@@ -51,7 +53,7 @@ func (w *Words) pointer(s *string) *string {
 	return w.share(*s)
 }
 
-// set gives m, or a map with the same labels that was here before.
+// set returns m, or a map with the same labels that was here before.
 func (w *Words) set(m map[string]string) map[string]string {
 	if len(m) == 0 {
 		return nil
@@ -63,7 +65,7 @@ func (w *Words) set(m map[string]string) map[string]string {
 	return once(w.labels, b.String(), m)
 }
 
-// once gives what is known under key, which v becomes if nothing is.
+// once returns what is known under key, which v becomes if nothing is.
 func once[T any](known map[string]T, key string, v T) T {
 	if old, ok := known[key]; ok {
 		return old
@@ -75,7 +77,7 @@ func once[T any](known map[string]T, key string, v T) T {
 	return v
 }
 
-// pairs gives m with shared keys.
+// pairs returns m with shared keys.
 func (w *Words) pairs(m map[string]string) map[string]string {
 	if len(m) == 0 {
 		return nil
@@ -87,8 +89,8 @@ func (w *Words) pairs(m map[string]string) map[string]string {
 	return out
 }
 
-// Strip changes o, which nobody else may hold yet. It may be called from any goroutine, and for any object of the kinds
-// that Fairlead reads, valid or not.
+// Strip changes o, which nothing else may hold yet. It may be called from any goroutine, and for any object of the
+// kinds that Fairlead reads, valid or not.
 func (w *Words) Strip(o source.Object) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,17 +104,22 @@ func (w *Words) Strip(o source.Object) {
 	case *corev1.Node:
 		w.meta(&o.TypeMeta, &o.ObjectMeta)
 		s, st := o.Spec, o.Status
-		o.Spec = corev1.NodeSpec{PodCIDR: s.PodCIDR, PodCIDRs: s.PodCIDRs, ProviderID: s.ProviderID, Unschedulable: s.Unschedulable, Taints: s.Taints}
+		o.Spec = corev1.NodeSpec{PodCIDR: s.PodCIDR, PodCIDRs: s.PodCIDRs, ProviderID: s.ProviderID,
+			Unschedulable: s.Unschedulable, Taints: s.Taints}
 		o.Status = corev1.NodeStatus{Addresses: st.Addresses, Conditions: st.Conditions}
 	case *corev1.Namespace:
 		w.meta(&o.TypeMeta, &o.ObjectMeta)
 		o.Spec, o.Status = corev1.NamespaceSpec{}, corev1.NamespaceStatus{Phase: o.Status.Phase}
 	case *corev1.Pod:
 		w.meta(&o.TypeMeta, &o.ObjectMeta)
-		o.Labels = w.set(o.Labels)
+		o.Labels, o.Annotations = w.set(o.Labels), nil
 		w.pod(o)
 	case *networkingv1.NetworkPolicy:
 		w.meta(&o.TypeMeta, &o.ObjectMeta)
+		o.Labels = nil
+	case *cnpv1.ClusterNetworkPolicy:
+		w.meta(&o.TypeMeta, &o.ObjectMeta)
+		o.Labels, o.Status = nil, cnpv1.ClusterNetworkPolicyStatus{}
 	case *networkingv1.ServiceCIDR:
 		w.meta(&o.TypeMeta, &o.ObjectMeta)
 		o.Status = networkingv1.ServiceCIDRStatus{}
@@ -180,7 +187,7 @@ func shareBool(b *bool) *bool {
 	return &no
 }
 
-// shareProtocol gives p itself where it is none that is known: resolve names it.
+// shareProtocol returns p itself where it is none that is known: resolve names it.
 func shareProtocol(p *corev1.Protocol) *corev1.Protocol {
 	if p == nil {
 		return nil
@@ -197,7 +204,8 @@ func (w *Words) slice(o *discoveryv1.EndpointSlice) {
 	pack(o.Endpoints)
 	for i := range o.Endpoints {
 		e := &o.Endpoints[i]
-		e.Conditions = discoveryv1.EndpointConditions{Ready: shareBool(e.Conditions.Ready), Serving: shareBool(e.Conditions.Serving), Terminating: shareBool(e.Conditions.Terminating)}
+		e.Conditions = discoveryv1.EndpointConditions{Ready: shareBool(e.Conditions.Ready),
+			Serving: shareBool(e.Conditions.Serving), Terminating: shareBool(e.Conditions.Terminating)}
 		e.NodeName, e.Zone = w.pointer(e.NodeName), w.pointer(e.Zone)
 		e.Hostname, e.DeprecatedTopology = nil, nil
 		e.TargetRef = w.podRef(e.TargetRef)
@@ -266,9 +274,6 @@ func (w *Words) pod(o *corev1.Pod) {
 	}
 	if len(st.PodIPs) > 0 {
 		o.Status.PodIP = st.PodIPs[0].IP
-	}
-	for _, c := range st.Conditions {
-		o.Status.Conditions = append(o.Status.Conditions, corev1.PodCondition{Type: corev1.PodConditionType(w.text(string(c.Type))), Status: corev1.ConditionStatus(w.text(string(c.Status)))})
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 
 	"fairlead.dev/fairlead/source"
 )
@@ -25,7 +26,8 @@ func FuzzStrip(f *testing.F) {
 	odd := corev1.Protocol("QUIC")
 	for _, s := range []*discoveryv1.EndpointSlice{
 		{},
-		{Endpoints: []discoveryv1.Endpoint{{}, {Addresses: []string{"", "10.0.0.1"}}}, Ports: []discoveryv1.EndpointPort{{}, {Protocol: &odd}}},
+		{Endpoints: []discoveryv1.Endpoint{{}, {Addresses: []string{"", "10.0.0.1"}}},
+			Ports: []discoveryv1.EndpointPort{{}, {Protocol: &odd}}},
 	} {
 		b, err := s.Marshal()
 		if err != nil {
@@ -38,7 +40,8 @@ func FuzzStrip(f *testing.F) {
 		for _, o := range []interface {
 			source.Object
 			Unmarshal([]byte) error
-		}{new(corev1.Service), new(discoveryv1.EndpointSlice), new(corev1.Node), new(corev1.Pod), new(corev1.Namespace)} {
+		}{new(corev1.Service), new(discoveryv1.EndpointSlice), new(corev1.Node), new(corev1.Pod), new(corev1.Namespace),
+			new(networkingv1.NetworkPolicy)} {
 			if o.Unmarshal(b) != nil {
 				continue
 			}

@@ -15,7 +15,8 @@ import (
 
 var modes = []string{"nftables", "ebpf"}
 
-// A Service and its EndpointSlice are connectable, and so is what a PATCH makes of them; the commands for people see the same.
+// A Service and its EndpointSlice are connectable, and so is what a PATCH makes of them; the commands for people see
+// the same.
 func TestServes(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -25,9 +26,11 @@ func TestServes(t *testing.T) {
 			reaches(t, to, "web-1")
 			plane.must(t, "PATCH", sliceList+"/web", patch(web2), nil)
 			reaches(t, to, "web-2")
-			contains(t, fairlead(t, "show", "--mode", mode, "-o", "wide"), "default/web", to.String()+"/tcp", web2+":8080", "as wanted", "0 missing, 0 too many")
+			contains(t, fairlead(t, "show", "--mode", mode, "-o", "wide"), "default/web", to.String()+"/tcp", web2+":8080",
+				"in sync", "0 missing, 0 too many")
 			contains(t, fairlead(t, "plan", "--mode", mode), "put 0, replace 0, delete 0")
-			contains(t, fairlead(t, "explain", "--mode", mode, "default/client", "default/web:80"), ": a pod of this node's network", "pod default/web-2", "kernel: as wanted")
+			contains(t, fairlead(t, "explain", "--mode", mode, "default/client", "default/web:80"),
+				": a pod of this node's network", "pod default/web-2", "kernel: in sync")
 			a.problem(t, "")
 		})
 	}
@@ -43,7 +46,7 @@ func TestSelector(t *testing.T) {
 	plane.must(t, "PATCH", "/api/v1/namespaces/default/pods/web-1/status", condition("False"), nil)
 	until(t, "web-1 gets nothing", func() error {
 		for range 20 {
-			if pod, err := ask(to); err != nil || pod != "default/web-2" {
+			if pod, err := request(to); err != nil || pod != "default/web-2" {
 				return fmt.Errorf("%s, %v", pod, err)
 			}
 		}
@@ -58,10 +61,11 @@ func condition(ready string) any {
 }
 
 // outage is how long an API server stays away. Over the minute of issue 5, its second of recovery is judged too.
-var outage = flag.Duration("outage", 2*time.Second, "how long the API server stays away; from 1m on, recovery must take at most a second")
+var outage = flag.Duration("outage", 2*time.Second,
+	"how long the API server stays away; from 1m on, recovery must take at most a second")
 
-// The API server is killed while another one takes changes without end and traffic flows: no connection fails, the status says what is
-// wrong, and all is right soon after it is back.
+// The API server is killed while another one takes changes without end and traffic flows: no connection fails, the
+// status says what is wrong, and all is right soon after it is back.
 func TestServerKilled(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -84,13 +88,13 @@ func TestServerKilled(t *testing.T) {
 				check(t, plane.api(second, "PATCH", sliceList+"/kept", patch([]string{web1, web2}[n%2]), nil))
 			}
 			t.Logf("%d changes while it was away", n)
-			if pod, err := ask(other); err != nil || pod != "default/web-1" {
+			if pod, err := request(other); err != nil || pod != "default/web-1" {
 				t.Errorf("without an API server %s leads to %s, %v", other, pod, err)
 			}
 			check(t, plane.StartServer(t.Context(), first))
-			took := reaches(t, other, "web-2").Round(time.Millisecond)
-			t.Logf("right %v after the API server was ready", took)
-			if *outage >= time.Minute && took > time.Second {
+			latency := reaches(t, other, "web-2").Round(time.Millisecond)
+			t.Logf("right %v after the API server was ready", latency)
+			if *outage >= time.Minute && latency > time.Second {
 				t.Error("more than a second")
 			}
 			a.problem(t, "")
@@ -99,7 +103,8 @@ func TestServerKilled(t *testing.T) {
 	}
 }
 
-// The agent is killed, the API server too, and the agent begins without one: what was in the kernel stays. Then all is right.
+// The agent is killed, the API server too, and the agent begins without one: what was in the kernel stays. Then all is
+// right.
 func TestAgentKilled(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -117,7 +122,7 @@ func TestAgentKilled(t *testing.T) {
 			if s, err := b.state(); err != nil || s.Ready {
 				t.Errorf("ready without an API server: %+v, %v", s, err)
 			}
-			if pod, err := ask(other); err != nil || pod != "default/web-1" {
+			if pod, err := request(other); err != nil || pod != "default/web-1" {
 				t.Errorf("without an API server %s leads to %s, %v", other, pod, err)
 			}
 			check(t, plane.StartServer(t.Context(), first))
@@ -132,14 +137,16 @@ func TestAgentKilled(t *testing.T) {
 func TestForbidden(t *testing.T) {
 	a := startAgent(t, "blind", "nftables")
 	to := service(t, "web", web1)
-	contains(t, a.problem(t, "Forbidden").Message, `User "blind"`, "verbs list and watch on endpointslices.discovery.k8s.io")
+	contains(t, a.problem(t, "Forbidden").Message, `User "blind"`,
+		"verbs list and watch on endpointslices.discovery.k8s.io")
 	if s, err := a.state(); err != nil || s.Ready {
 		t.Errorf("ready without endpoints: %+v, %v", s, err)
 	}
 	role := "/apis/rbac.authorization.k8s.io/v1/clusterroles/blind"
 	plane.must(t, "PATCH", role, map[string]any{"rules": []any{
 		map[string]any{"apiGroups": []string{"", "discovery.k8s.io", "networking.k8s.io"},
-			"resources": []string{"services", "nodes", "endpointslices", "servicecidrs"}, "verbs": []string{"list", "watch"}}}}, nil)
+			"resources": []string{"services", "nodes", "endpointslices", "servicecidrs"}, "verbs": []string{"list", "watch"}}}},
+		nil)
 	reaches(t, to, "web-1")
 	a.problem(t, "")
 	contains(t, a.log.String(), "problem resolved")

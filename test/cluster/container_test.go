@@ -16,8 +16,9 @@ import (
 // token is where a pod finds its ServiceAccount.
 const token = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// start runs a container of the pod on node a as a kubelet has it run, by runc: the image's files, the pod's environment,
-// capabilities and mounts, and the runtime's own masks. Seccomp profiles are the runtime's business and not here.
+// start runs a container of the pod on node a as a kubelet has it run, by runc: the image's files, the pod's
+// environment, capabilities and mounts, and the runtime's own masks. Seccomp profiles are the runtime's business and
+// not here.
 func (r release) start(t testing.TB, c corev1.Container) *running {
 	t.Helper()
 	h, err := box.Node("a")
@@ -57,7 +58,8 @@ func (r release) start(t testing.TB, c corev1.Container) *running {
 	return a
 }
 
-// fill makes a runtime's specification (github.com/opencontainers/runtime-spec, config.md) of what runc offers and the pod says.
+// fill makes a runtime's specification (github.com/opencontainers/runtime-spec, config.md) of what runc offers and the
+// pod says.
 func (r release) fill(t testing.TB, s map[string]any, c corev1.Container, h *sandbox.Host, dir string) {
 	may := c.SecurityContext
 	process, linux := s["process"].(map[string]any), s["linux"].(map[string]any)
@@ -96,7 +98,7 @@ func (r release) fill(t testing.TB, s map[string]any, c corev1.Container, h *san
 	s["mounts"] = append(mounts, bind(files(t, filepath.Join(dir, "secret"), r.secret), token, true))
 }
 
-// environment gives a container's variables.
+// environment returns a container's variables.
 func environment(c corev1.Container) (l []string) {
 	for _, e := range c.Env {
 		if e.ValueFrom != nil {
@@ -107,7 +109,7 @@ func environment(c corev1.Container) (l []string) {
 	return l
 }
 
-// volume gives the path of a volume. The node's cgroups are in a sandbox those below its own.
+// volume returns the path of a volume. The node's cgroups are in a sandbox those below its own.
 func (r release) volume(t testing.TB, name string, h *sandbox.Host, dir string) string {
 	t.Helper()
 	for _, v := range r.pod.Volumes {

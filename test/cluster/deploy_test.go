@@ -34,13 +34,15 @@ type release struct {
 
 // folders are where the API server keeps what the chart has.
 var folders = map[string]string{
-	"ServiceAccount": "/api/v1/namespaces/kube-system/serviceaccounts", "ConfigMap": "/api/v1/namespaces/kube-system/configmaps",
-	"ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles", "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-	"DaemonSet": "/apis/apps/v1/namespaces/kube-system/daemonsets",
+	"ServiceAccount":     "/api/v1/namespaces/kube-system/serviceaccounts",
+	"ConfigMap":          "/api/v1/namespaces/kube-system/configmaps",
+	"ClusterRole":        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+	"ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+	"DaemonSet":          "/apis/apps/v1/namespaces/kube-system/daemonsets",
 }
 
-// install renders the chart and gives its objects to the API server, which answers as a cluster's would. In a sandbox's node the number of
-// tracked connections is the machine's and can't be set, so it isn't asked for.
+// install renders the chart and returns its objects to the API server, which answers as a cluster's would. In a
+// sandbox's node the number of tracked connections is the machine's and can't be set, so it isn't asked for.
 func install(t testing.TB, set ...string) (r release) {
 	t.Helper()
 	args := "--name chart --set apiServer.host=" + plane.Address.String() + " --set kubeProxy.conntrack.maxPerCore=0"
@@ -94,8 +96,8 @@ func install(t testing.TB, set ...string) (r release) {
 	return r
 }
 
-// The chart's pod, in a real container runtime with exactly its rights and mounts, serves with its ServiceAccount: settings first, then
-// packets, probes, Events; nothing is forbidden.
+// The chart's pod, in a real container runtime with exactly its rights and mounts, serves with its ServiceAccount:
+// settings first, then packets, probes, Events; nothing is forbidden.
 func TestDeployServes(t *testing.T) {
 	for _, mode := range []string{"nftables", "ebpf", "userspace", "auto"} {
 		t.Run(mode, func(t *testing.T) {
@@ -116,9 +118,9 @@ func TestDeployServes(t *testing.T) {
 			reaches(t, to, "web-2")
 			a.problem(t, "")
 			for _, p := range []*corev1.Probe{r.pod.Containers[0].LivenessProbe, r.pod.Containers[0].ReadinessProbe} {
-				until(t, "the probe "+p.HTTPGet.Path+" is answered", func() error { return a.answers(p.HTTPGet) })
+				until(t, "the probe "+p.HTTPGet.Path+" is answered", func() error { return a.checkProbe(p.HTTPGet) })
 			}
-			notes(t, a)
+			awaitEvent(t, a)
 			moves := release{pod: r.moves, files: r.files, secret: r.secret}.start(t, r.moves.InitContainers[0])
 			if err := moves.cmd.Wait(); err != nil || !strings.Contains(moves.log.String(),
 				"nothing of kube-proxy is left") {
@@ -127,7 +129,8 @@ func TestDeployServes(t *testing.T) {
 			moves.alive = false
 			for l := range strings.Lines(a.log.String()) {
 				for _, word := range []string{"forbidden", "denied", "not permitted", "read-only"} {
-					if strings.Contains(l, word) && !strings.Contains(l, "OOM score") { // a lower one takes CAP_SYS_RESOURCE: not worth it
+					// a lower one takes CAP_SYS_RESOURCE: not worth it
+					if strings.Contains(l, word) && !strings.Contains(l, "OOM score") {
 						t.Errorf("the log says %q: %s", word, l)
 					}
 				}
@@ -136,8 +139,8 @@ func TestDeployServes(t *testing.T) {
 	}
 }
 
-// answers asks what a probe asks, as the kubelet does: from the node.
-func (a *running) answers(p *corev1.HTTPGetAction) error {
+// checkProbe queries what a probe asks, as the kubelet does: from the node.
+func (a *running) checkProbe(p *corev1.HTTPGetAction) error {
 	host := p.Host
 	if host == "" {
 		host = "172.18.0.11" // the pod's address is the node's
@@ -156,13 +159,15 @@ func (a *running) answers(p *corev1.HTTPGetAction) error {
 // odd makes a Service that can't be served as it asks.
 func odd(t testing.TB) {
 	t.Helper()
-	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "odd", Annotations: map[string]string{"fairlead.dev/scheduler": "dice"}}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "odd",
+		Annotations: map[string]string{"fairlead.dev/scheduler": "dice"}},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}
 	plane.must(t, "POST", "/api/v1/namespaces/default/services", s, nil)
 	t.Cleanup(func() { plane.must(t, "DELETE", "/api/v1/namespaces/default/services/odd", nil, nil) })
 }
 
-// notes waits for an Event about a Service that can't be served as it asks.
-func notes(t testing.TB, a *running) {
+// awaitEvent waits for an Event about a Service that can't be served as it asks.
+func awaitEvent(t testing.TB, a *running) {
 	t.Helper()
 	odd(t)
 	until(t, "an Event names the Service", func() error {
@@ -189,9 +194,10 @@ func TestDeployDocumented(t *testing.T) {
 	a.serving(t)
 	to := service(t, "web", web1)
 	reaches(t, to, "web-1")
-	answers := map[string]string{"show": "default/web", "explain": "frontend: ClusterIP of Service default/web"}
+	checkProbe := map[string]string{"show": "default/web", "explain": "frontend: ClusterIP of Service default/web"}
 	for l := range strings.Lines(string(text)) {
-		command, ours := strings.CutPrefix(strings.TrimSpace(l), "$ kubectl -n kube-system exec daemonset/fairlead -c agent -- ")
+		command, ours := strings.CutPrefix(strings.TrimSpace(l),
+			"$ kubectl -n kube-system exec daemonset/fairlead -c agent -- ")
 		if !ours {
 			continue
 		}
@@ -203,11 +209,11 @@ func TestDeployDocumented(t *testing.T) {
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("%s: %v: %s", command, err, &out)
 		}
-		contains(t, out.String(), answers[words[1]], "as wanted")
-		delete(answers, words[1])
+		contains(t, out.String(), checkProbe[words[1]], "in sync")
+		delete(checkProbe, words[1])
 	}
-	if len(answers) > 0 {
-		t.Errorf("docs/install.md has no command for %v", answers)
+	if len(checkProbe) > 0 {
+		t.Errorf("docs/install.md has no command for %v", checkProbe)
 	}
 }
 
@@ -218,9 +224,11 @@ func TestDeployVerbs(t *testing.T) {
 		for _, resource := range rule.Resources {
 			for _, verb := range rule.Verbs {
 				t.Run(verb+" "+resource, func(t *testing.T) {
-					plane.must(t, "PATCH", folders["ClusterRole"]+"/"+r.role.Name, map[string]any{"rules": without(r.role.Rules, i, resource, verb)}, nil)
+					plane.must(t, "PATCH", folders["ClusterRole"]+"/"+r.role.Name,
+						map[string]any{"rules": without(r.role.Rules, i, resource, verb)}, nil)
 					c := *r.pod.Containers[0].DeepCopy()
-					if verb == "list" { // the agent asks for streamed lists, which are watches, where the server has them; the commands always list
+					// the agent asks for streamed lists, which are watches, where the server has them; the commands always list
+					if verb == "list" {
 						c.Args[0] = "show"
 					}
 					a := r.start(t, c)
@@ -242,7 +250,7 @@ func TestDeployVerbs(t *testing.T) {
 	}
 }
 
-// without gives rules that lack a verb on a resource.
+// without returns rules that lack a verb on a resource.
 func without(rules []rbacv1.PolicyRule, at int, resource, verb string) (l []rbacv1.PolicyRule) {
 	for i, r := range rules {
 		for _, res := range r.Resources {

@@ -34,7 +34,7 @@ func newHelm(t testing.TB) helm {
 	check(t, err)
 	dir := t.TempDir()
 	check(t, os.Symlink(built(t, "HELM"), filepath.Join(dir, "helm")))
-	return helm{box.Outside(), dir, kubeconfig}
+	return helm{box.External(), dir, kubeconfig}
 }
 
 // run runs a command line of a shell in the repository's folder, and returns what it prints.
@@ -77,7 +77,8 @@ func objects(t testing.TB, text string) map[string]any {
 // Helm renders what `make manifests` prints, with each set of values, and finds nothing wrong with the chart.
 func TestDeployHelmTemplate(t *testing.T) {
 	h := newHelm(t)
-	for _, set := range []string{"mode=nftables", "mode=ebpf --set migrateFromKubeProxy=Remove --set namePods=true", "mode=userspace --set systemSettings=false"} {
+	for _, set := range []string{"mode=nftables", "mode=ebpf --set migrateFromKubeProxy=Remove --set namePods=true",
+		"mode=userspace --set systemSettings=false"} {
 		values := "--set apiServer.host=192.0.2.10 --set " + set
 		contains(t, h.run(t, "helm lint --strict deploy/chart "+values), "0 chart(s) failed")
 		want := objects(t, h.run(t, "make -s manifests ARGS='"+values+"'"))
@@ -125,7 +126,8 @@ func TestDeployHelmDocumented(t *testing.T) {
 			want = []string{"fairlead"}
 			var c corev1.ConfigMap
 			plane.must(t, "GET", folders["ConfigMap"]+"/fairlead", nil, &c)
-			if strings.Contains(c.Data["config.yaml"], "mode: ebpf") != strings.Contains(line, "mode=ebpf") { // a rollback ends it
+			// a rollback ends it
+			if strings.Contains(c.Data["config.yaml"], "mode: ebpf") != strings.Contains(line, "mode=ebpf") {
 				t.Errorf("%s: the configuration is %s", line, c.Data["config.yaml"])
 			}
 			if s := status(); s.Info.Status != "deployed" {

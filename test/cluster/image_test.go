@@ -36,8 +36,8 @@ type image struct {
 // descriptor names a blob of an OCI layout.
 type descriptor struct{ Digest string }
 
-// unpack writes the files of an image to a folder: of an OCI layout in a tar file, with one image for one architecture. Layers are only
-// added, as deploy/image makes them.
+// unpack writes the files of an image to a folder: of an OCI layout in a tar file, with one image for one architecture.
+// Layers are only added, as deploy/image makes them.
 func unpack(file, dir string) (i image, err error) {
 	i.root = filepath.Join(dir, "root")
 	if err := untar(file, filepath.Join(dir, "layout")); err != nil {

@@ -16,8 +16,9 @@ import (
 	"fairlead.dev/fairlead/sandbox"
 )
 
-// A node is migrated from a real kube-proxy in mode iptables as docs/install.md says, with the tools of the image alone: of connections from
-// a pod, the host network and outside none fails, new ones or open ones, and kube-proxy's chains are gone.
+// A node is migrated from a real kube-proxy in mode iptables as docs/install.md says, with the tools of the image
+// alone: of connections from a pod, the host network and outside none fails, new ones or open ones, and kube-proxy's
+// chains are gone.
 func TestDeployMigration(t *testing.T) {
 	t.Run("legacy", func(t *testing.T) { testMigration(t, kubeproxy.Legacy, "nftables") })
 	t.Run("nft", func(t *testing.T) { testMigration(t, kubeproxy.Nft, "ebpf") })
@@ -29,14 +30,14 @@ func testMigration(t *testing.T, variant kubeproxy.Variant, mode string) {
 	client, err := box.Pod("default", "client")
 	check(t, err)
 	to := service(t, "web", web1, web2)
-	outside := nodePort(t, "web", to.Port())
+	external := nodePort(t, "web", to.Port())
 	proxy := startKubeProxy(t, h, variant)
 	clients := []struct {
 		name string
 		from *sandbox.Host
 		to   netip.AddrPort
-	}{{"pod", client, to}, {"host network", h, to}, {"outside", box.Outside(), outside}}
-	open := keep()
+	}{{"pod", client, to}, {"host network", h, to}, {"outside", box.External(), external}}
+	open := newFlows()
 	var flows []*traffic
 	begin := func() {
 		for _, c := range clients {
@@ -46,7 +47,7 @@ func testMigration(t *testing.T, variant kubeproxy.Variant, mode string) {
 	begin()
 	for _, c := range clients {
 		flows = append(flows, flowOf(func() error {
-			_, err := askFrom(c.from, c.to)
+			_, err := requestFrom(c.from, c.to)
 			return err
 		}))
 	}
@@ -90,7 +91,8 @@ func startKubeProxy(t testing.TB, h *sandbox.Host, variant kubeproxy.Variant) *k
 	ns, err := netns.Open(h.Namespace)
 	check(t, err)
 	t.Cleanup(func() { ns.Close() })
-	proxy, err := kubeproxy.Start(ctx, kubeproxy.Options{Binary: built(t, "KUBE_PROXY"), Mode: kubeproxy.IPTables, Variant: variant,
+	proxy, err := kubeproxy.Start(ctx, kubeproxy.Options{Binary: built(t, "KUBE_PROXY"), Mode: kubeproxy.IPTables,
+		Variant:   variant,
 		Namespace: ns, Kubeconfig: kubeconfig, Node: "a", Dir: filepath.Join(t.TempDir(), "kube-proxy")})
 	check(t, err)
 	t.Cleanup(func() {
@@ -101,8 +103,8 @@ func startKubeProxy(t testing.TB, h *sandbox.Host, variant kubeproxy.Variant) *k
 	return proxy
 }
 
-// kubeProxyChains returns the chains of kube-proxy on a node, of both families and both variants of iptables. KUBE-FIREWALL is the
-// kubelet's too, and kube-proxy's own clean-up leaves it.
+// kubeProxyChains returns the chains of kube-proxy on a node, of both families and both variants of iptables.
+// KUBE-FIREWALL is the kubelet's too, and kube-proxy's own clean-up leaves it.
 func kubeProxyChains(t testing.TB, h *sandbox.Host) (chains []string) {
 	t.Helper()
 	for _, variant := range []string{"legacy", "nft"} {

@@ -47,12 +47,12 @@ const first, second = controlplane.First, controlplane.Second
 // control is the control plane, in the client outside's namespace.
 type control struct{ *controlplane.Plane }
 
-// api asks one of its API servers.
+// api queries one of its API servers.
 func (c control) api(port int, method, path string, body, into any) error {
 	return c.Call(context.Background(), port, method, path, body, into)
 }
 
-// must asks the first API server, and must succeed.
+// must queries the first API server, and must succeed.
 func (c control) must(t testing.TB, method, path string, body, into any) {
 	t.Helper()
 	if err := c.api(first, method, path, body, into); err != nil {
@@ -88,9 +88,10 @@ func run(m *testing.M) (code int, err error) {
 	defer func() { err = errors.Join(err, box.Down()) }()
 	defer leaveInTime(dir)()
 	begin := time.Now()
-	outside := box.Outside()
-	four := outside.Addresses[slices.IndexFunc(outside.Addresses, netip.Addr.Is4)]
-	plane.Plane, err = controlplane.Start(context.Background(), controlplane.Options{Program: os.Getenv("CONTROL_PLANE"), Host: outside, Address: four, Dir: dir})
+	external := box.External()
+	four := external.Addresses[slices.IndexFunc(external.Addresses, netip.Addr.Is4)]
+	plane.Plane, err = controlplane.Start(context.Background(),
+		controlplane.Options{Program: os.Getenv("CONTROL_PLANE"), Host: external, Address: four, Dir: dir})
 	defer plane.Close()
 	if err == nil {
 		err = errors.Join(plane.StartControllers(), furnish())
@@ -102,8 +103,8 @@ func run(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// leaveInTime takes everything down before Go's own limit, which ends the process on the spot, and on a signal. It gives a
-// function that calls that off.
+// leaveInTime takes everything down before Go's own limit, which ends the process on the spot, and on a signal. It
+// gives a function that calls that off.
 func leaveInTime(dir string) (off func()) {
 	leave := func(why any) {
 		fmt.Fprintln(os.Stderr, "cluster: ends early:", why)
@@ -135,8 +136,10 @@ func leaveInTime(dir string) (off func()) {
 // machines are two nodes and pods that answer with their names.
 func machines() (l []source.Object) {
 	for i, name := range []string{"a", "b"} {
-		l = append(l, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDR: fmt.Sprintf("10.128.%d.0/24", i+1), PodCIDRs: []string{fmt.Sprintf("10.128.%d.0/24", i+1)}},
-			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("172.18.0.%d", 11+i)}}}})
+		l = append(l, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{
+			PodCIDR: fmt.Sprintf("10.128.%d.0/24", i+1), PodCIDRs: []string{fmt.Sprintf("10.128.%d.0/24", i+1)}},
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+				{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("172.18.0.%d", 11+i)}}}})
 	}
 	return append(l, pod("client", "a", "10.128.1.9"), pod("web-1", "a", web1), pod("web-2", "b", web2))
 }
@@ -145,34 +148,44 @@ func machines() (l []source.Object) {
 const web1, web2 = "10.128.1.11", "10.128.2.12"
 
 func pod(name, node, ip string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", Labels: map[string]string{"app": strings.SplitN(name, "-", 2)[0]}},
-		Spec:   corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "none", Ports: []corev1.ContainerPort{{ContainerPort: 8080, Protocol: corev1.ProtocolTCP}}}}},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default",
+		Labels: map[string]string{"app": strings.SplitN(name, "-", 2)[0]}},
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{
+			{Name: "c", Image: "none", Ports: []corev1.ContainerPort{{ContainerPort: 8080, Protocol: corev1.ProtocolTCP}}}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}},
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}}
 }
 
-// furnish tells the API server of the machines, and what the agent may read.
+// furnish reports the API server of the machines, and what the agent may read.
 func furnish() (err error) {
 	for _, o := range machines() {
 		err = errors.Join(err, plane.Create(context.Background(), o))
 	}
-	tell := func(path string, body any) { err = errors.Join(err, plane.api(first, "POST", path, body, nil)) }
+	post := func(path string, body any) { err = errors.Join(err, plane.api(first, "POST", path, body, nil)) }
 	for user, endpoints := range map[string]string{"fairlead": "endpointslices", "blind": "nothing"} {
-		tell("/apis/rbac.authorization.k8s.io/v1/clusterroles", map[string]any{"metadata": map[string]any{"name": "test-" + user}, "rules": []any{
-			map[string]any{"apiGroups": []string{""}, "resources": []string{"services", "nodes", "pods"}, "verbs": []string{"list", "watch"}},
-			map[string]any{"apiGroups": []string{"networking.k8s.io"}, "resources": []string{"servicecidrs"}, "verbs": []string{"list", "watch"}},
-			map[string]any{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{endpoints}, "verbs": []string{"list", "watch"}}}})
-		tell("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", map[string]any{"metadata": map[string]any{"name": "test-" + user},
-			"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "test-" + user},
-			"subjects": []any{map[string]any{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user}}})
+		post("/apis/rbac.authorization.k8s.io/v1/clusterroles",
+			map[string]any{"metadata": map[string]any{"name": "test-" + user}, "rules": []any{
+				map[string]any{"apiGroups": []string{""}, "resources": []string{"services", "nodes", "pods"},
+					"verbs": []string{"list", "watch"}},
+				map[string]any{"apiGroups": []string{"networking.k8s.io"}, "resources": []string{"servicecidrs"},
+					"verbs": []string{"list", "watch"}},
+				map[string]any{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{endpoints},
+					"verbs": []string{"list", "watch"}}}})
+		post("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+			map[string]any{"metadata": map[string]any{"name": "test-" + user},
+				"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "test-" + user},
+				"subjects": []any{map[string]any{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user}}})
 	}
 	return err
 }
 
-// service makes a Service of the pods' port, and an EndpointSlice of endpoints where some are given, and gives its address.
+// service makes a Service of the pods' port, and an EndpointSlice of endpoints where some are given, and returns its
+// address.
 func service(t testing.TB, name string, endpoints ...string) netip.AddrPort {
 	t.Helper()
 	var made corev1.Service
-	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}
 	if endpoints == nil {
 		s.Spec.Selector = map[string]string{"app": "web"}
 	}
@@ -193,7 +206,8 @@ const sliceList = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
 func slice(name string, endpoints ...string) *discoveryv1.EndpointSlice {
 	port, none := int32(8080), ""
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &none, Port: &port}}}
 	for _, e := range endpoints {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{e}})
@@ -201,7 +215,7 @@ func slice(name string, endpoints ...string) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// patch gives the change that leaves a slice with these endpoints.
+// patch returns the change that leaves a slice with these endpoints.
 func patch(endpoints ...string) any {
 	return map[string]any{"endpoints": slice("", endpoints...).Endpoints}
 }
@@ -241,7 +255,8 @@ func startAgent(t testing.TB, user, mode string, flags ...string) *running {
 	check(t, err)
 	h, err := box.Node("a")
 	check(t, err)
-	args := []string{"run", "--kubeconfig", kubeconfig, "--node", "a", "--mode", mode, "--status-address", "127.0.0.1:10249"}
+	args := []string{"run", "--kubeconfig", kubeconfig, "--node", "a", "--mode", mode, "--status-address",
+		"127.0.0.1:10249"}
 	return follow(t, h, exec.Command(os.Getenv("FAIRLEAD"), append(args, flags...)...))
 }
 
@@ -251,13 +266,14 @@ func follow(t testing.TB, h *sandbox.Host, cmd *exec.Cmd) *running {
 	a := &running{host: h, log: &safe{}, alive: true, cmd: cmd}
 	a.cmd.Stdout, a.cmd.Stderr = a.log, a.log
 	check(t, h.Do(a.cmd.Start))
-	a.web = &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (c net.Conn, err error) {
-		err = h.Do(func() error {
-			c, err = (&net.Dialer{}).DialContext(ctx, network, address)
-			return err
-		})
-		return c, err
-	}}}
+	a.web = &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (c net.Conn, err error) {
+			err = h.Do(func() error {
+				c, err = (&net.Dialer{}).DialContext(ctx, network, address)
+				return err
+			})
+			return c, err
+		}}}
 	t.Cleanup(func() {
 		a.kill(unix.SIGTERM)
 		if t.Failed() {
@@ -282,7 +298,7 @@ func (a *running) kill(s os.Signal) {
 	}
 }
 
-// state asks the agent for its status.
+// state queries the agent for its status.
 func (a *running) state() (s agent.State, err error) {
 	r, err := a.web.Get("http://127.0.0.1:10249/status")
 	if err != nil {
@@ -304,7 +320,7 @@ func (a *running) serving(t testing.TB) {
 	})
 }
 
-// problem waits until the agent's status names a reason, and gives what it says; "" waits until there is none.
+// problem waits until the agent's status names a reason, and returns what it says; "" waits until there is none.
 func (a *running) problem(t testing.TB, reason string) (p source.Problem) {
 	t.Helper()
 	until(t, "the agent's problem is "+reason, func() error {
@@ -341,33 +357,33 @@ func fairlead(t testing.TB, args ...string) string {
 	return out.String()
 }
 
-// ask connects from a pod on node a and gives who answers.
-func ask(to netip.AddrPort) (pod string, err error) {
+// request connects from a pod on node a and returns who answers.
+func request(to netip.AddrPort) (pod string, err error) {
 	h, err := box.Pod("default", "client")
 	if err != nil {
 		return "", err
 	}
-	return askFrom(h, to)
+	return requestFrom(h, to)
 }
 
-// askFrom connects from a host and returns the name of the pod that replies.
-func askFrom(h *sandbox.Host, to netip.AddrPort) (pod string, err error) {
+// requestFrom connects from a host and returns the name of the pod that replies.
+func requestFrom(h *sandbox.Host, to netip.AddrPort) (pod string, err error) {
 	ctx, stop := context.WithTimeout(context.Background(), 2*time.Second)
 	defer stop()
 	err = h.Do(func() error {
-		a, err := echo.Ask(ctx, model.TCP, to, echo.Options{})
+		a, err := echo.Request(ctx, model.TCP, to, echo.Options{})
 		pod = a.Pod
 		return err
 	})
 	return pod, err
 }
 
-// reaches waits until connections come to a pod, and gives how long that took.
+// reaches waits until connections come to a pod, and returns how long that took.
 func reaches(t testing.TB, to netip.AddrPort, pod string) time.Duration {
 	t.Helper()
 	begin := time.Now()
 	until(t, fmt.Sprintf("%s leads to %s", to, pod), func() error {
-		got, err := ask(to)
+		got, err := request(to)
 		if err == nil && got != "default/"+pod {
 			err = fmt.Errorf("it leads to %s", got)
 		}
@@ -379,12 +395,12 @@ func reaches(t testing.TB, to netip.AddrPort, pod string) time.Duration {
 // until tries until there is no error.
 func until(t testing.TB, what string, try func() error) {
 	t.Helper()
-	for give := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		err := try()
 		if err == nil {
 			return
 		}
-		if time.Now().After(give) {
+		if time.Now().After(deadline) {
 			t.Fatalf("it never came to be that %s: %v", what, err)
 		}
 	}
@@ -408,7 +424,7 @@ type traffic struct {
 // flow starts traffic from a pod on node a.
 func flow(to netip.AddrPort) *traffic {
 	return flowOf(func() error {
-		_, err := ask(to)
+		_, err := request(to)
 		return err
 	})
 }
@@ -439,19 +455,19 @@ func (f *traffic) end(t testing.TB) {
 	t.Logf("%d connections, %d failed", f.count, len(f.fails))
 }
 
-// kept is connections that stay open and are asked in turn, without a rest, until end.
-type kept struct {
+// openFlows is connections that stay open and are asked in turn, without a rest, until end.
+type openFlows struct {
 	traffic
 	mu   sync.Mutex
-	open []*echo.Held
+	open []*echo.Flow
 }
 
-// keep begins to ask.
-func keep() *kept {
+// newFlows begins to ask.
+func newFlows() *openFlows {
 	ctx, stop := context.WithCancel(context.Background())
-	k := &kept{traffic: traffic{stop: stop}}
+	k := &openFlows{traffic: traffic{stop: stop}}
 	k.done.Go(func() {
-		failed := map[*echo.Held]bool{}
+		failed := map[*echo.Flow]bool{}
 		for ctx.Err() == nil {
 			k.mu.Lock()
 			open := k.open
@@ -461,7 +477,7 @@ func keep() *kept {
 					continue
 				}
 				ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
-				if _, err := h.Ask(ctx); err != nil {
+				if _, err := h.Request(ctx); err != nil {
 					k.fails, failed[h] = append(k.fails, fmt.Errorf("connection %d: %w", i, err)), true
 				}
 				stop()
@@ -476,10 +492,10 @@ func keep() *kept {
 }
 
 // begin opens one more connection, from a host.
-func (k *kept) begin(t testing.TB, from *sandbox.Host, to netip.AddrPort) {
+func (k *openFlows) begin(t testing.TB, from *sandbox.Host, to netip.AddrPort) {
 	t.Helper()
 	check(t, from.Do(func() error {
-		h, err := echo.Hold(t.Context(), model.TCP, to, echo.Options{})
+		h, err := echo.Open(t.Context(), model.TCP, to, echo.Options{})
 		if err == nil {
 			k.mu.Lock()
 			k.open = append(k.open[:len(k.open):len(k.open)], h)

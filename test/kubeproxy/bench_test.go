@@ -21,7 +21,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/dataplane/service/nftables"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/lab/kubeproxy"
@@ -35,7 +34,8 @@ import (
 
 var (
 	services = flag.String("services", "1000,10000", "numbers of Services, of ten endpoints each")
-	changes  = flag.Int("changes", 30, "endpoint changes, each from a moment of rest; a fifth of that above 5,000 Services")
+	changes  = flag.Int("changes", 30, "endpoint changes, each from a moment of rest; a fifth of that above "+
+		"5,000 Services")
 )
 
 // sizes are the numbers of Services that are wanted.
@@ -52,34 +52,37 @@ func sizes(b *testing.B) (l []int) {
 type running struct {
 	wall, sync time.Duration // cold: from its start until all was in the kernel; of that, in its sync, 0 if it doesn't say
 	usage      func() (kubeproxy.Usage, error)
-	tell       func(source.Object) error
+	apply      func(source.Object) error
 	stop       func()
 }
 
-// subject is something that can be started.
-type subject struct {
+// implementation is something that can be started.
+type implementation struct {
 	name  string
 	most  int // Services that end in an acceptable time
 	start func(*testing.B, *netns.Namespace, []source.Object) running
 }
 
-func subjects() (l []subject) {
-	for _, w := range ways {
+func subjects() (l []implementation) {
+	for _, w := range modes {
 		most := 1 << 20
 		if w.variant == kubeproxy.Nft {
 			most = 1000 // 414 s at 5,000 have been seen
 		}
-		l = append(l, subject{"kube-proxy-" + w.name, most, func(b *testing.B, ns *netns.Namespace, objects []source.Object) running {
-			return startKubeProxy(b, ns, objects, w.mode, w.variant)
-		}})
+		l = append(l, implementation{"kube-proxy-" + w.name, most,
+			func(b *testing.B, ns *netns.Namespace, objects []source.Object) running {
+				return startKubeProxy(b, ns, objects, w.mode, w.variant)
+			}})
 	}
-	return append(l, subject{"fairlead-nftables", 1 << 20, startFairlead}, subject{"fairlead-nftables-api", 1 << 20, startFairleadFromAPI})
+	return append(l, implementation{"fairlead-nftables", 1 << 20, startFairlead},
+		implementation{"fairlead-nftables-api", 1 << 20, startFairleadFromAPI})
 }
 
-func startKubeProxy(b *testing.B, ns *netns.Namespace, objects []source.Object, mode kubeproxy.Mode, variant kubeproxy.Variant) running {
+func startKubeProxy(b *testing.B, ns *netns.Namespace, objects []source.Object, mode kubeproxy.Mode,
+	variant kubeproxy.Variant) running {
 	n, cold, err := kubeproxy.NewNode(patience(b, 20*time.Minute), options(b, ns, mode, variant), objects...)
 	check(b, err)
-	return running{cold.Wall, cold.Sync, n.Usage, n.Tell, func() { check(b, n.Close()) }}
+	return running{cold.Wall, cold.Sync, n.Usage, n.Apply, func() { check(b, n.Close()) }}
 }
 
 // startFairlead starts `fairlead run` from a folder with one object to a file.
@@ -87,11 +90,12 @@ func startFairlead(b *testing.B, ns *netns.Namespace, objects []source.Object) r
 	dir := filepath.Join(b.TempDir(), "objects")
 	check(b, generate.Write(dir, objects, 1))
 	r := fairlead(b, ns, "--source", dir)
-	r.tell = func(s source.Object) error {
+	r.apply = func(s source.Object) error {
 		text, err := json.Marshal(s)
 		next := dir + ".next"
 		check(b, err, os.WriteFile(next, text, 0o644))
-		return os.Rename(next, filepath.Join(dir, fmt.Sprintf("objects-%06d.yaml", len(objects)-1))) // the probe's slice is the last
+		// the probe's slice is the last
+		return os.Rename(next, filepath.Join(dir, fmt.Sprintf("objects-%06d.yaml", len(objects)-1)))
 	}
 	return r
 }
@@ -104,7 +108,7 @@ func startFairleadFromAPI(b *testing.B, ns *netns.Namespace, objects []source.Ob
 	kubeconfig := filepath.Join(b.TempDir(), "kubeconfig")
 	check(b, os.WriteFile(kubeconfig, apiserver.Kubeconfig("http://"+at), 0o600))
 	r := fairlead(b, ns, "--kubeconfig", kubeconfig)
-	r.tell = func(o source.Object) error {
+	r.apply = func(o source.Object) error {
 		s.Apply(source.Change{Key: source.KeyOf(o), Object: o})
 		return nil
 	}
@@ -119,18 +123,20 @@ func startFairleadFromAPI(b *testing.B, ns *netns.Namespace, objects []source.Ob
 // fairlead starts `fairlead run` with further arguments and waits until it is ready.
 func fairlead(b *testing.B, ns *netns.Namespace, args ...string) running {
 	const address = "127.0.0.1:10249"
-	cmd := exec.Command(program(b, "FAIRLEAD"), append([]string{"run", "--node", nodeName, "--status-address", address}, args...)...)
+	cmd := exec.Command(program(b, "FAIRLEAD"), append([]string{"run", "--node", nodeName, "--status-address", address},
+		args...)...)
 	cmd.Stderr, cmd.SysProcAttr = os.Stderr, &syscall.SysProcAttr{Setpgid: true}
 	begin := time.Now()
 	check(b, ns.Do(cmd.Start))
-	web := &http.Client{Transport: &http.Transport{DialContext: func(_ context.Context, network, address string) (c net.Conn, err error) {
+	web := &http.Client{Transport: &http.Transport{DialContext: func(_ context.Context, network,
+		address string) (c net.Conn, err error) {
 		err = ns.Do(func() error {
 			c, err = net.Dial(network, address)
 			return err
 		})
 		return c, err
 	}}}
-	for give := time.After(2 * time.Minute); ; {
+	for timeout := time.After(2 * time.Minute); ; {
 		if r, err := web.Get("http://" + address + "/readyz"); err == nil {
 			r.Body.Close()
 			if r.StatusCode == http.StatusOK {
@@ -139,7 +145,7 @@ func fairlead(b *testing.B, ns *netns.Namespace, args ...string) running {
 		}
 		select {
 		case <-time.After(2 * time.Millisecond):
-		case <-give:
+		case <-timeout:
 			cmd.Process.Kill()
 			b.Fatal("fairlead is not ready after two minutes")
 		}
@@ -168,7 +174,7 @@ func BenchmarkSubjects(b *testing.B) {
 	}
 }
 
-func measure(b *testing.B, s subject, n int) {
+func measure(b *testing.B, s implementation, n int) {
 	ns := space(b)
 	p := probe(b, ns)
 	r := s.start(b, ns, append(generate.Cluster(n, 10), p.Objects()...))
@@ -189,17 +195,17 @@ func measure(b *testing.B, s subject, n int) {
 	if n > 5000 {
 		times = max(1, times/5)
 	}
-	var took []time.Duration
+	var latency []time.Duration
 	for range times {
-		t, err := p.Move(patience(b, 5*time.Minute), r.tell)
+		t, err := p.Move(patience(b, 5*time.Minute), r.apply)
 		check(b, err)
-		took = append(took, t)
+		latency = append(latency, t)
 		settle(b, r)
 	}
 	after, err := r.usage()
 	check(b, err)
 	stop()
-	slices.Sort(took)
+	slices.Sort(latency)
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(ms(r.wall), "cold-ms")
@@ -209,8 +215,8 @@ func measure(b *testing.B, s subject, n int) {
 	}
 	b.ReportMetric(float64(cold.Resident)/(1<<20), "MiB")
 	b.ReportMetric(float64(after.Resident)/(1<<20), "MiB-later")
-	b.ReportMetric(ms(took[len(took)/2]), "change-p50-ms")
-	b.ReportMetric(ms(took[len(took)-1-len(took)/100]), "change-p99-ms")
+	b.ReportMetric(ms(latency[len(latency)/2]), "change-p50-ms")
+	b.ReportMetric(ms(latency[len(latency)-1-len(latency)/100]), "change-p99-ms")
 	b.ReportMetric(ms(after.CPU()-before.CPU())/float64(times), "change-cpu-ms")
 }
 
@@ -221,7 +227,7 @@ func settle(b *testing.B, r running) {
 	for range 400 {
 		before, err := r.usage()
 		check(b, err)
-		time.Sleep(window) // rest is measured, nobody is waited for
+		time.Sleep(window) // rest is measured, nothing is waited for
 		after, err := r.usage()
 		check(b, err)
 		if rested++; after.CPU()-before.CPU() > window/15 {
@@ -233,8 +239,8 @@ func settle(b *testing.B, r running) {
 	}
 }
 
-// BenchmarkInProcess is Fairlead's resolver, loop and nftables plane alone, with the objects at hand: what kube-proxy's own sync-ms is to be
-// held against.
+// BenchmarkInProcess is Fairlead's resolver, loop and nftables plane alone, with the objects at hand: what kube-proxy's
+// own sync-ms is to be held against.
 func BenchmarkInProcess(b *testing.B) {
 	for _, n := range sizes(b) {
 		var all []source.Change
@@ -251,7 +257,8 @@ func BenchmarkInProcess(b *testing.B) {
 					return err
 				}))
 				ctx, cancel := context.WithCancel(patience(b, time.Minute))
-				loop := reconcile.New[model.Part, nftables.Key, string](plane, reconcile.Options[model.Part]{Owner: agent.Owner})
+				loop := reconcile.New[model.ServicePart, nftables.Key, string](plane,
+					reconcile.Options[model.ServicePart]{Owner: model.OwnerOf})
 				done := make(chan struct{})
 				go func() {
 					loop.Run(ctx)
@@ -262,7 +269,7 @@ func BenchmarkInProcess(b *testing.B) {
 				b.StartTimer()
 				begin := time.Now()
 				resolver := resolve.New(resolve.Config{Node: nodeName, Addresses: []netip.Addr{addresses[0]}})
-				parts := resolver.Apply(all).Put
+				parts := resolver.Apply(all).Services.Put
 				resolved := time.Since(begin)
 				loop.Change(parts, nil)
 				check(b, loop.Sync(ctx))

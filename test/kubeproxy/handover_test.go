@@ -30,11 +30,11 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// TestHandover has Fairlead take a node over from a real kube-proxy and hand it back, under traffic in an open loop: one new
-// connection every other millisecond, whatever became of those before. None may fail, and a connection that was made through
-// kube-proxy lives through both.
+// TestHandover has Fairlead take a node over from a real kube-proxy and hand it back, under traffic in an open loop:
+// one new connection every other millisecond, whatever became of those before. None may fail, and a connection that was
+// made through kube-proxy lives through both.
 func TestHandover(t *testing.T) {
-	for _, w := range ways {
+	for _, w := range modes {
 		for _, ours := range []string{"nftables", "ebpf"} {
 			t.Run(w.name+"/"+ours, func(t *testing.T) { handOver(t, w.mode, w.variant, ours) })
 		}
@@ -54,14 +54,15 @@ func handOver(t *testing.T, mode kubeproxy.Mode, variant kubeproxy.Variant, ours
 	check(t, p.Reach(ctx))
 
 	service := netip.AddrPortFrom(generate.ServiceAddress(100_000), 80)
-	fromTheirs := keep(t, ns, say)
+	fromTheirs := openConnection(t, ns, say)
 	check(t, fromTheirs())
 	load := begin(ns, service)
 
 	// Fairlead beside the kube-proxy, which holds the ports.
 	dir := filepath.Join(t.TempDir(), "objects")
 	check(t, generate.Write(dir, objects, 1))
-	run := start(t, ns, "run", "--mode", ours, "--source", dir, "--node", nodeName, "--migrate-from-kube-proxy", "Remove", "--metrics-bind-address=", "--healthz-bind-address=")
+	run := start(t, ns, "run", "--mode", ours, "--source", dir, "--node", nodeName, "--migrate-from-kube-proxy", "Remove",
+		"--metrics-bind-address=", "--healthz-bind-address=")
 	run.says(ctx, "msg=serving")
 	run.says(ctx, "kube-proxy is running")
 	check(t, n.Stop())
@@ -70,13 +71,14 @@ func handOver(t *testing.T, mode kubeproxy.Mode, variant kubeproxy.Variant, ours
 		t.Errorf("after it was taken over there is:\n%s", left)
 	}
 	_, err = p.Move(ctx, func(s source.Object) error {
-		n.Tell(s)
+		n.Apply(s)
 		text, err := json.Marshal(s)
 		next := dir + ".next"
-		return errors.Join(err, os.WriteFile(next, text, 0o644), os.Rename(next, filepath.Join(dir, fmt.Sprintf("objects-%06d.yaml", len(objects)-1))))
+		return errors.Join(err, os.WriteFile(next, text, 0o644),
+			os.Rename(next, filepath.Join(dir, fmt.Sprintf("objects-%06d.yaml", len(objects)-1))))
 	})
 	check(t, err, fromTheirs())
-	fromOurs := keep(t, ns, say)
+	fromOurs := openConnection(t, ns, say)
 
 	// And back.
 	run.stop()
@@ -89,13 +91,14 @@ func handOver(t *testing.T, mode kubeproxy.Mode, variant kubeproxy.Variant, ours
 	if left := rules(t, ns, kubeproxy.Found); strings.Contains(left, "fairlead") {
 		t.Errorf("after it was handed back there is:\n%s", left)
 	}
-	_, err = p.Move(ctx, n.Tell)
+	_, err = p.Move(ctx, n.Apply)
 	check(t, err)
 
 	made, failed := load.end()
 	t.Logf("%d connections, %d failed", made, len(failed))
 	if len(failed) > 0 || made < 100 {
-		t.Errorf("of %d connections %d failed, the first: %v", made, len(failed), errors.Join(failed[:min(3, len(failed))]...))
+		t.Errorf("of %d connections %d failed, the first: %v", made, len(failed),
+			errors.Join(failed[:min(3, len(failed))]...))
 	}
 	check(t, fromTheirs(), fromOurs())
 }
@@ -121,22 +124,27 @@ func echo(t *testing.T, ns *netns.Namespace) (at netip.AddrPort, objects []sourc
 	ip, ready, name, tcp, port := at.Addr().String(), true, "", corev1.ProtocolTCP, int32(to.Port())
 	return at, []source.Object{
 		&corev1.Service{
-			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: metav1.ObjectMeta{Namespace: "probe", Name: "echo"},
-			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-				Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: int32(at.Port()), TargetPort: intstr.FromInt32(port)}}},
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "probe", Name: "echo"},
+			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip},
+				IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+				Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: int32(at.Port()),
+					TargetPort: intstr.FromInt32(port)}}},
 		},
 		&discoveryv1.EndpointSlice{
-			TypeMeta:    metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
-			ObjectMeta:  metav1.ObjectMeta{Namespace: "probe", Name: "echo-0", Labels: map[string]string{discoveryv1.LabelServiceName: "echo"}},
+			TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "probe", Name: "echo-0",
+				Labels: map[string]string{discoveryv1.LabelServiceName: "echo"}},
 			AddressType: discoveryv1.AddressTypeIPv4,
-			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{to.Addr().String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
-			Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &tcp, Port: &port}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{to.Addr().String()},
+				Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+			Ports: []discoveryv1.EndpointPort{{Name: &name, Protocol: &tcp, Port: &port}},
 		},
 	}
 }
 
-// keep makes a connection, and gives a check that it lives.
-func keep(t *testing.T, ns *netns.Namespace, to netip.AddrPort) (lives func() error) {
+// openConnection makes a connection, and returns a check that it lives.
+func openConnection(t *testing.T, ns *netns.Namespace, to netip.AddrPort) (lives func() error) {
 	c, err := dial(ns, to)
 	check(t, err)
 	t.Cleanup(func() { c.Close() })

@@ -16,8 +16,8 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// ways are those in which kube-proxy can tell this kernel.
-var ways = []struct {
+// modes are those in which kube-proxy can tell this kernel.
+var modes = []struct {
 	name    string
 	mode    kubeproxy.Mode
 	variant kubeproxy.Variant
@@ -27,9 +27,9 @@ var ways = []struct {
 	{"iptables-nft", kubeproxy.IPTables, kubeproxy.Nft},
 }
 
-// TestWays has a kube-proxy of every way start, follow changes, lose its server, stop and clean up.
-func TestWays(t *testing.T) {
-	for _, w := range ways {
+// TestModes has a kube-proxy of every way start, follow changes, lose its server, stop and clean up.
+func TestModes(t *testing.T) {
+	for _, w := range modes {
 		t.Run(w.name, func(t *testing.T) {
 			ns := space(t)
 			p := probe(t, ns)
@@ -39,14 +39,15 @@ func TestWays(t *testing.T) {
 			check(t, err)
 			stop := sync.OnceFunc(func() { check(t, n.Close()) })
 			defer stop()
-			if cold.Wall <= 0 || cold.Sync <= 0 || cold.Sync > cold.Wall || cold.CPU() <= 0 || cold.Resident < 10<<20 || cold.Peak < cold.Resident {
+			if cold.Wall <= 0 || cold.Sync <= 0 || cold.Sync > cold.Wall || cold.CPU() <= 0 || cold.Resident < 10<<20 ||
+				cold.Peak < cold.Resident {
 				t.Errorf("cold sync: %+v", cold)
 			}
 			check(t, p.Reach(ctx))
 			for range 3 {
-				took, err := p.Move(ctx, n.Tell)
+				latency, err := p.Move(ctx, n.Apply)
 				check(t, err)
-				t.Logf("moved in %v", took)
+				t.Logf("moved in %v", latency)
 			}
 			if m, err := n.Synced(ctx, 4); err != nil || m.Programming.Count < 3 || m.Full.Count == 0 {
 				t.Errorf("metrics after three changes: %+v, %v", m, err)
@@ -103,13 +104,13 @@ func TestServerGoesAndComesBack(t *testing.T) {
 			return apiserver.New(append(generate.Cluster(2, 10), p.Service(), s)...)
 		},
 	} {
-		took, err := p.Move(ctx, func(s source.Object) error {
+		latency, err := p.Move(ctx, func(s source.Object) error {
 			stop()
 			_, stop = serveAt(t, ns, again(s), address)
 			return nil
 		})
 		check(t, err)
-		t.Logf("found the server again, and moved, in %v", took)
+		t.Logf("found the server again, and moved, in %v", latency)
 	}
 	stop()
 }

@@ -13,6 +13,7 @@ import (
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/lab/kubeproxy"
 	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/sandbox/generate"
@@ -30,7 +31,8 @@ func program(t testing.TB, variable string) string {
 	return path
 }
 
-// space makes a network namespace in which one can connect to Services whose endpoints are addresses of its own loopback.
+// space makes a network namespace in which one can connect to Services whose endpoints are addresses of its own
+// loopback.
 func space(t testing.TB) *netns.Namespace {
 	t.Helper()
 	name := fmt.Sprintf("fl-kp-%d-%d", os.Getpid(), time.Now().UnixNano()%1e9)
@@ -45,18 +47,20 @@ func space(t testing.TB) *netns.Namespace {
 	for _, a := range addresses {
 		check(t, c.AddAddress(lo, netip.PrefixFrom(a, 32)))
 	}
-	check(t, c.PutRoute(link.Route{To: netip.MustParsePrefix("10.0.0.0/8"), Dev: lo, Source: addresses[0]}))
+	check(t, route.PutIn(ns, route.Route{To: netip.MustParsePrefix("10.0.0.0/8"), Dev: lo, Source: addresses[0]}))
 	return ns
 }
 
 // addresses of a space: the client's, and the two places of a probe's endpoint.
-var addresses = []netip.Addr{netip.MustParseAddr("10.64.0.1"), netip.MustParseAddr("10.64.0.2"), netip.MustParseAddr("10.64.0.3")}
+var addresses = []netip.Addr{netip.MustParseAddr("10.64.0.1"), netip.MustParseAddr("10.64.0.2"),
+	netip.MustParseAddr("10.64.0.3")}
 
 // probe is a Service beyond those that are generated.
 func probe(t testing.TB, ns *netns.Namespace) *kubeproxy.Probe {
 	t.Helper()
 	service := netip.AddrPortFrom(generate.ServiceAddress(100_000), 80)
-	p, err := kubeproxy.NewProbe(ns, ns, service, [2]netip.AddrPort{netip.AddrPortFrom(addresses[1], 8080), netip.AddrPortFrom(addresses[2], 8080)})
+	p, err := kubeproxy.NewProbe(ns, ns, service, [2]netip.AddrPort{netip.AddrPortFrom(addresses[1], 8080),
+		netip.AddrPortFrom(addresses[2], 8080)})
 	check(t, err)
 	t.Cleanup(func() { check(t, p.Close()) })
 	return p

@@ -14,9 +14,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// world gives so many Services with so many endpoints each, with the facts that they need.
+// world returns so many Services with so many endpoints each, with the facts that they need.
 func world(p *ebpf.Plane, services, endpoints int) (facts []ebpf.Fact, pools []*model.Pool) {
-	facts = p.Render(&model.Node{Name: "a"})
+	facts = render(p, &model.ServiceNode{Node: &model.Node{Name: "a"}})
 	for i := range services {
 		v := &model.Pool{ID: uint64(i + 1), Name: fmt.Sprint("pool ", i), Protocol: model.TCP}
 		for k := range endpoints {
@@ -26,14 +26,14 @@ func world(p *ebpf.Plane, services, endpoints int) (facts []ebpf.Fact, pools []*
 		e := model.Entry{Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80, Protocol: model.TCP}
 		t := model.Target{Pool: v}
 		facts = append(facts, p.Render(v)...)
-		facts = append(facts, p.Render(&model.Frontend{Service: v.Name, Entry: e, Inside: t, Outside: t})...)
+		facts = append(facts, p.Render(&model.Frontend{Service: v.Name, Entry: e, Internal: t, External: t})...)
 		pools = append(pools, v)
 	}
 	return facts, pools
 }
 
-// BenchmarkColdSync writes 10,000 Services with 10 endpoints each into empty maps, then has programs work on them. It tells the two
-// apart: the second takes as long for one Service.
+// BenchmarkColdSync writes 10,000 Services with 10 endpoints each into empty maps, then has programs work on them. It
+// tells the two apart: the second takes as long for one Service.
 func BenchmarkColdSync(b *testing.B) {
 	inside(b, func(o ebpf.Options) {
 		var wall, cpu [ebpf.KindHooks + 1]time.Duration
@@ -121,7 +121,7 @@ func BenchmarkRead(b *testing.B) {
 	})
 }
 
-// spent gives the processor time of the calling thread: on a busy machine, that says more than the clock.
+// spent returns the processor time of the calling thread: on a busy machine, that says more than the clock.
 func spent() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
@@ -130,7 +130,7 @@ func spent() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkUDPChange takes an endpoint away from a Service and gives it back, where sockets might be connected to it.
+// BenchmarkUDPChange removes an endpoint from a Service and adds it again, where sockets might be connected to it.
 func BenchmarkUDPChange(b *testing.B) {
 	inside(b, func(o ebpf.Options) {
 		p := opened(b, o)

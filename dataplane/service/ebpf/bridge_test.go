@@ -21,25 +21,25 @@ func TestServedAcrossABridge(t *testing.T) {
 	for _, bridged := range []string{"a", "b"} {
 		withPods(t, func(w *twoPods) {
 			w.run(fmt.Sprintf(`ip addr add 192.0.2.77/32 dev lo; ip addr add fd00:77::77/128 dev lo nodad
-				ip link add br0 address 02:00:00:00:0%[2]d:01 type bridge && ip link set dev br0 up && ip addr add fe80::1/64 dev br0 nodad
+				ip link add br0 address 02:00:00:00:0%[2]d:01 type bridge && ip link set dev br0 up
+				ip addr add fe80::1/64 dev br0 nodad
 				ip addr flush dev %[1]s; ip link set dev %[1]s master br0
 				ip route replace %[3]s dev br0 && ip -6 route replace %[4]s dev br0
 				ip -6 route del %[4]s dev %[1]s || true`, bridged, 1+int(bridged[0]-'a'), podAddrs[bridged][false],
 				podAddrs[bridged][true]))
-			_, stop := watched(t, w.plane)
-			defer stop()
+			attach(t, w.plane)
 			await(t, "a bridge", func(l map[string]bool) bool { return len(l) == 2*4+1 })
-			parts := []model.Part{theNode}
+			parts := []model.ServicePart{theNode}
 			for i, proto := range []model.Protocol{model.TCP, model.UDP} {
 				for j, six := range []bool{false, true} {
 					p := &model.Pool{ID: uint64(20 + 2*i + j), Name: "b", Protocol: proto, Backends: []model.Backend{
 						{Addr: netip.AddrPortFrom(netip.MustParseAddr(podAddrs["b"][six]), 8080), Local: true}}}
 					f := frontendOf(attacked[six].String(), p)
-					f.Entry.Protocol, f.Hide = proto, model.OriginsOf(model.FromPod, model.FromOutside)
+					f.Entry.Protocol, f.Masquerade = proto, model.OriginsOf(model.FromPod, model.FromExternal)
 					parts = append(parts, p, f)
 				}
 			}
-			change(t, w.plane, []model.Part{theNode}, parts)
+			change(t, w.plane, []model.ServicePart{theNode}, parts)
 			for _, proto := range []model.Protocol{model.TCP, model.UDP} {
 				for _, six := range []bool{false, true} {
 					name := fmt.Sprintf("%s behind a bridge, %s, IPv6 %t", bridged, proto, six)
@@ -57,15 +57,15 @@ func TestServedAcrossABridge(t *testing.T) {
 func (w *twoPods) talk(proto model.Protocol, to netip.AddrPort) (err error) {
 	ctx, cancel := context.WithTimeout(w.Context(), 5*patience)
 	defer cancel()
-	var c *echo.Held
-	w.in("a", func() { c, err = echo.Hold(ctx, proto, to, echo.Options{}) })
+	var c *echo.Flow
+	w.in("a", func() { c, err = echo.Open(ctx, proto, to, echo.Options{}) })
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	var first netip.AddrPort
 	for i := range 5 {
-		a, err := c.Ask(ctx)
+		a, err := c.Request(ctx)
 		if err != nil {
 			return fmt.Errorf("request %d: %w", i, err)
 		}

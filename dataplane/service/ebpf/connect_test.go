@@ -20,10 +20,10 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// BenchmarkConnect compares connect() through one of 10,000 Services with 10 endpoints each with connect() to an endpoint
-// by a socket that no hook sees: the processor time of the calling thread, which on a loopback does the whole handshake.
-// Blocks of each take turns; the median of their ratios is what it reports, for processes of the node and of a pod, and for
-// connections to no Service.
+// BenchmarkConnect compares connect() through one of 10,000 Services with 10 endpoints each with connect() to an
+// endpoint by a socket that no hook sees: the processor time of the calling thread, which on a loopback does the
+// whole handshake. Blocks of each take turns; the median of their ratios is what it reports, for processes of the
+// node and of a pod, and for connections to no Service.
 func BenchmarkConnect(b *testing.B) {
 	var addrs []string
 	for i := range 10 {
@@ -78,8 +78,10 @@ func served(b *testing.B, p *ebpf.Plane, addrs []string) (service netip.AddrPort
 	t := model.Target{Pool: v}
 	facts = append(facts, p.Render(v)...)
 	e := model.Entry{Addr: netip.MustParseAddr("10.99.0.1"), Port: 80, Protocol: model.TCP}
-	facts = append(facts, p.Render(&model.Frontend{Entry: e, Inside: t, Outside: t, Hide: model.OriginsOf(model.FromNode, model.FromOutside)})...)
-	facts = append(facts, p.Render(&model.Node{Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}})[0])
+	facts = append(facts, p.Render(&model.Frontend{Entry: e, Internal: t, External: t,
+		Masquerade: model.OriginsOf(model.FromNode, model.FromExternal)})...)
+	facts = append(facts, p.Render(&model.ServiceNode{
+		Node: &model.Node{Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}})[0])
 	write(b, p, facts, nil)
 	return netip.AddrPortFrom(e.Addr, e.Port), v.Backends
 }
@@ -142,13 +144,14 @@ func compare(b *testing.B, links, home string, service netip.AddrPort, backends 
 	}
 	perRun(b, links, func() { block(b, home, 2000, direct) }, "hook-miss-ns")
 	perRun(b, links, func() { block(b, home, 2000, through) }, "hook-hit-ns")
-	for name, l := range map[string][]float64{"service/direct": hit, "hooked-direct/direct": miss, "direct/direct": again} {
+	all := map[string][]float64{"service/direct": hit, "hooked-direct/direct": miss, "direct/direct": again}
+	for name, l := range all {
 		slices.Sort(l)
 		b.ReportMetric(l[len(l)/2], name)
 	}
 }
 
-// block gives the mean processor time of a connect().
+// block returns the mean processor time of a connect().
 func block(b *testing.B, home string, n int, to func() netip.AddrPort) float64 {
 	b.Helper()
 	var sum time.Duration

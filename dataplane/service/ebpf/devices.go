@@ -2,9 +2,10 @@ package ebpf
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,68 +13,43 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/device"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/model"
 )
 
-// Packets says whether this kernel can serve packets at devices. Where it can't, all that sockets leave is left to a plane that
-// stands behind.
+// Packets reports whether this kernel can serve packets at devices. Where it can't, all that socket hooks leave is
+// left to a fallback plane.
 func Packets() bool { return bpf.ProbeDevices() == nil }
 
-// Leaves says that a frontend's clients are left to a plane that stands behind this one: all of SCTP, whose checksum covers
-// what no program reaches, and whatever isn't translated at a socket where the kernel can't serve packets.
+// Leaves reports whether a frontend's clients are left to a fallback plane: all of SCTP, whose checksum covers what
+// no program reaches, and whatever isn't translated at a socket where the kernel can't serve packets.
 func Leaves(f *model.Frontend) bool {
 	return !Packets() || f.Entry.Protocol != model.TCP && f.Entry.Protocol != model.UDP
 }
 
-// passes returns why packets of a protocol that match no frontend pass.
-func passes(p model.Protocol) string {
-	switch {
-	case !Packets():
-		return direct()
-	case p != model.TCP && p != model.UDP:
-		return "programs at devices look at TCP and UDP alone"
-	}
-	return ""
-}
-
-// long returns why datagrams in fragments are lost, or "".
-func long(f *model.Frontend) string {
-	if f == nil || f.Entry.Protocol != model.UDP {
-		return ""
-	}
-	for _, p := range []*model.Pool{f.Inside.Pool, f.Outside.Pool} {
-		if slices.ContainsFunc(p.Backends, func(b model.Backend) bool { return b.Addr.Addr() == f.Entry.Addr }) {
-			return "fragmented datagrams to an entry at its endpoint's own address are lost"
-		}
-	}
-	return ""
-}
-
-// direct says why nodes of backends can't answer clients, or "": it takes programs at devices.
-func direct() string {
-	if Packets() {
-		return ""
-	}
-	return "this kernel has no programs at devices (Linux 6.7)"
-}
-
-// devices is the part of the plane that stands at the node's devices.
+// devices is the part of the plane that is about the node's devices: the programs for packets, and their attachments.
 type devices struct {
-	ns      *netns.Namespace // the node's
-	conn    *link.Conn
-	folder  string // of the plane
-	sizes   bpf.Sizes
-	maps    string                       // the folder of the maps that the programs work on
-	digests map[bpf.DeviceOptions]string // of the programs with each of their options
-	hand    bool                         // packets may be handed over to pods
+	attachments *device.Plane
+	ns          *netns.Namespace // the node's
+	conn        *link.Conn
+	folder      string // of the plane
+	sizes       bpf.Sizes
+	maps        string                       // the folder of the maps that the programs work on
+	digests     map[bpf.DeviceOptions]string // of the programs with each of their options
+	fastPath    bool                         // packets to pods may bypass the host stack
 
-	mu       sync.Mutex
-	attached bool              // the programs are as wanted, unless others changed that
-	options  bpf.DeviceOptions // of those that are attached
-	behind   error             // why some device has no program yet; nil: none is known
+	mu      sync.Mutex
+	loaded  bool                  // the programs are as wanted, unless others changed that
+	options bpf.DeviceOptions     // of those that are loaded
+	wanted  map[device.Key]string // attachments that were read or written
 }
 
 // openDevices opens that part of a plane in the calling thread's network namespace.
@@ -87,35 +63,33 @@ func openDevices(p *Plane) (*devices, error) {
 		}
 		digests[o] = digest
 	}
-	ns, err := netns.Current()
-	if err != nil {
+	d := &devices{folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digests: digests,
+		fastPath: !p.NoFastPath && !bpf.Preempts(), wanted: map[device.Key]string{}}
+	var err error
+	if d.attachments, err = device.Open(d.links()); err != nil {
 		return nil, err
 	}
-	conn, err := link.Dial(ns)
-	if err != nil {
-		return nil, errors.Join(err, ns.Close())
+	d.attachments.Programs = d.programs
+	if d.ns, err = netns.Current(); err != nil {
+		return nil, errors.Join(err, d.attachments.Close())
 	}
-	return &devices{ns: ns, conn: conn, folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digests: digests, hand: !p.NoShortcut && !bpf.Preempts()}, nil
+	if d.conn, err = link.Dial(d.ns); err != nil {
+		return nil, errors.Join(err, d.ns.Close(), d.attachments.Close())
+	}
+	return d, nil
 }
 
 func (d *devices) close() {
 	d.conn.Close()
 	d.ns.Close()
+	d.attachments.Close()
 }
 
-// links gives the folder where programs and links to devices are pinned.
+// links returns the folder where programs and links to devices are pinned.
 func (d *devices) links() string { return filepath.Join(d.folder, devicesName) }
 
-// list gives the node's devices as the programs' loader knows them.
-func (d *devices) list() (l []bpf.Device, err error) {
-	all, err := d.conn.Devices()
-	for _, i := range all {
-		l = append(l, bpf.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback, Pod: i.Pod && d.hand})
-	}
-	return l, err
-}
-
-// put loads the programs to work on maps, attaches them to every device, and keeps them for those that are to come.
+// put loads the programs to work on maps, pins them for the devices that are to have them, and has those that have
+// other programs of ours call these.
 func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -123,18 +97,12 @@ func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
 	if err != nil {
 		return err
 	}
-	programs, err := m.LoadForDevices(o, bpf.Headers(list)...) // the verifier takes its time: for no device that isn't there
+	programs, err := m.LoadForDevices(o, bpf.Headers(list)...) // the verifier is slow: only for devices that exist
 	if err != nil {
 		return err
 	}
 	defer programs.Close()
-	if list, err = d.list(); err != nil { // others have come meanwhile
-		return err
-	}
-	if err := programs.Add(list, d.maps, d.sizes, o); err != nil {
-		return err
-	}
-	if err := d.keepUplinks(o); err != nil {
+	if err := d.writeUplinks(o); err != nil {
 		return err
 	}
 	if err := d.loopback(); err != nil { // first: with the programs' pins all of it counts as done
@@ -143,79 +111,80 @@ func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
 	if err := errors.Join(programs.Pin(d.links()), programs.Unpin(d.links())); err != nil {
 		return err
 	}
-	if err := m.Recall(); err != nil { // what began until now, by another version's programs, and below, until these were attached
+	// The flows that another version's programs began until now, and those until these are attached.
+	if err := errors.Join(m.Recall(), d.attachments.Update(programs), m.Recall()); err != nil {
 		return err
 	}
-	if err := errors.Join(d.attach(programs, list), m.Recall()); err != nil {
-		return err
-	}
-	if err := bpf.KeepPods(d.maps, d.links(), list); err != nil {
-		return err
-	}
-	d.attached, d.options, d.behind = true, o, nil
-	return bpf.Sweep(d.links(), list)
+	d.loaded, d.options = true, o
+	return d.writePods(list)
 }
 
-// attach attaches programs to devices.
-func (d *devices) attach(programs *bpf.DevicePrograms, list []bpf.Device) error {
-	return d.ns.Do(func() error { return programs.Attach(d.links(), list...) })
+// list returns the node's devices.
+func (d *devices) list() ([]bpf.Device, error) {
+	devices, err := d.attachments.Devices()
+	return slices.Collect(maps.Values(devices)), err
 }
 
-// follow attaches the programs to devices that have come, and where somebody detached them, and gives up the links to those that
-// have gone.
-func (d *devices) follow() (err error) {
+// programs opens the pinned programs, and loads and pins those for devices that are missing.
+func (d *devices) programs(list []bpf.Device) (*bpf.DevicePrograms, error) {
+	p, err := bpf.OpenDevicePrograms(d.links())
+	if err != nil {
+		return nil, err
+	}
+	if p.Digest() != d.digests[d.options] {
+		err = fmt.Errorf(
+			"ebpf: programs at devices are %q, no longer %q",
+			p.Digest(),
+			d.digests[d.options],
+		) // another plane's
+	} else {
+		err = errors.Join(p.Add(list, d.maps, d.sizes, d.options), p.Pin(d.links()))
+	}
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// writePods has the programs know the pods among devices whose packets may bypass the host stack.
+func (d *devices) writePods(list []bpf.Device) error {
+	list = slices.Clone(list)
+	for i := range list {
+		list[i].Pod = list[i].Pod && d.fastPath
+	}
+	return bpf.WritePods(d.maps, d.links(), list)
+}
+
+// refresh has the programs know pods and uplinks as they are now.
+func (d *devices) refresh() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.attached {
+	if !d.loaded {
 		return nil
 	}
-	defer func() { d.behind = err }()
 	list, err := d.list()
 	if err != nil {
 		return err
 	}
-	detached, err := bpf.Detached(d.links())
-	if err != nil {
-		return err
-	}
-	lacking := bpf.Lacking(d.links(), list)
-	for _, i := range list {
-		if detached[i.Index] {
-			lacking = append(lacking, i)
-		}
-	}
-	if len(lacking) > 0 {
-		if digest, err := bpf.AtDevices(d.links(), nil); err != nil || digest != d.digests[d.options] {
-			return errors.Join(err, fmt.Errorf("ebpf: programs at devices are %q, no more %s", digest, d.digests[d.options])) // another plane's
-		}
-		programs, err := bpf.OpenDevicePrograms(d.links())
-		if err != nil {
-			return err
-		}
-		defer programs.Close()
-		if err := programs.Add(lacking, d.maps, d.sizes, d.options); err != nil {
-			return err
-		}
-		if err := programs.Pin(d.links()); err != nil {
-			return err
-		}
-		if err := d.attach(programs, lacking); err != nil {
-			return err
-		}
-	}
-	return errors.Join(bpf.KeepPods(d.maps, d.links(), list), d.keepUplinks(d.options), bpf.Sweep(d.links(), list))
+	return errors.Join(d.writePods(list), d.writeUplinks(d.options))
 }
 
-// keepUplinks has the programs know the devices by which other Nodes are reached: tunnels, and those that the routes to
-// Nodes' addresses lead to. Of addresses in one block of 256 (IPv6: one /64), one that is reached stands for all.
-func (d *devices) keepUplinks(o bpf.DeviceOptions) error {
-	if !o.Direct || !o.ReversePath {
+// writeUplinks has the programs know the devices by which other Nodes are reached: tunnels, and those that the routes
+// to Nodes' addresses lead to. Of addresses in one block of 256 (IPv6: one /64), one that is reached stands for all.
+func (d *devices) writeUplinks(o bpf.DeviceOptions) error {
+	if !o.DSR || !o.ReversePath {
 		return nil
 	}
 	list, err := d.conn.Devices()
 	if err != nil {
 		return err
 	}
+	routes, err := netlink.OpenIn(d.ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer routes.Close()
 	uplinks, known, own := map[int]bool{}, map[netip.Prefix]bool{}, map[int]bool{0: true}
 	for _, i := range list {
 		if i.Tunnel {
@@ -224,7 +193,7 @@ func (d *devices) keepUplinks(o bpf.DeviceOptions) error {
 		own[i.Index] = own[i.Index] || i.Loopback
 	}
 	var errs []error
-	err = bpf.PlacesIn(d.maps, func(r netip.Prefix, is uint32) {
+	err = bpf.PrefixesIn(d.maps, func(r netip.Prefix, is uint32) {
 		block := netip.PrefixFrom(r.Addr(), r.Addr().BitLen()/4*3).Masked()
 		if r.Addr().Is6() {
 			block = netip.PrefixFrom(r.Addr(), 64).Masked()
@@ -232,97 +201,75 @@ func (d *devices) keepUplinks(o bpf.DeviceOptions) error {
 		if is&bpf.Nodes == 0 || known[block] {
 			return
 		}
-		device, err := d.conn.DeviceTo(r.Addr())
-		if errs = append(errs, err); err != nil || own[device] {
+		path, _, err := route.To(routes, r.Addr())
+		if errs = append(errs, err); err != nil || own[path.Dev] {
 			return
 		}
-		uplinks[device], known[block] = true, true
+		uplinks[path.Dev], known[block] = true, true
 	})
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return err
 	}
-	return bpf.KeepUplinks(d.maps, uplinks)
+	return bpf.WriteUplinks(d.maps, uplinks)
 }
 
 // nodesChanged has the programs know other Nodes' devices anew where prefixes were written.
 func (p *Plane) nodesChanged(w *writes) error {
-	if len(w.put[KindPlace]) == 0 {
+	if len(w.put[KindPrefix]) == 0 {
 		return nil
 	}
 	p.devices.mu.Lock()
 	defer p.devices.mu.Unlock()
-	return p.devices.keepUplinks(p.devices.options)
+	return p.devices.writeUplinks(p.devices.options)
 }
 
-// lost says whether the programs are not as they were written, and that is not our own doing.
+// lost reports whether programs or attachments are not as they were written, and that is not our own doing.
 func (d *devices) lost() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.attached {
+	if !d.loaded {
 		return false
 	}
 	digest, err := bpf.AtDevices(d.links(), nil)
-	return err != nil || digest != d.digests[d.options]
+	if err != nil || digest != d.digests[d.options] {
+		return true
+	}
+	held, err := d.attachments.Read(context.Background())
+	if err != nil {
+		return true
+	}
+	now := map[device.Key]string{}
+	for _, f := range held {
+		now[f.Key] = f.Value
+	}
+	if maps.Equal(now, d.wanted) {
+		return false
+	}
+	devices, err := d.attachments.Devices()
+	for k, v := range d.wanted {
+		if _, is := devices[k.Index]; is && now[k] != v {
+			return true
+		}
+	}
+	return err != nil
 }
 
 // remove detaches the programs.
 func (d *devices) remove() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.attached = false
+	d.loaded = false
+	if err := d.attachments.Clean(context.Background()); err != nil {
+		return err
+	}
+	clear(d.wanted)
 	if err := os.RemoveAll(d.links()); err != nil {
-		return fmt.Errorf("ebpf: detach from devices: %w", err)
+		return fmt.Errorf("ebpf: remove the programs for packets: %w", err)
 	}
 	return d.restore()
 }
 
-// ours are settings of the loopback device, where a packet of the node itself comes in again when its destination was changed:
-// its source is the node's, or even a loopback address. Packets from elsewhere don't come that way.
-var ours = []string{"accept_local", "route_localnet"}
-
-func setting(name string) string { return "ipv4/conf/lo/" + name }
-
-// changed gives the folder that stands for a setting that was changed by us.
-func (d *devices) changed(name string) string { return filepath.Join(d.folder, "lo-"+name) }
-
-// loopback makes the settings, and notes which were not so.
-func (d *devices) loopback() error {
-	for _, name := range ours {
-		now, err := link.Get(d.ns, setting(name))
-		if err != nil {
-			return err
-		}
-		if now == "1" {
-			continue
-		}
-		if err := os.MkdirAll(d.changed(name), 0o700); err != nil {
-			return fmt.Errorf("ebpf: note that a setting is changed: %w", err)
-		}
-		if err := link.Set(d.ns, link.Setting{Name: setting(name), Value: "1"}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// restore undoes what loopback changed.
-func (d *devices) restore() error {
-	for _, name := range ours {
-		err := os.Remove(d.changed(name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("ebpf: note that a setting is as before: %w", err)
-		}
-		if err := link.Set(d.ns, link.Setting{Name: setting(name), Value: "0"}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// with gives the options of this version's programs of that digest, if it is one of theirs.
+// with returns the options of this version's programs of that digest, if it is one of theirs.
 func (d *devices) with(digest string) (o bpf.DeviceOptions, ours bool) {
 	for o, is := range d.digests {
 		if is == digest {
@@ -332,23 +279,97 @@ func (d *devices) with(digest string) (o bpf.DeviceOptions, ours bool) {
 	return o, false
 }
 
-// readDevices adds the fact of the programs at devices.
+// readDevices adds the facts of the programs for packets and of their attachments.
 func (p *Plane) readDevices(facts []Fact) ([]Fact, error) {
-	p.devices.mu.Lock()
-	defer p.devices.mu.Unlock()
-	digest, err := bpf.AtDevices(p.devices.links(), p.maps)
+	d := p.devices
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	held, err := d.attachments.Read(context.Background())
+	if err != nil {
+		return facts, err
+	}
+	clear(d.wanted)
+	for _, f := range held {
+		d.wanted[f.Key] = f.Value
+		facts = append(facts, attachment(f))
+	}
+	digest, err := bpf.AtDevices(d.links(), p.maps)
 	if err != nil || digest == "" {
 		return facts, err
 	}
 	if p.maps == nil {
 		digest += ", with other maps"
 	}
-	o, ours := p.devices.with(digest)
-	if p.devices.attached, p.devices.options = ours, o; ours && p.devices.behind != nil {
-		digest += ", not at all devices" // to be put again
-	}
+	d.options, d.loaded = d.with(digest)
 	return append(facts, fact(devicesKey, digest)), nil
 }
+
+// attachment returns a fact of dataplane/device as one of this plane.
+func attachment(f device.Fact) Fact {
+	b := binary.BigEndian.AppendUint32(nil, uint32(f.Key.Index))
+	return fact(Key{KindAttachment, string(append(b, byte(f.Key.Rank())))}, f.Value)
+}
+
+// attachmentOf is the inverse of attachment.
+func attachmentOf(f Fact) device.Fact {
+	return device.Fact{Key: attachmentKey(f.Key), Value: f.Value}
+}
+
+func attachmentKey(k Key) device.Key {
+	b := []byte(k.Name)
+	return device.Key{Index: int(binary.BigEndian.Uint32(b)), Ingress: b[4] == 1}
+}
+
+// putAttachments attaches the programs to devices.
+func (p *Plane) putAttachments(w *writes) error {
+	facts := w.put[KindAttachment]
+	if err := p.held(facts); err != nil || len(facts) == 0 {
+		return err
+	}
+	return errors.Join(p.devices.attach(facts, nil), p.maps.Recall(), p.devices.refresh())
+}
+
+// deleteAttachments detaches them.
+func (p *Plane) deleteAttachments(w *writes) error {
+	var facts []Fact
+	w.gone(KindAttachment, func(f Fact) error {
+		facts = append(facts, f)
+		return nil
+	})
+	if len(facts) == 0 {
+		return nil
+	}
+	return errors.Join(p.devices.attach(nil, facts), p.devices.refresh())
+}
+
+// attach writes attachments. The error names those that were refused.
+func (d *devices) attach(put, del []Fact) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var puts, dels []device.Fact
+	for _, f := range put {
+		puts = append(puts, attachmentOf(f))
+		d.wanted[attachmentKey(f.Key)] = f.Value
+	}
+	for _, f := range del {
+		dels = append(dels, attachmentOf(f))
+		delete(d.wanted, attachmentKey(f.Key))
+	}
+	err := d.attachments.Write(context.Background(), puts, dels)
+	var r *dataplane.Refused[device.Key]
+	if !errors.As(err, &r) {
+		return err
+	}
+	refused := map[Key]error{}
+	for k, reason := range r.Facts {
+		delete(d.wanted, k)
+		refused[attachment(device.Fact{Key: k}).Key] = reason
+	}
+	return &dataplane.Refused[Key]{Facts: refused}
+}
+
+// UsesDevices reports whether the node's devices are parts of the plane: the kernel has programs there.
+func (p *Plane) UsesDevices() bool { return Packets() }
 
 func (p *Plane) putDevices(w *writes) error {
 	facts := w.put[KindDevices]
@@ -366,27 +387,22 @@ func (p *Plane) deleteDevices(w *writes) error {
 	return w.gone(KindDevices, func(Fact) error { return p.devices.remove() })
 }
 
-// leaveDevices removes whatever is at devices.
-func (p *Plane) leaveDevices() error { return p.devices.remove() }
+// detachDevices removes all attachments and programs at devices.
+func (p *Plane) detachDevices() error { return p.devices.remove() }
 
-// watchDevices follows devices that come and go until ctx ends, then it closes the channel. What can't be done is told to whoever
-// repairs.
-func (p *Plane) watchDevices(ctx context.Context, tell func()) (<-chan struct{}, error) {
+// watchDevices has the programs know pods and uplinks as devices come and go, until ctx ends; then it closes the
+// channel. It calls signal where attachments are lost, or an error leaves something to repair.
+func (p *Plane) watchDevices(ctx context.Context, signal func(other bool)) (<-chan struct{}, error) {
 	ended := make(chan struct{})
 	changes, err := link.WatchDevices(ctx, p.devices.ns)
 	if err != nil {
 		return nil, err
 	}
-	follow := func() {
-		if p.devices.follow() != nil {
-			tell()
-		}
-	}
 	go func() {
 		defer close(ended)
 		tick := time.NewTicker(rebuildEvery)
 		defer tick.Stop()
-		follow()
+		signal(p.devices.refresh() != nil)
 		for {
 			select {
 			case _, more := <-changes:
@@ -395,10 +411,10 @@ func (p *Plane) watchDevices(ctx context.Context, tell func()) (<-chan struct{},
 				}
 			case <-tick.C:
 				if p.devices.rebuild() != nil {
-					tell()
+					signal(true)
 				}
 			}
-			follow()
+			signal(p.devices.refresh() != nil)
 		}
 	}()
 	return ended, nil
@@ -411,12 +427,23 @@ const rebuildEvery = 3 * time.Minute
 func (d *devices) rebuild() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.attached {
+	if !d.loaded {
 		return nil
 	}
-	err := bpf.RebuildUses(d.maps, d.sizes)
+	err := bpf.RebuildPortBits(d.maps, d.sizes)
 	if bpf.Absent(err) {
 		return nil
 	}
 	return err
+}
+
+// render returns the facts of a device: none where the kernel has no programs at devices.
+func (d *devices) render(l *model.Link) (facts []Fact) {
+	if !Packets() {
+		return nil
+	}
+	for _, f := range d.attachments.Render(l) {
+		facts = append(facts, attachment(f))
+	}
+	return facts
 }

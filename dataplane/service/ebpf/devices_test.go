@@ -8,16 +8,21 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	source "fairlead.dev/fairlead/agent/link"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/route"
+	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/sandbox/echo"
 )
 
@@ -48,7 +53,7 @@ func wired(t *testing.T, f func(o ebpf.Options, out *netns.Namespace)) {
 	}, "192.0.2.1")
 }
 
-// plug joins a node and a host by a wire, and gives the host its addresses.
+// plug joins a node and a host by a wire, and returns the host its addresses.
 func plug(t *testing.T, node, out *netns.Namespace) {
 	t.Helper()
 	must := func(errs ...error) {
@@ -63,7 +68,7 @@ func plug(t *testing.T, node, out *netns.Namespace) {
 	far, err := link.Dial(out)
 	must(err)
 	defer far.Close()
-	must(link.Set(node, link.Setting{Name: "ipv4/ip_forward", Value: "1"}))
+	must(sysctl.Set(node, sysctl.Setting{Name: "net/ipv4/ip_forward", Value: "1"}))
 	mac := [][6]byte{{2, 0, 0, 0, 0, 1}, {2, 0, 0, 0, 0, 2}}
 	index, err := near.AddVeth(link.End{Name: "wire", MAC: mac[0][:]}, link.End{Name: "eth0", MAC: mac[1][:]}, out)
 	must(err)
@@ -71,35 +76,41 @@ func plug(t *testing.T, node, out *netns.Namespace) {
 	must(err, far.Up(1), far.Up(eth0))
 	host := func(s string) netip.Prefix { return netip.PrefixFrom(netip.MustParseAddr(s), 32) }
 	for _, a := range outsideAddrs {
-		must(far.AddAddress(eth0, host(a)), near.PutRoute(link.Route{To: host(a), Dev: index, Source: host("192.0.2.1").Addr()}),
+		must(far.AddAddress(eth0, host(a)), route.PutIn(node,
+			route.Route{To: host(a), Dev: index, Source: host("192.0.2.1").Addr()}),
 			near.PutNeighbour(link.Neighbour{Dev: index, Addr: host(a).Addr(), MAC: mac[1]}))
 	}
-	must(far.PutRoute(link.Route{To: host("192.0.2.1"), Dev: eth0, Source: host(outsideAddrs[0]).Addr()}),
+	must(route.PutIn(out, route.Route{To: host("192.0.2.1"), Dev: eth0, Source: host(outsideAddrs[0]).Addr()}),
 		far.PutNeighbour(link.Neighbour{Dev: eth0, Addr: host("192.0.2.1").Addr(), MAC: mac[0]}))
 	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
 	defer stop()
 	must(near.Await(ctx, index), far.Await(ctx, eth0))
 }
 
-// nodePort gives the parts of a node port 30080 that leads to the endpoint outside, and hides everybody.
-func nodePort(protocol model.Protocol) []model.Part {
-	node := *theNode
+// nodePort returns the parts of a node port 30080 that leads to the endpoint outside, and masquerades all clients.
+func nodePort(protocol model.Protocol) []model.ServicePart {
+	node := copyOfNode()
 	node.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 	node.NodePorts = []model.Range{{First: netip.MustParseAddr("192.0.2.1"), Last: netip.MustParseAddr("192.0.2.1")}}
 	pool := poolOf(uint64(protocol), false, protocol, 9)
 	f := frontendOf("0.0.0.0:30080", pool)
-	f.Hide = model.AllOrigins
-	return []model.Part{&node, pool, f}
+	f.Masquerade = model.AllOrigins
+	return []model.ServicePart{&node, pool, f}
 }
 
-// asks asks the node port from an address outside.
-func asks(t *testing.T, out *netns.Namespace, protocol model.Protocol, from string) echo.Answer {
+// requests sends a request to the node port from an address outside.
+func requests(t *testing.T, out *netns.Namespace, protocol model.Protocol, from string) echo.Reply {
 	t.Helper()
-	var a echo.Answer
+	var a echo.Reply
 	err := out.Do(func() (err error) {
 		ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
 		defer stop()
-		a, err = echo.Ask(ctx, protocol, netip.MustParseAddrPort("192.0.2.1:30080"), echo.Options{From: netip.MustParseAddrPort(from)})
+		a, err = echo.Request(
+			ctx,
+			protocol,
+			netip.MustParseAddrPort("192.0.2.1:30080"),
+			echo.Options{From: netip.MustParseAddrPort(from)},
+		)
 		return err
 	})
 	if err != nil {
@@ -134,13 +145,23 @@ func TestClientsOfOnePort(t *testing.T) {
 		defer clean(t, p)
 		for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
 			change(t, p, nil, nodePort(protocol))
-			first, second := asks(t, out, protocol, "192.0.2.7:5000").Client, asks(t, out, protocol, "192.0.2.8:5000").Client
+			first, second := requests(
+				t,
+				out,
+				protocol,
+				"192.0.2.7:5000",
+			).Client, requests(
+				t,
+				out,
+				protocol,
+				"192.0.2.8:5000",
+			).Client
 			node := netip.MustParseAddr("192.0.2.1")
 			if first.Addr() != node || second.Addr() != node || first == second {
 				t.Errorf("%s: the endpoint saw %s and %s", protocol, first, second)
 			}
 			// The node itself has the port too, and asks the endpoint itself.
-			who, err := ask(protocol, "10.244.0.9:8080", echo.Options{From: netip.MustParseAddrPort("192.0.2.1:5000")})
+			who, err := request(protocol, "10.244.0.9:8080", echo.Options{From: netip.MustParseAddrPort("192.0.2.1:5000")})
 			if err != nil || who != "10.244.0.9" {
 				t.Errorf("%s: the node is answered by %q: %v", protocol, who, err)
 			}
@@ -148,7 +169,7 @@ func TestClientsOfOnePort(t *testing.T) {
 	})
 }
 
-// pins gives the names of links to devices that are pinned.
+// pins returns the names of links to devices that are pinned.
 func pins(t *testing.T) map[string]bool {
 	t.Helper()
 	folder, _, err := bpf.Folder()
@@ -190,13 +211,51 @@ func watched(t *testing.T, p *ebpf.Plane) (signals <-chan struct{}, stop func())
 	}
 }
 
-// Devices that come are served, those that go leave nothing, and a link that a stranger removes comes back.
+// attach attaches the programs to devices that have come.
+func attach(t *testing.T, p *ebpf.Plane) {
+	t.Helper()
+	others := func(f ebpf.Fact) bool { return f.Key.Kind != ebpf.KindAttachment }
+	write(t, p, slices.DeleteFunc(render(p, theNode), others), nil)
+}
+
+// followed has a loop bring a plane to where it should be, and follow the devices of the calling thread's network
+// namespace, until stop.
+func followed(
+	t testing.TB,
+	p *ebpf.Plane,
+	parts []model.ServicePart,
+) (l *reconcile.Loop[model.ServicePart, ebpf.Key, string], stop func()) {
+	t.Helper()
+	links, err := source.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, _, err := links.Update()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l = reconcile.New(p, reconcile.Options[model.ServicePart]{})
+	ctx, end := context.WithCancel(context.Background())
+	var ended sync.WaitGroup
+	ended.Go(func() { l.Run(ctx) })
+	l.Change(slices.Concat(parts, devices), nil)
+	ended.Go(func() { links.Run(ctx, l.Change, func(err error) { t.Error(err) }) })
+	if err := l.Sync(ctx); err != nil {
+		t.Error(err)
+	}
+	return l, func() {
+		end()
+		ended.Wait()
+		links.Close()
+	}
+}
+
+// Devices that come are served, those that go leave nothing, and a link that others remove comes back.
 func TestDevicesAreFollowed(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		p := opened(t, o)
 		defer clean(t, p)
-		change(t, p, nil, []model.Part{theNode})
-		_, stop := watched(t, p)
+		_, stop := followed(t, p, []model.ServicePart{theNode})
 		defer stop()
 		if l := pins(t); len(l) != 1 || !l["leave-1"] {
 			t.Errorf("at a lone loopback, pinned is %v", l)
@@ -211,12 +270,16 @@ func TestDevicesAreFollowed(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
+		folder, _, _ := bpf.Folder()
+		programs := func() (l []string) {
+			l, _ = filepath.Glob(filepath.Join(folder, "devices", "program-*"))
+			return l
+		}
 		bridge, err := c.AddBridge("new")
 		if err != nil {
 			t.Fatal(err)
 		}
 		await(t, "a new device", func(l map[string]bool) bool { return len(l) == 3 })
-		folder, _, _ := bpf.Folder()
 		if err := os.Remove(filepath.Join(folder, "devices", "leave-1")); err != nil {
 			t.Fatal(err)
 		}
@@ -225,11 +288,6 @@ func TestDevicesAreFollowed(t *testing.T) {
 			t.Fatal(err)
 		}
 		await(t, "a device that went", func(l map[string]bool) bool { return len(l) == 1 })
-
-		programs := func() (l []string) {
-			l, _ = filepath.Glob(filepath.Join(folder, "devices", "program-*"))
-			return l
-		}
 		if l := programs(); len(l) != 2 {
 			t.Errorf("where no device lacks a link-layer header, there are %v", l)
 		}
@@ -238,21 +296,18 @@ func TestDevicesAreFollowed(t *testing.T) {
 		if l := programs(); len(l) != 4 {
 			t.Errorf("with such a device, there are %v", l)
 		}
-		if facts, err := p.Read(t.Context()); err != nil || len(facts) == 0 {
-			t.Errorf("reading back: %d facts, %v", len(facts), err)
-		}
 		tun.Close()
 		await(t, "a device that went", func(l map[string]bool) bool { return len(l) == 1 })
 	})
 }
 
-// Programs that can't be loaded when a device without link-layer header comes are a fact that isn't as wanted, until they can.
+// Programs that can't be loaded when a device without link-layer header comes, since the maps are gone, are loaded once
+// the loop has made these anew.
 func TestLateProgramsThatCannotBeLoaded(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		p := opened(t, o)
 		defer clean(t, p)
-		change(t, p, nil, []model.Part{theNode})
-		signals, stop := watched(t, p)
+		_, stop := followed(t, p, []model.ServicePart{theNode})
 		defer stop()
 		folder, _, _ := bpf.Folder()
 		maps, _ := filepath.Glob(filepath.Join(folder, "maps-*"))
@@ -264,32 +319,15 @@ func TestLateProgramsThatCannotBeLoaded(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer addTUN(t).Close()
-		<-signals
-		if err := os.Rename(aside, maps[0]); err != nil {
+		await(t, "once there are maps", func(l map[string]bool) bool { return len(l) == 3 })
+		if err := os.RemoveAll(aside); err != nil {
 			t.Fatal(err)
-		}
-		amiss := func() (l []ebpf.Fact) {
-			facts, err := p.Read(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
-			wanted := render(p, theNode)
-			return slices.DeleteFunc(facts, func(f ebpf.Fact) bool { return f.Key.Kind != ebpf.KindDevices || slices.Contains(wanted, f) })
-		}
-		if l := amiss(); len(l) != 1 && len(pins(t)) != 3 { // unless a later word of the device was heard once they could be loaded
-			t.Fatalf("not as wanted is %v", l)
-		}
-		write(t, p, render(p, theNode), nil)
-		if l := amiss(); len(l) != 0 {
-			t.Errorf("once they could be loaded, not as wanted is %v", l)
-		}
-		if l := pins(t); len(l) != 3 {
-			t.Errorf("once they could be loaded, pinned is %v", l)
 		}
 	})
 }
 
-// addTUN adds a device of packets without link-layer header to the calling thread's network namespace. It goes when it is closed.
+// addTUN adds a device of packets without link-layer header to the calling thread's network namespace. It goes when
+// it is closed.
 func addTUN(t *testing.T) *os.File {
 	t.Helper()
 	f, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
@@ -316,17 +354,17 @@ func TestLoopbackIsAsBefore(t *testing.T) {
 		}
 		defer ns.Close()
 		get := func(name string) string {
-			v, err := link.Get(ns, "ipv4/conf/lo/"+name)
+			v, err := sysctl.Get(ns, "net/ipv4/conf/lo/"+name)
 			if err != nil {
 				t.Fatal(err)
 			}
 			return v
 		}
-		if err := link.Set(ns, link.Setting{Name: "ipv4/conf/lo/route_localnet", Value: "1"}); err != nil {
+		if err := sysctl.Set(ns, sysctl.Setting{Name: "net/ipv4/conf/lo/route_localnet", Value: "1"}); err != nil {
 			t.Fatal(err)
 		}
 		p := opened(t, o)
-		change(t, p, nil, []model.Part{theNode})
+		change(t, p, nil, []model.ServicePart{theNode})
 		if get("accept_local") != "1" || get("route_localnet") != "1" {
 			t.Error("the node's own packets can't come in again")
 		}

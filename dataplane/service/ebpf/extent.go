@@ -12,7 +12,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// maxBackends and maxChoices are what a 16-bit index can tell apart.
+// maxBackends and maxChoices are the bounds of a 16-bit index.
 const (
 	maxBackends = 1<<16 - 1
 	maxChoices  = 1 << 16
@@ -21,14 +21,14 @@ const (
 // choicesPerSlot is how many choices a slot holds.
 const choicesPerSlot = len(bpf.Slot{}) / 2
 
-// extent is what a pool is in slots: how it is drawn from, and what choices it needs.
+// extent is a pool's layout in slots: its scheduler, and the choices that this needs.
 type extent struct {
 	*model.Pool
 	scheduler uint8
 	choices   []uint16
 }
 
-// newExtent lays a pool out.
+// newExtent returns a pool's layout.
 func newExtent(p *model.Pool) (e extent, err error) {
 	if len(p.Backends) > maxBackends {
 		return e, fmt.Errorf("ebpf: a pool of %d backends: %d at most", len(p.Backends), maxBackends)
@@ -38,30 +38,30 @@ func newExtent(p *model.Pool) (e extent, err error) {
 	case model.Random:
 		e.scheduler = bpf.Random
 	case model.RoundRobin:
-		e.scheduler = bpf.Turns
+		e.scheduler = bpf.RoundRobin
 	case model.WeightedRoundRobin:
-		e.scheduler, e.choices = bpf.Turns, turns(p.Backends)
+		e.scheduler, e.choices = bpf.RoundRobin, roundRobinSlots(p.Backends)
 	case model.SourceHash:
-		e.scheduler = bpf.Source
+		e.scheduler = bpf.SourceHash
 	case model.DestinationHash:
-		e.scheduler = bpf.Destination
+		e.scheduler = bpf.DestinationHash
 	case model.Maglev:
-		e.scheduler, e.choices = bpf.Source, maglev.Table(p.Backends, entries(p))
+		e.scheduler, e.choices = bpf.SourceHash, maglev.Table(p.Backends, entries(p))
 	case model.LeastConnections:
-		e.scheduler = bpf.Least
+		e.scheduler = bpf.LeastConn
 	case model.WeightedLeastConnections:
-		e.scheduler, e.choices = bpf.WeightedLeast, turns(p.Backends)
+		e.scheduler, e.choices = bpf.WeightedLeastConn, roundRobinSlots(p.Backends)
 	case model.ShortestExpectedDelay:
-		e.scheduler, e.choices = bpf.Delay, turns(p.Backends)
+		e.scheduler, e.choices = bpf.ShortestDelay, roundRobinSlots(p.Backends)
 	default:
-		return e, fmt.Errorf("ebpf: scheduler %s is none of %s", p.Scheduler, Abilities.Schedulers)
+		return e, fmt.Errorf("ebpf: scheduler %s is none of %s", p.Scheduler, schedulers)
 	}
 	return e, nil
 }
 
-// turns gives a round in which each backend has as many turns as its weight asks for, spread evenly; none where all
-// weigh the same.
-func turns(backends []model.Backend) []uint16 {
+// roundRobinSlots returns a round in which each backend occurs in proportion to its weight, spread evenly; none where
+// all weigh the same.
+func roundRobinSlots(backends []model.Backend) []uint16 {
 	total := 0
 	for _, b := range backends {
 		total += b.Share()
@@ -70,18 +70,18 @@ func turns(backends []model.Backend) []uint16 {
 		return nil
 	}
 	scale := min(1, float64(maxChoices-len(backends))/float64(total))
-	type turn struct {
+	type slot struct {
 		at  float64
 		who uint16
 	}
-	round := make([]turn, 0, min(total, maxChoices))
+	round := make([]slot, 0, min(total, maxChoices))
 	for i, b := range backends {
 		n := max(1, int(float64(b.Share())*scale))
 		for k := range n {
-			round = append(round, turn{(float64(k) + 0.5) / float64(n), uint16(i)})
+			round = append(round, slot{(float64(k) + 0.5) / float64(n), uint16(i)})
 		}
 	}
-	slices.SortStableFunc(round, func(a, b turn) int {
+	slices.SortStableFunc(round, func(a, b slot) int {
 		if a.at < b.at {
 			return -1
 		}
@@ -101,15 +101,15 @@ func b2i(b bool) int {
 	return 0
 }
 
-// quick is how many backends there are where their weights alone count, else 0.
-func (e extent) quick() uint32 {
+// fast is the number of backends where nothing but their weights counts, else 0.
+func (e extent) fast() uint32 {
 	if e.scheduler != bpf.Random || len(e.choices) > 0 || e.Affinity > 0 {
 		return 0
 	}
 	return uint32(len(e.Backends))
 }
 
-// size is how many slots the extent takes.
+// size is the number of slots of the extent.
 func (e extent) size() uint32 {
 	n := selectedSize(uint64(len(e.Backends)), uint64(len(e.choices)))
 	if len(e.Unselected) > 0 {
@@ -118,19 +118,27 @@ func (e extent) size() uint32 {
 	return uint32(n)
 }
 
-// selectedSize returns how many slots a header, backends and choices take.
+// selectedSize returns the number of slots of a header, backends and choices.
 func selectedSize(backends, choices uint64) uint64 {
 	return 1 + backends + (choices+uint64(choicesPerSlot)-1)/uint64(choicesPerSlot)
 }
 
-// write puts the extent into slots that no program looks at.
+// write writes the extent into slots that no program reads.
 func (e extent) write(id uint64, to []bpf.Slot) {
-	*to[0].Header() = bpf.Header{Count: uint32(len(e.Backends)), Choices: uint32(len(e.choices)), Affinity: uint32(e.Affinity / time.Second),
-		Scheduler: e.scheduler, Model: uint8(e.Pool.Scheduler), Protocol: uint8(e.Protocol), Flags: e.flags(), Id: id}
+	*to[0].Header() = bpf.Header{
+		Count:     uint32(len(e.Backends)),
+		Choices:   uint32(len(e.choices)),
+		Affinity:  uint32(e.Affinity / time.Second),
+		Scheduler: e.scheduler,
+		Model:     uint8(e.Pool.Scheduler),
+		Protocol:  uint8(e.Protocol),
+		Flags:     e.flags(),
+		Id:        id,
+	}
 	own, other := e.aliases()
 	for i, b := range e.Backends {
 		s := heldBackend(b)
-		s.Own, s.Other = own[i], other[i]
+		s.Threshold, s.Alias = own[i], other[i]
 		*to[1+i].Backend() = s
 	}
 	for i, c := range e.choices {
@@ -149,7 +157,7 @@ func (e extent) write(id uint64, to []bpf.Slot) {
 // flags returns the flags of the extent's header.
 func (e extent) flags() (f uint8) {
 	if e.Ports {
-		f |= bpf.ByPort
+		f |= bpf.HashPort
 	}
 	if len(e.Unselected) > 0 {
 		f |= bpf.Unselected
@@ -157,14 +165,14 @@ func (e extent) flags() (f uint8) {
 	return f
 }
 
-// heldBackend returns a backend as the kernel holds it, but for its draws.
+// heldBackend returns a backend as the kernel holds it, but for threshold and alias.
 func heldBackend(b model.Backend) bpf.Backend {
 	s := bpf.Backend{Port: bpf.Port(b.Addr.Port()), Weight: heldWeight(b)}
 	s.Address.Word = bpf.Words(b.Addr.Addr())
 	return s
 }
 
-// extentSize gives the size of the extent whose header is the first of slots, or 0 where it makes no sense.
+// extentSize returns the size of the extent whose header is the first of slots, or 0 where it is invalid.
 func extentSize(s []bpf.Slot) uint32 {
 	h := s[0].Header()
 	size := selectedSize(uint64(h.Count), uint64(h.Choices))
@@ -180,14 +188,21 @@ func extentSize(s []bpf.Slot) uint32 {
 	return uint32(size)
 }
 
-// readExtent reads the value of a pool's fact back from slots that begin with its header, or "" where they make no sense.
+// readExtent reads the value of a pool's fact back from slots that begin with its header, or "" where they are
+// invalid.
 func readExtent(s []bpf.Slot) (value string, size uint32) {
 	if size = extentSize(s); size == 0 {
 		return "", 0
 	}
 	h := s[0].Header()
-	p := &model.Pool{Protocol: model.Protocol(h.Protocol), Scheduler: model.Scheduler(h.Model), Ports: h.Flags&bpf.ByPort != 0,
-		Affinity: time.Duration(h.Affinity) * time.Second, Entries: int(h.Choices), Backends: readBackends(s[1 : 1+h.Count])}
+	p := &model.Pool{
+		Protocol:  model.Protocol(h.Protocol),
+		Scheduler: model.Scheduler(h.Model),
+		Ports:     h.Flags&bpf.HashPort != 0,
+		Affinity:  time.Duration(h.Affinity) * time.Second,
+		Entries:   int(h.Choices),
+		Backends:  readBackends(s[1 : 1+h.Count]),
+	}
 	if n := selectedSize(uint64(h.Count), uint64(h.Choices)); n < uint64(size) {
 		p.Unselected = readBackends(s[n+1 : size])
 	}
@@ -204,7 +219,7 @@ func readBackends(s []bpf.Slot) []model.Backend {
 	return l
 }
 
-// aliases is aliases of the backends, or, where the scheduler heeds no weights, of as many that weigh the same.
+// aliases is aliases of the backends, or, where the scheduler ignores weights, of as many equal ones.
 func (e extent) aliases() (own, other []uint16) {
 	if e.Scheduler == model.LeastConnections {
 		return aliases(make([]model.Backend, len(e.Backends)))
@@ -212,9 +227,8 @@ func (e extent) aliases() (own, other []uint16) {
 	return aliases(e.Backends)
 }
 
-// aliases gives for each backend how many of 65536 draws that come upon it are its own, less one, and whose the others
-// are, so that each is drawn by its weight (Vose, "A linear algorithm for generating random numbers with a given
-// distribution", 1991).
+// aliases returns for each backend the threshold and the alias of Walker's method, so that each is selected by its
+// weight (Vose, "A linear algorithm for generating random numbers with a given distribution", 1991).
 func aliases(backends []model.Backend) (own, other []uint16) {
 	n := len(backends)
 	own, other = make([]uint16, n), make([]uint16, n)

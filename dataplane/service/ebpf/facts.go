@@ -20,16 +20,17 @@ type Kind uint8
 
 // The kinds, in the order in which they become true.
 const (
-	KindMaps       Kind = iota // a set of maps, by its layout
-	KindPlace                  // what a prefix is; value: its bits
-	KindInterfaces             // the interfaces of pods; value: as model.Interfaces prints them
-	KindPool                   // a pool, by ID; value: all there is to it
-	KindLeft                   // origins of which others serve clients at one of a pool's entries
-	KindPermit                 // a prefix of clients that an entry lets in
-	KindFrontend               // by its entry; value: pools and how clients fare
-	KindUnmatched              // a prefix; value: what becomes of packets there that match no frontend
-	KindDevices                // the programs for packets, at all devices; value: their digest
-	KindHooks                  // the programs for sockets, attached; value: their digest
+	KindMaps          Kind = iota // a set of maps, by its layout
+	KindPrefix                    // a prefix; value: enum prefix_flag
+	KindInterfaces                // the interfaces of pods; value: as model.Interfaces prints them
+	KindPool                      // a pool, by ID; value: all there is to it
+	KindFallback                  // origins whose clients another plane serves at one of a pool's entries
+	KindAllowedSource             // an allowed source range of an entry
+	KindFrontend                  // by its entry; value: pools and how clients are served
+	KindUnmatched                 // a prefix; value: what happens to packets there that match no frontend
+	KindDevices                   // the programs for packets, at all devices; value: their digest
+	KindAttachment                // a device and direction; value: attached, see dataplane/device
+	KindHooks                     // the programs for sockets, attached; value: their digest
 )
 
 // Key names a fact: by text, or bytes in network order.
@@ -38,33 +39,42 @@ type Key struct {
 	Name string
 }
 
-// hooksKey is the key of the one fact of its kind.
+// hooksKey is the key of the only fact of its kind.
 var hooksKey = Key{KindHooks, "hooks"}
 
-// interfacesKey is the key of the one fact of its kind.
+// interfacesKey is the key of the only fact of its kind.
 var interfacesKey = Key{KindInterfaces, "interfaces of pods"}
 
-// devicesKey is the key of the one fact of its kind.
+// devicesKey is the key of the only fact of its kind.
 var devicesKey = Key{KindDevices, "devices"}
 
 // Rank implements dataplane.Key: the hooks come last and go first.
 func (k Key) Rank() int { return int(k.Kind) }
 
-// String gives such as "pool 00000000deadbeef" or "frontend 10.96.0.1:80/tcp".
+// Group implements dataplane.Grouped.
+func (k Key) Group() string {
+	return [...]string{KindMaps: "maps", KindPrefix: "prefix", KindInterfaces: "interfaces", KindPool: "pool",
+		KindFallback: "fallback", KindAllowedSource: "source", KindFrontend: "frontend", KindUnmatched: "unmatched",
+		KindDevices: "devices", KindAttachment: "attachments", KindHooks: "hooks"}[k.Kind]
+}
+
+// String returns text such as "pool 00000000deadbeef" or "frontend 10.96.0.1:80/tcp".
 func (k Key) String() string {
 	b := []byte(k.Name)
 	switch {
-	case k.Kind == KindPlace && len(b) == 17:
-		return "prefix " + place(k).String()
+	case k.Kind == KindPrefix && len(b) == 17:
+		return "prefix " + prefixOf(k).String()
 	case k.Kind == KindUnmatched && len(b) == 17:
-		return "unmatched " + place(k).String()
+		return "unmatched " + prefixOf(k).String()
 	case k.Kind == KindPool && len(b) == 8:
 		return fmt.Sprintf("pool %x", b)
-	case k.Kind == KindLeft && len(b) == 9:
+	case k.Kind == KindFallback && len(b) == 9:
 		return fmt.Sprintf("left to others %x of %s", b[:8], model.Origins(b[8]))
-	case k.Kind == KindPermit && len(b) == 36:
-		e, r := permit(k)
+	case k.Kind == KindAllowedSource && len(b) == 36:
+		e, r := allowedSource(k)
 		return fmt.Sprintf("%s from %s", e, r)
+	case k.Kind == KindAttachment && len(b) == 5:
+		return attachmentKey(k).String()
 	case k.Kind == KindFrontend && len(b) == 19:
 		return "frontend " + entry(k).String()
 	}
@@ -77,31 +87,33 @@ type Fact = dataplane.Fact[Key, string]
 func fact(k Key, value string) Fact { return Fact{Key: k, Value: value} }
 
 // Render implements dataplane.Plane.
-func (p *Plane) Render(part model.Part) []Fact {
+func (p *Plane) Render(part model.ServicePart) []Fact {
 	switch v := part.(type) {
-	case *model.Node:
-		facts := append(places(v), unallocated(v)...)
+	case *model.ServiceNode:
+		facts := append(nodePrefixes(v), unallocated(v)...)
 		facts = append(facts, fact(Key{KindMaps, p.layout}, p.sizes), fact(hooksKey, p.digest))
 		if v.PodInterfaces.Name != "" {
-			facts = append(facts, fact(interfacesKey, v.PodInterfaces.String()))
+			facts = append(facts, Fact{Key: interfacesKey, Value: v.PodInterfaces.String(), Body: v.PodInterfaces})
 		}
 		if Packets() {
-			facts = append(facts, fact(devicesKey, p.devices.digests[p.deviceOptions(v.Direct)]))
+			facts = append(facts, fact(devicesKey, p.devices.digests[p.deviceOptions(v.DSR)]))
 		}
 		return facts
 	case *model.Pool:
 		return []Fact{fact(poolKey(v.ID), poolValue(v))}
 	case *model.Frontend:
 		return frontend(v)
+	case *model.Link:
+		return p.devices.render(v)
 	case *model.ClusterIP:
 		return []Fact{unmatched(netip.PrefixFrom(v.Addr, v.Addr.BitLen()), bpf.UnmatchedReject)}
 	}
 	panic(fmt.Sprintf("ebpf: no facts for a %T", part))
 }
 
-// places gives what prefixes are: sources that count as pods, or are behind this node, addresses of the node that take node ports, and
-// addresses of nodes.
-func places(n *model.Node) (facts []Fact) {
+// nodePrefixes returns the facts of prefixes: sources that count as pods or are behind this node, addresses of the
+// node that serve node ports, and addresses of nodes.
+func nodePrefixes(n *model.ServiceNode) (facts []Fact) {
 	is := map[netip.Prefix]uint32{}
 	for _, r := range n.Pods {
 		is[r.Masked()] |= bpf.Pods
@@ -118,28 +130,29 @@ func places(n *model.Node) (facts []Fact) {
 			}
 		}
 	}
-	for _, r := range n.Behind {
+	for _, r := range n.PodCIDRs {
 		r = r.Masked()
-		is[r] |= bpf.Behind
+		is[r] |= bpf.BehindNode
 		if slices.ContainsFunc(n.Pods, func(p netip.Prefix) bool { return p.Bits() <= r.Bits() && p.Contains(r.Addr()) }) {
 			is[r] |= bpf.Pods // the longest prefix counts
 		}
 	}
 	for _, a := range n.Nodes {
 		is[netip.PrefixFrom(a, a.BitLen())] |= bpf.Nodes
-		if !slices.Contains(n.Addresses, a) && slices.ContainsFunc(n.Pods, func(r netip.Prefix) bool { return r.Contains(a) }) {
+		if !slices.Contains(n.Addresses, a) &&
+			slices.ContainsFunc(n.Pods, func(r netip.Prefix) bool { return r.Contains(a) }) {
 			is[netip.PrefixFrom(a, a.BitLen())] |= bpf.Pods // the longest prefix counts
 		}
 	}
 	for r, bits := range is {
-		facts = append(facts, fact(placeKey(r), string(binary.BigEndian.AppendUint32(nil, bits))))
+		facts = append(facts, fact(prefixKey(r), string(binary.BigEndian.AppendUint32(nil, bits))))
 	}
 	slices.SortFunc(facts, func(a, b Fact) int { return strings.Compare(a.Key.Name, b.Key.Name) })
 	return facts
 }
 
-// unallocated returns what drops packets to addresses that only Services have, and none has.
-func unallocated(n *model.Node) (facts []Fact) {
+// unallocated returns the facts that drop packets to addresses that only Services have, and none has.
+func unallocated(n *model.ServiceNode) (facts []Fact) {
 	for _, r := range n.ServiceRanges {
 		for _, p := range service.Prefixes(r) {
 			facts = append(facts, unmatched(p, bpf.UnmatchedDrop))
@@ -148,16 +161,16 @@ func unallocated(n *model.Node) (facts []Fact) {
 	return facts
 }
 
-// unmatched returns the fact of what becomes of packets to a prefix that match no frontend.
+// unmatched returns the fact of what happens to packets to a prefix that match no frontend.
 func unmatched(r netip.Prefix, action uint32) Fact {
 	k := Key{KindUnmatched, string(appendPrefix(nil, r))}
 	return fact(k, string(binary.BigEndian.AppendUint32(nil, action)))
 }
 
-func placeKey(r netip.Prefix) Key { return Key{KindPlace, string(appendPrefix(nil, r))} }
+func prefixKey(r netip.Prefix) Key { return Key{KindPrefix, string(appendPrefix(nil, r))} }
 
-// place is the inverse of placeKey.
-func place(k Key) netip.Prefix { return prefix([]byte(k.Name)) }
+// prefixOf is the inverse of prefixKey.
+func prefixOf(k Key) netip.Prefix { return prefix([]byte(k.Name)) }
 
 // appendPrefix adds a prefix as 16 bytes and its length among 128 bits.
 func appendPrefix(b []byte, r netip.Prefix) []byte {
@@ -171,23 +184,23 @@ func prefix(b []byte) netip.Prefix {
 	return netip.PrefixFrom(a, int(b[16])-128+a.BitLen())
 }
 
-func permitKey(e model.Entry, r netip.Prefix) Key {
-	return Key{KindPermit, string(appendPrefix([]byte(frontendKey(e).Name), r))}
+func allowedSourceKey(e model.Entry, r netip.Prefix) Key {
+	return Key{KindAllowedSource, string(appendPrefix([]byte(frontendKey(e).Name), r))}
 }
 
-// permit is the inverse of permitKey.
-func permit(k Key) (model.Entry, netip.Prefix) {
+// allowedSource is the inverse of allowedSourceKey.
+func allowedSource(k Key) (model.Entry, netip.Prefix) {
 	return entry(Key{KindFrontend, k.Name[:19]}), prefix([]byte(k.Name[19:]))
 }
 
 func poolKey(id uint64) Key { return Key{KindPool, string(binary.BigEndian.AppendUint64(nil, id))} }
 
-// poolID is the inverse of poolKey; of a KindLeft key it gives the pool's too.
+// poolID is the inverse of poolKey; of a KindFallback key it returns the pool's, too.
 func poolID(k Key) uint64 { return binary.BigEndian.Uint64([]byte(k.Name)) }
 
-// A pool's value is protocol · scheduler · 1 if it hashes ports · 0 · seconds of affinity · entries of Maglev's table, 0 where
-// there is none; then 20 bytes for each backend: address · port · weight and where it runs, and for each endpoint
-// that gets no new flow, with the bit unselected.
+// A pool's value is protocol · scheduler · 1 if it hashes ports · 0 · seconds of affinity · entries of Maglev's
+// table, 0 where there is none; then 20 bytes for each backend: address · port · weight and where it runs, and for
+// each endpoint that gets no new flow, with the bit unselected.
 const (
 	poolHead    = 10
 	poolBackend = 20
@@ -208,7 +221,7 @@ func poolValue(v *model.Pool) string {
 	return string(b)
 }
 
-// appendBackend adds a backend and what else is said of it.
+// appendBackend adds a backend, with flags in its weight.
 func appendBackend(b []byte, e model.Backend, is uint16) []byte {
 	a := e.Addr.Addr().As16()
 	b = append(b, a[:]...)
@@ -216,28 +229,33 @@ func appendBackend(b []byte, e model.Backend, is uint16) []byte {
 	return binary.BigEndian.AppendUint16(b, heldWeight(e)|is)
 }
 
-// entries gives the size of a pool's table, with Maglev's scheduler and backends.
+// entries returns the size of a pool's table, with Maglev's scheduler and backends.
 func entries(v *model.Pool) int {
 	if v.Scheduler != model.Maglev || len(v.Backends) == 0 {
 		return 0
 	}
-	return maglev.Entries(v, Abilities.Table)
+	return maglev.Entries(v, tableEntries)
 }
 
-// heldWeight gives a backend's weight as the programs know it: with where it runs.
+// heldWeight returns a backend's weight as the programs read it: with where it runs.
 func heldWeight(b model.Backend) uint16 {
 	switch {
 	case b.Local:
 		return b.Weight | bpf.Local
-	case b.Away:
-		return b.Weight | bpf.Away
+	case b.Remote:
+		return b.Weight | bpf.Remote
 	}
 	return b.Weight
 }
 
 // backend is the inverse of heldWeight, with an address.
 func backend(at netip.AddrPort, held uint16) model.Backend {
-	return model.Backend{Addr: at, Weight: held &^ (bpf.Local | bpf.Away), Local: held&bpf.Local != 0, Away: held&bpf.Away != 0}
+	return model.Backend{
+		Addr:   at,
+		Weight: held &^ (bpf.Local | bpf.Remote),
+		Local:  held&bpf.Local != 0,
+		Remote: held&bpf.Remote != 0,
+	}
 }
 
 // readPool is the inverse of poolValue, but for what it doesn't hold: name and ID.
@@ -258,42 +276,42 @@ func readPool(value string) *model.Pool {
 	return p
 }
 
-func leftKey(id uint64, o model.Origin) Key {
-	return Key{KindLeft, string(append(binary.BigEndian.AppendUint64(nil, id), 1<<o))}
+func fallbackKey(id uint64, o model.Origin) Key {
+	return Key{KindFallback, string(append(binary.BigEndian.AppendUint64(nil, id), 1<<o))}
 }
 
-// frontend gives a frontend's facts: none for SCTP, whose sockets have no hooks.
+// frontend returns a frontend's facts: none for SCTP, whose sockets have no hooks.
 func frontend(v *model.Frontend) []Fact {
 	if v.Entry.Protocol != model.TCP && v.Entry.Protocol != model.UDP {
 		return nil
 	}
-	leave := left(v)
-	facts := []Fact{fact(frontendKey(v.Entry), frontendValue(v, leave))}
-	for _, o := range []model.Origin{model.FromNode, model.FromPod, model.FromOutside} {
-		if p := v.Target(o).Pool; leave.Has(o) && remembers(p) {
-			facts = append(facts, fact(leftKey(p.ID, o), ""))
+	fallback := fallbackOrigins(v)
+	facts := []Fact{fact(frontendKey(v.Entry), frontendValue(v, fallback))}
+	for _, o := range []model.Origin{model.FromNode, model.FromPod, model.FromExternal} {
+		if p := v.Target(o).Pool; fallback.Has(o) && hasAffinity(p) {
+			facts = append(facts, fact(fallbackKey(p.ID, o), ""))
 		}
 	}
 	for _, r := range v.Sources {
-		facts = append(facts, fact(permitKey(v.Entry, r), ""))
+		facts = append(facts, fact(allowedSourceKey(v.Entry, r), ""))
 	}
 	return facts
 }
 
-// remembers says whether a pool gives a client the same backend again, which takes that the client is always served by the
-// same plane.
-func remembers(p *model.Pool) bool {
+// hasAffinity reports whether a pool assigns a client to the same backend each time, so that one plane must serve all
+// of its connections.
+func hasAffinity(p *model.Pool) bool {
 	return p.Affinity > 0 || p.Scheduler == model.SourceHash || p.Scheduler == model.Maglev
 }
 
-// left gives the origins whose clients a socket can't serve at a frontend: those whose source is hidden (the node's own is
-// the node's anyway), all where sources are looked at or a port that isn't chosen yet, or where a backend is an entry,
-// too.
-func left(v *model.Frontend) model.Origins {
-	if v.Onward || v.Sources != nil || v.Inside.Pool.Ports || v.Outside.Pool.Ports {
+// fallbackOrigins returns the origins whose clients a socket can't serve at a frontend: those that are masqueraded
+// (the node's own source is the node's anyway), all where source ranges or the client's port matter, or where a
+// backend is an entry, too.
+func fallbackOrigins(v *model.Frontend) model.Origins {
+	if v.Onward || v.Sources != nil || v.Internal.Pool.Ports || v.External.Pool.Ports {
 		return model.AllOrigins
 	}
-	return v.Hide &^ model.OriginsOf(model.FromNode)
+	return v.Masquerade &^ model.OriginsOf(model.FromNode)
 }
 
 func frontendKey(e model.Entry) Key {
@@ -304,23 +322,37 @@ func frontendKey(e model.Entry) Key {
 // entry is the inverse of frontendKey.
 func entry(k Key) model.Entry {
 	b := []byte(k.Name)
-	return model.Entry{Addr: netip.AddrFrom16([16]byte(b)).Unmap(), Port: binary.BigEndian.Uint16(b[16:]), Protocol: model.Protocol(b[18])}
+	return model.Entry{
+		Addr:     netip.AddrFrom16([16]byte(b)).Unmap(),
+		Port:     binary.BigEndian.Uint16(b[16:]),
+		Protocol: model.Protocol(b[18]),
+	}
 }
 
-// A frontend's value is inside pool's ID · outside pool's · origins that sockets leave to packets · 1 if pods must be told from
-// others · origins that hear nothing where there is no backend · origins that are hidden · 1 if only some clients are let in ·
-// origins that backends' nodes answer.
-func frontendValue(v *model.Frontend, leave model.Origins) string {
-	ask, drop := byte(0), model.Origins(0)
-	if v.Inside != v.Outside || leave.Has(model.FromPod) != leave.Has(model.FromOutside) {
-		ask = 1
+// A frontend's value is internal pool's ID · external pool's · origins that the socket hooks leave to packets · 1 if
+// pods and others are served differently · origins that are dropped where there is no backend · origins that are
+// masqueraded · 1 if there are allowed source ranges · origins with direct server return.
+func frontendValue(v *model.Frontend, fallback model.Origins) string {
+	byOrigin, drop := byte(0), model.Origins(0)
+	if v.Internal != v.External || fallback.Has(model.FromPod) != fallback.Has(model.FromExternal) {
+		byOrigin = 1
 	}
-	if v.Inside.Empty == model.Drop {
+	if v.Internal.Empty == model.Drop {
 		drop |= model.OriginsOf(model.FromNode, model.FromPod)
 	}
-	if v.Outside.Empty == model.Drop {
-		drop |= model.OriginsOf(model.FromOutside)
+	if v.External.Empty == model.Drop {
+		drop |= model.OriginsOf(model.FromExternal)
 	}
-	b := binary.BigEndian.AppendUint64(nil, v.Inside.Pool.ID)
-	return string(append(binary.BigEndian.AppendUint64(b, v.Outside.Pool.ID), byte(leave), ask, byte(drop), byte(v.Hide), byte(b2i(v.Sources != nil)), byte(v.Direct)))
+	b := binary.BigEndian.AppendUint64(nil, v.Internal.Pool.ID)
+	return string(
+		append(
+			binary.BigEndian.AppendUint64(b, v.External.Pool.ID),
+			byte(fallback),
+			byOrigin,
+			byte(drop),
+			byte(v.Masquerade),
+			byte(b2i(v.Sources != nil)),
+			byte(v.DSR),
+		),
+	)
 }

@@ -29,8 +29,8 @@ var attacked = map[bool]netip.AddrPort{false: addrPort("10.96.0.1:80"), true: ad
 var victim = map[bool]netip.Addr{false: netip.MustParseAddr("10.244.1.3"), true: netip.MustParseAddr("fd00:244::c")}
 
 // attackedParts returns that Service's parts, on a node.
-func attackedParts(n *model.Node) []model.Part {
-	parts := []model.Part{n}
+func attackedParts(n *model.ServiceNode) []model.ServicePart {
+	parts := []model.ServicePart{n}
 	for six, entry := range attacked {
 		p := &model.Pool{ID: 7, Name: "b", Protocol: model.TCP,
 			Backends: []model.Backend{{Addr: netip.AddrPortFrom(netip.MustParseAddr(podAddrs["b"][six]), 9090),
@@ -39,9 +39,9 @@ func attackedParts(n *model.Node) []model.Part {
 			p.ID = 8
 		}
 		f := frontendOf(entry.String(), p)
-		f.Hide, f.Direct = model.OriginsOf(model.FromOutside), model.OriginsOf(model.FromOutside)
-		if !n.Direct {
-			f.Hide, f.Direct = 0, 0
+		f.Masquerade, f.DSR = model.OriginsOf(model.FromExternal), model.OriginsOf(model.FromExternal)
+		if !n.DSR {
+			f.Masquerade, f.DSR = 0, 0
 		}
 		parts = append(parts, p, f)
 	}
@@ -49,7 +49,7 @@ func attackedParts(n *model.Node) []model.Part {
 }
 
 // withVictim runs f where pod a can forge packets of pod c, a client of the Service.
-func withVictim(t *testing.T, n *model.Node, f func(*twoPods)) {
+func withVictim(t *testing.T, n *model.ServiceNode, f func(*twoPods)) {
 	t.Helper()
 	withPods(t, func(w *twoPods) {
 		for six, a := range victim {
@@ -77,7 +77,7 @@ func withVictim(t *testing.T, n *model.Node, f func(*twoPods)) {
 				}
 			}()
 		})
-		change(t, w.plane, []model.Part{theNode}, attackedParts(n))
+		change(t, w.plane, []model.ServicePart{theNode}, attackedParts(n))
 		f(w)
 	})
 }
@@ -103,7 +103,7 @@ func exchange(c net.Conn) error {
 }
 
 // forge has a pod send a TCP packet of another source, with bytes behind IP's header that stand for an option.
-func forge(fd int, mac [6]byte, from, to netip.AddrPort, flags byte, told []byte) error {
+func forge(fd int, mac [6]byte, from, to netip.AddrPort, flags byte, dsrOption []byte) error {
 	tcp := make([]byte, 20)
 	binary.BigEndian.PutUint16(tcp, from.Port())
 	binary.BigEndian.PutUint16(tcp[2:], to.Port())
@@ -114,14 +114,14 @@ func forge(fd int, mac [6]byte, from, to netip.AddrPort, flags byte, told []byte
 	frame := append(append(mac[:], mac[:]...), 8, 0)
 	if from.Addr().Is6() {
 		frame[12], frame[13] = 0x86, 0xdd
-		frame = append(frame, 6<<4, 0, 0, 0, 0, byte(len(told)+20), unix.IPPROTO_TCP, 64)
-		frame = append(append(append(frame, src...), dst...), told...)
-		if len(told) > 0 {
+		frame = append(frame, 6<<4, 0, 0, 0, 0, byte(len(dsrOption)+20), unix.IPPROTO_TCP, 64)
+		frame = append(append(append(frame, src...), dst...), dsrOption...)
+		if len(dsrOption) > 0 {
 			frame[14+6], frame[14+40] = unix.IPPROTO_DSTOPTS, unix.IPPROTO_TCP
 		}
 	} else {
-		ip := append(append([]byte{4<<4 | byte(5+len(told)/4), 0, 0, byte(40 + len(told)), 0, 0, 0, 0, 64,
-			unix.IPPROTO_TCP, 0, 0}, append(src, dst...)...), told...)
+		ip := append(append([]byte{4<<4 | byte(5+len(dsrOption)/4), 0, 0, byte(40 + len(dsrOption)), 0, 0, 0, 0, 64,
+			unix.IPPROTO_TCP, 0, 0}, append(src, dst...)...), dsrOption...)
 		binary.BigEndian.PutUint16(ip[10:], ^folded(ip))
 		frame = append(frame, ip...)
 	}
@@ -146,7 +146,7 @@ func folded(parts ...[]byte) uint16 {
 // counts returns what became of packets.
 func (w *twoPods) counts() ebpf.PacketCounts {
 	w.Helper()
-	c, err := w.plane.Packets()
+	c, err := w.plane.PacketCounts()
 	if err != nil || c == nil {
 		w.Fatal(c, err)
 	}
@@ -207,8 +207,8 @@ func TestForgedSourceBeginsNoFlow(t *testing.T) {
 	})
 }
 
-// askBeyond asks the Service from pod a where no hook sees it: by its packets.
-func (w *twoPods) askBeyond(six bool) (err error) {
+// requestBeyond connects to the Service from pod a where no hook sees it: by its packets.
+func (w *twoPods) requestBeyond(six bool) (err error) {
 	w.Helper()
 	root, err := cgroup.Root()
 	if err != nil {
@@ -245,15 +245,18 @@ func TestReversePathOfSeveralDevices(t *testing.T) {
 		if c := w.counts(); c.Began < 190 || c.Began+c.Forged != 200 { // (2/3)¹⁶ are 0.3 of 200
 			t.Errorf("of 200 packets by one of three next hops: %+v", c)
 		}
-		w.run(`ip link add br0 address 02:00:00:00:01:01 type bridge && ip link set dev br0 up && ip addr add fe80::1/64 dev br0 nodad
+		w.run(
+			`ip link add br0 address 02:00:00:00:01:01 type bridge && ip link set dev br0 up
+			ip addr add fe80::1/64 dev br0 nodad
 			ip addr flush dev a; ip link set dev a master br0
-			ip route replace 10.244.1.1 dev br0 && ip -6 route replace fd00:244::a dev br0; ip -6 route del fd00:244::a dev a || true`)
-		_, stop := watched(t, w.plane)
-		defer stop()
+			ip route replace 10.244.1.1 dev br0 && ip -6 route replace fd00:244::a dev br0
+			ip -6 route del fd00:244::a dev a || true`,
+		)
+		attach(t, w.plane)
 		await(t, "a bridge", func(l map[string]bool) bool { return len(l) == 2*4+1 })
 		for _, six := range []bool{false, true} {
 			before := w.counts()
-			if err := w.askBeyond(six); err != nil || w.counts().Began != before.Began+1 {
+			if err := w.requestBeyond(six); err != nil || w.counts().Began != before.Began+1 {
 				t.Errorf("IPv6 %t: behind a bridge: %v, %+v", six, err, w.counts())
 			}
 			if began, forged := w.sweep(six); began != 0 || forged != 61000-32768 {
@@ -294,8 +297,8 @@ func TestReversePathCheckOff(t *testing.T) {
 	})
 }
 
-// told is the option that tells of an entry, as bpf/direct.h has it.
-func told(entry netip.AddrPort) []byte {
+// dsrOption returns the option that carries an entry, as bpf/dsr.h has it.
+func dsrOption(entry netip.AddrPort) []byte {
 	port := binary.BigEndian.AppendUint16(nil, entry.Port())
 	if entry.Addr().Is4() {
 		return append(append([]byte{0x9e, 8}, port...), entry.Addr().AsSlice()...)
@@ -303,46 +306,49 @@ func told(entry netip.AddrPort) []byte {
 	return append(append([]byte{0, 2, 1, 0, 0x1e, 18}, port...), entry.Addr().AsSlice()...)
 }
 
+// repliesTo has pod a forge a packet with an option that opens a connection of pod c, and returns the source of the
+// reply of b.
+func (w *twoPods) repliesTo(six bool, port uint16) (from netip.Addr) {
+	server := netip.AddrPortFrom(netip.MustParseAddr(podAddrs["b"][six]), 9090)
+	client := netip.AddrPortFrom(victim[six], port)
+	var tap int
+	w.in("c", func() { tap = openTap(w.T, "eth0") })
+	defer unix.Close(tap)
+	w.in("a", func() {
+		fd := openTap(w.T, "eth0")
+		defer unix.Close(fd)
+		if err := forge(fd, [6]byte{2, 0, 0, 0, 1, 1}, client, server, 2, dsrOption(attacked[six])); err != nil {
+			w.Fatal(err)
+		}
+	})
+	header := 20
+	if six {
+		header = 40
+	}
+	for frame := make([]byte, 2048); ; {
+		n, err := unix.Read(tap, frame)
+		if err != nil {
+			w.Fatalf("the backend doesn't answer: %v", err)
+		}
+		if n < 14+header+20 || binary.BigEndian.Uint16(frame[14+header+2:]) != port ||
+			frame[14+header+13] != 2|16 {
+			continue
+		}
+		if six {
+			return netip.AddrFrom16([16]byte(frame[14+8:]))
+		}
+		return netip.AddrFrom4([4]byte(frame[14+12:]))
+	}
+}
+
 // The option of direct server return is believed by devices that other Nodes are reached by, and never by a pod's.
 func TestForgedOptionIsNotBelieved(t *testing.T) {
-	node := *theNode
-	node.Direct = true
+	node := copyOfNode()
+	node.DSR = true
 	node.Nodes = []netip.Addr{netip.MustParseAddr("198.51.100.2")}
 	withVictim(t, &node, func(w *twoPods) {
-		answers := func(six bool, port uint16) (from netip.Addr) {
-			server := netip.AddrPortFrom(netip.MustParseAddr(podAddrs["b"][six]), 9090)
-			client := netip.AddrPortFrom(victim[six], port)
-			var tap int
-			w.in("c", func() { tap = openTap(t, "eth0") })
-			defer unix.Close(tap)
-			w.in("a", func() {
-				fd := openTap(t, "eth0")
-				defer unix.Close(fd)
-				if err := forge(fd, [6]byte{2, 0, 0, 0, 1, 1}, client, server, 2, told(attacked[six])); err != nil {
-					t.Fatal(err)
-				}
-			})
-			header := 20
-			if six {
-				header = 40
-			}
-			for frame := make([]byte, 2048); ; {
-				n, err := unix.Read(tap, frame)
-				if err != nil {
-					t.Fatalf("the backend doesn't answer: %v", err)
-				}
-				if n < 14+header+20 || binary.BigEndian.Uint16(frame[14+header+2:]) != port ||
-					frame[14+header+13] != 2|16 {
-					continue
-				}
-				if six {
-					return netip.AddrFrom16([16]byte(frame[14+8:]))
-				}
-				return netip.AddrFrom4([4]byte(frame[14+12:]))
-			}
-		}
 		for _, six := range []bool{false, true} {
-			if from := answers(six, 40000); from != netip.MustParseAddr(podAddrs["b"][six]) {
+			if from := w.repliesTo(six, 40000); from != netip.MustParseAddr(podAddrs["b"][six]) {
 				t.Errorf("IPv6 %t: by a pod's device the option is believed: %s answers", six, from)
 			}
 		}
@@ -370,7 +376,7 @@ func TestForgedOptionIsNotBelieved(t *testing.T) {
 			}
 		}
 		for _, six := range []bool{false, true} {
-			if from := answers(six, 40001); from != attacked[six].Addr() {
+			if from := w.repliesTo(six, 40001); from != attacked[six].Addr() {
 				t.Errorf("IPv6 %t: by a device that leads to a Node, %s answers", six, from)
 			}
 		}
@@ -378,14 +384,14 @@ func TestForgedOptionIsNotBelieved(t *testing.T) {
 }
 
 // hideAll has the Service hide all its clients.
-func (w *twoPods) hideAll() {
+func (w *twoPods) masqueradeAll() {
 	w.Helper()
 	w.run("ip addr add 10.0.0.1/32 dev lo; ip route replace 10.244.1.2 dev b src 10.0.0.1; ip route add " +
 		"10.96.0.0/16 dev lo src 10.0.0.1")
 	parts := attackedParts(theNode)
 	for _, p := range parts {
 		if f, ok := p.(*model.Frontend); ok {
-			f.Hide = model.AllOrigins
+			f.Masquerade = model.AllOrigins
 		}
 	}
 	change(w.T, w.plane, attackedParts(theNode), parts)
@@ -395,23 +401,23 @@ func (w *twoPods) hideAll() {
 // and the ports' bits are rebuilt.
 func TestFastPathAfterSweepOfPorts(t *testing.T) {
 	withVictim(t, theNode, func(w *twoPods) {
-		w.takes("with nothing in the way")
-		w.hideAll()
+		w.redirects("with nothing in the way")
+		w.masqueradeAll()
 		root, err := cgroup.Root()
 		if err != nil {
 			t.Fatal(err)
 		}
 		port := uint16(41000)
-		handed := func() uint64 {
+		redirected := func() uint64 {
 			from := netip.AddrPortFrom(netip.MustParseAddr("10.244.1.1"), port)
-			_, n, err := w.ask(model.UDP, false, patience, echo.Options{From: from})
+			_, n, err := w.request(model.UDP, false, patience, echo.Options{From: from})
 			if err != nil {
 				t.Fatal(err)
 			}
 			return n
 		}
-		if n := handed(); n != 2 {
-			t.Fatalf("%d packets were handed over before the sweep", n)
+		if n := redirected(); n != 2 {
+			t.Fatalf("%d packets were redirected before the sweep", n)
 		}
 		err = cgroup.Do(root, func() (err error) {
 			w.in("a", func() {
@@ -426,28 +432,28 @@ func TestFastPathAfterSweepOfPorts(t *testing.T) {
 			t.Fatal(err)
 		}
 		folder, _, _ := bpf.Folder()
-		eachFlow(t, folder, "destinations", func(k bpf.Tuple, v *bpf.Way) {
+		eachFlow(t, folder, "destinations", func(k bpf.Tuple, v *bpf.NatEntry) {
 			if v.Origin == 0 { // not a client's: it is known there by this port
-				port = bpf.Port(k.To)
+				port = bpf.Port(k.Dport)
 			}
 		})
 		maps, _ := filepath.Glob(filepath.Join(folder, "maps-*"))
 		rebuild := func() {
-			if err := bpf.RebuildUses(maps[0], ebpf.DefaultSizes); err != nil {
+			if err := bpf.RebuildPortBits(maps[0], ebpf.DefaultSizes); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if n := handed(); n != 1 { // the question, and not the answer
-			t.Errorf("%d packets were handed over of a port that a client is hidden behind", n)
+		if n := redirected(); n != 1 { // the question, and not the answer
+			t.Errorf("%d packets were redirected of a port with which a client is masqueraded", n)
 		}
 		rebuild()
-		if n := handed(); n != 1 {
-			t.Errorf("%d packets were handed over of such a port after a rebuild", n)
+		if n := redirected(); n != 1 {
+			t.Errorf("%d packets were redirected of such a port after a rebuild", n)
 		}
 		age(t, folder, 300)
 		rebuild()
-		if n := handed(); n != 2 {
-			t.Errorf("%d packets were handed over when the flows were over", n)
+		if n := redirected(); n != 2 {
+			t.Errorf("%d packets were redirected when the flows were over", n)
 		}
 	})
 }
@@ -456,12 +462,12 @@ func TestFastPathAfterSweepOfPorts(t *testing.T) {
 func age(t *testing.T, folder string, seconds uint32) {
 	t.Helper()
 	for _, name := range []string{"destinations", "sources"} {
-		eachFlow(t, folder, name, func(_ bpf.Tuple, v *bpf.Way) { v.Seen -= seconds })
+		eachFlow(t, folder, name, func(_ bpf.Tuple, v *bpf.NatEntry) { v.Seen -= seconds })
 	}
 }
 
 // eachFlow calls f with the entries of a map of flows of a node, and writes what f changes.
-func eachFlow(t *testing.T, folder, name string, f func(bpf.Tuple, *bpf.Way)) {
+func eachFlow(t *testing.T, folder, name string, f func(bpf.Tuple, *bpf.NatEntry)) {
 	t.Helper()
 	paths, _ := filepath.Glob(filepath.Join(folder, "state", name+"-*"))
 	for _, path := range paths {
@@ -470,9 +476,9 @@ func eachFlow(t *testing.T, folder, name string, f func(bpf.Tuple, *bpf.Way)) {
 			t.Fatal(err)
 		}
 		defer m.Close()
-		held := map[bpf.Tuple]bpf.Way{}
+		held := map[bpf.Tuple]bpf.NatEntry{}
 		var k bpf.Tuple
-		var v bpf.Way
+		var v bpf.NatEntry
 		for i := m.Iterate(); i.Next(&k, &v); {
 			held[k] = v
 		}
@@ -485,10 +491,11 @@ func eachFlow(t *testing.T, folder, name string, f func(bpf.Tuple, *bpf.Way)) {
 	}
 }
 
-// Connections of hidden clients, and of the node's own that no hook sees, outlast a silence, whoever speaks first then.
+// Connections of masqueraded clients, and of the node's own that no hook sees, outlast a silence, whoever speaks
+// first then.
 func TestIdleConnectionsLast(t *testing.T) {
 	withVictim(t, theNode, func(w *twoPods) {
-		w.hideAll()
+		w.masqueradeAll()
 		root, err := cgroup.Root()
 		if err != nil {
 			t.Fatal(err)
@@ -539,7 +546,7 @@ func (w *twoPods) settle(folder string) {
 					w.Fatal(err)
 				}
 				var k bpf.Tuple
-				var v bpf.Way
+				var v bpf.NatEntry
 				for i := m.Iterate(); i.Next(&k, &v); {
 					if v.State&unassured != 0 {
 						n++

@@ -13,8 +13,9 @@ import (
 	"fairlead.dev/fairlead/kernel/cgroup"
 )
 
-// BenchmarkHook tells what the hook itself takes with warm caches: how much longer a connect() takes that finds no route to any of ten
-// endpoints, so that nothing follows the hook, than one by a socket that no hook sees. Of many blocks the shortest counts.
+// BenchmarkHook measures the hook itself with warm caches: how much longer a connect() runs that finds no route to
+// any of ten endpoints, so that nothing follows the hook, than one by a socket that no hook sees. Of many blocks the
+// shortest counts.
 func BenchmarkHook(b *testing.B) {
 	inside(b, func(o ebpf.Options) {
 		p := opened(b, o)
@@ -31,7 +32,19 @@ func BenchmarkHook(b *testing.B) {
 		least := func(home string, to netip.AddrPort, was float64) float64 { return min(was, unreachable(b, home, to)) }
 		none, miss, hit := math.Inf(1), math.Inf(1), math.Inf(1)
 		for range max(100, b.N) {
-			none, miss, hit = least(root, backends[0].Addr, none), least(o.Cgroup, backends[0].Addr, miss), least(o.Cgroup, service, hit)
+			none, miss, hit = least(
+				root,
+				backends[0].Addr,
+				none,
+			), least(
+				o.Cgroup,
+				backends[0].Addr,
+				miss,
+			), least(
+				o.Cgroup,
+				service,
+				hit,
+			)
 		}
 		b.ReportMetric(none, "unseen-ns")
 		b.ReportMetric(miss-none, "hook-miss-ns")
@@ -39,7 +52,7 @@ func BenchmarkHook(b *testing.B) {
 	})
 }
 
-// unreachable gives the mean processor time of a connect() that finds no route, in ns.
+// unreachable returns the mean processor time of a connect() that finds no route, in ns.
 func unreachable(b *testing.B, home string, to netip.AddrPort) (ns float64) {
 	b.Helper()
 	const each = 2000

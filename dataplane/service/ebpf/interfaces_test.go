@@ -17,17 +17,17 @@ func TestPodsByInterface(t *testing.T) {
 		t.Fatal(err)
 	}
 	withPods(t, func(w *twoPods) {
-		held := []model.Part{theNode}
+		held := []model.ServicePart{theNode}
 		check := func(pods model.Interfaces, want bool) {
 			t.Helper()
-			n := *theNode
+			n := copyOfNode()
 			n.Pods, n.PodInterfaces = nil, pods
 			parts := append(attackedParts(&n), &model.Pool{ID: 9, Name: "none", Protocol: model.TCP})
 			for _, p := range parts {
 				if f, ok := p.(*model.Frontend); ok {
-					b := &f.Inside.Pool.Backends[0]
+					b := &f.Internal.Pool.Backends[0]
 					b.Addr = netip.AddrPortFrom(b.Addr.Addr(), 8080) // what answers
-					f.Outside.Pool = parts[len(parts)-1].(*model.Pool)
+					f.External.Pool = parts[len(parts)-1].(*model.Pool)
 				}
 			}
 			change(t, w.plane, held, parts)
@@ -35,15 +35,15 @@ func TestPodsByInterface(t *testing.T) {
 			for _, six := range []bool{false, true} {
 				for _, beyond := range []bool{false, true} {
 					var c net.Conn
-					ask := func() (err error) {
+					request := func() (err error) {
 						w.in("a", func() { c, err = net.DialTimeout("tcp", attacked[six].String(), patience) })
 						return err
 					}
 					before := w.counts().Began
 					if beyond {
-						err = cgroup.Do(root, ask)
+						err = cgroup.Do(root, request)
 					} else {
-						err = ask()
+						err = request()
 					}
 					if (err == nil) != want {
 						t.Errorf("pods' interfaces %q, IPv6 %t, beyond hooks %t: served %t: %v", pods, six, beyond,
@@ -69,8 +69,7 @@ func TestPodsByInterface(t *testing.T) {
 			ip addr flush dev a; ip link set dev a master br0
 			ip route replace 10.244.1.1 dev br0 && ip -6 route replace fd00:244::a dev br0
 			ip -6 route del fd00:244::a dev a || true`)
-		_, stop := watched(t, w.plane)
-		defer stop()
+		attach(t, w.plane)
 		await(t, "a bridge", func(l map[string]bool) bool { return len(l) == 2*4+1 })
 		check(model.Interfaces{Name: "a"}, false)
 		check(model.Interfaces{Name: "br", Prefix: true}, true)

@@ -6,12 +6,16 @@ import (
 	"fairlead.dev/fairlead/sandbox/vm/vmtest"
 )
 
-// TestSecondKernel has packets handed over by another kernel, whose structs lie otherwise.
+// TestSecondKernel has packets redirected by another kernel, whose structs have another layout.
 func TestSecondKernel(t *testing.T) {
-	vmtest.Run(t, "fairlead.dev/fairlead/dataplane/service/ebpf", "^Test(HandedOver|WhatIsAnswered|NoProgram)")
+	vmtest.Run(
+		t,
+		"fairlead.dev/fairlead/dataplane/service/ebpf",
+		"^Test(Redirect|NoRedirectWhen|NoRedirectPastProgram|NoRedirectPastReplaced)",
+	)
 }
 
-// TestSlowSecondKernel has that kernel pass nobody over.
+// TestSlowSecondKernel has packets of that kernel bypass no hook.
 func TestSlowSecondKernel(t *testing.T) {
-	vmtest.Run(t, "fairlead.dev/fairlead/dataplane/service/ebpf", "^TestNobodyIsPassedOver$")
+	vmtest.Run(t, "fairlead.dev/fairlead/dataplane/service/ebpf", "^TestNoRedirectPastHooks$")
 }

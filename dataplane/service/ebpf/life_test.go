@@ -45,28 +45,28 @@ func read(t testing.TB, p *ebpf.Plane) []ebpf.Fact {
 }
 
 // everything is parts of all kinds.
-func everything() []model.Part {
-	node := *theNode
+func everything() []model.ServicePart {
+	node := copyOfNode()
 	node.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
 	node.NodePorts = []model.Range{{First: netip.MustParseAddr("127.0.0.3"), Last: netip.MustParseAddr("255.0.0.0")}}
 	four, six, none := poolOf(1, false, model.TCP, 1, 2, 3), poolOf(2, true, model.UDP, 1, 2), poolOf(3, false, model.TCP)
 	four.Affinity, four.Scheduler = 3*time.Hour, model.WeightedRoundRobin
 	four.Backends[1].Weight = 7
-	four.Backends[0].Local, four.Backends[2].Away = true, true
-	node.Direct, node.Nodes = true, []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.244.0.9")}
+	four.Backends[0].Local, four.Backends[2].Remote = true, true
+	node.DSR, node.Nodes = true, []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.244.0.9")}
 	maglev := poolOf(1<<63, true, model.TCP, 1, 3)
 	maglev.Scheduler = model.Maglev
 	hidden, split := frontendOf("0.0.0.0:30080", four), frontendOf("10.96.0.2:80", none)
-	hidden.Hide, hidden.Direct = model.AllOrigins, model.OriginsOf(model.FromOutside)
-	split.Outside = model.Target{Pool: four, Empty: model.Drop}
+	hidden.Masquerade, hidden.DSR = model.AllOrigins, model.OriginsOf(model.FromExternal)
+	split.External = model.Target{Pool: four, Empty: model.Drop}
 	sctp := frontendOf("10.96.0.1:80", four)
 	sctp.Entry.Protocol = model.SCTP
-	return []model.Part{&node, four, six, none, maglev, hidden, split, sctp,
+	return []model.ServicePart{&node, four, six, none, maglev, hidden, split, sctp,
 		frontendOf("10.96.0.1:80", four), frontendOf("[fd00:96::1]:53", six), frontendOf("[fd00:96::1]:80", maglev)}
 }
 
-// What one agent wrote the next one reads; and what none wants goes without a trace.
-func TestReadGivesWhatWasWritten(t *testing.T) {
+// What one agent wrote the next one reads; and what none wants is removed without a trace.
+func TestReadReturnsWhatWasWritten(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		p := opened(t, o)
 		want := sortedFacts(render(p, everything()...))
@@ -93,13 +93,17 @@ func TestReadGivesWhatWasWritten(t *testing.T) {
 }
 
 // A node whose backends' nodes answer clients has other programs at its devices, in place of those that it had.
-func TestDirectTakesOtherPrograms(t *testing.T) {
+func TestDSRReplacesPrograms(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		p := opened(t, o)
 		defer clean(t, p)
-		direct := *theNode
-		direct.Direct = true
-		for _, n := range []struct{ from, to []model.Part }{{nil, []model.Part{theNode}}, {[]model.Part{theNode}, []model.Part{&direct}}, {[]model.Part{&direct}, []model.Part{theNode}}} {
+		direct := copyOfNode()
+		direct.DSR = true
+		for _, n := range []struct{ from, to []model.ServicePart }{
+			{nil, []model.ServicePart{theNode}},
+			{[]model.ServicePart{theNode}, []model.ServicePart{&direct}},
+			{[]model.ServicePart{&direct}, []model.ServicePart{theNode}},
+		} {
 			if from, to := render(p, n.from...), render(p, n.to...); cmp.Equal(from, to) {
 				t.Error("the facts are the same")
 			}
@@ -134,14 +138,14 @@ func TestRenderIsPure(t *testing.T) {
 }
 
 // looped has a loop bring a plane to where it should be.
-func looped(t testing.TB, p *ebpf.Plane, parts []model.Part) {
+func looped(t testing.TB, p *ebpf.Plane, parts []model.ServicePart) {
 	t.Helper()
-	l := reconcile.New(p, reconcile.Options[model.Part]{})
+	l := reconcile.New(p, reconcile.Options[model.ServicePart]{})
 	ctx, stop := context.WithTimeout(context.Background(), 30*time.Second)
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- l.Run(ctx) }()
-	l.Change(parts, nil)
+	l.Change(withLinks(parts), nil)
 	if err := l.Sync(ctx); err != nil {
 		t.Error(err)
 	}
@@ -154,11 +158,11 @@ func TestTrafficGoesOnThroughUpgrades(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		serve(t)
 		v := poolOf(1, false, model.TCP, 1, 2, 3)
-		parts := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+		parts := []model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)}
 		first := opened(t, o)
 		looped(t, first, parts)
-		stranger := opened(t, o)
-		defer clean(t, stranger)
+		other := opened(t, o)
+		defer clean(t, other)
 		node, err := netns.Current()
 		if err != nil {
 			t.Fatal(err)
@@ -201,15 +205,15 @@ func TestTrafficGoesOnThroughUpgrades(t *testing.T) {
 				return
 			default:
 			}
-			if _, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil {
+			if _, err := request(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil {
 				t.Fatalf("connection %d: %v", n, err)
 			}
 		}
 	}, endpoints...)
 }
 
-// Damage is seen and mended: pins of hooks or maps that are removed, one or all.
-func TestDamageIsMended(t *testing.T) {
+// Damage is seen and repaired: pins of hooks or maps that are removed, one or all.
+func TestDamageIsRepaired(t *testing.T) {
 	for _, gone := range []string{"links/connect4", "links/recvmsg6", "links", "."} {
 		t.Run(gone, func(t *testing.T) {
 			inside(t, func(o ebpf.Options) {
@@ -217,12 +221,12 @@ func TestDamageIsMended(t *testing.T) {
 				v := poolOf(1, false, model.TCP, 1)
 				p := opened(t, o)
 				defer clean(t, p)
-				l := reconcile.New(p, reconcile.Options[model.Part]{})
+				l := reconcile.New(p, reconcile.Options[model.ServicePart]{})
 				ctx, stop := context.WithTimeout(context.Background(), 30*time.Second)
 				ended := make(chan error, 1)
 				go func() { ended <- l.Run(ctx) }()
 				defer func() { stop(); <-ended }()
-				l.Change([]model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}, nil)
+				l.Change([]model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)}, nil)
 				if err := l.Sync(ctx); err != nil {
 					t.Fatal(err)
 				}
@@ -248,7 +252,7 @@ func TestDamageIsMended(t *testing.T) {
 				if err := l.Sync(ctx); err != nil {
 					t.Error(err)
 				}
-				if _, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil {
+				if _, err := request(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil {
 					t.Error(err)
 				}
 			}, endpoints...)
@@ -263,7 +267,7 @@ func TestMissingMapsAreMadeAnew(t *testing.T) {
 			inside(t, func(o ebpf.Options) {
 				serve(t)
 				v := poolOf(1, false, model.TCP, 1)
-				parts := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+				parts := []model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)}
 				p := opened(t, o)
 				defer clean(t, p)
 				looped(t, p, parts)
@@ -277,8 +281,8 @@ func TestMissingMapsAreMadeAnew(t *testing.T) {
 				}
 				looped(t, p, parts)
 				now := poolOf(1, false, model.TCP, 2)
-				change(t, p, parts, []model.Part{theNode, now, frontendOf("10.96.0.1:80", now)})
-				if who, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); who != "10.244.0.2" {
+				change(t, p, parts, []model.ServicePart{theNode, now, frontendOf("10.96.0.1:80", now)})
+				if who, err := request(model.TCP, "10.96.0.1:80", echo.Options{}); who != "10.244.0.2" {
 					t.Errorf("%s answers, %v", who, err)
 				}
 			}, endpoints...)
@@ -297,16 +301,28 @@ func TestFullMaps(t *testing.T) {
 		write(t, p, render(p, theNode, v, frontendOf("10.96.0.1:80", v)), nil)
 		big := poolOf(2, false, model.TCP, 1, 2, 3)
 		for i := range 64 {
-			big.Backends = append(big.Backends, model.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.244.1.1"), uint16(i+1))})
+			big.Backends = append(
+				big.Backends,
+				model.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.244.1.1"), uint16(i+1))},
+			)
 		}
-		if err := p.Write(context.Background(), p.Render(big), nil); err == nil || !strings.Contains(err.Error(), "more slots for backends don't fit: there is room for 32; give more with --ebpf-map-entries") {
+		if err := p.Write(
+			context.Background(),
+			p.Render(big),
+			nil,
+		); err == nil ||
+			!strings.Contains(
+				err.Error(),
+				"more slots for backends don't fit: there is room for 32; give more with --ebpf-map-entries",
+			) {
 			t.Errorf("a pool of 67 backends in 32 slots: %v", err)
 		}
 		var err error
 		for i := 0; i < 64 && err == nil; i++ {
 			err = p.Write(context.Background(), render(p, frontendOf(fmt.Sprintf("10.96.1.1:%d", i+1), v)), nil)
 		}
-		if err == nil || !strings.Contains(err.Error(), "the map frontends is full, with room for 4: give more with --ebpf-map-entries") {
+		if err == nil ||
+			!strings.Contains(err.Error(), "the map fl_services is full, with room for 4: give more with --ebpf-map-entries") {
 			t.Errorf("64 frontends in a map of 4: %v", err)
 		}
 		picky := frontendOf("10.96.0.1:80", v)
@@ -314,10 +330,14 @@ func TestFullMaps(t *testing.T) {
 			picky.Sources = append(picky.Sources, netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 32))
 		}
 		err = p.Write(context.Background(), p.Render(picky), nil)
-		if err == nil || !strings.Contains(err.Error(), "10.96.0.1:80/tcp from 192.0.2.") || !strings.Contains(err.Error(), "the map permitted is full, with room for 4: give more with --ebpf-map-entries") {
+		if err == nil || !strings.Contains(err.Error(), "10.96.0.1:80/tcp from 192.0.2.") ||
+			!strings.Contains(
+				err.Error(),
+				"the map fl_allowed_src is full, with room for 4: give more with --ebpf-map-entries",
+			) {
 			t.Errorf("64 sources in a map of 4: %v", err)
 		}
-		if _, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil {
+		if _, err := request(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil {
 			t.Error(err)
 		}
 	}, endpoints...)
@@ -350,7 +370,8 @@ func TestAnotherPlaneIsNoticed(t *testing.T) {
 	})
 }
 
-// What another wrote is told to who watches only then, whether they had found nothing, had read what was there, or had made it.
+// What another wrote is told to who watches only then, whether they had found nothing, had read what was there, or
+// had made it.
 func TestAnotherPlaneIsNoticedLate(t *testing.T) {
 	v, now := poolOf(1, false, model.TCP, 1), poolOf(1, false, model.TCP, 2)
 	all := func(p *ebpf.Plane) []ebpf.Fact { return render(p, theNode, v, frontendOf("10.96.0.1:80", v)) }
@@ -427,21 +448,21 @@ func TestWritesAreAnnouncedAfterwards(t *testing.T) {
 	})
 }
 
-// What traffic wrote outlives a layout: a client's backend, and who a connected socket talks to.
-func TestUpgradesKeepWhatTrafficWrote(t *testing.T) {
+// State that traffic wrote outlives a layout: a client's backend, and the peer of a connected socket.
+func TestUpgradesPreserveTrafficState(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		serve(t)
 		v := poolOf(1, false, model.UDP, 1, 2, 3)
 		v.Affinity = time.Hour
-		parts := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+		parts := []model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)}
 		p := opened(t, o)
 		looped(t, p, parts)
-		h, err := echo.Hold(t.Context(), model.UDP, netip.MustParseAddrPort("10.96.0.1:80"), echo.Options{})
+		h, err := echo.Open(t.Context(), model.UDP, netip.MustParseAddrPort("10.96.0.1:80"), echo.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer h.Close()
-		a, err := h.Ask(t.Context())
+		a, err := h.Request(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -454,8 +475,8 @@ func TestUpgradesKeepWhatTrafficWrote(t *testing.T) {
 			t.Errorf("the client was %s's, and is now %v's", a.Server.Addr(), who)
 		}
 		now := poolOf(1, false, model.UDP)
-		change(t, next, parts, []model.Part{theNode, now, frontendOf("10.96.0.1:80", now)})
-		if _, err := h.Ask(t.Context()); err == nil {
+		change(t, next, parts, []model.ServicePart{theNode, now, frontendOf("10.96.0.1:80", now)})
+		if _, err := h.Request(t.Context()); err == nil {
 			t.Error("a socket connected before the upgrade was not closed when its backend went")
 		}
 	}, endpoints...)

@@ -8,36 +8,36 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// counts says whether a scheduler goes by open sockets.
+// counts reports whether a scheduler uses open sockets.
 func counts(s model.Scheduler) bool {
 	return s == model.LeastConnections || s == model.WeightedLeastConnections || s == model.ShortestExpectedDelay
 }
 
-// leavers is how many endpoints that have left their pools are put up with before it is looked which of them nobody uses.
-const leavers = 1024
+// maxDeparted is the number of endpoints without a pool at which unused ones are searched for.
+const maxDeparted = 1024
 
-// forgetLoads notes the endpoints that leave pools whose sockets are counted, and now and then forgets those that no socket
-// is connected to any more. One that comes back finds its count as it is.
+// forgetLoads records the endpoints that leave pools whose sockets are counted, and periodically deletes the counts
+// of those that no socket is connected to. One that comes back finds its count unchanged.
 func (p *Plane) forgetLoads(w *writes) error {
 	if p.maps == nil {
 		return nil
 	}
 	for m := range w.lost(func(v *model.Pool) bool { return counts(v.Scheduler) }) {
-		p.leave = append(p.leave, m.held())
+		p.departed = append(p.departed, m.held())
 	}
-	if len(p.leave) < leavers {
+	if len(p.departed) < maxDeparted {
 		return nil
 	}
-	if err := p.grace.Wait(); err != nil { // whoever drew one of them has connected
+	if err := p.grace.Wait(); err != nil { // programs that selected one of them have finished
 		return err
 	}
 	return p.forgetUnused()
 }
 
-// forgetUnused forgets the endpoints among p.leave that are in no pool and have no socket open.
+// forgetUnused deletes the counts of departed endpoints that are in no pool and have no socket open.
 func (p *Plane) forgetUnused() error {
 	var stay, gone []bpf.Endpoint
-	for _, e := range p.leave {
+	for _, e := range p.departed {
 		open, err := p.maps.Open(e)
 		switch {
 		case err != nil:
@@ -49,11 +49,11 @@ func (p *Plane) forgetUnused() error {
 			gone = append(gone, e)
 		}
 	}
-	p.leave = stay
+	p.departed = stay
 	return p.maps.DeleteLoads(gone)
 }
 
-// serves says whether an endpoint is one of its pool's backends.
+// serves reports whether an endpoint is one of its pool's backends.
 func (p *Plane) serves(e bpf.Endpoint) bool {
 	i, known := p.pools[e.Pool]
 	if !known {
@@ -72,21 +72,21 @@ func (p *Plane) serves(e bpf.Endpoint) bool {
 	return false
 }
 
-// readLoads notes the endpoints that left pools while nobody looked.
+// readLoads records the endpoints that left pools while no agent ran.
 func (p *Plane) readLoads() error {
 	return p.maps.Loads(func(e bpf.Endpoint, _ bpf.Load) {
-		p.maps.CountSockets() // some may be open still
+		p.maps.CountSockets() // some may still be open
 		if !p.serves(e) {
-			p.leave = append(p.leave, e)
+			p.departed = append(p.departed, e)
 		}
 	})
 }
 
-// Open gives how many sockets of clients on this node are connected to each backend of a pool whose scheduler goes by that. It
-// needs a Read before.
+// Open returns how many sockets of clients on this node are connected to each backend of a pool whose scheduler
+// counts them. It needs a Read before.
 func (p *Plane) Open(pool *model.Pool) (map[netip.AddrPort]uint64, error) {
 	if p.maps == nil {
-		return nil, errNothing
+		return nil, errNoPrograms
 	}
 	open := make(map[netip.AddrPort]uint64, len(pool.Backends))
 	for _, b := range pool.Backends {
@@ -99,7 +99,7 @@ func (p *Plane) Open(pool *model.Pool) (map[netip.AddrPort]uint64, error) {
 	return open, nil
 }
 
-// held gives a member as the kernel knows it.
+// held returns a member as the kernel holds it.
 func (m member) held() (e bpf.Endpoint) {
 	e.Backend.Address.Word, e.Backend.Port, e.Pool = bpf.Words(m.at.Addr()), bpf.Port(m.at.Port()), m.pool
 	return e

@@ -74,7 +74,7 @@ func TestFewestOpenSockets(t *testing.T) {
 				for i, w := range []uint16{1, 2, 5} {
 					v.Backends[i].Weight = w
 				}
-				v.Backends[0].Local, v.Backends[1].Away = true, true // where they run is no weight
+				v.Backends[0].Local, v.Backends[1].Remote = true, true // where they run is no weight
 				write(t, p, render(p, theNode, v, frontendOf("10.96.0.1:80", v)), nil)
 				conns := dial(t, c.n, map[model.Protocol]string{model.TCP: "tcp", model.UDP: "udp"}[c.proto], "10.96.0.1:80")
 				expectOpen(t, p, v, "connected", c.want[:]...)
@@ -118,7 +118,7 @@ func TestBetterOfTwo(t *testing.T) {
 // A socket counts until it is closed or connected elsewhere, whatever comes of its connect().
 func TestEverySocketCountsOnce(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
-		p := opened(t, o) // nobody listens
+		p := opened(t, o) // nothing listens
 		defer clean(t, p)
 		v, none := counted(model.LeastConnections, model.TCP, 1), poolOf(2, false, model.TCP, 2)
 		write(t, p, render(p, theNode, v, none, frontendOf("10.96.0.1:80", v), frontendOf("10.96.0.2:80", none)), nil)
@@ -144,18 +144,19 @@ func TestEverySocketCountsOnce(t *testing.T) {
 	}, endpoints...)
 }
 
-// Counts outlive other endpoints of their pool, an agent, and maps of another layout; what comes back has its own again.
+// Counts outlive other endpoints of their pool, an agent, and maps of another layout; what comes back has its own
+// again.
 func TestCountsStay(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		serve(t)
 		p := opened(t, o)
 		v := counted(model.LeastConnections, model.TCP, 1, 2, 3)
-		now := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+		now := []model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)}
 		change(t, p, nil, now)
 		conns := dial(t, 6, "tcp", "10.96.0.1:80")
 		to := func(last ...int) *model.Pool {
 			v := counted(model.LeastConnections, model.TCP, last...)
-			next := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+			next := []model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)}
 			change(t, p, now, next)
 			now = next
 			return v
@@ -191,7 +192,7 @@ func TestCountsBeginAnewWithTheHook(t *testing.T) {
 		p := opened(t, o)
 		defer clean(t, p)
 		v := counted(model.LeastConnections, model.TCP, 1)
-		parts := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+		parts := []model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)}
 		looped(t, p, parts)
 		old := dial(t, 3, "tcp", "10.96.0.1:80")
 		folder, _, err := bpf.Folder()

@@ -17,8 +17,8 @@ import (
 	"fairlead.dev/fairlead/kernel/netns"
 )
 
-// inside runs f on a thread of a node that has nothing: a network namespace, whose loopback has the addresses given, and a
-// cgroup for its sockets. What f leaves pinned is an error.
+// inside runs f on a thread of a node that has nothing: a network namespace, whose loopback has the addresses given,
+// and a cgroup for its sockets. What f leaves pinned is an error.
 func inside(t testing.TB, f func(ebpf.Options), addrs ...string) {
 	t.Helper()
 	name := "fl-ebpf-" + rand.Text()[:8]

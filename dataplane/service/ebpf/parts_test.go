@@ -18,8 +18,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Whatever is taken and given back, no place is handed out twice at a time, nor one that was given back before grace; and
-// what is free can be had.
+// Whatever is taken and given back, no place is handed out twice at a time, nor one that was given back before grace;
+// and what is free can be had.
 func TestSpace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const end = 101
@@ -29,7 +29,7 @@ func TestSpace(t *testing.T) {
 		for range rapid.IntRange(1, 200).Draw(t, "steps") {
 			if size := rapid.Uint32Range(1, 20).Draw(t, "size"); rapid.Bool().Draw(t, "take") {
 				before := waited
-				at, err := s.take(size)
+				at, err := s.allocate(size)
 				if waited > before {
 					clear(limbo)
 				}
@@ -52,7 +52,7 @@ func TestSpace(t *testing.T) {
 				}
 				slices.Sort(keys)
 				at := rapid.SampledFrom(keys).Draw(t, "give")
-				s.give(at, used[at])
+				s.release(at, used[at])
 				for i := range used[at] {
 					limbo[at+i] = true
 				}
@@ -63,14 +63,14 @@ func TestSpace(t *testing.T) {
 		for at, size := range used {
 			spans = append(spans, span{at, size})
 		}
-		again := newSpace("places", end, func() error { return errors.New("nobody can look") })
+		again := newSpace("places", end, func() error { return errors.New("no grace period is needed") })
 		again.fill(spans)
 		free := uint32(end - 1)
 		for _, size := range used {
 			free -= size
 		}
 		for ; free > 0; free-- {
-			at, err := again.take(1)
+			at, err := again.allocate(1)
 			if err != nil || inUse(used, at) {
 				t.Fatalf("%d are free, yet %d, %v", free, at, err)
 			}
@@ -99,12 +99,15 @@ func longest(used map[uint32]uint32, end uint32) (best uint32) {
 	return best
 }
 
-// drawPool draws a pool that a plane may be told.
+// drawPool draws a pool.
 func drawPool(t *rapid.T) *model.Pool {
-	p := &model.Pool{ID: rapid.Uint64().Draw(t, "id"), Protocol: rapid.SampledFrom([]model.Protocol{model.TCP, model.UDP}).Draw(t, "protocol"),
-		Scheduler: rapid.SampledFrom(Abilities.Schedulers.List()).Draw(t, "scheduler"),
+	p := &model.Pool{
+		ID:        rapid.Uint64().Draw(t, "id"),
+		Protocol:  rapid.SampledFrom([]model.Protocol{model.TCP, model.UDP}).Draw(t, "protocol"),
+		Scheduler: rapid.SampledFrom(schedulers.List()).Draw(t, "scheduler"),
 		Affinity:  time.Duration(rapid.IntRange(0, 86400).Draw(t, "affinity")) * time.Second,
-		Entries:   rapid.SampledFrom([]int{0, 7, 1021, model.MaxEntries}).Draw(t, "entries")}
+		Entries:   rapid.SampledFrom([]int{0, 7, 1021, model.MaxEntries}).Draw(t, "entries"),
+	}
 	six := rapid.Bool().Draw(t, "six")
 	n, others := rapid.IntRange(0, 20).Draw(t, "backends"), rapid.IntRange(0, 3).Draw(t, "unselected")
 	for i := range n + others {
@@ -113,7 +116,7 @@ func drawPool(t *rapid.T) *model.Pool {
 			a = netip.AddrFrom16([16]byte{0xfd, 14: byte(i), 15: rapid.Byte().Draw(t, "byte")})
 		}
 		where := rapid.IntRange(0, 2).Draw(t, "where")
-		b := model.Backend{Local: where == 1, Away: where == 2,
+		b := model.Backend{Local: where == 1, Remote: where == 2,
 			Addr: netip.AddrPortFrom(a, rapid.Uint16Min(1).Draw(t, "port"))}
 		if i >= n {
 			p.Unselected = append(p.Unselected, b)
@@ -126,8 +129,11 @@ func drawPool(t *rapid.T) *model.Pool {
 }
 
 // The short way is for those alone of whom nothing else has to be known.
-func TestShortWay(t *testing.T) {
-	two := []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 3}, {Addr: netip.MustParseAddrPort("10.0.0.2:80")}}
+func TestConnectFast(t *testing.T) {
+	two := []model.Backend{
+		{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 3},
+		{Addr: netip.MustParseAddrPort("10.0.0.2:80")},
+	}
 	for _, c := range []struct {
 		model.Pool
 		want uint32
@@ -141,32 +147,33 @@ func TestShortWay(t *testing.T) {
 		{model.Pool{Backends: two, Scheduler: model.Maglev}, 0},
 	} {
 		e, err := newExtent(&c.Pool)
-		if err != nil || e.quick() != c.want {
-			t.Errorf("%+v: %d, %v, want %d", c.Pool, e.quick(), err, c.want)
+		if err != nil || e.fast() != c.want {
+			t.Errorf("%+v: %d, %v, want %d", c.Pool, e.fast(), err, c.want)
 		}
 	}
-	for leave, want := range map[model.Origins]model.Origins{
-		0:                                  model.OriginsOf(model.FromNode, model.FromPod),
-		model.OriginsOf(model.FromOutside): model.OriginsOf(model.FromNode, model.FromPod),
-		model.OriginsOf(model.FromPod):     model.OriginsOf(model.FromNode),
-		model.AllOrigins:                   0,
+	for fallback, want := range map[model.Origins]model.Origins{
+		0:                                   model.OriginsOf(model.FromNode, model.FromPod),
+		model.OriginsOf(model.FromExternal): model.OriginsOf(model.FromNode, model.FromPod),
+		model.OriginsOf(model.FromPod):      model.OriginsOf(model.FromNode),
+		model.AllOrigins:                    0,
 	} {
-		if got := quick(bpf.Frontend{Leave: uint8(leave)}); got != uint8(want) {
-			t.Errorf("where %s are left: %s, want %s", leave, model.Origins(got), want)
+		if got := fast(bpf.Frontend{Fallback: uint8(fallback)}); got != uint8(want) {
+			t.Errorf("where %s are left: %s, want %s", fallback, model.Origins(got), want)
 		}
 	}
-	if got := quick(bpf.Frontend{Any: 1}); got != 0 {
+	if got := fast(bpf.Frontend{NodePort: 1}); got != 0 {
 		t.Errorf("a node port: %s", model.Origins(got))
 	}
 	var p bpf.Pool
 	for i := range uint32(3) {
-		if was := p.Lead(i+1, 10*i); was != i || p.Extent != i+1 || p.Quick != 10*i {
-			t.Errorf("a pool led to %d, and leads to %d, %d", was, p.Extent, p.Quick)
+		if was := p.Lead(i+1, 10*i); was != i || p.Extent != i+1 || p.Fast != 10*i {
+			t.Errorf("a pool led to %d, and leads to %d, %d", was, p.Extent, p.Fast)
 		}
 	}
 }
 
-// A pool reads back from slots as it was written, with a table as large as was asked for; each backend is drawn by its weight.
+// A pool reads back from slots as it was written, with a table as large as was asked for; each backend is drawn by
+// its weight.
 func TestExtents(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawPool(t)
@@ -190,8 +197,9 @@ func TestExtents(t *testing.T) {
 				p.Backends[i].Weight = 0
 			}
 		}
-		if asked := p.Entries; p.Scheduler == model.Maglev && len(p.Backends) > 0 && asked > len(p.Backends) && len(e.choices) != asked {
-			t.Fatalf("a table of %d entries was asked for, of %d written", asked, len(e.choices))
+		if requested := p.Entries; p.Scheduler == model.Maglev && len(p.Backends) > 0 && requested > len(p.Backends) &&
+			len(e.choices) != requested {
+			t.Fatalf("a table of %d entries was asked for, of %d written", requested, len(e.choices))
 		}
 		n, total := len(p.Backends), 0
 		within := 2 / float64(min(1009, max(1, len(e.choices))))
@@ -202,8 +210,8 @@ func TestExtents(t *testing.T) {
 		for i, b := range p.Backends {
 			total += b.Share()
 			s := slots[1+i].Backend()
-			chance[i] += float64(s.Own) + 1
-			chance[s.Other] += 65535 - float64(s.Own)
+			chance[i] += float64(s.Threshold) + 1
+			chance[s.Alias] += 65535 - float64(s.Threshold)
 		}
 		for i := range e.choices {
 			chosen[slots[1+n+i/choicesPerSlot].Choices()[i%choicesPerSlot]]++
@@ -213,7 +221,12 @@ func TestExtents(t *testing.T) {
 			if got := chance[i] / float64(n) / 65536; math.Abs(got-want) > float64(n)/65536 {
 				t.Fatalf("backend %d of %d is drawn with %f, not %f", i, n, got, want)
 			}
-			if got := float64(chosen[i]) / float64(max(1, len(e.choices))); len(e.choices) > 0 && math.Abs(got-want) > 0.01*want+within {
+			if got := float64(
+				chosen[i],
+			) / float64(
+				max(1, len(e.choices)),
+			); len(e.choices) > 0 &&
+				math.Abs(got-want) > 0.01*want+within {
 				t.Fatalf("%s: backend %d of %d has %f of the choices, not %f", p.Scheduler, i, n, got, want)
 			}
 		}
@@ -221,24 +234,24 @@ func TestExtents(t *testing.T) {
 }
 
 // The turns of weights 1, 2 and 5 are spread, and too many are scaled down.
-func TestTurns(t *testing.T) {
+func TestRoundRobinSlots(t *testing.T) {
 	weighted := func(w ...uint16) (l []model.Backend) {
 		for _, n := range w {
 			l = append(l, model.Backend{Weight: n})
 		}
 		return l
 	}
-	if got := fmt.Sprint(turns(weighted(1, 2, 5))); got != "[2 1 2 0 2 2 1 2]" {
+	if got := fmt.Sprint(roundRobinSlots(weighted(1, 2, 5))); got != "[2 1 2 0 2 2 1 2]" {
 		t.Errorf("turns are %s", got)
 	}
-	if l := turns(weighted(7, 7)); len(l) != 14 {
+	if l := roundRobinSlots(weighted(7, 7)); len(l) != 14 {
 		t.Errorf("%d turns", len(l))
 	}
-	if l := turns(weighted(0, 0)); l != nil {
+	if l := roundRobinSlots(weighted(0, 0)); l != nil {
 		t.Errorf("equal weights take no turns: %v", l)
 	}
 	many := slices.Repeat([]uint16{256, 1}, 1000)
-	if l := turns(weighted(many...)); len(l) > maxChoices || len(l) < maxChoices/2 {
+	if l := roundRobinSlots(weighted(many...)); len(l) > maxChoices || len(l) < maxChoices/2 {
 		t.Errorf("%d turns of 2,000 backends", len(l))
 	}
 }
@@ -256,7 +269,8 @@ func TestWithin(t *testing.T) {
 		{"::", "::1", nil},
 	} {
 		var got []string
-		for _, p := range service.PrefixesIn(home, model.Range{First: netip.MustParseAddr(c.first), Last: netip.MustParseAddr(c.last)}) {
+		r := model.Range{First: netip.MustParseAddr(c.first), Last: netip.MustParseAddr(c.last)}
+		for _, p := range service.PrefixesIn(home, r) {
 			got = append(got, p.String())
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" {
@@ -281,7 +295,7 @@ func TestKeys(t *testing.T) {
 			t.Fatalf("%s is held as %s", e, got)
 		}
 		p := netip.PrefixFrom(a, rapid.IntRange(0, a.BitLen()).Draw(t, "bits")).Masked()
-		if got := place(placeKey(p)); p.Addr().Unmap() == p.Addr() && got != p {
+		if got := prefixOf(prefixKey(p)); p.Addr().Unmap() == p.Addr() && got != p {
 			t.Fatalf("%s reads %s", p, got)
 		}
 	})
@@ -289,31 +303,39 @@ func TestKeys(t *testing.T) {
 
 // What programs must know of direct server return is in the facts.
 func TestDirectFacts(t *testing.T) {
-	v := &model.Pool{ID: 1, Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Away: true}}}
+	v := &model.Pool{ID: 1, Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Remote: true}}}
 	here := &model.Pool{ID: 1, Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.0.0.1:80")}}}
 	if poolValue(v) == poolValue(here) {
 		t.Error("a backend on another node is as one on none")
 	}
-	f := model.Frontend{Inside: model.Target{Pool: v}, Outside: model.Target{Pool: v}, Hide: model.AllOrigins}
+	f := model.Frontend{Internal: model.Target{Pool: v}, External: model.Target{Pool: v}, Masquerade: model.AllOrigins}
 	g := f
-	g.Direct = model.OriginsOf(model.FromOutside)
+	g.DSR = model.OriginsOf(model.FromExternal)
 	if frontendValue(&f, 0) == frontendValue(&g, 0) {
 		t.Error("whom backends' nodes answer is not told")
 	}
 	a := netip.MustParseAddr
-	n := &model.Node{Pods: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Addresses: []netip.Addr{a("10.0.0.1")}, Nodes: []netip.Addr{a("10.0.0.1"), a("10.0.0.2"), a("192.0.2.2")}}
-	is := map[string]uint32{}
-	for _, f := range places(n) {
-		is[place(f.Key).String()] = binary.BigEndian.Uint32([]byte(f.Value))
+	n := &model.ServiceNode{
+		Node:  &model.Node{Pods: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Addresses: []netip.Addr{a("10.0.0.1")}},
+		Nodes: []netip.Addr{a("10.0.0.1"), a("10.0.0.2"), a("192.0.2.2")},
 	}
-	want := map[string]uint32{"10.0.0.0/8": bpf.Pods, "10.0.0.1/32": bpf.Nodes, "10.0.0.2/32": bpf.Nodes | bpf.Pods, "192.0.2.2/32": bpf.Nodes}
+	is := map[string]uint32{}
+	for _, f := range nodePrefixes(n) {
+		is[prefixOf(f.Key).String()] = binary.BigEndian.Uint32([]byte(f.Value))
+	}
+	want := map[string]uint32{
+		"10.0.0.0/8":   bpf.Pods,
+		"10.0.0.1/32":  bpf.Nodes,
+		"10.0.0.2/32":  bpf.Nodes | bpf.Pods,
+		"192.0.2.2/32": bpf.Nodes,
+	}
 	if diff := cmp.Diff(want, is); diff != "" {
 		t.Error(diff)
 	}
 }
 
 // Which clients a socket can't serve at a frontend.
-func TestLeft(t *testing.T) {
+func TestFallbackOrigins(t *testing.T) {
 	v := &model.Pool{ID: 1}
 	ports := &model.Pool{ID: 2, Ports: true}
 	for _, c := range []struct {
@@ -321,16 +343,16 @@ func TestLeft(t *testing.T) {
 		want string
 	}{
 		{model.Frontend{}, "none"},
-		{model.Frontend{Hide: model.OriginsOf(model.FromNode)}, "none"},
-		{model.Frontend{Hide: model.OriginsOf(model.FromNode, model.FromOutside)}, "outside"},
-		{model.Frontend{Hide: model.AllOrigins}, "pod,outside"},
-		{model.Frontend{Sources: []netip.Prefix{}}, "node,pod,outside"},
-		{model.Frontend{Outside: model.Target{Pool: ports}}, "node,pod,outside"},
+		{model.Frontend{Masquerade: model.OriginsOf(model.FromNode)}, "none"},
+		{model.Frontend{Masquerade: model.OriginsOf(model.FromNode, model.FromExternal)}, "external"},
+		{model.Frontend{Masquerade: model.AllOrigins}, "pod,external"},
+		{model.Frontend{Sources: []netip.Prefix{}}, "node,pod,external"},
+		{model.Frontend{External: model.Target{Pool: ports}}, "node,pod,external"},
 	} {
-		if c.f.Inside.Pool = v; c.f.Outside.Pool == nil {
-			c.f.Outside.Pool = v
+		if c.f.Internal.Pool = v; c.f.External.Pool == nil {
+			c.f.External.Pool = v
 		}
-		if got := left(&c.f).String(); got != c.want {
+		if got := fallbackOrigins(&c.f).String(); got != c.want {
 			t.Errorf("%+v leaves %s, not %s", c.f, got, c.want)
 		}
 	}

@@ -20,7 +20,7 @@ func TestStartsWhereAPinIsAnothersMap(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		serve(t)
 		v := poolOf(1, false, model.TCP, 1)
-		parts := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+		parts := []model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)}
 		p := opened(t, o)
 		change(t, p, nil, parts)
 		folder, _, err := bpf.Folder()
@@ -57,7 +57,7 @@ func TestStartsWhereAPinIsAnothersMap(t *testing.T) {
 			t.Errorf("it says %q", warnings)
 		}
 		write(t, p, render(p, parts...), facts)
-		if who, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil || who != "10.244.0.1" {
+		if who, err := request(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil || who != "10.244.0.1" {
 			t.Errorf("%s answers, %v", who, err)
 		}
 		want := len(render(p, parts...))

@@ -20,104 +20,135 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Abilities is what the plane can do, together with one behind it for what it Leaves.
-var Abilities = service.Abilities{
-	Name:  "ebpf",
-	Table: 1000, PerSlot: choicesPerSlot,
-	Lacks:  bpf.Lacks,
-	Direct: direct, Unmatched: passes, Long: long,
-	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.LeastConnections,
-		model.WeightedLeastConnections, model.ShortestExpectedDelay, model.SourceHash, model.DestinationHash, model.Maglev),
-	Summary: "eBPF: translation at connect() for clients on the node, at network devices for all others, without " +
-		"connection tracking",
-	Needs: "eBPF with BTF and a cgroup v2 hierarchy; Linux 6.7 for packets at devices, else nf_tables",
-	Notes: []service.Note{
-		{Text: "SCTP and ICMP to a ClusterIP that match no port of it pass. On kernels before 6.7, so does all that matches no " +
-			"port there, and what is for unallocated addresses of ServiceCIDRs."},
-		{Text: "With externalIPs Any, fragmented UDP datagrams to a Service at its own endpoint's address are lost.",
-			Concerns: func(f *model.Frontend, _ model.Origin) bool { return long(f) != "" }},
-		{Text: "Clients on the node are translated once, at connect(); other packets at the node's devices (Linux 6.7 or later). " +
-			"SCTP, and on older kernels all packets, go through nftables.", Concerns: service.Over(model.SCTP)},
-		{Text: "When a UDP endpoint goes, connected sockets of clients on the node that used it are closed: they read " +
-			"ECONNABORTED and must connect again.", Concerns: func(f *model.Frontend, o model.Origin) bool {
-			return f.Entry.Protocol == model.UDP && o != model.FromOutside
-		}},
-		{Text: "In a container the agent needs the node's cgroup file system (cgroup namespace of the host) and BPF file system " +
-			"(/sys/fs/bpf): programs attached to its own cgroup serve no other."},
-		{Text: "Schedulers by connections count the sockets of clients on the node, from connect() until they are closed. Of " +
-			"more than 8 endpoints they take the better of two random ones.",
-			Concerns: service.Scheduled(model.SchedulersOf(model.LeastConnections, model.WeightedLeastConnections,
-				model.ShortestExpectedDelay))},
-	},
+// tableEntries is how many entries of Maglev's table the plane wants for each backend.
+const tableEntries = 1000
+
+// schedulers are those that the plane has.
+var schedulers = model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.LeastConnections,
+	model.WeightedLeastConnections, model.ShortestExpectedDelay, model.SourceHash, model.DestinationHash, model.Maglev)
+
+// noDevices is what follows where this kernel can't serve packets at devices.
+const noDevices = "this kernel has no programs at devices (Linux 6.7)"
+
+// Capabilities returns what the plane supports on this kernel, together with a fallback plane for what it Leaves.
+func Capabilities() model.Capabilities {
+	c := model.Capabilities{
+		Name:       "ebpf",
+		Schedulers: schedulers,
+		Capacity:   model.Capacity{TableEntriesPerBackend: tableEntries, TableEntriesPerSlot: choicesPerSlot},
+		Long: []model.Remark{{ID: "fragments",
+			Text:  "fragmented datagrams to an entry at its endpoint's own address are lost",
+			About: ownFragments}},
+		Unmatched: []model.Remark{{ID: "sctp", Text: "programs at devices look at TCP and UDP alone",
+			About: &model.Packets{Unmatched: true, Protocols: []model.Protocol{model.SCTP}}}},
+		Remarks: remarks,
+	}
+	if !Packets() {
+		c.NoDirect = noDevices
+		c.Unmatched = []model.Remark{{ID: "no-devices", Text: noDevices, About: &model.Packets{Unmatched: true}}}
+	}
+	return c
 }
 
-// Options are what a plane may be told.
+// Missing returns what this kernel lacks that the plane can do without, and what follows.
+func Missing() []string { return bpf.Lacks() }
+
+// ownFragments are the datagrams in fragments that are lost.
+var ownFragments = &model.Packets{Protocols: []model.Protocol{model.UDP}, OwnAddress: true}
+
+var remarks = []model.Remark{
+	{ID: "unmatched", Text: "SCTP and ICMP to a ClusterIP that match no port of it pass. On kernels before 6.7, so does " +
+		"all that matches no port there, and what is for unallocated addresses of ServiceCIDRs."},
+	{ID: "fragments", Text: "With externalIPs Any, fragmented UDP datagrams to a Service at its own endpoint's address " +
+		"are lost.",
+		About: ownFragments},
+	{ID: "translated-once", Text: "Clients on the node are translated once, at connect(); other packets at the node's " +
+		"devices (Linux 6.7 or later). SCTP, and on older kernels all packets, go through nftables.",
+		About: service.Over(model.SCTP)},
+	{ID: "udp-closed", Text: "When a UDP endpoint goes, connected sockets of clients on the node that used it are " +
+		"closed: they read ECONNABORTED and must connect again.",
+		About: &model.Packets{Protocols: []model.Protocol{model.UDP},
+			Origins: model.OriginsOf(model.FromNode, model.FromPod)}},
+	{ID: "container", Text: "In a container the agent needs the node's cgroup file system (cgroup namespace of " +
+		"the host) and BPF file system (/sys/fs/bpf): programs attached to its own cgroup serve no other."},
+	{ID: "connections", Text: "Schedulers by connections count the sockets of clients on the node, from connect() until " +
+		"they are closed. Of more than 8 endpoints they take the better of two random ones.",
+		About: service.Scheduled(model.LeastConnections, model.WeightedLeastConnections, model.ShortestExpectedDelay)},
+}
+
+// Options are the options of a plane.
 type Options struct {
 	Cgroup     string    // folder of the cgroup that holds the node's clients; "": cgroup.Node
 	Sizes      bpf.Sizes // zero: DefaultSizes
 	CloseTCP   bool      // close clients' TCP connections to an endpoint that goes, too
-	NoShortcut bool      // no packet is handed over to a pod past the node's stack
-	// NoReversePathCheck has packets begin flows whatever device they come in by.
+	NoFastPath bool      // packets to pods never bypass the host stack
+	// NoReversePathCheck lets packets begin flows whatever device they come from.
 	NoReversePathCheck bool
 }
 
-// DefaultSizes have room for 40,000 pools of 10 backends. All maps take 70 MiB of the kernel's memory at once, of which 40 are for
-// the ways of 131,072 flows; a frontend adds 96 bytes. Of that, a pool has 40 bytes and 24 for its header and each backend, by fours; Maglev's table takes 2 KiB for up
-// to 10 backends, 20 KiB for up to 100, 128 KiB for more.
-var DefaultSizes = Room(DefaultRoom)
+// DefaultSizes have space for 40,000 pools of 10 backends. All maps use 70 MiB of kernel memory at once, of which 40
+// are for the NAT entries of 131,072 flows; a frontend adds 96 bytes. Of that, a pool has 40 bytes and 24 for its
+// header and each backend, by fours; Maglev's table uses 2 KiB for up to 10 backends, 20 KiB for up to 100, 128 KiB
+// for more.
+var DefaultSizes = SizesFor(DefaultMapEntries)
 
-// DefaultRoom is how many slots there are unless somebody says: see Room.
-const DefaultRoom = 1 << 19
+// DefaultMapEntries is the number of slots unless it is given: see SizesFor.
+const DefaultMapEntries = 1 << 19
 
-// DefaultFlows is how many entries each of the two maps of flows has unless its size is given.
+// DefaultFlows is the size of each of the two NAT maps unless it is given.
 const DefaultFlows = bpf.DefaultFlows
 
-// Room gives sizes by the number of slots: a slot for each pool and each of its backends, more for schedulers with a table; and
-// an eighth as many pools, frontends, and sources that frontends let in.
-func Room(slots uint32) bpf.Sizes {
+// SizesFor returns sizes by the number of slots: a slot for each pool and each of its backends, more for schedulers
+// with a table; and an eighth as many pools, frontends, and allowed source ranges.
+func SizesFor(slots uint32) bpf.Sizes {
 	return bpf.Sizes{Frontends: max(slots/8, 64), Pools: max(slots/8, 64), Slots: max(slots, 512), Flows: DefaultFlows}
 }
 
-// Capacity returns how many frontends, pools and source ranges, and how many slots, Services may take of the maps: a
-// sixteenth is left for new versions of pools, which are written beside the old ones.
+// Capacity returns how many frontends, pools and source ranges, and how many slots, Services may use: a sixteenth is
+// left for new versions of pools, which are written beside the old ones.
 func (o Options) Capacity() (frontends, slots int) {
 	s := cmp.Or(o.Sizes, DefaultSizes)
 	return int(s.Frontends - s.Frontends/16), int(s.Slots - s.Slots/16)
 }
 
-// roomier is the way out of full maps.
-const roomier = "give more with --ebpf-map-entries"
+// moreEntries is the advice where maps are full.
+const moreEntries = "give more with --ebpf-map-entries"
 
-// Plane writes facts into the maps of one node. It implements dataplane.Plane[model.Part, Key, string], dataplane.Watcher,
-// dataplane.Cleaner and dataplane.Retirer.
+// Plane writes facts into the maps of one node. It implements dataplane.Plane[model.ServicePart, Key, string],
+// dataplane.Watcher, dataplane.Cleaner and dataplane.Drainer.
 type Plane struct {
 	Options
-	folder string // for all that is pinned
-	node   uint64 // the cookie of the node's network namespace
-	layout string // name of the maps' folder
-	sizes  string // in words
-	digest string // of the programs
+	identity
 
-	maps  *bpf.Maps // nil where there are none of our layout
-	grace *bpf.Grace
-	pools map[uint64]uint32 // index of each pool held, by ID
-	index *space            // of pools
-	slots *space
-	leave []bpf.Endpoint // that left their pools and may have open sockets counted, see loads.go
+	maps     *bpf.Maps // nil where there are none of our layout
+	grace    *bpf.Grace
+	pools    map[uint64]uint32 // index of each pool held, by ID
+	index    *space            // of pools
+	slots    *space
+	departed []bpf.Endpoint // endpoints that left their pools and may have open sockets counted, see loads.go
 
-	id        string      // of this plane, among those of the node
-	announced bool        // others know that we write
+	announced bool        // other planes know that we write
 	hooked    atomic.Bool // the hooks are as wanted, unless others changed that
 	warn      func(text string)
 	events    events
 	devices   *devices
 }
 
+// identity is by what a plane's state in the kernel is found.
+type identity struct {
+	folder string // for all that is pinned
+	node   uint64 // the cookie of the node's network namespace
+	layout string // name of the maps' folder
+	sizes  string // in words
+	digest string // of the programs
+	id     string // of this plane, among those of the node
+}
+
 var (
-	_ dataplane.Plane[model.Part, Key, string] = (*Plane)(nil)
-	_ dataplane.Watcher                        = (*Plane)(nil)
-	_ dataplane.Cleaner                        = (*Plane)(nil)
-	_ dataplane.Retirer                        = (*Plane)(nil)
+	_ dataplane.Plane[model.ServicePart, Key, string] = (*Plane)(nil)
+	_ dataplane.Watcher                               = (*Plane)(nil)
+	_ dataplane.Cleaner                               = (*Plane)(nil)
+	_ dataplane.Drainer                               = (*Plane)(nil)
 )
 
 // New opens the plane of the calling thread's network namespace. Nothing is in the kernel before the first Write.
@@ -128,7 +159,7 @@ func Open(o Options) (_ *Plane, err error) {
 	if err := bpf.Probe(); err != nil {
 		return nil, err
 	}
-	p := &Plane{Options: o, id: rand.Text()}
+	p := &Plane{Options: o, identity: identity{id: rand.Text()}}
 	if p.Sizes == (bpf.Sizes{}) {
 		p.Sizes = DefaultSizes
 	}
@@ -161,15 +192,15 @@ func Open(o Options) (_ *Plane, err error) {
 
 // deviceOptions returns the options of the programs for packets.
 func (p *Plane) deviceOptions(direct bool) bpf.DeviceOptions {
-	return bpf.DeviceOptions{Direct: direct, ReversePath: !p.NoReversePathCheck}
+	return bpf.DeviceOptions{DSR: direct, ReversePath: !p.NoReversePathCheck}
 }
 
-// programs gives the programs' options.
+// programs returns the programs' options.
 func (p *Plane) programs() bpf.Options {
 	return bpf.Options{Node: p.node, Cgroup: p.Cgroup}
 }
 
-// Close gives up the plane's handles. The kernel keeps what was written, and the hooks stay.
+// Close closes the plane's handles. The kernel keeps what was written, and the hooks stay.
 func (p *Plane) Close() error {
 	p.events.close()
 	p.grace.Close()
@@ -189,11 +220,12 @@ func (p *Plane) forget() error {
 func (p *Plane) mapsFolder() string  { return filepath.Join(p.folder, p.layout) }
 func (p *Plane) linksFolder() string { return filepath.Join(p.folder, linksName) }
 
-// OnWarning has report called with what an operator should know and no fact says. It comes before the first Read.
+// OnWarning sets a function that is called with what an operator should know and no fact says. It comes before the
+// first Read.
 func (p *Plane) OnWarning(report func(text string)) { p.warn = report }
 
-// Read implements dataplane.Plane. Of maps of another layout it tells that they are there, no more: nobody wants them, so
-// they go when all else is true.
+// Read implements dataplane.Plane. Of maps of another layout it returns that they exist, no more: they aren't wanted,
+// so they are removed when everything else is true.
 func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 	p.announced = false
 	if err := p.forget(); err != nil {
@@ -257,8 +289,8 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = m.Permits(func(t bpf.Permit) {
-		facts = append(facts, fact(permitKey(entry(entryKey(t.Entry)), t.Client), ""))
+	err = m.AllowedSources(func(t bpf.AllowedSource) {
+		facts = append(facts, fact(allowedSourceKey(entry(entryKey(t.Entry)), t.Client), ""))
 	})
 	if err != nil {
 		return nil, err
@@ -273,7 +305,7 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = m.Places(readPlaces(&facts))
+	err = m.Prefixes(readPrefixes(&facts))
 	return facts, err
 }
 
@@ -283,11 +315,11 @@ func (p *Plane) begin(m *bpf.Maps) {
 	p.pools = map[uint64]uint32{}
 	p.index = newSpace("pools", p.Sizes.Pools, p.grace.Wait)
 	p.slots = newSpace("slots for backends", p.Sizes.Slots, p.grace.Wait)
-	p.leave = nil
+	p.departed = nil
 }
 
-// readPools adds the pools and who is left to others, and learns which places are taken. Of two pools with one ID, which
-// nobody makes, the first counts.
+// readPools adds the pools and their fallback origins, and learns which slots are in use. Of two pools with one ID,
+// which no version writes, the first counts.
 func (p *Plane) readPools(facts []Fact) []Fact {
 	var indices, extents []span
 	for i := range p.maps.Pools {
@@ -308,9 +340,9 @@ func (p *Plane) readPools(facts []Fact) []Fact {
 			extents = append(extents, span{pool.Extent, rounded(size)})
 		}
 		facts = append(facts, fact(poolKey(pool.Id), value))
-		for o := model.FromNode; o <= model.FromOutside; o++ {
-			if pool.Leave&(1<<o) != 0 {
-				facts = append(facts, Fact{Key: leftKey(pool.Id, o)})
+		for o := model.FromNode; o <= model.FromExternal; o++ {
+			if pool.Fallback&(1<<o) != 0 {
+				facts = append(facts, Fact{Key: fallbackKey(pool.Id, o)})
 			}
 		}
 	}
@@ -319,17 +351,20 @@ func (p *Plane) readPools(facts []Fact) []Fact {
 	return facts
 }
 
-// rounded gives the size to which extents are rounded up, so that there are fewer different ones.
+// rounded returns the size to which extents are rounded up, so that there are fewer different ones.
 func rounded(size uint32) uint32 { return (size + 3) &^ 3 }
 
 func entryKey(k bpf.Entry) Key {
-	return frontendKey(model.Entry{Addr: bpf.Addr(k.Address.Word), Port: bpf.Port(k.Port), Protocol: model.Protocol(k.Protocol)})
+	return frontendKey(
+		model.Entry{Addr: bpf.Addr(k.Address.Word), Port: bpf.Port(k.Port), Protocol: model.Protocol(k.Protocol)},
+	)
 }
 
-// heldValue gives the value of a frontend's fact as the kernel holds it.
+// heldValue returns the value of a frontend's fact as the kernel holds it.
 func heldValue(v bpf.Frontend, names map[uint32]uint64) string {
-	b := binary.BigEndian.AppendUint64(nil, names[v.Inside])
-	return string(append(binary.BigEndian.AppendUint64(b, names[v.Outside]), v.Leave, v.Ask, v.Drop, v.Hide, v.Some, v.Direct))
+	b := binary.BigEndian.AppendUint64(nil, names[v.Internal])
+	return string(append(binary.BigEndian.AppendUint64(b, names[v.External]), v.Fallback, v.ByOrigin, v.Drop, v.Masquerade,
+		v.Restricted, v.Dsr))
 }
 
 // Clean implements dataplane.Cleaner.
@@ -341,14 +376,15 @@ func (p *Plane) Clean(context.Context) error {
 	if err := bpf.Detach(p.linksFolder()); err != nil {
 		return err
 	}
-	if err := p.leaveDevices(); err != nil {
+	if err := p.detachDevices(); err != nil {
 		return err
 	}
 	return bpf.RemoveFolder(p.folder)
 }
 
-// Retire implements dataplane.Retirer: no socket is translated any more, and of packets at devices those whose connections have ways.
-func (p *Plane) Retire(ctx context.Context) (connections int, err error) {
+// Drain implements dataplane.Drainer: no socket is translated any more, and of packets at devices only those of open
+// connections.
+func (p *Plane) Drain(ctx context.Context) (connections int, err error) {
 	if err := p.forget(); err != nil {
 		return 0, err
 	}
@@ -356,8 +392,9 @@ func (p *Plane) Retire(ctx context.Context) (connections int, err error) {
 	if err := bpf.Detach(p.linksFolder()); err != nil {
 		return 0, err
 	}
-	connections, err = bpf.Retire(p.folder)
-	if connections == 0 && err == nil || errors.Is(err, bpf.ErrForm) { // who can't say who is there can't wait for them
+	connections, err = bpf.Drain(p.folder)
+	// connections that can't be counted can't be awaited
+	if connections == 0 && err == nil || errors.Is(err, bpf.ErrForm) {
 		return 0, p.Clean(ctx)
 	}
 	return connections, err

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/agent/link"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/cgroup"
@@ -25,11 +26,19 @@ import (
 	"fairlead.dev/fairlead/sandbox/echo"
 )
 
-// Three endpoints of each family, all on the node's loopback. No route leads to a Service's address: what is not translated
-// goes nowhere.
+// Three endpoints of each family, all on the node's loopback. No route leads to a Service's address: what is not
+// translated goes nowhere.
 var endpoints = []string{"10.244.0.1", "10.244.0.2", "10.244.0.3", "fd00:244::1", "fd00:244::2", "fd00:244::3"}
 
-var theNode = &model.Node{Name: "a", Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/64")}}
+var theNode = &model.ServiceNode{Node: &model.Node{Name: "a",
+	Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/64")}}}
+
+// copyOfNode returns a copy of theNode that a test may change.
+func copyOfNode() model.ServiceNode {
+	n, inner := *theNode, *theNode.Node
+	n.Node = &inner
+	return n
+}
 
 // pool makes a pool of the endpoints of a family, by their last digits.
 func poolOf(id uint64, six bool, p model.Protocol, last ...int) *model.Pool {
@@ -48,14 +57,37 @@ func poolOf(id uint64, six bool, p model.Protocol, last ...int) *model.Pool {
 func frontendOf(at string, v *model.Pool) *model.Frontend {
 	a := netip.MustParseAddrPort(at)
 	t := model.Target{Pool: v}
-	return &model.Frontend{Service: "default/web", Entry: model.Entry{Addr: a.Addr(), Port: a.Port(), Protocol: v.Protocol}, Inside: t, Outside: t}
+	return &model.Frontend{
+		Service:  "default/web",
+		Entry:    model.Entry{Addr: a.Addr(), Port: a.Port(), Protocol: v.Protocol},
+		Internal: t,
+		External: t,
+	}
 }
 
-// render gives the facts of parts, each once.
-func render(p *ebpf.Plane, parts ...model.Part) (facts []ebpf.Fact) {
-	for _, v := range parts {
+// withLinks adds the devices of the calling thread's network namespace to the parts of a node.
+func withLinks(parts []model.ServicePart) []model.ServicePart {
+	isNode := func(p model.ServicePart) bool { _, is := p.(*model.ServiceNode); return is }
+	if !slices.ContainsFunc(parts, isNode) {
+		return parts
+	}
+	links, err := link.Open()
+	if err != nil {
+		panic(err)
+	}
+	defer links.Close()
+	all, _, err := links.Update()
+	if err != nil {
+		panic(err)
+	}
+	return slices.Concat(parts, all)
+}
+
+// render returns the facts of parts, and with a node those of its devices.
+func render(p *ebpf.Plane, parts ...model.ServicePart) (facts []ebpf.Fact) {
+	for _, v := range withLinks(parts) {
 		for _, f := range p.Render(v) {
-			if !slices.Contains(facts, f) {
+			if !slices.ContainsFunc(facts, f.Equal) {
 				facts = append(facts, f)
 			}
 		}
@@ -64,11 +96,11 @@ func render(p *ebpf.Plane, parts ...model.Part) (facts []ebpf.Fact) {
 }
 
 // change writes what makes parts of others.
-func change(t testing.TB, p *ebpf.Plane, from, to []model.Part) {
+func change(t testing.TB, p *ebpf.Plane, from, to []model.ServicePart) {
 	t.Helper()
 	old, now := render(p, from...), render(p, to...)
 	differs := func(l []ebpf.Fact) func(ebpf.Fact) bool {
-		return func(f ebpf.Fact) bool { return slices.Contains(l, f) }
+		return func(f ebpf.Fact) bool { return slices.ContainsFunc(l, f.Equal) }
 	}
 	write(t, p, slices.DeleteFunc(slices.Clone(now), differs(old)), slices.DeleteFunc(slices.Clone(old), differs(now)))
 }
@@ -83,20 +115,20 @@ func serve(t testing.TB) {
 	t.Cleanup(func() { s.Close() })
 }
 
-// ask asks once.
-func ask(p model.Protocol, to string, o echo.Options) (string, error) {
+// request sends one request.
+func request(p model.Protocol, to string, o echo.Options) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	a, err := echo.Ask(ctx, p, netip.MustParseAddrPort(to), o)
+	a, err := echo.Request(ctx, p, netip.MustParseAddrPort(to), o)
 	return a.Server.Addr().String(), err
 }
 
-// answers asks often and counts who answers.
+// answers sends requests and counts who answers.
 func answers(t testing.TB, n int, p model.Protocol, to string, o echo.Options) map[string]int {
 	t.Helper()
 	count := map[string]int{}
 	for range n {
-		who, err := ask(p, to, o)
+		who, err := request(p, to, o)
 		if err != nil {
 			t.Fatalf("%s/%s: %v", to, p, err)
 		}
@@ -110,7 +142,7 @@ func TestEverySocketReachesItsService(t *testing.T) {
 		serve(t)
 		p := opened(t, o)
 		defer clean(t, p)
-		parts := []model.Part{theNode}
+		parts := []model.ServicePart{theNode}
 		for i, proto := range []model.Protocol{model.TCP, model.UDP} {
 			four, six := poolOf(uint64(2*i+1), false, proto, 1, 2, 3), poolOf(uint64(2*i+2), true, proto, 1, 2, 3)
 			parts = append(parts, four, six, frontendOf("10.96.0.1:80", four), frontendOf("[fd00:96::1]:80", six))
@@ -126,48 +158,52 @@ func TestEverySocketReachesItsService(t *testing.T) {
 				}
 			}
 		}
-		if _, err := ask(model.TCP, "10.96.0.1:81", echo.Options{}); err == nil {
+		if _, err := request(model.TCP, "10.96.0.1:81", echo.Options{}); err == nil {
 			t.Error("another port than the Service's is served")
 		}
 	}, endpoints...)
 }
 
-// A program that asks who it is connected to hears the Service's address, also by a socket of both families, and where other sockets
-// have its place. When it closes, its own is free again.
+// getpeername() returns the Service's address, also by a socket of both families, and
+// where other sockets have its place. When it closes, its own is free again.
 func TestThePeerIsTheService(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		serve(t)
 		p := opened(t, o)
 		defer clean(t, p)
 		four, six, udp := poolOf(1, false, model.TCP, 1), poolOf(2, true, model.TCP, 1), poolOf(3, false, model.UDP, 1)
-		change(t, p, nil, []model.Part{theNode, four, six, udp,
+		change(t, p, nil, []model.ServicePart{theNode, four, six, udp,
 			frontendOf("10.96.0.1:80", four), frontendOf("[fd00:96::1]:80", six), frontendOf("10.96.0.1:80", udp)})
 		names := namesOf(t, p)
 		thePeerIsTheService(t)
-		if i := slices.IndexFunc(names, func(n bpf.Name) bool { return n.Cookie != 0 }); i >= 0 {
+		if i := slices.IndexFunc(names, func(n bpf.PeerName) bool { return n.Cookie != 0 }); i >= 0 {
 			t.Errorf("all are closed, and there is %+v", names[i])
 		}
 		held := dial(t, 1, "tcp", "10.96.0.1:80")
-		if n := slices.IndexFunc(names, func(n bpf.Name) bool { return n.Cookie != 0 }); n < 0 || held[0].RemoteAddr().String() != "10.96.0.1:80" {
+		if n := slices.IndexFunc(
+			names,
+			func(n bpf.PeerName) bool { return n.Cookie != 0 },
+		); n < 0 ||
+			held[0].RemoteAddr().String() != "10.96.0.1:80" {
 			t.Errorf("an open connection to %s has place %d", held[0].RemoteAddr(), n)
 		} else if raw, err := held[0].(*net.TCPConn).SyscallConn(); err == nil {
 			raw.Control(func(fd uintptr) { unix.Getpeername(int(fd)) })
-			if names[n].Asked != 1 {
+			if names[n].Queried != 1 {
 				t.Errorf("of one that asked there is %+v", names[n])
 			}
 		}
 		held[0].Close()
 		const other = 1 << 60
-		for _, asked := range []uint32{0, 1} {
+		for _, requested := range []uint32{0, 1} {
 			for i := range names {
-				names[i].Cookie, names[i].Asked = other+uint64(i), asked
+				names[i].Cookie, names[i].Queried = other+uint64(i), requested
 			}
 			thePeerIsTheService(t)
-			mine := slices.IndexFunc(names, func(n bpf.Name) bool { return n.Cookie < other })
+			mine := slices.IndexFunc(names, func(n bpf.PeerName) bool { return n.Cookie < other })
 			switch {
-			case asked == 0 && mine < 0:
+			case requested == 0 && mine < 0:
 				t.Error("no place was taken of those who never asked")
-			case asked == 1 && mine >= 0:
+			case requested == 1 && mine >= 0:
 				t.Errorf("the place of one that asked has %+v", names[mine])
 			}
 		}
@@ -176,15 +212,15 @@ func TestThePeerIsTheService(t *testing.T) {
 			t.Fatal(err)
 		}
 		write(t, p, p.Render(theNode), nil)
-		if i := slices.IndexFunc(names, func(n bpf.Name) bool { return n.Cookie != 0 }); i >= 0 {
+		if i := slices.IndexFunc(names, func(n bpf.PeerName) bool { return n.Cookie != 0 }); i >= 0 {
 			t.Errorf("sockets may have been closed unseen, and there is %+v", names[i])
 		}
 		thePeerIsTheService(t)
 	}, endpoints...)
 }
 
-// namesOf gives what the kernel holds of TCP sockets' peers.
-func namesOf(t *testing.T, p *ebpf.Plane) []bpf.Name {
+// namesOf returns the peer names of TCP sockets that the kernel holds.
+func namesOf(t *testing.T, p *ebpf.Plane) []bpf.PeerName {
 	t.Helper()
 	folder, _, err := bpf.Folder()
 	if err != nil {
@@ -199,7 +235,7 @@ func namesOf(t *testing.T, p *ebpf.Plane) []bpf.Name {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { m.Close() })
-	return m.Names
+	return m.PeerNames
 }
 
 func thePeerIsTheService(t *testing.T) {
@@ -225,7 +261,10 @@ func thePeerIsTheService(t *testing.T) {
 			t.Fatalf("connect to %s: %v", c.to, err)
 		}
 		for range 2 {
-			if peer, err := unix.Getpeername(fd); err != nil || !cmp.Equal(peer, to, cmp.AllowUnexported(unix.SockaddrInet4{}, unix.SockaddrInet6{})) {
+			if peer, err := unix.Getpeername(
+				fd,
+			); err != nil ||
+				!cmp.Equal(peer, to, cmp.AllowUnexported(unix.SockaddrInet4{}, unix.SockaddrInet6{})) {
 				if a, b := address(peer), address(to); a != b {
 					t.Errorf("family %d kind %d to %s: the peer is %s, %v", c.family, c.kind, c.to, a, err)
 				}
@@ -249,18 +288,34 @@ func TestWithoutEndpointsIsRefused(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		p := opened(t, o)
 		defer clean(t, p)
-		tcp, udp, quiet := poolOf(1, false, model.TCP), poolOf(2, false, model.UDP), frontendOf("10.96.0.2:80", poolOf(1, false, model.TCP))
-		quiet.Inside.Empty, quiet.Outside.Empty = model.Drop, model.Drop
-		change(t, p, nil, []model.Part{theNode, tcp, udp, frontendOf("10.96.0.1:80", tcp), frontendOf("10.96.0.1:80", udp), quiet})
+		tcp, udp, quiet := poolOf(
+			1,
+			false,
+			model.TCP,
+		), poolOf(
+			2,
+			false,
+			model.UDP,
+		), frontendOf(
+			"10.96.0.2:80",
+			poolOf(1, false, model.TCP),
+		)
+		quiet.Internal.Empty, quiet.External.Empty = model.Drop, model.Drop
+		change(
+			t,
+			p,
+			nil,
+			[]model.ServicePart{theNode, tcp, udp, frontendOf("10.96.0.1:80", tcp), frontendOf("10.96.0.1:80", udp), quiet},
+		)
 		for _, c := range []struct {
 			proto model.Protocol
 			echo.Options
 		}{{proto: model.TCP}, {proto: model.UDP}, {model.UDP, echo.Options{Unconnected: true}}} {
-			if _, err := ask(c.proto, "10.96.0.1:80", c.Options); !errors.Is(err, unix.ECONNREFUSED) {
+			if _, err := request(c.proto, "10.96.0.1:80", c.Options); !errors.Is(err, unix.ECONNREFUSED) {
 				t.Errorf("%s %+v: %v", c.proto, c.Options, err)
 			}
 		}
-		if _, err := ask(model.TCP, "10.96.0.2:80", echo.Options{}); !errors.Is(err, unix.ENETUNREACH) {
+		if _, err := request(model.TCP, "10.96.0.2:80", echo.Options{}); !errors.Is(err, unix.ENETUNREACH) {
 			t.Errorf("what is to be silent should have been left alone: %v", err)
 		}
 		counts, err := p.Counts()
@@ -271,7 +326,7 @@ func TestWithoutEndpointsIsRefused(t *testing.T) {
 }
 
 // What a socket can't do is left alone: here, to no route.
-func TestOthersAreLeftAlone(t *testing.T) {
+func TestOtherTrafficUntouched(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		serve(t)
 		p := opened(t, o)
@@ -279,23 +334,23 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		v := poolOf(1, false, model.TCP, 1)
 		sources, hidden := frontendOf("10.96.0.1:80", v), frontendOf("10.96.0.2:80", v)
 		sources.Sources = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
-		hidden.Hide = model.AllOrigins
-		change(t, p, nil, []model.Part{theNode, v, sources, hidden})
-		if _, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); !errors.Is(err, unix.ENETUNREACH) {
+		hidden.Masquerade = model.AllOrigins
+		change(t, p, nil, []model.ServicePart{theNode, v, sources, hidden})
+		if _, err := request(model.TCP, "10.96.0.1:80", echo.Options{}); !errors.Is(err, unix.ENETUNREACH) {
 			t.Errorf("sources that are looked at: %v", err)
 		}
-		if _, err := ask(model.TCP, "10.96.0.2:80", echo.Options{}); err != nil {
+		if _, err := request(model.TCP, "10.96.0.2:80", echo.Options{}); err != nil {
 			t.Errorf("the node hides its own processes by itself: %v", err)
 		}
 		from := echo.Options{From: netip.MustParseAddrPort("127.0.0.1:0")}
-		if _, err := ask(model.TCP, "10.96.0.2:80", from); err == nil {
+		if _, err := request(model.TCP, "10.96.0.2:80", from); err == nil {
 			t.Error("a socket bound to loopback was translated, though its packets can't leave")
 		}
 		pod(t, func(ns *netns.Namespace) {
 			err := ns.Do(func() error {
 				serve(t)
-				if _, err := ask(model.TCP, "10.96.0.2:80", echo.Options{}); err == nil {
-					return errors.New("a pod's source was not hidden")
+				if _, err := request(model.TCP, "10.96.0.2:80", echo.Options{}); err == nil {
+					return errors.New("a pod was not masqueraded")
 				}
 				return nil
 			})
@@ -308,7 +363,7 @@ func TestOthersAreLeftAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		err = cgroup.Do(root, func() error {
-			_, err := ask(model.TCP, "10.96.0.2:80", echo.Options{})
+			_, err := request(model.TCP, "10.96.0.2:80", echo.Options{})
 			return err
 		})
 		if !errors.Is(err, unix.ENETUNREACH) {
@@ -324,16 +379,16 @@ func TestPodsAreKnownByTheirAddress(t *testing.T) {
 		defer clean(t, p)
 		in, out := poolOf(1, false, model.TCP, 1), poolOf(2, false, model.TCP, 2)
 		f := frontendOf("10.96.0.1:80", in)
-		f.Outside.Pool = out
-		node := *theNode
+		f.External.Pool = out
+		node := copyOfNode()
 		node.Pods = []netip.Prefix{netip.MustParsePrefix("10.244.0.2/31")}
-		change(t, p, nil, []model.Part{&node, in, out, f})
+		change(t, p, nil, []model.ServicePart{&node, in, out, f})
 		for mine, want := range map[string]string{"10.244.0.3": "10.244.0.1", "10.244.0.9": "10.244.0.2"} {
 			pod(t, func(ns *netns.Namespace) {
 				err := ns.Do(func() error {
 					serve(t)
 					for range 3 { // what it is, is known from the second time on
-						if who, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); who != want {
+						if who, err := request(model.TCP, "10.96.0.1:80", echo.Options{}); who != want {
 							return fmt.Errorf("a pod at %s is answered by %s, not %s: %v", mine, who, want, err)
 						}
 					}
@@ -353,19 +408,26 @@ func TestNodePorts(t *testing.T) {
 		p := opened(t, o)
 		defer clean(t, p)
 		four, six := poolOf(1, false, model.TCP, 1, 2), poolOf(2, true, model.TCP, 1, 2)
-		node := *theNode
-		node.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::1")}
+		node := copyOfNode()
+		node.Addresses = []netip.Addr{
+			netip.MustParseAddr("192.0.2.1"),
+			netip.MustParseAddr("192.0.2.2"),
+			netip.MustParseAddr("2001:db8::1"),
+		}
 		node.NodePorts = []model.Range{
 			{First: netip.MustParseAddr("127.0.0.0"), Last: netip.MustParseAddr("127.0.0.9")},
 			{First: netip.MustParseAddr("192.0.2.0"), Last: netip.MustParseAddr("192.0.2.1")},
 			{First: netip.MustParseAddr("::"), Last: netip.MustParseAddr("ffff::")},
 		}
-		change(t, p, nil, []model.Part{&node, four, six, frontendOf("0.0.0.0:30080", four), frontendOf("[::]:30080", six)})
+		change(t, p, nil, []model.ServicePart{&node, four, six, frontendOf("0.0.0.0:30080", four),
+			frontendOf("[::]:30080", six)})
 		for to, served := range map[string]bool{ // 0.0.0.0 is 127.0.0.1 to packets
-			"127.0.0.1:30080": true, "127.0.0.9:30080": true, "127.0.0.10:30080": false, "192.0.2.1:30080": true, "192.0.2.2:30080": false,
-			"[2001:db8::1]:30080": true, "[::1]:30080": true, "10.244.0.3:30080": false, "0.0.0.0:30080": true, "192.0.2.1:30081": false,
+			"127.0.0.1:30080": true, "127.0.0.9:30080": true, "127.0.0.10:30080": false, "192.0.2.1:30080": true,
+			"192.0.2.2:30080":     false,
+			"[2001:db8::1]:30080": true, "[::1]:30080": true, "10.244.0.3:30080": false, "0.0.0.0:30080": true,
+			"192.0.2.1:30081": false,
 		} {
-			if _, err := ask(model.TCP, to, echo.Options{}); (err == nil) != served {
+			if _, err := request(model.TCP, to, echo.Options{}); (err == nil) != served {
 				t.Errorf("%s: served should be %t: %v", to, served, err)
 			}
 		}
@@ -380,7 +442,7 @@ func TestAffinity(t *testing.T) {
 		v := poolOf(1, false, model.TCP, 1, 2, 3)
 		v.Affinity = time.Hour
 		f := frontendOf("10.96.0.1:80", v)
-		change(t, p, nil, []model.Part{theNode, v, f})
+		change(t, p, nil, []model.ServicePart{theNode, v, f})
 		who := answers(t, 20, model.TCP, "10.96.0.1:80", echo.Options{})
 		if len(who) != 1 {
 			t.Fatalf("a client has several backends: %v", who)
@@ -396,22 +458,24 @@ func TestAffinity(t *testing.T) {
 		if len(many) != 3 {
 			t.Errorf("40 clients all went to %v", many)
 		}
-		keeps := func(last ...int) map[string]int {
+		stays := func(last ...int) map[string]int {
 			now := poolOf(1, false, model.TCP, last...)
 			now.Affinity = time.Hour
-			change(t, p, []model.Part{v, f}, []model.Part{now, frontendOf("10.96.0.1:80", now)})
+			change(t, p, []model.ServicePart{v, f}, []model.ServicePart{now, frontendOf("10.96.0.1:80", now)})
 			v, f = now, frontendOf("10.96.0.1:80", now)
 			return answers(t, 20, model.TCP, "10.96.0.1:80", echo.Options{})
 		}
 		var m int
 		fmt.Sscanf(mine, "10.244.0.%d", &m)
-		if who := keeps(m); who[mine] != 20 {
+		if who := stays(m); who[mine] != 20 {
 			t.Errorf("with its backend alone: %v, not %s", who, mine)
 		}
-		if who := keeps(1, 2, 3); who[mine] != 20 {
+		if who := stays(1, 2, 3); who[mine] != 20 {
 			t.Errorf("with others again: %v, not %s", who, mine)
 		}
-		if who := keeps(slices.DeleteFunc([]int{1, 2, 3}, func(n int) bool { return n == m })...); len(who) != 1 || who[mine] != 0 {
+		if who := stays(
+			slices.DeleteFunc([]int{1, 2, 3}, func(n int) bool { return n == m })...); len(who) != 1 ||
+			who[mine] != 0 {
 			t.Errorf("without its backend %s: %v", mine, who)
 		}
 	}, append(manyAddresses(), endpoints...)...)
@@ -429,7 +493,7 @@ func TestSchedulers(t *testing.T) {
 		serve(t)
 		p := opened(t, o)
 		defer clean(t, p)
-		before := []model.Part{theNode}
+		before := []model.ServicePart{theNode}
 		change(t, p, nil, before)
 		for _, c := range []struct {
 			scheduler model.Scheduler
@@ -449,7 +513,7 @@ func TestSchedulers(t *testing.T) {
 			for i := range v.Backends {
 				v.Backends[i].Weight = c.weights[i]
 			}
-			now := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+			now := []model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)}
 			change(t, p, before, now)
 			before = now
 			who := answers(t, 240, model.TCP, "10.96.0.1:80", echo.Options{})
@@ -463,7 +527,7 @@ func TestSchedulers(t *testing.T) {
 		for _, s := range []model.Scheduler{model.SourceHash, model.DestinationHash, model.Maglev} {
 			v := poolOf(1, false, model.TCP, 1, 2, 3)
 			v.Scheduler = s
-			now := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+			now := []model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)}
 			change(t, p, before, now)
 			before = now
 			all := map[string]bool{}
@@ -485,16 +549,16 @@ func TestSchedulers(t *testing.T) {
 }
 
 // A socket that isn't connected keeps its backend while that is one, and takes another when it goes.
-func TestDatagramsKeepTheirBackend(t *testing.T) {
+func TestDatagramsStayWithBackend(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		serve(t)
 		p := opened(t, o)
 		defer clean(t, p)
 		v := poolOf(1, false, model.UDP, 1, 2, 3)
-		before := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+		before := []model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)}
 		change(t, p, nil, before)
 		ctx := t.Context()
-		h, err := echo.Hold(ctx, model.UDP, netip.MustParseAddrPort("10.96.0.1:80"), echo.Options{Unconnected: true})
+		h, err := echo.Open(ctx, model.UDP, netip.MustParseAddrPort("10.96.0.1:80"), echo.Options{Unconnected: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -502,7 +566,7 @@ func TestDatagramsKeepTheirBackend(t *testing.T) {
 		who := func() string {
 			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 			defer cancel()
-			a, err := h.Ask(ctx)
+			a, err := h.Request(ctx)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -516,15 +580,15 @@ func TestDatagramsKeepTheirBackend(t *testing.T) {
 		}
 		left := slices.DeleteFunc([]int{1, 2, 3}, func(n int) bool { return strings.HasSuffix(first, fmt.Sprint(".", n)) })
 		now := poolOf(1, false, model.UDP, left...)
-		change(t, p, before, []model.Part{theNode, now, frontendOf("10.96.0.1:80", now)})
+		change(t, p, before, []model.ServicePart{theNode, now, frontendOf("10.96.0.1:80", now)})
 		if w := who(); w == first {
 			t.Errorf("%s answers, though it is no backend any more", w)
 		}
 	}, endpoints...)
 }
 
-// When a backend goes, connected sockets that use it are closed, and only those: not others to the same Service, nor such as
-// were connected to the backend directly.
+// When a backend goes, connected sockets that use it are closed, and only those: not others to the same Service, nor
+// such as were connected to the backend directly.
 func TestSocketsOfGoneBackendsAreClosed(t *testing.T) {
 	for _, c := range []struct {
 		proto  model.Protocol
@@ -538,16 +602,16 @@ func TestSocketsOfGoneBackendsAreClosed(t *testing.T) {
 				p := opened(t, o)
 				defer clean(t, p)
 				v := poolOf(1, false, c.proto, 1, 2)
-				before := []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)}
+				before := []model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)}
 				change(t, p, nil, before)
-				held := map[string][]*echo.Held{}
+				held := map[string][]*echo.Flow{}
 				hold := func(to string) (who string) {
-					h, err := echo.Hold(t.Context(), c.proto, netip.MustParseAddrPort(to), echo.Options{})
+					h, err := echo.Open(t.Context(), c.proto, netip.MustParseAddrPort(to), echo.Options{})
 					if err != nil {
 						t.Fatal(err)
 					}
 					t.Cleanup(func() { h.Close() })
-					a, err := h.Ask(t.Context())
+					a, err := h.Request(t.Context())
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -563,10 +627,10 @@ func TestSocketsOfGoneBackendsAreClosed(t *testing.T) {
 					hold("10.96.0.1:80")
 				}
 				now := poolOf(1, false, c.proto, 2)
-				change(t, p, before, []model.Part{theNode, now, frontendOf("10.96.0.1:80", now)})
+				change(t, p, before, []model.ServicePart{theNode, now, frontendOf("10.96.0.1:80", now)})
 				for who, l := range held {
 					for _, h := range l {
-						_, err := h.Ask(t.Context())
+						_, err := h.Request(t.Context())
 						if gone := who == "10.244.0.1" && c.closed; gone != (err != nil) {
 							t.Errorf("a socket of %s: closed should be %t: %v", who, gone, err)
 						}
@@ -583,7 +647,7 @@ func TestSocketsAreClosedInEveryNamespace(t *testing.T) {
 		p := opened(t, o)
 		defer clean(t, p)
 		v, other := poolOf(1, false, model.UDP, 1), poolOf(2, false, model.UDP, 1)
-		before := []model.Part{theNode, v, other, frontendOf("10.96.0.1:80", v), frontendOf("10.96.0.2:80", other)}
+		before := []model.ServicePart{theNode, v, other, frontendOf("10.96.0.1:80", v), frontendOf("10.96.0.2:80", other)}
 		change(t, p, nil, before)
 		gone := map[string]bool{"10.96.0.1:80": true, "10.96.0.2:80": false, "10.244.0.1:8080": false}
 		held := map[string][]net.Conn{}
@@ -600,7 +664,12 @@ func TestSocketsAreClosedInEveryNamespace(t *testing.T) {
 					t.Fatal(err)
 				}
 				now := poolOf(1, false, model.UDP, 2)
-				change(t, p, before, []model.Part{theNode, now, other, frontendOf("10.96.0.1:80", now), frontendOf("10.96.0.2:80", other)})
+				change(
+					t,
+					p,
+					before,
+					[]model.ServicePart{theNode, now, other, frontendOf("10.96.0.1:80", now), frontendOf("10.96.0.2:80", other)},
+				)
 				for to, l := range held {
 					for i, c := range l {
 						var reset bool
@@ -620,8 +689,8 @@ func TestSocketsAreClosedInEveryNamespace(t *testing.T) {
 	}, endpoints...)
 }
 
-// While a pool changes all the time, every connection goes to a backend of before or after.
-// Nodes that come to know of a pool at a time don't all lead their first client to one backend: each time a pool is new, it begins elsewhere.
+// While a pool changes all the time, every connection goes to a backend of before or after. Nodes that come to know
+// of a pool at a time don't all lead their first client to one backend: each time a pool is new, it begins elsewhere.
 func TestNewPoolsBeginAnywhere(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		serve(t)
@@ -634,7 +703,7 @@ func TestNewPoolsBeginAnywhere(t *testing.T) {
 			first := map[string]int{}
 			for range 16 { // one by chance alone: 3^-15
 				write(t, p, facts, nil)
-				who, err := ask(model.TCP, "10.96.0.1:80", echo.Options{})
+				who, err := request(model.TCP, "10.96.0.1:80", echo.Options{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -684,7 +753,7 @@ func TestAPoolChangesAtOnce(t *testing.T) {
 				return
 			default:
 			}
-			if who, err := ask(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil || who == "10.244.0.3" {
+			if who, err := request(model.TCP, "10.96.0.1:80", echo.Options{}); err != nil || who == "10.244.0.3" {
 				t.Fatal(who, err)
 			}
 		}
@@ -697,7 +766,12 @@ func TestTrace(t *testing.T) {
 		p := opened(t, o)
 		defer clean(t, p)
 		seen, unseen := poolOf(1, false, model.TCP, 1), poolOf(2, false, model.TCP)
-		change(t, p, nil, []model.Part{theNode, seen, unseen, frontendOf("10.96.0.1:80", seen), frontendOf("10.96.0.2:80", unseen)})
+		change(
+			t,
+			p,
+			nil,
+			[]model.ServicePart{theNode, seen, unseen, frontendOf("10.96.0.1:80", seen), frontendOf("10.96.0.2:80", unseen)},
+		)
 		ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
 		defer stop()
 		events := make(chan bpf.Event, 100)
@@ -707,8 +781,8 @@ func TestTrace(t *testing.T) {
 			ended <- err
 		}()
 		for {
-			ask(model.TCP, "10.96.0.2:80", echo.Options{})
-			ask(model.TCP, "10.96.0.1:80", echo.Options{})
+			request(model.TCP, "10.96.0.2:80", echo.Options{})
+			request(model.TCP, "10.96.0.1:80", echo.Options{})
 			select {
 			case e := <-events:
 				want := bpf.Event{Time: e.Time, Namespace: e.Namespace, Pool: 1, Entry: netip.MustParseAddrPort("10.96.0.1:80"),
@@ -736,7 +810,7 @@ func TestMultipathTCP(t *testing.T) {
 		p := opened(t, o)
 		defer clean(t, p)
 		v := poolOf(1, false, model.TCP, 1)
-		change(t, p, nil, []model.Part{theNode, v, frontendOf("10.96.0.1:80", v)})
+		change(t, p, nil, []model.ServicePart{theNode, v, frontendOf("10.96.0.1:80", v)})
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP)
 		if err != nil {
 			t.Fatalf("this test needs a kernel with MPTCP: %v", err)
@@ -746,7 +820,7 @@ func TestMultipathTCP(t *testing.T) {
 			t.Error(err)
 		}
 		// Its inner sockets are the kernel's, which doesn't say when they are closed.
-		if names := namesOf(t, p); slices.ContainsFunc(names, func(n bpf.Name) bool { return n.Asked != 0 }) {
+		if names := namesOf(t, p); slices.ContainsFunc(names, func(n bpf.PeerName) bool { return n.Queried != 0 }) {
 			t.Error("a place is kept that nobody will give back")
 		}
 	}, endpoints...)

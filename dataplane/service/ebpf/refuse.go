@@ -6,7 +6,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// each puts all of facts, and returns those that were refused as a dataplane.Refused.
+// each puts all facts, and returns those that were refused as a dataplane.Refused.
 func each(facts []Fact, put func(Fact) error) error {
 	var refused map[Key]error
 	for _, f := range facts {
@@ -47,5 +47,5 @@ func (p *Plane) follow(w *writes, err error) error {
 			}
 		}
 	}
-	return errors.Join(p.tellFlows(made), p.closeSockets(made), p.forgetLoads(made))
+	return errors.Join(p.countChange(made), p.closeSockets(made), p.forgetLoads(made))
 }

@@ -6,27 +6,27 @@ import (
 	"slices"
 )
 
-// span is a run of places in an array.
+// span is a run of indices in an array.
 type span struct{ at, size uint32 }
 
-// space hands out an array's places. What is given back is not handed out again before grace has been waited for: a program
-// that runs may still look at it.
+// space allocates runs of an array. What is released is not allocated again before a grace period: a running program
+// may still read it.
 type space struct {
-	what  string // for errors
-	room  uint32
-	run   span                // handed out from its beginning
-	free  map[uint32][]uint32 // other runs, by size
-	limbo []span              // given back, perhaps still looked at
-	grace func() error
+	what     string // for errors
+	capacity uint32
+	run      span                // allocated from its beginning
+	free     map[uint32][]uint32 // other runs, by size
+	limbo    []span              // released, perhaps still read
+	grace    func() error
 }
 
-// newSpace makes a space of the places from 1 to end, excluding end: 0 stands for none.
+// newSpace returns a space of the indices from 1 to end, excluding end: 0 stands for none.
 func newSpace(what string, end uint32, grace func() error) *space {
-	return &space{what: what, room: end - 1, run: span{1, end - 1}, free: map[uint32][]uint32{}, grace: grace}
+	return &space{what: what, capacity: end - 1, run: span{1, end - 1}, free: map[uint32][]uint32{}, grace: grace}
 }
 
-// take gives a run of places.
-func (s *space) take(size uint32) (uint32, error) {
+// allocate returns a run.
+func (s *space) allocate(size uint32) (uint32, error) {
 	if at, ok := s.reuse(size); ok {
 		return at, nil
 	}
@@ -35,7 +35,7 @@ func (s *space) take(size uint32) (uint32, error) {
 			return 0, err
 		}
 		if !s.longer(size) {
-			return 0, fmt.Errorf("ebpf: %d more %s don't fit: there is room for %d", size, s.what, s.room)
+			return 0, fmt.Errorf("ebpf: %d more %s don't fit: there is room for %d", size, s.what, s.capacity)
 		}
 	}
 	s.run.at += size
@@ -43,7 +43,7 @@ func (s *space) take(size uint32) (uint32, error) {
 	return s.run.at - size, nil
 }
 
-// reuse gives a run of just that size.
+// reuse returns a free run of just that size.
 func (s *space) reuse(size uint32) (uint32, bool) {
 	l := s.free[size]
 	if len(l) == 0 {
@@ -55,10 +55,10 @@ func (s *space) reuse(size uint32) (uint32, bool) {
 	return l[len(l)-1], true
 }
 
-// give takes a run back.
-func (s *space) give(at, size uint32) { s.limbo = append(s.limbo, span{at, size}) }
+// release frees a run.
+func (s *space) release(at, size uint32) { s.limbo = append(s.limbo, span{at, size}) }
 
-// longer goes on with the longest run there is, if that is long enough.
+// longer continues with the longest free run, if that is long enough.
 func (s *space) longer(size uint32) bool {
 	best := uint32(0)
 	for n := range s.free {
@@ -74,14 +74,14 @@ func (s *space) longer(size uint32) bool {
 	return true
 }
 
-// put notes a free run.
+// put records a free run.
 func (s *space) put(r span) {
 	if r.size > 0 {
 		s.free[r.size] = append(s.free[r.size], r.at)
 	}
 }
 
-// gather waits until nobody looks at what was given back, and joins all that is free into runs as long as can be.
+// gather waits until no program reads what was released, and joins free runs.
 func (s *space) gather() error {
 	if len(s.limbo) > 0 {
 		if err := s.grace(); err != nil {
@@ -120,7 +120,7 @@ func (s *space) fill(used []span) {
 		if u.at > at {
 			s.put(span{at, u.at - at})
 		}
-		at = max(at, min(u.at+u.size, s.room+1))
+		at = max(at, min(u.at+u.size, s.capacity+1))
 	}
-	s.run = span{at, s.room + 1 - at}
+	s.run = span{at, s.capacity + 1 - at}
 }

@@ -18,8 +18,8 @@ import (
 	"fairlead.dev/fairlead/kernel/bpf"
 )
 
-// Watch implements dataplane.Watcher: it tells when pins of hooks are removed, and when another plane writes (see announce).
-// Of what others write into maps past this package, the kernel tells nobody.
+// Watch implements dataplane.Watcher: it signals when pins of hooks are removed, and when another plane writes (see
+// announce). The kernel reports no other write into the maps.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 	err := p.events.watch(p.folder, unix.IN_CREATE)
 	if err == nil {
@@ -31,7 +31,7 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 	signals := make(chan struct{}, 1)
 	if errors.Is(err, fs.ErrNotExist) { // there will be one to watch when the hooks are there again
 		defer close(signals)
-		p.tell(signals, false)
+		p.signal(signals, false)
 		return signals, nil
 	}
 	if err != nil {
@@ -41,7 +41,7 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 		return nil, fmt.Errorf("ebpf: watch the hooks: %w", err)
 	}
 	ctx, end := context.WithCancel(ctx)
-	followed, err := p.watchDevices(ctx, func() { p.tell(signals, true) })
+	followed, err := p.watchDevices(ctx, func(other bool) { p.signal(signals, other) })
 	if err != nil {
 		end()
 		return nil, err
@@ -52,17 +52,16 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 		defer func() { end(); <-followed }()
 		defer stop()
 		p.events.mu.Lock()
-		deaf := p.events.deaf
+		missed := p.events.missed
 		p.events.mu.Unlock()
-		p.tell(signals, deaf)
+		p.signal(signals, missed)
 		for b := make([]byte, 4096); ; {
 			n, err := p.events.file.Read(b)
 			if err != nil {
 				return
 			}
-			gone, other := p.heard(b[:n])
-			failed := p.devices.follow() != nil
-			p.tell(signals, other || failed)
+			gone, other := p.parseEvents(b[:n])
+			p.signal(signals, other)
 			if gone {
 				return // watch the new folder
 			}
@@ -71,14 +70,14 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return signals, nil
 }
 
-// events is what the kernel tells of folders of pins: an instance of inotify(7), made when first needed.
+// events is an instance of inotify(7) for the folders of pins, made when first needed.
 type events struct {
-	mu   sync.Mutex
-	file *os.File
-	deaf bool // others may have announced a write since the last Read, unheard
+	mu     sync.Mutex
+	file   *os.File
+	missed bool // another plane may have announced a write since the last Read, unseen
 }
 
-// watch has events of a folder told from now on, also to a Read of file that comes later.
+// watch adds a folder: its events are read also by a Read of file that comes later.
 func (e *events) watch(folder string, mask uint32) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -107,18 +106,18 @@ func (e *events) close() {
 	}
 }
 
-// listen has announcements of other planes heard from now on, so that none is missed between a Read, which it precedes, and Watch.
-// Without events there is service all the same: it is for Watch to say so.
+// listen receives announcements of other planes from now on, so that none is missed between a Read, which it
+// precedes, and Watch. Without inotify everything works but that: Watch reports the error.
 func (p *Plane) listen() {
 	err := p.events.watch(p.folder, unix.IN_CREATE)
 	p.events.mu.Lock()
 	defer p.events.mu.Unlock()
-	p.events.deaf = err != nil
+	p.events.missed = err != nil
 }
 
-// tell sends a signal if another wrote, or the hooks or programs at devices are not as they were written and that is not our own
-// doing.
-func (p *Plane) tell(signals chan<- struct{}, other bool) {
+// signal sends a signal if another plane wrote, or if the hooks or programs at devices are not as they were written
+// and that is not our own doing.
+func (p *Plane) signal(signals chan<- struct{}, other bool) {
 	if !other && !p.devices.lost() {
 		if !p.hooked.Load() {
 			return
@@ -133,9 +132,9 @@ func (p *Plane) tell(signals chan<- struct{}, other bool) {
 	}
 }
 
-// heard reads events (struct inotify_event of inotify(7)): whether the folder of links was removed, and whether another plane
-// announced itself.
-func (p *Plane) heard(b []byte) (gone, other bool) {
+// parseEvents parses events (struct inotify_event of inotify(7)): whether the folder of links was removed, and
+// whether another plane announced itself.
+func (p *Plane) parseEvents(b []byte) (gone, other bool) {
 	for len(b) >= unix.SizeofInotifyEvent {
 		mask, length := binary.NativeEndian.Uint32(b[4:]), int(binary.NativeEndian.Uint32(b[12:]))
 		b = b[unix.SizeofInotifyEvent:]
@@ -154,7 +153,7 @@ func (p *Plane) heard(b []byte) (gone, other bool) {
 // writer begins the name of a folder that a plane makes for a moment.
 const writer = "writer-"
 
-// announce lets other planes of this node know that we write: what they have read may be stale.
+// announce informs other planes of this node that we write: what they have read may be stale.
 func (p *Plane) announce() error {
 	path := filepath.Join(p.folder, writer+p.id)
 	err := os.Mkdir(path, 0o700)

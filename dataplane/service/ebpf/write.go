@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -58,8 +57,9 @@ func (w *writes) gone(k Kind, f func(Fact) error) error {
 	return nil
 }
 
-// Write implements dataplane.Plane. Each fact becomes true at once; the hooks' one after another, and all or none. Other planes are told
-// of the first after each Read: before, since it may be a killed one's last, and after, since they may have looked in between.
+// Write implements dataplane.Plane. Each fact becomes true at once; the hooks' one after another, and all or none.
+// Other planes are informed of the first after each Read: before, since the writer may be killed, and after, since
+// they may have read in between.
 func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	w := sorted(put, del)
 	if err := p.makeMaps(w); err != nil {
@@ -76,13 +76,13 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	return errors.Join(err, p.announce())
 }
 
-// write takes all steps but the first.
+// write does all steps but the first.
 func (p *Plane) write(w *writes) error {
 	for _, step := range []func(*writes) error{
-		p.putPlaces, p.putInterfaces, p.putPools, p.putLeft, p.putPermits, p.putFrontends, p.putUnmatched, p.putDevices,
-		p.nodesChanged, p.attach,
-		p.detach, p.deleteDevices, p.deleteUnmatched, p.deleteFrontends, p.deletePermits, p.deleteLeft, p.deletePools,
-		p.deletePlaces, p.deleteInterfaces, p.tellFlows,
+		p.putPrefixes, p.putInterfaces, p.putPools, p.putFallbacks, p.putAllowedSources, p.putFrontends,
+		p.putUnmatched, p.putDevices, p.putAttachments, p.nodesChanged, p.attach,
+		p.detach, p.deleteAttachments, p.deleteDevices, p.deleteUnmatched, p.deleteFrontends, p.deleteAllowedSources,
+		p.deleteFallbacks, p.deletePools, p.deletePrefixes, p.deleteInterfaces, p.countChange,
 		p.removeMaps, p.closeSockets, p.forgetLoads,
 	} {
 		if err := step(w); err != nil {
@@ -92,7 +92,7 @@ func (p *Plane) write(w *writes) error {
 	return nil
 }
 
-// makeMaps makes the maps, or opens those that are there. What is left of incomplete ones goes first.
+// makeMaps creates the maps, or opens those that exist. The remains of incomplete ones are removed first.
 func (p *Plane) makeMaps(w *writes) error {
 	for _, f := range w.del[KindMaps] {
 		if f.Key.Name == p.layout && w.stays[f.Key] {
@@ -105,7 +105,7 @@ func (p *Plane) makeMaps(w *writes) error {
 		return nil
 	}
 	if len(w.put[KindMaps]) == 0 {
-		_, err := p.readMaps(nil) // a plane that was told to write before it read
+		_, err := p.readMaps(nil) // a plane that writes before it has read
 		return err
 	}
 	if k := w.put[KindMaps][0].Key; k.Name != p.layout {
@@ -136,7 +136,7 @@ func (p *Plane) removeMaps(w *writes) error {
 	return w.gone(KindMaps, func(f Fact) error { return p.dropMaps(f.Key.Name) })
 }
 
-// held says that there are maps to write to, or why not.
+// held returns an error if there are no maps to write to.
 func (p *Plane) held(facts []Fact) error {
 	if p.maps == nil && len(facts) > 0 {
 		return fmt.Errorf("ebpf: no maps to write %s to", facts[0].Key)
@@ -144,24 +144,24 @@ func (p *Plane) held(facts []Fact) error {
 	return nil
 }
 
-func (p *Plane) putPlaces(w *writes) error {
-	facts := w.put[KindPlace]
+func (p *Plane) putPrefixes(w *writes) error {
+	facts := w.put[KindPrefix]
 	if err := p.held(facts); err != nil {
 		return err
 	}
 	for _, f := range facts {
-		if err := p.maps.PutPlace(place(f.Key), binary.BigEndian.Uint32([]byte(f.Value))); err != nil {
+		if err := p.maps.PutPrefix(prefixOf(f.Key), binary.BigEndian.Uint32([]byte(f.Value))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (p *Plane) deletePlaces(w *writes) error {
+func (p *Plane) deletePrefixes(w *writes) error {
 	if p.maps == nil {
 		return nil
 	}
-	return w.gone(KindPlace, func(f Fact) error { return p.maps.DeletePlace(place(f.Key)) })
+	return w.gone(KindPrefix, func(f Fact) error { return p.maps.DeletePrefix(prefixOf(f.Key)) })
 }
 
 func (p *Plane) putInterfaces(w *writes) error {
@@ -169,7 +169,10 @@ func (p *Plane) putInterfaces(w *writes) error {
 	if err := p.held(facts); err != nil {
 		return err
 	}
-	return each(facts, func(f Fact) error { return p.maps.PutPodInterfaces(strings.CutSuffix(f.Value, "*")) })
+	return each(facts, func(f Fact) error {
+		i := f.Body.(model.Interfaces)
+		return p.maps.PutPodInterfaces(i.Name, i.Prefix)
+	})
 }
 
 func (p *Plane) deleteInterfaces(w *writes) error {
@@ -189,10 +192,10 @@ func readInterfaces(m *bpf.Maps, facts []Fact) ([]Fact, error) {
 	return append(facts, fact(interfacesKey, i.String())), nil
 }
 
-// readPlaces gives a function that adds prefixes to facts.
-func readPlaces(facts *[]Fact) func(netip.Prefix, uint32) {
+// readPrefixes returns a function that adds prefixes to facts.
+func readPrefixes(facts *[]Fact) func(netip.Prefix, uint32) {
 	return func(r netip.Prefix, is uint32) {
-		*facts = append(*facts, fact(placeKey(r), string(binary.BigEndian.AppendUint32(nil, is))))
+		*facts = append(*facts, fact(prefixKey(r), string(binary.BigEndian.AppendUint32(nil, is))))
 	}
 }
 
@@ -211,9 +214,9 @@ func (p *Plane) putPool(id uint64, value string) error {
 		return err
 	}
 	size := rounded(e.size())
-	at, err := p.slots.take(size)
+	at, err := p.slots.allocate(size)
 	if err != nil {
-		return fmt.Errorf("%w; %s", err, roomier)
+		return fmt.Errorf("%w; %s", err, moreEntries)
 	}
 	e.write(id, p.maps.Slots[at:at+size])
 	if counts(e.Pool.Scheduler) {
@@ -221,24 +224,24 @@ func (p *Plane) putPool(id uint64, value string) error {
 	}
 	i, known := p.pools[id]
 	if !known {
-		if i, err = p.index.take(1); err != nil {
-			p.slots.give(at, size)
-			return fmt.Errorf("%w; %s", err, roomier)
+		if i, err = p.index.allocate(1); err != nil {
+			p.slots.release(at, size)
+			return fmt.Errorf("%w; %s", err, moreEntries)
 		}
 		p.pools[id] = i
 		p.maps.Pools[i] = bpf.Pool{Id: id, Next: rand.Uint32()} // so that nodes don't all begin with the same backend
 	}
-	p.release(p.maps.Pools[i].Lead(at, e.quick()))
+	p.release(p.maps.Pools[i].Lead(at, e.fast()))
 	return nil
 }
 
-// release takes back an extent that no pool leads to any more.
+// release frees an extent that no pool refers to any more.
 func (p *Plane) release(extent uint32) {
 	if extent == 0 || extent >= p.Sizes.Slots {
 		return
 	}
 	if size := extentSize(p.maps.Slots[extent:]); size > 0 {
-		p.slots.give(extent, rounded(size))
+		p.slots.release(extent, rounded(size))
 	}
 }
 
@@ -251,29 +254,29 @@ func (p *Plane) deletePools(w *writes) error {
 		}
 		p.release(p.maps.Pools[i].Lead(0, 0))
 		delete(p.pools, id)
-		p.index.give(i, 1)
+		p.index.release(i, 1)
 		return nil
 	})
 }
 
-func (p *Plane) putLeft(w *writes) error {
-	if err := p.held(w.put[KindLeft]); err != nil {
+func (p *Plane) putFallbacks(w *writes) error {
+	if err := p.held(w.put[KindFallback]); err != nil {
 		return err
 	}
-	return each(w.put[KindLeft], func(f Fact) error {
+	return each(w.put[KindFallback], func(f Fact) error {
 		i, known := p.pools[poolID(f.Key)]
 		if !known {
 			return errNoPool
 		}
-		atomic.OrUint32(&p.maps.Pools[i].Leave, uint32(f.Key.Name[8]))
+		atomic.OrUint32(&p.maps.Pools[i].Fallback, uint32(f.Key.Name[8]))
 		return nil
 	})
 }
 
-func (p *Plane) deleteLeft(w *writes) error {
-	return w.gone(KindLeft, func(f Fact) error {
+func (p *Plane) deleteFallbacks(w *writes) error {
+	return w.gone(KindFallback, func(f Fact) error {
 		if i, known := p.pools[poolID(f.Key)]; known && p.maps != nil {
-			atomic.AndUint32(&p.maps.Pools[i].Leave, ^uint32(f.Key.Name[8]))
+			atomic.AndUint32(&p.maps.Pools[i].Fallback, ^uint32(f.Key.Name[8]))
 		}
 		return nil
 	})
@@ -322,11 +325,11 @@ func (p *Plane) putEachFrontend(w *writes) error {
 		if err != nil && !w.was[f.Key] {
 			p.maps.Exit(key)
 		}
-		return p.full("frontends", err)
+		return p.full("fl_services", err)
 	})
 }
 
-// errNoPool refuses what leads to a pool that was refused.
+// errNoPool is the error of a fact that refers to a pool that was refused.
 var errNoPool = errors.New("ebpf: its pool isn't there")
 
 // heldFrontend returns a frontend as the kernel holds it, if its pools are there.
@@ -334,27 +337,36 @@ func (p *Plane) heldFrontend(f Fact) (k bpf.Entry, v bpf.Frontend, ok bool) {
 	b := []byte(f.Value)
 	inside, ok := p.pools[binary.BigEndian.Uint64(b)]
 	outside, ok2 := p.pools[binary.BigEndian.Uint64(b[8:])]
-	v = bpf.Frontend{Inside: inside, Outside: outside, Leave: b[16], Ask: b[17], Drop: b[18], Hide: b[19], Some: b[20],
-		Direct: b[21],
-		Any:    uint8(b2i(entry(f.Key).AnyAddr()))}
-	v.Quick = quick(v)
+	v = bpf.Frontend{
+		Internal:   inside,
+		External:   outside,
+		Fallback:   b[16],
+		ByOrigin:   b[17],
+		Drop:       b[18],
+		Masquerade: b[19],
+		Restricted: b[20],
+		Dsr:        b[21],
+		NodePort:   uint8(b2i(entry(f.Key).AnyAddr())),
+	}
+	v.Fast = fast(v)
 	return heldEntry(f.Key), v, ok && ok2
 }
 
-// quick gives the origins of clients on the node that nothing keeps from being served at once, but that pods may have to be told from others.
-func quick(f bpf.Frontend) uint8 {
-	if f.Any != 0 {
+// fast returns the origins of clients on the node that connect_fast serves, though it may have to distinguish pods
+// from others.
+func fast(f bpf.Frontend) uint8 {
+	if f.NodePort != 0 {
 		return 0
 	}
-	return uint8(model.OriginsOf(model.FromNode, model.FromPod) &^ model.Origins(f.Leave))
+	return uint8(model.OriginsOf(model.FromNode, model.FromPod) &^ model.Origins(f.Fallback))
 }
 
-// full adds the way out to the error of a map with room for as many as there may be frontends, if that is what it says.
+// full adds the advice to the error of a full map with as many entries as there may be frontends.
 func (p *Plane) full(name string, err error) error {
 	if !bpf.Full(err) {
 		return err
 	}
-	return fmt.Errorf("ebpf: the map %s is full, with room for %d: %s: %w", name, p.Sizes.Frontends, roomier, err)
+	return fmt.Errorf("ebpf: the map %s is full, with room for %d: %s: %w", name, p.Sizes.Frontends, moreEntries, err)
 }
 
 func (p *Plane) deleteFrontends(w *writes) error {
@@ -381,7 +393,7 @@ func (p *Plane) putUnmatched(w *writes) error {
 	}
 	return each(w.put[KindUnmatched], func(f Fact) error {
 		action := binary.BigEndian.Uint32([]byte(f.Value))
-		return p.full("unmatched", p.maps.PutUnmatched(place(f.Key), action, !w.was[f.Key]))
+		return p.full("fl_unmatched", p.maps.PutUnmatched(prefixOf(f.Key), action, !w.was[f.Key]))
 	})
 }
 
@@ -389,31 +401,35 @@ func (p *Plane) deleteUnmatched(w *writes) error {
 	if p.maps == nil {
 		return nil
 	}
-	return w.gone(KindUnmatched, func(f Fact) error { return p.maps.DeleteUnmatched(place(f.Key)) })
+	return w.gone(KindUnmatched, func(f Fact) error { return p.maps.DeleteUnmatched(prefixOf(f.Key)) })
 }
 
-func (p *Plane) putPermits(w *writes) error {
-	if err := p.held(w.put[KindPermit]); err != nil {
+func (p *Plane) putAllowedSources(w *writes) error {
+	if err := p.held(w.put[KindAllowedSource]); err != nil {
 		return err
 	}
-	return each(w.put[KindPermit], func(f Fact) error { return p.full("permitted", p.maps.PutPermit(heldPermit(f.Key))) })
+	return each(
+		w.put[KindAllowedSource],
+		func(f Fact) error { return p.full("fl_allowed_src", p.maps.PutAllowedSource(heldAllowedSource(f.Key))) },
+	)
 }
 
-func (p *Plane) deletePermits(w *writes) error {
+func (p *Plane) deleteAllowedSources(w *writes) error {
 	if p.maps == nil {
 		return nil
 	}
-	return w.gone(KindPermit, func(f Fact) error { return p.maps.DeletePermit(heldPermit(f.Key)) })
+	return w.gone(KindAllowedSource, func(f Fact) error { return p.maps.DeleteAllowedSource(heldAllowedSource(f.Key)) })
 }
 
-// heldPermit gives a permit as the kernel holds it.
-func heldPermit(k Key) bpf.Permit {
-	e, r := permit(k)
-	return bpf.Permit{Entry: heldEntry(frontendKey(e)), Client: r}
+// heldAllowedSource returns an allowed source range as the kernel holds it.
+func heldAllowedSource(k Key) bpf.AllowedSource {
+	e, r := allowedSource(k)
+	return bpf.AllowedSource{Entry: heldEntry(frontendKey(e)), Client: r}
 }
 
-// tellFlows has UDP flows looked at again, each at its next packet, once frontends or pools have changed.
-func (p *Plane) tellFlows(w *writes) error {
+// countChange has the endpoints of UDP flows checked again, each at its next packet, once frontends or pools have
+// changed.
+func (p *Plane) countChange(w *writes) error {
 	changed := 0
 	for k := KindPool; k <= KindFrontend; k++ {
 		changed += len(w.put[k]) + len(w.del[k])
@@ -424,7 +440,7 @@ func (p *Plane) tellFlows(w *writes) error {
 	return nil
 }
 
-// heldEntry gives a frontend's key as the kernel holds it.
+// heldEntry returns a frontend's key as the kernel holds it.
 func heldEntry(k Key) bpf.Entry {
 	e := entry(k)
 	held := bpf.Entry{Port: bpf.Port(e.Port), Protocol: uint8(e.Protocol)}
@@ -466,9 +482,9 @@ type member struct {
 	at   netip.AddrPort
 }
 
-// closeSockets closes connected sockets whose endpoint has gone. Those of UDP would send into the void without an
-// error, where no pool of their entry has the endpoint, whichever they were given it by. TCP ends by itself: a
-// connection is closed only if asked for, and where its own pool lost the endpoint.
+// closeSockets closes connected sockets whose endpoint is gone. Those of UDP would send into the void without an
+// error, where no pool of their entry has the endpoint, whichever of them assigned it. TCP connections end by
+// themselves: one is closed only with CloseTCP, and where its own pool lost the endpoint.
 func (p *Plane) closeSockets(w *writes) error {
 	gone := w.lost(func(v *model.Pool) bool { return v.Protocol == model.UDP || p.CloseTCP })
 	if len(gone) == 0 || p.maps == nil {
@@ -491,7 +507,7 @@ func (p *Plane) closeSockets(w *writes) error {
 		}
 	}))
 	if p.CloseTCP {
-		for _, n := range p.maps.Names {
+		for _, n := range p.maps.PeerNames {
 			if at := addrPort(n.Backend.Word, n.BackendPort); n.Cookie != 0 && gone[member{n.Pool, at}] {
 				tcp.Add(n.Namespace, n.Cookie, at)
 			}
@@ -519,7 +535,7 @@ func (p *Plane) stays(entry, at netip.AddrPort, pools map[uint32]*model.Pool) (b
 	if !known || err != nil {
 		return false, err
 	}
-	for _, i := range []uint32{f.Inside, f.Outside} {
+	for _, i := range []uint32{f.Internal, f.External} {
 		if pools[i] == nil {
 			pools[i] = &model.Pool{}
 			if at := p.maps.Pools[i].Extent; at != 0 && at < p.Sizes.Slots {
@@ -535,8 +551,8 @@ func (p *Plane) stays(entry, at netip.AddrPort, pools map[uint32]*model.Pool) (b
 	return false, nil
 }
 
-// lost returns the endpoints that pools have lost, of those pools that are asked for by what stands before the
-// backends.
+// lost returns the endpoints that pools have lost, of those pools for which of returns true, called with what
+// precedes the backends.
 func (w *writes) lost(of func(*model.Pool) bool) map[member]bool {
 	gone := map[member]bool{}
 	each := func(f Fact, is bool) {

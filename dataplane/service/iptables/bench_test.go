@@ -11,7 +11,7 @@ import (
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 )
 
-// spent gives the processor time of the commands that were run since the last call, which other load changes little.
+// spent returns the processor time of the commands that were run since the last call, which other load changes little.
 func spent() time.Duration {
 	var u unix.Rusage
 	unix.Getrusage(unix.RUSAGE_CHILDREN, &u)
@@ -51,7 +51,7 @@ func load(b *testing.B, p *Plane, n int) []Fact {
 	return all
 }
 
-func BenchmarkCold(b *testing.B) {
+func BenchmarkColdSync(b *testing.B) {
 	sizes(b, func(b *testing.B, n int, p *Plane) {
 		spent()
 		for b.Loop() {

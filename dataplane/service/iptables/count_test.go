@@ -13,9 +13,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// walk counts the rules of a table that are tested for the first packet of a connection, from a built-in chain on: those up
-// to the one that decides, with those of every chain on the way. Draws of backends are not made: the chance of each end
-// comes with it.
+// walk counts the rules of a table that are tested for the first packet of a connection, from a built-in chain on:
+// those up to the one that decides, with those of every chain on the way. Draws of backends are not made: the chance of
+// each end comes with it.
 type walk struct {
 	chains map[string][]string
 	packet packet
@@ -114,8 +114,8 @@ func (w *walk) after(t *testing.T, rules []string, n int, chance float64, then f
 }
 
 // tables4 builds what IPv4's table nat holds for parts, pools included.
-func tables4(t testing.TB, parts []model.Part) map[string][]string {
-	h := &held{world: world{family: iptables.IPv4, mark: Mark, frontends: map[model.Entry]*frontend{}}}
+func tables4(t testing.TB, parts []model.ServicePart) map[string][]string {
+	h := &held{ruleset: ruleset{family: iptables.IPv4, mark: Mark, frontends: map[model.Entry]*frontend{}}}
 	var four []Fact
 	for _, f := range servicetest.Facts(t, &Plane{}, parts) {
 		if f.Key.Family == iptables.IPv4 {
@@ -138,7 +138,7 @@ func tables4(t testing.TB, parts []model.Part) map[string][]string {
 	return nat.chains
 }
 
-// count gives the ends of a packet in PREROUTING and the number of rules after it, in POSTROUTING.
+// count returns the ends of a packet in PREROUTING and the number of rules after it, in POSTROUTING.
 func count(t *testing.T, chains map[string][]string, p packet) (ends []end, after int) {
 	w := &walk{chains: chains, packet: p}
 	w.from(t, "PREROUTING", 0, 1, func(n int, c float64) { w.ends = append(w.ends, end{n, c, ""}) })
@@ -148,7 +148,7 @@ func count(t *testing.T, chains map[string][]string, p packet) (ends []end, afte
 	case w.ends[0].target == "":
 		return w.ends, 1 // the rule that lets translated packets in
 	case w.mark:
-		return w.ends, 1 + 1 + 2 // it, the mark's, and the chain HIDE
+		return w.ends, 1 + 1 + 2 // it, the mark's, and the chain MASQUERADE
 	}
 	return w.ends, 1 + 2 // it, the mark's and the hairpin's
 }
@@ -167,7 +167,7 @@ func TestRulesTested(t *testing.T) {
 	slices.Sort(somewhere)
 	for _, c := range []struct {
 		name          string
-		parts         []model.Part
+		parts         []model.ServicePart
 		average, most float64
 	}{
 		{"10 in a row", servicetest.Services(10), 15, 20},
@@ -181,28 +181,31 @@ func TestRulesTested(t *testing.T) {
 			mean, worst := tested(t, chains, c.parts, p)
 			p.dst = servicetest.Address(10<<24|200<<16, 9)
 			ends, after := count(t, chains, p)
-			t.Logf("%s, from %s: %.2f rules on average, %d at most; no Service: %d; %d chains", c.name, who, mean, worst, ends[0].rules+after, len(chains))
+			t.Logf("%s, from %s: %.2f rules on average, %d at most; no Service: %d; %d chains", c.name, who, mean, worst,
+				ends[0].rules+after, len(chains))
 			if mean > c.average || float64(worst) > c.most {
-				t.Errorf("%s: a new connection from %s tests %.2f rules, %d at most; the aims are %.0f and %.0f", c.name, who, mean, worst, c.average, c.most)
+				t.Errorf("%s: a new connection from %s tests %.2f rules, %d at most; the aims are %.0f and %.0f", c.name, who, mean,
+					worst, c.average, c.most)
 			}
 			if len(ends) != 1 || ends[0].target != "" || ends[0].rules+after > 3 {
 				t.Errorf("%s: traffic from %s to no Service: %+v, then %d rules more", c.name, who, ends, after)
 			}
 		}
-		outside := packet{src: servicetest.Address(192<<24, 7), dst: c.parts[len(c.parts)-1].(*model.Frontend).Entry.Addr, protocol: model.TCP, port: 81}
-		if ends, _ := count(t, chains, outside); len(ends) != 1 || ends[0].target != "" {
+		external := packet{src: servicetest.Address(192<<24, 7), dst: c.parts[len(c.parts)-1].(*model.Frontend).Entry.Addr,
+			protocol: model.TCP, port: 81}
+		if ends, _ := count(t, chains, external); len(ends) != 1 || ends[0].target != "" {
 			t.Errorf("%s: a packet to another port ends at %+v", c.name, ends)
 		}
-		outside.port = 80
-		if _, after := count(t, chains, outside); after != 4 {
+		external.port = 80
+		if _, after := count(t, chains, external); after != 4 {
 			t.Errorf("%s: a packet from outside is not hidden", c.name)
 		}
 	}
 }
 
-// tested gives how many rules a packet to each of the parts' frontends tests, on average and at most. Each of their ten backends must have
-// its share.
-func tested(t *testing.T, chains map[string][]string, parts []model.Part, p packet) (mean float64, worst int) {
+// tested returns how many rules a packet to each of the parts' frontends tests, on average and at most. Each of their
+// ten backends must have its share.
+func tested(t *testing.T, chains map[string][]string, parts []model.ServicePart, p packet) (mean float64, worst int) {
 	n := 0
 	for _, part := range parts {
 		f, ok := part.(*model.Frontend)
@@ -236,7 +239,8 @@ func TestShares(t *testing.T) {
 	for _, c := range []struct {
 		n       int
 		weights []int
-	}{{1, []int{1}}, {2, []int{1}}, {3, []int{1}}, {11, []int{1}}, {250, []int{1}}, {7, []int{1, 2, 256}}, {100, []int{3, 1}}} {
+	}{{1, []int{1}}, {2, []int{1}}, {3, []int{1}}, {11, []int{1}}, {250, []int{1}}, {7, []int{1, 2, 256}},
+		{100, []int{3, 1}}} {
 		p, all := pool{protocol: model.TCP}, 0
 		for i := range c.n {
 			share := c.weights[i%len(c.weights)]

@@ -19,9 +19,10 @@ type Kind uint8
 
 // The kinds.
 const (
-	KindNode     Kind = iota // what holds whatever the Service; altered if anything that is built of all facts is not as it should be
-	KindPool                 // a pool's chain
-	KindFrontend             // an entry's place in the tree; of a ClusterIP, an entry without port and protocol
+	// what holds whatever the Service; altered if anything that is built of all facts is not as it should be
+	KindNode     Kind = iota
+	KindPool          // a pool's chain
+	KindFrontend      // an entry's place in the tree; of a ClusterIP, an entry without port and protocol
 	KindSysctl
 	KindHealth // that packets to a health check are accepted
 )
@@ -34,12 +35,13 @@ type Key struct {
 	Entry  model.Entry
 }
 
-// Fact is a fact of this plane. Its value is text that says all of it: nothing else is needed to write the rules.
+// Fact is a fact of this plane. Its value is text as it can be read from the rules; its body is what the rules are made
+// of: a node, a *model.Pool or a *frontend.
 type Fact = dataplane.Fact[Key, string]
 
 func fact(k Key, value string) Fact { return Fact{Key: k, Value: value} }
 
-// String gives "node 4", "chain FAIRLEAD-…" or "frontend 10.96.0.1:80/tcp".
+// String returns "node 4", "chain FAIRLEAD-…" or "frontend 10.96.0.1:80/tcp".
 func (k Key) String() string {
 	switch k.Kind {
 	case KindNode:
@@ -57,14 +59,23 @@ func (k Key) String() string {
 	return "sysctl " + k.Name
 }
 
-// Rank implements dataplane.Key: pools come before the frontends that lead to them, and the sysctl that lets packets with
-// loopback addresses out after the guard, which is the node's.
+// Group implements dataplane.Grouped.
+func (k Key) Group() string {
+	if k.Kind == KindFrontend && k.Entry.Port == 0 {
+		return "ClusterIP"
+	}
+	return [...]string{KindNode: "node", KindPool: "chain", KindFrontend: "frontend", KindSysctl: "sysctl",
+		KindHealth: "health"}[k.Kind]
+}
+
+// Rank implements dataplane.Key: pools come before the frontends that lead to them, and the sysctl that lets packets
+// with loopback addresses out after the guard, which is the node's.
 func (k Key) Rank() int { return int(k.Kind) }
 
 // altered is the beginning of the value of what is not as this plane writes it.
 const altered = "altered: "
 
-// familyOf gives an address's family.
+// familyOf returns an address's family.
 func familyOf(a netip.Addr) iptables.Family {
 	if a.Is4() {
 		return iptables.IPv4
@@ -73,10 +84,10 @@ func familyOf(a netip.Addr) iptables.Family {
 }
 
 // Render implements dataplane.Plane. A family whose commands are not installed has no facts of the node and of health
-// checks: frontends that need them are refused before they come here (Abilities.Cannot).
-func (p *Plane) Render(part model.Part) []Fact {
+// checks: frontends that need them are refused before they come here (Capabilities.Unserved).
+func (p *Plane) Render(part model.ServicePart) []Fact {
 	switch v := part.(type) {
-	case *model.Node:
+	case *model.ServiceNode:
 		return p.possible(p.renderNode(v))
 	case *model.Pool:
 		return renderPool(v)
@@ -107,8 +118,8 @@ func healthFact(f iptables.Family, port uint16) Fact {
 	return fact(Key{Kind: KindHealth, Family: f, Entry: model.Entry{Addr: any, Port: port, Protocol: model.TCP}}, "accept")
 }
 
-// renderNode gives what holds for this node, once for each family.
-func (p *Plane) renderNode(v *model.Node) (facts []Fact) {
+// renderNode returns what holds for this node, once for each family.
+func (p *Plane) renderNode(v *model.ServiceNode) (facts []Fact) {
 	for _, f := range iptables.Families {
 		n := node{interfaces: interfaces(v.PodInterfaces), localhost: v.Localhost && f == iptables.IPv4,
 			liberal: p.liberal != nil && p.liberal(), counted: p.counted}
@@ -127,7 +138,7 @@ func (p *Plane) renderNode(v *model.Node) (facts []Fact) {
 				n.services = append(n.services, r)
 			}
 		}
-		facts = append(facts, fact(Key{Kind: KindNode, Family: f}, n.String()))
+		facts = append(facts, Fact{Key: Key{Kind: KindNode, Family: f}, Value: n.String(), Body: n})
 	}
 	if v.Localhost {
 		facts = append(facts, fact(Key{Kind: KindSysctl, Family: iptables.IPv4, Name: routeLocalnet}, "1"))
@@ -168,11 +179,11 @@ func (n *node) fromPods() (matches []string) {
 	return matches
 }
 
-// String gives the node fact's value, such as "node; pods 10.244.0.0/16; ports 0.0.0.0-126.255.255.255; services
+// String returns the node fact's value, such as "node; pods 10.244.0.0/16; ports 0.0.0.0-126.255.255.255; services
 // 10.96.0.0-10.96.255.255; localhost".
 func (n node) String() string { return strings.Join(n.items(), "; ") }
 
-// items gives it in pieces that fit into comments.
+// items returns it in pieces that fit into comments.
 func (n node) items() []string {
 	l := []string{"node"}
 	for _, p := range n.pods {
@@ -246,26 +257,33 @@ func firstOf(errs ...error) error {
 	return nil
 }
 
-// renderPool gives the pool's chain; one without backends has none.
+// renderPool returns the pool's chain; one without backends has none.
 func renderPool(v *model.Pool) []Fact {
 	if len(v.Backends) == 0 {
 		return nil
 	}
-	p := pool{protocol: v.Protocol, seconds: int(v.Affinity.Seconds()), turns: v.Scheduler == model.RoundRobin && len(v.Backends) > 1}
+	k := Key{Kind: KindPool, Family: familyOf(v.Backends[0].Addr.Addr()), Name: poolChain(v)}
+	return []Fact{{Key: k, Value: poolOf(v).String(), Body: v}}
+}
+
+// poolOf returns what the chain of a pool does.
+func poolOf(v *model.Pool) pool {
+	p := pool{protocol: v.Protocol, seconds: int(v.Affinity.Seconds()),
+		roundRobin: v.Scheduler == model.RoundRobin && len(v.Backends) > 1}
 	for _, b := range v.Backends {
 		share := b.Share()
-		if p.turns {
+		if p.roundRobin {
 			share = 1
 		}
 		p.backends = append(p.backends, backend{b.Addr, share})
 	}
-	return []Fact{fact(Key{Kind: KindPool, Family: familyOf(v.Backends[0].Addr.Addr()), Name: poolChain(v)}, p.String())}
+	return p
 }
 
 // poolChain names a pool's chain.
 func poolChain(v *model.Pool) string { return fmt.Sprintf("%s%016x", Prefix, v.ID) }
 
-// isPool says whether a chain is a pool's first one, and with more behind it one of its others.
+// isPool reports whether a chain is a pool's first one, and with more behind it one of its others.
 func isPool(chain string) (first, other bool) {
 	hex, ok := strings.CutPrefix(chain, Prefix)
 	if !ok || len(hex) < 16 || strings.Trim(hex, "0123456789abcdef") != "" {
@@ -276,10 +294,10 @@ func isPool(chain string) (first, other bool) {
 
 // pool is what a pool's chain does.
 type pool struct {
-	protocol model.Protocol
-	seconds  int  // of affinity
-	turns    bool // one after the other
-	backends []backend
+	protocol   model.Protocol
+	seconds    int  // of affinity
+	roundRobin bool // one after the other
+	backends   []backend
 }
 
 // backend is where a connection may go, and how many shares of them.
@@ -288,13 +306,13 @@ type backend struct {
 	share int
 }
 
-// String gives the pool fact's value, such as "tcp affinity=10800 10.244.1.1:8080 10.244.2.1:8080*3".
+// String returns the pool fact's value, such as "tcp affinity=10800 10.244.1.1:8080 10.244.2.1:8080*3".
 func (p pool) String() string {
 	b := []byte(p.protocol.String())
 	if p.seconds > 0 {
 		b = fmt.Appendf(b, " affinity=%d", p.seconds)
 	}
-	if p.turns {
+	if p.roundRobin {
 		b = append(b, " round-robin"...)
 	}
 	for _, e := range p.backends {
@@ -306,35 +324,6 @@ func (p pool) String() string {
 	return string(b)
 }
 
-// parsePool reads what String gives.
-func parsePool(text string) (p pool, err error) {
-	for i, word := range strings.Fields(text) {
-		seconds, affine := strings.CutPrefix(word, "affinity=")
-		switch {
-		case i == 0:
-			p.protocol, err = parseProtocol(word)
-		case affine:
-			p.seconds, err = strconv.Atoi(seconds)
-		case word == "round-robin":
-			p.turns = true
-		default:
-			b := backend{share: 1}
-			addr, share, weighs := strings.Cut(word, "*")
-			if weighs {
-				b.share, err = strconv.Atoi(share)
-			}
-			if err == nil {
-				b.addr, err = netip.ParseAddrPort(addr)
-			}
-			p.backends = append(p.backends, b)
-		}
-		if err != nil {
-			return p, fmt.Errorf("iptables: pool %q: %w", text, err)
-		}
-	}
-	return p, nil
-}
-
 func parseProtocol(name string) (model.Protocol, error) {
 	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
 		if p.String() == name {
@@ -344,20 +333,27 @@ func parseProtocol(name string) (model.Protocol, error) {
 	return 0, fmt.Errorf("%q is no protocol", name)
 }
 
-// renderFrontend gives an entry's place in the tree.
+// renderFrontend returns an entry's place in the tree.
 func renderFrontend(v *model.Frontend) Fact {
-	f := frontend{entry: v.Entry, inside: goal(v.Inside), outside: goal(v.Outside), hide: v.Hide, restricted: v.Sources != nil, sources: v.Sources}
+	f := &frontend{entry: v.Entry, internal: goal(v.Internal), external: goal(v.External), masqueradeFrom: v.Masquerade,
+		restricted: v.Sources != nil, sources: v.Sources}
 	f.normalize()
-	return fact(Key{Kind: KindFrontend, Family: familyOf(v.Entry.Addr), Entry: v.Entry}, f.String())
+	return f.fact()
 }
 
 // renderClusterIP returns what rejects packets to an address that match no frontend.
 func renderClusterIP(v *model.ClusterIP) Fact {
-	f := frontend{entry: model.Entry{Addr: v.Addr}, inside: chainReject, outside: chainReject}
-	return fact(Key{Kind: KindFrontend, Family: familyOf(v.Addr), Entry: f.entry}, f.String())
+	f := &frontend{entry: model.Entry{Addr: v.Addr}, internal: chainReject, external: chainReject}
+	return f.fact()
 }
 
-// goal gives the chain that serves a target.
+// fact returns the fact of an entry's place in the tree.
+func (f *frontend) fact() Fact {
+	k := Key{Kind: KindFrontend, Family: familyOf(f.entry.Addr), Entry: f.entry}
+	return Fact{Key: k, Value: f.String(), Body: f}
+}
+
+// goal returns the chain that serves a target.
 func goal(t model.Target) string {
 	switch {
 	case len(t.Pool.Backends) > 0:
@@ -368,42 +364,43 @@ func goal(t model.Target) string {
 	return chainReject
 }
 
-// refuses says whether a goal is a refusal.
-func refuses(goal string) bool { return goal == chainDrop || goal == chainReject }
+// rejects reports whether a goal is a refusal.
+func rejects(goal string) bool { return goal == chainDrop || goal == chainReject }
 
 // frontend is what becomes of an entry's packets.
 type frontend struct {
-	entry           model.Entry
-	inside, outside string // the chains that clients there go to
-	hide            model.Origins
-	restricted      bool
-	sources         []netip.Prefix // the only ones let in, if restricted
+	entry              model.Entry
+	internal, external string // the chains that clients there go to
+	masqueradeFrom     model.Origins
+	restricted         bool
+	sources            []netip.Prefix // the only ones let in, if restricted
 }
 
-// normalize says in one way only that nobody is let in, and forgets whose source is hidden where no packet goes anywhere.
+// normalize states in one way only that nothing is let in, and forgets whose source is hidden where no packet goes
+// anywhere.
 func (f *frontend) normalize() {
 	if f.restricted && len(f.sources) == 0 {
-		f.inside, f.outside, f.restricted = chainDrop, chainDrop, false
+		f.internal, f.external, f.restricted = chainDrop, chainDrop, false
 	}
-	if refuses(f.inside) && refuses(f.outside) {
-		f.hide = 0
+	if rejects(f.internal) && rejects(f.external) {
+		f.masqueradeFrom = 0
 	}
 }
 
 // everyPort reports whether f is a ClusterIP: it matches whatever other frontends don't.
 func (f *frontend) everyPort() bool { return f.entry.Port == 0 }
 
-// closed says whether some packet may be refused, which the table filter does.
-func (f *frontend) closed() bool { return f.restricted || refuses(f.inside) || refuses(f.outside) }
+// closed reports whether some packet may be refused, which the table filter does.
+func (f *frontend) closed() bool { return f.restricted || rejects(f.internal) || rejects(f.external) }
 
-// String gives the frontend fact's value, such as "to=FAIRLEAD-0123456789abcdef hide=5 from=10.0.0.0/8".
+// String returns the frontend fact's value, such as "to=FAIRLEAD-0123456789abcdef masquerade=5 from=10.0.0.0/8".
 func (f *frontend) String() string {
-	text := "to=" + f.inside
-	if f.outside != f.inside {
-		text = "inside=" + f.inside + " outside=" + f.outside
+	text := "to=" + f.internal
+	if f.external != f.internal {
+		text = "internal=" + f.internal + " external=" + f.external
 	}
-	if f.hide != 0 {
-		text += " hide=" + strconv.Itoa(int(f.hide))
+	if f.masqueradeFrom != 0 {
+		text += " masquerade=" + strconv.Itoa(int(f.masqueradeFrom))
 	}
 	if !f.restricted {
 		return text
@@ -413,36 +410,4 @@ func (f *frontend) String() string {
 		from = append(from, s.String())
 	}
 	return text + " from=" + strings.Join(from, ",")
-}
-
-// parseFrontend reads what String gives.
-func parseFrontend(e model.Entry, text string) (*frontend, error) {
-	f := &frontend{entry: e}
-	for _, word := range strings.Fields(text) {
-		name, value, _ := strings.Cut(word, "=")
-		switch name {
-		case "to":
-			f.inside, f.outside = value, value
-		case "inside":
-			f.inside = value
-		case "outside":
-			f.outside = value
-		case "hide":
-			n, err := strconv.ParseUint(value, 10, 3)
-			if err != nil {
-				return nil, fmt.Errorf("iptables: frontend %s: %q: %w", e, text, err)
-			}
-			f.hide = model.Origins(n)
-		case "from":
-			f.restricted = true
-			for _, s := range slices.DeleteFunc(strings.Split(value, ","), func(s string) bool { return s == "" }) {
-				r, err := netip.ParsePrefix(s)
-				if err != nil {
-					return nil, fmt.Errorf("iptables: frontend %s: %q: %w", e, text, err)
-				}
-				f.sources = append(f.sources, r)
-			}
-		}
-	}
-	return f, nil
 }

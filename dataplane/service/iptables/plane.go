@@ -18,60 +18,73 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Abilities is what the plane can do with the variant in use, AbilitiesOf with a chosen one.
-var Abilities = abilities("iptables", NFT, Legacy)
+// Capabilities returns what the plane supports with the variant in use, CapabilitiesOf with a chosen one.
+func Capabilities() model.Capabilities { return capabilities("iptables", NFT, Legacy) }
 
-// AbilitiesOf returns what the plane can do with a variant.
-func AbilitiesOf(v Variant) service.Abilities { return abilities("iptables-"+string(v), v) }
+// CapabilitiesOf returns what the plane supports with a variant.
+func CapabilitiesOf(v Variant) model.Capabilities { return capabilities("iptables-"+string(v), v) }
 
-func abilities(name string, of ...Variant) service.Abilities {
-	a := common
-	lacks := map[bool]func() string{}
-	for six, f := range map[bool]iptables.Family{false: iptables.IPv4, true: iptables.IPv6} {
-		lacks[six] = sync.OnceValue(func() string {
-			if tool := iptables.Lacks(f, of...); tool != "" {
-				return fmt.Sprintf("%s is not installed, so that no Service is served by IPv%d: install the package iptables, and "+
-					"start the agent anew", tool, f)
-			}
-			return ""
-		})
-	}
-	a.Name = name
-	a.Cannot = func(f *model.Frontend) string { return lacks[f.Entry.Addr.Is6()]() }
-	a.Lacks = func() (l []string) {
-		for _, six := range []bool{false, true} {
-			if why := lacks[six](); why != "" {
-				l = append(l, why)
-			}
+// capabilities returns what the plane supports: no family whose commands none of the variants has.
+func capabilities(name string, of ...Variant) model.Capabilities {
+	c := common
+	c.Name = name
+	for _, f := range iptables.Families {
+		if why := lacks(f, of...); why != "" {
+			c.Unserved = append(c.Unserved, model.Remark{ID: fmt.Sprintf("no-commands-ipv%d", f), Text: why,
+				About: &model.Packets{Family: uint8(f)}})
 		}
-		return l
 	}
-	return a
+	return c
 }
 
-// common is what the plane can do with either variant.
-var common = service.Abilities{
+// Missing returns what this kernel lacks that the plane can do without, and what follows.
+func Missing(of ...Variant) (l []string) {
+	for _, f := range iptables.Families {
+		if why := lacks(f, of...); why != "" {
+			l = append(l, why)
+		}
+	}
+	return l
+}
+
+// lacks returns why a family's frontends can't be served, or "".
+func lacks(f iptables.Family, of ...Variant) string {
+	tool := iptables.Lacks(f, of...)
+	if tool == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s is not installed, so that no Service is served by IPv%d: install the package iptables, and "+
+		"start the agent anew", tool, f)
+}
+
+// common is what the plane supports with either variant.
+var common = model.Capabilities{
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin),
-	Batch:      1 << 17,
+	Batch:      Batch,
 	Tracked:    true,
 	Accepts:    true,
-	Summary:    "a tree of iptables chains instead of a list, by the legacy or the nft tools, whichever the node uses",
-	Needs:      "iptables' programs and x_tables (CONFIG_IP_NF_IPTABLES or CONFIG_NFT_COMPAT)",
-	Notes: []service.Note{
-		{Text: "Of forwarded packets, those of established connections and those that are masqueraded are accepted before other " +
-			"rules, whatever the policy of FORWARD, and in INPUT those to healthCheckNodePorts."},
-		{Text: "Forwarded packets that connection tracking calls invalid are dropped, unless conntrack.tcpBeLiberal is set: set " +
-			"it if the two directions of a connection pass different nodes."},
-		{Text: "Bit 0x4000 of the packet mark is used between PREROUTING and POSTROUTING."},
-		{Text: "Allowed source ranges are a list: a new connection evaluates a rule for each until one matches.",
-			Concerns: service.WithRanges},
-		{Text: "Each endpoint remembers the clients of session affinity up to xt_recent's ip_list_tot, 100 by default; a new " +
-			"connection to a Service with session affinity evaluates a rule for each endpoint.", Concerns: service.WithAffinity},
-		{Text: "With the legacy variant a change replaces a whole table: 0.4 s at 10,000 Services of 10 endpoints, and " +
-			"round-robin counters start again with each."},
-		{Text: "With the legacy variant changes by other programs are noticed by the tables' sizes, once a second."},
+	NoDirect:   service.RepliesReturn,
+	Remarks: []model.Remark{
+		{ID: "accepts", Text: "Of forwarded packets, those of established connections and those that are masqueraded are " +
+			"accepted before other rules, whatever the policy of FORWARD, and in INPUT those to healthCheckNodePorts."},
+		{ID: "invalid", Text: "Forwarded packets that connection tracking calls invalid are dropped, unless " +
+			"conntrack.tcpBeLiberal is set: set it if the two directions of a connection pass different nodes."},
+		{ID: "mark", Text: "Bit 0x4000 of the packet mark is used between PREROUTING and POSTROUTING."},
+		{ID: "source-ranges", Text: "Allowed source ranges are a list: a new connection evaluates a rule for each until " +
+			"one matches.",
+			About: &model.Packets{Ranges: true}},
+		{ID: "affinity", Text: "Each endpoint remembers the clients of session affinity up to xt_recent's ip_list_tot, 100 " +
+			"by default; a new connection to a Service with session affinity evaluates a rule for each endpoint.",
+			About: &model.Packets{Affinity: true}},
+		{ID: "legacy-table", Text: "With the legacy variant a change replaces a whole table: 0.4 s at 10,000 " +
+			"Services of 10 endpoints, and round-robin counters start again with each."},
+		{ID: "legacy-watch", Text: "With the legacy variant changes by other programs are noticed by the tables' sizes, " +
+			"once a second."},
 	},
 }
+
+// Batch is how many facts one Write has at most.
+const Batch = 1 << 17
 
 // Mark is the bit of the packet mark that notes that a source is to be hidden, unless another is chosen.
 const Mark = 0x4000
@@ -85,14 +98,14 @@ const (
 	NFT    = iptables.NFT
 )
 
-// Plane writes facts into one network namespace. It implements dataplane.Plane[model.Part, Key, string],
+// Plane writes facts into one network namespace. It implements dataplane.Plane[model.ServicePart, Key, string],
 // dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	conn     *iptables.Conn
-	localnet *sysctl.Setting
+	localnet *sysctl.File
 	mark     uint32
-	tracking *sysctl.Setting // how connection tracking judges segments
-	liberal  func() bool     // see node; nil: no
+	tracking *sysctl.File // how connection tracking judges segments
+	liberal  func() bool  // see node; nil: no
 	counted  bool
 
 	mu   sync.Mutex
@@ -100,12 +113,13 @@ type Plane struct {
 }
 
 var (
-	_ dataplane.Plane[model.Part, Key, string] = (*Plane)(nil)
-	_ dataplane.Watcher                        = (*Plane)(nil)
-	_ dataplane.Cleaner                        = (*Plane)(nil)
+	_ dataplane.Plane[model.ServicePart, Key, string] = (*Plane)(nil)
+	_ dataplane.Watcher                               = (*Plane)(nil)
+	_ dataplane.Cleaner                               = (*Plane)(nil)
 )
 
-// routeLocalnet is the sysctl that lets packets with IPv4 loopback addresses leave the host, for node ports on localhost.
+// routeLocalnet is the sysctl that lets packets with IPv4 loopback addresses leave the host, for node ports on
+// localhost.
 const routeLocalnet = "net/ipv4/conf/all/route_localnet"
 
 // tcpBeLiberal is the sysctl that has connection tracking call only resets outside a connection's window invalid. As
@@ -124,8 +138,8 @@ func New() (*Plane, error) {
 // NewVariant opens the plane of the calling thread's network namespace with a chosen variant.
 func NewVariant(v Variant) (*Plane, error) { return NewMarked(v, Mark) }
 
-// NewMarked also chooses the bit of the packet mark, where another owner uses Mark. What was written with another bit is
-// read as altered, and so written anew.
+// NewMarked also chooses the bit of the packet mark, where another owner uses Mark. What was written with another bit
+// is read as altered, and so written anew.
 func NewMarked(v Variant, mark uint32) (*Plane, error) {
 	if bits.OnesCount32(mark) != 1 {
 		return nil, fmt.Errorf("iptables: packet mark %#x: choose one bit, such as %#x", mark, Mark)
@@ -149,10 +163,10 @@ func NewMarked(v Variant, mark uint32) (*Plane, error) {
 		held: map[iptables.Family]*held{}}, nil
 }
 
-// Variant gives the variant in use.
+// Variant returns the variant in use.
 func (p *Plane) Variant() Variant { return p.conn.Variant }
 
-// Close gives up the plane's handles. The kernel keeps what was written.
+// Close closes the plane's handles. The kernel keeps what was written.
 func (p *Plane) Close() error {
 	p.localnet.Close()
 	p.tracking.Close()
@@ -161,7 +175,7 @@ func (p *Plane) Close() error {
 
 // OnWarning reports the families whose commands are not installed.
 func (p *Plane) OnWarning(report func(text string)) {
-	for _, why := range AbilitiesOf(p.Variant()).Lacks() {
+	for _, why := range Missing(p.Variant()) {
 		report(why)
 	}
 }
@@ -169,7 +183,8 @@ func (p *Plane) OnWarning(report func(text string)) {
 // Watch implements dataplane.Watcher, as far as the variant allows.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.conn.Watch(ctx) }
 
-// Read implements dataplane.Plane. A family that can't be read, while the other can, has no facts: a Write of them says why.
+// Read implements dataplane.Plane. A family that can't be read, while the other can, has no facts: a Write of them says
+// why.
 func (p *Plane) Read(ctx context.Context) ([]Fact, error) {
 	facts, failed, err := p.read(ctx)
 	if err == nil && (ctx.Err() != nil || len(failed) == len(p.conn.Families)) {
@@ -178,7 +193,7 @@ func (p *Plane) Read(ctx context.Context) ([]Fact, error) {
 	return facts, err
 }
 
-// read gives the facts of the families that can be read, and what is wrong with the others.
+// read returns the facts of the families that can be read, and what is wrong with the others.
 func (p *Plane) read(ctx context.Context) (facts []Fact, failed []error, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -213,7 +228,7 @@ func (p *Plane) load(ctx context.Context, f iptables.Family) error {
 	return nil
 }
 
-// facts gives what the tables stand for.
+// facts returns what the tables stand for.
 func (h *held) facts() (facts []Fact) {
 	node := Key{Kind: KindNode, Family: h.family}
 	switch {
@@ -234,8 +249,9 @@ func (h *held) facts() (facts []Fact) {
 	return facts
 }
 
-// Write implements dataplane.Plane: one restore for each family concerned (in the nft variant more where very much is put), and
-// the sysctl after (or, when it goes, before) it. A family that fails leaves the other be, and is read again before the next.
+// Write implements dataplane.Plane: one restore for each family concerned (in the nft variant more where very much is
+// put), and the sysctl after (or, when it goes, before) it. A family that fails leaves the other be, and is read again
+// before the next.
 func (p *Plane) Write(ctx context.Context, put, del []Fact) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -256,11 +272,12 @@ func (p *Plane) Write(ctx context.Context, put, del []Fact) error {
 	return errors.Join(errs...)
 }
 
-// most is how many pools' chains one restore of the nft variant is given: it takes longer than linearly in their number.
+// most is how many pools' chains one restore of the nft variant is given: it takes longer than linearly in their
+// number.
 const most = 2000
 
-// portion gives what one restore is to do, and what is left: everything, or, where there are many pools to put, some of those.
-// A pool may come before what leads to it.
+// portion returns what one restore is to do, and what is left: everything, or, where there are many pools to put, some
+// of those. A pool may come before what leads to it.
 func (p *Plane) portion(put, del []Fact) (now, then, later, after []Fact) {
 	chosen := map[Key]bool{}
 	for _, f := range put {
@@ -329,18 +346,12 @@ func (p *Plane) ensureCounters(c *change) error {
 	return p.conn.Do(func() error { return errors.Join(nfacct.Ensure(invalidDropped), nfacct.Ensure(localhostAccepted)) })
 }
 
-// Counted is how many packets rules have matched.
-type Counted struct {
-	InvalidDropped    uint64 // that connection tracking called invalid, in FORWARD
-	LocalhostAccepted uint64 // the first ones of connections to node ports at loopback addresses
-}
-
 // Counted returns what was counted; nil where the kernel has no counters (CONFIG_NETFILTER_XT_MATCH_NFACCT).
-func (p *Plane) Counted() (*Counted, error) {
+func (p *Plane) Counted() (*service.RuleCounts, error) {
 	if !p.counted {
 		return nil, nil
 	}
-	var c Counted
+	var c service.RuleCounts
 	err := p.conn.Do(func() (err error) {
 		if c.InvalidDropped, err = nfacct.Packets(invalidDropped); err == nil {
 			c.LocalhostAccepted, err = nfacct.Packets(localhostAccepted)
@@ -354,7 +365,7 @@ func (p *Plane) Counted() (*Counted, error) {
 }
 
 // localhost changes the sysctl back before the guard goes, if it was us who changed it, which a comment among the rules
-// says; and says whether it is to be set once the guard stands.
+// says; and reports whether it is to be set once the guard stands.
 func (p *Plane) localhost(c *change) (after bool, err error) {
 	if c.sysctl == nil {
 		return false, nil
@@ -417,5 +428,5 @@ func (p *Plane) clean(ctx context.Context) error {
 	return p.conn.Do(func() error { return errors.Join(nfacct.Delete(invalidDropped), nfacct.Delete(localhostAccepted)) })
 }
 
-// sortedKeys gives a map's keys in order.
+// sortedKeys returns a map's keys in order.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -20,8 +20,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// TestMain gives the legacy commands a lock of their own: the one that they take else is the whole host's, whatever the
-// namespace, and another's large table holds it for seconds.
+// TestMain returns the legacy commands a lock of their own: the one that they take else is the whole host's, whatever
+// the namespace, and another's large table holds it for seconds.
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "fairlead-iptables-")
 	if err != nil {
@@ -52,30 +52,36 @@ func eachVariant(t *testing.T, body func(t *testing.T, p *Plane)) {
 }
 
 // everyPart returns everything, and a health check.
-func everyPart() []model.Part {
-	return append(everything().Parts(), &model.HealthCheck{Service: "shop/web", Port: 32100})
+func everyPart() []model.ServicePart {
+	return append(everything().Parts(), &model.HealthCheck{
+		Owner: model.Owner{Kind: model.KindService, Namespace: "shop", Name: "web"}, Port: 32100})
 }
 
-// everything gives a node with every shape of frontend, in both families.
-func everything() *model.Services {
+// everything returns a node with every shape of frontend, in both families.
+func everything() *model.Snapshot {
 	a, pre := netip.MustParseAddr, netip.MustParsePrefix
-	s := &model.Services{Frontends: map[model.Entry]*model.Frontend{}, Node: &model.Node{
-		Name: "a", Pods: []netip.Prefix{pre("10.244.0.0/16"), pre("10.9.9.9/32"), pre("fd00:244::/48")}, Localhost: true,
-		NodePorts: []model.Range{{First: a("0.0.0.0"), Last: a("255.255.255.255")}, {First: a("::2"), Last: a("fd00::1")}}}}
+	s := &model.Snapshot{Frontends: map[model.Entry]*model.Frontend{},
+		ServiceNode: &model.ServiceNode{Node: &model.Node{Name: "a",
+			Pods: []netip.Prefix{pre("10.244.0.0/16"), pre("10.9.9.9/32"), pre("fd00:244::/48")}}, Localhost: true,
+			NodePorts: []model.Range{{First: a("0.0.0.0"), Last: a("255.255.255.255")}, {First: a("::2"), Last: a("fd00::1")}}}}
 	id := uint64(1 << 60)
 	pool := func(n int, affinity time.Duration, base netip.Addr, p model.Protocol) *model.Pool {
 		id++
-		l := &model.Pool{ID: id, Name: "p", Affinity: affinity, Protocol: p, Scheduler: []model.Scheduler{model.Random, model.RoundRobin}[id%2]}
+		l := &model.Pool{ID: id, Name: "p", Affinity: affinity, Protocol: p,
+			Scheduler: []model.Scheduler{model.Random, model.RoundRobin}[id%2]}
 		for i := range n {
-			l.Backends = append(l.Backends, model.Backend{Addr: netip.AddrPortFrom(base, uint16(i+1)), Local: i%2 == 0, Weight: uint16(id % 3 * uint64(i%5))})
+			l.Backends = append(l.Backends, model.Backend{Addr: netip.AddrPortFrom(base, uint16(i+1)), Local: i%2 == 0,
+				Weight: uint16(id % 3 * uint64(i%5))})
 		}
 		return l
 	}
-	for _, f := range []struct{ vip, any, backend string }{{"10.96.0.1", "0.0.0.0", "10.244.0.1"}, {"fd00:96::1", "::", "fd00:244::1"}} {
+	for _, f := range []struct{ vip, any, backend string }{{"10.96.0.1", "0.0.0.0", "10.244.0.1"},
+		{"fd00:96::1", "::", "fd00:244::1"}} {
 		port, vip := uint16(0), a(f.vip)
 		for _, n := range []int{0, 1, 10, 60} {
 			for _, affinity := range []time.Duration{0, time.Hour} {
-				for _, sources := range [][]netip.Prefix{nil, {}, {netip.PrefixFrom(vip, 16).Masked(), netip.PrefixFrom(a(f.backend), a(f.backend).BitLen())}} {
+				for _, sources := range [][]netip.Prefix{nil, {},
+					{netip.PrefixFrom(vip, 16).Masked(), netip.PrefixFrom(a(f.backend), a(f.backend).BitLen())}} {
 					for _, addr := range []netip.Addr{vip, a(f.any)} {
 						port++
 						protocol := []model.Protocol{model.TCP, model.UDP, model.SCTP}[port%3]
@@ -85,7 +91,8 @@ func everything() *model.Services {
 							out = model.Target{Pool: pool(n/2, affinity, a(f.backend), protocol), Empty: model.Drop}
 						}
 						e := model.Entry{Addr: addr, Port: port, Protocol: protocol}
-						s.Frontends[e] = &model.Frontend{Entry: e, Inside: in, Outside: out, Hide: model.Origins(port % 8), Sources: sources}
+						s.Frontends[e] = &model.Frontend{Entry: e, Internal: in, External: out, Masquerade: model.Origins(port % 8),
+							Sources: sources}
 					}
 					if n > 0 {
 						vip = vip.Next()
@@ -97,19 +104,20 @@ func everything() *model.Services {
 	return s
 }
 
-// holds says how the kernel differs from facts.
+// holds returns how the kernel differs from facts.
 func holds(t *testing.T, p *Plane, want []Fact) string {
 	held, err := p.Read(t.Context())
 	if err != nil {
 		return err.Error()
 	}
-	if missing, extra := servicetest.Difference(want, held), servicetest.Difference(held, want); len(missing)+len(extra) > 0 {
+	if missing, extra := servicetest.Difference(want, held),
+		servicetest.Difference(held, want); len(missing)+len(extra) > 0 {
 		return fmt.Sprintf("missing %q, extra %q", missing, extra)
 	}
 	return ""
 }
 
-func TestKernelHoldsWhatIsWritten(t *testing.T) {
+func TestKernelReturnsWhatIsWritten(t *testing.T) {
 	eachVariant(t, func(t *testing.T, p *Plane) {
 		want := servicetest.Facts(t, p, everyPart())
 		for _, s := range []struct {
@@ -131,7 +139,8 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 			}
 		}
 		for _, name := range []string{"iptables", "ip6tables"} {
-			if out, err := exec.Command(name+"-"+string(p.Variant()), "-t", "nat", "-A", "PREROUTING", "-j", "ACCEPT").CombinedOutput(); err != nil {
+			if out, err := exec.Command(name+"-"+string(p.Variant()), "-t", "nat", "-A", "PREROUTING", "-j",
+				"ACCEPT").CombinedOutput(); err != nil {
 				t.Errorf("%s: %v: %s", name, err, out)
 			}
 		}
@@ -150,7 +159,8 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 			t.Errorf("after clean: %s is %q, %v", routeLocalnet, v, err)
 		}
 		for _, name := range []string{"iptables", "ip6tables"} {
-			out, err := exec.Command(name+"-"+string(p.Variant()), "-t", "nat", "-D", "PREROUTING", "-j", "ACCEPT").CombinedOutput()
+			out, err := exec.Command(name+"-"+string(p.Variant()), "-t", "nat", "-D", "PREROUTING", "-j",
+				"ACCEPT").CombinedOutput()
 			if err != nil {
 				t.Errorf("another's rule did not outlive clean: %v: %s", err, out)
 			}
@@ -186,7 +196,8 @@ func TestMark(t *testing.T) {
 		if err != nil || len(servicetest.Difference(held, want)) == 0 {
 			t.Errorf("rules with another mark are taken for ours: %v", err)
 		}
-		if err := second.Write(t.Context(), servicetest.Difference(want, held), servicetest.Difference(held, want)); err != nil {
+		if err := second.Write(t.Context(), servicetest.Difference(want, held),
+			servicetest.Difference(held, want)); err != nil {
 			t.Error(err)
 		}
 		if wrong := holds(t, second, want); wrong != "" {
@@ -195,8 +206,9 @@ func TestMark(t *testing.T) {
 	})
 }
 
-// TestOthersStay holds that what others have in the same chains is never touched, and that ours comes before it.
-func TestOthersStay(t *testing.T) {
+// TestForeignRulesArePreserved holds that what others have in the same chains is never touched, and that ours comes
+// before it.
+func TestForeignRulesArePreserved(t *testing.T) {
 	eachVariant(t, func(t *testing.T, p *Plane) {
 		run := func(args ...string) string {
 			out, err := exec.Command("iptables-"+string(p.Variant()), args...).CombinedOutput()
@@ -220,7 +232,9 @@ func TestOthersStay(t *testing.T) {
 		if err := p.Write(t.Context(), nil, all); err != nil {
 			t.Error(err)
 		}
-		want := "-P PREROUTING ACCEPT\n-P INPUT ACCEPT\n-P OUTPUT ACCEPT\n-P POSTROUTING ACCEPT\n-N THEIRS\n-A PREROUTING -m comment --comment \"not for -j FAIRLEAD-DROP\" -j THEIRS\n-A PREROUTING -j THEIRS\n-A THEIRS -d 192.0.2.1/32 -j ACCEPT\n"
+		want := "-P PREROUTING ACCEPT\n-P INPUT ACCEPT\n-P OUTPUT ACCEPT\n-P POSTROUTING ACCEPT\n-N THEIRS\n-A PREROUTING " +
+			"-m comment --comment \"not for -j FAIRLEAD-DROP\" -j THEIRS\n-A PREROUTING -j THEIRS\n-A THEIRS -d 192.0.2.1/32 " +
+			"-j ACCEPT\n"
 		if left := run("-t", "nat", "-S"); left != want {
 			t.Errorf("left is:\n%s", left)
 		}
@@ -237,8 +251,10 @@ func TestManyPools(t *testing.T) {
 			other = append(other, p.Render(servicetest.Pool(i, 1))...)
 		}
 		before := slices.DeleteFunc(slices.Clone(first), func(f Fact) bool { return f.Key.Kind != KindPool })
-		second := append(slices.DeleteFunc(slices.Clone(first), func(f Fact) bool { return f.Key.Kind == KindPool }), other...)
-		for _, step := range []struct{ put, del, want []Fact }{{first, nil, first}, {other, before, second}, {nil, second, nil}} {
+		second := append(slices.DeleteFunc(slices.Clone(first), func(f Fact) bool { return f.Key.Kind == KindPool }),
+			other...)
+		for _, step := range []struct{ put, del, want []Fact }{{first, nil, first}, {other, before, second},
+			{nil, second, nil}} {
 			if err := p.Write(t.Context(), step.put, step.del); err != nil {
 				t.Error(err)
 				return
@@ -251,8 +267,8 @@ func TestManyPools(t *testing.T) {
 	})
 }
 
-// TestGuardOutlivesTheSysctl holds that packets to loopback addresses are kept out as long as the kernel routes them for us,
-// whatever is written when.
+// TestGuardOutlivesTheSysctl holds that packets to loopback addresses are kept out as long as the kernel routes them
+// for us, whatever is written when.
 func TestGuardOutlivesTheSysctl(t *testing.T) {
 	eachVariant(t, func(t *testing.T, p *Plane) {
 		guarded := func() bool {
@@ -267,7 +283,8 @@ func TestGuardOutlivesTheSysctl(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		with, without := p.Render(&model.Node{Localhost: true}), p.Render(&model.Node{})
+		with, without := p.Render(&model.ServiceNode{Node: &model.Node{}, Localhost: true}),
+			p.Render(&model.ServiceNode{Node: &model.Node{}})
 		write(with, nil)
 		sysctl := servicetest.Difference(with, without)
 		sysctl = slices.DeleteFunc(sysctl, func(f Fact) bool { return f.Key.Kind != KindSysctl })
@@ -291,7 +308,8 @@ func TestOneFamilyAlone(t *testing.T) {
 	for _, verb := range []string{"save", "restore"} {
 		eachVariant(t, func(t *testing.T, p *Plane) {
 			dir, name := t.TempDir(), "ip6tables-"+string(p.Variant())+"-"+verb
-			if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\ncat >/dev/null; echo broken >&2; exit 3\n"), 0o755); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\ncat >/dev/null; echo broken >&2; exit 3\n"),
+				0o755); err != nil {
 				t.Error(err)
 			}
 			all := servicetest.Facts(t, p, everyPart())

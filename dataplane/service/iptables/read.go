@@ -14,7 +14,7 @@ import (
 
 // held is what a family's tables hold of ours.
 type held struct {
-	world
+	ruleset
 	pools  map[string]heldPool // by their first chain
 	tables map[string]*content
 	wrong  string // what is not as this plane writes it, pools aside; or ""
@@ -26,16 +26,16 @@ type heldPool struct {
 	chains []string
 }
 
-// understand finds out what facts the tables stand for. Rules are read loosely; then all that they would have come from is
-// built again and must be what is there, word for word.
+// understand finds out what facts the tables stand for. Rules are read loosely; then all that they would have come from
+// is built again and must be what is there, word for word.
 func understand(f iptables.Family, mark uint32, read map[string]*iptables.Table) *held {
-	h := &held{world: world{family: f, mark: mark, frontends: map[model.Entry]*frontend{}, health: map[uint16]bool{}},
+	h := &held{ruleset: ruleset{family: f, mark: mark, frontends: map[model.Entry]*frontend{}, health: map[uint16]bool{}},
 		pools: map[string]heldPool{}, tables: map[string]*content{}}
 	for _, table := range tables {
 		h.tables[table] = newContent()
 	}
 	for table, t := range read {
-		h.take(table, t)
+		h.parseTable(table, t)
 	}
 	nat := h.tables["nat"]
 	h.nodeOf(nat.chains[chainState])
@@ -52,8 +52,9 @@ func understand(f iptables.Family, mark uint32, read map[string]*iptables.Table)
 	return h
 }
 
-// take sorts what a table holds of ours: pools, which are understood at once, other chains, and what leads to them.
-func (h *held) take(table string, t *iptables.Table) {
+// parseTable sorts what a table holds of ours: pools, which are understood at once, other chains, and what leads to
+// them.
+func (h *held) parseTable(table string, t *iptables.Table) {
 	c := h.tables[table]
 	others := map[string][]string{}
 	for _, name := range t.Chains {
@@ -85,7 +86,7 @@ func (h *held) take(table string, t *iptables.Table) {
 	}
 }
 
-// unquoted gives a rule without its quoted texts, such as comments of others that speak of our chains.
+// unquoted returns a rule without its quoted texts, such as comments of others that speak of our chains.
 func unquoted(rule string) string {
 	if !strings.Contains(rule, `"`) {
 		return rule
@@ -148,7 +149,7 @@ func (h *held) nodeOf(rules []string) {
 	h.node = &n
 }
 
-// differs says where tables are not as they should be, or "".
+// differs returns where tables are not as they should be, or "".
 func differs(are, should map[string]*content) string {
 	for _, table := range tables {
 		is, want := are[table], should[table]
@@ -179,7 +180,7 @@ func (h *held) clusterIPs(filter *content) {
 	for _, rules := range filter.chains {
 		for _, text := range rules {
 			if r := parseRule(text); r.to.IsValid() && r.to.IsSingleIP() && r.protocol == 0 && r.target == chainReject {
-				f := &frontend{entry: model.Entry{Addr: r.to.Addr()}, inside: chainReject, outside: chainReject}
+				f := &frontend{entry: model.Entry{Addr: r.to.Addr()}, internal: chainReject, external: chainReject}
 				h.frontends[f.entry] = f
 			}
 		}
@@ -188,12 +189,12 @@ func (h *held) clusterIPs(filter *content) {
 
 // climb collects the frontends of the tree, from the rules that lead into it.
 func (h *held) climb(nat *content) {
-	c := &climber{nat: nat, found: h.frontends, notes: map[string]model.Origins{}}
-	for m, r := range h.hidings() {
+	c := &climber{nat: nat, found: h.frontends, markings: map[string]model.Origins{}}
+	for m, r := range h.masqueradings() {
 		if r.inline {
-			c.notes[strings.Join(r.rules, "\n")] = m
+			c.markings[strings.Join(r.rules, "\n")] = m
 		}
-		c.notes["-j "+hideChain(m)] = m
+		c.markings["-j "+masqueradeChain(m)] = m
 	}
 	for _, r := range nat.leads["PREROUTING"] {
 		if r := parseRule(r); r.target != chainNode {
@@ -209,9 +210,9 @@ func (h *held) climb(nat *content) {
 
 // climber walks the tree of a table.
 type climber struct {
-	nat   *content
-	found map[model.Entry]*frontend
-	notes map[string]model.Origins // whose source is hidden, by the rules that note it
+	nat      *content
+	found    map[model.Entry]*frontend
+	markings map[string]model.Origins // whose source is hidden, by the rules that note it
 }
 
 // rule is what the climber sees in a rule.
@@ -245,18 +246,18 @@ func parseRule(text string) (r rule) {
 }
 
 // walk goes through a chain. Any is the address of entries that name none.
-func (c *climber) walk(chain string, hide model.Origins, depth int, any netip.Addr) {
+func (c *climber) walk(chain string, masqueradeFrom model.Origins, depth int, any netip.Addr) {
 	if depth == 0 {
 		return
 	}
-	var note []string
+	var marking []string
 	own := map[model.Entry]model.Origins{} // noted for one frontend
 	for _, text := range c.nat.chains[chain] {
 		r := parseRule(text)
-		if r.port == 0 && (r.target == "MARK" || strings.HasPrefix(r.target, hideChainPrefix)) {
-			note = append(note, text)
-			if m, ok := c.notes[strings.Join(note, "\n")]; ok {
-				hide = m
+		if r.port == 0 && (r.target == "MARK" || strings.HasPrefix(r.target, masqueradeChainPrefix)) {
+			marking = append(marking, text)
+			if m, ok := c.markings[strings.Join(marking, "\n")]; ok {
+				masqueradeFrom = m
 			}
 			continue
 		}
@@ -266,11 +267,11 @@ func (c *climber) walk(chain string, hide model.Origins, depth int, any netip.Ad
 		}
 		switch {
 		case r.port == 0 || !e.Addr.IsValid():
-			c.walk(r.target, hide, depth-1, any)
-		case strings.HasPrefix(r.target, hideChainPrefix):
-			own[e] = c.notes["-j "+r.target]
+			c.walk(r.target, masqueradeFrom, depth-1, any)
+		case strings.HasPrefix(r.target, masqueradeChainPrefix):
+			own[e] = c.markings["-j "+r.target]
 		default:
-			f := &frontend{entry: e, hide: hide | own[e]}
+			f := &frontend{entry: e, masqueradeFrom: masqueradeFrom | own[e]}
 			c.branch(f, r.target)
 			f.normalize()
 			c.found[e] = f
@@ -278,7 +279,7 @@ func (c *climber) walk(chain string, hide model.Origins, depth int, any netip.Ad
 	}
 }
 
-const hideChainPrefix = Prefix + "FROM-"
+const masqueradeChainPrefix = Prefix + "FROM-"
 
 // branch finds out where a frontend's packets go by who sends them.
 func (c *climber) branch(f *frontend, goal string) {
@@ -296,13 +297,13 @@ func (c *climber) branch(f *frontend, goal string) {
 			}
 		}
 	}
-	f.inside, f.outside = goal, goal
+	f.internal, f.external = goal, goal
 	if rules := c.nat.chains[goal]; strings.HasPrefix(goal, Prefix+"TWO") && len(rules) > 0 {
-		f.inside, f.outside = parseRule(rules[0]).target, parseRule(rules[len(rules)-1]).target
+		f.internal, f.external = parseRule(rules[0]).target, parseRule(rules[len(rules)-1]).target
 	}
 }
 
-// any gives the unspecified address of the frontend's family.
+// any returns the unspecified address of the frontend's family.
 func (f *frontend) any() netip.Addr {
 	if f.entry.Addr.Is4() {
 		return netip.IPv4Unspecified()
@@ -310,7 +311,7 @@ func (f *frontend) any() netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// parseAddrPort gives an address and port, or neither.
+// parseAddrPort returns an address and port, or neither.
 func parseAddrPort(text string) netip.AddrPort {
 	a, _ := netip.ParseAddrPort(text)
 	return a

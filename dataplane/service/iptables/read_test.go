@@ -24,7 +24,7 @@ func nothing(f iptables.Family) *held {
 	return understand(f, Mark, nil)
 }
 
-// read gives what save would print once a change is true, by tables.
+// read returns what save would print once a change is true, by tables.
 func read(c *change) map[string]*iptables.Table {
 	c.input()
 	all := map[string]*iptables.Table{}
@@ -43,7 +43,7 @@ func read(c *change) map[string]*iptables.Table {
 	return all
 }
 
-// of gives a family's facts, without the sysctl, which no table holds.
+// of returns a family's facts, without the sysctl, which no table holds.
 func of(f iptables.Family, all []Fact) []Fact {
 	return slices.DeleteFunc(slices.Clone(all), func(x Fact) bool { return x.Key.Family != f || x.Key.Kind == KindSysctl })
 }
@@ -64,7 +64,8 @@ func TestWhatIsAlteredIsSeen(t *testing.T) {
 		}
 		if !same() {
 			is := understand(family, Mark, tables).facts()
-			t.Fatalf("family %d: missing %q, extra %q", family, servicetest.Difference(want, is), servicetest.Difference(is, want))
+			t.Fatalf("family %d: missing %q, extra %q", family, servicetest.Difference(want, is),
+				servicetest.Difference(is, want))
 		}
 		random := rand.New(rand.NewPCG(1, 1))
 		tried := 0
@@ -84,7 +85,8 @@ func TestWhatIsAlteredIsSeen(t *testing.T) {
 					}
 					tried++
 					if table.Rules[chain] = change; same() {
-						t.Errorf("family %d: a rule of chain %s of table %s is %s, and nobody sees it:\n%s", family, chain, name, what, strings.Join(change, "\n"))
+						t.Errorf("family %d: a rule of chain %s of table %s is %s, and nobody sees it:\n%s", family, chain, name, what,
+							strings.Join(change, "\n"))
 					}
 				}
 				table.Rules[chain] = rules
@@ -124,33 +126,36 @@ func TestAlteredIsRepaired(t *testing.T) {
 	}
 }
 
-// shop gives a small world: a Service, a pool of it, its node port, and one without backends.
-func shop(backends ...string) (web *model.Frontend, parts []model.Part) {
+// shop returns a small world: a Service, a pool of it, its node port, and one without backends.
+func shop(backends ...string) (web *model.Frontend, parts []model.ServicePart) {
 	a := netip.MustParseAddr
-	node := &model.Node{Name: "a", Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, Localhost: true,
-		NodePorts: []model.Range{{First: a("0.0.0.0"), Last: a("255.255.255.255")}}}
+	node := &model.ServiceNode{Node: &model.Node{Name: "a", Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
+		Localhost: true, NodePorts: []model.Range{{First: a("0.0.0.0"), Last: a("255.255.255.255")}}}
 	pool := &model.Pool{ID: 0xabc, Name: "shop/web", Protocol: model.TCP, Affinity: time.Hour}
 	for _, b := range backends {
 		pool.Backends = append(pool.Backends, model.Backend{Addr: netip.MustParseAddrPort(b)})
 	}
 	none := &model.Pool{ID: 0xdef, Name: "shop/none", Protocol: model.UDP}
-	front := func(addr string, port uint16, p *model.Pool, hide model.Origins) *model.Frontend {
+	front := func(addr string, port uint16, p *model.Pool, masqueradeFrom model.Origins) *model.Frontend {
 		t := model.Target{Pool: p}
-		return &model.Frontend{Entry: model.Entry{Addr: a(addr), Port: port, Protocol: p.Protocol}, Inside: t, Outside: t, Hide: hide}
+		return &model.Frontend{Entry: model.Entry{Addr: a(addr), Port: port, Protocol: p.Protocol}, Internal: t, External: t,
+			Masquerade: masqueradeFrom}
 	}
-	most := model.OriginsOf(model.FromNode, model.FromOutside)
+	most := model.OriginsOf(model.FromNode, model.FromExternal)
 	web = front("10.96.0.10", 80, pool, most)
 	public := front("203.0.113.5", 80, pool, model.AllOrigins)
-	public.Outside = model.Target{Pool: none, Empty: model.Drop}
+	public.External = model.Target{Pool: none, Empty: model.Drop}
 	public.Sources = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
-	return web, []model.Part{node, pool, web, public, front("10.96.0.11", 53, none, 0), front("0.0.0.0", 30080, pool, model.AllOrigins)}
+	return web, []model.ServicePart{node, pool, web, public, front("10.96.0.11", 53, none, 0),
+		front("0.0.0.0", 30080, pool, model.AllOrigins)}
 }
 
 // TestGolden holds what restore is told, word for word.
 func TestGolden(t *testing.T) {
 	web, parts := shop("10.244.1.1:8080", "10.244.2.1:8080", "10.244.2.2:8080")
 	_, later := shop("10.244.1.1:8080", "10.244.2.2:8080")
-	now, then := of(iptables.IPv4, servicetest.Facts(t, &Plane{}, parts)), of(iptables.IPv4, servicetest.Facts(t, &Plane{}, later))
+	now, then := of(iptables.IPv4, servicetest.Facts(t, &Plane{}, parts)),
+		of(iptables.IPv4, servicetest.Facts(t, &Plane{}, later))
 	slices.SortFunc(now, func(a, b Fact) int { return a.Key.Rank() - b.Key.Rank() })
 	h := nothing(iptables.IPv4)
 	for _, step := range []struct {
@@ -187,7 +192,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// FuzzUnderstand reads any rules: it must not fail on them, and say that they are altered where it would not write them so.
+// FuzzUnderstand reads any rules: it must not fail on them, and say that they are altered where it would not write them
+// so.
 func FuzzUnderstand(f *testing.F) {
 	_, parts := shop("10.244.1.1:8080", "10.244.2.1:8080")
 	c, err := nothing(iptables.IPv4).change(of(iptables.IPv4, servicetest.Facts(f, &Plane{}, parts)), nil)

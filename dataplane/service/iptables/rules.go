@@ -14,20 +14,21 @@ import (
 // Prefix begins the name of each of our chains.
 const Prefix = "FAIRLEAD-"
 
-// Chains that there is one of. Those of refusals are ends in the table nat, where nothing can be refused, and refuse in the
-// table filter.
+// Chains that there is one of. Those of refusals are ends in the table nat, where nothing can be refused, and refuse in
+// the table filter.
 const (
-	chainState  = Prefix + "STATE"    // never entered: its comments say what the node fact is
-	chainReject = Prefix + "REJECT"   // tells the client that nobody is there
-	chainDrop   = Prefix + "DROP"     // says nothing
-	chainLeave  = Prefix + "LEAVE"    // hides the source of translated packets that need it
-	chainHide   = Prefix + "HIDE"     // does it
-	chainRefuse = Prefix + "REFUSE"   // finds the frontends that may refuse, ClusterIPs and unallocated addresses
-	chainNode   = Prefix + "NODEPORT" // packets to this node's own addresses
-	chainPorts  = Prefix + "PORTS"    // to those that take node ports
-	chainGuard  = Prefix + "GUARD"    // drops packets to loopback addresses from outside
-	chainHealth = Prefix + "HEALTH"   // accepts packets to health checks
-	chainFwd    = Prefix + "FORWARD"  // accepts translated connections, and drops what connection tracking calls invalid
+	chainState          = Prefix + "STATE"      // never entered: its comments say what the node fact is
+	chainReject         = Prefix + "REJECT"     // tells the client that nobody is there
+	chainDrop           = Prefix + "DROP"       // says nothing
+	chainLeave          = Prefix + "LEAVE"      // hides the source of translated packets that need it
+	chainMasquerade     = Prefix + "MASQUERADE" // does it
+	chainRejectDispatch = Prefix + "FILTER"     // finds frontends that may reject, ClusterIPs and unallocated addresses
+	chainNode           = Prefix + "NODEPORT"   // packets to this node's own addresses
+	chainPorts          = Prefix + "PORTS"      // to those that take node ports
+	chainGuard          = Prefix + "GUARD"      // drops packets to loopback addresses from outside
+	chainHealth         = Prefix + "HEALTH"     // accepts packets to health checks
+	// accepts translated connections, and drops what connection tracking calls invalid
+	chainFwd = Prefix + "FORWARD"
 )
 
 // The kernel's counters that rules count in.
@@ -58,11 +59,11 @@ type content struct {
 
 func newContent() *content { return &content{map[string][]string{}, map[string][]string{}} }
 
-// hideChain names the chain that notes that packets of some origins have their source hidden.
-func hideChain(m model.Origins) string { return fmt.Sprintf("%sFROM-%d", Prefix, m) }
+// masqueradeChain names the chain that notes that packets of some origins have their source hidden.
+func masqueradeChain(m model.Origins) string { return fmt.Sprintf("%sFROM-%d", Prefix, m) }
 
-// world is what a family's tables are built of.
-type world struct {
+// ruleset is what a family's tables are built of.
+type ruleset struct {
 	family    iptables.Family
 	node      *node // nil: none
 	frontends map[model.Entry]*frontend
@@ -71,15 +72,15 @@ type world struct {
 	mark      uint32          // the bit of the packet mark that is ours
 }
 
-// build gives every table's content.
-func (w *world) build() map[string]*content {
+// build returns every table's content.
+func (w *ruleset) build() map[string]*content {
 	out := map[string]*content{"raw": newContent(), "filter": newContent(), "nat": newContent()}
 	if w.node == nil && len(w.frontends)+len(w.health) == 0 && !w.localnet {
 		return out
 	}
 	var all, closed []*frontend
 	for _, f := range w.frontends {
-		if !f.everyPort() { // which nobody serves
+		if !f.everyPort() { // which nothing serves
 			all = append(all, f)
 		}
 		if f.closed() {
@@ -98,7 +99,8 @@ func (w *world) build() map[string]*content {
 	if len(w.health) > 0 {
 		w.healthChecks(out["filter"])
 	}
-	if w.localnet || w.node != nil && w.node.localhost { // as long as the sysctl is ours to answer for, whatever was asked for since
+	// as long as the sysctl is ours to answer for, whatever was asked for since
+	if w.localnet || w.node != nil && w.node.localhost {
 		raw := out["raw"]
 		raw.chains[chainGuard] = []string{"-j DROP"}
 		raw.leads["PREROUTING"] = []string{"-d 127.0.0.0/8 ! -i lo -j " + chainGuard}
@@ -107,25 +109,26 @@ func (w *world) build() map[string]*content {
 }
 
 // nat translates.
-func (w *world) nat(c *content, of []*frontend) {
+func (w *ruleset) nat(c *content, of []*frontend) {
 	c.chains[chainState] = w.state()
 	for _, refusal := range []string{chainReject, chainDrop} {
 		c.chains[refusal] = []string{"-j ACCEPT"}
 	}
-	t := &tree{chains: c.chains, hiding: map[string]hiding{}, forget: fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", w.mark)}
-	for m, h := range w.hidings() {
-		t.hiding[hideChain(m)] = h
-		c.chains[hideChain(m)] = h.rules
+	t := &tree{chains: c.chains, masquerading: map[string]masquerading{},
+		forget: fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", w.mark)}
+	for m, h := range w.masqueradings() {
+		t.masquerading[masqueradeChain(m)] = h
+		c.chains[masqueradeChain(m)] = h.rules
 	}
 	c.chains[chainLeave] = []string{
-		fmt.Sprintf("-m mark --mark %#x/%#x -g %s", w.mark, w.mark, chainHide),
+		fmt.Sprintf("-m mark --mark %#x/%#x -g %s", w.mark, w.mark, chainMasquerade),
 		fmt.Sprintf("-m bpf --bytecode %q -m addrtype ! --src-type LOCAL -j %s", sameAddresses[w.family], masquerade),
 	}
 	if w.node != nil && w.node.localhost && w.node.counted {
 		count := "-m conntrack --ctorigdst 127.0.0.0/8 " + strings.TrimSpace(counting(localhostAccepted))
 		c.chains[chainLeave] = slices.Insert(c.chains[chainLeave], 0, count)
 	}
-	c.chains[chainHide] = []string{t.forget, "-j " + masquerade}
+	c.chains[chainMasquerade] = []string{t.forget, "-j " + masquerade}
 	c.leads["POSTROUTING"] = []string{"-m conntrack --ctstate DNAT -j " + chainLeave}
 
 	addressed, ports := apart(of)
@@ -145,33 +148,33 @@ func (w *world) nat(c *content, of []*frontend) {
 }
 
 // filter refuses what nat did not translate.
-func (w *world) filter(c *content, of []*frontend) {
+func (w *ruleset) filter(c *content, of []*frontend) {
 	w.refusals(c.chains)
 	t := &tree{chains: c.chains}
 	addressed, ports := apart(of)
-	c.chains[chainRefuse] = nil
+	c.chains[chainRejectDispatch] = nil
 	for _, door := range doors(addressed) {
 		p := shared(door)
 		t.root(prefixChain(p), door)
-		t.add(chainRefuse, within(p)+"-j "+prefixChain(p))
+		t.add(chainRejectDispatch, within(p)+"-j "+prefixChain(p))
 	}
 	if len(ports) > 0 {
-		t.add(chainRefuse, toNode)
+		t.add(chainRejectDispatch, toNode)
 		w.nodePorts(t, ports)
 	}
 	if w.node != nil {
 		for _, r := range w.node.services {
-			t.add(chainRefuse, fmt.Sprintf("-m iprange --dst-range %s %s-g %s", r, notToNode, chainDrop))
+			t.add(chainRejectDispatch, fmt.Sprintf("-m iprange --dst-range %s %s-g %s", r, notToNode, chainDrop))
 		}
 	}
 	w.branches(c.chains, of, func(goal string) string {
-		if refuses(goal) {
+		if rejects(goal) {
 			return "-g " + goal
 		}
 		return "-j RETURN"
 	})
 	for _, chain := range builtIn["filter"] {
-		c.leads[chain] = []string{"-m conntrack ! --ctstate INVALID,RELATED,ESTABLISHED,DNAT -j " + chainRefuse}
+		c.leads[chain] = []string{"-m conntrack ! --ctstate INVALID,RELATED,ESTABLISHED,DNAT -j " + chainRejectDispatch}
 	}
 }
 
@@ -179,7 +182,7 @@ func (w *world) filter(c *content, of []*frontend) {
 // connections and packets whose source is to be masqueraded. It drops packets that connection tracking calls invalid:
 // they are not translated, and the host that gets one from an address that it doesn't know resets the connection.
 // Refusals come first: a packet that is refused may carry the mark.
-func (w *world) forward(c *content) {
+func (w *ruleset) forward(c *content) {
 	c.chains[chainFwd] = []string{"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"}
 	if !w.node.liberal {
 		count := ""
@@ -193,7 +196,7 @@ func (w *world) forward(c *content) {
 }
 
 // healthChecks accepts packets to health checks, whatever the policy of INPUT.
-func (w *world) healthChecks(c *content) {
+func (w *ruleset) healthChecks(c *content) {
 	for _, port := range slices.Sorted(maps.Keys(w.health)) {
 		c.chains[chainHealth] = append(c.chains[chainHealth], fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", port))
 	}
@@ -203,8 +206,8 @@ func (w *world) healthChecks(c *content) {
 // masquerade has the kernel draw ports at random: two connections that begin at once seldom draw the same one.
 const masquerade = "MASQUERADE --random-fully"
 
-// refusals gives the chains that refuse.
-func (w *world) refusals(chains map[string][]string) {
+// refusals returns the chains that refuse.
+func (w *ruleset) refusals(chains map[string][]string) {
 	unreachable := "icmp-port-unreachable"
 	if w.family == iptables.IPv6 {
 		unreachable = "icmp6-port-unreachable"
@@ -229,7 +232,7 @@ func apart(of []*frontend) (addressed, ports []*frontend) {
 }
 
 // nodePorts lets the addresses that take node ports find one.
-func (w *world) nodePorts(t *tree, of []*frontend) {
+func (w *ruleset) nodePorts(t *tree, of []*frontend) {
 	t.chains[chainNode] = nil
 	if w.node != nil {
 		for _, r := range w.node.ports {
@@ -243,7 +246,7 @@ func (w *world) nodePorts(t *tree, of []*frontend) {
 	t.root(chainPorts, of)
 }
 
-// whole says whether a range holds every address of its family.
+// whole reports whether a range holds every address of its family.
 func whole(r model.Range) bool {
 	return r.First.IsUnspecified() && !r.Last.Next().IsValid()
 }
@@ -256,8 +259,8 @@ func within(p netip.Prefix) string {
 	return "-d " + p.String() + " "
 }
 
-// state says what the node fact is, in comments.
-func (w *world) state() (rules []string) {
+// state returns what the node fact is, in comments.
+func (w *ruleset) state() (rules []string) {
 	if w.node != nil {
 		for _, item := range w.node.items() {
 			rules = append(rules, comment(item))
@@ -269,7 +272,7 @@ func (w *world) state() (rules []string) {
 	return rules
 }
 
-// localnetSet says that the sysctl was changed by us, so that it is changed back.
+// localnetSet reports that the sysctl was changed by us, so that it is changed back.
 const localnetSet = "route_localnet was 0"
 
 // comment is a rule that says something. One without anything but letters would be printed without quotes.
@@ -280,16 +283,16 @@ func comment(text string) string {
 	return fmt.Sprintf("-m comment --comment %q", text)
 }
 
-// hidings gives, for each set of origins, the rules that note that their packets' source is to be hidden. Rules that would
-// be the same for two sets, or none, stand only in a chain that names the set.
-func (w *world) hidings() map[model.Origins]hiding {
-	all, first := map[model.Origins]hiding{}, map[string]model.Origins{"": 0}
+// masqueradings returns, for each set of origins, the rules that note that their packets' source is to be hidden. Rules
+// that would be the same for two sets, or none, stand only in a chain that names the set.
+func (w *ruleset) masqueradings() map[model.Origins]masquerading {
+	all, first := map[model.Origins]masquerading{}, map[string]model.Origins{"": 0}
 	for m := model.Origins(1); m <= model.AllOrigins; m++ {
-		h := w.hiding(m)
+		h := w.masquerading(m)
 		text := strings.Join(h.rules, "\n")
 		if other, twice := first[text]; twice {
 			h.inline = false
-			all[other] = hiding{all[other].rules, false}
+			all[other] = masquerading{all[other].rules, false}
 		}
 		first[text], all[m] = m, h
 	}
@@ -297,36 +300,36 @@ func (w *world) hidings() map[model.Origins]hiding {
 	return all
 }
 
-// hiding gives the rules that note, for packets of the origins in m, that their source is to be hidden.
-func (w *world) hiding(m model.Origins) hiding {
+// masquerading returns the rules that note, for packets of the origins in m, that their source is to be hidden.
+func (w *ruleset) masquerading(m model.Origins) masquerading {
 	pods := w.node.fromPods()
 	const local, notLocal = "-m addrtype --src-type LOCAL ", "-m addrtype ! --src-type LOCAL "
-	note := fmt.Sprintf("-j MARK --set-xmark %#x/%#x", w.mark, w.mark)
+	marking := fmt.Sprintf("-j MARK --set-xmark %#x/%#x", w.mark, w.mark)
 	if m == model.AllOrigins {
-		return hiding{[]string{note}, true}
+		return masquerading{[]string{marking}, true}
 	}
-	h := hiding{inline: true}
+	h := masquerading{inline: true}
 	add := func(parts ...string) { h.rules = append(h.rules, strings.Join(parts, "")) }
 	foreign := notLocal // a source that is judged as a pod's or outside's, not as the node's
 	if m.Has(model.FromNode) {
-		add(local, note)
+		add(local, marking)
 		foreign = ""
 	}
-	switch in, out := m.Has(model.FromPod), m.Has(model.FromOutside); {
+	switch in, out := m.Has(model.FromPod), m.Has(model.FromExternal); {
 	case in && out:
-		add(foreign, note)
+		add(foreign, marking)
 	case in:
 		for _, p := range pods {
-			add(p, foreign, note)
+			add(p, foreign, marking)
 		}
 	case out && len(pods) == 1 && pods[0] != "":
-		add("! ", pods[0], foreign, note)
+		add("! ", pods[0], foreign, marking)
 	case out:
 		h.inline = len(pods) == 0
 		for _, p := range pods {
 			add(p, "-j RETURN")
 		}
-		add(foreign, note)
+		add(foreign, marking)
 	}
 	return h
 }
@@ -347,33 +350,33 @@ var sameAddresses = map[iptables.Family]string{
 		"32 0 0 16,7 0 0 0,32 0 0 32,29 0 5 0,32 0 0 20,7 0 0 0,32 0 0 36,29 0 1 0,6 0 0 1,6 0 0 0",
 }
 
-// first gives the chain that a frontend's packets go to.
+// first returns the chain that a frontend's packets go to.
 func (f *frontend) first() string {
 	switch {
 	case f.restricted:
 		return f.admission()
-	case f.inside != f.outside:
+	case f.internal != f.external:
 		return f.sides()
 	}
-	return f.inside
+	return f.internal
 }
 
 // admission and sides name the chains that look at who sends.
 func (f *frontend) admission() string { return hashed("SRC", f.entry.String()) }
 func (f *frontend) sides() string     { return hashed("TWO", f.entry.String()) }
 
-// branches adds the chains of frontends that look at who sends: whether it is let in, and whether it is inside. Do gives the
-// end of a rule that leads to a goal.
-func (w *world) branches(chains map[string][]string, of []*frontend, do func(goal string) string) {
+// branches adds the chains of frontends that look at who sends: whether it is let in, and whether it is inside. Do
+// gives the end of a rule that leads to a goal.
+func (w *ruleset) branches(chains map[string][]string, of []*frontend, do func(goal string) string) {
 	for _, f := range of {
-		end := do(f.inside)
-		if f.inside != f.outside {
+		end := do(f.internal)
+		if f.internal != f.external {
 			var rules []string
 			rules = append(rules, "-m addrtype --src-type LOCAL "+end)
 			for _, p := range w.node.fromPods() {
 				rules = append(rules, p+end)
 			}
-			chains[f.sides()] = append(rules, do(f.outside))
+			chains[f.sides()] = append(rules, do(f.external))
 			end = "-g " + f.sides()
 		}
 		if f.restricted {

@@ -17,17 +17,18 @@ const bucket = 3
 
 // tree builds the chains that lead a packet to its frontend, in one table.
 //
-// Each inner node is one rule: if the packet's address is in a prefix that holds about half of the frontends, it goes to
-// that half's chain, else it goes on in this one, which is the other half's. So a step costs one rule either way, and half
-// of the nodes need no chain. Frontends of one address are told apart by protocol and port in the same way.
+// Each inner node is one rule: if the packet's address is in a prefix that holds about half of the frontends, it goes
+// to that half's chain, else it goes on in this one, which is the other half's. So a step costs one rule either way,
+// and half of the nodes need no chain. Frontends of one address are told apart by protocol and port in the same way.
 type tree struct {
-	hiding map[string]hiding   // the rules that note whose source is hidden, by origins' chains; nil in the table filter
-	forget string              // the rule that takes the note away
-	chains map[string][]string // what is built
+	// the rules that note whose source is hidden, by origins' chains; nil in the table filter
+	masquerading map[string]masquerading
+	forget       string              // the rule that takes the note away
+	chains       map[string][]string // what is built
 }
 
-// hiding is how a packet's source is noted to be hidden, for a set of origins.
-type hiding struct {
+// masquerading is how a packet's source is noted to be hidden, for a set of origins.
+type masquerading struct {
 	rules  []string // ends of rules, each for some packets
 	inline bool     // they may stand in any chain; else only in one of their own
 }
@@ -38,37 +39,37 @@ func order(a, b *frontend) int {
 		cmp.Compare(a.entry.Port, b.entry.Port))
 }
 
-// root builds a tree that begins in a chain. A packet that belongs to none of the frontends comes to the chain's end, from
-// wherever it was: the chain jumps to its branches, which then only ever go on. There it forgets what was noted.
+// root builds a tree that begins in a chain. A packet that belongs to none of the frontends comes to the chain's end,
+// from wherever it was: the chain jumps to its branches, which then only ever go on. There it forgets what was noted.
 func (t *tree) root(chain string, of []*frontend) {
 	t.chains[chain] = nil
-	t.grow(chain, " -j ", of, t.hiding == nil)
-	if t.hiding != nil && slices.ContainsFunc(of, func(f *frontend) bool { return f.hide != 0 }) {
+	t.grow(chain, " -j ", of, t.masquerading == nil)
+	if t.masquerading != nil && slices.ContainsFunc(of, func(f *frontend) bool { return f.masqueradeFrom != 0 }) {
 		t.add(chain, t.forget)
 	}
 }
 
 // grow adds to a chain what leads to frontends, which are sorted. Hidden says that it was noted already whose source is
 // hidden, or need not be.
-func (t *tree) grow(chain, branch string, of []*frontend, hidden bool) {
+func (t *tree) grow(chain, branch string, of []*frontend, masqueraded bool) {
 	for {
-		hidden = hidden || t.hideAll(chain, of)
+		masqueraded = masqueraded || t.masqueradeAll(chain, of)
 		if len(of) <= bucket {
 			for _, f := range of {
-				t.leaf(chain, f, hidden)
+				t.leaf(chain, f, masqueraded)
 			}
 			return
 		}
 		from, end, test, name := part(of)
 		if end-from == 1 {
-			t.leaf(chain, of[from], hidden)
+			t.leaf(chain, of[from], masqueraded)
 		} else {
 			leads := branch
 			if last := of[len(of)-1]; last.everyPort() && of[0].entry.Addr == last.entry.Addr {
 				leads = " -j " // what matches no port comes back, to what matches every port
 			}
 			t.add(chain, test+leads+name)
-			t.grow(name, " -g ", of[from:end], hidden)
+			t.grow(name, " -g ", of[from:end], masqueraded)
 		}
 		of = slices.Concat(of[:from], of[end:])
 	}
@@ -76,47 +77,49 @@ func (t *tree) grow(chain, branch string, of []*frontend, hidden bool) {
 
 func (t *tree) add(chain, rule string) { t.chains[chain] = append(t.chains[chain], rule) }
 
-// hideAll notes whose source is hidden for all frontends at once, if it is the same for all that have somewhere to go.
-func (t *tree) hideAll(chain string, of []*frontend) (same bool) {
-	var hide model.Origins
+// masqueradeAll records whose source is hidden for all frontends at once, if it is the same for all that have somewhere
+// to go.
+func (t *tree) masqueradeAll(chain string, of []*frontend) (same bool) {
+	var masqueradeFrom model.Origins
 	known := false
 	for _, f := range of {
-		if refuses(f.inside) && refuses(f.outside) {
+		if rejects(f.internal) && rejects(f.external) {
 			continue
 		}
-		if known && f.hide != hide {
+		if known && f.masqueradeFrom != masqueradeFrom {
 			return false
 		}
-		hide, known = f.hide, true
+		masqueradeFrom, known = f.masqueradeFrom, true
 	}
-	if hide == 0 {
+	if masqueradeFrom == 0 {
 		return true
 	}
-	if h := t.hiding[hideChain(hide)]; h.inline {
+	if h := t.masquerading[masqueradeChain(masqueradeFrom)]; h.inline {
 		for _, r := range h.rules {
 			t.add(chain, r)
 		}
 	} else {
-		t.add(chain, "-j "+hideChain(hide))
+		t.add(chain, "-j "+masqueradeChain(masqueradeFrom))
 	}
 	return true
 }
 
 // leaf adds the rules of one frontend.
-func (t *tree) leaf(chain string, f *frontend, hidden bool) {
+func (t *tree) leaf(chain string, f *frontend, masqueraded bool) {
 	match := f.match()
-	if !hidden && f.hide != 0 {
-		t.add(chain, match+" -j "+hideChain(f.hide))
+	if !masqueraded && f.masqueradeFrom != 0 {
+		t.add(chain, match+" -j "+masqueradeChain(f.masqueradeFrom))
 	}
 	t.add(chain, match+" -g "+f.first())
 }
 
-// match gives what a packet to the frontend looks like; that a node port's address is this node's is known before.
+// match returns what a packet to the frontend looks like; that a node port's address is this node's is known before.
 func (f *frontend) match() string {
 	if f.everyPort() {
 		return to(f.entry.Addr, f.entry.Addr.BitLen()) + strings.TrimSpace(notToNode)
 	}
-	return fmt.Sprintf("%s-p %[2]s -m %[2]s --dport %d", to(f.entry.Addr, f.entry.Addr.BitLen()), f.entry.Protocol, f.entry.Port)
+	return fmt.Sprintf("%s-p %[2]s -m %[2]s --dport %d", to(f.entry.Addr, f.entry.Addr.BitLen()), f.entry.Protocol,
+		f.entry.Port)
 }
 
 // to matches a destination, save for the unspecified one, which stands for this node's addresses.
@@ -127,8 +130,9 @@ func to(a netip.Addr, bits int) string {
 	return fmt.Sprintf("-d %s/%d ", a, bits)
 }
 
-// part gives those of frontends, from and end, that one test tells from all others and that are nearest to a half of them:
-// a prefix's, or of one address a protocol's, or half of the ports. It gives the test, and the name of the part's chain.
+// part returns those of frontends, from and end, that one test tells from all others and that are nearest to a half of
+// them: a prefix's, or of one address a protocol's, or half of the ports. It returns the test, and the name of the
+// part's chain.
 func part(of []*frontend) (from, end int, test, chain string) {
 	first, last := of[0].entry, of[len(of)-1].entry
 	if first.Addr != last.Addr {
@@ -145,11 +149,12 @@ func part(of []*frontend) (from, end int, test, chain string) {
 	}
 	end = len(of) / 2
 	ports := fmt.Sprintf("%d:%d", first.Port, of[end-1].entry.Port)
-	return 0, end, fmt.Sprintf("%s-p %[2]s -m %[2]s --dport %[3]s", address, first.Protocol, ports), portsChain(first, ports)
+	return 0, end, fmt.Sprintf("%s-p %[2]s -m %[2]s --dport %[3]s", address, first.Protocol, ports),
+		portsChain(first, ports)
 }
 
-// nearestHalf goes down the larger branch of the addresses' bits until that is no more than half of all, and gives the part
-// on the way that was nearest to half.
+// nearestHalf goes down the larger branch of the addresses' bits until that is no more than half of all, and returns
+// the part on the way that was nearest to half.
 func nearestHalf(of []*frontend) (from, end int) {
 	far := func(from, end int) int { return max(2*(end-from)-len(of), len(of)-2*(end-from)) }
 	end = halve(of)
@@ -182,14 +187,14 @@ func sharedBits(a, b netip.Addr) int {
 	return n
 }
 
-// bitOf gives an address's n-th bit.
+// bitOf returns an address's n-th bit.
 func bitOf(a netip.Addr, n int) int {
 	b := a.As16()
 	n += 128 - a.BitLen()
 	return int(b[n/8]>>(7-n%8)) & 1
 }
 
-// shared gives the longest prefix that frontends, sorted, share.
+// shared returns the longest prefix that frontends, sorted, share.
 func shared(of []*frontend) netip.Prefix {
 	a, b := of[0].entry.Addr, of[len(of)-1].entry.Addr
 	return netip.PrefixFrom(a, sharedBits(a, b)).Masked()
@@ -222,8 +227,9 @@ func hashed(kind, of string) string {
 	return fmt.Sprintf("%s%s%016x", Prefix, kind, h.Sum64())
 }
 
-// doors are at most three groups of frontends with addresses, each with the prefix that lets packets in. Each is a rule that
-// every new connection tests, so a group is split only where that leaves at most a quarter of its addresses inside.
+// doors are at most three groups of frontends with addresses, each with the prefix that lets packets in. Each is a rule
+// that every new connection tests, so a group is split only where that leaves at most a quarter of its addresses
+// inside.
 func doors(of []*frontend) (groups [][]*frontend) {
 	if len(of) > 0 {
 		groups = append(groups, of)

@@ -5,24 +5,23 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"fairlead.dev/fairlead/model"
 )
 
 // change is what becomes of what a family's tables hold.
 type change struct {
-	from   *held
-	world                       // as it is to be
-	tables map[string]*content  // nil: as they are
-	pools  map[string]*heldPool // those that change; nil: gone
-	bodies map[string][]chain   // the chains of those that don't go
-	sysctl *bool                // the sysctl is wanted, or no longer
+	from    *held
+	ruleset                      // as it is to be
+	tables  map[string]*content  // nil: as they are
+	pools   map[string]*heldPool // those that change; nil: gone
+	bodies  map[string][]chain   // the chains of those that don't go
+	sysctl  *bool                // the sysctl is wanted, or no longer
 }
 
 // change takes facts in. Nothing of h is changed.
 func (h *held) change(put, del []Fact) (*change, error) {
-	c := &change{from: h, world: h.world, pools: map[string]*heldPool{}, bodies: map[string][]chain{}}
+	c := &change{from: h, ruleset: h.ruleset, pools: map[string]*heldPool{}, bodies: map[string][]chain{}}
 	rebuild := h.wrong != ""
 	frontends, health := map[model.Entry]*frontend{}, map[uint16]bool{}
 	for _, f := range del {
@@ -40,24 +39,19 @@ func (h *held) change(put, del []Fact) (*change, error) {
 		}
 	}
 	for _, f := range put {
-		var err error
 		switch f.Key.Kind {
 		case KindNode:
-			var n node
-			n, err = parseNode(strings.Split(f.Value, "; "))
+			n := f.Body.(node)
 			c.node, rebuild = &n, true
 		case KindPool:
-			err = c.putPool(f)
+			c.putPool(f)
 		case KindFrontend:
-			frontends[f.Key.Entry], err = parseFrontend(f.Key.Entry, f.Value)
+			frontends[f.Key.Entry] = f.Body.(*frontend)
 		case KindHealth:
 			health[f.Key.Entry.Port] = true
 		case KindSysctl:
 			yes := true
 			c.sysctl = &yes
-		}
-		if err != nil {
-			return nil, err
 		}
 	}
 	if len(frontends) > 0 {
@@ -82,21 +76,16 @@ func (h *held) change(put, del []Fact) (*change, error) {
 }
 
 // putPool takes in a pool.
-func (c *change) putPool(f Fact) error {
-	p, err := parsePool(f.Value)
-	if err != nil {
-		return err
-	}
-	made := p.chains(f.Key.Name)
+func (c *change) putPool(f Fact) {
+	made := poolOf(f.Body.(*model.Pool)).chains(f.Key.Name)
 	is := &heldPool{value: f.Value}
 	for _, m := range made {
 		is.chains = append(is.chains, m.name)
 	}
 	c.pools[f.Key.Name], c.bodies[f.Key.Name] = is, made
-	return nil
 }
 
-// input gives what restore is told.
+// input returns what restore is told.
 func (c *change) input() []byte {
 	if c.tables != nil {
 		c.tables = c.build()
@@ -121,8 +110,8 @@ func (c *change) input() []byte {
 	return b.Bytes()
 }
 
-// writer collects a table's part of the input: chains are declared, which empties them, rules that lead to us are removed,
-// rules are added, then what leads to us, and chains that go are removed last.
+// writer collects a table's part of the input: chains are declared, which empties them, rules that lead to us are
+// removed, rules are added, then what leads to us, and chains that go are removed last.
 type writer struct{ declared, removed, added, led, gone bytes.Buffer }
 
 // finish writes a table's part, if there is anything.
@@ -197,7 +186,7 @@ func (w *writer) pool(was heldPool, now []chain) {
 
 // become takes in that a change is true.
 func (h *held) become(c *change) {
-	h.world = c.world
+	h.ruleset = c.ruleset
 	if c.tables != nil {
 		h.tables, h.wrong = c.tables, ""
 	}

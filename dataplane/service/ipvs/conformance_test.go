@@ -17,8 +17,8 @@ import (
 type runner struct {
 	plane   *Plane
 	stale   *flows.Plane
-	loop    *reconcile.Loop[model.Part, Key, string]
-	after   *reconcile.Loop[model.Part, flows.Key, flows.Allowed]
+	loop    *reconcile.Loop[model.ServicePart, Key, string]
+	after   *reconcile.Loop[model.ServicePart, flows.Key, flows.Allowed]
 	stop    context.CancelFunc
 	ended   chan struct{}
 	waiting []func()
@@ -39,15 +39,15 @@ func start() (conformance.Runner, error) {
 		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
 	r := &runner{plane: plane, stale: stale, stop: stop, ended: make(chan struct{}, 2),
-		loop:  reconcile.New(plane, reconcile.Options[model.Part]{Log: log}),
-		after: reconcile.New(stale, reconcile.Options[model.Part]{Log: log})}
+		loop:  reconcile.New(plane, reconcile.Options[model.ServicePart]{Log: log}),
+		after: reconcile.New(stale, reconcile.Options[model.ServicePart]{Log: log})}
 	for _, run := range []func(context.Context) error{r.loop.Run, r.after.Run} {
 		go func() { run(ctx); r.ended <- struct{}{} }()
 	}
 	return r, nil
 }
 
-func (r *runner) Change(put, del []model.Part) {
+func (r *runner) Change(put, del []model.ServicePart) {
 	r.loop.Change(put, del)
 	r.waiting = append(r.waiting, func() { r.after.Change(put, del) })
 }
@@ -56,8 +56,8 @@ func (r *runner) Sync(ctx context.Context) error {
 	if err := r.loop.Sync(ctx); err != nil {
 		return err
 	}
-	for _, tell := range r.waiting {
-		tell()
+	for _, notify := range r.waiting {
+		notify()
 	}
 	r.waiting = nil
 	return r.after.Sync(ctx)
@@ -74,7 +74,8 @@ func (r *runner) Close() error {
 // Dump implements conformance.Dumper.
 func (r *runner) Dump() string {
 	text := ""
-	for _, c := range [][]string{{"nft", "list", "table", "inet", Table}, {"ip", "rule"}, {"ip", "route", "show", "table", fmt.Sprint(owner)},
+	for _, c := range [][]string{{"nft", "list", "table", "inet", Table}, {"ip", "rule"},
+		{"ip", "route", "show", "table", fmt.Sprint(owner)},
 		{"cat", "/proc/net/ip_vs"}, {"cat", "/proc/net/ip_vs_conn"}, {"cat", "/proc/net/nf_conntrack"}} {
 		out, err := exec.Command(c[0], c[1:]...).CombinedOutput()
 		text += fmt.Sprintf("%v: %v\n%s", c, err, out)

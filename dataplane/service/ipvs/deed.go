@@ -21,14 +21,14 @@ type does uint32
 
 const (
 	passes    does = iota // leaves it to IPVS
-	refuses               // answers that nothing is there
+	rejects               // answers that nothing is there
 	drops                 // says nothing
 	restricts             // lets permitted sources go on
 	splits                // tells clients inside from those outside
 	knows                 // sends a client that is known to its backend again, leaves others to IPVS
 )
 
-// serve gives what serves a target.
+// serve returns what serves a target.
 func serve(t model.Target, any bool, stage uint32) deed {
 	switch {
 	case len(t.Pool.Backends) > 0 && t.Pool.Affinity > 0:
@@ -38,10 +38,10 @@ func serve(t model.Target, any bool, stage uint32) deed {
 	case t.Empty == model.Drop:
 		return deed{does: drops}
 	}
-	return deed{does: refuses}
+	return deed{does: rejects}
 }
 
-// code gives the deed in a register.
+// code returns the deed in a register.
 func (d deed) code() []byte {
 	what := uint32(d.does) | d.stage<<4 | d.seconds<<8
 	if d.any {
@@ -55,12 +55,13 @@ func (d deed) chain(f *proto) string {
 	switch d.does {
 	case passes:
 		return "pass"
-	case refuses:
+	case rejects:
 		return "refuse"
 	}
-	name := map[does]string{restricts: "restricted", splits: "split", knows: "known"}[d.does] + f.name
+	name := map[does]string{restricts: "restricted", splits: "split", knows: "known"}[d.does] + f.Name
 	if d.does == knows {
-		name += fmt.Sprintf("-%ds", d.seconds) + [...]string{stageEntry: "", stageInside: "-inside", stageOutside: "-outside"}[d.stage]
+		name += fmt.Sprintf("-%ds", d.seconds) + [...]string{stageEntry: "", stageInternal: "-inside",
+			stageExternal: "-outside"}[d.stage]
 	}
 	if d.any {
 		name += "-any"
@@ -68,8 +69,10 @@ func (d deed) chain(f *proto) string {
 	return name
 }
 
-// keepChain names the chain that remembers who got which backend.
-func keepChain(f *proto, seconds uint32) string { return fmt.Sprintf("keep%s-%ds", f.name, seconds) }
+// affinityChain names the chain that remembers who got which backend.
+func affinityChain(f *proto, seconds uint32) string {
+	return fmt.Sprintf("keep%s-%ds", f.Name, seconds)
+}
 
 // scheduler is how a pool's virtual service chooses.
 type scheduler struct {
@@ -78,11 +81,11 @@ type scheduler struct {
 	tcp   bool // for a pool of TCP, whose connections outlive their backend's leaving it
 }
 
-// schedulerOf gives a pool's scheduler. sh and mh go on to the next where their choice takes no more connections.
+// schedulerOf returns a pool's scheduler. sh and mh go on to the next where their choice takes no more connections.
 func schedulerOf(v *model.Pool) scheduler {
 	s := scheduler{name: v.Scheduler.IPVS(), tcp: v.Protocol == model.TCP}
 	switch v.Scheduler {
-	case model.Random, model.DestinationHash: // not among our Abilities
+	case model.Random, model.DestinationHash: // not among our Capabilities
 		s.name = model.WeightedRoundRobin.IPVS()
 	case model.SourceHash, model.Maglev:
 		s.flags = ipvs.Fallback
@@ -93,7 +96,7 @@ func schedulerOf(v *model.Pool) scheduler {
 	return s
 }
 
-// String gives the value of a service's fact, such as "mh fallback port tcp".
+// String returns the value of a service's fact, such as "mh fallback port tcp".
 func (s scheduler) String() string {
 	text := s.name
 	for _, w := range words {

@@ -6,10 +6,9 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
-	"golang.org/x/sys/unix"
-
-	"fairlead.dev/fairlead/dataplane"
+	table "fairlead.dev/fairlead/dataplane/nft"
 	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/model"
 )
@@ -20,40 +19,47 @@ const Table = "fairlead-ipvs"
 // layout is the value of the table's fact. Maps of another layout can't be mended: the table is made anew.
 const layout = "layout 1"
 
-// Kind is a kind of fact.
-type Kind uint8
-
-// The kinds.
-const (
-	KindTable       Kind = iota
-	KindSet              // value: the set's schema
-	KindChain            // value: a digest of its rules
-	KindSysctl           // value: the sysctl's
-	KindTimeout          // value: how long IPVS remembers a silent connection
-	KindDelivery         // value: how packets that a frontend takes are led to this host
-	KindService          // a pool. Value: its scheduler
-	KindDestination      // a backend of a pool. Value: its weight
-	KindElement          // value: what a map's element leads to
-)
-
-// Key names a fact: a table, set, chain or sysctl by its name, the others by family or set and the bytes of what they are
-// about. In these bytes a pool is called by its ID.
-type Key struct {
-	Kind    Kind
-	Name    string
-	Element string
+// declared is the table.
+var declared = &table.Table[Key]{
+	Name: Table, Layout: layout, Sets: allSets, Hooks: hooks,
+	Private: func(name string) bool { return name == numbers.Name || strings.HasPrefix(name, was) },
+	Of:      func(k table.Key) Key { return Key{k} },
 }
 
-// Fact is a fact of this plane. Its value is bytes for elements of maps to plain values, else text.
-type Fact = dataplane.Fact[Key, string]
+// The kinds of facts.
+const (
+	KindTable       = table.KindTable
+	KindSet         = table.KindSet
+	KindChain       = table.KindChain
+	KindElement     = table.KindElement
+	KindSysctl      = table.Other     // value: the sysctl's
+	KindTimeout     = table.Other + 1 // value: how long IPVS remembers a silent connection
+	KindDelivery    = table.Other + 2 // value: how packets that a frontend takes are led to this host
+	KindService     = table.Other + 3 // a pool. Value: its scheduler
+	KindDestination = table.Other + 4 // a backend of a pool. Value: its weight
+)
 
-func fact(k Key, value string) Fact { return Fact{Key: k, Value: value} }
+// Key names a fact: one of the table, a sysctl by its name, the others by family and the bytes of what they are about.
+// In these bytes, and those of elements, a pool is called by its ID.
+type Key struct{ table.Key }
 
-// String gives "chain refuse", "IPv4 destination 10.0.0.1:80 of pool 0x2a", or "service4 0a…" for elements in hexadecimal.
+func key(kind table.Kind, name, element string) Key {
+	return Key{table.Key{Kind: kind, Name: name, Element: element}}
+}
+
+// Fact is a fact of this plane.
+type Fact = table.Fact[Key]
+
+func fact(kind table.Kind, name, element, value string) Fact {
+	return Fact{Key: key(kind, name, element), Value: value}
+}
+
+// String returns "chain refuse", "IPv4 destination 10.0.0.1:80 of pool 0x2a", or "service4 0a…" for elements, in
+// hexadecimal.
 func (k Key) String() string {
 	switch k.Kind {
-	case KindTable, KindSet, KindChain, KindSysctl, KindTimeout:
-		return [...]string{"table ", "set ", "chain ", "sysctl ", "setting "}[k.Kind] + k.Name
+	case KindSysctl, KindTimeout:
+		return k.Group() + " " + k.Name
 	case KindDelivery:
 		return "delivery of IPv" + k.Name
 	case KindService:
@@ -61,13 +67,21 @@ func (k Key) String() string {
 	case KindDestination:
 		return fmt.Sprintf("IPv%s destination %s of pool %#x", k.Name, k.backend(), k.pool())
 	}
-	return fmt.Sprintf("%s %x", k.Name, k.Element)
+	return k.Key.String()
 }
 
-// pool gives the pool that the key of a service or destination names.
+// Group implements dataplane.Grouped.
+func (k Key) Group() string {
+	if k.Kind < table.Other {
+		return k.Key.Group()
+	}
+	return [...]string{"sysctl", "setting", "delivery", "service", "destination"}[k.Kind-table.Other]
+}
+
+// pool returns the pool that the key of a service or destination names.
 func (k Key) pool() uint64 { return binary.BigEndian.Uint64([]byte(k.Element)) }
 
-// backend gives the backend that the key of a destination names.
+// backend returns the backend that the key of a destination names.
 func (k Key) backend() netip.AddrPort {
 	b := []byte(k.Element[8:])
 	n := len(b) - 2
@@ -75,8 +89,8 @@ func (k Key) backend() netip.AddrPort {
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[n:]))
 }
 
-// Rank implements dataplane.Key: what is referred to comes first, a service before its destinations, the frontends that let
-// packets in last.
+// Rank implements dataplane.Key: what is referred to comes first, a service before its destinations, the frontends that
+// let packets in last.
 func (k Key) Rank() int {
 	switch k.Kind {
 	case KindElement:
@@ -84,7 +98,8 @@ func (k Key) Rank() int {
 	case KindChain:
 		return chainRank(k.Name)
 	}
-	return [...]int{KindTable: 0, KindSysctl: 1, KindTimeout: 1, KindSet: 2, KindDelivery: 7, KindService: 5, KindDestination: 6}[k.Kind]
+	return [...]int{KindTable: 0, KindSysctl: 1, KindTimeout: 1, KindSet: 2, KindDelivery: 7, KindService: 5,
+		KindDestination: 6}[k.Kind]
 }
 
 func (k Key) elementRank() int {
@@ -93,7 +108,7 @@ func (k Key) elementRank() int {
 		return 4 // their chains are there
 	case "service":
 		// the stage that lets packets in comes last
-		return [...]int{stageEntry: 10, stageAdmitted: 9, stageInside: 8, stageOutside: 8,
+		return [...]int{stageEntry: 10, stageAdmitted: 9, stageInternal: 8, stageExternal: 8,
 			stageUnmatched: 11}[binary.NativeEndian.Uint32([]byte(k.Element))%stages]
 	case "unallocated":
 		return 11 // until all frontends are there, others may serve them
@@ -113,36 +128,33 @@ func chainRank(name string) int {
 const (
 	stageEntry uint32 = iota
 	stageAdmitted
-	stageInside
-	stageOutside
+	stageInternal
+	stageExternal
 	stageUnmatched // what no frontend matches, at a ClusterIP: without port and protocol
 	stages
 )
 
-// acts names the map that leads from what is done at a stage to the chain that does it. A chain of one stage goes on to the
-// next: the kernel wants to see that no chain leads to itself.
-var acts = [...]string{stageEntry: "entry", stageAdmitted: "admitted", stageInside: "side", stageOutside: "side",
+// acts names the map that leads from what is done at a stage to the chain that does it. A chain of one stage goes on to
+// the next: the kernel wants to see that no chain leads to itself.
+var acts = [...]string{stageEntry: "entry", stageAdmitted: "admitted", stageInternal: "side", stageExternal: "side",
 	stageUnmatched: "entry"}
 
-// proto is an IP family as nf_tables and packet headers know it.
-type proto struct {
-	name         string
-	number       uint8  // NFPROTO_*
-	words        int    // registers that an address takes
-	src, dst     uint32 // offsets in the header
-	typ          nft.Type
-	ctSrc, ctDst nft.CtKey
-	anyAddress   netip.Addr
-}
+// proto is an IP family.
+type proto struct{ *table.Family }
 
-var protos = []*proto{
-	{"4", unix.NFPROTO_IPV4, 1, 12, 16, nft.IPv4, nft.CtSrcIP, nft.CtDstIP, netip.IPv4Unspecified()},
-	{"6", unix.NFPROTO_IPV6, 4, 8, 24, nft.IPv6, nft.CtSrcIP6, nft.CtDstIP6, netip.IPv6Unspecified()},
-}
+var protos = []*proto{{table.IPv4}, {table.IPv6}}
 
-// protoOf gives an address's family.
+// protoOf returns an address's family.
 func protoOf(a netip.Addr) *proto {
 	if a.Is4() {
+		return protos[0]
+	}
+	return protos[1]
+}
+
+// protoNamed returns the family of a fact's name, 4 or 6.
+func protoNamed(name string) *proto {
+	if name == protos[0].Name {
 		return protos[0]
 	}
 	return protos[1]
@@ -151,30 +163,31 @@ func protoOf(a netip.Addr) *proto {
 // affinitySize is how many clients of all pools of a family are remembered, each once for each of its pools.
 const affinitySize = 1 << 17
 
-// sets gives the family's sets. A mark is any 32-bit number, the first of a key where it says so always 0: see clear.
+// sets returns the family's sets. A mark is any 32-bit number, the first of a key where it says so always 0: see clear.
 func (p *proto) sets() []nft.Set {
 	marks := func(n int) []nft.Type { return slices.Repeat([]nft.Type{nft.Mark}, n) }
 	verdicts := []nft.Type{nft.Verdicts}
 	return []nft.Set{
-		{Name: "service" + p.name, Key: []nft.Type{nft.Mark, p.typ, nft.Proto, nft.Port}, Data: marks(3)},
-		{Name: "unallocated" + p.name, Key: []nft.Type{nft.Mark, p.typ}, Interval: true},
-		{Name: "permitted" + p.name, Key: []nft.Type{p.typ, nft.Proto, nft.Port, p.typ}, Interval: true},
-		{Name: "hairpin" + p.name, Key: []nft.Type{p.typ, p.typ}},
-		{Name: "member" + p.name, Key: []nft.Type{nft.Mark, nft.Mark, p.typ, nft.Port}},
-		{Name: "sticky" + p.name, Key: marks(1), Data: marks(1)},
-		{Name: "affinity" + p.name, Key: []nft.Type{p.typ, nft.Mark}, Data: []nft.Type{p.typ, nft.Port}, Dynamic: true, Size: affinitySize},
-		{Name: "entry" + p.name, Key: marks(2), Data: verdicts},
-		{Name: "admitted" + p.name, Key: marks(2), Data: verdicts},
-		{Name: "side" + p.name, Key: marks(2), Data: verdicts},
-		{Name: "hide" + p.name, Key: marks(2), Data: verdicts},
-		{Name: "keep" + p.name, Key: marks(2), Data: verdicts},
+		{Name: "service" + p.Name, Key: []nft.Type{nft.Mark, p.Type, nft.Proto, nft.Port}, Data: marks(3)},
+		{Name: "unallocated" + p.Name, Key: []nft.Type{nft.Mark, p.Type}, Interval: true},
+		{Name: "permitted" + p.Name, Key: []nft.Type{p.Type, nft.Proto, nft.Port, p.Type}, Interval: true},
+		{Name: "hairpin" + p.Name, Key: []nft.Type{p.Type, p.Type}},
+		{Name: "member" + p.Name, Key: []nft.Type{nft.Mark, nft.Mark, p.Type, nft.Port}},
+		{Name: "sticky" + p.Name, Key: marks(1), Data: marks(1)},
+		{Name: "affinity" + p.Name, Key: []nft.Type{p.Type, nft.Mark}, Data: []nft.Type{p.Type, nft.Port}, Dynamic: true,
+			Size: affinitySize},
+		{Name: "entry" + p.Name, Key: marks(2), Data: verdicts},
+		{Name: "admitted" + p.Name, Key: marks(2), Data: verdicts},
+		{Name: "side" + p.Name, Key: marks(2), Data: verdicts},
+		{Name: "hide" + p.Name, Key: marks(2), Data: verdicts},
+		{Name: "keep" + p.Name, Key: marks(2), Data: verdicts},
 	}
 }
 
 // numbers is the set that says by which mark a pool goes. It is for us alone, to find pools again.
 var numbers = nft.Set{Name: "pool", Key: []nft.Type{nft.Integer}, Data: []nft.Type{nft.Mark}}
 
-// allSets gives every set of the table by name.
+// allSets returns every set of the table by name.
 var allSets = func() map[string]nft.Set {
 	m := map[string]nft.Set{numbers.Name: numbers}
 	for _, p := range protos {
@@ -185,32 +198,20 @@ var allSets = func() map[string]nft.Set {
 	return m
 }()
 
-// written says whether elements of a set are facts; those of affinity are the packets', and numbers come and go with pools.
-func written(s nft.Set) bool { return !s.Dynamic && s.Name != numbers.Name }
-
-// entryKey puts address · protocol · port as registers hold them.
-func entryKey(b []byte, e model.Entry) []byte {
-	b = append(b, e.Addr.AsSlice()...)
-	b = append(b, byte(e.Protocol), 0, 0, 0)
-	return nft.PortWord(b, e.Port)
-}
-
-// element makes the fact of an element.
-func element(set string, key []byte, value string) Fact {
-	return Fact{Key: Key{KindElement, set, string(key)}, Value: value}
-}
+// element returns the fact of an element.
+func element(set string, key []byte, value string) Fact { return declared.Element(set, key, value) }
 
 // Render implements dataplane.Plane.
-func (p *Plane) Render(part model.Part) []Fact {
+func (p *Plane) Render(part model.ServicePart) []Fact {
 	switch v := part.(type) {
-	case *model.Node:
+	case *model.ServiceNode:
 		return p.node(v)
 	case *model.Pool:
-		return p.pool(v)
+		return pool(v)
 	case *model.Frontend:
-		return p.frontend(v)
+		return frontend(v)
 	case *model.ClusterIP:
-		return p.clusterIP(v)
+		return clusterIP(v)
 	}
 	panic(fmt.Sprintf("ipvs: no facts for a %T", part))
 }
@@ -225,7 +226,7 @@ func destinationKey(id uint64, at netip.AddrPort) []byte {
 
 // pool returns a virtual service with its destinations, and what else holds for a pool whoever uses it. Endpoints
 // that get no new flow are destinations of weight 0.
-func (p *Plane) pool(v *model.Pool) []Fact {
+func pool(v *model.Pool) []Fact {
 	all := slices.Concat(v.Backends, v.Unselected)
 	if len(all) == 0 {
 		return nil
@@ -233,81 +234,83 @@ func (p *Plane) pool(v *model.Pool) []Fact {
 	f := protoOf(all[0].Addr.Addr())
 	id := ofPool(v.ID)
 	facts := make([]Fact, 0, 1+len(all))
-	facts = append(facts, fact(Key{KindService, f.name, string(id)}, schedulerOf(v).String()))
+	s := schedulerOf(v)
+	facts = append(facts, Fact{Key: key(KindService, f.Name, string(id)), Value: s.String(), Body: s})
 	if v.Affinity > 0 {
-		facts = append(facts, p.sticks(f, id, seconds(v))...)
+		facts = append(facts, sticks(f, id, seconds(v))...)
 	}
 	for _, b := range v.Backends {
 		addr := b.Addr.Addr().AsSlice()
-		facts = append(facts, fact(Key{KindDestination, f.name, string(destinationKey(v.ID, b.Addr))}, strconv.Itoa(b.Share())))
+		facts = append(facts, fact(KindDestination, f.Name, string(destinationKey(v.ID, b.Addr)), strconv.Itoa(b.Share())))
 		if v.Affinity > 0 {
-			facts = append(facts, element("member"+f.name, nft.PortWord(append(id[:8:8], addr...), b.Addr.Port()), ""))
+			facts = append(facts, element("member"+f.Name, nft.PortWord(append(id[:8:8], addr...), b.Addr.Port()), ""))
 		}
 		if b.Local {
-			facts = append(facts, element("hairpin"+f.name, append(addr[:len(addr):len(addr)], addr...), ""))
+			facts = append(facts, element("hairpin"+f.Name, append(addr[:len(addr):len(addr)], addr...), ""))
 		}
 	}
 	for _, b := range v.Unselected {
-		facts = append(facts, fact(Key{KindDestination, f.name, string(destinationKey(v.ID, b.Addr))}, "0"))
+		facts = append(facts, fact(KindDestination, f.Name, string(destinationKey(v.ID, b.Addr)), "0"))
 	}
 	return facts
 }
 
-// seconds gives how long a pool remembers clients, at least a second.
+// seconds returns how long a pool remembers clients, at least a second.
 func seconds(v *model.Pool) uint32 { return max(1, uint32(v.Affinity.Seconds())) }
 
-// sticks gives what remembers the clients of a pool.
-func (p *Plane) sticks(f *proto, id []byte, seconds uint32) []Fact {
+// sticks returns what remembers the clients of a pool.
+func sticks(f *proto, id []byte, seconds uint32) []Fact {
 	return []Fact{
-		element("sticky"+f.name, id, string(nft.Word(nil, seconds))),
-		element("keep"+f.name, nft.Word(nft.Word(nil, 0), seconds), nft.Jump(keepChain(f, seconds)).String()),
-		p.chain(keepChain(f, seconds), f.keep(seconds)),
+		element("sticky"+f.Name, id, string(nft.Word(nil, seconds))),
+		element("keep"+f.Name, nft.Word(nft.Word(nil, 0), seconds), nft.Jump(affinityChain(f, seconds)).String()),
+		declared.Chain(affinityChain(f, seconds), f.rememberBackend(seconds)),
 	}
 }
 
-// frontend gives a frontend's stages, its permitted sources, and the chains that it leads to.
-func (p *Plane) frontend(v *model.Frontend) []Fact {
+// frontend returns a frontend's stages, its permitted sources, and the chains that it leads to.
+func frontend(v *model.Frontend) []Fact {
 	f := protoOf(v.Entry.Addr)
 	any := v.Entry.AnyAddr()
-	at := entryKey(nil, v.Entry)
+	at := table.EntryKey(nil, v.Entry)
 	var facts []Fact
 	stage := func(s uint32, d deed, t model.Target) {
 		value := append(ofPool(served(t)), d.code()...)
-		facts = append(facts, element("service"+f.name, append(nft.Word(nil, s), at...), string(nft.Word(value, uint32(v.Hide)))))
-		facts = append(facts, p.lead(f, acts[s]+f.name, d)...)
+		facts = append(facts, element("service"+f.Name, append(nft.Word(nil, s), at...),
+			string(nft.Word(value, uint32(v.Masquerade)))))
+		facts = append(facts, lead(f, acts[s]+f.Name, d)...)
 	}
-	first := serve(v.Inside, any, stageEntry)
-	if v.Inside != v.Outside {
+	first := serve(v.Internal, any, stageEntry)
+	if v.Internal != v.External {
 		first = deed{does: splits, any: any}
-		stage(stageInside, serve(v.Inside, any, stageInside), v.Inside)
-		stage(stageOutside, serve(v.Outside, any, stageOutside), v.Outside)
+		stage(stageInternal, serve(v.Internal, any, stageInternal), v.Internal)
+		stage(stageExternal, serve(v.External, any, stageExternal), v.External)
 	}
 	if v.Sources != nil {
-		stage(stageAdmitted, first, v.Inside)
+		stage(stageAdmitted, first, v.Internal)
 		first = deed{does: restricts, any: any}
 	}
-	stage(stageEntry, first, v.Inside)
+	stage(stageEntry, first, v.Internal)
 	for _, r := range v.Sources {
-		facts = append(facts, element("permitted"+f.name, source(at, r), ""))
+		facts = append(facts, element("permitted"+f.Name, table.SourceRange(at, r), ""))
 	}
 	return facts
 }
 
 // clusterIP returns what rejects packets to an address that match no frontend.
-func (p *Plane) clusterIP(v *model.ClusterIP) []Fact {
-	f, d := protoOf(v.Addr), deed{does: refuses}
-	key := entryKey(nft.Word(nil, stageUnmatched), model.Entry{Addr: v.Addr})
+func clusterIP(v *model.ClusterIP) []Fact {
+	f, d := protoOf(v.Addr), deed{does: rejects}
+	key := table.EntryKey(nft.Word(nil, stageUnmatched), model.Entry{Addr: v.Addr})
 	value := nft.Word(append(ofPool(0), d.code()...), 0)
-	return append(p.lead(f, acts[stageUnmatched]+f.name, d), element("service"+f.name, key, string(value)))
+	return append(lead(f, acts[stageUnmatched]+f.Name, d), element("service"+f.Name, key, string(value)))
 }
 
 // unallocated returns the element of a range of addresses to which packets are dropped.
 func unallocated(r model.Range) Fact {
 	first, last := append(nft.Word(nil, 0), r.First.AsSlice()...), append(nft.Word(nil, 0), r.Last.AsSlice()...)
-	return element("unallocated"+protoOf(r.First).name, append(first, last...), "")
+	return element("unallocated"+protoOf(r.First).Name, append(first, last...), "")
 }
 
-// served gives the pool whose virtual service is to have a target's packets, 0 for none.
+// served returns the pool whose virtual service is to have a target's packets, 0 for none.
 func served(t model.Target) uint64 {
 	if len(t.Pool.Backends)+len(t.Pool.Unselected) == 0 {
 		return 0
@@ -315,24 +318,14 @@ func served(t model.Target) uint64 {
 	return t.Pool.ID
 }
 
-// source gives the range of keys of a frontend's permitted prefix: first key, last key.
-func source(at []byte, r netip.Prefix) []byte {
-	first := r.Masked().Addr().AsSlice()
-	last := slices.Clone(first)
-	for i := r.Bits(); i < len(last)*8; i++ {
-		last[i/8] |= 0x80 >> (i % 8)
-	}
-	return slices.Concat(at, first, at, last)
-}
-
-// lead gives the element of a map that leads to the chain that does d, and the chain where the node hasn't it.
-func (p *Plane) lead(f *proto, set string, d deed) []Fact {
+// lead returns the element of a map that leads to the chain that does d, and the chain where the node hasn't it.
+func lead(f *proto, set string, d deed) []Fact {
 	key := append(nft.Word(nil, 0), d.code()...)
 	switch d.does {
 	case drops:
 		return []Fact{element(set, key, nft.DropIt.String())}
 	case knows:
-		return []Fact{element(set, key, nft.Goto(d.chain(f)).String()), p.chain(d.chain(f), f.known(d))}
+		return []Fact{element(set, key, nft.Goto(d.chain(f)).String()), declared.Chain(d.chain(f), f.known(d))}
 	}
 	return []Fact{element(set, key, nft.Goto(d.chain(f)).String())}
 }

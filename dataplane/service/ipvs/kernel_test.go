@@ -25,15 +25,15 @@ import (
 	"fairlead.dev/fairlead/sandbox/vm/vmtest"
 )
 
-// inside says that these tests run in the second kernel, which has IPVS.
-var inside = flag.Bool("second-kernel", false, "run the tests that need IPVS here")
+// internal reports that these tests run in the second kernel, which has IPVS.
+var internal = flag.Bool("second-kernel", false, "run the tests that need IPVS here")
 
 func TestInSecondKernel(t *testing.T) {
-	if !*inside {
+	if !*internal {
 		vmtest.Run(t, "fairlead.dev/fairlead/dataplane/service/ipvs", "^TestInSecondKernel$", "-second-kernel")
 		return
 	}
-	t.Run("kernel holds what is written", kernelHoldsWhatIsWritten)
+	t.Run("kernel holds what is written", kernelReturnsWhatIsWritten)
 	t.Run("thousands", thousands)
 	t.Run("IPv6 is off", withoutIPv6)
 	t.Run("NET_ADMIN alone", unprivileged)
@@ -45,7 +45,7 @@ func TestInSecondKernel(t *testing.T) {
 func unprivileged(t *testing.T) {
 	inNamespace(t, func() {
 		here, err := netns.Current()
-		if err = errors.Join(err, prepare()); err != nil {
+		if err = errors.Join(err, Prepare()); err != nil {
 			t.Error(err)
 			return
 		}
@@ -108,14 +108,15 @@ func withoutIPv6(t *testing.T) {
 			err = p.Write(t.Context(), facts, nil)
 		}
 		held, err2 := p.Read(t.Context())
-		if missing, extra := servicetest.Difference(facts, held), servicetest.Difference(held, facts); err != nil || err2 != nil || len(missing)+len(extra) > 0 {
+		if missing, extra := servicetest.Difference(facts, held), servicetest.Difference(held, facts); err != nil ||
+			err2 != nil || len(missing)+len(extra) > 0 {
 			t.Errorf("%v, %v; %v missing, %v extra", err, err2, missing, extra)
 		}
 	})
 }
 
-// thousands of Services of ten endpoints are written in several batches, read as they are, changed and left. The times are an
-// emulated processor's: at most their ratios say something.
+// thousands of Services of ten endpoints are written in several batches, read as they are, changed and left. The times
+// are an emulated processor's: at most their ratios say something.
 func thousands(t *testing.T) {
 	for _, n := range []int{10, 3000} {
 		inNamespace(t, func() {
@@ -147,7 +148,8 @@ func thousands(t *testing.T) {
 			})
 			var held []Fact
 			timed("read", func() (err error) { held, err = p.Read(t.Context()); return err })
-			if missing, extra := servicetest.Difference(facts, held), servicetest.Difference(held, facts); len(missing)+len(extra) > 0 {
+			if missing, extra := servicetest.Difference(facts, held),
+				servicetest.Difference(held, facts); len(missing)+len(extra) > 0 {
 				t.Errorf("%d missing, %d extra", len(missing), len(extra))
 			}
 			const changes = 50
@@ -168,9 +170,10 @@ func thousands(t *testing.T) {
 	}
 }
 
-// services gives a node and n pools of ten backends with a frontend each. shift moves the last backend of the first.
-func services(n, shift int) []model.Part {
-	parts := []model.Part{&model.Node{Name: "a", NodePorts: []model.Range{{First: address("0.0.0.0"), Last: address("126.255.255.255")}}}}
+// services returns a node and n pools of ten backends with a frontend each. shift moves the last backend of the first.
+func services(n, shift int) []model.ServicePart {
+	parts := []model.ServicePart{&model.ServiceNode{Node: &model.Node{Name: "a"},
+		NodePorts: []model.Range{{First: address("0.0.0.0"), Last: address("126.255.255.255")}}}}
 	for i := range n {
 		p := &model.Pool{ID: uint64(i + 1), Name: fmt.Sprint(i), Protocol: model.TCP, Scheduler: model.RoundRobin}
 		for j := range 10 {
@@ -182,7 +185,8 @@ func services(n, shift int) []model.Part {
 		}
 		to := model.Target{Pool: p}
 		e := model.Entry{Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80, Protocol: model.TCP}
-		parts = append(parts, p, &model.Frontend{Entry: e, Inside: to, Outside: to, Hide: model.OriginsOf(model.FromNode, model.FromOutside)})
+		parts = append(parts, p, &model.Frontend{Entry: e, Internal: to, External: to,
+			Masquerade: model.OriginsOf(model.FromNode, model.FromExternal)})
 	}
 	return parts
 }
@@ -203,7 +207,7 @@ func cases(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			conformance.RunCase(t, conformance.Subject{Abilities: Abilities, Start: start}, c)
+			conformance.RunCase(t, conformance.Implementation{Capabilities: Capabilities, Start: start}, c)
 		})
 	}
 }
@@ -220,7 +224,7 @@ func inNamespace(t testing.TB, body func()) {
 	})
 }
 
-func kernelHoldsWhatIsWritten(t *testing.T) {
+func kernelReturnsWhatIsWritten(t *testing.T) {
 	inNamespace(t, func() {
 		p, err := New()
 		if err != nil {
@@ -231,7 +235,7 @@ func kernelHoldsWhatIsWritten(t *testing.T) {
 		before := settings(t, p)
 		var held []Fact
 		for seed := range 12 {
-			s := rapid.Custom(func(t *rapid.T) *model.Services { return drawWorld(t) }).Example(seed)
+			s := rapid.Custom(func(t *rapid.T) *model.Snapshot { return randomServices(t) }).Example(seed)
 			p.Timeouts = []Timeouts{{TCP: timeoutTCP}, {TCP: time.Hour, FIN: time.Minute}}[seed%2] // another configuration
 			want, err := rendered(p, s.Parts())
 			if err != nil {
@@ -249,7 +253,8 @@ func kernelHoldsWhatIsWritten(t *testing.T) {
 				t.Errorf("world %d: read: %v", seed, err)
 				return
 			}
-			if missing, extra := servicetest.Difference(want, held), servicetest.Difference(held, want); len(missing)+len(extra) > 0 {
+			if missing, extra := servicetest.Difference(want, held),
+				servicetest.Difference(held, want); len(missing)+len(extra) > 0 {
 				t.Errorf("world %d: missing %v, extra %v", seed, missing, extra)
 				return
 			}
@@ -257,7 +262,7 @@ func kernelHoldsWhatIsWritten(t *testing.T) {
 				t.Errorf("nft list: %v: %s", err, out)
 			}
 		}
-		s := rapid.Custom(func(t *rapid.T) *model.Services { return drawWorld(t) }).Example(100)
+		s := rapid.Custom(func(t *rapid.T) *model.Snapshot { return randomServices(t) }).Example(100)
 		want, _ := rendered(p, s.Parts())
 		if err := p.Write(t.Context(), want, nil); err != nil {
 			t.Error(err)
@@ -274,9 +279,10 @@ func kernelHoldsWhatIsWritten(t *testing.T) {
 	})
 }
 
-// settings gives all settings that the plane may change.
+// settings returns all settings that the plane may change.
 func settings(t *testing.T, p *Plane) (all string) {
-	for _, name := range []string{"timeout", "timeoutFIN", "timeoutUDP", "conntrack", "expire_nodest_conn", "conn_reuse_mode", "sloppy_tcp", "run_estimation"} {
+	for _, name := range []string{"timeout", "timeoutFIN", "timeoutUDP", "conntrack", "expire_nodest_conn",
+		"conn_reuse_mode", "sloppy_tcp", "run_estimation"} {
 		v, err := p.setting(name)
 		if err != nil {
 			t.Error(err)

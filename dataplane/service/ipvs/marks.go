@@ -7,8 +7,8 @@ import (
 	nft "fairlead.dev/fairlead/kernel/nftables"
 )
 
-// Marks of packets. Their low 12 bits say that they are ours, the others which virtual service is meant: 0 for whichever has
-// the connection already. No other owner sees the mark of a service, only claimed and sent.
+// Marks of packets. Their low 12 bits say that they are ours, the others which virtual service is meant: 0 for
+// whichever has the connection already. No other owner sees the mark of a service, only claimed and sent.
 const (
 	claimed uint32 = 0x05e // a frontend takes the packet: to be delivered to this host, where IPVS is
 	sent    uint32 = 0x05f // IPVS has sent it on
@@ -18,8 +18,8 @@ const (
 	tcpBit  uint32 = 0x1000 // in the mark of a service: of a pool of TCP
 )
 
-// numbering says by which mark each pool's virtual service goes. A pool's ID is too long for a mark, and two IDs may have
-// their first bits in common: so which pool has which mark stands in the kernel, beside the services.
+// numbering states by which mark each pool's virtual service goes. A pool's ID is too long for a mark, and two IDs may
+// have their first bits in common: so which pool has which mark stands in the kernel, beside the services.
 type numbering struct {
 	mark map[uint64]uint32
 	pool map[uint32]uint64
@@ -29,18 +29,18 @@ func newNumbering() *numbering {
 	return &numbering{map[uint64]uint32{}, map[uint32]uint64{}}
 }
 
-// add notes what the kernel says.
+// add records what the kernel says.
 func (n *numbering) add(pool uint64, mark uint32) { n.mark[pool], n.pool[mark] = mark, pool }
 
-// isTCP says whether the mark is that of a TCP pool's service.
+// isTCP reports whether the mark is that of a TCP pool's service.
 func isTCP(mark uint32) bool { return mark&tcpBit != 0 }
 
-// take gives the pool a mark that is free, and says whether it is new.
-func (n *numbering) take(pool uint64, tcp bool) (mark uint32, isNew bool) {
+// acquire returns the pool a mark that is free, and reports whether it is new.
+func (n *numbering) acquire(pool uint64, tcp bool) (mark uint32, isNew bool) {
 	if m, ok := n.mark[pool]; ok {
 		return m, false
 	}
-	if s, ok := stranger(pool); ok {
+	if s, ok := foreignMark(pool); ok {
 		return s, false
 	}
 	h := fnv.New32a()
@@ -50,7 +50,7 @@ func (n *numbering) take(pool uint64, tcp bool) (mark uint32, isNew bool) {
 		if tcp {
 			m |= tcpBit
 		}
-		if _, taken := n.pool[m]; !taken && m != claimed {
+		if _, acquired := n.pool[m]; !acquired && m != claimed {
 			n.add(pool, m)
 			return m, true
 		}
@@ -63,10 +63,10 @@ func (n *numbering) drop(pool uint64) {
 	delete(n.mark, pool)
 }
 
-// A mark of ours in the kernel of which nobody knows the pool stands for one whose ID begins with strange.
+// A mark of ours in the kernel whose pool is not known stands for one whose ID begins with strange.
 const strange = 0xffffffff << 32
 
-// id gives the pool that a mark stands for.
+// id returns the pool that a mark stands for.
 func (n *numbering) id(mark uint32) uint64 {
 	switch pool, ok := n.pool[mark]; {
 	case mark == claimed:
@@ -77,9 +77,9 @@ func (n *numbering) id(mark uint32) uint64 {
 	return strange | uint64(mark)
 }
 
-// of gives the mark of a pool that has one; what has none is never sent anywhere.
+// of returns the mark of a pool that has one; what has none is never sent anywhere.
 func (n *numbering) of(pool uint64) uint32 {
-	if s, ok := stranger(pool); ok {
+	if s, ok := foreignMark(pool); ok {
 		return s
 	}
 	if m, ok := n.mark[pool]; ok {
@@ -88,10 +88,10 @@ func (n *numbering) of(pool uint64) uint32 {
 	return claimed
 }
 
-// stranger gives the mark of a pool that nobody knows.
-func stranger(pool uint64) (mark uint32, is bool) { return uint32(pool), pool>>32 == strange>>32 }
+// foreignMark returns the mark of a pool that is not known.
+func foreignMark(pool uint64) (mark uint32, is bool) { return uint32(pool), pool>>32 == strange>>32 }
 
-// inKernel gives an element as the kernel has it, with a mark where the fact names a pool.
+// inKernel returns an element as the kernel has it, with a mark where the fact names a pool.
 func (n *numbering) inKernel(set, key, value string) (k, v string) {
 	mark := func(b string) string { return string(nft.Word(nil, n.of(id(b)))) }
 	switch base(set) {
@@ -105,12 +105,14 @@ func (n *numbering) inKernel(set, key, value string) (k, v string) {
 	return key, value
 }
 
-// lingering is which services have connections of a frontend that is no more: that of clients inside, and that of clients outside.
-type lingering struct{ inside, outside uint32 }
+// lingering is which services have connections of a frontend that is no more: that of clients inside, and that of
+// clients outside.
+type lingering struct{ internal, external uint32 }
 
-// element gives what leads on these connections. No packet is told to do anything by what stands for deed and origins here.
+// element returns what leads on these connections. No packet is told to do anything by what stands for deed and origins
+// here.
 func (l lingering) element(key string) nft.Element {
-	return nft.Element{Key: key, Data: string(nft.Word(nft.Word(nft.Word(nil, lingers), l.inside), l.outside))}
+	return nft.Element{Key: key, Data: string(nft.Word(nft.Word(nft.Word(nil, lingers), l.internal), l.external))}
 }
 
 // lingeringIn reads an element of a frontend that is no more, if that is what it is.
@@ -121,7 +123,7 @@ func lingeringIn(set, value string) (l lingering, is bool) {
 	return lingering{unword(value[4:]), unword(value[8:])}, true
 }
 
-// inFact gives the fact of an element of the kernel.
+// inFact returns the fact of an element of the kernel.
 func (n *numbering) inFact(set, key, value string) Fact {
 	pool := func(b string) string { return string(ofPool(n.id(unword(b)))) }
 	switch b := base(set); {
@@ -132,14 +134,14 @@ func (n *numbering) inFact(set, key, value string) Fact {
 	case b == "member" && len(key) > 8:
 		key = pool(key[4:]) + key[8:]
 	}
-	return fact(Key{KindElement, set, key}, value)
+	return fact(KindElement, set, key, value)
 }
 
 // id and unword read a pool's ID and a word that bytes begin with.
 func id(b string) uint64     { return binary.BigEndian.Uint64([]byte(b)) }
 func unword(b string) uint32 { return binary.NativeEndian.Uint32([]byte(b)) }
 
-// base gives a set's name without its family.
+// base returns a set's name without its family.
 func base(set string) string { return set[:max(len(set)-1, 0)] }
 
 // poolElement is what says by which mark a pool goes.

@@ -6,56 +6,57 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"strings"
-	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/ipvs"
-	"fairlead.dev/fairlead/kernel/link"
-	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netlink"
 	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 )
 
-// Abilities is what the plane can do.
-var Abilities = service.Abilities{
+const longLost = "IPVS hands on no ICMP error about a packet that is too long for its path, and a node's own IPv6 " +
+	"fragments don't get through it"
+
+// Capabilities is what the plane supports.
+var Capabilities = model.Capabilities{
 	Name:       "ipvs",
 	Schedulers: model.AllSchedulers &^ model.SchedulersOf(model.Random, model.DestinationHash),
 	Tracked:    true,
-	Prepare:    prepare,
-	Long: func(*model.Frontend) string {
-		return "IPVS hands on no ICMP error about a packet that is too long for its path, and a node's own IPv6 fragments don't get through it"
-	},
-	Summary: "the kernel's load balancer IPVS, with its schedulers and draining; nf_tables marks and masquerades",
-	Needs:   "IPVS (module ip_vs and one for each scheduler, loaded on demand) and nf_tables",
-	Notes: []service.Note{
-		{Text: service.NoteForward}, {Text: service.NoteInvalid},
-		{Text: "A UDP flow ends when a traffic policy that becomes Local leaves its Service port without a virtual server: if no " +
-			"other of its addresses has policy Cluster.", Concerns: service.Over(model.UDP)},
-		{Text: "IPVS has no random scheduler: weighted round-robin replaces it. Its destination hash can't pass over an endpoint " +
-			"that terminates, so it isn't offered.", Concerns: service.Scheduled(model.SchedulersOf(model.Random, model.DestinationHash))},
-		{Text: "Its source hash has 256 entries (CONFIG_IP_VS_SH_TAB_BITS) for any number of endpoints: of ten, six have 26 of " +
-			"them and four 25.", Concerns: service.Scheduled(model.SchedulersOf(model.SourceHash))},
-		{Text: "Packets to Services are delivered locally: a firewall must accept them in its input chains."},
-		{Text: "Packets longer than their path's MTU are lost: IPVS forwards no ICMP error about them, and a node's own IPv6 " +
-			"fragments don't pass it.", Concerns: service.Over(model.UDP)},
-		{Text: "A client's port is one connection to an endpoint: the same source port to another entry of the Service, if " +
-			"masqueraded, ends the first connection."},
-		{Text: "IPv6 Services are unreachable if IPv6 is off at the loopback device (net.ipv6.conf.lo.disable_ipv6) when the " +
-			"agent starts.", Concerns: func(f *model.Frontend, _ model.Origin) bool { return !f.Entry.Addr.Is4() }},
-		{Text: "Packets to Services carry mark 0x5e in the low 12 bits from prerouting until IPVS has forwarded them, then 0x5f: " +
-			"any other mark is replaced."},
-		{Text: "Clients that session affinity remembers are sent to their endpoint by connection tracking, so that " +
-			"least-connections schedulers don't count them.", Concerns: service.WithAffinity},
-		{Text: "TCP connections outlive their endpoint and their Service until they end or are silent for a day; stale entries " +
-			"are removed with the next change.", Concerns: service.Over(model.TCP)},
-		{Text: "Node ports at loopback addresses answer processes that connect from 127.0.0.1, not from another loopback " +
-			"address.", Concerns: func(f *model.Frontend, o model.Origin) bool { return f.Entry.AnyAddr() && o == model.FromNode }},
-		{Text: "IPVS notifies about no changes: changes by other programs are repaired at the next check, not at once."},
+	NoDirect:   service.RepliesReturn,
+	Long: []model.Remark{{ID: "long", Text: longLost, About: service.All()},
+		{ID: "long-unmatched", Text: longLost, About: &model.Packets{Unmatched: true}}},
+	Remarks: []model.Remark{service.RemarkForward, service.RemarkInvalid,
+		{ID: "udp-policy-local", Text: "A UDP flow ends when a traffic policy that becomes Local leaves its Service port " +
+			"without a virtual server: if no other of its addresses has policy Cluster.", About: service.Over(model.UDP)},
+		{ID: "schedulers", Text: "IPVS has no random scheduler: weighted round-robin replaces it. Its destination hash " +
+			"can't pass over an endpoint that terminates, so it isn't offered.",
+			About: service.Scheduled(model.Random, model.DestinationHash)},
+		{ID: "source-hash-size", Text: "Its source hash has 256 entries (CONFIG_IP_VS_SH_TAB_BITS) for any number of " +
+			"endpoints: of ten, six have 26 of them and four 25.", About: service.Scheduled(model.SourceHash)},
+		{ID: "local-delivery", Text: "Packets to Services are delivered locally: a firewall must accept them in its " +
+			"input chains."},
+		{ID: "mtu", Text: "Packets longer than their path's MTU are lost: IPVS forwards no ICMP error about them, and a " +
+			"node's own IPv6 fragments don't pass it.", About: service.Over(model.UDP)},
+		{ID: "source-port", Text: "A client's port is one connection to an endpoint: the same source port to another " +
+			"entry of the Service, if masqueraded, ends the first connection."},
+		{ID: "ipv6-loopback", Text: "IPv6 Services are unreachable if IPv6 is off at the loopback device " +
+			"(net.ipv6.conf.lo.disable_ipv6) when the agent starts.", About: &model.Packets{Family: 6}},
+		{ID: "mark", Text: "Packets to Services carry mark 0x5e in the low 12 bits from prerouting until IPVS has " +
+			"forwarded them, then 0x5f: any other mark is replaced."},
+		{ID: "affinity-uncounted", Text: "Clients that session affinity remembers are sent to their endpoint by connection " +
+			"tracking, so that least-connections schedulers don't count them.", About: &model.Packets{Affinity: true}},
+		{ID: "tcp-stale", Text: "TCP connections outlive their endpoint and their Service until they end or are silent " +
+			"for a day; stale entries are removed with the next change.", About: service.Over(model.TCP)},
+		{ID: "loopback-ports", Text: "Node ports at loopback addresses answer processes that connect from 127.0.0.1, not " +
+			"from another loopback address.", About: &model.Packets{NodePorts: true, Origins: model.OriginsOf(model.FromNode)}},
+		{ID: "no-notices", Text: "IPVS notifies about no changes: changes by other programs are repaired at the " +
+			"next check, not at once."},
 	},
 }
 
@@ -67,26 +68,26 @@ type Options struct {
 // Timeouts are how long silent connections are remembered.
 type Timeouts = ipvs.Timeouts
 
-// Plane writes facts into one network namespace. It implements dataplane.Plane[model.Part, Key, string],
+// Plane writes facts into one network namespace. It implements dataplane.Plane[model.ServicePart, Key, string],
 // dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	Options
-	nft         *nft.Conn
-	ipvs        *ipvs.Conn
-	links       *link.Conn
-	sysctls     map[string]*sysctl.Setting // nil: this kernel has it not
-	withoutIPv6 bool                       // at the loopback device, when the plane was opened: the kernel takes no route there
-	bodies      sync.Map                   // a chain's Fact → [][]nft.Expr: what it stands for
-	numbers     *numbering                 // nil: not read yet
-	present     map[ipvs.ServiceID]bool    // services that are there, also those that are leaving
+	nft     *nft.Conn
+	ipvs    *ipvs.Conn
+	routes  *netlink.Socket
+	sysctls map[string]*sysctl.File // nil: this kernel has it not
+	// at the loopback device, when the plane was opened: the kernel takes no route there
+	withoutIPv6 bool
+	numbers     *numbering              // nil: not read yet
+	present     map[ipvs.ServiceID]bool // services that are there, also those that are leaving
 	leaving     map[ipvs.ServiceID]*leaving
 	lingers     map[Key]lingering // by elements of frontends that are no more
 }
 
 var (
-	_ dataplane.Plane[model.Part, Key, string] = (*Plane)(nil)
-	_ dataplane.Watcher                        = (*Plane)(nil)
-	_ dataplane.Cleaner                        = (*Plane)(nil)
+	_ dataplane.Plane[model.ServicePart, Key, string] = (*Plane)(nil)
+	_ dataplane.Watcher                               = (*Plane)(nil)
+	_ dataplane.Cleaner                               = (*Plane)(nil)
 )
 
 // sysctls are IPVS's settings that the plane needs, by their names below net/ipv4/vs.
@@ -94,18 +95,19 @@ var sysctls = map[string]struct {
 	want     string
 	optional bool // kernels before some version have it not
 }{
-	"conntrack":          {want: "1"},                 // connections are tracked, so that sources can be hidden
-	"expire_nodest_conn": {want: "1"},                 // a connection whose destination is gone is scheduled anew, or ends
-	"conn_reuse_mode":    {want: "1"},                 // a client's port that is used again is a new connection
-	"sloppy_tcp":         {want: "0"},                 // only SYN opens a connection: the rest of a lost one is refused
-	"drop_entry":         {want: "0"},                 // no connection is forgotten at random
-	"drop_packet":        {want: "0"},                 // no packet is lost at random
-	"run_estimation":     {want: "0", optional: true}, // nobody asks for rates, which cost a walk through all every two seconds
+	"conntrack":          {want: "1"}, // connections are tracked, so that sources can be hidden
+	"expire_nodest_conn": {want: "1"}, // a connection whose destination is gone is scheduled anew, or ends
+	"conn_reuse_mode":    {want: "1"}, // a client's port that is used again is a new connection
+	"sloppy_tcp":         {want: "0"}, // only SYN opens a connection: the rest of a lost one is refused
+	"drop_entry":         {want: "0"}, // no connection is forgotten at random
+	"drop_packet":        {want: "0"}, // no packet is lost at random
+	// nothing reads rates, which cost a walk through all every two seconds
+	"run_estimation": {want: "0", optional: true},
 }
 
-// prepare sets the sysctls that a plane needs. They stay so: a plane that finds them set sets none, and
-// restores none.
-func prepare() error {
+// Prepare sets the sysctls that a plane needs, for an agent in a container that can't write them. They stay so: a plane
+// that finds them set sets none, and restores none.
+func Prepare() error {
 	c, err := ipvs.Open() // has the kernel load IPVS, which makes them
 	if err != nil {
 		return err
@@ -130,21 +132,14 @@ var timeouts = map[string]func(*ipvs.Timeouts) *time.Duration{
 	"timeoutUDP": func(t *ipvs.Timeouts) *time.Duration { return &t.UDP },
 }
 
-// owner marks our rules and routes (FRA_PROTOCOL, rtm_protocol), and is the priority of our rules and the number of our table.
-const owner = 0x5e
-
-// delivery is how packets that a frontend takes are led to this host.
-func delivery(f *proto) link.Delivery {
-	return link.Delivery{Owner: owner, Six: f.name == "6", Priority: owner, Table: owner, Mark: claimed, Mask: ourBits}
-}
-
 // New opens the plane of the calling thread's network namespace, with options as they are when nobody says.
 func New() (*Plane, error) { return Open(Options{}) }
 
 // Open is New, with options.
 func Open(o Options) (_ *Plane, err error) {
 	o.Timeouts.TCP = cmp.Or(o.Timeouts.TCP, timeoutTCP)
-	p := &Plane{Options: o, sysctls: map[string]*sysctl.Setting{}, present: map[ipvs.ServiceID]bool{}, leaving: map[ipvs.ServiceID]*leaving{}, lingers: map[Key]lingering{}}
+	p := &Plane{Options: o, sysctls: map[string]*sysctl.File{}, present: map[ipvs.ServiceID]bool{},
+		leaving: map[ipvs.ServiceID]*leaving{}, lingers: map[Key]lingering{}}
 	defer func() {
 		if err != nil {
 			p.Close()
@@ -156,16 +151,11 @@ func Open(o Options) (_ *Plane, err error) {
 	if p.ipvs, err = ipvs.Open(); err != nil {
 		return nil, err
 	}
-	here, err := netns.Current()
-	if err != nil {
-		return nil, err
+	if p.routes, err = netlink.Open(unix.NETLINK_ROUTE, 0); err != nil {
+		return nil, fmt.Errorf("ipvs: %w", err)
 	}
-	defer here.Close()
-	if p.links, err = link.Dial(here); err != nil {
-		return nil, err
-	}
-	off, err := os.ReadFile("/proc/sys/net/ipv6/conf/lo/disable_ipv6")
-	p.withoutIPv6 = err != nil || strings.TrimSpace(string(off)) != "0"
+	off, err := sysctl.Number("net/ipv6/conf/lo/disable_ipv6")
+	p.withoutIPv6 = err != nil || off != 0
 	for name, s := range sysctls {
 		open, err := sysctl.Open("net/ipv4/vs/" + name)
 		if err != nil && !(s.optional && errors.Is(err, fs.ErrNotExist)) {
@@ -176,17 +166,17 @@ func Open(o Options) (_ *Plane, err error) {
 	return p, nil
 }
 
-// Close gives up the plane's handles. The kernel keeps what was written.
+// Close closes the plane's handles. The kernel keeps what was written.
 func (p *Plane) Close() error {
 	for _, s := range p.sysctls {
 		if s != nil {
 			s.Close()
 		}
 	}
-	if p.links != nil {
-		p.links.Close()
-	}
 	var errs []error
+	if p.routes != nil {
+		errs = append(errs, p.routes.Close())
+	}
 	if p.ipvs != nil {
 		errs = append(errs, p.ipvs.Close())
 	}
@@ -196,24 +186,19 @@ func (p *Plane) Close() error {
 	return errors.Join(errs...)
 }
 
-// chain makes the fact of a chain with rules and remembers what it stands for.
-func (p *Plane) chain(name string, rules [][]nft.Expr) Fact {
-	f := fact(Key{Kind: KindChain, Name: name}, nft.Digest(hooks[name], rules))
-	p.bodies.LoadOrStore(f, rules)
-	return f
-}
-
 // Watch implements dataplane.Watcher, for the table: IPVS itself tells nobody.
-func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) { return p.nft.Watch(ctx, Table) }
+func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
+	return declared.Watch(ctx, p.nft)
+}
 
 // Affinity returns how many clients are remembered, by family. It may be called at any time.
 func (p *Plane) Affinity() (uses []service.AffinityUse, err error) {
 	for _, f := range protos {
-		n, err := p.nft.Count(Table, "affinity"+f.name)
+		n, err := p.nft.Count(Table, "affinity"+f.Name)
 		if err != nil {
 			return nil, err
 		}
-		uses = append(uses, service.AffinityUse{Family: "IPv" + f.name, Entries: n, Limit: affinitySize})
+		uses = append(uses, service.AffinityUse{Family: "IPv" + f.Name, Entries: n, Limit: affinitySize})
 	}
 	return uses, nil
 }
@@ -221,7 +206,7 @@ func (p *Plane) Affinity() (uses []service.AffinityUse, err error) {
 // Clean implements dataplane.Cleaner: packets are let go first, then IPVS forgets, then all is set back.
 func (p *Plane) Clean(context.Context) error {
 	for _, f := range protos {
-		if err := p.links.DeleteDeliveries(owner, delivery(f).Six, owner); err != nil {
+		if err := deliveryOf(f).remove(p.routes); err != nil {
 			return err
 		}
 	}
@@ -248,7 +233,7 @@ func (p *Plane) forget() {
 	p.leaving, p.lingers = map[ipvs.ServiceID]*leaving{}, map[Key]lingering{}
 }
 
-// ours says whether a service is one of this plane's.
+// ours reports whether a service is one of this plane's.
 func ours(s ipvs.ServiceID) bool { return s.Mark&ourBits == claimed }
 
 // A chain without rules remembers a setting that we changed, for Clean: was-NAME-VALUE.
@@ -270,7 +255,7 @@ func (p *Plane) remember(setting, value string) error {
 	return p.nft.Commit(&tx)
 }
 
-// setBack gives settings the values that they had, and forgets these.
+// setBack returns settings the values that they had, and forgets these.
 func (p *Plane) setBack(chains []string, settings func(string) bool) error {
 	var tx nft.Tx
 	for _, c := range chains {
@@ -278,7 +263,7 @@ func (p *Plane) setBack(chains []string, settings func(string) bool) error {
 		if !strings.HasPrefix(c, was) || i < len(was) || !settings(c[len(was):i]) {
 			continue
 		}
-		if err := p.give(c[len(was):i], c[i+1:]); err != nil {
+		if err := p.writeSetting(c[len(was):i], c[i+1:]); err != nil {
 			return err
 		}
 		tx.DelChain(Table, c)
@@ -286,8 +271,8 @@ func (p *Plane) setBack(chains []string, settings func(string) bool) error {
 	return p.nft.Commit(&tx)
 }
 
-// give gives a setting a value.
-func (p *Plane) give(setting, value string) error {
+// writeSetting returns a setting a value.
+func (p *Plane) writeSetting(setting, value string) error {
 	of := timeouts[setting]
 	if of == nil {
 		return p.writeSysctl(setting, value)
@@ -301,7 +286,7 @@ func (p *Plane) give(setting, value string) error {
 	return p.ipvs.SetTimeouts(t)
 }
 
-// setting gives a setting's value, and for one that this kernel hasn't the wanted one.
+// setting returns a setting's value, and for one that this kernel hasn't the wanted one.
 func (p *Plane) setting(name string) (string, error) {
 	if of := timeouts[name]; of != nil {
 		t, err := p.ipvs.Timeouts()

@@ -3,49 +3,48 @@ package ipvs
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	table "fairlead.dev/fairlead/dataplane/nft"
 	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/model"
 )
 
-// Where rules keep things. A key made of what a map gave begins at zero; what service gives goes behind its first register.
+// Where rules keep things. A key made of what a map gave begins at zero; what service gives goes behind its first
+// register.
 const (
-	zero  = 0 // four registers of 0
-	pool_ = 1 // what service gives: by which mark the pool goes,
-	does_ = 2 // what is done,
-	hide_ = 3 // whose source is hidden
-	place = 4 // stage · address · protocol · port
+	zero          = 0 // four registers of 0
+	pool_         = 1 // what service gives: by which mark the pool goes,
+	does_         = 2 // what is done,
+	masqueradeReg = 3 // whose source is hidden
+	matchKey      = 4 // stage · address · protocol · port
 )
 
 // find loads what the packet's frontend says at a stage; for node ports the address is 0. Without one the rule ends.
 func (f *proto) find(stage uint32, any bool) []nft.Expr {
-	addr := f.address(f.dst, place+1)
+	addr := f.Address(f.Dst, matchKey+1)
 	if any {
-		addr = nft.Load(nft.R(place+1), f.anyAddress.AsSlice())
+		addr = nft.Load(nft.R(matchKey+1), f.Any.AsSlice())
 	}
-	return f.findAt(stage, addr, nft.Meta(nft.MetaL4Proto, nft.R(place+1+f.words)), nft.Payload(nft.TransportHeader, 2, 2, nft.R(place+2+f.words)))
+	return f.findAt(stage, addr, nft.Meta(nft.MetaL4Proto, nft.R(matchKey+1+f.Words)),
+		nft.Payload(nft.TransportHeader, 2, 2, nft.R(matchKey+2+f.Words)))
 }
 
 // findOriginal is find for where the connection's first packet was sent.
 func (f *proto) findOriginal(any bool) []nft.Expr {
-	addr := nft.CtOriginal(f.ctDst, nft.R(place+1))
+	addr := nft.CtOriginal(f.CtDst, nft.R(matchKey+1))
 	if any {
-		addr = nft.Load(nft.R(place+1), f.anyAddress.AsSlice())
+		addr = nft.Load(nft.R(matchKey+1), f.Any.AsSlice())
 	}
-	return f.findAt(stageEntry, addr, nft.CtOriginal(nft.CtProtocol, nft.R(place+1+f.words)), nft.CtOriginal(nft.CtProtoDst, nft.R(place+2+f.words)))
+	return f.findAt(stageEntry, addr, nft.CtOriginal(nft.CtProtocol, nft.R(matchKey+1+f.Words)),
+		nft.CtOriginal(nft.CtProtoDst, nft.R(matchKey+2+f.Words)))
 }
 
 func (f *proto) findAt(stage uint32, addr, protocol, port nft.Expr) []nft.Expr {
-	return nft.Exprs(nft.Clear(nft.R(zero)), nft.Load(nft.R(place), nft.Word(nil, stage)), addr, protocol, port, nft.Map("service"+f.name, nft.R(place), nft.R(pool_)))
-}
-
-// address loads the packet's address at an offset in its header.
-func (f *proto) address(offset uint32, r int) nft.Expr {
-	return nft.Payload(nft.NetworkHeader, offset, uint32(4*f.words), nft.R(r))
+	return nft.Exprs(nft.Clear(nft.R(zero)), nft.Load(nft.R(matchKey), nft.Word(nil, stage)), addr, protocol, port,
+		nft.Map("service"+f.Name, nft.R(matchKey), nft.R(pool_)))
 }
 
 // follow goes on with what the frontend's element of a stage says is to be done.
@@ -57,223 +56,191 @@ func (f *proto) follow(stage uint32, any bool) []nft.Expr {
 func (f *proto) lookup(find []nft.Expr, r int, set string) []nft.Expr {
 	// Loaded so that the nft command, which knows r from nothing else, can list it.
 	listed := nft.Exprs(nft.Load(nft.R(r), nft.Word(nil, 0)))
-	return nft.Join(listed, find, nft.Exprs(nft.Copy(nft.R(r), nft.R(zero+1), 4), nft.VMap(set+f.name, nft.R(zero))))
+	return nft.Join(listed, find, nft.Exprs(nft.Copy(nft.R(r), nft.R(zero+1), 4), nft.VMap(set+f.Name, nft.R(zero))))
 }
 
 // end ends the base chain.
 func end() nft.Expr { return nft.Do(nft.Accept) }
 
-// node gives everything that does not depend on Services.
-func (p *Plane) node(v *model.Node) []Fact {
-	facts := []Fact{fact(Key{Kind: KindTable, Name: Table}, layout)}
+// node returns everything that does not depend on Services.
+func (p *Plane) node(v *model.ServiceNode) []Fact {
+	facts := declared.Frame()
 	for name, of := range timeouts {
 		if d := *of(&p.Timeouts); d > 0 {
-			facts = append(facts, fact(Key{Kind: KindTimeout, Name: name}, d.String()))
+			facts = append(facts, fact(KindTimeout, name, "", d.String()))
 		}
 	}
-	for _, s := range allSets {
-		facts = append(facts, fact(Key{Kind: KindSet, Name: s.Name}, s.Schema()))
-	}
 	for name, s := range sysctls {
-		facts = append(facts, fact(Key{Kind: KindSysctl, Name: name}, s.want))
+		facts = append(facts, fact(KindSysctl, name, "", s.want))
 	}
 	for name, rules := range baseChains {
-		facts = append(facts, p.chain(name, rules))
+		facts = append(facts, declared.Chain(name, rules))
 	}
-	facts = append(facts, p.chain("refuse", refuse()), p.chain("pass", [][]nft.Expr{nft.Exprs(end())}))
+	facts = append(facts, declared.Chain("refuse", table.Reject()), declared.Chain("pass", [][]nft.Expr{nft.Exprs(end())}))
 	for _, r := range v.ServiceRanges {
 		facts = append(facts, unallocated(r))
 	}
 	for _, f := range protos {
-		facts = append(facts, p.family(f, v)...)
-		if d := delivery(f); !d.Six || !p.withoutIPv6 {
-			facts = append(facts, fact(Key{Kind: KindDelivery, Name: f.name}, d.String()))
+		facts = append(facts, f.chains(v)...)
+		if d := deliveryOf(f); !d.rule.Six || !p.withoutIPv6 {
+			facts = append(facts, fact(KindDelivery, f.Name, "", d.String()))
 		}
 	}
 	if i := slices.IndexFunc(v.Addresses, netip.Addr.Is4); v.Localhost && i >= 0 {
 		out, in := loopback(v, v.Addresses[i])
-		facts = append(facts, p.chain("loop-out", out), p.chain("loop-in", in))
+		facts = append(facts, declared.Chain("loop-out", out), declared.Chain("loop-in", in))
 	}
 	return facts
 }
 
-// family gives a family's chains that every frontend may need.
-func (p *Plane) family(f *proto, v *model.Node) []Fact {
+// chains returns a family's chains that every frontend may need.
+func (f *proto) chains(v *model.ServiceNode) []Fact {
 	facts := []Fact{
-		p.chain("enter"+f.name, f.enter()),
-		p.chain("enterports"+f.name, f.within(f.address(f.dst, 0), v.NodePorts, f.follow(stageEntry, true))),
-		p.chain("claim"+f.name, f.claim()),
-		p.chain("take"+f.name, f.taken(mark(claimed, nft.R(0)))),
-		p.chain("linger"+f.name, f.taken()),
-		p.chain("claimports"+f.name, f.within(f.address(f.dst, 0), v.NodePorts, f.take(true))),
-		p.chain("assign"+f.name, f.assign(v)),
-		p.chain("assignports"+f.name, f.assignPorts(v)),
-		p.chain("leave"+f.name, f.leave(v)),
+		declared.Chain("enter"+f.Name, f.enter()),
+		declared.Chain("enterports"+f.Name, f.Within(f.Address(f.Dst, 0), v.NodePorts, f.follow(stageEntry, true))),
+		declared.Chain("claim"+f.Name, f.claim()),
+		declared.Chain("take"+f.Name, f.acquired(mark(claimed, nft.R(0)))),
+		declared.Chain("linger"+f.Name, f.acquired()),
+		declared.Chain("claimports"+f.Name, f.Within(f.Address(f.Dst, 0), v.NodePorts, f.acquire(true))),
+		declared.Chain("assign"+f.Name, f.assign(v)),
+		declared.Chain("assignports"+f.Name, f.assignPorts(v)),
+		declared.Chain("leave"+f.Name, f.leave(v)),
 	}
 	for _, any := range []bool{false, true} {
 		facts = append(facts,
-			p.chain(deed{does: restricts, any: any}.chain(f), f.restricted(any)),
-			p.chain(deed{does: splits, any: any}.chain(f), f.split(v, any)))
+			declared.Chain(deed{does: restricts, any: any}.chain(f), f.restricted(any)),
+			declared.Chain(deed{does: splits, any: any}.chain(f), f.split(v, any)))
 	}
 	for m := model.Origins(0); m <= model.AllOrigins; m++ {
-		name := hideChain(f, m)
-		facts = append(facts, p.chain(name, f.hide(v, m)), element("hide"+f.name, nft.Word(nft.Word(nil, 0), uint32(m)), nft.Goto(name).String()))
+		name := f.MasqueradeChain(m)
+		facts = append(facts, declared.Chain(name, f.Masquerade(v.Node, m, "hairpin"+f.Name)),
+			element("hide"+f.Name, nft.Word(nft.Word(nil, 0), uint32(m)), nft.Goto(name).String()))
 	}
 	return facts
 }
 
-// within gives, for each of the family's ranges, a rule that does then only if what load puts into the first registers is
-// in the range.
-func (f *proto) within(load nft.Expr, ranges []model.Range, then ...[]nft.Expr) (rules [][]nft.Expr) {
-	for _, r := range ranges {
-		if protoOf(r.First) == f {
-			begin := nft.Exprs(load, nft.Cmp(nft.Gte, nft.R(0), r.First.AsSlice()), nft.Cmp(nft.Lte, nft.R(0), r.Last.AsSlice()))
-			rules = append(rules, append(begin, nft.Join(then...)...))
-		}
-	}
-	return rules
-}
-
-// enter finds the frontend of a packet that opens a connection: by its address, else, at an address of this host, among the
-// node ports. A packet that matches none is rejected at a ClusterIP, and dropped at an address that only Services have.
+// enter finds the frontend of a packet that opens a connection: by its address, else, at an address of this host, among
+// the node ports. A packet that matches none is rejected at a ClusterIP, and dropped at an address that only Services
+// have.
 func (f *proto) enter() [][]nft.Expr {
 	zeros := func(r int) nft.Expr { return nft.Load(nft.R(r), make([]byte, 4)) }
-	unmatched := f.findAt(stageUnmatched, f.address(f.dst, place+1), zeros(place+1+f.words), zeros(place+2+f.words))
+	unmatched := f.findAt(stageUnmatched, f.Address(f.Dst, matchKey+1), zeros(matchKey+1+f.Words),
+		zeros(matchKey+2+f.Words))
 	return [][]nft.Expr{
 		f.follow(stageEntry, false),
-		append(nft.FibLocal(false, nft.R(0)), nft.Do(nft.Goto("enterports"+f.name))),
+		append(nft.FibLocal(false, nft.R(0)), nft.Do(nft.Goto("enterports"+f.Name))),
 		f.lookup(unmatched, does_, acts[stageUnmatched]),
-		nft.Exprs(nft.Load(nft.R(place), nft.Word(nil, 0)), f.address(f.dst, place+1),
-			nft.Member("unallocated"+f.name, nft.R(place)), nft.Do(nft.DropIt)),
+		nft.Exprs(nft.Load(nft.R(matchKey), nft.Word(nil, 0)), f.Address(f.Dst, matchKey+1),
+			nft.Member("unallocated"+f.Name, nft.R(matchKey)), nft.Do(nft.DropIt)),
 	}
 }
 
 // restricted lets clients of permitted sources go on and drops the others.
 func (f *proto) restricted(any bool) [][]nft.Expr {
-	addr := f.address(f.dst, 0)
+	addr := f.Address(f.Dst, 0)
 	if any {
-		addr = nft.Load(nft.R(0), f.anyAddress.AsSlice())
+		addr = nft.Load(nft.R(0), f.Any.AsSlice())
 	}
 	return [][]nft.Expr{
-		nft.Join(f.permitted(addr), f.follow(stageAdmitted, any)),
+		nft.Join(f.allowedSources(addr), f.follow(stageAdmitted, any)),
 		nft.Join(marked(looped, ^uint32(0)), f.follow(stageAdmitted, any)),
 		nft.Exprs(nft.Do(nft.DropIt)),
 	}
 }
 
-// permitted goes on only if the packet comes from one of its frontend's permitted sources; addr loads the frontend's address.
-func (f *proto) permitted(addr nft.Expr) []nft.Expr {
-	return nft.Exprs(addr, nft.Meta(nft.MetaL4Proto, nft.R(f.words)), nft.Payload(nft.TransportHeader, 2, 2, nft.R(f.words+1)),
-		f.address(f.src, f.words+2), nft.Member("permitted"+f.name, nft.R(0)))
+// allowedSources goes on only if the packet comes from one of its frontend's permitted sources; addr loads the
+// frontend's address.
+func (f *proto) allowedSources(addr nft.Expr) []nft.Expr {
+	return nft.Exprs(addr, nft.Meta(nft.MetaL4Proto, nft.R(f.Words)),
+		nft.Payload(nft.TransportHeader, 2, 2, nft.R(f.Words+1)),
+		f.Address(f.Src, f.Words+2), nft.Member("permitted"+f.Name, nft.R(0)))
 }
 
-// loopback has IPVS serve processes of this node that ask for a node port at an IPv4 loopback address, from 127.0.0.1. IPVS
-// won't send what comes from there to other hosts, and nothing translates sources before it does. So such packets have own
-// for their source before connection tracking sees them, and what comes back, 127.0.0.1 for its destination after IPVS is
-// done with it; no state is needed for that, since the kernel keeps the ports of all its addresses apart by connection.
-func loopback(v *model.Node, own netip.Addr) (out, in [][]nft.Expr) {
+// loopback has IPVS serve processes of this node that ask for a node port at an IPv4 loopback address, from 127.0.0.1.
+// IPVS won't send what comes from there to other hosts, and nothing translates sources before it does. So such packets
+// have own for their source before connection tracking sees them, and what comes back, 127.0.0.1 for its destination
+// after IPVS is done with it; no state is needed for that, since the kernel keeps the ports of all its addresses apart
+// by connection.
+func loopback(v *model.ServiceNode, own netip.Addr) (out, in [][]nft.Expr) {
 	f, home := protos[0], []byte{127, 0, 0, 1}
-	from := nft.Join(f.is(), nft.Exprs(f.address(f.src, 0), nft.Cmp(nft.Eq, nft.R(0), home), nft.Payload(nft.NetworkHeader, f.dst, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), home[:1])))
-	find := append(f.find(stageEntry, true), nft.Cmp(nft.Neq, nft.R(pool_), nft.Word(nil, claimed)), nft.Cmp(nft.Neq, nft.R(pool_), nft.Word(nil, lingers)))
+	from := nft.Join(f.Is(), nft.Exprs(f.Address(f.Src, 0), nft.Cmp(nft.Eq, nft.R(0), home),
+		nft.Payload(nft.NetworkHeader, f.Dst, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), home[:1])))
+	find := append(f.find(stageEntry, true), nft.Cmp(nft.Neq, nft.R(pool_), nft.Word(nil, claimed)),
+		nft.Cmp(nft.Neq, nft.R(pool_), nft.Word(nil, lingers)))
 	open := nft.Exprs(nft.Cmp(nft.Neq, nft.R(does_), deed{does: restricts, any: true}.code()))
-	permitted := f.permitted(nft.Load(nft.R(0), f.anyAddress.AsSlice()))
-	send := nft.Join(nft.Exprs(nft.Load(nft.R(0), own.AsSlice()), nft.SetAddress(f.src, nft.R(0))), mark(looped, nft.R(0)), nft.Exprs(end()))
-	for _, let := range [][]nft.Expr{open, permitted} {
-		out = append(out, f.within(f.address(f.dst, 0), v.NodePorts, from, find, let, send)...)
+	allowedSources := f.allowedSources(nft.Load(nft.R(0), f.Any.AsSlice()))
+	send := nft.Join(nft.Exprs(nft.Load(nft.R(0), own.AsSlice()), nft.SetAddress(f.Src, nft.R(0))), mark(looped, nft.R(0)),
+		nft.Exprs(end()))
+	for _, let := range [][]nft.Expr{open, allowedSources} {
+		out = append(out, f.Within(f.Address(f.Dst, 0), v.NodePorts, from, find, let, send)...)
 	}
-	back := nft.Join(f.is(), nft.Exprs(
+	back := nft.Join(f.Is(), nft.Exprs(
 		nft.Ct(nft.CtDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{nft.DirectionReply}),
 		nft.CtOriginal(nft.CtSrcIP, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), own.AsSlice()),
-		nft.Payload(nft.NetworkHeader, f.src, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), home[:1]),
-		nft.CtOriginal(nft.CtDstIP, nft.R(0)), nft.And(nft.R(0), nft.R(0), []byte{255, 0, 0, 0}), nft.Cmp(nft.Eq, nft.R(0), []byte{127, 0, 0, 0}),
-		nft.Load(nft.R(0), home), nft.SetAddress(f.dst, nft.R(0))))
+		nft.Payload(nft.NetworkHeader, f.Src, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), home[:1]),
+		nft.CtOriginal(nft.CtDstIP, nft.R(0)), nft.And(nft.R(0), nft.R(0), []byte{255, 0, 0, 0}),
+		nft.Cmp(nft.Eq, nft.R(0), []byte{127, 0, 0, 0}),
+		nft.Load(nft.R(0), home), nft.SetAddress(f.Dst, nft.R(0))))
 	return out, [][]nft.Expr{back}
 }
 
 // split sends clients on this node and pods to the inside, others to the outside.
-func (f *proto) split(v *model.Node, any bool) [][]nft.Expr {
-	inside := f.follow(stageInside, any)
-	rules := [][]nft.Expr{append(nft.FibLocal(true, nft.R(0)), inside...)}
-	for _, pods := range f.pods(v) {
-		rules = append(rules, nft.Join(pods(nft.Eq, 0), inside))
+func (f *proto) split(v *model.ServiceNode, any bool) [][]nft.Expr {
+	internal := f.follow(stageInternal, any)
+	rules := [][]nft.Expr{append(nft.FibLocal(true, nft.R(0)), internal...)}
+	for _, pods := range f.Pods(v.Node) {
+		rules = append(rules, nft.Join(pods(nft.Eq, 0), internal))
 	}
-	return append(rules, f.follow(stageOutside, any), nft.Exprs(nft.Do(nft.DropIt)))
+	return append(rules, f.follow(stageExternal, any), nft.Exprs(nft.Do(nft.DropIt)))
 }
 
-// pods returns, for each of the pods' ranges of the family, or for their interfaces, what matches packets that come
-// from there (nft.Eq) or don't (nft.Neq); it uses registers from tmp on.
-func (f *proto) pods(v *model.Node) (l []func(op nft.CmpOp, tmp int) []nft.Expr) {
-	if i := v.PodInterfaces; i.Name != "" {
-		l = append(l, func(op nft.CmpOp, tmp int) []nft.Expr {
-			return nft.Exprs(nft.Meta(nft.MetaIIFName, nft.R(tmp)), nft.Cmp(op, nft.R(tmp), nft.InterfaceName(i.Name, i.Prefix)))
-		})
-	}
-	for _, r := range v.Pods {
-		if protoOf(r.Addr()) == f {
-			l = append(l, func(op nft.CmpOp, tmp int) []nft.Expr { return f.source(op, r, tmp) })
-		}
-	}
-	return l
-}
-
-// source goes on only if the packet's source is (nft.Eq) or is not (nft.Neq) in the prefix; it uses registers from tmp on.
-func (f *proto) source(op nft.CmpOp, r netip.Prefix, tmp int) []nft.Expr {
-	e := nft.Exprs(f.address(f.src, tmp))
-	if r.Bits() < r.Addr().BitLen() {
-		mask := make([]byte, r.Addr().BitLen()/8)
-		for i := range r.Bits() {
-			mask[i/8] |= 0x80 >> (i % 8)
-		}
-		e = append(e, nft.And(nft.R(tmp), nft.R(tmp), mask))
-	}
-	return append(e, nft.Cmp(op, nft.R(tmp), r.Masked().Addr().AsSlice()))
-}
-
-// known sends a client that is remembered to its backend again, if that is still of its pool, by connection tracking alone.
-// Others go on to IPVS.
+// known sends a client that is remembered to its backend again, if that is still of its pool, by connection tracking
+// alone. Others go on to IPVS.
 func (f *proto) known(d deed) [][]nft.Expr {
-	// client · pool is affinity's key, 0 · pool · address · port member's. That begins with constants which say its length, for
-	// clear's reason, as the payload is as long as affinity's key.
-	client, member, w := place, place+f.words+1, f.words
-	affinity := "affinity" + f.name
+	// client · pool is affinity's key, 0 · pool · address · port member's. That begins with constants which say its
+	// length, for clear's reason, as the payload is as long as affinity's key.
+	client, member, w := matchKey, matchKey+f.Words+1, f.Words
+	affinity := "affinity" + f.Name
 	zeros := nft.Exprs(nft.Clear(nft.R(member)))
 	if rest := 3 + w - 4; rest > 0 {
 		zeros = append(zeros, nft.Load(nft.R(member+4), make([]byte, 4*rest)))
 	}
 	return [][]nft.Expr{nft.Join(f.find(d.stage, d.any), nft.Exprs(
-		nft.Payload(nft.NetworkHeader, f.src, uint32(4*w+4), nft.R(client)),
+		nft.Payload(nft.NetworkHeader, f.Src, uint32(4*w+4), nft.R(client)),
 		nft.Copy(nft.R(pool_), nft.R(client+w), 4)), zeros, nft.Exprs(
 		nft.Copy(nft.R(pool_), nft.R(member+1), 4),
 		nft.Map(affinity, nft.R(client), nft.R(member+2)),
-		nft.Member("member"+f.name, nft.R(member)),
+		nft.Member("member"+f.Name, nft.R(member)),
 		// The element is there, so that its data stays: what is named as data here is only as long.
 		nft.Remember(affinity, nft.R(client), nft.R(client), time.Duration(d.seconds)*time.Second),
-		nft.DNAT(f.number, nft.R(member+2), nft.R(member+2+w)),
+		nft.DNAT(f.Number, nft.R(member+2), nft.R(member+2+w)),
 	)), nft.Exprs(end())}
 }
 
-// claim marks packets that a frontend takes, so that they are delivered to this host: all packets of a connection, from the
-// client's side, and ICMP errors about what it was sent. A connection that was translated before it came here (of a client
-// that is known) goes its own way.
+// claim marks packets that a frontend takes, so that they are delivered to this host: all packets of a connection, from
+// the client's side, and ICMP errors about what it was sent. A connection that was translated before it came here (of a
+// client that is known) goes its own way.
 func (f *proto) claim() [][]nft.Expr {
 	return [][]nft.Expr{
 		nft.Exprs(nft.Ct(nft.CtDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{nft.DirectionReply}), end()),
 		nft.Join(translated(), f.findOriginal(false), nft.Exprs(end())),
-		f.take(false),
+		f.acquire(false),
 		nft.Join(inState(nft.StateRelated), f.findOriginal(false), mark(claimed, nft.R(0)), nft.Exprs(end())),
-		nft.Join(f.find(stageEntry, true), nft.FibLocal(false, nft.R(0)), nft.Exprs(nft.Do(nft.Goto("claimports"+f.name)))),
+		nft.Join(f.find(stageEntry, true), nft.FibLocal(false, nft.R(0)), nft.Exprs(nft.Do(nft.Goto("claimports"+f.Name)))),
 	}
 }
 
-// take marks a packet of a frontend's.
-func (f *proto) take(any bool) []nft.Expr {
-	return append(f.find(stageEntry, any), nft.SetMark(nft.R(pool_)), nft.Do(nft.Goto("take"+f.name)))
+// acquire marks a packet of a frontend's.
+func (f *proto) acquire(any bool) []nft.Expr {
+	return append(f.find(stageEntry, any), nft.SetMark(nft.R(pool_)), nft.Do(nft.Goto("take"+f.Name)))
 }
 
-// taken gives what follows once a packet has the mark that its frontend says: it becomes then's. Of a frontend that lingers
-// only connections that IPVS has count: those that passed have their answers from where they were sent, not from a backend.
-func (f *proto) taken(then ...[]nft.Expr) [][]nft.Expr {
-	passed := f.findAt(stageEntry, nft.CtReply(f.ctSrc, nft.R(place+1)), nft.CtOriginal(nft.CtProtocol, nft.R(place+1+f.words)), nft.CtReply(nft.CtProtoSrc, nft.R(place+2+f.words)))
+// acquired returns what follows once a packet has the mark that its frontend says: it becomes then's. Of a frontend
+// that lingers only connections that IPVS has count: those that passed have their answers from where they were sent,
+// not from a backend.
+func (f *proto) acquired(then ...[]nft.Expr) [][]nft.Expr {
+	passed := f.findAt(stageEntry, nft.CtReply(f.CtSrc, nft.R(matchKey+1)),
+		nft.CtOriginal(nft.CtProtocol, nft.R(matchKey+1+f.Words)), nft.CtReply(nft.CtProtoSrc, nft.R(matchKey+2+f.Words)))
 	return [][]nft.Expr{
 		nft.Join(marked(claimed, ourBits), nft.Join(then...), nft.Exprs(end())),
 		nft.Join(passed, mark(0, nft.R(0)), nft.Exprs(end())),
@@ -285,96 +252,58 @@ func (f *proto) taken(then ...[]nft.Expr) [][]nft.Expr {
 // translated goes on only if connection tracking translates the connection's destination.
 func translated() []nft.Expr {
 	dnat := nft.Word(nil, nft.StatusDNAT)
-	return nft.Exprs(nft.Ct(nft.CtStatus, nft.R(0)), nft.And(nft.R(0), nft.R(0), dnat), nft.Cmp(nft.Neq, nft.R(0), make([]byte, 4)))
+	return nft.Exprs(nft.Ct(nft.CtStatus, nft.R(0)), nft.And(nft.R(0), nft.R(0), dnat),
+		nft.Cmp(nft.Neq, nft.R(0), make([]byte, 4)))
 }
 
 // assign marks a packet with its frontend's virtual service.
-func (f *proto) assign(v *model.Node) [][]nft.Expr {
+func (f *proto) assign(v *model.ServiceNode) [][]nft.Expr {
 	rules := f.assigned(v, false)
-	return append(rules, nft.Join(f.find(stageEntry, true), nft.FibLocal(false, nft.R(0)), nft.Exprs(nft.Do(nft.Goto("assignports"+f.name)))))
+	return append(rules, nft.Join(f.find(stageEntry, true), nft.FibLocal(false, nft.R(0)),
+		nft.Exprs(nft.Do(nft.Goto("assignports"+f.Name)))))
 }
 
 // assignPorts does the same for node ports.
-func (f *proto) assignPorts(v *model.Node) (rules [][]nft.Expr) {
+func (f *proto) assignPorts(v *model.ServiceNode) (rules [][]nft.Expr) {
 	for _, then := range f.assigned(v, true) {
-		rules = append(rules, f.within(f.address(f.dst, 0), v.NodePorts, then)...)
+		rules = append(rules, f.Within(f.Address(f.Dst, 0), v.NodePorts, then)...)
 	}
 	return rules
 }
 
-// assigned gives the rules that mark: of clients outside if they have their own, and of all others.
-func (f *proto) assigned(v *model.Node, any bool) [][]nft.Expr {
-	outside := append(f.find(stageOutside, any), notLocal(true, nft.R(place))...)
-	for _, pods := range f.pods(v) {
-		outside = append(outside, pods(nft.Neq, place)...)
+// assigned returns the rules that mark: of clients outside if they have their own, and of all others.
+func (f *proto) assigned(v *model.ServiceNode, any bool) [][]nft.Expr {
+	external := append(f.find(stageExternal, any), notLocal(true, nft.R(matchKey))...)
+	for _, pods := range f.Pods(v.Node) {
+		external = append(external, pods(nft.Neq, matchKey)...)
 	}
 	return [][]nft.Expr{
-		append(outside, nft.SetMark(nft.R(pool_)), end()),
-		append(f.find(stageEntry, any), nft.SetMark(nft.R(pool_)), nft.Do(nft.Goto("linger"+f.name))),
+		append(external, nft.SetMark(nft.R(pool_)), end()),
+		append(f.find(stageEntry, any), nft.SetMark(nft.R(pool_)), nft.Do(nft.Goto("linger"+f.Name))),
 	}
 }
 
-// keep remembers which backend IPVS has given a client.
-func (f *proto) keep(seconds uint32) [][]nft.Expr {
-	client, pool, backend := 0, f.words, f.words+1
-	affinity := "affinity" + f.name
+// rememberBackend remembers which backend IPVS has given a client.
+func (f *proto) rememberBackend(seconds uint32) [][]nft.Expr {
+	client, pool, backend := 0, f.Words, f.Words+1
+	affinity := "affinity" + f.Name
 	remember := nft.Exprs(
-		nft.CtOriginal(f.ctSrc, nft.R(client)), nft.Meta(nft.MetaMark, nft.R(pool)),
-		nft.CtReply(f.ctSrc, nft.R(backend)), nft.CtReply(nft.CtProtoSrc, nft.R(backend+f.words)),
+		nft.CtOriginal(f.CtSrc, nft.R(client)), nft.Meta(nft.MetaMark, nft.R(pool)),
+		nft.CtReply(f.CtSrc, nft.R(backend)), nft.CtReply(nft.CtProtoSrc, nft.R(backend+f.Words)),
 		nft.Forget(affinity, nft.R(client), nft.R(backend)),
 		nft.Remember(affinity, nft.R(client), nft.R(backend), time.Duration(seconds)*time.Second))
 	return [][]nft.Expr{remember}
 }
 
 // leave finds the frontend of a connection again, by where its first packet was sent, to hide its source.
-func (f *proto) leave(v *model.Node) [][]nft.Expr {
-	return append([][]nft.Expr{f.lookup(f.findOriginal(false), hide_, "hide")},
-		f.within(nft.CtOriginal(f.ctDst, nft.R(0)), v.NodePorts, f.lookup(f.findOriginal(true), hide_, "hide"))...)
-}
-
-// hideChain names the chain that hides the sources of origins, such as hide4-node-outside or hide4-none.
-func hideChain(f *proto, m model.Origins) string {
-	return "hide" + f.name + "-" + strings.ReplaceAll(m.String(), ",", "-")
-}
-
-// hide masquerades packets of the origins in m, and those that a backend on this node sends to itself.
-func (f *proto) hide(v *model.Node, m model.Origins) [][]nft.Expr {
-	decide := func(o model.Origin) nft.Expr {
-		if m.Has(o) {
-			return nft.Masquerade()
-		}
-		return nft.Do(nft.Return)
-	}
-	rules := [][]nft.Expr{
-		append(nft.FibLocal(true, nft.R(0)), decide(model.FromNode)),
-		nft.Exprs(f.address(f.src, 0), f.address(f.dst, f.words), nft.Member("hairpin"+f.name, nft.R(0)), nft.Masquerade()),
-	}
-	for _, pods := range f.pods(v) {
-		rules = append(rules, append(pods(nft.Eq, 0), decide(model.FromPod)))
-	}
-	return append(rules, nft.Exprs(decide(model.FromOutside)))
-}
-
-// refuse answers that nothing is there.
-func refuse() [][]nft.Expr {
-	return [][]nft.Expr{
-		nft.Join(overTCP(), nft.Exprs(nft.RejectTCP())),
-		nft.Exprs(nft.RejectPort()),
-	}
-}
-
-func overTCP() []nft.Expr {
-	return nft.Exprs(nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.IPPROTO_TCP}))
+func (f *proto) leave(v *model.ServiceNode) [][]nft.Expr {
+	return append([][]nft.Expr{f.lookup(f.findOriginal(false), masqueradeReg, "hide")},
+		f.Within(nft.CtOriginal(f.CtDst, nft.R(0)), v.NodePorts, f.lookup(f.findOriginal(true), masqueradeReg, "hide"))...)
 }
 
 // inState goes on only if the connection is in that state, and the packet not one of its replies.
 func inState(state uint32) []nft.Expr {
 	return nft.Exprs(nft.Ct(nft.CtState, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), nft.Word(nil, state)))
-}
-
-// is goes on only if the packet is of the family.
-func (f *proto) is() []nft.Expr {
-	return nft.Exprs(nft.Meta(nft.MetaNFProto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{f.number}))
 }
 
 // marked goes on only if the packet's mark is v, in the bits of mask.
@@ -387,13 +316,14 @@ func marked(v, mask uint32) []nft.Expr {
 }
 
 // Where the chains see packets, in numbers of the kernel's: IPVS looks at priorities 98 and 99 of input (ip_vs_reply4,
-// ip_vs_remote_request4) and at -99 and -98 of output (ip_vs_local_reply4, ip_vs_local_request4), see net/netfilter/ipvs/ip_vs_core.c.
+// ip_vs_remote_request4) and at -99 and -98 of output (ip_vs_local_reply4, ip_vs_local_request4), see
+// net/netfilter/ipvs/ip_vs_core.c.
 const (
 	beforeInput, afterInput = 97, 101
 	beforeOutput            = -99
 )
 
-// hooks tells which chains see packets by themselves.
+// hooks reports which chains see packets by themselves.
 var hooks = map[string]*nft.Hook{
 	"open-in":   {Type: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: -100},
 	"open-out":  {Type: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: -100},
@@ -416,22 +346,24 @@ var baseChains = func() map[string][][]nft.Expr {
 	ours := marked(claimed, ourBits)
 
 	add("claim-out", marked(sent, ^uint32(0)), nft.Exprs(end()))
-	add("claim-out", nft.Exprs(nft.Ct(nft.CtDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{nft.DirectionReply}), end()))
-	add("assign-in", marked(claimed, ^uint32(0)), overTCP(), inState(nft.StateEstablished), nft.Exprs(end()))
+	add("claim-out", nft.Exprs(nft.Ct(nft.CtDirection, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{nft.DirectionReply}),
+		end()))
+	add("assign-in", marked(claimed, ^uint32(0)), table.OverTCP(), inState(nft.StateEstablished), nft.Exprs(end()))
 	add("arrived", ours, notLocal(false, nft.R(0)), jump("refuse"))
 	for _, f := range protos {
 		for _, c := range []string{"open-in", "open-out"} {
-			add(c, f.is(), jump("enter"+f.name))
+			add(c, f.Is(), jump("enter"+f.Name))
 		}
-		add("claim-in", f.is(), jump("claim"+f.name))
-		add("claim-out", translated(), f.is(), f.findOriginal(false), nft.Exprs(end()))
-		add("claim-out", f.is(), jump("assign"+f.name))
-		add("assign-in", marked(claimed, ^uint32(0)), f.is(), jump("assign"+f.name))
+		add("claim-in", f.Is(), jump("claim"+f.Name))
+		add("claim-out", translated(), f.Is(), f.findOriginal(false), nft.Exprs(end()))
+		add("claim-out", f.Is(), jump("assign"+f.Name))
+		add("assign-in", marked(claimed, ^uint32(0)), f.Is(), jump("assign"+f.Name))
 		for _, c := range []string{"arrived", "sent", "gone"} {
-			add(c, ours, f.is(), nft.Exprs(nft.Clear(nft.R(zero)), nft.Meta(nft.MetaMark, nft.R(place)), nft.Map("sticky"+f.name, nft.R(place), nft.R(zero+1)), nft.VMap("keep"+f.name, nft.R(zero))))
+			add(c, ours, f.Is(), nft.Exprs(nft.Clear(nft.R(zero)), nft.Meta(nft.MetaMark, nft.R(matchKey)),
+				nft.Map("sticky"+f.Name, nft.R(matchKey), nft.R(zero+1)), nft.VMap("keep"+f.Name, nft.R(zero))))
 		}
 		for _, piece := range [][]nft.Expr{marked(sent, ^uint32(0)), ours, translated()} {
-			add("hide", f.is(), piece, jump("leave"+f.name))
+			add("hide", f.Is(), piece, jump("leave"+f.Name))
 		}
 	}
 	add("arrived", ours, mark(0, nft.R(0)))
@@ -441,7 +373,7 @@ var baseChains = func() map[string][][]nft.Expr {
 	return chains
 }()
 
-// mark gives the packet a constant mark by way of tmp.
+// mark returns the packet a constant mark by way of tmp.
 func mark(v uint32, tmp nft.Reg) []nft.Expr {
 	return nft.Exprs(nft.Load(tmp, nft.Word(nil, v)), nft.SetMark(tmp))
 }

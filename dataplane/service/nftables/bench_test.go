@@ -11,7 +11,7 @@ import (
 )
 
 // load writes parts into the kernel in transactions of at most 4,096 facts, by rank.
-func load(b *testing.B, p *Plane, parts []model.Part) {
+func load(b *testing.B, p *Plane, parts []model.ServicePart) {
 	all := servicetest.Facts(b, p, parts)
 	slices.SortStableFunc(all, func(x, y Fact) int { return x.Key.Rank() - y.Key.Rank() })
 	for c := range slices.Chunk(all, 4096) {
@@ -21,7 +21,7 @@ func load(b *testing.B, p *Plane, parts []model.Part) {
 	}
 }
 
-func BenchmarkCold(b *testing.B) {
+func BenchmarkColdSync(b *testing.B) {
 	for _, n := range []int{10, 1000, 10000} {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
 			parts := servicetest.Services(n)

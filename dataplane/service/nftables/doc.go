@@ -17,18 +17,18 @@
 //	hide                    0 · whose source is hidden → the chain that hides it
 //
 // A node port stands as address 0. A packet that opens a connection finds its frontend in service (stage entry), and a
-// chain named for what is next: pick4-10 draws one of ten slots (a backend has as many as it weighs), restricted4 looks at the client first (stage
-// admitted), split4 tells clients inside from those outside (stages inside and outside), refuse answers that nothing is
-// there. What matches no frontend is rejected at a ClusterIP (stage unmatched, without protocol and port) and dropped at an
-// unallocated address. Packets of established connections see none of it, and no packet is ever marked: on the way out leave4 finds
-// the frontend again by the connection's original destination.
+// chain named for what is next: pick4-10 draws one of ten slots (a backend has as many as it weighs), restricted4 looks
+// at the client first (stage admitted), split4 tells clients inside from those outside (stages inside and outside),
+// refuse answers that nothing is there. What matches no frontend is rejected at a ClusterIP (stage unmatched, without
+// protocol and port) and dropped at an unallocated address. Packets of established connections see none of it, and no
+// packet is ever marked: on the way out leave4 finds the frontend again by the connection's original destination.
 //
-// A pool whose backends take turns has a chain of its own, since it is the rule that counts; the verdict maps then have one
-// more entry for each Service that asks for that.
+// A pool whose backends take turns has a chain of its own, since it is the rule that counts; the verdict maps then have
+// one more entry for each Service that asks for that.
 //
 // Maps to verdicts are otherwise small and constant: the kernel checks all chains they lead to whenever one changes
 // (nft_table_validate). What a Service needs is only ever an element of a map to plain values, written in about 1 µs.
 //
-// Kernel: Linux 5.13 or later (reject at prerouting is 5.9's, sets of ranges in several fields 5.6's, forgetting an element
-// from a rule 5.4's; no part of it was tried below 6.18 yet).
+// Kernel: Linux 5.13 or later (reject at prerouting is 5.9's, sets of ranges in several fields 5.6's, forgetting an
+// element from a rule 5.4's; no part of it was tried below 6.18 yet).
 package nftables

@@ -11,12 +11,13 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// everything gives a node with every shape of frontend, in both families.
-func everything() *model.Services {
+// everything returns a node with every shape of frontend, in both families.
+func everything() *model.Snapshot {
 	a, pre := netip.MustParseAddr, netip.MustParsePrefix
-	s := &model.Services{Frontends: map[model.Entry]*model.Frontend{}, Node: &model.Node{
-		Name: "a", Pods: []netip.Prefix{pre("10.244.0.0/16"), pre("10.9.9.9/32"), pre("fd00:244::/48")}, Localhost: true,
-		NodePorts: []model.Range{{First: a("0.0.0.0"), Last: a("255.255.255.255")}, {First: a("::2"), Last: a("fd00::1")}}}}
+	s := &model.Snapshot{Frontends: map[model.Entry]*model.Frontend{},
+		ServiceNode: &model.ServiceNode{Node: &model.Node{Name: "a",
+			Pods: []netip.Prefix{pre("10.244.0.0/16"), pre("10.9.9.9/32"), pre("fd00:244::/48")}}, Localhost: true,
+			NodePorts: []model.Range{{First: a("0.0.0.0"), Last: a("255.255.255.255")}, {First: a("::2"), Last: a("fd00::1")}}}}
 	id := uint64(1 << 60)
 	pool := func(n int, affinity time.Duration, base netip.Addr) *model.Pool {
 		id++
@@ -26,11 +27,13 @@ func everything() *model.Services {
 		}
 		return p
 	}
-	for _, f := range []struct{ vip, any, backend string }{{"10.96.0.1", "0.0.0.0", "10.244.0.1"}, {"fd00:96::1", "::", "fd00:244::1"}} {
+	for _, f := range []struct{ vip, any, backend string }{{"10.96.0.1", "0.0.0.0", "10.244.0.1"},
+		{"fd00:96::1", "::", "fd00:244::1"}} {
 		port := uint16(0)
 		for _, n := range []int{0, 1, 10, 300} {
 			for _, affinity := range []time.Duration{0, time.Hour} {
-				for _, sources := range [][]netip.Prefix{nil, {}, {netip.PrefixFrom(a(f.vip), len(f.vip)/8*8+16).Masked(), netip.PrefixFrom(a(f.backend), a(f.backend).BitLen())}} {
+				for _, sources := range [][]netip.Prefix{nil, {},
+					{netip.PrefixFrom(a(f.vip), len(f.vip)/8*8+16).Masked(), netip.PrefixFrom(a(f.backend), a(f.backend).BitLen())}} {
 					for _, addr := range []string{f.vip, f.any} {
 						port++
 						in := model.Target{Pool: pool(n, affinity, a(f.backend))}
@@ -39,7 +42,8 @@ func everything() *model.Services {
 							out = model.Target{Pool: pool(n/2, affinity, a(f.backend)), Empty: model.Drop}
 						}
 						e := model.Entry{Addr: a(addr), Port: port, Protocol: []model.Protocol{model.TCP, model.UDP, model.SCTP}[port%3]}
-						s.Frontends[e] = &model.Frontend{Entry: e, Inside: in, Outside: out, Hide: model.Origins(port % 8), Sources: sources}
+						s.Frontends[e] = &model.Frontend{Entry: e, Internal: in, External: out, Masquerade: model.Origins(port % 8),
+							Sources: sources}
 					}
 				}
 			}
@@ -48,7 +52,7 @@ func everything() *model.Services {
 	return s
 }
 
-func TestKernelHoldsWhatIsWritten(t *testing.T) {
+func TestKernelReturnsWhatIsWritten(t *testing.T) {
 	netnstest.Do(t, func() {
 		p, err := New()
 		if err != nil {
@@ -76,7 +80,8 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 				t.Errorf("%s: read: %v", s.name, err)
 				return
 			}
-			if missing, extra := servicetest.Difference(s.want, held), servicetest.Difference(held, s.want); len(missing)+len(extra) > 0 {
+			if missing, extra := servicetest.Difference(s.want, held),
+				servicetest.Difference(held, s.want); len(missing)+len(extra) > 0 {
 				t.Errorf("%s: missing %v, extra %v", s.name, missing, extra)
 				return
 			}
@@ -85,7 +90,8 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 			t.Errorf("affinity: %v, %v", uses, err)
 		}
 		element := "{ 192.0.2.1 . 1 . 2 timeout 1h : 3, 192.0.2.2 . 1 . 2 timeout 1h : 3 }"
-		if out, err := exec.Command("nft", "add", "element", "inet", Table, "affinity4", element).CombinedOutput(); err != nil {
+		if out, err := exec.Command("nft", "add", "element", "inet", Table, "affinity4",
+			element).CombinedOutput(); err != nil {
 			t.Errorf("nft add element: %v: %s", err, out)
 		}
 		if uses, err := p.Affinity(); err != nil || uses[0].Entries != 2 || uses[1].Entries != 0 {

@@ -16,7 +16,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// stream sends bytes from the client to an address for a while, and gives how many arrive in a second.
+// stream sends bytes from the client to an address for a while, and returns how many arrive in a second.
 func (s *stage) stream(l *net.TCPListener, to string, d time.Duration) float64 {
 	s.Helper()
 	got := make(chan int64, 1)
@@ -47,12 +47,12 @@ func (s *stage) stream(l *net.TCPListener, to string, d time.Duration) float64 {
 	return float64(<-got) / time.Since(begin).Seconds()
 }
 
-// BenchmarkStream gives a TCP stream's bytes in a second as a part of those without the plane, in turn.
+// BenchmarkStream returns a TCP stream's bytes in a second as a part of those without the plane, in turn.
 func BenchmarkStream(b *testing.B) {
 	s := newStage(b)
 	l := s.listen(8080)
 	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	direct, ours := 0.0, 0.0
 	for b.Loop() {
 		direct += s.stream(l, l.Addr().String(), 300*time.Millisecond)
@@ -62,7 +62,7 @@ func BenchmarkStream(b *testing.B) {
 	b.ReportMetric(ours/float64(b.N)/1e9, "GB/s")
 }
 
-// BenchmarkRequest gives the time of a connection with one request of a byte, direct and by the plane, in turn.
+// BenchmarkRequest returns the time of a connection with one request of a byte, direct and by the plane, in turn.
 func BenchmarkRequest(b *testing.B) {
 	s := newStage(b)
 	l := s.listen(8080)
@@ -77,8 +77,8 @@ func BenchmarkRequest(b *testing.B) {
 		}
 	}()
 	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.tell(p, f))
-	took := map[string]time.Duration{}
+	s.check(s.apply(p, f))
+	latency := map[string]time.Duration{}
 	one := make([]byte, 1)
 	s.check(s.client.Do(func() error {
 		for b.Loop() {
@@ -94,34 +94,37 @@ func BenchmarkRequest(b *testing.B) {
 				if c.Close(); err != nil {
 					return err
 				}
-				took[to] += time.Since(begin)
+				latency[to] += time.Since(begin)
 			}
 		}
 		return nil
 	}))
-	b.ReportMetric(float64(took[vip.String()+":80"])/float64(took[l.Addr().String()]), "×direct")
+	b.ReportMetric(float64(latency[vip.String()+":80"])/float64(latency[l.Addr().String()]), "×direct")
 }
 
-// BenchmarkColdSync tells a new plane of many Services with ten backends each, and gives what their sockets and routes take.
+// BenchmarkColdSync notifies a new plane of many Services with ten backends each, and returns what their sockets and
+// routes take.
 func BenchmarkColdSync(b *testing.B) {
 	for _, n := range []int{1, 1000, 9000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				s := newStage(b)
-				var parts []model.Part
+				var parts []model.ServicePart
 				for i := range n {
 					p := &model.Pool{ID: uint64(i + 1), Protocol: model.TCP}
 					for j := range 10 {
-						p.Backends = append(p.Backends, model.Backend{Addr: netip.AddrPortFrom(number(10<<24|128<<16+uint32(10*i+j)), 8080)})
+						p.Backends = append(p.Backends, model.Backend{
+							Addr: netip.AddrPortFrom(number(10<<24|128<<16+uint32(10*i+j)), 8080)})
 					}
 					t := model.Target{Pool: p}
-					parts = append(parts, p, &model.Frontend{Inside: t, Outside: t, Entry: model.Entry{Addr: number(10<<24 | 96<<16 + uint32(i)), Port: 80, Protocol: model.TCP}})
+					parts = append(parts, p, &model.Frontend{Internal: t, External: t,
+						Entry: model.Entry{Addr: number(10<<24 | 96<<16 + uint32(i)), Port: 80, Protocol: model.TCP}})
 				}
 				slab, resident := memory("/proc/meminfo", "Slab:"), memory("/proc/self/status", "VmRSS:")
 				used := processor()
 				b.StartTimer()
-				s.check(s.tell(parts...))
+				s.check(s.apply(parts...))
 				b.StopTimer()
 				b.ReportMetric(float64((processor() - used).Milliseconds()), "ms-processor")
 				b.ReportMetric(float64(memory("/proc/meminfo", "Slab:")-slab), "kB-slab")
@@ -144,7 +147,7 @@ func number(v uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, v)))
 }
 
-// processor gives the processors' time that this process has used.
+// processor returns the processors' time that this process has used.
 func processor() time.Duration {
 	var r unix.Rusage
 	unix.Getrusage(unix.RUSAGE_SELF, &r)

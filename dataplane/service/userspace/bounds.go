@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"fairlead.dev/fairlead/dataplane/service"
 )
 
 // Shares of the file descriptors that all connections and flows may have together: one frontend, one client address,
@@ -19,17 +21,13 @@ const (
 // reportEvery is the shortest time between two reports of a bound.
 const reportEvery = time.Minute
 
-// Refused is how many connections and flows were refused since their frontend or their client had its share of file
-// descriptors.
-type Refused struct{ Frontend, Client uint64 }
-
 // bounds keeps frontends and clients within their shares. It may be used by several goroutines.
 type bounds struct {
 	frontend, client, node int64 // the most that each may have
 
 	mu       sync.Mutex // guards what follows, and claimed of fronts
 	clients  map[netip.Addr]int64
-	refused  Refused
+	refused  service.Rejections
 	report   func(text string) // nil: not reported
 	reported time.Time
 }
@@ -58,12 +56,12 @@ func (b *bounds) claim(f *front, from netip.Addr, n int64, now time.Time) (claim
 	switch {
 	case f.claimed+n > b.frontend:
 		b.refused.Frontend++
-		b.tell(now, "frontend %s has the most file descriptors that one may have, %d: further connections are refused",
+		b.warn(now, "frontend %s has the most file descriptors that one may have, %d: further connections are refused",
 			f.entry, b.frontend)
 		return c, false
 	case b.clients[c.client]+n > most:
 		b.refused.Client++
-		b.tell(now, "client %s of frontend %s has the most file descriptors that one may have, %d: its further "+
+		b.warn(now, "client %s of frontend %s has the most file descriptors that one may have, %d: its further "+
 			"connections are refused",
 			from, f.entry, most)
 		return c, false
@@ -83,8 +81,8 @@ func (b *bounds) release(f *front, c claim) {
 	}
 }
 
-// tell reports a bound, in a goroutine of its own since loops don't wait, and not too often.
-func (b *bounds) tell(now time.Time, format string, args ...any) {
+// warn reports a bound, in a goroutine of its own since loops don't wait, and not too often.
+func (b *bounds) warn(now time.Time, format string, args ...any) {
 	if b.report == nil || !b.reported.IsZero() && now.Sub(b.reported) < reportEvery {
 		return
 	}
@@ -94,7 +92,7 @@ func (b *bounds) tell(now time.Time, format string, args ...any) {
 }
 
 // Refused returns how many connections and flows were refused for want of a share.
-func (p *Plane) Refused() Refused {
+func (p *Plane) Refused() service.Rejections {
 	p.bounds.mu.Lock()
 	defer p.bounds.mu.Unlock()
 	return p.bounds.refused

@@ -51,12 +51,12 @@ func leadsTo(protocol model.Protocol, port, to uint16) (*model.Frontend, *model.
 	p := &model.Pool{ID: 1000 + uint64(port), Name: "loop", Protocol: protocol,
 		Backends: []model.Backend{{Addr: netip.AddrPortFrom(vip, to)}}}
 	t := model.Target{Pool: p}
-	return &model.Frontend{Service: "loop", Entry: model.Entry{Addr: vip, Port: port, Protocol: protocol}, Inside: t,
-		Outside: t}, p
+	return &model.Frontend{Service: "loop", Entry: model.Entry{Addr: vip, Port: port, Protocol: protocol}, Internal: t,
+		External: t}, p
 }
 
 // A frontend that has itself as its backend takes its share of file descriptors and no more, while others are served.
-func TestFrontendThatLeadsToItselfLeavesDescriptorsToOthers(t *testing.T) {
+func TestLoopingFrontendLeavesDescriptorsToOthers(t *testing.T) {
 	const limit = 2000
 	s := newStage(t)
 	s.bounded(limit)
@@ -67,7 +67,7 @@ func TestFrontendThatLeadsToItselfLeavesDescriptorsToOthers(t *testing.T) {
 	loopUDP, pool2 := leadsTo(model.UDP, 91, 91)
 	tcp, pool3 := serves(model.TCP, 80, 8080)
 	udp, pool4 := serves(model.UDP, 80, 53)
-	s.check(s.tell(pool1, pool2, pool3, pool4, loopTCP, loopUDP, tcp, udp))
+	s.check(s.apply(pool1, pool2, pool3, pool4, loopTCP, loopUDP, tcp, udp))
 	refused := func() uint64 { return s.plane.Refused().Frontend + s.plane.Refused().Client }
 
 	datagrams, err := s.dial("udp4", vip.String()+":91")
@@ -89,7 +89,7 @@ func TestFrontendThatLeadsToItselfLeavesDescriptorsToOthers(t *testing.T) {
 		s.exchange(client, server, "served")
 		other, err := s.dial("udp4", vip.String()+":80")
 		s.check(err)
-		if a, err := s.ask(other, "x"); err != nil || a != "53 x" {
+		if a, err := s.roundTrip(other, "x"); err != nil || a != "53 x" {
 			t.Errorf("round %d: another frontend answers %q, %v", round, a, err)
 		}
 	}
@@ -107,7 +107,7 @@ func TestFrontendThatLeadsToItselfLeavesDescriptorsToOthers(t *testing.T) {
 	if len(texts) > 0 {
 		t.Errorf("a second report within a minute: %q", <-texts)
 	}
-	s.check(s.tell())
+	s.check(s.apply())
 	s.await("claims are left when all has ended", func() bool {
 		s.plane.bounds.mu.Lock()
 		defer s.plane.bounds.mu.Unlock()
@@ -124,14 +124,14 @@ func TestClientHasNoMoreThanItsShare(t *testing.T) {
 	s.udp(53)
 	tcp, pool1 := serves(model.TCP, 80, 8080)
 	udp, pool2 := serves(model.UDP, 80, 53)
-	s.check(s.tell(pool1, pool2, tcp, udp))
+	s.check(s.apply(pool1, pool2, tcp, udp))
 	for range 3 {
 		s.pair(l)
 	}
 	for range 2 {
 		c, err := s.dial("udp4", vip.String()+":80")
 		s.check(err)
-		if a, err := s.ask(c, "x"); err != nil || a != "53 x" {
+		if a, err := s.roundTrip(c, "x"); err != nil || a != "53 x" {
 			t.Errorf("a flow within the share: %q, %v", a, err)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
-	"time"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service"
@@ -17,7 +16,7 @@ type Kind uint8
 
 // The kinds. Those up to KindFrontend are held by the process, the others by the kernel.
 const (
-	KindRoom        Kind = iota // the way into the room
+	KindNetns       Kind = iota // the way into the room
 	KindNode                    // which sources are pods; routes of the node's own addresses that take node ports
 	KindPool                    // backends
 	KindFrontend                // sockets, and the pools behind them
@@ -38,17 +37,17 @@ type Key struct {
 	Entry model.Entry
 }
 
-// Fact is a fact of this plane. Its value is text that says all there is to say.
+// Fact is a fact of this plane. Its value is text that says all there is to say, its body the part of the model.
 type Fact = dataplane.Fact[Key, string]
 
-// String gives "frontend 10.96.0.1:80/tcp", "pool 1f", "rule 80/tcp of ipv4".
+// String returns "frontend 10.96.0.1:80/tcp", "pool 1f", "rule 80/tcp of ipv4".
 func (k Key) String() string {
 	family := "ipv4"
 	if k.Entry.Addr.Is6() {
 		family = "ipv6"
 	}
 	switch k.Kind {
-	case KindRoom:
+	case KindNetns:
 		return "room"
 	case KindNode:
 		return "node"
@@ -74,9 +73,22 @@ func (k Key) String() string {
 	return fmt.Sprintf("rules of %s for fragments", family)
 }
 
+// Group implements dataplane.Grouped.
+func (k Key) Group() string {
+	switch k.Kind {
+	case KindRoute, KindReach, KindClusterIP, KindUnallocated:
+		return "route"
+	case KindRule, KindNodePort, KindUnmatched:
+		return "rule"
+	}
+	return [...]string{KindNetns: "room", KindNode: "node", KindPool: "pool", KindFrontend: "frontend",
+		KindFragments: "rules"}[k.Kind]
+}
+
 // Rank implements dataplane.Key: a packet finds its way last.
 func (k Key) Rank() int {
-	return [...]int{KindRoom: 0, KindNode: 1, KindPool: 2, KindFrontend: 3, KindRoute: 4, KindReach: 4, KindRule: 5, KindNodePort: 5, KindFragments: 5,
+	return [...]int{KindNetns: 0, KindNode: 1, KindPool: 2, KindFrontend: 3, KindRoute: 4, KindReach: 4, KindRule: 5,
+		KindNodePort: 5, KindFragments: 5,
 		KindClusterIP: 6, KindUnallocated: 6, KindUnmatched: 6}[k.Kind]
 }
 
@@ -84,12 +96,12 @@ func (k Key) Rank() int {
 const there = "there"
 
 // Render implements dataplane.Plane.
-func (p *Plane) Render(part model.Part) []Fact {
+func (p *Plane) Render(part model.ServicePart) []Fact {
 	switch v := part.(type) {
-	case *model.Node:
+	case *model.ServiceNode:
 		return node(v)
 	case *model.Pool:
-		return []Fact{{Key: Key{Kind: KindPool, Pool: v.ID}, Value: poolText(v)}}
+		return []Fact{{Key: Key{Kind: KindPool, Pool: v.ID}, Value: poolText(v), Body: v}}
 	case *model.Frontend:
 		return frontendFacts(v)
 	case *model.ClusterIP:
@@ -99,10 +111,10 @@ func (p *Plane) Render(part model.Part) []Fact {
 	panic(fmt.Sprintf("userspace: no facts for a %T", part))
 }
 
-func node(v *model.Node) []Fact {
+func node(v *model.ServiceNode) []Fact {
 	facts := []Fact{
-		{Key: Key{Kind: KindRoom}, Value: there},
-		{Key: Key{Kind: KindNode}, Value: nodeText(v)},
+		{Key: Key{Kind: KindNetns}, Value: there},
+		{Key: Key{Kind: KindNode}, Value: nodeText(v), Body: v},
 	}
 	ruled := map[netip.Addr]bool{}
 	for _, r := range v.ServiceRanges {
@@ -128,26 +140,27 @@ func (k Key) prefix() netip.Prefix { return netip.PrefixFrom(k.Entry.Addr, int(k
 
 func frontendFacts(v *model.Frontend) []Fact {
 	e := v.Entry
-	facts := []Fact{{Key: Key{Kind: KindFrontend, Entry: e}, Value: frontendText(v)}}
+	facts := []Fact{{Key: Key{Kind: KindFrontend, Entry: e}, Value: frontendText(v), Body: v}}
 	if e.AnyAddr() {
 		return append(facts, Fact{Key: Key{Kind: KindNodePort, Entry: e}, Value: there})
 	}
-	if takesFragments(v) {
+	if acceptsFragments(v) {
 		facts = append(facts, Fact{Key: Key{Kind: KindReach, Entry: model.Entry{Addr: e.Addr}}, Value: there},
 			Fact{Key: Key{Kind: KindFragments, Entry: model.Entry{Addr: anyOf(e.Addr)}}, Value: there})
 	}
 	return append(facts,
 		Fact{Key: Key{Kind: KindRoute, Entry: e}, Value: there},
-		Fact{Key: Key{Kind: KindRule, Entry: model.Entry{Addr: anyOf(e.Addr), Port: e.Port, Protocol: e.Protocol}}, Value: there})
+		Fact{Key: Key{Kind: KindRule, Entry: model.Entry{Addr: anyOf(e.Addr), Port: e.Port, Protocol: e.Protocol}},
+			Value: there})
 }
 
-// takesFragments reports whether a frontend receives the fragments of datagrams to its address, which show no port.
+// acceptsFragments reports whether a frontend receives the fragments of datagrams to its address, which show no port.
 // Only a clusterIP is no host's address: at an external or load balancer IP a host would lose all its fragments.
-func takesFragments(f *model.Frontend) bool {
+func acceptsFragments(f *model.Frontend) bool {
 	return f.Entry.Protocol == model.UDP && f.Via == model.ViaClusterIP
 }
 
-// anyOf gives the unspecified address of an address's family.
+// anyOf returns the unspecified address of an address's family.
 func anyOf(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return netip.IPv4Unspecified()
@@ -165,43 +178,12 @@ func list[T fmt.Stringer](of []T) string {
 }
 
 // nodeText returns "pods=10.244.0.0/16 nodeports=10.0.0.1-10.0.0.9,…", or "pods= interfaces=veth* nodeports=…".
-func nodeText(v *model.Node) string {
+func nodeText(v *model.ServiceNode) string {
 	interfaces := ""
 	if v.PodInterfaces.Name != "" {
 		interfaces = " interfaces=" + v.PodInterfaces.String()
 	}
 	return "pods=" + list(v.Pods) + interfaces + " nodeports=" + list(v.NodePorts)
-}
-
-func parseNode(text string) (n model.Node, err error) {
-	for word := range strings.FieldsSeq(text) {
-		key, value, _ := strings.Cut(word, "=")
-		for one := range strings.SplitSeq(value, ",") {
-			switch {
-			case one == "":
-			case key == "pods":
-				r, e := netip.ParsePrefix(one)
-				n.Pods, err = append(n.Pods, r), firstError(err, e)
-			case key == "interfaces":
-				n.PodInterfaces.Name, n.PodInterfaces.Prefix = strings.CutSuffix(one, "*")
-			default:
-				first, last, _ := strings.Cut(one, "-")
-				a, e := netip.ParseAddr(first)
-				b, e2 := netip.ParseAddr(last)
-				n.NodePorts, err = append(n.NodePorts, model.Range{First: a, Last: b}), firstError(err, e, e2)
-			}
-		}
-	}
-	return n, err
-}
-
-func firstError(errs ...error) error {
-	for _, e := range errs {
-		if e != nil {
-			return e
-		}
-	}
-	return nil
 }
 
 // poolText returns "tcp maglev ports=true affinity=3h0m0s 10.244.0.1:80=2 10.244.0.2:80=1": each backend with its
@@ -218,79 +200,13 @@ func poolText(v *model.Pool) string {
 	return string(b)
 }
 
-func parsePool(text string) (v model.Pool, err error) {
-	w := strings.Fields(text)
-	if len(w) < 4 {
-		return v, fmt.Errorf("userspace: %q is no pool", text)
-	}
-	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
-		if p.String() == w[0] {
-			v.Protocol = p
-		}
-	}
-	v.Scheduler, err = model.ParseScheduler(w[1])
-	v.Ports = w[2] == "ports=true"
-	affinity, e := time.ParseDuration(strings.TrimPrefix(w[3], "affinity="))
-	v.Affinity, err = affinity, firstError(err, e)
-	for _, b := range w[4:] {
-		at, weight, _ := strings.Cut(b, "=")
-		a, e := netip.ParseAddrPort(at)
-		n, e2 := strconv.ParseUint(weight, 10, 16)
-		if err = firstError(err, e, e2); n == 0 {
-			v.Unselected = append(v.Unselected, model.Backend{Addr: a})
-		} else {
-			v.Backends = append(v.Backends, model.Backend{Addr: a, Weight: uint16(n)})
-		}
-	}
-	return v, err
-}
-
-// settings is what a frontend's fact says.
-type settings struct {
-	inside, outside target
-	sources         []netip.Prefix // nil: all
-}
-
-type target struct {
-	pool  uint64
-	empty model.Action
-}
-
-// frontendText gives "inside=1f,reject outside=2e,drop from=10.0.0.0/8,…", the last only where sources are limited.
+// frontendText returns "internal=1f,reject external=2e,drop from=10.0.0.0/8,…", the last only where sources are
+// limited.
 func frontendText(v *model.Frontend) string {
 	side := func(t model.Target) string { return fmt.Sprintf("%x,%s", t.Pool.ID, t.Empty) }
-	s := "inside=" + side(v.Inside) + " outside=" + side(v.Outside)
+	s := "internal=" + side(v.Internal) + " external=" + side(v.External)
 	if v.Sources != nil {
 		s += " from=" + list(v.Sources)
 	}
 	return s
-}
-
-func parseFrontend(text string) (s settings, err error) {
-	for word := range strings.FieldsSeq(text) {
-		key, value, _ := strings.Cut(word, "=")
-		if key == "from" {
-			s.sources = []netip.Prefix{}
-			for one := range strings.SplitSeq(value, ",") {
-				if one != "" {
-					r, e := netip.ParsePrefix(one)
-					s.sources, err = append(s.sources, r), firstError(err, e)
-				}
-			}
-			continue
-		}
-		id, empty, _ := strings.Cut(value, ",")
-		n, e := strconv.ParseUint(id, 16, 64)
-		t := target{pool: n}
-		if empty == model.Drop.String() {
-			t.empty = model.Drop
-		}
-		err = firstError(err, e)
-		if key == "inside" {
-			s.inside = t
-		} else {
-			s.outside = t
-		}
-	}
-	return s, err
 }

@@ -25,8 +25,9 @@ const (
 
 // program keeps out of a TCP listener, in silence, all but permitted sources (nil: all are) and the sides that drop.
 // Origins tell inside from outside. It is nil where it would let everybody in.
-func program(six bool, sources []netip.Prefix, origins []origin, inside, outside model.Action) ([]unix.SockFilter, error) {
-	if sources == nil && inside == model.Reject && outside == model.Reject {
+func program(six bool, sources []netip.Prefix, origins []origin, internal,
+	external model.Action) ([]unix.SockFilter, error) {
+	if sources == nil && internal == model.Reject && external == model.Reject {
 		return nil, nil
 	}
 	var b []unix.SockFilter
@@ -42,21 +43,22 @@ func program(six bool, sources []netip.Prefix, origins []origin, inside, outside
 	for _, j := range jumps {
 		b[j].K = uint32(len(b) - j - 1)
 	}
-	if inside != outside {
+	if internal != external {
 		for _, o := range origins {
 			if o.Addr().Is6() != six {
 				continue
 			}
 			b = match(b, six, o.Prefix)
-			if o.inside {
-				b = append(b, verdict(inside))
+			if o.internal {
+				b = append(b, verdict(internal))
 			} else {
-				b = append(b, verdict(outside))
+				b = append(b, verdict(external))
 			}
 		}
 	}
-	if b = append(b, verdict(outside)); len(b) > longest {
-		return nil, fmt.Errorf("userspace: %d sources make a socket filter of %d instructions, and the kernel takes %d: name fewer or larger ranges", len(sources), len(b), longest)
+	if b = append(b, verdict(external)); len(b) > longest {
+		return nil, fmt.Errorf("userspace: %d sources make a socket filter of %d instructions, and the kernel takes %d: "+
+			"name fewer or larger ranges", len(sources), len(b), longest)
 	}
 	return b, nil
 }

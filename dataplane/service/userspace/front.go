@@ -39,7 +39,7 @@ type socket struct {
 	listeners []*listener // one in each loop for TCP, one for UDP
 }
 
-// socket gives the one at an address, or nil.
+// socket returns the one at an address, or nil.
 func (f *front) socket(at netip.AddrPort) *socket {
 	for _, s := range f.sockets {
 		if s.at == at {
@@ -54,7 +54,7 @@ type listener struct {
 	loop    *loop
 	front   *front
 	fd      int
-	token   uint32
+	watchID uint32
 	at      netip.AddrPort
 	starved time.Time                // since when it waits for file descriptors
 	queued  bool                     // it waits for its next turn
@@ -70,7 +70,7 @@ func (f *front) poolOf(from netip.Addr) (*pool, model.Action) {
 		return nil, model.Drop
 	}
 	side := 1
-	if f.plane.view.Load().inside(from) {
+	if f.plane.view.Load().internal(from) {
 		side = 0
 	}
 	return s.pools[side], s.empty[side]
@@ -103,8 +103,8 @@ func (li *listener) ready(uint32) {
 // greed is how many connections one listener may take before others have their turn.
 const greed = 64
 
-// accept takes connections that wait. Where file descriptors have run out it leaves them waiting, says so, and has the loop
-// try again later.
+// accept takes connections that wait. Where file descriptors have run out it leaves them waiting, says so, and has the
+// loop try again later.
 func (li *listener) accept() {
 	filtered := li.filtered()
 	for range greed {
@@ -152,13 +152,13 @@ func (li *listener) resume() {
 	}
 }
 
-// awaited says whether a connection waits to be taken.
+// awaited reports whether a connection waits to be taken.
 func (li *listener) awaited() bool {
 	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(li.fd), Events: unix.POLLIN}}, 0)
 	return n > 0
 }
 
-// filtered says whether accepted sockets come with a filter.
+// filtered reports whether accepted sockets come with a filter.
 func (li *listener) filtered() bool {
 	s := li.front.now.Load()
 	return s.sources != nil || s.empty[0] == model.Drop || s.empty[1] == model.Drop
@@ -178,14 +178,14 @@ func (li *listener) fed() {
 	li.front.fed()
 }
 
-// fed notes that file descriptors were there.
+// fed records that file descriptors were there.
 func (f *front) fed() {
 	if f.hungry.Load() != 0 {
 		f.hungry.Store(0)
 	}
 }
 
-// starve notes that file descriptors have run out, and has that be seen.
+// starve records that file descriptors have run out, and has that be seen.
 func (f *front) starve() {
 	if f.hungry.Swap(time.Now().UnixNano()) == 0 {
 		f.plane.signal()

@@ -17,19 +17,14 @@ import (
 // loop carries connections and flows on a thread of its own in the node's network namespace, waiting by epoll. What it
 // carries belongs to it alone; others have it do what concerns that.
 type loop struct {
-	epoll, bell int
-	coarse      bool          // the kernel can't wait for less than a millisecond
-	steady      *atomic.Int64 // Plane.steady
+	events
+	pending
+	steady *atomic.Int64 // Plane.steady
 
 	mu     sync.Mutex
 	mail   []func()
 	closed bool
 
-	slots  []slot
-	free   []uint32
-	again  []waiting // with more to do than a turn may
-	late   []waiting // with something to do by the time due
-	due    time.Time
 	idle   []*pipe
 	conns  map[*conn]struct{}
 	flows  [2]line // by how long they may be silent: those without an answer yet, and with
@@ -37,6 +32,21 @@ type loop struct {
 	hungry map[*listener]struct{} // that wait for file descriptors
 	now    time.Time              // when the turn began
 	done   chan struct{}
+}
+
+// events are what the kernel reports by epoll, and to which slot.
+type events struct {
+	epoll, bell int
+	coarse      bool // the kernel can't wait for less than a millisecond
+	slots       []slot
+	free        []uint32
+}
+
+// pending is what continues without an event.
+type pending struct {
+	again []waiting // with more to do than a turn may
+	late  []waiting // with something to do by the time due
+	due   time.Time
 }
 
 // slot is what an event is about. Its generation tells late events of what was there before.
@@ -131,31 +141,31 @@ func (l *loop) close() {
 }
 
 // watch has events of a file descriptor told to who, until forget, which comes before the descriptor is closed.
-func (l *loop) watch(fd int, events uint32, who watcher) (token uint32, err error) {
+func (l *loop) watch(fd int, events uint32, who watcher) (watchID uint32, err error) {
 	if len(l.free) > 0 {
-		token = l.free[len(l.free)-1]
+		watchID = l.free[len(l.free)-1]
 	} else {
-		token = uint32(len(l.slots))
+		watchID = uint32(len(l.slots))
 		l.slots = append(l.slots, slot{})
-		l.free = append(l.free, token)
+		l.free = append(l.free, watchID)
 	}
-	s := &l.slots[token]
-	e := unix.EpollEvent{Events: events, Fd: int32(token), Pad: int32(s.generation)}
+	s := &l.slots[watchID]
+	e := unix.EpollEvent{Events: events, Fd: int32(watchID), Pad: int32(s.generation)}
 	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &e); err != nil {
 		return 0, err
 	}
 	l.free = l.free[:len(l.free)-1]
 	s.who = who
-	return token, nil
+	return watchID, nil
 }
 
 // forget ends what watch began.
-func (l *loop) forget(fd int, token uint32) {
+func (l *loop) forget(fd int, watchID uint32) {
 	unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
-	s := &l.slots[token]
+	s := &l.slots[watchID]
 	s.who = nil
 	s.generation++
-	l.free = append(l.free, token)
+	l.free = append(l.free, watchID)
 }
 
 // run waits for events and hands them out.
@@ -190,7 +200,7 @@ func (l *loop) run() {
 	}
 }
 
-// errands does what others asked for, and says whether that was to end.
+// errands does what others asked for, and reports whether that was to end.
 func (l *loop) errands() bool {
 	l.mu.Lock()
 	mail := l.mail
@@ -213,7 +223,7 @@ const appetite = 100 * time.Millisecond
 // lingering is how long a stream is left to gather bytes.
 const lingering = 200 * time.Microsecond
 
-// linger has a stream moved a little later, if that can be told so finely: it says whether it can.
+// linger has a stream moved a little later, if that can be told so finely: it reports whether it can.
 func (l *loop) linger(s *stream) bool {
 	if l.coarse {
 		return false
@@ -236,7 +246,8 @@ func (l *loop) wait(events []unix.EpollEvent, most time.Duration) (int, error) {
 			s := unix.NsecToTimespec(int64(most))
 			t = &s
 		}
-		n, _, err := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(t)), 0, 0)
+		n, _, err := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll), uintptr(unsafe.Pointer(&events[0])),
+			uintptr(len(events)), uintptr(unsafe.Pointer(t)), 0, 0)
 		switch err {
 		case 0:
 			return int(n), nil
@@ -303,7 +314,7 @@ type pipe struct{ out, in int } // to read from, to write to
 // capacity is a pipe's size in bytes, and the most that waits between two sockets.
 const capacity = 1 << 20
 
-// borrow gives an empty pipe.
+// borrow returns an empty pipe.
 func (l *loop) borrow() (*pipe, error) {
 	if n := len(l.idle); n > 0 {
 		p := l.idle[n-1]
@@ -319,8 +330,8 @@ func (l *loop) borrow() (*pipe, error) {
 	return &pipe{fds[0], fds[1]}, nil
 }
 
-// giveBack takes an empty pipe back.
-func (l *loop) giveBack(p *pipe) {
+// returnPipe takes an empty pipe back.
+func (l *loop) returnPipe(p *pipe) {
 	const most = 32
 	if len(l.idle) < most {
 		l.idle = append(l.idle, p)

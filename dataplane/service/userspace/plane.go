@@ -15,43 +15,55 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/route"
+	"fairlead.dev/fairlead/kernel/rule"
 	"fairlead.dev/fairlead/model"
 )
 
-// Plane carries the traffic of one network namespace, the node's. It implements dataplane.Plane[model.Part, Key, string],
-// dataplane.Watcher and dataplane.Cleaner.
+// Plane carries the traffic of one network namespace, the node's. It implements dataplane.Plane[model.ServicePart, Key,
+// string], dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	node    *netns.Namespace
 	loops   []*loop
 	view    atomic.Pointer[view]
 	signals chan struct{} // holds one when something is to be looked at
 	routed  atomic.Bool   // pods are known by routes
-	open    atomic.Int64  // file descriptors of connections and flows
-	steady  atomic.Int64  // and those of fronts and pipes
-	limit   int64         // of both
-	bounds  bounds        // of one frontend and one client
+	descriptors
+	bounds bounds // of one frontend and one client
 
-	keep   sync.Mutex
-	keeper *link.Policy // for rules of connections that outlive their frontend
+	netlink  *netlink.Socket // for routes and rules
+	released *netlink.Socket // for rules of connections that outlive their frontend: loops wait for no Write
 
-	mu     sync.Mutex // for what follows; loops only see what they are given
-	policy *link.Policy
-	room   *room
-	voices voices // the room's
-	text   string // the node's fact, "" without one
-	told   model.Node
-	pools  map[uint64]*pool
-	texts  map[uint64]string // of pools told
-	fronts map[model.Entry]*front
-	users  map[uint64]map[*front]bool // of pools
-	turn   int                        // which loop gets the next UDP socket
+	mu sync.Mutex
+	written
+}
+
+// descriptors counts the file descriptors of this plane.
+type descriptors struct {
+	open   atomic.Int64 // of connections and flows
+	steady atomic.Int64 // of fronts and pipes
+	limit  int64        // of both
+}
+
+// written is what Write made true, under Plane's mutex; loops see parts of it alone.
+type written struct {
+	privateNetns *privateNetns
+	voices       voices // of privateNetns
+	text         string // the node's fact, "" without one
+	nodeModel    *model.ServiceNode
+	pools        map[uint64]*pool
+	texts        map[uint64]string // of pools told
+	fronts       map[model.Entry]*front
+	users        map[uint64]map[*front]bool // of pools
+	roundRobin   int                        // which loop gets the next UDP socket
 }
 
 var (
-	_ dataplane.Plane[model.Part, Key, string] = (*Plane)(nil)
-	_ dataplane.Watcher                        = (*Plane)(nil)
-	_ dataplane.Cleaner                        = (*Plane)(nil)
+	_ dataplane.Plane[model.ServicePart, Key, string] = (*Plane)(nil)
+	_ dataplane.Watcher                               = (*Plane)(nil)
+	_ dataplane.Cleaner                               = (*Plane)(nil)
 )
 
 // view is what tells where clients are.
@@ -63,16 +75,16 @@ type view struct {
 // origin is a range of clients. Of several that hold a client, the first counts; what is in none is outside.
 type origin struct {
 	netip.Prefix
-	inside bool
+	internal bool
 }
 
-// inside reports whether an address is the node's own or a pod's.
-func (v *view) inside(a netip.Addr) bool {
+// internal reports whether an address is the node's own or a pod's.
+func (v *view) internal(a netip.Addr) bool {
 	if v.own[a] || a.IsLoopback() {
 		return true
 	}
 	i := slices.IndexFunc(v.pods, func(o origin) bool { return o.Contains(a) })
-	return i >= 0 && v.pods[i].inside
+	return i >= 0 && v.pods[i].internal
 }
 
 // origins returns the same as ranges.
@@ -84,10 +96,13 @@ func (v *view) origins() []origin {
 	return append(l, v.pods...)
 }
 
+// noNode stands for the node before its fact is written, and after it has gone.
+var noNode = &model.ServiceNode{Node: &model.Node{}}
+
 // podsOf returns where pods are: in the node's ranges, or where the main routing table leads to by their interfaces.
 // A client comes into the room by the room's own interface, so the one that it came to the node by is not to be seen
 // there.
-func podsOf(n *model.Node, routes func() ([]link.Reach, error)) (l []origin, err error) {
+func podsOf(n *model.ServiceNode, routes func() ([]route.Reach, error)) (l []origin, err error) {
 	for _, r := range n.Pods {
 		l = append(l, origin{r, true})
 	}
@@ -99,7 +114,7 @@ func podsOf(n *model.Node, routes func() ([]link.Reach, error)) (l []origin, err
 		l = append(l, origin{r.To, n.PodInterfaces.Has(r.Interface)})
 	}
 	last := len(l) // what is behind the last that is inside needs no naming
-	for last > 0 && !l[last-1].inside {
+	for last > 0 && !l[last-1].internal {
 		last--
 	}
 	return l[:last], err
@@ -113,8 +128,9 @@ const threads = 8
 
 // New opens the plane of the calling thread's network namespace. Nothing is written before Write.
 func New() (_ *Plane, err error) {
-	p := &Plane{signals: make(chan struct{}, 1), pools: map[uint64]*pool{}, texts: map[uint64]string{}, fronts: map[model.Entry]*front{},
-		users: map[uint64]map[*front]bool{}, voices: voices{-1, -1}}
+	p := &Plane{signals: make(chan struct{}, 1), written: written{nodeModel: noNode, pools: map[uint64]*pool{},
+		texts:  map[uint64]string{},
+		fronts: map[model.Entry]*front{}, users: map[uint64]map[*front]bool{}, voices: voices{-1, -1}}}
 	p.view.Store(&view{})
 	defer func() {
 		if err != nil {
@@ -124,10 +140,10 @@ func New() (_ *Plane, err error) {
 	if p.node, err = netns.Current(); err != nil {
 		return nil, err
 	}
-	if p.policy, err = link.DialPolicy(); err != nil {
+	if p.netlink, err = netlink.Open(unix.NETLINK_ROUTE, 0); err != nil {
 		return nil, err
 	}
-	if p.keeper, err = link.DialPolicy(); err != nil {
+	if p.released, err = netlink.Open(unix.NETLINK_ROUTE, 0); err != nil {
 		return nil, err
 	}
 	var r unix.Rlimit
@@ -152,7 +168,7 @@ func New() (_ *Plane, err error) {
 	return p, nil
 }
 
-// Close ends all connections and gives everything back. What the kernel keeps of rules leads nowhere then.
+// Close ends all connections and returns everything back. What the kernel keeps of rules leads nowhere then.
 func (p *Plane) Close() error {
 	for _, l := range p.loops {
 		l.close()
@@ -167,13 +183,13 @@ func (p *Plane) Close() error {
 	}
 	p.voices.close()
 	var errs []error
-	for _, c := range []*link.Policy{p.policy, p.keeper} {
+	for _, c := range []*netlink.Socket{p.netlink, p.released} {
 		if c != nil {
 			errs = append(errs, c.Close())
 		}
 	}
-	if p.room != nil {
-		errs = append(errs, p.room.ns.Close())
+	if p.privateNetns != nil {
+		errs = append(errs, p.privateNetns.ns.Close())
 	}
 	if p.node != nil {
 		errs = append(errs, p.node.Close())
@@ -181,7 +197,7 @@ func (p *Plane) Close() error {
 	return errors.Join(errs...)
 }
 
-// crowded says whether there are no more file descriptors for connections and flows.
+// crowded reports whether there are no more file descriptors for connections and flows.
 func (p *Plane) crowded() bool { return p.open.Load()+p.steady.Load() >= p.limit }
 
 // signal has Watch tell that something is to be looked at.
@@ -192,14 +208,10 @@ func (p *Plane) signal() {
 	}
 }
 
-// Watch implements dataplane.Watcher. What it tells of: addresses of the node that come or go, rules and routes of ours that
-// others change, the way into the room, and frontends that find no file descriptors.
+// Watch implements dataplane.Watcher. What it tells of: addresses of the node that come or go, rules and routes of ours
+// that others change, the way into the room, and frontends that find no file descriptors.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
-	var events <-chan struct{}
-	err := p.node.Do(func() (err error) {
-		events, err = p.policy.Watch(ctx, Owner, Veth, p.routed.Load)
-		return err
-	})
+	events, err := p.events(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
@@ -215,21 +227,47 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 				}
 			case <-p.signals:
 			}
-			select {
-			case out <- struct{}{}:
-			default:
-			}
+			netlink.Signal(out)
 		}
 	}()
 	return out, nil
 }
 
-// Read implements dataplane.Plane. A front whose sockets are not as they should be, or that finds no file descriptors, is not
-// as wanted.
+// events sends what the kernel notifies of, until ctx ends; then it closes the channel.
+func (p *Plane) events(ctx context.Context) (events <-chan struct{}, err error) {
+	err = p.node.Do(func() error {
+		s, err := netlink.Listen(unix.NETLINK_ROUTE, 0, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		if err := s.Ignore(p.netlink.Port()); err != nil {
+			return err
+		}
+		events, err = s.Watch(ctx, false, p.concerns)
+		return err
+	})
+	return events, err
+}
+
+// concerns reports whether a notification is about something that Read or look would find changed.
+func (p *Plane) concerns(m netlink.Message) bool {
+	if r, ok := route.Of(m); ok {
+		return r.Owner == Owner || p.routed.Load() && r.IsMain()
+	}
+	if r, ok := rule.Of(m); ok {
+		return r.Owner == Owner
+	}
+	return link.IsAddress(m) || link.NameIn(m) == Veth
+}
+
+// Read implements dataplane.Plane. A front whose sockets are not as they should be, or that finds no file descriptors,
+// is not as wanted.
 func (p *Plane) Read(context.Context) ([]Fact, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.look(); err != nil {
+	if err := p.refresh(); err != nil {
 		return nil, err
 	}
 	var facts []Fact
@@ -242,7 +280,7 @@ func (p *Plane) Read(context.Context) ([]Fact, error) {
 	return p.readKernel(facts)
 }
 
-// amiss says what is not as it should be with a front.
+// amiss returns what is not as it should be with a front.
 func (p *Plane) amiss(f *front) string {
 	if f.hungry.Load() != 0 {
 		return ", without file descriptors"
@@ -263,19 +301,20 @@ func (p *Plane) amiss(f *front) string {
 func (p *Plane) readKernel(facts []Fact) ([]Fact, error) {
 	dev := p.entrance()
 	if dev != 0 {
-		facts = append(facts, Fact{Key: Key{Kind: KindRoom}, Value: there})
+		facts = append(facts, Fact{Key: Key{Kind: KindNetns}, Value: there})
 	}
-	ways, err := p.policy.Ways(Owner)
+	tableRoutes, err := route.List(p.netlink, Owner)
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
-	takers := p.takers()
-	for _, w := range ways {
-		k := Key{Kind: KindRoute, Entry: model.Entry{Addr: w.To.Addr(), Port: uint16(w.Table), Protocol: model.Protocol(w.Table >> 16)}}
+	acceptors := p.acceptors()
+	for _, w := range tableRoutes {
+		k := Key{Kind: KindRoute, Entry: model.Entry{Addr: w.To.Addr(), Port: uint16(w.Table),
+			Protocol: model.Protocol(w.Table >> 16)}}
 		switch {
 		case w.Table>>24 != tables>>24:
 			continue
-		case w.Table == tableUnmatched && w.Blackhole:
+		case w.Table == tableUnmatched && w.Type == route.Blackhole:
 			k = Key{Kind: KindUnallocated, Entry: model.Entry{Addr: w.To.Addr(), Port: uint16(w.To.Bits())}}
 			facts = append(facts, Fact{Key: k, Value: there})
 			continue
@@ -285,7 +324,7 @@ func (p *Plane) readKernel(facts []Fact) ([]Fact, error) {
 			k = Key{Kind: KindReach, Entry: model.Entry{Addr: w.To.Addr()}}
 		case w.Table == tableNode:
 			if w.Dev == dev {
-				delete(takers, w.To.Addr())
+				delete(acceptors, w.To.Addr())
 			}
 			continue
 		}
@@ -297,7 +336,7 @@ func (p *Plane) readKernel(facts []Fact) ([]Fact, error) {
 	}
 	if p.text != "" {
 		f := Fact{Key: Key{Kind: KindNode}, Value: p.text}
-		if len(takers) > 0 {
+		if len(acceptors) > 0 {
 			f.Value += ", not at its addresses"
 		}
 		facts = append(facts, f)
@@ -307,7 +346,7 @@ func (p *Plane) readKernel(facts []Fact) ([]Fact, error) {
 
 // readRules adds the rules. One behind that for local addresses is not as wanted.
 func (p *Plane) readRules(facts []Fact) ([]Fact, error) {
-	rules, err := p.policy.Rules(0)
+	rules, err := rule.List(p.netlink, 0)
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
@@ -323,7 +362,8 @@ func (p *Plane) readRules(facts []Fact) ([]Fact, error) {
 			continue
 		}
 		if r.Priority == priorityPort {
-			k := Key{Kind: KindRule, Entry: model.Entry{Addr: every.Addr, Port: r.ToPort.First, Protocol: model.Protocol(r.Protocol)}}
+			k := Key{Kind: KindRule, Entry: model.Entry{Addr: every.Addr, Port: r.ToPort.First,
+				Protocol: model.Protocol(r.Protocol)}}
 			if r.Table == tableNode {
 				k.Kind = KindNodePort
 			}
@@ -337,9 +377,9 @@ func (p *Plane) readRules(facts []Fact) ([]Fact, error) {
 	return facts, nil
 }
 
-// entrance gives the index of the way into the room; 0 if there is none.
+// entrance returns the index of the way into the room; 0 if there is none.
 func (p *Plane) entrance() (dev int) {
-	if p.room == nil || p.room.dev == 0 {
+	if p.privateNetns == nil || p.privateNetns.dev == 0 {
 		return 0
 	}
 	c, err := link.Dial(p.node)
@@ -347,21 +387,22 @@ func (p *Plane) entrance() (dev int) {
 		return 0
 	}
 	defer c.Close()
-	if dev, err = c.Index(Veth); err != nil || dev != p.room.dev {
+	if dev, err = c.Index(Veth); err != nil || dev != p.privateNetns.dev {
 		return 0
 	}
 	return dev
 }
 
-// fragmentRules leads fragments of datagrams, which have no port to be told by, to their table; not those that come from the
-// room itself.
-func fragmentRules(six bool) []link.Rule {
+// fragmentRules leads fragments of datagrams, which have no port to be told by, to their table; not those that come
+// from the room itself.
+func fragmentRules(six bool) []rule.Rule {
 	udp := uint8(model.UDP)
-	return []link.Rule{
-		{Owner: Owner, Priority: priorityOthers, Six: six},
+	return []rule.Rule{
+		{Owner: Owner, Priority: priorityForeign, Six: six},
 		{Owner: Owner, Priority: priorityFragments, Six: six, Protocol: udp, Table: tables},
-		{Owner: Owner, Priority: priorityWhole, Six: six, Protocol: udp, ToPort: link.PortRange{First: 1, Last: 65534}, Goto: priorityOthers},
-		{Owner: Owner, Priority: priorityBack, Six: six, Input: Veth, Goto: priorityOthers},
+		{Owner: Owner, Priority: priorityWhole, Six: six, Protocol: udp, ToPort: rule.PortRange{First: 1, Last: 65534},
+			Goto: priorityForeign},
+		{Owner: Owner, Priority: priorityBack, Six: six, Input: Veth, Goto: priorityForeign},
 	}
 }
 
@@ -375,32 +416,28 @@ func (p *Plane) Clean(context.Context) error {
 	clear(p.texts)
 	clear(p.pools)
 	p.text = ""
-	p.told = model.Node{}
+	p.nodeModel = noNode
 	err := p.settle(all)
-	var changes []link.Change
-	for _, owner := range []uint8{Owner, ownerKept} {
-		rules, e := p.policy.Rules(owner)
-		ways, e2 := p.policy.Ways(owner)
+	b := route.NewBatch()
+	for _, owner := range []uint8{Owner, ownerDetained} {
+		rules, e := rule.List(p.netlink, owner)
+		routes, e2 := route.List(p.netlink, owner)
 		err = errors.Join(err, e, e2)
-		for i := range rules {
-			changes = append(changes, link.Change{Rule: &rules[i], Gone: true})
-		}
-		for i := range ways {
-			changes = append(changes, link.Change{Way: &ways[i], Gone: true})
-		}
+		rule.Delete(b, rules...)
+		route.Delete(b, routes...)
 	}
-	return errors.Join(err, p.policy.Apply(changes), p.leaveRoom())
+	return errors.Join(err, p.netlink.Apply(b), p.resetNetns())
 }
 
-// leaveRoom removes the way into the room. Its sockets stay.
-func (p *Plane) leaveRoom() error {
+// resetNetns removes the way into the room. Its sockets stay.
+func (p *Plane) resetNetns() error {
 	c, err := link.Dial(p.node)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if p.room != nil {
-		p.room.dev = 0
+	if p.privateNetns != nil {
+		p.privateNetns.dev = 0
 	}
 	return shut(c)
 }

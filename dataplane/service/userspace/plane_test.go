@@ -20,6 +20,9 @@ import (
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/route"
+	"fairlead.dev/fairlead/kernel/rule"
+	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -51,9 +54,10 @@ func newStage(t testing.TB) *stage {
 			t.Fatalf("this test needs root, to make network namespaces: %v", err)
 		}
 		t.Cleanup(func() { s.check((*ns).Close(), netns.Delete(name)) })
-		s.check(link.Set(*ns, link.Setting{Name: "ipv4/conf/all/rp_filter", Value: "0"}, link.Setting{Name: "ipv4/conf/default/rp_filter", Value: "0"}))
+		s.check(sysctl.Set(*ns, sysctl.Setting{Name: "net/ipv4/conf/all/rp_filter", Value: "0"},
+			sysctl.Setting{Name: "net/ipv4/conf/default/rp_filter", Value: "0"}))
 	}
-	s.check(link.Set(s.node, link.Setting{Name: "ipv4/ip_forward", Value: "1"}))
+	s.check(sysctl.Set(s.node, sysctl.Setting{Name: "net/ipv4/ip_forward", Value: "1"}))
 	s.wire(s.client, "client", "10.1.0.2/24", "10.1.0.1/24")
 	s.wire(s.server, "server", "10.2.0.2/24", "10.2.0.1/24")
 	s.check(s.node.Do(func() (err error) { s.plane, err = New(); return err }))
@@ -82,13 +86,15 @@ func (s *stage) wire(host *netns.Namespace, name, far, near string) {
 	eth, err := c.Index("eth0")
 	a, b := netip.MustParsePrefix(far), netip.MustParsePrefix(near)
 	s.check(err, n.Up(1), c.Up(1), c.Up(eth), c.AddAddress(eth, a), n.AddAddress(dev, b))
-	s.check(c.PutRoute(link.Route{To: netip.MustParsePrefix("0.0.0.0/0"), Via: b.Addr(), Dev: eth}), c.Await(s.Context(), eth), n.Await(s.Context(), dev))
+	s.check(route.PutIn(host, route.Route{To: netip.MustParsePrefix("0.0.0.0/0"), Via: b.Addr(), Dev: eth}),
+		c.Await(s.Context(), eth), n.Await(s.Context(), dev))
 }
 
-// tell has the plane hold what parts need, and nothing else.
-func (s *stage) tell(parts ...model.Part) error {
+// apply has the plane hold what parts need, and nothing else.
+func (s *stage) apply(parts ...model.ServicePart) error {
 	put, wanted := []Fact{}, map[Key]string{}
-	for _, p := range append([]model.Part{&model.Node{NodePorts: []model.Range{{First: nodeAddr, Last: nodeAddr}}}}, parts...) {
+	for _, p := range append([]model.ServicePart{&model.ServiceNode{Node: &model.Node{},
+		NodePorts: []model.Range{{First: nodeAddr, Last: nodeAddr}}}}, parts...) {
 		for _, f := range s.plane.Render(p) {
 			if wanted[f.Key] == "" {
 				put = append(put, f)
@@ -106,15 +112,16 @@ func (s *stage) tell(parts ...model.Part) error {
 	return s.plane.Write(s.Context(), put, del)
 }
 
-// serves gives a frontend at the vip, or with node at every node's port, with its pool at the server's ports.
+// serves returns a frontend at the vip, or with node at every node's port, with its pool at the server's ports.
 func serves(protocol model.Protocol, port uint16, ports ...uint16) (*model.Frontend, *model.Pool) {
 	p := &model.Pool{ID: uint64(protocol), Name: "web", Protocol: protocol, Scheduler: model.RoundRobin}
 	for _, n := range ports {
 		p.Backends = append(p.Backends, model.Backend{Addr: netip.AddrPortFrom(serverAddr, n)})
 	}
 	t := model.Target{Pool: p}
-	return &model.Frontend{Service: "web", Via: model.ViaClusterIP, Entry: model.Entry{Addr: vip, Port: port, Protocol: protocol},
-		Inside: t, Outside: t}, p
+	return &model.Frontend{Service: "web", Via: model.ViaClusterIP,
+		Entry:    model.Entry{Addr: vip, Port: port, Protocol: protocol},
+		Internal: t, External: t}, p
 }
 
 // listen listens at the server.
@@ -177,11 +184,11 @@ func (s *stage) exchange(from, to net.Conn, text string) {
 	}
 }
 
-func TestHalfCloseIsKept(t *testing.T) {
+func TestHalfCloseIsPreserved(t *testing.T) {
 	s := newStage(t)
 	l := s.listen(8080)
 	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	client, server := s.pair(l)
 	s.exchange(client, server, "question")
 	s.check(client.CloseWrite())
@@ -211,7 +218,7 @@ func TestResetIsHandedOn(t *testing.T) {
 	s := newStage(t)
 	l := s.listen(8080)
 	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	for i := range 2 {
 		client, server := s.pair(l)
 		ends := []*net.TCPConn{client, server}
@@ -229,7 +236,7 @@ func TestResetAfterMuchIsHandedOn(t *testing.T) {
 	s := newStage(t)
 	l := s.listen(8080)
 	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	client, server := s.pair(l)
 	_, err := client.Write(make([]byte, 1<<20))
 	s.check(err, client.CloseWrite())
@@ -244,7 +251,7 @@ func TestBytesArriveWhateverWaits(t *testing.T) {
 	s := newStage(t)
 	l := s.listen(8080)
 	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	client, server := s.pair(l)
 	// The server does not read: the client is held up, since nobody on the way keeps more than a little.
 	sent := int64(0)
@@ -273,7 +280,7 @@ func TestBytesArriveWhateverWaits(t *testing.T) {
 }
 
 // The node's own clients send in pieces of more than an IP packet's 64 KiB.
-func TestLongPiecesArrive(t *testing.T) {
+func TestLargeSegmentsArrive(t *testing.T) {
 	s := newStage(t)
 	l := s.listen(8080)
 	f, p := serves(model.TCP, 80, 8080)
@@ -282,12 +289,14 @@ func TestLongPiecesArrive(t *testing.T) {
 	c, err := link.Dial(s.node)
 	s.check(err)
 	defer c.Close()
-	s.check(c.AddAddress(1, netip.MustParsePrefix("fd00:1::1/128")), link.Set(s.node, link.Setting{Name: "ipv6/conf/all/forwarding", Value: "1"}))
-	s.check(s.tell(p, f, &six))
-	room, err := c.Index(Veth)
+	s.check(c.AddAddress(1, netip.MustParsePrefix("fd00:1::1/128")),
+		sysctl.Set(s.node, sysctl.Setting{Name: "net/ipv6/conf/all/forwarding", Value: "1"}))
+	s.check(s.apply(p, f, &six))
+	veth, err := c.Index(Veth)
 	s.check(err)
-	if n, err := c.GSO(room); err != nil || n != longestPiece {
-		t.Errorf("the way into the room takes pieces of %d bytes, %v: without BIG TCP for IPv4 (Linux 6.3) this tests nothing", n, err)
+	if n, err := c.GSO(veth); err != nil || n != maxGSOSize {
+		t.Errorf("the way into the room takes pieces of %d bytes, %v: without BIG TCP for IPv4 (Linux 6.3) this "+
+			"tests nothing", n, err)
 	}
 	block := bytes.Repeat([]byte("0123456789abcdefg"), 1<<18) // its length is no power of two
 	for _, e := range []model.Entry{f.Entry, six.Entry} {
@@ -323,7 +332,7 @@ func TestTheLastOfMuchArrives(t *testing.T) {
 		s := newStage(t)
 		l := s.listen(8080)
 		f, p := serves(model.TCP, 80, 8080)
-		s.check(s.tell(p, f))
+		s.check(s.apply(p, f))
 		for _, o := range s.plane.loops {
 			o.do(func() { o.coarse = o.coarse || coarse })
 		}
@@ -349,17 +358,17 @@ func TestTheLastOfMuchArrives(t *testing.T) {
 	}
 }
 
-func TestBackendThatRefusesIsPassedOver(t *testing.T) {
+func TestRefusingBackendIsSkipped(t *testing.T) {
 	s := newStage(t)
 	l := s.listen(8080)
 	f, p := serves(model.TCP, 80, 8079, 8080, 8081)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	for range 6 {
 		client, server := s.pair(l)
 		s.exchange(client, server, "x")
 	}
 	f, p = serves(model.TCP, 80, 8079, 8081)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	c, err := s.dial("tcp4", vip.String()+":80")
 	if err == nil {
 		_, err = c.Read(make([]byte, 1))
@@ -373,17 +382,17 @@ func TestConnectionsOutliveBackendAndFrontend(t *testing.T) {
 	s := newStage(t)
 	l, m := s.listen(8080), s.listen(8081)
 	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	client, server := s.pair(l)
 	s.exchange(client, server, "first")
 	f, p = serves(model.TCP, 80, 8081)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	other, another := s.pair(m)
 	s.exchange(client, server, "its backend has gone")
-	s.check(s.tell())
+	s.check(s.apply())
 	s.exchange(client, server, "its frontend has gone")
 	s.exchange(another, other, "and so has that of this one")
-	if n := s.keptRules(); n != 2 {
+	if n := s.detainRules(); n != 2 {
 		t.Errorf("%d rules keep 2 connections", n)
 	}
 	if _, err := s.dial("tcp4", vip.String()+":80"); err == nil {
@@ -391,14 +400,14 @@ func TestConnectionsOutliveBackendAndFrontend(t *testing.T) {
 	}
 	s.check(client.Close(), server.Close(), other.Close(), another.Close())
 	s.settled()
-	if n := s.keptRules(); n != 0 {
+	if n := s.detainRules(); n != 0 {
 		t.Errorf("%d rules keep no connection", n)
 	}
 }
 
-// keptRules counts the rules of connections without a frontend.
-func (s *stage) keptRules() int {
-	rules, err := s.plane.policy.Rules(ownerKept)
+// detainRules counts the rules of connections without a frontend.
+func (s *stage) detainRules() int {
+	rules, err := rule.List(s.plane.netlink, ownerDetained)
 	s.check(err)
 	return len(rules)
 }
@@ -424,8 +433,8 @@ func (s *stage) udp(port int) {
 	}()
 }
 
-// ask sends datagrams until one is answered.
-func (s *stage) ask(c net.Conn, text string) (answer string, err error) {
+// roundTrip sends datagrams until one is answered.
+func (s *stage) roundTrip(c net.Conn, text string) (reply string, err error) {
 	b := make([]byte, 1<<16)
 	for range 20 {
 		if _, err = c.Write([]byte(text)); err != nil {
@@ -445,14 +454,14 @@ func TestFlowsEndWithTheirBackend(t *testing.T) {
 	s.udp(53)
 	s.udp(54)
 	f, p := serves(model.UDP, 80, 53)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	c, err := s.dial("udp4", vip.String()+":80")
 	s.check(err)
 	want := func(text string) {
 		t.Helper()
 		long := strings.Repeat(text, 700) // in two fragments
 		for _, q := range []string{text, long} {
-			if a, err := s.ask(c, q); err != nil || a != text+" "+q {
+			if a, err := s.roundTrip(c, q); err != nil || a != text+" "+q {
 				t.Fatalf("%s, %d bytes: %.20q, %v", text, len(q), a, err)
 			}
 		}
@@ -462,21 +471,21 @@ func TestFlowsEndWithTheirBackend(t *testing.T) {
 		t.Errorf("%d file descriptors are counted for one flow", n)
 	}
 	f, p = serves(model.UDP, 80, 54)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	want("54")
 	f, p = serves(model.UDP, 80, 55)
-	s.check(s.tell(p, f))
-	if _, err := s.ask(c, "x"); !errors.Is(err, unix.ECONNREFUSED) {
+	s.check(s.apply(p, f))
+	if _, err := s.roundTrip(c, "x"); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("the backend refuses, and the client is told: %v", err)
 	}
 	f, p = serves(model.UDP, 80)
-	s.check(s.tell(p, f))
-	if _, err := s.ask(c, "x"); !errors.Is(err, unix.ECONNREFUSED) {
+	s.check(s.apply(p, f))
+	if _, err := s.roundTrip(c, "x"); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("there is no backend, and the client is told: %v", err)
 	}
 	f.Sources = []netip.Prefix{netip.MustParsePrefix("10.1.0.2/32")}
-	s.check(s.tell(p, f))
-	if _, err := s.ask(c, "x"); !errors.Is(err, unix.ECONNREFUSED) {
+	s.check(s.apply(p, f))
+	if _, err := s.roundTrip(c, "x"); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("there is no backend for those let in, and the client is told: %v", err)
 	}
 	s.settled()
@@ -484,10 +493,10 @@ func TestFlowsEndWithTheirBackend(t *testing.T) {
 
 // Answers of UDP arrive whose way to the client takes shorter packets than the room: those of a pod whose device has a
 // smaller MTU. The first does, since nothing is sent again.
-func TestAnswersArriveAtNarrowClients(t *testing.T) {
+func TestRepliesArriveAtClientsWithSmallMTU(t *testing.T) {
 	s := newStage(t)
 	addresses := map[*netns.Namespace][2]string{s.client: {"eth0", "fd00:1::2/64"}, s.server: {"eth0", "fd00:2::2/64"}}
-	s.check(link.Set(s.node, link.Setting{Name: "ipv6/conf/all/forwarding", Value: "1"}))
+	s.check(sysctl.Set(s.node, sysctl.Setting{Name: "net/ipv6/conf/all/forwarding", Value: "1"}))
 	run := func(ns *netns.Namespace, script string) {
 		t.Helper()
 		s.check(ns.Do(func() error {
@@ -498,7 +507,8 @@ func TestAnswersArriveAtNarrowClients(t *testing.T) {
 			return nil
 		}))
 	}
-	run(s.node, "ip addr add fd00:1::1/64 dev client nodad; ip addr add fd00:2::1/64 dev server nodad; ip link set client mtu 1400")
+	run(s.node, "ip addr add fd00:1::1/64 dev client nodad; ip addr add fd00:2::1/64 dev server nodad; ip link set "+
+		"client mtu 1400")
 	for ns, a := range addresses {
 		run(ns, fmt.Sprintf("ip addr add %s dev %s nodad; ip -6 route add default via %s", a[1], a[0],
 			strings.Replace(a[1], "::2/64", "::1", 1)))
@@ -512,21 +522,21 @@ func TestAnswersArriveAtNarrowClients(t *testing.T) {
 	f6, p6 := serves(model.UDP, 80)
 	p6.ID, p6.Backends = 66, []model.Backend{{Addr: netip.AddrPortFrom(six, 53)}}
 	f6.Entry.Addr = netip.MustParseAddr("fd00:96::1")
-	s.check(s.tell(p, f, p6, f6))
+	s.check(s.apply(p, f, p6, f6))
 	for _, to := range []netip.Addr{vip, f6.Entry.Addr} {
 		for _, size := range []int{1300, 1500, 2000, 9000} {
 			c, err := s.dial("udp", netip.AddrPortFrom(to, 80).String())
 			s.check(err)
-			if _, err := s.ask(c, "x"); err != nil {
+			if _, err := s.roundTrip(c, "x"); err != nil {
 				t.Fatal(err)
 			}
-			question, answer, n := bytes.Repeat([]byte("x"), size), make([]byte, 1<<16), 1
+			request, reply, n := bytes.Repeat([]byte("x"), size), make([]byte, 1<<16), 1
 			c.SetDeadline(time.Now().Add(patience))
-			_, err = c.Write(question)
+			_, err = c.Write(request)
 			for n == 1 && err == nil { // or it is a late answer of those above
-				n, err = c.Read(answer)
+				n, err = c.Read(reply)
 			}
-			if err != nil || !bytes.Equal(answer[:n], question) {
+			if err != nil || !bytes.Equal(reply[:n], request) {
 				t.Errorf("%s, %d bytes: %d bytes came back, %v", to, size, n, err)
 			}
 		}
@@ -560,11 +570,11 @@ func TestSilentFlowsEnd(t *testing.T) {
 	s := newStage(t)
 	s.udp(53)
 	f, p := serves(model.UDP, 80, 53)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	for range 10 {
 		c, err := s.dial("udp4", vip.String()+":80")
 		s.check(err)
-		if _, err := s.ask(c, "x"); err != nil {
+		if _, err := s.roundTrip(c, "x"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -575,7 +585,7 @@ func TestClientsWaitForFileDescriptors(t *testing.T) {
 	s := newStage(t)
 	l := s.listen(8080)
 	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	s.pipes()
 	rest := s.plane.limit - 2*perConn - s.plane.steady.Load()
 	s.plane.open.Add(rest) // as if others had it
@@ -587,7 +597,7 @@ func TestClientsWaitForFileDescriptors(t *testing.T) {
 	_, err = waiting.Write([]byte("patient"))
 	s.check(err)
 	for end := time.Now().Add(patience); ; {
-		if err = s.tell(p, f); err != nil || time.Now().After(end) {
+		if err = s.apply(p, f); err != nil || time.Now().After(end) {
 			break
 		}
 	}
@@ -608,7 +618,7 @@ func TestClientsWaitForFileDescriptors(t *testing.T) {
 	if _, err := io.ReadFull(late, b); err != nil || string(b) != "patient" {
 		t.Errorf("who waited says %q, %v", b, err)
 	}
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 }
 
 // pipes has the loops have pipes, so that none is to be made later.
@@ -619,13 +629,13 @@ func (s *stage) pipes() {
 			s.check(err)
 			q, err := l.borrow()
 			s.check(err)
-			l.giveBack(p)
-			l.giveBack(q)
+			l.returnPipe(p)
+			l.returnPipe(q)
 		})
 	}
 }
 
-func TestKernelHoldsWhatIsWritten(t *testing.T) {
+func TestKernelReturnsWhatIsWritten(t *testing.T) {
 	s := newStage(t)
 	f, p := serves(model.TCP, 80, 8080)
 	g, q := serves(model.UDP, 53, 53)
@@ -634,9 +644,9 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 	six := *f
 	six.Entry.Addr, six.Sources = netip.MustParseAddr("fd00:96::1"), []netip.Prefix{netip.MustParsePrefix("fd00::/8")}
 	for range 2 {
-		s.check(s.tell(p, q, f, g, &e, &six))
+		s.check(s.apply(p, q, f, g, &e, &six))
 		s.holds(s.held)
-		s.check(s.tell(p, f, q, &six))
+		s.check(s.apply(p, f, q, &six))
 		s.holds(s.held)
 	}
 	c, err := link.Dial(s.node)
@@ -649,7 +659,7 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 	s.holds(s.held)
 	s.check(s.plane.Clean(t.Context()))
 	s.holds(nil)
-	if rules, err := s.plane.policy.Rules(0); err != nil || len(rules) != 5 {
+	if rules, err := rule.List(s.plane.netlink, 0); err != nil || len(rules) != 5 {
 		t.Errorf("rules of the kernel's own are left: %v, %v", rules, err)
 	}
 }
@@ -659,18 +669,18 @@ func (s *stage) holds(want []Fact) {
 	s.Helper()
 	got, err := s.plane.Read(s.Context())
 	s.check(err)
-	left := map[Fact]bool{}
+	left := map[Key]string{}
 	for _, f := range want {
-		left[f] = true
+		left[f.Key] = f.Value
 	}
 	for _, f := range got {
-		if !left[f] {
+		if v, wanted := left[f.Key]; !wanted || v != f.Value {
 			s.Errorf("%v is held as %q", f.Key, f.Value)
 		}
-		delete(left, f)
+		delete(left, f.Key)
 	}
-	for f := range left {
-		s.Errorf("%v is not held as %q", f.Key, f.Value)
+	for k, v := range left {
+		s.Errorf("%v is not held as %q", k, v)
 	}
 }
 
@@ -680,7 +690,7 @@ func TestOtherAddressesOfTheNodeAreServed(t *testing.T) {
 	f, p := serves(model.TCP, 80, 8080)
 	e := *f
 	e.Entry.Addr = netip.IPv4Unspecified()
-	s.check(s.tell(p, &e))
+	s.check(s.apply(p, &e))
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	signals, err := s.plane.Watch(ctx)
@@ -690,8 +700,10 @@ func TestOtherAddressesOfTheNodeAreServed(t *testing.T) {
 	s.check(err)
 	defer c.Close()
 	s.check(c.AddAddress(1, netip.PrefixFrom(vip, 32)))
-	s.plane.text = "pods= nodeports=10.0.0.0-10.255.255.255"
-	s.held[1].Value = s.plane.text
+	n := &model.ServiceNode{Node: &model.Node{}, NodePorts: []model.Range{
+		{First: netip.MustParseAddr("10.0.0.0"), Last: netip.MustParseAddr("10.255.255.255")}}}
+	s.plane.text = nodeText(n)
+	s.held[1].Value, s.held[1].Body = s.plane.text, n
 	select {
 	case <-signals:
 	case <-time.After(patience):
@@ -723,7 +735,7 @@ func TestResetEndsWhatCannotMove(t *testing.T) {
 			s := newStage(t)
 			l := s.listen(8080)
 			f, p := serves(model.TCP, 80, 8080)
-			s.check(s.tell(p, f))
+			s.check(s.apply(p, f))
 			client, server := s.pair(l)
 			prepare(s, client, server)
 			s.check(client.SetLinger(0), client.Close())
@@ -732,11 +744,11 @@ func TestResetEndsWhatCannotMove(t *testing.T) {
 	}
 }
 
-func TestManyConnectionsAtOnceLeaveTurnsToOthers(t *testing.T) {
+func TestManyConnectionsDoNotStarveOthers(t *testing.T) {
 	s := newStage(t)
 	l := s.listen(8080)
 	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	rest := s.plane.limit
 	s.plane.open.Add(rest) // so that they wait
 	const many = 3 * greed
@@ -764,36 +776,40 @@ func TestManyConnectionsAtOnceLeaveTurnsToOthers(t *testing.T) {
 	}
 }
 
-func TestRoomIsWholeOrNotThere(t *testing.T) {
+func TestNetnsIsCompleteOrAbsent(t *testing.T) {
 	s := newStage(t)
 	right := vethSettings
 	defer func() { vethSettings = right }()
-	vethSettings = append(vethSettings[:len(vethSettings):len(vethSettings)], link.Setting{Name: "ipv4/conf/" + Veth + "/nothing", Value: "1"})
+	vethSettings = append(vethSettings[:len(vethSettings):len(vethSettings)],
+		sysctl.Setting{Name: "net/ipv4/conf/" + Veth + "/nothing", Value: "1"})
 	f, p := serves(model.TCP, 80, 8080)
 	for range 2 {
-		if err := s.tell(p, f); err == nil {
+		if err := s.apply(p, f); err == nil {
 			t.Error("a room that can't be set up is taken for one")
 		}
 	}
 	vethSettings = right
 	s.held = nil
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	s.holds(s.held)
 }
 
 func TestRulesOfAKilledProcessGo(t *testing.T) {
 	s := newStage(t)
-	r := link.Rule{Owner: ownerKept, From: netip.PrefixFrom(nodeAddr, 32), To: netip.PrefixFrom(vip, 32), Protocol: uint8(model.TCP), FromPort: 4242,
-		ToPort: link.PortRange{First: 80, Last: 80}, Table: tableKept}
-	s.check(s.plane.policy.Apply([]link.Change{{Rule: &r}}))
+	r := rule.Rule{Owner: ownerDetained, From: netip.PrefixFrom(nodeAddr, 32), To: netip.PrefixFrom(vip, 32),
+		Protocol: uint8(model.TCP), FromPort: 4242,
+		ToPort: rule.PortRange{First: 80, Last: 80}, Table: tableDetained}
+	b := route.NewBatch()
+	rule.Put(b, r)
+	s.check(s.plane.netlink.Apply(b))
 	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.tell(p, f))
-	if n := s.keptRules(); n != 0 {
+	s.check(s.apply(p, f))
+	if n := s.detainRules(); n != 0 {
 		t.Errorf("%d rules of connections that nobody carries any more are left", n)
 	}
 }
 
-func TestOthersRulesForLocalAddressesStay(t *testing.T) {
+func TestForeignLocalRulesArePreserved(t *testing.T) {
 	s := newStage(t)
 	ip := func(args ...string) (out string) {
 		s.check(s.node.Do(func() error {
@@ -806,17 +822,20 @@ func TestOthersRulesForLocalAddressesStay(t *testing.T) {
 	ip("rule", "add", "fwmark", "0x5", "lookup", "local", "pref", "0")
 	for _, port := range []uint16{80, 81, 82} {
 		f, p := serves(model.TCP, port, 8080)
-		s.check(s.tell(p, f))
+		s.check(s.apply(p, f))
 		all := ip("rule", "show", "pref", "0")
 		if strings.Count(all, "from all lookup local") != 1 || strings.Count(all, "from all fwmark 0x5 lookup local") != 1 {
 			t.Fatalf("port %d: rules are\n%s", port, all)
 		}
 	}
 	s.holds(s.held)
-	second := link.Rule{Owner: unix.RTPROT_KERNEL, Table: unix.RT_TABLE_LOCAL, Again: true} // as by a process that was killed while it moved it
-	s.check(s.plane.policy.Apply([]link.Change{{Rule: &second}}))
+	// as by a process that was killed while it moved it
+	second := rule.Rule{Owner: unix.RTPROT_KERNEL, Table: unix.RT_TABLE_LOCAL, Again: true}
+	b := route.NewBatch()
+	rule.Put(b, second)
+	s.check(s.plane.netlink.Apply(b))
 	f, p := serves(model.TCP, 83, 8080)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	if all := ip("rule", "show", "pref", "0"); strings.Count(all, "from all lookup local") != 1 {
 		t.Errorf("rules are\n%s", all)
 	}
@@ -828,7 +847,7 @@ func TestErrandsEndWithTheirLoop(t *testing.T) {
 	late := make(chan struct{})
 	listener := &listener{loop: o, front: &front{plane: s.plane}}
 	o.do(func() { // what the loop's end comes upon
-		c := &conn{loop: o, front: listener.front, client: end{fd: -1}, server: end{fd: -1}, kept: func() {
+		c := &conn{loop: o, front: listener.front, client: end{fd: -1}, server: end{fd: -1}, undetain: func() {
 			go func() { o.do(func() {}); close(late) }()
 			for waiting := 0; waiting == 0; {
 				o.mu.Lock()
@@ -847,7 +866,8 @@ func TestErrandsEndWithTheirLoop(t *testing.T) {
 	}
 }
 
-// TestChurnLeavesNothing has connections and flows end in each way that there is, and counts what the process still has.
+// TestChurnLeavesNothing has connections and flows end in each way that there is, and counts what the process still
+// has.
 func TestChurnLeavesNothing(t *testing.T) {
 	defer func(d [2]time.Duration) { silences = d }(silences)
 	silences = [2]time.Duration{50 * time.Millisecond, 100 * time.Millisecond}
@@ -856,7 +876,7 @@ func TestChurnLeavesNothing(t *testing.T) {
 	s.udp(53)
 	f, p := serves(model.TCP, 80, 8079, 8080) // one of two refuses
 	g, q := serves(model.UDP, 80, 53)
-	s.check(s.tell(p, f, q, g))
+	s.check(s.apply(p, f, q, g))
 	s.pipes()
 	descriptors := func() int {
 		all, err := os.ReadDir("/proc/self/fd")
@@ -875,20 +895,23 @@ func TestChurnLeavesNothing(t *testing.T) {
 		if i%8 == 0 {
 			c, err := s.dial("udp4", vip.String()+":80")
 			s.check(err)
-			if _, err := s.ask(c, "x"); err != nil {
+			if _, err := s.roundTrip(c, "x"); err != nil {
 				t.Fatal(err)
 			}
 			s.check(c.Close())
 		}
 	}
 	s.settled()
-	if after, pipes := descriptors(), int(s.plane.steady.Load()-steady); after-before != pipes || pipes > 8*len(s.plane.loops) {
+	if after, pipes := descriptors(), int(s.plane.steady.Load()-steady); after-before != pipes ||
+		pipes > 8*len(s.plane.loops) {
 		t.Errorf("%d file descriptors have become %d, of which %d are new pipes'", before, after, pipes)
 	}
 	for _, o := range s.plane.loops {
 		o.do(func() {
-			if n := len(o.slots) - len(o.free); len(o.conns)+len(o.hungry)+len(o.again)+len(o.late) > 0 || n > 3 { // the bell and two listeners
-				t.Errorf("a loop has %d watched sockets, %d connections, %d hungry, %d waiting", n, len(o.conns), len(o.hungry), len(o.again)+len(o.late))
+			// the bell and two listeners
+			if n := len(o.slots) - len(o.free); len(o.conns)+len(o.hungry)+len(o.again)+len(o.late) > 0 || n > 3 {
+				t.Errorf("a loop has %d watched sockets, %d connections, %d hungry, %d waiting", n, len(o.conns), len(o.hungry),
+					len(o.again)+len(o.late))
 			}
 		})
 	}
@@ -904,28 +927,31 @@ func TestChurnLeavesNothing(t *testing.T) {
 func TestNoBackendIsTriedForAClientThatHasGone(t *testing.T) {
 	s := newStage(t)
 	f, p := serves(model.TCP, 80)
-	for i := range byte(8) { // nobody answers there, which the node takes some seconds each to find out
-		p.Backends = append(p.Backends, model.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 0, 100 + i}), 8080)})
+	for i := range byte(8) { // nothing answers there, which the node takes some seconds each to find out
+		p.Backends = append(p.Backends, model.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 0, 100 + i}),
+			8080)})
 	}
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	c, err := s.dial("tcp4", vip.String()+":80")
 	s.check(err, c.(*net.TCPConn).SetLinger(0), c.Close())
 	s.settled()
 }
 
-func TestIPv4IsServedWhereIPv6IsSwitchedOff(t *testing.T) {
+func TestIPv4IsServedWhereIPv6IsDisabled(t *testing.T) {
 	s := newStage(t)
-	s.check(link.Set(s.node, link.Setting{Name: "ipv6/conf/all/disable_ipv6", Value: "1"}, link.Setting{Name: "ipv6/conf/default/disable_ipv6", Value: "1"}))
+	s.check(sysctl.Set(s.node, sysctl.Setting{Name: "net/ipv6/conf/all/disable_ipv6", Value: "1"},
+		sysctl.Setting{Name: "net/ipv6/conf/default/disable_ipv6", Value: "1"}))
 	l := s.listen(8080)
 	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.tell(p, f))
+	s.check(s.apply(p, f))
 	client, server := s.pair(l)
 	s.exchange(client, server, "x")
 	s.holds(s.held)
 }
 
-// TestBBRIsKeptFromBackends looks at the algorithm of connections to backends, for each that the kernel lets the node have.
-func TestBBRIsKeptFromBackends(t *testing.T) {
+// TestBackendsDoNotInheritBBR inspects the algorithm of connections to backends, for each that the kernel lets the node
+// have.
+func TestBackendsDoNotInheritBBR(t *testing.T) {
 	const chosen = "/proc/sys/net/ipv4/tcp_congestion_control"
 	algorithms := func(which string) []string {
 		b, err := os.ReadFile("/proc/sys/net/ipv4/tcp_" + which + "_congestion_control")
@@ -940,7 +966,7 @@ func TestBBRIsKeptFromBackends(t *testing.T) {
 			s.check(s.node.Do(func() error { return os.WriteFile(chosen, []byte(name), 0) }))
 			l := s.listen(8080)
 			f, p := serves(model.TCP, 80, 8080)
-			s.check(s.tell(p, f))
+			s.check(s.apply(p, f))
 			s.pair(l)
 			want := name
 			if strings.HasPrefix(name, "bbr") && slices.Contains(algorithms("available"), "cubic") {
@@ -951,7 +977,8 @@ func TestBBRIsKeptFromBackends(t *testing.T) {
 				loop.do(func() {
 					for c := range loop.conns {
 						seen++
-						if got, err := unix.GetsockoptString(c.server.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err != nil || strings.TrimRight(got, "\x00") != want {
+						if got, err := unix.GetsockoptString(c.server.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err != nil ||
+							strings.TrimRight(got, "\x00") != want {
 							t.Errorf("the node has %s, the connection to the backend %q, not %s (%v)", name, got, want, err)
 						}
 					}

@@ -22,15 +22,15 @@ type backend struct {
 	gone   bool // no longer in its pool
 }
 
-// pool gives clients backends. It lives as long as its ID is wanted; what it holds of clients and counts survives changes
-// of its other backends. It may be used by several goroutines.
+// pool returns clients backends. It lives as long as its ID is wanted; what it holds of clients and counts survives
+// changes of its other backends. It may be used by several goroutines.
 type pool struct {
-	mu       sync.Mutex
-	model    model.Pool
-	backends []*backend
-	sums     []int    // shares summed up, where they differ
-	turn     int      // of round robin
-	table    []uint16 // of Maglev, made when first needed
+	mu         sync.Mutex
+	model      model.Pool
+	backends   []*backend
+	sums       []int    // shares summed up, where they differ
+	roundRobin int      // of round robin
+	table      []uint16 // of Maglev, made when first needed
 
 	clients map[netip.Addr]client
 	sweep   int // the number of clients at which those whose time is over are dropped
@@ -68,7 +68,7 @@ func (p *pool) set(m model.Pool) {
 	}
 }
 
-// empty says whether there is no backend.
+// empty reports whether there is no backend.
 func (p *pool) empty() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,9 +89,9 @@ func (p *pool) drains() bool {
 	return len(p.model.Unselected) > 0
 }
 
-// take gives a client that asks for an address a backend that it has not tried, and counts it as the client's; nil where
-// there is none.
-func (p *pool) take(from netip.AddrPort, to netip.Addr, tried []*backend, now time.Time) *backend {
+// pick returns a client that asks for an address a backend that it has not tried, and counts it as the client's; nil
+// where there is none.
+func (p *pool) pick(from netip.AddrPort, to netip.Addr, tried []*backend, now time.Time) *backend {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.model.Affinity == 0 {
@@ -114,8 +114,8 @@ func counted(b *backend) *backend {
 	return b
 }
 
-// give takes a connection off a backend's count.
-func (p *pool) give(b *backend) {
+// releaseBackend takes a connection off a backend's count.
+func (p *pool) releaseBackend(b *backend) {
 	p.mu.Lock()
 	b.active--
 	p.mu.Unlock()
@@ -137,7 +137,7 @@ func (p *pool) remember(a netip.Addr, c client) {
 	p.sweep = max(1024, 2*len(p.clients))
 }
 
-// choose asks the scheduler.
+// choose queries the scheduler.
 func (p *pool) choose(from netip.AddrPort, to netip.Addr, tried []*backend) *backend {
 	all, sums := p.backends, p.sums
 	if len(tried) > 0 {
@@ -152,13 +152,13 @@ func (p *pool) choose(from netip.AddrPort, to netip.Addr, tried []*backend) *bac
 	}
 	switch p.model.Scheduler {
 	case model.RoundRobin:
-		p.turn++
-		return all[p.turn%len(all)]
+		p.roundRobin++
+		return all[p.roundRobin%len(all)]
 	case model.WeightedRoundRobin:
 		return weighted(all)
 	case model.LeastConnections, model.WeightedLeastConnections, model.ShortestExpectedDelay, model.NeverQueue:
-		p.turn++
-		return least(all, p.turn, cost(p.model.Scheduler))
+		p.roundRobin++
+		return least(all, p.roundRobin, cost(p.model.Scheduler))
 	case model.SourceHash:
 		return rendezvous(all, hashOf(from, p.model.Ports))
 	case model.DestinationHash:
@@ -182,7 +182,7 @@ func random(all []*backend, sums []int) *backend {
 	return all[sort.SearchInts(sums, n+1)]
 }
 
-// weighted gives each its share, spread as evenly as can be: who has waited longest for its weight is next.
+// weighted returns each its share, spread as evenly as can be: who has waited longest for its weight is next.
 func weighted(all []*backend) *backend {
 	best, total := all[0], 0
 	for _, b := range all {
@@ -196,7 +196,7 @@ func weighted(all []*backend) *backend {
 	return best
 }
 
-// cost gives what one more connection at a backend would cost under a scheduler.
+// cost returns what one more connection at a backend would cost under a scheduler.
 func cost(s model.Scheduler) func(*backend) float64 {
 	switch s {
 	case model.LeastConnections:
@@ -214,11 +214,11 @@ func cost(s model.Scheduler) func(*backend) float64 {
 	return func(b *backend) float64 { return float64(b.active+1) / float64(b.share) }
 }
 
-// least gives the cheapest; among equals, each in turn.
-func least(all []*backend, turn int, cost func(*backend) float64) *backend {
+// least returns the cheapest; among equals, each in turn.
+func least(all []*backend, roundRobin int, cost func(*backend) float64) *backend {
 	best, lowest := (*backend)(nil), math.Inf(1)
 	for i := range all {
-		b := all[(turn+i)%len(all)]
+		b := all[(roundRobin+i)%len(all)]
 		if c := cost(b); c < lowest {
 			best, lowest = b, c
 		}
@@ -226,8 +226,8 @@ func least(all []*backend, turn int, cost func(*backend) float64) *backend {
 	return best
 }
 
-// rendezvous gives equal hashes the same backend, each backend as many as its share, and moves only those whose backend
-// goes (Thaler and Ravishankar, 1998; weights as Schindelhauer and Schomaker have them, 2005).
+// rendezvous returns equal hashes the same backend, each backend as many as its share, and moves only those whose
+// backend goes (Thaler and Ravishankar, 1998; weights as Schindelhauer and Schomaker have them, 2005).
 func rendezvous(all []*backend, h uint64) *backend {
 	best, highest := all[0], math.Inf(-1)
 	for _, b := range all {
@@ -239,10 +239,10 @@ func rendezvous(all []*backend, h uint64) *backend {
 	return best
 }
 
-// byTable gives the backend that Maglev's table has for a hash.
+// byTable returns the backend that Maglev's table has for a hash.
 func (p *pool) byTable(h uint64) *backend {
 	if p.table == nil {
-		p.table = maglev.Table(p.model.Backends, maglev.Entries(&p.model, Abilities.Table))
+		p.table = maglev.Table(p.model.Backends, maglev.Entries(&p.model, tableEntries))
 	}
 	return p.backends[p.table[h%uint64(len(p.table))]]
 }

@@ -20,13 +20,14 @@ func poolOf(s model.Scheduler, weights ...uint16) *pool {
 func modelOf(s model.Scheduler, weights ...uint16) model.Pool {
 	m := model.Pool{Protocol: model.TCP, Scheduler: s}
 	for i, w := range weights {
-		m.Backends = append(m.Backends, model.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80), Weight: w})
+		m.Backends = append(m.Backends, model.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}),
+			80), Weight: w})
 	}
 	return m
 }
 
-// someone draws a client.
-func someone(r *rand.Rand) netip.AddrPort {
+// randomClient draws a client.
+func randomClient(r *rand.Rand) netip.AddrPort {
 	a := [4]byte(binary.BigEndian.AppendUint32(nil, r.Uint32()))
 	return netip.AddrPortFrom(netip.AddrFrom4(a), uint16(r.Uint32()))
 }
@@ -38,7 +39,7 @@ func shares(p *pool, n int, seed uint64) map[netip.AddrPort]int {
 	r, count := rand.New(rand.NewPCG(seed, 1)), map[netip.AddrPort]int{}
 	for range n {
 		to := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, r.Uint32()))) // for DestinationHash
-		count[p.take(someone(r), to, nil, time.Now()).addr]++
+		count[p.pick(randomClient(r), to, nil, time.Now()).addr]++
 	}
 	return count
 }
@@ -65,7 +66,7 @@ func TestEachBackendGetsItsShare(t *testing.T) {
 	}
 }
 
-func TestHashesGiveTheSameClientTheSameBackend(t *testing.T) {
+func TestHashSelectsSameBackendForSameClient(t *testing.T) {
 	for _, s := range []model.Scheduler{model.SourceHash, model.DestinationHash, model.Maglev} {
 		for _, ports := range []bool{false, true} {
 			m := modelOf(s, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -75,9 +76,9 @@ func TestHashesGiveTheSameClientTheSameBackend(t *testing.T) {
 			q.set(m)
 			moves := false
 			for r := range 200 {
-				from := someone(rand.New(rand.NewPCG(uint64(r), 2)))
-				a, b := p.take(from, vip, nil, time.Now()), q.take(from, vip, nil, time.Now())
-				other := p.take(netip.AddrPortFrom(from.Addr(), from.Port()+1), vip, nil, time.Now())
+				from := randomClient(rand.New(rand.NewPCG(uint64(r), 2)))
+				a, b := p.pick(from, vip, nil, time.Now()), q.pick(from, vip, nil, time.Now())
+				other := p.pick(netip.AddrPortFrom(from.Addr(), from.Port()+1), vip, nil, time.Now())
 				moves = moves || other != a
 				if a.addr != b.addr {
 					t.Fatalf("%s: two nodes send %s to %s and %s", s, from, a.addr, b.addr)
@@ -107,17 +108,17 @@ func TestConnectionsCount(t *testing.T) {
 		for i, n := range c.active {
 			p.backends[i].active = n
 		}
-		got := p.take(someone(rand.New(rand.NewPCG(1, 1))), vip, nil, time.Now())
+		got := p.pick(randomClient(rand.New(rand.NewPCG(1, 1))), vip, nil, time.Now())
 		if got != p.backends[c.want] || got.active != c.active[c.want]+1 {
 			t.Errorf("%s of weights %v with %v open: %s, want %s", c.s, c.weights, c.active, got.addr, p.backends[c.want].addr)
 		}
-		if p.give(got); got.active != c.active[c.want] {
+		if p.releaseBackend(got); got.active != c.active[c.want] {
 			t.Errorf("%s: a connection that has ended counts still", c.s)
 		}
 	}
 }
 
-func TestTriedBackendsAreNotGivenAgain(t *testing.T) {
+func TestTriedBackendsAreNotSelectedAgain(t *testing.T) {
 	for _, s := range model.AllSchedulers.List() {
 		for _, affinity := range []time.Duration{0, time.Hour} {
 			m := modelOf(s, 1, 2, 3)
@@ -126,11 +127,11 @@ func TestTriedBackendsAreNotGivenAgain(t *testing.T) {
 			p.set(m)
 			var tried []*backend
 			for range 3 {
-				b := p.take(netip.MustParseAddrPort("10.9.9.9:1"), vip, tried, time.Now())
+				b := p.pick(netip.MustParseAddrPort("10.9.9.9:1"), vip, tried, time.Now())
 				tried = append(tried, b)
 			}
 			seen := map[*backend]bool{tried[0]: true, tried[1]: true, tried[2]: true}
-			if len(seen) != 3 || seen[nil] || p.take(netip.MustParseAddrPort("10.9.9.9:1"), vip, tried, time.Now()) != nil {
+			if len(seen) != 3 || seen[nil] || p.pick(netip.MustParseAddrPort("10.9.9.9:1"), vip, tried, time.Now()) != nil {
 				t.Errorf("%s, affinity %s: tried %v", s, affinity, tried)
 			}
 		}
@@ -143,10 +144,10 @@ func TestAffinity(t *testing.T) {
 	p := &pool{}
 	p.set(m)
 	from, now := netip.MustParseAddrPort("10.9.9.9:1"), time.Now()
-	mine := p.take(from, vip, nil, now)
+	mine := p.pick(from, vip, nil, now)
 	for range 50 {
 		now = now.Add(59 * time.Second)
-		if p.take(from, vip, nil, now) != mine {
+		if p.pick(from, vip, nil, now) != mine {
 			t.Fatal("a client that comes back in time gets another backend")
 		}
 	}
@@ -156,24 +157,26 @@ func TestAffinity(t *testing.T) {
 			m.Backends = append(m.Backends, b)
 		}
 	}
-	if p.set(m); p.take(from, vip, nil, now) != mine {
+	if p.set(m); p.pick(from, vip, nil, now) != mine {
 		t.Error("a client loses its backend when others go")
 	}
 	moved := false
 	for range 60 {
 		now = now.Add(time.Minute)
-		moved = moved || p.take(from, vip, nil, now) != mine
+		moved = moved || p.pick(from, vip, nil, now) != mine
 	}
 	if !moved {
 		t.Error("a client that stays away too long always gets its old backend")
 	}
-	mine = p.take(from, vip, nil, now)
+	mine = p.pick(from, vip, nil, now)
 	p.set(modelOf(model.Random, 0, 0)) // others than
-	if p.set(model.Pool{Affinity: time.Minute, Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.0.1.1:80")}}}); p.take(from, vip, nil, now) == mine {
+	p.set(model.Pool{Affinity: time.Minute, Backends: []model.Backend{{Addr: netip.MustParseAddrPort("10.0.1.1:80")}}})
+	if p.pick(from, vip, nil, now) == mine {
 		t.Error("a client gets a backend that is gone")
 	}
 	for i := range 5000 {
-		p.take(netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)}), 1), vip, nil, now.Add(time.Duration(i)*time.Second))
+		p.pick(netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)}), 1), vip, nil,
+			now.Add(time.Duration(i)*time.Second))
 	}
 	if len(p.clients) > 2100 {
 		t.Errorf("%d clients are remembered, of whom 60 have affinity still", len(p.clients))

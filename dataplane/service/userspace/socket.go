@@ -18,7 +18,7 @@ func domainOf(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// sockaddr gives an address as the unix package has it.
+// sockaddr returns an address as the unix package has it.
 func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
@@ -40,8 +40,8 @@ func addrPort(a unix.Sockaddr) netip.AddrPort {
 // backlog is how many connections may wait to be taken; the kernel's net.core.somaxconn may say fewer.
 const backlog = 4096
 
-// listen makes a socket at an entry's address in the calling thread's network namespace, the room. A program keeps out what it
-// refuses, in silence.
+// listen makes a socket at an entry's address in the calling thread's network namespace, the room. A program keeps out
+// what it refuses, in silence.
 func listen(at netip.AddrPort, protocol model.Protocol, program []unix.SockFilter) (fd int, err error) {
 	kind := unix.SOCK_STREAM
 	if protocol == model.UDP {
@@ -65,7 +65,8 @@ func prepare(fd int, at netip.AddrPort, protocol model.Protocol, program []unix.
 	}
 	var steps []func() error
 	if six {
-		steps = append(steps, option(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1), option(unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1))
+		steps = append(steps, option(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1),
+			option(unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1))
 	} else {
 		steps = append(steps, option(unix.IPPROTO_IP, unix.IP_TRANSPARENT, 1))
 	}
@@ -73,7 +74,8 @@ func prepare(fd int, at netip.AddrPort, protocol model.Protocol, program []unix.
 		steps = append(steps, option(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), option(unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
 			option(unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1), option(unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, idle))
 	} else if !six {
-		steps = append(steps, option(unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)) // large answers go in fragments
+		// large answers go in fragments
+		steps = append(steps, option(unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT))
 	}
 	steps = append(steps, func() error { return filter(fd, program) }, func() error { return unix.Bind(fd, sockaddr(at)) })
 	if protocol == model.TCP {
@@ -141,17 +143,19 @@ func newPackets() *packets {
 	return p
 }
 
-// receive takes what is there, and gives how many datagrams that is.
+// receive takes what is there, and returns how many datagrams that is.
 func (p *packets) receive(fd int, named bool) (int, error) {
 	for i := range p.headers {
 		p.vectors[i].Len = 1 << 16
 		p.headers[i].header.Name, p.headers[i].header.Namelen = nil, 0
 		if named {
-			p.headers[i].header.Name, p.headers[i].header.Namelen = (*byte)(unsafe.Pointer(&p.names[i])), uint32(unsafe.Sizeof(p.names[i]))
+			p.headers[i].header.Name, p.headers[i].header.Namelen = (*byte)(unsafe.Pointer(&p.names[i])),
+				uint32(unsafe.Sizeof(p.names[i]))
 		}
 	}
 	for {
-		n, _, e := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&p.headers[0])), datagrams, unix.MSG_DONTWAIT, 0, 0)
+		n, _, e := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&p.headers[0])), datagrams,
+			unix.MSG_DONTWAIT, 0, 0)
 		if e == 0 {
 			return int(n), nil
 		}
@@ -161,13 +165,14 @@ func (p *packets) receive(fd int, named bool) (int, error) {
 	}
 }
 
-// send sends the datagrams from first to before last as they were received, and gives how many went out.
+// send sends the datagrams from first to before last as they were received, and returns how many went out.
 func (p *packets) send(fd, first, last int) (int, error) {
 	for i := first; i < last; i++ {
 		p.vectors[i].SetLen(int(p.headers[i].length))
 	}
 	for {
-		n, _, e := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&p.headers[first])), uintptr(last-first), unix.MSG_DONTWAIT, 0, 0)
+		n, _, e := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&p.headers[first])),
+			uintptr(last-first), unix.MSG_DONTWAIT, 0, 0)
 		if e == 0 {
 			return int(n), nil
 		}
@@ -177,7 +182,7 @@ func (p *packets) send(fd, first, last int) (int, error) {
 	}
 }
 
-// from gives the peer of the i-th datagram.
+// from returns the peer of the i-th datagram.
 func (p *packets) from(i int) netip.AddrPort {
 	name := &p.names[i]
 	port := binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&name.Port))[:])

@@ -29,8 +29,8 @@ func (li *listener) cut() {
 	}
 }
 
-// want gives where a front takes packets, and the program that keeps some out.
-func (p *Plane) want(f *front) (at []netip.AddrPort, keepOut []unix.SockFilter, err error) {
+// want returns where a front takes packets, and the program that keeps some out.
+func (p *Plane) want(f *front) (at []netip.AddrPort, dropFilter []unix.SockFilter, err error) {
 	if p.fronts[f.entry] != f {
 		return nil, nil, nil
 	}
@@ -49,26 +49,27 @@ func (p *Plane) want(f *front) (at []netip.AddrPort, keepOut []unix.SockFilter, 
 		return nil, nil, nil // the kernel refuses in our place
 	}
 	if f.entry.Protocol == model.TCP {
-		keepOut, err = program(f.entry.Addr.Is6(), s.sources, p.view.Load().origins(), lets[0], lets[1])
+		dropFilter, err = program(f.entry.Addr.Is6(), s.sources, p.view.Load().origins(), lets[0], lets[1])
 	}
 	if !f.entry.AnyAddr() {
-		return []netip.AddrPort{netip.AddrPortFrom(f.entry.Addr, f.entry.Port)}, keepOut, err
+		return []netip.AddrPort{netip.AddrPortFrom(f.entry.Addr, f.entry.Port)}, dropFilter, err
 	}
-	for a := range p.takers() {
+	for a := range p.acceptors() {
 		exact := model.Entry{Addr: a, Port: f.entry.Port, Protocol: f.entry.Protocol}
 		if a.Is6() == f.entry.Addr.Is6() && p.fronts[exact] == nil {
 			at = append(at, netip.AddrPortFrom(a, f.entry.Port))
 		}
 	}
-	return at, keepOut, err
+	return at, dropFilter, err
 }
 
-// takers gives the node's own addresses that take node ports. No kernel lets packets from ::1 leave, nor is a link's address
-// one without the link.
-func (p *Plane) takers() map[netip.Addr]bool {
+// acceptors returns the node's own addresses that take node ports. No kernel lets packets from ::1 leave, nor is a
+// link's address one without the link.
+func (p *Plane) acceptors() map[netip.Addr]bool {
 	l := map[netip.Addr]bool{}
 	for a := range p.view.Load().own {
-		if !a.IsLinkLocalUnicast() && a != netip.IPv6Loopback() && slices.ContainsFunc(p.told.NodePorts, func(r model.Range) bool { return r.Contains(a) }) {
+		if !a.IsLinkLocalUnicast() && a != netip.IPv6Loopback() &&
+			slices.ContainsFunc(p.nodeModel.NodePorts, func(r model.Range) bool { return r.Contains(a) }) {
 			l[a] = true
 		}
 	}
@@ -108,10 +109,10 @@ func (p *Plane) settle(fronts []*front) error {
 		}
 	}
 	p.shut(closing)
-	if len(openings) > 0 && p.room == nil {
+	if len(openings) > 0 && p.privateNetns == nil {
 		errs = append(errs, errors.New("userspace: frontends without the room that they need"))
 	} else if len(openings) > 0 {
-		errs = append(errs, p.room.ns.Do(func() error { return p.listen(openings) }))
+		errs = append(errs, p.privateNetns.ns.Do(func() error { return p.listen(openings) }))
 	}
 	return errors.Join(errs...)
 }
@@ -122,7 +123,7 @@ func (p *Plane) shut(sockets []*socket) {
 		for _, s := range sockets {
 			for _, li := range s.listeners {
 				if li.loop == l {
-					l.forget(li.fd, li.token)
+					l.forget(li.fd, li.watchID)
 					delete(l.hungry, li)
 					li.gone = true
 					for _, f := range li.flows {
@@ -151,8 +152,8 @@ func (p *Plane) listen(openings []opening) error {
 		s := &socket{at: o.at, fd: fd, program: o.program}
 		loops := p.loops
 		if o.front.entry.Protocol == model.UDP {
-			p.turn++
-			loops = p.loops[p.turn%len(p.loops):][:1]
+			p.roundRobin++
+			loops = p.loops[p.roundRobin%len(p.loops):][:1]
 		}
 		for _, l := range loops {
 			s.listeners = append(s.listeners, &listener{loop: l, front: o.front, fd: fd, at: o.at})
@@ -179,7 +180,7 @@ func (li *listener) listen() (err error) {
 	if li.front.entry.Protocol == model.TCP {
 		events |= unix.EPOLLET | unix.EPOLLEXCLUSIVE // one loop alone takes each connection
 	}
-	if li.token, err = li.loop.watch(li.fd, events, li); err != nil {
+	if li.watchID, err = li.loop.watch(li.fd, events, li); err != nil {
 		return fmt.Errorf("userspace: watch the socket at %s: %w", li.at, err)
 	}
 	return nil

@@ -20,13 +20,13 @@ type conn struct {
 	tried          []*backend
 	connected      bool
 	share          claim
-	kept           func() // gives up the rule by which the connection outlives its frontend
+	undetain       func() // gives up the rule by which the connection outlives its frontend
 }
 
 // end is one of a conn's two sockets.
 type end struct {
-	fd    int
-	token uint32
+	fd      int
+	watchID uint32
 }
 
 // stream is one direction.
@@ -60,7 +60,7 @@ func (l *loop) accepted(fd int, from netip.AddrPort, li *listener, share claim) 
 // dial connects to a backend that was not tried yet. Without one it ends the connection.
 func (c *conn) dial() (err error) {
 	for c.pool != nil {
-		if c.backend = c.pool.take(c.from, c.to.Addr(), c.tried, c.loop.now); c.backend == nil {
+		if c.backend = c.pool.pick(c.from, c.to.Addr(), c.tried, c.loop.now); c.backend == nil {
 			break
 		}
 		if err = c.connect(); err == nil {
@@ -75,14 +75,14 @@ func (c *conn) dial() (err error) {
 	return err
 }
 
-// leave gives the backend up.
+// leave returns the backend up.
 func (c *conn) leave() {
 	if c.server.fd >= 0 {
-		c.loop.forget(c.server.fd, c.server.token)
+		c.loop.forget(c.server.fd, c.server.watchID)
 		unix.Close(c.server.fd)
 		c.server.fd = -1
 	}
-	c.pool.give(c.backend)
+	c.pool.releaseBackend(c.backend)
 	c.tried = append(c.tried, c.backend)
 	c.backend = nil
 }
@@ -94,7 +94,8 @@ const edges = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET
 const impatience = 2
 
 func (c *conn) connect() error {
-	fd, err := unix.Socket(domainOf(c.backend.addr.Addr()), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	fd, err := unix.Socket(domainOf(c.backend.addr.Addr()), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC,
+		unix.IPPROTO_TCP)
 	if err != nil {
 		return err
 	}
@@ -105,7 +106,7 @@ func (c *conn) connect() error {
 	unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, idle)
 	err = unix.Connect(fd, sockaddr(c.backend.addr))
 	if err == nil || errors.Is(err, unix.EINPROGRESS) {
-		c.server.token, err = c.loop.watch(fd, edges, serverSide{c})
+		c.server.watchID, err = c.loop.watch(fd, edges, serverSide{c})
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -115,10 +116,12 @@ func (c *conn) connect() error {
 	return nil
 }
 
-// hasten has Cubic control the way to a backend where the node has BBR, which paces each packet by a timer (tcp_bbr.c). That
-// serves long ways with little room in their queues, not those within a cluster, and costs a stream a third of its throughput.
+// hasten has Cubic control the way to a backend where the node has BBR, which paces each packet by a timer (tcp_bbr.c).
+// That serves long ways with little room in their queues, not those within a cluster, and costs a stream a third of its
+// throughput.
 func hasten(fd int) {
-	if name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err == nil && strings.HasPrefix(name, "bbr") {
+	if name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err == nil &&
+		strings.HasPrefix(name, "bbr") {
 		unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "cubic") // where it is in the kernel
 	}
 }
@@ -144,8 +147,8 @@ func (s serverSide) ready(events uint32) {
 
 func (s clientSide) ready(events uint32) { s.serve(events, &s.up, &s.down) }
 
-// serve moves what an event at one of the sockets lets move: what comes from there, and what was held up on the way there.
-// Where there is an error at the socket and nothing to move, the connection ends.
+// serve moves what an event at one of the sockets lets move: what comes from there, and what was held up on the way
+// there. Where there is an error at the socket and nothing to move, the connection ends.
 func (c *conn) serve(events uint32, from, to *stream) {
 	if events&space != 0 && to.full && !c.move(to) {
 		return
@@ -160,7 +163,8 @@ func (c *conn) serve(events uint32, from, to *stream) {
 	}
 }
 
-// established says whether the backend has answered; if it has refused, the next one is dialled, while the client is there.
+// established reports whether the backend has answered; if it has refused, the next one is dialled, while the client is
+// there.
 func (c *conn) established(events uint32) bool {
 	if events&(unix.EPOLLOUT|unix.EPOLLERR|unix.EPOLLHUP) == 0 {
 		return false
@@ -174,7 +178,7 @@ func (c *conn) established(events uint32) bool {
 		return false
 	}
 	var err error
-	if c.client.token, err = c.loop.watch(c.client.fd, edges, clientSide{c}); err != nil {
+	if c.client.watchID, err = c.loop.watch(c.client.fd, edges, clientSide{c}); err != nil {
 		c.abort()
 		return false
 	}
@@ -182,15 +186,16 @@ func (c *conn) established(events uint32) bool {
 	return true
 }
 
-// deserted says whether the client has reset the connection. One that has only said all it has to say waits for an answer.
+// deserted reports whether the client has reset the connection. One that has only said all it has to say waits for an
+// answer.
 func (c *conn) deserted() bool {
 	p := []unix.PollFd{{Fd: int32(c.client.fd)}}
 	n, _ := unix.Poll(p, 0)
 	return n > 0 && p[0].Revents&unix.POLLERR != 0
 }
 
-// turn is how many bytes one stream may move before others have their turn.
-const turn = 4 << 20
+// quantum is how many bytes one stream may move before others have their turn.
+const quantum = 4 << 20
 
 const (
 	muchAtOnce = 64 << 10 // bytes that a stream moves at once, each time, while it flows
@@ -198,12 +203,13 @@ const (
 	gathered   = 2 << 20  // bytes that wake the loop while they gather, before the time is up
 )
 
-// gather has what comes next wait until lingering is over, where a stream flows: it has just moved much, and before that. At the end of
-// each message it forgets half, so that messages of less than half of what is sustained wait for nothing. Otherwise the next bytes wake the
-// loop at once. To be woken, and to acknowledge, for every few packets takes more of the processors, the sender's too, than to carry what
-// they bring. While fewer wait than are gathered (SO_RCVLOWAT), the kernel acknowledges at once, on the processor that the sender's packets
-// come in on (net/ipv4/tcp_input.c, __tcp_ack_snd_check). Were it the loop's, the sender would go on there while it still sends from its
-// own, out of order.
+// gather has what comes next wait until lingering is over, where a stream flows: it has just moved much, and before
+// that. At the end of each message it forgets half, so that messages of less than half of what is sustained wait for
+// nothing. Otherwise the next bytes wake the loop at once. To be woken, and to acknowledge, for every few packets takes
+// more of the processors, the sender's too, than to carry what they bring. While fewer wait than are gathered
+// (SO_RCVLOWAT), the kernel acknowledges at once, on the processor that the sender's packets come in on
+// (net/ipv4/tcp_input.c, __tcp_ack_snd_check). Were it the loop's, the sender would go on there while it still sends
+// from its own, out of order.
 func (s *stream) gather(moved int) {
 	if s.lately = min(s.lately+moved, 4*sustained); moved < muchAtOnce {
 		s.lately /= 2
@@ -220,7 +226,7 @@ func (s *stream) gather(moved int) {
 	unix.SetsockoptInt(s.src.fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, least)
 }
 
-// move carries bytes as long as both sockets let it. It says whether the connection is still there.
+// move carries bytes as long as both sockets let it. It reports whether the connection is still there.
 func (c *conn) move(s *stream) bool {
 	if _, here := c.loop.conns[c]; !here || s.over {
 		return here
@@ -235,9 +241,9 @@ func (c *conn) move(s *stream) bool {
 		}
 		s.pipe = p
 	}
-	for moved := 0; moved < turn; {
+	for moved := 0; moved < quantum; {
 		n, err := splice(s.src.fd, s.pipe.in, capacity)
-		if err != nil && err != unix.EAGAIN { // which says that nothing comes for now, or that the pipe is full
+		if err != nil && err != unix.EAGAIN { // nothing comes for now, or that the pipe is full
 			c.abort()
 			return false
 		}
@@ -274,7 +280,7 @@ func (s *stream) resume() {
 // rest ends a stream's work for now, or for good when its source has ended: then its other end is told, and when both
 // directions have ended, so has the connection.
 func (c *conn) rest(s *stream) bool {
-	c.loop.giveBack(s.pipe)
+	c.loop.returnPipe(s.pipe)
 	s.pipe = nil
 	if !s.ended {
 		return true
@@ -304,7 +310,7 @@ func splice(from, to, n int) (int, error) {
 // abort ends the connection with resets.
 func (c *conn) abort() { c.end(reset) }
 
-// end gives back all that the connection has.
+// end returns all that the connection has.
 func (c *conn) end(shut func(fd int)) {
 	l := c.loop
 	delete(l.conns, c)
@@ -315,24 +321,25 @@ func (c *conn) end(shut func(fd int)) {
 		}
 	}
 	if c.connected {
-		l.forget(c.client.fd, c.client.token)
+		l.forget(c.client.fd, c.client.watchID)
 	}
 	if c.server.fd >= 0 {
-		l.forget(c.server.fd, c.server.token)
+		l.forget(c.server.fd, c.server.watchID)
 		shut(c.server.fd)
 	}
 	shut(c.client.fd)
 	if c.backend != nil {
-		c.pool.give(c.backend)
+		c.pool.releaseBackend(c.backend)
 	}
-	if c.kept != nil {
-		c.kept()
+	if c.undetain != nil {
+		c.undetain()
 	}
 	c.front.plane.open.Add(-perConn)
 	c.front.plane.bounds.release(c.front, c.share)
 }
 
-// starving says whether an error means that there are no more file descriptors, or no memory for them.
+// starving reports whether an error means that there are no more file descriptors, or no memory for them.
 func starving(err error) bool {
-	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) ||
+		errors.Is(err, unix.ENOMEM)
 }

@@ -10,8 +10,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// silences are how long a flow may be silent: without any answer yet, and with, as the kernel's connection tracking has it
-// (nf_conntrack_udp_timeout, nf_conntrack_udp_timeout_stream).
+// silences are how long a flow may be silent: without any answer yet, and with, as the kernel's connection tracking has
+// it (nf_conntrack_udp_timeout, nf_conntrack_udp_timeout_stream).
 var silences = [2]time.Duration{30 * time.Second, 120 * time.Second}
 
 // flow is a client's datagrams to a front, by a socket of their own to the backend.
@@ -22,11 +22,11 @@ type flow struct {
 	pool     *pool
 	backend  *backend
 	fd       int
-	token    uint32
+	watchID  uint32
 	share    claim
 
 	last       time.Time
-	answered   int // 1 once the backend has
+	replied    int // 1 once the backend has
 	prev, next *flow
 }
 
@@ -56,15 +56,15 @@ func (q *line) remove(f *flow) {
 	}
 }
 
-// touch notes that a datagram has passed.
-func (f *flow) touch(answer bool) {
+// touch records that a datagram has passed.
+func (f *flow) touch(reply bool) {
 	l := f.listener.loop
-	l.flows[f.answered].remove(f)
-	if answer {
-		f.answered = 1
+	l.flows[f.replied].remove(f)
+	if reply {
+		f.replied = 1
 	}
 	f.last = l.now
-	l.flows[f.answered].add(f)
+	l.flows[f.replied].add(f)
 }
 
 // rounds is how many batches of datagrams one socket may have before others have their turn.
@@ -93,7 +93,7 @@ func (li *listener) datagrams() {
 	}
 }
 
-// packets gives the loop's room for datagrams.
+// packets returns the loop's room for datagrams.
 func (l *loop) packets() *packets {
 	if l.batch == nil {
 		l.batch = newPackets()
@@ -134,7 +134,7 @@ func (li *listener) begin(p *packets, i int, from netip.AddrPort) *flow {
 	pool, action := li.front.decide(from.Addr())
 	if pool == nil {
 		if action == model.Reject {
-			li.front.plane.voices.refuse(li.at, from)
+			li.front.plane.voices.reject(li.at, from)
 		}
 		return nil
 	}
@@ -165,14 +165,14 @@ func (li *listener) begin(p *packets, i int, from netip.AddrPort) *flow {
 func (f *flow) connect() bool {
 	li := f.listener
 	for tried := []*backend(nil); ; tried = append(tried, f.backend) {
-		if f.backend = f.pool.take(f.client, li.at.Addr(), tried, f.last); f.backend == nil {
+		if f.backend = f.pool.pick(f.client, li.at.Addr(), tried, f.last); f.backend == nil {
 			return false
 		}
 		err := f.open()
 		if err == nil {
 			return true
 		}
-		f.pool.give(f.backend)
+		f.pool.releaseBackend(f.backend)
 		if starving(err) {
 			li.front.starve()
 			return false
@@ -191,7 +191,7 @@ func (f *flow) open() error {
 		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
 	}
 	if err = unix.Connect(fd, sockaddr(to)); err == nil {
-		f.token, err = f.listener.loop.watch(fd, unix.EPOLLIN, f)
+		f.watchID, err = f.listener.loop.watch(fd, unix.EPOLLIN, f)
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -201,7 +201,8 @@ func (f *flow) open() error {
 	return nil
 }
 
-// ready implements watcher: it hands answers to the client. A backend that refuses ends the flow, and the client is told.
+// ready implements watcher: it hands answers to the client. A backend that refuses ends the flow, and the client is
+// told.
 func (f *flow) ready(uint32) {
 	p := f.listener.loop.packets()
 	for range rounds {
@@ -209,7 +210,7 @@ func (f *flow) ready(uint32) {
 		if errors.Is(err, unix.ECONNREFUSED) {
 			li := f.listener
 			f.close()
-			li.front.plane.voices.refuse(li.at, f.client)
+			li.front.plane.voices.reject(li.at, f.client)
 			return
 		}
 		if errors.Is(err, unix.EMSGSIZE) {
@@ -234,7 +235,7 @@ func (f *flow) ready(uint32) {
 	}
 }
 
-// tooLong tells the client that a datagram was too long for the path to the backend: it is lost, and the next goes in
+// tooLong reports the client that a datagram was too long for the path to the backend: it is lost, and the next goes in
 // fragments, as if the client had sent it there itself.
 func (f *flow) tooLong() {
 	if mtu, err := unix.GetsockoptInt(f.fd, unix.IPPROTO_IPV6, unix.IPV6_MTU); err == nil {
@@ -245,11 +246,11 @@ func (f *flow) tooLong() {
 // close ends the flow.
 func (f *flow) close() {
 	l := f.listener.loop
-	l.flows[f.answered].remove(f)
+	l.flows[f.replied].remove(f)
 	delete(f.listener.flows, f.client)
-	l.forget(f.fd, f.token)
+	l.forget(f.fd, f.watchID)
 	unix.Close(f.fd)
 	f.listener.front.plane.open.Add(-1)
 	f.listener.front.plane.bounds.release(f.listener.front, f.share)
-	f.pool.give(f.backend)
+	f.pool.releaseBackend(f.backend)
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/route"
+	"fairlead.dev/fairlead/kernel/rule"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -36,10 +38,11 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	w := sorted(put, del)
-	if err := p.look(); err != nil {
+	if err := p.refresh(); err != nil {
 		return err
 	}
-	for _, step := range []func(*writes) error{p.putRoom, p.putNode, p.putServed, p.putWays, p.delWays, p.delServed} {
+	for _, step := range []func(*writes) error{p.putNetns, p.putNode, p.putListeners, p.putRoutes, p.delRoutes,
+		p.delListeners} {
 		if err := step(&w); err != nil {
 			return err
 		}
@@ -47,14 +50,14 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	return nil
 }
 
-// look learns the node's own addresses and where pods are. Where that has changed, sockets follow; what can't is for
+// refresh learns the node's own addresses and where pods are. Where that has changed, sockets follow; what can't is for
 // Read to find.
-func (p *Plane) look() error {
-	own, err := p.policy.Addresses()
+func (p *Plane) refresh() error {
+	own, err := link.Own(p.netlink)
 	if err != nil {
 		return fmt.Errorf("userspace: %w", err)
 	}
-	pods, err := podsOf(&p.told, p.policy.Reached)
+	pods, err := podsOf(p.nodeModel, p.reached)
 	if err != nil {
 		return fmt.Errorf("userspace: %w", err)
 	}
@@ -68,85 +71,81 @@ func (p *Plane) look() error {
 		all[f] = true
 	}
 	p.follow(all)
-	p.wayOfNode()
+	p.nodeRoutes()
 	return nil
 }
 
-// putRoom makes the room, and the way into it.
-func (p *Plane) putRoom(w *writes) (err error) {
-	if len(w.put[KindRoom]) == 0 || p.entrance() != 0 {
+// putNetns makes the room, and the way into it.
+func (p *Plane) putNetns(w *writes) (err error) {
+	if len(w.put[KindNetns]) == 0 || p.entrance() != 0 {
 		return nil
 	}
-	if p.room == nil {
-		if p.room, err = newRoom(); err != nil {
+	if p.privateNetns == nil {
+		if p.privateNetns, err = newPrivateNetns(); err != nil {
 			return err
 		}
-		p.room.ns.Do(func() error { p.voices = openVoices(); return nil })
+		p.privateNetns.ns.Do(func() error { p.voices = openVoices(); return nil })
 	}
-	l, err := p.strays()
+	strays, err := p.strays()
 	if err != nil {
 		return err
 	}
-	if err := p.room.open(p.node); err != nil {
+	if err := p.privateNetns.open(p.node); err != nil {
 		return fmt.Errorf("userspace: make the room: %w", err)
 	}
+	b := route.NewBatch()
+	rule.Delete(b, strays...)
 	for _, every := range everywhere() {
-		l = append(l, link.Change{Way: &link.Way{Owner: ownerKept, Table: tableKept, To: every, Via: gateway(every.Addr().Is6()), Dev: p.room.dev}})
+		route.Put(b, route.Route{Owner: ownerDetained, Table: tableDetained, To: every, Via: gateway(every.Addr().Is6()),
+			Dev: p.privateNetns.dev})
 	}
-	return p.policy.Apply(l)
+	return p.netlink.Apply(b)
 }
 
-// strays gives the rules of connections that ended with a process that was killed, to go.
-func (p *Plane) strays() (l []link.Change, err error) {
-	rules, err := p.policy.Rules(ownerKept)
+// reached returns by which interfaces packets leave.
+func (p *Plane) reached() ([]route.Reach, error) { return route.Reached(p.netlink) }
+
+// strays returns the rules of connections that ended with a process that was killed.
+func (p *Plane) strays() ([]rule.Rule, error) {
+	rules, err := rule.List(p.netlink, ownerDetained)
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
-	carried := map[link.Rule]bool{}
+	carried := map[rule.Rule]bool{}
 	p.inLoops(len(rules) > 0, func(o *loop) {
 		for c := range o.conns {
-			if c.kept != nil {
-				carried[*c.rule()] = true
+			if c.undetain != nil {
+				carried[c.rule()] = true
 			}
 		}
 	})
-	for i, r := range rules {
-		if !carried[r] {
-			l = append(l, link.Change{Rule: &rules[i], Gone: true})
-		}
-	}
-	return l, nil
+	return slices.DeleteFunc(rules, func(r rule.Rule) bool { return carried[r] }), nil
 }
 
 // putNode learns which sources are pods and which addresses take node ports.
 func (p *Plane) putNode(w *writes) error {
 	for _, f := range w.put[KindNode] {
-		n, err := parseNode(f.Value)
-		if err != nil {
-			return fmt.Errorf("userspace: node: %w", err)
-		}
-		p.told, p.text = n, f.Value
+		n := f.Body.(*model.ServiceNode)
+		p.nodeModel, p.text = n, f.Value
 		p.routed.Store(n.PodInterfaces.Name != "")
-		pods, err := podsOf(&n, p.policy.Reached)
+		pods, err := podsOf(n, p.reached)
 		if err != nil {
 			return fmt.Errorf("userspace: %w", err)
 		}
 		p.view.Store(&view{p.view.Load().own, pods})
-		if err := errors.Join(p.settle(slices.Collect(maps.Values(p.fronts))), p.wayOfNode()); err != nil {
+		if err := errors.Join(p.settle(slices.Collect(maps.Values(p.fronts))), p.nodeRoutes()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// putServed tells pools and fronts, opens and closes sockets, and ends UDP flows that go elsewhere now.
-func (p *Plane) putServed(w *writes) error {
+// putListeners notifies pools and fronts, opens and closes sockets, and ends UDP flows that go elsewhere now.
+func (p *Plane) putListeners(w *writes) error {
 	touched := map[*front]bool{}
 	for _, f := range w.put[KindPool] {
-		m, err := parsePool(f.Value)
-		if err != nil {
-			return err
-		}
+		m := *f.Body.(*model.Pool)
+		m.Entries = 0 // as many as the plane sees fit
 		p.pool(f.Key.Pool).set(m)
 		p.texts[f.Key.Pool] = f.Value
 		for u := range p.users[f.Key.Pool] {
@@ -155,17 +154,16 @@ func (p *Plane) putServed(w *writes) error {
 	}
 	var errs []error
 	for _, f := range w.put[KindFrontend] {
-		if err := p.putFront(f, touched); err != nil {
-			return err
-		}
+		p.putFront(f, touched)
 		if p.fronts[f.Key.Entry].hungry.Load() != 0 {
-			errs = append(errs, fmt.Errorf("userspace: clients of %s wait, since this process may have no more than %d file descriptors: raise its limit (ulimit -n, LimitNOFILE)", f.Key.Entry, p.limit+reserve))
+			errs = append(errs, fmt.Errorf("userspace: clients of %s wait, since this process may have no more than %d file "+
+				"descriptors: raise its limit (ulimit -n, LimitNOFILE)", f.Key.Entry, p.limit+reserve))
 		}
 	}
 	return errors.Join(append(errs, p.follow(touched))...)
 }
 
-// pool gives the pool of an ID. One that was not told of yet has no backends.
+// pool returns the pool of an ID. One that was not told of yet has no backends.
 func (p *Plane) pool(id uint64) *pool {
 	if p.pools[id] == nil {
 		p.pools[id] = &pool{}
@@ -173,28 +171,25 @@ func (p *Plane) pool(id uint64) *pool {
 	return p.pools[id]
 }
 
-func (p *Plane) putFront(fact Fact, touched map[*front]bool) error {
-	s, err := parseFrontend(fact.Value)
-	if err != nil {
-		return err
-	}
+func (p *Plane) putFront(fact Fact, touched map[*front]bool) {
+	v := fact.Body.(*model.Frontend)
 	f := p.fronts[fact.Key.Entry]
 	if f == nil {
 		f = &front{plane: p, entry: fact.Key.Entry}
 		p.fronts[f.entry] = f
 	}
 	p.unuse(f)
-	f.text, f.pools = fact.Value, [2]uint64{s.inside.pool, s.outside.pool}
+	f.text, f.pools = fact.Value, [2]uint64{v.Internal.Pool.ID, v.External.Pool.ID}
 	for _, id := range f.pools {
 		if p.users[id] == nil {
 			p.users[id] = map[*front]bool{}
 		}
 		p.users[id][f] = true
 	}
-	f.now.Store(&sides{s.sources, [2]*pool{p.pool(s.inside.pool), p.pool(s.outside.pool)}, [2]model.Action{s.inside.empty, s.outside.empty}})
+	f.now.Store(&sides{v.Sources, [2]*pool{p.pool(f.pools[0]), p.pool(f.pools[1])},
+		[2]model.Action{v.Internal.Empty, v.External.Empty}})
 	touched[f] = true
 	p.touchAny(f.entry, touched)
-	return nil
 }
 
 // touchAny touches the node port that has the same port as an entry: at an address of the node, the entry comes first.
@@ -240,8 +235,8 @@ func (p *Plane) follow(touched map[*front]bool) error {
 	return err
 }
 
-// delServed takes fronts and pools, the node and the room away.
-func (p *Plane) delServed(w *writes) error {
+// delListeners takes fronts and pools, the node and the room away.
+func (p *Plane) delListeners(w *writes) error {
 	touched := map[*front]bool{}
 	for _, f := range w.del[KindFrontend] {
 		if old := p.fronts[f.Key.Entry]; old != nil {
@@ -261,11 +256,11 @@ func (p *Plane) delServed(w *writes) error {
 		}
 	}
 	if len(w.del[KindNode]) > 0 {
-		p.text, p.told = "", model.Node{}
-		err = errors.Join(err, p.wayOfNode())
+		p.text, p.nodeModel = "", noNode
+		err = errors.Join(err, p.nodeRoutes())
 	}
-	if len(w.del[KindRoom]) > 0 {
-		err = errors.Join(err, p.leaveRoom())
+	if len(w.del[KindNetns]) > 0 {
+		err = errors.Join(err, p.resetNetns())
 	}
 	return err
 }

@@ -2,10 +2,15 @@
 package netnstest
 
 import (
+	"fmt"
+	"os"
 	"runtime"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/netns"
 )
 
 // Do runs a test's body in a new network namespace, on a thread that is thrown away with it. The body must not call
@@ -23,4 +28,22 @@ func Do(t testing.TB, body func()) {
 		body()
 	}()
 	<-done
+}
+
+var made atomic.Int32
+
+// New makes a namespace with its loopback down that goes with the test.
+func New(t testing.TB) *netns.Namespace {
+	t.Helper()
+	ns, err := netns.New(fmt.Sprintf("fltest%d-%d", os.Getpid(), made.Add(1)))
+	if err != nil {
+		t.Fatalf("this test needs root, to make network namespaces: %v", err)
+	}
+	t.Cleanup(func() {
+		ns.Close()
+		if err := netns.Delete(ns.Name); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns
 }

@@ -18,10 +18,11 @@ import (
 func main() {
 	var o vm.Options
 	flag.StringVar((*string)(&o.Kernel), "kernel", string(vm.Default), "the kernel's `series`")
-	flag.Func("share", "a `directory` (absolute path) that the command may write; nothing else that it writes stays", func(s string) error {
-		o.Shared = append(o.Shared, s)
-		return nil
-	})
+	flag.Func("share", "a `directory` (absolute path) that the command may write; nothing else that it writes stays",
+		func(s string) error {
+			o.Shared = append(o.Shared, s)
+			return nil
+		})
 	flag.IntVar(&o.CPUs, "cpus", 2, "emulated processors, which share one of the host's")
 	console := flag.Bool("console", false, "show what the kernel prints")
 	flag.Parse()

@@ -20,7 +20,8 @@ import (
 // Open boots a machine that ends with the test, and fails the test if it can't.
 func Open(t *testing.T, o vm.Options) *vm.Machine {
 	t.Helper()
-	m, err := vm.Open(context.Background(), o) // not the test's context: that ends before Cleanup, and Close shall say what it sees
+	// not the test's context: that ends before Cleanup, and Close shall say what it sees
+	m, err := vm.Open(context.Background(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +33,8 @@ func Open(t *testing.T, o vm.Options) *vm.Machine {
 	return m
 }
 
-// Run builds the tests of a package (import path, or path from the caller's directory) and runs some, as Tests.Run has it.
+// Run builds the tests of a package (import path, or path from the caller's directory) and runs some, as Tests.Run has
+// it.
 func Run(t *testing.T, pkg, pattern string, args ...string) {
 	t.Helper()
 	Build(t, pkg).Run(t, pattern, args...)
@@ -64,9 +66,9 @@ func Build(t *testing.T, pkg string) Tests {
 	return Tests{binary: binary, dir: dir}
 }
 
-// Run boots a machine and runs there those tests whose names match pattern, as go test -run means it. Each of them is a subtest
-// of t with its output; arguments go to the test binary. A test skipped in the guest is failed here, and so is a pattern that
-// matches nothing.
+// Run boots a machine and runs there those tests whose names match pattern, as go test -run means it. Each of them is a
+// subtest of t with its output; arguments go to the test binary. A test skipped in the guest is failed here, and so is
+// a pattern that matches nothing.
 func (b Tests) Run(t *testing.T, pattern string, args ...string) {
 	t.Helper()
 	m := Open(t, vm.Options{Kernel: b.Kernel, CPUs: 1}) // all that a guest has share one of the host's
@@ -171,7 +173,7 @@ func collect(events io.Reader, log func(string, ...any)) (*result, error) {
 	}
 }
 
-// framing says whether a line only says that a test begins or ends, as the subtest here does too.
+// framing reports whether a line only says that a test begins or ends, as the subtest here does too.
 func framing(line string) bool {
 	line = strings.TrimLeft(line, " ")
 	return strings.HasPrefix(line, "=== ") || strings.HasPrefix(line, "--- ") || line == "PASS\n" || line == "FAIL\n"
@@ -196,15 +198,15 @@ func (r *result) replay(t *testing.T) {
 	for _, b := range r.below {
 		t.Run(strings.TrimPrefix(strings.TrimPrefix(b.name, r.name), "/"), func(t *testing.T) {
 			b.replay(t)
-			b.judge(t)
+			b.evaluate(t)
 		})
 	}
 	if r.name == "" {
-		r.judge(t)
+		r.evaluate(t)
 	}
 }
 
-func (r *result) judge(t *testing.T) {
+func (r *result) evaluate(t *testing.T) {
 	if said := strings.TrimSpace(r.said.String()); said != "" {
 		t.Log(said)
 	}

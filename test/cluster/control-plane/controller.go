@@ -10,8 +10,8 @@ import (
 	"k8s.io/kubernetes/pkg/controller/endpointslice"
 )
 
-// newControllerCommand makes the command that runs kube-controller-manager's EndpointSlice controller alone, as the manager does.
-// The manager itself links 400 packages more, among them a kubelet's, for controllers that no test needs.
+// newControllerCommand makes the command that runs kube-controller-manager's EndpointSlice controller alone, as the
+// manager does. The manager itself links 400 packages more, among them a kubelet's, for controllers that no test needs.
 func newControllerCommand() *cobra.Command {
 	c := &cobra.Command{Use: "endpointslice-controller", Args: cobra.NoArgs}
 	kubeconfig := c.Flags().String("kubeconfig", "", "how the API server is reached")

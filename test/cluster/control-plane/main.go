@@ -1,6 +1,6 @@
-// Command control-plane is etcd, kube-apiserver and the EndpointSlice controller, built from their published modules without a
-// change, in one program, since they are mostly the same packages. The first argument says which it is. This module exists
-// to pin them: nothing of Fairlead imports it, and it imports nothing of Fairlead.
+// Command control-plane is etcd, kube-apiserver and the EndpointSlice controller, built from their published modules
+// without a change, in one program, since they are mostly the same packages. The first argument says which it is. This
+// module exists to pin them: nothing of Fairlead imports it, and it imports nothing of Fairlead.
 package main
 
 import (

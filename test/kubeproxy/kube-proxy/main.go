@@ -1,5 +1,6 @@
-// Command kube-proxy is Kubernetes' own, built from its published modules without a change: the lab's subject to measure
-// Fairlead against. This module exists to pin it: nothing of Fairlead imports it, and it imports nothing of Fairlead.
+// Command kube-proxy is Kubernetes' own, built from its published modules without a change: the lab's subject to
+// measure Fairlead against. This module exists to pin it: nothing of Fairlead imports it, and it imports nothing of
+// Fairlead.
 package main
 
 import (

@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * The fast path: a packet from a device of the node to a pod of the node is redirected to the pod (bpf_redirect_peer),
+ * bypassing the host stack and the queue of the pod's device. That is done only while nothing in the kernel would
+ * handle the packet on its way: no netfilter hook, IPsec policy, routing rule, other program, queueing discipline, or
+ * tap. The kernel's own structs say so and are read for each packet: a rule takes effect from the next packet on. The
+ * kernel's routes decide where packets go; a source that they don't lead back to is left to the host stack.
+ */
+#pragma once
+
+#include "reverse.h"
+
+/* include/uapi/linux/netfilter.h, netfilter_ipv4.h and netfilter_ipv6.h, xfrm.h, if_packet.h */
+enum { NF_INET_PRE_ROUTING = 0, NF_INET_FORWARD = 2, NF_INET_POST_ROUTING = 4, NF_IP_PRI_SELINUX_FIRST = -225 };
+enum { XFRM_POLICY_OUT = 1, XFRM_POLICY_FWD = 2, XFRM_USERPOLICY_ACCEPT = 2 };
+#define PACKET_HOST 0
+
+#define NETDEV_HASHENTRIES 256 /* include/linux/netdevice.h: of net.dev_index_head */
+#define MAX_CHAIN 8	       /* devices of one hash that are compared */
+
+/*
+ * For how many ticks a route is cached: neither a changed neighbour nor a deleted IPv6 route changes the kernel's
+ * counter.
+ */
+#define ROUTE_TTL 64
+
+/*
+ * The devices of the node's pods, by index: veth whose other end is in another network namespace; and the ID of our
+ * program at their egress. Written by the agent.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1 << 12);
+	__type(key, __u32);
+	__type(value, __u32);
+} fl_pods SEC(".maps");
+
+/* By processor, so that no route is written while it is read (but with PREEMPT_RT: then fl_pods is empty). */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, ROUTES);
+	__type(key, __u32);
+	__type(value, struct route);
+} fl_routes SEC(".maps");
+
+#define has_field(type, field) bpf_core_field_exists(((struct type *)0)->field)
+
+/* Returns whether this kernel's structs have all fields that are read: else packets use the host stack. */
+static __always_inline bool kernel_supports(bool six)
+{
+	if (six && !(has_field(net, ipv6) && has_field(netns_ipv6, fib6_sernum) &&
+		     has_field(netns_ipv6, fib6_has_custom_rules) && has_field(netns_ipv6, devconf_all) &&
+		     has_field(ipv6_devconf, forwarding)))
+		return false;
+	return has_field(sk_buff, dev) && has_field(sk_buff, active_extensions) && has_field(net, dev_index_head) &&
+	       has_field(net, ipv4) && has_field(net, nf) && has_field(net, xfrm) && has_field(netns_ipv4, rt_genid) &&
+	       has_field(netns_ipv4, fib_has_custom_rules) && has_field(netns_nf, hooks_ipv4) &&
+	       has_field(netns_nf, hooks_ipv6) && has_field(netns_xfrm, policy_count) &&
+	       has_field(netns_xfrm, policy_default) && has_field(nf_hook_entries, num_hook_entries) &&
+	       has_field(nf_hook_entries, hooks) && has_field(nf_hook_ops, priv) && has_field(nf_hook_ops, priority) &&
+	       has_field(net_device, nd_net) && has_field(net_device, ifindex) && has_field(net_device, index_hlist) &&
+	       has_field(net_device, mtu) && has_field(net_device, max_mtu) && has_field(net_device, rx_handler) &&
+	       has_field(net_device, _tx) && has_field(net_device, ptype_all) &&
+	       has_field(net_device, ptype_specific) && has_field(net_device, tcx_ingress) &&
+	       has_field(net_device, tcx_egress) && has_field(net_device, nf_hooks_ingress) &&
+	       has_field(net_device, nf_hooks_egress) && has_field(netdev_queue, qdisc) && has_field(Qdisc, enqueue) &&
+	       has_field(tcx_entry, miniq) && has_field(tcx_entry, bundle) && has_field(bpf_mprog_entry, fp_items) &&
+	       has_field(bpf_mprog_entry, parent) && has_field(bpf_mprog_fp, prog) && has_field(bpf_prog, aux) &&
+	       has_field(bpf_prog_aux, id) && has_field(hlist_head, first) && has_field(hlist_node, next);
+}
+
+/*
+ * Returns whether the only hook is AppArmor's, which handles packets with a security mark alone
+ * (security/apparmor/lsm.c: apparmor_ip_postroute). Only such modules have one of that priority without private data;
+ * SELinux hooks into forwarding, too.
+ */
+static __always_inline bool is_apparmor_hook(struct nf_hook_entries *e, struct sk_buff *skb)
+{
+	void *behind = (void *)e + bpf_core_field_offset(struct nf_hook_entries, hooks) +
+		       bpf_core_type_size(struct nf_hook_entry);
+	struct nf_hook_ops *ops =
+		cast(cast(behind, struct hlist_head)->first /* the pointer there */, struct nf_hook_ops);
+
+	return e->num_hook_entries == 1 && !ops->priv && ops->priority == NF_IP_PRI_SELINUX_FIRST &&
+	       bpf_core_field_exists(skb->secmark) && !skb->secmark;
+}
+
+/* Returns whether netfilter has a hook that forwarded packets of a network namespace pass. */
+static __always_inline bool has_netfilter_hook(struct sk_buff *skb, struct net *net, bool six)
+{
+	struct nf_hook_entries *before =
+		six ? net->nf.hooks_ipv6[NF_INET_PRE_ROUTING] : net->nf.hooks_ipv4[NF_INET_PRE_ROUTING];
+	struct nf_hook_entries *forward =
+		six ? net->nf.hooks_ipv6[NF_INET_FORWARD] : net->nf.hooks_ipv4[NF_INET_FORWARD];
+	struct nf_hook_entries *behind =
+		six ? net->nf.hooks_ipv6[NF_INET_POST_ROUTING] : net->nf.hooks_ipv4[NF_INET_POST_ROUTING];
+
+	if (before)
+		return true;
+	barrier(); /* one by one: the verifier accepts no sum of pointers */
+	if (forward)
+		return true;
+	return behind && !is_apparmor_hook(behind, skb);
+}
+
+/*
+ * Returns whether IPsec has a policy for what a network namespace forwards, another default than to accept, or
+ * decrypted the packet.
+ */
+static __always_inline bool has_ipsec(struct sk_buff *skb, struct net *net)
+{
+	return net->xfrm.policy_count[XFRM_POLICY_OUT] | net->xfrm.policy_count[XFRM_POLICY_FWD] ||
+	       skb->active_extensions || net->xfrm.policy_default[XFRM_POLICY_OUT] != XFRM_USERPOLICY_ACCEPT ||
+	       net->xfrm.policy_default[XFRM_POLICY_FWD] != XFRM_USERPOLICY_ACCEPT;
+}
+
+/*
+ * Returns whether a network namespace has or had routing rules, or doesn't forward IPv6: the route lookup reports that
+ * of IPv4 alone.
+ */
+static __always_inline bool has_routing_rule(struct net *net, bool six)
+{
+	return six ? net->ipv6.fib6_has_custom_rules || !net->ipv6.devconf_all->forwarding
+		   : net->ipv4.fib_has_custom_rules;
+}
+
+/* Returns whether our program is the only one at a device's hook, and there is no classifier. */
+static __always_inline bool is_only_program(struct bpf_mprog_entry *e)
+{
+	return e && !e->fp_items[1].prog &&
+	       !cast((void *)e->parent - bpf_core_field_offset(struct tcx_entry, bundle), struct tcx_entry)->miniq;
+}
+
+static __always_inline bool list_is_empty(struct list_head *l)
+{
+	return (void *)l->next == (void *)l;
+}
+
+/* Returns whether nothing but this program sees packets from a device before they are routed. */
+static __always_inline bool ingress_unobserved(struct net_device *d)
+{
+	return !d->rx_handler && !d->nf_hooks_ingress && is_only_program(d->tcx_ingress) &&
+	       list_is_empty(&d->ptype_specific);
+}
+
+/*
+ * Returns whether nothing but our program sees packets to a pod's device, and none delays them. An XDP program in the
+ * pod, which sees packets from that device alone, makes the kernel bound the device's MTU (drivers/net/veth.c:
+ * veth_xdp_set).
+ */
+static __always_inline bool egress_unobserved(struct net_device *d, __u32 ours)
+{
+	struct bpf_mprog_entry *e = d->tcx_egress;
+
+	return is_only_program(e) && e->fp_items[0].prog->aux->id == ours && !d->nf_hooks_egress &&
+	       !d->_tx->qdisc->enqueue && list_is_empty(&d->ptype_all) && d->max_mtu == ETH_MAX_MTU;
+}
+
+/* Returns a device of a network namespace by its index. */
+static __always_inline struct net_device *device_by_index(struct net *net, __u32 index)
+{
+	struct hlist_node *n =
+		cast((void *)net->dev_index_head + index % NETDEV_HASHENTRIES * sizeof(struct hlist_head),
+		     struct hlist_head)
+			->first;
+	int i;
+
+	for (i = 0; i < MAX_CHAIN && n; i++) {
+		struct net_device *d =
+			cast((void *)n - bpf_core_field_offset(struct net_device, index_hlist), struct net_device);
+
+		if (d->ifindex == index)
+			return d;
+		n = n->next;
+	}
+	return NULL;
+}
+
+/*
+ * Returns the length of a plain packet on the wire, from its IP header on; of a GSO packet, that of its longest
+ * segment. The maximum where that isn't known.
+ */
+static __always_inline __u32 wire_length(struct __sk_buff *skb, void *ip, void *end, bool is6)
+{
+	__u32 header = is6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	__u8 protocol = is6 ? ((struct ipv6hdr *)ip)->nexthdr : ((struct iphdr *)ip)->protocol;
+	struct tcphdr *tcp = ip + header;
+
+	if (!skb->gso_size)
+		return skb->len - l2_len;
+	return protocol != IPPROTO_TCP || (void *)(tcp + 1) > end ? ~0U : header + tcp->doff * 4 + skb->gso_size;
+}
+
+/* Looks up a route in the kernel. */
+__noinline int resolve_route(struct __sk_buff *skb, struct route *r, int six)
+{
+	struct bpf_fib_lookup f = {.family = six ? AF_INET6 : AF_INET, .tot_len = 1};
+	__u32 to, *program;
+
+	if (!r)
+		return 0;
+	r->out_ifindex = 0;
+	if (!(r->source.word[0] | r->source.word[1] | r->source.word[3])) /* :: and 0.0.0.0 are no host's */
+		return 0;
+	f.ifindex = r->in_ifindex;
+	f.tos = r->tos;
+	if (six) {
+		__builtin_memcpy(f.ipv6_src, &r->source, sizeof(f.ipv6_src));
+		__builtin_memcpy(f.ipv6_dst, &r->destination, sizeof(f.ipv6_dst));
+	} else {
+		f.ipv4_src = r->source.word[3];
+		f.ipv4_dst = r->destination.word[3];
+	}
+	if (bpf_fib_lookup(skb, &f, sizeof(f), 0) != BPF_FIB_LKUP_RET_SUCCESS || f.ifindex == r->in_ifindex)
+		return 0;
+	program = bpf_map_lookup_elem(&fl_pods, &f.ifindex);
+	if (!program)
+		return 0;
+	r->egress_program = *program;
+	to = f.ifindex;
+	r->mtu = f.mtu_result;
+	__builtin_memcpy(r->dst_mac, f.dmac, sizeof(r->dst_mac));
+	__builtin_memcpy(r->src_mac, f.smac, sizeof(r->src_mac));
+	f.ifindex = r->in_ifindex;
+	f.tot_len = 0;
+	f.flowinfo = 0;
+	if (six) {
+		__builtin_memcpy(f.ipv6_src, &r->destination, sizeof(f.ipv6_src));
+		__builtin_memcpy(f.ipv6_dst, &r->source, sizeof(f.ipv6_dst));
+	} else {
+		f.ipv4_src = r->destination.word[3];
+		f.ipv4_dst = r->source.word[3];
+	}
+	if (bpf_fib_lookup(skb, &f, sizeof(f), BPF_FIB_LOOKUP_SKIP_NEIGH) == BPF_FIB_LKUP_RET_SUCCESS &&
+	    f.ifindex == r->in_ifindex)
+		r->out_ifindex = to;
+	return 0;
+}
+
+/* Returns the cached route of a plain packet, looked up anew if it has expired. */
+static __always_inline struct route *route_of(struct __sk_buff *skb, void *ip, struct net *net, bool is6)
+{
+	__u32 from = skb->ifindex, routes = is6 ? net->ipv6.fib6_sernum.counter : net->ipv4.rt_genid.counter, hash;
+	__u8 tos = is6 ? 0 : ((struct iphdr *)ip)->tos & ~3;
+	__u64 now = bpf_jiffies64();
+	struct address source, destination;
+	struct route *r;
+
+	if (is6) {
+		__builtin_memcpy(&source, &((struct ipv6hdr *)ip)->saddr, sizeof(source));
+		__builtin_memcpy(&destination, &((struct ipv6hdr *)ip)->daddr, sizeof(destination));
+	} else {
+		map_ipv4(&source, ((struct iphdr *)ip)->saddr);
+		map_ipv4(&destination, ((struct iphdr *)ip)->daddr);
+	}
+	hash = (source.word[0] ^ source.word[1] ^ source.word[2] ^ source.word[3]) * 0x9e3779b1U +
+	       (destination.word[0] ^ destination.word[1] ^ destination.word[2] ^ destination.word[3]);
+	hash = hash * 0x9e3779b1U >> 22; /* below ROUTES */
+	r = bpf_map_lookup_elem(&fl_routes, &hash);
+	if (!r)
+		return NULL;
+	if (likely(r->expires > now && r->expires <= now + ROUTE_TTL && r->in_ifindex == from &&
+		   r->generation == routes && r->tos == tos && addr_equal(&r->source, &source) &&
+		   addr_equal(&r->destination, &destination)))
+		return r;
+	r->source = source;
+	r->destination = destination;
+	r->in_ifindex = from;
+	r->generation = routes;
+	r->tos = tos;
+	resolve_route(skb, r, is6);
+	r->expires = now + ROUTE_TTL;
+	return r;
+}
+
+/* Writes the headers of a packet that is redirected: as the pod's device would have, with one hop less. */
+static __always_inline bool rewrite_l2(struct __sk_buff *skb, void *ip, const struct route *r, bool is6)
+{
+	struct {
+		struct ethhdr e;
+		__u8 begin[8];
+		struct ttl_proto_check before;
+	} h;
+	__u16 hops;
+
+	__builtin_memcpy(h.e.h_dest, r->dst_mac, sizeof(h.e.h_dest));
+	__builtin_memcpy(h.e.h_source, r->src_mac, sizeof(h.e.h_source));
+	h.e.h_proto = skb->protocol;
+	__builtin_memcpy(h.begin, ip, sizeof(h.begin));
+	if (is6) {
+		h.begin[offsetof(struct ipv6hdr, hop_limit)]--;
+		return !bpf_skb_store_bytes(skb, 0, &h, sizeof(h.e), 0) &&
+		       !bpf_skb_store_bytes(skb, sizeof(h.e), h.begin, sizeof(h.begin), BPF_F_RECOMPUTE_CSUM);
+	}
+	__builtin_memcpy(&h.before, ip + sizeof(h.begin), sizeof(h.before));
+	hops = h.before.ttl << 8 | h.before.protocol;
+	h.before.ttl--;
+	h.before.check =
+		csum_fold((__u64)(__u16)~h.before.check + (__u16)~bpf_htons(hops) + bpf_htons(hops - (1 << 8)));
+	return !bpf_skb_store_bytes(skb, 0, &h, sizeof(h.e) + sizeof(h.begin) + sizeof(h.before), 0);
+}
+
+/* Redirects a plain packet, which is for no Service, if it may bypass the host stack. */
+static __always_inline int redirect_to_pod(struct __sk_buff *skb, bool six)
+{
+	void *ip = (void *)(long)skb->data + sizeof(struct ethhdr), *end = (void *)(long)skb->data_end;
+	struct net_device *from, *to;
+	struct sk_buff *kernels;
+	struct net *net;
+	struct route *r;
+	__u32 length;
+
+	if (!kernel_supports(six))
+		return TCX_NEXT;
+	kernels = bpf_cast_to_kern_ctx(skb);
+	from = kernels->dev;
+	net = from->nd_net.net;
+	if (has_netfilter_hook(kernels, net, six))
+		return TCX_NEXT;
+	if (ip + (six ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) > end ||
+	    (six ? ((struct ipv6hdr *)ip)->hop_limit : ((struct iphdr *)ip)->ttl) <= 1)
+		return TCX_NEXT;
+	r = route_of(skb, ip, net, six);
+	if (!r || !r->out_ifindex)
+		return TCX_NEXT;
+	length = wire_length(skb, ip, end, six);
+	if (length > r->mtu || skb->pkt_type != PACKET_HOST || skb->mark || has_ipsec(kernels, net) ||
+	    has_routing_rule(net, six) || !ingress_unobserved(from))
+		return TCX_NEXT;
+	to = device_by_index(net, r->out_ifindex);
+	if (!to || length > to->mtu || !egress_unobserved(to, r->egress_program) || !rewrite_l2(skb, ip, r, six))
+		return TCX_NEXT;
+	count_packet(EVENT_REDIRECTED);
+	return bpf_redirect_peer(r->out_ifindex, 0);
+}
+
+__noinline int fast_path4(struct __sk_buff *skb)
+{
+	return redirect_to_pod(skb, false);
+}
+
+__noinline int fast_path6(struct __sk_buff *skb)
+{
+	return redirect_to_pod(skb, true);
+}
+
+static __always_inline int deliver(struct __sk_buff *skb)
+{
+	return skb->protocol == bpf_htons(ETH_P_IP) ? fast_path4(skb) : fast_path6(skb);
+}
+
+/* Why packets to pods use the host stack, a bit each: of the node, for each family, and of a device. */
+enum slow_reason {
+	SLOW_KERNEL = 1 << 0, /* its structs lack a field that is read */
+	SLOW_NETFILTER = 1 << 1,
+	SLOW_IPSEC = 1 << 2,
+	SLOW_ROUTING_RULE = 1 << 3,
+	SLOW_FORWARDING = 1 << 4, /* of IPv6 alone */
+	SLOW_DEVICE = 1 << 5,
+};
+
+#define SLOW_SIX 8 /* bits of IPv6 are shifted by this */
+
+/* Returns why packets of a family use the host stack, as far as the node decides. */
+static __always_inline __u32 slow_reasons(struct sk_buff *skb, struct net *net, bool six)
+{
+	__u32 by = 0;
+
+	if (!kernel_supports(six))
+		return SLOW_KERNEL;
+	if (has_netfilter_hook(skb, net, six))
+		by |= SLOW_NETFILTER;
+	if (has_ipsec(skb, net))
+		by |= SLOW_IPSEC;
+	if (six ? net->ipv6.fib6_has_custom_rules : net->ipv4.fib_has_custom_rules)
+		by |= SLOW_ROUTING_RULE;
+	if (six && !net->ipv6.devconf_all->forwarding)
+		by |= SLOW_FORWARDING;
+	return by;
+}
+
+/*
+ * Returns why packets from or to a device use the host stack. cb[0] is the ID of our program at its egress, 0 where the
+ * device is no pod's. The agent runs it (BPF_PROG_TEST_RUN); it is attached nowhere.
+ */
+SEC("tc")
+int fast_path(struct __sk_buff *skb)
+{
+	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
+	struct net_device *d;
+	struct net *net;
+	__u32 by;
+
+	if (!kernel_supports(false))
+		return SLOW_KERNEL | SLOW_KERNEL << SLOW_SIX;
+	d = kernels->dev;
+	net = d->nd_net.net;
+	by = slow_reasons(kernels, net, false) | slow_reasons(kernels, net, true) << SLOW_SIX;
+	if (!ingress_unobserved(d) || (skb->cb[0] && !egress_unobserved(d, skb->cb[0])))
+		by |= SLOW_DEVICE;
+	return by;
+}

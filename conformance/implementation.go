@@ -1,0 +1,74 @@
+package conformance
+
+import (
+	"context"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/verdict"
+)
+
+// Implementation is a service data plane to be judged.
+type Implementation struct {
+	model.Capabilities
+	// Start makes the plane in the calling thread's network namespace. Runner takes the decided node's changes. What an
+	// earlier Runner left in the kernel is put right, not flushed.
+	Start func() (Runner, error)
+	// Slow is how many times longer than on a real processor anything may take that must happen, such as an answer: 1 if
+	// zero.
+	Slow int
+}
+
+// within returns how long what takes d at most may take of this subject.
+func (s Implementation) within(d time.Duration) time.Duration {
+	return d * time.Duration(max(1, s.Slow))
+}
+
+// Runner is a data plane at work on one node. Its methods are called by one goroutine at a time.
+type Runner interface {
+	// Change hands over what is now and what is no more, as model.Delta has it.
+	Change(put, del []model.ServicePart)
+	// Sync returns once the kernel is as told, or with the reason why it can't be.
+	Sync(ctx context.Context) error
+	// Close stops and leaves the kernel as it is.
+	Close() error
+}
+
+// FaultInjector is a Runner that can do what a stranger could: remove some of what it wrote from the kernel, past its
+// own bookkeeping; that must be mended within seconds. It is called in the node's network namespace. Cases with a
+// section disturb need it.
+type FaultInjector interface {
+	InjectFault(ctx context.Context) error
+}
+
+// Dumper is a Runner that can show what the kernel holds of it, for the messages of failed cases. It is called in the
+// node's network namespace.
+type Dumper interface{ Dump() string }
+
+// cannot returns why the subject doesn't serve f, or does not leave alone what no frontend takes (f is nil), in
+// questions and answers of that many bytes, or "".
+func (s Implementation) cannot(f *model.Frontend, protocol model.Protocol, size int) string {
+	if f != nil {
+		protocol = f.Entry.Protocol
+		if why := s.WhyNot(f); why != "" {
+			return why
+		}
+	}
+	if size > shortest {
+		return model.First(s.Long, f, protocol)
+	}
+	return ""
+}
+
+// leaves returns why the subject doesn't do with a packet of so many bytes what verdict says, or "".
+func (s Implementation) leaves(j assessment, size int) string {
+	if j.outcome.Frontend == nil && j.outcome.Action != verdict.Pass {
+		if why := model.First(s.Unmatched, nil, j.packet.Protocol); why != "" {
+			return why
+		}
+	}
+	return s.cannot(j.outcome.Frontend, j.packet.Protocol, size)
+}
+
+// shortest is how long a packet of any path may be, of IPv6 (RFC 8200, section 5): what is in it is shorter.
+const shortest = 1280 - 40 - 20

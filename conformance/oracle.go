@@ -1,0 +1,156 @@
+package conformance
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/verdict"
+)
+
+// assessment is what verdict says of a packet, and on which node.
+type assessment struct {
+	node    string
+	packet  verdict.Packet
+	outcome verdict.Verdict
+}
+
+// assess queries verdict what becomes of a packet: on the node where it enters and, if that lets it pass, on the node
+// that it is for.
+func (w *testbed) assess(c client, to netip.AddrPort, p model.Protocol, via string) assessment {
+	j := assessment{packet: verdict.Packet{Src: netip.AddrPortFrom(c.Addr, 40000), Dst: to, Protocol: p}}
+	owner := nodeOf(to.Addr())
+	if j.node = memberNamed(c.Name).Node; j.node == "" {
+		if j.node = owner; j.node == "" {
+			j.node = entrance(via)
+		}
+	}
+	j.packet.In = interfaceOf(memberNamed(c.Name), j.node)
+	j.outcome = verdict.Of(w.agents[j.node].services, j.packet)
+	if j.outcome.Action == verdict.Pass && owner != "" && owner != j.node {
+		j.node, j.packet.In = owner, uplink
+		j.outcome = verdict.Of(w.agents[j.node].services, j.packet)
+	}
+	return j
+}
+
+// uplink is the interface of a node by which the hosts on the wire are reached.
+const uplink = "eth0"
+
+// interfaceOf returns the interface by which a node receives what a client sends: like those of all its pods (their
+// numbers aside), its uplink, or "" for what is on the node's own network.
+func interfaceOf(client *member, node string) string {
+	switch {
+	case client.Node != node:
+		return uplink
+	case client.isNode() || client.Host:
+		return ""
+	}
+	return "veth0"
+}
+
+// entrance is the node by which packets from outside come that are for no node's address.
+func entrance(via string) string {
+	if via == "" {
+		return "a"
+	}
+	return via
+}
+
+// nodeOf returns the node that has the address, or "".
+func nodeOf(a netip.Addr) string {
+	for _, m := range topology {
+		if m.isNode() && slices.Contains(m.Addrs, a) {
+			return m.Node
+		}
+	}
+	return ""
+}
+
+// expected are the places that a line lets answer, the remembered ones put in.
+func (l *packetLine) expected(known map[string]netip.AddrPort) (list []candidate) {
+	for _, c := range l.Candidates {
+		if n, ok := strings.CutPrefix(c.Name, "$"); ok {
+			c.Name, c.Addr, c.Port = nameOf(known[n].Addr()), known[n].Addr(), known[n].Port()
+		}
+		if !slices.ContainsFunc(l.Without, func(n string) bool { return c.is(known[n]) }) {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// is reports whether the candidate is the backend.
+func (c candidate) is(at netip.AddrPort) bool {
+	return c.Addr == at.Addr() && (c.Port == 0 || c.Port == at.Port())
+}
+
+func (c candidate) String() string {
+	s := c.Name
+	if c.Port != 0 {
+		s = fmt.Sprintf("%s:%d", c.Name, c.Port)
+	}
+	if c.Masqueraded {
+		s += "(source=node)"
+	}
+	return s
+}
+
+// differs returns how verdict's outcome differs from what the line says, or "".
+func (j assessment) differs(l *packetLine, expected []candidate) string {
+	o := j.outcome
+	if o.Action != l.Action {
+		return fmt.Sprintf("verdict says %s, because of %s", o.Action, o.Reason)
+	}
+	for _, v := range o.Candidates {
+		if !slices.ContainsFunc(expected, func(
+			c candidate) bool {
+			return c.is(v.Backend.Addr) && c.Masqueraded == v.Masqueraded
+		}) {
+			return fmt.Sprintf("verdict also has %s", show(v))
+		}
+	}
+	if l.Action != verdict.Forward {
+		return ""
+	}
+	for _, c := range expected {
+		if !slices.ContainsFunc(o.Candidates, func(
+			v verdict.Candidate) bool {
+			return c.is(v.Backend.Addr) && c.Masqueraded == v.Masqueraded
+		}) {
+			return fmt.Sprintf("verdict has no %s", c)
+		}
+	}
+	return ""
+}
+
+func show(v verdict.Candidate) string {
+	return candidate{Name: nameOf(v.Backend.Addr.Addr()), Port: v.Backend.Addr.Port(), Masqueraded: v.Masqueraded}.String()
+}
+
+// String reports the whole judgement, for the messages of failed cases.
+func (j assessment) String() string {
+	o := j.outcome
+	s := fmt.Sprintf("on node %s, where %s is %s: %s, %s", j.node, j.packet.Src.Addr(), o.Origin, o.Action, o.Reason)
+	for _, step := range o.Steps {
+		s += fmt.Sprintf("\n  %s: %s", step.Stage, step.Reason)
+	}
+	for _, c := range o.Candidates {
+		s += "\n    " + show(c)
+	}
+	if f := o.Frontend; f != nil {
+		s += fmt.Sprintf("\n  frontend %s of %s (%s), hides %s, lets in %v\n    inside  %s\n    outside %s",
+			f.Entry, f.Service, f.Via, f.Masquerade, f.Sources, showTarget(f.Internal), showTarget(f.External))
+	}
+	return s
+}
+
+func showTarget(t model.Target) string {
+	s := fmt.Sprintf("pool %q, affinity %s, else %s:", t.Pool.Name, t.Pool.Affinity, t.Empty)
+	for _, b := range t.Pool.Backends {
+		s += " " + b.Addr.String()
+	}
+	return s
+}

@@ -1,0 +1,287 @@
+// Package connect is the experiment that measures new connections in so many blocks that 1 % shows, with warm and with
+// cold caches, of clients on the node and in a pod; and how often each eBPF program runs and how long that takes.
+package connect
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"fairlead.dev/fairlead/lab/classic"
+	"fairlead.dev/fairlead/lab/experiment"
+	"fairlead.dev/fairlead/lab/load"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/testbed"
+)
+
+// Experiment is this package's.
+var Experiment = experiment.Experiment{
+	Name:  "connect",
+	Short: "New connections in mode ebpf, to within 1 %, with warm and cold caches",
+	Long: `Measure connect() alone, and a connection with one request, at 10 and 10,000 Services of ten endpoints, in modes ebpf,
+nftables and iptables and with kube-proxy's iptables rules, against direct, of clients on the node and in a pod: in as many
+blocks as it takes to tell 1 %, with what was looked up a moment ago still in the processor's caches, and with all of these
+cold before each. Then have the kernel count how often each eBPF program runs and how long that takes. It takes
+minutes, and root.`,
+	Services: full.Services,
+	Compares: true,
+	Layouts:  experiment.LayoutNames(layouts),
+	Rounds:   true,
+	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
+		p := full
+		if o.Quick {
+			p = quick
+		}
+		if o.Services != nil {
+			p.Services = o.Services
+		}
+		p.Rounds = o.RoundsOr(p.Rounds)
+		return newTrial(ctx, b, o, p)
+	},
+}
+
+// profile is how much is measured.
+type profile struct {
+	Name     string
+	Services []int
+	Rounds   int
+	Block    time.Duration // of a closed loop with warm caches
+	Warm     time.Duration // before it, not measured
+	Cold     int           // operations of a block with cold caches
+	Counted  int           // rounds in which programs' runs are counted
+	Each     int           // exchanges of a block in which they are
+}
+
+var (
+	quick = profile{"quick", []int{10, 10000}, 21, 20 * time.Millisecond, 4 * time.Millisecond, 4, 5, 500}
+	full  = profile{"full", []int{10, 10000}, 101, 30 * time.Millisecond, 5 * time.Millisecond, 6, 21, 2000}
+)
+
+// trial is the experiment of that name at work.
+type trial struct {
+	bed     *testbed.Testbed
+	out     *result.Writer
+	traffic *testbed.Traffic
+	grid    *experiment.Grid
+	profile profile
+	memory  *load.Memory  // that is walked to make caches cold
+	byStack *testbed.Node // of armStack; nil: none
+}
+
+var layouts = []classic.Layout{classic.IPTables19, classic.IPTables}
+
+// newTrial finds out what this machine can do.
+func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p profile) (experiment.Trial, error) {
+	s, err := experiment.NewGrid(ctx, b, o, p.Services, 0, layouts, experiment.ArmEBPF, experiment.ArmNFTables, "iptables")
+	if err != nil {
+		return nil, err
+	}
+	b.Grouped, b.WithPods = true, true
+	c := &trial{bed: b, grid: s, profile: p}
+	return c, c.mapMemory()
+}
+
+// What is walked to make caches cold: twice the largest of them, within these bounds, of which the first also stands
+// for one that the kernel doesn't list.
+const (
+	leastWalk = 16 << 20
+	mostWalk  = 256 << 20
+)
+
+// mapMemory makes the memory that is walked.
+func (r *trial) mapMemory() (err error) {
+	size := min(max(2*load.LastCache(r.bed.CPUs.Load[0]), leastWalk), mostWalk)
+	if r.memory, err = load.NewMemory(size); err == nil {
+		r.bed.Defer(r.memory.Close)
+	}
+	return err
+}
+
+// ProfileName returns "quick" or "full".
+func (r *trial) ProfileName() string { return r.profile.Name }
+
+// armStack is mode ebpf where no packet is handed over to a pod, at the greatest number of Services, for clients in
+// pods: others' packets never are.
+const armStack = experiment.ArmEBPF + "-stack"
+
+var stackArm = result.Arm{ID: armStack, Title: "ebpf, by the stack", Style: 8, // another's, which is never beside it
+	Text: "as ebpf, with --ebpf-fast-path Never: packets for pods go through the node's stack, as they do where " +
+		"something there looks at them"}
+
+// startStack starts its agent.
+func (r *trial) startStack(ctx context.Context) (err error) {
+	r.byStack, _, err = r.bed.StartNode(ctx, armStack, experiment.ArmEBPF, r.grid.Folders[len(r.grid.Folders)-1],
+		"--ebpf-fast-path", "Never")
+	return err
+}
+
+// checkStack is an error where the arm was not what it is said to be.
+func (r *trial) checkStack(context.Context) error {
+	text, _, err := r.byStack.Get("/metrics")
+	if _, n, counted := bytes.Cut(text, []byte("fairlead_packets_total{outcome=\"handed_over\"} ")); counted &&
+		!bytes.HasPrefix(n, []byte("0\n")) {
+		err = fmt.Errorf("packets of %s were handed over to its pod", r.byStack.Pair.Near.Name)
+	}
+	return err
+}
+
+// arms are those that are compared.
+func (r *trial) arms() []result.Arm {
+	l := slices.Concat(experiment.Baselines(), experiment.ModeArms(r.grid.Modes), experiment.LayoutArms(r.grid.Layouts))
+	if i := slices.IndexFunc(l, func(a result.Arm) bool { return a.ID == experiment.ArmEBPF }); i >= 0 {
+		l = slices.Insert(l, i+1, stackArm)
+	}
+	return l
+}
+
+// Steps is the whole run in order.
+func (r *trial) Steps(out *result.Writer) []experiment.Step {
+	r.out, r.traffic = out, testbed.NewTraffic(r.bed, out)
+	p, l := r.profile, &experiment.Plan{}
+	r.grid.AddSteps(l, out)
+	var others []*testbed.Pair
+	if slices.Contains(r.grid.Modes, experiment.ArmEBPF) {
+		l.Add("starting "+stackArm.Title, time.Second/2+time.Duration(r.grid.Most())*300*time.Microsecond, r.startStack)
+		others = append(others, &testbed.Pair{Arm: armStack, Services: r.grid.Most()})
+	}
+	l.Add("starting servers", 100*time.Millisecond, func(context.Context) error { return r.bed.Serve(out.Remark) })
+	l.Times(p.Rounds, "traffic, round", r.grid.Planned(r.operations(), others...),
+		func(ctx context.Context, i int) error { return r.traffic.Round(ctx, i, r.operations()) })
+	if slices.Contains(r.grid.Modes, experiment.ArmEBPF) {
+		l.Add("checking "+stackArm.Title, 10*time.Millisecond, r.checkStack)
+		l.Add("reading programs", time.Second, r.readPrograms)
+		exchanges := time.Duration(len(p.Services)*len(exchanges)*p.Each) * 60 * time.Microsecond
+		l.Times(p.Counted, "counting programs' runs, round", exchanges, r.countRuns)
+	}
+	return *l
+}
+
+// walked is about how many bytes a processor reads in a second.
+const walked = 10 << 30
+
+// operations are those of a round.
+func (r *trial) operations() (l []testbed.Operation) {
+	p := r.profile
+	walks := time.Duration(p.Cold*2*r.memory.Size()) * time.Second / walked
+	for _, op := range []load.Op{load.Connect, load.CRR} {
+		for _, by := range []string{"", experiment.SuffixPod} {
+			to := func(p *testbed.Pair) []netip.AddrPort {
+				switch {
+				case p.Services == 0:
+					return testbed.DirectTargets(testbed.FewTargets)
+				case p.Arm == armStack && by != experiment.SuffixPod:
+					return nil
+				}
+				return []netip.AddrPort{testbed.ServiceEntry(experiment.ServiceAt(experiment.Middle, p.Services))}
+			}
+			l = append(l, testbed.Operation{Measure: op.String() + by, Targets: to, Load: r.warm(op, by),
+				Planned: p.Warm + p.Block},
+				testbed.Operation{Measure: op.String() + by + experiment.SuffixCold, Targets: to, Load: r.cold(op, by),
+					Planned: walks, Warmup: true})
+		}
+	}
+	return l
+}
+
+// by is a client where that says.
+func (r *trial) by(who string, p *testbed.Pair, to []netip.AddrPort, warm time.Duration) load.Client {
+	c := r.bed.Client(p, to, warm)
+	if who == experiment.SuffixPod {
+		c.Thread.Enter = p.EnterPod
+	}
+	return c
+}
+
+// warm is a closed loop for a block's time.
+func (r *trial) warm(op load.Op, by string) testbed.Loader {
+	return func(ctx context.Context, p *testbed.Pair, to []netip.AddrPort) (load.Sample, *load.Trace, error) {
+		s, err := r.by(by, p, to, r.profile.Warm).Run(ctx, op, r.profile.Block)
+		return s, nil, err
+	}
+}
+
+// cold is a closed loop of so many operations, each with cold caches.
+func (r *trial) cold(op load.Op, by string) testbed.Loader {
+	return func(ctx context.Context, p *testbed.Pair, to []netip.AddrPort) (load.Sample, *load.Trace, error) {
+		c := r.by(by, p, to, 0)
+		c.Cold, c.Most = r.memory, r.profile.Cold
+		s, err := c.Run(ctx, op, time.Minute)
+		return s, nil, err
+	}
+}
+
+// Design returns the experiment in words and numbers.
+func (r *trial) Design() result.Design {
+	p := r.profile
+	d := result.Design{
+		ID: "connect", Title: "connect() and a connection, to 1 %",
+		Question: "What does a new connection through a Service cost in mode ebpf against the same connection without any " +
+			"rule, against iptables and nftables, hot and cold; and what do the eBPF programs themselves take?",
+		Vary: result.Axis{Param: "services", Title: fmt.Sprintf("Services × %d endpoints", testbed.Endpoints),
+			Short: "Services"},
+		Arms:     r.arms(),
+		Baseline: testbed.ArmDirect, Again: testbed.ArmAgain, Margin: 0.01, Rounds: p.Rounds,
+		Measures: slices.Concat(measures(), programMeasures(p)),
+		Aims:     r.aims(),
+		Method: []string{
+			fmt.Sprintf("Every arm has two network namespaces of its own, joined by a veth: a node, where the client runs, and "+
+				"a far end, where the lab's server answers at ten addresses. Direct means: to those addresses in turn, through a "+
+				"node without any rule and without conntrack. On the node is a pod besides, a third namespace behind a veth of "+
+				"its own, whose packets the node forwards: a measure says where its client is. All arms' clients are in a cgroup "+
+				"of their own, as a pod's are, which takes time, too. All arms stand at the same time, each connects to one "+
+				"Service with those ten endpoints, in the middle of all. Client and server share one processor and have real-time "+
+				"priority; agents are kept on the others. In each round every arm has a block of each operation, in an order "+
+				"drawn for each, direct first and last. A block with warm caches is %v after %v that don't count.", p.Block,
+				p.Warm),
+			fmt.Sprintf("With cold caches: just before the clock of each connect() starts, the client's thread reads %d MiB of "+
+				"memory, twice the largest cache of its processor (or %d MiB, where the kernel tells of none; at most %d), a line "+
+				"at a time, each half twice: read but once, it left more and more in the caches. Then neither code nor data of "+
+				"client, server and kernel is in a cache, and few translations of addresses are; what the processor has learned "+
+				"of branches it may still know. A block has %d operations, and a round begins with a block that doesn't count.",
+				r.memory.Size()>>20, leastWalk>>20, mostWalk>>20, p.Cold),
+			"kube-proxy's rules are written by the lab itself, in kube-proxy's layout and order, through iptables-legacy.",
+			fmt.Sprintf("Programs' runs are counted by the kernel's own statistics (BPF_ENABLE_STATS), which are on in blocks "+
+				"of their own, after all others, since they cost time: what they show of a program that does nothing and what "+
+				"they add to each run stands with them. A block is %d exchanges of one kind. IPv6's programs are asked by IPv6 "+
+				"sockets for an IPv4 address (::ffff:a.b.c.d), which they look up in the same maps.", p.Each),
+		},
+		Missing: append(experiment.NotMeasured(r.grid.Cannot),
+			"kube-proxy's nftables rules, other numbers of Services, HTTP, processor time: the experiment tigera has them.",
+			"The run time of sendmsg6, which Linux calls for IPv6 addresses alone: there are none here. Its instructions "+
+				"are counted."),
+	}
+	return d
+}
+
+// measures are those of connections.
+func measures() (l []result.Measure) {
+	exchange := fmt.Sprintf("connect(2), %d bytes there, %d bytes back, close(2) with a reset", testbed.Sizes.Request,
+		testbed.Sizes.Response)
+	for _, by := range []struct{ id, title string }{{"", ""}, {experiment.SuffixPod, ", client in a pod"}} {
+		for _, how := range []struct{ id, title, text string }{{"", "", ""},
+			{experiment.SuffixCold, ", cold caches", "; each after a walk through more memory than caches hold"}} {
+			id, title := by.id+how.id, by.title+how.title
+			l = append(l,
+				result.Measure{ID: "connect" + id, Title: "connect() alone" + title, Unit: "µs", Stat: result.P50, Ratio: true,
+					Text: "connect(2) from call to return; the connection is reset afterwards" + how.text},
+				result.Measure{ID: "crr" + id, Title: "connect, request, close" + title, Unit: "µs", Stat: result.P50, Ratio: true,
+					Text: exchange + how.text})
+		}
+	}
+	first := experiment.LoadMeasure
+	first.Detail = true
+	return append(l, first)
+}
+
+// aims are those of clients on the node and in a pod, with warm and with cold caches.
+func (r *trial) aims() (l []result.Aim) {
+	for _, by := range []string{"", experiment.SuffixPod} {
+		for _, how := range []string{"", experiment.SuffixCold} {
+			l = append(l, experiment.ConnectionAims(r.grid.Modes, r.grid.Layouts, by+how)...)
+		}
+	}
+	return l
+}

@@ -1,0 +1,87 @@
+package experiment
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/testbed"
+)
+
+// Experiment is one that the lab can run.
+type Experiment struct {
+	Name     string
+	Short    string   // what it answers, in a sentence
+	Long     string   // how, and how long that takes
+	Services []int    // the numbers of Services that it varies unless Options names others; nil: it varies none
+	Sizes    bool     // Options may say how many endpoints these have
+	Compares bool     // modes, of which Options may name some
+	Layouts  []string // of kube-proxy's rules that it compares with, of which Options may name some
+	Subjects []string // others' programs that it takes
+	Rounds   bool     // of which Options may say how many
+
+	Prepare func(context.Context, *testbed.Testbed, Options) (Trial, error)
+}
+
+// Options is what the user wants of a run.
+type Options struct {
+	Quick     bool
+	Rounds    int      // 0: as many as the profile has
+	Services  []int    // numbers of Services, rising; nil: the experiment's own
+	Endpoints int      // of each Service; 0: the experiment's own
+	Modes     []string // to be compared; nil: all that run here
+	Layouts   []string // of kube-proxy's rules, or NoLayouts alone; nil: all that run here
+	Subjects  []string // others' programs to be measured beside ours, such as kube-proxy=PATH
+	Seed      uint64
+	Out       string    // folder in which the run's own is made
+	Agent     []string  // the program whose "run" is the agent, with arguments that come before
+	Command   []string  // that repeats the run, for the report
+	Output    io.Writer // for progress
+}
+
+// RoundsOr returns how many there are: as many as the user wants, or the profile's.
+func (o Options) RoundsOr(profile int) int {
+	if o.Rounds > 0 {
+		return o.Rounds
+	}
+	return profile
+}
+
+// Trial is an experiment that has found out what this machine can do.
+type Trial interface {
+	ProfileName() string // its name, such as "quick"
+	Design() result.Design
+	Steps(*result.Writer) []Step // of which the blocks go there
+}
+
+// Step is a piece of a run, between two updates of the progress bar.
+type Step struct {
+	Title   string
+	Planned time.Duration
+	Do      func(context.Context) error
+}
+
+// Plan is steps as they are listed.
+type Plan []Step
+
+// Add adds a step.
+func (p *Plan) Add(what string, planned time.Duration, do func(context.Context) error) {
+	*p = append(*p, Step{what, planned, do})
+}
+
+// Times adds n steps, one a round.
+func (p *Plan) Times(n int, what string, planned time.Duration, do func(ctx context.Context, round int) error) {
+	for i := range n {
+		p.Add(fmt.Sprintf("%s, %d of %d", what, i+1, n), planned, func(ctx context.Context) error { return do(ctx, i) })
+	}
+}
+
+// Thousands returns "10,000".
+func Thousands(n int) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%s,%03d", Thousands(n/1000), n%1000)
+}

@@ -1,0 +1,56 @@
+package experiment
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"fairlead.dev/fairlead/lab/classic"
+)
+
+func TestLayoutsAreChosen(t *testing.T) {
+	for _, c := range []struct {
+		chosen, want []string
+	}{
+		{nil, []string{"ipt-classic19", "ipt-classic", "nft-classic"}},
+		{[]string{"nft-classic", "ipt-classic19"}, []string{"nft-classic", "ipt-classic19"}},
+		{[]string{NoLayouts}, nil},
+	} {
+		o := Options{Layouts: c.chosen}
+		if l, err := o.ChosenLayouts(classic.Layouts); err != nil || !slices.Equal(LayoutNames(l), c.want) {
+			t.Errorf("of %v: %v, %v", c.chosen, LayoutNames(l), err)
+		}
+	}
+	for _, chosen := range [][]string{{"classic"}, {NoLayouts, "ipt-classic"}, {"nft-classic"},
+		{"ipt-classic", "ipt-classic"}, {}} {
+		o := Options{Layouts: chosen}
+		if _, err := o.ChosenLayouts(classic.Layouts[:2]); err == nil {
+			t.Errorf("%v is no error", chosen)
+		}
+	}
+}
+
+func TestPrograms(t *testing.T) {
+	dir := t.TempDir()
+	binary, text := filepath.Join(dir, "program"), filepath.Join(dir, "text")
+	if err := errors.Join(os.WriteFile(binary, nil, 0o755), os.WriteFile(text, nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for value, want := range map[string]string{
+		"kube-proxy=" + binary: binary, "kube-proxy=": "", "kube-proxy": "", "cilium=" + binary: "", binary: "",
+		"control-plane=" + binary: "",
+		"kube-proxy=" + text:      "", "kube-proxy=" + dir: "", "kube-proxy=" + dir + "/none": "",
+	} {
+		got, err := Options{Subjects: []string{value}}.Programs(KubeProxyProgram)
+		if got["kube-proxy"] != want || (err == nil) != (want != "") {
+			t.Errorf("%s: %q, %v", value, got, err)
+		}
+	}
+	both, err := Options{Subjects: []string{"kube-proxy=" + binary, "control-plane=" + binary}}.Programs(KubeProxyProgram,
+		ControlPlaneProgram)
+	if err != nil || len(both) != 2 {
+		t.Errorf("%v, %v", both, err)
+	}
+}

@@ -1,0 +1,85 @@
+package experiment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/lab/progress"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/testbed"
+)
+
+// Perform runs an experiment and returns the folder with its raw results. Where ctx ends before the run does, all that
+// the run made is removed, the folder holds what was measured so far, and the error is ctx's.
+func (e Experiment) Perform(ctx context.Context, o Options) (dir string, err error) {
+	if os.Geteuid() != 0 {
+		return "", errors.New("the lab makes network namespaces and programs the kernel in them, which takes root: run it " +
+			"with sudo; nothing outside its own namespaces is changed")
+	}
+	b, err := testbed.Open(testbed.Config{Seed: o.Seed, Agent: o.Agent})
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	w, err := e.Prepare(ctx, b, o)
+	if errors.Is(err, unix.EPERM) {
+		return "", fmt.Errorf("%w\nThe lab needs root with CAP_SYS_ADMIN and CAP_NET_ADMIN, to make network namespaces and "+
+			"program them: in a container, run it with --privileged", err)
+	} else if err != nil {
+		return "", err
+	}
+	d := w.Design()
+	dir = filepath.Join(o.Out, d.ID+"-"+time.Now().Format("20060102-150405"))
+	out, err := result.Create(dir, result.Manifest{
+		Design: d, Command: o.Command, Profile: w.ProfileName(), Seed: o.Seed,
+		Build: testbed.ReadBuild(), Machine: b.Machine, Before: testbed.ReadLoad(),
+	})
+	if err != nil {
+		return "", err
+	}
+	if len(b.CPUs.All) == 1 {
+		out.Remark("This machine has one processor for us: the load shares it with everything else.")
+	}
+	err = follow(ctx, b, w.Steps(out), o)
+	outcome := ""
+	switch {
+	case ctx.Err() != nil:
+		err, outcome = ctx.Err(), "it was interrupted"
+	case err != nil:
+		outcome = err.Error()
+	}
+	return dir, errors.Join(err, out.Close(outcome, testbed.ReadLoad()))
+}
+
+// follow does every step and takes everything down.
+func follow(ctx context.Context, b *testbed.Testbed, steps []Step, o Options) (err error) {
+	defer func() { err = errors.Join(err, b.Close()) }()
+	steps = append(steps, Step{"taking everything down", time.Second, func(context.Context) error { return b.Close() }})
+	var work time.Duration
+	for _, s := range steps {
+		work += s.Planned
+	}
+	bar := progress.New(o.Output, len(steps), work)
+	for _, s := range steps {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		bar.Step(s.Title, s.Planned)
+		if err := s.Do(ctx); err != nil {
+			if ctx.Err() != nil {
+				bar.Stop("interrupted: taking everything down")
+			} else {
+				bar.Stop(err.Error())
+			}
+			return err
+		}
+	}
+	bar.Finish()
+	return nil
+}

@@ -1,0 +1,292 @@
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/service/nftables"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/lab/experiment"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+	"fairlead.dev/fairlead/source"
+)
+
+// timedPlane is a plane that keeps how long its reads and writes took.
+type timedPlane struct {
+	*nftables.Plane
+	mu  sync.Mutex
+	now tally
+}
+
+// tally is what a plane did.
+type tally struct {
+	read, write         time.Duration
+	reads, writes, puts int
+}
+
+func (t *timedPlane) Read(ctx context.Context) ([]nftables.Fact, error) {
+	begin := time.Now()
+	facts, err := t.Plane.Read(ctx)
+	t.add(tally{read: time.Since(begin), reads: 1})
+	return facts, err
+}
+
+func (t *timedPlane) Write(ctx context.Context, put, del []nftables.Fact) error {
+	begin := time.Now()
+	err := t.Plane.Write(ctx, put, del)
+	t.add(tally{write: time.Since(begin), writes: 1, puts: len(put)})
+	return err
+}
+
+func (t *timedPlane) add(a tally) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := &t.now
+	n.read, n.write = n.read+a.read, n.write+a.write
+	n.reads, n.writes, n.puts = n.reads+a.reads, n.writes+a.writes, n.puts+a.puts
+}
+
+// reset returns the tally so far and begins another.
+func (t *timedPlane) reset() tally {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.now
+	t.now = tally{}
+	return n
+}
+
+// inProcess is a loop at work in a network namespace, in this process.
+type inProcess struct {
+	plane *timedPlane
+	loop  *reconcile.Loop[model.ServicePart, nftables.Key, string]
+	stop  func() error
+}
+
+func newInProcess(ns *netns.Namespace) (*inProcess, error) {
+	var plane *nftables.Plane
+	err := ns.Do(func() (err error) {
+		plane, err = nftables.New()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	c := &inProcess{plane: &timedPlane{Plane: plane}}
+	c.loop = reconcile.New(c.plane, reconcile.Options[model.ServicePart]{Owner: model.OwnerOf})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		c.loop.Run(ctx)
+		close(done)
+	}()
+	c.stop = func() error {
+		cancel()
+		<-done
+		return plane.Close()
+	}
+	return c, nil
+}
+
+// applied is what it took until a change was true in the kernel.
+type applied struct {
+	did                tally
+	wall, user, system time.Duration
+	sent               float64 // bytes that this process wrote, most of them to the kernel's netlink
+}
+
+// apply passes a change to the loop and waits until it is in the kernel.
+func (c *inProcess) apply(ctx context.Context, put, del []model.ServicePart) (t applied, err error) {
+	c.plane.reset()
+	before, sent, begin := usage(), written(), time.Now()
+	c.loop.Change(put, del)
+	err = c.loop.Sync(ctx)
+	t.wall = time.Since(begin)
+	after := usage()
+	t.user, t.system, t.sent = after.user-before.user, after.system-before.system, written()-sent
+	t.did = c.plane.reset()
+	return t, err
+}
+
+type usages struct{ user, system time.Duration }
+
+// usage is the processor time of this process.
+func usage() usages {
+	var ru unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &ru) != nil {
+		return usages{}
+	}
+	return usages{time.Duration(ru.Utime.Nano()), time.Duration(ru.Stime.Nano())}
+}
+
+// written is how many bytes this process has passed to write(2), sockets included (proc_pid_io(5), wchar).
+func written() (n float64) {
+	b, _ := os.ReadFile("/proc/self/io")
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, "wchar:"); ok {
+			fmt.Sscan(rest, &n)
+		}
+	}
+	return n
+}
+
+// probe programs one Service in a namespace of its own, to learn whether this kernel can.
+func (r *trial) probe(ctx context.Context) (err error) {
+	ns, err := testbed.NewNamespace(r.bed.Name + "-probe")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, testbed.RemoveNamespace(ns)) }()
+	w, err := testbed.Decide(1)
+	if err != nil {
+		return err
+	}
+	c, err := newInProcess(ns)
+	if err == nil {
+		defer c.stop()
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		_, err = c.apply(ctx, w.Parts, nil)
+	}
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("%w\nThe kernel must have nf_tables with NAT (CONFIG_NF_TABLES, NF_TABLES_INET, NFT_NAT, "+
+			"NFT_NUMGEN, NFT_FIB_INET, NF_CONNTRACK): load the modules with `modprobe -a nf_tables nft_chain_nat nft_nat "+
+			"nft_numgen nft_fib_inet nf_conntrack`, or measure on a stock kernel of Debian, Ubuntu or Fedora", err)
+	}
+	return err
+}
+
+// cold measures a cold sync and a restart with that number of Services.
+func (r *trial) cold(ctx context.Context, round int, w *testbed.Decided) (err error) {
+	ns, err := testbed.NewNamespace(r.bed.Name + "-cold")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, testbed.RemoveNamespace(ns)) }()
+	for _, again := range []bool{false, true} {
+		if err := r.sync(ctx, round, w, ns, again); err != nil {
+			return fmt.Errorf("sync %d Services: %w", w.Cluster.Services, err)
+		}
+	}
+	return nil
+}
+
+// sync has a new loop make all parts true: in an empty kernel, or, again, in one where they are true already.
+func (r *trial) sync(ctx context.Context, round int, w *testbed.Decided, ns *netns.Namespace, again bool) error {
+	c, err := newInProcess(ns)
+	if err != nil {
+		return err
+	}
+	defer c.stop()
+	runtime.GC()
+	t, err := c.apply(ctx, w.Parts, nil)
+	if err != nil {
+		return err
+	}
+	b := result.Block{Arm: experiment.ArmNFTables, Round: round, Params: testbed.ServiceParams(w.Cluster.Services),
+		Wall: t.wall, Counters: map[string]float64{
+			"facts": float64(t.did.puts), "transactions": float64(t.did.writes), "netlink_bytes": t.sent,
+			"user": float64(t.user), "system": float64(t.system)}}
+	if !again {
+		kernel := b
+		kernel.Counters = nil
+		return errors.Join(r.out.AddValue(b, "cold", float64(t.wall)),
+			r.out.AddValue(kernel, "cold-kernel", float64(t.did.write)))
+	}
+	if t.did.writes > 0 {
+		return fmt.Errorf("everything was in the kernel, and still %d facts were written", t.did.puts)
+	}
+	return r.out.AddValue(b, "restart", float64(t.wall))
+}
+
+// changing is a loop with a cluster to make changes in.
+type changing struct {
+	world   *testbed.Decided
+	loop    *inProcess
+	ns      *netns.Namespace
+	service int // whose endpoint is replaced at present; -1: none
+}
+
+// change replaces one endpoint of a Service, or puts the one back that was replaced last.
+func (r *trial) change(ctx context.Context, c *changing) (applied, error) {
+	s := c.world.Cluster.Slice(max(0, c.service))
+	if c.service < 0 {
+		c.service = r.bed.Rand.IntN(c.world.Cluster.Services)
+		k := r.bed.Rand.IntN(testbed.Endpoints)
+		s = c.world.Cluster.With(c.service, k, testbed.Spare(c.service, k))
+	} else {
+		c.service = -1
+	}
+	d := c.world.Resolver.Apply([]source.Change{{Key: source.KeyOf(s), Object: s}})
+	return c.loop.apply(ctx, d.Services.Put, d.Services.Del)
+}
+
+// prepareChanges fills a network namespace each for the least and the greatest number of Services.
+func (r *trial) prepareChanges(ctx context.Context) error {
+	r.bed.Defer(r.endChanges)
+	for i, w := range r.worlds {
+		if w.Cluster.Services != r.profile.few() && w.Cluster.Services != r.profile.most() {
+			continue
+		}
+		ns, err := testbed.NewNamespace(fmt.Sprintf("%s-change%d", r.bed.Name, i))
+		if err != nil {
+			return err
+		}
+		c, err := newInProcess(ns)
+		if err != nil {
+			return errors.Join(err, testbed.RemoveNamespace(ns))
+		}
+		r.changing = append(r.changing, &changing{w, c, ns, -1})
+		if _, err = c.apply(ctx, w.Parts, nil); err == nil {
+			err = c.loop.Check(ctx) // a loop reads once more after its first sync: not while we measure
+		}
+		if err != nil {
+			return fmt.Errorf("sync %d Services: %w", w.Cluster.Services, err)
+		}
+	}
+	return nil
+}
+
+// batches measures a batch of single changes at each of the two numbers of Services, in random order.
+func (r *trial) batches(ctx context.Context, round int) error {
+	runtime.GC()
+	for _, i := range r.bed.Rand.Perm(len(r.changing)) {
+		c := r.changing[i]
+		if err := r.batch(ctx, round, c); err != nil {
+			return fmt.Errorf("change an endpoint of %d Services: %w", c.world.Cluster.Services, err)
+		}
+	}
+	return nil
+}
+
+func (r *trial) batch(ctx context.Context, round int, c *changing) error {
+	var kernel, wall []int64
+	begin, counters := time.Now(), map[string]float64{}
+	for range r.profile.Batch {
+		t, err := r.change(ctx, c)
+		if err != nil {
+			return err
+		}
+		kernel, wall = append(kernel, int64(t.did.write)), append(wall, int64(t.wall))
+		counters["facts"] += float64(t.did.puts)
+		counters["transactions"] += float64(t.did.writes)
+		counters["netlink_bytes"] += t.sent
+		counters["user"] += float64(t.user)
+		counters["system"] += float64(t.system)
+	}
+	b := result.Block{Arm: experiment.ArmNFTables, Round: round, Params: testbed.ServiceParams(c.world.Cluster.Services),
+		Start: begin, Wall: time.Since(begin), Counters: counters}
+	whole := b
+	whole.Counters = nil
+	return errors.Join(r.out.AddTimes(b, "change", kernel), r.out.AddTimes(whole, "change-whole", wall))
+}

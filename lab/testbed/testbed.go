@@ -1,0 +1,154 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/lab/load"
+	"fairlead.dev/fairlead/lab/result"
+)
+
+// Config is what a testbed is opened with.
+type Config struct {
+	Seed  uint64   // of everything that is drawn
+	Agent []string // the program whose "run" is the agent, with arguments that come before
+}
+
+// Testbed is what one experiment measures on: this machine's processors, and the network namespaces and programs that
+// were added.
+type Testbed struct {
+	Config   Config
+	Name     string // prefix of the names of its namespaces
+	Dir      string // for manifests and what programs write
+	Rand     *rand.Rand
+	CPUs     Processors
+	Machine  result.Machine
+	Grouped  bool    // every arm's processes are in a cgroup of their own
+	WithPods bool    // every arm's node has a pod
+	Pairs    []*Pair // of all arms, the baseline's first
+
+	realtime bool           // client and server may have real-time priority
+	undo     []func() error // of what was made, in that order
+}
+
+// Open removes what earlier runs left over and returns a testbed without any network yet. The caller closes it.
+func Open(c Config) (*Testbed, error) {
+	if _, err := Sweep(); err != nil {
+		return nil, fmt.Errorf("remove what an earlier run left over: %w", err)
+	}
+	cpus, err := readProcessors()
+	if err != nil {
+		return nil, err
+	}
+	b := &Testbed{Config: c, Name: spacePrefix + owner(), Rand: rand.New(rand.NewPCG(c.Seed, 0)), CPUs: cpus,
+		Machine: ReadMachine()}
+	return b, b.makeDir()
+}
+
+// makeDir makes the testbed's folder.
+func (b *Testbed) makeDir() (err error) {
+	if b.Dir, err = os.MkdirTemp("", folderPrefix+owner()+"-"); err != nil {
+		return fmt.Errorf("make a folder for manifests: %w", err)
+	}
+	b.Defer(func() error { return os.RemoveAll(b.Dir) })
+	return nil
+}
+
+// Defer calls f when the testbed is closed, before everything that was deferred earlier.
+func (b *Testbed) Defer(f func() error) { b.undo = append(b.undo, f) }
+
+// Close removes everything, the last first.
+func (b *Testbed) Close() error {
+	var errs []error
+	for _, f := range slices.Backward(b.undo) {
+		errs = append(errs, f())
+	}
+	b.undo = nil
+	return errors.Join(errs...)
+}
+
+// Emulated reports whether the processor is a program.
+func (b *Testbed) Emulated() bool { return b.Machine.Emulated() }
+
+// Within returns how long what takes d at most may take here: on an emulated processor, ten times as long.
+func (b *Testbed) Within(d time.Duration) time.Duration {
+	if b.Emulated() {
+		return 10 * d
+	}
+	return d
+}
+
+// RemoveNamespace removes a namespace.
+func RemoveNamespace(ns *netns.Namespace) error {
+	return errors.Join(ns.Close(), netns.Delete(ns.Name))
+}
+
+// AddPair makes the namespaces of an arm and adds them to the testbed.
+func (b *Testbed) AddPair(ctx context.Context, arm string, services int) (*Pair, error) {
+	name := arm
+	if services > 0 {
+		name += fmt.Sprint(services)
+	}
+	p, err := NewPair(ctx, b.Name+"-"+name)
+	if err != nil {
+		return nil, err
+	}
+	p.Arm, p.Services = arm, services
+	if b.Grouped {
+		p.Group()
+	}
+	b.Pairs = append(b.Pairs, p)
+	b.Defer(p.Close)
+	if b.WithPods {
+		return p, p.addPod(ctx)
+	}
+	return p, nil
+}
+
+// Isolate reserves a processor for the load: everything else of this run leaves it. It calls remark where that can't be
+// done in full.
+func (b *Testbed) Isolate(remark func(string)) error {
+	// A Go thread needs one of these to return from a system call; none must ever wait for one.
+	before := runtime.GOMAXPROCS(len(b.Pairs) + runtime.NumCPU() + 2)
+	b.Defer(func() error { runtime.GOMAXPROCS(before); return pin(os.Getpid(), b.CPUs.All) })
+	if err := pin(os.Getpid(), b.CPUs.rest); err != nil {
+		return err
+	}
+	if b.realtime = load.MayRealtime(); !b.realtime {
+		remark("Client and server may not have real-time priority here (CAP_SYS_NICE is missing): other threads can come " +
+			"between, and connect() scatters more.")
+	}
+	for _, p := range b.Pairs {
+		if p.Agent != nil {
+			if err := pin(p.Agent.Child.PID, b.CPUs.rest); err != nil {
+				return err
+			}
+		}
+		if p.KubeProxy != nil {
+			if err := pin(p.KubeProxy.PID(), b.CPUs.rest); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Serve reserves a processor for the load and starts a server on it in every pair.
+func (b *Testbed) Serve(remark func(string)) error {
+	if err := b.Isolate(remark); err != nil {
+		return err
+	}
+	for _, p := range b.Pairs {
+		if err := p.Serve(b.ServerThread(p.Far), Everywhere, Sizes, 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,62 @@
+package model
+
+import (
+	"cmp"
+	"strings"
+)
+
+// The kinds of owners.
+const (
+	KindNode    = "Node"
+	KindService = "Service"
+	KindDevice  = "Device"
+)
+
+// Owner is the object of the cluster that a part of a decided node is made for. The zero value is none.
+type Owner struct{ Kind, Namespace, Name string }
+
+// String returns "shop/web", or "node a" for a node and other owners without a namespace.
+func (o Owner) String() string {
+	switch {
+	case o.Namespace != "":
+		return o.Namespace + "/" + o.Name
+	case o.Kind != "":
+		return strings.ToLower(o.Kind) + " " + o.Name
+	}
+	return o.Name
+}
+
+// Compare orders owners by kind, namespace and name.
+func (o Owner) Compare(p Owner) int {
+	return cmp.Or(cmp.Compare(o.Kind, p.Kind), cmp.Compare(o.Namespace, p.Namespace), cmp.Compare(o.Name, p.Name))
+}
+
+// OwnerOf returns the owner of a part.
+func OwnerOf(p ServicePart) Owner {
+	switch v := p.(type) {
+	case *Frontend:
+		return v.Owner
+	case *Pool:
+		return v.Owner
+	case *ServiceNode:
+		return Owner{Kind: KindNode, Name: v.Name}
+	case *Link:
+		return Owner{Kind: KindDevice, Name: v.Name}
+	case *HealthCheck:
+		return v.Owner
+	case *ClusterIP:
+		return v.Owner
+	}
+	return Owner{}
+}
+
+// LabelOf returns what of its owner a part is for, for people: "shop/web:http" for a port of a Service.
+func LabelOf(p ServicePart) string {
+	switch v := p.(type) {
+	case *Frontend:
+		return v.Service
+	case *Pool:
+		return v.Service
+	}
+	return OwnerOf(p).String()
+}

@@ -1,0 +1,453 @@
+package policy
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// derived is what the objects come to on this node. It can be made anew from them.
+type derived struct {
+	rulesetSets
+	peerTables
+	identities
+	node *model.PolicyNode
+	ids  ids
+}
+
+// rulesetSets are the rulesets of the classes with pods on this node.
+type rulesetSets struct {
+	rulesets                  map[digest]*ruleset // by what they are made of; nil: nothing decides
+	noRulesets                int                 // how many of those are nil
+	rulesetsByDigest          map[digest]*ruleset
+	newRulesets, idleRulesets []*ruleset
+}
+
+// peerTables are those of the rulesets, and the peers that they name.
+type peerTables struct {
+	tables                map[digest]*table
+	newTables, idleTables []*table
+	peers                 map[string]*peer // in use, by text
+	newPeers, idlePeers   []*peer
+	peerSequence          uint32
+	index                 peerIndex
+	verdicts              int // peer verdicts of all tables
+}
+
+// identities are the signatures of classes, nodes and CIDRs.
+type identities struct {
+	signatures          map[string]*signature
+	nothing             *signature // of what no peer in use matches
+	unions              map[[2]*signature]*signature
+	newIdentities, idle []*signature
+	signatureLimit      int // how many signatures there may be before those without use are forgotten
+	pieces              []*piece
+	blockPods           map[port][]*peer // peers in use of that kind
+	staleCIDRs          bool             // the CIDRs in use have changed
+}
+
+func newDerived() derived {
+	nothing := &signature{}
+	return derived{
+		rulesetSets: rulesetSets{rulesets: map[digest]*ruleset{}, rulesetsByDigest: map[digest]*ruleset{}},
+		peerTables:  peerTables{tables: map[digest]*table{}, peers: map[string]*peer{}, index: peerIndex{}},
+		identities: identities{signatures: map[string]*signature{"": nothing}, nothing: nothing, signatureLimit: 1024,
+			unions: map[[2]*signature]*signature{}, blockPods: map[port][]*peer{}},
+		ids: newIDs(),
+	}
+}
+
+// peer is a peerSpec that a peer table of this node names.
+type peer struct {
+	*peerSpec
+	model      *model.Peers
+	sequence   uint32
+	users      int // rules of peer tables
+	indexed    bool
+	tables     map[*table]struct{}
+	identities map[*signature]struct{} // shown ones that it is part of
+}
+
+// table is a model.PeerTable, and who needs it.
+type table struct {
+	model    *model.PeerTable
+	digest   digest
+	content  content
+	closed   bool // its peer verdicts are beyond the bound: it drops everything
+	ranks    map[*peer]rank
+	every    int // the first rule that matches every address; they are audited
+	users    int // rulesets
+	added    bool
+	verdicts map[*signature]*model.PeerVerdict
+}
+
+// rank is the first rule that names a peer: of all, and of those enforced.
+type rank struct{ all, enforced int }
+
+// signature is a set of peers in use. Where parts say it, it is an identity.
+type signature struct {
+	peers    []*peer // by sequence
+	key      string
+	users    int // parts
+	identity *model.Identity
+}
+
+// useTable returns the peer table of that content, with one more user.
+func (r *Resolver) useTable(d digest, c content) *table {
+	t := r.tables[d]
+	if t == nil {
+		t = &table{digest: d, content: c, closed: r.ids.closed[d] > 0, verdicts: map[*signature]*model.PeerVerdict{}}
+		r.readTable(t)
+		r.tables[d] = t
+		r.newTables = append(r.newTables, t)
+	}
+	t.users++
+	return t
+}
+
+// readTable makes t's model, and has t use the peers that its rules name.
+func (r *Resolver) readTable(t *table) {
+	m := &model.PeerTable{ID: r.id("peer table", t.digest), Default: t.content.otherwise}
+	t.model, t.ranks = m, map[*peer]rank{}
+	if t.closed {
+		m.Default = model.VerdictDrop
+		m.Otherwise.Verdict = m.Default
+		return
+	}
+	n := len(t.content.rules)
+	t.every = n
+	for i := range t.content.rules {
+		rule := &t.content.rules[i]
+		out := model.Rule{Verdict: rule.verdict, Audit: rule.audit}
+		if rule.peers == nil && t.every == n {
+			t.every = i
+		}
+		for _, s := range rule.peers {
+			p := r.peers[s.text]
+			if p == nil {
+				r.peerSequence++
+				p = &peer{peerSpec: s, model: &model.Peers{Text: s.text}, sequence: r.peerSequence,
+					tables: map[*table]struct{}{}, identities: map[*signature]struct{}{}}
+				r.peers[s.text] = p
+				r.newPeers = append(r.newPeers, p)
+			}
+			out.Peers = append(out.Peers, p.model)
+			k, there := t.ranks[p]
+			if !there {
+				k = rank{i, n}
+				p.users++
+				p.tables[t] = struct{}{}
+			}
+			if !rule.audit {
+				k.enforced = min(k.enforced, i)
+			}
+			t.ranks[p] = k
+		}
+		m.Rules = append(m.Rules, out)
+	}
+	m.Otherwise = t.decide(r.nothing)
+}
+
+// unused takes one user from each table.
+func (r *Resolver) unused(l ...*table) {
+	for _, t := range l {
+		if t.users--; t.users == 0 {
+			r.idleTables = append(r.idleTables, t)
+		}
+	}
+}
+
+// decide returns what t decides about a signature.
+func (t *table) decide(s *signature) (d model.Decision) {
+	n := len(t.model.Rules)
+	all, enforced := t.every, n
+	if len(t.ranks) < len(s.peers) {
+		for p, k := range t.ranks {
+			if s.has(p) {
+				all, enforced = min(all, k.all), min(enforced, k.enforced)
+			}
+		}
+	} else {
+		for _, p := range s.peers {
+			if k, there := t.ranks[p]; there {
+				all, enforced = min(all, k.all), min(enforced, k.enforced)
+			}
+		}
+	}
+	verdict := func(i int) model.Verdict {
+		if i >= n {
+			return t.model.Default
+		}
+		return t.model.Rules[i].Verdict
+	}
+	d.Verdict = verdict(enforced)
+	d.Report = d.Verdict != model.VerdictDrop && verdict(min(all, enforced)) == model.VerdictDrop
+	return d
+}
+
+func (s *signature) has(p *peer) bool {
+	_, found := slices.BinarySearchFunc(s.peers, p.sequence, func(p *peer, n uint32) int {
+		return cmp.Compare(p.sequence, n)
+	})
+	return found
+}
+
+// signatureOf returns the signature of peers, which must be sorted by sequence, each once. It may retain the slice.
+func (r *Resolver) signatureOf(peers []*peer) *signature {
+	b := make([]byte, 0, 4*len(peers))
+	for _, p := range peers {
+		b = binary.BigEndian.AppendUint32(b, p.sequence)
+	}
+	if s := r.signatures[string(b)]; s != nil {
+		return s
+	}
+	s := &signature{peers: slices.Clone(peers), key: string(b)}
+	r.signatures[s.key] = s
+	return s
+}
+
+// union returns the signature of what either matches.
+func (r *Resolver) union(a, b *signature) *signature {
+	switch {
+	case a == r.nothing || a == b:
+		return b
+	case b == r.nothing:
+		return a
+	}
+	pair := [2]*signature{a, b}
+	if s := r.unions[pair]; s != nil {
+		return s
+	}
+	all := append(slices.Clone(a.peers), b.peers...)
+	sortPeers(all)
+	s := r.signatureOf(slices.Compact(all))
+	r.unions[pair] = s
+	return s
+}
+
+func sortPeers(l []*peer) {
+	slices.SortFunc(l, func(a, b *peer) int { return cmp.Compare(a.sequence, b.sequence) })
+}
+
+// show counts one part more that says s, and returns its identity.
+func (r *Resolver) show(s *signature) *model.Identity {
+	if s.users++; s.identity != nil {
+		return s.identity
+	}
+	m := &model.Identity{ID: r.id("identity", identityDigest(s))}
+	for _, p := range s.byText() {
+		m.Match = append(m.Match, p.model)
+	}
+	s.identity = m
+	r.newIdentities = append(r.newIdentities, s)
+	return m
+}
+
+// byText returns s's peers, sorted by text.
+func (s *signature) byText() []*peer {
+	return slices.SortedFunc(slices.Values(s.peers), func(a, b *peer) int { return strings.Compare(a.text, b.text) })
+}
+
+// identityDigest computes what an identity is.
+func identityDigest(s *signature) (out digest) {
+	h := sha256.New()
+	for _, p := range s.byText() {
+		h.Write(p.digest[:])
+	}
+	h.Sum(out[:0])
+	return out
+}
+
+// withdraw counts one part less that says s.
+func (r *Resolver) withdraw(s *signature) {
+	if s.users--; s.users == 0 {
+		r.idle = append(r.idle, s)
+	}
+}
+
+// bucket is a part of the index: a class can only match a peer of which it has the bucket.
+type bucket struct {
+	scope   byte
+	a, k, v string
+}
+
+// The scopes of buckets.
+const (
+	inNamespace byte = iota // a namespace, a label of the pod or none
+	ofPod                   // a label of the pod
+	ofNamespace             // a label of the namespace
+	anywhere
+	ofNodes
+)
+
+// peerIndex finds the peers in use that may match a class.
+type peerIndex map[bucket][]*peer
+
+// buckets calls visit for the buckets of a peer.
+func (s *peerSpec) buckets(visit func(bucket)) {
+	if s.kind == nodes {
+		visit(bucket{scope: ofNodes})
+		return
+	}
+	each := func(scope byte, key string, values []string) {
+		for _, v := range values {
+			visit(bucket{scope, s.namespace, key, v})
+		}
+	}
+	key, values := s.labels.pairs()
+	nsKey, nsValues := s.namespaces.pairs()
+	switch {
+	case s.namespace != "" && values == nil:
+		visit(bucket{scope: inNamespace, a: s.namespace})
+	case s.namespace != "":
+		each(inNamespace, key, values)
+	case values != nil:
+		each(ofPod, key, values)
+	case nsValues != nil:
+		each(ofNamespace, nsKey, nsValues)
+	default:
+		visit(bucket{scope: anywhere})
+	}
+}
+
+func (x peerIndex) add(p *peer) {
+	p.buckets(func(b bucket) { x[b] = append(x[b], p) })
+}
+
+func (x peerIndex) remove(p *peer) {
+	p.buckets(func(b bucket) {
+		l := x[b]
+		if i := slices.Index(l, p); i >= 0 {
+			l[i] = l[len(l)-1]
+			l[len(l)-1] = nil
+			x[b] = l[:len(l)-1]
+		}
+		if len(x[b]) == 0 {
+			delete(x, b)
+		}
+	})
+}
+
+// of returns the peers that match c, by sequence.
+func (x peerIndex) of(c *class, out []*peer) []*peer {
+	match := func(b bucket) {
+		for _, p := range x[b] {
+			if p.matches(c) {
+				out = append(out, p)
+			}
+		}
+	}
+	if c.node != nil {
+		match(bucket{scope: ofNodes})
+	} else {
+		match(bucket{scope: anywhere})
+		match(bucket{scope: inNamespace, a: c.namespace.name})
+		for k, v := range c.labels {
+			match(bucket{inNamespace, c.namespace.name, k, v})
+			match(bucket{ofPod, "", k, v})
+		}
+		for k, v := range c.namespace.labels {
+			match(bucket{ofNamespace, "", k, v})
+		}
+	}
+	sortPeers(out)
+	return out
+}
+
+// ids are the IDs of what is, by its digest: the first 64 bits of it. Where two have one ID, the one with the greater
+// digest has another.
+type ids struct {
+	holders  map[idKey]digest
+	own      map[holder]uint64
+	reserved map[idKey]digest // while everything is made anew: the IDs that those who had one will have
+	closed   map[digest]int   // peer tables beyond the bound, and how many peer verdicts they had
+	// rulesets beyond the bound, by what they are made of, and the rules in their port entries
+	closedRulesets map[digest]int
+	clash          bool // a holder has to have another ID
+}
+
+type idKey struct {
+	what string
+	id   uint64
+}
+
+type holder struct {
+	what string
+	of   digest
+}
+
+func newIDs() ids {
+	return ids{holders: map[idKey]digest{}, own: map[holder]uint64{}, closed: map[digest]int{},
+		closedRulesets: map[digest]int{}}
+}
+
+// id returns the ID of what has that digest.
+func (r *Resolver) id(what string, d digest) uint64 {
+	h := holder{what, d}
+	x := &r.ids
+	if id, there := x.own[h]; there {
+		return id
+	}
+	for n := 0; ; n++ {
+		key := r.candidate(h, n)
+		other, held := x.holders[key]
+		if !held {
+			other, held = x.reserved[key]
+		}
+		if held && other != d {
+			x.clash = x.clash || bytes.Compare(d[:], other[:]) < 0
+			continue
+		}
+		x.holders[key], x.own[h] = d, key.id
+		return key.id
+	}
+}
+
+// candidate returns the ID that h has if the n before it are others'.
+func (r *Resolver) candidate(h holder, n int) idKey {
+	text := h.what + " " + string(h.of[:])
+	if n > 0 {
+		text += strconv.Itoa(n)
+	}
+	return idKey{h.what, r.hash(text)}
+}
+
+// reservations returns the IDs of all that have one, as if they had come in the order of their digests.
+func (r *Resolver) reservations() map[idKey]digest {
+	out := map[idKey]digest{}
+	for _, h := range slices.SortedFunc(maps.Keys(r.ids.own), func(a, b holder) int {
+		return cmp.Or(strings.Compare(a.what, b.what), bytes.Compare(a.of[:], b.of[:]))
+	}) {
+		for n := 0; ; n++ {
+			if key := r.candidate(h, n); out[key] == (digest{}) {
+				out[key] = h.of
+				break
+			}
+		}
+	}
+	return out
+}
+
+// release has what has that digest give its ID back.
+func (r *Resolver) release(what string, d digest) {
+	h := holder{what, d}
+	if id, there := r.ids.own[h]; there {
+		delete(r.ids.holders, idKey{what, id})
+		delete(r.ids.own, h)
+	}
+}
+
+// hashText returns the first 8 bytes of the text's SHA-256, big endian, with a key.
+func hashText(key string) func(string) uint64 {
+	return func(text string) uint64 {
+		sum := sha256.Sum256([]byte(key + " " + text))
+		return binary.BigEndian.Uint64(sum[:8])
+	}
+}

@@ -1,0 +1,133 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"fairlead.dev/fairlead/source"
+)
+
+// The reasons of this package's problems.
+const (
+	Invalid   = "Invalid"   // a value that an API server would refuse
+	NotKnown  = "NotKnown"  // a field or value of another version of the API
+	NotServed = "NotServed" // it is known and not enforced
+	TooLarge  = "TooLarge"  // beyond a bound
+)
+
+// The most problems that are named of one policy, and of one namespace. What is beyond is counted.
+const (
+	mostOfPolicy    = 10
+	mostOfNamespace = 100
+)
+
+// problems are the first of what is wrong with a policy, and how many more there are.
+type problems struct {
+	list []source.Problem
+	more int
+}
+
+// add adds a problem. The message says what is wrong, what is done instead, and what to do.
+func (p *problems) add(field, reason, format string, args ...any) {
+	if len(p.list) == mostOfPolicy {
+		p.more++
+		return
+	}
+	p.list = append(p.list, source.Problem{Field: field, Reason: reason, Message: fmt.Sprintf(format, args...)})
+}
+
+// of returns the problems as those of object, with a last one that counts those left out.
+func (p *problems) of(object source.Key) []source.Problem {
+	out := slices.Clone(p.list)
+	if p.more > 0 {
+		out = append(out, source.Problem{Reason: "MoreProblems",
+			Message: fmt.Sprintf("%d more problems of %s; correct those that are named first", p.more, object)})
+	}
+	for i := range out {
+		out[i].Object = object
+	}
+	return out
+}
+
+// Problems returns what is wrong now with policies that select a pod of this node, sorted: of each policy at most ten
+// and a count, of each namespace at most a hundred. The slice is not changed later, and is the same one until there are
+// others.
+func (r *Resolver) Problems() []source.Problem {
+	if r.staleProblems {
+		if l := r.collectProblems(); !slices.Equal(l, r.problemsNow) {
+			r.problemsNow = l
+		}
+		r.staleProblems = false
+	}
+	return r.problemsNow
+}
+
+func (r *Resolver) collectProblems() []source.Problem {
+	byNamespace, excess := map[string][]source.Problem{}, r.excess()
+	for p := range r.selecting {
+		all := problems{slices.Clone(p.compiled.list), p.compiled.more}
+		for _, text := range excess[p] {
+			all.add("spec", TooLarge, "%s", text)
+		}
+		if l := all.of(p.key); len(l) > 0 {
+			byNamespace[p.key.Namespace] = append(byNamespace[p.key.Namespace], l...)
+		}
+	}
+	var out []source.Problem
+	for namespace, l := range byNamespace {
+		sortProblems(l)
+		if n := len(l); namespace != "" && n > mostOfNamespace {
+			l = append(l[:mostOfNamespace], source.Problem{Object: source.Key{Kind: source.Namespace, Name: namespace},
+				Reason:  "MoreProblems",
+				Message: fmt.Sprintf("%d more problems of its policies; correct those that are named first", n-mostOfNamespace)})
+		}
+		out = append(out, l...)
+	}
+	for _, p := range r.unreadable {
+		out = append(out, p...)
+	}
+	sortProblems(out)
+	return out
+}
+
+// excess returns what is beyond the bounds of rulesets and peer tables, by the policies that take part.
+func (r *Resolver) excess() map[*policy][]string {
+	out, seen := map[*policy][]string{}, map[*ruleset]bool{}
+	for c := range r.local {
+		for _, of := range c.rulesets {
+			for _, rs := range of {
+				if rs == nil || seen[rs] {
+					continue
+				}
+				seen[rs] = true
+				text := rs.excess
+				if text != "" {
+					text += ": it drops everything; use fewer or smaller policies for one pod"
+				}
+				if slices.ContainsFunc(rs.tables, func(t *table) bool { return t.closed }) {
+					text = fmt.Sprintf("%s: the peers of all policies of this node come to more than %d peer verdicts: those "+
+						"with most of them drop everything; use fewer or narrower selectors", rs.model.Name, r.limits.Verdicts)
+				}
+				for _, p := range rs.policies {
+					if text != "" {
+						out[p] = append(out[p], text)
+					}
+				}
+			}
+		}
+	}
+	for _, l := range out {
+		slices.Sort(l)
+	}
+	return out
+}
+
+// sortProblems orders problems by object, field, reason and message.
+func sortProblems(ps []source.Problem) {
+	slices.SortFunc(ps, func(a, b source.Problem) int {
+		return cmp.Or(cmp.Compare(a.Object.Kind, b.Object.Kind), cmp.Compare(a.Object.Namespace, b.Object.Namespace),
+			cmp.Compare(a.Object.Name, b.Object.Name), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason),
+			cmp.Compare(a.Message, b.Message))
+	})
+}

@@ -1,0 +1,569 @@
+package policy
+
+import (
+	"cmp"
+	"hash/maphash"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+)
+
+// AuditAnnotation on a policy has it report what it would drop, and drop nothing.
+const AuditAnnotation = "fairlead.dev/audit"
+
+// UnknownPods is what Deny and Pass rules by selector of pods mean to addresses of pods that aren't known yet.
+type UnknownPods string
+
+// The values of UnknownPods. "" is DenyUnknownPods.
+const (
+	DenyUnknownPods  UnknownPods = "Deny"  // the rules match them
+	AllowUnknownPods UnknownPods = "Allow" // the rules don't match them
+)
+
+// Config is what a Resolver needs to know beside objects.
+type Config struct {
+	Node        string         // this node's name
+	Addresses   []netip.Addr   // of this node's interfaces, in addition to those of its Node
+	Pods        []netip.Prefix // addresses of this node's pods, in addition to its Node's podCIDRs
+	PodRanges   []netip.Prefix // addresses of the cluster's pods, in addition to the Nodes' podCIDRs
+	Audit       bool           // every policy is audited
+	UnknownPods UnknownPods
+	// ImpliedNamespaces has pods of a Namespace that isn't declared count as if it had no label but its name: for sources
+	// without an API server.
+	ImpliedNamespaces bool
+	PreDNAT           []netip.Prefix // as in model.PolicyNode
+	CutMark           uint32         // as in model.PolicyNode
+	Key               string         // of the IDs, so that tenants can't search for equal ones
+	Limits            Limits
+}
+
+// Resolver holds what is known of the cluster, and what its policies come to on this node. It is not safe for use by
+// several goroutines at once; the parts that it returns are.
+type Resolver struct {
+	config Config
+	limits Limits
+	hash   func(string) uint64
+	seed   maphash.Seed
+
+	observed
+	selected
+	derived
+	dirt
+
+	problemsNow   []source.Problem // what Problems returned last
+	staleProblems bool             // that is out of date
+}
+
+// observed is what is known of the cluster.
+type observed struct {
+	namespaces map[string]*namespace
+	renamed    int // namespaces whose label has another name
+	nodes      map[string]*node
+	pods       map[source.Key]*pod
+	classes    map[uint64]*class // of pods, by hash
+	addresses  map[netip.Addr]*address
+	cluster    map[string]*policy // ClusterNetworkPolicies
+	tiers      [3][]*policy       // of those, in the order of evaluation; of tiers Admin and Baseline
+	policies   int                // of the cluster that are not audited
+	sequence   uint64             // of policies
+	numbers    map[portName]map[uint16]map[*namespace]int
+	numbering  uint64
+	unreadable map[source.Key][]source.Problem
+}
+
+// selected is the classes with pods on this node, and the policies that select them.
+type selected struct {
+	local      map[*class]struct{}
+	selecting  map[*policy]struct{}
+	selections map[digest]*selection
+	last       *selection // the one that was found last
+	buffer     []*policy
+}
+
+// dirt is what may be out of date.
+type dirt struct {
+	dirtyClasses   map[*class]struct{} // their signatures
+	dirtyLocal     map[*class]struct{} // their rulesets
+	dirtyAddresses []*address
+	staleRanges    bool // the pod ranges have changed
+	renumbered     bool // the numbers of some name have changed
+	pending        map[model.PolicyPart]int
+}
+
+// New returns a Resolver that knows no object yet.
+func New(c Config) *Resolver {
+	r := &Resolver{
+		config: c, limits: c.Limits.or(DefaultLimits), hash: hashText(c.Key), seed: maphash.MakeSeed(),
+		observed: observed{
+			namespaces: map[string]*namespace{}, nodes: map[string]*node{}, pods: map[source.Key]*pod{},
+			classes: map[uint64]*class{}, addresses: map[netip.Addr]*address{}, cluster: map[string]*policy{},
+			numbers: map[portName]map[uint16]map[*namespace]int{}, unreadable: map[source.Key][]source.Problem{},
+		},
+		selected: selected{local: map[*class]struct{}{}, selecting: map[*policy]struct{}{},
+			selections: map[digest]*selection{}},
+		derived: newDerived(),
+		dirt: dirt{dirtyClasses: map[*class]struct{}{}, dirtyLocal: map[*class]struct{}{},
+			pending: map[model.PolicyPart]int{}},
+	}
+	r.SetAddresses(c.Addresses)
+	return r
+}
+
+// namespace is a Namespace, or what is known of one that isn't declared.
+type namespace struct {
+	name     string
+	declared bool
+	labels   map[string]string
+	classes  []*class
+	policies []*policy // sorted by name
+	size     Bounds    // of the policies
+	over     bool      // they are beyond a bound
+}
+
+func (r *Resolver) namespace(name string) *namespace {
+	n := r.namespaces[name]
+	if n == nil {
+		n = &namespace{name: name}
+		if r.config.ImpliedNamespaces {
+			n.labels = map[string]string{corev1.LabelMetadataName: name}
+		}
+		r.namespaces[name] = n
+	}
+	return n
+}
+
+// renamed reports whether the label that has n's name says another, as no API server lets it.
+func (n *namespace) renamed() bool {
+	v, there := n.labels[corev1.LabelMetadataName]
+	return there && v != n.name
+}
+
+// known reports whether pods of n count.
+func (r *Resolver) known(n *namespace) bool { return n.declared || r.config.ImpliedNamespaces }
+
+// drop forgets n if nothing is known of it.
+func (r *Resolver) drop(n *namespace) {
+	if !n.declared && len(n.classes) == 0 && len(n.policies) == 0 {
+		delete(r.namespaces, n.name)
+	}
+}
+
+// SetAddresses replaces Config.Addresses. The next change has what follows from it.
+func (r *Resolver) SetAddresses(addresses []netip.Addr) {
+	for _, a := range r.config.Addresses {
+		x := r.address(a)
+		x.own = false
+		r.dirty(x)
+	}
+	r.config.Addresses = slices.Clone(addresses)
+	for _, a := range addresses {
+		x := r.address(a)
+		x.own = true
+		r.dirty(x)
+	}
+}
+
+// Apply makes changes true and returns what changes on the node by them, in a settled order. Its cost follows what the
+// changes touch. Kinds that mean nothing to policies are ignored.
+func (r *Resolver) Apply(changes []source.Change) model.Change[model.PolicyPart] {
+	for _, c := range changes {
+		switch c.Key.Kind {
+		case source.Namespace:
+			o, _ := c.Object.(*corev1.Namespace)
+			r.applyNamespace(c.Key.Name, o)
+		case source.Node:
+			o, _ := c.Object.(*corev1.Node)
+			r.applyNode(c.Key.Name, o)
+		case source.Pod:
+			o, _ := c.Object.(*corev1.Pod)
+			r.applyPod(c.Key, o)
+		case source.NetworkPolicy:
+			o, _ := c.Object.(*networkingv1.NetworkPolicy)
+			r.applyPolicy(c.Key, o)
+		case source.ClusterNetworkPolicy:
+			o, _ := c.Object.(*cnpv1.ClusterNetworkPolicy)
+			r.applyCluster(c.Key, o)
+		}
+	}
+	return r.settle()
+}
+
+func (r *Resolver) applyNamespace(name string, o *corev1.Namespace) {
+	n := r.namespace(name)
+	declared, labels := o != nil, map[string]string(nil)
+	if declared {
+		labels = o.Labels
+	} else if r.config.ImpliedNamespaces {
+		labels = map[string]string{corev1.LabelMetadataName: name}
+	}
+	known := r.known(n)
+	if n.declared == declared && maps.Equal(n.labels, labels) {
+		r.drop(n)
+		return
+	}
+	if n.renamed() {
+		r.renamed--
+	}
+	n.declared, n.labels = declared, labels
+	if n.renamed() {
+		r.renamed++
+	}
+	for _, c := range n.classes {
+		r.dirtyClasses[c] = struct{}{}
+		if c.local > 0 {
+			r.dirtyLocal[c] = struct{}{}
+		}
+		if known != r.known(n) {
+			for _, p := range c.pods {
+				r.dirty(p.addresses...)
+			}
+		}
+	}
+	r.drop(n)
+}
+
+// dirty marks addresses as having other parts, perhaps.
+func (r *Resolver) dirty(l ...*address) {
+	for _, x := range l {
+		if !x.dirty {
+			x.dirty = true
+			r.dirtyAddresses = append(r.dirtyAddresses, x)
+		}
+	}
+}
+
+// node is a Node.
+type node struct {
+	name      string
+	class     *class
+	addresses []*address // sorted
+	podRanges []netip.Prefix
+}
+
+func (r *Resolver) applyNode(name string, o *corev1.Node) {
+	was := r.nodes[name]
+	var now *node
+	if o != nil {
+		now = r.readNode(o)
+	}
+	if was != nil && now != nil && maps.Equal(was.class.labels, now.class.labels) &&
+		slices.Equal(was.addresses, now.addresses) && slices.Equal(was.podRanges, now.podRanges) {
+		return
+	}
+	if was == nil || now == nil || !slices.Equal(was.podRanges, now.podRanges) {
+		r.staleRanges = true
+	}
+	if was != nil {
+		for _, x := range was.addresses {
+			x.nodes = slices.DeleteFunc(x.nodes, func(n *node) bool { return n == was })
+		}
+		r.dirty(was.addresses...)
+		delete(r.nodes, name)
+		delete(r.dirtyClasses, was.class)
+	}
+	if now != nil {
+		now.class.signature = r.nothing
+		r.nodes[name] = now
+		r.dirtyClasses[now.class] = struct{}{}
+		for _, x := range now.addresses {
+			x.nodes = append(x.nodes, now)
+			slices.SortFunc(x.nodes, func(a, b *node) int { return strings.Compare(a.name, b.name) })
+		}
+		r.dirty(now.addresses...)
+	}
+}
+
+func (r *Resolver) readNode(o *corev1.Node) *node {
+	n := &node{name: o.Name, class: &class{labels: o.Labels}}
+	n.class.node = n
+	for _, a := range o.Status.Addresses {
+		if ip, err := netip.ParseAddr(a.Address); err == nil && ip.Zone() == "" {
+			n.addresses = append(n.addresses, r.address(ip.Unmap()))
+		}
+	}
+	n.addresses = sorted(n.addresses)
+	for _, s := range o.Spec.PodCIDRs {
+		if p, err := readPrefix(s); err == nil {
+			n.podRanges = append(n.podRanges, p)
+		}
+	}
+	slices.SortFunc(n.podRanges, netip.Prefix.Compare)
+	n.podRanges = slices.Compact(n.podRanges)
+	return n
+}
+
+// pod is a Pod that counts: it has an address, has not ended and is not in the host's network.
+type pod struct {
+	name        string
+	class       *class
+	at          int        // in the class
+	addresses   []*address // sorted
+	local       bool
+	terminating bool
+	created     int64
+}
+
+// String returns "namespace/name".
+func (p *pod) String() string { return p.class.namespace.name + "/" + p.name }
+
+// class is pods of one namespace with the same labels and named ports, or a node.
+type class struct {
+	namespace *namespace
+	node      *node // nil for pods
+	labels    map[string]string
+	ports     []port // sorted
+	hash      uint64
+	next      *class // of the same hash
+	at        int    // in the namespace
+	pods      []*pod
+	local     int // pods on this node
+	signature *signature
+	rulesets  [2][model.PolicyStages]*ruleset // of those with local pods, by direction
+	selection *selection                      // likewise
+	named     bool                            // its egress rulesets depend on numbers of named ports
+}
+
+type portName struct {
+	name     string
+	protocol model.Protocol
+}
+
+func (r *Resolver) applyPod(key source.Key, o *corev1.Pod) {
+	was := r.pods[key]
+	var now *pod
+	if o != nil {
+		now = r.readPod(key, o)
+	}
+	if was != nil && now != nil && was.class == now.class && slices.Equal(was.addresses, now.addresses) &&
+		was.local == now.local && was.terminating == now.terminating && was.created == now.created {
+		r.discard(now.class)
+		return
+	}
+	if now != nil {
+		now.at = len(now.class.pods)
+		now.class.pods = append(now.class.pods, now)
+		if now.local {
+			r.countLocal(now.class, 1)
+		}
+		for _, x := range now.addresses {
+			x.pods = append(x.pods, now)
+		}
+		r.dirty(now.addresses...)
+		r.pods[key] = now
+	}
+	if was == nil {
+		return
+	}
+	for _, x := range was.addresses {
+		x.pods = slices.DeleteFunc(x.pods, func(p *pod) bool { return p == was })
+	}
+	r.dirty(was.addresses...)
+	if was.local {
+		r.countLocal(was.class, -1)
+	}
+	l := was.class.pods
+	last := l[len(l)-1]
+	l[was.at], last.at = last, was.at
+	was.class.pods = slices.Delete(l, len(l)-1, len(l))
+	r.discard(was.class)
+	if now == nil {
+		delete(r.pods, key)
+	}
+}
+
+// countLocal adds n pods of this node to c.
+func (r *Resolver) countLocal(c *class, n int) {
+	if c.local += n; c.local > 0 {
+		if _, there := r.local[c]; !there {
+			r.local[c] = struct{}{}
+			r.dirtyLocal[c] = struct{}{}
+		}
+		return
+	}
+	delete(r.local, c)
+	r.dirtyLocal[c] = struct{}{}
+}
+
+// readPod returns what counts of a Pod, nil if it doesn't. Its class may be new, without pods.
+func (r *Resolver) readPod(key source.Key, o *corev1.Pod) *pod {
+	if o.Spec.HostNetwork || o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed {
+		return nil
+	}
+	p := &pod{name: key.Name, local: o.Spec.NodeName == r.config.Node && r.config.Node != "",
+		terminating: o.DeletionTimestamp != nil, created: o.CreationTimestamp.Unix()}
+	add := func(s string) {
+		if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" && !a.Is4In6() {
+			p.addresses = append(p.addresses, r.address(a))
+		}
+	}
+	for _, ip := range o.Status.PodIPs {
+		add(ip.IP)
+	}
+	if len(o.Status.PodIPs) == 0 && o.Status.PodIP != "" {
+		add(o.Status.PodIP)
+	}
+	if len(p.addresses) == 0 {
+		return nil
+	}
+	p.addresses = sorted(p.addresses)
+	p.class = r.classOf(key.Namespace, o.Labels, namedPorts(&o.Spec))
+	return p
+}
+
+// namedPorts returns the ports of all containers that have a name, sorted.
+func namedPorts(s *corev1.PodSpec) (out []port) {
+	for _, cs := range [][]corev1.Container{s.InitContainers, s.Containers} {
+		for i := range cs {
+			for _, p := range cs[i].Ports {
+				protocol, err := protocolOf(p.Protocol)
+				if err == nil && p.Name != "" && p.ContainerPort >= 1 && p.ContainerPort <= 65535 {
+					out = append(out, port{p.Name, protocol, uint16(p.ContainerPort)})
+				}
+			}
+		}
+	}
+	slices.SortFunc(out, comparePorts)
+	return slices.Compact(out)
+}
+
+func comparePorts(a, b port) int {
+	return cmp.Or(strings.Compare(a.name, b.name), cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.number, b.number))
+}
+
+// classOf returns the class with these labels and ports, a new one if there is none.
+func (r *Resolver) classOf(ns string, labels map[string]string, ports []port) *class {
+	n := r.namespace(ns)
+	sum := maphash.String(r.seed, ns) // what is added is so in any order
+	for k, v := range labels {
+		sum += maphash.Comparable(r.seed, [2]string{k, v})
+	}
+	for _, p := range ports {
+		sum += maphash.Comparable(r.seed, p)
+	}
+	for c := r.classes[sum]; c != nil; c = c.next {
+		if c.namespace == n && slices.Equal(c.ports, ports) && maps.Equal(c.labels, labels) {
+			return c
+		}
+	}
+	c := &class{namespace: n, labels: labels, ports: ports, hash: sum, next: r.classes[sum], at: len(n.classes),
+		signature: r.nothing}
+	r.classes[sum] = c
+	n.classes = append(n.classes, c)
+	r.dirtyClasses[c] = struct{}{}
+	r.countNumbers(c, 1)
+	return c
+}
+
+// discard forgets c if it has no pods.
+func (r *Resolver) discard(c *class) {
+	if len(c.pods) > 0 {
+		return
+	}
+	if first := r.classes[c.hash]; first != c {
+		for first.next != c {
+			first = first.next
+		}
+		first.next = c.next
+	} else if c.next != nil {
+		r.classes[c.hash] = c.next
+	} else {
+		delete(r.classes, c.hash)
+	}
+	n := c.namespace
+	last := n.classes[len(n.classes)-1]
+	n.classes[c.at], last.at = last, c.at
+	n.classes = slices.Delete(n.classes, len(n.classes)-1, len(n.classes))
+	delete(r.dirtyClasses, c)
+	r.countNumbers(c, -1)
+	r.drop(n)
+}
+
+// countNumbers counts the numbers of c's named ports.
+func (r *Resolver) countNumbers(c *class, n int) {
+	for _, p := range c.ports {
+		name := portName{p.name, p.protocol}
+		numbers := r.numbers[name]
+		if numbers == nil {
+			numbers = map[uint16]map[*namespace]int{}
+			r.numbers[name] = numbers
+		}
+		uses := numbers[p.number]
+		if uses == nil {
+			uses = map[*namespace]int{}
+			numbers[p.number] = uses
+		}
+		before := len(uses)
+		if uses[c.namespace] += n; uses[c.namespace] == 0 {
+			delete(uses, c.namespace)
+		}
+		if (before == 0) != (len(uses) == 0) || before != len(uses) && len(numbers) > maxNumbers {
+			r.renumbered = true
+		}
+		if len(uses) == 0 {
+			delete(numbers, p.number)
+		}
+		if len(numbers) == 0 {
+			delete(r.numbers, name)
+		}
+	}
+}
+
+// address is what is known of an address.
+type address struct {
+	netip.Addr
+	dirty bool
+	pods  []*pod
+	nodes []*node
+	own   bool // by Config.Addresses
+
+	within    within
+	signature *signature // what its part says; nil: none
+	peer      *model.Peer
+	subject   *model.Subject
+}
+
+// address returns what is known of a, new if nothing was. It is forgotten when settled.
+func (r *Resolver) address(a netip.Addr) *address {
+	x := r.addresses[a]
+	if x == nil {
+		x = &address{Addr: a}
+		r.addresses[a] = x
+		r.dirty(x)
+	}
+	return x
+}
+
+// sorted returns addresses in order, each once.
+func sorted(l []*address) []*address {
+	if len(l) > 1 {
+		slices.SortFunc(l, func(a, b *address) int { return a.Compare(b.Addr) })
+	}
+	return slices.Compact(l)
+}
+
+// podAt returns the pod that has the address, nil if none does that counts.
+func (r *Resolver) podAt(x *address) (best *pod) {
+	for _, p := range x.pods {
+		if r.known(p.class.namespace) && (best == nil || p.before(best)) {
+			best = p
+		}
+	}
+	return best
+}
+
+// before reports whether p rather than o has the address of both.
+func (p *pod) before(o *pod) bool {
+	if p.terminating != o.terminating {
+		return o.terminating
+	}
+	return cmp.Or(cmp.Compare(p.created, o.created), strings.Compare(p.class.namespace.name, o.class.namespace.name),
+		strings.Compare(p.name, o.name)) > 0
+}

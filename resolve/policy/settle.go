@@ -1,0 +1,664 @@
+package policy
+
+import (
+	"bytes"
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// put adds a part, and del removes one: nil is none.
+func (r *Resolver) put(p model.PolicyPart) { r.pending[p]++ }
+func (r *Resolver) del(p model.PolicyPart) { r.pending[p]-- }
+
+// maxRebuilds is how often everything is made anew at most in one change. Each time one thing more has another ID or is
+// closed.
+const maxRebuilds = 16
+
+// settle works off what is dirty and returns what changes by it.
+func (r *Resolver) settle() model.Change[model.PolicyPart] {
+	r.staleProblems = r.staleProblems || len(r.dirtyLocal) > 0 || r.renumbered
+	r.work()
+	for n := 0; n < maxRebuilds && (r.ids.clash || r.closeRulesets() || r.unbalanced()); n++ {
+		r.staleProblems = true
+		r.rebuild()
+		r.work()
+		r.ids.reserved = nil
+	}
+	var out model.Change[model.PolicyPart]
+	for p, n := range r.pending {
+		if n > 0 {
+			out.Put = append(out.Put, p)
+		} else if n < 0 {
+			out.Del = append(out.Del, p)
+		}
+	}
+	r.pending = emptied(r.pending)
+	slices.SortFunc(out.Put, compareParts)
+	slices.SortFunc(out.Del, compareParts)
+	return out
+}
+
+// emptied returns an empty map: m, or another where m has grown, since clearing takes as long as it is large.
+func emptied[K comparable, V any](m map[K]V) map[K]V {
+	if len(m) > 64 {
+		return map[K]V{}
+	}
+	clear(m)
+	return m
+}
+
+// work works off what is dirty, in the order in which one follows from another.
+func (r *Resolver) work() {
+	if r.renumbered {
+		r.renumbered = false
+		r.numbering++
+		for c := range r.local {
+			if c.named {
+				r.dirtyLocal[c] = struct{}{}
+			}
+		}
+	}
+	for c := range r.dirtyLocal {
+		r.updateRulesets(c)
+	}
+	r.dirtyLocal = emptied(r.dirtyLocal)
+	r.removeRulesets()
+	r.updatePeers()
+	r.updateSignatures()
+	if r.staleCIDRs || r.staleRanges {
+		r.updatePieces()
+	}
+	for _, x := range r.dirtyAddresses {
+		r.updateAddress(x)
+	}
+	r.dirtyAddresses = nil
+	r.updateVerdicts()
+	r.updateNode()
+	r.tidy()
+}
+
+// removeRulesets removes rulesets and peer tables that have no user any more, and adds those that are new.
+func (r *Resolver) removeRulesets() {
+	for _, rs := range r.idleRulesets {
+		if rs.users > 0 || r.rulesetsByDigest[rs.digest] != rs {
+			continue
+		}
+		for _, k := range rs.keys {
+			delete(r.rulesets, k)
+		}
+		delete(r.rulesetsByDigest, rs.digest)
+		r.release("ruleset", rs.digest)
+		r.unused(rs.tables...)
+		if rs.added {
+			r.del(rs.model)
+		}
+	}
+	r.idleRulesets = nil
+	for _, rs := range r.newRulesets {
+		if r.rulesetsByDigest[rs.digest] == rs {
+			rs.added = true
+			r.put(rs.model)
+		}
+	}
+	r.newRulesets = nil
+	for _, t := range r.idleTables {
+		if t.users > 0 || r.tables[t.digest] != t {
+			continue
+		}
+		delete(r.tables, t.digest)
+		r.release("peer table", t.digest)
+		for p := range t.ranks {
+			delete(p.tables, t)
+			if p.users--; p.users == 0 {
+				r.idlePeers = append(r.idlePeers, p)
+			}
+		}
+		for _, v := range t.verdicts {
+			r.del(v)
+		}
+		r.verdicts -= len(t.verdicts)
+		if t.added {
+			r.del(t.model)
+		}
+	}
+	r.idleTables = nil
+	for _, t := range r.newTables {
+		if r.tables[t.digest] == t {
+			t.added = true
+			r.put(t.model)
+		}
+	}
+}
+
+// updatePeers marks the classes that are matched by peers that came into use or went out of it.
+func (r *Resolver) updatePeers() {
+	matched, all := 0, false
+	mark := func(p *peer) {
+		if all {
+			return
+		}
+		if matched += r.markMatches(p); matched > 4*len(r.classes)+1024 { // matching each class anew costs less
+			r.markAll()
+			all = true
+		}
+	}
+	for _, p := range r.newPeers {
+		switch {
+		case p.users == 0 || r.peers[p.text] != p:
+		case p.kind == block || p.kind == unknownPods:
+			r.staleCIDRs, p.indexed = true, true
+		case p.kind == blockPods:
+			p.indexed = true
+			r.blockPods[*p.port] = append(r.blockPods[*p.port], p)
+			r.markPort(*p.port)
+		default:
+			r.index.add(p)
+			p.indexed = true
+			mark(p)
+		}
+	}
+	r.newPeers = nil
+	for _, p := range r.idlePeers {
+		if p.users > 0 || r.peers[p.text] != p {
+			continue
+		}
+		delete(r.peers, p.text)
+		if !p.indexed {
+			continue
+		}
+		if p.kind == block || p.kind == unknownPods {
+			r.staleCIDRs = true
+			continue
+		}
+		if p.kind == blockPods {
+			l := slices.DeleteFunc(r.blockPods[*p.port], func(o *peer) bool { return o == p })
+			if r.blockPods[*p.port] = l; len(l) == 0 {
+				delete(r.blockPods, *p.port)
+			}
+			r.markPort(*p.port)
+			continue
+		}
+		r.index.remove(p)
+		mark(p)
+	}
+	r.idlePeers = nil
+}
+
+// markPort marks the addresses of pods that have the port.
+func (r *Resolver) markPort(p port) {
+	for _, n := range r.namespaces {
+		for _, c := range n.classes {
+			if !slices.Contains(c.ports, p) {
+				continue
+			}
+			for _, pod := range c.pods {
+				r.dirty(pod.addresses...)
+			}
+		}
+	}
+}
+
+// markMatches marks the classes that match p, and returns how many it has tried.
+func (r *Resolver) markMatches(p *peer) (tried int) {
+	mark := func(l ...*class) {
+		tried += len(l)
+		for _, c := range l {
+			if p.matches(c) {
+				r.dirtyClasses[c] = struct{}{}
+			}
+		}
+	}
+	if p.kind == nodes {
+		for _, n := range r.nodes {
+			mark(n.class)
+		}
+		return tried
+	}
+	names := []string{p.namespace}
+	if p.namespace == "" {
+		if names = p.namespaces.values(corev1.LabelMetadataName); r.renamed > 0 {
+			names = nil
+		}
+	}
+	for _, name := range names {
+		if n := r.namespaces[name]; n != nil {
+			mark(n.classes...)
+		}
+	}
+	if names == nil {
+		for _, n := range r.namespaces {
+			if tried++; p.namespaces.matches(n.labels) {
+				mark(n.classes...)
+			}
+		}
+	}
+	return tried
+}
+
+// markAll marks the classes of all pods.
+func (r *Resolver) markAll() {
+	for _, n := range r.namespaces {
+		for _, c := range n.classes {
+			r.dirtyClasses[c] = struct{}{}
+		}
+	}
+}
+
+// updateSignatures matches the classes that are marked, and marks the addresses of those that have changed.
+func (r *Resolver) updateSignatures() {
+	var buffer []*peer
+	for c := range r.dirtyClasses {
+		buffer = r.index.of(c, buffer[:0])
+		s := r.signatureOf(buffer)
+		if s == c.signature {
+			continue
+		}
+		c.signature = s
+		if c.node != nil {
+			r.dirty(c.node.addresses...)
+		}
+		for _, p := range c.pods {
+			r.dirty(p.addresses...)
+		}
+	}
+	r.dirtyClasses = emptied(r.dirtyClasses)
+}
+
+// updateAddress works out what x's parts are.
+func (r *Resolver) updateAddress(x *address) {
+	x.dirty = false
+	pod := r.podAt(x)
+	r.updateSubject(x, pod)
+	x.within = r.withinAt(x.Addr)
+	around, now := x.within.signature, r.signatureAt(x, pod)
+	if x.within.single { // the piece is no part of its own, but this address's
+		if now == nil {
+			now = around
+		}
+		around = r.nothing
+	}
+	if now == around {
+		now = nil
+	}
+	name := ""
+	if now != nil {
+		name = r.nameOf(x, pod)
+	}
+	if x.signature != now || x.peer != nil && x.peer.Name != name {
+		r.updatePeer(&x.peer, &x.signature, now, model.Range{First: x.Addr, Last: x.Addr}, name)
+	}
+	if !x.known(pod) && len(x.pods) == 0 && x.peer == nil && x.subject == nil {
+		delete(r.addresses, x.Addr)
+	}
+}
+
+// known reports whether x is an address of a pod that counts, or of a node.
+func (x *address) known(pod *pod) bool { return pod != nil || len(x.nodes) > 0 || x.own }
+
+// signatureAt returns what matches x as an address of a pod or nodes, nil if it is none's.
+func (r *Resolver) signatureAt(x *address, pod *pod) *signature {
+	if !x.known(pod) {
+		return nil
+	}
+	s := x.within.known
+	if pod != nil {
+		s = r.union(s, pod.class.signature)
+		s = r.union(s, r.inBlocks(x.Addr, pod.class))
+	}
+	for _, n := range x.nodes {
+		s = r.union(s, n.class.signature)
+	}
+	return s
+}
+
+// inBlocks returns which of the CIDRs in use with a named port match an address of a pod of c.
+func (r *Resolver) inBlocks(a netip.Addr, c *class) *signature {
+	if len(r.blockPods) == 0 {
+		return r.nothing
+	}
+	var out []*peer
+	for _, port := range c.ports {
+		for _, p := range r.blockPods[port] {
+			if p.holds(a) {
+				out = append(out, p)
+			}
+		}
+	}
+	sortPeers(out)
+	return r.signatureOf(out)
+}
+
+// nameOf returns what x is called.
+func (r *Resolver) nameOf(x *address, pod *pod) string {
+	switch {
+	case pod != nil:
+		return "pod " + pod.String()
+	case len(x.nodes) > 0:
+		return "node " + x.nodes[0].name
+	case x.own:
+		return "this node"
+	}
+	return r.pieceAt(x.Addr).name
+}
+
+// updatePeer replaces the part at p of the signature s by one of the signature now, nil for none.
+func (r *Resolver) updatePeer(p **model.Peer, s **signature, now *signature, of model.Range, name string) {
+	was := *s
+	if *p != nil {
+		r.del(*p)
+		*p = nil
+	}
+	if *s = now; now != nil {
+		*p = &model.Peer{Range: of, Identity: r.show(now), Name: name}
+		r.put(*p)
+	}
+	if was != nil {
+		r.withdraw(was)
+	}
+}
+
+// updateSubject works out x's subject: that of a pod of this node.
+func (r *Resolver) updateSubject(x *address, pod *pod) {
+	var now *model.Subject
+	if pod != nil && pod.local {
+		now = &model.Subject{Pod: pod.String(), Addr: x.Addr}
+		for stage := range model.PolicyStages {
+			if rs := pod.class.rulesets[model.Egress][stage]; rs != nil {
+				now.Out[stage] = rs.model
+			}
+			if rs := pod.class.rulesets[model.Ingress][stage]; rs != nil {
+				now.In[stage] = rs.model
+			}
+		}
+	}
+	was := x.subject
+	if was == now || was != nil && now != nil && *was == *now {
+		return
+	}
+	if x.subject = now; was != nil {
+		r.del(was)
+	}
+	if now != nil {
+		r.put(now)
+	}
+}
+
+// updateVerdicts evaluates new peer tables and identities, and drops the peer verdicts of those that are gone.
+func (r *Resolver) updateVerdicts() {
+	for _, s := range r.idle {
+		if s.users > 0 || s.identity == nil {
+			continue
+		}
+		for _, p := range s.peers {
+			delete(p.identities, s)
+			for t := range p.tables {
+				if v := t.verdicts[s]; v != nil {
+					delete(t.verdicts, s)
+					r.verdicts--
+					r.del(v)
+				}
+			}
+		}
+		r.release("identity", identityDigest(s))
+		s.identity = nil
+	}
+	r.idle = nil
+	for _, s := range r.newIdentities {
+		if s.identity == nil {
+			continue
+		}
+		for _, p := range s.peers {
+			p.identities[s] = struct{}{}
+			for t := range p.tables {
+				r.evaluate(t, s)
+			}
+		}
+	}
+	r.newIdentities = nil
+	for _, t := range r.newTables {
+		if r.tables[t.digest] != t {
+			continue
+		}
+		for p := range t.ranks {
+			for s := range p.identities {
+				r.evaluate(t, s)
+			}
+		}
+	}
+	r.newTables = nil
+}
+
+// evaluate adds t's peer verdict about s, if it is another than t's Otherwise.
+func (r *Resolver) evaluate(t *table, s *signature) {
+	if t.verdicts[s] != nil {
+		return
+	}
+	if d := t.decide(s); d != t.model.Otherwise {
+		v := &model.PeerVerdict{PeerTable: t.model, Identity: s.identity, Decision: d}
+		t.verdicts[s] = v
+		r.verdicts++
+		r.put(v)
+	}
+}
+
+// updateNode works out the part that holds for the node.
+func (r *Resolver) updateNode() {
+	n := &model.PolicyNode{PreDNAT: r.config.PreDNAT, CutMark: r.config.CutMark, Unknown: model.VerdictAccept}
+	n.Addresses = slices.Clone(r.config.Addresses)
+	if own := r.nodes[r.config.Node]; own != nil {
+		for _, x := range own.addresses {
+			n.Addresses = append(n.Addresses, x.Addr)
+		}
+		n.Pods = slices.Clone(own.podRanges)
+	}
+	for _, p := range r.config.Pods {
+		n.Pods = append(n.Pods, p.Masked())
+	}
+	slices.SortFunc(n.Pods, netip.Prefix.Compare)
+	n.Pods = slices.Compact(n.Pods)
+	slices.SortFunc(n.Addresses, netip.Addr.Compare)
+	n.Addresses = slices.Compact(n.Addresses)
+	if r.policies > 0 {
+		n.Unknown = model.VerdictDrop
+	}
+	was := r.node
+	if was != nil && slices.Equal(was.Addresses, n.Addresses) && slices.Equal(was.Pods, n.Pods) &&
+		was.Unknown == n.Unknown {
+		return
+	}
+	if r.node = n; was != nil {
+		r.del(was)
+	}
+	r.put(n)
+}
+
+// tidy forgets what is remembered to save work, once it has grown.
+func (r *Resolver) tidy() {
+	if len(r.unions) > 2*len(r.addresses)+1024 {
+		clear(r.unions)
+	}
+	if r.noRulesets > 4096 {
+		maps.DeleteFunc(r.rulesets, func(_ digest, rs *ruleset) bool { return rs == nil })
+		r.noRulesets = 0
+	}
+	if len(r.signatures) > r.signatureLimit {
+		r.collect()
+	}
+}
+
+// collect forgets signatures that nothing has.
+func (r *Resolver) collect() {
+	used := map[*signature]bool{r.nothing: true}
+	for _, n := range r.namespaces {
+		for _, c := range n.classes {
+			used[c.signature] = true
+		}
+	}
+	for _, n := range r.nodes {
+		used[n.class.signature] = true
+	}
+	for _, p := range r.pieces {
+		used[p.signature], used[p.known] = true, true
+	}
+	for _, x := range r.addresses {
+		used[x.signature], used[x.within.known], used[x.within.signature] = true, true, true
+	}
+	maps.DeleteFunc(r.signatures, func(_ string, s *signature) bool { return !used[s] && s.users == 0 })
+	clear(r.unions)
+	r.signatureLimit = 2*len(r.signatures) + 1024
+}
+
+// unbalanced closes the peer tables with most peer verdicts where all together are beyond the bound, and opens those
+// that are closed once there is space for them. It reports whether it has.
+func (r *Resolver) unbalanced() bool {
+	closed := 0 // peer verdicts that are missing
+	for d, n := range r.ids.closed {
+		if r.tables[d] == nil {
+			delete(r.ids.closed, d)
+		} else {
+			closed += n
+		}
+	}
+	excess := r.verdicts - r.limits.Verdicts
+	if excess <= 0 {
+		if closed == 0 || r.verdicts+closed > r.limits.Verdicts/4*3 {
+			return false
+		}
+		clear(r.ids.closed)
+		return true
+	}
+	for _, t := range slices.SortedFunc(maps.Values(r.tables), func(a, b *table) int {
+		return cmp.Or(-cmp.Compare(len(a.verdicts), len(b.verdicts)), bytes.Compare(a.digest[:], b.digest[:]))
+	}) {
+		if excess > 0 && len(t.verdicts) > 0 {
+			r.ids.closed[t.digest] = len(t.verdicts)
+			excess -= len(t.verdicts)
+		}
+	}
+	return true
+}
+
+// closeRulesets closes the largest rulesets where all together are beyond the bound, and opens those that are closed
+// once there is space for them. It reports whether it has.
+func (r *Resolver) closeRulesets() bool {
+	closed, sum := 0, 0
+	for key, n := range r.ids.closedRulesets {
+		if r.rulesets[key] == nil {
+			delete(r.ids.closedRulesets, key)
+		} else {
+			closed += n
+		}
+	}
+	for _, rs := range r.rulesetsByDigest {
+		sum += rs.products
+	}
+	excess := sum - r.limits.Total
+	if excess <= 0 {
+		if closed == 0 || sum+closed > r.limits.Total/4*3 {
+			return false
+		}
+		clear(r.ids.closedRulesets)
+		return true
+	}
+	for _, rs := range slices.SortedFunc(maps.Values(r.rulesetsByDigest), func(a, b *ruleset) int {
+		return cmp.Or(-cmp.Compare(a.products, b.products), bytes.Compare(a.digest[:], b.digest[:]))
+	}) {
+		if excess <= 0 {
+			break
+		}
+		excess -= rs.products
+		for _, key := range rs.keys {
+			r.ids.closedRulesets[key] = rs.products
+		}
+	}
+	return true
+}
+
+// rebuild makes everything anew that objects come to.
+func (r *Resolver) rebuild() {
+	for _, rs := range r.rulesetsByDigest {
+		r.del(rs.model)
+	}
+	for _, t := range r.tables {
+		r.del(t.model)
+		for _, v := range t.verdicts {
+			r.del(v)
+		}
+	}
+	for _, p := range r.pieces {
+		if p.peer != nil {
+			r.del(p.peer)
+		}
+	}
+	ids, node, reserved := r.ids, r.node, r.reservations()
+	r.derived = newDerived()
+	r.ids.reserved, r.ids.closed, r.ids.closedRulesets, r.node = reserved, ids.closed, ids.closedRulesets, node
+	for c := range r.local {
+		c.rulesets = [2][model.PolicyStages]*ruleset{}
+		r.dirtyLocal[c] = struct{}{}
+	}
+	for _, n := range r.namespaces {
+		for _, c := range n.classes {
+			c.signature = r.nothing
+		}
+	}
+	for _, n := range r.nodes {
+		n.class.signature = r.nothing
+	}
+	for _, x := range r.addresses {
+		if x.peer != nil {
+			r.del(x.peer)
+		}
+		if x.subject != nil {
+			r.del(x.subject)
+		}
+		x.peer, x.subject, x.signature, x.within = nil, nil, nil, within{}
+		r.dirty(x)
+	}
+	r.staleRanges = true
+}
+
+// compareParts orders parts by kind and by what they are about.
+func compareParts(a, b model.PolicyPart) int {
+	kindOf := func(p model.PolicyPart) int {
+		switch p.(type) {
+		case *model.PolicyNode:
+			return 0
+		case *model.PeerTable:
+			return 1
+		case *model.Ruleset:
+			return 2
+		case *model.Peer:
+			return 3
+		case *model.PeerVerdict:
+			return 4
+		}
+		return 5
+	}
+	if c := cmp.Compare(kindOf(a), kindOf(b)); c != 0 {
+		return c
+	}
+	switch a := a.(type) {
+	case *model.PeerTable:
+		return cmp.Compare(a.ID, b.(*model.PeerTable).ID)
+	case *model.Ruleset:
+		return cmp.Compare(a.ID, b.(*model.Ruleset).ID)
+	case *model.Peer:
+		o := b.(*model.Peer)
+		return cmp.Or(a.Range.First.Compare(o.Range.First), a.Range.Last.Compare(o.Range.Last),
+			strings.Compare(a.Name, o.Name))
+	case *model.PeerVerdict:
+		o := b.(*model.PeerVerdict)
+		return cmp.Or(cmp.Compare(a.PeerTable.ID, o.PeerTable.ID), cmp.Compare(a.Identity.ID, o.Identity.ID))
+	case *model.Subject:
+		return a.Addr.Compare(b.(*model.Subject).Addr)
+	}
+	return 0
+}

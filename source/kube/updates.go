@@ -1,0 +1,207 @@
+package kube
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"fairlead.dev/fairlead/source"
+)
+
+// updates is what has been seen and not been handed on.
+type updates struct {
+	notified chan struct{} // holds one when there is something to hand on
+
+	mu       sync.Mutex
+	changes  []update
+	seen     time.Time          // when the first of them came
+	at       map[source.Key]int // places in changes
+	kinds    []resource
+	listed   map[source.Kind]bool
+	troubles map[source.Kind]*trouble
+	start    time.Time
+	late     bool             // the first lists should all be there by now
+	begun    bool             // the first batch has been handed on
+	problems []source.Problem // as handed on last
+	beyond   map[source.Kind][]source.Problem
+}
+
+// update is a change and whether the consumer has not been told of the object.
+type update struct {
+	source.Change
+	first bool
+}
+
+func newUpdates(kinds []resource) *updates {
+	return &updates{notified: make(chan struct{}, 1), kinds: kinds, at: map[source.Key]int{},
+		beyond: map[source.Kind][]source.Problem{}, listed: map[source.Kind]bool{}, troubles: map[source.Kind]*trouble{},
+		start: time.Now()}
+}
+
+// signal reports that there may be something to hand on.
+func (n *updates) signal() {
+	select {
+	case n.notified <- struct{}{}:
+	default:
+	}
+}
+
+// put adds changes. Of each object the latest counts.
+func (n *updates) put(changes ...update) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.add(changes)
+	n.signal()
+}
+
+// add keeps one change of each object that there is or that the consumer knows of, so that what waits is bounded by
+// both.
+func (n *updates) add(changes []update) {
+	if len(n.changes) == 0 {
+		n.seen = time.Now()
+	}
+	for _, c := range changes {
+		if i, ok := n.at[c.Key]; ok {
+			if c.first = n.changes[i].first; c.first && c.Object == nil {
+				n.forget(i)
+			} else {
+				n.changes[i] = c
+			}
+			continue
+		}
+		n.at[c.Key] = len(n.changes)
+		n.changes = append(n.changes, c)
+	}
+}
+
+// forget drops a change: the last takes its place.
+func (n *updates) forget(i int) {
+	end := len(n.changes) - 1
+	delete(n.at, n.changes[i].Key)
+	if i < end {
+		n.changes[i] = n.changes[end]
+		n.at[n.changes[i].Key] = i
+	}
+	n.changes[end] = update{}
+	n.changes = n.changes[:end]
+}
+
+// exceeds returns what of a kind is left out.
+func (n *updates) exceeds(k source.Kind, ps []source.Problem) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !slices.Equal(n.beyond[k], ps) {
+		n.beyond[k] = ps
+		n.signal()
+	}
+}
+
+// replace adds what a whole list of a kind changes.
+func (n *updates) replace(k source.Kind, changes []update) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.listed[k] = true
+	n.add(changes)
+	n.signal()
+}
+
+// well reports that a kind is followed.
+func (n *updates) well(k source.Kind) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.troubles[k] != nil {
+		delete(n.troubles, k)
+		n.signal()
+	}
+}
+
+// ill returns why a kind is not followed, and returns that trouble: the first with this reason since the kind was last
+// well.
+func (n *updates) ill(k source.Kind, reason, message string) trouble {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.troubles[k]
+	if t == nil {
+		t = &trouble{since: time.Now()}
+		n.troubles[k] = t
+	}
+	if t.reason != reason {
+		t.reason, t.message, t.turned = reason, message, time.Now()
+		n.signal()
+	}
+	return *t
+}
+
+// delay reports that it has been long enough for the first lists.
+func (n *updates) delay() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.late = true
+	n.signal()
+}
+
+// collect returns a batch to hand on, if there is one.
+func (n *updates) collect() (b source.Batch, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	was := n.problems
+	n.problems = n.trouble()
+	b.Problems = n.problems
+	if b.Waiting = !n.begun && !n.whole(); b.Waiting {
+		return b, !slices.Equal(was, n.problems)
+	}
+	first := !n.begun
+	n.begun = true
+	b.Changes, b.Seen = make([]source.Change, len(n.changes)), n.seen
+	for i, c := range n.changes {
+		b.Changes[i] = c.Change
+	}
+	n.changes = nil
+	clear(n.at)
+	if first {
+		n.at = map[source.Key]int{} // its room was for everything
+	}
+	return b, first || len(b.Changes) > 0 || !slices.Equal(was, n.problems)
+}
+
+// whole reports whether all is there that a node must know to begin.
+func (n *updates) whole() bool {
+	for _, r := range n.kinds {
+		t := n.troubles[r.kind]
+		without := t != nil && (r.optional && t.reason == NotServed ||
+			!r.needed && (n.late || r.optional) && (t.reason == Forbidden || t.reason == NotServed))
+		if !n.listed[r.kind] && !without {
+			return false
+		}
+	}
+	return true
+}
+
+// trouble returns all problems that stand. What is wrong with the server stands once, since it began.
+func (n *updates) trouble() (ps []source.Problem) {
+	whole := map[string]int{}
+	for _, r := range n.kinds {
+		t := n.troubles[r.kind]
+		if t == nil && n.late && !n.begun && !n.listed[r.kind] {
+			t = &trouble{reason: Slow, message: fmt.Sprintf(
+				"the API server has not sent all %s yet: nothing changes until it has", r.GroupResource()), since: n.start}
+		}
+		switch {
+		case t == nil, r.optional && t.reason == NotServed:
+		case !t.whole():
+			ps = append(ps, t.problem())
+		default:
+			if i, ok := whole[t.reason]; !ok {
+				whole[t.reason] = len(ps)
+				ps = append(ps, t.problem())
+			} else if t.since.Before(ps[i].Since) {
+				ps[i].Since = t.since
+			}
+		}
+	}
+	for _, r := range n.kinds {
+		ps = append(ps, n.beyond[r.kind]...)
+	}
+	return ps
+}

@@ -1,0 +1,157 @@
+package verdict
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// PolicyStep is what one stage of policies decides about a packet, for the pod at one of its ends.
+type PolicyStep struct {
+	Direction model.Direction
+	Stage     int
+	Subject   *model.Subject
+	Ruleset   *model.Ruleset
+	Entry     *model.PortEntry
+	Peer      *model.Peer // the other end; nil: no peer of this node
+	Decision  model.Decision
+	By        []model.RuleRef // the rules that decide; none: nothing matches in the tier
+	Audited   []model.RuleRef // the audited rules that would decide, with Decision.Report
+}
+
+// PolicyOutcome is what policies make of a packet, and why.
+type PolicyOutcome struct {
+	Verdict model.Verdict // VerdictAccept or VerdictDrop
+	Reason  string
+	By      []model.RuleRef // the rules that decide; none: no policy does
+	Steps   []PolicyStep    // in the order of evaluation
+}
+
+// Reported returns the audited rules that would drop an accepted packet.
+func (o PolicyOutcome) Reported() (out []model.RuleRef) {
+	if o.Verdict == model.VerdictDrop {
+		return nil
+	}
+	for _, s := range o.Steps {
+		if s.Decision.Report {
+			out = append(out, s.Audited...)
+		}
+	}
+	return out
+}
+
+// Policy decides whether policies accept the first packet of a connection at this node: first the egress of its source,
+// then the ingress of its destination, as far as each is a pod of this node. Source and destination are as between
+// destination translation and masquerade: the client's own address, and the backend's. A packet of a pod to its own
+// address never leaves the pod unless it was sent to a Service: callers decide that.
+func Policy(s *model.Policies, p Packet) PolicyOutcome {
+	src, dst := p.Src.Addr(), p.Dst.Addr()
+	switch {
+	case slices.Contains(s.Node.Addresses, src):
+		return PolicyOutcome{Reason: fmt.Sprintf("%s is this node, whose packets are not evaluated", src)}
+	case within(s.Node.PreDNAT, dst):
+		return PolicyOutcome{Reason: fmt.Sprintf("%s is evaluated after its translation", dst)}
+	}
+	o := PolicyOutcome{Reason: "no policy applies"}
+	if !o.direction(s, p, model.Egress) {
+		return o
+	}
+	if slices.Contains(s.Node.Addresses, dst) {
+		return o
+	}
+	o.direction(s, p, model.Ingress)
+	return o
+}
+
+// direction evaluates one end of p, and reports whether it is accepted.
+func (o *PolicyOutcome) direction(s *model.Policies, p Packet, d model.Direction) bool {
+	own, other := p.Src.Addr(), p.Dst.Addr()
+	if d == model.Ingress {
+		own, other = other, own
+	}
+	subject := s.Subjects[own]
+	if subject == nil {
+		if s.Node.Unknown == model.VerdictDrop && within(s.Node.Pods, own) {
+			o.Verdict, o.By = model.VerdictDrop, nil
+			o.Reason = fmt.Sprintf("%s is an address of this node's pods, and no pod that is known has it yet", own)
+			return false
+		}
+		return true
+	}
+	rulesets := &subject.Out
+	if d == model.Ingress {
+		rulesets = &subject.In
+	}
+	for stage, rs := range rulesets {
+		if rs == nil {
+			continue
+		}
+		step := PolicyStep{Direction: d, Stage: stage, Subject: subject, Ruleset: rs, Peer: s.Peer(other)}
+		step.evaluate(s, p)
+		o.Steps = append(o.Steps, step)
+		if step.Decision.Verdict == model.VerdictNext {
+			continue
+		}
+		o.Verdict, o.By, o.Reason = step.Decision.Verdict, step.By, step.reason()
+		return o.Verdict == model.VerdictAccept
+	}
+	return true
+}
+
+// evaluate decides about the packet p.
+func (t *PolicyStep) evaluate(s *model.Policies, p Packet) {
+	t.Entry = t.Ruleset.Entry(p.Protocol, p.Dst.Port())
+	table := t.Entry.PeerTable
+	t.Decision = table.Otherwise
+	var match []*model.Peers
+	if t.Peer != nil {
+		match = t.Peer.Identity.Match
+		v := s.Verdicts[model.PeerVerdictKey{PeerTable: table.ID, Identity: t.Peer.Identity.ID}]
+		if v != nil {
+			t.Decision = v.Decision
+		}
+	}
+	_, enforced, audited := table.Decide(func(p *model.Peers) bool { return slices.Contains(match, p) })
+	t.By = t.sources(enforced)
+	if t.Decision.Report {
+		t.Audited = t.sources(audited)
+	}
+}
+
+// sources returns where the rule at an index comes from. Where no rule of enforced NetworkPolicies matches, they drop
+// by isolating the pod.
+func (t *PolicyStep) sources(i int) (out []model.RuleRef) {
+	if i < len(t.Entry.Sources) {
+		return t.Entry.Sources[i]
+	}
+	for _, p := range t.Ruleset.Policies {
+		if p.Tier == model.TierNetworkPolicy && !p.Audit {
+			out = append(out, model.RuleRef{PolicyRef: p, Direction: t.Direction, Index: -1})
+		}
+	}
+	return out
+}
+
+// reason returns what decided, in words.
+func (t *PolicyStep) reason() string {
+	var names []string
+	for i, r := range t.By {
+		if i == 3 && len(t.By) > 4 {
+			names = append(names, fmt.Sprintf("%d more", len(t.By)-i))
+			break
+		}
+		names = append(names, r.String())
+	}
+	by := strings.Join(names, ", ")
+	switch {
+	case len(t.By) > 0 && t.By[0].Index < 0:
+		return fmt.Sprintf("%s of %s: isolated by %s, and none of their rules allows it", t.Direction, t.Subject.Pod, by)
+	case by == "":
+		return fmt.Sprintf("%s of %s: the policies are beyond a bound", t.Direction, t.Subject.Pod)
+	case t.Decision.Verdict == model.VerdictDrop:
+		return fmt.Sprintf("%s of %s: denied by %s", t.Direction, t.Subject.Pod, by)
+	}
+	return fmt.Sprintf("%s of %s: allowed by %s", t.Direction, t.Subject.Pod, by)
+}
