@@ -1,0 +1,47 @@
+// Package nftables is the policy data plane that writes nf_tables: one table of the inet family, of a constant number
+// of chains and maps. Pods, policies and peers are elements of maps to plain values, never chains.
+//
+// For each family (4 and 6) there is
+//
+//	node          address                        of the node itself
+//	untranslated  range of addresses             destinations that are evaluated after their translation
+//	unknown       range of addresses             of this node's pods, where pods that aren't known are dropped
+//	subject       address                        of pods on this node
+//	ruleset       stage · address → ruleset      stages 0 and 1 are of egress, 2 and 3 of ingress
+//	peer          address → identity
+//	range         range of addresses → identity  where there is no peer
+//
+// and for both
+//
+//	port          0 · ruleset · protocol · port → peer table
+//	portspan      0 · ruleset · protocol · first to last port → peer table
+//	default       0 · ruleset → peer table       where no port matches
+//	decision      0 · peer table · 0 · identity → decision
+//	otherwise     0 · peer table → decision      where the other end has no identity, or the peer table no decision
+//	act           0 · decision → verdict         accept, deny, return to the next stage; reported or not
+//
+// Ranges are disjoint and of one field: to portspan its whole key is one number. A packet that opens a connection
+// passes these chains, those of the first two lines at hooks:
+//
+//	forward-egress, input, output-egress     established or related? accept; else egress4
+//	forward-ingress, output-ingress          established or related? accept; else ingress4
+//	egress4              from a subject? egress4-pod; from an unknown pod? egress4-unknown
+//	egress4-pod          from the node, or untranslated? accept; by its rulesets egress4-admin, then egress4-last
+//	egress4-unknown      from the node, or untranslated? accept; else deny
+//	egress4-admin        to a peer? egress4-admin-peer; to a range? egress4-admin-range; else by ports, otherwise
+//	egress4-admin-peer   by port, else by portspan, else by default: decision, else otherwise
+//	deny                 log, drop
+//	report-accept, report-next   log, accept or return: what audited policies would drop
+//
+// ingress4 and its chains are alike, for the destination, and accept what goes to the node. Egress and ingress have
+// chains at hooks of their own, so that an accept ends one of them, and no chain of one leads to the other: the kernel
+// follows every path through the chains when it checks a table.
+//
+// Neighbour discovery is accepted. Protocols without ports are decided by default. A log goes to nflog group LogGroup,
+// limited, with the prefix PrefixDeny or PrefixAudit. Tables of other owners aren't touched, and what this one accepts
+// they may drop.
+//
+// Not served yet, and refused by Write: model.PolicyNode.CutMark, model.Subject.Device. The table has no owner flag:
+// whoever flushes every table also flushes this one, and until it is repaired everything passes. TCP packets in
+// mid-stream of a connection that isn't tracked yet are evaluated as new ones. Tried on Linux 6.18 only.
+package nftables

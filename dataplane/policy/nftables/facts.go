@@ -1,0 +1,285 @@
+package nftables
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	table "fairlead.dev/fairlead/dataplane/nft"
+	nft "fairlead.dev/fairlead/kernel/nftables"
+	"fairlead.dev/fairlead/model"
+)
+
+// Table is the name of the plane's table.
+const Table = "fairlead-policy"
+
+// layout is the value of the table's fact. A table of another layout is made anew.
+const layout = "layout 1"
+
+// declared is the table.
+var declared = &table.Table[Key]{
+	Name: Table, Layout: layout, Sets: allSets, Hooks: hooks, Of: func(k table.Key) Key { return Key{k} },
+}
+
+// kindUnserved is the kind of facts that Write refuses, since the plane doesn't serve them yet.
+const kindUnserved = table.Other
+
+// Key names a fact: one of the table, or what isn't served.
+type Key struct{ table.Key }
+
+// Fact is a fact of this plane.
+type Fact = table.Fact[Key]
+
+// String returns "chain deny", or "subject4 0a…" for elements, in hexadecimal.
+func (k Key) String() string {
+	if k.Kind == kindUnserved {
+		return k.Group() + " " + k.Name
+	}
+	return k.Key.String()
+}
+
+// Group implements dataplane.Grouped.
+func (k Key) Group() string {
+	if k.Kind == kindUnserved {
+		return "unserved"
+	}
+	return k.Key.Group()
+}
+
+// Rank implements dataplane.Key: decisions come before what leads to them, and the hooks last.
+func (k Key) Rank() int {
+	switch k.Kind {
+	case table.KindTable:
+		return 0
+	case table.KindSet:
+		return 1
+	case table.KindChain:
+		return chainRank(k.Name)
+	case table.KindElement:
+		return setRanks[k.Name]
+	}
+	return 10 // nothing waits for it
+}
+
+// proto is an IP family with the names of its sets and chains.
+type proto struct {
+	*table.Family
+	node, untranslated, unknown, subject, ruleset, peer, ranges string
+}
+
+func protoFor(f *table.Family) *proto {
+	n := f.Name
+	return &proto{f, "node" + n, "untranslated" + n, "unknown" + n, "subject" + n, "ruleset" + n, "peer" + n, "range" + n}
+}
+
+var protos = []*proto{protoFor(table.IPv4), protoFor(table.IPv6)}
+
+// protoOf returns an address's family.
+func protoOf(a netip.Addr) *proto {
+	if a.Is4() {
+		return protos[0]
+	}
+	return protos[1]
+}
+
+// Names of the sets of both families.
+const (
+	setPort      = "port"
+	setPortSpan  = "portspan"
+	setDefault   = "default"
+	setDecision  = "decision"
+	setOtherwise = "otherwise"
+	setAct       = "act"
+)
+
+// portKeyLength is the length of 0 · ruleset · protocol · port.
+const portKeyLength = 4 + 8 + 4 + 4
+
+func marks(n int) []nft.Type { return slices.Repeat([]nft.Type{nft.Mark}, n) }
+
+// allSets returns every set of the table by name. A number of 64 bits is two marks.
+var allSets = func() map[string]nft.Set {
+	m := map[string]nft.Set{}
+	add := func(s nft.Set) { m[s.Name] = s }
+	for _, p := range protos {
+		address := []nft.Type{p.Type}
+		add(nft.Set{Name: p.node, Key: address})
+		add(nft.Set{Name: p.untranslated, Key: address, Interval: true})
+		add(nft.Set{Name: p.unknown, Key: address, Interval: true})
+		add(nft.Set{Name: p.subject, Key: address})
+		add(nft.Set{Name: p.ruleset, Key: []nft.Type{nft.Mark, p.Type}, Data: marks(2)})
+		add(nft.Set{Name: p.peer, Key: address, Data: marks(2)})
+		add(nft.Set{Name: p.ranges, Key: address, Data: marks(2), Interval: true})
+	}
+	add(nft.Set{Name: setPort, Key: []nft.Type{nft.Mark, nft.Mark, nft.Mark, nft.Proto, nft.Port}, Data: marks(2)})
+	add(nft.Set{Name: setPortSpan, Key: []nft.Type{nft.IntegerOf(portKeyLength)}, Data: marks(2), Interval: true})
+	add(nft.Set{Name: setDefault, Key: marks(4), Data: marks(2)})
+	// The nft command knows at most five fields, so these 32 bytes are shown as two addresses.
+	add(nft.Set{Name: setDecision, Key: []nft.Type{nft.IPv6, nft.IPv6}, Data: marks(1)})
+	add(nft.Set{Name: setOtherwise, Key: marks(4), Data: marks(1)})
+	add(nft.Set{Name: setAct, Key: marks(4), Data: []nft.Type{nft.Verdicts}})
+	return m
+}()
+
+// setRanks are the ranks of sets' elements.
+var setRanks = func() map[string]int {
+	m := map[string]int{setAct: 3, setDecision: 4, setOtherwise: 4, setPort: 5, setPortSpan: 5, setDefault: 5}
+	for _, p := range protos {
+		m[p.node], m[p.untranslated], m[p.peer], m[p.ranges] = 3, 3, 6, 6
+		m[p.ruleset], m[p.subject], m[p.unknown] = 7, 8, 9
+	}
+	return m
+}()
+
+// element returns the fact of an element.
+func element(set string, key []byte, value string) Fact { return declared.Element(set, key, value) }
+
+// number puts a 64-bit ID as registers hold it.
+func number(id uint64) []byte { return binary.BigEndian.AppendUint64(nil, id) }
+
+// key returns a key of 16 bytes, as registers hold it: 0 · what · 0.
+func key(what []byte) []byte {
+	b := make([]byte, 16)
+	copy(b[4:], what)
+	return b
+}
+
+// word puts a 32-bit number as registers hold it.
+func word(v uint32) []byte { return nft.Word(nil, v) }
+
+// reported is the bit of a decision's code that stands for Decision.Report.
+const reported = 1 << 2
+
+// code stands for a decision in registers.
+func code(d model.Decision) string {
+	c := uint32(d.Verdict)
+	if d.Report {
+		c |= reported
+	}
+	return string(word(c))
+}
+
+// stageNumber is the number of a direction's stage in the keys of ruleset4 and ruleset6.
+func stageNumber(d model.Direction, stage int) uint32 {
+	return uint32(d)*model.PolicyStages + uint32(stage)
+}
+
+// Render implements dataplane.Plane.
+func (p *Plane) Render(part model.PolicyPart) []Fact {
+	switch v := part.(type) {
+	case *model.PolicyNode:
+		return node(v)
+	case *model.Subject:
+		return subject(v)
+	case *model.Ruleset:
+		return ruleset(v)
+	case *model.PeerTable:
+		return []Fact{element(setOtherwise, key(number(v.ID)), code(v.Otherwise))}
+	case *model.PeerVerdict:
+		k := append(key(number(v.PeerTable.ID)), key(number(v.Identity.ID))...)
+		return []Fact{element(setDecision, k, code(v.Decision))}
+	case *model.Peer:
+		return []Fact{peer(v)}
+	}
+	panic(fmt.Sprintf("nftables: no facts for a %T", part))
+}
+
+// unserved returns the fact of what Write refuses.
+func unserved(what string) Fact { return Fact{Key: Key{table.Key{Kind: kindUnserved, Name: what}}} }
+
+// node returns the table, its constant chains, and the addresses of the node.
+func node(v *model.PolicyNode) []Fact {
+	facts := append(declared.Frame(), chains()...)
+	facts = append(facts, acts()...)
+	if v.CutMark != 0 {
+		facts = append(facts, unserved("cut mark"))
+	}
+	for _, a := range v.Addresses {
+		facts = append(facts, element(protoOf(a).node, a.AsSlice(), ""))
+	}
+	for _, r := range disjoint(v.PreDNAT) {
+		facts = append(facts, element(protoOf(r.Addr()).untranslated, table.SourceRange(nil, r), ""))
+	}
+	if v.Unknown == model.VerdictDrop {
+		for _, r := range disjoint(v.Pods) {
+			facts = append(facts, element(protoOf(r.Addr()).unknown, table.SourceRange(nil, r), ""))
+		}
+	}
+	return facts
+}
+
+// disjoint returns prefixes that hold the same addresses, sorted, none of which is in another.
+func disjoint(l []netip.Prefix) (out []netip.Prefix) {
+	sorted := slices.SortedFunc(slices.Values(l), func(a, b netip.Prefix) int {
+		return cmp.Or(a.Masked().Addr().Compare(b.Masked().Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
+	for _, r := range sorted {
+		if n := len(out); n == 0 || !out[n-1].Overlaps(r) {
+			out = append(out, r.Masked())
+		}
+	}
+	return out
+}
+
+// subject returns a pod's address and its rulesets.
+func subject(v *model.Subject) []Fact {
+	p, addr := protoOf(v.Addr), v.Addr.AsSlice()
+	facts := []Fact{element(p.subject, addr, "")}
+	if v.Device != "" {
+		facts = append(facts, unserved(fmt.Sprintf("device %s of %s", v.Device, v.Addr)))
+	}
+	for d, rulesets := range [...][model.PolicyStages]*model.Ruleset{model.Egress: v.Out, model.Ingress: v.In} {
+		for stage, r := range rulesets {
+			if r != nil {
+				k := append(word(stageNumber(model.Direction(d), stage)), addr...)
+				facts = append(facts, element(p.ruleset, k, string(number(r.ID))))
+			}
+		}
+	}
+	return facts
+}
+
+// ruleset returns which peer table decides at each port.
+func ruleset(v *model.Ruleset) []Fact {
+	facts := make([]Fact, 0, len(v.Ports)+1)
+	facts = append(facts, element(setDefault, key(number(v.ID)), string(number(v.Default.PeerTable.ID))))
+	for _, e := range v.Ports {
+		at := func(port uint16) []byte {
+			b := key(number(v.ID))
+			b[12] = byte(e.Protocol)
+			return nft.PortWord(b, port)
+		}
+		to := string(number(e.PeerTable.ID))
+		if e.First == e.Last {
+			facts = append(facts, element(setPort, at(e.First), to))
+		} else {
+			facts = append(facts, element(setPortSpan, append(at(e.First), at(e.Last)...), to))
+		}
+	}
+	return facts
+}
+
+// peer returns the identity of an address, or of a range of them.
+func peer(v *model.Peer) Fact {
+	p, first, to := protoOf(v.Range.First), v.Range.First.AsSlice(), string(number(v.Identity.ID))
+	if v.Single() {
+		return element(p.peer, first, to)
+	}
+	return element(p.ranges, append(first, v.Range.Last.AsSlice()...), to)
+}
+
+// acts returns what each decision comes to.
+func acts() (facts []Fact) {
+	for d, v := range map[model.Decision]nft.Verdict{
+		{Verdict: model.VerdictAccept}:               nft.Accept,
+		{Verdict: model.VerdictDrop}:                 nft.Goto(chainDeny),
+		{Verdict: model.VerdictNext}:                 nft.Return,
+		{Verdict: model.VerdictAccept, Report: true}: nft.Goto(chainReportAccept),
+		{Verdict: model.VerdictNext, Report: true}:   nft.Goto(chainReportNext),
+	} {
+		facts = append(facts, element(setAct, key([]byte(code(d))), v.String()))
+	}
+	return facts
+}

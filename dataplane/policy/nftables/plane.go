@@ -1,0 +1,58 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+
+	"fairlead.dev/fairlead/dataplane"
+	nft "fairlead.dev/fairlead/kernel/nftables"
+	"fairlead.dev/fairlead/model"
+)
+
+// Plane writes facts into one network namespace. It implements dataplane.Plane[model.PolicyPart, Key, string],
+// dataplane.Watcher and dataplane.Cleaner.
+type Plane struct{ conn *nft.Conn }
+
+var (
+	_ dataplane.Plane[model.PolicyPart, Key, string] = (*Plane)(nil)
+	_ dataplane.Watcher                              = (*Plane)(nil)
+	_ dataplane.Cleaner                              = (*Plane)(nil)
+)
+
+// New opens the plane of the calling thread's network namespace.
+func New() (*Plane, error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, err
+	}
+	return &Plane{conn}, nil
+}
+
+// Close closes the plane's handles. The kernel keeps what was written.
+func (p *Plane) Close() error { return p.conn.Close() }
+
+// Read implements dataplane.Plane.
+func (p *Plane) Read(context.Context) ([]Fact, error) {
+	if err := p.conn.Mark(); err != nil {
+		return nil, err
+	}
+	return declared.Read(p.conn, nil)
+}
+
+// Write implements dataplane.Plane: one transaction. What isn't served is refused before anything is written.
+func (p *Plane) Write(_ context.Context, put, del []Fact) error {
+	for _, f := range put {
+		if f.Key.Kind == kindUnserved {
+			return fmt.Errorf("nftables: write %s: not supported by this policy engine", f.Key.Name)
+		}
+	}
+	return declared.Write(p.conn, put, del)
+}
+
+// Watch implements dataplane.Watcher.
+func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
+	return declared.Watch(ctx, p.conn)
+}
+
+// Clean implements dataplane.Cleaner.
+func (p *Plane) Clean(context.Context) error { return declared.Clean(p.conn) }

@@ -1,0 +1,211 @@
+package nftables
+
+import (
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	table "fairlead.dev/fairlead/dataplane/nft"
+	nft "fairlead.dev/fairlead/kernel/nftables"
+	"fairlead.dev/fairlead/model"
+)
+
+// LogGroup is the nflog group that denials and what audited policies would deny go to.
+const LogGroup = 4271
+
+// The prefixes of what is logged.
+const (
+	PrefixDeny  = "deny"
+	PrefixAudit = "audit"
+)
+
+// Bounds of what is logged: packets in a second and at once, and bytes of each.
+const (
+	logRate   = 100
+	logBurst  = 200
+	logLength = 128
+)
+
+// The chains of both families that end an evaluation.
+const (
+	chainDeny         = "deny"
+	chainReportAccept = "report-accept"
+	chainReportNext   = "report-next"
+)
+
+// hooks reports which chains see packets by themselves, all between the translation of destinations and that of
+// sources. An accept ends the chain of one direction only.
+var hooks = map[string]*nft.Hook{
+	"forward-egress":  {Type: "filter", Number: unix.NF_INET_FORWARD, Priority: 0},
+	"forward-ingress": {Type: "filter", Number: unix.NF_INET_FORWARD, Priority: 1},
+	"input":           {Type: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: 0},
+	"output-egress":   {Type: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: 0},
+	"output-ingress":  {Type: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: 1},
+}
+
+// chainRank puts chains after those that their rules name.
+func chainRank(name string) int {
+	switch {
+	case hooks[name] != nil:
+		return 9
+	case strings.HasSuffix(name, "-pod"), strings.HasSuffix(name, "-unknown"):
+		return 4
+	case strings.HasSuffix(name, "-admin"), strings.HasSuffix(name, "-last"):
+		return 3
+	case strings.Contains(name, "-"), name == chainDeny:
+		return 2
+	}
+	return 5
+}
+
+// side is the evaluation of one direction in one family.
+type side struct {
+	*proto
+	direction  model.Direction
+	own, other uint32 // offsets of the pod's address and the other end's
+}
+
+func (s side) String() string { return s.direction.String() + s.Name }
+
+// stage is one stage of a side.
+type stage struct {
+	side
+	number uint32
+	name   string // of its chain
+}
+
+func (s side) stage(i int) stage {
+	name := [...]string{model.StageAdmin: "-admin", model.StageLast: "-last"}[i]
+	return stage{s, stageNumber(s.direction, i), s.String() + name}
+}
+
+// chains returns the constant chains.
+func chains() []Fact {
+	log := func(prefix string) []nft.Expr {
+		return nft.Exprs(nft.Limit(logRate, logBurst), nft.Log(LogGroup, prefix, logLength))
+	}
+	report := func(name, prefix string, v nft.Verdict) Fact {
+		return declared.Chain(name, [][]nft.Expr{log(prefix), nft.Exprs(nft.Do(v))})
+	}
+	facts := []Fact{
+		report(chainDeny, PrefixDeny, nft.DropIt),
+		report(chainReportAccept, PrefixAudit, nft.Accept),
+		report(chainReportNext, PrefixAudit, nft.Return),
+	}
+	for name := range hooks {
+		d := model.Egress
+		if strings.HasSuffix(name, "-ingress") {
+			d = model.Ingress
+		}
+		facts = append(facts, declared.Chain(name, base(d)))
+	}
+	for _, p := range protos {
+		for _, s := range []side{{p, model.Egress, p.Src, p.Dst}, {p, model.Ingress, p.Dst, p.Src}} {
+			facts = append(facts, s.chains()...)
+		}
+	}
+	return facts
+}
+
+// base returns the rules at a hook: answers, related errors and neighbour discovery pass.
+func base(d model.Direction) [][]nft.Expr {
+	const (
+		hopLimit    = 7        // its offset; neighbour discovery has the highest, so it was not routed
+		first, last = 133, 137 // types from router solicitation to redirect
+	)
+	known := word(nft.StateEstablished | nft.StateRelated)
+	rules := [][]nft.Expr{
+		nft.Exprs(nft.Ct(nft.CtState, nft.R(0)), nft.And(nft.R(0), nft.R(0), known),
+			nft.Cmp(nft.Neq, nft.R(0), make([]byte, 4)), nft.Do(nft.Accept)),
+		nft.Join(table.IPv6.Is(), nft.Exprs(
+			nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.IPPROTO_ICMPV6}),
+			nft.Payload(nft.NetworkHeader, hopLimit, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{255}),
+			nft.Payload(nft.TransportHeader, 0, 1, nft.R(0)), nft.Cmp(nft.Gte, nft.R(0), []byte{first}),
+			nft.Cmp(nft.Lte, nft.R(0), []byte{last}), nft.Do(nft.Accept))),
+	}
+	for _, p := range protos {
+		rules = append(rules, nft.Join(p.Is(), nft.Exprs(nft.Do(nft.Goto(side{proto: p, direction: d}.String())))))
+	}
+	return rules
+}
+
+// member goes on only if an address of the packet is in a set.
+func (s side) member(set string, offset uint32) []nft.Expr {
+	return nft.Exprs(s.Address(offset, 0), nft.Member(set, nft.R(0)))
+}
+
+// chains returns the side's chains.
+func (s side) chains() []Fact {
+	do := func(e []nft.Expr, v nft.Verdict) []nft.Expr { return append(e, nft.Do(v)) }
+	pod, unknown := s.String()+"-pod", s.String()+"-unknown"
+	unevaluated := [][]nft.Expr{
+		do(s.member(s.node, s.Src), nft.Accept),
+		do(s.member(s.untranslated, s.Dst), nft.Accept),
+	}
+	if s.direction == model.Ingress {
+		unevaluated = append(unevaluated, do(s.member(s.node, s.Dst), nft.Accept))
+	}
+	n := len(unevaluated)
+	admin, last := s.stage(model.StageAdmin), s.stage(model.StageLast)
+	facts := []Fact{
+		declared.Chain(s.String(), [][]nft.Expr{
+			do(s.member(s.subject, s.own), nft.Goto(pod)),
+			do(s.member(s.unknown, s.own), nft.Goto(unknown)),
+		}),
+		declared.Chain(pod, append(unevaluated[:n:n],
+			do(admin.rulesetOf(zero+1, 4), nft.Jump(admin.name)),
+			do(last.rulesetOf(zero+1, 4), nft.Goto(last.name)))),
+		declared.Chain(unknown, append(unevaluated[:n:n], nft.Exprs(nft.Do(nft.Goto(chainDeny))))),
+	}
+	return append(facts, append(admin.chains(), last.chains()...)...)
+}
+
+// Where rules hold what maps returned. A key made of it begins with 0, and each 16 bytes of it with a constant: see
+// nftables.Clear.
+const (
+	zero     = 0 // eight registers: 0 · peer table · 0 · 0 · identity · 0
+	identity = 4
+	work     = 8 // five registers: 0 · ruleset · protocol · port, or 0 · decision · 0
+)
+
+// rulesetOf puts the pod's ruleset of the stage at register dst, or ends the rule; it uses registers from tmp on.
+func (s stage) rulesetOf(dst, tmp int) []nft.Expr {
+	return nft.Exprs(nft.Load(nft.R(tmp), word(s.number)), s.Address(s.own, tmp+1),
+		nft.Map(s.ruleset, nft.R(tmp), nft.R(dst)))
+}
+
+// chains returns the stage's chains.
+func (s stage) chains() []Fact {
+	peer, ranges := s.name+"-peer", s.name+"-range"
+	has := func(identities, to string) []nft.Expr {
+		return nft.Exprs(s.Address(s.other, work), nft.Map(identities, nft.R(work), nft.R(zero+1)), nft.Do(nft.Goto(to)))
+	}
+	return []Fact{
+		declared.Chain(s.name, append([][]nft.Expr{has(s.peer, peer), has(s.ranges, ranges)}, s.decide("")...)),
+		declared.Chain(peer, s.decide(s.peer)),
+		declared.Chain(ranges, s.decide(s.ranges)),
+	}
+}
+
+// decide returns the rules that decide about the other end, whose identity a set has; "": it has none.
+func (s stage) decide(identities string) (rules [][]nft.Expr) {
+	port := nft.Exprs(nft.Meta(nft.MetaL4Proto, nft.R(work+3)), nft.Payload(nft.TransportHeader, 2, 2, nft.R(work+4)))
+	for _, t := range []struct {
+		set string
+		key []nft.Expr
+	}{{setPort, port}, {setPortSpan, port}, {setDefault, nil}} {
+		peerTable := nft.Join(nft.Exprs(nft.Clear(nft.R(work))), s.rulesetOf(work+1, 0), t.key,
+			nft.Exprs(nft.Clear(nft.R(zero)), nft.Map(t.set, nft.R(work), nft.R(zero+1))))
+		if identities != "" {
+			rules = append(rules, nft.Join(peerTable, nft.Exprs(s.Address(s.other, work),
+				nft.Clear(nft.R(identity)), nft.Map(identities, nft.R(work), nft.R(identity+1))), act(setDecision)))
+		}
+		rules = append(rules, nft.Join(peerTable, act(setOtherwise)))
+	}
+	return rules
+}
+
+// act does what the decision says that a set has, or ends the rule.
+func act(set string) []nft.Expr {
+	return nft.Exprs(nft.Clear(nft.R(work)), nft.Map(set, nft.R(zero), nft.R(work+1)), nft.VMap(setAct, nft.R(work)))
+}
