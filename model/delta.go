@@ -19,11 +19,12 @@ func (c Change[T]) Empty() bool { return len(c.Put)+len(c.Del) == 0 }
 type Delta struct {
 	Services  Change[ServicePart]
 	Health    Change[*HealthCheck]
+	Policies  Change[PolicyPart]
 	Triggered []time.Time // when the events behind it happened, by the cluster's clock, as far as it is known
 }
 
 // Empty reports whether nothing changed.
-func (d Delta) Empty() bool { return d.Services.Empty() && d.Health.Empty() }
+func (d Delta) Empty() bool { return d.Services.Empty() && d.Health.Empty() && d.Policies.Empty() }
 
 // Snapshot is a whole decided node.
 type Snapshot struct {
@@ -32,6 +33,7 @@ type Snapshot struct {
 	Frontends    map[Entry]*Frontend
 	ClusterIPs   map[netip.Addr]*ClusterIP
 	HealthChecks []*HealthCheck
+	Policies     *Policies // nil: policies are not enforced
 }
 
 // Sorted returns the frontends in the order of their entries.

@@ -2,6 +2,7 @@ package model
 
 import (
 	"cmp"
+	"fmt"
 	"strings"
 )
 
@@ -10,6 +11,10 @@ const (
 	KindNode    = "Node"
 	KindService = "Service"
 	KindDevice  = "Device"
+	KindPod     = "Pod"
+
+	KindNetworkPolicy        = "NetworkPolicy"
+	KindClusterNetworkPolicy = "ClusterNetworkPolicy"
 )
 
 // Owner is the object of the cluster that a part of a decided node is made for. The zero value is none.
@@ -59,4 +64,38 @@ func LabelOf(p ServicePart) string {
 		return v.Service
 	}
 	return OwnerOf(p).String()
+}
+
+// PolicyOwnerOf returns the owner of a part: the pod of a Subject, so that it can be waited for, the first policy of a
+// Ruleset, and none for parts that many share.
+func PolicyOwnerOf(p PolicyPart) Owner {
+	switch v := p.(type) {
+	case *Subject:
+		namespace, name, _ := strings.Cut(v.Pod, "/")
+		return Owner{KindPod, namespace, name}
+	case *Ruleset:
+		if len(v.Policies) > 0 {
+			return v.Policies[0].Owner()
+		}
+	}
+	return Owner{}
+}
+
+// PolicyLabelOf returns what a part is, for people: "pod shop/web-1 at 10.0.0.7", a Ruleset's or Peer's name.
+func PolicyLabelOf(p PolicyPart) string {
+	switch v := p.(type) {
+	case *PolicyNode:
+		return "node"
+	case *Subject:
+		return fmt.Sprintf("pod %s at %s", v.Pod, v.Addr)
+	case *Ruleset:
+		return v.Name
+	case *PeerTable:
+		return fmt.Sprintf("peer table %016x", v.ID)
+	case *PeerVerdict:
+		return fmt.Sprintf("peer table %016x", v.PeerTable.ID)
+	case *Peer:
+		return "peer " + v.Name
+	}
+	return ""
 }

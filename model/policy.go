@@ -3,6 +3,7 @@ package model
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -113,6 +114,14 @@ func (p PolicyRef) String() string {
 		return p.Tier.String() + " " + p.Name
 	}
 	return fmt.Sprintf("%s %s/%s", p.Tier, p.Namespace, p.Name)
+}
+
+// Owner returns the policy as an owner of parts.
+func (p PolicyRef) Owner() Owner {
+	if p.Namespace == "" {
+		return Owner{Kind: KindClusterNetworkPolicy, Name: p.Name}
+	}
+	return Owner{KindNetworkPolicy, p.Namespace, p.Name}
 }
 
 // Compare orders policies by tier, namespace and name.
@@ -319,4 +328,30 @@ func (r *Ruleset) Entry(p Protocol, port uint16) *PortEntry {
 		return &r.Ports[i]
 	}
 	return &r.Default
+}
+
+// Parts returns everything a policy data plane serves: the node, then what others name before what names them.
+func (s *Policies) Parts() []PolicyPart {
+	l := make([]PolicyPart, 0, 1+len(s.Tables)+len(s.Rulesets)+len(s.Singles)+len(s.Ranges)+len(s.Verdicts)+
+		len(s.Subjects))
+	l = append(l, s.Node)
+	for _, id := range slices.Sorted(maps.Keys(s.Tables)) {
+		l = append(l, s.Tables[id])
+	}
+	for _, id := range slices.Sorted(maps.Keys(s.Rulesets)) {
+		l = append(l, s.Rulesets[id])
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(s.Singles), netip.Addr.Compare) {
+		l = append(l, s.Singles[a])
+	}
+	for _, r := range s.Ranges {
+		l = append(l, r)
+	}
+	for _, v := range s.Verdicts {
+		l = append(l, v)
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(s.Subjects), netip.Addr.Compare) {
+		l = append(l, s.Subjects[a])
+	}
+	return l
 }

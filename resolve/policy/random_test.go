@@ -463,6 +463,14 @@ func (w *walk) apply(batch []source.Change) {
 		}
 	}
 	w.sum.apply(w, w.resolver.Apply(batch))
+	whole := map[model.PolicyPart]bool{}
+	for _, p := range w.resolver.Policies().Parts() {
+		whole[p] = true
+	}
+	if !maps.Equal(whole, w.sum.parts) {
+		w.Fatalf("the whole (-) is not the sum of changes (+):\n%s", cmp.Diff(describe(w.resolver.Policies()),
+			describe(w.sum.now)))
+	}
 }
 
 func keysOf(there map[source.Key]source.Object) []source.Key {

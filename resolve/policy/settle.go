@@ -662,3 +662,34 @@ func compareParts(a, b model.PolicyPart) int {
 	}
 	return 0
 }
+
+// Policies returns everything that is decided now, as one snapshot of the parts that Apply returned: the same pointers.
+func (r *Resolver) Policies() *model.Policies {
+	s := model.NewPolicies()
+	if r.node != nil {
+		s.Node = r.node
+	}
+	for _, x := range r.addresses {
+		if x.subject != nil {
+			s.Subjects[x.Addr] = x.subject
+		}
+		if x.peer != nil {
+			s.Singles[x.Addr] = x.peer
+		}
+	}
+	for _, p := range r.pieces { // sorted; those of one address are that address's
+		if p.peer != nil {
+			s.Ranges = append(s.Ranges, p.peer)
+		}
+	}
+	for _, rs := range r.rulesetsByDigest {
+		s.Rulesets[rs.model.ID] = rs.model
+	}
+	for _, t := range r.tables {
+		s.Tables[t.model.ID] = t.model
+		for _, v := range t.verdicts {
+			s.Verdicts[v.Key()] = v
+		}
+	}
+	return s
+}
