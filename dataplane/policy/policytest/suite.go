@@ -1,0 +1,174 @@
+package policytest
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/kernel/nflog"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/sandbox/echo"
+	"fairlead.dev/fairlead/verdict"
+)
+
+// Suite is what every policy engine must hold to, tried by packets.
+type Suite[K dataplane.Key] struct {
+	Open func(*Network) Engine[K]                          // opens the plane of the network's node
+	Join func(parts []model.PolicyPart) []model.PolicyPart // the stage in front of the plane; nil: none
+
+	LogGroup                uint16 // the nflog group of denials and audits
+	PrefixDeny, PrefixAudit string // what logged packets begin with
+}
+
+// engine is a plane of a network's node, and what it holds.
+type engine[K dataplane.Key] struct {
+	*testing.T
+	*Network
+	Engine[K]
+	join func([]model.PolicyPart) []model.PolicyPart
+	held map[K]dataplane.Fact[K, string]
+}
+
+// open returns a node with a plane that holds nothing.
+func (s Suite[K]) open(t *testing.T) *engine[K] {
+	n := NewNetwork(t)
+	return &engine[K]{t, n, s.Open(n), s.Join, nil}
+}
+
+// hold makes the plane hold what a world comes to.
+func (e *engine[K]) hold(d *Decided) (facts int) {
+	e.T.Helper()
+	parts := d.Parts()
+	if e.join != nil {
+		parts = e.join(parts)
+	}
+	wanted := Facts(e.T, e.Engine, parts)
+	Move(e.T, e.Engine, e.held, wanted)
+	e.held = wanted
+	return len(wanted)
+}
+
+// Run runs every test of the suite.
+func (s Suite[K]) Run(t *testing.T) {
+	t.Run("PacketsAreTreatedAsVerdictSays", s.packets)
+	t.Run("OtherProtocolsFollowTheDefault", s.otherProtocols)
+	t.Run("EstablishedConnectionsGoOn", s.established)
+	t.Run("DenialsAndAuditsAreLogged", s.logged)
+}
+
+func (s Suite[K]) packets(t *testing.T) {
+	e := s.open(t)
+	names, objects := Worlds(t)
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, name := range names {
+		d := Decide(objects[name])
+		facts := e.hold(d)
+		var fates [2]atomic.Int32
+		var wg sync.WaitGroup
+		for _, p := range e.Packets(r, 150) {
+			wg.Go(func() {
+				o := verdict.Policy(d.Now, p)
+				fates[o.Verdict].Add(1)
+				if expected := o.Verdict == model.VerdictAccept; e.Passes(p, expected) != expected {
+					t.Errorf("%s: %v: not so: %s, %s", name, p, o.Verdict, o.Reason)
+				}
+			})
+		}
+		wg.Wait()
+		t.Logf("%s: %d facts, %d packets accepted, %d dropped", name, facts, fates[0].Load(), fates[1].Load())
+	}
+	e.Must(e.Clean(t.Context()))
+	if missing, extra := Read(t, e.Engine, nil); len(missing)+len(extra) > 0 {
+		t.Errorf("after clean: %v", extra)
+	}
+}
+
+func (s Suite[K]) otherProtocols(t *testing.T) {
+	e := s.open(t)
+	_, objects := Worlds(t)
+	for _, world := range []string{"none.yaml", "selector-on-port.yaml", "ip-block.yaml"} {
+		d := Decide(objects[world])
+		e.hold(d)
+		for i, web := range Behind[0] {
+			for _, src := range []netip.Addr{Own[i], Behind[1][i], Behind[2][i], Addresses("198.51.100.7", "2001:db8::7")[i]} {
+				p := verdict.Packet{Src: netip.AddrPortFrom(src, 0), Dst: netip.AddrPortFrom(web, 0), Protocol: 1}
+				expected, wait := verdict.Policy(d.Now, p).Verdict == model.VerdictAccept, 150*time.Millisecond
+				if expected {
+					wait = 5 * time.Second
+				}
+				if e.Ping(src, web, wait) != expected {
+					t.Errorf("%s: ping %s > %s: expected %v", world, src, web, expected)
+				}
+			}
+		}
+	}
+}
+
+func (s Suite[K]) established(t *testing.T) {
+	e := s.open(t)
+	_, objects := Worlds(t)
+	e.hold(Decide(objects["none.yaml"]))
+	client, web := Behind[2], Behind[0]
+	var flows []*echo.Flow
+	for i := range client {
+		for _, to := range []echo.Port{{Number: 80, Protocol: model.TCP}, {Number: 80, Protocol: model.UDP}} {
+			e.Must(e.Of[client[i]].Do(func() error {
+				f, err := echo.Open(t.Context(), to.Protocol, netip.AddrPortFrom(web[i], to.Number), echo.Options{})
+				flows = append(flows, f)
+				return err
+			}))
+		}
+	}
+	request := func() {
+		t.Helper()
+		for _, f := range flows {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			if _, err := f.Request(ctx); err != nil {
+				t.Error(err)
+			}
+			cancel()
+		}
+	}
+	request()
+	e.hold(Decide(objects["deny-ingress.yaml"]))
+	request()
+	for _, f := range flows {
+		f.Close()
+	}
+	if e.Passes(e.Packet(client[0], web[0], Served[0]), false) {
+		t.Error("a new connection passes")
+	}
+}
+
+func (s Suite[K]) logged(t *testing.T) {
+	e := s.open(t)
+	_, objects := Worlds(t)
+	var log *nflog.Log
+	e.Must(e.Node.Do(func() (err error) {
+		log, err = nflog.Listen(s.LogGroup)
+		return err
+	}))
+	defer log.Close()
+	for world, want := range map[string][]string{"none.yaml": nil, "deny-ingress.yaml": {s.PrefixDeny},
+		"audit.yaml": {s.PrefixAudit, s.PrefixAudit}} {
+		d := Decide(objects[world])
+		e.hold(d)
+		p := e.Packet(Behind[2][1], Behind[0][1], Served[0])
+		e.Passes(p, verdict.Policy(d.Now, p).Verdict == model.VerdictAccept)
+		entries, err := log.Receive()
+		e.Must(err)
+		var got []string
+		for _, e := range entries {
+			got = append(got, e.Prefix)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: logged %q, want %q", world, got, want)
+		}
+	}
+}
