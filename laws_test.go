@@ -42,6 +42,8 @@ var laws = []law{
 		"resolve alone gives Kubernetes objects a meaning, and does no I/O"},
 	{"resolve/policy", []string{"model", "source"}, netlink,
 		"resolve/policy alone knows what network policies mean, does no I/O and knows no Service"},
+	{"resolve/network", []string{"model", "source"}, netlink,
+		"resolve/network alone knows what Nodes mean to the pod network, does no I/O and knows no Service"},
 	{"kernel", []string{"kernel"}, kubernetes, "kernel wraps system interfaces and knows nothing of their use"},
 	{"reconcile", []string{"dataplane", "model"}, slices.Concat(kubernetes, netlink),
 		"the loop knows neither networks nor Kubernetes"},

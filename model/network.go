@@ -1,0 +1,127 @@
+package model
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// NetworkPart is one piece of a decided node that a data plane of the pod network serves: *Network or *Route.
+type NetworkPart interface{ networkPart() }
+
+func (*Network) networkPart() {}
+func (*Route) networkPart()   {}
+
+// Network is what holds for this node's pod network whatever the pod.
+type Network struct {
+	Node   string
+	Ranges []netip.Prefix // addresses for pods here, sorted; those that no pod has are unreachable
+	MTU    int            // of pods' devices, bytes
+	Tunnel *Tunnel        // nil: this node neither sends nor receives through one
+}
+
+// Tunnel is this node's end of the VXLAN overlay (RFC 7348).
+type Tunnel struct {
+	VNI    uint32
+	Port   uint16       // UDP, of every node
+	Local  netip.Addr   // outer source
+	MAC    [6]byte      // of the end itself
+	Uplink string       // the device by which packets to other nodes leave
+	MTU    int          // of packets inside, bytes
+	Own    []netip.Addr // this node's addresses inside Network.Ranges, sorted: the sources of what it sends itself
+}
+
+// Equal reports whether n and o say the same.
+func (n *Network) Equal(o *Network) bool {
+	if n == nil || o == nil {
+		return n == o
+	}
+	return n.Node == o.Node && slices.Equal(n.Ranges, o.Ranges) && n.MTU == o.MTU && n.Tunnel.equal(o.Tunnel)
+}
+
+func (t *Tunnel) equal(o *Tunnel) bool {
+	if t == nil || o == nil {
+		return t == o
+	}
+	return t.VNI == o.VNI && t.Port == o.Port && t.Local == o.Local && t.MAC == o.MAC && t.Uplink == o.Uplink &&
+		t.MTU == o.MTU && slices.Equal(t.Own, o.Own)
+}
+
+// Hop is how packets get to another node.
+type Hop uint8
+
+// The kinds of hops.
+const (
+	Direct   Hop = iota // the node is on a link of this one: by its address there
+	Tunneled            // inside the tunnel
+	External            // by routers: this node's other routes decide, none is written
+)
+
+// String returns "direct", "tunneled" or "external".
+func (h Hop) String() string { return [...]string{"direct", "tunneled", "external"}[h] }
+
+// Route is how packets for pods of another node get there: one for each range of each other node. Routes are
+// comparable.
+type Route struct {
+	Node   string
+	To     netip.Prefix
+	Hop    Hop
+	Via    netip.Addr // the node's address: next hop, or outer destination; zero where it isn't needed
+	Device string     // Direct: the device that Via is behind
+	Source netip.Addr // of what this node sends there itself; zero: the kernel's choice
+
+	Gateway netip.Addr // Tunneled: the next hop inside the tunnel, the far node's own address in To
+	MAC     [6]byte    // Tunneled: of the far end
+}
+
+// String returns text such as "10.244.2.0/24 of node b: tunneled via 192.168.0.2".
+func (r *Route) String() string {
+	s := fmt.Sprintf("%s of node %s: %s", r.To, r.Node, r.Hop)
+	if r.Hop != External {
+		s += fmt.Sprintf(" via %s", r.Via)
+	}
+	return s
+}
+
+// NetworkOwner returns the Node that a part is made for.
+func NetworkOwner(p NetworkPart) Owner {
+	switch v := p.(type) {
+	case *Network:
+		return Owner{Kind: KindNode, Name: v.Node}
+	case *Route:
+		return Owner{Kind: KindNode, Name: v.Node}
+	}
+	return Owner{}
+}
+
+// PodNetwork is the network parts of a whole decided node.
+type PodNetwork struct {
+	Network *Network // nil: not decided yet
+	Routes  []*Route // sorted by To; disjoint
+}
+
+// Parts returns all parts, the network first.
+func (n *PodNetwork) Parts() (l []NetworkPart) {
+	if n.Network != nil {
+		l = append(l, n.Network)
+	}
+	for _, r := range n.Routes {
+		l = append(l, r)
+	}
+	return l
+}
+
+// Route returns the route to another node's pod, nil where no range has the address.
+func (n *PodNetwork) Route(a netip.Addr) *Route {
+	i, found := slices.BinarySearchFunc(n.Routes, a, func(r *Route, a netip.Addr) int {
+		return cmp.Compare(r.To.Addr().BitLen(), a.BitLen())*2 + r.To.Addr().Compare(a)
+	})
+	if !found {
+		i--
+	}
+	if i >= 0 && n.Routes[i].To.Contains(a) {
+		return n.Routes[i]
+	}
+	return nil
+}

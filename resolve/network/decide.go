@@ -1,0 +1,246 @@
+package network
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+)
+
+// decision is what all that is known comes to.
+type decision struct {
+	network  *model.Network
+	routes   map[netip.Prefix]*model.Route
+	problems []source.Problem
+}
+
+// mostProblems is how many problems are told; others are counted.
+const mostProblems = 100
+
+// add records a problem of a Node.
+func (d *decision) add(n source.Key, field, reason, format string, args ...any) {
+	d.problems = append(d.problems, source.Problem{Object: n, Field: field, Reason: reason,
+		Message: fmt.Sprintf(format, args...)})
+}
+
+// decide decides everything anew.
+func (r *Resolver) decide() (d decision) {
+	d.routes = make(map[netip.Prefix]*model.Route, len(r.routes))
+	s := survey{known: r, decision: &d, void: map[netip.Addr]bool{}}
+	own := r.nodes[r.config.Node]
+	if own == nil {
+		if len(r.nodes) > 0 {
+			d.add(source.Key{Kind: source.Node, Name: r.config.Node}, "", "NodeUnknown", "this Node isn't there, so that it "+
+				"has no pod network; register it, or set the node's name")
+		}
+		return d
+	}
+	ranges := s.accept()
+	if !s.findUplinks(own) {
+		d.finish()
+		return d
+	}
+	d.network = s.decideNetwork(own, ranges)
+	for _, c := range ranges {
+		if c.node != own {
+			s.decideRoute(c)
+		}
+	}
+	for _, n := range r.byAge {
+		d.problems = append(d.problems, n.faulty...)
+		if len(n.ranges)+len(n.faulty) == 0 {
+			d.add(n.key(), "spec.podCIDRs", "NoPodCIDRs", "is empty, so that pods on it get no address and can't be reached; "+
+				"have the controller manager assign them (--allocate-node-cidrs), or set it")
+		}
+	}
+	d.finish()
+	return d
+}
+
+// finish sorts the problems and counts those beyond the most.
+func (d *decision) finish() {
+	slices.SortFunc(d.problems, func(a, b source.Problem) int {
+		return cmp.Or(strings.Compare(a.Object.Name, b.Object.Name), strings.Compare(a.Field, b.Field),
+			strings.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
+	})
+	if more := len(d.problems) - mostProblems; more > 0 {
+		d.problems = append(d.problems[:mostProblems:mostProblems], source.Problem{Reason: "MoreProblems",
+			Message: fmt.Sprintf("%d more problems of Nodes; correct those that are named first", more)})
+	}
+}
+
+// survey is what one decision finds out.
+type survey struct {
+	known *Resolver
+	*decision
+	void     map[netip.Addr]bool    // addresses of Nodes that don't count
+	uplinks  [2]uplink              // IPv4's, IPv6's
+	local    netip.Addr             // outer source of the tunnel
+	ends     map[[6]byte]netip.Addr // outer addresses by the MACs of their ends
+	reserved []netip.Prefix         // Services' ranges
+}
+
+// uplink is the device that other nodes are behind, in one family.
+type uplink struct {
+	device   *Device // nil: none
+	internal netip.Addr
+}
+
+func index(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}
+
+// findUplinks finds the devices of our InternalIPs, and reports whether there is one.
+func (s *survey) findUplinks(own *node) bool {
+	for _, a := range own.internal {
+		if i := index(a); s.uplinks[i].device == nil {
+			if device := s.deviceOf(a); device != nil {
+				s.uplinks[i] = uplink{device, a}
+				if !s.local.IsValid() {
+					s.local = a
+				}
+			}
+		}
+	}
+	if s.local.IsValid() {
+		return true
+	}
+	if len(own.internal) == 0 {
+		s.add(own.key(), "status.addresses", "NoInternalIP", "has no InternalIP, so that this node has no pod network; "+
+			"start the kubelet with --node-ip")
+		return false
+	}
+	what := "no device of this node has one of the InternalIPs " + fmt.Sprint(own.internal)
+	if s.known.config.Uplink != "" {
+		what = fmt.Sprintf("this node has no device %s", s.known.config.Uplink)
+	}
+	s.add(own.key(), "status.addresses", "NoUplink", "%s, so that it has no pod network; correct --node-ip of the "+
+		"kubelet, "+
+		"or set the uplink", what)
+	return false
+}
+
+// deviceOf returns the device that other nodes are behind if a is ours.
+func (s *survey) deviceOf(a netip.Addr) *Device {
+	i := slices.IndexFunc(s.known.config.Devices, func(d Device) bool {
+		return s.known.config.Uplink == d.Name || s.known.config.Uplink == "" &&
+			slices.ContainsFunc(d.Prefixes, func(p netip.Prefix) bool { return p.Addr() == a })
+	})
+	if i < 0 {
+		return nil
+	}
+	return &s.known.config.Devices[i]
+}
+
+// vxlanOverhead returns how many bytes of each packet the tunnel takes: outer IP and UDP headers, VXLAN's, and the
+// inner
+// link-layer header.
+func vxlanOverhead(outer netip.Addr) int {
+	if outer.Is4() {
+		return 20 + 8 + 8 + 14
+	}
+	return 40 + 8 + 8 + 14
+}
+
+// minimumMTU is IPv6's (RFC 8200).
+const minimumMTU = 1280
+
+func (s *survey) decideNetwork(own *node, ranges []claim) *model.Network {
+	n := &model.Network{Node: own.name}
+	six := false
+	for _, c := range ranges {
+		if c.node == own {
+			n.Ranges = append(n.Ranges, c.prefix)
+			six = six || c.prefix.Addr().Is6()
+		}
+	}
+	for _, u := range s.uplinks {
+		if u.device != nil && (n.MTU == 0 || u.device.MTU < n.MTU) {
+			n.MTU = u.device.MTU
+		}
+	}
+	if s.known.config.Overlay != Never {
+		n.MTU -= vxlanOverhead(s.local)
+		n.Tunnel = s.decideTunnel(n)
+	}
+	if fits := n.MTU; s.known.config.MTU > 0 {
+		if n.MTU = s.known.config.MTU; n.MTU > fits {
+			s.add(own.key(), "", "MTUTooLarge", "packets of pods may have %d bytes, but %d fit between nodes: longer ones are "+
+				"lost or cut; set the MTU to at most that", n.MTU, fits)
+		}
+	}
+	if six && n.MTU < minimumMTU {
+		s.add(own.key(), "", "MTUTooSmall", "%d bytes of a packet fit between nodes, and IPv6 needs %d: pods get that, and "+
+			"longer packets are lost; use an uplink with a larger MTU", n.MTU, minimumMTU)
+		n.MTU = minimumMTU
+	}
+	return n
+}
+
+func (s *survey) decideTunnel(n *model.Network) *model.Tunnel {
+	t := &model.Tunnel{VNI: s.known.config.VNI, Port: s.known.config.Port, Local: s.local, MAC: MAC(s.local),
+		Uplink: s.uplinks[index(s.local)].device.Name, MTU: n.MTU}
+	for _, p := range n.Ranges {
+		t.Own = append(t.Own, ownAddress(p))
+	}
+	s.ends = map[[6]byte]netip.Addr{t.MAC: s.local}
+	return t
+}
+
+// decideRoute decides how packets get to a range of another node.
+func (s *survey) decideRoute(c claim) {
+	r := &model.Route{Node: c.node.name, To: c.prefix, Hop: model.External}
+	family := c.prefix.Addr()
+	via, up := s.addressOf(c.node, family), s.uplinks[index(family)]
+	direct := via.IsValid() && up.device != nil && via != up.internal &&
+		slices.ContainsFunc(up.device.Prefixes, func(p netip.Prefix) bool { return p.Contains(via) })
+	switch {
+	case direct && s.known.config.Overlay != Always:
+		r.Hop, r.Via, r.Device, r.Source = model.Direct, via, up.device.Name, up.internal
+	case s.known.config.Overlay != Never:
+		if !s.through(c, r) {
+			return
+		}
+	}
+	s.routes[c.prefix] = r
+}
+
+// through leads a route through the tunnel, and reports whether that can be.
+func (s *survey) through(c claim, r *model.Route) bool {
+	via := s.addressOf(c.node, s.local)
+	if !via.IsValid() || via == s.local {
+		s.add(c.node.key(), "status.addresses", "NoInternalIP", "has no %s InternalIP that others don't have: its pods %s "+
+			"can't be reached from node %s; start its kubelet with --node-ip", familyOf(s.local), c.prefix, s.known.config.Node)
+		return false
+	}
+	r.Hop, r.Via, r.MAC, r.Gateway = model.Tunneled, via, MAC(via), ownAddress(c.prefix)
+	if other, used := s.ends[r.MAC]; used && other != via {
+		s.add(c.node.key(), "status.addresses", "AddressHash", "%s has the same hash as %s, so that its pods %s can't be "+
+			"reached from node %s; change one of the two addresses", via, other, c.prefix, s.known.config.Node)
+		return false
+	}
+	s.ends[r.MAC] = via
+	for _, own := range s.network.Tunnel.Own {
+		if own.Is4() == c.prefix.Addr().Is4() && !r.Source.IsValid() {
+			r.Source = own
+		}
+	}
+	return true
+}
+
+// addressOf returns a node's first InternalIP of a's family that counts.
+func (s *survey) addressOf(n *node, a netip.Addr) netip.Addr {
+	for _, b := range n.internal {
+		if a.Is4() == b.Is4() && !s.void[b] {
+			return b
+		}
+	}
+	return netip.Addr{}
+}
