@@ -42,13 +42,18 @@ func (o PolicyOutcome) Reported() (out []model.RuleRef) {
 	return out
 }
 
+// icmpv6 is the protocol of neighbour discovery: types 133 to 137 (RFC 4861).
+const icmpv6 model.Protocol = 58
+
 // Policy decides whether policies accept the first packet of a connection at this node: first the egress of its source,
 // then the ingress of its destination, as far as each is a pod of this node. Source and destination are as between
 // destination translation and masquerade: the client's own address, and the backend's. A packet of a pod to its own
-// address never leaves the pod unless it was sent to a Service: callers decide that.
+// address never leaves the pod unless it was sent to a Service: Of decides that.
 func Policy(s *model.Policies, p Packet) PolicyOutcome {
 	src, dst := p.Src.Addr(), p.Dst.Addr()
 	switch {
+	case p.Protocol == icmpv6 && p.Type >= 133 && p.Type <= 137:
+		return PolicyOutcome{Reason: "neighbour discovery is not evaluated"}
 	case slices.Contains(s.Node.Addresses, src):
 		return PolicyOutcome{Reason: fmt.Sprintf("%s is this node, whose packets are not evaluated", src)}
 	case within(s.Node.PreDNAT, dst):

@@ -96,3 +96,72 @@ func TestPolicyReportsWhatAuditWouldDrop(t *testing.T) {
 		t.Errorf("%v, reported %v", o, l)
 	}
 }
+
+// joined is the node of policyWorld with two Services: "own" has the pod 10.0.1.2 alone, "two" both pods.
+func joined() *model.Snapshot {
+	ap, a := netip.MustParseAddrPort, netip.MustParseAddr
+	policies := policyWorld()
+	node := &model.Node{Name: "a", Addresses: policies.Node.Addresses, Pods: policies.Node.Pods}
+	s := &model.Snapshot{Node: node, ServiceNode: &model.ServiceNode{Node: node}, Policies: policies,
+		Frontends: map[model.Entry]*model.Frontend{}}
+	for addr, backends := range map[string][]model.Backend{
+		"10.96.0.1": {{Addr: ap("10.0.1.2:80"), Local: true}},
+		"10.96.0.2": {{Addr: ap("10.0.1.2:80"), Local: true}, {Addr: ap("10.0.1.3:80"), Local: true}},
+		"10.96.0.3": nil,
+	} {
+		to := model.Target{Pool: &model.Pool{Name: "pool", Protocol: model.TCP, Backends: backends}, Empty: model.Reject}
+		e := model.Entry{Addr: a(addr), Port: 80, Protocol: model.TCP}
+		s.Frontends[e] = &model.Frontend{Entry: e, Internal: to, External: to}
+	}
+	return s
+}
+
+func TestOfJoinsServicesAndPolicies(t *testing.T) {
+	s := joined()
+	for _, c := range []struct {
+		src, dst string
+		protocol model.Protocol
+		action   Action
+		last     Stage
+		reason   string
+	}{
+		{"10.0.1.3:1", "10.96.0.1:80", model.TCP, Forward, StagePolicies, "allowed by NetworkPolicy shop/p ingress[0]"},
+		{"198.51.100.7:1", "10.96.0.1:80", model.TCP, Drop, StagePolicies, "isolated by"},
+		{"198.51.100.7:1", "10.96.0.2:80", model.TCP, Forward, StagePolicies,
+			"dropped for 1 of 2 backends: ingress of shop/web"},
+		{"10.0.1.3:1", "10.96.0.3:80", model.TCP, Reject, StageEndpoints, "no endpoint"},
+		// a pod that is its own backend is evaluated; what it sends to its own address is not
+		{"10.0.1.2:1", "10.96.0.1:80", model.TCP, Drop, StagePolicies, "ingress of shop/web: isolated by"},
+		{"10.0.1.2:1", "10.0.1.2:80", model.TCP, Pass, StagePolicies, "never leaves the pod"},
+		{"198.51.100.7:1", "10.0.1.2:80", model.TCP, Drop, StagePolicies, "isolated by"},
+		// the node itself
+		{"10.0.1.1:1", "10.0.1.2:81", model.TCP, Pass, StagePolicies, "is this node"},
+		{"127.0.0.1:1", "10.96.0.1:80", model.TCP, Forward, StagePolicies, "is this node"},
+		{"10.0.1.2:1", "10.0.1.3:0", icmpv6, Drop, StagePolicies, "denied by"},
+	} {
+		v := Of(s, packet(c.src, c.dst, c.protocol))
+		if last := v.Steps[len(v.Steps)-1]; v.Action != c.action || last.Stage != c.last || last.Action != v.Action ||
+			last.Reason != v.Reason || !strings.Contains(v.Reason, c.reason) {
+			t.Errorf("%s > %s/%s: %s at %s, %s; want %s at %s, %s", c.src, c.dst, c.protocol, v.Action, last.Stage, v.Reason,
+				c.action, c.last, c.reason)
+		}
+	}
+	v := Of(s, packet("198.51.100.7:1", "10.96.0.2:80", model.TCP))
+	if len(v.Candidates) != 2 || v.Candidates[0].Policy.Verdict != model.VerdictDrop ||
+		v.Candidates[1].Policy.Verdict != model.VerdictAccept {
+		t.Errorf("candidates %v: want the first dropped alone", v.Candidates)
+	}
+	if s.Policies = nil; Of(s, packet("198.51.100.7:1", "10.0.1.2:80", model.TCP)).Action != Pass {
+		t.Error("policies that are off drop")
+	}
+}
+
+func TestNeighbourDiscoveryIsNotEvaluated(t *testing.T) {
+	p := packet("10.0.1.2:0", "10.0.1.3:0", icmpv6)
+	for typ, want := range map[uint8]model.Verdict{132: model.VerdictDrop, 133: model.VerdictAccept,
+		135: model.VerdictAccept, 137: model.VerdictAccept, 138: model.VerdictDrop} {
+		if p.Type = typ; Policy(policyWorld(), p).Verdict != want {
+			t.Errorf("type %d: want %s", typ, want)
+		}
+	}
+}

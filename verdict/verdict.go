@@ -16,6 +16,7 @@ type Packet struct {
 	Src, Dst netip.AddrPort
 	Protocol model.Protocol
 	In       string // the name of the interface that it comes in by; "" for a process of the node, or where it isn't known
+	Type     uint8  // of ICMPv6
 }
 
 // Action is what becomes of a packet.
@@ -37,6 +38,9 @@ type Candidate struct {
 	Backend     model.Backend
 	Masqueraded bool // the backend sees an address of this node in place of the client's
 	DSR         bool // it would be hidden, did the backend's node not answer the client itself
+	// Policy is what this node's policies make of the packet, translated to the backend: one that they drop is lost if
+	// this backend is selected. It is zero where policies are off.
+	Policy PolicyOutcome
 }
 
 // Stage is what a packet passes on its course through a node.
@@ -47,10 +51,11 @@ const (
 	StageFrontend  Stage = iota // the frontend that its destination matches
 	StageSources                // that frontend's allowed source ranges
 	StageEndpoints              // the backends that it may go to
+	StagePolicies               // the policies of its source and of its destination, translated; none where they are off
 )
 
-// String returns "frontend", "sources" or "endpoints".
-func (s Stage) String() string { return [...]string{"frontend", "sources", "endpoints"}[s] }
+// String returns "frontend", "sources", "endpoints" or "policies".
+func (s Stage) String() string { return [...]string{"frontend", "sources", "endpoints", "policies"}[s] }
 
 // Step is what a stage decides.
 type Step struct {
@@ -63,7 +68,9 @@ type Step struct {
 type Outcome struct {
 	Action     Action
 	Reason     string
-	Candidates []Candidate // for Forward, in the pool's order
+	Candidates []Candidate // for Forward, and for Drop where policies drop it for all of them; in the pool's order
+	// Policy is what this node's policies make of a packet that no frontend takes. It is zero where policies are off.
+	Policy PolicyOutcome
 }
 
 // Verdict is what a node does with a packet, step by step, and what must become of it.
@@ -92,7 +99,11 @@ func Of(s *model.Snapshot, p Packet) Verdict {
 	f, why := frontend(s, p)
 	if f == nil {
 		action, reason := unmatched(s, p.Dst.Addr(), why)
-		return v.end(StageFrontend, action, reason)
+		if action != Pass || s.Policies == nil {
+			return v.end(StageFrontend, action, reason)
+		}
+		v.pass(StageFrontend, "%s", reason)
+		return v.untranslated(s, p)
 	}
 	v.Frontend = f
 	v.pass(StageFrontend, "%s is an entry of %s (%s)", f.Entry, f.Service, f.Via)
@@ -114,9 +125,57 @@ func Of(s *model.Snapshot, p Packet) Verdict {
 	v.Candidates = make([]Candidate, len(t.Pool.Backends))
 	for i, b := range t.Pool.Backends {
 		masqueraded, dsr := f.Masquerade.Has(v.Origin), dsr(s.ServiceNode, f, p, b)
-		v.Candidates[i] = Candidate{b, masqueraded && !dsr || hairpin(v.Origin, p, b), masqueraded && dsr}
+		v.Candidates[i] = Candidate{Backend: b, Masqueraded: masqueraded && !dsr || hairpin(v.Origin, p, b),
+			DSR: masqueraded && dsr}
 	}
-	return v.end(StageEndpoints, Forward, fmt.Sprintf("%d backends in pool %q", len(t.Pool.Backends), t.Pool.Name))
+	reason := fmt.Sprintf("%d backends in pool %q", len(t.Pool.Backends), t.Pool.Name)
+	if s.Policies == nil {
+		return v.end(StageEndpoints, Forward, reason)
+	}
+	v.pass(StageEndpoints, "%s", reason)
+	return v.translated(s, p)
+}
+
+// untranslated adds what policies decide about p, which no frontend takes.
+func (v *Verdict) untranslated(s *model.Snapshot, p Packet) Verdict {
+	if p.Src.Addr() == p.Dst.Addr() {
+		v.Policy.Reason = "a packet to its own address never leaves the pod"
+	} else {
+		v.Policy = v.policy(s, p)
+	}
+	if v.Policy.Verdict == model.VerdictDrop {
+		return v.end(StagePolicies, Drop, v.Policy.Reason)
+	}
+	return v.end(StagePolicies, Pass, v.Policy.Reason)
+}
+
+// translated adds what policies decide about p, translated to each of the candidates. A pod that is selected as its own
+// backend is evaluated as any other.
+func (v *Verdict) translated(s *model.Snapshot, p Packet) Verdict {
+	var dropped []string
+	for i := range v.Candidates {
+		c := &v.Candidates[i]
+		p.Dst = c.Backend.Addr
+		if c.Policy = v.policy(s, p); c.Policy.Verdict == model.VerdictDrop {
+			dropped = append(dropped, c.Policy.Reason)
+		}
+	}
+	switch n := len(v.Candidates); len(dropped) {
+	case 0:
+		return v.end(StagePolicies, Forward, v.Candidates[0].Policy.Reason)
+	case n:
+		return v.end(StagePolicies, Drop, dropped[0])
+	default:
+		return v.end(StagePolicies, Forward, fmt.Sprintf("dropped for %d of %d backends: %s", len(dropped), n, dropped[0]))
+	}
+}
+
+// policy returns what the policies of s decide about p. A process of the node may send from a loopback address, too.
+func (v *Verdict) policy(s *model.Snapshot, p Packet) PolicyOutcome {
+	if v.Origin == model.FromNode {
+		return PolicyOutcome{Reason: fmt.Sprintf("%s is this node, whose packets are not evaluated", p.Src.Addr())}
+	}
+	return Policy(s.Policies, p)
 }
 
 // unmatched returns what becomes of a packet to dst that matches no frontend, for the reason why.
