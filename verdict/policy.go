@@ -49,29 +49,43 @@ const icmpv6 model.Protocol = 58
 // then the ingress of its destination, as far as each is a pod of this node. Source and destination are as between
 // destination translation and masquerade: the client's own address, and the backend's. A packet of a pod to its own
 // address never leaves the pod unless it was sent to a Service: Of decides that.
-func Policy(s *model.Policies, p Packet) PolicyOutcome {
-	src, dst := p.Src.Addr(), p.Dst.Addr()
-	switch {
-	case p.Protocol == icmpv6 && p.Type >= 133 && p.Type <= 137:
-		return PolicyOutcome{Reason: "neighbour discovery is not evaluated"}
-	case slices.Contains(s.Node.Addresses, src):
-		return PolicyOutcome{Reason: fmt.Sprintf("%s is this node, whose packets are not evaluated", src)}
-	case within(s.Node.PreDNAT, dst):
-		return PolicyOutcome{Reason: fmt.Sprintf("%s is evaluated after its translation", dst)}
+func Policy(s *model.Policies, p Packet) PolicyOutcome { return Ingress(s, p, Egress(s, p)) }
+
+// Egress is the first half of Policy: what the policies of p's source decide, where that is a pod of this node.
+func Egress(s *model.Policies, p Packet) PolicyOutcome {
+	if why := exempt(s, p); why != "" {
+		return PolicyOutcome{Reason: why}
 	}
 	o := PolicyOutcome{Reason: "no policy applies"}
-	if !o.direction(s, p, model.Egress) {
-		return o
-	}
-	if slices.Contains(s.Node.Addresses, dst) {
-		return o
-	}
-	o.direction(s, p, model.Ingress)
+	o.direction(s, p, model.Egress)
 	return o
 }
 
-// direction evaluates one end of p, and reports whether it is accepted.
-func (o *PolicyOutcome) direction(s *model.Policies, p Packet, d model.Direction) bool {
+// Ingress is the second half of Policy: it adds what the policies of p's destination decide to o, which Egress returned
+// for the same connection, perhaps on another node and with the address that the source had there.
+func Ingress(s *model.Policies, p Packet, o PolicyOutcome) PolicyOutcome {
+	if o.Verdict == model.VerdictAccept && exempt(s, p) == "" && !slices.Contains(s.Node.Addresses, p.Dst.Addr()) {
+		o.direction(s, p, model.Ingress)
+	}
+	return o
+}
+
+// exempt returns why p is not evaluated at all, "" if it is.
+func exempt(s *model.Policies, p Packet) string {
+	src, dst := p.Src.Addr(), p.Dst.Addr()
+	switch {
+	case p.Protocol == icmpv6 && p.Type >= 133 && p.Type <= 137:
+		return "neighbour discovery is not evaluated"
+	case slices.Contains(s.Node.Addresses, src):
+		return fmt.Sprintf("%s is this node, whose packets are not evaluated", src)
+	case within(s.Node.PreDNAT, dst):
+		return fmt.Sprintf("%s is evaluated after its translation", dst)
+	}
+	return ""
+}
+
+// direction evaluates one end of p.
+func (o *PolicyOutcome) direction(s *model.Policies, p Packet, d model.Direction) {
 	own, other := p.Src.Addr(), p.Dst.Addr()
 	if d == model.Ingress {
 		own, other = other, own
@@ -81,9 +95,8 @@ func (o *PolicyOutcome) direction(s *model.Policies, p Packet, d model.Direction
 		if s.Node.Unknown == model.VerdictDrop && within(s.Node.Pods, own) {
 			o.Verdict, o.By = model.VerdictDrop, nil
 			o.Reason = fmt.Sprintf("%s is an address of this node's pods, and no pod that is known has it yet", own)
-			return false
 		}
-		return true
+		return
 	}
 	rulesets := &subject.Out
 	if d == model.Ingress {
@@ -100,9 +113,8 @@ func (o *PolicyOutcome) direction(s *model.Policies, p Packet, d model.Direction
 			continue
 		}
 		o.Verdict, o.By, o.Reason = step.Decision.Verdict, step.By, step.reason()
-		return o.Verdict == model.VerdictAccept
+		return
 	}
-	return true
 }
 
 // evaluate decides about the packet p.

@@ -31,6 +31,7 @@ const (
 // Config is what a Resolver needs to know beside objects.
 type Config struct {
 	Node        string         // this node's name
+	AllNodes    bool           // the pods of every node count as this node's
 	Addresses   []netip.Addr   // of this node's interfaces, in addition to those of its Node
 	Pods        []netip.Prefix // addresses of this node's pods, in addition to its Node's podCIDRs
 	PodRanges   []netip.Prefix // addresses of the cluster's pods, in addition to the Nodes' podCIDRs
@@ -397,7 +398,7 @@ func (r *Resolver) readPod(key source.Key, o *corev1.Pod) *pod {
 	if o.Spec.HostNetwork || o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed {
 		return nil
 	}
-	p := &pod{name: key.Name, local: o.Spec.NodeName == r.config.Node && r.config.Node != "",
+	p := &pod{name: key.Name, local: r.config.AllNodes || o.Spec.NodeName == r.config.Node && r.config.Node != "",
 		terminating: o.DeletionTimestamp != nil, created: o.CreationTimestamp.Unix()}
 	add := func(s string) {
 		if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" && !a.Is4In6() {

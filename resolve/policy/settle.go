@@ -461,6 +461,11 @@ func (r *Resolver) updateNode() {
 	for _, p := range r.config.Pods {
 		n.Pods = append(n.Pods, p.Masked())
 	}
+	if r.config.AllNodes {
+		for _, of := range r.nodes {
+			n.Pods = append(n.Pods, of.podRanges...)
+		}
+	}
 	slices.SortFunc(n.Pods, netip.Prefix.Compare)
 	n.Pods = slices.Compact(n.Pods)
 	slices.SortFunc(n.Addresses, netip.Addr.Compare)
