@@ -42,14 +42,15 @@ func implementation(m mode.Mode) conformance.Implementation {
 	if *second {
 		slow = emulated
 	}
-	return conformance.Implementation{Capabilities: m.Capabilities, Slow: slow, Start: func() (conformance.Runner, error) {
+	start := func() (conformance.Runner[model.ServicePart], error) {
 		log := slog.New(slog.DiscardHandler)
 		if testing.Verbose() && os.Getenv("FAIRLEAD_TEST_LOG") != "" {
 			log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		}
 		s, err := OpenServices(m, log)
 		return &faultyRunner{Services: s, mode: m, parts: map[model.ServicePart]bool{}}, err
-	}}
+	}
+	return conformance.Implementation{Capabilities: m.Capabilities, Slow: slow, Start: start}
 }
 
 var (
@@ -147,19 +148,22 @@ func harmAny(ctx context.Context, plane any, parts []model.ServicePart) error {
 }
 
 // harm removes what only some parts need; what all stand on stays.
-func harm[K dataplane.Key](ctx context.Context, s dataplane.Plane[model.ServicePart, K, string],
-	parts []model.ServicePart) error {
+func harm[T any, K dataplane.Key](ctx context.Context, s dataplane.Plane[T, K, string], parts []T) error {
 	if _, err := s.Read(ctx); err != nil {
 		return err
 	}
 	gone := map[K]string{}
 	for _, p := range parts {
-		if _, base := p.(*model.ServiceNode); base {
+		switch any(p).(type) {
+		case *model.ServiceNode, *model.PolicyNode:
 			continue
 		}
 		for _, f := range s.Render(p) {
 			gone[f.Key] = f.Value
 		}
+	}
+	if len(gone) == 0 {
+		return errors.New("nothing to harm")
 	}
 	lowest := slices.MinFunc(slices.Collect(maps.Keys(gone)), func(a, b K) int { return a.Rank() - b.Rank() }).Rank()
 	highest := slices.MaxFunc(slices.Collect(maps.Keys(gone)), func(a, b K) int { return a.Rank() - b.Rank() }).Rank()
@@ -200,7 +204,7 @@ func TestConformance(t *testing.T) { here(t, conformance.Run) }
 
 // Cases that some mode is not asked name one that there is.
 func TestCasesNameModes(t *testing.T) {
-	cases, err := conformance.Cases()
+	cases, err := conformance.Cases("service")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 	"golang.org/x/tools/txtar"
@@ -53,6 +54,13 @@ type Config struct {
 
 	ExternalIPs resolve.ExternalIPs `json:"externalIPs,omitempty"`
 	Limits      resolve.Limits      `json:"limits,omitzero"`
+	Policies    PolicyConfig        `json:"policies,omitzero"`
+}
+
+// PolicyConfig is what an agent is told about policies.
+type PolicyConfig struct {
+	Audit       bool               `json:"audit,omitempty"`
+	UnknownPods policy.UnknownPods `json:"unknownPods,omitempty"`
 }
 
 // manifest is a section of Kubernetes YAML.
@@ -97,22 +105,23 @@ type problemLine struct {
 	Reason, Object string
 }
 
-//go:embed cases/*.txt
+//go:embed cases/service/*.txt cases/policy/*.txt
 var caseFiles embed.FS
 
-// Cases returns every case in the folder cases, by file name.
-func Cases() ([]*Case, error) {
-	entries, err := caseFiles.ReadDir("cases")
+// Cases returns every case of a subsystem, the folder below cases, by file name.
+func Cases(subsystem string) ([]*Case, error) {
+	folder := path.Join("cases", subsystem)
+	entries, err := caseFiles.ReadDir(folder)
 	if err != nil {
 		return nil, err
 	}
 	var cases []*Case
 	for _, e := range entries {
-		b, err := caseFiles.ReadFile(path.Join("cases", e.Name()))
+		b, err := caseFiles.ReadFile(path.Join(folder, e.Name()))
 		if err != nil {
 			return nil, err
 		}
-		c, err := Parse("cases/"+e.Name(), b)
+		c, err := Parse(path.Join(folder, e.Name()), b)
 		if err != nil {
 			return nil, err
 		}
@@ -189,6 +198,11 @@ func (c *Case) section(name, data string, line int, fail func(int, error)) {
 		l, _, _ = strings.Cut(" "+l, " # ")
 		if l = strings.TrimSpace(l); l != "" && l[0] != '#' {
 			fail(line+1+i, parse.line(s, line+1+i, l))
+			if name == "packets" && strings.HasPrefix(c.File, "cases/policy/") {
+				if twin, ok := s.Packets[len(s.Packets)-1].twin(); ok {
+					s.Packets = append(s.Packets, twin)
+				}
+			}
 		}
 	}
 }

@@ -9,12 +9,15 @@ import (
 )
 
 func TestCasesParse(t *testing.T) {
-	cases, err := Cases()
+	cases, err := Cases("service")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(cases) < 75 {
 		t.Errorf("%d cases: some are missing", len(cases))
+	}
+	if _, err := Cases("policy"); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -56,7 +59,7 @@ func TestParseNamesTheLine(t *testing.T) {
 		{"A.\nB.\n-- packets --\n# fine\nclient-x -> 10.0.0.1:80/tcp = pass\n", `x.txt:5: "client-x" is no name of the cast`},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1/tcp = pass\n",
 			`x.txt:3: "10.0.0.1/tcp" is not of the form: ADDRESS:PORT/PROTOCOL`},
-		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/icmp = pass\n", `x.txt:3: "icmp" is no protocol`},
+		{"A.\n-- packets --\nclient-a -> 10.0.0.1:80/gre = pass\n", `x.txt:3: "gre" is no protocol`},
 		{"A.\n-- packets --\nclient-a -> 10.0.0.1:99999/tcp = pass\n", `is not of the form: ADDRESS:PORT/PROTOCOL`},
 		{"A.\n-- packets --\nclient-a -> nowhere:80/tcp = pass\n",
 			`x.txt:3: "nowhere" is neither an address nor a name of the cast`},
@@ -150,13 +153,15 @@ held F = web-1 $F
 var place4Line = regexp.MustCompile(`^x\.txt:\d+: `)
 
 func FuzzParse(f *testing.F) {
-	cases, err := caseFiles.ReadDir("cases")
-	if err != nil {
-		f.Fatal(err)
-	}
-	for _, e := range cases {
-		b, _ := caseFiles.ReadFile("cases/" + e.Name())
-		f.Add(b)
+	for _, folder := range []string{"cases/service/", "cases/policy/"} {
+		cases, err := caseFiles.ReadDir(strings.TrimSuffix(folder, "/"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, e := range cases {
+			b, _ := caseFiles.ReadFile(folder + e.Name())
+			f.Add(b)
+		}
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		c, err := Parse("x.txt", text)

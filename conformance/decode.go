@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 	"sigs.k8s.io/yaml"
 )
 
@@ -51,11 +52,13 @@ func decodeObject(text string) (source.Object, error) {
 	}
 	objects := map[source.Kind]source.Object{
 		source.Service: &corev1.Service{}, source.EndpointSlice: &discoveryv1.EndpointSlice{}, source.Node: &corev1.Node{},
-		source.ServiceCIDR: &networkingv1.ServiceCIDR{},
+		source.ServiceCIDR: &networkingv1.ServiceCIDR{}, source.Pod: &corev1.Pod{}, source.Namespace: &corev1.Namespace{},
+		source.NetworkPolicy:        &networkingv1.NetworkPolicy{},
+		source.ClusterNetworkPolicy: &cnpv1.ClusterNetworkPolicy{},
 	}
 	o, ok := objects[source.Kind(kind.Kind)]
 	if !ok {
-		return nil, fmt.Errorf("a case has no use for the kind %q: Service, EndpointSlice, Node or ServiceCIDR", kind.Kind)
+		return nil, fmt.Errorf("invalid kind %q: use one of %v", kind.Kind, source.Kinds())
 	}
 	if err := yaml.UnmarshalStrict([]byte(text), o); err != nil {
 		return nil, err
@@ -63,5 +66,26 @@ func decodeObject(text string) (source.Object, error) {
 	if o.GetNamespace() == "" && source.Kind(kind.Kind).Namespaced() {
 		o.SetNamespace("default")
 	}
+	if p, ok := o.(*corev1.Pod); ok {
+		complete(p)
+	}
 	return o, nil
+}
+
+// complete sets what a Pod of the cast's namespace and name doesn't say of its node, containers and status.
+func complete(p *corev1.Pod) {
+	m := memberNamed(p.Name)
+	if m == nil || m.Node == "" || m.isNode() || m.namespaceOf() != p.Namespace {
+		return
+	}
+	full := m.podObject()
+	if p.Spec.NodeName == "" {
+		p.Spec.NodeName, p.Spec.HostNetwork = full.Spec.NodeName, full.Spec.HostNetwork
+	}
+	if p.Spec.Containers == nil {
+		p.Spec.Containers = full.Spec.Containers
+	}
+	if p.Status.Phase == "" && p.Status.PodIPs == nil {
+		p.Status = full.Status
+	}
 }

@@ -27,7 +27,7 @@ type faulty struct {
 // implementation returns a data plane with the fault.
 func (f faulty) implementation() Implementation {
 	return Implementation{Capabilities: model.Capabilities{Name: "faulty", NoDirect: service.RepliesReturn},
-		Start: func() (Runner, error) {
+		Start: func() (Runner[model.ServicePart], error) {
 			p, err := startPlain()
 			if err != nil {
 				return nil, err
@@ -97,7 +97,7 @@ func (f *faulty) Sync(ctx context.Context) error {
 
 // TestFaultsAreFound makes a data plane with one fault after the other and asks whether a case finds it.
 func TestFaultsAreFound(t *testing.T) {
-	all, err := Cases()
+	all, err := Cases("service")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestFaultsAreFound(t *testing.T) {
 		for _, name := range c.cases {
 			t.Run(c.fault+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				i := slices.IndexFunc(all, func(k *Case) bool { return k.File == "cases/"+name+".txt" })
+				i := slices.IndexFunc(all, func(k *Case) bool { return k.File == "cases/service/"+name+".txt" })
 				if i < 0 {
 					t.Fatal("there is no such case")
 				}

@@ -2,21 +2,47 @@ package conformance
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/verdict"
 )
 
-// Implementation is a service data plane to be judged.
+// Implementation is a service data plane to be judged, and perhaps a policy engine beside it.
 type Implementation struct {
 	model.Capabilities
 	// Start makes the plane in the calling thread's network namespace. Runner takes the decided node's changes. What an
 	// earlier Runner left in the kernel is put right, not flushed.
-	Start func() (Runner, error)
+	Start func() (Runner[model.ServicePart], error)
+	// Engine makes it a pair: cases of policies are run by a service data plane and a policy engine. Nil: no policies.
+	Engine *Engine
 	// Slow is how many times longer than on a real processor anything may take that must happen, such as an answer: 1 if
 	// zero.
 	Slow int
+}
+
+// Engine is a policy engine to be judged beside a service data plane.
+type Engine struct {
+	Name  string                                   // as policy.engine has it, such as nftables
+	Start func() (Runner[model.PolicyPart], error) // as Implementation.Start
+}
+
+// label returns the name of the pair, such as "ebpf with policy engine nftables".
+func (s Implementation) label() string {
+	if s.Engine == nil {
+		return s.Name
+	}
+	return s.Name + " with policy engine " + s.Engine.Name
+}
+
+// named reports whether a line of an unless section is about s: by its mode, or by "engine=" and its policy engine.
+func (s Implementation) named(name string) bool {
+	engine, byEngine := strings.CutPrefix(name, "engine=")
+	if byEngine {
+		return s.Engine != nil && s.Engine.Name == engine
+	}
+	return name == s.Name
 }
 
 // within returns how long what takes d at most may take of this subject.
@@ -24,10 +50,10 @@ func (s Implementation) within(d time.Duration) time.Duration {
 	return d * time.Duration(max(1, s.Slow))
 }
 
-// Runner is a data plane at work on one node. Its methods are called by one goroutine at a time.
-type Runner interface {
+// Runner is a data plane for parts of type T at work on one node. Its methods are called by one goroutine at a time.
+type Runner[T any] interface {
 	// Change hands over what is now and what is no more, as model.Delta has it.
-	Change(put, del []model.ServicePart)
+	Change(put, del []T)
 	// Sync returns once the kernel is as told, or with the reason why it can't be.
 	Sync(ctx context.Context) error
 	// Close stops and leaves the kernel as it is.
@@ -62,7 +88,7 @@ func (s Implementation) cannot(f *model.Frontend, protocol model.Protocol, size 
 
 // leaves returns why the subject doesn't do with a packet of so many bytes what verdict says, or "".
 func (s Implementation) leaves(j assessment, size int) string {
-	if j.outcome.Frontend == nil && j.outcome.Action != verdict.Pass {
+	if j.outcome.Frontend == nil && j.outcome.Action != verdict.Pass && !j.denied {
 		if why := model.First(s.Unmatched, nil, j.packet.Protocol); why != "" {
 			return why
 		}

@@ -14,7 +14,11 @@ import (
 type assessment struct {
 	node    string
 	packet  verdict.Packet
-	outcome verdict.Verdict
+	outcome verdict.Verdict // with what policies make of it
+
+	dropped  map[netip.AddrPort]string // candidates to which policies drop it, and why
+	denied   bool                      // policies drop it, wherever it goes
+	policies []evaluation              // in the order in which the packet meets them
 }
 
 // assess queries verdict what becomes of a packet: on the node where it enters and, if that lets it pass, on the node
@@ -27,11 +31,15 @@ func (w *testbed) assess(c client, to netip.AddrPort, p model.Protocol, via stri
 			j.node = entrance(via)
 		}
 	}
+	entry := j.node
 	j.packet.In = interfaceOf(memberNamed(c.Name), j.node)
 	j.outcome = verdict.Of(w.agents[j.node].services, j.packet)
 	if j.outcome.Action == verdict.Pass && owner != "" && owner != j.node {
 		j.node, j.packet.In = owner, uplink
 		j.outcome = verdict.Of(w.agents[j.node].services, j.packet)
+	}
+	if w.implementation.Engine != nil {
+		w.evaluate(&j, entry)
 	}
 	return j
 }
@@ -95,6 +103,9 @@ func (c candidate) String() string {
 	if c.Masqueraded {
 		s += "(source=node)"
 	}
+	if c.Dropped {
+		s += "(dropped)"
+	}
 	return s
 }
 
@@ -104,30 +115,43 @@ func (j assessment) differs(l *packetLine, expected []candidate) string {
 	if o.Action != l.Action {
 		return fmt.Sprintf("verdict says %s, because of %s", o.Action, o.Reason)
 	}
-	for _, v := range o.Candidates {
-		if !slices.ContainsFunc(expected, func(
-			c candidate) bool {
-			return c.is(v.Backend.Addr) && c.Masqueraded == v.Masqueraded
-		}) {
-			return fmt.Sprintf("verdict also has %s", show(v))
-		}
+	if !strings.Contains(o.Reason, l.By) {
+		return fmt.Sprintf("verdict names %q", o.Reason)
+	}
+	if reported := j.reported(); l.Reported != (len(reported) > 0) {
+		return fmt.Sprintf("verdict reports %v", reported)
 	}
 	if l.Action != verdict.Forward {
 		return ""
 	}
+	for _, v := range o.Candidates {
+		if !slices.ContainsFunc(expected, func(c candidate) bool { return j.same(c, v) }) {
+			return fmt.Sprintf("verdict also has %s", j.show(v))
+		}
+	}
 	for _, c := range expected {
-		if !slices.ContainsFunc(o.Candidates, func(
-			v verdict.Candidate) bool {
-			return c.is(v.Backend.Addr) && c.Masqueraded == v.Masqueraded
-		}) {
+		if !slices.ContainsFunc(o.Candidates, func(v verdict.Candidate) bool { return j.same(c, v) }) {
 			return fmt.Sprintf("verdict has no %s", c)
 		}
 	}
 	return ""
 }
 
-func show(v verdict.Candidate) string {
-	return candidate{Name: nameOf(v.Backend.Addr.Addr()), Port: v.Backend.Addr.Port(), Masqueraded: v.Masqueraded}.String()
+// same reports whether a candidate of a line is one of verdict's.
+func (j assessment) same(c candidate, v verdict.Candidate) bool {
+	return c.is(v.Backend.Addr) && c.Masqueraded == v.Masqueraded && c.Dropped == j.drops(v.Backend.Addr)
+}
+
+// drops reports whether policies drop the packet where it goes to a backend.
+func (j assessment) drops(backend netip.AddrPort) bool {
+	_, drops := j.dropped[backend]
+	return drops
+}
+
+// show returns a candidate of verdict's as in a case.
+func (j assessment) show(v verdict.Candidate) string {
+	return candidate{Name: nameOf(v.Backend.Addr.Addr()), Port: v.Backend.Addr.Port(), Masqueraded: v.Masqueraded,
+		Dropped: j.drops(v.Backend.Addr)}.String()
 }
 
 // String reports the whole judgement, for the messages of failed cases.
@@ -138,7 +162,10 @@ func (j assessment) String() string {
 		s += fmt.Sprintf("\n  %s: %s", step.Stage, step.Reason)
 	}
 	for _, c := range o.Candidates {
-		s += "\n    " + show(c)
+		s += "\n    " + j.show(c)
+	}
+	for _, e := range j.policies {
+		s += "\n  " + e.String()
 	}
 	if f := o.Frontend; f != nil {
 		s += fmt.Sprintf("\n  frontend %s of %s (%s), hides %s, lets in %v\n    inside  %s\n    outside %s",

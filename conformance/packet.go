@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/verdict"
@@ -39,6 +41,10 @@ type packetLine struct {
 	Size        int         // bytes of each question and of its answer; 0: few
 	// the node through which a packet from outside comes; default: the node that has the address, or a
 	Via string
+
+	By       string // part of why verdict says so
+	Reported bool   // audited policies would drop it
+	byName   bool   // the destination is a host of the cast, by its name alone: in cases of policies, of both families
 }
 
 // client is a sender: a name of the cast, the source address if it is not the first of its family, and the port if it
@@ -55,6 +61,7 @@ type candidate struct {
 	Addr        netip.Addr // of the line's family; invalid for a remembered place
 	Port        uint16     // 0: any
 	Masqueraded bool       // this one sees a node's address even where the line's others see the client's
+	Dropped     bool       // policies drop what goes there
 }
 
 // parsePacket reads a line of a packets section.
@@ -112,6 +119,9 @@ func (l *packetLine) parseFrom(text string) error {
 func (l *packetLine) parseTarget(text string) error {
 	bad := fmt.Errorf("%q is not of the form: ADDRESS:PORT/PROTOCOL", text)
 	hostport, proto, _ := strings.Cut(text, "/")
+	if proto == "icmp" {
+		hostport += ":0"
+	}
 	i := strings.LastIndex(hostport, ":")
 	if i < 0 {
 		return bad
@@ -121,6 +131,7 @@ func (l *packetLine) parseTarget(text string) error {
 		return bad
 	}
 	host := strings.Trim(hostport[:i], "[]")
+	l.byName = memberNamed(host) != nil
 	addr, err := netip.ParseAddr(host)
 	if err != nil {
 		if addr = topologyAddr(host); !addr.IsValid() {
@@ -130,8 +141,44 @@ func (l *packetLine) parseTarget(text string) error {
 		return bad
 	}
 	l.To = netip.AddrPortFrom(addr, uint16(port))
+	if proto == "icmp" {
+		l.Proto = icmpOf(addr.Is6())
+		return nil
+	}
 	l.Proto, err = parseProtocol(proto)
 	return err
+}
+
+// icmpOf returns the protocol of echo requests of a family.
+func icmpOf(six bool) model.Protocol {
+	if six {
+		return unix.IPPROTO_ICMPV6
+	}
+	return unix.IPPROTO_ICMP
+}
+
+// twin returns the line for IPv6 where it is about hosts of the cast by their names, or false.
+func (l packetLine) twin() (packetLine, bool) {
+	if !l.byName || l.Open != "" || slices.ContainsFunc(l.Clients, func(c client) bool {
+		return c.Addr != memberNamed(c.Name).addr(false)
+	}) {
+		return l, false
+	}
+	l.To = netip.AddrPortFrom(memberNamed(nameOf(l.To.Addr())).addr(true), l.To.Port())
+	if l.Proto == unix.IPPROTO_ICMP {
+		l.Proto = icmpOf(true)
+	}
+	l.Clients = slices.Clone(l.Clients)
+	for i, c := range l.Clients {
+		l.Clients[i].Addr = memberNamed(c.Name).addr(true)
+	}
+	l.Candidates = slices.Clone(l.Candidates)
+	for i, c := range l.Candidates {
+		if m := memberNamed(c.Name); m != nil {
+			l.Candidates[i].Addr = m.addr(true)
+		}
+	}
+	return l, true
 }
 
 func parseProtocol(text string) (model.Protocol, error) {
@@ -180,6 +227,7 @@ func cutPort(text string) (addr string, port uint16, err error) {
 
 // parseOutcome reads what stands after the equals sign.
 func (l *packetLine) parseOutcome(text string) error {
+	text, l.By, _ = strings.Cut(text, " by ")
 	words := strings.Fields(text)
 	if len(words) == 0 {
 		return errors.New("nothing says what becomes of the packet")
@@ -215,21 +263,13 @@ func (l *packetLine) parseWord(w string) error {
 		l.Via = value
 	case key == "size":
 		return l.parseSize(value)
+	case w == "reported" && (l.Action == verdict.Pass || l.Action == verdict.Forward):
+		l.Reported = true
 	case w == "lost" && l.Open != "" && l.Action == verdict.Pass:
 		l.Lost = true
 	case l.Action != verdict.Forward:
 		return fmt.Errorf("%q does not go with %s", w, l.Action)
-	case w == "source=kept":
-	case w == "source=node":
-		l.Masqueraded = true
-	case w == "moves":
-		l.Moves = true
-	case w == "scheduled":
-		l.Scheduled = true
-	case w == "evenly":
-		l.Evenly = true
-	case w == "closed" && l.Open == "" && l.Flow == "":
-		l.Closed = true
+	case l.flag(w):
 	case key == "sticks":
 		l.Sticks, l.As = true, value
 	case key == "apart" && l.Open != "":
@@ -240,6 +280,27 @@ func (l *packetLine) parseWord(w string) error {
 		return l.parseCandidate(w)
 	}
 	return nil
+}
+
+// flag sets what an option without a value of lines about endpoints says, and reports whether w is one.
+func (l *packetLine) flag(w string) bool {
+	switch w {
+	case "source=kept":
+	case "source=node":
+		l.Masqueraded = true
+	case "moves":
+		l.Moves = true
+	case "scheduled":
+		l.Scheduled = true
+	case "evenly":
+		l.Evenly = true
+	case "closed":
+		l.Closed = l.Open == "" && l.Flow == ""
+		return l.Closed
+	default:
+		return false
+	}
+	return true
 }
 
 // parseSize reads how long questions and answers are.
@@ -256,6 +317,7 @@ func (l *packetLine) parseSize(text string) (err error) {
 // parseCandidate reads "web-1", "web-1:8080", "web-1:9000-9009" or "10.244.9.9:80", each with "(source=node)" or not.
 func (l *packetLine) parseCandidate(w string) error {
 	var c candidate
+	w, c.Dropped = strings.CutSuffix(w, "(dropped)")
 	if w, c.Masqueraded = strings.CutSuffix(w, "(source=node)"); strings.HasPrefix(w, "$") {
 		c.Name = w
 		l.Candidates = append(l.Candidates, c)

@@ -29,7 +29,7 @@ type plain struct {
 	uncut, cutAll bool // faults: leave stale flows, cut all
 }
 
-func startPlain() (Runner, error) {
+func startPlain() (Runner[model.ServicePart], error) {
 	p, err := nftables.New()
 	if err != nil {
 		return nil, err
@@ -149,12 +149,12 @@ func TestRun(t *testing.T) {
 func TestNoProbesWhenPlaneRejectsCase(t *testing.T) {
 	s := faulty{pool: func(p *model.Pool) { p.Affinity = 0 }}.implementation()
 	s.Name, s.Unserved = "forgetful", []model.Remark{{Text: "no affinity", About: &model.Packets{Affinity: true}}}
-	cases, err := Cases()
+	cases, err := Cases("service")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range cases {
-		if !strings.HasPrefix(c.File, "cases/affinity") {
+		if !strings.HasPrefix(c.File, "cases/service/affinity") {
 			continue
 		}
 		if wrong, refused := tryCase(t.Context(), s, c, enough); len(wrong) > 0 || len(refused) == 0 ||

@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/verdict"
 	"golang.org/x/sys/unix"
@@ -62,6 +66,8 @@ func (p probe) run(ctx context.Context) string {
 		return p.dropped(ctx)
 	case p.l.Action == verdict.Pass:
 		return p.passed(ctx)
+	case len(p.j.dropped) > 0:
+		return p.some(ctx)
 	case p.l.Moves:
 		return p.moves(ctx)
 	case p.l.Sticks:
@@ -90,6 +96,10 @@ func (p probe) request(ctx context.Context, wait time.Duration) (a echo.Reply, e
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
+	if p.l.Proto == icmpOf(p.l.To.Addr().Is6()) {
+		return echo.Reply{Pod: "the host", Client: netip.AddrPortFrom(p.c.Addr, 0), Server: p.l.To},
+			host.Do(func() error { return echo.Ping(ctx, p.l.To.Addr(), p.c.Addr) })
+	}
 	err = host.Do(func() error {
 		a, err = echo.Request(ctx, p.l.Proto, p.l.To, p.from())
 		return err
@@ -130,6 +140,9 @@ func (p probe) replied(a echo.Reply, err error) string {
 	i := slices.IndexFunc(p.j.outcome.Candidates, func(v verdict.Candidate) bool { return v.Backend.Addr == a.Server })
 	if i < 0 {
 		return fmt.Sprintf("%s answers, at %s", a.Pod, a.Server)
+	}
+	if why, drops := p.j.dropped[a.Server]; drops {
+		return fmt.Sprintf("%s answers, at %s, though policies drop it: %s", a.Pod, a.Server, why)
 	}
 	return p.seen(a, p.masqueraded(p.j.outcome.Candidates[i]))
 }
@@ -185,14 +198,47 @@ func (p probe) covers(ctx context.Context) string {
 	for _, v := range p.j.outcome.Candidates {
 		k := count[v.Backend.Addr]
 		if k == 0 && p.sample == 0 && !p.few() {
-			return fmt.Sprintf("%s never answers in %d tries", show(v), last)
+			return fmt.Sprintf("%s never answers in %d tries", p.j.show(v), last)
 		}
 		// 200 ± 100 is seven standard deviations of what a fair draw gives; more than that of a multiple.
 		if share := v.Backend.Share(); p.l.Evenly && n > 1 && (k < 100*share || k > 300*share) {
-			return fmt.Sprintf("%s answers %d times in %d tries: its share is %d of %d", show(v), k, last, share, sum)
+			return fmt.Sprintf("%s answers %d times in %d tries: its share is %d of %d", p.j.show(v), k, last, share, sum)
 		}
 	}
 	return ""
+}
+
+// some queries until every candidate has answered to which policies let packets pass; to the others none must get.
+func (p probe) some(ctx context.Context) string {
+	first, last := tries(p.shares())
+	answered := map[netip.AddrPort]bool{}
+	for i := 0; i < last; {
+		n := min(first, last-i)
+		wrong := make([]string, n)
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for k := range n {
+			wg.Go(func() {
+				a, err := p.request(ctx, p.w.implementation.within(dropTimeout))
+				if errors.Is(err, echo.Timeout) {
+					return
+				}
+				wrong[k] = p.replied(a, err)
+				mu.Lock()
+				answered[a.Server] = true
+				mu.Unlock()
+			})
+		}
+		wg.Wait()
+		i += n
+		if w := strings.Join(slices.DeleteFunc(wrong, func(w string) bool { return w == "" }), "; "); w != "" {
+			return w
+		}
+		if len(answered) == len(p.j.outcome.Candidates)-len(p.j.dropped) {
+			return ""
+		}
+	}
+	return fmt.Sprintf("only %v answer in %d tries", slices.Collect(maps.Keys(answered)), last)
 }
 
 // pool is the one that the packet is served from.
@@ -251,7 +297,7 @@ func (p probe) roundRobin(ctx context.Context) string {
 			due *= v.Backend.Share()
 		}
 		if k := count[v.Backend.Addr]; k != due {
-			return fmt.Sprintf("%s answers %d times in %d rounds: its turns are %d", show(v), k, rounds, due)
+			return fmt.Sprintf("%s answers %d times in %d rounds: its turns are %d", p.j.show(v), k, rounds, due)
 		}
 	}
 	return ""
@@ -327,6 +373,9 @@ func (p probe) dropped(ctx context.Context) string {
 		}
 		defer stop()
 	}
+	if len(p.j.dropped) > 0 { // whichever candidate is selected
+		return p.some(ctx)
+	}
 	a, err := p.request(ctx, dropTimeout)
 	own := errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) // by netfilter; by a route
 	if errors.Is(err, echo.Timeout) || own && p.j.outcome.Origin == model.FromNode {
@@ -399,20 +448,53 @@ func (w *testbed) stand(c client, at netip.AddrPort, proto model.Protocol) (repl
 	if err != nil {
 		return false, stop, err
 	}
-	err = host.Do(func() error {
-		s, err := echo.Serve(owner.Name, []echo.Port{{Number: at.Port(), Protocol: proto}})
-		if errors.Is(err, unix.EADDRINUSE) {
-			return nil // it answers there anyway
-		}
-		if err == nil {
-			undo = append(undo, s.Close)
-		}
-		return err
-	})
+	if proto == icmpOf(at.Addr().Is6()) {
+		return true, stop, nil // kernels answer
+	}
+	end, err := w.serve(host, owner.Name, echo.Port{Number: at.Port(), Protocol: proto})
 	if err != nil {
 		stop()
 	}
+	undo = append(undo, end)
 	return true, stop, err
+}
+
+// server is one that answers for several lines at once.
+type server struct {
+	users int
+	*echo.Server
+}
+
+// serve has a host answer on a port, if it doesn't anyway, until the last caller stops it.
+func (w *testbed) serve(host *sandbox.Host, name string, port echo.Port) (stop func() error, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	key := name + " " + port.String()
+	s := w.servers[key]
+	if s == nil {
+		s = &server{}
+		err := host.Do(func() (err error) {
+			s.Server, err = echo.Serve(name, []echo.Port{port})
+			return err
+		})
+		if errors.Is(err, unix.EADDRINUSE) {
+			return func() error { return nil }, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		w.servers[key] = s
+	}
+	s.users++
+	return func() error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if s.users--; s.users > 0 {
+			return nil
+		}
+		delete(w.servers, key)
+		return s.Close()
+	}, nil
 }
 
 // lend returns a host a further address for a while: on an interface of its own, with which it goes again.

@@ -233,7 +233,8 @@ func asYAML(o any) string {
 // format returns a drawn line as text, with what verdict says of it.
 func (w *testbed) format(l *packetLine) string {
 	c := l.Clients[0]
-	o := w.assess(c, l.To, l.Proto, l.Via).outcome
+	j := w.assess(c, l.To, l.Proto, l.Via)
+	o := j.outcome
 	from := c.Name
 	if c.Addr != memberNamed(c.Name).addr(l.To.Addr().Is6()) {
 		from = fmt.Sprintf("%s(%s)", c.Name, c.Addr)
@@ -246,7 +247,7 @@ func (w *testbed) format(l *packetLine) string {
 		return fmt.Sprintf("%s %s%s", text, o.Action, options)
 	}
 	for _, v := range o.Candidates {
-		text += " " + show(v)
+		text += " " + j.show(v)
 	}
 	if o.Frontend.Target(o.Origin).Pool.Affinity > 0 {
 		text += " sticks=it"

@@ -3,23 +3,30 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/verdict"
 )
 
-// Run judges a subject by every case.
+// Run judges a service data plane by every case of Services, or a pair by every case of policies.
 func Run(t *testing.T, s Implementation) {
-	cases, err := Cases()
+	subsystem := "service"
+	if s.Engine != nil {
+		subsystem = "policy"
+	}
+	cases, err := Cases(subsystem)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Run("cases", func(t *testing.T) {
 		for _, c := range cases {
-			name := strings.TrimSuffix(strings.TrimPrefix(c.File, "cases/"), ".txt")
+			name := strings.TrimSuffix(path.Base(c.File), ".txt")
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				RunCase(t, s, c)
@@ -66,8 +73,8 @@ func tryCase(ctx context.Context, s Implementation, c *Case, limit int) (wrong, 
 	explicit := false
 	for i := range c.Steps {
 		step := &c.Steps[i]
-		if i := slices.IndexFunc(step.Unless, func(l unlessLine) bool { return l.Mode == s.Name }); i >= 0 {
-			w.refused = append(w.refused, " not asked of "+s.Name+" from here on: "+step.Unless[i].Why)
+		if i := slices.IndexFunc(step.Unless, func(l unlessLine) bool { return s.named(l.Mode) }); i >= 0 {
+			w.refused = append(w.refused, " not asked of "+s.label()+" from here on: "+step.Unless[i].Why)
 			return wrong, nil
 		}
 		if err := w.applyStep(ctx, step); err != nil {
@@ -92,10 +99,15 @@ func tryCase(ctx context.Context, s Implementation, c *Case, limit int) (wrong, 
 
 // check returns what a step's expectations find wrong, each with its line, and sends no more packets after limit.
 func (w *testbed) check(ctx context.Context, s *Step, limit int) (wrong []string) {
-	for i := range s.Packets {
-		if wrong = append(wrong, w.checkPacket(ctx, &s.Packets[i])...); len(wrong) >= limit || w.ended {
+	for l := s.Packets; len(l) > 0; {
+		n := 1
+		for n < len(l) && w.independent(&l[n-1]) && w.independent(&l[n]) {
+			n++
+		}
+		if wrong = append(wrong, w.checkPackets(ctx, l[:n])...); len(wrong) >= limit || w.ended {
 			return wrong
 		}
+		l = l[n:]
 	}
 	for _, l := range s.Health {
 		if is := w.health(l); is != "" {
@@ -108,13 +120,40 @@ func (w *testbed) check(ctx context.Context, s *Step, limit int) (wrong []string
 	return wrong
 }
 
+// independent reports whether a line can be checked beside others: it opens no flow, remembers nothing and moves no
+// address or route. Where packets wait for a timeout this saves most of the time.
+func (w *testbed) independent(l *packetLine) bool {
+	own := func(c client) bool { return slices.Contains(memberNamed(c.Name).Addrs, c.Addr) }
+	return w.implementation.Engine != nil && l.Open+l.Flow+l.As+l.Via == "" &&
+		(l.Action == verdict.Forward || memberNamed(nameOf(l.To.Addr())) != nil) &&
+		!slices.ContainsFunc(l.Clients, func(c client) bool { return !own(c) })
+}
+
+// checkPackets judges lines, several at once.
+func (w *testbed) checkPackets(ctx context.Context, lines []packetLine) []string {
+	wrong := make([][]string, len(lines))
+	var wg sync.WaitGroup
+	for i := range lines {
+		wg.Go(func() { wrong[i] = w.checkPacket(ctx, &lines[i]) })
+	}
+	wg.Wait()
+	return slices.Concat(wrong...)
+}
+
+// refuse records a line that is judged by verdict alone, and why. ends: later lines need what it would have remembered.
+func (w *testbed) refuse(l *packetLine, why string, ends bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.refused = append(w.refused, fmt.Sprintf("%d: %s: %s", l.Line, l.Text, why))
+	w.ended = w.ended || ends
+}
+
 // checkPacket judges a line for each of its clients, by verdict and then by real packets, until one is wrong.
 func (w *testbed) checkPacket(ctx context.Context, l *packetLine) (wrong []string) {
 	if l.Flow != "" {
 		f := w.flows[l.Flow]
 		if w.lost[l.Flow] {
-			w.refused = append(w.refused, fmt.Sprintf("%d: %s: connections through %s end with its agent", l.Line, l.Text,
-				w.implementation.Name))
+			w.refuse(l, fmt.Sprintf("connections through %s end with its agent", w.implementation.Name), false)
 			return nil
 		}
 		if f == nil {
@@ -126,15 +165,22 @@ func (w *testbed) checkPacket(ctx context.Context, l *packetLine) (wrong []strin
 		return wrong
 	}
 	expected := l.expected(w.known)
+	if w.independent(l) && len(l.Clients) > 1 {
+		each := make([]packetLine, len(l.Clients))
+		for i, c := range l.Clients {
+			each[i] = *l
+			each[i].Clients = []client{c}
+		}
+		return w.checkPackets(ctx, each)
+	}
 	for _, c := range l.Clients {
 		j := w.assess(c, l.To, l.Proto, l.Via)
 		is := j.differs(l, expected)
 		if r := w.implementation.leaves(j, l.Size); is == "" && r != "" {
-			w.refused = append(w.refused, fmt.Sprintf("%d: %s: %s refuses it: %s", l.Line, l.Text, w.implementation.Name, r))
-			w.ended = l.Open != "" || l.As != "" // later lines need what this one would have remembered
+			w.refuse(l, fmt.Sprintf("%s refuses it: %s", w.implementation.Name, r), l.Open != "" || l.As != "")
 		} else if is == "" {
 			if is = (probe{w: w, l: l, c: c, j: j}).run(ctx); is != "" {
-				is = w.implementation.Name + ": " + is + "\n" + w.dump(j.node)
+				is = w.implementation.label() + ": " + is + "\n" + w.dump(j.node)
 			}
 		}
 		if is != "" {
@@ -162,7 +208,11 @@ func (w *testbed) health(l healthLine) string {
 // problems returns the reasons and objects of all problems that stand on any node, sorted, each once.
 func (w *testbed) problems() (l []string) {
 	for _, n := range nodes {
-		for _, p := range w.agents[n].resolver.Problems() {
+		problems := w.agents[n].resolver.Problems()
+		if p := w.agents[n].policies; p != nil {
+			problems = slices.Concat(problems, p.resolver.Problems())
+		}
+		for _, p := range problems {
 			if p.Reason != "SchedulerNotAvailable" { // that is about the subject
 				l = append(l, p.Reason+" "+p.Object.String())
 			}

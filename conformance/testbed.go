@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -40,6 +41,9 @@ type testbed struct {
 	patience       time.Duration
 	refused        []string // what the subject was not asked for, as it says that it can't
 	ended          bool     // the rest hangs on that
+
+	mu      sync.Mutex         // for refused, ended and servers, where lines are checked side by side
+	servers map[string]*server // by host and port
 }
 
 // agent is what runs on a node: a resolver and the subject, and what they have come to.
@@ -47,8 +51,9 @@ type agent struct {
 	implementation Implementation
 	host           *sandbox.Host
 	resolver       *resolve.Resolver
-	runner         Runner
+	runner         Runner[model.ServicePart]
 	services       *model.Snapshot // as of the last sync
+	policies       *policyAgent    // nil without a policy engine
 }
 
 // newTestbed brings the cast up, and the subject on each node with nothing but the nodes and pods to know of.
@@ -56,7 +61,7 @@ func newTestbed(ctx context.Context, s Implementation, c Config) (*testbed, erro
 	w := &testbed{patience: s.within(patience), implementation: s, config: c, objects: map[source.Key]source.Object{},
 		agents: map[string]*agent{},
 		made:   map[string][]source.Key{}, known: map[string]netip.AddrPort{}, flows: map[string]*flow{},
-		lost: map[string]bool{}}
+		lost: map[string]bool{}, servers: map[string]*server{}}
 	for _, o := range topologyObjects() {
 		w.objects[source.KeyOf(o)] = o
 	}
@@ -98,7 +103,7 @@ func (w *testbed) close() error {
 		}
 	}
 	for _, a := range w.agents {
-		errs = append(errs, a.runner.Close())
+		errs = append(errs, a.close())
 	}
 	return errors.Join(append(errs, w.cluster.Down())...)
 }
@@ -116,6 +121,11 @@ func (w *testbed) start(node string) error {
 	})
 	if err != nil {
 		return fmt.Errorf("start %s on node %s: %w", w.implementation.Name, node, err)
+	}
+	if e := w.implementation.Engine; e != nil {
+		if a.policies, err = startPolicies(e, node, host, w.config.Policies); err != nil {
+			return errors.Join(fmt.Errorf("start policy engine %s on node %s: %w", e.Name, node, err), a.runner.Close())
+		}
 	}
 	w.agents[node] = a
 	a.change(w.everything())
@@ -157,6 +167,17 @@ func (w *testbed) resolveConfig(node string, host *sandbox.Host) resolve.Config 
 func (a *agent) change(l []source.Change) {
 	d := a.resolver.Apply(l)
 	a.runner.Change(a.served(d.Services.Put), a.served(d.Services.Del))
+	if a.policies != nil {
+		a.policies.change(l)
+	}
+}
+
+// close stops the agent and leaves the kernel as it is.
+func (a *agent) close() error {
+	if a.policies == nil {
+		return a.runner.Close()
+	}
+	return errors.Join(a.policies.runner.Close(), a.runner.Close())
 }
 
 // served leaves out the frontends that the subject refuses.
@@ -171,7 +192,7 @@ func (a *agent) served(parts []model.ServicePart) (l []model.ServicePart) {
 
 // restart stops a node's agent and starts another in its place.
 func (w *testbed) restart(node string) error {
-	if err := w.agents[node].runner.Close(); err != nil {
+	if err := w.agents[node].close(); err != nil {
 		return fmt.Errorf("stop %s on node %s: %w", w.implementation.Name, node, err)
 	}
 	if w.implementation.Ends {
@@ -218,6 +239,11 @@ func (w *testbed) sync(ctx context.Context) error {
 		if err := a.runner.Sync(ctx); err != nil {
 			return fmt.Errorf("sync %s on node %s: %w", w.implementation.Name, n, err)
 		}
+		if a.policies != nil {
+			if err := a.policies.runner.Sync(ctx); err != nil {
+				return fmt.Errorf("sync policy engine %s on node %s: %w", w.implementation.Engine.Name, n, err)
+			}
+		}
 		a.services = a.resolver.Services()
 	}
 	return nil
@@ -254,16 +280,20 @@ func (w *testbed) applyStep(ctx context.Context, s *Step) error {
 }
 
 func equalConfig(a, b Config) bool {
-	return a.ExternalIPs == b.ExternalIPs && a.Limits == b.Limits && a.MasqueradeAll == b.MasqueradeAll &&
-		a.ProxyName == b.ProxyName && a.DirectServerReturn == b.DirectServerReturn && slices.Equal(a.ClusterCIDRs,
-		b.ClusterCIDRs) && a.PodInterfaces == b.PodInterfaces &&
+	return a.Policies == b.Policies && a.ExternalIPs == b.ExternalIPs && a.Limits == b.Limits &&
+		a.MasqueradeAll == b.MasqueradeAll && a.ProxyName == b.ProxyName && a.PodInterfaces == b.PodInterfaces &&
+		a.DirectServerReturn == b.DirectServerReturn && slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) &&
 		slices.Equal(a.NodePortAddresses, b.NodePortAddresses)
 }
 
 func (a *agent) injectFault(ctx context.Context) error {
-	d, ok := a.runner.(FaultInjector)
+	var target any = a.runner
+	if a.policies != nil {
+		target = a.policies.runner
+	}
+	d, ok := target.(FaultInjector)
 	if !ok {
-		return errors.New("its Runner is no Disturber, so what it does after damage can't be tried")
+		return errors.New("its Runner is no FaultInjector, so what it does after damage can't be tried")
 	}
 	return a.host.Do(func() error { return d.InjectFault(ctx) })
 }
@@ -329,17 +359,18 @@ func (w *testbed) host(m *member) (*sandbox.Host, error) {
 	case m.isNode():
 		return w.cluster.Node(m.Node)
 	}
-	return w.cluster.Pod("default", m.Name)
+	return w.cluster.Pod(m.namespaceOf(), m.Name)
 }
 
 // dump shows what the kernel of a node holds of the subject, as far as it can say.
 func (w *testbed) dump(node string) string {
-	d, ok := w.agents[node].runner.(Dumper)
+	a := w.agents[node]
+	d, ok := a.runner.(Dumper)
 	if !ok {
 		return w.implementation.Name + " has no Dump"
 	}
 	var text string
-	if err := w.agents[node].host.Do(func() error { text = d.Dump(); return nil }); err != nil {
+	if err := a.host.Do(func() error { text = d.Dump(); return nil }); err != nil {
 		return err.Error()
 	}
 	return text

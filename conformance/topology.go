@@ -17,6 +17,17 @@ type member struct {
 	Host  bool         // a pod that lives in its node's network
 }
 
+// namespaceOf returns the namespace of a pod: that of the clients, or that of the Services.
+func (m *member) namespaceOf() string {
+	if strings.HasPrefix(m.Name, "client-") {
+		return "clients"
+	}
+	return "default"
+}
+
+// namespaces are the Namespaces of the pods, with their labels.
+var namespaces = map[string]string{"default": "web", "clients": "clients"}
+
 // topology is who plays in every case. cases/README.md shows it as a table.
 var topology = []member{
 	{"node-a", "a", addrs("192.168.77.1", "fd00:77::1", "192.168.78.1", "fd00:78::1"), false},
@@ -72,8 +83,9 @@ func memberNamed(name string) *member {
 	return nil
 }
 
-// topologyAddr is the IPv4 address of a member, or, of "NAME.6", its IPv6 address.
+// topologyAddr is the IPv4 address of a member, also of "NAME.4", or, of "NAME.6", its IPv6 address.
 func topologyAddr(name string) netip.Addr {
+	name, _ = strings.CutSuffix(name, ".4")
 	if n, six := strings.CutSuffix(name, ".6"); memberNamed(n) != nil {
 		return memberNamed(n).addr(six)
 	}
@@ -101,8 +113,13 @@ func nameOf(a netip.Addr) string {
 
 func zoneOf(node string) string { return zones[node] }
 
-// topologyObjects returns the nodes and pods of the cast.
+// topologyObjects returns the nodes, pods and namespaces of the cast.
 func topologyObjects() (l []source.Object) {
+	for name, team := range namespaces {
+		l = append(l, &corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
+			ObjectMeta: metav1.ObjectMeta{Name: name,
+				Labels: map[string]string{"team": team, corev1.LabelMetadataName: name}}})
+	}
 	for _, m := range topology {
 		switch {
 		case m.isNode():
@@ -134,7 +151,7 @@ func (m *member) nodeObject() *corev1.Node {
 func (m *member) podObject() *corev1.Pod {
 	p := &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: m.Name, Labels: map[string]string{"app": m.Name}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: m.namespaceOf(), Name: m.Name, Labels: map[string]string{"app": m.Name}},
 		Spec: corev1.PodSpec{NodeName: m.Node, HostNetwork: m.Host,
 			Containers: []corev1.Container{{Name: "echo", Ports: m.ports()}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: m.Addrs[0].String()},
@@ -145,22 +162,22 @@ func (m *member) podObject() *corev1.Pod {
 	return p
 }
 
-// ports returns what a pod answers on: 8080, 8443, 9000 to 9033 and 9053 of TCP, 8053 of UDP, 8905 of SCTP. On its
-// node's network, 8443 alone.
+// ports returns what a pod answers on: 8080 (http), 8443, 9000 to 9033 and 9053 of TCP, 8053 of UDP (dns), 8905 of SCTP
+// (sig). On its node's network, 8443 alone.
 func (m *member) ports() (l []corev1.ContainerPort) {
-	add := func(p corev1.Protocol, first, last int32) {
+	add := func(name string, p corev1.Protocol, first, last int32) {
 		for n := first; n <= last; n++ {
-			l = append(l, corev1.ContainerPort{ContainerPort: n, Protocol: p})
+			l = append(l, corev1.ContainerPort{Name: name, ContainerPort: n, Protocol: p})
 		}
 	}
-	add(corev1.ProtocolTCP, 8443, 8443)
+	add("", corev1.ProtocolTCP, 8443, 8443)
 	if m.Host {
 		return l
 	}
-	add(corev1.ProtocolTCP, 8080, 8080)
-	add(corev1.ProtocolTCP, 9000, 9033)
-	add(corev1.ProtocolTCP, 9053, 9053)
-	add(corev1.ProtocolUDP, 8053, 8053)
-	add(corev1.ProtocolSCTP, 8905, 8905)
+	add("http", corev1.ProtocolTCP, 8080, 8080)
+	add("", corev1.ProtocolTCP, 9000, 9033)
+	add("", corev1.ProtocolTCP, 9053, 9053)
+	add("dns", corev1.ProtocolUDP, 8053, 8053)
+	add("sig", corev1.ProtocolSCTP, 8905, 8905)
 	return l
 }

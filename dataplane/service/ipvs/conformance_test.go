@@ -24,7 +24,7 @@ type runner struct {
 	waiting []func()
 }
 
-func start() (conformance.Runner, error) {
+func start() (conformance.Runner[model.ServicePart], error) {
 	plane, err := New()
 	if err != nil {
 		return nil, err

@@ -1,0 +1,102 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/conformance"
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/policy/nftables"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+)
+
+// engines are the policy engines to be judged beside each mode.
+var engines = []*conformance.Engine{
+	engine("nftables", nftables.New),
+}
+
+// policyRunner is a policy engine as a conformance.Runner.
+type policyRunner[K dataplane.Key] struct {
+	*reconcile.Loop[model.PolicyPart, K, string]
+	open    func() (dataplane.Plane[model.PolicyPart, K, string], error)
+	parts   map[model.PolicyPart]bool
+	repairs uint64 // that there must be before the kernel is as told
+	stop    context.CancelFunc
+	ended   sync.WaitGroup
+}
+
+// engine returns an engine of a plane.
+func engine[K dataplane.Key, P dataplane.Plane[model.PolicyPart, K, string]](
+	name string, open func() (P, error)) *conformance.Engine {
+	start := func() (conformance.Runner[model.PolicyPart], error) {
+		plane, err := open()
+		if err != nil {
+			return nil, err
+		}
+		ctx, stop := context.WithCancel(context.Background())
+		r := &policyRunner[K]{Loop: reconcile.New[model.PolicyPart, K, string](plane, reconcile.Options[model.PolicyPart]{}),
+			open:  func() (dataplane.Plane[model.PolicyPart, K, string], error) { return open() },
+			parts: map[model.PolicyPart]bool{}, stop: stop}
+		r.ended.Go(func() { r.Run(ctx) })
+		return r, nil
+	}
+	return &conformance.Engine{Name: name, Start: start}
+}
+
+// Change also keeps what is wanted, to remove some of it.
+func (r *policyRunner[K]) Change(put, del []model.PolicyPart) {
+	for _, p := range del {
+		delete(r.parts, p)
+	}
+	for _, p := range put {
+		r.parts[p] = true
+	}
+	r.Loop.Change(put, del)
+}
+
+// InjectFault implements conformance.FaultInjector: past the loop's knowledge it removes what pods and peers need.
+func (r *policyRunner[K]) InjectFault(ctx context.Context) error {
+	plane, err := r.open()
+	if err != nil {
+		return err
+	}
+	r.repairs = r.Status().Repairs + 1
+	return harm(ctx, plane, slices.Collect(maps.Keys(r.parts)))
+}
+
+// Sync also waits for the repair of what InjectFault did.
+func (r *policyRunner[K]) Sync(ctx context.Context) error {
+	for r.Status().Repairs < r.repairs {
+		select {
+		case <-ctx.Done():
+			return errors.New("drift was not repaired")
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return r.Loop.Sync(ctx)
+}
+
+// Close ends the loop and leaves the kernel as it is.
+func (r *policyRunner[K]) Close() error {
+	r.stop()
+	r.ended.Wait()
+	return r.Loop.Close()
+}
+
+// pairs judges every mode beside every engine.
+func pairs(t *testing.T, judge func(t *testing.T, s conformance.Implementation)) {
+	here(t, func(t *testing.T, s conformance.Implementation) {
+		for _, e := range engines {
+			s.Engine = e
+			t.Run(e.Name, func(t *testing.T) { judge(t, s) })
+		}
+	})
+}
+
+func TestPolicyConformance(t *testing.T) { pairs(t, conformance.Run) }
