@@ -10,7 +10,6 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/maglev"
-	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 )
@@ -125,7 +124,7 @@ func nodePrefixes(n *model.ServiceNode) (facts []Fact) {
 	}
 	for _, home := range []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")} {
 		for _, r := range n.NodePorts {
-			for _, part := range service.PrefixesIn(home, r) {
+			for _, part := range r.PrefixesIn(home) {
 				is[part] |= bpf.NodePorts
 			}
 		}
@@ -154,7 +153,7 @@ func nodePrefixes(n *model.ServiceNode) (facts []Fact) {
 // unallocated returns the facts that drop packets to addresses that only Services have, and none has.
 func unallocated(n *model.ServiceNode) (facts []Fact) {
 	for _, r := range n.ServiceRanges {
-		for _, p := range service.Prefixes(r) {
+		for _, p := range r.Prefixes() {
 			facts = append(facts, unmatched(p, bpf.UnmatchedDrop))
 		}
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 )
@@ -270,7 +269,7 @@ func TestWithin(t *testing.T) {
 	} {
 		var got []string
 		r := model.Range{First: netip.MustParseAddr(c.first), Last: netip.MustParseAddr(c.last)}
-		for _, p := range service.PrefixesIn(home, r) {
+		for _, p := range r.PrefixesIn(home) {
 			got = append(got, p.String())
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" {

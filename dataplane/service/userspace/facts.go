@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -118,7 +117,7 @@ func node(v *model.ServiceNode) []Fact {
 	}
 	ruled := map[netip.Addr]bool{}
 	for _, r := range v.ServiceRanges {
-		for _, p := range service.Prefixes(r) {
+		for _, p := range r.Prefixes() {
 			k := Key{Kind: KindUnallocated, Entry: model.Entry{Addr: p.Addr(), Port: uint16(p.Bits())}}
 			facts = append(facts, Fact{Key: k, Value: there})
 		}

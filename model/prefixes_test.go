@@ -1,11 +1,9 @@
-package service
+package model
 
 import (
 	"fmt"
 	"net/netip"
 	"testing"
-
-	"fairlead.dev/fairlead/model"
 )
 
 func TestPrefixes(t *testing.T) {
@@ -16,8 +14,8 @@ func TestPrefixes(t *testing.T) {
 		{"0.0.0.0", "255.255.255.255", "[0.0.0.0/0]"},
 		{"fd96::1", "fd96::3", "[fd96::1/128 fd96::2/127]"},
 	} {
-		r := model.Range{First: netip.MustParseAddr(c.first), Last: netip.MustParseAddr(c.last)}
-		if got := fmt.Sprint(Prefixes(r)); got != c.want {
+		r := Range{First: netip.MustParseAddr(c.first), Last: netip.MustParseAddr(c.last)}
+		if got := fmt.Sprint(r.Prefixes()); got != c.want {
 			t.Errorf("%s: %s, want %s", r, got, c.want)
 		}
 	}

@@ -1,22 +1,18 @@
-package service
+package model
 
-import (
-	"net/netip"
+import "net/netip"
 
-	"fairlead.dev/fairlead/model"
-)
-
-// Prefixes returns the prefixes that make up a range.
-func Prefixes(r model.Range) []netip.Prefix {
+// Prefixes returns the prefixes that make up the range.
+func (r Range) Prefixes() []netip.Prefix {
 	every := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if r.First.Is6() {
 		every = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
-	return PrefixesIn(every, r)
+	return r.PrefixesIn(every)
 }
 
-// PrefixesIn returns the prefixes that make up those addresses of home that are in a range.
-func PrefixesIn(home netip.Prefix, r model.Range) []netip.Prefix {
+// PrefixesIn returns the prefixes that make up those addresses of home that are in the range.
+func (r Range) PrefixesIn(home netip.Prefix) []netip.Prefix {
 	last := lastOf(home)
 	switch {
 	case home.Addr().BitLen() != r.First.BitLen(), last.Less(r.First), r.Last.Less(home.Addr()):
@@ -26,7 +22,7 @@ func PrefixesIn(home netip.Prefix, r model.Range) []netip.Prefix {
 	}
 	half := netip.PrefixFrom(home.Addr(), home.Bits()+1)
 	other := netip.PrefixFrom(lastOf(half).Next(), half.Bits())
-	return append(PrefixesIn(half, r), PrefixesIn(other, r)...)
+	return append(r.PrefixesIn(half), r.PrefixesIn(other)...)
 }
 
 // lastOf returns the last address of a prefix.
