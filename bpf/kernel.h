@@ -186,6 +186,17 @@ struct nf_conn {
 	unsigned long status;
 };
 
+/* The context of a program at a hook of netfilter, since Linux 6.4. */
+struct nf_hook_state {
+	__u8 hook, pf;
+	struct net_device *in;
+};
+
+struct bpf_nf_ctx {
+	const struct nf_hook_state *state;
+	struct sk_buff *skb;
+};
+
 #pragma clang attribute pop
 
 /*

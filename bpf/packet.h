@@ -8,9 +8,6 @@
 #include "lookup.h"
 
 #include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
 #include <linux/tcp.h>
 #include <linux/udp.h>
@@ -22,37 +19,14 @@ const volatile __u32 l2_len =
 /* include/uapi/linux/bpf.h, since Linux 6.6: continue with the next program */
 #define TCX_NEXT -1
 
-/* include/uapi/linux/icmp.h and icmpv6.h, which include too much */
-struct icmp {
-	__u8 type, code;
-	__be16 check;
-	__be32 rest;
-};
+typedef struct __sk_buff packet_source;
 
-enum {
-	ICMP_DEST_UNREACH = 3,
-	ICMP_PORT_UNREACH = 3, /* a code of that */
-	ICMP_FRAG_NEEDED = 4,  /* likewise */
-	ICMP_TIME_EXCEEDED = 11,
-	ICMP_PARAMETERPROB = 12,
-	ICMPV6_DEST_UNREACH = 1,
-	ICMPV6_PORT_UNREACH = 4, /* a code of that */
-	ICMPV6_PKT_TOOBIG = 2,
-	ICMPV6_PARAMPROB = 4, /* the last of the errors */
-};
+static __always_inline bool load(packet_source *skb, __u32 at, void *to, __u32 size)
+{
+	return !bpf_skb_load_bytes(skb, at, to, size);
+}
 
-#define MAX_EXTENSIONS 4 /* IPv6 extension headers that are skipped */
-#define OFFSET 0x1fff	 /* of struct iphdr.frag_off */
-#define MORE_FRAGMENTS 0x2000
-
-#define FLAGS 13 /* offset in a TCP header of: */
-enum { FIN = 1, SYN = 2, RST = 4, ACK = 16, DATA = 256 /* DATA is ours: there is payload; known of plain packets */ };
-
-/* The part of an IPv4 header before its addresses that changes with them. */
-struct ttl_proto_check {
-	__u8 ttl, protocol;
-	__be16 check;
-};
+#include "ip.h"
 
 /* A parsed packet. Of an ICMP error, tuple is that of replies to the packet that it quotes. */
 struct packet {
@@ -65,13 +39,6 @@ struct packet {
 	__u32 now;		       /* seconds since boot */
 	struct ttl_proto_check before; /* of IPv4, until its options change */
 };
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1 << 12);
-	__type(key, struct fragment);
-	__type(value, struct ports);
-} fl_fragments SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -88,110 +55,9 @@ static __always_inline void count_packet(__u32 what)
 		*n += 1;
 }
 
-/* The fields of an IP header that are used. */
-struct ip_header {
-	struct address source, destination;
-	__u32 protocol;
-	__u32 next; /* offset of the next header */
-	__u32 id;
-	__u32 fragment; /* bits: */
-	struct ttl_proto_check before;
-};
-
-enum {
-	IS_FRAGMENT = 1,
-	IS_LATER_FRAGMENT = 2, /* not the first */
-};
-
-static __always_inline bool parse_ipv4(struct __sk_buff *skb, __u32 at, struct ip_header *h)
-{
-	struct iphdr ip;
-
-	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
-		return false;
-	map_ipv4(&h->source, ip.saddr);
-	map_ipv4(&h->destination, ip.daddr);
-	h->protocol = ip.protocol;
-	h->next = at + ip.ihl * 4;
-	h->id = ip.id;
-	h->before.ttl = ip.ttl;
-	h->before.protocol = ip.protocol;
-	h->before.check = ip.check;
-	if (ip.frag_off & bpf_htons(OFFSET | MORE_FRAGMENTS))
-		h->fragment = ip.frag_off & bpf_htons(OFFSET) ? IS_FRAGMENT | IS_LATER_FRAGMENT : IS_FRAGMENT;
-	return true;
-}
-
-static __always_inline bool parse_ipv6(struct __sk_buff *skb, __u32 at, struct ip_header *h)
-{
-	struct ipv6hdr ip;
-	int i;
-
-	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 6)
-		return false;
-	__builtin_memcpy(&h->source, &ip.saddr, sizeof(h->source));
-	__builtin_memcpy(&h->destination, &ip.daddr, sizeof(h->destination));
-	h->protocol = ip.nexthdr;
-	h->next = at + sizeof(ip);
-	for (i = 0; i < MAX_EXTENSIONS; i++) {
-		struct {
-			__u8 next, length;
-			__be16 offset;
-			__be32 id;
-		} extension;
-
-		if (h->protocol != IPPROTO_HOPOPTS && h->protocol != IPPROTO_ROUTING &&
-		    h->protocol != IPPROTO_DSTOPTS && h->protocol != IPPROTO_FRAGMENT)
-			return true;
-		if (bpf_skb_load_bytes(skb, h->next, &extension, sizeof(extension)))
-			return false;
-		if (h->protocol == IPPROTO_FRAGMENT) {
-			h->fragment =
-				extension.offset & bpf_htons(0xfff8) ? IS_FRAGMENT | IS_LATER_FRAGMENT : IS_FRAGMENT;
-			h->id = extension.id;
-			h->next += sizeof(extension);
-		} else {
-			h->next += (extension.length + 1) * 8;
-		}
-		h->protocol = extension.next;
-		if (h->fragment & IS_LATER_FRAGMENT)
-			return true;
-	}
-	return false;
-}
-
-/* Finds the ports of a later fragment by the first one, which must have been seen before. */
-static __always_inline bool fragment_ports(struct packet *p, const struct ip_header *h)
-{
-	struct fragment piece = {
-		.source = h->source, .destination = h->destination, .id = h->id, .protocol = h->protocol};
-	struct ports *known, ports;
-
-	if (h->fragment & IS_LATER_FRAGMENT) {
-		known = bpf_map_lookup_elem(&fl_fragments, &piece);
-		if (!known)
-			return false;
-		p->tuple.sport = known->sport;
-		p->tuple.dport = known->dport;
-		p->transport = 0;
-		return true;
-	}
-	ports.sport = p->tuple.sport;
-	ports.dport = p->tuple.dport;
-	bpf_map_update_elem(&fl_fragments, &piece, &ports, BPF_ANY);
-	return true;
-}
-
 static __always_inline __u32 now_seconds(void)
 {
 	return bpf_ktime_get_coarse_ns() / SECOND;
-}
-
-static __always_inline bool is_icmp_error(__u32 type, bool six)
-{
-	if (six)
-		return type >= ICMPV6_DEST_UNREACH && type <= ICMPV6_PARAMPROB;
-	return type == ICMP_DEST_UNREACH || type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
 }
 
 enum kind {
@@ -274,7 +140,7 @@ static __always_inline bool parse_plain(struct packet *p, void *ip, void *end, s
 __noinline int parse_packet(struct __sk_buff *skb, struct packet *p)
 {
 	struct ip_header outer = {}, inner = {};
-	struct ports ports;
+	struct ports ports = {};
 	__u8 type;
 
 	if (!p)
@@ -291,16 +157,20 @@ __noinline int parse_packet(struct __sk_buff *skb, struct packet *p)
 		p->tuple.destination = outer.destination;
 		p->tuple.protocol = outer.protocol;
 		if (!(outer.fragment & IS_LATER_FRAGMENT)) {
-			if (bpf_skb_load_bytes(skb, outer.next, &ports, sizeof(ports)))
+			if (!load(skb, outer.next, &ports, sizeof(ports)))
 				return false;
-			p->tuple.sport = ports.sport;
-			p->tuple.dport = ports.dport;
 			type = 0;
 			if (outer.protocol == IPPROTO_TCP && bpf_skb_load_bytes(skb, outer.next + FLAGS, &type, 1))
 				return false;
 			p->flags = type;
+		} else {
+			p->transport = 0;
 		}
-		return !outer.fragment || fragment_ports(p, &outer);
+		if (outer.fragment && !fragment_ports(&ports, &outer))
+			return false;
+		p->tuple.sport = ports.sport;
+		p->tuple.dport = ports.dport;
+		return true;
 	}
 	if (outer.protocol != (p->six ? IPPROTO_ICMPV6 : IPPROTO_ICMP) || outer.fragment ||
 	    bpf_skb_load_bytes(skb, outer.next, &type, 1) || !is_icmp_error(type, p->six))

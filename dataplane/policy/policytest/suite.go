@@ -24,6 +24,8 @@ type Suite[K dataplane.Key] struct {
 
 	LogGroup                uint16 // the nflog group of denials and audits
 	PrefixDeny, PrefixAudit string // what logged packets begin with
+	// Logged returns a function that returns what was logged since, PrefixDeny or PrefixAudit; nil: LogGroup has it.
+	Logged func(*Network, Engine[K]) func() []string
 }
 
 // engine is a plane of a network's node, and what it holds.
@@ -113,7 +115,7 @@ func (s Suite[K]) otherProtocols(t *testing.T) {
 func (s Suite[K]) established(t *testing.T) {
 	e := s.open(t)
 	_, objects := Worlds(t)
-	e.hold(Decide(objects["none.yaml"]))
+	e.hold(Decide(objects["audit.yaml"])) // which drops nothing
 	client, web := Behind[2], Behind[0]
 	var flows []*echo.Flow
 	for i := range client {
@@ -149,26 +151,37 @@ func (s Suite[K]) established(t *testing.T) {
 func (s Suite[K]) logged(t *testing.T) {
 	e := s.open(t)
 	_, objects := Worlds(t)
-	var log *nflog.Log
-	e.Must(e.Node.Do(func() (err error) {
-		log, err = nflog.Listen(s.LogGroup)
-		return err
-	}))
-	defer log.Close()
+	logged := s.Logged
+	if logged == nil {
+		logged = s.nflog
+	}
+	got := logged(e.Network, e.Engine)
 	for world, want := range map[string][]string{"none.yaml": nil, "deny-ingress.yaml": {s.PrefixDeny},
 		"audit.yaml": {s.PrefixAudit, s.PrefixAudit}} {
 		d := Decide(objects[world])
 		e.hold(d)
 		p := e.Packet(Behind[2][1], Behind[0][1], Served[0])
 		e.Passes(p, verdict.Policy(d.Now, p).Verdict == model.VerdictAccept)
+		if got := got(); !slices.Equal(got, want) {
+			t.Errorf("%s: logged %q, want %q", world, got, want)
+		}
+	}
+}
+
+// nflog returns a function that returns the prefixes of what LogGroup has.
+func (s Suite[K]) nflog(n *Network, _ Engine[K]) func() []string {
+	var log *nflog.Log
+	n.Must(n.Node.Do(func() (err error) {
+		log, err = nflog.Listen(s.LogGroup)
+		return err
+	}))
+	n.Cleanup(func() { log.Close() })
+	return func() (got []string) {
 		entries, err := log.Receive()
-		e.Must(err)
-		var got []string
+		n.Must(err)
 		for _, e := range entries {
 			got = append(got, e.Prefix)
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: logged %q, want %q", world, got, want)
-		}
+		return got
 	}
 }

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Network policies at netfilter's hooks (BPF_PROG_TYPE_NETFILTER, Linux 6.4): forward, input and output, all behind
+ * the translation of destinations and before that of sources, with every mode of Services.
+ */
+#include "kernel.h"
+
+#include <linux/tcp.h>
+
+/* kernel/bpf/helpers.c and net/core/filter.c, since Linux 6.4 */
+int bpf_dynptr_from_skb(struct __sk_buff *, __u64, struct bpf_dynptr *) __ksym;
+void *bpf_dynptr_slice(const struct bpf_dynptr *, __u32, void *, __u32) __ksym;
+
+typedef const struct bpf_dynptr packet_source;
+
+static __always_inline _Bool load(packet_source *p, __u32 at, void *to, __u32 size)
+{
+	return !bpf_dynptr_read(to, size, p, at, 0);
+}
+
+#include "policy.h"
+
+char _license[] SEC("license") = "GPL";
+
+const enum policy_event unused_event __attribute__((unused));
+const enum side_flag unused_side __attribute__((unused));
+const enum exempt_flag unused_exempt __attribute__((unused));
+const enum policy_flag unused_flag __attribute__((unused));
+const enum decision unused_decision __attribute__((unused));
+const struct denial *unused_denial __attribute__((unused));
+
+/* include/uapi/linux/netfilter.h */
+enum { NF_DROP, NF_ACCEPT };
+enum { NF_INET_LOCAL_IN = 1 };
+#define NFPROTO_IPV6 10
+
+/* include/uapi/linux/icmp.h and icmpv6.h */
+enum {
+	ICMP_ECHOREPLY = 0,
+	ICMP_ECHO = 8,
+	ICMPV6_ECHO_REQUEST = 128,
+	ICMPV6_ECHO_REPLY = 129,
+	NDISC_FIRST = 133,
+	NDISC_LAST = 137,
+};
+
+#define SCTP_COMMON_HEADER 12
+#define SCTP_INIT 1 /* RFC 9260, 3.2: the type of a chunk */
+
+/* Parses an ICMP message about or of a flow. */
+static __always_inline bool parse_icmp(packet_source *from, struct policy_packet *p, struct ip_header *outer, bool six)
+{
+	struct ip_header inner = {};
+	struct ports ports = {};
+	struct icmp m;
+	bool request, reply;
+
+	p->kind = PACKET_SINGLE;
+	if (!load(from, outer->next, &m, sizeof(m)))
+		return false;
+	request = m.type == (six ? ICMPV6_ECHO_REQUEST : ICMP_ECHO);
+	reply = m.type == (six ? ICMPV6_ECHO_REPLY : ICMP_ECHOREPLY);
+	if (request || reply) {
+		p->kind = request ? PACKET_FLOW : PACKET_ECHO_REPLY;
+		p->tuple.sport = p->tuple.dport = m.rest >> (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? 0 : 16);
+		return true;
+	}
+	if (six && m.type >= NDISC_FIRST && m.type <= NDISC_LAST && outer->before.ttl == 255)
+		p->kind = PACKET_EXEMPT;
+	if (!is_icmp_error(m.type, six))
+		return true;
+	if (!(six ? parse_ipv6(from, outer->next + sizeof(m), &inner)
+		  : parse_ipv4(from, outer->next + sizeof(m), &inner)) ||
+	    inner.fragment & IS_LATER_FRAGMENT)
+		return true;
+	if (has_ports(inner.protocol)) {
+		if (!load(from, inner.next, &ports, sizeof(ports)))
+			return true;
+	} else if (inner.protocol == (six ? IPPROTO_ICMPV6 : IPPROTO_ICMP)) {
+		if (!load(from, inner.next, &m, sizeof(m)) || (m.type != (six ? ICMPV6_ECHO_REQUEST : ICMP_ECHO) &&
+							       m.type != (six ? ICMPV6_ECHO_REPLY : ICMP_ECHOREPLY)))
+			return true;
+		ports.sport = ports.dport = m.rest >> (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? 0 : 16);
+	}
+	p->kind = PACKET_ERROR;
+	p->tuple.source = inner.source;
+	p->tuple.destination = inner.destination;
+	p->tuple.protocol = inner.protocol;
+	p->tuple.sport = ports.sport;
+	p->tuple.dport = ports.dport;
+	return true;
+}
+
+/* Parses what follows the IP header. Returns false where that isn't possible. */
+static __always_inline bool parse_transport(packet_source *from, struct policy_packet *p, struct ip_header *h, bool six)
+{
+	struct ports ports = {};
+	__u8 byte = 0;
+
+	if (h->protocol == (six ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
+		return !h->fragment && parse_icmp(from, p, h, six);
+	if (!has_ports(h->protocol))
+		return true;
+	if (!(h->fragment & IS_LATER_FRAGMENT)) {
+		if (!load(from, h->next, &ports, sizeof(ports)))
+			return false;
+		if (h->protocol == IPPROTO_TCP && !load(from, h->next + FLAGS, &byte, 1))
+			return false;
+		p->flags = byte;
+		if (h->protocol == IPPROTO_SCTP && load(from, h->next + SCTP_COMMON_HEADER, &byte, 1) &&
+		    byte == SCTP_INIT)
+			p->flags = SYN;
+	}
+	if (h->fragment && !fragment_ports(&ports, h))
+		return false;
+	if (h->fragment & IS_LATER_FRAGMENT)
+		p->flags = ACK;
+	p->tuple.sport = ports.sport;
+	p->tuple.dport = ports.dport;
+	return true;
+}
+
+static __noinline int parse(packet_source *from, struct policy_packet *p, int six)
+{
+	struct ip_header h = {};
+	bool ip = six ? parse_ipv6(from, 0, &h) : parse_ipv4(from, 0, &h);
+
+	p->tuple.source = h.source;
+	p->tuple.destination = h.destination;
+	p->tuple.protocol = h.protocol;
+	/* IPv4 addresses within IPv6 are never on the wire (RFC 4291, 2.5.5.2). */
+	if (!ip || !parse_transport(from, p, &h, six) || (six && (is_ipv4(&h.source) || is_ipv4(&h.destination))))
+		p->kind = PACKET_UNPARSED;
+	return 0;
+}
+
+SEC("netfilter")
+int policy(struct bpf_nf_ctx *ctx)
+{
+	const struct nf_hook_state *state = ctx->state;
+	struct net_device *in = state->in;
+	struct policy_packet p = {};
+	struct bpf_dynptr from;
+
+	if (bpf_dynptr_from_skb((struct __sk_buff *)ctx->skb, 0, &from))
+		return NF_DROP;
+	parse(&from, &p, state->pf == NFPROTO_IPV6);
+	p.to_node = state->hook == NF_INET_LOCAL_IN;
+	if (in) {
+		p.device[0] = ((__u64 *)in->name)[0];
+		p.device[1] = ((__u64 *)in->name)[1];
+	}
+	return decide_packet(&p) == POLICY_DROP ? NF_DROP : NF_ACCEPT;
+}

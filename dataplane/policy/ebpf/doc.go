@@ -1,0 +1,38 @@
+// Package ebpf is the policy data plane of a program in the kernel, at netfilter's hooks forward, input and output
+// (BPF_PROG_TYPE_NETFILTER, Linux 6.4): behind the translation of destinations and before that of sources, with every
+// mode of Services. No program is made for a policy: pods, policies and peers are entries of maps (bpf/policy.h). No
+// connection is tracked by the kernel; the program has flows of its own.
+//
+// Below a folder in the BPF file system named for the node's network namespace are
+//
+//	maps-…/fl_verdicts      peer table · identity → decision
+//	maps-…/fl_policy_ports  ruleset · protocol · port → peer table, and what it decides otherwise
+//	maps-…/fl_port_ranges   ruleset · protocol · prefix of ports → the same
+//	maps-…/fl_exempt        prefix → of the node itself, or evaluated after its translation
+//	maps-…/fl_peers         address → identity
+//	maps-…/fl_peer_nets     prefix → identity
+//	maps-…/fl_subjects      address of a pod on this node → rulesets and their default peer tables
+//	maps-…/fl_unknown_pods  prefix of this node's pods, where pods that aren't known are dropped
+//	state/fl_flows-…        connections that were accepted, the least recently used go first
+//	state/fl_policy_state-… generation and flags
+//	state/fl_denials-…      the events: at most 100 in a second and 200 at once
+//	hooks/                  the links, and the program
+//
+// The program is attached while there is a ruleset, or unknown pods are dropped: it costs nothing without policies.
+//
+// A flow remembers the direction of its first packet and the generation at which it was evaluated. Every Write that
+// changes an entry raises the generation afterwards, and each flow is evaluated again at its next packet, from either
+// end, in its own direction. One that is refused is cut: its packets are dropped as long as the flow is known, so that
+// neither end picks it up in the other direction. With model.PolicyNode.CutMark 0 flows are never evaluated again. A
+// TCP packet with SYN alone is always evaluated as a new connection, also by the tuple of a known flow.
+//
+// TCP packets in mid-stream of an unknown connection: for a minute after the program was attached where none was, they
+// are accepted if either direction is allowed; afterwards, and for flows that a full map has forgotten, their own
+// direction must be allowed, and that of the likely client, which is the end with the higher port.
+//
+// Netfilter sees whole datagrams where connection tracking is on. Elsewhere a later fragment has the ports of the first
+// one; one that arrives before it is dropped if an end of it has policies.
+//
+// A map that is full refuses the fact by name, and as long as it lacks it, what a peer table accepts by default is
+// dropped, since the missing entry might drop it.
+package ebpf

@@ -1,0 +1,179 @@
+package ebpf
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/model"
+)
+
+// Options are the options of a plane.
+type Options struct {
+	Sizes bpf.PolicySizes // a field that is zero stands for the same field of DefaultSizes
+}
+
+// DefaultSizes are more than the bounds of resolve/policy let policies come to. Empty, they use 32 MiB; flows are in
+// addition: as many as connection tracking may have, 112 bytes each.
+var DefaultSizes = bpf.PolicySizes{Subjects: 1 << 12, Ports: 1 << 19, Ranges: 1 << 20, Peers: 1 << 19, Nets: 1 << 20,
+	Verdicts: 1<<20 + 1<<16}
+
+// installing is for how long after the program is attached connections are picked up that are older.
+const installing = time.Minute
+
+// Plane writes facts into the maps of one network namespace. It implements dataplane.Plane[model.PolicyPart, Key,
+// string] and dataplane.Cleaner.
+type Plane struct {
+	sizes  bpf.PolicySizes
+	folder string // for all that is pinned
+	layout string // name of the maps' folder
+	digest string // of the program
+	ns     *netns.Namespace
+
+	maps    *bpf.PolicyMaps // nil where there are none of our layout
+	refused map[Key]bool    // facts that did not fit
+}
+
+var (
+	_ dataplane.Plane[model.PolicyPart, Key, string] = (*Plane)(nil)
+	_ dataplane.Cleaner                              = (*Plane)(nil)
+)
+
+// New opens the plane of the calling thread's network namespace. Nothing is in the kernel before the first Write.
+func New() (*Plane, error) { return Open(Options{}) }
+
+// Open is New, with options.
+func Open(o Options) (_ *Plane, err error) {
+	if err := bpf.HavePolicies(); err != nil {
+		return nil, err
+	}
+	s, d := o.Sizes, DefaultSizes
+	p := &Plane{sizes: bpf.PolicySizes{
+		Subjects: cmp.Or(s.Subjects, d.Subjects), Ports: cmp.Or(s.Ports, d.Ports), Ranges: cmp.Or(s.Ranges, d.Ranges),
+		Peers: cmp.Or(s.Peers, d.Peers), Nets: cmp.Or(s.Nets, d.Nets), Verdicts: cmp.Or(s.Verdicts, d.Verdicts),
+		Flows: cmp.Or(s.Flows, bpf.DefaultPolicyFlows()),
+	}}
+	if p.folder, err = bpf.PolicyFolder(); err != nil {
+		return nil, err
+	}
+	if p.layout, err = bpf.PolicyLayout(p.sizes); err != nil {
+		return nil, err
+	}
+	if p.digest, err = bpf.PolicyDigest(p.sizes); err != nil {
+		return nil, err
+	}
+	if p.ns, err = netns.Current(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Close closes the plane's handles. The kernel keeps what was written.
+func (p *Plane) Close() error { return errors.Join(p.forget(), p.ns.Close()) }
+
+// forget closes the maps.
+func (p *Plane) forget() error {
+	if p.maps == nil {
+		return nil
+	}
+	defer func() { p.maps = nil }()
+	return p.maps.Close()
+}
+
+func (p *Plane) mapsFolder() string  { return filepath.Join(p.folder, p.layout) }
+func (p *Plane) hooksFolder() string { return filepath.Join(p.folder, "hooks") }
+
+func (p *Plane) mapsFact() Fact {
+	return Fact{Key: Key{KindMaps, p.layout}, Value: fmt.Sprintf("%d subjects, %d peers, %d verdicts", p.sizes.Subjects,
+		p.sizes.Peers, p.sizes.Verdicts)}
+}
+
+func (p *Plane) hooksFact() Fact { return Fact{Key: Key{Kind: KindHooks}, Value: p.digest} }
+
+// Read implements dataplane.Plane. Of maps of another layout it returns that they exist, no more: they aren't wanted,
+// so they are removed when everything else is true.
+func (p *Plane) Read(context.Context) (facts []Fact, err error) {
+	if err := p.forget(); err != nil {
+		return nil, err
+	}
+	p.refused = map[Key]bool{}
+	list, err := os.ReadDir(p.folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ebpf: look for maps of network policies: %w", err)
+	}
+	for _, e := range list {
+		switch n := e.Name(); {
+		case n == p.layout:
+			if facts, err = p.readMaps(facts); err != nil {
+				return nil, err
+			}
+		case bpf.IsLayout(n):
+			facts = append(facts, Fact{Key: Key{KindMaps, n}, Value: "of another layout"})
+		}
+	}
+	digest, err := bpf.PolicyAttached(p.hooksFolder(), p.maps)
+	if err != nil || digest == "" {
+		return facts, err
+	}
+	return append(facts, Fact{Key: Key{Kind: KindHooks}, Value: digest}), nil
+}
+
+// readMaps adds what the maps of our layout hold.
+func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
+	m, err := bpf.OpenPolicyMaps(p.mapsFolder(), p.sizes)
+	if bpf.Absent(err) {
+		return append(facts, Fact{Key: Key{KindMaps, p.layout}, Value: "some are missing"}), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.maps = m
+	facts = append(facts, p.mapsFact())
+	if m.Has(bpf.PolicyCut) {
+		facts = append(facts, Fact{Key: Key{Kind: KindCut}})
+	}
+	if m.Has(bpf.PolicyWriting) || m.Has(bpf.PolicyFull) {
+		facts = append(facts, Fact{Key: Key{Kind: KindIncomplete}})
+	}
+	err = m.Entries(func(e bpf.PolicyEntry) { facts = append(facts, factOf(e)) })
+	return facts, err
+}
+
+// Counts returns how many packets had each event since the maps were made; nil where there are none.
+func (p *Plane) Counts() (map[bpf.PolicyEvent]uint64, error) {
+	if p.maps == nil {
+		return nil, nil
+	}
+	return p.maps.PolicyCounts()
+}
+
+// Denials calls yield with each packet that was denied, or would be by audited policies, until ctx ends. It needs maps:
+// those of a Read or Write before.
+func (p *Plane) Denials(ctx context.Context, yield func(bpf.Denial)) error {
+	if p.maps == nil {
+		return errors.New("ebpf: no maps to read denials from: write network policies first")
+	}
+	return p.maps.Denials(ctx, yield)
+}
+
+// Clean implements dataplane.Cleaner.
+func (p *Plane) Clean(context.Context) error {
+	if err := p.forget(); err != nil {
+		return err
+	}
+	if err := bpf.DetachPolicy(p.hooksFolder()); err != nil {
+		return err
+	}
+	return bpf.RemoveFolder(p.folder)
+}

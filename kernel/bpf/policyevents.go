@@ -1,0 +1,117 @@
+package bpf
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/ringbuf"
+)
+
+// PolicyEvent is what happened to a packet.
+type PolicyEvent uint8
+
+// The events.
+const (
+	PolicyDenied     = PolicyEvent(policyPolicyEventPOLICY_DENIED)
+	PolicyAudited    = PolicyEvent(policyPolicyEventPOLICY_AUDITED)
+	PolicyCutFlow    = PolicyEvent(policyPolicyEventPOLICY_CUT_FLOW)
+	PolicyUnknownPod = PolicyEvent(policyPolicyEventPOLICY_UNKNOWN_POD)
+	PolicyForged     = PolicyEvent(policyPolicyEventPOLICY_FORGED)
+	PolicyUnparsed   = PolicyEvent(policyPolicyEventPOLICY_UNPARSED)
+	PolicyIncomplete = PolicyEvent(policyPolicyEventPOLICY_INCOMPLETE)
+	PolicyFlow       = PolicyEvent(policyPolicyEventPOLICY_FLOW)
+	PolicyUnlogged   = PolicyEvent(policyPolicyEventPOLICY_UNLOGGED)
+	policyEvents     = PolicyEvent(policyPolicyEventPOLICY_EVENTS)
+)
+
+// String returns the event's name in metrics.
+func (e PolicyEvent) String() string {
+	return [...]string{"denied", "audited", "cut", "unknown_pod", "forged", "unparsed", "incomplete", "flow", "unlogged",
+		"unknown"}[min(e, policyEvents)]
+}
+
+// PolicyCounts returns how many packets had each event since the maps were made.
+func (m *PolicyMaps) PolicyCounts() (map[PolicyEvent]uint64, error) {
+	counts := map[PolicyEvent]uint64{}
+	for e := range policyEvents {
+		var each []uint64
+		if err := m.named[policyMapFlPolicyCount].Lookup(uint32(e), &each); err != nil {
+			return nil, fmt.Errorf("bpf: read the counts of network policies: %w", err)
+		}
+		for _, n := range each {
+			counts[e] += n
+		}
+	}
+	return counts, nil
+}
+
+// Denial is a packet that network policies denied, or that audited ones would deny.
+type Denial struct {
+	Time            time.Duration // as Now
+	Event           PolicyEvent
+	Protocol        uint8
+	Ingress         bool
+	Stage           int
+	Source, Dest    netip.AddrPort // of the connection's first packet
+	Table, Identity uint64         // which decided; 0: none, by the event alone
+	Decision        uint32
+}
+
+// Denials calls yield with each denial until ctx ends, and then with those that are pending. One process may read them
+// at a time.
+func (m *PolicyMaps) Denials(ctx context.Context, yield func(Denial)) error {
+	r, err := ringbuf.NewReader(m.named[policyMapFlDenials])
+	if err != nil {
+		return fmt.Errorf("bpf: read denials: %w", err)
+	}
+	defer r.Close()
+	defer context.AfterFunc(ctx, func() { r.Flush() })()
+	for {
+		record, err := r.Read()
+		if errors.Is(err, ringbuf.ErrFlushed) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("bpf: read denials: %w", err)
+		}
+		if d, ok := denial(record.RawSample); ok {
+			yield(d)
+		}
+	}
+}
+
+// denial reads a struct denial.
+func denial(b []byte) (d Denial, ok bool) {
+	var raw policyDenial
+	if binary.Read(bytes.NewReader(b), binary.NativeEndian, &raw) != nil {
+		return d, false
+	}
+	end := func(a policyAddress, port uint16) netip.AddrPort {
+		return netip.AddrPortFrom(Addr(a.Word), Port(port))
+	}
+	return Denial{Time: time.Duration(raw.Time), Event: PolicyEvent(raw.Event), Protocol: raw.Tuple.Protocol,
+		Ingress: raw.Ingress != 0, Stage: int(raw.Stage), Source: end(raw.Tuple.Source, raw.Tuple.Sport),
+		Dest: end(raw.Tuple.Destination, raw.Tuple.Dport), Table: raw.Table, Identity: raw.Identity,
+		Decision: uint32(raw.Decision)}, true
+}
+
+// HavePolicies returns an error where this kernel has no programs at netfilter's hooks.
+func HavePolicies() error {
+	if lacking := lackingCapabilities(); len(lacking) > 0 {
+		return Probe()
+	}
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter,
+		License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
+	if err != nil {
+		return fmt.Errorf("bpf: this kernel has no programs at hooks of netfilter (Linux 6.4, CONFIG_NETFILTER_BPF_LINK): "+
+			"%w; use another policy engine", explain(err))
+	}
+	return p.Close()
+}

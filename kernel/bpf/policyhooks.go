@@ -1,0 +1,171 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// policyHook is a hook of netfilter at which the program is attached.
+type policyHook struct {
+	name   string
+	family link.NetfilterProtocolFamily
+	number link.NetfilterInetHook
+}
+
+// policyHooks are all of them, in the order in which they are attached: what the node itself sends is seen before its
+// answers are.
+var policyHooks = []policyHook{
+	{"output4", link.NetfilterProtoIPv4, link.NetfilterInetLocalOut},
+	{"output6", link.NetfilterProtoIPv6, link.NetfilterInetLocalOut},
+	{"input4", link.NetfilterProtoIPv4, link.NetfilterInetLocalIn},
+	{"input6", link.NetfilterProtoIPv6, link.NetfilterInetLocalIn},
+	{"forward4", link.NetfilterProtoIPv4, link.NetfilterInetForward},
+	{"forward6", link.NetfilterProtoIPv6, link.NetfilterInetForward},
+}
+
+// Priorities at a hook, from the one of netfilter's filter tables on. No two programs may have the same one.
+const (
+	firstPriority = 0
+	lastPriority  = 49
+)
+
+// Names of pins beside those of links.
+const (
+	policyPinned   = "program"
+	policyNextPath = "next"
+)
+
+// PolicyProgram is the loaded program of network policies.
+type PolicyProgram struct{ program *ebpf.Program }
+
+// Close closes the program; attached, it stays.
+func (p *PolicyProgram) Close() error { return p.program.Close() }
+
+// Attach attaches the program to the hooks of the calling thread's network namespace, in place of one whose links are
+// pinned in the folder: the new one is attached before the old one is detached, and both decide alike. After an error
+// nothing is attached that was not before, unless it replaced another.
+func (p *PolicyProgram) Attach(folder string) (err error) {
+	if err := MakeFolder(folder); err != nil {
+		return err
+	}
+	var made []string
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, detachPolicy(folder, made))
+		}
+	}()
+	for _, h := range policyHooks {
+		pin := filepath.Join(folder, h.name)
+		_, known := os.Lstat(pin)
+		if err := h.attach(p.program, folder, pin); err != nil {
+			return fmt.Errorf("bpf: attach network policies at %s: %w", h.name, explain(err))
+		}
+		if known != nil {
+			made = append(made, pin)
+		}
+	}
+	next := filepath.Join(folder, policyNextPath)
+	err = errors.Join(drop(next), p.program.Pin(next), os.Rename(next, filepath.Join(folder, policyPinned)))
+	if err != nil {
+		return fmt.Errorf("bpf: pin the program of network policies: %w", err)
+	}
+	return nil
+}
+
+// attach attaches the program at a hook and pins the link, in place of the one that is there.
+func (h policyHook) attach(p *ebpf.Program, folder, pin string) error {
+	next := filepath.Join(folder, policyNextPath)
+	if err := drop(next); err != nil {
+		return err
+	}
+	o := link.NetfilterOptions{Program: p, ProtocolFamily: h.family, Hook: h.number, Priority: firstPriority}
+	l, err := link.AttachNetfilter(o)
+	for errors.Is(err, unix.EBUSY) && o.Priority < lastPriority {
+		o.Priority++
+		l, err = link.AttachNetfilter(o)
+	}
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if err := l.Pin(next); err != nil {
+		return err
+	}
+	return os.Rename(next, pin)
+}
+
+// detachPolicy detaches what is pinned. What isn't there is no error.
+func detachPolicy(folder string, pins []string) error {
+	var errs []error
+	for _, pin := range pins {
+		if err := drop(pin); err != nil {
+			errs = append(errs, fmt.Errorf("bpf: detach network policies: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// DetachPolicy detaches the program whose links are pinned in the folder, and removes it.
+func DetachPolicy(folder string) error {
+	if err := os.RemoveAll(folder); err != nil {
+		return fmt.Errorf("bpf: detach network policies: %w", err)
+	}
+	return nil
+}
+
+// PolicyAttached returns the digest of the program whose links are pinned in the folder, "" where there are none, and a
+// description of the difference where they are not all of one program that works on these maps.
+func PolicyAttached(folder string, m *PolicyMaps) (string, error) {
+	p, err := ebpf.LoadPinnedProgram(filepath.Join(folder, policyPinned), nil)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("bpf: open the program of network policies: %w", err)
+	}
+	id, digest := ebpf.ProgramID(0), "another program"
+	if err == nil {
+		defer p.Close()
+		i, err := p.Info()
+		if err != nil {
+			return "", fmt.Errorf("bpf: read the program of network policies: %w", err)
+		}
+		id, _ = i.ID()
+		maps, _ := i.MapIDs()
+		d, ours := strings.CutPrefix(i.Name, policyProgram)
+		if digest = d; !ours || m == nil || !m.serve(maps) {
+			digest = "a program on other maps"
+		}
+	}
+	missing := 0
+	for _, h := range policyHooks {
+		l, err := link.LoadPinnedLink(filepath.Join(folder, h.name), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			missing++
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("bpf: read link %s: %w", h.name, err)
+		}
+		i, err := l.Info()
+		l.Close()
+		if err != nil {
+			return "", fmt.Errorf("bpf: read link %s: %w", h.name, err)
+		}
+		if i.Program != id {
+			digest = h.name + " has another program"
+		}
+	}
+	switch missing {
+	case len(policyHooks):
+		return "", nil
+	case 0:
+		return digest, nil
+	}
+	return fmt.Sprintf("%d hooks are missing", missing), nil
+}
