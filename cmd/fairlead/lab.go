@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -177,7 +176,7 @@ func runLab(c *cobra.Command, e experiment.Experiment, o experiment.Options) err
 	if dir == "" {
 		return err
 	}
-	if terr := showRun(c.OutOrStdout(), dir); terr != nil {
+	if terr := showRun(out(c), dir); terr != nil {
 		return errors.Join(err, terr)
 	}
 	if errors.Is(err, context.Canceled) {
@@ -186,8 +185,8 @@ func runLab(c *cobra.Command, e experiment.Experiment, o experiment.Options) err
 	return err
 }
 
-// showRun prints a run's table and where its report is.
-func showRun(w io.Writer, dir string) error {
+// showRun prints a run's answer, its tables and where its report is.
+func showRun(p *page, dir string) error {
 	r, err := result.Read(dir)
 	if err != nil {
 		return err
@@ -196,10 +195,10 @@ func showRun(w io.Writer, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := report.Table(w, s, max(60, cmp.Or(columns(w), 100))); err != nil {
+	if err := report.Table(p, s, max(60, cmp.Or(p.columns, 100))); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "\nreport: %s/%s\n", strings.TrimSuffix(dir, "/"), report.HTMLFile)
+	_, err = fmt.Fprintf(p, "\nreport: %s/%s\n", strings.TrimSuffix(dir, "/"), report.HTMLFile)
 	return err
 }
 
@@ -207,14 +206,14 @@ func showRun(w io.Writer, dir string) error {
 func labReport() *cobra.Command {
 	return &cobra.Command{
 		Use:     "report DIR",
-		Short:   "Make a run's summary, charts and report again from its raw files, and print the table",
+		Short:   "Make a run's summary, charts and report again from its raw files, and print them",
 		Example: "  fairlead lab report lab-results/services-20260102-150405",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := report.Build(args[0]); err != nil {
 				return err
 			}
-			return showRun(c.OutOrStdout(), args[0])
+			return showRun(out(c), args[0])
 		},
 	}
 }

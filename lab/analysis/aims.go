@@ -28,7 +28,7 @@ func resultOf(seed uint64, a result.Aim, groups []*cellBlocks, s Summary) (AimRe
 		r.Why = "the blocks hold no such number"
 		return r, err
 	}
-	if math.IsNaN(e.Value) || math.IsInf(e.Value, 0) {
+	if !finite(e.Value) {
 		r.Why = "it would be divided by nothing"
 		return r, nil
 	}
@@ -42,6 +42,9 @@ func resultOf(seed uint64, a result.Aim, groups []*cellBlocks, s Summary) (AimRe
 	}
 	return r, nil
 }
+
+// finite reports whether v is a number.
+func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
 func find(groups []*cellBlocks, measure, arm string, params result.Params) *cellBlocks {
 	for _, g := range groups {

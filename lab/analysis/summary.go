@@ -73,6 +73,7 @@ type Summary struct {
 	// by measure and arm as in the design, then by X, then as they came
 	Cells    []Cell      `json:"cells"`
 	Aims     []AimResult `json:"aims"`
+	Answer   Answer      `json:"answer"`
 	Noise    Noise       `json:"noise"`
 	Warnings []string    `json:"warnings,omitempty"` // what keeps this run from being a whole one
 }
@@ -198,6 +199,9 @@ func Summarize(r result.Run) (Summary, error) {
 			return s, err
 		}
 		s.Aims = append(s.Aims, got)
+	}
+	if s.Answer, err = answer(r.Manifest.Seed, groups, s); err != nil {
+		return s, err
 	}
 	s.Noise = noise(r.Manifest, s, groups)
 	s.Warnings = warnings(r, s)

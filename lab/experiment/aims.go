@@ -15,6 +15,14 @@ const (
 	SuffixCold = "-cold"
 )
 
+// Cells returns those of a measure with the same parameters, an arm each, for a finding.
+func Cells(measure string, params result.Params, arms ...string) (l []result.CellRef) {
+	for _, a := range arms {
+		l = append(l, result.CellRef{Measure: measure, Arm: a, Params: params})
+	}
+	return l
+}
+
 // ByTigera is the source of claims: "Comparing kube-proxy modes: iptables or IPVS?".
 const ByTigera = "Tigera 2019"
 

@@ -127,7 +127,21 @@ func Run(t *testing.T, modes []string, begin Prepare) (dir string, s analysis.Su
 		}
 	}
 	ReportsFromRawFilesAlone(t, dir)
+	answered(t, s)
 	return dir, s
+}
+
+// answered fails where a design names no cells that answer its question, or the run has none of a finding's.
+func answered(t *testing.T, s analysis.Summary) {
+	t.Helper()
+	if a := s.Design.Answer; a == nil || len(a.Findings) == 0 || len(a.Findings) > 3 || a.Chart == "" {
+		t.Errorf("the design's answer is %+v, want one to three findings and a chart", a)
+	}
+	for _, f := range s.Answer.Findings {
+		if f.Tally == "" && len(f.Numbers) == 0 {
+			t.Errorf("no number for %q", f.Subject)
+		}
+	}
 }
 
 // Number is a cell's, which must be there.

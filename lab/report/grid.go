@@ -240,34 +240,3 @@ func gridWord(c analysis.Cell, m result.Measure) string {
 	}
 	return chart.Number(in(c.Value.Value, m.Unit))
 }
-
-// gridSentences are the verdict of a broad design: a measure with a baseline in a line, each arm at its largest
-// parameter.
-func gridSentences(s analysis.Summary) (l []string) {
-	for _, g := range grids(s, true) {
-		if g.m.Detail {
-			continue
-		}
-		var says []string
-		at := ""
-		for _, r := range g.rows {
-			c := last(sortedCells(r.cells))
-			if c.Arm == s.Design.Again {
-				continue
-			}
-			at = c.Params[s.Design.Vary.Param]
-			says = append(says, r.name+" "+strings.TrimSpace(strings.TrimSuffix(gridWord(c, g.m), "=")))
-		}
-		if len(says) == 0 {
-			continue
-		}
-		text := g.m.Title
-		if at != "" {
-			text += fmt.Sprintf(" at %s %s", number(at), s.Design.Vary.Short)
-		}
-		unit := map[bool]string{true: " × " + s.Design.ArmTitle(s.Design.Baseline),
-			false: " more than " + s.Design.ArmTitle(s.Design.Baseline)}[g.m.Ratio]
-		l = append(l, text+": "+strings.Join(says, ", ")+unit+".")
-	}
-	return l
-}

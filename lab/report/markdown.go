@@ -10,11 +10,19 @@ import (
 func (p *page) markdown(w io.Writer) error {
 	b := &document{}
 	b.say("# %s\n\n%s\n\n*%s*\n", escape(p.Title), escape(p.Question), escape(p.Where))
+	for _, sentence := range p.Answer {
+		b.say("%s\n", escape(sentence))
+	}
+	if p.Caution != "" {
+		b.say("**%s**\n", escape(p.Caution))
+	}
+	for _, c := range p.Opening {
+		b.say("%s\n", c.markdown())
+	}
 	b.list("This is not a whole, clean run", p.Warnings)
 	if p.Noisy {
 		b.list("This run was noisy", p.Noise)
 	}
-	b.list("Verdict", p.Verdict)
 	p.markdownTables(b)
 	if p.Counters != nil {
 		b.say("## Exact counts\n\n%s", p.Counters.markdown())
@@ -49,12 +57,17 @@ func (p *page) markdownTables(b *document) {
 	if len(p.Charts) > 0 {
 		b.say("## Charts\n")
 		for _, c := range p.Charts {
-			b.say("![%s](%s/%s.svg)\n", escape(strings.ReplaceAll(c.Text, "]", ")")), ChartsDir, c.Name)
+			b.say("%s\n", c.markdown())
 		}
 		for _, g := range p.Ghosts {
 			b.say("- hollow: %s", escape(g))
 		}
 	}
+}
+
+// markdown returns a link to the chart's file.
+func (d drawn) markdown() string {
+	return fmt.Sprintf("![%s](%s/%s.svg)", escape(strings.ReplaceAll(d.Text, "]", ")")), ChartsDir, d.Name)
 }
 
 // markdownOrigin writes where the numbers come from.

@@ -3,7 +3,6 @@ package report
 import (
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +18,8 @@ import (
 type page struct {
 	Title, Question string
 	Where           string // profile, date, duration, in a line
-	Verdict         []string
+	Answer          []string
+	Caution         string
 	tables
 	Noise    []string
 	Noisy    bool
@@ -28,8 +28,9 @@ type page struct {
 	Method   []string
 	Missing  []string
 	origin
-	Charts []drawn
-	Ghosts []string
+	Opening []drawn // the chart that shows the answer, if there is any
+	Charts  []drawn // the others
+	Ghosts  []string
 }
 
 // tables are a page's numbers.
@@ -85,12 +86,13 @@ func newPage(r result.Run, s analysis.Summary, files []rawFile) (*page, error) {
 	}
 	d, m := s.Design, r.Manifest
 	p := &page{
-		Title: d.Title, Question: d.Question, Where: where(m, s), Verdict: sentences(s), Noise: noiseWords(s.Noise),
-		Noisy:    s.Noise.Noisy,
-		Warnings: s.Warnings, Remarks: m.Remarks, Method: append(method(s), d.Method...), Missing: d.Missing, Charts: charts,
+		Title: d.Title, Question: d.Question, Where: where(m, s), Answer: answerWords(s), Caution: caution(s),
+		Noise: noiseWords(s.Noise), Noisy: s.Noise.Noisy,
+		Warnings: s.Warnings, Remarks: m.Remarks, Method: append(method(s), d.Method...), Missing: d.Missing,
 		origin: origin{Files: files, Command: shell(m.Command)},
 		tables: tables{Claims: aims(s, true), Aims: aims(s, false)},
 	}
+	p.Opening, p.Charts = opening(s, charts)
 	if broad(d) {
 		for _, g := range grids(s, true) {
 			p.Answers = append(p.Answers, g.table(s))
@@ -126,56 +128,6 @@ func where(m result.Manifest, s analysis.Summary) string {
 		l = append(l, span(m.Ended.Sub(m.Started)))
 	}
 	return strings.Join(append(l, plural(s.Rounds, "round"), plural(s.Blocks, "block")), " · ")
-}
-
-// sentences are the verdict: per measure and arm at its largest parameter, then the aims.
-func sentences(s analysis.Summary) (l []string) {
-	d := s.Design
-	if broad(d) {
-		return append(tallies(s), gridSentences(s)...)
-	}
-	for _, m := range d.Measures {
-		base := first(s.Select(m.ID, d.Baseline))
-		for _, arm := range d.Arms {
-			c := last(s.Select(m.ID, arm.ID))
-			if !m.Ratio || arm.ID == d.Baseline || arm.ID == d.Again || c.Ratio == nil {
-				continue
-			}
-			l = append(l, sentence(s, m, c, base))
-		}
-	}
-	return append(l, tallies(s)...)
-}
-
-func sentence(s analysis.Summary, m result.Measure, c, base analysis.Cell) string {
-	d := s.Design
-	name := d.ArmTitle(c.Arm)
-	if v, ok := c.Params[d.Vary.Param]; ok {
-		name += " at " + number(v) + " " + d.Vary.Short
-	}
-	e := *c.Ratio
-	text := fmt.Sprintf("%s: %s takes %s × %s (95 %% interval %s)", m.Title, name, ratio(e.Value), d.ArmTitle(d.Baseline),
-		ratios(e.CI))
-	switch {
-	case !e.Sure:
-		return text + ": too few rounds for a verdict."
-	case c.Verdict == stats.Same && e.CI.Contains(1):
-		return text + fmt.Sprintf(": no difference within %s.", plusMinus(margin(d, m)))
-	case c.Verdict == stats.Same:
-		return text + fmt.Sprintf(": %s, which lies within the margin of %s.", percent(e.Value), plusMinus(margin(d, m)))
-	case c.Verdict == stats.Unclear:
-		return text +
-			fmt.Sprintf(": unclear, neither the same within %s nor different beyond what this run can resolve (%s).",
-				plusMinus(margin(d, m)), plusMinus(s.Resolution[m.ID].Half))
-	case base.Value == nil:
-		return text + "."
-	}
-	direction := "more than"
-	if e.Value < 1 {
-		direction = "less than"
-	}
-	return text + fmt.Sprintf(": %s, about %s %s %s.", percent(e.Value),
-		amount(math.Abs(e.Value-1)*base.Value.Value, m.Unit), direction, amount(base.Value.Value, m.Unit))
 }
 
 func margin(d result.Design, m result.Measure) float64 {
@@ -363,16 +315,6 @@ func countCell(counters map[string]float64, name string) cell {
 	return cell{Text: strings.TrimSuffix(strconv.FormatFloat(v, 'f', 2, 64), ".00"), Class: "num"}
 }
 
-// tallies count outcomes: "Claims: 3 confirmed, 1 refuted."
-func tallies(s analysis.Summary) (l []string) {
-	for _, claims := range []bool{true, false} {
-		if t := tally(s, claims); t != "" {
-			l = append(l, kind(claims)+": "+t+".")
-		}
-	}
-	return l
-}
-
 // kind is what aims are called: others' or our own.
 func kind(claims bool) string { return map[bool]string{true: "Claims", false: "Aims"}[claims] }
 
@@ -391,7 +333,8 @@ func aims(s analysis.Summary, claims bool) *table {
 	if len(l) == 0 {
 		return nil
 	}
-	t := &table{Head: []string{"", map[bool]string{true: "claim", false: "aim"}[claims], "measured", "bound", "outcome"}}
+	t := &table{Title: upper(tally(s, claims)) + ".",
+		Head: []string{"", map[bool]string{true: "claim", false: "aim"}[claims], "measured", "bound", "outcome"}}
 	for _, a := range l {
 		got := cell{Text: "–", Class: "num"}
 		if a.Got != nil {

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"fairlead.dev/fairlead/lab/analysis"
 	"fairlead.dev/fairlead/lab/result"
@@ -42,7 +43,7 @@ func Build(dir string) error {
 	if err != nil {
 		return fmt.Errorf("report on %s: %w", dir, err)
 	}
-	if err := writeCharts(filepath.Join(dir, ChartsDir), p.Charts); err != nil {
+	if err := writeCharts(filepath.Join(dir, ChartsDir), slices.Concat(p.Opening, p.Charts)); err != nil {
 		return err
 	}
 	var html, md bytes.Buffer

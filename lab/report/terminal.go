@@ -29,15 +29,20 @@ func (c column) width() (w int) {
 	return w
 }
 
-// Table writes a summary for a terminal of so many columns: warnings, a table per measure that has a baseline, one of
-// all others or one for each, claims and aims. Columns that matter less are left out where width is short.
+// Table writes a summary for a terminal of so many columns: its answer, in sentences and bars, then warnings, a table
+// per measure that has a baseline, one of all others or one for each, claims and aims. Columns that matter less are
+// left out where width is short.
 func Table(w io.Writer, s analysis.Summary, width int) error {
 	var b strings.Builder
+	termAnswer(&b, s, width)
+	if len(s.Warnings) > 0 || s.Noise.Noisy {
+		b.WriteString("\n")
+	}
 	for _, line := range s.Warnings {
 		fmt.Fprintf(&b, "! %s\n", line)
 	}
 	if s.Noise.Noisy {
-		fmt.Fprintf(&b, "! noisy run: %s\n", strings.Join(s.Noise.Why, "; "))
+		b.WriteString(wrapped("! noisy run: "+strings.Join(s.Noise.Why, "; "), width))
 	}
 	if broad(s.Design) {
 		for _, g := range append(grids(s, true), grids(s, false)...) {

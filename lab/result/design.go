@@ -21,7 +21,35 @@ type Design struct {
 	Missing  []string  `json:"not_measured,omitempty"` // what a reader might expect here and won't find, and why
 	Ghosts   []Ghost   `json:"ghosts,omitempty"`
 	Pictures []Picture `json:"pictures,omitempty"`
+	Answer   *Answer   `json:"answer,omitempty"` // nil: of earlier programs, whose reports make one up
 }
+
+// Answer is which cells answer a design's question. A report opens with a sentence on each finding and with one chart.
+type Answer struct {
+	Findings []Finding `json:"findings"` // three at most
+	Chart    string    `json:"chart"`    // the measure or the picture that shows it
+}
+
+// Finding is one sentence of an answer. Its numbers, and what they mean, come out of the run.
+type Finding struct {
+	Subject string    `json:"subject"`           // such as "a connection to one of 10,000 Services"
+	Verb    string    `json:"verb,omitempty"`    // such as "takes"
+	Object  string    `json:"object,omitempty"`  // such as "time"; of counts, what is counted
+	Of      Metric    `json:"of,omitempty"`      // Ratio, Value or a quantile, of each cell
+	Cells   []CellRef `json:"cells,omitempty"`   // whose numbers the sentence states, in this order
+	Over    *CellRef  `json:"over,omitempty"`    // that they are divided by; "" in it: as in the cell
+	Against string    `json:"against,omitempty"` // what Over is, such as "one of 10 Services"
+	Tally   Tally     `json:"tally,omitempty"`   // instead: how many aims became what
+}
+
+// Tally is which aims a finding counts.
+type Tally string
+
+// The tallies.
+const (
+	TallyAims   Tally = "aims"   // the project's
+	TallyClaims Tally = "claims" // of others
+)
 
 // Picture is a chart of several measures or arms together, beside those that every measure gets.
 type Picture struct {

@@ -285,7 +285,7 @@ func (r *trial) Design() result.Design {
 				Stat: result.Value, Exact: true, Text: "computed"},
 			{ID: "table-time", Title: "Maglev's table: time to build", Unit: "ms", Stat: result.Value, Text: "once"},
 		},
-		Aims: r.aims(n),
+		Aims: r.aims(n), Answer: r.answer(n),
 		Method: []string{
 			fmt.Sprintf("In each mode there is a Service for each of its schedulers, asked for by the annotation %s, with the "+
 				"same %d backends of equal weight, each a server of its own that says who it is. %s connections are made to each, "+
@@ -302,6 +302,17 @@ func (r *trial) Design() result.Design {
 		Pictures: []result.Picture{{ID: "shares", Kind: result.Shares, Title: "Who answered: the shares of ten backends",
 			Measures: []string{"spread"}, Alone: true}},
 	}
+}
+
+// answer is which cells answer the question.
+func (r *trial) answer(n string) *result.Answer {
+	return &result.Answer{Chart: "shares", Findings: []result.Finding{
+		{Subject: "equal shares, and few clients moved", Tally: result.TallyAims},
+		{Subject: "of " + n + " connections to backends drawn at random, the fullest one has", Object: "more than the mean",
+			Of: result.Value, Cells: experiment.Cells("spread", scheduled(model.Random), r.modes...)},
+		{Subject: fmt.Sprintf("when one of %d backends goes, Maglev moves", testbed.Endpoints), Of: result.Value,
+			Object: "of the clients whose backend stays", Cells: experiment.Cells("moved", scheduled(model.Maglev), r.modes...)},
+	}}
 }
 
 // judged are the schedulers whose shares must look equal, or be so.

@@ -228,8 +228,22 @@ func (r *trial) Design() result.Design {
 				Measures: []string{"crr"}},
 		},
 	}
-	d.Aims = r.aims()
+	d.Aims, d.Answer = r.aims(), r.answer()
 	return d
+}
+
+// answer is which cells answer the question.
+func (r *trial) answer() *result.Answer {
+	at := testbed.ServiceParams(r.profile.Services)
+	versus := func(measure, subject, verb, object string) result.Finding {
+		return result.Finding{Subject: subject, Verb: verb, Object: object, Against: "userspace", Of: result.Value,
+			Cells: experiment.Cells(measure, at, "iptables"), Over: &result.CellRef{Arm: "userspace", Params: at}}
+	}
+	return &result.Answer{Chart: "rr-overlay", Findings: []result.Finding{
+		versus("rr", "a round trip on a kept connection", "takes", "time"),
+		versus("crr", "one with a new connection for each", "takes", "time"),
+		versus("stream", "a stream", "carries", "bytes a second"),
+	}}
 }
 
 // aims are the article's claims and ours.

@@ -225,7 +225,7 @@ func (r *trial) Design() result.Design {
 		Arms:     r.arms(),
 		Baseline: testbed.ArmDirect, Again: testbed.ArmAgain, Margin: 0.01, Rounds: p.Rounds,
 		Measures: slices.Concat(measures(), programMeasures(p)),
-		Aims:     r.aims(),
+		Aims:     r.aims(), Answer: r.answer(),
 		Method: []string{
 			fmt.Sprintf("Every arm has two network namespaces of its own, joined by a veth: a node, where the client runs, and "+
 				"a far end, where the lab's server answers at ten addresses. Direct means: to those addresses in turn, through a "+
@@ -254,6 +254,19 @@ func (r *trial) Design() result.Design {
 				"are counted."),
 	}
 	return d
+}
+
+// answer is which cells answer the question.
+func (r *trial) answer() *result.Answer {
+	most, many := testbed.ServiceParams(r.grid.Most()), experiment.Thousands(r.grid.Most())
+	arms := []string{experiment.ArmEBPF, experiment.ArmNFTables, "iptables"}
+	return &result.Answer{Chart: "crr", Findings: []result.Finding{
+		{Subject: "a connection with one request to one of " + many + " Services", Verb: "takes", Object: "time",
+			Of: result.Ratio, Cells: experiment.Cells("crr", most, arms...)},
+		{Subject: "one with cold caches", Verb: "takes", Object: "time", Of: result.Ratio,
+			Cells: experiment.Cells("crr"+experiment.SuffixCold, most, arms...)},
+		{Tally: result.TallyAims},
+	}}
 }
 
 // measures are those of connections.

@@ -27,6 +27,7 @@ func (r *trial) Design() result.Design {
 			testbed.Endpoints), Short: "Services"},
 		Rounds:   p.Rounds,
 		Measures: measures(p), Aims: r.aims(), Ghosts: ghosts(), Method: r.method(), Missing: r.missing(),
+		Answer: r.answer(),
 		Pictures: []result.Picture{
 			{ID: "moved-churn-ecdf", Kind: result.ECDF, Title: "One change among others, PATCH to first connection",
 				Measures: []string{"moved-churn"}},
@@ -50,6 +51,33 @@ func (r *trial) Design() result.Design {
 		}
 	}
 	return d
+}
+
+// answer is which cells answer the question, at the last size.
+func (r *trial) answer() *result.Answer {
+	at := r.profile.Sizes[len(r.profile.Sizes)-1]
+	var arms []string
+	for _, m := range []string{experiment.ArmNFTables, experiment.ArmEBPF} {
+		if slices.Contains(r.modes, m) {
+			arms = append(arms, m)
+		}
+	}
+	if len(arms) == 0 {
+		arms = r.modes
+	}
+	if r.programs[experiment.KubeProxyProgram.Name] != "" {
+		arms = append(arms, experiment.ArmKubeProxyNFTables)
+	}
+	of := func(measure, subject, verb string) result.Finding {
+		return result.Finding{Subject: subject, Verb: verb, Of: result.Value,
+			Cells: experiment.Cells(measure, at.params(), arms...)}
+	}
+	return &result.Answer{Chart: "moved-churn-ecdf", Findings: []result.Finding{
+		of("moved-churn", fmt.Sprintf("among %g changes a second at %s endpoints, one change", r.profile.Rate, at),
+			"reaches its first connection after"),
+		of("cold", "from the program's start until all is in the kernel", "it takes"),
+		of("idle", "at rest the program", "uses, of a core,"),
+	}}
 }
 
 func measures(p profile) []result.Measure {

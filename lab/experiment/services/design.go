@@ -31,8 +31,28 @@ func design(p profile) result.Design {
 		},
 		Baseline: testbed.ArmDirect, Again: testbed.ArmAgain, Margin: 0.02, Rounds: p.Rounds,
 		Measures: measures(p), Aims: aims(), Method: method(p), Missing: missing(p), Ghosts: ghosts(),
+		Answer: answer(p),
 	}
 	return d
+}
+
+// answer is which cells answer the question.
+func answer(p profile) *result.Answer {
+	most, few := testbed.ServiceParams(p.most()), testbed.ServiceParams(p.few())
+	many, little := experiment.Thousands(p.most()), experiment.Thousands(p.few())
+	a := &result.Answer{Chart: "crr", Findings: []result.Finding{
+		{Subject: "a connection with one request to one of " + many + " Services", Verb: "takes", Object: "time",
+			Of: result.Ratio, Cells: append(experiment.Cells("crr", nil, armRule),
+				experiment.Cells("crr", most, experiment.ArmNFTables, experiment.ArmEBPF)...)}}}
+	if p.most() != p.few() {
+		a.Findings = append(a.Findings, result.Finding{Subject: "one to one of " + many + " Services with nftables",
+			Verb: "takes", Object: "time", Of: result.Value, Cells: experiment.Cells("crr", most, experiment.ArmNFTables),
+			Over: &result.CellRef{Params: few}, Against: "a connection to one of " + little})
+	}
+	a.Findings = append(a.Findings, result.Finding{Verb: "takes", Of: result.Value,
+		Subject: "writing one endpoint's change of " + many + " Services to the kernel",
+		Cells:   experiment.Cells("change", most, experiment.ArmNFTables)})
+	return a
 }
 
 func measures(p profile) []result.Measure {

@@ -38,9 +38,23 @@ func (r *trial) Design() result.Design {
 			experiment.LayoutArms(r.grid.Layouts), r.calicoArms(), r.proxyArms()),
 		Baseline: testbed.ArmDirect, Again: testbed.ArmAgain, Margin: 0.02, Rounds: p.Rounds,
 		Measures: r.measures(), Aims: r.aims(), Method: r.method(), Missing: r.missing(), Ghosts: r.ghosts(),
+		Answer: r.answer(),
 		Pictures: []result.Picture{{ID: "cpu-parts", Kind: result.Stack, Title: "Processor time at the greatest number of " +
 			"Services, by who spent it", Measures: []string{"cpu-client", "cpu-server", "cpu-agent", "resync"}}},
 	}
+}
+
+// answer is which cells answer the question.
+func (r *trial) answer() *result.Answer {
+	most, many := testbed.ServiceParams(r.grid.Most()), experiment.Thousands(r.grid.Most())
+	arms := []string{experiment.LayoutIPTables19, "iptables", experiment.ArmNFTables, experiment.ArmEBPF}
+	return &result.Answer{Chart: "crr", Findings: []result.Finding{
+		{Subject: "a connection with one request to the Service in the middle of " + many, Verb: "takes", Object: "time",
+			Of: result.Ratio, Cells: experiment.Cells("crr", most, arms...)},
+		{Subject: "a new connection to the last of " + many + " Services", Verb: "is tested against", Object: "rules",
+			Of: result.Value, Cells: experiment.Cells("rules-last", most, arms...)},
+		{Tally: result.TallyClaims},
+	}}
 }
 
 // calicoArms is the one of Calico's rules, of which nothing but their number is measured.
