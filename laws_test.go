@@ -26,7 +26,7 @@ type law struct {
 }
 
 var kubernetes = []string{"k8s.io/", "sigs.k8s.io/"}
-var planes = []string{module + "dataplane/service/"}
+var planes = []string{module + "dataplane/service/", module + "dataplane/policy/"}
 var netlink = []string{"github.com/vishvananda/", "github.com/mdlayher/", "github.com/google/nftables",
 	"github.com/cilium/ebpf"}
 

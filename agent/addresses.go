@@ -16,11 +16,12 @@ func (a *Agent) setAddresses(l []netip.Addr) {
 	a.options.Log.Info("the node's addresses changed", "addresses", l)
 	a.addresses = l
 	a.resolver.SetAddresses(l)
+	a.policies.SetAddresses(l)
 	if a.batches.count == 0 {
 		return // the first batch tells
 	}
-	if delta := a.resolver.Apply(nil); !delta.Empty() {
-		a.hand(delta)
+	if delta := a.apply(nil); !delta.Empty() {
+		a.hand(delta, time.Time{})
 		a.progress.queue(queued{seen: []time.Time{{}}})
 		a.notifyAll()
 	}

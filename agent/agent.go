@@ -33,9 +33,11 @@ type Options struct {
 	Why     string // that mode, for people
 	Source  source.Source
 	Resolve resolve.Config
-	Log     *slog.Logger
-	Servers Servers
-	About   []any // attributes of the log line of a start: version, source, configuration
+	// Policies is how network policies are enforced; nil: they are not, and what is left of them is removed
+	Policies *PolicyOptions
+	Log      *slog.Logger
+	Servers  Servers
+	About    []any // attributes of the log line of a start: version, source, configuration
 
 	Addresses Addresses // of the node's interfaces, in place of Resolve's; nil: those stay
 	Firewall  Firewall  // what drops packets that the mode has the node forward; nil: that isn't looked for
@@ -69,6 +71,7 @@ type Firewall interface {
 type Agent struct {
 	options  Options
 	services *Services
+	policies *Policies // nil: they are off
 	health   reconcile.Runner[*model.HealthCheck]
 	registry *prometheus.Registry
 	metrics  *proxyMetrics
@@ -76,14 +79,19 @@ type Agent struct {
 	ended    sync.WaitGroup // of what Run has begun
 	checks   chan struct{}  // holds one when health checks changed
 
-	mu        sync.Mutex // guards the resolver and what follows
-	resolver  *resolve.Resolver
-	problems  []source.Problem // the source's
-	logged    logged
-	names     servicesOf
+	mu       sync.Mutex // guards the resolver and what follows
+	resolver *resolve.Resolver
+	problems []source.Problem // the source's
+	logged   logged
+	counted
 	addresses []netip.Addr // of the node's interfaces
 	batches   batches
-	affinity  []service.AffinityUse // as last counted
+}
+
+// counted is what is counted of Services.
+type counted struct {
+	names    servicesOf
+	affinity []service.AffinityUse // as last counted
 }
 
 // batches is how far the source's batches are.
@@ -97,7 +105,7 @@ type logged struct {
 	known    map[source.Problem]struct{} // each of them
 	unread   string                      // of documents of no use
 	sourced  []source.Problem            // the source's, and
-	resolved []source.Problem            // the resolver's, when they were last logged
+	resolved [2][]source.Problem         // the resolvers', when they were last logged
 }
 
 // Run serves a node in the calling thread's network namespace until ctx ends, and leaves the kernel as it is then.
@@ -110,6 +118,11 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return mode.Unsupported(ctx, err)
 	}
+	policies, err := OpenPolicies(o.Policies, o.Mode, o.Log)
+	if err != nil {
+		return errors.Join(err, services.Close())
+	}
+	defer policies.Close()
 	begun := false // the planes may have written
 	defer func() {
 		if begun {
@@ -120,11 +133,11 @@ func Run(ctx context.Context, o Options) error {
 	}()
 	registry := prometheus.NewRegistry()
 	metrics := newProxyMetrics(registry)
-	a := &Agent{options: o, services: services, registry: registry, metrics: metrics,
+	a := &Agent{options: o, services: services, policies: policies, registry: registry, metrics: metrics,
 		progress: newProgress(metrics, o.Servers.Late),
 		checks:   make(chan struct{}, 1),
-		resolver: resolve.New(o.Resolve), logged: logged{known: map[source.Problem]struct{}{}}, names: servicesOf{},
-		addresses: o.Resolve.Addresses}
+		resolver: resolve.New(o.Resolve), logged: logged{known: map[source.Problem]struct{}{}},
+		counted: counted{names: servicesOf{}}, addresses: o.Resolve.Addresses}
 	checks := health.New(nil, func() bool { _, healthy := a.progress.health(time.Now()); return healthy })
 	defer checks.Close()
 	a.health = reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
@@ -165,6 +178,7 @@ func (a *Agent) run(ctx context.Context, begun *bool) error {
 	}
 	a.ended.Go(func() { a.progress.follow(ctx, a.sync) })
 	a.ended.Go(func() { a.followChecks(ctx) })
+	a.ended.Go(func() { a.policies.follow(ctx, a.metrics.policyLatency, a.report) })
 	a.ended.Go(func() { a.followAffinity(ctx) })
 	start("source", func(ctx context.Context) error {
 		return a.options.Source.Run(ctx, func(b source.Batch) { a.consume(ctx, b) })
@@ -215,11 +229,11 @@ func (a *Agent) consume(ctx context.Context, b source.Batch) {
 		a.notifyAll()
 		return
 	}
-	delta := a.resolver.Apply(b.Changes)
+	delta := a.apply(b.Changes)
 	first := a.batches.count == 0
 	a.batches.count++
 	if first || !delta.Empty() {
-		a.hand(delta)
+		a.hand(delta, b.Seen)
 	}
 	if q := count(b.Changes, delta.Triggered); first || q.services+q.slices > 0 {
 		q.seen = []time.Time{b.Seen}
@@ -227,7 +241,7 @@ func (a *Agent) consume(ctx context.Context, b source.Batch) {
 	}
 	a.notifyAll()
 	if first {
-		left := mode.Remains{Mode: a.options.Mode, Log: a.options.Log}
+		left := mode.Remains{Mode: a.options.Mode, Engine: a.policies.engine(), Log: a.options.Log}
 		if !left.Mode.Tracks() {
 			left.Entries = flows.EntriesOf(delta.Services.Put)
 		}
@@ -235,8 +249,15 @@ func (a *Agent) consume(ctx context.Context, b source.Batch) {
 	}
 }
 
-// hand hands a difference on to those who tell the kernel.
-func (a *Agent) hand(d model.Delta) {
+// apply takes changes of objects and returns what changes on the node by them.
+func (a *Agent) apply(changes []source.Change) model.Delta {
+	delta := a.resolver.Apply(changes)
+	delta.Policies = a.policies.Apply(changes, delta.Services)
+	return delta
+}
+
+// hand hands a difference on to those who tell the kernel, with the time when its cause was seen; zero: now.
+func (a *Agent) hand(d model.Delta, seen time.Time) {
 	a.metrics.changed(d)
 	c := d.Services
 	if a.options.Mode.Accepts {
@@ -244,6 +265,7 @@ func (a *Agent) hand(d model.Delta) {
 			Del: mode.WithHealth(c.Del, d.Health.Del)}
 	}
 	a.services.Change(c.Put, c.Del)
+	a.policies.Change(d.Policies, seen)
 	a.names.follow(c.Put, c.Del)
 	a.health.Change(d.Health.Put, d.Health.Del)
 	if len(d.Health.Put) > 0 {
@@ -251,6 +273,13 @@ func (a *Agent) hand(d model.Delta) {
 		case a.checks <- struct{}{}:
 		default: // it will be seen with what changed already
 		}
+	}
+}
+
+// report reports all problems, if they are wanted.
+func (a *Agent) report() {
+	if a.options.Report != nil {
+		a.options.Report(a.standing())
 	}
 }
 
@@ -263,8 +292,8 @@ func (a *Agent) followChecks(ctx context.Context) {
 			return
 		case <-a.checks:
 		}
-		if a.health.Sync(ctx) != nil && ctx.Err() == nil && a.options.Report != nil {
-			a.options.Report(a.standing())
+		if a.health.Sync(ctx) != nil && ctx.Err() == nil {
+			a.report()
 		}
 	}
 }
@@ -290,9 +319,7 @@ func (a *Agent) sync(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return false
 	}
-	if a.options.Report != nil {
-		a.options.Report(a.standing())
-	}
+	a.report()
 	for _, s := range a.services.Status() {
 		if s.Error != "" {
 			return false
@@ -305,7 +332,7 @@ func (a *Agent) sync(ctx context.Context) bool {
 // standing returns every problem that stands now: the source's, the resolver's, and what the kernel refuses.
 func (a *Agent) standing() []source.Problem {
 	a.mu.Lock()
-	all := slices.Concat(a.problems, a.resolver.Problems(), a.affinityProblems())
+	all := a.inputProblems()
 	a.mu.Unlock()
 	all = append(all, a.options.Refusal.problems(a.options.Resolve.Node)...)
 	all = append(all, a.forwardProblems()...)
@@ -313,7 +340,7 @@ func (a *Agent) standing() []source.Problem {
 		if s.NotServing != "" {
 			all = append(all, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},
 				Reason:  "NotServing",
-				Message: fmt.Sprintf("data plane %s serves no Service on this node: %s", plane, s.NotServing)})
+				Message: fmt.Sprintf("data plane %s %s on this node: %s", plane, a.policies.notServing(plane), s.NotServing)})
 		}
 		few, others := fewPerService(s.Failing)
 		for _, owner := range sortedKeys(few) {
@@ -334,6 +361,11 @@ func (a *Agent) standing() []source.Problem {
 	return all
 }
 
+// inputProblems returns the problems of the source and the resolvers, and those of limits. a.mu is held.
+func (a *Agent) inputProblems() []source.Problem {
+	return slices.Concat(a.problems, a.resolver.Problems(), a.policies.Problems(), a.affinityProblems())
+}
+
 // forwardProblems returns the problem that the node drops forwarded packets by default, if the mode doesn't accept
 // them itself.
 func (a *Agent) forwardProblems() []source.Problem {
@@ -352,10 +384,11 @@ func (a *Agent) forwardProblems() []source.Problem {
 			strings.Join(commands, ", "))}}
 }
 
-// keyOf returns the key of a Service; the zero key for other owners.
+// keyOf returns the key of a Service or a policy; the zero key for other owners.
 func keyOf(o model.Owner) (k source.Key) {
-	if o.Kind == model.KindService {
-		k = source.Key{Kind: source.Service, Namespace: o.Namespace, Name: o.Name}
+	switch o.Kind {
+	case model.KindService, model.KindNetworkPolicy, model.KindClusterNetworkPolicy:
+		k = source.Key{Kind: source.Kind(o.Kind), Namespace: o.Namespace, Name: o.Name}
 	}
 	return k
 }
@@ -368,13 +401,17 @@ func sortedOwners[V any](m map[model.Owner]V) []model.Owner {
 
 // notifyAll logs what stands, but for what the kernel refuses. It costs next to nothing while that is what it was.
 func (a *Agent) notifyAll() {
-	resolved := a.resolver.Problems()
-	if len(resolved) == len(a.logged.resolved) && (len(resolved) == 0 || &resolved[0] == &a.logged.resolved[0]) &&
-		slices.Equal(a.problems, a.logged.sourced) {
+	resolved := [2][]source.Problem{a.resolver.Problems(), a.policies.Problems()}
+	same := slices.Equal(a.problems, a.logged.sourced)
+	for i, now := range resolved {
+		was := a.logged.resolved[i]
+		same = same && len(now) == len(was) && (len(now) == 0 || &now[0] == &was[0])
+	}
+	if same {
 		return
 	}
 	a.logged.sourced, a.logged.resolved = a.problems, resolved
-	a.notify(a.problems, resolved)
+	a.notify(a.problems, resolved[0], resolved[1])
 }
 
 // notify logs each problem once while it lasts, and the end of those that can pass by themselves.
@@ -417,6 +454,7 @@ func (a *Agent) logServing(start time.Time, err error) {
 	a.mu.Unlock()
 	line := append([]any{"node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "why", a.options.Why},
 		a.options.About...)
+	line = append(line, a.policies.about()...)
 	line = append(line, "services", services, "facts", facts, "took", time.Since(start).Round(time.Millisecond))
 	if err != nil {
 		line = append(line, "error", err)
@@ -435,6 +473,7 @@ func (a *Agent) arrive(ctx context.Context, left mode.Remains) {
 		a.services.WaitReady(ctx)
 		err = a.services.Sync(ctx)
 	}
+	err = errors.Join(err, a.arrivePolicies(ctx))
 	if ctx.Err() != nil {
 		return
 	}
@@ -475,12 +514,15 @@ func (a *Agent) endPredecessor() {
 // Services is no reason.
 func (a *Agent) notReady() string {
 	serving, why := a.services.Serving()
+	enforced, whyNot := a.policies.Serving()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
 	case !serving && why != "":
 		return "not serving: " + why
-	case !serving || !a.batches.synced:
+	case !enforced && whyNot != "":
+		return "policies are not enforced: " + whyNot
+	case !serving || !enforced || !a.batches.synced:
 		return "the first state of the source is not in the kernel yet"
 	}
 	return ""

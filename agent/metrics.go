@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,9 +21,24 @@ type proxyMetrics struct {
 	slicesTotal, svcsTotal     prometheus.Counter
 	noLocal                    *prometheus.GaugeVec
 	healthz, livez             *prometheus.CounterVec
-	latency                    prometheus.Histogram // ours: finer
-	lacks                      map[lack]int         // frontends by what they lack, of those that do
-	lacking                    map[lack]int         // Services' ports by what they lack: Service is empty
+	lacks                      map[lack]int // frontends by what they lack, of those that do
+	lacking                    map[lack]int // Services' ports by what they lack: Service is empty
+	latencies
+}
+
+// latencies are ours: how long changes took, finer.
+type latencies struct{ latency, policyLatency prometheus.Histogram }
+
+func newLatencies(r prometheus.Registerer) latencies {
+	histogram := func(name, of string) prometheus.Histogram {
+		h := prometheus.NewHistogram(native(prometheus.HistogramOpts{Name: "fairlead_" + name,
+			Help:    fmt.Sprintf("Time from receiving a change%s until it is in the kernel.", of),
+			Buckets: prometheus.ExponentialBucketsRange(100e-6, 10, 41)}))
+		r.MustRegister(h)
+		return h
+	}
+	return latencies{histogram("programming_seconds", ""),
+		histogram("policy_programming_seconds", " of policies, pods or namespaces")}
 }
 
 // lack is a Service's port that has endpoints, but none here where its traffic policy wants them.
@@ -72,10 +88,7 @@ func newProxyMetrics(r prometheus.Registerer) *proxyMetrics {
 	m.svcsTotal = counters("sync_proxy_rules_service_changes_total", "Changed Services.").WithLabelValues()
 	m.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total",
 		"Service ports with traffic policy Local that have endpoints, but none on this node.", "traffic_policy", "ip_family")
-	m.latency = prometheus.NewHistogram(native(prometheus.HistogramOpts{Name: "fairlead_programming_seconds",
-		Help:    "Time from receiving a change until it is in the kernel.",
-		Buckets: prometheus.ExponentialBucketsRange(100e-6, 10, 41)}))
-	r.MustRegister(m.latency)
+	m.latencies = newLatencies(r)
 	m.healthz = counters("proxy_healthz_total", "Responses of /healthz.", "code")
 	m.livez = counters("proxy_livez_total", "Responses of /livez.", "code")
 	for _, f := range bothFamilies {
@@ -234,7 +247,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, connectionsDesc,
 		refusedDesc, packetsDesc, fastPathDesc, slowReasonDesc, excludedDesc, boundDesc, droppedDesc, localhostDesc,
-		invalidDesc, entriesDesc, limitDesc} {
+		invalidDesc, entriesDesc, limitDesc, engineDesc, policyPartsDesc} {
 		ch <- d
 	}
 	for _, d := range failures {
@@ -255,7 +268,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	c.mu.Lock()
-	n := len(c.problems) + len(c.resolver.Problems())
+	n := len(c.problems) + len(c.resolver.Problems()) + len(c.policies.Problems())
 	c.mu.Unlock()
 	ch <- prometheus.MustNewConstMetric(problemsDesc, prometheus.GaugeValue, float64(n))
 	ch <- prometheus.MustNewConstMetric(modeDesc, prometheus.GaugeValue, 1, c.options.Mode.Name)
@@ -265,4 +278,5 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectRefused(ch)
 	c.collectCounted(ch)
 	c.collectAffinity(ch)
+	c.collectPolicies(ch)
 }

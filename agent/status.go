@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/pprof"
-	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,7 +18,7 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// State is what the status page tells. Each key is always there; fastPath alone may be null.
+// State is what the status page tells. Each key is always there; fastPath and policies alone may be null.
 type State struct {
 	Node     string                      `json:"node"`
 	Leaving  string                      `json:"leaving"` // why load balancers should send nothing new here
@@ -29,6 +28,7 @@ type State struct {
 	Batches  int                         `json:"batches"`  // of changes, from the source
 	Loops    map[string]reconcile.Status `json:"loops"`    // by data plane
 	FastPath *service.FastPath           `json:"fastPath"` // of packets for pods; null but in mode ebpf
+	Policies *PolicyState                `json:"policies"` // null where they are off
 	Problems []source.Problem            `json:"problems"`
 }
 
@@ -38,7 +38,7 @@ func (a *Agent) state() State {
 	a.mu.Lock()
 	s := State{Node: a.options.Resolve.Node, Leaving: a.resolver.Leaving(), Mode: a.options.Mode.Name,
 		Why: a.options.Why, Ready: ready, Batches: a.batches.count,
-		Problems: slices.Concat(a.problems, a.resolver.Problems(), a.affinityProblems())}
+		Policies: a.policies.state(), Problems: a.inputProblems()}
 	a.mu.Unlock()
 	s.Problems = append(s.Problems, a.options.Refusal.problems(s.Node)...)
 	s.Problems = append(s.Problems, a.forwardProblems()...)
@@ -67,6 +67,7 @@ const healthPlane = "health"
 func (a *Agent) loops() map[string]reconcile.Status {
 	m := a.services.Status()
 	m[healthPlane] = a.health.Status()
+	a.policies.status(m)
 	return m
 }
 

@@ -18,6 +18,7 @@ type Capabilities struct {
 	MasqueradesAll bool // backends never see the client's address, whatever Frontend.Masquerade says
 	Ends           bool // its connections end with the agent, since they run through it
 	Tracked        bool // it translates by the kernel's connection tracking, where stale flows must be cut
+	PreDNAT        bool // policies' hooks see its packets to Services before their translation, too
 	Accepts        bool // its rules accept what it forwards and packets to health checks, whatever a chain's policy
 
 	Capacity

@@ -19,6 +19,7 @@ import (
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
 
@@ -95,6 +96,9 @@ func (c *Config) apply(f *Flags, in content) error {
 		c.Own.EBPF.Flows = cmp.Or(c.Own.EBPF.Flows, mode.DefaultFlows)
 	}
 	c.Own.EBPF.ReversePathCheck = cmp.Or(c.Own.EBPF.ReversePathCheck, Always)
+	p := &c.Own.Policy
+	p.Mode, p.Engine = cmp.Or(p.Mode, PoliciesOff), cmp.Or(p.Engine, mode.Auto)
+	p.UnknownPods = cmp.Or(p.UnknownPods, policy.DenyUnknownPods)
 	if err := c.validate(); err != nil {
 		return err
 	}
@@ -149,6 +153,9 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"external-ips", (*string)(&file.ExternalIPs), (*string)(&f.own.ExternalIPs)},
 		{"ebpf-fast-path", (*string)(&file.EBPF.FastPath), (*string)(&f.own.EBPF.FastPath)},
 		{"ebpf-reverse-path-check", (*string)(&file.EBPF.ReversePathCheck), (*string)(&f.own.EBPF.ReversePathCheck)},
+		{"policy-mode", (*string)(&file.Policy.Mode), (*string)(&f.own.Policy.Mode)},
+		{"policy-engine", &file.Policy.Engine, &f.own.Policy.Engine},
+		{"policy-unknown-pods", (*string)(&file.Policy.UnknownPods), (*string)(&f.own.Policy.UnknownPods)},
 		{"migrate-from-kube-proxy", (*string)(&file.MigrateFromKubeProxy), (*string)(&f.own.MigrateFromKubeProxy)},
 	} {
 		if f.explicit(set.flag) || *set.to == "" && set.flag == "source" {
@@ -244,11 +251,7 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 	case interfaceNamePrefix:
 		r.PodInterfaces = model.Interfaces{Name: p.DetectLocal.InterfaceNamePrefix, Prefix: true}
 	case "", clusterCIDR:
-		for text := range strings.SplitSeq(p.ClusterCIDR, ",") {
-			if s, err := resolve.ParsePrefix(strings.TrimSpace(text)); err == nil {
-				r.ClusterCIDRs = append(r.ClusterCIDRs, s)
-			}
-		}
+		r.ClusterCIDRs = c.clusterCIDRs()
 		r.NoPods = len(r.ClusterCIDRs) == 0
 	}
 	if r.Scheduler, err = model.ParseScheduler(c.scheduler()); err != nil {

@@ -3,6 +3,7 @@ package config
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
 
@@ -33,6 +34,8 @@ type FairleadConfiguration struct {
 	DirectServerReturn bool `json:"directServerReturn,omitempty"`
 	// ebpf holds the settings of mode ebpf.
 	EBPF EBPFConfiguration `json:"ebpf,omitzero"`
+	// policy holds the settings of network policies ([policies](policy.md)).
+	Policy PolicyConfiguration `json:"policy,omitzero"`
 	// externalIPs is the policy for spec.externalIPs: Safe rejects pod addresses, other Services' ClusterIPs and the
 	// API server's address and port; Refuse serves none; Any serves all but the API server's. Default: Safe.
 	ExternalIPs resolve.ExternalIPs `json:"externalIPs,omitempty"`
@@ -100,6 +103,19 @@ type EBPFConfiguration struct {
 	// reversePathCheck is whether a new flow is accepted only from the device that routes back to its source: Always,
 	// or Never for nodes with asymmetric routes. Default: Always.
 	ReversePathCheck ReversePathCheck `json:"reversePathCheck,omitempty"`
+}
+
+// PolicyConfiguration holds the settings of network policies.
+type PolicyConfiguration struct {
+	// mode is what to do with NetworkPolicies and ClusterNetworkPolicies: Off ignores them and watches no Pods; Audit
+	// reports what they would drop and drops nothing; Enforce enforces them, but for those with the annotation
+	// fairlead.dev/audit ([policies](policy.md)). Set it on all nodes. Default: Off.
+	Mode PolicyMode `json:"mode,omitempty"`
+	// engine is the data plane for policies: nftables, or auto, the first that this kernel supports. Default: auto.
+	Engine string `json:"engine,omitempty"`
+	// unknownPods is whether rules that deny by selector of pods match addresses of the cluster's pod ranges at which no
+	// pod is known yet: Deny or Allow. Default: Deny.
+	UnknownPods policy.UnknownPods `json:"unknownPods,omitempty"`
 }
 
 // ReversePathCheck reports whether the reverse path of new flows is checked.

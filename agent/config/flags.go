@@ -16,6 +16,7 @@ import (
 
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
 
@@ -119,6 +120,9 @@ var rows = []Row{
 	{"ebpf-fast-path", "", "FairleadConfiguration's ebpf.fastPath."},
 	{"ebpf-flows", "", "FairleadConfiguration's ebpf.flows."},
 	{"ebpf-reverse-path-check", "", "FairleadConfiguration's ebpf.reversePathCheck."},
+	{"policy-mode", "", "FairleadConfiguration's policy.mode; also $FAIRLEAD_POLICY_MODE."},
+	{"policy-engine", "", "FairleadConfiguration's policy.engine."},
+	{"policy-unknown-pods", "", "FairleadConfiguration's policy.unknownPods."},
 	{"service-proxy-name", "", "FairleadConfiguration's serviceProxyName."},
 	{"migrate-from-kube-proxy", "", "FairleadConfiguration's migrateFromKubeProxy."},
 }
@@ -177,6 +181,13 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	fs.StringVar((*string)(&f.own.ExternalIPs), "external-ips", string(resolve.SafeExternalIPs),
 		"spec.externalIPs that are served: Safe refuses those of pods, other Services' ClusterIPs and the API "+
 			"server, Refuse serves none, Any all but the API server's")
+	fs.StringVar((*string)(&f.own.Policy.Mode), "policy-mode", cmp.Or(os.Getenv("FAIRLEAD_POLICY_MODE"),
+		string(PoliciesOff)), "NetworkPolicies and ClusterNetworkPolicies: Off, Audit to report what they would drop, or "+
+		"Enforce (or $FAIRLEAD_POLICY_MODE)")
+	fs.StringVar(&f.own.Policy.Engine, "policy-engine", mode.Auto, "data plane for policies, auto for the first that "+
+		"this kernel supports: "+strings.Join(append(mode.EngineNames(), mode.Auto), ", "))
+	fs.StringVar((*string)(&f.own.Policy.UnknownPods), "policy-unknown-pods", string(policy.DenyUnknownPods),
+		"rules that deny by selector also match pod addresses at which no pod is known yet: Deny, or Allow")
 	fs.Uint32Var(&f.own.EBPF.MapEntries, "ebpf-map-entries", mode.DefaultMapEntries,
 		"mode ebpf: entries of the kernel's maps: one for each port of a Service and each endpoint of it")
 	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false,

@@ -229,6 +229,7 @@ func (k *checks) own(c *FairleadConfiguration) {
 		k.ours(field.NewPath("ebpf", "mapEntries"), "ebpf-map-entries", r,
 			fmt.Sprintf("must be from %d to %d", minMapEntries, maxMapEntries))
 	}
+	k.policy(&c.Policy)
 	k.oneOf(field.NewPath("externalIPs"), string(c.ExternalIPs), string(resolve.SafeExternalIPs),
 		string(resolve.RefuseExternalIPs), string(resolve.AnyExternalIPs))
 	l, limits := c.Limits, field.NewPath("limits")

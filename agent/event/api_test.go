@@ -23,6 +23,8 @@ func TestEventsReachTheAPI(t *testing.T) {
 	}{
 		{source.Key{Kind: source.Service, Namespace: "shop", Name: "web"}, "shop"},
 		{source.Key{Kind: source.Node, Name: "a"}, "default"},
+		{source.Key{Kind: source.NetworkPolicy, Namespace: "shop", Name: "web"}, "shop"},
+		{source.Key{Kind: source.ClusterNetworkPolicy, Name: "deny"}, "default"},
 	} {
 		got := make(chan eventsv1.Event, 1)
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

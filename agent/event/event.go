@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/flowcontrol"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"fairlead.dev/fairlead/source"
 )
@@ -175,15 +176,19 @@ func (t *Reporter) order(fresh map[string][]said) []string {
 	})
 }
 
-// reference names the object of an Event: a Service, an EndpointSlice or a Node; nil for others.
+// reference names the object of an Event, of the kinds that have problems; nil for others.
 func reference(k source.Key) *corev1.ObjectReference {
 	r := &corev1.ObjectReference{APIVersion: "v1", Kind: string(k.Kind), Namespace: k.Namespace, Name: k.Name}
 	switch k.Kind {
-	case source.Service:
+	case source.Service, source.Namespace:
 	case source.Node:
 		r.UID = types.UID(k.Name) // by which kubectl describe looks for a Node's Events
 	case source.EndpointSlice:
 		r.APIVersion = "discovery.k8s.io/v1"
+	case source.NetworkPolicy:
+		r.APIVersion = "networking.k8s.io/v1"
+	case source.ClusterNetworkPolicy:
+		r.APIVersion = cnpv1.GroupVersion.String()
 	default:
 		return nil
 	}

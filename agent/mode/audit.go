@@ -92,7 +92,7 @@ func (a *Audit) Attached(n *model.ServiceNode) (missing, of int) {
 // that this kernel can't do at all has left nothing.
 func Clean(ctx context.Context) error {
 	_, err := flows.Release(nil)
-	errs := []error{err}
+	errs := []error{err, cleanEngines(ctx, "")}
 	for _, m := range All() {
 		for _, p := range m.planes {
 			if p.name != m.Name {

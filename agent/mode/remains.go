@@ -15,6 +15,7 @@ import (
 // that began with it.
 type Remains struct {
 	Mode    Mode
+	Engine  string // whose policies stay; "": no engine's
 	Log     *slog.Logger
 	Entries flows.Entries // ours, of the first batch; nil where the mode needs nothing kept
 
@@ -50,6 +51,9 @@ func (o *Remains) Clean(ctx context.Context) (connections int, err error) {
 				errs = append(errs, err, l.Close())
 			}
 		}
+	}
+	if !o.cleaned {
+		errs = append(errs, cleanEngines(ctx, o.Engine))
 	}
 	err = errors.Join(errs...)
 	o.cleaned = err == nil

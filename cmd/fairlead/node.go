@@ -8,10 +8,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/manifest"
@@ -72,6 +74,8 @@ type decided struct {
 	mode    mode.Mode
 	why     string
 	resolve resolve.Config
+	// how policies are enforced; nil: not at all
+	policies *agent.PolicyOptions
 }
 
 // decide finds out what a configuration comes to in the calling thread's network namespace.
@@ -90,7 +94,12 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 		}
 	}
 	d.resolve = d.mode.Resolve(d.resolve)
-	return d, d.resolve.Validate()
+	if err = d.resolve.Validate(); err != nil || !c.Policies() {
+		return d, err
+	}
+	d.policies = &agent.PolicyOptions{Resolve: c.ResolvePolicies(d.resolve)}
+	d.policies.Engine, d.policies.Why, err = mode.ChooseEngine(ctx, c.Own.Policy.Engine)
+	return d, err
 }
 
 // snapshot is a source read once and decided for a node.
@@ -99,8 +108,9 @@ type snapshot struct {
 	mode     mode.Mode
 	objects  []source.Object
 	problems []source.Problem
-	lost     int // problems that kept an object from being read
-	services *model.Snapshot
+	lost     int                      // problems that kept an object from being read
+	services *model.Snapshot          // with the policies, if they are on
+	engine   mode.Engine              // of policies, if they are on
 	whyEmpty func(model.Entry) string // why a frontend has no backend
 }
 
@@ -133,7 +143,14 @@ func (n *nodeFlags) read(ctx context.Context, withPods bool) (*snapshot, error) 
 		changes[i] = source.Change{Key: source.KeyOf(o), Object: o}
 	}
 	r.Apply(changes)
-	w := &snapshot{c, d.mode, objects, append(problems, r.Problems()...), losses(problems), r.Services(), r.WhyEmpty}
+	w := &snapshot{config: c, mode: d.mode, objects: objects, problems: append(problems, r.Problems()...),
+		lost: losses(problems), services: r.Services(), whyEmpty: r.WhyEmpty}
+	if d.policies != nil {
+		p := policy.New(d.policies.Resolve)
+		p.Apply(changes)
+		w.services.Policies, w.engine = p.Policies(), d.policies.Engine
+		w.problems = append(w.problems, p.Problems()...)
+	}
 	return w, w.knows(n.node)
 }
 

@@ -123,7 +123,10 @@ func (p *process) check(ctx context.Context, c *config.Config) error {
 	if _, _, err := openSource(c, d.resolve.Node, slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
-	return d.mode.Check(ctx)
+	if err := d.mode.Check(ctx); err != nil || d.policies == nil {
+		return err
+	}
+	return d.policies.Engine.Probe(ctx)
 }
 
 // sourceName returns where objects come from, for the log.
@@ -172,9 +175,8 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 		return err
 	}
 	defer addresses.Close()
-	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Log: log, Servers: servers(c),
-		Addresses:   addresses,
-		Predecessor: &p.predecessor, Refusal: &p.refusal}
+	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Policies: d.policies,
+		Log: log, Servers: servers(c), Addresses: addresses, Predecessor: &p.predecessor, Refusal: &p.refusal}
 	o.About = []any{"version", thisBuild().short(), "source", sourceName(c), "config", p.flags["config"]}
 	o.Servers.Flags, o.Servers.Process = p.flags, metrics
 	build := buildInfo()

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/term"
 	corev1 "k8s.io/api/core/v1"
 
+	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -98,7 +99,8 @@ func sandboxUp() *cobra.Command {
 		Use:   "up DIR [-- AGENT FLAGS]",
 		Short: "Build a cluster from a folder of manifests and keep it up in the background",
 		Long: `Build a cluster from a folder of manifests and keep it up in the background. It follows the folder:
-nodes and pods that come, go or change there do so here. Flags after -- go to every node's "fairlead run".`,
+nodes and pods that come, go or change there do so here. Flags after -- go to every node's "fairlead run",
+which enforces network policies unless they say --policy-mode Off.`,
 		Example: `  fairlead sandbox up examples/shop
   fairlead sandbox up examples/shop --name two -- --nodeport-addresses primary`,
 		Args: cobra.MinimumNArgs(1),
@@ -264,7 +266,8 @@ func sandboxServe() *cobra.Command {
 			}
 			if agents {
 				o.Agent = func(node string) []string {
-					return append([]string{"/proc/self/exe", "run", "--source", args[0], "--node", node}, args[1:]...)
+					return append([]string{"/proc/self/exe", "run", "--source", args[0], "--node", node,
+						"--policy-mode", string(config.PoliciesEnforce)}, args[1:]...)
 				}
 			}
 			err := daemon.Run(c.Context(), o)
@@ -412,8 +415,8 @@ func sandboxExec() *cobra.Command {
 		Short: "Run a command, or a shell, in the network of one host",
 		Long: `Run a command, or a shell, in the network of one host: a node's name, a pod (namespace/name) or "outside".
 
-FAIRLEAD_SOURCE is set to the folder of manifests, and FAIRLEAD_NODE to the node that the host is or runs on,
-so that other fairlead commands know them.`,
+FAIRLEAD_SOURCE is set to the folder of manifests, FAIRLEAD_NODE to the node that the host is or runs on, and
+FAIRLEAD_POLICY_MODE to Enforce, so that other fairlead commands know them.`,
 		Example: `  fairlead sandbox exec shop/client -- curl -s http://10.96.0.10
   fairlead sandbox exec a -- fairlead show`,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: name.completeHost(1),
@@ -429,7 +432,7 @@ so that other fairlead commands know them.`,
 			if len(command) == 0 {
 				command = []string{cmp.Or(os.Getenv("SHELL"), "/bin/sh")}
 			}
-			env := append(os.Environ(), "FAIRLEAD_NODE="+h.Node)
+			env := append(os.Environ(), "FAIRLEAD_NODE="+h.Node, "FAIRLEAD_POLICY_MODE="+string(config.PoliciesEnforce))
 			if b.Daemon != nil {
 				env = append(env, "FAIRLEAD_SOURCE="+b.Daemon.Follows)
 			}

@@ -33,12 +33,16 @@ func access(c *config.Config) (kube.Access, error) {
 // api is the Kubernetes API as a source for a node.
 func api(c *config.Config, node string) (*kube.Source, kube.Access, error) {
 	a, err := access(c)
-	return kube.New(kube.Options{
+	o := kube.Options{
 		Access: a, Node: node, ProxyName: c.Own.ServiceProxyName,
-		Nodes: c.Own.DirectServerReturn || c.Own.ExternalIPs == resolve.SafeExternalIPs &&
+		Nodes: c.Policies() || c.Own.DirectServerReturn || c.Own.ExternalIPs == resolve.SafeExternalIPs &&
 			c.Proxy.ClusterCIDR == "",
 		NamespaceBytes: c.Own.Limits.NamespaceBytes, Bytes: c.Own.Limits.Bytes,
-	}), a, err
+	}
+	if c.Policies() {
+		o.Kinds = []source.Kind{source.Namespace, source.Pod, source.NetworkPolicy, source.ClusterNetworkPolicy}
+	}
+	return kube.New(o), a, err
 }
 
 // apiServers returns the addresses and ports of the API server that a reads from, none where they can't be found out

@@ -172,6 +172,11 @@ func (r *Resolver) SetAddresses(addresses []netip.Addr) {
 	}
 }
 
+// SetPreDNAT replaces Config.PreDNAT. The next change has what follows from it.
+func (r *Resolver) SetPreDNAT(destinations []netip.Prefix) {
+	r.config.PreDNAT = slices.Clone(destinations)
+}
+
 // Apply makes changes true and returns what changes on the node by them, in a settled order. Its cost follows what the
 // changes touch. Kinds that mean nothing to policies are ignored.
 func (r *Resolver) Apply(changes []source.Change) model.Change[model.PolicyPart] {

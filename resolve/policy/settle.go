@@ -475,7 +475,7 @@ func (r *Resolver) updateNode() {
 	}
 	was := r.node
 	if was != nil && slices.Equal(was.Addresses, n.Addresses) && slices.Equal(was.Pods, n.Pods) &&
-		was.Unknown == n.Unknown {
+		was.Unknown == n.Unknown && slices.Equal(was.PreDNAT, n.PreDNAT) {
 		return
 	}
 	if r.node = n; was != nil {

@@ -28,6 +28,7 @@ var Capabilities = model.Capabilities{
 	Name:       "ipvs",
 	Schedulers: model.AllSchedulers &^ model.SchedulersOf(model.Random, model.DestinationHash),
 	Tracked:    true,
+	PreDNAT:    true,
 	NoDirect:   service.RepliesReturn,
 	Long: []model.Remark{{ID: "long", Text: longLost, About: service.All()},
 		{ID: "long-unmatched", Text: longLost, About: &model.Packets{Unmatched: true}}},

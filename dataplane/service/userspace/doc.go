@@ -110,6 +110,7 @@ var Capabilities = model.Capabilities{
 	},
 	NoDirect:       service.RepliesReturn,
 	MasqueradesAll: true,
+	PreDNAT:        true,
 	Capacity:       model.Capacity{TableEntriesPerBackend: tableEntries},
 	Ends:           true,
 	Remarks: []model.Remark{

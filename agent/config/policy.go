@@ -1,0 +1,56 @@
+package config
+
+import (
+	"net/netip"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/resolve/policy"
+	resolve "fairlead.dev/fairlead/resolve/service"
+)
+
+// PolicyMode returns what to do with network policies.
+type PolicyMode string
+
+// The choices.
+const (
+	PoliciesOff     PolicyMode = "Off"
+	PoliciesAudit   PolicyMode = "Audit"
+	PoliciesEnforce PolicyMode = "Enforce"
+)
+
+// Policies reports whether network policies are read.
+func (c *Config) Policies() bool { return c.Own.Policy.Mode != PoliciesOff }
+
+// ResolvePolicies returns what the resolver of policies is told, beside what that of Services is told.
+func (c *Config) ResolvePolicies(services resolve.Config) policy.Config {
+	return policy.Config{Node: services.Node, Addresses: services.Addresses, PodRanges: c.clusterCIDRs(),
+		Audit: c.Own.Policy.Mode == PoliciesAudit, UnknownPods: c.Own.Policy.UnknownPods,
+		ImpliedNamespaces: c.Own.Source != ""}
+}
+
+// clusterCIDRs returns the ranges of the cluster's pods, as far as the configuration names them.
+func (c *Config) clusterCIDRs() (ranges []netip.Prefix) {
+	for text := range strings.SplitSeq(c.Proxy.ClusterCIDR, ",") {
+		if r, err := resolve.ParsePrefix(strings.TrimSpace(text)); err == nil {
+			ranges = append(ranges, r)
+		}
+	}
+	return ranges
+}
+
+// policy checks the settings of policies.
+func (k *checks) policy(c *PolicyConfiguration) {
+	at := field.NewPath("policy")
+	k.oneOf(at.Child("mode"), string(c.Mode), string(PoliciesOff), string(PoliciesAudit), string(PoliciesEnforce))
+	k.oneOf(at.Child("unknownPods"), string(c.UnknownPods), string(policy.DenyUnknownPods),
+		string(policy.AllowUnknownPods))
+	if c.Engine == mode.Auto {
+		return
+	}
+	if _, err := mode.EngineOf(c.Engine); err != nil {
+		k.ours(at.Child("engine"), "policy-engine", c.Engine, err.Error())
+	}
+}

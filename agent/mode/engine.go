@@ -1,0 +1,238 @@
+package mode
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/policy/nftables"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+)
+
+// Engine is a data plane for network policies.
+type Engine struct {
+	Name    string
+	Summary string // how it matches packets: a clause
+	Needs   string // what it needs of a kernel: a list of nouns
+	open    func(*slog.Logger) (*PolicyPlane, error)
+}
+
+// engines are all there are, in the order of Auto. A new policy plane is a line here.
+var engines = []Engine{
+	engine("nftables", "one nf_tables table of maps, written by netlink", "nf_tables and connection tracking "+
+		"(CONFIG_NF_TABLES, CONFIG_NFT_CT, CONFIG_NFT_LOG)", nftables.New),
+}
+
+// Engines returns all engines, in the order of Auto.
+func Engines() []Engine { return slices.Clone(engines) }
+
+// EngineNames returns the engines' names.
+func EngineNames() (names []string) {
+	for _, e := range engines {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+// PolicyPlane is an open plane of an engine: its loop, and the dataplane.Plane.
+type PolicyPlane struct {
+	reconcile.Runner[model.PolicyPart]
+	Name string
+	Impl any
+}
+
+// policyPlane is what a policy plane must be.
+type policyPlane[K dataplane.Key, V comparable] interface {
+	dataplane.Plane[model.PolicyPart, K, V]
+	dataplane.Cleaner
+	io.Closer
+}
+
+// engine makes an engine of a plane.
+func engine[K dataplane.Key, V comparable, P policyPlane[K, V]](name, summary, needs string,
+	open func() (P, error)) Engine {
+	return Engine{name, summary, needs, func(log *slog.Logger) (*PolicyPlane, error) {
+		p, err := open()
+		if err != nil {
+			return nil, err
+		}
+		log = log.With("plane", policyName(name))
+		if w, ok := any(p).(warner); ok {
+			w.OnWarning(func(text string) { log.Warn(text) })
+		}
+		isNode := func(p model.PolicyPart) bool { _, is := p.(*model.PolicyNode); return is }
+		l := reconcile.New(p, reconcile.Options[model.PolicyPart]{Owner: model.PolicyOwnerOf,
+			Label: model.PolicyLabelOf, Base: isNode, Log: log})
+		return &PolicyPlane{newIdle(l), policyName(name), p}, nil
+	}}
+}
+
+// policyName returns what an engine's plane is called beside those of modes.
+func policyName(engine string) string { return "policy-" + engine }
+
+// EngineOf returns an engine by its name.
+func EngineOf(name string) (Engine, error) {
+	for _, e := range engines {
+		if e.Name == name {
+			return e, nil
+		}
+	}
+	return Engine{}, fmt.Errorf("invalid policy engine %q: use one of %s", name,
+		strings.Join(append(EngineNames(), Auto), ", "))
+}
+
+// ChooseEngine returns the engine of that name, or for Auto and "" the first that the calling thread's network
+// namespace supports, and says why it was chosen.
+func ChooseEngine(ctx context.Context, name string) (e Engine, why string, err error) {
+	if name = cmp.Or(name, Auto); name != Auto {
+		e, err = EngineOf(name)
+		return e, "asked for", err
+	}
+	var passed []error
+	for _, e := range engines {
+		if err = e.Probe(ctx); err == nil {
+			return e, strings.Join(append([]string{"auto: the first of " + strings.Join(EngineNames(), ", ") +
+				" that this kernel supports"}, lines(passed)...), "; "), nil
+		}
+		passed = append(passed, fmt.Errorf("not %s: %w", e.Name, err))
+	}
+	return Engine{}, "", fmt.Errorf("no policy engine is supported here: %w; set policy.mode to Off to serve Services "+
+		"alone", errors.Join(passed...))
+}
+
+// Open opens the engine's plane for the calling thread's network namespace.
+func (e Engine) Open(log *slog.Logger) (*PolicyPlane, error) {
+	p, err := e.open(log)
+	if err != nil {
+		return nil, fmt.Errorf("policy engine %s: %w", e.Name, err)
+	}
+	return p, nil
+}
+
+// Probe returns why the calling thread's network namespace can't have the engine, nil if it can. It opens and reads,
+// and writes nothing.
+func (e Engine) Probe(ctx context.Context) error {
+	_, err := CheckPolicies(ctx, e, nil)
+	return err
+}
+
+// PolicyAudit is what policies need in the kernel against what it holds. Nothing was written for it.
+type PolicyAudit struct {
+	reconcile.Plan[model.PolicyPart]
+}
+
+// CheckPolicies audits the calling thread's network namespace. Without policies nothing is wanted.
+func CheckPolicies(ctx context.Context, e Engine, s *model.Policies) (a *PolicyAudit, err error) {
+	p, err := e.Open(slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	if s != nil {
+		p.Change(s.Parts(), nil)
+	}
+	plan, err := p.Plan(ctx)
+	return &PolicyAudit{plan}, errors.Join(err, p.Close())
+}
+
+// cleanEngines removes what engines left in the calling thread's network namespace, but for that of one name. An engine
+// that this kernel doesn't support has left nothing.
+func cleanEngines(ctx context.Context, but string) error {
+	var errs []error
+	for _, e := range engines {
+		if e.Name == but {
+			continue
+		}
+		if p, err := e.Open(slog.New(slog.DiscardHandler)); err == nil {
+			errs = append(errs, p.Clean(ctx), p.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// idle is a loop that is given nothing while no policy could decide about any packet: a node without policies has no
+// hook of theirs, and no connection tracking for their sake.
+type idle struct {
+	reconcile.Runner[model.PolicyPart]
+	node     *model.PolicyNode
+	subjects map[*model.Subject]struct{}
+	rulesets int
+	active   bool // parts were handed on
+	begun    bool
+}
+
+func newIdle(r reconcile.Runner[model.PolicyPart]) *idle {
+	return &idle{Runner: r, subjects: map[*model.Subject]struct{}{}}
+}
+
+// Change implements reconcile.Runner. The first begins the loop, whatever it holds: what is left of another run goes.
+func (p *idle) Change(put, del []model.PolicyPart) {
+	before := p.still() // of what was given, all but parts of rulesets
+	for _, x := range del {
+		p.follow(x, false)
+	}
+	for _, x := range put {
+		p.follow(x, true)
+	}
+	needed := p.rulesets > 0 || p.node != nil && p.node.Unknown == model.VerdictDrop
+	switch {
+	case needed && !p.active:
+		put, del = append(p.still(), others(put)...), nil
+	case !needed && p.active:
+		put, del = nil, append(before, others(del)...)
+	case !needed:
+		put, del = nil, nil
+	}
+	p.active = needed
+	if len(put)+len(del) > 0 || !p.begun {
+		p.begun = true
+		p.Runner.Change(put, del)
+	}
+}
+
+// still returns the parts that are there without any policy: the node and the subjects.
+func (p *idle) still() (l []model.PolicyPart) {
+	if p.node != nil {
+		l = append(l, p.node)
+	}
+	for s := range p.subjects {
+		l = append(l, s)
+	}
+	return l
+}
+
+// others returns the parts that still doesn't.
+func others(parts []model.PolicyPart) (l []model.PolicyPart) {
+	for _, x := range parts {
+		switch x.(type) {
+		case *model.PolicyNode, *model.Subject:
+		default:
+			l = append(l, x)
+		}
+	}
+	return l
+}
+
+// follow records that a part came or went.
+func (p *idle) follow(x model.PolicyPart, came bool) {
+	switch x := x.(type) {
+	case *model.PolicyNode:
+		if p.node = nil; came {
+			p.node = x
+		}
+	case *model.Subject:
+		if delete(p.subjects, x); came {
+			p.subjects[x] = struct{}{}
+		}
+	case *model.Ruleset:
+		if p.rulesets--; came {
+			p.rulesets += 2
+		}
+	}
+}

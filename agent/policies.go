@@ -1,0 +1,314 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+	"fairlead.dev/fairlead/resolve/policy"
+	"fairlead.dev/fairlead/source"
+)
+
+// PolicyOptions is how network policies are enforced on a node.
+type PolicyOptions struct {
+	Engine  mode.Engine
+	Why     string // that engine, for people
+	Resolve policy.Config
+}
+
+// Policies is the policy side of a node in one network namespace: what its policies come to, and the engine's data
+// plane. A nil one stands for a node without policies: its methods do nothing.
+type Policies struct {
+	PolicyOptions
+	plane *mode.PolicyPlane
+	stop  context.CancelFunc
+	ended sync.WaitGroup
+
+	notified chan struct{} // holds one when changes were handed on
+	mu       sync.Mutex
+	waiting  []time.Time    // when changes came that the kernel may not have yet
+	parts    map[string]int // by kind
+
+	// under the mutex of who holds it:
+	resolver *policy.Resolver
+	preDNAT  map[netip.Addr]int // frontends by their address; nil: they are translated before policies' hooks
+}
+
+// OpenPolicies opens the policy side of the calling thread's network namespace beside a mode of Services. It begins
+// with the first Change. Without options there is none.
+func OpenPolicies(o *PolicyOptions, m mode.Mode, log *slog.Logger) (*Policies, error) {
+	if o == nil {
+		return nil, nil
+	}
+	plane, err := o.Engine.Open(log)
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	p := &Policies{PolicyOptions: *o, plane: plane, stop: stop, notified: make(chan struct{}, 1),
+		parts: map[string]int{}, resolver: policy.New(o.Resolve)}
+	if m.PreDNAT {
+		p.preDNAT = map[netip.Addr]int{}
+	}
+	p.ended.Go(func() { p.plane.Run(ctx) })
+	return p, nil
+}
+
+// Apply takes changes of objects, and of Services as they were decided, and returns what changes by them.
+func (p *Policies) Apply(changes []source.Change, services model.Change[model.ServicePart],
+) (c model.Change[model.PolicyPart]) {
+	if p == nil {
+		return c
+	}
+	if p.preDNAT != nil {
+		p.followFrontends(services)
+	}
+	return p.resolver.Apply(changes)
+}
+
+// followFrontends has the addresses of frontends evaluated only after their translation.
+func (p *Policies) followFrontends(c model.Change[model.ServicePart]) {
+	changed := false
+	count := func(parts []model.ServicePart, n int) {
+		for _, x := range parts {
+			if f, ok := x.(*model.Frontend); ok && !f.Entry.AnyAddr() {
+				before := p.preDNAT[f.Entry.Addr]
+				if p.preDNAT[f.Entry.Addr] = before + n; before+n == 0 {
+					delete(p.preDNAT, f.Entry.Addr)
+				}
+				changed = changed || before == 0 || before+n == 0
+			}
+		}
+	}
+	count(c.Put, 1) // first, so that an address that stays is one throughout
+	count(c.Del, -1)
+	if !changed {
+		return
+	}
+	var l []netip.Prefix
+	for _, a := range slices.SortedFunc(maps.Keys(p.preDNAT), netip.Addr.Compare) {
+		l = append(l, netip.PrefixFrom(a, a.BitLen()))
+	}
+	p.resolver.SetPreDNAT(l)
+}
+
+// SetAddresses passes on the addresses of the node's interfaces.
+func (p *Policies) SetAddresses(l []netip.Addr) {
+	if p != nil {
+		p.resolver.SetAddresses(l)
+	}
+}
+
+// Change reports what is wanted, as a change of objects seen at a time. It returns at once.
+func (p *Policies) Change(c model.Change[model.PolicyPart], seen time.Time) {
+	if p == nil || c.Empty() {
+		return
+	}
+	p.plane.Change(c.Put, c.Del)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if seen.IsZero() {
+		seen = time.Now()
+	}
+	for _, x := range c.Put {
+		p.parts[kindOf(x)]++
+	}
+	for _, x := range c.Del {
+		p.parts[kindOf(x)]--
+	}
+	p.waiting = append(p.waiting, seen)
+	select {
+	case p.notified <- struct{}{}:
+	default: // it will be seen with what waits already
+	}
+}
+
+// follow waits for the kernel to have each change, observes how many seconds that took, and calls report, until ctx
+// ends.
+func (p *Policies) follow(ctx context.Context, latency prometheus.Observer, report func()) {
+	for p != nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.notified:
+		}
+		p.mu.Lock()
+		waiting := p.waiting
+		p.waiting = nil
+		p.mu.Unlock()
+		p.plane.Sync(ctx) // what could not be written is in the loop's status
+		if ctx.Err() != nil {
+			return
+		}
+		for _, seen := range waiting {
+			latency.Observe(time.Since(seen).Seconds())
+		}
+		report()
+	}
+}
+
+// Problems returns what is wrong with policies.
+func (p *Policies) Problems() []source.Problem {
+	if p == nil {
+		return nil
+	}
+	return p.resolver.Problems()
+}
+
+// Sync waits until the kernel has what was changed before the call. The error says what it has not.
+func (p *Policies) Sync(ctx context.Context) error {
+	if p == nil {
+		return nil
+	}
+	return p.plane.Sync(ctx)
+}
+
+// Serving reports whether what all policies need is in the kernel. If not, why is the reason, "" while nothing has been
+// tried yet.
+func (p *Policies) Serving() (serving bool, why string) {
+	if p == nil {
+		return true, ""
+	}
+	return p.plane.Serving()
+}
+
+// WaitReady waits until policies have been in force for the first time.
+func (p *Policies) WaitReady(ctx context.Context) {
+	if p == nil {
+		return
+	}
+	select {
+	case <-p.plane.Ready():
+	case <-ctx.Done():
+	}
+}
+
+// status adds the loop's state to those of other planes.
+func (p *Policies) status(m map[string]reconcile.Status) {
+	if p != nil {
+		m[p.plane.Name] = p.plane.Status()
+	}
+}
+
+// engine returns the engine's name, "" where policies are off.
+func (p *Policies) engine() string {
+	if p == nil {
+		return ""
+	}
+	return p.Engine.Name
+}
+
+// Close ends the loop and leaves the kernel as it is: policies stay in force.
+func (p *Policies) Close() error {
+	if p == nil {
+		return nil
+	}
+	p.stop()
+	p.ended.Wait()
+	return p.plane.Close()
+}
+
+// about returns attributes of the log line of a start.
+func (p *Policies) about() []any {
+	if p == nil {
+		return []any{"policies", "off"}
+	}
+	return []any{"policies", p.Engine.Name, "policies_why", p.Why}
+}
+
+// notServing returns what a data plane does not do while it lacks what all its parts need.
+func (p *Policies) notServing(plane string) string {
+	if p != nil && plane == p.plane.Name {
+		return "enforces no policy"
+	}
+	return "serves no Service"
+}
+
+// kindOf returns what a part is counted as.
+func kindOf(x model.PolicyPart) string {
+	switch x.(type) {
+	case *model.Subject:
+		return "subjects"
+	case *model.Ruleset:
+		return "rulesets"
+	case *model.PeerTable:
+		return "peer_tables"
+	case *model.PeerVerdict:
+		return "peer_verdicts"
+	case *model.Peer:
+		return "peers"
+	}
+	return "node"
+}
+
+// PolicyState is what the status page tells of policies.
+type PolicyState struct {
+	Engine   string         `json:"engine"`
+	Why      string         `json:"why"` // that engine
+	Audit    bool           `json:"audit"`
+	Enforced bool           `json:"enforced"` // what all policies need is in the kernel
+	Parts    map[string]int `json:"parts"`    // by kind
+}
+
+// state returns what the status page tells, nil where policies are off.
+func (p *Policies) state() *PolicyState {
+	if p == nil {
+		return nil
+	}
+	enforced, _ := p.plane.Serving()
+	return &PolicyState{p.Engine.Name, p.Why, p.Resolve.Audit, enforced, p.counts()}
+}
+
+// counts returns how many parts of each kind there are.
+func (p *Policies) counts() map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := map[string]int{}
+	for _, kind := range []string{"subjects", "rulesets", "peer_tables", "peer_verdicts", "peers"} {
+		m[kind] = p.parts[kind]
+	}
+	return m
+}
+
+var (
+	engineDesc = prometheus.NewDesc("fairlead_policy_engine", "1 for the policy engine in use; none where policies are "+
+		"off. With audit, policies drop nothing.", []string{"engine", "audit"}, nil)
+	policyPartsDesc = prometheus.NewDesc("fairlead_policy_parts", "What policies come to on this node: addresses of pods "+
+		"on it (subjects), what decides for them (rulesets, peer_tables, peer_verdicts), and the addresses that policies "+
+		"name (peers).", []string{"kind"}, nil)
+)
+
+// collectPolicies makes metrics of policies.
+func (c collector) collectPolicies(ch chan<- prometheus.Metric) {
+	p := c.policies
+	if p == nil {
+		return
+	}
+	ch <- prometheus.MustNewConstMetric(engineDesc, prometheus.GaugeValue, 1, p.Engine.Name,
+		fmt.Sprint(p.Resolve.Audit))
+	for kind, n := range p.counts() {
+		ch <- prometheus.MustNewConstMetric(policyPartsDesc, prometheus.GaugeValue, float64(n), kind)
+	}
+}
+
+// arrivePolicies waits until policies are in force, and says so where they can't be.
+func (a *Agent) arrivePolicies(ctx context.Context) error {
+	err := a.policies.Sync(ctx)
+	if enforced, why := a.policies.Serving(); !enforced && ctx.Err() == nil {
+		a.options.Log.Error("policies are not enforced: the kernel rejects what all need; retrying", "engine",
+			a.policies.engine(), "reason", why, "error", err)
+		a.policies.WaitReady(ctx)
+		err = a.policies.Sync(ctx)
+	}
+	return err
+}
