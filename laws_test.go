@@ -54,6 +54,8 @@ var laws = []law{
 	{"dataplane/policy/policytest",
 		[]string{"dataplane", "kernel", "model", "resolve/policy", "sandbox", "source", "verdict"},
 		slices.Concat(netlink, planes), "policytest judges policy engines by packets against verdict"},
+	{"dataplane/network", []string{"dataplane/network", "dataplane", "kernel", "model"},
+		slices.Concat(kubernetes, netlink, planes), "the pod network renders finished decisions, and knows no Service"},
 	{"dataplane/nft", []string{"kernel", "dataplane", "model"},
 		slices.Concat(kubernetes, netlink, []string{module + "dataplane/service"}), "a declared table knows no plane"},
 	{"dataplane/flows", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink),

@@ -71,7 +71,7 @@ type Route struct {
 	Device string     // Direct: the device that Via is behind
 	Source netip.Addr // of what this node sends there itself; zero: the kernel's choice
 
-	Gateway netip.Addr // Tunneled: the next hop inside the tunnel, the far node's own address in To
+	Gateway netip.Addr // Tunneled: the next hop inside the tunnel
 	MAC     [6]byte    // Tunneled: of the far end
 }
 

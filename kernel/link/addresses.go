@@ -74,6 +74,7 @@ func Own(s *netlink.Socket) (map[netip.Addr]bool, error) {
 type address struct {
 	dev  int
 	addr netip.Addr
+	bits int // of its prefix
 }
 
 func addresses(s *netlink.Socket) (l []address, err error) {
@@ -84,7 +85,7 @@ func addresses(s *netlink.Socket) (l []address, err error) {
 			if len(m.Body) < unix.SizeofIfAddrmsg {
 				return
 			}
-			a := address{dev: int(binary.NativeEndian.Uint32(m.Body[4:]))}
+			a := address{dev: int(binary.NativeEndian.Uint32(m.Body[4:])), bits: int(m.Body[1])}
 			for t, v := range m.Attributes(unix.SizeofIfAddrmsg) {
 				// Of a point-to-point interface, IFA_ADDRESS is its peer's.
 				if t == unix.IFA_LOCAL || t == unix.IFA_ADDRESS && !a.addr.IsValid() {

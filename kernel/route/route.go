@@ -34,9 +34,10 @@ type Type uint8
 
 // The types in use.
 const (
-	Unicast   Type = 0                  // sends them on
-	Local     Type = unix.RTN_LOCAL     // delivers them to this host's own sockets
-	Blackhole Type = unix.RTN_BLACKHOLE // drops them
+	Unicast     Type = 0                    // sends them on
+	Local       Type = unix.RTN_LOCAL       // delivers them to this host's own sockets
+	Blackhole   Type = unix.RTN_BLACKHOLE   // drops them
+	Unreachable Type = unix.RTN_UNREACHABLE // rejects them, as unreachable (ICMP)
 )
 
 // portion is how many bytes of requests are sent at once: refusals of all of them fit in a socket's usual buffer.

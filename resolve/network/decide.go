@@ -220,7 +220,8 @@ func (s *survey) through(c claim, r *model.Route) bool {
 			"can't be reached from node %s; start its kubelet with --node-ip", familyOf(s.local), c.prefix, s.known.config.Node)
 		return false
 	}
-	r.Hop, r.Via, r.MAC, r.Gateway = model.Tunneled, via, MAC(via), ownAddress(c.prefix)
+	r.Hop, r.Via, r.MAC = model.Tunneled, via, MAC(via)
+	r.Gateway = gateway(c.prefix, r.MAC)
 	if other, used := s.ends[r.MAC]; used && other != via {
 		s.add(c.node.key(), "status.addresses", "AddressHash", "%s has the same hash as %s, so that its pods %s can't be "+
 			"reached from node %s; change one of the two addresses", via, other, c.prefix, s.known.config.Node)

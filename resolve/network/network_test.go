@@ -102,24 +102,24 @@ func TestDecisions(t *testing.T) {
 		"one subnet": {nodes: []string{nodeA, nodeB}, want: append([]string{pods}, b...)},
 		"two subnets": {nodes: []string{nodeA, nodeB, nodeC}, want: []string{pods, b[0],
 			"10.244.3.0/24 tunneled 172.16.0.3 0266ac100003 10.244.3.1 src 10.244.1.1", b[1],
-			"fd00:3::/64 tunneled 172.16.0.3 0266ac100003 fd00:3::1 src fd00:1::1"}},
+			"fd00:3::/64 tunneled 172.16.0.3 0266ac100003 fe80::66:acff:fe10:3 src fd00:1::1"}},
 		"always": {edit: func(c *Config) { c.Overlay = Always }, nodes: []string{nodeA, nodeB}, want: []string{pods,
 			"10.244.2.0/24 tunneled 192.168.0.2 0266c0a80002 10.244.2.1 src 10.244.1.1",
-			"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fd00:2::1 src fd00:1::1"}},
+			"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 src fd00:1::1"}},
 		"never": {edit: func(c *Config) { c.Overlay = Never }, nodes: []string{nodeA, nodeB, nodeC}, want: []string{
 			"pods [10.244.1.0/24 fd00:1::/64] mtu 1500", b[0], "10.244.3.0/24 external", b[1], "fd00:3::/64 external"}},
 		"IPv6 alone": {nodes: []string{"a 9h fd99::1 fd00:1::/64", "c 7h fd98::3 fd00:3::/64"}, want: []string{
 			"pods [fd00:1::/64] mtu 1430 tunnel 7:4789 fd99::1 02666c193358 eth0 [fd00:1::1]",
-			"fd00:3::/64 tunneled fd98::3 0266997c1849 fd00:3::1 src fd00:1::1"}},
+			"fd00:3::/64 tunneled fd98::3 0266997c1849 fe80::66:99ff:fe7c:1849 src fd00:1::1"}},
 		"IPv6 pods over IPv4 nodes": {nodes: []string{"a 9h 192.168.0.1 fd00:1::/64", "b 8h 192.168.0.2 fd00:2::/64"},
 			want: []string{"pods [fd00:1::/64] mtu 1450 tunnel 7:4789 192.168.0.1 0266c0a80001 eth0 [fd00:1::1]",
-				"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fd00:2::1 src fd00:1::1"}},
+				"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 src fd00:1::1"}},
 		"the device by name": {edit: func(c *Config) {
 			c.Uplink, c.Devices = "wan", append(c.Devices, Device{Name: "wan", MTU: 9000, Prefixes: prefixes("192.168.7.1/24")})
 		}, nodes: []string{nodeA, nodeB}, want: []string{
 			"pods [10.244.1.0/24 fd00:1::/64] mtu 8950 tunnel 7:4789 192.168.0.1 0266c0a80001 wan [10.244.1.1 fd00:1::1]",
 			"10.244.2.0/24 tunneled 192.168.0.2 0266c0a80002 10.244.2.1 src 10.244.1.1",
-			"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fd00:2::1 src fd00:1::1"}},
+			"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 src fd00:1::1"}},
 		"overlapping ranges": {nodes: []string{nodeA, nodeB, "c 9m 192.168.0.3 10.244.2.128/25"}, want: append(append(
 			[]string{pods}, b...), "problem Node c: spec.podCIDRs[0]: 10.244.2.128/25 overlaps 10.244.2.0/24 of the older "+
 			"Node b:")},

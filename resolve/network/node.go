@@ -106,6 +106,17 @@ func MAC(a netip.Addr) [6]byte {
 	return mac
 }
 
+// gateway returns the next hop inside the tunnel to another node's range: its own address there, for IPv6 the
+// link-local
+// address of its end (RFC 4291, appendix A), since the kernel refuses a gateway to which it has a route elsewhere.
+func gateway(p netip.Prefix, mac [6]byte) netip.Addr {
+	if p.Addr().Is4() {
+		return ownAddress(p)
+	}
+	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe,
+		13: mac[3], 14: mac[4], 15: mac[5]})
+}
+
 // familyOf returns "IPv4" or "IPv6".
 func familyOf(a netip.Addr) string {
 	if a.Is4() {

@@ -1,0 +1,132 @@
+package route
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Device is the name of the tunnel's device.
+const Device = "fl-vxlan"
+
+// Protocol marks routes as this package's (rtm_protocol).
+const Protocol = 0xfa
+
+// Fact is one thing that this plane writes.
+type Fact = dataplane.Fact[Key, Value]
+
+// Kind is a kind of fact.
+type Kind uint8
+
+// The kinds.
+const (
+	KindSetting Kind = iota
+	KindDevice
+	KindAddress
+	KindNeighbour
+	KindForward
+	KindRoute
+)
+
+var kindNames = [...]string{"setting", "device", "address", "neighbour", "forward", "route"}
+
+// Key names a fact. Addresses, neighbours and forwards are those of Device.
+type Key struct {
+	Kind Kind
+	Name string       // KindSetting, KindDevice
+	To   netip.Prefix // KindAddress, KindNeighbour, KindRoute
+	MAC  [6]byte      // KindForward
+}
+
+var ranks = [...]int{KindSetting: 0, KindDevice: 1, KindAddress: 2, KindNeighbour: 3, KindForward: 3, KindRoute: 4}
+
+// Rank implements dataplane.Key.
+func (k Key) Rank() int { return ranks[k.Kind] }
+
+// Group implements dataplane.Grouped.
+func (k Key) Group() string { return kindNames[k.Kind] }
+
+// String returns text such as "route 10.244.2.0/24".
+func (k Key) String() string {
+	switch k.Kind {
+	case KindSetting, KindDevice:
+		return kindNames[k.Kind] + " " + k.Name
+	case KindForward:
+		return fmt.Sprintf("forward %s", net.HardwareAddr(k.MAC[:]))
+	}
+	return fmt.Sprintf("%s %s", kindNames[k.Kind], k.To)
+}
+
+// Value is what a fact says. Fields that its kind doesn't use are zero.
+type Value struct {
+	Device      string     // KindRoute: by which packets leave; KindDevice: the uplink
+	Via         netip.Addr // KindRoute: next hop; KindForward: outer destination; KindDevice: outer source
+	Source      netip.Addr // KindRoute: preferred
+	MAC         [6]byte    // KindNeighbour, KindDevice
+	Number      uint32     // KindSetting: the setting; KindDevice: the VNI
+	Port        uint16     // KindDevice
+	MTU         int        // KindDevice
+	Unreachable bool       // KindRoute
+	Altered     bool       // what is held is not as this plane makes it
+}
+
+// settings of the node without which it forwards nothing, by family.
+var settings = [2]string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"}
+
+// family returns the index of a's family in settings.
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}
+
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// Render implements dataplane.Plane.
+func (*Plane) Render(p model.NetworkPart) []Fact {
+	switch v := p.(type) {
+	case *model.Network:
+		return renderNetwork(v)
+	case *model.Route:
+		return renderRoute(v)
+	}
+	return nil
+}
+
+func renderNetwork(n *model.Network) (l []Fact) {
+	var forwards [2]bool
+	for _, p := range n.Ranges {
+		if i := family(p.Addr()); !forwards[i] {
+			forwards[i] = true
+			l = append(l, Fact{Key: Key{Kind: KindSetting, Name: settings[i]}, Value: Value{Number: 1}})
+		}
+		l = append(l, Fact{Key: Key{Kind: KindRoute, To: p}, Value: Value{Unreachable: true}})
+	}
+	if t := n.Tunnel; t != nil {
+		l = append(l, Fact{Key: Key{Kind: KindDevice, Name: Device}, Value: Value{Device: t.Uplink, Via: t.Local, MAC: t.MAC,
+			Number: t.VNI, Port: t.Port, MTU: t.MTU}})
+		for _, a := range t.Own {
+			l = append(l, Fact{Key: Key{Kind: KindAddress, To: host(a)}})
+		}
+	}
+	return l
+}
+
+func renderRoute(r *model.Route) []Fact {
+	to := Key{Kind: KindRoute, To: r.To}
+	switch r.Hop {
+	case model.Direct:
+		return []Fact{{Key: to, Value: Value{Device: r.Device, Via: r.Via, Source: r.Source}}}
+	case model.Tunneled:
+		return []Fact{
+			{Key: Key{Kind: KindNeighbour, To: host(r.Gateway)}, Value: Value{MAC: r.MAC}},
+			{Key: Key{Kind: KindForward, MAC: r.MAC}, Value: Value{Via: r.Via}},
+			{Key: to, Value: Value{Device: Device, Via: r.Gateway, Source: r.Source}},
+		}
+	}
+	return nil
+}

@@ -1,0 +1,396 @@
+package route
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/network"
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netlink"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/route"
+	"fairlead.dev/fairlead/kernel/sysctl"
+	"fairlead.dev/fairlead/model"
+)
+
+// Plane writes facts into one network namespace. It implements dataplane.Plane[model.NetworkPart, Key, Value],
+// dataplane.Watcher and dataplane.Cleaner.
+type Plane struct {
+	ns       *netns.Namespace
+	s        *netlink.Socket
+	settings [len(settings)]*sysctl.File
+	relevant atomic.Pointer[devices] // to Watch
+}
+
+var (
+	_ dataplane.Plane[model.NetworkPart, Key, Value] = (*Plane)(nil)
+	_ dataplane.Watcher                              = (*Plane)(nil)
+	_ dataplane.Cleaner                              = (*Plane)(nil)
+)
+
+// devices are the interface indexes of devices in use, by name.
+type devices map[string]int
+
+// New opens the plane of the calling thread's network namespace.
+func New() (*Plane, error) {
+	ns, err := netns.Current()
+	if err != nil {
+		return nil, err
+	}
+	s, err := netlink.Open(unix.NETLINK_ROUTE, 0)
+	if err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	p := &Plane{ns: ns, s: s}
+	p.relevant.Store(&devices{})
+	for i, name := range settings {
+		p.settings[i] = sysctl.OpenOptional(name)
+	}
+	return p, nil
+}
+
+// Close closes the plane's handles. The kernel keeps what was written.
+func (p *Plane) Close() error {
+	err := errors.Join(p.s.Close(), p.ns.Close())
+	for _, f := range p.settings {
+		err = errors.Join(err, f.Close())
+	}
+	return err
+}
+
+// Read implements dataplane.Plane.
+func (p *Plane) Read(context.Context) (l []Fact, err error) {
+	for i, f := range p.settings {
+		text, err := f.Get()
+		if n, failed := strconv.ParseUint(text, 10, 32); err == nil && failed == nil && n > 0 {
+			l = append(l, Fact{Key: Key{Kind: KindSetting, Name: settings[i]}, Value: Value{Number: uint32(n)}})
+		}
+	}
+	names, err := link.Names(p.s)
+	if err != nil {
+		return nil, err
+	}
+	tunnel, err := p.readTunnel(names)
+	if err != nil {
+		return nil, err
+	}
+	routes, err := route.List(p.s, Protocol)
+	seen := make(map[netip.Prefix]bool, len(routes))
+	for _, r := range routes {
+		if !seen[r.To] { // of several metrics the first counts for the kernel too
+			l = append(l, readRoute(r, names))
+		}
+		seen[r.To] = true
+	}
+	p.observe(l, names)
+	return append(l, tunnel...), err
+}
+
+func readRoute(r route.Route, names map[int]string) Fact {
+	f := Fact{Key: Key{Kind: KindRoute, To: r.To}, Value: Value{Unreachable: r.Type == route.Unreachable}}
+	if !f.Value.Unreachable {
+		f.Value.Device, f.Value.Via, f.Value.Source = names[r.Dev], r.Via, r.Source
+		f.Value.Altered = !r.IsMain()
+	}
+	return f
+}
+
+// readTunnel reads the tunnel's device and what stands on it.
+func (p *Plane) readTunnel(names map[int]string) (l []Fact, err error) {
+	v, index, err := link.FindVXLAN(p.s, Device)
+	if err != nil || index == 0 {
+		return nil, err
+	}
+	l = append(l, Fact{Key: Key{Kind: KindDevice, Name: Device}, Value: Value{Device: names[v.Uplink], Via: v.Local,
+		MAC:    v.MAC,
+		Number: v.VNI, Port: v.Port, MTU: v.MTU, Altered: v.Learns || !v.Up}})
+	addresses, err := link.AddressesOf(p.s, index)
+	for _, a := range addresses {
+		l = append(l, Fact{Key: Key{Kind: KindAddress, To: a.Prefix}})
+	}
+	if err != nil {
+		return nil, err
+	}
+	neighbours, err := link.Neighbours(p.s, index)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range neighbours {
+		l = append(l, Fact{Key: Key{Kind: KindNeighbour, To: host(n.Addr)}, Value: Value{MAC: n.MAC}})
+	}
+	if v.VNI == 0 {
+		return l, nil // another kind of device, which has no such entries
+	}
+	forwards, err := link.Forwards(p.s, index)
+	seen := map[[6]byte]bool{}
+	for _, n := range forwards {
+		f := Fact{Key: Key{Kind: KindForward, MAC: n.MAC}, Value: Value{Via: n.Addr, Altered: seen[n.MAC]}}
+		if seen[n.MAC] { // several destinations: somebody else's doing
+			l = slices.DeleteFunc(l, func(o Fact) bool { return o.Key == f.Key })
+		}
+		seen[n.MAC] = true
+		l = append(l, f)
+	}
+	return l, err
+}
+
+// observe records which devices matter to Watch, those of routes among facts with those before.
+func (p *Plane) observe(facts []Fact, names map[int]string) {
+	now := devices{Device: 0}
+	for name := range *p.relevant.Load() {
+		now[name] = 0
+	}
+	for _, f := range facts {
+		if f.Key.Kind == KindRoute && f.Value.Device != "" {
+			now[f.Value.Device] = 0
+		}
+	}
+	for index, name := range names {
+		if _, used := now[name]; used {
+			now[name] = index
+		}
+	}
+	p.relevant.Store(&now)
+}
+
+// Write implements dataplane.Plane.
+func (p *Plane) Write(_ context.Context, put, del []Fact) error {
+	old := make(map[Key]Value, len(del))
+	for _, f := range del {
+		old[f.Key] = f.Value
+	}
+	order := func(a, b Fact) int { return cmp.Compare(a.Key.Rank(), b.Key.Rank()) }
+	put, del = slices.Clone(put), slices.Clone(del)
+	slices.SortStableFunc(put, order)
+	w := writer{Plane: p, facts: put, old: old, put: map[Key]bool{}}
+	for len(put) > 0 {
+		n := 1
+		for n < len(put) && put[n].Key.Rank() == put[0].Key.Rank() {
+			n++
+		}
+		if err := w.rank(put[:n]); err != nil {
+			return err
+		}
+		put = put[n:]
+	}
+	slices.SortStableFunc(del, func(a, b Fact) int { return order(b, a) })
+	for _, f := range del {
+		if !w.put[f.Key] {
+			w.remove(f)
+		}
+	}
+	return w.Run(p.s)
+}
+
+// writer is one Write.
+type writer struct {
+	*Plane
+	network.Batch[Key]
+	facts []Fact // to put
+	old   map[Key]Value
+	put   map[Key]bool
+	names map[string]int // interface indexes; nil: to be read
+
+	replaced bool // the tunnel's device, so that what is held is not known
+}
+
+// rank writes facts of one rank.
+func (w *writer) rank(facts []Fact) error {
+	if facts[0].Key.Kind != KindSetting && w.names == nil {
+		if err := w.find(); err != nil {
+			return err
+		}
+	}
+	for _, f := range facts {
+		w.put[f.Key] = true
+		if err := w.make(f); err != nil {
+			w.Refuse(f.Key, err)
+		}
+	}
+	if facts[0].Key.Kind == KindDevice {
+		w.names = nil
+	}
+	if err := w.Run(w.s); err != nil || !w.replaced {
+		return err
+	}
+	return fmt.Errorf("device %s was replaced, since its VNI, port or family can't be changed; what stands on it is "+
+		"written again", Device)
+}
+
+// find reads the interface indexes.
+func (w *writer) find() error {
+	names, err := link.Names(w.s)
+	if err != nil {
+		return err
+	}
+	w.observe(w.facts, names)
+	w.names = make(map[string]int, len(names))
+	for index, name := range names {
+		w.names[name] = index
+	}
+	return nil
+}
+
+// device returns the interface index of a device.
+func (w *writer) device(name string) (int, error) {
+	if index := w.names[name]; index != 0 {
+		return index, nil
+	}
+	return 0, fmt.Errorf("this node has no device %s", name)
+}
+
+// make adds the requests that make a fact true.
+func (w *writer) make(f Fact) error {
+	v, needs := f.Value, Device
+	switch f.Key.Kind {
+	case KindSetting:
+		i := slices.Index(settings[:], f.Key.Name)
+		return w.settings[i].Set(strconv.FormatUint(uint64(v.Number), 10))
+	case KindDevice:
+		needs = v.Device
+	case KindRoute:
+		if needs = v.Device; v.Unreachable {
+			needs = "lo"
+		}
+	}
+	dev, err := w.device(needs)
+	if err != nil {
+		return err
+	}
+	w.Add(f.Key, func(b *netlink.Batch) {
+		switch f.Key.Kind {
+		case KindDevice:
+			w.makeTunnel(b, v, dev)
+		case KindAddress:
+			link.PutAddresses(b, link.Address{Dev: dev, Prefix: f.Key.To})
+		case KindNeighbour:
+			link.PutNeighbours(b, link.Neighbour{Dev: dev, Addr: f.Key.To.Addr(), MAC: v.MAC})
+		case KindForward:
+			if old, held := w.old[f.Key]; held && old.Altered {
+				link.DeleteForwards(b, link.Neighbour{Dev: dev, MAC: f.Key.MAC})
+			}
+			link.PutForwards(b, link.Neighbour{Dev: dev, Addr: v.Via, MAC: f.Key.MAC})
+		case KindRoute:
+			route.Put(b, routeOf(f, dev))
+		}
+	})
+	return nil
+}
+
+func routeOf(f Fact, dev int) route.Route {
+	r := route.Route{Owner: Protocol, To: f.Key.To}
+	if f.Value.Unreachable {
+		r.Type = route.Unreachable
+		return r
+	}
+	r.Via, r.Dev, r.Source = f.Value.Via, dev, f.Value.Source
+	return r
+}
+
+// makeTunnel adds the requests that make the device of the tunnel. One that has another VNI, port or family is
+// replaced.
+func (w *writer) makeTunnel(b *netlink.Batch, v Value, uplink int) {
+	old, held := w.old[Key{Kind: KindDevice, Name: Device}]
+	now := link.VXLAN{VNI: v.Number, Port: v.Port, Local: v.Via, Uplink: uplink, MAC: v.MAC, MTU: v.MTU}
+	switch {
+	case !held:
+		link.AddVXLAN(b, Device, now)
+	case old.Number != v.Number || old.Port != v.Port || old.Via.Is4() != v.Via.Is4():
+		link.DeleteNamed(b, Device)
+		link.AddVXLAN(b, Device, now)
+		w.replaced = true
+	default:
+		link.ChangeVXLAN(b, Device, now)
+	}
+}
+
+// remove adds the requests that make a fact untrue. A setting stays: others need it too.
+func (w *writer) remove(f Fact) {
+	if f.Key.Kind != KindSetting && w.names == nil {
+		if err := w.find(); err != nil {
+			w.Refuse(f.Key, err)
+			return
+		}
+	}
+	dev := w.names[Device]
+	if dev == 0 && f.Key.Kind != KindRoute {
+		return // gone, with all that stood on it
+	}
+	w.Add(f.Key, func(b *netlink.Batch) {
+		switch f.Key.Kind {
+		case KindDevice:
+			link.DeleteNamed(b, Device)
+		case KindAddress:
+			link.DeleteAddresses(b, link.Address{Dev: dev, Prefix: f.Key.To})
+		case KindNeighbour:
+			link.DeleteNeighbours(b, link.Neighbour{Dev: dev, Addr: f.Key.To.Addr(), MAC: f.Value.MAC})
+		case KindForward:
+			link.DeleteForwards(b, link.Neighbour{Dev: dev, MAC: f.Key.MAC})
+		case KindRoute:
+			route.Delete(b, route.Route{Owner: Protocol, To: f.Key.To})
+		}
+	})
+}
+
+// groups are the notifications of what this plane writes, and of what goes with a device.
+var groups = []int{unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF}
+
+// Watch implements dataplane.Watcher.
+func (p *Plane) Watch(ctx context.Context) (signals <-chan struct{}, err error) {
+	err = p.ns.Do(func() error {
+		s, err := netlink.Listen(unix.NETLINK_ROUTE, 0, groups...)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		if err := s.Ignore(p.s.Port()); err != nil {
+			return err
+		}
+		signals, err = s.Watch(ctx, true, p.concerns)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch routes: %w", err)
+	}
+	return signals, nil
+}
+
+// concerns reports whether a notification may be about a fact.
+func (p *Plane) concerns(m netlink.Message) bool {
+	relevant := *p.relevant.Load()
+	switch m.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		_, used := relevant[link.NameIn(m)]
+		return used
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		return link.NeighbourDevice(m) == relevant[Device]
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		r, ok := route.Of(m)
+		return ok && (r.Owner == Protocol || m.Flags&unix.NLM_F_REPLACE != 0)
+	}
+	return link.IsAddress(m) || m.Type == unix.RTM_NEWNETCONF
+}
+
+// Clean implements dataplane.Cleaner. Forwarding stays as it is.
+func (p *Plane) Clean(context.Context) error {
+	routes, err := route.List(p.s, Protocol)
+	if err != nil {
+		return err
+	}
+	b := route.NewBatch()
+	for _, r := range routes {
+		route.Delete(b, route.Route{Owner: Protocol, Table: r.Table, To: r.To})
+	}
+	link.DeleteNamed(b, Device)
+	return p.s.Apply(b)
+}
