@@ -3,7 +3,6 @@ package ebpf
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -127,11 +126,10 @@ type Plane struct {
 	slots    *space
 	departed []bpf.Endpoint // endpoints that left their pools and may have open sockets counted, see loads.go
 
-	announced bool        // other planes know that we write
-	hooked    atomic.Bool // the hooks are as wanted, unless others changed that
-	warn      func(text string)
-	events    events
-	devices   *devices
+	hooked  atomic.Bool // the hooks are as wanted, unless others changed that
+	warn    func(text string)
+	writers *bpf.Writers
+	devices *devices
 }
 
 // identity is by what a plane's state in the kernel is found.
@@ -141,7 +139,6 @@ type identity struct {
 	layout string // name of the maps' folder
 	sizes  string // in words
 	digest string // of the programs
-	id     string // of this plane, among those of the node
 }
 
 var (
@@ -159,7 +156,7 @@ func Open(o Options) (_ *Plane, err error) {
 	if err := bpf.Probe(); err != nil {
 		return nil, err
 	}
-	p := &Plane{Options: o, identity: identity{id: rand.Text()}}
+	p := &Plane{Options: o}
 	if p.Sizes == (bpf.Sizes{}) {
 		p.Sizes = DefaultSizes
 	}
@@ -172,6 +169,7 @@ func Open(o Options) (_ *Plane, err error) {
 	if p.folder, p.node, err = bpf.Folder(); err != nil {
 		return nil, err
 	}
+	p.writers = bpf.NewWriters(p.folder)
 	if p.layout, err = bpf.Layout(p.Sizes); err != nil {
 		return nil, err
 	}
@@ -202,7 +200,7 @@ func (p *Plane) programs() bpf.Options {
 
 // Close closes the plane's handles. The kernel keeps what was written, and the hooks stay.
 func (p *Plane) Close() error {
-	p.events.close()
+	p.writers.Close()
 	p.grace.Close()
 	p.devices.close()
 	return p.forget()
@@ -227,11 +225,10 @@ func (p *Plane) OnWarning(report func(text string)) { p.warn = report }
 // Read implements dataplane.Plane. Of maps of another layout it returns that they exist, no more: they aren't wanted,
 // so they are removed when everything else is true.
 func (p *Plane) Read(context.Context) (facts []Fact, err error) {
-	p.announced = false
 	if err := p.forget(); err != nil {
 		return nil, err
 	}
-	p.listen()
+	p.writers.Listen()
 	list, err := os.ReadDir(p.folder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

@@ -65,15 +65,7 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	if err := p.makeMaps(w); err != nil {
 		return err
 	}
-	if p.announced {
-		return p.write(w)
-	}
-	if err := p.announce(); err != nil {
-		return err
-	}
-	err := p.write(w)
-	p.announced = err == nil
-	return errors.Join(err, p.announce())
+	return p.writers.Write(func() error { return p.write(w) })
 }
 
 // write does all steps but the first.
@@ -115,7 +107,7 @@ func (p *Plane) makeMaps(w *writes) error {
 	if err != nil {
 		return err
 	}
-	p.listen()
+	p.writers.Listen()
 	p.begin(m)
 	p.readPools(nil) // none, unless an attempt ended halfway
 	return p.readLoads()
