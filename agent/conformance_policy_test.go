@@ -11,7 +11,9 @@ import (
 
 	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/policy/ebpf"
 	"fairlead.dev/fairlead/dataplane/policy/nftables"
+	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 )
@@ -19,6 +21,7 @@ import (
 // engines are the policy engines to be judged beside each mode.
 var engines = []*conformance.Engine{
 	engine("nftables", nftables.New),
+	engine("ebpf", func() (*ebpf.Plane, error) { return ebpf.Open(ebpf.Options{Sizes: bpf.PolicySizes{Flows: 1 << 12}}) }),
 }
 
 // policyRunner is a policy engine as a conformance.Runner.

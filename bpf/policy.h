@@ -106,8 +106,8 @@ enum flow_state {
 	FLOW_FIN = 1 << 2, /* of its source */
 	FLOW_FIN_REPLY = 1 << 3,
 	FLOW_RESET = 1 << 4,
-	FLOW_CUT = 1 << 5,     /* no longer allowed: its packets are dropped */
-	FLOW_TO_NODE = 1 << 6, /* to the node itself: there is no ingress */
+	FLOW_TO_NODE = 1 << 5, /* to the node itself: there is no ingress */
+	FLOW_OLDER = 1 << 6,   /* began before the program was attached: it is evaluated when that is long enough ago */
 };
 
 /* What happened to packets, counted by processor. */
@@ -225,7 +225,7 @@ struct evaluation {
 	__u64 device[2];    /* by which that entered, 0: not known */
 	__u32 to_node;
 	__u32 flags; /* of the state */
-	__u32 event; /* POLICY_DENIED, or POLICY_CUT_FLOW */
+	__u32 event; /* POLICY_DENIED, or POLICY_CUT_FLOW; POLICY_EVENTS: nothing is reported */
 	/* What decided: */
 	__u64 table, identity;
 	__u32 decision, stage, ingress;
@@ -261,7 +261,7 @@ __noinline int policy_log(struct evaluation *e, __u32 event)
 	__u64 now = bpf_ktime_get_ns();
 	struct denial *d;
 
-	if (!e)
+	if (!e || e->event == POLICY_EVENTS)
 		return 0;
 	count_event(event);
 	d = may_log(now) ? bpf_ringbuf_reserve(&fl_denials, sizeof(*d), 0) : NULL;
@@ -403,8 +403,7 @@ static __always_inline bool evaluate_direction(struct evaluation *e, const struc
 	}
 	if (d != DECISION_DROP)
 		return true;
-	if (e->event < POLICY_EVENTS)
-		policy_log(e, e->event);
+	policy_log(e, e->event);
 	return false;
 }
 
@@ -542,15 +541,15 @@ static __always_inline void touch_flow(struct policy_flow *f, const struct polic
 }
 
 /* Makes a packet's flow known. */
-__noinline int begin_flow(const struct policy_packet *p, __u32 generation, __u32 reversed)
+__noinline int begin_flow(const struct policy_packet *p, __u32 generation, __u32 reversed, __u32 state)
 {
-	struct policy_flow f = {.generation = generation, .seen = policy_now()};
+	struct policy_flow f = {.generation = generation, .seen = policy_now(), .state = state};
 	struct tuple key;
 
 	if (!p)
 		return 0;
 	if (flow_key(&key, &p->tuple) != reversed)
-		f.state = FLOW_REVERSED;
+		f.state |= FLOW_REVERSED;
 	if (p->to_node)
 		f.state |= FLOW_TO_NODE;
 	bpf_map_update_elem(&fl_flows, &key, &f, BPF_ANY);
@@ -558,9 +557,14 @@ __noinline int begin_flow(const struct policy_packet *p, __u32 generation, __u32
 	return 0;
 }
 
+static __always_inline bool is_installing(const struct policy_state *s)
+{
+	return bpf_ktime_get_ns() < s->install_until;
+}
+
 /*
  * Evaluates a flow again, in the direction of its first packet. Returns POLICY_DROP if it is no longer allowed: the
- * flow stays known as cut, so that neither end can pick it up in the other direction.
+ * flow stays known, with its old generation, so that neither end can pick it up in the other direction.
  */
 __noinline int evaluate_again(const struct policy_packet *p, struct policy_flow *f, __u32 generation)
 {
@@ -569,60 +573,60 @@ __noinline int evaluate_again(const struct policy_packet *p, struct policy_flow 
 
 	if (!p || !f || !s)
 		return POLICY_DROP;
+	if (f->state & FLOW_OLDER && is_installing(s))
+		return POLICY_ACCEPT;
 	if (goes_down(&p->tuple) == !!(f->state & FLOW_REVERSED))
 		e.tuple = p->tuple;
 	else
 		reverse(&e.tuple, &p->tuple);
 	e.to_node = f->state & FLOW_TO_NODE;
 	e.flags = s->flags;
-	if (evaluate_connection(&e) == POLICY_DROP) {
-		f->state |= FLOW_CUT;
+	if (s->flags & POLICY_CUT && evaluate_connection(&e) == POLICY_DROP) {
+		f->seen = policy_now();
 		return POLICY_DROP;
 	}
 	f->generation = generation;
-	f->state &= ~FLOW_CUT;
+	f->state &= ~FLOW_OLDER;
 	return POLICY_ACCEPT;
 }
 
 /*
  * Decides about a TCP packet in mid-stream of a connection that isn't known. The lower port is taken for the server's.
- * While the programs are being installed it is enough if either direction is allowed, so that no connection breaks;
- * later, its own must be, and that of the likely client, so that none is picked up in the direction that is still
- * allowed after the other was cut.
+ * While the program is new it is enough if either direction is allowed, so that no connection breaks; the likely one is
+ * evaluated later. From then on the packet's own must be allowed, and the likely one, so that no connection is picked
+ * up in the direction that is still allowed after the other was cut.
  */
-__noinline int evaluate_midstream(const struct policy_packet *p, struct evaluation *e, int installing)
+__noinline int evaluate_midstream(const struct policy_packet *p, struct evaluation *e)
 {
 	struct policy_state *s = policy_state();
+	bool answer, installing;
 	__u32 generation;
-	bool answer;
-	int own, other;
+	int result;
 
 	if (!p || !e || !s)
 		return POLICY_DROP;
 	generation = s->generation;
+	installing = is_installing(s);
 	answer = bpf_ntohs(p->tuple.sport) < bpf_ntohs(p->tuple.dport);
 	if (installing)
-		e->event = POLICY_EVENTS; /* the last one logs */
-	own = evaluate_connection(e);
-	if (own == POLICY_IGNORE || (own == POLICY_DROP && !installing))
-		return own;
-	if (own == POLICY_ACCEPT && !answer)
-		goto begin;
-	reverse(&e->tuple, &p->tuple);
-	e->device[0] = 0;
-	if (own == POLICY_DROP)
-		e->event = POLICY_DENIED;
-	other = evaluate_connection(e);
-	if (other == POLICY_DROP) {
-		if (own == POLICY_DROP || !installing)
-			return POLICY_DROP;
-		answer = false;
-	} else if (own == POLICY_DROP) {
-		answer = true;
+		e->event = POLICY_EVENTS;
+	result = evaluate_connection(e);
+	if (result == POLICY_IGNORE)
+		return result;
+	if (installing ? result == POLICY_DROP : result == POLICY_ACCEPT && answer) {
+		reverse(&e->tuple, &p->tuple);
+		e->device[0] = 0;
+		result = evaluate_connection(e);
 	}
-begin:
+	if (result == POLICY_DROP) {
+		if (installing) {
+			e->event = POLICY_DENIED;
+			policy_log(e, POLICY_DENIED);
+		}
+		return POLICY_DROP;
+	}
 	if (!(p->flags & RST))
-		begin_flow(p, generation, answer);
+		begin_flow(p, generation, answer, installing ? FLOW_OLDER : 0);
 	return POLICY_ACCEPT;
 }
 
@@ -643,10 +647,10 @@ __noinline int decide_new(const struct policy_packet *p, int opening)
 	e.to_node = p->to_node;
 	e.flags = s->flags;
 	if (p->tuple.protocol == IPPROTO_TCP && !opening && p->kind == PACKET_FLOW)
-		return evaluate_midstream(p, &e, bpf_ktime_get_ns() < s->install_until);
+		return evaluate_midstream(p, &e);
 	result = evaluate_connection(&e);
 	if (result == POLICY_ACCEPT && p->kind == PACKET_FLOW)
-		begin_flow(p, generation, false);
+		begin_flow(p, generation, false, 0);
 	return result;
 }
 
@@ -689,7 +693,7 @@ static __always_inline int decide_packet(const struct policy_packet *p)
 	f = p->kind == PACKET_SINGLE || opening ? NULL : bpf_map_lookup_elem(&fl_flows, &key);
 	if (!f || !flow_alive(f, key.protocol, now))
 		return decide_new(p, opening);
-	if (unlikely(f->state & FLOW_CUT || (f->generation != s->generation && s->flags & POLICY_CUT)) &&
+	if (unlikely(f->state & FLOW_OLDER || (f->generation != s->generation && s->flags & POLICY_CUT)) &&
 	    evaluate_again(p, f, s->generation) == POLICY_DROP)
 		return POLICY_DROP;
 	if (p->kind != PACKET_ERROR)

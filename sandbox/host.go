@@ -148,11 +148,12 @@ func (h *Host) unload() error {
 		return nil
 	}
 	err := h.inside(func() error {
-		folder, _, err := bpf.Folder()
+		services, _, err := bpf.Folder()
 		if err != nil {
 			return err
 		}
-		return bpf.RemoveFolder(folder)
+		policies, err := bpf.PolicyFolder()
+		return errors.Join(err, bpf.RemoveFolder(services), bpf.RemoveFolder(policies))
 	})
 	return errors.Join(err, cgroup.Delete(h.Cgroup))
 }

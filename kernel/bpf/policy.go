@@ -305,3 +305,18 @@ func DefaultPolicyFlows() uint32 {
 	}
 	return uint32(max(n, least))
 }
+
+// ForgetFlows removes all flows: packets in mid-stream of open connections are evaluated as those of unknown ones.
+func (m *PolicyMaps) ForgetFlows() error {
+	var keys []policyTuple
+	flows := m.named[policyMapFlFlows]
+	if err := all(flows, func(k policyTuple, _ policyPolicyFlow) { keys = append(keys, k) }); err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if err := flows.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("bpf: forget a flow: %w", err)
+		}
+	}
+	return nil
+}

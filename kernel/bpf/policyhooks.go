@@ -122,7 +122,7 @@ func DetachPolicy(folder string) error {
 }
 
 // PolicyAttached returns the digest of the program whose links are pinned in the folder, "" where there are none, and a
-// description of the difference where they are not all of one program that works on these maps.
+// description of the difference where they are not all of one program that works on these maps (nil: any).
 func PolicyAttached(folder string, m *PolicyMaps) (string, error) {
 	p, err := ebpf.LoadPinnedProgram(filepath.Join(folder, policyPinned), nil)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -138,7 +138,7 @@ func PolicyAttached(folder string, m *PolicyMaps) (string, error) {
 		id, _ = i.ID()
 		maps, _ := i.MapIDs()
 		d, ours := strings.CutPrefix(i.Name, policyProgram)
-		if digest = d; !ours || m == nil || !m.serve(maps) {
+		if digest = d; !ours || m != nil && !m.serve(maps) {
 			digest = "a program on other maps"
 		}
 	}

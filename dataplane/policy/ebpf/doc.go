@@ -18,12 +18,10 @@
 //	state/fl_denials-…      the events: at most 100 in a second and 200 at once
 //	hooks/                  the links, and the program
 //
-// The program is attached while there is a ruleset, or unknown pods are dropped: it costs nothing without policies.
-//
 // A flow remembers the direction of its first packet and the generation at which it was evaluated. Every Write that
 // changes an entry raises the generation afterwards, and each flow is evaluated again at its next packet, from either
 // end, in its own direction. One that is refused is cut: its packets are dropped as long as the flow is known, so that
-// neither end picks it up in the other direction. With model.PolicyNode.CutMark 0 flows are never evaluated again. A
+// neither end picks it up in the other direction. With Options.NoCut flows are never evaluated again. A
 // TCP packet with SYN alone is always evaluated as a new connection, also by the tuple of a known flow.
 //
 // TCP packets in mid-stream of an unknown connection: for a minute after the program was attached where none was, they

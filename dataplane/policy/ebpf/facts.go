@@ -87,7 +87,7 @@ func (p *Plane) Render(part model.PolicyPart) []Fact {
 	case *model.Subject:
 		return []Fact{factOf(bpf.PolicySubjectEntry(v.Addr, v.Device, sides(v.Out), sides(v.In)))}
 	case *model.Ruleset:
-		return p.ruleset(v)
+		return ruleset(v)
 	case *model.PeerTable:
 		return nil // rulesets say what it decides otherwise
 	case *model.PeerVerdict:
@@ -112,10 +112,10 @@ func peerTable(t *model.PeerTable) bpf.PolicyPeerTable {
 	return bpf.PolicyPeerTable{ID: t.ID, Otherwise: decision(t.Otherwise)}
 }
 
-// node returns the maps, what isn't evaluated, and the program, which is there while there is something to evaluate.
+// node returns the maps, the program, and what isn't evaluated.
 func (p *Plane) node(v *model.PolicyNode) []Fact {
-	facts := []Fact{p.mapsFact()}
-	if v.CutMark != 0 {
+	facts := []Fact{p.mapsFact(), p.hooksFact()}
+	if !p.noCut {
 		facts = append(facts, Fact{Key: Key{Kind: KindCut}})
 	}
 	exempt := map[netip.Prefix]struct{}{}
@@ -145,7 +145,7 @@ func (p *Plane) node(v *model.PolicyNode) []Fact {
 			facts = append(facts, factOf(bpf.PolicyUnknownEntry(r)))
 		}
 	}
-	return append(facts, p.hooksFact())
+	return facts
 }
 
 // sides returns a subject's rulesets of one direction.
@@ -163,15 +163,15 @@ func sides(rulesets [model.PolicyStages]*model.Ruleset) (s [2]*bpf.PolicySide) {
 	return s
 }
 
-// ruleset returns which peer table decides at each port, and the program.
-func (p *Plane) ruleset(v *model.Ruleset) []Fact {
-	facts := make([]Fact, 0, len(v.Ports)+1)
+// ruleset returns which peer table decides at each port.
+func ruleset(v *model.Ruleset) []Fact {
+	facts := make([]Fact, 0, len(v.Ports))
 	for _, e := range v.Ports {
 		for _, x := range bpf.PolicyPortEntries(v.ID, uint8(e.Protocol), e.First, e.Last, peerTable(e.PeerTable)) {
 			facts = append(facts, factOf(x))
 		}
 	}
-	return append(facts, p.hooksFact())
+	return facts
 }
 
 // peer returns the identity of an address, or of the prefixes of a range.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -19,6 +20,7 @@ import (
 // Options are the options of a plane.
 type Options struct {
 	Sizes bpf.PolicySizes // a field that is zero stands for the same field of DefaultSizes
+	NoCut bool            // connections that are no longer allowed go on
 }
 
 // DefaultSizes are more than the bounds of resolve/policy let policies come to. Empty, they use 32 MiB; flows are in
@@ -30,21 +32,25 @@ var DefaultSizes = bpf.PolicySizes{Subjects: 1 << 12, Ports: 1 << 19, Ranges: 1 
 const installing = time.Minute
 
 // Plane writes facts into the maps of one network namespace. It implements dataplane.Plane[model.PolicyPart, Key,
-// string] and dataplane.Cleaner.
+// string], dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	sizes  bpf.PolicySizes
 	folder string // for all that is pinned
 	layout string // name of the maps' folder
 	digest string // of the program
+	noCut  bool   // as in Options
 	ns     *netns.Namespace
 
+	writers *bpf.Writers
 	maps    *bpf.PolicyMaps // nil where there are none of our layout
 	refused map[Key]bool    // facts that did not fit
+	hooked  atomic.Bool     // the program is attached, unless others changed that
 }
 
 var (
 	_ dataplane.Plane[model.PolicyPart, Key, string] = (*Plane)(nil)
 	_ dataplane.Cleaner                              = (*Plane)(nil)
+	_ dataplane.Watcher                              = (*Plane)(nil)
 )
 
 // New opens the plane of the calling thread's network namespace. Nothing is in the kernel before the first Write.
@@ -56,7 +62,7 @@ func Open(o Options) (_ *Plane, err error) {
 		return nil, err
 	}
 	s, d := o.Sizes, DefaultSizes
-	p := &Plane{sizes: bpf.PolicySizes{
+	p := &Plane{noCut: o.NoCut, sizes: bpf.PolicySizes{
 		Subjects: cmp.Or(s.Subjects, d.Subjects), Ports: cmp.Or(s.Ports, d.Ports), Ranges: cmp.Or(s.Ranges, d.Ranges),
 		Peers: cmp.Or(s.Peers, d.Peers), Nets: cmp.Or(s.Nets, d.Nets), Verdicts: cmp.Or(s.Verdicts, d.Verdicts),
 		Flows: cmp.Or(s.Flows, bpf.DefaultPolicyFlows()),
@@ -64,6 +70,7 @@ func Open(o Options) (_ *Plane, err error) {
 	if p.folder, err = bpf.PolicyFolder(); err != nil {
 		return nil, err
 	}
+	p.writers = bpf.NewWriters(p.folder)
 	if p.layout, err = bpf.PolicyLayout(p.sizes); err != nil {
 		return nil, err
 	}
@@ -77,7 +84,10 @@ func Open(o Options) (_ *Plane, err error) {
 }
 
 // Close closes the plane's handles. The kernel keeps what was written.
-func (p *Plane) Close() error { return errors.Join(p.forget(), p.ns.Close()) }
+func (p *Plane) Close() error {
+	p.writers.Close()
+	return errors.Join(p.forget(), p.ns.Close())
+}
 
 // forget closes the maps.
 func (p *Plane) forget() error {
@@ -105,6 +115,7 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 		return nil, err
 	}
 	p.refused = map[Key]bool{}
+	p.writers.Listen()
 	list, err := os.ReadDir(p.folder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -123,6 +134,10 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 		}
 	}
 	digest, err := bpf.PolicyAttached(p.hooksFolder(), p.maps)
+	if p.maps == nil && digest != "" {
+		digest += ", on other maps"
+	}
+	p.hooked.Store(digest == p.digest)
 	if err != nil || digest == "" {
 		return facts, err
 	}
@@ -167,11 +182,42 @@ func (p *Plane) Denials(ctx context.Context, yield func(bpf.Denial)) error {
 	return p.maps.Denials(ctx, yield)
 }
 
+// Watch implements dataplane.Watcher: it signals when pins of hooks are removed, and when another plane writes (see
+// bpf.Writers).
+func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
+	signals := make(chan struct{}, 1)
+	signal := func(other bool) {
+		digest, err := bpf.PolicyAttached(p.hooksFolder(), nil)
+		if !other && (!p.hooked.Load() || err == nil && digest == p.digest) {
+			return
+		}
+		select {
+		case signals <- struct{}{}:
+		default:
+		}
+	}
+	ended, err := p.writers.Watch(ctx, []string{p.hooksFolder()}, signal)
+	if errors.Is(err, fs.ErrNotExist) { // there will be one to watch when the hooks are there again
+		defer close(signals)
+		signal(false)
+		return signals, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		defer close(signals)
+		<-ended
+	}()
+	return signals, nil
+}
+
 // Clean implements dataplane.Cleaner.
 func (p *Plane) Clean(context.Context) error {
 	if err := p.forget(); err != nil {
 		return err
 	}
+	p.hooked.Store(false)
 	if err := bpf.DetachPolicy(p.hooksFolder()); err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // small are sizes for tests.
-var small = Options{Sizes: bpf.PolicySizes{Flows: 1 << 12}}
+var small = Options{Sizes: bpf.PolicySizes{Flows: 1 << 12}, NoCut: true}
 
 // open opens the plane of a network's node, and cleans it at the end of the test: pins outlive namespaces.
 func open(n *policytest.Network) (p *Plane) {

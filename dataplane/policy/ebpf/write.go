@@ -44,6 +44,11 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	if err := p.openMaps(w, del); err != nil || p.maps == nil {
 		return err
 	}
+	return p.writers.Write(func() error { return p.writeAll(w) })
+}
+
+// writeAll writes everything.
+func (p *Plane) writeAll(w writes) error {
 	both := w.any(KindPeer, KindNet) && w.any(KindSubject, KindPort, KindRange)
 	if both {
 		p.maps.Set(bpf.PolicyWriting, true)
@@ -88,7 +93,9 @@ func (p *Plane) openMaps(w writes, del []Fact) error {
 		}
 	}
 	m, err := bpf.CreatePolicyMaps(p.mapsFolder(), p.sizes)
-	p.maps = m
+	if p.maps = m; err == nil {
+		p.writers.Listen()
+	}
 	return err
 }
 
@@ -108,6 +115,7 @@ func (p *Plane) write(w writes) error {
 		}
 	}
 	if len(w.del[KindHooks]) > 0 {
+		p.hooked.Store(false)
 		if err := bpf.DetachPolicy(p.hooksFolder()); err != nil {
 			return err
 		}
@@ -182,7 +190,9 @@ func (p *Plane) attach(f Fact) error {
 	if there, err := bpf.PolicyAttached(p.hooksFolder(), nil); err == nil && there == "" {
 		p.maps.Install(installing)
 	}
-	return p.ns.Do(func() error { return program.Attach(p.hooksFolder()) })
+	err = p.ns.Do(func() error { return program.Attach(p.hooksFolder()) })
+	p.hooked.Store(err == nil)
+	return err
 }
 
 // removeMaps removes maps that are not wanted.
