@@ -1,4 +1,5 @@
-// Package conntrack reads and cuts connections in the kernel's connection tracking, by vnetlink.
+// Package conntrack reads, marks and cuts connections in the kernel's connection tracking. What cuts them stands on
+// vnetlink, what marks them on kernel/netlink: vnetlink 1.3.1 sends marks without a mask.
 package conntrack
 
 import (
@@ -92,16 +93,23 @@ type filter func(Flow) bool
 
 // MatchConntrackFlow implements vnetlink.CustomConntrackFilter.
 func (f filter) MatchConntrackFlow(flow *vnetlink.ConntrackFlow) bool {
-	tcp, _ := flow.ProtoInfo.(*vnetlink.ProtoInfoTCP)
-	return f(Flow{
-		Opening:     tcp != nil && tcp.State == nl.TCP_CONNTRACK_SYN_SENT,
-		Closing:     tcp != nil && tcp.State >= nl.TCP_CONNTRACK_FIN_WAIT && tcp.State <= nl.TCP_CONNTRACK_CLOSE,
-		Ended:       tcp != nil && (tcp.State == nl.TCP_CONNTRACK_TIME_WAIT || tcp.State == nl.TCP_CONNTRACK_CLOSE),
+	out := Flow{
 		Protocol:    flow.Forward.Protocol,
 		Source:      addrPort(flow.Forward.SrcIP, flow.Forward.SrcPort),
 		Destination: addrPort(flow.Forward.DstIP, flow.Forward.DstPort),
 		ReplySource: addrPort(flow.Reverse.SrcIP, flow.Reverse.SrcPort),
-	})
+	}
+	if tcp, ok := flow.ProtoInfo.(*vnetlink.ProtoInfoTCP); ok {
+		out.state(tcp.State)
+	}
+	return f(out)
+}
+
+// state records a TCP connection's state.
+func (f *Flow) state(s uint8) {
+	f.Opening = s == nl.TCP_CONNTRACK_SYN_SENT
+	f.Closing = s >= nl.TCP_CONNTRACK_FIN_WAIT && s <= nl.TCP_CONNTRACK_CLOSE
+	f.Ended = s == nl.TCP_CONNTRACK_TIME_WAIT || s == nl.TCP_CONNTRACK_CLOSE
 }
 
 func addrPort(ip net.IP, port uint16) netip.AddrPort {

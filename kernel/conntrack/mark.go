@@ -1,0 +1,156 @@
+package conntrack
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/netlink"
+)
+
+// Tracked is a connection as its entry shows it.
+type Tracked struct {
+	Flow
+	Mark      uint32
+	Zone      uint16
+	Midstream bool // a TCP connection of which no SYN was seen: its original direction may be that of the replies
+}
+
+// Marker reads the tracked connections of one network namespace and changes their marks. It is safe for concurrent use.
+type Marker struct{ dump, write *netlink.Socket }
+
+// OpenMarker connects to the calling thread's network namespace. It needs CAP_NET_ADMIN there.
+func OpenMarker() (*Marker, error) {
+	dump, err := netlink.Open(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return nil, fmt.Errorf("conntrack: %w", err)
+	}
+	write, err := netlink.Open(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		dump.Close()
+		return nil, fmt.Errorf("conntrack: %w", err)
+	}
+	return &Marker{dump, write}, nil
+}
+
+// Close closes the sockets. The marks stay.
+func (m *Marker) Close() error { return errors.Join(m.dump.Close(), m.write.Close()) }
+
+// Attributes, messages and flags of include/uapi/linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_tcp.h.
+const (
+	msgNew, msgGet                         = 0, 1
+	ctaOriginal, ctaReply, ctaProtoinfo    = 1, 2, 4
+	ctaMark, ctaZone, ctaMarkMask          = 8, 18, 21
+	ctaTupleIP, ctaTupleProto              = 1, 2
+	ctaProtoNumber, ctaSrcPort, ctaDstPort = 1, 2, 3
+	ctaInfoTCP, ctaTCPState, ctaTCPFlags   = 1, 1, 4
+	// set on both ends of what is picked up in mid-stream (IP_CT_TCP_FLAG_BE_LIBERAL)
+	liberal                                   = 0x08
+	batchLength                               = 512 // changes that are sent at once
+	genHeader                                 = 4   // of struct nfgenmsg
+	ctaSrc4, ctaDst4, ctaSrc6, ctaDst6 uint16 = 1, 2, 3, 4
+)
+
+// Remark calls f with each tracked connection of both families and sets the bits of mask in its mark to those that f
+// returns, where they differ; other bits stay. It returns how many marks it changed. One that ends meanwhile is no
+// error. At most a few hundred changes are held at once.
+func (m *Marker) Remark(mask uint32, f func(Tracked) uint32) (changed int, err error) {
+	var b netlink.Batch
+	var failed error
+	flush := func() {
+		changed += b.Len()
+		failed = errors.Join(failed, m.write.Run(&b, func(i int, err error) {
+			if changed--; !errors.Is(err, unix.ENOENT) && failed == nil {
+				failed = fmt.Errorf("%s: %w", b.Said(i), err)
+			}
+		}))
+		b = netlink.Batch{}
+	}
+	request := func(b *netlink.Buffer) { *b = append(*b, unix.AF_UNSPEC, 0, 0, 0) }
+	err = m.dump.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|msgGet, unix.NLM_F_DUMP, request, func(n netlink.Message) {
+		if n.Type>>8 != unix.NFNL_SUBSYS_CTNETLINK || len(n.Body) < genHeader {
+			return
+		}
+		t, tuple, ok := tracked(n.Body[genHeader:])
+		if !ok {
+			return
+		}
+		if want := f(t) & mask; want != t.Mark&mask {
+			update(&b, n.Body[0], t, tuple, want, mask)
+			if b.Len() == batchLength {
+				flush()
+			}
+		}
+	})
+	flush()
+	if err = errors.Join(err, failed); err != nil {
+		return changed, fmt.Errorf("conntrack: mark connections: %w", err)
+	}
+	return changed, nil
+}
+
+// update adds the request that sets bits of an entry's mark.
+func update(b *netlink.Batch, family uint8, t Tracked, tuple []byte, value, mask uint32) {
+	said := func() string {
+		return fmt.Sprintf("set mark %#x/%#x of %d %s > %s", value, mask, t.Protocol, t.Source, t.Destination)
+	}
+	b.Add(unix.NFNL_SUBSYS_CTNETLINK<<8|msgNew, 0, said, func(b *netlink.Buffer) {
+		*b = append(*b, family, 0, 0, 0)
+		b.Bytes(ctaOriginal|netlink.Nested, tuple)
+		if t.Zone != 0 {
+			b.BE16(ctaZone, t.Zone)
+		}
+		b.BE32(ctaMark, value)
+		b.BE32(ctaMarkMask, mask)
+	})
+}
+
+// tracked reads an entry's attributes and returns its original tuple's too, which name it.
+func tracked(b []byte) (t Tracked, tuple []byte, ok bool) {
+	for a, v := range netlink.Attributes(b) {
+		switch a {
+		case ctaOriginal:
+			tuple = v
+			t.Protocol, t.Source, t.Destination, ok = tupleOf(v)
+		case ctaReply:
+			_, t.ReplySource, _, _ = tupleOf(v)
+		case ctaProtoinfo:
+			tcp := netlink.Find(v, ctaInfoTCP)
+			if state := netlink.Find(tcp, ctaTCPState); len(state) == 1 {
+				t.state(state[0])
+			}
+			flags, reply := netlink.Find(tcp, ctaTCPFlags), netlink.Find(tcp, ctaTCPFlags+1)
+			t.Midstream = len(flags) > 0 && len(reply) > 0 && flags[0]&reply[0]&liberal != 0
+		case ctaMark:
+			t.Mark = uint32(netlink.BE(v))
+		case ctaZone:
+			t.Zone = uint16(netlink.BE(v))
+		}
+	}
+	return t, tuple, ok && t.ReplySource.IsValid()
+}
+
+// tupleOf reads a tuple. Protocols without ports have the ports 0.
+func tupleOf(b []byte) (protocol uint8, src, dst netip.AddrPort, ok bool) {
+	var from, to netip.Addr
+	var sport, dport uint16
+	for a, v := range netlink.Attributes(b) {
+		for a2, v := range netlink.Attributes(v) {
+			switch {
+			case a == ctaTupleIP && (a2 == ctaSrc4 || a2 == ctaSrc6):
+				from, _ = netip.AddrFromSlice(v)
+			case a == ctaTupleIP && (a2 == ctaDst4 || a2 == ctaDst6):
+				to, _ = netip.AddrFromSlice(v)
+			case a == ctaTupleProto && a2 == ctaProtoNumber && len(v) == 1:
+				protocol = v[0]
+			case a == ctaTupleProto && a2 == ctaSrcPort:
+				sport = uint16(netlink.BE(v))
+			case a == ctaTupleProto && a2 == ctaDstPort:
+				dport = uint16(netlink.BE(v))
+			}
+		}
+	}
+	return protocol, netip.AddrPortFrom(from, sport), netip.AddrPortFrom(to, dport), from.IsValid() && to.IsValid()
+}
