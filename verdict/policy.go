@@ -2,6 +2,7 @@ package verdict
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -84,12 +85,63 @@ func exempt(s *model.Policies, p Packet) string {
 	return ""
 }
 
+// Denied reports whether policies of a pod that is known drop the first packet of a connection: what Policy decides,
+// without the reasons, for many packets. What only a pod's being unknown drops is not denied.
+func Denied(s *model.Policies, p Packet) bool {
+	if exempt(s, p) != "" {
+		return false
+	}
+	return denied(s, p, model.Egress) ||
+		!slices.Contains(s.Node.Addresses, p.Dst.Addr()) && denied(s, p, model.Ingress)
+}
+
+// denied is Denied for one end of p.
+func denied(s *model.Policies, p Packet, d model.Direction) bool {
+	own, other := ends(p, d)
+	subject := s.Subjects[own]
+	if subject == nil {
+		return false
+	}
+	for _, rs := range rulesets(subject, d) {
+		if rs == nil {
+			continue
+		}
+		if v := decide(s, rs.Entry(p.Protocol, p.Dst.Port()).PeerTable, s.Peer(other)).Verdict; v != model.VerdictNext {
+			return v == model.VerdictDrop
+		}
+	}
+	return false
+}
+
+// ends returns the address of the pod that a direction is seen from, and the other one.
+func ends(p Packet, d model.Direction) (own, other netip.Addr) {
+	if d == model.Egress {
+		return p.Src.Addr(), p.Dst.Addr()
+	}
+	return p.Dst.Addr(), p.Src.Addr()
+}
+
+// rulesets returns what decides for a pod in a direction, by stage.
+func rulesets(s *model.Subject, d model.Direction) *[model.PolicyStages]*model.Ruleset {
+	if d == model.Egress {
+		return &s.Out
+	}
+	return &s.In
+}
+
+// decide returns what a peer table decides about a peer, nil for none.
+func decide(s *model.Policies, t *model.PeerTable, p *model.Peer) model.Decision {
+	if p != nil {
+		if v := s.Verdicts[model.PeerVerdictKey{PeerTable: t.ID, Identity: p.Identity.ID}]; v != nil {
+			return v.Decision
+		}
+	}
+	return t.Otherwise
+}
+
 // direction evaluates one end of p.
 func (o *PolicyOutcome) direction(s *model.Policies, p Packet, d model.Direction) {
-	own, other := p.Src.Addr(), p.Dst.Addr()
-	if d == model.Ingress {
-		own, other = other, own
-	}
+	own, other := ends(p, d)
 	subject := s.Subjects[own]
 	if subject == nil {
 		if s.Node.Unknown == model.VerdictDrop && within(s.Node.Pods, own) {
@@ -98,11 +150,7 @@ func (o *PolicyOutcome) direction(s *model.Policies, p Packet, d model.Direction
 		}
 		return
 	}
-	rulesets := &subject.Out
-	if d == model.Ingress {
-		rulesets = &subject.In
-	}
-	for stage, rs := range rulesets {
+	for stage, rs := range rulesets(subject, d) {
 		if rs == nil {
 			continue
 		}
@@ -121,14 +169,10 @@ func (o *PolicyOutcome) direction(s *model.Policies, p Packet, d model.Direction
 func (t *PolicyStep) evaluate(s *model.Policies, p Packet) {
 	t.Entry = t.Ruleset.Entry(p.Protocol, p.Dst.Port())
 	table := t.Entry.PeerTable
-	t.Decision = table.Otherwise
+	t.Decision = decide(s, table, t.Peer)
 	var match []*model.Peers
 	if t.Peer != nil {
 		match = t.Peer.Identity.Match
-		v := s.Verdicts[model.PeerVerdictKey{PeerTable: table.ID, Identity: t.Peer.Identity.ID}]
-		if v != nil {
-			t.Decision = v.Decision
-		}
 	}
 	_, enforced, audited := table.Decide(func(p *model.Peers) bool { return slices.Contains(match, p) })
 	t.By = t.sources(enforced)

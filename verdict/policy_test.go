@@ -77,9 +77,13 @@ func TestPolicy(t *testing.T) {
 		{"10.0.1.3:1", "10.0.1.9:80", model.TCP, model.VerdictDrop, "no pod that is known"},
 		{"10.0.1.3:1", "10.0.1.1:80", model.TCP, model.VerdictAccept, "no policy applies"},
 	} {
-		o := Policy(s, Packet{Src: netip.MustParseAddrPort(c.src), Dst: netip.MustParseAddrPort(c.dst), Protocol: c.protocol})
+		p := Packet{Src: netip.MustParseAddrPort(c.src), Dst: netip.MustParseAddrPort(c.dst), Protocol: c.protocol}
+		o := Policy(s, p)
 		if o.Verdict != c.want || !strings.Contains(o.Reason, c.reason) {
 			t.Errorf("%s > %s/%s: %s, %s; want %s, %s", c.src, c.dst, c.protocol, o.Verdict, o.Reason, c.want, c.reason)
+		}
+		if denied := o.Verdict == model.VerdictDrop && len(o.Steps) > 0; Denied(s, p) != denied {
+			t.Errorf("%s > %s/%s: Denied is not %v, but %s", c.src, c.dst, c.protocol, denied, o.Reason)
 		}
 	}
 }

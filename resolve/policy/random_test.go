@@ -508,6 +508,10 @@ func (w *walk) judge(n *naive, p verdict.Packet) {
 	if want.by != "" && (len(got.By) != 1 || got.By[0].PolicyRef.Name != want.by) {
 		w.Fatalf("%v: want it by %s, got %v", p, want.by, got.By)
 	}
+	denied, count := verdict.Denied(w.sum.now, p), len(got.Steps)
+	if denied && !want.drop || !denied && count > 0 && got.Steps[count-1].Decision.Verdict == model.VerdictDrop {
+		w.Fatalf("%v: denied %v, but %v: %s\n%s", p, denied, got.Verdict, got.Reason, w.show())
+	}
 	for _, s := range got.Steps { // data planes have verdicts, people rules: they must agree
 		d, _, _ := s.Entry.PeerTable.Decide(func(q *model.Peers) bool {
 			return s.Peer != nil && slices.Contains(s.Peer.Identity.Match, q)
