@@ -71,7 +71,7 @@ type PolicyNode struct {
 	Pods      []netip.Prefix // addresses of this node's pods, sorted; one that is no Subject's is a pod not known yet
 	Unknown   Verdict        // what becomes of new connections of pods not known yet: VerdictDrop once there is a policy
 	PreDNAT   []netip.Prefix // destinations that are evaluated only after translation
-	CutMark   uint32         // the bit of the connection mark that says "cut"; 0: connections are never cut
+	CutMark   uint32         // a bit: connections whose mark has it are cut; 0: no connection is
 }
 
 // Subject is an address of a pod on this node.

@@ -70,8 +70,9 @@ type Table[K PlaneKey] struct {
 	Comment string // shown by the nft command; "" for none
 	Flags   nftables.TableFlags
 	Sets    map[string]nftables.Set
-	Hooks   map[string]*nftables.Hook // of the chains that see packets by themselves; one changes with Layout only
-	Private func(name string) bool    // sets whose elements, and chains that, are no facts; nil: none
+	Hooks   map[string]*nftables.Hook     // of the chains that see packets by themselves; one changes with Layout only
+	Private func(name string) bool        // sets whose elements, and chains that, are no facts; nil: none
+	Initial map[string][]nftables.Element // of private sets: what they hold when they are made
 	Of      func(Key) K
 }
 

@@ -108,7 +108,9 @@ func (t *Table[K]) Build(tx *nftables.Tx, w *Writes[K]) {
 		tx.AddTableAs(t.Name, t.Flags, t.Comment)
 	}
 	for _, s := range w.Put(KindSet) {
-		tx.AddSet(t.Name, t.Sets[s.Key.Base().Name])
+		name := s.Key.Base().Name
+		tx.AddSet(t.Name, t.Sets[name])
+		tx.AddElements(t.Name, name, t.Initial[name])
 	}
 	chains := w.Put(KindChain)
 	for _, c := range chains {

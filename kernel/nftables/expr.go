@@ -138,6 +138,7 @@ const (
 	CtState     CtKey = 0
 	CtDirection CtKey = 1
 	CtStatus    CtKey = 2
+	CtMark      CtKey = 3
 	CtProtocol  CtKey = 10
 	CtProtoSrc  CtKey = 11
 	CtProtoDst  CtKey = 12

@@ -13,6 +13,7 @@
 //
 // and for both
 //
+//	midstream     0                              for a minute from when the table is made on
 //	port          0 · ruleset · protocol · port → peer table
 //	portspan      0 · ruleset · protocol · first to last port → peer table
 //	default       0 · ruleset → peer table       where no port matches
@@ -23,6 +24,7 @@
 // Ranges are disjoint and of one field: to portspan its whole key is one number. A packet that opens a connection
 // passes these chains, those of the first two lines at hooks:
 //
+//	cut-forward, cut-input, cut-output       marked as cut? cut; there only while model.PolicyNode.CutMark says so
 //	forward-egress, input, output-egress     established or related? accept; else egress4
 //	forward-ingress, output-ingress          established or related? accept; else ingress4
 //	egress4              from a subject? egress4-pod; from an unknown pod? egress4-unknown
@@ -31,6 +33,7 @@
 //	egress4-admin        to a peer? egress4-admin-peer; to a range? egress4-admin-range; else by ports, otherwise
 //	egress4-admin-peer   by port, else by portspan, else by default: decision, else otherwise
 //	deny                 log, drop
+//	cut                  reset TCP, drop
 //	report-accept, report-next   log, accept or return: what audited policies would drop
 //
 // ingress4 and its chains are alike, for the destination, and accept what goes to the node. Egress and ingress have
@@ -41,7 +44,10 @@
 // limited, with the prefix PrefixDeny or PrefixAudit. Tables of other owners aren't touched, and what this one accepts
 // they may drop.
 //
-// Not served yet, and refused by Write: model.PolicyNode.CutMark, model.Subject.Device. The table has no owner flag:
-// whoever flushes every table also flushes this one, and until it is repaired everything passes. TCP packets in
-// mid-stream of a connection that isn't tracked yet are evaluated as new ones. Tried on Linux 6.18 only.
+// The rules switch connection tracking on. Connections that run by then appear in mid-stream, perhaps by their replies
+// first: for a minute TCP packets other than a first SYN are accepted, so that no connection ends because policies
+// come. What of them is denied agent/revoke finds and cuts.
+//
+// Not served yet, and refused by Write: model.Subject.Device. The table has no owner flag: whoever flushes every table
+// also flushes this one, and until it is repaired everything passes. Tried on Linux 6.18 only.
 package nftables

@@ -16,11 +16,13 @@ import (
 const Table = "fairlead-policy"
 
 // layout is the value of the table's fact. A table of another layout is made anew.
-const layout = "layout 1"
+const layout = "layout 2"
 
 // declared is the table.
 var declared = &table.Table[Key]{
 	Name: Table, Layout: layout, Sets: allSets, Hooks: hooks, Of: func(k table.Key) Key { return Key{k} },
+	Private: func(name string) bool { return name == setMidstream },
+	Initial: map[string][]nft.Element{setMidstream: {{Key: string(word(0))}}},
 }
 
 // kindUnserved is the kind of facts that Write refuses, since the plane doesn't serve them yet.
@@ -92,6 +94,7 @@ const (
 	setDecision  = "decision"
 	setOtherwise = "otherwise"
 	setAct       = "act"
+	setMidstream = "midstream"
 )
 
 // portKeyLength is the length of 0 · ruleset · protocol · port.
@@ -119,6 +122,7 @@ var allSets = func() map[string]nft.Set {
 	// The nft command knows at most five fields, so these 32 bytes are shown as two addresses.
 	add(nft.Set{Name: setDecision, Key: []nft.Type{nft.IPv6, nft.IPv6}, Data: marks(1)})
 	add(nft.Set{Name: setOtherwise, Key: marks(4), Data: marks(1)})
+	add(nft.Set{Name: setMidstream, Key: marks(1), Timeout: midstream})
 	add(nft.Set{Name: setAct, Key: marks(4), Data: []nft.Type{nft.Verdicts}})
 	return m
 }()
@@ -194,7 +198,7 @@ func node(v *model.PolicyNode) []Fact {
 	facts := append(declared.Frame(), chains()...)
 	facts = append(facts, acts()...)
 	if v.CutMark != 0 {
-		facts = append(facts, unserved("cut mark"))
+		facts = append(facts, cuts(v.CutMark)...)
 	}
 	for _, a := range v.Addresses {
 		facts = append(facts, element(protoOf(a).node, a.AsSlice(), ""))

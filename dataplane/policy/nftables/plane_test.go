@@ -30,7 +30,10 @@ func open(n *policytest.Network) (p *Plane) {
 func TestSuite(t *testing.T) {
 	policytest.Suite[Key]{
 		Open:     func(n *policytest.Network) policytest.Engine[Key] { return open(n) },
-		LogGroup: LogGroup, PrefixDeny: PrefixDeny, PrefixAudit: PrefixAudit,
+		LogGroup: LogGroup, PrefixDeny: PrefixDeny, PrefixAudit: PrefixAudit, Cuts: true,
+		EndMidstream: func() error {
+			return exec.Command("nft", "delete", "element", "inet", Table, setMidstream, "{ 0 }").Run()
+		},
 	}.Run(t)
 }
 
@@ -95,8 +98,7 @@ func TestRenderIsPure(t *testing.T) {
 func TestUnservedIsRefused(t *testing.T) {
 	n := policytest.Bare(t)
 	p := open(n)
-	for _, part := range []model.PolicyPart{&model.PolicyNode{CutMark: 1 << 31},
-		&model.Subject{Addr: policytest.Own[0], Device: "veth0"}} {
+	for _, part := range []model.PolicyPart{&model.Subject{Addr: policytest.Own[0], Device: "veth0"}} {
 		err := p.Write(t.Context(), p.Render(part), nil)
 		if err == nil || !strings.Contains(err.Error(), "not supported") {
 			t.Errorf("%+v: %v", part, err)

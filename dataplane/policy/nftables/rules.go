@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,8 +27,13 @@ const (
 	logLength = 128
 )
 
+// midstream is how long packets of connections that began before connection tracking are accepted, from when the table
+// is made on.
+const midstream = time.Minute
+
 // The chains of both families that end an evaluation.
 const (
+	chainCut          = "cut"
 	chainDeny         = "deny"
 	chainReportAccept = "report-accept"
 	chainReportNext   = "report-next"
@@ -41,7 +47,13 @@ var hooks = map[string]*nft.Hook{
 	"input":           {Type: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: 0},
 	"output-egress":   {Type: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: 0},
 	"output-ingress":  {Type: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: 1},
+	"cut-forward":     {Type: "filter", Number: unix.NF_INET_FORWARD, Priority: -1},
+	"cut-input":       {Type: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: -1},
+	"cut-output":      {Type: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: -1},
 }
+
+// isCut reports whether a chain at a hook is there only while connections are cut.
+func isCut(name string) bool { return strings.HasPrefix(name, chainCut+"-") }
 
 // chainRank puts chains after those that their rules name.
 func chainRank(name string) int {
@@ -52,7 +64,7 @@ func chainRank(name string) int {
 		return 4
 	case strings.HasSuffix(name, "-admin"), strings.HasSuffix(name, "-last"):
 		return 3
-	case strings.Contains(name, "-"), name == chainDeny:
+	case strings.Contains(name, "-"), name == chainDeny, name == chainCut:
 		return 2
 	}
 	return 5
@@ -93,6 +105,9 @@ func chains() []Fact {
 		report(chainReportNext, PrefixAudit, nft.Return),
 	}
 	for name := range hooks {
+		if isCut(name) {
+			continue
+		}
 		d := model.Egress
 		if strings.HasSuffix(name, "-ingress") {
 			d = model.Ingress
@@ -107,7 +122,32 @@ func chains() []Fact {
 	return facts
 }
 
-// base returns the rules at a hook: answers, related errors and neighbour discovery pass.
+// cuts returns the chains that end the connections whose mark has a bit. What is related passes: errors, and the resets
+// that the kernel answers with.
+func cuts(bit uint32) []Fact {
+	state, none := word(nft.StateRelated), make([]byte, 4)
+	marked := nft.Exprs(nft.Ct(nft.CtMark, nft.R(0)), nft.And(nft.R(0), nft.R(0), word(bit)),
+		nft.Cmp(nft.Neq, nft.R(0), none), nft.Ct(nft.CtState, nft.R(0)), nft.And(nft.R(0), nft.R(0), state),
+		nft.Cmp(nft.Eq, nft.R(0), none), nft.Do(nft.Goto(chainCut)))
+	facts := []Fact{declared.Chain(chainCut, [][]nft.Expr{
+		append(table.OverTCP(), nft.RejectTCP()), nft.Exprs(nft.Do(nft.DropIt))})}
+	for name := range hooks {
+		if isCut(name) {
+			facts = append(facts, declared.Chain(name, [][]nft.Expr{marked}))
+		}
+	}
+	return facts
+}
+
+// running accepts TCP packets of connections that began before they were tracked, for a while.
+func running() []nft.Expr {
+	const flags, fin, syn, rst, ack = 13, 1, 2, 4, 16 // the offset in TCP's header, and bits there
+	return nft.Join(table.OverTCP(), nft.Exprs(nft.Payload(nft.TransportHeader, flags, 1, nft.R(0)),
+		nft.And(nft.R(0), nft.R(0), []byte{fin | syn | rst | ack}), nft.Cmp(nft.Neq, nft.R(0), []byte{syn}),
+		nft.Load(nft.R(0), word(0)), nft.Member(setMidstream, nft.R(0)), nft.Do(nft.Accept)))
+}
+
+// base returns the rules at a hook: answers, related errors, neighbour discovery and running connections pass.
 func base(d model.Direction) [][]nft.Expr {
 	const (
 		hopLimit    = 7        // its offset; neighbour discovery has the highest, so it was not routed
@@ -123,6 +163,7 @@ func base(d model.Direction) [][]nft.Expr {
 			nft.Payload(nft.TransportHeader, 0, 1, nft.R(0)), nft.Cmp(nft.Gte, nft.R(0), []byte{first}),
 			nft.Cmp(nft.Lte, nft.R(0), []byte{last}), nft.Do(nft.Accept))),
 	}
+	rules = append(rules, running())
 	for _, p := range protos {
 		rules = append(rules, nft.Join(p.Is(), nft.Exprs(nft.Do(nft.Goto(side{proto: p, direction: d}.String())))))
 	}

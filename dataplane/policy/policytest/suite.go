@@ -26,6 +26,9 @@ type Suite[K dataplane.Key] struct {
 	PrefixDeny, PrefixAudit string // what logged packets begin with
 	// Logged returns a function that returns what was logged since, PrefixDeny or PrefixAudit; nil: LogGroup has it.
 	Logged func(*Network, Engine[K]) func() []string
+
+	Cuts         bool         // it cuts connections by model.PolicyNode.CutMark
+	EndMidstream func() error // ends the time in which running connections pass; nil: there is no such time
 }
 
 // engine is a plane of a network's node, and what it holds.
@@ -62,6 +65,12 @@ func (s Suite[K]) Run(t *testing.T) {
 	t.Run("OtherProtocolsFollowTheDefault", s.otherProtocols)
 	t.Run("EstablishedConnectionsGoOn", s.established)
 	t.Run("DenialsAndAuditsAreLogged", s.logged)
+	if s.Cuts {
+		t.Run("MarkedConnectionsAreCut", s.cut)
+	}
+	if s.EndMidstream != nil {
+		t.Run("RunningConnectionsSurvive", s.midstream)
+	}
 }
 
 func (s Suite[K]) packets(t *testing.T) {
