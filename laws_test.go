@@ -71,6 +71,8 @@ var laws = []law{
 		"modes are made of planes, and decide nothing of packets"},
 	{"agent/config", []string{"agent/mode", "agent/node", "model", "resolve"}, slices.Concat(netlink, planes),
 		"config says what an agent is told, and touches no kernel"},
+	{"agent/revoke", []string{"kernel/conntrack", "model", "reconcile", "verdict"},
+		slices.Concat(kubernetes, netlink), "revoke cuts what verdict denies, and knows no engine"},
 	{"agent/link", []string{"kernel", "model"}, slices.Concat(kubernetes, netlink), "link is the source of devices"},
 	{"agent/event", []string{"source"}, netlink, "event only tells people of problems"},
 	{"agent/node", []string{"kernel"}, slices.Concat(kubernetes, netlink),
