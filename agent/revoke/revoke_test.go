@@ -429,6 +429,10 @@ func TestBackendOfAServiceCounts(t *testing.T) {
 	b.apply(fmt.Sprintf(allow, "nobody"))
 	c.isCut(t, false)
 	d.isCut(t, true)
+	b.apply(fmt.Sprintf(allow, "none"))
+	if s := b.Status(); s.Marked != 0 || b.holds("cut-forward") {
+		t.Errorf("connections were reset, but the status is %+v and the kernel cuts: %v", s, b.holds("cut-forward"))
+	}
 }
 
 func TestRunningConnectionsOutliveInstallation(t *testing.T) {
