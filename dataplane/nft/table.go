@@ -8,8 +8,11 @@ package nft
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/kernel/nftables"
@@ -117,8 +120,12 @@ func (t *Table[K]) Exists(c *nftables.Conn) (bool, error) {
 // anew. element reads the elements; nil reads them as Element made them. Call c.Mark first.
 func (t *Table[K]) Read(c *nftables.Conn, element func(set string, e nftables.Element) (f Fact[K],
 	ok bool)) ([]Fact[K], error) {
-	if there, err := t.Exists(c); err != nil || !there {
+	flags, there, err := c.FlagsOf(t.Name)
+	if err != nil || !there {
 		return nil, err
+	}
+	if t.Flags&^flags&nftables.Persistent != 0 { // nobody can own it
+		return []Fact[K]{t.fact(KindTable, t.Name, "not persistent")}, nil
 	}
 	sets, err := c.Sets(t.Name)
 	if err != nil {
@@ -162,7 +169,8 @@ func (t *Table[K]) Read(c *nftables.Conn, element func(set string, e nftables.El
 	return facts, nil
 }
 
-// Write makes the facts of put true and those of del untrue in one transaction, or two where the table is made anew.
+// Write makes the facts of put true and those of del untrue in one transaction, or two where the table is made anew. If
+// the table is to be owned, c owns it then.
 func (t *Table[K]) Write(c *nftables.Conn, put, del []Fact[K]) error {
 	w := Sort(put, del)
 	if w.Anew() {
@@ -172,12 +180,43 @@ func (t *Table[K]) Write(c *nftables.Conn, put, del []Fact[K]) error {
 		w.DropDeletions()
 	}
 	var tx nftables.Tx
+	if len(put) > 0 || !w.Anew() {
+		t.own(&tx)
+	}
 	t.Compose(&tx, w)
-	return c.Commit(&tx)
+	return t.explain(c.Commit(&tx))
 }
 
-// Watch sends whenever others change the table: see nftables.Conn.Watch.
+// own makes the table that is there the transaction's sender's own, if it is to be owned.
+func (t *Table[K]) own(tx *nftables.Tx) {
+	if t.Flags&nftables.Owned != 0 {
+		tx.AddTableAs(t.Name, t.Flags, t.Comment)
+	}
+}
+
+// explain returns err, with what to do about it where another process owns the table.
+func (t *Table[K]) explain(err error) error {
+	if t.Flags&nftables.Owned != 0 && errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("nf_tables table %s belongs to another process, such as a running agent: stop that first: %w",
+			t.Name, err)
+	}
+	return err
+}
+
+// Watch sends whenever others change the table: see nftables.Conn.Watch. A table that is to be owned, and is there, is
+// c's own then.
 func (t *Table[K]) Watch(ctx context.Context, c *nftables.Conn) (<-chan struct{}, error) {
+	if t.Flags&nftables.Owned != 0 {
+		flags, _, err := c.FlagsOf(t.Name)
+		if err == nil && flags&nftables.Persistent != 0 {
+			var tx nftables.Tx
+			t.own(&tx)
+			err = t.explain(c.Commit(&tx))
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
 	return c.Watch(ctx, t.Name)
 }
 
@@ -188,5 +227,5 @@ func (t *Table[K]) Clean(c *nftables.Conn) error {
 	}
 	var tx nftables.Tx
 	tx.DelTable(t.Name)
-	return c.Commit(&tx)
+	return t.explain(c.Commit(&tx))
 }

@@ -181,6 +181,34 @@ func TestWatch(t *testing.T) {
 	})
 }
 
+func TestTableThatCannotBeOwnedIsMadeAnew(t *testing.T) {
+	in(t, func(c *nftables.Conn) {
+		table := example("layout 1")
+		all := table.everything()
+		if err := table.Write(c, all, nil); err != nil { // as another program's restore makes it
+			t.Error(err)
+		}
+		table.Flags = nftables.Owned | nftables.Persistent
+		held, err := table.Read(c, nil)
+		if err != nil || len(held) != 1 || held[0].Value == table.Layout {
+			t.Errorf("%v, %v: want a table of another value alone", held, err)
+		}
+		if err := table.Write(c, all, held); err != nil {
+			t.Error(err)
+		}
+		holds(t, table, c, all)
+		if flags, _, err := c.FlagsOf(table.Name); flags != table.Flags || err != nil {
+			t.Errorf("flags %#x, %v", flags, err)
+		}
+		if err := table.Write(c, nil, held); err != nil { // the table goes
+			t.Error(err)
+		}
+		if there, err := table.Exists(c); there || err != nil {
+			t.Errorf("the table is there: %v, %v", there, err)
+		}
+	})
+}
+
 func TestOwnedTableIsItsOwnersAlone(t *testing.T) {
 	in(t, func(c *nftables.Conn) {
 		table := example("layout 1")

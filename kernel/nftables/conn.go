@@ -91,6 +91,22 @@ func (c *Conn) Commit(t *Tx) error {
 	return first
 }
 
+// Supports reports whether the kernel knows flags of tables. It writes nothing: what it tries ends by deleting a table
+// that isn't there, so that the kernel undoes the whole.
+func (c *Conn) Supports(flags TableFlags) (bool, error) {
+	var tx Tx
+	tx.AddTableAs("fairlead-probe", flags, "")
+	tx.DelTable("fairlead-absent")
+	switch err := c.Commit(&tx); {
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
+		return false, nil
+	case errors.Is(err, unix.ENOENT):
+		return true, nil
+	default:
+		return false, err
+	}
+}
+
 // Generation returns the ruleset's generation, a number that every transaction of anyone in the namespace raises by
 // one.
 func (c *Conn) Generation() (g uint32, err error) {

@@ -21,6 +21,19 @@ func (c *Conn) tables(family uint8) (names []string, err error) {
 	return names, err
 }
 
+// FlagsOf returns a table's flags, and whether the table is there.
+func (c *Conn) FlagsOf(table string) (flags TableFlags, there bool, err error) {
+	err = netlink.Stable(func() error {
+		flags, there = 0, false
+		return c.dump(msgGetTable, unix.NLM_F_DUMP, family, nil, func(b []byte) {
+			if netlink.Text(netlink.Find(b, 1)) == table {
+				flags, there = TableFlags(number(netlink.Find(b, 2))), true
+			}
+		})
+	})
+	return flags, there, err
+}
+
 // SetInfo is what the kernel tells of a set, Schema as Set.Schema gives it.
 type SetInfo struct{ Name, Schema string }
 

@@ -48,6 +48,9 @@
 // first: for a minute TCP packets other than a first SYN are accepted, so that no connection ends because policies
 // come. What of them is denied agent/revoke finds and cuts.
 //
-// Not served yet, and refused by Write: model.Subject.Device. The table has no owner flag: whoever flushes every table
-// also flushes this one, and until it is repaired everything passes. Tried on Linux 6.18 only.
+// From Linux 6.9 on the table belongs to the process that writes it: others read it, and what flushes every table
+// leaves it alone. It outlives the process; the next one makes it its own. On older kernels whoever flushes every table
+// flushes this one too, and until it is repaired everything passes.
+//
+// Not served yet, and refused by Write: model.Subject.Device. Tried on Linux 6.18 only.
 package nftables

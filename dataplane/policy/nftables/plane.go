@@ -5,13 +5,17 @@ import (
 	"fmt"
 
 	"fairlead.dev/fairlead/dataplane"
+	table "fairlead.dev/fairlead/dataplane/nft"
 	nft "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/model"
 )
 
 // Plane writes facts into one network namespace. It implements dataplane.Plane[model.PolicyPart, Key, string],
 // dataplane.Watcher and dataplane.Cleaner.
-type Plane struct{ conn *nft.Conn }
+type Plane struct {
+	conn  *nft.Conn
+	table *table.Table[Key] // declared, owned where the kernel supports that
+}
 
 var (
 	_ dataplane.Plane[model.PolicyPart, Key, string] = (*Plane)(nil)
@@ -25,7 +29,17 @@ func New() (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Plane{conn}, nil
+	const flags = nft.Owned | nft.Persistent
+	supported, err := conn.Supports(flags)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	t := *declared
+	if supported {
+		t.Flags = flags
+	}
+	return &Plane{conn, &t}, nil
 }
 
 // Close closes the plane's handles. The kernel keeps what was written.
@@ -36,7 +50,7 @@ func (p *Plane) Read(context.Context) ([]Fact, error) {
 	if err := p.conn.Mark(); err != nil {
 		return nil, err
 	}
-	return declared.Read(p.conn, nil)
+	return p.table.Read(p.conn, nil)
 }
 
 // Write implements dataplane.Plane: one transaction. What isn't served is refused before anything is written.
@@ -46,13 +60,13 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 			return fmt.Errorf("nftables: write %s: not supported by this policy engine", f.Key.Name)
 		}
 	}
-	return declared.Write(p.conn, put, del)
+	return p.table.Write(p.conn, put, del)
 }
 
 // Watch implements dataplane.Watcher.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
-	return declared.Watch(ctx, p.conn)
+	return p.table.Watch(ctx, p.conn)
 }
 
 // Clean implements dataplane.Cleaner.
-func (p *Plane) Clean(context.Context) error { return declared.Clean(p.conn) }
+func (p *Plane) Clean(context.Context) error { return p.table.Clean(p.conn) }

@@ -13,6 +13,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/nft"
 	"fairlead.dev/fairlead/dataplane/policy/policytest"
+	kernel "fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
 )
@@ -28,11 +29,17 @@ func open(n *policytest.Network) (p *Plane) {
 }
 
 func TestSuite(t *testing.T) {
+	var opened *Plane
 	policytest.Suite[Key]{
-		Open:     func(n *policytest.Network) policytest.Engine[Key] { return open(n) },
+		Open: func(n *policytest.Network) policytest.Engine[Key] {
+			opened = open(n)
+			return opened
+		},
 		LogGroup: LogGroup, PrefixDeny: PrefixDeny, PrefixAudit: PrefixAudit, Cuts: true,
 		EndMidstream: func() error {
-			return exec.Command("nft", "delete", "element", "inet", Table, setMidstream, "{ 0 }").Run()
+			var tx kernel.Tx
+			tx.DelElements(Table, setMidstream, declared.Initial[setMidstream])
+			return opened.conn.Commit(&tx)
 		},
 	}.Run(t)
 }
@@ -77,6 +84,47 @@ func TestKernelReturnsWhatIsWritten(t *testing.T) {
 	if rest := list("list", "ruleset"); strings.TrimSpace(rest) != "table inet others {\n}" {
 		t.Errorf("after clean: %s", rest)
 	}
+}
+
+func TestOthersFlushLeavesThePolicies(t *testing.T) {
+	n := policytest.Bare(t)
+	p := open(n)
+	if p.table.Flags == 0 {
+		t.Fatal("this kernel knows no owners of tables: the test needs Linux 6.9")
+	}
+	_, objects := policytest.Worlds(t)
+	wanted := policytest.Facts(t, p, policytest.Decide(objects["deny-ingress.yaml"]).Parts())
+	policytest.Move(t, p, nil, wanted)
+	flush := func() {
+		t.Helper()
+		n.Must(n.Node.Do(func() error { return exec.Command("nft", "flush", "ruleset").Run() }))
+		if missing, extra := policytest.Read(t, p, wanted); len(missing)+len(extra) > 0 {
+			t.Errorf("after another program's flush: missing %v, extra %v", missing, extra)
+		}
+	}
+	flush()
+	n.Must(p.Close()) // as a process that is killed does
+	p = open(n)
+	if missing, extra := policytest.Read(t, p, wanted); len(missing)+len(extra) > 0 {
+		t.Errorf("after a restart: missing %v, extra %v", missing, extra)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	changes, err := p.Watch(ctx)
+	n.Must(err)
+	flush()
+	other := open(n)
+	if err := other.Clean(t.Context()); err == nil || !strings.Contains(err.Error(), "stop that first") {
+		t.Errorf("another process removes the table: %v", err)
+	}
+	if _, err := other.Watch(ctx); err == nil || !strings.Contains(err.Error(), "another process") {
+		t.Errorf("another process watches the table as its own: %v", err)
+	}
+	cancel()
+	for range changes {
+	}
+	n.Must(p.Close())
+	n.Must(other.Clean(t.Context()))
 }
 
 func TestRenderIsPure(t *testing.T) {
