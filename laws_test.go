@@ -220,7 +220,7 @@ func TestOnlyKernelTalksNetlink(t *testing.T) {
 
 // libraries are the packages below kernel that use a netlink library where its calls suffice; others use
 // kernel/netlink.
-var libraries = []string{"kernel/conntrack", "kernel/ipset", "kernel/link", "kernel/netns"}
+var libraries = []string{"kernel/conntrack", "kernel/link", "kernel/netns"}
 
 func TestOneNetlinkSocket(t *testing.T) {
 	for _, p := range packages(t) {
