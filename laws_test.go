@@ -58,6 +58,8 @@ var laws = []law{
 		slices.Concat(kubernetes, netlink, planes), "the pod network renders finished decisions, and knows no Service"},
 	{"dataplane/nft", []string{"kernel", "dataplane", "model"},
 		slices.Concat(kubernetes, netlink, []string{module + "dataplane/service"}), "a declared table knows no plane"},
+	{"dataplane/xt", []string{"kernel", "dataplane", "model"},
+		slices.Concat(kubernetes, netlink, []string{module + "dataplane/service"}), "what planes share knows no plane"},
 	{"dataplane/flows", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink),
 		"a data plane renders finished decisions"},
 	{"dataplane/device", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink),

@@ -161,7 +161,7 @@ func TestProbe(t *testing.T) {
 func TestWatchReportsForeignChangesOnly(t *testing.T) {
 	for _, v := range []Variant{Legacy, NFT} {
 		netnstest.Do(t, func() {
-			c, err := Open(v, "OURS-")
+			c, err := Open(v, "OURS-", "nat", "raw")
 			if err != nil {
 				t.Error(err)
 				return
@@ -205,7 +205,7 @@ func TestWatchReportsForeignChangesOnly(t *testing.T) {
 // A look of the watch's can fall between what a command of ours does and its end.
 func TestNoScanWhileWriting(t *testing.T) {
 	netnstest.Do(t, func() {
-		c, err := Open(Legacy, "OURS-")
+		c, err := Open(Legacy, "OURS-", "nat")
 		if err != nil {
 			t.Error(err)
 			return
@@ -239,7 +239,7 @@ func TestNoScanWhileWriting(t *testing.T) {
 }
 
 func TestConcerns(t *testing.T) {
-	e := &events{prefix: "OURS-"}
+	e := &events{prefix: "OURS-", tables: []string{"nat"}}
 	message := func(kind uint16, family byte, attributes ...string) []byte {
 		body := netlink.Buffer{family, 0, 0, 0}
 		for i, a := range attributes {
@@ -255,6 +255,7 @@ func TestConcerns(t *testing.T) {
 		"rule of a built-in":    {message(newRule, unix.NFPROTO_IPV6, "nat", "OUTPUT"), true},
 		"rule of another's":     {message(newRule, unix.NFPROTO_IPV4, "nat", "DOCKER"), false},
 		"rule of another table": {message(newRule, unix.NFPROTO_INET, "x", "OURS-A"), false},
+		"rule of other rules":   {message(newRule, unix.NFPROTO_IPV4, "filter", "INPUT"), false},
 		"chain of ours":         {message(delChain, unix.NFPROTO_IPV4, "nat", "handle", "OURS-A"), true},
 		"built-in chain":        {message(newChain, unix.NFPROTO_IPV4, "nat", "handle", "INPUT"), false},
 		"table gone":            {message(delTable, unix.NFPROTO_IPV4, "nat"), true},
@@ -288,7 +289,7 @@ func TestAdvice(t *testing.T) {
 
 func TestSizesOfAFamilyThatTheKernelLacks(t *testing.T) {
 	inUse := func(Family) (string, error) { return "\nnat\n", nil }
-	c := &counts{used: inUse, fds: map[Family]int{}, known: map[tableID]info{}}
+	c := &counts{tables: []string{"nat"}, used: inUse, fds: map[Family]int{}, known: map[tableID]info{}}
 	if changed, err := c.scan(IPv6); changed || err != nil {
 		t.Errorf("tables of a family without a socket: changed %t, %v", changed, err)
 	}

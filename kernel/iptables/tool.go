@@ -71,8 +71,9 @@ type Conn struct {
 }
 
 // Open takes up a variant in the calling thread's network namespace, for the families whose commands are installed.
-// Chains whose names begin with prefix are ours: a change of those, and of built-in chains, counts for Watch.
-func Open(v Variant, prefix string) (*Conn, error) {
+// Chains whose names begin with prefix are ours: a change of those, and of built-in chains, counts for Watch, in those
+// tables.
+func Open(v Variant, prefix string, tables ...string) (*Conn, error) {
 	families, err := Installed(v)
 	if len(families) == 0 {
 		return nil, err
@@ -83,9 +84,9 @@ func Open(v Variant, prefix string) (*Conn, error) {
 	}
 	c := &Conn{Variant: v, Families: families, prefix: prefix, ns: ns}
 	if v == NFT {
-		c.witness, err = newEvents(prefix)
+		c.witness, err = newEvents(prefix, tables)
 	} else {
-		c.witness, err = newCounts(c.used)
+		c.witness, err = newCounts(tables, c.used)
 	}
 	if err != nil {
 		ns.Close()

@@ -29,14 +29,15 @@ type witness interface {
 type events struct {
 	s      *netlink.Socket
 	prefix string
+	tables []string
 }
 
-func newEvents(prefix string) (*events, error) {
+func newEvents(prefix string, tables []string) (*events, error) {
 	s, err := netlink.Listen(unix.NETLINK_NETFILTER, 256<<10, unix.NFNLGRP_NFTABLES)
 	if err != nil {
 		return nil, fmt.Errorf("iptables: listen to nf_tables' notifications: %w; run as root or with CAP_NET_ADMIN", err)
 	}
-	return &events{s, prefix}, nil
+	return &events{s, prefix, tables}, nil
 }
 
 func (e *events) close() error { return e.s.Close() }
@@ -59,11 +60,12 @@ func (e *events) watch(ctx context.Context) (<-chan struct{}, error) {
 	return e.s.Watch(ctx, false, e.concerns)
 }
 
-// Kinds of nf_tables' messages (linux/netfilter/nf_tables.h), and the attribute that names the chain.
+// Kinds of nf_tables' messages (linux/netfilter/nf_tables.h), and the attributes that name the table and the chain.
 const (
 	newTable, delTable = 0, 2
 	newChain, delChain = 3, 5
 	newRule, delRule   = 6, 8
+	tableName          = 1
 	chainOfRule        = 2
 	chainName          = 3
 )
@@ -72,7 +74,8 @@ const (
 func (e *events) concerns(m netlink.Message) bool {
 	const header = 4 // of struct nfgenmsg: the family
 	if m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Body) < header ||
-		m.Body[0] != unix.NFPROTO_IPV4 && m.Body[0] != unix.NFPROTO_IPV6 {
+		m.Body[0] != unix.NFPROTO_IPV4 && m.Body[0] != unix.NFPROTO_IPV6 ||
+		!slices.Contains(e.tables, netlink.Text(netlink.Find(m.Body[header:], tableName))) {
 		return false
 	}
 	chain, kind := "", m.Type&0xff
@@ -92,6 +95,7 @@ func (e *events) concerns(m netlink.Message) bool {
 
 // counts inspects the sizes of xtables' tables.
 type counts struct {
+	tables  []string
 	used    func(Family) (string, error)
 	mu      sync.Mutex
 	fds     map[Family]int // of the families that the kernel speaks
@@ -106,11 +110,8 @@ type tableID struct {
 }
 type info [84]byte
 
-// legacyTables are those in which rules of ours may be.
-var legacyTables = []string{"nat", "filter", "raw"}
-
-func newCounts(used func(Family) (string, error)) (*counts, error) {
-	c := &counts{used: used, fds: map[Family]int{}, known: map[tableID]info{}}
+func newCounts(tables []string, used func(Family) (string, error)) (*counts, error) {
+	c := &counts{tables: tables, used: used, fds: map[Family]int{}, known: map[tableID]info{}}
 	for f, domain := range map[Family]int{IPv4: unix.AF_INET, IPv6: unix.AF_INET6} {
 		fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if errors.Is(err, unix.EAFNOSUPPORT) {
@@ -197,7 +198,7 @@ func (c *counts) scan(f Family) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	for _, t := range legacyTables {
+	for _, t := range c.tables {
 		p := tableID{f, t}
 		was := c.known[p]
 		if !strings.Contains(names, "\n"+t+"\n") {

@@ -144,7 +144,7 @@ func NewMarked(v Variant, mark uint32) (*Plane, error) {
 	if bits.OnesCount32(mark) != 1 {
 		return nil, fmt.Errorf("iptables: packet mark %#x: choose one bit, such as %#x", mark, Mark)
 	}
-	conn, err := iptables.Open(v, Prefix)
+	conn, err := iptables.Open(v, Prefix, tables...)
 	if err != nil {
 		return nil, err
 	}

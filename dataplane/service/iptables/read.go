@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"fairlead.dev/fairlead/dataplane/xt"
 	"fairlead.dev/fairlead/kernel/iptables"
 	"fairlead.dev/fairlead/model"
 )
@@ -62,7 +63,7 @@ func (h *held) parseTable(table string, t *iptables.Table) {
 		name = strings.Clone(name) // what is kept must not keep all that was read
 		if !strings.HasPrefix(name, Prefix) {
 			for _, r := range rules {
-				if said := unquoted(r); strings.Contains(said, "-j "+Prefix) || strings.Contains(said, "-g "+Prefix) {
+				if xt.Leads(r, Prefix) {
 					c.leads[name] = append(c.leads[name], strings.Clone(r))
 				}
 			}
@@ -84,25 +85,6 @@ func (h *held) parseTable(table string, t *iptables.Table) {
 	for name, l := range others {
 		h.pools[name] = understandPool(name, l, t.Rules)
 	}
-}
-
-// unquoted returns a rule without its quoted texts, such as comments of others that speak of our chains.
-func unquoted(rule string) string {
-	if !strings.Contains(rule, `"`) {
-		return rule
-	}
-	var b strings.Builder
-	for i, quoted := 0, false; i < len(rule); i++ {
-		switch c := rule[i]; {
-		case c == '"':
-			quoted = !quoted
-		case quoted && c == '\\':
-			i++ // what comes is meant as it stands
-		case !quoted:
-			b.WriteByte(c)
-		}
-	}
-	return b.String()
 }
 
 // understandPool finds out what a pool's chains stand for.

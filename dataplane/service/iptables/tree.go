@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"fairlead.dev/fairlead/dataplane/xt"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -136,7 +137,7 @@ func to(a netip.Addr, bits int) string {
 func part(of []*frontend) (from, end int, test, chain string) {
 	first, last := of[0].entry, of[len(of)-1].entry
 	if first.Addr != last.Addr {
-		from, end = nearestHalf(of)
+		from, end = halves(of).Nearest()
 		p := shared(of[from:end])
 		return from, end, "-d " + p.String(), prefixChain(p)
 	}
@@ -153,52 +154,13 @@ func part(of []*frontend) (from, end int, test, chain string) {
 		portsChain(first, ports)
 }
 
-// nearestHalf goes down the larger branch of the addresses' bits until that is no more than half of all, and returns
-// the part on the way that was nearest to half.
-func nearestHalf(of []*frontend) (from, end int) {
-	far := func(from, end int) int { return max(2*(end-from)-len(of), len(of)-2*(end-from)) }
-	end = halve(of)
-	for lo, hi := 0, len(of); 2*(hi-lo) > len(of) && of[lo].entry.Addr != of[hi-1].entry.Addr; {
-		if mid := lo + halve(of[lo:hi]); mid-lo >= hi-mid {
-			hi = mid
-		} else {
-			lo = mid
-		}
-		if far(lo, hi) <= far(from, end) {
-			from, end = lo, hi
-		}
-	}
-	return from, end
-}
-
-// halve counts those of frontends, not all of one address, that have 0 where their addresses first differ.
-func halve(of []*frontend) int {
-	bit := sharedBits(of[0].entry.Addr, of[len(of)-1].entry.Addr)
-	n, _ := slices.BinarySearchFunc(of, true, func(f *frontend, _ bool) int { return -1 + 2*bitOf(f.entry.Addr, bit) })
-	return n
-}
-
-// sharedBits counts the leading bits that two addresses of a family have in common.
-func sharedBits(a, b netip.Addr) int {
-	n := 0
-	for n < a.BitLen() && bitOf(a, n) == bitOf(b, n) {
-		n++
-	}
-	return n
-}
-
-// bitOf returns an address's n-th bit.
-func bitOf(a netip.Addr, n int) int {
-	b := a.As16()
-	n += 128 - a.BitLen()
-	return int(b[n/8]>>(7-n%8)) & 1
+// halves returns frontends as xt halves them.
+func halves(of []*frontend) xt.Halves[*frontend] {
+	return xt.Halves[*frontend]{Items: of, Addr: func(f *frontend) netip.Addr { return f.entry.Addr }}
 }
 
 // shared returns the longest prefix that frontends, sorted, share.
-func shared(of []*frontend) netip.Prefix {
-	a, b := of[0].entry.Addr, of[len(of)-1].entry.Addr
-	return netip.PrefixFrom(a, sharedBits(a, b)).Masked()
-}
+func shared(of []*frontend) netip.Prefix { return halves(of).Shared() }
 
 // longest is the length of a chain's name that the kernel takes.
 const longest = 28
@@ -241,7 +203,7 @@ func doors(of []*frontend) (groups [][]*frontend) {
 			if g[0].entry.Addr == g[len(g)-1].entry.Addr {
 				continue
 			}
-			n := halve(g)
+			n := halves(g).Cut(0, len(g))
 			if share := (size(g[:n]) + size(g[n:])) / size(g); share <= best {
 				best, at, cut = share, i, n
 			}

@@ -2,10 +2,10 @@ package iptables
 
 import (
 	"bytes"
-	"fmt"
 	"maps"
 	"slices"
 
+	"fairlead.dev/fairlead/dataplane/xt"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -105,67 +105,31 @@ func (c *change) input() []byte {
 				w.pool(c.from.pools[name], c.bodies[name])
 			}
 		}
-		w.finish(&b, table)
+		w.Finish(&b, table)
 	}
 	return b.Bytes()
 }
 
-// writer collects a table's part of the input: chains are declared, which empties them, rules that lead to us are
-// removed, rules are added, then what leads to us, and chains that go are removed last.
-type writer struct{ declared, removed, added, led, gone bytes.Buffer }
-
-// finish writes a table's part, if there is anything.
-func (w *writer) finish(b *bytes.Buffer, table string) {
-	if w.declared.Len()+w.removed.Len()+w.led.Len() == 0 {
-		return
-	}
-	fmt.Fprintf(b, "*%s\n", table)
-	for _, part := range []*bytes.Buffer{&w.declared, &w.removed, &w.added, &w.led, &w.gone} {
-		b.Write(part.Bytes())
-	}
-	b.WriteString("COMMIT\n")
-}
-
-// declare makes a chain, or empties it.
-func (w *writer) declare(name string) { fmt.Fprintf(&w.declared, ":%s - [0:0]\n", name) }
-
-// body writes a chain anew.
-func (w *writer) body(name string, rules []string) {
-	w.declare(name)
-	for _, r := range rules {
-		fmt.Fprintf(&w.added, "-A %s %s\n", name, r)
-	}
-}
-
-// remove removes a chain.
-func (w *writer) remove(name string) {
-	w.declare(name)
-	fmt.Fprintf(&w.gone, "-X %s\n", name)
-}
+// writer collects a table's part of the input.
+type writer struct{ xt.Restore }
 
 // content writes the difference between what is and what is wanted.
 func (w *writer) content(is, want *content) {
 	for _, name := range sortedKeys(want.chains) {
 		if there, ok := is.chains[name]; !ok || !slices.Equal(there, want.chains[name]) {
-			w.body(name, want.chains[name])
+			w.Body(name, want.chains[name])
 		}
 	}
 	for _, name := range sortedKeys(is.chains) {
 		if _, stays := want.chains[name]; !stays {
-			w.remove(name)
+			w.Remove(name)
 		}
 	}
 	names := slices.Concat(sortedKeys(is.leads), sortedKeys(want.leads))
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
-		if slices.Equal(is.leads[name], want.leads[name]) {
-			continue
-		}
-		for _, r := range is.leads[name] {
-			fmt.Fprintf(&w.removed, "-D %s %s\n", name, r)
-		}
-		for _, r := range slices.Backward(want.leads[name]) {
-			fmt.Fprintf(&w.led, "-I %s %s\n", name, r)
+		if !slices.Equal(is.leads[name], want.leads[name]) {
+			w.Lead(name, is.leads[name], want.leads[name])
 		}
 	}
 }
@@ -175,11 +139,11 @@ func (w *writer) pool(was heldPool, now []chain) {
 	stays := map[string]bool{}
 	for _, c := range now {
 		stays[c.name] = true
-		w.body(c.name, c.rules)
+		w.Body(c.name, c.rules)
 	}
 	for _, name := range was.chains {
 		if !stays[name] {
-			w.remove(name)
+			w.Remove(name)
 		}
 	}
 }
