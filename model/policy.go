@@ -225,6 +225,29 @@ func (t *PeerTable) Decide(matched func(*Peers) bool) (d Decision, enforced, aud
 	return d, enforced, audited
 }
 
+// Decisions returns every decision that t can come to, by its rules: in no order, each once.
+func (t *PeerTable) Decisions() (out []Decision) {
+	add := func(d Decision) {
+		if !slices.Contains(out, d) {
+			out = append(out, d)
+		}
+	}
+	reports := slices.ContainsFunc(t.Rules, func(r Rule) bool { return r.Audit && r.Verdict == VerdictDrop })
+	enforced := func(v Verdict) {
+		add(Decision{Verdict: v})
+		if reports && v != VerdictDrop {
+			add(Decision{Verdict: v, Report: true})
+		}
+	}
+	enforced(t.Default)
+	for i := range t.Rules {
+		if !t.Rules[i].Audit {
+			enforced(t.Rules[i].Verdict)
+		}
+	}
+	return out
+}
+
 // Policies is the policy parts of a whole decided node, as a data plane finds them.
 type Policies struct {
 	Node     *PolicyNode

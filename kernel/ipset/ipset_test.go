@@ -35,7 +35,8 @@ func run(t *testing.T, body func(c *Conn)) {
 func TestKernelHoldsWhatIsWritten(t *testing.T) {
 	run(t, func(c *Conn) {
 		sets := map[Set][]Element{
-			{Name: "fl_four"}:                                   elements("10.0.0.0/8", "!10.0.0.1/32", "128.0.0.0/1", "0.0.0.0/1"),
+			{Name: "fl_four"}: elements("10.0.0.0/8", "!10.0.0.1/32",
+				"128.0.0.0/1", "0.0.0.0/1"),
 			{Name: "fl_six", IPv6: true}:                        elements("fd00::/8", "!fd00::1/128", "8000::/1"),
 			{Name: "fl_timed", Timeout: time.Minute}:            elements("0.0.0.0/1"),
 			{Name: "fl_empty"}:                                  nil,

@@ -1,0 +1,231 @@
+package iptables
+
+import (
+	"fmt"
+	"strings"
+
+	"fairlead.dev/fairlead/kernel/iptables"
+	"fairlead.dev/fairlead/model"
+)
+
+// Prefix begins the name of each of our chains.
+const Prefix = "FLPOLICY-"
+
+// LogGroup is the nflog group that denials and what audited policies would deny go to.
+const LogGroup = 4271
+
+// The prefixes of what is logged.
+const (
+	PrefixDeny  = "deny"
+	PrefixAudit = "audit"
+)
+
+// Chains that there is one of in each family.
+const (
+	chainDeny   = Prefix + "DENY"   // logs, drops
+	chainAudit  = Prefix + "AUDIT"  // logs what audited policies would deny
+	chainCut    = Prefix + "CUT"    // ends connections whose permission was withdrawn
+	chainForged = Prefix + "FORGED" // the tree of the subjects' devices
+)
+
+// hooks are the built-in chains that lead to ours, each to the one of that name.
+var hooks = []string{"FORWARD", "INPUT", "OUTPUT"}
+
+// filter is the table of iptables that all rules are in.
+const filter = "filter"
+
+// side is one direction and stage.
+type side struct {
+	direction model.Direction
+	stage     int
+}
+
+// sides are all there are: the first stages before the second ones.
+var sides = []side{{model.Egress, 0}, {model.Ingress, 0}, {model.Egress, 1}, {model.Ingress, 1}}
+
+// String returns "E0" for the first stage of egress.
+func (s side) String() string { return fmt.Sprintf("%c%d", "EI"[s.direction], s.stage) }
+
+// root names the tree of subjects that have a ruleset of that side; of the first stage: all subjects.
+func (s side) root() string { return Prefix + s.String() }
+
+// own and other return the options that match the pod's address, and the other end's in a set.
+func (s side) own() string { return [...]string{model.Egress: "-s", model.Ingress: "-d"}[s.direction] }
+func (s side) other() string {
+	return [...]string{model.Egress: "dst", model.Ingress: "src"}[s.direction]
+}
+
+// act returns the end of a rule that does what a decision says. What is accepted returns to the hook's chain: no chain
+// on the way was entered otherwise than by goto. What is left to the next stage goes to the tree of that.
+func (s side) act(d model.Decision) string {
+	next := d.Verdict == model.VerdictNext && s.stage < model.StageLast
+	switch {
+	case d.Verdict == model.VerdictDrop:
+		return "-g " + chainDeny
+	case next && d.Report:
+		return "-g " + chainAudit + "-" + side{s.direction, s.stage + 1}.String()
+	case next:
+		return "-g " + side{s.direction, s.stage + 1}.root()
+	case d.Report:
+		return "-g " + chainAudit
+	}
+	return "-j RETURN"
+}
+
+// constant returns the chains that don't depend on pods and policies.
+func constant(f iptables.Family, cut uint32) map[string][]string {
+	log := func(prefix string) string {
+		return fmt.Sprintf("-m limit --limit 100/sec --limit-burst 200 -j NFLOG --nflog-prefix %s --nflog-group %d "+
+			"--nflog-size 128", prefix, LogGroup)
+	}
+	chains := map[string][]string{
+		chainDeny:  {log(PrefixDeny), "-j DROP"},
+		chainAudit: {log(PrefixAudit)},
+	}
+	for _, s := range sides {
+		if s.stage > 0 {
+			chains[chainAudit+"-"+s.String()] = []string{log(PrefixAudit), "-g " + s.root()}
+		}
+	}
+	if cut != 0 {
+		chains[chainCut] = []string{"-p tcp -j REJECT --reject-with tcp-reset", "-j DROP"}
+	}
+	for _, h := range hooks {
+		entry, begin := Prefix+h, Prefix+"NEW-"+h
+		var rules []string
+		if cut != 0 {
+			rules = append(rules, fmt.Sprintf("-m connmark --mark %#x/%#x -m conntrack ! --ctstate RELATED -g %s", cut, cut,
+				chainCut))
+		}
+		rules = append(rules, "-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN")
+		if f == iptables.IPv6 {
+			rules = append(rules, "-p ipv6-icmp -g "+Prefix+"ND-"+h)
+			chains[Prefix+"ND-"+h] = append(discovery(), "-g "+begin)
+		}
+		chains[entry], chains[begin] = append(rules, "-g "+begin), evaluate(f, h)
+	}
+	return chains
+}
+
+// discovery accepts neighbour discovery, which has the highest hop limit: it was not routed.
+func discovery() (rules []string) {
+	for t := 133; t <= 137; t++ { // from router solicitation to redirect
+		rules = append(rules, fmt.Sprintf("-p ipv6-icmp -m icmp6 --icmpv6-type %d -m hl --hl-eq 255 -j RETURN", t))
+	}
+	return rules
+}
+
+// evaluate returns the rules that packets meet that open a connection.
+func evaluate(f iptables.Family, hook string) []string {
+	in := func(set, where string) string {
+		return fmt.Sprintf("-m set --match-set %s%s %s ", setPrefix(f), set, where)
+	}
+	egress, ingress := side{model.Egress, 0}, side{model.Ingress, 0}
+	rules := []string{
+		in(setNode, "src") + "-j RETURN",
+		in(setUntranslated, "dst") + "-j RETURN",
+		"-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN " + in(setMidstream, "src") + "-j RETURN",
+	}
+	if hook != "OUTPUT" { // where packets have no device that they came in by
+		rules = append(rules, "-j "+chainForged)
+	}
+	rules = append(rules, "-j "+egress.root())
+	if hook != "INPUT" {
+		rules = append(rules, in(setNode, "dst")+"-j RETURN", "-j "+ingress.root())
+	}
+	return rules
+}
+
+// tableChain and rulesetChain name the chains of a peer table and of a ruleset at a side.
+func tableChain(s side, id uint64) string   { return fmt.Sprintf("%sT%s%016x", Prefix, s, id) }
+func rulesetChain(s side, id uint64) string { return fmt.Sprintf("%sR%s%016x", Prefix, s, id) }
+
+// bucket is how many port entries, or subjects, stand one after the other at a tree's leaves.
+const bucket = 3
+
+// facts returns the chains of a ruleset, those of its peer tables, and their sets.
+func (c *Chains) facts() (facts []Fact) {
+	f := iptables.IPv4
+	if c.six {
+		f = iptables.IPv6
+	}
+	leads := map[uint64]string{} // to tables
+	for _, t := range tablesOf(c.ruleset) {
+		sets := setsOf(t)
+		why, closed := c.closed[t.ID]
+		switch {
+		case closed:
+			leads[t.ID] = "-g " + chainDeny
+			name := fmt.Sprintf("peer table %016x", t.ID)
+			facts = append(facts, Fact{Key: Key{Kind: KindClosed, Family: f, Name: name}, Value: why})
+			continue
+		case len(sets) == 0:
+			leads[t.ID] = c.act(t.Otherwise)
+			continue
+		}
+		var rules []string
+		for _, d := range sets {
+			set := tableSet(f, t, d)
+			facts = append(facts, setFact(f, set))
+			rules = append(rules, fmt.Sprintf("-m set --match-set %s %s %s", set, c.other(), c.act(d)))
+		}
+		name := tableChain(c.side, t.ID)
+		leads[t.ID] = "-g " + name
+		facts = append(facts, chain(f, name, append(rules, c.act(t.Otherwise))))
+	}
+	g := ports{c: c, leads: leads, chains: map[string][]string{}}
+	g.grow(rulesetChain(c.side, c.ruleset.ID), c.ruleset.Ports)
+	for name, rules := range g.chains {
+		facts = append(facts, chain(f, name, rules))
+	}
+	return facts
+}
+
+// ports builds the tree of a ruleset's port entries. Each inner node is one rule: half of the entries are in a chain of
+// their own, the others go on in this one.
+type ports struct {
+	c      *Chains
+	leads  map[uint64]string
+	chains map[string][]string
+}
+
+// grow adds to a chain what leads to the peer tables of entries, then to the default's.
+func (g *ports) grow(name string, of []model.PortEntry) {
+	for len(of) > bucket {
+		n, test := len(of)/2, ""
+		if a, z := of[0].Protocol, of[len(of)-1].Protocol; a != z {
+			for n = 1; of[n].Protocol == a; {
+				n++
+			}
+			test = fmt.Sprintf("-p %s", a)
+		} else {
+			test = portMatch(a, of[0].First, of[n-1].Last)
+		}
+		branch := Prefix + "S" + g.c.side.String() + hashed(g.c.ruleset.ID, test)
+		g.chains[name] = append(g.chains[name], test+" -g "+branch)
+		g.grow(branch, of[:n])
+		of = of[n:]
+	}
+	for _, e := range of {
+		g.chains[name] = append(g.chains[name], portMatch(e.Protocol, e.First, e.Last)+" "+g.leads[e.PeerTable.ID])
+	}
+	g.chains[name] = append(g.chains[name], g.leads[g.c.ruleset.Default.PeerTable.ID])
+}
+
+// portMatch matches destination ports of a protocol.
+func portMatch(p model.Protocol, from, to uint16) string {
+	switch {
+	case from == 0 && to == 65535:
+		return fmt.Sprintf("-p %s", p)
+	case from == to:
+		return fmt.Sprintf("-p %[1]s -m %[1]s --dport %d", p, from)
+	}
+	return fmt.Sprintf("-p %[1]s -m %[1]s --dport %d:%d", p, from, to)
+}
+
+// isTree reports whether a chain is of the trees that lead to subjects.
+func isTree(name string) bool {
+	rest, ours := strings.CutPrefix(name, Prefix)
+	return ours && len(rest) >= 2 && (rest[0] == 'E' || rest[0] == 'I') && (rest[1] == '0' || rest[1] == '1') ||
+		strings.HasPrefix(name, chainForged)
+}
