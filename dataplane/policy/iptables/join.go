@@ -288,16 +288,27 @@ func (j *Join) within(s *single) *model.Peer {
 	return s.within
 }
 
-// touchSingle records that what peer tables say of a single peer may change.
+// touchSingle records that what peer tables say of a single peer may change, and of the range that it is an end of.
 func (j *Join) touchSingle(s *single) {
-	for t := range j.identity(s.Identity.ID).verdicts {
-		j.touched[cell{t, s.Peer}] = true
-	}
-	if s.within != nil {
-		for t := range j.identity(s.within.Identity.ID).verdicts {
-			j.touched[cell{t, s.Peer}] = true
+	touch := func(id uint64) {
+		if i := j.identities[id]; i != nil {
+			for t := range i.verdicts {
+				j.touched[cell{t, s.Peer}] = true
+				if s.isEnd() {
+					j.touched[cell{t, s.within}] = true
+				}
+			}
 		}
 	}
+	touch(s.Identity.ID)
+	if s.within != nil {
+		touch(s.within.Identity.ID)
+	}
+}
+
+// isEnd reports whether a single peer is the first or last address of a range: that may be an element by itself.
+func (s *single) isEnd() bool {
+	return s.within != nil && (s.within.Range.First == s.Range.First || s.within.Range.Last == s.Range.First)
 }
 
 // nest finds the ranges of single peers again where ranges came or went, and records that what peer tables say of the
@@ -402,9 +413,15 @@ func (j *Join) name(k use, r *model.Ruleset, n int) {
 // settleMembers makes the members that came to be, and drops those that are none any more.
 func (j *Join) settleMembers() {
 	j.nest()
+	for c := range maps.Clone(j.touched) {
+		if s := j.singles[c.peer.Range.First]; s != nil && s.Peer == c.peer && s.isEnd() {
+			j.touched[cell{c.table, s.within}] = true
+		}
+	}
 	for c := range j.touched {
 		was, now := j.members[c], j.member(c)
-		if was != nil && now != nil && was.decision == now.decision && was.except == now.except {
+		if was != nil && now != nil && was.decision == now.decision && was.except == now.except &&
+			slices.Equal(was.prefixes, now.prefixes) {
 			continue
 		}
 		if was != nil {
@@ -457,6 +474,12 @@ func (j *Join) member(c cell) *Member {
 		return nil
 	}
 	m.prefixes = storable(p.Range.Prefixes()...)
+	if !p.Single() {
+		m.prefixes = slices.DeleteFunc(m.prefixes, func(x netip.Prefix) bool {
+			s := j.singles[x.Addr()]
+			return x.IsSingleIP() && s != nil && j.member(cell{c.table, s.Peer}) != nil // which has an element there itself
+		})
+	}
 	return m
 }
 

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"fairlead.dev/fairlead/kernel/iptables"
@@ -174,7 +175,8 @@ func (c *Chains) facts() (facts []Fact) {
 		facts = append(facts, chain(f, name, append(rules, c.act(t.Otherwise))))
 	}
 	g := ports{c: c, leads: leads, chains: map[string][]string{}}
-	g.grow(rulesetChain(c.side, c.ruleset.ID), c.ruleset.Ports)
+	g.grow(rulesetChain(c.side, c.ruleset.ID), slices.DeleteFunc(slices.Clone(c.ruleset.Ports),
+		func(e model.PortEntry) bool { return !hasPorts(e.Protocol) && e.First > 0 })) // which no packet is of
 	for name, rules := range g.chains {
 		facts = append(facts, chain(f, name, rules))
 	}
@@ -212,10 +214,13 @@ func (g *ports) grow(name string, of []model.PortEntry) {
 	g.chains[name] = append(g.chains[name], g.leads[g.c.ruleset.Default.PeerTable.ID])
 }
 
+// hasPorts reports whether packets of a protocol have ports; all others are as with port 0.
+func hasPorts(p model.Protocol) bool { return p == model.TCP || p == model.UDP || p == model.SCTP }
+
 // portMatch matches destination ports of a protocol.
 func portMatch(p model.Protocol, from, to uint16) string {
 	switch {
-	case from == 0 && to == 65535:
+	case from == 0 && to == 65535 || !hasPorts(p):
 		return fmt.Sprintf("-p %s", p)
 	case from == to:
 		return fmt.Sprintf("-p %[1]s -m %[1]s --dport %d", p, from)

@@ -221,3 +221,32 @@ func (n *Network) Ping(src, dst netip.Addr, wait time.Duration) (answered bool) 
 	}))
 	return answered
 }
+
+// Forge sends a packet to an address by the namespace of another one than its source's.
+func (n *Network) Forge(by, src, dst netip.Addr) {
+	n.Helper()
+	n.Must(n.Of[by].Do(func() error {
+		domain, level, option := unix.AF_INET, unix.SOL_IP, unix.IP_TRANSPARENT
+		if src.Is6() {
+			domain, level, option = unix.AF_INET6, unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+		}
+		fd, err := unix.Socket(domain, unix.SOCK_DGRAM, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
+			return err
+		}
+		if src.Is6() {
+			if err := unix.Bind(fd, &unix.SockaddrInet6{Addr: src.As16()}); err != nil {
+				return err
+			}
+			return unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet6{Addr: dst.As16(), Port: 80})
+		}
+		if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: src.As4()}); err != nil {
+			return err
+		}
+		return unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet4{Addr: dst.As4(), Port: 80})
+	}))
+}

@@ -123,7 +123,11 @@ func Everything() (l []model.PolicyPart) {
 	id := uint64(1 << 60)
 	next := func() uint64 { id++; return id }
 	table := func(v model.Verdict, report bool) *model.PeerTable {
-		p := &model.PeerTable{ID: next(), Otherwise: model.Decision{Verdict: v, Report: report}}
+		p := &model.PeerTable{ID: next(), Default: v, Otherwise: model.Decision{Verdict: v, Report: report},
+			Rules: []model.Rule{{Verdict: model.VerdictDrop, Audit: true}}}
+		for _, v := range []model.Verdict{model.VerdictAccept, model.VerdictDrop, model.VerdictNext} {
+			p.Rules = append(p.Rules, model.Rule{Peers: []*model.Peers{}, Verdict: v})
+		}
 		l = append(l, p)
 		return p
 	}
