@@ -218,7 +218,7 @@ table ip nat { chain POSTROUTING { type nat hook postrouting priority srcnat; po
 	must(t, "ip", "netns", "exec", ns, "nft", "-f", foreign)
 	before := ruleset(t, ns)
 	run := exec.Command("ip", "netns", "exec", ns, fairlead, "run", "--source", "../examples/shop", "--node", "a",
-		"--nodeport-addresses", "all,localhost")
+		"--nodeport-addresses", "all,localhost", "--policy-mode", "Enforce")
 	var log bytes.Buffer
 	run.Stdout, run.Stderr = &log, &log
 	if err := run.Start(); err != nil {
@@ -228,6 +228,7 @@ table ip nat { chain POSTROUTING { type nat hook postrouting priority srcnat; po
 		out, _ := try("ip", "netns", "exec", ns, "nft", "list", "map", "inet", "fairlead", "service4")
 		return strings.Contains(out, "10.96.0.10")
 	})
+	eventually(t, "policies are enforced", func() bool { return strings.Contains(ruleset(t, ns), "fairlead-policy") })
 	during := ruleset(t, ns)
 	for _, table := range strings.SplitAfter(before, "\n}\n") {
 		contains(t, during, strings.TrimSpace(table))

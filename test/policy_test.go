@@ -1,54 +1,115 @@
 package test_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 )
 
-const denyCart = `
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata: {namespace: shop, name: cart-from-web}
-spec:
-  podSelector: {matchLabels: {app: cart}}
-  policyTypes: [Ingress]
-  ingress:
-    - from: [{podSelector: {matchLabels: {app: web}}}]
-      ports: [{port: grpc}]
-`
+// The shop's database, which its policies let the web pods reach alone.
+const database = "10.128.1.12:5432"
 
-// connects reports whether the cart answers a client.
-func connects(name, from string) bool {
-	_, err := try(fairlead, "sandbox", "ask", "--name", name, from, "shop/cart:7000")
+// connects reports whether a pod reaches an address in a sandbox.
+func connects(name, from, to string) bool {
+	_, err := try(fairlead, "sandbox", "ask", "--name", name, from, to)
 	return err == nil
 }
 
-// A policy that is saved has packets dropped, those of others pass, and nothing is left of it once it is gone.
+// policyTable reports whether a sandbox's node has the policies' table.
+func policyTable(t *testing.T, name, node string) bool {
+	t.Helper()
+	return strings.Contains(ruleset(t, name+"-node-"+node), "fairlead-policy")
+}
+
+// What policies don't allow is dropped, what they allow passes, show names who decides, and nothing is left of policies
+// once their file is gone.
 func TestPolicyDropsPackets(t *testing.T) {
 	name, dir := box(t)
-	if !connects(name, "shop/client") {
-		t.Fatal("the cart doesn't answer without any policy")
+	for _, c := range []struct {
+		from, to string
+		passes   bool
+	}{
+		{"shop/client", database, false},
+		{"shop/web-1", database, true},
+		{"shop/web-2", database, true},
+		{"shop/client", "shop/cart:grpc", true},
+		{"shop/client", "shop/dns:53/udp", true},
+		{"shop/cart-1", "shop/web:http", false},
+		{"outside", "a:30080", true},
+		{"outside", database, false},
+		{"a", database, true}, // the pod's own node
+		{"b", database, false},
+	} {
+		if connects(name, c.from, c.to) != c.passes {
+			t.Errorf("%s to %s: want an answer: %t", c.from, c.to, c.passes)
+		}
 	}
-	file := filepath.Join(dir, "deny.yaml")
-	os.WriteFile(file, []byte(denyCart), 0o644)
-	eventually(t, "the policy is in the kernel", func() bool {
-		out, _ := try("ip", "netns", "exec", name+"-node-b", "nft", "list", "tables")
-		return strings.Contains(out, "fairlead-policy")
-	})
-	if connects(name, "shop/client") {
-		t.Error("the cart answers a pod that the policy doesn't allow")
+	contains(t, must(t, onNode(name, "a", dir, "show")...), "engine nftables", "shop/db-0", "NetworkPolicy shop/db",
+		"0 missing, 0 too many")
+	contains(t, must(t, onNode(name, "a", dir, "show", "-o", "json")...), `"engine": "nftables"`, `"ingress": [`)
+	if !policyTable(t, name, "a") {
+		t.Fatal("the node has no table of policies")
 	}
-	if !connects(name, "shop/web-1") {
-		t.Error("the cart doesn't answer a pod that the policy allows")
+	file := filepath.Join(dir, "policies.yaml")
+	policies, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
 	}
 	os.Remove(file)
-	eventually(t, "the policy is gone", func() bool {
-		out, _ := try("ip", "netns", "exec", name+"-node-b", "nft", "list", "tables")
-		return !strings.Contains(out, "fairlead-policy")
-	})
-	if !connects(name, "shop/client") {
-		t.Error("the cart doesn't answer once the policy is gone")
+	eventually(t, "the policies are gone", func() bool { return !policyTable(t, name, "a") && !policyTable(t, name, "b") })
+	if !connects(name, "shop/client", database) {
+		t.Error("a pod that no policy selects doesn't answer")
 	}
+	os.WriteFile(file, policies, 0o644)
+	eventually(t, "the policies are back", func() bool { return policyTable(t, name, "a") && policyTable(t, name, "b") })
+	if connects(name, "shop/client", database) {
+		t.Error("what the policies deny passes once they are back")
+	}
+}
+
+// A sandbox whose agents have policies off enforces none.
+func TestPoliciesOff(t *testing.T) {
+	name, _ := box(t, "--policy-mode", "Ignore")
+	if !connects(name, "shop/client", database) {
+		t.Error("a policy is enforced though policies are off")
+	}
+	if policyTable(t, name, "a") {
+		t.Error("the node has a table of policies though they are off")
+	}
+}
+
+// policyMode writes a configuration that has a mode of policies.
+func policyMode(t *testing.T, file, mode string) {
+	t.Helper()
+	text := "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\npolicy: {mode: " + mode + "}\n"
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A changed configuration turns policies on, to audit and off, while what they allow passes without a gap.
+func TestPolicyModeFollowsTheConfiguration(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "fairlead.yaml")
+	policyMode(t, file, "Ignore")
+	name, _ := box(t, "--config", file)
+	failures := make(chan string)
+	go func() {
+		_, err := try(fairlead, "sandbox", "ask", "--name", name, "--count", "3000", "shop/web-2", database)
+		failures <- fmt.Sprint(err)
+	}()
+	for _, c := range []struct {
+		mode   string
+		passes bool
+	}{{"Enforce", false}, {"Audit", true}, {"Enforce", false}, {"Ignore", true}} {
+		policyMode(t, file, c.mode)
+		eventually(t, "policy mode "+c.mode+" is in force", func() bool {
+			return connects(name, "shop/client", database) == c.passes && policyTable(t, name, "a") == (c.mode != "Ignore")
+		})
+	}
+	if err := <-failures; err != "<nil>" {
+		t.Errorf("connections that the policies allow failed: %s", err)
+	}
+	eventually(t, "nothing is left of policies", func() bool { return !policyTable(t, name, "b") })
 }

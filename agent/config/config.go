@@ -97,7 +97,7 @@ func (c *Config) apply(f *Flags, in content) error {
 	}
 	c.Own.EBPF.ReversePathCheck = cmp.Or(c.Own.EBPF.ReversePathCheck, Always)
 	p := &c.Own.Policy
-	p.Mode, p.Engine = cmp.Or(p.Mode, PoliciesOff), cmp.Or(p.Engine, mode.Auto)
+	p.Mode, p.Engine = cmp.Or(p.Mode, PoliciesIgnore), cmp.Or(p.Engine, mode.Auto)
 	p.UnknownPods = cmp.Or(p.UnknownPods, policy.DenyUnknownPods)
 	if err := c.validate(); err != nil {
 		return err
@@ -158,7 +158,8 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"policy-unknown-pods", (*string)(&file.Policy.UnknownPods), (*string)(&f.own.Policy.UnknownPods)},
 		{"migrate-from-kube-proxy", (*string)(&file.MigrateFromKubeProxy), (*string)(&f.own.MigrateFromKubeProxy)},
 	} {
-		if f.explicit(set.flag) || *set.to == "" && set.flag == "source" {
+		environment := set.flag == "source" || set.flag == "policy-mode"
+		if f.explicit(set.flag) || *set.to == "" && environment {
 			*set.to = *set.from
 		}
 	}

@@ -107,9 +107,9 @@ type EBPFConfiguration struct {
 
 // PolicyConfiguration holds the settings of network policies.
 type PolicyConfiguration struct {
-	// mode is what to do with NetworkPolicies and ClusterNetworkPolicies: Off ignores them and watches no Pods; Audit
+	// mode is what to do with NetworkPolicies and ClusterNetworkPolicies: Ignore watches neither them nor Pods; Audit
 	// reports what they would drop and drops nothing; Enforce enforces them, but for those with the annotation
-	// fairlead.dev/audit ([policies](policy.md)). Set it on all nodes. Default: Off.
+	// fairlead.dev/audit ([policies](policy.md)). Set it on all nodes. Default: Ignore.
 	Mode PolicyMode `json:"mode,omitempty"`
 	// engine is the data plane for policies: nftables, or auto, the first that this kernel supports. Default: auto.
 	Engine string `json:"engine,omitempty"`

@@ -181,9 +181,9 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	fs.StringVar((*string)(&f.own.ExternalIPs), "external-ips", string(resolve.SafeExternalIPs),
 		"spec.externalIPs that are served: Safe refuses those of pods, other Services' ClusterIPs and the API "+
 			"server, Refuse serves none, Any all but the API server's")
-	fs.StringVar((*string)(&f.own.Policy.Mode), "policy-mode", cmp.Or(os.Getenv("FAIRLEAD_POLICY_MODE"),
-		string(PoliciesOff)), "NetworkPolicies and ClusterNetworkPolicies: Off, Audit to report what they would drop, or "+
-		"Enforce (or $FAIRLEAD_POLICY_MODE)")
+	fs.StringVar((*string)(&f.own.Policy.Mode), "policy-mode", cmp.Or(os.Getenv(EnvPolicyMode),
+		string(PoliciesIgnore)), "NetworkPolicies and ClusterNetworkPolicies: Ignore, Audit to report what they would drop, "+
+		"or Enforce (or $FAIRLEAD_POLICY_MODE)")
 	fs.StringVar(&f.own.Policy.Engine, "policy-engine", mode.Auto, "data plane for policies, auto for the first that "+
 		"this kernel supports: "+strings.Join(append(mode.EngineNames(), mode.Auto), ", "))
 	fs.StringVar((*string)(&f.own.Policy.UnknownPods), "policy-unknown-pods", string(policy.DenyUnknownPods),

@@ -14,15 +14,18 @@ import (
 // PolicyMode returns what to do with network policies.
 type PolicyMode string
 
+// EnvPolicyMode is the environment variable that has the mode where neither flags nor a file say it.
+const EnvPolicyMode = "FAIRLEAD_POLICY_MODE"
+
 // The choices.
 const (
-	PoliciesOff     PolicyMode = "Off"
+	PoliciesIgnore  PolicyMode = "Ignore"
 	PoliciesAudit   PolicyMode = "Audit"
 	PoliciesEnforce PolicyMode = "Enforce"
 )
 
 // Policies reports whether network policies are read.
-func (c *Config) Policies() bool { return c.Own.Policy.Mode != PoliciesOff }
+func (c *Config) Policies() bool { return c.Own.Policy.Mode != PoliciesIgnore }
 
 // ResolvePolicies returns what the resolver of policies is told, beside what that of Services is told.
 func (c *Config) ResolvePolicies(services resolve.Config) policy.Config {
@@ -44,7 +47,7 @@ func (c *Config) clusterCIDRs() (ranges []netip.Prefix) {
 // policy checks the settings of policies.
 func (k *checks) policy(c *PolicyConfiguration) {
 	at := field.NewPath("policy")
-	k.oneOf(at.Child("mode"), string(c.Mode), string(PoliciesOff), string(PoliciesAudit), string(PoliciesEnforce))
+	k.oneOf(at.Child("mode"), string(c.Mode), string(PoliciesIgnore), string(PoliciesAudit), string(PoliciesEnforce))
 	k.oneOf(at.Child("unknownPods"), string(c.UnknownPods), string(policy.DenyUnknownPods),
 		string(policy.AllowUnknownPods))
 	if c.Engine == mode.Auto {

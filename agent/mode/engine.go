@@ -103,7 +103,7 @@ func ChooseEngine(ctx context.Context, name string) (e Engine, why string, err e
 		}
 		passed = append(passed, fmt.Errorf("not %s: %w", e.Name, err))
 	}
-	return Engine{}, "", fmt.Errorf("no policy engine is supported here: %w; set policy.mode to Off to serve Services "+
+	return Engine{}, "", fmt.Errorf("no policy engine is supported here: %w; set policy.mode to Ignore to serve Services "+
 		"alone", errors.Join(passed...))
 }
 

@@ -100,7 +100,7 @@ func sandboxUp() *cobra.Command {
 		Short: "Build a cluster from a folder of manifests and keep it up in the background",
 		Long: `Build a cluster from a folder of manifests and keep it up in the background. It follows the folder:
 nodes and pods that come, go or change there do so here. Flags after -- go to every node's "fairlead run",
-which enforces network policies unless they say --policy-mode Off.`,
+which enforces network policies unless they say --policy-mode Ignore.`,
 		Example: `  fairlead sandbox up examples/shop
   fairlead sandbox up examples/shop --name two -- --nodeport-addresses primary`,
 		Args: cobra.MinimumNArgs(1),
@@ -265,9 +265,9 @@ func sandboxServe() *cobra.Command {
 				Up:       func() { onEvent(daemon.Event{Up: true}) },
 			}
 			if agents {
+				os.Setenv(config.EnvPolicyMode, cmp.Or(os.Getenv(config.EnvPolicyMode), string(config.PoliciesEnforce)))
 				o.Agent = func(node string) []string {
-					return append([]string{"/proc/self/exe", "run", "--source", args[0], "--node", node,
-						"--policy-mode", string(config.PoliciesEnforce)}, args[1:]...)
+					return append([]string{"/proc/self/exe", "run", "--source", args[0], "--node", node}, args[1:]...)
 				}
 			}
 			err := daemon.Run(c.Context(), o)
@@ -432,7 +432,7 @@ FAIRLEAD_POLICY_MODE to Enforce, so that other fairlead commands know them.`,
 			if len(command) == 0 {
 				command = []string{cmp.Or(os.Getenv("SHELL"), "/bin/sh")}
 			}
-			env := append(os.Environ(), "FAIRLEAD_NODE="+h.Node, "FAIRLEAD_POLICY_MODE="+string(config.PoliciesEnforce))
+			env := append(os.Environ(), "FAIRLEAD_NODE="+h.Node, config.EnvPolicyMode+"="+string(config.PoliciesEnforce))
 			if b.Daemon != nil {
 				env = append(env, "FAIRLEAD_SOURCE="+b.Daemon.Follows)
 			}

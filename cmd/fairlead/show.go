@@ -31,6 +31,7 @@ type shown struct {
 	Packets   []shownPackets    `json:"packets,omitempty"`
 	FastPath  *service.FastPath `json:"fastPath,omitempty"`
 	Health    []shownHealth     `json:"healthChecks,omitempty"`
+	Policies  *shownPolicies    `json:"policies,omitempty"`
 	Problems  []source.Problem  `json:"problems,omitempty"`
 }
 
@@ -81,7 +82,8 @@ func showCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show [SERVICE...] --source DIR --node NAME",
 		Short: "Show each Service's addresses and endpoints, and whether the kernel holds them",
-		Long: `Show each Service's addresses and endpoints, and whether the kernel holds them.
+		Long: `Show each Service's addresses and endpoints, and whether the kernel holds them; where network policies are on,
+and no Service is named, also which policies decide about the node's pods.
 
 Exit status: 0 if everything was read, whatever the kernel holds; 1 on an error, and where an object could not be read.`,
 		Example: `  fairlead show --source examples/shop --node a
@@ -92,11 +94,14 @@ Exit status: 0 if everything was read, whatever the kernel holds; 1 on an error,
 			if err != nil {
 				return err
 			}
-			a, err := mode.Check(c.Context(), w.mode, w.services)
+			a, err := w.audit(c.Context())
 			if err != nil {
 				return err
 			}
-			s := show(w, a)
+			s := show(w, a.Audit)
+			if len(names) == 0 {
+				s.Policies = showPolicies(w, a)
+			}
 			if err := s.filter(w, names); err != nil {
 				return err
 			}
@@ -340,6 +345,9 @@ func (s shown) table(w *page) error {
 		fmt.Fprintf(w, "health check of %s at port %d: %d endpoints on this node\n", escape.String(h.Service), h.Port,
 			h.Local)
 	}
+	if err := s.policyTable(w); err != nil {
+		return err
+	}
 	fmt.Fprintf(w, "\nnode %s: %d facts wanted, %d in the kernel: %d missing, %d too many\n", s.Node, s.Wanted, s.Held,
 		s.Missing, s.Extra)
 	return printProblems(w, s.Problems)
@@ -413,11 +421,11 @@ could not be read.`,
 			if err != nil {
 				return err
 			}
-			a, err := mode.Check(c.Context(), w.mode, w.services)
+			a, err := w.audit(c.Context())
 			if err != nil {
 				return err
 			}
-			p := plan(w, a, all)
+			p := plan(w, a.Audit, all)
 			err = errors.Join(o.print(out(c), p, p.table), w.unread())
 			if err == nil && p.Put+p.Replace+p.Delete > 0 {
 				return status{code: 1}
