@@ -38,7 +38,7 @@ network namespaces that the lab makes and removes: nothing of the machine's own 
 	for _, e := range lab.Experiments() {
 		experiments = append(experiments, labRun(e))
 	}
-	return holds(c, holds(run, experiments...), labList(), labReport())
+	return holds(c, holds(run, experiments...), labList(), labReport(), labCompare())
 }
 
 // labList lists the experiments.
@@ -195,7 +195,7 @@ func showRun(p *page, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := report.Table(p, s, max(60, cmp.Or(p.columns, 100))); err != nil {
+	if err := report.Table(p, s, tableWidth(p)); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(p, "\nreport: %s/%s\n", strings.TrimSuffix(dir, "/"), report.HTMLFile)
@@ -217,3 +217,40 @@ func labReport() *cobra.Command {
 		},
 	}
 }
+
+// labCompare compares two runs.
+func labCompare() *cobra.Command {
+	dir := "lab-results"
+	c := &cobra.Command{
+		Use:   "compare A B",
+		Short: "Compare two runs of one experiment: of two machines, two kernels or two programs",
+		Long: `Compare two runs of one experiment, of two machines, two kernels or two programs: what differs between
+them, each run's ratios to its own baseline against the other's, and histograms over each other. Absolute numbers are
+compared too, with a warning: all that differed between the runs is in them. Runs of different experiments or profiles
+are refused. Writes one page that needs nothing else.`,
+		Example: "  fairlead lab compare lab-results/services-20260102-150405 other/services-20260102-160000",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			r, err := report.Compare(args[0], args[1])
+			if err != nil {
+				return err
+			}
+			path, err := r.Write(dir)
+			if err != nil {
+				return err
+			}
+			p := out(c)
+			if err := r.Terminal(p, tableWidth(p)); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(p, "\nreport: %s\n", path)
+			return err
+		},
+	}
+	c.Flags().StringVar(&dir, "out", dir, "folder in which the page is made")
+	c.MarkFlagDirname("out")
+	return c
+}
+
+// tableWidth is how many columns a report's tables may have.
+func tableWidth(p *page) int { return max(60, cmp.Or(p.columns, 100)) }

@@ -18,6 +18,10 @@ func resultOf(seed uint64, a result.Aim, groups []*cellBlocks, s Summary) (AimRe
 		r.Outcome, r.Why = NotTestable, a.Cannot
 		return r, nil
 	}
+	if a.Across != "" {
+		r.Outcome, r.Why = NotTestable, "it is of two machines: fairlead lab compare A B judges it"
+		return r, nil
+	}
 	g := find(groups, a.Measure, a.Arm, a.Params)
 	if g == nil {
 		r.Why = fmt.Sprintf("no block of %s %s%s", d.ArmTitle(a.Arm), a.Measure, suffix(a.Params))

@@ -284,8 +284,28 @@ func figure(m result.Measure, b result.Block) (float64, bool) {
 		v, ok = busy(b, name)
 	case result.Imbalance:
 		v, ok = imbalance(b)
+	case result.StdDev:
+		v, ok = deviation(b)
 	}
 	return v, ok && b.Ops > 0 && !math.IsNaN(v) && !math.IsInf(v, 0)
+}
+
+// deviation is the standard deviation of a block's operations, ns.
+func deviation(b result.Block) (float64, bool) {
+	if b.Hist == "" {
+		return 0, false
+	}
+	h, err := hdrhistogram.Decode([]byte(b.Hist))
+	if err != nil { // which is reported where all histograms are read
+		return 0, false
+	}
+	return h.StdDev(), true
+}
+
+// compareMore judges a difference as a ratio would be: by its distance from nothing.
+func compareMore(e stats.Estimate, margin, resolution float64) stats.Verdict {
+	e.Value, e.CI = e.Value+1, stats.Interval{Low: e.CI.Low + 1, High: e.CI.High + 1}
+	return stats.Compare(e, margin, resolution)
 }
 
 // roundsOf counts those of the measures that have a baseline, or of all where none has.
@@ -411,9 +431,7 @@ func (g *cellBlocks) cell(s Summary, all []*cellBlocks) (Cell, error) {
 	if m := g.measure; m.More && g.arm != s.Design.Baseline {
 		if e := stats.MedianCI(g.differences(all, s.Design.Baseline)); e.N > 0 {
 			c.More = &e
-			one := e // as a ratio would be judged: by its distance from 1
-			one.Value, one.CI = e.Value+1, stats.Interval{Low: e.CI.Low + 1, High: e.CI.High + 1}
-			c.Verdict = stats.Compare(one, marginOf(s.Design, m), s.Resolution[m.ID].Half)
+			c.Verdict = compareMore(e, marginOf(s.Design, m), s.Resolution[m.ID].Half)
 		}
 	}
 	if g.measure.From == "" {

@@ -15,13 +15,15 @@ const (
 	Met                    // all of the interval keeps the bound
 	Broken                 // none of it does
 	Missing                // not measured
+	Equal                  // of a comparison: all of the interval lies within the margin
+	Apart                  // of a comparison: it differs
 )
 
 var outcomeAttrs = map[Outcome]struct {
 	sign, word string
 	colour     colour
 }{Open: {"?", "unclear", cInk}, Met: {"✓", "hit", cGood}, Broken: {"✗", "miss", cBad},
-	Missing: {"–", "not measured", cMute}}
+	Missing: {"–", "not measured", cMute}, Equal: {"=", "same", cGood}, Apart: {"≠", "different", of(1)}}
 
 // Claim is one line of a forest plot: a number and its interval as multiples of the bound, so that every bound stands
 // at 1.
@@ -41,6 +43,7 @@ type Forest struct {
 	Frame
 	Claims []Claim
 	Better string // which way is good; "": "← better"
+	Same   bool   // 1 is no bound: the numbers are compared with it, and neither side is good
 }
 
 // SVG draws it.
@@ -67,7 +70,7 @@ func (c Forest) plot() *plot {
 	}
 	p.left += c.names() + forestText
 	p.right -= says + 34
-	p.forestAxis(c.Claims, cmp.Or(c.Better, "← better"))
+	p.forestAxis(c)
 	y := p.top
 	for i, cl := range c.Claims {
 		p.claim(cl, y, heights[i], margin+c.names())
@@ -84,7 +87,7 @@ func (c Forest) names() (w float64) {
 	for _, cl := range c.Claims {
 		w = max(w, claimFace.width(cl.ID))
 	}
-	return max(40, w+12)
+	return max(40, w*widest+8)
 }
 
 // rows is how high each claim's row is.
@@ -108,9 +111,9 @@ func (cl Claim) oriented() (value, low, high float64) {
 // The farthest that a forest plot reaches; what lies beyond is an arrow.
 const forestMost = 32.0
 
-func (p *plot) forestAxis(claims []Claim, better string) {
+func (p *plot) forestAxis(c Forest) {
 	values := []float64{0.8, 1.25}
-	for _, cl := range claims {
+	for _, cl := range c.Claims {
 		if cl.Outcome != Missing {
 			v, lo, hi := cl.oriented()
 			for _, x := range []float64{v, lo, hi} {
@@ -121,7 +124,9 @@ func (p *plot) forestAxis(claims []Claim, better string) {
 	p.x = scale{a: p.left + 13, b: p.right - 13, log: true}
 	p.x.lo, p.x.hi = span(Axis{Log: true}, values)
 	one := p.x.at(1)
-	p.rect(p.left, p.top, one, p.bottom, cGood, ` fill-opacity=".08"`)
+	if !c.Same {
+		p.rect(p.left, p.top, one, p.bottom, cGood, ` fill-opacity=".08"`)
+	}
 	last := math.Inf(-1)
 	for _, v := range []float64{0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 2, 5, 10, 20, 50} {
 		at := p.x.at(v)
@@ -138,8 +143,13 @@ func (p *plot) forestAxis(claims []Claim, better string) {
 		last = at + w/2 + 6
 	}
 	p.line(one, p.top-4, one, p.bottom, 1.6, cInk, "")
+	if c.Same {
+		p.text(one, p.top-8, middle, labelFace, "same")
+		p.text((p.left+p.right)/2, p.bottom+33, middle, axisFace, "B ÷ A")
+		return
+	}
 	p.text(one, p.top-8, middle, labelFace, "bound")
-	p.text(one-30, p.top-8, end, ghostFace, better)
+	p.text(one-30, p.top-8, end, ghostFace, cmp.Or(c.Better, "← better"))
 	p.text((p.left+p.right)/2, p.bottom+33, middle, axisFace, "measured ÷ bound")
 }
 

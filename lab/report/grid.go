@@ -178,14 +178,18 @@ func fits(s analysis.Summary) *table {
 	return t
 }
 
-// termTable writes a page's table for a terminal.
-func termTable(w io.Writer, t *table, width int) {
+// termTable writes a page's table for a terminal. Where width is short, columns are shortened, or left out, in the
+// order of their drops.
+func termTable(w io.Writer, t *table, width int, drops ...int) {
 	if t == nil {
 		return
 	}
 	var cols []column
 	for i, h := range t.Head {
 		c := column{title: h, left: !t.numeric(i)}
+		if i < len(drops) {
+			c.drop, c.cut = drops[i], c.left
+		}
 		for _, r := range t.Rows {
 			c.cells = append(c.cells, r[i].Text)
 		}

@@ -126,7 +126,15 @@ type Aim struct {
 	Margin  float64  `json:"margin,omitempty"` // the number is to be within this share of the bound, on both sides
 	Claim   string   `json:"claim,omitempty"`  // its source: it is confirmed or refuted, not hit or missed
 	Cannot  string   `json:"cannot,omitempty"` // why it can't be tested here
+	// it is of two machines' results, which differ in this: the number of the one with it over that of the other
+	Across Difference `json:"across,omitempty"`
 }
+
+// Difference is what two machines differ in.
+type Difference string
+
+// Hypervisor is the difference between a virtual machine and one that is none.
+const Hypervisor Difference = "hypervisor"
 
 // CellRef names a cell, and which number of it.
 type CellRef struct {

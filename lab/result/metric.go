@@ -22,6 +22,7 @@ const (
 	P50       Metric = "p50"
 	P99       Metric = "p99"
 	CPU       Metric = "cpu"       // processor time per time: of client, server and agent
+	StdDev    Metric = "stddev"    // the standard deviation of a block's operations
 	Imbalance Metric = "imbalance" // the greatest number of answers from one server over the mean, less 1
 )
 

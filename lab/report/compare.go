@@ -1,0 +1,402 @@
+package report
+
+import (
+	"bytes"
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/lab/analysis"
+	"fairlead.dev/fairlead/lab/chart"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/stats"
+)
+
+//go:embed compare.html.tmpl
+var compareText string
+
+var compareTemplate = template.Must(template.Must(htmlTemplate.Clone()).New("compare").Parse(compareText))
+
+// Comparison is a report on two runs of one experiment.
+type Comparison struct {
+	Title, Question string
+	Sides           []pair // what A and B are
+	Answer          []string
+	Cautions        []string
+	Differences     *table
+	Charts          []drawn
+	Claims          *table
+	Tables          []*table // ratios, differences, counts
+	Values          *table
+	Left            []string
+
+	folders [2]string // their names
+	c       analysis.Comparison
+}
+
+// acrossRuns is what every absolute number of two runs comes with.
+const acrossRuns = "These are compared across runs: all that differed between the two runs is in them, also what " +
+	"else the machines did. Believe them only where both were at rest."
+
+// Compare compares the runs in two folders. It returns an error that names what can't be compared.
+func Compare(dirA, dirB string) (*Comparison, error) {
+	a, err := result.Read(dirA)
+	if err != nil {
+		return nil, err
+	}
+	b, err := result.Read(dirB)
+	if err != nil {
+		return nil, err
+	}
+	c, err := analysis.Compare(a, b)
+	if err != nil {
+		return nil, err
+	}
+	d := c.A.Design
+	p := &Comparison{Title: d.Title + ": two runs compared", Question: d.Question, Left: c.Left, c: c,
+		folders: [2]string{folderName(dirA), folderName(dirB)},
+		Sides:   []pair{{"A", side(dirA, a.Manifest, c.A)}, {"B", side(dirB, b.Manifest, c.B)}}}
+	for i, s := range []analysis.Summary{c.A, c.B} {
+		if text := caution(s); text != "" {
+			p.Cautions = append(p.Cautions, p.Sides[i].Name+": "+strings.TrimPrefix(strings.TrimSuffix(text, "; see below."),
+				"Caution: ")+"; see its own report.")
+		}
+	}
+	p.differences()
+	p.tables()
+	p.Answer = p.sentences()
+	if err := p.draw(a, b); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// folderName returns the name of a folder, also of ".".
+func folderName(dir string) string {
+	if abs, err := filepath.Abs(dir); err == nil {
+		dir = abs
+	}
+	return filepath.Base(dir)
+}
+
+// side returns which run it is.
+func side(dir string, m result.Manifest, s analysis.Summary) string {
+	return fmt.Sprintf("%s · %s · %s · commit %s", folderName(dir), where(m, s), kernelName(m.Machine),
+		commitName(m.Build))
+}
+
+// HTML writes the report as one page that needs nothing else.
+func (p *Comparison) HTML(w io.Writer) error { return compareTemplate.Execute(w, p) }
+
+// Write writes the page into a folder, which it makes, and returns its path.
+func (p *Comparison) Write(dir string) (path string, err error) {
+	var b bytes.Buffer
+	if err := p.HTML(&b); err != nil {
+		return "", fmt.Errorf("write the comparison: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("make the comparison's folder: %w", err)
+	}
+	path = filepath.Join(dir, fmt.Sprintf("compare-%s-%s.html", p.folders[0], p.folders[1]))
+	return path, write(path, b.Bytes())
+}
+
+func (p *Comparison) differences() {
+	if len(p.c.Differences) == 0 {
+		return
+	}
+	p.Differences = &table{Title: "What differs between the machines", Head: []string{"", "A", "B"}}
+	for _, x := range p.c.Differences {
+		p.Differences.Rows = append(p.Differences.Rows, []cell{{Text: x.Name}, {Text: x.A}, {Text: x.B}})
+	}
+}
+
+// What compares two runs' numbers.
+const (
+	overA = "B ÷ A"
+	lessA = "B − A"
+)
+
+// tables makes those of claims, ratios, differences, counts and values.
+func (p *Comparison) tables() {
+	c, d := p.c, p.c.A.Design
+	if len(c.Claims) > 0 {
+		p.Claims = aims(analysis.Summary{Design: d, Aims: c.Claims}, true)
+		p.Claims.Remark = acrossRuns
+	}
+	base := d.ArmTitle(d.Baseline)
+	ratios := p.table("Ratios to "+base, c.Ratios, overA, func(_ result.Measure, v float64) string { return ratio(v) })
+	if ratios != nil {
+		ratios.Remark = "Each run's ratios are to its own baseline in the same round, and may be compared. “Same” means " +
+			"that all of the interval lies within the margin; a difference is claimed beyond what both runs together " +
+			"can't tell from nothing."
+	}
+	unit := func(m result.Measure, v float64) string { return amount(v, m.Unit) }
+	more := p.table("More than "+base, c.More, lessA, unit)
+	counts := p.table("Counts that differ", slices.DeleteFunc(slices.Clone(c.Counts), func(v analysis.Versus) bool {
+		return v.A.Value == v.B.Value
+	}), overA, unit)
+	for _, t := range []*table{ratios, more, counts} {
+		p.Tables = append(p.Tables, some(t)...)
+	}
+	if p.Values = p.table("Absolute numbers", c.Values, overA, unit); p.Values != nil {
+		p.Values.Remark = acrossRuns
+	}
+}
+
+// table has a row for each cell that both runs have, nil where there is none.
+func (p *Comparison) table(title string, l []analysis.Versus, over string,
+	text func(result.Measure, float64) string) *table {
+	if len(l) == 0 {
+		return nil
+	}
+	d := p.c.A.Design
+	t := &table{Title: title, Head: []string{"", "", d.Vary.Short, "A", "B", over, "95 %", "verdict"}}
+	for _, v := range l {
+		m, _ := d.Measure(v.Measure)
+		h := head(d, analysis.Cell{Arm: v.Arm, Params: v.Params})
+		number := func(e stats.Estimate) cell {
+			c := cell{Text: text(m, e.Value), Class: "num"}
+			if e.CI.Low != e.CI.High {
+				c.Small = text(m, e.CI.Low) + " – " + text(m, e.CI.High)
+			}
+			return c
+		}
+		quotient, interval := ratio(v.Over.Value)+" ×", ratios(v.Over.CI)
+		if over == lessA {
+			quotient = signed(v.Over.Value, m.Unit)
+			interval = signed(v.Over.CI.Low, m.Unit) + " to " + signed(v.Over.CI.High, m.Unit)
+		}
+		t.Rows = append(t.Rows, []cell{{Text: m.Title}, h[0], h[1], number(v.A), number(v.B),
+			{Text: quotient, Class: "num"}, {Text: interval, Class: "num"},
+			{Text: versusWord(v), Class: map[stats.Verdict]string{stats.Same: "same", stats.Unclear: "unclear"}[v.Verdict]}})
+	}
+	return t
+}
+
+// versusWord returns what a comparison means.
+func versusWord(v analysis.Versus) string {
+	if !v.Over.Sure {
+		return "too few rounds"
+	}
+	return map[stats.Verdict]string{stats.Same: "same", stats.Unclear: "unclear", stats.Higher: "higher in B",
+		stats.Lower: "lower in B"}[v.Verdict]
+}
+
+// sentences returns the answer: what differs, what the ratios say, and what the claims or the baseline do.
+func (p *Comparison) sentences() (l []string) {
+	c, d := p.c, p.c.A.Design
+	l = append(l, differenceWords(c.Differences))
+	n := map[stats.Verdict]int{}
+	far := analysis.Versus{}
+	for _, v := range c.Ratios {
+		n[v.Verdict]++
+		if v.Verdict == stats.Higher || v.Verdict == stats.Lower {
+			if far.Measure == "" || distance(v.Over.Value) > distance(far.Over.Value) {
+				far = v
+			}
+		}
+	}
+	if len(c.Ratios) > 0 {
+		text := fmt.Sprintf("Of %s to %s, %d are the same in both runs, %d higher in B, %d lower, and %d unclear",
+			plural(len(c.Ratios), "ratio"), d.ArmTitle(d.Baseline), n[stats.Same], n[stats.Higher], n[stats.Lower],
+			n[stats.Unclear])
+		if far.Measure != "" {
+			text += fmt.Sprintf("; the farthest is %s: %s × in A, %s × in B (%s × A's)", p.name(far), ratio(far.A.Value),
+				ratio(far.B.Value), ratios(far.Over.CI))
+		}
+		l = append(l, text+".")
+	}
+	judged := slices.DeleteFunc(slices.Clone(c.Claims), func(a analysis.AimResult) bool { return a.Got == nil })
+	for _, a := range judged {
+		l = append(l, fmt.Sprintf("%s is %s: %s (%s–%s) of %s, across runs.", a.ID, a.Outcome,
+			quantity(a.Aim, d, a.Got.Value), quantity(a.Aim, d, a.Got.CI.Low), quantity(a.Aim, d, a.Got.CI.High),
+			limit(a.Aim, d)))
+	}
+	if len(judged) == 0 && len(c.Values) > 0 {
+		v := c.Values[0]
+		if i := slices.IndexFunc(c.Values, func(v analysis.Versus) bool { return v.Measure == c.A.Answer.Chart }); i >= 0 {
+			v = c.Values[i]
+		}
+		m, _ := d.Measure(v.Measure)
+		l = append(l, fmt.Sprintf("%s took %s in A and %s in B, %s × as much (%s): that is across runs, and holds no "+
+			"farther than both machines were at rest.", upper(p.name(v)), amount(v.A.Value, m.Unit), amount(v.B.Value, m.Unit),
+			ratio(v.Over.Value), ratios(v.Over.CI)))
+	}
+	return l
+}
+
+// distance is how far a ratio is from 1, alike above and below.
+func distance(r float64) float64 {
+	if r > 0 && r < 1 {
+		return 1 / r
+	}
+	return r
+}
+
+// mostDifferences is how many a sentence names.
+const mostDifferences = 3
+
+// differenceWords returns "The runs differ in 7 recorded respects: Kernel (6.1 in A, 6.18 in B) …".
+func differenceWords(l []analysis.Difference) string {
+	if len(l) == 0 {
+		return "Machine, program and settings are the same in both runs, as far as they are recorded."
+	}
+	var named []string
+	for _, x := range l[:min(mostDifferences, len(l))] {
+		named = append(named, fmt.Sprintf("%s (%s in A, %s in B)", strings.ToLower(x.Name), brief(x.A), brief(x.B)))
+	}
+	text := fmt.Sprintf("The runs differ in %s recorded: %s", plural(len(l), "respect"), strings.Join(named, ", "))
+	if n := len(l) - len(named); n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return text + "."
+}
+
+// brief returns the beginning of a setting.
+func brief(s string) string {
+	const most = 40
+	if s == "" {
+		return "none"
+	}
+	if r := []rune(s); len(r) > most {
+		return string(r[:most]) + "…"
+	}
+	return s
+}
+
+// name returns "connect, request, close of nftables at 10,000 Services".
+func (p *Comparison) name(v analysis.Versus) string {
+	d := p.c.A.Design
+	m, _ := d.Measure(v.Measure)
+	text := m.Title + " of " + d.ArmTitle(v.Arm)
+	for _, k := range slices.Sorted(maps.Keys(v.Params)) {
+		if k == d.Vary.Param {
+			text += fmt.Sprintf(" at %s %s", number(v.Params[k]), d.Vary.Short)
+		} else {
+			text += ", " + k + " " + v.Params[k]
+		}
+	}
+	return text
+}
+
+// draw makes the forest of ratios, and histograms of both runs over each other.
+func (p *Comparison) draw(a, b result.Run) error {
+	p.forest(a.Manifest, b.Manifest)
+	for _, at := range p.histogramCells() {
+		if err := p.histogram(a, b, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mostRows is how many ratios the forest has at most, the deciding ones first.
+const mostRows = 24
+
+func (p *Comparison) forest(a, b result.Manifest) {
+	d := p.c.A.Design
+	f := chart.Forest{Same: true, Frame: chart.Frame{ID: "forest", Width: 920,
+		Title: "Ratios to " + d.ArmTitle(d.Baseline) + ", B's over A's",
+		Sub:   "each with its 95 % interval; grey: the margin within which two ratios are the same",
+		Footer: fmt.Sprintf("A: %s, commit %s, %s · B: %s, commit %s, %s", kernelName(a.Machine), commitName(a.Build),
+			cpuName(a.Machine), kernelName(b.Machine), commitName(b.Build), cpuName(b.Machine))}}
+	for _, v := range p.c.Ratios {
+		m, _ := d.Measure(v.Measure)
+		if m.Detail || v.Over.Value <= 0 || len(f.Claims) == mostRows {
+			continue
+		}
+		outcome := map[stats.Verdict]chart.Outcome{stats.Same: chart.Equal, stats.Higher: chart.Apart,
+			stats.Lower: chart.Apart}[v.Verdict]
+		h := head(d, analysis.Cell{Arm: v.Arm, Params: v.Params})
+		f.Claims = append(f.Claims, chart.Claim{ID: strings.TrimSuffix(h[0].Text+", "+h[1].Text, ", "), Text: m.Title,
+			Value: v.Over.Value, Low: v.Over.CI.Low, High: v.Over.CI.High, Margin: v.Margin, Outcome: outcome,
+			Says: fmt.Sprintf("%s → %s ×", ratio(v.A.Value), ratio(v.B.Value))})
+	}
+	if len(f.Claims) > 0 {
+		p.Charts = append(p.Charts, drawn{Name: "forest", Kind: "forest", SVG: f.SVG(), Text: f.Title})
+	}
+}
+
+// mostHistograms is how many a comparison has at most.
+const mostHistograms = 8
+
+// histogramCells are the cells of the answer and the baseline's beside them.
+func (p *Comparison) histogramCells() (l []analysis.Cell) {
+	add := func(c analysis.Cell) {
+		known := slices.ContainsFunc(l, func(o analysis.Cell) bool {
+			return o.Measure == c.Measure && o.Arm == c.Arm && maps.Equal(o.Params, c.Params)
+		})
+		if !known && len(l) < mostHistograms {
+			l = append(l, c)
+		}
+	}
+	for _, f := range p.c.A.Answer.Findings {
+		for _, n := range f.Numbers {
+			if base := p.c.A.Design.Baseline; base != "" {
+				add(analysis.Cell{Measure: n.Measure, Arm: base})
+			}
+			add(analysis.Cell{Measure: n.Measure, Arm: n.Arm, Params: n.Params})
+		}
+	}
+	return l
+}
+
+// ofTime are the units of what histograms hold.
+var ofTime = map[string]bool{"ns": true, "µs": true, "ms": true, "s": true}
+
+func (p *Comparison) histogram(a, b result.Run, at analysis.Cell) error {
+	d := p.c.A.Design
+	m, _ := d.Measure(at.Measure)
+	if o, ok := p.c.B.Design.Measure(at.Measure); !ok || o.Unit != m.Unit || !ofTime[m.Unit] {
+		return nil
+	}
+	f := chart.Histogram{X: chart.Axis{Title: perWhat(m), Log: true}}
+	for i, r := range []result.Run{a, b} {
+		h, err := analysis.Hist(r, at)
+		if err != nil || h == nil {
+			return err
+		}
+		f.Sets = append(f.Sets, chart.Counts{Style: chart.Style(1 + i), Bins: bins(h, m.Unit), Line: i > 0,
+			Name: fmt.Sprintf("%s: %s ± %s", p.Sides[i].Name, chart.Number(in(h.Mean(), m.Unit)),
+				amount(h.StdDev(), m.Unit))})
+	}
+	title := upper(p.name(analysis.Versus{Measure: at.Measure, Arm: at.Arm, Params: at.Params}))
+	f.Frame = chart.Frame{ID: fmt.Sprintf("histogram-%d", len(p.Charts)), Title: title,
+		Sub:    "all operations of all blocks, shares of each run's own total; mean ± standard deviation",
+		Footer: "A: " + kernelName(a.Manifest.Machine) + " · B: " + kernelName(b.Manifest.Machine) + " · across runs"}
+	p.Charts = append(p.Charts, drawn{Name: f.Frame.ID, Kind: m.ID, SVG: f.SVG(), Text: title})
+	return nil
+}
+
+// Terminal writes the report for a terminal of so many columns.
+func (p *Comparison) Terminal(w io.Writer, width int) error {
+	var b bytes.Buffer
+	fmt.Fprintln(&b, p.Title)
+	for _, s := range p.Sides {
+		b.WriteString(wrapped(s.Name+": "+s.Value, width))
+	}
+	for _, s := range append(p.Answer, p.Cautions...) {
+		fmt.Fprintf(&b, "\n%s", wrapped(s, width))
+	}
+	termTable(&b, p.Differences, width, 0, 2, 1)
+	termTable(&b, p.Claims, width, 0, 4, 1, 2)
+	for _, t := range p.Tables {
+		termTable(&b, t, width, 4, 0, 0, 3, 3, 0, 2)
+	}
+	if p.Values != nil {
+		termTable(&b, p.Values, width, 4, 0, 0, 3, 3, 0, 2)
+		b.WriteString(wrapped(acrossRuns, width))
+	}
+	for _, s := range p.Left {
+		b.WriteString(wrapped("Not compared: "+s, width))
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
