@@ -14,8 +14,9 @@ VERSIONS := -X main.release=$(shell git describe --tags --exact-match 2>/dev/nul
 	-X main.commit=$(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
 
 .PHONY: build
-build: ## build bin/fairlead
+build: ## build bin/fairlead and bin/fairlead-cni
 	$(GO) build -ldflags '$(VERSIONS)' -o bin/fairlead ./cmd/fairlead
+	$(GO) build -trimpath -ldflags '-s -w' -o bin/fairlead-cni ./cmd/fairlead-cni
 
 ARCHS := amd64 arm64
 .PHONY: binaries
@@ -51,7 +52,7 @@ test: root packages vet ## every test: pure, in the kernel, with real packets, w
 	$(GO) test -timeout 45m -p 1 -run '^Test(In)?SecondKernel$$' ./kernel/bpf ./kernel/ipvs ./dataplane/service/ebpf ./dataplane/service/ipvs ./test
 
 # What needs no root: pure packages, and in a user namespace kernel wrappers and the mode userspace.
-UNIT := . ./agent/escape ./cmd/... ./agent/config ./dataplane/health ./dataplane/httpserver ./dataplane/maglev ./agent/event ./lab/chart \
+UNIT := . ./agent/escape ./cmd/... ./cni ./ipam ./agent/config ./dataplane/health ./dataplane/httpserver ./dataplane/maglev ./agent/event ./lab/chart \
 	./lab/analysis ./lab/progress ./lab/report ./lab/result ./lab/stats ./model ./reconcile ./resolve/... ./sandbox/apiserver ./source/... ./verdict
 ROOTLESS := ./kernel/netns ./kernel/nftables ./kernel/sockets ./kernel/sysctl ./dataplane/service/userspace
 .PHONY: test-unit

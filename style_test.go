@@ -143,7 +143,8 @@ func isDocument(s *ast.StructType) bool {
 // inProduct reports whether a file is of the line that an agent runs, and not of what tries or measures it.
 func inProduct(path string) bool {
 	folder, _, _ := strings.Cut(path, "/")
-	return slices.Contains([]string{"agent", "cmd", "dataplane", "kernel", "model", "reconcile", "resolve", "source",
+	return slices.Contains([]string{"agent", "cmd", "cni", "dataplane", "ipam", "kernel", "model", "reconcile", "resolve",
+		"source",
 		"verdict"},
 		folder)
 }

@@ -7,11 +7,13 @@ import (
 	"slices"
 )
 
-// NetworkPart is one piece of a decided node that a data plane of the pod network serves: *Network or *Route.
+// NetworkPart is one piece of a decided node that a data plane of the pod network serves: *Network, *Route or
+// *Attachment.
 type NetworkPart interface{ networkPart() }
 
-func (*Network) networkPart() {}
-func (*Route) networkPart()   {}
+func (*Network) networkPart()    {}
+func (*Route) networkPart()      {}
+func (*Attachment) networkPart() {}
 
 // Network is what holds for this node's pod network whatever the pod.
 type Network struct {
@@ -84,15 +86,44 @@ func (r *Route) String() string {
 	return s
 }
 
-// NetworkOwner returns the Node that a part is made for.
+// Attachment is a pod's interface on this node.
+type Attachment struct {
+	ID        string       // container and interface, as the runtime names them
+	Pod       string       // "namespace/name", for people
+	Addresses []netip.Addr // at most one a family
+	Interface string       // the pod's end of the device, in its network namespace
+	Device    string       // the node's end
+	NetNS     string       // path of the pod's network namespace
+	MACs      Ends
+	MTU       int // of both ends, bytes
+}
+
+// Ends are the link-layer addresses of the node's and the pod's end of a device.
+type Ends struct{ Node, Pod [6]byte }
+
+// Gateways are the next hops of pods, IPv4's and IPv6's: link-local addresses that the node has on no device, since
+// pods know their link-layer address.
+var Gateways = [2]netip.Addr{netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1")}
+
+// NetworkOwner returns the Node or attachment that a part is made for.
 func NetworkOwner(p NetworkPart) Owner {
 	switch v := p.(type) {
 	case *Network:
 		return Owner{Kind: KindNode, Name: v.Node}
 	case *Route:
 		return Owner{Kind: KindNode, Name: v.Node}
+	case *Attachment:
+		return Owner{Kind: KindAttachment, Name: v.ID}
 	}
 	return Owner{}
+}
+
+// NetworkLabel returns whom a part is for, for people.
+func NetworkLabel(p NetworkPart) string {
+	if a, is := p.(*Attachment); is && a.Pod != "" {
+		return "pod " + a.Pod
+	}
+	return NetworkOwner(p).String()
 }
 
 // PodNetwork is the network parts of a whole decided node.

@@ -11,7 +11,9 @@ const (
 	KindNode    = "Node"
 	KindService = "Service"
 	KindDevice  = "Device"
-	KindPod     = "Pod"
+
+	KindAttachment = "Attachment" // of a pod, by Attachment.ID
+	KindPod        = "Pod"
 
 	KindNetworkPolicy        = "NetworkPolicy"
 	KindClusterNetworkPolicy = "ClusterNetworkPolicy"

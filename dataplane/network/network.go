@@ -1,12 +1,16 @@
 // Package network is what the data planes of the pod network share: batches of rtnetlink requests whose refusals are
-// those of facts.
+// those of facts, and a watch for what others change.
 package network
 
 import (
+	"context"
 	"fmt"
+
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/kernel/netlink"
+	"fairlead.dev/fairlead/kernel/netns"
 )
 
 // Batch is rtnetlink requests of facts. The zero value has none.
@@ -50,4 +54,26 @@ func (b *Batch[K]) Run(s *netlink.Socket) error {
 		err = &dataplane.Refused[K]{Facts: refused}
 	}
 	return err
+}
+
+// Watch sends whenever concerns reports true of a notification of some groups that no request of own caused, and once
+// at first, until ctx ends; then it closes the channel.
+func Watch(ctx context.Context, ns *netns.Namespace, own *netlink.Socket, groups []int,
+	concerns func(netlink.Message) bool) (signals <-chan struct{}, err error) {
+	err = ns.Do(func() error {
+		s, err := netlink.Listen(unix.NETLINK_ROUTE, 0, groups...)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		if err := s.Ignore(own.Port()); err != nil {
+			return err
+		}
+		signals, err = s.Watch(ctx, true, concerns)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch the pod network: %w", err)
+	}
+	return signals, nil
 }

@@ -123,14 +123,16 @@ func (n Neighbour) write(m *netlink.Buffer, family, flags uint8) {
 
 const neighbourHeader = unix.SizeofNdMsg
 
-// Neighbours returns the permanent neighbours on a device, of both families.
+// Neighbours returns the permanent neighbours on a device, 0 for all, of both families.
 func Neighbours(s *netlink.Socket, dev int) (l []Neighbour, err error) {
 	err = netlink.Stable(func() (err error) {
 		l = nil
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 			all := func(b *netlink.Buffer) {
 				*b = append(append(*b, family), make([]byte, neighbourHeader-1)...)
-				b.Uint32(unix.NDA_IFINDEX, uint32(dev))
+				if dev != 0 {
+					b.Uint32(unix.NDA_IFINDEX, uint32(dev))
+				}
 			}
 			if err := s.Request(unix.RTM_GETNEIGH, unix.NLM_F_DUMP, all, collect(&l, dev, family)); err != nil {
 				return err
@@ -163,11 +165,12 @@ func Forwards(s *netlink.Socket, dev int) (l []Neighbour, err error) {
 // collect appends the permanent entries of a dump that are on a device.
 func collect(l *[]Neighbour, dev int, family uint8) func(netlink.Message) {
 	return func(m netlink.Message) {
-		if m.Type != unix.RTM_NEWNEIGH || len(m.Body) < neighbourHeader || m.Body[0] != family || NeighbourDevice(m) != dev ||
+		if m.Type != unix.RTM_NEWNEIGH || len(m.Body) < neighbourHeader || m.Body[0] != family || dev != 0 &&
+			NeighbourDevice(m) != dev ||
 			binary.NativeEndian.Uint16(m.Body[8:])&unix.NUD_PERMANENT == 0 {
 			return
 		}
-		n := Neighbour{Dev: dev}
+		n := Neighbour{Dev: NeighbourDevice(m)}
 		for t, v := range m.Attributes(neighbourHeader) {
 			switch t {
 			case unix.NDA_DST:

@@ -123,3 +123,11 @@ func NameIn(m netlink.Message) string {
 	}
 	return ""
 }
+
+// IndexIn returns the interface index of a message about an interface, 0 of others.
+func IndexIn(m netlink.Message) int {
+	if m.Type != unix.RTM_NEWLINK && m.Type != unix.RTM_DELLINK || len(m.Body) < unix.SizeofIfInfomsg {
+		return 0
+	}
+	return int(binary.NativeEndian.Uint32(m.Body[4:]))
+}

@@ -346,23 +346,8 @@ var groups = []int{unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFAD
 	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF}
 
 // Watch implements dataplane.Watcher.
-func (p *Plane) Watch(ctx context.Context) (signals <-chan struct{}, err error) {
-	err = p.ns.Do(func() error {
-		s, err := netlink.Listen(unix.NETLINK_ROUTE, 0, groups...)
-		if err != nil {
-			return err
-		}
-		defer s.Close()
-		if err := s.Ignore(p.s.Port()); err != nil {
-			return err
-		}
-		signals, err = s.Watch(ctx, true, p.concerns)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("watch routes: %w", err)
-	}
-	return signals, nil
+func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
+	return network.Watch(ctx, p.ns, p.s, groups, p.concerns)
 }
 
 // concerns reports whether a notification may be about a fact.

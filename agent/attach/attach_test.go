@@ -1,0 +1,565 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"fairlead.dev/fairlead/cni"
+	"fairlead.dev/fairlead/dataplane/network/attachment"
+	"fairlead.dev/fairlead/ipam"
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
+	"fairlead.dev/fairlead/kernel/sysctl"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+	"fairlead.dev/fairlead/sandbox/echo"
+)
+
+var plugin string // the built plugin's folder
+
+func TestMain(m *testing.M) {
+	folder, err := os.MkdirTemp("", "")
+	if err != nil {
+		panic(err)
+	}
+	plugin = folder
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(folder, "fairlead-cni"),
+		"fairlead.dev/fairlead/cmd/fairlead-cni")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintln(os.Stderr, string(out))
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(folder)
+	os.Exit(code)
+}
+
+// node is a node with its agent.
+type node struct {
+	*testing.T
+	ns     *netns.Namespace
+	folder string
+	cni    *libcni.CNIConfig
+	agent  *agent // the process that runs, nil: none
+}
+
+// agent is what one process of the agent has.
+type agent struct {
+	plane  *attachment.Plane
+	loop   *reconcile.Loop[model.NetworkPart, attachment.Key, attachment.Value]
+	server *Server
+	pool   *ipam.Pool
+	stop   func()
+}
+
+func (n *node) must(err error) {
+	n.Helper()
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+var ranges = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:1::/64")}
+
+func newNode(t *testing.T) *node {
+	n := &node{T: t, ns: netnstest.New(t), folder: t.TempDir()}
+	n.must(sysctl.Set(n.ns, sysctl.Setting{Name: "net/ipv4/ip_forward", Value: "1"},
+		sysctl.Setting{Name: "net/ipv6/conf/all/forwarding", Value: "1"}))
+	l, err := link.Dial(n.ns)
+	n.must(err)
+	defer l.Close()
+	n.must(errors.Join(l.Up(1), l.AddAddress(1, netip.MustParsePrefix("192.168.0.1/32")),
+		l.AddAddress(1, netip.MustParsePrefix("fd99::1/128"))))
+	n.cni = libcni.NewCNIConfigWithCacheDir([]string{plugin}, filepath.Join(n.folder, "cache"), nil)
+	n.start("boot 1")
+	t.Cleanup(func() {
+		if n.agent != nil {
+			n.agent.stop()
+		}
+	})
+	return n
+}
+
+type testWriter struct{ *testing.T }
+
+func (w testWriter) Write(b []byte) (int, error) {
+	w.Log(strings.TrimSpace(string(b)))
+	return len(b), nil
+}
+
+// start starts the node's agent.
+func (n *node) start(boot string) {
+	n.Helper()
+	a := &agent{}
+	log := slog.New(slog.NewTextHandler(testWriter{n.T}, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	n.must(n.ns.Do(func() (err error) {
+		if a.pool, err = ipam.Open(filepath.Join(n.folder, "records"), boot); err != nil {
+			return err
+		}
+		if a.plane, err = attachment.New(); err != nil {
+			return err
+		}
+		a.loop = reconcile.New[model.NetworkPart, attachment.Key, attachment.Value](a.plane,
+			reconcile.Options[model.NetworkPart]{Owner: model.NetworkOwner, Label: model.NetworkLabel, Log: log,
+				Backoff: func(int) time.Duration { return 20 * time.Millisecond }})
+		var adopted []*model.Attachment
+		a.server, adopted, err = New(Options{Pool: a.pool, Line: a.loop, Differs: attachment.Differs, Log: log})
+		var parts []model.NetworkPart
+		for _, x := range adopted {
+			parts = append(parts, x)
+		}
+		a.loop.Change(parts, nil)
+		return err
+	}))
+	a.server.SetNetwork(&model.Network{Ranges: ranges, MTU: 1450})
+	l, err := Listen(filepath.Join(n.folder, "cni.sock"))
+	n.must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	for _, run := range []func(context.Context) error{a.loop.Run, a.server.Follow,
+		func(ctx context.Context) error { return a.server.Serve(ctx, l) }} {
+		running.Go(func() {
+			if err := run(ctx); err != nil {
+				n.Error(err)
+			}
+		})
+	}
+	a.stop = func() {
+		cancel()
+		running.Wait()
+		a.server.Close()
+		a.plane.Close()
+	}
+	n.agent = a
+	n.must(a.loop.Sync(n.Context()))
+}
+
+// kill ends the agent and leaves everything as it is.
+func (n *node) kill() {
+	n.agent.stop()
+	n.agent = nil
+}
+
+// list returns the network configuration of a version.
+func (n *node) list(version string) *libcni.NetworkConfigList {
+	n.Helper()
+	l, err := libcni.ConfListFromBytes(fmt.Appendf(nil, `{"cniVersion":%q,"name":"fairlead","plugins":[
+		{"type":"fairlead-cni","socket":%q,"records":%q}]}`, version, filepath.Join(n.folder, "cni.sock"),
+		filepath.Join(n.folder, "records")))
+	n.must(err)
+	return l
+}
+
+// pod is a pod's network namespace.
+type pod struct {
+	ns        *netns.Namespace
+	conf      *libcni.RuntimeConf
+	addresses []netip.Addr
+}
+
+func (n *node) newPod(name string) *pod {
+	n.Helper()
+	ns := netnstest.New(n)
+	return &pod{ns: ns, conf: &libcni.RuntimeConf{ContainerID: "c-" + name, NetNS: filepath.Join(netns.Dir, ns.Name),
+		IfName: "eth0", Args: [][2]string{{"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", name}}}}
+}
+
+// do runs f where the runtime is: in the node's namespace.
+func (n *node) do(f func() error) error { return n.ns.Do(f) }
+
+// add attaches a pod as the runtime does.
+func (n *node) add(version string, p *pod) error {
+	return n.do(func() error {
+		r, err := n.cni.AddNetworkList(n.Context(), n.list(version), p.conf)
+		if err != nil {
+			return err
+		}
+		result, err := current.NewResultFromResult(r)
+		if err != nil {
+			return err
+		}
+		p.addresses = nil
+		for _, ip := range result.IPs {
+			a, _ := netip.AddrFromSlice(ip.Address.IP)
+			p.addresses = append(p.addresses, a.Unmap())
+		}
+		return nil
+	})
+}
+
+func (n *node) del(p *pod) error {
+	return n.do(func() error { return n.cni.DelNetworkList(n.Context(), n.list("1.1.0"), p.conf) })
+}
+
+// request sends a request and returns the client that the server saw.
+func (n *node) request(from *netns.Namespace, to netip.Addr) (netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(n.Context(), 3*time.Second)
+	defer cancel()
+	var reply echo.Reply
+	err := from.Do(func() (err error) {
+		reply, err = echo.Request(ctx, model.TCP, netip.AddrPortFrom(to, 80), echo.Options{})
+		return err
+	})
+	return reply.Client.Addr(), err
+}
+
+// serve runs a server in a namespace, at once: an address that can't be bound yet is an error.
+func (n *node) serve(ns *netns.Namespace) {
+	n.Helper()
+	n.must(ns.Do(func() error {
+		s, err := echo.Serve("shop/x", []echo.Port{{Number: 80, Protocol: model.TCP}})
+		if err == nil {
+			n.Cleanup(func() { s.Close() })
+		}
+		return err
+	}))
+}
+
+// left returns what the node has of attachments.
+func (n *node) left() (l []string) {
+	n.Helper()
+	records, err := filepath.Glob(filepath.Join(n.folder, "records", "attachment-*"))
+	n.must(err)
+	var plane *attachment.Plane
+	n.must(n.ns.Do(func() (err error) {
+		plane, err = attachment.New()
+		return err
+	}))
+	defer plane.Close()
+	facts, err := plane.Read(n.Context())
+	n.must(err)
+	for _, f := range facts {
+		l = append(l, f.Key.String())
+	}
+	return append(l, records...)
+}
+
+func TestPodsAreAttached(t *testing.T) {
+	n := newNode(t)
+	n.serve(n.ns)
+	var pods []*pod
+	for i, version := range cni.Versions {
+		p := n.newPod(fmt.Sprint("web-", i))
+		n.must(n.add(version, p))
+		if len(p.addresses) != 2 {
+			t.Fatalf("%v", p.addresses)
+		}
+		n.must(p.ns.Do(func() error { // no duplicate address detection
+			s, err := net.Listen("tcp6", net.JoinHostPort(p.addresses[1].String(), "81"))
+			if err == nil {
+				s.Close()
+			}
+			return err
+		}))
+		n.serve(p.ns)
+		pods = append(pods, p)
+	}
+	for _, from := range pods {
+		for _, to := range pods {
+			for i, a := range to.addresses {
+				if saw, err := n.request(from.ns, a); err != nil || saw != from.addresses[i] {
+					t.Errorf("%s to %s: from %s, %v", from.conf.ContainerID, a, saw, err)
+				}
+			}
+		}
+		for _, a := range []string{"192.168.0.1", "fd99::1"} {
+			if _, err := n.request(from.ns, netip.MustParseAddr(a)); err != nil {
+				t.Errorf("to the node: %v", err)
+			}
+		}
+		for _, a := range from.addresses {
+			if _, err := n.request(n.ns, a); err != nil {
+				t.Errorf("from the node: %v", err)
+			}
+		}
+	}
+	for _, p := range pods {
+		n.must(errors.Join(n.del(p), n.del(p)))
+	}
+	if l := n.left(); len(l) > 0 {
+		t.Errorf("left: %v", l)
+	}
+}
+
+func TestAddTwiceIsTheSame(t *testing.T) {
+	n := newNode(t)
+	p := n.newPod("web")
+	n.must(n.add("1.1.0", p))
+	was := p.addresses
+	n.must(n.add("1.1.0", p))
+	if fmt.Sprint(was) != fmt.Sprint(p.addresses) {
+		t.Errorf("%v, then %v", was, p.addresses)
+	}
+	// The runtime's namespace is another one, and has a leftover interface of that name.
+	q := n.newPod("web")
+	l, err := link.Dial(q.ns)
+	n.must(err)
+	defer l.Close()
+	_, err = l.AddBridge("eth0")
+	n.must(errors.Join(err, n.add("1.1.0", q)))
+	n.serve(q.ns)
+	if _, err := n.request(n.ns, q.addresses[0]); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDeletesSucceedWhateverIsMissing(t *testing.T) {
+	n := newNode(t)
+	p := n.newPod("never")
+	n.must(n.del(p))
+	p.conf.NetNS = ""
+	n.must(n.del(p))
+	q := n.newPod("web")
+	n.must(n.add("1.1.0", q))
+	q.conf.NetNS = "/run/netns/gone"
+	n.must(n.del(q))
+	if l := n.left(); len(l) > 0 {
+		t.Errorf("left: %v", l)
+	}
+}
+
+func TestDeleteWithoutTheAgent(t *testing.T) {
+	n := newNode(t)
+	p, q := n.newPod("web"), n.newPod("db")
+	n.must(errors.Join(n.add("1.1.0", p), n.add("1.1.0", q)))
+	n.kill()
+	n.must(n.del(p))
+	n.start("boot 1")
+	n.serve(q.ns)
+	if _, err := n.request(n.ns, q.addresses[1]); err != nil {
+		t.Error(err)
+	}
+	n.must(n.del(q))
+	if l := n.left(); len(l) > 0 {
+		t.Errorf("left: %v", l)
+	}
+}
+
+func TestAddWaitsForTheAgent(t *testing.T) {
+	n := newNode(t)
+	n.kill()
+	added := make(chan error)
+	p := n.newPod("web")
+	go func() { added <- n.add("1.1.0", p) }()
+	time.Sleep(300 * time.Millisecond) // the plugin finds no agent
+	n.start("boot 1")
+	n.must(<-added)
+}
+
+func TestAnotherBootForgetsRecords(t *testing.T) {
+	n := newNode(t)
+	p := n.newPod("web")
+	n.must(n.add("1.1.0", p))
+	n.kill()
+	n.start("boot 2")
+	if l := n.left(); len(l) > 0 {
+		t.Errorf("left: %v", l)
+	}
+	q := n.newPod("web2")
+	n.must(n.add("1.1.0", q))
+	if q.addresses[0] != p.addresses[0] {
+		t.Errorf("%v", q.addresses)
+	}
+}
+
+func TestNamespaceThatDiesFreesItsAddress(t *testing.T) {
+	n := newNode(t)
+	ns, err := netns.New(fmt.Sprintf("flgone%d", os.Getpid()))
+	n.must(err)
+	p := &pod{ns: ns, conf: &libcni.RuntimeConf{ContainerID: "c-gone", NetNS: filepath.Join(netns.Dir, ns.Name),
+		IfName: "eth0"}}
+	n.must(n.add("1.1.0", p))
+	n.must(errors.Join(ns.Close(), netns.Delete(ns.Name)))
+	begin := time.Now()
+	for len(n.left()) > 0 {
+		if time.Since(begin) > 10*time.Second {
+			t.Fatalf("left: %v", n.left())
+		}
+	}
+	t.Logf("freed after %s", time.Since(begin).Round(time.Millisecond))
+}
+
+func TestDeviceThatIsDeletedComesBack(t *testing.T) {
+	n := newNode(t)
+	p := n.newPod("web")
+	n.must(n.add("1.1.0", p))
+	n.serve(p.ns)
+	device := cni.Device(cni.Key(p.conf.ContainerID, "eth0"))
+	for name, command := range map[string]string{"deleted": "ip link del DEV", "down": "ip link set DEV down",
+		"MAC": "ip link set DEV address 02:00:00:00:00:09", "MTU": "ip link set DEV mtu 1300",
+		"routes": "ip route flush proto 251; ip -6 route flush proto 251", "neighbours": "ip neigh flush dev DEV nud " +
+			"permanent"} {
+		n.must(n.do(func() error {
+			out, err := exec.Command("sh", "-c", strings.ReplaceAll(command, "DEV", device)).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		}))
+		begin := time.Now()
+		for whole := false; !whole; {
+			plan, err := n.agent.loop.Plan(t.Context())
+			whole = err == nil && len(plan.Put)+len(plan.Del) == 0
+			if time.Since(begin) > 10*time.Second {
+				t.Fatalf("%s: not repaired: %v %v", name, plan, err)
+			}
+		}
+		for _, a := range p.addresses {
+			if _, err := n.request(n.ns, a); err != nil {
+				t.Errorf("%s: %s: %v", name, a, err)
+			}
+		}
+	}
+}
+
+func TestCheckFindsWhatChanged(t *testing.T) {
+	n := newNode(t)
+	check := func(p *pod) error {
+		return n.do(func() error { return n.cni.CheckNetworkList(t.Context(), n.list("1.1.0"), p.conf) })
+	}
+	for i, c := range []struct{ command, want string }{{"true", ""}, {"ip addr del $A/32 dev eth0", "has no address"},
+		{"ip route del default", "default route"}, {"ip link set eth0 down", "is down"},
+		{"ip neigh flush dev eth0 nud permanent", "neighbour"}, {"ip link set eth0 address 02:00:00:00:00:08",
+			"link-layer"}} {
+		p := n.newPod(fmt.Sprint("web-", i))
+		n.must(errors.Join(n.add("1.1.0", p), p.ns.Do(func() error {
+			return exec.Command("sh", "-c", strings.ReplaceAll(c.command, "$A", p.addresses[0].String())).Run()
+		})))
+		if err := check(p); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.command, err)
+		}
+	}
+}
+
+func TestCollectAndStatus(t *testing.T) {
+	n := newNode(t)
+	p, q := n.newPod("web"), n.newPod("db")
+	n.must(errors.Join(n.add("1.1.0", p), n.add("1.1.0", q)))
+	gc := func(valid ...types.GCAttachment) {
+		n.must(n.do(func() error {
+			return n.cni.GCNetworkList(t.Context(), n.list("1.1.0"), &libcni.GCArgs{ValidAttachments: valid})
+		}))
+	}
+	gc(types.GCAttachment{ContainerID: "c-db", IfName: "eth0"}, types.GCAttachment{ContainerID: "unknown", IfName: "eth0"})
+	if l := n.agent.pool.Records(); len(l) != 1 || l[0].Pod != "shop/db" {
+		t.Errorf("%v", l)
+	}
+	gc()
+	if l := n.left(); len(l) > 0 {
+		t.Errorf("left: %v", l)
+	}
+	status := func() error {
+		return n.do(func() error { return n.cni.GetStatusNetworkList(t.Context(), n.list("1.1.0")) })
+	}
+	n.must(status())
+	n.agent.server.SetNetwork(&model.Network{Ranges: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/30")}, MTU: 1450})
+	one, two := n.newPod("one"), n.newPod("two")
+	n.must(n.add("1.1.0", one))
+	var e *types.Error
+	if err := n.add("1.1.0", two); !errors.As(err, &e) || e.Code != cni.CodeTryAgain || !strings.Contains(e.Msg,
+		"10.9.0.0/30") {
+		t.Errorf("%v", err)
+	}
+	if err := status(); !errors.As(err, &e) || e.Code != cni.CodeLimited {
+		t.Errorf("%v", err)
+	}
+	n.must(errors.Join(n.del(one), n.add("1.1.0", two)))
+	n.agent.server.SetNetwork(nil)
+	if err := status(); !errors.As(err, &e) || e.Code != cni.CodeUnavailable {
+		t.Errorf("%v", err)
+	}
+	n.kill()
+	if err := status(); !errors.As(err, &e) || e.Code != cni.CodeUnavailable {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestManyPodsAndKills is what must hold of addresses: none twice, none lost.
+func TestManyPodsAndKills(t *testing.T) {
+	n := newNode(t)
+	const pods, rounds = 6, 4
+	var all []*pod
+	for i := range pods {
+		all = append(all, n.newPod(fmt.Sprint("web-", i)))
+	}
+	for round := range rounds {
+		var wg sync.WaitGroup
+		for _, p := range all {
+			wg.Go(func() {
+				if err := n.add("1.1.0", p); err != nil {
+					t.Errorf("round %d: %v", round, err)
+				}
+			})
+		}
+		if round%2 == 0 {
+			n.kill()
+			n.start("boot 1")
+		}
+		wg.Wait()
+		owner := map[netip.Addr]string{}
+		for _, p := range all {
+			for _, a := range p.addresses {
+				if o := owner[a]; o != "" {
+					t.Errorf("round %d: %s is %s's and %s's", round, a, o, p.conf.ContainerID)
+				}
+				owner[a] = p.conf.ContainerID
+			}
+			if len(p.addresses) != 2 {
+				t.Errorf("%v", p.addresses)
+			}
+		}
+		for _, p := range all {
+			wg.Go(func() {
+				if err := n.del(p); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		if round%2 == 1 {
+			n.kill()
+			n.start("boot 1")
+		}
+		wg.Wait()
+	}
+	n.kill()
+	n.start("boot 1")
+	if l := n.left(); len(l) > 0 {
+		t.Errorf("left: %v", l)
+	}
+}
+
+func TestOtherUsersAreRefused(t *testing.T) {
+	n := newNode(t)
+	n.must(os.Chmod(n.folder, 0o777))
+	socket := filepath.Join(n.folder, "cni.sock")
+	n.must(os.Chmod(socket, 0o777))
+	c := exec.Command(filepath.Join(plugin, "fairlead-cni"))
+	c.Env = []string{"CNI_COMMAND=STATUS"}
+	c.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion":"1.1.0","name":"x","type":"fairlead-cni","socket":%q}`, socket))
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	n.must(os.Chmod(plugin, 0o755))
+	for f := filepath.Dir(n.folder); f != "/tmp"; f = filepath.Dir(f) {
+		n.must(os.Chmod(f, 0o755))
+	}
+	if out, err := c.Output(); err == nil || !strings.Contains(string(out), "may not use this socket") {
+		t.Errorf("%s, %v", out, err)
+	}
+}

@@ -1,0 +1,490 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/cni"
+	"fairlead.dev/fairlead/ipam"
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netlink"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/model"
+)
+
+// Line is what makes attachments true: the loops of all planes that a pod needs.
+type Line interface {
+	Change(put, del []model.NetworkPart)
+	// Sync waits until all that was changed before is in the kernel, or refused.
+	Sync(context.Context) error
+	// SyncOwner waits until an owner's parts are in the kernel. The error says what of them is refused.
+	SyncOwner(context.Context, model.Owner) error
+}
+
+// Options is what a server is told.
+type Options struct {
+	Pool *ipam.Pool
+	Line Line
+	// returns why no pod can be attached yet, nil if one can; the default is always nil
+	Ready func() error
+	// returns how an attachment's pod, in whose network namespace the calling thread is, isn't as it was made; "": it is
+	Differs func(*model.Attachment) (string, error)
+	Log     *slog.Logger
+	AddWait time.Duration // how long an ADD waits for the kernel; 0: DefaultAddWait
+}
+
+// DefaultAddWait is less than the runtime waits for the plugin.
+const DefaultAddWait = 30 * time.Second
+
+// Server serves the plugin. Its methods may be called from any goroutine.
+type Server struct {
+	options Options
+	ns      *netns.Namespace // of the node
+	s       *netlink.Socket
+	handled sync.WaitGroup
+
+	mu       sync.Mutex
+	network  *model.Network // nil: not decided yet
+	attached map[string]*model.Attachment
+	busy     map[string]*turn
+}
+
+// turn is the requests about one attachment.
+type turn struct {
+	free    chan struct{} // holds one while no request is served
+	cancel  context.CancelFunc
+	waiting int
+}
+
+// New returns a server for the calling thread's network namespace, and the attachments that the pool has records of.
+func New(o Options) (*Server, []*model.Attachment, error) {
+	if o.AddWait == 0 {
+		o.AddWait = DefaultAddWait
+	}
+	ns, err := netns.Current()
+	if err != nil {
+		return nil, nil, err
+	}
+	socket, err := netlink.Open(unix.NETLINK_ROUTE, 0)
+	if err != nil {
+		return nil, nil, errors.Join(err, ns.Close())
+	}
+	s := &Server{options: o, ns: ns, s: socket, attached: map[string]*model.Attachment{}, busy: map[string]*turn{}}
+	devices, err := s.devices()
+	if err != nil {
+		return nil, nil, errors.Join(err, s.Close())
+	}
+	var adopted []*model.Attachment
+	for _, r := range o.Pool.Records() {
+		a := attachmentOf(r)
+		if !devices[a.Device] { // the process died in between, or the pod has gone since
+			if err := o.Pool.Release(r.ID); err != nil {
+				return nil, nil, errors.Join(err, s.Close())
+			}
+			continue
+		}
+		s.attached[r.ID] = a
+		adopted = append(adopted, a)
+	}
+	return s, adopted, nil
+}
+
+// Close closes the server's handles, once Serve and Follow have returned.
+func (s *Server) Close() error { return errors.Join(s.s.Close(), s.ns.Close()) }
+
+// devices returns the names of the node's veth devices that are named as attachments' are.
+func (s *Server) devices() (map[string]bool, error) {
+	veths, err := link.Veths(s.s, cni.DevicePrefix)
+	names := make(map[string]bool, len(veths))
+	for _, v := range veths {
+		names[v.Name] = true
+	}
+	return names, err
+}
+
+// attachmentOf returns the attachment of a record.
+func attachmentOf(r ipam.Record) *model.Attachment {
+	a := &model.Attachment{ID: r.ID, Pod: r.Pod, Addresses: r.Addresses, Interface: r.Interface, Device: cni.Device(r.ID),
+		NetNS: r.NetNS, MTU: r.MTU}
+	a.MACs.Node, a.MACs.Pod = macOf(r.ID, 'n'), macOf(r.ID, 'p')
+	return a
+}
+
+// macOf returns a locally administered link-layer address, a function of an attachment's ID and end.
+func macOf(id string, end byte) (mac [6]byte) {
+	mac[0], mac[1] = 0x02, end
+	h := cni.Hash(id)
+	for i := range 4 {
+		mac[2+i] = byte(h >> (8 * i))
+	}
+	return mac
+}
+
+// SetNetwork sets what new attachments get: addresses of its ranges, and its MTU. nil: none can be made.
+func (s *Server) SetNetwork(n *model.Network) {
+	s.mu.Lock()
+	s.network = n
+	s.mu.Unlock()
+	if n != nil {
+		s.options.Pool.SetRanges(n.Ranges)
+	}
+}
+
+// Listen opens the socket at a path, in place of one that a process before has left, for root alone.
+func Listen(path string) (*net.UnixListener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("listen for the CNI plugin: %w", err)
+	}
+	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
+	os.Remove(fresh)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen for the CNI plugin: %w", err)
+	}
+	l.SetUnlinkOnClose(false) // the next process may listen there already
+	if err := errors.Join(os.Chmod(fresh, 0o600), os.Rename(fresh, path)); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for the CNI plugin: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// Serve serves a listener until ctx ends, and closes it.
+func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	defer s.handled.Wait()
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("accept from the CNI plugin: %w", err)
+		}
+		s.handled.Go(func() { s.handle(ctx, c) })
+	}
+}
+
+// idle is how long a connection may be without a whole request.
+const idle = 5 * time.Second
+
+func (s *Server) handle(ctx context.Context, c *net.UnixConn) {
+	defer c.Close()
+	c.SetReadDeadline(time.Now().Add(idle))
+	r, file, err := cni.Receive(c)
+	var out cni.Response
+	if err == nil {
+		out.Result, err = s.serve(ctx, r, file)
+	}
+	file.Close()
+	if err != nil {
+		s.options.Log.Warn("CNI request failed", "command", r.Command, "pod", r.Pod, "container", r.Container, "error", err)
+		out.Error = cni.ErrorOf(err)
+	}
+	if ctx.Err() == nil { // else the plugin calls the process that comes next
+		cni.Reply(c, out)
+	}
+}
+
+// serve serves one request.
+func (s *Server) serve(ctx context.Context, r cni.Request, ns *os.File) (*cni.Result, error) {
+	id := cni.Key(r.Container, r.Interface)
+	switch r.Command {
+	case cni.Add:
+		if ns == nil {
+			return nil, cni.Errorf(cni.CodeEnvironment, "no network namespace came with ADD")
+		}
+		return s.add(ctx, id, r, ns)
+	case cni.Del:
+		return nil, s.exclusively(ctx, id, true, func(ctx context.Context) error { return s.detach(ctx, id) })
+	case cni.Check:
+		if ns == nil {
+			return nil, cni.Errorf(cni.CodeEnvironment, "no network namespace came with CHECK")
+		}
+		return nil, s.check(ctx, id, r, ns)
+	case cni.GC:
+		return nil, s.collect(ctx, r)
+	case cni.Status:
+		return nil, s.status()
+	}
+	return nil, cni.Errorf(cni.CodeEnvironment, "unknown command %q", r.Command)
+}
+
+// status returns why no pod can be attached now.
+func (s *Server) status() error {
+	if s.options.Ready != nil {
+		if err := s.options.Ready(); err != nil {
+			return cni.Errorf(cni.CodeUnavailable, "%s", err)
+		}
+	}
+	s.mu.Lock()
+	n := s.network
+	s.mu.Unlock()
+	if n == nil || len(n.Ranges) == 0 {
+		return cni.Errorf(cni.CodeUnavailable, "this node has no range of addresses for pods yet")
+	}
+	if err := s.options.Pool.Available(); err != nil {
+		return cni.Errorf(cni.CodeLimited, "%s", err)
+	}
+	return nil
+}
+
+// exclusively runs f while no other request about an attachment is served. An interrupting one ends that which is.
+func (s *Server) exclusively(ctx context.Context, id string, interrupts bool, f func(context.Context) error) error {
+	s.mu.Lock()
+	t := s.busy[id]
+	if t == nil {
+		t = &turn{free: make(chan struct{}, 1)}
+		t.free <- struct{}{}
+		s.busy[id] = t
+	}
+	t.waiting++
+	if interrupts && t.cancel != nil {
+		t.cancel()
+	}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if t.waiting--; t.waiting == 0 {
+			delete(s.busy, id)
+		}
+	}()
+	select {
+	case <-t.free:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.mu.Lock()
+	if !interrupts {
+		t.cancel = cancel
+	}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		t.cancel = nil
+		s.mu.Unlock()
+		t.free <- struct{}{}
+	}()
+	return f(ctx)
+}
+
+func ownerOf(id string) model.Owner { return model.Owner{Kind: model.KindAttachment, Name: id} }
+
+// add attaches a pod. One that is attached already has the same result.
+func (s *Server) add(ctx context.Context, id string, r cni.Request, ns *os.File) (result *cni.Result, err error) {
+	err = s.exclusively(ctx, id, false, func(ctx context.Context) error {
+		result, err = s.attach(ctx, id, r, ns)
+		return err
+	})
+	return result, err
+}
+
+func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.File) (*cni.Result, error) {
+	if err := s.status(); err != nil && cni.ErrorOf(err).Code == cni.CodeUnavailable {
+		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
+	}
+	s.mu.Lock()
+	was, mtu := s.attached[id], s.network.MTU
+	s.mu.Unlock()
+	if was != nil && was.NetNS != r.NetNS { // the runtime lost a DEL
+		if err := s.detach(ctx, id); err != nil {
+			return nil, err
+		}
+		was = nil
+	}
+	record := ipam.Record{ID: id, Pod: r.Pod, Interface: r.Interface, NetNS: r.NetNS, Network: r.Network, MTU: mtu}
+	record, err := s.options.Pool.Allocate(record)
+	if err != nil {
+		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
+	}
+	a := attachmentOf(record)
+	ctx, cancel := context.WithTimeout(ctx, s.options.AddWait)
+	defer cancel()
+	err = s.put(ctx, a, was, ns)
+	if err != nil {
+		err = errors.Join(err, s.detach(context.WithoutCancel(ctx), id))
+		if ctx.Err() != nil {
+			err = cni.Errorf(cni.CodeTryAgain, "%s", err)
+		}
+		return nil, err
+	}
+	return resultOf(a, r.NetNS), nil
+}
+
+// put has the kernel hold an attachment, in place of the same one, if there is one. While it is made, it has the
+// network
+// namespace by the file that came with the request.
+func (s *Server) put(ctx context.Context, a, was *model.Attachment, ns *os.File) error {
+	made := *a
+	made.NetNS = fmt.Sprintf("/proc/self/fd/%d", ns.Fd())
+	s.exchange(&made, was)
+	err := s.options.Line.SyncOwner(ctx, ownerOf(a.ID))
+	s.exchange(a, &made)
+	return err
+}
+
+// exchange puts an attachment in place of another one of the same ID; either may be nil.
+func (s *Server) exchange(a, was *model.Attachment) {
+	var put, del []model.NetworkPart
+	s.mu.Lock()
+	if was != nil {
+		del = append(del, was)
+		delete(s.attached, was.ID)
+	}
+	if a != nil {
+		put = append(put, a)
+		s.attached[a.ID] = a
+	}
+	s.options.Line.Change(put, del)
+	s.mu.Unlock()
+}
+
+// detach makes an attachment untrue and frees its addresses. One that isn't there is no error.
+func (s *Server) detach(ctx context.Context, id string) error {
+	s.mu.Lock()
+	a := s.attached[id]
+	s.mu.Unlock()
+	if a != nil {
+		s.exchange(nil, a)
+		failed := s.options.Line.Sync(ctx) // of other pods' too
+		devices, err := s.devices()
+		if err != nil {
+			return err
+		}
+		if devices[a.Device] {
+			return cni.Errorf(cni.CodeTryAgain, "device %s of %s can't be deleted: %s", a.Device, id, failed)
+		}
+	}
+	return s.options.Pool.Release(id)
+}
+
+// check returns how an attachment isn't as it was made.
+func (s *Server) check(ctx context.Context, id string, r cni.Request, ns *os.File) error {
+	s.mu.Lock()
+	a := s.attached[id]
+	s.mu.Unlock()
+	if a == nil {
+		return cni.Errorf(cni.CodeCheck, "container %s has no interface %s", r.Container, r.Interface)
+	}
+	for _, ip := range prevIPs(r) {
+		if x := ip.Address.Addr(); !slices.Contains(a.Addresses, x) && ip.Interface != nil {
+			return cni.Errorf(cni.CodeCheck, "address %s is not that of the interface, which has %v", x, a.Addresses)
+		}
+	}
+	if err := s.options.Line.SyncOwner(ctx, ownerOf(id)); err != nil {
+		return cni.Errorf(cni.CodeCheck, "%s", err)
+	}
+	var differs string
+	err := netns.In(ns, func() (err error) {
+		differs, err = s.options.Differs(a)
+		return err
+	})
+	if err == nil && differs != "" {
+		err = cni.Errorf(cni.CodeCheck, "%s; the pod changed it: recreate the pod", differs)
+	}
+	return err
+}
+
+func prevIPs(r cni.Request) []cni.IP {
+	if r.Prev == nil {
+		return nil
+	}
+	return r.Prev.IPs
+}
+
+// collect detaches what of a network isn't valid any more.
+func (s *Server) collect(ctx context.Context, r cni.Request) (err error) {
+	valid := map[string]bool{}
+	for _, a := range r.Valid {
+		valid[cni.Key(a.Container, a.Interface)] = true
+	}
+	for _, record := range s.options.Pool.Records() {
+		if record.Network == r.Network && !valid[record.ID] {
+			err = errors.Join(err, s.exclusively(ctx, record.ID, true, func(ctx context.Context) error {
+				return s.detach(ctx, record.ID)
+			}))
+		}
+	}
+	return err
+}
+
+// Follow detaches pods whose devices have gone with their network namespaces, until ctx ends.
+func (s *Server) Follow(ctx context.Context) error {
+	signals, err := link.WatchDevices(ctx, s.ns)
+	if err != nil {
+		return err
+	}
+	for range signals {
+		if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
+			s.options.Log.Warn("pods whose network namespaces have gone are still attached, retrying", "error", err)
+		}
+	}
+	return nil
+}
+
+func (s *Server) sweep(ctx context.Context) error {
+	devices, err := s.devices()
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	var gone []*model.Attachment
+	for id, a := range s.attached {
+		if !devices[a.Device] && s.busy[id] == nil {
+			gone = append(gone, a)
+		}
+	}
+	s.mu.Unlock()
+	for _, a := range gone {
+		if lives(a.NetNS) {
+			continue // the loop makes the device again
+		}
+		err = errors.Join(err, s.exclusively(ctx, a.ID, true, func(ctx context.Context) error { return s.detach(ctx, a.ID) }))
+	}
+	return err
+}
+
+// lives reports whether a network namespace can be opened by its path.
+func lives(path string) bool {
+	if path == "" || strings.HasPrefix(path, "/proc/self/fd/") {
+		return false
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	return netns.In(file, func() error { return nil }) == nil
+}
+
+// resultOf returns the CNI result of an attachment.
+func resultOf(a *model.Attachment, ns string) *cni.Result {
+	inside := 1
+	r := &cni.Result{Interfaces: []cni.Interface{
+		{Name: a.Device, MAC: net.HardwareAddr(a.MACs.Node[:]).String(), MTU: a.MTU},
+		{Name: a.Interface, MAC: net.HardwareAddr(a.MACs.Pod[:]).String(), MTU: a.MTU, Sandbox: ns}}}
+	for _, x := range a.Addresses {
+		gateway, all := model.Gateways[0], netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		if x.Is6() {
+			gateway, all = model.Gateways[1], netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+		r.IPs = append(r.IPs, cni.IP{Address: netip.PrefixFrom(x, x.BitLen()), Gateway: &gateway, Interface: &inside})
+		r.Routes = append(r.Routes, cni.Route{Dst: all, GW: &gateway})
+	}
+	return r
+}

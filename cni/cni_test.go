@@ -1,0 +1,245 @@
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// run runs the plugin and returns what it printed.
+func run(t *testing.T, stdin string, environment ...string) (code int, out string) {
+	t.Helper()
+	env := map[string]string{}
+	for _, e := range environment {
+		k, v, _ := strings.Cut(e, "=")
+		env[k] = v
+	}
+	var b strings.Builder
+	p := Plugin{Environment: func(k string) string { return env[k] }, Stdin: strings.NewReader(stdin), Stdout: &b,
+		AddWait: 200 * time.Millisecond, DelWait: 100 * time.Millisecond}
+	code = p.Run()
+	return code, strings.TrimSpace(b.String())
+}
+
+const absent = `,"socket":"/nonexistent/cni.sock","records":"/nonexistent"`
+
+func TestCallsWithoutAnAgent(t *testing.T) {
+	conf := func(version, more string) string {
+		return fmt.Sprintf(`{"cniVersion":%q,"name":"n","type":"fairlead-cni"%s}`, version, absent+more)
+	}
+	pod := []string{"CNI_CONTAINERID=c-1", "CNI_IFNAME=eth0", "CNI_NETNS=/proc/self/ns/net"}
+	for name, c := range map[string]struct {
+		stdin string
+		env   []string
+		code  uint // of the error; 0: none
+		want  string
+	}{
+		"VERSION":            {`{"cniVersion":"1.0.0"}`, []string{"CNI_COMMAND=VERSION"}, 0, `"supportedVersions":["0.4.0","1.0.0","1.1.0"]`},
+		"VERSION of nothing": {"", []string{"CNI_COMMAND=VERSION"}, 0, `"cniVersion":"1.1.0"`},
+		"no command":         {conf("1.1.0", ""), nil, CodeEnvironment, "CNI_COMMAND"},
+		"malformed":          {"{", append(pod, "CNI_COMMAND=ADD"), CodeDecode, "standard input"},
+		"old version":        {conf("0.3.1", ""), append(pod, "CNI_COMMAND=ADD"), CodeVersion, "0.3.1"},
+		"no version":         {`{"name":"n"}`, append(pod, "CNI_COMMAND=DEL"), CodeVersion, "use one of 0.4.0"},
+		"no name":            {`{"cniVersion":"1.0.0"}`, append(pod, "CNI_COMMAND=ADD"), CodeConfig, "no name"},
+		"no container": {conf("1.0.0", ""), []string{"CNI_COMMAND=ADD", "CNI_IFNAME=eth0", "CNI_NETNS=x"},
+			CodeEnvironment, "CNI_CONTAINERID"},
+		"a path as container": {conf("1.0.0", ""), []string{"CNI_COMMAND=DEL", "CNI_IFNAME=eth0", "CNI_CONTAINERID=../x"},
+			CodeEnvironment, "CNI_CONTAINERID"},
+		"no interface": {conf("1.0.0", ""), []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c", "CNI_NETNS=x"},
+			CodeEnvironment, "CNI_IFNAME"},
+		"a long interface": {conf("1.0.0", ""), []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c",
+			"CNI_IFNAME=0123456789abcdef"}, CodeEnvironment, "CNI_IFNAME"},
+		"no namespace": {conf("1.0.0", ""), []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c", "CNI_IFNAME=eth0"},
+			CodeEnvironment, "CNI_NETNS"},
+		"namespace gone": {conf("1.0.0", ""), []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c", "CNI_IFNAME=eth0",
+			"CNI_NETNS=/nonexistent"}, CodeEnvironment, "/nonexistent"},
+		"ADD":                    {conf("1.0.0", ""), append(pod, "CNI_COMMAND=ADD"), CodeTryAgain, "doesn't answer"},
+		"CHECK":                  {conf("1.0.0", `,"prevResult":{}`), append(pod, "CNI_COMMAND=CHECK"), CodeTryAgain, "doesn't answer"},
+		"CHECK without a result": {conf("1.0.0", ""), append(pod, "CNI_COMMAND=CHECK"), CodeConfig, "prevResult"},
+		"STATUS":                 {conf("1.1.0", ""), []string{"CNI_COMMAND=STATUS"}, CodeUnavailable, "doesn't answer"},
+		"GC":                     {conf("1.1.0", ""), []string{"CNI_COMMAND=GC"}, 0, ""},
+		"DEL":                    {conf("1.1.0", ""), append(pod, "CNI_COMMAND=DEL"), 0, ""},
+	} {
+		code, out := run(t, c.stdin, c.env...)
+		var e Error
+		if json.Unmarshal([]byte(out), &e); e.Code != c.code || (code != 0) != (c.code != 0) || !strings.Contains(out,
+			c.want) ||
+			c.code != 0 && e.Version == "" {
+			t.Errorf("%s: exit code %d, %s", name, code, out)
+		}
+	}
+}
+
+func TestDeleteWithoutAnAgentDeletesTheRecord(t *testing.T) {
+	folder := t.TempDir()
+	file := filepath.Join(folder, RecordFile("c-1/eth0"))
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, out := run(t, fmt.Sprintf(`{"cniVersion":"1.1.0","name":"n","socket":"/nonexistent","records":%q}`, folder),
+		"CNI_COMMAND=DEL", "CNI_CONTAINERID=c-1", "CNI_IFNAME=eth0")
+	if _, err := os.Stat(file); code != 0 || out != "" || err == nil {
+		t.Errorf("%d, %s, %v", code, out, err)
+	}
+}
+
+// serve runs an agent that replies to each request by f.
+func serve(t *testing.T, f func(Request, *os.File) (Response, bool)) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "cni.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			r, file, err := Receive(c)
+			if err != nil {
+				Reply(c, Response{Error: ErrorOf(err)})
+			} else if out, replies := f(r, file); replies {
+				Reply(c, out)
+			}
+			file.Close()
+			c.Close()
+		}
+	}()
+	return socket
+}
+
+func TestAddIsPrintedByVersion(t *testing.T) {
+	var calls atomic.Int32
+	socket := serve(t, func(r Request, file *os.File) (Response, bool) {
+		if calls.Add(1)%2 == 1 {
+			return Response{}, false // an agent that ends before it replies
+		}
+		if r.Pod != "shop/web" || r.Network != "n" || r.Container != "c-1" || r.NetNS != "/proc/self/ns/net" {
+			t.Errorf("%+v", r)
+		}
+		if s, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file.Fd())); err != nil || !strings.HasPrefix(s, "net:") {
+			t.Errorf("the file is %s, %v", s, err)
+		}
+		var result Result
+		json.Unmarshal([]byte(`{"interfaces":[{"name":"eth0","mtu":1450,"sandbox":"x"}],"ips":[{"address":"10.0.0.2/32","interface":0},
+			{"address":"fd00::2/128"}],"routes":[{"dst":"0.0.0.0/0","gw":"169.254.1.1"}]}`), &result)
+		return Response{Result: &result}, true
+	})
+	for version, want := range map[string]string{
+		"0.4.0": `{"cniVersion":"0.4.0","interfaces":[{"name":"eth0","sandbox":"x"}],"ips":[{"version":"4","address":"10.0.0.2/32","interface":0},{"version":"6","address":"fd00::2/128"}],"routes":[{"dst":"0.0.0.0/0","gw":"169.254.1.1"}]}`,
+		"1.0.0": `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"x"}],"ips":[{"address":"10.0.0.2/32","interface":0},{"address":"fd00::2/128"}],"routes":[{"dst":"0.0.0.0/0","gw":"169.254.1.1"}]}`,
+		"1.1.0": `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","mtu":1450,"sandbox":"x"}],"ips":[{"address":"10.0.0.2/32","interface":0},{"address":"fd00::2/128"}],"routes":[{"dst":"0.0.0.0/0","gw":"169.254.1.1"}]}`,
+	} {
+		code, out := run(t, fmt.Sprintf(`{"cniVersion":%q,"name":"n","socket":%q}`, version, socket), "CNI_COMMAND=ADD",
+			"CNI_CONTAINERID=c-1", "CNI_IFNAME=eth0", "CNI_NETNS=/proc/self/ns/net",
+			"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web")
+		if code != 0 || out != want {
+			t.Errorf("%s: %d, %s", version, code, out)
+		}
+	}
+}
+
+func TestErrorsOfTheAgentAreTheRuntimes(t *testing.T) {
+	socket := serve(t, func(Request, *os.File) (Response, bool) {
+		return Response{Error: Errorf(CodeLimited, "all addresses are in use")}, true
+	})
+	code, out := run(t, fmt.Sprintf(`{"cniVersion":"1.1.0","name":"n","socket":%q}`, socket), "CNI_COMMAND=STATUS")
+	if want := `{"cniVersion":"1.1.0","code":51,"msg":"all addresses are in use"}`; code != 1 || out != want {
+		t.Errorf("%d, %s", code, out)
+	}
+	if e := ErrorOf(errors.New("x")); e.Code != CodeFailed || e.Error() != "x" {
+		t.Errorf("%v", e)
+	}
+}
+
+func TestMalformedRequests(t *testing.T) {
+	socket := serve(t, func(Request, *os.File) (Response, bool) { return Response{}, true })
+	for _, text := range []string{"{\n", "\n", "null", `{"command":1}` + "\n"} {
+		c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Write([]byte(text))
+		c.CloseWrite()
+		var r Response
+		if err := json.NewDecoder(c).Decode(&r); err != nil || r.Error == nil || r.Error.Code != CodeDecode {
+			t.Errorf("%q: %+v, %v", text, r, err)
+		}
+		c.Close()
+	}
+}
+
+func TestDeviceNames(t *testing.T) {
+	if d := Device(Key("c-1", "eth0")); len(d) != 12 || !strings.HasPrefix(d, DevicePrefix) || d == Device(Key("c-1",
+		"eth1")) {
+		t.Errorf("%s", d)
+	}
+	if err := deleteDevice("flnonexistent"); err != nil && os.Getuid() == 0 {
+		t.Errorf("%v", err)
+	}
+}
+
+func FuzzCalls(f *testing.F) {
+	f.Add("ADD", "c", "eth0", "/ns", "K8S_POD_NAME=x;;=", []byte(`{"cniVersion":"1.1.0","name":"n","prevResult":{"ips":[{"address":"x"}]}}`))
+	f.Add("GC", "", "", "", "", []byte(`{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]}`))
+	f.Fuzz(func(t *testing.T, command, container, iface, ns, args string, stdin []byte) {
+		c, err := parse(func(k string) string {
+			return map[string]string{"CNI_COMMAND": command, "CNI_CONTAINERID": container, "CNI_IFNAME": iface, "CNI_NETNS": ns,
+				"CNI_ARGS": args}[k]
+		}, stdin)
+		if err != nil {
+			if ErrorOf(err).Code >= CodeTryAgain {
+				t.Errorf("%v", err)
+			}
+			return
+		}
+		b, err := json.Marshal(c.Request)
+		var again Request
+		if err == nil {
+			err = json.Unmarshal(b, &again)
+		}
+		if len(again.Container) != len(c.Container) || err != nil && c.Prev == nil {
+			t.Errorf("%s: %v", b, err)
+		}
+	})
+}
+
+// TestPluginIsSmall is about what the runtime starts for every pod.
+func TestPluginIsSmall(t *testing.T) {
+	const most = 3 << 20
+	file := filepath.Join(t.TempDir(), "fairlead-cni")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", file, "../cmd/fairlead-cni")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatal(err, string(out))
+	}
+	if s, err := os.Stat(file); err != nil || s.Size() > most {
+		t.Errorf("the plugin has %d bytes, %d are the most", s.Size(), most)
+	}
+	out, err := exec.Command("go", "list", "-deps", "../cmd/fairlead-cni").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var others []string
+	for p := range strings.FieldsSeq(string(out)) {
+		if first, _, _ := strings.Cut(p, "/"); strings.Contains(first, ".") {
+			others = append(others, p)
+		}
+	}
+	if want := []string{"fairlead.dev/fairlead/cni", "fairlead.dev/fairlead/cmd/fairlead-cni"}; !reflect.DeepEqual(others,
+		want) {
+		t.Errorf("the plugin imports %v beside the standard library", others)
+	}
+}

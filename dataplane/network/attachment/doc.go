@@ -1,0 +1,18 @@
+// Package attachment is the data plane that connects pods to their node: by a routed veth pair for each, without a
+// bridge. Facts by rank, of the calling thread's network namespace:
+//
+//	0 device     node's end → alias "fairlead:" and the attachment's ID, link-layer address, MTU, up
+//	1 setting    net/ipv6/conf/DEVICE/accept_ra → 0
+//	2 neighbour  device · pod's address → link-layer address of the pod's end
+//	3 route      pod's address → device
+//
+// The node's end has no address, and neither end asks or answers who has one: each knows the other's link-layer
+// address. The pod has its addresses (/32, /128, no duplicate address detection) and a default route by a link-local
+// next hop (model.Gateways). Both ends are made where they belong, since moving a device between namespaces waits for
+// all processors. Whoever writes the device writes the pod's inside too, once: what a pod changes there is its own
+// doing, and stays.
+//
+// A device that goes while its pod lives is made again by the path of its network namespace, and the pod's end with it.
+//
+// Devices are this package's by alias, routes by the protocol number Protocol.
+package attachment

@@ -1,0 +1,85 @@
+package attachment
+
+import (
+	"net/netip"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Protocol marks routes to this node's pods (rtm_protocol).
+const Protocol = 0xfb
+
+// alias is how the aliases of this package's devices begin.
+const alias = "fairlead:"
+
+// Fact is one thing that this plane writes.
+type Fact = dataplane.Fact[Key, Value]
+
+// Kind is a kind of fact.
+type Kind uint8
+
+// The kinds, by rank.
+const (
+	KindDevice Kind = iota
+	KindSetting
+	KindNeighbour
+	KindRoute
+)
+
+var kindNames = [...]string{"device", "setting", "neighbour", "route"}
+
+// Key names a fact.
+type Key struct {
+	Kind   Kind
+	Device string     // not KindRoute
+	Addr   netip.Addr // KindNeighbour, KindRoute
+}
+
+// Rank implements dataplane.Key.
+func (k Key) Rank() int { return int(k.Kind) }
+
+// Group implements dataplane.Grouped.
+func (k Key) Group() string { return kindNames[k.Kind] }
+
+// String returns text such as "route 10.244.1.5".
+func (k Key) String() string {
+	s := kindNames[k.Kind]
+	if k.Device != "" {
+		s += " " + k.Device
+	}
+	if k.Addr.IsValid() {
+		s += " " + k.Addr.String()
+	}
+	return s
+}
+
+// Value is what a fact says. Fields that its kind doesn't use are zero.
+type Value struct {
+	Alias  string  // KindDevice
+	MAC    [6]byte // KindDevice, KindNeighbour
+	MTU    int     // KindDevice
+	Device string  // KindRoute
+	Other  string  // what is held instead and never wanted; KindSetting: the value
+}
+
+// aliasOf returns the alias of an attachment's device. The kernel's limit is 255 bytes.
+func aliasOf(a *model.Attachment) string { return alias + a.ID[:min(len(a.ID), 255-len(alias))] }
+
+// Render implements dataplane.Plane.
+func (*Plane) Render(p model.NetworkPart) []Fact {
+	a, is := p.(*model.Attachment)
+	if !is {
+		return nil
+	}
+	l := []Fact{
+		{Key: Key{Kind: KindDevice, Device: a.Device}, Value: Value{Alias: aliasOf(a), MAC: a.MACs.Node, MTU: a.MTU},
+			Body: a},
+		{Key: Key{Kind: KindSetting, Device: a.Device}},
+	}
+	for _, x := range a.Addresses {
+		l = append(l, Fact{Key: Key{Kind: KindNeighbour, Device: a.Device, Addr: x}, Value: Value{MAC: a.MACs.Pod}},
+			Fact{Key: Key{Kind: KindRoute, Addr: x}, Value: Value{Device: a.Device}})
+	}
+	return l
+}

@@ -1,0 +1,289 @@
+package attachment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/network"
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netlink"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/route"
+	"fairlead.dev/fairlead/kernel/sysctl"
+	"fairlead.dev/fairlead/model"
+)
+
+// Plane writes facts into one network namespace, and the insides of pods. It implements
+// dataplane.Plane[model.NetworkPart, Key, Value], dataplane.Watcher and dataplane.Cleaner.
+type Plane struct {
+	ns      *netns.Namespace
+	s       *netlink.Socket
+	devices atomic.Pointer[map[int]string] // this package's, by interface index, as last read or written
+}
+
+var (
+	_ dataplane.Plane[model.NetworkPart, Key, Value] = (*Plane)(nil)
+	_ dataplane.Watcher                              = (*Plane)(nil)
+	_ dataplane.Cleaner                              = (*Plane)(nil)
+)
+
+// New opens the plane of the calling thread's network namespace.
+func New() (*Plane, error) {
+	ns, err := netns.Current()
+	if err != nil {
+		return nil, err
+	}
+	s, err := netlink.Open(unix.NETLINK_ROUTE, 0)
+	if err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	p := &Plane{ns: ns, s: s}
+	p.devices.Store(&map[int]string{})
+	return p, nil
+}
+
+// Close closes the plane's handles. The kernel keeps what was written.
+func (p *Plane) Close() error { return errors.Join(p.s.Close(), p.ns.Close()) }
+
+// own returns this package's devices by interface index, and records them for Watch.
+func (p *Plane) own() (map[int]link.Veth, error) {
+	all, err := link.Veths(p.s, "")
+	if err != nil {
+		return nil, err
+	}
+	names := map[int]string{}
+	for index, v := range all {
+		if !strings.HasPrefix(v.Alias, alias) {
+			delete(all, index)
+			continue
+		}
+		names[index] = v.Name
+	}
+	p.devices.Store(&names)
+	return all, nil
+}
+
+// Read implements dataplane.Plane.
+func (p *Plane) Read(context.Context) (l []Fact, err error) {
+	devices, err := p.own()
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range devices {
+		f := Fact{Key: Key{Kind: KindDevice, Device: v.Name}, Value: Value{Alias: v.Alias, MAC: v.MAC, MTU: v.MTU}}
+		if !v.Up {
+			f.Value.Other = "down"
+		}
+		l = append(l, f)
+	}
+	settings, err := p.settings(devices)
+	if err != nil {
+		return nil, err
+	}
+	neighbours, err := link.Neighbours(p.s, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range neighbours {
+		if v, own := devices[n.Dev]; own {
+			l = append(l, Fact{Key: Key{Kind: KindNeighbour, Device: v.Name, Addr: n.Addr}, Value: Value{MAC: n.MAC}})
+		}
+	}
+	routes, err := route.List(p.s, Protocol)
+	seen := map[netip.Addr]bool{}
+	for _, r := range routes {
+		f := Fact{Key: Key{Kind: KindRoute, Addr: r.To.Addr()}, Value: Value{Device: devices[r.Dev].Name}}
+		if !r.IsMain() || r.Via.IsValid() || !r.To.IsSingleIP() {
+			f.Value.Other = r.String()
+		}
+		if !seen[f.Key.Addr] {
+			l = append(l, f)
+		}
+		seen[f.Key.Addr] = true
+	}
+	return append(l, settings...), err
+}
+
+// setting returns the path of a device's setting.
+func setting(device string) string { return "net/ipv6/conf/" + device + "/accept_ra" }
+
+// settings reads the devices' settings. Where the kernel has no IPv6, they are as wanted.
+func (p *Plane) settings(devices map[int]link.Veth) (l []Fact, err error) {
+	err = p.ns.Do(func() error {
+		for _, v := range devices {
+			f := Fact{Key: Key{Kind: KindSetting, Device: v.Name}}
+			n, err := sysctl.Number(setting(v.Name))
+			if err == nil && n != 0 {
+				f.Value.Other = fmt.Sprint(n)
+			}
+			l = append(l, f)
+		}
+		return nil
+	})
+	return l, err
+}
+
+// Write implements dataplane.Plane.
+func (p *Plane) Write(_ context.Context, put, del []Fact) error {
+	w := &writer{Plane: p, held: map[Key]bool{}, put: map[Key]bool{}}
+	for _, f := range del {
+		w.held[f.Key] = true
+	}
+	for kind := KindDevice; kind <= KindRoute; kind++ {
+		for _, f := range put {
+			if f.Key.Kind == kind {
+				w.put[f.Key] = true
+				w.make(f)
+			}
+		}
+		if err := w.Run(p.s); err != nil {
+			return err
+		}
+		if kind == KindDevice {
+			if err := w.find(); err != nil {
+				return err
+			}
+		}
+	}
+	for kind := int(KindRoute); kind >= int(KindDevice); kind-- {
+		for _, f := range del {
+			if int(f.Key.Kind) == kind && !w.put[f.Key] {
+				w.remove(f)
+			}
+		}
+	}
+	return w.Run(p.s)
+}
+
+// writer is one Write.
+type writer struct {
+	*Plane
+	network.Batch[Key]
+	held, put map[Key]bool
+	index     map[string]int // of devices, by name
+}
+
+// find reads the interface indexes of devices.
+func (w *writer) find() error {
+	if _, err := w.own(); err != nil {
+		return err
+	}
+	w.index = map[string]int{}
+	for index, name := range *w.devices.Load() {
+		w.index[name] = index
+	}
+	return nil
+}
+
+// make makes a fact true, or adds the requests that do.
+func (w *writer) make(f Fact) {
+	dev := w.index[f.Key.Device+f.Value.Device]
+	if f.Key.Kind != KindDevice && dev == 0 {
+		w.Refuse(f.Key, fmt.Errorf("%s: device %s is gone", f.Key, f.Key.Device+f.Value.Device))
+		return
+	}
+	switch f.Key.Kind {
+	case KindDevice:
+		if err := w.device(f); err != nil {
+			w.Refuse(f.Key, err)
+		}
+	case KindSetting:
+		err := w.ns.Do(func() error {
+			_, _, err := sysctl.Ensure(setting(f.Key.Device), "0")
+			return err
+		})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			w.Refuse(f.Key, err)
+		}
+	case KindNeighbour:
+		w.Add(f.Key, func(b *netlink.Batch) {
+			link.PutNeighbours(b, link.Neighbour{Dev: dev, Addr: f.Key.Addr, MAC: f.Value.MAC})
+		})
+	case KindRoute:
+		w.Add(f.Key, func(b *netlink.Batch) { route.Put(b, route.Route{Owner: Protocol, To: host(f.Key.Addr), Dev: dev}) })
+	}
+}
+
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// device changes a device that is there, or makes a pair.
+func (w *writer) device(f Fact) error {
+	v := link.Veth{Name: f.Key.Device, Alias: f.Value.Alias, MAC: f.Value.MAC, MTU: f.Value.MTU}
+	if w.held[f.Key] {
+		w.Add(f.Key, func(b *netlink.Batch) { link.ChangeVeth(b, v) })
+		return nil
+	}
+	a, is := f.Body.(*model.Attachment)
+	if !is {
+		return fmt.Errorf("%s: its attachment is not known", f.Key)
+	}
+	return makePair(w.s, v, a)
+}
+
+// remove adds the requests that make a fact untrue.
+func (w *writer) remove(f Fact) {
+	dev := w.index[f.Key.Device]
+	switch f.Key.Kind {
+	case KindDevice:
+		w.Add(f.Key, func(b *netlink.Batch) { link.DeleteNamed(b, f.Key.Device) })
+	case KindNeighbour:
+		if dev != 0 {
+			w.Add(f.Key, func(b *netlink.Batch) {
+				link.DeleteNeighbours(b, link.Neighbour{Dev: dev, Addr: f.Key.Addr, MAC: f.Value.MAC})
+			})
+		}
+	case KindRoute:
+		w.Add(f.Key, func(b *netlink.Batch) { route.Delete(b, route.Route{Owner: Protocol, To: host(f.Key.Addr)}) })
+	}
+}
+
+// groups are the notifications of what this plane writes on the node.
+var groups = []int{unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE}
+
+// Watch implements dataplane.Watcher.
+func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
+	return network.Watch(ctx, p.ns, p.s, groups, p.concerns)
+}
+
+// concerns reports whether a notification may be about a fact.
+func (p *Plane) concerns(m netlink.Message) bool {
+	devices := *p.devices.Load()
+	switch m.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		_, own := devices[link.IndexIn(m)]
+		return own
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		_, own := devices[link.NeighbourDevice(m)]
+		return own
+	}
+	r, ok := route.Of(m)
+	return ok && (r.Owner == Protocol || m.Flags&unix.NLM_F_REPLACE != 0)
+}
+
+// Clean implements dataplane.Cleaner. Pods lose their network.
+func (p *Plane) Clean(context.Context) error {
+	devices, err := p.own()
+	if err != nil {
+		return err
+	}
+	routes, err := route.List(p.s, Protocol)
+	if err != nil {
+		return err
+	}
+	b := route.NewBatch()
+	for _, r := range routes {
+		route.Delete(b, route.Route{Owner: Protocol, Table: r.Table, To: r.To})
+	}
+	for _, v := range devices {
+		link.DeleteNamed(b, v.Name)
+	}
+	return p.s.Apply(b)
+}

@@ -1,0 +1,122 @@
+package link
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/netlink"
+)
+
+// Veth is one end of a veth pair without addresses of the kernel's choice. Veths are comparable.
+type Veth struct {
+	Name  string
+	Alias string // for people, at most 255 bytes
+	MAC   [6]byte
+	MTU   int
+	Up    bool
+}
+
+// vethInfoPeer is VETH_INFO_PEER.
+const vethInfoPeer = 1
+
+// AddPair makes a veth pair: near here and up, far down in the network namespace of a file descriptor. Neither has an
+// IPv6 link-local address.
+func AddPair(b *netlink.Batch, near, far Veth, ns int) {
+	said := func() string { return fmt.Sprintf("add veth %s with peer %s", near.Name, far.Name) }
+	b.Add(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, said, func(m *netlink.Buffer) {
+		*m = append(*m, make([]byte, unix.SizeofIfInfomsg)...)
+		near.write(m)
+		m.Nest(unix.IFLA_LINKINFO, func() {
+			m.Text(unix.IFLA_INFO_KIND, "veth")
+			m.Nest(unix.IFLA_INFO_DATA, func() {
+				m.Nest(vethInfoPeer, func() {
+					*m = append(*m, make([]byte, unix.SizeofIfInfomsg)...)
+					far.write(m)
+					m.Uint32(unix.IFLA_NET_NS_FD, uint32(ns))
+				})
+			})
+		})
+	})
+	ChangeVeth(b, near)
+}
+
+func (v Veth) write(m *netlink.Buffer) {
+	m.Text(unix.IFLA_IFNAME, v.Name)
+	m.Bytes(unix.IFLA_ADDRESS, v.MAC[:])
+	m.Uint32(unix.IFLA_MTU, uint32(v.MTU))
+}
+
+// addrGenModeNone is IN6_ADDR_GEN_MODE_NONE.
+const addrGenModeNone = 1
+
+// ChangeVeth sets all that a Veth has of the device of its name, and brings it up.
+func ChangeVeth(b *netlink.Batch, v Veth) {
+	said := func() string { return "set veth " + v.Name }
+	b.Add(unix.RTM_NEWLINK, 0, said, func(m *netlink.Buffer) {
+		*m = append(*m, make([]byte, unix.SizeofIfInfomsg)...)
+		m.Text(unix.IFLA_IFNAME, v.Name)
+		m.Nest(unix.IFLA_AF_SPEC, func() {
+			m.Nest(unix.AF_INET6, func() { m.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone) })
+		})
+	}, unix.EAFNOSUPPORT)
+	b.Add(unix.RTM_NEWLINK, 0, said, func(m *netlink.Buffer) {
+		*m = append(*m, linkHeader(unix.IFF_UP, unix.IFF_UP)...)
+		v.write(m)
+		if v.Alias != "" {
+			m.Bytes(unix.IFLA_IFALIAS, []byte(v.Alias))
+		}
+	})
+}
+
+// Up brings the device of that name up.
+func Up(b *netlink.Batch, name string) {
+	b.Add(unix.RTM_NEWLINK, 0, func() string { return "bring device " + name + " up" }, func(m *netlink.Buffer) {
+		*m = append(*m, linkHeader(unix.IFF_UP, unix.IFF_UP)...)
+		m.Text(unix.IFLA_IFNAME, name)
+	})
+}
+
+// Veths returns the veth devices whose names begin with a prefix, by interface index.
+func Veths(s *netlink.Socket, prefix string) (all map[int]Veth, err error) {
+	err = netlink.Stable(func() error {
+		all = map[int]Veth{}
+		return s.Request(unix.RTM_GETLINK, unix.NLM_F_DUMP, func(b *netlink.Buffer) {
+			*b = append(*b, make([]byte, unix.SizeofIfInfomsg)...)
+			b.Nest(unix.IFLA_LINKINFO, func() { b.Text(unix.IFLA_INFO_KIND, "veth") })
+		}, func(m netlink.Message) {
+			if v, ok := vethOf(m); ok && strings.HasPrefix(v.Name, prefix) {
+				all[int(binary.NativeEndian.Uint32(m.Body[4:]))] = v
+			}
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list veth devices: %w", err)
+	}
+	return all, nil
+}
+
+// vethOf reads a message, and reports whether it is about a veth.
+func vethOf(m netlink.Message) (v Veth, ok bool) {
+	if m.Type != unix.RTM_NEWLINK || len(m.Body) < unix.SizeofIfInfomsg {
+		return v, false
+	}
+	v.Up = binary.NativeEndian.Uint32(m.Body[8:])&unix.IFF_UP != 0
+	for t, a := range m.Attributes(unix.SizeofIfInfomsg) {
+		switch t {
+		case unix.IFLA_IFNAME:
+			v.Name = netlink.Text(a)
+		case unix.IFLA_IFALIAS:
+			v.Alias = netlink.Text(a)
+		case unix.IFLA_ADDRESS:
+			copy(v.MAC[:], a)
+		case unix.IFLA_MTU:
+			v.MTU = int(netlink.Uint(a))
+		case unix.IFLA_LINKINFO:
+			ok = netlink.Text(netlink.Find(a, unix.IFLA_INFO_KIND)) == "veth"
+		}
+	}
+	return v, ok
+}
