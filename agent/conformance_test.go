@@ -149,17 +149,23 @@ func harmAny(ctx context.Context, plane any, parts []model.ServicePart) error {
 
 // harm removes what only some parts need; what all stand on stays.
 func harm[T any, K dataplane.Key](ctx context.Context, s dataplane.Plane[T, K, string], parts []T) error {
-	if _, err := s.Read(ctx); err != nil {
+	read, err := s.Read(ctx)
+	if err != nil {
 		return err
 	}
-	gone := map[K]string{}
+	held, gone := map[K]bool{}, map[K]string{}
+	for _, f := range read {
+		held[f.Key] = true
+	}
 	for _, p := range parts {
 		switch any(p).(type) {
 		case *model.ServiceNode, *model.PolicyNode:
 			continue
 		}
 		for _, f := range s.Render(p) {
-			gone[f.Key] = f.Value
+			if held[f.Key] { // what changes beside the harm may not be written yet
+				gone[f.Key] = f.Value
+			}
 		}
 	}
 	if len(gone) == 0 {

@@ -88,7 +88,7 @@ func (s Implementation) cannot(f *model.Frontend, protocol model.Protocol, size 
 
 // leaves returns why the subject doesn't do with a packet of so many bytes what verdict says, or "".
 func (s Implementation) leaves(j assessment, size int) string {
-	if j.outcome.Frontend == nil && j.outcome.Action != verdict.Pass && !j.denied {
+	if j.outcome.Frontend == nil && j.outcome.Action != verdict.Pass && !j.denied() {
 		if why := model.First(s.Unmatched, nil, j.packet.Protocol); why != "" {
 			return why
 		}

@@ -14,11 +14,7 @@ import (
 type assessment struct {
 	node    string
 	packet  verdict.Packet
-	outcome verdict.Verdict // with what policies make of it
-
-	dropped  map[netip.AddrPort]string // candidates to which policies drop it, and why
-	denied   bool                      // policies drop it, wherever it goes
-	policies []evaluation              // in the order in which the packet meets them
+	outcome verdict.Verdict // with what policies make of it on all nodes of its path
 }
 
 // assess queries verdict what becomes of a packet: on the node where it enters and, if that lets it pass, on the node
@@ -31,7 +27,6 @@ func (w *testbed) assess(c client, to netip.AddrPort, p model.Protocol, via stri
 			j.node = entrance(via)
 		}
 	}
-	entry := j.node
 	j.packet.In = interfaceOf(memberNamed(c.Name), j.node)
 	j.outcome = verdict.Of(w.agents[j.node].services, j.packet)
 	if j.outcome.Action == verdict.Pass && owner != "" && owner != j.node {
@@ -39,7 +34,7 @@ func (w *testbed) assess(c client, to netip.AddrPort, p model.Protocol, via stri
 		j.outcome = verdict.Of(w.agents[j.node].services, j.packet)
 	}
 	if w.implementation.Engine != nil {
-		w.evaluate(&j, entry)
+		w.evaluate(&j)
 	}
 	return j
 }
@@ -139,19 +134,13 @@ func (j assessment) differs(l *packetLine, expected []candidate) string {
 
 // same reports whether a candidate of a line is one of verdict's.
 func (j assessment) same(c candidate, v verdict.Candidate) bool {
-	return c.is(v.Backend.Addr) && c.Masqueraded == v.Masqueraded && c.Dropped == j.drops(v.Backend.Addr)
-}
-
-// drops reports whether policies drop the packet where it goes to a backend.
-func (j assessment) drops(backend netip.AddrPort) bool {
-	_, drops := j.dropped[backend]
-	return drops
+	return c.is(v.Backend.Addr) && c.Masqueraded == v.Masqueraded && c.Dropped == (j.dropped(v.Backend.Addr) != "")
 }
 
 // show returns a candidate of verdict's as in a case.
 func (j assessment) show(v verdict.Candidate) string {
 	return candidate{Name: nameOf(v.Backend.Addr.Addr()), Port: v.Backend.Addr.Port(), Masqueraded: v.Masqueraded,
-		Dropped: j.drops(v.Backend.Addr)}.String()
+		Dropped: j.dropped(v.Backend.Addr) != ""}.String()
 }
 
 // String reports the whole judgement, for the messages of failed cases.
@@ -164,8 +153,10 @@ func (j assessment) String() string {
 	for _, c := range o.Candidates {
 		s += "\n    " + j.show(c)
 	}
-	for _, e := range j.policies {
-		s += "\n  " + e.String()
+	for _, c := range o.Candidates {
+		if c.Policy.Reason != "" {
+			s += fmt.Sprintf("\n  policies, to %s: %s, %s", c.Backend.Addr, c.Policy.Verdict, c.Policy.Reason)
+		}
 	}
 	if f := o.Frontend; f != nil {
 		s += fmt.Sprintf("\n  frontend %s of %s (%s), hides %s, lets in %v\n    inside  %s\n    outside %s",

@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"fmt"
 	"net/netip"
 
 	"fairlead.dev/fairlead/model"
@@ -36,79 +35,77 @@ func (p *policyAgent) change(l []source.Change) {
 	p.runner.Change(d.Put, d.Del)
 }
 
-// evaluation is what policies decide about a packet on one node.
-type evaluation struct {
-	node    string
-	packet  verdict.Packet
-	outcome verdict.PolicyOutcome
-}
-
-// String returns the decision with its reason, for the messages of failed cases.
-func (e evaluation) String() string {
-	return fmt.Sprintf("policies on node %s: %s -> %s: %s, %s", e.node, e.packet.Src.Addr(), e.packet.Dst,
-		e.outcome.Verdict, e.outcome.Reason)
-}
-
-// evaluate adds what policies make of the packet that enters at a node: of one that passes as it is, and of one that
-// goes to each candidate.
-func (w *testbed) evaluate(j *assessment, entry string) {
-	drop := func(why string) { j.denied, j.outcome.Action, j.outcome.Reason = true, verdict.Drop, why }
-	if entry != j.node { // where it is for another node's address still
-		if why := w.evaluateOn(j, entry, j.packet); why != "" {
-			drop(why)
-			return
+// evaluate adds what policies make of the packet beyond the node that translates it: on that of its last destination.
+func (w *testbed) evaluate(j *assessment) {
+	o := &j.outcome
+	switch {
+	case o.Action == verdict.Pass:
+		if o.Policy = w.beyond(j, j.packet.Dst, false, o.Policy); o.Policy.Verdict == model.VerdictDrop {
+			o.Action, o.Reason = verdict.Drop, o.Policy.Reason
 		}
-	}
-	switch own := j.packet.Src.Addr() == j.packet.Dst.Addr(); {
-	case j.outcome.Action == verdict.Pass && !own: // else it never leaves its own network
-		if why := w.evaluateTo(j, j.packet.Dst, false); why != "" {
-			drop(why)
-		}
-	case j.outcome.Action == verdict.Forward:
-		j.dropped = map[netip.AddrPort]string{}
-		for _, v := range j.outcome.Candidates {
-			if why := w.evaluateTo(j, v.Backend.Addr, v.Masqueraded); why != "" {
-				j.dropped[v.Backend.Addr] = why
-				if len(j.dropped) == len(j.outcome.Candidates) {
-					drop(why)
+	case o.Action == verdict.Forward:
+		dropped := 0
+		for i, c := range o.Candidates {
+			o.Candidates[i].Policy = w.beyond(j, c.Backend.Addr, c.Masqueraded, c.Policy)
+			if p := o.Candidates[i].Policy; p.Verdict == model.VerdictDrop {
+				if dropped++; dropped == len(o.Candidates) {
+					o.Action, o.Reason = verdict.Drop, p.Reason
 				}
 			}
 		}
 	}
 }
 
-// evaluateTo evaluates the packet on the node that translates it, and on that of its last destination. It returns why
-// it is dropped, or "".
-func (w *testbed) evaluateTo(j *assessment, to netip.AddrPort, masqueraded bool) string {
-	p := j.packet
-	p.Dst = to
-	if why := w.evaluateOn(j, j.node, p); why != "" {
-		return why
-	}
+// beyond returns what policies decide about a packet to its last destination, where the node that translates it has
+// come to o.
+func (w *testbed) beyond(j *assessment, to netip.AddrPort, masqueraded bool, o verdict.PolicyOutcome) verdict.PolicyOutcome {
 	m := memberNamed(nameOf(to.Addr()))
-	if m == nil || m.Node == "" || m.Node == j.node {
-		return ""
+	if o.Verdict == model.VerdictDrop || m == nil || m.Node == "" || m.Node == j.node {
+		return o
 	}
-	if masqueraded {
+	p := j.packet
+	if p.Dst = to; masqueraded {
 		p.Src = netip.AddrPortFrom(memberNamed("node-"+j.node).addr(to.Addr().Is6()), p.Src.Port())
 	}
-	return w.evaluateOn(j, m.Node, p)
+	return verdict.Ingress(w.agents[m.Node].services.Policies, p, o)
 }
 
-// evaluateOn evaluates a packet on one node. It returns why it is dropped, or "".
-func (w *testbed) evaluateOn(j *assessment, node string, p verdict.Packet) string {
-	o := verdict.Policy(w.agents[node].policies.decided, p)
-	j.policies = append(j.policies, evaluation{node, p, o})
-	if o.Verdict == model.VerdictDrop {
-		return o.Reason
+// denied reports whether policies drop the packet, wherever it goes.
+func (j assessment) denied() bool {
+	if j.outcome.Action != verdict.Drop {
+		return false
+	}
+	if len(j.outcome.Candidates) > 0 {
+		return true
+	}
+	return j.outcome.Policy.Verdict == model.VerdictDrop
+}
+
+// dropped returns why policies drop the packet where it goes to a backend, or "".
+func (j assessment) dropped(backend netip.AddrPort) string {
+	for _, c := range j.outcome.Candidates {
+		if c.Backend.Addr == backend && c.Policy.Verdict == model.VerdictDrop {
+			return c.Policy.Reason
+		}
 	}
 	return ""
 }
 
+// drops returns to how many candidates policies drop the packet.
+func (j assessment) drops() (n int) {
+	for _, c := range j.outcome.Candidates {
+		if c.Policy.Verdict == model.VerdictDrop {
+			n++
+		}
+	}
+	return n
+}
+
 // reported returns the audited rules that would drop the packet.
 func (j assessment) reported() (l []model.RuleRef) {
-	for _, e := range j.policies {
-		l = append(l, e.outcome.Reported()...)
+	l = j.outcome.Policy.Reported()
+	for _, c := range j.outcome.Candidates {
+		l = append(l, c.Policy.Reported()...)
 	}
 	return l
 }

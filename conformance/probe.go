@@ -66,7 +66,7 @@ func (p probe) run(ctx context.Context) string {
 		return p.dropped(ctx)
 	case p.l.Action == verdict.Pass:
 		return p.passed(ctx)
-	case len(p.j.dropped) > 0:
+	case p.j.drops() > 0:
 		return p.some(ctx)
 	case p.l.Moves:
 		return p.moves(ctx)
@@ -141,7 +141,7 @@ func (p probe) replied(a echo.Reply, err error) string {
 	if i < 0 {
 		return fmt.Sprintf("%s answers, at %s", a.Pod, a.Server)
 	}
-	if why, drops := p.j.dropped[a.Server]; drops {
+	if why := p.j.dropped(a.Server); why != "" {
 		return fmt.Sprintf("%s answers, at %s, though policies drop it: %s", a.Pod, a.Server, why)
 	}
 	return p.seen(a, p.masqueraded(p.j.outcome.Candidates[i]))
@@ -234,7 +234,7 @@ func (p probe) some(ctx context.Context) string {
 		if w := strings.Join(slices.DeleteFunc(wrong, func(w string) bool { return w == "" }), "; "); w != "" {
 			return w
 		}
-		if len(answered) == len(p.j.outcome.Candidates)-len(p.j.dropped) {
+		if len(answered) == len(p.j.outcome.Candidates)-p.j.drops() {
 			return ""
 		}
 	}
@@ -373,7 +373,7 @@ func (p probe) dropped(ctx context.Context) string {
 		}
 		defer stop()
 	}
-	if len(p.j.dropped) > 0 { // whichever candidate is selected
+	if p.j.drops() > 0 { // whichever candidate is selected
 		return p.some(ctx)
 	}
 	a, err := p.request(ctx, dropTimeout)

@@ -156,7 +156,7 @@ func (w *testbed) enter(ctx context.Context, from, to *scene) error {
 func (w *testbed) incremental(node string) string {
 	fresh := resolve.New(w.resolveConfig(node, w.agents[node].host))
 	fresh.Apply(w.everything())
-	if !reflect.DeepEqual(fresh.Services(), w.agents[node].services) {
+	if !reflect.DeepEqual(fresh.Services(), w.agents[node].resolver.Services()) {
 		return "resolve comes to something else on node " + node + " change by change than at once"
 	}
 	return ""

@@ -245,6 +245,11 @@ func (w *testbed) sync(ctx context.Context) error {
 			}
 		}
 		a.services = a.resolver.Services()
+		if a.policies != nil {
+			both := *a.services
+			both.Policies = a.policies.decided
+			a.services = &both
+		}
 	}
 	return nil
 }

@@ -64,6 +64,9 @@ var remarks = []model.Remark{
 	{ID: "translated-once", Text: "Clients on the node are translated once, at connect(); other packets at the node's " +
 		"devices (Linux 6.7 or later). SCTP, and on older kernels all packets, go through nftables.",
 		About: service.Over(model.SCTP)},
+	{ID: "own-backend", Text: "Network policies don't evaluate what a client sends to itself by way of a Service that " +
+		"selects it: translated at connect(), it never leaves the pod.",
+		About: &model.Packets{Origins: model.OriginsOf(model.FromPod)}},
 	{ID: "udp-closed", Text: "When a UDP endpoint goes, connected sockets of clients on the node that used it are " +
 		"closed: they read ECONNABORTED and must connect again.",
 		About: &model.Packets{Protocols: []model.Protocol{model.UDP},
