@@ -16,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
+	"fairlead.dev/fairlead/sandbox/echo"
 )
 
 // engines are the policy engines to be judged beside each mode.
@@ -92,14 +93,27 @@ func (r *policyRunner[K]) Close() error {
 	return r.Loop.Close()
 }
 
+// unpoliced is why policy engines don't see clients of Services as they are in some modes: of what they send to any
+// backend, and to themselves as the backend of a Service.
+var unpoliced = map[string]struct{ services, own string }{
+	"userspace": {services: "the agent itself connects to backends: policy engines see the node in place of the client"},
+	"ebpf":      {own: "translated at connect(), what a pod sends to itself never leaves it"},
+}
+
 // pairs judges every mode beside every engine.
 func pairs(t *testing.T, judge func(t *testing.T, s conformance.Implementation)) {
 	here(t, func(t *testing.T, s conformance.Implementation) {
 		for _, e := range engines {
-			s.Engine = e
+			s.Engine, s.UnpolicedServices, s.UnpolicedOwn = e, unpoliced[s.Name].services, unpoliced[s.Name].own
 			t.Run(e.Name, func(t *testing.T) { judge(t, s) })
 		}
 	})
 }
 
 func TestPolicyConformance(t *testing.T) { pairs(t, conformance.Run) }
+
+// TestRandomPolicies has SCTP spoken by raw sockets, as TestRandomClusters.
+func TestRandomPolicies(t *testing.T) {
+	t.Setenv(echo.RawSCTP, "1")
+	pairs(t, func(t *testing.T, s conformance.Implementation) { conformance.Random(t, s, *clusters/10) })
+}

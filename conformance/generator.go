@@ -21,6 +21,7 @@ type scene struct {
 	Config  Config
 	Restart []string // nodes whose agent restarts on the way here
 	Apps    [8]app
+	isolation
 }
 
 // app is a Service and its EndpointSlices; without a Service, nothing.
@@ -39,6 +40,9 @@ func (s *scene) objects() map[source.Key]source.Object {
 		for _, e := range a.Slices {
 			m[source.KeyOf(e)] = e
 		}
+	}
+	for _, o := range s.isolation.objects() {
+		m[source.KeyOf(o)] = o
 	}
 	return m
 }

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +18,8 @@ type Implementation struct {
 	Start func() (Runner[model.ServicePart], error)
 	// Engine makes it a pair: cases of policies are run by a service data plane and a policy engine. Nil: no policies.
 	Engine *Engine
+	// Why policy engines don't evaluate what clients send to Services, or to themselves by way of one; "": they do.
+	UnpolicedServices, UnpolicedOwn string
 	// Slow is how many times longer than on a real processor anything may take that must happen, such as an answer: 1 if
 	// zero.
 	Slow int
@@ -93,7 +96,22 @@ func (s Implementation) leaves(j assessment, size int) string {
 			return why
 		}
 	}
+	if why := s.unpoliced(j); why != "" {
+		return why
+	}
 	return s.cannot(j.outcome.Frontend, j.packet.Protocol, size)
+}
+
+// unpoliced returns why no policy engine evaluates the packet in this mode, or "".
+func (s Implementation) unpoliced(j assessment) string {
+	if s.Engine == nil || j.outcome.Frontend == nil {
+		return ""
+	}
+	own := func(c verdict.Candidate) bool { return c.Backend.Addr.Addr() == j.packet.Src.Addr() }
+	if s.UnpolicedServices == "" && slices.ContainsFunc(j.outcome.Candidates, own) {
+		return s.UnpolicedOwn
+	}
+	return s.UnpolicedServices
 }
 
 // shortest is how long a packet of any path may be, of IPv6 (RFC 8200, section 5): what is in it is shorter.

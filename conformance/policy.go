@@ -17,10 +17,16 @@ type policyAgent struct {
 	decided  *model.Policies
 }
 
-// startPolicies starts an engine on a node, without any object known.
-func startPolicies(e *Engine, node string, host *sandbox.Host, c PolicyConfig) (*policyAgent, error) {
-	p := &policyAgent{decided: model.NewPolicies(), resolver: policy.New(policy.Config{Node: node,
-		Addresses: host.Addresses, Audit: c.Audit, UnknownPods: c.UnknownPods})}
+// policyResolver returns a resolver of a node that knows no object yet.
+func (w *testbed) policyResolver(node string, host *sandbox.Host) *policy.Resolver {
+	return policy.New(policy.Config{Node: node, Addresses: host.Addresses, Audit: w.config.Policies.Audit,
+		UnknownPods: w.config.Policies.UnknownPods})
+}
+
+// startPolicies starts the engine on a node, without any object known.
+func (w *testbed) startPolicies(node string, host *sandbox.Host) (*policyAgent, error) {
+	e := w.implementation.Engine
+	p := &policyAgent{decided: model.NewPolicies(), resolver: w.policyResolver(node, host)}
 	err := host.Do(func() (err error) {
 		p.runner, err = e.Start()
 		return err

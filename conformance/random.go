@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -49,6 +50,7 @@ func wander(ctx context.Context, s Implementation, seed uint64, clusters int) (l
 	}
 	defer w.close()
 	k := walk{generator: newGenerator(seed), w: w, path: []*scene{{}}, fates: map[verdict.Action]int{}}
+	k.origin()
 	n := 0
 	for ; n < clusters && found == nil; n++ {
 		found = k.step(ctx)
@@ -71,6 +73,13 @@ type walk struct {
 func (k *walk) step(ctx context.Context) *finding {
 	before := k.path[len(k.path)-1]
 	here := k.next(before)
+	if k.w.implementation.Engine != nil {
+		k.isolate(&here.isolation)
+		if d := k.IntN(10); d < 2 { // back by what was changed last, or by much at once
+			back := *k.path[len(k.path)-1-k.IntN(min(len(k.path), 1+d*8))]
+			here, back.Restart = &back, here.Restart
+		}
+	}
 	k.path = append(k.path, here)
 	k.restarts += len(here.Restart)
 	if err := k.w.enter(ctx, before, here); err != nil {
@@ -84,6 +93,11 @@ func (k *walk) step(ctx context.Context) *finding {
 	if wrong := k.request(ctx); wrong != "" {
 		return &finding{wrong: wrong, scenes: k.path}
 	}
+	if k.w.implementation.Engine != nil {
+		if found := k.direct(ctx); found != nil {
+			return found
+		}
+	}
 	for i := range packetsPerCluster {
 		l := k.packet(k.w)
 		sent, wrong := k.w.fares(ctx, l, i%4 == 0)
@@ -96,6 +110,39 @@ func (k *walk) step(ctx context.Context) *finding {
 		default:
 			k.unsent++
 		}
+	}
+	return nil
+}
+
+// origin begins the walk with the pods and namespaces that there are.
+func (k *walk) origin() {
+	if k.w.implementation.Engine == nil {
+		return
+	}
+	known := &k.path[0].isolation
+	for i, m := range pods() {
+		known.Pods[i] = m.podObject()
+	}
+}
+
+// directPackets is how many packets between hosts of the cast are sent side by side in each world of policies.
+const directPackets = 40
+
+// direct sends packets between hosts of the cast, side by side: most of them are dropped.
+func (k *walk) direct(ctx context.Context) *finding {
+	lines := make([]*packetLine, directPackets)
+	wrong := make([]string, directPackets)
+	var wg sync.WaitGroup
+	for i := range lines {
+		lines[i] = k.generator.direct()
+		wg.Go(func() { _, wrong[i] = k.w.fares(ctx, lines[i], false) })
+	}
+	wg.Wait()
+	for i, l := range lines {
+		if wrong[i] != "" {
+			return &finding{wrong[i], k.path, l}
+		}
+		k.fates[l.Action]++
 	}
 	return nil
 }
@@ -156,6 +203,13 @@ func (w *testbed) enter(ctx context.Context, from, to *scene) error {
 func (w *testbed) incremental(node string) string {
 	fresh := resolve.New(w.resolveConfig(node, w.agents[node].host))
 	fresh.Apply(w.everything())
+	if p := w.agents[node].policies; p != nil {
+		all := model.NewPolicies()
+		all.Apply(w.policyResolver(node, w.agents[node].host).Apply(w.everything()))
+		if !reflect.DeepEqual(all, p.decided) {
+			return "resolve/policy comes to something else on node " + node + " change by change than at once"
+		}
+	}
 	if !reflect.DeepEqual(fresh.Services(), w.agents[node].resolver.Services()) {
 		return "resolve comes to something else on node " + node + " change by change than at once"
 	}

@@ -98,7 +98,7 @@ func (f *finding) smaller(ctx context.Context, s Implementation, scenes []*scene
 }
 
 func (s *scene) copy() *scene {
-	n := &scene{Config: s.Config, Restart: s.Restart}
+	n := &scene{Config: s.Config, Restart: s.Restart, isolation: s.isolation}
 	for i, a := range s.Apps {
 		n.Apps[i].Service = a.Service.DeepCopy()
 		for _, e := range a.Slices {
@@ -121,6 +121,7 @@ func cuts() []func(*scene) {
 		}
 	}
 	each(func(a *app) { *a = app{} })
+	l = append(l, isolationCuts()...)
 	l = append(l, func(s *scene) { s.Restart = nil },
 		func(s *scene) { s.Config = Config{} },
 		func(s *scene) { s.Config.MasqueradeAll = false },

@@ -123,7 +123,7 @@ func (w *testbed) start(node string) error {
 		return fmt.Errorf("start %s on node %s: %w", w.implementation.Name, node, err)
 	}
 	if e := w.implementation.Engine; e != nil {
-		if a.policies, err = startPolicies(e, node, host, w.config.Policies); err != nil {
+		if a.policies, err = w.startPolicies(node, host); err != nil {
 			return errors.Join(fmt.Errorf("start policy engine %s on node %s: %w", e.Name, node, err), a.runner.Close())
 		}
 	}
