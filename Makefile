@@ -69,6 +69,10 @@ test-modes: root packages ## every change of a running agent's mode, under clien
 	$(GO) test -timeout 10m -count 1 -run TestModeChanges ./test -every-change-of nftables,ebpf,iptables-nft,iptables-legacy,userspace
 
 BEFORE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
+.PHONY: test-matrix
+test-matrix: root packages ## every case and many random worlds of network policies on every pair of mode and policy engine: half an hour
+	$(GO) test -timeout 60m -count 1 -run 'Polic(y|ies)' ./agent -matrix -worlds 1000
+
 .PHONY: test-upgrade
 test-upgrade: root packages ## upgrade from another build and back, under load: BEFORE=COMMIT (default: the last tag), a minute
 	rm -rf bin/before && git worktree prune && git worktree add --force --detach bin/before $(BEFORE)

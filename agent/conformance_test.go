@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -210,15 +211,23 @@ func TestConformance(t *testing.T) { here(t, conformance.Run) }
 
 // Cases that some mode is not asked name one that there is.
 func TestCasesNameModes(t *testing.T) {
-	cases, err := conformance.Cases("service")
+	services, err := conformance.Cases("service")
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := 0
+	policies, err := conformance.Cases("policy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cases, named := slices.Concat(services, policies), 0
 	for _, c := range cases {
 		for _, s := range c.Steps {
 			for _, u := range s.Unless {
-				if _, err := mode.Of(u.Mode); err != nil {
+				if e, ok := strings.CutPrefix(u.Mode, "engine="); ok {
+					if !slices.ContainsFunc(engines, func(o *conformance.Engine) bool { return o.Name == e }) {
+						t.Errorf("%s: no policy engine %s", c.File, e)
+					}
+				} else if _, err := mode.Of(u.Mode); err != nil {
 					t.Errorf("%s: %v", c.File, err)
 				}
 				named++

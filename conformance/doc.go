@@ -1,5 +1,5 @@
-// Package conformance is the one behaviour suite that every service data plane must pass: cases that people can read,
-// random worlds, and change under traffic.
+// Package conformance is the one behaviour suite that every data plane must pass, of Services and of network policies:
+// cases that people can read, random worlds, change under traffic, and faults.
 //
 // A case is a text file in the folder cases: a cluster, packets, and what must become of them (cases/README.md has the
 // format). Each packet is judged twice. First verdict, over the model that resolve makes of the cluster for the node

@@ -64,7 +64,8 @@ func (w *testbed) evaluate(j *assessment) {
 
 // beyond returns what policies decide about a packet to its last destination, where the node that translates it has
 // come to o.
-func (w *testbed) beyond(j *assessment, to netip.AddrPort, masqueraded bool, o verdict.PolicyOutcome) verdict.PolicyOutcome {
+func (w *testbed) beyond(
+	j *assessment, to netip.AddrPort, masqueraded bool, o verdict.PolicyOutcome) verdict.PolicyOutcome {
 	m := memberNamed(nameOf(to.Addr()))
 	if o.Verdict == model.VerdictDrop || m == nil || m.Node == "" || m.Node == j.node {
 		return o

@@ -78,8 +78,8 @@ func (d generator) isolate(i *isolation) {
 		case k < 15:
 			p := m.podObject()
 			p.Labels["tier"] = one(d, "a", "b")
-			if d.chance(30) {
-				p.Spec.Containers[0].Ports[0].Name, p.Spec.Containers[0].Ports[1].Name = "http", ""
+			if ports := p.Spec.Containers[0].Ports; d.chance(30) && len(ports) > 1 {
+				ports[0].Name, ports[1].Name = "http", ""
 			}
 			i.Pods[n] = p
 		case k < 18:
@@ -136,15 +136,17 @@ func (d generator) teams() metav1.LabelSelector {
 
 func (d generator) networkPolicy(n int) *networkingv1.NetworkPolicy {
 	p := &networkingv1.NetworkPolicy{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: one(d, "default", "clients"), Name: fmt.Sprint("p", n), Annotations: d.audit()},
-		Spec:       networkingv1.NetworkPolicySpec{PodSelector: d.selector()},
+		TypeMeta: metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: one(d, "default", "clients"), Name: fmt.Sprint("p", n),
+			Annotations: d.audit()},
+		Spec: networkingv1.NetworkPolicySpec{PodSelector: d.selector()},
 	}
 	p.Spec.PolicyTypes = one(d, nil, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
 		[]networkingv1.PolicyType{networkingv1.PolicyTypeEgress},
 		[]networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress})
 	for range d.IntN(3) {
-		p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{From: d.peers(), Ports: d.policyPorts()})
+		p.Spec.Ingress = append(p.Spec.Ingress,
+			networkingv1.NetworkPolicyIngressRule{From: d.peers(), Ports: d.policyPorts()})
 	}
 	for range d.IntN(3) {
 		p.Spec.Egress = append(p.Spec.Egress, networkingv1.NetworkPolicyEgressRule{To: d.peers(), Ports: d.policyPorts()})

@@ -353,10 +353,17 @@ func (p probe) moves(ctx context.Context) string {
 	return fmt.Sprintf("%s alone answers in %d tries with %s between them", first, last, pause)
 }
 
-// refused queries and must be told no each time.
+// refused queries and must be told no each time. Where policies would drop what a frontend rejects, either may come
+// first.
 func (p probe) refused(ctx context.Context) string {
+	wait := p.w.patience
+	dropped := p.w.implementation.Engine != nil && p.j.outcome.Action == verdict.Reject &&
+		verdict.Policy(p.w.agents[p.j.node].services.Policies, p.j.packet).Verdict == model.VerdictDrop
+	if dropped {
+		wait = p.w.implementation.within(dropTimeout)
+	}
 	for i := range 3 {
-		if a, err := p.request(ctx, p.w.patience); !errors.Is(err, echo.Refused) {
+		if a, err := p.request(ctx, wait); !errors.Is(err, echo.Refused) && !(dropped && errors.Is(err, echo.Timeout)) {
 			return fmt.Sprintf("try %d: %s, instead of a refusal", i+1, describe(a, err))
 		}
 	}

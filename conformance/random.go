@@ -27,19 +27,26 @@ const packetsPerCluster = 12
 // Random walks a subject through random worlds in one sandbox, and wants its packets to fare as verdict says in each. A
 // failure is reduced to a small world and shown as a case, ready to go into the folder cases.
 func Random(t *testing.T, s Implementation, clusters int) {
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv(SeedVariable); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("%s: %v", SeedVariable, err)
-		}
-	}
+	seed := seedOf(t)
 	t.Logf("%d worlds from %s=%d", clusters, SeedVariable, seed)
 	log, found := wander(t.Context(), s, seed, clusters)
 	t.Log(log)
 	if found != nil {
 		t.Errorf("%s\n\n%s", found.wrong, found.reduce(t.Context(), s))
 	}
+}
+
+// seedOf returns the seed of SeedVariable, or a new one.
+func seedOf(t *testing.T) uint64 {
+	text := os.Getenv(SeedVariable)
+	if text == "" {
+		return uint64(time.Now().UnixNano())
+	}
+	seed, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", SeedVariable, err)
+	}
+	return seed
 }
 
 // wander walks until something is found, and returns the counts.

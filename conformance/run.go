@@ -15,7 +15,10 @@ import (
 )
 
 // Run judges a service data plane by every case of Services, or a pair by every case of policies.
-func Run(t *testing.T, s Implementation) {
+func Run(t *testing.T, s Implementation) { RunPart(t, s, 0, 1) }
+
+// RunPart is Run with the cases whose number leaves part when it is divided by parts: so many parts are all cases.
+func RunPart(t *testing.T, s Implementation, part, parts int) {
 	subsystem := "service"
 	if s.Engine != nil {
 		subsystem = "policy"
@@ -25,7 +28,10 @@ func Run(t *testing.T, s Implementation) {
 		t.Fatal(err)
 	}
 	t.Run("cases", func(t *testing.T) {
-		for _, c := range cases {
+		for i, c := range cases {
+			if i%parts != part {
+				continue
+			}
 			name := strings.TrimSuffix(path.Base(c.File), ".txt")
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
