@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/policy/ebpf"
@@ -23,7 +24,7 @@ import (
 )
 
 var (
-	maxFacts = flag.Int("max-facts", 0, "facts in one transaction of a policy engine; 0: as many as a change has, mostly")
+	maxFacts = flag.Int("max-facts", mode.PolicyFacts, "facts in one transaction of a policy engine")
 	matrix   = flag.Bool("matrix", false, "judge every mode beside every policy engine by every case of policies")
 )
 
@@ -88,7 +89,8 @@ func engine[K dataplane.Key, P dataplane.Plane[model.PolicyPart, K, string]](
 		m := &mortal[K]{Plane: plane}
 		m.left.Store(-1)
 		r := &policyRunner[K]{mortal: m, Loop: reconcile.New[model.PolicyPart, K, string](m,
-			reconcile.Options[model.PolicyPart]{MaxFacts: *maxFacts}),
+			reconcile.Options[model.PolicyPart]{Owner: model.PolicyOwnerOf, Label: model.PolicyLabelOf, Base: isPolicyNode,
+				MaxFacts: *maxFacts}),
 			open:  func() (dataplane.Plane[model.PolicyPart, K, string], error) { return open() },
 			parts: map[model.PolicyPart]bool{}, stop: stop}
 		r.ended.Go(func() { r.Run(ctx) })
@@ -96,6 +98,8 @@ func engine[K dataplane.Key, P dataplane.Plane[model.PolicyPart, K, string]](
 	}
 	return &conformance.Engine{Name: name, Start: start}
 }
+
+func isPolicyNode(p model.PolicyPart) bool { _, is := p.(*model.PolicyNode); return is }
 
 // Change also keeps what is wanted, to remove some of it.
 func (r *policyRunner[K]) Change(put, del []model.PolicyPart) {
@@ -140,24 +144,24 @@ func (r *policyRunner[K]) Close() error {
 // unpoliced is why policy engines don't see clients of Services as they are in some modes: of what they send to any
 // backend, and to themselves as the backend of a Service.
 var unpoliced = map[string]struct{ services, own string }{
-	"userspace": {services: "the agent itself connects to backends: policy engines see the node in place of the client"},
+	"userspace": {services: "the agent itself connects to backends: engines see the node in place of the client"},
 	"ebpf":      {own: "translated at connect(), what a pod sends to itself never leaves it"},
 }
 
 // pairs judges modes beside engines. Without the flag matrix each mode and each engine has its turn in every part: of
 // as many parts as there are engines, each pair is given one, another for each mode.
 func pairs(t *testing.T, judge func(t *testing.T, s conformance.Implementation, part, parts int)) {
-	mode := 0
+	turn := 0
 	here(t, func(t *testing.T, s conformance.Implementation) {
 		for i, e := range engines {
 			s.Engine, s.UnpolicedServices, s.UnpolicedOwn = e, unpoliced[s.Name].services, unpoliced[s.Name].own
-			part, parts := (i+mode)%len(engines), len(engines)
+			part, parts := (i+turn)%len(engines), len(engines)
 			if *matrix {
 				part, parts = 0, 1
 			}
 			t.Run(e.Name, func(t *testing.T) { judge(t, s, part, parts) })
 		}
-		mode++
+		turn++
 	})
 }
 
@@ -171,9 +175,8 @@ func TestRandomPolicies(t *testing.T) {
 	})
 }
 
-// TestPolicyFaults has SCTP spoken by raw sockets, as TestRandomClusters. The mode matters little to it. With -max-facts 8
-// changes take many transactions, which the agent's take only if they are large: then an address may have its new
-// identity before its old rulesets go, and pass what both forbid.
+// TestPolicyFaults has SCTP spoken by raw sockets, as TestRandomClusters. The mode matters little to it. With
+// -max-facts 8 it shows what mode.PolicyFacts is for.
 func TestPolicyFaults(t *testing.T) {
 	t.Setenv(echo.RawSCTP, "1")
 	pairs(t, func(t *testing.T, s conformance.Implementation, part, _ int) {

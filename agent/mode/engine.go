@@ -69,10 +69,15 @@ func engine[K dataplane.Key, V comparable, P policyPlane[K, V]](name, summary, n
 		}
 		isNode := func(p model.PolicyPart) bool { _, is := p.(*model.PolicyNode); return is }
 		l := reconcile.New(p, reconcile.Options[model.PolicyPart]{Owner: model.PolicyOwnerOf,
-			Label: model.PolicyLabelOf, Base: isNode, Log: log})
+			Label: model.PolicyLabelOf, Base: isNode, Log: log, MaxFacts: PolicyFacts})
 		return &PolicyPlane{newIdle(l), policyName(name), p}, nil
 	}}
 }
+
+// PolicyFacts is how many facts an engine writes at once at most: more than the bounds of resolve/policy let a change
+// come to. In between two writes of one change an address may have its new identity and a pod its old rulesets, and
+// what both states forbid would pass.
+const PolicyFacts = 1 << 22
 
 // policyName returns what an engine's plane is called beside those of modes.
 func policyName(engine string) string { return "policy-" + engine }
