@@ -81,6 +81,45 @@ func (s *Socket) Pending(f func(Message)) error {
 // Watch sends whenever concerns reports true of a notification, whenever some were lost, and at once if now, until ctx
 // ends; then it closes the channel. The socket may send no requests beside it.
 func (s *Socket) Watch(ctx context.Context, now bool, concerns func(Message) bool) (<-chan struct{}, error) {
+	file, err := s.file()
+	if err != nil {
+		return nil, err
+	}
+	signals := make(chan struct{}, 1)
+	if now {
+		signals <- struct{}{}
+	}
+	go func() {
+		defer close(signals)
+		receive(ctx, file, func(got []byte) {
+			if anyOf(got, concerns) {
+				Signal(signals)
+			}
+		}, func() { Signal(signals) })
+	}()
+	return signals, nil
+}
+
+// Receive calls f with each notification, and lost whenever some were lost, until ctx ends. The socket may send no
+// requests beside it.
+func (s *Socket) Receive(ctx context.Context, f func(Message), lost func()) error {
+	file, err := s.file()
+	if err != nil {
+		return err
+	}
+	err = receive(ctx, file, func(got []byte) {
+		for m := range Messages(got) {
+			f(m)
+		}
+	}, lost)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// file returns the socket as a file that can be closed while it is read.
+func (s *Socket) file() (*os.File, error) {
 	fd, err := unix.FcntlInt(uintptr(s.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err == nil {
 		err = unix.SetNonblock(fd, true) // so that closing the file ends a read
@@ -88,32 +127,28 @@ func (s *Socket) Watch(ctx context.Context, now bool, concerns func(Message) boo
 	if err != nil {
 		return nil, fmt.Errorf("duplicate netlink socket: %w", err)
 	}
-	file := os.NewFile(uintptr(fd), "netlink")
+	return os.NewFile(uintptr(fd), "netlink"), nil
+}
+
+// receive calls f with each datagram, and lost whenever some were lost, until ctx ends. It closes the file.
+func receive(ctx context.Context, file *os.File, f func([]byte), lost func()) error {
+	defer file.Close()
 	conn, err := file.SyscallConn()
 	if err != nil {
-		file.Close()
-		return nil, fmt.Errorf("wait at netlink socket: %w", err)
-	}
-	signals := make(chan struct{}, 1)
-	if now {
-		signals <- struct{}{}
+		return fmt.Errorf("wait at netlink socket: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { file.Close() })
-	go func() {
-		defer close(signals)
-		defer file.Close()
-		defer stop()
-		for b := make([]byte, readerSize); ; {
-			lost, got, err := next(conn, b)
-			if err != nil {
-				return
-			}
-			if lost || anyOf(got, concerns) {
-				Signal(signals)
-			}
+	defer stop()
+	for b := make([]byte, readerSize); ; {
+		some, got, err := next(conn, b)
+		switch {
+		case err != nil:
+			return fmt.Errorf("receive from netlink: %w", err)
+		case some:
+			lost()
 		}
-	}()
-	return signals, nil
+		f(got)
+	}
 }
 
 // next waits for a datagram, and reports whether some were lost instead.

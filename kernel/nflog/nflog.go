@@ -6,6 +6,7 @@ package nflog
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -103,18 +104,40 @@ func (l *Log) bind(group uint16) error {
 
 // Receive returns what has come by now. It doesn't wait: the kernel logs a packet when it meets the rule.
 func (l *Log) Receive() (entries []Entry, err error) {
-	const header = 4 // of struct nfgenmsg
 	err = l.s.Pending(func(m netlink.Message) {
-		if m.Type == unix.NFNL_SUBSYS_ULOG<<8|msgPacket && len(m.Body) > header {
-			b := m.Body[header:]
-			prefix, payload := netlink.Text(netlink.Find(b, attrPrefix)), netlink.Find(b, attrPayload)
-			entries = append(entries, Entry{Prefix: prefix, Payload: bytes.Clone(payload)})
+		if e, ok := entry(m); ok {
+			e.Payload = bytes.Clone(e.Payload)
+			entries = append(entries, e)
 		}
 	})
 	if err != nil {
 		return entries, fmt.Errorf("nflog: %w", err)
 	}
 	return entries, nil
+}
+
+// entry reads a packet of a message; its payload is the message's.
+func entry(m netlink.Message) (e Entry, ok bool) {
+	const header = 4 // of struct nfgenmsg
+	if m.Type != unix.NFNL_SUBSYS_ULOG<<8|msgPacket || len(m.Body) <= header {
+		return e, false
+	}
+	b := m.Body[header:]
+	return Entry{Prefix: netlink.Text(netlink.Find(b, attrPrefix)), Payload: netlink.Find(b, attrPayload)}, true
+}
+
+// Run calls f with each packet as it comes, and lost whenever some didn't fit the socket, until ctx ends. An entry's
+// payload is f's until it returns. The kernel waits for no reader: its rules go on whatever becomes of a log.
+func (l *Log) Run(ctx context.Context, f func(Entry), lost func()) error {
+	err := l.s.Receive(ctx, func(m netlink.Message) {
+		if e, ok := entry(m); ok {
+			f(e)
+		}
+	}, lost)
+	if err != nil {
+		return fmt.Errorf("nflog: %w", err)
+	}
+	return nil
 }
 
 // Close ends hearing and has the kernel log as before.

@@ -1,0 +1,179 @@
+// Package denial reports what network policies drop, and what audited ones would. The engine logs the first bytes of
+// such packets to a group of nflog, as many as its limit lets through; verdict names the policies and rules.
+package denial
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"fairlead.dev/fairlead/kernel/nflog"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/verdict"
+)
+
+// Options are what a Reader reads, and how.
+type Options struct {
+	Group       uint16 // of nflog
+	Deny, Audit string // prefixes of the engine's logs
+	// calls a function with the policies of now, which that may not change
+	Policies func(func(*model.Policies))
+	Log      *slog.Logger
+}
+
+// Counts are packets that were reported, by policy. A packet that several policies deny together counts for each.
+type Counts struct {
+	Denied, Audited map[model.PolicyRef]uint64
+	Unnamed         uint64 // of which no policy could be named: the pod is unknown, or policies changed since
+	Lost            uint64 // how often the socket was full
+}
+
+// Bounds of what is remembered.
+const (
+	policies = 1000        // counted apart; what others deny counts as Unnamed
+	pause    = time.Minute // between two lines for packets that differ in the source's port alone
+)
+
+// Reader reports denials.
+type Reader struct {
+	options Options
+	log     *nflog.Log
+	since   time.Time     // when seen was made
+	seen    map[line]bool // what was reported since
+
+	mu     sync.Mutex
+	counts Counts
+}
+
+// line is what a line of the log is about.
+type line struct {
+	prefix string
+	packet verdict.Packet // without the source's port
+}
+
+// Open begins to read in the calling thread's network namespace.
+func Open(o Options) (*Reader, error) {
+	l, err := nflog.Listen(o.Group)
+	if err != nil {
+		return nil, fmt.Errorf("read denials: %w", err)
+	}
+	return &Reader{options: o, log: l, seen: map[line]bool{}, counts: Counts{
+		Denied: map[model.PolicyRef]uint64{}, Audited: map[model.PolicyRef]uint64{}}}, nil
+}
+
+// Close ends reading. It comes after Run.
+func (r *Reader) Close() error { return r.log.Close() }
+
+// Counts returns what was reported so far.
+func (r *Reader) Counts() Counts {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.counts
+	c.Denied, c.Audited = maps.Clone(c.Denied), maps.Clone(c.Audited)
+	return c
+}
+
+// Run reports until ctx ends.
+func (r *Reader) Run(ctx context.Context) error {
+	return r.log.Run(ctx, r.report, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.counts.Lost++
+	})
+}
+
+// report counts and logs a packet.
+func (r *Reader) report(e nflog.Entry) {
+	p, ok := parse(e.Payload)
+	if !ok || e.Prefix != r.options.Deny && e.Prefix != r.options.Audit {
+		return
+	}
+	var o verdict.PolicyOutcome
+	var from, to string
+	r.options.Policies(func(s *model.Policies) { o, from, to = verdict.Policy(s, p), end(s, p.Src), end(s, p.Dst) })
+	audit := e.Prefix == r.options.Audit
+	rules, reason := rulesOf(o, audit)
+	r.count(rules, audit)
+	now := time.Now()
+	if now.Sub(r.since) > pause {
+		r.since = now
+		clear(r.seen)
+	}
+	l := line{e.Prefix, p}
+	l.packet.Src = netip.AddrPortFrom(p.Src.Addr(), 0)
+	if r.seen[l] {
+		return
+	}
+	r.seen[l] = true
+	message := "policy denied a connection"
+	if audit {
+		message = "policy would deny a connection: it is audited"
+	}
+	r.options.Log.Info(message, "from", from, "to", to, "protocol", p.Protocol.String(), "rules", texts(rules),
+		"reason", reason)
+}
+
+// rulesOf returns the rules that deny, or would, and why; none where the policies of now don't.
+func rulesOf(o verdict.PolicyOutcome, audit bool) (rules []model.RuleRef, reason string) {
+	switch {
+	case audit:
+		if rules = o.Reported(); len(rules) > 0 {
+			return rules, "the audited rules would drop it"
+		}
+	case o.Verdict == model.VerdictDrop:
+		return o.By, o.Reason
+	}
+	return nil, "changed since: " + o.Reason
+}
+
+// count counts a packet for the policies of rules.
+func (r *Reader) count(rules []model.RuleRef, audit bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	counts := r.counts.Denied
+	if audit {
+		counts = r.counts.Audited
+	}
+	named := map[model.PolicyRef]bool{}
+	for _, rule := range rules {
+		p := rule.PolicyRef
+		_, known := counts[p]
+		if !named[p] && (known || len(counts) < policies) {
+			named[p] = true
+			counts[p]++
+		}
+	}
+	if len(named) == 0 {
+		r.counts.Unnamed++
+	}
+}
+
+// end returns an end of a packet, with the name of what has the address as far as policies know it.
+func end(s *model.Policies, a netip.AddrPort) string {
+	if pod := s.Subjects[a.Addr()]; pod != nil {
+		return fmt.Sprintf("pod %s (%s)", pod.Pod, a)
+	}
+	if p := s.Singles[a.Addr()]; p != nil {
+		return fmt.Sprintf("%s (%s)", p.Name, a)
+	}
+	return a.String()
+}
+
+// texts returns at most a few rules in words.
+func texts(rules []model.RuleRef) string {
+	const most = 5
+	var l []string
+	for _, r := range rules[:min(most, len(rules))] {
+		l = append(l, r.String())
+	}
+	if more := len(rules) - len(l); more > 0 {
+		l = append(l, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(slices.Compact(l), ", ")
+}
