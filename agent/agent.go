@@ -336,6 +336,7 @@ func (a *Agent) standing() []source.Problem {
 	a.mu.Unlock()
 	all = append(all, a.options.Refusal.problems(a.options.Resolve.Node)...)
 	all = append(all, a.forwardProblems()...)
+	all = append(all, a.policies.cutProblems()...)
 	for plane, s := range a.loops() {
 		if s.NotServing != "" {
 			all = append(all, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/revoke"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/resolve/policy"
@@ -31,6 +33,7 @@ type PolicyOptions struct {
 type Policies struct {
 	PolicyOptions
 	plane *mode.PolicyPlane
+	existing
 	stop  context.CancelFunc
 	ended sync.WaitGroup
 
@@ -54,13 +57,18 @@ func OpenPolicies(o *PolicyOptions, m mode.Mode, log *slog.Logger) (*Policies, e
 	if err != nil {
 		return nil, err
 	}
+	existing, err := openExisting(o.Engine, plane, log)
+	if err != nil {
+		return nil, errors.Join(err, plane.Close())
+	}
 	ctx, stop := context.WithCancel(context.Background())
-	p := &Policies{PolicyOptions: *o, plane: plane, stop: stop, notified: make(chan struct{}, 1),
+	p := &Policies{PolicyOptions: *o, plane: plane, existing: existing, stop: stop, notified: make(chan struct{}, 1),
 		parts: map[string]int{}, resolver: policy.New(o.Resolve)}
 	if m.PreDNAT {
 		p.preDNAT = map[netip.Addr]int{}
 	}
 	p.ended.Go(func() { p.plane.Run(ctx) })
+	p.ended.Go(func() { p.readDenials(ctx, log) })
 	return p, nil
 }
 
@@ -215,7 +223,7 @@ func (p *Policies) Close() error {
 	}
 	p.stop()
 	p.ended.Wait()
-	return p.plane.Close()
+	return errors.Join(p.plane.Close(), p.closeDenials())
 }
 
 // about returns attributes of the log line of a start.
@@ -258,6 +266,7 @@ type PolicyState struct {
 	Audit    bool           `json:"audit"`
 	Enforced bool           `json:"enforced"` // what all policies need is in the kernel
 	Parts    map[string]int `json:"parts"`    // by kind
+	Cuts     *revoke.Status `json:"cuts,omitempty"`
 }
 
 // state returns what the status page tells, nil where policies are off.
@@ -266,7 +275,7 @@ func (p *Policies) state() *PolicyState {
 		return nil
 	}
 	enforced, _ := p.plane.Serving()
-	return &PolicyState{p.Engine.Name, p.Why, p.Resolve.Audit, enforced, p.counts()}
+	return &PolicyState{p.Engine.Name, p.Why, p.Resolve.Audit, enforced, p.counts(), p.cuts()}
 }
 
 // counts returns how many parts of each kind there are.
@@ -299,6 +308,7 @@ func (c collector) collectPolicies(ch chan<- prometheus.Metric) {
 	for kind, n := range p.counts() {
 		ch <- prometheus.MustNewConstMetric(policyPartsDesc, prometheus.GaugeValue, float64(n), kind)
 	}
+	p.existing.collect(ch)
 }
 
 // arrivePolicies waits until policies are in force, and says so where they can't be.

@@ -99,6 +99,10 @@ func (c *Config) apply(f *Flags, in content) error {
 	p := &c.Own.Policy
 	p.Mode, p.Engine = cmp.Or(p.Mode, PoliciesIgnore), cmp.Or(p.Engine, mode.Auto)
 	p.UnknownPods = cmp.Or(p.UnknownPods, policy.DenyUnknownPods)
+	p.Established = cmp.Or(p.Established, CutEstablished)
+	if !f.explicit("policy-cut-mark") {
+		p.CutMark = cmp.Or(p.CutMark, DefaultCutMark)
+	}
 	if err := c.validate(); err != nil {
 		return err
 	}
@@ -156,6 +160,7 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"policy-mode", (*string)(&file.Policy.Mode), (*string)(&f.own.Policy.Mode)},
 		{"policy-engine", &file.Policy.Engine, &f.own.Policy.Engine},
 		{"policy-unknown-pods", (*string)(&file.Policy.UnknownPods), (*string)(&f.own.Policy.UnknownPods)},
+		{"policy-established", (*string)(&file.Policy.Established), (*string)(&f.own.Policy.Established)},
 		{"migrate-from-kube-proxy", (*string)(&file.MigrateFromKubeProxy), (*string)(&f.own.MigrateFromKubeProxy)},
 	} {
 		environment := set.flag == "source" || set.flag == "policy-mode"

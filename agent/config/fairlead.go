@@ -116,6 +116,12 @@ type PolicyConfiguration struct {
 	// unknownPods is whether rules that deny by selector of pods match addresses of the cluster's pod ranges at which no
 	// pod is known yet: Deny or Allow. Default: Deny.
 	UnknownPods policy.UnknownPods `json:"unknownPods,omitempty"`
+	// established is what becomes of open connections that policies no longer allow: Cut resets those of TCP and drops
+	// the packets of others, Keep lets them go on. Default: Cut.
+	Established Established `json:"established,omitempty"`
+	// cutMark is the bit of the connection mark by which connections are cut, 0x80000000 by default. No other program on
+	// the node may use it. Default: 2147483648.
+	CutMark uint32 `json:"cutMark,omitempty"`
 }
 
 // ReversePathCheck reports whether the reverse path of new flows is checked.

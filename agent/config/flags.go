@@ -123,6 +123,8 @@ var rows = []Row{
 	{"policy-mode", "", "FairleadConfiguration's policy.mode; also $FAIRLEAD_POLICY_MODE."},
 	{"policy-engine", "", "FairleadConfiguration's policy.engine."},
 	{"policy-unknown-pods", "", "FairleadConfiguration's policy.unknownPods."},
+	{"policy-established", "", "FairleadConfiguration's policy.established."},
+	{"policy-cut-mark", "", "FairleadConfiguration's policy.cutMark."},
 	{"service-proxy-name", "", "FairleadConfiguration's serviceProxyName."},
 	{"migrate-from-kube-proxy", "", "FairleadConfiguration's migrateFromKubeProxy."},
 }
@@ -188,6 +190,10 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 		"this kernel supports: "+strings.Join(append(mode.EngineNames(), mode.Auto), ", "))
 	fs.StringVar((*string)(&f.own.Policy.UnknownPods), "policy-unknown-pods", string(policy.DenyUnknownPods),
 		"rules that deny by selector also match pod addresses at which no pod is known yet: Deny, or Allow")
+	fs.StringVar((*string)(&f.own.Policy.Established), "policy-established", string(CutEstablished),
+		"open connections that policies no longer allow: Cut, or Keep")
+	fs.Uint32Var(&f.own.Policy.CutMark, "policy-cut-mark", DefaultCutMark,
+		"bit of the connection mark by which connections are cut, which no other program uses")
 	fs.Uint32Var(&f.own.EBPF.MapEntries, "ebpf-map-entries", mode.DefaultMapEntries,
 		"mode ebpf: entries of the kernel's maps: one for each port of a Service and each endpoint of it")
 	fs.BoolVar(&f.own.EBPF.CloseTCP, "ebpf-close-tcp", false,

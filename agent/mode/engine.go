@@ -22,12 +22,27 @@ type Engine struct {
 	Summary string // how it matches packets: a clause
 	Needs   string // what it needs of a kernel: a list of nouns
 	open    func(*slog.Logger) (*PolicyPlane, error)
+	Marked  bool // connections that policies no longer allow are cut by a bit of their mark: agent/revoke sets it
+	Log     PolicyLog
+}
+
+// PolicyLog is where an engine logs packets that policies deny, or would deny. The zero value is none.
+type PolicyLog struct {
+	Group       uint16 // of nflog
+	Deny, Audit string // what the logs of each begin with
+}
+
+// marked returns the engine as one that cuts by marks and logs.
+func (e Engine) marked(l PolicyLog) Engine {
+	e.Marked, e.Log = true, l
+	return e
 }
 
 // engines are all there are, in the order of Auto. A new policy plane is a line here.
 var engines = []Engine{
 	engine("nftables", "one nf_tables table of maps, written by netlink", "nf_tables and connection tracking "+
-		"(CONFIG_NF_TABLES, CONFIG_NFT_CT, CONFIG_NFT_LOG)", nftables.New),
+		"(CONFIG_NF_TABLES, CONFIG_NFT_CT, CONFIG_NFT_LOG)", nftables.New).marked(
+		PolicyLog{nftables.LogGroup, nftables.PrefixDeny, nftables.PrefixAudit}),
 }
 
 // Engines returns all engines, in the order of Auto.
@@ -58,7 +73,7 @@ type policyPlane[K dataplane.Key, V comparable] interface {
 // engine makes an engine of a plane.
 func engine[K dataplane.Key, V comparable, P policyPlane[K, V]](name, summary, needs string,
 	open func() (P, error)) Engine {
-	return Engine{name, summary, needs, func(log *slog.Logger) (*PolicyPlane, error) {
+	return Engine{Name: name, Summary: summary, Needs: needs, open: func(log *slog.Logger) (*PolicyPlane, error) {
 		p, err := open()
 		if err != nil {
 			return nil, err
@@ -139,11 +154,40 @@ func CheckPolicies(ctx context.Context, e Engine, s *model.Policies) (a *PolicyA
 	if err != nil {
 		return nil, err
 	}
-	if s != nil {
-		p.Change(s.Parts(), nil)
-	}
-	plan, err := p.Plan(ctx)
+	plan, err := planPolicies(ctx, p, s, e.Marked)
 	return &PolicyAudit{plan}, errors.Join(err, p.Close())
+}
+
+// planPolicies compares what policies need with what the kernel holds. An engine that cuts by marks has the bit only
+// while there is a connection to cut: either is as wanted.
+func planPolicies(ctx context.Context, p *PolicyPlane, s *model.Policies,
+	marked bool) (reconcile.Plan[model.PolicyPart], error) {
+	if s == nil {
+		return p.Plan(ctx)
+	}
+	if !marked || s.Node.CutMark == 0 {
+		p.Change(s.Parts(), nil)
+		return p.Plan(ctx)
+	}
+	still := *s.Node
+	still.CutMark = 0
+	parts := s.Parts()
+	for i, x := range parts {
+		if x == model.PolicyPart(s.Node) {
+			parts[i] = &still
+		}
+	}
+	p.Change(parts, nil)
+	plan, err := p.Plan(ctx)
+	if err != nil || len(plan.Del) == 0 {
+		return plan, err
+	}
+	p.Change([]model.PolicyPart{s.Node}, []model.PolicyPart{&still})
+	cutting, err := p.Plan(ctx)
+	if len(cutting.Put)+len(cutting.Del) < len(plan.Put)+len(plan.Del) {
+		plan = cutting
+	}
+	return plan, err
 }
 
 // cleanEngines removes what engines left in the calling thread's network namespace, but for that of one name. An engine

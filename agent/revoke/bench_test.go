@@ -22,14 +22,14 @@ func BenchmarkCut(b *testing.B) {
 			var cpu time.Duration
 			for b.Loop() {
 				cpu -= used()
-				bed.withdraw(bed.Status().Cut + uint64(count))
+				bed.withdraw(bed.Cuts().Cut + uint64(count))
 				b.StopTimer()
 				cpu += used()
-				bed.must(bed.Sync(b.Context()))
+				bed.must(bed.SyncCut(b.Context()))
 				bed.apply(fmt.Sprintf(allow, "client"))
 				b.StartTimer()
 			}
-			s := bed.Status()
+			s := bed.Cuts()
 			if s.Problem != "" || s.Restored != s.Cut {
 				b.Errorf("%+v", s)
 			}
@@ -50,10 +50,10 @@ func (b *bed) withdraw(cut uint64) {
 	objects := b.load(fmt.Sprintf(allow, "nobody"))
 	c := b.resolver.Apply(changesOf(objects))
 	b.Change(c.Put, c.Del)
-	for b.Status().Cut < cut {
+	for b.Cuts().Cut < cut {
 		time.Sleep(time.Millisecond)
 	}
-	b.must(b.runner.Sync(b.Context()))
+	b.must(b.Sync(b.Context()))
 }
 
 // open has the node track so many connections from client to web.

@@ -12,15 +12,15 @@ import (
 
 // evaluator evaluates connections by policies of its own. One goroutine at a time uses it.
 type evaluator struct {
-	marker Marker
-	bit    uint32
+	marker *conntrack.Marker
+	bit    uint32 // of the connection mark; 0: nothing is cut
 	denied func() // called at a pass's first denied connection
 	now    *model.Policies
 	pods   map[netip.Addr]bool // addresses of this node's pods, also of those that are gone
 }
 
-func newEvaluator(m Marker, bit uint32) evaluator {
-	return evaluator{marker: m, bit: bit, now: model.NewPolicies(), pods: map[netip.Addr]bool{}}
+func newEvaluator(m *conntrack.Marker) evaluator {
+	return evaluator{marker: m, now: model.NewPolicies(), pods: map[netip.Addr]bool{}}
 }
 
 // apply makes changes true.

@@ -9,6 +9,7 @@ package revoke
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -16,14 +17,10 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/kernel/conntrack"
+	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 )
-
-// Marker reads connections and sets bits of their marks, as conntrack.Marker does.
-type Marker interface {
-	Remark(mask uint32, f func(conntrack.Tracked) uint32) (changed int, err error)
-}
 
 // Status is what a Revoker has done and found.
 type Status struct {
@@ -35,67 +32,86 @@ type Status struct {
 	Problem  string        `json:"problem"` // why denied connections are not cut; "": they are
 }
 
-// Revoker hands changes on to a policy engine's loop and cuts what they deny.
+// Revoker is a policy engine's loop that also cuts what its changes deny. The engine has a CutMark only while there is
+// a connection to cut.
 type Revoker struct {
-	runner    reconcile.Runner[model.PolicyPart]
-	log       *slog.Logger
-	evaluator evaluator
-	burst     time.Duration // how long passes may take at once
-	notified  chan struct{} // holds one when there is a change
+	reconcile.Runner[model.PolicyPart] // the engine's
+	marker                             *conntrack.Marker
+	log                                *slog.Logger
+	burst                              time.Duration // how long passes may take at once
+	notified                           chan struct{} // holds one when there is a change
+	begin                              sync.Once
 
-	mu      sync.Mutex
-	begun   bool
-	waiting []model.Change[model.PolicyPart] // handed on, and not yet evaluated
-	node    *model.PolicyNode                // as decided
-	handed  *model.PolicyNode                // as the runner has it
-	cutting bool                             // the runner has a node that says so
-	foreign bool                             // another program uses the bit
-	changes uint64                           // so far
-	passed  uint64                           // of those, how many were evaluated
-	passing chan struct{}                    // closed and made anew when passed grows
+	evaluating sync.Mutex // guards the evaluator; taken before mu
+	evaluator  evaluator
+
+	mu sync.Mutex
+	changes
+	node    *model.PolicyNode // as decided
+	handed  *model.PolicyNode // as the runner has it
+	cutting bool              // the runner has a node that says so
+	foreign bool              // another program uses the bit
 	status  Status
 }
 
-// New returns a Revoker that stands before runner and uses one bit of the connection mark.
-func New(runner reconcile.Runner[model.PolicyPart], marker Marker, bit uint32, log *slog.Logger) (*Revoker, error) {
-	if bit == 0 || bit&(bit-1) != 0 {
-		return nil, fmt.Errorf("revoke: invalid connection mark %#x: use one bit, such as 0x80000000", bit)
+// changes is how far changes are.
+type changes struct {
+	waiting []model.Change[model.PolicyPart] // handed on, and not yet evaluated
+	count   uint64                           // so far
+	passed  uint64                           // of those, how many were evaluated
+	passing chan struct{}                    // closed and made anew when passed grows
+}
+
+// Open returns a Revoker that stands before runner, for the calling thread's network namespace. It uses the bit of the
+// connection mark that the first model.PolicyNode names, and cuts nothing where that is 0.
+func Open(runner reconcile.Runner[model.PolicyPart], log *slog.Logger) (*Revoker, error) {
+	m, err := conntrack.OpenMarker()
+	if err != nil {
+		return nil, fmt.Errorf("cut connections: %w", err)
 	}
-	r := &Revoker{runner: runner, log: log, evaluator: newEvaluator(marker, bit), burst: atOnce,
-		notified: make(chan struct{}, 1), passing: make(chan struct{})}
+	r := &Revoker{Runner: runner, marker: m, log: log, burst: atOnce, notified: make(chan struct{}, 1),
+		evaluator: newEvaluator(m), changes: changes{passing: make(chan struct{})}}
 	r.evaluator.denied = func() { r.cut(true) }
 	return r, nil
 }
 
-// Clear takes a bit from all connections: none is cut by it any more.
-func Clear(marker Marker, bit uint32) error {
-	_, err := marker.Remark(bit, func(conntrack.Tracked) uint32 { return 0 })
-	return err
-}
+// Close implements reconcile.Runner. Connections that are cut stay so.
+func (r *Revoker) Close() error { return errors.Join(r.Runner.Close(), r.marker.Close()) }
 
-// Status returns what was done and found so far.
-func (r *Revoker) Status() Status {
+// Cuts returns what was done and found so far.
+func (r *Revoker) Cuts() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.status
 }
 
+// Policies calls f with the policies of now, which f may not change.
+func (r *Revoker) Policies(f func(*model.Policies)) {
+	r.evaluating.Lock()
+	defer r.evaluating.Unlock()
+	r.update()
+	f(r.evaluator.now)
+}
+
+// update has the evaluator know all changes. The evaluator is held.
+func (r *Revoker) update() {
+	r.mu.Lock()
+	waiting := r.waiting
+	r.waiting = nil
+	r.mu.Unlock()
+	r.evaluator.apply(waiting...)
+}
+
 // Change hands a change on. It returns at once but for the first time, when it reads connection tracking: connections
 // that were being cut before a restart are cut without a gap.
 func (r *Revoker) Change(put, del []model.PolicyPart) {
-	c := model.Change[model.PolicyPart]{Put: put, Del: del}
+	r.mu.Lock()
+	r.waiting = append(r.waiting, model.Change[model.PolicyPart]{Put: put, Del: del})
+	r.count++
+	r.mu.Unlock()
+	r.begin.Do(r.resume)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.begun {
-		r.waiting = append(r.waiting, c)
-	} else {
-		r.begun = true
-		r.evaluator.apply(c)
-		found, err := r.evaluator.pass(false)
-		r.record(found, err, 0)
-		r.cutting = found.marked > 0 && r.status.Problem == ""
-	}
-	r.changes++
 	put, del = slices.Clone(put), slices.Clone(del)
 	for i, p := range del {
 		if n, ok := p.(*model.PolicyNode); ok && n == r.node {
@@ -109,18 +125,31 @@ func (r *Revoker) Change(put, del []model.PolicyPart) {
 			put[i] = r.handed
 		}
 	}
-	r.runner.Change(put, del)
-	select {
-	case r.notified <- struct{}{}:
-	default: // it will be seen with what waits already
+	r.Runner.Change(put, del)
+	netlink.Signal(r.notified) // a signal that waits already will do
+}
+
+// resume finds out, by the first change, which bit to use and whether connections are being cut.
+func (r *Revoker) resume() {
+	r.evaluating.Lock()
+	defer r.evaluating.Unlock()
+	r.update()
+	r.evaluator.bit = r.evaluator.now.Node.CutMark
+	if r.evaluator.bit == 0 {
+		return
 	}
+	found, err := r.evaluator.pass(false)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record(found, err, 0)
+	r.cutting = found.marked > 0 && r.status.Problem == ""
 }
 
 // marked returns the node as the runner is to have it.
 func (r *Revoker) marked(n *model.PolicyNode) *model.PolicyNode {
 	with := *n
-	if with.CutMark = 0; r.cutting {
-		with.CutMark = r.evaluator.bit
+	if !r.cutting {
+		with.CutMark = 0
 	}
 	return &with
 }
@@ -135,21 +164,21 @@ func (r *Revoker) cut(cutting bool) {
 	before := r.handed
 	r.cutting = cutting
 	r.handed = r.marked(r.node)
-	r.runner.Change([]model.PolicyPart{r.handed}, []model.PolicyPart{before})
+	r.Runner.Change([]model.PolicyPart{r.handed}, []model.PolicyPart{before})
 }
 
-// Sync waits until all that was changed before the call is in the kernel, and what it denies is cut. The error says
+// SyncCut waits until all that was changed before the call is in the kernel, and what it denies is cut. The error says
 // what is not in the kernel.
-func (r *Revoker) Sync(ctx context.Context) error {
+func (r *Revoker) SyncCut(ctx context.Context) error {
 	r.mu.Lock()
-	changes := r.changes
+	count := r.count
 	r.mu.Unlock()
 	for {
 		r.mu.Lock()
 		passed, passing := r.passed, r.passing
 		r.mu.Unlock()
-		if passed >= changes {
-			return r.runner.Sync(ctx)
+		if passed >= count {
+			return r.Runner.Sync(ctx)
 		}
 		select {
 		case <-passing:
@@ -170,8 +199,18 @@ const (
 	// connections appear (midstream, of dataplane/policy/nftables)
 )
 
-// Run cuts connections until ctx ends.
-func (r *Revoker) Run(ctx context.Context) {
+// Run runs the engine's loop and cuts connections until ctx ends.
+func (r *Revoker) Run(ctx context.Context) error {
+	var cutting sync.WaitGroup
+	defer cutting.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	cutting.Go(func() { r.follow(ctx) })
+	return r.Runner.Run(ctx)
+}
+
+// follow makes passes until ctx ends.
+func (r *Revoker) follow(ctx context.Context) {
 	pause, budget, last := early, r.burst, time.Now()
 	for ctx.Err() == nil {
 		due := time.NewTimer(pause)
@@ -180,12 +219,12 @@ func (r *Revoker) Run(ctx context.Context) {
 		case <-ctx.Done():
 		case <-due.C:
 			pause = min(2*pause, interval)
-			spent, _ = r.pass(ctx)
+			spent = r.pass(ctx)
 		case <-r.notified:
 			spent = r.twice(ctx)
 		}
 		due.Stop()
-		if s := r.Status(); s.Marked > 0 || s.Problem != "" {
+		if s := r.Cuts(); s.Marked > 0 || s.Problem != "" {
 			pause = min(pause, soon)
 		}
 		budget = min(budget+time.Since(last)/share, r.burst) - spent
@@ -197,15 +236,18 @@ func (r *Revoker) Run(ctx context.Context) {
 
 // twice makes the passes that a change needs, and returns how long they lasted.
 func (r *Revoker) twice(ctx context.Context) time.Duration {
-	first, changes := r.pass(ctx)
+	r.mu.Lock()
+	count := r.count
+	r.mu.Unlock()
+	first := r.pass(ctx)
 	sleep(ctx, again)
-	second, _ := r.pass(ctx)
+	first += r.pass(ctx)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.passed = changes
+	r.passed = count
 	close(r.passing)
 	r.passing = make(chan struct{})
-	return first + second
+	return first
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -215,19 +257,20 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// pass evaluates all connections by what is in the kernel, and returns how long that lasted and how many changes it has
-// seen. While another program uses the bit it sets none.
-func (r *Revoker) pass(ctx context.Context) (elapsed time.Duration, changes uint64) {
-	r.mu.Lock()
-	begun, waiting, foreign := r.begun, r.waiting, r.foreign
-	changes, r.waiting = r.changes, nil
-	r.mu.Unlock()
-	if !begun {
-		return 0, 0
+// pass evaluates all connections by what is in the kernel, and returns how long that lasted. While another program uses
+// the bit it sets none.
+func (r *Revoker) pass(ctx context.Context) (elapsed time.Duration) {
+	r.Runner.Sync(ctx) // what could not be written is in its status; what is denied is cut all the same
+	r.evaluating.Lock()
+	defer r.evaluating.Unlock()
+	r.update()
+	if r.evaluator.bit == 0 { // also before the first change
+		return 0
 	}
-	r.runner.Sync(ctx) // what could not be written is in its status; what is denied is cut all the same
+	r.mu.Lock()
+	foreign := r.foreign
+	r.mu.Unlock()
 	begin := time.Now()
-	r.evaluator.apply(waiting...)
 	found, err := r.evaluator.pass(!foreign)
 	if foreign && err == nil && found.foreign == 0 {
 		found, err = r.evaluator.pass(true)
@@ -238,7 +281,7 @@ func (r *Revoker) pass(ctx context.Context) (elapsed time.Duration, changes uint
 	cut := r.status.Marked > 0 && !r.foreign
 	r.mu.Unlock()
 	r.cut(cut)
-	return elapsed, changes
+	return elapsed
 }
 
 // record records what a pass found. It is called under the mutex.

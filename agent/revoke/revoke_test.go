@@ -88,6 +88,7 @@ type bed struct {
 	runner   reconcile.Runner[model.PolicyPart]
 	marker   *conntrack.Marker
 	*Revoker
+	bit  uint32
 	stop func()
 }
 
@@ -100,7 +101,7 @@ func (b *bed) must(err error) {
 
 // newBed builds the cluster, without an engine.
 func newBed(t testing.TB) *bed {
-	b := &bed{TB: t}
+	b := &bed{TB: t, bit: bit}
 	var err error
 	b.Cluster, err = sandbox.Up(t.Context(), sandbox.Options{Objects: b.load(cluster), Serve: true})
 	b.must(err)
@@ -128,21 +129,19 @@ func (b *bed) start(texts ...string) {
 		}
 		b.runner = reconcile.New(plane, reconcile.Options[model.PolicyPart]{
 			Base: func(p model.PolicyPart) bool { _, ok := p.(*model.PolicyNode); return ok }})
-		b.Revoker, err = New(b.runner, b.marker, bit, slog.New(slog.NewTextHandler(b.Output(), nil)))
+		b.Revoker, err = Open(b.runner, slog.New(slog.NewTextHandler(b.Output(), nil)))
 		if _, bench := b.TB.(*testing.B); bench && err == nil {
 			b.burst = time.Hour
 		}
 		return err
 	}))
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{}, 2)
-	go func() { b.runner.Run(ctx); ended <- struct{}{} }()
-	go func() { b.Revoker.Run(ctx); ended <- struct{}{} }()
+	ended := make(chan error)
+	go func() { ended <- b.Run(ctx) }()
 	b.stop = func() {
 		cancel()
-		<-ended
-		<-ended
-		b.runner.Close()
+		b.must(<-ended)
+		b.must(b.Close())
 		b.stop = nil
 	}
 	b.Cleanup(func() {
@@ -150,7 +149,7 @@ func (b *bed) start(texts ...string) {
 			b.stop()
 		}
 	})
-	b.resolver = policy.New(policy.Config{Node: "n1"})
+	b.resolver = policy.New(policy.Config{Node: "n1", CutMark: b.bit})
 	b.apply(append(texts, cluster)...)
 }
 
@@ -195,7 +194,7 @@ func (b *bed) change(changes []source.Change) {
 	b.Helper()
 	c := b.resolver.Apply(changes)
 	b.Change(c.Put, c.Del)
-	b.must(b.Sync(b.Context()))
+	b.must(b.SyncCut(b.Context()))
 }
 
 // pod returns a pod's namespace and address.
@@ -353,7 +352,7 @@ func TestWithdrawnPermissionCuts(t *testing.T) {
 		cancel()
 	}
 	other.lives(t)
-	if s := b.Status(); s.Cut != 9 || s.Problem != "" {
+	if s := b.Cuts(); s.Cut != 9 || s.Problem != "" {
 		t.Errorf("status %+v, want 9 cut", s)
 	}
 	b.apply(fmt.Sprintf(allow, "client"))
@@ -363,7 +362,7 @@ func TestWithdrawnPermissionCuts(t *testing.T) {
 		}
 		f.Close()
 	}
-	if s := b.Status(); s.Marked != 0 || b.holds("cut-forward") {
+	if s := b.Cuts(); s.Marked != 0 || b.holds("cut-forward") {
 		t.Errorf("nothing is denied, but the status is %+v and the kernel cuts: %v", s, b.holds("cut-forward"))
 	}
 }
@@ -393,7 +392,7 @@ func TestUnrelatedChangesCutNothing(t *testing.T) {
 	}
 	b.delete(policy)
 	c.lives(t)
-	if s := b.Status(); s.Cut != 0 {
+	if s := b.Cuts(); s.Cut != 0 {
 		t.Errorf("status %+v, want none cut", s)
 	}
 }
@@ -430,7 +429,7 @@ func TestBackendOfAServiceCounts(t *testing.T) {
 	c.isCut(t, false)
 	d.isCut(t, true)
 	b.apply(fmt.Sprintf(allow, "none"))
-	if s := b.Status(); s.Marked != 0 || b.holds("cut-forward") {
+	if s := b.Cuts(); s.Marked != 0 || b.holds("cut-forward") {
 		t.Errorf("connections were reset, but the status is %+v and the kernel cuts: %v", s, b.holds("cut-forward"))
 	}
 }
@@ -454,7 +453,8 @@ func TestRunningConnectionsOutliveInstallation(t *testing.T) {
 		c.lives(t)
 	}
 	b.must(say(denied.server, denied.client)) // no change tells of it, but the clock
-	b.until(func() bool { return b.Status().Marked == 1 })
+	b.until(func() bool { return b.Cuts().Marked == 1 })
+	b.must(b.SyncCut(t.Context()))
 	denied.isCut(t, true)
 	b.apply(strings.NewReplacer("name: web", "name: db", "app: web", "app: db").Replace(fmt.Sprintf(allow, "x")))
 	for _, c := range all {
@@ -479,7 +479,7 @@ func (b *bed) until(done func() bool) {
 	b.Helper()
 	for end := time.Now().Add(20 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			b.Fatalf("not within 20 s: %+v", b.Status())
+			b.Fatalf("not within 20 s: %+v", b.Cuts())
 		}
 	}
 }
@@ -492,7 +492,7 @@ func TestCutAcrossRestart(t *testing.T) {
 	b.apply(fmt.Sprintf(allow, "nobody"))
 	b.start(fmt.Sprintf(allow, "nobody"))
 	c.isCut(t, true)
-	if s := b.Status(); s.Cut != 0 || s.Marked == 0 {
+	if s := b.Cuts(); s.Cut != 0 || s.Marked == 0 {
 		t.Errorf("after a restart: %+v, want none cut anew", s)
 	}
 	b.start(fmt.Sprintf(allow, "client")) // changed while no agent ran
@@ -524,7 +524,7 @@ func TestBitOfAnotherProgram(t *testing.T) {
 	})
 	b.must(err)
 	b.apply(fmt.Sprintf(allow, "nobody"))
-	if s := b.Status(); !strings.Contains(s.Problem, "0x80000000") || b.holds("cut-forward") {
+	if s := b.Cuts(); !strings.Contains(s.Problem, "0x80000000") || b.holds("cut-forward") {
 		t.Errorf("%+v, cutting %v; want a problem that names the bit", s, b.holds("cut-forward"))
 	}
 	c.lives(t)
@@ -535,16 +535,21 @@ func TestBitOfAnotherProgram(t *testing.T) {
 		return 0
 	})
 	b.must(err)
-	b.must(Clear(b.marker, bit))
+	_, err = b.marker.Remark(bit, func(conntrack.Tracked) uint32 { return 0 })
+	b.must(err)
 	own.Close()
 	b.apply(strings.Replace(fmt.Sprintf(allow, "nobody"), "app: nobody", "app: none", 1))
 	c.isCut(t, false)
 }
 
-func TestInvalidBit(t *testing.T) {
-	for _, mark := range []uint32{0, 3} {
-		if _, err := New(nil, nil, mark, nil); err == nil || !strings.Contains(err.Error(), "use one bit") {
-			t.Errorf("%#x: %v", mark, err)
-		}
+func TestNothingIsCutWithoutABit(t *testing.T) {
+	b := newBed(t)
+	b.bit = 0
+	b.start(fmt.Sprintf(allow, "client"))
+	c := b.connect("client", "web", false, 0, "")
+	b.apply(fmt.Sprintf(allow, "nobody"))
+	c.lives(t)
+	if s := b.Cuts(); s.Passes != 0 {
+		t.Errorf("%+v: want no pass", s)
 	}
 }

@@ -1,0 +1,106 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"fairlead.dev/fairlead/agent/denial"
+	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/revoke"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+)
+
+// existing is what the agent does about connections beside the engine: it cuts those that policies no longer allow, and
+// reports those that they deny. Without an engine that has it done so, neither.
+type existing struct {
+	revoker *revoke.Revoker
+	denials *denial.Reader // nil where another program reads the log
+}
+
+// openExisting puts itself before an engine's loop.
+func openExisting(e mode.Engine, plane *mode.PolicyPlane, log *slog.Logger) (x existing, err error) {
+	if !e.Marked {
+		return x, nil
+	}
+	if x.revoker, err = revoke.Open(plane.Runner, log.With("plane", plane.Name)); err != nil {
+		return x, err
+	}
+	plane.Runner = x.revoker
+	x.denials, err = denial.Open(denial.Options{Group: e.Log.Group, Deny: e.Log.Deny, Audit: e.Log.Audit,
+		Policies: x.revoker.Policies, Log: log.With("plane", plane.Name)})
+	if err != nil {
+		log.Warn("denials are not reported: stop the other program and restart the agent", "error", err)
+	}
+	return x, nil
+}
+
+// readDenials reports denials until ctx ends.
+func (x existing) readDenials(ctx context.Context, log *slog.Logger) {
+	if x.denials == nil {
+		return
+	}
+	if err := x.denials.Run(ctx); err != nil {
+		log.Warn("denials are no longer reported: restart the agent", "error", err)
+	}
+}
+
+// closeDenials ends the reading of denials.
+func (x existing) closeDenials() error {
+	if x.denials == nil {
+		return nil
+	}
+	return x.denials.Close()
+}
+
+// cuts returns what was cut, nil where nothing is.
+func (x existing) cuts() *revoke.Status {
+	if x.revoker == nil {
+		return nil
+	}
+	s := x.revoker.Cuts()
+	return &s
+}
+
+// cutProblems returns the problem that connections are not cut, if there is one.
+func (p *Policies) cutProblems() []source.Problem {
+	if p == nil || p.revoker == nil || p.revoker.Cuts().Problem == "" {
+		return nil
+	}
+	return []source.Problem{{Object: source.Key{Kind: source.Node, Name: p.Resolve.Node}, Reason: "ConnectionsNotCut",
+		Message: "connections that policies no longer allow go on: " + p.revoker.Cuts().Problem}}
+}
+
+var (
+	cutDesc = prometheus.NewDesc("fairlead_policy_connections_cut_total", "Open connections that were cut because "+
+		"policies no longer allow them.", nil, nil)
+	cuttingDesc = prometheus.NewDesc("fairlead_policy_connections_cut", "Connections that the kernel still tracks of "+
+		"those that were cut.", nil, nil)
+	deniedDesc = prometheus.NewDesc("fairlead_policy_denied_total", "Packets that policies dropped, as far as they were "+
+		"logged (100 a second), by policy; other: none could be named, or it is beyond the first 1,000.",
+		[]string{"policy"}, nil)
+	auditedDesc = prometheus.NewDesc("fairlead_policy_audited_total", "Packets that audited policies would drop, as far "+
+		"as they were logged, by policy.", []string{"policy"}, nil)
+)
+
+// collect makes metrics of what was cut and denied.
+func (x existing) collect(ch chan<- prometheus.Metric) {
+	if s := x.cuts(); s != nil {
+		ch <- prometheus.MustNewConstMetric(cutDesc, prometheus.CounterValue, float64(s.Cut))
+		ch <- prometheus.MustNewConstMetric(cuttingDesc, prometheus.GaugeValue, float64(s.Marked))
+	}
+	if x.denials == nil {
+		return
+	}
+	c := x.denials.Counts()
+	count := func(desc *prometheus.Desc, counts map[model.PolicyRef]uint64) {
+		for p, n := range counts {
+			ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), p.String())
+		}
+	}
+	count(deniedDesc, c.Denied)
+	count(auditedDesc, c.Audited)
+	ch <- prometheus.MustNewConstMetric(deniedDesc, prometheus.CounterValue, float64(c.Unnamed), "other")
+}
