@@ -100,6 +100,9 @@ func items(j []byte, version, kind string, old *cache, words *strip.Words) []ite
 	if of, ok := strings.CutSuffix(kind, "List"); ok && (of == "" || kinds[of].make != nil) && !foreign(version) {
 		return list(j, version, kind, of, old, words)
 	}
+	if version == "fairlead.dev/v1alpha1" && kind == "PolicyExpectations" {
+		return nil // about the objects that it stands beside
+	}
 	return []item{object(j, version, kind, words)}
 }
 
