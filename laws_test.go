@@ -44,6 +44,8 @@ var laws = []law{
 		"resolve/policy alone knows what network policies mean, does no I/O and knows no Service"},
 	{"resolve/network", []string{"model", "source"}, netlink,
 		"resolve/network alone knows what Nodes mean to the pod network, does no I/O and knows no Service"},
+	{"reachability", []string{"model", "resolve/policy", "resolve/service", "source", "verdict"}, netlink,
+		"reachability evaluates objects alone, and touches no kernel"},
 	{"kernel", []string{"kernel"}, kubernetes, "kernel wraps system interfaces and knows nothing of their use"},
 	{"reconcile", []string{"dataplane", "model"}, slices.Concat(kubernetes, netlink),
 		"the loop knows neither networks nor Kubernetes"},

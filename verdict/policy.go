@@ -46,6 +46,16 @@ func (o PolicyOutcome) Reported() (out []model.RuleRef) {
 // icmpv6 is the protocol of neighbour discovery: types 133 to 137 (RFC 4861).
 const icmpv6 model.Protocol = 58
 
+// Deciders returns the rules that accept or drop the packet, of both ends; those that pass it on are left out.
+func (o PolicyOutcome) Deciders() (out []model.RuleRef) {
+	for _, s := range o.Steps {
+		if s.Decision.Verdict != model.VerdictNext {
+			out = append(out, s.By...)
+		}
+	}
+	return out
+}
+
 // Policy decides whether policies accept the first packet of a connection at this node: first the egress of its source,
 // then the ingress of its destination, as far as each is a pod of this node. Source and destination are as between
 // destination translation and masquerade: the client's own address, and the backend's. A packet of a pod to its own

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -17,7 +15,6 @@ import (
 	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
-	"fairlead.dev/fairlead/source/manifest"
 	"fairlead.dev/fairlead/verdict"
 )
 
@@ -44,7 +41,7 @@ a port by number or name. PROTOCOL is tcp, udp or sctp; without it that of the S
 			if err != nil {
 				return err
 			}
-			p, err := w.packet(args[0], args[1])
+			p, err := w.names().Packet(args[0], args[1])
 			if err != nil {
 				return err
 			}
@@ -64,120 +61,6 @@ a port by number or name. PROTOCOL is tcp, udp or sctp; without it that of the S
 	n.add(c)
 	o.add(c)
 	return c
-}
-
-// packet reads FROM and TO.
-func (w *snapshot) packet(from, to string) (verdict.Packet, error) {
-	var p verdict.Packet
-	if rest, name, ok := cutLast(to, "/"); ok && protocols[strings.ToLower(name)] != 0 {
-		p.Protocol, to = protocols[strings.ToLower(name)], rest
-	}
-	host, port, ok := cutLast(to, ":")
-	if !ok {
-		return p, fmt.Errorf("%q has no port: use HOST:PORT, such as shop/web:80 or 10.96.0.10:80/udp", to)
-	}
-	dst, service, err := w.destination(strings.Trim(host, "[]"))
-	if err != nil {
-		return p, err
-	}
-	number, protocol, err := portOf(port, service)
-	if err != nil {
-		return p, err
-	}
-	p.Protocol = cmp.Or(p.Protocol, protocol)
-	src, err := w.address(from, dst.Is4())
-	if err != nil {
-		return p, err
-	}
-	p.Dst, p.Src = netip.AddrPortFrom(dst, number), netip.AddrPortFrom(src, 0)
-	return p, nil
-}
-
-var protocols = map[string]model.Protocol{"tcp": model.TCP, "udp": model.UDP, "sctp": model.SCTP}
-
-// cutLast cuts s at the last sep.
-func cutLast(s, sep string) (before, after string, found bool) {
-	i := strings.LastIndex(s, sep)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+len(sep):], true
-}
-
-// destination returns the address that TO's host stands for, and the Service if it is one.
-func (w *snapshot) destination(host string) (netip.Addr, *corev1.Service, error) {
-	if s := w.service(host); s != nil {
-		a, err := resolve.ParseAddr(s.Spec.ClusterIP)
-		if err != nil {
-			return a, nil, fmt.Errorf("no cluster IP in Service %s/%s: name one of its addresses", s.Namespace, s.Name)
-		}
-		return a, s, nil
-	}
-	a, err := w.address(host, true)
-	return a, nil, err
-}
-
-// portOf reads a port: a number, with TCP, or the name of one of a Service's ports, with that port's protocol.
-func portOf(port string, s *corev1.Service) (uint16, model.Protocol, error) {
-	if n, err := strconv.ParseUint(port, 10, 16); err == nil && n > 0 {
-		return uint16(n), model.TCP, nil
-	}
-	var names []string
-	if s != nil {
-		for _, p := range s.Spec.Ports {
-			if p.Name == port {
-				return uint16(p.Port), cmp.Or(protocols[strings.ToLower(string(p.Protocol))], model.TCP), nil
-			}
-			names = append(names, p.Name)
-		}
-	}
-	if like := manifest.Nearest(port, names); like != "" {
-		return 0, 0, fmt.Errorf("no port %q in Service %s/%s: did you mean %q?", port, s.Namespace, s.Name, like)
-	}
-	return 0, 0, fmt.Errorf("invalid port %q: use a number from 1 to 65535, or the name of a Service's port %q", port,
-		names)
-}
-
-// address returns the address of a host by its name or address, of the family asked for if it has one of each.
-func (w *snapshot) address(host string, v4 bool) (netip.Addr, error) {
-	if a, err := netip.ParseAddr(host); err == nil {
-		return a, nil
-	}
-	if host == "outside" {
-		if v4 {
-			return netip.MustParseAddr("192.0.2.1"), nil
-		}
-		return netip.MustParseAddr("2001:db8::1"), nil
-	}
-	var found []netip.Addr
-	add := func(s string) {
-		if a, err := resolve.ParseAddr(s); err == nil {
-			found = append(found, a)
-		}
-	}
-	for _, o := range w.objects {
-		switch v := o.(type) {
-		case *corev1.Pod:
-			if named(v, host) {
-				for _, ip := range v.Status.PodIPs {
-					add(ip.IP)
-				}
-			}
-		case *corev1.Node:
-			if v.Name == host {
-				for _, a := range v.Status.Addresses {
-					add(a.Address)
-				}
-			}
-		}
-	}
-	if i := slices.IndexFunc(found, func(a netip.Addr) bool { return a.Is4() == v4 }); i >= 0 {
-		return found[i], nil
-	}
-	if len(found) > 0 {
-		return netip.Addr{}, fmt.Errorf("%s has no address of the other end's family, only %v", host, found)
-	}
-	return netip.Addr{}, w.unknown(host)
 }
 
 // explained is what explain prints.
@@ -257,7 +140,7 @@ func explain(w *snapshot, a *mode.Audit, p verdict.Packet) explained {
 	if f.Target(v.Origin).Pool.Ports {
 		e.Scheduler += " and the client's port"
 	}
-	pods := w.pods()
+	pods := w.names().Pods()
 	for _, c := range v.Candidates {
 		sees := e.From
 		if c.Masqueraded {
@@ -295,21 +178,6 @@ func (w *snapshot) remoteSource(a netip.Addr) string {
 		}
 	}
 	return ""
-}
-
-// pods names the pods by their addresses.
-func (w *snapshot) pods() map[netip.Addr]string {
-	m := map[netip.Addr]string{}
-	for _, o := range w.objects {
-		if v, ok := o.(*corev1.Pod); ok {
-			for _, ip := range v.Status.PodIPs {
-				if a, err := resolve.ParseAddr(ip.IP); err == nil && !v.Spec.HostNetwork {
-					m[a] = source.KeyOf(v).Namespace + "/" + v.Name
-				}
-			}
-		}
-	}
-	return m
 }
 
 // branch is a line of explain's tree.

@@ -84,7 +84,7 @@ and measures on your own machine what that costs.
 		}
 	}
 	add("node", runCommand(), migrateCommand(), cleanCommand())
-	add("look", showCommand(), planCommand(), explainCommand(), traceCommand(), modesCommand())
+	add("look", showCommand(), planCommand(), explainCommand(), policyCommand(), traceCommand(), modesCommand())
 	add("box", sandboxCommand(), labCommand())
 	c.AddCommand(versionCommand())
 	wrapHelp(c)

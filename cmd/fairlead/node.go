@@ -13,6 +13,7 @@ import (
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reachability"
 	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
@@ -113,6 +114,9 @@ type snapshot struct {
 	engine   mode.Engine              // of policies, if they are on
 	whyEmpty func(model.Entry) string // why a frontend has no backend
 }
+
+// names returns what finds ends of connections by name.
+func (w *snapshot) names() reachability.Names { return w.objects }
 
 // read reads the source, its Pods only if asked to, and decides.
 func (n *nodeFlags) read(ctx context.Context, withPods bool) (*snapshot, error) {

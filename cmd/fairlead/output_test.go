@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/mode"
@@ -19,6 +20,10 @@ import (
 // evil is a name that clears the screen, colours what follows, turns the direction of writing and makes a line of its
 // own.
 const evil = "\x1b[2J\u009b31m\u202eX\xff\nproblem: none\t"
+
+func meta(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name}
+}
 
 // lines fails where text has other than n lines or controls a terminal.
 func lines(t *testing.T, text string, n int) {

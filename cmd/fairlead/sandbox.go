@@ -25,6 +25,7 @@ import (
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/reachability"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/daemon"
@@ -539,7 +540,7 @@ func (b box) destination(to string) (verdict.Packet, error) {
 		}
 		w.objects = objects
 	}
-	return w.packet("outside", to)
+	return w.names().Packet(reachability.Outside, to)
 }
 
 // localAddress reads "ADDRESS", "ADDRESS:PORT" or ":PORT".

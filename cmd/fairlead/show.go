@@ -157,9 +157,9 @@ func (s *shown) filter(w *snapshot, names []string) error {
 	}
 	wanted := map[source.Key]bool{}
 	for _, n := range names {
-		v := w.service(n)
+		v := w.names().Service(n)
 		if v == nil {
-			return w.unknown(n)
+			return w.names().Unknown(n)
 		}
 		wanted[source.KeyOf(v)] = true
 	}
@@ -406,17 +406,26 @@ func planCommand() *cobra.Command {
 	var n nodeFlags
 	var o output
 	var all bool
+	var against string
 	c := &cobra.Command{
 		Use:   "plan --source DIR --node NAME",
 		Short: "Print what serving a folder would change in the kernel, and change nothing",
 		Long: `Print what serving a folder would change in the kernel, and change nothing.
 
+With --against, no kernel is read: it prints which workloads could newly open connections, and which no longer, if
+the objects of --against became those of --source.
+
 Exit status, as kubectl diff has it: 0 if nothing would change; 1 if something would; 2 on an error, and where an object
 could not be read.`,
 		Example: `  fairlead plan --source new-manifests --node worker-1
-  fairlead plan --source new-manifests --node worker-1 --operations`,
+  fairlead plan --source new-manifests --node worker-1 --operations
+  fairlead plan --source new-manifests --against old-manifests
+  fairlead plan --source changed-policies --against cluster --kubeconfig ~/.kube/config`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if against != "" {
+				return comparePolicies(c, &n, o, against)
+			}
 			w, err := n.read(c.Context(), false)
 			if err != nil {
 				return err
@@ -436,6 +445,9 @@ could not be read.`,
 	n.add(c)
 	o.add(c)
 	c.Flags().BoolVar(&all, "operations", false, "list each operation")
+	c.Flags().StringVar(&against, "against", "", `folder or file of the objects before: compare what policies allow; `+
+		`"cluster": those of --kubeconfig, which --source changes and adds to`)
+	c.MarkFlagDirname("against")
 	return failsWith(2, c)
 }
 

@@ -39,7 +39,7 @@ One process may trace a node at a time.`,
 			if err != nil {
 				return err
 			}
-			t := &tracer{snapshot: w, services: w.poolsByID(), pods: w.pods(), out: out(c), json: o == "json"}
+			t := &tracer{snapshot: w, services: w.poolsByID(), pods: w.names().Pods(), out: out(c), json: o == "json"}
 			f, err := t.filter(service, pod)
 			if err != nil {
 				return err

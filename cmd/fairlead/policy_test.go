@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/source/manifest"
+)
+
+// command runs fairlead, and returns what it prints and its exit status.
+func command(t *testing.T, args ...string) (string, int) {
+	t.Helper()
+	var b bytes.Buffer
+	c := rootCommand()
+	c.SetOut(&b)
+	c.SetErr(&b)
+	c.SetArgs(args)
+	err := c.ExecuteContext(t.Context())
+	s := status{code: 1}
+	if err == nil {
+		return b.String(), 0
+	}
+	if errors.As(err, &s); s.err != nil || s == (status{code: 1}) {
+		b.WriteString(err.Error())
+	}
+	return b.String(), s.code
+}
+
+const shopPolicies = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: closed, namespace: shop}
+spec: {podSelector: {}, policyTypes: [Ingress]}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  ingress: [{from: [{podSelector: {matchLabels: {app: client}}}], ports: [{port: http}]}]
+`
+
+// shop returns a folder with the Nodes, pods and Services of examples/shop, and these policies.
+func shop(t *testing.T, policies string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"cluster", "client", "web", "db", "cart"} {
+		b, err := os.ReadFile("../../examples/shop/" + name + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, dir, name, string(b))
+	}
+	write(t, dir, "policies", policies)
+	return dir
+}
+
+func write(t *testing.T, dir, name, text string) string {
+	t.Helper()
+	file := filepath.Join(dir, name+".yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func TestPolicyCheck(t *testing.T) {
+	dir := shop(t, shopPolicies)
+	head := "apiVersion: fairlead.dev/v1alpha1\nkind: PolicyExpectations\nexpectations:\n"
+	good := write(t, t.TempDir(), "good", head+"- {from: shop/client, to: shop/web, port: http, expect: allowed}\n")
+	// a file of expectations may stand among the manifests
+	bad := write(t, dir, "bad", head+"- {from: shop/client, to: shop/db, port: sql, expect: allowed}\n")
+	slip := write(t, t.TempDir(), "slip", head+"- {form: shop/client, to: shop/db, port: sql, expect: allowed}\n")
+	for _, c := range []struct {
+		args   []string
+		status int
+		want   string
+	}{
+		{[]string{good, "--source", dir}, 0, "1 of 1 expectations hold"},
+		{[]string{good, bad, "--source", dir}, 1, "FAILED"},
+		{[]string{bad, "--source", dir}, 1, "isolated by NetworkPolicy shop/closed ingress"},
+		{[]string{bad, "--source", dir, "-o", "junit"}, 1, "<failure message="},
+		{[]string{bad, "--source", dir, "-o", "json"}, 1, `"ok": false`},
+		{[]string{slip, "--source", dir}, 2, `slip.yaml:4: unknown field "form": did you mean "from"?`},
+		{[]string{good, "--source", dir + "/none"}, 2, "none"},
+		{[]string{good, "--source", dir, "-o", "xml"}, 2, "invalid --output"},
+		{[]string{"--source", dir}, 2, "requires at least 1 arg"},
+	} {
+		got, code := command(t, append([]string{"policy", "check"}, c.args...)...)
+		if code != c.status || !strings.Contains(got, c.want) || strings.Contains(got, "warning") {
+			t.Errorf("%q: exit status %d, want %d and %q: %s", c.args, code, c.status, c.want, got)
+		}
+	}
+}
+
+// The table of the matrix fits the terminal, in parts if it must, and the page is written.
+func TestPolicyMatrix(t *testing.T) {
+	dir, page := shop(t, shopPolicies), filepath.Join(t.TempDir(), "page.html")
+	for _, width := range []string{"40", "80"} {
+		t.Setenv("COLUMNS", width)
+		got, code := command(t, "policy", "matrix", "--source", dir)
+		if code != 0 || !strings.Contains(got, "8080") || strings.Count(got, "outside") < 2 {
+			t.Errorf("exit status %d: %s", code, got)
+		}
+		for line := range strings.Lines(got) {
+			if n := len([]rune(strings.TrimRight(line, "\n"))); width == "80" && n > 80 || n > 60 && width == "40" {
+				t.Errorf("%s columns, but %d: %s", width, n, line)
+			}
+		}
+	}
+	got, code := command(t, "policy", "matrix", "--source", dir, "--html", page)
+	if b, err := os.ReadFile(page); err != nil || code != 0 || !strings.Contains(string(b), "shop/web") {
+		t.Errorf("%s: exit status %d, %v", got, code, err)
+	}
+	if got, code := command(t, "policy", "matrix", "--source", dir, "--namespace", "sohp"); code != 1 ||
+		!strings.Contains(got, `did you mean namespace "shop"?`) {
+		t.Errorf("exit status %d: %s", code, got)
+	}
+}
+
+func TestPlanAgainst(t *testing.T) {
+	old := shop(t, shopPolicies)
+	now := shop(t, strings.ReplaceAll(shopPolicies, "app: client", "app: cart"))
+	got, code := command(t, "plan", "--source", now, "--against", old)
+	for _, want := range []string{"NEWLY ALLOWED", "NEWLY DENIED", "shop/cart      shop/web  8080/tcp",
+		"1 newly allowed, 1 newly denied"} {
+		if code != 1 || !strings.Contains(got, want) {
+			t.Errorf("exit status %d, want 1 and %q: %s", code, want, got)
+		}
+	}
+	if got, code := command(t, "plan", "--source", old, "--against", old); code != 0 {
+		t.Errorf("no change: exit status %d: %s", code, got)
+	}
+	if got, code := command(t, "plan", "--source", old, "--against", old+"/none"); code != 2 {
+		t.Errorf("no such folder: exit status %d: %s", code, got)
+	}
+}
+
+func TestOverlay(t *testing.T) {
+	below, _, err := manifest.Load(shop(t, shopPolicies))
+	above, _, failed := manifest.Load(write(t, t.TempDir(), "p", shopPolicies))
+	if err != nil || failed != nil || len(overlay(below, above)) != len(below) || overlay(below, above)[0] != above[0] {
+		t.Error(err, failed, len(overlay(below, above)), len(below))
+	}
+}
