@@ -202,28 +202,32 @@ func (c *Cluster) onNode(node string, p verdict.Packet, egress *verdict.PolicyOu
 				return c.onNode(other, p, &at)
 			}
 		}
-		path := Path{Backend: p.Dst, Node: c.NodeOf(dst), Source: p.Src.Addr()}
 		if dst == p.Src.Addr() {
-			path.Policy.Reason = "a packet to its own address never leaves the pod"
+			own := verdict.PolicyOutcome{Reason: "a packet to its own address never leaves the pod"}
+			o.Paths = []Path{{Backend: p.Dst, Node: c.NodeOf(dst), Source: dst, Policy: own}}
 		} else {
-			path.Policy = verdict.Ingress(c.view(path.Node), p, from(p))
+			o.Paths = []Path{c.Path(node, p, false, from(p))}
 		}
-		o.Paths = []Path{path}
 		return o
 	}
 	for _, k := range v.Candidates {
 		q := p
 		q.Dst = k.Backend.Addr
-		path := Path{Backend: q.Dst, Node: c.NodeOf(q.Dst.Addr()), Source: p.Src.Addr()}
-		out := from(q)
-		if k.Masqueraded && path.Node != node {
-			path.Source = c.ownAddress(node, q.Dst.Addr().Is4(), path.Source)
-			q.Src = netip.AddrPortFrom(path.Source, p.Src.Port())
-		}
-		path.Policy = verdict.Ingress(c.view(path.Node), q, out)
-		o.Paths = append(o.Paths, path)
+		o.Paths = append(o.Paths, c.Path(node, q, k.Masqueraded, from(q)))
 	}
 	return o
+}
+
+// Path returns the course of p, which node sends to its destination with its own address if it masquerades it. egress
+// is what the policies of its source decided.
+func (c *Cluster) Path(node string, p verdict.Packet, masquerades bool, egress verdict.PolicyOutcome) Path {
+	path := Path{Backend: p.Dst, Node: c.NodeOf(p.Dst.Addr()), Source: p.Src.Addr()}
+	if masquerades && path.Node != node {
+		path.Source = c.ownAddress(node, p.Dst.Addr().Is4(), path.Source)
+		p.Src = netip.AddrPortFrom(path.Source, p.Src.Port())
+	}
+	path.Policy = verdict.Ingress(c.view(path.Node), p, egress)
+	return path
 }
 
 // ownAddress returns the node's first address of a family, else another one.

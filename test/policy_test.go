@@ -57,6 +57,12 @@ func TestPolicyDropsPackets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for from, want := range map[string]string{
+		"shop/client": "dropped: ingress of shop/db-0: isolated by NetworkPolicy shop/db ingress, ",
+		"shop/web-1":  "accepted: ingress of shop/db-0: allowed by NetworkPolicy shop/db ingress[0]",
+	} {
+		contains(t, must(t, onNode(name, "a", dir, "explain", from, database)...), want, "policies in sync")
+	}
 	os.Remove(file)
 	eventually(t, "the policies are gone", func() bool { return !policyTable(t, name, "a") && !policyTable(t, name, "b") })
 	if !connects(name, "shop/client", database) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -22,15 +23,17 @@ import (
 func explainCommand() *cobra.Command {
 	var n nodeFlags
 	var o output
+	var each bool
 	c := &cobra.Command{
 		Use:   "explain FROM TO:PORT[/PROTOCOL]",
 		Short: "Explain where a packet goes and why, and check that against the kernel",
 		Long: `Explain what a node does with the first packet of a connection, and why: the frontend it matches, its allowed
-source ranges, the endpoints it may go to, and the source address that they see. The result is checked against
-what the kernel holds in this network namespace.
+source ranges, the endpoints it may go to, the source address that they see, and with --policy-mode the network
+policies of both ends and the rules that decide. The result is checked against what the kernel holds in this
+network namespace.
 
-FROM is an address, a pod (namespace/name), a node's name, or "outside".
-TO is an address, a Service (web, shop/web, web.shop or web.shop.svc.cluster.local), a pod or a node's name, with
+FROM is an address, a pod (namespace/name), a node (node/NAME, or its name), or "outside".
+TO is an address, a Service (web, shop/web, web.shop or web.shop.svc.cluster.local), a pod or a node, with
 a port by number or name. PROTOCOL is tcp, udp or sctp; without it that of the Service's port, else tcp.`,
 		Example: `  fairlead explain --source examples/shop --node a shop/client shop/web:http
   fairlead explain --source examples/shop --node a outside a:30080
@@ -54,12 +57,17 @@ a port by number or name. PROTOCOL is tcp, udp or sctp; without it that of the S
 			if err != nil {
 				return err
 			}
-			e := explain(w, a, p)
+			e, err := explain(c.Context(), w, a, p, each)
+			if err != nil {
+				return err
+			}
 			return o.print(out(c), e, e.tree)
 		},
 	}
 	n.add(c)
 	o.add(c)
+	c.Flags().BoolVar(&each, "all-backends", false,
+		"show what policies decide for each endpoint, also where it is the same")
 	return c
 }
 
@@ -90,8 +98,12 @@ type explained struct {
 	Counts *shownCount `json:"counts,omitempty"`
 	Kernel string      `json:"kernel"`
 	Remark string      `json:"note,omitempty"`
+	// of each endpoint, or of the destination; those that are alike together
+	Policies     []explainedPolicy `json:"policies,omitempty"`
+	PolicyKernel string            `json:"policyKernel,omitempty"`
 
-	steps []verdict.Step
+	steps    []verdict.Step
+	unserved string // what is added to the reason that no frontend matches
 }
 
 type explainedCandidate struct {
@@ -101,11 +113,26 @@ type explainedCandidate struct {
 	Weight  uint16 `json:"weight,omitempty"`
 	Sees    string `json:"seesSource"`
 	DSR     bool   `json:"directServerReturn,omitempty"` // past this one
+	Dropped bool   `json:"droppedByPolicies,omitempty"`
 }
 
 // explain decides and gathers.
-func explain(w *snapshot, a *mode.Audit, p verdict.Packet) explained {
+func explain(ctx context.Context, w *snapshot, a *mode.Audit, p verdict.Packet, each bool) (explained, error) {
 	v := verdict.Of(w.services, p)
+	e := explainServices(w, a, v, p)
+	if w.services.Policies == nil {
+		return e, nil
+	}
+	audit, err := mode.CheckPolicies(ctx, w.engine, w.services.Policies)
+	if err != nil {
+		return e, err
+	}
+	x := &policyExplainer{snapshot: w, audit: audit, each: each}
+	return e, x.explain(&e, v, p)
+}
+
+// explainServices gathers what becomes of p by Services.
+func explainServices(w *snapshot, a *mode.Audit, v verdict.Verdict, p verdict.Packet) explained {
 	e := explained{From: p.Src.Addr().String(), To: fmt.Sprintf("%s/%s", p.Dst, p.Protocol), Node: w.services.Node.Name,
 		Origin: v.Origin.String(), Interface: p.In, Outcome: v.Action.String(), Reason: v.Reason, steps: v.Steps,
 		Kernel: "in sync: it holds nothing for this packet"}
@@ -113,8 +140,11 @@ func explain(w *snapshot, a *mode.Audit, p verdict.Packet) explained {
 	e.Problems = w.problemsOf(v.Frontend, model.Entry{Addr: p.Dst.Addr(), Port: p.Dst.Port(), Protocol: p.Protocol})
 	f := v.Frontend
 	if f == nil {
-		e.Reason += resolve.UnservedAt(w.objects, p.Dst.Addr(), w.config.Own.ServiceProxyName)
-		if v.Action != verdict.Pass {
+		e.unserved = resolve.UnservedAt(w.objects, p.Dst.Addr(), w.config.Own.ServiceProxyName)
+		if len(v.Steps) == 1 {
+			e.Reason += e.unserved
+		}
+		if v.Action != verdict.Pass && len(v.Steps) == 1 {
 			e.Kernel = "is not compared for packets that match no frontend"
 		}
 		return e
@@ -146,8 +176,9 @@ func explain(w *snapshot, a *mode.Audit, p verdict.Packet) explained {
 		if c.Masqueraded {
 			sees = "an address of node " + e.Node
 		}
-		e.Candidates = append(e.Candidates, explainedCandidate{c.Backend.Addr.String(), pods[c.Backend.Addr.Addr()],
-			c.Backend.Local, c.Backend.Weight, sees, c.DSR && !c.Backend.Local})
+		e.Candidates = append(e.Candidates, explainedCandidate{Address: c.Backend.Addr.String(),
+			Pod: pods[c.Backend.Addr.Addr()], Local: c.Backend.Local, Weight: c.Backend.Weight, Sees: sees,
+			DSR: c.DSR && !c.Backend.Local})
 	}
 	return e
 }
@@ -197,6 +228,44 @@ func (e explained) branches() (l []branch) {
 	}
 	origins := map[string]string{"node": "the node itself", "pod": "a pod of this node's network", "external": "external"}
 	add(0, "source, seen from node %s: %s%s", e.Node, origins[e.Origin], by)
+	e.frontend(add)
+	if len(e.Candidates) > 0 {
+		forwarded := map[bool]string{true: "forwarded", false: "translated"}[e.Outcome == "forward"]
+		add(0, "%s to one of %d endpoints, chosen by %s", forwarded, len(e.Candidates), e.Scheduler)
+		for _, c := range e.Candidates {
+			add(1, "%s", c.line())
+		}
+	}
+	for _, p := range e.Policies {
+		p.branches(len(e.Policies) == 1, add)
+	}
+	switch {
+	case e.Outcome == "forward", e.Outcome == "drop" && len(e.Policies) > 0:
+	case e.Outcome == "pass":
+		add(0, "not translated: it follows the node's routes and other rules")
+	default:
+		add(0, "%s: %s", map[string]string{"reject": "rejected", "drop": "dropped"}[e.Outcome], e.Reason)
+	}
+	if e.Unselected != nil {
+		add(0, "existing flows also stay with serving endpoints that get no new ones: %s", few(e.Unselected))
+	}
+	if e.Counts != nil {
+		add(0, "clients so far: %d connections to an endpoint, %d rejected without one", e.Counts.Connections,
+			e.Counts.Refused)
+	}
+	for _, p := range e.Problems {
+		add(0, "problem: %s", p)
+	}
+	if e.PolicyKernel == "" {
+		add(0, "kernel: %s", e.Kernel)
+	} else {
+		add(0, "kernel: Services %s; policies %s", e.Kernel, e.PolicyKernel)
+	}
+	return l
+}
+
+// frontend adds what is said of the frontend.
+func (e explained) frontend(add func(depth int, format string, args ...any)) {
 	for _, step := range e.steps {
 		switch {
 		case step.Stage == verdict.StageFrontend && e.Service == "":
@@ -213,35 +282,12 @@ func (e explained) branches() (l []branch) {
 	if e.Affinity != "" {
 		add(1, "session affinity: ClientIP, %s", e.Affinity)
 	}
-	switch e.Outcome {
-	case "forward":
-		add(0, "forwarded to one of %d endpoints, chosen by %s", len(e.Candidates), e.Scheduler)
-		for _, c := range e.Candidates {
-			add(1, "%s", c.line())
-		}
-	case "pass":
-		add(0, "not translated: it follows the node's routes and other rules")
-	default:
-		add(0, "%s: %s", map[string]string{"reject": "rejected", "drop": "dropped"}[e.Outcome], e.Reason)
-	}
-	if e.Unselected != nil {
-		add(0, "existing flows also stay with serving endpoints that get no new ones: %s", few(e.Unselected))
-	}
-	if e.Counts != nil {
-		add(0, "clients so far: %d connections to an endpoint, %d rejected without one", e.Counts.Connections,
-			e.Counts.Refused)
-	}
-	for _, p := range e.Problems {
-		add(0, "problem: %s", p)
-	}
-	add(0, "kernel: %s", e.Kernel)
-	return l
 }
 
 // noFrontend returns what is said where no frontend matches: the reason, unless the outcome's line has it.
 func (e explained) noFrontend() string {
-	if e.Outcome == "pass" {
-		return "frontend: none: " + e.Reason
+	if e.Outcome == "pass" || len(e.steps) > 1 {
+		return "frontend: none: " + e.steps[0].Reason + e.unserved
 	}
 	return "frontend: none"
 }
@@ -263,6 +309,9 @@ func (c explainedCandidate) line() string {
 	words = append(words, "sees source "+c.Sees)
 	if c.DSR {
 		words = append(words, "its node answers the client directly")
+	}
+	if c.Dropped {
+		words = append(words, "dropped by policies")
 	}
 	return strings.Join(words, ", ")
 }

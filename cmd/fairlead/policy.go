@@ -17,7 +17,6 @@ import (
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reachability"
-	"fairlead.dev/fairlead/resolve/policy"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/source/manifest"
@@ -66,8 +65,9 @@ func (i input) evaluate(c *cobra.Command) (*reachability.Cluster, error) {
 
 // options returns what an agent of this configuration would evaluate by.
 func options(c *config.Config) (o reachability.Options, err error) {
-	c.Proxy.HostnameOverride = "each" // node's own
-	if o.Services, err = c.Resolve(); err != nil {
+	of := *c
+	of.Proxy.HostnameOverride = "each" // node's own
+	if o.Services, err = of.Resolve(); err != nil {
 		return o, err
 	}
 	name := c.Own.Mode
@@ -79,7 +79,7 @@ func options(c *config.Config) (o reachability.Options, err error) {
 		return o, err
 	}
 	o.Services = m.With(c.Options()).Resolve(o.Services)
-	o.Policies = policy.Config{ImpliedNamespaces: c.Own.Source != "", PodRanges: o.Services.ClusterCIDRs}
+	o.Policies = c.ResolvePolicies(o.Services)
 	return o, nil
 }
 
