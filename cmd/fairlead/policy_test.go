@@ -97,6 +97,17 @@ func TestPolicyCheck(t *testing.T) {
 	}
 }
 
+// What examples/shop says of its policies holds, and fails without them.
+func TestShopExpectations(t *testing.T) {
+	const file = "../../examples/shop/expectations.yaml"
+	if got, code := command(t, "policy", "check", file, "--source", "../../examples/shop"); code != 0 {
+		t.Errorf("exit status %d: %s", code, got)
+	}
+	if got, code := command(t, "policy", "check", file, "--source", shop(t, shopPolicies)); code != 1 {
+		t.Errorf("with other policies: exit status %d: %s", code, got)
+	}
+}
+
 // The table of the matrix fits the terminal, in parts if it must, and the page is written.
 func TestPolicyMatrix(t *testing.T) {
 	dir, page := shop(t, shopPolicies), filepath.Join(t.TempDir(), "page.html")
