@@ -3,11 +3,13 @@ package main
 import (
 	"bytes"
 	"errors"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/source/manifest"
 )
 
@@ -156,5 +158,29 @@ func TestOverlay(t *testing.T) {
 	above, _, failed := manifest.Load(write(t, t.TempDir(), "p", shopPolicies))
 	if err != nil || failed != nil || len(overlay(below, above)) != len(below) || overlay(below, above)[0] != above[0] {
 		t.Error(err, failed, len(overlay(below, above)), len(below))
+	}
+}
+
+// The objects of a cluster are evaluated as those of a folder, and files change them for plan.
+func TestPoliciesOfACluster(t *testing.T) {
+	dir := shop(t, shopPolicies)
+	objects, _, err := manifest.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := httptest.NewServer(apiserver.New(objects...))
+	defer api.Close()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, apiserver.Kubeconfig(api.URL), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, code := command(t, "policy", "matrix", "-o", "json", "--kubeconfig", kubeconfig)
+	if want, _ := command(t, "policy", "matrix", "-o", "json", "--source", dir); code != 0 || got != want {
+		t.Errorf("exit status %d, of the cluster:\n%s\nof the folder:\n%s", code, got, want)
+	}
+	changed := write(t, t.TempDir(), "changed", strings.ReplaceAll(shopPolicies, "app: client", "app: cart"))
+	got, code = command(t, "plan", "--source", changed, "--against", "cluster", "--kubeconfig", kubeconfig)
+	if code != 1 || !strings.Contains(got, "1 newly allowed, 1 newly denied") {
+		t.Errorf("plan: exit status %d: %s", code, got)
 	}
 }
