@@ -16,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/policy/ebpf"
+	"fairlead.dev/fairlead/dataplane/policy/iptables"
 	"fairlead.dev/fairlead/dataplane/policy/nftables"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
@@ -31,6 +32,7 @@ var (
 // engines are the policy engines to be judged beside each mode.
 var engines = []*conformance.Engine{
 	engine("nftables", nftables.New),
+	engine("iptables", iptables.New, func() stage { return &iptables.Join{} }),
 	engine("ebpf", func() (*ebpf.Plane, error) { return ebpf.Open(ebpf.Options{Sizes: bpf.PolicySizes{Flows: 1 << 12}}) }),
 }
 
@@ -43,6 +45,12 @@ type policyRunner[K dataplane.Key] struct {
 	stop    context.CancelFunc
 	ended   sync.WaitGroup
 	mortal  *mortal[K]
+	stage   stage // nil: none
+}
+
+// stage stands in front of a plane and turns parts into others.
+type stage interface {
+	Apply(model.Change[model.PolicyPart]) model.Change[model.PolicyPart]
 }
 
 // mortal is a plane whose process may be killed between two transactions.
@@ -77,9 +85,9 @@ func (m *mortal[K]) Close() error { return m.Plane.(io.Closer).Close() }
 // Kill implements conformance.Killer.
 func (r *policyRunner[K]) Kill(after int) { r.mortal.left.Store(int64(after)) }
 
-// engine returns an engine of a plane.
+// engine returns an engine of a plane, perhaps with a stage in front of it.
 func engine[K dataplane.Key, P dataplane.Plane[model.PolicyPart, K, string]](
-	name string, open func() (P, error)) *conformance.Engine {
+	name string, open func() (P, error), before ...func() stage) *conformance.Engine {
 	start := func() (conformance.Runner[model.PolicyPart], error) {
 		plane, err := open()
 		if err != nil {
@@ -93,6 +101,9 @@ func engine[K dataplane.Key, P dataplane.Plane[model.PolicyPart, K, string]](
 				MaxFacts: *maxFacts}),
 			open:  func() (dataplane.Plane[model.PolicyPart, K, string], error) { return open() },
 			parts: map[model.PolicyPart]bool{}, stop: stop}
+		for _, b := range before {
+			r.stage = b()
+		}
 		r.ended.Go(func() { r.Run(ctx) })
 		return r, nil
 	}
@@ -103,6 +114,10 @@ func isPolicyNode(p model.PolicyPart) bool { _, is := p.(*model.PolicyNode); ret
 
 // Change also keeps what is wanted, to remove some of it.
 func (r *policyRunner[K]) Change(put, del []model.PolicyPart) {
+	if r.stage != nil {
+		c := r.stage.Apply(model.Change[model.PolicyPart]{Put: put, Del: del})
+		put, del = c.Put, c.Del
+	}
 	for _, p := range del {
 		delete(r.parts, p)
 	}
