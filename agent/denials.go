@@ -18,10 +18,17 @@ import (
 type existing struct {
 	revoker *revoke.Revoker
 	denials *denial.Reader // nil where another program reads the log
+	packets packetCounter  // nil where the engine counts none
+}
+
+// packetCounter is an engine that counts the packets that policies deny, and those that audited ones would.
+type packetCounter interface {
+	Packets() (denied, audited uint64, err error)
 }
 
 // openExisting puts itself before an engine's loop.
 func openExisting(e mode.Engine, plane *mode.PolicyPlane, log *slog.Logger) (x existing, err error) {
+	x.packets, _ = plane.Impl.(packetCounter)
 	if !e.Marked {
 		return x, nil
 	}
@@ -78,6 +85,9 @@ var (
 		"policies no longer allow them.", nil, nil)
 	cuttingDesc = prometheus.NewDesc("fairlead_policy_connections_cut", "Connections that the kernel still tracks of "+
 		"those that were cut.", nil, nil)
+	policyPacketsDesc = prometheus.NewDesc("fairlead_policy_packets_total", "Packets that policies dropped (denied), "+
+		"and that audited policies would drop (audited), logged or not, since the rules were written.",
+		[]string{"decision"}, nil)
 	deniedDesc = prometheus.NewDesc("fairlead_policy_denied_total", "Packets that policies dropped, as far as they were "+
 		"logged (100 a second), by policy; other: none could be named, or it is beyond the first 1,000.",
 		[]string{"policy"}, nil)
@@ -87,6 +97,12 @@ var (
 
 // collect makes metrics of what was cut and denied.
 func (x existing) collect(ch chan<- prometheus.Metric) {
+	if x.packets != nil {
+		if denied, audited, err := x.packets.Packets(); err == nil {
+			ch <- prometheus.MustNewConstMetric(policyPacketsDesc, prometheus.CounterValue, float64(denied), "denied")
+			ch <- prometheus.MustNewConstMetric(policyPacketsDesc, prometheus.CounterValue, float64(audited), "audited")
+		}
+	}
 	if s := x.cuts(); s != nil {
 		ch <- prometheus.MustNewConstMetric(cutDesc, prometheus.CounterValue, float64(s.Cut))
 		ch <- prometheus.MustNewConstMetric(cuttingDesc, prometheus.GaugeValue, float64(s.Marked))

@@ -134,6 +134,9 @@ func TestDenialsNamePolicyRuleAndPods(t *testing.T) {
 	if n := strings.Count(b.log.String(), "\n"); n != lines {
 		t.Errorf("a packet like one before is logged again:\n%s", b.log)
 	}
+	if denied, audited, err := b.plane.Packets(); denied != 3 || audited != 0 || err != nil {
+		t.Errorf("the engine counts %d denied, %d audited, %v: want 3 denied", denied, audited, err)
+	}
 	b.decide(t, "none.yaml", false)
 	b.Passes(b.Packet(policytest.Behind[1][0], web[0], udp), false)
 	if c := b.until(t, 4); c.Unnamed != 1 || !strings.Contains(b.log.String(), "changed since") {

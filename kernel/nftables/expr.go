@@ -318,6 +318,9 @@ func Log(group uint16, prefix string, bytes uint32) Expr {
 	})
 }
 
+// Counter counts the packets that come to it: see Conn.Counters.
+func Counter() Expr { return expr("counter", func(*netlink.Buffer) {}) }
+
 // Limit goes on with the rule for at most so many packets in a second, and a burst of more.
 func Limit(perSecond uint64, burst uint32) Expr {
 	return expr("limit", func(b *netlink.Buffer) {

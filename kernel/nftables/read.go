@@ -80,6 +80,24 @@ func (c *Conn) Rules(table string) (rules []RuleInfo, err error) {
 	return rules, err
 }
 
+// Counters returns how many packets have come to the counters of each chain of a table.
+func (c *Conn) Counters(table string) (packets map[string]uint64, err error) {
+	err = netlink.Stable(func() error {
+		packets = map[string]uint64{}
+		return c.dump(msgGetRule, unix.NLM_F_DUMP, family, func(b *netlink.Buffer) { b.Text(1, table) }, func(b []byte) {
+			if netlink.Text(netlink.Find(b, 1)) != table {
+				return
+			}
+			for _, e := range netlink.Attributes(netlink.Find(b, 4)) {
+				if netlink.Text(netlink.Find(e, nftaExprName)) == "counter" {
+					packets[netlink.Text(netlink.Find(b, 2))] += netlink.BE(netlink.Find(netlink.Find(e, nftaExprData), 2))
+				}
+			}
+		})
+	})
+	return packets, err
+}
+
 // commentOf reads user data as comment writes it.
 func commentOf(b []byte) string {
 	if len(b) < 2 || b[0] != 0 {

@@ -32,9 +32,9 @@
 //	egress4-unknown      from the node, or untranslated? accept; else deny
 //	egress4-admin        to a peer? egress4-admin-peer; to a range? egress4-admin-range; else by ports, otherwise
 //	egress4-admin-peer   by port, else by portspan, else by default: decision, else otherwise
-//	deny                 log, drop
+//	deny                 count, log, drop
 //	cut                  reset TCP, drop
-//	report-accept, report-next   log, accept or return: what audited policies would drop
+//	report-accept, report-next   count, log, accept or return: what audited policies would drop
 //
 // ingress4 and its chains are alike, for the destination, and accept what goes to the node. Egress and ingress have
 // chains at hooks of their own, so that an accept ends one of them, and no chain of one leads to the other: the kernel

@@ -63,6 +63,13 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	return p.table.Write(p.conn, put, del)
 }
 
+// Packets returns how many packets were denied, and how many audited policies would deny, logged or not, since the
+// chains were written. It may be called at any time.
+func (p *Plane) Packets() (denied, audited uint64, err error) {
+	counters, err := p.conn.Counters(Table)
+	return counters[chainDeny], counters[chainReportAccept] + counters[chainReportNext], err
+}
+
 // Watch implements dataplane.Watcher.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return p.table.Watch(ctx, p.conn)

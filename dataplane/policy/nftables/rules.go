@@ -94,7 +94,7 @@ func (s side) stage(i int) stage {
 // chains returns the constant chains.
 func chains() []Fact {
 	log := func(prefix string) []nft.Expr {
-		return nft.Exprs(nft.Limit(logRate, logBurst), nft.Log(LogGroup, prefix, logLength))
+		return nft.Exprs(nft.Counter(), nft.Limit(logRate, logBurst), nft.Log(LogGroup, prefix, logLength))
 	}
 	report := func(name, prefix string, v nft.Verdict) Fact {
 		return declared.Chain(name, [][]nft.Expr{log(prefix), nft.Exprs(nft.Do(v))})
