@@ -43,16 +43,49 @@ network namespaces that the lab makes and removes: nothing of the machine's own 
 
 // labList lists the experiments.
 func labList() *cobra.Command {
-	return &cobra.Command{
-		Use: "list", Short: "List the experiments", Args: cobra.NoArgs,
+	var format output
+	c := &cobra.Command{
+		Use: "list", Short: "List the experiments: what each asks, how long it takes here, which article it repeats",
+		Long: `List the experiments: what each asks, how long it is planned to take on this machine (with --quick, and in
+full), and which article it repeats. As root it tries for a few seconds what this machine can do, in namespaces of its own.`,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			rows := [][]string{{"EXPERIMENT", "MEASURES"}}
-			for _, e := range lab.Experiments() {
-				rows = append(rows, []string{e.Name, e.Short})
+			l, err := lab.List(c.Context(), []string{"/proc/self/exe"})
+			if err != nil {
+				return err
 			}
-			return out(c).table(rows)
+			return format.print(out(c), l, func(p *page) error {
+				rows := [][]string{{"EXPERIMENT", "ASKS", "QUICK", "FULL", "REPEATS"}}
+				for _, e := range l {
+					rows = append(rows, []string{e.Name, e.Question, minutes(e.Quick), minutes(e.Full), cmp.Or(e.Repeats, "-")})
+				}
+				if err := p.table(rows); err != nil {
+					return err
+				}
+				for _, e := range l {
+					if e.Unknown != "" {
+						return p.paragraph("\n", "", "times not known: "+e.Unknown)
+					}
+				}
+				return nil
+			})
 		},
 	}
+	format.add(c)
+	return c
+}
+
+// minutes returns "3 min", "2.5 h", or "?" for what is not known.
+func minutes(d time.Duration) string {
+	switch {
+	case d == 0:
+		return "?"
+	case d < time.Minute:
+		return "1 min"
+	case d < 100*time.Minute:
+		return fmt.Sprintf("%.0f min", d.Minutes())
+	}
+	return fmt.Sprintf("%.1f h", d.Hours())
 }
 
 // labRun runs an experiment.

@@ -15,6 +15,7 @@ type Experiment struct {
 	Name     string
 	Short    string   // what it answers, in a sentence
 	Long     string   // how, and how long that takes
+	Repeats  string   // the article whose measurements it repeats; "": none
 	Services []int    // the numbers of Services that it varies unless Options names others; nil: it varies none
 	Sizes    bool     // Options may say how many endpoints these have
 	Compares bool     // modes, of which Options may name some
@@ -54,6 +55,23 @@ type Trial interface {
 	ProfileName() string // its name, such as "quick"
 	Design() result.Design
 	Steps(*result.Writer) []Step // of which the blocks go there
+}
+
+// Planned returns how long a run is planned to take on a testbed, on which it measures nothing.
+func (e Experiment) Planned(ctx context.Context, b *testbed.Testbed, o Options) (d time.Duration, err error) {
+	t, err := e.Prepare(ctx, b, o)
+	if err != nil {
+		return 0, err
+	}
+	return planned(t.Steps(nil)), nil
+}
+
+// planned returns how long steps are planned to take together.
+func planned(steps []Step) (d time.Duration) {
+	for _, s := range steps {
+		d += s.Planned
+	}
+	return d
 }
 
 // Step is a piece of a run, between two updates of the progress bar.

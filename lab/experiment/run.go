@@ -15,8 +15,12 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
+// ErrNoTime is why a run is not begun that would outlast its context.
+var ErrNoTime = errors.New("left out for want of time")
+
 // Perform runs an experiment and returns the folder with its raw results. Where ctx ends before the run does, all that
-// the run made is removed, the folder holds what was measured so far, and the error is ctx's.
+// the run made is removed, the folder holds what was measured so far, and the error is ctx's. A run that is planned to
+// outlast ctx's deadline is not begun: the error is ErrNoTime.
 func (e Experiment) Perform(ctx context.Context, o Options) (dir string, err error) {
 	if os.Geteuid() != 0 {
 		return "", errors.New("the lab makes network namespaces and programs the kernel in them, which takes root: run it " +
@@ -35,6 +39,12 @@ func (e Experiment) Perform(ctx context.Context, o Options) (dir string, err err
 		return "", err
 	}
 	d := w.Design()
+	if end, limited := ctx.Deadline(); limited {
+		if left, need := time.Until(end), planned(w.Steps(nil)); need > left {
+			return "", fmt.Errorf("%w: it is planned to take %v, and %v are left", ErrNoTime, need.Round(time.Second),
+				left.Round(time.Second))
+		}
+	}
 	dir = filepath.Join(o.Out, d.ID+"-"+time.Now().Format("20060102-150405"))
 	out, err := result.Create(dir, result.Manifest{
 		Design: d, Command: o.Command, Profile: w.ProfileName(), Seed: o.Seed,
@@ -49,6 +59,8 @@ func (e Experiment) Perform(ctx context.Context, o Options) (dir string, err err
 	err = follow(ctx, b, w.Steps(out), o)
 	outcome := ""
 	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		err, outcome = ctx.Err(), "its time was up"
 	case ctx.Err() != nil:
 		err, outcome = ctx.Err(), "it was interrupted"
 	case err != nil:
@@ -61,11 +73,7 @@ func (e Experiment) Perform(ctx context.Context, o Options) (dir string, err err
 func follow(ctx context.Context, b *testbed.Testbed, steps []Step, o Options) (err error) {
 	defer func() { err = errors.Join(err, b.Close()) }()
 	steps = append(steps, Step{"taking everything down", time.Second, func(context.Context) error { return b.Close() }})
-	var work time.Duration
-	for _, s := range steps {
-		work += s.Planned
-	}
-	bar := progress.New(o.Output, len(steps), work)
+	bar := progress.New(o.Output, len(steps), planned(steps))
 	for _, s := range steps {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -24,9 +24,13 @@ func (b *Testbed) FindModes(ctx context.Context, chosen []string,
 		if _, err := mode.Of(name); err != nil {
 			return nil, nil, fmt.Errorf("--modes: %w", err)
 		}
-		why, err := b.try(ctx, name)
-		if err != nil {
-			return nil, nil, fmt.Errorf("try mode %s: %w", name, err)
+		why, tried := b.tried[name]
+		if !tried {
+			var err error
+			if why, err = b.try(ctx, name); err != nil {
+				return nil, nil, fmt.Errorf("try mode %s: %w", name, err)
+			}
+			b.tried[name] = why
 		}
 		switch {
 		case why == "":

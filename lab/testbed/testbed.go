@@ -34,8 +34,9 @@ type Testbed struct {
 	WithPods bool    // every arm's node has a pod
 	Pairs    []*Pair // of all arms, the baseline's first
 
-	realtime bool           // client and server may have real-time priority
-	undo     []func() error // of what was made, in that order
+	realtime bool              // client and server may have real-time priority
+	undo     []func() error    // of what was made, in that order
+	tried    map[string]string // modes, and why they can't run here
 }
 
 // Open removes what earlier runs left over and returns a testbed without any network yet. The caller closes it.
@@ -48,7 +49,7 @@ func Open(c Config) (*Testbed, error) {
 		return nil, err
 	}
 	b := &Testbed{Config: c, Name: spacePrefix + owner(), Rand: rand.New(rand.NewPCG(c.Seed, 0)), CPUs: cpus,
-		Machine: ReadMachine()}
+		Machine: ReadMachine(), tried: map[string]string{}}
 	return b, b.makeDir()
 }
 

@@ -17,8 +17,9 @@ import (
 
 // Experiment is this package's.
 var Experiment = experiment.Experiment{
-	Name:  "centurylink",
-	Short: "Round trips and throughput of userspace, iptables and all other modes",
+	Name:    "centurylink",
+	Repeats: "CenturyLink Labs, Consider … kube-proxy IPTables mode, 2016",
+	Short:   "Round trips and throughput of userspace, iptables and all other modes",
 	Long: `Measure what "Consider … kube-proxy IPTables mode" (CenturyLink Labs, 2016) showed: netperf's round trips on a kept
 connection and with a connection for each (1,000 measurements in a row, over and over), in mode userspace against iptables
 and all others, as histograms and as mean and standard deviation; and the throughput of one stream. Every single time goes

@@ -25,8 +25,9 @@ import (
 
 // Experiment is this package's.
 var Experiment = experiment.Experiment{
-	Name:  "tigera",
-	Short: "Round trips, processor time and rules of each mode and of kube-proxy, by Services",
+	Name:    "tigera",
+	Repeats: "Tigera, Comparing kube-proxy modes: iptables or IPVS?, 2019",
+	Short:   "Round trips, processor time and rules of each mode and of kube-proxy, by Services",
 	Long: `Measure what "Comparing kube-proxy modes: iptables or IPVS?" (Tigera, 2019) measured, in every mode that this
 kernel can do and with the rules that kube-proxy writes and wrote: HTTP round trips at 1,000 requests a second with and
 without kept connections, connect(), whole connections, processor time, and the rules that a packet is tested against,
