@@ -34,7 +34,7 @@ network namespaces that the lab makes and removes: nothing of the machine's own 
 		Long: "Run an experiment: build its network, load it, and report. --help of each says what it does and how long " +
 			"it takes.",
 	}
-	var experiments []*cobra.Command
+	experiments := []*cobra.Command{labRunAll()}
 	for _, e := range lab.Experiments() {
 		experiments = append(experiments, labRun(e))
 	}
@@ -235,6 +235,58 @@ func showRun(p *page, dir string) error {
 	return err
 }
 
+// labRunAll runs all experiments in turn.
+func labRunAll() *cobra.Command {
+	o, within := experiment.Options{Agent: []string{"/proc/self/exe"}}, time.Duration(0)
+	const quick = 30 * time.Minute
+	c := &cobra.Command{
+		Use:   "all",
+		Short: "All experiments in turn, and one page that judges all claims",
+		Long: `Run all experiments in turn, and write one page that judges all claims of the articles, with a link to each
+experiment's report. What can't run here is named, as are claims that no experiment tests. With --quick it takes thirty
+minutes at most: what would outlast that is left out, and named.
+
+Ctrl-C takes everything down and reports what was measured so far.`,
+		Example: "  fairlead lab run all --quick",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := completeLab(c, &o); err != nil {
+				return err
+			}
+			if within < 0 {
+				return fmt.Errorf("invalid --within %v: use a time above 0", within)
+			}
+			o.Output, o.Command = c.ErrOrStderr(), again(experiment.Experiment{Name: "all"}, o)
+			if o.Quick && within == 0 {
+				within = quick
+			}
+			dir, err := lab.RunAll(c.Context(), lab.Experiments(), o, within)
+			if dir == "" {
+				return err
+			}
+			if terr := showSuite(out(c), dir); terr != nil {
+				return errors.Join(err, terr)
+			}
+			if errors.Is(err, context.Canceled) {
+				return fmt.Errorf("interrupted: the page covers a part of the run; everything was removed")
+			}
+			return err
+		},
+	}
+	labFlags(c, experiment.Experiment{Name: "all", Rounds: true}, &o)
+	c.Flags().DurationVar(&within, "within", 0, "time that all may take (default: 30m with --quick, else any)")
+	return c
+}
+
+// showSuite prints what became of all claims, and where the page is.
+func showSuite(p *page, dir string) error {
+	if err := report.ShowSuite(p, dir, tableWidth(p)); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(p, "\nreport: %s/%s\n", strings.TrimSuffix(dir, "/"), report.HTMLFile)
+	return err
+}
+
 // labReport makes a run's report again.
 func labReport() *cobra.Command {
 	return &cobra.Command{
@@ -243,6 +295,12 @@ func labReport() *cobra.Command {
 		Example: "  fairlead lab report lab-results/services-20260102-150405",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if report.IsSuite(args[0]) {
+				if err := report.RebuildSuite(args[0]); err != nil {
+					return err
+				}
+				return showSuite(out(c), args[0])
+			}
 			if err := report.Build(args[0]); err != nil {
 				return err
 			}

@@ -460,22 +460,27 @@ var outcomes = map[analysis.Outcome]chart.Outcome{analysis.Hit: chart.Met, analy
 	analysis.Confirmed: chart.Met, analysis.Refuted: chart.Broken, analysis.Undecided: chart.Open,
 	analysis.NotTestable: chart.Missing}
 
+// claimOf returns an aim's line in a forest.
+func claimOf(x analysis.AimResult, d result.Design) chart.Claim {
+	c := chart.Claim{ID: x.ID, Text: x.Text, Least: x.Least, Margin: x.Margin, Says: says(x, d),
+		Outcome: outcomes[x.Outcome]}
+	switch {
+	case x.Got == nil:
+		c.Outcome = chart.Missing
+	case x.Bound > 0:
+		c.Value, c.Low, c.High = x.Got.Value/x.Bound, x.Got.CI.Low/x.Bound, x.Got.CI.High/x.Bound
+	default: // a bound of 0, such as failed connections: 0 is on the good side, anything else beyond the plot
+		c.Value = map[bool]float64{true: 0.5, false: 1e9}[x.Got.Value <= 0]
+		c.Low, c.High = c.Value, c.Value
+	}
+	return c
+}
+
 // forest draws every claim of others, or every aim of our own, against its bound.
 func (a *artist) forest(others bool) {
 	var claims []chart.Claim
 	for _, x := range chosen(a.s, others) {
-		c := chart.Claim{ID: x.ID, Text: x.Text, Least: x.Least, Margin: x.Margin, Says: says(x, a.d),
-			Outcome: outcomes[x.Outcome]}
-		switch {
-		case x.Got == nil:
-			c.Outcome = chart.Missing
-		case x.Bound > 0:
-			c.Value, c.Low, c.High = x.Got.Value/x.Bound, x.Got.CI.Low/x.Bound, x.Got.CI.High/x.Bound
-		default: // a bound of 0, such as failed connections: 0 is on the good side, anything else beyond the plot
-			c.Value = map[bool]float64{true: 0.5, false: 1e9}[x.Got.Value <= 0]
-			c.Low, c.High = c.Value, c.Value
-		}
-		claims = append(claims, c)
+		claims = append(claims, claimOf(x, a.d))
 	}
 	if len(claims) == 0 {
 		return

@@ -1,0 +1,78 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"fairlead.dev/fairlead/lab/experiment"
+	"fairlead.dev/fairlead/lab/report"
+	"fairlead.dev/fairlead/lab/testbed"
+)
+
+// RunAll runs experiments in turn, all within a time unless that is 0, and returns the folder with their folders and
+// one page that judges all claims. What can't run here or would outlast the time is named there and left out. Where ctx
+// ends, what was measured until then is reported, all that the runs made is removed, and the error is ctx's.
+func RunAll(ctx context.Context, experiments []experiment.Experiment, o experiment.Options,
+	within time.Duration) (dir string, err error) {
+	s := report.Suite{Schema: report.SuiteSchema, Command: o.Command, Started: time.Now().Round(0), Within: within,
+		Claims: Claims()}
+	dir = filepath.Join(o.Out, "all-"+s.Started.Format("20060102-150405"))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("make the run's folder: %w", err)
+	}
+	o.Out = dir
+	limited, stop := ctx, func() {}
+	if within > 0 {
+		limited, stop = context.WithTimeout(ctx, within)
+	}
+	defer stop()
+	for i, e := range experiments {
+		if limited.Err() != nil {
+			s.Parts = append(s.Parts, report.SuitePart{Experiment: e.Name, Question: e.Short, Outcome: ended(ctx)})
+			continue
+		}
+		fmt.Fprintf(o.Output, "%s (%d of %d)\n", e.Name, i+1, len(experiments))
+		s.Parts = append(s.Parts, runPart(limited, e, o))
+	}
+	s.Ended = time.Now().Round(0)
+	if ctx.Err() != nil {
+		s.Outcome = "it was interrupted"
+	}
+	return dir, errors.Join(ctx.Err(), s.Write(dir), report.BuildSuite(dir))
+}
+
+// ended returns why an experiment is not begun.
+func ended(ctx context.Context) string {
+	if ctx.Err() != nil {
+		return "not begun: the run was interrupted"
+	}
+	return "not begun: the time was up"
+}
+
+// runPart runs one experiment of several. What keeps it from its end is its outcome: the others go on.
+func runPart(ctx context.Context, e experiment.Experiment, o experiment.Options) report.SuitePart {
+	p := report.SuitePart{Experiment: e.Name, Question: e.Short}
+	began := time.Now()
+	dir, err := Run(ctx, e, o)
+	p.Elapsed = time.Since(began)
+	if dir != "" {
+		p.Folder = filepath.Base(dir)
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, context.DeadlineExceeded):
+		p.Outcome = "the time was up before its end"
+	case errors.Is(err, context.Canceled):
+		p.Outcome = "interrupted before its end"
+	default:
+		p.Outcome = testbed.Brief(err.Error())
+	}
+	if p.Outcome != "" {
+		fmt.Fprintf(o.Output, "%s: %s\n", e.Name, p.Outcome)
+	}
+	return p
+}

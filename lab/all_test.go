@@ -1,0 +1,145 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/lab/experiment"
+	"fairlead.dev/fairlead/lab/labtest"
+	"fairlead.dev/fairlead/lab/report"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/testbed"
+)
+
+// made is an experiment that measures nothing: its block is made up, and it ends as during has it.
+type made struct {
+	id      string
+	planned time.Duration
+	during  func(context.Context) error
+}
+
+func (made) ProfileName() string { return "quick" }
+
+func (m made) Design() result.Design {
+	return result.Design{ID: m.id, Title: m.id, Vary: result.Axis{Param: "services", Short: "Services"}, Rounds: 1,
+		Arms:     []result.Arm{{ID: "x", Title: "x"}},
+		Measures: []result.Measure{{ID: "rules", Title: "rules", Stat: result.Value, Exact: true}},
+		Aims: []result.Aim{
+			{ID: "C4, last", Text: "about 20,000", Claim: "Tigera 2019", Measure: "rules", Arm: "x", Of: result.Value,
+				Bound: 20000, Margin: 0.02},
+			{ID: "C1", Text: "one", Claim: "Tigera 2019", Measure: "rules", Arm: "x", Of: result.Value, Bound: 3},
+		}}
+}
+
+func (m made) Steps(out *result.Writer) []experiment.Step {
+	return []experiment.Step{{Title: "counting", Planned: m.planned, Do: func(ctx context.Context) error {
+		if err := out.AddValue(result.Block{Arm: "x"}, "rules", 20010); err != nil {
+			return err
+		}
+		return m.during(ctx)
+	}}}
+}
+
+func (m made) experiment() experiment.Experiment {
+	return experiment.Experiment{Name: m.id, Short: "counts", Prepare: func(context.Context, *testbed.Testbed,
+		experiment.Options) (experiment.Trial, error) {
+		return m, nil
+	}}
+}
+
+func fine(context.Context) error { return nil }
+
+// page runs experiments and returns the page of all claims.
+func page(t *testing.T, ctx context.Context, within time.Duration, l ...made) (text string, err error) {
+	t.Helper()
+	var experiments []experiment.Experiment
+	for _, m := range l {
+		experiments = append(experiments, m.experiment())
+	}
+	dir, err := RunAll(ctx, experiments, labtest.Options(t, io.Discard), within)
+	labtest.NothingLeft(t)
+	b, rerr := os.ReadFile(filepath.Join(dir, report.HTMLFile))
+	if rerr != nil {
+		t.Fatal(errors.Join(err, rerr))
+	}
+	if rerr := report.RebuildSuite(dir); rerr != nil {
+		t.Error(rerr)
+	}
+	if again, rerr := os.ReadFile(filepath.Join(dir, report.HTMLFile)); rerr != nil || string(again) != string(b) {
+		t.Errorf("the same folder makes another page: %v", rerr)
+	}
+	for _, part := range strings.Split(string(b), `href="`)[1:] { // each link leads to a report
+		link, _, _ := strings.Cut(part, `"`)
+		if _, serr := os.Stat(filepath.Join(dir, link)); serr != nil {
+			t.Error(serr)
+		}
+	}
+	return string(b), err
+}
+
+func wants(t *testing.T, text string, l ...string) {
+	t.Helper()
+	for _, w := range l {
+		if !strings.Contains(text, w) {
+			t.Errorf("the page doesn't say %q", w)
+		}
+	}
+}
+
+// One experiment's failure doesn't keep the others from running, and what none tests is named with the reason.
+func TestRunAll(t *testing.T) {
+	text, err := page(t, t.Context(), time.Minute, made{"broken", time.Second, func(context.Context) error {
+		return errors.New("no such kernel")
+	}}, made{"good", time.Second, fine}, made{"long", time.Hour, fine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants(t, text, "Of 21 claims: 1 confirmed, 1 refuted, 19 not testable here.", "Refuted, or in part: C1.",
+		"broken (no such kernel)", "long (left out for want of time: it is planned to take 1h0m", noPolicies, noPaths,
+		"20,010", "C21")
+}
+
+func TestRunAllIsBounded(t *testing.T) {
+	text, err := page(t, t.Context(), 3*time.Second, made{"endless", time.Second, func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}}, made{"later", time.Second, fine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants(t, text, "endless (the time was up before its end)", "later (not begun: the time was up)", "C4, last")
+}
+
+func TestRunAllInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	text, err := page(t, ctx, 0, made{"first", time.Second, func(context.Context) error {
+		cancel()
+		return ctx.Err()
+	}}, made{"second", time.Second, fine})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	wants(t, text, "first (interrupted before its end)", "second (not begun: the run was interrupted)",
+		"This is not a whole run: it was interrupted.", "C4, last")
+}
+
+// Each claim that has an experiment is tested by an aim of that id; the others say why not.
+func TestClaims(t *testing.T) {
+	ids := map[string]bool{}
+	for _, c := range Claims() {
+		if ids[c.ID] || c.Text == "" || c.Source == "" {
+			t.Errorf("%+v", c)
+		}
+		ids[c.ID] = true
+	}
+	if len(ids) != 21 {
+		t.Errorf("%d claims", len(ids))
+	}
+}
