@@ -32,7 +32,8 @@ var (
 // engines are the policy engines to be judged beside each mode.
 var engines = []*conformance.Engine{
 	engine("nftables", nftables.New),
-	engine("iptables", iptables.New, func() stage { return &iptables.Join{} }),
+	engine("iptables-nft", func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.NFT) }),
+	engine("iptables-legacy", func() (*iptables.Plane, error) { return iptables.NewVariant(iptables.Legacy) }),
 	engine("ebpf", func() (*ebpf.Plane, error) { return ebpf.Open(ebpf.Options{Sizes: bpf.PolicySizes{Flows: 1 << 12}}) }),
 }
 
@@ -45,12 +46,6 @@ type policyRunner[K dataplane.Key] struct {
 	stop    context.CancelFunc
 	ended   sync.WaitGroup
 	mortal  *mortal[K]
-	stage   stage // nil: none
-}
-
-// stage stands in front of a plane and turns parts into others.
-type stage interface {
-	Apply(model.Change[model.PolicyPart]) model.Change[model.PolicyPart]
 }
 
 // mortal is a plane whose process may be killed between two transactions.
@@ -69,6 +64,14 @@ func (m *mortal[K]) Write(ctx context.Context, put, del []dataplane.Fact[K, stri
 	return m.Plane.Write(ctx, put, del)
 }
 
+// Join implements dataplane.Joiner. Where the plane is none, it is given the model's parts.
+func (m *mortal[K]) Join() func(put, del []model.PolicyPart) (puts, dels []model.PolicyPart) {
+	if j, ok := m.Plane.(dataplane.Joiner[model.PolicyPart]); ok {
+		return j.Join()
+	}
+	return func(put, del []model.PolicyPart) ([]model.PolicyPart, []model.PolicyPart) { return put, del }
+}
+
 // Watch implements dataplane.Watcher. Where the plane is none, nothing is ever sent.
 func (m *mortal[K]) Watch(ctx context.Context) (<-chan struct{}, error) {
 	if w, ok := m.Plane.(dataplane.Watcher); ok {
@@ -85,9 +88,9 @@ func (m *mortal[K]) Close() error { return m.Plane.(io.Closer).Close() }
 // Kill implements conformance.Killer.
 func (r *policyRunner[K]) Kill(after int) { r.mortal.left.Store(int64(after)) }
 
-// engine returns an engine of a plane, perhaps with a stage in front of it.
+// engine returns an engine of a plane.
 func engine[K dataplane.Key, P dataplane.Plane[model.PolicyPart, K, string]](
-	name string, open func() (P, error), before ...func() stage) *conformance.Engine {
+	name string, open func() (P, error)) *conformance.Engine {
 	start := func() (conformance.Runner[model.PolicyPart], error) {
 		plane, err := open()
 		if err != nil {
@@ -101,9 +104,6 @@ func engine[K dataplane.Key, P dataplane.Plane[model.PolicyPart, K, string]](
 				MaxFacts: *maxFacts}),
 			open:  func() (dataplane.Plane[model.PolicyPart, K, string], error) { return open() },
 			parts: map[model.PolicyPart]bool{}, stop: stop}
-		for _, b := range before {
-			r.stage = b()
-		}
 		r.ended.Go(func() { r.Run(ctx) })
 		return r, nil
 	}
@@ -114,10 +114,6 @@ func isPolicyNode(p model.PolicyPart) bool { _, is := p.(*model.PolicyNode); ret
 
 // Change also keeps what is wanted, to remove some of it.
 func (r *policyRunner[K]) Change(put, del []model.PolicyPart) {
-	if r.stage != nil {
-		c := r.stage.Apply(model.Change[model.PolicyPart]{Put: put, Del: del})
-		put, del = c.Put, c.Del
-	}
 	for _, p := range del {
 		delete(r.parts, p)
 	}

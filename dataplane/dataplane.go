@@ -81,6 +81,14 @@ type Drainer interface {
 	Drain(context.Context) (connections int, err error)
 }
 
+// Joiner is a Plane whose facts depend on several parts of the model together. Then parts of the plane's own stand for
+// those, and Render is given them.
+type Joiner[T any] interface {
+	// Join returns a pure function that is given every change of the model, in their order, and returns what it comes to
+	// for the plane: parts that it returned in puts before are in dels when they go.
+	Join() func(put, del []T) (puts, dels []T)
+}
+
 // Grouped is a Key that names the group of facts to which it belongs, for people: "chain", or the name of a set.
 type Grouped interface {
 	Group() string

@@ -68,10 +68,18 @@ func LabelOf(p ServicePart) string {
 	return OwnerOf(p).String()
 }
 
+// DerivedPart is a data plane's own part, which it makes of another one.
+type DerivedPart interface {
+	PolicyPart
+	Origin() PolicyPart
+}
+
 // PolicyOwnerOf returns the owner of a part: the pod of a Subject, so that it can be waited for, the first policy of a
 // Ruleset, and none for parts that many share.
 func PolicyOwnerOf(p PolicyPart) Owner {
 	switch v := p.(type) {
+	case DerivedPart:
+		return PolicyOwnerOf(v.Origin())
 	case *Subject:
 		namespace, name, _ := strings.Cut(v.Pod, "/")
 		return Owner{KindPod, namespace, name}
@@ -86,6 +94,8 @@ func PolicyOwnerOf(p PolicyPart) Owner {
 // PolicyLabelOf returns what a part is, for people: "pod shop/web-1 at 10.0.0.7", a Ruleset's or Peer's name.
 func PolicyLabelOf(p PolicyPart) string {
 	switch v := p.(type) {
+	case DerivedPart:
+		return PolicyLabelOf(v.Origin())
 	case *PolicyNode:
 		return "node"
 	case *Subject:

@@ -78,6 +78,8 @@ type requests[T comparable] struct {
 	progress  chan struct{} // closed and made anew when completed or outcome change
 	waiters   []*waiter[T]  // for the parts of single owners
 	status    Status
+
+	join func(put, del []T) (puts, dels []T) // of a plane that is a dataplane.Joiner; nil: parts are as they come
 }
 
 // refusedOwners is whose facts the kernel refuses, and the search for a fact that can't be written.
@@ -123,7 +125,7 @@ func New[T comparable, K dataplane.Key, V comparable](p dataplane.Plane[T, K, V]
 	if o.Backoff == nil {
 		o.Backoff = Backoff
 	}
-	return &Loop[T, K, V]{
+	l := &Loop[T, K, V]{
 		plane: p, options: o,
 		signals: signals{first: make(chan struct{}), ready: make(chan struct{}), ended: make(chan struct{}),
 			wake: make(chan struct{}, 1)},
@@ -134,6 +136,10 @@ func New[T comparable, K dataplane.Key, V comparable](p dataplane.Plane[T, K, V]
 		blame:     refusedOwners{suspects: map[model.Owner]bool{}, culprits: map[model.Owner]bool{}},
 		iteration: iteration{repaired: map[string]int{}, stale: true},
 	}
+	if j, ok := any(p).(dataplane.Joiner[T]); ok {
+		l.join = j.Join()
+	}
+	return l
 }
 
 // Change reports what is wanted, as a change: put are parts that are wanted from now on, del parts that are not any
@@ -142,6 +148,9 @@ func New[T comparable, K dataplane.Key, V comparable](p dataplane.Plane[T, K, V]
 // everything there is, and without one nothing is ever deleted: an empty world is Change(nil, nil).
 func (l *Loop[T, K, V]) Change(put, del []T) {
 	l.mu.Lock()
+	if l.join != nil {
+		put, del = l.join(put, del)
+	}
 	for _, p := range del {
 		l.leave(p)
 	}

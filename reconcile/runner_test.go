@@ -184,3 +184,43 @@ func TestPlanForPeople(t *testing.T) {
 		}
 	})
 }
+
+// joining is a plane that renders one part for all parts of an owner: the last one of them.
+type joining struct{ watched }
+
+// Join implements dataplane.Joiner.
+func (joining) Join() func(put, del []*part) (puts, dels []*part) {
+	held := map[string]*part{}
+	return func(put, del []*part) (puts, dels []*part) {
+		for _, p := range slices.Concat(del, put) {
+			if was := held[p.owner]; was != nil {
+				dels = append(dels, was)
+				delete(held, p.owner)
+			}
+		}
+		for _, p := range put {
+			held[p.owner] = &part{p.owner, p.facts}
+		}
+		for _, p := range put {
+			if is := held[p.owner]; !slices.Contains(puts, is) {
+				puts = append(puts, is)
+			}
+		}
+		return puts, dels
+	}
+}
+
+func TestJoinedPartsAreRendered(t *testing.T) {
+	in(t, Options[*part]{}, func(r *rig) {
+		r.loop = New(joining{watched{plane{r.kernel}}}, Options[*part]{Owner: ownerOf})
+		first, second := of("a", "1 x v"), of("a", "1 y v")
+		r.loop.Change([]*part{first, second, of("b", "1 z v")}, nil)
+		r.run()
+		r.sync(second, of("b", "1 z v"))
+		if err := r.returned(r.syncOwner(r.Context(), "a")); err != nil {
+			r.Error(err)
+		}
+		r.loop.Change(nil, []*part{second})
+		r.sync(of("b", "1 z v"))
+	})
+}

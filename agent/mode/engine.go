@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/policy/iptables"
 	"fairlead.dev/fairlead/dataplane/policy/nftables"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
@@ -43,6 +44,9 @@ var engines = []Engine{
 	engine("nftables", "one nf_tables table of maps, written by netlink", "nf_tables and connection tracking "+
 		"(CONFIG_NF_TABLES, CONFIG_NFT_CT, CONFIG_NFT_LOG)", nftables.New).marked(
 		PolicyLog{nftables.LogGroup, nftables.PrefixDeny, nftables.PrefixAudit}),
+	engine("iptables", "iptables chains by the legacy or the nft tools, whichever the node uses, and IP sets",
+		"iptables' programs, x_tables and IP sets (CONFIG_IP_NF_IPTABLES or CONFIG_NFT_COMPAT, CONFIG_IP_SET_HASH_NET)",
+		iptables.New).marked(PolicyLog{iptables.LogGroup, iptables.PrefixDeny, iptables.PrefixAudit}),
 }
 
 // Engines returns all engines, in the order of Auto.

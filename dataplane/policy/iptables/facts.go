@@ -200,7 +200,7 @@ func familyOf(a netip.Addr) iptables.Family {
 	return iptables.IPv6
 }
 
-// Render implements dataplane.Plane, of what a Join returns.
+// Render implements dataplane.Plane, of what a Join returns. What that takes apart has no facts of its own.
 func (p *Plane) Render(part model.PolicyPart) []Fact {
 	switch v := part.(type) {
 	case *model.PolicyNode:
@@ -212,6 +212,8 @@ func (p *Plane) Render(part model.PolicyPart) []Fact {
 		return v.facts()
 	case *Member:
 		return v.facts()
+	case *model.Ruleset, *model.PeerTable, *model.PeerVerdict, *model.Peer:
+		return nil
 	}
 	panic(fmt.Sprintf("iptables: no facts for a %T", part))
 }

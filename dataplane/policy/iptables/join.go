@@ -33,6 +33,12 @@ type Member struct {
 	decision, except model.Decision // one of them may be the table's Otherwise: then it has no set
 }
 
+// Origin implements model.DerivedPart.
+func (c *Chains) Origin() model.PolicyPart { return c.PolicyPart }
+
+// Origin implements model.DerivedPart.
+func (m *Member) Origin() model.PolicyPart { return m.PolicyPart }
+
 // use names how a ruleset is used.
 type use struct {
 	ruleset uint64

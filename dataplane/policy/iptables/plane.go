@@ -27,7 +27,7 @@ const (
 const Batch = 1 << 20
 
 // Plane writes facts into one network namespace, of what a Join returns. It implements
-// dataplane.Plane[model.PolicyPart, Key, string], dataplane.Watcher and dataplane.Cleaner.
+// dataplane.Plane[model.PolicyPart, Key, string], dataplane.Joiner, dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	conn *iptables.Conn
 	sets *ipset.Conn
@@ -38,6 +38,7 @@ type Plane struct {
 
 var (
 	_ dataplane.Plane[model.PolicyPart, Key, string] = (*Plane)(nil)
+	_ dataplane.Joiner[model.PolicyPart]             = (*Plane)(nil)
 	_ dataplane.Watcher                              = (*Plane)(nil)
 	_ dataplane.Cleaner                              = (*Plane)(nil)
 )
@@ -69,6 +70,15 @@ func (p *Plane) Variant() Variant { return p.conn.Variant }
 
 // Close closes the plane's handles. The kernel keeps what was written.
 func (p *Plane) Close() error { return errors.Join(p.sets.Close(), p.conn.Close()) }
+
+// Join implements dataplane.Joiner.
+func (p *Plane) Join() func(put, del []model.PolicyPart) (puts, dels []model.PolicyPart) {
+	var j Join
+	return func(put, del []model.PolicyPart) (puts, dels []model.PolicyPart) {
+		c := j.Apply(model.Change[model.PolicyPart]{Put: put, Del: del})
+		return c.Put, c.Del
+	}
+}
 
 // period is how often the sets are counted: the kernel notifies nobody of their changes.
 const period = 5 * time.Second

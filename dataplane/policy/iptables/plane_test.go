@@ -28,7 +28,6 @@ func TestSuite(t *testing.T) {
 	for _, v := range variants {
 		t.Run(string(v), policytest.Suite[Key]{
 			Open:     func(n *policytest.Network) policytest.Engine[Key] { return open(n, v) },
-			Join:     joined,
 			LogGroup: LogGroup, PrefixDeny: PrefixDeny, PrefixAudit: PrefixAudit,
 		}.Run)
 	}

@@ -19,8 +19,7 @@ import (
 
 // Suite is what every policy engine must hold to, tried by packets.
 type Suite[K dataplane.Key] struct {
-	Open func(*Network) Engine[K]                          // opens the plane of the network's node
-	Join func(parts []model.PolicyPart) []model.PolicyPart // the stage in front of the plane; nil: none
+	Open func(*Network) Engine[K] // opens the plane of the network's node
 
 	LogGroup                uint16 // the nflog group of denials and audits
 	PrefixDeny, PrefixAudit string // what logged packets begin with
@@ -36,22 +35,21 @@ type engine[K dataplane.Key] struct {
 	*testing.T
 	*Network
 	Engine[K]
-	join func([]model.PolicyPart) []model.PolicyPart
 	held map[K]dataplane.Fact[K, string]
 }
 
 // open returns a node with a plane that holds nothing.
 func (s Suite[K]) open(t *testing.T) *engine[K] {
 	n := NewNetwork(t)
-	return &engine[K]{t, n, s.Open(n), s.Join, nil}
+	return &engine[K]{t, n, s.Open(n), nil}
 }
 
 // hold makes the plane hold what a world comes to.
 func (e *engine[K]) hold(d *Decided) (facts int) {
 	e.T.Helper()
 	parts := d.Parts()
-	if e.join != nil {
-		parts = e.join(parts)
+	if j, ok := any(e.Engine).(dataplane.Joiner[model.PolicyPart]); ok {
+		parts, _ = j.Join()(parts, nil)
 	}
 	wanted := Facts(e.T, e.Engine, parts)
 	Move(e.T, e.Engine, e.held, wanted)
