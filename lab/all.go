@@ -1,11 +1,13 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"fairlead.dev/fairlead/lab/experiment"
@@ -30,6 +32,10 @@ func RunAll(ctx context.Context, experiments []experiment.Experiment, o experime
 		limited, stop = context.WithTimeout(ctx, within)
 	}
 	defer stop()
+	experiments = slices.Clone(experiments) // those that repeat an article first: time may be short
+	slices.SortStableFunc(experiments, func(a, b experiment.Experiment) int {
+		return cmp.Compare(min(1, len(b.Repeats)), min(1, len(a.Repeats)))
+	})
 	for i, e := range experiments {
 		if limited.Err() != nil {
 			s.Parts = append(s.Parts, report.SuitePart{Experiment: e.Name, Question: e.Short, Outcome: ended(ctx)})

@@ -22,6 +22,7 @@ type made struct {
 	id      string
 	planned time.Duration
 	during  func(context.Context) error
+	repeats string
 }
 
 func (made) ProfileName() string { return "quick" }
@@ -50,7 +51,7 @@ func (m made) experiment() experiment.Experiment {
 	return experiment.Experiment{Name: m.id, Short: "counts", Prepare: func(context.Context, *testbed.Testbed,
 		experiment.Options) (experiment.Trial, error) {
 		return m, nil
-	}}
+	}, Repeats: m.repeats}
 }
 
 func fine(context.Context) error { return nil }
@@ -94,9 +95,10 @@ func wants(t *testing.T, text string, l ...string) {
 
 // One experiment's failure doesn't keep the others from running, and what none tests is named with the reason.
 func TestRunAll(t *testing.T) {
-	text, err := page(t, t.Context(), time.Minute, made{"broken", time.Second, func(context.Context) error {
+	text, err := page(t, t.Context(), time.Minute, made{id: "broken", planned: time.Second, during: func(context.Context,
+	) error {
 		return errors.New("no such kernel")
-	}}, made{"good", time.Second, fine}, made{"long", time.Hour, fine})
+	}}, made{id: "good", planned: time.Second, during: fine}, made{id: "long", planned: time.Hour, during: fine})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,10 +108,12 @@ func TestRunAll(t *testing.T) {
 }
 
 func TestRunAllIsBounded(t *testing.T) {
-	text, err := page(t, t.Context(), 3*time.Second, made{"endless", time.Second, func(ctx context.Context) error {
-		<-ctx.Done()
-		return ctx.Err()
-	}}, made{"later", time.Second, fine})
+	text, err := page(t, t.Context(), 3*time.Second, made{id: "later", planned: time.Second,
+		during: fine}, made{id: "endless",
+		planned: time.Second, repeats: "an article", during: func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,10 +123,10 @@ func TestRunAllIsBounded(t *testing.T) {
 func TestRunAllInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	text, err := page(t, ctx, 0, made{"first", time.Second, func(context.Context) error {
+	text, err := page(t, ctx, 0, made{id: "first", planned: time.Second, during: func(context.Context) error {
 		cancel()
 		return ctx.Err()
-	}}, made{"second", time.Second, fine})
+	}}, made{id: "second", planned: time.Second, during: fine})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
