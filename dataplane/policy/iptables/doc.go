@@ -28,8 +28,9 @@
 // on: TCP packets other than a first SYN pass as long, so that connections that run before connection tracking does
 // go on.
 //
-// A new connection evaluates about 10 rules, 2 log₂ of the subjects and log₂ of the ruleset's ports for each
-// direction, and one match for each set of the peer table: at most two without audit.
+// A new connection to one of 128 pods evaluates 27 rules with 10 policies on the pod, 37 with 10,000: the trees of
+// subjects and of ports are as deep as their logarithms, and a peer table has a match for each of its sets, at most two
+// without audit.
 //
 // Write makes one restore of what chains change, between two batches of changes of elements: what lets fewer packets
 // pass comes before, what lets more pass comes after. Peer tables beyond a bound (MaxElements, MaxSets) drop
