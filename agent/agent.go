@@ -118,7 +118,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return mode.Unsupported(ctx, err)
 	}
-	policies, err := OpenPolicies(o.Policies, o.Mode, o.Log)
+	policies, err := OpenPolicies(o.Policies, o.Mode, services, o.Log)
 	if err != nil {
 		return errors.Join(err, services.Close())
 	}

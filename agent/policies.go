@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -42,14 +43,16 @@ type Policies struct {
 	waiting  []time.Time    // when changes came that the kernel may not have yet
 	parts    map[string]int // by kind
 
+	carried *carried // nil: the kernel translates all connections
+
 	// under the mutex of who holds it:
 	resolver *policy.Resolver
 	preDNAT  map[netip.Addr]int // frontends by their address; nil: they are translated before policies' hooks
 }
 
-// OpenPolicies opens the policy side of the calling thread's network namespace beside a mode of Services. It begins
+// OpenPolicies opens the policy side of the calling thread's network namespace beside Services in a mode. It begins
 // with the first Change. Without options there is none.
-func OpenPolicies(o *PolicyOptions, m mode.Mode, log *slog.Logger) (*Policies, error) {
+func OpenPolicies(o *PolicyOptions, m mode.Mode, s *Services, log *slog.Logger) (*Policies, error) {
 	if o == nil {
 		return nil, nil
 	}
@@ -67,6 +70,7 @@ func OpenPolicies(o *PolicyOptions, m mode.Mode, log *slog.Logger) (*Policies, e
 	if m.PreDNAT {
 		p.preDNAT = map[netip.Addr]int{}
 	}
+	p.carried = s.restrict()
 	p.ended.Go(func() { p.plane.Run(ctx) })
 	p.ended.Go(func() { p.readDenials(ctx, log) })
 	return p, nil
@@ -81,7 +85,9 @@ func (p *Policies) Apply(changes []source.Change, services model.Change[model.Se
 	if p.preDNAT != nil {
 		p.followFrontends(services)
 	}
-	return p.resolver.Apply(changes)
+	c = p.resolver.Apply(changes)
+	p.carried.change(services, c)
+	return c
 }
 
 // followFrontends has the addresses of frontends evaluated only after their translation.
@@ -103,11 +109,29 @@ func (p *Policies) followFrontends(c model.Change[model.ServicePart]) {
 	if !changed {
 		return
 	}
-	var l []netip.Prefix
-	for _, a := range slices.SortedFunc(maps.Keys(p.preDNAT), netip.Addr.Compare) {
+	p.resolver.SetPreDNAT(exactly(maps.Keys(p.preDNAT)))
+}
+
+// PreDNAT returns the destinations that policies evaluate only after their translation, beside Services in a mode.
+func PreDNAT(m mode.Mode, s *model.Snapshot) []netip.Prefix {
+	if !m.PreDNAT {
+		return nil
+	}
+	addresses := map[netip.Addr]bool{}
+	for e := range s.Frontends {
+		if !e.AnyAddr() {
+			addresses[e.Addr] = true
+		}
+	}
+	return exactly(maps.Keys(addresses))
+}
+
+// exactly returns addresses as prefixes, sorted.
+func exactly(addresses iter.Seq[netip.Addr]) (l []netip.Prefix) {
+	for _, a := range slices.SortedFunc(addresses, netip.Addr.Compare) {
 		l = append(l, netip.PrefixFrom(a, a.BitLen()))
 	}
-	p.resolver.SetPreDNAT(l)
+	return l
 }
 
 // SetAddresses passes on the addresses of the node's interfaces.
@@ -169,6 +193,9 @@ func (p *Policies) follow(ctx context.Context, latency prometheus.Observer, repo
 func (p *Policies) Problems() []source.Problem {
 	if p == nil {
 		return nil
+	}
+	if l := p.carried.problems(p.Resolve.Node); l != nil {
+		return append(l, p.resolver.Problems()...)
 	}
 	return p.resolver.Problems()
 }

@@ -295,11 +295,39 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
+// Agents may read policies, Pods and Namespaces where policies count, and only there.
+func TestPolicies(t *testing.T) {
+	for mode, want := range map[string][]string{
+		"Ignore": nil, "Audit": {"clusternetworkpolicies", "namespaces", "networkpolicies", "pods"},
+		"Enforce": {"clusternetworkpolicies", "namespaces", "networkpolicies", "pods"},
+	} {
+		r := render(t, "policy.mode="+mode, "policy.unknownPods=Allow")
+		if c := r.load(t); string(c.Own.Policy.Mode) != mode || c.Own.Policy.UnknownPods != "Allow" ||
+			c.Own.Policy.Engine != "auto" || c.Policies() != (want != nil) {
+			t.Errorf("%s: told %+v", mode, c.Own.Policy)
+		}
+		var got []string
+		for _, rule := range r.role.Rules {
+			for _, resource := range rule.Resources {
+				if slices.Contains([]string{"pods", "namespaces", "networkpolicies", "clusternetworkpolicies"}, resource) &&
+					slices.Equal(rule.Verbs, []string{"list", "watch"}) {
+					got = append(got, resource)
+				}
+			}
+		}
+		if slices.Sort(got); !slices.Equal(got, want) {
+			t.Errorf("%s: agents may read %v, want %v", mode, got, want)
+		}
+	}
+}
+
 // Wrong values are refused by name.
 func TestRefusals(t *testing.T) {
 	for set, want := range map[string]string{
 		"mode=best":                                "/mode",
 		"apiServer.host=":                          "/apiServer/host",
+		"policy.mode=On":                           "/policy/mode",
+		"fairlead.policy.mode=Enforce":             "/fairlead",
 		"takeOver=Remove":                          "takeOver",
 		"fairlead.takeOver=Remove":                 "/fairlead",
 		"health.port=0":                            "/health/port",

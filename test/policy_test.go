@@ -1,6 +1,7 @@
 package test_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,11 +24,35 @@ func policyTable(t *testing.T, name, node string) bool {
 	return strings.Contains(ruleset(t, name+"-node-"+node), "fairlead-policy")
 }
 
+// status returns the status page of a node's agent.
+func status(t *testing.T, name, node string) string {
+	t.Helper()
+	return must(t, fairlead, "sandbox", "exec", "--name", name, node, "--", "curl", "-s", "http://127.0.0.1:10249/status")
+}
+
+// fastPath waits until packets to pods of node a bypass the host stack, or don't.
+func fastPath(t *testing.T, name string, enabled bool) {
+	t.Helper()
+	var page struct {
+		FastPath struct{ IPv4, IPv6 struct{ Enabled bool } }
+	}
+	eventually(t, fmt.Sprintf("packets bypass the host stack: %t", enabled), func() bool {
+		err := json.Unmarshal([]byte(status(t, name, "a")), &page)
+		return err == nil && page.FastPath.IPv4.Enabled == enabled && page.FastPath.IPv6.Enabled == enabled
+	})
+}
+
 // What policies don't allow is dropped, what they allow passes, show names who decides, and nothing is left of policies
 // once their file is gone.
 func TestPolicyDropsPackets(t *testing.T) {
-	name, dir := box(t)
-	for _, c := range []struct {
+	for _, mode := range []string{"nftables", "iptables", "ebpf", "userspace"} {
+		t.Run(mode, func(t *testing.T) { policyDropsPackets(t, mode) })
+	}
+}
+
+func policyDropsPackets(t *testing.T, mode string) {
+	name, dir := box(t, "--mode", mode)
+	rows := []struct {
 		from, to string
 		passes   bool
 	}{
@@ -41,14 +66,27 @@ func TestPolicyDropsPackets(t *testing.T) {
 		{"outside", database, false},
 		{"a", database, true}, // the pod's own node
 		{"b", database, false},
-	} {
+	}
+	for _, c := range rows {
+		if mode == "userspace" && c.to == "shop/cart:grpc" {
+			continue // an endpoint on another node sees the client's node: see the problem below
+		}
 		if connects(name, c.from, c.to) != c.passes {
 			t.Errorf("%s to %s: want an answer: %t", c.from, c.to, c.passes)
 		}
 	}
-	contains(t, must(t, onNode(name, "a", dir, "show")...), "engine nftables", "shop/db-0", "NetworkPolicy shop/db",
-		"0 missing, 0 too many")
-	contains(t, must(t, onNode(name, "a", dir, "show", "-o", "json")...), `"engine": "nftables"`, `"ingress": [`)
+	show := onNode(name, "a", dir, "show", "--mode", mode)
+	contains(t, must(t, show...), "engine nftables", "shop/db-0", "NetworkPolicy shop/db")
+	switch mode {
+	default:
+		contains(t, must(t, show...), "0 missing, 0 too many")
+	case "userspace":
+		contains(t, status(t, name, "b"), "PoliciesSeeNodes", "shop/cart")
+	case "ebpf":
+		contains(t, must(t, show...), "0 missing, 0 too many")
+		fastPath(t, name, false)
+	}
+	contains(t, must(t, append(show, "-o", "json")...), `"engine": "nftables"`, `"ingress": [`)
 	if !policyTable(t, name, "a") {
 		t.Fatal("the node has no table of policies")
 	}
@@ -67,6 +105,9 @@ func TestPolicyDropsPackets(t *testing.T) {
 	eventually(t, "the policies are gone", func() bool { return !policyTable(t, name, "a") && !policyTable(t, name, "b") })
 	if !connects(name, "shop/client", database) {
 		t.Error("a pod that no policy selects doesn't answer")
+	}
+	if mode == "ebpf" {
+		fastPath(t, name, true)
 	}
 	os.WriteFile(file, policies, 0o644)
 	eventually(t, "the policies are back", func() bool { return policyTable(t, name, "a") && policyTable(t, name, "b") })

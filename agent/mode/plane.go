@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net/netip"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service"
@@ -160,6 +161,18 @@ func (p *Plane) FastPath() (*service.FastPath, error) {
 		return c.FastPath()
 	}
 	return nil, nil
+}
+
+// Restrict has a plane that connects clients itself connect them only to endpoints for which allow reports true, and
+// reports whether the plane is one.
+func (p *Plane) Restrict(allow func(p model.Protocol, client, endpoint netip.AddrPort) bool) bool {
+	r, ok := p.Impl.(interface {
+		Restrict(func(p model.Protocol, client, endpoint netip.AddrPort) bool)
+	})
+	if ok {
+		r.Restrict(allow)
+	}
+	return ok
 }
 
 // Rejections returns how many connections the plane rejected beyond a limit; nil where it has none.

@@ -118,6 +118,9 @@ var Capabilities = model.Capabilities{
 			"InterfaceNamePrefix), a client counts as a pod if the main routing table leads to it by such an interface."},
 		{ID: "echo", Text: "ICMP echo requests to a ClusterIP are dropped; other modes reject them."},
 		{ID: "masquerade", Text: "Endpoints see the node's address instead of the client's.", About: service.All()},
+		{ID: "policies", Text: "Network policies are evaluated by the agent before it connects: denied TCP connections are " +
+			"reset. An endpoint's policies on another node see the address of the client's node, not the client's.",
+			About: service.All()},
 		{ID: "ends", Text: "Connections run through the agent: they end with it, and session affinity is forgotten.",
 			About: service.All()},
 		{ID: "sctp", Text: "SCTP is not served.", About: service.Over(model.SCTP)},

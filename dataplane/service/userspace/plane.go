@@ -32,12 +32,29 @@ type Plane struct {
 	routed  atomic.Bool   // pods are known by routes
 	descriptors
 	bounds bounds // of one frontend and one client
+	allow  atomic.Pointer[allow]
 
 	netlink  *netlink.Socket // for routes and rules
 	released *netlink.Socket // for rules of connections that outlive their frontend: loops wait for no Write
 
 	mu sync.Mutex
 	written
+}
+
+// allow reports whether a client may connect to a backend.
+type allow func(p model.Protocol, client, backend netip.AddrPort) bool
+
+// Restrict has the plane connect a client only to a backend for which reach reports true, which may be called from any
+// goroutine: no other hook sees both, since the plane connects from the node's address.
+func (p *Plane) Restrict(reach func(p model.Protocol, client, backend netip.AddrPort) bool) {
+	f := allow(reach)
+	p.allow.Store(&f)
+}
+
+// allows reports whether a client may connect to a backend.
+func (p *Plane) allows(protocol model.Protocol, client, backend netip.AddrPort) bool {
+	f := p.allow.Load()
+	return f == nil || (*f)(protocol, client, backend)
 }
 
 // descriptors counts the file descriptors of this plane.

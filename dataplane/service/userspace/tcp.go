@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
 )
 
 // conn is a TCP connection of a client, and ours to a backend.
@@ -62,6 +64,9 @@ func (c *conn) dial() (err error) {
 	for c.pool != nil {
 		if c.backend = c.pool.pick(c.from, c.to.Addr(), c.tried, c.loop.now); c.backend == nil {
 			break
+		}
+		if !c.front.plane.allows(model.TCP, c.from, c.backend.addr) {
+			break // another would be tried only where this one is out of order
 		}
 		if err = c.connect(); err == nil {
 			return nil

@@ -168,6 +168,10 @@ func (f *flow) connect() bool {
 		if f.backend = f.pool.pick(f.client, li.at.Addr(), tried, f.last); f.backend == nil {
 			return false
 		}
+		if !li.front.plane.allows(model.UDP, f.client, f.backend.addr) {
+			f.pool.releaseBackend(f.backend)
+			return false
+		}
 		err := f.open()
 		if err == nil {
 			return true

@@ -1,0 +1,95 @@
+package agent
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/verdict"
+)
+
+// carried evaluates policies for connections that a mode's plane carries itself: no hook of the kernel sees both the
+// client and the endpoint. A nil one stands for none.
+type carried struct {
+	mu    sync.RWMutex
+	now   *model.Policies
+	local map[*model.Pool]struct{} // those with endpoints on this node
+}
+
+// restrict has the planes of services that carry connections evaluate policies, and returns what does that; nil where
+// there is no such plane.
+func (s *Services) restrict() *carried {
+	c := &carried{now: model.NewPolicies(), local: map[*model.Pool]struct{}{}}
+	any := false
+	for _, p := range s.planes {
+		any = p.Restrict(c.allows) || any
+	}
+	if !any {
+		return nil
+	}
+	return c
+}
+
+// allows reports whether policies let a client connect to an endpoint, as far as either is a pod of this node.
+func (c *carried) allows(p model.Protocol, client, endpoint netip.AddrPort) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return verdict.Policy(c.now, verdict.Packet{Src: client, Dst: endpoint, Protocol: p}).Verdict != model.VerdictDrop
+}
+
+// change takes what changed.
+func (c *carried) change(services model.Change[model.ServicePart], policies model.Change[model.PolicyPart]) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now.Apply(policies)
+	for _, x := range services.Del {
+		if pool, ok := x.(*model.Pool); ok {
+			delete(c.local, pool)
+		}
+	}
+	for _, x := range services.Put {
+		pool, ok := x.(*model.Pool)
+		if ok && slices.ContainsFunc(pool.Backends, func(b model.Backend) bool { return b.Local }) {
+			c.local[pool] = struct{}{}
+		}
+	}
+}
+
+// problems returns the problem that policies isolate endpoints of Services which clients on other nodes reach from
+// those nodes' addresses.
+func (c *carried) problems(node string) []source.Problem {
+	if c == nil {
+		return nil
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	isolated := map[string]struct{}{}
+	for pool := range c.local {
+		for _, b := range pool.Backends {
+			s := c.now.Subjects[b.Addr.Addr()]
+			if b.Local && s != nil && s.In != [model.PolicyStages]*model.Ruleset{} {
+				isolated[pool.Owner.String()] = struct{}{}
+			}
+		}
+	}
+	if len(isolated) == 0 {
+		return nil
+	}
+	names := slices.Sorted(maps.Keys(isolated))
+	text := strings.Join(names[:min(3, len(names))], ", ")
+	if n := len(names) - 3; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return []source.Problem{{Object: source.Key{Kind: source.Node, Name: node}, Reason: "PoliciesSeeNodes",
+		Message: fmt.Sprintf("policies decide about ingress of this node's endpoints of %s, and clients on other nodes, "+
+			"whose agents connect for them (mode userspace), come from the addresses of those nodes: rules by selector of "+
+			"pods don't match them; choose another mode, or allow the nodes' addresses", text)}}
+}
