@@ -322,6 +322,11 @@ var (
 	policyPartsDesc = prometheus.NewDesc("fairlead_policy_parts", "What policies come to on this node: addresses of pods "+
 		"on it (subjects), what decides for them (rulesets, peer_tables, peer_verdicts), and the addresses that policies "+
 		"name (peers).", []string{"kind"}, nil)
+	outcomesDesc = prometheus.NewDesc("fairlead_policy_ebpf_packets_total", "Packets by outcome: denied by a policy; "+
+		"audited: passed, and audited policies would drop them; cut, of a connection that is no longer allowed; dropped "+
+		"for an unknown_pod at their source or destination, or a forged source; unparsed, dropped because their ports are "+
+		"not known; incomplete, dropped while policies are being written or don't fit. flow counts connections that began, "+
+		"unlogged events that were not reported.", []string{"outcome"}, nil)
 )
 
 // collectPolicies makes metrics of policies.
@@ -336,6 +341,14 @@ func (c collector) collectPolicies(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(policyPartsDesc, prometheus.GaugeValue, float64(n), kind)
 	}
 	p.existing.collect(ch)
+	packets, err := p.plane.Outcomes()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(outcomesDesc, err)
+		return
+	}
+	for outcome, n := range packets {
+		ch <- prometheus.MustNewConstMetric(outcomesDesc, prometheus.CounterValue, float64(n), outcome)
+	}
 }
 
 // arrivePolicies waits until policies are in force, and says so where they can't be.

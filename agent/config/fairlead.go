@@ -111,8 +111,8 @@ type PolicyConfiguration struct {
 	// reports what they would drop and drops nothing; Enforce enforces them, but for those with the annotation
 	// fairlead.dev/audit ([policies](policy.md)). Set it on all nodes. Default: Ignore.
 	Mode PolicyMode `json:"mode,omitempty"`
-	// engine is the data plane for policies: nftables, iptables, or auto, the first of these that this kernel supports.
-	// Default: auto.
+	// engine is the data plane for policies: nftables, iptables, ebpf, or auto, the first of these
+	// that this kernel supports. Default: auto.
 	Engine string `json:"engine,omitempty"`
 	// unknownPods is whether rules that deny by selector of pods match addresses of the cluster's pod ranges at which no
 	// pod is known yet: Deny or Allow. Default: Deny.

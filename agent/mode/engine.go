@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/policy/ebpf"
 	"fairlead.dev/fairlead/dataplane/policy/iptables"
 	"fairlead.dev/fairlead/dataplane/policy/nftables"
 	"fairlead.dev/fairlead/model"
@@ -47,6 +48,8 @@ var engines = []Engine{
 	engine("iptables", "iptables chains by the legacy or the nft tools, whichever the node uses, and IP sets",
 		"iptables' programs, x_tables and IP sets (CONFIG_IP_NF_IPTABLES or CONFIG_NFT_COMPAT, CONFIG_IP_SET_HASH_NET)",
 		iptables.New).marked(PolicyLog{iptables.LogGroup, iptables.PrefixDeny, iptables.PrefixAudit}),
+	engine("ebpf", "one program at netfilter's hooks, with flows of its own and no connection tracking", "programs at "+
+		"hooks of netfilter (Linux 6.4, CONFIG_NETFILTER_BPF_LINK)", ebpf.New),
 }
 
 // Engines returns all engines, in the order of Auto.
@@ -65,6 +68,17 @@ type PolicyPlane struct {
 	reconcile.Runner[model.PolicyPart]
 	Name string
 	Impl any
+}
+
+// Outcomes returns how many packets the engine treated how, by outcome; nil where it counts nothing. It may be called
+// at any time.
+func (p *PolicyPlane) Outcomes() (map[string]uint64, error) {
+	if c, ok := p.Impl.(interface {
+		PolicyPackets() (map[string]uint64, error)
+	}); ok {
+		return c.PolicyPackets()
+	}
+	return nil, nil
 }
 
 // policyPlane is what a policy plane must be.

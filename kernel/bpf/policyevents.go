@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"time"
 
@@ -37,12 +38,33 @@ func (e PolicyEvent) String() string {
 		"unknown"}[min(e, policyEvents)]
 }
 
-// PolicyCounts returns how many packets had each event since the maps were made.
-func (m *PolicyMaps) PolicyCounts() (map[PolicyEvent]uint64, error) {
+// stateMap opens a pinned map that packets write, of the maps in a folder. Without it the error is fs.ErrNotExist.
+func stateMap(folder, name string) (*ebpf.Map, error) {
+	c, err := forPolicies()
+	if err != nil {
+		return nil, fmt.Errorf("bpf: read the object of network policies: %w", err)
+	}
+	m, err := ebpf.LoadPinnedMap(policyPin(folder, c.Maps[name]), nil)
+	if err != nil {
+		return nil, fmt.Errorf("bpf: open map %s: %w", name, err)
+	}
+	return m, nil
+}
+
+// PolicyCounts returns how many packets had each event since the maps in a folder were made; nil where there are none.
+func PolicyCounts(folder string) (map[PolicyEvent]uint64, error) {
+	m, err := stateMap(folder, policyMapFlPolicyCount)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
 	counts := map[PolicyEvent]uint64{}
 	for e := range policyEvents {
 		var each []uint64
-		if err := m.named[policyMapFlPolicyCount].Lookup(uint32(e), &each); err != nil {
+		if err := m.Lookup(uint32(e), &each); err != nil {
 			return nil, fmt.Errorf("bpf: read the counts of network policies: %w", err)
 		}
 		for _, n := range each {
@@ -64,10 +86,15 @@ type Denial struct {
 	Decision        uint32
 }
 
-// Denials calls yield with each denial until ctx ends, and then with those that are pending. One process may read them
-// at a time.
-func (m *PolicyMaps) Denials(ctx context.Context, yield func(Denial)) error {
-	r, err := ringbuf.NewReader(m.named[policyMapFlDenials])
+// Denials calls yield with each denial by the maps in a folder until ctx ends, and then with those that are pending.
+// One process may read them at a time. Without maps the error is fs.ErrNotExist.
+func Denials(ctx context.Context, folder string, yield func(Denial)) error {
+	m, err := stateMap(folder, policyMapFlDenials)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	r, err := ringbuf.NewReader(m)
 	if err != nil {
 		return fmt.Errorf("bpf: read denials: %w", err)
 	}

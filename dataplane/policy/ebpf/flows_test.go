@@ -130,9 +130,9 @@ func arrives(from, to net.Conn, expected bool) bool {
 
 func (n *node) count(e bpf.PolicyEvent) uint64 {
 	n.T.Helper()
-	counts, err := n.Counts()
+	counts, err := n.PolicyPackets()
 	n.Must(err)
-	return counts[e]
+	return counts[e.String()]
 }
 
 // TestFlowsFollowVerdict opens flows while all is allowed, and has one world follow another: a flow goes on exactly
@@ -365,9 +365,9 @@ func TestFullMapFailsClosed(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	counts, err := p.Counts()
+	counts, err := p.PolicyPackets()
 	n.Must(err)
-	if counts[bpf.PolicyIncomplete] == 0 {
+	if counts[bpf.PolicyIncomplete.String()] == 0 {
 		t.Error("nothing was dropped because the map is full")
 	}
 	for _, f := range verdicts {

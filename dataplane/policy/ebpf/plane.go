@@ -165,21 +165,26 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	return facts, err
 }
 
-// Counts returns how many packets had each event since the maps were made; nil where there are none.
-func (p *Plane) Counts() (map[bpf.PolicyEvent]uint64, error) {
-	if p.maps == nil {
-		return nil, nil
+// PolicyPackets returns how many packets had each event since the maps were made, nil where there are none: denied,
+// audited, cut, unknown_pod, forged, unparsed, incomplete; flow counts connections, unlogged events that Denials lacks.
+// It may be called at any time.
+func (p *Plane) PolicyPackets() (map[string]uint64, error) {
+	counts, err := bpf.PolicyCounts(p.mapsFolder())
+	if counts == nil {
+		return nil, err
 	}
-	return p.maps.PolicyCounts()
+	named := map[string]uint64{}
+	for e, n := range counts {
+		named[e.String()] = n
+	}
+	return named, nil
 }
 
-// Denials calls yield with each packet that was denied, or would be by audited policies, until ctx ends. It needs maps:
-// those of a Read or Write before.
+// Denials calls yield with each packet that was denied, or would be by audited policies, until ctx ends, and then with
+// those that are pending. Before the first Write the error is fs.ErrNotExist. It may be called at any time, once at a
+// time.
 func (p *Plane) Denials(ctx context.Context, yield func(bpf.Denial)) error {
-	if p.maps == nil {
-		return errors.New("ebpf: no maps to read denials from: write network policies first")
-	}
-	return p.maps.Denials(ctx, yield)
+	return bpf.Denials(ctx, p.mapsFolder(), yield)
 }
 
 // Watch implements dataplane.Watcher: it signals when pins of hooks are removed, and when another plane writes (see
