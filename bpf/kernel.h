@@ -189,7 +189,7 @@ struct nf_conn {
 /* The context of a program at a hook of netfilter, since Linux 6.4. */
 struct nf_hook_state {
 	__u8 hook, pf;
-	struct net_device *in;
+	struct net_device *in, *out;
 };
 
 struct bpf_nf_ctx {

@@ -33,6 +33,7 @@ const struct denial *unused_denial __attribute__((unused));
 enum { NF_DROP, NF_ACCEPT };
 enum { NF_INET_LOCAL_IN = 1 };
 #define NFPROTO_IPV6 10
+#define LOOPBACK_IFINDEX 1 /* include/net/net_namespace.h */
 
 /* include/uapi/linux/icmp.h and icmpv6.h */
 enum {
@@ -83,11 +84,11 @@ static __always_inline bool parse_icmp(packet_source *from, struct policy_packet
 		ports.sport = ports.dport = m.rest >> (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? 0 : 16);
 	}
 	p->kind = PACKET_ERROR;
-	p->tuple.source = inner.source;
-	p->tuple.destination = inner.destination;
-	p->tuple.protocol = inner.protocol;
-	p->tuple.sport = ports.sport;
-	p->tuple.dport = ports.dport;
+	p->quoted.source = inner.source;
+	p->quoted.destination = inner.destination;
+	p->quoted.protocol = inner.protocol;
+	p->quoted.sport = ports.sport;
+	p->quoted.dport = ports.dport;
 	return true;
 }
 
@@ -138,10 +139,12 @@ SEC("netfilter")
 int policy(struct bpf_nf_ctx *ctx)
 {
 	const struct nf_hook_state *state = ctx->state;
-	struct net_device *in = state->in;
+	struct net_device *in = state->in, *out = state->out;
 	struct policy_packet p = {};
 	struct bpf_dynptr from;
 
+	if ((in && in->ifindex == LOOPBACK_IFINDEX) || (!in && out && out->ifindex == LOOPBACK_IFINDEX))
+		return NF_ACCEPT; /* of the node to itself */
 	if (bpf_dynptr_from_skb((struct __sk_buff *)ctx->skb, 0, &from))
 		return NF_DROP;
 	parse(&from, &p, state->pf == NFPROTO_IPV6);

@@ -196,18 +196,18 @@ struct {
 
 /* A packet to decide about. */
 struct policy_packet {
-	struct tuple
-		tuple;	 /* ports are those of TCP, UDP and SCTP, and the ID of an echo; of an ICMP error, see below */
-	__u32 flags;	 /* of TCP; of SCTP, SYN stands for INIT */
-	__u32 kind;	 /* enum packet_kind */
-	__u32 to_node;	 /* it is for the node itself */
-	__u64 device[2]; /* the name of that by which it entered, 0: it is the node's own */
+	struct tuple tuple;  /* ports are those of TCP, UDP and SCTP, and the ID of an echo */
+	struct tuple quoted; /* by an ICMP error */
+	__u32 flags;	     /* of TCP; of SCTP, SYN stands for INIT */
+	__u32 kind;	     /* enum packet_kind */
+	__u32 to_node;	     /* it is for the node itself */
+	__u64 device[2];     /* the name of that by which it entered, 0: it is the node's own */
 };
 
 enum packet_kind {
 	PACKET_FLOW,	   /* of a flow, or opens one */
 	PACKET_ECHO_REPLY, /* of a flow: opens none */
-	PACKET_ERROR,	   /* an ICMP error; tuple is that of the packet that it quotes */
+	PACKET_ERROR,	   /* an ICMP error about a packet of a flow */
 	PACKET_SINGLE,	   /* begins no flow: any other of ICMP */
 	PACKET_UNPARSED,   /* tuple has its addresses alone */
 	PACKET_EXEMPT,	   /* neighbour discovery */
@@ -675,6 +675,23 @@ __noinline int decide_unparsed(const struct policy_packet *p)
 	return drop_for(&e, POLICY_UNPARSED);
 }
 
+/* Accepts an ICMP error about a packet of a flow that is allowed. Any other is evaluated by its own addresses. */
+__noinline int decide_error(const struct policy_packet *p)
+{
+	struct policy_state *s = policy_state();
+	struct policy_flow *f;
+	struct tuple key;
+
+	if (!p || !s)
+		return POLICY_DROP;
+	flow_key(&key, &p->quoted);
+	f = bpf_map_lookup_elem(&fl_flows, &key);
+	if (f && flow_alive(f, key.protocol, policy_now()) &&
+	    (f->generation == s->generation || !(s->flags & POLICY_CUT)))
+		return POLICY_ACCEPT;
+	return decide_new(p, false);
+}
+
 /* Decides about a packet. Returns an enum policy_result. */
 static __always_inline int decide_packet(const struct policy_packet *p)
 {
@@ -688,6 +705,8 @@ static __always_inline int decide_packet(const struct policy_packet *p)
 		return POLICY_DROP;
 	if (unlikely(p->kind >= PACKET_UNPARSED))
 		return p->kind == PACKET_EXEMPT ? POLICY_IGNORE : decide_unparsed(p);
+	if (unlikely(p->kind == PACKET_ERROR))
+		return decide_error(p);
 	down = flow_key(&key, &p->tuple);
 	opening = (p->flags & (SYN | ACK | RST | FIN)) == SYN;
 	f = p->kind == PACKET_SINGLE || opening ? NULL : bpf_map_lookup_elem(&fl_flows, &key);
@@ -696,7 +715,6 @@ static __always_inline int decide_packet(const struct policy_packet *p)
 	if (unlikely(f->state & FLOW_OLDER || (f->generation != s->generation && s->flags & POLICY_CUT)) &&
 	    evaluate_again(p, f, s->generation) == POLICY_DROP)
 		return POLICY_DROP;
-	if (p->kind != PACKET_ERROR)
-		touch_flow(f, p, down, now);
+	touch_flow(f, p, down, now);
 	return POLICY_ACCEPT;
 }

@@ -98,6 +98,9 @@ func (p *Plane) Render(part model.PolicyPart) []Fact {
 	panic(fmt.Sprintf("ebpf: no facts for a %T", part))
 }
 
+// dropped is the value of a verdict that drops.
+var dropped = bpf.PolicyVerdictEntry(0, 0, bpf.DecisionDrop).Value
+
 // decision returns a decision as the programs read it.
 func decision(d model.Decision) uint32 {
 	v := map[model.Verdict]uint32{model.VerdictAccept: bpf.DecisionAccept, model.VerdictDrop: bpf.DecisionDrop,

@@ -446,6 +446,27 @@ func TestErrorsPass(t *testing.T) {
 	}
 }
 
+// TestUnsolicitedErrorIsEvaluated: an ICMP error that quotes a packet of no flow is one of ICMP, which needs a rule.
+func TestUnsolicitedErrorIsEvaluated(t *testing.T) {
+	n := newNode(t)
+	n.hold("deny-ingress.yaml")
+	quoted := slices.Concat([]byte{0x45, 0, 0, 28, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}, web[0].AsSlice(),
+		client[0].AsSlice(), []byte{0x30, 0x39, 0, 9, 0, 8, 0, 0})
+	before := n.count(bpf.PolicyDenied)
+	n.Must(n.Of[client[0]].Do(func() error {
+		c, err := net.DialIP("ip4:icmp", &net.IPAddr{IP: client[0].AsSlice()}, &net.IPAddr{IP: web[0].AsSlice()})
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Write(append([]byte{3, 3, 0, 0, 0, 0, 0, 0}, quoted...)) // port unreachable
+		return err
+	}))
+	if n.count(bpf.PolicyDenied) != before+1 {
+		t.Error("it passes")
+	}
+}
+
 // TestRestartFindsEverything: another plane finds what one has written, also when that was killed, and notices hooks
 // that are removed.
 func TestRestartFindsEverything(t *testing.T) {

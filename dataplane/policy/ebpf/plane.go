@@ -42,6 +42,7 @@ type Plane struct {
 	ns     *netns.Namespace
 
 	writers *bpf.Writers
+	grace   *bpf.Grace
 	maps    *bpf.PolicyMaps // nil where there are none of our layout
 	refused map[Key]bool    // facts that did not fit
 	hooked  atomic.Bool     // the program is attached, unless others changed that
@@ -80,12 +81,16 @@ func Open(o Options) (_ *Plane, err error) {
 	if p.ns, err = netns.Current(); err != nil {
 		return nil, err
 	}
+	if p.grace, err = bpf.NewGrace(); err != nil {
+		return nil, errors.Join(err, p.ns.Close())
+	}
 	return p, nil
 }
 
 // Close closes the plane's handles. The kernel keeps what was written.
 func (p *Plane) Close() error {
 	p.writers.Close()
+	p.grace.Close()
 	return errors.Join(p.forget(), p.ns.Close())
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/kernel/bpf"
@@ -34,6 +35,17 @@ func (w writes) any(kinds ...Kind) bool {
 		}
 	}
 	return false
+}
+
+// loosens reports whether entries are deleted whose absence might accept a packet: a program that is running may have
+// found the pod or the peer as they were before.
+func (w writes) loosens() bool {
+	if len(w.put[KindSubject])+len(w.put[KindPeer])+len(w.put[KindNet]) == 0 {
+		return false
+	}
+	return len(w.del[KindPort])+len(w.del[KindRange]) > 0 || slices.ContainsFunc(w.del[KindVerdict], func(f Fact) bool {
+		return f.Value == dropped
+	})
 }
 
 // Write implements dataplane.Plane. Entries are written one after another, so a peer may have its new identity while a
@@ -117,6 +129,11 @@ func (p *Plane) write(w writes) error {
 	if len(w.del[KindHooks]) > 0 {
 		p.hooked.Store(false)
 		if err := bpf.DetachPolicy(p.hooksFolder()); err != nil {
+			return err
+		}
+	}
+	if w.loosens() {
+		if err := p.grace.Wait(); err != nil {
 			return err
 		}
 	}
