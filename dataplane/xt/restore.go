@@ -48,13 +48,17 @@ func (r *Restore) Remove(chain string) {
 	fmt.Fprintf(&r.gone, "-X %s\n", chain)
 }
 
-// Lead puts rules before all others of a built-in chain, in place of those that were there.
-func (r *Restore) Lead(chain string, was, now []string) {
+// PolicyPrefix begins the names of the chains of the policy engine. What leads to them comes before all other rules:
+// accepting rules of a service plane must not decide first.
+const PolicyPrefix = "FLPOLICY-"
+
+// Lead puts rules before all others of a built-in chain, but for the first ones, in place of those that were there.
+func (r *Restore) Lead(chain string, first int, was, now []string) {
 	for _, rule := range was {
 		fmt.Fprintf(&r.removed, "-D %s %s\n", chain, rule)
 	}
 	for _, rule := range slices.Backward(now) {
-		fmt.Fprintf(&r.led, "-I %s %s\n", chain, rule)
+		fmt.Fprintf(&r.led, "-I %s %d %s\n", chain, first+1, rule)
 	}
 }
 

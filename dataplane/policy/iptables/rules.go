@@ -5,12 +5,13 @@ import (
 	"slices"
 	"strings"
 
+	"fairlead.dev/fairlead/dataplane/xt"
 	"fairlead.dev/fairlead/kernel/iptables"
 	"fairlead.dev/fairlead/model"
 )
 
 // Prefix begins the name of each of our chains.
-const Prefix = "FLPOLICY-"
+const Prefix = xt.PolicyPrefix
 
 // LogGroup is the nflog group that denials and what audited policies would deny go to.
 const LogGroup = 4271

@@ -268,13 +268,13 @@ func (c *change) inputs(v Variant, h, next *held) (inputs [][]byte) {
 	writeTrees(&r, h.chains, next.chains)
 	for _, x := range c.put {
 		if x.Key.Kind == KindHook {
-			r.Lead(x.Key.Name, h.leads[x.Key.Name], []string{lead(x.Key.Name)})
+			r.Lead(x.Key.Name, 0, h.leads[x.Key.Name], []string{lead(x.Key.Name)})
 		}
 	}
 	for _, x := range c.del {
 		switch x.Key.Kind {
 		case KindHook:
-			r.Lead(x.Key.Name, h.leads[x.Key.Name], nil)
+			r.Lead(x.Key.Name, 0, h.leads[x.Key.Name], nil)
 		case KindChain:
 			r.Remove(x.Key.Name)
 		}

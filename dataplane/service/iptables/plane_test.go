@@ -345,3 +345,42 @@ func TestOneFamilyAlone(t *testing.T) {
 		})
 	}
 }
+
+// Rules that accept must not come before those of a policy engine.
+func TestPoliciesStayFirst(t *testing.T) {
+	for _, v := range []Variant{NFT, Legacy} {
+		netnstest.Do(t, func() {
+			p, err := NewVariant(v)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer p.Close()
+			policy := "*filter\n:FLPOLICY-FORWARD - [0:0]\n-A FORWARD -j FLPOLICY-FORWARD\n-A FORWARD -j ACCEPT\nCOMMIT\n"
+			if err := p.conn.Restore(t.Context(), iptables.IPv4, []byte(policy)); err != nil {
+				t.Error(err)
+			}
+			if _, err := p.Read(t.Context()); err != nil {
+				t.Error(err)
+			}
+			node := p.Render(&model.ServiceNode{Node: &model.Node{Name: "a"}})
+			for range 2 { // written, and written anew
+				if err := errors.Join(p.Write(t.Context(), node, nil), p.Write(t.Context(), nil, node)); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := p.Write(t.Context(), node, nil); err != nil {
+				t.Error(err)
+			}
+			is, err := p.conn.Save(t.Context(), iptables.IPv4, "filter")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			l := is["filter"].Rules["FORWARD"]
+			if len(l) < 3 || l[0] != "-j FLPOLICY-FORWARD" || l[len(l)-1] != "-j ACCEPT" {
+				t.Errorf("%s: FORWARD %q", v, l)
+			}
+		})
+	}
+}

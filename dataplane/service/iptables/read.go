@@ -62,7 +62,10 @@ func (h *held) parseTable(table string, t *iptables.Table) {
 		rules := t.Rules[name]
 		name = strings.Clone(name) // what is kept must not keep all that was read
 		if !strings.HasPrefix(name, Prefix) {
-			for _, r := range rules {
+			for i, r := range rules {
+				if i == c.policies[name] && xt.Leads(r, xt.PolicyPrefix) {
+					c.policies[name]++
+				}
 				if xt.Leads(r, Prefix) {
 					c.leads[name] = append(c.leads[name], strings.Clone(r))
 				}

@@ -55,9 +55,13 @@ var builtIn = map[string][]string{
 type content struct {
 	chains map[string][]string // our chains' rules
 	leads  map[string][]string // the rules of built-in chains that lead to ours
+	// how many rules at the head of built-in chains lead to the policy engine's; read, never built
+	policies map[string]int
 }
 
-func newContent() *content { return &content{map[string][]string{}, map[string][]string{}} }
+func newContent() *content {
+	return &content{chains: map[string][]string{}, leads: map[string][]string{}, policies: map[string]int{}}
+}
 
 // masqueradeChain names the chain that notes that packets of some origins have their source hidden.
 func masqueradeChain(m model.Origins) string { return fmt.Sprintf("%sFROM-%d", Prefix, m) }

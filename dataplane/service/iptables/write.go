@@ -129,7 +129,7 @@ func (w *writer) content(is, want *content) {
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
 		if !slices.Equal(is.leads[name], want.leads[name]) {
-			w.Lead(name, is.leads[name], want.leads[name])
+			w.Lead(name, is.policies[name], is.leads[name], want.leads[name])
 		}
 	}
 }
@@ -152,6 +152,9 @@ func (w *writer) pool(was heldPool, now []chain) {
 func (h *held) become(c *change) {
 	h.ruleset = c.ruleset
 	if c.tables != nil {
+		for table, t := range h.tables {
+			c.tables[table].policies = t.policies
+		}
 		h.tables, h.wrong = c.tables, ""
 	}
 	for name, p := range c.pools {
