@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/revoke"
 	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/policy/ebpf"
@@ -41,7 +43,7 @@ var engines = []*conformance.Engine{
 
 // policyRunner is a policy engine as a conformance.Runner.
 type policyRunner[K dataplane.Key] struct {
-	*reconcile.Loop[model.PolicyPart, K, string]
+	reconcile.Runner[model.PolicyPart]
 	open    func() (dataplane.Plane[model.PolicyPart, K, string], error)
 	parts   map[model.PolicyPart]bool
 	repairs uint64 // that there must be before the kernel is as told
@@ -101,9 +103,16 @@ func engine[K dataplane.Key, P dataplane.Plane[model.PolicyPart, K, string]](
 		ctx, stop := context.WithCancel(context.Background())
 		m := &mortal[K]{Plane: plane}
 		m.left.Store(-1)
-		r := &policyRunner[K]{mortal: m, Loop: reconcile.New[model.PolicyPart, K, string](m,
+		var loop reconcile.Runner[model.PolicyPart] = reconcile.New[model.PolicyPart, K, string](m,
 			reconcile.Options[model.PolicyPart]{Owner: model.PolicyOwnerOf, Label: model.PolicyLabelOf, Base: isPolicyNode,
-				MaxFacts: *maxFacts}),
+				MaxFacts: *maxFacts})
+		if name != "ebpf" { // which has flows of its own, and cuts them
+			if loop, err = revoke.Open(loop, slog.New(slog.DiscardHandler)); err != nil {
+				stop()
+				return nil, err
+			}
+		}
+		r := &policyRunner[K]{mortal: m, Runner: loop,
 			open:  func() (dataplane.Plane[model.PolicyPart, K, string], error) { return open() },
 			parts: map[model.PolicyPart]bool{}, stop: stop}
 		r.ended.Go(func() { r.Run(ctx) })
@@ -122,7 +131,7 @@ func (r *policyRunner[K]) Change(put, del []model.PolicyPart) {
 	for _, p := range put {
 		r.parts[p] = true
 	}
-	r.Loop.Change(put, del)
+	r.Runner.Change(put, del)
 }
 
 // InjectFault implements conformance.FaultInjector: past the loop's knowledge it removes what pods and peers need.
@@ -132,8 +141,12 @@ func (r *policyRunner[K]) InjectFault(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	parts := slices.Collect(maps.Keys(r.parts))
+	if j, ok := plane.(dataplane.Joiner[model.PolicyPart]); ok {
+		parts, _ = j.Join()(parts, nil)
+	}
 	repairs := r.Status().Repairs + 1
-	if err := harm(ctx, plane, slices.Collect(maps.Keys(r.parts))); err != nil {
+	if err := harm(ctx, plane, parts); err != nil {
 		if errors.Is(err, unix.EPERM) {
 			return nil
 		}
@@ -152,14 +165,17 @@ func (r *policyRunner[K]) Sync(ctx context.Context) error {
 		case <-time.After(time.Millisecond):
 		}
 	}
-	return r.Loop.Sync(ctx)
+	if cuts, ok := r.Runner.(*revoke.Revoker); ok {
+		return cuts.SyncCut(ctx)
+	}
+	return r.Runner.Sync(ctx)
 }
 
 // Close ends the loop and leaves the kernel as it is.
 func (r *policyRunner[K]) Close() error {
 	r.stop()
 	r.ended.Wait()
-	return r.Loop.Close()
+	return r.Runner.Close()
 }
 
 // unpoliced is why policy engines don't see clients of Services as they are in some modes: of what they send to any

@@ -60,6 +60,7 @@ type Config struct {
 // PolicyConfig is what an agent is told about policies.
 type PolicyConfig struct {
 	Audit       bool               `json:"audit,omitempty"`
+	Cut         bool               `json:"cut,omitempty"` // connections that are no longer allowed
 	UnknownPods policy.UnknownPods `json:"unknownPods,omitempty"`
 }
 

@@ -42,6 +42,7 @@ type packetLine struct {
 	// the node through which a packet from outside comes; default: the node that has the address, or a
 	Via string
 
+	Cut      bool   // of Flow: it is reset, or not answered any more
 	By       string // part of why verdict says so
 	Reported bool   // audited policies would drop it
 	byName   bool   // the destination is a host of the cast, by its name alone: in cases of policies, of both families
@@ -233,6 +234,11 @@ func (l *packetLine) parseOutcome(text string) error {
 		return errors.New("nothing says what becomes of the packet")
 	}
 	switch words[0] {
+	case "cut":
+		if l.Action, l.Cut = verdict.Drop, l.Flow != ""; !l.Cut {
+			return errors.New("only a held flow can be cut")
+		}
+		words = words[1:]
 	case "pass", "reject", "drop":
 		l.Action = map[string]verdict.Action{"pass": verdict.Pass, "reject": verdict.Reject, "drop": verdict.Drop}[words[0]]
 		words = words[1:]

@@ -17,10 +17,17 @@ type policyAgent struct {
 	decided  *model.Policies
 }
 
+// cutMark is the bit of the connection mark that says that a connection is cut.
+const cutMark = 1 << 31
+
 // policyResolver returns a resolver of a node that knows no object yet.
 func (w *testbed) policyResolver(node string, host *sandbox.Host) *policy.Resolver {
-	return policy.New(policy.Config{Node: node, Addresses: host.Addresses, Audit: w.config.Policies.Audit,
-		UnknownPods: w.config.Policies.UnknownPods})
+	c := policy.Config{Node: node, Addresses: host.Addresses, Audit: w.config.Policies.Audit,
+		UnknownPods: w.config.Policies.UnknownPods}
+	if w.config.Policies.Cut {
+		c.CutMark = cutMark
+	}
+	return policy.New(c)
 }
 
 // startPolicies starts the engine on a node, without any object known.

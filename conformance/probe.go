@@ -666,7 +666,7 @@ func (f *flow) once(ctx context.Context, l *packetLine, expected []candidate) st
 	defer cancel()
 	a, err := f.request(ctx)
 	switch {
-	case l.Action == verdict.Reject && errors.Is(err, echo.Refused),
+	case (l.Action == verdict.Reject || l.Cut) && errors.Is(err, echo.Refused),
 		l.Action == verdict.Drop && errors.Is(err, echo.Timeout):
 		return ""
 	case l.Action == verdict.Pass:
