@@ -68,7 +68,7 @@ var laws = []law{
 		"a data plane renders finished decisions"},
 	{"dataplane/health", []string{"dataplane", "model"}, slices.Concat(kubernetes, netlink),
 		"a data plane renders finished decisions"},
-	{"agent", []string{"agent", "source", "resolve", "model", "verdict", "reconcile", "dataplane"},
+	{"agent", []string{"agent", "source", "resolve", "model", "verdict", "reconcile", "dataplane", "ipam"},
 		slices.Concat(kubernetes, netlink, planes), "the agent only joins the line, and knows no plane by name"},
 	{"agent/mode", []string{"agent/link", "model", "resolve", "reconcile", "dataplane"},
 		slices.Concat(kubernetes, netlink),

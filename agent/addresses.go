@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"fairlead.dev/fairlead/resolve/network"
 )
 
 // setAddresses passes the addresses of the node's interfaces down the line, once what there is is known.
@@ -23,6 +25,17 @@ func (a *Agent) setAddresses(l []netip.Addr) {
 	if delta := a.apply(nil); !delta.Empty() {
 		a.hand(delta, time.Time{})
 		a.progress.queue(queued{seen: []time.Time{{}}})
+		a.notifyAll()
+	}
+}
+
+// setDevices passes the node's devices down the line, once what there is is known.
+func (a *Agent) setDevices(l []network.Device) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.network.resolver.SetDevices(l)
+	if a.batches.count > 0 {
+		a.network.Apply(nil)
 		a.notifyAll()
 	}
 }

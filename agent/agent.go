@@ -35,6 +35,7 @@ type Options struct {
 	Resolve resolve.Config
 	// Policies is how network policies are enforced; nil: they are not, and what is left of them is removed
 	Policies *PolicyOptions
+	Network  *NetworkOptions // how the node connects its pods; nil: others do
 	Log      *slog.Logger
 	Servers  Servers
 	About    []any // attributes of the log line of a start: version, source, configuration
@@ -71,7 +72,7 @@ type Firewall interface {
 type Agent struct {
 	options  Options
 	services *Services
-	policies *Policies // nil: they are off
+	subsystems
 	health   reconcile.Runner[*model.HealthCheck]
 	registry *prometheus.Registry
 	metrics  *proxyMetrics
@@ -94,6 +95,12 @@ type counted struct {
 	affinity []service.AffinityUse // as last counted
 }
 
+// subsystems are what a node may be without.
+type subsystems struct {
+	policies *Policies // nil: they are off
+	network  *Network  // nil: others connect pods
+}
+
 // batches is how far the source's batches are.
 type batches struct {
 	synced bool // the first is in the kernel
@@ -105,7 +112,7 @@ type logged struct {
 	known    map[source.Problem]struct{} // each of them
 	unread   string                      // of documents of no use
 	sourced  []source.Problem            // the source's, and
-	resolved [2][]source.Problem         // the resolvers', when they were last logged
+	resolved [3][]source.Problem         // the resolvers', when they were last logged
 }
 
 // Run serves a node in the calling thread's network namespace until ctx ends, and leaves the kernel as it is then.
@@ -133,11 +140,17 @@ func Run(ctx context.Context, o Options) error {
 	}()
 	registry := prometheus.NewRegistry()
 	metrics := newProxyMetrics(registry)
-	a := &Agent{options: o, services: services, policies: policies, registry: registry, metrics: metrics,
+	a := &Agent{options: o, services: services, subsystems: subsystems{policies: policies}, registry: registry,
+		metrics:  metrics,
 		progress: newProgress(metrics, o.Servers.Late),
 		checks:   make(chan struct{}, 1),
 		resolver: resolve.New(o.Resolve), logged: logged{known: map[source.Problem]struct{}{}},
 		counted: counted{names: servicesOf{}}, addresses: o.Resolve.Addresses}
+	a.network, err = OpenNetwork(o.Network, func() error { return errNotReady(a.notReady()) }, o.Log)
+	if err != nil {
+		return err
+	}
+	defer a.network.Close()
 	checks := health.New(nil, func() bool { _, healthy := a.progress.health(time.Now()); return healthy })
 	defer checks.Close()
 	a.health = reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
@@ -176,6 +189,7 @@ func (a *Agent) run(ctx context.Context, begun *bool) error {
 	if a.options.Addresses != nil {
 		start("addresses", func(ctx context.Context) error { return a.options.Addresses.Follow(ctx, a.setAddresses) })
 	}
+	start("devices", func(ctx context.Context) error { return a.network.follow(ctx, a.setDevices) })
 	a.ended.Go(func() { a.progress.follow(ctx, a.sync) })
 	a.ended.Go(func() { a.followChecks(ctx) })
 	a.ended.Go(func() { a.policies.follow(ctx, a.metrics.policyLatency, a.report) })
@@ -253,6 +267,7 @@ func (a *Agent) consume(ctx context.Context, b source.Batch) {
 func (a *Agent) apply(changes []source.Change) model.Delta {
 	delta := a.resolver.Apply(changes)
 	delta.Policies = a.policies.Apply(changes, delta.Services)
+	a.network.Apply(changes)
 	return delta
 }
 
@@ -341,7 +356,7 @@ func (a *Agent) standing() []source.Problem {
 		if s.NotServing != "" {
 			all = append(all, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},
 				Reason:  "NotServing",
-				Message: fmt.Sprintf("data plane %s %s on this node: %s", plane, a.policies.notServing(plane), s.NotServing)})
+				Message: fmt.Sprintf("data plane %s %s on this node: %s", plane, a.notServing(plane), s.NotServing)})
 		}
 		few, others := fewPerService(s.Failing)
 		for _, owner := range sortedKeys(few) {
@@ -364,7 +379,8 @@ func (a *Agent) standing() []source.Problem {
 
 // inputProblems returns the problems of the source and the resolvers, and those of limits. a.mu is held.
 func (a *Agent) inputProblems() []source.Problem {
-	return slices.Concat(a.problems, a.resolver.Problems(), a.policies.Problems(), a.affinityProblems())
+	return slices.Concat(a.problems, a.resolver.Problems(), a.policies.Problems(), a.network.Problems(),
+		a.affinityProblems())
 }
 
 // forwardProblems returns the problem that the node drops forwarded packets by default, if the mode doesn't accept
@@ -402,7 +418,7 @@ func sortedOwners[V any](m map[model.Owner]V) []model.Owner {
 
 // notifyAll logs what stands, but for what the kernel refuses. It costs next to nothing while that is what it was.
 func (a *Agent) notifyAll() {
-	resolved := [2][]source.Problem{a.resolver.Problems(), a.policies.Problems()}
+	resolved := [...][]source.Problem{a.resolver.Problems(), a.policies.Problems(), a.network.Problems()}
 	same := slices.Equal(a.problems, a.logged.sourced)
 	for i, now := range resolved {
 		was := a.logged.resolved[i]
@@ -412,7 +428,7 @@ func (a *Agent) notifyAll() {
 		return
 	}
 	a.logged.sourced, a.logged.resolved = a.problems, resolved
-	a.notify(a.problems, resolved[0], resolved[1])
+	a.notify(a.problems, resolved[0], resolved[1], resolved[2])
 }
 
 // notify logs each problem once while it lasts, and the end of those that can pass by themselves.
@@ -474,7 +490,7 @@ func (a *Agent) arrive(ctx context.Context, left mode.Remains) {
 		a.services.WaitReady(ctx)
 		err = a.services.Sync(ctx)
 	}
-	err = errors.Join(err, a.arrivePolicies(ctx))
+	err = errors.Join(err, a.arrivePolicies(ctx), a.network.arrive(ctx))
 	if ctx.Err() != nil {
 		return
 	}
@@ -516,6 +532,7 @@ func (a *Agent) endPredecessor() {
 func (a *Agent) notReady() string {
 	serving, why := a.services.Serving()
 	enforced, whyNot := a.policies.Serving()
+	connected, whyApart := a.network.Serving()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
@@ -523,7 +540,9 @@ func (a *Agent) notReady() string {
 		return "not serving: " + why
 	case !enforced && whyNot != "":
 		return "policies are not enforced: " + whyNot
-	case !serving || !enforced || !a.batches.synced:
+	case !connected && whyApart != "":
+		return "pods are not connected: " + whyApart
+	case !serving || !enforced || !connected || !a.batches.synced:
 		return "the first state of the source is not in the kernel yet"
 	}
 	return ""

@@ -262,9 +262,12 @@ func (p *Policies) about() []any {
 }
 
 // notServing returns what a data plane does not do while it lacks what all its parts need.
-func (p *Policies) notServing(plane string) string {
-	if p != nil && plane == p.plane.Name {
+func (a *Agent) notServing(plane string) string {
+	switch p := a.policies; {
+	case p != nil && plane == p.plane.Name:
 		return "enforces no policy"
+	case a.network.has(plane):
+		return "connects no pod"
 	}
 	return "serves no Service"
 }

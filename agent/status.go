@@ -68,6 +68,7 @@ func (a *Agent) loops() map[string]reconcile.Status {
 	m := a.services.Status()
 	m[healthPlane] = a.health.Status()
 	a.policies.status(m)
+	a.network.status(m)
 	return m
 }
 

@@ -19,6 +19,7 @@ import (
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve/network"
 	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
@@ -96,6 +97,9 @@ func (c *Config) apply(f *Flags, in content) error {
 		c.Own.EBPF.Flows = cmp.Or(c.Own.EBPF.Flows, mode.DefaultFlows)
 	}
 	c.Own.EBPF.ReversePathCheck = cmp.Or(c.Own.EBPF.ReversePathCheck, Always)
+	n := &c.Own.Network
+	n.Mode, n.Overlay = cmp.Or(n.Mode, NetworkNone), cmp.Or(n.Overlay, network.Subnets)
+	n.CNIFolder = cmp.Or(n.CNIFolder, DefaultCNIFolder)
 	p := &c.Own.Policy
 	p.Mode, p.Engine = cmp.Or(p.Mode, PoliciesIgnore), cmp.Or(p.Engine, mode.Auto)
 	p.UnknownPods = cmp.Or(p.UnknownPods, policy.DenyUnknownPods)
@@ -157,6 +161,8 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"external-ips", (*string)(&file.ExternalIPs), (*string)(&f.own.ExternalIPs)},
 		{"ebpf-fast-path", (*string)(&file.EBPF.FastPath), (*string)(&f.own.EBPF.FastPath)},
 		{"ebpf-reverse-path-check", (*string)(&file.EBPF.ReversePathCheck), (*string)(&f.own.EBPF.ReversePathCheck)},
+		{"network-mode", (*string)(&file.Network.Mode), (*string)(&f.own.Network.Mode)},
+		{"network-overlay", (*string)(&file.Network.Overlay), (*string)(&f.own.Network.Overlay)},
 		{"policy-mode", (*string)(&file.Policy.Mode), (*string)(&f.own.Policy.Mode)},
 		{"policy-engine", &file.Policy.Engine, &f.own.Policy.Engine},
 		{"policy-unknown-pods", (*string)(&file.Policy.UnknownPods), (*string)(&f.own.Policy.UnknownPods)},

@@ -3,6 +3,7 @@ package config
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/resolve/network"
 	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
@@ -36,6 +37,8 @@ type FairleadConfiguration struct {
 	EBPF EBPFConfiguration `json:"ebpf,omitzero"`
 	// policy holds the settings of network policies ([policies](policy.md)).
 	Policy PolicyConfiguration `json:"policy,omitzero"`
+	// network holds the settings of the pod network ([pod network](network.md)).
+	Network NetworkConfiguration `json:"network,omitzero"`
 	// externalIPs is the policy for spec.externalIPs: Safe rejects pod addresses, other Services' ClusterIPs and the
 	// API server's address and port; Refuse serves none; Any serves all but the API server's. Default: Safe.
 	ExternalIPs resolve.ExternalIPs `json:"externalIPs,omitempty"`
@@ -123,6 +126,31 @@ type PolicyConfiguration struct {
 	// cutMark is the bit of the connection mark by which connections are cut, 0x80000000 by default. No other program on
 	// the node may use it. Default: 2147483648.
 	CutMark uint32 `json:"cutMark,omitempty"`
+}
+
+// NetworkConfiguration holds the settings of the pod network.
+type NetworkConfiguration struct {
+	// mode is who connects pods: None leaves that to another CNI plugin; Own has this agent do it, called by the plugin
+	// fairlead-cni ([pod network](network.md)). Default: None.
+	Mode NetworkMode `json:"mode,omitempty"`
+	// overlay is which nodes are reached through VXLAN: Subnets those that are not on a link of this node, Always all,
+	// Never
+	// none, where routers know the nodes' podCIDRs. Set it on all nodes. Default: Subnets.
+	Overlay network.Overlay `json:"overlay,omitempty"`
+	// vni is the overlay's VXLAN network identifier. Set it on all nodes. Default: 7.
+	VNI uint32 `json:"vni,omitempty"`
+	// port is the overlay's UDP port. Set it on all nodes. Default: 4789.
+	Port uint16 `json:"port,omitempty"`
+	// uplink is the device that other nodes are behind. Default: the one with the Node's InternalIP.
+	Uplink string `json:"uplink,omitempty"`
+	// mtu is how many bytes packets of pods may have. Default: what the uplink and the overlay leave.
+	MTU int `json:"mtu,omitempty"`
+	// serviceCIDRs is the list of ranges of Services, in addition to those of ServiceCIDRs: a podCIDR that overlaps one is
+	// rejected. Default: none.
+	ServiceCIDRs []string `json:"serviceCIDRs,omitempty"`
+	// cniFolder is the folder in which the container runtime looks for network configurations. It must be there. Default:
+	// /etc/cni/net.d.
+	CNIFolder string `json:"cniFolder,omitempty"`
 }
 
 // ReversePathCheck reports whether the reverse path of new flows is checked.

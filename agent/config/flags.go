@@ -16,6 +16,7 @@ import (
 
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve/network"
 	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
@@ -120,6 +121,8 @@ var rows = []Row{
 	{"ebpf-fast-path", "", "FairleadConfiguration's ebpf.fastPath."},
 	{"ebpf-flows", "", "FairleadConfiguration's ebpf.flows."},
 	{"ebpf-reverse-path-check", "", "FairleadConfiguration's ebpf.reversePathCheck."},
+	{"network-mode", "", "FairleadConfiguration's network.mode."},
+	{"network-overlay", "", "FairleadConfiguration's network.overlay."},
 	{"policy-mode", "", "FairleadConfiguration's policy.mode; also $FAIRLEAD_POLICY_MODE."},
 	{"policy-engine", "", "FairleadConfiguration's policy.engine."},
 	{"policy-unknown-pods", "", "FairleadConfiguration's policy.unknownPods."},
@@ -183,6 +186,10 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	fs.StringVar((*string)(&f.own.ExternalIPs), "external-ips", string(resolve.SafeExternalIPs),
 		"spec.externalIPs that are served: Safe refuses those of pods, other Services' ClusterIPs and the API "+
 			"server, Refuse serves none, Any all but the API server's")
+	fs.StringVar((*string)(&f.own.Network.Mode), "network-mode", string(NetworkNone),
+		"who connects pods: None for another CNI plugin, Own for this agent, called by fairlead-cni")
+	fs.StringVar((*string)(&f.own.Network.Overlay), "network-overlay", string(network.Subnets),
+		"nodes that are reached through VXLAN: Subnets for those on another link, Always, or Never")
 	fs.StringVar((*string)(&f.own.Policy.Mode), "policy-mode", cmp.Or(os.Getenv(EnvPolicyMode),
 		string(PoliciesIgnore)), "NetworkPolicies and ClusterNetworkPolicies: Ignore, Audit to report what they would drop, "+
 		"or Enforce (or $FAIRLEAD_POLICY_MODE)")

@@ -11,6 +11,7 @@ const (
 	plane    = "Data plane"
 	modeEBPF = "Mode ebpf"
 	pods     = "Pods and node ports"
+	podNet   = "Pod network"
 	policies = "Network policies"
 	servers  = "Servers"
 	logs     = "Logging"
@@ -21,7 +22,7 @@ const (
 )
 
 // Groups are the titles in the order of help.
-var Groups = []string{sources, plane, modeEBPF, pods, policies, servers, logs, settings, others, NoEffect}
+var Groups = []string{sources, plane, modeEBPF, pods, podNet, policies, servers, logs, settings, others, NoEffect}
 
 // groupOf are groups by the flags, or what their names begin with, that they hold. The longest that fits counts.
 var groupOf = map[string]string{
@@ -30,8 +31,8 @@ var groupOf = map[string]string{
 	"mode": plane, "scheduler": plane, "maglev-": plane, "migrate-": plane,
 	"ebpf-": modeEBPF, "direct-server-return": modeEBPF,
 	"cluster-cidr": pods, "detect-local-mode": pods, "pod-": pods, "nodeport-addresses": pods, "external-ips": pods,
-	"masquerade-all":       pods,
-	"policy-":              policies,
+	"masquerade-all": pods,
+	"policy-":        policies, "network-": podNet,
 	"healthz-bind-address": servers, "metrics-bind-address": servers, "profiling": servers,
 	"bind-address-hard-fail": servers,
 	"v":                      logs, "verbose": logs, "vmodule": logs, "log": logs,

@@ -230,6 +230,7 @@ func (k *checks) own(c *FairleadConfiguration) {
 			fmt.Sprintf("must be from %d to %d", minMapEntries, maxMapEntries))
 	}
 	k.policy(&c.Policy)
+	k.network(&c.Network)
 	k.oneOf(field.NewPath("externalIPs"), string(c.ExternalIPs), string(resolve.SafeExternalIPs),
 		string(resolve.RefuseExternalIPs), string(resolve.AnyExternalIPs))
 	l, limits := c.Limits, field.NewPath("limits")

@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"fairlead.dev/fairlead/agent/attach"
+	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/migrate"
 	"fairlead.dev/fairlead/agent/mode"
 )
@@ -14,6 +17,7 @@ import (
 // cleanCommand removes everything of ours.
 func cleanCommand() *cobra.Command {
 	var after string
+	var network, force bool
 	var patience time.Duration
 	c := &cobra.Command{
 		Use:   "clean",
@@ -22,7 +26,10 @@ func cleanCommand() *cobra.Command {
 Stop the agent first: it would write it all again.
 
 To hand a node back to kube-proxy without a gap: stop the agent, whose rules go on serving, start kube-proxy, then
-run clean --after kube-proxy, which waits until that one's rules are there.`,
+run clean --after kube-proxy, which waits until that one's rules are there.
+
+The pod network (network.mode Own) stays, with the network configuration of the container runtime, unless --network is
+given: pods on it would lose their connection.`,
 		Example: "  fairlead clean\n  fairlead clean --after kube-proxy --timeout 5m\n  ip netns exec fl1a2b-a " +
 			"fairlead clean",
 		Args: cobra.NoArgs,
@@ -38,14 +45,38 @@ run clean --after kube-proxy, which waits until that one's rules are there.`,
 			default:
 				return fmt.Errorf("invalid --after %q: use kube-proxy", after)
 			}
-			if err := mode.Clean(c.Context()); err != nil {
-				return err
-			}
-			fmt.Fprintln(out(c), "clean: nothing of Fairlead's is left in this network namespace")
-			return nil
+			return cleanNode(c, network, force)
 		},
 	}
 	c.Flags().StringVar(&after, "after", "", "wait until this one serves in our place: kube-proxy")
+	c.Flags().BoolVar(&network, "network", false, "also remove the pod network, if no pod is on it")
+	c.Flags().BoolVar(&force, "force", false, "with --network: although pods are on it")
 	c.Flags().DurationVar(&patience, "timeout", 2*time.Minute, "how long to wait at most")
 	return c
+}
+
+// cleanNode removes everything of ours, of the pod network only where that is asked for.
+func cleanNode(c *cobra.Command, network, force bool) error {
+	pods, err := mode.AttachedPods(c.Context())
+	if err != nil {
+		return err
+	}
+	if network && pods > 0 && !force {
+		return fmt.Errorf("nothing was removed: %d pods of this node would lose their network; drain the node, or use "+
+			"--force",
+			pods)
+	}
+	if err := mode.Clean(c.Context()); err != nil {
+		return err
+	}
+	if network {
+		if err := errors.Join(mode.CleanNetwork(c.Context()), attach.RemoveConfig(config.DefaultCNIFolder)); err != nil {
+			return err
+		}
+	} else if pods > 0 {
+		fmt.Fprintf(out(c), "clean: the network of %d pods stays; nothing else of Fairlead's is left here\n", pods)
+		return nil
+	}
+	fmt.Fprintln(out(c), "clean: nothing of Fairlead's is left in this network namespace")
+	return nil
 }

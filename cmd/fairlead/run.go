@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -177,10 +178,12 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	defer addresses.Close()
 	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Policies: d.policies,
 		Log: log, Servers: servers(c), Addresses: addresses, Predecessor: &p.predecessor, Refusal: &p.refusal}
-	o.About = []any{"version", thisBuild().short(), "source", sourceName(c), "config", p.flags["config"]}
-	o.Servers.Flags, o.Servers.Process = p.flags, metrics
-	build := buildInfo()
-	o.Servers.Version, o.Servers.Emulates = thisBuild().String(), build.Major+"."+build.Minor
+	interfaces, err := podNetwork(c, d.resolve, &o)
+	if err != nil {
+		return err
+	}
+	defer interfaces.Close()
+	p.describe(&o, c, metrics)
 	starting := func() {}
 	if firewall, err := node.OpenFirewall(); err != nil {
 		log.Warn("checking whether the node drops forwarded packets failed", "error", err)
@@ -214,6 +217,14 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 		removeKubeProxys(ctx, c, log)
 	}
 	return agent.Run(ctx, o)
+}
+
+// describe sets what an agent says of itself.
+func (p *process) describe(o *agent.Options, c *config.Config, metrics prometheus.Gatherer) {
+	o.About = []any{"version", thisBuild().short(), "source", sourceName(c), "config", p.flags["config"]}
+	o.Servers.Flags, o.Servers.Process = p.flags, metrics
+	build := buildInfo()
+	o.Servers.Version, o.Servers.Emulates = thisBuild().String(), build.Major+"."+build.Minor
 }
 
 // removeKubeProxys waits for a kube-proxy to stop and removes its rules, where c has it so.

@@ -35,7 +35,7 @@ func api(c *config.Config, node string) (*kube.Source, kube.Access, error) {
 	a, err := access(c)
 	o := kube.Options{
 		Access: a, Node: node, ProxyName: c.Own.ServiceProxyName,
-		Nodes: c.Policies() || c.Own.DirectServerReturn || c.Own.ExternalIPs == resolve.SafeExternalIPs &&
+		Nodes: c.Policies() || c.Network() || c.Own.DirectServerReturn || c.Own.ExternalIPs == resolve.SafeExternalIPs &&
 			c.Proxy.ClusterCIDR == "",
 		NamespaceBytes: c.Own.Limits.NamespaceBytes, Bytes: c.Own.Limits.Bytes,
 	}

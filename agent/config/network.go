@@ -1,0 +1,58 @@
+package config
+
+import (
+	"net/netip"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"fairlead.dev/fairlead/resolve/network"
+	resolve "fairlead.dev/fairlead/resolve/service"
+)
+
+// NetworkMode returns who connects pods.
+type NetworkMode string
+
+// The choices.
+const (
+	NetworkNone NetworkMode = "None" // another plugin
+	NetworkOwn  NetworkMode = "Own"  // this agent
+)
+
+// DefaultCNIFolder is where container runtimes look for network configurations.
+const DefaultCNIFolder = "/etc/cni/net.d"
+
+// Network reports whether the agent connects pods.
+func (c *Config) Network() bool { return c.Own.Network.Mode == NetworkOwn }
+
+// ResolveNetwork returns what the resolver of the pod network is told, beside what that of Services is told.
+func (c *Config) ResolveNetwork(services resolve.Config) network.Config {
+	n := c.Own.Network
+	o := network.Config{Node: services.Node, Overlay: n.Overlay, VNI: n.VNI, Port: n.Port, Uplink: n.Uplink, MTU: n.MTU}
+	for _, text := range n.ServiceCIDRs {
+		if r, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil { // validated
+			o.ServiceCIDRs = append(o.ServiceCIDRs, r.Masked())
+		}
+	}
+	return o
+}
+
+// network checks the settings of the pod network.
+func (k *checks) network(c *NetworkConfiguration) {
+	at := field.NewPath("network")
+	k.oneOf(at.Child("mode"), string(c.Mode), string(NetworkNone), string(NetworkOwn))
+	k.oneOf(at.Child("overlay"), string(c.Overlay), string(network.Subnets), string(network.Always),
+		string(network.Never))
+	if c.VNI >= 1<<24 {
+		k.errs = append(k.errs, field.Invalid(at.Child("vni"), c.VNI, "must be below 16777216"))
+	}
+	if c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535) {
+		k.errs = append(k.errs, field.Invalid(at.Child("mtu"), c.MTU, "must be from 576 to 65535, or unset"))
+	}
+	for i, text := range c.ServiceCIDRs {
+		if _, err := netip.ParsePrefix(strings.TrimSpace(text)); err != nil {
+			k.errs = append(k.errs, field.Invalid(at.Child("serviceCIDRs").Index(i), text, "must be a range such as "+
+				"10.96.0.0/12"))
+		}
+	}
+}

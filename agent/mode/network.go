@@ -1,0 +1,80 @@
+package mode
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/network/attachment"
+	"fairlead.dev/fairlead/dataplane/network/route"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+)
+
+// NetworkPlane is an open plane of the pod network: its loop.
+type NetworkPlane struct {
+	reconcile.Runner[model.NetworkPart]
+	Name string
+}
+
+// networkPlane is what a plane of the pod network must be.
+type networkPlane[K dataplane.Key, V comparable] interface {
+	dataplane.Plane[model.NetworkPart, K, V]
+	dataplane.Cleaner
+	io.Closer
+}
+
+// OpenNetwork opens the planes of the pod network for the calling thread's network namespace.
+func OpenNetwork(log *slog.Logger) ([]NetworkPlane, error) {
+	routes, err := openNetworkPlane("network-route", log, route.New)
+	if err != nil {
+		return nil, err
+	}
+	attachments, err := openNetworkPlane("network-attachment", log, attachment.New)
+	if err != nil {
+		return nil, errors.Join(err, routes.Close())
+	}
+	return []NetworkPlane{routes, attachments}, nil
+}
+
+func openNetworkPlane[K dataplane.Key, V comparable, P networkPlane[K, V]](name string, log *slog.Logger,
+	open func() (P, error)) (NetworkPlane, error) {
+	p, err := open()
+	if err != nil {
+		return NetworkPlane{}, err
+	}
+	isNetwork := func(p model.NetworkPart) bool { _, is := p.(*model.Network); return is }
+	return NetworkPlane{reconcile.New(p, reconcile.Options[model.NetworkPart]{Owner: model.NetworkOwner,
+		Label: model.NetworkLabel, Base: isNetwork, Log: log.With("plane", name)}), name}, nil
+}
+
+// PodDiffers returns how a pod's inside, in whose network namespace the calling thread is, isn't as it was made; "": it
+// is.
+func PodDiffers(a *model.Attachment) (string, error) { return attachment.Differs(a) }
+
+// AttachedPods returns how many devices of pods there are in the calling thread's network namespace.
+func AttachedPods(ctx context.Context) (pods int, err error) {
+	p, err := attachment.New()
+	if err != nil {
+		return 0, err
+	}
+	defer p.Close()
+	facts, err := p.Read(ctx)
+	for _, f := range facts {
+		if f.Key.Kind == attachment.KindDevice {
+			pods++
+		}
+	}
+	return pods, err
+}
+
+// CleanNetwork removes the pod network from the calling thread's network namespace: pods on it lose theirs.
+func CleanNetwork(ctx context.Context) error {
+	planes, err := OpenNetwork(slog.New(slog.DiscardHandler))
+	for _, p := range planes {
+		err = errors.Join(err, p.Clean(ctx), p.Close())
+	}
+	return err
+}

@@ -1,0 +1,230 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+
+	"fairlead.dev/fairlead/agent/attach"
+	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/ipam"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
+	"fairlead.dev/fairlead/resolve/network"
+	"fairlead.dev/fairlead/source"
+)
+
+// NetworkOptions is how a node connects its pods.
+type NetworkOptions struct {
+	Resolve network.Config
+	Socket  string // path, for the CNI plugin
+	Records string // folder of address records, in memory
+	Boot    string // names this boot of the node
+	// calls notify with the node's devices, and again whenever they have changed, until ctx ends
+	Follow func(ctx context.Context, notify func([]network.Device)) error
+	// is called once pods can be attached
+	OnReady func() error
+}
+
+// Network is the pod network of a node in one network namespace: what it comes to, its planes, and the server of the
+// CNI plugin. A nil one stands for a node whose pods others connect: its methods do nothing.
+type Network struct {
+	NetworkOptions
+	log      *slog.Logger
+	planes   []mode.NetworkPlane
+	server   *attach.Server
+	listener *net.UnixListener
+	stop     context.CancelFunc
+	ended    sync.WaitGroup
+
+	// under the mutex of who holds it:
+	resolver *network.Resolver
+	adopted  []*model.Attachment // to be handed on with the first change; then nil
+	begun    bool
+}
+
+// networkLine is the planes as one.
+type networkLine []mode.NetworkPlane
+
+// Change implements attach.Line.
+func (l networkLine) Change(put, del []model.NetworkPart) {
+	for _, p := range l {
+		p.Change(put, del)
+	}
+}
+
+// Sync implements attach.Line.
+func (l networkLine) Sync(ctx context.Context) (err error) {
+	for _, p := range l {
+		err = errors.Join(err, p.Sync(ctx))
+	}
+	return err
+}
+
+// SyncOwner implements attach.Line.
+func (l networkLine) SyncOwner(ctx context.Context, o model.Owner) (err error) {
+	for _, p := range l {
+		err = errors.Join(err, p.SyncOwner(ctx, o))
+	}
+	return err
+}
+
+// OpenNetwork opens the pod network of the calling thread's network namespace. Without options there is none. ready
+// returns why pods can't be attached yet.
+func OpenNetwork(o *NetworkOptions, ready func() error, log *slog.Logger) (n *Network, err error) {
+	if o == nil {
+		return nil, nil
+	}
+	pool, err := ipam.Open(o.Records, o.Boot)
+	if err != nil {
+		return nil, err
+	}
+	n = &Network{NetworkOptions: *o, log: log, resolver: network.New(o.Resolve)}
+	if n.planes, err = mode.OpenNetwork(log); err != nil {
+		return nil, err
+	}
+	n.server, n.adopted, err = attach.New(attach.Options{Pool: pool, Line: networkLine(n.planes), Ready: ready,
+		Differs: mode.PodDiffers, Log: log})
+	if err == nil {
+		n.listener, err = attach.Listen(o.Socket)
+	}
+	if err != nil {
+		return nil, errors.Join(err, n.closeHandles())
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	n.stop = stop
+	for _, p := range n.planes {
+		n.ended.Go(func() { p.Run(ctx) })
+	}
+	n.ended.Go(func() { n.until(ctx, "CNI server", func() error { return n.server.Serve(ctx, n.listener) }) })
+	n.ended.Go(func() { n.until(ctx, "watch of pods' devices", func() error { return n.server.Follow(ctx) }) })
+	return n, nil
+}
+
+// until runs f and logs its error, but for the end of ctx.
+func (n *Network) until(ctx context.Context, what string, f func() error) {
+	if err := f(); err != nil && ctx.Err() == nil {
+		n.log.Error(what+" ended; restart the agent", "error", err)
+	}
+}
+
+func (n *Network) closeHandles() (err error) {
+	if n.server != nil {
+		err = n.server.Close()
+	}
+	for _, p := range n.planes {
+		err = errors.Join(err, p.Close())
+	}
+	return err
+}
+
+// Close ends the loops and the server and leaves the kernel as it is: pods stay connected.
+func (n *Network) Close() error {
+	if n == nil {
+		return nil
+	}
+	n.stop()
+	n.ended.Wait()
+	return n.closeHandles()
+}
+
+// follow passes the node's devices to set until ctx ends.
+func (n *Network) follow(ctx context.Context, set func([]network.Device)) error {
+	if n == nil {
+		return nil
+	}
+	return n.Follow(ctx, set)
+}
+
+// Apply takes changes of objects and hands on what follows from them.
+func (n *Network) Apply(changes []source.Change) {
+	if n == nil {
+		return
+	}
+	c := n.resolver.Apply(changes)
+	if !n.begun {
+		n.begun = true
+		for _, a := range n.adopted {
+			c.Put = append(c.Put, a)
+		}
+		n.adopted = nil
+		networkLine(n.planes).Change(c.Put, c.Del)
+	} else if !c.Empty() {
+		networkLine(n.planes).Change(c.Put, c.Del)
+	}
+	n.server.SetNetwork(n.resolver.Network().Network)
+}
+
+// Problems returns what is wrong with the pod network.
+func (n *Network) Problems() []source.Problem {
+	if n == nil {
+		return nil
+	}
+	return n.resolver.Problems()
+}
+
+// Serving reports whether what all pods need is in the kernel. If not, why is the reason, "" while nothing has been
+// tried yet.
+func (n *Network) Serving() (serving bool, why string) {
+	if n == nil {
+		return true, ""
+	}
+	for _, p := range n.planes {
+		if ok, why := p.Serving(); !ok {
+			return false, why
+		}
+	}
+	return true, ""
+}
+
+// arrive waits until the pod network is in the kernel for the first time, and says that pods can come.
+func (n *Network) arrive(ctx context.Context) error {
+	if n == nil {
+		return nil
+	}
+	for _, p := range n.planes {
+		select {
+		case <-p.Ready():
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if n.OnReady == nil {
+		return nil
+	}
+	return n.OnReady()
+}
+
+// status adds the loops' states to those of other planes.
+func (n *Network) status(m map[string]reconcile.Status) {
+	if n == nil {
+		return
+	}
+	for _, p := range n.planes {
+		m[p.Name] = p.Status()
+	}
+}
+
+// has reports whether a plane is one of the pod network.
+func (n *Network) has(plane string) bool {
+	if n == nil {
+		return false
+	}
+	for _, p := range n.planes {
+		if p.Name == plane {
+			return true
+		}
+	}
+	return false
+}
+
+// errNotReady returns the error that pods can't be attached for a reason, nil without one.
+func errNotReady(why string) error {
+	if why == "" {
+		return nil
+	}
+	return fmt.Errorf("this node is not ready: %s", why)
+}

@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fairlead.dev/fairlead/agent/attach"
+	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/cni"
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve/network"
+	resolve "fairlead.dev/fairlead/resolve/service"
+	"fairlead.dev/fairlead/sandbox/echo"
+	"fairlead.dev/fairlead/source"
+)
+
+// sourceOf is a source of one batch.
+type sourceOf []source.Object
+
+func (s sourceOf) Run(ctx context.Context, deliver func(source.Batch)) error {
+	var b source.Batch
+	for _, o := range s {
+		b.Changes = append(b.Changes, source.Change{Key: source.KeyOf(o), Object: o})
+	}
+	deliver(b)
+	<-ctx.Done()
+	return nil
+}
+
+func networkNode(name, address, pods string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: []string{pods}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}}}
+}
+
+// TestAgentConnectsPods runs a whole agent, whose node is on a link with another one, and has it attach a pod.
+func TestAgentConnectsPods(t *testing.T) {
+	pod, wire := netnstest.New(t), netnstest.New(t)
+	folder := t.TempDir()
+	socket := filepath.Join(folder, "cni.sock")
+	inNode(t, func(ctx context.Context) error {
+		here, err := netns.Current()
+		if err != nil {
+			return err
+		}
+		defer here.Close()
+		l, err := link.Dial(here)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		dev, err := l.AddVeth(link.End{Name: "eth0"}, link.End{Name: "x"}, wire)
+		if err = errors.Join(err, l.AddAddress(dev, netip.MustParsePrefix("192.168.0.1/24"))); err != nil {
+			return err
+		}
+		interfaces, err := link.OpenInterfaces()
+		if err != nil {
+			return err
+		}
+		defer interfaces.Close()
+		chosen, err := mode.Of("nftables")
+		if err != nil {
+			return err
+		}
+		o := Options{Mode: chosen, Log: slog.New(slog.DiscardHandler), Resolve: resolve.Config{Node: "a"},
+			Source: sourceOf{networkNode("a", "192.168.0.1", "10.244.1.0/24"), networkNode("b", "172.16.0.2", "10.244.2.0/24"),
+				networkNode("c", "172.16.0.3", "10.244.2.0/25")},
+			Network: &NetworkOptions{Resolve: network.Config{Node: "a"}, Socket: socket, Boot: "x",
+				Records: filepath.Join(folder, "records"),
+				Follow: func(ctx context.Context, notify func([]network.Device)) error {
+					return interfaces.Follow(ctx, func(l []link.Interface) {
+						var devices []network.Device
+						for _, i := range l {
+							devices = append(devices, network.Device{Name: i.Name, MTU: i.MTU, Prefixes: i.Prefixes})
+						}
+						notify(devices)
+					})
+				},
+				OnReady: func() error { return attach.WriteConfig(folder, socket, filepath.Join(folder, "records")) }}}
+		problems := make(chan string, 100)
+		o.Report = func(l []source.Problem) { problems <- fmt.Sprint(l) }
+		ctx, stop := context.WithCancel(ctx)
+		defer stop()
+		attached := make(chan error, 1)
+		go func() {
+			err := attachPod(ctx, socket, pod)
+			if err == nil {
+				err = awaitFile(filepath.Join(folder, attach.ConfigFile))
+			}
+			stop()
+			attached <- err
+		}()
+		if err := Run(ctx, o); err != nil {
+			return err
+		}
+		if err := <-attached; err != nil {
+			return err
+		}
+		for text := ""; !strings.Contains(text, "10.244.2.0/25 overlaps 10.244.2.0/24 of the older Node b"); {
+			select {
+			case text = <-problems:
+			default:
+				return fmt.Errorf("problems: %s", text)
+			}
+		}
+		_, err = echo.Request(t.Context(), model.TCP, netip.MustParseAddrPort("10.244.1.2:80"), echo.Options{})
+		pods, failed := mode.AttachedPods(t.Context())
+		if err = errors.Join(err, failed, mode.CleanNetwork(t.Context())); err != nil || pods != 1 {
+			return fmt.Errorf("%d pods, %w", pods, err)
+		}
+		pods, err = mode.AttachedPods(t.Context())
+		if err == nil && pods > 0 {
+			err = errors.New("clean left a pod's device")
+		}
+		return errors.Join(err, attach.RemoveConfig(folder), attach.RemoveConfig(folder))
+	})
+}
+
+// attachPod has a pod attached as the plugin does, and runs a server in it.
+func attachPod(ctx context.Context, socket string, pod *netns.Namespace) error {
+	path := filepath.Join(netns.Dir, pod.Name)
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	r := cni.Request{Command: cni.Add, Network: "fairlead", NetNS: path, Pod: "shop/web",
+		Attachment: cni.Attachment{Container: "c-1", Interface: "eth0"}}
+	for ctx.Err() == nil {
+		out, err := cni.Send(socket, r, file, 20*time.Second)
+		if err != nil {
+			return err
+		}
+		if out.Error == nil {
+			break
+		}
+		if out.Error.Code != cni.CodeTryAgain {
+			return out.Error
+		}
+	}
+	return pod.Do(func() error {
+		_, err := echo.Serve("shop/web", []echo.Port{{Number: 80, Protocol: model.TCP}}) // ends with the test's process
+		return err
+	})
+}
+
+// awaitFile waits until a file is there.
+func awaitFile(name string) error {
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+		if _, err := os.Stat(name); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is not written", name)
+}

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/attach"
+	"fairlead.dev/fairlead/agent/config"
+	"fairlead.dev/fairlead/cni"
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/resolve/network"
+	resolve "fairlead.dev/fairlead/resolve/service"
+)
+
+// podNetwork sets how a configuration has the node connect its pods, and returns what to close in the end.
+func podNetwork(c *config.Config, services resolve.Config, o *agent.Options) (io.Closer, error) {
+	if !c.Network() {
+		return io.NopCloser(nil), nil
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("read which boot of this node it is: %w", err)
+	}
+	folder := c.Own.Network.CNIFolder
+	if s, err := os.Stat(folder); err != nil || !s.IsDir() {
+		return nil, fmt.Errorf("network.cniFolder %s is no folder: name that of the container runtime, or make it",
+			folder)
+	}
+	interfaces, err := link.OpenInterfaces()
+	if err != nil {
+		return nil, err
+	}
+	o.Network = &agent.NetworkOptions{Resolve: c.ResolveNetwork(services), Socket: cni.DefaultSocket,
+		Records: cni.DefaultRecords, Boot: strings.TrimSpace(string(boot)),
+		Follow: func(ctx context.Context, notify func([]network.Device)) error {
+			return interfaces.Follow(ctx, func(l []link.Interface) {
+				devices := make([]network.Device, 0, len(l))
+				for _, i := range l {
+					devices = append(devices, network.Device{Name: i.Name, MTU: i.MTU, Prefixes: i.Prefixes})
+				}
+				notify(devices)
+			})
+		},
+		OnReady: func() error { return attach.WriteConfig(folder, cni.DefaultSocket, cni.DefaultRecords) }}
+	return interfaces, nil
+}
