@@ -72,11 +72,12 @@ const mostRequest = 4 << 20
 // Receive reads a request from a connection of a plugin, and the file that came with it, nil if none did. The peer must
 // be root.
 func Receive(c *net.UnixConn) (r Request, file *os.File, err error) {
-	if err := isRoot(c); err != nil {
-		return r, nil, err
-	}
 	in := &receiver{conn: c}
 	line, err := bufio.NewReader(io.LimitReader(in, mostRequest)).ReadBytes('\n')
+	if refused := isRoot(c); refused != nil { // told once the request is read, or its sender would fail to write it
+		in.file.Close()
+		return r, nil, refused
+	}
 	if err == nil {
 		err = json.Unmarshal(line, &r)
 	}
