@@ -162,7 +162,6 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	if err != nil {
 		return err
 	}
-	metrics := processMetrics(c)
 	set, again := c.System(d.mode), false
 	if p.setUpOnly {
 		return errors.Join(set.Apply(log), d.mode.Prepare())
@@ -183,7 +182,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 		return err
 	}
 	defer interfaces.Close()
-	p.describe(&o, c, metrics)
+	p.describe(&o, c, processMetrics(c))
 	starting := func() {}
 	if firewall, err := node.OpenFirewall(); err != nil {
 		log.Warn("checking whether the node drops forwarded packets failed", "error", err)
