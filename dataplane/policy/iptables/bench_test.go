@@ -15,7 +15,7 @@ import (
 )
 
 // policies returns the parts of a node on which n policies select web: each allows one client of its own at a port of
-// its own. The last one allows the client at port 80.
+// its own. The last one allows the client at port 8080, in the middle of all.
 func policies(n int) (parts []model.PolicyPart) {
 	r := &model.Ruleset{ID: 1}
 	table := func(id int) *model.PeerTable {
@@ -25,9 +25,12 @@ func policies(n int) (parts []model.PolicyPart) {
 	}
 	r.Default = model.PortEntry{PeerTable: table(0)}
 	for i := range n {
-		port, addr := uint16(10000+i), netip.AddrFrom4([4]byte{10, 200, byte(i >> 8), byte(i)})
+		port, addr := uint16(1000+i), netip.AddrFrom4([4]byte{10, 200, byte(i >> 8), byte(i)})
+		if i >= n/2 {
+			port += 8000
+		}
 		if i == n-1 {
-			port, addr = 80, policytest.Behind[2][0]
+			port, addr = 8080, policytest.Behind[2][0]
 		}
 		t, id := table(i+1), &model.Identity{ID: uint64(i + 1)}
 		r.Ports = append(r.Ports, model.PortEntry{Protocol: model.TCP, First: port, Last: port, PeerTable: t})
@@ -43,9 +46,8 @@ func policies(n int) (parts []model.PolicyPart) {
 	return parts
 }
 
-// rulesTested returns how many rules of the filter a packet from client to web at port 80 is tested against from a
-// chain on, and whether one of them ends its way.
-func rulesTested(facts map[Key]Fact, trees map[string][]string, name string) (n int) {
+// rulesTested returns how many rules a packet from client to a pod's port is tested against from a chain on.
+func rulesTested(facts map[Key]Fact, trees map[string][]string, name string, to netip.AddrPort) (n int) {
 	rules := trees[name]
 	if f, ok := facts[Key{Kind: KindChain, Family: 4, Name: name}]; ok {
 		rules = f.Body.([]string)
@@ -57,17 +59,18 @@ func rulesTested(facts map[Key]Fact, trees map[string][]string, name string) (n 
 		for i, w := range words[:len(words)-1] {
 			arg := words[i+1]
 			switch {
-			case w == "-d" || w == "-s":
-				p := netip.MustParsePrefix(arg)
-				matches = matches && p.Contains(policytest.Behind[map[string]int{"-d": 0, "-s": 2}[w]][0])
+			case w == "-d":
+				matches = matches && netip.MustParsePrefix(arg).Contains(to.Addr())
+			case w == "-s":
+				matches = matches && netip.MustParsePrefix(arg).Contains(policytest.Behind[2][0])
 			case w == "-p":
 				matches = matches && arg == "tcp"
 			case w == "--dport":
-				var from, to int
-				if k, _ := fmt.Sscanf(arg, "%d:%d", &from, &to); k == 1 {
-					to = from
+				var first, last uint16
+				if k, _ := fmt.Sscanf(arg, "%d:%d", &first, &last); k == 1 {
+					last = first
 				}
-				matches = matches && from <= 80 && 80 <= to
+				matches = matches && first <= to.Port() && to.Port() <= last
 			case w == "--ctstate" || w == "--tcp-flags":
 				matches = false
 			case w == "--match-set":
@@ -81,7 +84,7 @@ func rulesTested(facts map[Key]Fact, trees map[string][]string, name string) (n 
 		switch target := words[len(words)-1]; {
 		case !matches:
 		case strings.HasPrefix(target, Prefix):
-			n += rulesTested(facts, trees, target)
+			n += rulesTested(facts, trees, target, to)
 			if words[len(words)-2] == "-g" {
 				return n
 			}
@@ -93,18 +96,33 @@ func rulesTested(facts map[Key]Fact, trees map[string][]string, name string) (n 
 }
 
 func TestRulesOfANewConnection(t *testing.T) {
-	for _, c := range []struct{ policies, most int }{{1, 26}, {10, 28}, {1000, 34}, {10000, 38}} {
-		facts := policytest.Facts(t, &Plane{}, joined(policies(c.policies)))
+	for _, c := range []struct{ policies, most int }{{1, 55}, {10, 60}, {1000, 85}, {10000, 120}} {
+		parts := policies(c.policies)
+		facts := policytest.Facts(t, &Plane{}, joined(parts))
 		trees := trees{family: iptables.IPv4, unknown: passes, subjects: map[netip.Addr]subject{}}
 		for _, f := range facts {
 			if s, ok := f.Body.(subject); ok {
 				trees.subjects[s.addr] = s
 			}
 		}
-		n := rulesTested(facts, trees.build(), Prefix+"FORWARD")
-		t.Logf("%d policies, 128 pods: %d rules", c.policies, n)
-		if n > c.most {
-			t.Errorf("%d policies: %d rules, at most %d", c.policies, n, c.most)
+		chains := trees.build()
+		sum, count, most := 0, 0, 0
+		for _, part := range parts {
+			r, ok := part.(*model.Ruleset)
+			if !ok {
+				continue
+			}
+			for i := 0; i < len(r.Ports); i += 1 + len(r.Ports)/40 {
+				for a := 0; a < 128; a += 9 {
+					to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 1, byte(a)}), r.Ports[i].First)
+					n := rulesTested(facts, chains, Prefix+"FORWARD", to)
+					sum, count, most = sum+n, count+1, max(most, n)
+				}
+			}
+		}
+		t.Logf("%d policies, 128 pods: %d rules, at most %d", c.policies, sum/count, most)
+		if most > c.most {
+			t.Errorf("%d policies: %d rules, at most %d", c.policies, most, c.most)
 		}
 	}
 }
@@ -126,20 +144,20 @@ func BenchmarkNewConnections(b *testing.B) {
 				arms[i].Must(p.Write(b.Context(), put, nil))
 				b.ReportMetric(time.Since(begin).Seconds(), fmt.Sprintf("write%d-s", n))
 			}
-			var took [2][]time.Duration
+			var durations [2][]time.Duration
 			for b.Loop() {
 				for i, n := range arms {
 					begin := time.Now()
 					n.Must(n.Of[policytest.Behind[2][0]].Do(func() error { return connect(60) }))
-					took[i] = append(took[i], time.Since(begin))
+					durations[i] = append(durations[i], time.Since(begin))
 				}
 			}
-			for i := range took {
-				slices.Sort(took[i])
+			for i := range durations {
+				slices.Sort(durations[i])
 			}
-			middle := len(took[0]) / 2
-			b.ReportMetric(float64(took[1][middle])/float64(took[0][middle]), "of-10")
-			b.ReportMetric(float64(took[0][middle].Microseconds())/60, "µs/connection")
+			middle := len(durations[0]) / 2
+			b.ReportMetric(float64(durations[1][middle])/float64(durations[0][middle]), "of-10")
+			b.ReportMetric(float64(durations[0][middle].Microseconds())/60, "µs/connection")
 		})
 	}
 }
@@ -147,7 +165,7 @@ func BenchmarkNewConnections(b *testing.B) {
 // connect opens and resets connections to web.
 func connect(n int) error {
 	for range n {
-		c, err := net.Dial("tcp", netip.AddrPortFrom(policytest.Behind[0][0], 80).String())
+		c, err := net.Dial("tcp", netip.AddrPortFrom(policytest.Behind[0][0], 8080).String())
 		if err != nil {
 			return err
 		}

@@ -54,9 +54,9 @@ func (k Key) Rank() int {
 	case KindSubject:
 		return 6
 	case KindHook:
-		return 9
+		return 8
 	}
-	return 10 // nothing waits for it
+	return 9 // nothing waits for it
 }
 
 // rulesetRank is the rank of rulesets' chains.
@@ -70,12 +70,8 @@ func chainRank(name string) int {
 		return 3
 	case strings.HasPrefix(rest, "R"), strings.HasPrefix(rest, "S"): // rulesets
 		return rulesetRank
-	case strings.HasPrefix(rest, "NEW-"):
-		return 6
-	case strings.HasPrefix(rest, "ND-"):
-		return 7
 	case slices.Contains(hooks, rest):
-		return 8
+		return 7
 	}
 	return 2
 }
@@ -209,7 +205,10 @@ func (p *Plane) Render(part model.PolicyPart) []Fact {
 		s := subjectOf(v)
 		return []Fact{{Key: s.key(), Value: s.String(), Body: s}}
 	case *Chains:
-		return v.facts()
+		if p.conn != nil && p.Variant() == Legacy {
+			return v.facts(legacyLevels)
+		}
+		return v.facts(portLevels)
 	case *Member:
 		return v.facts()
 	case *model.Ruleset, *model.PeerTable, *model.PeerVerdict, *model.Peer:

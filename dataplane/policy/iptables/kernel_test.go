@@ -457,3 +457,46 @@ func TestElementsAndChainsChangeInTheSafeOrder(t *testing.T) {
 		}
 	})
 }
+
+func TestManyChainsAreWrittenInPortions(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		n := policytest.Bare(t)
+		p := open(n, v)
+		all := policytest.Facts(t, p, joined(policies(most)))
+		policytest.Move(t, p, nil, all)
+		policytest.Move(t, p, all, policytest.Facts(t, p, joined(policies(1))))
+		n.Must(p.Clean(t.Context()))
+	})
+}
+
+// The kernel's nf_tables follows chains to a bounded depth: everything that makes them deep is in one node.
+func TestDeepestChainsAreAccepted(t *testing.T) {
+	table := func(id uint64, v model.Verdict) *model.PeerTable {
+		return &model.PeerTable{ID: id, Default: v, Otherwise: model.Decision{Verdict: v, Report: v != model.VerdictDrop},
+			Rules: []model.Rule{{Verdict: model.VerdictDrop, Audit: true},
+				{Peers: []*model.Peers{{}}, Verdict: model.VerdictAccept}}}
+	}
+	var rulesets [model.PolicyStages]*model.Ruleset
+	for stage, v := range []model.Verdict{model.VerdictNext, model.VerdictDrop} {
+		r := &model.Ruleset{ID: uint64(stage + 1), Default: model.PortEntry{PeerTable: table(uint64(10*stage+10), v)}}
+		for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+			for i := range uint16(300) {
+				r.Ports = append(r.Ports, model.PortEntry{Protocol: p, First: 3 * i, Last: 3*i + 1,
+					PeerTable: table(uint64(10*stage+10)+uint64(i%3), v)})
+			}
+		}
+		rulesets[stage] = r
+	}
+	parts := []model.PolicyPart{&model.PolicyNode{CutMark: 1 << 31, Unknown: model.VerdictDrop}}
+	for i := range 128 {
+		for _, a := range []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i), 1}),
+			netip.AddrFrom16([16]byte{0xfd, 14: byte(i), 15: 1})} {
+			parts = append(parts, &model.Subject{Addr: a, Device: "veth0", In: rulesets, Out: rulesets})
+		}
+	}
+	eachVariant(t, func(t *testing.T, v Variant) {
+		n := policytest.Bare(t)
+		p := open(n, v)
+		policytest.Move(t, p, nil, policytest.Facts(t, p, joined(parts)))
+	})
+}

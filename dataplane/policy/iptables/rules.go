@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -24,10 +25,10 @@ const (
 
 // Chains that there is one of in each family.
 const (
-	chainDeny   = Prefix + "DENY"   // logs, drops
-	chainAudit  = Prefix + "AUDIT"  // logs what audited policies would deny
-	chainCut    = Prefix + "CUT"    // ends connections whose permission was withdrawn
-	chainForged = Prefix + "FORGED" // the tree of the subjects' devices
+	chainDeny   = Prefix + "DENY"  // logs, drops
+	chainAudit  = Prefix + "AUDIT" // logs what audited policies would deny
+	chainCut    = Prefix + "CUT"   // ends connections whose permission was withdrawn
+	chainForged = Prefix + "DV"    // the tree of the subjects' devices
 )
 
 // hooks are the built-in chains that lead to ours, each to the one of that name.
@@ -93,7 +94,6 @@ func constant(f iptables.Family, cut uint32) map[string][]string {
 		chains[chainCut] = []string{"-p tcp -j REJECT --reject-with tcp-reset", "-j DROP"}
 	}
 	for _, h := range hooks {
-		entry, begin := Prefix+h, Prefix+"NEW-"+h
 		var rules []string
 		if cut != 0 {
 			rules = append(rules, fmt.Sprintf("-m connmark --mark %#x/%#x -m conntrack ! --ctstate RELATED -g %s", cut, cut,
@@ -101,10 +101,9 @@ func constant(f iptables.Family, cut uint32) map[string][]string {
 		}
 		rules = append(rules, "-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN")
 		if f == iptables.IPv6 {
-			rules = append(rules, "-p ipv6-icmp -g "+Prefix+"ND-"+h)
-			chains[Prefix+"ND-"+h] = append(discovery(), "-g "+begin)
+			rules = append(rules, discovery()...)
 		}
-		chains[entry], chains[begin] = append(rules, "-g "+begin), evaluate(f, h)
+		chains[Prefix+h] = append(rules, evaluate(f, h)...)
 	}
 	return chains
 }
@@ -142,11 +141,23 @@ func evaluate(f iptables.Family, hook string) []string {
 func tableChain(s side, id uint64) string   { return fmt.Sprintf("%sT%s%016x", Prefix, s, id) }
 func rulesetChain(s side, id uint64) string { return fmt.Sprintf("%sR%s%016x", Prefix, s, id) }
 
-// bucket is how many port entries, or subjects, stand one after the other at a tree's leaves.
-const bucket = 3
+// The trees are wide and not deep: the kernel's nf_tables follows chains to 16 levels, jumps and gotos alike. With both
+// stages and reports there are 12 beside the levels of port entries, with one below the roots of subjects' trees.
+const (
+	bucket       = 3 // port entries, or subjects, that need no branches
+	portLevels   = 2 // below the chain of a ruleset
+	legacyLevels = 8 // in the legacy variant, where no depth is bounded
+)
 
-// facts returns the chains of a ruleset, those of its peer tables, and their sets.
-func (c *Chains) facts() (facts []Fact) {
+// share returns how many of n items each branch of a chain has, so that there are so many levels below it, all of about
+// the same width.
+func share(n, levels int) int {
+	width := max(bucket, int(math.Ceil(math.Pow(float64(n), 1/float64(levels+1)))))
+	return (n + width - 1) / width
+}
+
+// facts returns the chains of a ruleset with so many levels below it, those of its peer tables, and their sets.
+func (c *Chains) facts(levels int) (facts []Fact) {
 	f := iptables.IPv4
 	if c.six {
 		f = iptables.IPv6
@@ -176,43 +187,46 @@ func (c *Chains) facts() (facts []Fact) {
 		facts = append(facts, chain(f, name, append(rules, c.act(t.Otherwise))))
 	}
 	g := ports{c: c, leads: leads, chains: map[string][]string{}}
-	g.grow(rulesetChain(c.side, c.ruleset.ID), slices.DeleteFunc(slices.Clone(c.ruleset.Ports),
-		func(e model.PortEntry) bool { return !hasPorts(e.Protocol) && e.First > 0 })) // which no packet is of
+	of := slices.DeleteFunc(slices.Clone(c.ruleset.Ports), func(e model.PortEntry) bool {
+		return !hasPorts(e.Protocol) && e.First > 0 // which no packet is of
+	})
+	g.grow(rulesetChain(c.side, c.ruleset.ID), of, levels)
 	for name, rules := range g.chains {
 		facts = append(facts, chain(f, name, rules))
 	}
 	return facts
 }
 
-// ports builds the tree of a ruleset's port entries. Each inner node is one rule: half of the entries are in a chain of
-// their own, the others go on in this one.
+// ports builds the tree of a ruleset's port entries: a rule for each branch, or for each entry, then the default's.
 type ports struct {
 	c      *Chains
 	leads  map[uint64]string
 	chains map[string][]string
 }
 
-// grow adds to a chain what leads to the peer tables of entries, then to the default's.
-func (g *ports) grow(name string, of []model.PortEntry) {
-	for len(of) > bucket {
-		n, test := len(of)/2, ""
-		if a, z := of[0].Protocol, of[len(of)-1].Protocol; a != z {
-			for n = 1; of[n].Protocol == a; {
-				n++
-			}
-			test = fmt.Sprintf("-p %s", a)
-		} else {
-			test = portMatch(a, of[0].First, of[n-1].Last)
+// grow adds to a chain with so many levels below it what leads to the peer tables of entries, then to the default's.
+func (g *ports) grow(name string, of []model.PortEntry, levels int) {
+	each := 1
+	if levels > 0 && len(of) > bucket {
+		each = share(len(of), levels)
+	}
+	add := func(parts ...string) { g.chains[name] = append(g.chains[name], strings.Join(parts, " ")) }
+	for len(of) > 0 {
+		n := 1
+		for n < min(each, len(of)) && of[n].Protocol == of[0].Protocol {
+			n++
 		}
-		branch := Prefix + "S" + g.c.side.String() + hashed(g.c.ruleset.ID, test)
-		g.chains[name] = append(g.chains[name], test+" -g "+branch)
-		g.grow(branch, of[:n])
+		test := portMatch(of[0].Protocol, of[0].First, of[n-1].Last)
+		if n == 1 {
+			add(test, g.leads[of[0].PeerTable.ID])
+		} else {
+			branch := Prefix + "S" + g.c.side.String() + hashed(g.c.ruleset.ID, test, levels)
+			add(test, "-g", branch)
+			g.grow(branch, of[:n], levels-1)
+		}
 		of = of[n:]
 	}
-	for _, e := range of {
-		g.chains[name] = append(g.chains[name], portMatch(e.Protocol, e.First, e.Last)+" "+g.leads[e.PeerTable.ID])
-	}
-	g.chains[name] = append(g.chains[name], g.leads[g.c.ruleset.Default.PeerTable.ID])
+	add(g.leads[g.c.ruleset.Default.PeerTable.ID])
 }
 
 // hasPorts reports whether packets of a protocol have ports; all others are as with port 0.

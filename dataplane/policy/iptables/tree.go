@@ -57,8 +57,8 @@ type trees struct {
 
 // build returns the chains of all trees.
 //
-// Each inner node is one rule: an address in a prefix that holds about half of the subjects goes to that half's chain,
-// all others go on in this one. What is no subject's comes to the end of a chain.
+// A tree has a rule for each of some prefixes, which leads to a chain with a rule for each of the prefix's subjects.
+// What is no subject's comes to the end of a chain.
 func (t *trees) build() map[string][]string {
 	if t.unknown == "" {
 		return map[string][]string{}
@@ -80,11 +80,11 @@ func (t *trees) build() map[string][]string {
 			}
 			return "-g " + s.to[i]
 		}
-		b.grow(at.root(), at.root(), of)
+		b.grow(at.root(), of)
 	}
 	b.own, b.end = "-s", ""
 	b.leaf = func(s subject) string { return fmt.Sprintf("! -i %s -g %s", s.device, chainDeny) }
-	b.grow(chainForged, chainForged, slices.DeleteFunc(all, func(s subject) bool { return s.device == "" }))
+	b.grow(chainForged, slices.DeleteFunc(all, func(s subject) bool { return s.device == "" }))
 	return b.chains
 }
 
@@ -96,29 +96,50 @@ type builder struct {
 	chains map[string][]string
 }
 
-// grow adds to a chain of the tree of that root what leads to subjects, which are sorted.
-func (b *builder) grow(root, name string, of []subject) {
-	add := func(parts ...string) { b.chains[name] = append(b.chains[name], strings.Join(parts, " ")) }
-	b.chains[name] = []string{}
-	for len(of) > bucket {
-		h := xt.Halves[subject]{Items: of, Addr: func(s subject) netip.Addr { return s.addr }}
-		from, end := h.Nearest()
-		if end-from == 1 {
-			add(b.own, of[from].key().Prefix.String(), b.leaf(of[from]))
-		} else {
-			p := xt.Halves[subject]{Items: of[from:end], Addr: h.Addr}.Shared()
-			branch := root + "-" + hashed(p)
-			add(b.own, p.String(), "-g", branch)
-			b.grow(root, branch, of[from:end])
+// grow adds to a tree what leads to subjects, which are sorted: where there are many by branches of about as many
+// prefixes as each has subjects.
+func (b *builder) grow(root string, of []subject) {
+	b.chains[root] = []string{}
+	add := func(chain string, parts ...string) {
+		b.chains[chain] = append(b.chains[chain], strings.Join(parts, " "))
+	}
+	leaf := func(chain string, s subject) { add(chain, b.own, s.key().Prefix.String(), b.leaf(s)) }
+	end := func(chain string) {
+		if b.end != "" {
+			add(chain, b.end)
 		}
-		of = slices.Concat(of[:from], of[end:])
 	}
-	for _, s := range of {
-		add(b.own, s.key().Prefix.String(), b.leaf(s))
+	most := 1
+	if len(of) > bucket {
+		most = share(len(of), 1)
 	}
-	if b.end != "" {
-		add(b.end)
+	for _, group := range groups(of, most) {
+		if len(group.Items) == 1 {
+			leaf(root, group.Items[0])
+			continue
+		}
+		p := group.Shared()
+		branch := root + "-" + hashed(p)
+		add(root, b.own, p.String(), "-g", branch)
+		for _, s := range group.Items {
+			leaf(branch, s)
+		}
+		end(branch)
 	}
+	end(root)
+}
+
+// groups divides subjects, which are sorted, by prefixes that hold at most so many of them.
+func groups(of []subject, most int) []xt.Halves[subject] {
+	h := xt.Halves[subject]{Items: of, Addr: func(s subject) netip.Addr { return s.addr }}
+	switch {
+	case len(of) == 0:
+		return nil
+	case len(of) <= most:
+		return []xt.Halves[subject]{h}
+	}
+	n := h.Cut(0, len(of))
+	return append(groups(of[:n], most), groups(of[n:], most)...)
 }
 
 // read finds the subjects of trees that were built, and reports what is not as it would be built from them, or "".

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/xt"
@@ -283,11 +284,31 @@ func (c *change) inputs(v Variant, h, next *held) (inputs [][]byte) {
 	return inputs
 }
 
-// ahead returns those of chains, sorted, that are new and that only new ones lead to.
-func (c *change) ahead(chains []Fact) []Fact {
-	return slices.DeleteFunc(slices.Clone(chains), func(x Fact) bool {
-		return c.changes[x.Key] || x.Key.Rank() > rulesetRank
-	})
+// ahead returns those of chains, sorted, that are new and that only new ones lead to: each after those that its rules
+// lead to.
+func (c *change) ahead(chains []Fact) (l []Fact) {
+	waiting := map[string]Fact{}
+	for _, x := range chains {
+		if !c.changes[x.Key] && x.Key.Rank() <= rulesetRank {
+			waiting[x.Key.Name] = x
+		}
+	}
+	var add func(name string)
+	add = func(name string) {
+		x, ok := waiting[name]
+		if !ok {
+			return
+		}
+		delete(waiting, name)
+		for _, rule := range x.Body.([]string) {
+			add(rule[strings.LastIndexByte(rule, ' ')+1:])
+		}
+		l = append(l, x)
+	}
+	for _, x := range chains {
+		add(x.Key.Name)
+	}
+	return l
 }
 
 // writeTrees writes the difference between trees.
