@@ -88,7 +88,7 @@ func comparable(a, b result.Manifest) error {
 			"their designs differ: run both with the same program"},
 	} {
 		if x.a != x.b {
-			return fmt.Errorf("A and B can't be compared: the %s of A is %q, of B %q; %s", x.what, x.a, x.b, x.do)
+			return fmt.Errorf("can't compare: the %s of A is %q, of B %q; %s", x.what, x.a, x.b, x.do)
 		}
 	}
 	return nil
