@@ -130,7 +130,7 @@ func TestSession(t *testing.T) {
 	contains(t, must(t, onNode(name, "a", dir, "plan")...), "put 0, replace 0, delete 0", "Nothing was changed")
 	contains(t, must(t, onNode(name, "b", dir, "explain", "shop/client", "shop/web:http")...),
 		": a pod of this node's network", "ClusterIP of Service shop/web:http", "one of 3 endpoints", "pod shop/web-1",
-		"sees source 10.128.2.99", "kernel: in sync",
+		"sees source 10.128.2.99", "kernel: Services in sync; policies in sync",
 		"internalTrafficPolicy Cluster")
 	contains(t, must(t, onNode(name, "a", dir, "explain", "shop/client", "shop/web:http")...), "runs on node b")
 
@@ -344,7 +344,9 @@ func TestKilledAgentLeavesTrafficAlone(t *testing.T) {
 	}
 	monitor.Process.Signal(syscall.SIGINT)
 	monitor.Wait()
-	if s := events.String(); strings.Contains(s, "fairlead") {
+	// a new process makes the table of policies its own, which says so and changes nothing
+	s := strings.ReplaceAll(events.String(), "add table inet fairlead-policy\n", "")
+	if strings.Contains(s, "fairlead") {
 		t.Errorf("restarts wrote to the kernel, which was as it should be:\n%.2000s", s)
 	}
 	if after := must(t, "ip", "netns", "exec", node, "nft", "-s", "list", "table", "inet",
