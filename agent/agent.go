@@ -51,7 +51,7 @@ type Options struct {
 
 	// is called with all problems that stand when they may have changed; nil: they are logged alone
 	Report func([]source.Problem)
-	// is called once the first batch is in the kernel and what other modes left is not; Run waits for it; nil: nobody
+	// is called once the first batch is in the kernel and what other modes left is not; Run waits for it; nil: nothing
 	// waits for that
 	OnReady func(context.Context)
 }
@@ -479,8 +479,8 @@ func (a *Agent) logServing(start time.Time, err error) {
 	a.options.Log.Info("serving", line...)
 }
 
-// arrive waits until the first batch is in the kernel, then says so, gives memory of the start back, and removes what
-// is left of others.
+// arrive waits until the first batch is in the kernel, then says so, returns memory of the start to the system, and
+// removes what is left of others.
 func (a *Agent) arrive(ctx context.Context, left mode.Remains) {
 	start := time.Now()
 	err := a.services.Sync(ctx)

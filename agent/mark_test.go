@@ -14,8 +14,8 @@ import (
 	"fairlead.dev/fairlead/sandbox/echo"
 )
 
-// A connection whose client mode ebpf hides goes on when somebody's program, which lets all packets pass, takes from
-// them the mark that they had until then.
+// A connection whose client mode ebpf hides goes on when another owner's program, which lets all packets pass, takes
+// from them the mark that they had until then.
 func TestConnectionsGoOnUnmarked(t *testing.T) {
 	cluster := served30080(t, "ebpf")
 	var held *echo.Flow

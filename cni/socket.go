@@ -21,7 +21,7 @@ const answerWait = 60 * time.Second
 // retry is how long to wait between two tries to reach the agent.
 const retry = 50 * time.Millisecond
 
-// Send sends a request to the agent at a socket, and with it a file, if there is one. It waits so long for somebody to
+// Send sends a request to the agent at a socket, and with it a file, if there is one. It waits so long for an agent to
 // listen there; the connection is made again where the agent ended before it replied.
 func Send(socket string, r Request, file *os.File, wait time.Duration) (*Response, error) {
 	line, err := json.Marshal(r)

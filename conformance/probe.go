@@ -122,7 +122,7 @@ func (p probe) from() echo.Options {
 }
 
 // port returns the client ports from 10000 to 59999, one after the other, round and round: past those that the cast
-// serves, and without node ports, where somebody may listen on the client's own host.
+// serves, and without node ports, where a process may listen on the client's own host.
 func (w *testbed) port() uint16 {
 	const first, nodePort, after, last = 10000, 30000, 32768, 59999
 	port := first + (w.ports.Add(1)-1)%(nodePort-first+last+1-after)
@@ -428,8 +428,8 @@ func describe(a echo.Reply, err error) string {
 }
 
 // stand has whoever has an address answer there: a host of the cast, or, for an address of nobody's, the one outside,
-// where such packets go. It reports whether somebody answers: not where the one outside asks for an address of
-// nobody's.
+// where such packets go. It reports whether it is answered: not where the one outside asks for an address of
+// no host.
 func (w *testbed) stand(c client, at netip.AddrPort, proto model.Protocol) (replies bool, stop func(), err error) {
 	owner := memberNamed(nameOf(at.Addr()))
 	if at.Addr().IsLoopback() {

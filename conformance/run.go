@@ -60,7 +60,7 @@ const repairTime = 5 * time.Second
 const enough = 5
 
 // tryCase returns what is wrong, each beginning with its line in the case's file where it has one, and stops after
-// limit. It also gives what the subject refuses to serve; where the rest of the case hangs on that, it ends there.
+// limit. It also returns what the subject refuses to serve; where the rest of the case hangs on that, it ends there.
 func tryCase(ctx context.Context, s Implementation, c *Case, limit int) (wrong, refused []string) {
 	config := Config{}
 	if first := c.Steps[0].Config; first != nil {

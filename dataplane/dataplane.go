@@ -35,7 +35,7 @@ type Plane[T any, K Key, V comparable] interface {
 	// Render returns the facts that a part needs. It is pure: equal parts give equal facts. Different parts may give
 	// the same fact; two parts never give different values for one key.
 	Render(T) []Fact[K, V]
-	// Read returns every fact that the kernel holds in this plane's slice, also those that nobody asked for.
+	// Read returns every fact that the kernel holds in this plane's slice, also those that no part renders.
 	Read(context.Context) ([]Fact[K, V], error)
 	// Write makes the facts of put true and those of del untrue, all at once where the kernel can, else put by rising
 	// rank, then del by falling rank. A fact whose value changes stands in both, old in del and new in put. A plane

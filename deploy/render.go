@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Release states for whom a chart is rendered.
+// Release states which installation a chart is rendered for.
 type Release struct {
 	Name, Namespace string
 	Files           []string // of values, each going before those before it

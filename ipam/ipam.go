@@ -1,4 +1,4 @@
-// Package ipam gives pods their addresses: of each family's ranges, the address that has been free longest. What is in
+// Package ipam allocates pods' addresses: of each family's ranges, the address that has been free longest. What is in
 // use is one record for each attachment in a folder that lives in memory, so that nothing leaks over a reboot: records
 // of another boot are dropped. There is no lock file and no database: one process has the folder.
 package ipam

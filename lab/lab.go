@@ -6,7 +6,7 @@
 //	             number of Services; the claims of "Comparing kube-proxy modes: iptables or IPVS?"
 //	connect      connect() and connections in so many blocks that 1 % shows, hot and cold; run times of eBPF programs
 //	centurylink  round trips of userspace against iptables and all others, as histograms; a stream's throughput
-//	balance      how evenly each scheduler spreads connections, and whom a hash moves when a backend goes
+//	balance      how evenly each scheduler spreads connections, and which clients a hash moves when a backend goes
 //	control      what it takes to keep a node as an API server says, beside a real kube-proxy
 //
 // The line is: an experiment (lab/experiment/NAME) measures on a testbed (lab/testbed) and writes a result

@@ -118,7 +118,7 @@ func NetworkOwner(p NetworkPart) Owner {
 	return Owner{}
 }
 
-// NetworkLabel returns whom a part is for, for people.
+// NetworkLabel returns the name of what a part is for, for people.
 func NetworkLabel(p NetworkPart) string {
 	if a, is := p.(*Attachment); is && a.Pod != "" {
 		return "pod " + a.Pod

@@ -64,7 +64,7 @@ func (s Scheduler) String() string {
 // IPVS returns the scheduler's name in IPVS, such as "rr".
 func (s Scheduler) IPVS() string { return schedulerNames[s][1] }
 
-// Hashes reports whether the scheduler gives equal packets the same backend.
+// Hashes reports whether the scheduler selects for equal packets the same backend.
 func (s Scheduler) Hashes() bool { return s == SourceHash || s == DestinationHash || s == Maglev }
 
 // MaxEntries is the greatest size of Maglev's table: the largest prime of 16 bits, so that an index is one.
@@ -119,7 +119,7 @@ func SchedulersOf(list ...Scheduler) (s Schedulers) {
 func (s Schedulers) Has(x Scheduler) bool { return s&(1<<x) != 0 }
 
 // Instead returns x if the set has it, else what stands in for it: the first of its chain of substitutes that the set
-// has, or of Random's. A set with none of these gives Random.
+// has, or of Random's. For a set with none of these it is Random.
 func (s Schedulers) Instead(x Scheduler) Scheduler {
 	for _, start := range []Scheduler{x, Random} {
 		x = start

@@ -43,7 +43,7 @@ type Loop[T comparable, K dataplane.Key, V comparable] struct {
 	plane   dataplane.Plane[T, K, V]
 	options Options[T]
 	signals
-	busy chan struct{} // holds one while somebody uses the plane or the fields below requests
+	busy chan struct{} // holds one while a goroutine uses the plane or the fields below requests
 
 	mu sync.Mutex
 	requests[T]

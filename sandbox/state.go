@@ -118,7 +118,7 @@ func claim(name string) error {
 	return nil
 }
 
-// inUse states by whom a name is.
+// inUse states which process has a name.
 func inUse(name string) error {
 	s, err := StateOf(name)
 	switch {

@@ -1,5 +1,5 @@
-// Package attach serves the CNI plugin of a node: it gives pods addresses, has their attachments put into the kernel,
-// and answers when everything that a pod needs is there.
+// Package attach serves the CNI plugin of a node: it allocates pods' addresses, has their attachments put into the
+// kernel, and answers when everything that a pod needs is there.
 //
 // Requests about one attachment are served one after the other, others side by side. A DEL that comes while its ADD
 // runs

@@ -70,8 +70,8 @@ func (l Entries) has(f conntrack.Flow, own map[netip.Addr]bool) bool {
 }
 
 // Release undoes Keep once no TCP connection to one of the entries is translated any more, and returns how many are.
-// Flows of UDP that are it cuts: whoever serves the entries now gives their clients a backend. Without entries it waits
-// for nothing.
+// Flows of UDP that are it cuts: whoever serves the entries now selects their clients' backend. Without entries it
+// waits for nothing.
 func Release(entries Entries) (connections int, err error) {
 	err = change(func(conn *nftables.Conn, c *conntrack.Conn, tables []string) error {
 		if !slices.Contains(tables, PreservedTable) {

@@ -118,7 +118,7 @@ table ip begins {
 
 	do(func() error { return Preserve() })
 	do(func() error { return Preserve() })
-	// who keeps the kernel translating by rules of its own waits for nobody
+	// who keeps the kernel translating by rules of its own waits for no other
 	do(func() error { _, err := Release(nil); return err })
 	sh("! nft list table inet " + PreservedTable)
 	do(func() error { return Preserve() })

@@ -124,7 +124,7 @@ func (t *Table[K]) Read(c *nftables.Conn, element func(set string, e nftables.El
 	if err != nil || !there {
 		return nil, err
 	}
-	if t.Flags&^flags&nftables.Persistent != 0 { // nobody can own it
+	if t.Flags&^flags&nftables.Persistent != 0 { // this kernel has no owners
 		return []Fact[K]{t.fact(KindTable, t.Name, "not persistent")}, nil
 	}
 	sets, err := c.Sets(t.Name)

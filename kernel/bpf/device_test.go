@@ -476,7 +476,7 @@ func TestFlowsOfAnotherVersion(t *testing.T) {
 	})
 }
 
-// What has begun goes on when there is no frontend any more. What begins then is nobody's, like what goes elsewhere
+// What has begun goes on when there is no frontend any more. What begins then has no frontend, like what goes elsewhere
 // from the first.
 func TestFlowsOfAFrontendThatWent(t *testing.T) {
 	each(t, func(w *world, six int, protocol uint8) {

@@ -1,5 +1,5 @@
 // Package cgroup finds cgroups (version 2), and makes such as single threads may join: a program attached to one sees
-// the sockets that were made by its threads, whatever network namespace these were in. It limits nobody's resources.
+// the sockets that were made by its threads, whatever network namespace these were in. It limits no resources.
 package cgroup
 
 import (
@@ -94,7 +94,7 @@ func New(name string) (path string, err error) {
 	return path, nil
 }
 
-// Delete removes a cgroup that New made. One that isn't there is no error, nor is one where somebody still is: it
+// Delete removes a cgroup that New made. One that isn't there is no error, nor is one that still has processes: it
 // stays.
 func Delete(path string) error {
 	if path == "" {

@@ -127,8 +127,8 @@ func (c *Conn) Do(f func() error) error { return c.ns.Do(f) }
 // Mark forgets what others have changed so far: the caller is about to read everything.
 func (c *Conn) Mark() error { return c.witness.mark() }
 
-// Watch sends when somebody else may have changed our chains or a built-in one since Mark, until ctx ends; then it
-// closes the channel. The nft variant learns it from the kernel. The legacy kernel tells nobody: there the sizes of the
+// Watch sends when another program may have changed our chains or a built-in one since Mark, until ctx ends; then it
+// closes the channel. The nft variant learns it from the kernel. The legacy kernel has no event: there the sizes of the
 // tables are looked at once a second, which takes microseconds but misses a change that leaves a table's size as it
 // was.
 func (c *Conn) Watch(ctx context.Context) (<-chan struct{}, error) { return c.witness.watch(ctx) }

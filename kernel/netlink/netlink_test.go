@@ -73,7 +73,7 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-// address adds a request that gives the loopback device an address of 10.0.0.0/8, or removes it.
+// address adds a request that adds an address to the loopback device, of 10.0.0.0/8, or removes it.
 func address(b *Batch, n int, gone bool, fine ...unix.Errno) {
 	kind, flags := uint16(unix.RTM_NEWADDR), uint16(unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	if gone {

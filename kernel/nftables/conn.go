@@ -121,7 +121,7 @@ func (c *Conn) Mark() error {
 	return err
 }
 
-// Alone reports whether nobody but c has changed any table since Mark.
+// Alone reports whether no other than c has changed any table since Mark.
 func (c *Conn) Alone() (bool, error) {
 	g, err := c.Generation()
 	return g-c.commits.Load() == c.since.Load(), err

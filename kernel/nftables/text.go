@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A chain can't be read back word for word: the kernel adds to rules what nobody wrote. It is known by a digest, which
-// the comment of each of its rules bears: "digest of n: i", i from 1.
+// A chain can't be read back word for word: the kernel adds to rules what was not written. It is known by a digest,
+// which the comment of each of its rules bears: "digest of n: i", i from 1.
 
 // emptyChain is the digest of a chain without rules.
 const emptyChain = "empty"

@@ -94,7 +94,7 @@ func (s *ipset) add(sets map[string]*ipset, text string) error {
 	return nil
 }
 
-// parseField reads a part of an element, and reports whether it is a single value as key gives it.
+// parseField reads a part of an element, and reports whether it is a single value as key returns it.
 func parseField(kind, text string) (f field, one bool, err error) {
 	switch kind {
 	case "ip", "net":

@@ -461,7 +461,7 @@ func everyService(t *testing.T, rules Ruleset, p Packet, n int) (all Spread) {
 }
 
 // TestOtherShapes compares what only our own data planes can do: restricted sources, affinity, other backends for
-// clients outside, nobody there.
+// clients outside, no endpoint there.
 func TestOtherShapes(t *testing.T) {
 	for _, s := range subjects {
 		if s.name == "nftables" || strings.HasPrefix(s.name, "iptables ") {

@@ -28,7 +28,7 @@ import (
 var (
 	NodeAddr = netip.MustParseAddr("172.18.0.2") // as generate's Node says
 	farAddr  = netip.MustParseAddr("172.18.0.1")
-	podAddr  = netip.MustParseAddr("10.128.0.254") // of the range that generate's Node gives to pods
+	podAddr  = netip.MustParseAddr("10.128.0.254") // of the range that generate's Node has for pods
 	gateway  = netip.MustParseAddr("169.254.1.1")  // the node, as its pods know it
 )
 

@@ -10,7 +10,7 @@
 //   - Another node is reached directly if its InternalIP is inside a prefix of the device that has our InternalIP of
 //     that family, else through the tunnel (Overlay).
 //   - The tunnel's outer packets are of the family of our first InternalIP, and may carry both.
-//   - The link-layer address of a tunnel's end is a function of its outer address (MAC): nobody has to announce it.
+//   - The link-layer address of a tunnel's end is a function of its outer address (MAC): it is never announced.
 //   - Of overlapping ranges, the older Node's counts, then the first by name; likewise of a range and the address of
 //     another Node in it. A range around an address of this node, of its own Node, or that meets a Service range, never
 //     counts. What doesn't count is a source.Problem that names both.

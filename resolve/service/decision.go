@@ -194,7 +194,7 @@ func (w *decider) dsr(e *entry) model.Origins {
 	return model.OriginsOf(model.FromExternal)
 }
 
-// allowedSources returns the sources that an entry lets in: nil for all, an empty slice for nobody. Where this node is
+// allowedSources returns the sources that an entry lets in: nil for all, an empty slice for none. Where this node is
 // let in, the entry's own address is too: an ingress address is often also an address of the node, and then its
 // packets' source.
 func (w *decider) allowedSources(e *entry) []netip.Prefix {

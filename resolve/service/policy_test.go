@@ -137,7 +137,7 @@ func TestDirectServerReturn(t *testing.T) {
 		cannot               string
 		edits                []edit
 		endpoints            []discoveryv1.Endpoint
-		fromInternal, beyond string // whom endpoints' nodes answer, at the clusterIP and elsewhere
+		fromInternal, beyond string // the clients that endpoints' nodes answer, at the clusterIP and elsewhere
 		remote               string
 		problems             []string
 	}{

@@ -67,7 +67,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 type Netns interface{ Do(func() error) error }
 
 // Start serves at an address inside a place, of a port of the kernel's choice where that is 0, until stop is called. It
-// gives the URL for Kubeconfig.
+// returns the URL for Kubeconfig.
 func (s *Server) Start(in Netns, address string) (url string, stop func() error, err error) {
 	var l net.Listener
 	err = in.Do(func() (err error) {

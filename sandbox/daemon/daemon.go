@@ -94,7 +94,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 }
 
-// failure returns why ctx ended where nobody asked for that.
+// failure returns why ctx ended where that wasn't asked for.
 func failure(ctx context.Context) error {
 	if cause := context.Cause(ctx); cause != ctx.Err() {
 		return cause

@@ -32,7 +32,7 @@ func (p Port) String() string { return fmt.Sprintf("%d/%s", p.Number, p.Protocol
 // Reply is what a server says: one line of JSON.
 type Reply struct {
 	Pod    string         `json:"pod"`    // who answers, "namespace/name"
-	Client netip.AddrPort `json:"client"` // whom the server saw
+	Client netip.AddrPort `json:"client"` // the client as the server saw it
 	Server netip.AddrPort `json:"server"` // which of its own addresses it was seen at
 	Proto  string         `json:"proto"`  // tcp, udp, sctp or http
 	// the line or datagram that is answered, up to 64 bytes, without blanks at its end
@@ -41,11 +41,11 @@ type Reply struct {
 
 // The ways in which a question goes unanswered; Ask's and Hold's errors are one of these where errors.Is says so.
 var (
-	// Refused reports that somebody said no: a TCP reset, an SCTP ABORT, an ICMP error, or the sending kernel (EPERM).
+	// Refused reports a refusal: a TCP reset, an SCTP ABORT, an ICMP error, or the sending kernel (EPERM).
 	//
 	//lint:ignore ST1012 echo.Refused says it
 	Refused = errors.New("refused")
-	// Timeout reports that nobody said anything until the context's deadline.
+	// Timeout reports that no answer came until the context's deadline.
 	//
 	//lint:ignore ST1012 echo.Timeout says it
 	Timeout = errors.New("no answer")

@@ -15,7 +15,7 @@
 // below Options.Shared. Nothing is left behind when it ends, also when it ends because its host process was killed.
 //
 // Any binary that imports this package can be the guest's first process: vm's init function takes over when it finds
-// itself process 1 with the argument that Open gives. So there's nothing to build or install for the guest.
+// itself process 1 with the argument that Open passes. So there's nothing to build or install for the guest.
 //
 // Not here: speed. Every instruction is emulated; times measured inside a guest are worth nothing but as ratios among
 // themselves.

@@ -277,7 +277,7 @@ func (g *guest) sweep() {
 		if err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err != nil {
 			return
 		}
-		// si_pid on 64-bit machines, see sigaction(2); 0 if nobody
+		// si_pid on 64-bit machines, see sigaction(2); 0 if none
 		pid := int(*(*int32)(unsafe.Add(unsafe.Pointer(&info), 16)))
 		if pid == 0 || pid == g.running {
 			return

@@ -12,7 +12,7 @@ import (
 // earlyModules are those without which a guest has neither the host's files nor the port to the host.
 var earlyModules = []string{"virtio_pci", "virtiofs", "virtio_console"}
 
-// enter is the first process of a kernel that has these as modules: it gives way to the one that the host names, from
+// enter is the first process of a kernel that has these as modules: it executes the one that the host names, from
 // the host's files.
 const enter = `#!/bin/busybox sh
 for m in %s; do /bin/busybox insmod /$m; done

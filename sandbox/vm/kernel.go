@@ -98,7 +98,7 @@ func lock(dir string) (unlock func() error, err error) {
 	return f.Close, nil
 }
 
-// at returns the kernel unpacked in a directory. It's there whole or not at all, unless somebody meddled.
+// at returns the kernel unpacked in a directory. It's there whole or not at all, unless another program changed it.
 func at(dir string) (Kernel, error) {
 	if _, err := os.Stat(dir); err != nil {
 		return Kernel{}, err

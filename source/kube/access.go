@@ -20,7 +20,7 @@ import (
 	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
-// Access returns where the API server is and as whom to come to it.
+// Access returns where the API server is and which identity to use there.
 type Access struct {
 	Kubeconfig string // a file; with no Master either: as a pod's service account
 	Master     string // URL of the API server, in place of the kubeconfig's

@@ -104,7 +104,7 @@ func run(m *testing.M) (code int, err error) {
 }
 
 // leaveInTime takes everything down before Go's own limit, which ends the process on the spot, and on a signal. It
-// gives a function that calls that off.
+// returns a function that calls that off.
 func leaveInTime(dir string) (off func()) {
 	leave := func(why any) {
 		fmt.Fprintln(os.Stderr, "cluster: ends early:", why)

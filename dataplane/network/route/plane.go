@@ -134,7 +134,7 @@ func (p *Plane) readTunnel(names map[int]string) (l []Fact, err error) {
 	seen := map[[6]byte]bool{}
 	for _, n := range forwards {
 		f := Fact{Key: Key{Kind: KindForward, MAC: n.MAC}, Value: Value{Via: n.Addr, Altered: seen[n.MAC]}}
-		if seen[n.MAC] { // several destinations: somebody else's doing
+		if seen[n.MAC] { // several destinations: another program's doing
 			l = slices.DeleteFunc(l, func(o Fact) bool { return o.Key == f.Key })
 		}
 		seen[n.MAC] = true

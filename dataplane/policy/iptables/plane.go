@@ -80,7 +80,7 @@ func (p *Plane) Join() func(put, del []model.PolicyPart) (puts, dels []model.Pol
 	}
 }
 
-// period is how often the sets are counted: the kernel notifies nobody of their changes.
+// period is how often the sets are counted: the kernel has no event for their changes.
 const period = 5 * time.Second
 
 // Watch implements dataplane.Watcher: chains as iptables.Conn.Watch does, sets by how many elements they have.
@@ -181,7 +181,7 @@ func (p *Plane) clean(ctx context.Context) error {
 	facts, failed := p.read(ctx)
 	if errors.Is(errors.Join(failed...), iptables.ErrForeign) {
 		if there, err := p.conn.Chains(Prefix); err == nil && !there {
-			failed = nil // somebody else's table alone
+			failed = nil // another owner's table alone
 		}
 	}
 	var chains []Fact

@@ -422,7 +422,7 @@ func TestNoRedirectPastReplacedProgram(t *testing.T) {
 	})
 }
 
-// dropper loads a program that always gives the same result.
+// dropper loads a program that always returns the same result.
 func dropper(t *testing.T, kind cebpf.ProgramType, result int32) *cebpf.Program {
 	t.Helper()
 	p, err := cebpf.NewProgram(

@@ -52,7 +52,7 @@ func (d *poolChains) open(name string) int {
 
 func (d *poolChains) add(c int, rule string) { d.made[c].rules = append(d.made[c].rules, rule) }
 
-// pick adds to chain c what gives each backend its share.
+// pick adds to chain c what selects each backend for its share.
 func (d *poolChains) pick(c int, of []backend) {
 	for len(of) > row && !d.roundRobin {
 		half := of[:len(of)/2]

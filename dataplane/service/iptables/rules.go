@@ -18,7 +18,7 @@ const Prefix = "FAIRLEAD-"
 // the table filter.
 const (
 	chainState          = Prefix + "STATE"      // never entered: its comments say what the node fact is
-	chainReject         = Prefix + "REJECT"     // tells the client that nobody is there
+	chainReject         = Prefix + "REJECT"     // answers that no endpoint is there
 	chainDrop           = Prefix + "DROP"       // says nothing
 	chainLeave          = Prefix + "LEAVE"      // hides the source of translated packets that need it
 	chainMasquerade     = Prefix + "MASQUERADE" // does it
@@ -370,7 +370,7 @@ func (f *frontend) admission() string { return hashed("SRC", f.entry.String()) }
 func (f *frontend) sides() string     { return hashed("TWO", f.entry.String()) }
 
 // branches adds the chains of frontends that look at who sends: whether it is let in, and whether it is inside. Do
-// gives the end of a rule that leads to a goal.
+// returns the end of a rule that leads to a goal.
 func (w *ruleset) branches(chains map[string][]string, of []*frontend, do func(goal string) string) {
 	for _, f := range of {
 		end := do(f.internal)

@@ -73,8 +73,8 @@
 //
 // IPVS hashes services by mark into 256 lists (ip_vs_ctl.c): at 10,000 Services a new connection walks some 20 entries
 // on average. A destination that is removed stays in a list for two minutes, which each new destination of any service
-// walks through (ip_vs_trash_get_dest): when 100,000 go at once, the next 100,000 come slowly. The kernel tells nobody
-// of changes to IPVS, so Watch hears of the table alone.
+// walks through (ip_vs_trash_get_dest): when 100,000 go at once, the next 100,000 come slowly. The kernel reports it
+// nowhere of changes to IPVS, so Watch hears of the table alone.
 //
 // Kernel: Linux 5.13 or later with IPVS and its schedulers, nf_tables, policy routing; seen with 6.12 alone.
 package ipvs

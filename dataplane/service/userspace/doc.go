@@ -4,7 +4,7 @@
 // # The room
 //
 // A listener on a Service's address and port in the node's own network namespace would keep every process of the node
-// from taking that port on all addresses (bind(2) refuses it either way round): on most nodes somebody does so on some
+// from taking that port on all addresses (bind(2) refuses it either way round): on most nodes a process does so on some
 // Service's port, be it 443 or 9100. So the plane listens in a network namespace without a name, the room, in which
 // every address is local, and a veth pair leads there. It goes with the process. The price is one more hop for packets
 // between client and plane. Connections to backends are made in the node's namespace, from the node's address.

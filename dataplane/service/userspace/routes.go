@@ -30,7 +30,7 @@ func (p *Plane) putRoutes(w *writes) error {
 
 // localLast puts the rule for local addresses behind ours of its priority, as the kernel puts ours behind it: a second
 // one at the end, and once that is there, and not before, those ahead of it go. A process that is killed in between
-// leaves two, which do what one does. Where somebody has moved it to another priority, it is behind already.
+// leaves two, which do what one does. Where another program has moved it to another priority, it is behind already.
 func (p *Plane) localLast() error {
 	all, err := rule.List(p.netlink, 0)
 	if err != nil {
@@ -222,7 +222,7 @@ func (p *Plane) detained(c *conn) (release func()) {
 	apply := func(change func(*netlink.Batch, ...rule.Rule)) {
 		b := route.NewBatch()
 		change(b, c.rule())
-		p.released.Apply(b) // where the kernel refuses, the connection is lost: nobody to tell
+		p.released.Apply(b) // where the kernel refuses, the connection is lost: no caller waits for that
 	}
 	apply(rule.Put)
 	return func() { apply(rule.Delete) }

@@ -22,7 +22,7 @@ type conn struct {
 	tried          []*backend
 	connected      bool
 	share          claim
-	undetain       func() // gives up the rule by which the connection outlives its frontend
+	undetain       func() // removes the rule by which the connection outlives its frontend
 }
 
 // end is one of a conn's two sockets.

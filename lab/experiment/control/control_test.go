@@ -146,7 +146,7 @@ func TestControlSizes(t *testing.T) {
 	}
 }
 
-// Each change of the churn is one: replaced, then put back; and never of the Service that somebody connects to.
+// Each change of the churn is one: replaced, then put back; and never of the Service that the load connects to.
 func TestNextChange(t *testing.T) {
 	own := newServed(size{2, testbed.Endpoints}, 1)
 	before := own.cluster.Slice(2).Endpoints[0].Addresses[0]
