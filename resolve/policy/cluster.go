@@ -75,7 +75,7 @@ func (r *reader) clusterRule(rule *clusterRule, closed, unknownMatch bool) {
 	default:
 		bad(field+".action", fmt.Errorf("unknown action %q", rule.action))
 	}
-	named := false
+	named, unnamed := false, false
 	for i := range rule.protocols {
 		spans, err := readProtocol(&rule.protocols[i])
 		c.spans, named = append(c.spans, spans...), named || rule.protocols[i].DestinationNamedPort != ""
@@ -85,12 +85,16 @@ func (r *reader) clusterRule(rule *clusterRule, closed, unknownMatch bool) {
 		bad(field, errors.New("no peers"))
 	}
 	for i := range rule.peers {
-		r.clusterPeer(rule, i, &c, named, func(err error) {
-			bad(fmt.Sprintf("%s.%s[%d]", field, [...]string{"to", "from"}[rule.Direction], i), err)
-		})
+		at := fmt.Sprintf("%s.%s[%d]", field, [...]string{"to", "from"}[rule.Direction], i)
+		if named && notPods(&rule.peers[i]) {
+			r.add(at, Invalid, "it has no named ports, and a protocol of the rule is one: the rule matches nothing until this "+
+				"is corrected; use numbers")
+			unnamed = true
+		}
+		r.clusterPeer(rule, i, &c, func(err error) { bad(at, err) })
 	}
 	switch {
-	case closed && rule.action == cnpv1.ClusterNetworkPolicyRuleActionAccept:
+	case closed && rule.action == cnpv1.ClusterNetworkPolicyRuleActionAccept, unnamed && !closed:
 		return
 	case closed:
 		c.everyone, c.allPorts, c.spans, c.verdict = true, true, nil, model.VerdictDrop
@@ -105,8 +109,13 @@ func (r *reader) clusterRule(rule *clusterRule, closed, unknownMatch bool) {
 	r.addClause(c)
 }
 
+// notPods reports whether p is of what has no named ports.
+func notPods(p *cnpv1.ClusterNetworkPolicyEgressPeer) bool {
+	return p.Nodes != nil || p.Networks != nil || p.DomainNames != nil
+}
+
 // clusterPeer reads a peer into c.
-func (r *reader) clusterPeer(rule *clusterRule, i int, c *clause, named bool, bad func(error)) {
+func (r *reader) clusterPeer(rule *clusterRule, i int, c *clause, bad func(error)) {
 	p := &rule.peers[i]
 	selects := 0
 	for _, set := range []bool{p.Namespaces != nil, p.Pods != nil, p.Nodes != nil, p.Networks != nil,
@@ -121,9 +130,6 @@ func (r *reader) clusterPeer(rule *clusterRule, i int, c *clause, named bool, ba
 		return
 	case selects > 1:
 		bad(errors.New("several fields, where one is allowed"))
-		return
-	case named && rule.Direction == model.Egress && p.Namespaces == nil && p.Pods == nil:
-		bad(errors.New("destinationNamedPort with peers that are not pods"))
 		return
 	}
 	var ns, labels *metav1.LabelSelector

@@ -364,7 +364,7 @@ func (c connection) tier(t cnpv1.Tier, all bool) (cnpv1.ClusterNetworkPolicyRule
 func (c connection) action(a cnpv1.ClusterNetworkPolicyRuleAction, peers []cnpv1.ClusterNetworkPolicyEgressPeer,
 	protocols []cnpv1.ClusterNetworkPolicyProtocol) cnpv1.ClusterNetworkPolicyRuleAction {
 	accept := a == cnpv1.ClusterNetworkPolicyRuleActionAccept
-	closed := len(peers) == 0
+	closed, unnamed := len(peers) == 0, false
 	for _, p := range peers {
 		closed = closed || p.Namespaces == nil && p.Pods == nil && p.Nodes == nil && p.Networks == nil &&
 			p.DomainNames == nil ||
@@ -374,14 +374,14 @@ func (c connection) action(a cnpv1.ClusterNetworkPolicyRuleAction, peers []cnpv1
 			closed = closed || !accept && (err != nil || x.Addr().Is4In6())
 		}
 		for _, q := range protocols {
-			closed = closed || q.DestinationNamedPort != "" && p.Namespaces == nil && p.Pods == nil
+			unnamed = unnamed || q.DestinationNamedPort != "" && (p.Nodes != nil || p.Networks != nil || p.DomainNames != nil)
 		}
 	}
 	for _, q := range protocols {
 		closed = closed || q.TCP == nil && q.UDP == nil && q.SCTP == nil && q.DestinationNamedPort == ""
 	}
 	switch {
-	case closed && accept:
+	case closed && accept, unnamed && !closed:
 		return ""
 	case closed:
 		return cnpv1.ClusterNetworkPolicyRuleActionDeny
