@@ -52,7 +52,7 @@ test: root packages vet ## every test: pure, in the kernel, with real packets, w
 	$(GO) test -timeout 45m -p 1 -run '^Test(In)?SecondKernel$$' ./kernel/bpf ./kernel/ipvs ./dataplane/service/ebpf ./dataplane/service/ipvs ./test
 
 # What needs no root: pure packages, and in a user namespace kernel wrappers and the mode userspace.
-UNIT := . ./agent/escape ./cmd/... ./cni ./ipam ./agent/config ./dataplane/health ./dataplane/httpserver ./dataplane/maglev ./agent/event ./lab/chart \
+UNIT := . ./agent/escape ./cmd/... ./cni ./ipam ./agent/config ./dataplane/health ./dataplane/httpserver ./dataplane/maglev ./agent/event ./flowlog ./lab/chart \
 	./lab/analysis ./lab/progress ./lab/report ./lab/result ./lab/stats ./model ./reconcile ./resolve/... ./sandbox/apiserver ./source/... ./verdict
 ROOTLESS := ./kernel/netns ./kernel/nftables ./kernel/sockets ./kernel/sysctl ./dataplane/service/userspace
 .PHONY: test-unit

@@ -83,7 +83,7 @@ and measures on your own machine what that costs.
 			c.AddCommand(s)
 		}
 	}
-	add("node", runCommand(), migrateCommand(), cleanCommand())
+	add("node", runCommand(), flowsCommand(), migrateCommand(), cleanCommand())
 	add("look", showCommand(), planCommand(), explainCommand(), policyCommand(), traceCommand(), modesCommand())
 	add("box", sandboxCommand(), labCommand())
 	c.AddCommand(versionCommand())

@@ -45,6 +45,16 @@ func api(c *config.Config, node string) (*kube.Source, kube.Access, error) {
 	return kube.New(o), a, err
 }
 
+// podSource returns a source of the Nodes and Pods of a cluster, among other objects.
+func podSource(c *config.Config, node string) (source.Source, error) {
+	if c.Own.Source != "" {
+		return manifest.New(c.Own.Source), manifest.Check(c.Own.Source)
+	}
+	a, err := access(c)
+	return kube.New(kube.Options{Access: a, Node: node, ProxyName: c.Own.ServiceProxyName, Nodes: true,
+		Kinds: []source.Kind{source.Pod}}), err
+}
+
 // apiServers returns the addresses and ports of the API server that a reads from, none where they can't be found out
 // now.
 func apiServers(ctx context.Context, a kube.Access) (servers []netip.AddrPort) {

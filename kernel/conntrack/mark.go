@@ -38,6 +38,12 @@ func OpenMarker() (*Marker, error) {
 // Close closes the sockets. The marks stay.
 func (m *Marker) Close() error { return errors.Join(m.dump.Close(), m.write.Close()) }
 
+// Each calls f with each tracked connection of both families.
+func (m *Marker) Each(f func(Tracked)) error {
+	_, err := m.Remark(0, func(t Tracked) uint32 { f(t); return 0 })
+	return err
+}
+
 // Attributes, messages and flags of include/uapi/linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_tcp.h.
 const (
 	msgNew, msgGet                         = 0, 1

@@ -36,6 +36,14 @@ func (s *Socket) Join(groups ...int) error {
 	return nil
 }
 
+// Leave leaves a group of notifications. Those that have come stay to be read.
+func (s *Socket) Leave(group int) error {
+	if err := unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_DROP_MEMBERSHIP, group); err != nil {
+		return fmt.Errorf("leave netlink group %d: %w", group, err)
+	}
+	return nil
+}
+
 // Ignore has the kernel filter out what the requests of a port cause, in place of those of another port.
 func (s *Socket) Ignore(port uint32) error {
 	own := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, port))

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -173,4 +174,16 @@ func Stable(read func() error) (err error) {
 		time.Sleep(time.Millisecond << min(i, 6))
 	}
 	return fmt.Errorf("%w, %d times", err, tries)
+}
+
+// Drops returns how many notifications didn't fit the socket's buffer so far.
+func (s *Socket) Drops() (uint32, error) {
+	var info [9]uint32 // SK_MEMINFO_VARS; the last is SK_MEMINFO_DROPS
+	size := uint32(unsafe.Sizeof(info))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0, fmt.Errorf("read how many notifications were lost: %w", errno)
+	}
+	return info[len(info)-1], nil
 }

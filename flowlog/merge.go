@@ -1,0 +1,74 @@
+package flowlog
+
+import "slices"
+
+// Log is what several nodes recorded.
+type Log struct {
+	Headers []Header
+	Pods    map[string]Pod
+	Flows   []Seen // sorted by key
+}
+
+// Seen is a flow and the nodes that saw it.
+type Seen struct {
+	Flow
+	Nodes []string // sorted
+}
+
+// SeenBy reports whether a node saw the flow.
+func (s Seen) SeenBy(node string) bool { return slices.Contains(s.Nodes, node) }
+
+// Nodes returns the nodes that recorded.
+func (l *Log) Nodes() (nodes []string) {
+	for _, h := range l.Headers {
+		nodes = append(nodes, h.Node)
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+// Lost returns how many connections are in no flow: those that the kernel reported too fast, and those beyond a bound.
+func (l *Log) Lost() (lost, beyond uint64) {
+	for _, h := range l.Headers {
+		lost, beyond = lost+h.Lost, beyond+h.Beyond
+	}
+	return lost, beyond
+}
+
+// Merge returns what files have together. Connections between nodes are seen by both, so that of a flow that several
+// nodes saw the highest count is returned; those of one node's files are added.
+func Merge(files ...*File) *Log {
+	l := &Log{Pods: map[string]Pod{}}
+	type at struct {
+		Key
+		node string
+	}
+	counts, seen := map[at]uint64{}, map[Key]*Seen{}
+	for _, f := range files {
+		l.Headers = append(l.Headers, f.Header)
+		for name, p := range f.Pods {
+			l.Pods[name] = p
+		}
+		for _, flow := range f.Flows {
+			k := flow.Key()
+			s := seen[k]
+			if s == nil {
+				s = &Seen{Flow: flow}
+				s.Count = 0
+				seen[k] = s
+			}
+			here := at{k, f.Node}
+			counts[here] += flow.Count
+			s.Count = max(s.Count, counts[here])
+			if !s.SeenBy(f.Node) {
+				s.Nodes = append(s.Nodes, f.Node)
+				slices.Sort(s.Nodes)
+			}
+		}
+	}
+	for _, s := range seen {
+		l.Flows = append(l.Flows, *s)
+	}
+	slices.SortFunc(l.Flows, func(a, b Seen) int { return a.Key().Compare(b.Key()) })
+	return l
+}
