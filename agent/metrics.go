@@ -248,7 +248,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, connectionsDesc,
 		refusedDesc, packetsDesc, fastPathDesc, slowReasonDesc, excludedDesc, boundDesc, droppedDesc, localhostDesc,
 		invalidDesc, entriesDesc, limitDesc, engineDesc, policyPartsDesc, cutDesc, cuttingDesc,
-		deniedDesc, auditedDesc, policyPacketsDesc, outcomesDesc} {
+		deniedDesc, auditedDesc, policyPacketsDesc, outcomesDesc, networkDroppedDesc} {
 		ch <- d
 	}
 	for _, d := range failures {
@@ -280,4 +280,5 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectCounted(ch)
 	c.collectAffinity(ch)
 	c.collectPolicies(ch)
+	c.collectNetwork(ch)
 }

@@ -8,6 +8,8 @@ import (
 	"net"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/ipam"
@@ -205,6 +207,30 @@ func (n *Network) status(m map[string]reconcile.Status) {
 	}
 	for _, p := range n.planes {
 		m[p.Name] = p.Status()
+	}
+}
+
+// dropped returns how many packets were dropped, by reason.
+func (n *Network) dropped() (map[string]uint64, error) {
+	if n == nil {
+		return nil, nil
+	}
+	return mode.NetworkDropped(n.planes)
+}
+
+var networkDroppedDesc = prometheus.NewDesc("fairlead_network_dropped_packets_total",
+	"Packets that source validation of the pod network dropped: forged_source of pods, tunnel_source of what came out "+
+		"of the overlay, tunnel_peer of overlay packets of no node (network.mode Own).", []string{"reason"}, nil)
+
+// collectNetwork makes metrics of what source validation dropped.
+func (c collector) collectNetwork(ch chan<- prometheus.Metric) {
+	dropped, err := c.network.dropped()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(networkDroppedDesc, err)
+		return
+	}
+	for reason, n := range dropped {
+		ch <- prometheus.MustNewConstMetric(networkDroppedDesc, prometheus.CounterValue, float64(n), reason)
 	}
 }
 

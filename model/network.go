@@ -25,13 +25,14 @@ type Network struct {
 
 // Tunnel is this node's end of the VXLAN overlay (RFC 7348).
 type Tunnel struct {
-	VNI    uint32
-	Port   uint16       // UDP, of every node
-	Local  netip.Addr   // outer source
-	MAC    [6]byte      // of the end itself
-	Uplink string       // the device by which packets to other nodes leave
-	MTU    int          // of packets inside, bytes
-	Own    []netip.Addr // this node's addresses inside Network.Ranges, sorted: the sources of what it sends itself
+	VNI       uint32
+	Port      uint16       // UDP, of every node
+	Local     netip.Addr   // outer source
+	MAC       [6]byte      // of the end itself
+	Uplink    string       // the device by which packets to other nodes leave
+	MTU       int          // of packets inside, bytes
+	Own       []netip.Addr // this node's addresses inside Network.Ranges, sorted: the sources of what it sends itself
+	AnySource bool         // packets of external clients come through it too, with their own source: direct server return
 }
 
 // Equal reports whether n and o say the same.
@@ -47,7 +48,7 @@ func (t *Tunnel) equal(o *Tunnel) bool {
 		return t == o
 	}
 	return t.VNI == o.VNI && t.Port == o.Port && t.Local == o.Local && t.MAC == o.MAC && t.Uplink == o.Uplink &&
-		t.MTU == o.MTU && slices.Equal(t.Own, o.Own)
+		t.MTU == o.MTU && t.AnySource == o.AnySource && slices.Equal(t.Own, o.Own)
 }
 
 // Hop is how packets get to another node.
@@ -95,7 +96,8 @@ type Attachment struct {
 	Device    string       // the node's end
 	NetNS     string       // path of the pod's network namespace
 	MACs      Ends
-	MTU       int // of both ends, bytes
+	MTU       int            // of both ends, bytes
+	Sources   []netip.Prefix // of what it may send beside Addresses, sorted and disjoint
 }
 
 // Ends are the link-layer addresses of the node's and the pod's end of a device.

@@ -28,7 +28,8 @@ func (c *Config) Network() bool { return c.Own.Network.Mode == NetworkOwn }
 // ResolveNetwork returns what the resolver of the pod network is told, beside what that of Services is told.
 func (c *Config) ResolveNetwork(services resolve.Config) network.Config {
 	n := c.Own.Network
-	o := network.Config{Node: services.Node, Overlay: n.Overlay, VNI: n.VNI, Port: n.Port, Uplink: n.Uplink, MTU: n.MTU}
+	o := network.Config{Node: services.Node, Overlay: n.Overlay, VNI: n.VNI, Port: n.Port, Uplink: n.Uplink, MTU: n.MTU,
+		DirectReturn: services.DirectServerReturn}
 	for _, text := range n.ServiceCIDRs {
 		if r, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil { // validated
 			o.ServiceCIDRs = append(o.ServiceCIDRs, r.Masked())

@@ -8,6 +8,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/network/attachment"
+	"fairlead.dev/fairlead/dataplane/network/guard"
 	"fairlead.dev/fairlead/dataplane/network/route"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
@@ -16,7 +17,18 @@ import (
 // NetworkPlane is an open plane of the pod network: its loop.
 type NetworkPlane struct {
 	reconcile.Runner[model.NetworkPart]
-	Name string
+	Name    string
+	dropped func() (map[string]uint64, error) // nil: it drops nothing
+}
+
+// NetworkDropped returns how many packets planes have dropped, by reason.
+func NetworkDropped(planes []NetworkPlane) (map[string]uint64, error) {
+	for _, p := range planes {
+		if p.dropped != nil {
+			return p.dropped()
+		}
+	}
+	return nil, nil
 }
 
 // networkPlane is what a plane of the pod network must be.
@@ -36,7 +48,11 @@ func OpenNetwork(log *slog.Logger) ([]NetworkPlane, error) {
 	if err != nil {
 		return nil, errors.Join(err, routes.Close())
 	}
-	return []NetworkPlane{routes, attachments}, nil
+	guards, err := openNetworkPlane("network-guard", log, guard.New)
+	if err != nil {
+		return nil, errors.Join(err, routes.Close(), attachments.Close())
+	}
+	return []NetworkPlane{routes, attachments, guards}, nil
 }
 
 func openNetworkPlane[K dataplane.Key, V comparable, P networkPlane[K, V]](name string, log *slog.Logger,
@@ -46,8 +62,14 @@ func openNetworkPlane[K dataplane.Key, V comparable, P networkPlane[K, V]](name 
 		return NetworkPlane{}, err
 	}
 	isNetwork := func(p model.NetworkPart) bool { _, is := p.(*model.Network); return is }
-	return NetworkPlane{reconcile.New(p, reconcile.Options[model.NetworkPart]{Owner: model.NetworkOwner,
-		Label: model.NetworkLabel, Base: isNetwork, Log: log.With("plane", name)}), name}, nil
+	plane := NetworkPlane{Runner: reconcile.New(p, reconcile.Options[model.NetworkPart]{Owner: model.NetworkOwner,
+		Label: model.NetworkLabel, Base: isNetwork, Log: log.With("plane", name)}), Name: name}
+	if d, is := any(p).(interface {
+		Dropped() (map[string]uint64, error)
+	}); is {
+		plane.dropped = d.Dropped
+	}
+	return plane, nil
 }
 
 // PodDiffers returns how a pod's inside, in whose network namespace the calling thread is, isn't as it was made; "": it

@@ -17,7 +17,12 @@ type Veth struct {
 	MAC   [6]byte
 	MTU   int
 	Up    bool
+	Group uint32 // of devices, such as PodGroup; 0: none
+	NoARP bool   // neither sends, answers nor learns from ARP
 }
+
+// PodGroup is the group of the node's ends of pods' devices.
+const PodGroup = 0xfa11
 
 // vethInfoPeer is VETH_INFO_PEER.
 const vethInfoPeer = 1
@@ -47,6 +52,9 @@ func (v Veth) write(m *netlink.Buffer) {
 	m.Text(unix.IFLA_IFNAME, v.Name)
 	m.Bytes(unix.IFLA_ADDRESS, v.MAC[:])
 	m.Uint32(unix.IFLA_MTU, uint32(v.MTU))
+	if v.Group != 0 {
+		m.Uint32(unix.IFLA_GROUP, v.Group)
+	}
 }
 
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE.
@@ -63,7 +71,11 @@ func ChangeVeth(b *netlink.Batch, v Veth) {
 		})
 	}, unix.EAFNOSUPPORT)
 	b.Add(unix.RTM_NEWLINK, 0, said, func(m *netlink.Buffer) {
-		*m = append(*m, linkHeader(unix.IFF_UP, unix.IFF_UP)...)
+		flags := uint32(unix.IFF_UP)
+		if v.NoARP {
+			flags |= unix.IFF_NOARP
+		}
+		*m = append(*m, linkHeader(flags, unix.IFF_UP|unix.IFF_NOARP)...)
 		v.write(m)
 		if v.Alias != "" {
 			m.Bytes(unix.IFLA_IFALIAS, []byte(v.Alias))
@@ -103,7 +115,8 @@ func vethOf(m netlink.Message) (v Veth, ok bool) {
 	if m.Type != unix.RTM_NEWLINK || len(m.Body) < unix.SizeofIfInfomsg {
 		return v, false
 	}
-	v.Up = binary.NativeEndian.Uint32(m.Body[8:])&unix.IFF_UP != 0
+	flags := binary.NativeEndian.Uint32(m.Body[8:])
+	v.Up, v.NoARP = flags&unix.IFF_UP != 0, flags&unix.IFF_NOARP != 0
 	for t, a := range m.Attributes(unix.SizeofIfInfomsg) {
 		switch t {
 		case unix.IFLA_IFNAME:
@@ -114,6 +127,8 @@ func vethOf(m netlink.Message) (v Veth, ok bool) {
 			copy(v.MAC[:], a)
 		case unix.IFLA_MTU:
 			v.MTU = int(netlink.Uint(a))
+		case unix.IFLA_GROUP:
+			v.Group = uint32(netlink.Uint(a))
 		case unix.IFLA_LINKINFO:
 			ok = netlink.Text(netlink.Find(a, unix.IFLA_INFO_KIND)) == "veth"
 		}

@@ -89,12 +89,13 @@ type MetaKey uint32
 
 // The meta keys in use (enum nft_meta_keys).
 const (
-	MetaMark    MetaKey = 3
-	MetaIIF     MetaKey = 4
-	MetaIIFName MetaKey = 6
-	MetaIIFType MetaKey = 8
-	MetaNFProto MetaKey = 15
-	MetaL4Proto MetaKey = 16
+	MetaMark     MetaKey = 3
+	MetaIIF      MetaKey = 4
+	MetaIIFName  MetaKey = 6
+	MetaIIFType  MetaKey = 8
+	MetaNFProto  MetaKey = 15
+	MetaL4Proto  MetaKey = 16
+	MetaIIFGroup MetaKey = 21
 )
 
 // Meta loads a property into dst.

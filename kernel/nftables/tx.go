@@ -48,6 +48,7 @@ var (
 	Proto    = Type{12, 1}
 	Port     = Type{13, 2}
 	Mark     = Type{19, 4}
+	Device   = Type{41, 16} // a network device's name
 	Integer  = Type{4, 8}
 	Verdicts = Type{1, 0}
 )

@@ -186,7 +186,8 @@ func (s *survey) decideNetwork(own *node, ranges []claim) *model.Network {
 
 func (s *survey) decideTunnel(n *model.Network) *model.Tunnel {
 	t := &model.Tunnel{VNI: s.known.config.VNI, Port: s.known.config.Port, Local: s.local, MAC: MAC(s.local),
-		Uplink: s.uplinks[index(s.local)].device.Name, MTU: n.MTU}
+		Uplink: s.uplinks[index(s.local)].device.Name, MTU: n.MTU,
+		AnySource: s.known.config.DirectReturn}
 	for _, p := range n.Ranges {
 		t.Own = append(t.Own, ownAddress(p))
 	}

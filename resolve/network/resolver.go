@@ -38,6 +38,7 @@ type Config struct {
 	Uplink       string         // the device that other nodes are behind; "": that of the Node's InternalIP
 	MTU          int            // of pods' devices; 0: what the uplink and the tunnel leave
 	ServiceCIDRs []netip.Prefix // Services' addresses, in addition to those of ServiceCIDRs
+	DirectReturn bool           // other nodes send packets of external clients through the tunnel, with their source
 	Devices      []Device
 }
 

@@ -1,7 +1,7 @@
 // Package attachment is the data plane that connects pods to their node: by a routed veth pair for each, without a
 // bridge. Facts by rank, of the calling thread's network namespace:
 //
-//	0 device     node's end → alias "fairlead:" and the attachment's ID, link-layer address, MTU, up
+//	0 device     node's end → alias "fairlead:" and the ID, link-layer address, MTU, device group, no ARP, up
 //	1 setting    net/ipv6/conf/DEVICE/accept_ra → 0
 //	2 neighbour  device · pod's address → link-layer address of the pod's end
 //	3 route      pod's address → device

@@ -79,8 +79,11 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 	}
 	for _, v := range devices {
 		f := Fact{Key: Key{Kind: KindDevice, Device: v.Name}, Value: Value{Alias: v.Alias, MAC: v.MAC, MTU: v.MTU}}
-		if !v.Up {
+		switch {
+		case !v.Up:
 			f.Value.Other = "down"
+		case v.Group != link.PodGroup || !v.NoARP:
+			f.Value.Other = fmt.Sprintf("of group %d, ARP %t", v.Group, !v.NoARP)
 		}
 		l = append(l, f)
 	}
@@ -216,7 +219,8 @@ func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // device changes a device that is there, or makes a pair.
 func (w *writer) device(f Fact) error {
-	v := link.Veth{Name: f.Key.Device, Alias: f.Value.Alias, MAC: f.Value.MAC, MTU: f.Value.MTU}
+	v := link.Veth{Name: f.Key.Device, Alias: f.Value.Alias, MAC: f.Value.MAC, MTU: f.Value.MTU,
+		Group: link.PodGroup, NoARP: true}
 	if w.held[f.Key] {
 		w.Add(f.Key, func(b *netlink.Batch) { link.ChangeVeth(b, v) })
 		return nil
