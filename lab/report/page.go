@@ -93,6 +93,7 @@ func newPage(r result.Run, s analysis.Summary, files []rawFile) (*page, error) {
 		tables: tables{Claims: aims(s, true), Aims: aims(s, false)},
 	}
 	p.Opening, p.Charts = opening(s, charts)
+	p.Answers = families(s)
 	if broad(d) {
 		for _, g := range grids(s, true) {
 			p.Answers = append(p.Answers, g.table(s))
@@ -102,10 +103,14 @@ func newPage(r result.Run, s analysis.Summary, files []rawFile) (*page, error) {
 			p.Absolute = append(p.Absolute, g.table(s))
 		}
 	} else {
-		p.Answers, p.Absolute = some(answers(s)), some(absolute(s))
+		p.Answers, p.Absolute = append(p.Answers, some(answers(s))...), some(absolute(s))
 		p.Counters, p.Upkeep = counters(s), upkeepCounts(s)
 	}
-	for _, g := range d.Ghosts {
+	ghosts := d.Ghosts
+	for _, x := range d.Pictures {
+		ghosts = append(ghosts, x.Ghosts...)
+	}
+	for _, g := range ghosts {
 		if s := g.Label + ": " + g.Source; !slices.Contains(p.Ghosts, s) {
 			p.Ghosts = append(p.Ghosts, s)
 		}

@@ -31,6 +31,8 @@ func (a *artist) pictures() error {
 			}
 		case result.Shares:
 			a.shares(p)
+		case result.Family:
+			a.family(p)
 		default:
 			err = fmt.Errorf("picture %s is of an unknown kind %q", p.ID, p.Kind)
 		}

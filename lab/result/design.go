@@ -59,6 +59,9 @@ type Picture struct {
 	Measures []string    `json:"measures"`
 	Arms     []string    `json:"arms,omitempty"`  // of which the picture is above all
 	Alone    bool        `json:"alone,omitempty"` // these measures get no chart of their own
+	Of       Metric      `json:"of,omitempty"`    // of Family: Value, or Ratio, which is shown as a change in per cent
+	Most     float64     `json:"most,omitempty"`  // of Family: the greatest parameter in the chart; 0: all
+	Ghosts   []Ghost     `json:"ghosts,omitempty"`
 }
 
 // PictureKind is how a picture shows its measures.
@@ -72,6 +75,8 @@ const (
 	// all operations of a measure as cumulated shares, a curve for each arm at its greatest parameter
 	ECDF   PictureKind = "ecdf"
 	Shares PictureKind = "shares" // of the answers, by server: a bar for each arm and parameter
+	// the measures of one arm, a line for each, over the varied parameter from the baseline on, and as a table
+	Family PictureKind = "family"
 )
 
 // Axis is a parameter that an experiment varies.

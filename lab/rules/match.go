@@ -92,6 +92,8 @@ var matchers = map[string]func(clause) ([]match, error){
 	"iprange":   iprangeMatches,
 	"bpf":       bpfMatches,
 	"rpfilter":  reverseMatches,
+	// one packet is within any limit
+	"limit": func(c clause) ([]match, error) { return nil, c.only("--limit", "--limit-burst") },
 }
 
 // each reads every option of a clause by itself.

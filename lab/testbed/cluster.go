@@ -104,10 +104,10 @@ func Spare(service, endpoint int) netip.Addr {
 	return generate.EndpointAddress(generate.MaxEndpoints/2 + service*Endpoints + endpoint)
 }
 
-// changes returns the whole cluster as changes for a resolver.
-func (c *Cluster) changes() []source.Change {
-	l := make([]source.Change, len(c.Objects))
-	for i, o := range c.Objects {
+// Put returns changes that make objects known to a resolver.
+func Put(objects ...source.Object) []source.Change {
+	l := make([]source.Change, len(objects))
+	for i, o := range objects {
 		l[i] = source.Change{Key: source.KeyOf(o), Object: o}
 	}
 	return l
@@ -173,7 +173,7 @@ type Decided struct {
 func Decide(services int, connected ...int) (*Decided, error) {
 	w := &Decided{Cluster: NewCluster(services, connected...),
 		Resolver: resolve.New(resolve.Config{Node: NodeName, Addresses: []netip.Addr{NodeAddr}})}
-	w.Parts = w.Resolver.Apply(w.Cluster.changes()).Services.Put
+	w.Parts = w.Resolver.Apply(Put(w.Cluster.Objects...)).Services.Put
 	if p := w.Resolver.Problems(); len(p) > 0 {
 		return nil, fmt.Errorf("decide %d Services: %s", services, p[0])
 	}

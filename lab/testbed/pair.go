@@ -22,6 +22,7 @@ import (
 	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/lab/kubeproxy"
 	"fairlead.dev/fairlead/lab/load"
+	"fairlead.dev/fairlead/lab/result"
 )
 
 // The addresses are the same in every pair.
@@ -46,7 +47,8 @@ func ServerAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 64, 0, by
 // with the server.
 type Pair struct {
 	Arm       string
-	Services  int // 0: none, and no agent
+	Params    result.Params // of its blocks
+	Services  int           // 0: none, and no agent of theirs
 	Near      *netns.Namespace
 	Far       *netns.Namespace
 	pod       *netns.Namespace // nil: none
@@ -195,7 +197,7 @@ func (p *Pair) addPod(ctx context.Context) (err error) {
 		return err
 	}
 	err = DialLink(p.Near, func(c *link.Conn) error {
-		dev, err := c.AddVeth(link.End{Name: "pod", MAC: net.HardwareAddr(gatewayMAC[:])},
+		dev, err := c.AddVeth(link.End{Name: PodDevice, MAC: net.HardwareAddr(gatewayMAC[:])},
 			link.End{Name: "eth0", MAC: net.HardwareAddr(clientMAC[:])}, p.pod)
 		if err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -93,21 +94,30 @@ func RemoveNamespace(ns *netns.Namespace) error {
 
 // AddPair makes the namespaces of an arm and adds them to the testbed.
 func (b *Testbed) AddPair(ctx context.Context, arm string, services int) (*Pair, error) {
-	name := arm
-	if services > 0 {
-		name += fmt.Sprint(services)
+	p, err := b.addPair(ctx, arm, ServiceParams(services), b.WithPods)
+	if p != nil {
+		p.Services = services
 	}
-	p, err := NewPair(ctx, b.Name+"-"+name)
+	return p, err
+}
+
+// addPair makes the namespaces of an arm, with a pod on its node or without, and adds them.
+func (b *Testbed) addPair(ctx context.Context, arm string, params result.Params, pod bool) (*Pair, error) {
+	name := b.Name + "-" + arm
+	for _, k := range slices.Sorted(maps.Keys(params)) {
+		name += params[k]
+	}
+	p, err := NewPair(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	p.Arm, p.Services = arm, services
+	p.Arm, p.Params = arm, params
 	if b.Grouped {
 		p.Group()
 	}
 	b.Pairs = append(b.Pairs, p)
 	b.Defer(p.Close)
-	if b.WithPods {
+	if pod {
 		return p, p.addPod(ctx)
 	}
 	return p, nil

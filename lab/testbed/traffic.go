@@ -115,7 +115,7 @@ func (t *Traffic) block(ctx context.Context, round int, p *Pair, o Operation) er
 	if err != nil {
 		return err
 	}
-	b, err := result.Block{Measure: o.Measure, Arm: p.Arm, Round: round, Params: ServiceParams(p.Services)}.Timed(s)
+	b, err := result.Block{Measure: o.Measure, Arm: p.Arm, Round: round, Params: p.Params}.Timed(s)
 	if err != nil {
 		return err
 	}

@@ -199,7 +199,7 @@ func (r *trial) countCalico(ctx context.Context) (traced int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
-	set, err := readRules(ctx, c.pair.Near)
+	set, err := experiment.ReadRules(ctx, c.pair.Near)
 	if err != nil {
 		return 0, err
 	}
@@ -207,7 +207,7 @@ func (r *trial) countCalico(ctx context.Context) (traced int, err error) {
 		sum, n := 0.0, 0
 		err := c.each(direction, func(pod, other int) error {
 			packet := c.packet(direction, pod, other)
-			counted, err := set.count(packet)
+			counted, err := set.Count(packet)
 			if err != nil {
 				return err
 			}
@@ -216,7 +216,7 @@ func (r *trial) countCalico(ctx context.Context) (traced int, err error) {
 				return nil
 			}
 			traced++
-			return set.agree(ctx, c.pair.Near, packet, counted, c.client(packet))
+			return set.Agree(ctx, c.pair.Near, packet, counted, c.client(packet))
 		})
 		if err != nil {
 			return traced, err

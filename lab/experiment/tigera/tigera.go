@@ -21,6 +21,7 @@ import (
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/lab/rules"
 	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/model"
 )
 
 // Experiment is this package's.
@@ -314,7 +315,7 @@ func (r *trial) countRules(ctx context.Context) error {
 
 // countArm counts the rules of one arm. It returns in how many cases the kernel traced a packet too.
 func (r *trial) countArm(ctx context.Context, p *testbed.Pair) (traced int, err error) {
-	set, err := readRules(ctx, p.Near)
+	set, err := experiment.ReadRules(ctx, p.Near)
 	if err != nil {
 		return 0, err
 	}
@@ -327,7 +328,7 @@ func (r *trial) countArm(ctx context.Context, p *testbed.Pair) (traced int, err 
 			continue
 		}
 		packet := carried(p, sent(to))
-		n, err := set.count(packet)
+		n, err := set.Count(packet)
 		if err != nil {
 			return traced, err
 		}
@@ -348,7 +349,7 @@ func (r *trial) countArm(ctx context.Context, p *testbed.Pair) (traced int, err 
 		if !r.traces(p, position) {
 			continue
 		}
-		if err := set.agree(ctx, p.Near, packet, n, r.bed.Client(p, nil, 0)); err != nil {
+		if err := set.Agree(ctx, p.Near, packet, n, r.bed.Client(p, nil, 0)); err != nil {
 			return traced, err
 		}
 		traced++
@@ -358,7 +359,7 @@ func (r *trial) countArm(ctx context.Context, p *testbed.Pair) (traced int, err 
 	if p.Arm == experiment.ArmEBPF {
 		known.Dst, known.To = serverEntry, netip.AddrPort{}
 	}
-	n, err := set.count(known)
+	n, err := set.Count(known)
 	if err != nil {
 		return traced, err
 	}
@@ -373,7 +374,7 @@ func (r *trial) traces(p *testbed.Pair, position string) bool {
 }
 
 // average is how many rules a connection meets, over Services spread evenly.
-func (r *trial) average(set ruleset, p *testbed.Pair) (mean float64, err error) {
+func (r *trial) average(set experiment.Ruleset, p *testbed.Pair) (mean float64, err error) {
 	const most = 100
 	k := min(p.Services, most)
 	for i := range k {
@@ -381,7 +382,7 @@ func (r *trial) average(set ruleset, p *testbed.Pair) (mean float64, err error) 
 		if p.Arm != experiment.ArmEBPF {
 			to = testbed.ServiceEntry((2*i + 1) * p.Services / (2 * k))
 		}
-		n, err := set.count(carried(p, sent(to)))
+		n, err := set.Count(carried(p, sent(to)))
 		if err != nil {
 			return 0, err
 		}
@@ -396,6 +397,12 @@ func carried(p *testbed.Pair, packet rules.Packet) rules.Packet {
 		packet.Path, packet.To = rules.Carried, serverEntry
 	}
 	return packet
+}
+
+// sent is a packet of the node's own client.
+func sent(to netip.AddrPort) rules.Packet {
+	return rules.Packet{Src: netip.AddrPortFrom(testbed.NodeAddr, 40000), Dst: to, Protocol: model.TCP, Path: rules.Sent,
+		Out: "eth0", Node: []netip.Addr{testbed.NodeAddr}}
 }
 
 // serverEntry is one of the server's own addresses.

@@ -1,4 +1,4 @@
-package tigera
+package experiment
 
 import (
 	"context"
@@ -12,19 +12,17 @@ import (
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/lab/load"
 	"fairlead.dev/fairlead/lab/rules"
-	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/model"
 )
 
-// ruleset is the rules of one node, by the interfaces that they came through.
-type ruleset struct {
+// Ruleset is the rules of one node, by the interfaces that they came through.
+type Ruleset struct {
 	parts []rules.Ruleset
 	via   []rules.Interface
 }
 
-// readRules reads what stands in a node's kernel. Rules of iptables' nft variant stand in nf_tables, where their text
+// ReadRules reads what stands in a node's kernel. Rules of iptables' nft variant stand in nf_tables, where their text
 // alone can be followed: then all of nf_tables is that text.
-func readRules(ctx context.Context, ns *netns.Namespace) (set ruleset, err error) {
+func ReadRules(ctx context.Context, ns *netns.Namespace) (set Ruleset, err error) {
 	err = ns.Do(func() error {
 		for _, variant := range []rules.Interface{rules.Legacy, rules.NFT} {
 			text, err := output(ctx, "iptables-"+string(variant)+"-save")
@@ -70,8 +68,8 @@ func output(ctx context.Context, name string, args ...string) (string, error) {
 	return string(b), nil
 }
 
-// count is how many rules a packet is tested against, of all interfaces together.
-func (s ruleset) count(p rules.Packet) (sum rules.Spread, err error) {
+// Count returns how many rules a packet is tested against, of all interfaces together.
+func (s Ruleset) Count(p rules.Packet) (sum rules.Spread, err error) {
 	for _, part := range s.parts {
 		c, err := rules.Static(part, p)
 		if err != nil {
@@ -83,15 +81,9 @@ func (s ruleset) count(p rules.Packet) (sum rules.Spread, err error) {
 	return sum, nil
 }
 
-// sent is a packet of the node's own client.
-func sent(to netip.AddrPort) rules.Packet {
-	return rules.Packet{Src: netip.AddrPortFrom(testbed.NodeAddr, 40000), Dst: to, Protocol: model.TCP, Path: rules.Sent,
-		Out: "eth0", Node: []netip.Addr{testbed.NodeAddr}}
-}
-
 // trace has the kernel count the rules that a packet meets in a node, interface by interface, while a client connects
 // once for each.
-func (s ruleset) trace(ctx context.Context, node *netns.Namespace, packet rules.Packet,
+func (s Ruleset) trace(ctx context.Context, node *netns.Namespace, packet rules.Packet,
 	c load.Client) (sum int, err error) {
 	c.Targets, c.Warm, c.Most, c.Timeout = []netip.AddrPort{packet.Dst}, 0, 1, 2*time.Second
 	for _, via := range s.via {
@@ -110,8 +102,8 @@ func (s ruleset) trace(ctx context.Context, node *netns.Namespace, packet rules.
 	return sum, nil
 }
 
-// agree has the kernel trace a packet, which must meet as many rules as on paper.
-func (s ruleset) agree(ctx context.Context, node *netns.Namespace, packet rules.Packet, paper rules.Spread,
+// Agree has the kernel trace a packet, which must meet as many rules as on paper.
+func (s Ruleset) Agree(ctx context.Context, node *netns.Namespace, packet rules.Packet, paper rules.Spread,
 	c load.Client) error {
 	traced, err := s.trace(ctx, node, packet, c)
 	if err == nil && (traced < paper.Min || traced > paper.Max) {

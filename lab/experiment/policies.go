@@ -1,0 +1,282 @@
+package experiment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/lab/classic"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/sandbox/generate"
+	"fairlead.dev/fairlead/source"
+)
+
+// The arms of experiments with network policies beside those of engines, which are called as engines are.
+const (
+	ArmTracked      = "conntrack" // the baseline
+	ArmTrackedAgain = "conntrack-again"
+	ArmListIPTables = "list-iptables"
+	ArmListNFT      = "list-nft"
+)
+
+// PolicyLists are the arms with policies as a list of rules, and what writes these.
+var PolicyLists = map[string]classic.Variant{ArmListIPTables: classic.Legacy, ArmListNFT: classic.NFT}
+
+// PolicyParams returns the parameters of a block under so many policies.
+func PolicyParams(policies int) result.Params { return result.Params{"policies": fmt.Sprint(policies)} }
+
+// PolicyAxis is the number of policies as it is varied.
+var PolicyAxis = result.Axis{Param: "policies", Title: "policies that select the server's pod", Short: "policies"}
+
+// PolicyGrid is the arms that experiments by number of network policies share.
+type PolicyGrid struct {
+	bed     *testbed.Testbed
+	out     *result.Writer
+	Counts  []int // numbers of policies, rising
+	Ports   int   // on which the server answers, from testbed.ServerPort on: the last policy allows them
+	Peers   bool  // each policy allows clients of its own, not all the same one
+	Engines []mode.Engine
+	Cannot  []testbed.Unable
+	Lists   []string // arms
+}
+
+// NewPolicyGrid returns the grid of those engines and lists that this machine can run.
+func NewPolicyGrid(ctx context.Context, b *testbed.Testbed, counts []int, ports int, peers bool) (*PolicyGrid, error) {
+	g := &PolicyGrid{bed: b, Counts: counts, Ports: ports, Peers: peers}
+	var err error
+	if g.Engines, g.Cannot, err = b.FindEngines(ctx); err != nil {
+		return nil, err
+	}
+	for _, arm := range []string{ArmListIPTables, ArmListNFT} {
+		if err := g.try(ctx, PolicyLists[arm]); err != nil {
+			g.Cannot = append(g.Cannot, testbed.Unable{Name: arm, Why: testbed.Brief(err.Error())})
+			continue
+		}
+		g.Lists = append(g.Lists, arm)
+	}
+	return g, ctx.Err()
+}
+
+// try writes a list in a namespace of its own.
+func (g *PolicyGrid) try(ctx context.Context, v classic.Variant) (err error) {
+	ns, err := testbed.NewNamespace(g.bed.Name + "-try")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, testbed.RemoveNamespace(ns)) }()
+	return ns.Do(func() error { return g.list(1).Install(ctx, v) })
+}
+
+// Most returns the greatest number of policies.
+func (g *PolicyGrid) Most() int { return slices.Max(g.Counts) }
+
+// otherPorts is the first port of policies that don't match.
+const otherPorts = 20000
+
+// list returns so many policies as a list.
+func (g *PolicyGrid) list(policies int) classic.PolicyList {
+	l := classic.PolicyList{Pod: testbed.ServerPod, Client: testbed.ClientPod}
+	for i := range policies - 1 {
+		l.Ports = append(l.Ports, classic.PortRange{First: otherPorts + uint16(i), Last: otherPorts + uint16(i)})
+	}
+	l.Ports = append(l.Ports, classic.PortRange{First: testbed.ServerPort, Last: testbed.ServerPort + uint16(g.Ports-1)})
+	return l
+}
+
+const policyNamespace = "article"
+
+// Objects returns the cluster with so many policies that select the server's pod. Each allows a client at a port of its
+// own, the last one that which connects.
+func (g *PolicyGrid) Objects(policies int) []source.Object {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testbed.NodeName}}
+	node.Spec.PodCIDRs = []string{netip.PrefixFrom(testbed.ServerPod, 24).Masked().String()}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: testbed.NodeAddr.String()}}
+	l := []source.Object{node, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: policyNamespace}},
+		podObject("backend", testbed.NodeName, testbed.ServerPod), podObject("frontend", "elsewhere", testbed.ClientPod)}
+	for i, p := range g.list(policies).Ports {
+		role := "frontend"
+		if g.Peers && i < policies-1 {
+			role = fmt.Sprint("client-", i)
+			l = append(l, podObject(role, "elsewhere", generate.EndpointAddress(1<<16+i)))
+		}
+		l = append(l, policyObject(i, role, p))
+	}
+	return l
+}
+
+// podObject returns a pod named as its role is.
+func podObject(role, node string, addr netip.Addr) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: policyNamespace, Name: role,
+		Labels: map[string]string{"role": role}}}
+	p.Spec.NodeName = node
+	p.Status.Phase, p.Status.PodIPs = corev1.PodRunning, []corev1.PodIP{{IP: addr.String()}}
+	return p
+}
+
+// policyObject returns a policy as the article of Romana has it: one that allows a role at ports of role=backend.
+func policyObject(i int, role string, ports classic.PortRange) *networkingv1.NetworkPolicy {
+	tcp, port, last := corev1.ProtocolTCP, intstr.FromInt32(int32(ports.First)), int32(ports.Last)
+	selector := func(role string) metav1.LabelSelector {
+		return metav1.LabelSelector{MatchLabels: map[string]string{"role": role}}
+	}
+	from := selector(role)
+	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: policyNamespace,
+		Name: fmt.Sprintf("pol%05d", i)}}
+	p.Spec.PodSelector, p.Spec.PolicyTypes = selector("backend"),
+		[]networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
+	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{
+		From:  []networkingv1.NetworkPolicyPeer{{PodSelector: &from}},
+		Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &port}}}}
+	if ports.Last > ports.First {
+		p.Spec.Ingress[0].Ports[0].EndPort = &last
+	}
+	return p
+}
+
+// AddSteps adds the steps that make the grid: the baselines first, then lists and engines at every number of policies.
+func (g *PolicyGrid) AddSteps(l *Plan, out *result.Writer) {
+	g.out = out
+	l.Add("making baselines", time.Second, g.baselines)
+	for _, n := range g.Counts {
+		for _, arm := range g.Lists {
+			l.Add(fmt.Sprintf("writing %s policies as a list, %s", Thousands(n), arm), writesPolicies(n),
+				func(ctx context.Context) error { return g.installList(ctx, arm, n) })
+		}
+		for _, e := range g.Engines {
+			l.Add(fmt.Sprintf("writing %s policies, %s", Thousands(n), e.Name), writesPolicies(n),
+				func(ctx context.Context) error { return g.enforce(ctx, e, n) })
+		}
+	}
+}
+
+// writesPolicies is about how long an arm takes to be made.
+func writesPolicies(n int) time.Duration {
+	return 150*time.Millisecond + time.Duration(n)*100*time.Microsecond
+}
+
+// baselines makes the arms without policies: connection tracking alone, the same again, and nothing at all.
+func (g *PolicyGrid) baselines(ctx context.Context) error {
+	for _, arm := range []string{ArmTracked, ArmTrackedAgain, testbed.ArmDirect} {
+		p, err := g.bed.AddPodPair(ctx, arm, nil)
+		if err == nil && arm != testbed.ArmDirect {
+			err = p.Near.Do(func() error { return classic.PolicyList{}.Install(ctx, classic.NFT) })
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// installList makes the arm of a list.
+func (g *PolicyGrid) installList(ctx context.Context, arm string, policies int) error {
+	p, err := g.bed.AddPodPair(ctx, arm, PolicyParams(policies))
+	if err != nil {
+		return err
+	}
+	list, begun := g.list(policies), time.Now()
+	if err := p.Near.Do(func() error { return list.Install(ctx, PolicyLists[arm]) }); err != nil {
+		return fmt.Errorf("write %d policies as %s: %w", policies, arm, err)
+	}
+	return g.out.AddValue(result.Block{Arm: arm, Params: p.Params}, LoadMeasure.ID, float64(time.Since(begun)))
+}
+
+// enforce makes the arm of an engine.
+func (g *PolicyGrid) enforce(ctx context.Context, e mode.Engine, policies int) error {
+	p, err := g.bed.AddPodPair(ctx, e.Name, PolicyParams(policies))
+	if err != nil {
+		return err
+	}
+	_, change, err := testbed.DecidePolicies(testbed.NodeName, g.Objects(policies))
+	if err != nil {
+		return err
+	}
+	r, err := g.bed.Enforce(p.Near, e)
+	if err != nil {
+		return err
+	}
+	elapsed, err := r.Apply(ctx, change)
+	if err != nil {
+		return fmt.Errorf("write %d policies by %s: %w", policies, e.Name, err)
+	}
+	return g.out.AddValue(result.Block{Arm: e.Name, Params: p.Params}, LoadMeasure.ID, float64(elapsed))
+}
+
+// Planned is how long a round of these operations is to take, in all arms.
+func (g *PolicyGrid) Planned(operations []testbed.Operation) (d time.Duration) {
+	arms := time.Duration(4 + len(g.Counts)*(len(g.Lists)+len(g.Engines))) // with the baseline at both ends
+	for _, o := range operations {
+		blocks := arms
+		if o.Warmup {
+			blocks++
+		}
+		d += blocks * (o.Planned + between)
+	}
+	return d
+}
+
+// PolicyTargets returns where the server answers at the i-th port, for an operation of all arms.
+func PolicyTargets(i int) func(*testbed.Pair) []netip.AddrPort {
+	return func(*testbed.Pair) []netip.AddrPort {
+		return []netip.AddrPort{netip.AddrPortFrom(testbed.ServerPod, testbed.ServerPort+uint16(i))}
+	}
+}
+
+// Arms returns all arms, the baselines first.
+func (g *PolicyGrid) Arms() []result.Arm {
+	l := []result.Arm{
+		{ID: ArmTracked, Title: "conntrack", Text: "no policy: the node forwards, and tracks connections for one rule that " +
+			"accepts what is established"},
+		{ID: ArmTrackedAgain, Title: "conntrack again", Text: "the same in other network namespaces: what it differs from " +
+			"conntrack is what this run can't tell from nothing"},
+		{ID: testbed.ArmDirect, Title: "nothing", Style: 8, Text: "no policy and no connection tracking: the node forwards"},
+	}
+	texts := map[string]string{
+		"nftables": "the policy engine nftables: maps and ranges of nf_tables",
+		"iptables": "the policy engine iptables: chains as a tree over ports, and IP sets of peers",
+		"ebpf":     "the policy engine ebpf: a program at netfilter's hooks, with flows of its own and without conntrack"}
+	titles := map[string]string{"iptables": "iptables + ipset"}
+	for _, arm := range g.Lists {
+		text := map[string]string{ArmListIPTables: "written by iptables-legacy", ArmListNFT: "written by nft"}[arm]
+		title := map[string]string{ArmListIPTables: "list, iptables", ArmListNFT: "list, nft"}[arm]
+		l = append(l, result.Arm{ID: arm, Title: title, Style: map[string]int{ArmListIPTables: 5, ArmListNFT: 7}[arm],
+			Text: "policies as a list, a rule for each, as the article's Romana had them: established connections first, the " +
+				"rule that matches last; " + text})
+	}
+	for _, e := range g.Engines {
+		title := e.Name
+		if titles[title] != "" {
+			title = titles[title]
+		}
+		l = append(l, result.Arm{ID: e.Name, Title: title, Style: Styles[e.Name], Text: texts[e.Name]})
+	}
+	return l
+}
+
+// EngineNames returns the names of the engines that run here.
+func (g *PolicyGrid) EngineNames() (names []string) {
+	for _, e := range g.Engines {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+// NotMeasured returns a sentence for each engine and list that can't run here.
+func (g *PolicyGrid) NotMeasured() (words []string) {
+	for _, u := range g.Cannot {
+		words = append(words, fmt.Sprintf("Policies by %s: they can't be written here: %s.", u.Name,
+			strings.TrimSuffix(u.Why, ".")))
+	}
+	return words
+}
