@@ -93,7 +93,7 @@ var laws = []law{
 	{"ipam", []string{"cni"}, slices.Concat(kubernetes, netlink), "addresses are numbers and files"},
 	{"agent/migrate", []string{"kernel"}, slices.Concat(kubernetes, netlink),
 		"migrate knows a kube-proxy's traces in the kernel, and no Service"},
-	{"sandbox", []string{"sandbox", "source", "model", "kernel"}, netlink,
+	{"sandbox", []string{"sandbox", "source", "model", "kernel", "cni"}, netlink,
 		"the sandbox builds namespaces through kernel, and is no part of the product's line"},
 	{"conformance", []string{"conformance", "source", "resolve", "model", "verdict", "dataplane", "sandbox", "kernel"},
 		slices.Concat(netlink, planes), "conformance judges planes by packets against verdict, and knows none by name"},

@@ -79,6 +79,7 @@ type Request struct {
 	Attachment
 	NetNS string       `json:"netns,omitempty"` // its path, as the runtime has it
 	Pod   string       `json:"pod,omitempty"`   // "namespace/name", as far as known
+	IPs   []netip.Addr `json:"ips,omitempty"`   // ADD: addresses that the pod must have, of each family at most one
 	Valid []Attachment `json:"valid,omitempty"` // GC: all that are to stay
 	Prev  *Result      `json:"prev,omitempty"`  // CHECK: what ADD returned
 }
@@ -150,6 +151,28 @@ type config struct {
 	Records string       `json:"records"` // folder of the agent's records; "": DefaultRecords
 	Prev    *Result      `json:"prevResult"`
 	Valid   []Attachment `json:"cni.dev/valid-attachments"`
+	Runtime struct {
+		IPs []string `json:"ips"` // addresses, or prefixes of them
+	} `json:"runtimeConfig"`
+}
+
+// requestedIPs returns the addresses that the runtime asks for (CNI conventions, capability ips).
+func (c *config) requestedIPs() (l []netip.Addr, err error) {
+	for _, text := range c.Runtime.IPs {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			var a netip.Addr
+			a, err = netip.ParseAddr(text)
+			p = netip.PrefixFrom(a, 0)
+		}
+		a := p.Addr().Unmap()
+		same := func(b netip.Addr) bool { return a.Is4() == b.Is4() }
+		if err != nil || a.Zone() != "" || slices.ContainsFunc(l, same) {
+			return nil, Errorf(CodeConfig, "runtimeConfig.ips has %q: use one address of each family", text)
+		}
+		l = append(l, a)
+	}
+	return l, nil
 }
 
 // Where the agent's socket and records are, unless the configuration says otherwise.
@@ -186,6 +209,9 @@ func parse(environment func(string) string, stdin []byte) (c call, err error) {
 	c.Network, c.Valid, c.Prev = c.config.Name, c.config.Valid, c.config.Prev
 	if c.Command == GC || c.Command == Status {
 		return c, nil
+	}
+	if c.IPs, err = c.config.requestedIPs(); err != nil {
+		return c, err
 	}
 	return c, c.identify(environment)
 }

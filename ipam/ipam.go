@@ -221,8 +221,18 @@ func (p *Pool) Record(id string) (Record, bool) {
 	return Record{}, false
 }
 
-// Allocate returns an attachment with an address of each family that there are ranges of, and records that. One that
-// has a record has the addresses of that. The error is Exhausted where a family has none left; then none is allocated.
+// InUse is the error that an attachment can't have the address that is requested for it.
+type InUse struct {
+	Address netip.Addr
+	Why     string
+}
+
+// Error implements error.
+func (e *InUse) Error() string { return fmt.Sprintf("can't allocate %s: %s", e.Address, e.Why) }
+
+// Allocate returns an attachment with an address of each family that there are ranges of, and records that. Addresses
+// that it comes with are those that it must have; the error is InUse where they can't be had. One that has a record has
+// the addresses of that. The error is Exhausted where a family has none left; then none is allocated.
 func (p *Pool) Allocate(r Record) (Record, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -232,18 +242,11 @@ func (p *Pool) Allocate(r Record) (Record, error) {
 	if len(p.ranges) == 0 {
 		return r, errors.New("this node has no range of addresses for pods yet")
 	}
-	r.Addresses = nil
-	for i := range p.released {
-		of := p.of(i)
-		if len(of) == 0 {
-			continue
-		}
-		a, ok := p.next(i, of)
-		if !ok {
-			return r, &Exhausted{of, p.count(of)}
-		}
-		r.Addresses = append(r.Addresses, a)
+	addresses, err := p.choose(r.Addresses)
+	if err != nil {
+		return r, err
 	}
+	r.Addresses = addresses
 	b, err := json.Marshal(r)
 	if err == nil {
 		err = p.write(cni.RecordFile(r.ID), b)
@@ -258,6 +261,45 @@ func (p *Pool) Allocate(r Record) (Record, error) {
 		p.released[i] = slices.DeleteFunc(p.released[i], func(b netip.Addr) bool { return a == b })
 	}
 	return r, nil
+}
+
+// choose returns a free address of each family that there are ranges of, those requested among them.
+func (p *Pool) choose(requested []netip.Addr) (l []netip.Addr, err error) {
+	for _, a := range requested {
+		if err := p.mayHave(a); err != nil {
+			return nil, err
+		}
+	}
+	for i := range p.released {
+		of := p.of(i)
+		if len(of) == 0 {
+			continue
+		}
+		if j := slices.IndexFunc(requested, func(a netip.Addr) bool { return family(a) == i }); j >= 0 {
+			l = append(l, requested[j])
+			continue
+		}
+		a, ok := p.next(i, of)
+		if !ok {
+			return nil, &Exhausted{of, p.count(of)}
+		}
+		l = append(l, a)
+	}
+	return l, nil
+}
+
+// mayHave returns why an attachment can't have an address.
+func (p *Pool) mayHave(a netip.Addr) error {
+	i := slices.IndexFunc(p.ranges, func(r netip.Prefix) bool { return r.Contains(a) })
+	switch {
+	case i < 0:
+		return &InUse{a, fmt.Sprintf("pods of this node have addresses of %v", p.ranges)}
+	case a.Less(first(p.ranges[i])) || a == broadcast(p.ranges[i]):
+		return &InUse{a, fmt.Sprintf("it is reserved in %s", p.ranges[i])}
+	case p.used[a] != "":
+		return &InUse{a, "it is in use by " + p.used[a]}
+	}
+	return nil
 }
 
 // Available returns an Exhausted if a family has no free address left.

@@ -199,3 +199,35 @@ func BenchmarkAllocateRelease(b *testing.B) {
 		release(b, p, "a")
 	}
 }
+
+func TestRequestedAddresses(t *testing.T) {
+	p := open(t, t.TempDir(), "x", "10.0.0.0/29", "fd00::/64")
+	for _, c := range []struct{ id, requested, want string }{
+		{"a", "10.0.0.2", "10.0.0.2 fd00::2"},
+		{"b", "10.0.0.5 fd00::99", "10.0.0.5 fd00::99"},
+		{"b", "10.0.0.6", "10.0.0.5 fd00::99"}, // the same attachment
+		{"c", "10.0.0.5", "in use by b"},
+		{"c", "10.0.0.6 fd00::99", "in use by b"},
+		{"c", "10.0.0.0", "reserved"},
+		{"c", "10.0.0.1", "reserved"},
+		{"c", "10.0.0.7", "reserved"},
+		{"c", "10.0.0.8", "pods of this node have addresses of [10.0.0.0/29 fd00::/64]"},
+		{"c", "10.0.0.6 fd00::5", "10.0.0.6 fd00::5"},
+		{"d", "", "10.0.0.3 fd00::3"},
+	} {
+		r := Record{ID: c.id, Interface: "eth0"}
+		for a := range strings.FieldsSeq(c.requested) {
+			r.Addresses = append(r.Addresses, netip.MustParseAddr(a))
+		}
+		r, err := p.Allocate(r)
+		got := strings.Trim(fmt.Sprint(r.Addresses), "[]")
+		if inUse := (*InUse)(nil); errors.As(err, &inUse) {
+			got = inUse.Error()
+		} else if err != nil {
+			t.Error(err)
+		}
+		if !strings.Contains(got, c.want) {
+			t.Errorf("%s requests %q: %s, want %s", c.id, c.requested, got, c.want)
+		}
+	}
+}

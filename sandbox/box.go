@@ -88,8 +88,9 @@ func (b *box) dial(f func(*link.Conn) error) error {
 	return f(c)
 }
 
-// plug finds eth0, brings it up and gives it the addresses.
-func (b *box) plug(addrs []netip.Addr) error {
+// plug finds eth0, brings it up and gives it the addresses, each with the length of its link's prefix. Routes into that
+// are made by set.
+func (b *box) plug(addrs []netip.Prefix) error {
 	return b.dial(func(c *link.Conn) (err error) {
 		if b.eth0, err = c.Index("eth0"); err != nil {
 			return err
@@ -98,7 +99,11 @@ func (b *box) plug(addrs []netip.Addr) error {
 			return err
 		}
 		for _, a := range addrs {
-			if err := c.AddAddress(b.eth0, netip.PrefixFrom(a, a.BitLen())); err != nil {
+			add := c.AddAddress
+			if !a.IsSingleIP() {
+				add = c.AddAddressAlone
+			}
+			if err := add(b.eth0, a); err != nil {
 				return err
 			}
 		}

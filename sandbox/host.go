@@ -39,8 +39,9 @@ type Host struct {
 	cluster *Cluster
 	spec    *spec
 	box     *box
-	port    int // pods: interface of the node that leads here
-	mtu     int // of the last hop to here, 0: the wire's
+	port    int  // pods: interface of the node that leads here
+	mtu     int  // of the last hop to here, 0: the wire's
+	called  bool // pods: the CNI plugin was, to connect it
 	server  *echo.Server
 }
 

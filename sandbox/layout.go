@@ -21,10 +21,28 @@ type spec struct {
 	host   Host        // Namespace without the cluster's name
 	shared bool        // lives in its node's namespace
 	ports  []echo.Port // pods: what to serve
+	bits   [2]int      // nodes: lengths of their link's prefixes, IPv4's and IPv6's; zero: that of an address alone
+}
+
+// prefixes returns the host's addresses with the lengths of its link's prefixes.
+func (s spec) prefixes() (l []netip.Prefix) {
+	for _, a := range s.host.Addresses {
+		bits := s.bits[family(a)]
+		l = append(l, netip.PrefixFrom(a, cmp.Or(bits, a.BitLen())))
+	}
+	return l
+}
+
+// family returns 0 for IPv4 and 1 for IPv6.
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
 }
 
 func (s spec) equal(o spec) bool {
-	return s.host.equal(o.host) && s.shared == o.shared && slices.Equal(s.ports, o.ports)
+	return s.host.equal(o.host) && s.shared == o.shared && s.bits == o.bits && slices.Equal(s.ports, o.ports)
 }
 
 // layout is the hosts that objects ask for by Host.Name, and the addresses that objects speak of.

@@ -9,15 +9,17 @@ import (
 
 // connect returns a host its routes and neighbours as the other hosts are now.
 func (c *Cluster) connect(h *Host) error {
-	w := routeSet{h: h, routes: map[netip.Prefix]route.Route{}, neighbours: map[netip.Addr]link.Neighbour{}}
+	w := routeSet{h: h, attached: c.cni != nil, routes: map[netip.Prefix]route.Route{},
+		neighbours: map[netip.Addr]link.Neighbour{}}
 	if h.spec.shared {
 		h = c.hosts["node "+h.Node]
 		w.h = h
 	}
-	if h.Role == Pod {
-		w.pod()
-	} else {
+	switch {
+	case h.Role != Pod:
 		w.wire(c.hosts, c.sorted())
+	case !w.attached:
+		w.pod()
 	}
 	for p, via := range h.box.requested {
 		w.route(p, via, h.box.eth0)
@@ -28,6 +30,7 @@ func (c *Cluster) connect(h *Host) error {
 // routeSet collects the routes and neighbours of one host.
 type routeSet struct {
 	h          *Host
+	attached   bool // pods are connected by the CNI plugin, and the agents know the way to them
 	routes     map[netip.Prefix]route.Route
 	neighbours map[netip.Addr]link.Neighbour
 }
@@ -70,7 +73,7 @@ func (w routeSet) wire(hosts map[string]*Host, sorted []*Host) {
 		for _, a := range o.Addresses {
 			to := netip.PrefixFrom(a, a.BitLen())
 			switch {
-			case o == w.h, o.spec.shared:
+			case o == w.h, o.spec.shared, o.Role == Pod && w.h.Role == Node && w.attached:
 			case o.Role != Pod:
 				w.neighbour(a, o.box.mac, w.h.box.eth0)
 				w.onLink(to, w.h.box.eth0, o.mtu)

@@ -14,6 +14,8 @@
 // and ends there unanswered; from the outside client it goes to the first node by name. Link-layer addresses are all
 // known beforehand: no packet waits for one.
 //
+// With Options.CNI, agents connect the pods instead, called by the CNI plugin; nodes have no other routes to pods.
+//
 // There is no data plane here, no policy and no host port: those are what a sandbox is for. Nothing is put into the
 // namespace that the caller runs in.
 package sandbox
@@ -46,6 +48,11 @@ type Options struct {
 	Objects  []source.Object // Nodes and Pods are built, the addresses of others are kept free
 	Serve    bool            // answer on every container port, see package echo
 	Progress func(done, total int)
+	// CNI returns the folder of CNI network configurations of a node; then pods have no network until Attach connects
+	// them, and nodes know of no way to pods. Nil: pods are connected by the sandbox itself.
+	CNI func(node string) string
+	// Apart has each node on a link of its own, as far as it can tell, instead of one link for all. Only with CNI.
+	Apart bool
 }
 
 // Cluster is a cluster that is up.
@@ -53,6 +60,8 @@ type Cluster struct {
 	Name     string
 	serve    bool
 	progress func(done, total int)
+	cni      func(node string) string
+	apart    bool
 
 	mu     sync.Mutex
 	wire   *box
@@ -78,18 +87,31 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 	if !goodName.MatchString(o.Name) {
 		return nil, fmt.Errorf("sandbox name %q: must be a lower-case letter, then up to 31 of a-z and 0-9", o.Name)
 	}
-	want, err := newLayout(o.Objects, nil)
+	c := &Cluster{Name: o.Name, serve: o.Serve, progress: o.Progress, cni: o.CNI, apart: o.Apart,
+		hosts: map[string]*Host{}}
+	want, err := c.layout(o.Objects, nil)
 	if err != nil {
-		return nil, fmt.Errorf("lay out sandbox %s: %w", o.Name, err)
+		return nil, err
 	}
 	if err := claim(o.Name); err != nil {
 		return nil, err
 	}
-	c := &Cluster{Name: o.Name, serve: o.Serve, progress: o.Progress, hosts: map[string]*Host{}}
 	if err := c.build(ctx, want); err != nil {
 		return nil, errors.Join(fmt.Errorf("build sandbox %s: %w", o.Name, err), c.Down())
 	}
 	return c, nil
+}
+
+// layout decides what hosts there are to be.
+func (c *Cluster) layout(objects []source.Object, external []netip.Addr) (layout, error) {
+	want, err := newLayout(objects, external)
+	if err != nil {
+		return want, fmt.Errorf("lay out sandbox %s: %w", c.Name, err)
+	}
+	if c.cni != nil && !c.apart {
+		want.links()
+	}
+	return want, nil
 }
 
 func randomName() string {
@@ -108,9 +130,9 @@ func (c *Cluster) Update(ctx context.Context, objects []source.Object) error {
 	if external == nil {
 		return fmt.Errorf("update sandbox %s: it is down", c.Name)
 	}
-	want, err := newLayout(objects, external.Addresses)
+	want, err := c.layout(objects, external.Addresses)
 	if err != nil {
-		return fmt.Errorf("lay out sandbox %s: %w", c.Name, err)
+		return err
 	}
 	if err := c.follow(ctx, want); err != nil {
 		return fmt.Errorf("update sandbox %s: %w", c.Name, err)
@@ -232,6 +254,9 @@ func (c *Cluster) follow(ctx context.Context, want layout) error {
 		}
 	}
 	for _, h := range added {
+		if c.waits(h) {
+			continue
+		}
 		if err := c.await(ctx, h); err != nil {
 			return fmt.Errorf("wait for %s: %w", h.Name, err)
 		}
@@ -277,6 +302,12 @@ func (c *Cluster) remove(h *Host) error {
 		return nil
 	}
 	at := c.above(h)
+	if h.Role == Pod && c.cni != nil {
+		if err := c.detach(h); err != nil {
+			return err
+		}
+		h.port = 0
+	}
 	if h.port != 0 {
 		if err := at.dial(func(l *link.Conn) error { return l.Delete(h.port) }); err != nil {
 			return err
@@ -359,7 +390,7 @@ func (c *Cluster) addToWire(h *Host) (err error) {
 	if err != nil {
 		return err
 	}
-	return h.box.plug(h.Addresses)
+	return h.box.plug(h.spec.prefixes())
 }
 
 // A pod's gateways are link-local addresses that nothing has: a permanent neighbour entry says that they are the node.
@@ -371,7 +402,7 @@ var (
 // addPod makes a pod behind its node.
 func (c *Cluster) addPod(h *Host) (err error) {
 	n, mac := c.next()
-	if h.box, err = newBox(h.Namespace, mac, hostSettings); err != nil {
+	if h.box, err = newBox(h.Namespace, mac, hostSettings); err != nil || c.cni != nil {
 		return err
 	}
 	err = c.above(h).dial(func(l *link.Conn) error {
@@ -382,7 +413,7 @@ func (c *Cluster) addPod(h *Host) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := h.box.plug(h.Addresses); err != nil {
+	if err := h.box.plug(h.spec.prefixes()); err != nil {
 		return err
 	}
 	return c.connect(h)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -101,6 +102,12 @@ func within(t *testing.T, limit time.Duration, what string, ok func() bool) {
 // box brings a sandbox up from a copy of the shop, whose agents get flags, and returns its name and the copy's folder.
 func box(t *testing.T, flags ...string) (name, dir string) {
 	t.Helper()
+	return boxOf(t, nil, flags...)
+}
+
+// boxOf is box with flags of the sandbox, too.
+func boxOf(t *testing.T, own []string, flags ...string) (name, dir string) {
+	t.Helper()
 	name, dir = fmt.Sprintf("t%x", time.Now().UnixNano()%(1<<28)), t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS("../examples/shop")); err != nil {
 		t.Fatal(err)
@@ -111,7 +118,7 @@ func box(t *testing.T, flags ...string) (name, dir string) {
 			t.Errorf("namespaces are left behind:\n%s", out)
 		}
 	})
-	must(t, append([]string{fairlead, "sandbox", "up", dir, "--name", name, "--"}, flags...)...)
+	must(t, slices.Concat([]string{fairlead, "sandbox", "up", dir, "--name", name}, own, []string{"--"}, flags)...)
 	return name, dir
 }
 

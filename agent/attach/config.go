@@ -18,15 +18,16 @@ const ConfigFile = "10-fairlead.conflist"
 // it starts pods. The folder must be there: the runtime watches it.
 func WriteConfig(folder, socket, records string) error {
 	type plugin struct {
-		Type    string `json:"type"`
-		Socket  string `json:"socket"`
-		Records string `json:"records"`
+		Type         string          `json:"type"`
+		Capabilities map[string]bool `json:"capabilities"`
+		Socket       string          `json:"socket"`
+		Records      string          `json:"records"`
 	}
 	b, err := json.MarshalIndent(struct {
 		Version string   `json:"cniVersion"`
 		Name    string   `json:"name"`
 		Plugins []plugin `json:"plugins"`
-	}{cni.Versions[1], "fairlead", []plugin{{"fairlead-cni", socket, records}}}, "", "  ")
+	}{cni.Versions[1], "fairlead", []plugin{{"fairlead-cni", map[string]bool{"ips": true}, socket, records}}}, "", "  ")
 	if err != nil {
 		return err
 	}

@@ -307,9 +307,12 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 		}
 		was = nil
 	}
-	record := ipam.Record{ID: id, Pod: r.Pod, Interface: r.Interface, NetNS: r.NetNS, Network: r.Network, MTU: mtu}
+	record := ipam.Record{ID: id, Pod: r.Pod, Interface: r.Interface, NetNS: r.NetNS, Network: r.Network, MTU: mtu,
+		Addresses: r.IPs}
 	record, err := s.options.Pool.Allocate(record)
-	if err != nil {
+	if inUse := (*ipam.InUse)(nil); errors.As(err, &inUse) {
+		return nil, cni.Errorf(cni.CodeConfig, "%s", err)
+	} else if err != nil {
 		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
 	}
 	a := attachmentOf(record)

@@ -151,6 +151,9 @@ type NetworkConfiguration struct {
 	// cniFolder is the folder in which the container runtime looks for network configurations. It must be there. Default:
 	// /etc/cni/net.d.
 	CNIFolder string `json:"cniFolder,omitempty"`
+	// runFolder is the folder of the socket for fairlead-cni and of the records of pods' addresses. It must be in memory,
+	// and one agent's alone. Default: /run/fairlead.
+	RunFolder string `json:"runFolder,omitempty"`
 }
 
 // ReversePathCheck reports whether the reverse path of new flows is checked.

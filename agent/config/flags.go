@@ -123,6 +123,8 @@ var rows = []Row{
 	{"ebpf-reverse-path-check", "", "FairleadConfiguration's ebpf.reversePathCheck."},
 	{"network-mode", "", "FairleadConfiguration's network.mode."},
 	{"network-overlay", "", "FairleadConfiguration's network.overlay."},
+	{"network-cni-folder", "", "FairleadConfiguration's network.cniFolder."},
+	{"network-run-folder", "", "FairleadConfiguration's network.runFolder."},
 	{"policy-mode", "", "FairleadConfiguration's policy.mode; also $FAIRLEAD_POLICY_MODE."},
 	{"policy-engine", "", "FairleadConfiguration's policy.engine."},
 	{"policy-unknown-pods", "", "FairleadConfiguration's policy.unknownPods."},
@@ -186,10 +188,7 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	fs.StringVar((*string)(&f.own.ExternalIPs), "external-ips", string(resolve.SafeExternalIPs),
 		"spec.externalIPs that are served: Safe refuses those of pods, other Services' ClusterIPs and the API "+
 			"server, Refuse serves none, Any all but the API server's")
-	fs.StringVar((*string)(&f.own.Network.Mode), "network-mode", string(NetworkNone),
-		"who connects pods: None for another CNI plugin, Own for this agent, called by fairlead-cni")
-	fs.StringVar((*string)(&f.own.Network.Overlay), "network-overlay", string(network.Subnets),
-		"nodes that are reached through VXLAN: Subnets for those on another link, Always, or Never")
+	f.addNetwork(fs)
 	fs.StringVar((*string)(&f.own.Policy.Mode), "policy-mode", cmp.Or(os.Getenv(EnvPolicyMode),
 		string(PoliciesIgnore)), "NetworkPolicies and ClusterNetworkPolicies: Ignore, Audit to report what they would drop, "+
 		"or Enforce (or $FAIRLEAD_POLICY_MODE)")
@@ -212,6 +211,18 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	fs.StringVar((*string)(&f.own.EBPF.ReversePathCheck), "ebpf-reverse-path-check", string(Always),
 		"mode ebpf: accept a new flow only from the device that routes back to its source: Always, or Never "+
 			"where routes are asymmetric")
+}
+
+// addNetwork returns a command the flags of the pod network.
+func (f *Flags) addNetwork(fs *pflag.FlagSet) {
+	fs.StringVar((*string)(&f.own.Network.Mode), "network-mode", string(NetworkNone),
+		"who connects pods: None for another CNI plugin, Own for this agent, called by fairlead-cni")
+	fs.StringVar((*string)(&f.own.Network.Overlay), "network-overlay", string(network.Subnets),
+		"nodes that are reached through VXLAN: Subnets for those on another link, Always, or Never")
+	fs.StringVar(&f.own.Network.CNIFolder, "network-cni-folder", DefaultCNIFolder,
+		"folder in which the container runtime looks for network configurations")
+	fs.StringVar(&f.own.Network.RunFolder, "network-run-folder", DefaultRunFolder,
+		"folder, in memory, of the socket for fairlead-cni and of the records of pods' addresses")
 }
 
 // Add returns a command all flags.

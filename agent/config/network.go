@@ -22,6 +22,9 @@ const (
 // DefaultCNIFolder is where container runtimes look for network configurations.
 const DefaultCNIFolder = "/etc/cni/net.d"
 
+// DefaultRunFolder is where an agent has its socket for the CNI plugin, and the records of pods' addresses.
+const DefaultRunFolder = "/run/fairlead"
+
 // Network reports whether the agent connects pods.
 func (c *Config) Network() bool { return c.Own.Network.Mode == NetworkOwn }
 

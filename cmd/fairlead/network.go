@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/config"
-	"fairlead.dev/fairlead/cni"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/resolve/network"
 	resolve "fairlead.dev/fairlead/resolve/service"
@@ -30,12 +30,14 @@ func podNetwork(c *config.Config, services resolve.Config, o *agent.Options) (io
 		return nil, fmt.Errorf("network.cniFolder %s is no folder: name that of the container runtime, or make it",
 			folder)
 	}
+	run := c.Own.Network.RunFolder
+	socket, records := filepath.Join(run, "cni.sock"), filepath.Join(run, "attachments")
 	interfaces, err := link.OpenInterfaces()
 	if err != nil {
 		return nil, err
 	}
-	o.Network = &agent.NetworkOptions{Resolve: c.ResolveNetwork(services), Socket: cni.DefaultSocket,
-		Records: cni.DefaultRecords, Boot: strings.TrimSpace(string(boot)),
+	o.Network = &agent.NetworkOptions{Resolve: c.ResolveNetwork(services), Socket: socket,
+		Records: records, Boot: strings.TrimSpace(string(boot)),
 		Follow: func(ctx context.Context, notify func([]network.Device)) error {
 			return interfaces.Follow(ctx, func(l []link.Interface) {
 				devices := make([]network.Device, 0, len(l))
@@ -45,6 +47,6 @@ func podNetwork(c *config.Config, services resolve.Config, o *agent.Options) (io
 				notify(devices)
 			})
 		},
-		OnReady: func() error { return attach.WriteConfig(folder, cni.DefaultSocket, cni.DefaultRecords) }}
+		OnReady: func() error { return attach.WriteConfig(folder, socket, records) }}
 	return interfaces, nil
 }

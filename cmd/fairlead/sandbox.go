@@ -93,7 +93,7 @@ func (b *boxFlag) completeHost(n int) cobra.CompletionFunc {
 }
 
 func sandboxUp() *cobra.Command {
-	var name string
+	var name, network string
 	var agents bool
 	var wait time.Duration
 	c := &cobra.Command{
@@ -101,8 +101,14 @@ func sandboxUp() *cobra.Command {
 		Short: "Build a cluster from a folder of manifests and keep it up in the background",
 		Long: `Build a cluster from a folder of manifests and keep it up in the background. It follows the folder:
 nodes and pods that come, go or change there do so here. Flags after -- go to every node's "fairlead run",
-which enforces network policies unless they say --policy-mode Ignore.`,
+which enforces network policies unless they say --policy-mode Ignore.
+
+With --network own, the agents connect the pods, called by the CNI plugin as by a container runtime: all nodes are on
+one link. Flags such as --network-overlay Always are for the agents. own-apart puts each node into a subnet of its own,
+so that pods reach each other through VXLAN. wires has pods connected by the sandbox, as a cloud or another plugin
+would. auto is own if each pod's addresses are in its node's podCIDRs, else wires.`,
 		Example: `  fairlead sandbox up examples/shop
+  fairlead sandbox up examples/shop --network own-apart
   fairlead sandbox up examples/shop --name two -- --nodeport-addresses primary`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -118,8 +124,12 @@ which enforces network policies unless they say --policy-mode Ignore.`,
 			if err != nil {
 				return err
 			}
+			network, err = chooseNetwork(c, network, agents, objects)
+			if err != nil {
+				return err
+			}
 			serve := []string{"sandbox", "serve", "--name", name, "--events", strconv.Itoa(daemon.EventsFD),
-				"--node-agent=" + strconv.FormatBool(agents), dir, "--"}
+				"--node-agent=" + strconv.FormatBool(agents), "--network", network, dir, "--"}
 			if err := daemon.Start(c.Context(), name, append(serve, args[1:]...), progress(c.ErrOrStderr())); err != nil {
 				return err
 			}
@@ -129,8 +139,52 @@ which enforces network policies unless they say --policy-mode Ignore.`,
 	c.Flags().StringVar(&name, "name", "", "name of the sandbox: a letter, then letters and digits (default: the "+
 		"folder's name)")
 	c.Flags().BoolVar(&agents, "node-agent", true, "run an agent on each node")
+	c.Flags().StringVar(&network, "network", networkAuto, "who connects pods: own, own-apart, wires or auto")
+	c.RegisterFlagCompletionFunc("network", cobra.FixedCompletions([]string{networkOwn, networkApart, networkWires,
+		networkAuto}, cobra.ShellCompDirectiveNoFileComp))
 	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait until the agents are ready")
 	return c
+}
+
+// Who connects a sandbox's pods.
+const (
+	networkAuto  = "auto"
+	networkOwn   = "own"       // the agents
+	networkApart = "own-apart" // the agents, each node on a link of its own
+	networkWires = "wires"     // the sandbox
+)
+
+// chooseNetwork returns who connects a sandbox's pods.
+func chooseNetwork(c *cobra.Command, network string, agents bool, objects []source.Object) (string, error) {
+	switch network {
+	case networkAuto:
+		if !agents {
+			return networkWires, nil
+		}
+		if err := sandbox.Attachable(objects); err != nil {
+			c.PrintErrf("note: pods are connected by the sandbox (--network wires), not by the agents: %s\n",
+				escape.String(firstLine(err)))
+			return networkWires, nil
+		}
+		return networkOwn, nil
+	case networkOwn, networkApart:
+		if !agents {
+			return "", fmt.Errorf("--network %s needs the agents: leave --node-agent=false out, or use --network wires", network)
+		}
+		if err := sandbox.Attachable(objects); err != nil {
+			return "", fmt.Errorf("--network %s: %w; correct the objects, or use --network wires", network, err)
+		}
+		return network, nil
+	case networkWires:
+		return network, nil
+	}
+	return "", fmt.Errorf("invalid --network %q: use own, own-apart, wires or auto", network)
+}
+
+// firstLine returns the first of an error's lines.
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
 }
 
 // sandboxName makes a sandbox's name from a folder's.
@@ -247,7 +301,7 @@ func entrance(objects []source.Object) (service, address string) {
 
 // sandboxServe is the process that holds a sandbox.
 func sandboxServe() *cobra.Command {
-	var name string
+	var name, network string
 	var agents bool
 	var fd int
 	c := &cobra.Command{
@@ -267,8 +321,14 @@ func sandboxServe() *cobra.Command {
 			}
 			if agents {
 				os.Setenv(config.EnvPolicyMode, cmp.Or(os.Getenv(config.EnvPolicyMode), string(config.PoliciesEnforce)))
+				o.Network, o.Apart = network == networkOwn || network == networkApart, network == networkApart
 				o.Agent = func(node string) []string {
-					return append([]string{"/proc/self/exe", "run", "--source", args[0], "--node", node}, args[1:]...)
+					run := []string{"/proc/self/exe", "run", "--source", args[0], "--node", node}
+					if folder := daemon.AgentFolder(o.Name, node); o.Network {
+						run = append(run, "--network-mode", string(config.NetworkOwn), "--network-cni-folder", folder,
+							"--network-run-folder", folder)
+					}
+					return append(run, args[1:]...)
 				}
 			}
 			err := daemon.Run(c.Context(), o)
@@ -280,6 +340,7 @@ func sandboxServe() *cobra.Command {
 	}
 	c.Flags().StringVar(&name, "name", "", "name of the sandbox")
 	c.Flags().BoolVar(&agents, "node-agent", true, "run an agent on each node")
+	c.Flags().StringVar(&network, "network", networkWires, "who connects pods")
 	c.Flags().IntVar(&fd, "events", 0, "file descriptor to tell progress to")
 	return c
 }

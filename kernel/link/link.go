@@ -174,10 +174,17 @@ func (c *Conn) Delete(index int) error {
 
 // AddAddress returns the interface an address, without duplicate address detection, and with a route only where the
 // prefix is wider than the address. One that it has is no error. See Await for when it is in use.
-func (c *Conn) AddAddress(index int, p netip.Prefix) error {
-	a := &netlink.Addr{IPNet: ipNet(p)}
+func (c *Conn) AddAddress(index int, p netip.Prefix) error { return c.addAddress(index, p, 0) }
+
+// AddAddressAlone is AddAddress without a route to the prefix.
+func (c *Conn) AddAddressAlone(index int, p netip.Prefix) error {
+	return c.addAddress(index, p, unix.IFA_F_NOPREFIXROUTE)
+}
+
+func (c *Conn) addAddress(index int, p netip.Prefix, flags int) error {
+	a := &netlink.Addr{IPNet: ipNet(p), Flags: flags}
 	if p.Addr().Is6() {
-		a.Flags = unix.IFA_F_NODAD
+		a.Flags |= unix.IFA_F_NODAD
 	}
 	if err := c.h.AddrAdd(dev(index), a); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add address %s to interface %d: %w", p, index, err)

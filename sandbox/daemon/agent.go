@@ -57,6 +57,9 @@ func (d *daemon) hire(ctx context.Context, h *sandbox.Host) *agent {
 	done := make(chan struct{})
 	a := Agent{Node: h.Node, State: Starting, Log: filepath.Join(Folder(d.Name), "node-"+h.Node+".log")}
 	d.record(a)
+	if err := d.prepare(h.Node); err != nil {
+		slog.Error("the agent can't connect pods", "node", h.Node, "error", err)
+	}
 	go func() {
 		defer close(done)
 		defer d.forget(h.Node)
@@ -66,6 +69,14 @@ func (d *daemon) hire(ctx context.Context, h *sandbox.Host) *agent {
 		cancel()
 		<-done
 	}}
+}
+
+// prepare makes the folder that a node's agent has where it connects pods.
+func (d *daemon) prepare(node string) error {
+	if !d.Network {
+		return nil
+	}
+	return os.MkdirAll(AgentFolder(d.Name, node), 0o755)
 }
 
 // supervise starts the agent again whenever it ends, until ctx does.

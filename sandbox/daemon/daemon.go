@@ -26,12 +26,14 @@ import (
 
 // Options say what to keep up.
 type Options struct {
-	Name     string                     // the sandbox's
-	Follow   string                     // where the objects come from, for people
-	Source   source.Source              // the objects
-	Agent    func(node string) []string // program and arguments of a node's agent; nil: no agents
-	Progress func(done, total int)      // while the sandbox is built for the first time
-	Up       func()                     // once it is up; agents may not be ready yet
+	Name   string                     // the sandbox's
+	Follow string                     // where the objects come from, for people
+	Source source.Source              // the objects
+	Agent  func(node string) []string // program and arguments of a node's agent; nil: no agents
+	// Network has the agents connect the pods (sandbox.Options.CNI, the folder by AgentFolder); Apart as there.
+	Network, Apart bool
+	Progress       func(done, total int) // while the sandbox is built for the first time
+	Up             func()                // once it is up; agents may not be ready yet
 }
 
 // Status is what a daemon says of itself to other processes.
@@ -39,11 +41,15 @@ type Status struct {
 	Follows string    `json:"follows"`           // Options.Follow
 	Since   time.Time `json:"since"`             // when it came up
 	Problem string    `json:"problem,omitempty"` // why the sandbox doesn't follow its source at the moment
+	Apart   string    `json:"apart,omitempty"`   // why pods have no network yet
 	Agents  []Agent   `json:"agents"`            // by node
 }
 
 // Folder is where the daemon of a sandbox keeps its status and logs.
 func Folder(name string) string { return filepath.Join(sandbox.Dir, name) }
+
+// AgentFolder is where the agent of a node has files of its own, where it connects pods.
+func AgentFolder(name, node string) string { return filepath.Join(Folder(name), "agent-"+node) }
 
 func statusPath(name string) string { return filepath.Join(Folder(name), "status.json") }
 
@@ -83,11 +89,17 @@ func Run(ctx context.Context, o Options) (err error) {
 	d.status = Status{Follows: o.Follow, Since: time.Now()}
 	defer func() { err = errors.Join(err, d.down()) }()
 	for {
+		var again <-chan time.Time
+		if d.status.Apart != "" {
+			again = time.After(impatient)
+		}
 		select {
 		case b := <-batches:
 			if err := d.apply(ctx, b); err != nil {
 				return cmp.Or(failure(ctx), err)
 			}
+		case <-again:
+			d.attach(ctx)
 		case <-ctx.Done():
 			return failure(ctx)
 		}
@@ -134,13 +146,18 @@ func (d *daemon) apply(ctx context.Context, b source.Batch) error {
 	}
 	objects := slices.Collect(maps.Values(d.objects))
 	if d.cluster == nil {
-		c, err := sandbox.Up(ctx, sandbox.Options{Name: d.Name, Objects: objects, Serve: true, Progress: d.Progress})
+		o := sandbox.Options{Name: d.Name, Objects: objects, Serve: true, Progress: d.Progress, Apart: d.Options.Apart}
+		if d.Network {
+			o.CNI = func(node string) string { return AgentFolder(d.Name, node) }
+		}
+		c, err := sandbox.Up(ctx, o)
 		if err != nil {
 			return err
 		}
 		d.cluster = c
 		slog.Info("sandbox is up", "name", d.Name, "hosts", len(c.Hosts()))
 		d.staff(ctx)
+		d.attach(ctx)
 		if d.Up != nil {
 			d.Up()
 		}
@@ -154,7 +171,16 @@ func (d *daemon) apply(ctx context.Context, b source.Batch) error {
 	}
 	d.publish(func(s *Status) { s.Problem = message(err) })
 	d.staff(ctx)
+	d.attach(ctx)
 	return nil
+}
+
+// attach has pods connected that have no network yet. What fails is tried again.
+func (d *daemon) attach(ctx context.Context) {
+	err := d.cluster.Attach(ctx)
+	if why := message(err); why != d.status.Apart {
+		d.publish(func(s *Status) { s.Apart = why })
+	}
 }
 
 func message(err error) string {

@@ -104,18 +104,20 @@ func follow(events io.Reader, progress func(done, total int)) error {
 	}
 }
 
-// WaitReady waits until the agents of all nodes are ready.
+// WaitReady waits until the agents of all nodes are ready, and all pods have a network.
 func WaitReady(ctx context.Context, name string) error {
 	for {
 		s, err := StatusOf(name)
 		i := slices.IndexFunc(s.Agents, func(a Agent) bool { return a.State != Ready })
 		switch {
-		case err == nil && i < 0:
+		case err == nil && i < 0 && s.Apart == "":
 			return nil
 		case sleep(ctx, 20*time.Millisecond):
 			continue
 		case err != nil:
 			return err
+		case i < 0:
+			return errors.New(s.Apart)
 		}
 		a := s.Agents[i]
 		if a.Error != "" {

@@ -1,0 +1,81 @@
+package test_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"syscall"
+	"testing"
+)
+
+// writePod writes the manifest of a pod of the shop that serves port 8080.
+func writePod(t *testing.T, dir, name, node string, ips ...string) {
+	t.Helper()
+	text := fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {namespace: shop, name: %s}\nspec:\n  nodeName: %s\n"+
+		"  containers: [{name: x, ports: [{containerPort: 8080}]}]\nstatus:\n  phase: Running\n  podIP: %s\n  podIPs:\n",
+		name, node, ips[0])
+	for _, ip := range ips {
+		text += fmt.Sprintf("    - ip: %q\n", ip)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// podDevices returns the devices of pods on a node of a sandbox.
+func podDevices(t *testing.T, node string) []string {
+	t.Helper()
+	l := regexp.MustCompile(`\bfl[0-9a-f]{10}\b`).FindAllString(must(t, "ip", "-n", node, "-o", "link"), -1)
+	slices.Sort(l)
+	return slices.Compact(l)
+}
+
+// TestPodNetwork has a sandbox's pods connected by the plugin and the agents: on one link, and through VXLAN.
+func TestPodNetwork(t *testing.T) {
+	for network, device := range map[string]string{"own": "dev eth0", "own-apart": "dev fl-vxlan"} {
+		t.Run(network, func(t *testing.T) {
+			t.Parallel()
+			name, dir := boxOf(t, []string{"--network", network}, "--policy-mode", "Ignore")
+			answered := func(from, to string) bool {
+				_, err := try(fairlead, "sandbox", "ask", "--name", name, from, to)
+				return err == nil
+			}
+			node := name + "-node-a"
+			contains(t, must(t, "ip", "-n", node, "route"), "10.128.3.0/24 via ", device, "unreachable 10.128.1.0/24")
+			for _, to := range []string{"10.128.1.10:8080", "10.128.3.10:8080", "[fd00:128:1::10]:8080",
+				"[fd00:128:3::10]:8080"} {
+				for _, from := range []string{"a", "b", "shop/client", "shop/web-1", "outside"} {
+					if !answered(from, to) {
+						t.Errorf("no answer from %s to %s", to, from)
+					}
+				}
+			}
+			contains(t, must(t, fairlead, "sandbox", "ask", "--name", name, "shop/client", "10.128.3.10:8080"),
+				"10.128.2.99:") // the source that is seen
+			if _, err := try(fairlead, "sandbox", "exec", "--name", name, "a", "--", fairlead, "clean",
+				"--network"); err == nil {
+				t.Error("clean --network took pods' network")
+			}
+			before := podDevices(t, node)
+			if err := syscall.Kill(agentIn(node), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			writePod(t, dir, "late", "a", "10.128.1.77", "fd00:128:1::77")
+			eventually(t, "a pod that comes while the agent restarts is connected", func() bool {
+				return answered("shop/client", "10.128.1.77:8080") && answered("shop/client", "[fd00:128:1::77]:8080")
+			})
+			if err := os.Remove(filepath.Join(dir, "late.yaml")); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "a deleted pod's device is gone", func() bool {
+				return slices.Equal(podDevices(t, node), before)
+			})
+			writePod(t, dir, "next", "a", "10.128.1.77", "fd00:128:1::77")
+			eventually(t, "another pod can have its addresses", func() bool {
+				return answered("shop/client", "10.128.1.77:8080")
+			})
+		})
+	}
+}
