@@ -55,7 +55,7 @@ var laws = []law{
 	{"dataplane/policy", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink, planes),
 		"a policy engine renders finished decisions, and knows no Service"},
 	{"dataplane/policy/policytest",
-		[]string{"dataplane", "kernel", "model", "resolve/policy", "sandbox", "source", "verdict"},
+		[]string{"dataplane", "kernel", "model", "reconcile", "resolve/policy", "sandbox", "source", "verdict"},
 		slices.Concat(netlink, planes), "policytest judges policy engines by packets against verdict"},
 	{"dataplane/network", []string{"dataplane/network", "dataplane", "kernel", "model"},
 		slices.Concat(kubernetes, netlink, planes), "the pod network renders finished decisions, and knows no Service"},

@@ -90,7 +90,6 @@ enum policy_flag {
 	POLICY_CUT = 1 << 0, /* flows that are no longer allowed are cut */
 	POLICY_WRITING =
 		1 << 1, /* peers and rulesets are changing: a decision by default isn't trusted for a known peer */
-	POLICY_FULL = 1 << 2, /* a map is full: a decision by default isn't trusted */
 };
 
 /* An accepted connection, in fl_flows by its tuple, whose source is the lower end: see flow_key(). */
@@ -118,7 +117,7 @@ enum policy_event {
 	POLICY_UNKNOWN_POD, /* from or to an address of this node's pods that no known pod has */
 	POLICY_FORGED,	    /* from a pod's address, by another device */
 	POLICY_UNPARSED,    /* of or to a pod with policies: not understood, or a fragment before its first */
-	POLICY_INCOMPLETE,  /* dropped since the maps are being written or are full */
+	POLICY_INCOMPLETE,  /* dropped since the maps are being written */
 	POLICY_FLOW,	    /* a flow began */
 	POLICY_UNLOGGED,    /* an event beyond the limit, or beyond the ring's capacity */
 	POLICY_EVENTS,
@@ -375,8 +374,7 @@ __noinline int evaluate_stage(struct evaluation *e, const struct side *s)
 	}
 	if (own)
 		e->decision = *own;
-	else if ((e->flags & POLICY_FULL || (e->flags & POLICY_WRITING && e->identity)) &&
-		 e->decision != DECISION_DROP) {
+	else if (e->flags & POLICY_WRITING && e->identity && e->decision != DECISION_DROP) {
 		policy_log(e, POLICY_INCOMPLETE);
 		e->event = POLICY_EVENTS;
 		return DECISION_DROP;

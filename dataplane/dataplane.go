@@ -89,6 +89,12 @@ type Joiner[T any] interface {
 	Join() func(put, del []T) (puts, dels []T)
 }
 
+// Advisory is a Key of facts some of which only name what is wrong.
+type Advisory interface {
+	// Advisory reports whether nothing depends on the fact.
+	Advisory() bool
+}
+
 // Grouped is a Key that names the group of facts to which it belongs, for people: "chain", or the name of a set.
 type Grouped interface {
 	Group() string

@@ -10,6 +10,8 @@
 //     on refusing is found by halving, or named by the plane (dataplane.Refused), and set aside with what stands on it,
 //     and everything else is written. Groups of such facts come last, and facts of the base, which all others need, are
 //     never set aside with others.
+//   - closing: parts that depend on refused ones are wanted in another form (Options.StandIns), which is written before
+//     anything else, until nothing is refused any more.
 //   - drift: what others do to the slice is seen (dataplane.Watcher), counted and undone.
 //   - plan: the same comparison, written nowhere.
 //   - bodies: what only a Write needs of a fact is held until the fact is written, and rendered anew where it has to be

@@ -29,9 +29,13 @@ func (l *Loop[T, K, V]) iterate(ctx context.Context) <-chan time.Time {
 		if err := l.read(ctx); err != nil {
 			return l.retry(ctx, requested, err)
 		}
+		l.failClosed(false)
 		l.answerOwners(false)
 		jobs, held, due := l.due(now)
 		if len(jobs) == 0 {
+			if l.failClosed(true) {
+				continue
+			}
 			if held == 0 {
 				l.settle(requested)
 			}
@@ -74,7 +78,11 @@ func (l *Loop[T, K, V]) accept() uint64 {
 			}
 		}
 	}
-	for _, p := range went {
+	for i, p := range went {
+		if s := l.wantedPart(p); s != p {
+			delete(l.standIns, p)
+			went[i], p = s, s
+		}
 		for _, f := range l.plane.Render(p) {
 			l.table.drop(p, f)
 		}
@@ -109,13 +117,9 @@ func (l *Loop[T, K, V]) drainQueue() (came, went []T, requested uint64) {
 
 // present returns the parts whose facts the table counts as wanted.
 func (l *Loop[T, K, V]) present() []T {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	parts := make([]T, 0, len(l.parts))
-	for p, ph := range l.parts {
-		if ph != coming {
-			parts = append(parts, p)
-		}
+	parts := l.originals()
+	for i, p := range parts {
+		parts[i] = l.wantedPart(p)
 	}
 	return parts
 }

@@ -22,6 +22,9 @@ type Options[T comparable] struct {
 	Label func(T) string
 	// reports whether all others need that part: without its facts nothing is served; default: none
 	Base func(T) bool
+	// returns what is wanted in place of parts that depend on refused ones, by part; before is what it returned last.
+	// It is pure; default: nothing
+	StandIns func(refused, wanted []T, before map[T]T) map[T]T
 	// about how much time and capacity of the kernel a part takes; default: its facts
 	Weight   func(T) int
 	Log      *slog.Logger                    // default: none
@@ -55,6 +58,7 @@ type Loop[T comparable, K dataplane.Key, V comparable] struct {
 	gone    []T                          // parts no longer wanted of which some fact may still be held
 	blame   refusedOwners
 	iteration
+	standIns map[T]T // what is wanted in place of parts that depend on refused ones
 }
 
 // signals are what goroutines wait for.

@@ -152,7 +152,7 @@ func (l *Loop[T, K, V]) ownerDone(parts []T, settled bool) (done bool, err error
 	waiting := false
 	refused := map[string]error{}
 	for _, p := range parts {
-		for _, f := range l.render(p) {
+		for _, f := range l.render(l.wantedPart(p)) {
 			e := l.table.entries[f.Key]
 			switch {
 			case e == nil || !e.wanted():

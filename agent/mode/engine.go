@@ -102,7 +102,9 @@ func engine[K dataplane.Key, V comparable, P policyPlane[K, V]](name, summary, n
 		}
 		isNode := func(p model.PolicyPart) bool { _, is := p.(*model.PolicyNode); return is }
 		l := reconcile.New(p, reconcile.Options[model.PolicyPart]{Owner: model.PolicyOwnerOf,
-			Label: model.PolicyLabelOf, Base: isNode, Log: log, MaxFacts: PolicyFacts})
+			Label: model.PolicyLabelOf, Base: isNode, Log: log, MaxFacts: PolicyFacts, StandIns: model.FailClosed,
+			// No ruleset is so large that pods come before it.
+			Weight: func(model.PolicyPart) int { return 0 }})
 		return &PolicyPlane{newIdle(l), policyName(name), p}, nil
 	}}
 }

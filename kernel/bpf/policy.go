@@ -203,8 +203,6 @@ const (
 	PolicyCut = PolicyFlag(policyPolicyFlagPOLICY_CUT)
 	// PolicyWriting: peers and rulesets are changing, so what a peer table decides otherwise isn't trusted for a peer.
 	PolicyWriting = PolicyFlag(policyPolicyFlagPOLICY_WRITING)
-	// PolicyFull: a map is full, so what a peer table decides otherwise isn't trusted.
-	PolicyFull = PolicyFlag(policyPolicyFlagPOLICY_FULL)
 )
 
 // Set sets a flag, or clears it.

@@ -95,7 +95,6 @@ type policyPolicyFlag uint32
 const (
 	policyPolicyFlagPOLICY_CUT     policyPolicyFlag = 1
 	policyPolicyFlagPOLICY_WRITING policyPolicyFlag = 2
-	policyPolicyFlagPOLICY_FULL    policyPolicyFlag = 4
 )
 
 type policyPolicyFlow struct {

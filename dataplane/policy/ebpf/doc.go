@@ -31,6 +31,5 @@
 // Netfilter sees whole datagrams where connection tracking is on. Elsewhere a later fragment has the ports of the first
 // one; one that arrives before it is dropped if an end of it has policies.
 //
-// A map that is full refuses the fact by name, and as long as it lacks it, what a peer table accepts by default is
-// dropped, since the missing entry might drop it.
+// A map that is full refuses the fact by name: see model.FailClosed for what becomes of the pods that it decides about.
 package ebpf

@@ -11,15 +11,16 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/policy/policytest"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/verdict"
@@ -332,49 +333,38 @@ func TestProgramIsReplacedWithoutAGap(t *testing.T) {
 	}
 }
 
-// TestFullMapFailsClosed: what a peer table accepts by default is dropped while a verdict did not fit.
+// TestFullMapFailsClosed: while a verdict did not fit, pods whose peer table lacks it are closed, and others are as
+// verdict says.
 func TestFullMapFailsClosed(t *testing.T) {
 	n := newNode(t)
 	p := n.reopen(Options{Sizes: bpf.PolicySizes{Flows: small.Sizes.Flows, Verdicts: 1}})
+	l := reconcile.New(p, reconcile.Options[model.PolicyPart]{Owner: model.PolicyOwnerOf, Label: model.PolicyLabelOf,
+		MaxFacts: 1 << 20, StandIns: model.FailClosed})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { l.Run(ctx) })
+	defer running.Wait()
+	defer cancel()
 	d := policytest.Decide(n.objects["admin-and-default.yaml"])
-	wanted := policytest.Facts(t, p, d.Parts())
-	verdicts, rest := []Fact{}, []Fact{}
-	for _, f := range wanted {
-		if f.Key.Kind == KindVerdict {
-			verdicts = append(verdicts, f)
-		} else {
-			rest = append(rest, f)
-		}
-	}
-	err := p.Write(t.Context(), slices.Concat(verdicts, rest), nil)
-	var refused *dataplane.Refused[Key]
-	if !errors.As(err, &refused) || len(refused.Facts) != len(verdicts)-1 ||
-		!strings.Contains(err.Error(), "fl_verdicts") {
+	l.Change(d.Parts(), nil)
+	if err := l.Sync(ctx); err == nil || !strings.Contains(err.Error(), "fl_verdicts") {
 		t.Fatalf("a full map: %v", err)
 	}
-	n.Must(p.Write(t.Context(), rest, nil)) // as the loop does
-	r := rand.New(rand.NewPCG(5, 6))
+	var passed atomic.Int32
 	var wg sync.WaitGroup
-	for _, x := range n.Packets(r, 200) {
-		if verdict.Policy(d.Now, x).Verdict == model.VerdictDrop {
-			wg.Go(func() {
-				if n.Passes(x, false) {
+	for _, x := range n.Packets(rand.New(rand.NewPCG(5, 6)), 200) {
+		wg.Go(func() {
+			if n.Passes(x, false) {
+				passed.Add(1)
+				if verdict.Policy(d.Now, x).Verdict == model.VerdictDrop {
 					t.Errorf("%v passes", x)
 				}
-			})
-		}
+			}
+		})
 	}
 	wg.Wait()
-	counts, err := p.PolicyPackets()
-	n.Must(err)
-	if counts[bpf.PolicyIncomplete.String()] == 0 {
-		t.Error("nothing was dropped because the map is full")
-	}
-	for _, f := range verdicts {
-		n.Must(p.Write(t.Context(), nil, []Fact{f}))
-	}
-	if p.maps.Has(bpf.PolicyFull) {
-		t.Error("the map still counts as full")
+	if passed.Load() == 0 {
+		t.Error("one peer table that lacks a verdict closes everything")
 	}
 }
 

@@ -44,7 +44,6 @@ type Plane struct {
 	writers *bpf.Writers
 	grace   *bpf.Grace
 	maps    *bpf.PolicyMaps // nil where there are none of our layout
-	refused map[Key]bool    // facts that did not fit
 	hooked  atomic.Bool     // the program is attached, unless others changed that
 }
 
@@ -119,7 +118,6 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 	if err := p.forget(); err != nil {
 		return nil, err
 	}
-	p.refused = map[Key]bool{}
 	p.writers.Listen()
 	list, err := os.ReadDir(p.folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -163,7 +161,7 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	if m.Has(bpf.PolicyCut) {
 		facts = append(facts, Fact{Key: Key{Kind: KindCut}})
 	}
-	if m.Has(bpf.PolicyWriting) || m.Has(bpf.PolicyFull) {
+	if m.Has(bpf.PolicyWriting) {
 		facts = append(facts, Fact{Key: Key{Kind: KindIncomplete}})
 	}
 	err = m.Entries(func(e bpf.PolicyEntry) { facts = append(facts, factOf(e)) })

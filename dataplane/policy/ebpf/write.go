@@ -72,10 +72,7 @@ func (p *Plane) writeAll(w writes) error {
 	if err != nil {
 		return err
 	}
-	if both || len(w.del[KindIncomplete]) > 0 {
-		p.maps.Set(bpf.PolicyWriting, false)
-	}
-	p.maps.Set(bpf.PolicyFull, len(p.refused) > 0)
+	p.maps.Set(bpf.PolicyWriting, false)
 	return p.removeMaps(w)
 }
 
@@ -83,9 +80,6 @@ func (p *Plane) writeAll(w writes) error {
 func (p *Plane) openMaps(w writes, del []Fact) error {
 	if p.maps != nil {
 		return nil
-	}
-	if p.refused == nil {
-		p.refused = map[Key]bool{}
 	}
 	if len(w.put[KindMaps]) == 0 {
 		_, err := p.readMaps(nil) // a plane that writes before it has read
@@ -145,8 +139,7 @@ func (p *Plane) write(w writes) error {
 	return nil
 }
 
-// put writes entries of one map, those that fit. Of the others the error is a dataplane.Refused, and peer tables that
-// accept by default aren't trusted any more: what is missing might drop.
+// put writes entries of one map, those that fit. Of the others the error is a dataplane.Refused.
 func (p *Plane) put(facts []Fact) error {
 	entries := make([]bpf.PolicyEntry, len(facts))
 	for i, f := range facts {
@@ -155,9 +148,6 @@ func (p *Plane) put(facts []Fact) error {
 	var refused dataplane.Refused[Key]
 	for i := 0; i < len(facts); {
 		n, err := p.maps.Put(entries[i:])
-		for _, f := range facts[i : i+n] {
-			delete(p.refused, f.Key)
-		}
 		if i += n; err == nil {
 			break
 		}
@@ -167,8 +157,7 @@ func (p *Plane) put(facts []Fact) error {
 		if refused.Facts == nil {
 			refused.Facts = map[Key]error{}
 		}
-		refused.Facts[facts[i].Key], p.refused[facts[i].Key] = err, true
-		p.maps.Set(bpf.PolicyFull, true)
+		refused.Facts[facts[i].Key] = err
 		i++
 	}
 	if refused.Facts != nil {
@@ -177,7 +166,7 @@ func (p *Plane) put(facts []Fact) error {
 	return nil
 }
 
-// remove removes entries of one map, which then has space again for those that did not fit.
+// remove removes entries of one map.
 func (p *Plane) remove(facts []Fact) error {
 	if len(facts) == 0 {
 		return nil
@@ -185,11 +174,6 @@ func (p *Plane) remove(facts []Fact) error {
 	entries := make([]bpf.PolicyEntry, len(facts))
 	for i, f := range facts {
 		entries[i] = entry(f)
-	}
-	for k := range p.refused {
-		if k.Kind == facts[0].Key.Kind {
-			delete(p.refused, k)
-		}
 	}
 	return p.maps.Remove(entries)
 }

@@ -40,7 +40,7 @@ type Key struct {
 type Fact = dataplane.Fact[Key, string]
 
 // Rank implements dataplane.Key: sets come before the rules that name them, chains before what leads to them, and hooks
-// last.
+// last. Trees come before the chains that leave a packet to the second stage, and subjects after all.
 func (k Key) Rank() int {
 	switch k.Kind {
 	case KindSet:
@@ -50,31 +50,36 @@ func (k Key) Rank() int {
 	case KindChain:
 		return chainRank(k.Name)
 	case KindTrees:
-		return 5
+		return 3
 	case KindSubject:
-		return 6
+		return rulesetRank + 1
 	case KindHook:
-		return 8
+		return rulesetRank + 3
 	}
-	return 9 // nothing waits for it
+	return rulesetRank + 4 // nothing waits for it
 }
 
 // rulesetRank is the rank of rulesets' chains.
-const rulesetRank = 4
+const rulesetRank = 6
 
 // chainRank puts chains after those that their rules name.
 func chainRank(name string) int {
 	rest := strings.TrimPrefix(name, Prefix)
 	switch {
 	case strings.HasPrefix(rest, "T"): // peer tables
-		return 3
+		return 5
 	case strings.HasPrefix(rest, "R"), strings.HasPrefix(rest, "S"): // rulesets
 		return rulesetRank
 	case slices.Contains(hooks, rest):
-		return 7
+		return rulesetRank + 2
+	case strings.HasPrefix(name, chainAudit+"-"): // to a tree
+		return 4
 	}
 	return 2
 }
+
+// Advisory implements dataplane.Advisory: the peer table's chain drops everything.
+func (k Key) Advisory() bool { return k.Kind == KindClosed }
 
 // Group implements dataplane.Grouped.
 func (k Key) Group() string {

@@ -39,6 +39,9 @@ func (c *Chains) Origin() model.PolicyPart { return c.PolicyPart }
 // Origin implements model.DerivedPart.
 func (m *Member) Origin() model.PolicyPart { return m.PolicyPart }
 
+// DecidedBy returns the peer table that the member belongs to: see model.FailClosed.
+func (m *Member) DecidedBy() *model.PeerTable { return m.table }
+
 // use names how a ruleset is used.
 type use struct {
 	ruleset uint64

@@ -32,7 +32,9 @@ func subjectOf(v *model.Subject) subject {
 		} else if at.stage == 1 && rulesets[0] == nil {
 			r = nil // the first tree leads there
 		}
-		if r != nil {
+		if r == model.Closed {
+			s.to[i] = chainDeny
+		} else if r != nil {
 			s.to[i] = rulesetChain(of, r.ID)
 		}
 	}

@@ -31,7 +31,7 @@
 //	egress4-pod          from the node, or untranslated? accept; by its rulesets egress4-admin, then egress4-last
 //	egress4-unknown      from the node, or untranslated? accept; else deny
 //	egress4-admin        to a peer? egress4-admin-peer; to a range? egress4-admin-range; else by ports, otherwise
-//	egress4-admin-peer   by port, else by portspan, else by default: decision, else otherwise
+//	egress4-admin-peer   by port, else by portspan, else by default: decision, else otherwise; nothing there? deny
 //	deny                 count, log, drop
 //	cut                  reset TCP, drop
 //	report-accept, report-next   count, log, accept or return: what audited policies would drop

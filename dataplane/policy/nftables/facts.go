@@ -42,6 +42,9 @@ func (k Key) String() string {
 	return k.Key.String()
 }
 
+// Advisory implements dataplane.Advisory.
+func (k Key) Advisory() bool { return k.Kind == kindUnserved }
+
 // Group implements dataplane.Grouped.
 func (k Key) Group() string {
 	if k.Kind == kindUnserved {
@@ -180,7 +183,7 @@ func (p *Plane) Render(part model.PolicyPart) []Fact {
 	case *model.Ruleset:
 		return ruleset(v)
 	case *model.PeerTable:
-		return []Fact{element(setOtherwise, key(number(v.ID)), code(v.Otherwise))}
+		return []Fact{otherwise(v)}
 	case *model.PeerVerdict:
 		k := append(key(number(v.PeerTable.ID)), key(number(v.Identity.ID))...)
 		return []Fact{element(setDecision, k, code(v.Decision))}
@@ -188,6 +191,11 @@ func (p *Plane) Render(part model.PolicyPart) []Fact {
 		return []Fact{peer(v)}
 	}
 	panic(fmt.Sprintf("nftables: no facts for a %T", part))
+}
+
+// otherwise returns what a peer table decides about those it has no decision about.
+func otherwise(v *model.PeerTable) Fact {
+	return element(setOtherwise, key(number(v.ID)), code(v.Otherwise))
 }
 
 // unserved returns the fact of what Write refuses.
@@ -236,6 +244,9 @@ func subject(v *model.Subject) []Fact {
 	}
 	for d, rulesets := range [...][model.PolicyStages]*model.Ruleset{model.Egress: v.Out, model.Ingress: v.In} {
 		for stage, r := range rulesets {
+			if r == model.Closed {
+				facts = append(append(facts, ruleset(r)...), otherwise(r.Default.PeerTable))
+			}
 			if r != nil {
 				k := append(word(stageNumber(model.Direction(d), stage)), addr...)
 				facts = append(facts, element(p.ruleset, k, string(number(r.ID))))

@@ -243,7 +243,7 @@ func (s stage) decide(identities string) (rules [][]nft.Expr) {
 		}
 		rules = append(rules, nft.Join(peerTable, act(setOtherwise)))
 	}
-	return rules
+	return append(rules, nft.Exprs(nft.Do(nft.Goto(chainDeny)))) // part of the ruleset is missing
 }
 
 // act does what the decision says that a set has, or ends the rule.

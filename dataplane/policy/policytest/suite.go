@@ -63,6 +63,7 @@ func (s Suite[K]) Run(t *testing.T) {
 	t.Run("OtherProtocolsFollowTheDefault", s.otherProtocols)
 	t.Run("EstablishedConnectionsGoOn", s.established)
 	t.Run("DenialsAndAuditsAreLogged", s.logged)
+	t.Run("RefusedFactsFailClosed", s.refused)
 	if s.Cuts {
 		t.Run("MarkedConnectionsAreCut", s.cut)
 	}
@@ -78,24 +79,30 @@ func (s Suite[K]) packets(t *testing.T) {
 	for _, name := range names {
 		d := Decide(objects[name])
 		facts := e.hold(d)
-		var fates [2]atomic.Int32
-		var wg sync.WaitGroup
-		for _, p := range e.Packets(r, 150) {
-			wg.Go(func() {
-				o := verdict.Policy(d.Now, p)
-				fates[o.Verdict].Add(1)
-				if expected := o.Verdict == model.VerdictAccept; e.Passes(p, expected) != expected {
-					t.Errorf("%s: %v: not so: %s, %s", name, p, o.Verdict, o.Reason)
-				}
-			})
-		}
-		wg.Wait()
-		t.Logf("%s: %d facts, %d packets accepted, %d dropped", name, facts, fates[0].Load(), fates[1].Load())
+		accepted, dropped := e.judge(name, d.Now, e.Packets(r, 150))
+		t.Logf("%s: %d facts, %d packets accepted, %d dropped", name, facts, accepted, dropped)
 	}
 	e.Must(e.Clean(t.Context()))
 	if missing, extra := Read(t, e.Engine, nil); len(missing)+len(extra) > 0 {
 		t.Errorf("after clean: %v", extra)
 	}
+}
+
+// judge sends packets, which are treated as verdict says, and returns how many that accepts and drops.
+func (n *Network) judge(name string, s *model.Policies, packets []verdict.Packet) (accepted, dropped int32) {
+	var fates [2]atomic.Int32
+	var wg sync.WaitGroup
+	for _, p := range packets {
+		wg.Go(func() {
+			o := verdict.Policy(s, p)
+			fates[o.Verdict].Add(1)
+			if expected := o.Verdict == model.VerdictAccept; n.Passes(p, expected) != expected {
+				n.Errorf("%s: %v: not so: %s, %s", name, p, o.Verdict, o.Reason)
+			}
+		})
+	}
+	wg.Wait()
+	return fates[model.VerdictAccept].Load(), fates[model.VerdictDrop].Load()
 }
 
 func (s Suite[K]) otherProtocols(t *testing.T) {
