@@ -81,7 +81,7 @@ func TestMergeCountsAConnectionOnce(t *testing.T) {
 			t.Errorf("%s: %d connections on %v, want %d", f.Key(), f.Count, f.Nodes, want)
 		}
 	}
-	if lost, _ := l.Lost(); len(l.Flows) != 2 || lost != 9 || len(l.Nodes()) != 2 {
+	if lost, _, _ := l.Missing(); len(l.Flows) != 2 || lost != 9 || len(l.Nodes()) != 2 {
 		t.Errorf("%+v", l)
 	}
 }

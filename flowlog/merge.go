@@ -27,12 +27,12 @@ func (l *Log) Nodes() (nodes []string) {
 	return slices.Compact(nodes)
 }
 
-// Lost returns how many connections are in no flow: those that the kernel reported too fast, and those beyond a bound.
-func (l *Log) Lost() (lost, beyond uint64) {
+// Missing returns how many connections are in no flow, as Header has them.
+func (l *Log) Missing() (lost, beyond, unclear uint64) {
 	for _, h := range l.Headers {
-		lost, beyond = lost+h.Lost, beyond+h.Beyond
+		lost, beyond, unclear = lost+h.Lost, beyond+h.Beyond, unclear+h.Unclear
 	}
-	return lost, beyond
+	return lost, beyond, unclear
 }
 
 // Merge returns what files have together. Connections between nodes are seen by both, so that of a flow that several

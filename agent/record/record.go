@@ -122,7 +122,7 @@ func (r *recorder) record(ctx context.Context, warning string) error {
 	if err := r.addresses(); err != nil {
 		return err
 	}
-	if err := r.existing(); err != nil {
+	if err := r.existing(false); err != nil {
 		return err
 	}
 	r.Ready(warning)
@@ -131,7 +131,7 @@ func (r *recorder) record(ctx context.Context, warning string) error {
 	err := r.events.Run(ctx, func(t conntrack.Tracked) {
 		if lost {
 			lost = false
-			if err := r.existing(); err != nil { // of those that were lost, many are still open
+			if err := r.existing(true); err != nil { // of those that were lost, many are still in the table
 				stop(err)
 			}
 		}
@@ -151,9 +151,13 @@ func cause(ctx context.Context) error {
 	return err
 }
 
-// existing adds the flows of connections that are open now, those that aren't known yet.
-func (r *recorder) existing() error {
+// existing adds the flows of connections that are in the table now, those that aren't known yet: those of TCP that end
+// or have ended only if closed.
+func (r *recorder) existing(closed bool) error {
 	return r.marker.Each(func(t conntrack.Tracked) {
+		if t.Closing && !closed {
+			return
+		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.table.add(t, false)

@@ -33,7 +33,7 @@ cluster's objects alone. Nothing here reads or writes a kernel, and no rights on
 What a change of policies would newly allow or deny: fairlead plan --source NEW --against OLD.
 Why one connection is allowed or denied, checked against a node's kernel: fairlead explain.`,
 	}
-	return holds(c, policyCheck(), policyMatrix())
+	return holds(c, policyCheck(), policyMatrix(), policySuggest(), policyWhatif())
 }
 
 // clusterFlags are the flags of commands that evaluate a whole cluster.
