@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -10,6 +11,7 @@ import (
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/revoke"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"
 )
 
@@ -29,6 +31,13 @@ type packetCounter interface {
 // openExisting puts itself before an engine's loop.
 func openExisting(e mode.Engine, plane *mode.PolicyPlane, log *slog.Logger) (x existing, err error) {
 	x.packets, _ = plane.Impl.(packetCounter)
+	if engine, is := plane.Impl.(denial.Engine); is {
+		f := &followed{Runner: plane.Runner, now: model.NewPolicies()}
+		plane.Runner = f
+		x.denials, err = denial.Open(denial.Options{Engine: engine, Policies: f.policies,
+			Log: log.With("plane", plane.Name)})
+		return x, err
+	}
 	if !e.Marked {
 		return x, nil
 	}
@@ -42,6 +51,28 @@ func openExisting(e mode.Engine, plane *mode.PolicyPlane, log *slog.Logger) (x e
 		log.Warn("denials are not reported: stop the other program and restart the agent", "error", err)
 	}
 	return x, nil
+}
+
+// followed is a loop that holds the policies that it was given.
+type followed struct {
+	reconcile.Runner[model.PolicyPart]
+	mu  sync.Mutex
+	now *model.Policies
+}
+
+// Change implements reconcile.Runner.
+func (f *followed) Change(put, del []model.PolicyPart) {
+	f.mu.Lock()
+	f.now.Apply(model.Change[model.PolicyPart]{Put: put, Del: del})
+	f.mu.Unlock()
+	f.Runner.Change(put, del)
+}
+
+// policies calls a function with the policies of now, which that may not change.
+func (f *followed) policies(with func(*model.Policies)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	with(f.now)
 }
 
 // readDenials reports denials until ctx ends.

@@ -6,9 +6,9 @@ var Closed = &Ruleset{ID: 1, Name: "closed", Default: PortEntry{Last: 65535, Pee
 	Default: VerdictDrop, Otherwise: Decision{Verdict: VerdictDrop}}}}
 
 // FailClosed returns what is wanted in place of subjects while a kernel refuses facts of parts, by subject: the same
-// ones with Closed in place of the rulesets that depend on those parts. What decides about a refused peer isn't known, so
-// each ruleset does that decides about peers, unless a data plane's own part has a method DecidedBy. Subjects of before
-// are returned again where they are equal.
+// ones with Closed in place of the rulesets that depend on those parts. What decides about a refused peer isn't known,
+// so each ruleset does that decides about peers, unless a data plane's own part has a method DecidedBy. Subjects of
+// before are returned again where they are equal.
 func FailClosed(refused, wanted []PolicyPart, before map[PolicyPart]PolicyPart) map[PolicyPart]PolicyPart {
 	rulesets, tables, peers := map[uint64]bool{}, map[uint64]bool{}, false
 	for _, p := range refused {

@@ -1,5 +1,6 @@
 // Package denial reports what network policies drop, and what audited ones would. The engine logs the first bytes of
-// such packets to a group of nflog, as many as its limit lets through; verdict names the policies and rules.
+// such packets to a group of nflog, or reports their ends itself, as many as its limit lets through; verdict names the
+// policies and rules.
 package denial
 
 import (
@@ -20,11 +21,18 @@ import (
 
 // Options are what a Reader reads, and how.
 type Options struct {
+	Engine      Engine // nil: it logs to nflog
 	Group       uint16 // of nflog
 	Deny, Audit string // prefixes of the engine's logs
 	// calls a function with the policies of now, which that may not change
 	Policies func(func(*model.Policies))
 	Log      *slog.Logger
+}
+
+// Engine is a policy engine that reports packets itself.
+type Engine interface {
+	// Denials calls yield with both ends of each packet that was dropped, or would be by audited policies, until ctx ends.
+	Denials(ctx context.Context, yield func(src, dst netip.AddrPort, protocol model.Protocol, audited bool)) error
 }
 
 // Counts are packets that were reported, by policy. A packet that several policies deny together counts for each.
@@ -43,7 +51,7 @@ const (
 // Reader reports denials.
 type Reader struct {
 	options Options
-	log     *nflog.Log
+	log     *nflog.Log    // nil: the engine reports
 	since   time.Time     // when seen was made
 	seen    map[line]bool // what was reported since
 
@@ -53,22 +61,31 @@ type Reader struct {
 
 // line is what a line of the log is about.
 type line struct {
-	prefix string
-	packet verdict.Packet // without the source's port
+	audited bool
+	packet  verdict.Packet // without the source's port
 }
 
 // Open begins to read in the calling thread's network namespace.
 func Open(o Options) (*Reader, error) {
-	l, err := nflog.Listen(o.Group)
-	if err != nil {
+	r := &Reader{options: o, seen: map[line]bool{}, counts: Counts{
+		Denied: map[model.PolicyRef]uint64{}, Audited: map[model.PolicyRef]uint64{}}}
+	if o.Engine != nil {
+		return r, nil
+	}
+	var err error
+	if r.log, err = nflog.Listen(o.Group); err != nil {
 		return nil, fmt.Errorf("read denials: %w", err)
 	}
-	return &Reader{options: o, log: l, seen: map[line]bool{}, counts: Counts{
-		Denied: map[model.PolicyRef]uint64{}, Audited: map[model.PolicyRef]uint64{}}}, nil
+	return r, nil
 }
 
 // Close ends reading. It comes after Run.
-func (r *Reader) Close() error { return r.log.Close() }
+func (r *Reader) Close() error {
+	if r.log == nil {
+		return nil
+	}
+	return r.log.Close()
+}
 
 // Counts returns what was reported so far.
 func (r *Reader) Counts() Counts {
@@ -81,23 +98,30 @@ func (r *Reader) Counts() Counts {
 
 // Run reports until ctx ends.
 func (r *Reader) Run(ctx context.Context) error {
-	return r.log.Run(ctx, r.report, func() {
+	if r.log == nil {
+		return r.options.Engine.Denials(ctx, func(src, dst netip.AddrPort, protocol model.Protocol, audited bool) {
+			r.report(verdict.Packet{Src: src, Dst: dst, Protocol: protocol}, audited)
+		})
+	}
+	return r.log.Run(ctx, r.logged, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.counts.Lost++
 	})
 }
 
-// report counts and logs a packet.
-func (r *Reader) report(e nflog.Entry) {
-	p, ok := parse(e.Payload)
-	if !ok || e.Prefix != r.options.Deny && e.Prefix != r.options.Audit {
-		return
+// logged takes in a packet of nflog.
+func (r *Reader) logged(e nflog.Entry) {
+	if p, ok := parse(e.Payload); ok && (e.Prefix == r.options.Deny || e.Prefix == r.options.Audit) {
+		r.report(p, e.Prefix == r.options.Audit)
 	}
+}
+
+// report counts and logs a packet.
+func (r *Reader) report(p verdict.Packet, audit bool) {
 	var o verdict.PolicyOutcome
 	var from, to string
 	r.options.Policies(func(s *model.Policies) { o, from, to = verdict.Policy(s, p), end(s, p.Src), end(s, p.Dst) })
-	audit := e.Prefix == r.options.Audit
 	rules, reason := rulesOf(o, audit)
 	r.count(rules, audit)
 	now := time.Now()
@@ -105,7 +129,7 @@ func (r *Reader) report(e nflog.Entry) {
 		r.since = now
 		clear(r.seen)
 	}
-	l := line{e.Prefix, p}
+	l := line{audit, p}
 	l.packet.Src = netip.AddrPortFrom(p.Src.Addr(), 0)
 	if r.seen[l] {
 		return

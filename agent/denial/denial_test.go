@@ -3,6 +3,7 @@ package denial
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane/policy/ebpf"
 	"fairlead.dev/fairlead/dataplane/policy/nftables"
 	"fairlead.dev/fairlead/dataplane/policy/policytest"
 	"fairlead.dev/fairlead/model"
@@ -107,6 +109,43 @@ func (b *bed) until(t *testing.T, packets uint64) Counts {
 		if time.Now().After(end) {
 			t.Fatalf("not %d within 10 s: %+v\n%s", packets, c, b.log)
 		}
+	}
+}
+
+// TestEngineReportsDenials: of an engine that logs nothing, also before its first Write and when its maps are made anew.
+func TestEngineReportsDenials(t *testing.T) {
+	b := &bed{Network: policytest.NewNetwork(t), log: &buffer{}}
+	var plane *ebpf.Plane
+	b.Must(b.Node.Do(func() (err error) {
+		plane, err = ebpf.New()
+		return err
+	}))
+	defer func() { b.Must(errors.Join(plane.Clean(context.Background()), plane.Close())) }()
+	var err error
+	b.Reader, err = Open(Options{Engine: plane, Log: slog.New(slog.NewTextHandler(b.log, nil)),
+		Policies: func(f func(*model.Policies)) { f(b.now) }})
+	b.Must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	_, objects := policytest.Worlds(t)
+	d := policytest.Decide(objects["deny-ingress.yaml"])
+	b.now = d.Now
+	go func() { ended <- b.Run(ctx) }()
+	wanted, tcp := policytest.Facts(t, plane, d.Parts()), policytest.Served[0]
+	deny := model.PolicyRef{Tier: model.TierNetworkPolicy, Namespace: "shop", Name: "deny"}
+	for i := range uint64(2) {
+		policytest.Move(t, plane, nil, wanted)
+		b.Passes(b.Packet(policytest.Behind[2][i], policytest.Behind[0][i], tcp), false)
+		if c := b.until(t, i+1); c.Denied[deny] != i+1 {
+			t.Errorf("counts %+v", c)
+		}
+		policytest.Move(t, plane, wanted, nil)
+	}
+	cancel()
+	b.Must(<-ended)
+	if text := b.log.String(); !strings.Contains(text, "policy denied a connection") ||
+		!strings.Contains(text, "to=\"pod shop/web") || !strings.Contains(text, "NetworkPolicy shop/deny ingress") {
+		t.Errorf("logged: %s", text)
 	}
 }
 

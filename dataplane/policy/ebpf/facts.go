@@ -118,7 +118,7 @@ func peerTable(t *model.PeerTable) bpf.PolicyPeerTable {
 // node returns the maps, the program, and what isn't evaluated.
 func (p *Plane) node(v *model.PolicyNode) []Fact {
 	facts := []Fact{p.mapsFact(), p.hooksFact()}
-	if !p.noCut {
+	if v.CutMark != 0 {
 		facts = append(facts, Fact{Key: Key{Kind: KindCut}})
 	}
 	exempt := map[netip.Prefix]struct{}{}

@@ -55,10 +55,19 @@ func (n *node) reopen(o Options) (p *Plane) {
 	return p
 }
 
+// decide returns what a world comes to where connections are cut.
+func (n *node) decide(world string) *policytest.Decided {
+	d := policytest.Decide(n.objects[world])
+	cut := *d.Now.Node
+	cut.CutMark = 1
+	d.Now.Node = &cut
+	return d
+}
+
 // hold writes what a world comes to, and returns it.
 func (n *node) hold(world string) *policytest.Decided {
 	n.T.Helper()
-	d := policytest.Decide(n.objects[world])
+	d := n.decide(world)
 	wanted := policytest.Facts(n.T, n.Plane, d.Parts())
 	policytest.Move(n.T, n.Plane, n.held, wanted)
 	n.held = wanted
@@ -319,7 +328,7 @@ func TestProgramIsReplacedWithoutAGap(t *testing.T) {
 		n.Must(n.Write(t.Context(), hooks, hooks))
 	}
 	other := n.reopen(Options{Sizes: bpf.PolicySizes{Flows: small.Sizes.Flows, Peers: 4096}}) // of another layout
-	d := policytest.Decide(n.objects["deny-ingress.yaml"])
+	d := n.decide("deny-ingress.yaml")
 	old, err := other.Read(t.Context())
 	n.Must(err)
 	n.Must(other.Write(t.Context(), slices.Collect(maps.Values(policytest.Facts(t, other, d.Parts()))), old))
@@ -345,7 +354,7 @@ func TestFullMapFailsClosed(t *testing.T) {
 	running.Go(func() { l.Run(ctx) })
 	defer running.Wait()
 	defer cancel()
-	d := policytest.Decide(n.objects["admin-and-default.yaml"])
+	d := n.decide("admin-and-default.yaml")
 	l.Change(d.Parts(), nil)
 	if err := l.Sync(ctx); err == nil || !strings.Contains(err.Error(), "fl_verdicts") {
 		t.Fatalf("a full map: %v", err)
@@ -371,7 +380,7 @@ func TestFullMapFailsClosed(t *testing.T) {
 func TestForgedSourceIsDropped(t *testing.T) {
 	n := newNode(t)
 	for device, expected := range map[string]bool{"pod2": true, "pod1": false, "": true} {
-		d := policytest.Decide(n.objects["audit.yaml"])
+		d := n.decide("audit.yaml")
 		for _, s := range d.Now.Subjects {
 			if slices.Contains(client, s.Addr) {
 				moved := *s

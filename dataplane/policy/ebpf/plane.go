@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,7 +23,6 @@ import (
 // Options are the options of a plane.
 type Options struct {
 	Sizes bpf.PolicySizes // a field that is zero stands for the same field of DefaultSizes
-	NoCut bool            // connections that are no longer allowed go on
 }
 
 // DefaultSizes are more than the bounds of resolve/policy let policies come to. Empty, they use 32 MiB; flows are in
@@ -38,12 +40,13 @@ type Plane struct {
 	folder string // for all that is pinned
 	layout string // name of the maps' folder
 	digest string // of the program
-	noCut  bool   // as in Options
 	ns     *netns.Namespace
 
 	writers *bpf.Writers
 	grace   *bpf.Grace
 	maps    *bpf.PolicyMaps // nil where there are none of our layout
+	remade  chan struct{}   // closed and made anew when maps are made
+	mu      sync.Mutex      // of remade
 	hooked  atomic.Bool     // the program is attached, unless others changed that
 }
 
@@ -62,7 +65,7 @@ func Open(o Options) (_ *Plane, err error) {
 		return nil, err
 	}
 	s, d := o.Sizes, DefaultSizes
-	p := &Plane{noCut: o.NoCut, sizes: bpf.PolicySizes{
+	p := &Plane{remade: make(chan struct{}), sizes: bpf.PolicySizes{
 		Subjects: cmp.Or(s.Subjects, d.Subjects), Ports: cmp.Or(s.Ports, d.Ports), Ranges: cmp.Or(s.Ranges, d.Ranges),
 		Peers: cmp.Or(s.Peers, d.Peers), Nets: cmp.Or(s.Nets, d.Nets), Verdicts: cmp.Or(s.Verdicts, d.Verdicts),
 		Flows: cmp.Or(s.Flows, bpf.DefaultPolicyFlows()),
@@ -183,11 +186,51 @@ func (p *Plane) PolicyPackets() (map[string]uint64, error) {
 	return named, nil
 }
 
-// Denials calls yield with each packet that was denied, or would be by audited policies, until ctx ends, and then with
-// those that are pending. Before the first Write the error is fs.ErrNotExist. It may be called at any time, once at a
-// time.
-func (p *Plane) Denials(ctx context.Context, yield func(bpf.Denial)) error {
-	return bpf.Denials(ctx, p.mapsFolder(), yield)
+// Denials calls yield with both ends of each packet that was dropped as a new connection, or would be by audited
+// policies, until ctx ends, and then with those that are pending. Protocols without ports have ports 0. It may be called
+// at any time, once at a time.
+func (p *Plane) Denials(ctx context.Context, yield func(src, dst netip.AddrPort, protocol model.Protocol,
+	audited bool)) error {
+	report := func(d bpf.Denial) {
+		if d.Event == bpf.PolicyCutFlow {
+			return
+		}
+		protocol := model.Protocol(d.Protocol)
+		if !slices.Contains([]model.Protocol{model.TCP, model.UDP, model.SCTP}, protocol) {
+			d.Source, d.Dest = netip.AddrPortFrom(d.Source.Addr(), 0), netip.AddrPortFrom(d.Dest.Addr(), 0)
+		}
+		yield(d.Source, d.Dest, protocol, d.Event == bpf.PolicyAudited)
+	}
+	for {
+		p.mu.Lock()
+		remade := p.remade
+		p.mu.Unlock()
+		round, end := context.WithCancel(ctx)
+		go func() {
+			defer end()
+			select {
+			case <-remade:
+			case <-round.Done():
+			}
+		}()
+		err := bpf.Denials(round, p.mapsFolder(), report)
+		if errors.Is(err, fs.ErrNotExist) { // before the first Write
+			err = nil
+			<-round.Done()
+		}
+		end()
+		if err != nil || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// mapsMade has Denials read the maps that were made.
+func (p *Plane) mapsMade() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(p.remade)
+	p.remade = make(chan struct{})
 }
 
 // Watch implements dataplane.Watcher: it signals when pins of hooks are removed, and when another plane writes (see

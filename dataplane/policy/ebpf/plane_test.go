@@ -4,15 +4,17 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"slices"
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane/policy/policytest"
 	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/model"
 )
 
 // small are sizes for tests.
-var small = Options{Sizes: bpf.PolicySizes{Flows: 1 << 12}, NoCut: true}
+var small = Options{Sizes: bpf.PolicySizes{Flows: 1 << 12}}
 
 // open opens the plane of a network's node, and cleans it at the end of the test: pins outlive namespaces.
 func open(n *policytest.Network) (p *Plane) {
@@ -29,7 +31,13 @@ func logged(n *policytest.Network, e policytest.Engine[Key]) func() []string {
 	return func() (got []string) {
 		over, end := context.WithCancel(n.Context())
 		end()
-		n.Must(e.(*Plane).Denials(over, func(d bpf.Denial) { got = append(got, d.Event.String()) }))
+		n.Must(e.(*Plane).Denials(over, func(_, _ netip.AddrPort, _ model.Protocol, audited bool) {
+			event := bpf.PolicyDenied
+			if audited {
+				event = bpf.PolicyAudited
+			}
+			got = append(got, event.String())
+		}))
 		return got
 	}
 }

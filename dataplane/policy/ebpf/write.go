@@ -100,6 +100,7 @@ func (p *Plane) openMaps(w writes, del []Fact) error {
 	}
 	m, err := bpf.CreatePolicyMaps(p.mapsFolder(), p.sizes)
 	if p.maps = m; err == nil {
+		p.mapsMade()
 		p.writers.Listen()
 	}
 	return err

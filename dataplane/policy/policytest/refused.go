@@ -85,8 +85,8 @@ func (r *refusing[K]) examples(parts []model.PolicyPart, tried map[kind]bool) (l
 	})
 }
 
-// divide returns which of parts come before the one that the example is of, and that one; peer: it is a peer, or what is
-// decided about one.
+// divide returns which of parts come before the one that the example is of, and that one; peer: it is a peer, or what
+// is decided about one.
 func (x example[K]) divide(parts []model.PolicyPart) (first, last []model.PolicyPart, peer bool) {
 	origin := x.part
 	if o, is := origin.(model.DerivedPart); is {
