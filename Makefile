@@ -20,14 +20,17 @@ build: ## build bin/fairlead and bin/fairlead-cni
 
 ARCHS := amd64 arm64
 .PHONY: binaries
-binaries: $(ARCHS:%=bin/fairlead-linux-%)
+binaries: $(ARCHS:%=bin/fairlead-linux-%) $(ARCHS:%=bin/fairlead-cni-linux-%)
 bin/fairlead-linux-%: FORCE
 	GOOS=linux GOARCH=$* $(GO) build -trimpath -buildvcs=auto -ldflags '-s -w $(VERSIONS)' -o $@ ./cmd/fairlead
+bin/fairlead-cni-linux-%: FORCE
+	GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '-s -w' -o $@ ./cmd/fairlead-cni
 FORCE:
 
 .PHONY: image
 image: binaries ## bin/fairlead-image.tar: a container image for ARCHS, without a daemon; BASE= puts it on another image, PUSH= sends it there
-	cd deploy && $(GO) run -mod=mod ./image $(ARCHS:%=--binary %=../bin/fairlead-linux-%) --base '$(BASE)' --tools=$(if $(BASE),false,true) \
+	cd deploy && $(GO) run -mod=mod ./image $(ARCHS:%=--binary %=../bin/fairlead-linux-%) \
+	  $(ARCHS:%=--plugin %=../bin/fairlead-cni-linux-%) --base '$(BASE)' --tools=$(if $(BASE),false,true) \
 	  --push '$(PUSH)' --revision "$$(git rev-parse HEAD)" --out ../bin/fairlead-image.tar \
 	  --sbom ../bin/fairlead-image.spdx.json --created "$$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd)"
 

@@ -31,20 +31,36 @@ func RecordFile(id string) string { return "attachment-" + digest(id) + ".json" 
 // deleteDevice deletes a device of the calling thread's network namespace (rtnetlink(7)). One that isn't there is no
 // error.
 func deleteDevice(name string) error {
-	fd, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW|syscall.SOCK_CLOEXEC, syscall.NETLINK_ROUTE)
-	if err != nil {
-		return err
-	}
-	defer syscall.Close(fd)
 	attribute := append(append(binary.NativeEndian.AppendUint16(nil, uint16(4+len(name)+1)),
 		binary.NativeEndian.AppendUint16(nil, syscall.IFLA_IFNAME)...), name+"\x00"...)
 	for len(attribute)%4 != 0 {
 		attribute = append(attribute, 0)
 	}
-	m := binary.NativeEndian.AppendUint32(nil, uint32(syscall.NLMSG_HDRLEN+syscall.SizeofIfInfomsg+len(attribute)))
-	m = binary.NativeEndian.AppendUint16(m, syscall.RTM_DELLINK)
+	err := changeLink(syscall.RTM_DELLINK, append(make([]byte, syscall.SizeofIfInfomsg), attribute...))
+	if err == syscall.ENODEV {
+		return nil
+	}
+	return err
+}
+
+// setUp brings a device of the calling thread's network namespace up, by its index.
+func setUp(index uint32) error {
+	b := append(make([]byte, 4), binary.NativeEndian.AppendUint32(nil, index)...)
+	b = binary.NativeEndian.AppendUint32(b, syscall.IFF_UP)
+	return changeLink(syscall.RTM_NEWLINK, binary.NativeEndian.AppendUint32(b, syscall.IFF_UP))
+}
+
+// changeLink sends a request about a device and returns the kernel's reply: nil or a syscall.Errno.
+func changeLink(kind uint16, body []byte) error {
+	fd, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW|syscall.SOCK_CLOEXEC, syscall.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer syscall.Close(fd)
+	m := binary.NativeEndian.AppendUint32(nil, uint32(syscall.NLMSG_HDRLEN+len(body)))
+	m = binary.NativeEndian.AppendUint16(m, kind)
 	m = binary.NativeEndian.AppendUint16(m, syscall.NLM_F_REQUEST|syscall.NLM_F_ACK)
-	m = append(append(m, make([]byte, 8+syscall.SizeofIfInfomsg)...), attribute...)
+	m = append(append(m, make([]byte, 8)...), body...)
 	if err := syscall.Sendto(fd, m, 0, &syscall.SockaddrNetlink{Family: syscall.AF_NETLINK}); err != nil {
 		return err
 	}
@@ -56,9 +72,8 @@ func deleteDevice(name string) error {
 	if n < syscall.NLMSG_HDRLEN+4 {
 		return fmt.Errorf("a reply of %d bytes", n)
 	}
-	e := syscall.Errno(-int32(binary.NativeEndian.Uint32(b[syscall.NLMSG_HDRLEN:])))
-	if e == 0 || e == syscall.ENODEV {
-		return nil
+	if e := syscall.Errno(-int32(binary.NativeEndian.Uint32(b[syscall.NLMSG_HDRLEN:]))); e != 0 {
+		return e
 	}
-	return e
+	return nil
 }

@@ -21,6 +21,7 @@ type Plugin struct {
 	Environment func(string) string // os.Getenv
 	Stdin       io.Reader
 	Stdout      io.Writer
+	Loopback    bool          // serve calls of LoopbackName
 	AddWait     time.Duration // 0: addWait
 	DelWait     time.Duration // 0: delWait
 }
@@ -36,7 +37,11 @@ func (p *Plugin) Run() int {
 	if err != nil {
 		err = Errorf(CodeIO, "read the network configuration: %s", err)
 	} else if c, err = parse(p.Environment, stdin); err == nil {
-		out, err = p.serve(c)
+		if p.Loopback && c.Command != Version {
+			out, err = c.loopback()
+		} else {
+			out, err = p.serve(c)
+		}
 	}
 	if err != nil {
 		e := *ErrorOf(err)

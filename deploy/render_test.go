@@ -321,6 +321,40 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
+// Agents connect pods, and have the rights for that, only where they are to. What installs the plugin has none
+// but on its folder.
+func TestNetwork(t *testing.T) {
+	if r := render(t); r.load(t).Network() || len(r.agents.Spec.Template.Spec.InitContainers) != 1 ||
+		slices.Contains(r.agent().SecurityContext.Capabilities.Add, "SYS_ADMIN") {
+		t.Errorf("without: %+v", r.agents.Spec.Template.Spec)
+	}
+	for _, mode := range append(mode.Names(), mode.Auto) {
+		r := render(t, "mode="+mode, "network.mode=Own", "network.overlay=Always", "network.cniFolder=/etc/net.d",
+			"cniPlugins=/usr/lib/cni", "systemSettings=false")
+		if c := r.load(t).Own.Network; c.Mode != config.NetworkOwn || c.Overlay != "Always" || c.CNIFolder != "/etc/net.d" {
+			t.Errorf("told %+v", c)
+		}
+		pod := r.agents.Spec.Template.Spec
+		confined(t, r.agent(), "NET_ADMIN", "SYS_ADMIN")
+		confined(t, pod.InitContainers[0])
+		if c := pod.InitContainers[0]; len(pod.InitContainers) != 1 || len(c.SecurityContext.Capabilities.Add) > 0 ||
+			len(c.VolumeMounts) != 1 || !slices.Equal(c.Command[1:], []string{"install", c.VolumeMounts[0].MountPath}) {
+			t.Errorf("installed by %+v", c)
+		}
+		var folders []string
+		for _, v := range pod.Volumes {
+			if v.HostPath != nil {
+				folders = append(folders, v.HostPath.Path)
+			}
+		}
+		for _, want := range []string{"/usr/lib/cni", "/etc/net.d", "/run/fairlead"} {
+			if !slices.Contains(folders, want) {
+				t.Errorf("mode %s: %v lack %s", mode, folders, want)
+			}
+		}
+	}
+}
+
 // Wrong values are refused by name.
 func TestRefusals(t *testing.T) {
 	for set, want := range map[string]string{
@@ -328,6 +362,9 @@ func TestRefusals(t *testing.T) {
 		"apiServer.host=":                          "/apiServer/host",
 		"policy.mode=On":                           "/policy/mode",
 		"fairlead.policy.mode=Enforce":             "/fairlead",
+		"fairlead.network.mode=Own":                "/fairlead",
+		"network.mode=Chain":                       "/network/mode",
+		"cniPlugins=bin":                           "/cniPlugins",
 		"takeOver=Remove":                          "takeOver",
 		"fairlead.takeOver=Remove":                 "/fairlead",
 		"health.port=0":                            "/health/port",

@@ -563,3 +563,53 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		t.Errorf("%s, %v", out, err)
 	}
 }
+
+// TestLoopback has the installed plugin bring a pod's loopback device up, as a runtime does before the pod's network.
+func TestLoopback(t *testing.T) {
+	folder := t.TempDir()
+	other := filepath.Join(folder, "loopback")
+	for range 2 { // again is an upgrade
+		if out, err := exec.Command(filepath.Join(plugin, "fairlead-cni"), "install", folder).CombinedOutput(); err != nil {
+			t.Fatal(err, string(out))
+		}
+	}
+	pod := netnstest.New(t)
+	call := func(command, more string) (string, error) {
+		c := exec.Command(other)
+		c.Env = []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=c-1", "CNI_IFNAME=lo", "CNI_NETNS=" +
+			filepath.Join(netns.Dir, pod.Name)}
+		c.Stdin = strings.NewReader(`{"cniVersion":"1.0.0","name":"lo","type":"loopback"` + more + `}`)
+		out, err := c.Output()
+		return string(out), err
+	}
+	up := func() (is bool) {
+		pod.Do(func() error {
+			i, err := net.InterfaceByIndex(1)
+			is = err == nil && i.Flags&net.FlagUp != 0
+			return err
+		})
+		return is
+	}
+	if err := pod.Do(func() error { return exec.Command("ip", "link", "set", "lo", "down").Run() }); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := call("CHECK", `,"prevResult":{}`); err == nil || !strings.Contains(out, "is down") || up() {
+		t.Errorf("CHECK: %s, %v", out, err)
+	}
+	if out, err := call("ADD", ""); err != nil || !strings.Contains(out, "127.0.0.1/8") || !up() {
+		t.Errorf("ADD: %s, %v", out, err)
+	}
+	if out, err := call("CHECK", `,"prevResult":{}`); err != nil {
+		t.Errorf("CHECK: %s, %v", out, err)
+	}
+	if out, err := call("DEL", ""); err != nil || out != "" {
+		t.Errorf("DEL: %s, %v", out, err)
+	}
+	if err := errors.Join(os.Remove(other), os.WriteFile(other, []byte("another's"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	exec.Command(filepath.Join(plugin, "fairlead-cni"), "install", folder).Run()
+	if b, err := os.ReadFile(other); err != nil || string(b) != "another's" {
+		t.Errorf("another loopback plugin was replaced: %v", err)
+	}
+}

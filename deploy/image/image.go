@@ -28,12 +28,16 @@ import (
 // program is where the binary is in the image.
 const program = "/usr/bin/fairlead"
 
+// plugin is where the CNI plugin is in the image.
+const plugin = "/usr/bin/fairlead-cni"
+
 // nobody is the image's user: who gives an agent rights says so. The chart does.
 const nobody = "65532:65532"
 
 // Options say what an image is made of.
 type Options struct {
 	Binaries map[string]string // paths by architecture, as Go names it
+	Plugins  map[string]string // likewise, of the CNI plugin; an architecture without one has none
 	Base     string            // a reference or an OCI layout's folder; "": an empty one
 	Name     string            // in the file
 	Revision string
@@ -62,15 +66,21 @@ func Build(ctx context.Context, o Options) (v1.ImageIndex, error) {
 
 // one makes the image of one architecture.
 func one(ctx context.Context, o Options, p v1.Platform) (v1.Image, error) {
-	file := o.Binaries[p.Architecture]
-	if err := static(file, p.Architecture); err != nil {
-		return nil, err
+	binary := o.Binaries[p.Architecture]
+	files := []file{{program, binary}}
+	if p := o.Plugins[p.Architecture]; p != "" {
+		files = append(files, file{plugin, p})
+	}
+	for _, f := range files {
+		if err := static(f.from, p.Architecture); err != nil {
+			return nil, err
+		}
 	}
 	below, err := base(ctx, o.Base, p)
 	if err != nil {
 		return nil, err
 	}
-	text, err := layer(file)
+	text, err := layer(files)
 	if err != nil {
 		return nil, err
 	}
@@ -186,23 +196,32 @@ func fromLayout(l layout.Path, ref string, p v1.Platform) (v1.Image, error) {
 	}
 }
 
-// layer returns the tar file of the binary and the folders above it, without times: the same binary is the same layer.
-func layer(file string) ([]byte, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
+// file is a program in the image.
+type file struct{ to, from string }
+
+// layer returns the tar file of programs and the folders above them, without times: the same programs are the same
+// layer.
+func layer(files []file) ([]byte, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, dir := range []string{"usr/", "usr/bin/"} {
-		err = errors.Join(err, w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755}))
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755}); err != nil {
+			return nil, err
+		}
 	}
-	err = errors.Join(err, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: program[1:], Mode: 0o755,
-		Size: int64(len(text))}))
-	if err == nil {
-		_, err = w.Write(text)
+	for _, f := range files {
+		text, err := os.ReadFile(f.from)
+		if err == nil {
+			err = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: f.to[1:], Mode: 0o755, Size: int64(len(text))})
+		}
+		if err == nil {
+			_, err = w.Write(text)
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	err = errors.Join(err, w.Close()) // writes the archive's end
+	err := w.Close() // writes the archive's end
 	return b.Bytes(), err
 }
 

@@ -45,6 +45,19 @@ func binaries(t *testing.T) map[string]string {
 	return b
 }
 
+// plugins returns the shipped CNI plugins.
+func plugins(t *testing.T) map[string]string {
+	t.Helper()
+	p := map[string]string{}
+	for _, a := range archs {
+		p[a] = "../../bin/fairlead-cni-linux-" + a
+		if _, err := os.Stat(p[a]); err != nil {
+			t.Fatalf("%v: run `make test-deploy` in the root, which builds it", err)
+		}
+	}
+	return p
+}
+
 func build(t *testing.T, o Options) v1.ImageIndex {
 	t.Helper()
 	index, err := Build(t.Context(), o)
@@ -105,7 +118,8 @@ func unpack(t *testing.T, r io.Reader, dir string) (names []string) {
 // The tar file is an OCI layout of an image for each architecture, which holds one static program that runs.
 func TestFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "image.tar")
-	if err := Write(build(t, Options{Binaries: binaries(t), Revision: "abc"}), "fairlead:test", file); err != nil {
+	o := Options{Binaries: binaries(t), Plugins: plugins(t), Revision: "abc"}
+	if err := Write(build(t, o), "fairlead:test", file); err != nil {
 		t.Fatal(err)
 	}
 	f, err := os.Open(file)
@@ -153,11 +167,12 @@ func checkImage(t *testing.T, i v1.Image, arch string) {
 	root := t.TempDir()
 	files := mutate.Extract(i)
 	defer files.Close()
-	if names := unpack(t, files, root); strings.Join(names, ", ") != "usr 755, usr/bin 755, usr/bin/fairlead 755" {
+	if names := unpack(t, files, root); strings.Join(names, ", ") != "usr 755, usr/bin 755, usr/bin/fairlead 755, "+
+		"usr/bin/fairlead-cni 755" {
 		t.Errorf("files: %q", names)
 	}
 	at := filepath.Join(root, program)
-	if err := static(at, arch); err != nil {
+	if err := errors.Join(static(at, arch), static(filepath.Join(root, plugin), arch)); err != nil {
 		t.Error(err)
 	}
 	if arch != runtime.GOARCH {
@@ -169,6 +184,12 @@ func checkImage(t *testing.T, i v1.Image, arch string) {
 		if err != nil || len(out) == 0 {
 			t.Errorf("fairlead %v: %v: %s: this takes root", args, err, out)
 		}
+	}
+	out, err := exec.Command("chroot", root, plugin, "install", "/").CombinedOutput()
+	link, failed := os.Readlink(filepath.Join(root, "loopback"))
+	if err = errors.Join(err, failed, static(filepath.Join(root, "fairlead-cni"), arch)); err != nil ||
+		link != "fairlead-cni" {
+		t.Errorf("fairlead-cni install: %v: %s", err, out)
 	}
 }
 

@@ -80,6 +80,7 @@ func main() {
 		},
 	}
 	c.Flags().StringToStringVar(&o.Binaries, "binary", nil, "static binaries by architecture")
+	c.Flags().StringToStringVar(&o.Plugins, "plugin", nil, "static CNI plugins by architecture, which the chart installs")
 	c.Flags().StringVar(&o.Base, "base", "",
 		"an image to put them on, a reference or an OCI layout's folder; empty: nothing")
 	c.Flags().StringVar(&o.Name, "name", usual,

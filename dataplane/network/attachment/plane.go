@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"strings"
 	"sync/atomic"
@@ -199,11 +198,7 @@ func (w *writer) make(f Fact) {
 			w.Refuse(f.Key, err)
 		}
 	case KindSetting:
-		err := w.ns.Do(func() error {
-			_, _, err := sysctl.Ensure(setting(f.Key.Device), "0")
-			return err
-		})
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := sysctl.Set(w.ns, sysctl.Setting{Name: "-" + setting(f.Key.Device), Value: "0"}); err != nil {
 			w.Refuse(f.Key, err)
 		}
 	case KindNeighbour:

@@ -28,6 +28,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if has .Values.mode (list "auto" "iptables" "iptables-legacy") }}{{ $c = append $c "NET_RAW" }}{{ end }}
 {{- if eq .Values.mode "ebpf" }}{{ $c = concat $c (list "BPF" "PERFMON") }}{{ end }}
 {{- if eq .Values.mode "userspace" }}{{ $c = concat $c (list "NET_BIND_SERVICE" "SYS_ADMIN") }}{{ end }}
+{{- if eq .Values.network.mode "Own" }}{{ $c = append $c "SYS_ADMIN" | uniq }}{{ end }}
 {{- toYaml $c }}
 {{- end }}
 
@@ -39,9 +40,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- /* fairlead.confinement gives a container's profiles: AppArmor's default one, and SELinux's for containers, deny what two modes do. */ -}}
 {{- define "fairlead.confinement" -}}
 {{- $armor := .Values.appArmorProfile }}
-{{- if eq .Values.mode "userspace" }}{{ $armor = $armor | default (dict "type" "Unconfined") }}{{ end }}
+{{- if or (eq .Values.mode "userspace") (eq .Values.network.mode "Own") }}{{ $armor = $armor | default (dict "type" "Unconfined") }}{{ end }}
 {{- $linux := .Values.seLinuxOptions }}
-{{- if has .Values.mode (list "ebpf" "userspace") }}{{ $linux = $linux | default (dict "type" "spc_t" "level" "s0") }}{{ end }}
+{{- if or (has .Values.mode (list "ebpf" "userspace")) (eq .Values.network.mode "Own") }}{{ $linux = $linux | default (dict "type" "spc_t" "level" "s0") }}{{ end }}
 {{- with $armor }}
 appArmorProfile:
   {{- toYaml . | nindent 2 }}

@@ -1,0 +1,4 @@
+package cni
+
+// sysSetns is setns(2).
+const sysSetns = 308
