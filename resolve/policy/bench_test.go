@@ -14,145 +14,31 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/sandbox/generate"
 	"fairlead.dev/fairlead/source"
 )
 
-// size is a cluster of a benchmark: its policies are three for four pods, as people write them.
-type size struct{ pods, namespaces, local, cluster int }
-
-func (s size) String() string {
-	return fmt.Sprintf("pods=%d/namespaces=%d/here=%d/cluster=%d", s.pods, s.namespaces, s.local, s.cluster)
+// sizes are those of clusters of benchmarks.
+var sizes = []generate.PolicySize{
+	{Pods: 1_000, Namespaces: 250, Here: 110, Cluster: 20}, {Pods: 10_000, Namespaces: 2_500, Here: 110, Cluster: 20},
+	{Pods: 100_000, Namespaces: 25_000, Here: 110}, {Pods: 100_000, Namespaces: 25_000, Here: 110, Cluster: 20},
+	{Pods: 100_000, Namespaces: 200, Here: 250, Cluster: 50},
+	{Pods: 100_000, Namespaces: 25_000, Here: 110, Cluster: 200}, {Pods: 100_000, Namespaces: 25_000, Here: 100_000},
 }
 
-var sizes = []size{
-	{1_000, 250, 110, 20}, {10_000, 2_500, 110, 20}, {100_000, 25_000, 110, 0}, {100_000, 25_000, 110, 20},
-	{100_000, 200, 250, 50}, {100_000, 25_000, 110, 200}, {100_000, 25_000, 100_000, 0},
+// sizeName names a benchmark of a size.
+func sizeName(s generate.PolicySize) string {
+	return fmt.Sprintf("pods=%d/namespaces=%d/here=%d/cluster=%d", s.Pods, s.Namespaces, s.Here, s.Cluster)
 }
 
-const podsPerNode = 110
-
-// cluster makes the objects of a cluster.
-type cluster struct {
-	size
-	*rand.Rand
-	changes []source.Change
-	pods    []*corev1.Pod
-}
-
-func newCluster(s size) *cluster {
-	c := &cluster{size: s, Rand: rand.New(rand.NewPCG(1, 2))}
-	for i := range s.namespaces {
-		c.add(c.namespace(i, "prod"))
+// changesOf returns what makes objects known.
+func changesOf(objects []source.Object) (changes []source.Change) {
+	for _, o := range objects {
+		changes = append(changes, source.Change{Key: source.KeyOf(o), Object: o})
 	}
-	for i := range s.pods/podsPerNode + 1 {
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: c.node(i)}}
-		n.Spec.PodCIDRs = []string{netip.PrefixFrom(addressOf(256*i), 24).String()}
-		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("172.16.%d.%d", i/256,
-			i%256)}}
-		c.add(n)
-	}
-	for i := range s.pods {
-		c.pod(i)
-	}
-	for i := range s.pods * 3 / 4 {
-		c.add(c.policy(i))
-	}
-	for i := range s.cluster {
-		c.add(c.clusterPolicy(i))
-	}
-	return c
-}
-
-func (c *cluster) add(o source.Object) {
-	c.changes = append(c.changes, source.Change{Key: source.KeyOf(o), Object: o})
-}
-
-func (c *cluster) node(i int) string { return fmt.Sprintf("node-%d", i) }
-
-func addressOf(i int) netip.Addr {
-	return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
-}
-
-func (c *cluster) namespace(i int, stage string) *corev1.Namespace {
-	name := fmt.Sprintf("ns-%d", i)
-	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
-		corev1.LabelMetadataName: name, "team": fmt.Sprintf("team-%d", i%50), "stage": stage}}}
-}
-
-// pod makes pod i: the first ones are on the node of the benchmark.
-func (c *cluster) pod(i int) {
-	node, host := c.node(0), i
-	if i >= c.local {
-		k := i - c.local
-		node, host = c.node(1+k/podsPerNode), 65536+256*(k/podsPerNode)+k%podsPerNode+2
-	}
-	app := fmt.Sprintf("app-%d", c.IntN(8))
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: fmt.Sprintf("ns-%d", i%c.namespaces),
-		Name: fmt.Sprintf("pod-%d", i), Labels: map[string]string{"app": app, "version": fmt.Sprint(c.IntN(3)),
-			"tier": []string{"web", "db", "cache"}[c.IntN(3)], "pod-template-hash": fmt.Sprintf("%d-%s", i%c.namespaces, app)}}}
-	p.Spec.NodeName = node
-	p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}}}
-	p.Status.Phase, p.Status.PodIPs = corev1.PodRunning, []corev1.PodIP{{IP: addressOf(host).String()}}
-	c.pods = append(c.pods, p)
-	c.add(p)
-}
-
-func app(i int) *metav1.LabelSelector {
-	return &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprintf("app-%d", i%8)}}
-}
-
-func (c *cluster) policy(i int) *networkingv1.NetworkPolicy {
-	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: fmt.Sprintf("ns-%d", i%c.namespaces),
-		Name: fmt.Sprintf("policy-%d", i)}}
-	udp, dns, port := corev1.ProtocolUDP, intstr.FromInt32(53), intstr.FromInt32(int32(8000+c.IntN(100)))
-	from := []networkingv1.NetworkPolicyPeer{{PodSelector: app(i / 3)}}
-	p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
-	switch (i / c.namespaces) % 6 {
-	case 0: // deny all
-	case 3: // DNS
-		p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
-		p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{
-			Ports: []networkingv1.NetworkPolicyPort{{Protocol: &udp, Port: &dns}},
-			To: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{
-				corev1.LabelMetadataName: "ns-0"}}}}}}
-	case 4: // another namespace
-		from[0].NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: fmt.
-			Sprintf("ns-%d", c.IntN(c.namespaces))}}
-		fallthrough
-	case 1, 2: // app to app
-		p.Spec.PodSelector = *app(i)
-		p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: from,
-			Ports: []networkingv1.NetworkPolicyPort{{Port: &port}}}}
-	case 5: // the world, but for private addresses
-		p.Spec.PodSelector = *app(i)
-		p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
-		p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{
-			IPBlock: &networkingv1.IPBlock{CIDR: "0.0.0.0/0", Except: []string{"10.0.0.0/8", "172.16.0.0/12"}}}}}}
-	}
-	return p
-}
-
-func (c *cluster) clusterPolicy(i int) *cnpv1.ClusterNetworkPolicy {
-	p := &cnpv1.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("cluster-%d", i)}}
-	p.Spec.Tier, p.Spec.Priority = cnpv1.AdminTier, int32(i)
-	p.Spec.Subject.Namespaces = &metav1.LabelSelector{}
-	if i%2 == 1 {
-		p.Spec.Subject.Namespaces.MatchLabels = map[string]string{"team": fmt.Sprintf("team-%d", c.IntN(50))}
-	}
-	action := []cnpv1.ClusterNetworkPolicyRuleAction{"Accept", "Deny", "Pass"}[i%3]
-	from := cnpv1.ClusterNetworkPolicyIngressPeer{Pods: &cnpv1.NamespacedPod{PodSelector: *app(c.IntN(8)),
-		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{"team": fmt.Sprintf("team-%d", c.IntN(50))}}}}
-	if i%4 == 0 {
-		from = cnpv1.ClusterNetworkPolicyIngressPeer{Namespaces: &metav1.LabelSelector{MatchLabels: map[string]string{
-			"team": fmt.Sprintf("team-%d", c.IntN(50))}}}
-	}
-	p.Spec.Ingress = []cnpv1.ClusterNetworkPolicyIngressRule{{Action: action,
-		From: []cnpv1.ClusterNetworkPolicyIngressPeer{from}, Protocols: []cnpv1.ClusterNetworkPolicyProtocol{{
-			TCP: &cnpv1.ClusterNetworkPolicyProtocolTCP{DestinationPort: &cnpv1.Port{Number: int32(8000 + c.IntN(100))}}}}}}
-	return p
+	return changes
 }
 
 // processorTime returns what this process has had of processors.
@@ -178,15 +64,15 @@ func processorTime() time.Duration {
 //	100,000 × 75,000, 25,000, all, 0                         |  3,724 | 206
 func BenchmarkStart(b *testing.B) {
 	for _, s := range sizes {
-		b.Run(s.String(), func(b *testing.B) {
-			c := newCluster(s)
+		b.Run(sizeName(s), func(b *testing.B) {
+			changes := changesOf(generate.NewPolicyCluster(s).Objects)
 			for b.Loop() {
 				var before, after runtime.MemStats
 				runtime.GC()
 				runtime.ReadMemStats(&before)
 				begin := processorTime()
-				r := New(Config{Node: c.node(0)})
-				change := r.Apply(c.changes)
+				r := New(Config{Node: generate.PolicyNode})
+				change := r.Apply(changes)
 				b.ReportMetric(float64((processorTime() - begin).Milliseconds()), "cpu-ms")
 				b.StopTimer()
 				runtime.GC()
@@ -219,24 +105,21 @@ func BenchmarkStart(b *testing.B) {
 // 157 µs.
 func BenchmarkChange(b *testing.B) {
 	for _, s := range sizes {
-		c := newCluster(s)
-		r := New(Config{Node: c.node(0)})
-		r.Apply(c.changes)
-		label := func(i int) source.Object {
-			p := c.pods[i].DeepCopy()
-			p.Labels["app"] = fmt.Sprintf("app-%d", c.IntN(8))
-			return p
-		}
+		c := generate.NewPolicyCluster(s)
+		r := New(Config{Node: generate.PolicyNode})
+		r.Apply(changesOf(c.Objects))
 		for _, of := range []struct {
 			name string
 			make func() source.Object
 		}{
-			{"label of a pod elsewhere", func() source.Object { return label(len(c.pods) - 1 - c.IntN(len(c.pods)/2)) }},
-			{"label of a local pod", func() source.Object { return label(c.IntN(c.local)) }},
-			{"label of a namespace", func() source.Object { return c.namespace(c.IntN(c.namespaces), fmt.Sprint(c.IntN(5))) }},
-			{"policy", func() source.Object { return c.policy(c.IntN(c.size.pods * 3 / 4)) }},
+			{"label of a pod elsewhere", func() source.Object { return c.Relabelled(s.Pods - 1 - rand.IntN(s.Pods/2)) }},
+			{"label of a local pod", func() source.Object { return c.Relabelled(rand.IntN(s.Here)) }},
+			{"label of a namespace", func() source.Object {
+				return c.Namespace(rand.IntN(s.Namespaces), fmt.Sprint(rand.IntN(5)))
+			}},
+			{"policy", func() source.Object { return c.Policy(rand.IntN(s.Pods * 3 / 4)) }},
 		} {
-			b.Run(s.String()+"/"+of.name, func(b *testing.B) {
+			b.Run(sizeName(s)+"/"+of.name, func(b *testing.B) {
 				var durations []time.Duration
 				for b.Loop() {
 					b.StopTimer()
@@ -272,7 +155,8 @@ func BenchmarkManyPolicies(b *testing.B) {
 	for i := range here {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("pod-%d", i),
 			Labels: map[string]string{"peer": fmt.Sprint(i)}}}
-		p.Spec.NodeName, p.Status.PodIPs = "node", []corev1.PodIP{{IP: addressOf(i).String()}}
+		addr := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+		p.Spec.NodeName, p.Status.PodIPs = "node", []corev1.PodIP{{IP: addr.String()}}
 		put(p)
 	}
 	for i := range policies {
