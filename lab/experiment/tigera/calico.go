@@ -8,6 +8,12 @@ import (
 	"net/netip"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/route"
@@ -19,6 +25,7 @@ import (
 	"fairlead.dev/fairlead/lab/rules"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/source"
 )
 
 // Calico's pods on a node and policies of each, as the article has them.
@@ -29,13 +36,17 @@ const (
 	fewServices    = 20 // of kube-proxy, which the article compares that with
 )
 
-// calico is a node with Calico's rules of policies. Two of its pods are there, the others' devices have names alone;
-// the far end stands for pods of other nodes.
+// calico is a node with the policies of the article's comparison, in Calico's rules or by one of our engines. Two of
+// its pods are there, the others' devices have names alone; the far end stands for pods of other nodes.
 type calico struct {
 	pair   *testbed.Pair
 	layout classic.Calico
 	pods   []*netns.Namespace // of the first two
+	engine *testbed.Enforcer  // nil: Calico's rules
 }
+
+// policyArm returns the arm of the article's policies by one of our engines.
+func policyArm(e mode.Engine) string { return "policies-" + e.Name }
 
 // calicoMAC is that of the node's end of every pod's veth, as in Calico.
 var calicoMAC = [6]byte{0xee, 0xee, 0xee, 0xee, 0xee, 0xee}
@@ -80,8 +91,8 @@ func tryCalico(ctx context.Context, b *testbed.Testbed) (err error) {
 }
 
 // raiseCalico makes the node, and a server at each end of every way through it.
-func raiseCalico(ctx context.Context, b *testbed.Testbed) (c *calico, err error) {
-	name := b.Name + "-" + armCalico
+func raiseCalico(ctx context.Context, b *testbed.Testbed, arm string) (c *calico, err error) {
+	name := b.Name + "-" + arm
 	p, err := testbed.NewPair(ctx, name)
 	if err != nil {
 		return nil, err
@@ -100,10 +111,67 @@ func raiseCalico(ctx context.Context, b *testbed.Testbed) (c *calico, err error)
 	if err := sysctl.Set(p.Near, sysctl.Setting{Name: "net/ipv4/ip_forward", Value: "1"}); err != nil {
 		return nil, err
 	}
-	if err := c.pair.Serve(load.Thread{Enter: c.pair.Far.Do}, testbed.Everywhere, testbed.OneByte, 1); err != nil {
-		return nil, err
+	return c, c.pair.Serve(load.Thread{Enter: c.pair.Far.Do}, testbed.Everywhere, testbed.OneByte, 1)
+}
+
+// install writes Calico's rules.
+func (c *calico) install(ctx context.Context) error {
+	return c.pair.Near.Do(func() error { return c.layout.Install(ctx, classic.Legacy) })
+}
+
+// enforce has one of our engines write the same policies.
+func (c *calico) enforce(ctx context.Context, b *testbed.Testbed, e mode.Engine) (err error) {
+	_, change, err := testbed.DecidePolicies(testbed.NodeName, c.objects())
+	if err != nil {
+		return err
 	}
-	return c, p.Near.Do(func() error { return c.layout.Install(ctx, classic.Legacy) })
+	if c.engine, err = b.Enforce(c.pair.Near, e); err != nil {
+		return err
+	}
+	_, err = c.engine.Apply(ctx, change)
+	return err
+}
+
+// objects returns the node, its pods and those of other nodes, and the policies, each of which allows its clients by
+// their names.
+func (c *calico) objects() []source.Object {
+	const namespace = "default"
+	named := func(name string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"name": name}}
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testbed.NodeName}}
+	node.Spec.PodCIDRs = []string{netip.PrefixFrom(c.layout.Pods[0].Addr, 24).Masked().String()}
+	l := []source.Object{node, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}
+	names := map[netip.Addr]string{}
+	pod := func(name, on string, addr netip.Addr) {
+		p := &corev1.Pod{ObjectMeta: named(name)}
+		p.Spec.NodeName, p.Status.PodIPs = on, []corev1.PodIP{{IP: addr.String()}}
+		names[addr], l = name, append(l, p)
+	}
+	for i := range calicoPolicies {
+		pod(fmt.Sprint("elsewhere-", i), "elsewhere", elsewhere(i))
+	}
+	for i, p := range c.layout.Pods {
+		pod(fmt.Sprint("pod-", i), testbed.NodeName, p.Addr)
+	}
+	tcp, port := corev1.ProtocolTCP, intstr.FromInt32(testbed.ServerPort)
+	for i, p := range c.layout.Pods {
+		for k, clients := range p.Policies {
+			from := metav1.LabelSelectorRequirement{Key: "name", Operator: metav1.LabelSelectorOpIn}
+			for _, a := range clients {
+				from.Values = append(from.Values, names[a])
+			}
+			o := &networkingv1.NetworkPolicy{ObjectMeta: named(fmt.Sprintf("policy-%d-%d", i, k))}
+			o.Spec.PodSelector.MatchLabels = map[string]string{"name": fmt.Sprint("pod-", i)}
+			o.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
+			o.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{
+				From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{
+					MatchExpressions: []metav1.LabelSelectorRequirement{from}}}},
+				Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &port}}}}
+			l = append(l, o)
+		}
+	}
+	return l
 }
 
 // plug makes a pod, with a server.
@@ -134,8 +202,11 @@ func (c *calico) plug(ctx context.Context, name string, i int) error {
 	return c.pair.Serve(load.Thread{Enter: ns.Do}, testbed.Everywhere, testbed.OneByte, 1)
 }
 
-func (c *calico) close() error {
-	err := c.pair.Close()
+func (c *calico) close() (err error) {
+	if c.engine != nil {
+		err = c.engine.Stop()
+	}
+	err = errors.Join(err, c.pair.Close())
 	for _, ns := range c.pods {
 		err = errors.Join(err, ns.Close(), netns.Delete(ns.Name))
 	}
@@ -191,14 +262,31 @@ func (c *calico) each(direction string, f func(pod, other int) error) error {
 	return nil
 }
 
-// countCalico counts the rules that a connection meets, on average over all pods, and has the kernel count those of the
-// pods that are there.
+// countCalico counts the rules that a connection meets under the article's policies, in Calico's layout and by each of
+// our engines, on average over all pods, and has the kernel count those of the pods that are there.
 func (r *trial) countCalico(ctx context.Context) (traced int, err error) {
-	c, err := raiseCalico(ctx, r.bed)
+	traced, err = r.countPolicies(ctx, armCalico, func(c *calico) error { return c.install(ctx) })
+	for _, e := range r.engines {
+		if err != nil {
+			return traced, err
+		}
+		n := 0
+		n, err = r.countPolicies(ctx, policyArm(e), func(c *calico) error { return c.enforce(ctx, r.bed, e) })
+		traced += n
+	}
+	return traced, err
+}
+
+// countPolicies counts the rules of one arm of the article's policies, once they are written.
+func (r *trial) countPolicies(ctx context.Context, arm string, write func(*calico) error) (traced int, err error) {
+	c, err := raiseCalico(ctx, r.bed, arm)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
+	if err := write(c); err != nil {
+		return 0, fmt.Errorf("write the policies of %s: %w", arm, err)
+	}
 	set, err := experiment.ReadRules(ctx, c.pair.Near)
 	if err != nil {
 		return 0, err
@@ -222,7 +310,7 @@ func (r *trial) countCalico(ctx context.Context) (traced int, err error) {
 			return traced, err
 		}
 		for _, services := range r.grid.Counts { // whatever their number
-			if err := r.out.AddValue(result.Block{Arm: armCalico, Params: testbed.ServiceParams(services)}, "rules"+direction,
+			if err := r.out.AddValue(result.Block{Arm: arm, Params: testbed.ServiceParams(services)}, "rules"+direction,
 				sum/float64(n)); err != nil {
 				return traced, err
 			}

@@ -57,15 +57,20 @@ func (r *trial) answer() *result.Answer {
 	}}
 }
 
-// calicoArms is the one of Calico's rules, of which nothing but their number is measured.
+// calicoArms are those of the article's policies, of which nothing but the number of rules is counted.
 func (r *trial) calicoArms() []result.Arm {
 	if r.noCalico != "" {
 		return nil
 	}
-	return []result.Arm{{ID: armCalico, Title: "Calico's policies",
+	arms := []result.Arm{{ID: armCalico, Title: "Calico's policies",
 		Text: fmt.Sprintf("Calico's iptables rules of 2019 for the network policies of a node with %d pods, %d policies for "+
 			"each; without those of Services, whose number is nothing to them; written by iptables-legacy",
 			calicoPods, calicoPolicies)}}
+	for _, e := range r.engines {
+		arms = append(arms, result.Arm{ID: policyArm(e), Title: "our policies, " + e.Name, Text: fmt.Sprintf("the same "+
+			"policies by the policy engine %s, of which nothing but rules is counted either", e.Name)})
+	}
+	return arms
 }
 
 // proxyArms are those of the kube-proxy that was given.
@@ -335,6 +340,13 @@ func (r *trial) own() (l []result.Aim) {
 		result.Aim{Measure: "rules", Of: result.Value, Bound: 26})
 	add("iptables", "rules, others", "iptables: ≤ 3 rules for traffic to no Service",
 		result.Aim{Measure: "rules-none", Of: result.Value, Bound: 3})
+	for _, e := range r.engines {
+		if r.noCalico == "" {
+			l = append(l, result.Aim{ID: "policy rules, " + e.Name, Text: fmt.Sprintf("%s: ≤ 40 rules for a connection that "+
+				"comes to one of %d pods with %d policies each", e.Name, calicoPods, calicoPolicies), Measure: "rules" + comes,
+				Arm: policyArm(e), Params: testbed.ServiceParams(r.grid.Most()), Of: result.Value, Bound: 40})
+		}
+	}
 	add("iptables", "iptables flat", "iptables: a connection at 10,000 Services costs ≤ 1.01 × one at 10",
 		result.Aim{Measure: "crr", Of: result.Value, Over: flat, Bound: 1.01})
 	add(experiment.ArmNFTables, "nftables flat", "nftables: a connection at 10,000 Services costs ≤ 1.02 × one at 10",

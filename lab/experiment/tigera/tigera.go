@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/lab/classic"
 	"fairlead.dev/fairlead/lab/experiment"
 	"fairlead.dev/fairlead/lab/kubeproxy"
@@ -102,8 +103,9 @@ type trial struct {
 	profile   profile
 	nginx     string // the program; "": the lab's own server answers
 	version   string
-	kubeProxy string // the program that was given; "": none
-	noCalico  string // why its rules are not counted, "" if they are
+	kubeProxy string        // the program that was given; "": none
+	engines   []mode.Engine // of policies, whose rules are counted beside Calico's
+	noCalico  string        // why its rules are not counted, "" if they are
 }
 
 // newTrial finds out what this machine can do.
@@ -115,6 +117,9 @@ func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p p
 		return nil, err
 	}
 	if t.kubeProxy, err = experiment.KubeProxyPath(ctx, b, o); err != nil {
+		return nil, err
+	}
+	if t.engines, _, err = b.FindEngines(ctx); err != nil {
 		return nil, err
 	}
 	if !slices.Contains(t.grid.Layouts, classic.IPTables19) {
