@@ -8,6 +8,7 @@
 //	centurylink  round trips of userspace against iptables and all others, as histograms; a stream's throughput
 //	romana       what network policies delay a request by, by their number and the size of the answer; the claims of
 //	             "High performance network policies in Kubernetes clusters"
+//	policies     what network policies cost a connection, a round trip, and the upkeep of a node in a large cluster
 //	balance      how evenly each scheduler spreads connections, and which clients a hash moves when a backend goes
 //	control      what it takes to keep a node as an API server says, beside a real kube-proxy
 //
@@ -26,6 +27,7 @@ import (
 	"fairlead.dev/fairlead/lab/experiment/centurylink"
 	"fairlead.dev/fairlead/lab/experiment/connect"
 	"fairlead.dev/fairlead/lab/experiment/control"
+	"fairlead.dev/fairlead/lab/experiment/policies"
 	"fairlead.dev/fairlead/lab/experiment/romana"
 	"fairlead.dev/fairlead/lab/experiment/services"
 	"fairlead.dev/fairlead/lab/experiment/tigera"
@@ -35,7 +37,7 @@ import (
 // Experiments returns all there are, in the order of the help.
 func Experiments() []experiment.Experiment {
 	return []experiment.Experiment{services.Experiment, tigera.Experiment, connect.Experiment, centurylink.Experiment,
-		romana.Experiment, balance.Experiment, control.Experiment}
+		romana.Experiment, policies.Experiment, balance.Experiment, control.Experiment}
 }
 
 // Run runs an experiment and returns the folder with its results and reports. Where ctx ends before the run does, all

@@ -87,8 +87,9 @@ const otherPorts = 20000
 // list returns so many policies as a list.
 func (g *PolicyGrid) list(policies int) classic.PolicyList {
 	l := classic.PolicyList{Pod: testbed.ServerPod, Client: testbed.ClientPod}
-	for i := range policies - 1 {
-		l.Ports = append(l.Ports, classic.PortRange{First: otherPorts + uint16(i), Last: otherPorts + uint16(i)})
+	for i := range policies - 1 { // not each next to the one before: that would be a range
+		port := otherPorts + 2*uint16(i)
+		l.Ports = append(l.Ports, classic.PortRange{First: port, Last: port})
 	}
 	l.Ports = append(l.Ports, classic.PortRange{First: testbed.ServerPort, Last: testbed.ServerPort + uint16(g.Ports-1)})
 	return l
@@ -141,6 +142,13 @@ func policyObject(i int, role string, ports classic.PortRange) *networkingv1.Net
 	if ports.Last > ports.First {
 		p.Spec.Ingress[0].Ports[0].EndPort = &last
 	}
+	return p
+}
+
+// AllowEverything returns a policy of Objects that allows every client at every port.
+func AllowEverything(o source.Object) source.Object {
+	p := o.(*networkingv1.NetworkPolicy).DeepCopy()
+	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{}}
 	return p
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/revoke"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/lab/load"
 	"fairlead.dev/fairlead/lab/result"
@@ -33,6 +34,18 @@ func (b *Testbed) AddPodPair(ctx context.Context, arm string, params result.Para
 	return b.addPair(ctx, arm, params, true)
 }
 
+// NewPodPair makes the namespaces of a pair whose node has the pod ServerPod, as part of no testbed.
+func NewPodPair(ctx context.Context, name string) (*Pair, error) {
+	p, err := NewPair(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.addPod(ctx); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
 // Pod returns the namespace of the node's pod.
 func (p *Pair) Pod() *netns.Namespace { return p.pod }
 
@@ -43,6 +56,16 @@ func (b *Testbed) ServePod(p *Pair, port uint16, sizes load.Sizes) error {
 
 // FarThread returns where a client in a pair's far end runs: on the load's processor.
 func (b *Testbed) FarThread(p *Pair) load.Thread { return b.ServerThread(p.Far) }
+
+// FarLoop is ClosedLoop from a pair's far end.
+func (b *Testbed) FarLoop(op load.Op, warm, block time.Duration) Loader {
+	return func(ctx context.Context, p *Pair, to []netip.AddrPort) (load.Sample, *load.Trace, error) {
+		c := b.Client(p, to, warm)
+		c.Thread = b.FarThread(p)
+		s, err := c.Run(ctx, op, block)
+		return s, nil, err
+	}
+}
 
 // FindEngines tries the policy engines in a namespace of their own, and returns those that this machine can run.
 func (b *Testbed) FindEngines(ctx context.Context) (can []mode.Engine, cannot []Unable, err error) {
@@ -67,14 +90,21 @@ func (b *Testbed) FindEngines(ctx context.Context) (can []mode.Engine, cannot []
 // Enforcer is a policy engine at work on a node.
 type Enforcer struct {
 	*mode.PolicyPlane
-	end func() error
+	Revoker *revoke.Revoker // cuts what changes deny; nil for an engine that cuts by itself
+	end     func() error
 }
 
-// Enforce opens a policy engine in a namespace and runs its loop until the testbed is closed, or Stop is called.
+// Enforce opens a policy engine in a namespace and runs its loop, as an agent does, until the testbed is closed or Stop
+// is called.
 func (b *Testbed) Enforce(ns *netns.Namespace, e mode.Engine) (*Enforcer, error) {
 	r := &Enforcer{}
 	err := ns.Do(func() (err error) {
-		r.PolicyPlane, err = e.Open(slog.New(slog.DiscardHandler))
+		log := slog.New(slog.DiscardHandler)
+		if r.PolicyPlane, err = e.Open(log); err != nil || !e.Marked {
+			return err
+		}
+		r.Revoker, err = revoke.Open(r.Runner, log)
+		r.Runner = r.Revoker
 		return err
 	})
 	if err != nil {
@@ -108,9 +138,20 @@ func (r *Enforcer) Apply(ctx context.Context, c model.Change[model.PolicyPart]) 
 	return elapsed, err
 }
 
+// Cut is Apply until what the change denies is cut too.
+func (r *Enforcer) Cut(ctx context.Context, c model.Change[model.PolicyPart]) (time.Duration, error) {
+	begun := time.Now()
+	r.Change(c.Put, c.Del)
+	err := r.Revoker.SyncCut(ctx)
+	return time.Since(begun), err
+}
+
+// cutMark is the bit of marks of connections that are cut.
+const cutMark = 1 << 31
+
 // DecidePolicies returns a resolver that knows objects, and what their policies come to on a node.
 func DecidePolicies(node string, objects []source.Object) (*policy.Resolver, model.Change[model.PolicyPart], error) {
-	r := policy.New(policy.Config{Node: node, Addresses: []netip.Addr{NodeAddr}})
+	r := policy.New(policy.Config{Node: node, Addresses: []netip.Addr{NodeAddr}, CutMark: cutMark})
 	c := r.Apply(Put(objects...))
 	if p := r.Problems(); len(p) > 0 {
 		return nil, c, fmt.Errorf("decide policies: %s", p[0])

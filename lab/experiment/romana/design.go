@@ -42,8 +42,8 @@ func (r *trial) Design() result.Design {
 	return result.Design{
 		ID: "romana", Title: "Requests under network policies, by number of policies and size of the answer",
 		Question: "What do network policies delay an HTTP request by that opens a connection of its own, as their number " +
-			"and the answer's size grow, with each policy engine and with a list of rules? And do the claims of “High performance " +
-			"network policies in Kubernetes clusters” (Romana, 2016) hold on this kernel?",
+			"and the answer's size grow, with each policy engine and with a list of rules? And do the claims of “High " +
+			"performance network policies in Kubernetes clusters” (Romana, 2016) hold on this kernel?",
 		Vary: experiment.PolicyAxis, Arms: r.grid.Arms(), Baseline: experiment.ArmTracked,
 		Again: experiment.ArmTrackedAgain, Margin: 0.02, Rounds: r.profile.Rounds, Measures: r.measures(),
 		Aims: append(r.claims(), r.own()...), Method: r.method(), Missing: r.missing(), Answer: r.answer(),

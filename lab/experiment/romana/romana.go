@@ -51,7 +51,7 @@ type profile struct {
 }
 
 var (
-	quick = profile{"quick", []int{10, 50, 100, 200, 1000, 10000}, 21, 16, 4 * time.Millisecond, 1000}
+	quick = profile{"quick", []int{10, 50, 100, 200, 1000, 10000}, 31, 16, 4 * time.Millisecond, 1000}
 	full  = profile{"full", []int{10, 50, 100, 200, 1000, 10000}, 101, 20, 10 * time.Millisecond, 10000}
 )
 

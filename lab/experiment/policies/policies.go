@@ -1,0 +1,116 @@
+// Package policies is the experiment that measures what network policies cost: a connection and a round trip under few
+// and many of them, by each policy engine, and what it takes to keep a large cluster's policies in the kernel.
+package policies
+
+import (
+	"context"
+	"time"
+
+	"fairlead.dev/fairlead/lab/experiment"
+	"fairlead.dev/fairlead/lab/load"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/sandbox/generate"
+)
+
+// Experiment is this package's.
+var Experiment = experiment.Experiment{
+	Name:  "policies",
+	Short: "What network policies cost a connection, a round trip and the node's upkeep",
+	Long: `Measure what network policies cost with each policy engine that this kernel supports: a connection and a round
+trip of a pod under 10 and 10,000 policies, against connection tracking alone and against nothing at all, beside a list of
+rules; then, with the policies of a large cluster, the time from a change of a label, or of a namespace's, to the kernel,
+the first write, and how fast connections are cut that a change denies. It takes about four minutes with --quick, half an
+hour without, and root.`,
+	Rounds: true,
+	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
+		p := full
+		if o.Quick {
+			p = quick
+		}
+		p.Rounds = o.RoundsOr(p.Rounds)
+		return newTrial(ctx, b, p)
+	},
+}
+
+// profile is how much is measured.
+type profile struct {
+	Name        string
+	Counts      []int // of policies
+	Rounds      int
+	Block, Warm time.Duration
+	Large       generate.PolicySize // in which labels of pods change
+	Wide        generate.PolicySize // in which labels of namespaces change
+	Events      int                 // changes of labels of pods, at 100 a second
+	Relabelled  int                 // changes of a namespace's
+	Peers       int                 // of a first write
+	Writes      int                 // first writes
+	Flows       []int               // connections that are cut
+	Cuts        int                 // of each number of connections
+	Patience    time.Duration       // with one of these steps: what takes longer is left out, by name
+}
+
+var (
+	quick = profile{Name: "quick", Counts: []int{10, 10000}, Rounds: 81, Block: 15 * time.Millisecond,
+		Warm:  4 * time.Millisecond,
+		Large: generate.PolicySize{Pods: 100_000, Namespaces: 25_000, Here: 110, Cluster: 20},
+		Wide:  generate.PolicySize{Pods: 20_000, Namespaces: 40, Here: 250, Cluster: 50}, Events: 400, Relabelled: 40,
+		Peers: 100_000, Writes: 3, Flows: []int{1_000, 100_000}, Cuts: 3, Patience: 40 * time.Second}
+	full = profile{Name: "full", Counts: []int{10, 10000}, Rounds: 501, Block: 50 * time.Millisecond,
+		Warm:  10 * time.Millisecond,
+		Large: generate.PolicySize{Pods: 100_000, Namespaces: 25_000, Here: 110, Cluster: 20},
+		Wide:  generate.PolicySize{Pods: 100_000, Namespaces: 200, Here: 250, Cluster: 50}, Events: 6000, Relabelled: 300,
+		Peers: 100_000, Writes: 15, Flows: []int{1_000, 100_000}, Cuts: 15, Patience: 5 * time.Minute}
+)
+
+// trial is the experiment of that name at work.
+type trial struct {
+	bed     *testbed.Testbed
+	out     *result.Writer
+	traffic *testbed.Traffic
+	grid    *experiment.PolicyGrid
+	profile profile
+}
+
+func newTrial(ctx context.Context, b *testbed.Testbed, p profile) (experiment.Trial, error) {
+	g, err := experiment.NewPolicyGrid(ctx, b, p.Counts, 1, true)
+	return &trial{bed: b, grid: g, profile: p}, err
+}
+
+// ProfileName returns "quick" or "full".
+func (r *trial) ProfileName() string { return r.profile.Name }
+
+// Steps is the whole run in order: upkeep first, since the load takes a processor for itself from then on.
+func (r *trial) Steps(out *result.Writer) []experiment.Step {
+	r.out, r.traffic = out, testbed.NewTraffic(r.bed, out)
+	l := &experiment.Plan{}
+	r.addUpkeep(l)
+	r.grid.AddSteps(l, out)
+	l.Add("starting servers", 100*time.Millisecond, r.serve)
+	l.Times(r.profile.Rounds, "traffic, round", r.grid.Planned(r.operations()),
+		func(ctx context.Context, i int) error { return r.traffic.Round(ctx, i, r.operations()) })
+	return *l
+}
+
+// serve starts a server in every pod.
+func (r *trial) serve(context.Context) error {
+	if err := r.bed.Isolate(r.out.Remark); err != nil {
+		return err
+	}
+	for _, p := range r.bed.Pairs {
+		if err := r.bed.ServePod(p, testbed.ServerPort, testbed.Sizes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// operations are those of a round: a connection, and a round trip on a kept one.
+func (r *trial) operations() (l []testbed.Operation) {
+	for _, op := range []load.Op{load.CRR, load.RR} {
+		l = append(l, testbed.Operation{Measure: op.String(), Targets: experiment.PolicyTargets(0), Warmup: true,
+			Planned: r.profile.Warm + r.profile.Block,
+			Load:    r.bed.FarLoop(op, r.profile.Warm, r.profile.Block)})
+	}
+	return l
+}
