@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
-	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -47,7 +44,7 @@ type Policies struct {
 
 	// under the mutex of who holds it:
 	resolver *policy.Resolver
-	preDNAT  map[netip.Addr]int // frontends by their address; nil: they are translated before policies' hooks
+	preDNAT  bool // policies' hooks see packets to Services before their translation
 }
 
 // OpenPolicies opens the policy side of the calling thread's network namespace beside Services in a mode. It begins
@@ -66,10 +63,7 @@ func OpenPolicies(o *PolicyOptions, m mode.Mode, s *Services, log *slog.Logger) 
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	p := &Policies{PolicyOptions: *o, plane: plane, existing: existing, stop: stop, notified: make(chan struct{}, 1),
-		parts: map[string]int{}, resolver: policy.New(o.Resolve)}
-	if m.PreDNAT {
-		p.preDNAT = map[netip.Addr]int{}
-	}
+		parts: map[string]int{}, resolver: policy.New(o.Resolve), preDNAT: m.PreDNAT}
 	p.carried = s.restrict()
 	p.ended.Go(func() { p.plane.Run(ctx) })
 	p.ended.Go(func() { p.readDenials(ctx, log) })
@@ -82,56 +76,12 @@ func (p *Policies) Apply(changes []source.Change, services model.Change[model.Se
 	if p == nil {
 		return c
 	}
-	if p.preDNAT != nil {
-		p.followFrontends(services)
+	if p.preDNAT {
+		p.resolver.ApplyServices(services)
 	}
 	c = p.resolver.Apply(changes)
 	p.carried.change(services, c)
 	return c
-}
-
-// followFrontends has the addresses of frontends evaluated only after their translation.
-func (p *Policies) followFrontends(c model.Change[model.ServicePart]) {
-	changed := false
-	count := func(parts []model.ServicePart, n int) {
-		for _, x := range parts {
-			if f, ok := x.(*model.Frontend); ok && !f.Entry.AnyAddr() {
-				before := p.preDNAT[f.Entry.Addr]
-				if p.preDNAT[f.Entry.Addr] = before + n; before+n == 0 {
-					delete(p.preDNAT, f.Entry.Addr)
-				}
-				changed = changed || before == 0 || before+n == 0
-			}
-		}
-	}
-	count(c.Put, 1) // first, so that an address that stays is one throughout
-	count(c.Del, -1)
-	if !changed {
-		return
-	}
-	p.resolver.SetPreDNAT(exactly(maps.Keys(p.preDNAT)))
-}
-
-// PreDNAT returns the destinations that policies evaluate only after their translation, beside Services in a mode.
-func PreDNAT(m mode.Mode, s *model.Snapshot) []netip.Prefix {
-	if !m.PreDNAT {
-		return nil
-	}
-	addresses := map[netip.Addr]bool{}
-	for e := range s.Frontends {
-		if !e.AnyAddr() {
-			addresses[e.Addr] = true
-		}
-	}
-	return exactly(maps.Keys(addresses))
-}
-
-// exactly returns addresses as prefixes, sorted.
-func exactly(addresses iter.Seq[netip.Addr]) (l []netip.Prefix) {
-	for _, a := range slices.SortedFunc(addresses, netip.Addr.Compare) {
-		l = append(l, netip.PrefixFrom(a, a.BitLen()))
-	}
-	return l
 }
 
 // SetAddresses passes on the addresses of the node's interfaces.

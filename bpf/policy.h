@@ -76,7 +76,7 @@ struct peer_verdict {
 /* Addresses that aren't evaluated. */
 enum exempt_flag {
 	EXEMPT_NODE = 1 << 0,	      /* as a source, and as a destination for ingress: the node's own */
-	EXEMPT_UNTRANSLATED = 1 << 1, /* as a destination: evaluated after its translation */
+	EXEMPT_UNTRANSLATED = 1 << 1, /* as a destination, delivered to the node: evaluated after translation */
 };
 
 struct policy_state {
@@ -431,7 +431,7 @@ __noinline int evaluate_connection(struct evaluation *e)
 	if (!from && !to && !from_unknown && !to_unknown)
 		return POLICY_IGNORE;
 	exempt = exemptions(&e->tuple.destination);
-	if (exempt & EXEMPT_UNTRANSLATED || exemptions(&e->tuple.source) & EXEMPT_NODE)
+	if ((e->to_node && exempt & EXEMPT_UNTRANSLATED) || exemptions(&e->tuple.source) & EXEMPT_NODE)
 		return POLICY_ACCEPT;
 	if (from_unknown)
 		return drop_for(e, POLICY_UNKNOWN_POD);

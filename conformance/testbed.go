@@ -168,6 +168,9 @@ func (a *agent) change(l []source.Change) {
 	d := a.resolver.Apply(l)
 	a.runner.Change(a.served(d.Services.Put), a.served(d.Services.Del))
 	if a.policies != nil {
+		if a.implementation.PreDNAT {
+			a.policies.resolver.ApplyServices(d.Services)
+		}
 		a.policies.change(l)
 	}
 }

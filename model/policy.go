@@ -70,7 +70,7 @@ type PolicyNode struct {
 	Addresses []netip.Addr   // the node's own, sorted: what it sends to its pods is never evaluated
 	Pods      []netip.Prefix // addresses of this node's pods, sorted; one that is no Subject's is a pod not known yet
 	Unknown   Verdict        // what becomes of new connections of pods not known yet: VerdictDrop once there is a policy
-	PreDNAT   []netip.Prefix // destinations that are evaluated only after translation
+	PreDNAT   []netip.Prefix // destinations that, delivered to the node, are evaluated only after translation
 	CutMark   uint32         // a bit: connections whose mark has it are cut; 0: no connection is
 }
 

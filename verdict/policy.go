@@ -83,22 +83,21 @@ func Ingress(s *model.Policies, p Packet, o PolicyOutcome) PolicyOutcome {
 
 // exempt returns why p is not evaluated at all, "" if it is.
 func exempt(s *model.Policies, p Packet) string {
-	src, dst := p.Src.Addr(), p.Dst.Addr()
+	src := p.Src.Addr()
 	switch {
 	case p.Protocol == icmpv6 && p.Type >= 133 && p.Type <= 137:
 		return "neighbour discovery is not evaluated"
 	case slices.Contains(s.Node.Addresses, src):
 		return fmt.Sprintf("%s is this node, whose packets are not evaluated", src)
-	case within(s.Node.PreDNAT, dst):
-		return fmt.Sprintf("%s is evaluated after its translation", dst)
 	}
 	return ""
 }
 
 // Denied reports whether policies of a pod that is known drop the first packet of a connection: what Policy decides,
-// without the reasons, for many packets. What only a pod's being unknown drops is not denied.
+// without the reasons, for many packets. What only a pod's being unknown drops is not denied, nor what goes to a
+// Service and is evaluated only after its translation.
 func Denied(s *model.Policies, p Packet) bool {
-	if exempt(s, p) != "" {
+	if exempt(s, p) != "" || within(s.Node.PreDNAT, p.Dst.Addr()) {
 		return false
 	}
 	return denied(s, p, model.Egress) ||

@@ -150,8 +150,10 @@ func (n *nodeFlags) read(ctx context.Context, withPods bool) (*snapshot, error) 
 	w := &snapshot{config: c, mode: d.mode, objects: objects, problems: append(problems, r.Problems()...),
 		lost: losses(problems), services: r.Services(), whyEmpty: r.WhyEmpty}
 	if d.policies != nil {
-		d.policies.Resolve.PreDNAT = agent.PreDNAT(d.mode, w.services)
 		p := policy.New(d.policies.Resolve)
+		if d.mode.PreDNAT {
+			p.ApplyServices(model.Change[model.ServicePart]{Put: w.services.Parts()})
+		}
 		p.Apply(changes)
 		w.services.Policies, w.engine = p.Policies(), d.policies.Engine
 		w.problems = append(w.problems, p.Problems()...)

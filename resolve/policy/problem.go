@@ -87,6 +87,7 @@ func (r *Resolver) collectProblems() []source.Problem {
 	for _, p := range r.unreadable {
 		out = append(out, p...)
 	}
+	out = append(out, r.services.problems(r.config.Node)...)
 	sortProblems(out)
 	return out
 }

@@ -58,6 +58,7 @@ type Resolver struct {
 	selected
 	derived
 	dirt
+	services destinations
 
 	problemsNow   []source.Problem // what Problems returned last
 	staleProblems bool             // that is out of date
@@ -113,6 +114,7 @@ func New(c Config) *Resolver {
 		derived: newDerived(),
 		dirt: dirt{dirtyClasses: map[*class]struct{}{}, dirtyLocal: map[*class]struct{}{},
 			pending: map[model.PolicyPart]int{}},
+		services: destinations{frontends: map[netip.Addr]int{}},
 	}
 	r.SetAddresses(c.Addresses)
 	return r
@@ -170,11 +172,6 @@ func (r *Resolver) SetAddresses(addresses []netip.Addr) {
 		x.own = true
 		r.dirty(x)
 	}
-}
-
-// SetPreDNAT replaces Config.PreDNAT. The next change has what follows from it.
-func (r *Resolver) SetPreDNAT(destinations []netip.Prefix) {
-	r.config.PreDNAT = slices.Clone(destinations)
 }
 
 // Apply makes changes true and returns what changes on the node by them, in a settled order. Its cost follows what the

@@ -5,8 +5,8 @@
 // makes of identities the addresses that each peer table decides about otherwise than about all others. For each
 // family there are, in the table filter and named FLPOLICY-…,
 //
-//	FORWARD, INPUT, OUTPUT   first in the built-in chain of that name. Established, related, from the node, or
-//	                         untranslated? return; then DV, E0, and unless it goes to the node I0
+//	FORWARD, INPUT, OUTPUT   first in the built-in chain of that name. Established, related, from the node, or at
+//	                         INPUT untranslated? return; then DV, E0, and unless it goes to the node I0
 //	E0, I0                   a tree of subjects by prefixes of their addresses, for egress and ingress, to a ruleset
 //	E1, I1                   the same, to the ruleset of the last stage, for what the first leaves to it
 //	DV                       a tree of subjects whose device is known: drops what comes in elsewhere

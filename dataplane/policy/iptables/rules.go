@@ -122,11 +122,11 @@ func evaluate(f iptables.Family, hook string) []string {
 		return fmt.Sprintf("-m set --match-set %s%s %s ", setPrefix(f), set, where)
 	}
 	egress, ingress := side{model.Egress, 0}, side{model.Ingress, 0}
-	rules := []string{
-		in(setNode, "src") + "-j RETURN",
-		in(setUntranslated, "dst") + "-j RETURN",
-		"-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN " + in(setMidstream, "src") + "-j RETURN",
+	rules := []string{in(setNode, "src") + "-j RETURN"}
+	if hook == "INPUT" { // what is delivered to the node
+		rules = append(rules, in(setUntranslated, "dst")+"-j RETURN")
 	}
+	rules = append(rules, "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN "+in(setMidstream, "src")+"-j RETURN")
 	if hook != "OUTPUT" { // where packets have no device that they came in by
 		rules = append(rules, "-j "+chainForged)
 	}

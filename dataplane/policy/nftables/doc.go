@@ -4,7 +4,7 @@
 // For each family (4 and 6) there is
 //
 //	node          address                        of the node itself
-//	untranslated  range of addresses             destinations that are evaluated after their translation
+//	untranslated  range of addresses             destinations that are evaluated after their translation, at input
 //	unknown       range of addresses             of this node's pods, where pods that aren't known are dropped
 //	subject       address                        of pods on this node
 //	ruleset       stage · address → ruleset      stages 0 and 1 are of egress, 2 and 3 of ingress
@@ -22,14 +22,15 @@
 //	act           0 · decision → verdict         accept, deny, return to the next stage; reported or not
 //
 // Ranges are disjoint and of one field: to portspan its whole key is one number. A packet that opens a connection
-// passes these chains, those of the first two lines at hooks:
+// passes these chains, those of the first lines at hooks:
 //
 //	cut-forward, cut-input, cut-output       marked as cut? cut; there only while model.PolicyNode.CutMark says so
-//	forward-egress, input, output-egress     established or related? accept; else egress4
+//	forward-egress, output-egress            established or related? accept; else egress4
+//	input                                    the same, and untranslated? accept; else egress4
 //	forward-ingress, output-ingress          established or related? accept; else ingress4
 //	egress4              from a subject? egress4-pod; from an unknown pod? egress4-unknown
-//	egress4-pod          from the node, or untranslated? accept; by its rulesets egress4-admin, then egress4-last
-//	egress4-unknown      from the node, or untranslated? accept; else deny
+//	egress4-pod          from the node? accept; by its rulesets egress4-admin, then egress4-last
+//	egress4-unknown      from the node? accept; else deny
 //	egress4-admin        to a peer? egress4-admin-peer; to a range? egress4-admin-range; else by ports, otherwise
 //	egress4-admin-peer   by port, else by portspan, else by default: decision, else otherwise; nothing there? deny
 //	deny                 count, log, drop

@@ -108,11 +108,7 @@ func chains() []Fact {
 		if isCut(name) {
 			continue
 		}
-		d := model.Egress
-		if strings.HasSuffix(name, "-ingress") {
-			d = model.Ingress
-		}
-		facts = append(facts, declared.Chain(name, base(d)))
+		facts = append(facts, declared.Chain(name, base(name)))
 	}
 	for _, p := range protos {
 		for _, s := range []side{{p, model.Egress, p.Src, p.Dst}, {p, model.Ingress, p.Dst, p.Src}} {
@@ -147,8 +143,13 @@ func running() []nft.Expr {
 		nft.Load(nft.R(0), word(0)), nft.Member(setMidstream, nft.R(0)), nft.Do(nft.Accept)))
 }
 
-// base returns the rules at a hook: answers, related errors, neighbour discovery and running connections pass.
-func base(d model.Direction) [][]nft.Expr {
+// base returns the rules of a chain at a hook: answers, related errors, neighbour discovery and running connections
+// pass, and what is delivered to this node before its translation.
+func base(name string) [][]nft.Expr {
+	d := model.Egress
+	if strings.HasSuffix(name, "-ingress") {
+		d = model.Ingress
+	}
 	const (
 		hopLimit    = 7        // its offset; neighbour discovery has the highest, so it was not routed
 		first, last = 133, 137 // types from router solicitation to redirect
@@ -165,6 +166,10 @@ func base(d model.Direction) [][]nft.Expr {
 	}
 	rules = append(rules, running())
 	for _, p := range protos {
+		if name == "input" {
+			rules = append(rules, nft.Join(p.Is(), nft.Exprs(p.Address(p.Dst, 0), nft.Member(p.untranslated, nft.R(0)),
+				nft.Do(nft.Accept))))
+		}
 		rules = append(rules, nft.Join(p.Is(), nft.Exprs(nft.Do(nft.Goto(side{proto: p, direction: d}.String())))))
 	}
 	return rules
@@ -179,10 +184,7 @@ func (s side) member(set string, offset uint32) []nft.Expr {
 func (s side) chains() []Fact {
 	do := func(e []nft.Expr, v nft.Verdict) []nft.Expr { return append(e, nft.Do(v)) }
 	pod, unknown := s.String()+"-pod", s.String()+"-unknown"
-	unevaluated := [][]nft.Expr{
-		do(s.member(s.node, s.Src), nft.Accept),
-		do(s.member(s.untranslated, s.Dst), nft.Accept),
-	}
+	unevaluated := [][]nft.Expr{do(s.member(s.node, s.Src), nft.Accept)}
 	if s.direction == model.Ingress {
 		unevaluated = append(unevaluated, do(s.member(s.node, s.Dst), nft.Accept))
 	}
