@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"slices"
+	"strconv"
 
 	"fairlead.dev/fairlead/lab/analysis"
 	"fairlead.dev/fairlead/lab/chart"
@@ -67,7 +68,7 @@ func (a *artist) family(p result.Picture) {
 		}
 		line.Series = append(line.Series, s)
 		if p.Of != result.Ratio {
-			line.Y = chart.Axis{Title: perWhat(x.m), Log: true}
+			line.Y = chart.Axis{Title: x.m.Unit, Log: true}
 		}
 		for _, g := range p.Ghosts {
 			if g.Measure == x.m.ID {
@@ -100,7 +101,7 @@ func families(s analysis.Summary) (tables []*table) {
 			t.Head = append(t.Head, x.m.Title)
 		}
 		for i, c := range l[0].cells {
-			row := []cell{{Text: chart.Number(c.X), Class: "num"}}
+			row := []cell{{Text: number(strconv.FormatFloat(c.X, 'f', -1, 64)), Class: "num"}}
 			for _, x := range l {
 				row = append(row, x.cell(min(i, len(x.cells)-1), p))
 			}

@@ -82,19 +82,18 @@ func (r *trial) enforced(ctx context.Context, ns *netns.Namespace, what string, 
 	return err
 }
 
-// decide makes the policies of a cluster, and has an engine write them. It returns what the resolver took.
-func decide(ctx context.Context, c *generate.PolicyCluster, x *testbed.Enforcer) (p *policy.Resolver,
-	spent time.Duration, heap float64, err error) {
+// decide makes the policies of a cluster. It returns what the resolver took.
+func decide(c *generate.PolicyCluster) (p *policy.Resolver, change model.Change[model.PolicyPart], spent time.Duration,
+	heap float64) {
 	changes := testbed.Put(c.Objects...)
 	before := heapInUse()
 	spent = -processorTime()
 	p = policy.New(policy.Config{Node: generate.PolicyNode})
-	change := p.Apply(changes)
+	change = p.Apply(changes)
 	spent += processorTime()
 	heap = heapInUse() - before
-	_, err = x.Apply(ctx, change)
 	runtime.KeepAlive(changes)
-	return p, spent, heap, err
+	return p, change, spent, heap
 }
 
 // heapInUse returns the bytes of live objects.
@@ -120,12 +119,12 @@ func (r *trial) relabelPods(ctx context.Context, e mode.Engine) error {
 	return r.within(ctx, "changes of pods' labels", e, func(ctx context.Context, x *testbed.Enforcer) error {
 		size := r.profile.Large
 		c := generate.NewPolicyCluster(size)
-		p, spent, heap, err := decide(ctx, c, x)
-		if err != nil {
-			return err
-		}
+		p, change, spent, heap := decide(c)
 		if err := errors.Join(r.out.AddValue(result.Block{Arm: e.Name}, "resolve", float64(spent)),
 			r.out.AddValue(result.Block{Arm: e.Name}, "heap", heap)); err != nil {
+			return err
+		}
+		if _, err := x.Apply(ctx, change); err != nil {
 			return err
 		}
 		begun, elapsed := time.Now(), make([]int64, 0, r.profile.Events)
@@ -163,8 +162,8 @@ func (r *trial) relabelNamespaces(ctx context.Context, e mode.Engine) error {
 	return r.within(ctx, "changes of namespaces' labels", e, func(ctx context.Context, x *testbed.Enforcer) error {
 		size := r.profile.Wide
 		c := generate.NewPolicyCluster(size)
-		p, _, _, err := decide(ctx, c, x)
-		if err != nil {
+		p, change, _, _ := decide(c)
+		if _, err := x.Apply(ctx, change); err != nil {
 			return err
 		}
 		var elapsed []int64
