@@ -5,6 +5,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"net/netip"
 	"path"
 	"strconv"
 	"strings"
@@ -30,6 +31,7 @@ type Step struct {
 	YAML        []manifest  // objects that are now
 	Slices      []sliceLine // the same for EndpointSlices, in short
 	Remove      []string    // objects that are no more, "KIND NAMESPACE/NAME" or "slice SERVICE"
+	Names       []nameLine  // what addresses domain names have
 	Restart     []string    // nodes whose agent is stopped and started anew
 	InjectFault []string    // nodes where a stranger damages what the data plane wrote
 	MTU         []mtuLine   // how long the packets are that reach hosts
@@ -86,6 +88,28 @@ func parseMTU(text string) (l mtuLine, err error) {
 	l.Bytes, err = strconv.Atoi(strings.TrimSpace(bytes))
 	if l.Host = memberNamed(name); l.Host == nil || l.Host.Host || err != nil || l.Bytes < 0 {
 		return l, fmt.Errorf("%q is not of the form: NAME BYTES, a name of the cast with a network of its own", text)
+	}
+	return l, nil
+}
+
+// nameLine is a domain name and the addresses that it has from now on; none: it has none any more.
+type nameLine struct {
+	Name      string
+	Addresses []netip.Addr
+}
+
+// parseName reads a line of a names section.
+func parseName(text string) (l nameLine, err error) {
+	name, addresses, found := strings.Cut(text, ":")
+	if l.Name = name; !found || name == "" || strings.Contains(name, " ") {
+		return l, fmt.Errorf("%q is not of the form: NAME: ADDRESS…", text)
+	}
+	for _, f := range strings.Fields(addresses) {
+		a, err := netip.ParseAddr(f)
+		if err != nil {
+			return l, err
+		}
+		l.Addresses = append(l.Addresses, a)
 	}
 	return l, nil
 }
@@ -237,6 +261,11 @@ var sections = map[string]struct {
 		_, err := parseKey(text)
 		return err
 	}},
+	"names": {line: func(s *Step, _ int, text string) error {
+		l, err := parseName(text)
+		s.Names = append(s.Names, l)
+		return err
+	}},
 	"restart": {line: func(s *Step, _ int, text string) error { return appendNodes(&s.Restart, text) }},
 	"disturb": {line: func(s *Step, _ int, text string) error { return appendNodes(&s.InjectFault, text) }},
 	"mtu": {line: func(s *Step, _ int, text string) error {
@@ -274,7 +303,7 @@ var sections = map[string]struct {
 	}},
 }
 
-const sectionNames = "config, slices, remove, restart, disturb, mtu, unless, packets, health, problems"
+const sectionNames = "config, slices, remove, names, restart, disturb, mtu, unless, packets, health, problems"
 
 // parseKey reads "KIND NAMESPACE/NAME"; the namespace may be left out where it is default. "slice NAME" names what a
 // line of a slices section made.

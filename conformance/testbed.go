@@ -322,6 +322,9 @@ func (w *testbed) changes(s *Step) (l []source.Change, err error) {
 			l = append(l, source.Change{Key: k})
 		}
 	}
+	for _, n := range s.Names {
+		l = append(l, source.Resolved(n.Name, n.Addresses))
+	}
 	for _, m := range s.YAML {
 		objects, err := m.decode()
 		if err != nil {

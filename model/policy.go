@@ -162,8 +162,11 @@ type Rule struct {
 	Audit   bool // it only reports what it would do
 }
 
-// Peers is one selector or CIDR.
-type Peers struct{ Text string }
+// Peers is one selector, CIDR or domain name.
+type Peers struct {
+	Text   string
+	Domain string // the domain name, in lower case: with "*." in front any below it; "": no domain name
+}
 
 // Identity is the addresses that no peer table of this node tells apart.
 type Identity struct {

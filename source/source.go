@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -34,6 +35,9 @@ const (
 	ServiceCIDR   Kind = "ServiceCIDR"
 
 	ClusterNetworkPolicy Kind = "ClusterNetworkPolicy"
+
+	// DomainName is the kind of *ResolvedName. No API serves it: it is none of Kinds.
+	DomainName Kind = "DomainName"
 )
 
 // Kinds lists every kind that Fairlead reads.
@@ -43,12 +47,27 @@ func Kinds() []Kind {
 
 // Namespaced reports whether objects of this kind live in a namespace.
 func (k Kind) Namespaced() bool {
-	return k != Node && k != Namespace && k != ServiceCIDR && k != ClusterNetworkPolicy
+	return k != Node && k != Namespace && k != ServiceCIDR && k != ClusterNetworkPolicy && k != DomainName
+}
+
+// ResolvedName is a domain name, in lower case and without a dot at its end, and the addresses that DNS has for it.
+type ResolvedName struct {
+	metav1.ObjectMeta
+	Addresses []netip.Addr
+}
+
+// Resolved returns the change that a domain name has these addresses; none: it is not known any more.
+func Resolved(name string, addresses []netip.Addr) Change {
+	c := Change{Key: Key{Kind: DomainName, Name: name}}
+	if len(addresses) > 0 {
+		c.Object = &ResolvedName{metav1.ObjectMeta{Name: name}, addresses}
+	}
+	return c
 }
 
 // Object is one of *corev1.Service, *discoveryv1.EndpointSlice, *corev1.Node, *corev1.Namespace, *corev1.Pod,
-// *networkingv1.NetworkPolicy, *networkingv1.ServiceCIDR and *cnpv1.ClusterNetworkPolicy. Objects are never changed
-// once they left their source.
+// *networkingv1.NetworkPolicy, *networkingv1.ServiceCIDR, *cnpv1.ClusterNetworkPolicy and *ResolvedName. Objects are
+// never changed once they left their source.
 type Object = metav1.Object
 
 // Key names an object.
@@ -85,6 +104,8 @@ func KeyOf(o Object) Key {
 		k.Kind = ServiceCIDR
 	case *cnpv1.ClusterNetworkPolicy:
 		k.Kind = ClusterNetworkPolicy
+	case *ResolvedName:
+		k.Kind = DomainName
 	default:
 		panic(fmt.Sprintf("source: %T is not an object that Fairlead reads", o))
 	}

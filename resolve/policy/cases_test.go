@@ -28,7 +28,8 @@ var ends = map[string]string{
 
 // TestCases reads testdata/cases/*.txtar. Each holds one case or several: the files world.yaml of all cases and
 // NAME.yaml, and a file NAME.want, of lines such as "client > web:80/tcp drop NetworkPolicy shop/deny". A packet passes
-// if the nodes of both its ends let it pass. A line that begins with "problem" is a text of one of the problems.
+// if the nodes of both its ends let it pass. A line that begins with "problem" is a text of one of the problems. One that
+// begins with "name" is a change: the addresses of a domain name from there on.
 func TestCases(t *testing.T) {
 	files, err := filepath.Glob("testdata/cases/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -74,10 +75,12 @@ func runCase(t *testing.T, world, yaml, want string) {
 		changes = append(changes, source.Change{Key: source.KeyOf(o), Object: o})
 	}
 	nodes := map[string]*model.Policies{}
+	resolved := map[string]func(source.Change){}
 	for _, n := range []string{"n1", "n2"} {
 		s, r := newSum(), New(Config{Node: n})
 		s.apply(seedDice{T: t}, r.Apply(changes))
 		nodes[n] = s.now
+		resolved[n] = func(c source.Change) { s.apply(seedDice{T: t}, r.Apply([]source.Change{c})) }
 		problems = append(problems, texts(r.Problems())...)
 	}
 	for line := range strings.Lines(want) {
@@ -85,6 +88,15 @@ func runCase(t *testing.T, world, yaml, want string) {
 		if text, ok := strings.CutPrefix(line, "problem "); ok {
 			if !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, text) }) {
 				t.Errorf("no problem has %q: %q", text, problems)
+			}
+		} else if text, ok := strings.CutPrefix(line, "name "); ok {
+			name, addresses, _ := strings.Cut(text, " ")
+			var l []netip.Addr
+			for _, a := range strings.Fields(addresses) {
+				l = append(l, netip.MustParseAddr(a))
+			}
+			for _, apply := range resolved {
+				apply(source.Resolved(name, l))
 			}
 		} else if line != "" {
 			runLine(t, nodes, line)

@@ -145,7 +145,7 @@ func (r *reader) clusterPeer(rule *clusterRule, i int, c *clause, bad func(error
 		r.networks(rule, i, c, bad)
 		return
 	default:
-		r.domainNames(rule, i, bad)
+		r.domainNames(rule, i, c, bad)
 		return
 	}
 	var err, err2 error
@@ -181,13 +181,24 @@ func (r *reader) networks(rule *clusterRule, i int, c *clause, bad func(error)) 
 	}
 }
 
-func (r *reader) domainNames(rule *clusterRule, i int, bad func(error)) {
+// domainNames reads domain names into c. One that can't be read matches nothing.
+func (r *reader) domainNames(rule *clusterRule, i int, c *clause, bad func(error)) {
 	if rule.action != cnpv1.ClusterNetworkPolicyRuleActionAccept {
 		bad(errors.New("domainNames are for Accept rules alone"))
 		return
 	}
-	r.add(fmt.Sprintf("spec.%s[%d].to[%d].domainNames", rule.Direction, rule.index, i), NotServed,
-		"domain names are not served yet: they match nothing; use networks")
+	for j, n := range rule.peers[i].DomainNames {
+		name, err := domainName(string(n))
+		if err != nil {
+			r.add(fmt.Sprintf("spec.%s[%d].to[%d].domainNames[%d]", rule.Direction, rule.index, i, j), Invalid,
+				"%v: it matches nothing until it is corrected", err)
+			continue
+		}
+		c.peers = append(c.peers, (&peerSpec{kind: domains, domain: name}).named())
+	}
+	if len(rule.peers[i].DomainNames) == 0 {
+		bad(errors.New("no domainNames"))
+	}
 }
 
 // readProtocol reads an item of a rule's protocols.

@@ -38,7 +38,8 @@ type peerTables struct {
 	newPeers, idlePeers   []*peer
 	peerSequence          uint32
 	index                 peerIndex
-	verdicts              int // peer verdicts of all tables
+	domainPeers           map[string]*peer // of kind domains, by their names
+	verdicts              int              // peer verdicts of all tables
 }
 
 // identities are the signatures of classes, nodes and CIDRs.
@@ -57,7 +58,8 @@ func newDerived() derived {
 	nothing := &signature{}
 	return derived{
 		rulesetSets: rulesetSets{rulesets: map[digest]*ruleset{}, rulesetsByDigest: map[digest]*ruleset{}},
-		peerTables:  peerTables{tables: map[digest]*table{}, peers: map[string]*peer{}, index: peerIndex{}},
+		peerTables: peerTables{tables: map[digest]*table{}, peers: map[string]*peer{}, index: peerIndex{},
+			domainPeers: map[string]*peer{}},
 		identities: identities{signatures: map[string]*signature{"": nothing}, nothing: nothing, signatureLimit: 1024,
 			unions: map[[2]*signature]*signature{}, blockPods: map[port][]*peer{}},
 		ids: newIDs(),
@@ -133,7 +135,7 @@ func (r *Resolver) readTable(t *table) {
 			p := r.peers[s.text]
 			if p == nil {
 				r.peerSequence++
-				p = &peer{peerSpec: s, model: &model.Peers{Text: s.text}, sequence: r.peerSequence,
+				p = &peer{peerSpec: s, model: &model.Peers{Text: s.text, Domain: s.domain}, sequence: r.peerSequence,
 					tables: map[*table]struct{}{}, identities: map[*signature]struct{}{}}
 				r.peers[s.text] = p
 				r.newPeers = append(r.newPeers, p)

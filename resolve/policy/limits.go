@@ -133,7 +133,7 @@ func sizeOfCluster(o *cnpv1.ClusterNetworkPolicy) (b Bounds) {
 		b.Ports += len(r.Protocols)
 		for j := range r.To {
 			p := &r.To[j]
-			b.Peers += len(p.Networks)
+			b.Peers += len(p.Networks) + len(p.DomainNames)
 			b.selector(p.Namespaces)
 			b.selector(p.Nodes)
 			pods(p.Pods)

@@ -27,6 +27,7 @@ type naive struct {
 	pods       []*corev1.Pod
 	policies   []*networkingv1.NetworkPolicy
 	cluster    []*cnpv1.ClusterNetworkPolicy
+	names      []*source.ResolvedName
 }
 
 func newNaive(c Config, objects map[source.Key]source.Object) *naive {
@@ -43,6 +44,8 @@ func newNaive(c Config, objects map[source.Key]source.Object) *naive {
 			n.policies = append(n.policies, o)
 		case *cnpv1.ClusterNetworkPolicy:
 			n.cluster = append(n.cluster, o)
+		case *source.ResolvedName:
+			n.names = append(n.names, o)
 		}
 	}
 	slices.SortFunc(n.cluster, func(a, b *cnpv1.ClusterNetworkPolicy) int {
@@ -405,7 +408,12 @@ func (c connection) isClusterPeer(p cnpv1.ClusterNetworkPolicyEgressPeer, accept
 	case p.Nodes != nil:
 		return slices.ContainsFunc(other.nodes, func(o *corev1.Node) bool { return selects(p.Nodes, o.Labels) })
 	case p.DomainNames != nil:
-		return false
+		return slices.ContainsFunc(c.names, func(n *source.ResolvedName) bool {
+			return slices.Contains(n.Addresses, other.addr) && slices.ContainsFunc(p.DomainNames, func(d cnpv1.DomainName) bool {
+				below, wild := strings.CutPrefix(string(d), "*")
+				return wild && strings.HasSuffix(n.Name, below) || string(d) == n.Name
+			})
+		})
 	case other.unknown && !accept:
 		return true
 	case other.pod == nil:

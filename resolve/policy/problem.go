@@ -10,10 +10,9 @@ import (
 
 // The reasons of this package's problems.
 const (
-	Invalid   = "Invalid"   // a value that an API server would refuse
-	NotKnown  = "NotKnown"  // a field or value of another version of the API
-	NotServed = "NotServed" // it is known and not enforced
-	TooLarge  = "TooLarge"  // beyond a bound
+	Invalid  = "Invalid"  // a value that an API server would refuse
+	NotKnown = "NotKnown" // a field or value of another version of the API
+	TooLarge = "TooLarge" // beyond a bound
 )
 
 // The most problems that are named of one policy, and of one namespace. What is beyond is counted.

@@ -318,7 +318,7 @@ func drawClusterPeer(t dice, kinds int) (p cnpv1.ClusterNetworkPolicyEgressPeer)
 		p.Nodes = draw(t, "nodes", &metav1.LabelSelector{}, &metav1.LabelSelector{MatchLabels: map[string]string{
 			"tier": "web"}})
 	case 4:
-		p.DomainNames = []cnpv1.DomainName{"example.com"}
+		p.DomainNames = []cnpv1.DomainName{draw[cnpv1.DomainName](t, "name", "example.com", "*.example.com", "a.example.com")}
 	default:
 		for range 1 + t.roll("networks", 2) {
 			p.Networks = append(p.Networks, cnpv1.CIDR(drawCIDR(t)))
@@ -354,7 +354,9 @@ func drawProtocols(t dice) (out []cnpv1.ClusterNetworkPolicyProtocol) {
 }
 
 func drawObject(t dice) source.Object {
-	switch t.roll("kind", 12) {
+	switch t.roll("kind", 13) {
+	case 12:
+		return drawName(t)
 	case 0:
 		return drawNamespace(t)
 	case 1:
@@ -365,6 +367,17 @@ func drawObject(t dice) source.Object {
 		return drawPolicy(t)
 	}
 	return drawCluster(t)
+}
+
+// drawName draws a domain name with addresses outside, of pods, nodes, and of pods that aren't known.
+func drawName(t dice) *source.ResolvedName {
+	n := &source.ResolvedName{ObjectMeta: metav1.ObjectMeta{Name: draw(t, "resolved name", "example.com", "a.example.com",
+		"a.b.example.com", "other.org")}}
+	for range 1 + t.roll("addresses", 3) {
+		n.Addresses = append(n.Addresses, netip.MustParseAddr(draw(t, "address", "198.51.100.7", "198.51.100.6",
+			"203.0.113.1", "192.168.0.2", "10.0.1.2", "10.0.2.3", "10.0.3.200", "2001:db8::1", "fd00:1::2")))
+	}
+	return n
 }
 
 func drawConfig(t dice) Config {

@@ -79,6 +79,7 @@ type observed struct {
 	numbers    map[portName]map[uint16]map[*namespace]int
 	numbering  uint64
 	unreadable map[source.Key][]source.Problem
+	domains    map[string][]*address // of domain names
 }
 
 // selected is the classes with pods on this node, and the policies that select them.
@@ -108,6 +109,7 @@ func New(c Config) *Resolver {
 			namespaces: map[string]*namespace{}, nodes: map[string]*node{}, pods: map[source.Key]*pod{},
 			classes: map[uint64]*class{}, addresses: map[netip.Addr]*address{}, cluster: map[string]*policy{},
 			numbers: map[portName]map[uint16]map[*namespace]int{}, unreadable: map[source.Key][]source.Problem{},
+			domains: map[string][]*address{},
 		},
 		selected: selected{local: map[*class]struct{}{}, selecting: map[*policy]struct{}{},
 			selections: map[digest]*selection{}},
@@ -194,6 +196,9 @@ func (r *Resolver) Apply(changes []source.Change) model.Change[model.PolicyPart]
 		case source.ClusterNetworkPolicy:
 			o, _ := c.Object.(*cnpv1.ClusterNetworkPolicy)
 			r.applyCluster(c.Key, o)
+		case source.DomainName:
+			o, _ := c.Object.(*source.ResolvedName)
+			r.applyName(c.Key.Name, o)
 		}
 	}
 	return r.settle()
@@ -525,7 +530,8 @@ type address struct {
 	dirty bool
 	pods  []*pod
 	nodes []*node
-	own   bool // by Config.Addresses
+	own   bool     // by Config.Addresses
+	names []string // of DNS, sorted
 
 	within    within
 	signature *signature // what its part says; nil: none

@@ -158,6 +158,9 @@ func (r *Resolver) updatePeers() {
 			p.indexed = true
 			r.blockPods[*p.port] = append(r.blockPods[*p.port], p)
 			r.markPort(*p.port)
+		case p.kind == domains:
+			r.domainPeers[p.domain], p.indexed = p, true
+			r.markDomain(p.domain)
 		default:
 			r.index.add(p)
 			p.indexed = true
@@ -183,6 +186,11 @@ func (r *Resolver) updatePeers() {
 				delete(r.blockPods, *p.port)
 			}
 			r.markPort(*p.port)
+			continue
+		}
+		if p.kind == domains {
+			delete(r.domainPeers, p.domain)
+			r.markDomain(p.domain)
 			continue
 		}
 		r.index.remove(p)
@@ -294,7 +302,7 @@ func (r *Resolver) updateAddress(x *address) {
 	if x.signature != now || x.peer != nil && x.peer.Name != name {
 		r.updatePeer(&x.peer, &x.signature, now, model.Range{First: x.Addr, Last: x.Addr}, name)
 	}
-	if !x.known(pod) && len(x.pods) == 0 && x.peer == nil && x.subject == nil {
+	if !x.known(pod) && len(x.pods)+len(x.names) == 0 && x.peer == nil && x.subject == nil {
 		delete(r.addresses, x.Addr)
 	}
 }
@@ -302,12 +310,16 @@ func (r *Resolver) updateAddress(x *address) {
 // known reports whether x is an address of a pod that counts, or of a node.
 func (x *address) known(pod *pod) bool { return pod != nil || len(x.nodes) > 0 || x.own }
 
-// signatureAt returns what matches x as an address of a pod or nodes, nil if it is none's.
+// signatureAt returns what matches x as an address of a pod, nodes or domain names, nil if it is none's.
 func (r *Resolver) signatureAt(x *address, pod *pod) *signature {
+	named := r.byName(x)
 	if !x.known(pod) {
-		return nil
+		if named == r.nothing {
+			return nil
+		}
+		return r.union(x.within.signature, named)
 	}
-	s := x.within.known
+	s := r.union(x.within.known, named)
 	if pod != nil {
 		s = r.union(s, pod.class.signature)
 		s = r.union(s, r.inBlocks(x.Addr, pod.class))
@@ -344,6 +356,8 @@ func (r *Resolver) nameOf(x *address, pod *pod) string {
 		return "node " + x.nodes[0].name
 	case x.own:
 		return "this node"
+	case len(x.names) > 0:
+		return "name " + x.names[0]
 	}
 	return r.pieceAt(x.Addr).name
 }

@@ -22,6 +22,7 @@ const (
 	block
 	blockPods   // addresses of a CIDR that are pods' with a named port
 	unknownPods // addresses of pod ranges that are no known pod's
+	domains     // addresses of domain names
 )
 
 // peerSpec is one selector or CIDR of a rule.
@@ -37,6 +38,8 @@ type peerSpec struct {
 
 	cidr   netip.Prefix
 	except []netip.Prefix // parts of cidr
+
+	domain string // as domainName reads it
 }
 
 // port is a port of a pod that has a name.
@@ -70,6 +73,8 @@ func (s *peerSpec) named() *peerSpec {
 		}
 	case unknownPods:
 		s.text = "unknown pods"
+	case domains:
+		s.text = "name " + s.domain
 	}
 	if s.port != nil {
 		s.text += " with port " + s.port.String()
