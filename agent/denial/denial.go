@@ -73,7 +73,7 @@ func Open(o Options) (*Reader, error) {
 		return r, nil
 	}
 	var err error
-	if r.log, err = nflog.Listen(o.Group); err != nil {
+	if r.log, err = nflog.Listen(o.Group, nflog.Headers); err != nil {
 		return nil, fmt.Errorf("read denials: %w", err)
 	}
 	return r, nil

@@ -144,6 +144,22 @@ func (s *Socket) Request(kind, flags uint16, body func(*Buffer), f func(Message)
 	return failed
 }
 
+// Post sends one request, whose header body follows, and waits for no reply: beside Receive, which has the kernel's
+// refusals as messages.
+func (s *Socket) Post(kind uint16, body func(*Buffer)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seq++
+	var b Buffer
+	at := b.begin(kind, unix.NLM_F_REQUEST, s.seq)
+	body(&b)
+	b.end(at)
+	if _, err := unix.Write(s.fd, b); err != nil {
+		return fmt.Errorf("send netlink request: %w", err)
+	}
+	return nil
+}
+
 // receive reads a datagram into reader and returns its length. The error is unix.EAGAIN where none is there and flags
 // are unix.MSG_DONTWAIT.
 func (s *Socket) receive(flags int) (int, error) {

@@ -28,10 +28,11 @@ type Log struct {
 	s      *netlink.Socket
 	sysctl *sysctl.File // nil: unchanged
 	logger string       // what it said before
+	copied uint32       // how many bytes of each packet the kernel passes
 }
 
-// copied is how many bytes of each packet the kernel passes: the headers.
-const copied = 128
+// Headers is how many bytes the headers of a packet have at most, as far as they are of interest.
+const Headers = 128
 
 // Attributes and commands of nfnetlink_log.h.
 const (
@@ -54,7 +55,7 @@ func Open() (*Log, error) {
 		return nil, fmt.Errorf("nflog: %w (the kernel needs CONFIG_NETFILTER_NETLINK_LOG, and root)", err)
 	}
 	before, _ := f.Get()
-	l := &Log{sysctl: f, logger: before}
+	l := &Log{sysctl: f, logger: before, copied: Headers}
 	if l.s, err = netlink.Open(unix.NETLINK_NETFILTER, socketBuffer); err == nil {
 		err = l.bind(0)
 	}
@@ -68,13 +69,14 @@ func Open() (*Log, error) {
 	return l, nil
 }
 
-// Listen begins to hear a group in the calling thread's network namespace.
-func Listen(group uint16) (*Log, error) {
+// Listen begins to hear a group in the calling thread's network namespace. The kernel passes so many bytes of each
+// packet.
+func Listen(group uint16, bytes uint32) (*Log, error) {
 	s, err := netlink.Open(unix.NETLINK_NETFILTER, socketBuffer)
 	if err != nil {
 		return nil, fmt.Errorf("nflog: %w", err)
 	}
-	l := &Log{s: s}
+	l := &Log{s: s, copied: bytes}
 	if err := l.bind(group); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("nflog: %w", err)
@@ -82,12 +84,12 @@ func Listen(group uint16) (*Log, error) {
 	return l, nil
 }
 
-// bind takes a group, whole headers, each packet at once.
+// bind takes a group, each packet at once.
 func (l *Log) bind(group uint16) error {
 	for _, set := range []func(*netlink.Buffer){
 		func(b *netlink.Buffer) { b.Uint8(configCmd, cmdBind) },
 		func(b *netlink.Buffer) {
-			b.Bytes(configMode, append(binary.BigEndian.AppendUint32(nil, copied), copyPacket, 0))
+			b.Bytes(configMode, append(binary.BigEndian.AppendUint32(nil, l.copied), copyPacket, 0))
 		},
 		func(b *netlink.Buffer) { b.BE32(configThreshold, 1) },
 	} {

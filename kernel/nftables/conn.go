@@ -107,6 +107,27 @@ func (c *Conn) Supports(flags TableFlags) (bool, error) {
 	}
 }
 
+// SupportsRule reports whether the kernel knows all instructions of a rule at a hook. It writes nothing: what it tries
+// ends by making a set twice.
+func (c *Conn) SupportsRule(hook Hook, rule []Expr) (bool, error) {
+	const name = "fairlead-probe"
+	var tx Tx
+	tx.AddTable(name)
+	tx.AddChain(name, Chain{Name: "probe", Hook: &hook})
+	tx.AddRule(name, "probe", Rule{Exprs: rule})
+	for range 2 {
+		tx.AddSet(name, Set{Name: "probe", Key: []Type{Mark}})
+	}
+	switch err := c.Commit(&tx); {
+	case errors.Is(err, unix.EEXIST):
+		return true, nil
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
+		return false, nil
+	default:
+		return false, err
+	}
+}
+
 // Generation returns the ruleset's generation, a number that every transaction of anyone in the namespace raises by
 // one.
 func (c *Conn) Generation() (g uint32, err error) {

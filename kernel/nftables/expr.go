@@ -319,6 +319,20 @@ func Log(group uint16, prefix string, bytes uint32) Expr {
 	})
 }
 
+// Queue hands the packet to the program that listens to a queue, through the target NFQUEUE of x_tables (nft_compat),
+// which kernels without nf_tables' own have too. Where none listens the packet is accepted.
+func Queue(number uint16) Expr {
+	const revision, bypass = 3, 1
+	info := binary.NativeEndian.AppendUint16(nil, number) // struct xt_NFQ_info_v3
+	info = binary.NativeEndian.AppendUint16(info, 1)      // queues
+	info = binary.NativeEndian.AppendUint16(info, bypass)
+	return expr("target", func(b *netlink.Buffer) {
+		b.Text(1, "NFQUEUE")
+		b.BE32(2, revision)
+		b.Bytes(3, append(info, 0, 0)) // padded as XT_ALIGN does
+	})
+}
+
 // Counter counts the packets that come to it: see Conn.Counters.
 func Counter() Expr { return expr("counter", func(*netlink.Buffer) {}) }
 

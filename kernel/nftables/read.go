@@ -152,6 +152,27 @@ func (c *Conn) ElementsOf(table string, s Set) (es []Element, err error) {
 	return s.join(es), err
 }
 
+// Timed returns the elements of a set of which they go by themselves, with what is left of their timeouts and their
+// comments; none where the set isn't there.
+func (c *Conn) Timed(table, set string) (es []Element, err error) {
+	err = netlink.Stable(func() error {
+		es = nil
+		return c.dump(msgGetElem, unix.NLM_F_DUMP, family, func(b *netlink.Buffer) { b.Text(1, table); b.Text(2, set) },
+			func(b []byte) {
+				for _, v := range netlink.Attributes(netlink.Find(b, 3)) {
+					e := element(v)
+					e.Timeout = time.Duration(netlink.BE(netlink.Find(v, elemExpiration))) * time.Millisecond
+					e.Comment = commentOf(netlink.Find(v, elemUserdata))
+					es = append(es, e)
+				}
+			})
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	return es, err
+}
+
 // Count returns how many elements a set has, about that many while others write it; 0 where it isn't there. Where the
 // kernel doesn't tell it dumps the set.
 func (c *Conn) Count(table, set string) (n int, err error) {

@@ -25,6 +25,7 @@ const (
 	msgNewElem, msgGetElem, msgDelElem          = 12, 13, 14
 	msgGetGen                                   = 16
 	elemKey, elemData, elemFlags, elemKeyEnd    = 1, 2, 3, 10
+	elemTimeout, elemExpiration, elemUserdata   = 4, 5, 6
 	elemIntervalEnd                             = 0x1
 	setInterval, setMap, setTimeout, setDynamic = 0x4, 0x8, 0x10, 0x20
 	setConcat                                   = 0x80
@@ -142,8 +143,10 @@ type Rule struct {
 type Element struct {
 	Key, End, Data string
 	Verdict        *Verdict
-	flat           bool // of a set of ranges in one field
-	closes         bool // as the kernel holds such ranges: Key is the first key behind one
+	Timeout        time.Duration // until it goes, in whole milliseconds; 0: as its set says
+	Comment        string        // at most 253 bytes
+	flat           bool          // of a set of ranges in one field
+	closes         bool          // as the kernel holds such ranges: Key is the first key behind one
 }
 
 // Element makes an element of a set out of text: the key, first and last in one where it is a range, and the value,
@@ -325,6 +328,11 @@ func (t *Tx) DelElements(table, set string, es []Element) {
 	t.elements(msgDelElem, 0, "delete from set ", table, set, es)
 }
 
+// FlushSet removes every element of a set.
+func (t *Tx) FlushSet(table, set string) {
+	t.message(msgDelElem, 0, "flush set ", set, func(b *netlink.Buffer) { b.Text(1, table); b.Text(2, set) })
+}
+
 // elements writes elements in as many messages as their lengths need.
 func (t *Tx) elements(kind, flags uint16, said, table, set string, es []Element) {
 	for len(es) > 0 {
@@ -354,6 +362,12 @@ func (e Element) encode(b *netlink.Buffer, add bool) {
 	}
 	if add && e.Verdict != nil {
 		verdict(b, elemData, *e.Verdict)
+	}
+	if add && e.Timeout > 0 {
+		b.BE64(elemTimeout, uint64(e.Timeout.Milliseconds()))
+	}
+	if add && e.Comment != "" {
+		b.Bytes(elemUserdata, comment(e.Comment))
 	}
 	b.Close(at)
 }

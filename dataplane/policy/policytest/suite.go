@@ -194,7 +194,7 @@ func (s Suite[K]) logged(t *testing.T) {
 func (s Suite[K]) nflog(n *Network, _ Engine[K]) func() []string {
 	var log *nflog.Log
 	n.Must(n.Node.Do(func() (err error) {
-		log, err = nflog.Listen(s.LogGroup)
+		log, err = nflog.Listen(s.LogGroup, nflog.Headers)
 		return err
 	}))
 	n.Cleanup(func() { log.Close() })
