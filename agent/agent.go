@@ -125,7 +125,9 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return mode.Unsupported(ctx, err)
 	}
-	policies, err := OpenPolicies(o.Policies, o.Mode, services, o.Log)
+	var a *Agent
+	learn := func(ctx context.Context, changes []source.Change) { a.learnNames(ctx, changes) } // after the first batch
+	policies, err := OpenPolicies(o.Policies, o.Mode, services, learn, o.Log)
 	if err != nil {
 		return errors.Join(err, services.Close())
 	}
@@ -140,7 +142,7 @@ func Run(ctx context.Context, o Options) error {
 	}()
 	registry := prometheus.NewRegistry()
 	metrics := newProxyMetrics(registry)
-	a := &Agent{options: o, services: services, subsystems: subsystems{policies: policies}, registry: registry,
+	a = &Agent{options: o, services: services, subsystems: subsystems{policies: policies}, registry: registry,
 		metrics:  metrics,
 		progress: newProgress(metrics, o.Servers.Late),
 		checks:   make(chan struct{}, 1),
@@ -347,7 +349,7 @@ func (a *Agent) sync(ctx context.Context) bool {
 // standing returns every problem that stands now: the source's, the resolver's, and what the kernel refuses.
 func (a *Agent) standing() []source.Problem {
 	a.mu.Lock()
-	all := a.inputProblems()
+	all := append(a.inputProblems(), a.policies.nameProblems()...)
 	a.mu.Unlock()
 	all = append(all, a.options.Refusal.problems(a.options.Resolve.Node)...)
 	all = append(all, a.forwardProblems()...)

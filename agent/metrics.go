@@ -248,7 +248,8 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, connectionsDesc,
 		refusedDesc, packetsDesc, fastPathDesc, slowReasonDesc, excludedDesc, boundDesc, droppedDesc, localhostDesc,
 		invalidDesc, entriesDesc, limitDesc, engineDesc, policyPartsDesc, cutDesc, cuttingDesc,
-		deniedDesc, auditedDesc, policyPacketsDesc, outcomesDesc, networkDroppedDesc} {
+		deniedDesc, auditedDesc, policyPacketsDesc, outcomesDesc, networkDroppedDesc, namesDesc,
+		answersDesc, goneDesc} {
 		ch <- d
 	}
 	for _, d := range failures {

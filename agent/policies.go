@@ -24,6 +24,9 @@ type PolicyOptions struct {
 	Engine  mode.Engine
 	Why     string // that engine, for people
 	Resolve policy.Config
+	// Resolvers teach the addresses of domain names.
+	Resolvers Resolvers
+	NameFloor time.Duration // how long an address of a domain name lives at least; 0: a minute
 }
 
 // Policies is the policy side of a node in one network namespace: what its policies come to, and the engine's data
@@ -41,6 +44,7 @@ type Policies struct {
 	parts    map[string]int // by kind
 
 	carried *carried // nil: the kernel translates all connections
+	names   *domainNames
 
 	// under the mutex of who holds it:
 	resolver *policy.Resolver
@@ -48,8 +52,9 @@ type Policies struct {
 }
 
 // OpenPolicies opens the policy side of the calling thread's network namespace beside Services in a mode. It begins
-// with the first Change. Without options there is none.
-func OpenPolicies(o *PolicyOptions, m mode.Mode, s *Services, log *slog.Logger) (*Policies, error) {
+// with the first Change. Without options there is none. Addresses of domain names are passed to learn.
+func OpenPolicies(o *PolicyOptions, m mode.Mode, s *Services, learn func(context.Context, []source.Change),
+	log *slog.Logger) (*Policies, error) {
 	if o == nil {
 		return nil, nil
 	}
@@ -65,8 +70,10 @@ func OpenPolicies(o *PolicyOptions, m mode.Mode, s *Services, log *slog.Logger) 
 	p := &Policies{PolicyOptions: *o, plane: plane, existing: existing, stop: stop, notified: make(chan struct{}, 1),
 		parts: map[string]int{}, resolver: policy.New(o.Resolve), preDNAT: m.PreDNAT}
 	p.carried = s.restrict()
+	p.names = openNames(o, plane.Impl, learn, log)
 	p.ended.Go(func() { p.plane.Run(ctx) })
 	p.ended.Go(func() { p.readDenials(ctx, log) })
+	p.ended.Go(func() { p.names.run(ctx, log) })
 	return p, nil
 }
 
@@ -79,7 +86,8 @@ func (p *Policies) Apply(changes []source.Change, services model.Change[model.Se
 	if p.preDNAT {
 		p.resolver.ApplyServices(services)
 	}
-	c = p.resolver.Apply(changes)
+	p.names.followServices(services)
+	c = p.resolver.Apply(p.names.changes(changes))
 	p.carried.change(services, c)
 	return c
 }
@@ -93,7 +101,11 @@ func (p *Policies) SetAddresses(l []netip.Addr) {
 
 // Change reports what is wanted, as a change of objects seen at a time. It returns at once.
 func (p *Policies) Change(c model.Change[model.PolicyPart], seen time.Time) {
-	if p == nil || c.Empty() {
+	if p == nil {
+		return
+	}
+	p.names.follow(c) // also where nothing changes: what an agent before has left goes
+	if c.Empty() {
 		return
 	}
 	p.plane.Change(c.Put, c.Del)
@@ -200,7 +212,7 @@ func (p *Policies) Close() error {
 	}
 	p.stop()
 	p.ended.Wait()
-	return errors.Join(p.plane.Close(), p.closeDenials())
+	return errors.Join(p.plane.Close(), p.closeDenials(), p.names.close())
 }
 
 // about returns attributes of the log line of a start.
@@ -294,6 +306,7 @@ func (c collector) collectPolicies(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(policyPartsDesc, prometheus.GaugeValue, float64(n), kind)
 	}
 	p.existing.collect(ch)
+	p.names.collect(ch)
 	packets, err := p.plane.Outcomes()
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(outcomesDesc, err)

@@ -104,6 +104,7 @@ func (c *Config) apply(f *Flags, in content) error {
 	p.Mode, p.Engine = cmp.Or(p.Mode, PoliciesIgnore), cmp.Or(p.Engine, mode.Auto)
 	p.UnknownPods = cmp.Or(p.UnknownPods, policy.DenyUnknownPods)
 	p.Established = cmp.Or(p.Established, CutEstablished)
+	p.defaultResolvers()
 	if !f.explicit("policy-cut-mark") {
 		p.CutMark = cmp.Or(p.CutMark, DefaultCutMark)
 	}

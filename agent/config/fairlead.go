@@ -126,6 +126,10 @@ type PolicyConfiguration struct {
 	// cutMark is the bit of the connection mark by which connections are cut, 0x80000000 by default. No other program on
 	// the node may use it. Default: 2147483648.
 	CutMark uint32 `json:"cutMark,omitempty"`
+	// resolvers is the list of DNS resolvers whose answers to pods teach the addresses of the domainNames of
+	// ClusterNetworkPolicies: addresses, such as 169.254.20.10 or 10.0.0.2:5353, or Services, such as
+	// kube-system/kube-dns, which stand for their addresses and endpoints. Default: [kube-system/kube-dns].
+	Resolvers []string `json:"resolvers,omitempty"`
 }
 
 // NetworkConfiguration holds the settings of the pod network.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
@@ -36,6 +38,44 @@ const (
 
 // DefaultCutMark is the bit of the connection mark by which connections are cut unless another is configured.
 const DefaultCutMark = 1 << 31
+
+// DefaultResolvers is the Service of the resolvers that teach domain names unless others are configured.
+const DefaultResolvers = "kube-system/kube-dns"
+
+// defaultResolvers sets the resolvers where none are configured.
+func (p *PolicyConfiguration) defaultResolvers() {
+	if p.Resolvers == nil {
+		p.Resolvers = []string{DefaultResolvers}
+	}
+}
+
+// Resolvers returns the Services and the addresses of the resolvers that teach domain names.
+func (c *Config) Resolvers() (services []model.Owner, addresses []netip.AddrPort) {
+	for _, text := range c.Own.Policy.Resolvers {
+		if o, a, err := resolver(text); err == nil && a.IsValid() {
+			addresses = append(addresses, a)
+		} else if err == nil {
+			services = append(services, o)
+		}
+	}
+	return services, addresses
+}
+
+// resolver reads an item of policy.resolvers: a Service, or an address with or without a port.
+func resolver(text string) (o model.Owner, a netip.AddrPort, err error) {
+	const port = 53
+	if namespace, name, found := strings.Cut(text, "/"); found && namespace != "" && name != "" &&
+		!strings.Contains(name, "/") {
+		return model.Owner{Kind: model.KindService, Namespace: namespace, Name: name}, a, nil
+	}
+	if ip, err := netip.ParseAddr(text); err == nil && ip.Zone() == "" {
+		return o, netip.AddrPortFrom(ip.Unmap(), port), nil
+	}
+	if a, err = netip.ParseAddrPort(text); err == nil && a.Addr().Zone() == "" && a.Port() != 0 {
+		return o, netip.AddrPortFrom(a.Addr().Unmap(), a.Port()), nil
+	}
+	return o, a, errors.New("must be an address, such as 169.254.20.10, or a Service, such as kube-system/kube-dns")
+}
 
 // Policies reports whether network policies are read.
 func (c *Config) Policies() bool { return c.Own.Policy.Mode != PoliciesIgnore }
@@ -70,6 +110,11 @@ func (k *checks) policy(c *PolicyConfiguration) {
 	k.oneOf(at.Child("established"), string(c.Established), string(CutEstablished), string(AllowEstablished))
 	if c.CutMark == 0 || c.CutMark&(c.CutMark-1) != 0 {
 		k.ours(at.Child("cutMark"), "policy-cut-mark", fmt.Sprintf("%#x", c.CutMark), "use one bit, such as 0x80000000")
+	}
+	for i, text := range c.Resolvers {
+		if _, _, err := resolver(text); err != nil {
+			k.errs = append(k.errs, field.Invalid(at.Child("resolvers").Index(i), text, err.Error()))
+		}
 	}
 	if c.Engine == mode.Auto {
 		return

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/dns"
 	"fairlead.dev/fairlead/dataplane/policy/ebpf"
 	"fairlead.dev/fairlead/dataplane/policy/iptables"
 	"fairlead.dev/fairlead/dataplane/policy/nftables"
@@ -210,10 +211,15 @@ func planPolicies(ctx context.Context, p *PolicyPlane, s *model.Policies,
 	return plan, err
 }
 
-// cleanEngines removes what engines left in the calling thread's network namespace, but for that of one name. An engine
-// that this kernel doesn't support has left nothing.
+// cleanEngines removes what engines left in the calling thread's network namespace, but for that of one name; without
+// one, also what they share: the table of DNS messages. An engine that this kernel doesn't support has left nothing.
 func cleanEngines(ctx context.Context, but string) error {
 	var errs []error
+	if but == "" {
+		if p, err := dns.New(); err == nil {
+			errs = append(errs, p.Clean(ctx), p.Close())
+		}
+	}
 	for _, e := range engines {
 		if e.Name == but {
 			continue

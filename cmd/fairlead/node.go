@@ -12,6 +12,7 @@ import (
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/names"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reachability"
 	"fairlead.dev/fairlead/resolve/policy"
@@ -99,6 +100,7 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 		return d, err
 	}
 	d.policies = &agent.PolicyOptions{Resolve: c.ResolvePolicies(d.resolve)}
+	d.policies.Resolvers.Services, d.policies.Resolvers.Addresses = c.Resolvers()
 	d.policies.Engine, d.policies.Why, err = mode.ChooseEngine(ctx, c.Own.Policy.Engine)
 	return d, err
 }
@@ -155,6 +157,11 @@ func (n *nodeFlags) read(ctx context.Context, withPods bool) (*snapshot, error) 
 			p.ApplyServices(model.Change[model.ServicePart]{Put: w.services.Parts()})
 		}
 		p.Apply(changes)
+		if p.NamesInUse() {
+			if l, err := names.Recorded(); err == nil { // elsewhere than on the node nothing is known of them
+				p.Apply(l)
+			}
+		}
 		w.services.Policies, w.engine = p.Policies(), d.policies.Engine
 		w.problems = append(w.problems, p.Problems()...)
 	}

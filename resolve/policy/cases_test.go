@@ -28,8 +28,8 @@ var ends = map[string]string{
 
 // TestCases reads testdata/cases/*.txtar. Each holds one case or several: the files world.yaml of all cases and
 // NAME.yaml, and a file NAME.want, of lines such as "client > web:80/tcp drop NetworkPolicy shop/deny". A packet passes
-// if the nodes of both its ends let it pass. A line that begins with "problem" is a text of one of the problems. One that
-// begins with "name" is a change: the addresses of a domain name from there on.
+// if the nodes of both its ends let it pass. A line that begins with "problem" is a text of one of the problems. One
+// that begins with "name" is a change: the addresses of a domain name from there on.
 func TestCases(t *testing.T) {
 	files, err := filepath.Glob("testdata/cases/*.txtar")
 	if err != nil || len(files) == 0 {

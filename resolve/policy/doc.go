@@ -20,7 +20,7 @@
 //     drops everything in its direction. One whose tier or subject isn't known applies to no pod.
 //   - An audited policy (annotation fairlead.dev/audit: "true") isolates no pod and drops nothing. Decision.Report says
 //     that its stage would drop the packet if it were enforced.
-//   - domainNames match the addresses of the source.ResolvedNames that there are.
+//   - domainNames match the addresses of the source.ResolvedNames that there are, also those of pods and nodes.
 //   - What a policy comes to is bounded (Limits). A policy beyond them isolates the pods that it selects and allows
 //     nothing.
 //

@@ -44,6 +44,9 @@ func (r *Resolver) applyName(name string, o *source.ResolvedName) {
 	r.domains[name] = now
 }
 
+// NamesInUse reports whether a rule for a pod of this node names a domain name.
+func (r *Resolver) NamesInUse() bool { return len(r.domainPeers) > 0 }
+
 // markDomain marks the addresses of names that a domain name of a rule matches.
 func (r *Resolver) markDomain(domain string) {
 	suffix, wild := strings.CutPrefix(domain, "*")

@@ -186,6 +186,12 @@ func (p *Plane) PolicyPackets() (map[string]uint64, error) {
 	return named, nil
 }
 
+// Connections calls yield with the source and destination of each open connection's first packet. It may be called at
+// any time.
+func (p *Plane) Connections(yield func(source, destination netip.Addr)) error {
+	return bpf.PolicyFlows(p.mapsFolder(), yield)
+}
+
 // Denials calls yield with both ends of each packet that was dropped as a new connection, or would be by audited
 // policies, until ctx ends, and then with those that are pending. Protocols without ports have ports 0. It may be called
 // at any time, once at a time.
