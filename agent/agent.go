@@ -192,6 +192,7 @@ func (a *Agent) run(ctx context.Context, begun *bool) error {
 		start("addresses", func(ctx context.Context) error { return a.options.Addresses.Follow(ctx, a.setAddresses) })
 	}
 	start("devices", func(ctx context.Context) error { return a.network.follow(ctx, a.setDevices) })
+	start("network files", a.followFiles)
 	a.ended.Go(func() { a.progress.follow(ctx, a.sync) })
 	a.ended.Go(func() { a.followChecks(ctx) })
 	a.ended.Go(func() { a.policies.follow(ctx, a.metrics.policyLatency, a.report) })

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -27,9 +29,14 @@ type NetworkOptions struct {
 	Boot    string // names this boot of the node
 	// calls notify with the node's devices, and again whenever they have changed, until ctx ends
 	Follow func(ctx context.Context, notify func([]network.Device)) error
-	// is called once pods can be attached
+	// is called once pods can be attached, and every filePeriod from then on
 	OnReady func() error
+	// with ranges that see pods' own addresses, in ip-masq-agent's format; "": none
+	MasqueradeFile string
 }
+
+// filePeriod is how often files that others write, or remove, are looked at.
+const filePeriod = 2 * time.Second
 
 // Network is the pod network of a node in one network namespace: what it comes to, its planes, and the server of the
 // CNI plugin. A nil one stands for a node whose pods others connect: its methods do nothing.
@@ -46,6 +53,13 @@ type Network struct {
 	resolver *network.Resolver
 	adopted  []*model.Attachment // to be handed on with the first change; then nil
 	begun    bool
+	files
+}
+
+// files is what is known of the files that others write.
+type files struct {
+	masquerade network.Masquerade // as last read
+	failed     string             // why OnReady failed last
 }
 
 // networkLine is the planes as one.
@@ -84,7 +98,9 @@ func OpenNetwork(o *NetworkOptions, ready func() error, log *slog.Logger) (n *Ne
 	if err != nil {
 		return nil, err
 	}
-	n = &Network{NetworkOptions: *o, log: log, resolver: network.New(o.Resolve)}
+	n = &Network{NetworkOptions: *o, log: log, resolver: network.New(o.Resolve),
+		files: files{masquerade: o.Resolve.Masquerade}}
+	n.readMasquerade()
 	if n.planes, err = mode.OpenNetwork(log); err != nil {
 		return nil, err
 	}
@@ -198,6 +214,64 @@ func (n *Network) arrive(ctx context.Context) error {
 		return nil
 	}
 	return n.OnReady()
+}
+
+// readMasquerade reads the file with ranges that see pods' own addresses. One that can't be read changes nothing.
+func (n *Network) readMasquerade() {
+	if n.MasqueradeFile == "" {
+		return
+	}
+	b, err := os.ReadFile(n.MasqueradeFile)
+	var m network.Masquerade
+	if err == nil {
+		m, err = network.ParseMasquerade(b)
+	}
+	if err != nil {
+		m = n.masquerade
+		m.Fault = err.Error()
+	}
+	n.masquerade = m
+	n.resolver.SetMasquerade(m)
+}
+
+// followFiles follows the masquerade file, and puts the CNI configuration back where it was removed or changed, until
+// ctx ends.
+func (a *Agent) followFiles(ctx context.Context) error {
+	if a.network == nil {
+		return nil
+	}
+	tick := time.NewTicker(filePeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			a.checkFiles()
+		}
+	}
+}
+
+func (a *Agent) checkFiles() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := a.network
+	n.readMasquerade()
+	if a.batches.count > 0 {
+		n.Apply(nil)
+		a.notifyAll()
+	}
+	if !a.batches.synced || n.OnReady == nil {
+		return
+	}
+	failed := ""
+	if err := n.OnReady(); err != nil {
+		failed = err.Error()
+		if failed != n.failed {
+			n.log.Error("putting the CNI network configuration back failed, retrying", "error", err)
+		}
+	}
+	n.failed = failed
 }
 
 // status adds the loops' states to those of other planes.

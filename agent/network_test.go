@@ -100,6 +100,10 @@ func TestAgentConnectsPods(t *testing.T) {
 			if err == nil {
 				err = awaitFile(filepath.Join(folder, attach.ConfigFile))
 			}
+			if err == nil { // another program removes it
+				err = errors.Join(os.Remove(filepath.Join(folder, attach.ConfigFile)),
+					awaitFile(filepath.Join(folder, attach.ConfigFile)))
+			}
 			stop()
 			attached <- err
 		}()

@@ -17,10 +17,16 @@ func (*Attachment) networkPart() {}
 
 // Network is what holds for this node's pod network whatever the pod.
 type Network struct {
-	Node   string
-	Ranges []netip.Prefix // addresses for pods here, sorted; those that no pod has are unreachable
-	MTU    int            // of pods' devices, bytes
-	Tunnel *Tunnel        // nil: this node neither sends nor receives through one
+	Node       string
+	Ranges     []netip.Prefix // addresses for pods here, sorted; those that no pod has are unreachable
+	MTU        int            // of pods' devices, bytes
+	Tunnel     *Tunnel        // nil: this node neither sends nor receives through one
+	Masquerade *Masquerade    // nil: what pods send keeps its source
+}
+
+// Masquerade is that what pods of this node send out of the cluster gets the node's address.
+type Masquerade struct {
+	Except []netip.Prefix // destinations outside that see the pod's own address; sorted and disjoint
 }
 
 // Tunnel is this node's end of the VXLAN overlay (RFC 7348).
@@ -40,7 +46,15 @@ func (n *Network) Equal(o *Network) bool {
 	if n == nil || o == nil {
 		return n == o
 	}
-	return n.Node == o.Node && slices.Equal(n.Ranges, o.Ranges) && n.MTU == o.MTU && n.Tunnel.equal(o.Tunnel)
+	return n.Node == o.Node && slices.Equal(n.Ranges, o.Ranges) && n.MTU == o.MTU && n.Tunnel.equal(o.Tunnel) &&
+		n.Masquerade.equal(o.Masquerade)
+}
+
+func (m *Masquerade) equal(o *Masquerade) bool {
+	if m == nil || o == nil {
+		return m == o
+	}
+	return slices.Equal(m.Except, o.Except)
 }
 
 func (t *Tunnel) equal(o *Tunnel) bool {

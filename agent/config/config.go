@@ -99,6 +99,7 @@ func (c *Config) apply(f *Flags, in content) error {
 	c.Own.EBPF.ReversePathCheck = cmp.Or(c.Own.EBPF.ReversePathCheck, Always)
 	n := &c.Own.Network
 	n.Mode, n.Overlay = cmp.Or(n.Mode, NetworkNone), cmp.Or(n.Overlay, network.Subnets)
+	n.Masquerade = cmp.Or(n.Masquerade, MasqueradeCluster)
 	n.CNIFolder, n.RunFolder = cmp.Or(n.CNIFolder, DefaultCNIFolder), cmp.Or(n.RunFolder, DefaultRunFolder)
 	p := &c.Own.Policy
 	p.Mode, p.Engine = cmp.Or(p.Mode, PoliciesIgnore), cmp.Or(p.Engine, mode.Auto)

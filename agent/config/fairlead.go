@@ -149,6 +149,10 @@ type NetworkConfiguration struct {
 	Uplink string `json:"uplink,omitempty"`
 	// mtu is how many bytes packets of pods may have. Default: what the uplink and the overlay leave.
 	MTU int `json:"mtu,omitempty"`
+	// masquerade is what becomes of the sources of packets that pods send out of the cluster: Cluster replaces them
+	// by the node's; None leaves them; the path of a file in ip-masq-agent's format, followed when it changes, does as
+	// Cluster, but for the ranges in it. Default: Cluster.
+	Masquerade string `json:"masquerade,omitempty"`
 	// serviceCIDRs is the list of ranges of Services, in addition to those of ServiceCIDRs: a podCIDR that overlaps one is
 	// rejected. Default: none.
 	ServiceCIDRs []string `json:"serviceCIDRs,omitempty"`

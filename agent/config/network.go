@@ -2,6 +2,7 @@ package config
 
 import (
 	"net/netip"
+	"path/filepath"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -33,6 +34,7 @@ func (c *Config) ResolveNetwork(services resolve.Config) network.Config {
 	n := c.Own.Network
 	o := network.Config{Node: services.Node, Overlay: n.Overlay, VNI: n.VNI, Port: n.Port, Uplink: n.Uplink, MTU: n.MTU,
 		DirectReturn: services.DirectServerReturn}
+	o.Masquerade.Off = n.Masquerade == MasqueradeNone
 	for _, text := range n.ServiceCIDRs {
 		if r, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil { // validated
 			o.ServiceCIDRs = append(o.ServiceCIDRs, r.Masked())
@@ -41,12 +43,30 @@ func (c *Config) ResolveNetwork(services resolve.Config) network.Config {
 	return o
 }
 
+// The values of network.masquerade that name no file.
+const (
+	MasqueradeCluster = "Cluster"
+	MasqueradeNone    = "None"
+)
+
+// MasqueradeFile returns the path of the file with ranges that see pods' own addresses, "" for none.
+func (c *Config) MasqueradeFile() string {
+	if m := c.Own.Network.Masquerade; m != MasqueradeCluster && m != MasqueradeNone {
+		return m
+	}
+	return ""
+}
+
 // network checks the settings of the pod network.
 func (k *checks) network(c *NetworkConfiguration) {
 	at := field.NewPath("network")
 	k.oneOf(at.Child("mode"), string(c.Mode), string(NetworkNone), string(NetworkOwn))
 	k.oneOf(at.Child("overlay"), string(c.Overlay), string(network.Subnets), string(network.Always),
 		string(network.Never))
+	if m := c.Masquerade; m != "" && m != MasqueradeCluster && m != MasqueradeNone && !filepath.IsAbs(m) {
+		k.errs = append(k.errs, field.Invalid(at.Child("masquerade"), m,
+			"must be Cluster, None or the absolute path of a file"))
+	}
 	if c.VNI >= 1<<24 {
 		k.errs = append(k.errs, field.Invalid(at.Child("vni"), c.VNI, "must be below 16777216"))
 	}

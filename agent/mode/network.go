@@ -9,6 +9,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/network/attachment"
 	"fairlead.dev/fairlead/dataplane/network/guard"
+	"fairlead.dev/fairlead/dataplane/network/masquerade"
 	"fairlead.dev/fairlead/dataplane/network/route"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
@@ -52,7 +53,11 @@ func OpenNetwork(log *slog.Logger) ([]NetworkPlane, error) {
 	if err != nil {
 		return nil, errors.Join(err, routes.Close(), attachments.Close())
 	}
-	return []NetworkPlane{routes, attachments, guards}, nil
+	masquerades, err := openNetworkPlane("network-masquerade", log, masquerade.New)
+	if err != nil {
+		return nil, errors.Join(err, routes.Close(), attachments.Close(), guards.Close())
+	}
+	return []NetworkPlane{routes, attachments, guards, masquerades}, nil
 }
 
 func openNetworkPlane[K dataplane.Key, V comparable, P networkPlane[K, V]](name string, log *slog.Logger,

@@ -37,7 +37,7 @@ func podNetwork(c *config.Config, services resolve.Config, o *agent.Options) (io
 		return nil, err
 	}
 	o.Network = &agent.NetworkOptions{Resolve: c.ResolveNetwork(services), Socket: socket,
-		Records: records, Boot: strings.TrimSpace(string(boot)),
+		Records: records, MasqueradeFile: c.MasqueradeFile(), Boot: strings.TrimSpace(string(boot)),
 		Follow: func(ctx context.Context, notify func([]network.Device)) error {
 			return interfaces.Follow(ctx, func(l []link.Interface) {
 				devices := make([]network.Device, 0, len(l))

@@ -153,7 +153,7 @@ func vxlanOverhead(outer netip.Addr) int {
 const minimumMTU = 1280
 
 func (s *survey) decideNetwork(own *node, ranges []claim) *model.Network {
-	n := &model.Network{Node: own.name}
+	n := &model.Network{Node: own.name, Masquerade: s.decideMasquerade(own)}
 	six := false
 	for _, c := range ranges {
 		if c.node == own {

@@ -186,11 +186,11 @@ func TestServiceCIDRObjects(t *testing.T) {
 	r.Apply(nodes(nodeA, nodeB))
 	cidr := source.Change{Key: source.Key{Kind: source.ServiceCIDR, Name: "more"},
 		Object: &networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.244.2.0/28", "x"}}}}
-	if c := r.Apply([]source.Change{cidr}); len(c.Del) != 1 || len(c.Put) != 0 || len(r.Problems()) != 1 {
+	if c := r.Apply([]source.Change{cidr}); len(c.Del) != 2 || len(c.Put) != 1 || len(r.Problems()) != 1 {
 		t.Errorf("%v, %v", c, r.Problems())
 	}
 	cidr.Object = nil
-	if c := r.Apply([]source.Change{cidr}); len(c.Put) != 1 || len(r.Problems()) != 0 {
+	if c := r.Apply([]source.Change{cidr}); len(c.Put) != 2 || len(r.Problems()) != 0 {
 		t.Errorf("%v, %v", c, r.Problems())
 	}
 }

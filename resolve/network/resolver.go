@@ -39,6 +39,7 @@ type Config struct {
 	MTU          int            // of pods' devices; 0: what the uplink and the tunnel leave
 	ServiceCIDRs []netip.Prefix // Services' addresses, in addition to those of ServiceCIDRs
 	DirectReturn bool           // other nodes send packets of external clients through the tunnel, with their source
+	Masquerade   Masquerade
 	Devices      []Device
 }
 
