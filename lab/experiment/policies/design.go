@@ -64,7 +64,8 @@ func (r *trial) measures() []result.Measure {
 				"acknowledgement", experiment.Thousands(tables*identities))},
 		{ID: "resolve", Title: "processor time of the resolver at start", Unit: "s", Stat: result.Value, Text: "of " + large +
 			", without parsing"},
-		{ID: "heap", Title: "memory of the resolver", Unit: "MiB", Stat: result.Value, Text: "likewise, without the objects"},
+		{ID: "heap", Title: "memory of the resolver", Unit: "MiB", Stat: result.Value, Exact: true,
+			Text: "likewise, without the objects"},
 	}
 	for _, n := range p.Flows {
 		l = append(l, result.Measure{ID: cutMeasure(n), Title: fmt.Sprintf("%s connections cut", experiment.Thousands(n)),

@@ -54,8 +54,8 @@ var (
 	quick = profile{Name: "quick", Counts: []int{10, 10000}, Rounds: 81, Block: 15 * time.Millisecond,
 		Warm:  4 * time.Millisecond,
 		Large: generate.PolicySize{Pods: 100_000, Namespaces: 25_000, Here: 110, Cluster: 20},
-		Wide:  generate.PolicySize{Pods: 20_000, Namespaces: 40, Here: 250, Cluster: 50}, Events: 400, Relabelled: 40,
-		Peers: 100_000, Writes: 3, Flows: []int{1_000, 100_000}, Cuts: 3, Patience: 40 * time.Second}
+		Wide:  generate.PolicySize{Pods: 20_000, Namespaces: 40, Here: 250, Cluster: 50}, Events: 400, Relabelled: 300,
+		Peers: 100_000, Writes: 6, Flows: []int{1_000, 100_000}, Cuts: 6, Patience: 40 * time.Second}
 	full = profile{Name: "full", Counts: []int{10, 10000}, Rounds: 501, Block: 50 * time.Millisecond,
 		Warm:  10 * time.Millisecond,
 		Large: generate.PolicySize{Pods: 100_000, Namespaces: 25_000, Here: 110, Cluster: 20},

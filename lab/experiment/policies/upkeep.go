@@ -36,7 +36,7 @@ func (r *trial) addUpkeep(l *experiment.Plan) {
 			time.Duration(p.Large.Pods)*60*time.Microsecond+time.Duration(p.Events)*time.Second/eventRate,
 			func(ctx context.Context) error { return r.relabelPods(ctx, e) })
 		l.Add("changing labels of namespaces, "+e.Name, time.Duration(p.Wide.Pods)*60*time.Microsecond+
-			time.Duration(p.Relabelled)*40*time.Millisecond,
+			time.Duration(p.Relabelled)*25*time.Millisecond,
 			func(ctx context.Context) error { return r.relabelNamespaces(ctx, e) })
 		if e.Name != "iptables" { // which has every peer in a set of each peer table: twenty million elements
 			l.Times(p.Writes, fmt.Sprintf("writing %s peers, %s", experiment.Thousands(p.Peers), e.Name),
@@ -143,8 +143,21 @@ func (r *trial) relabelPods(ctx context.Context, e mode.Engine) error {
 			}
 			elapsed = append(elapsed, int64(time.Since(at)))
 		}
-		return r.out.AddTimes(result.Block{Arm: e.Name, Wall: time.Since(begun)}, "label", elapsed)
+		return r.addBlocks(e, "label", elapsed)
 	})
+}
+
+// addBlocks records times of changes in blocks, so that quantiles have intervals.
+func (r *trial) addBlocks(e mode.Engine, measure string, elapsed []int64) error {
+	const each = 30
+	i := 0
+	for part := range slices.Chunk(elapsed, each) {
+		if err := r.out.AddTimes(result.Block{Arm: e.Name, Round: i}, measure, part); err != nil {
+			return err
+		}
+		i++
+	}
+	return nil
 }
 
 // apply resolves an object and waits until what follows is in the kernel.
@@ -176,7 +189,7 @@ func (r *trial) relabelNamespaces(ctx context.Context, e mode.Engine) error {
 			}
 			elapsed = append(elapsed, int64(time.Since(begun)))
 		}
-		return r.out.AddTimes(result.Block{Arm: e.Name}, "namespace", elapsed)
+		return r.addBlocks(e, "namespace", elapsed)
 	})
 }
 
