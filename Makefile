@@ -76,6 +76,10 @@ BEFORE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 test-matrix: root packages ## every case and many random worlds of network policies on every pair of mode and policy engine: half an hour
 	$(GO) test -timeout 60m -count 1 -run 'Polic(y|ies)' ./agent -matrix -worlds 1000
 
+.PHONY: test-scale
+test-scale: root packages ## 100,000 pods × 75,000 network policies through an agent into each policy engine: time and memory, some minutes
+	$(GO) test -timeout 30m -count 1 -v -run TestPolicyScale ./test -scale-pods 100000 -scale-rest 20s
+
 .PHONY: test-upgrade
 test-upgrade: root packages ## upgrade from another build and back, under load: BEFORE=COMMIT (default: the last tag), a minute
 	rm -rf bin/before && git worktree prune && git worktree add --force --detach bin/before $(BEFORE)

@@ -1,0 +1,142 @@
+package test_test
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/sandbox/apiserver"
+	"fairlead.dev/fairlead/sandbox/generate"
+)
+
+var scalePods = flag.Int("scale-pods", 1000, "TestPolicyScale: pods of the cluster; for four of them it has three "+
+	"policies")
+
+var scaleRest = flag.Duration("scale-rest", 0, "TestPolicyScale: for how long an agent is left alone before its "+
+	"memory is read")
+
+// An agent programs what its node needs of a large cluster's policies, in each engine, and all of it is in the kernel:
+// the agent after it has nothing to write. With -scale-pods 100000 it is make test-scale.
+func TestPolicyScale(t *testing.T) {
+	pods := *scalePods
+	objects := generate.NewPolicyCluster(generate.PolicySize{Pods: pods, Namespaces: max(pods/4, 1), Here: 110,
+		Cluster: 20}).Objects
+	server := apiserver.New(objects...)
+	for _, engine := range []string{"nftables", "iptables", "ebpf"} {
+		t.Run(engine, func(t *testing.T) {
+			ns, kubeconfig := scaleNode(t, "scale-"+engine, server)
+			flags := []string{"--kubeconfig", kubeconfig, "--node", generate.PolicyNode, "--policy-mode", "Enforce",
+				"--policy-engine", engine}
+			enforced(t, ns, flags)
+			s := enforced(t, ns, flags) // it reads what the first one has written
+			for name, l := range s.Loops {
+				if l.Puts+l.Dels > 0 {
+					t.Errorf("loop %s of the second agent puts %d facts and deletes %d: want what the first has written", name,
+						l.Puts, l.Dels)
+				}
+			}
+			for _, p := range s.Problems {
+				if strings.HasPrefix(p.Reason, "Policy") || strings.Contains(p.Message, "limit") {
+					t.Errorf("problem: %s", p.Message)
+				}
+			}
+		})
+	}
+}
+
+// enforced runs an agent until all policies are enforced, and returns its state then. It logs how long that lasted, and
+// the memory after a while without a change.
+func enforced(t *testing.T, ns *netns.Namespace, flags []string) (s scaleState) {
+	began := time.Now()
+	a := runIn(t, ns, flags...)
+	defer a.stop()
+	within(t, 5*time.Minute, "all policies are enforced", func() bool {
+		select {
+		case <-a.ended:
+			t.Fatalf("the agent ended: %s", lastLines(a.log.String(), 5))
+		default:
+		}
+		s = scaleState{}
+		return json.Unmarshal([]byte(pageIn(ns, "/status")), &s) == nil && s.done()
+	})
+	elapsed := time.Since(began)
+	_, peak := a.resident()
+	time.Sleep(*scaleRest)
+	now, _ := a.resident()
+	t.Logf("enforced after %s, %d facts; %d MiB resident, %d at most; %v", elapsed.Round(time.Millisecond), s.held(),
+		now>>20, peak>>20, s.Policies.Parts)
+	return s
+}
+
+// scaleState is what an agent's status page says.
+type scaleState struct {
+	Loops    map[string]struct{ Unsynced, Held, Puts, Dels int }
+	Policies *struct {
+		Enforced bool
+		Parts    map[string]int
+	}
+	Problems []struct{ Reason, Message string }
+}
+
+// done reports whether all policies are in the kernel.
+func (s scaleState) done() bool {
+	for _, l := range s.Loops {
+		if l.Unsynced > 0 {
+			return false
+		}
+	}
+	return s.Policies != nil && s.Policies.Enforced && len(s.Policies.Parts) > 3
+}
+
+func (s scaleState) held() (n int) {
+	for _, l := range s.Loops {
+		n += l.Held
+	}
+	return n
+}
+
+// scaleNode makes a node's network namespace, in which a server serves, and returns it and the client's configuration.
+func scaleNode(t *testing.T, name string, server *apiserver.Server) (ns *netns.Namespace, kubeconfig string) {
+	ns, err := netns.New(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ns.Close()
+		if err := netns.Delete(name); err != nil {
+			t.Error(err)
+		}
+	})
+	must(t, "ip", "-n", name, "link", "set", "lo", "up")
+	must(t, "ip", "-n", name, "address", "add", "172.16.0.0/32", "dev", "lo")
+	url, stop, err := server.Start(ns, "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stop() })
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, apiserver.Kubeconfig(url), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return ns, kubeconfig
+}
+
+// runIn starts an agent in a namespace, and ends it with the test.
+func runIn(t *testing.T, ns *netns.Namespace, flags ...string) *coldStart {
+	a := &coldStart{t: t, cmd: exec.Command(fairlead, append([]string{"run"}, flags...)...), ended: make(chan struct{})}
+	a.cmd.Stdout, a.cmd.Stderr = &a.log, &a.log
+	if err := ns.Do(a.cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	cmd := a.cmd
+	a.pid = cmd.Process.Pid
+	go func() { cmd.Wait(); close(a.ended) }()
+	t.Cleanup(a.stop)
+	return a
+}
