@@ -62,7 +62,7 @@ type size struct {
 	Rate  float64 // requests a second
 }
 
-var sizes = []size{{".5k", 512, 2000}, {"1k", 1 << 10, 2000}, {"10k", 10 << 10, 2000}, {"100k", 100 << 10, 1000},
+var sizes = []size{{".5k", 512, 1000}, {"1k", 1 << 10, 1000}, {"10k", 10 << 10, 1000}, {"100k", 100 << 10, 1000},
 	{"1M", 1 << 20, 200}}
 
 // measure returns the id of the measure of an answer's size.
