@@ -178,11 +178,9 @@ func (r *policyRunner[K]) Close() error {
 	return r.Runner.Close()
 }
 
-// unpoliced is why policy engines don't see clients of Services as they are in some modes: of what they send to any
-// backend, and to themselves as the backend of a Service.
-var unpoliced = map[string]struct{ services, own string }{
-	"userspace": {services: "the agent itself connects to backends: engines see the node in place of the client"},
-	"ebpf":      {own: "translated at connect(), what a pod sends to itself never leaves it"},
+// unpoliced is why policy engines don't see clients of Services as they are in some modes.
+var unpoliced = map[string]string{
+	"userspace": "the agent itself connects to backends: engines see the node in place of the client",
 }
 
 // pairs judges modes beside engines. Without the flag matrix each mode and each engine has its turn in every part: of
@@ -190,8 +188,13 @@ var unpoliced = map[string]struct{ services, own string }{
 func pairs(t *testing.T, judge func(t *testing.T, s conformance.Implementation, part, parts int)) {
 	turn := 0
 	here(t, func(t *testing.T, s conformance.Implementation) {
+		m, err := mode.Of(s.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s = implementation(m.With(mode.Options{Policies: true}))
 		for i, e := range engines {
-			s.Engine, s.UnpolicedServices, s.UnpolicedOwn = e, unpoliced[s.Name].services, unpoliced[s.Name].own
+			s.Engine, s.UnpolicedServices = e, unpoliced[s.Name]
 			part, parts := (i+turn)%len(engines), len(engines)
 			if *matrix {
 				part, parts = 0, 1

@@ -16,6 +16,9 @@ char _license[] SEC("license") = "GPL";
 
 const volatile __u64 node_namespace = 0; /* set at load time: the cookie of the node's network namespace */
 
+/* Set at load time: 1 where a pod's packets to itself by way of a Service are to be seen by network policies. */
+const volatile __u32 own_by_packets = 0;
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -329,6 +332,12 @@ __noinline int report_event(const struct lookup *q, __u8 outcome)
 	return 0;
 }
 
+/* Reports whether the selected backend is the client itself. */
+static __always_inline bool is_own_backend(struct bpf_sock_addr *ctx, struct lookup *q)
+{
+	return (!is_zero(&q->client) || resolve_source(ctx, q)) && addr_equal(&q->client, &q->backend.address);
+}
+
 /* Resolves a lookup: a backend, refusal, or neither. Verified once for all hooks, since it isn't static. */
 __noinline int resolve_lookup(struct bpf_sock_addr *ctx, struct lookup *q)
 {
@@ -380,7 +389,9 @@ __noinline int resolve_lookup(struct bpf_sock_addr *ctx, struct lookup *q)
 		if (!q->origin || p->fallback & q->origin)
 			return FALLBACK;
 	}
-	return choose_backend(q, p, &h, extent) ? TRANSLATED : FALLBACK;
+	if (!choose_backend(q, p, &h, extent))
+		return FALLBACK;
+	return unlikely(own_by_packets) && !node && is_own_backend(ctx, q) ? FALLBACK : TRANSLATED;
 }
 
 /* Counts the outcome of a lookup, and reports it if there is a trace. */
@@ -541,6 +552,11 @@ static __always_inline bool connect_fast(struct bpf_sock_addr *ctx, bool six)
 	s = select_weighted(p, __sync_fetch_and_add(&p->connections, 1), FAST_COUNT(served), EXTENT(served));
 	if (!s)
 		return false;
+	if (unlikely(own_by_packets) && origin == FROM_POD) {
+		home = cached_namespace(namespace, is_ipv4(&s->backend.address));
+		if (!home || addr_equal(&home->address, &s->backend.address))
+			return false;
+	}
 	save_peer_name(ctx, namespace, p->id, &to.address, to.port, &s->backend.address, s->backend.port);
 	set_addr_port(ctx, &s->backend.address, s->backend.port, six);
 	return true;

@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"time"
 
@@ -17,9 +16,8 @@ type Implementation struct {
 	// earlier Runner left in the kernel is put right, not flushed.
 	Start func() (Runner[model.ServicePart], error)
 	// Engine makes it a pair: cases of policies are run by a service data plane and a policy engine. Nil: no policies.
-	Engine *Engine
-	// Why policy engines don't evaluate what clients send to Services, or to themselves by way of one; "": they do.
-	UnpolicedServices, UnpolicedOwn string
+	Engine            *Engine
+	UnpolicedServices string // why policy engines don't evaluate what clients send to Services; "": they do
 	// Slow is how many times longer than on a real processor anything may take that must happen, such as an answer: 1 if
 	// zero.
 	Slow int
@@ -106,10 +104,6 @@ func (s Implementation) leaves(j assessment, size int) string {
 func (s Implementation) unpoliced(j assessment) string {
 	if s.Engine == nil || j.outcome.Frontend == nil {
 		return ""
-	}
-	own := func(c verdict.Candidate) bool { return c.Backend.Addr.Addr() == j.packet.Src.Addr() }
-	if s.UnpolicedServices == "" && slices.ContainsFunc(j.outcome.Candidates, own) {
-		return s.UnpolicedOwn
 	}
 	return s.UnpolicedServices
 }

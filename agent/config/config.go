@@ -404,8 +404,8 @@ func (c *Config) Servers() Servers {
 func (c *Config) Options() mode.Options {
 	e, p := &c.Own.EBPF, &c.Proxy.IPVS
 	return mode.Options{MapEntries: e.MapEntries, Flows: e.Flows, CloseTCP: e.CloseTCP, NoFastPath: e.FastPath == Never,
-		NoReversePathCheck: string(e.ReversePathCheck) == string(Never),
-		TCP:                p.TCPTimeout.Duration, FIN: p.TCPFinTimeout.Duration, UDP: p.UDPTimeout.Duration}
+		NoReversePathCheck: string(e.ReversePathCheck) == string(Never), Policies: c.Policies(),
+		TCP: p.TCPTimeout.Duration, FIN: p.TCPFinTimeout.Duration, UDP: p.UDPTimeout.Duration}
 }
 
 // ExcludedCIDRs returns the addresses of IPVS services that are to stay when a kube-proxy's are removed.

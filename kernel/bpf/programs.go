@@ -35,6 +35,8 @@ var hooks = []hook{
 type Options struct {
 	Node   uint64 // the cookie of the node's network namespace
 	Cgroup string // folder
+	// OwnByPackets leaves a socket whose backend is the client itself to the programs at devices.
+	OwnByPackets bool
 }
 
 // Digest returns a digest of the programs with these constants.
@@ -49,7 +51,7 @@ func Digest(s Sizes, o Options) (string, error) {
 	}
 	h := sha256.New()
 	h.Write(_ServiceBytes)
-	fmt.Fprint(h, layout, o.Node, cgroup)
+	fmt.Fprint(h, layout, o.Node, cgroup, o.OwnByPackets)
 	return fmt.Sprintf("%x", h.Sum(nil)[:4]), nil
 }
 
@@ -82,7 +84,8 @@ func (m *Maps) Load(o Options) (*Programs, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.Variables["node_namespace"].Set(o.Node); err != nil {
+	if err := errors.Join(c.Variables["node_namespace"].Set(o.Node),
+		c.Variables["own_by_packets"].Set(b2u(o.OwnByPackets))); err != nil {
 		return nil, fmt.Errorf("bpf: set the programs' constants: %w", err)
 	}
 	for _, h := range hooks {

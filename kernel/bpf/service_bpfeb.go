@@ -340,6 +340,7 @@ const (
 	serviceProgSendmsg4       = "sendmsg4"
 	serviceProgSendmsg6       = "sendmsg6"
 	serviceVarNodeNamespace   = "node_namespace"
+	serviceVarOwnByPackets    = "own_by_packets"
 	serviceVarUnusedEvent     = "unused_event"
 	serviceVarUnusedFlag      = "unused_flag"
 	serviceVarUnusedOrigin    = "unused_origin"
@@ -428,6 +429,7 @@ type serviceMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type serviceVariableSpecs struct {
 	NodeNamespace   *ebpf.VariableSpec `ebpf:"node_namespace"`
+	OwnByPackets    *ebpf.VariableSpec `ebpf:"own_by_packets"`
 	UnusedEvent     *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedFlag      *ebpf.VariableSpec `ebpf:"unused_flag"`
 	UnusedOrigin    *ebpf.VariableSpec `ebpf:"unused_origin"`
@@ -500,6 +502,7 @@ func (m *serviceMaps) Close() error {
 // It can be passed to loadServiceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type serviceVariables struct {
 	NodeNamespace   *ebpf.Variable `ebpf:"node_namespace"`
+	OwnByPackets    *ebpf.Variable `ebpf:"own_by_packets"`
 	UnusedEvent     *ebpf.Variable `ebpf:"unused_event"`
 	UnusedFlag      *ebpf.Variable `ebpf:"unused_flag"`
 	UnusedOrigin    *ebpf.Variable `ebpf:"unused_origin"`

@@ -22,8 +22,8 @@
 // changes an entry raises the generation afterwards, and each flow is evaluated again at its next packet, from either
 // end, in its own direction. One that is refused is cut: its packets are dropped as long as the flow is known, so that
 // neither end picks it up in the other direction. Without a model.PolicyNode.CutMark flows are never evaluated again;
-// which bit it is doesn't matter. A TCP packet with SYN alone is always evaluated as a new connection, also by the tuple
-// of a known flow.
+// which bit it is doesn't matter. A TCP packet with SYN alone is always evaluated as a new connection, also by the
+// tuple of a known flow.
 //
 // TCP packets in mid-stream of an unknown connection: for a minute after the program was attached where none was, they
 // are accepted if either direction is allowed; afterwards, and for flows that a full map has forgotten, their own

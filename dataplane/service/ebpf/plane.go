@@ -64,9 +64,6 @@ var remarks = []model.Remark{
 	{ID: "translated-once", Text: "Clients on the node are translated once, at connect(); other packets at the node's " +
 		"devices (Linux 6.7 or later). SCTP, and on older kernels all packets, go through nftables.",
 		About: service.Over(model.SCTP)},
-	{ID: "own-backend", Text: "Network policies don't evaluate what a client sends to itself by way of a Service that " +
-		"selects it: translated at connect(), it never leaves the pod.",
-		About: &model.Packets{Origins: model.OriginsOf(model.FromPod)}},
 	{ID: "udp-closed", Text: "When a UDP endpoint goes, connected sockets of clients on the node that used it are " +
 		"closed: they read ECONNABORTED and must connect again.",
 		About: &model.Packets{Protocols: []model.Protocol{model.UDP},
@@ -86,6 +83,9 @@ type Options struct {
 	NoFastPath bool      // packets to pods never bypass the host stack
 	// NoReversePathCheck lets packets begin flows whatever device they come from.
 	NoReversePathCheck bool
+	// Policies has network policies see what a pod sends to itself by way of a Service: it is translated at the pod's
+	// device, not at connect().
+	Policies bool
 }
 
 // DefaultSizes have space for 40,000 pools of 10 backends. All maps use 70 MiB of kernel memory at once, of which 40
@@ -198,7 +198,7 @@ func (p *Plane) deviceOptions(direct bool) bpf.DeviceOptions {
 
 // programs returns the programs' options.
 func (p *Plane) programs() bpf.Options {
-	return bpf.Options{Node: p.node, Cgroup: p.Cgroup}
+	return bpf.Options{Node: p.node, Cgroup: p.Cgroup, OwnByPackets: p.Policies}
 }
 
 // Close closes the plane's handles. The kernel keeps what was written, and the hooks stay.
