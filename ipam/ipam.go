@@ -81,6 +81,66 @@ func Open(folder, boot string) (*Pool, error) {
 	return p, p.load()
 }
 
+// Read returns the records in a folder, sorted by ID, and changes nothing. No folder, and one of another boot, has
+// none.
+func Read(folder, boot string) ([]Record, error) {
+	p := &Pool{folder: folder, records: map[string]*Record{}, used: map[netip.Addr]string{}}
+	was, err := os.ReadFile(p.path(bootFile))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && string(was) != boot {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read address records: %w", err)
+	}
+	names, err := p.files()
+	for _, n := range names {
+		if !strings.HasSuffix(n, temporary) {
+			err = errors.Join(err, p.read(n))
+		}
+	}
+	return p.Records(), err
+}
+
+// Usage is how many addresses of a range are in use, and can be.
+type Usage struct {
+	Used int    `json:"used"`
+	Free uint64 `json:"free"` // at most 1<<32
+}
+
+// FreeText returns how many addresses are free, for people.
+func (u Usage) FreeText() string {
+	if u.Free >= most {
+		return "more than " + fmt.Sprint(most-1)
+	}
+	return fmt.Sprint(u.Free)
+}
+
+// most is how many free addresses are counted.
+const most = 1 << 32
+
+// UsageOf returns the usage of a range by records.
+func UsageOf(r netip.Prefix, records []Record) (u Usage) {
+	for _, record := range records {
+		for _, a := range record.Addresses {
+			if r.Contains(a) {
+				u.Used++
+			}
+		}
+	}
+	bits := r.Addr().BitLen() - r.Bits()
+	if u.Free = most; bits < 32 {
+		u.Free = 1 << bits
+	}
+	reserved := uint64(2 + u.Used) // the network's, the node's own
+	if r.Addr().Is4() {
+		reserved++ // the broadcast address
+	}
+	if bits < 32 {
+		u.Free -= min(u.Free, reserved)
+	}
+	return u
+}
+
 func (p *Pool) path(name string) string { return filepath.Join(p.folder, name) }
 
 // forget deletes all files of the folder that are ours.
@@ -118,17 +178,8 @@ func (p *Pool) load() error {
 			}
 			continue
 		}
-		b, err := os.ReadFile(p.path(n))
-		if err != nil {
-			return fmt.Errorf("read address record: %w", err)
-		}
-		r, err := ParseRecord(b)
-		if err != nil {
-			return fmt.Errorf("read address record %s: %w; delete it if no pod of this node has its address", p.path(n), err)
-		}
-		p.records[r.ID] = r
-		for _, a := range r.Addresses {
-			p.used[a] = r.ID
+		if err := p.read(n); err != nil {
+			return err
 		}
 	}
 	b, err := os.ReadFile(p.path(releasedFile))
@@ -140,6 +191,23 @@ func (p *Pool) load() error {
 	}
 	for i := range p.released {
 		p.released[i] = slices.DeleteFunc(p.released[i], func(a netip.Addr) bool { return family(a) != i || p.used[a] != "" })
+	}
+	return nil
+}
+
+// read reads a record's file.
+func (p *Pool) read(name string) error {
+	b, err := os.ReadFile(p.path(name))
+	if err != nil {
+		return fmt.Errorf("read address record: %w", err)
+	}
+	r, err := ParseRecord(b)
+	if err != nil {
+		return fmt.Errorf("read address record %s: %w; delete it if no pod of this node has its address", p.path(name), err)
+	}
+	p.records[r.ID] = r
+	for _, a := range r.Addresses {
+		p.used[a] = r.ID
 	}
 	return nil
 }

@@ -231,3 +231,30 @@ func TestRequestedAddresses(t *testing.T) {
 		}
 	}
 }
+
+func TestReadAndUsage(t *testing.T) {
+	folder := t.TempDir()
+	if l, err := Read(filepath.Join(folder, "none"), "x"); err != nil || len(l) > 0 {
+		t.Errorf("%v, %v", l, err)
+	}
+	p := open(t, folder, "x", "10.0.0.0/29", "fd00::/64")
+	allocate(t, p, "b")
+	allocate(t, p, "a")
+	l, err := Read(folder, "x")
+	if err != nil || len(l) != 2 || l[0].ID != "a" {
+		t.Errorf("%v, %v", l, err)
+	}
+	for r, want := range map[string]string{"10.0.0.0/29": "2 used, 3 free", "fd00::/126": "2 used, 0 free",
+		"fd00::/64": "2 used, more than 4294967295 free", "10.1.0.0/16": "0 used, 65533 free"} {
+		u := UsageOf(netip.MustParsePrefix(r), l)
+		if got := fmt.Sprintf("%d used, %s free", u.Used, u.FreeText()); got != want {
+			t.Errorf("%s: %s, want %s", r, got, want)
+		}
+	}
+	if l, err := Read(folder, "y"); err != nil || len(l) > 0 {
+		t.Errorf("records of another boot: %v, %v", l, err)
+	}
+	if _, err := os.Stat(filepath.Join(folder, bootFile)); err != nil {
+		t.Error("reading deleted something")
+	}
+}

@@ -58,6 +58,8 @@ func TestPodNetwork(t *testing.T) {
 				"--network"); err == nil {
 				t.Error("clean --network took pods' network")
 			}
+			contains(t, must(t, onNode(name, "a", dir, "show", "network")...), "10.128.1.0/24", "250", "10.128.3.0/24", "c",
+				"shop/web-1", "10.128.1.10, fd00:128:1::10", "0 missing, 0 too many")
 			before := podDevices(t, node)
 			if err := syscall.Kill(agentIn(node), syscall.SIGKILL); err != nil {
 				t.Fatal(err)

@@ -88,7 +88,7 @@ func New(o Options) (*Server, []*model.Attachment, error) {
 	}
 	var adopted []*model.Attachment
 	for _, r := range o.Pool.Records() {
-		a := attachmentOf(r)
+		a := AttachmentOf(r)
 		if !devices[a.Device] { // the process died in between, or the pod has gone since
 			if err := o.Pool.Release(r.ID); err != nil {
 				return nil, nil, errors.Join(err, s.Close())
@@ -114,8 +114,8 @@ func (s *Server) devices() (map[string]bool, error) {
 	return names, err
 }
 
-// attachmentOf returns the attachment of a record.
-func attachmentOf(r ipam.Record) *model.Attachment {
+// AttachmentOf returns the attachment of a record.
+func AttachmentOf(r ipam.Record) *model.Attachment {
 	a := &model.Attachment{ID: r.ID, Pod: r.Pod, Addresses: r.Addresses, Interface: r.Interface, Device: cni.Device(r.ID),
 		NetNS: r.NetNS, MTU: r.MTU}
 	a.MACs.Node, a.MACs.Pod = macOf(r.ID, 'n'), macOf(r.ID, 'p')
@@ -315,7 +315,7 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 	} else if err != nil {
 		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
 	}
-	a := attachmentOf(record)
+	a := AttachmentOf(record)
 	ctx, cancel := context.WithTimeout(ctx, s.options.AddWait)
 	defer cancel()
 	err = s.put(ctx, a, was, ns)

@@ -173,7 +173,7 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"policy-established", (*string)(&file.Policy.Established), (*string)(&f.own.Policy.Established)},
 		{"migrate-from-kube-proxy", (*string)(&file.MigrateFromKubeProxy), (*string)(&f.own.MigrateFromKubeProxy)},
 	} {
-		environment := set.flag == "source" || set.flag == "policy-mode"
+		environment := set.flag == "source" || set.flag == "policy-mode" || set.flag == "network-run-folder"
 		if f.explicit(set.flag) || *set.to == "" && environment {
 			*set.to = *set.from
 		}

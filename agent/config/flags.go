@@ -124,7 +124,7 @@ var rows = []Row{
 	{"network-mode", "", "FairleadConfiguration's network.mode."},
 	{"network-overlay", "", "FairleadConfiguration's network.overlay."},
 	{"network-cni-folder", "", "FairleadConfiguration's network.cniFolder."},
-	{"network-run-folder", "", "FairleadConfiguration's network.runFolder."},
+	{"network-run-folder", "", "FairleadConfiguration's network.runFolder; also $FAIRLEAD_RUN_FOLDER."},
 	{"policy-mode", "", "FairleadConfiguration's policy.mode; also $FAIRLEAD_POLICY_MODE."},
 	{"policy-engine", "", "FairleadConfiguration's policy.engine."},
 	{"policy-unknown-pods", "", "FairleadConfiguration's policy.unknownPods."},
@@ -221,8 +221,8 @@ func (f *Flags) addNetwork(fs *pflag.FlagSet) {
 		"nodes that are reached through VXLAN: Subnets for those on another link, Always, or Never")
 	fs.StringVar(&f.own.Network.CNIFolder, "network-cni-folder", DefaultCNIFolder,
 		"folder in which the container runtime looks for network configurations")
-	fs.StringVar(&f.own.Network.RunFolder, "network-run-folder", DefaultRunFolder,
-		"folder, in memory, of the socket for fairlead-cni and of the records of pods' addresses")
+	fs.StringVar(&f.own.Network.RunFolder, "network-run-folder", cmp.Or(os.Getenv(EnvRunFolder), DefaultRunFolder),
+		"folder, in memory, of the socket for fairlead-cni and of the records of pods' addresses (or $FAIRLEAD_RUN_FOLDER)")
 }
 
 // Add returns a command all flags.

@@ -26,6 +26,9 @@ const DefaultCNIFolder = "/etc/cni/net.d"
 // DefaultRunFolder is where an agent has its socket for the CNI plugin, and the records of pods' addresses.
 const DefaultRunFolder = "/run/fairlead"
 
+// EnvRunFolder is the environment variable with another default of network.runFolder.
+const EnvRunFolder = "FAIRLEAD_RUN_FOLDER"
+
 // Network reports whether the agent connects pods.
 func (c *Config) Network() bool { return c.Own.Network.Mode == NetworkOwn }
 

@@ -105,3 +105,36 @@ func CleanNetwork(ctx context.Context) error {
 	}
 	return err
 }
+
+// NetworkAudit is what a node's pod network should be against what its kernel holds. Nothing was written for it.
+type NetworkAudit struct {
+	Audit
+	plans []reconcile.Plan[model.NetworkPart]
+}
+
+// Lacks returns how many facts that a part needs the kernel lacks, and of how many.
+func (a *NetworkAudit) Lacks(part model.NetworkPart) (missing, of int) {
+	for _, p := range a.plans {
+		m, n := p.Lacks(part)
+		missing, of = missing+m, of+n
+	}
+	return missing, of
+}
+
+// CheckNetwork audits the pod network of the calling thread's network namespace, which should be made of these parts.
+func CheckNetwork(ctx context.Context, parts []model.NetworkPart) (*NetworkAudit, error) {
+	planes, err := OpenNetwork(slog.New(slog.DiscardHandler))
+	a := &NetworkAudit{}
+	for _, p := range planes {
+		p.Change(parts, nil)
+		plan, failed := p.Plan(ctx)
+		if err = errors.Join(err, failed, p.Close()); err != nil {
+			continue
+		}
+		a.plans = append(a.plans, plan)
+		a.Put, a.Del = append(a.Put, plan.Put...), append(a.Del, plan.Del...)
+		a.Wanted += plan.Held + len(plan.Put)
+		a.Held += plan.Held + len(plan.Del)
+	}
+	return a, err
+}

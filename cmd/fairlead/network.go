@@ -39,14 +39,19 @@ func podNetwork(c *config.Config, services resolve.Config, o *agent.Options) (io
 	o.Network = &agent.NetworkOptions{Resolve: c.ResolveNetwork(services), Socket: socket,
 		Records: records, MasqueradeFile: c.MasqueradeFile(), Boot: strings.TrimSpace(string(boot)),
 		Follow: func(ctx context.Context, notify func([]network.Device)) error {
-			return interfaces.Follow(ctx, func(l []link.Interface) {
-				devices := make([]network.Device, 0, len(l))
-				for _, i := range l {
-					devices = append(devices, network.Device{Name: i.Name, MTU: i.MTU, Prefixes: i.Prefixes})
-				}
-				notify(devices)
-			})
+			return followDevices(ctx, interfaces, notify)
 		},
 		OnReady: func() error { return attach.WriteConfig(folder, socket, records) }}
 	return interfaces, nil
+}
+
+// followDevices calls notify with the node's devices, and again whenever they have changed, until ctx ends.
+func followDevices(ctx context.Context, interfaces *link.Interfaces, notify func([]network.Device)) error {
+	return interfaces.Follow(ctx, func(l []link.Interface) {
+		devices := make([]network.Device, 0, len(l))
+		for _, i := range l {
+			devices = append(devices, network.Device{Name: i.Name, MTU: i.MTU, Prefixes: i.Prefixes})
+		}
+		notify(devices)
+	})
 }

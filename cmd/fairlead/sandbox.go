@@ -477,8 +477,9 @@ func sandboxExec() *cobra.Command {
 		Short: "Run a command, or a shell, in the network of one host",
 		Long: `Run a command, or a shell, in the network of one host: a node's name, a pod (namespace/name) or "outside".
 
-FAIRLEAD_SOURCE is set to the folder of manifests, FAIRLEAD_NODE to the node that the host is or runs on, and
-FAIRLEAD_POLICY_MODE to Enforce, so that other fairlead commands know them.`,
+FAIRLEAD_SOURCE is set to the folder of manifests, FAIRLEAD_NODE to the node that the host is or runs on,
+FAIRLEAD_POLICY_MODE to Enforce and FAIRLEAD_RUN_FOLDER to the folder of its agent, so that other fairlead commands
+know them.`,
 		Example: `  fairlead sandbox exec shop/client -- curl -s http://10.96.0.10
   fairlead sandbox exec a -- fairlead show`,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: name.completeHost(1),
@@ -496,7 +497,8 @@ FAIRLEAD_POLICY_MODE to Enforce, so that other fairlead commands know them.`,
 			}
 			env := append(os.Environ(), "FAIRLEAD_NODE="+h.Node, config.EnvPolicyMode+"="+string(config.PoliciesEnforce))
 			if b.Daemon != nil {
-				env = append(env, "FAIRLEAD_SOURCE="+b.Daemon.Follows)
+				env = append(env, "FAIRLEAD_SOURCE="+b.Daemon.Follows,
+					config.EnvRunFolder+"="+daemon.AgentFolder(b.Name, h.Node))
 			}
 			return become(h, command, env)
 		},

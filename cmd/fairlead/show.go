@@ -110,6 +110,7 @@ Exit status: 0 if everything was read, whatever the kernel holds; 1 on an error,
 	}
 	n.add(c)
 	o.add(c)
+	c.AddCommand(showNetwork())
 	return c
 }
 
