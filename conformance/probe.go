@@ -504,7 +504,7 @@ func (w *testbed) serve(host *sandbox.Host, name string, port echo.Port) (stop f
 	}, nil
 }
 
-// lend returns a host a further address for a while: on an interface of its own, with which it goes again.
+// lend adds a further address to a host for a while: on an interface of its own, with which it goes again.
 func (w *testbed) lend(m *member, a netip.Addr) (drop func() error, err error) {
 	host, err := w.host(m)
 	if err != nil {

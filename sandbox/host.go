@@ -132,7 +132,7 @@ func compareHosts(a, b *Host) int {
 
 var roles = []Role{External, Node, Pod}
 
-// join returns a node its cgroup, and a pod its node's.
+// join puts a node into a cgroup of its own, and a pod into its node's.
 func (c *Cluster) join(h *Host) {
 	switch h.Role {
 	case Node:

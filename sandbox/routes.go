@@ -7,7 +7,7 @@ import (
 	"fairlead.dev/fairlead/kernel/route"
 )
 
-// connect returns a host its routes and neighbours as the other hosts are now.
+// connect writes a host's routes and neighbours as the other hosts are now.
 func (c *Cluster) connect(h *Host) error {
 	w := routeSet{h: h, attached: c.cni != nil, routes: map[netip.Prefix]route.Route{},
 		neighbours: map[netip.Addr]link.Neighbour{}}

@@ -90,7 +90,7 @@ func orNumber(p **int32, v int32) {
 	}
 }
 
-// withPort returns an address its port if it is a plain IP address; anything else is left for validation.
+// withPort returns an address with the port if it is a plain IP address; anything else is left for validation.
 func withPort(s string, port int) string {
 	if host, of, err := net.SplitHostPort(s); err == nil {
 		if a, err := resolve.ParseAddr(host); err == nil {

@@ -156,7 +156,7 @@ var idle = []string{"boot-id-file", "machine-id-file", "log-json-info-buffer-siz
 // Rows are all flags, kube-proxy's first.
 func Rows() []Row { return rows }
 
-// AddDecisions returns a command the flags that decide what a node does: enough to show, plan and explain.
+// AddDecisions adds to a command the flags that decide what a node does: enough to show, plan and explain.
 func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	f.set, f.proxy = fs, defaults()
 	fs.SetNormalizeFunc(f.rename)
@@ -213,7 +213,7 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 			"where routes are asymmetric")
 }
 
-// addNetwork returns a command the flags of the pod network.
+// addNetwork adds to a command the flags of the pod network.
 func (f *Flags) addNetwork(fs *pflag.FlagSet) {
 	fs.StringVar((*string)(&f.own.Network.Mode), "network-mode", string(NetworkNone),
 		"who connects pods: None for another CNI plugin, Own for this agent, called by fairlead-cni")
@@ -225,7 +225,7 @@ func (f *Flags) addNetwork(fs *pflag.FlagSet) {
 		"folder, in memory, of the socket for fairlead-cni and of the records of pods' addresses (or $FAIRLEAD_RUN_FOLDER)")
 }
 
-// Add returns a command all flags.
+// Add adds all flags to a command.
 func (f *Flags) Add(fs *pflag.FlagSet) {
 	f.AddDecisions(fs)
 	c := f.proxy

@@ -28,7 +28,7 @@ type nodeFlags struct {
 	node   string
 }
 
-// add returns a command the flags.
+// add adds the flags to a command.
 func (n *nodeFlags) add(c *cobra.Command) {
 	n.AddDecisions(c.Flags())
 	n.complete(c)

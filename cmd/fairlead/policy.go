@@ -39,7 +39,7 @@ Why one connection is allowed or denied, checked against a node's kernel: fairle
 // clusterFlags are the flags of commands that evaluate a whole cluster.
 type clusterFlags struct{ nodeFlags }
 
-// add returns a command the flags. A node's name has no meaning to it.
+// add adds the flags to a command. A node's name has no meaning to it.
 func (f *clusterFlags) add(c *cobra.Command) {
 	f.nodeFlags.add(c)
 	c.Flags().MarkHidden("node")

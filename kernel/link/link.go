@@ -172,7 +172,7 @@ func (c *Conn) Delete(index int) error {
 	return nil
 }
 
-// AddAddress returns the interface an address, without duplicate address detection, and with a route only where the
+// AddAddress adds an address to the interface, without duplicate address detection, and with a route only where the
 // prefix is wider than the address. One that it has is no error. See Await for when it is in use.
 func (c *Conn) AddAddress(index int, p netip.Prefix) error { return c.addAddress(index, p, 0) }
 

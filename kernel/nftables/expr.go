@@ -112,12 +112,12 @@ func InterfaceName(name string, prefix bool) []byte {
 	return b
 }
 
-// SetMark returns the packet the mark at src.
+// SetMark sets the packet's mark to what is at src.
 func SetMark(src Reg) Expr {
 	return expr("meta", func(b *netlink.Buffer) { b.BE32(2, uint32(MetaMark)); b.BE32(3, uint32(src)) })
 }
 
-// SetAddress returns the packet the IPv4 address at src, at an offset of its header, and mends its checksums.
+// SetAddress writes the IPv4 address at src into the packet, at an offset of its header, and mends its checksums.
 func SetAddress(offset uint32, src Reg) Expr {
 	const header, pseudo = 1, 1 // NFT_PAYLOAD_CSUM_INET, NFT_PAYLOAD_L4CSUM_PSEUDOHDR
 	return expr("payload", func(b *netlink.Buffer) {
@@ -275,7 +275,7 @@ func DNAT(family uint8, addr, port Reg) Expr {
 	})
 }
 
-// Masquerade returns the packet the address of the device it leaves through and a random port.
+// Masquerade sets the packet's source to the address of the device it leaves through and a random port.
 func Masquerade() Expr {
 	const randomFully = 1 << 4 // NF_NAT_RANGE_PROTO_RANDOM_FULLY
 	return expr("masq", func(b *netlink.Buffer) { b.BE32(1, randomFully) })

@@ -35,7 +35,7 @@ func (n *numbering) add(pool uint64, mark uint32) { n.mark[pool], n.pool[mark] =
 // isTCP reports whether the mark is that of a TCP pool's service.
 func isTCP(mark uint32) bool { return mark&tcpBit != 0 }
 
-// acquire returns the pool a mark that is free, and reports whether it is new.
+// acquire marks the pool with a free mark, and reports whether it is new.
 func (n *numbering) acquire(pool uint64, tcp bool) (mark uint32, isNew bool) {
 	if m, ok := n.mark[pool]; ok {
 		return m, false

@@ -272,7 +272,7 @@ func (p *Plane) setBack(chains []string, settings func(string) bool) error {
 	return p.nft.Commit(&tx)
 }
 
-// writeSetting returns a setting a value.
+// writeSetting sets a setting.
 func (p *Plane) writeSetting(setting, value string) error {
 	of := timeouts[setting]
 	if of == nil {

@@ -373,7 +373,7 @@ var baseChains = func() map[string][][]nft.Expr {
 	return chains
 }()
 
-// mark returns the packet a constant mark by way of tmp.
+// mark sets the packet's mark to a constant, by way of tmp.
 func mark(v uint32, tmp nft.Reg) []nft.Expr {
 	return nft.Exprs(nft.Load(tmp, nft.Word(nil, v)), nft.SetMark(tmp))
 }
