@@ -112,7 +112,7 @@ func (b *bed) until(t *testing.T, packets uint64) Counts {
 	}
 }
 
-// TestEngineReportsDenials: of an engine that logs nothing, also before its first Write and when its maps are made anew.
+// TestEngineReportsDenials: of an engine that logs nothing, also before its first Write and when its maps are new.
 func TestEngineReportsDenials(t *testing.T) {
 	b := &bed{Network: policytest.NewNetwork(t), log: &buffer{}}
 	var plane *ebpf.Plane
