@@ -95,7 +95,7 @@ func (n *Network) judge(name string, s *model.Policies, packets []verdict.Packet
 	for _, p := range packets {
 		wg.Go(func() {
 			o := verdict.Policy(s, p)
-			if untranslated(s.Node, p.Dst.Addr()) {
+			if Untranslated(s.Node, p.Dst.Addr()) {
 				o.Verdict, o.Reason = model.VerdictAccept, "delivered to the node before its translation"
 			}
 			fates[o.Verdict].Add(1)
@@ -108,8 +108,8 @@ func (n *Network) judge(name string, s *model.Policies, packets []verdict.Packet
 	return fates[model.VerdictAccept].Load(), fates[model.VerdictDrop].Load()
 }
 
-// untranslated reports whether a is evaluated only after translation. All such addresses here are the node's.
-func untranslated(n *model.PolicyNode, a netip.Addr) bool {
+// Untranslated reports whether a is evaluated only after translation. All such addresses here are the node's.
+func Untranslated(n *model.PolicyNode, a netip.Addr) bool {
 	return slices.ContainsFunc(n.PreDNAT, func(r netip.Prefix) bool { return r.Contains(a) })
 }
 
