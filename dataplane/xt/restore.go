@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Restore collects one table's part of the input of iptables-restore --noflush: chains are declared, which empties
@@ -51,6 +52,10 @@ func (r *Restore) Remove(chain string) {
 // PolicyPrefix begins the names of the chains of the policy engine. What leads to them comes before all other rules:
 // accepting rules of a service plane must not decide first.
 const PolicyPrefix = "FLPOLICY-"
+
+// Leading is held while a plane changes what leads from built-in chains to its own: between reading where the rules of a
+// policy engine end and putting rules behind them, none may come.
+var Leading sync.Mutex
 
 // Lead puts rules before all others of a built-in chain, but for the first ones, in place of those that were there.
 func (r *Restore) Lead(chain string, first int, was, now []string) {

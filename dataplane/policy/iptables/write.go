@@ -121,6 +121,10 @@ func (p *Plane) write(ctx context.Context, f iptables.Family, c *change) error {
 	if err := p.sets.Apply(&before); err != nil {
 		return err
 	}
+	if slices.ContainsFunc(c.put, func(x Fact) bool { return x.Key.Kind == KindHook }) {
+		xt.Leading.Lock()
+		defer xt.Leading.Unlock()
+	}
 	next := h.after(c)
 	for _, input := range c.inputs(p.Variant(), h, next) {
 		if err := p.conn.Restore(ctx, f, input); err != nil {

@@ -8,10 +8,12 @@ import (
 	"maps"
 	"math/bits"
 	"slices"
+	"strings"
 	"sync"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service"
+	"fairlead.dev/fairlead/dataplane/xt"
 	"fairlead.dev/fairlead/kernel/iptables"
 	"fairlead.dev/fairlead/kernel/nfacct"
 	"fairlead.dev/fairlead/kernel/sysctl"
@@ -305,6 +307,25 @@ func (p *Plane) portion(put, del []Fact) (now, then, later, after []Fact) {
 	return now, then, later, after
 }
 
+// countPolicies reads anew where the rules of a policy engine end, for a change that puts rules behind them: it may have
+// come since. A rule of ours in front of them would accept what they drop.
+func (p *Plane) countPolicies(ctx context.Context, c *change) error {
+	is, err := p.conn.Save(ctx, c.family, "filter")
+	if err != nil {
+		return err
+	}
+	clear(c.from.tables["filter"].policies)
+	for name, rules := range is["filter"].Rules {
+		for _, r := range rules {
+			if !xt.Leads(r, xt.PolicyPrefix) {
+				break
+			}
+			c.from.tables["filter"].policies[strings.Clone(name)]++
+		}
+	}
+	return nil
+}
+
 // write writes one family's facts.
 func (p *Plane) write(ctx context.Context, f iptables.Family, put, del []Fact) error {
 	if p.held[f] == nil {
@@ -323,6 +344,13 @@ func (p *Plane) write(ctx context.Context, f iptables.Family, put, del []Fact) e
 	}
 	if err := p.ensureCounters(c); err != nil {
 		return err
+	}
+	if c.leads() {
+		xt.Leading.Lock()
+		defer xt.Leading.Unlock()
+		if err := p.countPolicies(ctx, c); err != nil {
+			return err
+		}
 	}
 	if input := c.input(); len(input) > 0 {
 		if err := p.conn.Restore(ctx, f, input); err != nil {

@@ -356,11 +356,11 @@ func TestPoliciesStayFirst(t *testing.T) {
 				return
 			}
 			defer p.Close()
-			policy := "*filter\n:FLPOLICY-FORWARD - [0:0]\n-A FORWARD -j FLPOLICY-FORWARD\n-A FORWARD -j ACCEPT\nCOMMIT\n"
-			if err := p.conn.Restore(t.Context(), iptables.IPv4, []byte(policy)); err != nil {
+			if _, err := p.Read(t.Context()); err != nil {
 				t.Error(err)
 			}
-			if _, err := p.Read(t.Context()); err != nil {
+			policy := "*filter\n:FLPOLICY-FORWARD - [0:0]\n-A FORWARD -j FLPOLICY-FORWARD\n-A FORWARD -j ACCEPT\nCOMMIT\n"
+			if err := p.conn.Restore(t.Context(), iptables.IPv4, []byte(policy)); err != nil {
 				t.Error(err)
 			}
 			node := p.Render(&model.ServiceNode{Node: &model.Node{Name: "a"}})

@@ -87,9 +87,7 @@ func (c *change) putPool(f Fact) {
 
 // input returns what restore is told.
 func (c *change) input() []byte {
-	if c.tables != nil {
-		c.tables = c.build()
-	}
+	c.complete()
 	order := tables
 	if c.tables != nil && len(c.tables["filter"].chains) == 0 {
 		order = []string{"raw", "filter", "nat"}
@@ -108,6 +106,19 @@ func (c *change) input() []byte {
 		w.Finish(&b, table)
 	}
 	return b.Bytes()
+}
+
+// complete builds what the tables are to hold.
+func (c *change) complete() {
+	if c.tables != nil && len(c.tables) == 0 {
+		c.tables = c.build()
+	}
+}
+
+// leads reports whether what leads from the filter table's built-in chains to ours changes.
+func (c *change) leads() bool {
+	c.complete()
+	return c.tables != nil && !maps.EqualFunc(c.from.tables["filter"].leads, c.tables["filter"].leads, slices.Equal)
 }
 
 // writer collects a table's part of the input.
