@@ -53,8 +53,8 @@ func (r *Restore) Remove(chain string) {
 // accepting rules of a service plane must not decide first.
 const PolicyPrefix = "FLPOLICY-"
 
-// Leading is held while a plane changes what leads from built-in chains to its own: between reading where the rules of a
-// policy engine end and putting rules behind them, none may come.
+// Leading is held while a plane changes what leads from built-in chains to its own: between reading where the rules of
+// a policy engine end and putting rules behind them, none may come.
 var Leading sync.Mutex
 
 // Lead puts rules before all others of a built-in chain, but for the first ones, in place of those that were there.

@@ -307,8 +307,8 @@ func (p *Plane) portion(put, del []Fact) (now, then, later, after []Fact) {
 	return now, then, later, after
 }
 
-// countPolicies reads anew where the rules of a policy engine end, for a change that puts rules behind them: it may have
-// come since. A rule of ours in front of them would accept what they drop.
+// countPolicies reads anew where the rules of a policy engine end, for a change that puts rules behind them: it may
+// have come since. A rule of ours in front of them would accept what they drop.
 func (p *Plane) countPolicies(ctx context.Context, c *change) error {
 	is, err := p.conn.Save(ctx, c.family, "filter")
 	if err != nil {
