@@ -135,6 +135,18 @@ static __noinline int parse(packet_source *from, struct policy_packet *p, int si
 	return 0;
 }
 
+/* Reports whether a device leads to the proxy of a mode that carries packets itself (model.ProxyDevice). */
+static __always_inline bool is_proxy(const struct net_device *device)
+{
+	const union {
+		char name[16]; /* IFNAMSIZ */
+		__u64 words[2];
+	} proxy = {"fairlead-room"};
+	const __u64 *name = (const __u64 *)device->name;
+
+	return name[0] == proxy.words[0] && name[1] == proxy.words[1];
+}
+
 SEC("netfilter")
 int policy(struct bpf_nf_ctx *ctx)
 {
@@ -148,7 +160,7 @@ int policy(struct bpf_nf_ctx *ctx)
 	if (bpf_dynptr_from_skb((struct __sk_buff *)ctx->skb, 0, &from))
 		return NF_DROP;
 	parse(&from, &p, state->pf == NFPROTO_IPV6);
-	p.to_node = state->hook == NF_INET_LOCAL_IN;
+	p.to_node = state->hook == NF_INET_LOCAL_IN || (out && is_proxy(out));
 	if (in) {
 		p.device[0] = ((__u64 *)in->name)[0];
 		p.device[1] = ((__u64 *)in->name)[1];

@@ -65,13 +65,18 @@ func (*PeerTable) policyPart()   {}
 func (*PeerVerdict) policyPart() {}
 func (*Peer) policyPart()        {}
 
+// ProxyDevice is the device of a node behind which the agent, in a mode that carries packets itself, has sockets of its
+// own: what is forwarded there is delivered to the node.
+const ProxyDevice = "fairlead-room"
+
 // PolicyNode is what holds for this node whatever the policy.
 type PolicyNode struct {
 	Addresses []netip.Addr   // the node's own, sorted: what it sends to its pods is never evaluated
 	Pods      []netip.Prefix // addresses of this node's pods, sorted; one that is no Subject's is a pod not known yet
 	Unknown   Verdict        // what becomes of new connections of pods not known yet: VerdictDrop once there is a policy
-	PreDNAT   []netip.Prefix // destinations that, delivered to the node, are evaluated only after translation
-	CutMark   uint32         // a bit: connections whose mark has it are cut; 0: no connection is
+	// destinations that are evaluated only after translation, where packets are delivered to the node or to ProxyDevice
+	PreDNAT []netip.Prefix
+	CutMark uint32 // a bit: connections whose mark has it are cut; 0: no connection is
 }
 
 // Subject is an address of a pod on this node.

@@ -92,6 +92,7 @@ const (
 	MetaMark     MetaKey = 3
 	MetaIIF      MetaKey = 4
 	MetaIIFName  MetaKey = 6
+	MetaOIFName  MetaKey = 7
 	MetaIIFType  MetaKey = 8
 	MetaNFProto  MetaKey = 15
 	MetaL4Proto  MetaKey = 16

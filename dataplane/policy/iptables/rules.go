@@ -123,8 +123,11 @@ func evaluate(f iptables.Family, hook string) []string {
 	}
 	egress, ingress := side{model.Egress, 0}, side{model.Ingress, 0}
 	rules := []string{in(setNode, "src") + "-j RETURN"}
-	if hook == "INPUT" { // what is delivered to the node
+	switch hook {
+	case "INPUT": // what is delivered to the node
 		rules = append(rules, in(setUntranslated, "dst")+"-j RETURN")
+	case "FORWARD":
+		rules = append(rules, "-o "+model.ProxyDevice+" "+in(setUntranslated, "dst")+"-j RETURN")
 	}
 	rules = append(rules, "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN "+in(setMidstream, "src")+"-j RETURN")
 	if hook != "OUTPUT" { // where packets have no device that they came in by

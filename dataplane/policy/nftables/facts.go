@@ -16,7 +16,7 @@ import (
 const Table = "fairlead-policy"
 
 // layout is the value of the table's fact. A table of another layout is made anew.
-const layout = "layout 3"
+const layout = "layout 4"
 
 // declared is the table.
 var declared = &table.Table[Key]{

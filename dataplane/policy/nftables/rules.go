@@ -144,7 +144,7 @@ func running() []nft.Expr {
 }
 
 // base returns the rules of a chain at a hook: answers, related errors, neighbour discovery and running connections
-// pass, and what is delivered to this node before its translation.
+// pass, and what is delivered to this node, or to its proxy, before its translation.
 func base(name string) [][]nft.Expr {
 	d := model.Egress
 	if strings.HasSuffix(name, "-ingress") {
@@ -166,9 +166,15 @@ func base(name string) [][]nft.Expr {
 	}
 	rules = append(rules, running())
 	for _, p := range protos {
-		if name == "input" {
-			rules = append(rules, nft.Join(p.Is(), nft.Exprs(p.Address(p.Dst, 0), nft.Member(p.untranslated, nft.R(0)),
-				nft.Do(nft.Accept))))
+		delivered := nft.Join(p.Is(), nft.Exprs(p.Address(p.Dst, 0), nft.Member(p.untranslated, nft.R(0)),
+			nft.Do(nft.Accept)))
+		switch name {
+		case "input":
+			rules = append(rules, delivered)
+		case "forward-egress":
+			to := nft.InterfaceName(model.ProxyDevice, false)
+			rules = append(rules, nft.Join(nft.Exprs(nft.Meta(nft.MetaOIFName, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), to)),
+				delivered))
 		}
 		rules = append(rules, nft.Join(p.Is(), nft.Exprs(nft.Do(nft.Goto(side{proto: p, direction: d}.String())))))
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 // Veth is the name of the node's end of the way into the room.
-const Veth = "fairlead-room"
+const Veth = model.ProxyDevice
 
 // netnsDevice is the name of the room's end.
 const netnsDevice = "eth0"
