@@ -209,10 +209,13 @@ func (w *testbed) enter(ctx context.Context, from, to *scene) error {
 // incremental returns how a node that came here change by change differs from one that knows the world at once, or "".
 func (w *testbed) incremental(node string) string {
 	fresh := resolve.New(w.resolveConfig(node, w.agents[node].host))
-	fresh.Apply(w.everything())
+	d := fresh.Apply(w.everything())
 	if p := w.agents[node].policies; p != nil {
-		all := model.NewPolicies()
-		all.Apply(w.policyResolver(node, w.agents[node].host).Apply(w.everything()))
+		all, policies := model.NewPolicies(), w.policyResolver(node, w.agents[node].host)
+		if w.implementation.PreDNAT {
+			policies.ApplyServices(d.Services)
+		}
+		all.Apply(policies.Apply(w.everything()))
 		if !reflect.DeepEqual(all, p.decided) {
 			return "resolve/policy comes to something else on node " + node + " change by change than at once"
 		}
