@@ -43,7 +43,7 @@ type connections interface {
 func openNames(o *PolicyOptions, engine any, apply func(context.Context, []source.Change),
 	log *slog.Logger) *domainNames {
 	d := &domainNames{resolvers: o.Resolvers, known: map[netip.AddrPort]int{}}
-	options := names.Options{Apply: apply, Floor: o.NameFloor, Log: log.With("plane", "dns")}
+	options := names.Options{Apply: apply, Floor: o.NameFloor, Hold: o.NameHold, Log: log.With("plane", "dns")}
 	if c, ok := engine.(connections); ok {
 		options.Connections = c.Connections
 	}

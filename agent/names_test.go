@@ -181,7 +181,7 @@ func (b *namesBed) start() {
 	c := policy.Config{Node: "a", Addresses: node.Addresses, ImpliedNamespaces: true, CutMark: 1 << 31}
 	o := Options{Mode: services, Source: sourceOf(b.objects), Log: slog.New(slog.DiscardHandler),
 		Resolve: resolve.Config{Node: "a", Addresses: node.Addresses},
-		Policies: &PolicyOptions{Engine: engine, Resolve: c, NameFloor: time.Second,
+		Policies: &PolicyOptions{Engine: engine, Resolve: c, NameFloor: time.Second, NameHold: 10 * time.Second,
 			Resolvers: Resolvers{Services: []model.Owner{
 				{Kind: model.KindService, Namespace: "kube-system", Name: "kube-dns"}}}},
 		OnReady: func(context.Context) { close(ready) }}

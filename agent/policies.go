@@ -27,6 +27,7 @@ type PolicyOptions struct {
 	// Resolvers teach the addresses of domain names.
 	Resolvers Resolvers
 	NameFloor time.Duration // how long an address of a domain name lives at least; 0: a minute
+	NameHold  time.Duration // how long a DNS answer waits for its addresses to be in force; 0: 50 ms
 }
 
 // Policies is the policy side of a node in one network namespace: what its policies come to, and the engine's data

@@ -31,6 +31,7 @@ type Options struct {
 	// nil: those that the kernel tracks
 	Connections func(func(client, to netip.Addr)) error
 	Floor       time.Duration // how long an address lives at least; 0: a minute
+	Hold        time.Duration // how long an answer waits at most for its addresses to be in force; 0: 50 ms
 	Copied      bool          // answers are copied also where the kernel can hold them
 	Log         *slog.Logger
 }
@@ -50,9 +51,6 @@ const (
 	late        = "late"        // let go before their addresses were in force
 	lost        = "lost"        // times that the socket was full
 )
-
-// hold is how long an answer waits at most.
-const hold = 50 * time.Millisecond
 
 // Learner learns the addresses of domain names. Its methods may be called from any goroutine.
 type Learner struct {
@@ -317,7 +315,7 @@ func (l *Learner) wait(id uint32) bool {
 		return false
 	}
 	h := &held{id: id}
-	h.due = time.AfterFunc(hold, func() {
+	h.due = time.AfterFunc(cmp.Or(l.options.Hold, 50*time.Millisecond), func() {
 		if h.gone.CompareAndSwap(false, true) {
 			l.tally(late)
 			l.accept(id)
