@@ -60,7 +60,11 @@ func TestPoliciesFromRecordedFlows(t *testing.T) {
 }
 
 func policiesFromFlows(t *testing.T, mode string) {
-	name, dir := box(t, "--mode", mode)
+	var network []string
+	if mode == "ebpf" { // masquerade in the agents' own network needs connection tracking
+		network = []string{"--network", "wires"}
+	}
+	name, dir := boxOf(t, network, "--mode", mode)
 	policies := filepath.Join(dir, "policies.yaml")
 	os.Remove(policies)
 	eventually(t, "the policies are gone", func() bool { return connects(name, "shop/client", database) })

@@ -211,7 +211,8 @@ func during(t *testing.T, n *policytest.Network, r *rand.Rand, before, after *po
 	var wg sync.WaitGroup
 	for _, p := range n.Packets(r, 400) {
 		if p.Protocol != model.UDP || count == 8 || verdict.Policy(before.Now, p).Verdict != model.VerdictDrop ||
-			verdict.Policy(after.Now, p).Verdict != model.VerdictDrop {
+			verdict.Policy(after.Now, p).Verdict != model.VerdictDrop ||
+			policytest.Untranslated(before.Now.Node, p.Dst.Addr()) || policytest.Untranslated(after.Now.Node, p.Dst.Addr()) {
 			continue
 		}
 		count++
