@@ -139,7 +139,7 @@ would. auto is own if each pod's addresses are in its node's podCIDRs, else wire
 	c.Flags().StringVar(&name, "name", "", "name of the sandbox: a letter, then letters and digits (default: the "+
 		"folder's name)")
 	c.Flags().BoolVar(&agents, "node-agent", true, "run an agent on each node")
-	c.Flags().StringVar(&network, "network", networkAuto, "who connects pods: own, own-apart, wires or auto")
+	c.Flags().StringVar(&network, "network", networkWires, "who connects pods: own, own-apart, wires or auto")
 	c.RegisterFlagCompletionFunc("network", cobra.FixedCompletions([]string{networkOwn, networkApart, networkWires,
 		networkAuto}, cobra.ShellCompDirectiveNoFileComp))
 	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait until the agents are ready")
