@@ -34,6 +34,7 @@ func (a *Agent) setDevices(l []network.Device) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.network.resolver.SetDevices(l)
+	a.network.devices = true
 	if a.batches.count > 0 {
 		a.network.Apply(nil)
 		a.notifyAll()

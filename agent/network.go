@@ -53,6 +53,8 @@ type Network struct {
 	resolver *network.Resolver
 	adopted  []*model.Attachment // to be handed on with the first change; then nil
 	begun    bool
+	devices  bool            // the node's devices are known: before, nothing follows from objects
+	early    []source.Change // that came before
 	files
 }
 
@@ -162,6 +164,11 @@ func (n *Network) Apply(changes []source.Change) {
 	if n == nil {
 		return
 	}
+	if !n.devices { // without an uplink, what an agent before this one has written would go for a moment
+		n.early = append(n.early, changes...)
+		return
+	}
+	changes, n.early = append(n.early, changes...), nil
 	c := n.resolver.Apply(changes)
 	if !n.begun {
 		n.begun = true

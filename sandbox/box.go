@@ -88,7 +88,7 @@ func (b *box) dial(f func(*link.Conn) error) error {
 	return f(c)
 }
 
-// plug finds eth0, brings it up and gives it the addresses, each with the length of its link's prefix. Routes into that
+// plug finds eth0, brings it up and adds the addresses, each with the length of its link's prefix. Routes into that
 // are made by set.
 func (b *box) plug(addrs []netip.Prefix) error {
 	return b.dial(func(c *link.Conn) (err error) {

@@ -321,7 +321,13 @@ func agentIn(namespace string) int {
 }
 
 func TestKilledAgentLeavesTrafficAlone(t *testing.T) {
-	name, _ := box(t)
+	for _, network := range []string{"wires", "own"} {
+		t.Run(network, func(t *testing.T) { killedAgentLeavesTrafficAlone(t, network) })
+	}
+}
+
+func killedAgentLeavesTrafficAlone(t *testing.T, network string) {
+	name, _ := boxOf(t, []string{"--network", network})
 	node := name + "-node-b" // where the client is
 	monitor := exec.Command("ip", "netns", "exec", node, "nft", "monitor")
 	var events bytes.Buffer

@@ -399,7 +399,7 @@ func (l *Learner) apply(ctx context.Context) {
 	l.release(waiting)
 }
 
-// expire has addresses go whose time is over and to which no connection is open.
+// expire removes addresses that are over their time and to which no connection is open.
 func (l *Learner) expire(now time.Time) {
 	l.mu.Lock()
 	due, pods := l.begun && l.due(now), map[netip.Addr]bool{}
