@@ -1,7 +1,8 @@
 // Package masquerade is the data plane that masquerades what pods send out of the cluster, by nf_tables: table
 // "fairlead-masquerade", of the calling thread's network namespace.
 //
-//	hook   behind routing and behind what Services masquerade: source in "own4" or "own6" → leave
+//	hook   behind routing and behind what Services masquerade: out by model.ProxyDevice: as it is, for
+//	       the agent behind it sees the pod's own address; source in "own4" or "own6" → leave
 //	leave  destination in "own", "cluster" or "except" of its family: as it is; all else masqueraded, on a random port
 //
 // Only the first packet of a connection comes here, so that replies to clients of pods stay as they are. Without

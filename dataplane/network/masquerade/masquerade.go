@@ -57,7 +57,10 @@ var declared = func() *table.Table[network.TableKey] {
 
 // chains is the facts of the chains.
 var chains = func() []network.TableFact {
-	var hooked, leave [][]nft.Expr
+	room := nft.InterfaceName(model.ProxyDevice, false)
+	hooked := [][]nft.Expr{nft.Exprs(nft.Meta(nft.MetaOIFName, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), room),
+		nft.Do(nft.Return))}
+	var leave [][]nft.Expr
 	for _, f := range families {
 		hooked = append(hooked, append(f.Is(), f.Address(f.Src, 0), nft.Member(setOwn+f.Name, nft.R(0)),
 			nft.Do(nft.Goto(chainLeave))))

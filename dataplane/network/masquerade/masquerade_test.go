@@ -31,6 +31,7 @@ var addresses = map[string][]netip.Prefix{
 	"pod": prefixes("10.244.1.2/24", "fd00:1::2/64"), "node": prefixes("192.168.0.1/24", "fd99::1/64"),
 	"wire": prefixes("192.168.0.2/24", "192.168.0.3/24", "10.244.2.5/24", "172.16.0.9/24", "203.0.113.9/24", "fd99::2/64",
 		"fd00:2::5/64", "fd98::9/64", "2001:db8::9/64"),
+	"proxy": prefixes("198.51.100.9/32", "2001:db8:1::9/128"),
 }
 
 // TestSourcesOutsideTheCluster has a pod and clients outside connect, and checks which client each server sees.
@@ -59,6 +60,11 @@ func TestSourcesOutsideTheCluster(t *testing.T) {
 	for _, p := range addresses["node"] {
 		must(l.AddAddress(uplink, p))
 	}
+	proxy, err := l.AddVeth(link.End{Name: model.ProxyDevice}, link.End{Name: "proxy"}, wire)
+	must(err)
+	for _, p := range addresses["proxy"] {
+		must(route.PutIn(node, route.Route{To: p, Dev: proxy}))
+	}
 	for name, ns := range map[string]*netns.Namespace{"pod": pod, "wire": wire} {
 		d, err := link.Dial(ns)
 		must(err)
@@ -66,6 +72,13 @@ func TestSourcesOutsideTheCluster(t *testing.T) {
 		must(errors.Join(err, d.Up(1), d.Up(dev)))
 		for _, p := range addresses[name] {
 			must(d.AddAddress(dev, p))
+		}
+		if name == "wire" {
+			proxy, err := d.Index("proxy")
+			must(errors.Join(err, d.Up(proxy)))
+			for _, p := range addresses["proxy"] {
+				must(d.AddAddress(proxy, p))
+			}
 		}
 		for i, all := range prefixes("0.0.0.0/0", "::/0") {
 			via := addresses["node"][i].Addr()
@@ -86,7 +99,7 @@ func TestSourcesOutsideTheCluster(t *testing.T) {
 		must(d.Await(t.Context(), dev))
 		d.Close()
 	}
-	must(l.Await(t.Context(), uplink))
+	must(errors.Join(l.Await(t.Context(), uplink), l.Await(t.Context(), proxy)))
 	var plane *Plane
 	must(node.Do(func() (err error) {
 		plane, err = New()
@@ -128,7 +141,7 @@ func TestSourcesOutsideTheCluster(t *testing.T) {
 	for to, want := range map[string]string{"10.244.2.5": "10.244.1.2", "172.16.0.9": "10.244.1.2",
 		"192.168.0.2": "10.244.1.2", "192.168.0.3": "192.168.0.1", "203.0.113.9": "192.168.0.1",
 		"fd00:2::5": "fd00:1::2", "fd98::9": "fd00:1::2",
-		"2001:db8::9": "fd99::1"} {
+		"2001:db8::9": "fd99::1", "198.51.100.9": "10.244.1.2", "2001:db8:1::9": "fd00:1::2"} {
 		for _, p := range []echo.Port{{Number: 80, Protocol: model.TCP}, {Number: 53, Protocol: model.UDP}} {
 			if got := request(pod, to, p, ""); got != want {
 				t.Errorf("pod to %s %s: from %s, want %s", to, p, got, want)
