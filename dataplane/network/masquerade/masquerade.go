@@ -57,8 +57,8 @@ var declared = func() *table.Table[network.TableKey] {
 
 // chains is the facts of the chains.
 var chains = func() []network.TableFact {
-	room := nft.InterfaceName(model.ProxyDevice, false)
-	hooked := [][]nft.Expr{nft.Exprs(nft.Meta(nft.MetaOIFName, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), room),
+	proxy := nft.InterfaceName(model.ProxyDevice, false)
+	hooked := [][]nft.Expr{nft.Exprs(nft.Meta(nft.MetaOIFName, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), proxy),
 		nft.Do(nft.Return))}
 	var leave [][]nft.Expr
 	for _, f := range families {
