@@ -75,7 +75,30 @@ func Compare(a, b result.Run) (c Comparison, err error) {
 	}
 	c.leave(ag, bg)
 	c.claims(a, b, ag, bg)
-	return c, nil
+	return c, c.shareArms(ag, bg)
+}
+
+// shareArms returns an error where both runs have arms beside the baseline and none of these in common.
+func (c *Comparison) shareArms(ag, bg []*cellBlocks) error {
+	base := []string{c.A.Design.Baseline, c.A.Design.Again}
+	inA, inB := armsOf(ag, base), armsOf(bg, base)
+	shared := slices.ContainsFunc(inA, func(s string) bool { return slices.Contains(inB, s) })
+	if shared || len(inA) == 0 || len(inB) == 0 {
+		return nil
+	}
+	return fmt.Errorf("can't compare: the runs have no arm in common but %s; A has %s, B has %s: run one of them again with "+
+		"an arm of the other", c.A.Design.ArmTitle(c.A.Design.Baseline), strings.Join(inA, ", "), strings.Join(inB, ", "))
+}
+
+// armsOf returns the arms of cells but for some, sorted.
+func armsOf(l []*cellBlocks, but []string) (names []string) {
+	for _, g := range l {
+		if !slices.Contains(but, g.arm) {
+			names = append(names, g.arm)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // comparable returns an error that names why two runs can't be compared.
@@ -127,21 +150,14 @@ func (c *Comparison) measures(emulated bool) map[string]bool {
 
 // leave names the arms that one run alone has.
 func (c *Comparison) leave(ag, bg []*cellBlocks) {
-	arms := func(l []*cellBlocks) map[string]bool {
-		names := map[string]bool{}
-		for _, g := range l {
-			names[g.arm] = true
-		}
-		return names
-	}
-	inA, inB := arms(ag), arms(bg)
+	inA, inB := armsOf(ag, nil), armsOf(bg, nil)
 	for _, of := range []struct {
-		in, not map[string]bool
+		in, not []string
 		name    string
 		d       result.Design
 	}{{inA, inB, "A", c.A.Design}, {inB, inA, "B", c.B.Design}} {
-		for _, arm := range slices.Sorted(maps.Keys(of.in)) {
-			if !of.not[arm] {
+		for _, arm := range of.in {
+			if !slices.Contains(of.not, arm) {
 				c.Left = append(c.Left, fmt.Sprintf("%s: %s alone has it", of.d.ArmTitle(arm), of.name))
 			}
 		}

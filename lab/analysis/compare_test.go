@@ -97,6 +97,22 @@ func TestCompareNamesWhatCannotBe(t *testing.T) {
 	}
 }
 
+// Runs that share no arm but the baseline say nothing of each other.
+func TestCompareWantsASharedArm(t *testing.T) {
+	a, b := runOf(t, 1, 1, nil), runOf(t, 1, 1, func(m *result.Manifest) {
+		m.Design.Arms = append(m.Design.Arms, result.Arm{ID: "other"})
+	})
+	for i := range b.Blocks {
+		if b.Blocks[i].Arm == "nft" {
+			b.Blocks[i].Arm = "other"
+		}
+	}
+	want := "no arm in common but direct; A has nft, B has other"
+	if _, err := Compare(a, b); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v, want %q", err, want)
+	}
+}
+
 // redefine changes the unit of all measures.
 func redefine(m *result.Manifest) {
 	for i := range m.Design.Measures {

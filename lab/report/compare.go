@@ -46,6 +46,12 @@ const acrossRuns = "These are compared across runs: all that differed between th
 
 // Compare compares the runs in two folders. It returns an error that names what can't be compared.
 func Compare(dirA, dirB string) (*Comparison, error) {
+	for _, dir := range []string{dirA, dirB} {
+		if IsSuite(dir) {
+			return nil, fmt.Errorf("can't compare %s: it holds runs of several experiments; compare one of the folders below "+
+				"it with a run of the same experiment", dir)
+		}
+	}
 	a, err := result.Read(dirA)
 	if err != nil {
 		return nil, err
@@ -265,8 +271,13 @@ func brief(s string) string {
 	if s == "" {
 		return "none"
 	}
+	return cut(s, most)
+}
+
+// cut returns a text of so many characters at most, the last one an ellipsis where it was longer.
+func cut(s string, most int) string {
 	if r := []rune(s); len(r) > most {
-		return string(r[:most]) + "…"
+		return string(r[:most-1]) + "…"
 	}
 	return s
 }
@@ -385,13 +396,14 @@ func (p *Comparison) Terminal(w io.Writer, width int) error {
 	for _, s := range append(p.Answer, p.Cautions...) {
 		fmt.Fprintf(&b, "\n%s", wrapped(s, width))
 	}
-	termTable(&b, p.Differences, width, 0, 2, 1)
+	termTable(&b, shortened(p.Differences, (width-30)/2), width)
 	termTable(&b, p.Claims, width, 0, 4, 1, 2)
-	for _, t := range p.Tables {
-		termTable(&b, t, width, 4, 0, 0, 3, 3, 0, 2)
+	for _, t := range slices.Concat(p.Tables, some(p.Values)) {
+		for _, of := range byMeasure(t) {
+			termTable(&b, of, width, 0, 0, 3, 3, 0, 2)
+		}
 	}
 	if p.Values != nil {
-		termTable(&b, p.Values, width, 4, 0, 0, 3, 3, 0, 2)
 		b.WriteString(wrapped(acrossRuns, width))
 	}
 	for _, s := range p.Left {
@@ -399,4 +411,32 @@ func (p *Comparison) Terminal(w io.Writer, width int) error {
 	}
 	_, err := w.Write(b.Bytes())
 	return err
+}
+
+// byMeasure returns a table for each measure of one in which the first column names it.
+func byMeasure(t *table) (l []*table) {
+	for _, row := range t.Rows {
+		title := t.Title + ": " + row[0].Text
+		if len(l) == 0 || l[len(l)-1].Title != title {
+			l = append(l, &table{Title: title, Head: t.Head[1:]})
+		}
+		l[len(l)-1].Rows = append(l[len(l)-1].Rows, row[1:])
+	}
+	return l
+}
+
+// shortened returns a table of which no cell has more than so many characters, nil for nil.
+func shortened(t *table, most int) *table {
+	if t == nil {
+		return nil
+	}
+	short := &table{Title: t.Title, Head: t.Head}
+	for _, row := range t.Rows {
+		row = slices.Clone(row)
+		for i := range row {
+			row[i].Text = cut(row[i].Text, most)
+		}
+		short.Rows = append(short.Rows, row)
+	}
+	return short
 }

@@ -63,11 +63,23 @@ func TestCompare(t *testing.T) {
 		if !strings.Contains(b.String(), "kernel (6.12.0 #1 SMP in A, 6.99.0 <b> in B)") && width == 120 {
 			t.Errorf("the terminal:\n%s", b.String())
 		}
+		for _, want := range []string{"Ratios to direct: connect, request, close", "Another Processor"} {
+			if !strings.Contains(b.String(), want) {
+				t.Errorf("width %d: the terminal doesn't say %q:\n%s", width, want, b.String())
+			}
+		}
 		for line := range strings.Lines(b.String()) {
 			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > width {
 				t.Errorf("width %d: %d columns: %s", width, n, line)
 			}
 		}
+	}
+	suite := t.TempDir()
+	if err := (Suite{Schema: SuiteSchema}).Write(suite); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Compare(suite, b); err == nil || !strings.Contains(err.Error(), "several experiments") {
+		t.Errorf("a run of several experiments: %v", err)
 	}
 	if _, err := Compare(a, madeUpModes(t)); err == nil || !strings.Contains(err.Error(), `"modes"`) {
 		t.Errorf("runs of two experiments: %v", err)

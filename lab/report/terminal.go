@@ -182,9 +182,7 @@ func render(b *strings.Builder, cols []column, width int) {
 // shorten cuts every cell to so many columns.
 func (c column) shorten(width int) {
 	for i, s := range c.cells {
-		if r := []rune(s); len(r) > width {
-			c.cells[i] = string(r[:width-1]) + "…"
-		}
+		c.cells[i] = cut(s, width)
 	}
 }
 

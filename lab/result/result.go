@@ -241,7 +241,8 @@ func Read(dir string) (r Run, err error) {
 		return r, fmt.Errorf("read %s: %w", filepath.Join(dir, ManifestFile), err)
 	}
 	if s := r.Manifest.Schema; s != Schema {
-		return r, fmt.Errorf("read %s: its schema is %d; this program reads %d", dir, s, Schema)
+		return r, fmt.Errorf("read %s: its schema is %d, this program reads %d; read it with the program that wrote it, or "+
+			"run the experiment again", dir, s, Schema)
 	}
 	f, err := os.Open(filepath.Join(dir, BlocksFile))
 	if err != nil {
