@@ -11,6 +11,7 @@
 //	policies     what network policies cost a connection, a round trip, and the upkeep of a node in a large cluster
 //	balance      how evenly each scheduler spreads connections, and which clients a hash moves when a backend goes
 //	control      what it takes to keep a node as an API server says, beside a real kube-proxy
+//	attach       what a CNI plugin takes to connect a pod, beside bridge and ptp with host-local
 //
 // The line is: an experiment (lab/experiment/NAME) measures on a testbed (lab/testbed) and writes a result
 // (lab/result), of which lab/analysis computes what follows, and lab/report makes what people read. Below these stand
@@ -23,6 +24,7 @@ import (
 	"errors"
 
 	"fairlead.dev/fairlead/lab/experiment"
+	"fairlead.dev/fairlead/lab/experiment/attach"
 	"fairlead.dev/fairlead/lab/experiment/balance"
 	"fairlead.dev/fairlead/lab/experiment/centurylink"
 	"fairlead.dev/fairlead/lab/experiment/connect"
@@ -37,7 +39,8 @@ import (
 // Experiments returns all there are, in the order of the help.
 func Experiments() []experiment.Experiment {
 	return []experiment.Experiment{services.Experiment, tigera.Experiment, connect.Experiment, centurylink.Experiment,
-		romana.Experiment, policies.Experiment, balance.Experiment, control.Experiment}
+		romana.Experiment, policies.Experiment, balance.Experiment, control.Experiment,
+		attach.Experiment}
 }
 
 // Run runs an experiment and returns the folder with its results and reports. Where ctx ends before the run does, all

@@ -169,9 +169,10 @@ func labFlags(c *cobra.Command, e experiment.Experiment, o *experiment.Options) 
 	}
 	if e.Subjects != nil {
 		f.StringArrayVar(&o.Subjects, "subject", nil,
-			fmt.Sprintf("another's program to measure with, as `NAME=PATH`, of %s; repeatable, each once (make -C "+
-				"test/kubeproxy build and make -C test/cluster build build them)", strings.Join(e.Subjects, ", ")))
-		c.Example += fmt.Sprintf("\n  fairlead lab run %s --quick --subject kube-proxy=./kube-proxy", e.Name)
+			fmt.Sprintf("another's program to measure with, as `NAME=PATH`, of %s; repeatable, each once (a path without "+
+				"a program is answered with the command that builds one)", strings.Join(e.Subjects, ", ")))
+		last := e.Subjects[len(e.Subjects)-1]
+		c.Example += fmt.Sprintf("\n  fairlead lab run %s --quick --subject %s=./%s", e.Name, last, last)
 	}
 	c.MarkFlagDirname("out")
 }

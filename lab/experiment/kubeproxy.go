@@ -57,7 +57,14 @@ type program struct{ Name, build string }
 var (
 	KubeProxyProgram    = program{"kube-proxy", "make -C test/kubeproxy build"}
 	ControlPlaneProgram = program{"control-plane", "make -C test/cluster build"}
+	BridgeProgram       = program{"bridge", CNIBuild}
+	PTPProgram          = program{"ptp", CNIBuild}
+	FairleadCNIProgram  = program{"fairlead-cni", "make build"} // ours, from another folder
 )
+
+// CNIBuild is the command that builds plugins of the CNI project in Go's folder of programs.
+const CNIBuild = "go install github.com/containernetworking/plugins/plugins/{main/bridge,main/ptp,ipam/host-local}" +
+	"@v1.10.0"
 
 // Programs reads the subjects, such as kube-proxy=PATH, of which each may be given once, and returns absolute paths by
 // name.

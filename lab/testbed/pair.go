@@ -76,6 +76,10 @@ var settings = []sysctl.Setting{
 	{Name: "net/core/somaxconn", Value: "65535"},
 }
 
+// withIPv6 undoes settings that turn IPv6 off.
+var withIPv6 = []sysctl.Setting{{Name: "-net/ipv6/conf/all/disable_ipv6", Value: "0"},
+	{Name: "-net/ipv6/conf/default/disable_ipv6", Value: "0"}}
+
 // NewPair makes the namespaces NAME-node and NAME-far.
 func NewPair(ctx context.Context, name string) (p *Pair, err error) {
 	p = &Pair{}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/lab/load"
 	"fairlead.dev/fairlead/lab/result"
 )
@@ -33,6 +34,7 @@ type Testbed struct {
 	Machine  result.Machine
 	Grouped  bool    // every arm's processes are in a cgroup of their own
 	WithPods bool    // every arm's node has a pod
+	WithIPv6 bool    // every arm's node has IPv6
 	Pairs    []*Pair // of all arms, the baseline's first
 
 	realtime bool              // client and server may have real-time priority
@@ -117,6 +119,11 @@ func (b *Testbed) addPair(ctx context.Context, arm string, params result.Params,
 	}
 	b.Pairs = append(b.Pairs, p)
 	b.Defer(p.Close)
+	if b.WithIPv6 {
+		if err := sysctl.Set(p.Near, withIPv6...); err != nil {
+			return p, err
+		}
+	}
 	if pod {
 		return p, p.addPod(ctx)
 	}

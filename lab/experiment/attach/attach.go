@@ -1,0 +1,242 @@
+// Package attach is the experiment that measures how long a CNI plugin takes to connect a pod and to disconnect it:
+// Fairlead's with its agent, beside bridge and ptp of the CNI project with host-local addresses.
+package attach
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/lab/experiment"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/testbed"
+)
+
+// Experiment is this package's.
+var Experiment = experiment.Experiment{
+	Name:  "attach",
+	Short: "How long a CNI plugin takes to connect a pod, and to disconnect it",
+	Long: `Measure ADD and DEL of fairlead-cni with a running agent, as a container runtime calls it, on a node that has pods
+already; beside it, where they are given, the plugins bridge and ptp of the CNI project, each with host-local in its folder.
+Also how long a node's pods take that are all connected at once. It takes two minutes with --quick, half an hour without,
+and root.`,
+	Subjects: []string{experiment.FairleadCNIProgram.Name, experiment.BridgeProgram.Name, experiment.PTPProgram.Name},
+	Rounds:   true,
+	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
+		p := full
+		if o.Quick {
+			p = quick
+		}
+		p.Rounds = o.RoundsOr(p.Rounds)
+		return newTrial(b, o, p)
+	},
+}
+
+// profile is how much is measured.
+type profile struct {
+	Name     string
+	Rounds   int
+	Standing int // pods that a node has already
+	Each     int // pods of a block
+}
+
+var (
+	quick = profile{"quick", 11, 20, 5}
+	full  = profile{"full", 51, 110, 10}
+)
+
+// The arms.
+const (
+	armFairlead = "fairlead"
+	armAgain    = "fairlead-again"
+)
+
+// families is the parameter that is varied.
+const families = "families"
+
+var (
+	ranges = map[string][]string{"one": {"10.128.0.0/24"}, "two": {"10.128.0.0/24", "fd00:10::/64"}}
+	both   = result.Params{families: "two"}
+)
+
+// trial is the experiment of that name at work.
+type trial struct {
+	bed      *testbed.Testbed
+	out      *result.Writer
+	profile  profile
+	programs map[string]string
+	nodes    []*node
+}
+
+// node is what pods are connected to.
+type node struct {
+	arm, families string
+	program       string // path of the plugin
+	config        []byte // that the plugin is called with
+	ns            *netns.Namespace
+	standing      []*netns.Namespace
+	pods          []*netns.Namespace // of blocks
+}
+
+func newTrial(b *testbed.Testbed, o experiment.Options, p profile) (experiment.Trial, error) {
+	t := &trial{bed: b, profile: p}
+	b.WithIPv6 = true
+	var err error
+	t.programs, err = o.Programs(experiment.FairleadCNIProgram, experiment.BridgeProgram, experiment.PTPProgram)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range []string{"two", "one"} {
+		t.nodes = append(t.nodes, &node{arm: armFairlead, families: f})
+		if f == "two" {
+			t.nodes = append(t.nodes, &node{arm: armAgain, families: f})
+		}
+		for _, other := range []string{experiment.BridgeProgram.Name, experiment.PTPProgram.Name} {
+			if t.programs[other] != "" {
+				t.nodes = append(t.nodes, &node{arm: other, families: f})
+			}
+		}
+	}
+	return t, nil
+}
+
+// ProfileName returns "quick" or "full".
+func (t *trial) ProfileName() string { return t.profile.Name }
+
+// Steps is the whole run in order.
+func (t *trial) Steps(out *result.Writer) []experiment.Step {
+	t.out = out
+	p, l := t.profile, &experiment.Plan{}
+	l.Add("finding fairlead-cni", time.Millisecond, t.findPlugin)
+	round := time.Duration(0)
+	for _, n := range t.nodes {
+		pods := time.Duration(p.Standing+p.Each) * 5 * time.Millisecond
+		l.Add("starting "+n.name(), 500*time.Millisecond+pods, func(ctx context.Context) error { return t.start(ctx, n) })
+		l.Add("connecting all pods of "+n.name(), n.planned(p.Standing)/2,
+			func(ctx context.Context) error { return t.burst(ctx, n) })
+		round += n.planned(p.Each)
+	}
+	l.Times(p.Rounds, "ADD and DEL, round", round, t.round)
+	return *l
+}
+
+func (n *node) name() string { return n.arm + ", " + n.families }
+
+func (n *node) params() result.Params { return result.Params{families: n.families} }
+
+// planned returns how long so many pods take to be connected and disconnected.
+func (n *node) planned(pods int) time.Duration {
+	each := 40 * time.Millisecond
+	if n.arm == experiment.PTPProgram.Name && n.families == "two" {
+		each = 1800 * time.Millisecond // duplicate address detection
+	}
+	return time.Duration(pods) * each
+}
+
+// start makes a node, and the network namespaces of its pods.
+func (t *trial) start(ctx context.Context, n *node) (err error) {
+	folder := filepath.Join(t.bed.Dir, n.arm+"-"+n.families)
+	if n.arm == armFairlead || n.arm == armAgain {
+		err = t.startAgent(ctx, n, folder)
+	} else {
+		err = t.startOther(ctx, n, folder)
+	}
+	if err != nil {
+		return err
+	}
+	for i := range t.profile.Standing + t.profile.Each {
+		ns, err := netns.New(fmt.Sprintf("%s-%s-%s-pod%d", t.bed.Name, n.arm, n.families, i))
+		if err != nil {
+			return err
+		}
+		t.bed.Defer(func() error { return testbed.RemoveNamespace(ns) })
+		n.pods = append(n.pods, ns)
+	}
+	n.standing, n.pods = n.pods[:t.profile.Standing], n.pods[t.profile.Standing:]
+	return nil
+}
+
+// startAgent makes a node with an agent that connects its pods.
+func (t *trial) startAgent(ctx context.Context, n *node, folder string) error {
+	c := testbed.NewCluster(1)
+	c.Objects[0].(*corev1.Node).Spec.PodCIDRs = ranges[n.families]
+	f, err := c.WriteTo(t.bed.Dir, "objects-"+n.arm+"-"+n.families, 1)
+	if err != nil {
+		return err
+	}
+	if err := makeFolder(folder); err != nil {
+		return err
+	}
+	x, _, err := t.bed.StartNode(ctx, n.arm+"-"+n.families, experiment.ArmNFTables, f, "--network-mode", "Own",
+		"--network-cni-folder", folder, "--network-run-folder", folder)
+	if err != nil {
+		return err
+	}
+	n.ns, n.program = x.Pair.Near, t.programs[experiment.FairleadCNIProgram.Name]
+	n.config, err = awaitConfig(ctx, folder, t.bed.Within(10*time.Second))
+	return err
+}
+
+// startOther makes a node without an agent.
+func (t *trial) startOther(ctx context.Context, n *node, folder string) error {
+	p, err := t.bed.AddPair(ctx, n.arm+"-"+n.families, 0)
+	if err != nil {
+		return err
+	}
+	n.ns, n.program = p.Near, t.programs[n.arm]
+	n.config, err = configOf(n.arm, ranges[n.families], folder)
+	return err
+}
+
+// burst connects all standing pods at once.
+func (t *trial) burst(ctx context.Context, n *node) error {
+	ended := make(chan error)
+	began := time.Now()
+	for _, pod := range n.standing {
+		go func() { _, err := n.call(ctx, "ADD", pod); ended <- err }()
+	}
+	var failed []string
+	for range n.standing {
+		if err := <-ended; err != nil {
+			failed = append(failed, err.Error())
+		}
+	}
+	elapsed := time.Since(began)
+	if len(failed) > 0 {
+		return fmt.Errorf("%d of %d pods of %s can't be connected: %s", len(failed), len(n.standing), n.name(),
+			testbed.Brief(strings.Join(failed, "; ")))
+	}
+	return t.out.AddValue(result.Block{Arm: n.arm, Params: n.params()}, "burst", float64(elapsed))
+}
+
+// round has a block of every node, in an order that is drawn.
+func (t *trial) round(ctx context.Context, round int) error {
+	for _, i := range t.bed.Rand.Perm(len(t.nodes)) {
+		n := t.nodes[i]
+		for _, command := range []string{"ADD", "DEL"} {
+			times := make([]int64, 0, len(n.pods))
+			began := time.Now()
+			for _, pod := range n.pods {
+				elapsed, err := n.call(ctx, command, pod)
+				if err != nil {
+					return err
+				}
+				times = append(times, int64(elapsed))
+			}
+			b, err := result.Block{Measure: strings.ToLower(command), Arm: n.arm, Round: round, Params: n.params(),
+				Start: began, Wall: time.Since(began)}.Times(times)
+			if err != nil {
+				return err
+			}
+			if err := t.out.Add(b); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
