@@ -84,7 +84,8 @@ and measures on your own machine what that costs.
 		}
 	}
 	add("node", runCommand(), flowsCommand(), migrateCommand(), cleanCommand())
-	add("look", showCommand(), planCommand(), explainCommand(), policyCommand(), traceCommand(), modesCommand())
+	add("look", showCommand(), planCommand(), explainCommand(), policyCommand(), traceCommand(), modesCommand(),
+		adviseCommand())
 	add("box", sandboxCommand(), labCommand())
 	c.AddCommand(versionCommand())
 	wrapHelp(c)

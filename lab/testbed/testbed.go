@@ -56,10 +56,20 @@ func Open(c Config) (*Testbed, error) {
 	return b, b.makeDir()
 }
 
+// NewFolder makes a folder for what doesn't outlast this process. The caller removes it; of a process that was killed,
+// Sweep does.
+func NewFolder() (string, error) {
+	dir, err := os.MkdirTemp("", folderPrefix+owner()+"-")
+	if err != nil {
+		return "", fmt.Errorf("make a temporary folder: %w", err)
+	}
+	return dir, nil
+}
+
 // makeDir makes the testbed's folder.
 func (b *Testbed) makeDir() (err error) {
-	if b.Dir, err = os.MkdirTemp("", folderPrefix+owner()+"-"); err != nil {
-		return fmt.Errorf("make a folder for manifests: %w", err)
+	if b.Dir, err = NewFolder(); err != nil {
+		return err
 	}
 	b.Defer(func() error { return os.RemoveAll(b.Dir) })
 	return nil
