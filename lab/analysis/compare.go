@@ -86,8 +86,9 @@ func (c *Comparison) shareArms(ag, bg []*cellBlocks) error {
 	if shared || len(inA) == 0 || len(inB) == 0 {
 		return nil
 	}
-	return fmt.Errorf("can't compare: the runs have no arm in common but %s; A has %s, B has %s: run one of them again "+
-		"with an arm of the other", c.A.Design.ArmTitle(c.A.Design.Baseline), strings.Join(inA, ", "), strings.Join(inB, ", "))
+	return fmt.Errorf("can't compare: the runs have no arm in common but %s; A has %s, B has %s: run one of them "+
+		"again with an arm of the other", c.A.Design.ArmTitle(c.A.Design.Baseline), strings.Join(inA, ", "),
+		strings.Join(inB, ", "))
 }
 
 // armsOf returns the arms of cells but for some, sorted.
