@@ -41,6 +41,9 @@ var engines = []*conformance.Engine{
 	engine("ebpf", func() (*ebpf.Plane, error) { return ebpf.Open(ebpf.Options{Sizes: bpf.PolicySizes{Flows: 1 << 12}}) }),
 }
 
+// inFastPath counts what the engine ebpf evaluated: connections, and packets that it redirected.
+var inFastPath struct{ flows, redirected atomic.Uint64 }
+
 // policyRunner is a policy engine as a conformance.Runner.
 type policyRunner[K dataplane.Key] struct {
 	reconcile.Runner[model.PolicyPart]
@@ -175,6 +178,12 @@ func (r *policyRunner[K]) Sync(ctx context.Context) error {
 func (r *policyRunner[K]) Close() error {
 	r.stop()
 	r.ended.Wait()
+	if p, is := any(r.mortal.Plane).(*ebpf.Plane); is {
+		if n, err := p.PolicyPackets(); err == nil {
+			inFastPath.flows.Add(n[bpf.PolicyFlow.String()])
+			inFastPath.redirected.Add(n[bpf.PolicyRedirected.String()])
+		}
+	}
 	return r.Runner.Close()
 }
 
@@ -199,7 +208,15 @@ func pairs(t *testing.T, judge func(t *testing.T, s conformance.Implementation, 
 			if *matrix {
 				part, parts = 0, 1
 			}
+			flows, redirected := inFastPath.flows.Load(), inFastPath.redirected.Load()
 			t.Run(e.Name, func(t *testing.T) { judge(t, s, part, parts) })
+			flows, redirected = inFastPath.flows.Load()-flows, inFastPath.redirected.Load()-redirected
+			switch both := s.Name == "ebpf" && e.Name == "ebpf"; {
+			case both && flows > 200 && redirected == 0: // a few cases may have none that could be
+				t.Errorf("policies were evaluated for %d connections, and no packet was redirected", flows)
+			case !both && redirected > 0:
+				t.Errorf("mode %s redirected %d packets", s.Name, redirected)
+			}
 		}
 		turn++
 	})

@@ -292,6 +292,7 @@ var (
 		"audited: passed, and audited policies would drop them; cut, of a connection that is no longer allowed; dropped "+
 		"for an unknown_pod at their source or destination, or a forged source; unparsed, dropped because their ports are "+
 		"not known; incomplete, dropped while policies are being written or don't fit. flow counts connections that began, "+
+		"redirected packets that were evaluated where they entered and bypassed the host stack (Services' mode ebpf), "+
 		"unlogged events that were not reported.", []string{"outcome"}, nil)
 )
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * The program at a device, one for each direction: parse (glance), serve Services (serve_in, serve_out), deliver (the
- * fast path). Policy has its place between the last two, for both ends of a packet: after translation, since it is
- * about the backend, and before the fast path, since a redirected packet skips the program at the pod's device. At
- * ingress, TCX_NEXT of serve_in and SEE_NO_SERVICE are the packets that policy would check for the sender, and
- * deliver() those for the receiver, too; at egress, TCX_NEXT of serve_out those for the receiver.
+ * fast path). Network policies of both ends are evaluated in deliver(), since a redirected packet skips netfilter's
+ * hook and the program at the pod's device; of all other packets by that hook (policy.c).
  */
 #include "fastpath.h"
 #include "nat.h"

@@ -2,16 +2,17 @@
 /*
  * The fast path: a packet from a device of the node to a pod of the node is redirected to the pod (bpf_redirect_peer),
  * bypassing the host stack and the queue of the pod's device. That is done only while nothing in the kernel would
- * handle the packet on its way: no netfilter hook, IPsec policy, routing rule, other program, queueing discipline, or
- * tap. The kernel's own structs say so and are read for each packet: a rule takes effect from the next packet on. The
- * kernel's routes decide where packets go; a source that they don't lead back to is left to the host stack.
+ * handle the packet on its way: no netfilter hook but that of network policies (redirect.h), IPsec policy, routing
+ * rule, other program, queueing discipline, or tap. The kernel's own structs say so and are read for each packet: a
+ * rule takes effect from the next packet on. The kernel's routes decide where packets go; a source that they don't lead
+ * back to is left to the host stack.
  */
 #pragma once
 
 #include "reverse.h"
 
-/* include/uapi/linux/netfilter.h, netfilter_ipv4.h and netfilter_ipv6.h, xfrm.h, if_packet.h */
-enum { NF_INET_PRE_ROUTING = 0, NF_INET_FORWARD = 2, NF_INET_POST_ROUTING = 4, NF_IP_PRI_SELINUX_FIRST = -225 };
+/* include/uapi/linux/netfilter_ipv4.h and netfilter_ipv6.h, xfrm.h, if_packet.h */
+#define NF_IP_PRI_SELINUX_FIRST -225
 enum { XFRM_POLICY_OUT = 1, XFRM_POLICY_FWD = 2, XFRM_USERPOLICY_ACCEPT = 2 };
 #define PACKET_HOST 0
 
@@ -43,7 +44,13 @@ struct {
 	__type(value, struct route);
 } fl_routes SEC(".maps");
 
-#define has_field(type, field) bpf_core_field_exists(((struct type *)0)->field)
+/* The program that evaluates network policies and redirects, while there is one. Written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} fl_policy_calls SEC(".maps");
 
 /* Returns whether this kernel's structs have all fields that are read: else packets use the host stack. */
 static __always_inline bool kernel_supports(bool six)
@@ -85,21 +92,18 @@ static __always_inline bool is_apparmor_hook(struct nf_hook_entries *e, struct s
 	       bpf_core_field_exists(skb->secmark) && !skb->secmark;
 }
 
-/* Returns whether netfilter has a hook that forwarded packets of a network namespace pass. */
+/* Returns whether netfilter has a hook that forwarded packets of a network namespace pass, but for one in forwarding.
+ */
 static __always_inline bool has_netfilter_hook(struct sk_buff *skb, struct net *net, bool six)
 {
 	struct nf_hook_entries *before =
 		six ? net->nf.hooks_ipv6[NF_INET_PRE_ROUTING] : net->nf.hooks_ipv4[NF_INET_PRE_ROUTING];
-	struct nf_hook_entries *forward =
-		six ? net->nf.hooks_ipv6[NF_INET_FORWARD] : net->nf.hooks_ipv4[NF_INET_FORWARD];
 	struct nf_hook_entries *behind =
 		six ? net->nf.hooks_ipv6[NF_INET_POST_ROUTING] : net->nf.hooks_ipv4[NF_INET_POST_ROUTING];
 
 	if (before)
 		return true;
 	barrier(); /* one by one: the verifier accepts no sum of pointers */
-	if (forward)
-		return true;
 	return behind && !is_apparmor_hook(behind, skb);
 }
 
@@ -273,41 +277,33 @@ static __always_inline struct route *route_of(struct __sk_buff *skb, void *ip, s
 	return r;
 }
 
-/* Writes the headers of a packet that is redirected: as the pod's device would have, with one hop less. */
-static __always_inline bool rewrite_l2(struct __sk_buff *skb, void *ip, const struct route *r, bool is6)
+/* Has the program of policies find how a packet is redirected. */
+static __always_inline int hand_to_policies(struct __sk_buff *skb, const struct redirect *target)
 {
-	struct {
-		struct ethhdr e;
-		__u8 begin[8];
-		struct ttl_proto_check before;
-	} h;
-	__u16 hops;
+	__u32 words[sizeof(*target) / sizeof(__u32)];
 
-	__builtin_memcpy(h.e.h_dest, r->dst_mac, sizeof(h.e.h_dest));
-	__builtin_memcpy(h.e.h_source, r->src_mac, sizeof(h.e.h_source));
-	h.e.h_proto = skb->protocol;
-	__builtin_memcpy(h.begin, ip, sizeof(h.begin));
-	if (is6) {
-		h.begin[offsetof(struct ipv6hdr, hop_limit)]--;
-		return !bpf_skb_store_bytes(skb, 0, &h, sizeof(h.e), 0) &&
-		       !bpf_skb_store_bytes(skb, sizeof(h.e), h.begin, sizeof(h.begin), BPF_F_RECOMPUTE_CSUM);
-	}
-	__builtin_memcpy(&h.before, ip + sizeof(h.begin), sizeof(h.before));
-	hops = h.before.ttl << 8 | h.before.protocol;
-	h.before.ttl--;
-	h.before.check =
-		csum_fold((__u64)(__u16)~h.before.check + (__u16)~bpf_htons(hops) + bpf_htons(hops - (1 << 8)));
-	return !bpf_skb_store_bytes(skb, 0, &h, sizeof(h.e) + sizeof(h.begin) + sizeof(h.before), 0);
+	__builtin_memcpy(words, target, sizeof(words));
+	skb->cb[0] = words[0];
+	skb->cb[1] = words[1];
+	skb->cb[2] = words[2];
+	skb->cb[3] = words[3];
+	return TCX_EVALUATE;
 }
 
-/* Redirects a plain packet, which is for no Service, if it may bypass the host stack. */
+/*
+ * Redirects a plain packet, which is for no Service, if it may bypass the host stack. Returns TCX_EVALUATE if it may
+ * once network policies are evaluated.
+ */
 static __always_inline int redirect_to_pod(struct __sk_buff *skb, bool six)
 {
 	void *ip = (void *)(long)skb->data + sizeof(struct ethhdr), *end = (void *)(long)skb->data_end;
+	struct nf_hook_entries *hooks;
 	struct net_device *from, *to;
 	struct sk_buff *kernels;
+	struct redirect target;
 	struct net *net;
 	struct route *r;
+	bool policies;
 	__u32 length;
 
 	if (!kernel_supports(six))
@@ -315,7 +311,9 @@ static __always_inline int redirect_to_pod(struct __sk_buff *skb, bool six)
 	kernels = bpf_cast_to_kern_ctx(skb);
 	from = kernels->dev;
 	net = from->nd_net.net;
-	if (has_netfilter_hook(kernels, net, six))
+	hooks = forward_hooks(net, six);
+	policies = hooks;
+	if (has_netfilter_hook(kernels, net, six) || (policies && !only_hook_program(hooks)))
 		return TCX_NEXT;
 	if (ip + (six ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) > end ||
 	    (six ? ((struct ipv6hdr *)ip)->hop_limit : ((struct iphdr *)ip)->ttl) <= 1)
@@ -328,10 +326,17 @@ static __always_inline int redirect_to_pod(struct __sk_buff *skb, bool six)
 	    has_routing_rule(net, six) || !ingress_unobserved(from))
 		return TCX_NEXT;
 	to = device_by_index(net, r->out_ifindex);
-	if (!to || length > to->mtu || !egress_unobserved(to, r->egress_program) || !rewrite_l2(skb, ip, r, six))
+	if (!to || length > to->mtu || !egress_unobserved(to, r->egress_program))
+		return TCX_NEXT;
+	target.out_ifindex = r->out_ifindex;
+	__builtin_memcpy(target.dst_mac, r->dst_mac, sizeof(target.dst_mac));
+	__builtin_memcpy(target.src_mac, r->src_mac, sizeof(target.src_mac));
+	if (policies)
+		return hand_to_policies(skb, &target);
+	if (!rewrite_l2(skb, ip, &target, six))
 		return TCX_NEXT;
 	count_packet(EVENT_REDIRECTED);
-	return bpf_redirect_peer(r->out_ifindex, 0);
+	return bpf_redirect_peer(target.out_ifindex, 0);
 }
 
 __noinline int fast_path4(struct __sk_buff *skb)
@@ -344,9 +349,17 @@ __noinline int fast_path6(struct __sk_buff *skb)
 	return redirect_to_pod(skb, true);
 }
 
+/* Delivers a plain packet that is for no Service. Where policies can't be evaluated here, the host stack's hook does.
+ */
 static __always_inline int deliver(struct __sk_buff *skb)
 {
-	return skb->protocol == bpf_htons(ETH_P_IP) ? fast_path4(skb) : fast_path6(skb);
+	int result = skb->protocol == bpf_htons(ETH_P_IP) ? fast_path4(skb) : fast_path6(skb);
+
+	if (result == TCX_EVALUATE) {
+		bpf_tail_call(skb, &fl_policy_calls, 0);
+		return TCX_NEXT;
+	}
+	return result;
 }
 
 /* Why packets to pods use the host stack, a bit each: of the node, for each family, and of a device. */
@@ -361,14 +374,19 @@ enum slow_reason {
 
 #define SLOW_SIX 8 /* bits of IPv6 are shifted by this */
 
-/* Returns why packets of a family use the host stack, as far as the node decides. */
-static __always_inline __u32 slow_reasons(struct sk_buff *skb, struct net *net, bool six)
+/*
+ * Returns why packets of a family use the host stack, as far as the node decides. policy is the ID of the program at
+ * netfilter's hooks whose policies the fast path evaluates, 0: none.
+ */
+static __always_inline __u32 slow_reasons(struct sk_buff *skb, struct net *net, bool six, __u32 policy)
 {
+	struct nf_hook_entries *hooks;
 	__u32 by = 0;
 
 	if (!kernel_supports(six))
 		return SLOW_KERNEL;
-	if (has_netfilter_hook(skb, net, six))
+	hooks = forward_hooks(net, six);
+	if (has_netfilter_hook(skb, net, six) || (hooks && (!policy || only_hook_program(hooks) != policy)))
 		by |= SLOW_NETFILTER;
 	if (has_ipsec(skb, net))
 		by |= SLOW_IPSEC;
@@ -381,7 +399,8 @@ static __always_inline __u32 slow_reasons(struct sk_buff *skb, struct net *net, 
 
 /*
  * Returns why packets from or to a device use the host stack. cb[0] is the ID of our program at its egress, 0 where the
- * device is no pod's. The agent runs it (BPF_PROG_TEST_RUN); it is attached nowhere.
+ * device is no pod's; cb[1] that of the program at netfilter's hooks whose policies the fast path evaluates. The agent
+ * runs it (BPF_PROG_TEST_RUN); it is attached nowhere.
  */
 SEC("tc")
 int fast_path(struct __sk_buff *skb)
@@ -389,13 +408,14 @@ int fast_path(struct __sk_buff *skb)
 	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
 	struct net_device *d;
 	struct net *net;
-	__u32 by;
+	__u32 by, policy;
 
 	if (!kernel_supports(false))
 		return SLOW_KERNEL | SLOW_KERNEL << SLOW_SIX;
 	d = kernels->dev;
 	net = d->nd_net.net;
-	by = slow_reasons(kernels, net, false) | slow_reasons(kernels, net, true) << SLOW_SIX;
+	policy = skb->cb[1];
+	by = slow_reasons(kernels, net, false, policy) | slow_reasons(kernels, net, true, policy) << SLOW_SIX;
 	if (!ingress_unobserved(d) || (skb->cb[0] && !egress_unobserved(d, skb->cb[0])))
 		by |= SLOW_DEVICE;
 	return by;

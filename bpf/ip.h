@@ -143,6 +143,16 @@ static __always_inline bool fragment_ports(struct ports *ports, const struct ip_
 	return known;
 }
 
+/* Folds a sum of sums into an Internet checksum. */
+static __always_inline __u16 csum_fold(__u64 s)
+{
+	s = (s & 0xffffffff) + (s >> 32);
+	s = (s & 0xffff) + ((s >> 16) & 0xffff) + (s >> 32);
+	s = (s & 0xffff) + (s >> 16);
+	s = (s & 0xffff) + (s >> 16);
+	return ~s;
+}
+
 static __always_inline bool is_icmp_error(__u32 type, bool six)
 {
 	if (six)

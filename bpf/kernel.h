@@ -112,7 +112,10 @@ struct inet6_dev {
 	struct list_head addr_list;
 };
 
+struct bpf_prog;
+
 struct bpf_prog_aux {
+	struct bpf_prog *prog;
 	__u32 id;
 };
 

@@ -8,16 +8,9 @@
 #include "lookup.h"
 
 #include <linux/if_ether.h>
-#include <linux/pkt_cls.h>
-#include <linux/tcp.h>
-#include <linux/udp.h>
-#include <stddef.h>
 
 const volatile __u32 l2_len =
 	ETH_HLEN; /* set at load time: length of the link-layer header, 0 at devices without one */
-
-/* include/uapi/linux/bpf.h, since Linux 6.6: continue with the next program */
-#define TCX_NEXT -1
 
 typedef struct __sk_buff packet_source;
 
@@ -26,7 +19,7 @@ static __always_inline bool load(packet_source *skb, __u32 at, void *to, __u32 s
 	return !bpf_skb_load_bytes(skb, at, to, size);
 }
 
-#include "ip.h"
+#include "redirect.h"
 
 /* A parsed packet. Of an ICMP error, tuple is that of replies to the packet that it quotes. */
 struct packet {
@@ -224,16 +217,6 @@ static __always_inline void set_address(struct __sk_buff *skb, const struct pack
 	if (check)
 		bpf_l4_csum_replace(skb, check, 0, difference, flags);
 	bpf_skb_store_bytes(skb, at, new, sizeof(*new), flags & BPF_F_PSEUDO_HDR ? BPF_F_RECOMPUTE_CSUM : 0);
-}
-
-/* Folds a sum of sums into an Internet checksum. */
-static __always_inline __u16 csum_fold(__u64 s)
-{
-	s = (s & 0xffffffff) + (s >> 32);
-	s = (s & 0xffff) + ((s >> 16) & 0xffff) + (s >> 32);
-	s = (s & 0xffff) + (s >> 16);
-	s = (s & 0xffff) + (s >> 16);
-	return ~s;
 }
 
 /*

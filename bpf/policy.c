@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Network policies at netfilter's hooks (BPF_PROG_TYPE_NETFILTER, Linux 6.4): forward, input and output, all behind
- * the translation of destinations and before that of sources, with every mode of Services.
+ * the translation of destinations and before that of sources, with every mode of Services. And in the fast path of mode
+ * ebpf: what the device program calls for a packet that would bypass these hooks.
  */
 #include "kernel.h"
-
-#include <linux/tcp.h>
 
 /* kernel/bpf/helpers.c and net/core/filter.c, since Linux 6.4 */
 int bpf_dynptr_from_skb(struct __sk_buff *, __u64, struct bpf_dynptr *) __ksym;
@@ -19,6 +18,7 @@ static __always_inline _Bool load(packet_source *p, __u32 at, void *to, __u32 si
 }
 
 #include "policy.h"
+#include "redirect.h"
 
 char _license[] SEC("license") = "GPL";
 
@@ -166,4 +166,81 @@ int policy(struct bpf_nf_ctx *ctx)
 		p.device[1] = ((__u64 *)in->name)[1];
 	}
 	return decide_packet(&p) == POLICY_DROP ? NF_DROP : NF_ACCEPT;
+}
+
+const volatile __u32 hook_program = 0; /* set at load time: the ID of the program at netfilter's hooks */
+
+/* Returns whether the program at netfilter's hooks that this one belongs to is the only one in forwarding. */
+static __always_inline bool is_only_hook(struct net *net, bool six)
+{
+	struct nf_hook_entries *hooks = six ? forward_hooks(net, true) : forward_hooks(net, false);
+
+	return hooks && only_hook_program(hooks) == hook_program;
+}
+
+/* Parses a plain packet, which the device program has checked. Returns false if the TCP header is incomplete. */
+static __always_inline bool parse_plain(struct policy_packet *p, void *ip, void *end, bool is6)
+{
+	struct ipv6hdr *six = ip;
+	struct iphdr *four = ip;
+	struct udphdr *ports = is6 ? (void *)(six + 1) : (void *)(four + 1);
+	struct tcphdr *tcp = (void *)ports;
+
+	if ((void *)(ports + 1) > end)
+		return false;
+	if (is6) {
+		__builtin_memcpy(&p->tuple.source, &six->saddr, sizeof(six->saddr));
+		__builtin_memcpy(&p->tuple.destination, &six->daddr, sizeof(six->daddr));
+		p->tuple.protocol = six->nexthdr;
+		if (is_ipv4(&p->tuple.source) || is_ipv4(&p->tuple.destination))
+			return false;
+	} else {
+		map_ipv4(&p->tuple.source, four->saddr);
+		map_ipv4(&p->tuple.destination, four->daddr);
+		p->tuple.protocol = four->protocol;
+	}
+	p->tuple.sport = ports->source;
+	p->tuple.dport = ports->dest;
+	if (p->tuple.protocol != IPPROTO_TCP)
+		return true;
+	if ((void *)(tcp + 1) > end)
+		return false;
+	p->flags = ((__u8 *)tcp)[FLAGS];
+	return true;
+}
+
+/* Redirects an accepted packet as cb says. */
+__noinline int redirect_accepted(struct __sk_buff *skb, int six)
+{
+	__u32 words[] = {skb->cb[0], skb->cb[1], skb->cb[2], skb->cb[3]};
+	void *ip = (void *)(long)skb->data + sizeof(struct ethhdr), *end = (void *)(long)skb->data_end;
+	struct redirect target;
+
+	__builtin_memcpy(&target, words, sizeof(target));
+	if (ip + sizeof(struct iphdr) > end ||
+	    !(six ? rewrite_l2(skb, ip, &target, true) : rewrite_l2(skb, ip, &target, false)))
+		return TCX_NEXT;
+	count_event(POLICY_REDIRECTED);
+	return bpf_redirect_peer(target.out_ifindex, 0);
+}
+
+/*
+ * Evaluates policies for a plain packet that the device program hands over, and redirects it as cb says. The host stack
+ * has it while the only hook in forwarding isn't the program that this one belongs to, or where it can't be read here.
+ */
+SEC("tcx/ingress")
+int policy_fast_path(struct __sk_buff *skb)
+{
+	void *ip = (void *)(long)skb->data + sizeof(struct ethhdr), *end = (void *)(long)skb->data_end;
+	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
+	bool six = skb->protocol != bpf_htons(ETH_P_IP);
+	struct net_device *in = kernels->dev;
+	struct policy_packet p = {};
+
+	if (!is_only_hook(in->nd_net.net, six) ||
+	    !(six ? parse_plain(&p, ip, end, true) : parse_plain(&p, ip, end, false)))
+		return TCX_NEXT;
+	p.device[0] = ((__u64 *)in->name)[0];
+	p.device[1] = ((__u64 *)in->name)[1];
+	return decide_packet(&p) == POLICY_DROP ? TC_ACT_SHOT : redirect_accepted(skb, six);
 }

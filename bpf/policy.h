@@ -119,6 +119,7 @@ enum policy_event {
 	POLICY_UNPARSED,    /* of or to a pod with policies: not understood, or a fragment before its first */
 	POLICY_INCOMPLETE,  /* dropped since the maps are being written */
 	POLICY_FLOW,	    /* a flow began */
+	POLICY_REDIRECTED,  /* accepted where it entered, and redirected to its pod, bypassing the host stack */
 	POLICY_UNLOGGED,    /* an event beyond the limit, or beyond the ring's capacity */
 	POLICY_EVENTS,
 };

@@ -320,37 +320,38 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	deviceMapFlAddrBits   = "fl_addr_bits"
-	deviceMapFlAffinity   = "fl_affinity"
-	deviceMapFlAllowedSrc = "fl_allowed_src"
-	deviceMapFlBackends   = "fl_backends"
-	deviceMapFlChanges    = "fl_changes"
-	deviceMapFlFragments  = "fl_fragments"
-	deviceMapFlLookup     = "fl_lookup"
-	deviceMapFlNatDst     = "fl_nat_dst"
-	deviceMapFlNatSrc     = "fl_nat_src"
-	deviceMapFlNodeUdp    = "fl_node_udp"
-	deviceMapFlPackets    = "fl_packets"
-	deviceMapFlPodIfaces  = "fl_pod_ifaces"
-	deviceMapFlPods       = "fl_pods"
-	deviceMapFlPools      = "fl_pools"
-	deviceMapFlPortBits   = "fl_port_bits"
-	deviceMapFlPrefixes   = "fl_prefixes"
-	deviceMapFlRoutes     = "fl_routes"
-	deviceMapFlServices   = "fl_services"
-	deviceMapFlUnmatched  = "fl_unmatched"
-	deviceMapFlUplinks    = "fl_uplinks"
-	deviceProgArrive      = "arrive"
-	deviceProgFastPath    = "fast_path"
-	deviceProgLeave       = "leave"
-	deviceVarDsr          = "dsr"
-	deviceVarL2Len        = "l2_len"
-	deviceVarReversePath  = "reverse_path"
-	deviceVarUnusedAction = "unused_action"
-	deviceVarUnusedEvent  = "unused_event"
-	deviceVarUnusedSlow   = "unused_slow"
-	deviceVarUnusedState  = "unused_state"
-	deviceVarUnusedUse    = "unused_use"
+	deviceMapFlAddrBits    = "fl_addr_bits"
+	deviceMapFlAffinity    = "fl_affinity"
+	deviceMapFlAllowedSrc  = "fl_allowed_src"
+	deviceMapFlBackends    = "fl_backends"
+	deviceMapFlChanges     = "fl_changes"
+	deviceMapFlFragments   = "fl_fragments"
+	deviceMapFlLookup      = "fl_lookup"
+	deviceMapFlNatDst      = "fl_nat_dst"
+	deviceMapFlNatSrc      = "fl_nat_src"
+	deviceMapFlNodeUdp     = "fl_node_udp"
+	deviceMapFlPackets     = "fl_packets"
+	deviceMapFlPodIfaces   = "fl_pod_ifaces"
+	deviceMapFlPods        = "fl_pods"
+	deviceMapFlPolicyCalls = "fl_policy_calls"
+	deviceMapFlPools       = "fl_pools"
+	deviceMapFlPortBits    = "fl_port_bits"
+	deviceMapFlPrefixes    = "fl_prefixes"
+	deviceMapFlRoutes      = "fl_routes"
+	deviceMapFlServices    = "fl_services"
+	deviceMapFlUnmatched   = "fl_unmatched"
+	deviceMapFlUplinks     = "fl_uplinks"
+	deviceProgArrive       = "arrive"
+	deviceProgFastPath     = "fast_path"
+	deviceProgLeave        = "leave"
+	deviceVarDsr           = "dsr"
+	deviceVarL2Len         = "l2_len"
+	deviceVarReversePath   = "reverse_path"
+	deviceVarUnusedAction  = "unused_action"
+	deviceVarUnusedEvent   = "unused_event"
+	deviceVarUnusedSlow    = "unused_slow"
+	deviceVarUnusedState   = "unused_state"
+	deviceVarUnusedUse     = "unused_use"
 )
 
 // loadDevice returns the embedded CollectionSpec for device.
@@ -404,26 +405,27 @@ type deviceProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type deviceMapSpecs struct {
-	FlAddrBits   *ebpf.MapSpec `ebpf:"fl_addr_bits"`
-	FlAffinity   *ebpf.MapSpec `ebpf:"fl_affinity"`
-	FlAllowedSrc *ebpf.MapSpec `ebpf:"fl_allowed_src"`
-	FlBackends   *ebpf.MapSpec `ebpf:"fl_backends"`
-	FlChanges    *ebpf.MapSpec `ebpf:"fl_changes"`
-	FlFragments  *ebpf.MapSpec `ebpf:"fl_fragments"`
-	FlLookup     *ebpf.MapSpec `ebpf:"fl_lookup"`
-	FlNatDst     *ebpf.MapSpec `ebpf:"fl_nat_dst"`
-	FlNatSrc     *ebpf.MapSpec `ebpf:"fl_nat_src"`
-	FlNodeUdp    *ebpf.MapSpec `ebpf:"fl_node_udp"`
-	FlPackets    *ebpf.MapSpec `ebpf:"fl_packets"`
-	FlPodIfaces  *ebpf.MapSpec `ebpf:"fl_pod_ifaces"`
-	FlPods       *ebpf.MapSpec `ebpf:"fl_pods"`
-	FlPools      *ebpf.MapSpec `ebpf:"fl_pools"`
-	FlPortBits   *ebpf.MapSpec `ebpf:"fl_port_bits"`
-	FlPrefixes   *ebpf.MapSpec `ebpf:"fl_prefixes"`
-	FlRoutes     *ebpf.MapSpec `ebpf:"fl_routes"`
-	FlServices   *ebpf.MapSpec `ebpf:"fl_services"`
-	FlUnmatched  *ebpf.MapSpec `ebpf:"fl_unmatched"`
-	FlUplinks    *ebpf.MapSpec `ebpf:"fl_uplinks"`
+	FlAddrBits    *ebpf.MapSpec `ebpf:"fl_addr_bits"`
+	FlAffinity    *ebpf.MapSpec `ebpf:"fl_affinity"`
+	FlAllowedSrc  *ebpf.MapSpec `ebpf:"fl_allowed_src"`
+	FlBackends    *ebpf.MapSpec `ebpf:"fl_backends"`
+	FlChanges     *ebpf.MapSpec `ebpf:"fl_changes"`
+	FlFragments   *ebpf.MapSpec `ebpf:"fl_fragments"`
+	FlLookup      *ebpf.MapSpec `ebpf:"fl_lookup"`
+	FlNatDst      *ebpf.MapSpec `ebpf:"fl_nat_dst"`
+	FlNatSrc      *ebpf.MapSpec `ebpf:"fl_nat_src"`
+	FlNodeUdp     *ebpf.MapSpec `ebpf:"fl_node_udp"`
+	FlPackets     *ebpf.MapSpec `ebpf:"fl_packets"`
+	FlPodIfaces   *ebpf.MapSpec `ebpf:"fl_pod_ifaces"`
+	FlPods        *ebpf.MapSpec `ebpf:"fl_pods"`
+	FlPolicyCalls *ebpf.MapSpec `ebpf:"fl_policy_calls"`
+	FlPools       *ebpf.MapSpec `ebpf:"fl_pools"`
+	FlPortBits    *ebpf.MapSpec `ebpf:"fl_port_bits"`
+	FlPrefixes    *ebpf.MapSpec `ebpf:"fl_prefixes"`
+	FlRoutes      *ebpf.MapSpec `ebpf:"fl_routes"`
+	FlServices    *ebpf.MapSpec `ebpf:"fl_services"`
+	FlUnmatched   *ebpf.MapSpec `ebpf:"fl_unmatched"`
+	FlUplinks     *ebpf.MapSpec `ebpf:"fl_uplinks"`
 }
 
 // deviceVariableSpecs contains global variables before they are loaded into the kernel.
@@ -460,26 +462,27 @@ func (o *deviceObjects) Close() error {
 //
 // It can be passed to loadDeviceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type deviceMaps struct {
-	FlAddrBits   *ebpf.Map `ebpf:"fl_addr_bits"`
-	FlAffinity   *ebpf.Map `ebpf:"fl_affinity"`
-	FlAllowedSrc *ebpf.Map `ebpf:"fl_allowed_src"`
-	FlBackends   *ebpf.Map `ebpf:"fl_backends"`
-	FlChanges    *ebpf.Map `ebpf:"fl_changes"`
-	FlFragments  *ebpf.Map `ebpf:"fl_fragments"`
-	FlLookup     *ebpf.Map `ebpf:"fl_lookup"`
-	FlNatDst     *ebpf.Map `ebpf:"fl_nat_dst"`
-	FlNatSrc     *ebpf.Map `ebpf:"fl_nat_src"`
-	FlNodeUdp    *ebpf.Map `ebpf:"fl_node_udp"`
-	FlPackets    *ebpf.Map `ebpf:"fl_packets"`
-	FlPodIfaces  *ebpf.Map `ebpf:"fl_pod_ifaces"`
-	FlPods       *ebpf.Map `ebpf:"fl_pods"`
-	FlPools      *ebpf.Map `ebpf:"fl_pools"`
-	FlPortBits   *ebpf.Map `ebpf:"fl_port_bits"`
-	FlPrefixes   *ebpf.Map `ebpf:"fl_prefixes"`
-	FlRoutes     *ebpf.Map `ebpf:"fl_routes"`
-	FlServices   *ebpf.Map `ebpf:"fl_services"`
-	FlUnmatched  *ebpf.Map `ebpf:"fl_unmatched"`
-	FlUplinks    *ebpf.Map `ebpf:"fl_uplinks"`
+	FlAddrBits    *ebpf.Map `ebpf:"fl_addr_bits"`
+	FlAffinity    *ebpf.Map `ebpf:"fl_affinity"`
+	FlAllowedSrc  *ebpf.Map `ebpf:"fl_allowed_src"`
+	FlBackends    *ebpf.Map `ebpf:"fl_backends"`
+	FlChanges     *ebpf.Map `ebpf:"fl_changes"`
+	FlFragments   *ebpf.Map `ebpf:"fl_fragments"`
+	FlLookup      *ebpf.Map `ebpf:"fl_lookup"`
+	FlNatDst      *ebpf.Map `ebpf:"fl_nat_dst"`
+	FlNatSrc      *ebpf.Map `ebpf:"fl_nat_src"`
+	FlNodeUdp     *ebpf.Map `ebpf:"fl_node_udp"`
+	FlPackets     *ebpf.Map `ebpf:"fl_packets"`
+	FlPodIfaces   *ebpf.Map `ebpf:"fl_pod_ifaces"`
+	FlPods        *ebpf.Map `ebpf:"fl_pods"`
+	FlPolicyCalls *ebpf.Map `ebpf:"fl_policy_calls"`
+	FlPools       *ebpf.Map `ebpf:"fl_pools"`
+	FlPortBits    *ebpf.Map `ebpf:"fl_port_bits"`
+	FlPrefixes    *ebpf.Map `ebpf:"fl_prefixes"`
+	FlRoutes      *ebpf.Map `ebpf:"fl_routes"`
+	FlServices    *ebpf.Map `ebpf:"fl_services"`
+	FlUnmatched   *ebpf.Map `ebpf:"fl_unmatched"`
+	FlUplinks     *ebpf.Map `ebpf:"fl_uplinks"`
 }
 
 func (m *deviceMaps) Close() error {
@@ -497,6 +500,7 @@ func (m *deviceMaps) Close() error {
 		m.FlPackets,
 		m.FlPodIfaces,
 		m.FlPods,
+		m.FlPolicyCalls,
 		m.FlPools,
 		m.FlPortBits,
 		m.FlPrefixes,

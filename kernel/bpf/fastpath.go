@@ -71,7 +71,8 @@ type fastPathContext struct {
 	Ifindex uint32
 	_       uint32
 	Leave   uint32 // cb[0]
-	_       [4]uint32
+	Hooks   uint32 // cb[1]
+	_       [3]uint32
 }
 
 // ReadFastPath reports whether the programs at devices, of a folder of maps, redirect packets in the calling thread's
@@ -90,7 +91,15 @@ func ReadFastPath(folder string, devices []Device) (*FastPath, error) {
 	if err != nil {
 		return nil, err
 	}
-	by, err := runFastPath(p, fastPathContext{Ifindex: 1})
+	policies, err := PolicyFolder()
+	if err != nil {
+		return nil, err
+	}
+	hooks, err := Folders{filepath.Dir(folder), policies}.evaluated()
+	if err != nil {
+		return nil, err
+	}
+	by, err := runFastPath(p, fastPathContext{Ifindex: 1, Hooks: hooks})
 	if err != nil {
 		return nil, err
 	}

@@ -33,6 +33,7 @@ var pinNames = map[string]string{
 	deviceMapFlPackets:      "packets",
 	deviceMapFlLookup:       "question",
 	deviceMapFlRoutes:       "lanes",
+	deviceMapFlPolicyCalls:  "fl_policy_calls",
 	deviceMapFlPods:         "pods",
 	deviceMapFlUplinks:      "uplinks",
 	deviceMapFlAllowedSrc:   "permitted",
@@ -40,14 +41,14 @@ var pinNames = map[string]string{
 	deviceMapFlChanges:      "changes",
 }
 
-// state is the maps that packets and sockets write. They don't go with a layout: an upgrade finds what it needs to go
-// on.
+// state is the maps that packets and sockets write, and the one that holds the program of policies. They don't go with
+// a layout: an upgrade finds what it needs to go on.
 var state = map[string]bool{
 	serviceMapFlAffinity: true, serviceMapFlUdpPeers: true, serviceMapFlNetnsAddrs: true, serviceMapFlSkPeer: true,
 	serviceMapFlSkFlows: true, serviceMapFlPeerNames: true, serviceMapFlOpenSockets: true, serviceMapFlSkCounted: true,
 	deviceMapFlNatDst: true, deviceMapFlNatSrc: true, deviceMapFlFragments: true, deviceMapFlPortBits: true,
 	deviceMapFlAddrBits: true, deviceMapFlNodeUdp: true, deviceMapFlPackets: true, deviceMapFlLookup: true,
-	deviceMapFlRoutes: true,
+	deviceMapFlRoutes: true, deviceMapFlPolicyCalls: true,
 }
 
 // formerNames are types of state maps under the names that they and their fields had when the forms of pins were made

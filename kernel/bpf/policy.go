@@ -263,6 +263,24 @@ const policyProgram = "fl_po_"
 
 // LoadPolicy loads the program to work on the maps.
 func (m *PolicyMaps) LoadPolicy() (*PolicyProgram, error) {
+	hooks, err := m.loadPolicy("policy", 0)
+	if err != nil || ProbeDevices() != nil {
+		return &PolicyProgram{program: hooks}, err
+	}
+	p := &PolicyProgram{program: hooks}
+	i, err := hooks.Info()
+	if err == nil {
+		id, _ := i.ID()
+		p.path, err = m.loadPolicy("policy_fast_path", uint32(id))
+	}
+	if err != nil {
+		return nil, errors.Join(err, hooks.Close())
+	}
+	return p, nil
+}
+
+// loadPolicy loads one of the object's programs; hooks is the ID of the one at netfilter's hooks.
+func (m *PolicyMaps) loadPolicy(name string, hooks uint32) (*ebpf.Program, error) {
 	c, err := policySpec(m.sizes)
 	if err != nil {
 		return nil, err
@@ -275,16 +293,18 @@ func (m *PolicyMaps) LoadPolicy() (*PolicyProgram, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.Variables["ticks_per_second"].Set(hz); err != nil {
+	err = errors.Join(c.Variables["ticks_per_second"].Set(hz), c.Variables["hook_program"].Set(hooks))
+	if err != nil {
 		return nil, fmt.Errorf("bpf: set the program's constants: %w", err)
 	}
-	c.Programs["policy"].Name = policyProgram + digest
+	maps.DeleteFunc(c.Programs, func(n string, _ *ebpf.ProgramSpec) bool { return n != name })
+	c.Programs[name].Name = policyProgram + digest
 	l, err := ebpf.NewCollectionWithOptions(c, ebpf.CollectionOptions{MapReplacements: m.named})
 	if err != nil {
 		return nil, fmt.Errorf("bpf: load the program of network policies: %w", explain(err))
 	}
 	defer l.Close()
-	return &PolicyProgram{l.DetachProgram("policy")}, nil
+	return l.DetachProgram(name), nil
 }
 
 // DefaultPolicyFlows returns how many flows there is space for unless it is said: as many as connection tracking may

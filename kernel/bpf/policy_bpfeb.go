@@ -86,8 +86,9 @@ const (
 	policyPolicyEventPOLICY_UNPARSED    policyPolicyEvent = 5
 	policyPolicyEventPOLICY_INCOMPLETE  policyPolicyEvent = 6
 	policyPolicyEventPOLICY_FLOW        policyPolicyEvent = 7
-	policyPolicyEventPOLICY_UNLOGGED    policyPolicyEvent = 8
-	policyPolicyEventPOLICY_EVENTS      policyPolicyEvent = 9
+	policyPolicyEventPOLICY_REDIRECTED  policyPolicyEvent = 8
+	policyPolicyEventPOLICY_UNLOGGED    policyPolicyEvent = 9
+	policyPolicyEventPOLICY_EVENTS      policyPolicyEvent = 10
 )
 
 type policyPolicyFlag uint32
@@ -169,28 +170,30 @@ type policyTuple struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	policyMapFlDenialDue    = "fl_denial_due"
-	policyMapFlDenials      = "fl_denials"
-	policyMapFlExempt       = "fl_exempt"
-	policyMapFlFlows        = "fl_flows"
-	policyMapFlFragments    = "fl_fragments"
-	policyMapFlPeerNets     = "fl_peer_nets"
-	policyMapFlPeers        = "fl_peers"
-	policyMapFlPolicyCount  = "fl_policy_count"
-	policyMapFlPolicyPorts  = "fl_policy_ports"
-	policyMapFlPolicyState  = "fl_policy_state"
-	policyMapFlPortRanges   = "fl_port_ranges"
-	policyMapFlSubjects     = "fl_subjects"
-	policyMapFlUnknownPods  = "fl_unknown_pods"
-	policyMapFlVerdicts     = "fl_verdicts"
-	policyProgPolicy        = "policy"
-	policyVarTicksPerSecond = "ticks_per_second"
-	policyVarUnusedDecision = "unused_decision"
-	policyVarUnusedDenial   = "unused_denial"
-	policyVarUnusedEvent    = "unused_event"
-	policyVarUnusedExempt   = "unused_exempt"
-	policyVarUnusedFlag     = "unused_flag"
-	policyVarUnusedSide     = "unused_side"
+	policyMapFlDenialDue     = "fl_denial_due"
+	policyMapFlDenials       = "fl_denials"
+	policyMapFlExempt        = "fl_exempt"
+	policyMapFlFlows         = "fl_flows"
+	policyMapFlFragments     = "fl_fragments"
+	policyMapFlPeerNets      = "fl_peer_nets"
+	policyMapFlPeers         = "fl_peers"
+	policyMapFlPolicyCount   = "fl_policy_count"
+	policyMapFlPolicyPorts   = "fl_policy_ports"
+	policyMapFlPolicyState   = "fl_policy_state"
+	policyMapFlPortRanges    = "fl_port_ranges"
+	policyMapFlSubjects      = "fl_subjects"
+	policyMapFlUnknownPods   = "fl_unknown_pods"
+	policyMapFlVerdicts      = "fl_verdicts"
+	policyProgPolicy         = "policy"
+	policyProgPolicyFastPath = "policy_fast_path"
+	policyVarHookProgram     = "hook_program"
+	policyVarTicksPerSecond  = "ticks_per_second"
+	policyVarUnusedDecision  = "unused_decision"
+	policyVarUnusedDenial    = "unused_denial"
+	policyVarUnusedEvent     = "unused_event"
+	policyVarUnusedExempt    = "unused_exempt"
+	policyVarUnusedFlag      = "unused_flag"
+	policyVarUnusedSide      = "unused_side"
 )
 
 // loadPolicy returns the embedded CollectionSpec for policy.
@@ -235,7 +238,8 @@ type policySpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type policyProgramSpecs struct {
-	Policy *ebpf.ProgramSpec `ebpf:"policy"`
+	Policy         *ebpf.ProgramSpec `ebpf:"policy"`
+	PolicyFastPath *ebpf.ProgramSpec `ebpf:"policy_fast_path"`
 }
 
 // policyMapSpecs contains maps before they are loaded into the kernel.
@@ -262,6 +266,7 @@ type policyMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type policyVariableSpecs struct {
+	HookProgram    *ebpf.VariableSpec `ebpf:"hook_program"`
 	TicksPerSecond *ebpf.VariableSpec `ebpf:"ticks_per_second"`
 	UnusedDecision *ebpf.VariableSpec `ebpf:"unused_decision"`
 	UnusedDenial   *ebpf.VariableSpec `ebpf:"unused_denial"`
@@ -330,6 +335,7 @@ func (m *policyMaps) Close() error {
 //
 // It can be passed to loadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type policyVariables struct {
+	HookProgram    *ebpf.Variable `ebpf:"hook_program"`
 	TicksPerSecond *ebpf.Variable `ebpf:"ticks_per_second"`
 	UnusedDecision *ebpf.Variable `ebpf:"unused_decision"`
 	UnusedDenial   *ebpf.Variable `ebpf:"unused_denial"`
@@ -343,12 +349,14 @@ type policyVariables struct {
 //
 // It can be passed to loadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type policyPrograms struct {
-	Policy *ebpf.Program `ebpf:"policy"`
+	Policy         *ebpf.Program `ebpf:"policy"`
+	PolicyFastPath *ebpf.Program `ebpf:"policy_fast_path"`
 }
 
 func (p *policyPrograms) Close() error {
 	return _PolicyClose(
 		p.Policy,
+		p.PolicyFastPath,
 	)
 }
 

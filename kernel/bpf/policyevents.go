@@ -28,14 +28,15 @@ const (
 	PolicyUnparsed   = PolicyEvent(policyPolicyEventPOLICY_UNPARSED)
 	PolicyIncomplete = PolicyEvent(policyPolicyEventPOLICY_INCOMPLETE)
 	PolicyFlow       = PolicyEvent(policyPolicyEventPOLICY_FLOW)
+	PolicyRedirected = PolicyEvent(policyPolicyEventPOLICY_REDIRECTED)
 	PolicyUnlogged   = PolicyEvent(policyPolicyEventPOLICY_UNLOGGED)
 	policyEvents     = PolicyEvent(policyPolicyEventPOLICY_EVENTS)
 )
 
 // String returns the event's name in metrics.
 func (e PolicyEvent) String() string {
-	return [...]string{"denied", "audited", "cut", "unknown_pod", "forged", "unparsed", "incomplete", "flow", "unlogged",
-		"unknown"}[min(e, policyEvents)]
+	return [...]string{"denied", "audited", "cut", "unknown_pod", "forged", "unparsed", "incomplete", "flow", "redirected",
+		"unlogged", "unknown"}[min(e, policyEvents)]
 }
 
 // stateMap opens a pinned map that packets write, of the maps in a folder. Without it the error is fs.ErrNotExist.

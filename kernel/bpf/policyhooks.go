@@ -39,15 +39,24 @@ const (
 
 // Names of pins beside those of links.
 const (
-	policyPinned   = "program"
-	policyNextPath = "next"
+	policyPinned     = "program"
+	policyPathPinned = "fast_path"
+	policyNextPath   = "next"
 )
 
-// PolicyProgram is the loaded program of network policies.
-type PolicyProgram struct{ program *ebpf.Program }
+// PolicyProgram is the loaded program of network policies: at netfilter's hooks, and in the fast path.
+type PolicyProgram struct {
+	program *ebpf.Program
+	path    *ebpf.Program // nil where the kernel has no programs at devices
+}
 
 // Close closes the program; attached, it stays.
-func (p *PolicyProgram) Close() error { return p.program.Close() }
+func (p *PolicyProgram) Close() error {
+	if p.path == nil {
+		return p.program.Close()
+	}
+	return errors.Join(p.program.Close(), p.path.Close())
+}
 
 // Attach attaches the program to the hooks of the calling thread's network namespace, in place of one whose links are
 // pinned in the folder: the new one is attached before the old one is detached, and both decide alike. After an error
@@ -72,12 +81,20 @@ func (p *PolicyProgram) Attach(folder string) (err error) {
 			made = append(made, pin)
 		}
 	}
-	next := filepath.Join(folder, policyNextPath)
-	err = errors.Join(drop(next), p.program.Pin(next), os.Rename(next, filepath.Join(folder, policyPinned)))
+	err = pinAs(p.program, folder, policyPinned)
+	if err == nil && p.path != nil {
+		err = pinAs(p.path, folder, policyPathPinned)
+	}
 	if err != nil {
 		return fmt.Errorf("bpf: pin the program of network policies: %w", err)
 	}
 	return nil
+}
+
+// pinAs pins a program in the folder, in place of one of that name.
+func pinAs(p *ebpf.Program, folder, name string) error {
+	next := filepath.Join(folder, policyNextPath)
+	return errors.Join(drop(next), p.Pin(next), os.Rename(next, filepath.Join(folder, name)))
 }
 
 // attach attaches the program at a hook and pins the link, in place of the one that is there.

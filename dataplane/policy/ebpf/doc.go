@@ -16,7 +16,11 @@
 //	state/fl_flows-…        connections that were accepted, the least recently used go first
 //	state/fl_policy_state-… generation and flags
 //	state/fl_denials-…      the events: at most 100 in a second and 200 at once
-//	hooks/                  the links, and the program
+//	hooks/                  the links, and the programs
+//
+// Where Services' mode ebpf has programs at devices, these call a second program on the same maps, which evaluates a
+// packet where it enters the node and redirects it to its pod, bypassing the hooks (the fast path, docs/adr/0028): as
+// long as the only hook in forwarding is ours. Whichever of both planes comes second joins them (bpf.Folders.Join).
 //
 // A flow remembers the direction of its first packet and the generation at which it was evaluated. Every Write that
 // changes an entry raises the generation afterwards, and each flow is evaluated again at its next packet, from either

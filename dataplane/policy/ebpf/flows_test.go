@@ -42,6 +42,10 @@ func newNode(t *testing.T) *node {
 	_, n.objects = policytest.Worlds(t)
 	n.Plane = n.reopen(Options{Sizes: small.Sizes})
 	n.Network.Cleanup(func() { n.Must(n.Clean(context.Background())) })
+	if inFastPath {
+		newDevicePath(n.Network)
+		n.Network.Cleanup(func() { redirected += n.count(bpf.PolicyRedirected) })
+	}
 	return n
 }
 
@@ -326,7 +330,7 @@ func TestProgramIsReplacedWithoutAGap(t *testing.T) {
 		})
 	}
 	hooks := []Fact{n.hooksFact()}
-	for range 20 {
+	for range 10 {
 		n.Must(n.Write(t.Context(), hooks, hooks))
 	}
 	other := n.reopen(Options{Sizes: bpf.PolicySizes{Flows: small.Sizes.Flows, Peers: 4096}}) // of another layout

@@ -38,6 +38,7 @@ const installing = time.Minute
 type Plane struct {
 	sizes  bpf.PolicySizes
 	folder string // for all that is pinned
+	pins   bpf.Folders
 	layout string // name of the maps' folder
 	digest string // of the program
 	ns     *netns.Namespace
@@ -70,9 +71,10 @@ func Open(o Options) (_ *Plane, err error) {
 		Peers: cmp.Or(s.Peers, d.Peers), Nets: cmp.Or(s.Nets, d.Nets), Verdicts: cmp.Or(s.Verdicts, d.Verdicts),
 		Flows: cmp.Or(s.Flows, bpf.DefaultPolicyFlows()),
 	}}
-	if p.folder, err = bpf.PolicyFolder(); err != nil {
+	if p.pins, err = bpf.CurrentFolders(); err != nil {
 		return nil, err
 	}
+	p.folder = p.pins.Policies
 	p.writers = bpf.NewWriters(p.folder)
 	if p.layout, err = bpf.PolicyLayout(p.sizes); err != nil {
 		return nil, err
@@ -106,7 +108,7 @@ func (p *Plane) forget() error {
 }
 
 func (p *Plane) mapsFolder() string  { return filepath.Join(p.folder, p.layout) }
-func (p *Plane) hooksFolder() string { return filepath.Join(p.folder, "hooks") }
+func (p *Plane) hooksFolder() string { return p.pins.Hooks() }
 
 func (p *Plane) mapsFact() Fact {
 	return Fact{Key: Key{KindMaps, p.layout}, Value: fmt.Sprintf("%d subjects, %d peers, %d verdicts", p.sizes.Subjects,
@@ -144,6 +146,12 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 		digest += ", on other maps"
 	}
 	p.hooked.Store(digest == p.digest)
+	if err == nil && digest == p.digest {
+		var apart bool
+		if apart, err = p.pins.NeedsJoin(); apart {
+			digest += ", not in the fast path"
+		}
+	}
 	if err != nil || digest == "" {
 		return facts, err
 	}
@@ -172,8 +180,8 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 }
 
 // PolicyPackets returns how many packets had each event since the maps were made, nil where there are none: denied,
-// audited, cut, unknown_pod, forged, unparsed, incomplete; flow counts connections, unlogged events that Denials lacks.
-// It may be called at any time.
+// audited, cut, unknown_pod, forged, unparsed, incomplete; flow counts connections, redirected those packets that the
+// fast path evaluated, unlogged events that Denials lacks. It may be called at any time.
 func (p *Plane) PolicyPackets() (map[string]uint64, error) {
 	counts, err := bpf.PolicyCounts(p.mapsFolder())
 	if counts == nil {
@@ -274,8 +282,7 @@ func (p *Plane) Clean(context.Context) error {
 	if err := p.forget(); err != nil {
 		return err
 	}
-	p.hooked.Store(false)
-	if err := bpf.DetachPolicy(p.hooksFolder()); err != nil {
+	if err := p.detach(); err != nil {
 		return err
 	}
 	return bpf.RemoveFolder(p.folder)

@@ -122,8 +122,7 @@ func (p *Plane) write(w writes) error {
 		}
 	}
 	if len(w.del[KindHooks]) > 0 {
-		p.hooked.Store(false)
-		if err := bpf.DetachPolicy(p.hooksFolder()); err != nil {
+		if err := p.detach(); err != nil {
 			return err
 		}
 	}
@@ -194,7 +193,19 @@ func (p *Plane) attach(f Fact) error {
 	}
 	err = p.ns.Do(func() error { return program.Attach(p.hooksFolder()) })
 	p.hooked.Store(err == nil)
-	return err
+	if err != nil {
+		return err
+	}
+	return p.pins.Join()
+}
+
+// detach removes the program from the hooks, then from the fast path, which doesn't call it without them.
+func (p *Plane) detach() error {
+	p.hooked.Store(false)
+	if err := bpf.DetachPolicy(p.hooksFolder()); err != nil {
+		return err
+	}
+	return p.pins.Part()
 }
 
 // removeMaps removes maps that are not wanted.

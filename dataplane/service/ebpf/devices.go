@@ -116,7 +116,18 @@ func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
 		return err
 	}
 	d.loaded, d.options = true, o
-	return d.writePods(list)
+	return errors.Join(d.joinPolicies(), d.writePods(list))
+}
+
+// joinPolicies has the fast path evaluate network policies, where the engine ebpf has its program in the kernel.
+func (d *devices) joinPolicies() error {
+	return d.ns.Do(func() error {
+		f, err := bpf.CurrentFolders()
+		if err != nil {
+			return err
+		}
+		return f.Join()
+	})
 }
 
 // list returns the node's devices.

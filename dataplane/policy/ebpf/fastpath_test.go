@@ -1,0 +1,164 @@
+package ebpf
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"fairlead.dev/fairlead/dataplane/device"
+	"fairlead.dev/fairlead/dataplane/policy/policytest"
+	"fairlead.dev/fairlead/kernel/bpf"
+)
+
+// devicePath is the programs at the devices of a network's node, as Services' mode ebpf has them, without a Service.
+type devicePath struct {
+	n           *policytest.Network
+	maps, links string
+	devices     []bpf.Device
+}
+
+// newDevicePath attaches the programs and joins them with that of policies, where there is one.
+func newDevicePath(n *policytest.Network) *devicePath {
+	n.Helper()
+	d := &devicePath{n: n}
+	n.Must(n.Node.Do(func() error {
+		f, err := bpf.CurrentFolders()
+		n.Must(err)
+		d.maps, d.links = filepath.Join(f.Services, "maps-"+rand.Text()), filepath.Join(f.Services, "devices")
+		n.Cleanup(func() { n.Must(bpf.RemoveFolder(f.Services)) })
+		m, err := bpf.CreateMaps(d.maps, bpf.Sizes{Frontends: 16, Pools: 16, Slots: 64, Flows: 64})
+		n.Must(err)
+		defer m.Close()
+		p, err := m.LoadForDevices(bpf.DeviceOptions{}, 14)
+		n.Must(err)
+		defer p.Close()
+		n.Must(p.Pin(d.links))
+		plane, err := device.Open(d.links)
+		n.Must(err)
+		defer plane.Close()
+		all, err := plane.Devices()
+		n.Must(err)
+		for _, x := range all {
+			if d.devices = append(d.devices, x); !x.Own {
+				n.Must(errors.Join(p.AttachDevice(d.links, x, false), p.AttachDevice(d.links, x, true)))
+			}
+		}
+		return errors.Join(bpf.WritePods(d.maps, d.links, d.devices), f.Join())
+	}))
+	return d
+}
+
+// slow returns what keeps packets to pods on the host stack.
+func (d *devicePath) slow() (reasons []bpf.SlowReason) {
+	d.n.Helper()
+	d.n.Must(d.n.Node.Do(func() error {
+		f, err := bpf.ReadFastPath(d.maps, d.devices)
+		d.n.Must(err)
+		if !slices.Equal(f.IPv4, f.IPv6) || len(f.Devices) > 0 {
+			d.n.Errorf("IPv4 %v, IPv6 %v, devices %v", f.IPv4, f.IPv6, f.Devices)
+		}
+		reasons = f.IPv4
+		return nil
+	}))
+	return reasons
+}
+
+// inFastPath has newNode make nodes with programs at devices; redirected is how many packets these redirected.
+var (
+	inFastPath bool
+	redirected uint64
+)
+
+// TestInFastPath has flows evaluated by the program that redirects them. What isn't redirected, such as fragments, ICMP
+// and forged sources, is evaluated at the hooks by the same flows.
+func TestInFastPath(t *testing.T) {
+	inFastPath = true
+	defer func() { inFastPath = false }()
+	for name, test := range map[string]func(*testing.T){
+		"verdict": TestFlowsFollowVerdict, "cut": TestWithdrawnPermissionCuts, "forgotten": TestForgottenFlows,
+		"replaced": TestProgramIsReplacedWithoutAGap, "forged": TestForgedSourceIsDropped, "fragments": TestFragments,
+		"errors": TestErrorsPass,
+	} {
+		t.Run(name, test)
+	}
+	if redirected < 100 {
+		t.Errorf("%d packets were redirected", redirected)
+	}
+}
+
+// TestFastPathEvaluates: a packet is redirected while policies allow it and the only hook in forwarding is theirs, and
+// dropped while they don't, whatever path it takes.
+func TestFastPathEvaluates(t *testing.T) {
+	n := newNode(t)
+	d := newDevicePath(n.Network)
+	for _, c := range []struct {
+		name      string
+		do        func()
+		redirects bool
+	}{
+		{"joined by the engine", func() { n.hold("deny-ingress.yaml") }, true},
+		{"another hook", func() { n.hook("add") }, false},
+		{"that hook gone", func() { n.hook("delete") }, true},
+		{"not joined", func() { n.Must(n.pins.Part()) }, false},
+		{"joined by Services", func() { n.Must(n.pins.Join()) }, true},
+		{"another program of policies", func() { n.Must(n.Write(t.Context(), []Fact{n.hooksFact()}, nil)) }, true},
+	} {
+		c.do()
+		if slow := d.slow(); (len(slow) == 0) != c.redirects {
+			t.Errorf("%s: the fast path is off: %v", c.name, slow)
+		}
+		for i := range web {
+			redirected, denied := n.count(bpf.PolicyRedirected), n.count(bpf.PolicyDenied)
+			if !n.Passes(n.Packet(web[i], client[i], policytest.Served[0]), true) {
+				t.Errorf("%s: %s > %s does not pass", c.name, web[i], client[i])
+			}
+			if (n.count(bpf.PolicyRedirected) > redirected) != c.redirects {
+				t.Errorf("%s: %s > %s: %d packets are redirected", c.name, web[i], client[i],
+					n.count(bpf.PolicyRedirected)-redirected)
+			}
+			if n.Passes(n.Packet(client[i], web[i], policytest.Served[0]), false) {
+				t.Errorf("%s: %s > %s passes", c.name, client[i], web[i])
+			}
+			if n.count(bpf.PolicyDenied) == denied {
+				t.Errorf("%s: %s > %s was not denied", c.name, client[i], web[i])
+			}
+		}
+	}
+	if missing, extra := policytest.Read(t, n.Plane, n.held); len(missing)+len(extra) > 0 {
+		t.Errorf("missing %v, extra %v", missing, extra)
+	}
+	n.Must(n.pins.Part())
+	if missing, _ := policytest.Read(t, n.Plane, n.held); len(missing) != 1 || missing[0].Key.Kind != KindHooks {
+		t.Errorf("missing %v, want the hooks, which aren't in the fast path", missing)
+	}
+	n.Must(n.pins.Join())
+	n.Must(n.Write(t.Context(), nil, slices.Collect(maps.Values(n.held)))) // no policies any more
+	n.held = map[Key]Fact{}
+	if slow := d.slow(); len(slow) > 0 {
+		t.Errorf("without policies the fast path is off: %v", slow)
+	}
+	if joined, err := n.pins.NeedsJoin(); joined || err != nil {
+		t.Errorf("without policies there is a program to join: %v", err)
+	}
+}
+
+// hook adds a hook of nftables in forwarding, or deletes it.
+func (n *node) hook(verb string) {
+	n.T.Helper()
+	script := "delete table inet other"
+	if verb == "add" {
+		script = "add table inet other; add chain inet other f { type filter hook forward priority 100; }"
+	}
+	n.Must(n.Node.Do(func() error {
+		out, err := exec.Command("nft", script).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("nft %s: %w: %s", script, err, out)
+		}
+		return nil
+	}))
+}
