@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -88,13 +87,12 @@ func (d *Decided) Parts() []model.PolicyPart {
 // one under test.
 func Worlds(t testing.TB) (names []string, objects map[string][]source.Object) {
 	t.Helper()
-	_, here, _, _ := runtime.Caller(0)
-	dir := filepath.Dir(here)
-	ar, err := txtar.ParseFile(filepath.Join(dir, "testdata", "worlds.txtar"))
+	root := moduleRoot(t)
+	ar, err := txtar.ParseFile(filepath.Join(root, "dataplane/policy/policytest/testdata/worlds.txtar"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	base, err := os.ReadFile(filepath.Join(dir, "../../../resolve/policy/testdata/world.yaml"))
+	base, err := os.ReadFile(filepath.Join(root, "resolve/policy/testdata/world.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,6 +102,23 @@ func Worlds(t testing.TB) (names []string, objects map[string][]source.Object) {
 		objects[f.Name] = load(t, string(base), string(f.Data))
 	}
 	return names, objects
+}
+
+// moduleRoot returns the folder of go.mod above the test's own. The caller's file name would not do: -trimpath
+// leaves no path in it.
+func moduleRoot(t testing.TB) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	for ; err == nil; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		if dir == filepath.Dir(dir) {
+			t.Fatal("no go.mod above the test's folder")
+		}
+	}
+	t.Fatal(err)
+	return ""
 }
 
 // Addresses returns addresses of texts.
