@@ -118,8 +118,8 @@ func (g *PolicyGrid) Objects(policies int) []source.Object {
 
 // podObject returns a pod named as its role is.
 func podObject(role, node string, addr netip.Addr) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: policyNamespace, Name: role,
-		Labels: map[string]string{"role": role}}}
+	p := &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: policyNamespace, Name: role, Labels: map[string]string{"role": role}}}
 	p.Spec.NodeName = node
 	p.Status.Phase, p.Status.PodIPs = corev1.PodRunning, []corev1.PodIP{{IP: addr.String()}}
 	return p
@@ -132,8 +132,9 @@ func policyObject(i int, role string, ports classic.PortRange) *networkingv1.Net
 		return metav1.LabelSelector{MatchLabels: map[string]string{"role": role}}
 	}
 	from := selector(role)
-	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: policyNamespace,
-		Name: fmt.Sprintf("pol%05d", i)}}
+	p := &networkingv1.NetworkPolicy{
+		TypeMeta:   metav1.TypeMeta{APIVersion: networkingv1.SchemeGroupVersion.String(), Kind: "NetworkPolicy"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: policyNamespace, Name: fmt.Sprintf("pol%05d", i)}}
 	p.Spec.PodSelector, p.Spec.PolicyTypes = selector("backend"),
 		[]networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
 	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{
@@ -143,6 +144,27 @@ func policyObject(i int, role string, ports classic.PortRange) *networkingv1.Net
 		p.Spec.Ingress[0].Ports[0].EndPort = &last
 	}
 	return p
+}
+
+// EgressPolicies returns a node's pod ServerPod and so many policies that select it. Each allows connections to an
+// address and port of its own, the last one to all of the server's.
+func EgressPolicies(policies int) []source.Object {
+	ns := &corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
+		ObjectMeta: metav1.ObjectMeta{Name: policyNamespace}}
+	l := []source.Object{ns, podObject("backend", testbed.NodeName, testbed.ServerPod)}
+	for i := range policies {
+		to, port := netip.PrefixFrom(generate.EndpointAddress(1<<16+i), 32), uint16(otherPorts+2*i)
+		if i == policies-1 {
+			to, port = netip.PrefixFrom(testbed.ServerAddr(0), 24).Masked(), testbed.ServerPort
+		}
+		p := policyObject(i, "", classic.PortRange{First: port, Last: port})
+		p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
+		p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{Ports: p.Spec.Ingress[0].Ports,
+			To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: to.String()}}}}}
+		p.Spec.Ingress = nil
+		l = append(l, p)
+	}
+	return l
 }
 
 // AllowEverything returns a policy of Objects that allows every client at every port.

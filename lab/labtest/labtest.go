@@ -30,6 +30,7 @@ import (
 	"fairlead.dev/fairlead/lab/report"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/kube"
@@ -53,7 +54,8 @@ func runAgent(args []string) error {
 	dir, node, status := f.String("source", "", ""), f.String("node", "", ""), f.String("status-address", "", "")
 	name, entries, kubeconfig := f.String("mode", "", ""), f.Int("maglev-table-size", 0, ""),
 		f.String("kubeconfig", "", "")
-	fastPath := f.String("ebpf-fast-path", "", "")
+	fastPath, engine := f.String("ebpf-fast-path", "", ""), f.String("policy-engine", "", "")
+	f.String("policy-mode", "", "") // with an engine they are enforced
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -62,6 +64,10 @@ func runAgent(args []string) error {
 		return err
 	}
 	m = m.With(mode.Options{NoFastPath: *fastPath == string(config.Never)})
+	policies, err := policyOptions(*engine, *node)
+	if err != nil {
+		return err
+	}
 	addresses, err := agentnode.OpenAddresses()
 	if err != nil {
 		return err
@@ -75,8 +81,17 @@ func runAgent(args []string) error {
 	defer stop()
 	return agent.Run(ctx, agent.Options{Mode: m, Source: from,
 		Resolve:   resolve.Config{Node: *node, Balancing: resolve.Balancing{Entries: *entries}},
-		Addresses: addresses,
-		Log:       slog.New(slog.NewTextHandler(os.Stderr, nil)), Servers: agent.Servers{Metrics: *status}})
+		Addresses: addresses, Policies: policies,
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Servers: agent.Servers{Metrics: *status}})
+}
+
+// policyOptions returns nil without an engine.
+func policyOptions(engine, node string) (*agent.PolicyOptions, error) {
+	if engine == "" {
+		return nil, nil
+	}
+	e, err := mode.EngineOf(engine)
+	return &agent.PolicyOptions{Engine: e, Resolve: policy.Config{Node: node, CutMark: config.DefaultCutMark}}, err
 }
 
 // Options returns those of a run in tests: the agent is this test program.

@@ -3,7 +3,6 @@
 package connect
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -67,8 +66,8 @@ type trial struct {
 	traffic *testbed.Traffic
 	grid    *experiment.Grid
 	profile profile
-	memory  *load.Memory  // that is walked to make caches cold
-	byStack *testbed.Node // of armStack; nil: none
+	memory  *load.Memory    // that is walked to make caches cold
+	nodes   []*testbed.Node // of variants
 }
 
 var layouts = []classic.Layout{classic.IPTables19, classic.IPTables}
@@ -103,36 +102,14 @@ func (r *trial) mapMemory() (err error) {
 // ProfileName returns "quick" or "full".
 func (r *trial) ProfileName() string { return r.profile.Name }
 
-// armStack is mode ebpf where no packet is handed over to a pod, at the greatest number of Services, for clients in
-// pods: others' packets never are.
-const armStack = experiment.ArmEBPF + "-stack"
-
-var stackArm = result.Arm{ID: armStack, Title: "ebpf, by the stack", Style: 8, // another's, which is never beside it
-	Text: "as ebpf, with --ebpf-fast-path Never: packets for pods go through the node's stack, as they do where " +
-		"something there looks at them"}
-
-// startStack starts its agent.
-func (r *trial) startStack(ctx context.Context) (err error) {
-	r.byStack, _, err = r.bed.StartNode(ctx, armStack, experiment.ArmEBPF, r.grid.Folders[len(r.grid.Folders)-1],
-		"--ebpf-fast-path", "Never")
-	return err
-}
-
-// checkStack is an error where the arm was not what it is said to be.
-func (r *trial) checkStack(context.Context) error {
-	text, _, err := r.byStack.Get("/metrics")
-	if _, n, counted := bytes.Cut(text, []byte("fairlead_packets_total{outcome=\"handed_over\"} ")); counted &&
-		!bytes.HasPrefix(n, []byte("0\n")) {
-		err = fmt.Errorf("packets of %s were handed over to its pod", r.byStack.Pair.Near.Name)
-	}
-	return err
-}
-
 // arms are those that are compared.
 func (r *trial) arms() []result.Arm {
 	l := slices.Concat(experiment.Baselines(), experiment.ModeArms(r.grid.Modes), experiment.LayoutArms(r.grid.Layouts))
 	if i := slices.IndexFunc(l, func(a result.Arm) bool { return a.ID == experiment.ArmEBPF }); i >= 0 {
-		l = slices.Insert(l, i+1, stackArm)
+		for _, v := range variants {
+			i++
+			l = slices.Insert(l, i, v.arm)
+		}
 	}
 	return l
 }
@@ -144,14 +121,17 @@ func (r *trial) Steps(out *result.Writer) []experiment.Step {
 	r.grid.AddSteps(l, out)
 	var others []*testbed.Pair
 	if slices.Contains(r.grid.Modes, experiment.ArmEBPF) {
-		l.Add("starting "+stackArm.Title, time.Second/2+time.Duration(r.grid.Most())*300*time.Microsecond, r.startStack)
-		others = append(others, &testbed.Pair{Arm: armStack, Services: r.grid.Most()})
+		for _, v := range variants {
+			l.Add("starting "+v.arm.Title, time.Second/2+time.Duration(r.grid.Most())*300*time.Microsecond,
+				func(ctx context.Context) error { return r.startVariant(ctx, v) })
+			others = append(others, &testbed.Pair{Arm: v.arm.ID, Services: r.grid.Most()})
+		}
 	}
 	l.Add("starting servers", 100*time.Millisecond, func(context.Context) error { return r.bed.Serve(out.Remark) })
 	l.Times(p.Rounds, "traffic, round", r.grid.Planned(r.operations(), others...),
 		func(ctx context.Context, i int) error { return r.traffic.Round(ctx, i, r.operations()) })
 	if slices.Contains(r.grid.Modes, experiment.ArmEBPF) {
-		l.Add("checking "+stackArm.Title, 10*time.Millisecond, r.checkStack)
+		l.Add("checking how packets went", 10*time.Millisecond, r.checkVariants)
 		l.Add("reading programs", time.Second, r.readPrograms)
 		exchanges := time.Duration(len(p.Services)*len(exchanges)*p.Each) * 60 * time.Microsecond
 		l.Times(p.Counted, "counting programs' runs, round", exchanges, r.countRuns)
@@ -172,7 +152,7 @@ func (r *trial) operations() (l []testbed.Operation) {
 				switch {
 				case p.Services == 0:
 					return testbed.DirectTargets(testbed.FewTargets)
-				case p.Arm == armStack && by != experiment.SuffixPod:
+				case isVariant(p.Arm) && by != experiment.SuffixPod:
 					return nil
 				}
 				return []netip.AddrPort{testbed.ServiceEntry(experiment.ServiceAt(experiment.Middle, p.Services))}
@@ -295,6 +275,9 @@ func (r *trial) aims() (l []result.Aim) {
 		for _, how := range []string{"", experiment.SuffixCold} {
 			l = append(l, experiment.ConnectionAims(r.grid.Modes, r.grid.Layouts, by+how)...)
 		}
+	}
+	if slices.Contains(r.grid.Modes, experiment.ArmEBPF) {
+		l = append(l, policiesAim)
 	}
 	return l
 }

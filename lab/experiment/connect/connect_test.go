@@ -44,9 +44,11 @@ func TestConnect(t *testing.T) {
 		}
 	}
 	for _, m := range []string{"connect-pod", "crr-pod", "connect-pod-cold", "crr-pod-cold"} {
-		labtest.Number(t, s, m, armStack, testbed.ServiceParams(20))
-		if c, ok := s.Cell(strings.Replace(m, experiment.SuffixPod, "", 1), armStack, testbed.ServiceParams(20)); ok {
-			t.Errorf("a process of the node is measured by %s: %+v", armStack, c)
+		for _, v := range variants {
+			labtest.Number(t, s, m, v.arm.ID, testbed.ServiceParams(20))
+			if c, ok := s.Cell(strings.Replace(m, experiment.SuffixPod, "", 1), v.arm.ID, testbed.ServiceParams(20)); ok {
+				t.Errorf("a process of the node is measured by %s: %+v", v.arm.ID, c)
+			}
 		}
 	}
 	for _, program := range []string{"release", "connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6",
@@ -76,9 +78,9 @@ func TestConnectDesign(t *testing.T) {
 		d := r.Design()
 		want := 0
 		if slices.Contains(modes, experiment.ArmEBPF) {
-			want = 16 // 4, of clients on the node and in a pod, with warm and with cold caches
+			want = 17 // 4, of clients on the node and in a pod, with warm and with cold caches; policies
 			if !slices.Contains(modes, "iptables") {
-				want = 12
+				want = 13
 			}
 		}
 		if len(d.Aims) != want {

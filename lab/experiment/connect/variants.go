@@ -1,0 +1,87 @@
+package connect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+
+	"fairlead.dev/fairlead/lab/experiment"
+	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/source"
+)
+
+// variant is mode ebpf in another setting, at the greatest number of Services, for clients in pods alone.
+type variant struct {
+	arm     result.Arm
+	flags   []string               // of the agent
+	objects func() []source.Object // beside the Services; nil: none
+	metric  string                 // counts the packets that are redirected to the pod
+	some    bool                   // it must have counted some; otherwise none
+}
+
+// The variants' arms, and how many policies select the pod in the second.
+const (
+	armStack    = experiment.ArmEBPF + "-stack"
+	armPolicies = experiment.ArmEBPF + "-policies"
+	policies    = 10000
+)
+
+var variants = []variant{
+	{arm: result.Arm{ID: armStack, Title: "ebpf, by the stack", Style: 8, // another's, which is never beside it
+		Text: "as ebpf, with --ebpf-fast-path Never: packets for pods go through the node's stack, as they do where " +
+			"something there looks at them"},
+		flags: []string{"--ebpf-fast-path", "Never"}, metric: `fairlead_packets_total{outcome="handed_over"}`},
+	{arm: result.Arm{ID: armPolicies, Title: "ebpf, policies", Style: 7,
+		Text: fmt.Sprintf("as ebpf, with the policy engine ebpf and %s NetworkPolicies that select the pod, each of which "+
+			"allows it a destination; the last one allows the servers", experiment.Thousands(policies))},
+		flags:   []string{"--policy-mode", "Enforce", "--policy-engine", "ebpf"},
+		objects: func() []source.Object { return experiment.EgressPolicies(policies) },
+		metric:  `fairlead_policy_ebpf_packets_total{outcome="redirected"}`, some: true},
+}
+
+// policiesAim is the project's for a pod with policies, in the fast path.
+var policiesAim = result.Aim{ID: "ebpf, policies, pod", Arm: armPolicies, Measure: "crr" + experiment.SuffixPod,
+	Params: testbed.ServiceParams(10000), Of: result.Ratio, Bound: 1,
+	Text: fmt.Sprintf("ebpf: a pod's connection at 10,000 Services under %s policies costs ≤ 1.0 × direct",
+		experiment.Thousands(policies))}
+
+func isVariant(arm string) bool {
+	return slices.ContainsFunc(variants, func(v variant) bool { return v.arm.ID == arm })
+}
+
+// startVariant starts its agent.
+func (r *trial) startVariant(ctx context.Context, v variant) error {
+	f := r.grid.Folders[len(r.grid.Folders)-1]
+	if v.objects != nil {
+		c := *f.Cluster
+		c.Objects = append(slices.Clone(c.Objects), v.objects()...)
+		var err error
+		if f, err = c.WriteTo(r.bed.Dir, v.arm.ID, 1000); err != nil {
+			return err
+		}
+	}
+	n, _, err := r.bed.StartNode(ctx, v.arm.ID, experiment.ArmEBPF, f, v.flags...)
+	r.nodes = append(r.nodes, n)
+	return err
+}
+
+// checkVariants is an error where an arm was not what it is said to be.
+func (r *trial) checkVariants(context.Context) (err error) {
+	for i, v := range variants {
+		text, _, failed := r.nodes[i].Get("/metrics")
+		n := uint64(0)
+		if m := regexp.MustCompile("(?m)^" + regexp.QuoteMeta(v.metric) + ` (\S+)$`).FindSubmatch(text); m != nil {
+			f, _ := strconv.ParseFloat(string(m[1]), 64)
+			n = uint64(f)
+		}
+		if failed == nil && n > 0 != v.some {
+			failed = fmt.Errorf("%s of %s is %d", v.metric, r.nodes[i].Pair.Near.Name, n)
+		}
+		err = errors.Join(err, failed)
+	}
+	return err
+}
