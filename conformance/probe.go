@@ -208,7 +208,8 @@ func (p probe) covers(ctx context.Context) string {
 	return ""
 }
 
-// some queries until every candidate has answered to which policies let packets pass; to the others none must get.
+// some queries until every candidate has answered to which policies let packets pass; to the others none must get. Of a
+// pool that leads a client to one candidate, or need not select each, it may be that none answers.
 func (p probe) some(ctx context.Context) string {
 	first, last := tries(p.shares())
 	answered := map[netip.AddrPort]bool{}
@@ -234,7 +235,7 @@ func (p probe) some(ctx context.Context) string {
 		if w := strings.Join(slices.DeleteFunc(wrong, func(w string) bool { return w == "" }), "; "); w != "" {
 			return w
 		}
-		if len(answered) == len(p.j.outcome.Candidates)-p.j.drops() {
+		if len(answered) == len(p.j.outcome.Candidates)-p.j.drops() || p.l.Sticks || p.few() {
 			return ""
 		}
 	}
