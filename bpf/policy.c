@@ -155,8 +155,9 @@ int policy(struct bpf_nf_ctx *ctx)
 	struct policy_packet p = {};
 	struct bpf_dynptr from;
 
-	if ((in && in->ifindex == LOOPBACK_IFINDEX) || (!in && out && out->ifindex == LOOPBACK_IFINDEX))
-		return NF_ACCEPT; /* of the node to itself */
+	/* Of the node to itself. What leaves by loopback may have been translated since it was routed, to a pod's address. */
+	if (in && in->ifindex == LOOPBACK_IFINDEX)
+		return NF_ACCEPT;
 	if (bpf_dynptr_from_skb((struct __sk_buff *)ctx->skb, 0, &from))
 		return NF_DROP;
 	parse(&from, &p, state->pf == NFPROTO_IPV6);
