@@ -79,6 +79,12 @@ type PolicyNode struct {
 	CutMark uint32 // a bit: connections whose mark has it are cut; 0: no connection is
 }
 
+// Sources returns the addresses that the node's own processes send from: also 127.0.0.1, from which a node port may be
+// reached. Of IPv6, the kernel lets no packet leave with a loopback address.
+func (n *PolicyNode) Sources() []netip.Addr {
+	return append(slices.Clip(n.Addresses), netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+}
+
 // Subject is an address of a pod on this node.
 type Subject struct {
 	Pod     string // "namespace/name"

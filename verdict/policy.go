@@ -87,7 +87,7 @@ func exempt(s *model.Policies, p Packet) string {
 	switch {
 	case p.Protocol == icmpv6 && p.Type >= 133 && p.Type <= 137:
 		return "neighbour discovery is not evaluated"
-	case slices.Contains(s.Node.Addresses, src):
+	case src.IsLoopback(), slices.Contains(s.Node.Addresses, src):
 		return fmt.Sprintf("%s is this node, whose packets are not evaluated", src)
 	}
 	return ""

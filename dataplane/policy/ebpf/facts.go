@@ -122,7 +122,7 @@ func (p *Plane) node(v *model.PolicyNode) []Fact {
 		facts = append(facts, Fact{Key: Key{Kind: KindCut}})
 	}
 	exempt := map[netip.Prefix]struct{}{}
-	for _, a := range v.Addresses {
+	for _, a := range v.Sources() {
 		exempt[netip.PrefixFrom(a, a.BitLen())] = struct{}{}
 	}
 	for _, r := range v.PreDNAT {
@@ -130,7 +130,7 @@ func (p *Plane) node(v *model.PolicyNode) []Fact {
 	}
 	for r := range exempt { // the longest prefix counts, so it says what all that hold it say
 		node, untranslated := false, false
-		for _, a := range v.Addresses {
+		for _, a := range v.Sources() {
 			node = node || r == netip.PrefixFrom(a, a.BitLen())
 		}
 		for _, o := range v.PreDNAT {

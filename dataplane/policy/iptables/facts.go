@@ -234,7 +234,7 @@ func node(v *model.PolicyNode, f iptables.Family) (facts []Fact) {
 		}
 	}
 	var own []netip.Prefix
-	for _, a := range v.Addresses {
+	for _, a := range v.Sources() {
 		own = append(own, netip.PrefixFrom(a, a.BitLen()))
 	}
 	set(setNode, own)

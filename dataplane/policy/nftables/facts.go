@@ -208,7 +208,7 @@ func node(v *model.PolicyNode) []Fact {
 	if v.CutMark != 0 {
 		facts = append(facts, cuts(v.CutMark)...)
 	}
-	for _, a := range v.Addresses {
+	for _, a := range v.Sources() {
 		facts = append(facts, element(protoOf(a).node, a.AsSlice(), ""))
 	}
 	for _, r := range disjoint(v.PreDNAT) {
