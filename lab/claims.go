@@ -2,11 +2,8 @@ package lab
 
 import "fairlead.dev/fairlead/lab/report"
 
-// noPaths is why claims have no experiment.
-const noPaths = "no experiment measures the paths of packets between pods yet"
-
 // Claims returns those of the articles that the lab judges. Experiments test them by aims whose ids begin with a
-// claim's; Reason is why none does.
+// claim's.
 func Claims() []report.SuiteClaim {
 	const tigera, centurylink, romana, softirq = "Tigera 2019", "CenturyLink 2016", "Romana",
 		"Why containers slow applications"
@@ -27,11 +24,10 @@ func Claims() []report.SuiteClaim {
 		{ID: "C14", Source: romana, Text: "by 1 to 2 % for answers of 1 MB"},
 		{ID: "C15", Source: romana, Text: "only the first packet walks the list of policies"},
 		{ID: "C16", Source: romana, Text: "answers of 0.5 and 1 kB take the same time"},
-		{ID: "C17", Source: softirq, Text: "a container's round trip takes 25 % longer than the host's", Reason: noPaths},
-		{ID: "C18", Source: softirq, Text: "a veth pair adds softirq work", Reason: noPaths},
-		{ID: "C19", Source: softirq, Text: "ipvlan eliminates it", Reason: noPaths},
-		{ID: "C20", Source: softirq, Text: "eBPF has more requests a second for less processor time",
-			Reason: noPaths + ", with policies in both"},
+		{ID: "C17", Source: softirq, Text: "a container's round trip takes 25 % longer than the host's"},
+		{ID: "C18", Source: softirq, Text: "a veth pair adds softirq work"},
+		{ID: "C19", Source: softirq, Text: "ipvlan eliminates it"},
+		{ID: "C20", Source: softirq, Text: "eBPF has more requests a second for less processor time"},
 		{ID: "C21", Source: "Kubernetes blog 2025", Text: "kube-proxy's nftables is flat, and at its median as fast as " +
 			"its iptables at its best"},
 	}

@@ -9,6 +9,8 @@
 //	romana       what network policies delay a request by, by their number and the size of the answer; the claims of
 //	             "High performance network policies in Kubernetes clusters"
 //	policies     what network policies cost a connection, a round trip, and the upkeep of a node in a large cluster
+//	containers   what a pod's network costs a server against a process of the node: by path, tunnel, conntrack, policies
+//	             and limits of processor time; the claims of "Why containers slow applications down"
 //	balance      how evenly each scheduler spreads connections, and which clients a hash moves when a backend goes
 //	control      what it takes to keep a node as an API server says, beside a real kube-proxy
 //	attach       what a CNI plugin takes to connect a pod, beside bridge and ptp with host-local
@@ -28,6 +30,7 @@ import (
 	"fairlead.dev/fairlead/lab/experiment/balance"
 	"fairlead.dev/fairlead/lab/experiment/centurylink"
 	"fairlead.dev/fairlead/lab/experiment/connect"
+	"fairlead.dev/fairlead/lab/experiment/containers"
 	"fairlead.dev/fairlead/lab/experiment/control"
 	"fairlead.dev/fairlead/lab/experiment/policies"
 	"fairlead.dev/fairlead/lab/experiment/romana"
@@ -39,7 +42,7 @@ import (
 // Experiments returns all there are, in the order of the help.
 func Experiments() []experiment.Experiment {
 	return []experiment.Experiment{services.Experiment, tigera.Experiment, connect.Experiment, centurylink.Experiment,
-		romana.Experiment, policies.Experiment, balance.Experiment, control.Experiment,
+		romana.Experiment, policies.Experiment, containers.Experiment, balance.Experiment, control.Experiment,
 		attach.Experiment}
 }
 

@@ -1,31 +1,21 @@
 package sandbox
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"fairlead.dev/fairlead/cni"
 	"fairlead.dev/fairlead/kernel/link"
-	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/source"
 )
-
-// pluginWait is how long the plugin waits for its agent: Attach is called again.
-const pluginWait = time.Second
 
 // Attach connects the pods that have no network yet, by the CNI plugin and the agents of their nodes, as a container
 // runtime does: by the network configuration in the folder Options.CNI. It is for clusters that have one; those of
@@ -61,7 +51,7 @@ func (c *Cluster) waits(h *Host) bool {
 
 // attach has the plugin connect a pod.
 func (c *Cluster) attach(h *Host) error {
-	out, err := c.plugin(h, cni.Add)
+	out, err := c.plugin(h, Runtime.Attach)
 	if err != nil {
 		return err
 	}
@@ -93,67 +83,24 @@ func (c *Cluster) detach(h *Host) error {
 	if !h.called {
 		return nil
 	}
-	_, err := c.plugin(h, cni.Del)
+	_, err := c.plugin(h, func(r Runtime, config []byte) ([]byte, error) { return nil, r.Detach(config) })
 	return err
 }
 
-// plugin runs the CNI plugin in the network namespace of a pod's node, and returns what it prints.
-func (c *Cluster) plugin(h *Host, command string) ([]byte, error) {
-	config, err := c.pluginConfig(h)
+// plugin calls the CNI plugin in the network namespace of a pod's node, and returns what it prints.
+func (c *Cluster) plugin(h *Host, call func(Runtime, []byte) ([]byte, error)) (out []byte, err error) {
+	r := Runtime{Folder: c.cni(h.Node), Container: c.Name + "-" + strings.Replace(h.Short(), "/", ".", 1), Pod: h.Short(),
+		Netns: h.Namespace, Addresses: h.spec.host.Addresses}
+	config, err := r.Config()
 	if err != nil {
 		return nil, err
 	}
 	h.called = true
-	namespace, name, _ := strings.Cut(h.Short(), "/")
-	environment := map[string]string{"CNI_COMMAND": command, "CNI_CONTAINERID": c.Name + "-" + namespace + "." + name,
-		"CNI_IFNAME": "eth0", "CNI_NETNS": filepath.Join(netns.Dir, h.Namespace),
-		"CNI_ARGS": "K8S_POD_NAMESPACE=" + namespace + ";K8S_POD_NAME=" + name}
-	var out bytes.Buffer
-	code := 0
 	err = c.hosts["node "+h.Node].inside(func() error {
-		p := cni.Plugin{Environment: func(k string) string { return environment[k] }, Stdin: bytes.NewReader(config),
-			Stdout: &out, AddWait: pluginWait, DelWait: pluginWait}
-		code = p.Run()
-		return nil
+		out, err = call(r, config)
+		return err
 	})
-	if err == nil && code != 0 {
-		failure := &cni.Error{}
-		if err = json.Unmarshal(out.Bytes(), failure); err == nil {
-			err = failure
-		}
-	}
-	return out.Bytes(), err
-}
-
-// pluginConfig returns what a runtime passes to the plugin: its entry in the network configuration of the pod's node,
-// with the list's name and version, and the addresses that the pod must have.
-func (c *Cluster) pluginConfig(h *Host) ([]byte, error) {
-	folder := c.cni(h.Node)
-	files, err := filepath.Glob(filepath.Join(folder, "*.conflist"))
-	if err == nil && len(files) == 0 {
-		err = fmt.Errorf("no network configuration is in %s: the agent of node %s is not ready", folder, h.Node)
-	}
-	if err != nil {
-		return nil, err
-	}
-	slices.Sort(files)
-	text, err := os.ReadFile(files[0])
-	if err != nil {
-		return nil, err
-	}
-	var list struct {
-		Version string           `json:"cniVersion"`
-		Name    string           `json:"name"`
-		Plugins []map[string]any `json:"plugins"`
-	}
-	if err := json.Unmarshal(text, &list); err != nil || len(list.Plugins) != 1 {
-		return nil, fmt.Errorf("network configuration %s must have one plugin, it has %d: %w", files[0], len(list.Plugins),
-			cmp.Or(err, fs.ErrInvalid))
-	}
-	entry := list.Plugins[0]
-	entry["cniVersion"], entry["name"] = list.Version, list.Name
-	entry["runtimeConfig"] = map[string]any{"ips": h.spec.host.Addresses}
-	return json.Marshal(entry)
+	return out, err
 }
 
 // Attachable returns why the CNI plugin can't connect the pods of these objects, as their addresses are; nil: it can.

@@ -174,6 +174,11 @@ func labFlags(c *cobra.Command, e experiment.Experiment, o *experiment.Options) 
 		last := e.Subjects[len(e.Subjects)-1]
 		c.Example += fmt.Sprintf("\n  fairlead lab run %s --quick --subject %s=./%s", e.Name, last, last)
 	}
+	if e.Second {
+		f.StringVar(&o.Second, "second-kernel", "", "`folder` of a run of the same experiment under the second kernel, "+
+			"for a panel of its own: counts and ratios")
+		c.MarkFlagDirname("second-kernel")
+	}
 	c.MarkFlagDirname("out")
 }
 
@@ -194,6 +199,9 @@ func again(e experiment.Experiment, o experiment.Options) []string {
 	}
 	for _, s := range o.Subjects {
 		l = append(l, "--subject", s)
+	}
+	if o.Second != "" {
+		l = append(l, "--second-kernel", o.Second)
 	}
 	if o.Modes != nil {
 		l = append(l, "--modes", strings.Join(o.Modes, ","))

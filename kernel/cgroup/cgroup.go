@@ -1,5 +1,5 @@
 // Package cgroup finds cgroups (version 2), and makes such as single threads may join: a program attached to one sees
-// the sockets that were made by its threads, whatever network namespace these were in. It limits no resources.
+// the sockets that were made by its threads, whatever network namespace these were in. A Quota limits processor time.
 package cgroup
 
 import (

@@ -22,6 +22,7 @@ type Experiment struct {
 	Layouts  []string // of kube-proxy's rules that it compares with, of which Options may name some
 	Subjects []string // others' programs that it takes
 	Rounds   bool     // of which Options may say how many
+	Second   bool     // it has a panel for a run under the second kernel
 
 	Prepare func(context.Context, *testbed.Testbed, Options) (Trial, error)
 }
@@ -35,6 +36,7 @@ type Options struct {
 	Modes     []string // to be compared; nil: all that run here
 	Layouts   []string // of kube-proxy's rules, or NoLayouts alone; nil: all that run here
 	Subjects  []string // others' programs to be measured beside ours, such as kube-proxy=PATH
+	Second    string   // folder of a run of the same experiment under the second kernel; "": none
 	Seed      uint64
 	Out       string    // folder in which the run's own is made
 	Agent     []string  // the program whose "run" is the agent, with arguments that come before

@@ -19,6 +19,7 @@ type Server struct {
 	wake     int // eventfd that ends the loop
 	listen   map[int32]bool
 	conns    []conn // by descriptor
+	memory   []byte // that Work reads; nil: it does none
 	tid      atomic.Int64
 	cpu      atomic.Int64 // ns at the end
 	accepted atomic.Int64
@@ -34,6 +35,7 @@ type ServerConfig struct {
 	Listen []netip.AddrPort // one of 0.0.0.0 or [::] takes whatever is routed here
 	Sizes  Sizes
 	ID     byte // every byte of its responses
+	Work   Work // before each response, as an application would
 }
 
 type conn struct {
@@ -48,6 +50,9 @@ func Serve(c ServerConfig) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{conf: c, listen: map[int32]bool{}, done: make(chan error, 1), epoll: -1, wake: -1}
+	if c.Work.Steps > 0 {
+		s.memory = make([]byte, workMemory)
+	}
 	ready := make(chan error, 1)
 	go func() {
 		s.done <- c.Thread.Do(func() error {
@@ -269,6 +274,7 @@ func (s *Server) serve(fd int, in, out []byte) {
 		}
 		c.got = 0
 		s.served.Add(1)
+		s.conf.Work.do(s.memory)
 		if !s.send(fd, out) {
 			return
 		}

@@ -33,6 +33,8 @@ func (a *artist) pictures() error {
 			a.shares(p)
 		case result.Family:
 			a.family(p)
+		case result.Change:
+			a.change(p)
 		default:
 			err = fmt.Errorf("picture %s is of an unknown kind %q", p.ID, p.Kind)
 		}
@@ -142,6 +144,40 @@ func (a *artist) deviation(p result.Picture) error {
 		a.add(p.ID, "picture", p.Title, b)
 	}
 	return nil
+}
+
+// change draws a measure before and after: a bar for the baseline and each arm, with its change.
+func (a *artist) change(p result.Picture) {
+	m, _ := a.d.Measure(p.Measures[0])
+	var b chart.Bars
+	for _, arm := range a.d.Arms {
+		c := first(a.s.Select(m.ID, arm.ID))
+		if c.Value == nil || arm.ID == a.d.Again {
+			continue
+		}
+		bar := chart.Bar{Name: arm.Title, Style: a.style(arm.ID), Parts: []float64{in(c.Value.Value, m.Unit)},
+			Low: in(c.Value.CI.Low, m.Unit), High: in(c.Value.CI.High, m.Unit), Text: amount(c.Value.Value, m.Unit)}
+		if c.Ratio != nil {
+			bar.Text += ", " + percent(c.Ratio.Value)
+		}
+		b.Bars = append(b.Bars, bar)
+	}
+	if len(b.Bars) == 0 {
+		return
+	}
+	for i, g := range p.Ghosts {
+		bar := chart.Bar{Name: g.Label, Style: chart.Style(len(a.d.Arms)), Parts: []float64{in(g.Value, m.Unit)},
+			Text: amount(g.Value, m.Unit)}
+		if i > 0 {
+			bar.Text += ", " + percent(g.Value/p.Ghosts[0].Value)
+		}
+		b.Bars = append(b.Bars, bar)
+	}
+	b.X = chart.Axis{Title: perWhat(m), Zero: true}
+	b.Frame = a.frame(p.ID, p.Title, "95 % interval; the change is the median of the ratios to "+
+		a.d.ArmTitle(a.d.Baseline)+" in the same round", a.words(m), &m)
+	b.Frame.Width = 920
+	a.add(p.ID, "forest", p.Title, b)
 }
 
 // shares draws who gave the answers.

@@ -52,7 +52,6 @@ type SuiteClaim struct {
 	ID     string `json:"id"` // such as "C1"
 	Text   string `json:"text"`
 	Source string `json:"source"`
-	Reason string `json:"reason,omitempty"` // why no experiment tests it
 }
 
 // Write writes the suite's file into its folder.
@@ -197,11 +196,8 @@ func claimRows(s Suite, c SuiteClaim, summaries map[string]analysis.Summary) (l 
 		}
 	}
 	if len(l) == 0 {
-		why := c.Reason
-		if why == "" {
-			why = "the experiment that tests it has no result here"
-		}
-		l = []suiteRow{{ID: c.ID, Text: c.Text, Source: c.Source, Says: "–", Outcome: analysis.NotTestable, Why: why,
+		l = []suiteRow{{ID: c.ID, Text: c.Text, Source: c.Source, Says: "–", Outcome: analysis.NotTestable,
+			Why:   "the experiment that tests it has no result here",
 			claim: chart.Claim{ID: c.ID, Text: c.Text, Outcome: chart.Missing, Says: string(analysis.NotTestable)}}}
 	}
 	for i := range l {

@@ -77,6 +77,9 @@ const (
 	Shares PictureKind = "shares" // of the answers, by server: a bar for each arm and parameter
 	// the measures of one arm, a line for each, over the varied parameter from the baseline on, and as a table
 	Family PictureKind = "family"
+	// a measure's value in each arm, a bar each, with the change against the baseline in per cent; its ghosts likewise,
+	// the first of them the others' baseline
+	Change PictureKind = "change"
 )
 
 // Axis is a parameter that an experiment varies.

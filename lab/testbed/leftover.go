@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -133,11 +134,19 @@ func unpin(name string) error {
 	return ns.Do(func() error { return mode.Clean(context.Background()) })
 }
 
-// leftGroups lists the cgroups of all runs, below the one that this process is in.
-func leftGroups() ([]string, error) {
-	own, err := cgroup.Own()
-	if err != nil {
-		return nil, nil // no such file system, so nothing in it
+// leftGroups lists the cgroups of all runs, below those that this process is in.
+func leftGroups() (l []string, err error) {
+	if own, err := cgroup.Own(); err == nil { // else there is no such file system, so nothing in it
+		if l, err = filepath.Glob(filepath.Join(own, spacePrefix+"*")); err != nil {
+			return nil, err
+		}
 	}
-	return filepath.Glob(filepath.Join(own, spacePrefix+"*"))
+	quotas, err := cgroup.Quotas(spacePrefix)
+	slices.Sort(l)
+	for _, q := range quotas {
+		if _, both := slices.BinarySearch(l, q); !both { // version 2 has one hierarchy
+			l = append(l, q)
+		}
+	}
+	return l, err
 }

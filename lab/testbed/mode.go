@@ -119,18 +119,33 @@ func (b *Testbed) StartNode(ctx context.Context, arm, mode string, f *Folder,
 	if err != nil {
 		return nil, 0, err
 	}
-	n := &Node{Pair: p, Folder: f, Mode: mode, flags: flags}
-	if err := b.StartAgent(n); err != nil {
+	n := NewNode(p, mode, f, flags...)
+	elapsed, err := b.ServeNode(ctx, n)
+	if err != nil {
 		return nil, 0, err
+	}
+	return n, elapsed, nil
+}
+
+// NewNode returns a node whose agent, not started yet, serves a pair's near end from a folder.
+func NewNode(p *Pair, mode string, f *Folder, flags ...string) *Node {
+	return &Node{Pair: p, Folder: f, Mode: mode, flags: flags}
+}
+
+// ServeNode starts a node's agent, until the testbed is closed, and waits until all is in the kernel and the agent
+// rests. It returns how long after its start the agent was ready.
+func (b *Testbed) ServeNode(ctx context.Context, n *Node) (time.Duration, error) {
+	if err := b.StartAgent(n); err != nil {
+		return 0, err
 	}
 	b.Defer(func() error { n.Agent.End(); return nil })
 	elapsed, err := n.WaitReady(ctx)
 	if err != nil {
-		return nil, 0, err
+		return 0, err
 	}
 	if s, err := n.Status(); err != nil || s.Error != "" || len(s.Failing) > 0 {
-		return nil, 0, errors.Join(err, fmt.Errorf("the agent of %s could not make %d Services true: %s %v", p.Near.Name,
-			f.Cluster.Services, s.Error, s.Failing))
+		return 0, errors.Join(err, fmt.Errorf("the agent of %s could not make %d Services true: %s %v", n.Pair.Near.Name,
+			n.Folder.Cluster.Services, s.Error, s.Failing))
 	}
-	return n, elapsed, n.Agent.Settle(ctx)
+	return elapsed, n.Agent.Settle(ctx)
 }

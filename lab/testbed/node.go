@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,6 +36,7 @@ type Node struct {
 	Folder     *Folder
 	Mode       string
 	Kubeconfig string   // path of a kubeconfig; "": the source is the folder
+	name       string   // in the cluster; "": NodeName
 	flags      []string // of its agent, beyond those that every agent has
 
 	Agent  *Process // nil: none yet
@@ -60,8 +62,8 @@ func (b *Testbed) StartAgent(n *Node) error {
 		return fmt.Errorf("start the agent of %s: %w", n.Pair.Near.Name, err)
 	}
 	command := b.Config.Agent
-	args := append(command[1:len(command):len(command)], "run", "--node", NodeName, "--mode", n.Mode, "--status-address",
-		statusAddress)
+	args := append(command[1:len(command):len(command)], "run", "--node", cmp.Or(n.name, NodeName), "--mode", n.Mode,
+		"--status-address", statusAddress)
 	if n.Kubeconfig != "" {
 		args = append(args, "--kubeconfig", n.Kubeconfig)
 	} else {

@@ -54,6 +54,7 @@ type Pair struct {
 	pod       *netns.Namespace // nil: none
 	servers   []server
 	Agent     *Process        // nil: none, or none yet
+	FarAgent  *Process        // of the far end as a node; nil: none
 	KubeProxy *kubeproxy.Node // nil: none
 	cgroup    string          // folder of the one that holds the node's processes; "": they need none of their own
 	Words     *load.Words     // that the server understands; nil: load's own
@@ -129,13 +130,23 @@ func (p *Pair) Workers() (w load.Workers) {
 	for _, s := range p.servers {
 		w.Servers = append(w.Servers, s)
 	}
-	if p.Agent != nil {
-		w.Agents = []load.Worker{p.Agent}
+	for _, a := range p.agents() {
+		w.Agents = append(w.Agents, a)
 	}
 	if p.KubeProxy != nil {
-		w.Agents = []load.Worker{proxyWorker{p.KubeProxy}}
+		w.Agents = append(w.Agents, proxyWorker{p.KubeProxy})
 	}
 	return w
+}
+
+// agents returns the pair's agents.
+func (p *Pair) agents() (l []*Process) {
+	for _, a := range []*Process{p.Agent, p.FarAgent} {
+		if a != nil {
+			l = append(l, a)
+		}
+	}
+	return l
 }
 
 // proxyWorker is a kube-proxy as a worker: its processor time is counted.
@@ -196,24 +207,7 @@ func (p *Pair) join(ctx context.Context) error {
 }
 
 // addPod makes a pod on the node: a namespace whose device leads to the node, which forwards.
-func (p *Pair) addPod(ctx context.Context) (err error) {
-	if p.pod, err = NewNamespace(strings.TrimSuffix(p.Near.Name, nodeSuffix) + "-pod"); err != nil {
-		return err
-	}
-	err = DialLink(p.Near, func(c *link.Conn) error {
-		dev, err := c.AddVeth(link.End{Name: PodDevice, MAC: net.HardwareAddr(gatewayMAC[:])},
-			link.End{Name: "eth0", MAC: net.HardwareAddr(clientMAC[:])}, p.pod)
-		if err != nil {
-			return err
-		}
-		return errors.Join(
-			c.PutNeighbour(link.Neighbour{Dev: dev, Addr: podAddr, MAC: clientMAC}),
-			route.PutIn(p.Near, route.Route{To: netip.PrefixFrom(podAddr, podAddr.BitLen()), Dev: dev}))
-	})
-	return errors.Join(err,
-		sysctl.Set(p.Near, sysctl.Setting{Name: "net/ipv4/ip_forward", Value: "1"}),
-		Plug(ctx, p.pod, []netip.Addr{podAddr}, gateway, gatewayMAC))
-}
+func (p *Pair) addPod(ctx context.Context) error { return p.addPodBy(ctx, PathVeth) }
 
 // Plug brings a namespace's eth0 up with addresses and a default route via the other end.
 func Plug(ctx context.Context, ns *netns.Namespace, addrs []netip.Addr, via netip.Addr, mac [6]byte) error {
@@ -242,7 +236,12 @@ var Everywhere = netip.AddrPortFrom(netip.IPv4Unspecified(), ServerPort)
 
 // Serve starts a server at a place in the far namespace.
 func (p *Pair) Serve(thread load.Thread, at netip.AddrPort, sizes load.Sizes, id byte) error {
-	s, err := load.Serve(load.ServerConfig{Thread: thread, Sizes: sizes, ID: id, Listen: []netip.AddrPort{at}})
+	return p.ServeAs(load.ServerConfig{Thread: thread, Sizes: sizes, ID: id, Listen: []netip.AddrPort{at}})
+}
+
+// ServeAs starts a server.
+func (p *Pair) ServeAs(c load.ServerConfig) error {
+	s, err := load.Serve(c)
 	if err == nil {
 		p.servers = append(p.servers, s)
 	}

@@ -154,8 +154,8 @@ func (b *Testbed) Isolate(remark func(string)) error {
 			"between, and connect() scatters more.")
 	}
 	for _, p := range b.Pairs {
-		if p.Agent != nil {
-			if err := pin(p.Agent.Child.PID, b.CPUs.rest); err != nil {
+		for _, a := range p.agents() {
+			if err := pin(a.Child.PID, b.CPUs.rest); err != nil {
 				return err
 			}
 		}

@@ -2,6 +2,7 @@ package testbed
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -109,8 +110,8 @@ func (t *Traffic) order(o Operation) []*Pair {
 // block runs one operation in one arm and records the block.
 func (t *Traffic) block(ctx context.Context, round int, p *Pair, o Operation) error {
 	s, trace, err := o.Load(ctx, p, o.Targets(p))
-	if err == nil && p.Agent != nil {
-		err = p.Agent.Err()
+	for _, a := range p.agents() {
+		err = errors.Join(err, a.Err())
 	}
 	if err != nil {
 		return err

@@ -1,0 +1,53 @@
+package link
+
+import (
+	"flag"
+	"net"
+	"net/netip"
+	"testing"
+
+	"fairlead.dev/fairlead/sandbox/vm/vmtest"
+)
+
+// secondKernel reports that these tests run in the second kernel, which has ipvlan, netkit and IPIP.
+var secondKernel = flag.Bool("second-kernel", false, "run the tests that need ipvlan, netkit and IPIP here")
+
+func TestInSecondKernel(t *testing.T) {
+	if !*secondKernel {
+		vmtest.Run(t, "fairlead.dev/fairlead/kernel/link", "^TestInSecondKernel$", "-second-kernel")
+		return
+	}
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 9}
+	for _, kind := range []string{"ipvlan l2", "ipvlan l3", "netkit"} {
+		_, c := space(t)
+		pod, inPod := space(t)
+		wire, _ := space(t)
+		dev, err := c.AddVeth(End{Name: "eth0"}, End{Name: "eth0"}, wire)
+		check(t, err)
+		switch kind {
+		case "netkit":
+			_, err = c.AddNetkit(End{Name: "near", MAC: mac}, End{Name: "pod", MAC: mac}, pod)
+		default:
+			err = c.AddIPVLAN(dev, kind == "ipvlan l3", End{Name: "pod"}, pod)
+		}
+		check(t, err)
+		check(t, inPod.Up(index(t, inPod, "pod")))
+	}
+	_, c := space(t)
+	dev, err := c.AddIPIP("tunnel", netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
+	if check(t, err); index(t, c, "tunnel") != dev {
+		t.Error("the tunnel has another index")
+	}
+}
+
+func TestMACVLAN(t *testing.T) {
+	_, c := space(t)
+	pod, inPod := space(t)
+	wire, _ := space(t)
+	dev, err := c.AddVeth(End{Name: "eth0"}, End{Name: "eth0"}, wire)
+	check(t, err, c.AddMACVLAN(dev, End{Name: "pod", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}}, pod))
+	check(t, inPod.Up(index(t, inPod, "pod")))
+	if err := c.AddMACVLAN(dev, End{Name: "pod"}, pod); err == nil {
+		t.Error("two devices have one name")
+	}
+}
