@@ -28,7 +28,7 @@ type engineChanges struct {
 	box, file string
 	now       atomic.Pointer[string] // the change that is under way
 	denied    atomic.Int64           // connections that were refused an answer
-	allowed   atomic.Int64           // answers to what may ask
+	allowed   atomic.Int64           // answers to what is allowed
 	mu        sync.Mutex
 	failures  []string
 }
@@ -68,7 +68,8 @@ func TestPolicyEngineChanges(t *testing.T) {
 func (c *engineChanges) configure(engine string) {
 	c.t.Helper()
 	c.now.CompareAndSwap(nil, &engine)
-	text := "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\npolicy: {mode: Enforce, engine: " + engine + "}\n"
+	text := "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\n" +
+		"policy: {mode: Enforce, engine: " + engine + "}\n"
 	err := os.WriteFile(c.file+".new", []byte(text), 0o644)
 	if err = errors.Join(err, os.Rename(c.file+".new", c.file)); err != nil {
 		c.t.Fatal(err)
@@ -115,7 +116,7 @@ func (c *engineChanges) fail(err error) {
 	c.failures = append(c.failures, *c.now.Load()+": "+err.Error())
 }
 
-// forbidden opens connections that are denied. An answer to one would come within a fraction of the time that is waited.
+// forbidden opens connections that are denied. An answer would come within a fraction of the time that it waits.
 func (c *engineChanges) forbidden(ctx context.Context) error {
 	for ctx.Err() == nil {
 		conn, err := (&net.Dialer{Timeout: 5 * time.Millisecond}).Dial("tcp", database)
@@ -133,7 +134,7 @@ func (c *engineChanges) fresh(ctx context.Context) error {
 	for ctx.Err() == nil {
 		conn, err := net.DialTimeout("tcp", database, replyTimeout)
 		if err == nil {
-			err = errors.Join(c.ask(conn), conn.Close())
+			err = errors.Join(c.exchange(conn), conn.Close())
 		}
 		if err != nil {
 			return fmt.Errorf("a new connection: %w", err)
@@ -142,7 +143,7 @@ func (c *engineChanges) fresh(ctx context.Context) error {
 	return nil
 }
 
-// open has a connection for each change so far, and asks by all of them in turn.
+// open has a connection for each change so far, and uses all of them in turn.
 func (c *engineChanges) open(ctx context.Context) (err error) {
 	open := map[string]net.Conn{}
 	for ctx.Err() == nil {
@@ -153,7 +154,7 @@ func (c *engineChanges) open(ctx context.Context) (err error) {
 			defer open[since].Close()
 		}
 		for since, conn := range open {
-			if err := c.ask(conn); err != nil {
+			if err := c.exchange(conn); err != nil {
 				return fmt.Errorf("open since %s: %w", since, err)
 			}
 		}
@@ -161,8 +162,8 @@ func (c *engineChanges) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// ask asks for an answer by a connection.
-func (c *engineChanges) ask(conn net.Conn) error {
+// exchange sends a line by a connection and reads the answer.
+func (c *engineChanges) exchange(conn net.Conn) error {
 	conn.SetDeadline(time.Now().Add(replyTimeout))
 	if _, err := io.WriteString(conn, "?\n"); err != nil {
 		return err
