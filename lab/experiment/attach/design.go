@@ -19,8 +19,8 @@ func (t *trial) Design() result.Design {
 		Vary: result.Axis{Param: families, Title: "address families", Short: "families"},
 		Arms: t.arms(), Baseline: armFairlead, Again: armAgain, Margin: 0.05, Rounds: p.Rounds,
 		Measures: []result.Measure{
-			{ID: "add", Title: "ADD", Unit: "ms", Stat: result.P50, Ratio: true, Text: "from the plugin's start to its end: the " +
-				"pod has addresses and routes; the median of a block"},
+			{ID: "add", Title: "ADD", Unit: "ms", Stat: result.P50, Ratio: true,
+				Text: "from the plugin's start to its end: the pod has addresses and routes; the median of a block"},
 			{ID: "del", Title: "DEL", Unit: "ms", Stat: result.P50, Ratio: true, Text: "likewise: the pod's device is gone"},
 			{ID: "burst", Title: fmt.Sprintf("%d ADDs at once", p.Standing), Unit: "ms", Stat: result.Value,
 				Text: "as a node starts: from the first plugin's start to the last one's end; once"},
