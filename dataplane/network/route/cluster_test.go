@@ -353,7 +353,7 @@ func (c *cluster) differs(n *node) string {
 		}
 	}
 	for k := range held {
-		if !wanted[k] && k.Kind != KindSetting {
+		if !wanted[k] {
 			why = append(why, fmt.Sprintf("%s is there and not wanted", k))
 		}
 	}

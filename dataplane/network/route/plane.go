@@ -69,12 +69,6 @@ func (p *Plane) Close() error {
 
 // Read implements dataplane.Plane.
 func (p *Plane) Read(context.Context) (l []Fact, err error) {
-	for i, f := range p.settings {
-		text, err := f.Get()
-		if n, failed := strconv.ParseUint(text, 10, 32); err == nil && failed == nil && n > 0 {
-			l = append(l, Fact{Key: Key{Kind: KindSetting, Name: settings[i]}, Value: Value{Number: uint32(n)}})
-		}
-	}
 	names, err := link.Names(p.s)
 	if err != nil {
 		return nil, err
@@ -92,7 +86,23 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 		seen[r.To] = true
 	}
 	p.observe(l, names)
-	return append(l, tunnel...), err
+	return append(append(l, p.readSettings(routes)...), tunnel...), err
+}
+
+// readSettings reads the settings of the families that have routes. Those of others are not this plane's, even if they
+// have the value that it would write.
+func (p *Plane) readSettings(routes []route.Route) (l []Fact) {
+	for i, f := range p.settings {
+		ours := func(r route.Route) bool { return family(r.To.Addr()) == i }
+		if !slices.ContainsFunc(routes, ours) {
+			continue
+		}
+		text, err := f.Get()
+		if n, failed := strconv.ParseUint(text, 10, 32); err == nil && failed == nil && n > 0 {
+			l = append(l, Fact{Key: Key{Kind: KindSetting, Name: settings[i]}, Value: Value{Number: uint32(n)}})
+		}
+	}
+	return l
 }
 
 func readRoute(r route.Route, names map[int]string) Fact {

@@ -3,6 +3,7 @@ package route
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os/exec"
 	"runtime"
@@ -14,6 +15,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
+	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/network"
 )
@@ -183,10 +185,46 @@ func TestCleanLeavesNothing(t *testing.T) {
 	facts, err := other.Read(t.Context())
 	c.must(err)
 	for _, f := range facts {
-		if f.Key.Kind != KindSetting {
-			t.Errorf("%s is left", f.Key)
+		t.Errorf("%s is left", f.Key)
+	}
+}
+
+// A node forwards IPv6 for another program, and its pods have IPv4 alone: what is read is what was rendered.
+func TestForwardingOfAnotherFamilyIsNoDrift(t *testing.T) {
+	ns := netnstest.New(t)
+	for _, value := range []string{"0", "1"} {
+		err := sysctl.Set(ns, sysctl.Setting{Name: settings[0], Value: value}, sysctl.Setting{Name: settings[1], Value: "1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = ns.Do(func() error {
+			p, err := New()
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			want := p.Render(&model.Network{Ranges: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}})
+			if err := p.Write(t.Context(), want, nil); err != nil {
+				return err
+			}
+			got, err := p.Read(t.Context())
+			if !maps.Equal(byKey(want), byKey(got)) {
+				t.Errorf("ip_forward was %s: got %v, want %v", value, byKey(got), byKey(want))
+			}
+			return errors.Join(err, p.Clean(t.Context()))
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
 	}
+}
+
+func byKey(facts []Fact) map[Key]Value {
+	m := map[Key]Value{}
+	for _, f := range facts {
+		m[f.Key] = f.Value
+	}
+	return m
 }
 
 func TestRefusedFactsAreNamed(t *testing.T) {
