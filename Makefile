@@ -95,6 +95,15 @@ test-kubeproxy: root packages ## the lab's subject kube-proxy: builds the real o
 test-cluster: root packages ## the agent against a real etcd, kube-apiserver and EndpointSlice controller: builds them once (minutes), then takes one or two
 	$(MAKE) -C test/cluster test
 
+.PHONY: test-cluster-nodes
+test-cluster-nodes: root packages ## two nodes with real kubelets and containers on the agent's network: builds them once (many minutes), then takes one or two
+	$(MAKE) -C test/cluster test-nodes
+
+.PHONY: cluster
+cluster: root packages ## a real Kubernetes cluster of three nodes on this machine: builds its programs once (minutes), then starts it: ARGS="--nodes 2"
+	$(MAKE) -C test/cluster programs
+	bin/fairlead cluster up $(ARGS)
+
 .PHONY: test-deploy
 test-deploy: root packages binaries ## the Helm chart, the image, and both together on a real control plane (built once, minutes): two minutes
 	cd deploy && $(GO) vet -mod=mod ./... && $(GO) test -mod=mod -count 1 -timeout 5m ./...
@@ -122,7 +131,7 @@ bench: root ## Go benchmarks of the data plane, the resolver, the loop and the s
 	$(GO) test -run '^$$' -bench . ./dataplane/... ./resolve/... ./reconcile/... ./source/...
 
 PACKAGES := nftables iproute2 iptables ipset gcc libc6-dev qemu-system-x86 qemu-system-common kmod
-test-cluster test-deploy: PACKAGES += runc
+test-cluster test-cluster-nodes test-deploy cluster: PACKAGES += runc
 .PHONY: packages
 packages: # Debian packages that tests need: nft and ip look from outside, gcc serves the race detector, qemu the second kernel
 	@missing=; for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \

@@ -86,7 +86,7 @@ and measures on your own machine what that costs.
 	add("node", runCommand(), flowsCommand(), migrateCommand(), cleanCommand())
 	add("look", showCommand(), planCommand(), explainCommand(), policyCommand(), traceCommand(), modesCommand(),
 		adviseCommand())
-	add("box", sandboxCommand(), labCommand())
+	add("box", sandboxCommand(), clusterCommand(), labCommand())
 	c.AddCommand(versionCommand())
 	wrapHelp(c)
 	return c

@@ -234,14 +234,14 @@ func clearSandbox(c *cobra.Command, name, dir string) ([]source.Object, error) {
 }
 
 // progress shows on a terminal how far a sandbox is built, and nothing elsewhere.
-func progress(w io.Writer) func(done, total int) {
+func progress(w io.Writer) func(daemon.Event) {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return func(int, int) {}
+		return func(daemon.Event) {}
 	}
-	return func(done, total int) {
-		fmt.Fprintf(w, "\r\033[Kbuilding: %d of %d hosts", done, total)
-		if done == total {
+	return func(e daemon.Event) {
+		fmt.Fprintf(w, "\r\033[Kbuilding: %d of %d hosts", e.Done, e.Total)
+		if e.Done == e.Total {
 			fmt.Fprint(w, "\r\033[K")
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -29,8 +30,10 @@ type Host interface{ Do(func() error) error }
 type Options struct {
 	Program string // its first argument says which of the three it is
 	Host    Host
-	Address netip.Addr // one of the host's, at which API servers listen
-	Dir     string     // absolute path of a folder that exists: data, certificates, kubeconfigs, logs
+	Address netip.Addr     // one of the host's, at which API servers listen
+	Dir     string         // absolute path of a folder that exists: data, certificates, kubeconfigs, logs
+	Node    string         // kube-controller-manager and kube-scheduler by its first argument, for StartManager
+	Pods    []netip.Prefix // ranges from which StartManager assigns podCIDRs
 }
 
 // Plane is a control plane.
@@ -75,11 +78,39 @@ func (p *Plane) StartControllers() error {
 	return p.start("endpointslice-controller", "endpointslice-controller", "--kubeconfig="+kubeconfig)
 }
 
+// StartManager starts kube-controller-manager, which assigns podCIDRs to Nodes, and kube-scheduler. It needs
+// Options.Node, with which API servers also demand service accounts of Pods, limit kubelets to their Nodes and publish
+// themselves as endpoints of default/kubernetes.
+func (p *Plane) StartManager() error {
+	kubeconfig, err := p.Kubeconfig("manager", First, "system:masters")
+	if err != nil {
+		return err
+	}
+	var ranges []string
+	for _, r := range p.Pods {
+		ranges = append(ranges, r.String())
+	}
+	return errors.Join(
+		p.startProgram("kube-controller-manager", p.Node, "kube-controller-manager", "--kubeconfig="+kubeconfig,
+			"--leader-elect=false", "--bind-address=127.0.0.1", "--cert-dir="+p.Dir, "--allocate-node-cidrs",
+			"--cluster-cidr="+strings.Join(ranges, ","), "--service-cluster-ip-range="+services,
+			"--root-ca-file="+p.File("ca.crt"), "--service-account-private-key-file="+p.File("server.key")),
+		p.startProgram("kube-scheduler", p.Node, "kube-scheduler", "--kubeconfig="+kubeconfig, "--leader-elect=false",
+			"--bind-address=127.0.0.1", "--cert-dir="+p.Dir))
+}
+
+// services is the range of ClusterIPs, kubernetes the first of them, which is that of Service default/kubernetes.
+const services, kubernetes = "10.96.0.0/12", "10.96.0.1"
+
 // ServerName names the process of an API server, for Kill.
 func ServerName(port int) string { return fmt.Sprintf("kube-apiserver-%d", port) }
 
 // StartServer starts an API server and waits until it is ready.
 func (p *Plane) StartServer(ctx context.Context, port int) error {
+	admission, authorization, endpoints := "--disable-admission-plugins=ServiceAccount", "RBAC", "none"
+	if p.Node != "" {
+		admission, authorization, endpoints = "--enable-admission-plugins=NodeRestriction", "Node,RBAC", "lease"
+	}
 	err := p.start(ServerName(port), "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379",
 		fmt.Sprintf("--secure-port=%d", port),
 		"--bind-address="+p.Address.String(), "--advertise-address="+p.Address.String(),
@@ -87,9 +118,11 @@ func (p *Plane) StartServer(ctx context.Context, port int) error {
 		"--client-ca-file="+p.File("ca.crt"),
 		"--service-account-issuer=https://cluster.test", "--service-account-key-file="+p.File("server.key"),
 		"--service-account-signing-key-file="+p.File("server.key"),
-		"--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=RBAC", "--allow-privileged=true",
-		"--disable-admission-plugins=ServiceAccount",
-		"--enable-priority-and-fairness=false", "--endpoint-reconciler-type=none", "--cert-dir="+p.Dir)
+		"--service-cluster-ip-range="+services, "--authorization-mode="+authorization, "--allow-privileged=true",
+		admission, "--kubelet-preferred-address-types=InternalIP",
+		"--kubelet-client-certificate="+p.File("kubelet-client.crt"),
+		"--kubelet-client-key="+p.File("kubelet-client.key"),
+		"--enable-priority-and-fairness=false", "--endpoint-reconciler-type="+endpoints, "--cert-dir="+p.Dir)
 	if err != nil {
 		return err
 	}
@@ -127,11 +160,16 @@ func (p *Plane) certify() (err error) {
 	if p.CA, err = pki.New(); err != nil {
 		return err
 	}
-	server, err := p.CA.Server(24*time.Hour, p.Address, netip.MustParseAddr("127.0.0.1"))
+	server, err := p.CA.Server(24*time.Hour, p.Address, netip.MustParseAddr("127.0.0.1"),
+		netip.MustParseAddr(kubernetes))
 	if err != nil {
 		return err
 	}
 	admin, err := p.CA.Client("admin", "system:masters")
+	if err != nil {
+		return err
+	}
+	kubelets, err := p.CA.Client("kube-apiserver", "system:masters")
 	if err != nil {
 		return err
 	}
@@ -141,6 +179,7 @@ func (p *Plane) certify() (err error) {
 		DialContext: p.dial, TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{admin.TLS()}},
 		ForceAttemptHTTP2: true}}
 	return errors.Join(server.Write(p.File("server.crt"), p.File("server.key")),
+		kubelets.Write(p.File("kubelet-client.crt"), p.File("kubelet-client.key")),
 		os.WriteFile(p.File("ca.crt"), p.CA.PEM(), 0o644))
 }
 
@@ -156,15 +195,33 @@ func (p *Plane) dial(ctx context.Context, network, address string) (conn net.Con
 
 // Kubeconfig writes one for a user of groups, and returns its path.
 func (p *Plane) Kubeconfig(user string, port int, groups ...string) (string, error) {
-	c, err := p.CA.Client(user, groups...)
+	text, err := p.KubeconfigAt(netip.AddrPortFrom(p.Address, uint16(port)), user, groups...)
 	if err != nil {
 		return "", err
 	}
 	name := p.File(fmt.Sprintf("%s-%d", user, port))
-	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: "https://%s:%d", certificate-authority: ca.crt}}],
-users: [{name: u, user: {client-certificate: %s.crt, client-key: %[3]s.key}}], contexts: [{name: x, context: {cluster: c, user: u}}], current-context: x}`,
-		p.Address, port, filepath.Base(name))
-	return name, errors.Join(c.Write(name+".crt", name+".key"), os.WriteFile(name, []byte(text), 0o600))
+	return name, os.WriteFile(name, text, 0o600)
+}
+
+// KubeconfigAt returns the text of one for a user of groups who reaches an API server at that address. It refers to no
+// other file.
+func (p *Plane) KubeconfigAt(server netip.AddrPort, user string, groups ...string) ([]byte, error) {
+	c, err := p.CA.Client(user, groups...)
+	if err != nil {
+		return nil, err
+	}
+	key, err := c.KeyPEM()
+	if err != nil {
+		return nil, err
+	}
+	in64 := base64.StdEncoding.EncodeToString
+	return fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+clusters: [{name: fairlead, cluster: {server: "https://%s", certificate-authority-data: %s}}]
+users: [{name: %q, user: {client-certificate-data: %s, client-key-data: %s}}]
+contexts: [{name: fairlead, context: {cluster: fairlead, user: %[3]q}}]
+current-context: fairlead
+`, server, in64(p.CA.PEM()), user, in64(c.PEM()), in64(key)), nil
 }
 
 // Call queries an API server for something, as its administrator, and reads the answer into a value, which may be nil.

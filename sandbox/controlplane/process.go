@@ -8,14 +8,18 @@ import (
 	"fairlead.dev/fairlead/kernel/child"
 )
 
-// start starts one of the programs under a name, in the host's namespace.
+// start starts the program under a name, in the host's namespace.
 func (p *Plane) start(name string, args ...string) error {
+	return p.startProgram(name, p.Program, args...)
+}
+
+func (p *Plane) startProgram(name, program string, args ...string) error {
 	log, err := os.OpenFile(p.File(name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
 	defer log.Close() // the child has its own
-	cmd := exec.Command(p.Program, args...)
+	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	r, err := child.Start(cmd, p.Host.Do)
 	if err != nil {

@@ -224,6 +224,9 @@ func (d *daemon) publish(change func(*Status)) {
 	}
 }
 
+// Publish writes the status of the daemon of that name, which is this process.
+func Publish(name string, s Status) error { return s.write(name) }
+
 func (s Status) write(name string) error {
 	b, err := json.Marshal(s)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 // Event is what a daemon tells whoever started it, a line of JSON each.
 type Event struct {
 	Done, Total int    // hosts built
+	Step        string // for people: what is done, where that is not hosts
 	Up          bool   // the last of a good start
 	Error       string // the last of a bad one
 }
@@ -44,14 +45,14 @@ func Events(fd int) func(Event) {
 // Start runs this very program with args in the background, as the daemon of the sandbox of that name, and waits until
 // the sandbox is up. What the program prints goes to sandbox.log in Folder. Where it ends before, or ctx does, nothing
 // is left of it.
-func Start(ctx context.Context, name string, args []string, progress func(done, total int)) error {
+func Start(ctx context.Context, name string, args []string, progress func(Event)) error {
 	if err := start(ctx, name, args, progress); err != nil {
 		return fmt.Errorf("start sandbox %s: %w", name, err)
 	}
 	return nil
 }
 
-func start(ctx context.Context, name string, args []string, progress func(done, total int)) error {
+func start(ctx context.Context, name string, args []string, progress func(Event)) error {
 	if err := os.MkdirAll(Folder(name), 0o755); err != nil {
 		return err
 	}
@@ -88,7 +89,7 @@ func start(ctx context.Context, name string, args []string, progress func(done, 
 }
 
 // follow passes progress on until the sandbox is up.
-func follow(events io.Reader, progress func(done, total int)) error {
+func follow(events io.Reader, progress func(Event)) error {
 	for in := json.NewDecoder(events); ; {
 		var e Event
 		if err := in.Decode(&e); err != nil {
@@ -100,7 +101,7 @@ func follow(events io.Reader, progress func(done, total int)) error {
 		case e.Up:
 			return nil
 		}
-		progress(e.Done, e.Total)
+		progress(e)
 	}
 }
 

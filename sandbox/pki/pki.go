@@ -86,12 +86,20 @@ func (p Pair) TLS() tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{p.Cert.Raw}, PrivateKey: p.Key}
 }
 
-// Write writes the certificate and the key as PEM. Only the owner may read the key.
-func (p Pair) Write(cert, key string) error {
+// KeyPEM returns the key as text.
+func (p Pair) KeyPEM() ([]byte, error) {
 	der, err := x509.MarshalECPrivateKey(p.Key)
 	if err != nil {
-		return fmt.Errorf("pki: %w", err)
+		return nil, fmt.Errorf("pki: %w", err)
 	}
-	text := pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
+	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
+}
+
+// Write writes the certificate and the key as PEM. Only the owner may read the key.
+func (p Pair) Write(cert, key string) error {
+	text, err := p.KeyPEM()
+	if err != nil {
+		return err
+	}
 	return errors.Join(os.WriteFile(key, text, 0o600), os.WriteFile(cert, p.PEM(), 0o644))
 }

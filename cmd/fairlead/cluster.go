@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/sandbox"
+	"fairlead.dev/fairlead/sandbox/daemon"
+	"fairlead.dev/fairlead/sandbox/kubernetes"
+)
+
+// clusterCommand is a real Kubernetes on this machine.
+func clusterCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "cluster",
+		Short: "Run a real Kubernetes cluster on this machine, with Fairlead as its network",
+		Long: `Run a real Kubernetes cluster on this machine, with Fairlead as its network: etcd, kube-apiserver,
+kube-controller-manager, kube-scheduler, CoreDNS, and on each node containerd, kubelet and an agent, in namespaces
+of their own. "make cluster" builds the programs, once, and starts three nodes. Nothing is kept when the cluster
+goes down.`,
+	}
+	return holds(c, clusterUp(), clusterServe(), clusterMachine(), clusterDown())
+}
+
+// clusterDir is where clusters keep their files; each has a folder of its name.
+const clusterDir = "/var/lib/fairlead/clusters"
+
+// clusterPrograms adds the flags that name programs.
+func clusterPrograms(c *cobra.Command) func() (kubernetes.Programs, error) {
+	var folder string
+	cache, _ := os.UserCacheDir()
+	c.Flags().StringVar(&folder, "programs", filepath.Join(cache, "fairlead"),
+		"folder of the programs that `make cluster` builds")
+	return func() (kubernetes.Programs, error) { return findPrograms(folder) }
+}
+
+// findPrograms returns the paths of the programs in a folder, of the newest version each.
+func findPrograms(folder string) (p kubernetes.Programs, err error) {
+	newest := func(pattern string) string {
+		found, _ := filepath.Glob(filepath.Join(folder, pattern))
+		if len(found) == 0 {
+			err = errors.Join(err, fmt.Errorf("find %s in %s: no such program: build it with `make cluster`", pattern, folder))
+			return ""
+		}
+		return found[len(found)-1]
+	}
+	p.ControlPlane, p.Node, p.Containerd = newest("control-plane-v*"), newest("node-v*"), newest("containerd-v*")
+	p.CoreDNS = newest("coredns-v*")
+	runc, lack := exec.LookPath("runc")
+	if lack != nil {
+		err = errors.Join(err, fmt.Errorf("find runc: %w: install the package runc", lack))
+	}
+	p.Runc = runc
+	self, lack := os.Executable()
+	p.Agent, p.Plugin = self, filepath.Join(filepath.Dir(self), "fairlead-cni")
+	if _, no := os.Stat(p.Plugin); no != nil {
+		err = errors.Join(err, fmt.Errorf("find the CNI plugin: %w: build it with `make build`", no))
+	}
+	return p, errors.Join(err, lack)
+}
+
+func clusterUp() *cobra.Command {
+	var name string
+	var nodes int
+	var images []string
+	c := &cobra.Command{
+		Use:   "up [-- AGENT FLAGS]",
+		Short: "Start a cluster and keep it up in the background",
+		Long: `Start a cluster and keep it up in the background. Flags after -- go to every node's "fairlead run", such as
+--mode ebpf.`,
+		Example: `  fairlead cluster up --nodes 3
+  fairlead cluster up --nodes 2 -- --mode ebpf --policy-mode Enforce`,
+	}
+	programs := clusterPrograms(c)
+	c.Flags().StringVar(&name, "name", "cluster", "name of the cluster: a letter, then letters and digits")
+	c.Flags().IntVar(&nodes, "nodes", 3, "how many nodes")
+	c.Flags().StringArrayVar(&images, "image", nil, "archive of an image that every node gets, as `docker save` or "+
+		"`make image` writes it; may be given several times")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if err := needRoot(c); err != nil {
+			return err
+		}
+		if nodes < 1 || nodes > 100 {
+			return fmt.Errorf("--nodes %d: must be from 1 to 100", nodes)
+		}
+		if _, err := programs(); err != nil {
+			return err
+		}
+		if s, err := sandbox.StateOf(name); err == nil && s.Alive() {
+			return fmt.Errorf("cluster %s is up already: take it down first with fairlead cluster down --name %[1]s", name)
+		}
+		began := time.Now()
+		serve := []string{"cluster", "serve", "--name", name, "--nodes", strconv.Itoa(nodes), "--programs",
+			c.Flag("programs").Value.String(), "--events", strconv.Itoa(daemon.EventsFD)}
+		for _, i := range images {
+			at, err := filepath.Abs(i)
+			if err != nil {
+				return err
+			}
+			serve = append(serve, "--image", at)
+		}
+		step := func(e daemon.Event) { fmt.Fprintln(c.ErrOrStderr(), e.Step) }
+		if err := daemon.Start(c.Context(), name, append(append(serve, "--"), args...), step); err != nil {
+			return err
+		}
+		fmt.Fprintf(out(c), `Cluster %s is up after %s: %d nodes.
+
+Try:
+  export KUBECONFIG=%s
+  kubectl get nodes -o wide
+  fairlead sandbox exec --name %[1]s a -- fairlead show
+  fairlead cluster down --name %[1]s
+`, name, time.Since(began).Round(time.Second), nodes, filepath.Join(clusterDir, name, "kubeconfig"))
+		return nil
+	}
+	return c
+}
+
+// clusterServe is the process that holds a cluster.
+func clusterServe() *cobra.Command {
+	var o kubernetes.Options
+	var fd int
+	c := &cobra.Command{
+		Use: "serve", Short: "Hold a cluster in the foreground until told to end", Hidden: true,
+	}
+	programs := clusterPrograms(c)
+	c.Flags().StringVar(&o.Name, "name", "cluster", "")
+	c.Flags().IntVar(&o.Nodes, "nodes", 3, "")
+	c.Flags().StringArrayVar(&o.Images, "image", nil, "")
+	c.Flags().IntVar(&fd, "events", 0, "")
+	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		onEvent := func(daemon.Event) {}
+		if fd > 0 {
+			onEvent = daemon.Events(fd)
+		}
+		defer func() {
+			if err != nil {
+				onEvent(daemon.Event{Error: err.Error()})
+			}
+		}()
+		if o.Programs, err = programs(); err != nil {
+			return err
+		}
+		o.Agent, o.Dir = args, filepath.Join(clusterDir, o.Name)
+		if err := os.MkdirAll(o.Dir, 0o755); err != nil {
+			return err
+		}
+		o.Progress = func(step string) { onEvent(daemon.Event{Step: step}) }
+		ctx, stop := signal.NotifyContext(c.Context(), unix.SIGTERM, unix.SIGINT)
+		defer stop()
+		if err := daemon.Publish(o.Name, daemon.Status{Follows: "its own API server", Since: time.Now()}); err != nil {
+			return err
+		}
+		cluster, err := kubernetes.Up(ctx, o)
+		if err != nil {
+			return err
+		}
+		onEvent(daemon.Event{Up: true})
+		<-ctx.Done()
+		return errors.Join(cluster.Down(), os.RemoveAll(daemon.Folder(o.Name)))
+	}
+	return c
+}
+
+// clusterMachine is a node's first process.
+func clusterMachine() *cobra.Command {
+	return &cobra.Command{
+		Use: "machine JSON", Short: "Be a node of a cluster", Hidden: true, Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error { return kubernetes.Boot(args[0]) },
+	}
+}
+
+func clusterDown() *cobra.Command {
+	var name string
+	c := &cobra.Command{
+		Use:   "down",
+		Short: "Take a cluster down; nothing of it is left",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := needRoot(c); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
+			defer cancel()
+			if err := daemon.Stop(ctx, name); err != nil && !daemon.Absent(err) {
+				return err
+			}
+			if err := kubernetes.Remove(name, filepath.Join(clusterDir, name)); err != nil {
+				return err
+			}
+			fmt.Fprintf(out(c), "cluster %s is down\n", name)
+			return nil
+		},
+	}
+	c.Flags().StringVar(&name, "name", "cluster", "name of the cluster")
+	return c
+}

@@ -1,0 +1,2 @@
+// Package nodes tests a real cluster, as `fairlead cluster up` makes it, with real kubelets and containers.
+package nodes
