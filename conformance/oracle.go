@@ -15,6 +15,8 @@ type assessment struct {
 	node    string
 	packet  verdict.Packet
 	outcome verdict.Verdict // with what policies make of it on all nodes of its path
+	// which of its addresses a node's kernel has a masqueraded packet come from decides about it on another node
+	uncertain bool
 }
 
 // assess queries verdict what becomes of a packet: on the node where it enters and, if that lets it pass, on the node

@@ -77,11 +77,22 @@ func (w *testbed) beyond(
 	if o.Verdict == model.VerdictDrop || m == nil || m.Node == "" || m.Node == j.node {
 		return o
 	}
-	p := j.packet
-	if p.Dst = to; masqueraded {
-		p.Src = netip.AddrPortFrom(memberNamed("node-"+j.node).addr(to.Addr().Is6()), p.Src.Port())
+	p, policies := j.packet, w.agents[m.Node].services.Policies
+	p.Dst = to
+	if !masqueraded {
+		return verdict.Ingress(policies, p, o)
 	}
-	return verdict.Ingress(w.agents[m.Node].services.Policies, p, o)
+	var outcomes []verdict.PolicyOutcome
+	for _, a := range memberNamed("node-" + j.node).Addrs {
+		if a.Is6() == to.Addr().Is6() {
+			p.Src = netip.AddrPortFrom(a, p.Src.Port())
+			outcomes = append(outcomes, verdict.Ingress(policies, p, o))
+		}
+	}
+	for _, other := range outcomes[1:] {
+		j.uncertain = j.uncertain || other.Verdict != outcomes[0].Verdict
+	}
+	return outcomes[0]
 }
 
 // denied reports whether policies drop the packet, wherever it goes.

@@ -107,11 +107,11 @@ func (p probe) request(ctx context.Context, wait time.Duration) (a echo.Reply, e
 	return a, err
 }
 
-// from returns how to ask: from the client's address where it is not the first, and from a port that was not used
-// before, unless the client has one: the kernel may still know a connection of one that was.
+// from returns how to ask: from the client's address where that may not be the kernel's choice, and from a port that
+// was not used before, unless the client has one: the kernel may still know a connection of one that was.
 func (p probe) from() echo.Options {
 	var addr netip.Addr
-	if m := memberNamed(p.c.Name); p.c.Addr != m.addr(p.l.To.Addr().Is6()) {
+	if m := memberNamed(p.c.Name); p.c.Addr != m.addr(p.l.To.Addr().Is6()) || p.chooses() {
 		addr = p.c.Addr
 	}
 	port := p.c.Port
@@ -119,6 +119,13 @@ func (p probe) from() echo.Options {
 		port = p.w.port()
 	}
 	return echo.Options{From: netip.AddrPortFrom(addr, port), Size: p.l.Size}
+}
+
+// chooses reports whether the packet is one of a node's to another node, whose kernel prefers the one of its addresses
+// that is closest to the destination.
+func (p probe) chooses() bool {
+	at := nodeOf(p.l.To.Addr())
+	return memberNamed(p.c.Name).isNode() && at != "" && at != memberNamed(p.c.Name).Node
 }
 
 // port returns the client ports from 10000 to 59999, one after the other, round and round: past those that the cast

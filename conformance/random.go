@@ -231,7 +231,7 @@ func (w *testbed) fares(ctx context.Context, l *packetLine, thorough bool) (sent
 	c := l.Clients[0]
 	j := w.assess(c, l.To, l.Proto, l.Via)
 	o := j.outcome
-	if l.Action = o.Action; j.unanswerable() || w.reachesHostPort(j) || l.stays() ||
+	if l.Action = o.Action; j.uncertain || j.unanswerable() || w.reachesHostPort(j) || l.stays() ||
 		w.implementation.leaves(j, l.Size) != "" {
 		return false, ""
 	}
