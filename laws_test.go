@@ -347,3 +347,34 @@ func shared(files, others [][]string) (total, copied int) {
 	}
 	return count(files), copied
 }
+
+// TestUnitTestsHaveEveryPurePackage wants each package with tests that don't depend on package kernel in UNIT of the
+// Makefile. Those of lab/load make network namespaces by themselves.
+func TestUnitTestsHaveEveryPurePackage(t *testing.T) {
+	makefile, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, unit, _ := strings.Cut(string(makefile), "\nUNIT := ")
+	unit, _, _ = strings.Cut(strings.ReplaceAll(unit, "\\\n", " "), "\n")
+	folders := strings.Fields(unit)
+	out, err := exec.Command("go", "list", "-test", "-f", `{{.ImportPath}} {{join .Deps " "}}`, "./...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	for line := range strings.Lines(string(out)) {
+		deps := strings.Fields(line)
+		path, isTest := strings.CutSuffix(deps[0], ".test")
+		needsKernel := slices.ContainsFunc(deps, func(d string) bool { return below(d, module+"kernel") })
+		if !isTest || needsKernel || path+"/" == module || path == module+"lab/load" {
+			continue
+		}
+		folder := "./" + strings.TrimPrefix(path, module)
+		if !slices.ContainsFunc(folders, func(f string) bool {
+			all, whole := strings.CutSuffix(f, "/...")
+			return f == folder || whole && below(folder, all)
+		}) {
+			t.Errorf("UNIT of the Makefile lacks %s, which needs no kernel: add it", folder)
+		}
+	}
+}
