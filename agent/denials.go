@@ -19,7 +19,7 @@ import (
 // reports those that they deny. Without an engine that has it done so, neither.
 type existing struct {
 	revoker *revoke.Revoker
-	denials *denial.Reader // nil where another program reads the log
+	denials *denial.Reader // nil without an engine that reports or logs
 	packets packetCounter  // nil where the engine counts none
 }
 
@@ -47,10 +47,7 @@ func openExisting(e mode.Engine, plane *mode.PolicyPlane, log *slog.Logger) (x e
 	plane.Runner = x.revoker
 	x.denials, err = denial.Open(denial.Options{Group: e.Log.Group, Deny: e.Log.Deny, Audit: e.Log.Audit,
 		Policies: x.revoker.Policies, Log: log.With("plane", plane.Name)})
-	if err != nil {
-		log.Warn("denials are not reported: stop the other program and restart the agent", "error", err)
-	}
-	return x, nil
+	return x, err
 }
 
 // followed is a loop that holds the policies that it was given.

@@ -4,7 +4,9 @@
 package denial
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -14,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/nflog"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/verdict"
@@ -26,6 +29,7 @@ type Options struct {
 	Deny, Audit string // prefixes of the engine's logs
 	// calls a function with the policies of now, which that may not change
 	Policies func(func(*model.Policies))
+	Retry    time.Duration // between two attempts to read a group that another program has; 0: 10 s
 	Log      *slog.Logger
 }
 
@@ -51,9 +55,10 @@ const (
 // Reader reports denials.
 type Reader struct {
 	options Options
-	log     *nflog.Log    // nil: the engine reports
-	since   time.Time     // when seen was made
-	seen    map[line]bool // what was reported since
+	ns      *netns.Namespace // nil: the engine reports
+	log     *nflog.Log       // nil: the engine reports, or another program has the group
+	since   time.Time        // when seen was made
+	seen    map[line]bool    // what was reported since
 
 	mu     sync.Mutex
 	counts Counts
@@ -65,26 +70,53 @@ type line struct {
 	packet  verdict.Packet // without the source's port
 }
 
-// Open begins to read in the calling thread's network namespace.
+// Open begins to read in the calling thread's network namespace. Where another program has the group, Run tries again.
 func Open(o Options) (*Reader, error) {
+	o.Retry = cmp.Or(o.Retry, 10*time.Second)
 	r := &Reader{options: o, seen: map[line]bool{}, counts: Counts{
 		Denied: map[model.PolicyRef]uint64{}, Audited: map[model.PolicyRef]uint64{}}}
 	if o.Engine != nil {
 		return r, nil
 	}
 	var err error
-	if r.log, err = nflog.Listen(o.Group, nflog.Headers); err != nil {
+	if r.ns, err = netns.Current(); err != nil {
 		return nil, fmt.Errorf("read denials: %w", err)
+	}
+	if r.log, err = nflog.Listen(o.Group, nflog.Headers); err != nil {
+		o.Log.Warn("denials are not reported: stop the program that reads the group, retrying", "group", o.Group,
+			"error", err, "retry_in", o.Retry)
 	}
 	return r, nil
 }
 
-// Close ends reading. It comes after Run.
-func (r *Reader) Close() error {
-	if r.log == nil {
-		return nil
+// listen tries to read the group until it can. It returns false if ctx ends first.
+func (r *Reader) listen(ctx context.Context) bool {
+	for r.log == nil {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(r.options.Retry):
+		}
+		err := r.ns.Do(func() (err error) {
+			r.log, err = nflog.Listen(r.options.Group, nflog.Headers)
+			return err
+		})
+		if err == nil {
+			r.options.Log.Info("denials are reported again", "group", r.options.Group)
+		}
 	}
-	return r.log.Close()
+	return true
+}
+
+// Close ends reading. It comes after Run.
+func (r *Reader) Close() (err error) {
+	if r.log != nil {
+		err = r.log.Close()
+	}
+	if r.ns != nil {
+		err = errors.Join(err, r.ns.Close())
+	}
+	return err
 }
 
 // Counts returns what was reported so far.
@@ -98,10 +130,13 @@ func (r *Reader) Counts() Counts {
 
 // Run reports until ctx ends.
 func (r *Reader) Run(ctx context.Context) error {
-	if r.log == nil {
+	if r.ns == nil {
 		return r.options.Engine.Denials(ctx, func(src, dst netip.AddrPort, protocol model.Protocol, audited bool) {
 			r.report(verdict.Packet{Src: src, Dst: dst, Protocol: protocol}, audited)
 		})
+	}
+	if !r.listen(ctx) {
+		return nil
 	}
 	return r.log.Run(ctx, r.logged, func() {
 		r.mu.Lock()

@@ -15,6 +15,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/policy/ebpf"
 	"fairlead.dev/fairlead/dataplane/policy/nftables"
 	"fairlead.dev/fairlead/dataplane/policy/policytest"
+	"fairlead.dev/fairlead/kernel/nflog"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/verdict"
@@ -50,13 +51,20 @@ type bed struct {
 }
 
 func newBed(t *testing.T) *bed {
+	return newBedAfter(t, func() error { return nil })
+}
+
+// newBedAfter is newBed in a namespace in which before was called.
+func newBedAfter(t *testing.T, before func() error) *bed {
 	b := &bed{Network: policytest.NewNetwork(t), log: &buffer{}}
+	b.Must(b.Node.Do(before))
 	b.Must(b.Node.Do(func() (err error) {
 		if b.plane, err = nftables.New(); err != nil {
 			return err
 		}
 		b.Reader, err = Open(Options{Group: nftables.LogGroup, Deny: nftables.PrefixDeny, Audit: nftables.PrefixAudit,
-			Log: slog.New(slog.NewTextHandler(b.log, nil)), Policies: func(f func(*model.Policies)) {
+			Retry: time.Millisecond, Log: slog.New(slog.NewTextHandler(b.log, nil)),
+			Policies: func(f func(*model.Policies)) {
 				b.mu.Lock()
 				defer b.mu.Unlock()
 				f(b.now)
@@ -110,6 +118,27 @@ func (b *bed) until(t *testing.T, packets uint64) Counts {
 			t.Fatalf("not %d within 10 s: %+v\n%s", packets, c, b.log)
 		}
 	}
+}
+
+// TestGroupReadAfterOtherProgram has another program read the group when the Reader is opened.
+func TestGroupReadAfterOtherProgram(t *testing.T) {
+	var other *nflog.Log
+	b := newBedAfter(t, func() (err error) {
+		other, err = nflog.Listen(nftables.LogGroup, nflog.Headers)
+		return err
+	})
+	if text := b.log.String(); !strings.Contains(text, "denials are not reported") {
+		t.Errorf("a taken group is not named: %s", text)
+	}
+	b.Must(other.Close())
+	for end := time.Now().Add(10 * time.Second); !strings.Contains(b.log.String(), "denials are reported again"); {
+		if time.Now().After(end) {
+			t.Fatalf("the group is not read within 10 s: %s", b.log)
+		}
+	}
+	b.decide(t, "deny-ingress.yaml", true)
+	b.Passes(b.Packet(policytest.Behind[2][0], policytest.Behind[0][0], policytest.Served[0]), false)
+	b.until(t, 1)
 }
 
 // TestEngineReportsDenials: of an engine that logs nothing, also before its first Write and when its maps are new.
