@@ -101,7 +101,7 @@ test-cluster-nodes: root packages ## two nodes with real kubelets and containers
 
 .PHONY: cluster
 cluster: root packages ## a real Kubernetes cluster of three nodes on this machine: builds its programs once (minutes), then starts it: ARGS="--nodes 2"
-	$(MAKE) -C test/cluster programs
+	$(MAKE) -C test/cluster programs $(if $(filter bridge,$(ARGS)),comparison)
 	bin/fairlead cluster up $(ARGS)
 
 .PHONY: test-deploy

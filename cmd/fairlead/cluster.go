@@ -35,17 +35,53 @@ goes down.`,
 // clusterDir is where clusters keep their files; each has a folder of its name.
 const clusterDir = "/var/lib/fairlead/clusters"
 
-// clusterPrograms adds the flags that name programs.
-func clusterPrograms(c *cobra.Command) func() (kubernetes.Programs, error) {
-	var folder string
+// kubernetesFlags are flags that `up` passes on to the process that holds a cluster.
+type kubernetesFlags struct{ programs, network, proxy string }
+
+// What connects pods, and what serves Services.
+const (
+	clusterBridge    = "bridge"
+	clusterKubeProxy = "kube-proxy"
+	clusterFairlead  = "fairlead"
+)
+
+func (f *kubernetesFlags) add(c *cobra.Command) {
 	cache, _ := os.UserCacheDir()
-	c.Flags().StringVar(&folder, "programs", filepath.Join(cache, "fairlead"),
+	c.Flags().StringVar(&f.programs, "programs", filepath.Join(cache, "fairlead"),
 		"folder of the programs that `make cluster` builds")
-	return func() (kubernetes.Programs, error) { return findPrograms(folder) }
+	c.Flags().StringVar(&f.network, "network", clusterFairlead, "what connects pods: fairlead, or bridge for the CNI "+
+		"plugins bridge and host-local")
+	c.Flags().StringVar(&f.proxy, "proxy", clusterFairlead, "what serves Services: fairlead, or with --network bridge "+
+		"kube-proxy, which leaves network policies without effect")
+	for name, values := range map[string][]string{"network": {clusterFairlead, clusterBridge},
+		"proxy": {clusterFairlead, clusterKubeProxy}} {
+		c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+}
+
+// args returns the flags as arguments.
+func (f *kubernetesFlags) args() []string {
+	return []string{"--programs", f.programs, "--network", f.network, "--proxy", f.proxy}
+}
+
+// options returns what the flags ask for, with the programs that it takes.
+func (f *kubernetesFlags) options() (o kubernetes.Options, err error) {
+	o.Bridge, o.KubeProxy = f.network == clusterBridge, f.proxy == clusterKubeProxy
+	switch {
+	case !o.Bridge && f.network != clusterFairlead:
+		return o, fmt.Errorf("invalid --network %q: use fairlead or bridge", f.network)
+	case !o.KubeProxy && f.proxy != clusterFairlead:
+		return o, fmt.Errorf("invalid --proxy %q: use fairlead or kube-proxy", f.proxy)
+	case o.KubeProxy && !o.Bridge:
+		return o, errors.New("invalid --proxy kube-proxy: an agent that connects pods serves Services too: " +
+			"use it with --network bridge")
+	}
+	o.Programs, err = findPrograms(f.programs, o)
+	return o, err
 }
 
 // findPrograms returns the paths of the programs in a folder, of the newest version each.
-func findPrograms(folder string) (p kubernetes.Programs, err error) {
+func findPrograms(folder string, o kubernetes.Options) (p kubernetes.Programs, err error) {
 	newest := func(pattern string) string {
 		found, _ := filepath.Glob(filepath.Join(folder, pattern))
 		if len(found) == 0 {
@@ -56,6 +92,12 @@ func findPrograms(folder string) (p kubernetes.Programs, err error) {
 	}
 	p.ControlPlane, p.Node, p.Containerd = newest("control-plane-v*"), newest("node-v*"), newest("containerd-v*")
 	p.CoreDNS = newest("coredns-v*")
+	if o.Bridge {
+		p.Bridge = newest("cni-plugins-v*")
+	}
+	if o.KubeProxy {
+		p.KubeProxy = newest("kube-proxy-v*")
+	}
 	runc, lack := exec.LookPath("runc")
 	if lack != nil {
 		err = errors.Join(err, fmt.Errorf("find runc: %w: install the package runc", lack))
@@ -79,9 +121,11 @@ func clusterUp() *cobra.Command {
 		Long: `Start a cluster and keep it up in the background. Flags after -- go to every node's "fairlead run", such as
 --mode ebpf.`,
 		Example: `  fairlead cluster up --nodes 3
-  fairlead cluster up --nodes 2 -- --mode ebpf --policy-mode Enforce`,
+  fairlead cluster up --nodes 2 -- --mode ebpf
+  fairlead cluster up --network bridge --proxy kube-proxy`,
 	}
-	programs := clusterPrograms(c)
+	var f kubernetesFlags
+	f.add(c)
 	c.Flags().StringVar(&name, "name", "cluster", "name of the cluster: a letter, then letters and digits")
 	c.Flags().IntVar(&nodes, "nodes", 3, "how many nodes")
 	c.Flags().StringArrayVar(&images, "image", nil, "archive of an image that every node gets, as `docker save` or "+
@@ -93,15 +137,17 @@ func clusterUp() *cobra.Command {
 		if nodes < 1 || nodes > 100 {
 			return fmt.Errorf("--nodes %d: must be from 1 to 100", nodes)
 		}
-		if _, err := programs(); err != nil {
+		if o, err := f.options(); err != nil {
 			return err
+		} else if o.KubeProxy && len(args) > 0 {
+			return fmt.Errorf("invalid agent flags %q: no agent runs with --proxy kube-proxy: leave them out", args)
 		}
 		if s, err := sandbox.StateOf(name); err == nil && s.Alive() {
 			return fmt.Errorf("cluster %s is up already: take it down first with fairlead cluster down --name %[1]s", name)
 		}
 		began := time.Now()
-		serve := []string{"cluster", "serve", "--name", name, "--nodes", strconv.Itoa(nodes), "--programs",
-			c.Flag("programs").Value.String(), "--events", strconv.Itoa(daemon.EventsFD)}
+		serve := append([]string{"cluster", "serve", "--name", name, "--nodes", strconv.Itoa(nodes), "--events",
+			strconv.Itoa(daemon.EventsFD)}, f.args()...)
 		for _, i := range images {
 			at, err := filepath.Abs(i)
 			if err != nil {
@@ -117,8 +163,8 @@ func clusterUp() *cobra.Command {
 
 Try:
   export KUBECONFIG=%s
-  kubectl get nodes -o wide
-  fairlead sandbox exec --name %[1]s a -- fairlead show
+  kubectl get nodes,pods -A -o wide
+  fairlead sandbox exec --name %[1]s a -- ip route
   fairlead cluster down --name %[1]s
 `, name, time.Since(began).Round(time.Second), nodes, filepath.Join(clusterDir, name, "kubeconfig"))
 		return nil
@@ -128,15 +174,17 @@ Try:
 
 // clusterServe is the process that holds a cluster.
 func clusterServe() *cobra.Command {
-	var o kubernetes.Options
-	var fd int
+	var f kubernetesFlags
+	var name string
+	var nodes, fd int
+	var images []string
 	c := &cobra.Command{
 		Use: "serve", Short: "Hold a cluster in the foreground until told to end", Hidden: true,
 	}
-	programs := clusterPrograms(c)
-	c.Flags().StringVar(&o.Name, "name", "cluster", "")
-	c.Flags().IntVar(&o.Nodes, "nodes", 3, "")
-	c.Flags().StringArrayVar(&o.Images, "image", nil, "")
+	f.add(c)
+	c.Flags().StringVar(&name, "name", "cluster", "")
+	c.Flags().IntVar(&nodes, "nodes", 3, "")
+	c.Flags().StringArrayVar(&images, "image", nil, "")
 	c.Flags().IntVar(&fd, "events", 0, "")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		onEvent := func(daemon.Event) {}
@@ -148,17 +196,18 @@ func clusterServe() *cobra.Command {
 				onEvent(daemon.Event{Error: err.Error()})
 			}
 		}()
-		if o.Programs, err = programs(); err != nil {
+		o, err := f.options()
+		if err != nil {
 			return err
 		}
-		o.Agent, o.Dir = args, filepath.Join(clusterDir, o.Name)
+		o.Name, o.Nodes, o.Images, o.Agent, o.Dir = name, nodes, images, args, filepath.Join(clusterDir, name)
 		if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 			return err
 		}
 		o.Progress = func(step string) { onEvent(daemon.Event{Step: step}) }
 		ctx, stop := signal.NotifyContext(c.Context(), unix.SIGTERM, unix.SIGINT)
 		defer stop()
-		if err := daemon.Publish(o.Name, daemon.Status{Follows: "its own API server", Since: time.Now()}); err != nil {
+		if err := daemon.Publish(o.Name, daemon.Status{Since: time.Now()}); err != nil {
 			return err
 		}
 		cluster, err := kubernetes.Up(ctx, o)

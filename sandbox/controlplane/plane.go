@@ -33,7 +33,7 @@ type Options struct {
 	Address netip.Addr     // one of the host's, at which API servers listen
 	Dir     string         // absolute path of a folder that exists: data, certificates, kubeconfigs, logs
 	Node    string         // kube-controller-manager and kube-scheduler by its first argument, for StartManager
-	Pods    []netip.Prefix // ranges from which StartManager assigns podCIDRs
+	Pods    []netip.Prefix // ranges from which StartManager assigns podCIDRs; none: it assigns none
 }
 
 // Plane is a control plane.
@@ -86,15 +86,17 @@ func (p *Plane) StartManager() error {
 	if err != nil {
 		return err
 	}
-	var ranges []string
-	for _, r := range p.Pods {
-		ranges = append(ranges, r.String())
+	args := []string{"kube-controller-manager", "--kubeconfig=" + kubeconfig, "--leader-elect=false",
+		"--bind-address=127.0.0.1", "--cert-dir=" + p.Dir, "--service-cluster-ip-range=" + services,
+		"--root-ca-file=" + p.File("ca.crt"), "--service-account-private-key-file=" + p.File("server.key")}
+	if len(p.Pods) > 0 {
+		var ranges []string
+		for _, r := range p.Pods {
+			ranges = append(ranges, r.String())
+		}
+		args = append(args, "--allocate-node-cidrs", "--cluster-cidr="+strings.Join(ranges, ","))
 	}
-	return errors.Join(
-		p.startProgram("kube-controller-manager", p.Node, "kube-controller-manager", "--kubeconfig="+kubeconfig,
-			"--leader-elect=false", "--bind-address=127.0.0.1", "--cert-dir="+p.Dir, "--allocate-node-cidrs",
-			"--cluster-cidr="+strings.Join(ranges, ","), "--service-cluster-ip-range="+services,
-			"--root-ca-file="+p.File("ca.crt"), "--service-account-private-key-file="+p.File("server.key")),
+	return errors.Join(p.startProgram("kube-controller-manager", p.Node, args...),
 		p.startProgram("kube-scheduler", p.Node, "kube-scheduler", "--kubeconfig="+kubeconfig, "--leader-elect=false",
 			"--bind-address=127.0.0.1", "--cert-dir="+p.Dir))
 }

@@ -31,17 +31,23 @@ type Programs struct {
 	Runc         string
 	Agent        string // fairlead
 	Plugin       string // fairlead-cni
+	Bridge       string // with Options.Bridge: the folder of the CNI plugins bridge and host-local
+	KubeProxy    string // with Options.KubeProxy
 }
 
 // Options say what cluster to make.
 type Options struct {
-	Name     string // of the sandbox that it stands in
-	Nodes    int
-	Dir      string   // absolute path of a folder that exists, not below /run: all that the cluster writes
-	Images   []string // archives that every node takes in
-	Agent    []string // further flags of every node's agent
-	Programs Programs
-	Progress func(step string) // called after each step with the seconds since the start and its name
+	Name   string // of the sandbox that it stands in
+	Nodes  int
+	Dir    string   // absolute path of a folder that exists, not below /run: all that the cluster writes
+	Images []string // archives that every node takes in
+	Agent  []string // further flags of every node's agent
+	// Bridge has the CNI plugins bridge and host-local connect pods, and routes of the cluster's own lead to other nodes.
+	Bridge bool
+	// KubeProxy has kube-proxy serve Services, with iptables, and no agent run. Only with Bridge.
+	KubeProxy bool
+	Programs  Programs
+	Progress  func(step string) // called after each step with the seconds since the start and its name
 }
 
 // Cluster is a cluster that is up.
@@ -114,10 +120,12 @@ func (c *Cluster) control(ctx context.Context) (err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	c.Plane, err = controlplane.Start(ctx, controlplane.Options{
-		Program: c.Programs.ControlPlane, Node: c.Programs.Node, Host: external, Address: external.Addresses[0], Dir: dir,
-		Pods: pods,
-	})
+	o := controlplane.Options{Program: c.Programs.ControlPlane, Node: c.Programs.Node, Host: external,
+		Address: external.Addresses[0], Dir: dir, Pods: pods}
+	if c.Bridge {
+		o.Pods = nil // nodes have theirs by their plugin's configuration
+	}
+	c.Plane, err = controlplane.Start(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -169,6 +177,11 @@ func (c *Cluster) forward() {
 
 // boot starts the machines, all at once.
 func (c *Cluster) boot(context.Context) error {
+	if c.Bridge {
+		if err := c.connect(); err != nil {
+			return err
+		}
+	}
 	pause, dns := filepath.Join(c.Dir, "pause.tar"), filepath.Join(c.Dir, "coredns.tar")
 	program, err := pauseProgram(runtime.GOARCH)
 	if err != nil {
@@ -187,7 +200,7 @@ func (c *Cluster) boot(context.Context) error {
 		if err != nil {
 			return err
 		}
-		m, err := c.machine(name, h.Addresses[0], append([]string{pause, dns}, c.Images...))
+		m, err := c.machine(i, h.Addresses[0], append([]string{pause, dns}, c.Images...))
 		if err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"path/filepath"
 
+	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/controlplane"
 )
 
@@ -17,11 +18,13 @@ const (
 	containerdConfig  = "/etc/containerd/config.toml"
 	containerdSocket  = "/run/containerd/containerd.sock"
 	pluginFolder      = "/opt/cni/bin" // containerd's default
+	bridgeConfig      = "/etc/cni/net.d/10-bridge.conflist"
 	resolvConf        = "/etc/kubernetes/resolv.conf"
 )
 
-// machine returns the machine of a Node.
-func (c *Cluster) machine(name string, at netip.Addr, images []string) (Machine, error) {
+// machine returns the machine of the Node of index i, from 0.
+func (c *Cluster) machine(i int, at netip.Addr, images []string) (Machine, error) {
+	name := nodeName(i)
 	server := netip.AddrPortFrom(c.Plane.Address, controlplane.First)
 	kubelet, err := c.Plane.KubeconfigAt(server, "system:node:"+name, "system:nodes")
 	if err != nil {
@@ -41,26 +44,86 @@ func (c *Cluster) machine(name string, at netip.Addr, images []string) (Machine,
 			{kubeletKubeconfig, string(kubelet), 0o600},
 			{agentKubeconfig, string(agent), 0o600},
 			{authority, string(c.Plane.CA.PEM()), 0o644},
-			{containerdConfig, fmt.Sprintf(containerdText, containerdSocket, PauseImage, p.Runc), 0o644},
+			{containerdConfig, fmt.Sprintf(containerdText, containerdSocket, PauseImage, c.plugins(), p.Runc), 0o644},
 			{resolvConf, "", 0o644},
 		},
 	}
-	m.Programs = []Program{
-		{Name: "plugin", Ends: true, Args: []string{p.Plugin, "install", pluginFolder}},
-		{Name: "containerd", Socket: containerdSocket,
-			Args: []string{filepath.Join(p.Containerd, "containerd"), "--config", containerdConfig}},
+	if c.Bridge {
+		m.Files = append(m.Files, File{bridgeConfig, fmt.Sprintf(bridgeText, bridgeRange(i).String()), 0o644})
+	} else {
+		m.Programs = append(m.Programs, Program{Name: "plugin", Ends: true,
+			Args: []string{p.Plugin, "install", pluginFolder}})
 	}
+	m.Programs = append(m.Programs, Program{Name: "containerd", Socket: containerdSocket,
+		Args: []string{filepath.Join(p.Containerd, "containerd"), "--config", containerdConfig}})
 	for _, i := range images {
 		m.Programs = append(m.Programs, Program{Name: "images", Ends: true, Args: []string{
 			filepath.Join(p.Containerd, "ctr"), "--address", containerdSocket, "--namespace", "k8s.io", "images", "import", i}})
 	}
-	m.Programs = append(m.Programs,
-		Program{Name: "fairlead", Args: append([]string{p.Agent, "run", "--kubeconfig", agentKubeconfig, "--node", name,
-			"--network-mode", "Own", "--policy-mode", "Enforce"}, c.Agent...)},
+	m.Programs = append(m.Programs, c.proxy(name),
 		Program{Name: "kubelet", Args: []string{p.Node, "kubelet", "--config", kubeletConfig, "--kubeconfig",
 			kubeletKubeconfig, "--node-ip", at.String(), "--hostname-override", name, "--root-dir", "/var/lib/kubelet"}})
 	return m, nil
 }
+
+// proxy returns what serves Services on a Node.
+func (c *Cluster) proxy(name string) Program {
+	if c.KubeProxy {
+		return Program{Name: "kube-proxy", Args: []string{c.Programs.KubeProxy, "--kubeconfig", agentKubeconfig,
+			"--hostname-override", name, "--proxy-mode", "iptables", "--cluster-cidr", pods[0].String(),
+			"--conntrack-max-per-core", "0"}} // the kernel's limit stays
+	}
+	args := []string{c.Programs.Agent, "run", "--kubeconfig", agentKubeconfig, "--node", name, "--policy-mode", "Enforce"}
+	if c.Bridge {
+		args = append(args, "--cluster-cidr", pods[0].String())
+	} else {
+		args = append(args, "--network-mode", "Own")
+	}
+	return Program{Name: "fairlead", Args: append(args, c.Agent...)}
+}
+
+// plugins returns the folder of CNI plugins.
+func (c *Cluster) plugins() string {
+	if c.Bridge {
+		return c.Programs.Bridge
+	}
+	return pluginFolder
+}
+
+// bridgeRange returns the addresses of the pods of the Node of index i, from 0, with Options.Bridge.
+func bridgeRange(i int) netip.Prefix {
+	at := pods[0].Addr().As4()
+	at[2] = byte(i + 1)
+	return netip.PrefixFrom(netip.AddrFrom4(at), 24)
+}
+
+// connect writes the routes to pods of other nodes, with Options.Bridge.
+func (c *Cluster) connect() error {
+	hosts := []*sandbox.Host{c.box.External()}
+	for i := range c.Nodes {
+		h, err := c.box.Node(nodeName(i))
+		if err != nil {
+			return err
+		}
+		hosts = append(hosts, h)
+	}
+	for i, to := range hosts[1:] {
+		for _, h := range hosts {
+			if h != to {
+				if err := h.Route(bridgeRange(i), to.Addresses[0]); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// bridgeText is the configuration of the CNI plugins bridge and host-local, with a range.
+const bridgeText = `{"cniVersion": "1.0.0", "name": "bridge", "plugins": [{"type": "bridge", "bridge": "cni0",
+  "isGateway": true, "hairpinMode": true, "ipam": {"type": "host-local", "dataDir": "/run/host-local",
+  "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
+`
 
 // kubeletText is a KubeletConfiguration for a machine without privileges over its processors and memory.
 const kubeletText = `apiVersion: kubelet.config.k8s.io/v1beta1
@@ -98,7 +161,7 @@ oom_score = 0
   disable_apparmor = true
   restrict_oom_score_adj = true
   [plugins."io.containerd.cri.v1.runtime".cni]
-    bin_dirs = ["` + pluginFolder + `"]
+    bin_dirs = [%q]
     conf_dir = "/etc/cni/net.d"
     use_internal_loopback = true
   [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]

@@ -3,6 +3,7 @@ package nodes
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"net/http"
@@ -16,6 +17,8 @@ import (
 
 	"fairlead.dev/fairlead/sandbox/kubernetes"
 )
+
+var mode = flag.String("mode", "nftables", "mode of the agents")
 
 // TestMain is also the program of the test's pods.
 func TestMain(m *testing.M) {
@@ -90,7 +93,39 @@ const denied = `
 
 func TestPodsServicesPoliciesAndDNS(t *testing.T) {
 	name := fmt.Sprintf("test%d", os.Getpid())
-	a := up(t, name)
+	a := up(t, name, "--", "--mode", *mode)
+	a.serve(t)
+	a.must(t, "POST", policies, denied)
+	a.lines(t, "the policy drops", func(recent []string) bool { return !contains(recent, "ok") })
+	pods, err := a.pods(t.Context(), "web")
+	check(t, err)
+	for _, p := range pods {
+		if !p.ready() {
+			t.Errorf("pod %s is not ready: the policy stopped its node's kubelet", p.Metadata.Name)
+		}
+	}
+	a.must(t, "DELETE", policies+"/denied", "")
+	a.lines(t, "clients reach the pods again", func(recent []string) bool { return !contains(recent, "failed") })
+	down(t, name)
+	if left := leftovers(t, name); len(left) > 0 {
+		t.Errorf("cluster down left %q", left)
+	}
+}
+
+// What Fairlead is compared with works here too.
+func TestBridgeAndKubeProxy(t *testing.T) {
+	name := fmt.Sprintf("bridge%d", os.Getpid())
+	a := up(t, name, "--network", "bridge", "--proxy", "kube-proxy")
+	a.serve(t)
+	down(t, name)
+	if left := leftovers(t, name); len(left) > 0 {
+		t.Errorf("cluster down left %q", left)
+	}
+}
+
+// serve makes objects and waits until the clients on both nodes reach both pods that serve.
+func (a api) serve(t *testing.T) {
+	t.Helper()
 	for _, o := range objects {
 		a.must(t, "POST", o[0], o[1])
 	}
@@ -112,33 +147,18 @@ func TestPodsServicesPoliciesAndDNS(t *testing.T) {
 	a.lines(t, "clients on each node reach both pods", func(recent []string) bool {
 		return slices.Contains(recent, web[0]) && slices.Contains(recent, web[1]) && !contains(recent, "failed")
 	})
-	a.must(t, "POST", policies, denied)
-	a.lines(t, "the policy drops", func(recent []string) bool { return !contains(recent, "ok") })
-	pods, err := a.pods(t.Context(), "web")
-	check(t, err)
-	for _, p := range pods {
-		if !p.ready() {
-			t.Errorf("pod %s is not ready: the policy stopped its node's kubelet", p.Metadata.Name)
-		}
-	}
-	a.must(t, "DELETE", policies+"/denied", "")
-	a.lines(t, "clients reach the pods again", func(recent []string) bool { return !contains(recent, "failed") })
-	down(t, name)
-	if left := leftovers(t, name); len(left) > 0 {
-		t.Errorf("cluster down left %q", left)
-	}
 }
 
-// up starts a cluster of two nodes. It goes down with the test.
-func up(t *testing.T, name string) api {
+// up starts a cluster of two nodes with further arguments. It goes down with the test.
+func up(t *testing.T, name string, args ...string) api {
 	t.Helper()
 	self, err := os.ReadFile("/proc/self/exe")
 	check(t, err)
 	image := filepath.Join(t.TempDir(), "image.tar")
 	check(t, kubernetes.WriteImage(image, "fairlead.dev/test:1", self))
 	t.Cleanup(func() { down(t, name) })
-	cmd := exec.Command(fairlead(t), "cluster", "up", "--name", name, "--nodes", "2", "--image", image)
-	out, err := cmd.CombinedOutput()
+	args = append([]string{"cluster", "up", "--name", name, "--nodes", "2", "--image", image}, args...)
+	out, err := exec.Command(fairlead(t), args...).CombinedOutput()
 	t.Logf("%s", out)
 	check(t, err)
 	return dial(t, filepath.Join("/var/lib/fairlead/clusters", name, "kubeconfig"))
