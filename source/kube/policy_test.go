@@ -78,6 +78,11 @@ func TestClusterNetworkPoliciesMayComeLater(t *testing.T) {
 	w.follow(kube.Options{Kinds: policyKinds})
 	w.holds("a", "isolate", "pod", "shop")
 	w.reason("")
+	once := kube.New(kube.Options{Access: kube.Access{Kubeconfig: w.kubeconfig}, Node: "a", Kinds: policyKinds})
+	objects, problems, err := once.Load(t.Context(), false)
+	if err != nil || len(problems) > 0 || len(objects) != 4 {
+		t.Errorf("read once: %d objects, want 4: %v %v", len(objects), problems, err)
+	}
 	w.ill(nil)
 	w.holds("a", "deny", "isolate", "pod", "shop")
 	w.reason("")

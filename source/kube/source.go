@@ -112,11 +112,11 @@ func (s *Source) Load(ctx context.Context,
 		})
 		if err != nil {
 			reason := reasonOf(err)
-			if r.needed || reason != Forbidden && reason != NotServed {
-				return nil, nil, fmt.Errorf("API server %s: list %s: %s", c.host(), r.GroupResource(), plain(err))
-			}
 			if r.optional && reason == NotServed {
 				continue
+			}
+			if r.needed || reason != Forbidden && reason != NotServed {
+				return nil, nil, fmt.Errorf("API server %s: list %s: %s", c.host(), r.GroupResource(), plain(err))
 			}
 			t := trouble{reason: reason, message: problemOf(c.host(), r, reason, err), since: begin}
 			problems = append(problems, t.problem())
