@@ -404,10 +404,10 @@ func (a *Agent) forwardProblems() []source.Problem {
 			strings.Join(commands, ", "))}}
 }
 
-// keyOf returns the key of a Service or a policy; the zero key for other owners.
+// keyOf returns the key of a Service, a pod or a policy; the zero key for other owners.
 func keyOf(o model.Owner) (k source.Key) {
 	switch o.Kind {
-	case model.KindService, model.KindNetworkPolicy, model.KindClusterNetworkPolicy:
+	case model.KindService, model.KindPod, model.KindNetworkPolicy, model.KindClusterNetworkPolicy:
 		k = source.Key{Kind: source.Kind(o.Kind), Namespace: o.Namespace, Name: o.Name}
 	}
 	return k

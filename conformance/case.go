@@ -54,6 +54,8 @@ type Config struct {
 	ProxyName          string   `json:"proxyName,omitempty"`
 	DirectServerReturn bool     `json:"directServerReturn,omitempty"`
 
+	HostPorts bool `json:"hostPorts,omitempty"`
+
 	ExternalIPs resolve.ExternalIPs `json:"externalIPs,omitempty"`
 	Limits      resolve.Limits      `json:"limits,omitzero"`
 	Policies    PolicyConfig        `json:"policies,omitzero"`

@@ -151,6 +151,7 @@ func (w *testbed) resolveConfig(node string, host *sandbox.Host) resolve.Config 
 		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName,
 		DirectServerReturn: w.config.DirectServerReturn,
 		APIServers:         []netip.AddrPort{apiServer},
+		Objects:            resolve.Objects{HostPorts: w.config.HostPorts},
 		ExternalIPs:        w.config.ExternalIPs, Limits: w.config.Limits,
 		Capabilities: model.Capabilities{Name: w.implementation.Name, Schedulers: w.implementation.Schedulers,
 			Fallback: w.implementation.Fallback},

@@ -24,7 +24,7 @@ type ServiceNode struct {
 	// ServiceRanges are addresses that only Services have: packets to one that is no ClusterIP and match no frontend are
 	// dropped. Sorted, disjoint.
 	ServiceRanges []Range
-	Localhost     bool // NodePorts include IPv4 loopback addresses: the kernel must let such packets leave
+	Localhost     bool // frontends may be at IPv4 loopback addresses: the kernel must let such packets leave
 	// nodes tell each other what clients asked, so that a backend's node can answer (Frontend.DSR)
 	DSR   bool
 	Nodes []netip.Addr // with Direct: addresses by which the cluster's nodes know each other, this one's too; sorted
@@ -132,11 +132,14 @@ type Target struct {
 // ViaClusterIP is the Via of a frontend whose address is the Service's alone: no host has it.
 const ViaClusterIP = "ClusterIP"
 
+// ViaHostPort is the Via of a frontend that is a pod's host port: its one backend is a pod of this node.
+const ViaHostPort = "HostPort"
+
 // Frontend is one entry and what becomes of the packets that come to it.
 type Frontend struct {
 	Owner      Owner
 	Service    string // for people, "namespace/name:port name"
-	Via        string // which of the Service's addresses it is: ViaClusterIP, NodePort, ExternalIP or LoadBalancer
+	Via        string // which of the addresses it is: ViaClusterIP, ViaHostPort, NodePort, ExternalIP or LoadBalancer
 	Entry      Entry
 	Internal   Target  // for FromNode and FromPod
 	External   Target  // for FromExternal; the same pool as Inside unless clients there see other backends

@@ -254,7 +254,7 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 	if r.Node, err = c.Node(); err != nil {
 		return r, err
 	}
-	r.Nodeless = c.Own.Source != ""
+	r.Nodeless, r.HostPorts = c.Own.Source != "", c.Network()
 	r.ProxyName = c.Own.ServiceProxyName
 	r.NodePortAddresses = c.nodePorts()
 	r.MasqueradeAll = p.IPTables.MasqueradeAll

@@ -30,7 +30,7 @@ func (d *destinations) apply(c model.Change[model.ServicePart]) (changed bool) {
 	count := func(parts []model.ServicePart, n int) {
 		for _, x := range parts {
 			f, ok := x.(*model.Frontend)
-			if !ok || f.Entry.AnyAddr() {
+			if !ok || f.Entry.AnyAddr() || f.Via == model.ViaHostPort { // addresses of the node's, not Services' alone
 				continue
 			}
 			before := d.frontends[f.Entry.Addr]

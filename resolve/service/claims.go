@@ -78,12 +78,13 @@ func without[T comparable](list []T, x T) []T {
 	return slices.Delete(list, i, i+1)
 }
 
-// byAge puts the older Service first, then the first by namespace and name, then the first claim of one Service.
+// byAge puts the older Service first, then the first by namespace, name and kind, then the first claim of one.
 func byAge(a, b claim) int {
 	return cmp.Or(
 		cmp.Compare(a.by.created, b.by.created),
 		cmp.Compare(a.by.key.Namespace, b.by.key.Namespace),
 		cmp.Compare(a.by.key.Name, b.by.key.Name),
+		cmp.Compare(b.by.key.Kind, a.by.key.Kind), // Services before pods
 		cmp.Compare(a.n, b.n))
 }
 

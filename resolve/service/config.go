@@ -14,8 +14,8 @@ import (
 
 // Config is what a node is told beside the objects.
 type Config struct {
-	Node      string       // this node's name
-	Nodeless  bool         // the objects may be Services alone: without any Node all is well
+	Node string // this node's name
+	Objects
 	Addresses []netip.Addr // further addresses of this node's interfaces, beside those in the Node object
 	Primary   netip.Addr   // this node's primary address of its family, in place of what the Node says; zero: none
 	// ClusterCIDRs are sources that count as pods; empty: this Node's spec.podCIDRs; neither: nothing counts as a pod
@@ -42,6 +42,12 @@ type Config struct {
 	Capabilities model.Capabilities
 }
 
+// Objects is which of the cluster's objects there are and count.
+type Objects struct {
+	Nodeless  bool // there may be Services alone: without any Node all is well
+	HostPorts bool // those of this node's pods are served; it takes this node's Pods
+}
+
 // Balancing is how Services that don't choose select an endpoint.
 type Balancing struct {
 	Scheduler model.Scheduler
@@ -64,7 +70,7 @@ type settings struct {
 	podsConfigured bool
 	ranges         []model.Range // of NodePortAddresses, but for primary
 	primary        bool          // NodePortAddresses holds primary
-	localhost      bool          // ranges hold an IPv4 loopback address
+	localhost      bool          // node ports or host ports may be at an IPv4 loopback address
 	limits         Limits
 	problems       []source.Problem
 	instead        []source.Problem // what is done in place of what was asked for: no reason not to begin
@@ -191,7 +197,7 @@ func (s *settings) readNodePorts(rep, other *report) {
 		}
 	}
 	s.ranges = merge(s.ranges)
-	s.localhost = slices.ContainsFunc(s.ranges, func(r model.Range) bool { return overlap(r, loopback4) })
+	s.localhost = s.HostPorts || slices.ContainsFunc(s.ranges, func(r model.Range) bool { return overlap(r, loopback4) })
 }
 
 // readNodePort reads one of NodePortAddresses, and reports whether any address that it says is served and of which

@@ -179,7 +179,7 @@ func (w *decider) masquerade(e *entry) model.Origins {
 		return model.OriginsOf(model.FromNode, model.FromExternal)
 	case e.via == viaClusterIP:
 		return 0
-	case w.external:
+	case w.external, e.via == viaHostPort: // the endpoint is on this node
 		return model.OriginsOf(model.FromNode)
 	}
 	return model.AllOrigins

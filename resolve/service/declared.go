@@ -18,14 +18,15 @@ const (
 	viaLoadBalancer
 	viaExternalIP
 	viaNodePort
+	viaHostPort
 )
 
 // String returns the word for model.Frontend.Via.
 func (v via) String() string {
-	return [...]string{model.ViaClusterIP, "LoadBalancer", "ExternalIP", "NodePort"}[v]
+	return [...]string{model.ViaClusterIP, "LoadBalancer", "ExternalIP", "NodePort", model.ViaHostPort}[v]
 }
 
-// declared is what a Service asks for, whatever its endpoints and the node.
+// declared is what a Service asks for, whatever its endpoints and the node, or a pod with host ports on this node.
 type declared struct {
 	label string // "shop/web"
 	// Unix seconds; the highest number where not said, so that those with an age come first
@@ -35,6 +36,7 @@ type declared struct {
 	portList         []port
 	groups           []group
 	frontends        int     // how many entries it has, made or not
+	fixed            []entry // a pod's, in place of those that addresses and ports come to
 	entries          []entry // in the order in which they take an entry that two of them want; nil unless expanded
 	distributed
 	restrictions
@@ -123,17 +125,21 @@ type entry struct {
 	model.Entry
 	via   via
 	group int32
-	port  int32 // index in spec.ports
-	index int32 // of the address in its list
+	port  int32 // index in spec.ports, of a host port in those of its container
+	index int32 // of the address in its list; of a host port that of the container, -1 and below for sidecars
 }
 
 // field returns the path of what asks for the entry.
 func (e *entry) field() string { return field(e.via, int(e.index), int(e.port)) }
 
-// field returns the path of the address at that index of its list, or of the port's node port. A clusterIP's index is
-// -1 where spec.clusterIP alone is given.
+// field returns the path of the address at that index of its list, or of the port's node port or host port. A
+// clusterIP's index is -1 where spec.clusterIP alone is given.
 func field(v via, index, port int) string {
 	switch {
+	case v == viaHostPort && index < 0:
+		return fmt.Sprintf("spec.initContainers[%d].ports[%d].hostPort", -1-index, port)
+	case v == viaHostPort:
+		return fmt.Sprintf("spec.containers[%d].ports[%d].hostPort", index, port)
 	case v == viaNodePort:
 		return fmt.Sprintf("spec.ports[%d].nodePort", port)
 	case v == viaExternalIP:

@@ -28,7 +28,7 @@ const (
 var apiServer = source.Key{Kind: source.Service, Namespace: corev1.NamespaceDefault, Name: "kubernetes"}
 
 // guarded reports whether a frontend of that kind may be at an address that is not the Service's to have.
-func (v via) guarded() bool { return v == viaExternalIP || v == viaLoadBalancer }
+func (v via) guarded() bool { return v == viaExternalIP || v == viaLoadBalancer || v == viaHostPort }
 
 // guard finds which of s's entries may not be served since they would capture what is meant for others, and has s claim
 // the others alone.
@@ -70,6 +70,9 @@ func (r *Resolver) captures(s *service, e *entry) string {
 	if _, api := r.api[netip.AddrPortFrom(e.Addr, e.Port)]; api && e.Protocol == model.TCP {
 		return "is the API server's"
 	}
+	if e.via == viaHostPort {
+		return r.capturesAPI(e)
+	}
 	another := func(o *service) bool { return o != s }
 	if e.via == viaLoadBalancer || r.set.ExternalIPs == SafeExternalIPs {
 		if slices.ContainsFunc(r.clusterIPs[e.Addr], another) {
@@ -78,6 +81,17 @@ func (r *Resolver) captures(s *service, e *entry) string {
 	}
 	if e.via == viaExternalIP && r.set.ExternalIPs == SafeExternalIPs && r.isPod(e.Addr) {
 		return "is in a range of pods"
+	}
+	return ""
+}
+
+// capturesAPI returns why a host port of every address of this node is refused, or "".
+func (r *Resolver) capturesAPI(e *entry) string {
+	for a := range r.api {
+		if e.AnyAddr() && a.Port() == e.Port && e.Protocol == model.TCP && familyOf(a.Addr()) == familyOf(e.Addr) &&
+			r.nodeState.owns(a.Addr()) {
+			return fmt.Sprintf("is the API server's at %s", a)
+		}
 	}
 	return ""
 }

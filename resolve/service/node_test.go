@@ -327,7 +327,7 @@ func TestLeaving(t *testing.T) {
 		{"deleted", true, append(puts(node()), gone), "the Node was deleted"},
 		{"there again", false, append(append(puts(node()), gone), puts(node())...), ""},
 	} {
-		r := New(Config{Node: "n1", Nodeless: c.nodeless})
+		r := New(Config{Node: "n1", Objects: Objects{Nodeless: c.nodeless}})
 		for _, x := range c.changes {
 			r.Apply([]source.Change{x})
 		}

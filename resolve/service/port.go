@@ -48,6 +48,9 @@ func (r *reading) readPorts() {
 // eachEntry calls add with each entry of d, the first limit of them, and returns how many are left out and the source
 // ranges of the others.
 func (d *declared) eachEntry(limit int, add func(entry)) (left, ranges int) {
+	for _, e := range d.fixed {
+		add(e)
+	}
 	n := 0
 	one := func(p *port, addr netip.Addr, number uint16, v via, index int) {
 		more := 0

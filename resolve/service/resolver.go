@@ -30,6 +30,7 @@ type Resolver struct {
 	claimed
 	admission
 	addressUse
+	hostPorts
 	unpublished
 	strays map[source.Key][]string // EndpointSlices of no Service, by the Service in their names
 	hits   []hit                   // scratch of match
@@ -88,7 +89,7 @@ type unpublished struct {
 	changedNodePorts  map[*namespace]struct{}         // namespaces with other node ports
 }
 
-// service is what is known of one Service, and what it comes to.
+// service is what is known of one Service, or of a pod's host ports, and what it comes to.
 type service struct {
 	key         source.Key
 	namespace   *namespace
@@ -107,7 +108,7 @@ type service struct {
 // ServedCount returns how many Services have an address that is served.
 func (r *Resolver) ServedCount() (n int) {
 	for _, s := range r.services {
-		if s.claimed {
+		if s.claimed && s.key.Kind == source.Service {
 			n++
 		}
 	}
@@ -135,6 +136,7 @@ func New(c Config) *Resolver {
 			nodeIPs:      map[netip.Addr]int{},
 			blocks:       map[netip.Prefix]int{},
 		},
+		hostPorts: hostPorts{map[source.Key]*corev1.Pod{}, map[source.Key][]netip.Addr{}},
 		unpublished: unpublished{
 			changedClusterIPs: map[netip.Addr]struct{}{},
 			shownClusterIPs:   map[netip.Addr]*model.ClusterIP{},
@@ -186,6 +188,9 @@ func (r *Resolver) Apply(changes []source.Change) model.Delta {
 		case source.EndpointSlice:
 			obj, _ := c.Object.(*discoveryv1.EndpointSlice)
 			r.applySlice(c.Key, obj)
+		case source.Pod:
+			obj, _ := c.Object.(*corev1.Pod)
+			r.applyPod(c.Key, obj)
 		case source.ServiceCIDR:
 			obj, _ := c.Object.(*networkingv1.ServiceCIDR)
 			r.applyServiceCIDR(c.Key.Name, obj)
@@ -319,6 +324,7 @@ func (r *Resolver) locate() {
 	if equalServiceNode(&before, r.nodeState.model) && r.nodeState.zone == was.zone {
 		return
 	}
+	r.declarePods()
 	for _, s := range r.services {
 		r.touch(s, true)
 	}
@@ -441,7 +447,8 @@ func (r *Resolver) settle() model.Delta {
 	}
 	r.findLoops()
 	slices.SortFunc(r.changed, func(a, b *service) int {
-		return cmp.Or(strings.Compare(a.key.Namespace, b.key.Namespace), strings.Compare(a.key.Name, b.key.Name))
+		return cmp.Or(strings.Compare(a.key.Namespace, b.key.Namespace), strings.Compare(a.key.Name, b.key.Name),
+			cmp.Compare(a.key.Kind, b.key.Kind))
 	})
 	var d difference
 	r.showClusterIPs(&d)

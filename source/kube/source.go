@@ -9,6 +9,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/strip"
@@ -23,6 +24,7 @@ type Options struct {
 	// Kinds are read as well: of Namespace, Pod, NetworkPolicy and ClusterNetworkPolicy. Nothing begins without them, but
 	// for ClusterNetworkPolicies that the server doesn't serve.
 	Kinds []source.Kind
+	Pods  bool // this node's are read too, where Kinds hasn't all
 
 	// NamespaceBytes and Bytes bound the weight of the Services, and of the EndpointSlices, of one namespace and of
 	// all, in bytes of memory. Each should be above what one object can weigh: 16 MiB. 0 is the default.
@@ -36,6 +38,11 @@ func (o Options) kinds() []resource {
 		if o.Nodes && list[i].kind == source.Node {
 			list[i].field = ""
 		}
+	}
+	if o.Pods && !slices.Contains(o.Kinds, source.Pod) {
+		r := pods()
+		r.needed, r.field = true, fields.OneTermEqualSelector("spec.nodeName", o.Node).String()
+		list = append(list, r)
 	}
 	for _, r := range policyResources() {
 		if slices.Contains(o.Kinds, r.kind) {
@@ -98,7 +105,7 @@ func (s *Source) Load(ctx context.Context,
 		return nil, nil, err
 	}
 	o := s.options
-	o.Nodes = true
+	o.Nodes, o.Pods = true, o.Pods && !withPods
 	kinds := o.kinds()
 	if withPods && !slices.Contains(o.Kinds, source.Pod) {
 		kinds = append(kinds, pods())
