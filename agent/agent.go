@@ -105,6 +105,7 @@ type subsystems struct {
 type batches struct {
 	synced bool // the first is in the kernel
 	count  int
+	pods   map[source.Key]chan struct{} // closed once the Pod of that name has been seen, or is awaited no more
 }
 
 // logged is what the log has of problems.
@@ -148,10 +149,11 @@ func Run(ctx context.Context, o Options) error {
 		checks:   make(chan struct{}, 1),
 		resolver: resolve.New(o.Resolve), logged: logged{known: map[source.Problem]struct{}{}},
 		counted: counted{names: servicesOf{}}, addresses: o.Resolve.Addresses}
-	a.network, err = OpenNetwork(o.Network, func() error { return errNotReady(a.notReady()) }, o.Log)
+	a.network, err = OpenNetwork(o.Network, func() error { return errNotReady(a.notReady()) }, hostPorts{a}, o.Log)
 	if err != nil {
 		return err
 	}
+	hostPorts{a}.adopt()
 	defer a.network.Close()
 	checks := health.New(nil, func() bool { _, healthy := a.progress.health(time.Now()); return healthy })
 	defer checks.Close()
@@ -249,6 +251,7 @@ func (a *Agent) consume(ctx context.Context, b source.Batch) {
 	delta := a.apply(b.Changes)
 	first := a.batches.count == 0
 	a.batches.count++
+	hostPorts{a}.seen(b.Changes)
 	if first || !delta.Empty() {
 		a.hand(delta, b.Seen)
 	}

@@ -92,7 +92,7 @@ func (l networkLine) SyncOwner(ctx context.Context, o model.Owner) (err error) {
 
 // OpenNetwork opens the pod network of the calling thread's network namespace. Without options there is none. ready
 // returns why pods can't be attached yet.
-func OpenNetwork(o *NetworkOptions, ready func() error, log *slog.Logger) (n *Network, err error) {
+func OpenNetwork(o *NetworkOptions, ready func() error, pods attach.Pods, log *slog.Logger) (n *Network, err error) {
 	if o == nil {
 		return nil, nil
 	}
@@ -107,7 +107,7 @@ func OpenNetwork(o *NetworkOptions, ready func() error, log *slog.Logger) (n *Ne
 		return nil, err
 	}
 	n.server, n.adopted, err = attach.New(attach.Options{Pool: pool, Line: networkLine(n.planes), Ready: ready,
-		Differs: mode.PodDiffers, Log: log})
+		Differs: mode.PodDiffers, Pods: pods, Log: log})
 	if err == nil {
 		n.listener, err = attach.Listen(o.Socket)
 	}

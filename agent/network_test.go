@@ -46,6 +46,11 @@ func networkNode(name, address, pods string) *corev1.Node {
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}}}
 }
 
+// hostPortPod is a Pod that waits to be attached.
+var hostPortPod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+	Spec: corev1.PodSpec{NodeName: "a", Containers: []corev1.Container{{Ports: []corev1.ContainerPort{
+		{ContainerPort: 80, HostPort: 8080}}}}}}
+
 // TestAgentConnectsPods runs a whole agent, whose node is on a link with another one, and has it attach a pod.
 func TestAgentConnectsPods(t *testing.T) {
 	pod, wire := netnstest.New(t), netnstest.New(t)
@@ -75,9 +80,10 @@ func TestAgentConnectsPods(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		o := Options{Mode: chosen, Log: slog.New(slog.DiscardHandler), Resolve: resolve.Config{Node: "a"},
+		o := Options{Mode: chosen, Log: slog.New(slog.DiscardHandler), Resolve: resolve.Config{Node: "a",
+			Objects: resolve.Objects{HostPorts: true}},
 			Source: sourceOf{networkNode("a", "192.168.0.1", "10.244.1.0/24"), networkNode("b", "172.16.0.2", "10.244.2.0/24"),
-				networkNode("c", "172.16.0.3", "10.244.2.0/25")},
+				networkNode("c", "172.16.0.3", "10.244.2.0/25"), hostPortPod},
 			Network: &NetworkOptions{Resolve: network.Config{Node: "a"}, Socket: socket, Boot: "x",
 				Records: filepath.Join(folder, "records"),
 				Follow: func(ctx context.Context, notify func([]network.Device)) error {
@@ -97,6 +103,12 @@ func TestAgentConnectsPods(t *testing.T) {
 		attached := make(chan error, 1)
 		go func() {
 			err := attachPod(ctx, socket, pod)
+			if err == nil { // its host port is in force at once, though its Pod has no address yet
+				err = here.Do(func() error {
+					_, err := echo.Request(ctx, model.TCP, netip.MustParseAddrPort("192.168.0.1:8080"), echo.Options{})
+					return err
+				})
+			}
 			if err == nil {
 				err = awaitFile(filepath.Join(folder, attach.ConfigFile))
 			}
@@ -142,7 +154,7 @@ func attachPod(ctx context.Context, socket string, pod *netns.Namespace) error {
 	}
 	defer file.Close()
 	r := cni.Request{Command: cni.Add, Network: "fairlead", NetNS: path, Pod: "shop/web",
-		Attachment: cni.Attachment{Container: "c-1", Interface: "eth0"}}
+		Attachment: cni.Attachment{Container: "c-1", Interface: "eth0"}, Ports: true}
 	for ctx.Err() == nil {
 		out, err := cni.Send(socket, r, file, 20*time.Second)
 		if err != nil {

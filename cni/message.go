@@ -80,6 +80,7 @@ type Request struct {
 	NetNS string       `json:"netns,omitempty"` // its path, as the runtime has it
 	Pod   string       `json:"pod,omitempty"`   // "namespace/name", as far as known
 	IPs   []netip.Addr `json:"ips,omitempty"`   // ADD: addresses that the pod must have, of each family at most one
+	Ports bool         `json:"ports,omitempty"` // ADD: the pod has host ports
 	Valid []Attachment `json:"valid,omitempty"` // GC: all that are to stay
 	Prev  *Result      `json:"prev,omitempty"`  // CHECK: what ADD returned
 }
@@ -152,7 +153,8 @@ type config struct {
 	Prev    *Result      `json:"prevResult"`
 	Valid   []Attachment `json:"cni.dev/valid-attachments"`
 	Runtime struct {
-		IPs []string `json:"ips"` // addresses, or prefixes of them
+		IPs          []string          `json:"ips"` // addresses, or prefixes of them
+		PortMappings []json.RawMessage `json:"portMappings"`
 	} `json:"runtimeConfig"`
 }
 
@@ -207,6 +209,7 @@ func parse(environment func(string) string, stdin []byte) (c call, err error) {
 		return c, Errorf(CodeConfig, "the network configuration has no name")
 	}
 	c.Network, c.Valid, c.Prev = c.config.Name, c.config.Valid, c.config.Prev
+	c.Ports = c.Command == Add && len(c.config.Runtime.PortMappings) > 0
 	if c.Command == GC || c.Command == Status {
 		return c, nil
 	}

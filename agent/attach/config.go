@@ -27,7 +27,8 @@ func WriteConfig(folder, socket, records string) error {
 		Version string   `json:"cniVersion"`
 		Name    string   `json:"name"`
 		Plugins []plugin `json:"plugins"`
-	}{cni.Versions[1], "fairlead", []plugin{{"fairlead-cni", map[string]bool{"ips": true}, socket, records}}}, "", "  ")
+	}{cni.Versions[1], "fairlead", []plugin{
+		{"fairlead-cni", map[string]bool{"ips": true, "portMappings": true}, socket, records}}}, "", "  ")
 	if err != nil {
 		return err
 	}

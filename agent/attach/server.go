@@ -41,8 +41,17 @@ type Options struct {
 	Ready func() error
 	// returns how an attachment's pod, in whose network namespace the calling thread is, isn't as it was made; "": it is
 	Differs func(*model.Attachment) (string, error)
+	Pods    Pods // nil: attachments are all that pods need
 	Log     *slog.Logger
 	AddWait time.Duration // how long an ADD waits for the kernel; 0: DefaultAddWait
+}
+
+// Pods has what pods need besides attachments put into the kernel.
+type Pods interface {
+	// Attach returns once what else a pod needs is in the kernel: its host ports, if it has some.
+	Attach(ctx context.Context, pod string, addresses []netip.Addr, ports bool) error
+	// Detach is called when a pod has addresses no more, before another pod may get them.
+	Detach(pod string, addresses []netip.Addr)
 }
 
 // DefaultAddWait is less than the runtime waits for the plugin.
@@ -319,6 +328,9 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 	ctx, cancel := context.WithTimeout(ctx, s.options.AddWait)
 	defer cancel()
 	err = s.put(ctx, a, was, ns)
+	if err == nil && s.options.Pods != nil {
+		err = s.options.Pods.Attach(ctx, a.Pod, a.Addresses, r.Ports)
+	}
 	if err != nil {
 		err = errors.Join(err, s.detach(context.WithoutCancel(ctx), id))
 		if ctx.Err() != nil {
@@ -363,6 +375,9 @@ func (s *Server) detach(ctx context.Context, id string) error {
 	a := s.attached[id]
 	s.mu.Unlock()
 	if a != nil {
+		if s.options.Pods != nil {
+			s.options.Pods.Detach(a.Pod, a.Addresses)
+		}
 		s.exchange(nil, a)
 		failed := s.options.Line.Sync(ctx) // of other pods' too
 		devices, err := s.devices()

@@ -19,23 +19,31 @@ import (
 // hostPorts is what is known of this node's pods with host ports.
 type hostPorts struct {
 	pods     map[source.Key]*corev1.Pod  // those that run, with host ports
-	attached map[source.Key][]netip.Addr // addresses of pods whose status may not have them yet
+	attached map[source.Key][]netip.Addr // addresses of pods that this node attached, whatever their status has; or none
 }
 
-// AttachPod takes in the addresses that a pod of this node has been given, none where it has none any more, and
-// returns what changes by them: its host ports are served before its status names the addresses.
-func (r *Resolver) AttachPod(key source.Key, addresses []netip.Addr) model.Delta {
-	if len(addresses) == 0 {
-		delete(r.hostPorts.attached, key)
-	} else {
+// AttachPod takes in the addresses that a pod of this node has been given: its host ports are served before its status
+// names them. The next Delta has what changes by them.
+func (r *Resolver) AttachPod(key source.Key, addresses []netip.Addr) {
+	if r.set.HostPorts {
 		r.hostPorts.attached[key] = addresses
+		r.declarePod(key)
+	}
+}
+
+// DetachPod takes in that a pod of this node has addresses no more. The next Delta has what changes by it.
+func (r *Resolver) DetachPod(key source.Key, addresses []netip.Addr) {
+	if !slices.Equal(r.hostPorts.attached[key], addresses) { // it has been attached anew since
+		return
+	}
+	if r.hostPorts.attached[key] = nil; r.hostPorts.pods[key] == nil {
+		delete(r.hostPorts.attached, key)
 	}
 	r.declarePod(key)
-	if r.published == nil { // the first change comes with the first objects
-		return model.Delta{}
-	}
-	return r.settle()
 }
+
+// HasHostPorts reports whether a pod of this node is known to have host ports.
+func (r *Resolver) HasHostPorts(key source.Key) bool { return r.hostPorts.pods[key] != nil }
 
 // applyPod takes a Pod in, if its host ports are this node's to serve, or that it is gone.
 func (r *Resolver) applyPod(key source.Key, obj *corev1.Pod) {
@@ -48,6 +56,9 @@ func (r *Resolver) applyPod(key source.Key, obj *corev1.Pod) {
 		r.hostPorts.pods[key] = obj
 	case known:
 		delete(r.hostPorts.pods, key)
+		if len(r.hostPorts.attached[key]) == 0 {
+			delete(r.hostPorts.attached, key)
+		}
 	default:
 		return
 	}
@@ -97,7 +108,7 @@ func (r *Resolver) declarePod(key source.Key) {
 	}
 	s.declared, s.slices = nil, nil
 	if obj != nil {
-		s.declared, s.slices = r.readHostPorts(obj, r.hostPorts.attached[key])
+		s.declared, s.slices = r.readHostPorts(obj)
 	}
 	r.oldestFirst, r.costsChanged = nil, true
 	r.touch(s, true)
@@ -119,16 +130,23 @@ type podReading struct {
 	ports [2]*endpointSlice
 }
 
-// readHostPorts returns what a pod's host ports ask for, and the pod as an endpoint. attached are its addresses where
-// its status has none.
-func (r *Resolver) readHostPorts(obj *corev1.Pod, attached []netip.Addr) (*declared, []*endpointSlice) {
+// readHostPorts returns what a pod's host ports ask for, and the pod as an endpoint.
+func (r *Resolver) readHostPorts(obj *corev1.Pod) (*declared, []*endpointSlice) {
 	p := &podReading{nodeState: r.nodeState, out: &declared{created: math.MaxInt64}}
 	p.object = source.KeyOf(obj)
 	p.out.label = "pod " + word(obj.Namespace) + "/" + word(obj.Name)
 	if !obj.CreationTimestamp.IsZero() {
 		p.out.created = obj.CreationTimestamp.Unix()
 	}
-	p.readAddresses(obj, attached)
+	attached, known := r.hostPorts.attached[p.object]
+	if !known {
+		for _, ip := range obj.Status.PodIPs {
+			if a, err := parseAddr(ip.IP); err == nil {
+				attached = append(attached, a)
+			}
+		}
+	}
+	p.readAddresses(attached)
 	limit := r.set.limits.Service.Frontends
 	left := 0
 	eachHostPort(obj, func(list string, container, port int, c *corev1.ContainerPort) {
@@ -150,15 +168,10 @@ func (r *Resolver) readHostPorts(obj *corev1.Pod, attached []netip.Addr) (*decla
 	return p.out, slices.DeleteFunc(slices.Clone(p.ports[:]), func(s *endpointSlice) bool { return s == nil })
 }
 
-// readAddresses reads the pod's addresses, the first of each family.
-func (p *podReading) readAddresses(obj *corev1.Pod, attached []netip.Addr) {
-	for _, ip := range obj.Status.PodIPs {
-		if a, err := parseAddr(ip.IP); err == nil && !p.ips[familyOf(a).index()].IsValid() {
-			p.ips[familyOf(a).index()] = a
-		}
-	}
-	for _, a := range attached {
-		if i := familyOf(a).index(); len(obj.Status.PodIPs) == 0 && !p.ips[i].IsValid() {
+// readAddresses takes the pod's addresses, the first of each family.
+func (p *podReading) readAddresses(l []netip.Addr) {
+	for _, a := range l {
+		if i := familyOf(a).index(); !p.ips[i].IsValid() {
 			p.ips[i] = a
 		}
 	}
