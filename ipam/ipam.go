@@ -27,6 +27,7 @@ type Record struct {
 	Network   string       `json:"network"`         // name of the network configuration
 	Addresses []netip.Addr `json:"addresses"`
 	MTU       int          `json:"mtu"`
+	Reused    []netip.Addr `json:"-"` // of Addresses, as allocated now: those that another attachment had before
 }
 
 // mostRemembered is how many released addresses are given out in the order of their release, a family.
@@ -322,10 +323,15 @@ func (p *Pool) Allocate(r Record) (Record, error) {
 	if err != nil {
 		return r, err
 	}
-	p.records[r.ID] = &r
+	stored := r
+	p.records[r.ID] = &stored
+	r.Reused = nil
 	for _, a := range r.Addresses {
 		i := family(a)
 		p.used[a] = r.ID
+		if slices.Contains(p.released[i], a) {
+			r.Reused = append(r.Reused, a)
+		}
 		p.released[i] = slices.DeleteFunc(p.released[i], func(b netip.Addr) bool { return a == b })
 	}
 	return r, nil

@@ -19,10 +19,12 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/cni"
 	"fairlead.dev/fairlead/dataplane/network/attachment"
 	"fairlead.dev/fairlead/ipam"
+	"fairlead.dev/fairlead/kernel/conntrack"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
@@ -490,6 +492,55 @@ func TestCollectAndStatus(t *testing.T) {
 	if err := status(); !errors.As(err, &e) || e.Code != cni.CodeUnavailable {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestReusedAddressForgetsConnections has a client's flow, translated to a pod, outlive it until another one has its
+// address: the client's next packet must not reach that.
+func TestReusedAddressForgetsConnections(t *testing.T) {
+	n := newNode(t)
+	n.agent.server.SetNetwork(&model.Network{Ranges: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/30")}, MTU: 1450})
+	command := func(text string) {
+		n.must(n.do(func() error {
+			out, err := exec.Command("sh", "-c", text).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		}))
+	}
+	p, q := n.newPod("web"), n.newPod("db")
+	n.must(n.add("1.1.0", p))
+	n.must(p.ns.Do(func() error {
+		s, err := echo.Serve("shop/web", []echo.Port{{Number: 53, Protocol: model.UDP}})
+		if err == nil {
+			t.Cleanup(func() { s.Close() })
+		}
+		return err
+	}))
+	command(fmt.Sprintf(`nft 'add table ip x; add chain ip x out { type nat hook output priority -100; };
+		add rule ip x out ip daddr 10.96.0.10 dnat to %s'; ip route add 10.96.0.10 dev lo`, p.addresses[0]))
+	n.must(n.do(func() error {
+		_, err := echo.Request(t.Context(), model.UDP, netip.MustParseAddrPort("10.96.0.10:53"), echo.Options{})
+		return err
+	}))
+	n.must(n.del(p))
+	command("nft flush chain ip x out") // the Service's endpoint has gone
+	n.must(n.add("1.1.0", q))
+	if q.addresses[0] != p.addresses[0] {
+		t.Fatalf("%v after %v", q.addresses, p.addresses)
+	}
+	n.must(n.do(func() error {
+		flows, err := conntrack.Open()
+		if err != nil {
+			return err
+		}
+		defer flows.Close()
+		left, err := flows.Cut(unix.AF_INET, func(f conntrack.Flow) bool { return f.ReplySource.Addr() == p.addresses[0] })
+		if left > 0 {
+			t.Errorf("%d flows of the pod before lead to the pod that has its address now", left)
+		}
+		return err
+	}))
 }
 
 // TestManyPodsAndKills is what must hold of addresses: none twice, none lost.

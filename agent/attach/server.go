@@ -18,6 +18,7 @@ import (
 
 	"fairlead.dev/fairlead/cni"
 	"fairlead.dev/fairlead/ipam"
+	"fairlead.dev/fairlead/kernel/conntrack"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -62,6 +63,7 @@ type Server struct {
 	options Options
 	ns      *netns.Namespace // of the node
 	s       *netlink.Socket
+	flows   *conntrack.Conn
 	handled sync.WaitGroup
 
 	mu       sync.Mutex
@@ -90,7 +92,12 @@ func New(o Options) (*Server, []*model.Attachment, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, ns.Close())
 	}
-	s := &Server{options: o, ns: ns, s: socket, attached: map[string]*model.Attachment{}, busy: map[string]*turn{}}
+	flows, err := conntrack.Open()
+	if err != nil {
+		return nil, nil, errors.Join(err, socket.Close(), ns.Close())
+	}
+	s := &Server{options: o, ns: ns, s: socket, flows: flows, attached: map[string]*model.Attachment{},
+		busy: map[string]*turn{}}
 	devices, err := s.devices()
 	if err != nil {
 		return nil, nil, errors.Join(err, s.Close())
@@ -111,7 +118,10 @@ func New(o Options) (*Server, []*model.Attachment, error) {
 }
 
 // Close closes the server's handles, once Serve and Follow have returned.
-func (s *Server) Close() error { return errors.Join(s.s.Close(), s.ns.Close()) }
+func (s *Server) Close() error {
+	s.flows.Close()
+	return errors.Join(s.s.Close(), s.ns.Close())
+}
 
 // devices returns the names of the node's veth devices that are named as attachments' are.
 func (s *Server) devices() (map[string]bool, error) {
@@ -324,6 +334,9 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 	} else if err != nil {
 		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
 	}
+	if err := s.cut(record.Reused); err != nil {
+		return nil, errors.Join(err, s.options.Pool.Release(id))
+	}
 	a := AttachmentOf(record)
 	ctx, cancel := context.WithTimeout(ctx, s.options.AddWait)
 	defer cancel()
@@ -339,6 +352,23 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 		return nil, err
 	}
 	return resultOf(a, r.NetNS), nil
+}
+
+// cut removes connection tracking's entries to and from addresses that another pod had: what they translate would reach
+// the one that has the address now.
+func (s *Server) cut(reused []netip.Addr) error {
+	for _, a := range reused {
+		family := uint8(unix.AF_INET)
+		if a.Is6() {
+			family = unix.AF_INET6
+		}
+		if _, err := s.flows.Cut(family, func(f conntrack.Flow) bool {
+			return f.Source.Addr() == a || f.Destination.Addr() == a || f.ReplySource.Addr() == a
+		}); err != nil {
+			return fmt.Errorf("cut the connections of the pod that had %s: %w", a, err)
+		}
+	}
+	return nil
 }
 
 // put has the kernel hold an attachment, in place of the same one, if there is one. While it is made, it has the
