@@ -56,6 +56,8 @@ var Capabilities = model.Capabilities{
 			"for a day; stale entries are removed with the next change.", About: service.Over(model.TCP)},
 		{ID: "loopback-ports", Text: "Node ports at loopback addresses answer processes that connect from 127.0.0.1, not " +
 			"from another loopback address.", About: &model.Packets{NodePorts: true, Origins: model.OriginsOf(model.FromNode)}},
+		{ID: "host-ports-loopback", Text: "Host ports don't answer at 127.0.0.1: processes of the node use its own " +
+			"address.", About: &model.Packets{Via: model.ViaHostPort, Origins: model.OriginsOf(model.FromNode)}},
 		{ID: "no-notices", Text: "IPVS notifies about no changes: changes by other programs are repaired at the " +
 			"next check, not at once."},
 	},
