@@ -56,7 +56,7 @@ test: root packages vet ## every test: pure, in the kernel, with real packets, w
 
 # What needs no root: pure packages, and in a user namespace kernel wrappers and the mode userspace.
 UNIT := . ./agent/escape ./cmd/... ./cni ./ipam ./agent/config ./dataplane/health ./dataplane/httpserver ./dataplane/maglev ./agent/event ./flowlog ./lab/chart \
-	./lab/analysis ./lab/progress ./lab/report ./lab/result ./lab/stats ./model ./reachability ./reconcile ./resolve/... ./sandbox/apiserver ./sandbox/generate ./source/... ./verdict
+	./lab/analysis ./lab/cluster ./lab/progress ./lab/report ./lab/result ./lab/stats ./model ./reachability ./reconcile ./resolve/... ./sandbox/apiserver ./sandbox/generate ./source/... ./verdict
 ROOTLESS := ./kernel/netns ./kernel/nftables ./kernel/sockets ./kernel/sysctl ./dataplane/service/userspace
 .PHONY: test-unit
 test-unit: ## what needs no root: pure packages, kernel wrappers in a user namespace: two minutes with a warm build cache

@@ -141,6 +141,7 @@ func (f *adviseFlags) request(c *cobra.Command) (q advise.Request, err error) {
 	}
 	q.Objects, q.Options, q.PerSecond = objects, conf.Options(), f.perSecond
 	q.Time, q.Cluster = f.time, advise.Transplant(objects, q.Resolve.Node, conf.Policies())
+	fastPath(conf, &q)
 	if len(objects) == 0 || q.Cluster.Sizes.Services == 0 {
 		return q, errors.New("the source has no Service: name the cluster with --kubeconfig, or its objects with --source")
 	}
@@ -160,6 +161,26 @@ func (f *adviseFlags) request(c *cobra.Command) (q advise.Request, err error) {
 		q.Report = f.write
 	}
 	return q, nil
+}
+
+// fastPath has mode ebpf measured as it would be on this node: without its fast path where that is off, or where other
+// programs' hooks keep it off.
+func fastPath(c *config.Config, q *advise.Request) {
+	remark := func(format string, a ...any) {
+		q.Cluster.Remarks = append(q.Cluster.Remarks, fmt.Sprintf(format, a...))
+	}
+	hooks := advise.ForeignHooks()
+	switch {
+	case c.Own.EBPF.FastPath == config.Never:
+		q.NoFastPath = true
+	case len(hooks) > 0:
+		q.NoFastPath = true
+		remark("Mode ebpf is measured without its fast path, which other programs' hooks on this node would keep off: %s.",
+			strings.Join(hooks, ", "))
+	default:
+		remark("Mode ebpf is measured with its fast path: this node has no other program's hooks that would keep it off. " +
+			"For nodes that have some, such as kubelet's or a runtime's, set --ebpf-fast-path Never.")
+	}
 }
 
 // sections returns what follows the figures.

@@ -38,7 +38,8 @@ network namespaces that the lab makes and removes: nothing of the machine's own 
 	for _, e := range lab.Experiments() {
 		experiments = append(experiments, labRun(e))
 	}
-	return holds(c, holds(run, experiments...), labList(), labReport(), labCompare())
+	experiments = append(experiments, labRunCluster())
+	return holds(c, holds(run, experiments...), labList(), labReport(), labCompare(), labEndpoint())
 }
 
 // labList lists the experiments.

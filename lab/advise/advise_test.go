@@ -197,6 +197,18 @@ func TestCandidates(t *testing.T) {
 	}
 }
 
+func TestForeignHooks(t *testing.T) {
+	got := foreign([]string{"table inet fairlead chain prerouting", "ipv4_conntrack_in", "table ip nat chain POSTROUTING",
+		"ipv4_conntrack_defrag", "iptable_filter_hook"})
+	if want := []string{"table ip nat chain POSTROUTING", "iptable_filter_hook"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	c := Config{Cluster: &Cluster{}, NoFastPath: true}
+	if l := newTrial(c, true).flags(Candidate{Mode: "ebpf"}); !slices.Equal(l, []string{"--ebpf-fast-path", "Never"}) {
+		t.Errorf("flags %q", l)
+	}
+}
+
 // Real agents serve a cluster's objects, real packets are measured, and the page is written; interrupted, nothing is
 // left.
 func TestRun(t *testing.T) {

@@ -42,6 +42,8 @@ type Config struct {
 	Cluster *Cluster
 	Current Candidate     // what the others are compared with
 	Time    time.Duration // that all of it may take, about
+	// mode ebpf redirects no packet past the host stack: on the advised node hooks would see it there
+	NoFastPath bool
 }
 
 // The measures.
@@ -217,6 +219,9 @@ func (t *trial) prepare(ctx context.Context) error {
 func (t *trial) flags(c Candidate) (l []string) {
 	if c.Engine != "" {
 		l = append(l, "--policy-mode", "Enforce", "--policy-engine", c.Engine)
+	}
+	if t.NoFastPath && c.Mode == "ebpf" {
+		l = append(l, "--ebpf-fast-path", "Never")
 	}
 	if slots := 4 * (t.Cluster.Sizes.Endpoints + t.Cluster.Sizes.Services); slots > mode.DefaultMapEntries {
 		l = append(l, "--ebpf-map-entries", fmt.Sprint(slots)) // other modes take no notice

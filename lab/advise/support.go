@@ -3,8 +3,13 @@ package advise
 import (
 	"cmp"
 	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/kernel/nfhooks"
 	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
@@ -61,6 +66,25 @@ func Lacks(objects []source.Object, config resolve.Config, options mode.Options,
 		out[name] = few(out[name])
 	}
 	return out, nil
+}
+
+// ForeignHooks returns the hooks of other programs that see what the calling thread's network namespace forwards: they
+// keep mode ebpf from redirecting packets to pods. None are known where the kernel lists no hooks (before Linux 5.14).
+func ForeignHooks() []string {
+	names, err := nfhooks.Forwarding(unix.AF_INET)
+	if err != nil {
+		return nil
+	}
+	return foreign(names)
+}
+
+// foreign returns the hooks that are neither Fairlead's own nor connection tracking's, which come with others.
+func foreign(names []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		f := strings.Fields(name)
+		return len(f) > 2 && f[0] == "table" && strings.HasPrefix(f[2], "fairlead") ||
+			strings.Contains(name, "conntrack") || strings.Contains(name, "defrag")
+	})
 }
 
 // most is how many sentences of a kind are shown.

@@ -79,7 +79,7 @@ func Ratio(e stats.Estimate) string {
 func verdictWords(v stats.Verdict) string {
 	return map[stats.Verdict]string{stats.Lower: "measurably less", stats.Higher: "measurably more",
 		stats.Same: fmt.Sprintf("the same within %.0f %%", 100*margin)}[v] +
-		map[bool]string{true: "too wide an interval to tell"}[v == stats.Unclear || v == ""]
+		map[bool]string{true: "too little for this run to tell apart"}[v == stats.Unclear || v == ""]
 }
 
 // upkeepSentence returns what changes of endpoints cost with either.

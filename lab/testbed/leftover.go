@@ -29,6 +29,12 @@ func owner() string {
 	return fmt.Sprintf("%d-%d", os.Getpid(), born)
 }
 
+// Owner returns the name of this process among all of this machine until it restarts, for what it makes elsewhere.
+func Owner() string { return owner() }
+
+// Gone reports whether a process that Owner named has ended.
+func Gone(owner string) bool { return dead(owner) }
+
 // dead reports whether name, without its prefix, names a process that is gone. A name of another kind names none.
 func dead(name string) bool {
 	var pid int

@@ -1,0 +1,117 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"k8s.io/client-go/rest"
+)
+
+// API is what the measurement needs of a Kubernetes API server: pods, their logs and Services of one namespace.
+type API struct {
+	web       *http.Client
+	base      string // URL without a path
+	Namespace string
+}
+
+// Open returns the API that a configuration leads to.
+func Open(c *rest.Config, namespace string) (*API, error) {
+	web, err := rest.HTTPClientFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("open the Kubernetes API: %w", err)
+	}
+	u, _, err := rest.DefaultServerUrlFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("open the Kubernetes API: %w", err)
+	}
+	return &API{web: web, base: strings.TrimSuffix(u.String(), "/"), Namespace: namespace}, nil
+}
+
+// errNotFound is why an object can't be read or deleted.
+var errNotFound = errors.New("not found")
+
+// mostBytes limits an answer.
+const mostBytes = 16 << 20
+
+// do sends a request and returns the answer. path is below the namespace, such as "pods/a".
+func (a *API) do(ctx context.Context, method, path string, body any) ([]byte, error) {
+	var in io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return nil, err
+		}
+		in = bytes.NewReader(b)
+	}
+	to := a.base + "/api/v1/namespaces/" + url.PathEscape(a.Namespace) + "/" + path
+	r, err := http.NewRequestWithContext(ctx, method, to, in)
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Accept", "application/json, */*")
+	answer, err := a.web.Do(r)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", strings.ToLower(method), path, err)
+	}
+	defer answer.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(answer.Body, mostBytes))
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", strings.ToLower(method), path, err)
+	}
+	return b, a.refused(method, path, answer.StatusCode, b)
+}
+
+// refused returns the error that an answer is, nil for none.
+func (a *API) refused(method, path string, code int, body []byte) error {
+	if code < 300 {
+		return nil
+	}
+	var s struct{ Message string }
+	if json.Unmarshal(body, &s) != nil || s.Message == "" {
+		s.Message = http.StatusText(code)
+	}
+	err := fmt.Errorf("%s %s in namespace %s: %s", strings.ToLower(method), path, a.Namespace, s.Message)
+	switch {
+	case code == http.StatusForbidden:
+		return fmt.Errorf("%w; what the run needs is printed by fairlead lab run cluster --print-rbac", err)
+	case code == http.StatusNotFound && method == http.MethodPost:
+		return fmt.Errorf("%w; make the namespace: fairlead lab run cluster --print-rbac | kubectl apply -f -", err)
+	case code == http.StatusNotFound:
+		return errors.Join(err, errNotFound)
+	}
+	return err
+}
+
+// create makes an object of a resource and reads into out what the server made of it, unless that is nil.
+func (a *API) create(ctx context.Context, resource string, o, out any) error {
+	b, err := a.do(ctx, http.MethodPost, resource, o)
+	if err == nil && out != nil {
+		err = json.Unmarshal(b, out)
+	}
+	return err
+}
+
+// get reads an object, or a list of those with a label.
+func (a *API) get(ctx context.Context, path string, out any) error {
+	b, err := a.do(ctx, http.MethodGet, path, nil)
+	if err == nil {
+		err = json.Unmarshal(b, out)
+	}
+	return err
+}
+
+// remove deletes an object that may be gone already.
+func (a *API) remove(ctx context.Context, path string) error {
+	if _, err := a.do(ctx, http.MethodDelete, path, nil); err != nil && !errors.Is(err, errNotFound) {
+		return err
+	}
+	return nil
+}
