@@ -19,6 +19,7 @@ type arm struct {
 	result.Arm
 	add   func(ctx context.Context, b *testbed.Testbed, id string) (*testbed.Pair, error)
 	limit float64 // processors of its application; 0: no limit
+	agent bool    // it has one
 }
 
 // does reports whether an arm takes part in a measure: one with a limit has its application alone.
@@ -63,15 +64,15 @@ var allArms = []arm{
 		"underlay, past the node's routes and rules"}, add: path(testbed.PathMACVLAN)},
 	{Arm: result.Arm{ID: armOwn, Title: "pod network", Style: 3, Text: "the pod is connected by `fairlead run " +
 		"--network-mode Own`, called by the CNI plugin: a routed veth, source validation, and masquerading, which tracks " +
-		"connections"}, add: own(false)},
+		"connections"}, add: own(false), agent: true},
 	{Arm: result.Arm{ID: armOwnVXLAN, Title: "pod network, VXLAN", Style: 2, Text: "the same, and the client is " +
-		"another node with an agent of its own: packets between them go through VXLAN"}, add: own(true)},
+		"another node with an agent of its own: packets between them go through VXLAN"}, add: own(true), agent: true},
 	{Arm: result.Arm{ID: armFast, Title: "veth, mode ebpf", Style: 4, Text: "veth, on a node with `fairlead run --mode " +
-		"ebpf`: packets to pods are redirected past the host stack"}, add: mode("ebpf")},
+		"ebpf`: packets to pods are redirected past the host stack"}, add: mode("ebpf"), agent: true},
 	{Arm: result.Arm{ID: armIPTables, Title: "iptables, policies", Style: 5, Text: "veth, on a node with mode iptables " +
-		"and policy engine iptables, and a policy that allows the client"}, add: mode("iptables", "iptables")},
+		"and policy engine iptables, and a policy that allows the client"}, add: mode("iptables", "iptables"), agent: true},
 	{Arm: result.Arm{ID: armEBPF, Title: "ebpf, policies", Style: 7, Text: "the same with mode ebpf and policy engine " +
-		"ebpf"}, add: mode("ebpf", "ebpf")},
+		"ebpf"}, add: mode("ebpf", "ebpf"), agent: true},
 	{Arm: result.Arm{ID: armLimit, Title: "host, limit", Style: 8, Text: "host, and the application may use 0.8 " +
 		"processors (cpu.max, or cpu.cfs_quota_us, of a cgroup; periods of 100 ms)"}, add: path(testbed.PathHost),
 		limit: limit},

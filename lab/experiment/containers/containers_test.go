@@ -73,6 +73,17 @@ func TestContainersInterrupted(t *testing.T) {
 // allOf is a trial that has every arm.
 func allOf(p profile) *trial { return &trial{arms: allArms, profile: p} }
 
+// On an emulated processor, no claim is judged by an arm that is left out.
+func TestEmulatedLeavesAgentsOut(t *testing.T) {
+	r := allOf(emulated)
+	r.arms = slices.DeleteFunc(slices.Clone(allArms), func(a arm) bool { return a.agent || a.limit > 0 })
+	for _, a := range r.Design().Aims {
+		if (armOf(a.Arm).agent || armOf(a.Arm).limit > 0) != (a.Cannot != "") {
+			t.Errorf("aim %s of %s: can't be tested: %q", a.ID, a.Arm, a.Cannot)
+		}
+	}
+}
+
 func TestDesign(t *testing.T) {
 	for _, p := range []profile{quick, full, emulated} {
 		d := allOf(p).Design()

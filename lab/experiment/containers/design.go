@@ -125,6 +125,8 @@ func (r *trial) claims() (l []result.Aim) {
 		case a.Cannot != "":
 		case (a.Measure == "app" || a.Measure == "app-rate") && r.profile.App == 0:
 			a.Cannot = "an emulated processor's times mean nothing"
+		case armOf(a.Arm).agent && r.profile.App == 0:
+			a.Cannot = armOf(a.Arm).Title + " is left out on an emulated processor"
 		case !r.has(a.Arm) && a.Measure[:min(len(a.Measure), len(panelPrefix))] != panelPrefix:
 			a.Cannot = "this machine can't make " + armOf(a.Arm).Title
 		}
@@ -232,6 +234,10 @@ func (r *trial) missing() (l []string) {
 			where = "; the second kernel's panel has it"
 		}
 		l = append(l, fmt.Sprintf("%s: this machine can't make it: %s%s.", u.Name, u.Why, where))
+	}
+	if r.profile.App == 0 {
+		l = append(l, "Arms with an agent or a limit, requests at a fixed rate, and applications: on an emulated processor "+
+			"they take long, and their times mean nothing.")
 	}
 	return append(l, "A virtual machine against a container on it, the article's pair: here both are on one kernel.",
 		"Calico and Cilium themselves: their paths are, as veth, IPIP, netkit and eBPF.",
