@@ -166,8 +166,7 @@ func (a *artist) change(p result.Picture) {
 		return
 	}
 	for i, g := range p.Ghosts {
-		bar := chart.Bar{Name: g.Label, Style: chart.Style(len(a.d.Arms)), Parts: []float64{in(g.Value, m.Unit)},
-			Text: amount(g.Value, m.Unit)}
+		bar := chart.Bar{Name: g.Label, Parts: []float64{in(g.Value, m.Unit)}, Text: amount(g.Value, m.Unit)} // in grey
 		if i > 0 {
 			bar.Text += ", " + percent(g.Value/p.Ghosts[0].Value)
 		}

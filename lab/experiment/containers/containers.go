@@ -236,7 +236,7 @@ func (r *trial) operations() (l []testbed.Operation) {
 	add("rr", barePort, p.Loop, r.bed.FarLoop(load.RR, p.Warm, p.Loop))
 	add("crr", barePort, p.Loop, r.bed.FarLoop(load.CRR, p.Warm, p.Loop))
 	add("open", barePort, p.Open, r.open)
-	add("app", appPort, p.App, r.bed.FarLoop(load.RR, p.Warm, p.App))
+	add("app", appPort, p.App, r.bed.FarLoop(load.RR, max(p.Warm, p.App/3), p.App)) // a limit is reached beforehand
 	add("stream", streamPort, p.Stream, func(ctx context.Context, a *testbed.Pair, to []netip.AddrPort) (load.Sample,
 		*load.Trace, error) {
 		c := r.bed.Client(a, to, p.Warm)
