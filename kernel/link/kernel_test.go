@@ -26,12 +26,12 @@ func TestInSecondKernel(t *testing.T) {
 		check(t, err)
 		switch kind {
 		case "netkit":
-			_, err = c.AddNetkit(End{Name: "near", MAC: mac}, End{Name: "pod", MAC: mac}, pod)
+			_, err = c.AddNetkit(End{Name: "near", MAC: mac}, End{Name: "eth0", MAC: mac}, pod)
 		default:
-			err = c.AddIPVLAN(dev, kind == "ipvlan l3", End{Name: "pod"}, pod)
+			err = c.AddIPVLAN(dev, kind == "ipvlan l3", End{Name: "eth0"}, pod)
 		}
 		check(t, err)
-		check(t, inPod.Up(index(t, inPod, "pod")))
+		check(t, inPod.Up(index(t, inPod, "eth0")))
 	}
 	_, c := space(t)
 	dev, err := c.AddIPIP("tunnel", netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
@@ -45,9 +45,9 @@ func TestMACVLAN(t *testing.T) {
 	pod, inPod := space(t)
 	wire, _ := space(t)
 	dev, err := c.AddVeth(End{Name: "eth0"}, End{Name: "eth0"}, wire)
-	check(t, err, c.AddMACVLAN(dev, End{Name: "pod", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}}, pod))
-	check(t, inPod.Up(index(t, inPod, "pod")))
-	if err := c.AddMACVLAN(dev, End{Name: "pod"}, pod); err == nil {
+	check(t, err, c.AddMACVLAN(dev, End{Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}}, pod))
+	check(t, inPod.Up(index(t, inPod, "eth0")))
+	if err := c.AddMACVLAN(dev, End{Name: "eth0"}, pod); err == nil {
 		t.Error("two devices have one name")
 	}
 }

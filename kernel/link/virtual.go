@@ -1,6 +1,7 @@
 package link
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -26,16 +27,35 @@ func (c *Conn) AddIPVLAN(parent int, routes bool, far End, in *netns.Namespace) 
 	return c.addChild(&netlink.IPVlan{LinkAttrs: childOf(parent, far, in), Mode: mode}, far, in)
 }
 
+// childName is what a device is called until it is where it is to be: for Linux 6.12, its name must be free in its
+// parent's namespace too.
+const childName = "fl-child"
+
 // childOf returns the attributes of a device of a parent.
 func childOf(parent int, far End, in *netns.Namespace) netlink.LinkAttrs {
 	a := netlink.NewLinkAttrs()
-	a.Name, a.HardwareAddr, a.ParentIndex, a.Namespace = far.Name, far.MAC, parent, netlink.NsFd(in.FD())
+	a.Name, a.HardwareAddr, a.ParentIndex, a.Namespace = childName, far.MAC, parent, netlink.NsFd(in.FD())
 	return a
 }
 
+// addChild makes a device and names it.
 func (c *Conn) addChild(l netlink.Link, far End, in *netns.Namespace) error {
 	if err := c.h.LinkAdd(l); err != nil {
 		return fmt.Errorf("add %s %s in %s: %w", l.Type(), far.Name, in.Name, err)
+	}
+	there, err := Dial(in)
+	if err != nil {
+		return err
+	}
+	defer there.Close()
+	made, err := there.h.LinkByName(childName)
+	if err == nil {
+		if err = there.h.LinkSetName(made, far.Name); err != nil {
+			err = errors.Join(err, there.h.LinkDel(made))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("name %s %s in %s: %w", l.Type(), far.Name, in.Name, err)
 	}
 	return nil
 }
