@@ -295,6 +295,16 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
+// Each engine may be chosen beside a mode that has what it needs.
+func TestPolicyEngines(t *testing.T) {
+	for engine, mode := range map[string]string{"auto": "auto", "nftables": "ipvs", "iptables": "auto", "ebpf": "ebpf"} {
+		r := render(t, "policy.mode=Enforce", "policy.engine="+engine, "mode="+mode)
+		if c := r.load(t); c.Own.Policy.Engine != engine {
+			t.Errorf("%s: told %+v", engine, c.Own.Policy)
+		}
+	}
+}
+
 // Agents may read policies, Pods and Namespaces where policies count, and only there.
 func TestPolicies(t *testing.T) {
 	for mode, want := range map[string][]string{
@@ -361,6 +371,8 @@ func TestRefusals(t *testing.T) {
 		"mode=best":                                "/mode",
 		"apiServer.host=":                          "/apiServer/host",
 		"policy.mode=On":                           "/policy/mode",
+		"policy.engine=tc":                         "/policy/engine",
+		"policy.engine=ebpf":                       "/mode",
 		"fairlead.policy.mode=Enforce":             "/fairlead",
 		"fairlead.network.mode=Own":                "/fairlead",
 		"network.mode=Chain":                       "/network/mode",
