@@ -29,12 +29,25 @@ type Masquerade struct {
 	Except []netip.Prefix // destinations outside that see the pod's own address; sorted and disjoint
 }
 
-// Tunnel is this node's end of the VXLAN overlay (RFC 7348).
+// TunnelKind is how an overlay encapsulates packets.
+type TunnelKind uint8
+
+// The kinds of tunnels.
+const (
+	VXLAN TunnelKind = iota // RFC 7348
+	IPIP                    // RFC 2003: IPv4 inside IPv4
+)
+
+// String returns "VXLAN" or "IPIP".
+func (k TunnelKind) String() string { return [...]string{"VXLAN", "IPIP"}[k] }
+
+// Tunnel is this node's end of the overlay.
 type Tunnel struct {
-	VNI       uint32
-	Port      uint16       // UDP, of every node
+	Kind      TunnelKind
+	VNI       uint32       // VXLAN
+	Port      uint16       // VXLAN: UDP, of every node
 	Local     netip.Addr   // outer source
-	MAC       [6]byte      // of the end itself
+	MAC       [6]byte      // VXLAN: of the end itself
 	Uplink    string       // the device by which packets to other nodes leave
 	MTU       int          // of packets inside, bytes
 	Own       []netip.Addr // this node's addresses inside Network.Ranges, sorted: the sources of what it sends itself
@@ -61,8 +74,8 @@ func (t *Tunnel) equal(o *Tunnel) bool {
 	if t == nil || o == nil {
 		return t == o
 	}
-	return t.VNI == o.VNI && t.Port == o.Port && t.Local == o.Local && t.MAC == o.MAC && t.Uplink == o.Uplink &&
-		t.MTU == o.MTU && t.AnySource == o.AnySource && slices.Equal(t.Own, o.Own)
+	return t.Kind == o.Kind && t.VNI == o.VNI && t.Port == o.Port && t.Local == o.Local && t.MAC == o.MAC &&
+		t.Uplink == o.Uplink && t.MTU == o.MTU && t.AnySource == o.AnySource && slices.Equal(t.Own, o.Own)
 }
 
 // Hop is how packets get to another node.
@@ -88,8 +101,9 @@ type Route struct {
 	Device string     // Direct: the device that Via is behind
 	Source netip.Addr // of what this node sends there itself; zero: the kernel's choice
 
-	Gateway netip.Addr // Tunneled: the next hop inside the tunnel
-	MAC     [6]byte    // Tunneled: of the far end
+	Tunnel  TunnelKind // Tunneled: of which kind
+	Gateway netip.Addr // Tunneled, VXLAN: the next hop inside the tunnel
+	MAC     [6]byte    // Tunneled, VXLAN: of the far end
 }
 
 // String returns text such as "10.244.2.0/24 of node b: tunneled via 192.168.0.2".

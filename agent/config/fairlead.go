@@ -137,10 +137,12 @@ type NetworkConfiguration struct {
 	// mode is who connects pods: None leaves that to another CNI plugin; Own has this agent do it, called by the plugin
 	// fairlead-cni ([pod network](network.md)). Default: None.
 	Mode NetworkMode `json:"mode,omitempty"`
-	// overlay is which nodes are reached through VXLAN: Subnets those that are not on a link of this node, Always all,
-	// Never
-	// none, where routers know the nodes' podCIDRs. Set it on all nodes. Default: Subnets.
+	// overlay is which nodes are reached through a tunnel: Subnets those that are not on a link of this node, Always
+	// all, Never none, where routers know the nodes' podCIDRs. Set it on all nodes. Default: Subnets.
 	Overlay network.Overlay `json:"overlay,omitempty"`
+	// encapsulation is the overlay's: VXLAN, or IPIP, which carries IPv4 inside IPv4 alone and takes 20 bytes of a packet
+	// instead of 50. Set it on all nodes. Default: VXLAN.
+	Encapsulation Encapsulation `json:"encapsulation,omitempty"`
 	// vni is the overlay's VXLAN network identifier. Set it on all nodes. Default: 7.
 	VNI uint32 `json:"vni,omitempty"`
 	// port is the overlay's UDP port. Set it on all nodes. Default: 4789.

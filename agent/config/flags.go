@@ -123,6 +123,7 @@ var rows = []Row{
 	{"ebpf-reverse-path-check", "", "FairleadConfiguration's ebpf.reversePathCheck."},
 	{"network-mode", "", "FairleadConfiguration's network.mode."},
 	{"network-overlay", "", "FairleadConfiguration's network.overlay."},
+	{"network-encapsulation", "", "FairleadConfiguration's network.encapsulation."},
 	{"network-cni-folder", "", "FairleadConfiguration's network.cniFolder."},
 	{"network-run-folder", "", "FairleadConfiguration's network.runFolder; also $FAIRLEAD_RUN_FOLDER."},
 	{"policy-mode", "", "FairleadConfiguration's policy.mode; also $FAIRLEAD_POLICY_MODE."},
@@ -218,7 +219,9 @@ func (f *Flags) addNetwork(fs *pflag.FlagSet) {
 	fs.StringVar((*string)(&f.own.Network.Mode), "network-mode", string(NetworkNone),
 		"who connects pods: None for another CNI plugin, Own for this agent, called by fairlead-cni")
 	fs.StringVar((*string)(&f.own.Network.Overlay), "network-overlay", string(network.Subnets),
-		"nodes that are reached through VXLAN: Subnets for those on another link, Always, or Never")
+		"nodes that are reached through a tunnel: Subnets for those on another link, Always, or Never")
+	fs.StringVar((*string)(&f.own.Network.Encapsulation), "network-encapsulation", string(VXLAN),
+		"how the overlay encapsulates packets: VXLAN, or IPIP, which carries IPv4 alone")
 	fs.StringVar(&f.own.Network.CNIFolder, "network-cni-folder", DefaultCNIFolder,
 		"folder in which the container runtime looks for network configurations")
 	fs.StringVar(&f.own.Network.RunFolder, "network-run-folder", cmp.Or(os.Getenv(EnvRunFolder), DefaultRunFolder),

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve/network"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
@@ -18,6 +19,15 @@ type NetworkMode string
 const (
 	NetworkNone NetworkMode = "None" // another plugin
 	NetworkOwn  NetworkMode = "Own"  // this agent
+)
+
+// Encapsulation is how the overlay encapsulates packets.
+type Encapsulation string
+
+// The choices.
+const (
+	VXLAN Encapsulation = "VXLAN"
+	IPIP  Encapsulation = "IPIP"
 )
 
 // DefaultCNIFolder is where container runtimes look for network configurations.
@@ -37,6 +47,9 @@ func (c *Config) ResolveNetwork(services resolve.Config) network.Config {
 	n := c.Own.Network
 	o := network.Config{Node: services.Node, Overlay: n.Overlay, VNI: n.VNI, Port: n.Port, Uplink: n.Uplink, MTU: n.MTU,
 		DirectReturn: services.DirectServerReturn}
+	if n.Encapsulation == IPIP {
+		o.Tunnel = model.IPIP
+	}
 	o.Masquerade.Off = n.Masquerade == MasqueradeNone
 	for _, text := range n.ServiceCIDRs {
 		if r, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil { // validated
@@ -66,6 +79,7 @@ func (k *checks) network(c *NetworkConfiguration) {
 	k.oneOf(at.Child("mode"), string(c.Mode), string(NetworkNone), string(NetworkOwn))
 	k.oneOf(at.Child("overlay"), string(c.Overlay), string(network.Subnets), string(network.Always),
 		string(network.Never))
+	k.oneOf(at.Child("encapsulation"), string(c.Encapsulation), string(VXLAN), string(IPIP))
 	if m := c.Masquerade; m != "" && m != MasqueradeCluster && m != MasqueradeNone && !filepath.IsAbs(m) {
 		k.errs = append(k.errs, field.Invalid(at.Child("masquerade"), m,
 			"must be Cluster, None or the absolute path of a file"))

@@ -133,7 +133,10 @@ func (s *shownNetwork) gather(decided *model.PodNetwork, records []ipam.Record, 
 	if n := decided.Network; n != nil {
 		s.MTU = n.MTU
 		if t := n.Tunnel; t != nil {
-			s.Tunnel = fmt.Sprintf("VXLAN %d, port %d, by %s of %s", t.VNI, t.Port, t.Local, t.Uplink)
+			if s.Tunnel = t.Kind.String(); t.Kind == model.VXLAN {
+				s.Tunnel += fmt.Sprintf(" %d, port %d", t.VNI, t.Port)
+			}
+			s.Tunnel += fmt.Sprintf(", by %s of %s", t.Local, t.Uplink)
 		}
 		for _, r := range n.Ranges {
 			s.Ranges = append(s.Ranges, shownRange{r, ipam.UsageOf(r, records)})

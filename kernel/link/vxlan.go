@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -92,6 +93,25 @@ func DeleteNamed(b *netlink.Batch, name string) {
 // FindVXLAN returns the device of that name and its interface index, 0 where there is none. One of another kind has no
 // VNI.
 func FindVXLAN(s *netlink.Socket, name string) (v VXLAN, index int, err error) {
+	f, err := find(s, name, "vxlan")
+	if f.index != 0 {
+		v = VXLAN{MAC: f.mac, MTU: f.mtu, Up: f.up}
+		v.read(f.data)
+	}
+	return v, f.index, err
+}
+
+// found is a device that was looked up by its name. The zero value is none.
+type found struct {
+	index int
+	up    bool
+	mac   [6]byte
+	mtu   int
+	data  []byte // IFLA_INFO_DATA; nil: the device is of another kind than was looked for
+}
+
+// find looks a device up.
+func find(s *netlink.Socket, name, kind string) (f found, err error) {
 	err = s.Request(unix.RTM_GETLINK, 0, func(b *netlink.Buffer) {
 		*b = append(*b, make([]byte, unix.SizeofIfInfomsg)...)
 		b.Text(unix.IFLA_IFNAME, name)
@@ -99,28 +119,28 @@ func FindVXLAN(s *netlink.Socket, name string) (v VXLAN, index int, err error) {
 		if m.Type != unix.RTM_NEWLINK || len(m.Body) < unix.SizeofIfInfomsg {
 			return
 		}
-		index = int(binary.NativeEndian.Uint32(m.Body[4:]))
-		v.Up = binary.NativeEndian.Uint32(m.Body[8:])&unix.IFF_UP != 0
+		f.index = int(binary.NativeEndian.Uint32(m.Body[4:]))
+		f.up = binary.NativeEndian.Uint32(m.Body[8:])&unix.IFF_UP != 0
 		for t, a := range m.Attributes(unix.SizeofIfInfomsg) {
 			switch t {
 			case unix.IFLA_ADDRESS:
-				copy(v.MAC[:], a)
+				copy(f.mac[:], a)
 			case unix.IFLA_MTU:
-				v.MTU = int(netlink.Uint(a))
+				f.mtu = int(netlink.Uint(a))
 			case unix.IFLA_LINKINFO:
-				if netlink.Text(netlink.Find(a, unix.IFLA_INFO_KIND)) == "vxlan" {
-					v.read(netlink.Find(a, unix.IFLA_INFO_DATA))
+				if netlink.Text(netlink.Find(a, unix.IFLA_INFO_KIND)) == kind {
+					f.data = slices.Clone(netlink.Find(a, unix.IFLA_INFO_DATA))
 				}
 			}
 		}
 	})
 	if errors.Is(err, unix.ENODEV) {
-		return VXLAN{}, 0, nil
+		return found{}, nil
 	}
 	if err != nil {
 		err = fmt.Errorf("read device %s: %w", name, err)
 	}
-	return v, index, err
+	return f, err
 }
 
 func (v *VXLAN) read(data []byte) {

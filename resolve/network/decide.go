@@ -139,11 +139,13 @@ func (s *survey) deviceOf(a netip.Addr) *Device {
 	return &s.known.config.Devices[i]
 }
 
-// vxlanOverhead returns how many bytes of each packet the tunnel takes: outer IP and UDP headers, VXLAN's, and the
-// inner
-// link-layer header.
-func vxlanOverhead(outer netip.Addr) int {
-	if outer.Is4() {
+// overhead returns how many bytes of each packet the tunnel takes: of IPIP the outer IP header, of VXLAN outer IP and
+// UDP headers, its own, and the inner link-layer header.
+func overhead(kind model.TunnelKind, outer netip.Addr) int {
+	switch {
+	case kind == model.IPIP:
+		return 20
+	case outer.Is4():
 		return 20 + 8 + 8 + 14
 	}
 	return 40 + 8 + 8 + 14
@@ -167,8 +169,8 @@ func (s *survey) decideNetwork(own *node, ranges []claim) *model.Network {
 		}
 	}
 	if s.known.config.Overlay != Never {
-		n.MTU -= vxlanOverhead(s.local)
-		n.Tunnel = s.decideTunnel(n)
+		n.MTU -= overhead(s.known.config.Tunnel, s.local)
+		n.Tunnel = s.decideTunnel(own, n)
 	}
 	if fits := n.MTU; s.known.config.MTU > 0 {
 		if n.MTU = s.known.config.MTU; n.MTU > fits {
@@ -184,12 +186,27 @@ func (s *survey) decideNetwork(own *node, ranges []claim) *model.Network {
 	return n
 }
 
-func (s *survey) decideTunnel(n *model.Network) *model.Tunnel {
-	t := &model.Tunnel{VNI: s.known.config.VNI, Port: s.known.config.Port, Local: s.local, MAC: MAC(s.local),
-		Uplink: s.uplinks[index(s.local)].device.Name, MTU: n.MTU,
-		AnySource: s.known.config.DirectReturn}
+// decideTunnel returns this node's end of the overlay, nil where it can't have one.
+func (s *survey) decideTunnel(own *node, n *model.Network) *model.Tunnel {
+	ipip := s.known.config.Tunnel == model.IPIP
+	if ipip {
+		if s.uplinks[0].device == nil {
+			s.add(own.key(), "status.addresses", "IPIPNeedsIPv4", "has no IPv4 InternalIP on a device of this node, and IPIP "+
+				"carries IPv4 inside IPv4: pods of nodes on other links can't be reached; set network.encapsulation to VXLAN on "+
+				"all nodes")
+			return nil
+		}
+		s.local = s.uplinks[0].internal
+	}
+	t := &model.Tunnel{Kind: s.known.config.Tunnel, Local: s.local, Uplink: s.uplinks[index(s.local)].device.Name,
+		MTU: n.MTU, AnySource: s.known.config.DirectReturn}
+	if !ipip {
+		t.VNI, t.Port, t.MAC = s.known.config.VNI, s.known.config.Port, MAC(s.local)
+	}
 	for _, p := range n.Ranges {
-		t.Own = append(t.Own, ownAddress(p))
+		if !ipip || p.Addr().Is4() {
+			t.Own = append(t.Own, ownAddress(p))
+		}
 	}
 	s.ends = map[[6]byte]netip.Addr{t.MAC: s.local}
 	return t
@@ -215,13 +232,31 @@ func (s *survey) decideRoute(c claim) {
 
 // through leads a route through the tunnel, and reports whether that can be.
 func (s *survey) through(c claim, r *model.Route) bool {
+	t := s.network.Tunnel
+	if t == nil {
+		return false
+	}
+	if t.Kind == model.IPIP && c.prefix.Addr().Is6() {
+		s.add(c.node.key(), fmt.Sprintf("spec.podCIDRs[%d]", c.index), "IPIPCarriesIPv4", "%s can't be reached from node "+
+			"%s: IPIP carries IPv4 alone; set network.encapsulation to VXLAN on all nodes", c.prefix, s.known.config.Node)
+		return false
+	}
 	via := s.addressOf(c.node, s.local)
 	if !via.IsValid() || via == s.local {
 		s.add(c.node.key(), "status.addresses", "NoInternalIP", "has no %s InternalIP that others don't have: its pods %s "+
 			"can't be reached from node %s; start its kubelet with --node-ip", familyOf(s.local), c.prefix, s.known.config.Node)
 		return false
 	}
-	r.Hop, r.Via, r.MAC = model.Tunneled, via, MAC(via)
+	r.Hop, r.Via, r.Tunnel = model.Tunneled, via, t.Kind
+	for _, own := range t.Own {
+		if own.Is4() == c.prefix.Addr().Is4() && !r.Source.IsValid() {
+			r.Source = own
+		}
+	}
+	if t.Kind == model.IPIP {
+		return true
+	}
+	r.MAC = MAC(via)
 	r.Gateway = gateway(c.prefix, r.MAC)
 	if other, used := s.ends[r.MAC]; used && other != via {
 		s.add(c.node.key(), "status.addresses", "AddressHash", "%s has the same hash as %s, so that its pods %s can't be "+
@@ -229,11 +264,6 @@ func (s *survey) through(c claim, r *model.Route) bool {
 		return false
 	}
 	s.ends[r.MAC] = via
-	for _, own := range s.network.Tunnel.Own {
-		if own.Is4() == c.prefix.Addr().Is4() && !r.Source.IsValid() {
-			r.Source = own
-		}
-	}
 	return true
 }
 

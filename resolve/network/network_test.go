@@ -70,7 +70,10 @@ func (r *Resolver) print() (lines []string) {
 	if n.Network != nil {
 		line := fmt.Sprintf("pods %v mtu %d", n.Network.Ranges, n.Network.MTU)
 		if t := n.Network.Tunnel; t != nil {
-			line += fmt.Sprintf(" tunnel %d:%d %s %x %s %v", t.VNI, t.Port, t.Local, t.MAC, t.Uplink, t.Own)
+			if line += " tunnel"; t.Kind != model.VXLAN {
+				line += " " + t.Kind.String()
+			}
+			line += fmt.Sprintf(" %d:%d %s %x %s %v", t.VNI, t.Port, t.Local, t.MAC, t.Uplink, t.Own)
 		}
 		lines = append(lines, line)
 	}
@@ -80,6 +83,10 @@ func (r *Resolver) print() (lines []string) {
 		case model.Direct:
 			line += fmt.Sprintf(" %s %s src %s", t.Via, t.Device, t.Source)
 		case model.Tunneled:
+			if t.Tunnel == model.IPIP {
+				line += fmt.Sprintf(" ipip %s src %s", t.Via, t.Source)
+				break
+			}
 			line += fmt.Sprintf(" %s %x %s src %s", t.Via, t.MAC, t.Gateway, t.Source)
 		}
 		lines = append(lines, line)
@@ -106,6 +113,14 @@ func TestDecisions(t *testing.T) {
 		"always": {edit: func(c *Config) { c.Overlay = Always }, nodes: []string{nodeA, nodeB}, want: []string{pods,
 			"10.244.2.0/24 tunneled 192.168.0.2 0266c0a80002 10.244.2.1 src 10.244.1.1",
 			"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 src fd00:1::1"}},
+		"IPIP": {edit: func(c *Config) { c.Tunnel = model.IPIP }, nodes: []string{nodeA, nodeB, nodeC}, want: []string{
+			"pods [10.244.1.0/24 fd00:1::/64] mtu 1480 tunnel IPIP 0:0 192.168.0.1 000000000000 eth0 [10.244.1.1]", b[0],
+			"10.244.3.0/24 tunneled ipip 172.16.0.3 src 10.244.1.1", b[1],
+			"problem Node c: spec.podCIDRs[1]: fd00:3::/64 can't be reached from node a: IPIP carries IPv4 alone"}},
+		"IPIP without IPv4": {edit: func(c *Config) { c.Tunnel = model.IPIP },
+			nodes: []string{"a 9h fd99::1 10.244.1.0/24", "c 7h fd98::3 10.244.3.0/24"}, want: []string{
+				"pods [10.244.1.0/24] mtu 1480",
+				"problem Node a: status.addresses: has no IPv4 InternalIP on a device of this node"}},
 		"never": {edit: func(c *Config) { c.Overlay = Never }, nodes: []string{nodeA, nodeB, nodeC}, want: []string{
 			"pods [10.244.1.0/24 fd00:1::/64] mtu 1500", b[0], "10.244.3.0/24 external", b[1], "fd00:3::/64 external"}},
 		"IPv6 alone": {nodes: []string{"a 9h fd99::1 fd00:1::/64", "c 7h fd98::3 fd00:3::/64"}, want: []string{

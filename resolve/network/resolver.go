@@ -33,12 +33,13 @@ const (
 type Config struct {
 	Node         string // this node's name
 	Overlay      Overlay
-	VNI          uint32         // 0: DefaultVNI
-	Port         uint16         // 0: DefaultPort
-	Uplink       string         // the device that other nodes are behind; "": that of the Node's InternalIP
-	MTU          int            // of pods' devices; 0: what the uplink and the tunnel leave
-	ServiceCIDRs []netip.Prefix // Services' addresses, in addition to those of ServiceCIDRs
-	DirectReturn bool           // other nodes send packets of external clients through the tunnel, with their source
+	Tunnel       model.TunnelKind // of the overlay
+	VNI          uint32           // 0: DefaultVNI
+	Port         uint16           // 0: DefaultPort
+	Uplink       string           // the device that other nodes are behind; "": that of the Node's InternalIP
+	MTU          int              // of pods' devices; 0: what the uplink and the tunnel leave
+	ServiceCIDRs []netip.Prefix   // Services' addresses, in addition to those of ServiceCIDRs
+	DirectReturn bool             // other nodes send packets of external clients through the tunnel, with their source
 	Masquerade   Masquerade
 	Devices      []Device
 }

@@ -2,6 +2,7 @@
 // of the calling thread's network namespace, ahead of connection tracking, translation and routing.
 //
 //	hook    UDP port · VNI · destination in "outer4" or "outer6" → underlay
+//	        IPIP · destination in "ipip" → underlay
 //	        device group of pods' devices → pod; device in "device" → tunnel
 //	underlay  source in "peer4" or "peer6", or drop, counted
 //	pod     device · source in "source4" or "source6", or in "allowed4" or "allowed6"; fe80::/10 to fe80::1;

@@ -40,6 +40,7 @@ const (
 	chainTunnel   = "tunnel"
 	chainForged   = "forged"
 	setDevice     = "device"
+	setIPIP       = "ipip"
 )
 
 // proto is an IP family with the names of its sets.
@@ -66,7 +67,8 @@ func protoOf(a netip.Addr) *proto {
 const priority = -390
 
 var declared = func() *table.Table[network.TableKey] {
-	sets := []nft.Set{{Name: setDevice, Key: []nft.Type{nft.Device}, Data: []nft.Type{nft.Verdicts}}}
+	sets := []nft.Set{{Name: setDevice, Key: []nft.Type{nft.Device}, Data: []nft.Type{nft.Verdicts}},
+		{Name: setIPIP, Key: []nft.Type{table.IPv4.Type}}}
 	for _, p := range protos {
 		sets = append(sets, nft.Set{Name: p.outer, Key: []nft.Type{nft.Port, nft.Mark, p.Type}},
 			nft.Set{Name: p.peer, Key: []nft.Type{p.Type}},
@@ -75,7 +77,7 @@ var declared = func() *table.Table[network.TableKey] {
 			nft.Set{Name: p.cluster, Key: []nft.Type{p.Type}, Interval: true})
 	}
 	hook := nft.Hook{Type: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: priority}
-	return network.Declare(Table, "layout 1", hook, sets...)
+	return network.Declare(Table, "layout 2", hook, sets...)
 }()
 
 // frame is the facts that every part but routes needs.
@@ -101,6 +103,10 @@ func hooked() (rules [][]nft.Expr) {
 				nft.Payload(nft.TransportHeader, vxlanVNI, vniBytes, nft.R(1)), p.Address(p.Dst, 2),
 				nft.Member(p.outer, nft.R(0)), nft.Do(nft.Jump(chainUnderlay)))))
 	}
+	four := protos[0]
+	rules = append(rules, nft.Join(
+		nft.Exprs(nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.IPPROTO_IPIP})), four.Is(),
+		nft.Exprs(four.Address(four.Dst, 0), nft.Member(setIPIP, nft.R(0)), nft.Do(nft.Jump(chainUnderlay)))))
 	group := nft.Word(nil, link.PodGroup)
 	return append(rules,
 		nft.Exprs(nft.Meta(nft.MetaIIFGroup, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), group), nft.Do(nft.Goto(chainPod))),
@@ -150,11 +156,9 @@ func (*Plane) Render(part model.NetworkPart) (l []network.TableFact) {
 	case *model.Network:
 		l = append(l, frame...)
 		if t := v.Tunnel; t != nil {
-			key := nft.PortWord(nil, t.Port)
-			key = append(key, binary.BigEndian.AppendUint32(nil, t.VNI<<8)...)
-			l = append(l, declared.Element(protoOf(t.Local).outer, append(key, t.Local.AsSlice()...), ""))
+			l = append(l, outer(t))
 			if !t.AnySource {
-				l = append(l, declared.Element(setDevice, deviceKey(route.Device), nft.Goto(chainTunnel).String()))
+				l = append(l, declared.Element(setDevice, deviceKey(route.DeviceOf(t.Kind)), nft.Goto(chainTunnel).String()))
 			}
 		}
 	case *model.Route:
@@ -174,6 +178,16 @@ func (*Plane) Render(part model.NetworkPart) (l []network.TableFact) {
 		}
 	}
 	return l
+}
+
+// outer returns the fact of what arrives at a tunnel's end.
+func outer(t *model.Tunnel) network.TableFact {
+	if t.Kind == model.IPIP {
+		return declared.Element(setIPIP, t.Local.AsSlice(), "")
+	}
+	key := nft.PortWord(nil, t.Port)
+	key = append(key, binary.BigEndian.AppendUint32(nil, t.VNI<<8)...)
+	return declared.Element(protoOf(t.Local).outer, append(key, t.Local.AsSlice()...), "")
 }
 
 // within returns the fact of a range in a set, behind the same bytes.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/network"
 	"fairlead.dev/fairlead/dataplane/network/attachment"
 	"fairlead.dev/fairlead/dataplane/network/route"
 	"fairlead.dev/fairlead/kernel/link"
@@ -260,6 +261,30 @@ func inner(vni uint32, source, text string) []byte {
 	b := append([]byte{8, 0, 0, 0}, binary.BigEndian.AppendUint32(nil, vni<<8)...)
 	b = append(append(b, mac[:]...), 0x02, 0x66, 192, 168, 0, 2)
 	return slices.Concat(binary.BigEndian.AppendUint16(b, kind), ip, udp)
+}
+
+// TestOnlyPeersSendIPIP has outer packets of nodes and of others arrive, whose inner ones no device takes: the kernel
+// may lack IPIP.
+func TestOnlyPeersSendIPIP(t *testing.T) {
+	w := newWorld(t)
+	before, err := w.guard.Dropped()
+	w.must(err)
+	local := netip.MustParseAddr("192.168.0.1")
+	end := outer(&model.Tunnel{Kind: model.IPIP, Local: local})
+	w.must(w.guard.Write(t.Context(), []network.TableFact{end}, nil))
+	for from, dropped := range map[string]uint64{"192.168.0.2": 0, "192.168.0.3": 1} {
+		w.must(w.wire.Do(func() error {
+			c, err := net.DialIP("ip4:4", &net.IPAddr{IP: net.ParseIP(from)}, &net.IPAddr{IP: local.AsSlice()})
+			w.must(err)
+			_, err = c.Write(inner(7, "10.244.2.5", "test")[8+14:])
+			return errors.Join(err, c.Close())
+		}))
+		want := map[string]uint64{}
+		if dropped > 0 {
+			want["tunnel_peer"] = dropped
+		}
+		before = w.dropped(before, want)
+	}
 }
 
 func TestOnlyPeersAndPodsUseTheTunnel(t *testing.T) {

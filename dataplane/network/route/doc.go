@@ -1,9 +1,10 @@
 // Package route is the data plane that connects this node's pods with those of other nodes, by the kernel's routes and
-// its VXLAN device. Facts by rank, all of the calling thread's network namespace:
+// its devices for VXLAN and IPIP. Facts by rank, all of the calling thread's network namespace:
 //
 //	0 setting    net/ipv4/ip_forward, net/ipv6/conf/all/forwarding → 1
 //	1 device     fl-vxlan → VNI, port, outer source, uplink, link-layer address, MTU, up
-//	2 address    fl-vxlan · this node's own address in each of its ranges
+//	             fl-ipip → outer source, uplink, MTU, up
+//	2 address    fl-vxlan or fl-ipip · this node's own address in each of its ranges
 //	3 neighbour  fl-vxlan · next hop in the tunnel, one of another node → link-layer address of its end
 //	3 forward    fl-vxlan · that link-layer address → outer address of the node
 //	4 route      range of another node → next hop, device, source; this node's own ranges → unreachable
@@ -11,7 +12,8 @@
 // A range on a node that is on a link leads to that node's address there; others lead to a next hop in the tunnel: the
 // node's own address in the range, or for IPv6 the link-local address of its device. The tunnel learns nothing and
 // floods nothing: no packet asks who has an address. UDP checksums of outer
-// packets are off (RFC 7348; for IPv6 RFC 6935). A node's own range is unreachable but for its pods, whose routes are
+// packets are off (RFC 7348; for IPv6 RFC 6935). IPIP's device has no far end: the outer destination is the next hop of
+// the route. A node's own range is unreachable but for its pods, whose routes are
 // longer, so that a packet to an address without a pod is rejected at once and never takes the default route.
 //
 // Routes are those of the main table with the protocol number Protocol, which router daemons can export. The device is

@@ -9,8 +9,16 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Device is the name of the tunnel's device.
-const Device = "fl-vxlan"
+// The names of the tunnels' devices.
+const (
+	Device     = "fl-vxlan"
+	IPIPDevice = "fl-ipip"
+)
+
+var tunnelDevices = [...]string{model.VXLAN: Device, model.IPIP: IPIPDevice}
+
+// DeviceOf returns the name of a tunnel's device.
+func DeviceOf(k model.TunnelKind) string { return tunnelDevices[k] }
 
 // Protocol marks routes as this package's (rtm_protocol).
 const Protocol = 0xfa
@@ -33,10 +41,10 @@ const (
 
 var kindNames = [...]string{"setting", "device", "address", "neighbour", "forward", "route"}
 
-// Key names a fact. Addresses, neighbours and forwards are those of Device.
+// Key names a fact. Neighbours and forwards are those of Device.
 type Key struct {
 	Kind Kind
-	Name string       // KindSetting, KindDevice
+	Name string       // KindSetting, KindDevice; KindAddress: the device
 	To   netip.Prefix // KindAddress, KindNeighbour, KindRoute
 	MAC  [6]byte      // KindForward
 }
@@ -107,10 +115,11 @@ func renderNetwork(n *model.Network) (l []Fact) {
 		l = append(l, Fact{Key: Key{Kind: KindRoute, To: p}, Value: Value{Unreachable: true}})
 	}
 	if t := n.Tunnel; t != nil {
-		l = append(l, Fact{Key: Key{Kind: KindDevice, Name: Device}, Value: Value{Device: t.Uplink, Via: t.Local, MAC: t.MAC,
+		name := DeviceOf(t.Kind)
+		l = append(l, Fact{Key: Key{Kind: KindDevice, Name: name}, Value: Value{Device: t.Uplink, Via: t.Local, MAC: t.MAC,
 			Number: t.VNI, Port: t.Port, MTU: t.MTU}})
 		for _, a := range t.Own {
-			l = append(l, Fact{Key: Key{Kind: KindAddress, To: host(a)}})
+			l = append(l, Fact{Key: Key{Kind: KindAddress, Name: name, To: host(a)}})
 		}
 	}
 	return l
@@ -122,6 +131,9 @@ func renderRoute(r *model.Route) []Fact {
 	case model.Direct:
 		return []Fact{{Key: to, Value: Value{Device: r.Device, Via: r.Via, Source: r.Source}}}
 	case model.Tunneled:
+		if r.Tunnel == model.IPIP { // whose outer destination is the next hop
+			return []Fact{{Key: to, Value: Value{Device: IPIPDevice, Via: r.Via, Source: r.Source}}}
+		}
 		return []Fact{
 			{Key: Key{Kind: KindNeighbour, To: host(r.Gateway)}, Value: Value{MAC: r.MAC}},
 			{Key: Key{Kind: KindForward, MAC: r.MAC}, Value: Value{Via: r.Via}},

@@ -73,7 +73,11 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 	if err != nil {
 		return nil, err
 	}
-	tunnel, err := p.readTunnel(names)
+	tunnel, err := p.readVXLAN(names)
+	if err != nil {
+		return nil, err
+	}
+	ipip, err := p.readIPIP(names)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +90,7 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 		seen[r.To] = true
 	}
 	p.observe(l, names)
-	return append(append(l, p.readSettings(routes)...), tunnel...), err
+	return slices.Concat(l, p.readSettings(routes), tunnel, ipip), err
 }
 
 // readSettings reads the settings of the families that have routes. Those of others are not this plane's, even if they
@@ -114,8 +118,28 @@ func readRoute(r route.Route, names map[int]string) Fact {
 	return f
 }
 
-// readTunnel reads the tunnel's device and what stands on it.
-func (p *Plane) readTunnel(names map[int]string) (l []Fact, err error) {
+// readIPIP reads the device of IPIP and its addresses.
+func (p *Plane) readIPIP(names map[int]string) (l []Fact, err error) {
+	v, index, err := link.FindIPIP(p.s, IPIPDevice)
+	if err != nil || index == 0 {
+		return nil, err
+	}
+	l = []Fact{{Key: Key{Kind: KindDevice, Name: IPIPDevice}, Value: Value{Device: names[v.Uplink], Via: v.Local,
+		MTU: v.MTU, Altered: !v.Up}}}
+	return p.addresses(l, IPIPDevice, index)
+}
+
+// addresses appends the addresses of a tunnel's device.
+func (p *Plane) addresses(l []Fact, name string, index int) ([]Fact, error) {
+	addresses, err := link.AddressesOf(p.s, index)
+	for _, a := range addresses {
+		l = append(l, Fact{Key: Key{Kind: KindAddress, Name: name, To: a.Prefix}})
+	}
+	return l, err
+}
+
+// readVXLAN reads the device of VXLAN and what stands on it.
+func (p *Plane) readVXLAN(names map[int]string) (l []Fact, err error) {
 	v, index, err := link.FindVXLAN(p.s, Device)
 	if err != nil || index == 0 {
 		return nil, err
@@ -123,11 +147,7 @@ func (p *Plane) readTunnel(names map[int]string) (l []Fact, err error) {
 	l = append(l, Fact{Key: Key{Kind: KindDevice, Name: Device}, Value: Value{Device: names[v.Uplink], Via: v.Local,
 		MAC:    v.MAC,
 		Number: v.VNI, Port: v.Port, MTU: v.MTU, Altered: v.Learns || !v.Up}})
-	addresses, err := link.AddressesOf(p.s, index)
-	for _, a := range addresses {
-		l = append(l, Fact{Key: Key{Kind: KindAddress, To: a.Prefix}})
-	}
-	if err != nil {
+	if l, err = p.addresses(l, Device, index); err != nil {
 		return nil, err
 	}
 	neighbours, err := link.Neighbours(p.s, index)
@@ -155,7 +175,7 @@ func (p *Plane) readTunnel(names map[int]string) (l []Fact, err error) {
 
 // observe records which devices matter to Watch, those of routes among facts with those before.
 func (p *Plane) observe(facts []Fact, names map[int]string) {
-	now := devices{Device: 0}
+	now := devices{Device: 0, IPIPDevice: 0}
 	for name := range *p.relevant.Load() {
 		now[name] = 0
 	}
@@ -210,7 +230,7 @@ type writer struct {
 	put   map[Key]bool
 	names map[string]int // interface indexes; nil: to be read
 
-	replaced bool // the tunnel's device, so that what is held is not known
+	replaced string // the tunnel's device that was, so that what is held is not known; "": none
 }
 
 // rank writes facts of one rank.
@@ -229,11 +249,24 @@ func (w *writer) rank(facts []Fact) error {
 	if facts[0].Key.Kind == KindDevice {
 		w.names = nil
 	}
-	if err := w.Run(w.s); err != nil || !w.replaced {
-		return err
+	if err := w.Run(w.s); err != nil || w.replaced == "" {
+		return withRemedy(err)
 	}
-	return fmt.Errorf("device %s was replaced, since its VNI, port or family can't be changed; what stands on it is "+
-		"written again", Device)
+	return fmt.Errorf("device %s was replaced, since what differs of it can't be changed; what stands on it is "+
+		"written again", w.replaced)
+}
+
+// withRemedy returns err, where the kernel lacks IPIP with what to do about it.
+func withRemedy(err error) error {
+	refused := (*dataplane.Refused[Key])(nil)
+	if errors.As(err, &refused) {
+		k := Key{Kind: KindDevice, Name: IPIPDevice}
+		if why := refused.Facts[k]; errors.Is(why, unix.EOPNOTSUPP) {
+			refused.Facts[k] = fmt.Errorf("%w: this kernel has no IPIP: load its module ipip, or set network.encapsulation to "+
+				"VXLAN on all nodes", why)
+		}
+	}
+	return err
 }
 
 // find reads the interface indexes.
@@ -267,6 +300,8 @@ func (w *writer) make(f Fact) error {
 		return w.settings[i].Set(strconv.FormatUint(uint64(v.Number), 10))
 	case KindDevice:
 		needs = v.Device
+	case KindAddress:
+		needs = f.Key.Name
 	case KindRoute:
 		if needs = v.Device; v.Unreachable {
 			needs = "lo"
@@ -279,7 +314,11 @@ func (w *writer) make(f Fact) error {
 	w.Add(f.Key, func(b *netlink.Batch) {
 		switch f.Key.Kind {
 		case KindDevice:
-			w.makeTunnel(b, v, dev)
+			if f.Key.Name == IPIPDevice {
+				w.makeIPIP(b, v, dev)
+			} else {
+				w.makeVXLAN(b, v, dev)
+			}
 		case KindAddress:
 			link.PutAddresses(b, link.Address{Dev: dev, Prefix: f.Key.To})
 		case KindNeighbour:
@@ -306,9 +345,23 @@ func routeOf(f Fact, dev int) route.Route {
 	return r
 }
 
-// makeTunnel adds the requests that make the device of the tunnel. One that has another VNI, port or family is
-// replaced.
-func (w *writer) makeTunnel(b *netlink.Batch, v Value, uplink int) {
+// makeIPIP adds the requests that make the device of IPIP. One that has another uplink or source is replaced.
+func (w *writer) makeIPIP(b *netlink.Batch, v Value, uplink int) {
+	old, held := w.old[Key{Kind: KindDevice, Name: IPIPDevice}]
+	now := link.IPIP{Local: v.Via, Uplink: uplink, MTU: v.MTU}
+	same := held && old.Device == v.Device && old.Via == v.Via
+	if held && !same {
+		link.DeleteNamed(b, IPIPDevice)
+		w.replaced = IPIPDevice
+	}
+	if !same {
+		link.AddIPIP(b, IPIPDevice, now)
+	}
+	link.ChangeIPIP(b, IPIPDevice, now)
+}
+
+// makeVXLAN adds the requests that make the device of VXLAN. One that has another VNI, port or family is replaced.
+func (w *writer) makeVXLAN(b *netlink.Batch, v Value, uplink int) {
 	old, held := w.old[Key{Kind: KindDevice, Name: Device}]
 	now := link.VXLAN{VNI: v.Number, Port: v.Port, Local: v.Via, Uplink: uplink, MAC: v.MAC, MTU: v.MTU}
 	switch {
@@ -317,7 +370,7 @@ func (w *writer) makeTunnel(b *netlink.Batch, v Value, uplink int) {
 	case old.Number != v.Number || old.Port != v.Port || old.Via.Is4() != v.Via.Is4():
 		link.DeleteNamed(b, Device)
 		link.AddVXLAN(b, Device, now)
-		w.replaced = true
+		w.replaced = Device
 	default:
 		link.ChangeVXLAN(b, Device, now)
 	}
@@ -331,14 +384,14 @@ func (w *writer) remove(f Fact) {
 			return
 		}
 	}
-	dev := w.names[Device]
+	dev := w.names[cmp.Or(f.Key.Name, Device)]
 	if dev == 0 && f.Key.Kind != KindRoute {
 		return // gone, with all that stood on it
 	}
 	w.Add(f.Key, func(b *netlink.Batch) {
 		switch f.Key.Kind {
 		case KindDevice:
-			link.DeleteNamed(b, Device)
+			link.DeleteNamed(b, f.Key.Name)
 		case KindAddress:
 			link.DeleteAddresses(b, link.Address{Dev: dev, Prefix: f.Key.To})
 		case KindNeighbour:
@@ -386,6 +439,8 @@ func (p *Plane) Clean(context.Context) error {
 	for _, r := range routes {
 		route.Delete(b, route.Route{Owner: Protocol, Table: r.Table, To: r.To})
 	}
-	link.DeleteNamed(b, Device)
+	for _, name := range tunnelDevices {
+		link.DeleteNamed(b, name)
+	}
 	return p.s.Apply(b)
 }

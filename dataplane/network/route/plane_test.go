@@ -37,8 +37,9 @@ func (c *cluster) command(n *node, program string, args ...string) {
 	}))
 }
 
-func TestPodsReachEachOther(t *testing.T) {
-	c := newCluster(t)
+func TestPodsReachEachOther(t *testing.T) { reachEachOther(newCluster(t)) }
+
+func reachEachOther(c *cluster) {
 	for _, n := range c.nodes {
 		c.holds(n)
 	}
