@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -138,12 +139,18 @@ func (c *Conn) Await(ctx context.Context, index int, addrs ...netip.Addr) error 
 	}
 }
 
+// stateless are kinds of devices that are made with their carrier on: no event ever sets their state (RFC 2863).
+var stateless = []string{"ipvlan", "vxlan"}
+
 func (c *Conn) ready(index int, addrs []netip.Addr) (bool, error) {
 	l, err := c.h.LinkByIndex(index) // which has the kernel see to its carrier at once, since Linux 6.8
 	if err != nil {
 		return false, fmt.Errorf("look up interface %d: %w", index, err)
 	}
-	if a := l.Attrs(); a.OperState != netlink.OperUp && a.Flags&net.FlagLoopback == 0 { // a loopback has no such state
+	switch a := l.Attrs(); {
+	case a.OperState == netlink.OperUp, a.Flags&net.FlagLoopback != 0: // a loopback has no such state
+	case a.OperState == netlink.OperUnknown && a.Flags&net.FlagUp != 0 && slices.Contains(stateless, l.Type()):
+	default:
 		return false, nil
 	}
 	for _, a := range addrs {

@@ -108,6 +108,9 @@ func newWorld(t *testing.T) *world {
 		w.must(err)
 		t.Cleanup(func() { w.guard.Close() })
 		w.must(errors.Join(write(w, attachments), write(w, routes), write(w, w.guard)))
+		tunnel, err := l.Index(route.Device)
+		w.must(err)
+		w.must(l.Await(t.Context(), tunnel, netip.MustParseAddr("fd00:1::1"))) // its addresses come with an event
 		for _, a := range []string{"0.0.0.0:9999", "[::]:9999"} {
 			c, err := net.ListenPacket("udp"+map[bool]string{true: "6", false: "4"}[strings.Contains(a, "[")], a)
 			w.must(err)
