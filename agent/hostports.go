@@ -30,7 +30,7 @@ func (h hostPorts) adopt() {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, a := range h.network.adopted {
+	for _, a := range h.network.server.Attached() {
 		h.resolver.AttachPod(podKey(a.Pod), a.Addresses)
 	}
 }

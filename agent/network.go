@@ -51,7 +51,6 @@ type Network struct {
 
 	// under the mutex of who holds it:
 	resolver *network.Resolver
-	adopted  []*model.Attachment // to be handed on with the first change; then nil
 	begun    bool
 	devices  bool            // the node's devices are known: before, nothing follows from objects
 	early    []source.Change // that came before
@@ -106,7 +105,7 @@ func OpenNetwork(o *NetworkOptions, ready func() error, pods attach.Pods, log *s
 	if n.planes, err = mode.OpenNetwork(log); err != nil {
 		return nil, err
 	}
-	n.server, n.adopted, err = attach.New(attach.Options{Pool: pool, Line: networkLine(n.planes), Ready: ready,
+	n.server, err = attach.New(attach.Options{Pool: pool, Line: networkLine(n.planes), Ready: ready,
 		Differs: mode.PodDiffers, Pods: pods, Log: log})
 	if err == nil {
 		n.listener, err = attach.Listen(o.Socket)
@@ -172,11 +171,7 @@ func (n *Network) Apply(changes []source.Change) {
 	c := n.resolver.Apply(changes)
 	if !n.begun {
 		n.begun = true
-		for _, a := range n.adopted {
-			c.Put = append(c.Put, a)
-		}
-		n.adopted = nil
-		networkLine(n.planes).Change(c.Put, c.Del)
+		n.server.Begin(c.Put, c.Del)
 	} else if !c.Empty() {
 		networkLine(n.planes).Change(c.Put, c.Del)
 	}

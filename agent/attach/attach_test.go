@@ -61,6 +61,7 @@ type node struct {
 	folder string
 	cni    *libcni.CNIConfig
 	agent  *agent // the process that runs, nil: none
+	early  bool   // its line doesn't begin by itself
 }
 
 // agent is what one process of the agent has.
@@ -122,15 +123,12 @@ func (n *node) start(boot string) {
 		a.loop = reconcile.New[model.NetworkPart, attachment.Key, attachment.Value](a.plane,
 			reconcile.Options[model.NetworkPart]{Owner: model.NetworkOwner, Label: model.NetworkLabel, Log: log,
 				Backoff: func(int) time.Duration { return 20 * time.Millisecond }})
-		var adopted []*model.Attachment
-		a.server, adopted, err = New(Options{Pool: a.pool, Line: a.loop, Differs: attachment.Differs, Log: log})
-		var parts []model.NetworkPart
-		for _, x := range adopted {
-			parts = append(parts, x)
-		}
-		a.loop.Change(parts, nil)
+		a.server, err = New(Options{Pool: a.pool, Line: a.loop, Differs: attachment.Differs, Log: log})
 		return err
 	}))
+	if !n.early {
+		a.server.Begin(nil, nil)
+	}
 	a.server.SetNetwork(&model.Network{Ranges: ranges, MTU: 1450})
 	l, err := Listen(filepath.Join(n.folder, "cni.sock"))
 	n.must(err)
@@ -151,7 +149,9 @@ func (n *node) start(boot string) {
 		a.plane.Close()
 	}
 	n.agent = a
-	n.must(a.loop.Sync(n.Context()))
+	if !n.early {
+		n.must(a.loop.Sync(n.Context()))
+	}
 }
 
 // kill ends the agent and leaves everything as it is.
@@ -350,6 +350,27 @@ func TestDeleteWithoutTheAgent(t *testing.T) {
 		t.Error(err)
 	}
 	n.must(n.del(q))
+	if l := n.left(); len(l) > 0 {
+		t.Errorf("left: %v", l)
+	}
+}
+
+// TestDeleteBeforeTheLineBegins has a pod go while an agent that has just started knows no Node yet.
+func TestDeleteBeforeTheLineBegins(t *testing.T) {
+	n := newNode(t)
+	gone, stays := n.newPod("gone"), n.newPod("stays")
+	n.must(errors.Join(n.add("1.1.0", gone), n.add("1.1.0", stays)))
+	n.kill()
+	n.early = true
+	n.start("boot 1")
+	n.must(errors.Join(n.del(gone), n.del(gone)))
+	n.agent.server.Begin(nil, nil)
+	n.must(n.agent.loop.Sync(t.Context()))
+	if l := strings.Join(n.left(), " "); strings.Contains(l, cni.Device("c-gone/eth0")) ||
+		!strings.Contains(l, cni.Device("c-stays/eth0")) {
+		t.Errorf("left: %s", l)
+	}
+	n.must(n.del(stays))
 	if l := n.left(); len(l) > 0 {
 		t.Errorf("left: %v", l)
 	}

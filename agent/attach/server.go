@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -68,6 +69,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	network  *model.Network // nil: not decided yet
+	begun    bool           // Line knows what is attached
 	attached map[string]*model.Attachment
 	busy     map[string]*turn
 }
@@ -79,42 +81,60 @@ type turn struct {
 	waiting int
 }
 
-// New returns a server for the calling thread's network namespace, and the attachments that the pool has records of.
-func New(o Options) (*Server, []*model.Attachment, error) {
+// New returns a server for the calling thread's network namespace. It knows the attachments that the pool has records
+// of; Line does once Begin is called.
+func New(o Options) (*Server, error) {
 	if o.AddWait == 0 {
 		o.AddWait = DefaultAddWait
 	}
 	ns, err := netns.Current()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	socket, err := netlink.Open(unix.NETLINK_ROUTE, 0)
 	if err != nil {
-		return nil, nil, errors.Join(err, ns.Close())
+		return nil, errors.Join(err, ns.Close())
 	}
 	flows, err := conntrack.Open()
 	if err != nil {
-		return nil, nil, errors.Join(err, socket.Close(), ns.Close())
+		return nil, errors.Join(err, socket.Close(), ns.Close())
 	}
 	s := &Server{options: o, ns: ns, s: socket, flows: flows, attached: map[string]*model.Attachment{},
 		busy: map[string]*turn{}}
 	devices, err := s.devices()
 	if err != nil {
-		return nil, nil, errors.Join(err, s.Close())
+		return nil, errors.Join(err, s.Close())
 	}
-	var adopted []*model.Attachment
 	for _, r := range o.Pool.Records() {
 		a := AttachmentOf(r)
 		if !devices[a.Device] { // the process died in between, or the pod has gone since
 			if err := o.Pool.Release(r.ID); err != nil {
-				return nil, nil, errors.Join(err, s.Close())
+				return nil, errors.Join(err, s.Close())
 			}
 			continue
 		}
 		s.attached[r.ID] = a
-		adopted = append(adopted, a)
 	}
-	return s, adopted, nil
+	return s, nil
+}
+
+// Attached returns what is attached.
+func (s *Server) Attached() []*model.Attachment {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.attached))
+}
+
+// Begin hands the first parts of the pod network to Line, with all attachments that there are. Before, a DEL deletes
+// the device itself: Line would keep what it learns of later.
+func (s *Server) Begin(put, del []model.NetworkPart) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.begun = true
+	for _, a := range s.attached {
+		put = append(put, a)
+	}
+	s.options.Line.Change(put, del)
 }
 
 // Close closes the server's handles, once Serve and Follow have returned.
@@ -395,28 +415,31 @@ func (s *Server) exchange(a, was *model.Attachment) {
 		put = append(put, a)
 		s.attached[a.ID] = a
 	}
-	s.options.Line.Change(put, del)
+	if s.begun {
+		s.options.Line.Change(put, del)
+	}
 	s.mu.Unlock()
 }
 
 // detach makes an attachment untrue and frees its addresses. One that isn't there is no error.
 func (s *Server) detach(ctx context.Context, id string) error {
 	s.mu.Lock()
-	a := s.attached[id]
+	a, begun := s.attached[id], s.begun
+	if a != nil && !begun { // so that Begin doesn't hand it on
+		delete(s.attached, id)
+	}
 	s.mu.Unlock()
-	if a != nil {
-		if s.options.Pods != nil {
-			s.options.Pods.Detach(a.Pod, a.Addresses)
-		}
+	if a != nil && s.options.Pods != nil {
+		s.options.Pods.Detach(a.Pod, a.Addresses)
+	}
+	if a != nil && begun {
 		s.exchange(nil, a)
-		failed := s.options.Line.Sync(ctx) // of other pods' too
-		devices, err := s.devices()
-		if err != nil {
-			return err
-		}
-		if devices[a.Device] {
-			return cni.Errorf(cni.CodeTryAgain, "device %s of %s can't be deleted: %s", a.Device, id, failed)
-		}
+		s.options.Line.Sync(ctx) // the error may be about other pods; the kernel tells about this one
+	}
+	var device netlink.Batch
+	link.DeleteNamed(&device, cni.Device(id)) // it is gone, unless Line failed or isn't there yet
+	if err := s.s.Apply(&device); err != nil {
+		return cni.Errorf(cni.CodeTryAgain, "the addresses of %s aren't free: %s", id, err)
 	}
 	return s.options.Pool.Release(id)
 }
