@@ -91,6 +91,10 @@ test-upgrade: root packages ## upgrade from another build and back, under load: 
 test-kubeproxy: root packages ## the lab's subject kube-proxy: builds the real one (minutes) and runs it
 	$(MAKE) -C test/kubeproxy test
 
+.PHONY: test-endurance
+test-endurance: root packages ## 110 pods on a node, 30 more a second come and go, the agent killed every 5 s: ten minutes
+	$(GO) test -timeout 30m -count 1 -v -run TestPodsComeAndGoUnderKills ./test -endure 10m
+
 .PHONY: test-cluster
 test-cluster: root packages ## the agent against a real etcd, kube-apiserver and EndpointSlice controller: builds them once (minutes), then takes one or two
 	$(MAKE) -C test/cluster test
