@@ -82,9 +82,7 @@ func (c *engineChanges) inForce(engine string) {
 	for _, node := range []string{"a", "b"} {
 		eventually(c.t, "engine "+engine+" is in force", func() bool {
 			var s agent.State
-			out, err := try(fairlead, "sandbox", "exec", "--name", c.box, node, "--", "curl", "-s",
-				"http://127.0.0.1:10249/status")
-			return err == nil && json.Unmarshal([]byte(out), &s) == nil && s.Ready && s.Policies != nil &&
+			return json.Unmarshal([]byte(status(c.t, c.box, node)), &s) == nil && s.Ready && s.Policies != nil &&
 				s.Policies.Engine == engine && policyTable(c.t, c.box, node) == (engine == "nftables")
 		})
 	}

@@ -1,12 +1,19 @@
 package test_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/kernel/netns"
 )
 
 // The shop's database, which its policies let the web pods reach alone.
@@ -24,10 +31,29 @@ func policyTable(t *testing.T, name, node string) bool {
 	return strings.Contains(ruleset(t, name+"-node-"+node), "fairlead-policy")
 }
 
-// status returns the status page of a node's agent.
-func status(t *testing.T, name, node string) string {
+// status returns the status page of a node's agent, "" while there is none.
+func status(t *testing.T, name, node string) (page string) {
 	t.Helper()
-	return must(t, fairlead, "sandbox", "exec", "--name", name, node, "--", "curl", "-s", "http://127.0.0.1:10249/status")
+	ns, err := netns.Open(name + "-node-" + node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	web := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (c net.Conn, err error) {
+			err = ns.Do(func() error { c, err = new(net.Dialer).DialContext(ctx, network, address); return err })
+			return c, err
+		}}}
+	r, err := web.Get("http://127.0.0.1:10249/status")
+	if err != nil {
+		return ""
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		return ""
+	}
+	return string(b)
 }
 
 // fastPath waits until packets to pods of node a bypass the host stack, or don't.
