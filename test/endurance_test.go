@@ -21,7 +21,7 @@ import (
 
 var endure = flag.Duration("endure", 6*time.Second, "how long pods come and go while the agent is killed")
 
-// attaching is a node whose agent is killed while pods come and go, 30 a second.
+// attaching is a node with an agent that is killed while pods come and go, 30 a second.
 type attaching struct {
 	*testing.T
 	node           *netns.Namespace

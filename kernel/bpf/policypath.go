@@ -106,7 +106,7 @@ func (f Folders) NeedsJoin() (bool, error) {
 	return wanted != 0 && called != wanted, err
 }
 
-// evaluated returns the ID of the program at netfilter's hooks whose policies the fast path evaluates, 0: none.
+// evaluated returns the ID of the program at netfilter's hooks that the fast path evaluates policies for, 0: none.
 func (f Folders) evaluated() (uint32, error) {
 	called, wanted, err := f.joined()
 	if err != nil || called == 0 || called != wanted {

@@ -13,7 +13,7 @@ import (
 // quotaPeriod is that of quotas: Kubernetes' (cpuCFSQuotaPeriod).
 const quotaPeriod = 100 * time.Millisecond
 
-// Quota is a cgroup of version 2 or 1 whose threads share so much processor time, as a container's limit has it.
+// Quota is a cgroup of version 2 or 1, with threads that share so much processor time, as a container's limit has it.
 type Quota struct {
 	Path string // folder
 	v1   bool

@@ -127,7 +127,7 @@ func (b *Testbed) StartNode(ctx context.Context, arm, mode string, f *Folder,
 	return n, elapsed, nil
 }
 
-// NewNode returns a node whose agent, not started yet, serves a pair's near end from a folder.
+// NewNode returns a node with an agent, not started yet, that serves a pair's near end from a folder.
 func NewNode(p *Pair, mode string, f *Folder, flags ...string) *Node {
 	return &Node{Pair: p, Folder: f, Mode: mode, flags: flags}
 }

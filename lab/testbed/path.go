@@ -40,7 +40,7 @@ const (
 // tunnelAddr is what the far end is called inside of a tunnel, as another node is.
 var tunnelAddr = netip.MustParseAddr("10.129.0.1")
 
-// AddPathPair makes the namespaces of an arm whose server is behind a path, and adds them to the testbed.
+// AddPathPair makes the namespaces of an arm with its server behind a path, and adds them to the testbed.
 func (b *Testbed) AddPathPair(ctx context.Context, arm string, path Path) (*Pair, error) {
 	p, err := b.addPair(ctx, arm, nil, false)
 	if err != nil || path == PathHost {
@@ -163,7 +163,7 @@ func (p *Pair) tunnel(ns *netns.Namespace, local, remote, own, to netip.Addr) er
 	})
 }
 
-// AddOwnPair makes the namespaces of an arm whose pod is connected by the node's agent, called by the CNI plugin, and
+// AddOwnPair makes the namespaces of an arm with a pod connected by the node's agent, called by the CNI plugin, and
 // adds them to the testbed. With an overlay, the far end is another node with an agent, and packets between them go
 // through VXLAN; else it is a client outside of the cluster.
 func (b *Testbed) AddOwnPair(ctx context.Context, arm string, overlay bool) (*Pair, error) {
@@ -226,7 +226,7 @@ func (b *Testbed) startNetwork(ctx context.Context, p *Pair, node string, f *Fol
 	return "", fmt.Errorf("%s writes no network configuration into %s: %s", n.Agent.name, run, n.Agent.last())
 }
 
-// NewNodeObject returns the Node with that address whose pods are in one's range.
+// NewNodeObject returns the Node with that address and pods in one's range.
 func NewNodeObject(name string, addr, pod netip.Addr) *corev1.Node {
 	n := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
 	n.Spec.PodCIDRs = []string{netip.PrefixFrom(pod, 24).Masked().String()}

@@ -96,7 +96,7 @@ func (r *running) stop() error {
 // cgroup returns the name of the cgroups of a cluster's Node; of all its Nodes where that is "*".
 func cgroup(cluster, node string) string { return "fairlead-" + cluster + "-" + node }
 
-// Remove removes what a cluster whose process was killed has left: cgroups and files. Its processes died with it.
+// Remove removes what a cluster has left after its process was killed: cgroups and files. Its processes died with it.
 func Remove(name, dir string) error {
 	list, err := hierarchies()
 	if err != nil {

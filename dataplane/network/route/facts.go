@@ -131,7 +131,7 @@ func renderRoute(r *model.Route) []Fact {
 	case model.Direct:
 		return []Fact{{Key: to, Value: Value{Device: r.Device, Via: r.Via, Source: r.Source}}}
 	case model.Tunneled:
-		if r.Tunnel == model.IPIP { // whose outer destination is the next hop
+		if r.Tunnel == model.IPIP { // its outer destination is the next hop
 			return []Fact{{Key: to, Value: Value{Device: IPIPDevice, Via: r.Via, Source: r.Source}}}
 		}
 		return []Fact{

@@ -116,14 +116,15 @@ func tracked(p testbed.Path) adder {
 	}
 }
 
-// own returns what makes a pair whose pod the agent connects.
+// own returns what makes a pair with a pod that the agent connects.
 func own(overlay bool) adder {
 	return func(ctx context.Context, b *testbed.Testbed, id string) (*testbed.Pair, error) {
 		return b.AddOwnPair(ctx, id, overlay)
 	}
 }
 
-// mode returns what makes a pair whose node has an agent of a mode, with a policy engine and a policy if one is named.
+// mode returns what makes a pair with an agent of a mode on its node, and with a policy engine and a policy if one is
+// named.
 func mode(name string, engine ...string) adder {
 	return func(ctx context.Context, b *testbed.Testbed, id string) (*testbed.Pair, error) {
 		objects := []source.Object{testbed.NewNodeObject(testbed.NodeName, testbed.NodeAddr, testbed.ServerPod)}
