@@ -364,6 +364,24 @@ func TestServersDontTalkToEachOther(t *testing.T) {
 	}
 }
 
+// Raw sockets hear each other's packets.
+func TestServersBesideEachOther(t *testing.T) {
+	client, server := pair(t)
+	serve(t, server, Port{80, model.SCTP})
+	serve(t, server, Port{81, model.SCTP})
+	for range 8 {
+		for _, to := range []netip.AddrPort{netip.AddrPortFrom(server4, 80), netip.AddrPortFrom(server4, 81),
+			netip.AddrPortFrom(server6, 80), netip.AddrPortFrom(server6, 81)} {
+			if a, err := request(t, client, model.SCTP, to, Options{}); err != nil || a.Server != to {
+				t.Errorf("%s: %+v, %v", to, a, err)
+			}
+		}
+	}
+	if _, err := request(t, client, model.SCTP, netip.AddrPortFrom(server4, 82), Options{}); !errors.Is(err, Refused) {
+		t.Errorf("a port of neither: %v, want a refusal", err)
+	}
+}
+
 func TestServePortInUse(t *testing.T) {
 	ns := space(t)
 	serve(t, ns, Port{80, model.TCP})

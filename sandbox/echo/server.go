@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -27,6 +28,7 @@ type Server struct {
 	pod   string
 	slots chan struct{} // one taken per connection
 	wg    sync.WaitGroup
+	raw   []rawPort // answered by rawSCTP
 
 	mu     sync.Mutex
 	open   map[*socket]bool
@@ -56,10 +58,10 @@ func (s *Server) serve(ports []Port) error {
 				return fmt.Errorf("port %s: %w", p, err)
 			}
 		}
-		if len(sctp) > 0 && !haveSCTP() {
-			if err := s.rawSCTP(all, sctp); err != nil {
-				return fmt.Errorf("SCTP: %w", err)
-			}
+	}
+	if len(sctp) > 0 && !haveSCTP() {
+		if err := s.rawSCTP(sctp); err != nil {
+			return fmt.Errorf("SCTP: %w", err)
 		}
 	}
 	return nil
@@ -130,6 +132,8 @@ func (s *Server) Close() error {
 	}
 	s.mu.Unlock()
 	s.wg.Wait()
+	rawPorts.add(s.raw, -1)
+	s.raw = nil
 	return nil
 }
 
@@ -311,22 +315,69 @@ func (s *Server) datagram(data []byte, from, to netip.AddrPort) []byte {
 	return replyLine(s.pod, "udp", from, to, data)
 }
 
-// rawSCTP answers INIT chunks to the ports given with an INIT ACK, to others with an ABORT.
-func (s *Server) rawSCTP(all netip.Addr, ports []uint16) error {
-	return s.packets(netip.AddrPortFrom(all, 0), unix.SOCK_RAW, model.SCTP,
-		func(data []byte, from, to netip.AddrPort) []byte {
-			in, err := parseSegment(payload(data, all.Is4()))
-			if err != nil || in.Chunk != chunkInit || in.Tag != 0 {
-				return nil
-			}
-			out := segment{Src: in.Dst, Dst: in.Src, Tag: in.Init, Chunk: chunkAbort}
-			if slices.Contains(ports, in.Dst) {
-				out.Chunk, out.Init = chunkInitAck, rand.Uint32()|1
-				out.Cookie = replyLine(s.pod, "sctp", netip.AddrPortFrom(from.Addr(), in.Src),
-					netip.AddrPortFrom(to.Addr(), in.Dst), nil)
-			}
-			return out.marshal()
-		})
+// rawSCTP answers INIT chunks to the ports given with an INIT ACK, to those that no server of this process has in this
+// network namespace with an ABORT.
+func (s *Server) rawSCTP(ports []uint16) error {
+	space, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	for _, n := range ports {
+		s.raw = append(s.raw, rawPort{space, n})
+	}
+	rawPorts.add(s.raw, 1)
+	answer := func(data []byte, from, to netip.AddrPort) []byte {
+		in, err := parseSegment(payload(data, from.Addr().Is4()))
+		if err != nil || in.Chunk != chunkInit || in.Tag != 0 {
+			return nil
+		}
+		out := segment{Src: in.Dst, Dst: in.Src, Tag: in.Init, Chunk: chunkAbort}
+		switch at := (rawPort{space, in.Dst}); {
+		case slices.Contains(s.raw, at):
+			out.Chunk, out.Init = chunkInitAck, rand.Uint32()|1
+			out.Cookie = replyLine(s.pod, "sctp", netip.AddrPortFrom(from.Addr(), in.Src),
+				netip.AddrPortFrom(to.Addr(), in.Dst), nil)
+		case rawPorts.has(at):
+			return nil
+		}
+		return out.marshal()
+	}
+	for _, all := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		if err := s.packets(netip.AddrPortFrom(all, 0), unix.SOCK_RAW, model.SCTP, answer); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rawPort is an SCTP port of a network namespace, by the namespace's link in procfs.
+type rawPort struct {
+	space string
+	n     uint16
+}
+
+// rawPorts is what rawSCTP answers for: raw sockets hear all ports, and can't tell which ones another has taken.
+var rawPorts = rawPortUsers{users: map[rawPort]int{}}
+
+type rawPortUsers struct {
+	sync.Mutex
+	users map[rawPort]int
+}
+
+func (u *rawPortUsers) add(ports []rawPort, n int) {
+	u.Lock()
+	defer u.Unlock()
+	for _, p := range ports {
+		if u.users[p] += n; u.users[p] == 0 {
+			delete(u.users, p)
+		}
+	}
+}
+
+func (u *rawPortUsers) has(p rawPort) bool {
+	u.Lock()
+	defer u.Unlock()
+	return u.users[p] > 0
 }
 
 // payload is what a raw socket's packet carries: an IPv4 one comes with its IP header.
