@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"fairlead.dev/fairlead/lab/cluster"
 	"fairlead.dev/fairlead/lab/experiment"
 	"fairlead.dev/fairlead/lab/testbed"
 )
@@ -18,11 +19,24 @@ type Entry struct {
 	Full     time.Duration `json:"full_ns,omitempty"`   // planned here, without
 	Repeats  string        `json:"repeats,omitempty"`   // the article whose measurements it repeats
 	Unknown  string        `json:"not_known,omitempty"` // why the times are not known
+	Needs    string        `json:"needs,omitempty"`     // what it takes beside this machine
 }
 
-// List returns all experiments and how long they are planned to take here. For that each tries what this machine can
-// do, in namespaces of its own, which takes root: without, the times are not known.
+// ownCluster is the measurement that runs in the reader's own cluster.
+func ownCluster() Entry {
+	return Entry{Name: "cluster", Question: cluster.Question, Full: cluster.Planned(cluster.Rounds, len(cluster.Usual)),
+		Repeats: "CenturyLink Labs, netperf-tester, 2016", Needs: "a Kubernetes cluster"}
+}
+
+// List returns all experiments and how long they are planned to take here, the one in the reader's own cluster last.
+// For that each of the others tries what this machine can do, in namespaces of its own, which takes root: without, the
+// times are not known.
 func List(ctx context.Context, agent []string) (l []Entry, err error) {
+	defer func() {
+		if err == nil {
+			l = append(l, ownCluster())
+		}
+	}()
 	for _, e := range Experiments() {
 		l = append(l, Entry{Name: e.Name, Question: e.Short, Repeats: e.Repeats})
 	}

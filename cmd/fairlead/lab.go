@@ -58,10 +58,22 @@ full), and which article it repeats. As root it tries for a few seconds what thi
 			return format.print(out(c), l, func(p *page) error {
 				rows := [][]string{{"EXPERIMENT", "ASKS", "QUICK", "FULL", "REPEATS"}}
 				for _, e := range l {
-					rows = append(rows, []string{e.Name, e.Question, minutes(e.Quick), minutes(e.Full), cmp.Or(e.Repeats, "-")})
+					quick := minutes(e.Quick)
+					if e.Needs != "" {
+						quick = "-"
+					}
+					rows = append(rows, []string{e.Name, e.Question, quick, minutes(e.Full), cmp.Or(e.Repeats, "-")})
 				}
 				if err := p.table(rows); err != nil {
 					return err
+				}
+				for _, e := range l {
+					if e.Needs != "" {
+						line := fmt.Sprintf("%s needs %s, and takes it by its kubeconfig: fairlead lab run %[1]s --help", e.Name, e.Needs)
+						if err := p.paragraph("\n", "", line); err != nil {
+							return err
+						}
+					}
 				}
 				for _, e := range l {
 					if e.Unknown != "" {

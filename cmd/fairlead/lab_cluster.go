@@ -32,7 +32,7 @@ func labRunCluster() *cobra.Command {
 	var r clusterRun
 	c := &cobra.Command{
 		Use:   "cluster",
-		Short: "Round trips, new connections and streams between pods of your own cluster",
+		Short: cluster.Question,
 		Long: `Measure the network of a cluster, whatever its CNI plugin and its service proxy, by pods that run Fairlead's image:
 a server, and in each round a client of each placement that does so many round trips, connections and streams, to the
 pod itself and through a Service. It needs pods and Services in one namespace: --print-rbac prints that, and a role.
@@ -45,16 +45,20 @@ of them. All that was made in the cluster is removed at the end, after Ctrl-C, a
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return r.run(c) },
 	}
+	var usual []string
+	for _, p := range cluster.Usual {
+		usual = append(usual, string(p))
+	}
 	f := c.Flags()
 	f.StringVar(&r.access.Kubeconfig, "kubeconfig", "", "kubeconfig of the Kubernetes API; in a pod it is not needed")
 	f.StringVar(&r.namespace, "namespace", "fairlead-lab", "namespace of the pods, which must exist")
 	f.StringVar(&r.Image, "image", "", "Fairlead's image, of this version")
 	f.StringSliceVar(&r.Nodes, "nodes", nil, "nodes of the server and of clients on another node, one or two "+
 		"(default: the scheduler's choice)")
-	f.StringSliceVar(&r.placements, "placements", []string{string(cluster.OtherNode), string(cluster.SameNode)},
+	f.StringSliceVar(&r.placements, "placements", usual,
 		"where clients are, of across, same and host (across, in the nodes' own network); the first is the baseline")
 	f.IntVar(&r.Samples, "samples", 1000, "operations of a block")
-	f.IntVar(&r.Rounds, "rounds", 9, "rounds, in each of which a client of each placement runs")
+	f.IntVar(&r.Rounds, "rounds", cluster.Rounds, "rounds, in each of which a client of each placement runs")
 	f.Uint64Var(&r.Seed, "seed", 0, "draws every order (default: from the clock)")
 	f.StringVar(&r.Out, "out", "lab-results", "folder in which the run's own folder is made")
 	f.BoolVar(&r.rbac, "print-rbac", false, "print the namespace, service account and role that a run needs, and end")

@@ -42,6 +42,23 @@ type Options struct {
 	Output     io.Writer // for progress
 }
 
+// Question is what a run asks.
+const Question = "Round trips, new connections and streams between pods of your own cluster"
+
+// Rounds is how many a run has unless it is told otherwise.
+const Rounds = 9
+
+// Usual are the placements of a run unless it is told otherwise.
+var Usual = []Placement{OtherNode, SameNode}
+
+// clientTime is about how long a client's pod takes from its start to its removal.
+const clientTime = 4 * time.Second
+
+// Planned returns about how long so many rounds of so many placements take.
+func Planned(rounds, placements int) time.Duration {
+	return time.Duration(rounds*placements) * clientTime
+}
+
 // run is a run at work.
 type run struct {
 	Options
@@ -292,15 +309,13 @@ func (r *run) measure(ctx context.Context) (dir string, err error) {
 	if err != nil {
 		return "", err
 	}
-	steps := r.Rounds * len(r.Placements)
-	const each = 4 * time.Second
-	bar := progress.New(r.Output, steps, time.Duration(steps)*each)
+	bar := progress.New(r.Output, r.Rounds*len(r.Placements), Planned(r.Rounds, len(r.Placements)))
 	order := rand.New(rand.NewPCG(r.Seed, 0))
 	err = func() error {
 		for i := range r.Rounds {
 			for _, k := range order.Perm(len(r.Placements)) {
 				p := r.Placements[k]
-				bar.Step(fmt.Sprintf("round %d of %d, client %s", i+1, r.Rounds, p), each)
+				bar.Step(fmt.Sprintf("round %d of %d, client %s", i+1, r.Rounds, p), clientTime)
 				if err := r.round(ctx, out, p, i); err != nil {
 					bar.Stop(err.Error())
 					return err
