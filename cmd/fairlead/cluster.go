@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -35,6 +36,12 @@ goes down.`,
 // clusterDir is where clusters keep their files; each has a folder of its name.
 const clusterDir = "/var/lib/fairlead/clusters"
 
+// removeEmpty removes the folders that hold clusters' own, where there is nothing in them.
+func removeEmpty() {
+	os.Remove(clusterDir)
+	os.Remove(filepath.Dir(clusterDir))
+}
+
 // kubernetesFlags are flags that `up` passes on to the process that holds a cluster.
 type kubernetesFlags struct{ programs, network, proxy string }
 
@@ -43,17 +50,18 @@ const (
 	clusterBridge    = "bridge"
 	clusterKubeProxy = "kube-proxy"
 	clusterFairlead  = "fairlead"
+	clusterNone      = "none"
 )
 
 func (f *kubernetesFlags) add(c *cobra.Command) {
 	cache, _ := os.UserCacheDir()
 	c.Flags().StringVar(&f.programs, "programs", filepath.Join(cache, "fairlead"),
 		"folder of the programs that `make cluster` builds")
-	c.Flags().StringVar(&f.network, "network", clusterFairlead, "what connects pods: fairlead, or bridge for the CNI "+
-		"plugins bridge and host-local")
+	c.Flags().StringVar(&f.network, "network", clusterFairlead, "what connects pods: fairlead, bridge for the CNI "+
+		"plugins bridge and host-local, or none, where you install that yourself, and what serves Services")
 	c.Flags().StringVar(&f.proxy, "proxy", clusterFairlead, "what serves Services: fairlead, or with --network bridge "+
 		"kube-proxy, which leaves network policies without effect")
-	for name, values := range map[string][]string{"network": {clusterFairlead, clusterBridge},
+	for name, values := range map[string][]string{"network": {clusterFairlead, clusterBridge, clusterNone},
 		"proxy": {clusterFairlead, clusterKubeProxy}} {
 		c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
@@ -66,10 +74,10 @@ func (f *kubernetesFlags) args() []string {
 
 // options returns what the flags ask for, with the programs that it takes.
 func (f *kubernetesFlags) options() (o kubernetes.Options, err error) {
-	o.Bridge, o.KubeProxy = f.network == clusterBridge, f.proxy == clusterKubeProxy
+	o.Bridge, o.Bare, o.KubeProxy = f.network == clusterBridge, f.network == clusterNone, f.proxy == clusterKubeProxy
 	switch {
-	case !o.Bridge && f.network != clusterFairlead:
-		return o, fmt.Errorf("invalid --network %q: use fairlead or bridge", f.network)
+	case !o.Bridge && !o.Bare && f.network != clusterFairlead:
+		return o, fmt.Errorf("invalid --network %q: use fairlead, bridge or none", f.network)
 	case !o.KubeProxy && f.proxy != clusterFairlead:
 		return o, fmt.Errorf("invalid --proxy %q: use fairlead or kube-proxy", f.proxy)
 	case o.KubeProxy && !o.Bridge:
@@ -111,6 +119,28 @@ func findPrograms(folder string, o kubernetes.Options) (p kubernetes.Programs, e
 	return p, errors.Join(err, lack)
 }
 
+// suggest prints commands to try with a cluster that is up.
+func (f *kubernetesFlags) suggest(w io.Writer, name string) error {
+	fmt.Fprintf(w, "\nTry:\n  export KUBECONFIG=%s\n", filepath.Join(clusterDir, name, "kubeconfig"))
+	if f.network == clusterNone {
+		s, err := sandbox.StateOf(name)
+		if err != nil {
+			return err
+		}
+		plane, err := s.Host(string(sandbox.External))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "  helm install fairlead deploy/chart -n kube-system --set apiServer.host=%s --set network.mode=Own "+
+			"--set kubeProxy.conntrack.maxPerCore=0\n", plane.Addresses[0])
+	}
+	_, err := fmt.Fprintf(w, `  kubectl get nodes,pods -A -o wide
+  fairlead sandbox exec --name %[1]s a -- ip route
+  fairlead cluster down --name %[1]s
+`, name)
+	return err
+}
+
 func clusterUp() *cobra.Command {
 	var name string
 	var nodes int
@@ -122,7 +152,8 @@ func clusterUp() *cobra.Command {
 --mode ebpf.`,
 		Example: `  fairlead cluster up --nodes 3
   fairlead cluster up --nodes 2 -- --mode ebpf
-  fairlead cluster up --network bridge --proxy kube-proxy`,
+  fairlead cluster up --network bridge --proxy kube-proxy
+  fairlead cluster up --network none --image bin/fairlead-image.tar`,
 	}
 	var f kubernetesFlags
 	f.add(c)
@@ -139,8 +170,9 @@ func clusterUp() *cobra.Command {
 		}
 		if o, err := f.options(); err != nil {
 			return err
-		} else if o.KubeProxy && len(args) > 0 {
-			return fmt.Errorf("invalid agent flags %q: no agent runs with --proxy kube-proxy: leave them out", args)
+		} else if (o.KubeProxy || o.Bare) && len(args) > 0 {
+			return fmt.Errorf("invalid agent flags %q: no agent runs with --proxy kube-proxy or --network none: "+
+				"leave them out", args)
 		}
 		if s, err := sandbox.StateOf(name); err == nil && s.Alive() {
 			return fmt.Errorf("cluster %s is up already: take it down first with fairlead cluster down --name %[1]s", name)
@@ -159,15 +191,8 @@ func clusterUp() *cobra.Command {
 		if err := daemon.Start(c.Context(), name, append(append(serve, "--"), args...), step); err != nil {
 			return err
 		}
-		fmt.Fprintf(out(c), `Cluster %s is up after %s: %d nodes.
-
-Try:
-  export KUBECONFIG=%s
-  kubectl get nodes,pods -A -o wide
-  fairlead sandbox exec --name %[1]s a -- ip route
-  fairlead cluster down --name %[1]s
-`, name, time.Since(began).Round(time.Second), nodes, filepath.Join(clusterDir, name, "kubeconfig"))
-		return nil
+		fmt.Fprintf(out(c), "Cluster %s is up after %s: %d nodes.\n", name, time.Since(began).Round(time.Second), nodes)
+		return f.suggest(out(c), name)
 	}
 	return c
 }
@@ -204,6 +229,7 @@ func clusterServe() *cobra.Command {
 		if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 			return err
 		}
+		defer removeEmpty()
 		o.Progress = func(step string) { onEvent(daemon.Event{Step: step}) }
 		ctx, stop := signal.NotifyContext(c.Context(), unix.SIGTERM, unix.SIGINT)
 		defer stop()
@@ -246,6 +272,7 @@ func clusterDown() *cobra.Command {
 			if err := kubernetes.Remove(name, filepath.Join(clusterDir, name)); err != nil {
 				return err
 			}
+			removeEmpty()
 			fmt.Fprintf(out(c), "cluster %s is down\n", name)
 			return nil
 		},

@@ -46,8 +46,10 @@ type Options struct {
 	Bridge bool
 	// KubeProxy has kube-proxy serve Services, with iptables, and no agent run. Only with Bridge.
 	KubeProxy bool
-	Programs  Programs
-	Progress  func(step string) // called after each step with the seconds since the start and its name
+	// Bare has nothing connect pods or serve Services until it is installed: Nodes come up, but are not ready.
+	Bare     bool
+	Programs Programs
+	Progress func(step string) // called after each step with the seconds since the start and its name
 }
 
 // Cluster is a cluster that is up.
@@ -66,7 +68,8 @@ var (
 	wire = netip.MustParseAddr("172.18.0.10")
 )
 
-// Up makes a cluster and returns once every Node and DNS are ready. After an error nothing is left.
+// Up makes a cluster and returns once every Node and DNS are ready, with Options.Bare once every Node is known. After
+// an error nothing is left.
 func Up(ctx context.Context, o Options) (*Cluster, error) {
 	c := &Cluster{Options: o}
 	began := time.Now()
@@ -213,11 +216,14 @@ func (c *Cluster) boot(context.Context) error {
 	return nil
 }
 
-// ready waits until each Node is.
+// ready waits until each Node is, or is known with Options.Bare.
 func (c *Cluster) ready(ctx context.Context) error {
 	return c.await(ctx, "not all Nodes are ready", func() (bool, error) {
-		n, err := c.readyNodes(ctx)
-		return n == c.Nodes, err
+		known, ready, err := c.countNodes(ctx)
+		if c.Bare {
+			ready = known
+		}
+		return ready == c.Nodes, err
 	})
 }
 
@@ -250,17 +256,17 @@ func (c *Cluster) await(ctx context.Context, otherwise string, done func() (bool
 	}
 }
 
-func (c *Cluster) readyNodes(ctx context.Context) (n int, err error) {
+func (c *Cluster) countNodes(ctx context.Context) (known, ready int, err error) {
 	var list corev1.NodeList
 	err = c.Plane.Call(ctx, controlplane.First, http.MethodGet, "/api/v1/nodes", nil, &list)
 	for _, node := range list.Items {
 		for _, k := range node.Status.Conditions {
 			if k.Type == corev1.NodeReady && k.Status == corev1.ConditionTrue {
-				n++
+				ready++
 			}
 		}
 	}
-	return n, err
+	return len(list.Items), ready, err
 }
 
 // Down removes the cluster and all that it wrote.

@@ -29,7 +29,7 @@ var collections = map[string]string{
 	"ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 }
 
-// startDNS makes the objects of the cluster's DNS and waits until it is available.
+// startDNS makes the objects of the cluster's DNS and waits until it is available, which without a network it can't be.
 func (c *Cluster) startDNS(ctx context.Context) error {
 	for _, text := range bytes.Split(dnsObjects, []byte("\n---\n")) {
 		var o map[string]any
@@ -40,6 +40,9 @@ func (c *Cluster) startDNS(ctx context.Context) error {
 		if err := c.Plane.Call(ctx, controlplane.First, http.MethodPost, at, o, nil); err != nil {
 			return err
 		}
+	}
+	if c.Bare {
+		return nil
 	}
 	return c.await(ctx, "no pod of Deployment kube-system/coredns is ready", func() (bool, error) {
 		var d appsv1.Deployment

@@ -48,9 +48,10 @@ func (c *Cluster) machine(i int, at netip.Addr, images []string) (Machine, error
 			{resolvConf, "", 0o644},
 		},
 	}
-	if c.Bridge {
+	switch {
+	case c.Bridge:
 		m.Files = append(m.Files, File{bridgeConfig, fmt.Sprintf(bridgeText, bridgeRange(i).String()), 0o644})
-	} else {
+	case !c.Bare:
 		m.Programs = append(m.Programs, Program{Name: "plugin", Ends: true,
 			Args: []string{p.Plugin, "install", pluginFolder}})
 	}
@@ -60,9 +61,12 @@ func (c *Cluster) machine(i int, at netip.Addr, images []string) (Machine, error
 		m.Programs = append(m.Programs, Program{Name: "images", Ends: true, Args: []string{
 			filepath.Join(p.Containerd, "ctr"), "--address", containerdSocket, "--namespace", "k8s.io", "images", "import", i}})
 	}
-	m.Programs = append(m.Programs, c.proxy(name),
-		Program{Name: "kubelet", Args: []string{p.Node, "kubelet", "--config", kubeletConfig, "--kubeconfig",
-			kubeletKubeconfig, "--node-ip", at.String(), "--hostname-override", name, "--root-dir", "/var/lib/kubelet"}})
+	if !c.Bare {
+		m.Programs = append(m.Programs, c.proxy(name))
+	}
+	m.Programs = append(m.Programs, Program{Name: "kubelet", Args: []string{p.Node, "kubelet", "--config", kubeletConfig,
+		"--kubeconfig", kubeletKubeconfig, "--node-ip", at.String(), "--hostname-override", name, "--root-dir",
+		"/var/lib/kubelet"}})
 	return m, nil
 }
 
