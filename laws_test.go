@@ -31,8 +31,8 @@ var netlink = []string{"github.com/vishvananda/", "github.com/mdlayher/", "githu
 	"github.com/cilium/ebpf"}
 
 // labBelow is what experiments and their testbed stand on.
-var labBelow = []string{"lab/load", "lab/stats", "lab/result", "lab/kubeproxy", "agent", "kernel", "model", "reconcile",
-	"resolve", "sandbox", "source"}
+var labBelow = []string{"lab/load", "lab/stats", "lab/result", "lab/kubeproxy", "agent", "kernel",
+	"model", "reconcile", "resolve", "sandbox", "source"}
 
 var laws = []law{
 	{"model", nil, slices.Concat(kubernetes, netlink), "model holds nouns that know neither Kubernetes nor a kernel"},
@@ -87,7 +87,8 @@ var laws = []law{
 		slices.Concat(kubernetes, netlink), "names learns addresses from DNS, and knows no engine and no policy's meaning"},
 	{"agent/revoke", []string{"kernel/conntrack", "kernel/netlink", "model", "reconcile", "verdict"},
 		slices.Concat(kubernetes, netlink), "revoke cuts what verdict denies, and knows no engine"},
-	{"agent/record", []string{"flowlog", "kernel/conntrack", "kernel/nftables", "kernel/sysctl", "model", "source"},
+	{"agent/record",
+		[]string{"flowlog", "kernel/bpf", "kernel/conntrack", "kernel/nftables", "kernel/sysctl", "model", "source"},
 		netlink, "record counts what the kernel reports, and decides nothing"},
 	{"agent/link", []string{"kernel", "model"}, slices.Concat(kubernetes, netlink), "link is the source of devices"},
 	{"agent/event", []string{"source"}, netlink, "event only tells people of problems"},

@@ -27,6 +27,7 @@ const enum side_flag unused_side __attribute__((unused));
 const enum exempt_flag unused_exempt __attribute__((unused));
 const enum policy_flag unused_flag __attribute__((unused));
 const enum decision unused_decision __attribute__((unused));
+const enum recording unused_recording __attribute__((unused));
 const struct denial *unused_denial __attribute__((unused));
 
 /* include/uapi/linux/netfilter.h */
@@ -155,7 +156,8 @@ int policy(struct bpf_nf_ctx *ctx)
 	struct policy_packet p = {};
 	struct bpf_dynptr from;
 
-	/* Of the node to itself. What leaves by loopback may have been translated since it was routed, to a pod's address. */
+	/* Of the node to itself. What leaves by loopback may have been translated since it was routed, to a pod's
+	 * address. */
 	if (in && in->ifindex == LOOPBACK_IFINDEX)
 		return NF_ACCEPT;
 	if (bpf_dynptr_from_skb((struct __sk_buff *)ctx->skb, 0, &from))

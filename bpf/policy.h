@@ -136,6 +136,21 @@ struct denial {
 	__u32 zero;
 };
 
+/* Connections that are recorded: those that differ in the client's port alone are one. */
+struct recorded_flow {
+	struct address client, server;
+	__be16 port; /* of the server; 0: the protocol has none */
+	__u8 protocol;
+	__u8 denied; /* by policies */
+};
+
+/* Indexes of fl_recording. */
+enum recording {
+	RECORDING_UNTIL, /* nanoseconds since boot */
+	RECORDING_LOST,	 /* connections that fl_recorded had no space for */
+	RECORDING_VALUES,
+};
+
 /* Limits of events, for the whole node. */
 #define DENIALS_PER_SECOND 100
 #define DENIALS_AT_ONCE 200
@@ -158,6 +173,15 @@ SUBJECT_MAP(fl_peer_nets, BPF_MAP_TYPE_LPM_TRIE, 1 << 16, struct peer_net, __u64
 SUBJECT_MAP(fl_verdicts, BPF_MAP_TYPE_HASH, 1 << 16, struct peer_verdict, __u32);
 SUBJECT_MAP(fl_exempt, BPF_MAP_TYPE_LPM_TRIE, 1 << 12, struct peer_net, __u32);
 SUBJECT_MAP(fl_unknown_pods, BPF_MAP_TYPE_LPM_TRIE, 1 << 12, struct peer_net, __u32);
+
+SUBJECT_MAP(fl_recorded, BPF_MAP_TYPE_HASH, 1 << 15, struct recorded_flow, __u64);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RECORDING_VALUES);
+	__type(key, __u32);
+	__type(value, __u64);
+} fl_recording SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -539,6 +563,50 @@ static __always_inline void touch_flow(struct policy_flow *f, const struct polic
 		f->seen = now;
 }
 
+static __always_inline bool is_recording(void)
+{
+	__u32 index = RECORDING_UNTIL;
+	__u64 *until = bpf_map_lookup_elem(&fl_recording, &index);
+
+	return unlikely(until && *until) && bpf_ktime_get_ns() < *until;
+}
+
+/* Returns whether a packet that begins a flow did so before, and had no answer since. */
+static __always_inline bool is_sent_again(const struct tuple *t)
+{
+	struct policy_flow *f;
+	struct tuple key;
+	bool down = flow_key(&key, t);
+
+	f = bpf_map_lookup_elem(&fl_flows, &key);
+	return f && flow_alive(f, key.protocol, policy_now()) && down == !!(f->state & FLOW_REVERSED) &&
+	       !(f->state & (FLOW_REPLIED | FLOW_FIN | FLOW_RESET));
+}
+
+/* Counts a new connection, while they are recorded. */
+__noinline int record_connection(const struct tuple *t, int denied)
+{
+	struct recorded_flow key = {.denied = denied};
+	__u32 index = RECORDING_LOST;
+	__u64 one = 1, *n;
+
+	if (!t || !is_recording() || (!denied && is_sent_again(t)))
+		return 0;
+	key.client = t->source;
+	key.server = t->destination;
+	key.protocol = t->protocol;
+	if (has_ports(t->protocol))
+		key.port = t->dport;
+	if (!bpf_map_update_elem(&fl_recorded, &key, &one, BPF_NOEXIST))
+		return 0;
+	n = bpf_map_lookup_elem(&fl_recorded, &key);
+	if (!n)
+		n = bpf_map_lookup_elem(&fl_recording, &index);
+	if (n)
+		__sync_fetch_and_add(n, 1);
+	return 0;
+}
+
 /* Makes a packet's flow known. */
 __noinline int begin_flow(const struct policy_packet *p, __u32 generation, __u32 reversed, __u32 state)
 {
@@ -648,8 +716,14 @@ __noinline int decide_new(const struct policy_packet *p, int opening)
 	if (p->tuple.protocol == IPPROTO_TCP && !opening && p->kind == PACKET_FLOW)
 		return evaluate_midstream(p, &e);
 	result = evaluate_connection(&e);
-	if (result == POLICY_ACCEPT && p->kind == PACKET_FLOW)
+	if (p->kind != PACKET_FLOW)
+		return result;
+	if (result == POLICY_ACCEPT) {
+		record_connection(&p->tuple, false);
 		begin_flow(p, generation, false, 0);
+	} else if (result == POLICY_DROP && e.table && e.event == POLICY_DENIED) {
+		record_connection(&p->tuple, true);
+	}
 	return result;
 }
 

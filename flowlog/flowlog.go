@@ -59,6 +59,7 @@ type Flow struct {
 	Protocol model.Protocol `json:"protocol"` // number of the IP protocol
 	Port     uint16         `json:"port,omitempty"`
 	Count    uint64         `json:"connections"`
+	Denied   uint64         `json:"denied,omitempty"` // connections, and packets of protocols without, that policies denied
 }
 
 // Key is what tells a flow from others.
@@ -114,6 +115,16 @@ type File struct {
 	Header
 	Pods  map[string]Pod // by name
 	Flows []Flow
+}
+
+// String returns how much was recorded, and how much is missing.
+func (f *File) String() string {
+	denied := uint64(0)
+	for _, x := range f.Flows {
+		denied += x.Denied
+	}
+	return fmt.Sprintf("%d flows; connections lost: %d, beyond a limit: %d, unclear: %d, denied: %d", len(f.Flows), f.Lost,
+		f.Beyond, f.Unclear, denied)
 }
 
 // Write writes a file, in a stable order.

@@ -36,7 +36,8 @@ func (l *Log) Missing() (lost, beyond, unclear uint64) {
 }
 
 // Merge returns what files have together. Connections between nodes are seen by both, so that of a flow that several
-// nodes saw the highest count is returned; those of one node's files are added.
+// nodes saw the highest count is returned; those of one node's files are added. What policies
+// denied alone is left out.
 func Merge(files ...*File) *Log {
 	l := &Log{Pods: map[string]Pod{}}
 	type at struct {
@@ -50,11 +51,14 @@ func Merge(files ...*File) *Log {
 			l.Pods[name] = p
 		}
 		for _, flow := range f.Flows {
+			if flow.Count == 0 {
+				continue
+			}
 			k := flow.Key()
 			s := seen[k]
 			if s == nil {
 				s = &Seen{Flow: flow}
-				s.Count = 0
+				s.Count, s.Denied = 0, 0
 				seen[k] = s
 			}
 			here := at{k, f.Node}

@@ -115,7 +115,7 @@ func (f *File) line(b []byte) error {
 			return err
 		}
 	}
-	if flow.Count == 0 || flow.Protocol == 0 || flow.Client.Addr.Is4() != flow.Server.Addr.Is4() ||
+	if flow.Count+flow.Denied == 0 || flow.Protocol == 0 || flow.Client.Addr.Is4() != flow.Server.Addr.Is4() ||
 		HasPorts(flow.Protocol) != (flow.Port > 0) {
 		return fmt.Errorf("invalid flow %s of %d connections", flow.Key(), flow.Count)
 	}

@@ -55,21 +55,39 @@ func (r *recording) end(t *testing.T) string {
 // Policies that are suggested from recorded traffic let the same traffic pass, and no other.
 func TestPoliciesFromRecordedFlows(t *testing.T) {
 	for _, mode := range []string{"nftables", "ebpf"} {
-		t.Run(mode, func(t *testing.T) { policiesFromFlows(t, mode) })
+		t.Run(mode, func(t *testing.T) { policiesFromFlows(t, mode, false) })
 	}
+	t.Run("engine-ebpf", func(t *testing.T) { policiesFromFlows(t, "ebpf", true) })
 }
 
-func policiesFromFlows(t *testing.T, mode string) {
+// audited has policy engines at work without denying anything.
+const audited = `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {namespace: shop, name: audited, annotations: {fairlead.dev/audit: "true"}}
+spec: {podSelector: {}, policyTypes: [Ingress, Egress]}
+`
+
+// policiesFromFlows records from connection tracking, or with engine from the policy engine ebpf alone.
+func policiesFromFlows(t *testing.T, mode string, engine bool) {
 	var network []string
 	if mode == "ebpf" { // masquerade in the agents' own network needs connection tracking
 		network = []string{"--network", "wires"}
 	}
-	name, dir := boxOf(t, network, "--mode", mode)
+	options := []string{"--mode", mode}
+	if engine {
+		options = append(options, "--policy-engine", "ebpf")
+	}
+	name, dir := boxOf(t, network, options...)
 	policies := filepath.Join(dir, "policies.yaml")
 	os.Remove(policies)
+	if engine {
+		if err := os.WriteFile(policies, []byte(audited), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
 	eventually(t, "the policies are gone", func() bool { return connects(name, "shop/client", database) })
 	var flags []string
-	if mode == "ebpf" {
+	if mode == "ebpf" && !engine {
 		eventually(t, "no rule needs connection tracking", func() bool {
 			out, _ := try(onNode(name, "a", dir, "flows", "record", "--for", "1ms", "--out", filepath.Join(t.TempDir(), "f"))...)
 			return strings.Contains(out, "connection tracking is off")
@@ -91,6 +109,13 @@ func policiesFromFlows(t *testing.T, mode string) {
 		files = append(files, r.end(t))
 	}
 	suggested := must(t, append(args, files...)...)
+	if engine {
+		tracked := must(t, fairlead, "sandbox", "exec", "--name", name, "a", "--", "cat",
+			"/proc/sys/net/netfilter/nf_conntrack_count")
+		if strings.TrimSpace(tracked) != "0" {
+			t.Errorf("%s connections were tracked", strings.TrimSpace(tracked))
+		}
+	}
 	if out := ruleset(t, name+"-node-a"); strings.Contains(out, "fairlead-record") {
 		t.Errorf("the recording left its table behind: %s", out)
 	}

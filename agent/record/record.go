@@ -1,14 +1,16 @@
-// Package record records which pods open connections to which: each new connection of this node's pods, from connection
-// tracking's events, counted by client, server and port. It decides nothing, and is bounded in memory and on disk.
+// Package record records which pods open connections to which: each new connection of this node's pods, counted by
+// client, server and port. It decides nothing, and is bounded in memory and on disk.
 //
-// A connection counts once its first packet has passed every rule of this node, so that what policies of this node deny
-// is not recorded. Those that were open before are found in the table.
+// Where the policy engine ebpf is at work its program counts them, those that policies deny on their own. Elsewhere
+// connection tracking's events report them: a connection counts once its first packet has passed every rule of this
+// node, so that what policies deny is not recorded. Those that were open before are found in either's table.
 package record
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"sync"
 	"time"
 
@@ -23,7 +25,7 @@ type Options struct {
 	Source  source.Source // of Nodes and Pods
 	Entries int           // the most flows that are recorded
 	PerPod  int           // the most flows of one pod of this node
-	Track   bool          // switch connection tracking on while recording, where it is off
+	Track   bool          // from connection tracking, which is switched on while recording where it is off
 	// called with what was recorded so far, once a minute and at the end
 	Write func(*flowlog.File) error
 	// called when recording has begun, with what is left out, "" if nothing is
@@ -41,11 +43,10 @@ const (
 // recorder is one recording.
 type recorder struct {
 	Options
-	events *conntrack.Events
-	conns  *conntrack.Conn
-	marker *conntrack.Marker // reads the table
-	names  names
-	start  time.Time
+	feed
+	conns *conntrack.Conn // reads the node's addresses
+	names names
+	start time.Time
 
 	mu    sync.Mutex
 	table table
@@ -53,44 +54,47 @@ type recorder struct {
 
 // Run records in the calling thread's network namespace until ctx ends, and returns what Write was called with last.
 func Run(ctx context.Context, o Options) (file *flowlog.File, err error) {
-	undo, warning, err := prepare(o.Track)
+	feed, undo, warning, err := open(o.Track)
 	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, undo()) }()
-	r := &recorder{Options: o, start: time.Now(), names: names{node: o.Node}}
-	r.table = newTable(&r.names, o.Entries, o.PerPod)
-	if err := r.open(); err != nil {
 		return nil, fmt.Errorf("record flows: %w", err)
 	}
-	defer r.close()
+	defer func() { err = errors.Join(err, feed.close(), undo()) }()
+	r := &recorder{Options: o, feed: feed, start: time.Now(), names: names{node: o.Node}}
+	r.table = newTable(&r.names, o.Entries, o.PerPod)
+	if r.conns, err = conntrack.Open(); err != nil {
+		return nil, fmt.Errorf("record flows: %w", err)
+	}
+	defer r.conns.Close()
 	if err := r.record(ctx, warning); err != nil {
 		return nil, fmt.Errorf("record flows: %w", err)
 	}
 	return r.write()
 }
 
-func (r *recorder) open() (err error) {
-	if r.events, err = conntrack.Listen(eventBuffer); err != nil {
-		return err
+// open opens what reports connections of the calling thread's network namespace. It returns what undoes that, and a
+// warning where something is left out.
+func open(track bool) (f feed, undo func() error, warning string, err error) {
+	undo = func() error { return nil }
+	if !track {
+		e, err := openEngine()
+		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return e, undo, "", err
+		}
 	}
-	if r.conns, err = conntrack.Open(); err == nil {
-		r.marker, err = conntrack.OpenMarker()
+	if undo, warning, err = prepare(track); err != nil {
+		return nil, undo, "", err
 	}
-	if err != nil {
-		r.close()
+	if f, err = openTracking(); err != nil {
+		return nil, undo, "", errors.Join(err, undo())
 	}
-	return err
+	return f, undo, warning, nil
 }
 
-func (r *recorder) close() {
-	r.events.Close()
-	if r.conns != nil {
-		r.conns.Close()
-	}
-	if r.marker != nil {
-		r.marker.Close()
-	}
+// add records a connection.
+func (r *recorder) add(c connection) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.table.add(c)
 }
 
 // record records until ctx ends, or until one of its parts can't go on.
@@ -122,22 +126,20 @@ func (r *recorder) record(ctx context.Context, warning string) error {
 	if err := r.addresses(); err != nil {
 		return err
 	}
-	if err := r.existing(false); err != nil {
+	if err := r.existing(false, r.add); err != nil {
 		return err
 	}
 	r.Ready(warning)
 	parts.Go(func() { r.writeOften(ctx, stop) })
 	lost := false
-	err := r.events.Run(ctx, func(t conntrack.Tracked) {
+	err := r.run(ctx, func(c connection) {
 		if lost {
 			lost = false
-			if err := r.existing(true); err != nil { // of those that were lost, many are still in the table
+			if err := r.existing(true, r.add); err != nil { // of those that were lost, many are still in the table
 				stop(err)
 			}
 		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.table.add(t, true)
+		r.add(c)
 	}, func() { lost = true })
 	return errors.Join(err, cause(ctx))
 }
@@ -149,19 +151,6 @@ func cause(ctx context.Context) error {
 		return nil
 	}
 	return err
-}
-
-// existing adds the flows of connections that are in the table now, those that aren't known yet: those of TCP that end
-// or have ended only if closed.
-func (r *recorder) existing(closed bool) error {
-	return r.marker.Each(func(t conntrack.Tracked) {
-		if t.Closing && !closed {
-			return
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.table.add(t, false)
-	})
 }
 
 // addresses reads the node's own addresses.
@@ -195,7 +184,7 @@ func (r *recorder) writeOften(ctx context.Context, stop func(error)) {
 
 // write writes what was recorded so far.
 func (r *recorder) write() (*flowlog.File, error) {
-	lost, err := r.events.Lost()
+	lost, err := r.lost()
 	if err != nil {
 		return nil, err
 	}

@@ -116,8 +116,8 @@ func TestBurstIsCounted(t *testing.T) {
 	})
 }
 
-// tracked is a connection from one address to another.
-func tracked(from, to string) conntrack.Tracked {
+// between is a connection from one address to another.
+func between(from, to string) conntrack.Tracked {
 	return conntrack.Tracked{Flow: conntrack.Flow{Protocol: 6, Source: netip.MustParseAddrPort(from),
 		Destination: netip.MustParseAddrPort(to), ReplySource: netip.MustParseAddrPort(to)}}
 }
@@ -142,19 +142,19 @@ func TestWhatIsRecorded(t *testing.T) {
 	n := testNames()
 	table := newTable(n, 100, 100)
 	for range 2 {
-		table.add(tracked("10.0.0.1:40000", "10.0.1.1:5432"), true)
+		table.add(tracked(between("10.0.0.1:40000", "10.0.1.1:5432"), 1))
 	}
-	table.add(tracked("10.0.0.1:40001", "10.0.1.1:5432"), false)  // it was open before, and is known
-	table.add(tracked("10.0.0.7:40000", "192.0.2.1:443"), false)  // a pod that isn't known yet
-	table.add(tracked("192.0.2.9:40000", "10.0.0.1:80"), true)    // of a client outside
-	table.add(tracked("10.0.0.254:40000", "10.0.0.1:80"), true)   // the node itself
-	table.add(tracked("10.0.1.1:40000", "192.0.2.1:80"), true)    // of another node
-	table.add(tracked("172.18.0.1:40000", "10.0.0.254:22"), true) // of no pod
-	old := tracked("10.0.1.1:5432", "10.0.0.1:40002")
+	table.add(tracked(between("10.0.0.1:40001", "10.0.1.1:5432"), 0))   // it was open before, and is known
+	table.add(tracked(between("10.0.0.7:40000", "192.0.2.1:443"), 0))   // a pod that isn't known yet
+	table.add(tracked(between("192.0.2.9:40000", "10.0.0.1:80"), 1))    // of a client outside
+	table.add(tracked(between("10.0.0.254:40000", "10.0.0.1:80"), 1))   // the node itself
+	table.add(tracked(between("10.0.1.1:40000", "192.0.2.1:80"), 1))    // of another node
+	table.add(tracked(between("172.18.0.1:40000", "10.0.0.254:22"), 1)) // of no pod
+	old := between("10.0.1.1:5432", "10.0.0.1:40002")
 	old.Midstream = true
-	table.add(old, false)
+	table.add(tracked(old, 0))
 	old.ReplySource = netip.MustParseAddrPort("10.0.0.1:7000")
-	table.add(old, true)
+	table.add(tracked(old, 1))
 	n.apply([]source.Change{{Object: pod("late", "a", "10.0.0.7")}})
 	f := table.file()
 	want := "192.0.2.9 > shop/web:80/tcp 1\nshop/late > 192.0.2.1:443/tcp 1\nshop/web > shop/db:5432/tcp 2\n"
@@ -169,12 +169,12 @@ func TestBounds(t *testing.T) {
 	n.apply([]source.Change{{Object: pod("scanner", "a", "10.0.0.2")}})
 	table := newTable(n, 6, 4)
 	for i := range 10 {
-		table.add(tracked("10.0.0.2:40000", fmt.Sprintf("10.0.0.1:%d", 1+i)), true)
+		table.add(tracked(between("10.0.0.2:40000", fmt.Sprintf("10.0.0.1:%d", 1+i)), 1))
 	}
-	table.add(tracked("10.0.0.1:40000", "10.0.1.1:5432"), true)
-	table.add(tracked("10.0.0.1:40000", "10.0.1.1:5433"), true)
-	table.add(tracked("10.0.0.1:40000", "10.0.1.1:5434"), true)
-	table.add(tracked("10.0.0.1:40000", "10.0.1.1:5432"), true) // is known
+	table.add(tracked(between("10.0.0.1:40000", "10.0.1.1:5432"), 1))
+	table.add(tracked(between("10.0.0.1:40000", "10.0.1.1:5433"), 1))
+	table.add(tracked(between("10.0.0.1:40000", "10.0.1.1:5434"), 1))
+	table.add(tracked(between("10.0.0.1:40000", "10.0.1.1:5432"), 1)) // is known
 	f := table.file()
 	if len(f.Flows) != 6 || f.Beyond != 7 || !strings.Contains(flowsOf(f), "shop/web > shop/db:5432/tcp 2") {
 		t.Errorf("%s%+v", flowsOf(f), f.Header)

@@ -24,7 +24,7 @@ func prepare(track bool) (undo func() error, warning string, err error) {
 	undo = setting.Close
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("record flows: %w", errors.Join(err, undo()))
+			err = errors.Join(err, undo())
 		}
 	}()
 	events, err := setting.Get()

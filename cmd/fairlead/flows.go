@@ -36,7 +36,8 @@ func flowsRecord() *cobra.Command {
 		Long: `Record the connections of this node's pods to a file: who opened how many to whom, on which port. Those that
 are open already count too; those that this node's policies deny don't. Run it on each node at the same time.
 
-New connections are read from connection tracking. Where that is off, as in mode ebpf, it is an error, unless --track
+Where the policy engine ebpf is at work, its program counts new connections, those that policies deny on their own.
+Elsewhere they are read from connection tracking. Where that is off, as in mode ebpf, it is an error, unless --track
 switches it on for that time. The file is rewritten once a minute, and holds at most --entries flows, of one pod of this
 node at most --entries-per-pod. What is missing is counted and said in the file.`,
 		Example: `  fairlead flows record --for 1h --out a.flows --kubeconfig ~/.kube/config --node a
@@ -71,8 +72,7 @@ node at most --entries-per-pod. What is missing is counted and said in the file.
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(out(c), "%s: %d flows; connections lost: %d, beyond a limit: %d, unclear: %d\n", file,
-				len(f.Flows), f.Lost, f.Beyond, f.Unclear)
+			_, err = fmt.Fprintf(out(c), "%s: %s\n", file, f)
 			return err
 		},
 	}
@@ -81,7 +81,8 @@ node at most --entries-per-pod. What is missing is counted and said in the file.
 	c.Flags().StringVar(&file, "out", "", "write to this `FILE`")
 	c.Flags().IntVar(&o.Entries, "entries", o.Entries, "at most so many flows: some 300 bytes of memory and of disk each")
 	c.Flags().IntVar(&o.PerPod, "entries-per-pod", o.PerPod, "at most so many flows of one pod of this node")
-	c.Flags().BoolVar(&o.Track, "track", false, "switch connection tracking on while recording, where it is off")
+	c.Flags().BoolVar(&o.Track, "track", false,
+		"record from connection tracking, and switch it on meanwhile where it is off")
 	c.MarkFlagFilename("out")
 	return c
 }

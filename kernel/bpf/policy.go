@@ -41,7 +41,7 @@ func PolicyFolder() (string, error) {
 // policyState is the maps that packets write: an upgrade finds what it needs to go on.
 var policyState = map[string]bool{
 	policyMapFlFlows: true, policyMapFlFragments: true, policyMapFlPolicyState: true, policyMapFlPolicyCount: true,
-	policyMapFlDenials: true, policyMapFlDenialDue: true,
+	policyMapFlDenials: true, policyMapFlDenialDue: true, policyMapFlRecorded: true, policyMapFlRecording: true,
 }
 
 // policySpec returns the object's maps and program, with maps of those sizes.

@@ -135,6 +135,23 @@ type policyPorts struct {
 	Dport uint16
 }
 
+type policyRecordedFlow struct {
+	_        structs.HostLayout
+	Client   policyAddress
+	Server   policyAddress
+	Port     uint16
+	Protocol uint8
+	Denied   uint8
+}
+
+type policyRecording uint32
+
+const (
+	policyRecordingRECORDING_UNTIL  policyRecording = 0
+	policyRecordingRECORDING_LOST   policyRecording = 1
+	policyRecordingRECORDING_VALUES policyRecording = 2
+)
+
 type policySide struct {
 	_            structs.HostLayout
 	Ruleset      uint64
@@ -181,6 +198,8 @@ const (
 	policyMapFlPolicyPorts   = "fl_policy_ports"
 	policyMapFlPolicyState   = "fl_policy_state"
 	policyMapFlPortRanges    = "fl_port_ranges"
+	policyMapFlRecorded      = "fl_recorded"
+	policyMapFlRecording     = "fl_recording"
 	policyMapFlSubjects      = "fl_subjects"
 	policyMapFlUnknownPods   = "fl_unknown_pods"
 	policyMapFlVerdicts      = "fl_verdicts"
@@ -193,6 +212,7 @@ const (
 	policyVarUnusedEvent     = "unused_event"
 	policyVarUnusedExempt    = "unused_exempt"
 	policyVarUnusedFlag      = "unused_flag"
+	policyVarUnusedRecording = "unused_recording"
 	policyVarUnusedSide      = "unused_side"
 )
 
@@ -257,6 +277,8 @@ type policyMapSpecs struct {
 	FlPolicyPorts *ebpf.MapSpec `ebpf:"fl_policy_ports"`
 	FlPolicyState *ebpf.MapSpec `ebpf:"fl_policy_state"`
 	FlPortRanges  *ebpf.MapSpec `ebpf:"fl_port_ranges"`
+	FlRecorded    *ebpf.MapSpec `ebpf:"fl_recorded"`
+	FlRecording   *ebpf.MapSpec `ebpf:"fl_recording"`
 	FlSubjects    *ebpf.MapSpec `ebpf:"fl_subjects"`
 	FlUnknownPods *ebpf.MapSpec `ebpf:"fl_unknown_pods"`
 	FlVerdicts    *ebpf.MapSpec `ebpf:"fl_verdicts"`
@@ -266,14 +288,15 @@ type policyMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type policyVariableSpecs struct {
-	HookProgram    *ebpf.VariableSpec `ebpf:"hook_program"`
-	TicksPerSecond *ebpf.VariableSpec `ebpf:"ticks_per_second"`
-	UnusedDecision *ebpf.VariableSpec `ebpf:"unused_decision"`
-	UnusedDenial   *ebpf.VariableSpec `ebpf:"unused_denial"`
-	UnusedEvent    *ebpf.VariableSpec `ebpf:"unused_event"`
-	UnusedExempt   *ebpf.VariableSpec `ebpf:"unused_exempt"`
-	UnusedFlag     *ebpf.VariableSpec `ebpf:"unused_flag"`
-	UnusedSide     *ebpf.VariableSpec `ebpf:"unused_side"`
+	HookProgram     *ebpf.VariableSpec `ebpf:"hook_program"`
+	TicksPerSecond  *ebpf.VariableSpec `ebpf:"ticks_per_second"`
+	UnusedDecision  *ebpf.VariableSpec `ebpf:"unused_decision"`
+	UnusedDenial    *ebpf.VariableSpec `ebpf:"unused_denial"`
+	UnusedEvent     *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedExempt    *ebpf.VariableSpec `ebpf:"unused_exempt"`
+	UnusedFlag      *ebpf.VariableSpec `ebpf:"unused_flag"`
+	UnusedRecording *ebpf.VariableSpec `ebpf:"unused_recording"`
+	UnusedSide      *ebpf.VariableSpec `ebpf:"unused_side"`
 }
 
 // policyObjects contains all objects after they have been loaded into the kernel.
@@ -307,6 +330,8 @@ type policyMaps struct {
 	FlPolicyPorts *ebpf.Map `ebpf:"fl_policy_ports"`
 	FlPolicyState *ebpf.Map `ebpf:"fl_policy_state"`
 	FlPortRanges  *ebpf.Map `ebpf:"fl_port_ranges"`
+	FlRecorded    *ebpf.Map `ebpf:"fl_recorded"`
+	FlRecording   *ebpf.Map `ebpf:"fl_recording"`
 	FlSubjects    *ebpf.Map `ebpf:"fl_subjects"`
 	FlUnknownPods *ebpf.Map `ebpf:"fl_unknown_pods"`
 	FlVerdicts    *ebpf.Map `ebpf:"fl_verdicts"`
@@ -325,6 +350,8 @@ func (m *policyMaps) Close() error {
 		m.FlPolicyPorts,
 		m.FlPolicyState,
 		m.FlPortRanges,
+		m.FlRecorded,
+		m.FlRecording,
 		m.FlSubjects,
 		m.FlUnknownPods,
 		m.FlVerdicts,
@@ -335,14 +362,15 @@ func (m *policyMaps) Close() error {
 //
 // It can be passed to loadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type policyVariables struct {
-	HookProgram    *ebpf.Variable `ebpf:"hook_program"`
-	TicksPerSecond *ebpf.Variable `ebpf:"ticks_per_second"`
-	UnusedDecision *ebpf.Variable `ebpf:"unused_decision"`
-	UnusedDenial   *ebpf.Variable `ebpf:"unused_denial"`
-	UnusedEvent    *ebpf.Variable `ebpf:"unused_event"`
-	UnusedExempt   *ebpf.Variable `ebpf:"unused_exempt"`
-	UnusedFlag     *ebpf.Variable `ebpf:"unused_flag"`
-	UnusedSide     *ebpf.Variable `ebpf:"unused_side"`
+	HookProgram     *ebpf.Variable `ebpf:"hook_program"`
+	TicksPerSecond  *ebpf.Variable `ebpf:"ticks_per_second"`
+	UnusedDecision  *ebpf.Variable `ebpf:"unused_decision"`
+	UnusedDenial    *ebpf.Variable `ebpf:"unused_denial"`
+	UnusedEvent     *ebpf.Variable `ebpf:"unused_event"`
+	UnusedExempt    *ebpf.Variable `ebpf:"unused_exempt"`
+	UnusedFlag      *ebpf.Variable `ebpf:"unused_flag"`
+	UnusedRecording *ebpf.Variable `ebpf:"unused_recording"`
+	UnusedSide      *ebpf.Variable `ebpf:"unused_side"`
 }
 
 // policyPrograms contains all programs after they have been loaded into the kernel.

@@ -21,6 +21,11 @@ const (
 // PolicyFlows calls yield with the source and destination of the first packet of each flow that network policies have
 // accepted, by the maps in a folder, but for those that have ended. Without maps there is none.
 func PolicyFlows(folder string, yield func(source, destination netip.Addr)) error {
+	return openFlows(folder, func(t policyTuple) { yield(Addr(t.Source.Word), Addr(t.Destination.Word)) })
+}
+
+// openFlows calls yield likewise with the tuple of each flow's first packet.
+func openFlows(folder string, yield func(policyTuple)) error {
 	m, err := stateMap(folder, policyMapFlFlows)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -42,11 +47,10 @@ func PolicyFlows(folder string, yield func(source, destination netip.Addr)) erro
 		if idle = max(idle, 0); idle > flowTimeout(f.State, k.Protocol) {
 			return
 		}
-		source, destination := Addr(k.Source.Word), Addr(k.Destination.Word)
 		if f.State&flowReversed != 0 {
-			source, destination = destination, source
+			k.Source, k.Destination, k.Sport, k.Dport = k.Destination, k.Source, k.Dport, k.Sport
 		}
-		yield(source, destination)
+		yield(k)
 	})
 }
 

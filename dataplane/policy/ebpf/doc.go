@@ -15,6 +15,7 @@
 //	maps-…/fl_unknown_pods  prefix of this node's pods, where pods that aren't known are dropped
 //	state/fl_flows-…        connections that were accepted, the least recently used go first
 //	state/fl_policy_state-… generation and flags
+//	state/fl_recorded-…     new connections by client, server and port, while `fairlead flows record` reads them
 //	state/fl_denials-…      the events: at most 100 in a second and 200 at once
 //	hooks/                  the links, and the programs
 //

@@ -3,6 +3,7 @@ package ebpf
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -279,6 +280,65 @@ func TestForgottenFlows(t *testing.T) {
 	}
 	if !arrives(allowed[0], allowed[1], true) || !arrives(allowed[1], allowed[0], true) {
 		t.Error("an allowed connection is not picked up")
+	}
+}
+
+// TestRecordsConnections: new ones while they are recorded, accepted and denied, by client, server and port.
+func TestRecordsConnections(t *testing.T) {
+	n := newNode(t)
+	open := func() (r *bpf.FlowRecorder, err error) {
+		err = n.Node.Do(func() (err error) {
+			r, err = bpf.OpenFlowRecorder()
+			return err
+		})
+		return r, err
+	}
+	if _, err := open(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a program: %v", err)
+	}
+	n.hold("audit.yaml")
+	r, err := open()
+	n.Must(err)
+	defer r.Close()
+	n.connect(db[0], web[0])
+	n.Must(r.Renew(time.Hour))
+	if _, err := open(); err == nil || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a second recorder: %v", err)
+	}
+	for range 3 {
+		n.connect(client[0], web[0])
+	}
+	n.connect(client[1], web[1])
+	n.hold("deny-ingress.yaml")
+	n.connect(web[0], client[0])
+	for range 2 {
+		if n.Passes(n.Packet(client[0], web[0], policytest.Served[3]), false) {
+			t.Error("a denied packet passes")
+		}
+	}
+	n.Must(r.End())
+	n.connect(web[0], client[0])
+	got, want := map[bpf.RecordedFlow]bool{}, map[bpf.RecordedFlow]bool{}
+	n.Must(r.Read(func(f bpf.RecordedFlow) { got[f] = true }))
+	for _, f := range []bpf.RecordedFlow{
+		{Client: client[0], Server: netip.AddrPortFrom(web[0], 7), Protocol: unix.IPPROTO_TCP, Count: 3},
+		{Client: client[1], Server: netip.AddrPortFrom(web[1], 7), Protocol: unix.IPPROTO_TCP, Count: 1},
+		{Client: web[0], Server: netip.AddrPortFrom(client[0], 7), Protocol: unix.IPPROTO_TCP, Count: 1},
+		{Client: client[0], Server: netip.AddrPortFrom(web[0], 53), Protocol: unix.IPPROTO_UDP, Denied: true, Count: 2},
+	} {
+		want[f] = true
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("recorded %v, want %v", got, want)
+	}
+	n.Must(r.Read(func(f bpf.RecordedFlow) { t.Errorf("read twice: %v", f) }))
+	before := false
+	n.Must(r.Existing(func(f bpf.RecordedFlow) {
+		before = before || f == bpf.RecordedFlow{Client: db[0], Server: netip.AddrPortFrom(web[0], 7),
+			Protocol: unix.IPPROTO_TCP}
+	}))
+	if lost, err := r.Lost(); !before || lost > 0 || err != nil {
+		t.Errorf("the connection from before is there: %t; %d lost, %v", before, lost, err)
 	}
 }
 

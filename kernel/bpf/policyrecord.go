@@ -1,0 +1,134 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// RecordedFlow is connections from one address to a port of another.
+type RecordedFlow struct {
+	Client   netip.Addr
+	Server   netip.AddrPort // port 0: the protocol has none
+	Protocol uint8
+	Denied   bool   // by policies
+	Count    uint64 // 0: one that is open, and is counted elsewhere or is older than the recording
+}
+
+// FlowRecorder has the program of network policies count new connections, accepted and denied, for one reader.
+type FlowRecorder struct {
+	folder              string
+	recording, recorded *ebpf.Map
+	before              uint64 // connections lost by recordings before this one
+}
+
+// OpenFlowRecorder opens that of the calling thread's network namespace. The caller closes it. Where the program isn't
+// attached the error is fs.ErrNotExist.
+func OpenFlowRecorder() (r *FlowRecorder, err error) {
+	pins, err := CurrentFolders()
+	if err != nil {
+		return nil, err
+	}
+	digest, err := PolicyAttached(pins.Hooks(), nil)
+	if err == nil && digest == "" {
+		err = fmt.Errorf("bpf: record connections: no program of network policies: %w", fs.ErrNotExist)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r = &FlowRecorder{folder: filepath.Join(pins.Policies, layoutPrefix)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.closeMaps())
+			r = nil
+		}
+	}()
+	if r.recording, err = stateMap(r.folder, policyMapFlRecording); err != nil {
+		return r, err
+	}
+	if r.recorded, err = stateMap(r.folder, policyMapFlRecorded); err != nil {
+		return r, err
+	}
+	until, err := r.value(policyRecordingRECORDING_UNTIL)
+	if err == nil && time.Duration(until) > Now() {
+		err = errors.New("bpf: connections of this node are being recorded: end that recording first, or wait some " +
+			"seconds if it was killed")
+	}
+	if err == nil {
+		r.before, err = r.value(policyRecordingRECORDING_LOST)
+	}
+	if err == nil {
+		err = r.Read(func(RecordedFlow) {}) // what a recording that was killed left
+	}
+	return r, err
+}
+
+// value returns a value of the recording.
+func (r *FlowRecorder) value(index policyRecording) (n uint64, err error) {
+	if err = r.recording.Lookup(uint32(index), &n); err != nil {
+		err = fmt.Errorf("bpf: read the state of the recording: %w", err)
+	}
+	return n, err
+}
+
+// Renew has connections counted from now on, and for d at most.
+func (r *FlowRecorder) Renew(d time.Duration) error { return r.until(Now() + d) }
+
+// End has no more connections counted. What was can still be read.
+func (r *FlowRecorder) End() error { return r.until(0) }
+
+func (r *FlowRecorder) until(t time.Duration) error {
+	if err := r.recording.Put(uint32(policyRecordingRECORDING_UNTIL), uint64(t)); err != nil {
+		return fmt.Errorf("bpf: record connections: %w", err)
+	}
+	return nil
+}
+
+// Read calls yield with what was counted since the last Read.
+func (r *FlowRecorder) Read(yield func(RecordedFlow)) error {
+	var keys []policyRecordedFlow
+	if err := all(r.recorded, func(k policyRecordedFlow, _ uint64) { keys = append(keys, k) }); err != nil {
+		return err
+	}
+	for _, k := range keys {
+		var n uint64
+		if err := r.recorded.LookupAndDelete(k, &n); err != nil {
+			return fmt.Errorf("bpf: read recorded connections: %w", err)
+		}
+		yield(RecordedFlow{Client: Addr(k.Client.Word), Server: netip.AddrPortFrom(Addr(k.Server.Word), Port(k.Port)),
+			Protocol: k.Protocol, Denied: k.Denied != 0, Count: n})
+	}
+	return nil
+}
+
+// Existing calls yield with each connection that is open.
+func (r *FlowRecorder) Existing(yield func(RecordedFlow)) error {
+	return openFlows(r.folder, func(t policyTuple) {
+		f := RecordedFlow{Client: Addr(t.Source.Word), Protocol: t.Protocol}
+		f.Server = netip.AddrPortFrom(Addr(t.Destination.Word), Port(t.Dport))
+		yield(f)
+	})
+}
+
+// Lost returns how many connections were not counted for want of space.
+func (r *FlowRecorder) Lost() (uint64, error) {
+	n, err := r.value(policyRecordingRECORDING_LOST)
+	return n - r.before, err
+}
+
+// Close ends the recording.
+func (r *FlowRecorder) Close() error { return errors.Join(r.End(), r.closeMaps()) }
+
+func (r *FlowRecorder) closeMaps() (err error) {
+	for _, m := range []*ebpf.Map{r.recording, r.recorded} {
+		if m != nil {
+			err = errors.Join(err, m.Close())
+		}
+	}
+	return err
+}
