@@ -100,6 +100,7 @@ type namesBed struct {
 	*testing.T
 	cluster *sandbox.Cluster
 	objects []source.Object
+	mode    string
 	engine  string
 	stop    func()
 
@@ -114,7 +115,7 @@ type record struct {
 	ttl     uint32
 }
 
-func newNamesBed(t *testing.T, engine string) *namesBed {
+func newNamesBed(t *testing.T, services, engine string) *namesBed {
 	file := filepath.Join(t.TempDir(), "world.yaml")
 	if err := os.WriteFile(file, []byte(namesWorld), 0o600); err != nil {
 		t.Fatal(err)
@@ -123,7 +124,7 @@ func newNamesBed(t *testing.T, engine string) *namesBed {
 	if err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
-	b := &namesBed{T: t, objects: objects, engine: engine, records: map[string][]record{}, stop: func() {}}
+	b := &namesBed{T: t, objects: objects, mode: services, engine: engine, records: map[string][]record{}, stop: func() {}}
 	b.cluster, err = sandbox.Up(t.Context(), sandbox.Options{Objects: objects})
 	b.must(err)
 	t.Cleanup(func() {
@@ -174,7 +175,7 @@ func (b *namesBed) start() {
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	node, err := b.cluster.Node("a")
 	b.must(err)
-	services, err := mode.Of("nftables")
+	services, err := mode.Of(b.mode)
 	b.must(err)
 	engine, err := mode.EngineOf(b.engine)
 	b.must(err)
@@ -402,12 +403,17 @@ func (b *namesBed) closes(to string) {
 }
 
 // TestDomainNames has an agent learn from the answers of a resolver: cases 60 and 61 of the policies' corner cases,
-// forged answers, and a restart.
+// forged answers, and a restart; by every engine, and with every mode that carries queries to a resolver's Service in a
+// way of its own.
 func TestDomainNames(t *testing.T) {
+	pairs := [][2]string{{"iptables-nft", "iptables"}, {"userspace", "nftables"}, {"ebpf", "ebpf"}, {"ebpf", "iptables"}}
 	for _, engine := range mode.EngineNames() {
-		t.Run(engine, func(t *testing.T) {
+		pairs = append(pairs, [2]string{"nftables", engine})
+	}
+	for _, p := range pairs {
+		t.Run(p[0]+"/"+p[1], func(t *testing.T) {
 			t.Parallel()
-			testDomainNames(newNamesBed(t, engine))
+			testDomainNames(newNamesBed(t, p[0], p[1]))
 		})
 	}
 }
