@@ -13,7 +13,7 @@ import (
 const PluginName = "fairlead-cni"
 
 // Install copies this program into the container runtime's folder of plugins, in place of one that is there, at once;
-// and under LoopbackName where the folder has no such plugin.
+// and under LoopbackName where the folder has no such plugin. A folder that isn't there is made.
 func Install(folder string) error {
 	if err := install(folder); err != nil {
 		return fmt.Errorf("install the CNI plugin in %s: %w", folder, err)
@@ -27,6 +27,9 @@ func install(folder string) (err error) {
 		return err
 	}
 	defer self.Close()
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
 	fresh := filepath.Join(folder, "."+PluginName+".new")
 	to, err := os.OpenFile(fresh, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o755)
 	if err != nil {

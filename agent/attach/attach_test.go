@@ -638,7 +638,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 
 // TestLoopback has the installed plugin bring a pod's loopback device up, as a runtime does before the pod's network.
 func TestLoopback(t *testing.T) {
-	folder := t.TempDir()
+	folder := filepath.Join(t.TempDir(), "opt", "bin") // which isn't there
 	other := filepath.Join(folder, "loopback")
 	for range 2 { // again is an upgrade
 		if out, err := exec.Command(filepath.Join(plugin, "fairlead-cni"), "install", folder).CombinedOutput(); err != nil {
