@@ -83,13 +83,14 @@ type Hop uint8
 
 // The kinds of hops.
 const (
-	Direct   Hop = iota // the node is on a link of this one: by its address there
-	Tunneled            // inside the tunnel
-	External            // by routers: this node's other routes decide, none is written
+	Direct      Hop = iota // the node is on a link of this one: by its address there
+	Tunneled               // inside the tunnel
+	External               // by routers: this node's other routes decide, none is written
+	Unreachable            // there is no way that may be taken: they are rejected
 )
 
-// String returns "direct", "tunneled" or "external".
-func (h Hop) String() string { return [...]string{"direct", "tunneled", "external"}[h] }
+// String returns "direct", "tunneled", "external" or "unreachable".
+func (h Hop) String() string { return [...]string{"direct", "tunneled", "external", "unreachable"}[h] }
 
 // Route is how packets for pods of another node get there: one for each range of each other node. Routes are
 // comparable.
@@ -109,7 +110,7 @@ type Route struct {
 // String returns text such as "10.244.2.0/24 of node b: tunneled via 192.168.0.2".
 func (r *Route) String() string {
 	s := fmt.Sprintf("%s of node %s: %s", r.To, r.Node, r.Hop)
-	if r.Hop != External {
+	if r.Via.IsValid() {
 		s += fmt.Sprintf(" via %s", r.Via)
 	}
 	return s

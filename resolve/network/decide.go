@@ -223,8 +223,8 @@ func (s *survey) decideRoute(c claim) {
 	case direct && s.known.config.Overlay != Always:
 		r.Hop, r.Via, r.Device, r.Source = model.Direct, via, up.device.Name, up.internal
 	case s.known.config.Overlay != Never:
-		if !s.through(c, r) {
-			return
+		if !s.through(c, r) { // by the default route, its packets would get to others
+			r = &model.Route{Node: c.node.name, To: c.prefix, Hop: model.Unreachable}
 		}
 	}
 	s.routes[c.prefix] = r

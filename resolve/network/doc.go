@@ -11,6 +11,8 @@
 //     that family, else through the tunnel (Overlay).
 //   - The tunnel's outer packets are of the family of our first InternalIP, and may carry both.
 //   - The link-layer address of a tunnel's end is a function of its outer address (MAC): it is never announced.
+//   - What has no way that may be taken (the overlay can't carry it, or its node has no address) is unreachable, and
+//     not for the default route.
 //   - Of overlapping ranges, the older Node's counts, then the first by name; likewise of a range and the address of
 //     another Node in it. A range around an address of this node, of its own Node, or that meets a Service range, never
 //     counts. What doesn't count is a source.Problem that names both.

@@ -115,11 +115,11 @@ func TestDecisions(t *testing.T) {
 			"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 src fd00:1::1"}},
 		"IPIP": {edit: func(c *Config) { c.Tunnel = model.IPIP }, nodes: []string{nodeA, nodeB, nodeC}, want: []string{
 			"pods [10.244.1.0/24 fd00:1::/64] mtu 1480 tunnel IPIP 0:0 192.168.0.1 000000000000 eth0 [10.244.1.1]", b[0],
-			"10.244.3.0/24 tunneled ipip 172.16.0.3 src 10.244.1.1", b[1],
+			"10.244.3.0/24 tunneled ipip 172.16.0.3 src 10.244.1.1", b[1], "fd00:3::/64 unreachable",
 			"problem Node c: spec.podCIDRs[1]: fd00:3::/64 can't be reached from node a: IPIP carries IPv4 alone"}},
 		"IPIP without IPv4": {edit: func(c *Config) { c.Tunnel = model.IPIP },
 			nodes: []string{"a 9h fd99::1 10.244.1.0/24", "c 7h fd98::3 10.244.3.0/24"}, want: []string{
-				"pods [10.244.1.0/24] mtu 1480",
+				"pods [10.244.1.0/24] mtu 1480", "10.244.3.0/24 unreachable",
 				"problem Node a: status.addresses: has no IPv4 InternalIP on a device of this node"}},
 		"never": {edit: func(c *Config) { c.Overlay = Never }, nodes: []string{nodeA, nodeB, nodeC}, want: []string{
 			"pods [10.244.1.0/24 fd00:1::/64] mtu 1500", b[0], "10.244.3.0/24 external", b[1], "fd00:3::/64 external"}},
@@ -156,11 +156,10 @@ func TestDecisions(t *testing.T) {
 			want: append(append([]string{pods}, b...),
 				"problem Node c: spec.podCIDRs[0]: 192.168.0.0/30 holds 192.168.0.1, an address of Node a:")},
 		"a younger Node's address in a range": {nodes: []string{nodeA, nodeB, "c 1h 10.244.2.9 10.244.3.0/24"},
-			want: append(append(
-				[]string{pods}, b...), "problem Node c: status.addresses: 10.244.2.9 is inside 10.244.2.0/24, addresses of pods "+
-				"of the older Node b",
-				"problem Node c: status.addresses: has no IPv4 InternalIP that others don't have: its pods 10.244.3.0/24 can't "+
-					"be reached")},
+			want: []string{pods, b[0], "10.244.3.0/24 unreachable", b[1],
+				"problem Node c: status.addresses: 10.244.2.9 is inside 10.244.2.0/24, addresses of pods of the older Node b",
+				"problem Node c: status.addresses: has no IPv4 InternalIP that others don't have: its pods 10.244.3.0/24 can't " +
+					"be reached"}},
 		"no ranges": {nodes: []string{nodeA, "b 8h 192.168.0.2 -"}, want: []string{pods,
 			"problem Node b: spec.podCIDRs: is empty, so that pods on it get no address"}},
 		"bad ranges": {nodes: []string{nodeA, "b 8h 192.168.0.2 x,10.244.2.0/31,0.0.0.0/0,fe80::/64,::ffff:10.0.0.0/104"},
@@ -169,7 +168,7 @@ func TestDecisions(t *testing.T) {
 				"problem Node b: spec.podCIDRs[2]: 0.0.0.0/0 can't be", "problem Node b: spec.podCIDRs[3]: fe80::/64 can't be",
 				`problem Node b: spec.podCIDRs[4]: "::ffff:10.0.0.0/104" is no range`}},
 		"a twin of this node's address": {nodes: []string{nodeA, "b 8h 192.168.0.1 10.244.2.0/24"}, want: []string{pods,
-			"problem Node b: status.addresses: has no IPv4 InternalIP that others don't have"}},
+			"10.244.2.0/24 unreachable", "problem Node b: status.addresses: has no IPv4 InternalIP that others don't have"}},
 		"this Node isn't there": {nodes: []string{nodeB}, want: []string{"problem Node a: this Node isn't there"}},
 		"no device has the address": {nodes: []string{"a 9h 192.168.0.99 10.244.1.0/24"}, want: []string{
 			"problem Node a: status.addresses: no device of this node has one of the InternalIPs [192.168.0.99]"}},

@@ -298,8 +298,11 @@ func (c *cluster) connected() {
 				continue
 			}
 			for i, a := range to.pod {
-				if c.tunnel == model.IPIP && a.Is6() && from.resolver.Network().Route(a) == nil {
-					continue // IPIP carries IPv4 alone
+				if r := from.resolver.Network().Route(a); r != nil && r.Hop == model.Unreachable { // IPIP carries IPv4 alone
+					if _, err := c.request(from.podNS, served[0], a, 0, 5*time.Second); err == nil {
+						c.Errorf("pod of %s reaches %s, past the overlay", from.name, a)
+					}
+					continue
 				}
 				for _, p := range served {
 					if saw, err := c.request(from.podNS, p, a, 0, 5*time.Second); err != nil || saw != from.pod[i] {

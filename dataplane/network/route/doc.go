@@ -7,7 +7,8 @@
 //	2 address    fl-vxlan or fl-ipip · this node's own address in each of its ranges
 //	3 neighbour  fl-vxlan · next hop in the tunnel, one of another node → link-layer address of its end
 //	3 forward    fl-vxlan · that link-layer address → outer address of the node
-//	4 route      range of another node → next hop, device, source; this node's own ranges → unreachable
+//	4 route      range of another node → next hop, device, source; this node's own ranges, and those
+//	             that no way leads to → unreachable
 //
 // A range on a node that is on a link leads to that node's address there; others lead to a next hop in the tunnel: the
 // node's own address in the range, or for IPv6 the link-local address of its device. The tunnel learns nothing and

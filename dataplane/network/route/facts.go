@@ -141,4 +141,6 @@ func renderRoute(r *model.Route) []Fact {
 		}
 	}
 	return nil
+	case model.Unreachable:
+		return []Fact{{Key: to, Value: Value{Unreachable: true}}}
 }
