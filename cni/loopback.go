@@ -4,8 +4,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
-	"syscall"
 )
 
 // LoopbackName is the name under which the plugin brings up pods' loopback devices, as container runtimes call one.
@@ -22,9 +20,8 @@ func (c *call) loopback() (any, error) {
 		return nil, Errorf(CodeEnvironment, "open the pod's network namespace: %s", err)
 	}
 	defer ns.Close()
-	runtime.LockOSThread() // never unlocked: the thread ends in that namespace
-	if _, _, errno := syscall.RawSyscall(sysSetns, ns.Fd(), syscall.CLONE_NEWNET, 0); errno != 0 {
-		return nil, Errorf(CodeFailed, "enter the pod's network namespace: %s", errno)
+	if err := enter(ns); err != nil {
+		return nil, err
 	}
 	const lo = 1 // the loopback is always device 1
 	if c.Command == Check {

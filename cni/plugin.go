@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -87,6 +88,11 @@ func (p *Plugin) serve(c call) (any, error) {
 		_, err := p.call(c, 0)
 		return nil, away(CodeUnavailable, err)
 	}
+	if c.Command == Del {
+		if err := c.removeChild(); err != nil {
+			return nil, Errorf(CodeFailed, "delete interface %s of the pod: %s", c.Interface, err)
+		}
+	}
 	_, err := p.call(c, wait(p.DelWait, delWait))
 	if errors.Is(err, errAway) {
 		if err = nil; c.Command == Del {
@@ -143,12 +149,35 @@ func (c *call) remove() error {
 	if err := deleteDevice(Device(id)); err != nil {
 		return Errorf(CodeFailed, "delete device %s: %s", Device(id), err)
 	}
+	if err := os.Remove(c.record()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Errorf(CodeIO, "delete the address record: %s", err)
+	}
+	return nil
+}
+
+// record returns the path of the attachment's record.
+func (c *call) record() string {
 	folder := c.config.Records
 	if folder == "" {
 		folder = DefaultRecords
 	}
-	if err := os.Remove(filepath.Join(folder, RecordFile(id))); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Errorf(CodeIO, "delete the address record: %s", err)
+	return filepath.Join(folder, RecordFile(Key(c.Container, c.Interface)))
+}
+
+// removeChild deletes the pod's interface if its record has it connected by ipvlan: no device of the node takes it
+// along, and the agent may not see the pod's network namespace, with which it ends.
+func (c *call) removeChild() error {
+	b, err := os.ReadFile(c.record())
+	var r struct {
+		Device string `json:"device"`
 	}
-	return nil
+	if err != nil || json.Unmarshal(b, &r) != nil || !strings.HasPrefix(r.Device, "ipvlan") {
+		return nil
+	}
+	ns, err := os.Open(c.NetNS)
+	if err != nil {
+		return nil
+	}
+	defer ns.Close()
+	return inside(ns, func() error { return deleteDevice(c.Interface) })
 }

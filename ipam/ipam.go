@@ -27,7 +27,8 @@ type Record struct {
 	Network   string       `json:"network"`         // name of the network configuration
 	Addresses []netip.Addr `json:"addresses"`
 	MTU       int          `json:"mtu"`
-	Reused    []netip.Addr `json:"-"` // of Addresses, as allocated now: those that another attachment had before
+	Device    string       `json:"device,omitempty"` // kind of device, as model.DeviceKind has it; "": veth
+	Reused    []netip.Addr `json:"-"`                // of Addresses, as allocated now: those that another attachment had before
 }
 
 // mostRemembered is how many released addresses are given out in the order of their release, a family.

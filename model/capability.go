@@ -13,6 +13,7 @@ type Capabilities struct {
 	Unserved  []Remark // frontends that it can't serve
 	Long      []Remark // packets longer than the smallest MTU that may be late or lost, and replies to them
 	Unmatched []Remark // packets that match no frontend and pass, where a ClusterIP rejects or a ServiceCIDR drops them
+	NoIPVLAN  string   // why it can't serve pods that DeviceKind.IPVLAN connects; "": it can
 	NoDirect  string   // why backends' nodes can't reply to clients (Frontend.DSR); "": they can
 
 	MasqueradesAll bool // backends never see the client's address, whatever Frontend.Masquerade says

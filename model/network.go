@@ -19,6 +19,8 @@ func (*Attachment) networkPart() {}
 type Network struct {
 	Node       string
 	Ranges     []netip.Prefix // addresses for pods here, sorted; those that no pod has are unreachable
+	Device     DeviceKind     // of new pods
+	Child      *Child         // nil: Device is no IPVLAN
 	MTU        int            // of pods' devices, bytes
 	Tunnel     *Tunnel        // nil: this node neither sends nor receives through one
 	Masquerade *Masquerade    // nil: what pods send keeps its source
@@ -27,6 +29,50 @@ type Network struct {
 // Masquerade is that what pods of this node send out of the cluster gets the node's address.
 type Masquerade struct {
 	Except []netip.Prefix // destinations outside that see the pod's own address; sorted and disjoint
+}
+
+// DeviceKind is how a pod is connected to its node.
+type DeviceKind uint8
+
+// The kinds of devices.
+const (
+	Veth     DeviceKind = iota // a veth pair
+	Netkit                     // a netkit pair
+	IPVLANL2                   // a child of the uplink; what is for no other pod arrives at the uplink
+	IPVLANL3                   // a child of the uplink; what is for no other pod is sent by the uplink
+)
+
+var deviceKinds = [...]string{"veth", "netkit", "ipvlan-l2", "ipvlan-l3"}
+
+// DeviceKinds returns the names of all kinds.
+func DeviceKinds() []string { return deviceKinds[:] }
+
+// DeviceKindOf returns the kind of a name, Veth for "" and others than DeviceKinds.
+func DeviceKindOf(name string) DeviceKind {
+	return DeviceKind(max(0, slices.Index(deviceKinds[:], name)))
+}
+
+// String returns the kind's name, such as "veth".
+func (k DeviceKind) String() string { return deviceKinds[k] }
+
+// IPVLAN reports whether pods share the uplink's link-layer address, so that no device on the node is theirs alone, and
+// packets between them bypass the node's network stack.
+func (k DeviceKind) IPVLAN() bool { return k == IPVLANL2 || k == IPVLANL3 }
+
+// ChildDevice is the node's own child of the uplink, by which it reaches pods that are connected by IPVLAN.
+const ChildDevice = "fl-node"
+
+// Child is what ChildDevice is like.
+type Child struct {
+	Uplink string       // the device that it and pods' devices are children of
+	Own    []netip.Addr // this node's addresses inside Network.Ranges, sorted: the sources of what it sends to pods
+}
+
+func (c *Child) equal(o *Child) bool {
+	if c == nil || o == nil {
+		return c == o
+	}
+	return c.Uplink == o.Uplink && slices.Equal(c.Own, o.Own)
 }
 
 // TunnelKind is how an overlay encapsulates packets.
@@ -59,8 +105,8 @@ func (n *Network) Equal(o *Network) bool {
 	if n == nil || o == nil {
 		return n == o
 	}
-	return n.Node == o.Node && slices.Equal(n.Ranges, o.Ranges) && n.MTU == o.MTU && n.Tunnel.equal(o.Tunnel) &&
-		n.Masquerade.equal(o.Masquerade)
+	return n.Node == o.Node && slices.Equal(n.Ranges, o.Ranges) && n.Device == o.Device && n.Child.equal(o.Child) &&
+		n.MTU == o.MTU && n.Tunnel.equal(o.Tunnel) && n.Masquerade.equal(o.Masquerade)
 }
 
 func (m *Masquerade) equal(o *Masquerade) bool {
@@ -121,10 +167,11 @@ type Attachment struct {
 	ID        string       // container and interface, as the runtime names them
 	Pod       string       // "namespace/name", for people
 	Addresses []netip.Addr // at most one a family
-	Interface string       // the pod's end of the device, in its network namespace
-	Device    string       // the node's end
-	NetNS     string       // path of the pod's network namespace
-	MACs      Ends
+	Kind      DeviceKind
+	Interface string         // the pod's end of the device, in its network namespace
+	Device    string         // the node's end; of IPVLAN a name that no device of the node has
+	NetNS     string         // path of the pod's network namespace
+	MACs      Ends           // not of IPVLAN: those of the uplink
 	MTU       int            // of both ends, bytes
 	Sources   []netip.Prefix // of what it may send beside Addresses, sorted and disjoint
 }

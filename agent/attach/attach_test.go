@@ -3,6 +3,7 @@ package attach
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net"
@@ -37,6 +38,10 @@ import (
 var plugin string // the built plugin's folder
 
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if plugin = *built; plugin != "" {
+		os.Exit(m.Run())
+	}
 	folder, err := os.MkdirTemp("", "")
 	if err != nil {
 		panic(err)
@@ -57,11 +62,12 @@ func TestMain(m *testing.M) {
 // node is a node with its agent.
 type node struct {
 	*testing.T
-	ns     *netns.Namespace
-	folder string
-	cni    *libcni.CNIConfig
-	agent  *agent // the process that runs, nil: none
-	early  bool   // its line doesn't begin by itself
+	ns      *netns.Namespace
+	folder  string
+	cni     *libcni.CNIConfig
+	network model.Network
+	agent   *agent // the process that runs, nil: none
+	early   bool   // its line doesn't begin by itself
 }
 
 // agent is what one process of the agent has.
@@ -83,7 +89,14 @@ func (n *node) must(err error) {
 var ranges = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:1::/64")}
 
 func newNode(t *testing.T) *node {
-	n := &node{T: t, ns: netnstest.New(t), folder: t.TempDir()}
+	n := prepare(t)
+	n.start("boot 1")
+	return n
+}
+
+// prepare makes a node without an agent.
+func prepare(t *testing.T) *node {
+	n := &node{T: t, ns: netnstest.New(t), folder: t.TempDir(), network: model.Network{Ranges: ranges, MTU: 1450}}
 	n.must(sysctl.Set(n.ns, sysctl.Setting{Name: "net/ipv4/ip_forward", Value: "1"},
 		sysctl.Setting{Name: "net/ipv6/conf/all/forwarding", Value: "1"}))
 	l, err := link.Dial(n.ns)
@@ -92,7 +105,6 @@ func newNode(t *testing.T) *node {
 	n.must(errors.Join(l.Up(1), l.AddAddress(1, netip.MustParsePrefix("192.168.0.1/32")),
 		l.AddAddress(1, netip.MustParsePrefix("fd99::1/128"))))
 	n.cni = libcni.NewCNIConfigWithCacheDir([]string{plugin}, filepath.Join(n.folder, "cache"), nil)
-	n.start("boot 1")
 	t.Cleanup(func() {
 		if n.agent != nil {
 			n.agent.stop()
@@ -129,7 +141,7 @@ func (n *node) start(boot string) {
 	if !n.early {
 		a.server.Begin(nil, nil)
 	}
-	a.server.SetNetwork(&model.Network{Ranges: ranges, MTU: 1450})
+	a.server.SetNetwork(&n.network)
 	l, err := Listen(filepath.Join(n.folder, "cni.sock"))
 	n.must(err)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -23,6 +23,7 @@ import (
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -107,7 +108,14 @@ func New(o Options) (*Server, error) {
 	}
 	for _, r := range o.Pool.Records() {
 		a := AttachmentOf(r)
-		if !devices[a.Device] { // the process died in between, or the pod has gone since
+		held := devices[a.Device]
+		if a.Kind.IPVLAN() {
+			held, err = s.routed(a)
+		}
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		if !held { // the process died in between, or the pod has gone since
 			if err := o.Pool.Release(r.ID); err != nil {
 				return nil, errors.Join(err, s.Close())
 			}
@@ -116,6 +124,16 @@ func New(o Options) (*Server, error) {
 		s.attached[r.ID] = a
 	}
 	return s, nil
+}
+
+// routed reports whether the node reaches a pod by its own child of the uplink.
+func (s *Server) routed(a *model.Attachment) (bool, error) {
+	devices, err := link.Veths(s.s, model.ChildDevice)
+	if err != nil {
+		return false, err
+	}
+	r, found, err := route.To(s.s, a.Addresses[0])
+	return found && devices[r.Dev].Name == model.ChildDevice, err
 }
 
 // Attached returns what is attached.
@@ -143,7 +161,7 @@ func (s *Server) Close() error {
 	return errors.Join(s.s.Close(), s.ns.Close())
 }
 
-// devices returns the names of the node's veth devices that are named as attachments' are.
+// devices returns the names of the node's devices of pods' kinds that are named as attachments' are.
 func (s *Server) devices() (map[string]bool, error) {
 	veths, err := link.Veths(s.s, cni.DevicePrefix)
 	names := make(map[string]bool, len(veths))
@@ -155,8 +173,11 @@ func (s *Server) devices() (map[string]bool, error) {
 
 // AttachmentOf returns the attachment of a record.
 func AttachmentOf(r ipam.Record) *model.Attachment {
-	a := &model.Attachment{ID: r.ID, Pod: r.Pod, Addresses: r.Addresses, Interface: r.Interface, Device: cni.Device(r.ID),
-		NetNS: r.NetNS, MTU: r.MTU}
+	a := &model.Attachment{ID: r.ID, Pod: r.Pod, Addresses: r.Addresses, Kind: model.DeviceKindOf(r.Device),
+		Interface: r.Interface, Device: cni.Device(r.ID), NetNS: r.NetNS, MTU: r.MTU}
+	if a.Kind.IPVLAN() {
+		return a
+	}
 	a.MACs.Node, a.MACs.Pod = macOf(r.ID, 'n'), macOf(r.ID, 'p')
 	return a
 }
@@ -338,7 +359,7 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
 	}
 	s.mu.Lock()
-	was, mtu := s.attached[id], s.network.MTU
+	was, mtu, kind := s.attached[id], s.network.MTU, s.network.Device
 	s.mu.Unlock()
 	if was != nil && was.NetNS != r.NetNS { // the runtime lost a DEL
 		if err := s.detach(ctx, id); err != nil {
@@ -347,7 +368,7 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 		was = nil
 	}
 	record := ipam.Record{ID: id, Pod: r.Pod, Interface: r.Interface, NetNS: r.NetNS, Network: r.Network, MTU: mtu,
-		Addresses: r.IPs}
+		Addresses: r.IPs, Device: kind.String()}
 	record, err := s.options.Pool.Allocate(record)
 	if inUse := (*ipam.InUse)(nil); errors.As(err, &inUse) {
 		return nil, cni.Errorf(cni.CodeConfig, "%s", err)
@@ -365,13 +386,16 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 		err = s.options.Pods.Attach(ctx, a.Pod, a.Addresses, r.Ports)
 	}
 	if err != nil {
+		if a.Kind.IPVLAN() {
+			err = errors.Join(err, deleteChild(ns, a.Interface))
+		}
 		err = errors.Join(err, s.detach(context.WithoutCancel(ctx), id))
 		if ctx.Err() != nil {
 			err = cni.Errorf(cni.CodeTryAgain, "%s", err)
 		}
 		return nil, err
 	}
-	return resultOf(a, r.NetNS), nil
+	return s.resultOf(a, r.NetNS)
 }
 
 // cut removes connection tracking's entries to and from addresses that another pod had: what they translate would reach
@@ -444,6 +468,21 @@ func (s *Server) detach(ctx context.Context, id string) error {
 	return s.options.Pool.Release(id)
 }
 
+// deleteChild deletes a pod's interface after an ADD that failed: another pod can't have its addresses before. After a
+// DEL, the plugin does, which sees the pod's network namespace wherever the agent runs.
+func deleteChild(ns *os.File, name string) error {
+	return netns.In(ns, func() error {
+		pod, err := netlink.Open(unix.NETLINK_ROUTE, 0)
+		if err != nil {
+			return err
+		}
+		defer pod.Close()
+		var b netlink.Batch
+		link.DeleteNamed(&b, name)
+		return pod.Apply(&b)
+	})
+}
+
 // check returns how an attachment isn't as it was made.
 func (s *Server) check(ctx context.Context, id string, r cni.Request, ns *os.File) error {
 	s.mu.Lock()
@@ -494,7 +533,8 @@ func (s *Server) collect(ctx context.Context, r cni.Request) (err error) {
 	return err
 }
 
-// Follow detaches pods whose devices have gone with their network namespaces, until ctx ends.
+// Follow detaches pods whose devices have gone with their network namespaces, until ctx ends. Of pods that are
+// connected by ipvlan no device of the node tells that: their DEL does, or GC.
 func (s *Server) Follow(ctx context.Context) error {
 	signals, err := link.WatchDevices(ctx, s.ns)
 	if err != nil {
@@ -516,7 +556,7 @@ func (s *Server) sweep(ctx context.Context) error {
 	s.mu.Lock()
 	var gone []*model.Attachment
 	for id, a := range s.attached {
-		if !devices[a.Device] && s.busy[id] == nil {
+		if !devices[a.Device] && !a.Kind.IPVLAN() && s.busy[id] == nil {
 			gone = append(gone, a)
 		}
 	}
@@ -543,12 +583,30 @@ func lives(path string) bool {
 	return netns.In(file, func() error { return nil }) == nil
 }
 
+// ends returns the name of the node's end of an attachment's device, and the link-layer addresses of both ends.
+func (s *Server) ends(a *model.Attachment) (string, model.Ends, error) {
+	if !a.Kind.IPVLAN() {
+		return a.Device, a.MACs, nil
+	}
+	devices, err := link.Veths(s.s, model.ChildDevice)
+	for _, v := range devices {
+		if v.Name == model.ChildDevice {
+			return v.Name, model.Ends{Node: v.MAC, Pod: v.MAC}, err
+		}
+	}
+	return "", model.Ends{}, errors.Join(err, fmt.Errorf("this node has no device %s any more", model.ChildDevice))
+}
+
 // resultOf returns the CNI result of an attachment.
-func resultOf(a *model.Attachment, ns string) *cni.Result {
+func (s *Server) resultOf(a *model.Attachment, ns string) (*cni.Result, error) {
+	device, macs, err := s.ends(a)
+	if err != nil {
+		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
+	}
 	inside := 1
 	r := &cni.Result{Interfaces: []cni.Interface{
-		{Name: a.Device, MAC: net.HardwareAddr(a.MACs.Node[:]).String(), MTU: a.MTU},
-		{Name: a.Interface, MAC: net.HardwareAddr(a.MACs.Pod[:]).String(), MTU: a.MTU, Sandbox: ns}}}
+		{Name: device, MAC: net.HardwareAddr(macs.Node[:]).String(), MTU: a.MTU},
+		{Name: a.Interface, MAC: net.HardwareAddr(macs.Pod[:]).String(), MTU: a.MTU, Sandbox: ns}}}
 	for _, x := range a.Addresses {
 		gateway, all := model.Gateways[0], netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 		if x.Is6() {
@@ -557,5 +615,5 @@ func resultOf(a *model.Attachment, ns string) *cni.Result {
 		r.IPs = append(r.IPs, cni.IP{Address: netip.PrefixFrom(x, x.BitLen()), Gateway: &gateway, Interface: &inside})
 		r.Routes = append(r.Routes, cni.Route{Dst: all, GW: &gateway})
 	}
-	return r
+	return r, nil
 }

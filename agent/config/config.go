@@ -98,7 +98,7 @@ func (c *Config) apply(f *Flags, in content) error {
 	}
 	c.Own.EBPF.ReversePathCheck = cmp.Or(c.Own.EBPF.ReversePathCheck, Always)
 	n := &c.Own.Network
-	n.Mode, n.Overlay = cmp.Or(n.Mode, NetworkNone), cmp.Or(n.Overlay, network.Subnets)
+	n.Mode, n.Overlay, n.Device = cmp.Or(n.Mode, NetworkNone), cmp.Or(n.Overlay, network.Subnets), cmp.Or(n.Device, "veth")
 	n.Encapsulation, n.Masquerade = cmp.Or(n.Encapsulation, VXLAN), cmp.Or(n.Masquerade, MasqueradeCluster)
 	n.CNIFolder, n.RunFolder = cmp.Or(n.CNIFolder, DefaultCNIFolder), cmp.Or(n.RunFolder, DefaultRunFolder)
 	p := &c.Own.Policy
@@ -165,6 +165,7 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"ebpf-reverse-path-check", (*string)(&file.EBPF.ReversePathCheck), (*string)(&f.own.EBPF.ReversePathCheck)},
 		{"network-mode", (*string)(&file.Network.Mode), (*string)(&f.own.Network.Mode)},
 		{"network-overlay", (*string)(&file.Network.Overlay), (*string)(&f.own.Network.Overlay)},
+		{"network-device", &file.Network.Device, &f.own.Network.Device},
 		{"network-encapsulation", (*string)(&file.Network.Encapsulation), (*string)(&f.own.Network.Encapsulation)},
 		{"network-cni-folder", &file.Network.CNIFolder, &f.own.Network.CNIFolder},
 		{"network-run-folder", &file.Network.RunFolder, &f.own.Network.RunFolder},

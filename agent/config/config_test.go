@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
 
@@ -586,5 +587,25 @@ func TestExternalIPsGate(t *testing.T) {
 				t.Errorf("externalIPs %s, warnings %q", got.Own.ExternalIPs, got.Warnings)
 			}
 		})
+	}
+}
+
+// Pods that share the uplink's link-layer address leave by it alone.
+func TestDevicesOfPods(t *testing.T) {
+	for text, want := range map[string]string{
+		"veth": "", "netkit": "", "macvlan": `Unsupported value: "macvlan": supported values: "veth", "netkit", "ipvlan-l2"`,
+		"ipvlan-l2": "network.overlay: Invalid value: \"Subnets\": must be Never with network.device ipvlan-l2",
+	} {
+		_, err := load(t, "", "--network-mode", "Own", "--network-device", text)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	c := must(t, "", "--network-mode", "Own", "--network-device", "ipvlan-l3", "--network-overlay", "Never")
+	if c.PodDevice() != model.IPVLANL3 || c.ResolveNetwork(resolve.Config{}).Device != model.IPVLANL3 {
+		t.Errorf("%s", c.PodDevice())
+	}
+	if c := must(t, "", "--network-device", "netkit"); c.PodDevice() != model.Veth {
+		t.Errorf("without a network of its own: %s", c.PodDevice())
 	}
 }

@@ -140,6 +140,10 @@ type NetworkConfiguration struct {
 	// overlay is which nodes are reached through a tunnel: Subnets those that are not on a link of this node, Always
 	// all, Never none, where routers know the nodes' podCIDRs. Set it on all nodes. Default: Subnets.
 	Overlay network.Overlay `json:"overlay,omitempty"`
+	// device is what connects pods: veth or netkit, a routed pair of devices; ipvlan-l2 or ipvlan-l3, where pods share the
+	// uplink's link-layer address and packets between pods of a node bypass its network stack: see
+	// [devices](network.md#devices). Pods that are attached keep theirs. Default: veth.
+	Device string `json:"device,omitempty"`
 	// encapsulation is the overlay's: VXLAN, or IPIP, which carries IPv4 inside IPv4 alone and takes 20 bytes of a packet
 	// instead of 50. Set it on all nodes. Default: VXLAN.
 	Encapsulation Encapsulation `json:"encapsulation,omitempty"`

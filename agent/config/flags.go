@@ -123,6 +123,7 @@ var rows = []Row{
 	{"ebpf-reverse-path-check", "", "FairleadConfiguration's ebpf.reversePathCheck."},
 	{"network-mode", "", "FairleadConfiguration's network.mode."},
 	{"network-overlay", "", "FairleadConfiguration's network.overlay."},
+	{"network-device", "", "FairleadConfiguration's network.device."},
 	{"network-encapsulation", "", "FairleadConfiguration's network.encapsulation."},
 	{"network-cni-folder", "", "FairleadConfiguration's network.cniFolder."},
 	{"network-run-folder", "", "FairleadConfiguration's network.runFolder; also $FAIRLEAD_RUN_FOLDER."},
@@ -220,6 +221,8 @@ func (f *Flags) addNetwork(fs *pflag.FlagSet) {
 		"who connects pods: None for another CNI plugin, Own for this agent, called by fairlead-cni")
 	fs.StringVar((*string)(&f.own.Network.Overlay), "network-overlay", string(network.Subnets),
 		"nodes that are reached through a tunnel: Subnets for those on another link, Always, or Never")
+	fs.StringVar(&f.own.Network.Device, "network-device", model.Veth.String(),
+		"what connects pods: veth, netkit, ipvlan-l2 or ipvlan-l3; ipvlan needs mode ebpf, no overlay and no policies")
 	fs.StringVar((*string)(&f.own.Network.Encapsulation), "network-encapsulation", string(VXLAN),
 		"how the overlay encapsulates packets: VXLAN, or IPIP, which carries IPv4 alone")
 	fs.StringVar(&f.own.Network.CNIFolder, "network-cni-folder", DefaultCNIFolder,

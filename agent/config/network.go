@@ -42,11 +42,19 @@ const EnvRunFolder = "FAIRLEAD_RUN_FOLDER"
 // Network reports whether the agent connects pods.
 func (c *Config) Network() bool { return c.Own.Network.Mode == NetworkOwn }
 
+// PodDevice returns how the agent connects pods, Veth where it doesn't.
+func (c *Config) PodDevice() model.DeviceKind {
+	if !c.Network() {
+		return model.Veth
+	}
+	return model.DeviceKindOf(c.Own.Network.Device)
+}
+
 // ResolveNetwork returns what the resolver of the pod network is told, beside what that of Services is told.
 func (c *Config) ResolveNetwork(services resolve.Config) network.Config {
 	n := c.Own.Network
 	o := network.Config{Node: services.Node, Overlay: n.Overlay, VNI: n.VNI, Port: n.Port, Uplink: n.Uplink, MTU: n.MTU,
-		DirectReturn: services.DirectServerReturn}
+		Device: model.DeviceKindOf(n.Device), DirectReturn: services.DirectServerReturn}
 	if n.Encapsulation == IPIP {
 		o.Tunnel = model.IPIP
 	}
@@ -80,6 +88,11 @@ func (k *checks) network(c *NetworkConfiguration) {
 	k.oneOf(at.Child("overlay"), string(c.Overlay), string(network.Subnets), string(network.Always),
 		string(network.Never))
 	k.oneOf(at.Child("encapsulation"), string(c.Encapsulation), string(VXLAN), string(IPIP))
+	k.oneOf(at.Child("device"), c.Device, model.DeviceKinds()...)
+	if model.DeviceKindOf(c.Device).IPVLAN() && c.Overlay != network.Never {
+		k.errs = append(k.errs, field.Invalid(at.Child("overlay"), c.Overlay, "must be Never with network.device "+c.Device+
+			": its packets leave by the uplink alone, past the overlay"))
+	}
 	if m := c.Masquerade; m != "" && m != MasqueradeCluster && m != MasqueradeNone && !filepath.IsAbs(m) {
 		k.errs = append(k.errs, field.Invalid(at.Child("masquerade"), m,
 			"must be Cluster, None or the absolute path of a file"))

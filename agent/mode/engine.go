@@ -27,7 +27,22 @@ type Engine struct {
 	open    func(*slog.Logger) (*PolicyPlane, error)
 	Marked  bool // connections that policies no longer allow are cut by a bit of their mark: agent/revoke sets it
 	Log     PolicyLog
+	// why it can't evaluate packets of pods that DeviceKind.IPVLAN connects; "": it can
+	NoIPVLAN string
 }
+
+// Serves returns why the engine can't enforce policies for pods that are connected by devices of that kind; nil: it
+// can.
+func (e Engine) Serves(k model.DeviceKind) error {
+	if !k.IPVLAN() || e.NoIPVLAN == "" {
+		return nil
+	}
+	return fmt.Errorf("policy engine %s can't enforce policies for pods with network.device %s: %s; set network.device "+
+		"to veth or netkit, or policy.mode to Ignore", e.Name, k, e.NoIPVLAN)
+}
+
+// atNetfilter is why an engine can't evaluate packets of pods that are connected by ipvlan.
+const atNetfilter = "it evaluates at hooks of the node's netfilter, which packets to these pods bypass"
 
 // PolicyLog is where an engine logs packets that policies deny, or would deny. The zero value is none.
 type PolicyLog struct {
@@ -92,7 +107,8 @@ type policyPlane[K dataplane.Key, V comparable] interface {
 // engine makes an engine of a plane.
 func engine[K dataplane.Key, V comparable, P policyPlane[K, V]](name, summary, needs string,
 	open func() (P, error)) Engine {
-	return Engine{Name: name, Summary: summary, Needs: needs, open: func(log *slog.Logger) (*PolicyPlane, error) {
+	e := Engine{Name: name, Summary: summary, Needs: needs, NoIPVLAN: atNetfilter}
+	e.open = func(log *slog.Logger) (*PolicyPlane, error) {
 		p, err := open()
 		if err != nil {
 			return nil, err
@@ -107,7 +123,8 @@ func engine[K dataplane.Key, V comparable, P policyPlane[K, V]](name, summary, n
 			// No ruleset is so large that pods come before it.
 			Weight: func(model.PolicyPart) int { return 0 }})
 		return &PolicyPlane{newIdle(l), policyName(name), p}, nil
-	}}
+	}
+	return e
 }
 
 // PolicyFacts is how many facts an engine writes at once at most: more than the bounds of resolve/policy let a change

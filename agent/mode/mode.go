@@ -28,6 +28,15 @@ type Mode struct {
 	options Options
 }
 
+// Serves returns why the mode can't serve a node whose pods are connected by devices of that kind; nil: it can.
+func (m Mode) Serves(k model.DeviceKind) error {
+	if !k.IPVLAN() || m.NoIPVLAN == "" {
+		return nil
+	}
+	return fmt.Errorf("mode %s can't serve pods with network.device %s: %s; set mode to ebpf, or network.device to veth "+
+		"or netkit", m.Name, k, m.NoIPVLAN)
+}
+
 // description is what people are told of a mode.
 type description struct {
 	Summary string // how it carries Service traffic: a clause

@@ -52,6 +52,24 @@ func TestLimitsFollowMaps(t *testing.T) {
 	}
 }
 
+// Only what translates at sockets can serve pods whose packets bypass the node's network stack; no policy engine can.
+func TestModesAndEnginesRefuseIPVLAN(t *testing.T) {
+	for _, m := range All() {
+		for _, k := range []model.DeviceKind{model.Veth, model.Netkit, model.IPVLANL2, model.IPVLANL3} {
+			err := m.Serves(k)
+			if want := k.IPVLAN() && m.Name != "ebpf"; (err != nil) != want ||
+				want && !strings.Contains(err.Error(), "mode "+m.Name+" can't serve pods with network.device "+k.String()) {
+				t.Errorf("mode %s, device %s: %v", m.Name, k, err)
+			}
+			for _, e := range Engines() {
+				if err := e.Serves(k); (err != nil) != k.IPVLAN() {
+					t.Errorf("engine %s, device %s: %v", e.Name, k, err)
+				}
+			}
+		}
+	}
+}
+
 // Remarks are found by their IDs: each mode has one of a kind.
 func TestRemarksHaveIDs(t *testing.T) {
 	for _, m := range All() {

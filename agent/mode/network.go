@@ -81,7 +81,7 @@ func openNetworkPlane[K dataplane.Key, V comparable, P networkPlane[K, V]](name 
 // is.
 func PodDiffers(a *model.Attachment) (string, error) { return attachment.Differs(a) }
 
-// AttachedPods returns how many devices of pods there are in the calling thread's network namespace.
+// AttachedPods returns how many pods are connected by the calling thread's network namespace.
 func AttachedPods(ctx context.Context) (pods int, err error) {
 	p, err := attachment.New()
 	if err != nil {
@@ -89,12 +89,16 @@ func AttachedPods(ctx context.Context) (pods int, err error) {
 	}
 	defer p.Close()
 	facts, err := p.Read(ctx)
+	byIPVLAN := map[bool]int{} // routes of a family
 	for _, f := range facts {
-		if f.Key.Kind == attachment.KindDevice {
+		switch {
+		case f.Key.Kind == attachment.KindDevice:
 			pods++
+		case f.Key.Kind == attachment.KindRoute && f.Value.Device == model.ChildDevice:
+			byIPVLAN[f.Key.Addr.Is4()]++
 		}
 	}
-	return pods, err
+	return pods + max(byIPVLAN[true], byIPVLAN[false]), err
 }
 
 // CleanNetwork removes the pod network from the calling thread's network namespace: pods on it lose theirs.

@@ -90,6 +90,9 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 		return d, err
 	}
 	d.mode = d.mode.With(c.Options())
+	if err = d.mode.Serves(c.PodDevice()); err != nil {
+		return d, err
+	}
 	if c.Own.Source == "" {
 		if a, err := access(c); err == nil {
 			d.resolve.APIServers = apiServers(ctx, a)
@@ -102,6 +105,9 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 	d.policies = &agent.PolicyOptions{Resolve: c.ResolvePolicies(d.resolve)}
 	d.policies.Resolvers.Services, d.policies.Resolvers.Addresses = c.Resolvers()
 	d.policies.Engine, d.policies.Why, err = mode.ChooseEngine(ctx, c.Own.Policy.Engine)
+	if err == nil {
+		err = d.policies.Engine.Serves(c.PodDevice())
+	}
 	return d, err
 }
 

@@ -154,7 +154,11 @@ func (s *shownNetwork) gather(decided *model.PodNetwork, records []ipam.Record, 
 		if name == "" {
 			name = records[i].ID
 		}
-		s.Pods = append(s.Pods, shownPod{name, p.Addresses, p.Device, inKernel(a.Lacks(p))})
+		device := p.Kind.String()
+		if !p.Kind.IPVLAN() {
+			device += " " + p.Device
+		}
+		s.Pods = append(s.Pods, shownPod{name, p.Addresses, device, inKernel(a.Lacks(p))})
 	}
 }
 

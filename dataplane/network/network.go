@@ -9,8 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/model"
 )
 
 // Batch is rtnetlink requests of facts. The zero value has none.
@@ -54,6 +56,14 @@ func (b *Batch[K]) Run(s *netlink.Socket) error {
 		err = &dataplane.Refused[K]{Facts: refused}
 	}
 	return err
+}
+
+// IPVLANMode returns the mode of the ipvlan devices by which pods are connected.
+func IPVLANMode(k model.DeviceKind) uint16 {
+	if k == model.IPVLANL3 {
+		return link.IPVLANL3
+	}
+	return link.IPVLANL2
 }
 
 // Watch sends whenever concerns reports true of a notification of some groups that no request of own caused, and once

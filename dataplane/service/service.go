@@ -16,6 +16,9 @@ var (
 			"fairlead_conntrack_invalid_packets_total."}
 )
 
+// PodsBypass is why planes that translate in the node's network stack can't serve pods that are connected by ipvlan.
+const PodsBypass = "it translates in the node's network stack, which packets to these pods bypass"
+
 // RepliesReturn is why backends' nodes can't reply to clients themselves, in planes that keep a connection's state
 // where it came in.
 const RepliesReturn = "answers must come back through the node that was asked"

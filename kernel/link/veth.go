@@ -10,8 +10,16 @@ import (
 	"fairlead.dev/fairlead/kernel/netlink"
 )
 
-// Veth is one end of a veth pair without addresses of the kernel's choice. Veths are comparable.
+// Kinds of devices that connect a pod.
+const (
+	KindVeth   = "veth"   // a pair
+	KindNetkit = "netkit" // a pair that carries frames as a veth does (NETKIT_L2), from Linux 6.10 on
+	KindIPVLAN = "ipvlan" // one device, of a parent
+)
+
+// Veth is one end of a veth or netkit pair without addresses of the kernel's choice. Veths are comparable.
 type Veth struct {
+	Kind  string // KindVeth or KindNetkit; of others' pairs and of an ipvlan, as the kernel has it
 	Name  string
 	Alias string // for people, at most 255 bytes
 	MAC   [6]byte
@@ -24,20 +32,23 @@ type Veth struct {
 // PodGroup is the group of the node's ends of pods' devices.
 const PodGroup = 0xfa11
 
-// vethInfoPeer is VETH_INFO_PEER.
-const vethInfoPeer = 1
+// pairPeer is VETH_INFO_PEER and IFLA_NETKIT_PEER_INFO: the far end of a pair.
+const pairPeer = 1
 
-// AddPair makes a veth pair: near here and up, far down in the network namespace of a file descriptor. Neither has an
-// IPv6 link-local address.
+// AddPair makes a pair of near's kind: near here and up, far down in the network namespace of a file descriptor.
+// Neither has an IPv6 link-local address.
 func AddPair(b *netlink.Batch, near, far Veth, ns int) {
-	said := func() string { return fmt.Sprintf("add veth %s with peer %s", near.Name, far.Name) }
+	said := func() string { return fmt.Sprintf("add %s %s with peer %s", near.Kind, near.Name, far.Name) }
 	b.Add(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, said, func(m *netlink.Buffer) {
 		*m = append(*m, make([]byte, unix.SizeofIfInfomsg)...)
 		near.write(m)
 		m.Nest(unix.IFLA_LINKINFO, func() {
-			m.Text(unix.IFLA_INFO_KIND, "veth")
+			m.Text(unix.IFLA_INFO_KIND, near.Kind)
 			m.Nest(unix.IFLA_INFO_DATA, func() {
-				m.Nest(vethInfoPeer, func() {
+				if near.Kind == KindNetkit { // without a policy it passes packets on
+					m.Uint32(unix.IFLA_NETKIT_MODE, unix.NETKIT_L2)
+				}
+				m.Nest(pairPeer, func() {
 					*m = append(*m, make([]byte, unix.SizeofIfInfomsg)...)
 					far.write(m)
 					m.Uint32(unix.IFLA_NET_NS_FD, uint32(ns))
@@ -62,14 +73,8 @@ const addrGenModeNone = 1
 
 // ChangeVeth sets all that a Veth has of the device of its name, and brings it up.
 func ChangeVeth(b *netlink.Batch, v Veth) {
-	said := func() string { return "set veth " + v.Name }
-	b.Add(unix.RTM_NEWLINK, 0, said, func(m *netlink.Buffer) {
-		*m = append(*m, make([]byte, unix.SizeofIfInfomsg)...)
-		m.Text(unix.IFLA_IFNAME, v.Name)
-		m.Nest(unix.IFLA_AF_SPEC, func() {
-			m.Nest(unix.AF_INET6, func() { m.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone) })
-		})
-	}, unix.EAFNOSUPPORT)
+	said := func() string { return "set device " + v.Name }
+	withoutLinkLocal(b, v.Name)
 	b.Add(unix.RTM_NEWLINK, 0, said, func(m *netlink.Buffer) {
 		flags := uint32(unix.IFF_UP)
 		if v.NoARP {
@@ -83,6 +88,18 @@ func ChangeVeth(b *netlink.Batch, v Veth) {
 	})
 }
 
+// withoutLinkLocal has the kernel give the device of that name no IPv6 link-local address.
+func withoutLinkLocal(b *netlink.Batch, name string) {
+	said := func() string { return "set device " + name }
+	b.Add(unix.RTM_NEWLINK, 0, said, func(m *netlink.Buffer) {
+		*m = append(*m, make([]byte, unix.SizeofIfInfomsg)...)
+		m.Text(unix.IFLA_IFNAME, name)
+		m.Nest(unix.IFLA_AF_SPEC, func() {
+			m.Nest(unix.AF_INET6, func() { m.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone) })
+		})
+	}, unix.EAFNOSUPPORT)
+}
+
 // Up brings the device of that name up.
 func Up(b *netlink.Batch, name string) {
 	b.Add(unix.RTM_NEWLINK, 0, func() string { return "bring device " + name + " up" }, func(m *netlink.Buffer) {
@@ -91,13 +108,14 @@ func Up(b *netlink.Batch, name string) {
 	})
 }
 
-// Veths returns the veth devices whose names begin with a prefix, by interface index.
+// Veths returns the devices of pods' kinds whose names begin with a prefix, by interface index.
 func Veths(s *netlink.Socket, prefix string) (all map[int]Veth, err error) {
+	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 	err = netlink.Stable(func() error {
 		all = map[int]Veth{}
 		return s.Request(unix.RTM_GETLINK, unix.NLM_F_DUMP, func(b *netlink.Buffer) {
 			*b = append(*b, make([]byte, unix.SizeofIfInfomsg)...)
-			b.Nest(unix.IFLA_LINKINFO, func() { b.Text(unix.IFLA_INFO_KIND, "veth") })
+			b.Uint32(unix.IFLA_EXT_MASK, skipStatistics)
 		}, func(m netlink.Message) {
 			if v, ok := vethOf(m); ok && strings.HasPrefix(v.Name, prefix) {
 				all[int(binary.NativeEndian.Uint32(m.Body[4:]))] = v
@@ -105,12 +123,12 @@ func Veths(s *netlink.Socket, prefix string) (all map[int]Veth, err error) {
 		})
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list veth devices: %w", err)
+		return nil, fmt.Errorf("list pods' devices: %w", err)
 	}
 	return all, nil
 }
 
-// vethOf reads a message, and reports whether it is about a veth.
+// vethOf reads a message, and reports whether it is about a device of pods' kinds.
 func vethOf(m netlink.Message) (v Veth, ok bool) {
 	if m.Type != unix.RTM_NEWLINK || len(m.Body) < unix.SizeofIfInfomsg {
 		return v, false
@@ -130,7 +148,8 @@ func vethOf(m netlink.Message) (v Veth, ok bool) {
 		case unix.IFLA_GROUP:
 			v.Group = uint32(netlink.Uint(a))
 		case unix.IFLA_LINKINFO:
-			ok = netlink.Text(netlink.Find(a, unix.IFLA_INFO_KIND)) == "veth"
+			v.Kind = netlink.Text(netlink.Find(a, unix.IFLA_INFO_KIND))
+			ok = v.Kind == KindVeth || v.Kind == KindNetkit || v.Kind == KindIPVLAN
 		}
 	}
 	return v, ok

@@ -103,11 +103,13 @@ func FindVXLAN(s *netlink.Socket, name string) (v VXLAN, index int, err error) {
 
 // found is a device that was looked up by its name. The zero value is none.
 type found struct {
-	index int
-	up    bool
-	mac   [6]byte
-	mtu   int
-	data  []byte // IFLA_INFO_DATA; nil: the device is of another kind than was looked for
+	index  int
+	parent int // interface index; 0: it has none
+	up     bool
+	noARP  bool
+	mac    [6]byte
+	mtu    int
+	data   []byte // IFLA_INFO_DATA; nil: the device is of another kind than was looked for
 }
 
 // find looks a device up.
@@ -120,11 +122,14 @@ func find(s *netlink.Socket, name, kind string) (f found, err error) {
 			return
 		}
 		f.index = int(binary.NativeEndian.Uint32(m.Body[4:]))
-		f.up = binary.NativeEndian.Uint32(m.Body[8:])&unix.IFF_UP != 0
+		flags := binary.NativeEndian.Uint32(m.Body[8:])
+		f.up, f.noARP = flags&unix.IFF_UP != 0, flags&unix.IFF_NOARP != 0
 		for t, a := range m.Attributes(unix.SizeofIfInfomsg) {
 			switch t {
 			case unix.IFLA_ADDRESS:
 				copy(f.mac[:], a)
+			case unix.IFLA_LINK:
+				f.parent = int(netlink.Uint(a))
 			case unix.IFLA_MTU:
 				f.mtu = int(netlink.Uint(a))
 			case unix.IFLA_LINKINFO:

@@ -155,7 +155,7 @@ func overhead(kind model.TunnelKind, outer netip.Addr) int {
 const minimumMTU = 1280
 
 func (s *survey) decideNetwork(own *node, ranges []claim) *model.Network {
-	n := &model.Network{Node: own.name, Masquerade: s.decideMasquerade(own)}
+	n := &model.Network{Node: own.name, Device: s.known.config.Device, Masquerade: s.decideMasquerade(own)}
 	six := false
 	for _, c := range ranges {
 		if c.node == own {
@@ -167,6 +167,9 @@ func (s *survey) decideNetwork(own *node, ranges []claim) *model.Network {
 		if u.device != nil && (n.MTU == 0 || u.device.MTU < n.MTU) {
 			n.MTU = u.device.MTU
 		}
+	}
+	if n.Device.IPVLAN() {
+		n.Child = s.decideChild(own, n)
 	}
 	if s.known.config.Overlay != Never {
 		n.MTU -= overhead(s.known.config.Tunnel, s.local)
@@ -184,6 +187,23 @@ func (s *survey) decideNetwork(own *node, ranges []claim) *model.Network {
 		n.MTU = minimumMTU
 	}
 	return n
+}
+
+// decideChild returns this node's own child of the uplink.
+func (s *survey) decideChild(own *node, n *model.Network) *model.Child {
+	uplink := s.uplinks[index(s.local)].device.Name
+	for _, u := range s.uplinks {
+		if u.device != nil && u.device.Name != uplink {
+			s.add(own.key(), "status.addresses", "SeveralUplinks", "InternalIPs %s and %s are on devices %s and %s, and pods "+
+				"are connected by a child of the first alone: other hosts can't reach their addresses of the other family; set "+
+				"network.device to veth", s.local, u.internal, uplink, u.device.Name)
+		}
+	}
+	c := &model.Child{Uplink: uplink}
+	for _, p := range n.Ranges {
+		c.Own = append(c.Own, ownAddress(p))
+	}
+	return c
 }
 
 // decideTunnel returns this node's end of the overlay, nil where it can't have one.

@@ -69,6 +69,12 @@ func (r *Resolver) print() (lines []string) {
 	n := r.Network()
 	if n.Network != nil {
 		line := fmt.Sprintf("pods %v mtu %d", n.Network.Ranges, n.Network.MTU)
+		if n.Network.Device != model.Veth {
+			line += " " + n.Network.Device.String()
+		}
+		if c := n.Network.Child; c != nil {
+			line += fmt.Sprintf(" of %s %v", c.Uplink, c.Own)
+		}
 		if t := n.Network.Tunnel; t != nil {
 			if line += " tunnel"; t.Kind != model.VXLAN {
 				line += " " + t.Kind.String()
@@ -121,6 +127,18 @@ func TestDecisions(t *testing.T) {
 			nodes: []string{"a 9h fd99::1 10.244.1.0/24", "c 7h fd98::3 10.244.3.0/24"}, want: []string{
 				"pods [10.244.1.0/24] mtu 1480", "10.244.3.0/24 unreachable",
 				"problem Node a: status.addresses: has no IPv4 InternalIP on a device of this node"}},
+		"netkit": {edit: func(c *Config) { c.Device, c.Overlay = model.Netkit, Never }, nodes: []string{nodeA},
+			want: []string{"pods [10.244.1.0/24 fd00:1::/64] mtu 1500 netkit"}},
+		"ipvlan": {edit: func(c *Config) { c.Device, c.Overlay = model.IPVLANL3, Never },
+			nodes: []string{nodeA, nodeB, nodeC}, want: []string{
+				"pods [10.244.1.0/24 fd00:1::/64] mtu 1500 ipvlan-l3 of eth0 [10.244.1.1 fd00:1::1]", b[0],
+				"10.244.3.0/24 external", b[1], "fd00:3::/64 external"}},
+		"ipvlan on two links": {edit: func(c *Config) {
+			c.Device, c.Overlay, c.Devices = model.IPVLANL2, Never, append(c.Devices, Device{Name: "six", MTU: 1500,
+				Prefixes: prefixes("fd99:6::1/64")})
+		}, nodes: []string{"a 9h 192.168.0.1,fd99:6::1 10.244.1.0/24,fd00:1::/64"}, want: []string{
+			"pods [10.244.1.0/24 fd00:1::/64] mtu 1500 ipvlan-l2 of eth0 [10.244.1.1 fd00:1::1]",
+			"problem Node a: status.addresses: InternalIPs 192.168.0.1 and fd99:6::1 are on devices eth0 and six"}},
 		"never": {edit: func(c *Config) { c.Overlay = Never }, nodes: []string{nodeA, nodeB, nodeC}, want: []string{
 			"pods [10.244.1.0/24 fd00:1::/64] mtu 1500", b[0], "10.244.3.0/24 external", b[1], "fd00:3::/64 external"}},
 		"IPv6 alone": {nodes: []string{"a 9h fd99::1 fd00:1::/64", "c 7h fd98::3 fd00:3::/64"}, want: []string{

@@ -33,6 +33,7 @@ const (
 type Config struct {
 	Node         string // this node's name
 	Overlay      Overlay
+	Device       model.DeviceKind // of pods; those of IPVLAN need the overlay to be Never
 	Tunnel       model.TunnelKind // of the overlay
 	VNI          uint32           // 0: DefaultVNI
 	Port         uint16           // 0: DefaultPort

@@ -1,10 +1,14 @@
-// Package attachment is the data plane that connects pods to their node: by a routed veth pair for each, without a
-// bridge. Facts by rank, of the calling thread's network namespace:
+// Package attachment is the data plane that connects pods to their node: by a routed veth or netkit pair for each,
+// without a bridge, or by ipvlan. Facts by rank, of the calling thread's network namespace:
 //
 //	0 device     node's end → alias "fairlead:" and the ID, link-layer address, MTU, device group, no ARP, up
 //	1 setting    net/ipv6/conf/DEVICE/accept_ra → 0
 //	2 neighbour  device · pod's address → link-layer address of the pod's end
 //	3 route      pod's address → device
+//
+// Of a pod that is connected by ipvlan there are routes alone, by the node's own child of the uplink, which
+// dataplane/network/route makes: the pod's child is in the pod's network namespace, and is written with the first
+// route.
 //
 // The node's end has no address, and neither end asks or answers who has one: each knows the other's link-layer
 // address. The pod has its addresses (/32, /128, no duplicate address detection) and a default route by a link-local

@@ -72,6 +72,9 @@ func (*Plane) Render(p model.NetworkPart) []Fact {
 	if !is {
 		return nil
 	}
+	if a.Kind.IPVLAN() {
+		return renderIPVLAN(a)
+	}
 	l := []Fact{
 		{Key: Key{Kind: KindDevice, Device: a.Device}, Value: Value{Alias: aliasOf(a), MAC: a.MACs.Node, MTU: a.MTU},
 			Body: a},
@@ -80,6 +83,18 @@ func (*Plane) Render(p model.NetworkPart) []Fact {
 	for _, x := range a.Addresses {
 		l = append(l, Fact{Key: Key{Kind: KindNeighbour, Device: a.Device, Addr: x}, Value: Value{MAC: a.MACs.Pod}},
 			Fact{Key: Key{Kind: KindRoute, Addr: x}, Value: Value{Device: a.Device}})
+	}
+	return l
+}
+
+// renderIPVLAN returns the facts of a pod without a device on the node.
+func renderIPVLAN(a *model.Attachment) (l []Fact) {
+	for i, x := range a.Addresses {
+		f := Fact{Key: Key{Kind: KindRoute, Addr: x}, Value: Value{Device: model.ChildDevice}}
+		if i == 0 {
+			f.Body = a
+		}
+		l = append(l, f)
 	}
 	return l
 }

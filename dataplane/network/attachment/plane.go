@@ -25,7 +25,7 @@ import (
 type Plane struct {
 	ns      *netns.Namespace
 	s       *netlink.Socket
-	devices atomic.Pointer[map[int]string] // this package's, by interface index, as last read or written
+	devices atomic.Pointer[map[int]string] // those of pods' routes, by interface index, as last read or written
 }
 
 var (
@@ -52,7 +52,8 @@ func New() (*Plane, error) {
 // Close closes the plane's handles. The kernel keeps what was written.
 func (p *Plane) Close() error { return errors.Join(p.s.Close(), p.ns.Close()) }
 
-// own returns this package's devices by interface index, and records them for Watch.
+// own returns this package's devices by interface index, and records them for Watch, with the node's own child of the
+// uplink.
 func (p *Plane) own() (map[int]link.Veth, error) {
 	all, err := link.Veths(p.s, "")
 	if err != nil {
@@ -60,6 +61,9 @@ func (p *Plane) own() (map[int]link.Veth, error) {
 	}
 	names := map[int]string{}
 	for index, v := range all {
+		if v.Kind == link.KindIPVLAN && v.Name == model.ChildDevice {
+			names[index] = v.Name
+		}
 		if !strings.HasPrefix(v.Alias, alias) {
 			delete(all, index)
 			continue
@@ -99,10 +103,11 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 			l = append(l, Fact{Key: Key{Kind: KindNeighbour, Device: v.Name, Addr: n.Addr}, Value: Value{MAC: n.MAC}})
 		}
 	}
+	names := *p.devices.Load()
 	routes, err := route.List(p.s, Protocol)
 	seen := map[netip.Addr]bool{}
 	for _, r := range routes {
-		f := Fact{Key: Key{Kind: KindRoute, Addr: r.To.Addr()}, Value: Value{Device: devices[r.Dev].Name}}
+		f := Fact{Key: Key{Kind: KindRoute, Addr: r.To.Addr()}, Value: Value{Device: names[r.Dev]}}
 		if !r.IsMain() || r.Via.IsValid() || !r.To.IsSingleIP() {
 			f.Value.Other = r.String()
 		}
@@ -206,6 +211,12 @@ func (w *writer) make(f Fact) {
 			link.PutNeighbours(b, link.Neighbour{Dev: dev, Addr: f.Key.Addr, MAC: f.Value.MAC})
 		})
 	case KindRoute:
+		if a, is := f.Body.(*model.Attachment); is {
+			if err := w.child(a, dev); err != nil {
+				w.Refuse(f.Key, err)
+				return
+			}
+		}
 		w.Add(f.Key, func(b *netlink.Batch) { route.Put(b, route.Route{Owner: Protocol, To: host(f.Key.Addr), Dev: dev}) })
 	}
 }
@@ -214,7 +225,7 @@ func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // device changes a device that is there, or makes a pair.
 func (w *writer) device(f Fact) error {
-	v := link.Veth{Name: f.Key.Device, Alias: f.Value.Alias, MAC: f.Value.MAC, MTU: f.Value.MTU,
+	v := link.Veth{Kind: link.KindVeth, Name: f.Key.Device, Alias: f.Value.Alias, MAC: f.Value.MAC, MTU: f.Value.MTU,
 		Group: link.PodGroup, NoARP: true}
 	if w.held[f.Key] {
 		w.Add(f.Key, func(b *netlink.Batch) { link.ChangeVeth(b, v) })
@@ -223,6 +234,9 @@ func (w *writer) device(f Fact) error {
 	a, is := f.Body.(*model.Attachment)
 	if !is {
 		return fmt.Errorf("%s: its attachment is not known", f.Key)
+	}
+	if a.Kind == model.Netkit {
+		v.Kind = link.KindNetkit
 	}
 	return makePair(w.s, v, a)
 }

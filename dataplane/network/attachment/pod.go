@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/network"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -20,34 +21,86 @@ import (
 // makePair makes both ends of an attachment's device, and the pod's inside. An interface of that name in the pod goes
 // first: a leftover.
 func makePair(node *netlink.Socket, near link.Veth, a *model.Attachment) error {
+	return inside(a, func(pod *netlink.Socket, ns int) error {
+		var leftover, pair netlink.Batch
+		link.DeleteNamed(&leftover, a.Interface)
+		if err := pod.Apply(&leftover); err != nil {
+			return err
+		}
+		far := link.Veth{Name: a.Interface, MAC: a.MACs.Pod, MTU: a.MTU}
+		link.AddPair(&pair, near, far, ns)
+		if err := node.Apply(&pair); err != nil {
+			return withRemedy(err, near.Kind)
+		}
+		if err := furnish(pod, a); err != nil {
+			var undo netlink.Batch
+			link.DeleteNamed(&undo, near.Name)
+			return errors.Join(err, node.Apply(&undo))
+		}
+		return nil
+	})
+}
+
+// withRemedy returns err, where the kernel lacks a kind of device with what to do about it.
+func withRemedy(err error, kind string) error {
+	if kind == link.KindNetkit && errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("%w: this kernel has no netkit with link-layer addresses (Linux 6.10): set network.device to "+
+			"veth, and recreate the pod", err)
+	}
+	return err
+}
+
+// child makes the child of the uplink by which a pod is connected by ipvlan, and the pod's inside. What is already as
+// it should be stays.
+func (w *writer) child(a *model.Attachment, parent int) error {
+	v := link.IPVLAN{Parent: parent, Mode: network.IPVLANMode(a.Kind), MTU: a.MTU}
+	if _, err := os.Stat(a.NetNS); errors.Is(err, fs.ErrNotExist) {
+		return nil // not to be seen from here: the interface was made at ADD
+	}
+	return inside(a, func(pod *netlink.Socket, ns int) error {
+		if differs, err := differs(pod, a); err != nil || differs == "" {
+			return err
+		}
+		clear := func() error {
+			var b netlink.Batch
+			link.DeleteNamed(&b, a.Interface)
+			link.DeleteNamed(&b, a.Device)
+			return pod.Apply(&b)
+		}
+		if err := clear(); err != nil {
+			return err
+		}
+		var b netlink.Batch
+		link.AddIPVLAN(&b, a.Device, v, ns)
+		if err := w.s.Apply(&b); err != nil {
+			return err
+		}
+		if err := furnish(pod, a); err != nil {
+			return errors.Join(err, clear())
+		}
+		return nil
+	})
+}
+
+// inside runs f in a pod's network namespace, with a socket there and the namespace's file descriptor.
+func inside(a *model.Attachment, f func(pod *netlink.Socket, ns int) error) error {
 	file, err := os.Open(a.NetNS)
 	if err != nil {
 		return fmt.Errorf("open the network namespace of %s: %w; is the pod still there?", podName(a), err)
 	}
 	defer file.Close()
-	return netns.In(file, func() error {
+	err = netns.In(file, func() error {
 		pod, err := netlink.Open(unix.NETLINK_ROUTE, 0)
 		if err != nil {
 			return err
 		}
 		defer pod.Close()
-		var leftover, pair netlink.Batch
-		link.DeleteNamed(&leftover, a.Interface)
-		if err := pod.Apply(&leftover); err != nil {
-			return fmt.Errorf("network namespace of %s: %w", podName(a), err)
-		}
-		far := link.Veth{Name: a.Interface, MAC: a.MACs.Pod, MTU: a.MTU}
-		link.AddPair(&pair, near, far, int(file.Fd()))
-		if err := node.Apply(&pair); err != nil {
-			return err
-		}
-		if err := furnish(pod, far, a); err != nil {
-			var undo netlink.Batch
-			link.DeleteNamed(&undo, near.Name)
-			return errors.Join(fmt.Errorf("network namespace of %s: %w", podName(a), err), node.Apply(&undo))
-		}
-		return nil
+		return f(pod, int(file.Fd()))
 	})
+	if err != nil {
+		return fmt.Errorf("network namespace of %s: %w", podName(a), err)
+	}
+	return nil
 }
 
 func podName(a *model.Attachment) string {
@@ -58,36 +111,52 @@ func podName(a *model.Attachment) string {
 }
 
 // furnish configures a pod's end, in the pod's namespace.
-func furnish(s *netlink.Socket, far link.Veth, a *model.Attachment) error {
+func furnish(s *netlink.Socket, a *model.Attachment) error {
+	name, ipvlan := a.Interface, a.Kind.IPVLAN()
+	if ipvlan {
+		name = a.Device
+	}
 	if a.Addresses[len(a.Addresses)-1].Is6() {
-		_, _, err := sysctl.Ensure("net/ipv6/conf/"+far.Name+"/disable_ipv6", "0")
+		_, _, err := sysctl.Ensure("net/ipv6/conf/"+name+"/disable_ipv6", "0")
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	names, err := link.Names(s)
+	dev, err := indexOf(s, name)
 	if err != nil {
 		return err
 	}
-	dev := 0
-	for index, name := range names {
-		if name == far.Name {
-			dev = index
-		}
-	}
 	b := route.NewBatch()
 	link.Up(b, "lo")
-	link.ChangeVeth(b, far)
+	if ipvlan {
+		link.Rename(b, dev, a.Interface)
+		link.ChangeIPVLAN(b, a.Interface, link.IPVLAN{MTU: a.MTU, Mode: network.IPVLANMode(a.Kind)})
+	} else {
+		link.ChangeVeth(b, link.Veth{Name: a.Interface, MAC: a.MACs.Pod, MTU: a.MTU})
+	}
 	for _, x := range a.Addresses {
 		gateway, all := model.Gateways[0], netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 		if x.Is6() {
 			gateway, all = model.Gateways[1], netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 		}
 		link.PutAddresses(b, link.Address{Dev: dev, Prefix: host(x)})
-		link.PutNeighbours(b, link.Neighbour{Dev: dev, Addr: gateway, MAC: a.MACs.Node})
+		if !ipvlan { // else all that it sends goes to its own link-layer address
+			link.PutNeighbours(b, link.Neighbour{Dev: dev, Addr: gateway, MAC: a.MACs.Node})
+		}
 		route.Put(b, route.Route{To: host(gateway), Dev: dev}, route.Route{To: all, Via: gateway, Dev: dev})
 	}
 	return s.Apply(b)
+}
+
+// indexOf returns the interface index of a device, 0 where there is none of that name.
+func indexOf(s *netlink.Socket, name string) (int, error) {
+	names, err := link.Names(s)
+	for index, n := range names {
+		if n == name {
+			return index, err
+		}
+	}
+	return 0, err
 }
 
 // Differs returns how a pod's inside isn't as this plane makes it, "" where it is. The calling thread is in the pod's
@@ -98,6 +167,10 @@ func Differs(a *model.Attachment) (string, error) {
 		return "", err
 	}
 	defer s.Close()
+	return differs(s, a)
+}
+
+func differs(s *netlink.Socket, a *model.Attachment) (string, error) {
 	veths, err := link.Veths(s, a.Interface)
 	if err != nil {
 		return "", err
@@ -109,7 +182,9 @@ func Differs(a *model.Attachment) (string, error) {
 		switch {
 		case !v.Up:
 			return "interface " + a.Interface + " is down", nil
-		case v.MAC != a.MACs.Pod:
+		case a.Kind.IPVLAN() != (v.Kind == link.KindIPVLAN):
+			return "interface " + a.Interface + " is of kind " + v.Kind, nil
+		case !a.Kind.IPVLAN() && v.MAC != a.MACs.Pod:
 			return "interface " + a.Interface + " has another link-layer address", nil
 		}
 		return missing(s, dev, a)
@@ -146,7 +221,7 @@ func missing(s *netlink.Socket, dev int, a *model.Attachment) (string, error) {
 			return "", err
 		case !held[x]:
 			return fmt.Sprintf("interface %s has no address %s", a.Interface, x), nil
-		case !gateways[gateway]:
+		case !a.Kind.IPVLAN() && !gateways[gateway]:
 			return fmt.Sprintf("interface %s has no neighbour %s", a.Interface, gateway), nil
 		case !ok || r.Via != gateway || r.Dev != dev:
 			return fmt.Sprintf("the default route is not by %s", gateway), nil

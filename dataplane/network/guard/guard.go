@@ -170,6 +170,9 @@ func (*Plane) Render(part model.NetworkPart) (l []network.TableFact) {
 		}
 	case *model.Attachment:
 		l = append(l, frame...)
+		if v.Kind.IPVLAN() { // no device is this pod's
+			return l
+		}
 		for _, a := range v.Addresses {
 			l = append(l, declared.Element(protoOf(a).source, append(deviceKey(v.Device), a.AsSlice()...), ""))
 		}

@@ -1,10 +1,12 @@
 // Package route is the data plane that connects this node's pods with those of other nodes, by the kernel's routes and
-// its devices for VXLAN and IPIP. Facts by rank, all of the calling thread's network namespace:
+// its devices for VXLAN and IPIP; the node's end of what connects pods by ipvlan is among its devices, too. Facts by
+// rank, all of the calling thread's network namespace:
 //
 //	0 setting    net/ipv4/ip_forward, net/ipv6/conf/all/forwarding → 1
 //	1 device     fl-vxlan → VNI, port, outer source, uplink, link-layer address, MTU, up
 //	             fl-ipip → outer source, uplink, MTU, up
-//	2 address    fl-vxlan or fl-ipip · this node's own address in each of its ranges
+//	             fl-node → parent, mode, MTU, up
+//	2 address    fl-vxlan, fl-ipip or fl-node · this node's own address in each of its ranges
 //	3 neighbour  fl-vxlan · next hop in the tunnel, one of another node → link-layer address of its end
 //	3 forward    fl-vxlan · that link-layer address → outer address of the node
 //	4 route      range of another node → next hop, device, source; this node's own ranges, and those

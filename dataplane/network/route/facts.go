@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/network"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -16,6 +17,9 @@ const (
 )
 
 var tunnelDevices = [...]string{model.VXLAN: Device, model.IPIP: IPIPDevice}
+
+// ownedDevices are all that this plane may make.
+var ownedDevices = []string{Device, IPIPDevice, model.ChildDevice}
 
 // DeviceOf returns the name of a tunnel's device.
 func DeviceOf(k model.TunnelKind) string { return tunnelDevices[k] }
@@ -74,7 +78,7 @@ type Value struct {
 	Via         netip.Addr // KindRoute: next hop; KindForward: outer destination; KindDevice: outer source
 	Source      netip.Addr // KindRoute: preferred
 	MAC         [6]byte    // KindNeighbour, KindDevice
-	Number      uint32     // KindSetting: the setting; KindDevice: the VNI
+	Number      uint32     // KindSetting: the setting; KindDevice: the VNI, or the mode of ipvlan
 	Port        uint16     // KindDevice
 	MTU         int        // KindDevice
 	Unreachable bool       // KindRoute
@@ -114,6 +118,13 @@ func renderNetwork(n *model.Network) (l []Fact) {
 		}
 		l = append(l, Fact{Key: Key{Kind: KindRoute, To: p}, Value: Value{Unreachable: true}})
 	}
+	if c := n.Child; c != nil {
+		l = append(l, Fact{Key: Key{Kind: KindDevice, Name: model.ChildDevice},
+			Value: Value{Device: c.Uplink, Number: uint32(network.IPVLANMode(n.Device)), MTU: n.MTU}})
+		for _, a := range c.Own {
+			l = append(l, Fact{Key: Key{Kind: KindAddress, Name: model.ChildDevice, To: host(a)}})
+		}
+	}
 	if t := n.Tunnel; t != nil {
 		name := DeviceOf(t.Kind)
 		l = append(l, Fact{Key: Key{Kind: KindDevice, Name: name}, Value: Value{Device: t.Uplink, Via: t.Local, MAC: t.MAC,
@@ -130,6 +141,8 @@ func renderRoute(r *model.Route) []Fact {
 	switch r.Hop {
 	case model.Direct:
 		return []Fact{{Key: to, Value: Value{Device: r.Device, Via: r.Via, Source: r.Source}}}
+	case model.Unreachable:
+		return []Fact{{Key: to, Value: Value{Unreachable: true}}}
 	case model.Tunneled:
 		if r.Tunnel == model.IPIP { // its outer destination is the next hop
 			return []Fact{{Key: to, Value: Value{Device: IPIPDevice, Via: r.Via, Source: r.Source}}}
@@ -141,6 +154,4 @@ func renderRoute(r *model.Route) []Fact {
 		}
 	}
 	return nil
-	case model.Unreachable:
-		return []Fact{{Key: to, Value: Value{Unreachable: true}}}
 }

@@ -81,6 +81,10 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 	if err != nil {
 		return nil, err
 	}
+	child, err := p.readChild(names)
+	if err != nil {
+		return nil, err
+	}
 	routes, err := route.List(p.s, Protocol)
 	seen := make(map[netip.Prefix]bool, len(routes))
 	for _, r := range routes {
@@ -90,7 +94,7 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 		seen[r.To] = true
 	}
 	p.observe(l, names)
-	return slices.Concat(l, p.readSettings(routes), tunnel, ipip), err
+	return slices.Concat(l, p.readSettings(routes), tunnel, ipip, child), err
 }
 
 // readSettings reads the settings of the families that have routes. Those of others are not this plane's, even if they
@@ -129,7 +133,18 @@ func (p *Plane) readIPIP(names map[int]string) (l []Fact, err error) {
 	return p.addresses(l, IPIPDevice, index)
 }
 
-// addresses appends the addresses of a tunnel's device.
+// readChild reads the node's own child of the uplink and its addresses.
+func (p *Plane) readChild(names map[int]string) (l []Fact, err error) {
+	v, index, err := link.FindIPVLAN(p.s, model.ChildDevice)
+	if err != nil || index == 0 {
+		return nil, err
+	}
+	l = []Fact{{Key: Key{Kind: KindDevice, Name: model.ChildDevice}, Value: Value{Device: names[v.Parent],
+		Number: uint32(v.Mode), MTU: v.MTU, Altered: !v.Up}}}
+	return p.addresses(l, model.ChildDevice, index)
+}
+
+// addresses appends the addresses of a device.
 func (p *Plane) addresses(l []Fact, name string, index int) ([]Fact, error) {
 	addresses, err := link.AddressesOf(p.s, index)
 	for _, a := range addresses {
@@ -175,7 +190,10 @@ func (p *Plane) readVXLAN(names map[int]string) (l []Fact, err error) {
 
 // observe records which devices matter to Watch, those of routes among facts with those before.
 func (p *Plane) observe(facts []Fact, names map[int]string) {
-	now := devices{Device: 0, IPIPDevice: 0}
+	now := devices{}
+	for _, name := range ownedDevices {
+		now[name] = 0
+	}
 	for name := range *p.relevant.Load() {
 		now[name] = 0
 	}
@@ -230,7 +248,7 @@ type writer struct {
 	put   map[Key]bool
 	names map[string]int // interface indexes; nil: to be read
 
-	replaced string // the tunnel's device that was, so that what is held is not known; "": none
+	replaced string // the device that was, so that what is held is not known; "": none
 }
 
 // rank writes facts of one rank.
@@ -256,14 +274,21 @@ func (w *writer) rank(facts []Fact) error {
 		"written again", w.replaced)
 }
 
-// withRemedy returns err, where the kernel lacks IPIP with what to do about it.
+// remedies are what to do where the kernel lacks a kind of device, by the device.
+var remedies = map[string]string{
+	IPIPDevice:        "IPIP: load its module ipip, or set network.encapsulation to VXLAN on all nodes",
+	model.ChildDevice: "ipvlan: load its module ipvlan, or set network.device to veth",
+}
+
+// withRemedy returns err, where the kernel lacks a kind of device with what to do about it.
 func withRemedy(err error) error {
 	refused := (*dataplane.Refused[Key])(nil)
 	if errors.As(err, &refused) {
-		k := Key{Kind: KindDevice, Name: IPIPDevice}
-		if why := refused.Facts[k]; errors.Is(why, unix.EOPNOTSUPP) {
-			refused.Facts[k] = fmt.Errorf("%w: this kernel has no IPIP: load its module ipip, or set network.encapsulation to "+
-				"VXLAN on all nodes", why)
+		for name, remedy := range remedies {
+			k := Key{Kind: KindDevice, Name: name}
+			if why := refused.Facts[k]; errors.Is(why, unix.EOPNOTSUPP) {
+				refused.Facts[k] = fmt.Errorf("%w: this kernel has no %s", why, remedy)
+			}
 		}
 	}
 	return err
@@ -314,9 +339,12 @@ func (w *writer) make(f Fact) error {
 	w.Add(f.Key, func(b *netlink.Batch) {
 		switch f.Key.Kind {
 		case KindDevice:
-			if f.Key.Name == IPIPDevice {
+			switch f.Key.Name {
+			case IPIPDevice:
 				w.makeIPIP(b, v, dev)
-			} else {
+			case model.ChildDevice:
+				w.makeChild(b, v, dev)
+			default:
 				w.makeVXLAN(b, v, dev)
 			}
 		case KindAddress:
@@ -358,6 +386,21 @@ func (w *writer) makeIPIP(b *netlink.Batch, v Value, uplink int) {
 		link.AddIPIP(b, IPIPDevice, now)
 	}
 	link.ChangeIPIP(b, IPIPDevice, now)
+}
+
+// makeChild adds the requests that make the node's own child of the uplink. One of another uplink is replaced.
+func (w *writer) makeChild(b *netlink.Batch, v Value, uplink int) {
+	old, held := w.old[Key{Kind: KindDevice, Name: model.ChildDevice}]
+	now := link.IPVLAN{Parent: uplink, Mode: uint16(v.Number), MTU: v.MTU}
+	same := held && old.Device == v.Device
+	if held && !same {
+		link.DeleteNamed(b, model.ChildDevice)
+		w.replaced = model.ChildDevice
+	}
+	if !same {
+		link.AddIPVLAN(b, model.ChildDevice, now, link.Here)
+	}
+	link.ChangeIPVLAN(b, model.ChildDevice, now)
 }
 
 // makeVXLAN adds the requests that make the device of VXLAN. One that has another VNI, port or family is replaced.
@@ -439,7 +482,7 @@ func (p *Plane) Clean(context.Context) error {
 	for _, r := range routes {
 		route.Delete(b, route.Route{Owner: Protocol, Table: r.Table, To: r.To})
 	}
-	for _, name := range tunnelDevices {
+	for _, name := range ownedDevices {
 		link.DeleteNamed(b, name)
 	}
 	return p.s.Apply(b)

@@ -65,6 +65,7 @@ var common = model.Capabilities{
 	Batch:      Batch,
 	Tracked:    true,
 	Accepts:    true,
+	NoIPVLAN:   service.PodsBypass,
 	NoDirect:   service.RepliesReturn,
 	Remarks: []model.Remark{
 		{ID: "accepts", Text: "Of forwarded packets, those of established connections and those that are masqueraded are " +

@@ -29,6 +29,7 @@ var Capabilities = model.Capabilities{
 	Schedulers: model.AllSchedulers &^ model.SchedulersOf(model.Random, model.DestinationHash),
 	Tracked:    true,
 	PreDNAT:    true,
+	NoIPVLAN:   service.PodsBypass,
 	NoDirect:   service.RepliesReturn,
 	Long: []model.Remark{{ID: "long", Text: longLost, About: service.All()},
 		{ID: "long-unmatched", Text: longLost, About: &model.Packets{Unmatched: true}}},

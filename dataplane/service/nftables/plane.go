@@ -41,7 +41,7 @@ const tableEntries = 100
 
 // Capabilities is what the plane supports.
 var Capabilities = model.Capabilities{
-	Name: "nftables", Tracked: true, NoDirect: service.RepliesReturn,
+	Name: "nftables", Tracked: true, NoIPVLAN: service.PodsBypass, NoDirect: service.RepliesReturn,
 	Capacity: model.Capacity{TableEntriesPerBackend: tableEntries},
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.SourceHash,
 		model.DestinationHash, model.Maglev),

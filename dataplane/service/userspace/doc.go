@@ -108,6 +108,7 @@ var Capabilities = model.Capabilities{
 		{ID: "path-mtu", Text: "its connections hear of no ICMP error: TCP finds out by itself what a path takes, in seconds",
 			About: &model.Packets{Protocols: []model.Protocol{model.TCP, model.SCTP}}},
 	},
+	NoIPVLAN:       service.PodsBypass,
 	NoDirect:       service.RepliesReturn,
 	MasqueradesAll: true,
 	PreDNAT:        true,
