@@ -46,12 +46,22 @@ type found struct {
 }
 
 // pass evaluates all connections, and sets and clears the bit only if it may write.
-func (e *evaluator) pass(write bool) (f found, err error) {
+func (e *evaluator) pass(write bool) (found, error) {
 	mask := uint32(0)
 	if write {
 		mask = e.bit
 	}
-	_, err = e.marker.Remark(mask, func(t conntrack.Tracked) uint32 {
+	return e.evaluate(mask, e.marker.Remark)
+}
+
+// rest evaluates the connections that don't have the bit, and sets it.
+func (e *evaluator) rest() (found, error) { return e.evaluate(e.bit, e.marker.RemarkUnmarked) }
+
+// evaluate evaluates those connections that remark reads, and sets and clears the bits of mask.
+func (e *evaluator) evaluate(mask uint32,
+	remark func(mask uint32, f func(conntrack.Tracked) uint32) (int, error)) (f found, err error) {
+	write := mask != 0
+	_, err = remark(mask, func(t conntrack.Tracked) uint32 {
 		if !e.concerns(t) {
 			if t.Mark&e.bit != 0 && !e.pod(t.Source.Addr()) && !e.pod(t.ReplySource.Addr()) {
 				if f.foreign++; f.foreign == 1 {

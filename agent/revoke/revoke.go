@@ -190,7 +190,7 @@ func (r *Revoker) SyncCut(ctx context.Context) error {
 
 // When passes are made. Each takes some 9 ms for the kernel's table and about 2 µs for a connection.
 const (
-	again    = 20 * time.Millisecond // after a change's pass: for what was let in while the rules changed
+	again    = 10 * time.Millisecond // after a change's pass: for what was let in while the rules changed
 	share    = 20                    // passes take one part in so many of the time
 	atOnce   = time.Second           // and that much at once
 	interval = time.Minute           // at least so often, for what others changed
@@ -219,7 +219,7 @@ func (r *Revoker) follow(ctx context.Context) {
 		case <-ctx.Done():
 		case <-due.C:
 			pause = min(2*pause, interval)
-			spent = r.pass(ctx)
+			spent = r.pass(ctx, true)
 		case <-r.notified:
 			spent = r.twice(ctx)
 		}
@@ -239,15 +239,15 @@ func (r *Revoker) twice(ctx context.Context) time.Duration {
 	r.mu.Lock()
 	count := r.count
 	r.mu.Unlock()
-	first := r.pass(ctx)
+	spent := r.pass(ctx, true)
 	sleep(ctx, again)
-	first += r.pass(ctx)
+	spent += r.pass(ctx, false)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.passed = count
 	close(r.passing)
 	r.passing = make(chan struct{})
-	return first
+	return spent
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -257,9 +257,9 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// pass evaluates all connections by what is in the kernel, and returns how long that lasted. While another program uses
-// the bit it sets none.
-func (r *Revoker) pass(ctx context.Context) (elapsed time.Duration) {
+// pass evaluates connections by what is in the kernel, all or those that are not being cut, and returns how long that
+// lasted. While another program uses the bit it evaluates all, and sets none.
+func (r *Revoker) pass(ctx context.Context, all bool) (elapsed time.Duration) {
 	r.Runner.Sync(ctx) // what could not be written is in its status; what is denied is cut all the same
 	r.evaluating.Lock()
 	defer r.evaluating.Unlock()
@@ -268,10 +268,17 @@ func (r *Revoker) pass(ctx context.Context) (elapsed time.Duration) {
 		return 0
 	}
 	r.mu.Lock()
-	foreign := r.foreign
+	foreign, marked := r.foreign, r.status.Marked
 	r.mu.Unlock()
 	begin := time.Now()
-	found, err := r.evaluator.pass(!foreign)
+	var found found
+	var err error
+	if all || foreign {
+		found, err = r.evaluator.pass(!foreign)
+	} else {
+		found, err = r.evaluator.rest()
+		found.marked += marked
+	}
 	if foreign && err == nil && found.foreign == 0 {
 		found, err = r.evaluator.pass(true)
 	}

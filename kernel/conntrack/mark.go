@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -61,20 +62,40 @@ const (
 
 // Remark calls f with each tracked connection of both families and sets the bits of mask in its mark to those that f
 // returns, where they differ; other bits stay. It returns how many marks it changed. One that ends meanwhile is no
-// error. At most a few hundred changes are held at once.
+// error. Marks are written while the table is still read; at most a few batches of them are held at once.
 func (m *Marker) Remark(mask uint32, f func(Tracked) uint32) (changed int, err error) {
-	var b netlink.Batch
-	var failed error
-	flush := func() {
-		changed += b.Len()
-		failed = errors.Join(failed, m.write.Run(&b, func(i int, err error) {
-			if changed--; !errors.Is(err, unix.ENOENT) && failed == nil {
-				failed = fmt.Errorf("%s: %w", b.Said(i), err)
-			}
-		}))
-		b = netlink.Batch{}
+	return m.remark(mask, 0, f)
+}
+
+// RemarkUnmarked does what Remark does with those connections alone that have none of mask's bits: the kernel leaves
+// the others out, which takes it less than a tenth of the time.
+func (m *Marker) RemarkUnmarked(mask uint32, f func(Tracked) uint32) (changed int, err error) {
+	return m.remark(mask, mask, f)
+}
+
+// remark is Remark of the connections that have none of the bits of without.
+func (m *Marker) remark(mask, without uint32, f func(Tracked) uint32) (changed int, err error) {
+	batches := make(chan *netlink.Batch)
+	var failed error // like changed the writer's, until it has ended
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for b := range batches {
+			changed += b.Len()
+			failed = errors.Join(failed, m.write.Run(b, func(i int, err error) {
+				if changed--; !errors.Is(err, unix.ENOENT) && failed == nil {
+					failed = fmt.Errorf("%s: %w", b.Said(i), err)
+				}
+			}))
+		}
+	})
+	b := &netlink.Batch{}
+	request := func(b *netlink.Buffer) {
+		*b = append(*b, unix.AF_UNSPEC, 0, 0, 0)
+		if without != 0 {
+			b.BE32(ctaMark, 0)
+			b.BE32(ctaMarkMask, without)
+		}
 	}
-	request := func(b *netlink.Buffer) { *b = append(*b, unix.AF_UNSPEC, 0, 0, 0) }
 	err = m.dump.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|msgGet, unix.NLM_F_DUMP, request, func(n netlink.Message) {
 		if n.Type>>8 != unix.NFNL_SUBSYS_CTNETLINK || len(n.Body) < genHeader {
 			return
@@ -84,13 +105,16 @@ func (m *Marker) Remark(mask uint32, f func(Tracked) uint32) (changed int, err e
 			return
 		}
 		if want := f(t) & mask; want != t.Mark&mask {
-			update(&b, n.Body[0], t, tuple, want, mask)
+			update(b, n.Body[0], t, tuple, want, mask)
 			if b.Len() == batchLength {
-				flush()
+				batches <- b
+				b = &netlink.Batch{}
 			}
 		}
 	})
-	flush()
+	batches <- b
+	close(batches)
+	writer.Wait()
 	if err = errors.Join(err, failed); err != nil {
 		return changed, fmt.Errorf("conntrack: mark connections: %w", err)
 	}

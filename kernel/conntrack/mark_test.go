@@ -142,6 +142,33 @@ func TestRemarkOfManyMoreThanABatch(t *testing.T) {
 	})
 }
 
+func TestRemarkUnmarked(t *testing.T) {
+	in(t, func(m *Marker) {
+		send(t, "127.0.0.1", 2000, 3)
+		mark := func(port uint16) func(Tracked) uint32 {
+			return func(c Tracked) uint32 {
+				if c.Destination.Port() == port {
+					return 2
+				}
+				return 0
+			}
+		}
+		if changed, err := m.Remark(2, mark(2001)); changed != 1 || err != nil {
+			t.Errorf("%d changed, %v", changed, err)
+		}
+		seen := 0
+		changed, err := m.RemarkUnmarked(2, func(c Tracked) uint32 { seen++; return mark(2002)(c) })
+		if seen != 2 || changed != 1 || err != nil {
+			t.Errorf("%d seen and %d changed, %v: want 2 and 1", seen, changed, err)
+		}
+		for k, v := range marks(t, m) {
+			if want := uint32(0x12); strings.Contains(k, ":2000 ") && v != 0x10 || !strings.Contains(k, ":2000 ") && v != want {
+				t.Errorf("%s has mark %#x", k, v)
+			}
+		}
+	})
+}
+
 func TestRemarkOfAConnectionThatEnded(t *testing.T) {
 	in(t, func(m *Marker) {
 		c, err := Open()
@@ -229,5 +256,15 @@ func BenchmarkRemark(b *testing.B) {
 				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/connection")
 			})
 		}
+		b.Run("unmarked", func(b *testing.B) { // of which there are none
+			if _, err := m.Remark(1, func(Tracked) uint32 { return 1 }); err != nil {
+				b.Error(err)
+			}
+			for b.Loop() {
+				if _, err := m.RemarkUnmarked(1, func(Tracked) uint32 { return 1 }); err != nil {
+					b.Error(err)
+				}
+			}
+		})
 	})
 }
