@@ -60,9 +60,9 @@ func learn(t *testing.T, copied, slow bool) error {
 	pod, resolver := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddrPort("10.0.0.2:53")
 	table := &model.PeerTable{Rules: []model.Rule{{Peers: []*model.Peers{{Domain: "*.example.com"}}}}}
 	rules := &model.Ruleset{Default: model.PortEntry{PeerTable: table}}
+	subject := []model.PolicyPart{&model.Subject{Addr: pod, Out: [model.PolicyStages]*model.Ruleset{rules}}}
 	l.SetResolvers([]netip.AddrPort{resolver})
-	l.Follow(model.Change[model.PolicyPart]{Put: []model.PolicyPart{
-		&model.Subject{Addr: pod, Out: [model.PolicyStages]*model.Ruleset{rules}}}})
+	l.Follow(model.Change[model.PolicyPart]{Put: subject})
 	server, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(resolver))
 	if err != nil {
 		return err
@@ -109,6 +109,14 @@ func learn(t *testing.T, copied, slow bool) error {
 	n := l.Counts().Answers
 	if n[taught] != 1 || n[unsolicited] != 0 || (n[late] == 1) != slow {
 		t.Errorf("%v", n)
+	}
+	l.Follow(model.Change[model.PolicyPart]{Del: subject})
+	l.SetResolvers([]netip.AddrPort{resolver, netip.MustParseAddrPort("10.0.0.3:53")})
+	if err := l.Sync(ctx); err != nil {
+		return err
+	}
+	if tables, err := exec.Command("nft", "list", "tables").CombinedOutput(); err != nil || len(tables) > 0 {
+		t.Errorf("no rule names a domain name any more, but there is %s (%v)", tables, err)
 	}
 	stop()
 	return <-ended

@@ -10,7 +10,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// watched is the pods whose rules name domain names, and the resolvers.
+// watched is the pods whose rules name domain names, and the resolvers. The data plane has no resolvers while there are
+// no such pods: its hook sees all packets that are forwarded, which keeps the fast path of Services' mode ebpf off.
 type watched struct {
 	pods      map[netip.Addr][]string // the domain names of policies, sorted
 	resolvers map[netip.AddrPort]bool
@@ -18,6 +19,7 @@ type watched struct {
 
 // follow makes a change of subjects true, and returns what of the data plane changes by it.
 func (w *watched) follow(c model.Change[model.PolicyPart]) (put, del []dns.Part) {
+	had := len(w.pods) > 0
 	before, known := map[netip.Addr]bool{}, map[*model.Ruleset][]string{}
 	each := func(parts []model.PolicyPart, f func(*model.Subject)) {
 		for _, x := range parts {
@@ -43,7 +45,20 @@ func (w *watched) follow(c model.Change[model.PolicyPart]) (put, del []dns.Part)
 			del = append(del, dns.Part{Addr: a})
 		}
 	}
+	switch has := len(w.pods) > 0; {
+	case has && !had:
+		put = append(put, resolverParts(w.resolvers)...)
+	case had && !has:
+		del = append(del, resolverParts(w.resolvers)...)
+	}
 	return put, del
+}
+
+func resolverParts(resolvers map[netip.AddrPort]bool) (l []dns.Part) {
+	for r := range resolvers {
+		l = append(l, dns.Part{Addr: r.Addr(), Port: r.Port()})
+	}
+	return l
 }
 
 // domainsOf returns the domain names in the rules of a subject, sorted; nil for none. Rulesets are known, or will be.
@@ -86,19 +101,18 @@ func domainsIn(r *model.Ruleset) []string {
 
 // setResolvers replaces the resolvers, and returns what of the data plane changes by it.
 func (w *watched) setResolvers(l []netip.AddrPort) (put, del []dns.Part) {
-	now := map[netip.AddrPort]bool{}
+	now, more, gone := map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}, maps.Clone(w.resolvers)
 	for _, r := range l {
 		if now[r] = true; !w.resolvers[r] {
-			put = append(put, dns.Part{Addr: r.Addr(), Port: r.Port()})
+			more[r] = true
 		}
-	}
-	for r := range w.resolvers {
-		if !now[r] {
-			del = append(del, dns.Part{Addr: r.Addr(), Port: r.Port()})
-		}
+		delete(gone, r)
 	}
 	w.resolvers = now
-	return put, del
+	if len(w.pods) == 0 {
+		return nil, nil
+	}
+	return resolverParts(more), resolverParts(gone)
 }
 
 // domainOf returns the domain name of the pod's rules that matches a name, "" for none.
