@@ -202,8 +202,9 @@ func options(t *testing.T) Options {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	return Options{Image: "fairlead", Placements: []Placement{OtherNode, SameNode, HostNet}, Samples: 50, Rounds: 5,
-		Seed: 1, Port: uint16(min(l.Addr().(*net.TCPAddr).Port, 65000)), Out: t.TempDir(), Output: io.Discard}
+	return Options{Image: "fairlead", Network: "bridge, kube-proxy",
+		Placements: []Placement{OtherNode, SameNode, HostNet}, Samples: 50, Rounds: 5, Seed: 1,
+		Port: uint16(min(l.Addr().(*net.TCPAddr).Port, 65000)), Out: t.TempDir(), Output: io.Discard}
 }
 
 func TestRun(t *testing.T) {
@@ -227,6 +228,9 @@ func TestRun(t *testing.T) {
 		if count[arm] != 3*5 {
 			t.Errorf("%s: %d blocks, want 15", arm, count[arm])
 		}
+	}
+	if v := r.Manifest.Versions; !slices.Equal(v, []string{"network bridge, kube-proxy", "server on node n1"}) {
+		t.Errorf("it was measured with %q", v)
 	}
 	if r.Manifest.Machine.Kernel == "" || r.Manifest.Outcome != "" {
 		t.Errorf("machine %q, outcome %q", r.Manifest.Machine.Kernel, r.Manifest.Outcome)

@@ -31,6 +31,7 @@ import (
 // Options is what the user wants of a run.
 type Options struct {
 	Image      string
+	Network    string   // what the cluster's plugin and proxy are, in the user's words
 	Nodes      []string // none: wherever the scheduler puts the pods; else the server's and the other clients'
 	Placements []Placement
 	Samples    int // operations of a block
@@ -229,6 +230,9 @@ func (r *run) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if r.Network != "" {
+		r.where = append(r.where, "network "+r.Network)
+	}
 	r.where = append(r.where, "server on node "+server.Spec.NodeName)
 	if err := r.readMachine(ctx, server.Name); err != nil {
 		return err
@@ -363,7 +367,7 @@ func (r *run) round(ctx context.Context, out *result.Writer, p Placement, i int)
 		}
 	}
 	if i == 0 {
-		out.Remark(fmt.Sprintf("The client %s ran on node %s, the %s.", p, done.Spec.NodeName, r.where[0]))
+		out.Remark(fmt.Sprintf("The client %s ran on node %s, the %s.", p, done.Spec.NodeName, r.where[len(r.where)-1]))
 	}
 	return r.removeAll(ctx, func(o corev1.Pod) bool { return o.Name == pod.Name }, labelRun+"="+r.id+","+labelRole+"="+
 		pod.Labels[labelRole])
@@ -385,13 +389,14 @@ func (r *run) design() result.Design {
 		Measures: []result.Measure{
 			{ID: roundTrip, Title: "round trip on a kept connection", Unit: "µs", Stat: result.P50, Ratio: true,
 				Text: fmt.Sprintf("netperf's TCP_RR: one byte there and one back, %d in a row", r.Samples)},
-			{ID: "rr-mean", Detail: true, From: roundTrip, Title: "its mean", Unit: "µs", Stat: result.Mean, Ratio: true},
-			{ID: "rr-jitter", Detail: true, From: roundTrip, Title: "its standard deviation", Unit: "µs",
+			{ID: "rr-mean", Detail: true, From: roundTrip, Title: "round trip, mean", Unit: "µs", Stat: result.Mean, Ratio: true},
+			{ID: "rr-jitter", Detail: true, From: roundTrip, Title: "round trip, standard deviation", Unit: "µs",
 				Stat: result.StdDev},
 			{ID: connection, Title: "connect, request, close", Unit: "µs", Stat: result.P50, Ratio: true,
 				Text: fmt.Sprintf("netperf's TCP_CRR: connect, one byte there and one back, close with a reset, %d in a row",
 					r.Samples)},
-			{ID: "crr-mean", Detail: true, From: connection, Title: "its mean", Unit: "µs", Stat: result.Mean, Ratio: true},
+			{ID: "crr-mean", Detail: true, From: connection, Title: "connect, request, close, mean", Unit: "µs",
+				Stat: result.Mean, Ratio: true},
 			{ID: stream, Title: "throughput of a stream", Unit: "Gbit/s", Stat: result.Rate("bytes"), Ratio: true,
 				Text: fmt.Sprintf("one connection for %v; every MiB is answered by a byte", streams)},
 		},
