@@ -52,7 +52,7 @@ test: root packages vet ## every test: pure, in the kernel, with real packets, w
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m $(RACY)
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m -run TestConformance/nftables ./agent
 	$(GO) test -timeout 20m -p 1 ./sandbox/vm/...
-	$(GO) test -timeout 45m -p 1 -run '^Test(In)?SecondKernel$$' ./agent/attach ./kernel/bpf ./kernel/ipvs ./dataplane/network/route ./dataplane/service/ebpf ./dataplane/service/ipvs ./test
+	$(GO) test -timeout 45m -p 1 -run '^Test(In)?SecondKernel$$' ./agent ./agent/attach ./kernel/bpf ./kernel/ipvs ./dataplane/network/route ./dataplane/service/ebpf ./dataplane/service/ipvs ./test
 
 # What needs no root: pure packages, and in a user namespace kernel wrappers and the mode userspace.
 UNIT := . ./agent/escape ./cmd/... ./cni ./ipam ./agent/config ./dataplane/health ./dataplane/httpserver ./dataplane/maglev ./agent/event ./flowlog ./lab/chart \

@@ -87,13 +87,7 @@ func TestAgentConnectsPods(t *testing.T) {
 			Network: &NetworkOptions{Resolve: network.Config{Node: "a"}, Socket: socket, Boot: "x",
 				Records: filepath.Join(folder, "records"),
 				Follow: func(ctx context.Context, notify func([]network.Device)) error {
-					return interfaces.Follow(ctx, func(l []link.Interface) {
-						var devices []network.Device
-						for _, i := range l {
-							devices = append(devices, network.Device{Name: i.Name, MTU: i.MTU, Prefixes: i.Prefixes})
-						}
-						notify(devices)
-					})
+					return followInterfaces(ctx, interfaces, notify)
 				},
 				OnReady: func() error { return attach.WriteConfig(folder, socket, filepath.Join(folder, "records")) }}}
 		problems := make(chan string, 100)

@@ -1,0 +1,146 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve/network"
+	resolve "fairlead.dev/fairlead/resolve/service"
+	"fairlead.dev/fairlead/sandbox/echo"
+	"fairlead.dev/fairlead/sandbox/vm/vmtest"
+)
+
+// TestInSecondKernel has agents of two nodes, with a router in between, connect a pod each through IPIP, which the
+// host's kernel may lack.
+func TestInSecondKernel(t *testing.T) {
+	if !*second {
+		vmtest.Run(t, "fairlead.dev/fairlead/agent", "^TestInSecondKernel$", "-second-kernel")
+		return
+	}
+	router := netnstest.New(t)
+	objects := sourceOf{networkNode("a", "192.168.0.1", "10.244.1.0/24"), networkNode("b", "172.16.0.1", "10.244.2.0/24")}
+	nodes, pods := map[string]*netns.Namespace{}, map[string]*netns.Namespace{}
+	for name, net := range map[string]string{"a": "192.168.0", "b": "172.16.0"} {
+		ns := netnstest.New(t)
+		script := strings.NewReplacer("NET", net, "NODE", ns.Name, "PORT", "to-"+name).Replace(`
+			sysctl -qw net.ipv4.ip_forward=1
+			ip link add PORT type veth peer name eth0 netns NODE
+			ip address add NET.254/24 dev PORT
+			ip link set PORT up
+			ip -n NODE address add NET.1/24 dev eth0
+			ip -n NODE link set eth0 up
+			ip -n NODE route add default via NET.254`)
+		if err := router.Do(func() error { return exec.Command("sh", "-ec", script).Run() }); err != nil {
+			t.Fatal(err)
+		}
+		nodes[name], pods[name] = ns, netnstest.New(t)
+		socket := startAgent(t, ns, name, objects)
+		if err := attachPod(t.Context(), socket, pods[name]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, x := range [][2]string{{"a", "b"}, {"b", "a"}} {
+		from, address := pods[x[0]], map[string]string{"a": "10.244.1.2", "b": "10.244.2.2"}
+		received, sent := tunnelPackets(t, nodes[x[0]])
+		saw, err := awaitReply(t, from, netip.MustParseAddr(address[x[1]]))
+		if err != nil || saw != netip.MustParseAddr(address[x[0]]) {
+			t.Errorf("pod of %s to pod of %s: from %s, %v", x[0], x[1], saw, err)
+		}
+		if r, s := tunnelPackets(t, nodes[x[0]]); r < received+3 || s < sent+3 {
+			t.Errorf("node %s: a connection took %d packets through the tunnel, %d back", x[0], s-sent, r-received)
+		}
+	}
+}
+
+// startAgent runs a whole agent in a node's network namespace until the test ends, and returns its plugin's socket.
+func startAgent(t *testing.T, ns *netns.Namespace, name string, objects sourceOf) (socket string) {
+	folder := t.TempDir()
+	socket = filepath.Join(folder, "cni.sock")
+	chosen, err := mode.Of("nftables")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Mode: chosen, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Resolve: resolve.Config{Node: name},
+		Source: objects, Network: &NetworkOptions{Resolve: network.Config{Node: name, Tunnel: model.IPIP}, Socket: socket,
+			Boot: "x", Records: filepath.Join(folder, "records")}}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- ns.Do(func() error {
+			interfaces, err := link.OpenInterfaces()
+			if err != nil {
+				return err
+			}
+			defer interfaces.Close()
+			o.Network.Follow = func(ctx context.Context, notify func([]network.Device)) error {
+				return followInterfaces(ctx, interfaces, notify)
+			}
+			return Run(ctx, o)
+		})
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("agent of node %s: %v", name, err)
+		}
+	})
+	return socket
+}
+
+// tunnelPackets returns how many packets a node's tunnel has received and sent.
+func tunnelPackets(t *testing.T, node *netns.Namespace) (received, sent int) {
+	t.Helper()
+	read := func(direction string) int {
+		out, err := exec.Command("ip", "netns", "exec", node.Name, "cat",
+			"/sys/class/net/fl-ipip/statistics/"+direction+"_packets").Output()
+		n, failed := strconv.Atoi(strings.TrimSpace(string(out)))
+		if err = errors.Join(err, failed); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	return read("rx"), read("tx")
+}
+
+// awaitReply returns the source that a pod's server saw of another pod, once it replies.
+func awaitReply(t *testing.T, from *netns.Namespace, to netip.Addr) (saw netip.Addr, err error) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+		err = from.Do(func() error {
+			ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
+			defer stop()
+			reply, err := echo.Request(ctx, model.TCP, netip.AddrPortFrom(to, 80), echo.Options{})
+			saw = reply.Client.Addr()
+			return err
+		})
+		if err == nil {
+			return saw, nil
+		}
+	}
+	return saw, fmt.Errorf("no reply within a minute: %w", err)
+}
+
+// followInterfaces calls notify with the devices of the calling thread's network namespace, and again whenever they
+// have changed, until ctx ends.
+func followInterfaces(ctx context.Context, i *link.Interfaces, notify func([]network.Device)) error {
+	return i.Follow(ctx, func(l []link.Interface) {
+		var devices []network.Device
+		for _, i := range l {
+			devices = append(devices, network.Device{Name: i.Name, MTU: i.MTU, Prefixes: i.Prefixes})
+		}
+		notify(devices)
+	})
+}
