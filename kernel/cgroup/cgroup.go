@@ -104,6 +104,9 @@ func Delete(path string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("cgroup: %w", err)
 	}
+	if err == nil {
+		return disableCPU(path)
+	}
 	return nil
 }
 

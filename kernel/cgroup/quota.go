@@ -13,6 +13,9 @@ import (
 // quotaPeriod is that of quotas: Kubernetes' (cpuCFSQuotaPeriod).
 const quotaPeriod = 100 * time.Millisecond
 
+// quotaWeight is the weight of every quota of version 2: the greatest.
+const quotaWeight = "10000"
+
 // Quota is a cgroup of version 2 or 1, with threads that share so much processor time, as a container's limit has it.
 type Quota struct {
 	Path string // folder
@@ -26,22 +29,63 @@ func NewQuota(name string, processors float64) (q *Quota, err error) {
 	if err != nil {
 		return nil, err
 	}
+	q = &Quota{Path: filepath.Join(parent, name), v1: v1}
 	if !v1 {
-		if err := os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+cpu"), 0); err != nil {
+		enabled, err := enableCPU(parent)
+		if err != nil {
 			return nil, fmt.Errorf("cgroup: enable the controller cpu: %w", err)
 		}
+		if enabled {
+			q.Path += enabledSuffix
+		}
 	}
-	q = &Quota{Path: filepath.Join(parent, name), v1: v1}
 	if err := os.Mkdir(q.Path, 0o755); err != nil {
-		return nil, fmt.Errorf("cgroup: %w", err)
+		return nil, errors.Join(fmt.Errorf("cgroup: %w", err), disableCPU(q.Path))
 	}
 	for _, s := range q.settings(processors) {
 		if err := os.WriteFile(filepath.Join(q.Path, s[0]), []byte(s[1]), 0); err != nil {
 			return nil, errors.Join(fmt.Errorf("cgroup: limit %s to %g processors: %w", q.Path, processors, err),
-				os.Remove(q.Path))
+				Delete(q.Path))
 		}
 	}
 	return q, nil
+}
+
+// enabledSuffix ends the name of a quota for which the controller cpu was enabled in its parent: that is undone when
+// the quota is deleted, also by another process.
+const enabledSuffix = "+cpu"
+
+// enableCPU enables the controller cpu for the children of a cgroup of version 2, and reports whether it was not
+// enabled before.
+func enableCPU(parent string) (enabled bool, err error) {
+	file := filepath.Join(parent, "cgroup.subtree_control")
+	now, err := os.ReadFile(file)
+	if err != nil || slices.Contains(strings.Fields(string(now)), "cpu") {
+		return false, err
+	}
+	return true, os.WriteFile(file, []byte("+cpu"), 0)
+}
+
+// disableCPU undoes enableCPU where the deleted quota of that path was what it was enabled for, and its parent has no
+// other quota, which would lose its limit.
+func disableCPU(path string) error {
+	parent := filepath.Dir(path)
+	if !strings.HasSuffix(path, enabledSuffix) {
+		return nil
+	}
+	others, err := filepath.Glob(filepath.Join(parent, "*", "cpu.weight"))
+	if err != nil {
+		return err
+	}
+	for _, o := range others {
+		if b, err := os.ReadFile(o); err == nil && strings.TrimSpace(string(b)) == quotaWeight {
+			return nil
+		}
+	}
+	if err := os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("-cpu"), 0); err != nil {
+		return fmt.Errorf("cgroup: disable the controller cpu again: %w", err)
+	}
+	return nil
 }
 
 // settings returns the files of a quota, and what is written to each, in this order.
@@ -55,7 +99,7 @@ func (q *Quota) settings(processors float64) (l [][2]string) {
 		}
 		return l
 	}
-	l = [][2]string{{"cgroup.type", "threaded"}, {"cpu.weight", "10000"}}
+	l = [][2]string{{"cgroup.type", "threaded"}, {"cpu.weight", quotaWeight}}
 	if processors > 0 {
 		l = append(l, [2]string{"cpu.max", fmt.Sprintf("%d %d", int64(processors*float64(period)), period)})
 	}
