@@ -75,6 +75,11 @@ func page(t *testing.T, ctx context.Context, within time.Duration, l ...made) (t
 	if again, rerr := os.ReadFile(filepath.Join(dir, report.HTMLFile)); rerr != nil || string(again) != string(b) {
 		t.Errorf("the same folder makes another page: %v", rerr)
 	}
+	var terminal strings.Builder
+	if terr := report.ShowSuite(&terminal, dir, 80); terr != nil ||
+		!strings.HasPrefix(terminal.String(), "Of 21 claims: ") || !strings.Contains(terminal.String(), "  not testable here  19  █") {
+		t.Errorf("the terminal has no answer or no chart: %v\n%s", terr, terminal.String())
+	}
 	for _, part := range strings.Split(string(b), `href="`)[1:] { // each link leads to a report
 		link, _, _ := strings.Cut(part, `"`)
 		if _, serr := os.Stat(filepath.Join(dir, link)); serr != nil {

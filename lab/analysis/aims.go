@@ -40,10 +40,15 @@ func resultOf(seed uint64, a result.Aim, groups []*cellBlocks, s Summary) (AimRe
 	if g.measure.Ratio && (a.Of == result.Ratio || a.Over != nil || a.Margin > 0) { // what compares arms
 		half = s.Resolution[a.Measure].Half
 	}
-	r.Got, r.Outcome = e, word(a, judge(a, *e, half))
-	if !e.Sure {
+	outcome := judge(a, *e, half)
+	switch {
+	case !e.Sure:
 		r.Why = fmt.Sprintf("%d blocks are too few to bound it", e.N)
+	case outcome != judge(a, *e, 0):
+		r.Why = fmt.Sprintf("the interval alone would decide it, but this run can't tell less than %.1f %% from nothing "+
+			"(A/A)", 100*half)
 	}
+	r.Got, r.Outcome = e, word(a, outcome)
 	return r, nil
 }
 

@@ -1,6 +1,9 @@
 package chart
 
-import "math"
+import (
+	"math"
+	"strconv"
+)
 
 // Bar is one value, or a stack of parts, by name.
 type Bar struct {
@@ -23,7 +26,7 @@ type Bars struct {
 	Frame
 	X      Axis
 	Bars   []Bar
-	Stack  []string // names of the parts, with the colours 1, 2, 3 …; none: each bar has its own style
+	Stack  []string // names of the parts, with colours and numbers 1, 2, 3 …; none: each bar has its own style
 	Bound  float64  // a line across, 0 for none
 	Limits string   // what the line stands for
 }
@@ -33,10 +36,16 @@ const barH = 26.0
 // SVG draws it.
 func (c Bars) SVG() []byte { return c.plot().done() }
 
+// Narrow draws it for a narrow screen.
+func (c Bars) Narrow() []byte {
+	c.Frame = c.narrowed()
+	return c.SVG()
+}
+
 func (c Bars) plot() *plot {
 	var keys []key
 	for i, n := range c.Stack {
-		keys = append(keys, key{name: n, style: Style(i + 1), plain: true})
+		keys = append(keys, key{name: n, style: Style(i + 1), plain: true, number: strconv.Itoa(i + 1)})
 	}
 	if c.Frame.Height == 0 { // as many rows as there are bars
 		probe := newPlot(c.Frame, 1000, "", keys)
@@ -102,7 +111,14 @@ func (p *plot) bar(b Bar, y, row float64, stacked bool) {
 		if stacked {
 			s = Style(i + 1)
 		}
-		p.rect(p.x.at(from), y-thick, p.x.at(from+v), y+thick, of(s), ` fill-opacity=".85"`)
+		a, b := p.x.at(from), p.x.at(from+v)
+		p.rect(a, y-thick, b, y+thick, of(s), ` fill-opacity=".85"`)
+		if stacked && i > 0 && b-a > 2 {
+			p.line(a, y-thick, a, y+thick, 1.5, cGround, "")
+		}
+		if n := strconv.Itoa(i + 1); stacked && b-a > partFace.width(n)+4 {
+			p.text((a+b)/2, y+3.5, middle, partFace, n)
+		}
 		from += v
 	}
 	tip := from
@@ -113,5 +129,5 @@ func (p *plot) bar(b Bar, y, row float64, stacked bool) {
 		p.line(hi, y-3.5, hi, y+3.5, 1.4, cInk, "")
 		tip = max(tip, b.High)
 	}
-	p.text(p.x.at(tip)+7, y+4, start, labelFace, b.text())
+	p.text(p.x.at(tip)+7, y+4, start, valueFace, b.text())
 }

@@ -27,6 +27,15 @@ type Frame struct {
 	Height int    // px; 0: what the kind of chart needs
 }
 
+// phone is the width of drawings for narrow screens.
+const phone = 380
+
+// narrowed returns the frame of the same drawing for a narrow screen.
+func (f Frame) narrowed() Frame {
+	f.ID, f.Width, f.Height = f.ID+"-narrow", phone, 0
+	return f
+}
+
 // Axis is one direction of a chart. Values come in the unit that its title names.
 type Axis struct {
 	Title  string
@@ -169,6 +178,8 @@ var (
 	axisFace   = face{size: 12, colour: cInk}
 	labelFace  = face{size: 12, colour: cInk}
 	footFace   = face{size: 10, colour: cMute}
+	valueFace  = face{size: 12, halo: true, colour: cInk}
+	partFace   = face{size: 10, bold: true, colour: cGround}
 	ghostFace  = face{size: 11, italic: true, halo: true, colour: cMute}
 	lineHeight = 1.3
 )

@@ -21,6 +21,12 @@ type ECDF struct {
 // SVG draws it.
 func (c ECDF) SVG() []byte { return c.plot().done() }
 
+// Narrow draws it for a narrow screen.
+func (c ECDF) Narrow() []byte {
+	c.Frame = c.narrowed()
+	return c.SVG()
+}
+
 func (c ECDF) plot() *plot {
 	xs, beyond := c.reach()
 	c.Frame.Sub = strings.TrimSpace(c.Frame.Sub + beyond)
@@ -116,6 +122,12 @@ type Percentiles struct {
 
 // SVG draws it.
 func (c Percentiles) SVG() []byte { return c.plot().done() }
+
+// Narrow draws it for a narrow screen.
+func (c Percentiles) Narrow() []byte {
+	c.Frame = c.narrowed()
+	return c.SVG()
+}
 
 func (c Percentiles) plot() *plot {
 	p := newPlot(c.Frame, 340, c.Y.Title, nil)
@@ -215,6 +227,12 @@ const columns = 64
 
 // SVG draws it.
 func (c Histogram) SVG() []byte { return c.plot().done() }
+
+// Narrow draws it for a narrow screen.
+func (c Histogram) Narrow() []byte {
+	c.Frame = c.narrowed()
+	return c.SVG()
+}
 
 func (c Histogram) plot() *plot {
 	lo, hi, beyond := c.reach()

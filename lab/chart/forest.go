@@ -49,6 +49,12 @@ type Forest struct {
 // SVG draws it.
 func (c Forest) SVG() []byte { return c.plot().done() }
 
+// Narrow draws it for a narrow screen.
+func (c Forest) Narrow() []byte {
+	c.Frame = c.narrowed()
+	return c.SVG()
+}
+
 // forestText is the width of the claims' words.
 const forestText = 300.0
 
@@ -68,16 +74,31 @@ func (c Forest) plot() *plot {
 	for _, cl := range c.Claims {
 		says = max(says, labelFace.width(cl.Says))
 	}
-	p.left += c.names() + forestText
-	p.right -= says + 34
+	if !c.stacked() {
+		p.left += c.names() + forestText
+		p.right -= says*widest + 34
+	}
 	p.forestAxis(c)
 	y := p.top
 	for i, cl := range c.Claims {
-		p.claim(cl, y, heights[i], margin+c.names())
+		if c.stacked() {
+			p.stackedClaim(cl, y, heights[i], c.Same)
+		} else {
+			p.claim(cl, y, heights[i], margin+c.names())
+		}
 		y += heights[i]
 	}
 	return p
 }
+
+// stacked reports whether words stand above their numbers: the drawing is too narrow for both side by side.
+func (c Forest) stacked() bool { return c.Frame.Width <= phone }
+
+// Of a stacked row: its first line, and the strip of its number.
+const (
+	stackedHead  = 20.0
+	stackedStrip = 24.0
+)
 
 // claimFace is that of the claims' names.
 var claimFace = face{size: 12, bold: true, colour: cInk}
@@ -93,6 +114,13 @@ func (c Forest) names() (w float64) {
 // rows is how high each claim's row is.
 func (c Forest) rows() (h []float64, sum float64) {
 	for _, cl := range c.Claims {
+		if c.stacked() {
+			lines := len(labelFace.wrap(cl.Text, float64(c.Frame.Width)-2*margin))
+			h = append(h, stackedHead+float64(lines)*labelFace.size*lineHeight+
+				map[bool]float64{true: 8, false: stackedStrip}[cl.Outcome == Missing])
+			sum += h[len(h)-1]
+			continue
+		}
 		lines := len(labelFace.wrap(cl.Text, forestText))
 		h = append(h, math.Max(26, float64(lines)*labelFace.size*lineHeight+10))
 		sum += h[len(h)-1]
@@ -124,7 +152,10 @@ func (p *plot) forestAxis(c Forest) {
 	p.x = scale{a: p.left + 13, b: p.right - 13, log: true}
 	p.x.lo, p.x.hi = span(Axis{Log: true}, values)
 	one := p.x.at(1)
-	if !c.Same {
+	top := p.top
+	if c.stacked() {
+		top = p.bottom // no line through words
+	} else if !c.Same {
 		p.rect(p.left, p.top, one, p.bottom, cGood, ` fill-opacity=".08"`)
 	}
 	last := math.Inf(-1)
@@ -138,11 +169,13 @@ func (p *plot) forestAxis(c Forest) {
 		if v != 1 && v < 1 && at+w/2 > one-w { // the bound's own label comes first
 			continue
 		}
-		p.line(at, p.top, at, p.bottom, 1, cGrid, "")
+		p.line(at, top, at, p.bottom+3, 1, cGrid, "")
 		p.text(at, p.bottom+16, middle, tickFace, label)
 		last = at + w/2 + 6
 	}
-	p.line(one, p.top-4, one, p.bottom, 1.6, cInk, "")
+	if !c.stacked() {
+		p.line(one, p.top-4, one, p.bottom, 1.6, cInk, "")
+	}
 	if c.Same {
 		p.text(one, p.top-8, middle, labelFace, "same")
 		p.text((p.left+p.right)/2, p.bottom+33, middle, axisFace, "B ÷ A")
@@ -151,6 +184,36 @@ func (p *plot) forestAxis(c Forest) {
 	p.text(one, p.top-8, middle, labelFace, "bound")
 	p.text(one-30, p.top-8, end, ghostFace, cmp.Or(c.Better, "← better"))
 	p.text((p.left+p.right)/2, p.bottom+33, middle, axisFace, "measured ÷ bound")
+}
+
+// stackedClaim draws a row of which the words stand above the number.
+func (p *plot) stackedClaim(cl Claim, top, h float64, same bool) {
+	attrs := outcomeAttrs[cl.Outcome]
+	p.line(margin, top, p.w-margin, top, 1, cGrid, "")
+	p.text(margin, top+15, start, claimFace, cl.ID)
+	p.text(p.w-margin, top+15, end, labelFace, cmp.Or(cl.Says, attrs.word))
+	p.text(p.w-margin-labelFace.width(cmp.Or(cl.Says, attrs.word))*widest-4, top+15, end,
+		face{size: 13, bold: true, colour: attrs.colour}, attrs.sign)
+	for i, l := range labelFace.wrap(cl.Text, p.w-2*margin) {
+		p.text(margin, top+stackedHead+labelFace.size*lineHeight*(float64(i)+0.8), start, labelFace, l)
+	}
+	if cl.Outcome == Missing {
+		return
+	}
+	y, one := top+h-stackedStrip/2, p.x.at(1)
+	if !same {
+		p.rect(p.left, y-8, one, y+8, cGood, ` fill-opacity=".08"`)
+	}
+	p.line(one, y-9, one, y+9, 1.6, cInk, "")
+	p.number(cl, y, attrs.colour)
+}
+
+// number draws a claim's number, with the margin on both sides of its bound if there is one.
+func (p *plot) number(cl Claim, y float64, col colour) {
+	if cl.Margin > 0 { // the bound's other side, and no line of "better"
+		p.rect(p.x.clamp(1-cl.Margin), y-7, p.x.clamp(1+cl.Margin), y+7, cMute, ` fill-opacity=".25"`)
+	}
+	p.interval(cl, y, col)
 }
 
 // claim draws a row whose words begin at x = words.
@@ -172,10 +235,7 @@ func (p *plot) claim(cl Claim, top, h, words float64) {
 	if cl.Outcome == Missing {
 		return
 	}
-	if cl.Margin > 0 { // the bound's other side, and no line of "better"
-		p.rect(p.x.clamp(1-cl.Margin), y-7, p.x.clamp(1+cl.Margin), y+7, cMute, ` fill-opacity=".25"`)
-	}
-	p.interval(cl, y, attrs.colour)
+	p.number(cl, y, attrs.colour)
 }
 
 // interval draws the claim's number, with an arrow where it leaves the axis.

@@ -2,6 +2,7 @@ package chart
 
 import (
 	"flag"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -54,6 +55,40 @@ type drawing interface{ plot() *plot }
 
 // drawings are made-up charts of every kind, the awkward cases among them.
 func drawings() map[string]drawing {
+	all := wideDrawings()
+	for name, d := range wideDrawings() {
+		all[name+"-narrow"] = narrow(d)
+	}
+	return all
+}
+
+// narrow returns a drawing for a narrow screen.
+func narrow(d drawing) drawing {
+	switch c := d.(type) {
+	case Bars:
+		c.Frame = c.narrowed()
+		return c
+	case ECDF:
+		c.Frame = c.narrowed()
+		return c
+	case Percentiles:
+		c.Frame = c.narrowed()
+		return c
+	case Histogram:
+		c.Frame = c.narrowed()
+		return c
+	case Forest:
+		c.Frame = c.narrowed()
+		return c
+	case Line:
+		c.Frame = c.narrowed()
+		return c
+	}
+	panic(fmt.Sprintf("no narrow form of %T", d))
+}
+
+// wideDrawings are those for all other screens.
+func wideDrawings() map[string]drawing {
 	ns := []float64{1, 10, 100, 1000, 10000}
 	ratios := func(name string, s Style, base, slope, width float64) Series {
 		out := Series{Name: name, Style: s}

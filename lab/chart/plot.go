@@ -29,6 +29,8 @@ type key struct {
 	ghost bool // hollow, no line
 	plain bool // a block of colour instead of line and marker
 	bare  bool // no marker
+
+	number string // in the block
 }
 
 // newPlot draws title, sub-title, legend and footer and leaves the rest to the data. yTitle stands above the upright
@@ -92,7 +94,8 @@ func (p *plot) legend(keys []key) {
 // sample draws a key's sign, 24 px wide.
 func (p *plot) sample(x, y float64, k key) {
 	if k.plain {
-		p.rect(x+6, y-5, x+22, y+5, of(k.style), "")
+		p.rect(x+6, y-6, x+22, y+6, of(k.style), "")
+		p.text(x+14, y+3.5, middle, partFace, k.number)
 		return
 	}
 	if !k.ghost {

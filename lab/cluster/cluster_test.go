@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -235,9 +238,7 @@ func TestRun(t *testing.T) {
 	if r.Manifest.Machine.Kernel == "" || r.Manifest.Outcome != "" {
 		t.Errorf("machine %q, outcome %q", r.Manifest.Machine.Kernel, r.Manifest.Outcome)
 	}
-	if err := report.Build(dir); err != nil {
-		t.Error(err)
-	}
+	reported(t, dir)
 	if n := f.left(); n > 0 {
 		t.Errorf("%d objects are left", n)
 	}
@@ -354,4 +355,26 @@ func FuzzReadBlocks(f *testing.F) {
 			}
 		}
 	})
+}
+
+// reported builds a run's report, which the raw files alone make again, byte for byte.
+func reported(t *testing.T, dir string) {
+	t.Helper()
+	copied := t.TempDir()
+	for _, name := range []string{result.ManifestFile, result.BlocksFile} {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		if err := errors.Join(err, os.WriteFile(filepath.Join(copied, name), b, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(report.Build(dir), report.Build(copied)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{report.HTMLFile, report.MarkdownFile} {
+		a, aerr := os.ReadFile(filepath.Join(dir, name))
+		b, berr := os.ReadFile(filepath.Join(copied, name))
+		if err := errors.Join(aerr, berr); err != nil || !bytes.Equal(a, b) {
+			t.Errorf("%s is another when made from the raw files alone: %v", name, err)
+		}
+	}
 }

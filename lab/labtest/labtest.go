@@ -189,7 +189,18 @@ func ReportsFromRawFilesAlone(t *testing.T, dir string) {
 	if err := report.Build(copied); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{report.HTMLFile, report.MarkdownFile, analysis.SummaryFile} {
+	names := []string{report.HTMLFile, report.MarkdownFile, analysis.SummaryFile}
+	for _, of := range []string{dir, copied} {
+		charts, err := filepath.Glob(filepath.Join(of, report.ChartsDir, "*.svg"))
+		if err != nil || len(charts) == 0 {
+			t.Fatalf("%d charts in %s: %v", len(charts), of, err)
+		}
+		for _, c := range charts {
+			names = append(names, filepath.Join(report.ChartsDir, filepath.Base(c)))
+		}
+	}
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
 		a, aerr := os.ReadFile(filepath.Join(dir, name))
 		b, berr := os.ReadFile(filepath.Join(copied, name))
 		if err := errors.Join(aerr, berr); err != nil {

@@ -185,7 +185,13 @@ func opening(s analysis.Summary, charts []drawn) (first, others []drawn) {
 	if at < 0 {
 		at = max(0, slices.IndexFunc(charts, func(c drawn) bool { return c.Kind == s.Answer.Chart }))
 	}
-	return charts[at : at+1], slices.Delete(slices.Clone(charts), at, at+1)
+	others = slices.Delete(slices.Clone(charts), at, at+1)
+	for i := range others {
+		if others[i].Kind != wide { // these fit
+			others[i].narrow = nil
+		}
+	}
+	return charts[at : at+1], others
 }
 
 // caution returns what a reader of the answer must know of the run, "" for a quiet and whole one.
@@ -210,14 +216,20 @@ func termAnswer(w io.Writer, s analysis.Summary, width int) {
 	if c := caution(s); c != "" {
 		fmt.Fprintf(w, "\n%s", wrapped(c, width))
 	}
-	i := slices.IndexFunc(s.Answer.Findings, func(f analysis.Found) bool { return len(f.Numbers) > 0 })
+	bars := func(f analysis.Found) int { // with the one that they are compared with
+		return len(f.Numbers) + map[bool]int{true: 1}[f.Compared() && len(f.Numbers) > 0]
+	}
+	i := slices.IndexFunc(s.Answer.Findings, func(f analysis.Found) bool { return bars(f) > 1 })
+	if i < 0 {
+		i = slices.IndexFunc(s.Answer.Findings, func(f analysis.Found) bool { return bars(f) > 0 })
+	}
 	if i < 0 {
 		return
 	}
 	f := s.Answer.Findings[i]
-	var rows []bar
+	var rows []Bar
 	if f.Compared() {
-		rows = append(rows, bar{cmp.Or(f.Against, s.Design.ArmTitle(s.Design.Baseline)), "1", 1})
+		rows = append(rows, Bar{cmp.Or(f.Against, s.Design.ArmTitle(s.Design.Baseline)), "1", 1})
 	}
 	for _, n := range f.Numbers {
 		m, _ := s.Design.Measure(n.Measure)
@@ -225,23 +237,23 @@ func termAnswer(w io.Writer, s analysis.Summary, width int) {
 		if f.Compared() {
 			text = ratio(n.Got.Value) + " ×"
 		}
-		rows = append(rows, bar{s.Design.ArmTitle(n.Arm), text, n.Got.Value})
+		rows = append(rows, Bar{s.Design.ArmTitle(n.Arm), text, n.Got.Value})
 	}
-	fmt.Fprintf(w, "\n%s", bars(rows, width))
+	fmt.Fprintf(w, "\n%s", Bars(rows, width))
 }
 
-// bar is a number by name.
-type bar struct {
-	name, text string
-	value      float64
+// Bar is a number by name, and as people read it.
+type Bar struct {
+	Name, Text string
+	Value      float64
 }
 
-// bars draws bars from 0, each in a line of so many columns at most.
-func bars(rows []bar, width int) string {
+// Bars draws bars from 0 for a terminal, each in a line of so many columns at most.
+func Bars(rows []Bar, width int) string {
 	names, texts, most := 0, 0, 0.0
 	for _, r := range rows {
-		names, texts = max(names, utf8.RuneCountInString(r.name)), max(texts, utf8.RuneCountInString(r.text))
-		most = max(most, r.value)
+		names, texts = max(names, utf8.RuneCountInString(r.Name)), max(texts, utf8.RuneCountInString(r.Text))
+		most = max(most, r.Value)
 	}
 	space := min(60, width-names-texts-6)
 	if space < 8 || most <= 0 {
@@ -251,10 +263,10 @@ func bars(rows []bar, width int) string {
 	for _, r := range rows {
 		line := ""
 		if space > 0 {
-			eighths := int(math.Round(max(0, r.value) / most * float64(8*space)))
+			eighths := int(math.Round(max(0, r.Value) / most * float64(8*space)))
 			line = strings.Repeat("█", eighths/8) + strings.TrimSpace(string([]rune(" ▏▎▍▌▋▊▉")[eighths%8]))
 		}
-		fmt.Fprintf(&b, "%s\n", strings.TrimRight(fmt.Sprintf("  %-*s  %*s  %s", names, r.name, texts, r.text, line), " "))
+		fmt.Fprintf(&b, "%s\n", strings.TrimRight(fmt.Sprintf("  %-*s  %*s  %s", names, r.Name, texts, r.Text, line), " "))
 	}
 	return b.String()
 }

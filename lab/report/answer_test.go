@@ -117,6 +117,10 @@ func TestReportsOpenWithTheAnswer(t *testing.T) {
 		if svg, table := strings.Index(body, "<svg"), strings.Index(body, "<table"); svg < 0 || table < svg {
 			t.Errorf("%s: no chart before the first table", name)
 		}
+		first := body[strings.Index(body, "<figure"):]
+		if !strings.HasPrefix(first[strings.Index(first, "</figure>"):], `</figure><figure class="narrow"><svg`) {
+			t.Errorf("%s: the first chart has no form for narrow screens", name)
+		}
 	}
 	h, _ := reports(t, madeUp(t, 21, func(m *result.Manifest) { m.Design.Answer = crrAnswer() }))
 	if n := strings.Count(h, `id="crr-ratio-t"`); n != 1 {
@@ -143,7 +147,7 @@ func TestTerminalOpensWithTheAnswer(t *testing.T) {
 			t.Errorf("width %d:\n%s", width, text)
 		}
 	}
-	if got := bars([]bar{{"a", "1", 1}, {"bc", "0", 0}}, 20); got != "  a   1  ███████████\n  bc  0\n" {
+	if got := Bars([]Bar{{"a", "1", 1}, {"bc", "0", 0}}, 20); got != "  a   1  ███████████\n  bc  0\n" {
 		t.Errorf("bars: %q", got)
 	}
 }

@@ -171,7 +171,8 @@ func TestManyModes(t *testing.T) {
 		t.Error("the terminal has details")
 	}
 	plain := html.UnescapeString(h)
-	for _, want := range []string{"Somebody 2019", "confirmed", "this kernel can't", "no module", "its mean", "ipvs"} {
+	for _, want := range []string{"Somebody 2019", "confirmed", "this kernel can't", "no module", "its mean", "ipvs",
+		"▲ more, ▼ less, = the same within the margin, ? unclear"} {
 		for where, text := range map[string]string{"HTML": plain, "Markdown": md} {
 			if !strings.Contains(text, want) {
 				t.Errorf("%s doesn't say %q", where, want)

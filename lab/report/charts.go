@@ -22,6 +22,8 @@ type drawn struct {
 	Kind string // "forest", or the measure that it belongs to
 	SVG  []byte
 	Text string // its title, for Markdown
+	// for narrow screens, where it opens a report or is wide; nil elsewhere
+	narrow []byte
 }
 
 // artist draws a run's charts.
@@ -32,10 +34,21 @@ type artist struct {
 	charts []drawn
 }
 
-type picture interface{ SVG() []byte }
+type picture interface {
+	SVG() []byte
+	Narrow() []byte
+}
+
+// wide is the kind of charts that take a page's width.
+const wide = "forest"
+
+// drawing returns a chart with its drawings.
+func drawing(name, kind, title string, p picture) drawn {
+	return drawn{Name: name, Kind: kind, SVG: p.SVG(), Text: title, narrow: p.Narrow()}
+}
 
 func (a *artist) add(name, kind, title string, p picture) {
-	a.charts = append(a.charts, drawn{Name: name, Kind: kind, SVG: p.SVG(), Text: title})
+	a.charts = append(a.charts, drawing(name, kind, title, p))
 }
 
 // draw makes every chart that the run has numbers for, in the order of the report.

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"fairlead.dev/fairlead/lab/analysis"
 	"fairlead.dev/fairlead/lab/chart"
@@ -256,13 +258,22 @@ func differenceWords(l []analysis.Difference) string {
 	}
 	var named []string
 	for _, x := range l[:min(mostDifferences, len(l))] {
-		named = append(named, fmt.Sprintf("%s (%s in A, %s in B)", strings.ToLower(x.Name), brief(x.A), brief(x.B)))
+		named = append(named, fmt.Sprintf("%s (%s in A, %s in B)", lower(x.Name), brief(x.A), brief(x.B)))
 	}
 	text := fmt.Sprintf("The runs differ in %s recorded: %s", plural(len(l), "respect"), strings.Join(named, ", "))
 	if n := len(l) - len(named); n > 0 {
 		text += fmt.Sprintf(" and %d more", n)
 	}
 	return text + "."
+}
+
+// lower returns a name as it stands within a sentence.
+func lower(s string) string {
+	r, n := utf8.DecodeRuneInString(s)
+	if next, _ := utf8.DecodeRuneInString(s[n:]); n == 0 || unicode.IsUpper(next) { // CPU
+		return s
+	}
+	return strings.ToLower(string(r)) + s[n:]
 }
 
 // brief returns the beginning of a setting.
@@ -331,7 +342,7 @@ func (p *Comparison) forest(a, b result.Manifest) {
 			Says: fmt.Sprintf("%s → %s ×", ratio(v.A.Value), ratio(v.B.Value))})
 	}
 	if len(f.Claims) > 0 {
-		p.Charts = append(p.Charts, drawn{Name: "forest", Kind: "forest", SVG: f.SVG(), Text: f.Title})
+		p.Charts = append(p.Charts, drawing("forest", wide, f.Title, f))
 	}
 }
 
@@ -382,7 +393,7 @@ func (p *Comparison) histogram(a, b result.Run, at analysis.Cell) error {
 	f.Frame = chart.Frame{ID: fmt.Sprintf("histogram-%d", len(p.Charts)), Title: title,
 		Sub:    "all operations of all blocks, shares of each run's own total; mean ± standard deviation",
 		Footer: "A: " + kernelName(a.Manifest.Machine) + " · B: " + kernelName(b.Manifest.Machine) + " · across runs"}
-	p.Charts = append(p.Charts, drawn{Name: f.Frame.ID, Kind: m.ID, SVG: f.SVG(), Text: title})
+	p.Charts = append(p.Charts, drawing(f.Frame.ID, m.ID, title, f))
 	return nil
 }
 
@@ -396,6 +407,7 @@ func (p *Comparison) Terminal(w io.Writer, width int) error {
 	for _, s := range append(p.Answer, p.Cautions...) {
 		fmt.Fprintf(&b, "\n%s", wrapped(s, width))
 	}
+	b.WriteString(p.bars(width))
 	termTable(&b, shortened(p.Differences, (width-30)/2), width)
 	termTable(&b, p.Claims, width, 0, 4, 1, 2)
 	for _, t := range slices.Concat(p.Tables, some(p.Values)) {
@@ -411,6 +423,36 @@ func (p *Comparison) Terminal(w io.Writer, width int) error {
 	}
 	_, err := w.Write(b.Bytes())
 	return err
+}
+
+// bars draws the first ratios of both runs, or the first numbers where there are no ratios.
+func (p *Comparison) bars(width int) string {
+	const most = 4
+	l, unit := p.c.Ratios, func(result.Measure) string { return "×" }
+	if len(l) == 0 {
+		l, unit = p.c.Values, func(m result.Measure) string { return m.Unit }
+	}
+	if i := slices.IndexFunc(l, func(v analysis.Versus) bool { return v.Measure == p.c.A.Answer.Chart }); i > 0 {
+		l = l[i:]
+	}
+	var rows []Bar
+	for i, v := range l {
+		if i == most || v.Measure != l[0].Measure { // others have other units
+			break
+		}
+		m, _ := p.c.A.Design.Measure(v.Measure)
+		for side, e := range []stats.Estimate{v.A, v.B} {
+			text := amount(e.Value, unit(m))
+			if unit(m) == "×" {
+				text = ratio(e.Value) + " ×"
+			}
+			rows = append(rows, Bar{p.Sides[side].Name + ": " + cut(p.name(v), width/2), text, e.Value})
+		}
+	}
+	if len(rows) == 0 {
+		return ""
+	}
+	return "\n" + Bars(rows, width)
 }
 
 // byMeasure returns a table for each measure of one in which the first column names it.

@@ -63,7 +63,8 @@ func TestCompare(t *testing.T) {
 		if !strings.Contains(b.String(), "kernel (6.12.0 #1 SMP in A, 6.99.0 <b> in B)") && width == 120 {
 			t.Errorf("the terminal:\n%s", b.String())
 		}
-		for _, want := range []string{"Ratios to direct: connect, request, close", "Another Processor"} {
+		for _, want := range []string{"Ratios to direct: connect, request, close", "Another Processor",
+			"  B: connect, request, "} {
 			if !strings.Contains(b.String(), want) {
 				t.Errorf("width %d: the terminal doesn't say %q:\n%s", width, want, b.String())
 			}

@@ -115,26 +115,34 @@ func (g grid) remark(s analysis.Summary) string {
 	default:
 		text += fmt.Sprintf("%s: %s.", base, amount(g.base.Value.Value, g.m.Unit))
 	}
-	return text
+	return text + signWords
 }
 
 func gridCell(c analysis.Cell, m result.Measure) cell {
 	switch {
 	case m.Ratio && c.Ratio != nil:
-		return cell{Text: ratio(c.Ratio.Value) + " ×  " + amount(c.Value.Value, m.Unit), Small: ratios(c.Ratio.CI),
-			Class: gridClass(c, c.Ratio)}
+		class := gridClass(c, c.Ratio)
+		return cell{Text: ratio(c.Ratio.Value) + " ×  " + amount(c.Value.Value, m.Unit),
+			Small: ratios(c.Ratio.CI) + verdictSigns[class], Class: string(class)}
 	case m.More && c.More != nil:
+		class := gridClass(c, c.More)
 		return cell{Text: signed(c.More.Value, m.Unit) + "  of " + amount(c.Value.Value, m.Unit),
-			Small: between(c.More.CI, m.Unit), Class: gridClass(c, c.More)}
+			Small: between(c.More.CI, m.Unit) + verdictSigns[class], Class: string(class)}
 	}
 	return valueCell(c, m, true)
 }
 
-func gridClass(c analysis.Cell, e *stats.Estimate) string {
+// verdictSigns follow numbers, for readers without colours; signWords says what they mean.
+var verdictSigns = map[stats.Verdict]string{stats.Same: " =", stats.Unclear: " ?", stats.Higher: " ▲",
+	stats.Lower: " ▼"}
+
+const signWords = " ▲ more, ▼ less, = the same within the margin, ? unclear."
+
+func gridClass(c analysis.Cell, e *stats.Estimate) stats.Verdict {
 	if !e.Sure {
-		return string(stats.Unclear)
+		return stats.Unclear
 	}
-	return string(c.Verdict)
+	return c.Verdict
 }
 
 // signed returns "+2.41 %".

@@ -17,11 +17,12 @@ var css string
 var htmlTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 	"css": func() template.CSS { return template.CSS(css) },
 	// our own drawing: every text in it is escaped
-	"svg":   func(d drawn) template.HTML { return template.HTML(strings.TrimSpace(string(d.SVG))) },
-	"size":  size,
-	"num":   func(t *table, i int) bool { return t.numeric(i) },
-	"wide":  func(d drawn) bool { return d.Kind == "forest" },
-	"short": func(s string) string { return s[:12] },
+	"svg":    func(d drawn) template.HTML { return template.HTML(strings.TrimSpace(string(d.SVG))) },
+	"size":   size,
+	"num":    func(t *table, i int) bool { return t.numeric(i) },
+	"narrow": func(d drawn) template.HTML { return template.HTML(strings.TrimSpace(string(d.narrow))) },
+	"wide":   func(d drawn) bool { return d.Kind == wide },
+	"short":  func(s string) string { return s[:12] },
 }).Parse(htmlText))
 
 func (p *page) html(w io.Writer) error { return htmlTemplate.Execute(w, p) }

@@ -62,6 +62,7 @@ type table struct {
 	Remark string
 
 	Stacked bool // intervals stand below their numbers
+	Claims  bool // of claims or aims: on a narrow screen each row stands as a paragraph
 }
 
 // numeric reports whether a column's last cell is a number: the baseline, which comes first, has none in some.
@@ -338,7 +339,7 @@ func aims(s analysis.Summary, claims bool) *table {
 	if len(l) == 0 {
 		return nil
 	}
-	t := &table{Title: upper(tally(s, claims)) + ".",
+	t := &table{Title: upper(tally(s, claims)) + ".", Claims: true,
 		Head: []string{"", map[bool]string{true: "claim", false: "aim"}[claims], "measured", "bound", "outcome"}}
 	for _, a := range l {
 		got := cell{Text: "–", Class: "num"}

@@ -282,8 +282,10 @@ func TestWords(t *testing.T) {
 		number("10000"):       "10,000", number("first"): "first", number("2.5"): "2.5", group("1234567"): "1,234,567",
 		group("123"):       "123",
 		plural(1, "round"): "1 round", plural(2100, "block"): "2,100 blocks",
-		shell([]string{"a", "b c", "it's", ""}): `a 'b c' 'it'\''s' ''`,
-		size(100):                               "100 bytes", size(2048): "2.0 KiB", size(3 << 20): "3.0 MiB",
+		shell([]string{"a", "b c", "it's", ""}):                                                          `a 'b c' 'it'\''s' ''`,
+		limit(result.Aim{Across: result.Hypervisor, Measure: "crr", Bound: 3, Margin: 0.25}, services()): "3 × ±25 %",
+		lower("Kernel"): "kernel", lower("CPU"): "CPU", lower(""): "",
+		size(100): "100 bytes", size(2048): "2.0 KiB", size(3 << 20): "3.0 MiB",
 	} {
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)

@@ -74,7 +74,7 @@ type suitePage struct {
 	Suite
 	Where   string
 	Answer  []string
-	Opening drawn
+	Charts  []drawn
 	Rows    []suiteRow
 	Command string
 }
@@ -83,6 +83,7 @@ type suitePage struct {
 type suiteRow struct {
 	ID, Text, Source      string
 	Says, Interval, Limit string
+	Resolution            string // what the run can't tell from nothing
 	Outcome               analysis.Outcome
 	Sign, Class, Why      string
 	Experiment, Link      string
@@ -166,14 +167,49 @@ func newSuitePage(dir string) (*suitePage, error) {
 		p.Rows = append(p.Rows, claimRows(s, c, summaries)...)
 	}
 	p.Answer = p.sentences()
-	f := chart.Forest{Better: "← it holds", Frame: chart.Frame{ID: "claims", Width: 920, Title: p.Answer[0],
-		Sub: "each number over its bound, with its 95 % interval; a grey box is a bound on both sides, in which the whole " +
-			"interval must lie", Footer: p.Where}}
-	for _, r := range p.Rows {
-		f.Claims = append(f.Claims, r.claim)
-	}
-	p.Opening = drawn{Kind: "forest", SVG: f.SVG()}
+	p.draw()
 	return p, nil
+}
+
+// draw makes a chart for each source of claims: one for all would not fit on a printed page.
+func (p *suitePage) draw() {
+	var sources []string
+	for _, c := range p.Claims {
+		if !slices.Contains(sources, c.Source) {
+			sources = append(sources, c.Source)
+		}
+	}
+	for i, source := range sources {
+		f := chart.Forest{Better: "← it holds", Frame: chart.Frame{ID: fmt.Sprint("claims-", i+1), Width: 920, Title: source,
+			Footer: p.Where}}
+		if i == 0 {
+			f.Sub = "each number over its bound, with its 95 % interval; a grey box is a bound on both sides, in which the " +
+				"whole interval must lie"
+		}
+		n := map[string]int{}
+		for _, c := range p.Claims {
+			if c.Source != source {
+				continue
+			}
+			n[whole(p.of(c))]++
+			for _, r := range p.of(c) {
+				f.Claims = append(f.Claims, r.claim)
+			}
+		}
+		f.Title += ": " + outcomesOf(n)
+		p.Charts = append(p.Charts, drawing(f.ID, wide, f.Title, f))
+	}
+}
+
+// outcomesOf returns "3 confirmed, 1 refuted in part", of numbers by outcome words.
+func outcomesOf(n map[string]int) string {
+	var l []string
+	for _, word := range outcomeWords {
+		if n[word] > 0 {
+			l = append(l, fmt.Sprintf("%d %s", n[word], word))
+		}
+	}
+	return strings.Join(l, ", ")
 }
 
 // claimRows returns what the parts say of a claim: a row for each aim that tests it, or one that says why there is
@@ -186,10 +222,12 @@ func claimRows(s Suite, c SuiteClaim, summaries map[string]analysis.Summary) (l 
 				continue
 			}
 			r := suiteRow{ID: a.ID, Text: a.Text, Source: a.Claim, Says: "–", Limit: limit(a.Aim, sum.Design),
-				Outcome: a.Outcome, Why: a.Why, Experiment: p.Experiment, Link: p.Folder + "/" + HTMLFile,
-				claim: claimOf(a, sum.Design)}
+				Outcome: a.Outcome, Why: a.Why, Experiment: p.Experiment,
+				Link: p.Folder + "/" + HTMLFile, claim: claimOf(a, sum.Design)}
 			if a.Got != nil {
-				r.Says = quantity(a.Aim, sum.Design, a.Got.Value)
+				r.Says, r.Resolution = quantity(a.Aim, sum.Design, a.Got.Value), resolutionOf(sum, a.Measure)
+			}
+			if a.Got != nil && a.Got.CI.Low != a.Got.CI.High {
 				r.Interval = quantity(a.Aim, sum.Design, a.Got.CI.Low) + " – " + quantity(a.Aim, sum.Design, a.Got.CI.High)
 			}
 			l = append(l, r)
@@ -206,6 +244,21 @@ func claimRows(s Suite, c SuiteClaim, summaries map[string]analysis.Summary) (l 
 	return l
 }
 
+// resolutionOf returns "resolution ±0.6 %", or "counted".
+func resolutionOf(s analysis.Summary, measure string) string {
+	m, _ := s.Design.Measure(measure)
+	r, ok := s.Resolution[measure]
+	switch {
+	case m.Exact:
+		return "counted"
+	case !ok || !compared(m):
+		return ""
+	case m.More:
+		return "resolution ±" + amount(r.Half, m.Unit)
+	}
+	return "resolution " + plusMinus(r.Half)
+}
+
 // of returns the rows of a claim.
 func (p *suitePage) of(c SuiteClaim) []suiteRow {
 	return slices.DeleteFunc(slices.Clone(p.Rows), func(r suiteRow) bool {
@@ -213,26 +266,28 @@ func (p *suitePage) of(c SuiteClaim) []suiteRow {
 	})
 }
 
-// sentences returns the answer: what became of the claims, which were refuted, and what did not run.
-func (p *suitePage) sentences() []string {
-	n := map[string]int{}
-	var refuted []string
+// outcomeWords are what claims as wholes can come to.
+var outcomeWords = []string{"confirmed", "confirmed in part", "refuted", "refuted in part", "inconclusive",
+	string(analysis.NotTestable)}
+
+// tally returns the claims' ids by what they come to.
+func (p *suitePage) tally() map[string][]string {
+	ids := map[string][]string{}
 	for _, c := range p.Claims {
 		word := whole(p.of(c))
-		n[word]++
-		if word == "refuted" || word == "refuted in part" {
-			refuted = append(refuted, c.ID)
-		}
+		ids[word] = append(ids[word], c.ID)
 	}
-	var l []string
-	for _, word := range []string{"confirmed", "confirmed in part", "refuted", "refuted in part", "inconclusive",
-		string(analysis.NotTestable)} {
-		if n[word] > 0 {
-			l = append(l, fmt.Sprintf("%d %s", n[word], word))
-		}
+	return ids
+}
+
+// sentences returns the answer: what became of the claims, which were refuted, and what did not run.
+func (p *suitePage) sentences() []string {
+	ids, n := p.tally(), map[string]int{}
+	for word, l := range ids {
+		n[word] = len(l)
 	}
-	text := []string{fmt.Sprintf("Of %s: %s.", plural(len(p.Claims), "claim"), strings.Join(l, ", "))}
-	if len(refuted) > 0 {
+	text := []string{fmt.Sprintf("Of %s: %s.", plural(len(p.Claims), "claim"), outcomesOf(n))}
+	if refuted := slices.Concat(ids["refuted"], ids["refuted in part"]); len(refuted) > 0 {
 		text = append(text, "Refuted, or in part: "+strings.Join(refuted, ", ")+".")
 	}
 	var missing []string
@@ -280,6 +335,14 @@ func ShowSuite(w io.Writer, dir string, width int) error {
 	for _, s := range p.Answer {
 		b.WriteString(wrapped(s, width) + "\n")
 	}
+	var rows []Bar
+	for word, ids := range p.tally() {
+		rows = append(rows, Bar{word, fmt.Sprint(len(ids)), float64(len(ids))})
+	}
+	slices.SortFunc(rows, func(x, y Bar) int {
+		return slices.Index(outcomeWords, x.Name) - slices.Index(outcomeWords, y.Name)
+	})
+	b.WriteString(Bars(rows, width) + "\n")
 	cols := []column{{left: true}, {left: true}, {left: true, title: "measured"},
 		{left: true, title: "experiment", drop: 2},
 		{left: true, title: "claim", drop: 1, cut: true}}

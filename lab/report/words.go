@@ -132,7 +132,7 @@ func bound(a result.Aim, d result.Design) string {
 func aimUnit(a result.Aim, d result.Design) string {
 	m, _ := d.Measure(a.Measure)
 	switch {
-	case a.Over != nil || a.Of == result.Ratio:
+	case a.Over != nil || a.Across != "" || a.Of == result.Ratio:
 		return "×"
 	case a.Of == result.Failed:
 		return "failed"

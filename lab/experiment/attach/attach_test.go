@@ -48,6 +48,7 @@ func TestAttach(t *testing.T) {
 		t.Fatal(err)
 	}
 	labtest.NothingLeft(t)
+	labtest.ReportsFromRawFilesAlone(t, dir)
 	r, err := result.Read(dir)
 	if err != nil {
 		t.Fatal(err)
