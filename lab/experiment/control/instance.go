@@ -48,7 +48,7 @@ func (k *agentInstance) start(ctx context.Context) (b began, err error) {
 	if b.wall, err = k.node.WaitReady(ctx); err != nil {
 		return b, err
 	}
-	if b.cpu, err = k.node.Agent.Used(); err != nil {
+	if b.cpu, err = k.node.Agent.UsedByAll(); err != nil {
 		return b, err
 	}
 	if s, err := k.node.Status(); err != nil || s.Error != "" || len(s.Failing) > 0 {
@@ -86,7 +86,7 @@ func (k *agentInstance) end() error {
 	return nil
 }
 
-func (k *agentInstance) used() (time.Duration, error) { return k.node.Agent.Used() }
+func (k *agentInstance) used() (time.Duration, error) { return k.node.Agent.UsedByAll() }
 
 func (k *agentInstance) memory() (now, most int64, err error) { return k.node.Agent.Memory() }
 
