@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,10 +15,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent/config"
+	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/lab/advise"
 	"fairlead.dev/fairlead/lab/experiment"
 	"fairlead.dev/fairlead/lab/report"
+	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/kube"
 )
 
 // advice is what advise prints.
@@ -78,7 +83,8 @@ measured as enforced where there are any, unless --policy-mode Ignore. It takes 
 		"intervals")
 	fs.BoolVar(&f.quick, "quick", false, fmt.Sprintf("as --time %v", advise.QuickTime))
 	fs.StringVar(&f.report, "report", "", "file for the report as one HTML page")
-	fs.Float64Var(&f.perSecond, "changes", 1, "changes of endpoints a second in this cluster, by which the upkeep counts")
+	fs.Float64Var(&f.perSecond, "changes", 1, "changes of endpoints a second in this cluster, by which the upkeep "+
+		"counts; without it, those that the Kubernetes API delivers meanwhile are counted")
 	fs.Uint64Var(&f.seed, "seed", 1, "draws every order")
 	c.MarkFlagFilename("report", "html")
 	return c
@@ -135,32 +141,51 @@ func (f *adviseFlags) request(c *cobra.Command) (q advise.Request, err error) {
 	if err := (&snapshot{objects: objects}).knows(q.Resolve.Node); err != nil {
 		return q, err
 	}
-	if n := losses(problems); n > 0 {
-		fmt.Fprintf(c.ErrOrStderr(), "fairlead: warning: %d objects can't be read and are not part of the measurement; "+
-			"fairlead show names them\n", n)
-	}
+	warnLost(c.ErrOrStderr(), problems)
 	q.Objects, q.Options, q.PerSecond = objects, conf.Options(), f.perSecond
 	q.Time, q.Cluster = f.time, advise.Transplant(objects, q.Resolve.Node, conf.Policies())
 	fastPath(conf, &q)
 	if len(objects) == 0 || q.Cluster.Sizes.Services == 0 {
 		return q, errors.New("the source has no Service: name the cluster with --kubeconfig, or its objects with --source")
 	}
-	m, _, err := mode.Choose(c.Context(), conf.Own.Mode)
-	if err != nil {
-		return q, err
-	}
-	q.Current.Mode = m.Name
-	if q.Cluster.Sizes.Policies > 0 {
-		e, _, err := mode.ChooseEngine(c.Context(), conf.Own.Policy.Engine)
+	if conf.Own.Source == "" && !c.Flags().Changed("changes") {
+		a, err := access(conf)
 		if err != nil {
 			return q, err
 		}
-		q.Current.Engine = e.Name
+		q.Watch = kube.New(kube.Options{Access: a, Node: q.Resolve.Node, ProxyName: conf.Own.ServiceProxyName})
 	}
 	if f.report != "" {
 		q.Report = f.write
 	}
-	return q, nil
+	q.Current, err = current(c.Context(), conf, q.Cluster.Sizes.Policies > 0)
+	return q, err
+}
+
+// current returns the candidate that a configuration comes to here, with or without a policy engine.
+func current(ctx context.Context, conf *config.Config, enforce bool) (now advise.Candidate, err error) {
+	m, _, err := mode.Choose(ctx, conf.Own.Mode)
+	if err != nil || !enforce {
+		return advise.Candidate{Mode: m.Name}, err
+	}
+	e, _, err := mode.ChooseEngine(ctx, conf.Own.Policy.Engine)
+	return advise.Candidate{Mode: m.Name, Engine: e.Name}, err
+}
+
+// warnLost prints what of the source is not part of the measurement.
+func warnLost(w io.Writer, problems []source.Problem) {
+	const most = 5
+	lost := slices.DeleteFunc(slices.Clone(problems), func(p source.Problem) bool {
+		return slices.Contains(harmless, p.Reason)
+	})
+	for i, p := range lost {
+		if i == most {
+			fmt.Fprintf(w, "fairlead: warning: not part of the measurement: %d more; fairlead show names them\n",
+				len(lost)-most)
+			return
+		}
+		fmt.Fprintln(w, "fairlead: warning: not part of the measurement:", escape.String(p.String()))
+	}
 }
 
 // fastPath has mode ebpf measured as it would be on this node: without its fast path where that is off, or where other
@@ -217,7 +242,7 @@ func (a advice) text(p *page) error {
 		}
 		errs = append(errs, p.paragraph(mark, strings.Repeat(" ", len(mark)), s))
 	}
-	_, err := fmt.Fprintln(p)
+	_, err := fmt.Fprintf(p, "\n%s\n", a.Chart(tableWidth(p)))
 	errs = append(errs, err, p.table(a.Table()))
 	for _, s := range a.sections() {
 		errs = append(errs, p.list(s.Title+":", s.List))

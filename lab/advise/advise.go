@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"time"
 
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/lab/analysis"
@@ -19,6 +21,7 @@ import (
 type Request struct {
 	Config
 	PerSecond float64         // changes of endpoints that are assumed
+	Watch     source.Source   // of which they are counted instead, while it is measured; nil: they are not
 	Objects   []source.Object // as the cluster has them
 	Resolve   resolve.Config  // for the advised node
 	Options   mode.Options
@@ -40,6 +43,10 @@ func Run(ctx context.Context, q Request, o experiment.Options) (a Advice, err er
 		return a, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(o.Out)) }()
+	counted := &churn{from: q.Watch}
+	if q.Watch != nil {
+		defer counted.follow(ctx)()
+	}
 	t := newTrial(q.Config, o.Quick)
 	dir, err := t.experiment().Perform(ctx, o)
 	if ctx.Err() != nil {
@@ -61,8 +68,14 @@ func Run(ctx context.Context, q Request, o experiment.Options) (a Advice, err er
 		c := options[i].Candidate
 		options[i].Lacks, options[i].Changes = lacks[c.Mode], Differences(q.Current, c)
 	}
-	a = Decide(options, q.PerSecond)
-	a.Sizes, a.Remarks = q.Cluster.Sizes, q.Cluster.Remarks
+	perSecond, remarks := q.PerSecond, slices.Clone(q.Cluster.Remarks)
+	if q.Watch != nil {
+		var remark string
+		perSecond, remark = counted.rate(time.Now(), perSecond)
+		remarks = append(remarks, remark)
+	}
+	a = Decide(options, perSecond)
+	a.Sizes, a.Remarks = q.Cluster.Sizes, remarks
 	if s.Noise.Noisy {
 		for _, why := range s.Noise.Why {
 			a.Remarks = append(a.Remarks, "This run was noisy: "+why+".")

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/lab/report"
 	"fairlead.dev/fairlead/lab/stats"
 )
 
@@ -88,7 +89,9 @@ func (a Advice) upkeepSentence(f Figure) string {
 		return fmt.Sprintf("%s (%s–%s) of processor time with %s, %.2g %% of a core", f.Amount(f.Value.Value),
 			f.Amount(f.Value.CI.Low), f.Amount(f.Value.CI.High), c, 100*a.share(f.Value.Value))
 	}
-	text := fmt.Sprintf("At %g changes of endpoints a second, one takes %s", a.PerSecond, say(a.Against.Candidate, f))
+	changes := map[bool]string{true: "change", false: "changes"}[a.PerSecond == 1]
+	text := fmt.Sprintf("At %.3g %s of endpoints a second, one takes %s", a.PerSecond, changes,
+		say(a.Against.Candidate, f))
 	if y, ok := a.now(upkeep); ok {
 		text += ", and " + say(a.Current, y)
 	}
@@ -140,6 +143,21 @@ func (o Option) support() string {
 		return fmt.Sprintf("%d failed", o.Failed)
 	}
 	return "yes"
+}
+
+// Chart draws how long a new connection takes with each candidate, for a terminal of so many columns. It is "" where
+// none was measured.
+func (a Advice) Chart(width int) string {
+	var l []report.Bar
+	title := ""
+	for _, o := range a.Options {
+		if f, ok := o.figure(connection); ok {
+			title = strings.ToUpper(f.Title[:1]) + f.Title[1:] + ":\n"
+			l = append(l, report.Bar{Name: o.Candidate.String() + map[bool]string{true: " (now)"}[o.Current],
+				Text: f.Amount(f.Value.Value), Value: f.Value.Value})
+		}
+	}
+	return title + report.Bars(l, width)
 }
 
 // Unsupported returns what options don't support of what the cluster uses, by option.

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -124,6 +125,9 @@ func (c *client) each(ctx context.Context, r resource, namespace string, o metav
 			}
 			paged = true
 			continue
+		}
+		if err == nil && list.(metav1.ListInterface).GetResourceVersion() == "" { // client-go accepts any known kind
+			err = fmt.Errorf("the answer is not a list of %s", r.Resource)
 		}
 		if err != nil {
 			return "", err

@@ -123,7 +123,8 @@ func (s *Source) Load(ctx context.Context,
 				continue
 			}
 			if r.needed || reason != Forbidden && reason != NotServed {
-				return nil, nil, fmt.Errorf("API server %s: list %s: %s", c.host(), r.GroupResource(), plain(err))
+				return nil, nil, fmt.Errorf("API server %s: list %s: %s: %s", c.host(), r.GroupResource(), plain(err),
+					remedy(r, reason, err))
 			}
 			t := trouble{reason: reason, message: problemOf(c.host(), r, reason, err), since: begin}
 			problems = append(problems, t.problem())

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -108,6 +109,26 @@ func problemOf(host string, r resource, reason string, err error) string {
 	}
 	return what + fmt.Sprintf("list or watch %s: %s: they stay as they were seen last; it is tried again",
 		r.GroupResource(), plain(err))
+}
+
+// remedy returns what to do where a kind of object can't be read at all.
+func remedy(r resource, reason string, err error) string {
+	switch reason {
+	case Unreachable:
+		if errors.Is(err, context.DeadlineExceeded) {
+			return "there was no whole answer in time: try again, or see what the server is busy with"
+		}
+		return "see whether it runs, and whether its address is right"
+	case Untrusted:
+		return "correct the certificate authority or the client's certificate"
+	case Unauthorized:
+		return "renew the token or certificate"
+	case Forbidden:
+		return "let a ClusterRole allow the verb list on " + r.GroupResource().String()
+	case NotServed:
+		return "see whether the address is that of a Kubernetes API server"
+	}
+	return "see whether the address is that of a Kubernetes API server, and what its log has"
 }
 
 // problem is the trouble for people and programs.
