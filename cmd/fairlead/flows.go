@@ -28,8 +28,7 @@ see which of them a change of policies would cut: fairlead policy whatif.`,
 func flowsRecord() *cobra.Command {
 	var n nodeFlags
 	o := record.Options{Entries: 100_000, PerPod: 4096}
-	var file string
-	var lasts time.Duration
+	file, lasts := "", time.Duration(0)
 	c := &cobra.Command{
 		Use:   "record --for 10m --out FILE",
 		Short: "Record the connections of this node's pods to a file",
@@ -77,12 +76,12 @@ node at most --entries-per-pod. What is missing is counted and said in the file.
 		},
 	}
 	n.add(c)
-	c.Flags().DurationVar(&lasts, "for", 0, "how long to record, such as 10m or 24h")
-	c.Flags().StringVar(&file, "out", "", "write to this `FILE`")
-	c.Flags().IntVar(&o.Entries, "entries", o.Entries, "at most so many flows: some 300 bytes of memory and of disk each")
-	c.Flags().IntVar(&o.PerPod, "entries-per-pod", o.PerPod, "at most so many flows of one pod of this node")
-	c.Flags().BoolVar(&o.Track, "track", false,
-		"record from connection tracking, and switch it on meanwhile where it is off")
+	fs := c.Flags()
+	fs.DurationVar(&lasts, "for", 0, "how long to record, such as 10m or 24h")
+	fs.StringVar(&file, "out", "", "write to this `FILE`")
+	fs.IntVar(&o.Entries, "entries", o.Entries, "at most so many flows: some 300 bytes of memory and of disk each")
+	fs.IntVar(&o.PerPod, "entries-per-pod", o.PerPod, "at most so many flows of one pod of this node")
+	fs.BoolVar(&o.Track, "track", false, "record from connection tracking, and switch it on meanwhile where it is off")
 	c.MarkFlagFilename("out")
 	return c
 }

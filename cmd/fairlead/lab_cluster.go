@@ -53,8 +53,8 @@ of them. All that was made in the cluster is removed at the end, after Ctrl-C, a
 	f.StringVar(&r.access.Kubeconfig, "kubeconfig", "", "kubeconfig of the Kubernetes API; in a pod it is not needed")
 	f.StringVar(&r.namespace, "namespace", "fairlead-lab", "namespace of the pods, which must exist")
 	f.StringVar(&r.Image, "image", "", "Fairlead's image, of this version")
-	f.StringVar(&r.Network, "network", "", "what the cluster's CNI plugin and proxy are, in your words, for the report and "+
-		"for comparisons: a run can't see that")
+	f.StringVar(&r.Network, "network", "", "what the cluster's CNI plugin and proxy are, in your words, for the report "+
+		"and for comparisons: a run can't see that")
 	f.StringSliceVar(&r.Nodes, "nodes", nil, "nodes of the server and of clients on another node, one or two "+
 		"(default: the scheduler's choice)")
 	f.StringSliceVar(&r.placements, "placements", usual,

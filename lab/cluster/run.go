@@ -389,7 +389,8 @@ func (r *run) design() result.Design {
 		Measures: []result.Measure{
 			{ID: roundTrip, Title: "round trip on a kept connection", Unit: "µs", Stat: result.P50, Ratio: true,
 				Text: fmt.Sprintf("netperf's TCP_RR: one byte there and one back, %d in a row", r.Samples)},
-			{ID: "rr-mean", Detail: true, From: roundTrip, Title: "round trip, mean", Unit: "µs", Stat: result.Mean, Ratio: true},
+			{ID: "rr-mean", Detail: true, From: roundTrip, Title: "round trip, mean", Unit: "µs", Stat: result.Mean,
+				Ratio: true},
 			{ID: "rr-jitter", Detail: true, From: roundTrip, Title: "round trip, standard deviation", Unit: "µs",
 				Stat: result.StdDev},
 			{ID: connection, Title: "connect, request, close", Unit: "µs", Stat: result.P50, Ratio: true,
