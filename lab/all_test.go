@@ -77,7 +77,8 @@ func page(t *testing.T, ctx context.Context, within time.Duration, l ...made) (t
 	}
 	var terminal strings.Builder
 	if terr := report.ShowSuite(&terminal, dir, 80); terr != nil ||
-		!strings.HasPrefix(terminal.String(), "Of 21 claims: ") || !strings.Contains(terminal.String(), "  not testable here  19  █") {
+		!strings.HasPrefix(terminal.String(), "Of 21 claims: ") ||
+		!strings.Contains(terminal.String(), "  not testable here  19  █") {
 		t.Errorf("the terminal has no answer or no chart: %v\n%s", terr, terminal.String())
 	}
 	for _, part := range strings.Split(string(b), `href="`)[1:] { // each link leads to a report

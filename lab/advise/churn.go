@@ -53,8 +53,8 @@ func (c *churn) collect(b source.Batch) {
 	}
 }
 
-// rate returns the changes a second until now and what is to be said of them; otherwise is the rate where they could not
-// be counted.
+// rate returns the changes a second until now and what is to be said of them; otherwise is the rate where they could
+// not be counted.
 func (c *churn) rate(now time.Time, otherwise float64) (perSecond float64, remark string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
