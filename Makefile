@@ -88,7 +88,7 @@ test-upgrade: root packages ## upgrade from another build and back, under load: 
 	$(GO) test -timeout 10m -count 1 -run TestUpgradeAndDowngrade ./test -before $(CURDIR)/bin/fairlead-before
 
 .PHONY: test-kubeproxy
-test-kubeproxy: root packages ## the lab's subject kube-proxy: builds the real one (minutes) and runs it
+test-kubeproxy: root packages ## the lab's subjects kube-proxy and kube-router: builds the real ones (minutes) and runs them
 	$(MAKE) -C test/kubeproxy test
 
 .PHONY: test-endurance

@@ -31,7 +31,7 @@ var netlink = []string{"github.com/vishvananda/", "github.com/mdlayher/", "githu
 	"github.com/cilium/ebpf"}
 
 // labBelow is what experiments and their testbed stand on.
-var labBelow = []string{"lab/load", "lab/stats", "lab/result", "lab/kubeproxy", "agent", "kernel",
+var labBelow = []string{"lab/load", "lab/stats", "lab/result", "lab/kubeproxy", "lab/kuberouter", "agent", "kernel",
 	"model", "reconcile", "resolve", "sandbox", "source"}
 
 var laws = []law{

@@ -56,6 +56,7 @@ type program struct{ Name, build string }
 // The programs of others that a run may be given.
 var (
 	KubeProxyProgram    = program{"kube-proxy", "make -C test/kubeproxy build"}
+	KubeRouterProgram   = program{"kube-router", "make -C test/kubeproxy kube-router"}
 	ControlPlaneProgram = program{"control-plane", "make -C test/cluster build"}
 	BridgeProgram       = program{"bridge", CNIBuild}
 	PTPProgram          = program{"ptp", CNIBuild}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/lab/classic"
+	"fairlead.dev/fairlead/lab/kuberouter"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/sandbox/generate"
@@ -28,7 +30,14 @@ const (
 	ArmTrackedAgain = "conntrack-again"
 	ArmListIPTables = "list-iptables"
 	ArmListNFT      = "list-nft"
+	ArmKubeRouter   = "kube-router" // another's engine
 )
+
+// serviceRange holds the ClusterIPs of clusters that sandbox/generate makes.
+const serviceRange = "10.96.0.0/12"
+
+// MostKubeRouter is the greatest number of policies that kube-router is given.
+const MostKubeRouter = 1000
 
 // PolicyLists are the arms with policies as a list of rules, and what writes these.
 var PolicyLists = map[string]classic.Variant{ArmListIPTables: classic.Legacy, ArmListNFT: classic.NFT}
@@ -49,6 +58,7 @@ type PolicyGrid struct {
 	Engines []mode.Engine
 	Cannot  []testbed.Unable
 	Lists   []string // arms
+	Router  string   // the program kube-router; "": none
 }
 
 // NewPolicyGrid returns the grid of those engines and lists that this machine can run.
@@ -78,6 +88,49 @@ func (g *PolicyGrid) try(ctx context.Context, v classic.Variant) (err error) {
 	return ns.Do(func() error { return g.list(1).Install(ctx, v) })
 }
 
+// SetKubeRouter adds the arm of a kube-router, if it can run here.
+func (g *PolicyGrid) SetKubeRouter(ctx context.Context, binary string) (err error) {
+	p, err := testbed.NewPodPair(ctx, g.bed.Name+"-try-router")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	limited, stop := context.WithTimeout(ctx, g.bed.Within(30*time.Second))
+	defer stop()
+	r, _, err := g.startKubeRouter(limited, binary, p, 1)
+	if err != nil {
+		g.Cannot = append(g.Cannot, testbed.Unable{Name: ArmKubeRouter, Why: testbed.Brief(err.Error())})
+		return ctx.Err()
+	}
+	g.Router = binary
+	return r.Close()
+}
+
+// startKubeRouter starts a kube-router in a pair's node and waits until so many policies are in force. It returns how
+// long its first sync took. The caller closes it.
+func (g *PolicyGrid) startKubeRouter(ctx context.Context, binary string, p *testbed.Pair,
+	policies int) (*kuberouter.Router, time.Duration, error) {
+	r, sync, err := kuberouter.Start(ctx, kuberouter.Options{Binary: binary, Namespace: p.Near, Node: testbed.NodeName,
+		Dir: filepath.Join(g.bed.Dir, p.Near.Name), Services: serviceRange}, g.Objects(policies)...)
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := testbed.Settle(ctx, r.CPU); err != nil {
+		return nil, 0, errors.Join(err, r.Close())
+	}
+	return r, sync, nil
+}
+
+// RouterCounts returns the numbers of policies that kube-router is given, none without one.
+func (g *PolicyGrid) RouterCounts() (l []int) {
+	for _, n := range g.Counts {
+		if g.Router != "" && n <= MostKubeRouter {
+			l = append(l, n)
+		}
+	}
+	return l
+}
+
 // Most returns the greatest number of policies.
 func (g *PolicyGrid) Most() int { return slices.Max(g.Counts) }
 
@@ -100,10 +153,13 @@ const policyNamespace = "article"
 // Objects returns the cluster with so many policies that select the server's pod. Each allows a client at a port of its
 // own, the last one that which connects.
 func (g *PolicyGrid) Objects(policies int) []source.Object {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testbed.NodeName}}
+	core := metav1.TypeMeta{APIVersion: "v1"}
+	core.Kind = "Node"
+	node := &corev1.Node{TypeMeta: core, ObjectMeta: metav1.ObjectMeta{Name: testbed.NodeName}}
+	core.Kind = "Namespace"
 	node.Spec.PodCIDRs = []string{netip.PrefixFrom(testbed.ServerPod, 24).Masked().String()}
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: testbed.NodeAddr.String()}}
-	l := []source.Object{node, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: policyNamespace}},
+	l := []source.Object{node, &corev1.Namespace{TypeMeta: core, ObjectMeta: metav1.ObjectMeta{Name: policyNamespace}},
 		podObject("backend", testbed.NodeName, testbed.ServerPod), podObject("frontend", "elsewhere", testbed.ClientPod)}
 	for i, p := range g.list(policies).Ports {
 		role := "frontend"
@@ -122,6 +178,10 @@ func podObject(role, node string, addr netip.Addr) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: policyNamespace, Name: role, Labels: map[string]string{"role": role}}}
 	p.Spec.NodeName = node
 	p.Status.Phase, p.Status.PodIPs = corev1.PodRunning, []corev1.PodIP{{IP: addr.String()}}
+	p.Status.PodIP = addr.String()
+	if node == testbed.NodeName {
+		p.Status.HostIP = testbed.NodeAddr.String()
+	}
 	return p
 }
 
@@ -188,6 +248,11 @@ func (g *PolicyGrid) AddSteps(l *Plan, out *result.Writer) {
 				func(ctx context.Context) error { return g.enforce(ctx, e, n) })
 		}
 	}
+	for _, n := range g.RouterCounts() {
+		l.Add(fmt.Sprintf("writing %s policies, %s", Thousands(n), ArmKubeRouter),
+			2*time.Second+time.Duration(n)*10*time.Millisecond,
+			func(ctx context.Context) error { return g.addKubeRouter(ctx, n) })
+	}
 }
 
 // writesPolicies is about how long an arm takes to be made.
@@ -243,9 +308,27 @@ func (g *PolicyGrid) enforce(ctx context.Context, e mode.Engine, policies int) e
 	return g.out.AddValue(result.Block{Arm: e.Name, Params: p.Params}, LoadMeasure.ID, float64(elapsed))
 }
 
+// addKubeRouter makes the arm of a kube-router.
+func (g *PolicyGrid) addKubeRouter(ctx context.Context, policies int) error {
+	p, err := g.bed.AddPodPair(ctx, ArmKubeRouter, PolicyParams(policies))
+	if err != nil {
+		return err
+	}
+	limited, stop := context.WithTimeout(ctx, g.bed.Within(testbed.Patience))
+	defer stop()
+	r, sync, err := g.startKubeRouter(limited, g.Router, p, policies)
+	if err != nil {
+		return fmt.Errorf("write %d policies by %s: %w", policies, ArmKubeRouter, err)
+	}
+	p.KubeRouter = r
+	g.bed.Defer(r.Close)
+	return g.out.AddValue(result.Block{Arm: ArmKubeRouter, Params: p.Params}, LoadMeasure.ID, float64(sync))
+}
+
 // Planned is how long a round of these operations is to take, in all arms.
 func (g *PolicyGrid) Planned(operations []testbed.Operation) (d time.Duration) {
-	arms := time.Duration(4 + len(g.Counts)*(len(g.Lists)+len(g.Engines))) // with the baseline at both ends
+	const baselines = 4 // one of them at both ends
+	arms := time.Duration(baselines + len(g.Counts)*(len(g.Lists)+len(g.Engines)) + len(g.RouterCounts()))
 	for _, o := range operations {
 		blocks := arms
 		if o.Warmup {
@@ -290,6 +373,11 @@ func (g *PolicyGrid) Arms() []result.Arm {
 			title = titles[title]
 		}
 		l = append(l, result.Arm{ID: e.Name, Title: title, Style: Styles[e.Name], Text: texts[e.Name]})
+	}
+	if g.Router != "" {
+		l = append(l, result.Arm{ID: ArmKubeRouter, Title: ArmKubeRouter, Style: 10,
+			Text: "the kube-router that was given, with its network policies alone: a chain for each pod and policy, IP sets " +
+				"of peers, by iptables-legacy; told by an API server of the lab's"})
 	}
 	return l
 }

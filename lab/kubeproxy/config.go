@@ -95,18 +95,26 @@ func duration(d time.Duration) string {
 	return d.String()
 }
 
-// environment is that of this process, with a lock for this kube-proxy's own tables, and the iptables that is wanted
-// first in PATH.
+// environment is that of this kube-proxy.
 func (o Options) environment() ([]string, error) {
-	env := append(os.Environ(), "XTABLES_LOCKFILE="+o.path("xtables.lock"))
-	if o.Mode != IPTables || o.Variant == Found {
+	if o.Mode != IPTables {
+		return Environment(o.Dir, Found)
+	}
+	return Environment(o.Dir, o.Variant)
+}
+
+// Environment returns that of this process for a program that runs iptables: with a lock in dir for its own tables, and
+// the commands of a variant, by links in dir, first in PATH.
+func Environment(dir string, v Variant) ([]string, error) {
+	env := append(os.Environ(), "XTABLES_LOCKFILE="+filepath.Join(dir, "xtables.lock"))
+	if v == Found {
 		return env, nil
 	}
-	multi, err := exec.LookPath("xtables-" + string(o.Variant) + "-multi")
+	multi, err := exec.LookPath("xtables-" + string(v) + "-multi")
 	if err != nil {
-		return nil, fmt.Errorf("iptables of variant %s: %w: install the Debian package iptables", o.Variant, err)
+		return nil, fmt.Errorf("iptables of variant %s: %w: install the Debian package iptables", v, err)
 	}
-	bin := o.path("bin")
+	bin := filepath.Join(dir, "bin")
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return nil, err
 	}

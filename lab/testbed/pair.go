@@ -21,6 +21,7 @@ import (
 	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/lab/kubeproxy"
+	"fairlead.dev/fairlead/lab/kuberouter"
 	"fairlead.dev/fairlead/lab/load"
 	"fairlead.dev/fairlead/lab/result"
 )
@@ -46,18 +47,19 @@ func ServerAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 64, 0, by
 // Pair is two network namespaces joined by a veth: a node, where the client and perhaps an agent run, and a far end
 // with the server.
 type Pair struct {
-	Arm       string
-	Params    result.Params // of its blocks
-	Services  int           // 0: none, and no agent of theirs
-	Near      *netns.Namespace
-	Far       *netns.Namespace
-	pod       *netns.Namespace // nil: none
-	servers   []server
-	Agent     *Process        // nil: none, or none yet
-	FarAgent  *Process        // of the far end as a node; nil: none
-	KubeProxy *kubeproxy.Node // nil: none
-	cgroup    string          // folder of the one that holds the node's processes; "": they need none of their own
-	Words     *load.Words     // that the server understands; nil: load's own
+	Arm        string
+	Params     result.Params // of its blocks
+	Services   int           // 0: none, and no agent of theirs
+	Near       *netns.Namespace
+	Far        *netns.Namespace
+	pod        *netns.Namespace // nil: none
+	servers    []server
+	Agent      *Process           // nil: none, or none yet
+	FarAgent   *Process           // of the far end as a node; nil: none
+	KubeProxy  *kubeproxy.Node    // nil: none
+	KubeRouter *kuberouter.Router // nil: none
+	cgroup     string             // folder of the one that holds the node's processes; "": they need none of their own
+	Words      *load.Words        // that the server understands; nil: load's own
 }
 
 // server answers in a far end.
@@ -134,7 +136,10 @@ func (p *Pair) Workers() (w load.Workers) {
 		w.Agents = append(w.Agents, a)
 	}
 	if p.KubeProxy != nil {
-		w.Agents = append(w.Agents, proxyWorker{p.KubeProxy})
+		w.Agents = append(w.Agents, subject{p.KubeProxy})
+	}
+	if p.KubeRouter != nil {
+		w.Agents = append(w.Agents, subject{p.KubeRouter})
 	}
 	return w
 }
@@ -149,12 +154,14 @@ func (p *Pair) agents() (l []*Process) {
 	return l
 }
 
-// proxyWorker is a kube-proxy as a worker: its processor time is counted.
-type proxyWorker struct{ node *kubeproxy.Node }
+// subject is another's program as a worker: its processor time is counted.
+type subject struct {
+	program interface{ CPU() (time.Duration, error) }
+}
 
 // CPU is 0 where it can't be read.
-func (w proxyWorker) CPU() time.Duration {
-	d, _ := w.node.CPU()
+func (w subject) CPU() time.Duration {
+	d, _ := w.program.CPU()
 	return d
 }
 

@@ -164,6 +164,11 @@ func (b *Testbed) Isolate(remark func(string)) error {
 				return err
 			}
 		}
+		if p.KubeRouter != nil {
+			if err := pin(p.KubeRouter.PID(), b.CPUs.rest); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

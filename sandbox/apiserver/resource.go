@@ -27,6 +27,7 @@ func resources() []resource {
 		{core.WithResource("nodes"), source.Node, false},
 		{core.WithResource("pods"), source.Pod, true},
 		{core.WithResource("services"), source.Service, true},
+		{core.WithResource("endpoints"), "Endpoints", true}, // none: older clients wait until they have listed them
 		{discovery.WithResource("endpointslices"), source.EndpointSlice, true},
 		{networking.WithResource("networkpolicies"), source.NetworkPolicy, true},
 		{networking.WithResource("servicecidrs"), source.ServiceCIDR, false},

@@ -25,19 +25,26 @@ func (r *trial) Design() result.Design {
 // answer is which cells answer the question.
 func (r *trial) answer() *result.Answer {
 	at, arms := experiment.PolicyParams(r.grid.Most()), append(slices.Clone(r.grid.Lists), r.grid.EngineNames()...)
-	return &result.Answer{Chart: "crr", Findings: []result.Finding{
+	findings := []result.Finding{
 		{Subject: "a connection with one request under " + experiment.Thousands(r.grid.Most()) + " policies",
 			Verb: "takes", Object: "time", Of: result.Ratio, Cells: experiment.Cells("crr", at, arms...)},
-		{Subject: "a changed label is in the kernel of a node within", Of: "p99",
+	}
+	if l := r.grid.RouterCounts(); len(l) > 0 {
+		n := slices.Max(l)
+		findings = append(findings, result.Finding{Subject: "a connection with one request under " + experiment.Thousands(n) +
+			" policies", Verb: "takes", Object: "time", Of: result.Ratio, Cells: experiment.Cells("crr",
+			experiment.PolicyParams(n), append([]string{experiment.ArmKubeRouter}, r.grid.EngineNames()...)...)})
+	}
+	return &result.Answer{Chart: "crr", Findings: append(findings,
+		result.Finding{Subject: "a changed label is in the kernel of a node within", Of: "p99",
 			Cells: experiment.Cells("label", nil, r.grid.EngineNames()...)},
-		{Tally: result.TallyAims},
-	}}
+		result.Finding{Tally: result.TallyAims})}
 }
 
 func (r *trial) measures() []result.Measure {
 	p, load := r.profile, experiment.LoadMeasure
 	load.Title, load.Text = "first full write of 10 to 10,000 policies", "lists: the command's time; engines: from what "+
-		"is decided until all is in the kernel"
+		"is decided until all is in the kernel; kube-router: its first sync, as it logs that"
 	size := func(pods, here, cluster int) string {
 		return fmt.Sprintf("%s pods, %s NetworkPolicies and %d ClusterNetworkPolicies, with %d pods on the node",
 			experiment.Thousands(pods), experiment.Thousands(pods*3/4), cluster, here)
@@ -142,9 +149,15 @@ func (r *trial) method() []string {
 }
 
 func (r *trial) missing() []string {
-	return append(r.grid.NotMeasured(),
-		"kube-network-policies, which decides in user space by queues of nf_tables: this kernel has none (NFQUEUE). "+
-			"kube-router's policy controller: it is not built by the lab yet.",
+	l := append(r.grid.NotMeasured(), "kube-network-policies, which decides in user space: its table needs nf_tables' "+
+		"expression queue (CONFIG_NFT_QUEUE); see docs/measurements.md.")
+	if r.grid.Router == "" {
+		l = append(l, "kube-router: none was given. --subject kube-router=PATH takes one; `make -C test/kubeproxy "+
+			"kube-router` builds one and says where.")
+	} else {
+		l = append(l, fmt.Sprintf("kube-router with more than %s policies.", experiment.Thousands(experiment.MostKubeRouter)))
+	}
+	return append(l,
 		"Policies for both ends of a connection on one node, and for what pods send (P2's second number).",
 		"Policies in the programs of mode ebpf at devices (P3's first number): the engine ebpf is at netfilter's hooks.",
 		"The first write of peers by iptables, which has every peer in a set of each peer table.",

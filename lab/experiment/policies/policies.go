@@ -18,18 +18,23 @@ var Experiment = experiment.Experiment{
 	Name:  "policies",
 	Short: "What network policies cost a connection, a round trip and the node's upkeep",
 	Long: `Measure what network policies cost with each policy engine that this kernel supports: a connection and a round
-trip of a pod under 10 and 10,000 policies, against connection tracking alone and against nothing at all, beside a list of
-rules; then, with the policies of a large cluster, the time from a change of a label, or of a namespace's, to the kernel,
-the first write, and how fast connections are cut that a change denies. It takes about four minutes with --quick, half an
-hour without, and root.`,
-	Rounds: true,
+trip of a pod under 10, 1,000 and 10,000 policies, against connection tracking alone and against nothing at all, beside a
+list of rules, and beside kube-router given with --subject, up to 1,000 policies; then, with the policies of a large
+cluster, the time from a change of a label, or of a namespace's, to the kernel, the first write, and how fast connections
+are cut that a change denies. It takes about five minutes with --quick, half an hour without, and root.`,
+	Rounds:   true,
+	Subjects: []string{experiment.KubeRouterProgram.Name},
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
 		p := full
 		if o.Quick {
 			p = quick
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
-		return newTrial(ctx, b, p)
+		programs, err := o.Programs(experiment.KubeRouterProgram)
+		if err != nil {
+			return nil, err
+		}
+		return newTrial(ctx, b, p, programs[experiment.KubeRouterProgram.Name])
 	},
 }
 
@@ -51,12 +56,12 @@ type profile struct {
 }
 
 var (
-	quick = profile{Name: "quick", Counts: []int{10, 10000}, Rounds: 81, Block: 15 * time.Millisecond,
+	quick = profile{Name: "quick", Counts: []int{10, 1000, 10000}, Rounds: 81, Block: 15 * time.Millisecond,
 		Warm:  4 * time.Millisecond,
 		Large: generate.PolicySize{Pods: 100_000, Namespaces: 25_000, Here: 110, Cluster: 20},
 		Wide:  generate.PolicySize{Pods: 20_000, Namespaces: 40, Here: 250, Cluster: 50}, Events: 400, Relabelled: 300,
 		Peers: 100_000, Writes: 6, Flows: []int{1_000, 100_000}, Cuts: 6, Patience: 40 * time.Second}
-	full = profile{Name: "full", Counts: []int{10, 10000}, Rounds: 501, Block: 50 * time.Millisecond,
+	full = profile{Name: "full", Counts: []int{10, 1000, 10000}, Rounds: 501, Block: 50 * time.Millisecond,
 		Warm:  10 * time.Millisecond,
 		Large: generate.PolicySize{Pods: 100_000, Namespaces: 25_000, Here: 110, Cluster: 20},
 		Wide:  generate.PolicySize{Pods: 100_000, Namespaces: 200, Here: 250, Cluster: 50}, Events: 6000, Relabelled: 300,
@@ -72,8 +77,12 @@ type trial struct {
 	profile profile
 }
 
-func newTrial(ctx context.Context, b *testbed.Testbed, p profile) (experiment.Trial, error) {
+// newTrial finds out what this machine can do. router is a program of kube-router, "" for none.
+func newTrial(ctx context.Context, b *testbed.Testbed, p profile, router string) (experiment.Trial, error) {
 	g, err := experiment.NewPolicyGrid(ctx, b, p.Counts, 1, true)
+	if err == nil && router != "" {
+		err = g.SetKubeRouter(ctx, router)
+	}
 	return &trial{bed: b, grid: g, profile: p}, err
 }
 

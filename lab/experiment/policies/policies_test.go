@@ -19,7 +19,7 @@ var tiny = profile{Name: "tiny", Counts: []int{2, 20}, Rounds: 2, Block: 3 * tim
 	Writes: 1, Flows: []int{100}, Cuts: 1, Patience: time.Minute}
 
 func prepare(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-	return newTrial(ctx, b, tiny)
+	return newTrial(ctx, b, tiny, "")
 }
 
 func TestPolicies(t *testing.T) {
