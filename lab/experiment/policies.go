@@ -53,7 +53,7 @@ type PolicyGrid struct {
 	bed     *testbed.Testbed
 	out     *result.Writer
 	Counts  []int // numbers of policies, rising
-	Ports   int   // on which the server answers, from testbed.ServerPort on: the last policy allows them
+	Ports   int   // on which the server answers, from PolicyPort on: the last policy allows them
 	Peers   bool  // each policy allows clients of its own, not all the same one
 	Engines []mode.Engine
 	Cannot  []testbed.Unable
@@ -134,17 +134,27 @@ func (g *PolicyGrid) RouterCounts() (l []int) {
 // Most returns the greatest number of policies.
 func (g *PolicyGrid) Most() int { return slices.Max(g.Counts) }
 
-// otherPorts is the first port of policies that don't match.
-const otherPorts = 20000
+// PolicyPort is the first port on which the server answers. Those of policies that don't match are below and above it,
+// so that it is in the middle of whatever an engine makes of all ports.
+const PolicyPort = 30000
+
+// otherPort returns the port of the i-th policy that doesn't match. No two are next to each other, as in a range.
+func (g *PolicyGrid) otherPort(i int) uint16 {
+	distance := 2 * uint16(i/2+1)
+	if i%2 == 0 {
+		return PolicyPort - distance
+	}
+	return PolicyPort + uint16(g.Ports-1) + distance
+}
 
 // list returns so many policies as a list.
 func (g *PolicyGrid) list(policies int) classic.PolicyList {
 	l := classic.PolicyList{Pod: testbed.ServerPod, Client: testbed.ClientPod}
-	for i := range policies - 1 { // not each next to the one before: that would be a range
-		port := otherPorts + 2*uint16(i)
+	for i := range policies - 1 {
+		port := g.otherPort(i)
 		l.Ports = append(l.Ports, classic.PortRange{First: port, Last: port})
 	}
-	l.Ports = append(l.Ports, classic.PortRange{First: testbed.ServerPort, Last: testbed.ServerPort + uint16(g.Ports-1)})
+	l.Ports = append(l.Ports, classic.PortRange{First: PolicyPort, Last: PolicyPort + uint16(g.Ports-1)})
 	return l
 }
 
@@ -213,7 +223,7 @@ func EgressPolicies(policies int) []source.Object {
 		ObjectMeta: metav1.ObjectMeta{Name: policyNamespace}}
 	l := []source.Object{ns, podObject("backend", testbed.NodeName, testbed.ServerPod)}
 	for i := range policies {
-		to, port := netip.PrefixFrom(generate.EndpointAddress(1<<16+i), 32), uint16(otherPorts+2*i)
+		to, port := netip.PrefixFrom(generate.EndpointAddress(1<<16+i), 32), uint16(20000+2*i)
 		if i == policies-1 {
 			to, port = netip.PrefixFrom(testbed.ServerAddr(0), 24).Masked(), testbed.ServerPort
 		}
@@ -342,7 +352,7 @@ func (g *PolicyGrid) Planned(operations []testbed.Operation) (d time.Duration) {
 // PolicyTargets returns where the server answers at the i-th port, for an operation of all arms.
 func PolicyTargets(i int) func(*testbed.Pair) []netip.AddrPort {
 	return func(*testbed.Pair) []netip.AddrPort {
-		return []netip.AddrPort{netip.AddrPortFrom(testbed.ServerPod, testbed.ServerPort+uint16(i))}
+		return []netip.AddrPort{netip.AddrPortFrom(testbed.ServerPod, PolicyPort+uint16(i))}
 	}
 }
 

@@ -19,8 +19,8 @@ func TestKubeRouter(t *testing.T) {
 	p, err := testbed.NewPodPair(ctx, "fl-kr")
 	check(t, err)
 	t.Cleanup(func() { check(t, p.Close()) })
-	allowed, denied := netip.AddrPortFrom(testbed.ServerPod, testbed.ServerPort),
-		netip.AddrPortFrom(testbed.ServerPod, testbed.ServerPort+1)
+	allowed, denied := netip.AddrPortFrom(testbed.ServerPod, experiment.PolicyPort),
+		netip.AddrPortFrom(testbed.ServerPod, experiment.PolicyPort+1)
 	for _, at := range []netip.AddrPort{allowed, denied} {
 		listen(t, p.Pod(), at)
 		if err := reach(p.Far, at); err != nil {

@@ -107,7 +107,7 @@ func (r *trial) serve(context.Context) error {
 		return err
 	}
 	for _, p := range r.bed.Pairs {
-		if err := r.bed.ServePod(p, testbed.ServerPort, testbed.Sizes); err != nil {
+		if err := r.bed.ServePod(p, experiment.PolicyPort, testbed.Sizes); err != nil {
 			return err
 		}
 	}

@@ -177,12 +177,13 @@ func (r *trial) method() []string {
 		fmt.Sprintf("Every arm has three network namespaces of its own: a node, a pod of it with the servers, one for each "+
 			"size of an answer, and a far end with the client, which stands for a pod of another node. All arms stand at the "+
 			"same time; a round has a block of each in random order, between two of the baseline. The servers are the lab's "+
-			"own. Clients and servers share one processor and have real-time priority. Requests come at a rate far below "+
-			"saturation, each on a connection of its own; a cell has %d requests.", r.profile.Rounds*r.profile.Each),
+			"own, in nginx's place. Clients and servers share one processor and have real-time priority. Requests come at a "+
+			"rate far below saturation, each on a connection of its own; a cell has %d requests.", r.profile.Rounds*r.profile.Each),
 		"The article's policies allow a client at a protocol and port; all but the last allow another port than the " +
 			"server's. So do these, for the same client, by NetworkPolicy objects, which the resolver decides and an engine's " +
 			"own loop writes, as in the agent, but in the lab's process. The lists are written by the lab itself: a rule for " +
-			"each policy, behind one that accepts what is established.",
+			"each policy, behind one that accepts what is established. Half of the ports that don't match are below the " +
+			"server's, half above: in a tree over ports, such as the engine iptables has, it is in the middle.",
 		"The baseline is connection tracking alone, which the article's nodes had without policies too. Nothing at all, " +
 			"without connection tracking, is an arm beside it.",
 		"Romana's second table prints a slow-down as a negative number; its points stand here with the sign corrected. Its " +
