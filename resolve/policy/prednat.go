@@ -72,11 +72,20 @@ func (d *destinations) prefixes() (l []netip.Prefix) {
 
 // ApplyServices takes changes of Services in a mode that delivers their packets to this node before it translates
 // them: Config.PreDNAT follows. It is the ServiceCIDRs, which don't grow with Services, and what is outside of them.
-// The next change has what follows from it.
+// The next change has what follows from it, without the node's own addresses (see others).
 func (r *Resolver) ApplyServices(c model.Change[model.ServicePart]) {
 	if r.services.apply(c) {
 		r.config.PreDNAT, r.staleProblems = r.services.prefixes(), true
 	}
+}
+
+// others returns destinations without those that are the node's own, which are sorted: what else is sent there goes to
+// the node, and is evaluated as such.
+func others(l []netip.Prefix, own []netip.Addr) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(l), func(p netip.Prefix) bool {
+		_, found := slices.BinarySearchFunc(own, p.Addr(), netip.Addr.Compare)
+		return found && p.IsSingleIP()
+	})
 }
 
 // problems returns that there are too many destinations.

@@ -44,3 +44,23 @@ func TestPreDNATIsBounded(t *testing.T) {
 	apply(1, false, model.Change[model.ServicePart]{Del: outside[1:]})
 	apply(mostPreDNAT, true, model.Change[model.ServicePart]{Put: []model.ServicePart{&model.ServiceNode{}}})
 }
+
+// What a Service has of the node's own addresses is evaluated before its translation, too: so is all else that is sent
+// there.
+func TestPreDNATLeavesOutTheNode(t *testing.T) {
+	r, s := New(Config{Node: "n1"}), newSum()
+	outside := frontends("198.18.0.0", 2)
+	own := outside[0].(*model.Frontend).Entry.Addr
+	r.ApplyServices(model.Change[model.ServicePart]{Put: outside})
+	for _, c := range []struct {
+		own  []netip.Addr
+		want string
+	}{{nil, "[198.18.0.1/32 198.18.0.2/32]"}, {[]netip.Addr{own}, "[198.18.0.2/32]"},
+		{nil, "[198.18.0.1/32 198.18.0.2/32]"}} {
+		r.SetAddresses(c.own)
+		s.apply(seedDice{T: t}, r.Apply(nil))
+		if got := fmt.Sprint(s.now.Node.PreDNAT); got != c.want {
+			t.Errorf("with addresses %v: %s, want %s", c.own, got, c.want)
+		}
+	}
+}

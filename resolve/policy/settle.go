@@ -464,7 +464,7 @@ func (r *Resolver) evaluate(t *table, s *signature) {
 
 // updateNode works out the part that holds for the node.
 func (r *Resolver) updateNode() {
-	n := &model.PolicyNode{PreDNAT: r.config.PreDNAT, CutMark: r.config.CutMark, Unknown: model.VerdictAccept}
+	n := &model.PolicyNode{CutMark: r.config.CutMark, Unknown: model.VerdictAccept}
 	n.Addresses = slices.Clone(r.config.Addresses)
 	if own := r.nodes[r.config.Node]; own != nil {
 		for _, x := range own.addresses {
@@ -484,6 +484,7 @@ func (r *Resolver) updateNode() {
 	n.Pods = slices.Compact(n.Pods)
 	slices.SortFunc(n.Addresses, netip.Addr.Compare)
 	n.Addresses = slices.Compact(n.Addresses)
+	n.PreDNAT = others(r.config.PreDNAT, n.Addresses)
 	if r.policies > 0 {
 		n.Unknown = model.VerdictDrop
 	}
