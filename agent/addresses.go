@@ -19,6 +19,19 @@ func (a *Agent) setAddresses(l []netip.Addr) {
 	a.addresses = l
 	a.resolver.SetAddresses(l)
 	a.policies.SetAddresses(l)
+	a.applyNode()
+}
+
+// setPodDevices passes the devices by which pods are reached down the line, once what there is is known.
+func (a *Agent) setPodDevices(devices map[netip.Addr]string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.policies.resolver.SetDevices(devices)
+	a.applyNode()
+}
+
+// applyNode hands on what follows from a change of the node's own, under the mutex.
+func (a *Agent) applyNode() {
 	if a.batches.count == 0 {
 		return // the first batch tells
 	}

@@ -194,6 +194,7 @@ func (a *Agent) run(ctx context.Context, begun *bool) error {
 		start("addresses", func(ctx context.Context) error { return a.options.Addresses.Follow(ctx, a.setAddresses) })
 	}
 	start("devices", func(ctx context.Context) error { return a.network.follow(ctx, a.setDevices) })
+	start("pods' devices", func(ctx context.Context) error { return a.policies.followDevices(ctx, a.setPodDevices) })
 	start("network files", a.followFiles)
 	a.ended.Go(func() { a.progress.follow(ctx, a.sync) })
 	a.ended.Go(func() { a.followChecks(ctx) })

@@ -46,6 +46,7 @@ func openExisting(e mode.Engine, plane *mode.PolicyPlane, log *slog.Logger) (x e
 	}
 	plane.Runner = x.revoker
 	x.denials, err = denial.Open(denial.Options{Group: e.Log.Group, Deny: e.Log.Deny, Audit: e.Log.Audit,
+		Forged:   e.Log.Forged,
 		Policies: x.revoker.Policies, Log: log.With("plane", plane.Name)})
 	return x, err
 }

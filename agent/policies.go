@@ -24,10 +24,17 @@ type PolicyOptions struct {
 	Engine  mode.Engine
 	Why     string // that engine, for people
 	Resolve policy.Config
+	Devices Devices // by which pods are reached; nil: pods may send by any
 	// Resolvers teach the addresses of domain names.
 	Resolvers Resolvers
 	NameFloor time.Duration // how long an address of a domain name lives at least; 0: a minute
 	NameHold  time.Duration // how long a DNS answer waits for its addresses to be in force; 0: 50 ms
+}
+
+// Devices calls notify with the name of the device by which each of the node's pods is reached, by the pod's address,
+// as far as the node's routes say so, and again whenever that has changed, until ctx ends.
+type Devices interface {
+	Follow(ctx context.Context, notify func(map[netip.Addr]string)) error
 }
 
 // Policies is the policy side of a node in one network namespace: what its policies come to, and the engine's data
@@ -98,6 +105,14 @@ func (p *Policies) SetAddresses(l []netip.Addr) {
 	if p != nil {
 		p.resolver.SetAddresses(l)
 	}
+}
+
+// followDevices passes the devices by which pods are reached to set until ctx ends.
+func (p *Policies) followDevices(ctx context.Context, set func(map[netip.Addr]string)) error {
+	if p == nil || p.Devices == nil {
+		return nil
+	}
+	return p.Devices.Follow(ctx, set)
 }
 
 // Change reports what is wanted, as a change of objects seen at a time. It returns at once.

@@ -75,7 +75,7 @@ struct peer_verdict {
 
 /* Addresses that aren't evaluated. */
 enum exempt_flag {
-	EXEMPT_NODE = 1 << 0,	      /* as a source, and as a destination for ingress: the node's own */
+	EXEMPT_NODE = 1 << 0,	      /* as a source of no device, and as a destination for ingress: the node's own */
 	EXEMPT_UNTRANSLATED = 1 << 1, /* as a destination, delivered to the node: evaluated after translation */
 };
 
@@ -455,14 +455,15 @@ __noinline int evaluate_connection(struct evaluation *e)
 	e->stage = e->ingress = 0;
 	if (!from && !to && !from_unknown && !to_unknown)
 		return POLICY_IGNORE;
-	exempt = exemptions(&e->tuple.destination);
-	if ((e->to_node && exempt & EXEMPT_UNTRANSLATED) || exemptions(&e->tuple.source) & EXEMPT_NODE)
-		return POLICY_ACCEPT;
-	if (from_unknown)
-		return drop_for(e, POLICY_UNKNOWN_POD);
 	if (from && e->device[0] && from->device[0] &&
 	    (e->device[0] != from->device[0] || e->device[1] != from->device[1]))
 		return drop_for(e, POLICY_FORGED);
+	exempt = exemptions(&e->tuple.destination);
+	if ((e->to_node && exempt & EXEMPT_UNTRANSLATED) ||
+	    (!e->device[0] && exemptions(&e->tuple.source) & EXEMPT_NODE))
+		return POLICY_ACCEPT;
+	if (from_unknown)
+		return drop_for(e, POLICY_UNKNOWN_POD);
 	if (from && !evaluate_direction(e, from->out, false))
 		return POLICY_DROP;
 	if (e->to_node || exempt & EXEMPT_NODE)

@@ -29,7 +29,7 @@ func (w *testbed) assess(c client, to netip.AddrPort, p model.Protocol, via stri
 			j.node = entrance(via)
 		}
 	}
-	j.packet.In = interfaceOf(memberNamed(c.Name), j.node)
+	j.packet.In = w.interfaceOf(memberNamed(c.Name), j.node, to.Addr().Is6())
 	j.outcome = verdict.Of(w.agents[j.node].services, j.packet)
 	if j.outcome.Action == verdict.Pass && owner != "" && owner != j.node {
 		j.node, j.packet.In = owner, uplink
@@ -44,16 +44,16 @@ func (w *testbed) assess(c client, to netip.AddrPort, p model.Protocol, via stri
 // uplink is the interface of a node by which the hosts on the wire are reached.
 const uplink = "eth0"
 
-// interfaceOf returns the interface by which a node receives what a client sends: like those of all its pods (their
-// numbers aside), its uplink, or "" for what is on the node's own network.
-func interfaceOf(client *member, node string) string {
+// interfaceOf returns the interface by which a node receives what a client sends by a family: that of its pod, its
+// uplink, or "" for what is on the node's own network.
+func (w *testbed) interfaceOf(client *member, node string, six bool) string {
 	switch {
 	case client.Node != node:
 		return uplink
 	case client.isNode() || client.Host:
 		return ""
 	}
-	return "veth0"
+	return w.devices[node][client.addr(six)]
 }
 
 // entrance is the node by which packets from outside come that are for no node's address.

@@ -22,7 +22,7 @@ const cutMark = 1 << 31
 
 // policyResolver returns a resolver of a node that knows no object yet.
 func (w *testbed) policyResolver(node string, host *sandbox.Host) *policy.Resolver {
-	c := policy.Config{Node: node, Addresses: host.Addresses, Audit: w.config.Policies.Audit,
+	c := policy.Config{Node: node, Addresses: host.Addresses, Devices: w.devices[node], Audit: w.config.Policies.Audit,
 		UnknownPods: w.config.Policies.UnknownPods}
 	if w.config.Policies.Cut {
 		c.CutMark = cutMark

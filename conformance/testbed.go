@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/sandbox"
@@ -32,8 +33,9 @@ type testbed struct {
 	cluster        *sandbox.Cluster
 	config         Config
 	objects        map[source.Key]source.Object
-	agents         map[string]*agent       // by node
-	made           map[string][]source.Key // by the name in a slices section: the objects that it made
+	agents         map[string]*agent                // by node
+	devices        map[string]map[netip.Addr]string // by node: by which device it reaches its pods
+	made           map[string][]source.Key          // by the name in a slices section: the objects that it made
 	known          map[string]netip.AddrPort
 	flows          map[string]*flow
 	lost           map[string]bool // flows that ended with a subject whose connections do
@@ -59,8 +61,8 @@ type agent struct {
 // newTestbed brings the cast up, and the subject on each node with nothing but the nodes and pods to know of.
 func newTestbed(ctx context.Context, s Implementation, c Config) (*testbed, error) {
 	w := &testbed{patience: s.within(patience), implementation: s, config: c, objects: map[source.Key]source.Object{},
-		agents: map[string]*agent{},
-		made:   map[string][]source.Key{}, known: map[string]netip.AddrPort{}, flows: map[string]*flow{},
+		agents: map[string]*agent{}, devices: map[string]map[netip.Addr]string{},
+		made: map[string][]source.Key{}, known: map[string]netip.AddrPort{}, flows: map[string]*flow{},
 		lost: map[string]bool{}, servers: map[string]*server{}}
 	for _, o := range topologyObjects() {
 		w.objects[source.KeyOf(o)] = o
@@ -70,7 +72,7 @@ func newTestbed(ctx context.Context, s Implementation, c Config) (*testbed, erro
 		return nil, err
 	}
 	for _, n := range nodes {
-		if err := errors.Join(w.beLiberal(n), w.start(n)); err != nil {
+		if err := errors.Join(w.beLiberal(n), w.readDevices(n), w.start(n)); err != nil {
 			return nil, errors.Join(err, w.close())
 		}
 	}
@@ -92,6 +94,22 @@ func (w *testbed) beLiberal(node string) error {
 		return nil
 	}
 	return err
+}
+
+// readDevices finds the devices by which a node reaches its pods, as an agent does.
+func (w *testbed) readDevices(node string) error {
+	host, err := w.cluster.Node(node)
+	if err != nil {
+		return err
+	}
+	return host.Do(func() error {
+		hosts, err := route.OpenHosts()
+		if err != nil {
+			return err
+		}
+		w.devices[node], err = hosts.Devices()
+		return errors.Join(err, hosts.Close())
+	})
 }
 
 // close ends everything.

@@ -68,6 +68,12 @@ func Egress(s *model.Policies, p Packet) PolicyOutcome {
 		return PolicyOutcome{Reason: why}
 	}
 	o := PolicyOutcome{Reason: "no policy applies"}
+	if pod := s.Subjects[p.Src.Addr()]; pod != nil && p.In != "" && pod.Device != "" && p.In != pod.Device {
+		o.Verdict = model.VerdictDrop
+		o.Reason = fmt.Sprintf("forged source: %s is pod %s, which sends by %s, and not by %s", pod.Addr, pod.Pod,
+			pod.Device, p.In)
+		return o
+	}
 	o.direction(s, p, model.Egress)
 	return o
 }
@@ -81,13 +87,14 @@ func Ingress(s *model.Policies, p Packet, o PolicyOutcome) PolicyOutcome {
 	return o
 }
 
-// exempt returns why p is not evaluated at all, "" if it is.
+// exempt returns why p is not evaluated at all, "" if it is. What comes in by a device isn't this node's, whatever its
+// source.
 func exempt(s *model.Policies, p Packet) string {
 	src := p.Src.Addr()
 	switch {
 	case p.Protocol == icmpv6 && p.Type >= 133 && p.Type <= 137:
 		return "neighbour discovery is not evaluated"
-	case src.IsLoopback(), slices.Contains(s.Node.Addresses, src):
+	case src.IsLoopback(), p.In == "" && slices.Contains(s.Node.Addresses, src):
 		return fmt.Sprintf("%s is this node, whose packets are not evaluated", src)
 	}
 	return ""

@@ -89,6 +89,30 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
+// A packet that comes in by a device is neither the node's, nor a pod's with another device.
+func TestForgedSources(t *testing.T) {
+	s := policyWorld()
+	s.Subjects[netip.MustParseAddr("10.0.1.3")].Device = "pod3"
+	for _, c := range []struct {
+		src, in string
+		want    model.Verdict
+		reason  string
+	}{
+		{"10.0.1.3:1", "pod3", model.VerdictAccept, "allowed by"},
+		{"10.0.1.3:1", "", model.VerdictAccept, "allowed by"},
+		{"10.0.1.3:1", "pod2", model.VerdictDrop, "forged source: 10.0.1.3 is pod shop/friend"},
+		{"10.0.1.1:1", "", model.VerdictAccept, "is this node"},
+		{"10.0.1.1:1", "pod3", model.VerdictDrop, "no pod that is known"},
+		{"198.51.100.1:1", "pod3", model.VerdictAccept, "allowed by"},
+	} {
+		o := Policy(s, Packet{Src: netip.MustParseAddrPort(c.src), Dst: netip.MustParseAddrPort("10.0.1.2:80"),
+			Protocol: model.TCP, In: c.in})
+		if o.Verdict != c.want || !strings.Contains(o.Reason, c.reason) {
+			t.Errorf("%s by %q: %s, %s; want %s, %s", c.src, c.in, o.Verdict, o.Reason, c.want, c.reason)
+		}
+	}
+}
+
 func TestPolicyReportsWhatAuditWouldDrop(t *testing.T) {
 	s := policyWorld()
 	rs := s.Subjects[netip.MustParseAddr("10.0.1.2")].Out[model.StageAdmin]

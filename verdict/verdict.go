@@ -172,7 +172,7 @@ func (v *Verdict) translated(s *model.Snapshot, p Packet) Verdict {
 
 // policy returns what the policies of s decide about p. A process of the node may send from a loopback address, too.
 func (v *Verdict) policy(s *model.Snapshot, p Packet) PolicyOutcome {
-	if v.Origin == model.FromNode {
+	if v.Origin == model.FromNode && p.In == "" {
 		return PolicyOutcome{Reason: fmt.Sprintf("%s is this node, whose packets are not evaluated", p.Src.Addr())}
 	}
 	return Policy(s.Policies, p)

@@ -24,19 +24,21 @@ import (
 
 // Options are what a Reader reads, and how.
 type Options struct {
-	Engine      Engine // nil: it logs to nflog
-	Group       uint16 // of nflog
-	Deny, Audit string // prefixes of the engine's logs
+	Engine Engine // nil: it logs to nflog
+	Group  uint16 // of nflog
+	// prefixes of the engine's logs
+	Deny, Audit, Forged string
 	// calls a function with the policies of now, which that may not change
 	Policies func(func(*model.Policies))
-	Retry    time.Duration // between two attempts to read a group that another program has; 0: 10 s
+	Retry    time.Duration             // between two attempts to read a group that another program has; 0: 10 s
 	Log      *slog.Logger
 }
 
 // Engine is a policy engine that reports packets itself.
 type Engine interface {
-	// Denials calls yield with both ends of each packet that was dropped, or would be by audited policies, until ctx ends.
-	Denials(ctx context.Context, yield func(src, dst netip.AddrPort, protocol model.Protocol, audited bool)) error
+	// Denials calls yield with both ends of each packet that was dropped, also for its source (forged), or would be by
+	// audited policies, until ctx ends.
+	Denials(ctx context.Context, yield func(src, dst netip.AddrPort, protocol model.Protocol, audited, forged bool)) error
 }
 
 // Counts are packets that were reported, by policy. A packet that several policies deny together counts for each.
@@ -66,8 +68,31 @@ type Reader struct {
 
 // line is what a line of the log is about.
 type line struct {
-	audited bool
-	packet  verdict.Packet // without the source's port
+	kind   kind
+	packet verdict.Packet // without the source's port
+}
+
+// kind is what became of a packet.
+type kind uint8
+
+const (
+	denied  kind = iota // dropped by a policy
+	audited             // accepted, and audited policies would drop it
+	forged              // dropped: it has a pod's source and came in by another device
+)
+
+// messages are the log's.
+var messages = [...]string{denied: "policy denied a connection", audited: "policy would deny a connection: it is audited",
+	forged: "packet with a forged source dropped"}
+
+func kindOf(isAudited, isForged bool) kind {
+	switch {
+	case isForged:
+		return forged
+	case isAudited:
+		return audited
+	}
+	return denied
 }
 
 // Open begins to read in the calling thread's network namespace. Where another program has the group, Run tries again.
@@ -131,8 +156,8 @@ func (r *Reader) Counts() Counts {
 // Run reports until ctx ends.
 func (r *Reader) Run(ctx context.Context) error {
 	if r.ns == nil {
-		return r.options.Engine.Denials(ctx, func(src, dst netip.AddrPort, protocol model.Protocol, audited bool) {
-			r.report(verdict.Packet{Src: src, Dst: dst, Protocol: protocol}, audited)
+		return r.options.Engine.Denials(ctx, func(src, dst netip.AddrPort, protocol model.Protocol, audited, forged bool) {
+			r.report(verdict.Packet{Src: src, Dst: dst, Protocol: protocol}, kindOf(audited, forged))
 		})
 	}
 	if !r.listen(ctx) {
@@ -147,41 +172,41 @@ func (r *Reader) Run(ctx context.Context) error {
 
 // logged takes in a packet of nflog.
 func (r *Reader) logged(e nflog.Entry) {
-	if p, ok := parse(e.Payload); ok && (e.Prefix == r.options.Deny || e.Prefix == r.options.Audit) {
-		r.report(p, e.Prefix == r.options.Audit)
+	p, ok := parse(e.Payload)
+	switch audited, forged := e.Prefix == r.options.Audit, e.Prefix == r.options.Forged; {
+	case ok && (audited || forged || e.Prefix == r.options.Deny):
+		r.report(p, kindOf(audited, forged))
 	}
 }
 
 // report counts and logs a packet.
-func (r *Reader) report(p verdict.Packet, audit bool) {
+func (r *Reader) report(p verdict.Packet, k kind) {
 	var o verdict.PolicyOutcome
 	var from, to string
 	r.options.Policies(func(s *model.Policies) { o, from, to = verdict.Policy(s, p), end(s, p.Src), end(s, p.Dst) })
-	rules, reason := rulesOf(o, audit)
-	r.count(rules, audit)
+	rules, reason := rulesOf(o, k)
+	r.count(rules, k)
 	now := time.Now()
 	if now.Sub(r.since) > pause {
 		r.since = now
 		clear(r.seen)
 	}
-	l := line{audit, p}
+	l := line{k, p}
 	l.packet.Src = netip.AddrPortFrom(p.Src.Addr(), 0)
 	if r.seen[l] {
 		return
 	}
 	r.seen[l] = true
-	message := "policy denied a connection"
-	if audit {
-		message = "policy would deny a connection: it is audited"
-	}
-	r.options.Log.Info(message, "from", from, "to", to, "protocol", p.Protocol.String(), "rules", texts(rules),
+	r.options.Log.Info(messages[k], "from", from, "to", to, "protocol", p.Protocol.String(), "rules", texts(rules),
 		"reason", reason)
 }
 
 // rulesOf returns the rules that deny, or would, and why; none where the policies of now don't.
-func rulesOf(o verdict.PolicyOutcome, audit bool) (rules []model.RuleRef, reason string) {
+func rulesOf(o verdict.PolicyOutcome, k kind) (rules []model.RuleRef, reason string) {
 	switch {
-	case audit:
+	case k == forged:
+		return nil, "it came in by another device than that of the pod with this address"
+	case k == audited:
 		if rules = o.Reported(); len(rules) > 0 {
 			return rules, "the audited rules would drop it"
 		}
@@ -192,11 +217,11 @@ func rulesOf(o verdict.PolicyOutcome, audit bool) (rules []model.RuleRef, reason
 }
 
 // count counts a packet for the policies of rules.
-func (r *Reader) count(rules []model.RuleRef, audit bool) {
+func (r *Reader) count(rules []model.RuleRef, k kind) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	counts := r.counts.Denied
-	if audit {
+	if k == audited {
 		counts = r.counts.Audited
 	}
 	named := map[model.PolicyRef]bool{}

@@ -46,8 +46,8 @@ const atNetfilter = "it evaluates at hooks of the node's netfilter, which packet
 
 // PolicyLog is where an engine logs packets that policies deny, or would deny. The zero value is none.
 type PolicyLog struct {
-	Group       uint16 // of nflog
-	Deny, Audit string // what the logs of each begin with
+	Group               uint16 // of nflog
+	Deny, Audit, Forged string // what the logs of each begin with
 }
 
 // marked returns the engine as one that cuts by marks and logs.
@@ -60,10 +60,10 @@ func (e Engine) marked(l PolicyLog) Engine {
 var engines = []Engine{
 	engine("nftables", "one nf_tables table of maps, written by netlink", "nf_tables and connection tracking "+
 		"(CONFIG_NF_TABLES, CONFIG_NFT_CT, CONFIG_NFT_LOG)", nftables.New).marked(
-		PolicyLog{nftables.LogGroup, nftables.PrefixDeny, nftables.PrefixAudit}),
+		PolicyLog{nftables.LogGroup, nftables.PrefixDeny, nftables.PrefixAudit, nftables.PrefixForged}),
 	engine("iptables", "iptables chains by the legacy or the nft tools, whichever the node uses, and IP sets",
 		"iptables' programs, x_tables and IP sets (CONFIG_IP_NF_IPTABLES or CONFIG_NFT_COMPAT, CONFIG_IP_SET_HASH_NET)",
-		iptables.New).marked(PolicyLog{iptables.LogGroup, iptables.PrefixDeny, iptables.PrefixAudit}),
+		iptables.New).marked(PolicyLog{iptables.LogGroup, iptables.PrefixDeny, iptables.PrefixAudit, iptables.PrefixForged}),
 	engine("ebpf", "one program at netfilter's hooks, with flows of its own and no connection tracking", "programs at "+
 		"hooks of netfilter (Linux 6.4, CONFIG_NETFILTER_BPF_LINK)", ebpf.New),
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 
@@ -13,6 +14,7 @@ import (
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/names"
+	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reachability"
 	"fairlead.dev/fairlead/resolve/policy"
@@ -158,7 +160,11 @@ func (n *nodeFlags) read(ctx context.Context, withPods bool) (*snapshot, error) 
 	w := &snapshot{config: c, mode: d.mode, objects: objects, problems: append(problems, r.Problems()...),
 		lost: losses(problems), services: r.Services(), whyEmpty: r.WhyEmpty}
 	if d.policies != nil {
-		p := policy.New(d.policies.Resolve)
+		set := d.policies.Resolve
+		if !c.Network() {
+			set.Devices = podDevices()
+		}
+		p := policy.New(set)
 		if d.mode.PreDNAT {
 			p.ApplyServices(model.Change[model.ServicePart]{Put: w.services.Parts()})
 		}
@@ -172,6 +178,20 @@ func (n *nodeFlags) read(ctx context.Context, withPods bool) (*snapshot, error) 
 		w.problems = append(w.problems, p.Problems()...)
 	}
 	return w, w.knows(n.node)
+}
+
+// podDevices returns the devices by which this node's routes reach pods: elsewhere than on the node those of none.
+func podDevices() map[netip.Addr]string {
+	hosts, err := route.OpenHosts()
+	if err != nil {
+		return nil
+	}
+	defer hosts.Close()
+	devices, err := hosts.Devices()
+	if err != nil {
+		return nil
+	}
+	return devices
 }
 
 // harmless are the reasons of a source's problems that keep no object from being read.

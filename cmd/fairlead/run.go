@@ -19,6 +19,7 @@ import (
 	"fairlead.dev/fairlead/agent/migrate"
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/node"
+	"fairlead.dev/fairlead/kernel/route"
 )
 
 // runCommand serves a node.
@@ -182,6 +183,14 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 		return err
 	}
 	defer interfaces.Close()
+	if o.Policies != nil && !c.Network() { // whose pods' devices are guarded
+		hosts, err := route.OpenHosts()
+		if err != nil {
+			return err
+		}
+		defer hosts.Close()
+		o.Policies.Devices = hosts
+	}
 	p.describe(&o, c, processMetrics(c))
 	starting := func() {}
 	if firewall, err := node.OpenFirewall(); err != nil {

@@ -222,6 +222,12 @@ func Member(set string, src Reg) Expr {
 	return expr("lookup", func(b *netlink.Buffer) { b.Text(1, set); b.BE32(2, uint32(src)) })
 }
 
+// NotMember goes on with the rule only if the key that begins at src is not in the set.
+func NotMember(set string, src Reg) Expr {
+	const inverted = 1 // NFT_LOOKUP_F_INV
+	return expr("lookup", func(b *netlink.Buffer) { b.Text(1, set); b.BE32(2, uint32(src)); b.BE32(5, inverted) })
+}
+
 // Map inspects the key that begins at src up and puts the value at dst; without one the rule ends.
 func Map(set string, src, dst Reg) Expr {
 	return expr("lookup", func(b *netlink.Buffer) { b.Text(1, set); b.BE32(2, uint32(src)); b.BE32(3, uint32(dst)) })

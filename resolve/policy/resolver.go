@@ -40,10 +40,13 @@ type Config struct {
 	// ImpliedNamespaces has pods of a Namespace that isn't declared count as if it had no label but its name: for sources
 	// without an API server.
 	ImpliedNamespaces bool
-	PreDNAT           []netip.Prefix // as in model.PolicyNode
-	CutMark           uint32         // as in model.PolicyNode
-	Key               string         // of the IDs, so that tenants can't search for equal ones
-	Limits            Limits
+	// Devices are those by which addresses are reached, and by which alone pods with these addresses may send; an address
+	// without one may send by any.
+	Devices map[netip.Addr]string
+	PreDNAT []netip.Prefix // as in model.PolicyNode
+	CutMark uint32         // as in model.PolicyNode
+	Key     string         // of the IDs, so that tenants can't search for equal ones
+	Limits  Limits
 }
 
 // Resolver holds what is known of the cluster, and what its policies come to on this node. It is not safe for use by
@@ -174,6 +177,22 @@ func (r *Resolver) SetAddresses(addresses []netip.Addr) {
 		x.own = true
 		r.dirty(x)
 	}
+}
+
+// SetDevices replaces Config.Devices. The next change has what follows from it.
+func (r *Resolver) SetDevices(devices map[netip.Addr]string) {
+	dirty := func(a netip.Addr) {
+		if x := r.addresses[a]; x != nil && r.config.Devices[a] != devices[a] {
+			r.dirty(x)
+		}
+	}
+	for a := range r.config.Devices {
+		dirty(a)
+	}
+	for a := range devices {
+		dirty(a)
+	}
+	r.config.Devices = maps.Clone(devices)
 }
 
 // Apply makes changes true and returns what changes on the node by them, in a settled order. Its cost follows what the

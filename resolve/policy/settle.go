@@ -382,7 +382,7 @@ func (r *Resolver) updatePeer(p **model.Peer, s **signature, now *signature, of 
 func (r *Resolver) updateSubject(x *address, pod *pod) {
 	var now *model.Subject
 	if pod != nil && pod.local {
-		now = &model.Subject{Pod: pod.String(), Addr: x.Addr}
+		now = &model.Subject{Pod: pod.String(), Addr: x.Addr, Device: r.config.Devices[x.Addr]}
 		for stage := range model.PolicyStages {
 			if rs := pod.class.rulesets[model.Egress][stage]; rs != nil {
 				now.Out[stage] = rs.model

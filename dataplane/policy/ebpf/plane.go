@@ -200,11 +200,11 @@ func (p *Plane) Connections(yield func(source, destination netip.Addr)) error {
 	return bpf.PolicyFlows(p.mapsFolder(), yield)
 }
 
-// Denials calls yield with both ends of each packet that was dropped as a new connection, or would be by audited
-// policies, until ctx ends, and then with those that are pending. Protocols without ports have ports 0. It may be
+// Denials calls yield with both ends of each packet that was dropped as a new connection, also for its source (forged),
+// or would be by audited policies, until ctx ends, and then with those that are pending. Protocols without ports have ports 0. It may be
 // called at any time, once at a time.
 func (p *Plane) Denials(ctx context.Context, yield func(src, dst netip.AddrPort, protocol model.Protocol,
-	audited bool)) error {
+	audited, forged bool)) error {
 	report := func(d bpf.Denial) {
 		if d.Event == bpf.PolicyCutFlow {
 			return
@@ -213,7 +213,7 @@ func (p *Plane) Denials(ctx context.Context, yield func(src, dst netip.AddrPort,
 		if !slices.Contains([]model.Protocol{model.TCP, model.UDP, model.SCTP}, protocol) {
 			d.Source, d.Dest = netip.AddrPortFrom(d.Source.Addr(), 0), netip.AddrPortFrom(d.Dest.Addr(), 0)
 		}
-		yield(d.Source, d.Dest, protocol, d.Event == bpf.PolicyAudited)
+		yield(d.Source, d.Dest, protocol, d.Event == bpf.PolicyAudited, d.Event == bpf.PolicyForged)
 	}
 	for {
 		p.mu.Lock()

@@ -31,9 +31,11 @@ func logged(n *policytest.Network, e policytest.Engine[Key]) func() []string {
 	return func() (got []string) {
 		over, end := context.WithCancel(n.Context())
 		end()
-		n.Must(e.(*Plane).Denials(over, func(_, _ netip.AddrPort, _ model.Protocol, audited bool) {
+		n.Must(e.(*Plane).Denials(over, func(_, _ netip.AddrPort, _ model.Protocol, audited, forged bool) {
 			event := bpf.PolicyDenied
-			if audited {
+			if forged {
+				event = bpf.PolicyForged
+			} else if audited {
 				event = bpf.PolicyAudited
 			}
 			got = append(got, event.String())
@@ -45,7 +47,8 @@ func logged(n *policytest.Network, e policytest.Engine[Key]) func() []string {
 func TestSuite(t *testing.T) {
 	policytest.Suite[Key]{
 		Open:       func(n *policytest.Network) policytest.Engine[Key] { return open(n) },
-		PrefixDeny: bpf.PolicyDenied.String(), PrefixAudit: bpf.PolicyAudited.String(), Logged: logged,
+		PrefixDeny: bpf.PolicyDenied.String(), PrefixAudit: bpf.PolicyAudited.String(),
+		PrefixForged: bpf.PolicyForged.String(), Logged: logged,
 	}.Run(t)
 }
 

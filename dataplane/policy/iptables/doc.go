@@ -5,14 +5,14 @@
 // makes of identities the addresses that each peer table decides about otherwise than about all others. For each
 // family there are, in the table filter and named FLPOLICY-…,
 //
-//	FORWARD, INPUT, OUTPUT   first in the built-in chain of that name. Established, related, from the node, or at
-//	                         INPUT untranslated? return; then DV, E0, and unless it goes to the node I0
+//	FORWARD, INPUT, OUTPUT   first in the built-in chain of that name. Established, related, or of the node itself?
+//	                         return; then DV; at INPUT untranslated? return; then E0, and unless it goes to the node I0
 //	E0, I0                   a tree of subjects by prefixes of their addresses, for egress and ingress, to a ruleset
 //	E1, I1                   the same, to the ruleset of the last stage, for what the first leaves to it
-//	DV                       a tree of subjects whose device is known: drops what comes in elsewhere
+//	DV                       a tree of subjects whose device is known: what comes in elsewhere goes to FORGED
 //	RE0…, RE1…, RI0…, RI1…   a ruleset by its ID: a tree over its port entries (S…) to peer tables
 //	TE0…, TE1…, TI0…, TI1…   a peer table by its ID: a match of its sets, each with a verdict, then its Otherwise
-//	DENY, AUDIT              log, limited, to nflog group LogGroup; DENY drops
+//	DENY, FORGED, AUDIT      log, limited, to nflog group LogGroup; the first two drop
 //	CUT                      resets TCP and drops the rest of connections whose mark has the bit model.PolicyNode.CutMark
 //
 // A verdict drops or returns to the hook's chain, so what policies accept other rules may still drop. All chains

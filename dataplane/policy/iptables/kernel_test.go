@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -291,38 +290,6 @@ func with[T model.PolicyPart](d *policytest.Decided, change func(T) model.Policy
 		}
 	}
 	return parts
-}
-
-func TestForgedSourcesAreDropped(t *testing.T) {
-	eachVariant(t, func(t *testing.T, v Variant) {
-		n := policytest.NewNetwork(t)
-		p := open(n, v)
-		_, objects := policytest.Worlds(t)
-		web := policytest.Behind[0]
-		policytest.Move(t, p, nil, policytest.Facts(t, p, joined(with(policytest.Decide(objects["none.yaml"]),
-			func(s *model.Subject) model.PolicyPart {
-				c := *s
-				if slices.Contains(web, c.Addr) {
-					c.Device = "pod0"
-				}
-				return &c
-			}))))
-		for i, out := range policytest.Addresses("198.51.100.7", "2001:db8::7") {
-			to := echo.Port{Number: 80, Protocol: model.TCP}
-			if !n.Passes(n.Packet(web[i], out, to), true) {
-				t.Errorf("%s: a pod's own packet is dropped", web[i])
-			}
-			if !n.Passes(n.Packet(policytest.Behind[2][i], out, to), true) {
-				t.Errorf("%s: another pod's own packet is dropped", policytest.Behind[2][i])
-			}
-			n.Forge(policytest.Behind[2][i], web[i], out)
-			tool := []string{"iptables-", "ip6tables-"}[i] + string(v)
-			out := run(n, tool, "-vnxL", chainDeny)
-			if drops := strings.Fields(strings.Split(out, "\n")[3]); drops[0] != "1" {
-				t.Errorf("a forged packet is not dropped: %s", out)
-			}
-		}
-	})
 }
 
 func TestMarkedConnectionsAreCut(t *testing.T) {

@@ -1,9 +1,12 @@
 package iptables
 
 import (
+	"fmt"
+	"os/exec"
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane/policy/policytest"
+	"fairlead.dev/fairlead/kernel/iptables"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -27,8 +30,18 @@ func joined(parts []model.PolicyPart) []model.PolicyPart {
 func TestSuite(t *testing.T) {
 	for _, v := range variants {
 		t.Run(string(v), policytest.Suite[Key]{
-			Open:     func(n *policytest.Network) policytest.Engine[Key] { return open(n, v) },
-			LogGroup: LogGroup, PrefixDeny: PrefixDeny, PrefixAudit: PrefixAudit,
+			Open: func(n *policytest.Network) policytest.Engine[Key] { return open(n, v) },
+			EndMidstream: func() error {
+				out, err := exec.Command("ipset", "flush", setPrefix(iptables.IPv4)+setMidstream).CombinedOutput()
+				if err == nil {
+					out, err = exec.Command("ipset", "flush", setPrefix(iptables.IPv6)+setMidstream).CombinedOutput()
+				}
+				if err != nil {
+					err = fmt.Errorf("%w: %s", err, out)
+				}
+				return err
+			},
+			LogGroup: LogGroup, PrefixDeny: PrefixDeny, PrefixAudit: PrefixAudit, PrefixForged: PrefixForged,
 		}.Run)
 	}
 }

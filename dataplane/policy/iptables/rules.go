@@ -19,16 +19,18 @@ const LogGroup = 4271
 
 // The prefixes of what is logged.
 const (
-	PrefixDeny  = "deny"
-	PrefixAudit = "audit"
+	PrefixDeny   = "deny"
+	PrefixAudit  = "audit"
+	PrefixForged = "forged"
 )
 
 // Chains that there is one of in each family.
 const (
-	chainDeny   = Prefix + "DENY"  // logs, drops
-	chainAudit  = Prefix + "AUDIT" // logs what audited policies would deny
-	chainCut    = Prefix + "CUT"   // ends connections whose permission was withdrawn
-	chainForged = Prefix + "DV"    // the tree of the subjects' devices
+	chainDeny   = Prefix + "DENY"   // logs, drops
+	chainAudit  = Prefix + "AUDIT"  // logs what audited policies would deny
+	chainCut    = Prefix + "CUT"    // ends connections whose permission was withdrawn
+	chainDevice = Prefix + "DV"     // the tree of the subjects' devices
+	chainForged = Prefix + "FORGED" // logs, drops what comes in by another device
 )
 
 // hooks are the built-in chains that lead to ours, each to the one of that name.
@@ -82,8 +84,9 @@ func constant(f iptables.Family, cut uint32) map[string][]string {
 			"--nflog-size 128", prefix, LogGroup)
 	}
 	chains := map[string][]string{
-		chainDeny:  {log(PrefixDeny), "-j DROP"},
-		chainAudit: {log(PrefixAudit)},
+		chainDeny:   {log(PrefixDeny), "-j DROP"},
+		chainForged: {log(PrefixForged), "-j DROP"},
+		chainAudit:  {log(PrefixAudit)},
 	}
 	for _, s := range sides {
 		if s.stage > 0 {
@@ -122,18 +125,22 @@ func evaluate(f iptables.Family, hook string) []string {
 		return fmt.Sprintf("-m set --match-set %s%s %s ", setPrefix(f), set, where)
 	}
 	egress, ingress := side{model.Egress, 0}, side{model.Ingress, 0}
-	rules := []string{in(setNode, "src") + "-j RETURN"}
+	own := in(setNode, "src") + "-j RETURN" // counts where packets have no device that they came in by, or loopback
+	if hook != "OUTPUT" {
+		own = "-i lo " + own
+	}
+	rules := []string{own}
+	if hook != "OUTPUT" {
+		rules = append(rules, "-j "+chainDevice)
+	}
 	switch hook {
 	case "INPUT": // what is delivered to the node
 		rules = append(rules, in(setUntranslated, "dst")+"-j RETURN")
 	case "FORWARD":
 		rules = append(rules, "-o "+model.ProxyDevice+" "+in(setUntranslated, "dst")+"-j RETURN")
 	}
-	rules = append(rules, "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN "+in(setMidstream, "src")+"-j RETURN")
-	if hook != "OUTPUT" { // where packets have no device that they came in by
-		rules = append(rules, "-j "+chainForged)
-	}
-	rules = append(rules, "-j "+egress.root())
+	rules = append(rules, "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN "+in(setMidstream, "src")+"-j RETURN",
+		"-j "+egress.root())
 	if hook != "INPUT" {
 		rules = append(rules, in(setNode, "dst")+"-j RETURN", "-j "+ingress.root())
 	}
@@ -250,5 +257,5 @@ func portMatch(p model.Protocol, from, to uint16) string {
 func isTree(name string) bool {
 	rest, ours := strings.CutPrefix(name, Prefix)
 	return ours && len(rest) >= 2 && (rest[0] == 'E' || rest[0] == 'I') && (rest[1] == '0' || rest[1] == '1') ||
-		strings.HasPrefix(name, chainForged)
+		strings.HasPrefix(name, chainDevice)
 }

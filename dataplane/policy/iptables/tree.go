@@ -85,8 +85,8 @@ func (t *trees) build() map[string][]string {
 		b.grow(at.root(), of)
 	}
 	b.own, b.end = "-s", ""
-	b.leaf = func(s subject) string { return fmt.Sprintf("! -i %s -g %s", s.device, chainDeny) }
-	b.grow(chainForged, slices.DeleteFunc(all, func(s subject) bool { return s.device == "" }))
+	b.leaf = func(s subject) string { return fmt.Sprintf("! -i %s -g %s", s.device, chainForged) }
+	b.grow(chainDevice, slices.DeleteFunc(all, func(s subject) bool { return s.device == "" }))
 	return b.chains
 }
 
@@ -187,7 +187,7 @@ func (t *trees) leaf(chain string, words []string) {
 	if !known {
 		s.addr = p.Addr()
 	}
-	if strings.HasPrefix(chain, chainForged) {
+	if strings.HasPrefix(chain, chainDevice) {
 		if len(words) > 4 {
 			s.device = words[4]
 		}

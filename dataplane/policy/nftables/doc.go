@@ -7,6 +7,8 @@
 //	untranslated  range of addresses             destinations that are evaluated after their translation, at input
 //	unknown       range of addresses             of this node's pods, where pods that aren't known are dropped
 //	subject       address                        of pods on this node
+//	device        address                        of those whose device is known
+//	entry         address · device               by which alone these may send
 //	ruleset       stage · address → ruleset      stages 0 and 1 are of egress, 2 and 3 of ingress
 //	peer          address → identity
 //	range         range of addresses → identity  where there is no peer
@@ -25,15 +27,15 @@
 // passes these chains, those of the first lines at hooks:
 //
 //	cut-forward, cut-input, cut-output       marked as cut? cut; there only while model.PolicyNode.CutMark says so
-//	forward-egress, output-egress            established or related? accept; else egress4
+//	forward-egress, output-egress            established or related? accept; by another device? forged; else egress4
 //	input                                    the same, and untranslated? accept; else egress4
 //	forward-ingress, output-ingress          established or related? accept; else ingress4
 //	egress4              from a subject? egress4-pod; from an unknown pod? egress4-unknown
-//	egress4-pod          from the node? accept; by its rulesets egress4-admin, then egress4-last
-//	egress4-unknown      from the node? accept; else deny
+//	egress4-pod          of the node itself? accept; by its rulesets egress4-admin, then egress4-last
+//	egress4-unknown      of the node itself? accept; else deny
 //	egress4-admin        to a peer? egress4-admin-peer; to a range? egress4-admin-range; else by ports, otherwise
 //	egress4-admin-peer   by port, else by portspan, else by default: decision, else otherwise; nothing there? deny
-//	deny                 count, log, drop
+//	deny, forged         count, log, drop
 //	cut                  reset TCP, drop
 //	report-accept, report-next   count, log, accept or return: what audited policies would drop
 //
@@ -42,7 +44,7 @@
 // follows every path through the chains when it checks a table.
 //
 // Neighbour discovery is accepted. Protocols without ports are decided by default. A log goes to nflog group LogGroup,
-// limited, with the prefix PrefixDeny or PrefixAudit. Tables of other owners aren't touched, and what this one accepts
+// limited, with the prefix PrefixDeny, PrefixForged or PrefixAudit. Tables of other owners aren't touched, and what this one accepts
 // they may drop.
 //
 // The rules switch connection tracking on. Connections that run by then appear in mid-stream, perhaps by their replies
@@ -53,5 +55,5 @@
 // leaves it alone. It outlives the process; the next one makes it its own. On older kernels whoever flushes every table
 // flushes this one too, and until it is repaired everything passes.
 //
-// Not served yet, and refused by Write: model.Subject.Device. Tried on Linux 6.18 only.
+// Tried on Linux 6.18 only.
 package nftables

@@ -16,7 +16,7 @@ import (
 const Table = "fairlead-policy"
 
 // layout is the value of the table's fact. A table of another layout is made anew.
-const layout = "layout 4"
+const layout = "layout 5"
 
 // declared is the table.
 var declared = &table.Table[Key]{
@@ -25,33 +25,11 @@ var declared = &table.Table[Key]{
 	Initial: map[string][]nft.Element{setMidstream: {{Key: string(word(0))}}},
 }
 
-// kindUnserved is the kind of facts that Write refuses, since the plane doesn't serve them yet.
-const kindUnserved = table.Other
-
-// Key names a fact: one of the table, or what isn't served.
+// Key names a fact of the table.
 type Key struct{ table.Key }
 
 // Fact is a fact of this plane.
 type Fact = table.Fact[Key]
-
-// String returns "chain deny", or "subject4 0a…" for elements, in hexadecimal.
-func (k Key) String() string {
-	if k.Kind == kindUnserved {
-		return k.Group() + " " + k.Name
-	}
-	return k.Key.String()
-}
-
-// Advisory implements dataplane.Advisory.
-func (k Key) Advisory() bool { return k.Kind == kindUnserved }
-
-// Group implements dataplane.Grouped.
-func (k Key) Group() string {
-	if k.Kind == kindUnserved {
-		return "unserved"
-	}
-	return k.Key.Group()
-}
 
 // Rank implements dataplane.Key: decisions come before what leads to them, and the hooks last.
 func (k Key) Rank() int {
@@ -62,21 +40,20 @@ func (k Key) Rank() int {
 		return 1
 	case table.KindChain:
 		return chainRank(k.Name)
-	case table.KindElement:
-		return setRanks[k.Name]
 	}
-	return 10 // nothing waits for it
+	return setRanks[k.Name] // of an element
 }
 
 // proto is an IP family with the names of its sets and chains.
 type proto struct {
 	*table.Family
-	node, untranslated, unknown, subject, ruleset, peer, ranges string
+	node, untranslated, unknown, subject, device, entry, ruleset, peer, ranges string
 }
 
 func protoFor(f *table.Family) *proto {
 	n := f.Name
-	return &proto{f, "node" + n, "untranslated" + n, "unknown" + n, "subject" + n, "ruleset" + n, "peer" + n, "range" + n}
+	return &proto{f, "node" + n, "untranslated" + n, "unknown" + n, "subject" + n, "device" + n, "entry" + n, "ruleset" + n,
+		"peer" + n, "range" + n}
 }
 
 var protos = []*proto{protoFor(table.IPv4), protoFor(table.IPv6)}
@@ -115,6 +92,8 @@ var allSets = func() map[string]nft.Set {
 		add(nft.Set{Name: p.untranslated, Key: address, Interval: true})
 		add(nft.Set{Name: p.unknown, Key: address, Interval: true})
 		add(nft.Set{Name: p.subject, Key: address})
+		add(nft.Set{Name: p.device, Key: address})
+		add(nft.Set{Name: p.entry, Key: []nft.Type{p.Type, nft.Device}})
 		add(nft.Set{Name: p.ruleset, Key: []nft.Type{nft.Mark, p.Type}, Data: marks(2)})
 		add(nft.Set{Name: p.peer, Key: address, Data: marks(2)})
 		add(nft.Set{Name: p.ranges, Key: address, Data: marks(2), Interval: true})
@@ -136,6 +115,7 @@ var setRanks = func() map[string]int {
 	for _, p := range protos {
 		m[p.node], m[p.untranslated], m[p.peer], m[p.ranges] = 3, 3, 6, 6
 		m[p.ruleset], m[p.subject], m[p.unknown] = 7, 8, 9
+		m[p.entry], m[p.device] = 7, 8
 	}
 	return m
 }()
@@ -198,9 +178,6 @@ func otherwise(v *model.PeerTable) Fact {
 	return element(setOtherwise, key(number(v.ID)), code(v.Otherwise))
 }
 
-// unserved returns the fact of what Write refuses.
-func unserved(what string) Fact { return Fact{Key: Key{table.Key{Kind: kindUnserved, Name: what}}} }
-
 // node returns the table, its constant chains, and the addresses of the node.
 func node(v *model.PolicyNode) []Fact {
 	facts := append(declared.Frame(), chains()...)
@@ -240,7 +217,8 @@ func subject(v *model.Subject) []Fact {
 	p, addr := protoOf(v.Addr), v.Addr.AsSlice()
 	facts := []Fact{element(p.subject, addr, "")}
 	if v.Device != "" {
-		facts = append(facts, unserved(fmt.Sprintf("device %s of %s", v.Device, v.Addr)))
+		k := append(slices.Clone(addr), nft.InterfaceName(v.Device, false)...)
+		facts = append(facts, element(p.device, addr, ""), element(p.entry, k, ""))
 	}
 	for d, rulesets := range [...][model.PolicyStages]*model.Ruleset{model.Egress: v.Out, model.Ingress: v.In} {
 		for stage, r := range rulesets {

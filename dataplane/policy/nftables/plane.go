@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"context"
-	"fmt"
 
 	"fairlead.dev/fairlead/dataplane"
 	table "fairlead.dev/fairlead/dataplane/nft"
@@ -53,13 +52,8 @@ func (p *Plane) Read(context.Context) ([]Fact, error) {
 	return p.table.Read(p.conn, nil)
 }
 
-// Write implements dataplane.Plane: one transaction. What isn't served is refused before anything is written.
+// Write implements dataplane.Plane: one transaction.
 func (p *Plane) Write(_ context.Context, put, del []Fact) error {
-	for _, f := range put {
-		if f.Key.Kind == kindUnserved {
-			return fmt.Errorf("nftables: write %s: not supported by this policy engine", f.Key.Name)
-		}
-	}
 	return p.table.Write(p.conn, put, del)
 }
 
@@ -67,7 +61,7 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 // chains were written. It may be called at any time.
 func (p *Plane) Packets() (denied, audited uint64, err error) {
 	counters, err := p.conn.Counters(Table)
-	return counters[chainDeny], counters[chainReportAccept] + counters[chainReportNext], err
+	return counters[chainDeny] + counters[chainForged], counters[chainReportAccept] + counters[chainReportNext], err
 }
 
 // Watch implements dataplane.Watcher.

@@ -14,7 +14,6 @@ import (
 	"fairlead.dev/fairlead/dataplane/nft"
 	"fairlead.dev/fairlead/dataplane/policy/policytest"
 	kernel "fairlead.dev/fairlead/kernel/nftables"
-	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
 )
 
@@ -35,7 +34,8 @@ func TestSuite(t *testing.T) {
 			opened = open(n)
 			return opened
 		},
-		LogGroup: LogGroup, PrefixDeny: PrefixDeny, PrefixAudit: PrefixAudit, Cuts: true,
+		LogGroup: LogGroup, PrefixDeny: PrefixDeny, PrefixAudit: PrefixAudit, PrefixForged: PrefixForged,
+		Cuts: true,
 		EndMidstream: func() error {
 			var tx kernel.Tx
 			tx.DelElements(Table, setMidstream, declared.Initial[setMidstream])
@@ -139,20 +139,6 @@ func TestRenderIsPure(t *testing.T) {
 		a, b := policytest.Facts(t, p, one.Parts()), policytest.Facts(t, p, two.Parts())
 		if d := append(policytest.Difference(a, b), policytest.Difference(b, a)...); len(d) > 0 {
 			t.Errorf("%s: equal parts differ: %v", name, d)
-		}
-	}
-}
-
-func TestUnservedIsRefused(t *testing.T) {
-	n := policytest.Bare(t)
-	p := open(n)
-	for _, part := range []model.PolicyPart{&model.Subject{Addr: policytest.Own[0], Device: "veth0"}} {
-		err := p.Write(t.Context(), p.Render(part), nil)
-		if err == nil || !strings.Contains(err.Error(), "not supported") {
-			t.Errorf("%+v: %v", part, err)
-		}
-		if l, err := p.Read(t.Context()); len(l) > 0 || err != nil {
-			t.Errorf("%+v: written: %v, %v", part, l, err)
 		}
 	}
 }

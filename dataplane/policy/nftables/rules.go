@@ -16,8 +16,9 @@ const LogGroup = 4271
 
 // The prefixes of what is logged.
 const (
-	PrefixDeny  = "deny"
-	PrefixAudit = "audit"
+	PrefixDeny   = "deny"
+	PrefixAudit  = "audit"
+	PrefixForged = "forged"
 )
 
 // Bounds of what is logged: packets in a second and at once, and bytes of each.
@@ -35,6 +36,7 @@ const midstream = time.Minute
 const (
 	chainCut          = "cut"
 	chainDeny         = "deny"
+	chainForged       = "forged"
 	chainReportAccept = "report-accept"
 	chainReportNext   = "report-next"
 )
@@ -64,7 +66,7 @@ func chainRank(name string) int {
 		return 4
 	case strings.HasSuffix(name, "-admin"), strings.HasSuffix(name, "-last"):
 		return 3
-	case strings.Contains(name, "-"), name == chainDeny, name == chainCut:
+	case strings.Contains(name, "-"), name == chainDeny, name == chainForged, name == chainCut:
 		return 2
 	}
 	return 5
@@ -101,6 +103,7 @@ func chains() []Fact {
 	}
 	facts := []Fact{
 		report(chainDeny, PrefixDeny, nft.DropIt),
+		report(chainForged, PrefixForged, nft.DropIt),
 		report(chainReportAccept, PrefixAudit, nft.Accept),
 		report(chainReportNext, PrefixAudit, nft.Return),
 	}
@@ -144,7 +147,8 @@ func running() []nft.Expr {
 }
 
 // base returns the rules of a chain at a hook: answers, related errors, neighbour discovery and running connections
-// pass, and what is delivered to this node, or to its proxy, before its translation.
+// pass, and what is delivered to this node, or to its proxy, before its translation. What has a pod's source and comes
+// in by another device than the pod's doesn't.
 func base(name string) [][]nft.Expr {
 	d := model.Egress
 	if strings.HasSuffix(name, "-ingress") {
@@ -166,6 +170,9 @@ func base(name string) [][]nft.Expr {
 	}
 	rules = append(rules, running())
 	for _, p := range protos {
+		if name == "input" || name == "forward-egress" {
+			rules = append(rules, p.forged())
+		}
 		delivered := nft.Join(p.Is(), nft.Exprs(p.Address(p.Dst, 0), nft.Member(p.untranslated, nft.R(0)),
 			nft.Do(nft.Accept)))
 		switch name {
@@ -181,6 +188,20 @@ func base(name string) [][]nft.Expr {
 	return rules
 }
 
+// forged leads to the chain of that name what has the source of a pod with a known device and comes in by another.
+func (p *proto) forged() []nft.Expr {
+	return nft.Join(p.Is(), nft.Exprs(p.Address(p.Src, 0), nft.Member(p.device, nft.R(0)),
+		nft.Meta(nft.MetaIIFName, nft.R(p.Words)), nft.NotMember(p.entry, nft.R(0)), nft.Do(nft.Goto(chainForged))))
+}
+
+// ofNode goes on only if the packet is of the node itself: from one of its addresses, by no device or by loopback,
+// where what leaves by that may have been translated since it was routed.
+func (s side) ofNode() []nft.Expr {
+	const loopback = 1 // its index (LOOPBACK_IFINDEX, include/net/net_namespace.h)
+	return nft.Join(nft.Exprs(nft.Meta(nft.MetaIIF, nft.R(0)), nft.And(nft.R(0), nft.R(0), word(^uint32(loopback))),
+		nft.Cmp(nft.Eq, nft.R(0), word(0))), s.member(s.node, s.Src))
+}
+
 // member goes on only if an address of the packet is in a set.
 func (s side) member(set string, offset uint32) []nft.Expr {
 	return nft.Exprs(s.Address(offset, 0), nft.Member(set, nft.R(0)))
@@ -190,7 +211,7 @@ func (s side) member(set string, offset uint32) []nft.Expr {
 func (s side) chains() []Fact {
 	do := func(e []nft.Expr, v nft.Verdict) []nft.Expr { return append(e, nft.Do(v)) }
 	pod, unknown := s.String()+"-pod", s.String()+"-unknown"
-	unevaluated := [][]nft.Expr{do(s.member(s.node, s.Src), nft.Accept)}
+	unevaluated := [][]nft.Expr{do(s.ofNode(), nft.Accept)}
 	if s.direction == model.Ingress {
 		unevaluated = append(unevaluated, do(s.member(s.node, s.Dst), nft.Accept))
 	}

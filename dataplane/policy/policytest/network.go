@@ -79,8 +79,8 @@ func NewNetwork(t testing.TB) *Network {
 	for _, a := range local {
 		n.Must(c.AddAddress(1, netip.PrefixFrom(a, a.BitLen())))
 	}
-	for i, l := range Behind {
-		n.join(c, fmt.Sprint("pod", i), n.namespace(l), l)
+	for _, l := range Behind {
+		n.join(c, Device(l[0]), n.namespace(l), l)
 	}
 	n.serve(n.Node)
 	for _, l := range Behind {
@@ -152,7 +152,16 @@ func (n *Network) serve(ns *netns.Namespace) {
 // Packet is the first of a connection.
 func (n *Network) Packet(src, dst netip.Addr, to echo.Port) verdict.Packet {
 	return verdict.Packet{Src: netip.AddrPortFrom(src, uint16(n.port.Add(1))), Dst: netip.AddrPortFrom(dst, to.Number),
-		Protocol: to.Protocol}
+		Protocol: to.Protocol, In: Device(src)}
+}
+
+// Device returns the name of the node's device by which packets of an address come in, "" for the node's own.
+func Device(src netip.Addr) string {
+	i := slices.IndexFunc(Behind, func(l []netip.Addr) bool { return slices.Contains(l, src) })
+	if i < 0 {
+		return ""
+	}
+	return fmt.Sprint("pod", i)
 }
 
 // Passes sends a packet and reports whether it is answered. How long it waits depends on what is expected.

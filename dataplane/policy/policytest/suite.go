@@ -21,9 +21,10 @@ import (
 type Suite[K dataplane.Key] struct {
 	Open func(*Network) Engine[K] // opens the plane of the network's node
 
-	LogGroup                uint16 // the nflog group of denials and audits
-	PrefixDeny, PrefixAudit string // what logged packets begin with
-	// Logged returns a function that returns what was logged since, PrefixDeny or PrefixAudit; nil: LogGroup has it.
+	LogGroup uint16 // the nflog group of denials and audits
+	// what logged packets begin with
+	PrefixDeny, PrefixAudit, PrefixForged string
+	// Logged returns a function that returns what was logged since, by those prefixes; nil: LogGroup has it.
 	Logged func(*Network, Engine[K]) func() []string
 
 	Cuts         bool         // it cuts connections by model.PolicyNode.CutMark
@@ -63,6 +64,7 @@ func (s Suite[K]) Run(t *testing.T) {
 	t.Run("OtherProtocolsFollowTheDefault", s.otherProtocols)
 	t.Run("EstablishedConnectionsGoOn", s.established)
 	t.Run("DenialsAndAuditsAreLogged", s.logged)
+	t.Run("ForgedSourcesAreDropped", s.forged)
 	t.Run("RefusedFactsFailClosed", s.refused)
 	if s.Cuts {
 		t.Run("MarkedConnectionsAreCut", s.cut)
@@ -95,7 +97,7 @@ func (n *Network) judge(name string, s *model.Policies, packets []verdict.Packet
 	for _, p := range packets {
 		wg.Go(func() {
 			o := verdict.Policy(s, p)
-			if Untranslated(s.Node, p.Dst.Addr()) {
+			if Untranslated(s.Node, p.Dst.Addr()) && !forges(s, p) {
 				o.Verdict, o.Reason = model.VerdictAccept, "delivered to the node before its translation"
 			}
 			fates[o.Verdict].Add(1)
@@ -106,6 +108,12 @@ func (n *Network) judge(name string, s *model.Policies, packets []verdict.Packet
 	}
 	wg.Wait()
 	return fates[model.VerdictAccept].Load(), fates[model.VerdictDrop].Load()
+}
+
+// forges reports whether p has the source of a pod and comes in by another device than the pod's.
+func forges(s *model.Policies, p verdict.Packet) bool {
+	pod := s.Subjects[p.Src.Addr()]
+	return pod != nil && pod.Device != "" && p.In != pod.Device
 }
 
 // Untranslated reports whether a is evaluated only after translation. All such addresses here are the node's.
