@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/verdict"
@@ -16,6 +18,9 @@ import (
 // carried evaluates policies for connections that a mode's plane carries itself: no hook of the kernel sees both the
 // client and the endpoint. A nil one stands for none.
 type carried struct {
+	planes  []*mode.Plane // that carry connections
+	changed chan struct{} // holds one when policies changed
+
 	mu    sync.RWMutex
 	now   *model.Policies
 	local map[*model.Pool]struct{} // those with endpoints on this node
@@ -24,15 +29,42 @@ type carried struct {
 // restrict has the planes of services that carry connections evaluate policies, and returns what does that; nil where
 // there is no such plane.
 func (s *Services) restrict() *carried {
-	c := &carried{now: model.NewPolicies(), local: map[*model.Pool]struct{}{}}
-	any := false
+	c := &carried{changed: make(chan struct{}, 1), now: model.NewPolicies(), local: map[*model.Pool]struct{}{}}
 	for _, p := range s.planes {
-		any = p.Restrict(c.allows) || any
+		if p.Restrict(c.allows) {
+			c.planes = append(c.planes, p)
+		}
 	}
-	if !any {
+	if c.planes == nil {
 		return nil
 	}
 	return c
+}
+
+// run has connections cut that a change of policies denies, until ctx ends.
+func (c *carried) run(ctx context.Context) {
+	for c != nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.changed:
+		}
+		c.mu.RLock()
+		cuts := c.now.Node.CutMark != 0
+		c.mu.RUnlock()
+		for _, p := range c.planes {
+			if cuts {
+				p.Cut(c.denies)
+			}
+		}
+	}
+}
+
+// denies reports whether policies deny an open connection of a client to an endpoint.
+func (c *carried) denies(p model.Protocol, client, endpoint netip.AddrPort) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return verdict.Denied(c.now, verdict.Packet{Src: client, Dst: endpoint, Protocol: p})
 }
 
 // allows reports whether policies let a client connect to an endpoint, as far as either is a pod of this node.
@@ -50,6 +82,12 @@ func (c *carried) change(services model.Change[model.ServicePart], policies mode
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.now.Apply(policies)
+	if !policies.Empty() {
+		select {
+		case c.changed <- struct{}{}:
+		default: // what waits already will do
+		}
+	}
 	for _, x := range services.Del {
 		if pool, ok := x.(*model.Pool); ok {
 			delete(c.local, pool)

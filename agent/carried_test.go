@@ -1,11 +1,18 @@
 package agent
 
 import (
+	"context"
+	"errors"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
+	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/dataplane/policy/policytest"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/sandbox/echo"
 )
 
 // A connection that the agent carries is evaluated at both ends, by what changed last, and endpoints whose policies see
@@ -56,4 +63,80 @@ func TestCarriedConnections(t *testing.T) {
 	}
 	c.change(services(), model.Change[model.PolicyPart]{Del: []model.PolicyPart{egress, ingress}})
 	check("policies are gone", true, true)
+}
+
+// Open connections that the agent carries are cut when policies no longer allow them, TCP's and UDP's, and no others;
+// and none without the setting.
+func TestCarriedConnectionsAreCut(t *testing.T) {
+	n := policytest.NewNetwork(t)
+	m, err := mode.Of("userspace")
+	n.Must(err)
+	var services *Services
+	n.Must(n.Node.Do(func() (err error) {
+		services, err = OpenServices(m, slog.New(slog.DiscardHandler))
+		return err
+	}))
+	t.Cleanup(func() { n.Must(services.Close()) })
+	c := services.restrict()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	go c.run(ctx)
+	client, other, web := policytest.Behind[1][0], policytest.Behind[2][0], policytest.Behind[0][0]
+	parts := []model.ServicePart{&model.ServiceNode{Node: &model.Node{Addresses: policytest.Own}}}
+	entry := func(vip string, protocol model.Protocol, backend netip.Addr, port uint16) netip.AddrPort {
+		at := netip.AddrPortFrom(netip.MustParseAddr(vip), port)
+		pool := &model.Pool{ID: uint64(len(parts)), Protocol: protocol,
+			Backends: []model.Backend{{Addr: netip.AddrPortFrom(backend, port), Local: true}}}
+		to := model.Target{Pool: pool}
+		parts = append(parts, pool, &model.Frontend{Service: "s", Via: model.ViaClusterIP,
+			Entry:    model.Entry{Addr: at.Addr(), Port: port, Protocol: protocol},
+			Internal: to, External: to})
+		return at
+	}
+	for _, x := range []struct {
+		protocol model.Protocol
+		port     uint16
+	}{{model.TCP, 80}, {model.UDP, 53}} {
+		entry("10.96.0.10", x.protocol, web, x.port)
+		entry("10.96.0.11", x.protocol, other, x.port)
+	}
+	services.Change(parts, nil)
+	n.Must(services.Sync(t.Context()))
+	request := func(f *echo.Flow, wait time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		defer cancel()
+		_, err := f.Request(ctx)
+		return err
+	}
+	open := func(to string, protocol model.Protocol) (f *echo.Flow) {
+		n.Must(n.Of[client].Do(func() (err error) {
+			f, err = echo.Open(t.Context(), protocol, netip.MustParseAddrPort(to), echo.Options{})
+			return err
+		}))
+		t.Cleanup(func() { f.Close() })
+		n.Must(request(f, 5*time.Second))
+		return f
+	}
+	denied := []*echo.Flow{open("10.96.0.10:80", model.TCP), open("10.96.0.10:53", model.UDP)}
+	others := []*echo.Flow{open("10.96.0.11:80", model.TCP), open("10.96.0.11:53", model.UDP)}
+	_, objects := policytest.Worlds(t)
+	world := policytest.Decide(objects["selector-on-port.yaml"])
+	c.change(model.Change[model.ServicePart]{}, model.Change[model.PolicyPart]{Put: world.Parts()})
+	for _, f := range append(denied, others...) {
+		n.Must(request(f, 5*time.Second)) // without the setting
+	}
+	node := *world.Now.Node
+	node.CutMark = 1
+	c.change(model.Change[model.ServicePart]{}, model.Change[model.PolicyPart]{Put: []model.PolicyPart{&node}})
+	for i, want := range []error{echo.Refused, echo.Timeout} {
+		for end := time.Now().Add(5 * time.Second); !errors.Is(err, want) && time.Now().Before(end); {
+			err = request(denied[i], 300*time.Millisecond)
+		}
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", denied[i].Local(), err, want)
+		}
+	}
+	for _, f := range others {
+		n.Must(request(f, 5*time.Second))
+	}
 }

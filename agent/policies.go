@@ -82,6 +82,7 @@ func OpenPolicies(o *PolicyOptions, m mode.Mode, s *Services, learn func(context
 	p.ended.Go(func() { p.plane.Run(ctx) })
 	p.ended.Go(func() { p.readDenials(ctx, log) })
 	p.ended.Go(func() { p.names.run(ctx, log) })
+	p.ended.Go(func() { p.carried.run(ctx) })
 	return p, nil
 }
 

@@ -175,6 +175,15 @@ func (p *Plane) Restrict(allow func(p model.Protocol, client, endpoint netip.Add
 	return ok
 }
 
+// Cut has a plane that connects clients itself end the connections for which denied reports true.
+func (p *Plane) Cut(denied func(p model.Protocol, client, endpoint netip.AddrPort) bool) {
+	if c, ok := p.Impl.(interface {
+		Cut(func(p model.Protocol, client, endpoint netip.AddrPort) bool)
+	}); ok {
+		c.Cut(denied)
+	}
+}
+
 // Rejections returns how many connections the plane rejected beyond a limit; nil where it has none.
 func (p *Plane) Rejections() *service.Rejections {
 	if c, ok := p.Impl.(interface{ Refused() service.Rejections }); ok {

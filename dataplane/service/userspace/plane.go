@@ -51,6 +51,27 @@ func (p *Plane) Restrict(reach func(p model.Protocol, client, backend netip.Addr
 	p.allow.Store(&f)
 }
 
+// Cut ends the connections and flows between a client and a backend for which denied reports true, those of TCP with
+// resets at both ends. It may be called from any goroutine, and calls denied from others.
+func (p *Plane) Cut(denied func(p model.Protocol, client, backend netip.AddrPort) bool) {
+	p.inLoops(true, func(l *loop) {
+		for c := range l.conns {
+			if c.backend != nil && denied(model.TCP, c.from, c.backend.addr) {
+				c.abort()
+			}
+		}
+		for _, line := range l.flows {
+			for f := line.first; f != nil; {
+				next := f.next
+				if denied(model.UDP, f.client, f.backend.addr) {
+					f.close()
+				}
+				f = next
+			}
+		}
+	})
+}
+
 // allows reports whether a client may connect to a backend.
 func (p *Plane) allows(protocol model.Protocol, client, backend netip.AddrPort) bool {
 	f := p.allow.Load()
