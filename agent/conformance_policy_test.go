@@ -108,7 +108,7 @@ func engine[K dataplane.Key, P dataplane.Plane[model.PolicyPart, K, string]](
 		m.left.Store(-1)
 		var loop reconcile.Runner[model.PolicyPart] = reconcile.New[model.PolicyPart, K, string](m,
 			reconcile.Options[model.PolicyPart]{Owner: model.PolicyOwnerOf, Label: model.PolicyLabelOf, Base: isPolicyNode,
-				MaxFacts: *maxFacts})
+				MaxFacts: *maxFacts, StandIns: model.FailClosed})
 		if name != "ebpf" { // which has flows of its own, and cuts them
 			if loop, err = revoke.Open(loop, slog.New(slog.DiscardHandler)); err != nil {
 				stop()

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,10 +32,14 @@ type packetCounter interface {
 // openExisting puts itself before an engine's loop.
 func openExisting(e mode.Engine, plane *mode.PolicyPlane, log *slog.Logger) (x existing, err error) {
 	x.packets, _ = plane.Impl.(packetCounter)
+	closed := func(s *model.Subject) bool {
+		_, is := slices.BinarySearch(plane.Status().Closed, model.PolicyLabelOf(s))
+		return is
+	}
 	if engine, is := plane.Impl.(denial.Engine); is {
 		f := &followed{Runner: plane.Runner, now: model.NewPolicies()}
 		plane.Runner = f
-		x.denials, err = denial.Open(denial.Options{Engine: engine, Policies: f.policies,
+		x.denials, err = denial.Open(denial.Options{Engine: engine, Policies: f.policies, Closed: closed,
 			Log: log.With("plane", plane.Name)})
 		return x, err
 	}
@@ -47,7 +52,7 @@ func openExisting(e mode.Engine, plane *mode.PolicyPlane, log *slog.Logger) (x e
 	plane.Runner = x.revoker
 	x.denials, err = denial.Open(denial.Options{Group: e.Log.Group, Deny: e.Log.Deny, Audit: e.Log.Audit,
 		Forged:   e.Log.Forged,
-		Policies: x.revoker.Policies, Log: log.With("plane", plane.Name)})
+		Policies: x.revoker.Policies, Closed: closed, Log: log.With("plane", plane.Name)})
 	return x, err
 }
 

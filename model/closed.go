@@ -1,16 +1,23 @@
 package model
 
+import (
+	"net/netip"
+	"slices"
+)
+
 // Closed is the ruleset that drops everything. It is no part of its own: a data plane that finds it in a Subject knows
 // what it decides.
 var Closed = &Ruleset{ID: 1, Name: "closed", Default: PortEntry{Last: 65535, PeerTable: &PeerTable{ID: 1,
 	Default: VerdictDrop, Otherwise: Decision{Verdict: VerdictDrop}}}}
 
-// FailClosed returns what is wanted in place of subjects while a kernel refuses facts of parts, by subject: the same
-// ones with Closed in place of the rulesets that depend on those parts. What decides about a refused peer isn't known,
-// so each ruleset does that decides about peers, unless a data plane's own part has a method DecidedBy. Subjects of
-// before are returned again where they are equal.
+// FailClosed returns what is wanted in place of parts while a kernel refuses facts of others, by part: subjects with
+// Closed in place of the rulesets that depend on those, and wholly closed where facts of the subject itself are
+// refused. As the kernel may not have that one at all, its address is then one of a pod that isn't known: the node
+// says so. What decides about a refused peer isn't known, so each ruleset does that decides about peers, unless a data
+// plane's own part has a method DecidedBy. Parts of before are returned again where they are equal.
 func FailClosed(refused, wanted []PolicyPart, before map[PolicyPart]PolicyPart) map[PolicyPart]PolicyPart {
 	rulesets, tables, peers := map[uint64]bool{}, map[uint64]bool{}, false
+	subjects := map[*Subject]bool{}
 	for _, p := range refused {
 		if d, is := p.(interface{ DecidedBy() *PeerTable }); is {
 			p = d.DecidedBy()
@@ -26,6 +33,8 @@ func FailClosed(refused, wanted []PolicyPart, before map[PolicyPart]PolicyPart) 
 			tables[v.PeerTable.ID] = true
 		case *Peer:
 			peers = true
+		case *Subject:
+			subjects[v] = true
 		}
 	}
 	depends := func(r *Ruleset) bool {
@@ -33,16 +42,20 @@ func FailClosed(refused, wanted []PolicyPart, before map[PolicyPart]PolicyPart) 
 	}
 	standIns := map[PolicyPart]PolicyPart{}
 	for _, p := range wanted {
+		if n, is := p.(*PolicyNode); is && len(subjects) > 0 && n.Unknown == VerdictDrop {
+			b, _ := before[p].(*PolicyNode)
+			standIns[p] = n.without(subjects, b)
+		}
 		s, is := p.(*Subject)
 		if !is {
 			continue
 		}
 		closed := *s
 		for i := range PolicyStages {
-			if depends(s.Out[i]) {
+			if subjects[s] || depends(s.Out[i]) {
 				closed.Out[i] = Closed
 			}
-			if depends(s.In[i]) {
+			if subjects[s] || depends(s.In[i]) {
 				closed.In[i] = Closed
 			}
 		}
@@ -55,6 +68,20 @@ func FailClosed(refused, wanted []PolicyPart, before map[PolicyPart]PolicyPart) 
 		}
 	}
 	return standIns
+}
+
+// without returns n as a node that doesn't know subjects: before, if that is equal.
+func (n *PolicyNode) without(subjects map[*Subject]bool, before *PolicyNode) *PolicyNode {
+	closed := *n
+	closed.Pods = slices.Clone(n.Pods)
+	for s := range subjects {
+		closed.Pods = append(closed.Pods, netip.PrefixFrom(s.Addr, s.Addr.BitLen()))
+	}
+	slices.SortFunc(closed.Pods, netip.Prefix.Compare)
+	if closed.Pods = slices.Compact(closed.Pods); before != nil && slices.Equal(before.Pods, closed.Pods) {
+		return before
+	}
+	return &closed
 }
 
 // needs reports whether one of the ruleset's peer tables is among tables, or, if peers, decides about peers.

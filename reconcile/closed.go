@@ -55,6 +55,18 @@ func (l *Loop[T, K, V]) failClosed(settled bool) (changed bool) {
 	return changed
 }
 
+// closed returns the labels of the parts that have stand-ins, sorted.
+func (l *Loop[T, K, V]) closed() (labels []string) {
+	if l.options.Label == nil {
+		return nil
+	}
+	for p := range l.standIns {
+		labels = append(labels, l.options.Label(p))
+	}
+	slices.Sort(labels)
+	return labels
+}
+
 // swap has one part wanted in place of another.
 func (l *Loop[T, K, V]) swap(from, to T) {
 	for _, f := range l.plane.Render(to) {

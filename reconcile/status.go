@@ -36,6 +36,7 @@ type Status struct {
 
 	Error   string             `json:"error"`   // why nothing can be read or written now
 	Failing map[string]Failing `json:"failing"` // owners of facts that are not true, by label
+	Closed  []string           `json:"closed"`  // labels of parts that are wanted in another form meanwhile, sorted
 }
 
 // Failing is why some fact of an owner is not true.
@@ -55,7 +56,7 @@ func (l *Loop[T, K, V]) Status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.status
-	s.Failing = maps.Clone(s.Failing)
+	s.Failing, s.Closed = maps.Clone(s.Failing), slices.Clone(s.Closed)
 	return s
 }
 
@@ -84,7 +85,7 @@ func (l *Loop[T, K, V]) report() error {
 	}
 	l.count(func(s *Status) {
 		s.Parts, s.Held, s.Unsynced = len(l.parts), l.table.held, len(l.table.todo)
-		s.Error, s.Failing = "", failing
+		s.Error, s.Failing, s.Closed = "", failing, l.closed()
 		s.Serving, s.NotServing = serving, why
 		if s.FirstSync.IsZero() && serving && !l.doubtful() {
 			s.FirstSync = time.Now()

@@ -30,6 +30,7 @@ type Options struct {
 	Deny, Audit, Forged string
 	// calls a function with the policies of now, which that may not change
 	Policies func(func(*model.Policies))
+	Closed   func(*model.Subject) bool // whether a pod drops what its policies allow; nil: none does
 	Retry    time.Duration             // between two attempts to read a group that another program has; 0: 10 s
 	Log      *slog.Logger
 }
@@ -183,8 +184,15 @@ func (r *Reader) logged(e nflog.Entry) {
 func (r *Reader) report(p verdict.Packet, k kind) {
 	var o verdict.PolicyOutcome
 	var from, to string
-	r.options.Policies(func(s *model.Policies) { o, from, to = verdict.Policy(s, p), end(s, p.Src), end(s, p.Dst) })
+	closed := ""
+	r.options.Policies(func(s *model.Policies) {
+		o, from, to = verdict.Policy(s, p), end(s, p.Src), end(s, p.Dst)
+		closed = r.closed(s, p)
+	})
 	rules, reason := rulesOf(o, k)
+	if closed != "" && k == denied && o.Verdict != model.VerdictDrop {
+		reason = closed
+	}
 	r.count(rules, k)
 	now := time.Now()
 	if now.Sub(r.since) > pause {
@@ -199,6 +207,17 @@ func (r *Reader) report(p verdict.Packet, k kind) {
 	r.seen[l] = true
 	r.options.Log.Info(messages[k], "from", from, "to", to, "protocol", p.Protocol.String(), "rules", texts(rules),
 		"reason", reason)
+}
+
+// closed returns that an end of a packet drops what its policies allow, "" if none does.
+func (r *Reader) closed(s *model.Policies, p verdict.Packet) string {
+	for _, a := range []netip.AddrPort{p.Src, p.Dst} {
+		if pod := s.Subjects[a.Addr()]; pod != nil && r.options.Closed != nil && r.options.Closed(pod) {
+			return fmt.Sprintf("pod %s drops everything that depends on what the kernel refuses: "+
+				"fairlead_failing_owners and the log name it", pod.Pod)
+		}
+	}
+	return ""
 }
 
 // rulesOf returns the rules that deny, or would, and why; none where the policies of now don't.

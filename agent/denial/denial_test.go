@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,6 +49,7 @@ type bed struct {
 	now   *model.Policies
 	log   *buffer
 	*Reader
+	closed atomic.Bool // shop/web
 }
 
 func newBed(t *testing.T) *bed {
@@ -63,7 +65,9 @@ func newBedAfter(t *testing.T, before func() error) *bed {
 			return err
 		}
 		b.Reader, err = Open(Options{Group: nftables.LogGroup, Deny: nftables.PrefixDeny, Audit: nftables.PrefixAudit,
-			Retry: time.Millisecond, Log: slog.New(slog.NewTextHandler(b.log, nil)),
+			Forged: nftables.PrefixForged,
+			Closed: func(s *model.Subject) bool { return b.closed.Load() && s.Pod == "shop/web" },
+			Retry:  time.Millisecond, Log: slog.New(slog.NewTextHandler(b.log, nil)),
 			Policies: func(f func(*model.Policies)) {
 				b.mu.Lock()
 				defer b.mu.Unlock()
@@ -139,6 +143,35 @@ func TestGroupReadAfterOtherProgram(t *testing.T) {
 	b.decide(t, "deny-ingress.yaml", true)
 	b.Passes(b.Packet(policytest.Behind[2][0], policytest.Behind[0][0], policytest.Served[0]), false)
 	b.until(t, 1)
+}
+
+// What only a closed pod drops is named as that, and what has a forged source as that.
+func TestReasonsBesidePolicies(t *testing.T) {
+	b := newBed(t)
+	logs := func(want string) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); !strings.Contains(b.log.String(), want); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("the log lacks %q: %s", want, b.log)
+			}
+		}
+	}
+	b.decide(t, "deny-ingress.yaml", true)
+	b.decide(t, "none.yaml", false)
+	client, web := policytest.Behind[2][0], policytest.Behind[0][0]
+	b.Passes(b.Packet(client, web, policytest.Served[0]), false)
+	logs("changed since")
+	b.closed.Store(true)
+	b.Passes(b.Packet(client, web, policytest.Served[1]), false)
+	logs("pod shop/web drops everything that depends on what the kernel refuses")
+	_, objects := policytest.Worlds(t)
+	d := policytest.Decide(objects["none.yaml"])
+	known := *d.Now.Subjects[client]
+	known.Device = policytest.Device(web)
+	d.Now.Subjects[client] = &known
+	policytest.Move(t, b.plane, b.held, policytest.Facts(t, b.plane, d.Parts()))
+	b.Passes(b.Packet(client, web, policytest.Served[0]), false)
+	logs("packet with a forged source dropped")
 }
 
 // TestEngineReportsDenials: of an engine that logs nothing, also before its first Write and when its maps are new.
@@ -228,7 +261,7 @@ func TestAuditsAreReported(t *testing.T) {
 func TestPoliciesCountedApartAreBounded(t *testing.T) {
 	r := &Reader{counts: Counts{Denied: map[model.PolicyRef]uint64{}}}
 	for i := range 2 * policies {
-		r.count([]model.RuleRef{{PolicyRef: model.PolicyRef{Name: fmt.Sprint(i)}}}, false)
+		r.count([]model.RuleRef{{PolicyRef: model.PolicyRef{Name: fmt.Sprint(i)}}}, denied)
 	}
 	if c := r.Counts(); len(c.Denied) != policies || c.Unnamed != policies {
 		t.Errorf("%d policies, %d unnamed: want %d of each", len(c.Denied), c.Unnamed, policies)

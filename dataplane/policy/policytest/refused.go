@@ -67,7 +67,7 @@ func (r *refusing[K]) examples(parts []model.PolicyPart, tried map[kind]bool) (l
 	first := map[kind]example[K]{}
 	for _, p := range joined {
 		switch p.(type) {
-		case *model.PolicyNode, *model.Subject:
+		case *model.PolicyNode:
 			continue
 		}
 		for _, f := range r.Render(p) {
@@ -151,8 +151,13 @@ func (e *engine[K]) refuse(r *refusing[K], d *Decided, x example[K], later bool,
 	}
 	closed := *d.Now
 	closed.Subjects = maps.Clone(d.Now.Subjects)
-	for p, in := range model.FailClosed([]model.PolicyPart{x.part}, d.Parts(), nil) {
-		closed.Subjects[p.(*model.Subject).Addr] = in.(*model.Subject)
+	for _, in := range model.FailClosed([]model.PolicyPart{x.part}, d.Parts(), nil) {
+		switch in := in.(type) {
+		case *model.Subject:
+			closed.Subjects[in.Addr] = in
+		case *model.PolicyNode:
+			closed.Node = in
+		}
 	}
 	name := world + " without " + fmt.Sprint(x.key)
 	packets := e.Packets(rand, 60)
