@@ -16,35 +16,12 @@ var Closed = &Ruleset{ID: 1, Name: "closed", Default: PortEntry{Last: 65535, Pee
 // says so. What decides about a refused peer isn't known, so each ruleset does that decides about peers, unless a data
 // plane's own part has a method DecidedBy. Parts of before are returned again where they are equal.
 func FailClosed(refused, wanted []PolicyPart, before map[PolicyPart]PolicyPart) map[PolicyPart]PolicyPart {
-	rulesets, tables, peers := map[uint64]bool{}, map[uint64]bool{}, false
-	subjects := map[*Subject]bool{}
-	for _, p := range refused {
-		if d, is := p.(interface{ DecidedBy() *PeerTable }); is {
-			p = d.DecidedBy()
-		} else if d, is := p.(DerivedPart); is {
-			p = d.Origin()
-		}
-		switch v := p.(type) {
-		case *Ruleset:
-			rulesets[v.ID] = true
-		case *PeerTable:
-			tables[v.ID] = true
-		case *PeerVerdict:
-			tables[v.PeerTable.ID] = true
-		case *Peer:
-			peers = true
-		case *Subject:
-			subjects[v] = true
-		}
-	}
-	depends := func(r *Ruleset) bool {
-		return r != nil && (rulesets[r.ID] || r.needs(tables, peers))
-	}
+	gone := missingOf(refused)
 	standIns := map[PolicyPart]PolicyPart{}
 	for _, p := range wanted {
-		if n, is := p.(*PolicyNode); is && len(subjects) > 0 && n.Unknown == VerdictDrop {
+		if n, is := p.(*PolicyNode); is && len(gone.subjects) > 0 && n.Unknown == VerdictDrop {
 			b, _ := before[p].(*PolicyNode)
-			standIns[p] = n.without(subjects, b)
+			standIns[p] = n.without(gone.subjects, b)
 		}
 		s, is := p.(*Subject)
 		if !is {
@@ -52,10 +29,10 @@ func FailClosed(refused, wanted []PolicyPart, before map[PolicyPart]PolicyPart) 
 		}
 		closed := *s
 		for i := range PolicyStages {
-			if subjects[s] || depends(s.Out[i]) {
+			if gone.subjects[s] || gone.needs(s.Out[i]) {
 				closed.Out[i] = Closed
 			}
-			if subjects[s] || depends(s.In[i]) {
+			if gone.subjects[s] || gone.needs(s.In[i]) {
 				closed.In[i] = Closed
 			}
 		}
@@ -68,6 +45,43 @@ func FailClosed(refused, wanted []PolicyPart, before map[PolicyPart]PolicyPart) 
 		}
 	}
 	return standIns
+}
+
+// missing is what a kernel may lack of policies.
+type missing struct {
+	rulesets, tables map[uint64]bool
+	subjects         map[*Subject]bool
+	peers            bool // some
+}
+
+// missingOf returns what lacks where facts of parts are refused.
+func missingOf(refused []PolicyPart) missing {
+	m := missing{map[uint64]bool{}, map[uint64]bool{}, map[*Subject]bool{}, false}
+	for _, p := range refused {
+		if d, is := p.(interface{ DecidedBy() *PeerTable }); is {
+			p = d.DecidedBy()
+		} else if d, is := p.(DerivedPart); is {
+			p = d.Origin()
+		}
+		switch v := p.(type) {
+		case *Ruleset:
+			m.rulesets[v.ID] = true
+		case *PeerTable:
+			m.tables[v.ID] = true
+		case *PeerVerdict:
+			m.tables[v.PeerTable.ID] = true
+		case *Peer:
+			m.peers = true
+		case *Subject:
+			m.subjects[v] = true
+		}
+	}
+	return m
+}
+
+// needs reports whether a ruleset, which may be nil, needs what is missing.
+func (m missing) needs(r *Ruleset) bool {
+	return r != nil && (m.rulesets[r.ID] || r.needs(m.tables, m.peers))
 }
 
 // without returns n as a node that doesn't know subjects: before, if that is equal.

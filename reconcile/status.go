@@ -34,9 +34,9 @@ type Status struct {
 	Serving    bool   `json:"serving"`    // the facts of the base were true at the end of the last turn
 	NotServing string `json:"notServing"` // why they were not
 
-	Error   string             `json:"error"`   // why nothing can be read or written now
-	Failing map[string]Failing `json:"failing"` // owners of facts that are not true, by label
-	Closed  []string           `json:"closed"`  // labels of parts that are wanted in another form meanwhile, sorted
+	Error   string             `json:"error"`            // why nothing can be read or written now
+	Failing map[string]Failing `json:"failing"`          // owners of facts that are not true, by label
+	Closed  []string           `json:"closed,omitempty"` // labels of parts that are wanted in another form meanwhile, sorted
 }
 
 // Failing is why some fact of an owner is not true.

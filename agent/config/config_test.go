@@ -496,6 +496,22 @@ limits: {serviceFrontends: 1, serviceSlots: 2, serviceTableEntries: 3, frontends
 	}
 }
 
+// Open connections are cut by the configured bit of their mark, or not at all.
+func TestCutMark(t *testing.T) {
+	const own = "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\npolicy: "
+	for text, want := range map[string]uint32{
+		own + "{mode: Enforce}":                                 1 << 31,
+		own + "{mode: Enforce, cutMark: 64}":                    64,
+		own + "{mode: Enforce, cutMark: 64, established: Cut}":  64,
+		own + "{mode: Enforce, cutMark: 64, established: Keep}": 0,
+		own + "{mode: Audit, established: Keep}":                0,
+	} {
+		if got := must(t, text, "--hostname-override", "a").ResolvePolicies(resolve.Config{}).CutMark; got != want {
+			t.Errorf("%s: bit %#x, want %#x", text, got, want)
+		}
+	}
+}
+
 func TestFormerNamesAreAccepted(t *testing.T) {
 	const own = "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\n"
 	c := must(t, own+"takeOver: Remove\nebpf: {room: 4096, shortcut: Never}\n", "--hostname-override", "a")

@@ -39,7 +39,8 @@ type Options struct {
 type Engine interface {
 	// Denials calls yield with both ends of each packet that was dropped, also for its source (forged), or would be by
 	// audited policies, until ctx ends.
-	Denials(ctx context.Context, yield func(src, dst netip.AddrPort, protocol model.Protocol, audited, forged bool)) error
+	Denials(ctx context.Context, yield func(src, dst netip.AddrPort, protocol model.Protocol,
+		audited, forged bool)) error
 }
 
 // Counts are packets that were reported, by policy. A packet that several policies deny together counts for each.
@@ -83,8 +84,9 @@ const (
 )
 
 // messages are the log's.
-var messages = [...]string{denied: "policy denied a connection", audited: "policy would deny a connection: it is audited",
-	forged: "packet with a forged source dropped"}
+var messages = [...]string{denied: "policy denied a connection",
+	audited: "policy would deny a connection: it is audited",
+	forged:  "packet with a forged source dropped"}
 
 func kindOf(isAudited, isForged bool) kind {
 	switch {

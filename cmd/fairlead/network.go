@@ -12,13 +12,22 @@ import (
 	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/resolve/network"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
 
-// podNetwork sets how a configuration has the node connect its pods, and returns what to close in the end.
+// podNetwork sets how a configuration has the node connect its pods, or how policies know the devices of those that
+// others connect, and returns what to close in the end.
 func podNetwork(c *config.Config, services resolve.Config, o *agent.Options) (io.Closer, error) {
-	if !c.Network() {
+	switch {
+	case !c.Network() && o.Policies != nil: // Fairlead's own network guards its pods' devices
+		hosts, err := route.OpenHosts()
+		if err == nil {
+			o.Policies.Devices = hosts
+		}
+		return hosts, err
+	case !c.Network():
 		return io.NopCloser(nil), nil
 	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")

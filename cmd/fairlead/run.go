@@ -19,7 +19,6 @@ import (
 	"fairlead.dev/fairlead/agent/migrate"
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/node"
-	"fairlead.dev/fairlead/kernel/route"
 )
 
 // runCommand serves a node.
@@ -183,14 +182,6 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 		return err
 	}
 	defer interfaces.Close()
-	if o.Policies != nil && !c.Network() { // whose pods' devices are guarded
-		hosts, err := route.OpenHosts()
-		if err != nil {
-			return err
-		}
-		defer hosts.Close()
-		o.Policies.Devices = hosts
-	}
 	p.describe(&o, c, processMetrics(c))
 	starting := func() {}
 	if firewall, err := node.OpenFirewall(); err != nil {

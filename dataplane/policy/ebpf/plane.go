@@ -200,9 +200,9 @@ func (p *Plane) Connections(yield func(source, destination netip.Addr)) error {
 	return bpf.PolicyFlows(p.mapsFolder(), yield)
 }
 
-// Denials calls yield with both ends of each packet that was dropped as a new connection, also for its source (forged),
-// or would be by audited policies, until ctx ends, and then with those that are pending. Protocols without ports have ports 0. It may be
-// called at any time, once at a time.
+// Denials calls yield with both ends of each packet that was dropped as a new connection, also for its source
+// (forged), or would be by audited policies, until ctx ends, and then with those that are pending. Protocols without
+// ports have ports 0. It may be called at any time, once at a time.
 func (p *Plane) Denials(ctx context.Context, yield func(src, dst netip.AddrPort, protocol model.Protocol,
 	audited, forged bool)) error {
 	report := func(d bpf.Denial) {

@@ -44,8 +44,8 @@
 // follows every path through the chains when it checks a table.
 //
 // Neighbour discovery is accepted. Protocols without ports are decided by default. A log goes to nflog group LogGroup,
-// limited, with the prefix PrefixDeny, PrefixForged or PrefixAudit. Tables of other owners aren't touched, and what this one accepts
-// they may drop.
+// limited, with the prefix PrefixDeny, PrefixForged or PrefixAudit. Tables of other owners aren't touched, and what
+// this one accepts they may drop.
 //
 // The rules switch connection tracking on. Connections that run by then appear in mid-stream, perhaps by their replies
 // first: for a minute TCP packets other than a first SYN are accepted, so that no connection ends because policies

@@ -52,8 +52,8 @@ type proto struct {
 
 func protoFor(f *table.Family) *proto {
 	n := f.Name
-	return &proto{f, "node" + n, "untranslated" + n, "unknown" + n, "subject" + n, "device" + n, "entry" + n, "ruleset" + n,
-		"peer" + n, "range" + n}
+	return &proto{f, "node" + n, "untranslated" + n, "unknown" + n, "subject" + n, "device" + n, "entry" + n,
+		"ruleset" + n, "peer" + n, "range" + n}
 }
 
 var protos = []*proto{protoFor(table.IPv4), protoFor(table.IPv6)}

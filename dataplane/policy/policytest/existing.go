@@ -83,6 +83,19 @@ func (n *Network) packetFlows(src, dst netip.Addr) (l []*echo.Flow) {
 	return l
 }
 
+// tcpFlow opens a connection to port 80, and sends a word each way.
+func (n *Network) tcpFlow(src, dst netip.Addr) (f *echo.Flow) {
+	n.Helper()
+	n.Must(n.Of[src].Do(func() (err error) {
+		if f, err = echo.Open(n.Context(), model.TCP, netip.AddrPortFrom(dst, 80), echo.Options{}); err == nil {
+			n.Cleanup(func() { f.Close() })
+			_, err = f.Request(n.Context())
+		}
+		return err
+	}))
+	return f
+}
+
 // answered fails unless a packet of a flow is answered as expected.
 func (n *Network) answered(f *echo.Flow, expected bool) {
 	n.Helper()
@@ -117,10 +130,21 @@ func (s Suite[K]) cut(t *testing.T) {
 		tcp = append(tcp, e.connect(client[i], web[i]), e.connect(client[i], web[i]))
 		others = append(others, e.packetFlows(client[i], web[i])...)
 	}
-	e.mark(bit, bit)
-	for _, c := range tcp { // marks alone cut nothing
-		e.Must(say(c.client, c.server, 5*time.Second))
+	goOn := func() {
+		t.Helper()
+		for _, c := range tcp {
+			e.Must(say(c.client, c.server, 5*time.Second))
+		}
+		for _, f := range others {
+			e.answered(f, true)
+		}
 	}
+	e.mark(bit>>1, bit>>1) // another program's
+	hold(bit)
+	goOn()
+	hold(0)
+	e.mark(bit, bit)
+	goOn() // marks alone cut nothing
 	hold(bit)
 	for _, f := range others {
 		e.answered(f, false)
@@ -145,7 +169,8 @@ func (s Suite[K]) cut(t *testing.T) {
 	e.Must(say(other.client, other.server, 5*time.Second))
 }
 
-// midstream installs a deny-all under connections that the kernel doesn't track yet.
+// midstream installs policies under connections that the kernel doesn't track yet: those that are allowed go on for
+// good, also where they are idle meanwhile.
 func (s Suite[K]) midstream(t *testing.T) {
 	e := s.open(t)
 	_, objects := Worlds(t)
@@ -156,9 +181,16 @@ func (s Suite[K]) midstream(t *testing.T) {
 			running = append(running, e.connect(client[i], web[i]))
 		}
 	}
-	e.hold(Decide(objects["deny-ingress.yaml"]))
+	var allowed []*echo.Flow
 	for i := range client {
-		if e.Passes(e.Packet(client[i], web[i], Served[0]), false) {
+		for range 2 {
+			allowed = append(allowed, e.tcpFlow(client[i], web[i]))
+		}
+	}
+	e.hold(Decide(objects["selector-on-port.yaml"]))
+	for i := range client {
+		e.answered(allowed[2*i], true)
+		if e.Passes(e.Packet(client[i], web[i], Served[1]), false) {
 			t.Error("a new connection passes")
 		}
 		e.Must(say(running[3*i].client, running[3*i].server, 5*time.Second))
@@ -167,6 +199,9 @@ func (s Suite[K]) midstream(t *testing.T) {
 	e.Must(e.Node.Do(s.EndMidstream))
 	if missing, extra := Read(t, e.Engine, e.held); len(missing)+len(extra) > 0 {
 		t.Errorf("when the minute is over: missing %v, extra %v", missing, extra)
+	}
+	for _, f := range allowed {
+		e.answered(f, true)
 	}
 	for i := range client {
 		if err := say(running[3*i+2].client, running[3*i+2].server, 300*time.Millisecond); err == nil {

@@ -64,6 +64,7 @@ func (s Suite[K]) Run(t *testing.T) {
 	t.Run("OtherProtocolsFollowTheDefault", s.otherProtocols)
 	t.Run("EstablishedConnectionsGoOn", s.established)
 	t.Run("DenialsAndAuditsAreLogged", s.logged)
+	t.Run("ManyPoliciesAreOneRuleset", s.many)
 	t.Run("ForgedSourcesAreDropped", s.forged)
 	t.Run("RefusedFactsFailClosed", s.refused)
 	if s.Cuts {

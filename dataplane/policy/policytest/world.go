@@ -158,7 +158,8 @@ func Everything() (l []model.PolicyPart) {
 		{Protocol: model.TCP, Last: 65535, PeerTable: drop}, {Protocol: 255, First: 1, Last: 65535, PeerTable: drop}}}
 	l = append(l, ports, whole,
 		&model.Subject{Addr: a("10.0.1.2"), Out: [2]*model.Ruleset{ports, whole}, In: [2]*model.Ruleset{whole, nil}},
-		&model.Subject{Addr: a("fd00:1::2"), In: [2]*model.Ruleset{nil, ports}}, &model.Subject{Addr: a("fd00:1::3"), Device: "pod3"},
+		&model.Subject{Addr: a("fd00:1::2"), In: [2]*model.Ruleset{nil, ports}},
+		&model.Subject{Addr: a("fd00:1::3"), Device: "pod3"},
 		&model.Subject{Addr: a("10.0.1.3"), Device: "a-name-of-15-ch"})
 	for _, r := range []string{"0.0.0.0-9.255.255.255", "10.0.0.0-10.0.1.0", "10.0.1.1-10.0.1.7", "10.0.1.2-10.0.1.2",
 		"128.0.0.0-255.255.255.255", "::-fcff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fd00:1::2-fd00:1::2",
