@@ -86,7 +86,7 @@ func verdictWords(v stats.Verdict) string {
 // upkeepSentence returns what changes of endpoints cost with either.
 func (a Advice) upkeepSentence(f Figure) string {
 	say := func(c Candidate, f Figure) string {
-		return fmt.Sprintf("%s (%s–%s) of processor time with %s, %.2g %% of a core", f.Amount(f.Value.Value),
+		return fmt.Sprintf("%s (%s–%s) of processor time with %s, at most %.2g %% of a core", f.Amount(f.Value.Value),
 			f.Amount(f.Value.CI.Low), f.Amount(f.Value.CI.High), c, 100*a.share(f.Value.Value))
 	}
 	changes := map[bool]string{true: "change", false: "changes"}[a.PerSecond == 1]
