@@ -10,21 +10,24 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"sigs.k8s.io/yaml"
 )
 
-// api is an API server.
+// api is a cluster's API server.
 type api struct {
-	at  string
-	web *http.Client
+	name, kubeconfig string
+	at               string
+	client           *http.Client
 }
 
-// dial returns the API server that a kubeconfig names.
-func dial(t *testing.T, kubeconfig string) api {
+// dial returns the API server of a cluster.
+func dial(t *testing.T, name string) api {
 	t.Helper()
+	kubeconfig := filepath.Join("/var/lib/fairlead/clusters", name, "kubeconfig")
 	text, err := os.ReadFile(kubeconfig)
 	check(t, err)
 	var k struct {
@@ -46,8 +49,8 @@ func dial(t *testing.T, kubeconfig string) api {
 	check(t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(k.Clusters[0].Cluster.Authority)
-	return api{k.Clusters[0].Cluster.Server, &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}}}}
+	return api{name, kubeconfig, k.Clusters[0].Cluster.Server, &http.Client{Timeout: 10 * time.Second,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}}}}
 }
 
 // call sends an object, given as YAML, and returns the response.
@@ -61,7 +64,7 @@ func (a api) call(ctx context.Context, method, path, object string) ([]byte, err
 		return nil, err
 	}
 	r.Header.Set("Content-Type", "application/json")
-	response, err := a.web.Do(r)
+	response, err := a.client.Do(r)
 	if err != nil {
 		return nil, err
 	}
@@ -85,6 +88,7 @@ type pod struct {
 	Metadata struct{ Name string }
 	Spec     struct{ NodeName string }
 	Status   struct {
+		HostIP     string
 		Conditions []struct{ Type, Status string }
 	}
 }
@@ -100,7 +104,12 @@ func (p pod) ready() bool {
 
 // pods returns those with a label app.
 func (a api) pods(ctx context.Context, app string) ([]pod, error) {
-	text, err := a.call(ctx, "GET", "/api/v1/namespaces/default/pods?labelSelector=app%3D"+app, "")
+	return a.labelled(ctx, "default", "app%3D"+app)
+}
+
+// labelled returns the pods of a namespace with a label.
+func (a api) labelled(ctx context.Context, namespace, selector string) ([]pod, error) {
+	text, err := a.call(ctx, "GET", "/api/v1/namespaces/"+namespace+"/pods?labelSelector="+selector, "")
 	var list struct{ Items []pod }
 	if err == nil {
 		err = json.Unmarshal(text, &list)

@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"flag"
@@ -9,9 +10,11 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,14 +27,70 @@ var mode = flag.String("mode", "nftables", "mode of the agents")
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) > 1 && os.Args[1] == "serve":
-		name, _ := os.Hostname()
-		http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, name) })
-		fmt.Println(http.ListenAndServe(":8080", nil))
+		fmt.Println(serve())
 	case len(os.Args) > 1 && os.Args[1] == "connect":
 		connect(os.Args[2])
+	case len(os.Args) > 1 && os.Args[1] == "get":
+		for _, protocol := range []string{"tcp", "udp"} {
+			name, err := get(protocol, os.Args[2])
+			fmt.Println(protocol, name, err)
+		}
 	default:
 		os.Exit(m.Run())
 	}
+}
+
+// serve answers at port 8080 with the host name, by HTTP and by UDP. At SIGTERM it goes on for a while, as a server
+// does until all clients know that it ends.
+func serve() error {
+	name, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	ends := make(chan os.Signal, 1)
+	signal.Notify(ends, syscall.SIGTERM)
+	datagrams, err := net.ListenPacket("udp", ":8080")
+	if err != nil {
+		return err
+	}
+	go func() {
+		for b := make([]byte, 64); ; {
+			if _, from, err := datagrams.ReadFrom(b); err == nil {
+				datagrams.WriteTo([]byte(name), from)
+			}
+		}
+	}()
+	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, name) })
+	go http.ListenAndServe(":8080", nil)
+	<-ends
+	time.Sleep(5 * time.Second)
+	return nil
+}
+
+// get returns the host name that answers at an address.
+func get(protocol, address string) (string, error) {
+	c, err := net.DialTimeout(protocol, address, 2*time.Second)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(2 * time.Second))
+	if protocol == "udp" {
+		b := make([]byte, 64)
+		if _, err := c.Write([]byte("?")); err != nil {
+			return "", err
+		}
+		n, err := c.Read(b)
+		return string(b[:n]), err
+	}
+	fmt.Fprint(c, "GET / HTTP/1.0\r\n\r\n")
+	r, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return "", err
+	}
+	var name string
+	_, err = fmt.Fscan(r.Body, &name)
+	return name, err
 }
 
 // connect requests a URL over and over, each time by a new connection, and prints a line for each reply.
@@ -69,6 +128,7 @@ spec:
       - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: web}}}
       containers:
       - {name: c, image: "fairlead.dev/test:1", imagePullPolicy: Never, args: [serve],
+         ports: [{containerPort: 8080, hostPort: 8081}, {containerPort: 8080, hostPort: 8081, protocol: UDP}],
          readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}}`},
 	{"/apis/apps/v1/namespaces/default/daemonsets", `
 apiVersion: apps/v1
@@ -91,7 +151,7 @@ const denied = `
 {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: denied},
  spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}}`
 
-func TestPodsServicesPoliciesAndDNS(t *testing.T) {
+func TestPodsServicesPoliciesAndDrain(t *testing.T) {
 	name := fmt.Sprintf("test%d", os.Getpid())
 	a := up(t, name, "--", "--mode", *mode)
 	a.serve(t)
@@ -106,6 +166,8 @@ func TestPodsServicesPoliciesAndDNS(t *testing.T) {
 	}
 	a.must(t, "DELETE", policies+"/denied", "")
 	a.lines(t, "clients reach the pods again", func(recent []string) bool { return !contains(recent, "failed") })
+	a.hostPorts(t)
+	a.drain(t)
 	down(t, name)
 	if left := leftovers(t, name); len(left) > 0 {
 		t.Errorf("cluster down left %q", left)
@@ -161,7 +223,7 @@ func up(t *testing.T, name string, args ...string) api {
 	out, err := exec.Command(fairlead(t), args...).CombinedOutput()
 	t.Logf("%s", out)
 	check(t, err)
-	return dial(t, filepath.Join("/var/lib/fairlead/clusters", name, "kubeconfig"))
+	return dial(t, name)
 }
 
 func down(t *testing.T, name string) {
@@ -189,6 +251,9 @@ func leftovers(t *testing.T, name string) (l []string) {
 		found, err := filepath.Glob(pattern)
 		check(t, err)
 		l = append(l, found...)
+	}
+	if all, err := os.ReadDir("/var/lib/fairlead/clusters"); err == nil && len(all) == 0 {
+		l = append(l, "/var/lib/fairlead/clusters")
 	}
 	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	check(t, err)
