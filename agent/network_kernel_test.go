@@ -13,6 +13,10 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -24,13 +28,18 @@ import (
 	"fairlead.dev/fairlead/sandbox/vm/vmtest"
 )
 
-// TestInSecondKernel has agents of two nodes, with a router in between, connect a pod each through IPIP, which the
-// host's kernel may lack.
+// TestInSecondKernel has agents connect pods as the host's kernel may not be able to.
 func TestInSecondKernel(t *testing.T) {
 	if !*second {
 		vmtest.Run(t, "fairlead.dev/fairlead/agent", "^TestInSecondKernel$", "-second-kernel")
 		return
 	}
+	t.Run("IPIP", throughIPIP)
+	t.Run("ipvlan", servedByIPVLAN)
+}
+
+// throughIPIP has agents of two nodes, with a router in between, connect a pod each.
+func throughIPIP(t *testing.T) {
 	router := netnstest.New(t)
 	objects := sourceOf{networkNode("a", "192.168.0.1", "10.244.1.0/24"), networkNode("b", "172.16.0.1", "10.244.2.0/24")}
 	nodes, pods := map[string]*netns.Namespace{}, map[string]*netns.Namespace{}
@@ -48,8 +57,8 @@ func TestInSecondKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 		nodes[name], pods[name] = ns, netnstest.New(t)
-		socket := startAgent(t, ns, name, objects)
-		if err := attachPod(t.Context(), socket, pods[name]); err != nil {
+		socket := startAgent(t, ns, "nftables", network.Config{Node: name, Tunnel: model.IPIP}, objects)
+		if err := attachPod(t.Context(), socket, "c-1", pods[name]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -66,17 +75,54 @@ func TestInSecondKernel(t *testing.T) {
 	}
 }
 
+// servedByIPVLAN has pods that are children of the uplink reach a Service, whose backend is one of them.
+func servedByIPVLAN(t *testing.T) {
+	node, wire, pods := netnstest.New(t), netnstest.New(t), []*netns.Namespace{netnstest.New(t), netnstest.New(t)}
+	script := strings.ReplaceAll(`
+		ip link add eth0 type veth peer name x netns WIRE
+		ip address add 192.168.0.1/24 dev eth0
+		ip link set eth0 up
+		ip route add default via 192.168.0.2
+		ip -n WIRE link set x up`, "WIRE", wire.Name)
+	if err := node.Do(func() error { return exec.Command("sh", "-ec", script).Run() }); err != nil {
+		t.Fatal(err)
+	}
+	port, ready, tcp := int32(80), true, corev1.ProtocolTCP
+	c := network.Config{Node: "a", Overlay: network.Never, Device: model.IPVLANL3}
+	socket := startAgent(t, node, "ebpf", c, sourceOf{
+		networkNode("a", "192.168.0.1", "10.244.1.0/24"),
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"}, Ports: []corev1.ServicePort{{Port: 80}}}},
+		&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{
+			discoveryv1.LabelServiceName: "web"}}, AddressType: discoveryv1.AddressTypeIPv4,
+			Ports: []discoveryv1.EndpointPort{{Port: &port, Protocol: &tcp}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.2"},
+				Conditions: discoveryv1.EndpointConditions{Ready: &ready}}}}})
+	for i, pod := range pods {
+		if err := attachPod(t.Context(), socket, fmt.Sprint("c-", i), pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	saw, err := awaitReply(t, pods[1], netip.MustParseAddr("10.96.0.10"))
+	if err != nil || saw != netip.MustParseAddr("10.244.1.3") {
+		t.Errorf("pod to Service: from %s, %v", saw, err)
+	}
+	if _, err := awaitReply(t, node, netip.MustParseAddr("10.96.0.10")); err != nil {
+		t.Errorf("node to Service: %v", err)
+	}
+}
+
 // startAgent runs a whole agent in a node's network namespace until the test ends, and returns its plugin's socket.
-func startAgent(t *testing.T, ns *netns.Namespace, name string, objects sourceOf) (socket string) {
+func startAgent(t *testing.T, ns *netns.Namespace, by string, c network.Config, objects sourceOf) (socket string) {
 	folder := t.TempDir()
 	socket = filepath.Join(folder, "cni.sock")
-	chosen, err := mode.Of("nftables")
+	chosen, err := mode.Of(by)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := Options{Mode: chosen, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Resolve: resolve.Config{Node: name},
-		Source: objects, Network: &NetworkOptions{Resolve: network.Config{Node: name, Tunnel: model.IPIP}, Socket: socket,
-			Boot: "x", Records: filepath.Join(folder, "records")}}
+	o := Options{Mode: chosen, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Resolve: resolve.Config{Node: c.Node},
+		Source: objects, Network: &NetworkOptions{Resolve: c, Socket: socket, Boot: "x",
+			Records: filepath.Join(folder, "records")}}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
@@ -95,7 +141,7 @@ func startAgent(t *testing.T, ns *netns.Namespace, name string, objects sourceOf
 	t.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {
-			t.Errorf("agent of node %s: %v", name, err)
+			t.Errorf("agent of node %s: %v", c.Node, err)
 		}
 	})
 	return socket

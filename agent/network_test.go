@@ -96,7 +96,7 @@ func TestAgentConnectsPods(t *testing.T) {
 		defer stop()
 		attached := make(chan error, 1)
 		go func() {
-			err := attachPod(ctx, socket, pod)
+			err := attachPod(ctx, socket, "c-1", pod)
 			if err == nil { // its host port is in force at once, though its Pod has no address yet
 				err = here.Do(func() error {
 					_, err := echo.Request(ctx, model.TCP, netip.MustParseAddrPort("192.168.0.1:8080"), echo.Options{})
@@ -140,7 +140,7 @@ func TestAgentConnectsPods(t *testing.T) {
 }
 
 // attachPod has a pod attached as the plugin does, and runs a server in it.
-func attachPod(ctx context.Context, socket string, pod *netns.Namespace) error {
+func attachPod(ctx context.Context, socket, container string, pod *netns.Namespace) error {
 	path := filepath.Join(netns.Dir, pod.Name)
 	file, err := os.Open(path)
 	if err != nil {
@@ -148,7 +148,7 @@ func attachPod(ctx context.Context, socket string, pod *netns.Namespace) error {
 	}
 	defer file.Close()
 	r := cni.Request{Command: cni.Add, Network: "fairlead", NetNS: path, Pod: "shop/web",
-		Attachment: cni.Attachment{Container: "c-1", Interface: "eth0"}, Ports: true}
+		Attachment: cni.Attachment{Container: container, Interface: "eth0"}, Ports: true}
 	for ctx.Err() == nil {
 		out, err := cni.Send(socket, r, file, 20*time.Second)
 		if err != nil {
