@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"net/netip"
 	"strings"
 	"time"
 
@@ -36,13 +35,13 @@ func (h hostPorts) adopt() {
 }
 
 // Attach implements attach.Pods.
-func (h hostPorts) Attach(ctx context.Context, pod string, addresses []netip.Addr, ports bool) error {
-	if pod == "" {
+func (h hostPorts) Attach(ctx context.Context, a *model.Attachment, ports bool) error {
+	if a.Pod == "" {
 		return nil // the runtime doesn't name it
 	}
-	key := podKey(pod)
+	key := podKey(a.Pod)
 	h.mu.Lock()
-	h.resolver.AttachPod(key, addresses)
+	h.resolver.AttachPod(key, a.Addresses)
 	h.settle()
 	var seen chan struct{}
 	if ports && !h.resolver.HasHostPorts(key) {
@@ -61,10 +60,19 @@ func (h hostPorts) Attach(ctx context.Context, pod string, addresses []netip.Add
 		case <-ctx.Done():
 		case <-time.After(podWait):
 			h.options.Log.Warn("pod is attached without its host ports: its Pod is not known; they are served once it is", "pod",
-				pod)
+				a.Pod)
 		}
 		h.await(key, seen)
 	}
+	return h.Check(ctx, a)
+}
+
+// Check implements attach.Pods.
+func (h hostPorts) Check(ctx context.Context, a *model.Attachment) error {
+	if a.Pod == "" {
+		return nil
+	}
+	key := podKey(a.Pod)
 	return h.services.SyncOwner(ctx, model.Owner{Kind: model.KindPod, Namespace: key.Namespace, Name: key.Name})
 }
 
@@ -78,10 +86,10 @@ func (h hostPorts) await(key source.Key, seen chan struct{}) {
 }
 
 // Detach implements attach.Pods.
-func (h hostPorts) Detach(pod string, addresses []netip.Addr) {
+func (h hostPorts) Detach(a *model.Attachment) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.resolver.DetachPod(podKey(pod), addresses)
+	h.resolver.DetachPod(podKey(a.Pod), a.Addresses)
 	h.settle()
 }
 

@@ -26,8 +26,9 @@ type NetworkOptions struct {
 	Resolve network.Config
 	Socket  string // path, for the CNI plugin
 	Records string // folder of address records, in memory
+	Chained bool   // another plugin connects pods; the agent has what else they need put into the kernel
 	Boot    string // names this boot of the node
-	// calls notify with the node's devices, and again whenever they have changed, until ctx ends
+	// calls notify with the node's devices, and again whenever they have changed, until ctx ends; nil: Chained
 	Follow func(ctx context.Context, notify func([]network.Device)) error
 	// is called once pods can be attached, and every filePeriod from then on
 	OnReady func() error
@@ -61,6 +62,7 @@ type Network struct {
 type files struct {
 	masquerade network.Masquerade // as last read
 	failed     string             // why OnReady failed last
+	problems   []source.Problem   // of that
 }
 
 // networkLine is the planes as one.
@@ -102,11 +104,13 @@ func OpenNetwork(o *NetworkOptions, ready func() error, pods attach.Pods, log *s
 	n = &Network{NetworkOptions: *o, log: log, resolver: network.New(o.Resolve),
 		files: files{masquerade: o.Resolve.Masquerade}}
 	n.readMasquerade()
-	if n.planes, err = mode.OpenNetwork(log); err != nil {
-		return nil, err
+	if !o.Chained {
+		if n.planes, err = mode.OpenNetwork(log); err != nil {
+			return nil, err
+		}
 	}
 	n.server, err = attach.New(attach.Options{Pool: pool, Line: networkLine(n.planes), Ready: ready,
-		Differs: mode.PodDiffers, Pods: pods, Log: log})
+		Differs: mode.PodDiffers, Pods: pods, Chained: o.Chained, Log: log})
 	if err == nil {
 		n.listener, err = attach.Listen(o.Socket)
 	}
@@ -117,6 +121,9 @@ func OpenNetwork(o *NetworkOptions, ready func() error, pods attach.Pods, log *s
 	n.stop = stop
 	for _, p := range n.planes {
 		n.ended.Go(func() { p.Run(ctx) })
+	}
+	if o.Chained {
+		n.server.Begin(nil, nil)
 	}
 	n.ended.Go(func() { n.until(ctx, "CNI server", func() error { return n.server.Serve(ctx, n.listener) }) })
 	n.ended.Go(func() { n.until(ctx, "watch of pods' devices", func() error { return n.server.Follow(ctx) }) })
@@ -152,7 +159,7 @@ func (n *Network) Close() error {
 
 // follow passes the node's devices to set until ctx ends.
 func (n *Network) follow(ctx context.Context, set func([]network.Device)) error {
-	if n == nil {
+	if n == nil || n.Follow == nil {
 		return nil
 	}
 	return n.Follow(ctx, set)
@@ -160,7 +167,7 @@ func (n *Network) follow(ctx context.Context, set func([]network.Device)) error 
 
 // Apply takes changes of objects and hands on what follows from them.
 func (n *Network) Apply(changes []source.Change) {
-	if n == nil {
+	if n == nil || n.Chained {
 		return
 	}
 	if !n.devices { // without an uplink, what an agent before this one has written would go for a moment
@@ -182,6 +189,9 @@ func (n *Network) Apply(changes []source.Change) {
 func (n *Network) Problems() []source.Problem {
 	if n == nil {
 		return nil
+	}
+	if n.Chained {
+		return n.problems
 	}
 	return n.resolver.Problems()
 }
@@ -216,6 +226,24 @@ func (n *Network) arrive(ctx context.Context) error {
 		return nil
 	}
 	return n.OnReady()
+}
+
+// setFailed takes in why OnReady failed, nil: it didn't.
+func (n *Network) setFailed(err error) {
+	failed := ""
+	if err != nil {
+		failed = err.Error()
+	}
+	if failed == n.failed {
+		return
+	}
+	n.failed, n.problems = failed, nil
+	if err == nil {
+		return
+	}
+	n.log.Error("putting the CNI network configuration back failed, retrying", "error", err)
+	n.problems = []source.Problem{{Object: source.Key{Kind: source.Node, Name: n.Resolve.Node}, Reason: "CNIConfiguration",
+		Message: failed}}
 }
 
 // readMasquerade reads the file with ranges that see pods' own addresses. One that can't be read changes nothing.
@@ -266,14 +294,8 @@ func (a *Agent) checkFiles() {
 	if !a.batches.synced || n.OnReady == nil {
 		return
 	}
-	failed := ""
-	if err := n.OnReady(); err != nil {
-		failed = err.Error()
-		if failed != n.failed {
-			n.log.Error("putting the CNI network configuration back failed, retrying", "error", err)
-		}
-	}
-	n.failed = failed
+	n.setFailed(n.OnReady())
+	a.notifyAll()
 }
 
 // status adds the loops' states to those of other planes.

@@ -43,12 +43,12 @@ func TestCallsWithoutAnAgent(t *testing.T) {
 		code  uint // of the error; 0: none
 		want  string
 	}{
-		"VERSION":            {`{"cniVersion":"1.0.0"}`, []string{"CNI_COMMAND=VERSION"}, 0, `"supportedVersions":["0.4.0","1.0.0","1.1.0"]`},
+		"VERSION":            {`{"cniVersion":"1.0.0"}`, []string{"CNI_COMMAND=VERSION"}, 0, `"supportedVersions":["0.3.1","0.4.0","1.0.0","1.1.0"]`},
 		"VERSION of nothing": {"", []string{"CNI_COMMAND=VERSION"}, 0, `"cniVersion":"1.1.0"`},
 		"no command":         {conf("1.1.0", ""), nil, CodeEnvironment, "CNI_COMMAND"},
 		"malformed":          {"{", append(pod, "CNI_COMMAND=ADD"), CodeDecode, "standard input"},
-		"old version":        {conf("0.3.1", ""), append(pod, "CNI_COMMAND=ADD"), CodeVersion, "0.3.1"},
-		"no version":         {`{"name":"n"}`, append(pod, "CNI_COMMAND=DEL"), CodeVersion, "use one of 0.4.0"},
+		"old version":        {conf("0.2.0", ""), append(pod, "CNI_COMMAND=ADD"), CodeVersion, "0.2.0"},
+		"no version":         {`{"name":"n"}`, append(pod, "CNI_COMMAND=DEL"), CodeVersion, "use one of 0.3.1"},
 		"no name":            {`{"cniVersion":"1.0.0"}`, append(pod, "CNI_COMMAND=ADD"), CodeConfig, "no name"},
 		"no container": {conf("1.0.0", ""), []string{"CNI_COMMAND=ADD", "CNI_IFNAME=eth0", "CNI_NETNS=x"},
 			CodeEnvironment, "CNI_CONTAINERID"},
@@ -141,6 +141,7 @@ func TestAddIsPrintedByVersion(t *testing.T) {
 		return Response{Result: &result}, true
 	})
 	for version, want := range map[string]string{
+		"0.3.1": `{"cniVersion":"0.3.1","interfaces":[{"name":"eth0","sandbox":"x"}],"ips":[{"version":"4","address":"10.0.0.2/32","interface":0},{"version":"6","address":"fd00::2/128"}],"routes":[{"dst":"0.0.0.0/0","gw":"169.254.1.1"}]}`,
 		"0.4.0": `{"cniVersion":"0.4.0","interfaces":[{"name":"eth0","sandbox":"x"}],"ips":[{"version":"4","address":"10.0.0.2/32","interface":0},{"version":"6","address":"fd00::2/128"}],"routes":[{"dst":"0.0.0.0/0","gw":"169.254.1.1"}]}`,
 		"1.0.0": `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"x"}],"ips":[{"address":"10.0.0.2/32","interface":0},{"address":"fd00::2/128"}],"routes":[{"dst":"0.0.0.0/0","gw":"169.254.1.1"}]}`,
 		"1.1.0": `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","mtu":1450,"sandbox":"x"}],"ips":[{"address":"10.0.0.2/32","interface":0},{"address":"fd00::2/128"}],"routes":[{"dst":"0.0.0.0/0","gw":"169.254.1.1"}]}`,
@@ -150,6 +151,25 @@ func TestAddIsPrintedByVersion(t *testing.T) {
 			"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web")
 		if code != 0 || out != want {
 			t.Errorf("%s: %d, %s", version, code, out)
+		}
+	}
+}
+
+// TestPreviousResultIsPassedOn has the agent return no result of its own behind another plugin.
+func TestPreviousResultIsPassedOn(t *testing.T) {
+	socket := serve(t, func(r Request, _ *os.File) (Response, bool) {
+		if r.Prev == nil || len(r.Prev.IPs) != 1 || r.Prev.IPs[0].Address.String() != "10.0.0.2/24" {
+			t.Errorf("%+v", r.Prev)
+		}
+		return Response{}, true
+	})
+	const prev = `{"cniVersion":"0.3.1","ips":[{"version":"4","address":"10.0.0.2/24"}],"dns":{"search":["x"]}}`
+	environment := []string{"CNI_CONTAINERID=c-1", "CNI_IFNAME=eth0", "CNI_NETNS=/proc/self/ns/net", "CNI_COMMAND=ADD"}
+	for more, want := range map[string]string{`,"prevResult":` + prev: prev,
+		`,"prevResult":{"ips":[{"address":"x"}]}`: `"msg":"prevResult in the network configuration`} {
+		_, out := run(t, fmt.Sprintf(`{"cniVersion":"0.3.1","name":"n","socket":%q%s}`, socket, more), environment...)
+		if !strings.Contains(out, want) {
+			t.Errorf("%s: %s", more, out)
 		}
 	}
 }

@@ -10,7 +10,10 @@ import (
 )
 
 // Versions are the versions of the specification that the plugin speaks, the newest last.
-var Versions = []string{"0.4.0", "1.0.0", "1.1.0"}
+var Versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+
+// ListVersion is the version of the network configuration that the agent writes for its own network.
+const ListVersion = "1.0.0"
 
 // The error codes of the specification, and those of this plugin, from 100 on.
 const (
@@ -82,12 +85,12 @@ type Request struct {
 	IPs   []netip.Addr `json:"ips,omitempty"`   // ADD: addresses that the pod must have, of each family at most one
 	Ports bool         `json:"ports,omitempty"` // ADD: the pod has host ports
 	Valid []Attachment `json:"valid,omitempty"` // GC: all that are to stay
-	Prev  *Result      `json:"prev,omitempty"`  // CHECK: what ADD returned
+	Prev  *Result      `json:"prev,omitempty"`  // ADD: what the plugin before this one returned; CHECK: what ADD returned
 }
 
 // Response is the agent's reply: one line of JSON.
 type Response struct {
-	Result *Result `json:"result,omitempty"` // of ADD
+	Result *Result `json:"result,omitempty"` // of ADD; nil: that of the plugin before this one stands
 	Error  *Error  `json:"error,omitempty"`
 }
 
@@ -129,7 +132,7 @@ func (r *Result) in(version string) any {
 			out.Interfaces[i].MTU = 0
 		}
 	}
-	if version == "0.4.0" {
+	if version == "0.3.1" || version == "0.4.0" {
 		for i := range out.IPs {
 			out.IPs[i].Version = "6"
 			if out.IPs[i].Address.Addr().Is4() {
@@ -150,7 +153,7 @@ type config struct {
 	Type    string       `json:"type"`
 	Socket  string       `json:"socket"`  // of the agent; "": DefaultSocket
 	Records string       `json:"records"` // folder of the agent's records; "": DefaultRecords
-	Prev    *Result      `json:"prevResult"`
+	Prev    json.RawMessage `json:"prevResult"`
 	Valid   []Attachment `json:"cni.dev/valid-attachments"`
 	Runtime struct {
 		IPs          []string          `json:"ips"` // addresses, or prefixes of them
@@ -208,7 +211,10 @@ func parse(environment func(string) string, stdin []byte) (c call, err error) {
 	if c.config.Name == "" {
 		return c, Errorf(CodeConfig, "the network configuration has no name")
 	}
-	c.Network, c.Valid, c.Prev = c.config.Name, c.config.Valid, c.config.Prev
+	c.Network, c.Valid = c.config.Name, c.config.Valid
+	if err := c.readPrevious(); err != nil {
+		return c, err
+	}
 	c.Ports = c.Command == Add && len(c.config.Runtime.PortMappings) > 0
 	if c.Command == GC || c.Command == Status {
 		return c, nil
@@ -217,6 +223,17 @@ func parse(environment func(string) string, stdin []byte) (c call, err error) {
 		return c, err
 	}
 	return c, c.identify(environment)
+}
+
+// readPrevious reads the result that ADD and CHECK may come with.
+func (c *call) readPrevious() error {
+	if len(c.config.Prev) == 0 || c.Command != Add && c.Command != Check {
+		return nil
+	}
+	if err := json.Unmarshal(c.config.Prev, &c.Prev); err != nil {
+		return Errorf(CodeDecode, "prevResult in the network configuration: %s", err)
+	}
+	return nil
 }
 
 // identify reads which attachment a call is about.

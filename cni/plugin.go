@@ -77,10 +77,13 @@ func (p *Plugin) serve(c call) (any, error) {
 		if err != nil {
 			return nil, away(CodeTryAgain, err)
 		}
-		if r.Result == nil {
-			return nil, Errorf(CodeFailed, "the agent returned no result")
+		switch {
+		case r.Result != nil:
+			return r.Result.in(c.config.Version), nil
+		case c.Prev != nil:
+			return c.config.Prev, nil // with all that this plugin knows nothing of
 		}
-		return r.Result.in(c.config.Version), nil
+		return nil, Errorf(CodeFailed, "the agent returned no result")
 	case Check:
 		_, err := p.call(c, wait(p.DelWait, delWait))
 		return nil, away(CodeTryAgain, err)

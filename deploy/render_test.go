@@ -338,6 +338,11 @@ func TestNetwork(t *testing.T) {
 		slices.Contains(r.agent().SecurityContext.Capabilities.Add, "SYS_ADMIN") {
 		t.Errorf("without: %+v", r.agents.Spec.Template.Spec)
 	}
+	if r := render(t, "network.mode=Chained"); r.load(t).Own.Network.Mode != config.NetworkChained ||
+		len(r.agents.Spec.Template.Spec.InitContainers) != 2 ||
+		slices.Contains(r.agent().SecurityContext.Capabilities.Add, "SYS_ADMIN") {
+		t.Errorf("chained: %+v", r.agents.Spec.Template.Spec)
+	}
 	for _, mode := range append(mode.Names(), mode.Auto) {
 		r := render(t, "mode="+mode, "network.mode=Own", "network.overlay=Always", "network.cniFolder=/etc/net.d",
 			"cniPlugins=/usr/lib/cni", "systemSettings=false")

@@ -26,6 +26,8 @@ type Record struct {
 	NetNS     string       `json:"netns,omitempty"` // path, as the runtime has it
 	Network   string       `json:"network"`         // name of the network configuration
 	Addresses []netip.Addr `json:"addresses"`
+	Foreign   bool         `json:"foreign,omitempty"` // another plugin made it
+	End       string       `json:"end,omitempty"`     // Foreign: the node's end of the device, as far as known
 	MTU       int          `json:"mtu"`
 	Device    string       `json:"device,omitempty"` // kind of device, as model.DeviceKind has it; "": veth
 	Reused    []netip.Addr `json:"-"`                // of Addresses, as allocated now: those that another attachment had before
@@ -336,6 +338,22 @@ func (p *Pool) Allocate(r Record) (Record, error) {
 		p.released[i] = slices.DeleteFunc(p.released[i], func(b netip.Addr) bool { return a == b })
 	}
 	return r, nil
+}
+
+// Adopt records an attachment that another plugin made, with the addresses that it has, in place of what is recorded of
+// it.
+func (p *Pool) Adopt(r Record) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.write(cni.RecordFile(r.ID), b); err != nil {
+		return err
+	}
+	p.records[r.ID] = &r
+	return nil
 }
 
 // choose returns a free address of each family that there are ranges of, those requested among them.

@@ -27,6 +27,7 @@ type attaching struct {
 	node           *netns.Namespace
 	folder, plugin string
 	config         []byte
+	mode           string // network.mode
 
 	mu     sync.Mutex
 	owners map[string]string // of addresses
@@ -38,7 +39,7 @@ type attaching struct {
 func (a *attaching) startAgent() *child.Process {
 	a.Helper()
 	c := exec.Command(fairlead, "run", "--node", "a", "--mode", "nftables", "--source", filepath.Join(a.folder, "objects"),
-		"--network-mode", "Own", "--network-cni-folder", a.folder, "--network-run-folder", a.folder)
+		"--network-mode", a.mode, "--network-cni-folder", a.folder, "--network-run-folder", a.folder)
 	c.Dir = "/"
 	p, err := child.Start(c, a.node.Do)
 	if err != nil {
@@ -115,7 +116,7 @@ func all(pods []*netns.Namespace, f func(*netns.Namespace)) {
 }
 
 func newAttaching(t *testing.T) *attaching {
-	a := &attaching{T: t, node: netnstest.New(t), folder: t.TempDir(), owners: map[string]string{}}
+	a := &attaching{T: t, node: netnstest.New(t), folder: t.TempDir(), owners: map[string]string{}, mode: "Own"}
 	a.plugin = filepath.Join(t.TempDir(), "fairlead-cni")
 	must(t, "go", "build", "-o", a.plugin, "../cmd/fairlead-cni")
 	wire := netnstest.New(t)

@@ -6,8 +6,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
+
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 )
 
 // writePod writes the manifest of a pod of the shop that serves port 8080.
@@ -79,5 +82,52 @@ func TestPodNetwork(t *testing.T) {
 				return answered("shop/client", "10.128.1.77:8080")
 			})
 		})
+	}
+}
+
+// TestChainedAgent has the agent behind another plugin: its list, a pod that comes and goes, and what clean leaves.
+func TestChainedAgent(t *testing.T) {
+	a := newAttaching(t)
+	a.mode = "Chained"
+	agent := a.startAgent()
+	defer func() { agent.Kill() }()
+	theirs, ours := filepath.Join(a.folder, "20-x.conflist"), filepath.Join(a.folder, "00-fairlead.conflist")
+	const text = `{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"x"}]}`
+	if err := os.WriteFile(theirs, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the agent chains itself to the other plugin", func() bool {
+		b, err := os.ReadFile(ours)
+		return err == nil && strings.Contains(string(b), `"fairlead-cni"`) && strings.Contains(string(b), `"x"`)
+	})
+	const result = `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],` +
+		`"ips":[{"address":"10.9.0.2/24","interface":0}],"dns":{"search":["y"]}}`
+	a.config = fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":"x","type":"fairlead-cni","socket":%q,"records":%q,`+
+		`"prevResult":%s}`, filepath.Join(a.folder, "cni.sock"), filepath.Join(a.folder, "attachments"), result)
+	records := func() int {
+		l, _ := filepath.Glob(filepath.Join(a.folder, "attachments", "attachment-*"))
+		return len(l)
+	}
+	pod := netnstest.New(t)
+	for _, command := range []string{"ADD", "CHECK", "DEL"} {
+		want, left := "", 1
+		switch command {
+		case "ADD":
+			want = result
+		case "DEL":
+			left = 0
+		}
+		out, err := a.call(command, pod)
+		if err != nil || strings.TrimSpace(string(out)) != want || records() != left {
+			t.Errorf("%s: %v, %d records, %s", command, err, records(), out)
+		}
+	}
+	agent.Kill()
+	must(t, "ip", "netns", "exec", a.node.Name, fairlead, "clean", "--network", "--network-cni-folder", a.folder)
+	if b, err := os.ReadFile(theirs); err != nil || string(b) != text {
+		t.Errorf("the other plugin's configuration: %s, %v", b, err)
+	}
+	if _, err := os.Stat(ours); err == nil {
+		t.Error("ours is left")
 	}
 }

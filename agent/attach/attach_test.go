@@ -68,6 +68,7 @@ type node struct {
 	network model.Network
 	agent   *agent // the process that runs, nil: none
 	early   bool   // its line doesn't begin by itself
+	pods    *held  // the agent is chained behind another plugin, and pods need this; nil: it connects them
 }
 
 // agent is what one process of the agent has.
@@ -90,6 +91,14 @@ var ranges = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustPa
 
 func newNode(t *testing.T) *node {
 	n := prepare(t)
+	n.start("boot 1")
+	return n
+}
+
+// newChained makes a node with an agent behind another plugin.
+func newChained(t *testing.T, pods *held) *node {
+	n := prepare(t)
+	n.pods = pods
 	n.start("boot 1")
 	return n
 }
@@ -135,7 +144,11 @@ func (n *node) start(boot string) {
 		a.loop = reconcile.New[model.NetworkPart, attachment.Key, attachment.Value](a.plane,
 			reconcile.Options[model.NetworkPart]{Owner: model.NetworkOwner, Label: model.NetworkLabel, Log: log,
 				Backoff: func(int) time.Duration { return 20 * time.Millisecond }})
-		a.server, err = New(Options{Pool: a.pool, Line: a.loop, Differs: attachment.Differs, Log: log})
+		o := Options{Pool: a.pool, Line: a.loop, Differs: attachment.Differs, Log: log}
+		if n.pods != nil {
+			o.Line, o.Pods, o.Chained = nothing{}, n.pods, true
+		}
+		a.server, err = New(o)
 		return err
 	}))
 	if !n.early {
@@ -161,7 +174,7 @@ func (n *node) start(boot string) {
 		a.plane.Close()
 	}
 	n.agent = a
-	if !n.early {
+	if !n.early && n.pods == nil {
 		n.must(a.loop.Sync(n.Context()))
 	}
 }
@@ -193,16 +206,19 @@ func (n *node) newPod(name string) *pod {
 	n.Helper()
 	ns := netnstest.New(n)
 	return &pod{ns: ns, conf: &libcni.RuntimeConf{ContainerID: "c-" + name, NetNS: filepath.Join(netns.Dir, ns.Name),
-		IfName: "eth0", Args: [][2]string{{"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", name}}}}
+		IfName: "eth0", Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"},
+			{"K8S_POD_NAME", name}}}}
 }
 
 // do runs f where the runtime is: in the node's namespace.
 func (n *node) do(f func() error) error { return n.ns.Do(f) }
 
 // add attaches a pod as the runtime does.
-func (n *node) add(version string, p *pod) error {
+func (n *node) add(version string, p *pod) error { return n.addTo(n.list(version), p) }
+
+func (n *node) addTo(l *libcni.NetworkConfigList, p *pod) error {
 	return n.do(func() error {
-		r, err := n.cni.AddNetworkList(n.Context(), n.list(version), p.conf)
+		r, err := n.cni.AddNetworkList(n.Context(), l, p.conf)
 		if err != nil {
 			return err
 		}

@@ -45,6 +45,7 @@ type Options struct {
 	// returns how an attachment's pod, in whose network namespace the calling thread is, isn't as it was made; "": it is
 	Differs func(*model.Attachment) (string, error)
 	Pods    Pods // nil: attachments are all that pods need
+	Chained bool // another plugin connects pods: Line has no attachments, Pool no ranges
 	Log     *slog.Logger
 	AddWait time.Duration // how long an ADD waits for the kernel; 0: DefaultAddWait
 }
@@ -52,9 +53,11 @@ type Options struct {
 // Pods has what pods need besides attachments put into the kernel.
 type Pods interface {
 	// Attach returns once what else a pod needs is in the kernel: its host ports, if it has some.
-	Attach(ctx context.Context, pod string, addresses []netip.Addr, ports bool) error
+	Attach(ctx context.Context, a *model.Attachment, ports bool) error
+	// Check returns what of that the kernel lacks.
+	Check(ctx context.Context, a *model.Attachment) error
 	// Detach is called when a pod has addresses no more, before another pod may get them.
-	Detach(pod string, addresses []netip.Addr)
+	Detach(a *model.Attachment)
 }
 
 // DefaultAddWait is less than the runtime waits for the plugin.
@@ -108,10 +111,7 @@ func New(o Options) (*Server, error) {
 	}
 	for _, r := range o.Pool.Records() {
 		a := AttachmentOf(r)
-		held := devices[a.Device]
-		if a.Kind.IPVLAN() {
-			held, err = s.routed(a)
-		}
+		held, err := s.stillThere(a, devices)
 		if err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
@@ -134,6 +134,17 @@ func (s *Server) routed(a *model.Attachment) (bool, error) {
 	}
 	r, found, err := route.To(s.s, a.Addresses[0])
 	return found && devices[r.Dev].Name == model.ChildDevice, err
+}
+
+// stillThere reports whether what a record stands for is still on the node, with its devices.
+func (s *Server) stillThere(a *model.Attachment, devices map[string]bool) (bool, error) {
+	switch {
+	case a.Kind.IPVLAN():
+		return s.routed(a)
+	case s.options.Chained && a.Device == "":
+		return true, nil // where it isn't known, its DEL says that it goes
+	}
+	return devices[a.Device], nil
 }
 
 // Attached returns what is attached.
@@ -161,9 +172,13 @@ func (s *Server) Close() error {
 	return errors.Join(s.s.Close(), s.ns.Close())
 }
 
-// devices returns the names of the node's devices of pods' kinds that are named as attachments' are.
+// devices returns the names of the node's devices of pods' kinds that may be attachments'.
 func (s *Server) devices() (map[string]bool, error) {
-	veths, err := link.Veths(s.s, cni.DevicePrefix)
+	prefix := cni.DevicePrefix
+	if s.options.Chained {
+		prefix = ""
+	}
+	veths, err := link.Veths(s.s, prefix)
 	names := make(map[string]bool, len(veths))
 	for _, v := range veths {
 		names[v.Name] = true
@@ -175,6 +190,10 @@ func (s *Server) devices() (map[string]bool, error) {
 func AttachmentOf(r ipam.Record) *model.Attachment {
 	a := &model.Attachment{ID: r.ID, Pod: r.Pod, Addresses: r.Addresses, Kind: model.DeviceKindOf(r.Device),
 		Interface: r.Interface, Device: cni.Device(r.ID), NetNS: r.NetNS, MTU: r.MTU}
+	if r.Foreign {
+		a.Device = r.End
+		return a
+	}
 	if a.Kind.IPVLAN() {
 		return a
 	}
@@ -289,6 +308,9 @@ func (s *Server) status() error {
 			return cni.Errorf(cni.CodeUnavailable, "%s", err)
 		}
 	}
+	if s.options.Chained {
+		return nil
+	}
 	s.mu.Lock()
 	n := s.network
 	s.mu.Unlock()
@@ -358,8 +380,11 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 	if err := s.status(); err != nil && cni.ErrorOf(err).Code == cni.CodeUnavailable {
 		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
 	}
+	if s.options.Chained != (r.Prev != nil) {
+		return nil, errChain(s.options.Chained)
+	}
 	s.mu.Lock()
-	was, mtu, kind := s.attached[id], s.network.MTU, s.network.Device
+	was := s.attached[id]
 	s.mu.Unlock()
 	if was != nil && was.NetNS != r.NetNS { // the runtime lost a DEL
 		if err := s.detach(ctx, id); err != nil {
@@ -367,23 +392,19 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 		}
 		was = nil
 	}
-	record := ipam.Record{ID: id, Pod: r.Pod, Interface: r.Interface, NetNS: r.NetNS, Network: r.Network, MTU: mtu,
-		Addresses: r.IPs, Device: kind.String()}
-	record, err := s.options.Pool.Allocate(record)
-	if inUse := (*ipam.InUse)(nil); errors.As(err, &inUse) {
-		return nil, cni.Errorf(cni.CodeConfig, "%s", err)
-	} else if err != nil {
-		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
+	record := s.allocate
+	if s.options.Chained {
+		record = s.adopt
 	}
-	if err := s.cut(record.Reused); err != nil {
-		return nil, errors.Join(err, s.options.Pool.Release(id))
+	a, err := record(id, r)
+	if err != nil {
+		return nil, err
 	}
-	a := AttachmentOf(record)
 	ctx, cancel := context.WithTimeout(ctx, s.options.AddWait)
 	defer cancel()
 	err = s.put(ctx, a, was, ns)
 	if err == nil && s.options.Pods != nil {
-		err = s.options.Pods.Attach(ctx, a.Pod, a.Addresses, r.Ports)
+		err = s.options.Pods.Attach(ctx, a, r.Ports)
 	}
 	if err != nil {
 		if a.Kind.IPVLAN() {
@@ -395,7 +416,38 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 		}
 		return nil, err
 	}
+	if s.options.Chained {
+		return nil, nil
+	}
 	return s.resultOf(a, r.NetNS)
+}
+
+// errChain returns the error of an ADD with or without a plugin before this one.
+func errChain(chained bool) error {
+	if chained {
+		return cni.Errorf(cni.CodeConfig, "the network configuration has no plugin before fairlead-cni, and the agent has "+
+			"network.mode Chained: use the list that the agent writes, or network.mode Own")
+	}
+	return cni.Errorf(cni.CodeConfig, "the network configuration has another plugin before fairlead-cni, and the agent "+
+		"has network.mode Own: remove that plugin, or use network.mode Chained")
+}
+
+// allocate returns the attachment of a pod with addresses of its own.
+func (s *Server) allocate(id string, r cni.Request) (*model.Attachment, error) {
+	s.mu.Lock()
+	mtu, kind := s.network.MTU, s.network.Device
+	s.mu.Unlock()
+	record, err := s.options.Pool.Allocate(ipam.Record{ID: id, Pod: r.Pod, Interface: r.Interface, NetNS: r.NetNS,
+		Network: r.Network, MTU: mtu, Addresses: r.IPs, Device: kind.String()})
+	if inUse := (*ipam.InUse)(nil); errors.As(err, &inUse) {
+		return nil, cni.Errorf(cni.CodeConfig, "%s", err)
+	} else if err != nil {
+		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
+	}
+	if err := s.cut(record.Reused); err != nil {
+		return nil, errors.Join(err, s.options.Pool.Release(id))
+	}
+	return AttachmentOf(record), nil
 }
 
 // cut removes connection tracking's entries to and from addresses that another pod had: what they translate would reach
@@ -454,7 +506,7 @@ func (s *Server) detach(ctx context.Context, id string) error {
 	}
 	s.mu.Unlock()
 	if a != nil && s.options.Pods != nil {
-		s.options.Pods.Detach(a.Pod, a.Addresses)
+		s.options.Pods.Detach(a)
 	}
 	if a != nil && begun {
 		s.exchange(nil, a)
@@ -491,6 +543,12 @@ func (s *Server) check(ctx context.Context, id string, r cni.Request, ns *os.Fil
 	if a == nil {
 		return cni.Errorf(cni.CodeCheck, "container %s has no interface %s", r.Container, r.Interface)
 	}
+	if s.options.Chained {
+		if err := s.stands(a, r); err != nil {
+			return err
+		}
+		return s.inForce(ctx, a)
+	}
 	for _, ip := range prevIPs(r) {
 		if x := ip.Address.Addr(); !slices.Contains(a.Addresses, x) && ip.Interface != nil {
 			return cni.Errorf(cni.CodeCheck, "address %s is not that of the interface, which has %v", x, a.Addresses)
@@ -506,6 +564,9 @@ func (s *Server) check(ctx context.Context, id string, r cni.Request, ns *os.Fil
 	})
 	if err == nil && differs != "" {
 		err = cni.Errorf(cni.CodeCheck, "%s; the pod changed it: recreate the pod", differs)
+	}
+	if err == nil {
+		err = s.inForce(ctx, a)
 	}
 	return err
 }
@@ -556,16 +617,21 @@ func (s *Server) sweep(ctx context.Context) error {
 	s.mu.Lock()
 	var gone []*model.Attachment
 	for id, a := range s.attached {
-		if !devices[a.Device] && !a.Kind.IPVLAN() && s.busy[id] == nil {
+		if a.Device != "" && !devices[a.Device] && !a.Kind.IPVLAN() && s.busy[id] == nil {
 			gone = append(gone, a)
 		}
 	}
 	s.mu.Unlock()
 	for _, a := range gone {
-		if lives(a.NetNS) {
+		if !s.options.Chained && lives(a.NetNS) {
 			continue // the loop makes the device again
 		}
-		err = errors.Join(err, s.exclusively(ctx, a.ID, true, func(ctx context.Context) error { return s.detach(ctx, a.ID) }))
+		err = errors.Join(err, s.exclusively(ctx, a.ID, true, func(ctx context.Context) error {
+			if there, err := s.devices(); err != nil || there[a.Device] { // it has come since
+				return err
+			}
+			return s.detach(ctx, a.ID)
+		}))
 	}
 	return err
 }

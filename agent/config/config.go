@@ -256,7 +256,7 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 	if r.Node, err = c.Node(); err != nil {
 		return r, err
 	}
-	r.Nodeless, r.HostPorts = c.Own.Source != "", c.Network()
+	r.Nodeless, r.HostPorts = c.Own.Source != "", c.Attaches()
 	r.ProxyName = c.Own.ServiceProxyName
 	r.NodePortAddresses = c.nodePorts()
 	r.MasqueradeAll = p.IPTables.MasqueradeAll

@@ -135,7 +135,8 @@ type PolicyConfiguration struct {
 // NetworkConfiguration holds the settings of the pod network.
 type NetworkConfiguration struct {
 	// mode is who connects pods: None leaves that to another CNI plugin; Own has this agent do it, called by the plugin
-	// fairlead-cni ([pod network](network.md)). Default: None.
+	// fairlead-cni; Chained leaves it to another plugin and calls fairlead-cni behind it, so that a pod starts once its
+	// policies and host ports are in force ([pod network](network.md)). Default: None.
 	Mode NetworkMode `json:"mode,omitempty"`
 	// overlay is which nodes are reached through a tunnel: Subnets those that are not on a link of this node, Always
 	// all, Never none, where routers know the nodes' podCIDRs. Set it on all nodes. Default: Subnets.

@@ -218,7 +218,8 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 // addNetwork adds to a command the flags of the pod network.
 func (f *Flags) addNetwork(fs *pflag.FlagSet) {
 	fs.StringVar((*string)(&f.own.Network.Mode), "network-mode", string(NetworkNone),
-		"who connects pods: None for another CNI plugin, Own for this agent, called by fairlead-cni")
+		"who connects pods: None for another CNI plugin, Own for this agent, called by fairlead-cni, Chained for another "+
+			"plugin with fairlead-cni behind it")
 	fs.StringVar((*string)(&f.own.Network.Overlay), "network-overlay", string(network.Subnets),
 		"nodes that are reached through a tunnel: Subnets for those on another link, Always, or Never")
 	fs.StringVar(&f.own.Network.Device, "network-device", model.Veth.String(),

@@ -17,8 +17,9 @@ type NetworkMode string
 
 // The choices.
 const (
-	NetworkNone NetworkMode = "None" // another plugin
-	NetworkOwn  NetworkMode = "Own"  // this agent
+	NetworkNone    NetworkMode = "None"    // another plugin
+	NetworkOwn     NetworkMode = "Own"     // this agent
+	NetworkChained NetworkMode = "Chained" // another plugin, and the runtime calls this agent behind it
 )
 
 // Encapsulation is how the overlay encapsulates packets.
@@ -41,6 +42,9 @@ const EnvRunFolder = "FAIRLEAD_RUN_FOLDER"
 
 // Network reports whether the agent connects pods.
 func (c *Config) Network() bool { return c.Own.Network.Mode == NetworkOwn }
+
+// Attaches reports whether the container runtime calls the agent for each pod.
+func (c *Config) Attaches() bool { return c.Network() || c.Own.Network.Mode == NetworkChained }
 
 // PodDevice returns how the agent connects pods, Veth where it doesn't.
 func (c *Config) PodDevice() model.DeviceKind {
@@ -84,7 +88,8 @@ func (c *Config) MasqueradeFile() string {
 // network checks the settings of the pod network.
 func (k *checks) network(c *NetworkConfiguration) {
 	at := field.NewPath("network")
-	k.oneOf(at.Child("mode"), string(c.Mode), string(NetworkNone), string(NetworkOwn))
+	k.oneOf(at.Child("mode"), string(c.Mode), string(NetworkNone), string(NetworkOwn),
+		string(NetworkChained))
 	k.oneOf(at.Child("overlay"), string(c.Overlay), string(network.Subnets), string(network.Always),
 		string(network.Never))
 	k.oneOf(at.Child("encapsulation"), string(c.Encapsulation), string(VXLAN), string(IPIP))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/config"
@@ -16,6 +17,7 @@ import (
 
 // cleanCommand removes everything of ours.
 func cleanCommand() *cobra.Command {
+	var f config.Flags
 	var after string
 	var network, force bool
 	var patience time.Duration
@@ -29,7 +31,8 @@ To hand a node back to kube-proxy without a gap: stop the agent, whose rules go 
 run clean --after kube-proxy, which waits until that one's rules are there.
 
 The pod network (network.mode Own) stays, with the network configuration of the container runtime, unless --network is
-given: pods on it would lose their connection.`,
+given: pods on it would lose their connection. Of network.mode Chained, --network removes that configuration, in the
+folder of --config or --network-cni-folder: pods keep their network, new ones are the other plugin's alone.`,
 		Example: "  fairlead clean\n  fairlead clean --after kube-proxy --timeout 5m\n  ip netns exec fl1a2b-a " +
 			"fairlead clean",
 		Args: cobra.NoArgs,
@@ -45,18 +48,28 @@ given: pods on it would lose their connection.`,
 			default:
 				return fmt.Errorf("invalid --after %q: use kube-proxy", after)
 			}
-			return cleanNode(c, network, force)
+			return cleanNode(c, &f, network, force)
 		},
 	}
 	c.Flags().StringVar(&after, "after", "", "wait until this one serves in our place: kube-proxy")
-	c.Flags().BoolVar(&network, "network", false, "also remove the pod network, if no pod is on it")
+	c.Flags().BoolVar(&network, "network", false, "also remove the pod network, if no pod is on it, and the container "+
+		"runtime's network configuration")
 	c.Flags().BoolVar(&force, "force", false, "with --network: although pods are on it")
 	c.Flags().DurationVar(&patience, "timeout", 2*time.Minute, "how long to wait at most")
+	all := pflag.NewFlagSet("", pflag.ContinueOnError)
+	f.AddDecisions(all)
+	for _, name := range []string{"config", "network-cni-folder"} {
+		c.Flags().AddFlag(all.Lookup(name))
+	}
 	return c
 }
 
 // cleanNode removes everything of ours, of the pod network only where that is asked for.
-func cleanNode(c *cobra.Command, network, force bool) error {
+func cleanNode(c *cobra.Command, f *config.Flags, network, force bool) error {
+	loaded, err := f.Load()
+	if err != nil {
+		return err
+	}
 	pods, err := mode.AttachedPods(c.Context())
 	if err != nil {
 		return err
@@ -70,7 +83,8 @@ func cleanNode(c *cobra.Command, network, force bool) error {
 		return err
 	}
 	if network {
-		if err := errors.Join(mode.CleanNetwork(c.Context()), attach.RemoveConfig(config.DefaultCNIFolder)); err != nil {
+		if err := errors.Join(mode.CleanNetwork(c.Context()),
+			attach.RemoveConfig(loaded.Own.Network.CNIFolder)); err != nil {
 			return err
 		}
 	} else if pods > 0 {

@@ -20,37 +20,56 @@ import (
 // podNetwork sets how a configuration has the node connect its pods, or how policies know the devices of those that
 // others connect, and returns what to close in the end.
 func podNetwork(c *config.Config, services resolve.Config, o *agent.Options) (io.Closer, error) {
-	switch {
-	case !c.Network() && o.Policies != nil: // Fairlead's own network guards its pods' devices
-		hosts, err := route.OpenHosts()
-		if err == nil {
-			o.Policies.Devices = hosts
+	if c.Attaches() {
+		n, folder, err := attachOptions(c, services)
+		if err != nil {
+			return nil, err
 		}
-		return hosts, err
-	case !c.Network():
+		o.Network = n
+		if c.Network() {
+			return ownNetwork(n, folder)
+		}
+		n.Chained = true
+		n.OnReady = func() error { return attach.WriteChained(folder, n.Socket, n.Records) }
+	}
+	if o.Policies == nil {
 		return io.NopCloser(nil), nil
 	}
+	hosts, err := route.OpenHosts() // Fairlead's own network guards its pods' devices
+	if err == nil {
+		o.Policies.Devices = hosts
+	}
+	return hosts, err
+}
+
+// attachOptions returns what a configuration says of pods that the container runtime has the agent attach, and the
+// runtime's folder of network configurations.
+func attachOptions(c *config.Config, services resolve.Config) (n *agent.NetworkOptions, folder string, err error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return nil, fmt.Errorf("read which boot of this node it is: %w", err)
+		return nil, "", fmt.Errorf("read which boot of this node it is: %w", err)
 	}
-	folder := c.Own.Network.CNIFolder
+	folder = c.Own.Network.CNIFolder
 	if s, err := os.Stat(folder); err != nil || !s.IsDir() {
-		return nil, fmt.Errorf("network.cniFolder %s is no folder: name that of the container runtime, or make it",
+		return nil, "", fmt.Errorf("network.cniFolder %s is no folder: name that of the container runtime, or make it",
 			folder)
 	}
 	run := c.Own.Network.RunFolder
-	socket, records := filepath.Join(run, "cni.sock"), filepath.Join(run, "attachments")
+	return &agent.NetworkOptions{Resolve: c.ResolveNetwork(services), Socket: filepath.Join(run, "cni.sock"),
+		Records: filepath.Join(run, "attachments"), MasqueradeFile: c.MasqueradeFile(),
+		Boot: strings.TrimSpace(string(boot))}, folder, nil
+}
+
+// ownNetwork has the agent connect pods itself, and returns what to close in the end.
+func ownNetwork(n *agent.NetworkOptions, folder string) (io.Closer, error) {
 	interfaces, err := link.OpenInterfaces()
 	if err != nil {
 		return nil, err
 	}
-	o.Network = &agent.NetworkOptions{Resolve: c.ResolveNetwork(services), Socket: socket,
-		Records: records, MasqueradeFile: c.MasqueradeFile(), Boot: strings.TrimSpace(string(boot)),
-		Follow: func(ctx context.Context, notify func([]network.Device)) error {
-			return followDevices(ctx, interfaces, notify)
-		},
-		OnReady: func() error { return attach.WriteConfig(folder, socket, records) }}
+	n.Follow = func(ctx context.Context, notify func([]network.Device)) error {
+		return followDevices(ctx, interfaces, notify)
+	}
+	n.OnReady = func() error { return attach.WriteConfig(folder, n.Socket, n.Records) }
 	return interfaces, nil
 }
 

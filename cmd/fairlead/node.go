@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent"
+	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/agent/mode"
@@ -87,6 +88,9 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 	d.Config = c
 	if d.resolve, err = c.Resolve(); err != nil {
 		return d, err
+	}
+	if c.Attaches() && !c.Network() && attach.MapsPorts(c.Own.Network.CNIFolder) {
+		d.resolve.HostPorts = false // they are portmap's
 	}
 	if d.mode, d.why, err = mode.Choose(ctx, c.Own.Mode); err != nil {
 		return d, err

@@ -37,7 +37,7 @@ func api(c *config.Config, node string) (*kube.Source, kube.Access, error) {
 		Access: a, Node: node, ProxyName: c.Own.ServiceProxyName,
 		Nodes: c.Policies() || c.Network() || c.Own.DirectServerReturn || c.Own.ExternalIPs == resolve.SafeExternalIPs &&
 			c.Proxy.ClusterCIDR == "",
-		Pods:           c.Network(), // for their host ports
+		Pods:           c.Attaches(), // for their host ports
 		NamespaceBytes: c.Own.Limits.NamespaceBytes, Bytes: c.Own.Limits.Bytes,
 	}
 	if c.Policies() {

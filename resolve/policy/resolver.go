@@ -62,6 +62,7 @@ type Resolver struct {
 	derived
 	dirt
 	services destinations
+	attachments
 
 	problemsNow   []source.Problem // what Problems returned last
 	staleProblems bool             // that is out of date
@@ -119,7 +120,8 @@ func New(c Config) *Resolver {
 		derived: newDerived(),
 		dirt: dirt{dirtyClasses: map[*class]struct{}{}, dirtyLocal: map[*class]struct{}{},
 			pending: map[model.PolicyPart]int{}},
-		services: destinations{frontends: map[netip.Addr]int{}},
+		services:    destinations{frontends: map[netip.Addr]int{}},
+		attachments: attachments{map[source.Key]*corev1.Pod{}, map[source.Key][]netip.Addr{}},
 	}
 	r.SetAddresses(c.Addresses)
 	return r
@@ -364,6 +366,12 @@ type portName struct {
 }
 
 func (r *Resolver) applyPod(key source.Key, o *corev1.Pod) {
+	r.follow(key, o)
+	r.setPod(key, o)
+}
+
+// setPod takes a Pod in as it counts now.
+func (r *Resolver) setPod(key source.Key, o *corev1.Pod) {
 	was := r.pods[key]
 	var now *pod
 	if o != nil {
@@ -431,11 +439,17 @@ func (r *Resolver) readPod(key source.Key, o *corev1.Pod) *pod {
 			p.addresses = append(p.addresses, r.address(a))
 		}
 	}
-	for _, ip := range o.Status.PodIPs {
-		add(ip.IP)
+	attached, known := r.attached[key]
+	for _, a := range attached {
+		p.addresses = append(p.addresses, r.address(a))
 	}
-	if len(o.Status.PodIPs) == 0 && o.Status.PodIP != "" {
-		add(o.Status.PodIP)
+	if !known {
+		for _, ip := range o.Status.PodIPs {
+			add(ip.IP)
+		}
+		if len(o.Status.PodIPs) == 0 && o.Status.PodIP != "" {
+			add(o.Status.PodIP)
+		}
 	}
 	if len(p.addresses) == 0 {
 		return nil

@@ -42,7 +42,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $armor := .Values.appArmorProfile }}
 {{- if or (eq .Values.mode "userspace") (eq .Values.network.mode "Own") }}{{ $armor = $armor | default (dict "type" "Unconfined") }}{{ end }}
 {{- $linux := .Values.seLinuxOptions }}
-{{- if or (has .Values.mode (list "ebpf" "userspace")) (eq .Values.network.mode "Own") }}{{ $linux = $linux | default (dict "type" "spc_t" "level" "s0") }}{{ end }}
+{{- if or (has .Values.mode (list "ebpf" "userspace")) (ne .Values.network.mode "None") }}{{ $linux = $linux | default (dict "type" "spc_t" "level" "s0") }}{{ end }}
 {{- with $armor }}
 appArmorProfile:
   {{- toYaml . | nindent 2 }}

@@ -1,0 +1,312 @@
+package attach
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"fairlead.dev/fairlead/cni"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/model"
+)
+
+// held is what pods need, which takes until it is let go.
+type held struct {
+	came   chan *model.Attachment
+	letGo  chan struct{}
+	lacks  atomic.Pointer[string] // what Check returns
+	exempt atomic.Bool            // nothing is held
+}
+
+// Attach implements Pods.
+func (h *held) Attach(ctx context.Context, a *model.Attachment, _ bool) error {
+	if h.exempt.Load() {
+		return nil
+	}
+	h.came <- a
+	select {
+	case <-h.letGo:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Check implements Pods.
+func (h *held) Check(context.Context, *model.Attachment) error {
+	if why := h.lacks.Load(); why != nil {
+		return errors.New(*why)
+	}
+	return nil
+}
+
+// Detach implements Pods.
+func (h *held) Detach(*model.Attachment) {}
+
+// nothing is the line of an agent that connects no pod.
+type nothing struct{}
+
+func (nothing) Change(_, _ []model.NetworkPart)                {}
+func (nothing) Sync(context.Context) error                     { return nil }
+func (nothing) SyncOwner(context.Context, model.Owner) error   { return nil }
+
+// buildBridge builds the CNI project's plugins bridge and host-local beside fairlead-cni.
+func buildBridge(t *testing.T) {
+	t.Helper()
+	const module = "github.com/containernetworking/plugins/plugins/"
+	build := exec.Command("go", "build", "-trimpath", "-o", plugin+"/", module+"main/bridge", module+"ipam/host-local")
+	build.Dir = "../../test/cluster/cni-plugins"
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the plugins to be chained to: %v: %s", err, out)
+	}
+}
+
+// bridgeList is another plugin's network configuration of a version.
+const bridgeList = `{"cniVersion":%q,"name":"podnet","disableCheck":false,"plugins":[{"type":"bridge","bridge":"cni0",
+	"isGateway":true,"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.55.0.0/24"}]],
+	"routes":[{"dst":"0.0.0.0/0"}]}}]}`
+
+// chain writes another plugin's configuration, has ours made of it, and returns that as a runtime reads it.
+func (n *node) chain(version string) *libcni.NetworkConfigList {
+	n.Helper()
+	theirs := fmt.Appendf(nil, bridgeList, version, filepath.Join(n.folder, "host-local"))
+	n.must(os.WriteFile(filepath.Join(n.folder, "10-bridge.conflist"), theirs, 0o600))
+	n.must(WriteChained(n.folder, filepath.Join(n.folder, "cni.sock"), filepath.Join(n.folder, "records")))
+	files, err := libcni.ConfFiles(n.folder, []string{".conf", ".conflist", ".json"})
+	n.must(err)
+	slices.Sort(files)
+	l, err := libcni.ConfListFromFile(files[0])
+	n.must(err)
+	return l
+}
+
+// TestChainedBehindBridge has the CNI project's bridge and host-local connect pods, and the agent behind them.
+func TestChainedBehindBridge(t *testing.T) {
+	buildBridge(t)
+	pods := &held{came: make(chan *model.Attachment), letGo: make(chan struct{})}
+	n := newChained(t, pods)
+	for _, version := range []string{"0.3.1", "1.0.0"} {
+		l := n.chain(version)
+		p := n.newPod("web-" + strings.ReplaceAll(version, ".", "-"))
+		added := make(chan error, 1)
+		go func() { added <- n.addTo(l, p) }()
+		var a *model.Attachment
+		select {
+		case a = <-pods.came:
+		case err := <-added:
+			t.Fatalf("ADD has not come to the agent: %v", err)
+		}
+		select {
+		case err := <-added:
+			t.Errorf("ADD has returned before all that the pod needs was there: %v", err)
+		default:
+		}
+		pods.letGo <- struct{}{}
+		n.must(<-added)
+		out, err := exec.Command("ip", "-n", n.ns.Name, "link", "show", "master", "cni0").CombinedOutput()
+		n.must(err)
+		if !slices.Equal(a.Addresses, p.addresses) || a.Device == "" || !strings.Contains(string(out), a.Device+"@") ||
+			a.Pod != "shop/"+strings.TrimPrefix(p.conf.ContainerID, "c-") {
+			t.Errorf("told of %+v, and the pod has %v; %s", a, p.addresses, out)
+		}
+		n.serve(p.ns)
+		if _, err := n.request(n.ns, p.addresses[0]); err != nil {
+			t.Error(err)
+		}
+		n.kill()
+		n.start("boot 1")
+		if l := n.agent.server.Attached(); len(l) != 1 || !reflect.DeepEqual(l[0], a) {
+			t.Errorf("a new agent knows %+v, not %+v", l, a)
+		}
+		n.must(n.do(func() error { return n.cni.DelNetworkList(t.Context(), l, p.conf) }))
+		n.nothingLeft()
+	}
+}
+
+// nothingLeft checks that no pod is known, and that neither plugin has an address of one.
+func (n *node) nothingLeft() {
+	n.Helper()
+	for _, pattern := range []string{"records/attachment-*", "host-local/podnet/10.*"} {
+		if l, err := filepath.Glob(filepath.Join(n.folder, pattern)); err != nil || len(l) > 0 {
+			n.Errorf("left: %v, %v", l, err)
+		}
+	}
+	if n.agent != nil && len(n.agent.server.Attached()) > 0 {
+		n.Errorf("left: %v", n.agent.server.Attached())
+	}
+}
+
+// TestChainedPodsGo has pods checked, deleted without the agent, and gone without a DEL.
+func TestChainedPodsGo(t *testing.T) {
+	buildBridge(t)
+	pods := &held{}
+	pods.exempt.Store(true)
+	n := newChained(t, pods)
+	l := n.chain("1.0.0")
+	p := n.newPod("web")
+	n.must(n.addTo(l, p))
+	check := func() error {
+		return n.do(func() error { return n.cni.CheckNetworkList(t.Context(), l, p.conf) })
+	}
+	n.must(check())
+	why := "its policies are not in force"
+	pods.lacks.Store(&why)
+	if err := check(); err == nil || !strings.Contains(err.Error(), why) {
+		t.Errorf("CHECK: %v", err)
+	}
+	n.kill()
+	n.must(n.do(func() error { return n.cni.DelNetworkList(t.Context(), l, p.conf) }))
+	n.nothingLeft()
+	n.start("boot 1")
+
+	var e *types.Error
+	if err := n.add("1.0.0", p); !errors.As(err, &e) || e.Code != cni.CodeConfig {
+		t.Errorf("ADD without another plugin: %v", err)
+	}
+	ns, err := netns.New(fmt.Sprintf("flchain%d", os.Getpid()))
+	n.must(err)
+	gone := &pod{ns: ns, conf: &libcni.RuntimeConf{ContainerID: "c-gone", NetNS: filepath.Join(netns.Dir, ns.Name),
+		IfName: "eth0"}}
+	n.must(n.addTo(l, gone))
+	n.must(errors.Join(ns.Close(), netns.Delete(ns.Name)))
+	for begin := time.Now(); len(n.agent.server.Attached()) > 0; {
+		if time.Since(begin) > 10*time.Second {
+			t.Fatalf("left: %v", n.agent.server.Attached())
+		}
+	}
+
+	own := newNode(t)
+	own.must(os.MkdirAll(filepath.Join(own.folder, "host-local"), 0o755))
+	if err := own.addTo(own.chain("1.0.0"), own.newPod("web")); !errors.As(err, &e) || e.Code != cni.CodeConfig {
+		t.Errorf("ADD behind another plugin by an agent that connects pods itself: %v", err)
+	}
+}
+
+// TestChainedList has the other plugin's configuration changed, removed, and left as it was in the end.
+func TestChainedList(t *testing.T) {
+	folder := t.TempDir()
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	chained := func() error { return WriteChained(folder, "/run/s", "/run/r") }
+	plugins := func() (l []map[string]any) {
+		b, err := os.ReadFile(filepath.Join(folder, ChainedFile))
+		var list struct{ Plugins []map[string]any }
+		if err = errors.Join(err, json.Unmarshal(b, &list)); err != nil {
+			t.Fatal(err)
+		}
+		return list.Plugins
+	}
+	if err := chained(); !errors.Is(err, errNoList) {
+		t.Errorf("nothing to be chained to: %v", err)
+	}
+	const theirs = `{"cniVersion":"0.3.1","name":"x","plugins":[{"type":"ptp","mtu":1400},
+		{"type":"portmap","capabilities":{"portMappings":true}}],"more":[1]}`
+	write("20-x.conflist", theirs)
+	write("10-fairlead.conflist", `{"cniVersion":"1.0.0","name":"fairlead","plugins":[{"type":"fairlead-cni"}]}`)
+	if err := chained(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(folder, ConfigFile)); err == nil {
+		t.Error("the list of network.mode Own is still there")
+	}
+	l := plugins()
+	if len(l) != 3 || l[0]["mtu"] != 1400. || l[2]["type"] != cni.PluginName || l[2]["capabilities"] != nil ||
+		l[2]["socket"] != "/run/s" || l[2]["records"] != "/run/r" || !MapsPorts(folder) {
+		t.Errorf("%v", l)
+	}
+	b, _ := os.ReadFile(filepath.Join(folder, ChainedFile))
+	if !bytes.Contains(b, []byte(`"more"`)) || !bytes.Contains(b, []byte(`"0.3.1"`)) {
+		t.Errorf("%s", b)
+	}
+	write("10-y.conf", `{"cniVersion":"1.0.0","name":"y","type":"bridge"}`)
+	if err := chained(); err != nil {
+		t.Fatal(err)
+	}
+	if l := plugins(); len(l) != 2 || l[0]["type"] != "bridge" || l[1]["capabilities"] == nil || MapsPorts(folder) {
+		t.Errorf("%v", l)
+	}
+	for name, c := range map[string][2]string{
+		"not JSON":    {"05-z.conflist", "{"},
+		"no name":     {"05-z.conflist", `{"cniVersion":"1.0.0","plugins":[{"type":"x"}]}`},
+		"no plugin":   {"05-z.conflist", `{"cniVersion":"1.0.0","name":"z","plugins":[]}`},
+		"old version": {"05-z.conflist", `{"cniVersion":"0.2.0","name":"z","plugins":[{"type":"x"}]}`},
+		"too early":   {"00-a.conflist", `{"cniVersion":"1.0.0","name":"z","plugins":[{"type":"x"}]}`},
+	} {
+		write(c[0], c[1])
+		if err := chained(); err == nil || !strings.Contains(err.Error(), c[0]) {
+			t.Errorf("%s: %v", name, err)
+		}
+		os.Remove(filepath.Join(folder, c[0]))
+	}
+	for _, name := range []string{"10-y.conf", "20-x.conflist"} {
+		os.Rename(filepath.Join(folder, name), filepath.Join(folder, name+".off"))
+	}
+	if err := chained(); err == nil || len(plugins()) != 2 {
+		t.Errorf("the other plugin's configuration is gone: %v; ours must stay", err)
+	}
+	os.Rename(filepath.Join(folder, "20-x.conflist.off"), filepath.Join(folder, "20-x.conflist"))
+	if err := errors.Join(RemoveConfig(folder), RemoveConfig(folder)); err != nil {
+		t.Error(err)
+	}
+	entries, _ := os.ReadDir(folder)
+	b, err := os.ReadFile(filepath.Join(folder, "20-x.conflist"))
+	if err != nil || string(b) != theirs || len(entries) != 2 {
+		t.Errorf("left: %v, %s", entries, b)
+	}
+}
+
+func TestDeviceOfAResult(t *testing.T) {
+	ends := map[string]bool{"veth1": true, "veth2": true}
+	for text, want := range map[string]string{
+		`[]`:                                  "",
+		`[{"name":"cni0"},{"name":"veth1"},{"name":"eth0","sandbox":"/x"}]`:  "veth1",
+		`[{"name":"veth1"},{"name":"veth2"},{"name":"eth0","sandbox":"/x"}]`: "",
+		`[{"name":"eth0"},{"name":"veth1","sandbox":"/x"}]`:                  "",
+	} {
+		r := &cni.Result{IPs: []cni.IP{{Address: netip.MustParsePrefix("10.0.0.1/24")}}}
+		if err := json.Unmarshal([]byte(text), &r.Interfaces); err != nil {
+			t.Fatal(err)
+		}
+		if got := deviceIn(r, ends); got != want {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func FuzzLists(f *testing.F) {
+	f.Add([]byte(fmt.Sprintf(bridgeList, "1.0.0", "/x")))
+	f.Add([]byte(`{"cniVersion":"1.0.0","name":"y","type":"bridge"}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l, err := parseList(b)
+		if err != nil {
+			return
+		}
+		out, err := l.with(entry{Type: cni.PluginName})
+		if err != nil {
+			return
+		}
+		again, err := parseList(out)
+		if err != nil || len(again.types) != len(l.types)+1 || again.types[len(l.types)] != cni.PluginName {
+			t.Errorf("%s: %v, %v", out, again, err)
+		}
+	})
+}
