@@ -149,11 +149,11 @@ func Run(ctx context.Context, o Options) error {
 		checks:   make(chan struct{}, 1),
 		resolver: resolve.New(o.Resolve), logged: logged{known: map[source.Problem]struct{}{}},
 		counted: counted{names: servicesOf{}}, addresses: o.Resolve.Addresses}
-	a.network, err = OpenNetwork(o.Network, func() error { return errNotReady(a.notReady()) }, hostPorts{a}, o.Log)
+	a.network, err = OpenNetwork(o.Network, func() error { return errNotReady(a.notReady()) }, attachedPods{a}, o.Log)
 	if err != nil {
 		return err
 	}
-	hostPorts{a}.adopt()
+	attachedPods{a}.adopt()
 	defer a.network.Close()
 	checks := health.New(nil, func() bool { _, healthy := a.progress.health(time.Now()); return healthy })
 	defer checks.Close()
@@ -252,7 +252,7 @@ func (a *Agent) consume(ctx context.Context, b source.Batch) {
 	delta := a.apply(b.Changes)
 	first := a.batches.count == 0
 	a.batches.count++
-	hostPorts{a}.seen(b.Changes)
+	attachedPods{a}.seen(b.Changes)
 	if first || !delta.Empty() {
 		a.hand(delta, b.Seen)
 	}

@@ -101,6 +101,32 @@ func (p *Policies) Apply(changes []source.Change, services model.Change[model.Se
 	return c
 }
 
+// AttachPod passes on which addresses a pod of this node has been given.
+func (p *Policies) AttachPod(key source.Key, addresses []netip.Addr) {
+	if p != nil {
+		p.resolver.AttachPod(key, addresses)
+	}
+}
+
+// DetachPod passes on that a pod of this node has addresses no more.
+func (p *Policies) DetachPod(key source.Key, addresses []netip.Addr) {
+	if p != nil {
+		p.resolver.DetachPod(key, addresses)
+	}
+}
+
+// HasPod reports whether all is known that policies need of a pod of this node.
+func (p *Policies) HasPod(key source.Key) bool { return p == nil || p.resolver.HasPod(key) }
+
+// SyncOwner waits until the parts of an owner that are wanted now are in the kernel. The error says what of them is
+// refused.
+func (p *Policies) SyncOwner(ctx context.Context, o model.Owner) error {
+	if p == nil {
+		return nil
+	}
+	return p.plane.SyncOwner(ctx, o)
+}
+
 // SetAddresses passes on the addresses of the node's interfaces.
 func (p *Policies) SetAddresses(l []netip.Addr) {
 	if p != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,6 +29,7 @@ type attaching struct {
 	folder, plugin string
 	config         []byte
 	mode           string // network.mode
+	flags          []string
 
 	mu     sync.Mutex
 	owners map[string]string // of addresses
@@ -40,6 +42,7 @@ func (a *attaching) startAgent() *child.Process {
 	a.Helper()
 	c := exec.Command(fairlead, "run", "--node", "a", "--mode", "nftables", "--source", filepath.Join(a.folder, "objects"),
 		"--network-mode", a.mode, "--network-cni-folder", a.folder, "--network-run-folder", a.folder)
+	c.Args = append(c.Args, a.flags...)
 	c.Dir = "/"
 	p, err := child.Start(c, a.node.Do)
 	if err != nil {
@@ -54,13 +57,14 @@ func (a *attaching) call(command string, pod *netns.Namespace) (out []byte, err 
 	c := exec.Command(a.plugin)
 	c.Stdin, c.Stdout, c.Dir = bytes.NewReader(a.config), &b, "/"
 	c.Env = []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + pod.Name, "CNI_IFNAME=eth0", "CNI_PATH=/",
+		"CNI_ARGS=K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + pod.Name,
 		"CNI_NETNS=" + filepath.Join(netns.Dir, pod.Name)}
 	err = a.node.Do(c.Run)
 	return b.Bytes(), err
 }
 
-// add connects a pod, which may take several tries, and checks that no other one has its addresses.
-func (a *attaching) add(pod *netns.Namespace) {
+// add connects a pod, which may take several tries, checks that no other one has its addresses, and returns them.
+func (a *attaching) add(pod *netns.Namespace) (addresses []netip.Addr) {
 	for deadline := time.Now().Add(2 * time.Minute); ; {
 		out, err := a.call("ADD", pod)
 		var result cni.Result
@@ -76,19 +80,20 @@ func (a *attaching) add(pod *netns.Namespace) {
 					a.Errorf("%s is %s's and %s's", key, other, pod.Name)
 				}
 				a.owners[key] = pod.Name
+				addresses = append(addresses, ip.Address.Addr())
 			}
 			if len(result.IPs) != 2 {
 				a.Errorf("%s has addresses %v", pod.Name, result.IPs)
 			}
 			a.mu.Unlock()
-			return
+			return addresses
 		}
 		a.again++
 		a.mu.Unlock()
 		failure := cni.Error{}
 		if json.Unmarshal(out, &failure) != nil || failure.Code != cni.CodeTryAgain || time.Now().After(deadline) {
 			a.Errorf("ADD of %s: %v: %s", pod.Name, err, out)
-			return
+			return nil
 		}
 	}
 }
@@ -150,7 +155,7 @@ func TestPodsComeAndGoUnderKills(t *testing.T) {
 	}
 	agent := a.startAgent()
 	defer func() { agent.Kill() }()
-	all(pods[:standing], a.add)
+	all(pods[:standing], func(p *netns.Namespace) { a.add(p) })
 	free := make(chan *netns.Namespace, len(pods))
 	for _, pod := range pods[standing:] {
 		free <- pod

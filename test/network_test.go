@@ -1,7 +1,10 @@
 package test_test
 
 import (
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -9,7 +12,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 )
 
@@ -129,5 +134,81 @@ func TestChainedAgent(t *testing.T) {
 	}
 	if _, err := os.Stat(ours); err == nil {
 		t.Error("ours is left")
+	}
+}
+
+// TestPoliciesAreInForceOnceAttached sends a datagram to each pod as soon as it is attached, from a pod that a policy
+// lets in and from one that it doesn't: whatever is not in force yet drops the first, or lets the second pass.
+func TestPoliciesAreInForceOnceAttached(t *testing.T) {
+	a := newAttaching(t)
+	a.flags = []string{"--policy-mode", "Enforce", "--policy-engine", "nftables"}
+	pods := make([]*netns.Namespace, 12) // the first two are clients
+	text := "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {namespace: shop, name: web}\nspec:\n" +
+		"  podSelector: {matchLabels: {app: web}}\n  ingress: [{from: [{podSelector: {matchLabels: {app: friend}}}]}]\n"
+	for i := range pods {
+		pods[i] = netnstest.New(t)
+		app := "web"
+		if i < 2 {
+			app = [...]string{"friend", "stranger"}[i]
+		}
+		text += fmt.Sprintf("---\napiVersion: v1\nkind: Pod\nmetadata: {namespace: shop, name: %s, labels: {app: %s}}\n"+
+			"spec: {nodeName: a, containers: [{name: x}]}\n", pods[i].Name, app)
+	}
+	if err := os.WriteFile(filepath.Join(a.folder, "objects", "pods.yaml"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	agent := a.startAgent()
+	defer func() { agent.Kill() }()
+	all(pods[:2], func(p *netns.Namespace) { a.add(p) })
+	for _, pod := range pods[2:] {
+		got := listen(t, pod)
+		addresses := a.add(pod)
+		for _, to := range addresses {
+			for _, from := range []*netns.Namespace{pods[1], pods[0]} {
+				send(t, from, netip.AddrPortFrom(to, 9), from.Name)
+			}
+			if from := <-got; from != pods[0].Name {
+				t.Errorf("%s at %s: got a datagram of %s, want that of %s alone", pod.Name, to, from, pods[0].Name)
+			}
+		}
+	}
+}
+
+// listen returns what comes to a pod at UDP port 9.
+func listen(t *testing.T, pod *netns.Namespace) <-chan string {
+	t.Helper()
+	got := make(chan string, 10)
+	var c net.PacketConn
+	if err := pod.Do(func() (err error) { c, err = net.ListenPacket("udp", ":9"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	c.SetReadDeadline(time.Now().Add(time.Minute))
+	go func() {
+		defer close(got)
+		for b := make([]byte, 100); ; {
+			n, _, err := c.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			got <- string(b[:n])
+		}
+	}()
+	return got
+}
+
+// send sends a datagram.
+func send(t *testing.T, from *netns.Namespace, to netip.AddrPort, text string) {
+	t.Helper()
+	err := from.Do(func() error {
+		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+		if err != nil {
+			return err
+		}
+		_, err = c.Write([]byte(text))
+		return errors.Join(err, c.Close())
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -10,11 +10,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/lab/experiment"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/source"
 )
 
 // Experiment is this package's.
@@ -54,6 +57,7 @@ var (
 const (
 	armFairlead = "fairlead"
 	armAgain    = "fairlead-again"
+	armPolicies = "fairlead-policies"
 )
 
 // families is the parameter that is varied.
@@ -94,7 +98,7 @@ func newTrial(b *testbed.Testbed, o experiment.Options, p profile) (experiment.T
 	for _, f := range []string{"two", "one"} {
 		t.nodes = append(t.nodes, &node{arm: armFairlead, families: f})
 		if f == "two" {
-			t.nodes = append(t.nodes, &node{arm: armAgain, families: f})
+			t.nodes = append(t.nodes, &node{arm: armAgain, families: f}, &node{arm: armPolicies, families: f})
 		}
 		for _, other := range []string{experiment.BridgeProgram.Name, experiment.PTPProgram.Name} {
 			if t.programs[other] != "" {
@@ -141,7 +145,7 @@ func (n *node) planned(pods int) time.Duration {
 // start makes a node, and the network namespaces of its pods.
 func (t *trial) start(ctx context.Context, n *node) (err error) {
 	folder := filepath.Join(t.bed.Dir, n.arm+"-"+n.families)
-	if n.arm == armFairlead || n.arm == armAgain {
+	if strings.HasPrefix(n.arm, armFairlead) {
 		err = t.startAgent(ctx, n, folder)
 	} else {
 		err = t.startOther(ctx, n, folder)
@@ -150,7 +154,7 @@ func (t *trial) start(ctx context.Context, n *node) (err error) {
 		return err
 	}
 	for i := range t.profile.Standing + t.profile.Each {
-		ns, err := netns.New(fmt.Sprintf("%s-%s-%s-pod%d", t.bed.Name, n.arm, n.families, i))
+		ns, err := netns.New(t.podName(n, i))
 		if err != nil {
 			return err
 		}
@@ -161,10 +165,37 @@ func (t *trial) start(ctx context.Context, n *node) (err error) {
 	return nil
 }
 
+// podName returns the name of a node's pod, and of its network namespace.
+func (t *trial) podName(n *node, i int) string {
+	return fmt.Sprintf("%s-%s-%s-pod%d", t.bed.Name, n.arm, n.families, i)
+}
+
+// policed returns the Pods of a node, and a NetworkPolicy that selects them and lets them in from each other.
+func (t *trial) policed(n *node) []source.Object {
+	label := map[string]string{"app": "lab"}
+	l := []source.Object{&networkingv1.NetworkPolicy{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "lab", Name: "lab"},
+		Spec: networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: label},
+			Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{
+				{PodSelector: &metav1.LabelSelector{MatchLabels: label}}}}}}}}
+	for i := range t.profile.Standing + t.profile.Each {
+		l = append(l, &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "lab", Name: t.podName(n, i), Labels: label},
+			Spec:       corev1.PodSpec{NodeName: testbed.NodeName}})
+	}
+	return l
+}
+
 // startAgent makes a node with an agent that connects its pods.
 func (t *trial) startAgent(ctx context.Context, n *node, folder string) error {
 	c := testbed.NewCluster(1)
 	c.Objects[0].(*corev1.Node).Spec.PodCIDRs = ranges[n.families]
+	flags := []string{"--network-mode", "Own", "--network-cni-folder", folder, "--network-run-folder", folder}
+	if n.arm == armPolicies {
+		c.Objects = append(c.Objects, t.policed(n)...)
+		flags = append(flags, "--policy-mode", "Enforce", "--policy-engine", "nftables")
+	}
 	f, err := c.WriteTo(t.bed.Dir, "objects-"+n.arm+"-"+n.families, 1)
 	if err != nil {
 		return err
@@ -172,8 +203,7 @@ func (t *trial) startAgent(ctx context.Context, n *node, folder string) error {
 	if err := makeFolder(folder); err != nil {
 		return err
 	}
-	x, _, err := t.bed.StartNode(ctx, n.arm+"-"+n.families, experiment.ArmNFTables, f, "--network-mode", "Own",
-		"--network-cni-folder", folder, "--network-run-folder", folder)
+	x, _, err := t.bed.StartNode(ctx, n.arm+"-"+n.families, experiment.ArmNFTables, f, flags...)
 	if err != nil {
 		return err
 	}

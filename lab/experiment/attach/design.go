@@ -54,7 +54,9 @@ func (t *trial) arms() (l []result.Arm) {
 	l = []result.Arm{
 		{ID: armFairlead, Title: "Fairlead", Style: 3, Text: "fairlead-cni and `fairlead run --network-mode Own`"},
 		{ID: armAgain, Title: "Fairlead again", Style: 8, Text: "the same on another node: what it differs by is what this " +
-			"run can't tell from nothing"}}
+			"run can't tell from nothing"},
+		{ID: armPolicies, Title: "Fairlead, policies", Style: 5, Text: "the same with `--policy-mode Enforce`: each " +
+			"pod is known from the API and selected by a NetworkPolicy, which ADD waits for"}}
 	for i, x := range []string{experiment.BridgeProgram.Name, experiment.PTPProgram.Name} {
 		if t.programs[x] != "" {
 			l = append(l, result.Arm{ID: x, Title: x + " + host-local", Style: 1 + 6*i, Text: "the plugin " + x + " that was " +
@@ -64,9 +66,12 @@ func (t *trial) arms() (l []result.Arm) {
 	return l
 }
 
+// others are the arms of other plugins.
+func (t *trial) others() []result.Arm { return t.arms()[3:] }
+
 func (t *trial) answer() *result.Answer {
 	var others []string
-	for _, a := range t.arms()[2:] {
+	for _, a := range t.others() {
 		others = append(others, a.ID)
 	}
 	a := &result.Answer{Chart: "add", Findings: []result.Finding{
@@ -96,7 +101,9 @@ func (t *trial) aims() []result.Aim {
 	for i := range l {
 		l[i].Arm, l[i].Params = armFairlead, both
 	}
-	for _, a := range t.arms()[2:] {
+	l = append(l, result.Aim{ID: "policies, slowest", Text: "ADD that waits for policies: p99 ≤ 20 ms", Measure: "add",
+		Arm: armPolicies, Params: both, Of: result.P99, Bound: 20 * ms})
+	for _, a := range t.others() {
 		l = append(l, result.Aim{ID: "against " + a.ID, Text: "ADD of " + a.Title + " takes at least twice as long",
 			Measure: "add", Arm: a.ID, Params: both, Of: result.Ratio, Bound: 2, Least: true})
 	}
