@@ -176,6 +176,7 @@ func (n *Network) Apply(changes []source.Change) {
 	}
 	changes, n.early = append(n.early, changes...), nil
 	c := n.resolver.Apply(changes)
+	n.server.SetSources(n.resolver.Sources())
 	if !n.begun {
 		n.begun = true
 		n.server.Begin(c.Put, c.Del)

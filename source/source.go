@@ -40,6 +40,9 @@ const (
 	DomainName Kind = "DomainName"
 )
 
+// AllowedSourcesAnnotation is the one annotation of Pods that is read: resolve/network says what it means.
+const AllowedSourcesAnnotation = "fairlead.dev/allowed-sources"
+
 // Kinds lists every kind that Fairlead reads.
 func Kinds() []Kind {
 	return []Kind{Service, EndpointSlice, Node, Namespace, Pod, NetworkPolicy, ServiceCIDR, ClusterNetworkPolicy}

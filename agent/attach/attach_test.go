@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -641,6 +642,41 @@ func TestManyPodsAndKills(t *testing.T) {
 	}
 	n.kill()
 	n.start("boot 1")
+	if l := n.left(); len(l) > 0 {
+		t.Errorf("left: %v", l)
+	}
+}
+
+// TestSourcesFollow has what a pod may send from change before it is attached, while it is, and go.
+func TestSourcesFollow(t *testing.T) {
+	n := newNode(t)
+	one := []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
+	sources := func() []netip.Prefix {
+		n.must(n.agent.loop.Sync(t.Context()))
+		l := n.agent.server.Attached()
+		if len(l) != 1 {
+			t.Fatalf("attached: %v", l)
+		}
+		return l[0].Sources
+	}
+	n.agent.server.SetSources(map[string][]netip.Prefix{"shop/web": one, "shop/db": nil})
+	p := n.newPod("web")
+	n.must(n.add("1.1.0", p))
+	if got := sources(); !slices.Equal(got, one) {
+		t.Errorf("%v", got)
+	}
+	n.agent.server.SetSources(nil)
+	if got := sources(); got != nil {
+		t.Errorf("%v", got)
+	}
+	n.agent.server.SetSources(map[string][]netip.Prefix{"shop/web": one})
+	n.kill()
+	n.start("boot 1")
+	n.agent.server.SetSources(map[string][]netip.Prefix{"shop/web": one})
+	if got := sources(); !slices.Equal(got, one) {
+		t.Errorf("%v", got)
+	}
+	n.must(n.del(p))
 	if l := n.left(); len(l) > 0 {
 		t.Errorf("left: %v", l)
 	}

@@ -75,6 +75,7 @@ type Server struct {
 	network  *model.Network // nil: not decided yet
 	begun    bool           // Line knows what is attached
 	attached map[string]*model.Attachment
+	sources  map[string][]netip.Prefix // of pods, by name: what they may send from beside their addresses
 	busy     map[string]*turn
 }
 
@@ -390,7 +391,6 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 		if err := s.detach(ctx, id); err != nil {
 			return nil, err
 		}
-		was = nil
 	}
 	record := s.allocate
 	if s.options.Chained {
@@ -402,7 +402,7 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.options.AddWait)
 	defer cancel()
-	err = s.put(ctx, a, was, ns)
+	err = s.put(ctx, a, ns)
 	if err == nil && s.options.Pods != nil {
 		err = s.options.Pods.Attach(ctx, a, r.Ports)
 	}
@@ -470,31 +470,50 @@ func (s *Server) cut(reused []netip.Addr) error {
 // put has the kernel hold an attachment, in place of the same one, if there is one. While it is made, it has the
 // network
 // namespace by the file that came with the request.
-func (s *Server) put(ctx context.Context, a, was *model.Attachment, ns *os.File) error {
+func (s *Server) put(ctx context.Context, a *model.Attachment, ns *os.File) error {
 	made := *a
 	made.NetNS = fmt.Sprintf("/proc/self/fd/%d", ns.Fd())
-	s.exchange(&made, was)
+	s.exchange(a.ID, &made)
 	err := s.options.Line.SyncOwner(ctx, ownerOf(a.ID))
-	s.exchange(a, &made)
+	s.exchange(a.ID, a)
 	return err
 }
 
-// exchange puts an attachment in place of another one of the same ID; either may be nil.
-func (s *Server) exchange(a, was *model.Attachment) {
-	var put, del []model.NetworkPart
+// exchange puts an attachment in place of what there is under its ID; nil: nothing.
+func (s *Server) exchange(id string, a *model.Attachment) {
 	s.mu.Lock()
-	if was != nil {
+	defer s.mu.Unlock()
+	s.replace(id, a)
+}
+
+// replace is exchange. s.mu is held.
+func (s *Server) replace(id string, a *model.Attachment) {
+	var put, del []model.NetworkPart
+	if was := s.attached[id]; was != nil {
 		del = append(del, was)
-		delete(s.attached, was.ID)
+		delete(s.attached, id)
 	}
 	if a != nil {
+		a.Sources = s.sources[a.Pod]
 		put = append(put, a)
-		s.attached[a.ID] = a
+		s.attached[id] = a
 	}
 	if s.begun {
 		s.options.Line.Change(put, del)
 	}
-	s.mu.Unlock()
+}
+
+// SetSources sets what pods may send from beside their addresses, by their names.
+func (s *Server) SetSources(sources map[string][]netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sources = sources
+	for id, a := range s.attached {
+		if !slices.Equal(a.Sources, sources[a.Pod]) {
+			other := *a
+			s.replace(id, &other)
+		}
+	}
 }
 
 // detach makes an attachment untrue and frees its addresses. One that isn't there is no error.
@@ -509,7 +528,7 @@ func (s *Server) detach(ctx context.Context, id string) error {
 		s.options.Pods.Detach(a)
 	}
 	if a != nil && begun {
-		s.exchange(nil, a)
+		s.exchange(id, nil)
 		s.options.Line.Sync(ctx) // the error may be about other pods; the kernel tells about this one
 	}
 	var device netlink.Batch

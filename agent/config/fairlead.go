@@ -163,6 +163,9 @@ type NetworkConfiguration struct {
 	// serviceCIDRs is the list of ranges of Services, in addition to those of ServiceCIDRs: a podCIDR that overlaps one is
 	// rejected. Default: none.
 	ServiceCIDRs []string `json:"serviceCIDRs,omitempty"`
+	// allowedSources is the list of ranges that pods may send from beside their own addresses, where their annotation
+	// fairlead.dev/allowed-sources names them: NAMESPACE=RANGE, such as vpn=203.0.113.0/24. Default: none.
+	AllowedSources []string `json:"allowedSources,omitempty"`
 	// cniFolder is the folder in which the container runtime looks for network configurations. It must be there. Default:
 	// /etc/cni/net.d.
 	CNIFolder string `json:"cniFolder,omitempty"`

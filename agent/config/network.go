@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -68,7 +69,25 @@ func (c *Config) ResolveNetwork(services resolve.Config) network.Config {
 			o.ServiceCIDRs = append(o.ServiceCIDRs, r.Masked())
 		}
 	}
+	for _, text := range n.AllowedSources {
+		if g, err := grantOf(text); err == nil { // validated
+			o.AllowedSources = append(o.AllowedSources, g)
+		}
+	}
 	return o
+}
+
+// grantOf reads an entry of network.allowedSources.
+func grantOf(text string) (g network.Grant, err error) {
+	namespace, r, ok := strings.Cut(strings.TrimSpace(text), "=")
+	if !ok || namespace == "" {
+		return g, errors.New("must be NAMESPACE=RANGE, such as vpn=203.0.113.0/24")
+	}
+	g.Namespace = namespace
+	if g.Range, err = network.ParseRange(r); err != nil {
+		err = errors.New("must be NAMESPACE=RANGE, such as vpn=203.0.113.0/24: " + err.Error())
+	}
+	return g, err
 }
 
 // The values of network.masquerade that name no file.
@@ -107,6 +126,11 @@ func (k *checks) network(c *NetworkConfiguration) {
 	}
 	if c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535) {
 		k.errs = append(k.errs, field.Invalid(at.Child("mtu"), c.MTU, "must be from 576 to 65535, or unset"))
+	}
+	for i, text := range c.AllowedSources {
+		if _, err := grantOf(text); err != nil {
+			k.errs = append(k.errs, field.Invalid(at.Child("allowedSources").Index(i), text, err.Error()))
+		}
 	}
 	for i, text := range c.ServiceCIDRs {
 		if _, err := netip.ParsePrefix(strings.TrimSpace(text)); err != nil {

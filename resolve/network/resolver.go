@@ -43,6 +43,8 @@ type Config struct {
 	DirectReturn bool             // other nodes send packets of external clients through the tunnel, with their source
 	Masquerade   Masquerade
 	Devices      []Device
+	// AllowedSources is what Pods may name in AllowedSourcesAnnotation
+	AllowedSources []Grant
 }
 
 // Device is a network device of this node.
@@ -63,7 +65,9 @@ type Resolver struct {
 	stale    bool
 	network  *model.Network
 	routes   map[netip.Prefix]*model.Route
-	problems []source.Problem
+	decided  []source.Problem // with Nodes
+	problems []source.Problem // all
+	sources  sources
 }
 
 // New returns a Resolver that knows no object yet.
@@ -72,7 +76,7 @@ func New(c Config) *Resolver {
 	c.VNI, c.Port = cmp.Or(c.VNI, DefaultVNI), cmp.Or(c.Port, DefaultPort)
 	c.Devices = slices.Clone(c.Devices)
 	return &Resolver{config: c, nodes: map[string]*node{}, services: map[string][]netip.Prefix{},
-		routes: map[netip.Prefix]*model.Route{}, stale: true}
+		routes: map[netip.Prefix]*model.Route{}, stale: true, sources: sources{requests: map[source.Key]string{}}}
 }
 
 // SetDevices replaces Config.Devices. The next change has what follows from it.
@@ -97,13 +101,21 @@ func (r *Resolver) Apply(changes []source.Change) model.Change[model.NetworkPart
 		case source.ServiceCIDR:
 			o, _ := c.Object.(*networkingv1.ServiceCIDR)
 			r.applyServiceCIDR(c.Key.Name, o)
+		case source.Pod:
+			o, _ := c.Object.(*corev1.Pod)
+			r.applyPod(c.Key, o)
 		}
 	}
-	if !r.stale {
+	if !r.stale && !r.sources.changed {
 		return model.Change[model.NetworkPart]{}
 	}
-	r.stale = false
-	return r.exchange(r.decide())
+	var c model.Change[model.NetworkPart]
+	if r.stale {
+		r.stale = false
+		c = r.exchange(r.decide())
+	}
+	r.problems = slices.Concat(r.decided, r.decideSources())
+	return c
 }
 
 func (r *Resolver) applyNode(name string, o *corev1.Node) {
@@ -152,7 +164,7 @@ func (r *Resolver) applyServiceCIDR(name string, o *networkingv1.ServiceCIDR) {
 
 // exchange replaces what was decided before and returns the difference: the network first, then routes by prefix.
 func (r *Resolver) exchange(d decision) (c model.Change[model.NetworkPart]) {
-	r.problems = d.problems
+	r.decided = d.problems
 	if was := r.network; !was.Equal(d.network) {
 		if r.network = d.network; was != nil {
 			c.Del = append(c.Del, was)

@@ -46,8 +46,8 @@
 //
 // Memory counts, so what nothing reads is dropped once an object has been checked: apiVersion and kind (the Go type
 // says them, as with informers); of metadata all but name, namespace, labels, annotations (without kubectl's
-// last-applied-configuration), creationTimestamp and deletionTimestamp; labels of policies and annotations of Pods;
-// a Service's status.conditions; a ClusterNetworkPolicy's status; an endpoint's
+// last-applied-configuration), creationTimestamp and deletionTimestamp; labels of policies and annotations of Pods
+// but fairlead.dev/allowed-sources; a Service's status.conditions; a ClusterNetworkPolicy's status; an endpoint's
 // hostname, deprecated topology and all of targetRef but a Pod's namespace and name; all of a Node but podCIDRs,
 // unschedulable, taints, providerID, addresses and conditions; of a Namespace's status all but the phase; of a Pod all
 // but nodeName, hostNetwork, containers' (and init containers') names, ports and restart policy, and of its status the

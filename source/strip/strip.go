@@ -112,7 +112,7 @@ func (w *Words) Strip(o source.Object) {
 		o.Spec, o.Status = corev1.NamespaceSpec{}, corev1.NamespaceStatus{Phase: o.Status.Phase}
 	case *corev1.Pod:
 		w.meta(&o.TypeMeta, &o.ObjectMeta)
-		o.Labels, o.Annotations = w.set(o.Labels), nil
+		o.Labels, o.Annotations = w.set(o.Labels), annotationsOf(o)
 		w.pod(o)
 	case *networkingv1.NetworkPolicy:
 		w.meta(&o.TypeMeta, &o.ObjectMeta)
@@ -260,6 +260,14 @@ func (w *Words) hints(h *discoveryv1.EndpointHints) {
 	for i := range h.ForNodes {
 		h.ForNodes[i].Name = w.text(h.ForNodes[i].Name)
 	}
+}
+
+// annotationsOf returns the annotation of a Pod that is read, nil without it.
+func annotationsOf(o *corev1.Pod) map[string]string {
+	if text := o.Annotations[source.AllowedSourcesAnnotation]; text != "" {
+		return map[string]string{source.AllowedSourcesAnnotation: text}
+	}
+	return nil
 }
 
 func (w *Words) pod(o *corev1.Pod) {
