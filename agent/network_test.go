@@ -55,7 +55,10 @@ var hostPortPod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", N
 func TestAgentConnectsPods(t *testing.T) {
 	pod, wire := netnstest.New(t), netnstest.New(t)
 	folder := t.TempDir()
-	socket := filepath.Join(folder, "cni.sock")
+	socket, conf := filepath.Join(folder, "cni.sock"), filepath.Join(folder, "net.d")
+	if err := os.Mkdir(conf, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	inNode(t, func(ctx context.Context) error {
 		here, err := netns.Current()
 		if err != nil {
@@ -89,7 +92,7 @@ func TestAgentConnectsPods(t *testing.T) {
 				Follow: func(ctx context.Context, notify func([]network.Device)) error {
 					return followInterfaces(ctx, interfaces, notify)
 				},
-				OnReady: func() error { return attach.WriteConfig(folder, socket, filepath.Join(folder, "records")) }}}
+				OnReady: func() error { return attach.WriteConfig(conf, socket, filepath.Join(folder, "records")) }}}
 		problems := make(chan string, 100)
 		o.Report = func(l []source.Problem) { problems <- fmt.Sprint(l) }
 		ctx, stop := context.WithCancel(ctx)
@@ -104,11 +107,11 @@ func TestAgentConnectsPods(t *testing.T) {
 				})
 			}
 			if err == nil {
-				err = awaitFile(filepath.Join(folder, attach.ConfigFile))
+				err = awaitFile(filepath.Join(conf, attach.ConfigFile))
 			}
-			if err == nil { // another program removes it
-				err = errors.Join(os.Remove(filepath.Join(folder, attach.ConfigFile)),
-					awaitFile(filepath.Join(folder, attach.ConfigFile)))
+			if err == nil { // another program replaces the folder
+				err = errors.Join(os.RemoveAll(conf), os.Mkdir(conf, 0o755),
+					awaitFile(filepath.Join(conf, attach.ConfigFile)))
 			}
 			stop()
 			attached <- err
@@ -135,7 +138,7 @@ func TestAgentConnectsPods(t *testing.T) {
 		if err == nil && pods > 0 {
 			err = errors.New("clean left a pod's device")
 		}
-		return errors.Join(err, attach.RemoveConfig(folder), attach.RemoveConfig(folder))
+		return errors.Join(err, attach.RemoveConfig(conf), attach.RemoveConfig(conf))
 	})
 }
 

@@ -187,6 +187,47 @@ func TestErrorsOfTheAgentAreTheRuntimes(t *testing.T) {
 	}
 }
 
+// TestNewerPeersAreUnderstood has an agent and a plugin say more than this version knows.
+func TestNewerPeersAreUnderstood(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "cni.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, file, _ := Receive(c)
+		file.Close()
+		c.Write([]byte(`{"later":[1],"result":{"later":{},"ips":[{"address":"10.0.0.2/32","later":""}]}}` + "\n"))
+	}()
+	code, out := run(t, fmt.Sprintf(`{"cniVersion":"1.0.0","name":"n","socket":%q}`, socket), "CNI_COMMAND=ADD",
+		"CNI_CONTAINERID=c-1", "CNI_IFNAME=eth0", "CNI_NETNS=/proc/self/ns/net")
+	if code != 0 || !strings.Contains(out, "10.0.0.2/32") {
+		t.Errorf("a newer agent: %d, %s", code, out)
+	}
+	socket = serve(t, func(r Request, _ *os.File) (Response, bool) {
+		if r.Command != Status {
+			t.Errorf("%+v", r)
+		}
+		return Response{}, true
+	})
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.Write([]byte(`{"command":"STATUS","network":"n","later":{"a":1}}` + "\n"))
+	var r Response
+	if err := json.NewDecoder(c).Decode(&r); err != nil || r.Error != nil {
+		t.Errorf("a newer plugin: %+v, %v", r, err)
+	}
+}
+
 func TestMalformedRequests(t *testing.T) {
 	socket := serve(t, func(Request, *os.File) (Response, bool) { return Response{}, true })
 	for _, text := range []string{"{\n", "\n", "null", `{"command":1}` + "\n"} {

@@ -148,13 +148,13 @@ func (r *Result) in(version string) any {
 
 // config is what of the network configuration on standard input means something here.
 type config struct {
-	Version string       `json:"cniVersion"`
-	Name    string       `json:"name"`
-	Type    string       `json:"type"`
-	Socket  string       `json:"socket"`  // of the agent; "": DefaultSocket
-	Records string       `json:"records"` // folder of the agent's records; "": DefaultRecords
+	Version string          `json:"cniVersion"`
+	Name    string          `json:"name"`
+	Type    string          `json:"type"`
+	Socket  string          `json:"socket"`  // of the agent; "": DefaultSocket
+	Records string          `json:"records"` // folder of the agent's records; "": DefaultRecords
 	Prev    json.RawMessage `json:"prevResult"`
-	Valid   []Attachment `json:"cni.dev/valid-attachments"`
+	Valid   []Attachment    `json:"cni.dev/valid-attachments"`
 	Runtime struct {
 		IPs          []string          `json:"ips"` // addresses, or prefixes of them
 		PortMappings []json.RawMessage `json:"portMappings"`

@@ -749,3 +749,105 @@ func TestLoopback(t *testing.T) {
 		t.Errorf("another loopback plugin was replaced: %v", err)
 	}
 }
+
+// TestFirstPacketsNeedNoNeighbourDiscovery has pods reach each other and the node as soon as they are attached, and
+// counts what their devices carry: no ARP, no neighbour or router discovery, no duplicate address detection.
+func TestFirstPacketsNeedNoNeighbourDiscovery(t *testing.T) {
+	n := newNode(t)
+	n.serve(n.ns)
+	capture := -1
+	n.must(n.do(func() (err error) { // of all devices, also those to come
+		capture, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC,
+			int(htons(unix.ETH_P_ALL)))
+		return err
+	}))
+	defer unix.Close(capture)
+	p, q := n.newPod("web"), n.newPod("db")
+	n.must(errors.Join(n.add("1.1.0", p), n.add("1.1.0", q)))
+	n.serve(q.ns)
+	for i, a := range q.addresses {
+		for _, from := range []*netns.Namespace{p.ns, n.ns} {
+			if _, err := n.request(from, a); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := n.request(p.ns, netip.MustParseAddr([]string{"192.168.0.1", "fd99::1"}[i])); err != nil {
+			t.Error(err)
+		}
+	}
+	seen := map[string]int{}
+	for b := make([]byte, 2048); ; {
+		length, _, err := unix.Recvfrom(capture, b, 0)
+		if err != nil {
+			break
+		}
+		seen[kindOf(b[:length])]++
+	}
+	t.Logf("packets by kind: %v", seen)
+	if seen["IPv4"] == 0 || seen["IPv6"] == 0 {
+		t.Errorf("packets of both families were not seen: %v", seen)
+	}
+	for _, kind := range []string{"ARP", "neighbour discovery"} {
+		if seen[kind] > 0 {
+			t.Errorf("%d packets of %s", seen[kind], kind)
+		}
+	}
+}
+
+func htons(v uint16) uint16 { return v<<8 | v>>8 }
+
+// kindOf returns what a packet behind an Ethernet header is: ARP, neighbour discovery (ICMPv6 types 133 to 137, with
+// duplicate address detection), IPv4, IPv6, or its EtherType.
+func kindOf(b []byte) string {
+	const header, v6 = 14, 40
+	if len(b) < header {
+		return "none"
+	}
+	switch kind := uint16(b[12])<<8 | uint16(b[13]); kind {
+	case unix.ETH_P_ARP:
+		return "ARP"
+	case unix.ETH_P_IP:
+		return "IPv4"
+	case unix.ETH_P_IPV6:
+		if len(b) > header+v6 && b[header+6] == unix.IPPROTO_ICMPV6 && b[header+v6] >= 133 && b[header+v6] <= 137 {
+			return "neighbour discovery"
+		}
+		return "IPv6"
+	default:
+		return fmt.Sprintf("%#x", kind)
+	}
+}
+
+// TestReversePathFilters has pods connect whatever the node's reverse path filter is.
+func TestReversePathFilters(t *testing.T) {
+	n := newNode(t)
+	for _, value := range []string{"1", "2"} {
+		n.must(sysctl.Set(n.ns, sysctl.Setting{Name: "net/ipv4/conf/all/rp_filter", Value: value},
+			sysctl.Setting{Name: "net/ipv4/conf/default/rp_filter", Value: value}))
+		p, q := n.newPod("web-"+value), n.newPod("db-"+value)
+		n.must(errors.Join(n.add("1.1.0", p), n.add("1.1.0", q)))
+		n.serve(q.ns)
+		for _, from := range []*netns.Namespace{p.ns, n.ns} {
+			if _, err := n.request(from, q.addresses[0]); err != nil {
+				t.Errorf("rp_filter %s: %v", value, err)
+			}
+		}
+	}
+}
+
+// TestOneFamily has pods of a node with ranges of one family, and with another one in its place later.
+func TestOneFamily(t *testing.T) {
+	n := newNode(t)
+	for i, r := range ranges {
+		n.agent.server.SetNetwork(&model.Network{Ranges: []netip.Prefix{r}, MTU: 1450})
+		p := n.newPod(fmt.Sprint("web-", i))
+		n.must(n.add("1.1.0", p))
+		n.serve(p.ns)
+		if len(p.addresses) != 1 || !r.Contains(p.addresses[0]) {
+			t.Fatalf("%v of %s", p.addresses, r)
+		}
+		if _, err := n.request(n.ns, p.addresses[0]); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -61,9 +61,9 @@ func (h *held) Detach(*model.Attachment) {}
 // nothing is the line of an agent that connects no pod.
 type nothing struct{}
 
-func (nothing) Change(_, _ []model.NetworkPart)                {}
-func (nothing) Sync(context.Context) error                     { return nil }
-func (nothing) SyncOwner(context.Context, model.Owner) error   { return nil }
+func (nothing) Change(_, _ []model.NetworkPart)              {}
+func (nothing) Sync(context.Context) error                   { return nil }
+func (nothing) SyncOwner(context.Context, model.Owner) error { return nil }
 
 // buildBridge builds the CNI project's plugins bridge and host-local beside fairlead-cni.
 func buildBridge(t *testing.T) {
@@ -277,7 +277,7 @@ func TestChainedList(t *testing.T) {
 func TestDeviceOfAResult(t *testing.T) {
 	ends := map[string]bool{"veth1": true, "veth2": true}
 	for text, want := range map[string]string{
-		`[]`:                                  "",
+		`[]`: "",
 		`[{"name":"cni0"},{"name":"veth1"},{"name":"eth0","sandbox":"/x"}]`:  "veth1",
 		`[{"name":"veth1"},{"name":"veth2"},{"name":"eth0","sandbox":"/x"}]`: "",
 		`[{"name":"eth0"},{"name":"veth1","sandbox":"/x"}]`:                  "",
@@ -309,4 +309,39 @@ func FuzzLists(f *testing.F) {
 			t.Errorf("%s: %v, %v", out, again, err)
 		}
 	})
+}
+
+// TestDeleteEndsAnAdd has a DEL come while its ADD waits for what the pod needs.
+func TestDeleteEndsAnAdd(t *testing.T) {
+	pods := &held{came: make(chan *model.Attachment), letGo: make(chan struct{})}
+	n := newChained(t, pods)
+	p := n.newPod("web")
+	ns, err := os.Open(p.conf.NetNS)
+	n.must(err)
+	defer ns.Close()
+	r := cni.Request{Command: cni.Add, Network: "x", NetNS: p.conf.NetNS, Prev: &cni.Result{},
+		Attachment: cni.Attachment{Container: "c-1", Interface: "eth0"}, Pod: "shop/web"}
+	socket := filepath.Join(n.folder, "cni.sock")
+	added := make(chan *cni.Error, 1)
+	go func() {
+		out, err := cni.Send(socket, r, ns, 0)
+		if err != nil {
+			t.Error(err)
+			out = &cni.Response{}
+		}
+		added <- out.Error
+	}()
+	select {
+	case <-pods.came:
+	case e := <-added:
+		t.Fatalf("ADD has not come to what the pod needs: %v", e)
+	}
+	r.Command = cni.Del
+	if out, err := cni.Send(socket, r, nil, 0); err != nil || out.Error != nil {
+		t.Errorf("DEL: %+v, %v", out, err)
+	}
+	if e := <-added; e == nil || e.Code != cni.CodeTryAgain {
+		t.Errorf("ADD: %v", e)
+	}
+	n.nothingLeft()
 }

@@ -32,8 +32,8 @@ type entry struct {
 // it starts pods. The folder must be there: the runtime watches it.
 func WriteConfig(folder, socket, records string) error {
 	b, err := json.MarshalIndent(struct {
-		Version string   `json:"cniVersion"`
-		Name    string   `json:"name"`
+		Version string  `json:"cniVersion"`
+		Name    string  `json:"name"`
 		Plugins []entry `json:"plugins"`
 	}{cni.ListVersion, "fairlead", []entry{
 		{cni.PluginName, map[string]bool{"ips": true, "portMappings": true}, socket, records}}}, "", "  ")
