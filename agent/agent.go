@@ -149,7 +149,8 @@ func Run(ctx context.Context, o Options) error {
 		checks:   make(chan struct{}, 1),
 		resolver: resolve.New(o.Resolve), logged: logged{known: map[source.Problem]struct{}{}},
 		counted: counted{names: servicesOf{}}, addresses: o.Resolve.Addresses}
-	a.network, err = OpenNetwork(o.Network, func() error { return errNotReady(a.notReady()) }, attachedPods{a}, o.Log)
+	a.network, err = OpenNetwork(o.Network, o.Mode.MasqueradesAtDevices(),
+		func() error { return errNotReady(a.notReady()) }, attachedPods{a}, o.Log)
 	if err != nil {
 		return err
 	}

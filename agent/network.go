@@ -92,8 +92,9 @@ func (l networkLine) SyncOwner(ctx context.Context, o model.Owner) (err error) {
 }
 
 // OpenNetwork opens the pod network of the calling thread's network namespace. Without options there is none. ready
-// returns why pods can't be attached yet.
-func OpenNetwork(o *NetworkOptions, ready func() error, pods attach.Pods, log *slog.Logger) (n *Network, err error) {
+// returns why pods can't be attached yet. atDevices is mode.Mode.MasqueradesAtDevices.
+func OpenNetwork(o *NetworkOptions, atDevices bool, ready func() error, pods attach.Pods,
+	log *slog.Logger) (n *Network, err error) {
 	if o == nil {
 		return nil, nil
 	}
@@ -105,7 +106,7 @@ func OpenNetwork(o *NetworkOptions, ready func() error, pods attach.Pods, log *s
 		files: files{masquerade: o.Resolve.Masquerade}}
 	n.readMasquerade()
 	if !o.Chained {
-		if n.planes, err = mode.OpenNetwork(log); err != nil {
+		if n.planes, err = mode.OpenNetwork(log, atDevices); err != nil {
 			return nil, err
 		}
 	}

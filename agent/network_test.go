@@ -144,13 +144,18 @@ func TestAgentConnectsPods(t *testing.T) {
 
 // attachPod has a pod attached as the plugin does, and runs a server in it.
 func attachPod(ctx context.Context, socket, container string, pod *netns.Namespace) error {
+	return attachPodAs(ctx, socket, container, "web", pod)
+}
+
+// attachPodAs is attachPod for the Pod of a name.
+func attachPodAs(ctx context.Context, socket, container, name string, pod *netns.Namespace) error {
 	path := filepath.Join(netns.Dir, pod.Name)
 	file, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	r := cni.Request{Command: cni.Add, Network: "fairlead", NetNS: path, Pod: "shop/web",
+	r := cni.Request{Command: cni.Add, Network: "fairlead", NetNS: path, Pod: "shop/" + name,
 		Attachment: cni.Attachment{Container: container, Interface: "eth0"}, Ports: true}
 	for ctx.Err() == nil {
 		out, err := cni.Send(socket, r, file, 20*time.Second)
@@ -165,7 +170,7 @@ func attachPod(ctx context.Context, socket, container string, pod *netns.Namespa
 		}
 	}
 	return pod.Do(func() error {
-		_, err := echo.Serve("shop/web", []echo.Port{{Number: 80, Protocol: model.TCP}}) // ends with the test's process
+		_, err := echo.Serve("shop/"+name, []echo.Port{{Number: 80, Protocol: model.TCP}}) // ends with the test's process
 		return err
 	})
 }

@@ -14,6 +14,7 @@ const enum nat_state unused_state __attribute__((unused));
 const enum port_bit unused_use __attribute__((unused));
 const enum slow_reason unused_slow __attribute__((unused));
 const enum unmatched_action unused_action __attribute__((unused));
+const enum masq_range unused_range __attribute__((unused));
 
 /* Which lookups a packet needs, as its ports and addresses show. */
 enum glance {
@@ -22,7 +23,8 @@ enum glance {
 	SEE_SOURCE = 2,
 	SEE_OPENING = 4,
 	SEE_COMPLEX = 8,
-	SEE_NO_SERVICE = 16 /* nor at egress */
+	SEE_NO_SERVICE = 16, /* nor at egress */
+	SEE_DIRECT = 32	     /* whether a client outside the cluster sends to a pod */
 };
 
 /*
@@ -55,16 +57,27 @@ static __always_inline __be32 network_words(void *ip, bool is6)
 	return a->in6_u.u6_addr32[0] ^ a->in6_u.u6_addr32[1];
 }
 
+static __always_inline __u8 protocol_of(void *ip, bool is6)
+{
+	return is6 ? ((struct ipv6hdr *)ip)->nexthdr : ((struct iphdr *)ip)->protocol;
+}
+
+/* Returns whether a plain packet may open a flow. */
+static __always_inline bool opens_flow(void *ip, void *end, struct udphdr *ports_of, bool is6)
+{
+	struct tcphdr *tcp = (void *)ports_of;
+
+	return protocol_of(ip, is6) != IPPROTO_TCP || ((void *)(tcp + 1) <= end && tcp->syn && !tcp->ack);
+}
+
 /*
  * Returns whether a plain packet opens a flow to an address that only Services have, or to one with the same hash.
  */
 static __always_inline bool opens_to_service(void *ip, void *end, struct udphdr *ports_of, bool is6)
 {
-	__u8 protocol = is6 ? ((struct ipv6hdr *)ip)->nexthdr : ((struct iphdr *)ip)->protocol;
-	struct tcphdr *tcp = (void *)ports_of;
 	struct port_bits *u;
 
-	if (protocol == IPPROTO_TCP && ((void *)(tcp + 1) > end || !tcp->syn || tcp->ack))
+	if (!opens_flow(ip, end, ports_of, is6))
 		return false;
 	u = port_bits_of(&fl_addr_bits);
 	return u && (u->of[short_hash(address_words(ip, is6))] & BIT_SERVICE ||
@@ -116,6 +129,10 @@ static __always_inline __u32 glance_plain(struct packet *p, void *ip, void *end,
 
 	if (!(may & SEE_DESTINATION) && (in || own) && opens_to_service(ip, end, ports_of, is6))
 		may = (may & ~SEE_NO_SERVICE) | SEE_DESTINATION;
+	if (pod_network && !in && !own && opens_flow(ip, end, ports_of, is6)) /* maybe out of the cluster */
+		may |= SEE_SOURCE;
+	if (pod_network && in && protocol_of(ip, is6) == IPPROTO_UDP) /* maybe from there */
+		may |= SEE_DIRECT;
 	return likely(!(may & ~SEE_NO_SERVICE)) || parse_plain(p, ip, end, ports_of, is6) ? may : SEE_COMPLEX;
 }
 
@@ -138,7 +155,7 @@ static __always_inline __u32 glance(struct __sk_buff *skb, struct packet *p, boo
 		may = glance_plain(p, ip, end, ports_of, true, in, own);
 	if (may != SEE_COMPLEX)
 		return may;
-	return parse_packet(skb, p) ? SEE_DESTINATION | SEE_SOURCE | SEE_OPENING : SEE_NOTHING;
+	return parse_packet(skb, p) ? SEE_DESTINATION | SEE_SOURCE | SEE_OPENING | SEE_DIRECT : SEE_NOTHING;
 }
 
 /* Serves Services for a packet that enters by a device. */
@@ -183,10 +200,16 @@ int arrive(struct __sk_buff *skb)
 {
 	struct packet p;
 	__u32 may = glance(skb, &p, true, false);
+	int result = TCX_NEXT;
 
 	if (likely(may == SEE_NO_SERVICE))
 		return l2_len ? deliver(skb) : TCX_NEXT;
-	return may ? serve_in(skb, &p, may) : TCX_NEXT;
+	if (may & ~(SEE_NO_SERVICE | SEE_DIRECT))
+		result = serve_in(skb, &p, may);
+	if (!pod_network || !(may & SEE_DIRECT) || result != TCX_NEXT)
+		return result;
+	record_direct(skb, &p);
+	return l2_len && may & SEE_NO_SERVICE ? deliver(skb) : TCX_NEXT;
 }
 
 /* Handles a packet that leaves by a device. */

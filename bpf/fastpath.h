@@ -9,10 +9,12 @@
  */
 #pragma once
 
+#include "border.h"
 #include "reverse.h"
 
 /* include/uapi/linux/netfilter_ipv4.h and netfilter_ipv6.h, xfrm.h, if_packet.h */
 #define NF_IP_PRI_SELINUX_FIRST -225
+#define GUARD_PRIORITY -390 /* of dataplane/network/guard */
 enum { XFRM_POLICY_OUT = 1, XFRM_POLICY_FWD = 2, XFRM_USERPOLICY_ACCEPT = 2 };
 #define PACKET_HOST 0
 
@@ -92,16 +94,34 @@ static __always_inline bool is_apparmor_hook(struct nf_hook_entries *e, struct s
 	       bpf_core_field_exists(skb->secmark) && !skb->secmark;
 }
 
-/* Returns whether netfilter has a hook that forwarded packets of a network namespace pass, but for one in forwarding.
+/*
+ * Returns whether the only hook is that of the pod network's source validation, by its priority, which no other owner
+ * has (dataplane/network/guard). It drops what a pod sends from other addresses than its own, and what leaves a tunnel
+ * from other sources than are behind it: the fast path leaves such packets to the host stack, since no route leads back
+ * to these sources by the device (resolve_route).
  */
-static __always_inline bool has_netfilter_hook(struct sk_buff *skb, struct net *net, bool six)
+static __always_inline bool is_guard_hook(struct nf_hook_entries *e)
+{
+	void *behind = (void *)e + bpf_core_field_offset(struct nf_hook_entries, hooks) +
+		       bpf_core_type_size(struct nf_hook_entry);
+	struct nf_hook_ops *ops =
+		cast(cast(behind, struct hlist_head)->first /* the pointer there */, struct nf_hook_ops);
+
+	return e->num_hook_entries == 1 && ops->priv && ops->priority == GUARD_PRIORITY;
+}
+
+/*
+ * Returns whether netfilter has a hook that forwarded packets of a network namespace pass, but for one in forwarding,
+ * and for source validation of the pod network where that is ours.
+ */
+static __always_inline bool has_netfilter_hook(struct sk_buff *skb, struct net *net, bool six, bool own_network)
 {
 	struct nf_hook_entries *before =
 		six ? net->nf.hooks_ipv6[NF_INET_PRE_ROUTING] : net->nf.hooks_ipv4[NF_INET_PRE_ROUTING];
 	struct nf_hook_entries *behind =
 		six ? net->nf.hooks_ipv6[NF_INET_POST_ROUTING] : net->nf.hooks_ipv4[NF_INET_POST_ROUTING];
 
-	if (before)
+	if (before && !(own_network && is_guard_hook(before)))
 		return true;
 	barrier(); /* one by one: the verifier accepts no sum of pointers */
 	return behind && !is_apparmor_hook(behind, skb);
@@ -206,6 +226,9 @@ __noinline int resolve_route(struct __sk_buff *skb, struct route *r, int six)
 	r->out_ifindex = 0;
 	if (!(r->source.word[0] | r->source.word[1] | r->source.word[3])) /* :: and 0.0.0.0 are no host's */
 		return 0;
+	if (six &&
+	    (r->source.word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000)) /* not forwarded: RFC 4291, 2.5.6 */
+		return 0;
 	f.ifindex = r->in_ifindex;
 	f.tos = r->tos;
 	if (six) {
@@ -216,6 +239,9 @@ __noinline int resolve_route(struct __sk_buff *skb, struct route *r, int six)
 		f.ipv4_dst = r->destination.word[3];
 	}
 	if (bpf_fib_lookup(skb, &f, sizeof(f), 0) != BPF_FIB_LKUP_RET_SUCCESS || f.ifindex == r->in_ifindex)
+		return 0;
+	if (pod_network &&
+	    leaves_cluster(&r->source, &r->destination)) /* the node's own device may look like a pod's */
 		return 0;
 	program = bpf_map_lookup_elem(&fl_pods, &f.ifindex);
 	if (!program)
@@ -313,7 +339,7 @@ static __always_inline int redirect_to_pod(struct __sk_buff *skb, bool six)
 	net = from->nd_net.net;
 	hooks = forward_hooks(net, six);
 	policies = hooks;
-	if (has_netfilter_hook(kernels, net, six) || (policies && !only_hook_program(hooks)))
+	if (has_netfilter_hook(kernels, net, six, pod_network) || (policies && !only_hook_program(hooks)))
 		return TCX_NEXT;
 	if (ip + (six ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) > end ||
 	    (six ? ((struct ipv6hdr *)ip)->hop_limit : ((struct iphdr *)ip)->ttl) <= 1)
@@ -376,9 +402,10 @@ enum slow_reason {
 
 /*
  * Returns why packets of a family use the host stack, as far as the node decides. policy is the ID of the program at
- * netfilter's hooks whose policies the fast path evaluates, 0: none.
+ * netfilter's hooks whose policies the fast path evaluates, 0: none. own_network is pod_network of the programs.
  */
-static __always_inline __u32 slow_reasons(struct sk_buff *skb, struct net *net, bool six, __u32 policy)
+static __always_inline __u32 slow_reasons(struct sk_buff *skb, struct net *net, bool six, __u32 policy,
+					  bool own_network)
 {
 	struct nf_hook_entries *hooks;
 	__u32 by = 0;
@@ -386,7 +413,8 @@ static __always_inline __u32 slow_reasons(struct sk_buff *skb, struct net *net, 
 	if (!kernel_supports(six))
 		return SLOW_KERNEL;
 	hooks = forward_hooks(net, six);
-	if (has_netfilter_hook(skb, net, six) || (hooks && (!policy || only_hook_program(hooks) != policy)))
+	if (has_netfilter_hook(skb, net, six, own_network) ||
+	    (hooks && (!policy || only_hook_program(hooks) != policy)))
 		by |= SLOW_NETFILTER;
 	if (has_ipsec(skb, net))
 		by |= SLOW_IPSEC;
@@ -399,8 +427,8 @@ static __always_inline __u32 slow_reasons(struct sk_buff *skb, struct net *net, 
 
 /*
  * Returns why packets from or to a device use the host stack. cb[0] is the ID of our program at its egress, 0 where the
- * device is no pod's; cb[1] that of the program at netfilter's hooks whose policies the fast path evaluates. The agent
- * runs it (BPF_PROG_TEST_RUN); it is attached nowhere.
+ * device is no pod's; cb[1] that of the program at netfilter's hooks whose policies the fast path evaluates; cb[2] is
+ * pod_network of the programs at devices. The agent runs it (BPF_PROG_TEST_RUN); it is attached nowhere.
  */
 SEC("tc")
 int fast_path(struct __sk_buff *skb)
@@ -408,14 +436,16 @@ int fast_path(struct __sk_buff *skb)
 	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
 	struct net_device *d;
 	struct net *net;
-	__u32 by, policy;
+	__u32 by, policy, own_network;
 
 	if (!kernel_supports(false))
 		return SLOW_KERNEL | SLOW_KERNEL << SLOW_SIX;
 	d = kernels->dev;
 	net = d->nd_net.net;
 	policy = skb->cb[1];
-	by = slow_reasons(kernels, net, false, policy) | slow_reasons(kernels, net, true, policy) << SLOW_SIX;
+	own_network = skb->cb[2];
+	by = slow_reasons(kernels, net, false, policy, own_network) |
+	     slow_reasons(kernels, net, true, policy, own_network) << SLOW_SIX;
 	if (!ingress_unobserved(d) || (skb->cb[0] && !egress_unobserved(d, skb->cb[0])))
 		by |= SLOW_DEVICE;
 	return by;

@@ -18,7 +18,18 @@ struct icmp {
 	__be32 rest;
 };
 
+/* An echo request or reply: RFC 792; RFC 4443, 4. */
+struct icmp_echo {
+	__u8 type, code;
+	__be16 check;
+	__be16 id, sequence;
+};
+
 enum {
+	ICMP_ECHOREPLY = 0,
+	ICMP_ECHO = 8,
+	ICMPV6_ECHO_REQUEST = 128,
+	ICMPV6_ECHO_REPLY = 129,
 	ICMP_DEST_UNREACH = 3,
 	ICMP_PORT_UNREACH = 3, /* a code of that */
 	ICMP_FRAG_NEEDED = 4,  /* likewise */
@@ -35,7 +46,15 @@ enum {
 #define MORE_FRAGMENTS 0x2000
 
 #define FLAGS 13 /* offset in a TCP header of: */
-enum { FIN = 1, SYN = 2, RST = 4, ACK = 16, DATA = 256 /* DATA is ours: there is payload; known of plain packets */ };
+enum {
+	FIN = 1,
+	SYN = 2,
+	RST = 4,
+	ACK = 16,
+	/* Ours: */
+	DATA = 256,	    /* there is payload; known of plain packets */
+	ECHO_REQUEST = 512, /* an ICMP echo request */
+};
 
 /* The part of an IPv4 header before its addresses that changes with them; of IPv6, the hop limit alone. */
 struct ttl_proto_check {
@@ -151,6 +170,16 @@ static __always_inline __u16 csum_fold(__u64 s)
 	s = (s & 0xffff) + (s >> 16);
 	s = (s & 0xffff) + (s >> 16);
 	return ~s;
+}
+
+static __always_inline bool is_echo_request(__u32 type, bool six)
+{
+	return type == (six ? ICMPV6_ECHO_REQUEST : ICMP_ECHO);
+}
+
+static __always_inline bool is_echo_reply(__u32 type, bool six)
+{
+	return type == (six ? ICMPV6_ECHO_REPLY : ICMP_ECHOREPLY);
 }
 
 static __always_inline bool is_icmp_error(__u32 type, bool six)

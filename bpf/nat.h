@@ -26,6 +26,7 @@
  */
 #pragma once
 
+#include "border.h"
 #include "dsr.h"
 #include "reject.h"
 #include "reverse.h"
@@ -166,7 +167,7 @@ static __always_inline __u32 lifetime(const struct nat_entry *e, __u8 protocol)
 {
 	__u32 state = e->state;
 
-	if (protocol == IPPROTO_UDP)
+	if (protocol != IPPROTO_TCP)
 		return state & SEEN_REPLY ? 120 : 30;
 	if (state & RESET)
 		return 10; /* CLOSE */
@@ -627,6 +628,8 @@ __noinline int has_socket(struct __sk_buff *skb, const struct tuple *t, int six)
 
 	if (!t)
 		return true;
+	if (is_icmp(t->protocol))
+		return false;
 	size = socket_tuple(&s, t, six);
 	if (t->protocol == IPPROTO_UDP) {
 		sk = bpf_sk_lookup_udp(skb, &s, size, BPF_F_CURRENT_NETNS, 0);
@@ -1034,7 +1037,7 @@ __noinline int translate_destination(struct __sk_buff *skb, struct packet *p, in
 		return translate(skb, p, e, own);
 	if (e && is_syn(p))
 		delete_flow(&p->tuple);
-	return p->inner ? TCX_NEXT : NEW_FLOW;
+	return p->inner || is_icmp(p->tuple.protocol) ? TCX_NEXT : NEW_FLOW;
 }
 
 /* Returns whether the flow of a reply entry has ended. p is a client's packet to the backend. */
@@ -1201,7 +1204,7 @@ __noinline int masquerade(struct __sk_buff *skb, const struct packet *p, const s
 	back.seen = p->now;
 	back.to = e->state & NODE_CLIENT ? e->to : addr_port_of(&p->tuple.source, p->tuple.sport);
 	back.from = e->from;
-	back.state = e->state & (NODE_CLIENT | UNASSURED | MASQUERADED);
+	back.state = e->state & (NODE_CLIENT | UNASSURED | MASQUERADED | POD_FLOW);
 	reply_tuple(&t, p);
 	t.destination = out.to.address;
 	for (i = 0; i < PORT_TRIES; i++) {
@@ -1299,6 +1302,75 @@ __noinline int is_unrelated(const struct packet *p, struct nat_entry *e)
 	return false;
 }
 
+/*
+ * Records that a client outside the cluster sends UDP to a pod's own address: the pod's replies keep their source. Of
+ * TCP, and of ICMP echo, packets show which side began. A client whose packets the route back doesn't lead to might
+ * be a forgery, by which a pod would keep others' flows from being masqueraded.
+ */
+__noinline int record_direct(struct __sk_buff *skb, const struct packet *p)
+{
+	struct nat_entry *held, e = {.state = DIRECT | SEEN_REPLY};
+	struct tuple back;
+
+	if (!p || p->inner || p->tuple.protocol != IPPROTO_UDP || skb->tc_index == NAT_MARK ||
+	    !leaves_cluster(&p->tuple.destination, &p->tuple.source))
+		return 0;
+	reply_tuple(&back, p);
+	held = bpf_map_lookup_elem(&fl_nat_src, &back);
+	if (held && !expired(held, p)) {
+		if (held->state & DIRECT && held->seen != p->now)
+			held->seen = p->now;
+		return 0;
+	}
+	if (!reverse_path_ok(skb, p))
+		return 0;
+	e.to = addr_port_of(&back.source, back.sport);
+	e.seen = p->now;
+	return nat_insert(&fl_nat_src, &back, &e);
+}
+
+/*
+ * Returns whether the flow of a pod out of the cluster has ended, or its port at the node is another flow's by now. e
+ * is its entry in fl_nat_src. Only TCP's is checked for each packet that opens a connection.
+ */
+__noinline int masquerade_ended(const struct packet *p, const struct nat_entry *e)
+{
+	struct nat_entry *back;
+	struct tuple t;
+
+	if (!p || !e || (!is_syn(p) && e->seen + REFRESH_AFTER > p->now))
+		return false;
+	reply_tuple(&t, p);
+	t.destination = e->to.address;
+	t.dport = e->to.port;
+	back = bpf_map_lookup_elem(&fl_nat_dst, &t);
+	return !back || is_closed(back) || back->to.port != p->tuple.sport ||
+	       !addr_equal(&back->to.address, &p->tuple.source);
+}
+
+/*
+ * Writes the entry of a packet that begins a flow of a pod out of the cluster, with a port that isn't chosen yet. e is
+ * the tuple's entry until now, or NULL. Returns false where there is no space.
+ */
+__noinline int begin_masquerade(const struct packet *p, const struct nat_entry *e)
+{
+	struct nat_entry made = {.state = MASQ_PENDING | POD_FLOW};
+
+	if (!p || (!may_begin(p) && !(p->flags & ECHO_REQUEST)))
+		return true;
+	if (e && !expired(e, p) && ((e->state & (POD_FLOW | MASQ_PENDING)) != POD_FLOW || !masquerade_ended(p, e)))
+		return true;
+	if (!leaves_cluster(&p->tuple.source, &p->tuple.destination))
+		return true;
+	if (p->tuple.protocol == IPPROTO_TCP)
+		made.state |= UNASSURED;
+	made.seen = p->now;
+	if (!nat_insert(&fl_nat_src, &p->tuple, &made))
+		return false;
+	set_bit(&fl_port_bits, p->tuple.dport, BIT_MASQ_BACKEND);
+	return true;
+}
+
 /* Translates a packet's source: a backend's reply, or a masqueraded client. */
 __noinline int translate_source(struct __sk_buff *skb, struct packet *p, int own, int marked)
 {
@@ -1319,8 +1391,17 @@ __noinline int translate_source(struct __sk_buff *skb, struct packet *p, int own
 	 */
 	if (!e && !p->inner && (own || may_begin(p)) && !is_bridge_port(skb) && port_clashes(p))
 		e = bpf_map_lookup_elem(&fl_nat_src, &p->tuple);
+	if (pod_network && !own && !p->inner) {
+		if (!begin_masquerade(p, e))
+			return TC_ACT_SHOT;
+		e = bpf_map_lookup_elem(&fl_nat_src, &p->tuple);
+	}
 	if (!e || expired(e, p))
 		return TCX_NEXT;
+	if (pod_network && e->state & DIRECT) {
+		e->seen = p->now;
+		return TCX_NEXT;
+	}
 	if (!marked && !own && !p->inner && is_unrelated(p, e))
 		return TCX_NEXT;
 	if (e->state & MASQ_PENDING) {

@@ -12,6 +12,8 @@
 const volatile __u32 l2_len =
 	ETH_HLEN; /* set at load time: length of the link-layer header, 0 at devices without one */
 
+const volatile __u32 pod_network = 0; /* set at load time: 1 where the pod network is Fairlead's own */
+
 typedef struct __sk_buff packet_source;
 
 static __always_inline bool load(packet_source *skb, __u32 at, void *to, __u32 size)
@@ -21,13 +23,16 @@ static __always_inline bool load(packet_source *skb, __u32 at, void *to, __u32 s
 
 #include "redirect.h"
 
-/* A parsed packet. Of an ICMP error, tuple is that of replies to the packet that it quotes. */
+/*
+ * A parsed packet. Of an ICMP error, tuple is that of replies to the packet that it quotes. Of an ICMP echo request,
+ * the identifier is the source port, of a reply the destination port; the other port is 0.
+ */
 struct packet {
 	struct tuple tuple;
 	__u32 transport;       /* offset of the header behind IP's, 0 in a later fragment */
 	__u32 inner;	       /* offset of the IP header that an ICMP error quotes, else 0 */
 	__u32 inner_transport; /* of the header behind that */
-	__u32 flags;	       /* of TCP */
+	__u32 flags;	       /* of TCP, or ECHO_REQUEST */
 	__u32 six;
 	__u32 now;		       /* seconds since boot */
 	struct ttl_proto_check before; /* of IPv4, until its options change */
@@ -126,14 +131,37 @@ static __always_inline bool parse_plain(struct packet *p, void *ip, void *end, s
 	return true;
 }
 
+static __always_inline bool is_icmp(__u8 protocol)
+{
+	return protocol == IPPROTO_ICMP || protocol == IPPROTO_ICMPV6;
+}
+
+/* Reads the ports of a TCP or UDP header, or, where the pod network is ours, the identifier of an ICMP echo. */
+static __always_inline bool load_ports(struct __sk_buff *skb, __u32 at, __u8 protocol, struct ports *ports,
+				       bool *request)
+{
+	struct icmp_echo echo;
+
+	*request = false;
+	if (protocol == IPPROTO_TCP || protocol == IPPROTO_UDP)
+		return load(skb, at, ports, sizeof(*ports));
+	if (!pod_network || !is_icmp(protocol) || !load(skb, at, &echo, sizeof(echo)))
+		return false;
+	*request = is_echo_request(echo.type, protocol == IPPROTO_ICMPV6);
+	ports->sport = *request ? echo.id : 0;
+	ports->dport = *request ? 0 : echo.id;
+	return *request || is_echo_reply(echo.type, protocol == IPPROTO_ICMPV6);
+}
+
 /*
- * Parses a packet of TCP or UDP, or an ICMP error about one. Returns false for any other. Verified once, since it isn't
- * static.
+ * Parses a packet of TCP or UDP, an ICMP echo where the pod network is ours, or an ICMP error about one. Returns false
+ * for any other. Verified once, since it isn't static.
  */
 __noinline int parse_packet(struct __sk_buff *skb, struct packet *p)
 {
 	struct ip_header outer = {}, inner = {};
 	struct ports ports = {};
+	bool request;
 	__u8 type;
 
 	if (!p)
@@ -166,13 +194,23 @@ __noinline int parse_packet(struct __sk_buff *skb, struct packet *p)
 		return true;
 	}
 	if (outer.protocol != (p->six ? IPPROTO_ICMPV6 : IPPROTO_ICMP) || outer.fragment ||
-	    bpf_skb_load_bytes(skb, outer.next, &type, 1) || !is_icmp_error(type, p->six))
+	    bpf_skb_load_bytes(skb, outer.next, &type, 1))
 		return false;
+	if (!is_icmp_error(type, p->six)) {
+		if (!load_ports(skb, outer.next, outer.protocol, &ports, &request))
+			return false;
+		p->tuple.source = outer.source;
+		p->tuple.destination = outer.destination;
+		p->tuple.protocol = outer.protocol;
+		p->tuple.sport = ports.sport;
+		p->tuple.dport = ports.dport;
+		p->flags = request ? ECHO_REQUEST : 0;
+		return true;
+	}
 	p->inner = outer.next + sizeof(struct icmp);
 	if (!(p->six ? parse_ipv6(skb, p->inner, &inner) : parse_ipv4(skb, p->inner, &inner)))
 		return false;
-	if ((inner.protocol != IPPROTO_TCP && inner.protocol != IPPROTO_UDP) || inner.fragment & IS_LATER_FRAGMENT ||
-	    bpf_skb_load_bytes(skb, inner.next, &ports, sizeof(ports)))
+	if (inner.fragment & IS_LATER_FRAGMENT || !load_ports(skb, inner.next, inner.protocol, &ports, &request))
 		return false;
 	p->inner_transport = inner.next;
 	p->tuple.source = inner.destination;
@@ -300,7 +338,9 @@ __noinline int rewrite_error(struct __sk_buff *skb, struct packet *p, const stru
 	check = p->transport + offsetof(struct icmp, check);
 	set_address(skb, p, p->inner, !destination, address, &new->address, check, 0);
 	if (*port != new->port) {
-		at = p->inner_transport + (destination ? 0 : 2);
+		at = p->inner_transport + (is_icmp(p->tuple.protocol) ? offsetof(struct icmp_echo, id)
+					   : destination	      ? 0
+								      : 2);
 		bpf_l4_csum_replace(skb, check, *port, new->port, 2);
 		bpf_skb_store_bytes(skb, at, &new->port, 2, 0);
 	}
@@ -311,8 +351,33 @@ __noinline int rewrite_error(struct __sk_buff *skb, struct packet *p, const stru
 	return true;
 }
 
+/* Replaces the destination of an ICMP echo, or its source, with the identifier. */
+__noinline int rewrite_echo(struct __sk_buff *skb, struct packet *p, const struct addr_port *new, int destination)
+{
+	struct address *address, old;
+	__be16 *port;
+	__u32 check;
+
+	if (!p || !new)
+		return false;
+	address = destination ? &p->tuple.destination : &p->tuple.source;
+	port = destination ? &p->tuple.dport : &p->tuple.sport;
+	check = p->transport + offsetof(struct icmp_echo, check);
+	if (*port != new->port) {
+		bpf_l4_csum_replace(skb, check, *port, new->port, 2);
+		bpf_skb_store_bytes(skb, p->transport + offsetof(struct icmp_echo, id), &new->port, 2, 0);
+	}
+	old = *address;
+	*address = new->address;
+	*port = new->port;
+	set_address(skb, p, l2_len, destination, &old, &new->address, p->six ? check : 0, BPF_F_PSEUDO_HDR);
+	return true;
+}
+
 static __always_inline int rewrite(struct __sk_buff *skb, struct packet *p, const struct addr_port *new,
 				   bool destination)
 {
+	if (pod_network && !p->inner && is_icmp(p->tuple.protocol))
+		return rewrite_echo(skb, p, new, destination);
 	return p->inner ? rewrite_error(skb, p, new, destination) : rewrite_end(skb, p, new, destination);
 }

@@ -38,10 +38,6 @@ enum { NF_INET_LOCAL_IN = 1 };
 
 /* include/uapi/linux/icmp.h and icmpv6.h */
 enum {
-	ICMP_ECHOREPLY = 0,
-	ICMP_ECHO = 8,
-	ICMPV6_ECHO_REQUEST = 128,
-	ICMPV6_ECHO_REPLY = 129,
 	NDISC_FIRST = 133,
 	NDISC_LAST = 137,
 };
@@ -60,8 +56,8 @@ static __always_inline bool parse_icmp(packet_source *from, struct policy_packet
 	p->kind = PACKET_SINGLE;
 	if (!load(from, outer->next, &m, sizeof(m)))
 		return false;
-	request = m.type == (six ? ICMPV6_ECHO_REQUEST : ICMP_ECHO);
-	reply = m.type == (six ? ICMPV6_ECHO_REPLY : ICMP_ECHOREPLY);
+	request = is_echo_request(m.type, six);
+	reply = is_echo_reply(m.type, six);
 	if (request || reply) {
 		p->kind = request ? PACKET_FLOW : PACKET_ECHO_REPLY;
 		p->tuple.sport = p->tuple.dport = m.rest >> (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? 0 : 16);
@@ -79,8 +75,8 @@ static __always_inline bool parse_icmp(packet_source *from, struct policy_packet
 		if (!load(from, inner.next, &ports, sizeof(ports)))
 			return true;
 	} else if (inner.protocol == (six ? IPPROTO_ICMPV6 : IPPROTO_ICMP)) {
-		if (!load(from, inner.next, &m, sizeof(m)) || (m.type != (six ? ICMPV6_ECHO_REQUEST : ICMP_ECHO) &&
-							       m.type != (six ? ICMPV6_ECHO_REPLY : ICMP_ECHOREPLY)))
+		if (!load(from, inner.next, &m, sizeof(m)) ||
+		    (!is_echo_request(m.type, six) && !is_echo_reply(m.type, six)))
 			return true;
 		ports.sport = ports.dport = m.rest >> (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? 0 : 16);
 	}

@@ -270,6 +270,14 @@ enum nat_state {
 	FIN_ACKED = 1 << 15,	   /* TCP: a packet was seen since the last FIN */
 	CLIENT_UNACKED = 1 << 16,  /* TCP: data of the client isn't acknowledged, */
 	BACKEND_UNACKED = 1 << 17, /* or data of the backend */
+	DIRECT = 1 << 18,	   /* a pod's replies to a client outside the cluster: they are not masqueraded */
+	POD_FLOW = 1 << 19,	   /* of a pod's flow out of the cluster, which is masqueraded */
+};
+
+/* What the addresses of a prefix are to masquerading, in fl_masq_ranges. */
+enum masq_range {
+	RANGE_PODS = 1 << 0,   /* this node's pods: what they send out of the cluster gets the node's address */
+	RANGE_INSIDE = 1 << 1, /* destinations that see pods' own addresses */
 };
 
 /* How the packets of a tuple are translated, in fl_nat_dst or fl_nat_src. */

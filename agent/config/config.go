@@ -406,7 +406,7 @@ func (c *Config) Servers() Servers {
 func (c *Config) Options() mode.Options {
 	e, p := &c.Own.EBPF, &c.Proxy.IPVS
 	return mode.Options{MapEntries: e.MapEntries, Flows: e.Flows, CloseTCP: e.CloseTCP, NoFastPath: e.FastPath == Never,
-		NoReversePathCheck: string(e.ReversePathCheck) == string(Never), Policies: c.Policies(),
+		NoReversePathCheck: string(e.ReversePathCheck) == string(Never), Policies: c.Policies(), PodNetwork: c.Network(),
 		TCP: p.TCPTimeout.Duration, FIN: p.TCPFinTimeout.Duration, UDP: p.UDPTimeout.Duration}
 }
 

@@ -91,7 +91,7 @@ func (a *Audit) Attached(n *model.ServiceNode) (missing, of int) {
 // Clean removes everything of ours from the calling thread's network namespace, whatever the mode that wrote it. A mode
 // that this kernel can't do at all has left nothing.
 func Clean(ctx context.Context) error {
-	_, err := flows.Release(nil)
+	_, err := flows.Release(nil, false)
 	errs := []error{err, cleanEngines(ctx, "")}
 	for _, m := range All() {
 		for _, p := range m.planes {

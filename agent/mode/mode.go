@@ -214,6 +214,7 @@ type Options struct {
 	NoFastPath         bool   // ebpf: no packet bypasses the host stack
 	NoReversePathCheck bool   // ebpf: packets begin flows whatever device they come in by
 	Policies           bool   // ebpf: network policies see what a pod sends to itself by way of a Service
+	PodNetwork         bool   // ebpf: the pod network is this agent's
 
 	TCP, FIN, UDP time.Duration // ipvs: timeouts of idle connections; 0: the kernel's, and a day for TCP
 }
@@ -229,7 +230,7 @@ func (o Options) ebpf() ebpf.Options {
 	sizes := ebpf.SizesFor(cmp.Or(o.MapEntries, DefaultMapEntries))
 	sizes.Flows = cmp.Or(o.Flows, DefaultFlows)
 	return ebpf.Options{Sizes: sizes, CloseTCP: o.CloseTCP, NoFastPath: o.NoFastPath,
-		NoReversePathCheck: o.NoReversePathCheck, Policies: o.Policies}
+		NoReversePathCheck: o.NoReversePathCheck, Policies: o.Policies, PodNetwork: o.PodNetwork}
 }
 
 // ipvs returns the options of that plane.

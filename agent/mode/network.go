@@ -11,6 +11,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/network/guard"
 	"fairlead.dev/fairlead/dataplane/network/masquerade"
 	"fairlead.dev/fairlead/dataplane/network/route"
+	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 )
@@ -39,8 +40,15 @@ type networkPlane[K dataplane.Key, V comparable] interface {
 	io.Closer
 }
 
-// OpenNetwork opens the planes of the pod network for the calling thread's network namespace.
-func OpenNetwork(log *slog.Logger) ([]NetworkPlane, error) {
+// MasqueradesAtDevices reports whether the mode's programs at devices masquerade what pods send out of the cluster;
+// else nf_tables does.
+func (m Mode) MasqueradesAtDevices() bool {
+	return m.Name == "ebpf" && m.options.PodNetwork && ebpf.Packets()
+}
+
+// OpenNetwork opens the planes of the pod network for the calling thread's network namespace. atDevices is
+// Mode.MasqueradesAtDevices.
+func OpenNetwork(log *slog.Logger, atDevices bool) ([]NetworkPlane, error) {
 	routes, err := openNetworkPlane("network-route", log, route.New)
 	if err != nil {
 		return nil, err
@@ -53,11 +61,31 @@ func OpenNetwork(log *slog.Logger) ([]NetworkPlane, error) {
 	if err != nil {
 		return nil, errors.Join(err, routes.Close(), attachments.Close())
 	}
-	masquerades, err := openNetworkPlane("network-masquerade", log, masquerade.New)
+	masquerades, err := openMasquerade(log, atDevices)
 	if err != nil {
 		return nil, errors.Join(err, routes.Close(), attachments.Close(), guards.Close())
 	}
 	return []NetworkPlane{routes, attachments, guards, masquerades}, nil
+}
+
+// openMasquerade opens the plane that masquerades.
+func openMasquerade(log *slog.Logger, atDevices bool) (NetworkPlane, error) {
+	if atDevices {
+		return openNetworkPlane("network-masquerade", log, masquerade.NewDevice)
+	}
+	return openNetworkPlane("network-masquerade", log, masquerade.New)
+}
+
+// cleanMasquerade removes what the other plane has written, of those that masquerade, once this one has.
+func cleanMasquerade(ctx context.Context, atDevices bool) error {
+	if !atDevices && !ebpf.Packets() {
+		return nil // there never was one
+	}
+	p, err := openMasquerade(slog.New(slog.DiscardHandler), !atDevices)
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.Clean(ctx), p.Close())
 }
 
 func openNetworkPlane[K dataplane.Key, V comparable, P networkPlane[K, V]](name string, log *slog.Logger,
@@ -103,17 +131,18 @@ func AttachedPods(ctx context.Context) (pods int, err error) {
 
 // CleanNetwork removes the pod network from the calling thread's network namespace: pods on it lose theirs.
 func CleanNetwork(ctx context.Context) error {
-	planes, err := OpenNetwork(slog.New(slog.DiscardHandler))
+	planes, err := OpenNetwork(slog.New(slog.DiscardHandler), false)
 	for _, p := range planes {
 		err = errors.Join(err, p.Clean(ctx), p.Close())
 	}
-	return err
+	return errors.Join(err, cleanMasquerade(ctx, false))
 }
 
 // NetworkAudit is what a node's pod network should be against what its kernel holds. Nothing was written for it.
 type NetworkAudit struct {
 	Audit
-	plans []reconcile.Plan[model.NetworkPart]
+	AtDevices bool // programs at devices masquerade, else nf_tables
+	plans     []reconcile.Plan[model.NetworkPart]
 }
 
 // Lacks returns how many facts that a part needs the kernel lacks, and of how many.
@@ -127,8 +156,13 @@ func (a *NetworkAudit) Lacks(part model.NetworkPart) (missing, of int) {
 
 // CheckNetwork audits the pod network of the calling thread's network namespace, which should be made of these parts.
 func CheckNetwork(ctx context.Context, parts []model.NetworkPart) (*NetworkAudit, error) {
-	planes, err := OpenNetwork(slog.New(slog.DiscardHandler))
 	a := &NetworkAudit{}
+	held, err := masquerade.HeldAtDevices()
+	if err != nil {
+		return nil, err
+	}
+	a.AtDevices = held
+	planes, err := OpenNetwork(slog.New(slog.DiscardHandler), held)
 	for _, p := range planes {
 		p.Change(parts, nil)
 		plan, failed := p.Plan(ctx)

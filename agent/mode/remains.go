@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane/flows"
+	"fairlead.dev/fairlead/dataplane/network/masquerade"
 	"fairlead.dev/fairlead/dataplane/service/nftables"
 )
 
@@ -30,7 +31,7 @@ func PreserveConnections(m Mode) error {
 	if m.Tracks() {
 		return nil
 	}
-	return flows.Preserve(nftables.Table, "kube-proxy")
+	return flows.Preserve(nftables.Table, masquerade.Table, "kube-proxy")
 }
 
 // Clean removes what no connection needs, and returns how many need the rest. Modes that share a plane's name, or are
@@ -54,6 +55,9 @@ func (o *Remains) Clean(ctx context.Context) (connections int, err error) {
 	}
 	if !o.cleaned {
 		errs = append(errs, cleanEngines(ctx, o.Engine))
+		if o.Mode.MasqueradesAtDevices() {
+			errs = append(errs, cleanMasquerade(ctx, true))
+		}
 	}
 	err = errors.Join(errs...)
 	o.cleaned = err == nil
@@ -67,7 +71,7 @@ const Recount = 30 * time.Second
 func (o *Remains) Release(ctx context.Context) {
 	for ctx.Err() == nil {
 		n, err := o.Clean(ctx)
-		remaining, err2 := flows.Release(o.Entries)
+		remaining, err2 := flows.Release(o.Entries, o.Mode.MasqueradesAtDevices())
 		n, err = n+remaining, errors.Join(err, err2)
 		if o.notify(n, err); n == 0 && err == nil {
 			return

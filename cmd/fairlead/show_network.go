@@ -23,17 +23,18 @@ import (
 
 // shownNetwork is what "show network" prints.
 type shownNetwork struct {
-	Node    string           `json:"node"`
-	MTU     int              `json:"mtu"`
-	Tunnel  string           `json:"tunnel,omitempty"`
-	Ranges  []shownRange     `json:"ranges"`
-	Routes  []shownRoute     `json:"routes"`
-	Pods    []shownPod       `json:"pods"`
-	Wanted  int              `json:"wanted"` // facts
-	Held    int              `json:"held"`
-	Missing int              `json:"missing"`
-	Extra   int              `json:"extra"`
-	Trouble []source.Problem `json:"problems,omitempty"`
+	Node       string           `json:"node"`
+	MTU        int              `json:"mtu"`
+	Tunnel     string           `json:"tunnel,omitempty"`
+	Masquerade string           `json:"masquerade,omitempty"` // by what
+	Ranges     []shownRange     `json:"ranges"`
+	Routes     []shownRoute     `json:"routes"`
+	Pods       []shownPod       `json:"pods"`
+	Wanted     int              `json:"wanted"` // facts
+	Held       int              `json:"held"`
+	Missing    int              `json:"missing"`
+	Extra      int              `json:"extra"`
+	Trouble    []source.Problem `json:"problems,omitempty"`
 }
 
 // shownRange is a range of addresses for the node's pods.
@@ -127,6 +128,10 @@ func readNetwork(ctx context.Context, n *nodeFlags) (*shownNetwork, error) {
 	return s, nil
 }
 
+// masqueradedBy is what masquerades, by mode.NetworkAudit.AtDevices.
+var masqueradedBy = map[bool]string{true: "by programs at devices",
+	false: "by nf_tables (mode ebpf on Linux 6.7 or later does it by programs at devices, which its fast path needs)"}
+
 // gather fills the rows.
 func (s *shownNetwork) gather(decided *model.PodNetwork, records []ipam.Record, pods []*model.Attachment,
 	a *mode.NetworkAudit) {
@@ -137,6 +142,9 @@ func (s *shownNetwork) gather(decided *model.PodNetwork, records []ipam.Record, 
 				s.Tunnel += fmt.Sprintf(" %d, port %d", t.VNI, t.Port)
 			}
 			s.Tunnel += fmt.Sprintf(", by %s of %s", t.Local, t.Uplink)
+		}
+		if n.Masquerade != nil {
+			s.Masquerade = masqueradedBy[a.AtDevices]
 		}
 		for _, r := range n.Ranges {
 			s.Ranges = append(s.Ranges, shownRange{r, ipam.UsageOf(r, records)})
@@ -204,6 +212,9 @@ func (s *shownNetwork) print(w *page) error {
 		"%d too many\n", s.Node, s.MTU, s.Held, s.Wanted, s.Missing, s.Extra)
 	if s.Tunnel != "" {
 		fmt.Fprintln(w, "tunnel:", s.Tunnel)
+	}
+	if s.Masquerade != "" {
+		fmt.Fprintln(w, "masquerade:", s.Masquerade)
 	}
 	ranges := [][]string{{"RANGE", "USED", "FREE"}}
 	for _, r := range s.Ranges {

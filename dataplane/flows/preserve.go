@@ -37,7 +37,7 @@ func Preserve(tables ...string) error {
 		if slices.Contains(held, PreservedTable) {
 			return nil
 		}
-		n, err := each(c, func(f conntrack.Flow) (counts, cuts bool) { return lives(f), false })
+		n, err := each(c, func(f conntrack.Flow) (counts, cuts bool) { return translated(f) && lives(f), false })
 		if n > 0 || slices.ContainsFunc(tables, func(t string) bool { return slices.Contains(held, t) }) {
 			err = errors.Join(err, retained.Write(conn, append(retained.Frame(), retained.Chain(chain, tracks)), nil))
 		}
@@ -70,9 +70,9 @@ func (l Entries) has(f conntrack.Flow, own map[netip.Addr]bool) bool {
 }
 
 // Release undoes Keep once no TCP connection to one of the entries is translated any more, and returns how many are.
-// Flows of UDP that are it cuts: whoever serves the entries now selects their clients' backend. Without entries it
-// waits for nothing.
-func Release(entries Entries) (connections int, err error) {
+// Flows of UDP that are it cuts: whoever serves the entries now selects their clients' backend. With masqueraded it
+// waits for TCP connections whose source is translated, too. Without entries it waits for nothing.
+func Release(entries Entries, masqueraded bool) (connections int, err error) {
 	err = change(func(conn *nftables.Conn, c *conntrack.Conn, tables []string) error {
 		if !slices.Contains(tables, PreservedTable) {
 			return nil
@@ -83,8 +83,8 @@ func Release(entries Entries) (connections int, err error) {
 				return err
 			}
 			connections, err = each(c, func(f conntrack.Flow) (counts, cuts bool) {
-				ours := entries.has(f, own)
-				return ours && lives(f), ours && f.Protocol == uint8(model.UDP)
+				ours := translated(f) && entries.has(f, own)
+				return (ours || masqueraded && f.Reply != f.Source) && lives(f), ours && f.Protocol == uint8(model.UDP)
 			})
 			if err != nil || connections > 0 {
 				return err
@@ -128,14 +128,13 @@ func (l Entries) lost(f conntrack.Flow, own map[netip.Addr]bool) bool {
 // lives reports whether a flow is a TCP connection that has not ended.
 func lives(f conntrack.Flow) bool { return f.Protocol == uint8(model.TCP) && !f.Ended }
 
-// each queries about every flow whose destination the kernel translates, cuts those that are to be, and counts those
-// that count.
+// translated reports whether the kernel translates a flow's destination.
+func translated(f conntrack.Flow) bool { return f.ReplySource != f.Destination }
+
+// each queries about every flow, cuts those that are to be, and counts those that count.
 func each(c *conntrack.Conn, classify func(conntrack.Flow) (counts, cuts bool)) (n int, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		_, err := c.Cut(family, func(f conntrack.Flow) (cuts bool) {
-			if f.ReplySource == f.Destination {
-				return false
-			}
 			counts, cuts := classify(f)
 			if counts {
 				n++

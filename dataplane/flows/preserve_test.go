@@ -119,7 +119,7 @@ table ip begins {
 	do(func() error { return Preserve() })
 	do(func() error { return Preserve() })
 	// who keeps the kernel translating by rules of its own waits for no other
-	do(func() error { _, err := Release(nil); return err })
+	do(func() error { _, err := Release(nil, false); return err })
 	sh("! nft list table inet " + PreservedTable)
 	do(func() error { return Preserve() })
 	sh("nft delete table ip begins")
@@ -130,7 +130,7 @@ table ip begins {
 	release := func(want int) {
 		t.Helper()
 		do(func() error {
-			n, err := Release(entries)
+			n, err := Release(entries, false)
 			if n != want {
 				t.Errorf("%d connections are kept, not %d", n, want)
 			}

@@ -132,6 +132,13 @@ type deviceLookup struct {
 	Zero       uint32
 }
 
+type deviceMasqRange uint32
+
+const (
+	deviceMasqRangeRANGE_PODS   deviceMasqRange = 1
+	deviceMasqRangeRANGE_INSIDE deviceMasqRange = 2
+)
+
 type deviceNatEntry struct {
 	_  structs.HostLayout
 	To struct {
@@ -179,6 +186,8 @@ const (
 	deviceNatStateFIN_ACKED       deviceNatState = 32768
 	deviceNatStateCLIENT_UNACKED  deviceNatState = 65536
 	deviceNatStateBACKEND_UNACKED deviceNatState = 131072
+	deviceNatStateDIRECT          deviceNatState = 262144
+	deviceNatStatePOD_FLOW        deviceNatState = 524288
 )
 
 type devicePacketEvent uint32
@@ -327,6 +336,7 @@ const (
 	deviceMapFlChanges     = "fl_changes"
 	deviceMapFlFragments   = "fl_fragments"
 	deviceMapFlLookup      = "fl_lookup"
+	deviceMapFlMasqRanges  = "fl_masq_ranges"
 	deviceMapFlNatDst      = "fl_nat_dst"
 	deviceMapFlNatSrc      = "fl_nat_src"
 	deviceMapFlNodeUdp     = "fl_node_udp"
@@ -346,9 +356,11 @@ const (
 	deviceProgLeave        = "leave"
 	deviceVarDsr           = "dsr"
 	deviceVarL2Len         = "l2_len"
+	deviceVarPodNetwork    = "pod_network"
 	deviceVarReversePath   = "reverse_path"
 	deviceVarUnusedAction  = "unused_action"
 	deviceVarUnusedEvent   = "unused_event"
+	deviceVarUnusedRange   = "unused_range"
 	deviceVarUnusedSlow    = "unused_slow"
 	deviceVarUnusedState   = "unused_state"
 	deviceVarUnusedUse     = "unused_use"
@@ -412,6 +424,7 @@ type deviceMapSpecs struct {
 	FlChanges     *ebpf.MapSpec `ebpf:"fl_changes"`
 	FlFragments   *ebpf.MapSpec `ebpf:"fl_fragments"`
 	FlLookup      *ebpf.MapSpec `ebpf:"fl_lookup"`
+	FlMasqRanges  *ebpf.MapSpec `ebpf:"fl_masq_ranges"`
 	FlNatDst      *ebpf.MapSpec `ebpf:"fl_nat_dst"`
 	FlNatSrc      *ebpf.MapSpec `ebpf:"fl_nat_src"`
 	FlNodeUdp     *ebpf.MapSpec `ebpf:"fl_node_udp"`
@@ -434,9 +447,11 @@ type deviceMapSpecs struct {
 type deviceVariableSpecs struct {
 	Dsr          *ebpf.VariableSpec `ebpf:"dsr"`
 	L2Len        *ebpf.VariableSpec `ebpf:"l2_len"`
+	PodNetwork   *ebpf.VariableSpec `ebpf:"pod_network"`
 	ReversePath  *ebpf.VariableSpec `ebpf:"reverse_path"`
 	UnusedAction *ebpf.VariableSpec `ebpf:"unused_action"`
 	UnusedEvent  *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedRange  *ebpf.VariableSpec `ebpf:"unused_range"`
 	UnusedSlow   *ebpf.VariableSpec `ebpf:"unused_slow"`
 	UnusedState  *ebpf.VariableSpec `ebpf:"unused_state"`
 	UnusedUse    *ebpf.VariableSpec `ebpf:"unused_use"`
@@ -469,6 +484,7 @@ type deviceMaps struct {
 	FlChanges     *ebpf.Map `ebpf:"fl_changes"`
 	FlFragments   *ebpf.Map `ebpf:"fl_fragments"`
 	FlLookup      *ebpf.Map `ebpf:"fl_lookup"`
+	FlMasqRanges  *ebpf.Map `ebpf:"fl_masq_ranges"`
 	FlNatDst      *ebpf.Map `ebpf:"fl_nat_dst"`
 	FlNatSrc      *ebpf.Map `ebpf:"fl_nat_src"`
 	FlNodeUdp     *ebpf.Map `ebpf:"fl_node_udp"`
@@ -494,6 +510,7 @@ func (m *deviceMaps) Close() error {
 		m.FlChanges,
 		m.FlFragments,
 		m.FlLookup,
+		m.FlMasqRanges,
 		m.FlNatDst,
 		m.FlNatSrc,
 		m.FlNodeUdp,
@@ -517,9 +534,11 @@ func (m *deviceMaps) Close() error {
 type deviceVariables struct {
 	Dsr          *ebpf.Variable `ebpf:"dsr"`
 	L2Len        *ebpf.Variable `ebpf:"l2_len"`
+	PodNetwork   *ebpf.Variable `ebpf:"pod_network"`
 	ReversePath  *ebpf.Variable `ebpf:"reverse_path"`
 	UnusedAction *ebpf.Variable `ebpf:"unused_action"`
 	UnusedEvent  *ebpf.Variable `ebpf:"unused_event"`
+	UnusedRange  *ebpf.Variable `ebpf:"unused_range"`
 	UnusedSlow   *ebpf.Variable `ebpf:"unused_slow"`
 	UnusedState  *ebpf.Variable `ebpf:"unused_state"`
 	UnusedUse    *ebpf.Variable `ebpf:"unused_use"`

@@ -80,6 +80,9 @@ type DeviceOptions struct {
 	// nodes pass original destinations to each other, so that a backend's node answers the client directly
 	DSR         bool
 	ReversePath bool // a flow begins only if the route back to its source leads to the device that its packet came from
+	// the pod network is Fairlead's own: programs masquerade what pods send out of the ranges of MasqueradeRanges, and
+	// the hook of its source validation doesn't keep the fast path off
+	PodNetwork bool
 }
 
 // DeviceDigest returns a digest of those programs with these constants and maps of these sizes.
@@ -140,7 +143,8 @@ func (p *DevicePrograms) load(m *Maps, o DeviceOptions, header uint32) (*ebpf.Co
 	if err != nil {
 		return nil, err
 	}
-	constants := map[string]uint32{"l2_len": header, "dsr": b2u(o.DSR), "reverse_path": b2u(o.ReversePath)}
+	constants := map[string]uint32{"l2_len": header, "dsr": b2u(o.DSR), "reverse_path": b2u(o.ReversePath),
+		"pod_network": b2u(o.PodNetwork)}
 	for name, value := range constants {
 		if err := c.Variables[name].Set(value); err != nil {
 			return nil, err

@@ -15,8 +15,8 @@ import (
 // ErrForm is the error of maps of another form: another version's, or pinned there by others.
 var ErrForm = errors.New("bpf: a map of another form")
 
-// Drain empties the maps of every layout in a folder of frontends, and returns how many TCP connections of the
-// programs at devices have not ended. Maps of another version's form are an ErrForm.
+// Drain empties the maps of every layout in a folder of frontends, and that of masquerading, and returns how many TCP
+// connections of the programs at devices have not ended. Maps of another version's form are an ErrForm.
 func Drain(folder string) (connections int, err error) {
 	list, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -31,6 +31,9 @@ func Drain(folder string) (connections int, err error) {
 		}
 	}
 	if err != nil {
+		return 0, err
+	}
+	if err := CleanMasqueradeRanges(folder); err != nil {
 		return 0, err
 	}
 	if err := settle(); err != nil {
@@ -156,9 +159,11 @@ func alive(path string, counts func(deviceNatState) bool) (n int, err error) {
 }
 
 // opensFlow reports whether an entry of fl_nat_dst stands for its flow: a client's, or that of a port which
-// port_clashes assigned to a connection that is not ours.
+// port_clashes assigned to a connection that is not ours. What pods began out of the cluster isn't awaited: who
+// masquerades next translates it anew.
 func opensFlow(s deviceNatState) bool {
-	return s&deviceNatStateDIR_ORIGINAL != 0 || s&(deviceNatStateNODE_CLIENT|deviceNatStateMASQUERADED) == 0
+	return s&deviceNatStateDIR_ORIGINAL != 0 ||
+		s&(deviceNatStateNODE_CLIENT|deviceNatStateMASQUERADED|deviceNatStatePOD_FLOW) == 0
 }
 
 // learnt reports whether an entry of fl_nat_src stands for its flow: another node has the client's.
@@ -196,9 +201,9 @@ func lifetime(s deviceNatState, protocol uint8) uint32 {
 	has := func(bits deviceNatState) bool { return s&bits != 0 }
 	answered, acked := has(deviceNatStateSEEN_REPLY), has(deviceNatStateFIN_ACKED)
 	switch {
-	case protocol == unix.IPPROTO_UDP && !answered:
+	case protocol != unix.IPPROTO_TCP && !answered:
 		return 30
-	case protocol == unix.IPPROTO_UDP:
+	case protocol != unix.IPPROTO_TCP:
 		return 120
 	case has(deviceNatStateRESET):
 		return 10

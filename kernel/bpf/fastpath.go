@@ -72,12 +72,13 @@ type fastPathContext struct {
 	_       uint32
 	Leave   uint32 // cb[0]
 	Hooks   uint32 // cb[1]
-	_       [3]uint32
+	Network uint32 // cb[2]
+	_       [2]uint32
 }
 
 // ReadFastPath reports whether the programs at devices, of a folder of maps, redirect packets in the calling thread's
-// network namespace.
-func ReadFastPath(folder string, devices []Device) (*FastPath, error) {
+// network namespace. network is DeviceOptions.PodNetwork of the programs.
+func ReadFastPath(folder string, devices []Device, network bool) (*FastPath, error) {
 	m, err := pinned[uint32, uint32](filepath.Join(folder, pinNames[deviceMapFlPods]))
 	if m == nil {
 		return nil, err
@@ -99,7 +100,7 @@ func ReadFastPath(folder string, devices []Device) (*FastPath, error) {
 	if err != nil {
 		return nil, err
 	}
-	by, err := runFastPath(p, fastPathContext{Ifindex: 1, Hooks: hooks})
+	by, err := runFastPath(p, fastPathContext{Ifindex: 1, Hooks: hooks, Network: b2u(network)})
 	if err != nil {
 		return nil, err
 	}

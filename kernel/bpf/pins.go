@@ -39,16 +39,17 @@ var pinNames = map[string]string{
 	deviceMapFlAllowedSrc:   "permitted",
 	deviceMapFlUnmatched:    "unmatched",
 	deviceMapFlChanges:      "changes",
+	deviceMapFlMasqRanges:   "fl_masq_ranges",
 }
 
-// state is the maps that packets and sockets write, and the one that holds the program of policies. They don't go with
-// a layout: an upgrade finds what it needs to go on.
+// state is the maps that packets and sockets write, and those that the planes of policies and of the pod network write.
+// They don't go with a layout: an upgrade finds what it needs to go on.
 var state = map[string]bool{
 	serviceMapFlAffinity: true, serviceMapFlUdpPeers: true, serviceMapFlNetnsAddrs: true, serviceMapFlSkPeer: true,
 	serviceMapFlSkFlows: true, serviceMapFlPeerNames: true, serviceMapFlOpenSockets: true, serviceMapFlSkCounted: true,
 	deviceMapFlNatDst: true, deviceMapFlNatSrc: true, deviceMapFlFragments: true, deviceMapFlPortBits: true,
 	deviceMapFlAddrBits: true, deviceMapFlNodeUdp: true, deviceMapFlPackets: true, deviceMapFlLookup: true,
-	deviceMapFlRoutes: true, deviceMapFlPolicyCalls: true,
+	deviceMapFlRoutes: true, deviceMapFlPolicyCalls: true, deviceMapFlMasqRanges: true,
 }
 
 // formerNames are types of state maps under the names that they and their fields had when the forms of pins were made

@@ -21,6 +21,7 @@ type Flow struct {
 	Source      netip.AddrPort // the client
 	Destination netip.AddrPort // as the client wrote it
 	ReplySource netip.AddrPort // the source of replies: the backend, if the destination was translated
+	Reply       netip.AddrPort // the destination of replies: the node, if the source was masqueraded
 	Opening     bool           // a TCP connection of which a SYN was seen, and no answer yet
 	Closing     bool           // a TCP connection that one end has closed or reset, or that has ended
 	Ended       bool           // a TCP connection that both ends have closed (TIME_WAIT), or one has reset
@@ -98,6 +99,7 @@ func (f filter) MatchConntrackFlow(flow *vnetlink.ConntrackFlow) bool {
 		Source:      addrPort(flow.Forward.SrcIP, flow.Forward.SrcPort),
 		Destination: addrPort(flow.Forward.DstIP, flow.Forward.DstPort),
 		ReplySource: addrPort(flow.Reverse.SrcIP, flow.Reverse.SrcPort),
+		Reply:       addrPort(flow.Reverse.DstIP, flow.Reverse.DstPort),
 	}
 	if tcp, ok := flow.ProtoInfo.(*vnetlink.ProtoInfoTCP); ok {
 		out.state(tcp.State)

@@ -1,5 +1,9 @@
-// Package masquerade is the data plane that masquerades what pods send out of the cluster, by nf_tables: table
-// "fairlead-masquerade", of the calling thread's network namespace.
+// Package masquerade has two data planes that masquerade what pods send out of the cluster, of which a node has one.
+//
+// DevicePlane writes prefixes for the programs at devices of Services' mode ebpf, which masquerade by them (bpf/nat.h,
+// begin_masquerade): this node's pods, and destinations that see pods' own addresses.
+//
+// Plane does it by nf_tables: table "fairlead-masquerade", of the calling thread's network namespace.
 //
 //	hook   behind routing and behind what Services masquerade: out by model.ProxyDevice: as it is, for
 //	       the agent behind it sees the pod's own address; source in "own4" or "own6" → leave

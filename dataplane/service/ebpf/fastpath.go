@@ -29,7 +29,7 @@ func (p *Plane) FastPath() (f *service.FastPath, err error) {
 		list = append(list, bpf.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback, Pod: i.Pod})
 	}
 	err = d.ns.Do(func() error {
-		r, err := bpf.ReadFastPath(d.maps, list)
+		r, err := bpf.ReadFastPath(d.maps, list, d.podNetwork)
 		if r == nil {
 			return err
 		}

@@ -45,6 +45,12 @@ var podAddrs = map[string]map[bool]string{
 // withPods runs f in such a node, whose plane has no Service.
 func withPods(t *testing.T, f func(*twoPods)) {
 	t.Helper()
+	withPodsOf(t, false, f)
+}
+
+// withPodsOf is withPods; network is Options.PodNetwork.
+func withPodsOf(t *testing.T, network bool, f func(*twoPods)) {
+	t.Helper()
 	if err := bpf.ProbeDevices(); err != nil {
 		t.Fatalf("this test needs programs at devices: %v", err)
 	}
@@ -93,8 +99,9 @@ func withPods(t *testing.T, f func(*twoPods)) {
 				})
 			}
 		}
+		o.PodNetwork = network
 		w.plane = opened(t, o)
-		defer clean(t, w.plane)
+		defer func() { clean(t, w.plane) }()
 		change(t, w.plane, nil, []model.ServicePart{theNode})
 		f(w)
 	})

@@ -86,6 +86,9 @@ type Options struct {
 	// Policies has network policies see what a pod sends to itself by way of a Service: it is translated at the pod's
 	// device, not at connect().
 	Policies bool
+	// PodNetwork has the programs at devices do what dataplane/network/masquerade writes, and evaluate packets in the
+	// fast path while dataplane/network/guard has its hook.
+	PodNetwork bool
 }
 
 // DefaultSizes have space for 40,000 pools of 10 backends. All maps use 70 MiB of kernel memory at once, of which 40
@@ -193,7 +196,7 @@ func Open(o Options) (_ *Plane, err error) {
 
 // deviceOptions returns the options of the programs for packets.
 func (p *Plane) deviceOptions(direct bool) bpf.DeviceOptions {
-	return bpf.DeviceOptions{DSR: direct, ReversePath: !p.NoReversePathCheck}
+	return bpf.DeviceOptions{DSR: direct, ReversePath: !p.NoReversePathCheck, PodNetwork: p.PodNetwork}
 }
 
 // programs returns the programs' options.
