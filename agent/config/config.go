@@ -257,6 +257,7 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 		return r, err
 	}
 	r.Nodeless, r.HostPorts = c.Own.Source != "", c.Attaches()
+	r.NoLocalHostPorts = !*p.IPTables.LocalhostNodePorts
 	r.ProxyName = c.Own.ServiceProxyName
 	r.NodePortAddresses = c.nodePorts()
 	r.MasqueradeAll = p.IPTables.MasqueradeAll

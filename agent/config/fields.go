@@ -65,7 +65,7 @@ var fields = []Field{
 	{"iptables.masqueradeBit", false, oneBit},
 	{"iptables.masqueradeAll", true, "Masquerades all traffic to ClusterIPs, unless mode is nftables."},
 	{"iptables.localhostNodePorts", true, "Serves node ports at 127.0.0.0/8 where mode is iptables or empty, as far as " +
-		"nodePortAddresses include them."},
+		"nodePortAddresses include them, and pods' host ports at 127.0.0.1 in every mode."},
 	{"iptables.syncPeriod", true, resync},
 	{"iptables.minSyncPeriod", false, soon},
 	{"ipvs.syncPeriod", true, onlyIPVS + resync},

@@ -46,6 +46,9 @@ type Config struct {
 type Objects struct {
 	Nodeless  bool // there may be Services alone: without any Node all is well
 	HostPorts bool // those of this node's pods are served; it takes this node's Pods
+	// NoLocalHostPorts leaves host ports out at IPv4 loopback addresses, for which the kernel must let packets from there
+	// leave.
+	NoLocalHostPorts bool
 }
 
 // Balancing is how Services that don't choose select an endpoint.
@@ -197,7 +200,8 @@ func (s *settings) readNodePorts(rep, other *report) {
 		}
 	}
 	s.ranges = merge(s.ranges)
-	s.localhost = s.HostPorts || slices.ContainsFunc(s.ranges, func(r model.Range) bool { return overlap(r, loopback4) })
+	s.localhost = s.HostPorts && !s.NoLocalHostPorts ||
+		slices.ContainsFunc(s.ranges, func(r model.Range) bool { return overlap(r, loopback4) })
 }
 
 // readNodePort reads one of NodePortAddresses, and reports whether any address that it says is served and of which

@@ -232,6 +232,8 @@ func (p *podReading) hostIP(text string) (netip.Addr, *flaw) {
 	switch {
 	case err != nil:
 		return a, &flaw{"InvalidAddress", fmt.Sprintf("%q is not an IP address", text)}
+	case a.Is4() && a.IsLoopback() && !p.model.Localhost:
+		return a, &flaw{"UnusableAddress", fmt.Sprintf("%s takes no host ports, since iptables.localhostNodePorts is false", a)}
 	case a.IsUnspecified(), a.Is4() && a.IsLoopback(), p.owns(a):
 		return a, nil
 	case a.IsLoopback():
@@ -250,7 +252,11 @@ func (p *podReading) hostAddresses(f family, host netip.Addr) (l []netip.Addr) {
 		return []netip.Addr{host}
 	}
 	l = append(l, f.any())
-	for _, a := range append(slices.Clone(p.model.Addresses), localhost) {
+	addresses := slices.Clone(p.model.Addresses)
+	if p.model.Localhost {
+		addresses = append(addresses, localhost)
+	}
+	for _, a := range addresses {
 		served := slices.ContainsFunc(p.model.NodePorts, func(r model.Range) bool { return r.Contains(a) })
 		if familyOf(a) == f && !served && !a.IsLinkLocalUnicast() {
 			l = append(l, a)
