@@ -131,8 +131,8 @@ var local = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParse
 	netip.MustParsePrefix("224.0.0.0/3"), netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10"),
 	netip.MustParsePrefix("ff00::/8")}
 
-// holder returns what else has addresses of a range, "" where nothing that is known has: a pod must not pass for another
-// one, a node or a Service, whatever is granted.
+// holder returns what else has addresses of a range, "" where nothing that is known has: a pod must not pass for
+// another one, a node or a Service, whatever is granted.
 func (r *Resolver) holder(p netip.Prefix) string {
 	overlaps := func(o netip.Prefix) bool { return o.Overlaps(p) }
 	if slices.ContainsFunc(local, overlaps) {

@@ -178,7 +178,8 @@ func (r *trial) method() []string {
 			"size of an answer, and a far end with the client, which stands for a pod of another node. All arms stand at the "+
 			"same time; a round has a block of each in random order, between two of the baseline. The servers are the lab's "+
 			"own, in nginx's place. Clients and servers share one processor and have real-time priority. Requests come at a "+
-			"rate far below saturation, each on a connection of its own; a cell has %d requests.", r.profile.Rounds*r.profile.Each),
+			"rate far below saturation, each on a connection of its own; a cell has %d requests.",
+			r.profile.Rounds*r.profile.Each),
 		"The article's policies allow a client at a protocol and port; all but the last allow another port than the " +
 			"server's. So do these, for the same client, by NetworkPolicy objects, which the resolver decides and an engine's " +
 			"own loop writes, as in the agent, but in the lab's process. The lists are written by the lab itself: a rule for " +

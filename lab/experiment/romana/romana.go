@@ -179,8 +179,8 @@ func (r *trial) countRules(ctx context.Context) error {
 		}
 	}
 	r.out.Remark(fmt.Sprintf("Rules per packet were counted on paper for every arm; the kernel, asked to trace a "+
-		"connection's first packet, agreed in all %d cases in which it was asked: by engines under every number of policies, "+
-		"by lists under up to %s.", agreed, experiment.Thousands(r.profile.Traces)))
+		"connection's first packet, agreed in all %d cases in which it was asked: by engines under every number of "+
+		"policies, by lists under up to %s.", agreed, experiment.Thousands(r.profile.Traces)))
 	return nil
 }
 
