@@ -233,7 +233,8 @@ func (p *podReading) hostIP(text string) (netip.Addr, *flaw) {
 	case err != nil:
 		return a, &flaw{"InvalidAddress", fmt.Sprintf("%q is not an IP address", text)}
 	case a.Is4() && a.IsLoopback() && !p.model.Localhost:
-		return a, &flaw{"UnusableAddress", fmt.Sprintf("%s takes no host ports, since iptables.localhostNodePorts is false", a)}
+		return a, &flaw{"UnusableAddress",
+			fmt.Sprintf("%s takes no host ports, since iptables.localhostNodePorts is false", a)}
 	case a.IsUnspecified(), a.Is4() && a.IsLoopback(), p.owns(a):
 		return a, nil
 	case a.IsLoopback():
