@@ -145,7 +145,7 @@ func tracked(b []byte) (t Tracked, tuple []byte, ok bool) {
 			tuple = v
 			t.Protocol, t.Source, t.Destination, ok = tupleOf(v)
 		case ctaReply:
-			_, t.ReplySource, _, _ = tupleOf(v)
+			_, t.ReplySource, t.Reply, _ = tupleOf(v)
 		case ctaProtoinfo:
 			tcp := netlink.Find(v, ctaInfoTCP)
 			if state := netlink.Find(tcp, ctaTCPState); len(state) == 1 {
