@@ -1360,8 +1360,11 @@ __noinline int begin_masquerade(const struct packet *p, const struct nat_entry *
 		return true;
 	if (e && !expired(e, p) && ((e->state & (POD_FLOW | MASQ_PENDING)) != POD_FLOW || !masquerade_ended(p, e)))
 		return true;
-	if (!leaves_cluster(&p->tuple.source, &p->tuple.destination))
+	if (!leaves_cluster(&p->tuple.source, &p->tuple.destination)) {
+		if (e) /* over; the destination is inside by now */
+			bpf_map_delete_elem(&fl_nat_src, &p->tuple);
 		return true;
+	}
 	if (p->tuple.protocol == IPPROTO_TCP)
 		made.state |= UNASSURED;
 	made.seen = p->now;

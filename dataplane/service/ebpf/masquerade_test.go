@@ -2,6 +2,7 @@ package ebpf_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/network/guard"
 	"fairlead.dev/fairlead/dataplane/network/masquerade"
+	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
@@ -186,6 +188,23 @@ func TestMasqueradeDespiteForgedClient(t *testing.T) {
 		o.in("a", func() { echo.Request(ctx, model.UDP, victim, echo.Options{From: server}) })
 		if got, err := o.sends("b", model.UDP, server, victim); err != nil || got.Addr().String() != nodeAddrs[false] {
 			t.Errorf("%s sees %s, %v", server, got, err)
+		}
+	})
+}
+
+// TestMasqueradeEnds has a pod begin a connection from a port again, to what is inside the cluster by now.
+func TestMasqueradeEnds(t *testing.T) {
+	withOutside(t, func(o *outside) {
+		o.masquerades()
+		to, from := netip.MustParseAddrPort("203.0.113.9:80"), netip.MustParseAddrPort("10.244.1.2:4447")
+		for _, want := range []string{nodeAddrs[false], podAddrs["b"][false]} {
+			if got, err := o.sends("b", model.TCP, to, from); err != nil || got.Addr().String() != want {
+				t.Errorf("%s sees %s, %v, want %s", to, got, err, want)
+			}
+			folder, _, err := bpf.Folder()
+			if err := errors.Join(err, bpf.CleanMasqueradeRanges(folder)); err != nil {
+				t.Fatal(err)
+			}
 		}
 	})
 }
