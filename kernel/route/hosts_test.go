@@ -7,7 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netlink"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 )
 
 // Devices follow routes of full length on links, and the devices themselves.
@@ -63,4 +67,19 @@ func TestHostsFollowRoutes(t *testing.T) {
 	until("a device is gone", map[string]string{"10.0.1.4": "pod0"})
 	cancel()
 	check(t, <-ended)
+}
+
+// A namespace in which nothing was ever up has no table of routes.
+func TestNoTableHasNoRoutes(t *testing.T) {
+	check(t, netnstest.New(t).Do(func() error {
+		s, err := netlink.Open(unix.NETLINK_ROUTE, 0)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		if l, err := Reached(s); err != nil || len(l) != 0 {
+			t.Errorf("%v, %v: want none", l, err)
+		}
+		return nil
+	}))
 }

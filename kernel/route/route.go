@@ -171,7 +171,7 @@ func list(s *netlink.Socket, header [headerLength]byte, selected func(Route) boo
 					l = append(l, r)
 				}
 			})
-			if err != nil {
+			if err != nil && !errors.Is(err, unix.ENOENT) { // where nothing was ever routed there is no table
 				return fmt.Errorf("list routes: %w", err)
 			}
 		}
