@@ -64,9 +64,20 @@ func payload(m *machine, i nft.Instruction) (nft.Verdict, error) {
 	return goOn, m.put(i.Number(1), b[at:at+n])
 }
 
+// index returns a device's number: 0 for none, 1 for the loopback device, 2 for any other.
+func index(device string) int {
+	switch device {
+	case "":
+		return 0
+	case "lo":
+		return 1
+	}
+	return 2
+}
+
 // meta loads or, with a source register, sets a property.
 func meta(m *machine, i nft.Instruction) (nft.Verdict, error) {
-	const mark, iifname, oifname, iiftype, nftrace, nfproto, l4proto = 3, 6, 7, 8, 12, 15, 16
+	const mark, iif, iifname, oifname, iiftype, nftrace, nfproto, l4proto = 3, 4, 6, 7, 8, 12, 15, 16
 	key := i.Number(2)
 	if i.Has(3) {
 		r, err := m.reg(i.Number(3), 4)
@@ -83,6 +94,8 @@ func meta(m *machine, i nft.Instruction) (nft.Verdict, error) {
 	switch key {
 	case mark:
 		v = native(m.mark)
+	case iif:
+		v = native(uint32(index(m.in())))
 	case iifname:
 		v = append([]byte(m.in()), make([]byte, unix.IFNAMSIZ-len(m.in()))...)
 	case oifname:
