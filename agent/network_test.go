@@ -93,6 +93,7 @@ func TestAgentConnectsPods(t *testing.T) {
 					return followInterfaces(ctx, interfaces, notify)
 				},
 				OnReady: func() error { return attach.WriteConfig(conf, socket, filepath.Join(folder, "records")) }}}
+		const overlap = "10.244.2.0/25 overlaps 10.244.2.0/24 of the older Node b"
 		problems := make(chan string, 100)
 		o.Report = func(l []source.Problem) { problems <- fmt.Sprint(l) }
 		ctx, stop := context.WithCancel(ctx)
@@ -113,6 +114,13 @@ func TestAgentConnectsPods(t *testing.T) {
 				err = errors.Join(os.RemoveAll(conf), os.Mkdir(conf, 0o755),
 					awaitFile(filepath.Join(conf, attach.ConfigFile)))
 			}
+			for text := ""; err == nil && !strings.Contains(text, overlap); {
+				select {
+				case text = <-problems:
+				case <-ctx.Done():
+					err = fmt.Errorf("problems: %s", text)
+				}
+			}
 			stop()
 			attached <- err
 		}()
@@ -121,13 +129,6 @@ func TestAgentConnectsPods(t *testing.T) {
 		}
 		if err := <-attached; err != nil {
 			return err
-		}
-		for text := ""; !strings.Contains(text, "10.244.2.0/25 overlaps 10.244.2.0/24 of the older Node b"); {
-			select {
-			case text = <-problems:
-			default:
-				return fmt.Errorf("problems: %s", text)
-			}
 		}
 		_, err = echo.Request(t.Context(), model.TCP, netip.MustParseAddrPort("10.244.1.2:80"), echo.Options{})
 		pods, failed := mode.AttachedPods(t.Context())
