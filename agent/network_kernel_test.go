@@ -75,7 +75,7 @@ func throughIPIP(t *testing.T) {
 	}
 }
 
-// servedByIPVLAN has pods that are children of the uplink reach a Service, whose backend is one of them.
+// servedByIPVLAN has pods that are children of the uplink reach a Service with one of them as its backend.
 func servedByIPVLAN(t *testing.T) {
 	node, wire, pods := netnstest.New(t), netnstest.New(t), []*netns.Namespace{netnstest.New(t), netnstest.New(t)}
 	script := strings.ReplaceAll(`

@@ -613,7 +613,7 @@ func (s *Server) collect(ctx context.Context, r cni.Request) (err error) {
 	return err
 }
 
-// Follow detaches pods whose devices have gone with their network namespaces, until ctx ends. Of pods that are
+// Follow detaches pods that lost their devices with their network namespaces, until ctx ends. Of pods that are
 // connected by ipvlan no device of the node tells that: their DEL does, or GC.
 func (s *Server) Follow(ctx context.Context) error {
 	signals, err := link.WatchDevices(ctx, s.ns)

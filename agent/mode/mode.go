@@ -28,7 +28,7 @@ type Mode struct {
 	options Options
 }
 
-// Serves returns why the mode can't serve a node whose pods are connected by devices of that kind; nil: it can.
+// Serves returns why the mode can't serve a node that connects its pods by devices of that kind; nil: it can.
 func (m Mode) Serves(k model.DeviceKind) error {
 	if !k.IPVLAN() || m.NoIPVLAN == "" {
 		return nil

@@ -71,7 +71,7 @@ func (l Entries) has(f conntrack.Flow, own map[netip.Addr]bool) bool {
 
 // Release undoes Keep once no TCP connection to one of the entries is translated any more, and returns how many are.
 // Flows of UDP that are it cuts: whoever serves the entries now selects their clients' backend. With masqueraded it
-// waits for TCP connections whose source is translated, too. Without entries it waits for nothing.
+// waits for TCP connections with a translated source, too. Without entries it waits for nothing.
 func Release(entries Entries, masqueraded bool) (connections int, err error) {
 	err = change(func(conn *nftables.Conn, c *conntrack.Conn, tables []string) error {
 		if !slices.Contains(tables, PreservedTable) {

@@ -108,7 +108,7 @@ func Up(b *netlink.Batch, name string) {
 	})
 }
 
-// Veths returns the devices of pods' kinds whose names begin with a prefix, by interface index.
+// Veths returns the devices of pods' kinds that are named with a prefix, by interface index.
 func Veths(s *netlink.Socket, prefix string) (all map[int]Veth, err error) {
 	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 	err = netlink.Stable(func() error {

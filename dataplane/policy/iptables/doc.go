@@ -9,7 +9,7 @@
 //	                         return; then DV; at INPUT untranslated? return; then E0, and unless it goes to the node I0
 //	E0, I0                   a tree of subjects by prefixes of their addresses, for egress and ingress, to a ruleset
 //	E1, I1                   the same, to the ruleset of the last stage, for what the first leaves to it
-//	DV                       a tree of subjects whose device is known: what comes in elsewhere goes to FORGED
+//	DV                       a tree of subjects with a known device: what comes in elsewhere goes to FORGED
 //	RE0…, RE1…, RI0…, RI1…   a ruleset by its ID: a tree over its port entries (S…) to peer tables
 //	TE0…, TE1…, TI0…, TI1…   a peer table by its ID: a match of its sets, each with a verdict, then its Otherwise
 //	DENY, FORGED, AUDIT      log, limited, to nflog group LogGroup; the first two drop

@@ -28,7 +28,7 @@ const (
 const (
 	chainDeny   = Prefix + "DENY"   // logs, drops
 	chainAudit  = Prefix + "AUDIT"  // logs what audited policies would deny
-	chainCut    = Prefix + "CUT"    // ends connections whose permission was withdrawn
+	chainCut    = Prefix + "CUT"    // ends connections that lost their permission
 	chainDevice = Prefix + "DV"     // the tree of the subjects' devices
 	chainForged = Prefix + "FORGED" // logs, drops what comes in by another device
 )

@@ -7,7 +7,7 @@
 //	untranslated  range of addresses             destinations that are evaluated after their translation, at input
 //	unknown       range of addresses             of this node's pods, where pods that aren't known are dropped
 //	subject       address                        of pods on this node
-//	device        address                        of those whose device is known
+//	device        address                        of those with a known device
 //	entry         address · device               by which alone these may send
 //	ruleset       stage · address → ruleset      stages 0 and 1 are of egress, 2 and 3 of ingress
 //	peer          address → identity

@@ -25,7 +25,7 @@ var (
 	exceptAddrs = map[bool]string{false: "172.16.0.9", true: "fd98::9"}
 )
 
-// outside is a node with pods whose packets leave the cluster by the device out.
+// outside is a node with pods that send out of the cluster by the device out.
 type outside struct {
 	*twoPods
 	wire *netns.Namespace
