@@ -17,8 +17,10 @@ static __always_inline _Bool load(packet_source *p, __u32 at, void *to, __u32 si
 	return !bpf_dynptr_read(to, size, p, at, 0);
 }
 
+enum { l2_len = 14 /* ETH_HLEN: the fast path is for devices with such a header */ };
+
 #include "policy.h"
-#include "redirect.h"
+#include "write.h"
 
 char _license[] SEC("license") = "GPL";
 
@@ -164,7 +166,7 @@ int policy(struct bpf_nf_ctx *ctx)
 		p.device[0] = ((__u64 *)in->name)[0];
 		p.device[1] = ((__u64 *)in->name)[1];
 	}
-	return decide_packet(&p) == POLICY_DROP ? NF_DROP : NF_ACCEPT;
+	return decide_packet(&p) >= POLICY_DROP ? NF_DROP : NF_ACCEPT;
 }
 
 const volatile __u32 hook_program = 0; /* set at load time: the ID of the program at netfilter's hooks */
@@ -224,6 +226,46 @@ __noinline int redirect_accepted(struct __sk_buff *skb, int six)
 }
 
 /*
+ * Resets both ends of a TCP connection by one of its segments (RFC 9293, 3.5.2): its receiver by a reset in its place,
+ * which is redirected as cb says, its sender by the reply. A reset is dropped.
+ */
+__noinline int reset_ends(struct __sk_buff *skb, const struct tuple *of, int six)
+{
+	__u32 words[] = {skb->cb[0], skb->cb[1], skb->cb[2], skb->cb[3]};
+	struct tcphdr t, r = {.doff = 5, .rst = 1, .ack = 1};
+	struct redirect target;
+	struct ethhdr was, e;
+	bool is6 = six;
+
+	if (!of || bpf_skb_load_bytes(skb, 0, &was, sizeof(was)) ||
+	    bpf_skb_load_bytes(skb, l2_len + (is6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)), &t, sizeof(t)) ||
+	    t.rst || !t.ack)
+		return TC_ACT_SHOT;
+	__builtin_memcpy(&target, words, sizeof(target));
+	r.source = t.source;
+	r.dest = t.dest;
+	r.seq = t.seq;
+	r.ack_seq = t.ack_seq;
+	if (!write_segment(skb, &of->source, &of->destination, is6, &r))
+		return TC_ACT_SHOT;
+	e = was;
+	__builtin_memcpy(e.h_dest, target.dst_mac, sizeof(e.h_dest));
+	__builtin_memcpy(e.h_source, target.src_mac, sizeof(e.h_source));
+	bpf_skb_store_bytes(skb, 0, &e, sizeof(e), 0);
+	bpf_clone_redirect(skb, target.out_ifindex, 0);
+	r.source = t.dest;
+	r.dest = t.source;
+	r.seq = t.ack_seq;
+	r.ack = 0;
+	r.ack_seq = 0;
+	if (!write_segment(skb, &of->destination, &of->source, is6, &r))
+		return TC_ACT_SHOT;
+	swap_macs(&was);
+	bpf_skb_store_bytes(skb, 0, &was, sizeof(was), 0);
+	return bpf_redirect(skb->ifindex, 0);
+}
+
+/*
  * Evaluates policies for a plain packet that the device program hands over, and redirects it as cb says. The host stack
  * has it while the only hook in forwarding isn't the program that this one belongs to, or where it can't be read here.
  */
@@ -235,11 +277,15 @@ int policy_fast_path(struct __sk_buff *skb)
 	bool six = skb->protocol != bpf_htons(ETH_P_IP);
 	struct net_device *in = kernels->dev;
 	struct policy_packet p = {};
+	int result;
 
 	if (!is_only_hook(in->nd_net.net, six) ||
 	    !(six ? parse_plain(&p, ip, end, true) : parse_plain(&p, ip, end, false)))
 		return TCX_NEXT;
 	p.device[0] = ((__u64 *)in->name)[0];
 	p.device[1] = ((__u64 *)in->name)[1];
-	return decide_packet(&p) == POLICY_DROP ? TC_ACT_SHOT : redirect_accepted(skb, six);
+	result = decide_packet(&p);
+	if (result == POLICY_REVOKED && p.tuple.protocol == IPPROTO_TCP)
+		return reset_ends(skb, &p.tuple, six);
+	return result >= POLICY_DROP ? TC_ACT_SHOT : redirect_accepted(skb, six);
 }

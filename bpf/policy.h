@@ -239,8 +239,9 @@ enum packet_kind {
 
 enum policy_result {
 	POLICY_ACCEPT,
-	POLICY_DROP,
 	POLICY_IGNORE, /* accept: no end is a pod of this node */
+	POLICY_DROP,
+	POLICY_REVOKED, /* drop, and the connection may be reset: it isn't allowed any more */
 };
 
 /* An evaluation. */
@@ -631,8 +632,19 @@ static __always_inline bool is_installing(const struct policy_state *s)
 }
 
 /*
- * Evaluates a flow again, in the direction of its first packet. Returns POLICY_DROP if it is no longer allowed: the
- * flow stays known, with its old generation, so that neither end can pick it up in the other direction.
+ * Returns whether a drop was for what the policies of a generation decide: not for a pod that isn't known yet, and not
+ * by entries that were being written meanwhile.
+ */
+static __always_inline bool is_decided(const struct evaluation *e, const struct policy_state *s, __u32 generation)
+{
+	return e->table && e->event == POLICY_CUT_FLOW && !((e->flags | s->flags) & POLICY_WRITING) &&
+	       s->generation == generation;
+}
+
+/*
+ * Evaluates a flow again, in the direction of its first packet. Returns POLICY_DROP or POLICY_REVOKED if it is no
+ * longer allowed: the flow stays known, with its old generation, so that neither end can pick it up in the other
+ * direction.
  */
 __noinline int evaluate_again(const struct policy_packet *p, struct policy_flow *f, __u32 generation)
 {
@@ -651,7 +663,7 @@ __noinline int evaluate_again(const struct policy_packet *p, struct policy_flow 
 	e.flags = s->flags;
 	if (s->flags & POLICY_CUT && evaluate_connection(&e) == POLICY_DROP) {
 		f->seen = policy_now();
-		return POLICY_DROP;
+		return is_decided(&e, s, generation) ? POLICY_REVOKED : POLICY_DROP;
 	}
 	f->generation = generation;
 	f->state &= ~FLOW_OLDER;
@@ -774,6 +786,7 @@ static __always_inline int decide_packet(const struct policy_packet *p)
 	struct policy_flow *f;
 	struct tuple key;
 	bool down, opening;
+	int result;
 
 	if (!s)
 		return POLICY_DROP;
@@ -786,9 +799,11 @@ static __always_inline int decide_packet(const struct policy_packet *p)
 	f = p->kind == PACKET_SINGLE || opening ? NULL : bpf_map_lookup_elem(&fl_flows, &key);
 	if (!f || !flow_alive(f, key.protocol, now))
 		return decide_new(p, opening);
-	if (unlikely(f->state & FLOW_OLDER || (f->generation != s->generation && s->flags & POLICY_CUT)) &&
-	    evaluate_again(p, f, s->generation) == POLICY_DROP)
-		return POLICY_DROP;
+	if (unlikely(f->state & FLOW_OLDER || (f->generation != s->generation && s->flags & POLICY_CUT))) {
+		result = evaluate_again(p, f, s->generation);
+		if (result != POLICY_ACCEPT)
+			return result;
+	}
 	touch_flow(f, p, down, now);
 	return POLICY_ACCEPT;
 }

@@ -26,7 +26,8 @@
 // A flow remembers the direction of its first packet and the generation at which it was evaluated. Every Write that
 // changes an entry raises the generation afterwards, and each flow is evaluated again at its next packet, from either
 // end, in its own direction. One that is refused is cut: its packets are dropped as long as the flow is known, so that
-// neither end picks it up in the other direction. Without a model.PolicyNode.CutMark flows are never evaluated again;
+// neither end picks it up in the other direction; in the fast path TCP is reset at both ends, unless entries were being
+// written meanwhile. Without a model.PolicyNode.CutMark flows are never evaluated again;
 // which bit it is doesn't matter. A TCP packet with SYN alone is always evaluated as a new connection, also by the
 // tuple of a known flow.
 //

@@ -5,11 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/device"
 	"fairlead.dev/fairlead/dataplane/policy/policytest"
@@ -81,7 +85,7 @@ func TestInFastPath(t *testing.T) {
 	inFastPath = true
 	defer func() { inFastPath = false }()
 	for name, test := range map[string]func(*testing.T){
-		"verdict": TestFlowsFollowVerdict, "cut": TestWithdrawnPermissionCuts, "forgotten": TestForgottenFlows,
+		"verdict": TestFlowsFollowVerdict, "reset": resetWithdrawn, "forgotten": TestForgottenFlows,
 		"replaced": TestProgramIsReplacedWithoutAGap, "forged": TestForgedSourceIsDropped, "fragments": TestFragments,
 		"errors": TestErrorsPass,
 	} {
@@ -90,6 +94,49 @@ func TestInFastPath(t *testing.T) {
 	if redirected < 100 {
 		t.Errorf("%d packets were redirected", redirected)
 	}
+}
+
+// resetWithdrawn has permission withdrawn in the fast path: whichever end speaks first, both are reset, but not by
+// entries that are being written. What is allowed stays.
+func resetWithdrawn(t *testing.T) {
+	n := newNode(t)
+	n.hold("audit.yaml")
+	for i := range web {
+		byClient, byServer := n.connect(client[i], web[i]), n.connect(client[i], web[i])
+		stays := n.connect(web[i], client[i])
+		n.hold("deny-ingress.yaml")
+		n.maps.Set(bpf.PolicyWriting, true)
+		before := n.count(bpf.PolicyCutFlow)
+		byClient[0].Write(make([]byte, 3000))
+		byServer[1].Write([]byte{1})
+		for deadline := time.Now().Add(10 * time.Second); n.count(bpf.PolicyCutFlow) < before+2; {
+			if time.Now().After(deadline) {
+				t.Fatal("packets of two connections are not evaluated")
+			}
+		}
+		for _, end := range slices.Concat(byClient[:], byServer[:]) {
+			if err := read(end, 20*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%s > %s: cut while entries are written: %v", end.LocalAddr(), end.RemoteAddr(), err)
+			}
+		}
+		n.maps.Set(bpf.PolicyWriting, false) // both send again
+		for _, end := range slices.Concat(byClient[:], byServer[:]) {
+			if err := read(end, 10*time.Second); !errors.Is(err, unix.ECONNRESET) {
+				t.Errorf("%s > %s is not reset: %v", end.LocalAddr(), end.RemoteAddr(), err)
+			}
+		}
+		if !arrives(stays[0], stays[1], true) || !arrives(stays[1], stays[0], true) {
+			t.Error("a connection that is allowed was cut")
+		}
+		n.hold("audit.yaml")
+	}
+}
+
+// read returns the error of reading a byte that never comes.
+func read(c net.Conn, wait time.Duration) error {
+	c.SetReadDeadline(time.Now().Add(wait))
+	_, err := c.Read(make([]byte, 1))
+	return err
 }
 
 // TestFastPathEvaluates: a packet is redirected while policies allow it and the only hook in forwarding is theirs, and
