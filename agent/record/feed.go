@@ -3,6 +3,7 @@ package record
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net/netip"
 	"time"
 
@@ -121,7 +122,12 @@ func (e engine) run(ctx context.Context, add func(connection), lost func()) erro
 			return errors.Join(e.End(), e.Read(func(f bpf.RecordedFlow) { add(flow(f)) }))
 		case <-every.C:
 		}
-		if err := errors.Join(e.Renew(renewal), e.Read(func(f bpf.RecordedFlow) { add(flow(f)) })); err != nil {
+		renewed := e.Renew(renewal)
+		if errors.Is(renewed, fs.ErrNotExist) {
+			renewed = errors.New("the policy engine ebpf stopped evaluating policies here, and so counts no connections: " +
+				"the last policy was deleted, or the agent was replaced or has another engine: record again")
+		}
+		if err := errors.Join(renewed, e.Read(func(f bpf.RecordedFlow) { add(flow(f)) })); err != nil {
 			return err
 		}
 		n, err := e.Lost()

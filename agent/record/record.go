@@ -141,7 +141,11 @@ func (r *recorder) record(ctx context.Context, warning string) error {
 		}
 		r.add(c)
 	}, func() { lost = true })
-	return errors.Join(err, cause(ctx))
+	if err = errors.Join(err, cause(ctx)); err != nil { // the file has what was recorded until then
+		_, failed := r.write()
+		err = errors.Join(err, failed)
+	}
+	return err
 }
 
 // cause returns why a recording can't go on, nil where it just ends.

@@ -39,8 +39,8 @@ func prepare(track bool) (undo func() error, warning string, err error) {
 		return undo, "", fmt.Errorf("connections have no events (sysctl %s is 0): set it to 1, or %s",
 			conntrack.EventsSetting, withTrack)
 	case !v4 && !v6 && !track:
-		return undo, "", errors.New("connection tracking is off on this node, as no rule needs it: " + withTrack +
-			", which costs packets time")
+		return undo, "", errors.New("connection tracking is off on this node, as no rule needs it, and the policy engine " +
+			"ebpf, which records without it, evaluates no policy here: " + withTrack + ", which costs packets time")
 	case v4 != v6 && !track:
 		warning = "connection tracking is on for one IP family alone, and so is what is recorded: " + withTrack
 	}

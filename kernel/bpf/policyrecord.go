@@ -76,8 +76,35 @@ func (r *FlowRecorder) value(index policyRecording) (n uint64, err error) {
 	return n, err
 }
 
-// Renew has connections counted from now on, and for d at most.
-func (r *FlowRecorder) Renew(d time.Duration) error { return r.until(Now() + d) }
+// Renew has connections counted from now on, and for d at most. Where the maps of the program that counts them are no
+// longer those that are read, the error is fs.ErrNotExist.
+func (r *FlowRecorder) Renew(d time.Duration) error {
+	current, err := stateMap(r.folder, policyMapFlRecording)
+	if err == nil {
+		defer current.Close()
+		err = sameMap(current, r.recording)
+	}
+	if err != nil {
+		return fmt.Errorf("bpf: record connections: the program of network policies was removed or replaced: %w", err)
+	}
+	return r.until(Now() + d)
+}
+
+// sameMap returns fs.ErrNotExist where two maps aren't the same one.
+func sameMap(a, b *ebpf.Map) error {
+	var ids [2]ebpf.MapID
+	for i, m := range []*ebpf.Map{a, b} {
+		info, err := m.Info()
+		if err != nil {
+			return fmt.Errorf("bpf: read a map: %w", err)
+		}
+		ids[i], _ = info.ID()
+	}
+	if ids[0] != ids[1] {
+		return fs.ErrNotExist
+	}
+	return nil
+}
 
 // End has no more connections counted. What was can still be read.
 func (r *FlowRecorder) End() error { return r.until(0) }

@@ -340,6 +340,17 @@ func TestRecordsConnections(t *testing.T) {
 	if lost, err := r.Lost(); !before || lost > 0 || err != nil {
 		t.Errorf("the connection from before is there: %t; %d lost, %v", before, lost, err)
 	}
+	for _, gone := range []bool{true, false} { // without a program, then with another one
+		if gone {
+			n.Must(n.Write(t.Context(), nil, slices.Collect(maps.Values(n.held))))
+			n.held = map[Key]Fact{}
+		} else {
+			n.hold("audit.yaml")
+		}
+		if err := r.Renew(time.Hour); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("gone %t: connections are recorded: %v", gone, err)
+		}
+	}
 }
 
 // TestReplyPortOpensNothing: an answer may come from an allowed connection's port, a new connection may not.
