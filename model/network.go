@@ -147,6 +147,8 @@ type Route struct {
 	Via    netip.Addr // the node's address: next hop, or outer destination; zero where it isn't needed
 	Device string     // Direct: the device that Via is behind
 	Source netip.Addr // of what this node sends there itself; zero: the kernel's choice
+	// Tunneled: the node's own address of To's family, as the source of its replies to pods; zero: it has none
+	Internal netip.Addr
 
 	Tunnel  TunnelKind // Tunneled: of which kind
 	Gateway netip.Addr // Tunneled, VXLAN: the next hop inside the tunnel

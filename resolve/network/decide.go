@@ -268,6 +268,7 @@ func (s *survey) through(c claim, r *model.Route) bool {
 		return false
 	}
 	r.Hop, r.Via, r.Tunnel = model.Tunneled, via, t.Kind
+	r.Internal = s.addressOf(c.node, c.prefix.Addr())
 	for _, own := range t.Own {
 		if own.Is4() == c.prefix.Addr().Is4() && !r.Source.IsValid() {
 			r.Source = own

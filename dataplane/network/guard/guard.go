@@ -168,6 +168,9 @@ func (*Plane) Render(part model.NetworkPart) (l []network.TableFact) {
 			l = append(l, within(p.cluster, nil, netip.PrefixFrom(v.Via, v.Via.BitLen())),
 				declared.Element(p.peer, v.Via.AsSlice(), ""))
 		}
+		if a := v.Internal; a.IsValid() && a != v.Via {
+			l = append(l, within(protoOf(a).cluster, nil, netip.PrefixFrom(a, a.BitLen())))
+		}
 	case *model.Attachment:
 		l = append(l, frame...)
 		if v.Kind.IPVLAN() { // no device is this pod's
