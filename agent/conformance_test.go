@@ -227,7 +227,7 @@ func TestCasesNameModes(t *testing.T) {
 					if !slices.ContainsFunc(engines, func(o *conformance.Engine) bool { return o.Name == e }) {
 						t.Errorf("%s: no policy engine %s", c.File, e)
 					}
-				} else if _, err := mode.Of(u.Mode); err != nil {
+				} else if _, err := mode.Of(u.Mode); err != nil && u.Mode != "network=own" {
 					t.Errorf("%s: %v", c.File, err)
 				}
 				named++

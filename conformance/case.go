@@ -132,7 +132,7 @@ type problemLine struct {
 	Reason, Object string
 }
 
-//go:embed cases/service/*.txt cases/policy/*.txt
+//go:embed cases/service/*.txt cases/policy/*.txt cases/network/*.txt
 var caseFiles embed.FS
 
 // Cases returns every case of a subsystem, the folder below cases, by file name.
@@ -225,7 +225,7 @@ func (c *Case) section(name, data string, line int, fail func(int, error)) {
 		l, _, _ = strings.Cut(" "+l, " # ")
 		if l = strings.TrimSpace(l); l != "" && l[0] != '#' {
 			fail(line+1+i, parse.line(s, line+1+i, l))
-			if name == "packets" && strings.HasPrefix(c.File, "cases/policy/") {
+			if name == "packets" && !strings.HasPrefix(c.File, "cases/service/") {
 				if twin, ok := s.Packets[len(s.Packets)-1].twin(); ok {
 					s.Packets = append(s.Packets, twin)
 				}

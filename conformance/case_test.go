@@ -153,7 +153,7 @@ held F = web-1 $F
 var place4Line = regexp.MustCompile(`^x\.txt:\d+: `)
 
 func FuzzParse(f *testing.F) {
-	for _, folder := range []string{"cases/service/", "cases/policy/"} {
+	for _, folder := range []string{"cases/service/", "cases/policy/", "cases/network/"} {
 		cases, err := caseFiles.ReadDir(strings.TrimSuffix(folder, "/"))
 		if err != nil {
 			f.Fatal(err)

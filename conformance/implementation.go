@@ -17,7 +17,8 @@ type Implementation struct {
 	Start func() (Runner[model.ServicePart], error)
 	// Engine makes it a pair: cases of policies are run by a service data plane and a policy engine. Nil: no policies.
 	Engine            *Engine
-	UnpolicedServices string // why policy engines don't evaluate what clients send to Services; "": they do
+	Network           *PodNetwork // connects pods; nil: wires do
+	UnpolicedServices string      // why policy engines don't evaluate what clients send to Services; "": they do
 	// Slow is how many times longer than on a real processor anything may take that must happen, such as an answer: 1 if
 	// zero.
 	Slow int
@@ -31,17 +32,24 @@ type Engine struct {
 
 // label returns the name of the pair, such as "ebpf with policy engine nftables".
 func (s Implementation) label() string {
-	if s.Engine == nil {
-		return s.Name
+	label := s.Name
+	if s.Engine != nil {
+		label += " with policy engine " + s.Engine.Name
 	}
-	return s.Name + " with policy engine " + s.Engine.Name
+	if s.Network != nil {
+		label += " over pod network " + s.Network.Name
+	}
+	return label
 }
 
-// named reports whether a line of an unless section is about s: by its mode, or by "engine=" and its policy engine.
+// named reports whether a line of an unless section is about s: by its mode, by "engine=" and its policy engine, or by
+// "network=" and its pod network.
 func (s Implementation) named(name string) bool {
-	engine, byEngine := strings.CutPrefix(name, "engine=")
-	if byEngine {
+	if engine, is := strings.CutPrefix(name, "engine="); is {
 		return s.Engine != nil && s.Engine.Name == engine
+	}
+	if network, is := strings.CutPrefix(name, "network="); is {
+		return s.Network != nil && s.Network.Name == network
 	}
 	return name == s.Name
 }

@@ -26,7 +26,7 @@ func (w *testbed) assess(c client, to netip.AddrPort, p model.Protocol, via stri
 	owner := nodeOf(to.Addr())
 	if j.node = memberNamed(c.Name).Node; j.node == "" {
 		if j.node = owner; j.node == "" {
-			j.node = entrance(via)
+			j.node = w.entrance(to.Addr(), via)
 		}
 	}
 	j.packet.In = w.interfaceOf(memberNamed(c.Name), j.node, to.Addr().Is6())
@@ -56,12 +56,17 @@ func (w *testbed) interfaceOf(client *member, node string, six bool) string {
 	return w.devices[node][client.addr(six)]
 }
 
-// entrance is the node by which packets from outside come that are for no node's address.
-func entrance(via string) string {
-	if via == "" {
-		return "a"
+// entrance is the node by which packets from outside come that are for no node's address. Through a tunnel none may
+// come with a source outside: to a pod of a node on another link they come by that node.
+func (w *testbed) entrance(to netip.Addr, via string) string {
+	pod := memberNamed(nameOf(to))
+	switch {
+	case via != "":
+		return via
+	case w.network != nil && w.network.Apart && pod != nil && pod.Node != "":
+		return pod.Node
 	}
-	return via
+	return nodes[0]
 }
 
 // nodeOf returns the node that has the address, or "".

@@ -22,7 +22,7 @@ const cutMark = 1 << 31
 
 // policyResolver returns a resolver of a node that knows no object yet.
 func (w *testbed) policyResolver(node string, host *sandbox.Host) *policy.Resolver {
-	c := policy.Config{Node: node, Addresses: host.Addresses, Devices: w.devices[node], Audit: w.config.Policies.Audit,
+	c := policy.Config{Node: node, Addresses: w.addresses[node], Devices: w.devices[node], Audit: w.config.Policies.Audit,
 		UnknownPods: w.config.Policies.UnknownPods}
 	if w.config.Policies.Cut {
 		c.CutMark = cutMark
@@ -83,7 +83,7 @@ func (w *testbed) beyond(
 		return verdict.Ingress(policies, p, o)
 	}
 	var outcomes []verdict.PolicyOutcome
-	for _, a := range memberNamed("node-" + j.node).Addrs {
+	for _, a := range w.addresses[j.node] {
 		if a.Is6() == to.Addr().Is6() {
 			p.Src = netip.AddrPortFrom(a, p.Src.Port())
 			outcomes = append(outcomes, verdict.Ingress(policies, p, o))

@@ -84,7 +84,7 @@ func (p probe) lead() error {
 	if memberNamed(p.c.Name).Node != "" || nodeOf(to) != "" {
 		return nil
 	}
-	via := memberNamed("node-" + entrance(p.l.Via)).addr(to.Is6())
+	via := memberNamed("node-" + p.w.entrance(to, p.l.Via)).addr(to.Is6())
 	return p.w.cluster.External().Route(netip.PrefixFrom(to, to.BitLen()), via)
 }
 
@@ -162,7 +162,7 @@ func (p probe) masqueraded(v verdict.Candidate) bool {
 // seen returns what is wrong with the client address that a server saw, or "". A server in the very network of the node
 // that hides a source may see it, and one that asks itself: their answers need no help to come back.
 func (p probe) seen(a echo.Reply, masqueraded bool) string {
-	node, from := p.w.agents[p.j.node].host.Addresses, a.Client.Addr()
+	node, from := p.w.addresses[p.j.node], a.Client.Addr()
 	own := slices.Contains(node, from)
 	retained := from == p.c.Addr || slices.Contains(node, p.c.Addr) && own
 	switch {

@@ -243,7 +243,7 @@ func (w *testbed) fares(ctx context.Context, l *packetLine, thorough bool) (sent
 		p.sample = 0
 	}
 	if wrong = p.run(ctx); wrong != "" {
-		wrong = fmt.Sprintf("%s -> %s/%s via node %s: %s: %s\n%s\n%s", c.Name, l.To, l.Proto, entrance(l.Via),
+		wrong = fmt.Sprintf("%s -> %s/%s via node %s: %s: %s\n%s\n%s", c.Name, l.To, l.Proto, w.entrance(l.To.Addr(), l.Via),
 			w.implementation.Name, wrong, j, w.dump(j.node))
 	}
 	return true, wrong

@@ -240,7 +240,7 @@ func (w *testbed) format(l *packetLine) string {
 	if c.Addr != memberNamed(c.Name).addr(l.To.Addr().Is6()) {
 		from = fmt.Sprintf("%s(%s)", c.Name, c.Addr)
 	}
-	text, options := fmt.Sprintf("%s -> %s/%s =", from, l.To, l.Proto), " via="+entrance(l.Via)
+	text, options := fmt.Sprintf("%s -> %s/%s =", from, l.To, l.Proto), " via="+w.entrance(l.To.Addr(), l.Via)
 	if l.Size > 0 {
 		options += fmt.Sprint(" size=", l.Size)
 	}

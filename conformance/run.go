@@ -23,6 +23,25 @@ func RunPart(t *testing.T, s Implementation, part, parts int) {
 	if s.Engine != nil {
 		subsystem = "policy"
 	}
+	runCases(t, s, subsystem, part, parts)
+}
+
+// RunNetwork judges a pair over its pod network: by RunPart's cases of Services and of policies and, with nodes on one
+// link and on links of their own, by every case of the network.
+func RunNetwork(t *testing.T, s Implementation, part, parts int) {
+	services := s
+	services.Engine = nil
+	t.Run("services", func(t *testing.T) { RunPart(t, services, part, parts) })
+	t.Run("policies", func(t *testing.T) { RunPart(t, s, part, parts) })
+	t.Run("network", func(t *testing.T) { runCases(t, s, "network", 0, 1) })
+	apart := *s.Network
+	apart.Name, apart.Apart = apart.Name+"-apart", true
+	s.Network = &apart
+	t.Run("network-apart", func(t *testing.T) { runCases(t, s, "network", 0, 1) })
+}
+
+// runCases judges a subject by a subsystem's cases, as RunPart does.
+func runCases(t *testing.T, s Implementation, subsystem string, part, parts int) {
 	cases, err := Cases(subsystem)
 	if err != nil {
 		t.Fatal(err)

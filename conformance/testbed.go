@@ -31,10 +31,12 @@ var nodes = []string{"a", "b"}
 type testbed struct {
 	implementation Implementation
 	cluster        *sandbox.Cluster
+	network        *podNetwork // nil: the cluster's own wires
 	config         Config
 	objects        map[source.Key]source.Object
 	agents         map[string]*agent                // by node
 	devices        map[string]map[netip.Addr]string // by node: by which device it reaches its pods
+	addresses      map[string][]netip.Addr          // by node: its own, those that its pod network added among them
 	made           map[string][]source.Key          // by the name in a slices section: the objects that it made
 	known          map[string]netip.AddrPort
 	flows          map[string]*flow
@@ -61,15 +63,22 @@ type agent struct {
 // newTestbed brings the cast up, and the subject on each node with nothing but the nodes and pods to know of.
 func newTestbed(ctx context.Context, s Implementation, c Config) (*testbed, error) {
 	w := &testbed{patience: s.within(patience), implementation: s, config: c, objects: map[source.Key]source.Object{},
-		agents: map[string]*agent{}, devices: map[string]map[netip.Addr]string{},
+		agents: map[string]*agent{}, devices: map[string]map[netip.Addr]string{}, addresses: map[string][]netip.Addr{},
 		made: map[string][]source.Key{}, known: map[string]netip.AddrPort{}, flows: map[string]*flow{},
 		lost: map[string]bool{}, servers: map[string]*server{}}
-	for _, o := range topologyObjects() {
-		w.objects[source.KeyOf(o)] = o
-	}
+	o := sandbox.Options{Objects: topologyObjects(), Serve: true}
 	var err error
-	if w.cluster, err = sandbox.Up(ctx, sandbox.Options{Objects: topologyObjects(), Serve: true}); err != nil {
+	if w.network, err = openNetwork(s.Network, &o); err != nil {
 		return nil, err
+	}
+	for _, x := range o.Objects {
+		w.objects[source.KeyOf(x)] = x
+	}
+	if w.cluster, err = sandbox.Up(ctx, o); err != nil {
+		return nil, errors.Join(err, w.network.close())
+	}
+	if err := w.network.connect(ctx, w.cluster, o.Objects); err != nil {
+		return nil, errors.Join(err, w.close())
 	}
 	for _, n := range nodes {
 		if err := errors.Join(w.beLiberal(n), w.readDevices(n), w.start(n)); err != nil {
@@ -96,7 +105,7 @@ func (w *testbed) beLiberal(node string) error {
 	return err
 }
 
-// readDevices finds the devices by which a node reaches its pods, as an agent does.
+// readDevices finds a node's addresses and the devices by which it reaches its pods, as an agent does.
 func (w *testbed) readDevices(node string) error {
 	host, err := w.cluster.Node(node)
 	if err != nil {
@@ -108,6 +117,10 @@ func (w *testbed) readDevices(node string) error {
 			return err
 		}
 		w.devices[node], err = hosts.Devices()
+		w.addresses[node] = host.Addresses
+		if w.network != nil {
+			w.addresses[node] = append(slices.Clone(host.Addresses), ownAddresses(node)...)
+		}
 		return errors.Join(err, hosts.Close())
 	})
 }
@@ -123,7 +136,7 @@ func (w *testbed) close() error {
 	for _, a := range w.agents {
 		errs = append(errs, a.close())
 	}
-	return errors.Join(append(errs, w.cluster.Down())...)
+	return errors.Join(append(errs, w.network.close(), w.cluster.Down())...)
 }
 
 // start starts a node's agent, which then learns of everything there is.
@@ -165,7 +178,7 @@ func sortedKeys(m map[source.Key]source.Object) []source.Key {
 // resolveConfig returns what a node's resolver is told.
 func (w *testbed) resolveConfig(node string, host *sandbox.Host) resolve.Config {
 	c := resolve.Config{
-		Node: node, Addresses: host.Addresses, MasqueradeAll: w.config.MasqueradeAll,
+		Node: node, Addresses: w.addresses[node], MasqueradeAll: w.config.MasqueradeAll,
 		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName,
 		DirectServerReturn: w.config.DirectServerReturn,
 		APIServers:         []netip.AddrPort{apiServer},
