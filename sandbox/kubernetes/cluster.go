@@ -73,6 +73,10 @@ var (
 func Up(ctx context.Context, o Options) (*Cluster, error) {
 	c := &Cluster{Options: o}
 	began := time.Now()
+	nodes, dns := "nodes ready", "DNS ready"
+	if o.Bare {
+		nodes, dns = "nodes registered, not ready without a network", "DNS installed, pending without a network"
+	}
 	for _, step := range []struct {
 		name string
 		do   func(context.Context) error
@@ -80,8 +84,8 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 		{"network namespaces", c.build},
 		{"control plane", c.control},
 		{"nodes start", c.boot},
-		{"nodes ready", c.ready},
-		{"DNS ready", c.startDNS},
+		{nodes, c.ready},
+		{dns, c.startDNS},
 	} {
 		if err := step.do(ctx); err != nil {
 			return nil, errors.Join(fmt.Errorf("cluster %s: %s: %w", o.Name, step.name, err), c.Down())

@@ -20,6 +20,7 @@ import (
 // api is a cluster's API server.
 type api struct {
 	name, kubeconfig string
+	printed          string // by cluster up
 	at               string
 	client           *http.Client
 }
@@ -49,7 +50,7 @@ func dial(t *testing.T, name string) api {
 	check(t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(k.Clusters[0].Cluster.Authority)
-	return api{name, kubeconfig, k.Clusters[0].Cluster.Server, &http.Client{Timeout: 10 * time.Second,
+	return api{name, kubeconfig, "", k.Clusters[0].Cluster.Server, &http.Client{Timeout: 10 * time.Second,
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}}}}
 }
 

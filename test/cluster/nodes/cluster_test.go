@@ -223,7 +223,9 @@ func up(t *testing.T, name string, args ...string) api {
 	out, err := exec.Command(fairlead(t), args...).CombinedOutput()
 	t.Logf("%s", out)
 	check(t, err)
-	return dial(t, name)
+	a := dial(t, name)
+	a.printed = string(out)
+	return a
 }
 
 func down(t *testing.T, name string) {
@@ -235,9 +237,15 @@ func down(t *testing.T, name string) {
 
 func fairlead(t *testing.T) string {
 	t.Helper()
-	path := os.Getenv("FAIRLEAD")
+	return built(t, "FAIRLEAD")
+}
+
+// built returns the path of a file that the Makefile builds, which a variable has.
+func built(t *testing.T, variable string) string {
+	t.Helper()
+	path := os.Getenv(variable)
 	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("FAIRLEAD must be the path of the program: %v: run `make test-cluster-nodes`, which builds it", err)
+		t.Fatalf("%s must be a file's path: %v: run `make test-cluster-nodes`, which builds it", variable, err)
 	}
 	return path
 }

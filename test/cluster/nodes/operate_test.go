@@ -12,11 +12,15 @@ import (
 // kubectl runs kubectl itself with this cluster's kubeconfig and returns what it prints.
 func (a api) kubectl(t *testing.T, line string) string {
 	t.Helper()
-	path := os.Getenv("KUBECTL")
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("KUBECTL must be the path of kubectl: %v: run `make test-cluster-nodes`, which builds it", err)
-	}
-	cmd := exec.CommandContext(t.Context(), path, strings.Fields(line)...)
+	return a.operate(t, "KUBECTL", line)
+}
+
+// operate runs a program of an operator's with this cluster's kubeconfig, in the repository's folder, and returns what
+// it prints. A variable has its path.
+func (a api) operate(t *testing.T, variable, line string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), built(t, variable), strings.Fields(line)...)
+	cmd.Dir = "../../.."
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+a.kubeconfig, "HOME="+t.TempDir())
 	out, err := cmd.CombinedOutput()
 	if err != nil {
