@@ -22,6 +22,13 @@ func RunAll(ctx context.Context, experiments []experiment.Experiment, o experime
 	within time.Duration) (dir string, err error) {
 	s := report.Suite{Schema: report.SuiteSchema, Command: o.Command, Started: time.Now().Round(0), Within: within,
 		Claims: Claims()}
+	for _, e := range experiments {
+		if e.Second != nil && o.Second != "" {
+			if err := e.Second(o.Second); err != nil {
+				return "", err
+			}
+		}
+	}
 	dir = filepath.Join(o.Out, "all-"+s.Started.Format("20060102-150405"))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("make the run's folder: %w", err)
@@ -62,6 +69,9 @@ func ended(ctx context.Context) string {
 // runPart runs one experiment of several. What keeps it from its end is its outcome: the others go on.
 func runPart(ctx context.Context, e experiment.Experiment, o experiment.Options) report.SuitePart {
 	p := report.SuitePart{Experiment: e.Name, Question: e.Short}
+	if e.Second == nil {
+		o.Second = ""
+	}
 	began := time.Now()
 	dir, err := Run(ctx, e, o)
 	p.Elapsed = time.Since(began)

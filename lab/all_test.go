@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -110,7 +111,7 @@ func TestRunAll(t *testing.T) {
 	}
 	wants(t, text, "Of 21 claims: 1 confirmed, 1 refuted, 19 not testable here.", "Refuted, or in part: C1.",
 		"broken (no such kernel)", "long (left out for want of time: it is planned to take 1h0m",
-		"the experiment that tests it has no result here",
+		"Not testable here: C2, C3, C5", "(the experiment that tests it was not run)",
 		"20,010", "C21")
 }
 
@@ -141,11 +142,27 @@ func TestRunAllInterrupted(t *testing.T) {
 		"This is not a whole run: it was interrupted.", "C4, last")
 }
 
+// A folder that is no run under the second kernel is refused before anything is measured.
+func TestRunAllChecksTheSecondKernelsRun(t *testing.T) {
+	o := labtest.Options(t, io.Discard)
+	o.Second = t.TempDir()
+	e := made{id: "good", during: func(context.Context) error { t.Error("it ran"); return nil }}.experiment()
+	e.Second = func(folder string) error { return errors.New("no run in " + folder) }
+	dir, err := RunAll(t.Context(), []experiment.Experiment{e}, o, 0)
+	if dir != "" || err == nil || err.Error() != "no run in "+o.Second {
+		t.Errorf("%q, %v", dir, err)
+	}
+	if left, err := os.ReadDir(o.Out); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+}
+
 // Each claim that has an experiment is tested by an aim of that id; the others say why not.
 func TestClaims(t *testing.T) {
 	ids := map[string]bool{}
 	for _, c := range Claims() {
-		if ids[c.ID] || c.Text == "" || c.Source == "" {
+		if ids[c.ID] || c.Text == "" || c.Source == "" || !slices.ContainsFunc(Experiments(),
+			func(e experiment.Experiment) bool { return e.Name == c.By }) {
 			t.Errorf("%+v", c)
 		}
 		ids[c.ID] = true

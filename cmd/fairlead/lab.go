@@ -187,12 +187,17 @@ func labFlags(c *cobra.Command, e experiment.Experiment, o *experiment.Options) 
 		last := e.Subjects[len(e.Subjects)-1]
 		c.Example += fmt.Sprintf("\n  fairlead lab run %s --quick --subject %s=./%s", e.Name, last, last)
 	}
-	if e.Second {
-		f.StringVar(&o.Second, "second-kernel", "", "`folder` of a run of the same experiment under the second kernel, "+
-			"for a panel of its own: counts and ratios")
-		c.MarkFlagDirname("second-kernel")
+	if e.Second != nil {
+		secondKernelFlag(c, o, "the same experiment")
 	}
 	c.MarkFlagDirname("out")
+}
+
+// secondKernelFlag adds the flag for a run of an experiment under the second kernel.
+func secondKernelFlag(c *cobra.Command, o *experiment.Options, of string) {
+	c.Flags().StringVar(&o.Second, "second-kernel", "", "`folder` of a run of "+of+" under the second kernel, for a panel "+
+		"of its own: counts and ratios")
+	c.MarkFlagDirname("second-kernel")
 }
 
 // again is the command that repeats a run.
@@ -265,12 +270,16 @@ func labRunAll() *cobra.Command {
 		Use:   "all",
 		Short: "All experiments in turn, and one page that judges all claims",
 		Long: `Run all experiments in turn, and write one page that judges all claims of the articles, with a link to each
-experiment's report. What can't run here is named, as are claims that no experiment tests. With --quick it takes thirty
+experiment's report. What can't run here is named, as are claims that can't be tested here. With --quick it takes thirty
 minutes at most: what would outlast that is left out, and named.
 
+A run of containers under the second kernel, named with --second-kernel, has what this kernel may lack: claim C19 on ipvlan
+is judged by it.
+
 Ctrl-C takes everything down and reports what was measured so far.`,
-		Example: "  fairlead lab run all --quick",
-		Args:    cobra.NoArgs,
+		Example: `  fairlead lab run all --quick
+  fairlead lab run containers --kernel vm --quick --out second && fairlead lab run all --quick --second-kernel second/containers-*`,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := completeLab(c, &o); err != nil {
 				return err
@@ -296,6 +305,7 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 		},
 	}
 	labFlags(c, experiment.Experiment{Name: "all", Rounds: true}, &o)
+	secondKernelFlag(c, &o, "containers")
 	c.Flags().DurationVar(&within, "within", 0, "time that all may take (default: 30m with --quick, else any)")
 	return c
 }

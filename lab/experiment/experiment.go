@@ -22,7 +22,9 @@ type Experiment struct {
 	Layouts  []string // of kube-proxy's rules that it compares with, of which Options may name some
 	Subjects []string // others' programs that it takes
 	Rounds   bool     // of which Options may say how many
-	Second   bool     // it has a panel for a run under the second kernel
+
+	// Second returns why a folder is no run of it under the second kernel, for which it has a panel; nil: it has none.
+	Second func(folder string) error
 
 	Prepare func(context.Context, *testbed.Testbed, Options) (Trial, error)
 }

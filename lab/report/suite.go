@@ -52,6 +52,7 @@ type SuiteClaim struct {
 	ID     string `json:"id"` // such as "C1"
 	Text   string `json:"text"`
 	Source string `json:"source"`
+	By     string `json:"by,omitempty"` // the experiment that tests it
 }
 
 // Write writes the suite's file into its folder.
@@ -235,13 +236,50 @@ func claimRows(s Suite, c SuiteClaim, summaries map[string]analysis.Summary) (l 
 	}
 	if len(l) == 0 {
 		l = []suiteRow{{ID: c.ID, Text: c.Text, Source: c.Source, Says: "–", Outcome: analysis.NotTestable,
-			Why:   "the experiment that tests it has no result here",
+			Why:   untested(s, c),
 			claim: chart.Claim{ID: c.ID, Text: c.Text, Outcome: chart.Missing, Says: string(analysis.NotTestable)}}}
 	}
 	for i := range l {
 		l[i].Sign, l[i].Class = outcomeSign(l[i].Outcome), outcomeClass(l[i].Outcome)
 	}
 	return l
+}
+
+// untested returns why no part has tested a claim.
+func untested(s Suite, c SuiteClaim) string {
+	for _, p := range s.Parts {
+		switch {
+		case p.Experiment != c.By:
+		case p.Outcome != "":
+			return c.By + ", which tests it: " + p.Outcome
+		default:
+			return c.By + ", which tests it, had no arm for it here"
+		}
+	}
+	return "the experiment that tests it was not run"
+}
+
+// untestable returns the claims that nothing here can test, by reason: "Not testable here: C7 (…); C11 (…)."; "": none.
+func (p *suitePage) untestable(ids []string) string {
+	var reasons []string
+	by := map[string][]string{}
+	for _, r := range p.Rows {
+		claim, _, _ := strings.Cut(r.ID, ",")
+		if !slices.Contains(ids, claim) || slices.Contains(by[r.Why], claim) {
+			continue
+		}
+		if by[r.Why] == nil {
+			reasons = append(reasons, r.Why)
+		}
+		by[r.Why] = append(by[r.Why], claim)
+	}
+	for i, why := range reasons {
+		reasons[i] = strings.Join(by[why], ", ") + " (" + why + ")"
+	}
+	if len(reasons) == 0 {
+		return ""
+	}
+	return "Not testable here: " + strings.Join(reasons, "; ") + "."
 }
 
 // resolutionOf returns "resolution ±0.6 %", or "counted".
@@ -289,6 +327,9 @@ func (p *suitePage) sentences() []string {
 	text := []string{fmt.Sprintf("Of %s: %s.", plural(len(p.Claims), "claim"), outcomesOf(n))}
 	if refuted := slices.Concat(ids["refuted"], ids["refuted in part"]); len(refuted) > 0 {
 		text = append(text, "Refuted, or in part: "+strings.Join(refuted, ", ")+".")
+	}
+	if why := p.untestable(ids[string(analysis.NotTestable)]); why != "" {
+		text = append(text, why)
 	}
 	var missing []string
 	for _, x := range p.Parts {

@@ -116,7 +116,7 @@ func (b *Testbed) Enforce(ns *netns.Namespace, e mode.Engine) (*Enforcer, error)
 	r.end = func() error {
 		stop()
 		err := errors.Join(<-ended, ns.Do(func() error { return r.Clean(context.Background()) }), r.Close())
-		r.end = func() error { return nil }
+		*r = Enforcer{end: func() error { return nil }} // the testbed holds it; policies take memory, and collections time
 		return err
 	}
 	b.Defer(r.Stop)

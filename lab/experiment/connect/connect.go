@@ -55,7 +55,7 @@ type profile struct {
 }
 
 var (
-	quick = profile{"quick", []int{10, 10000}, 21, 20 * time.Millisecond, 4 * time.Millisecond, 4, 5, 500}
+	quick = profile{"quick", []int{10, 10000}, 15, 20 * time.Millisecond, 4 * time.Millisecond, 4, 5, 500}
 	full  = profile{"full", []int{10, 10000}, 101, 30 * time.Millisecond, 5 * time.Millisecond, 6, 21, 2000}
 )
 

@@ -28,7 +28,7 @@ packets that the kernel's receive path takes for a request; and, each on its own
 processor time. It takes about four minutes with --quick, three quarters of an hour without, and root. For the
 second kernel's panel, run it there first, then name its folder (docs/measurements.md has the commands).`,
 	Rounds: true,
-	Second: true,
+	Second: func(folder string) error { _, err := readPanel(folder); return err },
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
 		p := full
 		if o.Quick {

@@ -65,7 +65,7 @@ type profile struct {
 }
 
 var (
-	quick = profile{Name: "quick", Sizes: []size{{100, testbed.Endpoints}, {1000, testbed.Endpoints}}, Rounds: 5,
+	quick = profile{Name: "quick", Sizes: []size{{100, testbed.Endpoints}, {1000, testbed.Endpoints}}, Rounds: 4,
 		Quiet: 600 * time.Millisecond,
 		Moves: 8, Rate: 100, Churn: 1500 * time.Millisecond, Least: 4}
 	full = profile{Name: "full", Sizes: []size{{1000, testbed.Endpoints}, {5000, 50}, {10000, testbed.Endpoints},

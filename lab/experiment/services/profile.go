@@ -28,7 +28,7 @@ type profile struct {
 // quick is a run of about three minutes on two processors of 2024.
 func quick() profile {
 	return profile{
-		Name: "quick", Services: []int{1, 10, 100, 1000, 10000}, Rounds: 21, Block: 130 * time.Millisecond,
+		Name: "quick", Services: []int{1, 10, 100, 1000, 10000}, Rounds: 17, Block: 130 * time.Millisecond,
 		Warm: 25 * time.Millisecond,
 		Cold: 5, Batches: 20, Batch: 50, Files: 8, PerFiles: 40, Quiet: 10 * time.Second,
 		Rate: 500, Calm: 2 * time.Second, Others: 500, Own: 1000, Kills: 1,
