@@ -195,8 +195,8 @@ func labFlags(c *cobra.Command, e experiment.Experiment, o *experiment.Options) 
 
 // secondKernelFlag adds the flag for a run of an experiment under the second kernel.
 func secondKernelFlag(c *cobra.Command, o *experiment.Options, of string) {
-	c.Flags().StringVar(&o.Second, "second-kernel", "", "`folder` of a run of "+of+" under the second kernel, for a panel "+
-		"of its own: counts and ratios")
+	c.Flags().StringVar(&o.Second, "second-kernel", "", "`folder` of a run of "+of+" under the second kernel, for a "+
+		"panel of its own: counts and ratios")
 	c.MarkFlagDirname("second-kernel")
 }
 
@@ -278,7 +278,8 @@ is judged by it.
 
 Ctrl-C takes everything down and reports what was measured so far.`,
 		Example: `  fairlead lab run all --quick
-  fairlead lab run containers --kernel vm --quick --out second && fairlead lab run all --quick --second-kernel second/containers-*`,
+  fairlead lab run containers --kernel vm --quick --out second
+  fairlead lab run all --quick --second-kernel second/containers-*`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := completeLab(c, &o); err != nil {

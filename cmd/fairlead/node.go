@@ -230,5 +230,5 @@ func (w *snapshot) knows(node string) error {
 	if len(names) == 0 {
 		return nil // a source of Services alone: the node is known by its name only
 	}
-	return fmt.Errorf("no Node %q in the source: there are %q", node, names)
+	return fmt.Errorf("no Node %q in the source: there are %q; name one with --node", node, names)
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/sandbox/generate"
 	"fairlead.dev/fairlead/source"
 )
 
@@ -24,6 +25,7 @@ type Cluster struct {
 	Sizes   Sizes
 	Remarks []string // what is left out: sentences
 
+	entries []netip.AddrPort // of the Services that are connected to in turn
 	changes *testbed.Cluster // a Service that is connected to by no one, last among its objects its EndpointSlice
 }
 
@@ -66,17 +68,9 @@ func Transplant(objects []source.Object, node string, enforce bool) *Cluster {
 	for _, o := range bed {
 		t.own[source.KeyOf(o)] = true
 	}
-	services := map[source.Key]bool{} // left out, since their addresses are the probes'
+	t.cluster.readdress(objects)
 	for _, o := range objects {
-		if s, ok := o.(*corev1.Service); ok && t.addressUsed(s) {
-			services[source.KeyOf(o)] = true
-		}
-	}
-	for _, o := range objects {
-		t.add(o, services, enforce)
-	}
-	if n := len(services); n > 0 {
-		t.remark("%d Services are left out: their ClusterIPs are those of the Services that are measured.", n)
+		t.add(o, enforce)
 	}
 	if n := t.global; n > 0 {
 		t.remark("%d ClusterNetworkPolicies are left out of the measurement: they could deny the packets that are measured.",
@@ -102,34 +96,43 @@ func (t *transplant) remark(format string, a ...any) {
 	t.cluster.Remarks = append(t.cluster.Remarks, fmt.Sprintf(format, a...))
 }
 
-// addressUsed reports whether a Service has the ClusterIP of one that packets are sent through.
-func (t *transplant) addressUsed(s *corev1.Service) bool {
-	for i := range probes + 1 {
-		if s.Spec.ClusterIP == testbed.ServiceEntry(i).Addr().String() {
-			return true
+// readdress changes the ClusterIPs of the testbed's own Services to such that no object has: the first ones of a range
+// are those of a real cluster's API server and DNS.
+func (c *Cluster) readdress(objects []source.Object) {
+	used := map[string]bool{}
+	for _, o := range objects {
+		if s, ok := o.(*corev1.Service); ok {
+			used[s.Spec.ClusterIP] = true
 		}
 	}
-	return false
+	i := generate.MaxServices
+	for service := range probes + 1 {
+		at := ""
+		for at == "" || used[at] {
+			i--
+			at = generate.ServiceAddress(i).String()
+		}
+		s := c.changes.Objects[1+2*service].(*corev1.Service)
+		s.Spec.ClusterIP, s.Spec.ClusterIPs = at, []string{at}
+		if service < probes {
+			c.entries = append(c.entries, netip.AddrPortFrom(generate.ServiceAddress(i), testbed.ServiceEntry(0).Port()))
+		}
+	}
 }
 
 // add adds an object as the testbed's node is to know it.
-func (t *transplant) add(o source.Object, without map[source.Key]bool, enforce bool) {
+func (t *transplant) add(o source.Object, enforce bool) {
 	if t.own[source.KeyOf(o)] && source.KeyOf(o).Kind != source.Node {
 		return
 	}
 	switch o := o.(type) {
 	case *corev1.Service:
-		if !without[source.KeyOf(o)] {
-			c := *o
-			c.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
-			t.cluster.Sizes.Services++
-			t.put(&c)
-		}
+		c := *o
+		c.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
+		t.cluster.Sizes.Services++
+		t.put(&c)
 	case *discoveryv1.EndpointSlice:
-		owner := source.Key{Kind: source.Service, Namespace: o.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]}
-		if !without[owner] {
-			t.addSlice(o)
-		}
+		t.addSlice(o)
 	case *corev1.Node:
 		if o.Name == t.node { // other Nodes' addresses could be the testbed's
 			n := t.cluster.Objects[0].(*corev1.Node).DeepCopy()

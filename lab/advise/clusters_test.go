@@ -28,7 +28,7 @@ type recorded struct {
 	objects    func() []source.Object
 }
 
-// probed is how many Services have the ClusterIPs of those that are measured, and are left out.
+// probed is how many Services have the names of those that are measured, and are left out.
 const probed = probes + 1
 
 var threeClusters = []recorded{

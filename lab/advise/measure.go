@@ -308,17 +308,14 @@ var titles = map[string]string{connection: "new connection from a pod to a Servi
 
 // operations are those of a round.
 func (t *trial) operations() (l []testbed.Operation) {
-	out := func(p *testbed.Pair) (to []netip.AddrPort) {
+	out := func(p *testbed.Pair) []netip.AddrPort {
 		switch {
 		case p.Services == 0:
 			return testbed.DirectTargets(probes)
 		case t.cannot[p.Arm] != "":
 			return nil
 		}
-		for i := range probes {
-			to = append(to, testbed.ServiceEntry(i))
-		}
-		return to
+		return t.Cluster.entries
 	}
 	in := func(p *testbed.Pair) []netip.AddrPort {
 		if t.cannot[p.Arm] != "" {

@@ -86,12 +86,21 @@ func verdictWords(v stats.Verdict) string {
 // upkeepSentence returns what changes of endpoints cost with either.
 func (a Advice) upkeepSentence(f Figure) string {
 	say := func(c Candidate, f Figure) string {
-		return fmt.Sprintf("%s (%s–%s) of processor time with %s, at most %.2g %% of a core", f.Amount(f.Value.Value),
-			f.Amount(f.Value.CI.Low), f.Amount(f.Value.CI.High), c, 100*a.share(f.Value.Value))
+		text := fmt.Sprintf("%s (%s–%s) of processor time with %s", f.Amount(f.Value.Value), f.Amount(f.Value.CI.Low),
+			f.Amount(f.Value.CI.High), c)
+		if a.PerSecond > 0 {
+			text += fmt.Sprintf(", at most %.2g %% of a core", 100*a.share(f.Value.Value))
+		}
+		return text
 	}
-	changes := map[bool]string{true: "change", false: "changes"}[a.PerSecond == 1]
-	text := fmt.Sprintf("At %.3g %s of endpoints a second, one takes %s", a.PerSecond, changes,
-		say(a.Against.Candidate, f))
+	when := fmt.Sprintf("At %.3g changes of endpoints a second, one takes ", a.PerSecond)
+	switch a.PerSecond {
+	case 0:
+		when = "A change of endpoints takes "
+	case 1:
+		when = "At 1 change of endpoints a second, one takes "
+	}
+	text := when + say(a.Against.Candidate, f)
 	if y, ok := a.now(upkeep); ok {
 		text += ", and " + say(a.Current, y)
 	}

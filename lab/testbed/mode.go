@@ -82,7 +82,11 @@ func (b *Testbed) try(ctx context.Context, mode string) (why string, err error) 
 	limited, stop := context.WithTimeout(ctx, b.Within(30*time.Second))
 	defer stop()
 	if _, err := n.WaitReady(limited); err != nil {
-		return Brief(err.Error()), ctx.Err()
+		why = err.Error()
+		if _, own, refused := strings.Cut(why, ": fairlead: "); refused { // the agent's own words suffice
+			why = own
+		}
+		return Brief(why), ctx.Err()
 	}
 	if err := p.Serve(load.Thread{Enter: p.Far.Do}, Everywhere, Sizes, 1); err != nil {
 		return "", err
