@@ -212,7 +212,7 @@ func pairs(t *testing.T, judge func(t *testing.T, s conformance.Implementation, 
 			t.Run(e.Name, func(t *testing.T) { judge(t, s, part, parts) })
 			flows, redirected = inFastPath.flows.Load()-flows, inFastPath.redirected.Load()-redirected
 			switch both := s.Name == "ebpf" && e.Name == "ebpf"; {
-			case both && flows > 200 && redirected == 0: // a few cases may have none that could be
+			case both && flows > 500 && redirected == 0: // a few cases or two worlds may have none that could be
 				t.Errorf("policies were evaluated for %d connections, and no packet was redirected", flows)
 			case !both && redirected > 0:
 				t.Errorf("mode %s redirected %d packets", s.Name, redirected)
