@@ -28,6 +28,7 @@ import (
 	"fairlead.dev/fairlead/ipam"
 	"fairlead.dev/fairlead/kernel/conntrack"
 	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/kernel/sysctl"
@@ -402,6 +403,51 @@ func TestDeleteBeforeTheLineBegins(t *testing.T) {
 	n.must(n.del(stays))
 	if l := n.left(); len(l) > 0 {
 		t.Errorf("left: %v", l)
+	}
+}
+
+// TestDevicesOfPodsThatHaveGone has pods go before their namespaces do: their ends are down at once, their IDs may come
+// back here and elsewhere, and the kernel forgets the devices later, but not another's of the same group.
+func TestDevicesOfPodsThatHaveGone(t *testing.T) {
+	n := newNode(t)
+	s, err := netlink.OpenIn(n.ns, unix.NETLINK_ROUTE)
+	n.must(err)
+	defer s.Close()
+	gone := func() (names []string) {
+		veths, err := link.Veths(s, "")
+		n.must(err)
+		for _, v := range veths {
+			if v.Group == link.GoneGroup && !v.Up {
+				names = append(names, v.Name)
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
+	var other netlink.Batch
+	link.AddPair(&other, link.Veth{Kind: link.KindVeth, Name: "x", MAC: [6]byte{2, 1}, MTU: 1500},
+		link.Veth{Name: "y", MAC: [6]byte{2, 2}, MTU: 1500}, n.ns.FD())
+	link.LetGo(&other, "x")
+	n.must(s.Apply(&other))
+	p, q := n.newPod("p"), n.newPod("q")
+	n.must(errors.Join(n.add("1.1.0", p), n.add("1.1.0", q), n.del(p), n.del(q)))
+	if l := gone(); len(l) != 3 {
+		t.Errorf("let go: %v", l)
+	}
+	n.must(n.add("1.1.0", p))
+	q.conf.NetNS = n.newPod("r").conf.NetNS
+	n.must(n.add("1.1.0", q))
+	if l := gone(); !slices.Equal(l, []string{"x"}) {
+		t.Errorf("let go: %v", l)
+	}
+	n.must(errors.Join(n.del(p), n.del(q)))
+	for end := time.Now().Add(30 * time.Second); len(gone()) > 1; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("still there: %v", gone())
+		}
+	}
+	if l := gone(); !slices.Equal(l, []string{"x"}) {
+		t.Errorf("let go: %v", l)
 	}
 }
 

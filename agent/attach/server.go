@@ -70,6 +70,7 @@ type Server struct {
 	s       *netlink.Socket
 	flows   *conntrack.Conn
 	handled sync.WaitGroup
+	letGo   chan struct{} // holds one while devices wait for their deletion
 
 	mu       sync.Mutex
 	network  *model.Network // nil: not decided yet
@@ -105,7 +106,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.Join(err, socket.Close(), ns.Close())
 	}
 	s := &Server{options: o, ns: ns, s: socket, flows: flows, attached: map[string]*model.Attachment{},
-		busy: map[string]*turn{}}
+		busy: map[string]*turn{}, letGo: make(chan struct{}, 1)}
 	devices, err := s.devices()
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -182,7 +183,7 @@ func (s *Server) devices() (map[string]bool, error) {
 	veths, err := link.Veths(s.s, prefix)
 	names := make(map[string]bool, len(veths))
 	for _, v := range veths {
-		names[v.Name] = true
+		names[v.Name] = v.Group != link.GoneGroup
 	}
 	return names, err
 }
@@ -532,9 +533,13 @@ func (s *Server) detach(ctx context.Context, id string) error {
 		s.options.Line.Sync(ctx) // the error may be about other pods; the kernel tells about this one
 	}
 	var device netlink.Batch
-	link.DeleteNamed(&device, cni.Device(id)) // it is gone, unless Line failed or isn't there yet
+	link.LetGo(&device, cni.Device(id)) // it is, unless Line failed or isn't there yet
 	if err := s.s.Apply(&device); err != nil {
 		return cni.Errorf(cni.CodeTryAgain, "the addresses of %s aren't free: %s", id, err)
+	}
+	select {
+	case s.letGo <- struct{}{}:
+	default:
 	}
 	return s.options.Pool.Release(id)
 }
@@ -613,19 +618,45 @@ func (s *Server) collect(ctx context.Context, r cni.Request) (err error) {
 	return err
 }
 
+// goneAfter is how long devices that were let go have for the end of their pods' namespaces to take them along.
+const goneAfter = 5 * time.Second
+
 // Follow detaches pods that lost their devices with their network namespaces, until ctx ends. Of pods that are
-// connected by ipvlan no device of the node tells that: their DEL does, or GC.
+// connected by ipvlan no device of the node tells that: their DEL does, or GC. Devices that were let go it deletes,
+// those of an agent before at first.
 func (s *Server) Follow(ctx context.Context) error {
 	signals, err := link.WatchDevices(ctx, s.ns)
 	if err != nil {
 		return err
 	}
-	for range signals {
-		if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
-			s.options.Log.Warn("pods whose network namespaces have gone are still attached, retrying", "error", err)
+	socket, err := netlink.OpenIn(s.ns, unix.NETLINK_ROUTE) // of its own: a deletion takes its time
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+	own := func(v link.Veth) bool { return strings.HasPrefix(v.Name, cni.DevicePrefix) }
+	for due := time.After(0); ; {
+		task, err := "", error(nil)
+		select {
+		case _, more := <-signals:
+			if !more {
+				return nil
+			}
+			task, err = "pods whose network namespaces have gone are still attached", s.sweep(ctx)
+		case <-s.letGo:
+			if due == nil {
+				due = time.After(goneAfter)
+			}
+		case <-due:
+			due = nil
+			if err = link.DeleteGone(socket, own); err != nil {
+				task, due = "devices of pods that have gone are still there", time.After(goneAfter)
+			}
+		}
+		if err != nil && ctx.Err() == nil {
+			s.options.Log.Warn(task+", retrying", "error", err)
 		}
 	}
-	return nil
 }
 
 func (s *Server) sweep(ctx context.Context) error {

@@ -29,14 +29,18 @@ type Veth struct {
 	NoARP bool   // neither sends, answers nor learns from ARP
 }
 
-// PodGroup is the group of the node's ends of pods' devices.
-const PodGroup = 0xfa11
+// PodGroup is the group of the node's ends of pods' devices, GoneGroup of those whose pods have gone: the kernel needs
+// 15 to 25 ms under its lock of devices (RTNL) to delete one, and hardly more for many at once.
+const (
+	PodGroup  = 0xfa11
+	GoneGroup = 0xfa12
+)
 
 // pairPeer is VETH_INFO_PEER and IFLA_NETKIT_PEER_INFO: the far end of a pair.
 const pairPeer = 1
 
-// AddPair makes a pair of near's kind: near here and up, far down in the network namespace of a file descriptor.
-// Neither has an IPv6 link-local address.
+// AddPair makes a pair of near's kind, down: near here, far in the network namespace of a file descriptor. ChangeVeth
+// is to follow.
 func AddPair(b *netlink.Batch, near, far Veth, ns int) {
 	said := func() string { return fmt.Sprintf("add %s %s with peer %s", near.Kind, near.Name, far.Name) }
 	b.Add(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, said, func(m *netlink.Buffer) {
@@ -56,7 +60,6 @@ func AddPair(b *netlink.Batch, near, far Veth, ns int) {
 			})
 		})
 	})
-	ChangeVeth(b, near)
 }
 
 func (v Veth) write(m *netlink.Buffer) {
@@ -71,7 +74,7 @@ func (v Veth) write(m *netlink.Buffer) {
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE.
 const addrGenModeNone = 1
 
-// ChangeVeth sets all that a Veth has of the device of its name, and brings it up.
+// ChangeVeth sets all that a Veth has of the device of its name, and brings it up, without an IPv6 link-local address.
 func ChangeVeth(b *netlink.Batch, v Veth) {
 	said := func() string { return "set device " + v.Name }
 	withoutLinkLocal(b, v.Name)
@@ -108,24 +111,70 @@ func Up(b *netlink.Batch, name string) {
 	})
 }
 
+// LetGo takes the device of that name down, into GoneGroup. One that isn't there is no error.
+func LetGo(b *netlink.Batch, name string) {
+	said := func() string { return "take device " + name + " down" }
+	b.Add(unix.RTM_NEWLINK, 0, said, func(m *netlink.Buffer) {
+		*m = append(*m, linkHeader(0, unix.IFF_UP)...)
+		m.Text(unix.IFLA_IFNAME, name)
+		m.Uint32(unix.IFLA_GROUP, GoneGroup)
+	}, unix.ENODEV)
+}
+
+// DeleteGone deletes the devices of GoneGroup that mine reports true of: all at once, unless that group has others too.
+func DeleteGone(s *netlink.Socket, mine func(Veth) bool) error {
+	var own []string
+	others := false
+	err := list(s, func(m netlink.Message) {
+		switch v, _ := vethOf(m); {
+		case v.Group == GoneGroup && mine(v):
+			own = append(own, v.Name)
+		case v.Group == GoneGroup:
+			others = true
+		}
+	}, func() { own, others = nil, false })
+	if err != nil || len(own) == 0 {
+		return err
+	}
+	var b netlink.Batch
+	if !others {
+		said := func() string { return fmt.Sprintf("delete %d devices of pods that have gone", len(own)) }
+		b.Add(unix.RTM_DELLINK, 0, said, func(m *netlink.Buffer) {
+			*m = append(*m, make([]byte, unix.SizeofIfInfomsg)...)
+			m.Uint32(unix.IFLA_GROUP, GoneGroup)
+		}, unix.ENODEV)
+		return s.Apply(&b)
+	}
+	for _, name := range own {
+		DeleteNamed(&b, name)
+	}
+	return s.Apply(&b)
+}
+
 // Veths returns the devices of pods' kinds that are named with a prefix, by interface index.
 func Veths(s *netlink.Socket, prefix string) (all map[int]Veth, err error) {
+	err = list(s, func(m netlink.Message) {
+		if v, ok := vethOf(m); ok && strings.HasPrefix(v.Name, prefix) {
+			all[IndexIn(m)] = v
+		}
+	}, func() { all = map[int]Veth{} })
+	return all, err
+}
+
+// list calls a function with each device, after begin; once more from begin on where devices have changed meanwhile.
+func list(s *netlink.Socket, each func(netlink.Message), begin func()) error {
 	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
-	err = netlink.Stable(func() error {
-		all = map[int]Veth{}
+	err := netlink.Stable(func() error {
+		begin()
 		return s.Request(unix.RTM_GETLINK, unix.NLM_F_DUMP, func(b *netlink.Buffer) {
 			*b = append(*b, make([]byte, unix.SizeofIfInfomsg)...)
 			b.Uint32(unix.IFLA_EXT_MASK, skipStatistics)
-		}, func(m netlink.Message) {
-			if v, ok := vethOf(m); ok && strings.HasPrefix(v.Name, prefix) {
-				all[int(binary.NativeEndian.Uint32(m.Body[4:]))] = v
-			}
-		})
+		}, each)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list pods' devices: %w", err)
+		return fmt.Errorf("list pods' devices: %w", err)
 	}
-	return all, nil
+	return nil
 }
 
 // vethOf reads a message, and reports whether it is about a device of pods' kinds.

@@ -52,8 +52,8 @@ func New() (*Plane, error) {
 // Close closes the plane's handles. The kernel keeps what was written.
 func (p *Plane) Close() error { return errors.Join(p.s.Close(), p.ns.Close()) }
 
-// own returns this package's devices by interface index, and records them for Watch, with the node's own child of the
-// uplink.
+// own returns this package's devices by interface index, but those that are let go. It records them for Watch, with the
+// node's own child of the uplink.
 func (p *Plane) own() (map[int]link.Veth, error) {
 	all, err := link.Veths(p.s, "")
 	if err != nil {
@@ -64,7 +64,7 @@ func (p *Plane) own() (map[int]link.Veth, error) {
 		if v.Kind == link.KindIPVLAN && v.Name == model.ChildDevice {
 			names[index] = v.Name
 		}
-		if !strings.HasPrefix(v.Alias, alias) {
+		if !strings.HasPrefix(v.Alias, alias) || v.Group == link.GoneGroup {
 			delete(all, index)
 			continue
 		}
@@ -241,12 +241,13 @@ func (w *writer) device(f Fact) error {
 	return makePair(w.s, v, a)
 }
 
-// remove adds the requests that make a fact untrue.
+// remove adds the requests that make a fact untrue. A device is let go: the end of the pod's namespace takes it
+// along, or link.DeleteGone does.
 func (w *writer) remove(f Fact) {
 	dev := w.index[f.Key.Device]
 	switch f.Key.Kind {
 	case KindDevice:
-		w.Add(f.Key, func(b *netlink.Batch) { link.DeleteNamed(b, f.Key.Device) })
+		w.Add(f.Key, func(b *netlink.Batch) { link.LetGo(b, f.Key.Device) })
 	case KindNeighbour:
 		if dev != 0 {
 			w.Add(f.Key, func(b *netlink.Batch) {
@@ -285,6 +286,9 @@ func (p *Plane) concerns(m netlink.Message) bool {
 func (p *Plane) Clean(context.Context) error {
 	devices, err := p.own()
 	if err != nil {
+		return err
+	}
+	if err := link.DeleteGone(p.s, func(v link.Veth) bool { return strings.HasPrefix(v.Alias, alias) }); err != nil {
 		return err
 	}
 	routes, err := route.List(p.s, Protocol)

@@ -22,17 +22,31 @@ import (
 // first: a leftover.
 func makePair(node *netlink.Socket, near link.Veth, a *model.Attachment) error {
 	return inside(a, func(pod *netlink.Socket, ns int) error {
-		var leftover, pair netlink.Batch
+		var leftover netlink.Batch
 		link.DeleteNamed(&leftover, a.Interface)
 		if err := pod.Apply(&leftover); err != nil {
 			return err
 		}
 		far := link.Veth{Name: a.Interface, MAC: a.MACs.Pod, MTU: a.MTU}
-		link.AddPair(&pair, near, far, ns)
-		if err := node.Apply(&pair); err != nil {
+		add := func() error {
+			var pair netlink.Batch
+			link.AddPair(&pair, near, far, ns)
+			return node.Apply(&pair)
+		}
+		err := add()
+		if errors.Is(err, unix.EEXIST) { // an attachment of the same name was let go
+			err = errors.Join(link.DeleteGone(node, func(v link.Veth) bool { return v.Name == near.Name }), add())
+		}
+		if err != nil {
 			return withRemedy(err, near.Kind)
 		}
-		if err := furnish(pod, a); err != nil {
+		var up netlink.Batch
+		link.ChangeVeth(&up, near)
+		err = node.Apply(&up)
+		if err == nil {
+			err = furnish(pod, a)
+		}
+		if err != nil {
 			var undo netlink.Batch
 			link.DeleteNamed(&undo, near.Name)
 			return errors.Join(err, node.Apply(&undo))
