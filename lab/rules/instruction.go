@@ -77,7 +77,7 @@ func index(device string) int {
 
 // meta loads or, with a source register, sets a property.
 func meta(m *machine, i nft.Instruction) (nft.Verdict, error) {
-	const mark, iif, iifname, oifname, iiftype, nftrace, nfproto, l4proto = 3, 4, 6, 7, 8, 12, 15, 16
+	const mark, iif, oif, iifname, oifname, iiftype, nftrace, nfproto, l4proto = 3, 4, 5, 6, 7, 8, 12, 15, 16
 	key := i.Number(2)
 	if i.Has(3) {
 		r, err := m.reg(i.Number(3), 4)
@@ -96,6 +96,8 @@ func meta(m *machine, i nft.Instruction) (nft.Verdict, error) {
 		v = native(m.mark)
 	case iif:
 		v = native(uint32(index(m.in())))
+	case oif:
+		v = native(uint32(index(m.out())))
 	case iifname:
 		v = append([]byte(m.in()), make([]byte, unix.IFNAMSIZ-len(m.in()))...)
 	case oifname:
