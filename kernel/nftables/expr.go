@@ -91,6 +91,7 @@ type MetaKey uint32
 const (
 	MetaMark     MetaKey = 3
 	MetaIIF      MetaKey = 4
+	MetaOIF      MetaKey = 5
 	MetaIIFName  MetaKey = 6
 	MetaOIFName  MetaKey = 7
 	MetaIIFType  MetaKey = 8

@@ -51,6 +51,7 @@ var (
 	Mark     = Type{19, 4}
 	Device   = Type{41, 16} // a network device's name
 	Integer  = Type{4, 8}
+	NFProto  = Type{2, 1} // NFPROTO_*
 	Verdicts = Type{1, 0}
 )
 

@@ -6,7 +6,7 @@
 //	node          address                        of the node itself
 //	untranslated  range of addresses             destinations that are evaluated after their translation, at input
 //	unknown       range of addresses             of this node's pods, where pods that aren't known are dropped
-//	subject       address                        of pods on this node
+//	subject       address → stages               of pods on this node; a bit for each stage that has a ruleset
 //	device        address                        of those with a known device
 //	entry         address · device               by which alone these may send
 //	ruleset       stage · address → ruleset      stages 0 and 1 are of egress, 2 and 3 of ingress
@@ -21,25 +21,34 @@
 //	default       0 · ruleset → peer table       where no port matches
 //	decision      0 · peer table · 0 · identity → decision
 //	otherwise     0 · peer table → decision      where the other end has no identity, or the peer table no decision
-//	act           0 · decision → verdict         accept, deny, return to the next stage; reported or not
+//
+// and for both, in each direction, or for each family and direction, such as egress4
+//
+//	act-egress      0 · decision → verdict       accept, deny, return to the next stage; reported or not
+//	family-egress   family → verdict             goto egress4 or egress6
+//	stages-egress4  0 · stages → verdict         goto the chain for pods with rulesets of these
 //
 // Ranges are disjoint and of one field: to portspan its whole key is one number. A packet that opens a connection
 // passes these chains, those of the first lines at hooks:
 //
 //	cut-forward, cut-input, cut-output       marked as cut? cut; there only while model.PolicyNode.CutMark says so
-//	forward-egress, output-egress            established or related? accept; by another device? forged; else egress4
-//	input                                    the same, and untranslated? accept; else egress4
+//	forward-egress, input, output-egress     established or related? accept; else egress4
 //	forward-ingress, output-ingress          established or related? accept; else ingress4
-//	egress4              from a subject? egress4-pod; from an unknown pod? egress4-unknown
-//	egress4-pod          of the node itself? accept; by its rulesets egress4-admin, then egress4-last
-//	egress4-unknown      of the node itself? accept; else deny
-//	egress4-admin        to a peer? egress4-admin-peer; to a range? egress4-admin-range; else by ports, otherwise
-//	egress4-admin-peer   by port, else by portspan, else by default: decision, else otherwise; nothing there? deny
-//	deny, forged         count, log, drop
-//	cut                  reset TCP, drop
-//	report-accept, report-next   count, log, accept or return: what audited policies would drop
+//	egress4                 from a subject? egress4-pod-admin-last or another, by its stages; from an unknown pod? deny
+//	egress4-pod-admin-last  by another device? forged; by its rulesets egress4-admin, then egress4-last
+//	egress4-admin           to a peer? egress4-admin-peer; to a range? egress4-admin-range; else by ports, otherwise
+//	egress4-admin-peer      by port or portspan, else by default: decision, else otherwise; nothing there? deny
+//	deny-egress             exempt-egress; deny: count, log, drop
+//	report-accept-egress, report-next-egress   exempt-egress; count, log, accept or return: what audited policies drop
+//	exempt-egress           exempt; of the node itself, or delivered untranslated? accept
+//	exempt                  neighbour discovery, or midstream? accept
+//	forged                  exempt; count, log, drop
+//	cut                     reset TCP, drop
 //
-// ingress4 and its chains are alike, for the destination, and accept what goes to the node. Egress and ingress have
+// ingress4 and its chains are alike, for the destination, and exempt what goes to the node. What policies don't apply
+// to is tested last, before a packet is dropped or reported, so that allowed packets meet few rules: the first of a
+// connection to a pod from elsewhere that a port and a peer allow meets 7, or 8 where the port is one of a span. Egress
+// and ingress have
 // chains at hooks of their own, so that an accept ends one of them, and no chain of one leads to the other: the kernel
 // follows every path through the chains when it checks a table.
 //

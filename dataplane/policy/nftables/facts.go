@@ -16,7 +16,7 @@ import (
 const Table = "fairlead-policy"
 
 // layout is the value of the table's fact. A table of another layout is made anew.
-const layout = "layout 5"
+const layout = "layout 6"
 
 // declared is the table.
 var declared = &table.Table[Key]{
@@ -73,7 +73,9 @@ const (
 	setDefault   = "default"
 	setDecision  = "decision"
 	setOtherwise = "otherwise"
-	setAct       = "act"
+	setAct       = "act-"    // and the direction
+	setFamily    = "family-" // and the direction
+	setStages    = "stages-" // and the side
 	setMidstream = "midstream"
 )
 
@@ -91,7 +93,7 @@ var allSets = func() map[string]nft.Set {
 		add(nft.Set{Name: p.node, Key: address})
 		add(nft.Set{Name: p.untranslated, Key: address, Interval: true})
 		add(nft.Set{Name: p.unknown, Key: address, Interval: true})
-		add(nft.Set{Name: p.subject, Key: address})
+		add(nft.Set{Name: p.subject, Key: address, Data: marks(1)})
 		add(nft.Set{Name: p.device, Key: address})
 		add(nft.Set{Name: p.entry, Key: []nft.Type{p.Type, nft.Device}})
 		add(nft.Set{Name: p.ruleset, Key: []nft.Type{nft.Mark, p.Type}, Data: marks(2)})
@@ -105,17 +107,30 @@ var allSets = func() map[string]nft.Set {
 	add(nft.Set{Name: setDecision, Key: []nft.Type{nft.IPv6, nft.IPv6}, Data: marks(1)})
 	add(nft.Set{Name: setOtherwise, Key: marks(4), Data: marks(1)})
 	add(nft.Set{Name: setMidstream, Key: marks(1), Timeout: midstream})
-	add(nft.Set{Name: setAct, Key: marks(4), Data: []nft.Type{nft.Verdicts}})
+	verdicts := []nft.Type{nft.Verdicts}
+	for _, d := range directions {
+		add(nft.Set{Name: setAct + d.String(), Key: marks(4), Data: verdicts})
+		add(nft.Set{Name: setFamily + d.String(), Key: []nft.Type{nft.NFProto}, Data: verdicts})
+	}
+	for _, s := range sides() {
+		add(nft.Set{Name: setStages + s.String(), Key: marks(4), Data: verdicts})
+	}
 	return m
 }()
 
 // setRanks are the ranks of sets' elements.
 var setRanks = func() map[string]int {
-	m := map[string]int{setAct: 3, setDecision: 4, setOtherwise: 4, setPort: 5, setPortSpan: 5, setDefault: 5}
+	m := map[string]int{setDecision: 5, setOtherwise: 5, setPort: 6, setPortSpan: 6, setDefault: 6}
 	for _, p := range protos {
-		m[p.node], m[p.untranslated], m[p.peer], m[p.ranges] = 3, 3, 6, 6
-		m[p.ruleset], m[p.subject], m[p.unknown] = 7, 8, 9
-		m[p.entry], m[p.device] = 7, 8
+		m[p.node], m[p.untranslated], m[p.peer], m[p.ranges] = 3, 3, 7, 7
+		m[p.ruleset], m[p.subject], m[p.unknown] = 8, 9, 10
+		m[p.entry], m[p.device] = 8, 9
+	}
+	for _, d := range directions {
+		m[setAct+d.String()], m[setFamily+d.String()] = 4, 8
+	}
+	for _, s := range sides() {
+		m[setStages+s.String()] = 7
 	}
 	return m
 }()
@@ -181,7 +196,9 @@ func otherwise(v *model.PeerTable) Fact {
 // node returns the table, its constant chains, and the addresses of the node.
 func node(v *model.PolicyNode) []Fact {
 	facts := append(declared.Frame(), chains()...)
-	facts = append(facts, acts()...)
+	for _, d := range directions {
+		facts = append(facts, acts(d)...)
+	}
 	if v.CutMark != 0 {
 		facts = append(facts, cuts(v.CutMark)...)
 	}
@@ -213,25 +230,26 @@ func disjoint(l []netip.Prefix) (out []netip.Prefix) {
 }
 
 // subject returns a pod's address and its rulesets.
-func subject(v *model.Subject) []Fact {
+func subject(v *model.Subject) (facts []Fact) {
 	p, addr := protoOf(v.Addr), v.Addr.AsSlice()
-	facts := []Fact{element(p.subject, addr, "")}
 	if v.Device != "" {
 		k := append(slices.Clone(addr), nft.InterfaceName(v.Device, false)...)
 		facts = append(facts, element(p.device, addr, ""), element(p.entry, k, ""))
 	}
+	stages := uint32(0) // a bit for each stage that has a ruleset
 	for d, rulesets := range [...][model.PolicyStages]*model.Ruleset{model.Egress: v.Out, model.Ingress: v.In} {
 		for stage, r := range rulesets {
 			if r == model.Closed {
 				facts = append(append(facts, ruleset(r)...), otherwise(r.Default.PeerTable))
 			}
 			if r != nil {
-				k := append(word(stageNumber(model.Direction(d), stage)), addr...)
-				facts = append(facts, element(p.ruleset, k, string(number(r.ID))))
+				n := stageNumber(model.Direction(d), stage)
+				stages |= 1 << n
+				facts = append(facts, element(p.ruleset, append(word(n), addr...), string(number(r.ID))))
 			}
 		}
 	}
-	return facts
+	return append(facts, element(p.subject, addr, string(word(stages))))
 }
 
 // ruleset returns which peer table decides at each port.
@@ -263,16 +281,16 @@ func peer(v *model.Peer) Fact {
 	return element(p.ranges, append(first, v.Range.Last.AsSlice()...), to)
 }
 
-// acts returns what each decision comes to.
-func acts() (facts []Fact) {
-	for d, v := range map[model.Decision]nft.Verdict{
+// acts returns what each decision of a direction comes to.
+func acts(d model.Direction) (facts []Fact) {
+	for decision, v := range map[model.Decision]nft.Verdict{
 		{Verdict: model.VerdictAccept}:               nft.Accept,
-		{Verdict: model.VerdictDrop}:                 nft.Goto(chainDeny),
+		{Verdict: model.VerdictDrop}:                 nft.Goto(toward(chainDeny, d)),
 		{Verdict: model.VerdictNext}:                 nft.Return,
-		{Verdict: model.VerdictAccept, Report: true}: nft.Goto(chainReportAccept),
-		{Verdict: model.VerdictNext, Report: true}:   nft.Goto(chainReportNext),
+		{Verdict: model.VerdictAccept, Report: true}: nft.Goto(toward(chainReportAccept, d)),
+		{Verdict: model.VerdictNext, Report: true}:   nft.Goto(toward(chainReportNext, d)),
 	} {
-		facts = append(facts, element(setAct, key([]byte(code(d))), v.String()))
+		facts = append(facts, element(setAct+d.String(), key([]byte(code(decision))), v.String()))
 	}
 	return facts
 }

@@ -86,6 +86,24 @@ func TestKernelReturnsWhatIsWritten(t *testing.T) {
 	}
 }
 
+func TestTableOfLayout5IsReplaced(t *testing.T) {
+	n := policytest.Bare(t)
+	p := open(n)
+	former := *p.table
+	former.Sets = map[string]kernel.Set{setMidstream: allSets[setMidstream]}
+	for _, proto := range protos {
+		former.Sets[proto.subject] = kernel.Set{Name: proto.subject, Key: []kernel.Type{proto.Type}}
+	}
+	n.Must(former.Write(p.conn, append(former.Frame(), former.Chain("egress4-unknown", nil)), nil))
+	held, err := p.Read(t.Context())
+	n.Must(err)
+	wanted := policytest.Facts(t, p, policytest.Everything())
+	n.Must(p.Write(t.Context(), slices.Collect(maps.Values(wanted)), held))
+	if missing, extra := policytest.Read(t, p, wanted); len(missing)+len(extra) > 0 {
+		t.Errorf("missing %v, extra %v", missing, extra)
+	}
+}
+
 func TestOthersFlushLeavesThePolicies(t *testing.T) {
 	n := policytest.Bare(t)
 	p := open(n)

@@ -32,10 +32,12 @@ const (
 // is made on.
 const midstream = time.Minute
 
-// The chains of both families that end an evaluation.
+// The chains of both families that end an evaluation. Exempt, deny and the reports have one of each direction besides,
+// that leads there: see toward.
 const (
 	chainCut          = "cut"
 	chainDeny         = "deny"
+	chainExempt       = "exempt"
 	chainForged       = "forged"
 	chainReportAccept = "report-accept"
 	chainReportNext   = "report-next"
@@ -62,15 +64,24 @@ func chainRank(name string) int {
 	switch {
 	case hooks[name] != nil:
 		return 9
-	case strings.HasSuffix(name, "-pod"), strings.HasSuffix(name, "-unknown"):
-		return 4
+	case strings.Contains(name, "-pod"):
+		return 6
 	case strings.HasSuffix(name, "-admin"), strings.HasSuffix(name, "-last"):
+		return 5
+	case strings.HasSuffix(name, "-peer"), strings.HasSuffix(name, "-range"):
+		return 4
+	case strings.HasSuffix(name, "gress"), name == chainForged: // a direction's, that lead to those below
 		return 3
-	case strings.Contains(name, "-"), name == chainDeny, name == chainForged, name == chainCut:
+	case name == chainExempt, name == chainDeny, name == chainCut, strings.HasPrefix(name, "report-"):
 		return 2
 	}
-	return 5
+	return 7
 }
+
+var directions = []model.Direction{model.Egress, model.Ingress}
+
+// toward returns the name of a chain in a direction.
+func toward(chain string, d model.Direction) string { return chain + "-" + d.String() }
 
 // side is the evaluation of one direction in one family.
 type side struct {
@@ -79,6 +90,15 @@ type side struct {
 	own, other uint32 // offsets of the pod's address and the other end's
 }
 
+// sides returns all four.
+func sides() (l []side) {
+	for _, p := range protos {
+		l = append(l, side{p, model.Egress, p.Src, p.Dst}, side{p, model.Ingress, p.Dst, p.Src})
+	}
+	return l
+}
+
+// String returns egress4, ingress4, egress6 or ingress6.
 func (s side) String() string { return s.direction.String() + s.Name }
 
 // stage is one stage of a side.
@@ -93,30 +113,38 @@ func (s side) stage(i int) stage {
 	return stage{s, stageNumber(s.direction, i), s.String() + name}
 }
 
-// chains returns the constant chains.
+// chains returns the constant chains, and the maps that lead to them.
 func chains() []Fact {
 	log := func(prefix string) []nft.Expr {
 		return nft.Exprs(nft.Counter(), nft.Limit(logRate, logBurst), nft.Log(LogGroup, prefix, logLength))
 	}
-	report := func(name, prefix string, v nft.Verdict) Fact {
-		return declared.Chain(name, [][]nft.Expr{log(prefix), nft.Exprs(nft.Do(v))})
+	do := func(v nft.Verdict) []nft.Expr { return nft.Exprs(nft.Do(v)) }
+	ends := map[string][][]nft.Expr{
+		chainDeny:         {log(PrefixDeny), do(nft.DropIt)},
+		chainReportAccept: {log(PrefixAudit), do(nft.Accept)},
+		chainReportNext:   {log(PrefixAudit), do(nft.Return)},
 	}
 	facts := []Fact{
-		report(chainDeny, PrefixDeny, nft.DropIt),
-		report(chainForged, PrefixForged, nft.DropIt),
-		report(chainReportAccept, PrefixAudit, nft.Accept),
-		report(chainReportNext, PrefixAudit, nft.Return),
+		declared.Chain(chainExempt, [][]nft.Expr{discovery(), running()}),
+		declared.Chain(chainForged, [][]nft.Expr{do(nft.Jump(chainExempt)), log(PrefixForged), do(nft.DropIt)}),
+	}
+	for name, rules := range ends {
+		facts = append(facts, declared.Chain(name, rules))
+	}
+	for _, d := range directions {
+		facts = append(facts, declared.Chain(toward(chainExempt, d), exempt(d)))
+		for name := range ends {
+			rules := [][]nft.Expr{do(nft.Jump(toward(chainExempt, d))), do(nft.Goto(name))}
+			facts = append(facts, declared.Chain(toward(name, d), rules))
+		}
 	}
 	for name := range hooks {
-		if isCut(name) {
-			continue
+		if !isCut(name) {
+			facts = append(facts, declared.Chain(name, [][]nft.Expr{first(name)}))
 		}
-		facts = append(facts, declared.Chain(name, base(name)))
 	}
-	for _, p := range protos {
-		for _, s := range []side{{p, model.Egress, p.Src, p.Dst}, {p, model.Ingress, p.Dst, p.Src}} {
-			facts = append(facts, s.chains()...)
-		}
+	for _, s := range sides() {
+		facts = append(facts, s.chains()...)
 	}
 	return facts
 }
@@ -146,88 +174,126 @@ func running() []nft.Expr {
 		nft.Load(nft.R(0), word(0)), nft.Member(setMidstream, nft.R(0)), nft.Do(nft.Accept)))
 }
 
-// base returns the rules of a chain at a hook: answers, related errors, neighbour discovery and running connections
-// pass, and what is delivered to this node, or to its proxy, before its translation. What has a pod's source and comes
-// in by another device than the pod's doesn't.
-func base(name string) [][]nft.Expr {
+// first returns the rule of a chain at a hook: it leads to the side of packets that are neither answers nor related
+// errors.
+func first(name string) []nft.Expr {
 	d := model.Egress
-	if strings.HasSuffix(name, "-ingress") {
+	if strings.HasSuffix(name, model.Ingress.String()) {
 		d = model.Ingress
 	}
+	known := word(nft.StateEstablished | nft.StateRelated)
+	return nft.Exprs(nft.Ct(nft.CtState, nft.R(0)), nft.And(nft.R(0), nft.R(0), known),
+		nft.Cmp(nft.Eq, nft.R(0), make([]byte, 4)), nft.Meta(nft.MetaNFProto, nft.R(0)),
+		nft.VMap(setFamily+d.String(), nft.R(0)))
+}
+
+// discovery accepts neighbour discovery, which has the highest hop limit: it was not routed.
+func discovery() []nft.Expr {
 	const (
-		hopLimit    = 7        // its offset; neighbour discovery has the highest, so it was not routed
+		hopLimit    = 7        // its offset
 		first, last = 133, 137 // types from router solicitation to redirect
 	)
-	known := word(nft.StateEstablished | nft.StateRelated)
-	rules := [][]nft.Expr{
-		nft.Exprs(nft.Ct(nft.CtState, nft.R(0)), nft.And(nft.R(0), nft.R(0), known),
-			nft.Cmp(nft.Neq, nft.R(0), make([]byte, 4)), nft.Do(nft.Accept)),
-		nft.Join(table.IPv6.Is(), nft.Exprs(
-			nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.IPPROTO_ICMPV6}),
-			nft.Payload(nft.NetworkHeader, hopLimit, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{255}),
-			nft.Payload(nft.TransportHeader, 0, 1, nft.R(0)), nft.Cmp(nft.Gte, nft.R(0), []byte{first}),
-			nft.Cmp(nft.Lte, nft.R(0), []byte{last}), nft.Do(nft.Accept))),
-	}
-	rules = append(rules, running())
+	return nft.Join(table.IPv6.Is(), nft.Exprs(
+		nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.IPPROTO_ICMPV6}),
+		nft.Payload(nft.NetworkHeader, hopLimit, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{255}),
+		nft.Payload(nft.TransportHeader, 0, 1, nft.R(0)), nft.Cmp(nft.Gte, nft.R(0), []byte{first}),
+		nft.Cmp(nft.Lte, nft.R(0), []byte{last}), nft.Do(nft.Accept)))
+}
+
+// exempt returns the rules that accept what policies don't apply to in a direction. A packet meets them last, before
+// it is dropped or reported: what policies allow meets none of them.
+func exempt(d model.Direction) [][]nft.Expr {
+	accept := nft.Exprs(nft.Do(nft.Accept))
+	rules := [][]nft.Expr{nft.Exprs(nft.Do(nft.Jump(chainExempt)))}
 	for _, p := range protos {
-		if name == "input" || name == "forward-egress" {
-			rules = append(rules, p.forged())
+		rules = append(rules, nft.Join(p.Is(), p.ofNode(), accept))
+		if d == model.Ingress {
+			rules = append(rules, nft.Join(p.Is(), p.member(p.node, p.Dst), accept))
+			continue
 		}
-		delivered := nft.Join(p.Is(), nft.Exprs(p.Address(p.Dst, 0), nft.Member(p.untranslated, nft.R(0)),
-			nft.Do(nft.Accept)))
-		switch name {
-		case "input":
-			rules = append(rules, delivered)
-		case "forward-egress":
-			to := nft.InterfaceName(model.ProxyDevice, false)
-			rules = append(rules, nft.Join(nft.Exprs(nft.Meta(nft.MetaOIFName, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), to)),
-				delivered))
-		}
-		rules = append(rules, nft.Join(p.Is(), nft.Exprs(nft.Do(nft.Goto(side{proto: p, direction: d}.String())))))
+		untranslated := nft.Join(p.Is(), p.member(p.untranslated, p.Dst))
+		rules = append(rules, nft.Join(untranslated, toNode(), accept), nft.Join(untranslated, toProxy(), accept))
 	}
 	return rules
 }
 
+// toNode goes on only if the packet is delivered to the node: it leaves by no device.
+func toNode() []nft.Expr {
+	return nft.Exprs(nft.Meta(nft.MetaOIF, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), word(0)))
+}
+
+// toProxy goes on only if the packet is forwarded to the node's proxy.
+func toProxy() []nft.Expr {
+	return nft.Exprs(nft.Meta(nft.MetaIIF, nft.R(0)), nft.Cmp(nft.Neq, nft.R(0), word(0)),
+		nft.Meta(nft.MetaOIFName, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), nft.InterfaceName(model.ProxyDevice, false)))
+}
+
 // forged leads to the chain of that name what has the source of a pod with a known device and comes in by another.
 func (p *proto) forged() []nft.Expr {
-	return nft.Join(p.Is(), nft.Exprs(p.Address(p.Src, 0), nft.Member(p.device, nft.R(0)),
+	return nft.Join(p.member(p.device, p.Src), nft.Exprs(
+		nft.Meta(nft.MetaIIF, nft.R(p.Words)), nft.Cmp(nft.Neq, nft.R(p.Words), word(0)),
 		nft.Meta(nft.MetaIIFName, nft.R(p.Words)), nft.NotMember(p.entry, nft.R(0)), nft.Do(nft.Goto(chainForged))))
 }
 
 // ofNode goes on only if the packet is of the node itself: from one of its addresses, by no device or by loopback,
 // where what leaves by that may have been translated since it was routed.
-func (s side) ofNode() []nft.Expr {
+func (p *proto) ofNode() []nft.Expr {
 	const loopback = 1 // its index (LOOPBACK_IFINDEX, include/net/net_namespace.h)
 	return nft.Join(nft.Exprs(nft.Meta(nft.MetaIIF, nft.R(0)), nft.And(nft.R(0), nft.R(0), word(^uint32(loopback))),
-		nft.Cmp(nft.Eq, nft.R(0), word(0))), s.member(s.node, s.Src))
+		nft.Cmp(nft.Eq, nft.R(0), word(0))), p.member(p.node, p.Src))
 }
 
-// member goes on only if an address of the packet is in a set.
-func (s side) member(set string, offset uint32) []nft.Expr {
-	return nft.Exprs(s.Address(offset, 0), nft.Member(set, nft.R(0)))
+// member goes on only if an address of the packet, at an offset of its header, is in a set.
+func (p *proto) member(set string, offset uint32) []nft.Expr {
+	return nft.Exprs(p.Address(offset, 0), nft.Member(set, nft.R(0)))
 }
 
-// chains returns the side's chains.
+// chains returns the side's chains and what leads to them.
 func (s side) chains() []Fact {
-	do := func(e []nft.Expr, v nft.Verdict) []nft.Expr { return append(e, nft.Do(v)) }
-	pod, unknown := s.String()+"-pod", s.String()+"-unknown"
-	unevaluated := [][]nft.Expr{do(s.ofNode(), nft.Accept)}
-	if s.direction == model.Ingress {
-		unevaluated = append(unevaluated, do(s.member(s.node, s.Dst), nft.Accept))
-	}
-	n := len(unevaluated)
-	admin, last := s.stage(model.StageAdmin), s.stage(model.StageLast)
+	denied := nft.Goto(toward(chainDeny, s.direction))
 	facts := []Fact{
+		element(setFamily+s.direction.String(), []byte{s.Number, 0, 0, 0}, nft.Goto(s.String()).String()),
 		declared.Chain(s.String(), [][]nft.Expr{
-			do(s.member(s.subject, s.own), nft.Goto(pod)),
-			do(s.member(s.unknown, s.own), nft.Goto(unknown)),
+			nft.Exprs(s.Address(s.own, 0), nft.Clear(nft.R(work)), nft.Map(s.subject, nft.R(0), nft.R(work+1)),
+				nft.VMap(setStages+s.String(), nft.R(work))),
+			nft.Join(s.member(s.unknown, s.own), nft.Exprs(nft.Do(denied))),
 		}),
-		declared.Chain(pod, append(unevaluated[:n:n],
-			do(admin.rulesetOf(zero+1, 4), nft.Jump(admin.name)),
-			do(last.rulesetOf(zero+1, 4), nft.Goto(last.name)))),
-		declared.Chain(unknown, append(unevaluated[:n:n], nft.Exprs(nft.Do(nft.Goto(chainDeny))))),
+	}
+	admin, last := s.stage(model.StageAdmin), s.stage(model.StageLast)
+	for _, stages := range [][]stage{nil, {admin}, {last}, {admin, last}} {
+		facts = append(facts, s.pods(stages)...)
 	}
 	return append(facts, append(admin.chains(), last.chains()...)...)
+}
+
+// pods returns what leads to the evaluation of pods with rulesets of these stages, in a chain of its own where that
+// takes more than a verdict.
+func (s side) pods(stages []stage) (facts []Fact) {
+	name, code, enter := s.String()+"-pod", uint32(0), nft.Accept
+	var rules [][]nft.Expr
+	if s.direction == model.Egress {
+		rules = append(rules, s.forged())
+	}
+	for i, st := range stages {
+		name, code = name+strings.TrimPrefix(st.name, s.String()), code|1<<st.number
+		if enter = nft.Goto(st.name); i < len(stages)-1 {
+			enter = nft.Jump(st.name)
+		}
+		rules = append(rules, nft.Exprs(nft.Do(enter)))
+	}
+	if len(rules) > 1 || s.direction == model.Egress {
+		enter, facts = nft.Goto(name), append(facts, declared.Chain(name, rules))
+	}
+	all, own := uint32(1<<(len(directions)*model.PolicyStages)), uint32(0)
+	for stage := range model.PolicyStages {
+		own |= 1 << stageNumber(s.direction, stage)
+	}
+	for c := range all { // those of the other direction are of no account
+		if c&own == code {
+			facts = append(facts, element(setStages+s.String(), key(word(c)), enter.String()))
+		}
+	}
+	return facts
 }
 
 // Where rules hold what maps returned. A key made of it begins with 0, and each 16 bytes of it with a constant: see
@@ -257,25 +323,32 @@ func (s stage) chains() []Fact {
 	}
 }
 
-// decide returns the rules that decide about the other end, whose identity a set has; "": it has none.
+// decide returns the rules that decide about the other end, whose identity a set has; "": it has none. Those that a
+// packet which is allowed by its port ends at are first.
 func (s stage) decide(identities string) (rules [][]nft.Expr) {
 	port := nft.Exprs(nft.Meta(nft.MetaL4Proto, nft.R(work+3)), nft.Payload(nft.TransportHeader, 2, 2, nft.R(work+4)))
-	for _, t := range []struct {
-		set string
-		key []nft.Expr
-	}{{setPort, port}, {setPortSpan, port}, {setDefault, nil}} {
-		peerTable := nft.Join(nft.Exprs(nft.Clear(nft.R(work))), s.rulesetOf(work+1, 0), t.key,
-			nft.Exprs(nft.Clear(nft.R(zero)), nft.Map(t.set, nft.R(work), nft.R(zero+1))))
-		if identities != "" {
-			rules = append(rules, nft.Join(peerTable, nft.Exprs(s.Address(s.other, work),
-				nft.Clear(nft.R(identity)), nft.Map(identities, nft.R(work), nft.R(identity+1))), act(setDecision)))
-		}
-		rules = append(rules, nft.Join(peerTable, act(setOtherwise)))
+	peerTable := func(set string, key []nft.Expr) []nft.Expr {
+		return nft.Join(nft.Exprs(nft.Clear(nft.R(work))), s.rulesetOf(work+1, 0), key,
+			nft.Exprs(nft.Clear(nft.R(zero)), nft.Map(set, nft.R(work), nft.R(zero+1))))
 	}
-	return append(rules, nft.Exprs(nft.Do(nft.Goto(chainDeny)))) // part of the ruleset is missing
+	for _, tables := range [][][]nft.Expr{{peerTable(setPort, port), peerTable(setPortSpan, port)},
+		{peerTable(setDefault, nil)}} {
+		for _, t := range tables {
+			if identities != "" {
+				rules = append(rules, nft.Join(t, nft.Exprs(s.Address(s.other, work),
+					nft.Clear(nft.R(identity)), nft.Map(identities, nft.R(work), nft.R(identity+1))), s.act(setDecision)))
+			}
+		}
+		for _, t := range tables {
+			rules = append(rules, nft.Join(t, s.act(setOtherwise)))
+		}
+	}
+	// part of the ruleset is missing
+	return append(rules, nft.Exprs(nft.Do(nft.Goto(toward(chainDeny, s.direction)))))
 }
 
 // act does what the decision says that a set has, or ends the rule.
-func act(set string) []nft.Expr {
-	return nft.Exprs(nft.Clear(nft.R(work)), nft.Map(set, nft.R(zero), nft.R(work+1)), nft.VMap(setAct, nft.R(work)))
+func (s side) act(set string) []nft.Expr {
+	return nft.Exprs(nft.Clear(nft.R(work)), nft.Map(set, nft.R(zero), nft.R(work+1)),
+		nft.VMap(setAct+s.direction.String(), nft.R(work)))
 }
