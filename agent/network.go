@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -56,13 +59,20 @@ type Network struct {
 	devices  bool            // the node's devices are known: before, nothing follows from objects
 	early    []source.Change // that came before
 	files
+	problems
 }
 
 // files is what is known of the files that others write.
 type files struct {
 	masquerade network.Masquerade // as last read
 	failed     string             // why OnReady failed last
-	problems   []source.Problem   // of that
+	failure    []source.Problem   // of that
+}
+
+// problems are those of objects, and of pods that the node's ranges don't hold.
+type problems struct {
+	resolved, all []source.Problem
+	stranded      string // of those pods, "": there are none
 }
 
 // networkLine is the planes as one.
@@ -185,6 +195,7 @@ func (n *Network) Apply(changes []source.Change) {
 		networkLine(n.planes).Change(c.Put, c.Del)
 	}
 	n.server.SetNetwork(n.resolver.Network().Network)
+	n.updateProblems()
 }
 
 // Problems returns what is wrong with the pod network.
@@ -193,9 +204,53 @@ func (n *Network) Problems() []source.Problem {
 		return nil
 	}
 	if n.Chained {
-		return n.problems
+		return n.failure
 	}
-	return n.resolver.Problems()
+	return n.all
+}
+
+// mostStranded is how many pods a problem names.
+const mostStranded = 10
+
+// updateProblems joins what is wrong with objects and the pods that have addresses outside the node's podCIDRs, as when
+// these were changed. Where nothing changed, Problems returns the same slice.
+func (n *Network) updateProblems() {
+	stranded := n.findStranded()
+	now := n.resolver.Problems()
+	same := len(now) == len(n.resolved) && (len(now) == 0 || &now[0] == &n.resolved[0])
+	if same && stranded == n.stranded {
+		return
+	}
+	n.resolved, n.stranded, n.all = now, stranded, now
+	if stranded != "" {
+		n.all = append(slices.Clone(now), source.Problem{Object: source.Key{Kind: source.Node, Name: n.Resolve.Node},
+			Field: "spec.podCIDRs", Reason: "PodsOutsidePodCIDRs", Message: stranded})
+	}
+}
+
+// findStranded returns a text about the pods whose addresses the node's ranges don't hold, "" without any.
+func (n *Network) findStranded() string {
+	now := n.resolver.Network().Network
+	if now == nil {
+		return ""
+	}
+	var pods []string
+	for _, a := range n.server.Attached() {
+		for _, address := range a.Addresses {
+			if !slices.ContainsFunc(now.Ranges, func(r netip.Prefix) bool { return r.Contains(address) }) {
+				pods = append(pods, fmt.Sprintf("%s (%s)", a.Pod, address))
+			}
+		}
+	}
+	if len(pods) == 0 {
+		return ""
+	}
+	slices.Sort(pods)
+	if more := len(pods) - mostStranded; more > 0 {
+		pods = append(pods[:mostStranded], fmt.Sprintf("%d more", more))
+	}
+	return fmt.Sprintf("no longer hold the addresses of %s, which other nodes can't reach; delete these pods, so that "+
+		"others take their place", strings.Join(pods, ", "))
 }
 
 // Serving reports whether what all pods need is in the kernel. If not, why is the reason, "" while nothing has been
@@ -239,12 +294,12 @@ func (n *Network) setFailed(err error) {
 	if failed == n.failed {
 		return
 	}
-	n.failed, n.problems = failed, nil
+	n.failed, n.failure = failed, nil
 	if err == nil {
 		return
 	}
 	n.log.Error("putting the CNI network configuration back failed, retrying", "error", err)
-	n.problems = []source.Problem{{Object: source.Key{Kind: source.Node, Name: n.Resolve.Node}, Reason: "CNIConfiguration",
+	n.failure = []source.Problem{{Object: source.Key{Kind: source.Node, Name: n.Resolve.Node}, Reason: "CNIConfiguration",
 		Message: failed}}
 }
 

@@ -1,0 +1,102 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/cni"
+	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
+	"fairlead.dev/fairlead/resolve/network"
+	"fairlead.dev/fairlead/source"
+)
+
+// TestPodsOutliveTheirRange has a node's podCIDR change: its pods still reach each other and are named in a problem,
+// and a new one gets an address of the new range.
+func TestPodsOutliveTheirRange(t *testing.T) {
+	node, socket := netnstest.New(t), filepath.Join(t.TempDir(), "cni.sock")
+	n, err := rangeNetwork(t, node, socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	var pods []*netns.Namespace
+	attach := func(name string) {
+		t.Helper()
+		pods = append(pods, netnstest.New(t))
+		if err := attachPodAs(t.Context(), socket, "c-"+name, name, pods[len(pods)-1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	attach("a")
+	attach("b")
+	n.Apply(nil)
+	if l := n.Problems(); len(l) > 0 {
+		t.Errorf("problems before: %v", l)
+	}
+	changed := networkNode("a", "192.168.0.1", "10.244.9.0/24")
+	n.Apply([]source.Change{{Key: source.KeyOf(changed), Object: changed}})
+	if err := networkLine(n.planes).Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	attach("c")
+	addresses := []string{"10.244.1.2", "10.244.1.3", "10.244.9.2"}
+	for i, from := range pods {
+		for k, to := range addresses {
+			want := addresses[i]
+			if i == 2 && k < 2 { // the old range is outside the cluster
+				want = "192.168.0.1"
+			}
+			if saw, err := awaitReply(t, from, netip.MustParseAddr(to)); err != nil || saw.String() != want {
+				t.Errorf("%s to %s: from %s, want %s, %v", addresses[i], to, saw, want, err)
+			}
+		}
+	}
+	for _, want := range []string{"shop/a (10.244.1.2), shop/b (10.244.1.3), which", "shop/b (10.244.1.3), which", ""} {
+		n.Apply(nil)
+		text := fmt.Sprint(n.Problems())
+		if want == "" && len(n.Problems()) > 0 || !strings.Contains(text, "addresses of "+want) && want != "" {
+			t.Errorf("problems %s, want %q", text, want)
+		}
+		if l := n.Problems(); len(l) > 0 && &l[0] != &n.Problems()[0] {
+			t.Error("problems that stay the same are another slice")
+		}
+		container := map[bool]string{true: "c-a", false: "c-b"}[strings.Contains(want, "shop/a")]
+		r := cni.Request{Command: cni.Del, Network: "fairlead",
+			Attachment: cni.Attachment{Container: container, Interface: "eth0"}}
+		if _, err := cni.Send(socket, r, nil, 20*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// rangeNetwork runs the pod network of node a in a network namespace.
+func rangeNetwork(t *testing.T, node *netns.Namespace, socket string) (n *Network, err error) {
+	err = node.Do(func() error {
+		out, err := exec.Command("sh", "-ec", `ip link add eth0 type veth peer name x
+			ip address add 192.168.0.1/24 dev eth0
+			ip link set x up
+			ip link set eth0 up`).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		n, err = OpenNetwork(&NetworkOptions{Socket: socket, Boot: "x", Resolve: network.Config{Node: "a"},
+			Records: filepath.Join(filepath.Dir(socket), "records")}, false, nil, nil,
+			slog.New(slog.NewTextHandler(t.Output(), nil)))
+		if err != nil {
+			return err
+		}
+		if err := n.learn(t.Context(), []source.Object{networkNode("a", "192.168.0.1", "10.244.1.0/24")}); err != nil {
+			return errors.Join(err, n.Close())
+		}
+		return nil
+	})
+	return n, err
+}
