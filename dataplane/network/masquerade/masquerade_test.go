@@ -168,8 +168,56 @@ func TestSourcesOutsideTheCluster(t *testing.T) {
 			}
 		}
 	}
+	eachItsPort(t, pod)
 	must(plane.Clean(t.Context()))
 	if held, err := plane.Read(t.Context()); err != nil || len(held) > 0 {
 		t.Error(fmt.Sprint(held), err)
+	}
+}
+
+// eachItsPort has two addresses of a pod's namespace, as two pods, send from the same ports to the same servers: each
+// connection has a port of its own outside, and its reply.
+func eachItsPort(t *testing.T, pod *netns.Namespace) {
+	const ports = 200
+	l, err := link.Dial(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dev, err := l.Index("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, sources := range [][]string{{"10.244.1.2", "10.244.1.3"}, {"fd00:1::2", "fd00:1::3"}} {
+		if err := l.AddAddress(dev, netip.MustParsePrefix(sources[1]+[]string{"/24", "/64"}[i])); err != nil {
+			t.Fatal(err)
+		}
+		to := netip.MustParseAddr([]string{"203.0.113.9", "2001:db8::9"}[i])
+		for _, p := range []echo.Port{{Number: 80, Protocol: model.TCP}, {Number: 53, Protocol: model.UDP}} {
+			seen := map[netip.AddrPort]netip.AddrPort{}
+			for n := range ports * len(sources) {
+				from := netip.AddrPortFrom(netip.MustParseAddr(sources[n%2]), uint16(20000+n/2))
+				ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
+				defer stop()
+				var reply echo.Reply
+				err := pod.Do(func() error {
+					f, err := echo.Open(ctx, p.Protocol, netip.AddrPortFrom(to, p.Number), echo.Options{From: from})
+					if err != nil {
+						return err
+					}
+					t.Cleanup(func() { f.Close() }) // all are open at once
+					reply, err = f.Request(ctx)
+					return err
+				})
+				if err != nil {
+					t.Fatalf("%s from %s: %v", p, from, err)
+				}
+				node := addresses["node"][i].Addr()
+				if other, twice := seen[reply.Client]; twice || reply.Client.Addr() != node {
+					t.Errorf("%s from %s is seen as %s, want %s; so is %v", p, from, reply.Client, node, other)
+				}
+				seen[reply.Client] = from
+			}
+		}
 	}
 }
