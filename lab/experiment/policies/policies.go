@@ -56,7 +56,7 @@ type profile struct {
 }
 
 var (
-	quick = profile{Name: "quick", Counts: []int{10, 1000, 10000}, Rounds: 81, Block: 15 * time.Millisecond,
+	quick = profile{Name: "quick", Counts: []int{10, 1000, 10000}, Rounds: 51, Block: 15 * time.Millisecond,
 		Warm:  4 * time.Millisecond,
 		Large: generate.PolicySize{Pods: 100_000, Namespaces: 25_000, Here: 110, Cluster: 20},
 		Wide:  generate.PolicySize{Pods: 20_000, Namespaces: 40, Here: 250, Cluster: 50}, Events: 400, Relabelled: 300,

@@ -34,7 +34,7 @@ var Experiment = experiment.Experiment{
 kernel can do and with the rules that kube-proxy writes and wrote: HTTP round trips at 1,000 requests a second with and
 without kept connections, connect(), whole connections, processor time, and the rules that a packet is tested against,
 from 1 (10 with --quick) to 10,000 Services of ten endpoints. The article's claims are tested one by one, as far as the blocks
-tell: some stay inconclusive with --quick. It takes three to five minutes with --quick, some hours without, and root. A
+tell: some stay inconclusive with --quick. It takes about six minutes with --quick, some hours without, and root. A
 kube-proxy given with --subject makes two more arms, iptables and nftables, as the real program writes them.`,
 	Services: full.Services,
 	Compares: true,
@@ -86,7 +86,7 @@ func (p profile) emulated() profile {
 }
 
 var (
-	quick = profile{Name: "quick", Services: []int{10, 1000, 10000}, Rounds: 13, Closed: 15 * time.Millisecond,
+	quick = profile{Name: "quick", Services: []int{10, 1000, 10000}, Rounds: 25, Closed: 15 * time.Millisecond,
 		Open: 40 * time.Millisecond, Warm: 4 * time.Millisecond,
 		Rate: 1000, Each: 100, Work: 200 * time.Microsecond, Resyncs: 1}
 	full = profile{Name: "full", Services: []int{1, 10, 100, 1000, 10000}, Rounds: 101, Closed: 250 * time.Millisecond,
