@@ -76,15 +76,19 @@ func TestNetworkConformance(t *testing.T) {
 		s := implementation(m)
 		s.Network = &conformance.PodNetwork{Name: "own", Start: startNetwork(m)}
 		s.UnpolicedServices = unpoliced[name]
-		for k, e := range engines {
-			part, parts := i, networkParts
-			if *matrix {
-				part, parts = 0, 1
-			} else if k != i%len(engines) {
-				continue
-			}
-			s.Engine = e
-			t.Run(name+"/"+e.Name, func(t *testing.T) { conformance.RunNetwork(t, s, part, parts) })
+		part, parts, beside := i, networkParts, engines[i%len(engines):][:1]
+		if *matrix {
+			part, parts, beside = 0, 1, engines
 		}
+		t.Run(name, func(t *testing.T) {
+			t.Run("services", func(t *testing.T) { conformance.RunPart(t, s, part, parts) })
+			for _, e := range beside {
+				s.Engine = e
+				t.Run(e.Name, func(t *testing.T) {
+					conformance.RunPart(t, s, part, parts)
+					conformance.RunNetwork(t, s)
+				})
+			}
+		})
 	}
 }

@@ -26,13 +26,9 @@ func RunPart(t *testing.T, s Implementation, part, parts int) {
 	runCases(t, s, subsystem, part, parts)
 }
 
-// RunNetwork judges a pair over its pod network: by RunPart's cases of Services and of policies and, with nodes on one
-// link and on links of their own, by every case of the network.
-func RunNetwork(t *testing.T, s Implementation, part, parts int) {
-	services := s
-	services.Engine = nil
-	t.Run("services", func(t *testing.T) { RunPart(t, services, part, parts) })
-	t.Run("policies", func(t *testing.T) { RunPart(t, s, part, parts) })
+// RunNetwork judges a pair over its pod network by every case of that, with nodes on one link and on links of their
+// own.
+func RunNetwork(t *testing.T, s Implementation) {
 	t.Run("network", func(t *testing.T) { runCases(t, s, "network", 0, 1) })
 	apart := *s.Network
 	apart.Name, apart.Apart = apart.Name+"-apart", true
