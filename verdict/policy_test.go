@@ -101,6 +101,7 @@ func TestForgedSources(t *testing.T) {
 		{"10.0.1.3:1", "pod3", model.VerdictAccept, "allowed by"},
 		{"10.0.1.3:1", "", model.VerdictAccept, "allowed by"},
 		{"10.0.1.3:1", "pod2", model.VerdictDrop, "forged source: 10.0.1.3 is pod shop/friend"},
+		{"10.0.1.2:1", "pod3", model.VerdictDrop, "ingress of shop/web"}, // which device is its own isn't known
 		{"10.0.1.1:1", "", model.VerdictAccept, "is this node"},
 		{"10.0.1.1:1", "pod3", model.VerdictDrop, "no pod that is known"},
 		{"198.51.100.1:1", "pod3", model.VerdictAccept, "allowed by"},

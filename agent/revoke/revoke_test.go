@@ -355,6 +355,19 @@ func TestWithdrawnPermissionCuts(t *testing.T) {
 	if s := b.Cuts(); s.Cut != 9 || s.Problem != "" {
 		t.Errorf("status %+v, want 9 cut", s)
 	}
+	_, err := b.marker.Remark(b.bit, func(conntrack.Tracked) uint32 { return 0 })
+	b.must(err)
+	b.pass(t.Context(), false) // as after what was let in while the rules changed
+	marked := 0
+	_, err = b.marker.Remark(0, func(c conntrack.Tracked) uint32 {
+		if c.Mark&b.bit != 0 {
+			marked++
+		}
+		return 0
+	})
+	if b.must(err); marked < len(packets) {
+		t.Errorf("a second pass marks %d connections, want at least %d", marked, len(packets))
+	}
 	b.apply(fmt.Sprintf(allow, "client"))
 	for _, f := range packets {
 		if _, err := f.Request(t.Context()); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net/netip"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -30,7 +31,7 @@ func TestHostsFollowRoutes(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	seen, ended := make(chan map[netip.Addr]string, 100), make(chan error)
 	go func() { ended <- h.Follow(ctx, func(m map[netip.Addr]string) { seen <- m }) }()
-	last := map[netip.Addr]string{}
+	var last map[netip.Addr]string
 	until := func(what string, want map[string]string) {
 		t.Helper()
 		wanted := map[netip.Addr]string{}
@@ -39,7 +40,11 @@ func TestHostsFollowRoutes(t *testing.T) {
 		}
 		for {
 			select {
-			case last = <-seen:
+			case now := <-seen:
+				if last != nil && maps.Equal(now, last) {
+					t.Errorf("%s: notified of %v again", what, now)
+				}
+				last = now
 			case <-time.After(10 * time.Second):
 				t.Fatalf("%s: %v, want %v", what, last, wanted)
 			}
@@ -59,10 +64,22 @@ func TestHostsFollowRoutes(t *testing.T) {
 	check(t, PutIn(ns, to("10.0.1.2/32", "", pod0), to("10.0.3.0/24", "", pod0), to("10.0.1.9/32", "10.0.1.2", pod0),
 		to("10.0.1.3/32", "", pod1), to("fd00:1::2/128", "", pod1)))
 	until("routes", map[string]string{"10.0.1.2": "pod0", "10.0.1.3": "pod1", "fd00:1::2": "pod1"})
+	second := func(verb string) { // a route that differs by its metric
+		t.Helper()
+		check(t, ns.Do(func() error {
+			return exec.Command("ip", "route", verb, "10.0.1.2", "dev", "pod1", "metric", "5").Run()
+		}))
+	}
+	second("add")
+	until("two devices", map[string]string{"10.0.1.3": "pod1", "fd00:1::2": "pod1"})
+	second("del")
+	until("one of them again", map[string]string{"10.0.1.2": "pod0", "10.0.1.3": "pod1", "fd00:1::2": "pod1"})
 	check(t, PutIn(ns, to("10.0.1.2/32", "", pod1)))
 	until("another device", map[string]string{"10.0.1.2": "pod1", "10.0.1.3": "pod1", "fd00:1::2": "pod1"})
 	check(t, DeleteIn(ns, to("10.0.1.3/32", "", pod1)), PutIn(ns, to("10.0.1.4/32", "", pod0)))
 	until("a route is gone", map[string]string{"10.0.1.2": "pod1", "10.0.1.4": "pod0", "fd00:1::2": "pod1"})
+	check(t, DeleteIn(ns, to("fd00:1::2/128", "", pod1))) // the kernel reports IPv6's with their device
+	until("IPv4 alone", map[string]string{"10.0.1.2": "pod1", "10.0.1.4": "pod0"})
 	check(t, c.Delete(pod1))
 	until("a device is gone", map[string]string{"10.0.1.4": "pod0"})
 	cancel()

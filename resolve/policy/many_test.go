@@ -67,6 +67,8 @@ func TestDevicesOfSubjects(t *testing.T) {
 	want("", "pod2")
 	s.SetDevices(nil)
 	want("", "")
+	s.SetDevices(map[netip.Addr]string{netip.MustParseAddr("10.0.1.1"): "pod3"})
+	want("pod3", "")
 }
 
 // A pod that a selector matches beside many others moves among nodes with its address: a peer throughout, but while no

@@ -46,17 +46,18 @@ func TestPreDNATIsBounded(t *testing.T) {
 }
 
 // What a Service has of the node's own addresses is evaluated before its translation, too: so is all else that is sent
-// there.
+// there. A range of Services stays, whichever address of it is the node's.
 func TestPreDNATLeavesOutTheNode(t *testing.T) {
 	r, s := New(Config{Node: "n1"}), newSum()
 	outside := frontends("198.18.0.0", 2)
 	own := outside[0].(*model.Frontend).Entry.Addr
-	r.ApplyServices(model.Change[model.ServicePart]{Put: outside})
+	r.ApplyServices(model.Change[model.ServicePart]{Put: append(outside, &model.ServiceNode{ServiceRanges: []model.Range{
+		{First: netip.MustParseAddr("10.96.0.0"), Last: netip.MustParseAddr("10.96.255.255")}}})})
 	for _, c := range []struct {
 		own  []netip.Addr
 		want string
-	}{{nil, "[198.18.0.1/32 198.18.0.2/32]"}, {[]netip.Addr{own}, "[198.18.0.2/32]"},
-		{nil, "[198.18.0.1/32 198.18.0.2/32]"}} {
+	}{{nil, "[10.96.0.0/16 198.18.0.1/32 198.18.0.2/32]"}, {[]netip.Addr{own}, "[10.96.0.0/16 198.18.0.2/32]"},
+		{[]netip.Addr{netip.MustParseAddr("10.96.0.0")}, "[10.96.0.0/16 198.18.0.1/32 198.18.0.2/32]"}} {
 		r.SetAddresses(c.own)
 		s.apply(seedDice{T: t}, r.Apply(nil))
 		if got := fmt.Sprint(s.now.Node.PreDNAT); got != c.want {
