@@ -30,6 +30,7 @@ const enum exempt_flag unused_exempt __attribute__((unused));
 const enum policy_flag unused_flag __attribute__((unused));
 const enum decision unused_decision __attribute__((unused));
 const enum recording unused_recording __attribute__((unused));
+const enum lookup_count unused_lookups __attribute__((unused));
 const struct denial *unused_denial __attribute__((unused));
 
 /* include/uapi/linux/netfilter.h */

@@ -205,6 +205,21 @@ struct {
 	__type(value, __u64);
 } fl_policy_count SEC(".maps");
 
+/* Indexes of fl_lookups. */
+enum lookup_count {
+	LOOKUPS,
+	LOOKUPS_PACKETS, /* that were evaluated, or found their flow */
+	LOOKUPS_VALUES,
+};
+
+/* By processor. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, LOOKUPS_VALUES);
+	__type(key, __u32);
+	__type(value, __u64);
+} fl_lookups SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 16);
@@ -255,6 +270,26 @@ struct evaluation {
 	__u64 table, identity;
 	__u32 decision, stage, ingress;
 };
+
+const volatile __u32 count_lookups = 0; /* set at load time: 1 for measurements */
+
+/* Not on the stack, which is full. */
+const volatile __u32 lookups_key = LOOKUPS, packets_key = LOOKUPS_PACKETS;
+
+static __always_inline void count_lookup(const volatile __u32 *what)
+{
+	__u64 *n = count_lookups ? bpf_map_lookup_elem(&fl_lookups, (const void *)what) : NULL;
+
+	if (n)
+		*n += 1;
+}
+
+/* Looks a key up in a map of keys: arrays are read in place, and don't count. */
+static __always_inline void *lookup(void *map, const void *key)
+{
+	count_lookup(&lookups_key);
+	return bpf_map_lookup_elem(map, key);
+}
 
 static __always_inline void count_event(__u32 what)
 {
@@ -327,7 +362,7 @@ static __always_inline __u32 exemptions(const struct address *a)
 	__u32 *flags;
 
 	net_key(&key, a);
-	flags = bpf_map_lookup_elem(&fl_exempt, &key);
+	flags = lookup(&fl_exempt, &key);
 	return flags ? *flags : 0;
 }
 
@@ -336,7 +371,7 @@ static __always_inline bool is_unknown_pod(const struct address *a)
 	struct peer_net key;
 
 	net_key(&key, a);
-	return bpf_map_lookup_elem(&fl_unknown_pods, &key);
+	return lookup(&fl_unknown_pods, &key);
 }
 
 /* Returns the identity of an address, 0 where no peer table knows it. */
@@ -347,10 +382,10 @@ __noinline __u64 identity_of(const struct address *a)
 
 	if (!a)
 		return 0;
-	identity = bpf_map_lookup_elem(&fl_peers, a);
+	identity = lookup(&fl_peers, a);
 	if (!identity) {
 		net_key(&key, a);
-		identity = bpf_map_lookup_elem(&fl_peer_nets, &key);
+		identity = lookup(&fl_peer_nets, &key);
 	}
 	return identity ? *identity : 0;
 }
@@ -370,13 +405,13 @@ static __always_inline const struct peer_table *table_at(const struct side *s, c
 	if (s->default_table.flags & SIDE_PORTS) {
 		struct policy_port key = {.ruleset = s->ruleset, .port = t->dport, .protocol = t->protocol};
 
-		found = bpf_map_lookup_elem(&fl_policy_ports, &key);
+		found = lookup(&fl_policy_ports, &key);
 	}
 	if (!found && s->default_table.flags & SIDE_RANGES) {
 		struct port_range key = {.length = 96, .port = t->dport, .protocol = t->protocol};
 
 		__builtin_memcpy(key.ruleset, &s->ruleset, sizeof(key.ruleset));
-		found = bpf_map_lookup_elem(&fl_port_ranges, &key);
+		found = lookup(&fl_port_ranges, &key);
 	}
 	return found ? found : &s->default_table;
 }
@@ -396,7 +431,7 @@ __noinline int evaluate_stage(struct evaluation *e, const struct side *s)
 	if (e->identity) {
 		key.table = table->id;
 		key.identity = e->identity;
-		own = bpf_map_lookup_elem(&fl_verdicts, &key);
+		own = lookup(&fl_verdicts, &key);
 	}
 	if (own)
 		e->decision = *own;
@@ -449,8 +484,8 @@ __noinline int evaluate_connection(struct evaluation *e)
 
 	if (!e)
 		return POLICY_DROP;
-	from = bpf_map_lookup_elem(&fl_subjects, &e->tuple.source);
-	to = e->to_node ? NULL : bpf_map_lookup_elem(&fl_subjects, &e->tuple.destination);
+	from = lookup(&fl_subjects, &e->tuple.source);
+	to = e->to_node ? NULL : lookup(&fl_subjects, &e->tuple.destination);
 	from_unknown = !from && is_unknown_pod(&e->tuple.source);
 	to_unknown = !to && !e->to_node && is_unknown_pod(&e->tuple.destination);
 	e->stage = e->ingress = 0;
@@ -459,7 +494,7 @@ __noinline int evaluate_connection(struct evaluation *e)
 	if (from && e->device[0] && from->device[0] &&
 	    (e->device[0] != from->device[0] || e->device[1] != from->device[1]))
 		return drop_for(e, POLICY_FORGED);
-	exempt = exemptions(&e->tuple.destination);
+	exempt = to ? 0 : exemptions(&e->tuple.destination); /* a pod's address is none of these */
 	if ((e->to_node && exempt & EXEMPT_UNTRANSLATED) ||
 	    (!e->device[0] && exemptions(&e->tuple.source) & EXEMPT_NODE))
 		return POLICY_ACCEPT;
@@ -580,7 +615,7 @@ static __always_inline bool is_sent_again(const struct tuple *t)
 	struct tuple key;
 	bool down = flow_key(&key, t);
 
-	f = bpf_map_lookup_elem(&fl_flows, &key);
+	f = lookup(&fl_flows, &key);
 	return f && flow_alive(f, key.protocol, policy_now()) && down == !!(f->state & FLOW_REVERSED) &&
 	       !(f->state & (FLOW_REPLIED | FLOW_FIN | FLOW_RESET));
 }
@@ -601,7 +636,7 @@ __noinline int record_connection(const struct tuple *t, int denied)
 		key.port = t->dport;
 	if (!bpf_map_update_elem(&fl_recorded, &key, &one, BPF_NOEXIST))
 		return 0;
-	n = bpf_map_lookup_elem(&fl_recorded, &key);
+	n = lookup(&fl_recorded, &key);
 	if (!n)
 		n = bpf_map_lookup_elem(&fl_recording, &index);
 	if (n)
@@ -743,7 +778,7 @@ __noinline int decide_new(const struct policy_packet *p, int opening)
 /* Returns whether a subject has rulesets. */
 static __always_inline bool is_isolated(const struct address *a)
 {
-	struct subject *s = bpf_map_lookup_elem(&fl_subjects, a);
+	struct subject *s = lookup(&fl_subjects, a);
 
 	return s && (s->out[0].default_table.flags | s->out[1].default_table.flags | s->in[0].default_table.flags |
 		     s->in[1].default_table.flags) &
@@ -771,7 +806,7 @@ __noinline int decide_error(const struct policy_packet *p)
 	if (!p || !s)
 		return POLICY_DROP;
 	flow_key(&key, &p->quoted);
-	f = bpf_map_lookup_elem(&fl_flows, &key);
+	f = lookup(&fl_flows, &key);
 	if (f && flow_alive(f, key.protocol, policy_now()) &&
 	    (f->generation == s->generation || !(s->flags & POLICY_CUT)))
 		return POLICY_ACCEPT;
@@ -792,11 +827,12 @@ static __always_inline int decide_packet(const struct policy_packet *p)
 		return POLICY_DROP;
 	if (unlikely(p->kind >= PACKET_UNPARSED))
 		return p->kind == PACKET_EXEMPT ? POLICY_IGNORE : decide_unparsed(p);
+	count_lookup(&packets_key);
 	if (unlikely(p->kind == PACKET_ERROR))
 		return decide_error(p);
 	down = flow_key(&key, &p->tuple);
 	opening = (p->flags & (SYN | ACK | RST | FIN)) == SYN;
-	f = p->kind == PACKET_SINGLE || opening ? NULL : bpf_map_lookup_elem(&fl_flows, &key);
+	f = p->kind == PACKET_SINGLE || opening ? NULL : lookup(&fl_flows, &key);
 	if (!f || !flow_alive(f, key.protocol, now))
 		return decide_new(p, opening);
 	if (unlikely(f->state & FLOW_OLDER || (f->generation != s->generation && s->flags & POLICY_CUT))) {

@@ -35,10 +35,10 @@ func flowsRecord() *cobra.Command {
 		Long: `Record the connections of this node's pods to a file: who opened how many to whom, on which port. Those that
 are open already count too; those that this node's policies deny don't. Run it on each node at the same time.
 
-Where the policy engine ebpf evaluates a policy, its program counts new connections, those that policies deny on their
-own. Elsewhere they are read from connection tracking. Where that is off, as in mode ebpf without a policy, it is an
-error, unless --track switches it on for that time. The file is rewritten once a minute, and holds at most --entries flows, of one pod of this
-node at most --entries-per-pod. What is missing is counted and said in the file.`,
+Where the policy engine ebpf evaluates a policy, its program counts new connections, those that policies deny on
+their own. Elsewhere they are read from connection tracking. Where that is off, as in mode ebpf without a policy, it
+is an error, unless --track switches it on for that time. The file is rewritten once a minute, and holds at most
+--entries flows, of one pod of this node at most --entries-per-pod. What is missing is counted and said in the file.`,
 		Example: `  fairlead flows record --for 1h --out a.flows --kubeconfig ~/.kube/config --node a
   fairlead policy suggest *.flows --kubeconfig ~/.kube/config > policies.yaml`,
 		Args: cobra.NoArgs,

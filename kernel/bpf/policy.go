@@ -263,7 +263,7 @@ const policyProgram = "fl_po_"
 
 // LoadPolicy loads the program to work on the maps.
 func (m *PolicyMaps) LoadPolicy() (*PolicyProgram, error) {
-	hooks, err := m.loadPolicy("policy", 0)
+	hooks, err := m.loadPolicy("policy", nil)
 	if err != nil || ProbeDevices() != nil {
 		return &PolicyProgram{program: hooks}, err
 	}
@@ -271,7 +271,7 @@ func (m *PolicyMaps) LoadPolicy() (*PolicyProgram, error) {
 	i, err := hooks.Info()
 	if err == nil {
 		id, _ := i.ID()
-		p.path, err = m.loadPolicy("policy_fast_path", uint32(id))
+		p.path, err = m.loadPolicy("policy_fast_path", map[string]uint32{"hook_program": uint32(id)})
 	}
 	if err != nil {
 		return nil, errors.Join(err, hooks.Close())
@@ -279,8 +279,8 @@ func (m *PolicyMaps) LoadPolicy() (*PolicyProgram, error) {
 	return p, nil
 }
 
-// loadPolicy loads one of the object's programs; hooks is the ID of the one at netfilter's hooks.
-func (m *PolicyMaps) loadPolicy(name string, hooks uint32) (*ebpf.Program, error) {
+// loadPolicy loads one of the object's programs with other constants than their defaults.
+func (m *PolicyMaps) loadPolicy(name string, constants map[string]uint32) (*ebpf.Program, error) {
 	c, err := policySpec(m.sizes)
 	if err != nil {
 		return nil, err
@@ -293,7 +293,10 @@ func (m *PolicyMaps) loadPolicy(name string, hooks uint32) (*ebpf.Program, error
 	if err != nil {
 		return nil, err
 	}
-	err = errors.Join(c.Variables["ticks_per_second"].Set(hz), c.Variables["hook_program"].Set(hooks))
+	err = c.Variables["ticks_per_second"].Set(hz)
+	for constant, value := range constants {
+		err = errors.Join(err, c.Variables[constant].Set(value))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("bpf: set the program's constants: %w", err)
 	}

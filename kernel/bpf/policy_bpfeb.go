@@ -55,6 +55,14 @@ type policyFragment struct {
 	Protocol    uint32
 }
 
+type policyLookupCount uint32
+
+const (
+	policyLookupCountLOOKUPS         policyLookupCount = 0
+	policyLookupCountLOOKUPS_PACKETS policyLookupCount = 1
+	policyLookupCountLOOKUPS_VALUES  policyLookupCount = 2
+)
+
 type policyPeerNet struct {
 	_       structs.HostLayout
 	Length  uint32
@@ -192,6 +200,7 @@ const (
 	policyMapFlExempt        = "fl_exempt"
 	policyMapFlFlows         = "fl_flows"
 	policyMapFlFragments     = "fl_fragments"
+	policyMapFlLookups       = "fl_lookups"
 	policyMapFlPeerNets      = "fl_peer_nets"
 	policyMapFlPeers         = "fl_peers"
 	policyMapFlPolicyCount   = "fl_policy_count"
@@ -205,13 +214,17 @@ const (
 	policyMapFlVerdicts      = "fl_verdicts"
 	policyProgPolicy         = "policy"
 	policyProgPolicyFastPath = "policy_fast_path"
+	policyVarCountLookups    = "count_lookups"
 	policyVarHookProgram     = "hook_program"
+	policyVarLookupsKey      = "lookups_key"
+	policyVarPacketsKey      = "packets_key"
 	policyVarTicksPerSecond  = "ticks_per_second"
 	policyVarUnusedDecision  = "unused_decision"
 	policyVarUnusedDenial    = "unused_denial"
 	policyVarUnusedEvent     = "unused_event"
 	policyVarUnusedExempt    = "unused_exempt"
 	policyVarUnusedFlag      = "unused_flag"
+	policyVarUnusedLookups   = "unused_lookups"
 	policyVarUnusedRecording = "unused_recording"
 	policyVarUnusedSide      = "unused_side"
 )
@@ -271,6 +284,7 @@ type policyMapSpecs struct {
 	FlExempt      *ebpf.MapSpec `ebpf:"fl_exempt"`
 	FlFlows       *ebpf.MapSpec `ebpf:"fl_flows"`
 	FlFragments   *ebpf.MapSpec `ebpf:"fl_fragments"`
+	FlLookups     *ebpf.MapSpec `ebpf:"fl_lookups"`
 	FlPeerNets    *ebpf.MapSpec `ebpf:"fl_peer_nets"`
 	FlPeers       *ebpf.MapSpec `ebpf:"fl_peers"`
 	FlPolicyCount *ebpf.MapSpec `ebpf:"fl_policy_count"`
@@ -288,13 +302,17 @@ type policyMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type policyVariableSpecs struct {
+	CountLookups    *ebpf.VariableSpec `ebpf:"count_lookups"`
 	HookProgram     *ebpf.VariableSpec `ebpf:"hook_program"`
+	LookupsKey      *ebpf.VariableSpec `ebpf:"lookups_key"`
+	PacketsKey      *ebpf.VariableSpec `ebpf:"packets_key"`
 	TicksPerSecond  *ebpf.VariableSpec `ebpf:"ticks_per_second"`
 	UnusedDecision  *ebpf.VariableSpec `ebpf:"unused_decision"`
 	UnusedDenial    *ebpf.VariableSpec `ebpf:"unused_denial"`
 	UnusedEvent     *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedExempt    *ebpf.VariableSpec `ebpf:"unused_exempt"`
 	UnusedFlag      *ebpf.VariableSpec `ebpf:"unused_flag"`
+	UnusedLookups   *ebpf.VariableSpec `ebpf:"unused_lookups"`
 	UnusedRecording *ebpf.VariableSpec `ebpf:"unused_recording"`
 	UnusedSide      *ebpf.VariableSpec `ebpf:"unused_side"`
 }
@@ -324,6 +342,7 @@ type policyMaps struct {
 	FlExempt      *ebpf.Map `ebpf:"fl_exempt"`
 	FlFlows       *ebpf.Map `ebpf:"fl_flows"`
 	FlFragments   *ebpf.Map `ebpf:"fl_fragments"`
+	FlLookups     *ebpf.Map `ebpf:"fl_lookups"`
 	FlPeerNets    *ebpf.Map `ebpf:"fl_peer_nets"`
 	FlPeers       *ebpf.Map `ebpf:"fl_peers"`
 	FlPolicyCount *ebpf.Map `ebpf:"fl_policy_count"`
@@ -344,6 +363,7 @@ func (m *policyMaps) Close() error {
 		m.FlExempt,
 		m.FlFlows,
 		m.FlFragments,
+		m.FlLookups,
 		m.FlPeerNets,
 		m.FlPeers,
 		m.FlPolicyCount,
@@ -362,13 +382,17 @@ func (m *policyMaps) Close() error {
 //
 // It can be passed to loadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type policyVariables struct {
+	CountLookups    *ebpf.Variable `ebpf:"count_lookups"`
 	HookProgram     *ebpf.Variable `ebpf:"hook_program"`
+	LookupsKey      *ebpf.Variable `ebpf:"lookups_key"`
+	PacketsKey      *ebpf.Variable `ebpf:"packets_key"`
 	TicksPerSecond  *ebpf.Variable `ebpf:"ticks_per_second"`
 	UnusedDecision  *ebpf.Variable `ebpf:"unused_decision"`
 	UnusedDenial    *ebpf.Variable `ebpf:"unused_denial"`
 	UnusedEvent     *ebpf.Variable `ebpf:"unused_event"`
 	UnusedExempt    *ebpf.Variable `ebpf:"unused_exempt"`
 	UnusedFlag      *ebpf.Variable `ebpf:"unused_flag"`
+	UnusedLookups   *ebpf.Variable `ebpf:"unused_lookups"`
 	UnusedRecording *ebpf.Variable `ebpf:"unused_recording"`
 	UnusedSide      *ebpf.Variable `ebpf:"unused_side"`
 }

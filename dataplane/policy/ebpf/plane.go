@@ -194,6 +194,34 @@ func (p *Plane) PolicyPackets() (map[string]uint64, error) {
 	return named, nil
 }
 
+// CountLookups has the program at the hooks count its lookups in maps while body runs, for measurements. Packets take
+// the host stack then. body calls counted for what has been counted until then.
+func (p *Plane) CountLookups(ctx context.Context, body func(counted func() (bpf.Lookups, error)) error) (err error) {
+	if p.maps == nil {
+		if _, err := p.Read(ctx); err != nil {
+			return err
+		}
+	}
+	if p.maps == nil || !p.hooked.Load() {
+		return errors.New("ebpf: count lookups: the program of network policies is not attached")
+	}
+	err = bpf.ReplacePolicy(ctx, p.hooksFolder(), func() error {
+		program, err := p.maps.LoadCounting()
+		if err != nil {
+			return err
+		}
+		defer program.Close()
+		return p.ns.Do(func() error { return program.Attach(p.hooksFolder()) })
+	})
+	if err == nil {
+		err = body(p.maps.Lookups)
+	}
+	// No context: whatever happens, nothing counts in the end.
+	return errors.Join(err, bpf.ReplacePolicy(context.WithoutCancel(ctx), p.hooksFolder(), func() error {
+		return p.attach(p.hooksFact())
+	}))
+}
+
 // Connections calls yield with the source and destination of each open connection's first packet. It may be called at
 // any time.
 func (p *Plane) Connections(yield func(source, destination netip.Addr)) error {

@@ -5,6 +5,7 @@ package romana
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -151,6 +152,13 @@ func (r *trial) countRules(ctx context.Context) error {
 		if p.Arm == experiment.ArmTrackedAgain {
 			continue
 		}
+		if p.Arm == engineMaps {
+			if err := r.countLookups(ctx, p); err != nil {
+				return fmt.Errorf("count the lookups of %s, %s: %w", p.Arm, p.Params, err)
+			}
+			agreed++
+			continue
+		}
 		set, err := experiment.ReadRules(ctx, p.Near)
 		if err != nil {
 			return err
@@ -180,8 +188,31 @@ func (r *trial) countRules(ctx context.Context) error {
 	}
 	r.out.Remark(fmt.Sprintf("Rules per packet were counted on paper for every arm; the kernel, asked to trace a "+
 		"connection's first packet, agreed in all %d cases in which it was asked: by engines under every number of "+
-		"policies, by lists under up to %s.", agreed, experiment.Thousands(r.profile.Traces)))
+		"policies, by lists under up to %s. Of %s, lookups in maps were counted, by its program in the kernel's place.",
+		agreed, experiment.Thousands(r.profile.Traces), engineMaps))
 	return nil
+}
+
+// engineMaps is the engine that evaluates without a rule, by lookups in maps.
+const engineMaps = "ebpf"
+
+// countLookups counts an arm's lookups in maps in place of rules: on paper, and by the program itself.
+func (r *trial) countLookups(ctx context.Context, p *testbed.Pair) error {
+	decided, _, err := testbed.DecidePolicies(testbed.NodeName, r.grid.Objects(policies(p)))
+	if err != nil {
+		return err
+	}
+	exchange := func(i int) experiment.Exchange {
+		return experiment.Exchange{Server: netip.AddrPortFrom(testbed.ServerPod, experiment.PolicyPort+uint16(i)),
+			Sizes: load.Sizes{Request: request, Response: sizes[i].Bytes}}
+	}
+	first, err := experiment.AgreeLookups(ctx, p.Near, decided.Policies(), testbed.ClientPod,
+		load.Client{Thread: load.Thread{Enter: p.Far.Do}}, exchange(0), exchange(len(sizes)-1))
+	if err != nil {
+		return err
+	}
+	b := result.Block{Arm: p.Arm, Params: p.Params}
+	return errors.Join(r.out.AddValue(b, "rules", float64(first)), r.out.AddValue(b, "rules-established", 1))
 }
 
 // policies returns the number of an arm's policies, 0 for a baseline.
