@@ -8,8 +8,8 @@ import (
 )
 
 // Lookups returns how many lookups in maps the program makes for the first packet of a forwarded connection of TCP, UDP
-// or SCTP: on paper, from the policies alone, for measurements (see CountLookups). Any later packet of a connection that
-// is accepted has one, of its flow.
+// or SCTP: on paper, from the policies alone, for measurements (see CountLookups). Any later packet of a connection has
+// one, of its flow.
 func Lookups(s *model.Policies, src netip.Addr, dst netip.AddrPort, protocol model.Protocol) int {
 	from, to := s.Subjects[src], s.Subjects[dst.Addr()]
 	n, closed := 2, false // both ends, which may be pods of the node
