@@ -73,8 +73,8 @@ test-modes: root packages ## every change of a running agent's mode, under clien
 
 BEFORE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 .PHONY: test-matrix
-test-matrix: root packages ## every case and many random worlds of network policies on every pair of mode and policy engine: half an hour
-	$(GO) test -timeout 60m -count 1 -run 'Polic(y|ies)|NetworkConformance' ./agent -matrix -worlds 1000
+test-matrix: root packages ## every case and many random worlds of network policies on every pair of mode and policy engine, and all cases over the pod network: three quarters of an hour
+	$(GO) test -timeout 90m -count 1 -run 'Polic(y|ies)|NetworkConformance' ./agent -matrix -worlds 1000
 
 .PHONY: test-scale
 test-scale: root packages ## 100,000 pods × 75,000 network policies through an agent into each policy engine: time and memory, some minutes
