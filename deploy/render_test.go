@@ -338,8 +338,9 @@ func TestNetwork(t *testing.T) {
 		slices.Contains(r.agent().SecurityContext.Capabilities.Add, "SYS_ADMIN") {
 		t.Errorf("without: %+v", r.agents.Spec.Template.Spec)
 	}
+	namespaces := func(m corev1.VolumeMount) bool { return m.MountPath == "/var/run/netns" }
 	if r := render(t, "network.mode=Chained"); r.load(t).Own.Network.Mode != config.NetworkChained ||
-		len(r.agents.Spec.Template.Spec.InitContainers) != 2 ||
+		len(r.agents.Spec.Template.Spec.InitContainers) != 2 || slices.ContainsFunc(r.agent().VolumeMounts, namespaces) ||
 		slices.Contains(r.agent().SecurityContext.Capabilities.Add, "SYS_ADMIN") {
 		t.Errorf("chained: %+v", r.agents.Spec.Template.Spec)
 	}
@@ -356,13 +357,17 @@ func TestNetwork(t *testing.T) {
 			len(c.VolumeMounts) != 1 || !slices.Equal(c.Command[1:], []string{"install", c.VolumeMounts[0].MountPath}) {
 			t.Errorf("installed by %+v", c)
 		}
+		if i := slices.IndexFunc(r.agent().VolumeMounts, namespaces); i < 0 || !r.agent().VolumeMounts[i].ReadOnly ||
+			*r.agent().VolumeMounts[i].MountPropagation != corev1.MountPropagationHostToContainer {
+			t.Errorf("pods' network namespaces: %+v", r.agent().VolumeMounts)
+		}
 		var folders []string
 		for _, v := range pod.Volumes {
 			if v.HostPath != nil {
 				folders = append(folders, v.HostPath.Path)
 			}
 		}
-		for _, want := range []string{"/usr/lib/cni", "/etc/net.d", "/run/fairlead"} {
+		for _, want := range []string{"/usr/lib/cni", "/etc/net.d", "/run/fairlead", "/var/run/netns"} {
 			if !slices.Contains(folders, want) {
 				t.Errorf("mode %s: %v lack %s", mode, folders, want)
 			}
