@@ -65,11 +65,12 @@ func (nothing) Change(_, _ []model.NetworkPart)              {}
 func (nothing) Sync(context.Context) error                   { return nil }
 func (nothing) SyncOwner(context.Context, model.Owner) error { return nil }
 
-// buildBridge builds the CNI project's plugins bridge and host-local beside fairlead-cni.
-func buildBridge(t *testing.T) {
+// buildOthers builds the CNI project's plugins bridge, ptp and host-local beside fairlead-cni.
+func buildOthers(t *testing.T) {
 	t.Helper()
 	const module = "github.com/containernetworking/plugins/plugins/"
-	build := exec.Command("go", "build", "-trimpath", "-o", plugin+"/", module+"main/bridge", module+"ipam/host-local")
+	build := exec.Command("go", "build", "-trimpath", "-o", plugin+"/", module+"main/bridge", module+"main/ptp",
+		module+"ipam/host-local")
 	build.Dir = "../../test/cluster/cni-plugins"
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -77,16 +78,16 @@ func buildBridge(t *testing.T) {
 	}
 }
 
-// bridgeList is another plugin's network configuration of a version.
-const bridgeList = `{"cniVersion":%q,"name":"podnet","disableCheck":false,"plugins":[{"type":"bridge","bridge":"cni0",
+// otherList is another plugin's network configuration: its version, the plugin, and the folder of addresses.
+const otherList = `{"cniVersion":%q,"name":"podnet","disableCheck":false,"plugins":[{"type":%q,"bridge":"cni0",
 	"isGateway":true,"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.55.0.0/24"}]],
 	"routes":[{"dst":"0.0.0.0/0"}]}}]}`
 
 // chain writes another plugin's configuration, has ours made of it, and returns that as a runtime reads it.
-func (n *node) chain(version string) *libcni.NetworkConfigList {
+func (n *node) chain(version, other string) *libcni.NetworkConfigList {
 	n.Helper()
-	theirs := fmt.Appendf(nil, bridgeList, version, filepath.Join(n.folder, "host-local"))
-	n.must(os.WriteFile(filepath.Join(n.folder, "10-bridge.conflist"), theirs, 0o600))
+	theirs := fmt.Appendf(nil, otherList, version, other, filepath.Join(n.folder, "host-local"))
+	n.must(os.WriteFile(filepath.Join(n.folder, "10-other.conflist"), theirs, 0o600))
 	n.must(WriteChained(n.folder, filepath.Join(n.folder, "cni.sock"), filepath.Join(n.folder, "records")))
 	files, err := libcni.ConfFiles(n.folder, []string{".conf", ".conflist", ".json"})
 	n.must(err)
@@ -96,14 +97,14 @@ func (n *node) chain(version string) *libcni.NetworkConfigList {
 	return l
 }
 
-// TestChainedBehindBridge has the CNI project's bridge and host-local connect pods, and the agent behind them.
-func TestChainedBehindBridge(t *testing.T) {
-	buildBridge(t)
+// TestChainedBehindOthers has the CNI project's bridge and ptp connect pods, and the agent behind them.
+func TestChainedBehindOthers(t *testing.T) {
+	buildOthers(t)
 	pods := &held{came: make(chan *model.Attachment), letGo: make(chan struct{})}
 	n := newChained(t, pods)
-	for _, version := range []string{"0.3.1", "1.0.0"} {
-		l := n.chain(version)
-		p := n.newPod("web-" + strings.ReplaceAll(version, ".", "-"))
+	for _, other := range [][2]string{{"0.3.1", "bridge"}, {"1.0.0", "bridge"}, {"1.0.0", "ptp"}} {
+		l := n.chain(other[0], other[1])
+		p := n.newPod("web-" + other[1] + strings.ReplaceAll(other[0], ".", "-"))
 		added := make(chan error, 1)
 		go func() { added <- n.addTo(l, p) }()
 		var a *model.Attachment
@@ -119,9 +120,13 @@ func TestChainedBehindBridge(t *testing.T) {
 		}
 		pods.letGo <- struct{}{}
 		n.must(<-added)
-		out, err := exec.Command("ip", "-n", n.ns.Name, "link", "show", "master", "cni0").CombinedOutput()
+		ends := []string{"link", "show", "master", "cni0"}
+		if other[1] == "ptp" {
+			ends = []string{"route", "show", p.addresses[0].String()}
+		}
+		out, err := exec.Command("ip", append([]string{"-n", n.ns.Name}, ends...)...).CombinedOutput()
 		n.must(err)
-		if !slices.Equal(a.Addresses, p.addresses) || a.Device == "" || !strings.Contains(string(out), a.Device+"@") ||
+		if !slices.Equal(a.Addresses, p.addresses) || a.Device == "" || !strings.Contains(string(out), a.Device) ||
 			a.Pod != "shop/"+strings.TrimPrefix(p.conf.ContainerID, "c-") {
 			t.Errorf("told of %+v, and the pod has %v; %s", a, p.addresses, out)
 		}
@@ -154,11 +159,11 @@ func (n *node) nothingLeft() {
 
 // TestChainedPodsGo has pods checked, deleted without the agent, and gone without a DEL.
 func TestChainedPodsGo(t *testing.T) {
-	buildBridge(t)
+	buildOthers(t)
 	pods := &held{}
 	pods.exempt.Store(true)
 	n := newChained(t, pods)
-	l := n.chain("1.0.0")
+	l := n.chain("1.0.0", "bridge")
 	p := n.newPod("web")
 	n.must(n.addTo(l, p))
 	check := func() error {
@@ -193,7 +198,7 @@ func TestChainedPodsGo(t *testing.T) {
 
 	own := newNode(t)
 	own.must(os.MkdirAll(filepath.Join(own.folder, "host-local"), 0o755))
-	if err := own.addTo(own.chain("1.0.0"), own.newPod("web")); !errors.As(err, &e) || e.Code != cni.CodeConfig {
+	if err := own.addTo(own.chain("1.0.0", "bridge"), own.newPod("web")); !errors.As(err, &e) || e.Code != cni.CodeConfig {
 		t.Errorf("ADD behind another plugin by an agent that connects pods itself: %v", err)
 	}
 }
@@ -293,7 +298,7 @@ func TestDeviceOfAResult(t *testing.T) {
 }
 
 func FuzzLists(f *testing.F) {
-	f.Add([]byte(fmt.Sprintf(bridgeList, "1.0.0", "/x")))
+	f.Add([]byte(fmt.Sprintf(otherList, "1.0.0", "bridge", "/x")))
 	f.Add([]byte(`{"cniVersion":"1.0.0","name":"y","type":"bridge"}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		l, err := parseList(b)

@@ -1,4 +1,4 @@
-// The CNI plugins bridge and host-local, pinned by their published module: nothing of Fairlead imports it.
+// The CNI plugins bridge, ptp and host-local, pinned by their published module: nothing of Fairlead imports it.
 module fairlead.dev/fairlead/test/cluster/cni-plugins
 
 go 1.26.8
@@ -6,6 +6,7 @@ go 1.26.8
 tool (
 	github.com/containernetworking/plugins/plugins/ipam/host-local
 	github.com/containernetworking/plugins/plugins/main/bridge
+	github.com/containernetworking/plugins/plugins/main/ptp
 )
 
 require (
