@@ -50,7 +50,7 @@ func try(args ...string) (string, error) {
 }
 
 // must runs a command that must succeed.
-func must(t *testing.T, args ...string) string {
+func must(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := try(args...)
 	if err != nil {
@@ -90,7 +90,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 // within waits as long for ok.
-func within(t *testing.T, limit time.Duration, what string, ok func() bool) {
+func within(t testing.TB, limit time.Duration, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(limit); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -24,7 +23,7 @@ var endure = flag.Duration("endure", 6*time.Second, "how long pods come and go w
 
 // attaching is a node with an agent that is killed while pods come and go, 30 a second.
 type attaching struct {
-	*testing.T
+	testing.TB
 	node           *netns.Namespace
 	folder, plugin string
 	config         []byte
@@ -120,8 +119,8 @@ func all(pods []*netns.Namespace, f func(*netns.Namespace)) {
 	wg.Wait()
 }
 
-func newAttaching(t *testing.T) *attaching {
-	a := &attaching{T: t, node: netnstest.New(t), folder: t.TempDir(), owners: map[string]string{}, mode: "Own"}
+func newAttaching(t testing.TB) *attaching {
+	a := &attaching{TB: t, node: netnstest.New(t), folder: t.TempDir(), owners: map[string]string{}, mode: "Own"}
 	a.plugin = filepath.Join(t.TempDir(), "fairlead-cni")
 	must(t, "go", "build", "-o", a.plugin, "../cmd/fairlead-cni")
 	wire := netnstest.New(t)
@@ -142,7 +141,8 @@ func newAttaching(t *testing.T) *attaching {
 }
 
 // TestPodsComeAndGoUnderKills has 110 pods on a node (20 in a short run), and 30 more a second come and go, while the
-// agent is killed every five seconds (two).
+// agent is killed every five seconds (two). Then pods are deleted without the agent, and the others are lost in a
+// reboot.
 func TestPodsComeAndGoUnderKills(t *testing.T) {
 	a := newAttaching(t)
 	standing, every := 20, 2*time.Second
@@ -184,14 +184,38 @@ func TestPodsComeAndGoUnderKills(t *testing.T) {
 	if kills < 2 || a.added < standing+kills {
 		t.Errorf("%d kills, %d pods", kills, a.added)
 	}
-	if n := len(podDevices(t, a.node.Name)); n != standing {
-		t.Errorf("%d devices, and %d pods", n, standing)
-	}
+	a.holds(standing)
+	agent.Kill()
+	all(pods[:standing/2], a.del) // by the plugin alone
+	agent = a.startAgent()
+	a.holds(standing - standing/2)
+	agent.Kill()
+	a.reboot(pods[standing/2 : standing])
+	agent = a.startAgent()
+	a.holds(0)
+	all(pods[:standing], func(p *netns.Namespace) { a.add(p) })
+	a.holds(standing)
 	all(pods[:standing], a.del)
-	if l := podDevices(t, a.node.Name); len(l) > 0 {
-		t.Errorf("devices are left: %s", strings.Join(l, " "))
+	a.holds(0)
+}
+
+// holds waits until the node has so many pods' devices and records, the agent having found out what it was away for.
+func (a *attaching) holds(pods int) {
+	a.Helper()
+	within(a.TB, time.Minute, fmt.Sprintf("%d pods have devices and records", pods), func() bool {
+		records, err := filepath.Glob(filepath.Join(a.folder, "attachments", "attachment-*"))
+		return err == nil && len(records) == pods && len(podDevices(a.TB, a.node.Name)) == pods
+	})
+}
+
+// reboot leaves what a node has of pods after a boot, without an agent: their records, of the boot before.
+func (a *attaching) reboot(pods []*netns.Namespace) {
+	a.Helper()
+	for _, pod := range pods {
+		must(a.TB, "ip", "-n", pod.Name, "link", "delete", "eth0")
 	}
-	if l, err := filepath.Glob(filepath.Join(a.folder, "attachments", "attachment-*")); err != nil || len(l) > 0 {
-		t.Errorf("records are left: %v, %v", l, err)
+	if err := os.WriteFile(filepath.Join(a.folder, "attachments", "boot"), []byte("another"), 0o600); err != nil {
+		a.Fatal(err)
 	}
+	clear(a.owners)
 }

@@ -33,7 +33,7 @@ func writePod(t *testing.T, dir, name, node string, ips ...string) {
 }
 
 // podDevices returns the devices of pods on a node of a sandbox.
-func podDevices(t *testing.T, node string) []string {
+func podDevices(t testing.TB, node string) []string {
 	t.Helper()
 	l := regexp.MustCompile(`\bfl[0-9a-f]{10}\b`).FindAllString(must(t, "ip", "-n", node, "-o", "link"), -1)
 	slices.Sort(l)

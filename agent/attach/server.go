@@ -19,6 +19,7 @@ import (
 
 	"fairlead.dev/fairlead/cni"
 	"fairlead.dev/fairlead/ipam"
+	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/conntrack"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netlink"
@@ -649,7 +650,8 @@ func (s *Server) Follow(ctx context.Context) error {
 			}
 		case <-due:
 			due = nil
-			if err = link.DeleteGone(socket, own); err != nil {
+			// each program at a device that goes costs a grace period under the RTNL lock
+			if err = bpf.Expedited(func() error { return link.DeleteGone(socket, own) }); err != nil {
 				task, due = "devices of pods that have gone are still there", time.After(goneAfter)
 			}
 		}
