@@ -112,7 +112,9 @@ func OpenNetwork(o *NetworkOptions, atDevices bool, ready func() error, pods att
 	if err != nil {
 		return nil, err
 	}
-	n = &Network{NetworkOptions: *o, log: log, resolver: network.New(o.Resolve),
+	resolve := o.Resolve
+	resolve.SCTPUnmasqueraded = atDevices
+	n = &Network{NetworkOptions: *o, log: log, resolver: network.New(resolve),
 		files: files{masquerade: o.Resolve.Masquerade}}
 	n.readMasquerade()
 	if !o.Chained {

@@ -43,6 +43,8 @@ type Config struct {
 	DirectReturn bool             // other nodes send packets of external clients through the tunnel, with their source
 	Masquerade   Masquerade
 	Devices      []Device
+	// SCTPUnmasqueraded: what masquerades leaves SCTP as it is, which is a problem of Pods that have ports of it
+	SCTPUnmasqueraded bool
 	// AllowedSources is what Pods may name in AllowedSourcesAnnotation
 	AllowedSources []Grant
 }
@@ -68,6 +70,7 @@ type Resolver struct {
 	decided  []source.Problem // with Nodes
 	problems []source.Problem // all
 	sources  sources
+	sctp     sctp
 }
 
 // New returns a Resolver that knows no object yet.
@@ -76,7 +79,8 @@ func New(c Config) *Resolver {
 	c.VNI, c.Port = cmp.Or(c.VNI, DefaultVNI), cmp.Or(c.Port, DefaultPort)
 	c.Devices = slices.Clone(c.Devices)
 	return &Resolver{config: c, nodes: map[string]*node{}, services: map[string][]netip.Prefix{},
-		routes: map[netip.Prefix]*model.Route{}, stale: true, sources: sources{requests: map[source.Key]string{}}}
+		routes: map[netip.Prefix]*model.Route{}, stale: true, sources: sources{requests: map[source.Key]string{}},
+		sctp: sctp{pods: map[source.Key]bool{}}}
 }
 
 // SetDevices replaces Config.Devices. The next change has what follows from it.
@@ -104,9 +108,10 @@ func (r *Resolver) Apply(changes []source.Change) model.Change[model.NetworkPart
 		case source.Pod:
 			o, _ := c.Object.(*corev1.Pod)
 			r.applyPod(c.Key, o)
+			r.applySCTP(c.Key, o)
 		}
 	}
-	if !r.stale && !r.sources.changed {
+	if !r.stale && !r.sources.changed && !r.sctp.changed {
 		return model.Change[model.NetworkPart]{}
 	}
 	var c model.Change[model.NetworkPart]
@@ -114,7 +119,7 @@ func (r *Resolver) Apply(changes []source.Change) model.Change[model.NetworkPart
 		r.stale = false
 		c = r.exchange(r.decide())
 	}
-	r.problems = slices.Concat(r.decided, r.decideSources())
+	r.problems = slices.Concat(r.decided, r.decideSources(), r.sctpProblems())
 	return c
 }
 
