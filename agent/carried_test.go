@@ -102,10 +102,16 @@ func TestCarriedConnectionsAreCut(t *testing.T) {
 	}
 	services.Change(parts, nil)
 	n.Must(services.Sync(t.Context()))
+	seen := map[*echo.Flow]netip.AddrPort{} // the agent's own ends, which a flow that is cut loses
 	request := func(f *echo.Flow, wait time.Duration) error {
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		defer cancel()
-		_, err := f.Request(ctx)
+		r, err := f.Request(ctx)
+		if was, known := seen[f]; err == nil && known && was != r.Client {
+			t.Errorf("%s: carried from %s, and before from %s", f.Local(), r.Client, was)
+		} else if err == nil {
+			seen[f] = r.Client
+		}
 		return err
 	}
 	open := func(to string, protocol model.Protocol) (f *echo.Flow) {
