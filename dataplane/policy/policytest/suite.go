@@ -66,6 +66,7 @@ func (s Suite[K]) Run(t *testing.T) {
 	t.Run("DenialsAndAuditsAreLogged", s.logged)
 	t.Run("ManyPoliciesAreOneRuleset", s.many)
 	t.Run("ForgedSourcesAreDropped", s.forged)
+	t.Run("ForwardedToTheProxyIsDelivered", s.proxied)
 	t.Run("RefusedFactsFailClosed", s.refused)
 	if s.Cuts {
 		t.Run("MarkedConnectionsAreCut", s.cut)
