@@ -169,17 +169,21 @@ func (t *Table[K]) Read(c *nftables.Conn, element func(set string, e nftables.El
 	return facts, nil
 }
 
-// Write makes the facts of put true and those of del untrue in one transaction, or two where the table is made anew. If
+// Write makes the facts of put true and those of del untrue in one transaction, also where the table is made anew. If
 // the table is to be owned, c owns it then.
 func (t *Table[K]) Write(c *nftables.Conn, put, del []Fact[K]) error {
 	w := Sort(put, del)
+	var tx nftables.Tx
 	if w.Anew() {
-		if err := t.Clean(c); err != nil {
+		there, err := t.Exists(c)
+		if err != nil {
 			return err
+		}
+		if there {
+			tx.DelTable(t.Name)
 		}
 		w.DropDeletions()
 	}
-	var tx nftables.Tx
 	if len(put) > 0 || !w.Anew() {
 		t.own(&tx)
 	}

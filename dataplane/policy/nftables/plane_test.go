@@ -86,6 +86,7 @@ func TestKernelReturnsWhatIsWritten(t *testing.T) {
 	}
 }
 
+// TestTableOfLayout5IsReplaced has it replaced in one transaction, so that no packet passes in between.
 func TestTableOfLayout5IsReplaced(t *testing.T) {
 	n := policytest.Bare(t)
 	p := open(n)
@@ -98,7 +99,13 @@ func TestTableOfLayout5IsReplaced(t *testing.T) {
 	held, err := p.Read(t.Context())
 	n.Must(err)
 	wanted := policytest.Facts(t, p, policytest.Everything())
+	before, err := p.conn.Generation()
+	n.Must(err)
 	n.Must(p.Write(t.Context(), slices.Collect(maps.Values(wanted)), held))
+	after, err := p.conn.Generation()
+	if n.Must(err); after != before+1 {
+		t.Errorf("%d transactions", after-before)
+	}
 	if missing, extra := policytest.Read(t, p, wanted); len(missing)+len(extra) > 0 {
 		t.Errorf("missing %v, extra %v", missing, extra)
 	}
