@@ -90,6 +90,7 @@ enum policy_flag {
 	POLICY_CUT = 1 << 0, /* flows that are no longer allowed are cut */
 	POLICY_WRITING =
 		1 << 1, /* peers and rulesets are changing: a decision by default isn't trusted for a known peer */
+	POLICY_CHANGING = 1 << 2, /* entries are being written: what is decided meanwhile isn't final */
 };
 
 /* An accepted connection, in fl_flows by its tuple, whose source is the lower end: see flow_key(). */
@@ -666,14 +667,17 @@ static __always_inline bool is_installing(const struct policy_state *s)
 	return bpf_ktime_get_ns() < s->install_until;
 }
 
+/* The peer table of pods that are closed, since the kernel refused a part of what decides about them: model.Closed. */
+enum { CLOSED_TABLE = 1 };
+
 /*
- * Returns whether a drop was for what the policies of a generation decide: not for a pod that isn't known yet, and not
- * by entries that were being written meanwhile.
+ * Returns whether a drop was for what the policies of a generation decide: not for a pod that isn't known yet or is
+ * closed, and not by entries that were being written meanwhile.
  */
 static __always_inline bool is_decided(const struct evaluation *e, const struct policy_state *s, __u32 generation)
 {
-	return e->table && e->event == POLICY_CUT_FLOW && !((e->flags | s->flags) & POLICY_WRITING) &&
-	       s->generation == generation;
+	return e->table && e->table != CLOSED_TABLE && e->event == POLICY_CUT_FLOW &&
+	       !((e->flags | s->flags) & POLICY_CHANGING) && s->generation == generation;
 }
 
 /*

@@ -98,9 +98,9 @@ func (n *podNetwork) close() error {
 	if n == nil {
 		return nil
 	}
-	errs := []error{os.RemoveAll(n.folder)}
+	var errs []error
 	for _, x := range n.nodes {
 		errs = append(errs, x.Close())
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, os.RemoveAll(n.folder))...)
 }

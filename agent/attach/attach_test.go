@@ -64,13 +64,14 @@ func TestMain(m *testing.M) {
 // node is a node with its agent.
 type node struct {
 	*testing.T
-	ns      *netns.Namespace
-	folder  string
-	cni     *libcni.CNIConfig
-	network model.Network
-	agent   *agent // the process that runs, nil: none
-	early   bool   // its line doesn't begin by itself
-	pods    *held  // the agent is chained behind another plugin, and pods need this; nil: it connects them
+	ns          *netns.Namespace
+	folder      string
+	cni         *libcni.CNIConfig
+	network     model.Network
+	agent       *agent        // the process that runs, nil: none
+	early       bool          // its line doesn't begin by itself
+	pods        *held         // the agent is chained behind another plugin, and pods need this; nil: it connects them
+	releasedFor time.Duration // of its agent; 0: the default
 }
 
 // agent is what one process of the agent has.
@@ -146,7 +147,7 @@ func (n *node) start(boot string) {
 		a.loop = reconcile.New[model.NetworkPart, attachment.Key, attachment.Value](a.plane,
 			reconcile.Options[model.NetworkPart]{Owner: model.NetworkOwner, Label: model.NetworkLabel, Log: log,
 				Backoff: func(int) time.Duration { return 20 * time.Millisecond }})
-		o := Options{Pool: a.pool, Line: a.loop, Differs: attachment.Differs, Log: log}
+		o := Options{Pool: a.pool, Line: a.loop, Differs: attachment.Differs, Log: log, ReleasedFor: n.releasedFor}
 		if n.pods != nil {
 			o.Line, o.Pods, o.Chained = nothing{}, n.pods, true
 		}
@@ -409,7 +410,9 @@ func TestDeleteBeforeTheLineBegins(t *testing.T) {
 // TestDevicesOfPodsThatHaveGone has pods go before their namespaces do: their ends are down at once, their IDs may come
 // back here and elsewhere, and the kernel forgets the devices later, but not another's of the same group.
 func TestDevicesOfPodsThatHaveGone(t *testing.T) {
-	n := newNode(t)
+	n := prepare(t)
+	n.releasedFor = time.Hour
+	n.start("boot 1")
 	s, err := netlink.OpenIn(n.ns, unix.NETLINK_ROUTE)
 	n.must(err)
 	defer s.Close()
@@ -417,38 +420,47 @@ func TestDevicesOfPodsThatHaveGone(t *testing.T) {
 		veths, err := link.Veths(s, "")
 		n.must(err)
 		for _, v := range veths {
-			if v.Group == link.GoneGroup && !v.Up {
+			if v.Group == link.ReleasedGroup && !v.Up {
 				names = append(names, v.Name)
 			}
 		}
 		slices.Sort(names)
 		return names
 	}
+	forgotten := func() {
+		t.Helper()
+		for end := time.Now().Add(30 * time.Second); len(gone()) > 1; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("still there: %v", gone())
+			}
+		}
+		if l := gone(); !slices.Equal(l, []string{"x"}) {
+			t.Errorf("released: %v", l)
+		}
+	}
 	var other netlink.Batch
 	link.AddPair(&other, link.Veth{Kind: link.KindVeth, Name: "x", MAC: [6]byte{2, 1}, MTU: 1500},
 		link.Veth{Name: "y", MAC: [6]byte{2, 2}, MTU: 1500}, n.ns.FD())
-	link.LetGo(&other, "x")
+	link.Release(&other, "x")
 	n.must(s.Apply(&other))
 	p, q := n.newPod("p"), n.newPod("q")
 	n.must(errors.Join(n.add("1.1.0", p), n.add("1.1.0", q), n.del(p), n.del(q)))
 	if l := gone(); len(l) != 3 {
-		t.Errorf("let go: %v", l)
+		t.Errorf("released: %v", l)
 	}
 	n.must(n.add("1.1.0", p))
 	q.conf.NetNS = n.newPod("r").conf.NetNS
 	n.must(n.add("1.1.0", q))
 	if l := gone(); !slices.Equal(l, []string{"x"}) {
-		t.Errorf("let go: %v", l)
+		t.Errorf("released: %v", l)
 	}
-	n.must(errors.Join(n.del(p), n.del(q)))
-	for end := time.Now().Add(30 * time.Second); len(gone()) > 1; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("still there: %v", gone())
-		}
-	}
-	if l := gone(); !slices.Equal(l, []string{"x"}) {
-		t.Errorf("let go: %v", l)
-	}
+	n.must(n.del(p))
+	n.kill()
+	n.releasedFor = time.Millisecond
+	n.start("boot 1") // which deletes what is left
+	forgotten()
+	n.must(n.del(q))
+	forgotten()
 }
 
 func TestAddWaitsForTheAgent(t *testing.T) {

@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,6 +50,8 @@ type Options struct {
 	Chained bool // another plugin connects pods: Line has no attachments, Pool no ranges
 	Log     *slog.Logger
 	AddWait time.Duration // how long an ADD waits for the kernel; 0: DefaultAddWait
+	// how long released devices have for the end of their pods' namespaces to take them along; 0: DefaultReleasedFor
+	ReleasedFor time.Duration
 }
 
 // Pods has what pods need besides attachments put into the kernel.
@@ -64,14 +67,17 @@ type Pods interface {
 // DefaultAddWait is less than the runtime waits for the plugin.
 const DefaultAddWait = 30 * time.Second
 
+// DefaultReleasedFor is longer than a runtime takes from DEL to the namespace's end.
+const DefaultReleasedFor = 5 * time.Second
+
 // Server serves the plugin. Its methods may be called from any goroutine.
 type Server struct {
-	options Options
-	ns      *netns.Namespace // of the node
-	s       *netlink.Socket
-	flows   *conntrack.Conn
-	handled sync.WaitGroup
-	letGo   chan struct{} // holds one while devices wait for their deletion
+	options  Options
+	ns       *netns.Namespace // of the node
+	s        *netlink.Socket
+	flows    *conntrack.Conn
+	handled  sync.WaitGroup
+	released chan struct{} // holds one while devices wait for their deletion
 
 	mu       sync.Mutex
 	network  *model.Network // nil: not decided yet
@@ -91,9 +97,8 @@ type turn struct {
 // New returns a server for the calling thread's network namespace. It knows the attachments that the pool has records
 // of; Line does once Begin is called.
 func New(o Options) (*Server, error) {
-	if o.AddWait == 0 {
-		o.AddWait = DefaultAddWait
-	}
+	o.AddWait = cmp.Or(o.AddWait, DefaultAddWait)
+	o.ReleasedFor = cmp.Or(o.ReleasedFor, DefaultReleasedFor)
 	ns, err := netns.Current()
 	if err != nil {
 		return nil, err
@@ -107,7 +112,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.Join(err, socket.Close(), ns.Close())
 	}
 	s := &Server{options: o, ns: ns, s: socket, flows: flows, attached: map[string]*model.Attachment{},
-		busy: map[string]*turn{}, letGo: make(chan struct{}, 1)}
+		busy: map[string]*turn{}, released: make(chan struct{}, 1)}
 	devices, err := s.devices()
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -157,7 +162,7 @@ func (s *Server) Attached() []*model.Attachment {
 	return slices.Collect(maps.Values(s.attached))
 }
 
-// Begin hands the first parts of the pod network to Line, with all attachments that there are. Before, a DEL deletes
+// Begin hands the first parts of the pod network to Line, with all attachments that there are. Before, a DEL releases
 // the device itself: Line would keep what it learns of later.
 func (s *Server) Begin(put, del []model.NetworkPart) {
 	s.mu.Lock()
@@ -184,7 +189,7 @@ func (s *Server) devices() (map[string]bool, error) {
 	veths, err := link.Veths(s.s, prefix)
 	names := make(map[string]bool, len(veths))
 	for _, v := range veths {
-		names[v.Name] = v.Group != link.GoneGroup
+		names[v.Name] = v.Group != link.ReleasedGroup
 	}
 	return names, err
 }
@@ -534,12 +539,12 @@ func (s *Server) detach(ctx context.Context, id string) error {
 		s.options.Line.Sync(ctx) // the error may be about other pods; the kernel tells about this one
 	}
 	var device netlink.Batch
-	link.LetGo(&device, cni.Device(id)) // it is, unless Line failed or isn't there yet
+	link.Release(&device, cni.Device(id)) // it is, unless Line failed or isn't there yet
 	if err := s.s.Apply(&device); err != nil {
 		return cni.Errorf(cni.CodeTryAgain, "the addresses of %s aren't free: %s", id, err)
 	}
 	select {
-	case s.letGo <- struct{}{}:
+	case s.released <- struct{}{}:
 	default:
 	}
 	return s.options.Pool.Release(id)
@@ -619,12 +624,9 @@ func (s *Server) collect(ctx context.Context, r cni.Request) (err error) {
 	return err
 }
 
-// goneAfter is how long devices that were let go have for the end of their pods' namespaces to take them along.
-const goneAfter = 5 * time.Second
-
 // Follow detaches pods that lost their devices with their network namespaces, until ctx ends. Of pods that are
-// connected by ipvlan no device of the node tells that: their DEL does, or GC. Devices that were let go it deletes,
-// those of an agent before at first.
+// connected by ipvlan no device of the node tells that: their DEL does, or GC. It deletes devices that were
+// released, at first those that an earlier agent left.
 func (s *Server) Follow(ctx context.Context) error {
 	signals, err := link.WatchDevices(ctx, s.ns)
 	if err != nil {
@@ -644,15 +646,15 @@ func (s *Server) Follow(ctx context.Context) error {
 				return nil
 			}
 			task, err = "pods whose network namespaces have gone are still attached", s.sweep(ctx)
-		case <-s.letGo:
+		case <-s.released:
 			if due == nil {
-				due = time.After(goneAfter)
+				due = time.After(s.options.ReleasedFor)
 			}
 		case <-due:
 			due = nil
 			// each program at a device that goes costs a grace period under the RTNL lock
-			if err = bpf.Expedited(func() error { return link.DeleteGone(socket, own) }); err != nil {
-				task, due = "devices of pods that have gone are still there", time.After(goneAfter)
+			if err = bpf.Expedited(func() error { return link.DeleteReleased(socket, own) }); err != nil {
+				task, due = "devices of pods that have gone are still there", time.After(s.options.ReleasedFor)
 			}
 		}
 		if err != nil && ctx.Err() == nil {

@@ -99,10 +99,10 @@ func (r *recorder) add(c connection) {
 
 // record records until ctx ends, or until one of its parts can't go on.
 func (r *recorder) record(ctx context.Context, warning string) error {
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
 	var parts sync.WaitGroup
 	defer parts.Wait()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	known, once := make(chan struct{}), sync.Once{}
 	parts.Go(func() {
 		err := r.Source.Run(ctx, func(b source.Batch) {
@@ -141,7 +141,9 @@ func (r *recorder) record(ctx context.Context, warning string) error {
 		}
 		r.add(c)
 	}, func() { lost = true })
-	if err = errors.Join(err, cause(ctx)); err != nil { // the file has what was recorded until then
+	stop(err)
+	parts.Wait()
+	if err = cause(ctx); err != nil { // the file has what was recorded until then
 		_, failed := r.write()
 		err = errors.Join(err, failed)
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf/link"
@@ -163,11 +164,16 @@ var expeditedFiles = []string{"/run/fairlead/rcu_expedited", "/sys/kernel/rcu_ex
 // expeditedMark is the folder, in that of all pins, that marks the setting as ours while it is set.
 const expeditedMark = "rcu-expedited"
 
+// expediting is held while the setting is ours.
+var expediting sync.Mutex
+
 // Expedited calls f while the kernel expedites waits for an RCU grace period, as it does by itself for most that hold
 // the RTNL lock (synchronize_net). Attaching by tcx waits for one under that lock, but not so (tcx_entry_sync): it is
 // held for a tenth of the time then. Where the setting can't be written, as in a container whose sysfs is read-only,
-// f is called all the same.
+// f is called all the same. One call waits for another.
 func Expedited(f func() error) error {
+	expediting.Lock()
+	defer expediting.Unlock()
 	file := expeditedFiles[len(expeditedFiles)-1]
 	if _, err := os.Lstat(expeditedFiles[0]); err == nil {
 		file = expeditedFiles[0]

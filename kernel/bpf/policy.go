@@ -203,6 +203,8 @@ const (
 	PolicyCut = PolicyFlag(policyPolicyFlagPOLICY_CUT)
 	// PolicyWriting: peers and rulesets are changing, so what a peer table decides otherwise isn't trusted for a peer.
 	PolicyWriting = PolicyFlag(policyPolicyFlagPOLICY_WRITING)
+	// PolicyChanging: entries are being written, so what is decided meanwhile isn't final.
+	PolicyChanging = PolicyFlag(policyPolicyFlagPOLICY_CHANGING)
 )
 
 // Set sets a flag, or clears it.

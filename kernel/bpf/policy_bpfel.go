@@ -102,8 +102,9 @@ const (
 type policyPolicyFlag uint32
 
 const (
-	policyPolicyFlagPOLICY_CUT     policyPolicyFlag = 1
-	policyPolicyFlagPOLICY_WRITING policyPolicyFlag = 2
+	policyPolicyFlagPOLICY_CUT      policyPolicyFlag = 1
+	policyPolicyFlagPOLICY_WRITING  policyPolicyFlag = 2
+	policyPolicyFlagPOLICY_CHANGING policyPolicyFlag = 4
 )
 
 type policyPolicyFlow struct {

@@ -29,11 +29,12 @@ type Veth struct {
 	NoARP bool   // neither sends, answers nor learns from ARP
 }
 
-// PodGroup is the group of the node's ends of pods' devices, GoneGroup of those whose pods have gone: the kernel needs
-// 15 to 25 ms under its lock of devices (RTNL) to delete one, and hardly more for many at once.
+// Groups of the node's ends of pods' devices. They differ in one bit, so that one test knows both.
 const (
-	PodGroup  = 0xfa11
-	GoneGroup = 0xfa12
+	PodGroup = 0xfa11
+	// ReleasedGroup is of pods that have gone. The kernel needs 15 to 25 ms under its lock of devices (RTNL) to delete
+	// one of them, and hardly more for many at once.
+	ReleasedGroup = 0xfa13
 )
 
 // pairPeer is VETH_INFO_PEER and IFLA_NETKIT_PEER_INFO: the far end of a pair.
@@ -111,25 +112,30 @@ func Up(b *netlink.Batch, name string) {
 	})
 }
 
-// LetGo takes the device of that name down, into GoneGroup. One that isn't there is no error.
-func LetGo(b *netlink.Batch, name string) {
+// Release takes the device of that name down, then into ReleasedGroup. One that isn't there is no error.
+func Release(b *netlink.Batch, name string) {
 	said := func() string { return "take device " + name + " down" }
 	b.Add(unix.RTM_NEWLINK, 0, said, func(m *netlink.Buffer) {
 		*m = append(*m, linkHeader(0, unix.IFF_UP)...)
 		m.Text(unix.IFLA_IFNAME, name)
-		m.Uint32(unix.IFLA_GROUP, GoneGroup)
+	}, unix.ENODEV)
+	b.Add(unix.RTM_NEWLINK, 0, said, func(m *netlink.Buffer) {
+		*m = append(*m, linkHeader(0, 0)...)
+		m.Text(unix.IFLA_IFNAME, name)
+		m.Uint32(unix.IFLA_GROUP, ReleasedGroup)
 	}, unix.ENODEV)
 }
 
-// DeleteGone deletes the devices of GoneGroup that mine reports true of: all at once, unless that group has others too.
-func DeleteGone(s *netlink.Socket, mine func(Veth) bool) error {
+// DeleteReleased deletes the devices of ReleasedGroup that mine reports true of: all at once, unless that group has
+// others too.
+func DeleteReleased(s *netlink.Socket, mine func(Veth) bool) error {
 	var own []string
 	others := false
 	err := list(s, func(m netlink.Message) {
 		switch v, _ := vethOf(m); {
-		case v.Group == GoneGroup && mine(v):
+		case v.Group == ReleasedGroup && mine(v):
 			own = append(own, v.Name)
-		case v.Group == GoneGroup:
+		case v.Group == ReleasedGroup:
 			others = true
 		}
 	}, func() { own, others = nil, false })
@@ -141,7 +147,7 @@ func DeleteGone(s *netlink.Socket, mine func(Veth) bool) error {
 		said := func() string { return fmt.Sprintf("delete %d devices of pods that have gone", len(own)) }
 		b.Add(unix.RTM_DELLINK, 0, said, func(m *netlink.Buffer) {
 			*m = append(*m, make([]byte, unix.SizeofIfInfomsg)...)
-			m.Uint32(unix.IFLA_GROUP, GoneGroup)
+			m.Uint32(unix.IFLA_GROUP, ReleasedGroup)
 		}, unix.ENODEV)
 		return s.Apply(&b)
 	}

@@ -52,8 +52,8 @@ func New() (*Plane, error) {
 // Close closes the plane's handles. The kernel keeps what was written.
 func (p *Plane) Close() error { return errors.Join(p.s.Close(), p.ns.Close()) }
 
-// own returns this package's devices by interface index, but those that are let go. It records them for Watch, with the
-// node's own child of the uplink.
+// own returns this package's devices by interface index, but those that are released. It records them for Watch, with
+// the node's own child of the uplink.
 func (p *Plane) own() (map[int]link.Veth, error) {
 	all, err := link.Veths(p.s, "")
 	if err != nil {
@@ -64,7 +64,7 @@ func (p *Plane) own() (map[int]link.Veth, error) {
 		if v.Kind == link.KindIPVLAN && v.Name == model.ChildDevice {
 			names[index] = v.Name
 		}
-		if !strings.HasPrefix(v.Alias, alias) || v.Group == link.GoneGroup {
+		if !strings.HasPrefix(v.Alias, alias) || v.Group == link.ReleasedGroup {
 			delete(all, index)
 			continue
 		}
@@ -241,13 +241,13 @@ func (w *writer) device(f Fact) error {
 	return makePair(w.s, v, a)
 }
 
-// remove adds the requests that make a fact untrue. A device is let go: the end of the pod's namespace takes it
-// along, or link.DeleteGone does.
+// remove adds the requests that make a fact untrue. A device is released: the end of the pod's namespace takes it
+// along, or link.DeleteReleased does.
 func (w *writer) remove(f Fact) {
 	dev := w.index[f.Key.Device]
 	switch f.Key.Kind {
 	case KindDevice:
-		w.Add(f.Key, func(b *netlink.Batch) { link.LetGo(b, f.Key.Device) })
+		w.Add(f.Key, func(b *netlink.Batch) { link.Release(b, f.Key.Device) })
 	case KindNeighbour:
 		if dev != 0 {
 			w.Add(f.Key, func(b *netlink.Batch) {
@@ -288,7 +288,7 @@ func (p *Plane) Clean(context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := link.DeleteGone(p.s, func(v link.Veth) bool { return strings.HasPrefix(v.Alias, alias) }); err != nil {
+	if err := link.DeleteReleased(p.s, func(v link.Veth) bool { return strings.HasPrefix(v.Alias, alias) }); err != nil {
 		return err
 	}
 	routes, err := route.List(p.s, Protocol)

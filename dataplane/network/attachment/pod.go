@@ -34,8 +34,10 @@ func makePair(node *netlink.Socket, near link.Veth, a *model.Attachment) error {
 			return node.Apply(&pair)
 		}
 		err := add()
-		if errors.Is(err, unix.EEXIST) { // an attachment of the same name was let go
-			err = errors.Join(link.DeleteGone(node, func(v link.Veth) bool { return v.Name == near.Name }), add())
+		if errors.Is(err, unix.EEXIST) { // an attachment of the same name was released
+			if err = link.DeleteReleased(node, func(v link.Veth) bool { return v.Name == near.Name }); err == nil {
+				err = add()
+			}
 		}
 		if err != nil {
 			return withRemedy(err, near.Kind)

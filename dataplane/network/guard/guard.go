@@ -107,9 +107,10 @@ func hooked() (rules [][]nft.Expr) {
 	rules = append(rules, nft.Join(
 		nft.Exprs(nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{unix.IPPROTO_IPIP})), four.Is(),
 		nft.Exprs(four.Address(four.Dst, 0), nft.Member(setIPIP, nft.R(0)), nft.Do(nft.Jump(chainUnderlay)))))
-	group := nft.Word(nil, link.PodGroup)
+	group, either := nft.Word(nil, link.PodGroup), nft.Word(nil, ^uint32(link.PodGroup^link.ReleasedGroup))
 	return append(rules,
-		nft.Exprs(nft.Meta(nft.MetaIIFGroup, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), group), nft.Do(nft.Goto(chainPod))),
+		nft.Exprs(nft.Meta(nft.MetaIIFGroup, nft.R(0)), nft.And(nft.R(0), nft.R(0), either),
+			nft.Cmp(nft.Eq, nft.R(0), group), nft.Do(nft.Goto(chainPod))),
 		nft.Exprs(nft.Meta(nft.MetaIIFName, nft.R(0)), nft.VMap(setDevice, nft.R(0))))
 }
 

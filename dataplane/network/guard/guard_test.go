@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -225,6 +226,15 @@ func TestForgedSourcesAreDropped(t *testing.T) {
 	}
 	if w.from(1, "203.0.113.8") { // allowed to the first pod alone
 		t.Error("a source that another pod is allowed arrived")
+	}
+	for _, part := range w.parts() { // packets of a released device, which the node still handles
+		if a, is := part.(*model.Attachment); is {
+			w.must(exec.Command("ip", "-n", w.node.Name, "link", "set", "dev", a.Device, "group",
+				fmt.Sprint(link.ReleasedGroup)).Run())
+		}
+	}
+	if w.from(0, "8.8.4.4") {
+		t.Error("a forged source arrived from a released device")
 	}
 }
 

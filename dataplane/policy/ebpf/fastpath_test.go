@@ -105,7 +105,7 @@ func resetWithdrawn(t *testing.T) {
 		byClient, byServer := n.connect(client[i], web[i]), n.connect(client[i], web[i])
 		stays := n.connect(web[i], client[i])
 		n.hold("deny-ingress.yaml")
-		n.maps.Set(bpf.PolicyWriting, true)
+		n.maps.Set(bpf.PolicyChanging, true)
 		before := n.count(bpf.PolicyCutFlow)
 		byClient[0].Write(make([]byte, 3000))
 		byServer[1].Write([]byte{1})
@@ -119,7 +119,7 @@ func resetWithdrawn(t *testing.T) {
 				t.Errorf("%s > %s: cut while entries are written: %v", end.LocalAddr(), end.RemoteAddr(), err)
 			}
 		}
-		n.maps.Set(bpf.PolicyWriting, false) // both send again
+		n.maps.Set(bpf.PolicyChanging, false) // both send again
 		for _, end := range slices.Concat(byClient[:], byServer[:]) {
 			if err := read(end, 10*time.Second); !errors.Is(err, unix.ECONNRESET) {
 				t.Errorf("%s > %s is not reset: %v", end.LocalAddr(), end.RemoteAddr(), err)

@@ -172,7 +172,7 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	if m.Has(bpf.PolicyCut) {
 		facts = append(facts, Fact{Key: Key{Kind: KindCut}})
 	}
-	if m.Has(bpf.PolicyWriting) {
+	if m.Has(bpf.PolicyWriting) || m.Has(bpf.PolicyChanging) {
 		facts = append(facts, Fact{Key: Key{Kind: KindIncomplete}})
 	}
 	err = m.Entries(func(e bpf.PolicyEntry) { facts = append(facts, factOf(e)) })

@@ -65,14 +65,19 @@ func (p *Plane) writeAll(w writes) error {
 	if both {
 		p.maps.Set(bpf.PolicyWriting, true)
 	}
+	changes := w.any(KindVerdict, KindPort, KindRange, KindExempt, KindPeer, KindNet, KindSubject, KindUnknown, KindCut,
+		KindIncomplete)
+	if changes {
+		p.maps.Set(bpf.PolicyChanging, true)
+	}
 	err := p.write(w)
-	if w.any(KindVerdict, KindPort, KindRange, KindExempt, KindPeer, KindNet, KindSubject, KindUnknown, KindCut) {
+	if changes {
 		p.maps.Reevaluate()
 	}
 	if err != nil {
 		return err
 	}
-	p.maps.Set(bpf.PolicyWriting, false)
+	p.maps.Set(bpf.PolicyWriting|bpf.PolicyChanging, false)
 	return p.removeMaps(w)
 }
 

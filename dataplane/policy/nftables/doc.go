@@ -48,9 +48,8 @@
 // ingress4 and its chains are alike, for the destination, and exempt what goes to the node. What policies don't apply
 // to is tested last, before a packet is dropped or reported, so that allowed packets meet few rules: the first of a
 // connection to a pod from elsewhere that a port and a peer allow meets 7, or 8 where the port is one of a span. Egress
-// and ingress have
-// chains at hooks of their own, so that an accept ends one of them, and no chain of one leads to the other: the kernel
-// follows every path through the chains when it checks a table.
+// and ingress have chains at hooks of their own, so that an accept ends one of them, and no chain of one leads to the
+// other: the kernel follows every path through the chains when it checks a table.
 //
 // Neighbour discovery is accepted. Protocols without ports are decided by default. A log goes to nflog group LogGroup,
 // limited, with the prefix PrefixDeny, PrefixForged or PrefixAudit. Tables of other owners aren't touched, and what

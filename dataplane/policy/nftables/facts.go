@@ -120,17 +120,17 @@ var allSets = func() map[string]nft.Set {
 
 // setRanks are the ranks of sets' elements.
 var setRanks = func() map[string]int {
-	m := map[string]int{setDecision: 5, setOtherwise: 5, setPort: 6, setPortSpan: 6, setDefault: 6}
+	m := map[string]int{setDecision: 6, setOtherwise: 6, setPort: 7, setPortSpan: 7, setDefault: 7}
 	for _, p := range protos {
-		m[p.node], m[p.untranslated], m[p.peer], m[p.ranges] = 3, 3, 7, 7
-		m[p.ruleset], m[p.subject], m[p.unknown] = 8, 9, 10
-		m[p.entry], m[p.device] = 8, 9
+		m[p.node], m[p.untranslated], m[p.peer], m[p.ranges] = 4, 4, 8, 8
+		m[p.ruleset], m[p.subject], m[p.unknown] = 9, 10, 11
+		m[p.entry], m[p.device] = 9, 10
 	}
 	for _, d := range directions {
-		m[setAct+d.String()], m[setFamily+d.String()] = 4, 8
+		m[setAct+d.String()], m[setFamily+d.String()] = 5, 9
 	}
 	for _, s := range sides() {
-		m[setStages+s.String()] = 7
+		m[setStages+s.String()] = 8
 	}
 	return m
 }()

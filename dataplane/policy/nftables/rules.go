@@ -63,19 +63,21 @@ func isCut(name string) bool { return strings.HasPrefix(name, chainCut+"-") }
 func chainRank(name string) int {
 	switch {
 	case hooks[name] != nil:
-		return 9
+		return 10
 	case strings.Contains(name, "-pod"):
-		return 6
+		return 7
 	case strings.HasSuffix(name, "-admin"), strings.HasSuffix(name, "-last"):
-		return 5
+		return 6
 	case strings.HasSuffix(name, "-peer"), strings.HasSuffix(name, "-range"):
+		return 5
+	case strings.HasSuffix(name, "gress") && !strings.HasPrefix(name, chainExempt), name == chainForged:
 		return 4
-	case strings.HasSuffix(name, "gress"), name == chainForged: // a direction's, that lead to those below
+	case strings.HasPrefix(name, chainExempt+"-"):
 		return 3
 	case name == chainExempt, name == chainDeny, name == chainCut, strings.HasPrefix(name, "report-"):
 		return 2
 	}
-	return 7
+	return 8
 }
 
 var directions = []model.Direction{model.Egress, model.Ingress}

@@ -79,7 +79,7 @@ func (a api) uninstall(t *testing.T) {
 		if tables := a.on(t, node, "nft", "list", "tables"); strings.Contains(tables, "fairlead") {
 			t.Errorf("node %s: clean left %q of nf_tables: it printed %q", node, tables, out)
 		}
-		if links := a.on(t, node, "ip", "-brief", "link"); strings.Contains(links, "fl-") {
+		if links := a.on(t, node, "ip", "-brief", "link"); podDevice.MatchString(links) {
 			t.Errorf("node %s: clean left devices: %s", node, links)
 		}
 		found, err := filepath.Glob(filepath.Join(a.files(node), "etc/cni/net.d/*"))
@@ -88,6 +88,9 @@ func (a api) uninstall(t *testing.T) {
 		}
 	}
 }
+
+// podDevice is what the names of devices of the pod network are like.
+var podDevice = regexp.MustCompile(`\bfl(-|[0-9a-f]{10})`)
 
 // files returns the folder of a node's files.
 func (a api) files(node string) string {
