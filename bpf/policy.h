@@ -765,8 +765,13 @@ __noinline int decide_new(const struct policy_packet *p, int opening)
 	e.device[1] = p->device[1];
 	e.to_node = p->to_node;
 	e.flags = s->flags;
-	if (p->tuple.protocol == IPPROTO_TCP && !opening && p->kind == PACKET_FLOW)
+	if (p->tuple.protocol == IPPROTO_TCP && !opening && p->kind == PACKET_FLOW) {
+		/* The node's own reset of what it refuses, which met no hook of this program before: of a Service that
+		 * has no endpoint. */
+		if (p->flags & RST && !p->device[0])
+			return POLICY_ACCEPT;
 		return evaluate_midstream(p, &e);
+	}
 	result = evaluate_connection(&e);
 	if (p->kind != PACKET_FLOW)
 		return result;

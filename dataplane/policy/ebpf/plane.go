@@ -23,6 +23,9 @@ import (
 // Options are the options of a plane.
 type Options struct {
 	Sizes bpf.PolicySizes // a field that is zero stands for the same field of DefaultSizes
+	// for how long after the program is attached connections are picked up that are older; 0: a minute; negative: none
+	// are
+	Installing time.Duration
 }
 
 // DefaultSizes are more than the bounds of resolve/policy let policies come to. Empty, they use 32 MiB; flows are in
@@ -30,14 +33,15 @@ type Options struct {
 var DefaultSizes = bpf.PolicySizes{Subjects: 1 << 12, Ports: 1 << 19, Ranges: 1 << 20, Peers: 1 << 19, Nets: 1 << 20,
 	Verdicts: 1<<20 + 1<<16}
 
-// installing is for how long after the program is attached connections are picked up that are older.
+// installing is the default of Options.Installing.
 const installing = time.Minute
 
 // Plane writes facts into the maps of one network namespace. It implements dataplane.Plane[model.PolicyPart, Key,
 // string], dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	sizes  bpf.PolicySizes
-	folder string // for all that is pinned
+	older  time.Duration // for how long after the program is attached older connections are picked up
+	folder string        // for all that is pinned
 	pins   bpf.Folders
 	layout string // name of the maps' folder
 	digest string // of the program
@@ -66,7 +70,7 @@ func Open(o Options) (_ *Plane, err error) {
 		return nil, err
 	}
 	s, d := o.Sizes, DefaultSizes
-	p := &Plane{remade: make(chan struct{}), sizes: bpf.PolicySizes{
+	p := &Plane{remade: make(chan struct{}), older: cmp.Or(o.Installing, installing), sizes: bpf.PolicySizes{
 		Subjects: cmp.Or(s.Subjects, d.Subjects), Ports: cmp.Or(s.Ports, d.Ports), Ranges: cmp.Or(s.Ranges, d.Ranges),
 		Peers: cmp.Or(s.Peers, d.Peers), Nets: cmp.Or(s.Nets, d.Nets), Verdicts: cmp.Or(s.Verdicts, d.Verdicts),
 		Flows: cmp.Or(s.Flows, bpf.DefaultPolicyFlows()),

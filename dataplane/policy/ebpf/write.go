@@ -194,7 +194,7 @@ func (p *Plane) attach(f Fact) error {
 	}
 	defer program.Close()
 	if there, err := bpf.PolicyAttached(p.hooksFolder(), nil); err == nil && there == "" {
-		p.maps.Install(installing)
+		p.maps.Install(p.older)
 	}
 	err = p.ns.Do(func() error { return program.Attach(p.hooksFolder()) })
 	p.hooked.Store(err == nil)
