@@ -117,6 +117,15 @@ func (d *domainNames) run(ctx context.Context, log *slog.Logger) {
 	}
 }
 
+// holds reports whether answers may wait in a queue.
+func (d *domainNames) holds() bool {
+	if d.learner == nil || !d.learner.Held() {
+		return false
+	}
+	pods, _ := d.learner.Needed()
+	return pods
+}
+
 // close ends it.
 func (d *domainNames) close() error {
 	if d.learner == nil {
@@ -171,7 +180,8 @@ var (
 		"have taught, and their addresses.", []string{"kind"}, nil)
 	answersDesc = prometheus.NewDesc("fairlead_policy_dns_answers_total", "DNS answers to pods whose policies name "+
 		"domain names, by outcome: taught; unsolicited, no query of the pod waits for it; limited, the pod has taught too "+
-		"much of late; late, let go after 50 ms before its addresses were in force; lost, the socket was full.",
+		"much of late; late, let go after 50 ms before its addresses were in force; resent, the kernel dropped it while it "+
+		"waited; lost, the socket was full.",
 		[]string{"outcome"}, nil)
 	goneDesc = prometheus.NewDesc("fairlead_policy_domain_addresses_removed_total", "Addresses of domain names that "+
 		"expired, or were evicted because there are too many of a name or names of a domain.", []string{"reason"}, nil)

@@ -182,7 +182,7 @@ func (b *namesBed) start() {
 	c := policy.Config{Node: "a", Addresses: node.Addresses, ImpliedNamespaces: true, CutMark: 1 << 31}
 	o := Options{Mode: services, Source: sourceOf(b.objects), Log: slog.New(slog.DiscardHandler),
 		Resolve: resolve.Config{Node: "a", Addresses: node.Addresses},
-		Policies: &PolicyOptions{Engine: engine, Resolve: c, NameFloor: time.Second, NameHold: 10 * time.Second,
+		Policies: &PolicyOptions{Engine: engine, Resolve: c, NameFloor: 4 * time.Second, NameHold: 10 * time.Second,
 			Resolvers: Resolvers{Services: []model.Owner{
 				{Kind: model.KindService, Namespace: "kube-system", Name: "kube-dns"}}}},
 		OnReady: func(context.Context) { close(ready) }}
@@ -403,11 +403,12 @@ func (b *namesBed) lives(c net.Conn) {
 // closes waits until the client may no longer connect to an address.
 func (b *namesBed) closes(to string) {
 	b.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 		c := b.dial("client", "tcp", to)
 		if c == nil {
 			return
 		}
+		b.must(c.(*net.TCPConn).SetLinger(0)) // an open connection to it lets an address live on
 		c.Close()
 	}
 	b.Errorf("to %s: it passes still", to)

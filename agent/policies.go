@@ -79,6 +79,9 @@ func OpenPolicies(o *PolicyOptions, m mode.Mode, s *Services, learn func(context
 		parts: map[string]int{}, resolver: policy.New(o.Resolve), preDNAT: m.PreDNAT}
 	p.carried = s.restrict()
 	p.names = openNames(o, plane.Impl, learn, log)
+	if p.revoker != nil {
+		p.revoker.Stay(p.names.holds)
+	}
 	p.ended.Go(func() { p.plane.Run(ctx) })
 	p.ended.Go(func() { p.readDenials(ctx, log) })
 	p.ended.Go(func() { p.names.run(ctx, log) })

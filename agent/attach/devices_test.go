@@ -117,12 +117,15 @@ func (n *node) connected(other *netns.Namespace, pods []*pod) {
 	}
 }
 
-// disconnected has a pod have no interface but its loopback device.
+// disconnected has a pod have no interface but its loopback device that carries packets: a pair's end stays until the
+// released end goes.
 func (n *node) disconnected(p *pod) {
 	n.Helper()
 	n.must(p.ns.Do(func() error {
 		l, err := net.Interfaces()
-		if slices.ContainsFunc(l, func(i net.Interface) bool { return i.Name == p.conf.IfName }) {
+		if slices.ContainsFunc(l, func(i net.Interface) bool {
+			return i.Name == p.conf.IfName && i.Flags&net.FlagRunning != 0
+		}) {
 			err = errors.New("pod " + p.conf.ContainerID + " has its interface still")
 		}
 		return err

@@ -16,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/agent/packet"
 	"fairlead.dev/fairlead/dataplane/dns"
 	"fairlead.dev/fairlead/kernel/conntrack"
+	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/nflog"
 	"fairlead.dev/fairlead/kernel/nfqueue"
 	"fairlead.dev/fairlead/model"
@@ -49,6 +50,7 @@ const (
 	unsolicited = "unsolicited" // no query waits for them
 	limited     = "limited"     // the pod has taught too much of late
 	late        = "late"        // let go before their addresses were in force
+	resent      = "resent"      // sent again: the kernel dropped them while they waited
 	lost        = "lost"        // times that the socket was full
 )
 
@@ -57,6 +59,7 @@ type Learner struct {
 	options Options
 	plane   *dns.Plane
 	loop    *reconcile.Loop[dns.Part, dns.Key, string]
+	ns      *netns.Namespace
 	queue   *nfqueue.Queue // nil: answers are copied
 	log     *nflog.Log     // where they are
 	tracked tracked
@@ -65,6 +68,7 @@ type Learner struct {
 	mu sync.Mutex
 	learned
 	waiting  []*held // for what is to be applied
+	copies   copies
 	applying bool
 	begun    bool // policies are known
 }
@@ -88,7 +92,11 @@ func Open(o Options) (*Learner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("learn domain names: %w", err)
 	}
-	l := &Learner{options: o, plane: plane, wake: make(chan struct{}, 1), learned: learned{
+	ns, err := netns.Current()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("learn domain names: %w", err), plane.Close())
+	}
+	l := &Learner{options: o, plane: plane, ns: ns, wake: make(chan struct{}, 1), learned: learned{
 		watched: watched{map[netip.Addr][]string{}, map[netip.AddrPort]bool{}}, queries: queries{}, cache: newCache(),
 		changed: map[string]bool{}, rates: map[netip.Addr]*rate{}, answers: map[string]uint64{}}}
 	if o.Copied {
@@ -165,7 +173,7 @@ func (l *Learner) Close() error {
 	if l.tracked.Marker != nil {
 		errs = append(errs, l.tracked.Close())
 	}
-	return errors.Join(append(errs, l.plane.Close())...)
+	return errors.Join(append(errs, l.ns.Close(), l.plane.Close())...)
 }
 
 // Held reports whether answers wait until their addresses are in force; else they are copied.
@@ -207,7 +215,7 @@ func (l *Learner) Counts() Counts {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := Counts{Answers: map[string]uint64{}, Expired: l.expired, Evicted: l.evicted}
-	for _, outcome := range []string{taught, unsolicited, limited, late, lost} {
+	for _, outcome := range []string{taught, unsolicited, limited, late, resent, lost} {
 		c.Answers[outcome] = l.answers[outcome]
 	}
 	c.Names, c.Addresses = l.count()
@@ -232,11 +240,11 @@ func (l *Learner) Run(ctx context.Context) error {
 		return l.log.Run(ctx, func(e nflog.Entry) { l.receive(e.Payload, time.Now()) }, l.lost)
 	}
 	err := l.queue.Run(ctx, func(p nfqueue.Packet) {
-		if l.receive(p.Payload, time.Now()) && l.wait(p.ID) {
+		if l.receive(p.Payload, time.Now()) && l.wait(p) {
 			return
 		}
 		l.accept(p.ID)
-	}, l.lost)
+	}, l.again, l.lost)
 	l.release(l.unblock())
 	return err
 }
@@ -308,12 +316,14 @@ type held struct {
 }
 
 // wait has an answer wait until all that was learned so far is in force. It reports false where it already is.
-func (l *Learner) wait(id uint32) bool {
+func (l *Learner) wait(p nfqueue.Packet) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.changed) == 0 && !l.applying {
 		return false
 	}
+	id := p.ID
+	l.copies.add(p)
 	h := &held{id: id}
 	h.due = time.AfterFunc(cmp.Or(l.options.Hold, 50*time.Millisecond), func() {
 		if h.gone.CompareAndSwap(false, true) {

@@ -51,6 +51,7 @@ type Revoker struct {
 	handed  *model.PolicyNode // as the runner has it
 	cutting bool              // the runner has a node that says so
 	foreign bool              // another program uses the bit
+	stay    func() bool       // see Stay; nil: they never do
 	status  Status
 }
 
@@ -285,10 +286,20 @@ func (r *Revoker) pass(ctx context.Context, all bool) (elapsed time.Duration) {
 	elapsed = time.Since(begin)
 	r.mu.Lock()
 	r.record(found, err, elapsed)
-	cut := r.status.Marked > 0 && !r.foreign
+	cut, stay := r.status.Marked > 0 && !r.foreign, r.stay
 	r.mu.Unlock()
-	r.cut(cut)
+	if cut || stay == nil || !stay() {
+		r.cut(cut)
+	}
 	return elapsed
+}
+
+// Stay has the engine's hooks stay, once they are there, while a function reports true: whenever a hook of netfilter
+// goes, the kernel drops all packets that wait in queues.
+func (r *Revoker) Stay(stay func() bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stay = stay
 }
 
 // record records what a pass found. It is called under the mutex.

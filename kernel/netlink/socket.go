@@ -146,7 +146,7 @@ func (s *Socket) Request(kind, flags uint16, body func(*Buffer), f func(Message)
 
 // Post sends one request, whose header body follows, and waits for no reply: beside Receive, which has the kernel's
 // refusals as messages.
-func (s *Socket) Post(kind uint16, body func(*Buffer)) error {
+func (s *Socket) Post(kind uint16, body func(*Buffer)) (seq uint32, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seq++
@@ -155,9 +155,9 @@ func (s *Socket) Post(kind uint16, body func(*Buffer)) error {
 	body(&b)
 	b.end(at)
 	if _, err := unix.Write(s.fd, b); err != nil {
-		return fmt.Errorf("send netlink request: %w", err)
+		return 0, fmt.Errorf("send netlink request: %w", err)
 	}
-	return nil
+	return s.seq, nil
 }
 
 // receive reads a datagram into reader and returns its length. The error is unix.EAGAIN where none is there and flags

@@ -7,7 +7,9 @@ package nfqueue
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -24,7 +26,13 @@ type Packet struct {
 type Queue struct {
 	s      *netlink.Socket
 	number uint16
+
+	mu       sync.Mutex
+	accepted [recent]struct{ seq, id uint32 } // the last, by seq
 }
+
+// recent is how many packets may be accepted until the kernel has said that one of them was gone.
+const recent = 1 << 10
 
 // Attributes and commands of nfnetlink_queue.h.
 const (
@@ -44,7 +52,7 @@ func Open(number uint16) (*Queue, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nfqueue: %w", err)
 	}
-	q := &Queue{s, number}
+	q := &Queue{s: s, number: number}
 	for _, set := range []func(*netlink.Buffer){
 		func(b *netlink.Buffer) { b.Bytes(configCmd, []byte{cmdBind, 0, 0, 0}) },
 		func(b *netlink.Buffer) {
@@ -67,12 +75,21 @@ func (q *Queue) head(b *netlink.Buffer) {
 	*b = binary.BigEndian.AppendUint16(append(*b, unix.AF_UNSPEC, 0), q.number)
 }
 
-// Run calls f with each packet as it comes, and lost whenever some didn't fit the socket, until ctx ends. A packet's
-// payload is f's until it returns. The packet waits until Accept.
-func (q *Queue) Run(ctx context.Context, f func(Packet), lost func()) error {
+// Run calls f with each packet as it comes, gone with the ID of each that was gone when it was accepted, and lost
+// whenever some didn't fit the socket, until ctx ends. A packet's payload is f's until it returns. The packet waits
+// until Accept, or until any hook of netfilter goes in this network namespace: then the kernel drops all that wait
+// (nf_queue_nf_hook_drop).
+func (q *Queue) Run(ctx context.Context, f func(Packet), gone func(id uint32), lost func()) error {
 	err := q.s.Receive(ctx, func(m netlink.Message) {
 		if p, ok := packet(m); ok {
 			f(p)
+		} else if m.Type == unix.NLMSG_ERROR && errors.Is(m.Err(), unix.ENOENT) {
+			q.mu.Lock()
+			a := q.accepted[m.Seq%recent]
+			q.mu.Unlock()
+			if a.seq == m.Seq {
+				gone(a.id)
+			}
 		}
 	}, lost)
 	if err != nil {
@@ -95,16 +112,19 @@ func packet(m netlink.Message) (p Packet, ok bool) {
 	return Packet{binary.BigEndian.Uint32(id), netlink.Find(b, attrPayload)}, true
 }
 
-// Accept lets a packet go on, with the next hook. One that is gone is no error.
+// Accept lets a packet go on, with the next hook. Of one that is gone Run tells.
 func (q *Queue) Accept(id uint32) error {
 	const accept = 1 // NF_ACCEPT
-	err := q.s.Post(unix.NFNL_SUBSYS_QUEUE<<8|msgVerdict, func(b *netlink.Buffer) {
+	q.mu.Lock()      // so that Run knows the packet before the kernel's answer
+	defer q.mu.Unlock()
+	seq, err := q.s.Post(unix.NFNL_SUBSYS_QUEUE<<8|msgVerdict, func(b *netlink.Buffer) {
 		q.head(b)
 		b.Bytes(attrVerdict, binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, accept), id))
 	})
 	if err != nil {
 		return fmt.Errorf("nfqueue: accept a packet: %w", err)
 	}
+	q.accepted[seq%recent] = struct{ seq, id uint32 }{seq, id}
 	return nil
 }
 
