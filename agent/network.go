@@ -230,7 +230,7 @@ func (n *Network) updateProblems() {
 	}
 }
 
-// findStranded returns a text about the pods whose addresses the node's ranges don't hold, "" without any.
+// findStranded returns a text about the pods with addresses outside the node's ranges, "" without any.
 func (n *Network) findStranded() string {
 	now := n.resolver.Network().Network
 	if now == nil {

@@ -21,8 +21,8 @@ type PodNetwork struct {
 	// Apart has the nodes on links of their own, so that they reach each other's pods through a tunnel. Else they are
 	// on one link.
 	Apart bool
-	// Start connects pods of a node, in whose network namespace it is called: by the CNI plugin, once it has written a
-	// network configuration into a folder. It returns when pods can be attached.
+	// Start has a node's pods connected by the CNI plugin, once it has written a network configuration into a folder. It
+	// is called in the node's network namespace, and returns when pods can be attached.
 	Start func(ctx context.Context, node, folder string, objects []source.Object) (io.Closer, error)
 }
 

@@ -36,7 +36,7 @@ func (m *PolicyMaps) Lookups() (l Lookups, err error) {
 	return l, nil
 }
 
-// ReplacePolicy has attach attach a program in place of the one whose links are pinned in the folder, and waits until
+// ReplacePolicy has attach attach a program in place of the one with links pinned in the folder, and waits until
 // that one no longer runs, which the kernel sees to in the background.
 func ReplacePolicy(ctx context.Context, folder string, attach func() error) error {
 	old, err := programID(filepath.Join(folder, policyPinned))

@@ -325,8 +325,8 @@ func (s stage) chains() []Fact {
 	}
 }
 
-// decide returns the rules that decide about the other end, whose identity a set has; "": it has none. Those that a
-// packet which is allowed by its port ends at are first.
+// decide returns the rules that decide about the other end by its identity, which is in a set; "": it has none. First
+// are those that end the evaluation of a packet which its port allows.
 func (s stage) decide(identities string) (rules [][]nft.Expr) {
 	port := nft.Exprs(nft.Meta(nft.MetaL4Proto, nft.R(work+3)), nft.Payload(nft.TransportHeader, 2, 2, nft.R(work+4)))
 	peerTable := func(set string, key []nft.Expr) []nft.Expr {

@@ -8,7 +8,7 @@ import (
 	"fairlead.dev/fairlead/verdict"
 )
 
-// proxied has a pod whose egress is denied send to destinations that are evaluated after their translation: what is
+// proxied has a pod without any allowed egress send to destinations that are evaluated after their translation: what is
 // forwarded to the node's proxy is accepted, and what is forwarded elsewhere is not.
 func (s Suite[K]) proxied(t *testing.T) {
 	e := s.open(t)
