@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"net/netip"
 	"slices"
 
@@ -27,6 +28,8 @@ type Route struct {
 	Dev    int        // interface index
 	Source netip.Addr // the source that the kernel prefers; zero: its choice
 	MTU    uint32     // bytes of the longest packet that takes it; 0: as many as Dev takes
+	// Interior: one of thousands of IPv4 routes by next hops behind the same device, see interiorScope. It isn't read.
+	Interior bool
 }
 
 // Type is what a route does with its packets (RTN_*).
@@ -81,6 +84,17 @@ func (r Route) IsMain() bool {
 
 const headerLength = unix.SizeofRtMsg
 
+// interiorScope returns the scope (rtm_scope) of an Interior route by a next hop: one of those between universe and
+// site that the kernel leaves for interior routes (linux/rtnetlink.h). Its forwarding treats them all as it does
+// universe. It keeps equal next hops once, and finds them by a hash of protocol, scope, source, metric and device, but
+// not of the address (fib_find_info): in one scope, thousands of routes by one device are one list, which each new one
+// walks. IPv6 has no such list, and ignores the scope.
+func interiorScope(via netip.Addr) uint8 {
+	h := fnv.New32a()
+	h.Write(via.AsSlice())
+	return uint8(unix.RT_SCOPE_UNIVERSE + 1 + h.Sum32()%(unix.RT_SCOPE_SITE-unix.RT_SCOPE_UNIVERSE-1))
+}
+
 // write writes a route. One that is to go is looked for by what is set alone.
 func (r Route) write(m *netlink.Buffer, gone bool) {
 	owner, kind, scope, flags := r.Owner, cmp.Or(r.Type, unix.RTN_UNICAST), uint8(unix.RT_SCOPE_UNIVERSE), uint32(0)
@@ -92,7 +106,9 @@ func (r Route) write(m *netlink.Buffer, gone bool) {
 	case r.Type == Unicast && !r.Via.IsValid():
 		scope = unix.RT_SCOPE_LINK
 	case r.Type == Unicast:
-		flags = unix.RTNH_F_ONLINK
+		if flags = unix.RTNH_F_ONLINK; r.Interior {
+			scope = interiorScope(r.Via)
+		}
 	}
 	if !gone {
 		owner = cmp.Or(owner, unix.RTPROT_BOOT)

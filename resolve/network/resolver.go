@@ -206,6 +206,9 @@ func (r *Resolver) exchange(d decision) (c model.Change[model.NetworkPart]) {
 
 func compareRoutes(a, b *model.Route) int { return a.To.Compare(b.To) }
 
+// Own returns what is decided of this node itself, as Network does; nil: nothing yet.
+func (r *Resolver) Own() *model.Network { return r.network }
+
 // Network returns the whole decided state, of the parts that Apply returned.
 func (r *Resolver) Network() *model.PodNetwork {
 	n := &model.PodNetwork{Network: r.network, Routes: make([]*model.Route, 0, len(r.routes))}

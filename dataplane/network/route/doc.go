@@ -19,8 +19,8 @@
 // the route. A node's own range is unreachable but for its pods, whose routes are
 // longer, so that a packet to an address without a pod is rejected at once and never takes the default route.
 //
-// Routes are those of the main table with the protocol number Protocol, which router daemons can export. The device is
-// this package's by its name; of its neighbours only permanent ones count. Forwarding stays on after Clean, since
-// others
-// need it too.
+// Routes are those of the main table with the protocol number Protocol, which router daemons can export. Those of IPv4
+// by next hops are spread over scopes 1 to 199 for the kernel's sake (kernel/route, Interior); a scope isn't read back,
+// so that a route is right in any. The device is this package's by its name; of its neighbours only permanent ones
+// count. Forwarding stays on after Clean, since others need it too.
 package route

@@ -369,7 +369,7 @@ func routeOf(f Fact, dev int) route.Route {
 		r.Type = route.Unreachable
 		return r
 	}
-	r.Via, r.Dev, r.Source = f.Value.Via, dev, f.Value.Source
+	r.Via, r.Dev, r.Source, r.Interior = f.Value.Via, dev, f.Value.Source, true
 	return r
 }
 
