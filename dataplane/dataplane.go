@@ -89,6 +89,20 @@ type Joiner[T any] interface {
 	Join() func(put, del []T) (puts, dels []T)
 }
 
+// Foundation is a Key of facts some of which hold all others of the plane: where one gets another value, Write removes
+// whatever was held, and makes what stands in put. A loop replaces it by one Write of all that is wanted.
+type Foundation interface {
+	// Foundation reports whether the fact holds all others.
+	Foundation() bool
+}
+
+// Checker is a Plane that can try a Write. Which fact the kernel refuses is then found while what is held stays in
+// force.
+type Checker[K Key, V comparable] interface {
+	// Check returns the error that Write would return, and changes nothing.
+	Check(ctx context.Context, put, del []Fact[K, V]) error
+}
+
 // Advisory is a Key of facts some of which only name what is wrong.
 type Advisory interface {
 	// Advisory reports whether nothing depends on the fact.

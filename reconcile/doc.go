@@ -10,6 +10,9 @@
 //     on refusing is found by halving, or named by the plane (dataplane.Refused), and set aside with what stands on it,
 //     and everything else is written. Groups of such facts come last, and facts of the base, which all others need, are
 //     never set aside with others.
+//   - replacement: a fact that holds all others (dataplane.Foundation) gets another value in one Write of everything
+//     that is wanted, and what is held stays in force until that succeeds. The fact that the kernel refuses is found by
+//     trying Writes (dataplane.Checker); one of the base leaves all as it is.
 //   - closing: parts that depend on refused ones are wanted in another form (Options.StandIns), which is written before
 //     anything else, until nothing is refused any more.
 //   - drift: what others do to the slice is seen (dataplane.Watcher), counted and undone.

@@ -28,7 +28,7 @@ type Options[T comparable] struct {
 	// about how much time and capacity of the kernel a part takes; default: its facts
 	Weight   func(T) int
 	Log      *slog.Logger                    // default: none
-	MaxFacts int                             // facts in one Write at most, save for one that is replaced; default 4096
+	MaxFacts int                             // facts in one Write at most, save for replacements; default 4096
 	Backoff  func(attempt int) time.Duration // how long to wait after failure number attempt, from 1; default Backoff
 }
 
@@ -101,6 +101,8 @@ type iteration struct {
 	stale    bool           // what the kernel holds is not known: Read first
 	pause    time.Time      // when to go on after a failure of the whole
 	trouble  int            // failures of the whole in a row
+
+	replacing bool // a fact that holds all others is to get another value
 }
 
 // phase is where a part stands between Change and the table.

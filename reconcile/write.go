@@ -16,6 +16,7 @@ import (
 // to be tried again. Facts known to be refused come when there is nothing else.
 func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next time.Time) {
 	var alone, waiting []*job[K, V]
+	whole := l.replaces()
 	jobs = make([]*job[K, V], 0, len(l.table.todo))
 	for _, j := range l.table.todo {
 		j.wave, j.group = 0, model.Owner{}
@@ -39,6 +40,9 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 		l.divide()
 	case len(alone)+len(waiting)+len(l.large) > 0:
 		l.find(func(o model.Owner) bool { return l.blame.suspects[o] || l.large[o] > 0 })
+	}
+	if whole {
+		join(jobs)
 	}
 	order(jobs)
 	if len(alone)+len(waiting) == 0 {
@@ -76,6 +80,9 @@ func (l *Loop[T, K, V]) oldest(jobs []*job[K, V]) []*job[K, V] {
 // write does jobs, in one Write or several. It ends at the first that fails; the error is for the whole turn, and nil
 // where the search for the cause goes on.
 func (l *Loop[T, K, V]) write(ctx context.Context, jobs []*job[K, V]) error {
+	if l.replacing {
+		return l.replace(ctx, jobs)
+	}
 	for len(jobs) > 0 && ctx.Err() == nil {
 		n := portion(jobs, l.options.MaxFacts)
 		alone := jobs[0].why != nil && jobs[0].why.alone

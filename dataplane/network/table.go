@@ -27,11 +27,14 @@ func (k TableKey) Rank() int {
 	return int(k.Kind)
 }
 
+// Foundation implements dataplane.Foundation: with a table of another layout goes all that it holds.
+func (k TableKey) Foundation() bool { return k.Kind == table.KindTable }
+
 // Hooked is the name of the one chain of a table that sees packets by itself.
 const Hooked = "hook"
 
 // Table is a plane on one nf_tables table in one network namespace, but for its Render. It is owned where the kernel
-// supports that. It implements dataplane.Watcher and dataplane.Cleaner.
+// supports that. It implements dataplane.Checker, dataplane.Watcher and dataplane.Cleaner.
 type Table struct {
 	declared table.Table[TableKey]
 	conn     *nftables.Conn
@@ -70,6 +73,11 @@ func (t *Table) Read(context.Context) ([]TableFact, error) {
 // Write implements dataplane.Plane: one transaction.
 func (t *Table) Write(_ context.Context, put, del []TableFact) error {
 	return t.declared.Write(t.conn, put, del)
+}
+
+// Check implements dataplane.Checker.
+func (t *Table) Check(_ context.Context, put, del []TableFact) error {
+	return t.declared.Check(t.conn, put, del)
 }
 
 // Counters returns how many packets have come to the counter of each chain since that was written. It may be called at

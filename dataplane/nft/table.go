@@ -172,12 +172,30 @@ func (t *Table[K]) Read(c *nftables.Conn, element func(set string, e nftables.El
 // Write makes the facts of put true and those of del untrue in one transaction, also where the table is made anew. If
 // the table is to be owned, c owns it then.
 func (t *Table[K]) Write(c *nftables.Conn, put, del []Fact[K]) error {
+	tx, err := t.transaction(c, put, del)
+	if err != nil {
+		return err
+	}
+	return t.explain(c.Commit(tx))
+}
+
+// Check returns the error that Write would return, and changes nothing.
+func (t *Table[K]) Check(c *nftables.Conn, put, del []Fact[K]) error {
+	tx, err := t.transaction(c, put, del)
+	if err != nil {
+		return err
+	}
+	return t.explain(c.Check(tx))
+}
+
+// transaction returns what makes the facts of put true and those of del untrue.
+func (t *Table[K]) transaction(c *nftables.Conn, put, del []Fact[K]) (*nftables.Tx, error) {
 	w := Sort(put, del)
 	var tx nftables.Tx
 	if w.Anew() {
 		there, err := t.Exists(c)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if there {
 			tx.DelTable(t.Name)
@@ -188,7 +206,7 @@ func (t *Table[K]) Write(c *nftables.Conn, put, del []Fact[K]) error {
 		t.own(&tx)
 	}
 	t.Compose(&tx, w)
-	return t.explain(c.Commit(&tx))
+	return &tx, nil
 }
 
 // own makes the table that is there the transaction's sender's own, if it is to be owned.

@@ -69,9 +69,31 @@ func (c *Conn) Commit(t *Tx) error {
 	if t.Empty() {
 		return nil
 	}
-	nftables := []byte{unix.AF_UNSPEC, 0, 0, unix.NFNL_SUBSYS_NFTABLES}
-	t.batch.Begin = netlink.Marker(unix.NFNL_MSG_BATCH_BEGIN, nftables...)
-	t.batch.End = netlink.Marker(unix.NFNL_MSG_BATCH_END, nftables...)
+	t.batch.End = marker(unix.NFNL_MSG_BATCH_END)
+	err := c.send(t)
+	if err == nil {
+		c.commits.Add(1)
+	}
+	return err
+}
+
+// Check returns the error that Commit would return, as far as the kernel knows before it makes the changes. It makes
+// none: a transaction without an end is undone (nfnetlink_rcv_batch, net/netfilter/nfnetlink.c).
+func (c *Conn) Check(t *Tx) error {
+	if t.Empty() {
+		return nil
+	}
+	t.batch.End = nil
+	return c.send(t)
+}
+
+func marker(kind uint16) []byte {
+	return netlink.Marker(kind, unix.AF_UNSPEC, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+}
+
+// send sends a transaction. The error names the first change that the kernel refused.
+func (c *Conn) send(t *Tx) error {
+	t.batch.Begin = marker(unix.NFNL_MSG_BATCH_BEGIN)
 	var first error
 	err := c.s.Run(&t.batch, func(i int, err error) {
 		what := "commit"
@@ -82,11 +104,8 @@ func (c *Conn) Commit(t *Tx) error {
 			first = fmt.Errorf("nftables: %s: %w", what, err)
 		}
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
-	case first == nil:
-		c.commits.Add(1)
 	}
 	return first
 }

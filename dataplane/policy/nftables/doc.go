@@ -63,5 +63,8 @@
 // leaves it alone. It outlives the process; the next one makes it its own. On older kernels whoever flushes every table
 // flushes this one too, and until it is repaired everything passes.
 //
+// A table of another layout is made anew in one transaction, so that either enforces. Where the kernel refuses a part
+// of the new one, the former stays in force until the rest can replace it: see package reconcile.
+//
 // Tried on Linux 6.18 only.
 package nftables

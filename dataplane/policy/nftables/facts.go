@@ -44,6 +44,9 @@ func (k Key) Rank() int {
 	return setRanks[k.Name] // of an element
 }
 
+// Foundation implements dataplane.Foundation: with a table of another layout goes all that it holds.
+func (k Key) Foundation() bool { return k.Kind == table.KindTable }
+
 // proto is an IP family with the names of its sets and chains.
 type proto struct {
 	*table.Family

@@ -10,7 +10,7 @@ import (
 )
 
 // Plane writes facts into one network namespace. It implements dataplane.Plane[model.PolicyPart, Key, string],
-// dataplane.Watcher and dataplane.Cleaner.
+// dataplane.Checker, dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	conn  *nft.Conn
 	table *table.Table[Key] // declared, owned where the kernel supports that
@@ -18,6 +18,7 @@ type Plane struct {
 
 var (
 	_ dataplane.Plane[model.PolicyPart, Key, string] = (*Plane)(nil)
+	_ dataplane.Checker[Key, string]                 = (*Plane)(nil)
 	_ dataplane.Watcher                              = (*Plane)(nil)
 	_ dataplane.Cleaner                              = (*Plane)(nil)
 )
@@ -55,6 +56,11 @@ func (p *Plane) Read(context.Context) ([]Fact, error) {
 // Write implements dataplane.Plane: one transaction.
 func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	return p.table.Write(p.conn, put, del)
+}
+
+// Check implements dataplane.Checker.
+func (p *Plane) Check(_ context.Context, put, del []Fact) error {
+	return p.table.Check(p.conn, put, del)
 }
 
 // Packets returns how many packets were denied, and how many audited policies would deny, logged or not, since the
