@@ -3,16 +3,20 @@ package names
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os/exec"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
@@ -25,72 +29,105 @@ func TestLearner(t *testing.T) {
 		name         string
 		copied, slow bool
 	}{{"held", false, false}, {"copied", true, false}, {"slow", false, true}} {
-		t.Run(c.name, func(t *testing.T) {
-			netnstest.Do(t, func() {
-				for _, args := range [][]string{{"link", "set", "lo", "up"}, {"address", "add", "10.0.0.1", "dev", "lo"},
-					{"address", "add", "10.0.0.2", "dev", "lo"}} {
-					if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
-						t.Errorf("%v: %s", err, out)
-					}
-				}
-				if err := learn(t, c.copied, c.slow); err != nil {
-					t.Error(err)
-				}
-			})
-		})
+		t.Run(c.name, func(t *testing.T) { inNode(t, func() error { return learn(t, c.copied, c.slow) }) })
 	}
 }
 
-// learn has a pod query a resolver, both in the calling thread's namespace.
+// inNode runs a test in a namespace that has the addresses of a pod and a resolver.
+func inNode(t *testing.T, test func() error) {
+	netnstest.Do(t, func() {
+		for _, args := range [][]string{{"link", "set", "lo", "up"}, {"address", "add", "10.0.0.1", "dev", "lo"},
+			{"address", "add", "10.0.0.2", "dev", "lo"}} {
+			if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		}
+		if err := test(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+var (
+	pod      = netip.MustParseAddr("10.0.0.1")
+	resolver = netip.MustParseAddrPort("10.0.0.2:53")
+	subject  = func() []model.PolicyPart {
+		table := &model.PeerTable{Rules: []model.Rule{{Peers: []*model.Peers{{Domain: "*.example.com"}}}}}
+		rules := &model.Ruleset{Default: model.PortEntry{PeerTable: table}}
+		return []model.PolicyPart{&model.Subject{Addr: pod, Out: [model.PolicyStages]*model.Ruleset{rules}}}
+	}()
+)
+
+// node is a pod and a resolver, both in the calling thread's namespace, and the Learner there.
+type node struct {
+	*Learner
+	server, client *net.UDPConn
+	ended          chan error
+}
+
+// open opens a Learner that runs until ctx ends.
+func open(ctx context.Context, o Options) (n *node, err error) {
+	n = &node{ended: make(chan error, 1)}
+	o.Log = slog.New(slog.DiscardHandler)
+	if n.Learner, err = Open(o); err != nil {
+		return nil, err
+	}
+	n.SetResolvers([]netip.AddrPort{resolver})
+	n.Follow(model.Change[model.PolicyPart]{Put: subject})
+	shared := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) { // with who sends answers again
+		return errors.Join(c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		}), err)
+	}}
+	server, err := shared.ListenPacket(ctx, "udp4", resolver.String())
+	if err != nil {
+		return nil, errors.Join(err, n.Learner.Close())
+	}
+	n.server = server.(*net.UDPConn)
+	n.client, err = net.DialUDP("udp4", &net.UDPAddr{IP: pod.AsSlice()}, net.UDPAddrFromAddrPort(resolver))
+	if err != nil {
+		return nil, errors.Join(err, n.server.Close(), n.Learner.Close())
+	}
+	go func() { n.ended <- n.Run(ctx) }()
+	return n, errors.Join(n.Sync(ctx), n.client.SetDeadline(time.Now().Add(10*time.Second)))
+}
+
+func (n *node) close() error {
+	return errors.Join(n.client.Close(), n.server.Close(), n.Learner.Close())
+}
+
+// exchange has the pod send a query, which is answered.
+func (n *node) exchange(t *testing.T) (client netip.AddrPort, err error) {
+	if _, err := n.client.Write(built(t, dnsmessage.Header{ID: 7}, "a.example.com.", 0)); err != nil {
+		return client, err
+	}
+	_, client, err = n.server.ReadFromUDPAddrPort(make([]byte, 512))
+	if err == nil {
+		_, err = n.server.WriteToUDPAddrPort(built(t, dnsmessage.Header{ID: 7, Response: true}, "a.example.com.", 30,
+			"a.example.com.", "192.0.2.1"), client)
+	}
+	return client, err
+}
+
+// learn has a pod query a resolver.
 func learn(t *testing.T, copied, slow bool) error {
 	ctx, stop := context.WithTimeout(context.Background(), 20*time.Second)
 	defer stop()
 	applied, received := make(chan source.Change, 1), make(chan struct{})
-	l, err := Open(Options{Copied: copied, Log: slog.New(slog.DiscardHandler),
-		Apply: func(ctx context.Context, changes []source.Change) {
-			if slow {
-				<-received
-			}
-			applied <- changes[0]
-		}})
+	l, err := open(ctx, Options{Copied: copied, Apply: func(ctx context.Context, changes []source.Change) {
+		if slow {
+			<-received
+		}
+		applied <- changes[0]
+	}})
 	if err != nil {
 		return err
 	}
-	defer l.Close()
-	pod, resolver := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddrPort("10.0.0.2:53")
-	table := &model.PeerTable{Rules: []model.Rule{{Peers: []*model.Peers{{Domain: "*.example.com"}}}}}
-	rules := &model.Ruleset{Default: model.PortEntry{PeerTable: table}}
-	subject := []model.PolicyPart{&model.Subject{Addr: pod, Out: [model.PolicyStages]*model.Ruleset{rules}}}
-	l.SetResolvers([]netip.AddrPort{resolver})
-	l.Follow(model.Change[model.PolicyPart]{Put: subject})
-	server, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(resolver))
-	if err != nil {
+	defer l.close()
+	if _, err := l.exchange(t); err != nil {
 		return err
 	}
-	defer server.Close()
-	client, err := net.DialUDP("udp4", &net.UDPAddr{IP: pod.AsSlice()}, net.UDPAddrFromAddrPort(resolver))
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	ended := make(chan error, 1)
-	go func() { ended <- l.Run(ctx) }()
-	if err := l.Sync(ctx); err != nil {
-		return err
-	}
-	if _, err := client.Write(built(t, dnsmessage.Header{ID: 7}, "a.example.com.", 0)); err != nil {
-		return err
-	}
-	b := make([]byte, 512)
-	_, from, err := server.ReadFromUDPAddrPort(b)
-	if err == nil {
-		_, err = server.WriteToUDPAddrPort(built(t, dnsmessage.Header{ID: 7, Response: true}, "a.example.com.", 30,
-			"a.example.com.", "192.0.2.1"), from)
-	}
-	if err == nil {
-		_, err = client.Read(b)
-	}
-	if err != nil {
+	if _, err := l.client.Read(make([]byte, 512)); err != nil {
 		return err
 	}
 	if !copied && !slow && len(applied) == 0 {
@@ -119,5 +156,54 @@ func learn(t *testing.T, copied, slow bool) error {
 		t.Errorf("no rule names a domain name any more, but there is %s (%v)", tables, err)
 	}
 	stop()
-	return <-ended
+	return <-l.ended
+}
+
+// An answer that waits when another program's hook goes is dropped by the kernel: it is sent again, once.
+func TestDroppedAnswerIsSentAgain(t *testing.T) {
+	inNode(t, func() error {
+		ctx, stop := context.WithTimeout(context.Background(), 20*time.Second)
+		defer stop()
+		const hook = "add table inet other; add chain inet other c { type filter hook input priority 0; }; " +
+			"delete table inet other"
+		ns, err := netns.Current()
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		l, err := open(ctx, Options{Hold: time.Minute, Apply: func(context.Context, []source.Change) {
+			if err := ns.Do(func() error { return exec.Command("nft", hook).Run() }); err != nil {
+				t.Error(err)
+			}
+		}})
+		if err != nil {
+			return err
+		}
+		defer l.close()
+		client, err := l.exchange(t)
+		if err != nil {
+			return err
+		}
+		b := make([]byte, 512)
+		for _, want := range []string{"answer", "end"} { // which the server sends once the answer has come
+			n, err := l.client.Read(b)
+			if err != nil {
+				return fmt.Errorf("no %s: %w; answers %v", want, err, l.Counts().Answers)
+			}
+			if (want == "end") != (string(b[:n]) == "end") {
+				t.Errorf("%q in place of the %s", b[:n], want)
+			}
+			if _, err := l.server.WriteToUDPAddrPort([]byte("end"), client); err != nil {
+				return err
+			}
+		}
+		for l.Counts().Answers[resent] == 0 && ctx.Err() == nil { // it is counted after it was sent
+			time.Sleep(time.Millisecond)
+		}
+		if n := l.Counts().Answers; n[taught] != 1 || n[resent] != 1 || n[late] != 0 {
+			t.Errorf("%v", n)
+		}
+		stop()
+		return <-l.ended
+	})
 }
