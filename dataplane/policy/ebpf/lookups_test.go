@@ -60,7 +60,7 @@ func (n *node) compareLookups(s *model.Policies, p verdict.Packet, counted func(
 		}
 	}
 	var got bpf.Lookups
-	for range 5 {
+	for range 50 {
 		before, err := counted()
 		n.Must(err)
 		n.Passes(p, passes)
