@@ -628,7 +628,7 @@ func (s *Server) collect(ctx context.Context, r cni.Request) (err error) {
 // connected by ipvlan no device of the node tells that: their DEL does, or GC. It deletes devices that were
 // released, at first those that an earlier agent left.
 func (s *Server) Follow(ctx context.Context) error {
-	signals, err := link.WatchDevices(ctx, s.ns)
+	signals, err := link.WatchDevices(ctx, s.ns, link.Gone)
 	if err != nil {
 		return err
 	}

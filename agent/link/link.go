@@ -75,7 +75,7 @@ func (s *Source) update(now []model.Link) (put, del []model.ServicePart) {
 // Run calls change with each change until ctx ends. report is called with the error where devices can't be listed; it
 // goes on then.
 func (s *Source) Run(ctx context.Context, change func(put, del []model.ServicePart), report func(error)) error {
-	events, err := link.WatchDevices(ctx, s.ns)
+	events, err := link.WatchDevices(ctx, s.ns, link.Renamed())
 	if err != nil {
 		return err
 	}

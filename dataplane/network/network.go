@@ -12,6 +12,7 @@ import (
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -64,6 +65,20 @@ func IPVLANMode(k model.DeviceKind) uint16 {
 		return link.IPVLANL3
 	}
 	return link.IPVLANL2
+}
+
+// Protocols of routes (rtm_protocol), by the planes that write them.
+const (
+	NodeRoutes = 0xfa // to other nodes
+	PodRoutes  = 0xfb // to this node's pods
+)
+
+// ConcernsRoutes reports whether a message is about a route of a protocol, or one that another program may have put in
+// its place: the kernel doesn't say what went.
+func ConcernsRoutes(m netlink.Message, protocol uint8) bool {
+	r, ok := route.Of(m)
+	other := r.Owner != NodeRoutes && r.Owner != PodRoutes
+	return ok && (r.Owner == protocol || other && m.Flags&unix.NLM_F_REPLACE != 0)
 }
 
 // Watch sends whenever concerns reports true of a notification of some groups that no request of own caused, and once

@@ -73,8 +73,10 @@ func (c *Conn) PodBridges() (names []string, err error) {
 	return names, nil
 }
 
-// WatchDevices sends whenever interfaces of ns come, go or change, until ctx ends; then it closes the channel.
-func WatchDevices(ctx context.Context, ns *netns.Namespace) (signals <-chan struct{}, err error) {
+// WatchDevices sends whenever concerns reports true of a message about an interface of ns, until ctx ends; then it
+// closes the channel.
+func WatchDevices(ctx context.Context, ns *netns.Namespace, concerns func(netlink.Message) bool) (
+	signals <-chan struct{}, err error) {
 	err = ns.Do(func() error {
 		s, err := netlink.Listen(unix.NETLINK_ROUTE, 0, unix.RTNLGRP_LINK)
 		if err != nil {
@@ -82,7 +84,7 @@ func WatchDevices(ctx context.Context, ns *netns.Namespace) (signals <-chan stru
 		}
 		defer s.Close()
 		signals, err = s.Watch(ctx, false, func(m netlink.Message) bool {
-			return m.Type == unix.RTM_NEWLINK || m.Type == unix.RTM_DELLINK
+			return IndexIn(m) != 0 && concerns(m)
 		})
 		return err
 	})
@@ -92,24 +94,39 @@ func WatchDevices(ctx context.Context, ns *netns.Namespace) (signals <-chan stru
 	return signals, nil
 }
 
+// Changed reports true of all messages: interfaces that come, go or change in whatever they are.
+func Changed(netlink.Message) bool { return true }
+
+// Gone reports whether an interface has gone.
+func Gone(m netlink.Message) bool { return m.Type == unix.RTM_DELLINK }
+
+// Renamed returns a function that reports whether an interface has come or gone, or has another name than before.
+func Renamed() func(netlink.Message) bool { return differing(NameIn) }
+
+// differing returns a function that reports whether an interface has come or gone, or f returns something else of it
+// than before. The kernel tells of a pod's device some ten times while it is made.
+func differing[T comparable](f func(netlink.Message) T) func(netlink.Message) bool {
+	known := map[int]T{}
+	return func(m netlink.Message) bool {
+		index := IndexIn(m)
+		if Gone(m) {
+			delete(known, index)
+			return true
+		}
+		was, seen := known[index]
+		known[index] = f(m)
+		return !seen || was != known[index]
+	}
+}
+
 // Names returns the names of the interfaces by their indexes.
 func Names(s *netlink.Socket) (names map[int]string, err error) {
-	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
-	err = netlink.Stable(func() error {
-		names = map[int]string{}
-		return s.Request(unix.RTM_GETLINK, unix.NLM_F_DUMP, func(b *netlink.Buffer) {
-			*b = append(*b, make([]byte, unix.SizeofIfInfomsg)...)
-			b.Uint32(unix.IFLA_EXT_MASK, skipStatistics)
-		}, func(m netlink.Message) {
-			if len(m.Body) >= unix.SizeofIfInfomsg {
-				names[int(binary.NativeEndian.Uint32(m.Body[4:]))] = NameIn(m)
-			}
-		})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list interfaces: %w", err)
-	}
-	return names, nil
+	err = list(s, func(m netlink.Message) {
+		if index := IndexIn(m); index != 0 {
+			names[index] = NameIn(m)
+		}
+	}, func() { names = map[int]string{} })
+	return names, err
 }
 
 // NameIn returns the name of the interface that a message is about, "" where it is about none.

@@ -3,7 +3,6 @@ package link
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -50,8 +49,9 @@ func (i *Interfaces) Close() error { return errors.Join(i.s.Close(), i.events.Cl
 // Follow calls notify with the interfaces that have addresses, sorted by name, and again whenever they have changed,
 // until ctx ends.
 func (i *Interfaces) Follow(ctx context.Context, notify func([]Interface)) error {
+	other := differing(interfaceOf)
 	signals, err := i.events.Watch(ctx, true, func(m netlink.Message) bool {
-		return IsAddress(m) || m.Type == unix.RTM_NEWLINK || m.Type == unix.RTM_DELLINK
+		return IsAddress(m) || IndexIn(m) != 0 && other(m)
 	})
 	if err != nil {
 		return fmt.Errorf("watch interfaces: %w", err)
@@ -70,31 +70,35 @@ func (i *Interfaces) Follow(ctx context.Context, notify func([]Interface)) error
 	return nil
 }
 
+// named is what a message says of an interface.
+type named struct {
+	name string
+	mtu  int
+}
+
+func interfaceOf(m netlink.Message) (i named) {
+	for t, v := range m.Attributes(unix.SizeofIfInfomsg) {
+		switch t {
+		case unix.IFLA_IFNAME:
+			i.name = netlink.Text(v)
+		case unix.IFLA_MTU:
+			i.mtu = int(netlink.Uint(v))
+		}
+	}
+	return i
+}
+
 // interfaces returns those that have addresses; never nil.
 func interfaces(s *netlink.Socket) ([]Interface, error) {
 	of := map[int]*Interface{}
-	err := netlink.Stable(func() error {
-		clear(of)
-		return s.Request(unix.RTM_GETLINK, unix.NLM_F_DUMP, func(b *netlink.Buffer) {
-			*b = append(*b, make([]byte, unix.SizeofIfInfomsg)...)
-		}, func(m netlink.Message) {
-			if len(m.Body) < unix.SizeofIfInfomsg {
-				return
-			}
-			i := &Interface{}
-			for t, v := range m.Attributes(unix.SizeofIfInfomsg) {
-				switch t {
-				case unix.IFLA_IFNAME:
-					i.Name = netlink.Text(v)
-				case unix.IFLA_MTU:
-					i.MTU = int(netlink.Uint(v))
-				}
-			}
-			of[int(binary.NativeEndian.Uint32(m.Body[4:]))] = i
-		})
-	})
+	err := list(s, func(m netlink.Message) {
+		if index := IndexIn(m); index != 0 {
+			i := interfaceOf(m)
+			of[index] = &Interface{Name: i.name, MTU: i.mtu}
+		}
+	}, func() { clear(of) })
 	if err != nil {
-		return nil, fmt.Errorf("list interfaces: %w", err)
+		return nil, err
 	}
 	all, err := addresses(s)
 	for _, a := range all {

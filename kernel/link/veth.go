@@ -132,7 +132,7 @@ func DeleteReleased(s *netlink.Socket, mine func(Veth) bool) error {
 	var own []string
 	others := false
 	err := list(s, func(m netlink.Message) {
-		switch v, _ := vethOf(m); {
+		switch v, _ := VethOf(m); {
 		case v.Group == ReleasedGroup && mine(v):
 			own = append(own, v.Name)
 		case v.Group == ReleasedGroup:
@@ -160,16 +160,39 @@ func DeleteReleased(s *netlink.Socket, mine func(Veth) bool) error {
 // Veths returns the devices of pods' kinds that are named with a prefix, by interface index.
 func Veths(s *netlink.Socket, prefix string) (all map[int]Veth, err error) {
 	err = list(s, func(m netlink.Message) {
-		if v, ok := vethOf(m); ok && strings.HasPrefix(v.Name, prefix) {
+		if v, ok := VethOf(m); ok && strings.HasPrefix(v.Name, prefix) {
 			all[IndexIn(m)] = v
 		}
 	}, func() { all = map[int]Veth{} })
 	return all, err
 }
 
+// VethNamed returns the device of that name and its interface index, 0 where there is none.
+func VethNamed(s *netlink.Socket, name string) (index int, v Veth, err error) {
+	err = get(s, name, func(m netlink.Message) {
+		index = IndexIn(m)
+		v, _ = VethOf(m)
+	})
+	return index, v, err
+}
+
+// Operational reports whether the device of that name passes packets: its operational state is up (RFC 2863). After its
+// carrier has come the kernel sees to that in the background; since Linux 6.8 at once where it is asked.
+func Operational(s *netlink.Socket, name string) (up bool, err error) {
+	const operUp = 6 // IF_OPER_UP
+	err = get(s, name, func(m netlink.Message) {
+		for t, v := range m.Attributes(unix.SizeofIfInfomsg) {
+			up = up || t == unix.IFLA_OPERSTATE && netlink.Uint(v) == operUp
+		}
+	})
+	return up, err
+}
+
+// skipStatistics is RTEXT_FILTER_SKIP_STATS: half of a device's message.
+const skipStatistics = 1 << 3
+
 // list calls a function with each device, after begin; once more from begin on where devices have changed meanwhile.
 func list(s *netlink.Socket, each func(netlink.Message), begin func()) error {
-	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 	err := netlink.Stable(func() error {
 		begin()
 		return s.Request(unix.RTM_GETLINK, unix.NLM_F_DUMP, func(b *netlink.Buffer) {
@@ -178,13 +201,13 @@ func list(s *netlink.Socket, each func(netlink.Message), begin func()) error {
 		}, each)
 	})
 	if err != nil {
-		return fmt.Errorf("list pods' devices: %w", err)
+		return fmt.Errorf("list devices: %w", err)
 	}
 	return nil
 }
 
-// vethOf reads a message, and reports whether it is about a device of pods' kinds.
-func vethOf(m netlink.Message) (v Veth, ok bool) {
+// VethOf reads a message, and reports whether it is about a device of pods' kinds.
+func VethOf(m netlink.Message) (v Veth, ok bool) {
 	if m.Type != unix.RTM_NEWLINK || len(m.Body) < unix.SizeofIfInfomsg {
 		return v, false
 	}

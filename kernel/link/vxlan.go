@@ -114,14 +114,8 @@ type found struct {
 
 // find looks a device up.
 func find(s *netlink.Socket, name, kind string) (f found, err error) {
-	err = s.Request(unix.RTM_GETLINK, 0, func(b *netlink.Buffer) {
-		*b = append(*b, make([]byte, unix.SizeofIfInfomsg)...)
-		b.Text(unix.IFLA_IFNAME, name)
-	}, func(m netlink.Message) {
-		if m.Type != unix.RTM_NEWLINK || len(m.Body) < unix.SizeofIfInfomsg {
-			return
-		}
-		f.index = int(binary.NativeEndian.Uint32(m.Body[4:]))
+	err = get(s, name, func(m netlink.Message) {
+		f.index = IndexIn(m)
 		flags := binary.NativeEndian.Uint32(m.Body[8:])
 		f.up, f.noARP = flags&unix.IFF_UP != 0, flags&unix.IFF_NOARP != 0
 		for t, a := range m.Attributes(unix.SizeofIfInfomsg) {
@@ -139,13 +133,24 @@ func find(s *netlink.Socket, name, kind string) (f found, err error) {
 			}
 		}
 	})
-	if errors.Is(err, unix.ENODEV) {
-		return found{}, nil
-	}
-	if err != nil {
-		err = fmt.Errorf("read device %s: %w", name, err)
-	}
 	return f, err
+}
+
+// get calls f with the device of that name, if there is one.
+func get(s *netlink.Socket, name string, f func(netlink.Message)) error {
+	err := s.Request(unix.RTM_GETLINK, 0, func(b *netlink.Buffer) {
+		*b = append(*b, make([]byte, unix.SizeofIfInfomsg)...)
+		b.Text(unix.IFLA_IFNAME, name)
+		b.Uint32(unix.IFLA_EXT_MASK, skipStatistics)
+	}, func(m netlink.Message) {
+		if IndexIn(m) != 0 {
+			f(m)
+		}
+	})
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("read device %s: %w", name, err)
+	}
+	return nil
 }
 
 func (v *VXLAN) read(data []byte) {

@@ -4,11 +4,12 @@ import (
 	"net/netip"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/network"
 	"fairlead.dev/fairlead/model"
 )
 
 // Protocol marks routes to this node's pods (rtm_protocol).
-const Protocol = 0xfb
+const Protocol = network.PodRoutes
 
 // alias is how the aliases of this package's devices begin.
 const alias = "fairlead:"

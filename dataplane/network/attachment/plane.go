@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -25,7 +27,7 @@ import (
 type Plane struct {
 	ns      *netns.Namespace
 	s       *netlink.Socket
-	devices atomic.Pointer[map[int]string] // those of pods' routes, by interface index, as last read or written
+	devices atomic.Pointer[map[int]link.Veth] // those of pods' routes, by interface index, as last read or written
 }
 
 var (
@@ -45,7 +47,7 @@ func New() (*Plane, error) {
 		return nil, errors.Join(err, ns.Close())
 	}
 	p := &Plane{ns: ns, s: s}
-	p.devices.Store(&map[int]string{})
+	p.devices.Store(&map[int]link.Veth{})
 	return p, nil
 }
 
@@ -59,20 +61,23 @@ func (p *Plane) own() (map[int]link.Veth, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := map[int]string{}
+	watched := map[int]link.Veth{}
 	for index, v := range all {
-		if v.Kind == link.KindIPVLAN && v.Name == model.ChildDevice {
-			names[index] = v.Name
+		if isChild(v) {
+			watched[index] = v
 		}
 		if !strings.HasPrefix(v.Alias, alias) || v.Group == link.ReleasedGroup {
 			delete(all, index)
 			continue
 		}
-		names[index] = v.Name
+		watched[index] = v
 	}
-	p.devices.Store(&names)
+	p.devices.Store(&watched)
 	return all, nil
 }
+
+// isChild reports whether a device is the node's own child of the uplink.
+func isChild(v link.Veth) bool { return v.Kind == link.KindIPVLAN && v.Name == model.ChildDevice }
 
 // Read implements dataplane.Plane.
 func (p *Plane) Read(context.Context) (l []Fact, err error) {
@@ -103,11 +108,11 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 			l = append(l, Fact{Key: Key{Kind: KindNeighbour, Device: v.Name, Addr: n.Addr}, Value: Value{MAC: n.MAC}})
 		}
 	}
-	names := *p.devices.Load()
+	watched := *p.devices.Load()
 	routes, err := route.List(p.s, Protocol)
 	seen := map[netip.Addr]bool{}
 	for _, r := range routes {
-		f := Fact{Key: Key{Kind: KindRoute, Addr: r.To.Addr()}, Value: Value{Device: names[r.Dev]}}
+		f := Fact{Key: Key{Kind: KindRoute, Addr: r.To.Addr()}, Value: Value{Device: watched[r.Dev].Name}}
 		if !r.IsMain() || r.Via.IsValid() || !r.To.IsSingleIP() {
 			f.Value.Other = r.String()
 		}
@@ -140,7 +145,7 @@ func (p *Plane) settings(devices map[int]link.Veth) (l []Fact, err error) {
 
 // Write implements dataplane.Plane.
 func (p *Plane) Write(_ context.Context, put, del []Fact) error {
-	w := &writer{Plane: p, held: map[Key]bool{}, put: map[Key]bool{}}
+	w := &writer{Plane: p, held: map[Key]bool{}, put: map[Key]bool{}, made: map[string]link.Veth{}}
 	for _, f := range del {
 		w.held[f.Key] = true
 	}
@@ -155,7 +160,7 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 			return err
 		}
 		if kind == KindDevice {
-			if err := w.find(); err != nil {
+			if err := w.find(slices.Concat(put, del)); err != nil {
 				return err
 			}
 		}
@@ -175,19 +180,41 @@ type writer struct {
 	*Plane
 	network.Batch[Key]
 	held, put map[Key]bool
-	index     map[string]int // of devices, by name
+	made      map[string]link.Veth // devices that are put, by name
+	index     map[string]int       // of devices, by name
 }
 
-// find reads the interface indexes of devices.
-func (w *writer) find() error {
-	if _, err := w.own(); err != nil {
-		return err
-	}
+// find reads the interface indexes of facts' devices. Of these alone Watch learns: what others do meanwhile to another
+// must be told.
+func (w *writer) find(facts []Fact) error {
 	w.index = map[string]int{}
-	for index, name := range *w.devices.Load() {
+	watched := maps.Clone(*w.devices.Load())
+	for _, f := range facts {
+		name := f.Key.Device + f.Value.Device
+		if _, known := w.index[name]; known {
+			continue
+		}
+		index, v, err := link.VethNamed(w.s, name)
+		if err != nil {
+			return err
+		}
 		w.index[name] = index
+		if made, is := w.made[name]; is {
+			made.Kind, v = v.Kind, made
+		}
+		if index != 0 {
+			watched[index] = v
+		}
 	}
+	w.devices.Store(&watched)
 	return nil
+}
+
+// forget has Watch forget a device.
+func (w *writer) forget(name string) {
+	watched := maps.Clone(*w.devices.Load())
+	delete(watched, w.index[name])
+	w.devices.Store(&watched)
 }
 
 // make makes a fact true, or adds the requests that do.
@@ -226,7 +253,8 @@ func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 // device changes a device that is there, or makes a pair.
 func (w *writer) device(f Fact) error {
 	v := link.Veth{Kind: link.KindVeth, Name: f.Key.Device, Alias: f.Value.Alias, MAC: f.Value.MAC, MTU: f.Value.MTU,
-		Group: link.PodGroup, NoARP: true}
+		Group: link.PodGroup, NoARP: true, Up: true}
+	defer func() { w.made[v.Name] = v }()
 	if w.held[f.Key] {
 		w.Add(f.Key, func(b *netlink.Batch) { link.ChangeVeth(b, v) })
 		return nil
@@ -247,6 +275,7 @@ func (w *writer) remove(f Fact) {
 	dev := w.index[f.Key.Device]
 	switch f.Key.Kind {
 	case KindDevice:
+		w.forget(f.Key.Device)
 		w.Add(f.Key, func(b *netlink.Batch) { link.Release(b, f.Key.Device) })
 	case KindNeighbour:
 		if dev != 0 {
@@ -271,15 +300,18 @@ func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 func (p *Plane) concerns(m netlink.Message) bool {
 	devices := *p.devices.Load()
 	switch m.Type {
-	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+	case unix.RTM_NEWLINK:
+		was, own := devices[link.IndexIn(m)]
+		now, _ := link.VethOf(m)
+		return own && now != was // else what the pod's end does, such as coming up
+	case unix.RTM_DELLINK:
 		_, own := devices[link.IndexIn(m)]
 		return own
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		_, own := devices[link.NeighbourDevice(m)]
 		return own
 	}
-	r, ok := route.Of(m)
-	return ok && (r.Owner == Protocol || m.Flags&unix.NLM_F_REPLACE != 0)
+	return network.ConcernsRoutes(m, Protocol)
 }
 
 // Clean implements dataplane.Cleaner. Pods lose their network.

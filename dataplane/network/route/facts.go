@@ -25,7 +25,7 @@ var ownedDevices = []string{Device, IPIPDevice, model.ChildDevice}
 func DeviceOf(k model.TunnelKind) string { return tunnelDevices[k] }
 
 // Protocol marks routes as this package's (rtm_protocol).
-const Protocol = 0xfa
+const Protocol = network.NodeRoutes
 
 // Fact is one thing that this plane writes.
 type Fact = dataplane.Fact[Key, Value]

@@ -466,11 +466,24 @@ func (p *Plane) concerns(m netlink.Message) bool {
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		return link.NeighbourDevice(m) == relevant[Device]
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		r, ok := route.Of(m)
-		return ok && (r.Owner == Protocol || m.Flags&unix.NLM_F_REPLACE != 0)
+		return network.ConcernsRoutes(m, Protocol)
+	case unix.RTM_NEWNETCONF: // each device that comes has some
+		for t, v := range m.Attributes(netconfHeader) {
+			if t == netconfIndex {
+				return int32(netlink.Uint(v)) == netconfAll
+			}
+		}
+		return true
 	}
-	return link.IsAddress(m) || m.Type == unix.RTM_NEWNETCONF
+	return link.IsAddress(m)
 }
+
+// Of linux/netconf.h: the length of struct netconfmsg with its padding, NETCONFA_IFINDEX, and NETCONFA_IFINDEX_ALL.
+const (
+	netconfHeader = 4
+	netconfIndex  = 1
+	netconfAll    = -1
+)
 
 // Clean implements dataplane.Cleaner. Forwarding stays as it is.
 func (p *Plane) Clean(context.Context) error {

@@ -406,7 +406,7 @@ func (p *Plane) detachDevices() error { return p.devices.remove() }
 // channel. It calls signal where attachments are lost, or an error leaves something to repair.
 func (p *Plane) watchDevices(ctx context.Context, signal func(other bool)) (<-chan struct{}, error) {
 	ended := make(chan struct{})
-	changes, err := link.WatchDevices(ctx, p.devices.ns)
+	changes, err := link.WatchDevices(ctx, p.devices.ns, link.Changed)
 	if err != nil {
 		return nil, err
 	}
