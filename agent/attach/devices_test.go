@@ -1,14 +1,18 @@
 package attach
 
 import (
+	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"fairlead.dev/fairlead/dataplane/network/route"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -141,4 +145,75 @@ func TestKernelWithoutNetkitIsNamed(t *testing.T) {
 	} else if !strings.Contains(err.Error(), "this kernel has no netkit") || len(n.left()) > 0 {
 		t.Errorf("%v; left: %v", err, n.left())
 	}
+}
+
+// TestFirstPacketsPass sends a datagram to each pod that was just attached, and one from it, while others keep the
+// kernel's lock of devices: what it does about a new device in the background waits for that.
+func TestFirstPacketsPass(t *testing.T) {
+	n := newNode(t)
+	atNode := n.datagrams(n.ns)
+	ctx, stop := context.WithCancel(t.Context())
+	var others sync.WaitGroup
+	other := netnstest.New(t)
+	others.Go(func() { // to delete a device the kernel waits for all processors, with that lock
+		for ctx.Err() == nil {
+			other.Do(func() error {
+				exec.Command("ip", "link", "add", "x", "type", "veth", "peer", "name", "y").Run()
+				return exec.Command("ip", "link", "delete", "x").Run()
+			})
+		}
+	})
+	defer others.Wait()
+	defer stop()
+	for i := range 10 {
+		p := n.newPod(fmt.Sprint("web-", i))
+		atPod := n.datagrams(p.ns)
+		n.must(n.add("1.1.0", p))
+		for i, a := range p.addresses {
+			n.datagram(n.ns, a)
+			n.datagram(p.ns, netip.MustParseAddr([]string{"192.168.0.1", "fd99::1"}[i]))
+			for _, got := range []<-chan netip.AddrPort{atPod, atNode} {
+				select {
+				case <-got:
+				case <-time.After(5 * time.Second):
+					t.Fatalf("%s: the first datagram to or from %s was lost", p.conf.ContainerID, a)
+				}
+			}
+		}
+	}
+}
+
+// datagrams returns the senders of what comes to UDP port 9 of a namespace.
+func (n *node) datagrams(ns *netns.Namespace) <-chan netip.AddrPort {
+	n.Helper()
+	var c *net.UDPConn
+	n.must(ns.Do(func() (err error) {
+		c, err = net.ListenUDP("udp", &net.UDPAddr{Port: 9})
+		return err
+	}))
+	n.Cleanup(func() { c.Close() })
+	got := make(chan netip.AddrPort, 10)
+	go func() {
+		for {
+			_, from, err := c.ReadFromUDPAddrPort(make([]byte, 1))
+			if err != nil {
+				return
+			}
+			got <- from
+		}
+	}()
+	return got
+}
+
+// datagram sends one to UDP port 9.
+func (n *node) datagram(from *netns.Namespace, to netip.Addr) {
+	n.Helper()
+	n.must(from.Do(func() error {
+		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 9)))
+		if err != nil {
+			return err
+		}
+		_, err = c.Write([]byte("x"))
+		return errors.Join(err, c.Close())
+	}))
 }

@@ -483,7 +483,53 @@ func (s *Server) put(ctx context.Context, a *model.Attachment, ns *os.File) erro
 	s.exchange(a.ID, &made)
 	err := s.options.Line.SyncOwner(ctx, ownerOf(a.ID))
 	s.exchange(a.ID, a)
+	if err == nil && !s.options.Chained {
+		err = s.await(ctx, a, ns)
+	}
 	return err
+}
+
+// await waits until the kernel has done in the background what follows from an attachment: before, packets are lost.
+func (s *Server) await(ctx context.Context, a *model.Attachment, ns *os.File) error {
+	return netns.In(ns, func() error {
+		pod, err := netlink.Open(unix.NETLINK_ROUTE, 0)
+		if err != nil {
+			return err
+		}
+		defer pod.Close()
+		for wait := 50 * time.Microsecond; ; wait = min(2*wait, 5*time.Millisecond) {
+			lacks, err := s.lacks(a, pod)
+			if err != nil || lacks == "" {
+				return err
+			}
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return fmt.Errorf("%s: %w", lacks, ctx.Err())
+			}
+		}
+	})
+}
+
+// lacks returns what a new attachment still lacks, "" for nothing: both ends of its device are to pass packets, and the
+// pod to take packets to its IPv6 address. pod is a socket in its network namespace.
+func (s *Server) lacks(a *model.Attachment, pod *netlink.Socket) (string, error) {
+	if !a.Kind.IPVLAN() {
+		for _, end := range []struct {
+			*netlink.Socket
+			name string
+		}{{s.s, a.Device}, {pod, a.Interface}} {
+			if up, err := link.Operational(end.Socket, end.name); err != nil || !up {
+				return "device " + end.name + " passes no packets", err
+			}
+		}
+	}
+	for _, x := range a.Addresses {
+		if r, _, err := route.To(pod, x); err != nil || r.Type != route.Local {
+			return fmt.Sprintf("the pod takes no packets to %s", x), err
+		}
+	}
+	return "", nil
 }
 
 // exchange puts an attachment in place of what there is under its ID; nil: nothing.
