@@ -135,7 +135,7 @@ func (r *clusterRun) run(c *cobra.Command) error {
 	}
 	dir, err := cluster.Run(c.Context(), a, r.Options)
 	if dir == "" {
-		return err
+		return interrupted(err, "nothing was measured")
 	}
 	if berr := report.Build(dir); berr != nil {
 		return errors.Join(err, berr)
@@ -143,10 +143,19 @@ func (r *clusterRun) run(c *cobra.Command) error {
 	if serr := showRun(out(c), dir); serr != nil {
 		return errors.Join(err, serr)
 	}
-	if errors.Is(err, context.Canceled) {
-		return errors.New("interrupted: the report covers a part of the run; everything was removed")
+	return interrupted(err, "the report covers a part of the run")
+}
+
+// interrupted words the error of a run that ended before its end, others as they are.
+func interrupted(err error, what string) error {
+	var left *cluster.LeftError
+	switch {
+	case !errors.Is(err, context.Canceled):
+		return err
+	case errors.As(err, &left):
+		return fmt.Errorf("interrupted: %s; %w", what, left)
 	}
-	return err
+	return fmt.Errorf("interrupted: %s; everything was removed", what)
 }
 
 // labEndpoint is what the pods of lab run cluster run.

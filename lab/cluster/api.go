@@ -10,8 +10,11 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"k8s.io/client-go/rest"
+
+	"fairlead.dev/fairlead/source/kube"
 )
 
 // API is what the measurement needs of a Kubernetes API server: pods, their logs and Services of one namespace.
@@ -37,8 +40,11 @@ func Open(c *rest.Config, namespace string) (*API, error) {
 // errNotFound is why an object can't be read or deleted.
 var errNotFound = errors.New("not found")
 
-// mostBytes limits an answer.
-const mostBytes = 16 << 20
+// mostBytes limits an answer, and answerTime how long one may take.
+const (
+	mostBytes  = 16 << 20
+	answerTime = 30 * time.Second
+)
 
 // do sends a request and returns the answer. path is below the namespace, such as "pods/a".
 func (a *API) do(ctx context.Context, method, path string, body any) ([]byte, error) {
@@ -50,6 +56,8 @@ func (a *API) do(ctx context.Context, method, path string, body any) ([]byte, er
 		}
 		in = bytes.NewReader(b)
 	}
+	ctx, stop := context.WithTimeout(ctx, answerTime)
+	defer stop()
 	to := a.base + "/api/v1/namespaces/" + url.PathEscape(a.Namespace) + "/" + path
 	r, err := http.NewRequestWithContext(ctx, method, to, in)
 	if err != nil {
@@ -59,14 +67,20 @@ func (a *API) do(ctx context.Context, method, path string, body any) ([]byte, er
 	r.Header.Set("Accept", "application/json, */*")
 	answer, err := a.web.Do(r)
 	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", strings.ToLower(method), path, err)
+		return nil, a.failed(method, path, err)
 	}
 	defer answer.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(answer.Body, mostBytes))
 	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", strings.ToLower(method), path, err)
+		return nil, a.failed(method, path, err)
 	}
 	return b, a.refused(method, path, answer.StatusCode, b)
+}
+
+// failed returns the error of a request that got no whole answer.
+func (a *API) failed(method, path string, err error) error {
+	return fmt.Errorf("%s %s in namespace %s: the Kubernetes API at %s: %s", strings.ToLower(method), path, a.Namespace,
+		a.base, kube.Explain(err))
 }
 
 // refused returns the error that an answer is, nil for none.
@@ -81,7 +95,10 @@ func (a *API) refused(method, path string, code int, body []byte) error {
 	err := fmt.Errorf("%s %s in namespace %s: %s", strings.ToLower(method), path, a.Namespace, s.Message)
 	switch {
 	case code == http.StatusForbidden:
-		return fmt.Errorf("%w; what the run needs is printed by fairlead lab run cluster --print-rbac", err)
+		return fmt.Errorf("%w; what the run needs is printed by fairlead lab run cluster --print-rbac with the same "+
+			"--namespace and --placements", err)
+	case code == http.StatusUnauthorized:
+		return fmt.Errorf("%w; renew the token or certificate in the kubeconfig", err)
 	case code == http.StatusNotFound && method == http.MethodPost:
 		return fmt.Errorf("%w; make the namespace: fairlead lab run cluster --print-rbac | kubectl apply -f -", err)
 	case code == http.StatusNotFound:
@@ -94,16 +111,25 @@ func (a *API) refused(method, path string, code int, body []byte) error {
 func (a *API) create(ctx context.Context, resource string, o, out any) error {
 	b, err := a.do(ctx, http.MethodPost, resource, o)
 	if err == nil && out != nil {
-		err = json.Unmarshal(b, out)
+		err = a.decode(http.MethodPost, resource, b, out)
 	}
 	return err
+}
+
+// decode reads an answer.
+func (a *API) decode(method, path string, b []byte, out any) error {
+	if err := json.Unmarshal(b, out); err != nil {
+		return fmt.Errorf("%s %s in namespace %s: %s answers %.40q: see whether it is a Kubernetes API server",
+			strings.ToLower(method), path, a.Namespace, a.base, b)
+	}
+	return nil
 }
 
 // get reads an object, or a list of those with a label.
 func (a *API) get(ctx context.Context, path string, out any) error {
 	b, err := a.do(ctx, http.MethodGet, path, nil)
 	if err == nil {
-		err = json.Unmarshal(b, out)
+		err = a.decode(http.MethodGet, path, b, out)
 	}
 	return err
 }

@@ -34,7 +34,7 @@ type fake struct {
 	pods     map[string]*running
 	services map[string]*corev1.Service
 	used     map[string]bool // verbs and resources
-	forbid   string          // a resource
+	forbid   string          // a resource, or a verb and a resource
 	created  func(*corev1.Pod)
 	wg       sync.WaitGroup
 }
@@ -108,7 +108,7 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return true
 	}
 	switch {
-	case f.forbid == resource:
+	case f.forbid == resource, f.forbid == verb+" "+resource:
 		answer(http.StatusForbidden, metav1.Status{Message: "forbidden"})
 	case verb == "list" && resource == "pods":
 		var l corev1.PodList
@@ -160,6 +160,7 @@ func (f *fake) run(p *corev1.Pod) {
 	f.pods[p.Name] = x
 	p.CreationTimestamp = metav1.Now()
 	p.Status.Phase, p.Status.PodIP, p.Spec.NodeName = corev1.PodRunning, "127.0.0.1", "n1"
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{ImageID: "docker.io/fairlead@sha256:0123456789abcdef"}}
 	if p.Spec.HostNetwork {
 		p.Status.PodIP = "127.0.0.3"
 	}
@@ -232,7 +233,8 @@ func TestRun(t *testing.T) {
 			t.Errorf("%s: %d blocks, want 15", arm, count[arm])
 		}
 	}
-	if v := r.Manifest.Versions; !slices.Equal(v, []string{"network bridge, kube-proxy", "server on node n1"}) {
+	if v := r.Manifest.Versions; !slices.Equal(v, []string{"network bridge, kube-proxy",
+		"image fairlead, sha256:0123456789ab", "server on node n1"}) {
 		t.Errorf("it was measured with %q", v)
 	}
 	if r.Manifest.Machine.Kernel == "" || r.Manifest.Outcome != "" {
@@ -310,17 +312,101 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// A run that can't remove what it made says how to, also where it was interrupted.
+func TestWhatIsLeftIsNamed(t *testing.T) {
+	f, a := open(t)
+	ctx, stop := context.WithCancel(t.Context())
+	f.forbid = "delete pods"
+	f.created = func(p *corev1.Pod) {
+		if strings.Contains(p.Name, "-client-") {
+			stop()
+		}
+	}
+	_, err := Run(ctx, a, options(t))
+	var left *LeftError
+	if !errors.Is(err, context.Canceled) || !errors.As(err, &left) {
+		t.Fatalf("%v", err)
+	}
+	want := "kubectl delete pods,services -n lab -l " + labelRun + "=" + left.Run
+	if !strings.Contains(left.Error(), want) ||
+		!strings.Contains(left.Error(), "delete pods/fairlead-lab-") {
+		t.Errorf("%q lacks %q, or the pod", left, want)
+	}
+}
+
 func TestErrorsSayWhatToDo(t *testing.T) {
 	f, a := open(t)
-	f.forbid = "pods"
-	if _, err := Run(t.Context(), a, options(t)); err == nil || !strings.Contains(err.Error(), "--print-rbac") {
-		t.Errorf("forbidden: %v", err)
+	run := func(name string, a *API, want ...string) {
+		t.Helper()
+		_, err := Run(t.Context(), a, options(t))
+		for _, w := range want {
+			if err == nil || !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %v, want %q", name, err, w)
+			}
+		}
 	}
-	p := &corev1.Pod{}
-	p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
-		Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such image"}}}}
-	if got := waiting(p); !strings.Contains(got, "ErrImagePull") || !strings.Contains(got, "--image") {
-		t.Errorf("no image: %q", got)
+	f.forbid = "pods"
+	run("forbidden", a, "get pods", "in namespace lab", "--print-rbac with the same")
+	f.forbid = ""
+	f.created = func(p *corev1.Pod) { *p = waitingFor(p, "ErrImageNeverPull") }
+	run("an image that is never pulled", a, "fairlead-lab-server-", "ErrImageNeverPull: no such image", "--image")
+	if n := f.left(); n > 0 {
+		t.Errorf("%d objects are left", n)
+	}
+	answer := func(code int, text string) *API {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(code)
+			io.WriteString(w, text)
+		}))
+		t.Cleanup(s.Close)
+		a, err := Open(&rest.Config{Host: s.URL}, "lab")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	run("unauthorized", answer(http.StatusUnauthorized, `{"message":"Unauthorized"}`), "Unauthorized", "renew the token")
+	run("another server", answer(http.StatusOK, "<html>"), "<html>", "see whether it is a Kubernetes API server")
+	gone := answer(http.StatusOK, "")
+	gone.base = "http://127.0.0.1:1"
+	run("nothing there", gone, "get pods", "http://127.0.0.1:1: connect: connection refused", "see whether it runs")
+}
+
+// waitingFor returns a pod that doesn't start for the reason.
+func waitingFor(p *corev1.Pod, reason string) corev1.Pod {
+	out := *p
+	out.Status = corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{
+		State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "no such image"}}}}}
+	return out
+}
+
+func TestWhatAPodWaitsFor(t *testing.T) {
+	unscheduled := func(node string) corev1.Pod {
+		p := corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
+			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/2 nodes"}}}}
+		if node != "" {
+			p.Spec.NodeSelector = map[string]string{hostname: node}
+		}
+		return p
+	}
+	for name, c := range map[string]struct {
+		pod   corev1.Pod
+		want  string
+		limit time.Duration
+	}{
+		"image":          {waitingFor(&corev1.Pod{}, "ImagePullBackOff"), "Off: no such image; --image", pullTimeout},
+		"no such image":  {waitingFor(&corev1.Pod{}, "InvalidImageName"), "--image", 0},
+		"network":        {waitingFor(&corev1.Pod{}, "ContainerCreating"), "ing: no such image", startTimeout},
+		"no such node":   {unscheduled("n9"), "--nodes wants a node with the label " + hostname + "=n9", startTimeout},
+		"one node alone": {unscheduled(""), "--placements same", startTimeout},
+		"running":        {corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning}}, "", time.Hour},
+	} {
+		if got := waiting(&c.pod); !strings.Contains(got, c.want) || name == "network" && strings.Contains(got, "--image") {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+		if got := patienceWith(&c.pod, time.Hour); got != c.limit {
+			t.Errorf("%s: it is waited for %v, want %v", name, got, c.limit)
+		}
 	}
 }
 

@@ -66,6 +66,7 @@ type run struct {
 	api             *API
 	id, host, owner string
 	poll            time.Duration
+	say             func(format string, a ...any) // prints a line for the user
 	targets         map[Placement][]Target
 	machine         result.Machine
 	where           []string // which pod is on which node
@@ -74,8 +75,23 @@ type run struct {
 // streams is how long a block of a stream is.
 const streams = 500 * time.Millisecond
 
+// LeftError is that a run could not remove what it made.
+type LeftError struct {
+	Namespace, Run string
+	Why            error
+}
+
+// Error implements error.
+func (e *LeftError) Error() string {
+	return fmt.Sprintf("not all that the run made is removed: %v; the next run from this machine removes it, or: kubectl "+
+		"delete pods,services -n %s -l %s=%s", e.Why, e.Namespace, labelRun, e.Run)
+}
+
+// Unwrap returns the reason.
+func (e *LeftError) Unwrap() error { return e.Why }
+
 // Run measures and returns the folder with the results. Everything that it made in the cluster is removed when it
-// returns, also where ctx ended.
+// returns, also where ctx ended: then the error is ctx's. What it could not remove is named by a LeftError.
 func Run(ctx context.Context, a *API, o Options) (dir string, err error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -83,16 +99,20 @@ func Run(ctx context.Context, a *API, o Options) (dir string, err error) {
 	}
 	r := &run{Options: o, api: a, host: host, owner: testbed.Owner(), poll: 300 * time.Millisecond,
 		id: fmt.Sprintf("%x", rand.Uint32()), targets: map[Placement][]Target{}}
+	r.say = func(format string, a ...any) { fmt.Fprintf(r.Output, format+"\n", a...) }
 	if err := r.sweep(ctx); err != nil {
-		return "", err
+		return "", cmp.Or(ctx.Err(), err)
 	}
 	defer func() {
 		limited, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer stop()
-		err = errors.Join(err, r.removeAll(limited, func(corev1.Pod) bool { return true }, labelRun+"="+r.id))
+		why := r.removeAll(limited, func(corev1.Pod) bool { return true }, labelRun+"="+r.id)
+		if why != nil {
+			err = errors.Join(err, &LeftError{Namespace: a.Namespace, Run: r.id, Why: why})
+		}
 	}()
 	if err := r.prepare(ctx); err != nil {
-		return "", err
+		return "", cmp.Or(ctx.Err(), err)
 	}
 	return r.measure(ctx)
 }
@@ -108,8 +128,10 @@ func (r *run) sweep(ctx context.Context) error {
 	for _, p := range pods.Items {
 		mine := p.Annotations[ownerHost] == r.host && testbed.Gone(p.Annotations[ownerID])
 		if !mine && time.Since(p.CreationTimestamp.Time) < lifetime*time.Second {
-			return fmt.Errorf("namespace %s has pod %s of a run on %s since %s: wait for its end, or choose another "+
-				"--namespace", r.api.Namespace, p.Name, p.Annotations[ownerHost], p.CreationTimestamp.UTC().Format(time.DateTime))
+			return fmt.Errorf("namespace %s has pod %s of a run on %s since %s: wait for its end, choose another "+
+				"--namespace, or, if it is no longer at work: kubectl delete pods,services -n %[1]s -l %[5]s=%[6]s",
+				r.api.Namespace, p.Name, p.Annotations[ownerHost], p.CreationTimestamp.UTC().Format(time.DateTime),
+				labelRun, p.Labels[labelRun])
 		}
 		left[p.Labels[labelRun]] = true
 	}
@@ -162,13 +184,31 @@ func (r *run) removeAll(ctx context.Context, fits func(corev1.Pod) bool, selecto
 	}
 }
 
-// startTimeout limits how long a pod may take to start.
-const startTimeout = 3 * time.Minute
+// How long a pod may take to start, and one with an image that can't be pulled; and after what time what it waits for
+// is printed.
+const (
+	startTimeout = 3 * time.Minute
+	pullTimeout  = time.Minute
+	printAfter   = 5 * time.Second
+)
+
+// patienceWith returns how long a pod is waited for, of so much altogether: no time for one that can never start.
+func patienceWith(p *corev1.Pod, within time.Duration) time.Duration {
+	switch {
+	case unusable(p):
+		return 0
+	case pulling(p):
+		return min(within, pullTimeout)
+	case p.Status.Phase == corev1.PodPending:
+		return min(within, startTimeout)
+	}
+	return within
+}
 
 // wait waits for a pod to be as it should be.
 func (r *run) wait(ctx context.Context, name string, within time.Duration,
 	done func(*corev1.Pod) bool) (*corev1.Pod, error) {
-	for end := time.Now().Add(within); ; {
+	for begun, printed := time.Now(), ""; ; {
 		var p corev1.Pod
 		if err := r.api.get(ctx, "pods/"+name, &p); err != nil {
 			return nil, err
@@ -177,14 +217,19 @@ func (r *run) wait(ctx context.Context, name string, within time.Duration,
 			return &p, nil
 		}
 		why := waiting(&p)
+		if why != printed && p.Status.Phase == corev1.PodPending && time.Since(begun) > printAfter {
+			printed = why
+			r.say("waiting for pod %s: %s", name, why)
+		}
 		ended := p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
 		if ended {
 			if log, err := r.api.do(ctx, "GET", "pods/"+name+"/log?limitBytes=2000", nil); err == nil {
 				why += ": " + testbed.Brief(string(log))
 			}
 		}
-		if ended || time.Now().After(end) {
-			return nil, fmt.Errorf("pod %s is %s: %s", name, strings.ToLower(string(p.Status.Phase)), why)
+		if ended || time.Since(begun) > patienceWith(&p, within) {
+			return nil, fmt.Errorf("pod %s in namespace %s is %s: %s", name, r.api.Namespace,
+				strings.ToLower(string(p.Status.Phase)), why)
 		}
 		if err := testbed.Sleep(ctx, r.poll); err != nil {
 			return nil, err
@@ -197,17 +242,49 @@ func waiting(p *corev1.Pod) string {
 	for _, s := range p.Status.ContainerStatuses {
 		switch {
 		case s.State.Waiting != nil && s.State.Waiting.Reason != "":
-			return s.State.Waiting.Reason + " " + s.State.Waiting.Message + " (--image names the image)"
+			text := strings.TrimSuffix(s.State.Waiting.Reason+": "+s.State.Waiting.Message, ": ")
+			if pulling(p) {
+				text += "; --image names one that the nodes can pull or already have"
+			}
+			return text
 		case s.State.Terminated != nil:
 			return fmt.Sprintf("its program ended with status %d %s", s.State.Terminated.ExitCode, s.State.Terminated.Message)
 		}
 	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			return c.Reason + ": " + c.Message + " (--placements same needs one node alone)"
+			if n := p.Spec.NodeSelector[hostname]; n != "" {
+				return fmt.Sprintf("%s: %s; --nodes wants a node with the label %s=%s", c.Reason, c.Message, hostname, n)
+			}
+			return c.Reason + ": " + c.Message + "; --placements same needs one node alone"
 		}
 	}
 	return "no reason in its status"
+}
+
+// pulling reports whether a pod waits for its image in vain, so far.
+func pulling(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+		return s.State.Waiting != nil && strings.Contains(s.State.Waiting.Reason, "Image")
+	})
+}
+
+// unusable reports whether a pod's image will never be there, however long one waits.
+func unusable(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+		return s.State.Waiting != nil && slices.Contains([]string{"InvalidImageName", "ErrImageNeverPull"},
+			s.State.Waiting.Reason)
+	})
+}
+
+// imageOf returns the image that a pod runs, with what its node says it is.
+func (r *run) imageOf(p *corev1.Pod) string {
+	for _, s := range p.Status.ContainerStatuses {
+		if _, digest, found := strings.Cut(s.ImageID, "sha256:"); found {
+			return fmt.Sprintf("image %s, sha256:%.12s", r.Image, digest)
+		}
+	}
+	return "image " + r.Image
 }
 
 // start makes a pod and waits until it runs and has an address.
@@ -233,7 +310,7 @@ func (r *run) prepare(ctx context.Context) error {
 	if r.Network != "" {
 		r.where = append(r.where, "network "+r.Network)
 	}
-	r.where = append(r.where, "server on node "+server.Spec.NodeName)
+	r.where = append(r.where, r.imageOf(server), "server on node "+server.Spec.NodeName)
 	if err := r.readMachine(ctx, server.Name); err != nil {
 		return err
 	}
@@ -314,6 +391,7 @@ func (r *run) measure(ctx context.Context) (dir string, err error) {
 		return "", err
 	}
 	bar := progress.New(r.Output, r.Rounds*len(r.Placements), Planned(r.Rounds, len(r.Placements)))
+	r.say = bar.Print
 	order := rand.New(rand.NewPCG(r.Seed, 0))
 	err = func() error {
 		for i := range r.Rounds {

@@ -111,6 +111,9 @@ func problemOf(host string, r resource, reason string, err error) string {
 		r.GroupResource(), plain(err))
 }
 
+// Explain words the error of a request to an API server, without the request, and what to do about it.
+func Explain(err error) string { return plain(err) + "; " + remedy(resource{}, reasonOf(err), err) }
+
 // remedy returns what to do where a kind of object can't be read at all.
 func remedy(r resource, reason string, err error) string {
 	switch reason {
