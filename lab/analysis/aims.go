@@ -43,7 +43,8 @@ func resultOf(seed uint64, a result.Aim, groups []*cellBlocks, s Summary) (AimRe
 	outcome := judge(a, *e, half)
 	switch {
 	case !e.Sure:
-		r.Why = fmt.Sprintf("%d blocks are too few to bound it", e.N)
+		r.Why = map[bool]string{true: "one block is", false: fmt.Sprint(e.N, " blocks are")}[e.N == 1] +
+			" too few to bound it"
 	case outcome != judge(a, *e, 0):
 		r.Why = fmt.Sprintf("the interval alone would decide it, but this run can't tell less than %.1f %% from nothing "+
 			"(A/A)", 100*half)

@@ -44,6 +44,12 @@ func Compare(a, b result.Run) (c Comparison, err error) {
 	if err := comparable(a.Manifest, b.Manifest); err != nil {
 		return c, err
 	}
+	for i, r := range []result.Run{a, b} {
+		if len(r.Blocks) == 0 {
+			return c, fmt.Errorf("can't compare: %s measured nothing%s; run it again", []string{"A", "B"}[i],
+				strings.TrimSuffix(": "+r.Manifest.Outcome, ": "))
+		}
+	}
 	if c.A, err = Summarize(a); err != nil {
 		return c, fmt.Errorf("summarize A: %w", err)
 	}
@@ -107,7 +113,7 @@ func comparable(a, b result.Manifest) error {
 	for _, x := range []struct{ what, a, b, do string }{
 		{"experiment", a.Design.ID, b.Design.ID, "compare two runs of one experiment"},
 		{"profile", a.Profile, b.Profile, "run both with --quick, or both without"},
-		{"baseline", a.Design.Baseline, b.Design.Baseline, "their designs differ: run both with the same program"},
+		{"baseline", a.Design.Baseline, b.Design.Baseline, "their designs differ: run both with the same program and flags"},
 		{"varied parameter", a.Design.Vary.Param, b.Design.Vary.Param,
 			"their designs differ: run both with the same program"},
 	} {
@@ -216,6 +222,7 @@ func differencesOf(a, b result.Manifest) (l []Difference) {
 			l = append(l, Difference{name, x, y})
 		}
 	}
+	add("With", without(a.Versions, b.Versions), without(b.Versions, a.Versions))
 	for _, f := range []struct {
 		name string
 		of   func(result.Manifest) string
@@ -232,13 +239,12 @@ func differencesOf(a, b result.Manifest) (l []Difference) {
 		{"Governor", func(m result.Manifest) string { return m.Machine.Governor }},
 		{"Processor limit", func(m result.Manifest) string { return m.Machine.CPUMax }},
 		{"Commit", func(m result.Manifest) string {
-			return m.Build.Commit + map[bool]string{true: " with changes"}[m.Build.Modified]
+			return fmt.Sprintf("%.12s", m.Build.Commit) + map[bool]string{true: " with changes"}[m.Build.Modified]
 		}},
 		{"Version", func(m result.Manifest) string { return m.Build.Version }},
 		{"Go", func(m result.Manifest) string { return m.Build.Go }},
-		{"Program, SHA-256", func(m result.Manifest) string { return m.Build.Binary }},
+		{"Program, SHA-256", func(m result.Manifest) string { return fmt.Sprintf("%.12s", m.Build.Binary) }},
 		{"Rounds planned", func(m result.Manifest) string { return fmt.Sprint(m.Design.Rounds) }},
-		{"With", func(m result.Manifest) string { return strings.Join(m.Versions, "; ") }},
 		{"Load before", func(m result.Manifest) string { return loadAverage(m.Before) }},
 	} {
 		add(f.name, f.of(a), f.of(b))
@@ -258,6 +264,11 @@ func differencesOf(a, b result.Manifest) (l []Difference) {
 		}
 	}
 	return l
+}
+
+// without returns what a run was measured with and the other was not.
+func without(l, other []string) string {
+	return strings.Join(slices.DeleteFunc(slices.Clone(l), func(s string) bool { return slices.Contains(other, s) }), "; ")
 }
 
 // loadAverage returns the three averages of a load, without what follows.

@@ -209,7 +209,7 @@ func caution(s analysis.Summary) string {
 
 // termAnswer writes the answer for a terminal: its sentences, and the numbers of its first finding as bars.
 func termAnswer(w io.Writer, s analysis.Summary, width int) {
-	fmt.Fprintln(w, s.Design.Title)
+	io.WriteString(w, wrapped(s.Design.Title, width))
 	for _, line := range answerWords(s) {
 		fmt.Fprintf(w, "\n%s", wrapped(line, width))
 	}

@@ -54,6 +54,11 @@ func Compare(dirA, dirB string) (*Comparison, error) {
 				"it with a run of the same experiment", dir)
 		}
 	}
+	if a, err := os.Stat(dirA); err == nil {
+		if b, err := os.Stat(dirB); err == nil && os.SameFile(a, b) {
+			return nil, fmt.Errorf("can't compare %s with itself: name the folders of two runs", dirA)
+		}
+	}
 	a, err := result.Read(dirA)
 	if err != nil {
 		return nil, err
@@ -212,14 +217,23 @@ func (p *Comparison) sentences() (l []string) {
 		}
 	}
 	if len(c.Ratios) > 0 {
-		text := fmt.Sprintf("Of %s to %s, %d are the same in both runs, %d higher in B, %d lower, and %d unclear",
-			plural(len(c.Ratios), "ratio"), d.ArmTitle(d.Baseline), n[stats.Same], n[stats.Higher], n[stats.Lower],
-			n[stats.Unclear])
+		text := fmt.Sprintf("Of %s to %s, %s", plural(len(c.Ratios), "ratio"), d.ArmTitle(d.Baseline), verdictCounts(n))
+		if n[stats.Unclear] == len(c.Ratios) {
+			text = fmt.Sprintf("Nothing can be told of the ratios to %s: all %d are unclear, since the intervals of these runs "+
+				"are too wide", d.ArmTitle(d.Baseline), len(c.Ratios))
+		}
 		if far.Measure != "" {
 			text += fmt.Sprintf("; the farthest is %s: %s × in A, %s × in B (%s × A's)", p.name(far), ratio(far.A.Value),
 				ratio(far.B.Value), ratios(far.Over.CI))
 		}
 		l = append(l, text+".")
+	}
+	if n := len(c.Counts); n > 0 {
+		other := 0
+		for _, v := range c.Counts {
+			other += map[bool]int{true: 1}[v.A.Value != v.B.Value]
+		}
+		l = append(l, fmt.Sprintf("Of %s, %d differ.", plural(n, "exact count"), other))
 	}
 	judged := slices.DeleteFunc(slices.Clone(c.Claims), func(a analysis.AimResult) bool { return a.Got == nil })
 	for _, a := range judged {
@@ -233,11 +247,34 @@ func (p *Comparison) sentences() (l []string) {
 			v = c.Values[i]
 		}
 		m, _ := d.Measure(v.Measure)
-		l = append(l, fmt.Sprintf("%s took %s in A and %s in B, %s × as much (%s): that is across runs, and holds no "+
+		l = append(l, fmt.Sprintf("%s took %s in A and %s in B, %s × as much (%s): %s. That is across runs, and holds no "+
 			"farther than both machines were at rest.", upper(p.name(v)), amount(v.A.Value, m.Unit), amount(v.B.Value, m.Unit),
-			ratio(v.Over.Value), ratios(v.Over.CI)))
+			ratio(v.Over.Value), ratios(v.Over.CI), versusWord(v)))
 	}
 	return l
+}
+
+// verdictCounts returns "15 are the same in both runs, 3 higher in B and 2 unclear".
+func verdictCounts(n map[stats.Verdict]int) string {
+	var l []string
+	for _, x := range []struct {
+		verdict stats.Verdict
+		word    string
+	}{{stats.Same, "the same in both runs"}, {stats.Higher, "higher in B"}, {stats.Lower, "lower in B"},
+		{stats.Unclear, "unclear"}} {
+		if n[x.verdict] > 0 {
+			l = append(l, fmt.Sprintf("%d %s", n[x.verdict], x.word))
+		}
+	}
+	verb := " are "
+	if strings.HasPrefix(l[0], "1 ") {
+		verb = " is "
+	}
+	l[0] = strings.Replace(l[0], " ", verb, 1)
+	if k := len(l) - 1; k > 0 {
+		l = append(l[:k-1], l[k-1]+" and "+l[k])
+	}
+	return strings.Join(l, ", ")
 }
 
 // distance is how far a ratio is from 1, alike above and below.
@@ -260,7 +297,7 @@ func differenceWords(l []analysis.Difference) string {
 	for _, x := range l[:min(mostDifferences, len(l))] {
 		named = append(named, fmt.Sprintf("%s (%s in A, %s in B)", lower(x.Name), brief(x.A), brief(x.B)))
 	}
-	text := fmt.Sprintf("The runs differ in %s recorded: %s", plural(len(l), "respect"), strings.Join(named, ", "))
+	text := fmt.Sprintf("The runs differ in %s: %s", plural(len(l), "recorded respect"), strings.Join(named, ", "))
 	if n := len(l) - len(named); n > 0 {
 		text += fmt.Sprintf(" and %d more", n)
 	}
@@ -280,7 +317,7 @@ func lower(s string) string {
 func brief(s string) string {
 	const most = 40
 	if s == "" {
-		return "none"
+		return "not recorded"
 	}
 	return cut(s, most)
 }
@@ -297,7 +334,13 @@ func cut(s string, most int) string {
 func (p *Comparison) name(v analysis.Versus) string {
 	d := p.c.A.Design
 	m, _ := d.Measure(v.Measure)
-	text := m.Title + " of " + d.ArmTitle(v.Arm)
+	return m.Title + " of " + p.cell(v)
+}
+
+// cell returns "nftables at 10,000 Services".
+func (p *Comparison) cell(v analysis.Versus) string {
+	d := p.c.A.Design
+	text := d.ArmTitle(v.Arm)
 	for _, k := range slices.Sorted(maps.Keys(v.Params)) {
 		if k == d.Vary.Param {
 			text += fmt.Sprintf(" at %s %s", number(v.Params[k]), d.Vary.Short)
@@ -400,14 +443,15 @@ func (p *Comparison) histogram(a, b result.Run, at analysis.Cell) error {
 // Terminal writes the report for a terminal of so many columns.
 func (p *Comparison) Terminal(w io.Writer, width int) error {
 	var b bytes.Buffer
-	fmt.Fprintln(&b, p.Title)
-	for _, s := range p.Sides {
-		b.WriteString(wrapped(s.Name+": "+s.Value, width))
-	}
+	b.WriteString(wrapped(p.Title, width))
+	b.WriteString(wrapped(fmt.Sprintf("A is %s, B is %s.", p.folders[0], p.folders[1]), width))
 	for _, s := range append(p.Answer, p.Cautions...) {
 		fmt.Fprintf(&b, "\n%s", wrapped(s, width))
 	}
-	b.WriteString(p.bars(width))
+	b.WriteString(p.bars(width) + "\n")
+	for _, s := range p.Sides {
+		b.WriteString(wrapped(s.Name+": "+s.Value, width))
+	}
 	termTable(&b, shortened(p.Differences, (width-30)/2), width)
 	termTable(&b, p.Claims, width, 0, 4, 1, 2)
 	for _, t := range slices.Concat(p.Tables, some(p.Values)) {
@@ -428,31 +472,34 @@ func (p *Comparison) Terminal(w io.Writer, width int) error {
 // bars draws the first ratios of both runs, or the first numbers where there are no ratios.
 func (p *Comparison) bars(width int) string {
 	const most = 4
-	l, unit := p.c.Ratios, func(result.Measure) string { return "×" }
+	d := p.c.A.Design
+	l, unit, to := p.c.Ratios, func(result.Measure) string { return "×" }, ", × "+d.ArmTitle(d.Baseline)
 	if len(l) == 0 {
-		l, unit = p.c.Values, func(m result.Measure) string { return m.Unit }
+		l, unit, to = p.c.Values, func(m result.Measure) string { return m.Unit }, ""
 	}
 	if i := slices.IndexFunc(l, func(v analysis.Versus) bool { return v.Measure == p.c.A.Answer.Chart }); i > 0 {
 		l = l[i:]
 	}
 	var rows []Bar
+	title := ""
 	for i, v := range l {
 		if i == most || v.Measure != l[0].Measure { // others have other units
 			break
 		}
-		m, _ := p.c.A.Design.Measure(v.Measure)
+		m, _ := d.Measure(v.Measure)
 		for side, e := range []stats.Estimate{v.A, v.B} {
 			text := amount(e.Value, unit(m))
 			if unit(m) == "×" {
 				text = ratio(e.Value) + " ×"
 			}
-			rows = append(rows, Bar{p.Sides[side].Name + ": " + cut(p.name(v), width/2), text, e.Value})
+			title = upper(m.Title) + to + ":"
+			rows = append(rows, Bar{p.Sides[side].Name + ": " + cut(p.cell(v), width/2), text, e.Value})
 		}
 	}
 	if len(rows) == 0 {
 		return ""
 	}
-	return "\n" + Bars(rows, width)
+	return "\n" + wrapped(title, width) + Bars(rows, width)
 }
 
 // byMeasure returns a table for each measure of one in which the first column names it.

@@ -64,7 +64,7 @@ func TestCompare(t *testing.T) {
 			t.Errorf("the terminal:\n%s", b.String())
 		}
 		for _, want := range []string{"Ratios to direct: connect, request, close", "Another Processor",
-			"  B: connect, request, "} {
+			"Connect, request, close, × direct:\n  A: nftables at 1 Services ", "  B: nftables at 10 Services "} {
 			if !strings.Contains(b.String(), want) {
 				t.Errorf("width %d: the terminal doesn't say %q:\n%s", width, want, b.String())
 			}
@@ -82,6 +82,12 @@ func TestCompare(t *testing.T) {
 	if _, err := Compare(suite, b); err == nil || !strings.Contains(err.Error(), "several experiments") {
 		t.Errorf("a run of several experiments: %v", err)
 	}
+	if _, err := Compare(a, a+"/."); err == nil || !strings.Contains(err.Error(), "with itself") {
+		t.Errorf("a run and itself: %v", err)
+	}
+	if _, err := Compare(a, t.TempDir()); err == nil || !strings.Contains(err.Error(), "holds no run") {
+		t.Errorf("a folder without a run: %v", err)
+	}
 	if _, err := Compare(a, madeUpModes(t)); err == nil || !strings.Contains(err.Error(), `"modes"`) {
 		t.Errorf("runs of two experiments: %v", err)
 	}
@@ -90,7 +96,7 @@ func TestCompare(t *testing.T) {
 // Runs of an experiment with many arms, of differences and of counts, compare too.
 func TestCompareModes(t *testing.T) {
 	a := madeUpModes(t)
-	c, err := Compare(a, a)
+	c, err := Compare(a, madeUpModes(t))
 	if err != nil {
 		t.Fatal(err)
 	}

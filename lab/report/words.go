@@ -125,7 +125,7 @@ func bound(a result.Aim, d result.Design) string {
 	default:
 		v = in(v, unit)
 	}
-	return strings.TrimSpace(strconv.FormatFloat(math.Round(v*1e9)/1e9, 'f', -1, 64) + " " + unit)
+	return strings.TrimSpace(number(strconv.FormatFloat(math.Round(v*1e9)/1e9, 'f', -1, 64)) + " " + unit)
 }
 
 // aimUnit is the unit of an aim's number: "×" for a ratio.

@@ -234,6 +234,9 @@ func (w *Writer) Close(outcome string, after Load) error {
 // error.
 func Read(dir string) (r Run, err error) {
 	b, err := os.ReadFile(filepath.Join(dir, ManifestFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, fmt.Errorf("%s holds no run: %w; name a folder that fairlead lab run made", dir, err)
+	}
 	if err != nil {
 		return r, fmt.Errorf("read a run: %w", err)
 	}

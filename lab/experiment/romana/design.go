@@ -130,12 +130,12 @@ func (r *trial) claims() (l []result.Aim) {
 		l = append(l, a)
 	}
 	for _, s := range sizes {
-		add("C12, "+s.Name, "200 policies as a list delay a request for "+s.Name+"B by at most 0.2 ms", result.Aim{
+		add("C12, "+s.Name, "200 policies as a list delay a request for "+s.Text+" by at most 0.2 ms", result.Aim{
 			Measure: s.measure(), Of: result.Value, Less: &result.CellRef{Arm: experiment.ArmTracked},
 			Bound: 0.2 * float64(time.Millisecond)})
 	}
 	for _, s := range sizes[:3] {
-		add("C13, "+s.Name, "and by at most 7 % for small answers: "+s.Name+"B", result.Aim{Measure: s.measure(),
+		add("C13, "+s.Name, "and by at most 7 % for small answers: "+s.Text, result.Aim{Measure: s.measure(),
 			Of: result.Ratio, Bound: 1.07})
 	}
 	add("C14", "by at most 2 % for answers of 1 MB", result.Aim{Measure: "http-1M", Of: result.Ratio, Bound: 1.02})
@@ -143,10 +143,10 @@ func (r *trial) claims() (l []result.Aim) {
 		"many rules under 200 policies as under 10", result.Aim{Measure: "rules-established", Of: result.Value,
 		Over: &result.CellRef{Params: experiment.PolicyParams(10)}, Bound: 1})
 	add("C15, delay", "so that the delay does not grow with the answer: under 200 policies a request for 1 MB is delayed "+
-		"by at most 5 µs more than one for .5 kB (the article's own table: 139 µs more)", result.Aim{Measure: "http-1M",
+		"by at most 5 µs more than one for 0.5 kB (the article's own table: 139 µs more)", result.Aim{Measure: "http-1M",
 		Of: result.More, Less: &result.CellRef{Measure: "http-.5k", Arm: arm, Params: at},
 		Bound: 5 * float64(time.Microsecond)})
-	add("C16", "a request for 1 kB takes as long as one for .5 kB (±1 %), without policies", result.Aim{
+	add("C16", "a request for 1 kB takes as long as one for 0.5 kB (±1 %), without policies", result.Aim{
 		Measure: "http-1k", Arm: experiment.ArmTracked, Of: result.Value, Over: &result.CellRef{Measure: "http-.5k"},
 		Bound: 1, Margin: 0.01})
 	return l

@@ -59,12 +59,13 @@ var (
 // size is the length of an answer. Its requests come at a rate that keeps the processor idle most of the time.
 type size struct {
 	Name  string // as the article has it
+	Text  string
 	Bytes int
 	Rate  float64 // requests a second
 }
 
-var sizes = []size{{".5k", 512, 1000}, {"1k", 1 << 10, 1000}, {"10k", 10 << 10, 1000}, {"100k", 100 << 10, 1000},
-	{"1M", 1 << 20, 200}}
+var sizes = []size{{".5k", "0.5 kB", 512, 1000}, {"1k", "1 kB", 1 << 10, 1000}, {"10k", "10 kB", 10 << 10, 1000},
+	{"100k", "100 kB", 100 << 10, 1000}, {"1M", "1 MB", 1 << 20, 200}}
 
 // measure returns the id of the measure of an answer's size.
 func (s size) measure() string { return "http-" + s.Name }

@@ -283,9 +283,9 @@ func (r *trial) addProcessor(c *claims) {
 		result.Aim{Measure: "http", Arm: "ipvs", Params: testbed.ServiceParams(10000), Over: c.ref("", "", c.one),
 			Bound: 1.02, Least: true, Cannot: r.noIPVS()})
 	c.add("C8",
-		fmt.Sprintf("what iptables takes more does not depend on what the application does: with %v of work a request it is "+
-			"within 25 %% of that without", r.profile.Work), result.Aim{Measure: "cpu-work", Arm: c.old,
-			Of: result.More, Over: c.ref("cpu", c.old, c.at), Bound: 1, Margin: 0.25})
+		fmt.Sprintf("what iptables takes more does not depend on what the application does: with %.3g µs of work a request "+
+			"it is within 25 %% of that without", float64(r.profile.Work)/float64(time.Microsecond)),
+		result.Aim{Measure: "cpu-work", Arm: c.old, Of: result.More, Over: c.ref("cpu", c.old, c.at), Bound: 1, Margin: 0.25})
 }
 
 // addCalico adds C9: how many rules Calico's policies are.
