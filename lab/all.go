@@ -21,7 +21,7 @@ import (
 func RunAll(ctx context.Context, experiments []experiment.Experiment, o experiment.Options,
 	within time.Duration) (dir string, err error) {
 	s := report.Suite{Schema: report.SuiteSchema, Command: o.Command, Started: time.Now().Round(0), Within: within,
-		Claims: Claims()}
+		Outcome: "it was killed", Claims: Claims()} // unless it says otherwise at its end
 	for _, e := range experiments {
 		if e.Second != nil && o.Second != "" {
 			if err := e.Second(o.Second); err != nil {
@@ -44,6 +44,10 @@ func RunAll(ctx context.Context, experiments []experiment.Experiment, o experime
 		return cmp.Compare(min(1, len(b.Repeats)), min(1, len(a.Repeats)))
 	})
 	for i, e := range experiments {
+		s.Ended = time.Now().Round(0)
+		if err := s.Write(dir); err != nil {
+			return "", err
+		}
 		if limited.Err() != nil {
 			s.Parts = append(s.Parts, report.SuitePart{Experiment: e.Name, Question: e.Short, Outcome: ended(ctx)})
 			continue
@@ -51,7 +55,7 @@ func RunAll(ctx context.Context, experiments []experiment.Experiment, o experime
 		fmt.Fprintf(o.Output, "%s (%d of %d)\n", e.Name, i+1, len(experiments))
 		s.Parts = append(s.Parts, runPart(limited, e, o))
 	}
-	s.Ended = time.Now().Round(0)
+	s.Ended, s.Outcome = time.Now().Round(0), ""
 	if ctx.Err() != nil {
 		s.Outcome = "it was interrupted"
 	}

@@ -109,8 +109,9 @@ func TestRunAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wants(t, text, "Of 21 claims: 1 confirmed, 1 refuted, 19 not testable here.", "Refuted, or in part: C1.",
-		"broken (no such kernel)", "long (left out for want of time: it is planned to take 1h0m",
+	wants(t, text, "Of 21 claims: 1 confirmed, 1 refuted, 19 not testable here.", "Confirmed: C4 (about 20,000 rules",
+		"Refuted: C1 (iptables and IPVS differ trivially", "broken (no such kernel)", "long (left out for want of time)",
+		"left out for want of time: it is planned to take 1h0m",
 		"Not testable here: C2, C3, C5", "(the experiment that tests it was not run)",
 		"20,010", "C21")
 }
@@ -140,6 +141,28 @@ func TestRunAllInterrupted(t *testing.T) {
 	}
 	wants(t, text, "first (interrupted before its end)", "second (not begun: the run was interrupted)",
 		"This is not a whole run: it was interrupted.", "C4, last")
+}
+
+// A run that is killed leaves what a page of its finished parts is made of.
+func TestRunAllKilled(t *testing.T) {
+	o, killed := labtest.Options(t, io.Discard), t.TempDir()
+	during := func(context.Context) error { // what is there now is there after a kill
+		dirs, err := filepath.Glob(filepath.Join(o.Out, "all-*"))
+		if err != nil || len(dirs) != 1 {
+			return errors.Join(err, errors.New("no folder"))
+		}
+		return os.CopyFS(killed, os.DirFS(dirs[0]))
+	}
+	_, err := RunAll(t.Context(), []experiment.Experiment{made{id: "first", during: fine}.experiment(),
+		made{id: "second", during: during}.experiment()}, o, 0)
+	if err := errors.Join(err, report.RebuildSuite(killed)); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(killed, report.HTMLFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants(t, string(b), "This is not a whole run: it was killed.", "Confirmed: C4 (about 20,000 rules")
 }
 
 // A folder that is no run under the second kernel is refused before anything is measured.

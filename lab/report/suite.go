@@ -228,7 +228,9 @@ func claimRows(s Suite, c SuiteClaim, summaries map[string]analysis.Summary) (l 
 			if a.Got != nil {
 				r.Says, r.Resolution = quantity(a.Aim, sum.Design, a.Got.Value), resolutionOf(sum, a.Measure)
 			}
-			if a.Got != nil && a.Got.CI.Low != a.Got.CI.High {
+			if a.Got != nil && a.Got.CI.Low == a.Got.CI.High {
+				r.Resolution = "counted"
+			} else if a.Got != nil {
 				r.Interval = quantity(a.Aim, sum.Design, a.Got.CI.Low) + " – " + quantity(a.Aim, sum.Design, a.Got.CI.High)
 			}
 			l = append(l, r)
@@ -304,6 +306,9 @@ func (p *suitePage) of(c SuiteClaim) []suiteRow {
 	})
 }
 
+// mostOutcome is how long the reason may be that an answer states of what did not come to its end.
+const mostOutcome = 60
+
 // outcomeWords are what claims as wholes can come to.
 var outcomeWords = []string{"confirmed", "confirmed in part", "refuted", "refuted in part", "inconclusive",
 	string(analysis.NotTestable)}
@@ -325,8 +330,13 @@ func (p *suitePage) sentences() []string {
 		n[word] = len(l)
 	}
 	text := []string{fmt.Sprintf("Of %s: %s.", plural(len(p.Claims), "claim"), outcomesOf(n))}
-	if refuted := slices.Concat(ids["refuted"], ids["refuted in part"]); len(refuted) > 0 {
-		text = append(text, "Refuted, or in part: "+strings.Join(refuted, ", ")+".")
+	for _, word := range outcomeWords[:4] { // these say something
+		if len(ids[word]) > 0 {
+			text = append(text, upper(word)+": "+p.named(ids[word])+".")
+		}
+	}
+	if l := ids["inconclusive"]; len(l) > 0 {
+		text = append(text, "Inconclusive, for the noise and the length of this run: "+strings.Join(l, ", ")+".")
 	}
 	if why := p.untestable(ids[string(analysis.NotTestable)]); why != "" {
 		text = append(text, why)
@@ -334,7 +344,11 @@ func (p *suitePage) sentences() []string {
 	var missing []string
 	for _, x := range p.Parts {
 		if x.Outcome != "" {
-			missing = append(missing, x.Experiment+" ("+x.Outcome+")")
+			why := x.Outcome
+			if len(why) > mostOutcome { // all of it stands in the table
+				why, _, _ = strings.Cut(why, ": ")
+			}
+			missing = append(missing, x.Experiment+" ("+why+")")
 		}
 	}
 	if len(missing) == 0 {
@@ -342,6 +356,17 @@ func (p *suitePage) sentences() []string {
 	}
 	return append(text, fmt.Sprintf("Of %s, not to their end: %s.", plural(len(p.Parts), "experiment"),
 		strings.Join(missing, "; ")))
+}
+
+// named returns claims with what they say: "C10 (iptables is faster than userspace); C18 (…)".
+func (p *suitePage) named(ids []string) string {
+	var l []string
+	for _, c := range p.Claims {
+		if slices.Contains(ids, c.ID) {
+			l = append(l, c.ID+" ("+c.Text+")")
+		}
+	}
+	return strings.Join(l, "; ")
 }
 
 // whole returns what a claim's rows mean together.
