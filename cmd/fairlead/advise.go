@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,6 +93,9 @@ measured as enforced where there are any, unless --policy-mode Ignore. It takes 
 
 // check returns an error for flags that make no sense.
 func (f *adviseFlags) check(c *cobra.Command) error {
+	if err := f.output.check(); err != nil {
+		return err
+	}
 	if f.quick && c.Flags().Changed("time") {
 		return errors.New("--quick and --time exclude each other: choose one")
 	}
@@ -111,12 +115,29 @@ func (f *adviseFlags) check(c *cobra.Command) error {
 	if i, err := os.Stat(filepath.Dir(f.report)); err != nil || !i.IsDir() {
 		return errors.Join(fmt.Errorf("--report %s: its folder must exist", f.report), err)
 	}
-	return nil
+	return writable(f.report)
+}
+
+// writable returns an error where a file can't be written, before minutes are spent on what is to be in it. It leaves
+// the file as it was.
+func writable(path string) error {
+	_, missing := os.Stat(path)
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return fmt.Errorf("--report can't be written: %w", err)
+	}
+	if err := file.Close(); err != nil || missing == nil {
+		return err
+	}
+	return os.Remove(path)
 }
 
 // request reads the cluster and returns what is to be measured.
 func (f *adviseFlags) request(c *cobra.Command) (q advise.Request, err error) {
 	if err := f.check(c); err != nil {
+		return q, err
+	}
+	if err := experiment.CheckRoot(); err != nil {
 		return q, err
 	}
 	conf, err := f.Load()
@@ -146,7 +167,8 @@ func (f *adviseFlags) request(c *cobra.Command) (q advise.Request, err error) {
 	q.Time, q.Cluster = f.time, advise.Transplant(objects, q.Resolve.Node, conf.Policies())
 	fastPath(conf, &q)
 	if len(objects) == 0 || q.Cluster.Sizes.Services == 0 {
-		return q, errors.New("the source has no Service: name the cluster with --kubeconfig, or its objects with --source")
+		return q, fmt.Errorf("%s has no Service, so there is nothing to measure: name the cluster with --kubeconfig, or its "+
+			"objects with --source", cmp.Or(conf.Own.Source, "the Kubernetes API"))
 	}
 	if conf.Own.Source == "" && !c.Flags().Changed("changes") {
 		a, err := access(conf)

@@ -72,7 +72,8 @@ func TestAdviseNamesWrongAnswers(t *testing.T) {
 				w.Header().Set("Content-Type", "application/json")
 				fmt.Fprint(w, `{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`)
 			})(w, r)
-		}, nil, []string{"warning: not part of the measurement: ", "nodes is forbidden", "the source has no Service"}},
+		}, nil, []string{"warning: not part of the measurement: ", "nodes is forbidden",
+			"the Kubernetes API has no Service"}},
 		"it vanishes": {on("endpointslices", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			fmt.Fprint(w, `{"kind":"EndpointSliceList"`)
@@ -92,6 +93,34 @@ func TestAdviseNamesWrongAnswers(t *testing.T) {
 	text, code := command(t, "advise", "--quick", "--node", "a", "--kubeconfig", "/no/such/file")
 	if code != 1 || !strings.Contains(text, "kubeconfig /no/such/file: ") {
 		t.Errorf("exit status %d: %s", code, text)
+	}
+}
+
+// What can't come to anything ends before it measures.
+func TestAdviseRefusesAtOnce(t *testing.T) {
+	empty, report := t.TempDir(), filepath.Join(t.TempDir(), "report.html")
+	if err := os.WriteFile(filepath.Join(empty, "a.yaml"), []byte("kind: [Service\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--source", empty, "--report", report}, empty + " has no Service"},
+		{[]string{"--source", empty}, "a.yaml"},
+		{[]string{"--source", filepath.Join(empty, "none")}, "none: no such file"},
+		{[]string{"--source", empty, "--output", "table"}, `invalid --output "table": use json`},
+		{[]string{"--time", "1s"}, "invalid --time 1s: use at least 5s"},
+		{[]string{"--source", empty, "--report", empty}, "--report can't be written: open " + empty + ": is a directory"},
+		{[]string{"--source", empty, "--report", filepath.Join(empty, "none", "x.html")}, "its folder must exist"},
+	} {
+		if text, code := command(t, append([]string{"advise", "--node", "a"}, c.args...)...); code != 1 ||
+			!strings.Contains(text, c.want) {
+			t.Errorf("%q: exit status %d: %s, want %q", c.args, code, text, c.want)
+		}
+	}
+	if _, err := os.Stat(report); err == nil {
+		t.Error("a report that was not made is there")
 	}
 }
 

@@ -51,41 +51,60 @@ func labList() *cobra.Command {
 full), and which article it repeats. As root it tries for a few seconds what this machine can do, in namespaces of its own.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if err := format.check(); err != nil {
+				return err
+			}
 			l, err := lab.List(c.Context(), []string{"/proc/self/exe"})
 			if err != nil {
 				return err
 			}
-			return format.print(out(c), l, func(p *page) error {
-				rows := [][]string{{"EXPERIMENT", "ASKS", "QUICK", "FULL", "REPEATS"}}
-				for _, e := range l {
-					quick := minutes(e.Quick)
-					if e.Needs != "" {
-						quick = "-"
-					}
-					rows = append(rows, []string{e.Name, e.Question, quick, minutes(e.Full), cmp.Or(e.Repeats, "-")})
-				}
-				if err := p.table(rows); err != nil {
-					return err
-				}
-				for _, e := range l {
-					if e.Needs != "" {
-						line := fmt.Sprintf("%s needs %s, and takes it by its kubeconfig: fairlead lab run %[1]s --help", e.Name, e.Needs)
-						if err := p.paragraph("\n", "", line); err != nil {
-							return err
-						}
-					}
-				}
-				for _, e := range l {
-					if e.Unknown != "" {
-						return p.paragraph("\n", "", "times not known: "+e.Unknown)
-					}
-				}
-				return nil
-			})
+			return format.print(out(c), l, func(p *page) error { return listExperiments(p, l) })
 		},
 	}
 	format.add(c)
 	return c
+}
+
+// tableColumns is the least width of a page for a table of experiments.
+const tableColumns = 76
+
+// listExperiments writes experiments for people: as a table, or below each other on a narrow page, then what holds of
+// several.
+func listExperiments(p *page, l []lab.Entry) error {
+	rows := [][]string{{"EXPERIMENT", "ASKS", "QUICK", "FULL", "REPEATS"}}
+	var quick, full time.Duration
+	var remarks []string
+	for _, e := range l {
+		row := []string{e.Name, e.Question, minutes(e.Quick), minutes(e.Full), cmp.Or(e.Repeats, "-")}
+		if quick, full = quick+e.Quick, full+e.Full; e.Needs != "" {
+			row[2], full = "-", full-e.Full
+			remarks = append(remarks, fmt.Sprintf("%s needs %s, and takes it by its kubeconfig: fairlead lab run %[1]s --help",
+				e.Name, e.Needs))
+		}
+		rows = append(rows, row)
+	}
+	if quick > 0 {
+		text := fmt.Sprintf("all of this machine's, in turn: fairlead lab run all, %s with --quick, which ends after %.0f "+
+			"min, and %s in full", minutes(quick), quickTime.Minutes(), minutes(full))
+		remarks = append([]string{text}, remarks...)
+	}
+	if i := slices.IndexFunc(l, func(e lab.Entry) bool { return e.Unknown != "" }); i >= 0 {
+		remarks = append(remarks, "times not known: "+l[i].Unknown)
+	}
+	var errs []error
+	if p.columns == 0 || p.columns >= tableColumns {
+		errs = append(errs, p.table(rows))
+	} else {
+		for _, r := range rows[1:] {
+			line := fmt.Sprintf("%s (quick %s, full %s; repeats %s)", r[1], r[2], r[3], r[4])
+			line = strings.NewReplacer("quick -, full", "takes", "; repeats -", "").Replace(line)
+			errs = append(errs, p.paragraph(r[0]+"\n  ", "  ", line))
+		}
+	}
+	for _, s := range remarks {
+		errs = append(errs, p.paragraph("\n", "", s))
+	}
+	return errors.Join(errs...)
 }
 
 // minutes returns "3 min", "2.5 h", or "?" for what is not known.
@@ -262,10 +281,12 @@ func showRun(p *page, dir string) error {
 	return err
 }
 
+// quickTime is the most that all experiments take with --quick.
+const quickTime = 30 * time.Minute
+
 // labRunAll runs all experiments in turn.
 func labRunAll() *cobra.Command {
 	o, within := experiment.Options{Agent: []string{"/proc/self/exe"}}, time.Duration(0)
-	const quick = 30 * time.Minute
 	c := &cobra.Command{
 		Use:   "all",
 		Short: "All experiments in turn, and one page that judges all claims",
@@ -290,7 +311,7 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 			}
 			o.Output, o.Command = c.ErrOrStderr(), again(experiment.Experiment{Name: "all"}, o)
 			if o.Quick && within == 0 {
-				within = quick
+				within = quickTime
 			}
 			dir, err := lab.RunAll(c.Context(), lab.Experiments(), o, within)
 			if dir == "" {
@@ -353,7 +374,12 @@ them, each run's ratios to its own baseline against the other's, and histograms 
 compared too, with a warning: all that differed between the runs is in them. Runs of different experiments or profiles
 are refused. Writes one page that needs nothing else.`,
 		Example: "  fairlead lab compare lab-results/services-20260102-150405 other/services-20260102-160000",
-		Args:    cobra.ExactArgs(2),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return fmt.Errorf("lab compare: %d folders named: name two, A and B, each of one run", len(args))
+			}
+			return nil
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := report.Compare(args[0], args[1])
 			if err != nil {

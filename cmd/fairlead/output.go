@@ -55,6 +55,14 @@ func columns(w io.Writer) int {
 	return 0
 }
 
+// check returns an error for a format that there is none of: before minutes are spent on what is to be printed.
+func (o output) check() error {
+	if slices.Contains([]output{"", wide, "json", "yaml"}, o) {
+		return nil
+	}
+	return fmt.Errorf("invalid --output %q: use json, yaml or wide", string(o))
+}
+
 // print writes v as the flag says, or calls table.
 func (o output) print(p *page, v any, table func(*page) error) error {
 	switch o {
@@ -73,7 +81,7 @@ func (o output) print(p *page, v any, table func(*page) error) error {
 		}
 		return err
 	}
-	return fmt.Errorf("invalid --output %q: use json, yaml or wide", string(o))
+	return o.check()
 }
 
 const (

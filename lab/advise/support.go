@@ -123,6 +123,7 @@ func Differences(a, b Candidate) (l []Changed) {
 			for _, o := range in {
 				known = known || o.ID == r.ID
 			}
+			known = known || slices.Contains(l, Changed{Text: r.Text, Goes: goes})
 			if !known {
 				l = append(l, Changed{Text: r.Text, Goes: goes})
 			}

@@ -18,13 +18,21 @@ import (
 // ErrNoTime is why a run is not begun that would outlast its context.
 var ErrNoTime = errors.New("left out for want of time")
 
+// CheckRoot returns an error for another user than root, who can measure nothing.
+func CheckRoot() error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	return errors.New("the lab makes network namespaces and programs the kernel in them, which takes root: run it with " +
+		"sudo; nothing outside its own namespaces is changed")
+}
+
 // Perform runs an experiment and returns the folder with its raw results. Where ctx ends before the run does, all that
 // the run made is removed, the folder holds what was measured so far, and the error is ctx's. A run that is planned to
 // outlast ctx's deadline is not begun: the error is ErrNoTime.
 func (e Experiment) Perform(ctx context.Context, o Options) (dir string, err error) {
-	if os.Geteuid() != 0 {
-		return "", errors.New("the lab makes network namespaces and programs the kernel in them, which takes root: run it " +
-			"with sudo; nothing outside its own namespaces is changed")
+	if err := CheckRoot(); err != nil {
+		return "", err
 	}
 	b, err := testbed.Open(testbed.Config{Seed: o.Seed, Agent: o.Agent})
 	if err != nil {
