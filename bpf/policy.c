@@ -162,7 +162,7 @@ int policy(struct bpf_nf_ctx *ctx)
 	if (bpf_dynptr_from_skb((struct __sk_buff *)ctx->skb, 0, &from))
 		return NF_DROP;
 	parse(&from, &p, state->pf == NFPROTO_IPV6);
-	p.to_node = state->hook == NF_INET_LOCAL_IN || (out && is_proxy(out));
+	p.to_node = state->hook == NF_INET_LOCAL_IN || (in && out && is_proxy(out)); /* forwarded to it */
 	if (in) {
 		p.device[0] = ((__u64 *)in->name)[0];
 		p.device[1] = ((__u64 *)in->name)[1];

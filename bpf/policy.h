@@ -461,7 +461,7 @@ static __always_inline bool evaluate_direction(struct evaluation *e, const struc
 		e->stage = 1;
 		d = evaluate_stage(e, &sides[1]);
 	}
-	if (d != DECISION_DROP)
+	if (d != DECISION_DROP || (ingress && exemptions(&e->tuple.destination) & EXEMPT_NODE))
 		return true;
 	policy_log(e, e->event);
 	return false;
@@ -495,7 +495,7 @@ __noinline int evaluate_connection(struct evaluation *e)
 	if (from && e->device[0] && from->device[0] &&
 	    (e->device[0] != from->device[0] || e->device[1] != from->device[1]))
 		return drop_for(e, POLICY_FORGED);
-	exempt = to ? 0 : exemptions(&e->tuple.destination); /* a pod's address is none of these */
+	exempt = to ? 0 : exemptions(&e->tuple.destination); /* of a pod's: asked before it is denied */
 	if ((e->to_node && exempt & EXEMPT_UNTRANSLATED) ||
 	    (!e->device[0] && exemptions(&e->tuple.source) & EXEMPT_NODE))
 		return POLICY_ACCEPT;

@@ -249,12 +249,22 @@ func TestAuditsAreReported(t *testing.T) {
 	b := newBed(t)
 	client, web := policytest.Behind[2], policytest.Behind[0]
 	b.decide(t, "audit.yaml", true)
+	b.closed.Store(true) // what it drops itself is no reason for a packet that passes
 	if !b.Passes(b.Packet(client[0], web[0], echo.Port{Number: 80, Protocol: model.TCP}), true) {
 		t.Error("an audited policy drops")
 	}
 	c := b.until(t, 1)
 	if len(c.Audited) == 0 || len(c.Denied) != 0 || !strings.Contains(b.log.String(), "would deny") {
 		t.Errorf("%+v\n%s", c, b.log)
+	}
+	for end := time.Now().Add(10 * time.Second); !strings.Contains(b.log.String(), "reason="); { // it is counted before
+		if time.Now().After(end) {
+			t.Fatal("no line within 10 s")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if !strings.Contains(b.log.String(), `reason="the audited rules would drop it"`) {
+		t.Errorf("the reason is missing:\n%s", b.log)
 	}
 }
 

@@ -39,8 +39,10 @@ func Lookups(s *model.Policies, src netip.Addr, dst netip.AddrPort, protocol mod
 		}
 	}
 	if to != nil {
-		more, _ := directionLookups(s, &to.In, src, dst.Port(), protocol)
-		n += more
+		more, drops := directionLookups(s, &to.In, src, dst.Port(), protocol)
+		if n += more; drops { // is it also one of the node?
+			n++
+		}
 	}
 	return n
 }

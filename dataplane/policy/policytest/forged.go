@@ -4,11 +4,11 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 )
 
 // forged has pods' devices known, then one of them wrongly: that pod's packets have a forged source, and so have those
-// that others send with a pod's address. The node's own address exempts nothing that comes in by a device.
+// that others send with a pod's address. What the node itself sends with a pod's address comes in by no device: it is
+// evaluated as the pod's. The node's own address exempts nothing that comes in by a device.
 func (s Suite[K]) forged(t *testing.T) {
 	e := s.open(t)
 	_, objects := Worlds(t)
@@ -30,22 +30,18 @@ func (s Suite[K]) forged(t *testing.T) {
 		}
 		e.judge("client by device "+device, d.Now, packets)
 	}
-	logged := s.Logged
-	if logged == nil {
-		logged = s.nflog
-	}
-	since := logged(e.Network, e.Engine)
-	got := func() (l []string) { // once there is something, or never will be
-		for end := time.Now().Add(5 * time.Second); len(l) == 0 && time.Now().Before(end); l = since() {
-			time.Sleep(time.Millisecond)
-		}
-		return l
-	}
+	since, got := s.log(e)
 	since() // what the packets above had logged
 	for i, out := range Addresses("198.51.100.7", "2001:db8::7") {
 		e.Forge(db[i], client[i], out)
 		if l := got(); !slices.Equal(l, []string{s.PrefixForged}) {
 			t.Errorf("%s from another pod's namespace: logged %q", client[i], l)
+		}
+	}
+	for i := range client {
+		e.Forge(Own[i], client[i], db[i])
+		if l := got(); !slices.Equal(l, []string{s.PrefixDeny}) {
+			t.Errorf("%s from the node itself: logged %q", client[i], l)
 		}
 	}
 	// The kernel itself drops IPv4's.

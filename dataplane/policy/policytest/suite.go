@@ -67,6 +67,7 @@ func (s Suite[K]) Run(t *testing.T) {
 	t.Run("ManyPoliciesAreOneRuleset", s.many)
 	t.Run("ForgedSourcesAreDropped", s.forged)
 	t.Run("ForwardedToTheProxyIsDelivered", s.proxied)
+	t.Run("AddressOfNodeAndPodIsTheNodes", s.both)
 	t.Run("RefusedFactsFailClosed", s.refused)
 	if s.Cuts {
 		t.Run("MarkedConnectionsAreCut", s.cut)
@@ -180,23 +181,52 @@ func (s Suite[K]) established(t *testing.T) {
 	}
 }
 
+// both has a pod's address be one of the node's: what goes there is not evaluated, what the pod sends is.
+func (s Suite[K]) both(t *testing.T) {
+	e := s.open(t)
+	_, objects := Worlds(t)
+	d := Decide(objects["admin-and-default.yaml"])
+	node := *d.Now.Node
+	node.Addresses = slices.Concat(node.Addresses, Behind[0])
+	d.Now.Node = &node
+	e.hold(d)
+	packets := e.Packets(rand.New(rand.NewPCG(9, 10)), 40)
+	for i, web := range Behind[0] {
+		packets = append(packets, e.Packet(Behind[2][i], web, Served[3]), e.Packet(web, Behind[2][i], Served[3]),
+			e.Packet(unlisted[2*i], web, Served[3]))
+	}
+	e.judge("web's addresses are the node's", d.Now, packets)
+}
+
 func (s Suite[K]) logged(t *testing.T) {
 	e := s.open(t)
 	_, objects := Worlds(t)
-	logged := s.Logged
-	if logged == nil {
-		logged = s.nflog
-	}
-	got := logged(e.Network, e.Engine)
+	since, _ := s.log(e)
 	for world, want := range map[string][]string{"none.yaml": nil, "deny-ingress.yaml": {s.PrefixDeny},
 		"audit.yaml": {s.PrefixAudit, s.PrefixAudit}} {
 		d := Decide(objects[world])
 		e.hold(d)
 		p := e.Packet(Behind[2][1], Behind[0][1], Served[0])
 		e.Passes(p, verdict.Policy(d.Now, p).Verdict == model.VerdictAccept)
-		if got := got(); !slices.Equal(got, want) {
+		if got := since(); !slices.Equal(got, want) {
 			t.Errorf("%s: logged %q, want %q", world, got, want)
 		}
+	}
+}
+
+// log returns what returns what was logged since, by its prefixes, and what does once there is something, or after five
+// seconds.
+func (s Suite[K]) log(e *engine[K]) (since, await func() []string) {
+	logged := s.Logged
+	if logged == nil {
+		logged = s.nflog
+	}
+	since = logged(e.Network, e.Engine)
+	return since, func() (l []string) {
+		for end := time.Now().Add(5 * time.Second); len(l) == 0 && time.Now().Before(end); l = since() {
+			time.Sleep(time.Millisecond)
+		}
+		return l
 	}
 }
 
