@@ -196,7 +196,7 @@ func (n *Network) Apply(changes []source.Change) {
 	} else if !c.Empty() {
 		networkLine(n.planes).Change(c.Put, c.Del)
 	}
-	n.server.SetNetwork(n.resolver.Own())
+	n.server.SetNetwork(n.resolver.Network().Network)
 	n.updateProblems()
 }
 
@@ -232,7 +232,7 @@ func (n *Network) updateProblems() {
 
 // findStranded returns a text about the pods with addresses outside the node's ranges, "" without any.
 func (n *Network) findStranded() string {
-	now := n.resolver.Own()
+	now := n.resolver.Network().Network
 	if now == nil {
 		return ""
 	}

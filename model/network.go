@@ -143,16 +143,16 @@ func (h Hop) String() string { return [...]string{"direct", "tunneled", "externa
 type Route struct {
 	Node   string
 	To     netip.Prefix
-	Hop    Hop
 	Via    netip.Addr // the node's address: next hop, or outer destination; zero where it isn't needed
 	Device string     // Direct: the device that Via is behind
 	Source netip.Addr // of what this node sends there itself; zero: the kernel's choice
 	// Tunneled: the node's own address of To's family, as the source of its replies to pods; zero: it has none
 	Internal netip.Addr
 
-	Tunnel  TunnelKind // Tunneled: of which kind
 	Gateway netip.Addr // Tunneled, VXLAN: the next hop inside the tunnel
 	MAC     [6]byte    // Tunneled, VXLAN: of the far end
+	Hop     Hop
+	Tunnel  TunnelKind // Tunneled: of which kind
 }
 
 // String returns text such as "10.244.2.0/24 of node b: tunneled via 192.168.0.2".

@@ -14,7 +14,7 @@ import (
 // decision is what all that is known comes to.
 type decision struct {
 	network  *model.Network
-	routes   map[netip.Prefix]*model.Route
+	routes   []*model.Route // sorted by prefix
 	problems []source.Problem
 }
 
@@ -29,7 +29,6 @@ func (d *decision) add(n source.Key, field, reason, format string, args ...any) 
 
 // decide decides everything anew.
 func (r *Resolver) decide() (d decision) {
-	d.routes = make(map[netip.Prefix]*model.Route, len(r.routes))
 	s := survey{known: r, decision: &d, void: map[netip.Addr]bool{}}
 	own := r.nodes[r.config.Node]
 	if own == nil {
@@ -45,6 +44,7 @@ func (r *Resolver) decide() (d decision) {
 		return d
 	}
 	d.network = s.decideNetwork(own, ranges)
+	d.routes = make([]*model.Route, 0, len(ranges))
 	for _, c := range ranges {
 		if c.node != own {
 			s.decideRoute(c)
@@ -247,7 +247,7 @@ func (s *survey) decideRoute(c claim) {
 			r = &model.Route{Node: c.node.name, To: c.prefix, Hop: model.Unreachable}
 		}
 	}
-	s.routes[c.prefix] = r
+	s.routes = append(s.routes, r)
 }
 
 // through leads a route through the tunnel, and reports whether that can be.

@@ -51,7 +51,9 @@ func readNode(o *corev1.Node) *node {
 		}
 	}
 	slices.SortFunc(n.all, netip.Addr.Compare)
-	n.all = slices.Compact(n.all)
+	if n.all = slices.Compact(n.all); slices.Equal(n.all, n.internal) {
+		n.all = n.internal
+	}
 	list := o.Spec.PodCIDRs
 	if len(list) == 0 && o.Spec.PodCIDR != "" {
 		list = []string{o.Spec.PodCIDR}

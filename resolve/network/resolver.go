@@ -66,7 +66,7 @@ type Resolver struct {
 
 	stale    bool
 	network  *model.Network
-	routes   map[netip.Prefix]*model.Route
+	routes   []*model.Route   // sorted by prefix; the slice is not changed later
 	decided  []source.Problem // with Nodes
 	problems []source.Problem // all
 	sources  sources
@@ -79,7 +79,7 @@ func New(c Config) *Resolver {
 	c.VNI, c.Port = cmp.Or(c.VNI, DefaultVNI), cmp.Or(c.Port, DefaultPort)
 	c.Devices = slices.Clone(c.Devices)
 	return &Resolver{config: c, nodes: map[string]*node{}, services: map[string][]netip.Prefix{},
-		routes: map[netip.Prefix]*model.Route{}, stale: true, sources: sources{requests: map[source.Key]string{}},
+		stale: true, sources: sources{requests: map[source.Key]string{}},
 		sctp: sctp{pods: map[source.Key]bool{}}}
 }
 
@@ -178,45 +178,34 @@ func (r *Resolver) exchange(d decision) (c model.Change[model.NetworkPart]) {
 			c.Put = append(c.Put, d.network)
 		}
 	}
-	var put, del []*model.Route
-	for p, was := range r.routes {
-		if now := d.routes[p]; now == nil || *now != *was {
-			del = append(del, was)
-		} else {
-			d.routes[p] = was
+	old := r.routes
+	for i, now := range d.routes {
+		for len(old) > 0 && compareRoutes(old[0], now) < 0 {
+			c.Del, old = append(c.Del, old[0]), old[1:]
 		}
+		switch {
+		case len(old) == 0 || old[0].To != now.To:
+			c.Put = append(c.Put, now)
+			continue
+		case *old[0] == *now:
+			d.routes[i] = old[0]
+		default:
+			c.Put, c.Del = append(c.Put, now), append(c.Del, old[0])
+		}
+		old = old[1:]
 	}
-	for p, now := range d.routes {
-		if r.routes[p] != now {
-			put = append(put, now)
-		}
+	for _, was := range old {
+		c.Del = append(c.Del, was)
 	}
 	r.routes = d.routes
-	for _, l := range [][]*model.Route{put, del} {
-		slices.SortFunc(l, compareRoutes)
-	}
-	for _, p := range put {
-		c.Put = append(c.Put, p)
-	}
-	for _, p := range del {
-		c.Del = append(c.Del, p)
-	}
 	return c
 }
 
 func compareRoutes(a, b *model.Route) int { return a.To.Compare(b.To) }
 
-// Own returns what is decided of this node itself, as Network does; nil: nothing yet.
-func (r *Resolver) Own() *model.Network { return r.network }
-
 // Network returns the whole decided state, of the parts that Apply returned.
 func (r *Resolver) Network() *model.PodNetwork {
-	n := &model.PodNetwork{Network: r.network, Routes: make([]*model.Route, 0, len(r.routes))}
-	for _, route := range r.routes {
-		n.Routes = append(n.Routes, route)
-	}
-	slices.SortFunc(n.Routes, compareRoutes)
-	return n
+	return &model.PodNetwork{Network: r.network, Routes: slices.Clip(r.routes)}
 }
 
 // Problems returns what is wrong now, sorted: at most mostProblems and a count. The slice is not changed later, and is
