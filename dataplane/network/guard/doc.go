@@ -7,7 +7,7 @@
 //	underlay  source in "peer4" or "peer6", or drop, counted
 //	pod     device · source in "source4" or "source6", or in "allowed4" or "allowed6"; fe80::/10 to fe80::1;
 //	        drop multicast of IPv6 link-local sources; drop all else, counted ("forged")
-//	tunnel  source in "cluster4" or "cluster6", or drop, counted ("foreign")
+//	tunnel  source in "cluster4", "cluster6", "peer4" or "peer6", or drop, counted ("foreign")
 //
 // Pods' devices are known by their group, not by name: one that has no sources yet, or no longer, sends nothing. ARP
 // never comes here: pods' devices answer none, and learn nothing from it (attachment).

@@ -82,8 +82,8 @@ var declared = func() *table.Table[network.TableKey] {
 
 // frame is the facts that every part but routes needs.
 var frame = append(declared.Frame(), declared.Chain(network.Hooked, hooked()), declared.Chain(chainPod, pod()),
-	declared.Chain(chainUnderlay, only(func(p *proto) string { return p.peer })),
-	declared.Chain(chainTunnel, only(func(p *proto) string { return p.cluster })), declared.Chain(chainForged, drop()))
+	declared.Chain(chainUnderlay, only((*proto).peers)),
+	declared.Chain(chainTunnel, only((*proto).ranges, (*proto).peers)), declared.Chain(chainForged, drop()))
 
 // drop drops a packet and counts it.
 func drop() [][]nft.Expr { return [][]nft.Expr{nft.Exprs(nft.Counter(), nft.Do(nft.DropIt))} }
@@ -114,10 +114,15 @@ func hooked() (rules [][]nft.Expr) {
 		nft.Exprs(nft.Meta(nft.MetaIIFName, nft.R(0)), nft.VMap(setDevice, nft.R(0))))
 }
 
-// only returns rules that drop packets of other sources than those in each family's set.
-func only(set func(*proto) string) (rules [][]nft.Expr) {
-	for _, p := range protos {
-		rules = append(rules, append(p.Is(), p.Address(p.Src, 0), nft.Member(set(p), nft.R(0)), nft.Do(nft.Return)))
+func (p *proto) peers() string  { return p.peer }
+func (p *proto) ranges() string { return p.cluster }
+
+// only returns rules that drop packets of other sources than those in each family's sets.
+func only(sets ...func(*proto) string) (rules [][]nft.Expr) {
+	for _, set := range sets {
+		for _, p := range protos {
+			rules = append(rules, append(p.Is(), p.Address(p.Src, 0), nft.Member(set(p), nft.R(0)), nft.Do(nft.Return)))
+		}
 	}
 	return append(rules, drop()...)
 }
@@ -165,9 +170,7 @@ func (*Plane) Render(part model.NetworkPart) (l []network.TableFact) {
 	case *model.Route:
 		l = append(l, within(protoOf(v.To.Addr()).cluster, nil, v.To))
 		if v.Via.IsValid() { // the node itself sends too
-			p := protoOf(v.Via)
-			l = append(l, within(p.cluster, nil, netip.PrefixFrom(v.Via, v.Via.BitLen())),
-				declared.Element(p.peer, v.Via.AsSlice(), ""))
+			l = append(l, declared.Element(protoOf(v.Via).peer, v.Via.AsSlice(), ""))
 		}
 		if a := v.Internal; a.IsValid() && a != v.Via {
 			l = append(l, within(protoOf(a).cluster, nil, netip.PrefixFrom(a, a.BitLen())))
