@@ -2,6 +2,7 @@ package attachment
 
 import (
 	"net/netip"
+	"slices"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/network"
@@ -86,6 +87,20 @@ func (*Plane) Render(p model.NetworkPart) []Fact {
 			Fact{Key: Key{Kind: KindRoute, Addr: x}, Value: Value{Device: a.Device}})
 	}
 	return l
+}
+
+// Join implements dataplane.Joiner: other parts than attachments, of which there are some for each node, have no facts
+// here.
+func (*Plane) Join() func(put, del []model.NetworkPart) (puts, dels []model.NetworkPart) {
+	attachments := func(parts []model.NetworkPart) []model.NetworkPart {
+		return slices.DeleteFunc(slices.Clone(parts), func(p model.NetworkPart) bool {
+			_, is := p.(*model.Attachment)
+			return !is
+		})
+	}
+	return func(put, del []model.NetworkPart) (puts, dels []model.NetworkPart) {
+		return attachments(put), attachments(del)
+	}
 }
 
 // renderIPVLAN returns the facts of a pod without a device on the node.

@@ -23,7 +23,7 @@ import (
 )
 
 // Plane writes facts into one network namespace, and the insides of pods. It implements
-// dataplane.Plane[model.NetworkPart, Key, Value], dataplane.Watcher and dataplane.Cleaner.
+// dataplane.Plane[model.NetworkPart, Key, Value], dataplane.Joiner, dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	ns      *netns.Namespace
 	s       *netlink.Socket
@@ -32,6 +32,7 @@ type Plane struct {
 
 var (
 	_ dataplane.Plane[model.NetworkPart, Key, Value] = (*Plane)(nil)
+	_ dataplane.Joiner[model.NetworkPart]            = (*Plane)(nil)
 	_ dataplane.Watcher                              = (*Plane)(nil)
 	_ dataplane.Cleaner                              = (*Plane)(nil)
 )

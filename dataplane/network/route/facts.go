@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/network"
@@ -48,10 +49,22 @@ var kindNames = [...]string{"setting", "device", "address", "neighbour", "forwar
 // Key names a fact. Neighbours and forwards are those of Device.
 type Key struct {
 	Kind Kind
-	Name string       // KindSetting, KindDevice; KindAddress: the device
-	To   netip.Prefix // KindAddress, KindNeighbour, KindRoute
+	Name Name         // KindSetting, KindDevice; KindAddress: the device
 	MAC  [6]byte      // KindForward
+	To   netip.Prefix // KindAddress, KindNeighbour, KindRoute
 }
+
+// Name is the name of a setting, or of a device that this plane makes, as an index of keyNames: there is a key for each
+// node and more, so it is small.
+type Name uint8
+
+var keyNames = [...]string{"", settings[0], settings[1], Device, IPIPDevice, model.ChildDevice}
+
+// nameOf returns the Name that is this text.
+func nameOf(text string) Name { return Name(max(0, slices.Index(keyNames[:], text))) }
+
+// String returns the name.
+func (n Name) String() string { return keyNames[n] }
 
 var ranks = [...]int{KindSetting: 0, KindDevice: 1, KindAddress: 2, KindNeighbour: 3, KindForward: 3, KindRoute: 4}
 
@@ -65,7 +78,7 @@ func (k Key) Group() string { return kindNames[k.Kind] }
 func (k Key) String() string {
 	switch k.Kind {
 	case KindSetting, KindDevice:
-		return kindNames[k.Kind] + " " + k.Name
+		return kindNames[k.Kind] + " " + k.Name.String()
 	case KindForward:
 		return fmt.Sprintf("forward %s", net.HardwareAddr(k.MAC[:]))
 	}
@@ -78,9 +91,9 @@ type Value struct {
 	Via         netip.Addr // KindRoute: next hop; KindForward: outer destination; KindDevice: outer source
 	Source      netip.Addr // KindRoute: preferred
 	MAC         [6]byte    // KindNeighbour, KindDevice
-	Number      uint32     // KindSetting: the setting; KindDevice: the VNI, or the mode of ipvlan
 	Port        uint16     // KindDevice
-	MTU         int        // KindDevice
+	Number      uint32     // KindSetting: the setting; KindDevice: the VNI, or the mode of ipvlan
+	MTU         uint16     // KindDevice: the kernel has at most 65,535 there
 	Unreachable bool       // KindRoute
 	Altered     bool       // what is held is not as this plane makes it
 }
@@ -114,23 +127,23 @@ func renderNetwork(n *model.Network) (l []Fact) {
 	for _, p := range n.Ranges {
 		if i := family(p.Addr()); !forwards[i] {
 			forwards[i] = true
-			l = append(l, Fact{Key: Key{Kind: KindSetting, Name: settings[i]}, Value: Value{Number: 1}})
+			l = append(l, Fact{Key: Key{Kind: KindSetting, Name: nameOf(settings[i])}, Value: Value{Number: 1}})
 		}
 		l = append(l, Fact{Key: Key{Kind: KindRoute, To: p}, Value: Value{Unreachable: true}})
 	}
 	if c := n.Child; c != nil {
-		l = append(l, Fact{Key: Key{Kind: KindDevice, Name: model.ChildDevice},
-			Value: Value{Device: c.Uplink, Number: uint32(network.IPVLANMode(n.Device)), MTU: n.MTU}})
+		l = append(l, Fact{Key: Key{Kind: KindDevice, Name: nameOf(model.ChildDevice)},
+			Value: Value{Device: c.Uplink, Number: uint32(network.IPVLANMode(n.Device)), MTU: uint16(n.MTU)}})
 		for _, a := range c.Own {
-			l = append(l, Fact{Key: Key{Kind: KindAddress, Name: model.ChildDevice, To: host(a)}})
+			l = append(l, Fact{Key: Key{Kind: KindAddress, Name: nameOf(model.ChildDevice), To: host(a)}})
 		}
 	}
 	if t := n.Tunnel; t != nil {
 		name := DeviceOf(t.Kind)
-		l = append(l, Fact{Key: Key{Kind: KindDevice, Name: name}, Value: Value{Device: t.Uplink, Via: t.Local, MAC: t.MAC,
-			Number: t.VNI, Port: t.Port, MTU: t.MTU}})
+		l = append(l, Fact{Key: Key{Kind: KindDevice, Name: nameOf(name)}, Value: Value{Device: t.Uplink, Via: t.Local,
+			MAC: t.MAC, Number: t.VNI, Port: t.Port, MTU: uint16(t.MTU)}})
 		for _, a := range t.Own {
-			l = append(l, Fact{Key: Key{Kind: KindAddress, Name: name, To: host(a)}})
+			l = append(l, Fact{Key: Key{Kind: KindAddress, Name: nameOf(name), To: host(a)}})
 		}
 	}
 	return l

@@ -76,7 +76,7 @@ func TestKernelWithoutIPIPIsNamed(t *testing.T) {
 			return
 		}
 		defer p.Close()
-		device := Fact{Key: Key{Kind: KindDevice, Name: IPIPDevice},
+		device := Fact{Key: Key{Kind: KindDevice, Name: nameOf(IPIPDevice)},
 			Value: Value{Device: "lo", Via: netip.MustParseAddr("127.0.0.1"), MTU: 1480}}
 		err = p.Write(t.Context(), []Fact{device}, nil)
 		refused := (*dataplane.Refused[Key])(nil)

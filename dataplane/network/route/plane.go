@@ -107,7 +107,7 @@ func (p *Plane) readSettings(routes []route.Route) (l []Fact) {
 		}
 		text, err := f.Get()
 		if n, failed := strconv.ParseUint(text, 10, 32); err == nil && failed == nil && n > 0 {
-			l = append(l, Fact{Key: Key{Kind: KindSetting, Name: settings[i]}, Value: Value{Number: uint32(n)}})
+			l = append(l, Fact{Key: Key{Kind: KindSetting, Name: nameOf(settings[i])}, Value: Value{Number: uint32(n)}})
 		}
 	}
 	return l
@@ -128,8 +128,8 @@ func (p *Plane) readIPIP(names map[int]string) (l []Fact, err error) {
 	if err != nil || index == 0 {
 		return nil, err
 	}
-	l = []Fact{{Key: Key{Kind: KindDevice, Name: IPIPDevice}, Value: Value{Device: names[v.Uplink], Via: v.Local,
-		MTU: v.MTU, Altered: !v.Up}}}
+	l = []Fact{{Key: Key{Kind: KindDevice, Name: nameOf(IPIPDevice)}, Value: Value{Device: names[v.Uplink], Via: v.Local,
+		MTU: uint16(v.MTU), Altered: !v.Up}}}
 	return p.addresses(l, IPIPDevice, index)
 }
 
@@ -139,8 +139,8 @@ func (p *Plane) readChild(names map[int]string) (l []Fact, err error) {
 	if err != nil || index == 0 {
 		return nil, err
 	}
-	l = []Fact{{Key: Key{Kind: KindDevice, Name: model.ChildDevice}, Value: Value{Device: names[v.Parent],
-		Number: uint32(v.Mode), MTU: v.MTU, Altered: !v.Up}}}
+	l = []Fact{{Key: Key{Kind: KindDevice, Name: nameOf(model.ChildDevice)}, Value: Value{Device: names[v.Parent],
+		Number: uint32(v.Mode), MTU: uint16(v.MTU), Altered: !v.Up}}}
 	return p.addresses(l, model.ChildDevice, index)
 }
 
@@ -148,7 +148,7 @@ func (p *Plane) readChild(names map[int]string) (l []Fact, err error) {
 func (p *Plane) addresses(l []Fact, name string, index int) ([]Fact, error) {
 	addresses, err := link.AddressesOf(p.s, index)
 	for _, a := range addresses {
-		l = append(l, Fact{Key: Key{Kind: KindAddress, Name: name, To: a.Prefix}})
+		l = append(l, Fact{Key: Key{Kind: KindAddress, Name: nameOf(name), To: a.Prefix}})
 	}
 	return l, err
 }
@@ -159,9 +159,9 @@ func (p *Plane) readVXLAN(names map[int]string) (l []Fact, err error) {
 	if err != nil || index == 0 {
 		return nil, err
 	}
-	l = append(l, Fact{Key: Key{Kind: KindDevice, Name: Device}, Value: Value{Device: names[v.Uplink], Via: v.Local,
-		MAC:    v.MAC,
-		Number: v.VNI, Port: v.Port, MTU: v.MTU, Altered: v.Learns || !v.Up}})
+	l = append(l, Fact{Key: Key{Kind: KindDevice, Name: nameOf(Device)}, Value: Value{Device: names[v.Uplink],
+		Via: v.Local, MAC: v.MAC,
+		Number: v.VNI, Port: v.Port, MTU: uint16(v.MTU), Altered: v.Learns || !v.Up}})
 	if l, err = p.addresses(l, Device, index); err != nil {
 		return nil, err
 	}
@@ -285,7 +285,7 @@ func withRemedy(err error) error {
 	refused := (*dataplane.Refused[Key])(nil)
 	if errors.As(err, &refused) {
 		for name, remedy := range remedies {
-			k := Key{Kind: KindDevice, Name: name}
+			k := Key{Kind: KindDevice, Name: nameOf(name)}
 			if why := refused.Facts[k]; errors.Is(why, unix.EOPNOTSUPP) {
 				refused.Facts[k] = fmt.Errorf("%w: this kernel has no %s", why, remedy)
 			}
@@ -321,12 +321,12 @@ func (w *writer) make(f Fact) error {
 	v, needs := f.Value, Device
 	switch f.Key.Kind {
 	case KindSetting:
-		i := slices.Index(settings[:], f.Key.Name)
+		i := slices.Index(settings[:], f.Key.Name.String())
 		return w.settings[i].Set(strconv.FormatUint(uint64(v.Number), 10))
 	case KindDevice:
 		needs = v.Device
 	case KindAddress:
-		needs = f.Key.Name
+		needs = f.Key.Name.String()
 	case KindRoute:
 		if needs = v.Device; v.Unreachable {
 			needs = "lo"
@@ -339,7 +339,7 @@ func (w *writer) make(f Fact) error {
 	w.Add(f.Key, func(b *netlink.Batch) {
 		switch f.Key.Kind {
 		case KindDevice:
-			switch f.Key.Name {
+			switch f.Key.Name.String() {
 			case IPIPDevice:
 				w.makeIPIP(b, v, dev)
 			case model.ChildDevice:
@@ -375,8 +375,8 @@ func routeOf(f Fact, dev int) route.Route {
 
 // makeIPIP adds the requests that make the device of IPIP. One that has another uplink or source is replaced.
 func (w *writer) makeIPIP(b *netlink.Batch, v Value, uplink int) {
-	old, held := w.old[Key{Kind: KindDevice, Name: IPIPDevice}]
-	now := link.IPIP{Local: v.Via, Uplink: uplink, MTU: v.MTU}
+	old, held := w.old[Key{Kind: KindDevice, Name: nameOf(IPIPDevice)}]
+	now := link.IPIP{Local: v.Via, Uplink: uplink, MTU: int(v.MTU)}
 	same := held && old.Device == v.Device && old.Via == v.Via
 	if held && !same {
 		link.DeleteNamed(b, IPIPDevice)
@@ -390,8 +390,8 @@ func (w *writer) makeIPIP(b *netlink.Batch, v Value, uplink int) {
 
 // makeChild adds the requests that make the node's own child of the uplink. One of another uplink is replaced.
 func (w *writer) makeChild(b *netlink.Batch, v Value, uplink int) {
-	old, held := w.old[Key{Kind: KindDevice, Name: model.ChildDevice}]
-	now := link.IPVLAN{Parent: uplink, Mode: uint16(v.Number), MTU: v.MTU}
+	old, held := w.old[Key{Kind: KindDevice, Name: nameOf(model.ChildDevice)}]
+	now := link.IPVLAN{Parent: uplink, Mode: uint16(v.Number), MTU: int(v.MTU)}
 	same := held && old.Device == v.Device
 	if held && !same {
 		link.DeleteNamed(b, model.ChildDevice)
@@ -405,8 +405,8 @@ func (w *writer) makeChild(b *netlink.Batch, v Value, uplink int) {
 
 // makeVXLAN adds the requests that make the device of VXLAN. One that has another VNI, port or family is replaced.
 func (w *writer) makeVXLAN(b *netlink.Batch, v Value, uplink int) {
-	old, held := w.old[Key{Kind: KindDevice, Name: Device}]
-	now := link.VXLAN{VNI: v.Number, Port: v.Port, Local: v.Via, Uplink: uplink, MAC: v.MAC, MTU: v.MTU}
+	old, held := w.old[Key{Kind: KindDevice, Name: nameOf(Device)}]
+	now := link.VXLAN{VNI: v.Number, Port: v.Port, Local: v.Via, Uplink: uplink, MAC: v.MAC, MTU: int(v.MTU)}
 	switch {
 	case !held:
 		link.AddVXLAN(b, Device, now)
@@ -427,14 +427,14 @@ func (w *writer) remove(f Fact) {
 			return
 		}
 	}
-	dev := w.names[cmp.Or(f.Key.Name, Device)]
+	dev := w.names[cmp.Or(f.Key.Name.String(), Device)]
 	if dev == 0 && f.Key.Kind != KindRoute {
 		return // gone, with all that stood on it
 	}
 	w.Add(f.Key, func(b *netlink.Batch) {
 		switch f.Key.Kind {
 		case KindDevice:
-			link.DeleteNamed(b, f.Key.Name)
+			link.DeleteNamed(b, f.Key.Name.String())
 		case KindAddress:
 			link.DeleteAddresses(b, link.Address{Dev: dev, Prefix: f.Key.To})
 		case KindNeighbour:
