@@ -77,10 +77,20 @@ func (a *API) do(ctx context.Context, method, path string, body any) ([]byte, er
 	return b, a.refused(method, path, answer.StatusCode, b)
 }
 
+// operation returns "list pods", "delete services/a".
+func operation(method, path string) string {
+	verb := map[string]string{http.MethodPost: "create", http.MethodDelete: "delete", http.MethodGet: "get"}[method]
+	path, _, _ = strings.Cut(path, "?")
+	if method == http.MethodGet && !strings.Contains(path, "/") {
+		verb = "list"
+	}
+	return verb + " " + path
+}
+
 // failed returns the error of a request that got no whole answer.
 func (a *API) failed(method, path string, err error) error {
-	return fmt.Errorf("%s %s in namespace %s: the Kubernetes API at %s: %s", strings.ToLower(method), path, a.Namespace,
-		a.base, kube.Explain(err))
+	return fmt.Errorf("%s in namespace %s: the Kubernetes API at %s: %s", operation(method, path), a.Namespace, a.base,
+		kube.Explain(err))
 }
 
 // refused returns the error that an answer is, nil for none.
@@ -92,7 +102,7 @@ func (a *API) refused(method, path string, code int, body []byte) error {
 	if json.Unmarshal(body, &s) != nil || s.Message == "" {
 		s.Message = http.StatusText(code)
 	}
-	err := fmt.Errorf("%s %s in namespace %s: %s", strings.ToLower(method), path, a.Namespace, s.Message)
+	err := fmt.Errorf("%s in namespace %s: %s", operation(method, path), a.Namespace, s.Message)
 	switch {
 	case code == http.StatusForbidden:
 		return fmt.Errorf("%w; what the run needs is printed by fairlead lab run cluster --print-rbac with the same "+
@@ -119,8 +129,8 @@ func (a *API) create(ctx context.Context, resource string, o, out any) error {
 // decode reads an answer.
 func (a *API) decode(method, path string, b []byte, out any) error {
 	if err := json.Unmarshal(b, out); err != nil {
-		return fmt.Errorf("%s %s in namespace %s: %s answers %.40q: see whether it is a Kubernetes API server",
-			strings.ToLower(method), path, a.Namespace, a.base, b)
+		return fmt.Errorf("%s in namespace %s: %s answers %.40q: see whether it is a Kubernetes API server",
+			operation(method, path), a.Namespace, a.base, b)
 	}
 	return nil
 }

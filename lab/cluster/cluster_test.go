@@ -346,7 +346,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		}
 	}
 	f.forbid = "pods"
-	run("forbidden", a, "get pods", "in namespace lab", "--print-rbac with the same")
+	run("forbidden", a, "list pods", "in namespace lab", "--print-rbac with the same")
 	f.forbid = ""
 	f.created = func(p *corev1.Pod) { *p = waitingFor(p, "ErrImageNeverPull") }
 	run("an image that is never pulled", a, "fairlead-lab-server-", "ErrImageNeverPull: no such image", "--image")
@@ -369,7 +369,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	run("another server", answer(http.StatusOK, "<html>"), "<html>", "see whether it is a Kubernetes API server")
 	gone := answer(http.StatusOK, "")
 	gone.base = "http://127.0.0.1:1"
-	run("nothing there", gone, "get pods", "http://127.0.0.1:1: connect: connection refused", "see whether it runs")
+	run("nothing there", gone, "list pods", "http://127.0.0.1:1: connect: connection refused", "see whether it runs")
 }
 
 // waitingFor returns a pod that doesn't start for the reason.
