@@ -247,7 +247,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 	for _, d := range []*prometheus.Desc{problemsDesc, modeDesc, connectionsDesc,
 		refusedDesc, packetsDesc, fastPathDesc, slowReasonDesc, excludedDesc, boundDesc, droppedDesc, localhostDesc,
-		invalidDesc, entriesDesc, limitDesc, engineDesc, policyPartsDesc, cutDesc, cuttingDesc,
+		invalidDesc, entriesDesc, limitDesc, engineDesc, sourceCheckDesc, policyPartsDesc, cutDesc, cuttingDesc,
 		deniedDesc, auditedDesc, policyPacketsDesc, outcomesDesc, networkDroppedDesc, namesDesc,
 		answersDesc, goneDesc} {
 		ch <- d

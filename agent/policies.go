@@ -25,6 +25,9 @@ type PolicyOptions struct {
 	Why     string // that engine, for people
 	Resolve policy.Config
 	Devices Devices // by which pods are reached; nil: pods may send by any
+	// AnySource has packets of pods' addresses pass whatever device they come in by, and that told: without Devices alone
+	// something else checks.
+	AnySource bool
 	// Resolvers teach the addresses of domain names.
 	Resolvers Resolvers
 	NameFloor time.Duration // how long an address of a domain name lives at least; 0: a minute
@@ -202,10 +205,13 @@ func (p *Policies) Problems() []source.Problem {
 	if p == nil {
 		return nil
 	}
-	if l := p.carried.problems(p.Resolve.Node); l != nil {
-		return append(l, p.resolver.Problems()...)
+	l := p.carried.problems(p.Resolve.Node)
+	if p.AnySource {
+		l = append(l, source.Problem{Object: source.Key{Kind: source.Node, Name: p.Resolve.Node}, Reason: "SourcesNotChecked",
+			Message: "policy.sourceCheck is Never: policies take packets for a pod's by their address alone, whatever device " +
+				"they come in by; have the network drop forged sources, or set it to Always"})
 	}
-	return p.resolver.Problems()
+	return append(l, p.resolver.Problems()...)
 }
 
 // Sync waits until the kernel has what was changed before the call. The error says what it has not.
@@ -302,8 +308,9 @@ type PolicyState struct {
 	Engine   string         `json:"engine"`
 	Why      string         `json:"why"` // that engine
 	Audit    bool           `json:"audit"`
-	Enforced bool           `json:"enforced"` // what all policies need is in the kernel
-	Parts    map[string]int `json:"parts"`    // by kind
+	Sources  bool           `json:"sourceCheck"` // packets with a pod's address are dropped where another device has them
+	Enforced bool           `json:"enforced"`    // what all policies need is in the kernel
+	Parts    map[string]int `json:"parts"`       // by kind
 	Cuts     *revoke.Status `json:"cuts,omitempty"`
 }
 
@@ -313,7 +320,7 @@ func (p *Policies) state() *PolicyState {
 		return nil
 	}
 	enforced, _ := p.plane.Serving()
-	return &PolicyState{p.Engine.Name, p.Why, p.Resolve.Audit, enforced, p.counts(), p.cuts()}
+	return &PolicyState{p.Engine.Name, p.Why, p.Resolve.Audit, !p.AnySource, enforced, p.counts(), p.cuts()}
 }
 
 // counts returns how many parts of each kind there are.
@@ -330,6 +337,9 @@ func (p *Policies) counts() map[string]int {
 var (
 	engineDesc = prometheus.NewDesc("fairlead_policy_engine", "1 for the policy engine in use; none where policies are "+
 		"off. With audit, policies drop nothing.", []string{"engine", "audit"}, nil)
+	sourceCheckDesc = prometheus.NewDesc("fairlead_policy_source_check", "1 while packets with a pod's address are "+
+		"dropped where they come in by another device than the pod's, 0 with policy.sourceCheck Never; none where policies "+
+		"are off.", nil, nil)
 	policyPartsDesc = prometheus.NewDesc("fairlead_policy_parts", "What policies come to on this node: addresses of pods "+
 		"on it (subjects), what decides for them (rulesets, peer_tables, peer_verdicts), and the addresses that policies "+
 		"name (peers).", []string{"kind"}, nil)
@@ -349,6 +359,11 @@ func (c collector) collectPolicies(ch chan<- prometheus.Metric) {
 	}
 	ch <- prometheus.MustNewConstMetric(engineDesc, prometheus.GaugeValue, 1, p.Engine.Name,
 		fmt.Sprint(p.Resolve.Audit))
+	checks := 1.0
+	if p.AnySource {
+		checks = 0
+	}
+	ch <- prometheus.MustNewConstMetric(sourceCheckDesc, prometheus.GaugeValue, checks)
 	for kind, n := range p.counts() {
 		ch <- prometheus.MustNewConstMetric(policyPartsDesc, prometheus.GaugeValue, float64(n), kind)
 	}

@@ -2,16 +2,21 @@ package test_test
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/kernel/netns"
 )
@@ -189,4 +194,99 @@ func TestPolicyModeFollowsTheConfiguration(t *testing.T) {
 		t.Errorf("connections that the policies allow failed: %s", err)
 	}
 	eventually(t, "nothing is left of policies", func() bool { return !policyTable(t, name, "b") })
+}
+
+// forger sends a client's packets by the device of another pod of its node, and sees which are answered.
+type forger struct {
+	t       *testing.T
+	box     string
+	answers net.PacketConn // what the client gets over TCP
+	port    uint16         // of the next packet's source
+}
+
+func newForger(t *testing.T, box string) *forger {
+	f := &forger{t: t, box: box, port: 20000}
+	f.in("client", func() (err error) {
+		f.answers, err = net.ListenPacket("ip4:tcp", "10.128.2.99")
+		return err
+	})
+	t.Cleanup(func() { f.answers.Close() })
+	return f
+}
+
+// in calls do in the namespace of a pod.
+func (f *forger) in(pod string, do func() error) {
+	f.t.Helper()
+	ns, err := netns.Open(f.box + "-pod-shop." + pod)
+	if err == nil {
+		err = errors.Join(ns.Do(do), ns.Close())
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// send sends a first packet of the client's to web by a pod's device, and returns its port.
+func (f *forger) send(by string) uint16 {
+	f.t.Helper()
+	f.port++
+	to := netip.MustParseAddrPort("10.128.1.10:8080")
+	f.in(by, func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Sendto(fd, syn(netip.AddrPortFrom(netip.MustParseAddr("10.128.2.99"), f.port), to), 0,
+			&unix.SockaddrInet4{Addr: to.Addr().As4()})
+	})
+	return f.port
+}
+
+// answered returns the port of the next packet that is answered, 0 where none is for a while.
+func (f *forger) answered(wait time.Duration) uint16 {
+	f.answers.SetReadDeadline(time.Now().Add(wait))
+	b := make([]byte, 100)
+	if n, _, err := f.answers.ReadFrom(b); err != nil || n < 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint16(b[2:])
+}
+
+// A changed configuration switches the check of sources off and on, where a pod's packets come in by another device
+// than its own.
+func TestSourceCheckFollowsTheConfiguration(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "fairlead.yaml")
+	check := func(value string) { policyMode(t, file, "Enforce, engine: nftables, sourceCheck: "+value) }
+	check("Never")
+	name, _ := boxOf(t, []string{"--network", "wires"}, "--config", file)
+	f := newForger(t, name)
+	if p := f.send("cart-1"); f.answered(5*time.Second) != p {
+		t.Error("a packet by another device is dropped though sources are not checked")
+	}
+	contains(t, status(t, name, "b"), `"sourceCheck":false`, "SourcesNotChecked")
+	check("Always")
+	drops := func() bool { // since the chains were written
+		out := must(t, "ip", "netns", "exec", name+"-node-b", "nft", "list", "chain", "inet", "fairlead-policy", "forged")
+		return !strings.Contains(out, "counter packets 0 ")
+	}
+	eventually(t, "a packet by another device is dropped", func() bool {
+		f.send("cart-1")
+		return drops()
+	})
+	for f.answered(100*time.Millisecond) != 0 { // until it was
+	}
+	f.send("cart-1")
+	if p := f.send("client"); f.answered(5*time.Second) != p {
+		t.Error("a packet by another device is answered, or the pod's own isn't")
+	}
+	if page := status(t, name, "b"); !strings.Contains(page, `"sourceCheck":true`) ||
+		strings.Contains(page, "SourcesNotChecked") {
+		t.Errorf("the status says nothing of it: %s", page)
+	}
+	check("Never")
+	eventually(t, "a packet by another device is answered", func() bool {
+		p := f.send("cart-1")
+		return f.answered(100*time.Millisecond) == p
+	})
 }

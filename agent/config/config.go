@@ -104,7 +104,7 @@ func (c *Config) apply(f *Flags, in content) error {
 	p := &c.Own.Policy
 	p.Mode, p.Engine = cmp.Or(p.Mode, PoliciesIgnore), cmp.Or(p.Engine, mode.Auto)
 	p.UnknownPods = cmp.Or(p.UnknownPods, policy.DenyUnknownPods)
-	p.Established = cmp.Or(p.Established, CutEstablished)
+	p.Established, p.SourceCheck = cmp.Or(p.Established, CutEstablished), cmp.Or(p.SourceCheck, CheckSources)
 	p.defaultResolvers()
 	if !f.explicit("policy-cut-mark") {
 		p.CutMark = cmp.Or(p.CutMark, DefaultCutMark)
@@ -173,6 +173,7 @@ func (f *Flags) over(file FairleadConfiguration) FairleadConfiguration {
 		{"policy-engine", &file.Policy.Engine, &f.own.Policy.Engine},
 		{"policy-unknown-pods", (*string)(&file.Policy.UnknownPods), (*string)(&f.own.Policy.UnknownPods)},
 		{"policy-established", (*string)(&file.Policy.Established), (*string)(&f.own.Policy.Established)},
+		{"policy-source-check", (*string)(&file.Policy.SourceCheck), (*string)(&f.own.Policy.SourceCheck)},
 		{"migrate-from-kube-proxy", (*string)(&file.MigrateFromKubeProxy), (*string)(&f.own.MigrateFromKubeProxy)},
 	} {
 		environment := set.flag == "source" || set.flag == "policy-mode" || set.flag == "network-run-folder"

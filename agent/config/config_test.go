@@ -512,6 +512,21 @@ func TestCutMark(t *testing.T) {
 	}
 }
 
+func TestSourceCheck(t *testing.T) {
+	const own = "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\npolicy: {mode: Enforce, sourceCheck: "
+	for value, want := range map[string]bool{`""`: true, "Always": true, "Never": false} {
+		if got := must(t, own+value+"}\n", "--hostname-override", "a").ChecksSources(); got != want {
+			t.Errorf("%s: sources are checked: %t, want %t", value, got, want)
+		}
+	}
+	if must(t, own+"Always}\n", "--hostname-override", "a", "--policy-source-check", "Never").ChecksSources() {
+		t.Error("the flag counts for nothing")
+	}
+	if _, err := load(t, own+"never}\n"); err == nil || !strings.Contains(err.Error(), "policy.sourceCheck") {
+		t.Errorf("a wrong value: %v", err)
+	}
+}
+
 func TestFormerNamesAreAccepted(t *testing.T) {
 	const own = "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\n"
 	c := must(t, own+"takeOver: Remove\nebpf: {room: 4096, shortcut: Never}\n", "--hostname-override", "a")

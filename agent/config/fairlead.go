@@ -123,6 +123,11 @@ type PolicyConfiguration struct {
 	// established is what becomes of open connections that policies no longer allow: Cut resets those of TCP and drops
 	// the packets of others, Keep lets them go on. Default: Cut.
 	Established Established `json:"established,omitempty"`
+	// sourceCheck is whether packets with the address of a pod of this node are dropped where they come in by another
+	// device than the pod's: Always, or Never for nodes with asymmetric routes, where pods can then pass for other pods
+	// ([policies](policy.md#asymmetric-routes)). With network.mode Own, pods' own devices are guarded whatever it is.
+	// Default: Always.
+	SourceCheck SourceCheck `json:"sourceCheck,omitempty"`
 	// cutMark is the bit of the connection mark by which connections are cut, 0x80000000 by default. No other program on
 	// the node may use it. Default: 2147483648.
 	CutMark uint32 `json:"cutMark,omitempty"`
@@ -179,6 +184,15 @@ type ReversePathCheck string
 
 // Always has the reverse path checked.
 const Always ReversePathCheck = "Always"
+
+// SourceCheck reports whether policies check by which device pods' packets come in.
+type SourceCheck string
+
+// The choices.
+const (
+	CheckSources  SourceCheck = "Always"
+	IgnoreSources SourceCheck = "Never"
+)
 
 // FastPath returns when packets to pods bypass the host stack.
 type FastPath string

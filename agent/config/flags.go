@@ -131,6 +131,7 @@ var rows = []Row{
 	{"policy-engine", "", "FairleadConfiguration's policy.engine."},
 	{"policy-unknown-pods", "", "FairleadConfiguration's policy.unknownPods."},
 	{"policy-established", "", "FairleadConfiguration's policy.established."},
+	{"policy-source-check", "", "FairleadConfiguration's policy.sourceCheck."},
 	{"policy-cut-mark", "", "FairleadConfiguration's policy.cutMark."},
 	{"service-proxy-name", "", "FairleadConfiguration's serviceProxyName."},
 	{"migrate-from-kube-proxy", "", "FairleadConfiguration's migrateFromKubeProxy."},
@@ -200,6 +201,9 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 		"rules that deny by selector also match pod addresses at which no pod is known yet: Deny, or Allow")
 	fs.StringVar((*string)(&f.own.Policy.Established), "policy-established", string(CutEstablished),
 		"open connections that policies no longer allow: Cut, or Keep")
+	fs.StringVar((*string)(&f.own.Policy.SourceCheck), "policy-source-check", string(CheckSources),
+		"drop packets with a pod's address that come in by another device than the pod's: Always, or Never where routes "+
+			"are asymmetric")
 	fs.Uint32Var(&f.own.Policy.CutMark, "policy-cut-mark", DefaultCutMark,
 		"bit of the connection mark by which connections are cut, which no other program uses")
 	fs.Uint32Var(&f.own.EBPF.MapEntries, "ebpf-map-entries", mode.DefaultMapEntries,

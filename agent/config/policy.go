@@ -80,6 +80,9 @@ func resolver(text string) (o model.Owner, a netip.AddrPort, err error) {
 // Policies reports whether network policies are read.
 func (c *Config) Policies() bool { return c.Own.Policy.Mode != PoliciesIgnore }
 
+// ChecksSources reports whether policies check by which device pods' packets come in.
+func (c *Config) ChecksSources() bool { return c.Own.Policy.SourceCheck != IgnoreSources }
+
 // ResolvePolicies returns what the resolver of policies is told, beside what that of Services is told.
 func (c *Config) ResolvePolicies(services resolve.Config) policy.Config {
 	bit := c.Own.Policy.CutMark
@@ -108,6 +111,7 @@ func (k *checks) policy(c *PolicyConfiguration) {
 	k.oneOf(at.Child("unknownPods"), string(c.UnknownPods), string(policy.DenyUnknownPods),
 		string(policy.AllowUnknownPods))
 	k.oneOf(at.Child("established"), string(c.Established), string(CutEstablished), string(AllowEstablished))
+	k.oneOf(at.Child("sourceCheck"), string(c.SourceCheck), string(CheckSources), string(IgnoreSources))
 	if c.CutMark == 0 || c.CutMark&(c.CutMark-1) != 0 {
 		k.ours(at.Child("cutMark"), "policy-cut-mark", fmt.Sprintf("%#x", c.CutMark), "use one bit, such as 0x80000000")
 	}

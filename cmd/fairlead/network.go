@@ -35,6 +35,9 @@ func podNetwork(c *config.Config, services resolve.Config, o *agent.Options) (io
 	if o.Policies == nil {
 		return io.NopCloser(nil), nil
 	}
+	if o.Policies.AnySource = !c.ChecksSources(); o.Policies.AnySource {
+		return io.NopCloser(nil), nil
+	}
 	hosts, err := route.OpenHosts() // Fairlead's own network guards its pods' devices
 	if err == nil {
 		o.Policies.Devices = hosts

@@ -165,7 +165,7 @@ func (n *nodeFlags) read(ctx context.Context, withPods bool) (*snapshot, error) 
 		lost: losses(problems), services: r.Services(), whyEmpty: r.WhyEmpty}
 	if d.policies != nil {
 		set := d.policies.Resolve
-		if !c.Network() {
+		if !c.Network() && c.ChecksSources() {
 			set.Devices = podDevices()
 		}
 		p := policy.New(set)
