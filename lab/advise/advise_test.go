@@ -268,3 +268,29 @@ func TestRun(t *testing.T) {
 		t.Errorf("left over: %q, %v", l, err)
 	}
 }
+
+// A ratio that looks clear and is not said to be has its reason.
+func TestUnclearRatioHasItsReason(t *testing.T) {
+	now := option(Candidate{Mode: "nftables"}, 100, 0, "", 1)
+	other := option(Candidate{Mode: "ebpf"}, 80, 0, stats.Unclear, 1)
+	other.Figures[0].Resolution = 0.174
+	text := strings.Join(Decide([]Option{now, other}, 1).Sentences(), " ")
+	if want := "too little for this run to tell apart, since it resolves ±17 %."; !strings.Contains(text, want) {
+		t.Errorf("%q lacks %q", text, want)
+	}
+}
+
+// What changes between two modes is said once.
+func TestDifferencesAreSaidOnce(t *testing.T) {
+	for _, a := range mode.Names() {
+		for _, b := range mode.Names() {
+			seen := map[Changed]bool{}
+			for _, c := range Differences(Candidate{Mode: a}, Candidate{Mode: b}) {
+				if seen[c] {
+					t.Errorf("%s to %s: twice: %s", a, b, c.Text)
+				}
+				seen[c] = true
+			}
+		}
+	}
+}

@@ -35,6 +35,8 @@ type Figure struct {
 	Value   stats.Estimate  `json:"value"`             // in base units
 	Over    *stats.Estimate `json:"ratio,omitempty"`   // to the current candidate's; nil: not compared, or it is that
 	Verdict stats.Verdict   `json:"verdict,omitempty"` // on Over
+	// what this run can't tell from nothing, as a share
+	Resolution float64 `json:"resolution,omitempty"`
 }
 
 // figure returns a figure by its measure.
@@ -216,7 +218,7 @@ func figure(s analysis.Summary, m result.Measure, c Candidate, value stats.Estim
 	for _, found := range s.Answer.Findings {
 		for _, n := range found.Numbers {
 			if n.Measure == m.ID && n.Arm == c.arm() {
-				f.Over, f.Verdict = &n.Got, n.Verdict
+				f.Over, f.Verdict, f.Resolution = &n.Got, n.Verdict, n.Resolution
 			}
 		}
 	}

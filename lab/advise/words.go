@@ -68,7 +68,11 @@ func (a Advice) ratioSentence(id string, f Figure) string {
 	if f.Over == nil {
 		return text + "."
 	}
-	return fmt.Sprintf("%s: %s, %s.", text, Ratio(*f.Over), verdictWords(f.Verdict))
+	text = fmt.Sprintf("%s: %s, %s", text, Ratio(*f.Over), verdictWords(f.Verdict))
+	if f.Verdict == stats.Unclear && f.Resolution > margin {
+		text += fmt.Sprintf(", since it resolves ±%.2g %%", 100*f.Resolution)
+	}
+	return text + "."
 }
 
 // Ratio returns "0.84 × (0.82–0.87)".

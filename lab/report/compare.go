@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"fmt"
 	"html/template"
@@ -126,7 +127,7 @@ func (p *Comparison) differences() {
 	}
 	p.Differences = &table{Title: "What differs between the machines", Head: []string{"", "A", "B"}}
 	for _, x := range p.c.Differences {
-		p.Differences.Rows = append(p.Differences.Rows, []cell{{Text: x.Name}, {Text: x.A}, {Text: x.B}})
+		p.Differences.Rows = append(p.Differences.Rows, []cell{{Text: x.Name}, {Text: recorded(x.A)}, {Text: recorded(x.B)}})
 	}
 }
 
@@ -242,7 +243,8 @@ func (p *Comparison) sentences() (l []string) {
 			limit(a.Aim, d)))
 	}
 	if len(judged) == 0 && len(c.Values) > 0 {
-		v := c.Values[0]
+		timed := func(v analysis.Versus) bool { m, _ := d.Measure(v.Measure); return ofTime[m.Unit] }
+		v := c.Values[max(0, slices.IndexFunc(c.Values, timed))]
 		if i := slices.IndexFunc(c.Values, func(v analysis.Versus) bool { return v.Measure == c.A.Answer.Chart }); i >= 0 {
 			v = c.Values[i]
 		}
@@ -316,11 +318,11 @@ func lower(s string) string {
 // brief returns the beginning of a setting.
 func brief(s string) string {
 	const most = 40
-	if s == "" {
-		return "not recorded"
-	}
-	return cut(s, most)
+	return cut(recorded(s), most)
 }
+
+// recorded returns a setting, or that there is none in the manifest.
+func recorded(s string) string { return cmp.Or(s, "not recorded") }
 
 // cut returns a text of so many characters at most, the last one an ellipsis where it was longer.
 func cut(s string, most int) string {

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"fairlead.dev/fairlead/lab/result"
+	"fairlead.dev/fairlead/lab/stats"
 )
 
 func TestCompare(t *testing.T) {
@@ -81,6 +82,14 @@ func TestCompare(t *testing.T) {
 	}
 	if _, err := Compare(suite, b); err == nil || !strings.Contains(err.Error(), "several experiments") {
 		t.Errorf("a run of several experiments: %v", err)
+	}
+	if text := c.Answer[0]; !strings.HasPrefix(text, "The runs differ in 2 recorded respects: kernel (") ||
+		!strings.Contains(c.Answer[2], "took 61.7 µs in A") {
+		t.Errorf("the answer: %q", c.Answer)
+	}
+	if got := verdictCounts(map[stats.Verdict]int{stats.Higher: 1, stats.Lower: 2, stats.Unclear: 3}); got !=
+		"1 is higher in B, 2 lower in B and 3 unclear" {
+		t.Errorf("verdicts: %q", got)
 	}
 	if _, err := Compare(a, a+"/."); err == nil || !strings.Contains(err.Error(), "with itself") {
 		t.Errorf("a run and itself: %v", err)
