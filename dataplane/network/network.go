@@ -59,6 +59,10 @@ func (b *Batch[K]) Run(s *netlink.Socket) error {
 	return err
 }
 
+// Forwarding returns the name of the setting by which a device forwards the IPv4 packets that it receives. Of IPv6
+// there is one for all devices.
+func Forwarding(device string) string { return "net/ipv4/conf/" + device + "/forwarding" }
+
 // IPVLANMode returns the mode of the ipvlan devices by which pods are connected.
 func IPVLANMode(k model.DeviceKind) uint16 {
 	if k == model.IPVLANL3 {

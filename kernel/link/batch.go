@@ -183,6 +183,27 @@ func collect(l *[]Neighbour, dev int, family uint8) func(netlink.Message) {
 	}
 }
 
+// AllDevices is ForwardingOff's index for the setting of all devices (NETCONFA_IFINDEX_ALL).
+const AllDevices = -1
+
+// ForwardingOff returns the interface index of a notification that a device forwards no packets any more, AllDevices
+// for that of all, and reports whether m is one.
+func ForwardingOff(m netlink.Message) (index int, off bool) {
+	const header, netconfaIndex, netconfaForwarding = 4, 1, 2 // struct netconfmsg, aligned; linux/netconf.h
+	if m.Type != unix.RTM_NEWNETCONF {
+		return 0, false
+	}
+	for t, v := range m.Attributes(header) {
+		switch t {
+		case netconfaIndex:
+			index = int(int32(netlink.Uint(v)))
+		case netconfaForwarding:
+			off = netlink.Uint(v) == 0
+		}
+	}
+	return index, off
+}
+
 // NeighbourDevice returns the interface index of a message about a neighbour or a forwarding entry, 0 of others.
 func NeighbourDevice(m netlink.Message) int {
 	if m.Type != unix.RTM_NEWNEIGH && m.Type != unix.RTM_DELNEIGH || len(m.Body) < neighbourHeader {

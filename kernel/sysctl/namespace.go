@@ -75,7 +75,7 @@ func (s Setting) write() error {
 }
 
 // devconf are numbers of IPv4 settings of a device (IPV4_DEVCONF_* in linux/ip.h).
-var devconf = map[string]int{"rp_filter": 8, "accept_local": 23, "route_localnet": 26}
+var devconf = map[string]int{"forwarding": 1, "rp_filter": 8, "accept_local": 23, "route_localnet": 26}
 
 // deviceSetting returns the device and the number of a setting that netlink can set, 0 for others.
 func deviceSetting(name string) (device string, id int) {

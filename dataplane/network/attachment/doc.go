@@ -2,7 +2,7 @@
 // without a bridge, or by ipvlan. Facts by rank, of the calling thread's network namespace:
 //
 //	0 device     node's end → alias "fairlead:" and the ID, link-layer address, MTU, device group, no ARP, up
-//	1 setting    net/ipv6/conf/DEVICE/accept_ra → 0
+//	1 setting    net/ipv6/conf/DEVICE/accept_ra → 0, net/ipv4/conf/DEVICE/forwarding → 1
 //	2 neighbour  device · pod's address → link-layer address of the pod's end
 //	3 route      pod's address → device
 //

@@ -62,7 +62,7 @@ type Value struct {
 	MAC    [6]byte // KindDevice, KindNeighbour
 	MTU    int     // KindDevice
 	Device string  // KindRoute
-	Other  string  // what is held instead and never wanted; KindSetting: the value
+	Other  string  // what is held instead and never wanted; KindSetting: the values
 }
 
 // aliasOf returns the alias of an attachment's device. The kernel's limit is 255 bytes.

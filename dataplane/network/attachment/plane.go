@@ -125,17 +125,19 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 	return append(l, settings...), err
 }
 
-// setting returns the path of a device's setting.
-func setting(device string) string { return "net/ipv6/conf/" + device + "/accept_ra" }
+// acceptRA returns the name of the setting by which a device learns from router advertisements.
+func acceptRA(device string) string { return "net/ipv6/conf/" + device + "/accept_ra" }
 
-// settings reads the devices' settings. Where the kernel has no IPv6, they are as wanted.
+// settings reads the devices' settings. Where the kernel has no IPv6, its are as wanted.
 func (p *Plane) settings(devices map[int]link.Veth) (l []Fact, err error) {
 	err = p.ns.Do(func() error {
 		for _, v := range devices {
 			f := Fact{Key: Key{Kind: KindSetting, Device: v.Name}}
-			n, err := sysctl.Number(setting(v.Name))
-			if err == nil && n != 0 {
-				f.Value.Other = fmt.Sprint(n)
+			if n, err := sysctl.Number(acceptRA(v.Name)); err == nil && n != 0 {
+				f.Value.Other = fmt.Sprintf("accept_ra %d", n)
+			}
+			if n, err := sysctl.Number(network.Forwarding(v.Name)); err == nil && n == 0 {
+				f.Value.Other += "forwarding off"
 			}
 			l = append(l, f)
 		}
@@ -231,7 +233,9 @@ func (w *writer) make(f Fact) {
 			w.Refuse(f.Key, err)
 		}
 	case KindSetting:
-		if err := sysctl.Set(w.ns, sysctl.Setting{Name: "-" + setting(f.Key.Device), Value: "0"}); err != nil {
+		err := sysctl.Set(w.ns, sysctl.Setting{Name: "-" + acceptRA(f.Key.Device), Value: "0"},
+			sysctl.Setting{Name: network.Forwarding(f.Key.Device), Value: "1"})
+		if err != nil {
 			w.Refuse(f.Key, err)
 		}
 	case KindNeighbour:
@@ -290,7 +294,8 @@ func (w *writer) remove(f Fact) {
 }
 
 // groups are the notifications of what this plane writes on the node.
-var groups = []int{unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE}
+var groups = []int{unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+	unix.RTNLGRP_IPV4_NETCONF}
 
 // Watch implements dataplane.Watcher.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
@@ -311,6 +316,10 @@ func (p *Plane) concerns(m netlink.Message) bool {
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		_, own := devices[link.NeighbourDevice(m)]
 		return own
+	case unix.RTM_NEWNETCONF:
+		index, off := link.ForwardingOff(m)
+		_, own := devices[index]
+		return off && (own || index == link.AllDevices)
 	}
 	return network.ConcernsRoutes(m, Protocol)
 }

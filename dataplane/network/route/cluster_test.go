@@ -30,6 +30,7 @@ import (
 type cluster struct {
 	*testing.T
 	nodes  map[string]*node
+	router *netns.Namespace
 	tunnel model.TunnelKind
 }
 
@@ -106,6 +107,7 @@ func newClusterOf(t *testing.T, tunnel model.TunnelKind) *cluster {
 	t.Helper()
 	c := &cluster{T: t, nodes: map[string]*node{}, tunnel: tunnel}
 	router := c.namespace()
+	c.router = router
 	c.must(sysctl.Set(router, sysctl.Setting{Name: "net/ipv4/ip_forward", Value: "1"},
 		sysctl.Setting{Name: "net/ipv6/conf/all/forwarding", Value: "1"}))
 	r, err := link.Dial(router)
@@ -258,9 +260,12 @@ func (c *cluster) apply(n *node, changes ...source.Change) {
 	n.loop.Change(d.Put, d.Del)
 }
 
-// switchTo has all nodes decide with another overlay.
-func (c *cluster) switchTo(o resolve.Overlay) {
+// switchTo has nodes, all by default, decide with another overlay.
+func (c *cluster) switchTo(o resolve.Overlay, names ...string) {
 	for _, n := range c.nodes {
+		if len(names) > 0 && !slices.Contains(names, n.name) {
+			continue
+		}
 		old := n.resolver.Network().Parts()
 		c.configure(n, o)
 		n.loop.Change(n.resolver.Apply(c.all()).Put, old)
@@ -279,14 +284,20 @@ func (c *cluster) sync() {
 // request sends a request from one namespace to an address and returns the client that the server saw.
 func (c *cluster) request(from *netns.Namespace, p echo.Port, to netip.Addr, size int, wait time.Duration) (netip.Addr,
 	error) {
+	reply, err := c.reply(from, p, to, size, wait)
+	return reply.Client.Addr(), err
+}
+
+// reply is request that returns the whole reply.
+func (c *cluster) reply(from *netns.Namespace, p echo.Port, to netip.Addr, size int,
+	wait time.Duration) (reply echo.Reply, err error) {
 	ctx, cancel := context.WithTimeout(c.Context(), wait)
 	defer cancel()
-	var reply echo.Reply
-	err := from.Do(func() (err error) {
+	err = from.Do(func() (err error) {
 		reply, err = echo.Request(ctx, p.Protocol, netip.AddrPortFrom(to, p.Number), echo.Options{Size: size})
 		return err
 	})
-	return reply.Client.Addr(), err
+	return reply, err
 }
 
 // connected checks that pods and nodes reach each other's pods with their own source.

@@ -7,6 +7,7 @@
 //	             fl-ipip → outer source, uplink, MTU, up
 //	             fl-node → parent, mode, MTU, up
 //	2 address    fl-vxlan, fl-ipip or fl-node · this node's own address in each of its ranges
+//	2 forwarding fl-vxlan, fl-ipip, and the devices that other nodes are behind: net/ipv4/conf/DEVICE/forwarding → 1
 //	3 neighbour  fl-vxlan · next hop in the tunnel, one of another node → link-layer address of its end
 //	3 forward    fl-vxlan · that link-layer address → outer address of the node
 //	4 route      range of another node → next hop, device, source; this node's own ranges, and those

@@ -1,6 +1,7 @@
 package route
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -39,17 +40,18 @@ const (
 	KindSetting Kind = iota
 	KindDevice
 	KindAddress
+	KindForwarding
 	KindNeighbour
 	KindForward
 	KindRoute
 )
 
-var kindNames = [...]string{"setting", "device", "address", "neighbour", "forward", "route"}
+var kindNames = [...]string{"setting", "device", "address", "forwarding", "neighbour", "forward", "route"}
 
 // Key names a fact. Neighbours and forwards are those of Device.
 type Key struct {
 	Kind Kind
-	Name Name         // KindSetting, KindDevice; KindAddress: the device
+	Name Name         // KindSetting, KindDevice; KindAddress, KindForwarding: the device; 0: the uplink
 	MAC  [6]byte      // KindForward
 	To   netip.Prefix // KindAddress, KindNeighbour, KindRoute
 }
@@ -66,7 +68,8 @@ func nameOf(text string) Name { return Name(max(0, slices.Index(keyNames[:], tex
 // String returns the name.
 func (n Name) String() string { return keyNames[n] }
 
-var ranks = [...]int{KindSetting: 0, KindDevice: 1, KindAddress: 2, KindNeighbour: 3, KindForward: 3, KindRoute: 4}
+var ranks = [...]int{KindSetting: 0, KindDevice: 1, KindAddress: 2, KindForwarding: 2, KindNeighbour: 3, KindForward: 3,
+	KindRoute: 4}
 
 // Rank implements dataplane.Key.
 func (k Key) Rank() int { return ranks[k.Kind] }
@@ -79,6 +82,8 @@ func (k Key) String() string {
 	switch k.Kind {
 	case KindSetting, KindDevice:
 		return kindNames[k.Kind] + " " + k.Name.String()
+	case KindForwarding:
+		return "forwarding of " + cmp.Or(k.Name.String(), "the uplink")
 	case KindForward:
 		return fmt.Sprintf("forward %s", net.HardwareAddr(k.MAC[:]))
 	}
@@ -141,7 +146,10 @@ func renderNetwork(n *model.Network) (l []Fact) {
 	if t := n.Tunnel; t != nil {
 		name := DeviceOf(t.Kind)
 		l = append(l, Fact{Key: Key{Kind: KindDevice, Name: nameOf(name)}, Value: Value{Device: t.Uplink, Via: t.Local,
-			MAC: t.MAC, Number: t.VNI, Port: t.Port, MTU: uint16(t.MTU)}})
+			MAC: t.MAC, Number: t.VNI, Port: t.Port, MTU: uint16(t.MTU)}}, forwarding(name))
+		if t.Local.Is4() {
+			l = append(l, forwarding(t.Uplink))
+		}
 		for _, a := range t.Own {
 			l = append(l, Fact{Key: Key{Kind: KindAddress, Name: nameOf(name), To: host(a)}})
 		}
@@ -149,11 +157,20 @@ func renderNetwork(n *model.Network) (l []Fact) {
 	return l
 }
 
+// forwarding returns the fact that a device forwards what it receives: one of this plane's, or the uplink of IPv4.
+func forwarding(device string) Fact {
+	return Fact{Key: Key{Kind: KindForwarding, Name: nameOf(device)}, Value: Value{Device: device}}
+}
+
 func renderRoute(r *model.Route) []Fact {
 	to := Key{Kind: KindRoute, To: r.To}
 	switch r.Hop {
 	case model.Direct:
-		return []Fact{{Key: to, Value: Value{Device: r.Device, Via: r.Via, Source: r.Source}}}
+		l := []Fact{{Key: to, Value: Value{Device: r.Device, Via: r.Via, Source: r.Source}}}
+		if r.To.Addr().Is4() {
+			l = append(l, forwarding(r.Device))
+		}
+		return l
 	case model.Unreachable:
 		return []Fact{{Key: to, Value: Value{Unreachable: true}}}
 	case model.Tunneled:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -94,7 +95,32 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 		seen[r.To] = true
 	}
 	p.observe(l, names)
-	return slices.Concat(l, p.readSettings(routes), tunnel, ipip, child), err
+	l = slices.Concat(l, p.readSettings(routes), tunnel, ipip, child)
+	return append(l, p.readForwarding(l)...), err
+}
+
+// readForwarding reads which of the devices by which facts have packets come from other nodes forward them.
+func (p *Plane) readForwarding(facts []Fact) (l []Fact) {
+	var uplink string
+	add := func(device string) {
+		if v, err := sysctl.Get(p.ns, network.Forwarding(device)); err == nil && v != "0" {
+			l = append(l, forwarding(device))
+		}
+	}
+	for _, f := range facts {
+		switch {
+		case f.Key.Kind == KindDevice && f.Key.Name != nameOf(model.ChildDevice):
+			if add(f.Key.Name.String()); f.Value.Via.Is4() {
+				uplink = cmp.Or(uplink, f.Value.Device)
+			}
+		case f.Key.Kind == KindRoute && f.Key.To.Addr().Is4() && nameOf(f.Value.Device) == 0:
+			uplink = cmp.Or(uplink, f.Value.Device)
+		}
+	}
+	if uplink != "" {
+		add(uplink)
+	}
+	return l
 }
 
 // readSettings reads the settings of the families that have routes. Those of others are not this plane's, even if they
@@ -323,6 +349,11 @@ func (w *writer) make(f Fact) error {
 	case KindSetting:
 		i := slices.Index(settings[:], f.Key.Name.String())
 		return w.settings[i].Set(strconv.FormatUint(uint64(v.Number), 10))
+	case KindForwarding:
+		if _, err := w.device(v.Device); err != nil {
+			return err
+		}
+		return sysctl.Set(w.ns, sysctl.Setting{Name: network.Forwarding(v.Device), Value: "1"})
 	case KindDevice:
 		needs = v.Device
 	case KindAddress:
@@ -421,7 +452,10 @@ func (w *writer) makeVXLAN(b *netlink.Batch, v Value, uplink int) {
 
 // remove adds the requests that make a fact untrue. A setting stays: others need it too.
 func (w *writer) remove(f Fact) {
-	if f.Key.Kind != KindSetting && w.names == nil {
+	if f.Key.Kind == KindSetting || f.Key.Kind == KindForwarding {
+		return
+	}
+	if w.names == nil {
 		if err := w.find(); err != nil {
 			w.Refuse(f.Key, err)
 			return
@@ -467,23 +501,12 @@ func (p *Plane) concerns(m netlink.Message) bool {
 		return link.NeighbourDevice(m) == relevant[Device]
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		return network.ConcernsRoutes(m, Protocol)
-	case unix.RTM_NEWNETCONF: // each device that comes has some
-		for t, v := range m.Attributes(netconfHeader) {
-			if t == netconfIndex {
-				return int32(netlink.Uint(v)) == netconfAll
-			}
-		}
-		return true
+	case unix.RTM_NEWNETCONF:
+		index, off := link.ForwardingOff(m)
+		return off && (index == link.AllDevices || slices.Contains(slices.Collect(maps.Values(relevant)), index))
 	}
 	return link.IsAddress(m)
 }
-
-// Of linux/netconf.h: the length of struct netconfmsg with its padding, NETCONFA_IFINDEX, and NETCONFA_IFINDEX_ALL.
-const (
-	netconfHeader = 4
-	netconfIndex  = 1
-	netconfAll    = -1
-)
 
 // Clean implements dataplane.Cleaner. Forwarding stays as it is.
 func (p *Plane) Clean(context.Context) error {

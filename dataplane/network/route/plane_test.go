@@ -1,23 +1,31 @@
 package route
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"os/exec"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/network"
+	"fairlead.dev/fairlead/sandbox/echo"
 )
 
 // ip runs ip-route(8)'s program in a node's namespace.
@@ -53,17 +61,267 @@ func reachEachOther(c *cluster) {
 	}
 }
 
+// TestAddressesWithoutAPodAreUnreachable has packets for addresses of no pod rejected by the node that has their range,
+// at once: they take no default route, by which they would come back until they have no hop left.
 func TestAddressesWithoutAPodAreUnreachable(t *testing.T) {
 	c := newCluster(t)
+	a := c.nodes["a"]
 	begin := time.Now()
-	for _, a := range []string{"10.244.2.99", "fd00:2::99", "10.244.3.99", "fd00:3::99"} {
-		_, err := c.request(c.nodes["a"].podNS, served[0], netip.MustParseAddr(a), 0, 10*time.Second)
+	for _, n := range c.nodes {
+		for i, own := range n.pod {
+			b := own.AsSlice()
+			b[len(b)-1] = 0x99
+			to, _ := netip.AddrFromSlice(b)
+			_, err := c.request(a.podNS, served[0], to, 0, 10*time.Second)
+			if !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.ENETUNREACH) {
+				t.Errorf("%s: %v", to, err)
+			}
+			if e, err := c.rejected(a.podNS, to, 1, nil); err != nil || e.kind != unreachable[i] || !n.sends(e.by, i) {
+				t.Errorf("%s: %+v, %v; want node %s to say that it is unreachable", to, e, err, n.name)
+			}
+		}
+	}
+	for _, to := range []string{"10.244.1.99", "fd00:1::99"} {
+		_, err := c.request(a.ns, served[0], netip.MustParseAddr(to), 0, 10*time.Second)
 		if !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.ENETUNREACH) {
-			t.Errorf("%s: %v", a, err)
+			t.Errorf("from the node to %s: %v", to, err)
 		}
 	}
 	if elapsed := time.Since(begin); elapsed > 8*time.Second {
 		t.Errorf("rejections lasted %s", elapsed)
+	}
+}
+
+// TestTooLongPacketsAreReported sends packets that no node may cut, in both directions over each way: the longest ones
+// arrive, and of those with a byte more the sender is told, by its own node where the way is too narrow and by the far
+// one where the last hop is, so that TCP goes on.
+func TestTooLongPacketsAreReported(t *testing.T) {
+	const wide, narrow, last = 1500, pathMTU, 1400
+	c := newCluster(t)
+	for _, pair := range [][2]string{{"a", "b"}, {"b", "a"}, {"a", "c"}, {"c", "a"}} {
+		from, to := c.nodes[pair[0]], c.nodes[pair[1]]
+		uplink := narrow // of nodes on one link; through the tunnel, its device is as narrow
+		if pair[0] == "c" || pair[1] == "c" {
+			uplink = wide
+		}
+		setMTU := func(n *node, pod int) {
+			c.shell(n.ns, fmt.Sprintf("ip link set eth0 mtu %d; ip link set pod mtu %d; ip -n %s link set eth0 mtu %d", uplink,
+				pod, n.podNS.Name, pod))
+		}
+		setMTU(from, wide)
+		setMTU(to, wide)
+		for i, a := range to.pod {
+			c.flushPaths(from.podNS)
+			c.flushPaths(to.podNS)
+			if _, err := c.request(from.podNS, served[0], a, echo.MaxSize, 10*time.Second); err != nil {
+				t.Errorf("TCP from %s to %s: %v", from.name, a, err)
+			}
+			for ns, peer := range map[*netns.Namespace]netip.Addr{from.podNS: a, to.podNS: from.pod[i]} {
+				if mtu := c.pathTo(ns, peer); mtu != narrow {
+					t.Errorf("TCP between %s and %s: packets to %s may have %d bytes, want %d", from.name, a, peer, mtu, narrow)
+				}
+			}
+			c.longest(from, to, i, narrow, from)
+		}
+		setMTU(to, last)
+		for i := range to.pod {
+			c.longest(from, to, i, last, to)
+		}
+	}
+}
+
+// flushPaths has a network namespace forget the MTUs of paths.
+func (c *cluster) flushPaths(ns *netns.Namespace) {
+	c.shell(ns, "ip route flush cache; ip -6 route flush cache")
+}
+
+// pathTo returns the longest packet that a namespace sends to an address, as it was told; 0: as long as its device has.
+func (c *cluster) pathTo(ns *netns.Namespace, a netip.Addr) (mtu int) {
+	c.Helper()
+	c.must(ns.Do(func() error {
+		out, err := exec.Command("ip", "route", "get", a.String()).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		fields := strings.Fields(string(out))
+		if i := slices.Index(fields, "mtu"); i >= 0 {
+			mtu, err = strconv.Atoi(fields[i+1])
+		}
+		return err
+	}))
+	return mtu
+}
+
+// longest checks that packets of so many bytes between two pods arrive, and that a node says so of longer ones.
+func (c *cluster) longest(from, to *node, family, bytes int, says *node) {
+	c.Helper()
+	a, headers := to.pod[family], []int{20 + 8, 40 + 8}[family]
+	if err := c.arrives(from.podNS, to.podNS, a, bytes-headers); err != nil {
+		c.Errorf("%d bytes from %s to %s: %v", bytes, from.name, a, err)
+	}
+	e, err := c.rejected(from.podNS, a, bytes-headers+1, uncut)
+	if err != nil || e.errno != unix.EMSGSIZE || e.info != bytes || !says.sends(e.by, family) {
+		c.Errorf("%d bytes from %s to %s: %+v, %v; want node %s to say that %d fit", bytes+1, from.name, a, e, err, says.name,
+			bytes)
+	}
+}
+
+// arrives returns an error unless a datagram of so many bytes, which no node may cut, arrives.
+func (c *cluster) arrives(from, to *netns.Namespace, a netip.Addr, size int) error {
+	var server *net.UDPConn
+	err := to.Do(func() (err error) {
+		server, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, port)))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	err = from.Do(func() error {
+		fd, err := send(a, size, uncut)
+		return errors.Join(err, unix.Close(fd))
+	})
+	if err != nil {
+		return err
+	}
+	server.SetReadDeadline(time.Now().Add(10 * time.Second))
+	n, err := server.Read(make([]byte, 2*size))
+	if err == nil && n != size {
+		err = fmt.Errorf("%d bytes arrive of %d", n, size)
+	}
+	return err
+}
+
+// TestReversePathFilters has pods and nodes reach each other whatever the nodes' reverse path filters are.
+func TestReversePathFilters(t *testing.T) {
+	c := newCluster(t)
+	for _, value := range []string{"1", "2"} {
+		for _, n := range c.nodes {
+			c.must(sysctl.Set(n.ns, sysctl.Setting{Name: "net/ipv4/conf/all/rp_filter", Value: value},
+				sysctl.Setting{Name: "net/ipv4/conf/default/rp_filter", Value: value}))
+		}
+		for _, o := range []resolve.Overlay{resolve.Always, resolve.Subnets} {
+			c.switchTo(o)
+			c.connected()
+		}
+	}
+}
+
+// TestForwardingComesBack has another program switch forwarding off, of all devices and of single ones.
+func TestForwardingComesBack(t *testing.T) {
+	c := newCluster(t)
+	for name, script := range map[string]string{
+		"IPv4":                "sysctl -qw net.ipv4.ip_forward=0",
+		"IPv6":                "sysctl -qw net.ipv6.conf.all.forwarding=0",
+		"the uplink's":        "sysctl -qw net.ipv4.conf.eth0.forwarding=0",
+		"the tunnel's":        "sysctl -qw net.ipv4.conf.fl-vxlan.forwarding=0",
+		"of devices to come":  "sysctl -qw net.ipv4.conf.default.forwarding=0; ip link del fl-vxlan",
+		"of all and of a new": "sysctl -qw net.ipv4.ip_forward=0; ip link del fl-vxlan",
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := *c
+			d.T = t
+			d.shell(c.nodes["a"].ns, script)
+			d.repaired(c.nodes["a"])
+			d.connected()
+		})
+	}
+}
+
+// flow is traffic that goes on until it is stopped.
+type flow struct {
+	name string
+	done atomic.Int32 // requests that were replied to
+}
+
+// traffic has node a's pod send requests to the other pods, over one connection each, and over a new one for each
+// request. None may fail.
+func (c *cluster) traffic(ctx context.Context) (flows []*flow, wait func()) {
+	var running sync.WaitGroup
+	from := c.nodes["a"].podNS
+	for _, to := range []*node{c.nodes["b"], c.nodes["c"]} {
+		for _, a := range to.pod {
+			at := netip.AddrPortFrom(a, served[0].Number)
+			for _, fresh := range []bool{false, true} {
+				f := &flow{name: fmt.Sprintf("to %s, each on its own: %t", a, fresh)}
+				flows = append(flows, f)
+				running.Go(func() {
+					if err := f.run(ctx, from, at, fresh); err != nil {
+						c.Errorf("%s: after %d requests: %v", f.name, f.done.Load(), err)
+					}
+				})
+			}
+		}
+	}
+	return flows, running.Wait
+}
+
+// run sends requests until ctx ends.
+func (f *flow) run(ctx context.Context, from *netns.Namespace, to netip.AddrPort, fresh bool) error {
+	const patience = 15 * time.Second
+	var held *echo.Flow
+	for ctx.Err() == nil {
+		once, stop := context.WithTimeout(context.Background(), patience)
+		err := from.Do(func() (err error) {
+			if held == nil {
+				held, err = echo.Open(once, model.TCP, to, echo.Options{})
+			}
+			if err == nil {
+				_, err = held.Request(once)
+			}
+			return err
+		})
+		stop()
+		if err != nil {
+			return err
+		}
+		if f.done.Add(1); fresh {
+			held.Close()
+			held = nil
+		}
+	}
+	if held != nil {
+		return held.Close()
+	}
+	return nil
+}
+
+// TestOverlaySwitchesUnderTraffic has the nodes change what they reach through the tunnel while connections are open
+// and new ones are made, between nodes on one link and on others, by routers that know the nodes' ranges: one after the
+// other where the tunnel stays, and all at once where it goes.
+func TestOverlaySwitchesUnderTraffic(t *testing.T) {
+	c := newCluster(t)
+	for _, n := range c.nodes {
+		for i, r := range n.ranges {
+			c.shell(c.router, fmt.Sprintf("ip route add %s via %s", r, n.wire[i].Addr()))
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	flows, wait := c.traffic(ctx)
+	defer wait()
+	defer stop()
+	goOn := func(what string) {
+		t.Helper()
+		begin := time.Now()
+		for _, f := range flows {
+			for was := f.done.Load(); f.done.Load() < was+3; time.Sleep(time.Millisecond) {
+				if t.Failed() || time.Since(begin) > 30*time.Second {
+					t.Fatalf("%s: traffic %s stopped after %d requests", what, f.name, was)
+				}
+			}
+		}
+		t.Logf("%s: goes on within %s", what, time.Since(begin).Round(time.Millisecond))
+	}
+	goOn("Subnets")
+	for _, o := range []resolve.Overlay{resolve.Always, resolve.Subnets, resolve.Always} {
+		for _, name := range []string{"a", "b", "c"} {
+			c.switchTo(o, name)
+			goOn(fmt.Sprintf("%s on %s", o, name))
+		}
+	}
+	for _, o := range []resolve.Overlay{resolve.Never, resolve.Always, resolve.Never, resolve.Subnets} {
+		c.switchTo(o)
+		goOn(string(o))
 	}
 }
 
@@ -108,9 +366,7 @@ func TestDriftIsRepaired(t *testing.T) {
 		"another VNI": func() {
 			c.command(a, "sh", "-c", "until ip link add fl-vxlan type vxlan id 9 dstport 4789; do ip link del fl-vxlan; done")
 		},
-		"learning on":         func() { c.ip(a, "link", "set", Device, "type", "vxlan", "learning") },
-		"forwarding off":      func() { c.command(a, "sysctl", "-wq", "net.ipv4.ip_forward=0") },
-		"IPv6 forwarding off": func() { c.command(a, "sysctl", "-wq", "net.ipv6.conf.all.forwarding=0") },
+		"learning on": func() { c.ip(a, "link", "set", Device, "type", "vxlan", "learning") },
 		"the uplink down and up": func() {
 			c.ip(a, "link", "set", "eth0", "down")
 			c.ip(a, "link", "set", "eth0",
@@ -135,10 +391,29 @@ func TestDriftIsRepaired(t *testing.T) {
 func TestNodesComeGoAndMove(t *testing.T) {
 	c := newCluster(t)
 	a, b, third := c.nodes["a"], c.nodes["b"], c.nodes["c"]
+	replies := func(want string) { // who replies at the addresses of b's pod
+		t.Helper()
+		for _, to := range b.pod {
+			wait := 5 * time.Second
+			if want == "" {
+				wait = 300 * time.Millisecond
+			}
+			r, err := c.reply(a.podNS, served[0], to, 0, wait)
+			if (err == nil) != (want != "") || r.Pod != want {
+				t.Errorf("%s: %q replies, %v; want %q", to, r.Pod, err, want)
+			}
+		}
+	}
+	for _, address := range b.pod { // c's pod has them too, for when c has b's range
+		c.shell(third.podNS, fmt.Sprintf("ip address add %s dev eth0 nodad", host(address)))
+		c.shell(third.ns, fmt.Sprintf("ip route add %s dev pod", host(address)))
+	}
+	replies("pod/b")
 	c.apply(a, change("b", nil))
 	c.apply(a, change("c", nil))
 	c.sync()
 	c.holds(a)
+	replies("")
 	// Node d has c's address, and the range of b.
 	o := third.object()
 	o.Name, o.Spec.PodCIDRs = "d", b.object().Spec.PodCIDRs
@@ -148,9 +423,15 @@ func TestNodesComeGoAndMove(t *testing.T) {
 	if r := a.resolver.Network().Route(b.pod[0]); r == nil || r.Node != "d" || r.Hop != model.Tunneled {
 		t.Errorf("%v", r)
 	}
+	replies("pod/c")
 	c.apply(a, change("d", nil), change("b", b.object()), change("c", third.object()))
 	c.sync()
 	c.holds(a)
+	replies("pod/b")
+	for _, address := range b.pod {
+		c.shell(third.ns, fmt.Sprintf("ip route del %s dev pod", host(address)))
+		c.shell(third.podNS, fmt.Sprintf("ip address del %s dev eth0", host(address)))
+	}
 	c.connected()
 }
 

@@ -250,10 +250,8 @@ func TestHopsAreSeen(t *testing.T) {
 		for i, a := range c.nodes[to].pod {
 			for k, name := range []string{"a", to} {
 				n := c.nodes[name]
-				own := append([]netip.Addr{n.wire[i].Addr()}, n.resolver.Network().Network.Tunnel.Own...)
-				by, err := c.expired(a, k+1)
-				if err != nil || !slices.Contains(own, by) {
-					t.Errorf("hop %d to %s: %s, %v; want node %s at %v", k+1, a, by, err, name, own)
+				if by, err := c.expired(a, k+1); err != nil || !n.sends(by, i) {
+					t.Errorf("hop %d to %s: %s, %v; want node %s", k+1, a, by, err, name)
 				}
 			}
 			if by, err := c.expired(a, 3); !errors.Is(err, unix.ECONNREFUSED) {
@@ -266,62 +264,104 @@ func TestHopsAreSeen(t *testing.T) {
 // expired sends a datagram from node a's pod, to a port without a server, that may take so many hops, and returns where
 // it ended.
 func (c *cluster) expired(to netip.Addr, hops int) (by netip.Addr, err error) {
-	failed := c.nodes["a"].podNS.Do(func() error {
-		by, err = expiredHere(to, hops)
-		return nil
-	})
-	return by, errors.Join(failed, err)
+	e, err := c.rejected(c.nodes["a"].podNS, to, 1, []option{{[2]int{unix.IP_TTL, unix.IPV6_UNICAST_HOPS}, hops}})
+	if err == nil && e.errno != unix.EHOSTUNREACH {
+		err = e.errno
+	}
+	return e.by, err
 }
 
-// An error message's sender follows what the kernel says of it (struct sock_extended_err): behind family and port, of
-// IPv6 behind the flow label too.
+// port is one without a server.
+const port = 9
+
+// option is an option of a socket, of IPv4 and IPv6, with its value.
+type option struct {
+	name  [2]int
+	value int
+}
+
+// uncut are the options of datagrams that no node may cut into fragments, however short the path's MTU is known to be.
+var uncut = []option{{[2]int{unix.IP_MTU_DISCOVER, unix.IPV6_MTU_DISCOVER}, unix.IP_PMTUDISC_PROBE}}
+
+// icmpError is what an ICMP error says (struct sock_extended_err), and the sender of it.
+type icmpError struct {
+	by    netip.Addr
+	errno unix.Errno
+	kind  uint8 // its type
+	info  int   // of a packet that is too long: how many bytes fit
+}
+
+// unreachable are the types of errors that say so, of IPv4 and IPv6.
+var unreachable = [...]uint8{3, 1}
+
+// sends reports whether a node sends ICMP errors of a family from an address.
+func (n *node) sends(a netip.Addr, family int) bool {
+	return slices.Contains(append(slices.Clone(n.resolver.Network().Network.Tunnel.Own), n.wire[family].Addr()), a)
+}
+
+// rejected sends a datagram of so many bytes to a port without a server, and returns the ICMP error that comes back.
+func (c *cluster) rejected(from *netns.Namespace, to netip.Addr, size int, options []option) (e icmpError, err error) {
+	failed := from.Do(func() error {
+		fd, failed := send(to, size, options)
+		if failed == nil {
+			e, failed = readError(fd, family(to))
+		}
+		return errors.Join(failed, unix.Close(fd))
+	})
+	return e, failed
+}
+
+// send sends a datagram of so many bytes, and returns its socket, which hears of ICMP errors.
+func send(to netip.Addr, size int, options []option) (fd int, err error) {
+	domain, level, f := unix.AF_INET, unix.IPPROTO_IP, family(to)
+	var address unix.Sockaddr
+	if to.Is4() {
+		address = &unix.SockaddrInet4{Port: port, Addr: to.As4()}
+	} else {
+		domain, level = unix.AF_INET6, unix.IPPROTO_IPV6
+		address = &unix.SockaddrInet6{Port: port, Addr: to.As16()}
+	}
+	if fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		return fd, err
+	}
+	for _, o := range append(options, option{[2]int{unix.IP_RECVERR, unix.IPV6_RECVERR}, 1}) {
+		err = errors.Join(err, unix.SetsockoptInt(fd, level, o.name[f], o.value))
+	}
+	return fd, errors.Join(err, unix.Sendto(fd, make([]byte, size), 0, address))
+}
+
+// An error message's sender follows what the kernel says of it: behind family and port, of IPv6 behind the flow label
+// too.
 const (
 	errorSize = 16
 	sender4   = errorSize + 4
 	sender6   = errorSize + 8
 )
 
-func expiredHere(to netip.Addr, hops int) (by netip.Addr, err error) {
-	domain, level, option, limit := unix.AF_INET, unix.IPPROTO_IP, unix.IP_RECVERR, unix.IP_TTL
-	var address unix.Sockaddr
-	if to.Is4() {
-		address = &unix.SockaddrInet4{Port: 9, Addr: to.As4()}
-	} else {
-		domain, level, option, limit = unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_RECVERR, unix.IPV6_UNICAST_HOPS
-		address = &unix.SockaddrInet6{Port: 9, Addr: to.As16()}
-	}
-	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return by, err
-	}
-	defer unix.Close(fd)
-	if err := errors.Join(unix.SetsockoptInt(fd, level, option, 1), unix.SetsockoptInt(fd, level, limit, hops),
-		unix.Sendto(fd, []byte("x"), 0, address)); err != nil {
-		return by, err
-	}
+// readError waits for the ICMP error of what a socket of a family sent.
+func readError(fd, family int) (e icmpError, err error) {
 	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, 10_000); err != nil || n == 0 {
-		return by, fmt.Errorf("no ICMP error: %w", err)
+		return e, fmt.Errorf("no ICMP error: %w", err)
 	}
 	control := make([]byte, 512)
-	_, n, _, _, err := unix.Recvmsg(fd, make([]byte, 512), control, unix.MSG_ERRQUEUE)
+	_, n, _, _, err := unix.Recvmsg(fd, make([]byte, 1<<11), control, unix.MSG_ERRQUEUE)
 	if err != nil {
-		return by, err
+		return e, err
 	}
 	messages, err := unix.ParseSocketControlMessage(control[:n])
 	for _, m := range messages {
-		if int(m.Header.Level) != level || int(m.Header.Type) != option {
+		if m.Header.Type != [...]int32{unix.IP_RECVERR, unix.IPV6_RECVERR}[family] {
 			continue
 		}
-		if e := unix.Errno(binary.NativeEndian.Uint32(m.Data)); e != unix.EHOSTUNREACH {
-			err = e
-		}
-		if to.Is6() {
-			by, _ = netip.AddrFromSlice(m.Data[sender6 : sender6+16])
+		e = icmpError{errno: unix.Errno(binary.NativeEndian.Uint32(m.Data)), kind: m.Data[5],
+			info: int(binary.NativeEndian.Uint32(m.Data[8:]))}
+		if family == 1 {
+			e.by, _ = netip.AddrFromSlice(m.Data[sender6 : sender6+16])
 		} else {
-			by, _ = netip.AddrFromSlice(m.Data[sender4 : sender4+4])
+			e.by, _ = netip.AddrFromSlice(m.Data[sender4 : sender4+4])
 		}
 	}
-	return by, err
+	return e, err
 }
 
 // TestCongestionMarksPassTheTunnel has a router on the way mark a tunnel's packets (RFC 6040): the pod sees the mark.
