@@ -42,12 +42,11 @@ func (a *Agent) applyNode() {
 	}
 }
 
-// setDevices passes the node's devices down the line, once what there is is known.
-func (a *Agent) setDevices(l []network.Device) {
+// setDevices passes the node's devices, and whether there is no IPv6, down the line, once what there is is known.
+func (a *Agent) setDevices(l []network.Device, noIPv6 bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.network.resolver.SetDevices(l)
-	a.network.devices = true
+	a.network.setDevices(l, noIPv6)
 	if a.batches.count > 0 {
 		a.network.Apply(nil)
 		a.notifyAll()

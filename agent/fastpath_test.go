@@ -96,9 +96,9 @@ func ownNetwork(socket, records string) (o Options, err error) {
 			labelledPod("front", "10.244.1.3"), onlyFromFront},
 		Policies: &PolicyOptions{Engine: engine, Resolve: policy.Config{Node: "a", ImpliedNamespaces: true}},
 		Network: &NetworkOptions{Resolve: network.Config{Node: "a"}, Socket: socket, Boot: "x", Records: records,
-			Follow: func(ctx context.Context, notify func([]network.Device)) error {
+			Follow: func(ctx context.Context, notify func([]network.Device, bool)) error {
 				notify([]network.Device{{Name: "eth0", MTU: 1500, Prefixes: []netip.Prefix{
-					netip.MustParsePrefix("192.168.0.1/24")}}})
+					netip.MustParsePrefix("192.168.0.1/24")}}}, false)
 				<-ctx.Done()
 				return nil
 			}}}, err

@@ -31,8 +31,9 @@ type NetworkOptions struct {
 	Records string // folder of address records, in memory
 	Chained bool   // another plugin connects pods; the agent has what else they need put into the kernel
 	Boot    string // names this boot of the node
-	// calls notify with the node's devices, and again whenever they have changed, until ctx ends; nil: Chained
-	Follow func(ctx context.Context, notify func([]network.Device)) error
+	// calls notify with the node's devices, and whether its kernel has no IPv6 for pods', and again whenever they have
+	// changed, until ctx ends; nil: Chained
+	Follow func(ctx context.Context, notify func([]network.Device, bool)) error
 	// is called once pods can be attached, and every filePeriod from then on
 	OnReady func() error
 	// with ranges that see pods' own addresses, in ip-masq-agent's format; "": none
@@ -170,12 +171,19 @@ func (n *Network) Close() error {
 	return n.closeHandles()
 }
 
-// follow passes the node's devices to set until ctx ends.
-func (n *Network) follow(ctx context.Context, set func([]network.Device)) error {
+// follow passes the node's devices, and whether there is no IPv6, to set until ctx ends.
+func (n *Network) follow(ctx context.Context, set func([]network.Device, bool)) error {
 	if n == nil || n.Follow == nil {
 		return nil
 	}
 	return n.Follow(ctx, set)
+}
+
+// setDevices takes in the node's devices, and whether its kernel has no IPv6 for pods'. Apply hands on what follows.
+func (n *Network) setDevices(l []network.Device, noIPv6 bool) {
+	n.resolver.SetDevices(l)
+	n.resolver.SetNoIPv6(noIPv6)
+	n.devices = true
 }
 
 // Apply takes changes of objects and hands on what follows from them.

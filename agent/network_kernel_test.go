@@ -132,7 +132,7 @@ func startAgent(t *testing.T, ns *netns.Namespace, by string, c network.Config, 
 				return err
 			}
 			defer interfaces.Close()
-			o.Network.Follow = func(ctx context.Context, notify func([]network.Device)) error {
+			o.Network.Follow = func(ctx context.Context, notify func([]network.Device, bool)) error {
 				return followInterfaces(ctx, interfaces, notify)
 			}
 			return Run(ctx, o)
@@ -181,12 +181,12 @@ func awaitReply(t *testing.T, from *netns.Namespace, to netip.Addr) (saw netip.A
 
 // followInterfaces calls notify with the devices of the calling thread's network namespace, and again whenever they
 // have changed, until ctx ends.
-func followInterfaces(ctx context.Context, i *link.Interfaces, notify func([]network.Device)) error {
-	return i.Follow(ctx, func(l []link.Interface) {
+func followInterfaces(ctx context.Context, all *link.Interfaces, notify func([]network.Device, bool)) error {
+	return all.Follow(ctx, func(l []link.Interface) {
 		var devices []network.Device
 		for _, i := range l {
 			devices = append(devices, network.Device{Name: i.Name, MTU: i.MTU, Prefixes: i.Prefixes})
 		}
-		notify(devices)
+		notify(devices, all.NoIPv6())
 	})
 }

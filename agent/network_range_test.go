@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"fairlead.dev/fairlead/cni"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
+	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/resolve/network"
 	"fairlead.dev/fairlead/source"
 )
@@ -72,6 +74,59 @@ func TestPodsOutliveTheirRange(t *testing.T) {
 		r := cni.Request{Command: cni.Del, Network: "fairlead",
 			Attachment: cni.Attachment{Container: container, Interface: "eth0"}}
 		if _, err := cni.Send(socket, r, nil, 20*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestNodeWithoutIPv6 has a dual-stack node with IPv6 switched off: its pods get IPv4 alone, and a problem says so.
+// Once it is on, new ones have both.
+func TestNodeWithoutIPv6(t *testing.T) {
+	node, socket := netnstest.New(t), filepath.Join(t.TempDir(), "cni.sock")
+	off := sysctl.Setting{Name: "net/ipv6/conf/all/disable_ipv6", Value: "1"}
+	if err := sysctl.Set(node, off); err != nil {
+		t.Fatal(err)
+	}
+	n, err := rangeNetwork(t, node, socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	dual := networkNode("a", "192.168.0.1", "10.244.1.0/24")
+	dual.Spec.PodCIDRs = append(dual.Spec.PodCIDRs, "fd00:1::/64")
+	other := networkNode("b", "172.16.0.2", "10.244.2.0/24")
+	other.Spec.PodCIDRs = append(other.Spec.PodCIDRs, "fd00:2::/64")
+	for i, want := range [][]string{{"10.244.1.2"}, {"10.244.1.3", "fd00:1::2"}} {
+		err := node.Do(func() error { return n.learn(t.Context(), []source.Object{dual, other}) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := networkLine(n.planes).Sync(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if text := fmt.Sprint(n.Problems()); strings.Contains(text, "IPv6 is off") != (i == 0) {
+			t.Errorf("problems: %s", text)
+		}
+		pod := netnstest.New(t)
+		if err := attachPodAs(t.Context(), socket, fmt.Sprint("c-", i), fmt.Sprint(i), pod); err != nil {
+			t.Fatal(err)
+		}
+		a := n.server.Attached()[0]
+		for _, b := range n.server.Attached() {
+			if b.Pod == fmt.Sprint("shop/", i) {
+				a = b
+			}
+		}
+		if got := strings.Fields(strings.Trim(fmt.Sprint(a.Addresses), "[]")); !slices.Equal(got, want) {
+			t.Errorf("pod has %v, want %v", got, want)
+		}
+		for _, to := range a.Addresses {
+			if _, err := awaitReply(t, node, to); err != nil {
+				t.Errorf("%s: %v", to, err)
+			}
+		}
+		off.Value = "0"
+		if err := sysctl.Set(node, off); err != nil {
 			t.Fatal(err)
 		}
 	}

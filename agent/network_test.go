@@ -89,7 +89,7 @@ func TestAgentConnectsPods(t *testing.T) {
 				networkNode("c", "172.16.0.3", "10.244.2.0/25"), hostPortPod},
 			Network: &NetworkOptions{Resolve: network.Config{Node: "a"}, Socket: socket, Boot: "x",
 				Records: filepath.Join(folder, "records"),
-				Follow: func(ctx context.Context, notify func([]network.Device)) error {
+				Follow: func(ctx context.Context, notify func([]network.Device, bool)) error {
 					return followInterfaces(ctx, interfaces, notify)
 				},
 				OnReady: func() error { return attach.WriteConfig(conf, socket, filepath.Join(folder, "records")) }}}

@@ -69,20 +69,21 @@ func ownNetwork(n *agent.NetworkOptions, folder string) (io.Closer, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.Follow = func(ctx context.Context, notify func([]network.Device)) error {
+	n.Follow = func(ctx context.Context, notify func([]network.Device, bool)) error {
 		return followDevices(ctx, interfaces, notify)
 	}
 	n.OnReady = func() error { return attach.WriteConfig(folder, n.Socket, n.Records) }
 	return interfaces, nil
 }
 
-// followDevices calls notify with the node's devices, and again whenever they have changed, until ctx ends.
-func followDevices(ctx context.Context, interfaces *link.Interfaces, notify func([]network.Device)) error {
+// followDevices calls notify with the node's devices, and whether its kernel has no IPv6 for more, and again whenever
+// they have changed, until ctx ends.
+func followDevices(ctx context.Context, interfaces *link.Interfaces, notify func([]network.Device, bool)) error {
 	return interfaces.Follow(ctx, func(l []link.Interface) {
 		devices := make([]network.Device, 0, len(l))
 		for _, i := range l {
 			devices = append(devices, network.Device{Name: i.Name, MTU: i.MTU, Prefixes: i.Prefixes})
 		}
-		notify(devices)
+		notify(devices, interfaces.NoIPv6())
 	})
 }

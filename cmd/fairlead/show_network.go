@@ -98,7 +98,7 @@ func readNetwork(ctx context.Context, n *nodeFlags) (*shownNetwork, error) {
 		return nil, err
 	}
 	set := c.ResolveNetwork(services)
-	if set.Devices, err = devicesHere(ctx); err != nil {
+	if set.Devices, set.NoIPv6, err = devicesHere(ctx); err != nil {
 		return nil, err
 	}
 	r := network.New(set)
@@ -178,19 +178,20 @@ func inKernel(missing, of int) string {
 	return fmt.Sprintf("%d of %d missing", missing, of)
 }
 
-// devicesHere returns the network devices of the calling thread's network namespace.
-func devicesHere(ctx context.Context) (devices []network.Device, err error) {
+// devicesHere returns the network devices of the calling thread's network namespace, and whether its kernel has no IPv6
+// for more.
+func devicesHere(ctx context.Context) (devices []network.Device, noIPv6 bool, err error) {
 	interfaces, err := link.OpenInterfaces()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	err = followDevices(ctx, interfaces, func(l []network.Device) {
-		devices = l
+	err = followDevices(ctx, interfaces, func(l []network.Device, none bool) {
+		devices, noIPv6 = l, none
 		stop()
 	})
-	return devices, errors.Join(err, interfaces.Close())
+	return devices, noIPv6, errors.Join(err, interfaces.Close())
 }
 
 // recordsOf returns the records of the node's pods; none where no agent has made any.

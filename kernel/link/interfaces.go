@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/kernel/netlink"
+	"fairlead.dev/fairlead/kernel/sysctl"
 )
 
 // Interface is a network device with addresses.
@@ -27,7 +28,10 @@ func (i Interface) Equal(o Interface) bool {
 }
 
 // Interfaces are the interfaces of one network namespace.
-type Interfaces struct{ s, events *netlink.Socket }
+type Interfaces struct {
+	s, events *netlink.Socket
+	noIPv6    *sysctl.File
+}
 
 // OpenInterfaces opens those of the calling thread's namespace.
 func OpenInterfaces() (*Interfaces, error) {
@@ -40,11 +44,19 @@ func OpenInterfaces() (*Interfaces, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("watch interfaces: %w", err), s.Close())
 	}
-	return &Interfaces{s, events}, nil
+	return &Interfaces{s, events, sysctl.OpenOptional("net/ipv6/conf/default/disable_ipv6")}, nil
+}
+
+// NoIPv6 reports whether interfaces that are made have no IPv6: the kernel hasn't, or it is off.
+func (i *Interfaces) NoIPv6() bool {
+	off, err := i.noIPv6.Get()
+	return err != nil || off != "0"
 }
 
 // Close closes the sockets.
-func (i *Interfaces) Close() error { return errors.Join(i.s.Close(), i.events.Close()) }
+func (i *Interfaces) Close() error {
+	return errors.Join(i.s.Close(), i.events.Close(), i.noIPv6.Close())
+}
 
 // Follow calls notify with the interfaces that have addresses, sorted by name, and again whenever they have changed,
 // until ctx ends.

@@ -38,7 +38,7 @@ func (r *Resolver) decide() (d decision) {
 		}
 		return d
 	}
-	ranges := s.accept()
+	ranges := s.supported(s.accept(), own)
 	if !s.findUplinks(own) {
 		d.finish()
 		return d
@@ -71,6 +71,22 @@ func (d *decision) finish() {
 		d.problems = append(d.problems[:mostProblems:mostProblems], source.Problem{Reason: "MoreProblems",
 			Message: fmt.Sprintf("%d more problems of Nodes; correct those that are named first", more)})
 	}
+}
+
+// supported returns the claims whose family the node's kernel has. Those of its own that are left out are problems.
+func (s *survey) supported(claims []claim, own *node) []claim {
+	if !s.known.config.NoIPv6 {
+		return claims
+	}
+	return slices.DeleteFunc(claims, func(c claim) bool {
+		six := c.prefix.Addr().Is6()
+		if six && c.node == own {
+			s.add(own.key(), fmt.Sprintf("spec.podCIDRs[%d]", c.index), "IPv6Off", "no pod gets an address of %s, and pods "+
+				"reach no IPv6 address: IPv6 is off in this node's kernel; set net.ipv6.conf.all.disable_ipv6 to 0, or "+
+				"remove the range", c.prefix)
+		}
+		return six
+	})
 }
 
 // survey is what one decision finds out.

@@ -116,6 +116,9 @@ func TestDecisions(t *testing.T) {
 		"two subnets": {nodes: []string{nodeA, nodeB, nodeC}, want: []string{pods, b[0],
 			"10.244.3.0/24 tunneled 172.16.0.3 0266ac100003 10.244.3.1 src 10.244.1.1", b[1],
 			"fd00:3::/64 tunneled 172.16.0.3 0266ac100003 fe80::66:acff:fe10:3 src fd00:1::1"}},
+		"IPv6 off": {edit: func(c *Config) { c.NoIPv6 = true }, nodes: []string{nodeA, nodeB}, want: []string{
+			"pods [10.244.1.0/24] mtu 1450 tunnel 7:4789 192.168.0.1 0266c0a80001 eth0 [10.244.1.1]", b[0],
+			"problem Node a: spec.podCIDRs[1]: no pod gets an address of fd00:1::/64"}},
 		"always": {edit: func(c *Config) { c.Overlay = Always }, nodes: []string{nodeA, nodeB}, want: []string{pods,
 			"10.244.2.0/24 tunneled 192.168.0.2 0266c0a80002 10.244.2.1 src 10.244.1.1",
 			"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 src fd00:1::1"}},

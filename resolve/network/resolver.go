@@ -43,6 +43,7 @@ type Config struct {
 	DirectReturn bool             // other nodes send packets of external clients through the tunnel, with their source
 	Masquerade   Masquerade
 	Devices      []Device
+	NoIPv6       bool // the node's kernel has no IPv6 for new devices: pods get IPv4 addresses alone
 	// SCTPUnmasqueraded: what masquerades leaves SCTP as it is, which is a problem of Pods that have ports of it
 	SCTPUnmasqueraded bool
 	// AllowedSources is what Pods may name in AllowedSourcesAnnotation
@@ -92,6 +93,12 @@ func (r *Resolver) SetDevices(devices []Device) {
 		return
 	}
 	r.config.Devices, r.stale = slices.Clone(devices), true
+}
+
+// SetNoIPv6 replaces Config.NoIPv6. The next change has what follows from it.
+func (r *Resolver) SetNoIPv6(none bool) {
+	r.stale = r.stale || r.config.NoIPv6 != none
+	r.config.NoIPv6 = none
 }
 
 // Apply makes changes true and returns what changes on the node by them, in a settled order. Kinds that mean nothing to

@@ -133,9 +133,11 @@ func furnish(s *netlink.Socket, a *model.Attachment) error {
 		name = a.Device
 	}
 	if a.Addresses[len(a.Addresses)-1].Is6() {
-		_, _, err := sysctl.Ensure("net/ipv6/conf/"+name+"/disable_ipv6", "0")
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		for _, device := range []string{name, "lo"} { // by the latter it reaches itself
+			_, _, err := sysctl.Ensure("net/ipv6/conf/"+device+"/disable_ipv6", "0")
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
 		}
 	}
 	dev, err := indexOf(s, name)
