@@ -124,7 +124,8 @@ func OpenNetwork(o *NetworkOptions, atDevices bool, ready func() error, pods att
 		}
 	}
 	n.server, err = attach.New(attach.Options{Pool: pool, Line: networkLine(n.planes), Ready: ready,
-		Differs: mode.PodDiffers, Pods: pods, Chained: o.Chained, Log: log})
+		Differs: mode.PodDiffers, Pods: pods, Chained: o.Chained, Log: log,
+		Cut: func(l []netip.Addr) error { return mode.CutFlows(n.planes, l) }})
 	if err == nil {
 		n.listener, err = attach.Listen(o.Socket)
 	}

@@ -30,7 +30,8 @@ type Record struct {
 	End       string       `json:"end,omitempty"`     // Foreign: the node's end of the device, as far as known
 	MTU       int          `json:"mtu"`
 	Device    string       `json:"device,omitempty"` // kind of device, as model.DeviceKind has it; "": veth
-	Reused    []netip.Addr `json:"-"`                // of Addresses, as allocated now: those that another attachment had before
+	// of Addresses, as allocated now: those that another attachment may have had since the node's boot
+	Reused []netip.Addr `json:"-"`
 }
 
 // mostRemembered is how many released addresses are given out in the order of their release, a family.
@@ -44,6 +45,7 @@ const (
 // Pool has the addresses of a node's pods. Its methods may be called from any goroutine.
 type Pool struct {
 	folder string
+	adopts bool // the folder is of a process before this one, of the same boot: which addresses it gave out is not known
 
 	mu       sync.Mutex
 	ranges   []netip.Prefix
@@ -82,6 +84,7 @@ func Open(folder, boot string) (*Pool, error) {
 		}
 		return p, p.write(bootFile, []byte(boot))
 	}
+	p.adopts = true
 	return p, p.load()
 }
 
@@ -314,7 +317,7 @@ func (p *Pool) Allocate(r Record) (Record, error) {
 	if len(p.ranges) == 0 {
 		return r, errors.New("this node has no range of addresses for pods yet")
 	}
-	addresses, err := p.choose(r.Addresses)
+	addresses, fresh, err := p.choose(r.Addresses)
 	if err != nil {
 		return r, err
 	}
@@ -328,13 +331,10 @@ func (p *Pool) Allocate(r Record) (Record, error) {
 	}
 	stored := r
 	p.records[r.ID] = &stored
-	r.Reused = nil
+	r.Reused = slices.DeleteFunc(slices.Clone(r.Addresses), func(a netip.Addr) bool { return fresh[a] && !p.adopts })
 	for _, a := range r.Addresses {
 		i := family(a)
 		p.used[a] = r.ID
-		if slices.Contains(p.released[i], a) {
-			r.Reused = append(r.Reused, a)
-		}
 		p.released[i] = slices.DeleteFunc(p.released[i], func(b netip.Addr) bool { return a == b })
 	}
 	return r, nil
@@ -356,11 +356,13 @@ func (p *Pool) Adopt(r Record) error {
 	return nil
 }
 
-// choose returns a free address of each family that there are ranges of, those requested among them.
-func (p *Pool) choose(requested []netip.Addr) (l []netip.Addr, err error) {
+// choose returns a free address of each family that there are ranges of, those requested among them, and which of them
+// this process has given out to none before.
+func (p *Pool) choose(requested []netip.Addr) (l []netip.Addr, fresh map[netip.Addr]bool, err error) {
+	fresh = map[netip.Addr]bool{}
 	for _, a := range requested {
 		if err := p.mayHave(a); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	for i := range p.released {
@@ -372,13 +374,14 @@ func (p *Pool) choose(requested []netip.Addr) (l []netip.Addr, err error) {
 			l = append(l, requested[j])
 			continue
 		}
-		a, ok := p.next(i, of)
+		a, isFresh, ok := p.next(i, of)
 		if !ok {
-			return nil, &Exhausted{of, p.count(of)}
+			return nil, nil, &Exhausted{of, p.count(of)}
 		}
+		fresh[a] = isFresh
 		l = append(l, a)
 	}
-	return l, nil
+	return l, fresh, nil
 }
 
 // mayHave returns why an attachment can't have an address.
@@ -404,7 +407,7 @@ func (p *Pool) Available() error {
 		if len(of) == 0 {
 			continue
 		}
-		if _, ok := p.next(i, of); !ok {
+		if _, _, ok := p.next(i, of); !ok {
 			return &Exhausted{of, p.count(of)}
 		}
 	}
@@ -422,8 +425,8 @@ func (p *Pool) of(i int) (l []netip.Prefix) {
 }
 
 // next returns the address of some ranges of a family that has been free longest: one that never was in use as far as
-// known, else that which was released first.
-func (p *Pool) next(family int, ranges []netip.Prefix) (netip.Addr, bool) {
+// known, which fresh reports, else that which was released first.
+func (p *Pool) next(family int, ranges []netip.Prefix) (a netip.Addr, fresh, ok bool) {
 	free := func(a netip.Addr) bool { return p.used[a] == "" && !slices.Contains(p.released[family], a) }
 	for _, r := range ranges {
 		a, known := p.fresh[r]
@@ -433,24 +436,24 @@ func (p *Pool) next(family int, ranges []netip.Prefix) (netip.Addr, bool) {
 		for ; r.Contains(a) && a != broadcast(r); a = a.Next() {
 			if free(a) {
 				p.fresh[r] = a
-				return a, true
+				return a, true, true
 			}
 		}
 		p.fresh[r] = a
 	}
 	for _, a := range p.released[family] {
 		if contains(ranges, a) {
-			return a, true
+			return a, false, true
 		}
 	}
 	for _, r := range ranges { // released so long ago that it is forgotten
 		for a := first(r); r.Contains(a) && a != broadcast(r); a = a.Next() {
 			if free(a) {
-				return a, true
+				return a, false, true
 			}
 		}
 	}
-	return netip.Addr{}, false
+	return netip.Addr{}, false, false
 }
 
 // first returns the first address for pods: the one before is the node's own, that before the network's.

@@ -192,7 +192,7 @@ func (n *node) kill() {
 func (n *node) list(version string) *libcni.NetworkConfigList {
 	n.Helper()
 	l, err := libcni.ConfListFromBytes(fmt.Appendf(nil, `{"cniVersion":%q,"name":"fairlead","plugins":[
-		{"type":"fairlead-cni","socket":%q,"records":%q}]}`, version, filepath.Join(n.folder, "cni.sock"),
+		{"type":"fairlead-cni","capabilities":{"ips":true},"socket":%q,"records":%q}]}`, version, filepath.Join(n.folder, "cni.sock"),
 		filepath.Join(n.folder, "records")))
 	n.must(err)
 	return l
@@ -515,6 +515,8 @@ func TestDeviceThatIsDeletedComesBack(t *testing.T) {
 	device := cni.Device(cni.Key(p.conf.ContainerID, "eth0"))
 	for name, command := range map[string]string{"deleted": "ip link del DEV", "down": "ip link set DEV down",
 		"MAC": "ip link set DEV address 02:00:00:00:00:09", "MTU": "ip link set DEV mtu 1300",
+		"forwarding": "sysctl -qw net.ipv4.conf.DEV.forwarding=0", "all forwarding": "sysctl -qw net.ipv4.ip_forward=0; " +
+			"sysctl -qw net.ipv4.ip_forward=1",
 		"routes": "ip route flush proto 251; ip -6 route flush proto 251", "neighbours": "ip neigh flush dev DEV nud " +
 			"permanent"} {
 		n.must(n.do(func() error {
@@ -889,6 +891,20 @@ func TestReversePathFilters(t *testing.T) {
 			if _, err := n.request(from, q.addresses[0]); err != nil {
 				t.Errorf("rp_filter %s: %v", value, err)
 			}
+		}
+	}
+}
+
+// TestNewDevicesForward has pods connect where devices that are made forward nothing by default.
+func TestNewDevicesForward(t *testing.T) {
+	n := newNode(t)
+	n.must(sysctl.Set(n.ns, sysctl.Setting{Name: "net/ipv4/conf/default/forwarding", Value: "0"}))
+	p, q := n.newPod("web"), n.newPod("db")
+	n.must(errors.Join(n.add("1.1.0", p), n.add("1.1.0", q)))
+	n.serve(q.ns)
+	for _, a := range q.addresses {
+		if _, err := n.request(p.ns, a); err != nil {
+			t.Errorf("%s: %v", a, err)
 		}
 	}
 }

@@ -46,6 +46,8 @@ type Options struct {
 	Ready func() error
 	// returns how an attachment's pod, in whose network namespace the calling thread is, isn't as it was made; "": it is
 	Differs func(*model.Attachment) (string, error)
+	// removes flows to and from addresses that others than connection tracking hold; nil: there are none
+	Cut     func([]netip.Addr) error
 	Pods    Pods // nil: attachments are all that pods need
 	Chained bool // another plugin connects pods: Line has no attachments, Pool no ranges
 	Log     *slog.Logger
@@ -457,9 +459,14 @@ func (s *Server) allocate(id string, r cni.Request) (*model.Attachment, error) {
 	return AttachmentOf(record), nil
 }
 
-// cut removes connection tracking's entries to and from addresses that another pod had: what they translate would reach
-// the one that has the address now.
+// cut removes flows to and from addresses that another pod had: what they translate would reach the one that has the
+// address now.
 func (s *Server) cut(reused []netip.Addr) error {
+	if s.options.Cut != nil && len(reused) > 0 {
+		if err := s.options.Cut(reused); err != nil {
+			return fmt.Errorf("cut the connections of the pods that had %v: %w", reused, err)
+		}
+	}
 	for _, a := range reused {
 		family := uint8(unix.AF_INET)
 		if a.Is6() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net/netip"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/network/attachment"
@@ -21,6 +22,7 @@ type NetworkPlane struct {
 	reconcile.Runner[model.NetworkPart]
 	Name    string
 	dropped func() (map[string]uint64, error) // nil: it drops nothing
+	cut     func([]netip.Addr) error          // nil: it has no flows
 }
 
 // NetworkDropped returns how many packets planes have dropped, by reason.
@@ -31,6 +33,16 @@ func NetworkDropped(planes []NetworkPlane) (map[string]uint64, error) {
 		}
 	}
 	return nil, nil
+}
+
+// CutFlows removes the flows that planes hold to and from addresses.
+func CutFlows(planes []NetworkPlane, addresses []netip.Addr) (err error) {
+	for _, p := range planes {
+		if p.cut != nil {
+			err = errors.Join(err, p.cut(addresses))
+		}
+	}
+	return err
 }
 
 // networkPlane is what a plane of the pod network must be.
@@ -101,6 +113,9 @@ func openNetworkPlane[K dataplane.Key, V comparable, P networkPlane[K, V]](name 
 		Dropped() (map[string]uint64, error)
 	}); is {
 		plane.dropped = d.Dropped
+	}
+	if c, is := any(p).(interface{ CutFlows([]netip.Addr) error }); is {
+		plane.cut = c.CutFlows
 	}
 	return plane, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -156,6 +157,48 @@ func alive(path string, counts func(deviceNatState) bool) (n int, err error) {
 		}
 	})
 	return n, err
+}
+
+// CutFlows removes the NAT entries of the programs at devices, of maps in a folder of frontends, that lead packets to
+// addresses or translate packets from them. What comes of such a flow later is the first packet of a new one.
+func CutFlows(folder string, addresses []netip.Addr) error {
+	of := make(map[[4]uint32]bool, len(addresses))
+	for _, a := range addresses {
+		of[Words(a)] = true
+	}
+	var errs []error
+	for _, name := range []string{deviceMapFlNatDst, deviceMapFlNatSrc} {
+		held, err := filepath.Glob(filepath.Join(folder, stateFolder, pinNames[name]+"-*"))
+		errs = append(errs, err)
+		for _, path := range held {
+			errs = append(errs, cutFlows(path, of))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// cutFlows removes the entries of a map that have one of the addresses. A map of another version's form stays as it is.
+func cutFlows(path string, of map[[4]uint32]bool) error {
+	entries, err := pinned[Tuple, NatEntry](path)
+	if entries == nil {
+		if errors.Is(err, ErrForm) {
+			return nil
+		}
+		return err
+	}
+	defer entries.Close()
+	var cut []Tuple
+	err = all(entries, func(t Tuple, w NatEntry) {
+		if of[t.Source.Word] || of[t.Destination.Word] || of[w.To.Address.Word] || of[w.From.Address.Word] {
+			cut = append(cut, t)
+		}
+	})
+	for _, t := range cut {
+		if e := entries.Delete(t); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, fmt.Errorf("bpf: delete a NAT entry: %w", e))
+		}
+	}
+	return err
 }
 
 // opensFlow reports whether an entry of fl_nat_dst stands for its flow: a client's, or that of a port which

@@ -138,6 +138,11 @@ func (p *DevicePlane) Write(_ context.Context, put, del []RangeFact) (err error)
 	return err
 }
 
+// CutFlows removes the flows of the programs at devices to and from addresses.
+func (p *DevicePlane) CutFlows(addresses []netip.Addr) error {
+	return bpf.CutFlows(p.folder, addresses)
+}
+
 // HeldAtDevices reports whether programs at devices have ranges to masquerade by, in the calling thread's network
 // namespace.
 func HeldAtDevices() (held bool, err error) {

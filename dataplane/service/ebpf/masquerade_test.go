@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -115,6 +116,51 @@ func (o *outside) sends(pod string, p model.Protocol, to netip.AddrPort, from ne
 		client = reply.Client
 	})
 	return client, err
+}
+
+// TestFlowsOfAnAddressAreCut has a pod send datagrams out of the cluster: replies reach it until its flows are cut.
+func TestFlowsOfAnAddressAreCut(t *testing.T) {
+	withOutside(t, func(o *outside) {
+		o.masquerades()
+		plane, err := masquerade.NewDevice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer plane.Close()
+		for six, address := range beyondAddrs {
+			var server, client *net.UDPConn
+			at := net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 5555))
+			o.beyond(func() { server, err = net.ListenUDP("udp", at) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer server.Close()
+			o.in("a", func() { client, err = net.DialUDP("udp", nil, at) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			buffer := make([]byte, 10)
+			_, err := client.Write([]byte("x"))
+			server.SetReadDeadline(time.Now().Add(5 * time.Second))
+			_, from, err2 := server.ReadFrom(buffer)
+			if err := errors.Join(err, err2); err != nil {
+				t.Fatal(err)
+			}
+			for _, reaches := range []bool{true, false} {
+				wait := 5 * time.Second
+				if !reaches {
+					wait = 300 * time.Millisecond
+					err = plane.CutFlows([]netip.Addr{netip.MustParseAddr(podAddrs["a"][six])})
+				}
+				_, err2 := server.WriteTo([]byte("y"), from)
+				client.SetReadDeadline(time.Now().Add(wait))
+				if _, failed := client.Read(buffer); err != nil || err2 != nil || (failed == nil) != reaches {
+					t.Errorf("%s: a reply gets %v, want one: %t; %v, %v", address, failed, reaches, err, err2)
+				}
+			}
+		}
+	})
 }
 
 // TestMasqueradeByProgram has pods send out of the cluster, and clients there send to pods.
