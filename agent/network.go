@@ -125,7 +125,7 @@ func OpenNetwork(o *NetworkOptions, atDevices bool, ready func() error, pods att
 	}
 	n.server, err = attach.New(attach.Options{Pool: pool, Line: networkLine(n.planes), Ready: ready,
 		Differs: mode.PodDiffers, Pods: pods, Chained: o.Chained, Log: log,
-		Cut: func(l []netip.Addr) error { return mode.CutFlows(n.planes, l) }})
+		Cut: func(of func(netip.Addr) bool) error { return mode.CutFlows(n.planes, of) }})
 	if err == nil {
 		n.listener, err = attach.Listen(o.Socket)
 	}
@@ -180,7 +180,7 @@ func (n *Network) follow(ctx context.Context, set func([]network.Device, bool)) 
 	return n.Follow(ctx, set)
 }
 
-// setDevices takes in the node's devices, and whether its kernel has no IPv6 for pods'. Apply hands on what follows.
+// setDevices sets the node's devices, and whether its kernel has no IPv6 for pods'. What follows comes with Apply.
 func (n *Network) setDevices(l []network.Device, noIPv6 bool) {
 	n.resolver.SetDevices(l)
 	n.resolver.SetNoIPv6(noIPv6)

@@ -45,9 +45,9 @@ const (
 // Pool has the addresses of a node's pods. Its methods may be called from any goroutine.
 type Pool struct {
 	folder string
-	adopts bool // the folder is of a process before this one, of the same boot: which addresses it gave out is not known
 
 	mu       sync.Mutex
+	adopts   bool // the folder is of a process before this one, of the same boot: which addresses it gave out is not known
 	ranges   []netip.Prefix
 	records  map[string]*Record
 	used     map[netip.Addr]string // IDs
@@ -331,13 +331,26 @@ func (p *Pool) Allocate(r Record) (Record, error) {
 	}
 	stored := r
 	p.records[r.ID] = &stored
-	r.Reused = slices.DeleteFunc(slices.Clone(r.Addresses), func(a netip.Addr) bool { return fresh[a] && !p.adopts })
+	r.Reused = slices.DeleteFunc(slices.Clone(r.Addresses), func(a netip.Addr) bool { return fresh[a] })
 	for _, a := range r.Addresses {
 		i := family(a)
 		p.used[a] = r.ID
 		p.released[i] = slices.DeleteFunc(p.released[i], func(b netip.Addr) bool { return a == b })
 	}
 	return r, nil
+}
+
+// Settle calls cut where it is not known which addresses a process before this one gave out, once: with a function that
+// reports whether an address is free. If cut returns an error, so does Settle, and it is due again.
+func (p *Pool) Settle(cut func(free func(netip.Addr) bool) error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.adopts || len(p.ranges) == 0 {
+		return nil
+	}
+	err := cut(func(a netip.Addr) bool { return p.used[a] == "" && contains(p.ranges, a) })
+	p.adopts = err != nil
+	return err
 }
 
 // Adopt records an attachment that another plugin made, with the addresses that it has, in place of what is recorded of

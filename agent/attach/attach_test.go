@@ -192,8 +192,8 @@ func (n *node) kill() {
 func (n *node) list(version string) *libcni.NetworkConfigList {
 	n.Helper()
 	l, err := libcni.ConfListFromBytes(fmt.Appendf(nil, `{"cniVersion":%q,"name":"fairlead","plugins":[
-		{"type":"fairlead-cni","capabilities":{"ips":true},"socket":%q,"records":%q}]}`, version, filepath.Join(n.folder, "cni.sock"),
-		filepath.Join(n.folder, "records")))
+		{"type":"fairlead-cni","capabilities":{"ips":true},"socket":%q,"records":%q}]}`, version,
+		filepath.Join(n.folder, "cni.sock"), filepath.Join(n.folder, "records")))
 	n.must(err)
 	return l
 }
@@ -515,8 +515,7 @@ func TestDeviceThatIsDeletedComesBack(t *testing.T) {
 	device := cni.Device(cni.Key(p.conf.ContainerID, "eth0"))
 	for name, command := range map[string]string{"deleted": "ip link del DEV", "down": "ip link set DEV down",
 		"MAC": "ip link set DEV address 02:00:00:00:00:09", "MTU": "ip link set DEV mtu 1300",
-		"forwarding": "sysctl -qw net.ipv4.conf.DEV.forwarding=0", "all forwarding": "sysctl -qw net.ipv4.ip_forward=0; " +
-			"sysctl -qw net.ipv4.ip_forward=1",
+		"forwarding": "sysctl -qw net.ipv4.conf.DEV.forwarding=0", "all forwarding": "sysctl -qw net.ipv4.ip_forward=0",
 		"routes": "ip route flush proto 251; ip -6 route flush proto 251", "neighbours": "ip neigh flush dev DEV nud " +
 			"permanent"} {
 		n.must(n.do(func() error {

@@ -100,7 +100,7 @@ func (o *oldFlows) leave(p *pod) {
 		})
 		o.sendOut(p, i)
 	}
-	for end := time.Now().Add(10 * time.Second); o.count(o.ns, "opened") < 2; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); o.count(o.ns, "opened") < 2; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			o.Fatal("no connection is opening")
 		}
@@ -161,8 +161,10 @@ func TestOldFlowsDoNotReachNewPod(t *testing.T) {
 	n.agent.server.SetNetwork(&model.Network{Ranges: ranges, MTU: 1450})
 	outside := netnstest.New(t)
 	n.shell(n.ns, fmt.Sprintf(`ip link add wire type veth peer name eth0 netns %s
-		ip address add 192.0.2.9/24 dev wire; ip address add 2001:db8::9/64 dev wire nodad; ip link set wire up`, outside.Name))
-	n.shell(outside, `ip address add 192.0.2.1/24 dev eth0; ip address add 2001:db8::1/64 dev eth0 nodad; ip link set eth0 up`)
+		ip address add 192.0.2.9/24 dev wire; ip address add 2001:db8::9/64 dev wire nodad; ip link set wire up`,
+		outside.Name))
+	n.shell(outside, `ip address add 192.0.2.1/24 dev eth0; ip address add 2001:db8::1/64 dev eth0 nodad
+		ip link set eth0 up`)
 	client := n.newPod("client")
 	n.must(n.add("1.1.0", client))
 	n.shell(client.ns, `nft 'table inet x { chain c { type filter hook input priority 0;

@@ -47,7 +47,7 @@ type Options struct {
 	// returns how an attachment's pod, in whose network namespace the calling thread is, isn't as it was made; "": it is
 	Differs func(*model.Attachment) (string, error)
 	// removes flows to and from addresses that others than connection tracking hold; nil: there are none
-	Cut     func([]netip.Addr) error
+	Cut     func(of func(netip.Addr) bool) error
 	Pods    Pods // nil: attachments are all that pods need
 	Chained bool // another plugin connects pods: Line has no attachments, Pool no ranges
 	Log     *slog.Logger
@@ -412,6 +412,9 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 	ctx, cancel := context.WithTimeout(ctx, s.options.AddWait)
 	defer cancel()
 	err = s.put(ctx, a, ns)
+	if err == nil && !s.options.Chained && (was == nil || was.NetNS != r.NetNS) { // else its pod may do as it likes
+		err = s.await(ctx, a, ns)
+	}
 	if err == nil && s.options.Pods != nil {
 		err = s.options.Pods.Attach(ctx, a, r.Ports)
 	}
@@ -446,6 +449,9 @@ func (s *Server) allocate(id string, r cni.Request) (*model.Attachment, error) {
 	s.mu.Lock()
 	mtu, kind := s.network.MTU, s.network.Device
 	s.mu.Unlock()
+	if err := s.options.Pool.Settle(s.cut); err != nil {
+		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
+	}
 	record, err := s.options.Pool.Allocate(ipam.Record{ID: id, Pod: r.Pod, Interface: r.Interface, NetNS: r.NetNS,
 		Network: r.Network, MTU: mtu, Addresses: r.IPs, Device: kind.String()})
 	if inUse := (*ipam.InUse)(nil); errors.As(err, &inUse) {
@@ -453,30 +459,29 @@ func (s *Server) allocate(id string, r cni.Request) (*model.Attachment, error) {
 	} else if err != nil {
 		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
 	}
-	if err := s.cut(record.Reused); err != nil {
-		return nil, errors.Join(err, s.options.Pool.Release(id))
+	if l := record.Reused; len(l) > 0 {
+		if err := s.cut(func(a netip.Addr) bool { return slices.Contains(l, a) }); err != nil {
+			return nil, errors.Join(err, s.options.Pool.Release(id))
+		}
 	}
 	return AttachmentOf(record), nil
 }
 
 // cut removes flows to and from addresses that another pod had: what they translate would reach the one that has the
 // address now.
-func (s *Server) cut(reused []netip.Addr) error {
-	if s.options.Cut != nil && len(reused) > 0 {
-		if err := s.options.Cut(reused); err != nil {
-			return fmt.Errorf("cut the connections of the pods that had %v: %w", reused, err)
-		}
+func (s *Server) cut(of func(netip.Addr) bool) error {
+	var err error
+	if s.options.Cut != nil {
+		err = s.options.Cut(of)
 	}
-	for _, a := range reused {
-		family := uint8(unix.AF_INET)
-		if a.Is6() {
-			family = unix.AF_INET6
-		}
-		if _, err := s.flows.Cut(family, func(f conntrack.Flow) bool {
-			return f.Source.Addr() == a || f.Destination.Addr() == a || f.ReplySource.Addr() == a
-		}); err != nil {
-			return fmt.Errorf("cut the connections of the pod that had %s: %w", a, err)
-		}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		_, failed := s.flows.Cut(family, func(f conntrack.Flow) bool {
+			return of(f.Source.Addr()) || of(f.Destination.Addr()) || of(f.ReplySource.Addr())
+		})
+		err = errors.Join(err, failed)
+	}
+	if err != nil {
+		return fmt.Errorf("cut the connections of pods that have gone: %w", err)
 	}
 	return nil
 }
@@ -490,9 +495,6 @@ func (s *Server) put(ctx context.Context, a *model.Attachment, ns *os.File) erro
 	s.exchange(a.ID, &made)
 	err := s.options.Line.SyncOwner(ctx, ownerOf(a.ID))
 	s.exchange(a.ID, a)
-	if err == nil && !s.options.Chained {
-		err = s.await(ctx, a, ns)
-	}
 	return err
 }
 
@@ -519,7 +521,7 @@ func (s *Server) await(ctx context.Context, a *model.Attachment, ns *os.File) er
 }
 
 // lacks returns what a new attachment still lacks, "" for nothing: both ends of its device are to pass packets, and the
-// pod to take packets to its IPv6 address. pod is a socket in its network namespace.
+// pod to take packets to its addresses. pod is a socket in its network namespace.
 func (s *Server) lacks(a *model.Attachment, pod *netlink.Socket) (string, error) {
 	if !a.Kind.IPVLAN() {
 		for _, end := range []struct {

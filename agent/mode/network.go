@@ -22,7 +22,7 @@ type NetworkPlane struct {
 	reconcile.Runner[model.NetworkPart]
 	Name    string
 	dropped func() (map[string]uint64, error) // nil: it drops nothing
-	cut     func([]netip.Addr) error          // nil: it has no flows
+	cut     func(func(netip.Addr) bool) error // nil: it has no flows
 }
 
 // NetworkDropped returns how many packets planes have dropped, by reason.
@@ -36,10 +36,10 @@ func NetworkDropped(planes []NetworkPlane) (map[string]uint64, error) {
 }
 
 // CutFlows removes the flows that planes hold to and from addresses.
-func CutFlows(planes []NetworkPlane, addresses []netip.Addr) (err error) {
+func CutFlows(planes []NetworkPlane, of func(netip.Addr) bool) (err error) {
 	for _, p := range planes {
 		if p.cut != nil {
-			err = errors.Join(err, p.cut(addresses))
+			err = errors.Join(err, p.cut(of))
 		}
 	}
 	return err
@@ -114,7 +114,9 @@ func openNetworkPlane[K dataplane.Key, V comparable, P networkPlane[K, V]](name 
 	}); is {
 		plane.dropped = d.Dropped
 	}
-	if c, is := any(p).(interface{ CutFlows([]netip.Addr) error }); is {
+	if c, is := any(p).(interface {
+		CutFlows(func(netip.Addr) bool) error
+	}); is {
 		plane.cut = c.CutFlows
 	}
 	return plane, nil

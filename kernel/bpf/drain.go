@@ -161,11 +161,7 @@ func alive(path string, counts func(deviceNatState) bool) (n int, err error) {
 
 // CutFlows removes the NAT entries of the programs at devices, of maps in a folder of frontends, that lead packets to
 // addresses or translate packets from them. What comes of such a flow later is the first packet of a new one.
-func CutFlows(folder string, addresses []netip.Addr) error {
-	of := make(map[[4]uint32]bool, len(addresses))
-	for _, a := range addresses {
-		of[Words(a)] = true
-	}
+func CutFlows(folder string, of func(netip.Addr) bool) error {
 	var errs []error
 	for _, name := range []string{deviceMapFlNatDst, deviceMapFlNatSrc} {
 		held, err := filepath.Glob(filepath.Join(folder, stateFolder, pinNames[name]+"-*"))
@@ -178,7 +174,7 @@ func CutFlows(folder string, addresses []netip.Addr) error {
 }
 
 // cutFlows removes the entries of a map that have one of the addresses. A map of another version's form stays as it is.
-func cutFlows(path string, of map[[4]uint32]bool) error {
+func cutFlows(path string, of func(netip.Addr) bool) error {
 	entries, err := pinned[Tuple, NatEntry](path)
 	if entries == nil {
 		if errors.Is(err, ErrForm) {
@@ -189,7 +185,8 @@ func cutFlows(path string, of map[[4]uint32]bool) error {
 	defer entries.Close()
 	var cut []Tuple
 	err = all(entries, func(t Tuple, w NatEntry) {
-		if of[t.Source.Word] || of[t.Destination.Word] || of[w.To.Address.Word] || of[w.From.Address.Word] {
+		isOf := func(words [4]uint32) bool { return of(Addr(words)) }
+		if isOf(t.Source.Word) || isOf(t.Destination.Word) || isOf(w.To.Address.Word) || isOf(w.From.Address.Word) {
 			cut = append(cut, t)
 		}
 	})

@@ -139,8 +139,8 @@ func (p *DevicePlane) Write(_ context.Context, put, del []RangeFact) (err error)
 }
 
 // CutFlows removes the flows of the programs at devices to and from addresses.
-func (p *DevicePlane) CutFlows(addresses []netip.Addr) error {
-	return bpf.CutFlows(p.folder, addresses)
+func (p *DevicePlane) CutFlows(of func(netip.Addr) bool) error {
+	return bpf.CutFlows(p.folder, of)
 }
 
 // HeldAtDevices reports whether programs at devices have ranges to masquerade by, in the calling thread's network

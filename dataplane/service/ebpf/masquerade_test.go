@@ -151,7 +151,7 @@ func TestFlowsOfAnAddressAreCut(t *testing.T) {
 				wait := 5 * time.Second
 				if !reaches {
 					wait = 300 * time.Millisecond
-					err = plane.CutFlows([]netip.Addr{netip.MustParseAddr(podAddrs["a"][six])})
+					err = plane.CutFlows(func(a netip.Addr) bool { return a == netip.MustParseAddr(podAddrs["a"][six]) })
 				}
 				_, err2 := server.WriteTo([]byte("y"), from)
 				client.SetReadDeadline(time.Now().Add(wait))
