@@ -25,8 +25,8 @@ type PolicyOptions struct {
 	Why     string // that engine, for people
 	Resolve policy.Config
 	Devices Devices // by which pods are reached; nil: pods may send by any
-	// AnySource has packets of pods' addresses pass whatever device they come in by, and that told: without Devices alone
-	// something else checks.
+	// AnySource has packets of pods' addresses pass whatever device they come in by, and a problem say so. With Devices
+	// nil they pass too, since the pod network's guard drops forged ones.
 	AnySource bool
 	// Resolvers teach the addresses of domain names.
 	Resolvers Resolvers
@@ -337,9 +337,9 @@ func (p *Policies) counts() map[string]int {
 var (
 	engineDesc = prometheus.NewDesc("fairlead_policy_engine", "1 for the policy engine in use; none where policies are "+
 		"off. With audit, policies drop nothing.", []string{"engine", "audit"}, nil)
-	sourceCheckDesc = prometheus.NewDesc("fairlead_policy_source_check", "1 while packets with a pod's address are "+
-		"dropped where they come in by another device than the pod's, 0 with policy.sourceCheck Never; none where policies "+
-		"are off.", nil, nil)
+	sourceCheckDesc = prometheus.NewDesc("fairlead_policy_source_check", "1 with policy.sourceCheck Always: packets "+
+		"with a pod's address are dropped where they come in by another device than the pod's, as far as it has one. 0 with "+
+		"Never; none where policies are off.", nil, nil)
 	policyPartsDesc = prometheus.NewDesc("fairlead_policy_parts", "What policies come to on this node: addresses of pods "+
 		"on it (subjects), what decides for them (rulesets, peer_tables, peer_verdicts), and the addresses that policies "+
 		"name (peers).", []string{"kind"}, nil)

@@ -46,7 +46,7 @@ func RunAll(ctx context.Context, experiments []experiment.Experiment, o experime
 	for i, e := range experiments {
 		s.Ended = time.Now().Round(0)
 		if err := s.Write(dir); err != nil {
-			return "", err
+			return dir, err
 		}
 		if limited.Err() != nil {
 			s.Parts = append(s.Parts, report.SuitePart{Experiment: e.Name, Question: e.Short, Outcome: ended(ctx)})

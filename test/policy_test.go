@@ -274,19 +274,28 @@ func TestSourceCheckFollowsTheConfiguration(t *testing.T) {
 		f.send("cart-1")
 		return drops()
 	})
-	for f.answered(100*time.Millisecond) != 0 { // until it was
-	}
-	f.send("cart-1")
-	if p := f.send("client"); f.answered(5*time.Second) != p {
-		t.Error("a packet by another device is answered, or the pod's own isn't")
+	forged := f.send("cart-1")
+	for p := f.send("client"); ; {
+		switch f.answered(20 * time.Second) {
+		case p:
+		case forged:
+			t.Error("a packet by another device is answered")
+			continue
+		case 0:
+			t.Error("the pod's own packet is not answered")
+		default:
+			continue // from before it was dropped
+		}
+		break
 	}
 	if page := status(t, name, "b"); !strings.Contains(page, `"sourceCheck":true`) ||
 		strings.Contains(page, "SourcesNotChecked") {
 		t.Errorf("the status says nothing of it: %s", page)
 	}
 	check("Never")
+	last := f.port
 	eventually(t, "a packet by another device is answered", func() bool {
-		p := f.send("cart-1")
-		return f.answered(100*time.Millisecond) == p
+		f.send("cart-1")
+		return f.answered(100*time.Millisecond) > last
 	})
 }

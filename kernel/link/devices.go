@@ -104,7 +104,7 @@ func Gone(m netlink.Message) bool { return m.Type == unix.RTM_DELLINK }
 func Renamed() func(netlink.Message) bool { return differing(NameIn) }
 
 // differing returns a function that reports whether an interface has come or gone, or f returns something else of it
-// than before. The kernel tells of a pod's device some ten times while it is made.
+// than before. While a pod's device is made, the kernel reports some ten changes of it.
 func differing[T comparable](f func(netlink.Message) T) func(netlink.Message) bool {
 	known := map[int]T{}
 	return func(m netlink.Message) bool {

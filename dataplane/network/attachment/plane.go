@@ -27,7 +27,7 @@ import (
 type Plane struct {
 	ns      *netns.Namespace
 	s       *netlink.Socket
-	devices atomic.Pointer[map[int]link.Veth] // those of pods' routes, by interface index, as last read or written
+	devices atomic.Pointer[map[int]link.Veth] // those of pods' routes, by interface index, as first read or last written
 }
 
 var (
@@ -55,23 +55,25 @@ func New() (*Plane, error) {
 // Close closes the plane's handles. The kernel keeps what was written.
 func (p *Plane) Close() error { return errors.Join(p.s.Close(), p.ns.Close()) }
 
-// own returns this package's devices by interface index, but those that are released. It records them for Watch, with
-// the node's own child of the uplink.
+// own returns this package's devices by interface index, but those that are released. For Watch it records those not
+// known yet, with the node's own child of the uplink: what others change of a known one, Watch has to report.
 func (p *Plane) own() (map[int]link.Veth, error) {
 	all, err := link.Veths(p.s, "")
 	if err != nil {
 		return nil, err
 	}
-	watched := map[int]link.Veth{}
+	known, watched := *p.devices.Load(), map[int]link.Veth{}
 	for index, v := range all {
-		if isChild(v) {
+		own := strings.HasPrefix(v.Alias, alias) && v.Group != link.ReleasedGroup
+		if !own {
+			delete(all, index)
+		}
+		if own || isChild(v) {
+			if was := known[index]; was.Name == v.Name {
+				v = was
+			}
 			watched[index] = v
 		}
-		if !strings.HasPrefix(v.Alias, alias) || v.Group == link.ReleasedGroup {
-			delete(all, index)
-			continue
-		}
-		watched[index] = v
 	}
 	p.devices.Store(&watched)
 	return all, nil
@@ -132,14 +134,14 @@ func acceptRA(device string) string { return "net/ipv6/conf/" + device + "/accep
 func (p *Plane) settings(devices map[int]link.Veth) (l []Fact, err error) {
 	err = p.ns.Do(func() error {
 		for _, v := range devices {
-			f := Fact{Key: Key{Kind: KindSetting, Device: v.Name}}
+			var other []string
 			if n, err := sysctl.Number(acceptRA(v.Name)); err == nil && n != 0 {
-				f.Value.Other = fmt.Sprintf("accept_ra %d", n)
+				other = append(other, fmt.Sprintf("accept_ra %d", n))
 			}
 			if n, err := sysctl.Number(network.Forwarding(v.Name)); err == nil && n == 0 {
-				f.Value.Other += "forwarding off"
+				other = append(other, "forwarding off")
 			}
-			l = append(l, f)
+			l = append(l, Fact{Key: Key{Kind: KindSetting, Device: v.Name}, Value: Value{Other: strings.Join(other, ", ")}})
 		}
 		return nil
 	})
@@ -187,8 +189,7 @@ type writer struct {
 	index     map[string]int       // of devices, by name
 }
 
-// find reads the interface indexes of facts' devices. Of these alone Watch learns: what others do meanwhile to another
-// must be told.
+// find reads the interface indexes of facts' devices, and records for Watch those that were made or are not known.
 func (w *writer) find(facts []Fact) error {
 	w.index = map[string]int{}
 	watched := maps.Clone(*w.devices.Load())
@@ -202,10 +203,11 @@ func (w *writer) find(facts []Fact) error {
 			return err
 		}
 		w.index[name] = index
-		if made, is := w.made[name]; is {
-			made.Kind, v = v.Kind, made
-		}
-		if index != 0 {
+		made, is := w.made[name]
+		made.Kind = v.Kind
+		if _, known := watched[index]; is && index != 0 {
+			watched[index] = made
+		} else if !known && index != 0 {
 			watched[index] = v
 		}
 	}

@@ -94,8 +94,8 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 		}
 		seen[r.To] = true
 	}
-	p.observe(l, names)
 	l = slices.Concat(l, p.readSettings(routes), tunnel, ipip, child)
+	p.observe(l, names)
 	return append(l, p.readForwarding(l)...), err
 }
 
@@ -214,7 +214,7 @@ func (p *Plane) readVXLAN(names map[int]string) (l []Fact, err error) {
 	return l, err
 }
 
-// observe records which devices matter to Watch, those of routes among facts with those before.
+// observe records which devices matter to Watch, those of routes and uplinks among facts with those before.
 func (p *Plane) observe(facts []Fact, names map[int]string) {
 	now := devices{}
 	for _, name := range ownedDevices {
@@ -224,7 +224,7 @@ func (p *Plane) observe(facts []Fact, names map[int]string) {
 		now[name] = 0
 	}
 	for _, f := range facts {
-		if f.Key.Kind == KindRoute && f.Value.Device != "" {
+		if f.Value.Device != "" {
 			now[f.Value.Device] = 0
 		}
 	}

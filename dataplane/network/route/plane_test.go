@@ -210,20 +210,22 @@ func TestReversePathFilters(t *testing.T) {
 // TestForwardingComesBack has another program switch forwarding off, of all devices and of single ones.
 func TestForwardingComesBack(t *testing.T) {
 	c := newCluster(t)
-	for name, script := range map[string]string{
-		"IPv4":                "sysctl -qw net.ipv4.ip_forward=0",
-		"IPv6":                "sysctl -qw net.ipv6.conf.all.forwarding=0",
-		"the uplink's":        "sysctl -qw net.ipv4.conf.eth0.forwarding=0",
-		"the tunnel's":        "sysctl -qw net.ipv4.conf.fl-vxlan.forwarding=0",
-		"of devices to come":  "sysctl -qw net.ipv4.conf.default.forwarding=0; ip link del fl-vxlan",
-		"of all and of a new": "sysctl -qw net.ipv4.ip_forward=0; ip link del fl-vxlan",
+	for _, off := range []struct{ what, script string }{ // what others repair, too, comes later
+		{"the uplink's", "sysctl -qw net.ipv4.conf.eth0.forwarding=0"},
+		{"the tunnel's", "sysctl -qw net.ipv4.conf.fl-vxlan.forwarding=0"},
+		{"IPv4", "sysctl -qw net.ipv4.ip_forward=0"},
+		{"IPv6", "sysctl -qw net.ipv6.conf.all.forwarding=0"},
+		{"of devices to come", "sysctl -qw net.ipv4.conf.default.forwarding=0; ip link del fl-vxlan"},
+		{"of all and of a new", "sysctl -qw net.ipv4.ip_forward=0; ip link del fl-vxlan"},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(off.what, func(t *testing.T) {
 			d := *c
 			d.T = t
-			d.shell(c.nodes["a"].ns, script)
-			d.repaired(c.nodes["a"])
-			d.connected()
+			for _, n := range []*node{c.nodes["a"], c.nodes["c"]} { // c reaches others by the tunnel alone
+				d.shell(n.ns, off.script)
+				d.repaired(n)
+				d.connected()
+			}
 		})
 	}
 }

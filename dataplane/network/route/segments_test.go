@@ -148,7 +148,7 @@ func (c *cluster) eachOffload(f func(what string)) {
 
 // TestStreamsPassInSegments sends streams with a last segment just above the largest, with and without the offloads
 // that join and cut segments: none may be lost for its size. A busy machine sends some again without a loss, so that
-// one of three tries must do without.
+// one of twenty tries must do without: what is lost for its size is lost each time.
 func TestStreamsPassInSegments(t *testing.T) {
 	c := newCluster(t)
 	targets := c.targets()
