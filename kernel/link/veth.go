@@ -176,9 +176,9 @@ func VethNamed(s *netlink.Socket, name string) (index int, v Veth, err error) {
 	return index, v, err
 }
 
-// Operational reports whether the device of that name passes packets: its operational state is up (RFC 2863). After its
-// carrier has come the kernel sees to that in the background; since Linux 6.8 at once where it is asked. One that is not
-// there is an error.
+// Operational reports whether the device of that name passes packets: its operational state is up (RFC 2863). After
+// its carrier has come the kernel sees to that in the background; since Linux 6.8 at once where it is asked. A device
+// that is not there is an error.
 func Operational(s *netlink.Socket, name string) (up bool, err error) {
 	const operUp = 6 // IF_OPER_UP
 	found := false
