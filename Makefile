@@ -29,8 +29,8 @@ FORCE:
 
 .PHONY: image
 image: binaries ## bin/fairlead-image.tar: a container image for ARCHS, without a daemon; BASE= puts it on another image, PUSH= sends it there
-	cd deploy && $(GO) run -mod=mod ./image $(ARCHS:%=--binary %=../bin/fairlead-linux-%) \
-	  $(ARCHS:%=--plugin %=../bin/fairlead-cni-linux-%) --base '$(BASE)' --tools=$(if $(BASE),false,true) \
+	cd deploy && $(GO) run -mod=mod ./image $(foreach a,$(ARCHS),--binary $a=../bin/fairlead-linux-$a) \
+	  $(foreach a,$(ARCHS),--plugin $a=../bin/fairlead-cni-linux-$a) --base '$(BASE)' --tools=$(if $(BASE),false,true) \
 	  --push '$(PUSH)' --revision "$$(git rev-parse HEAD)" --out ../bin/fairlead-image.tar \
 	  --sbom ../bin/fairlead-image.spdx.json --created "$$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd)"
 

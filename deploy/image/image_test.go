@@ -300,3 +300,17 @@ func TestNameIsTheCharts(t *testing.T) {
 		t.Errorf("no image is asked for:\n%s", text)
 	}
 }
+
+// TestMakeNamesEachArchitecture reads what `make image` would run.
+func TestMakeNamesEachArchitecture(t *testing.T) {
+	out, err := exec.Command("make", "-n", "-C", "../..", "image").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, want := range []string{"--binary amd64=../bin/fairlead-linux-amd64", "--binary arm64=../bin/fairlead-linux-arm64",
+		"--plugin amd64=../bin/fairlead-cni-linux-amd64", "--plugin arm64=../bin/fairlead-cni-linux-arm64"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("no %s in %s", want, out)
+		}
+	}
+}
