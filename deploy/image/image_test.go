@@ -307,8 +307,9 @@ func TestMakeNamesEachArchitecture(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for _, want := range []string{"--binary amd64=../bin/fairlead-linux-amd64", "--binary arm64=../bin/fairlead-linux-arm64",
-		"--plugin amd64=../bin/fairlead-cni-linux-amd64", "--plugin arm64=../bin/fairlead-cni-linux-arm64"} {
+	for _, want := range []string{"--binary amd64=../bin/fairlead-linux-amd64",
+		"--binary arm64=../bin/fairlead-linux-arm64", "--plugin amd64=../bin/fairlead-cni-linux-amd64",
+		"--plugin arm64=../bin/fairlead-cni-linux-arm64"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("no %s in %s", want, out)
 		}
