@@ -203,11 +203,13 @@ func (w *writer) find(facts []Fact) error {
 			return err
 		}
 		w.index[name] = index
-		made, is := w.made[name]
-		made.Kind = v.Kind
-		if _, known := watched[index]; is && index != 0 {
+		if index == 0 {
+			continue
+		}
+		if made, is := w.made[name]; is {
+			made.Kind = v.Kind
 			watched[index] = made
-		} else if !known && index != 0 {
+		} else if _, known := watched[index]; !known {
 			watched[index] = v
 		}
 	}
