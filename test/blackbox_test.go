@@ -108,10 +108,24 @@ func box(t *testing.T, flags ...string) (name, dir string) {
 // boxOf is box with flags of the sandbox, too.
 func boxOf(t *testing.T, own []string, flags ...string) (name, dir string) {
 	t.Helper()
-	name, dir = fmt.Sprintf("t%x", time.Now().UnixNano()%(1<<28)), t.TempDir()
+	dir = shop(t)
+	return boxIn(t, dir, own, flags...), dir
+}
+
+// shop returns a folder with a copy of the example's files.
+func shop(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS("../examples/shop")); err != nil {
 		t.Fatal(err)
 	}
+	return dir
+}
+
+// boxIn is boxOf of a folder's files.
+func boxIn(t *testing.T, dir string, own []string, flags ...string) (name string) {
+	t.Helper()
+	name = fmt.Sprintf("t%x", time.Now().UnixNano()%(1<<28))
 	t.Cleanup(func() {
 		try(fairlead, "sandbox", "down", name)
 		if out := must(t, "ls", "/run/netns"); strings.Contains(out, name+"-") {
@@ -119,7 +133,7 @@ func boxOf(t *testing.T, own []string, flags ...string) (name, dir string) {
 		}
 	})
 	must(t, slices.Concat([]string{fairlead, "sandbox", "up", dir, "--name", name}, own, []string{"--"}, flags)...)
-	return name, dir
+	return name
 }
 
 // onNode runs a command of fairlead's inside a node of a box.

@@ -77,15 +77,17 @@ func policiesFromFlows(t *testing.T, mode string, engine bool) {
 	if engine {
 		options = append(options, "--policy-engine", "ebpf")
 	}
-	name, dir := boxOf(t, network, options...)
+	dir := shop(t)
 	policies := filepath.Join(dir, "policies.yaml")
-	os.Remove(policies)
+	if err := os.Remove(policies); err != nil {
+		t.Fatal(err)
+	}
 	if engine {
 		if err := os.WriteFile(policies, []byte(audited), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "the policies are gone", func() bool { return connects(name, "shop/client", database) })
+	name := boxIn(t, dir, network, options...)
 	var flags []string
 	if mode == "ebpf" && !engine {
 		eventually(t, "no rule needs connection tracking", func() bool {
