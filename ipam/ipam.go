@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -30,7 +31,8 @@ type Record struct {
 	End       string       `json:"end,omitempty"`     // Foreign: the node's end of the device, as far as known
 	MTU       int          `json:"mtu"`
 	Device    string       `json:"device,omitempty"` // kind of device, as model.DeviceKind has it; "": veth
-	// of Addresses, as allocated now: those that another attachment may have had since the node's boot
+	// of Addresses, as allocated now: those that another attachment may have had since the node's boot, and that no Settle
+	// has dealt with since
 	Reused []netip.Addr `json:"-"`
 }
 
@@ -53,6 +55,8 @@ type Pool struct {
 	used     map[netip.Addr]string // IDs
 	released [2][]netip.Addr       // IPv4's and IPv6's free ones, the longest free first
 	fresh    map[netip.Prefix]netip.Addr
+	releases uint64                // so far
+	dirty    map[netip.Addr]uint64 // free ones that no Settle has dealt with: the number of their last release
 }
 
 // Exhausted is the error that a family has no free address.
@@ -70,7 +74,7 @@ func (e *Exhausted) Error() string {
 // Open reads the records in a folder, which it makes. Those of another boot, by the text boot, are deleted.
 func Open(folder, boot string) (*Pool, error) {
 	p := &Pool{folder: folder, records: map[string]*Record{}, used: map[netip.Addr]string{},
-		fresh: map[netip.Prefix]netip.Addr{}}
+		fresh: map[netip.Prefix]netip.Addr{}, dirty: map[netip.Addr]uint64{}}
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, fmt.Errorf("open address records: %w", err)
 	}
@@ -317,7 +321,7 @@ func (p *Pool) Allocate(r Record) (Record, error) {
 	if len(p.ranges) == 0 {
 		return r, errors.New("this node has no range of addresses for pods yet")
 	}
-	addresses, fresh, err := p.choose(r.Addresses)
+	addresses, err := p.choose(r.Addresses)
 	if err != nil {
 		return r, err
 	}
@@ -331,26 +335,43 @@ func (p *Pool) Allocate(r Record) (Record, error) {
 	}
 	stored := r
 	p.records[r.ID] = &stored
-	r.Reused = slices.DeleteFunc(slices.Clone(r.Addresses), func(a netip.Addr) bool { return fresh[a] })
 	for _, a := range r.Addresses {
 		i := family(a)
+		if p.mayLeave(a) {
+			r.Reused = append(r.Reused, a)
+		}
+		delete(p.dirty, a)
 		p.used[a] = r.ID
 		p.released[i] = slices.DeleteFunc(p.released[i], func(b netip.Addr) bool { return a == b })
 	}
 	return r, nil
 }
 
-// Settle calls cut where it is not known which addresses a process before this one gave out, once: with a function that
-// reports whether an address is free. If cut returns an error, so does Settle, and it is due again.
-func (p *Pool) Settle(cut func(free func(netip.Addr) bool) error) error {
+// mayLeave reports whether an attachment before may have left something under an address. p.mu is held.
+func (p *Pool) mayLeave(a netip.Addr) bool { return p.adopts || p.dirty[a] != 0 }
+
+// Settle calls cut if attachments may have left something under addresses that are free now, with a function that
+// reports whether an address is such a one at that moment. Addresses that were free when it began are not Reused
+// then. If cut returns an error, so does Settle, and all is due again.
+func (p *Pool) Settle(cut func(left func(netip.Addr) bool) error) error {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.adopts || len(p.ranges) == 0 {
+	adopts, releases, dirty := p.adopts && len(p.ranges) > 0, p.releases, len(p.dirty)
+	p.mu.Unlock()
+	if !adopts && dirty == 0 {
 		return nil
 	}
-	err := cut(func(a netip.Addr) bool { return p.used[a] == "" && contains(p.ranges, a) })
-	p.adopts = err != nil
-	return err
+	if err := cut(func(a netip.Addr) bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.used[a] == "" && (p.dirty[a] != 0 || p.adopts && contains(p.ranges, a))
+	}); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.adopts = p.adopts && !adopts
+	maps.DeleteFunc(p.dirty, func(_ netip.Addr, release uint64) bool { return release <= releases })
+	return nil
 }
 
 // Adopt records an attachment that another plugin made, with the addresses that it has, in place of what is recorded of
@@ -369,13 +390,11 @@ func (p *Pool) Adopt(r Record) error {
 	return nil
 }
 
-// choose returns a free address of each family that there are ranges of, those requested among them, and which of them
-// this process has given out to none before.
-func (p *Pool) choose(requested []netip.Addr) (l []netip.Addr, fresh map[netip.Addr]bool, err error) {
-	fresh = map[netip.Addr]bool{}
+// choose returns a free address of each family that there are ranges of, those requested among them.
+func (p *Pool) choose(requested []netip.Addr) (l []netip.Addr, err error) {
 	for _, a := range requested {
 		if err := p.mayHave(a); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
 	for i := range p.released {
@@ -387,14 +406,13 @@ func (p *Pool) choose(requested []netip.Addr) (l []netip.Addr, fresh map[netip.A
 			l = append(l, requested[j])
 			continue
 		}
-		a, isFresh, ok := p.next(i, of)
+		a, ok := p.next(i, of)
 		if !ok {
-			return nil, nil, &Exhausted{of, p.count(of)}
+			return nil, &Exhausted{of, p.count(of)}
 		}
-		fresh[a] = isFresh
 		l = append(l, a)
 	}
-	return l, fresh, nil
+	return l, nil
 }
 
 // mayHave returns why an attachment can't have an address.
@@ -420,7 +438,7 @@ func (p *Pool) Available() error {
 		if len(of) == 0 {
 			continue
 		}
-		if _, _, ok := p.next(i, of); !ok {
+		if _, ok := p.next(i, of); !ok {
 			return &Exhausted{of, p.count(of)}
 		}
 	}
@@ -438,8 +456,8 @@ func (p *Pool) of(i int) (l []netip.Prefix) {
 }
 
 // next returns the address of some ranges of a family that has been free longest: one that never was in use as far as
-// known, which fresh reports, else that which was released first.
-func (p *Pool) next(family int, ranges []netip.Prefix) (a netip.Addr, fresh, ok bool) {
+// known, else that which was released first.
+func (p *Pool) next(family int, ranges []netip.Prefix) (a netip.Addr, ok bool) {
 	free := func(a netip.Addr) bool { return p.used[a] == "" && !slices.Contains(p.released[family], a) }
 	for _, r := range ranges {
 		a, known := p.fresh[r]
@@ -449,24 +467,24 @@ func (p *Pool) next(family int, ranges []netip.Prefix) (a netip.Addr, fresh, ok 
 		for ; r.Contains(a) && a != broadcast(r); a = a.Next() {
 			if free(a) {
 				p.fresh[r] = a
-				return a, true, true
+				return a, true
 			}
 		}
 		p.fresh[r] = a
 	}
 	for _, a := range p.released[family] {
 		if contains(ranges, a) {
-			return a, false, true
+			return a, true
 		}
 	}
 	for _, r := range ranges { // released so long ago that it is forgotten
 		for a := first(r); r.Contains(a) && a != broadcast(r); a = a.Next() {
 			if free(a) {
-				return a, false, true
+				return a, true
 			}
 		}
 	}
-	return netip.Addr{}, false, false
+	return netip.Addr{}, false
 }
 
 // first returns the first address for pods: the one before is the node's own, that before the network's.
@@ -518,8 +536,11 @@ func (p *Pool) Release(id string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("release addresses: %w", err)
 	}
+	p.releases++
 	for _, a := range r.Addresses {
-		delete(p.used, a)
+		if delete(p.used, a); !r.Foreign {
+			p.dirty[a] = p.releases
+		}
 	}
 	p.released = released
 	delete(p.records, id)

@@ -77,6 +77,67 @@ func TestLongestFreeFirst(t *testing.T) {
 	}
 }
 
+// TestReusedUntilSettled is which addresses an attachment may find something left under.
+func TestReusedUntilSettled(t *testing.T) {
+	folder := t.TempDir()
+	p := open(t, folder, "x", "10.0.0.0/30") // one address
+	reused := func(id string) int {
+		t.Helper()
+		r, err := p.Allocate(Record{ID: id, Interface: "eth0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(r.Reused)
+	}
+	settle := func(during func(left func(netip.Addr) bool) error) (err error, called bool) {
+		err = p.Settle(func(left func(netip.Addr) bool) error { called = true; return during(left) })
+		return err, called
+	}
+	one, done := netip.MustParseAddr("10.0.0.2"), func(func(netip.Addr) bool) error { return nil }
+	if _, called := settle(done); called || reused("a") != 0 {
+		t.Error("a new pool has something to settle")
+	}
+	release(t, p, "a")
+	if reused("b") != 1 {
+		t.Error("an address that was just released isn't reused")
+	}
+	release(t, p, "b")
+	broken := errors.New("broken")
+	if err, _ := settle(func(func(netip.Addr) bool) error { return broken }); err != broken || reused("c") != 1 {
+		t.Errorf("after an error: %v, and nothing is reused", err)
+	}
+	release(t, p, "c")
+	if err, called := settle(func(left func(netip.Addr) bool) error {
+		before := left(one)
+		reused("d")
+		during := left(one)
+		release(t, p, "d") // what d leaves may come too late
+		if !before || during || !left(one) {
+			t.Errorf("left while free, in use, free again: %v, %v, %v", before, during, left(one))
+		}
+		return nil
+	}); err != nil || !called || reused("e") != 1 {
+		t.Errorf("%v: an address that was released meanwhile is settled", err)
+	}
+	release(t, p, "e")
+	if err, called := settle(done); err != nil || !called || reused("f") != 0 {
+		t.Errorf("%v: a settled address is still reused", err)
+	}
+	release(t, p, "f")
+	p = open(t, folder, "x", "10.0.0.0/29")
+	if err, called := settle(func(left func(netip.Addr) bool) error {
+		if !left(one) || !left(one.Next()) || left(netip.MustParseAddr("10.0.1.2")) {
+			t.Error("of another process, not all free addresses of the range are left")
+		}
+		return nil
+	}); err != nil || !called || reused("g") != 0 {
+		t.Errorf("%v: settled addresses of another process are reused", err)
+	}
+	if p = open(t, folder, "x", "10.0.0.0/29"); reused("h") != 1 {
+		t.Error("an address that another process may have given out isn't reused")
+	}
+}
+
 func TestBothFamiliesOrNone(t *testing.T) {
 	p := open(t, t.TempDir(), "x", "10.0.0.0/30", "fd00::/64")
 	if a := allocate(t, p, "a"); a != "10.0.0.2 fd00::2" {

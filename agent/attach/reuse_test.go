@@ -8,10 +8,14 @@ import (
 	"net/netip"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/conntrack"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/kernel/sysctl"
@@ -131,8 +135,8 @@ func (o *oldFlows) sendOut(p *pod, family int) {
 	o.peers = append(o.peers, from)
 }
 
-// goOn has the old flows' other ends send again, and returns once all have.
-func (o *oldFlows) goOn() {
+// send has the old flows' other ends send again, and returns once all have.
+func (o *oldFlows) send() {
 	o.Helper()
 	opened := o.count(o.ns, "opened")
 	for _, c := range o.datagrams {
@@ -148,14 +152,51 @@ func (o *oldFlows) goOn() {
 			o.Fatal("the client gave its connections up")
 		}
 	}
+}
+
+// goOn is send for the last time.
+func (o *oldFlows) goOn() {
+	o.Helper()
+	o.send()
 	o.opening()
 	for _, c := range append(o.datagrams, o.servers[0].(net.Conn), o.servers[1].(net.Conn)) {
 		c.Close()
 	}
 }
 
-// TestOldFlowsDoNotReachNewPod has a pod go while others still send to it, once with the agent there and once without,
-// and another one get its addresses: none of the old flows' packets reaches that.
+// forgotten waits until connection tracking has no flow to or from a pod.
+func (o *oldFlows) forgotten(p *pod) {
+	o.Helper()
+	o.must(o.do(func() error {
+		c, err := conntrack.Open()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+			left := 0
+			for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+				if _, err := c.Cut(family, func(f conntrack.Flow) bool {
+					if slices.Contains(p.addresses, f.ReplySource.Addr()) || slices.Contains(p.addresses, f.Source.Addr()) {
+						left++
+					}
+					return false
+				}); err != nil {
+					return err
+				}
+			}
+			if left == 0 {
+				return nil
+			}
+			if time.Now().After(end) {
+				return fmt.Errorf("%d flows of a pod that has gone are still there", left)
+			}
+		}
+	}))
+}
+
+// TestOldFlowsDoNotReachNewPod has a pod go while others still send to it: with the agent there, without, and long
+// before another one gets its addresses. None of the old flows' packets reaches that.
 func TestOldFlowsDoNotReachNewPod(t *testing.T) {
 	n := newNode(t)
 	n.agent.server.SetNetwork(&model.Network{Ranges: ranges, MTU: 1450})
@@ -169,8 +210,10 @@ func TestOldFlowsDoNotReachNewPod(t *testing.T) {
 	n.must(n.add("1.1.0", client))
 	n.shell(client.ns, `nft 'table inet x { chain c { type filter hook input priority 0;
 		icmp type destination-unreachable drop; icmpv6 type destination-unreachable drop; }; }'`) // else it gives up
-	for _, away := range []bool{false, true} {
-		t.Run(fmt.Sprintf("agent away: %t", away), func(t *testing.T) {
+	n.shell(n.ns, "ip route add unreachable 10.244.1.0/24; ip route add unreachable fd00:1::/64") // as the plane of routes
+	for _, when := range []string{"at once", "agent away", "later"} {
+		t.Run(when, func(t *testing.T) {
+			away := when == "agent away"
 			p, q := n.newPod("old"), n.newPod("new")
 			n.must(n.add("1.1.0", p))
 			o := &oldFlows{node: n, client: client.ns, outside: outside}
@@ -181,6 +224,11 @@ func TestOldFlowsDoNotReachNewPod(t *testing.T) {
 			n.must(n.del(p))
 			if away {
 				n.start("boot 1")
+			}
+			if when == "later" { // what the Service still sends to the pod makes no flow again
+				o.forgotten(p)
+				o.send()
+				o.forgotten(p)
 			}
 			n.shell(n.ns, "nft flush chain inet x pre") // the Service's endpoint has gone
 			if !away {                                  // else it is the first one that is free, as far as the agent knows
