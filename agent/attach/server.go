@@ -413,13 +413,7 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.options.AddWait)
 	defer cancel()
-	err = s.put(ctx, a, ns)
-	if err == nil && !s.options.Chained && (was == nil || was.NetNS != r.NetNS) { // else its pod may do as it likes
-		err = s.await(ctx, a, ns)
-	}
-	if err == nil && s.options.Pods != nil {
-		err = s.options.Pods.Attach(ctx, a, r.Ports)
-	}
+	err = s.connect(ctx, a, ns, r.Ports, was == nil || was.NetNS != r.NetNS)
 	if err != nil {
 		if a.Kind.IPVLAN() {
 			err = errors.Join(err, deleteChild(ns, a.Interface))
@@ -434,6 +428,29 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 		return nil, nil
 	}
 	return s.resultOf(a, r.NetNS)
+}
+
+// connect has all that a pod needs in the kernel: its attachment, and beside that what Pods has. A pod that was
+// attached before may have changed its end as it likes.
+func (s *Server) connect(ctx context.Context, a *model.Attachment, ns *os.File, ports, first bool) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	beside := make(chan error, 1)
+	if s.options.Pods == nil {
+		beside <- nil
+	} else {
+		go func() { beside <- s.options.Pods.Attach(ctx, a, ports) }()
+	}
+	err := s.put(ctx, a, ns)
+	if err == nil && first && !s.options.Chained {
+		err = s.await(ctx, a, ns)
+	}
+	if err != nil {
+		cancel()
+		<-beside
+		return err
+	}
+	return <-beside
 }
 
 // errChain returns the error of an ADD with or without a plugin before this one.
