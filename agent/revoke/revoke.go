@@ -38,7 +38,7 @@ type Revoker struct {
 	reconcile.Runner[model.PolicyPart] // the engine's
 	marker                             *conntrack.Marker
 	log                                *slog.Logger
-	burst                              time.Duration // how long passes may take at once
+	times                              times
 	notified                           chan struct{} // holds one when there is a change
 	begin                              sync.Once
 
@@ -55,9 +55,16 @@ type Revoker struct {
 	status  Status
 }
 
+// times is when passes are made, as far as tests choose.
+type times struct {
+	burst time.Duration // how long passes may take at once
+	calm  time.Duration // how long changes that only add wait for more
+}
+
 // changes is how far changes are.
 type changes struct {
 	waiting []model.Change[model.PolicyPart] // handed on, and not yet evaluated
+	urgent  bool                             // one of them takes something away
 	count   uint64                           // so far
 	passed  uint64                           // of those, how many were evaluated
 	passing chan struct{}                    // closed and made anew when passed grows
@@ -70,8 +77,9 @@ func Open(runner reconcile.Runner[model.PolicyPart], log *slog.Logger) (*Revoker
 	if err != nil {
 		return nil, fmt.Errorf("cut connections: %w", err)
 	}
-	r := &Revoker{Runner: runner, marker: m, log: log, burst: atOnce, notified: make(chan struct{}, 1),
-		evaluator: newEvaluator(m), changes: changes{passing: make(chan struct{})}}
+	r := &Revoker{Runner: runner, marker: m, log: log, times: times{burst: atOnce, calm: calm},
+		notified: make(chan struct{}, 1), evaluator: newEvaluator(m),
+		changes: changes{urgent: true, passing: make(chan struct{})}}
 	r.evaluator.denied = func() { r.cut(true) }
 	return r, nil
 }
@@ -108,6 +116,7 @@ func (r *Revoker) update() {
 func (r *Revoker) Change(put, del []model.PolicyPart) {
 	r.mu.Lock()
 	r.waiting = append(r.waiting, model.Change[model.PolicyPart]{Put: put, Del: del})
+	r.urgent = r.urgent || len(del) > 0
 	r.count++
 	r.mu.Unlock()
 	r.begin.Do(r.resume)
@@ -191,12 +200,13 @@ func (r *Revoker) SyncCut(ctx context.Context) error {
 
 // When passes are made. Each takes some 9 ms for the kernel's table and about 2 µs for a connection.
 const (
-	again    = 10 * time.Millisecond // after a change's pass: for what was let in while the rules changed
-	share    = 20                    // passes take one part in so many of the time
-	atOnce   = time.Second           // and that much at once
-	interval = time.Minute           // at least so often, for what others changed
-	soon     = 10 * time.Second      // as often while connections are cut, or can't be
-	early    = time.Second           // for the first time without a change, then twice that, and so on: running
+	again    = 10 * time.Millisecond  // after a change's pass: for what was let in while the rules changed
+	calm     = 100 * time.Millisecond // after a change that only adds, as a new pod's: it ends no connection
+	share    = 20                     // passes take one part in so many of the time
+	atOnce   = time.Second            // and that much at once
+	interval = time.Minute            // at least so often, for what others changed
+	soon     = 10 * time.Second       // as often while connections are cut, or can't be
+	early    = time.Second            // for the first time without a change, then twice that, and so on: running
 	// connections appear (midstream, of dataplane/policy/nftables)
 )
 
@@ -212,7 +222,7 @@ func (r *Revoker) Run(ctx context.Context) error {
 
 // follow makes passes until ctx ends.
 func (r *Revoker) follow(ctx context.Context) {
-	pause, budget, last := early, r.burst, time.Now()
+	pause, budget, last := early, r.times.burst, time.Now()
 	for ctx.Err() == nil {
 		due := time.NewTimer(pause)
 		spent := time.Duration(0)
@@ -222,15 +232,38 @@ func (r *Revoker) follow(ctx context.Context) {
 			pause = min(2*pause, interval)
 			spent = r.pass(ctx, true)
 		case <-r.notified:
+			r.gather(ctx)
 			spent = r.twice(ctx)
 		}
 		due.Stop()
 		if s := r.Cuts(); s.Marked > 0 || s.Problem != "" {
 			pause = min(pause, soon)
 		}
-		budget = min(budget+time.Since(last)/share, r.burst) - spent
+		budget = min(budget+time.Since(last)/share, r.times.burst) - spent
 		if last = time.Now(); budget < 0 {
 			sleep(ctx, -budget*share)
+		}
+	}
+}
+
+// gather waits a while for more changes, unless one takes something away, so that no pass competes with the attaching
+// of pods that each change something.
+func (r *Revoker) gather(ctx context.Context) {
+	due := time.NewTimer(r.times.calm)
+	defer due.Stop()
+	for {
+		r.mu.Lock()
+		urgent := r.urgent
+		r.mu.Unlock()
+		if urgent {
+			return
+		}
+		select {
+		case <-r.notified:
+		case <-due.C:
+			return
+		case <-ctx.Done():
+			return
 		}
 	}
 }
@@ -239,6 +272,7 @@ func (r *Revoker) follow(ctx context.Context) {
 func (r *Revoker) twice(ctx context.Context) time.Duration {
 	r.mu.Lock()
 	count := r.count
+	r.urgent = false
 	r.mu.Unlock()
 	spent := r.pass(ctx, true)
 	sleep(ctx, again)

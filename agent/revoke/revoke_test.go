@@ -88,8 +88,9 @@ type bed struct {
 	runner   reconcile.Runner[model.PolicyPart]
 	marker   *conntrack.Marker
 	*Revoker
-	bit  uint32
-	stop func()
+	bit       uint32
+	stop      func()
+	additions time.Duration // how long changes that only add wait, if not 0
 }
 
 func (b *bed) must(err error) {
@@ -131,7 +132,10 @@ func (b *bed) start(texts ...string) {
 			Base: func(p model.PolicyPart) bool { _, ok := p.(*model.PolicyNode); return ok }})
 		b.Revoker, err = Open(b.runner, slog.New(slog.NewTextHandler(b.Output(), nil)))
 		if _, bench := b.TB.(*testing.B); bench && err == nil {
-			b.burst = time.Hour
+			b.times.burst = time.Hour
+		}
+		if b.additions != 0 && err == nil {
+			b.times.calm = b.additions
 		}
 		return err
 	}))
@@ -389,6 +393,40 @@ func (b *bed) holds(chain string) (yes bool) {
 		return err
 	}))
 	return yes
+}
+
+// TestAdditionsWait has a pod come, and a permission go that must be withdrawn at once: both are evaluated together.
+func TestAdditionsWait(t *testing.T) {
+	b := newBed(t)
+	b.additions = time.Hour
+	policy := fmt.Sprintf(allow, "client")
+	b.start(policy)
+	b.mu.Lock()
+	passing, count := b.passing, b.count
+	b.mu.Unlock()
+	comes := b.resolver.Apply(changesOf(b.load(`apiVersion: v1
+kind: Pod
+metadata: {name: another, namespace: shop, labels: {app: web}}
+spec: {nodeName: n1, containers: [{name: c}]}
+status: {phase: Running, podIPs: [{ip: 10.0.1.9}, {ip: "fd00:1::9"}]}
+`)))
+	b.Change(comes.Put, comes.Del)
+	b.until(func() bool { return len(b.notified) == 0 })
+	goes := b.resolver.Apply(changesOf(b.load(fmt.Sprintf(allow, "nobody"))))
+	if len(comes.Put) == 0 || len(comes.Del) > 0 || len(goes.Del) == 0 {
+		t.Fatalf("%+v, %+v", comes, goes)
+	}
+	b.Change(goes.Put, goes.Del)
+	select {
+	case <-passing:
+	case <-time.After(20 * time.Second):
+		t.Fatal("what is withdrawn waits")
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.passed != count+2 {
+		t.Errorf("evaluated up to change %d, want %d: the pod has a pass of its own", b.passed, count+2)
+	}
 }
 
 func TestUnrelatedChangesCutNothing(t *testing.T) {
