@@ -4,15 +4,19 @@ package attach
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/kernel/link"
+	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/lab/experiment"
 	"fairlead.dev/fairlead/lab/result"
@@ -84,7 +88,7 @@ type node struct {
 	config        []byte // that the plugin is called with
 	ns            *netns.Namespace
 	standing      []*netns.Namespace
-	pods          []*netns.Namespace // of blocks
+	pods          []*netns.Namespace // of the block that is under way
 }
 
 func newTrial(b *testbed.Testbed, o experiment.Options, p profile) (experiment.Trial, error) {
@@ -153,16 +157,30 @@ func (t *trial) start(ctx context.Context, n *node) (err error) {
 	if err != nil {
 		return err
 	}
-	for i := range t.profile.Standing + t.profile.Each {
-		ns, err := netns.New(t.podName(n, i))
+	t.bed.Defer(func() error { return errors.Join(remove(n.standing), remove(n.pods)) })
+	n.standing, err = t.makePods(n, 0, t.profile.Standing)
+	return err
+}
+
+// makePods makes the network namespaces of so many pods of a node, from a number on. Those that it made it returns also
+// with an error.
+func (t *trial) makePods(n *node, from, count int) (pods []*netns.Namespace, err error) {
+	for i := range count {
+		ns, err := netns.New(t.podName(n, from+i))
 		if err != nil {
-			return err
+			return pods, err
 		}
-		t.bed.Defer(func() error { return testbed.RemoveNamespace(ns) })
-		n.pods = append(n.pods, ns)
+		pods = append(pods, ns)
 	}
-	n.standing, n.pods = n.pods[:t.profile.Standing], n.pods[t.profile.Standing:]
-	return nil
+	return pods, nil
+}
+
+// remove removes pods' network namespaces.
+func remove(pods []*netns.Namespace) (err error) {
+	for _, ns := range pods {
+		err = errors.Join(err, testbed.RemoveNamespace(ns))
+	}
+	return err
 }
 
 // podName returns the name of a node's pod, and of its network namespace.
@@ -228,7 +246,7 @@ func (t *trial) burst(ctx context.Context, n *node) error {
 	ended := make(chan error)
 	began := time.Now()
 	for _, pod := range n.standing {
-		go func() { _, err := n.call(ctx, "ADD", pod); ended <- err }()
+		go func() { _, err := n.call(ctx, "ADD", pod, pod.Name); ended <- err }()
 	}
 	var failed []string
 	for range n.standing {
@@ -248,25 +266,74 @@ func (t *trial) burst(ctx context.Context, n *node) error {
 func (t *trial) round(ctx context.Context, round int) error {
 	for _, i := range t.bed.Rand.Perm(len(t.nodes)) {
 		n := t.nodes[i]
-		for _, command := range []string{"ADD", "DEL"} {
-			times := make([]int64, 0, len(n.pods))
-			began := time.Now()
-			for _, pod := range n.pods {
-				elapsed, err := n.call(ctx, command, pod)
-				if err != nil {
-					return err
-				}
-				times = append(times, int64(elapsed))
-			}
-			b, err := result.Block{Measure: strings.ToLower(command), Arm: n.arm, Round: round, Params: n.params(),
-				Start: began, Wall: time.Since(began)}.Times(times)
-			if err != nil {
-				return err
-			}
-			if err := t.out.Add(b); err != nil {
-				return err
-			}
+		if err := t.block(ctx, n, round); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// block connects and disconnects some pods of a node. As by a container runtime, each has a network namespace and an ID
+// that no pod had before, and both end with it. A block begins once the node has no device of the one before.
+func (t *trial) block(ctx context.Context, n *node, round int) (err error) {
+	if n.pods, err = t.makePods(n, t.profile.Standing, t.profile.Each); err != nil {
+		return err
+	}
+	before, err := devices(n.ns)
+	if err != nil {
+		return err
+	}
+	for _, command := range []string{"ADD", "DEL"} {
+		times := make([]int64, 0, len(n.pods))
+		began := time.Now()
+		for _, pod := range n.pods {
+			elapsed, err := n.call(ctx, command, pod, fmt.Sprintf("%s-%d", pod.Name, round))
+			if err != nil {
+				return err
+			}
+			times = append(times, int64(elapsed))
+		}
+		b, err := result.Block{Measure: strings.ToLower(command), Arm: n.arm, Round: round, Params: n.params(),
+			Start: began, Wall: time.Since(began)}.Times(times)
+		if err != nil {
+			return err
+		}
+		if err := t.out.Add(b); err != nil {
+			return err
+		}
+	}
+	pods := n.pods
+	n.pods = nil
+	if err := remove(pods); err != nil {
+		return err
+	}
+	return n.awaitDevices(ctx, before, t.bed.Within(10*time.Second))
+}
+
+// devices returns how many devices a network namespace has.
+func devices(ns *netns.Namespace) (int, error) {
+	s, err := netlink.OpenIn(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return 0, err
+	}
+	defer s.Close()
+	names, err := link.Names(s)
+	return len(names), err
+}
+
+// awaitDevices waits until a node has no more than so many devices: the kernel ends network namespaces in the
+// background.
+func (n *node) awaitDevices(ctx context.Context, count int, within time.Duration) error {
+	for end := time.Now().Add(within); ; {
+		left, err := devices(n.ns)
+		if err != nil || left <= count {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%d devices of pods of %s are still there after %v", left-count, n.name(), within)
+		}
+		if err := testbed.Sleep(ctx, 5*time.Millisecond); err != nil {
+			return err
+		}
+	}
 }

@@ -103,7 +103,7 @@ func TestOthersAreCalledAsTheySay(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := &node{program: path, config: config, ns: p.Near}
-	_, err = n.call(t.Context(), "ADD", p.Far)
+	_, err = n.call(t.Context(), "ADD", p.Far, "c1")
 	for _, want := range []string{`"isGateway":true`, `"dataDir":"/data"`, "fd00:10::/64", "::/0", "ADD eth0", "exit status 1"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %s", err, want)

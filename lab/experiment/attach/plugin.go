@@ -99,11 +99,12 @@ func configOf(plugin string, ranges []string, folder string) ([]byte, error) {
 }
 
 // call runs the plugin for a pod, as a runtime does, and returns how long it took from its start to its end.
-func (n *node) call(ctx context.Context, command string, pod *netns.Namespace) (elapsed time.Duration, err error) {
+func (n *node) call(ctx context.Context, command string, pod *netns.Namespace, container string,
+) (elapsed time.Duration, err error) {
 	var out bytes.Buffer
 	c := exec.CommandContext(ctx, n.program)
 	c.Stdin, c.Stdout, c.Stderr, c.Dir = bytes.NewReader(n.config), &out, &out, "/"
-	c.Env = []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + pod.Name, "CNI_IFNAME=eth0",
+	c.Env = []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + container, "CNI_IFNAME=eth0",
 		"CNI_NETNS=" + filepath.Join(netns.Dir, pod.Name), "CNI_PATH=" + filepath.Dir(n.program),
 		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=lab;K8S_POD_NAME=" + pod.Name, "PATH=" + os.Getenv("PATH")}
 	err = n.ns.Do(func() error {
