@@ -52,7 +52,8 @@ test: root packages vet ## every test: pure, in the kernel, with real packets, w
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m $(RACY)
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m -run TestConformance/nftables ./agent
 	$(GO) test -timeout 20m -p 1 ./sandbox/vm/...
-	$(GO) test -timeout 45m -p 1 -run '^Test(In)?SecondKernel$$' ./agent ./agent/attach ./kernel/bpf ./kernel/ipvs ./dataplane/network/route ./dataplane/service/ebpf ./dataplane/service/ipvs ./test
+	$(GO) test -timeout 45m -p 2 -run '^Test(In)?SecondKernel$$' ./agent ./agent/attach ./kernel/bpf ./kernel/ipvs ./dataplane/network/route ./dataplane/service/ebpf ./dataplane/service/ipvs
+	$(GO) test -timeout 45m -run '^TestSecondKernel$$' ./test # as many machines at once as there are processors
 
 # What needs no root: pure packages, and in a user namespace kernel wrappers and the mode userspace.
 UNIT := . ./agent/escape ./cmd/... ./cni ./ipam ./agent/config ./dataplane/health ./dataplane/httpserver ./dataplane/maglev ./agent/event ./flowlog ./lab/chart \
@@ -73,8 +74,8 @@ test-modes: root packages ## every change of a running agent's mode, under clien
 
 BEFORE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 .PHONY: test-matrix
-test-matrix: root packages ## every case and many random worlds of network policies on every pair of mode and policy engine, and all cases over the pod network: three quarters of an hour
-	$(GO) test -timeout 90m -count 1 -run 'Polic(y|ies)|NetworkConformance' ./agent -matrix -worlds 1000
+test-matrix: root packages ## every case and many random worlds of network policies on every pair of mode and policy engine, all cases over the pod network, more changes under traffic: three quarters of an hour
+	$(GO) test -timeout 90m -count 1 -run 'Polic(y|ies)|NetworkConformance|ChangeUnderTraffic' ./agent -matrix -worlds 1000 -replacements 1000
 
 .PHONY: test-scale
 test-scale: root packages ## 100,000 pods × 75,000 network policies through an agent into each policy engine: time and memory, some minutes

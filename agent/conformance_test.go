@@ -55,8 +55,9 @@ func implementation(m mode.Mode) conformance.Implementation {
 }
 
 var (
-	second   = flag.Bool("second-kernel", false, "judge the modes that are judged in the second kernel")
-	clusters = flag.Int("worlds", 200, "random worlds for each mode")
+	second       = flag.Bool("second-kernel", false, "judge the modes that are judged in the second kernel")
+	clusters     = flag.Int("worlds", 200, "random worlds for each mode")
+	replacements = flag.Int("replacements", 300, "endpoints that are replaced under traffic, for each mode")
 )
 
 // Where modes are judged. The host may lack IPVS: that one is judged in the second kernel alone, and those that stand

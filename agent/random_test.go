@@ -14,4 +14,6 @@ func TestRandomClusters(t *testing.T) {
 	here(t, func(t *testing.T, s conformance.Implementation) { conformance.Random(t, s, *clusters) })
 }
 
-func TestChangeUnderTraffic(t *testing.T) { here(t, conformance.Churn) }
+func TestChangeUnderTraffic(t *testing.T) {
+	here(t, func(t *testing.T, s conformance.Implementation) { conformance.Churn(t, s, *replacements) })
+}

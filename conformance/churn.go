@@ -19,10 +19,9 @@ import (
 
 // How Churn goes.
 const (
-	replacements = 1000                  // of an endpoint of the Service busy
-	pace         = 4 * time.Millisecond  // between them, at least
-	interval     = 50 * time.Millisecond // between a stream's questions, whether earlier ones are answered or not
-	underway     = 100                   // questions of a stream that may be open at once
+	pace     = 4 * time.Millisecond  // between replacements of an endpoint of the Service busy, at least
+	interval = 50 * time.Millisecond // between a stream's questions, whether earlier ones are answered or not
+	underway = 100                   // questions of a stream that may be open at once
 )
 
 // churnServices are one that stays as it is while all else changes, and one whose endpoints are replaced.
@@ -88,11 +87,11 @@ func churnStreams() []*stream {
 	}
 }
 
-// Churn changes Services and endpoints under traffic and restarts the subject in the middle, unless its connections end
-// then. Every question to a Service that has living endpoints must be answered, by one that was an endpoint while it
-// was asked. Only a UDP question may need to be asked again, where its flow was cut with the answer under way, since
-// its endpoint went.
-func Churn(t *testing.T, s Implementation) {
+// Churn changes Services and replaces so many endpoints under traffic, and restarts the subject in the middle, unless
+// its connections end then. Every question to a Service that has living endpoints must be answered, by one that was an
+// endpoint while it was asked. Only a UDP question may need to be asked again, where its flow was cut with the answer
+// under way, since its endpoint went.
+func Churn(t *testing.T, s Implementation, replacements int) {
 	log, wrong := churned(t.Context(), s, replacements)
 	t.Log(log)
 	for _, w := range wrong {
