@@ -147,7 +147,7 @@ func (o *oldFlows) send() {
 		_, err := s.WriteTo([]byte("x"), o.peers[i])
 		o.must(err)
 	}
-	for end := time.Now().Add(10 * time.Second); o.count(o.ns, "opened") < opened+2; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); o.count(o.ns, "opened") < opened+2; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			o.Fatal("the client gave its connections up")
 		}
