@@ -74,7 +74,7 @@ test-modes: root packages ## every change of a running agent's mode, under clien
 
 BEFORE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 .PHONY: test-matrix
-test-matrix: root packages ## every case and many random worlds of network policies on every pair of mode and policy engine, all cases over the pod network, more changes under traffic: three quarters of an hour
+test-matrix: root packages ## every case and many random worlds of network policies on every pair of mode and policy engine, all cases over the pod network, more changes under traffic: the better part of an hour
 	$(GO) test -timeout 90m -count 1 -run 'Polic(y|ies)|NetworkConformance|ChangeUnderTraffic' ./agent -matrix -worlds 1000 -replacements 1000
 
 .PHONY: test-scale

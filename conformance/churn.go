@@ -199,7 +199,7 @@ func (c *churn) change(ctx context.Context) error {
 		c.endpoints[1+c.IntN(len(c.endpoints)-1)] = c.unused()
 		c.replaced++
 		var restart []string
-		if c.replaced%(c.wanted/8) == 0 && !c.w.implementation.Ends {
+		if c.replaced%max(1, c.wanted/8) == 0 && !c.w.implementation.Ends {
 			restart = []string{nodes[c.restarts%2]}
 			c.restarts++
 		}

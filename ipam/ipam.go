@@ -31,8 +31,8 @@ type Record struct {
 	End       string       `json:"end,omitempty"`     // Foreign: the node's end of the device, as far as known
 	MTU       int          `json:"mtu"`
 	Device    string       `json:"device,omitempty"` // kind of device, as model.DeviceKind has it; "": veth
-	// of Addresses, as allocated now: those that another attachment may have had since the node's boot, and that no Settle
-	// has dealt with since
+	// of Addresses, as allocated now: those that another attachment may have had since the node's boot, and that no
+	// Settle has dealt with since
 	Reused []netip.Addr `json:"-"`
 }
 
@@ -363,7 +363,7 @@ func (p *Pool) Settle(cut func(left func(netip.Addr) bool) error) error {
 	if err := cut(func(a netip.Addr) bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		return p.used[a] == "" && (p.dirty[a] != 0 || p.adopts && contains(p.ranges, a))
+		return p.dirty[a] != 0 || p.adopts && p.used[a] == "" && contains(p.ranges, a)
 	}); err != nil {
 		return err
 	}

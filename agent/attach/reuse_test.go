@@ -177,7 +177,8 @@ func (o *oldFlows) forgotten(p *pod) {
 			left := 0
 			for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 				if _, err := c.Cut(family, func(f conntrack.Flow) bool {
-					if slices.Contains(p.addresses, f.ReplySource.Addr()) || slices.Contains(p.addresses, f.Source.Addr()) {
+					of := func(a netip.AddrPort) bool { return slices.Contains(p.addresses, a.Addr()) }
+					if of(f.Source) || of(f.ReplySource) {
 						left++
 					}
 					return false
@@ -210,7 +211,8 @@ func TestOldFlowsDoNotReachNewPod(t *testing.T) {
 	n.must(n.add("1.1.0", client))
 	n.shell(client.ns, `nft 'table inet x { chain c { type filter hook input priority 0;
 		icmp type destination-unreachable drop; icmpv6 type destination-unreachable drop; }; }'`) // else it gives up
-	n.shell(n.ns, "ip route add unreachable 10.244.1.0/24; ip route add unreachable fd00:1::/64") // as the plane of routes
+	// as the plane of routes
+	n.shell(n.ns, "ip route add unreachable 10.244.1.0/24; ip route add unreachable fd00:1::/64")
 	for _, when := range []string{"at once", "agent away", "later"} {
 		t.Run(when, func(t *testing.T) {
 			away := when == "agent away"

@@ -229,7 +229,7 @@ func (s *Server) SetNetwork(n *model.Network) {
 	s.mu.Unlock()
 	if n != nil {
 		s.options.Pool.SetRanges(n.Ranges)
-		notify(s.freed) // of what a process before this one has left
+		netlink.Signal(s.freed) // of what a process before this one has left
 	}
 }
 
@@ -615,17 +615,9 @@ func (s *Server) detach(ctx context.Context, id string) error {
 		return cni.Errorf(cni.CodeTryAgain, "the addresses of %s aren't free: %s", id, err)
 	}
 	err := s.options.Pool.Release(id)
-	notify(s.released)
-	notify(s.freed)
+	netlink.Signal(s.released)
+	netlink.Signal(s.freed)
 	return err
-}
-
-// notify has who follows a channel look.
-func notify(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // deleteChild deletes a pod's interface after an ADD that failed: another pod can't have its addresses before. After a
@@ -750,8 +742,8 @@ func (s *Server) Follow(ctx context.Context) error {
 const leastSettled = time.Second
 
 // settle cuts what is left of flows of addresses that are free, until ctx ends, so that who has one of them next need
-// not wait for that: reading connection tracking takes 20 ms where it is empty. It leaves nine times as long as a cut
-// takes between two.
+// not wait for that: connection tracking is read whole, once a family. It leaves nine times as long as a cut takes
+// between two.
 func (s *Server) settle(ctx context.Context) {
 	for {
 		select {
@@ -762,7 +754,7 @@ func (s *Server) settle(ctx context.Context) {
 		began := time.Now()
 		if err := s.options.Pool.Settle(s.cut); err != nil {
 			s.options.Log.Warn("connections of pods that have gone are still there, retrying", "error", err)
-			notify(s.freed)
+			netlink.Signal(s.freed)
 		}
 		select {
 		case <-time.After(max(leastSettled, 9*time.Since(began))):

@@ -28,15 +28,16 @@ func (t *trial) Design() result.Design {
 		},
 		Aims: t.aims(), Answer: t.answer(),
 		Method: []string{
-			fmt.Sprintf("Every arm has a node of its own, a network namespace, with %d pods that stay. A block is %d pods, "+
-				"each with a new network namespace and container ID, as by a container runtime: an ADD for one after the "+
-				"other, then a DEL for each, then their namespaces end, which is not timed. Every round has a block of each "+
-				"arm in an order that is drawn. Plugins are programs that run in the node's namespace with the environment "+
-				"and input of a container runtime, without libcni's cache.", p.Standing, p.Each),
-			"Fairlead's agent runs in mode nftables with source validation and masquerading, which the others' configurations" +
-				" don't ask for. Fairlead's ADD returns when device, neighbours, routes and source validation are in the kernel. " +
-				"ptp waits for duplicate address detection of IPv6. bridge and ptp delete the pod's device in DEL; Fairlead " +
-				"leaves it without routes until the pod's namespace ends, five seconds at most.",
+			fmt.Sprintf("Every arm has a node of its own, a network namespace, with %d pods that stay. A block is %d "+
+				"pods, each with a new network namespace and container ID, as by a container runtime: an ADD for one "+
+				"after the other, then a DEL for each, then their namespaces end, which is not timed. Every round has "+
+				"a block of each arm in an order that is drawn. Plugins are programs that run in the node's namespace "+
+				"with the environment and input of a container runtime, without libcni's cache.", p.Standing, p.Each),
+			"Fairlead's agent runs in mode nftables with source validation and masquerading, which the others' " +
+				"configurations don't ask for. Fairlead's ADD returns when device, neighbours, routes and source " +
+				"validation are in the kernel. ptp waits for duplicate address detection of IPv6. bridge and ptp " +
+				"delete the pod's device in DEL; Fairlead leaves it without routes until the pod's namespace ends, " +
+				"five seconds at most.",
 			"The kernel changes devices under one lock of the whole machine (RTNL): other programs that add or remove devices " +
 				"lengthen all arms' slowest calls.",
 		},
